@@ -1,0 +1,81 @@
+// The one virtual seam: what an interpreter of Programs needs from a machine. One Device per rank; the interpreter (run.cpp)
+// calls it from that rank's host thread in host issue order.
+//
+// Everything is asynchronous: `launch` and `collective` put work on a stream and return; work on one stream runs in order;
+// it starts after the operations it waits for. `allocate` and `release` act at host time, as PyTorch's allocator does.
+// Instruments: a Device reports what it really did (order of starts, times, bytes handed out), not what it was told.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "models/dtype.h"
+#include "planner/program.h"
+
+namespace fsdp {
+
+struct BufferView {                          // a live allocation
+  std::byte* data = nullptr;
+  std::int64_t bytes = 0;
+};
+
+enum class Reduction : std::uint8_t { sum, average };
+
+// A kernel body; runs on the stream's worker. It must not allocate: heap taken inside is reported as undeclared.
+using KernelBody = std::function<void()>;
+
+struct OperationRecord {                     // from the instruments, one per operation that ran on a stream
+  std::int32_t op = -1;
+  Stream stream{};
+  double start = 0, end = 0;                 // seconds since the backend was made
+  std::int64_t heap_bytes = 0;               // most heap held at once beyond what the kernel found, while it ran
+  std::int64_t sent_bytes = 0;               // to other ranks
+};
+
+class Device {
+ public:
+  virtual ~Device() = default;
+  [[nodiscard]] virtual std::int64_t rank() const = 0;
+
+  virtual void reserve_arena(std::int64_t bytes) = 0;                     // once, before anything else
+  // Hands out [offset, offset + bytes) of the arena to `pool`. Throws MachineError if any of it is handed out already.
+  virtual BufferView allocate(Stream pool, std::int64_t offset, std::int64_t bytes) = 0;
+  // Takes back what `allocate` returned; throws MachineError for anything else. Memory is poisoned (sanitizer builds) when the
+  // pool's stream reaches the next operation issued after this call.
+  virtual void release(Stream pool, BufferView) = 0;
+  [[nodiscard]] virtual std::int64_t allocated_bytes() const = 0;         // handed out now
+
+  // `op`: the operation's index in the Step, unique until the next begin_step. Waits name earlier operations of this step.
+  virtual void begin_step() = 0;                                          // host-synchronises; forgets the records
+  virtual void launch(std::int32_t op, Stream, std::span<const std::int32_t> waits, KernelBody) = 0;
+  // Group: the communicator's ranks that contain this rank. Sizes in elements of `type`.
+  virtual void all_gather(std::int32_t op, Stream, Communicator, std::span<const std::int32_t> waits, BufferView buffer, std::int64_t slot_elements, DType type) = 0;   // in place
+  virtual void reduce_scatter(std::int32_t op, Stream, Communicator, std::span<const std::int32_t> waits, BufferView input, BufferView output, std::int64_t slot_elements, DType type, Reduction) = 0;
+  virtual void all_reduce(std::int32_t op, Stream, Communicator, std::span<const std::int32_t> waits, BufferView buffer, std::int64_t elements, DType type, Reduction) = 0;  // in place
+  virtual void wait_host(std::int32_t op) = 0;                            // until that operation has finished
+  virtual void synchronize() = 0;                                         // until all streams are idle; rethrows what a kernel threw
+  [[nodiscard]] virtual std::vector<OperationRecord> records() const = 0; // since begin_step, in order of start per stream
+};
+
+// Runs `body(device)` on every rank at once (threads or processes) and returns when all have returned. The first rank that
+// throws makes every rank stop soon; the exception that comes out names the rank and the operation it was in (MachineError).
+class Backend {
+ public:
+  virtual ~Backend() = default;
+  [[nodiscard]] virtual std::string name() const = 0;                     // "host"
+  [[nodiscard]] virtual std::string environment() const = 0;              // processor, cores, library versions
+  [[nodiscard]] virtual std::int64_t ranks() const = 0;
+  virtual void run(const std::function<void(Device&)>& body) = 0;
+};
+
+struct MeshShape { std::int64_t replicate = 1, shard = 1; };               // rank = replicate_index * shard + shard_index
+struct BackendOptions {
+  double watchdog_seconds = 60;              // a rank that makes no progress for this long ends the run
+};
+[[nodiscard]] std::unique_ptr<Backend> make_host_backend(MeshShape, const BackendOptions& = {});
+
+}  // namespace fsdp

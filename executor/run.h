@@ -1,0 +1,49 @@
+// Executing a Program: real training on a Backend, measured by its instruments.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "executor/backend.h"
+#include "planner/costs.h"
+#include "planner/plan.h"
+#include "planner/program.h"
+#include "simulator/prediction.h"
+
+namespace fsdp {
+
+// Where tokens come from. Synthetic: tokens[i] = hash(seed, global sequence index, position) mod vocab, targets are the next
+// token, so that any partition of a global batch over ranks and micro-batches sees the same data.
+struct RunOptions {
+  int warmup_steps = 2;
+  int steps = 5;                             // measured
+  bool keep_parameters = false;              // return the final full parameters and first-step gradients (tests)
+  // For tests: changes the program of one rank before it runs (mutants), or a kernel.
+  std::function<void(Program&, std::int64_t rank)> mutate;
+  std::function<void(int done, int total)> progress;
+};
+
+struct NamedTensor {                         // a full (unsharded) tensor, as fp64
+  std::string name;
+  std::vector<double> values;
+};
+struct RunResult {
+  Measurement measurement;
+  std::vector<NamedTensor> parameters;       // after the last step, if asked for
+  std::vector<NamedTensor> first_gradients;  // of the first step (after averaging, before clipping), if asked for
+};
+
+// Lowers the plan for each rank with the `native` implementation, proves it free of races, runs it. Throws InputError for a plan
+// that this backend cannot run (ranks, ops, dtypes), MachineError when the machine fails or an instrument finds the program wrong.
+[[nodiscard]] RunResult run(const ModelGraph&, const ShardingPlan&, const ClusterSpec&, Backend&, const RunOptions& = {});
+
+// Initial value of one element of a parameter: a pure function, so that every rank fills its own shard. Matrices: normal(0, 0.02)
+// from a counter-based hash of (seed, name, index); norm weights 1; biases 0.
+[[nodiscard]] double initial_value(std::uint64_t seed, const Parameter&, std::int64_t index);
+// Token `position` of global sequence `sequence`.
+[[nodiscard]] std::int64_t synthetic_token(std::uint64_t seed, std::int64_t sequence, std::int64_t position, std::int64_t vocab);
+
+}  // namespace fsdp

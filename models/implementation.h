@@ -1,0 +1,53 @@
+// How ops are implemented by one stack: which tensors stay for backward, which temporaries live inside a kernel, how many
+// kernels are launched and how many bytes they move. Order of work is not here; that is a dialect's (planner/lowering).
+//
+//   const Implementation& impl = find_implementation("torchtitan", /*compiled=*/false, "--implementation");
+//   OpFacts f = facts(impl, op, workload);
+//
+// To add one: a file in models/implementations/ with one table (a row per OpKind), and a line in implementation.cpp.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "models/graph.h"
+
+namespace fsdp {
+
+struct OpFacts {
+  std::uint8_t saved_inputs = 0, saved_outputs = 0;  // bit i: forward keeps inputs[i] / outputs[i] until this op's backward
+  std::int64_t saved_extra_bytes = 0;                // made by forward for backward only (log-sum-exp, 1/rms, fp32 copies)
+  std::int64_t forward_scratch_bytes = 0;            // alive only inside the kernel
+  std::int64_t backward_scratch_bytes = 0;
+  std::int16_t forward_launches = 1, backward_launches = 1;
+  std::int64_t forward_traffic_bytes = 0, backward_traffic_bytes = 0;   // device memory read + written
+  friend bool operator==(const OpFacts&, const OpFacts&) = default;
+};
+
+using OpRule = OpFacts (*)(const Op&, const Workload&);
+
+struct Implementation {
+  std::string_view name;                     // "native", "torchtitan", ...
+  bool compiled = false;
+  std::array<OpRule, kOpKinds> rules{};      // indexed by OpKind
+  bool backward_adds_in_place = false;       // true: a backward kernel adds into a gradient that exists already;
+                                             // false: it writes a temporary and a separate kernel adds (PyTorch autograd)
+  bool loss_read_every_step = false;         // the host waits for the loss at the end of each step
+  std::int64_t optimizer_temp_bytes_per_element = 0;   // foreach optimizers: temporaries beside the states
+  double host_seconds_per_launch = 0;        // CPU time to issue one kernel
+  double host_seconds_per_unit_hook = 0;     // CPU time of one unit's pre- or post-hook
+};
+
+[[nodiscard]] const Implementation& find_implementation(std::string_view name, bool compiled, std::string_view where);  // throws InputError, lists names
+[[nodiscard]] std::vector<std::string> implementation_names();
+[[nodiscard]] OpFacts facts(const Implementation&, const Op&, const Workload&);
+[[nodiscard]] std::string digest(const Implementation&);
+
+// One per file in models/implementations/.
+[[nodiscard]] const Implementation& native_implementation();
+[[nodiscard]] const Implementation& torchtitan_implementation(bool compiled);
+
+}  // namespace fsdp

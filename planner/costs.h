@@ -1,0 +1,97 @@
+// What an operation demands: the one place with cost formulas. A demand is not a duration; the simulator's engine turns
+// demands into time by sharing what the machine has.
+//
+//   Costs costs = default_costs(cluster);                      // datasheet and cost-facts
+//   Demand d = demand_of(op, program.steady_step, program, model, plan, impl, cluster, costs);
+//
+// Where: costs/compute.cpp (kernels, copies, optimizer), costs/collectives.cpp (all-gather, reduce-scatter, all-reduce),
+// costs/costs.cpp (the Costs value, its JSON, the calibrated tables).
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "models/cluster.h"
+#include "models/graph.h"
+#include "models/implementation.h"
+#include "models/units.h"
+#include "planner/program.h"
+
+namespace fsdp {
+
+// Resources of one rank that running operations share.
+enum class Resource : std::uint8_t { compute, memory, intra_link, inter_link, host_link };   // SMs or cores; device memory; NVLink; NIC; PCIe
+inline constexpr int kResources = 5;
+
+struct Demand {
+  Seconds alone;                             // how long it takes when it has the machine to itself
+  std::array<double, kResources> use{};      // fraction of each resource's capacity that it uses while running at that speed
+  bool holds_compute = false;                // a collective: its SMs are taken first, the rest is shared
+  Seconds host;                              // CPU time to issue it
+  Flops flops;                               // arithmetic done (0 for everything but kernels)
+};
+
+// A measured or assumed line: seconds = overhead + max(flops / flops_rate, bytes / byte_rate).
+struct KernelRate {
+  Seconds overhead;
+  FlopsPerSecond flops_rate;                 // 0: not bound by arithmetic
+  BytesPerSecond byte_rate;
+  friend bool operator==(const KernelRate&, const KernelRate&) = default;
+};
+// One calibrated point of a size-dependent rate (matrix products: flops -> seconds per flop, log-log interpolated).
+struct CurvePoint {
+  double size = 0, seconds = 0;
+  friend bool operator==(const CurvePoint&, const CurvePoint&) = default;
+};
+
+// Constants of one platform, each with a source. Calibrated entries replace the formulas' defaults.
+struct Costs {
+  std::string platform;                      // "h100-sxm-80", "host"
+  std::string source;                        // "datasheet", "calibrate --backend host, 2 ranks, 2026-11-20"
+  double matmul_efficiency = 0.75, attention_forward_efficiency = 0.5, attention_backward_efficiency = 0.4;
+  double memory_efficiency = 0.85;
+  Seconds kernel_overhead;                   // per launch, on the device
+  Seconds host_per_operation;                // CPU time to issue one operation (added to the implementation's own)
+  // Calibrated (empty: use the formulas above). Index: 2 * OpKind + (backward ? 1 : 0); an entry with zero rates is absent.
+  std::vector<KernelRate> kernels;
+  std::vector<CurvePoint> matmul_curve[3];   // forward (NT), backward input (NN), backward weight (TN): flops -> seconds
+  KernelRate copy, cast, optimizer, norm;    // copy-in/out, casts, AdamW, gradient norm: byte rates
+  std::vector<CurvePoint> all_gather, reduce_scatter, all_reduce;   // full-tensor bytes -> seconds, at `collective_ranks`
+  std::int64_t collective_ranks = 0;
+  friend bool operator==(const Costs&, const Costs&) = default;
+};
+
+[[nodiscard]] Costs default_costs(const ClusterSpec&);         // throws InputError for the host cluster: it needs calibration
+[[nodiscard]] std::string to_json_text(const Costs&);          // "fsdp-plan/costs/1"; parse_costs(to_json_text(c), f) == c
+[[nodiscard]] Costs parse_costs(std::string_view json_text, std::string_view where);
+[[nodiscard]] std::string digest(const Costs&);
+
+// Everything that demands depend on, so that call sites stay short. References only live during the call.
+struct CostContext {
+  const ModelGraph& model;
+  const ShardingPlan& plan;
+  const Implementation& implementation;
+  const ClusterSpec& cluster;
+  const Costs& costs;
+};
+
+[[nodiscard]] Demand demand_of(const Operation&, const Step&, const Program&, const CostContext&);
+// The same for every operation of a step; repeated layers are priced once.
+[[nodiscard]] std::vector<Demand> demands_of(const Step&, const Program&, const CostContext&);
+
+// A collective over one mesh dimension. `bytes`: the full tensor, as nccl-tests counts it.
+enum class CollectiveKind : std::uint8_t { all_gather, reduce_scatter, all_reduce };
+struct CollectiveCall {
+  CollectiveKind kind{};
+  Bytes bytes;
+  std::int64_t ranks = 1;                    // in the group
+  std::int64_t ranks_per_node = 1;           // of the group's ranks
+};
+[[nodiscard]] Demand collective_demand(const CollectiveCall&, const ClusterSpec&, const Costs&);
+// Ranks of a group that share a node, for a communicator of a plan on a cluster.
+[[nodiscard]] CollectiveCall call_shape(Communicator, const ShardingPlan&, const ClusterSpec&);
+
+}  // namespace fsdp

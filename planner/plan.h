@@ -1,0 +1,108 @@
+// A sharding plan: everything that decides the order of work, the memory and the result of a training step, and nothing else.
+//
+//   ShardingPlan plan = naive_plan(model, PlanOptions{.ranks = 8, .seq_len = 8192, .micro_batches = {1}});
+//   check(plan, model);                       // throws InputError with the first rule that is broken
+//   std::string text = to_json_text(plan);    // plan.json; parse_plan(text, "plan.json") == plan
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "models/dtype.h"
+#include "models/graph.h"
+
+namespace fsdp {
+
+// The mesh is an ordered list of named dimensions; today "replicate" and "shard", in that order. Ranks are row-major:
+// rank = replicate_index * shard_size + shard_index, so that a shard group is contiguous.
+struct MeshDim {
+  std::string name;
+  std::int64_t size = 1;
+  friend bool operator==(const MeshDim&, const MeshDim&) = default;
+};
+
+// One call of fully_shard: its modules' parameters that no inner unit has claimed share one all-gather and one reduce-scatter.
+enum class Reshard : std::uint8_t { automatic, yes, no };   // after forward; automatic: yes, but no for the root
+struct Unit {
+  std::vector<std::string> modules;          // names; {""} is the root
+  Reshard reshard_after_forward = Reshard::automatic;
+  friend bool operator==(const Unit&, const Unit&) = default;
+};
+
+enum class Dialect : std::uint8_t { fsdp2, fsdp1, ddp };
+enum class GradSync : std::uint8_t {
+  every,                // reduce after every micro-batch
+  last,                 // only after the last (no_sync before)
+  reduce_scatter_only,  // reduce-scatter every micro-batch, all-reduce over `replicate` after the last
+};
+enum class OptimizerKind : std::uint8_t { adamw, sgd };
+struct Optimizer {
+  OptimizerKind kind = OptimizerKind::adamw;
+  double lr = 3e-4, beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0.1;
+  friend bool operator==(const Optimizer&, const Optimizer&) = default;
+};
+
+struct ShardingPlan {
+  Dialect dialect = Dialect::fsdp2;
+  std::string model_name, model_digest;      // the model it was made for; another is refused
+  std::string wrap;                          // the policy it came from, as typed ("block", "block:2"); for people only
+  std::vector<MeshDim> mesh;                 // [{"replicate", R}, {"shard", W}]; a dimension of size 1 may be left out
+  std::vector<Unit> units;                   // inner before outer, execution order otherwise; the last one is the root {""}
+  std::vector<std::string> checkpointed;     // modules whose forward is recomputed in backward (disjoint subtrees)
+  std::vector<std::int64_t> micro_batches;   // sequences per rank of each micro-batch of one step
+  std::int64_t seq_len = 0;
+  GradSync grad_sync = GradSync::every;
+  int forward_prefetch = 0;                  // explicit: this many units ahead; 0: implicit only
+  int backward_prefetch = 1;                 // units ahead; 1 is FSDP2's default, 0: none
+  DType param_dtype = DType::bf16;           // compute and all-gather
+  DType reduce_dtype = DType::f32;           // reduce-scatter and all-reduce
+  DType master_dtype = DType::f32;           // shards, sharded gradients, optimizer states
+  Optimizer optimizer;
+  std::optional<double> clip_norm;           // 2-norm over all gradients
+  std::uint64_t seed = 0;                    // initial weights and synthetic data
+
+  [[nodiscard]] std::int64_t dim(std::string_view name) const;   // size of a mesh dimension; 1 if absent
+  [[nodiscard]] std::int64_t shard() const { return dim("shard"); }
+  [[nodiscard]] std::int64_t replicate() const { return dim("replicate"); }
+  [[nodiscard]] std::int64_t ranks() const;
+  [[nodiscard]] std::int64_t sequences_per_rank() const;         // sum of micro_batches
+  [[nodiscard]] std::int64_t tokens_per_step() const;            // over all ranks
+  [[nodiscard]] std::string digest() const;
+  friend bool operator==(const ShardingPlan&, const ShardingPlan&) = default;
+};
+
+// What a user fixes before units are chosen; the rest of a plan's fields keep their defaults.
+struct PlanOptions {
+  std::int64_t ranks = 1, replicate = 1;
+  std::int64_t seq_len = 0;
+  std::vector<std::int64_t> micro_batches = {1};
+  Reshard reshard = Reshard::automatic;      // for every unit
+  Dialect dialect = Dialect::fsdp2;
+};
+
+// The baseline that every search must beat: one unit per block, the rest in the root, default reshard, no checkpointing.
+[[nodiscard]] ShardingPlan naive_plan(const ModelGraph&, const PlanOptions&);
+
+// Every rule of a plan, on its own and against its model. Throws InputError(`where`: field, problem, remedy):
+// unknown or duplicate module, container as unit, unit without parameters (but the root may be empty), outer before inner,
+// a tied parameter in two units, missing root, mesh names or sizes, empty or non-positive micro-batches, overlapping
+// checkpointed modules, model digest, dtypes, seq_len beyond learned positions, features a dialect does not have.
+void check(const ShardingPlan&, const ModelGraph&, std::string_view where = "plan");
+
+// parse_plan(to_json_text(p), f) == p. Unknown keys, wrong types and another schema are refused by name.
+[[nodiscard]] std::string to_json_text(const ShardingPlan&);
+[[nodiscard]] ShardingPlan parse_plan(std::string_view json_text, std::string_view where);
+
+[[nodiscard]] std::string_view name(Dialect);
+[[nodiscard]] std::string_view name(GradSync);
+[[nodiscard]] std::string_view name(Reshard);
+[[nodiscard]] std::string_view name(OptimizerKind);
+[[nodiscard]] Dialect parse_dialect(std::string_view, std::string_view where);
+[[nodiscard]] GradSync parse_grad_sync(std::string_view, std::string_view where);
+[[nodiscard]] Reshard parse_reshard(std::string_view, std::string_view where);             // auto | true | false
+[[nodiscard]] OptimizerKind parse_optimizer(std::string_view, std::string_view where);
+
+}  // namespace fsdp

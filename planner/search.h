@@ -1,0 +1,73 @@
+// Picking a plan: wrap x reshard x activation checkpointing x micro-batch x mesh, under a memory limit.
+//
+//   PlanResult r = search(model, cluster, options, score);     // score: lower + predict, given by the caller
+//   r.best ? r.best->plan : r.why_none
+//
+// The naive plan (one unit per block, default reshard) is always a candidate, so the answer is never worse than it.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "models/cluster.h"
+#include "models/graph.h"
+#include "models/implementation.h"
+#include "models/units.h"
+#include "planner/plan.h"
+
+namespace fsdp {
+
+enum class Verdict : std::uint8_t { fits, tight, does_not_fit };
+[[nodiscard]] std::string_view name(Verdict);
+
+// Where the period of a step goes, by exposed time (compute wins where both run).
+struct Breakdown {
+  Seconds compute, recompute, exposed_all_gather, exposed_reduce_scatter, exposed_all_reduce, copies, optimizer, idle;
+};
+
+struct Score {
+  Seconds step;
+  Bytes peak_total;                          // what must fit: allocated peak + margin + fixed
+  Verdict verdict = Verdict::does_not_fit;
+  Breakdown where;
+};
+using ScoreFunction = std::function<Score(const ShardingPlan&)>;
+
+// Fixed by the user where set, searched where empty.
+struct SearchOptions {
+  ShardingPlan base;                         // everything that is not searched: dtypes, optimizer, clipping, seq_len, dialect, seed
+  std::int64_t ranks = 1;
+  std::optional<std::int64_t> micro_batch, grad_accum, global_batch;   // sequences; any two decide the third
+  std::optional<std::string> wrap, checkpointing;
+  std::optional<Reshard> reshard;
+  std::optional<std::int64_t> replicate;
+  Bytes memory_limit;                        // per GPU
+  std::function<void(std::int64_t done, std::int64_t total)> progress;   // may be empty
+};
+
+struct Candidate {
+  ShardingPlan plan;
+  Score score;
+  std::string label;                         // "block:2, reshard, checkpoint full, micro-batch 2, replicate 1"
+  std::string why_lost;                      // against the best, in one clause; empty for the best
+  bool naive = false;
+};
+
+struct PlanResult {
+  std::optional<Candidate> best;             // none: nothing fits
+  Candidate naive;                           // scored in any case
+  std::vector<Candidate> rivals;             // at most 5, the most instructive first
+  std::int64_t considered = 0, pruned = 0, scored = 0;
+  std::string searched;                      // what was left open and hence searched, for the verdict line
+  std::string why_none;                      // with the least memory any candidate needed
+};
+
+[[nodiscard]] PlanResult search(const ModelGraph&, const ClusterSpec&, const Implementation&, const SearchOptions&, const ScoreFunction&);
+
+// A lower bound on the peak of any schedule of this plan (states + one gathered unit + saved activations), for pruning.
+[[nodiscard]] Bytes memory_lower_bound(const ModelGraph&, const ShardingPlan&, const Implementation&);
+
+}  // namespace fsdp

@@ -1,0 +1,33 @@
+// Wrap policies: which modules become units. Each returns the plan's `units`, inner before outer, root last.
+//
+//   wrap(model, "block:2", "--wrap")          two consecutive blocks per unit
+//
+// To add one: a function here, a row in wrap.cpp's table, a line in the README.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "models/graph.h"
+#include "planner/plan.h"
+
+namespace fsdp {
+
+// `policy` as typed: "block", "block:N", "class:Name[,Name]", "params:1e8", "root", and "titan" (torchtitan's: one unit per
+// block, the embedding by itself, final norm + output head together, tied weights in one unit).
+// Throws InputError for an unknown policy, a class that matches no module (with the classes there are), a bad number.
+[[nodiscard]] std::vector<Unit> wrap(const ModelGraph&, std::string_view policy, std::string_view where);
+
+[[nodiscard]] std::vector<Unit> wrap_blocks(const ModelGraph&, std::int64_t blocks_per_unit);
+[[nodiscard]] std::vector<Unit> wrap_classes(const ModelGraph&, const std::vector<std::string>& classes);  // ModuleWrapPolicy
+// size_based_auto_wrap_policy (semantics D1): greedy bottom-up; force-leaf and exclude lists as PyTorch's defaults.
+[[nodiscard]] std::vector<Unit> wrap_by_size(const ModelGraph&, std::int64_t min_num_params);
+[[nodiscard]] std::vector<Unit> wrap_root(const ModelGraph&);
+[[nodiscard]] std::vector<Unit> wrap_titan(const ModelGraph&);
+
+// "none", "full" (every block), "every-N" (each N-th block: 0, N, 2N ...), "first-N" (blocks 0 .. N-1) -> plan.checkpointed.
+[[nodiscard]] std::vector<std::string> checkpointed_modules(const ModelGraph&, std::string_view policy, std::string_view where);
+
+}  // namespace fsdp

@@ -1,0 +1,30 @@
+// The race proof: no plan is executed without it.
+//
+// Happens-before comes from stream order and waits alone (issue order of communicators is not relied on). Checked over
+// init, first step and two steady steps:
+//  - two accesses to one buffer, at least one a write, on different streams, are ordered;
+//  - every access of an allocation happens before the first later operation of its pool's stream after the free (only
+//    then may the allocator hand out the block again);
+//  - accesses lie between allocation and free in host order;
+//  - buffers whose byte ranges overlap in the arena (when offsets are assigned) are never live together, and the accesses of
+//    the earlier happen before those of the later.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "planner/program.h"
+
+namespace fsdp {
+
+struct Race {
+  int step = 0;                              // 0 init, 1 first, 2 and 3 steady
+  std::int32_t earlier = -1, later = -1;     // operation indices
+  std::int32_t buffer = -1;
+  std::string rule;                          // which of the four, in words
+};
+
+// Linear in the program for a fixed number of streams. Empty: proven.
+[[nodiscard]] std::vector<Race> find_races(const Program&, std::size_t at_most = 8);
+
+}  // namespace fsdp
