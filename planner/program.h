@@ -79,6 +79,7 @@ enum class Access : std::uint8_t { read, write, accumulate };      // accumulate
 struct Arg {
   std::int32_t buffer = -1;
   Access access = Access::read;
+  std::int64_t offset = 0, bytes = -1;       // the part of the buffer that is meant (ddp: a parameter within its unit); -1: all of it
 };
 
 struct Slice { std::uint32_t begin = 0, count = 0; };
