@@ -46,6 +46,8 @@ void scale(DType type, BufferView values, std::int64_t elements, double factor);
 enum class Transpose : std::uint8_t { no, yes };
 void host_gemm(DType type, Transpose ta, Transpose tb, std::int64_t m, std::int64_t n, std::int64_t k,
                const void* a, const void* b, void* c, bool accumulate, BufferView scratch);
+// bf16 is multiplied in fp32 tiles: what `scratch` must hold (0 for fp64 and fp32). The same for any order of m, n, k.
+[[nodiscard]] std::int64_t host_gemm_scratch_bytes(DType type, std::int64_t m, std::int64_t n, std::int64_t k);
 [[nodiscard]] std::string_view host_gemm_library();          // "OpenBLAS 0.3.21", "Eigen 3.4.0"
 [[nodiscard]] std::int64_t host_gemm_library_workspace();    // heap that the library may take inside a call (0 for OpenBLAS)
 
