@@ -1,0 +1,45 @@
+// What a platform costs before anybody has measured it: the GPU's datasheet and published efficiencies.
+#include "models/error.h"
+#include "planner/costs.h"
+
+namespace fsdp {
+
+namespace {
+
+// Kernels that follow one another on a stream leave the GPU idle for 1 to 2 microseconds each (launch latency of CUDA).
+constexpr double kKernelOverhead = 2e-6;
+// cudaLaunchKernel takes 4 to 6 microseconds of CPU; what a framework adds per launch is the implementation's.
+constexpr double kHostPerOperation = 5e-6;
+// Reduce-scatter copy-in (_chunk_cat) on H100: 500 Gelem/s bf16 to bf16 = 2.0 TB/s read and written of 3.35 (pytorch's benchmark).
+constexpr double kCopyEfficiency = 0.60;
+// The same with a cast, bf16 to fp32: 278 Gelem/s * 6 B = 1.67 TB/s of 3.35.
+constexpr double kCastEfficiency = 0.50;
+// Fused AdamW: 28 bytes per parameter at 0.8 of the memory bandwidth.
+constexpr double kOptimizerEfficiency = 0.80;
+
+}  // namespace
+
+Costs default_costs(const ClusterSpec& cluster) {
+  if (cluster.host)
+    throw InputError("--costs", "cluster host has no costs", "run `fsdp-plan calibrate --backend host -o costs.json` and pass --costs costs.json");
+  const GpuSpec& gpu = cluster.gpu;
+  Costs c;
+  c.platform = gpu.name;
+  c.source = "datasheet and published efficiencies";
+  c.matmul_efficiency = gpu.matmul_efficiency;
+  c.attention_forward_efficiency = gpu.attention_forward_efficiency;
+  c.attention_backward_efficiency = gpu.attention_backward_efficiency;
+  c.memory_efficiency = gpu.memory_efficiency;
+  c.kernel_overhead = Seconds(kKernelOverhead);
+  c.host_per_operation = Seconds(kHostPerOperation);
+  const auto at = [&](double efficiency) {
+    return KernelRate{Seconds(kKernelOverhead), FlopsPerSecond(0), gpu.memory_bandwidth * efficiency};
+  };
+  c.copy = at(kCopyEfficiency);
+  c.cast = at(kCastEfficiency);
+  c.optimizer = at(kOptimizerEfficiency);
+  c.norm = at(gpu.memory_efficiency);
+  return c;
+}
+
+}  // namespace fsdp

@@ -1,0 +1,178 @@
+// Operation -> demand. Kernels are priced by kernels.cpp, collectives by collectives.cpp; copies, casts, gradient norms and the
+// optimizer by the bytes they read and write, which their arguments say: AdamW in fp32 reads p, g, m, v and writes p, m, v = 28 bytes
+// per parameter (cost-model practice, also for a fused kernel).
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "models/error.h"
+#include "planner/costs.h"
+#include "planner/costs/kernels.h"
+#include "planner/costs/rates.h"
+#include "planner/costs/shape_classes.h"
+
+namespace fsdp {
+
+namespace {
+
+double unit_bytes(const UnitLayout& unit, DType type) { return static_cast<double>(unit.shard_elements * size_of(type)); }
+
+// Bytes that an operation reads and writes: every argument once per access. Of the gather buffer a copy-in writes one slot and a
+// copy-out reads it all.
+double traffic_bytes(const Operation& op, const Step& step, const Program& program, const ShardingPlan& plan) {
+  if (op.action == Action::gather_copy_in) return 2 * unit_bytes(program.layouts[static_cast<std::size_t>(op.unit)], plan.param_dtype);
+  double bytes = 0;
+  for (const Arg& a : step.args_of(op)) {
+    if (a.buffer < 0) continue;
+    const std::int64_t part = a.bytes >= 0 ? a.bytes : program.buffers[static_cast<std::size_t>(a.buffer)].bytes;
+    bytes += static_cast<double>(part) * (a.access == Access::accumulate ? 2 : 1);
+  }
+  return bytes;
+}
+
+KernelRate traffic_rate(Action action, const CostContext& c) {
+  switch (action) {
+    case Action::cast_shard:
+    case Action::accumulate_gradient:
+    case Action::finish_gradient: return rate_or_default(c.costs.cast, "casts", c.cluster, c.costs);
+    case Action::optimizer: return rate_or_default(c.costs.optimizer, "the optimizer", c.cluster, c.costs);
+    case Action::clip_local_norm:
+    case Action::clip_scale: return rate_or_default(c.costs.norm, "gradient norms", c.cluster, c.costs);
+    default: return copy_rate(c.cluster, c.costs);
+  }
+}
+
+// Tokens come over the host link; on the host they are memory like any other.
+Demand load_demand(double bytes, const CostContext& c) {
+  const double link = c.cluster.gpu.host_link.count();
+  if (c.cluster.host || link <= 0) return traffic_demand(bytes, copy_rate(c.cluster, c.costs), c.cluster, c.costs);
+  Demand d;
+  d.alone = Seconds(c.costs.kernel_overhead.count() + bytes / link);
+  if (bytes > 0) d.use[static_cast<int>(Resource::host_link)] = std::min(1.0, bytes / link / d.alone.count());
+  return d;
+}
+
+CollectiveKind kind_of(Action action) {
+  if (action == Action::all_gather) return CollectiveKind::all_gather;
+  return action == Action::reduce_scatter ? CollectiveKind::reduce_scatter : CollectiveKind::all_reduce;
+}
+
+// Bytes as nccl-tests counts them: the full tensor for all-gather and reduce-scatter, the buffer for all-reduce.
+Demand priced_collective(const Operation& op, const Step& step, const Program& program, const CostContext& c) {
+  CollectiveCall call = call_shape(op.comm, c.plan, c.cluster);
+  call.kind = kind_of(op.action);
+  double bytes = 0;
+  if (op.action == Action::all_reduce || op.unit < 0) {
+    const auto args = step.args_of(op);
+    if (!args.empty() && args[0].buffer >= 0)
+      bytes = static_cast<double>(args[0].bytes >= 0 ? args[0].bytes : program.buffers[static_cast<std::size_t>(args[0].buffer)].bytes);
+  } else {
+    const DType type = op.action == Action::all_gather ? c.plan.param_dtype : c.plan.reduce_dtype;
+    bytes = unit_bytes(program.layouts[static_cast<std::size_t>(op.unit)], type) * static_cast<double>(call.ranks);
+  }
+  call.bytes = Bytes(static_cast<std::int64_t>(bytes));
+  return collective_demand(call, c.cluster, c.costs);
+}
+
+Seconds host_time(const Operation& op, const CostContext& c) {
+  const bool hook = op.action == Action::gather_copy_out || op.action == Action::scatter_copy_in;
+  const double launches = op.host_only ? 0 : 1;
+  return c.costs.host_per_operation +
+         Seconds(c.implementation.host_seconds_per_launch * launches + (hook ? c.implementation.host_seconds_per_unit_hook : 0));
+}
+
+bool is_kernel(Action a) { return a == Action::forward || a == Action::recompute || a == Action::backward; }
+Direction direction_of(Action a) { return a == Action::backward ? Direction::backward : Direction::forward; }
+
+Demand price(const Operation& op, const Step& step, const Program& program, const CostContext& c) {
+  if (is_kernel(op.action)) {
+    const Op& graph_op = c.model.ops.at(static_cast<std::size_t>(op.graph_op));
+    return kernel_demand(graph_op, direction_of(op.action), c.plan.micro_batches.at(static_cast<std::size_t>(op.micro_batch)), c);
+  }
+  Demand d;
+  if (is_collective(op.action)) d = priced_collective(op, step, program, c);
+  else if (op.action == Action::load_batch) d = load_demand(traffic_bytes(op, step, program, c.plan), c);
+  else if (!op.host_only && op.action != Action::read_loss)
+    d = traffic_demand(traffic_bytes(op, step, program, c.plan), traffic_rate(op.action, c), c.cluster, c.costs);
+  d.host = host_time(op, c);
+  return d;
+}
+
+void check_platform(const CostContext& c) {
+  const std::string& expected = c.cluster.host ? std::string("host") : c.cluster.gpu.name;
+  if (!c.costs.platform.empty() && c.costs.platform != expected)
+    throw InputError("--costs", "these costs are of platform '" + c.costs.platform + "', the cluster's is '" + expected + "'",
+                     "pass costs of that platform, or leave --costs out");
+}
+
+// Operations with equal keys have equal demands. Collectives and copies of a unit depend on its sizes alone, kernels on the shape
+// of the op and the sequences of the micro-batch; everything else is priced each time.
+class Memo {
+ public:
+  Memo(const Program& program, const CostContext& c) : classes_(shape_classes(c.model, program.layouts, c.plan)) {
+    const std::size_t kernels = 2 * classes_.op_classes * classes_.batch_classes;
+    demands_.resize(kernels + static_cast<std::size_t>(kActions) * classes_.unit_classes);
+    known_.assign(demands_.size(), 0);
+  }
+
+  // -1: not memoised.
+  [[nodiscard]] std::ptrdiff_t slot(const Operation& op) const {
+    if (is_kernel(op.action)) {
+      const auto graph_op = static_cast<std::size_t>(op.graph_op), batch = static_cast<std::size_t>(op.micro_batch);
+      const std::size_t row = classes_.of_op[graph_op] * 2 + static_cast<std::size_t>(direction_of(op.action));
+      return static_cast<std::ptrdiff_t>(row * classes_.batch_classes + classes_.of_batch[batch]);
+    }
+    if (op.unit < 0 || !by_unit_alone(op.action)) return -1;
+    const std::size_t kernels = 2 * classes_.op_classes * classes_.batch_classes;
+    return static_cast<std::ptrdiff_t>(kernels + static_cast<std::size_t>(op.action) * classes_.unit_classes +
+                                       classes_.of_unit[static_cast<std::size_t>(op.unit)]);
+  }
+
+  template <class Price>
+  const Demand& get(std::ptrdiff_t at, const Price& price_it) {
+    const auto i = static_cast<std::size_t>(at);
+    if (!known_[i]) {
+      demands_[i] = price_it();
+      known_[i] = 1;
+    }
+    return demands_[i];
+  }
+
+ private:
+  static bool by_unit_alone(Action a) {
+    switch (a) {
+      case Action::cast_shard:
+      case Action::gather_copy_in:
+      case Action::all_gather:
+      case Action::gather_copy_out:
+      case Action::reduce_scatter: return true;
+      default: return false;
+    }
+  }
+
+  ShapeClasses classes_;
+  std::vector<Demand> demands_;
+  std::vector<char> known_;
+};
+
+}  // namespace
+
+Demand demand_of(const Operation& op, const Step& step, const Program& program, const CostContext& c) {
+  check_platform(c);
+  return price(op, step, program, c);
+}
+
+std::vector<Demand> demands_of(const Step& step, const Program& program, const CostContext& c) {
+  check_platform(c);
+  Memo memo(program, c);
+  std::vector<Demand> demands;
+  demands.reserve(step.ops.size());
+  for (const Operation& op : step.ops) {
+    const std::ptrdiff_t at = memo.slot(op);
+    const auto priced = [&] { return price(op, step, program, c); };
+    demands.push_back(at < 0 ? priced() : memo.get(at, priced));
+  }
+  return demands;
+}
+
+}  // namespace fsdp

@@ -1,0 +1,29 @@
+// How fast the machine moves bytes and does arithmetic, as `Costs` and the datasheet say. Shared by the files of costs/.
+#pragma once
+
+#include <string_view>
+
+#include "models/cluster.h"
+#include "models/dtype.h"
+#include "planner/costs.h"
+
+namespace fsdp {
+
+// Device memory bytes per second that a good kernel reaches: the capacity that running operations share. 0 on the host.
+[[nodiscard]] double memory_rate(const ClusterSpec&, const Costs&);
+
+// Flops per second of the units that multiply matrices in this type: bf16 and fp16 at the bf16 peak, fp32 at the TF32 peak
+// where the GPU has one, fp64 at half of fp32 (datasheet ratio of data-center GPUs, tensor cores not counted). 0: unknown (host).
+[[nodiscard]] double matrix_peak(DType, const GpuSpec&);
+
+// The calibrated line where there is one, else the default; the host has no default.
+[[nodiscard]] KernelRate copy_rate(const ClusterSpec&, const Costs&);
+[[nodiscard]] KernelRate rate_or_default(const KernelRate& calibrated, std::string_view what, const ClusterSpec&, const Costs&);
+
+// An operation that only moves `bytes` (read + written).
+[[nodiscard]] Demand traffic_demand(double bytes, const KernelRate&, const ClusterSpec&, const Costs&);
+
+// Throws InputError naming what `costs` lacks.
+void require_calibrated(bool present, std::string_view what, const Costs&);
+
+}  // namespace fsdp
