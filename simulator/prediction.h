@@ -49,8 +49,15 @@ struct Prediction {
   std::vector<ActionTime> by_action;
   std::vector<std::string> order;            // one label per operation in each stream's order: see order_labels
   Timeline timeline;                         // of a steady step
-  ProgramMemory memory;
+  ProgramMemory memory;                      // of rank 0, which bounds every rank
+  // Ranks whose unpadded shards are smaller have smaller optimizer states. Rank r's memory is that of role role_of_rank[r]:
+  // role 0 is `memory`, role i is other_roles[i - 1]. Empty (searching, more than 64 ranks): only rank 0's is known.
+  std::vector<std::int32_t> role_of_rank;
+  std::vector<ProgramMemory> other_roles;
 };
+
+// nullptr: not predicted for this rank.
+[[nodiscard]] const ProgramMemory* memory_of(const Prediction&, std::int64_t rank);
 
 // What happened on one rank.
 struct RankMeasurement {
