@@ -1,0 +1,108 @@
+#include "planner/plan.h"
+
+#include "models/digest.h"
+#include "models/error.h"
+#include "models/units.h"
+#include "planner/wrap.h"
+
+namespace fsdp {
+namespace {
+
+template <class E>
+struct Named {
+  std::string_view text;
+  E value;
+};
+
+// One table per closed choice: names for people and files, in the order in which errors list them.
+constexpr Named<Dialect> kDialects[] = {{"fsdp2", Dialect::fsdp2}, {"fsdp1", Dialect::fsdp1}, {"ddp", Dialect::ddp}};
+constexpr Named<GradSync> kGradSyncs[] = {
+    {"every", GradSync::every}, {"last", GradSync::last}, {"reduce-scatter-only", GradSync::reduce_scatter_only}};
+constexpr Named<Reshard> kReshards[] = {{"auto", Reshard::automatic}, {"true", Reshard::yes}, {"false", Reshard::no}};
+constexpr Named<OptimizerKind> kOptimizers[] = {{"adamw", OptimizerKind::adamw}, {"sgd", OptimizerKind::sgd}};
+
+template <class E, std::size_t N>
+std::string_view name_of(const Named<E> (&names)[N], E value) {
+  for (const Named<E>& n : names) {
+    if (n.value == value) return n.text;
+  }
+  return "?";
+}
+
+template <class E, std::size_t N>
+E parse_name(const Named<E> (&names)[N], std::string_view text, std::string_view where, const std::string& what) {
+  std::string known;
+  for (const Named<E>& n : names) {
+    if (n.text == text) return n.value;
+    known += (known.empty() ? "" : ", ") + std::string(n.text);
+  }
+  throw InputError(std::string(where), "unknown " + what + " '" + std::string(text) + "'", "use one of: " + known);
+}
+
+}  // namespace
+
+std::string_view name(Dialect d) { return name_of(kDialects, d); }
+std::string_view name(GradSync s) { return name_of(kGradSyncs, s); }
+std::string_view name(Reshard r) { return name_of(kReshards, r); }
+std::string_view name(OptimizerKind o) { return name_of(kOptimizers, o); }
+
+Dialect parse_dialect(std::string_view text, std::string_view where) { return parse_name(kDialects, text, where, "dialect"); }
+GradSync parse_grad_sync(std::string_view text, std::string_view where) { return parse_name(kGradSyncs, text, where, "gradient sync"); }
+Reshard parse_reshard(std::string_view text, std::string_view where) { return parse_name(kReshards, text, where, "value of reshard-after-forward"); }
+OptimizerKind parse_optimizer(std::string_view text, std::string_view where) { return parse_name(kOptimizers, text, where, "optimizer"); }
+
+std::int64_t ShardingPlan::dim(std::string_view dimension) const {
+  for (const MeshDim& d : mesh) {
+    if (d.name == dimension) return d.size;
+  }
+  return 1;
+}
+
+std::int64_t ShardingPlan::ranks() const {
+  std::int64_t product = 1;
+  for (const MeshDim& d : mesh) product = checked_mul(product, d.size, "plan: mesh");
+  return product;
+}
+
+std::int64_t ShardingPlan::sequences_per_rank() const {
+  std::int64_t sum = 0;
+  for (const std::int64_t sequences : micro_batches) sum = checked_add(sum, sequences, "plan: micro_batches");
+  return sum;
+}
+
+std::int64_t ShardingPlan::tokens_per_step() const {
+  return checked_mul(checked_mul(sequences_per_rank(), seq_len, "plan: micro_batches"), ranks(), "plan: micro_batches");
+}
+
+// What is for people only (names) or can be written in two ways (a mesh dimension of size 1) does not count.
+std::string ShardingPlan::digest() const {
+  ShardingPlan canonical = *this;
+  canonical.wrap.clear();
+  canonical.model_name.clear();
+  canonical.mesh = {{"replicate", replicate()}, {"shard", shard()}};
+  return digest_of(to_json_text(canonical));
+}
+
+ShardingPlan naive_plan(const ModelGraph& model, const PlanOptions& options) {
+  if (options.ranks < 1) throw InputError("--gpus", "there are " + std::to_string(options.ranks) + " ranks", "use at least 1");
+  const bool ddp = options.dialect == Dialect::ddp;
+  const std::int64_t replicate = ddp && options.replicate == 1 ? options.ranks : options.replicate;   // ddp replicates over all ranks
+  if (replicate < 1 || options.ranks % replicate != 0) {
+    throw InputError("--replicate", std::to_string(options.ranks) + " ranks cannot be split into " + std::to_string(replicate) + " equal replicas",
+                     "use a divisor of " + std::to_string(options.ranks));
+  }
+  ShardingPlan plan;
+  plan.dialect = options.dialect;
+  plan.model_name = model.name;
+  plan.model_digest = model.digest();
+  plan.wrap = "block";
+  plan.mesh = {{"replicate", replicate}, {"shard", options.ranks / replicate}};
+  plan.units = wrap_blocks(model, 1);
+  for (Unit& unit : plan.units) unit.reshard_after_forward = options.reshard;
+  plan.micro_batches = options.micro_batches;
+  plan.seq_len = options.seq_len;
+  if (ddp) plan.param_dtype = plan.reduce_dtype = plan.master_dtype;   // DDP keeps and reduces one full-precision copy
+  return plan;
+}
+
+}  // namespace fsdp

@@ -1,0 +1,243 @@
+// The rules of a plan, one function per group, each rule with its own sentence.
+#include <algorithm>
+#include <cmath>
+#include <string>
+
+#include "models/error.h"
+#include "models/units.h"
+#include "planner/layout.h"
+#include "planner/plan.h"
+
+namespace fsdp {
+namespace {
+
+// Limits keep every later product (tokens x width x bytes, ranks x padded shard) far inside 64 bits.
+constexpr std::int64_t kMaxRanks = std::int64_t{1} << 20;
+constexpr std::int64_t kMaxTokens = std::int64_t{1} << 36;        // per rank and step
+constexpr std::size_t kMaxMicroBatches = 4096;
+constexpr int kMaxPrefetch = 1024;
+
+const std::string kShowModel = "run `fsdp-plan show model NAME` for the names";
+
+std::string field(std::string_view where, const std::string& name) { return std::string(where) + ": " + name; }
+
+std::string shown(const std::string& module) { return module.empty() ? "the root" : "'" + module + "'"; }
+
+bool is_within(const std::string& inner, const std::string& outer) {   // the same module, or one below it
+  if (outer.empty() || inner == outer) return true;
+  return inner.size() > outer.size() && inner.starts_with(outer) && inner[outer.size()] == '.';
+}
+
+void check_model(const ShardingPlan& plan, const ModelGraph& model, std::string_view where) {
+  if (plan.model_digest != model.digest()) {
+    throw InputError(field(where, "model_digest"), "the plan was made for another model (" + plan.model_name + ", digest " + plan.model_digest +
+                     ") than '" + model.name + "' (digest " + model.digest() + ")", "make a plan for this model with `fsdp-plan plan`");
+  }
+}
+
+void check_mesh(const ShardingPlan& plan, std::string_view where) {
+  const std::string at = field(where, "mesh");
+  std::int64_t ranks = 1;
+  std::size_t position = 0;
+  for (const MeshDim& d : plan.mesh) {
+    const std::size_t index = d.name == "replicate" ? 0 : d.name == "shard" ? 1 : 2;
+    if (index == 2) throw InputError(at, "there is no dimension '" + d.name + "'", "use replicate and shard");
+    if (index < position) throw InputError(at, "dimension '" + d.name + "' is repeated or out of order", "write replicate before shard, each once");
+    position = index + 1;
+    if (d.size < 1) throw InputError(at, "dimension '" + d.name + "' has size " + std::to_string(d.size), "use a size of at least 1");
+    if (d.size > kMaxRanks || ranks * d.size > kMaxRanks) throw InputError(at, "more than 1,048,576 ranks", "use a smaller mesh");
+    ranks *= d.size;
+  }
+}
+
+void check_unit(const ShardingPlan& plan, const ModelGraph& model, std::size_t u, std::string_view where) {
+  const Unit& unit = plan.units[u];
+  const std::string at = field(where, "units[" + std::to_string(u) + "].modules");
+  if (unit.modules.empty()) throw InputError(at, "the unit has no modules", "name at least one module or remove the unit");
+  for (const std::string& module : unit.modules) {
+    const std::int32_t id = model.find_module(module);
+    if (id < 0) throw InputError(at, "no module is named '" + module + "'", kShowModel);
+    if (id == 0 && (unit.modules.size() > 1 || u + 1 != plan.units.size())) {
+      throw InputError(at, "the root \"\" must be a unit by itself and the last one", "move it to the end");
+    }
+    const Module& m = model.modules[id];
+    if (m.container) {
+      throw InputError(at, "'" + module + "' is a " + m.class_name + ", which has no forward of its own", "name the modules inside it");
+    }
+    if (id != 0 && m.op_begin == m.op_end) throw InputError(at, "'" + module + "' computes nothing in forward", "leave it to the unit around it");
+  }
+}
+
+// Every pair of listed modules: none twice, none inside another of the same unit, none after a unit that holds it. Sorted by
+// name with '.' first, a module's subtree follows it directly, so one pass with a stack of open ancestors finds every pair.
+void check_nesting(const ShardingPlan& plan, std::string_view where) {
+  struct Listed { std::string key; const std::string* name; std::size_t unit; };
+  std::vector<Listed> listed;
+  for (std::size_t u = 0; u < plan.units.size(); ++u) {
+    for (const std::string& module : plan.units[u].modules) {
+      std::string key = module;
+      std::replace(key.begin(), key.end(), '.', '\x01');
+      listed.push_back({std::move(key), &module, u});
+    }
+  }
+  std::sort(listed.begin(), listed.end(), [](const Listed& a, const Listed& b) { return a.key != b.key ? a.key < b.key : a.unit < b.unit; });
+  std::vector<const Listed*> open;
+  for (const Listed& l : listed) {
+    const std::string at = field(where, "units[" + std::to_string(l.unit) + "].modules");
+    while (!open.empty() && !is_within(*l.name, *open.back()->name)) open.pop_back();
+    if (!open.empty()) {
+      const Listed& outer = *open.back();
+      if (*l.name == *outer.name) throw InputError(at, shown(*l.name) + " is listed twice", "a module belongs to one unit");
+      if (l.unit == outer.unit) throw InputError(at, shown(*l.name) + " lies inside " + shown(*outer.name) + " of the same unit", "name the outer one only");
+      if (l.unit > outer.unit) {
+        throw InputError(at, shown(*l.name) + " comes after units[" + std::to_string(outer.unit) + "], which holds " + shown(*outer.name) + " around it",
+                         "list inner units before outer ones");
+      }
+    }
+    open.push_back(&l);
+  }
+}
+
+// units[unit_of[m]] is the innermost unit around module m.
+std::vector<std::size_t> innermost_units(const ShardingPlan& plan, const ModelGraph& model) {
+  std::vector<std::size_t> unit_of(model.modules.size(), plan.units.size());
+  for (std::size_t u = 0; u < plan.units.size(); ++u) {
+    for (const std::string& module : plan.units[u].modules) unit_of[model.find_module(module)] = u;
+  }
+  for (std::size_t m = 1; m < model.modules.size(); ++m) {             // pre-order: the parent comes first
+    if (unit_of[m] == plan.units.size()) unit_of[m] = unit_of[model.modules[m].parent];
+  }
+  return unit_of;
+}
+
+void check_parameters(const ShardingPlan& plan, const ModelGraph& model, std::string_view where) {
+  const std::vector<std::size_t> unit_of = innermost_units(plan, model);
+  std::vector<char> has_parameters(plan.units.size(), 0);
+  for (const Parameter& p : model.parameters) {
+    const std::size_t unit = unit_of[p.modules.front()];
+    has_parameters[unit] = 1;
+    for (std::size_t k = 1; k < p.modules.size(); ++k) {
+      if (unit_of[p.modules[k]] == unit) continue;
+      throw InputError(field(where, "units"), "the tied parameter '" + p.name + "' (also '" + (k - 1 < p.aliases.size() ? p.aliases[k - 1] : "") +
+                       "') would lie in units[" + std::to_string(unit) + "] and units[" + std::to_string(unit_of[p.modules[k]]) + "]",
+                       "put both modules into one unit, or leave both to the root");
+    }
+  }
+  for (std::size_t u = 0; u + 1 < plan.units.size(); ++u) {
+    if (has_parameters[u]) continue;
+    throw InputError(field(where, "units[" + std::to_string(u) + "].modules"), "the unit of " + shown(plan.units[u].modules.front()) + " has no parameters of its own", "remove it");
+  }
+}
+
+void check_units(const ShardingPlan& plan, const ModelGraph& model, std::string_view where) {
+  const std::string at = field(where, "units");
+  if (plan.units.empty() || plan.units.back().modules != std::vector<std::string>{""}) {
+    throw InputError(at, "the last unit must be the root", "add {\"modules\": [\"\"]} at the end");
+  }
+  if (plan.units.size() > model.modules.size()) throw InputError(at, "there are more units than the model has modules", kShowModel);
+  for (std::size_t u = 0; u < plan.units.size(); ++u) check_unit(plan, model, u, where);
+  check_nesting(plan, where);
+  check_parameters(plan, model, where);
+  (void)unit_layouts(plan, model);                                     // every padded size fits 64 bits
+}
+
+void check_checkpointed(const ShardingPlan& plan, const ModelGraph& model, std::string_view where) {
+  const std::string at = field(where, "checkpointed");
+  std::vector<std::int32_t> ids;
+  for (const std::string& module : plan.checkpointed) {
+    const std::int32_t id = model.find_module(module);
+    if (id < 0) throw InputError(at, "no module is named '" + module + "'", kShowModel);
+    if (id == 0) throw InputError(at, "the root cannot be recomputed as a whole", "name its blocks");
+    const Module& m = model.modules[id];
+    if (m.container) throw InputError(at, "'" + module + "' is a " + m.class_name + ", which has no forward of its own", "name the modules inside it");
+    if (m.op_begin == m.op_end) throw InputError(at, "'" + module + "' computes nothing in forward", "remove it");
+    ids.push_back(id);
+  }
+  std::sort(ids.begin(), ids.end());                                   // pre-order: a subtree follows its module
+  for (std::size_t i = 1; i < ids.size(); ++i) {
+    const std::string& before = model.modules[ids[i - 1]].name;
+    const std::string& here = model.modules[ids[i]].name;
+    if (ids[i] == ids[i - 1]) throw InputError(at, "'" + here + "' is listed twice", "remove one");
+    if (is_within(here, before)) throw InputError(at, "'" + here + "' lies inside '" + before + "', which is recomputed as a whole", "remove one of them");
+  }
+}
+
+void check_batches(const ShardingPlan& plan, const ModelGraph& model, std::string_view where) {
+  const std::string at = field(where, "micro_batches");
+  if (plan.micro_batches.empty()) throw InputError(at, "there is no micro-batch", "give at least one, such as [1]");
+  if (plan.micro_batches.size() > kMaxMicroBatches) throw InputError(at, "more than 4,096 micro-batches", "use fewer and larger ones");
+  if (plan.seq_len < 1) throw InputError(field(where, "seq_len"), std::to_string(plan.seq_len) + " tokens per sequence", "use at least 1");
+  std::int64_t sequences = 0;
+  for (const std::int64_t s : plan.micro_batches) {
+    if (s < 1) throw InputError(at, "a micro-batch of " + std::to_string(s) + " sequences", "use at least 1");
+    if (s > kMaxTokens / plan.seq_len || (sequences += s) > kMaxTokens / plan.seq_len) {
+      throw InputError(at, "more than 2^36 tokens per rank and step", "use fewer or shorter sequences");
+    }
+  }
+  for (const Op& op : model.ops) {
+    if (op.kind == OpKind::position_embedding && plan.seq_len > op.shape.positions) {
+      throw InputError(field(where, "seq_len"), std::to_string(plan.seq_len) + " tokens, but '" + model.name + "' has learned positions for " +
+                       std::to_string(op.shape.positions), "use at most " + std::to_string(op.shape.positions));
+    }
+  }
+}
+
+void check_numbers(const ShardingPlan& plan, std::string_view where) {
+  const auto refuse_integer = [&](DType t, const char* key) {
+    if (t == DType::i64) throw InputError(field(where, key), "int64 cannot hold gradients", "use fp64, fp32, bf16 or fp16");
+  };
+  refuse_integer(plan.param_dtype, "param_dtype");
+  refuse_integer(plan.reduce_dtype, "reduce_dtype");
+  refuse_integer(plan.master_dtype, "master_dtype");
+  const auto require = [&](bool ok, const char* key, double value, const char* remedy) {
+    if (!ok || !std::isfinite(value)) throw InputError(field(where, key), std::to_string(value) + " is out of range", remedy);
+  };
+  const Optimizer& o = plan.optimizer;
+  require(o.lr >= 0, "optimizer.lr", o.lr, "use a finite number of at least 0");
+  require(o.beta1 >= 0 && o.beta1 < 1, "optimizer.beta1", o.beta1, "use a number in [0, 1)");
+  require(o.beta2 >= 0 && o.beta2 < 1, "optimizer.beta2", o.beta2, "use a number in [0, 1)");
+  require(o.eps > 0, "optimizer.eps", o.eps, "use a finite number above 0");
+  require(o.weight_decay >= 0, "optimizer.weight_decay", o.weight_decay, "use a finite number of at least 0");
+  if (plan.clip_norm) require(*plan.clip_norm > 0, "clip_norm", *plan.clip_norm, "use a finite number above 0, or null for no clipping");
+  const auto prefetch = [&](int value, const char* key) {
+    if (value < 0 || value > kMaxPrefetch) throw InputError(field(where, key), std::to_string(value) + " units ahead", "use 0 to 1024");
+  };
+  prefetch(plan.forward_prefetch, "forward_prefetch");
+  prefetch(plan.backward_prefetch, "backward_prefetch");
+}
+
+void check_dialect(const ShardingPlan& plan, std::string_view where) {
+  if (plan.dialect == Dialect::fsdp1) throw InputError(field(where, "dialect"), "fsdp1 is not available yet", "use fsdp2 or ddp");
+  if (plan.grad_sync == GradSync::reduce_scatter_only && plan.replicate() < 2) {
+    throw InputError(field(where, "grad_sync"), "reduce-scatter-only leaves out the all-reduce over replicas, but there is one replica",
+                     "use a replicate dimension of at least 2, or every or last");
+  }
+  if (plan.dialect != Dialect::ddp) return;
+  if (plan.shard() != 1) throw InputError(field(where, "mesh"), "ddp replicates parameters and cannot shard them over " + std::to_string(plan.shard()) + " ranks",
+                                          "put all ranks into the replicate dimension, or use fsdp2");
+  if (plan.param_dtype != plan.master_dtype || plan.reduce_dtype != plan.master_dtype) {
+    throw InputError(field(where, plan.param_dtype != plan.master_dtype ? "param_dtype" : "reduce_dtype"),
+                     "ddp computes and reduces in the dtype its parameters are kept in (" + std::string(name(plan.master_dtype)) + ")",
+                     "set param_dtype and reduce_dtype to master_dtype, or use fsdp2");
+  }
+  if (plan.grad_sync == GradSync::reduce_scatter_only) throw InputError(field(where, "grad_sync"), "ddp has no reduce-scatter", "use every or last");
+  if (plan.forward_prefetch != 0) throw InputError(field(where, "forward_prefetch"), "ddp gathers nothing, so there is nothing to prefetch", "use 0");
+  for (std::size_t u = 0; u < plan.units.size(); ++u) {
+    if (plan.units[u].reshard_after_forward != Reshard::yes) continue;
+    throw InputError(field(where, "units[" + std::to_string(u) + "].reshard_after_forward"), "ddp keeps parameters whole and cannot reshard them", "use \"auto\"");
+  }
+}
+
+}  // namespace
+
+void check(const ShardingPlan& plan, const ModelGraph& model, std::string_view where) {
+  check_model(plan, model, where);
+  check_mesh(plan, where);
+  check_batches(plan, model, where);
+  check_numbers(plan, where);
+  check_dialect(plan, where);
+  check_units(plan, model, where);
+  check_checkpointed(plan, model, where);
+}
+
+}  // namespace fsdp

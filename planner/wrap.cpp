@@ -1,0 +1,284 @@
+#include "planner/wrap.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <set>
+
+#include "models/error.h"
+
+namespace fsdp {
+namespace {
+
+Unit root_unit() { return {{""}, Reshard::automatic}; }
+
+std::vector<std::int32_t> blocks_of(const ModelGraph& model, std::string_view where) {
+  std::vector<std::int32_t> blocks;
+  for (std::size_t m = 0; m < model.modules.size(); ++m) {
+    if (model.modules[m].block) blocks.push_back(static_cast<std::int32_t>(m));
+  }
+  if (blocks.empty()) throw InputError(std::string(where), "'" + model.name + "' has no repeated blocks", "use params:N or root");
+  std::stable_sort(blocks.begin(), blocks.end(), [&](auto a, auto b) { return model.modules[a].op_begin < model.modules[b].op_begin; });
+  return blocks;
+}
+
+// Post-order in, execution order out: by where the unit's forward ends. Inner units end no later than outer ones and come first
+// in post-order, so they stay first.
+void sort_by_execution(std::vector<Unit>& units, const ModelGraph& model) {
+  const auto end = [&](const Unit& unit) {
+    std::int32_t last = 0;
+    for (const std::string& name : unit.modules) {
+      const Module& m = model.modules[model.find_module(name)];
+      if (m.op_begin != m.op_end) last = std::max(last, m.op_end);
+    }
+    return last;
+  };
+  std::vector<std::pair<std::int32_t, Unit>> keyed;
+  for (Unit& unit : units) keyed.emplace_back(end(unit), std::move(unit));
+  std::stable_sort(keyed.begin(), keyed.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  for (std::size_t i = 0; i < units.size(); ++i) units[i] = std::move(keyed[i].second);
+}
+
+std::vector<std::vector<std::int32_t>> children_of(const ModelGraph& model) {
+  std::vector<std::vector<std::int32_t>> children(model.modules.size());
+  for (std::size_t m = 1; m < model.modules.size(); ++m) children[model.modules[m].parent].push_back(static_cast<std::int32_t>(m));
+  return children;
+}
+
+// Modules in post-order, children in registration order; the root last.
+std::vector<std::int32_t> post_order(const ModelGraph& model) {
+  const auto children = children_of(model);
+  std::vector<std::int32_t> order, open{0};                       // explicit stack: the tree may be deep
+  std::vector<std::size_t> next(model.modules.size(), 0);
+  while (!open.empty()) {
+    const std::int32_t m = open.back();
+    if (next[m] < children[m].size()) {
+      open.push_back(children[m][next[m]++]);
+    } else {
+      order.push_back(m);
+      open.pop_back();
+    }
+  }
+  return order;
+}
+
+// One unit per chosen module plus the root. A module whose parameters inner units have claimed already would be a unit without
+// collectives, so it is left out.
+std::vector<Unit> units_of(const ModelGraph& model, const std::vector<char>& chosen) {
+  const auto none = static_cast<std::int32_t>(model.modules.size());
+  std::vector<std::int32_t> claimant(model.modules.size(), none);   // innermost chosen module around each
+  for (std::size_t m = 0; m < model.modules.size(); ++m) {
+    claimant[m] = m != 0 && chosen[m] ? static_cast<std::int32_t>(m) : m == 0 ? none : claimant[model.modules[m].parent];
+  }
+  std::vector<char> has_parameters(model.modules.size() + 1, 0);
+  for (const Parameter& p : model.parameters) {
+    for (const std::int32_t owner : p.modules) has_parameters[claimant[owner]] = 1;
+  }
+  std::vector<Unit> units;
+  for (const std::int32_t m : post_order(model)) {
+    if (m != 0 && chosen[m] && has_parameters[m]) units.push_back({{model.modules[m].name}, Reshard::automatic});
+  }
+  sort_by_execution(units, model);
+  units.push_back(root_unit());
+  return units;
+}
+
+// Parameters of each module's subtree, each storage once: what `sum(p.numel() for p in module.parameters())` gives.
+std::vector<std::int64_t> subtree_numel(const ModelGraph& model) {
+  std::vector<std::int64_t> numel(model.modules.size(), 0);
+  std::vector<std::int32_t> counted(model.modules.size(), -1);
+  for (std::size_t p = 0; p < model.parameters.size(); ++p) {
+    const auto id = static_cast<std::int32_t>(p);
+    for (std::int32_t m : model.parameters[p].modules) {
+      for (; m >= 0 && counted[m] != id; m = model.modules[m].parent) {
+        counted[m] = id;
+        numel[m] += model.parameters[p].numel();
+      }
+    }
+  }
+  return numel;
+}
+
+std::vector<Unit> wrap_classes_at(const ModelGraph& model, const std::vector<std::string>& classes, std::string_view where) {
+  std::vector<char> chosen(model.modules.size(), 0);
+  for (const std::string& wanted : classes) {
+    bool found = false;
+    for (std::size_t m = 1; m < model.modules.size(); ++m) {
+      if (model.modules[m].class_name != wanted) continue;
+      if (model.modules[m].container) {
+        throw InputError(std::string(where), "a " + wanted + " has no forward of its own and cannot be a unit", "name the class of the modules inside it");
+      }
+      found = true;
+      chosen[m] = 1;
+    }
+    if (found) continue;
+    std::set<std::string> there;
+    for (std::size_t m = 1; m < model.modules.size(); ++m) {
+      if (!model.modules[m].container) there.insert(model.modules[m].class_name);
+    }
+    std::string list;
+    for (const std::string& c : there) list += (list.empty() ? "" : ", ") + c;
+    throw InputError(std::string(where), "no module of '" + model.name + "' has class '" + wanted + "'", "its classes are " + list);
+  }
+  return units_of(model, chosen);
+}
+
+std::vector<Unit> wrap_blocks_at(const ModelGraph& model, std::int64_t blocks_per_unit, std::string_view where) {
+  const std::vector<std::int32_t> blocks = blocks_of(model, where);
+  const auto count = static_cast<std::int64_t>(blocks.size());
+  if (blocks_per_unit < 1 || blocks_per_unit > count) {
+    throw InputError(std::string(where), std::to_string(blocks_per_unit) + " blocks per unit, but '" + model.name + "' has " + std::to_string(count),
+                     "use 1 to " + std::to_string(count));
+  }
+  std::vector<Unit> units;
+  for (std::int64_t b = 0; b < count; ++b) {
+    if (b % blocks_per_unit == 0) units.emplace_back();
+    units.back().modules.push_back(model.modules[blocks[b]].name);
+  }
+  units.push_back(root_unit());
+  return units;
+}
+
+// A whole number of at least 1: "8", "1e8", "2.5e6".
+std::int64_t parse_count(std::string_view text, std::string_view where, const std::string& example) {
+  double value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (text.empty() || error != std::errc{} || end != text.data() + text.size() || !(value >= 1) || value > 9e15 || value != std::floor(value)) {
+    throw InputError(std::string(where), "'" + std::string(text) + "' is not a whole number of at least 1", "write it like " + example);
+  }
+  return static_cast<std::int64_t>(value);                        // exact: below 2^53
+}
+
+std::vector<std::string> split(std::string_view text, char separator) {
+  std::vector<std::string> parts;
+  while (true) {
+    const std::size_t at = text.find(separator);
+    parts.emplace_back(text.substr(0, at));
+    if (at == std::string_view::npos) return parts;
+    text.remove_prefix(at + 1);
+  }
+}
+
+struct HeadModules { std::int32_t embedding = -1, norm = -1, head = -1; };
+
+// Found by what they do, not by name: who looks up the ids, who makes the logits, who normalises what the head reads.
+HeadModules find_head(const ModelGraph& model) {
+  HeadModules found;
+  std::vector<std::int32_t> producer(model.tensors.size(), -1);
+  for (std::size_t i = 0; i < model.ops.size(); ++i) {
+    for (const std::int32_t t : model.ops[i].outputs) producer[t] = static_cast<std::int32_t>(i);
+    if (model.ops[i].kind == OpKind::embedding && found.embedding < 0) found.embedding = model.ops[i].module;
+  }
+  if (model.ops.empty() || model.ops.back().kind != OpKind::cross_entropy) return found;
+  const std::int32_t logits = producer[model.ops.back().inputs.front()];
+  if (logits < 0 || model.ops[logits].kind != OpKind::linear) return found;
+  found.head = model.ops[logits].module;
+  const std::int32_t before = producer[model.ops[logits].inputs.front()];
+  if (before >= 0 && (model.ops[before].kind == OpKind::rms_norm || model.ops[before].kind == OpKind::layer_norm)) found.norm = model.ops[before].module;
+  return found;
+}
+
+enum class Argument : std::uint8_t { none, optional, required };
+struct Policy {
+  std::string_view name;                                          // before the colon
+  Argument argument;
+  std::vector<Unit> (*make)(const ModelGraph&, std::string_view argument, std::string_view where);
+};
+
+// An empty argument stands for none given.
+constexpr Policy kPolicies[] = {
+    {"block", Argument::optional, [](const ModelGraph& m, std::string_view a, std::string_view w) { return wrap_blocks_at(m, a.empty() ? 1 : parse_count(a, w, "block:2"), w); }},
+    {"class", Argument::required, [](const ModelGraph& m, std::string_view a, std::string_view w) { return wrap_classes_at(m, split(a, ','), w); }},
+    {"params", Argument::required, [](const ModelGraph& m, std::string_view a, std::string_view w) { return wrap_by_size(m, parse_count(a, w, "params:1e8")); }},
+    {"root", Argument::none, [](const ModelGraph& m, std::string_view, std::string_view) { return wrap_root(m); }},
+    {"titan", Argument::none, [](const ModelGraph& m, std::string_view, std::string_view) { return wrap_titan(m); }},
+};
+constexpr std::string_view kPolicyForms = "use block, block:N, class:Name[,Name], params:1e8, root or titan";
+
+}  // namespace
+
+std::vector<Unit> wrap(const ModelGraph& model, std::string_view policy, std::string_view where) {
+  const std::size_t colon = policy.find(':');
+  const std::string_view head = policy.substr(0, colon);
+  const std::string_view argument = colon == std::string_view::npos ? std::string_view{} : policy.substr(colon + 1);
+  for (const Policy& p : kPolicies) {
+    if (p.name != head) continue;
+    const bool given = colon != std::string_view::npos;
+    if (given ? argument.empty() || p.argument == Argument::none : p.argument == Argument::required) break;
+    return p.make(model, argument, where);
+  }
+  throw InputError(std::string(where), "unknown wrap policy '" + std::string(policy) + "'", std::string(kPolicyForms));
+}
+
+std::vector<Unit> wrap_blocks(const ModelGraph& model, std::int64_t blocks_per_unit) { return wrap_blocks_at(model, blocks_per_unit, "wrap"); }
+
+std::vector<Unit> wrap_classes(const ModelGraph& model, const std::vector<std::string>& classes) { return wrap_classes_at(model, classes, "wrap"); }
+
+std::vector<Unit> wrap_root(const ModelGraph&) { return {root_unit()}; }
+
+// torch.distributed.fsdp.wrap._recursive_wrap with size_based_auto_wrap_policy, bottom-up. A module is reached when every module
+// above it is large enough and none of them is a force-leaf; `wrapped` is what the recursion returns.
+std::vector<Unit> wrap_by_size(const ModelGraph& model, std::int64_t min_num_params) {
+  const std::vector<std::int64_t> numel = subtree_numel(model);
+  std::vector<char> entered(model.modules.size(), 0), chosen(model.modules.size(), 0);
+  for (std::size_t m = 0; m < model.modules.size(); ++m) {
+    const bool reached = m == 0 || entered[model.modules[m].parent];
+    entered[m] = reached && numel[m] >= min_num_params && model.modules[m].class_name != "MultiheadAttention";
+  }
+  std::vector<std::int64_t> wrapped(model.modules.size(), 0);
+  for (const std::int32_t m : post_order(model)) {
+    if (m == 0 || !entered[m]) continue;                          // the root is never wrapped by the policy
+    if (numel[m] - wrapped[m] >= min_num_params && !model.modules[m].container) {
+      chosen[m] = 1;
+      wrapped[m] = numel[m];
+    }
+    wrapped[model.modules[m].parent] += wrapped[m];
+  }
+  return units_of(model, chosen);
+}
+
+// As torchtitan's apply_fsdp: the last group is not resharded after forward (backward needs it at once).
+std::vector<Unit> wrap_titan(const ModelGraph& model) {
+  const HeadModules found = find_head(model);
+  std::vector<Unit> units = wrap_blocks_at(model, 1, "wrap");
+  units.pop_back();
+  const auto name_of = [&](std::int32_t id) { return model.modules[id].name; };
+  const bool usable = found.embedding > 0 && found.head > 0;      // modules of their own
+  bool tied = false;
+  for (const Parameter& p : model.parameters) {
+    const auto owned_by = [&](std::int32_t id) { return std::find(p.modules.begin(), p.modules.end(), id) != p.modules.end(); };
+    tied = tied || (owned_by(found.embedding) && owned_by(found.head));
+  }
+  if (usable) {
+    Unit last{{}, Reshard::no};
+    if (tied) last.modules.push_back(name_of(found.embedding));
+    if (!tied) units.push_back({{name_of(found.embedding)}, Reshard::automatic});
+    if (found.norm > 0) last.modules.push_back(name_of(found.norm));
+    if (found.head != found.embedding) last.modules.push_back(name_of(found.head));
+    units.push_back(std::move(last));
+  }
+  sort_by_execution(units, model);
+  units.push_back(root_unit());
+  return units;
+}
+
+std::vector<std::string> checkpointed_modules(const ModelGraph& model, std::string_view policy, std::string_view where) {
+  if (policy == "none") return {};
+  const bool every = policy.starts_with("every-"), first = policy.starts_with("first-");
+  if (policy != "full" && !every && !first) {
+    throw InputError(std::string(where), "unknown activation checkpointing '" + std::string(policy) + "'", "use none, full, every-N or first-N");
+  }
+  const std::vector<std::int32_t> blocks = blocks_of(model, where);
+  const auto count = static_cast<std::int64_t>(blocks.size());
+  const std::int64_t n = policy == "full" ? 1 : parse_count(policy.substr(6), where, "every-2 or first-8");
+  if (n > count) {
+    throw InputError(std::string(where), "'" + std::string(policy) + "', but '" + model.name + "' has " + std::to_string(count) + " blocks", "use a number up to " + std::to_string(count));
+  }
+  std::vector<std::string> names;
+  for (std::int64_t b = 0; b < count; ++b) {
+    if (first ? b < n : b % n == 0) names.push_back(model.modules[blocks[b]].name);
+  }
+  return names;
+}
+
+}  // namespace fsdp
