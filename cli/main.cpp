@@ -1,1 +1,80 @@
-int main() { return 2; }
+// fsdp-plan: declares the commands, runs the one that was called, turns failures into one sentence and an exit code.
+#include <cstdio>
+#include <exception>
+#include <new>
+#include <string>
+
+#include "cli/commands.h"
+#include "models/error.h"
+
+namespace fsdp::cli {
+namespace {
+
+constexpr const char* kAbout =
+    "Picks, predicts and executes sharding plans for FSDP training.\n"
+    "Exit codes: 0 done (and fits, and within tolerance), 1 the answer is no, 2 bad input or usage, 3 machine failure.";
+
+int say(int code, const std::string& sentence) {
+  std::fprintf(stderr, "fsdp-plan: %s\n", sentence.c_str());
+  return code;
+}
+
+int usage(const CLI::App& app, const CLI::ParseError& error) {
+  if (error.get_exit_code() == 0) return app.exit(error);          // --help, --version
+  const auto called = app.get_subcommands();
+  const std::string command = called.empty() ? "fsdp-plan" : "fsdp-plan " + called.front()->get_name();
+  return say(kBadInput, std::string(error.what()) + "; `" + command + " --help` lists what it takes");
+}
+
+// Output that could not be written (a full disk behind a redirection) is a failure, not a success.
+int flushed(int code) {
+  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) return say(kMachineFailed, "standard output: could not be written");
+  return code;
+}
+
+int call(const Work& work) {
+  try {
+    return flushed(work());
+  } catch (const InputError& e) {
+    return say(kBadInput, e.what());
+  } catch (const std::bad_alloc&) {
+    return say(kMachineFailed, "out of memory on this machine");
+  } catch (const std::length_error&) {
+    return say(kMachineFailed, "out of memory on this machine: a container would exceed the address space");
+  } catch (const std::exception& e) {
+    return say(kMachineFailed, e.what());
+  }
+}
+
+int main_of(int argc, char** argv) {
+  CLI::App app(kAbout, "fsdp-plan");
+  app.require_subcommand(1);
+  app.set_version_flag("--version", "fsdp-plan " FSDP_PLAN_VERSION);
+  app.get_formatter()->column_width(34);
+  Work chosen;
+  add_plan(app, chosen);
+  add_simulate(app, chosen);
+  add_run(app, chosen);
+  add_validate(app, chosen);
+  add_calibrate(app, chosen);
+  add_show(app, chosen);
+  add_accuracy(app, chosen);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& e) {
+    return usage(app, e);
+  }
+  return call(chosen);
+}
+
+}  // namespace
+}  // namespace fsdp::cli
+
+int main(int argc, char** argv) {
+  try {
+    return fsdp::cli::main_of(argc, argv);
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "fsdp-plan: %s\n", e.what());
+    return fsdp::cli::kMachineFailed;
+  }
+}

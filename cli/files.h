@@ -1,0 +1,38 @@
+// Reading and writing whole files, and terminals.
+#pragma once
+
+#include <cstdio>
+#include <functional>
+#include <string>
+#include <string_view>
+
+namespace fsdp::cli {
+
+// Throws InputError naming the file: absent, a folder, unreadable, larger than 1 GiB.
+[[nodiscard]] std::string read_file(const std::string& path);
+
+// Complete or absent: written beside its place and renamed. Throws InputError when the folder is not there or not writable,
+// MachineError when the disk fails.
+void write_file(const std::string& path, std::string_view text);
+
+void print(std::FILE*, std::string_view text);
+
+// Progress on standard error, only if that is a terminal: one line, rewritten, at most 20 times a second, and erased by the
+// destructor.
+class Progress {
+ public:
+  Progress();
+  ~Progress();
+  Progress(const Progress&) = delete;
+  Progress& operator=(const Progress&) = delete;
+  void say(const std::string& text);
+
+ private:
+  bool terminal_ = false, shown_ = false;
+  double last_ = -1;
+};
+
+// Wraps text in an ANSI style when the stream is a terminal.
+[[nodiscard]] std::string bold(std::FILE*, const std::string& text);
+
+}  // namespace fsdp::cli

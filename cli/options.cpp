@@ -1,0 +1,288 @@
+#include "cli/options.h"
+
+#include <fmt/format.h>
+
+#include <charconv>
+#include <cmath>
+
+#include "cli/files.h"
+#include "models/error.h"
+#include "planner/wrap.h"
+
+namespace fsdp::cli {
+namespace {
+
+struct FlagRow {
+  const char* name;
+  Text Flags::*value;
+  const char* help;
+};
+
+constexpr FlagRow kSetup[] = {
+    {"--model", &Flags::model, "catalog name (llama3-8b), config.json, or a folder that holds one"},
+    {"--cluster", &Flags::cluster, "catalog name (dgx-h100, host) or a cluster file"},
+    {"--gpus", &Flags::gpus, "GPUs in all; default: one node"},
+    {"--costs", &Flags::costs, "costs.json of `calibrate`; default: datasheet and measured ceilings"},
+    {"--implementation", &Flags::implementation, "torchtitan (default) or native (default on --cluster host)"},
+    {"--memory-limit", &Flags::memory_limit, "per GPU, such as 76GiB; default: usable memory less 5%"},
+};
+constexpr FlagRow kPlan[] = {
+    {"--seq-len", &Flags::seq_len, "tokens per sequence; default: what the model allows"},
+    {"--micro-batch", &Flags::micro_batch, "sequences per GPU and micro-batch"},
+    {"--grad-accum", &Flags::grad_accum, "micro-batches per step"},
+    {"--global-batch", &Flags::global_batch, "sequences per step over all GPUs; any two of these three decide the third"},
+    {"--dialect", &Flags::dialect, "order of work: fsdp2 (default), ddp"},
+    {"--wrap", &Flags::wrap, "units: block | block:2 | class:NAME[,NAME] | params:1e8 | root | titan"},
+    {"--reshard-after-forward", &Flags::reshard, "auto | true | false, for every unit"},
+    {"--replicate", &Flags::replicate, "replicas of the sharded model (hybrid sharding)"},
+    {"--grad-sync", &Flags::grad_sync, "every | last | reduce-scatter-only, over micro-batches"},
+    {"--forward-prefetch", &Flags::forward_prefetch, "units gathered ahead in forward, explicitly"},
+    {"--backward-prefetch", &Flags::backward_prefetch, "units gathered ahead in backward: N | pre | none"},
+    {"--activation-checkpointing", &Flags::checkpointing, "none | full | every-N | first-N"},
+    {"--offload", &Flags::offload, ""},
+    {"--param-dtype", &Flags::param_dtype, "compute and all-gather: bf16 (default), fp32 (default on host), fp64"},
+    {"--reduce-dtype", &Flags::reduce_dtype, "reduce-scatter: fp32 (default), bf16"},
+    {"--optimizer", &Flags::optimizer, "adamw (default) | sgd"},
+    {"--clip-norm", &Flags::clip_norm, "clip gradients to this 2-norm"},
+    {"--seed", &Flags::seed, "initial weights and synthetic data"},
+};
+
+constexpr std::int64_t kMostGpus = 1'000'000, kMostSequence = std::int64_t{1} << 24U, kMostSequences = 65'536, kMostMicroBatches = 1024;
+constexpr std::int64_t kMostTokens = std::int64_t{1} << 28U;   // of a micro-batch; keeps every size below far from 2^63
+constexpr double kHeadRoom = 0.95;           // of the GPU's usable memory: design section 5
+
+void add_rows(CLI::App& command, Flags& flags, const FlagRow* begin, const FlagRow* end) {
+  for (const FlagRow* row = begin; row != end; ++row) {
+    CLI::Option* option = command.add_option(row->name, flags.*(row->value), row->help);
+    option->take_last()->allow_extra_args(false)->type_name("");
+    if (*row->help == '\0') option->group("");
+  }
+}
+
+std::optional<std::int64_t> count_of(const Text& text, const char* flag, std::int64_t least, std::int64_t most) {
+  if (!text) return std::nullopt;
+  return parse_count(*text, flag, least, most);
+}
+
+std::int64_t sequence_length(const Flags& flags, const ModelGraph& model) {
+  if (flags.seq_len) return parse_count(*flags.seq_len, "--seq-len", 1, kMostSequence);
+  if (model.max_seq_len > 0) return model.max_seq_len;
+  throw InputError("--seq-len", "is missing and " + model.name + " does not state one", "give the tokens per sequence, such as --seq-len 4096");
+}
+
+Costs costs_of(const Flags& flags, const ClusterSpec& cluster) {
+  if (flags.costs) {
+    Costs costs = parse_costs(read_file(*flags.costs), *flags.costs);
+    if (cluster.host != (costs.platform == "host")) {
+      throw InputError(*flags.costs, "holds costs of '" + costs.platform + "', but the cluster is " + cluster.name,
+                       "give the costs that were calibrated for it");
+    }
+    return costs;
+  }
+  if (cluster.host) {
+    throw InputError("--costs", "is missing; the cluster 'host' has no datasheet",
+                     "make them with `fsdp-plan calibrate --backend host -o costs.json` and give --costs costs.json");
+  }
+  return default_costs(cluster);
+}
+
+struct Batch {
+  std::optional<std::int64_t> micro, accum, global;
+};
+
+std::string contradiction(const Batch& b, std::int64_t ranks) {
+  return fmt::format("{} sequences per step are not {} per micro-batch x {} micro-batches x {} GPUs", *b.global, *b.micro, *b.accum, ranks);
+}
+
+// The flags, with the third number filled in where two are given; refuses what cannot hold.
+Batch batch_of(const Flags& flags, std::int64_t ranks) {
+  Batch b{count_of(flags.micro_batch, "--micro-batch", 1, kMostSequences), count_of(flags.grad_accum, "--grad-accum", 1, kMostMicroBatches),
+          count_of(flags.global_batch, "--global-batch", 1, ranks * kMostSequences)};
+  if (!b.global) return b;
+  const std::int64_t per_rank = *b.global / ranks;
+  const bool divides = *b.global % ranks == 0;
+  if (b.micro && b.accum && (!divides || *b.micro * *b.accum != per_rank)) {
+    throw InputError("--global-batch", contradiction(b, ranks), "leave out one of --global-batch, --micro-batch and --grad-accum");
+  }
+  if (!divides) throw InputError("--global-batch", fmt::format("{} sequences do not divide over {} GPUs", *b.global, ranks), fmt::format("give a multiple of {}", ranks));
+  if (b.micro && !b.accum) {
+    if (per_rank % *b.micro != 0) throw InputError("--micro-batch", fmt::format("{} does not divide the {} sequences of each GPU", *b.micro, per_rank), "give a divisor");
+    b.accum = per_rank / *b.micro;
+  } else if (b.accum && !b.micro) {
+    if (per_rank % *b.accum != 0) throw InputError("--grad-accum", fmt::format("{} does not divide the {} sequences of each GPU", *b.accum, per_rank), "give a divisor");
+    b.micro = per_rank / *b.accum;
+  }
+  return b;
+}
+
+void check_sizes(std::int64_t micro, std::int64_t accum, std::int64_t seq_len) {
+  if (accum > kMostMicroBatches) {
+    throw InputError("--global-batch", fmt::format("needs {} micro-batches per step, more than {}", accum, kMostMicroBatches), "give a larger --micro-batch");
+  }
+  if (micro * seq_len > kMostTokens) {
+    throw InputError("--micro-batch", fmt::format("{} sequences of {} tokens are more than {} tokens at once", micro, seq_len, with_commas(kMostTokens)),
+                     "give fewer sequences or a shorter --seq-len");
+  }
+}
+
+int backward_prefetch_of(const std::string& text) {
+  if (text == "pre") return 1;
+  if (text == "none") return 0;
+  if (text == "post") throw InputError("--backward-prefetch", "'post' exists in the fsdp1 dialect only", "give a number of units, pre or none");
+  return static_cast<int>(parse_count(text, "--backward-prefetch", 0, 1000));
+}
+
+double clip_of(const std::string& text) {
+  double value = 0;
+  const auto [end, problem] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (problem != std::errc() || end != text.data() + text.size() || !std::isfinite(value) || value <= 0) {
+    throw InputError("--clip-norm", "'" + text + "' is not a positive number", "give the largest 2-norm, such as 1.0");
+  }
+  return value;
+}
+
+void refuse_unbuilt(const Flags& flags) {
+  if (flags.offload) throw InputError("--offload", "offloading to host memory is not built yet", "leave it out");
+  if (flags.dialect == "fsdp1") throw InputError("--dialect", "fsdp1 is not built yet", "give fsdp2 or ddp");
+  if (flags.reshard && !flags.reshard->empty() && flags.reshard->find_first_not_of("0123456789") == std::string::npos) {
+    throw InputError("--reshard-after-forward", "resharding to a smaller group of " + *flags.reshard + " is not built yet", "give auto, true or false");
+  }
+  if (flags.checkpointing == "selective-op") {
+    throw InputError("--activation-checkpointing", "selective-op is not built yet", "give none, full, every-N or first-N");
+  }
+}
+
+// What neither search nor wrap policy decides.
+void apply_details(const Flags& flags, const Setup& setup, ShardingPlan& plan) {
+  if (setup.cluster.host) plan.param_dtype = DType::f32;
+  if (flags.grad_sync) plan.grad_sync = parse_grad_sync(*flags.grad_sync, "--grad-sync");
+  if (flags.forward_prefetch) plan.forward_prefetch = static_cast<int>(parse_count(*flags.forward_prefetch, "--forward-prefetch", 0, 1000));
+  if (flags.backward_prefetch) plan.backward_prefetch = backward_prefetch_of(*flags.backward_prefetch);
+  if (flags.param_dtype) plan.param_dtype = parse_dtype(*flags.param_dtype, "--param-dtype");
+  if (plan.param_dtype == DType::f64) plan.reduce_dtype = plan.master_dtype = DType::f64;
+  if (flags.reduce_dtype) plan.reduce_dtype = parse_dtype(*flags.reduce_dtype, "--reduce-dtype");
+  if (flags.optimizer) plan.optimizer.kind = parse_optimizer(*flags.optimizer, "--optimizer");
+  if (flags.clip_norm) plan.clip_norm = clip_of(*flags.clip_norm);
+  if (flags.seed) plan.seed = static_cast<std::uint64_t>(parse_count(*flags.seed, "--seed", 0, INT64_MAX));
+}
+
+Dialect dialect_of(const Flags& flags) { return flags.dialect ? parse_dialect(*flags.dialect, "--dialect") : Dialect::fsdp2; }
+
+std::optional<std::int64_t> replicate_of(const Flags& flags, std::int64_t ranks) {
+  const auto replicate = count_of(flags.replicate, "--replicate", 1, kMostGpus);
+  if (dialect_of(flags) == Dialect::ddp) {
+    if (replicate && *replicate != ranks) throw InputError("--replicate", "the ddp dialect replicates on every GPU", "leave it out");
+    return ranks;
+  }
+  if (replicate && ranks % *replicate != 0) {
+    throw InputError("--replicate", fmt::format("{} does not divide {} GPUs", *replicate, ranks), "give a divisor");
+  }
+  return replicate;
+}
+
+}  // namespace
+
+void add_setup_flags(CLI::App& command, Flags& flags) {
+  add_rows(command, flags, std::begin(kSetup), std::end(kSetup));
+  command.add_flag("--compile", flags.compile, "the implementation's compiled variant");
+}
+
+void add_plan_flags(CLI::App& command, Flags& flags) { add_rows(command, flags, std::begin(kPlan), std::end(kPlan)); }
+
+std::int64_t parse_count(const std::string& text, const std::string& where, std::int64_t least, std::int64_t most) {
+  std::int64_t value = 0;
+  const auto [end, problem] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (problem != std::errc() || end != text.data() + text.size() || value < least || value > most) {
+    throw InputError(where, "'" + text + "' is not a whole number from " + with_commas(least) + " to " + with_commas(most), "give one, in digits");
+  }
+  return value;
+}
+
+double parse_percent(const std::string& text, const std::string& where) {
+  double value = 0;
+  const auto [end, problem] = std::from_chars(text.data(), text.data() + text.size(), value);
+  const bool ends_in_percent = problem == std::errc() && end + 1 == text.data() + text.size() && *end == '%';
+  if (!ends_in_percent || !std::isfinite(value) || value < 0 || value > 1000) {
+    throw InputError(where, "'" + text + "' is not a percentage", "write it with its sign, such as 5%");
+  }
+  return value / 100;
+}
+
+Setup resolve_setup(const Flags& flags, const ShardingPlan* plan) {
+  if (!flags.model) throw InputError("--model", "is missing", "give a catalog name (see `fsdp-plan show model`) or a config.json");
+  if (!flags.cluster) throw InputError("--cluster", "is missing", "give a catalog name (see `fsdp-plan show cluster`) or a cluster file");
+  refuse_unbuilt(flags);
+  const auto gpus = count_of(flags.gpus, "--gpus", 1, kMostGpus);
+  if (plan != nullptr && gpus && *gpus != plan->ranks()) {
+    throw InputError("--gpus", fmt::format("is {}, but the plan is for {} GPUs", *gpus, plan->ranks()), "leave it out");
+  }
+  const std::int64_t asked = plan != nullptr ? plan->seq_len : flags.seq_len ? parse_count(*flags.seq_len, "--seq-len", 1, kMostSequence) : 0;
+  Setup setup;
+  setup.model = load_model(*flags.model, asked);
+  setup.cluster = load_cluster(*flags.cluster, plan != nullptr ? plan->ranks() : gpus.value_or(0));
+  setup.seq_len = plan != nullptr ? plan->seq_len : sequence_length(flags, setup.model);
+  setup.implementation = &find_implementation(flags.implementation.value_or(setup.cluster.host ? "native" : "torchtitan"), flags.compile, "--implementation");
+  setup.costs = costs_of(flags, setup.cluster);
+  setup.options.memory_limit = flags.memory_limit ? parse_bytes(*flags.memory_limit, "--memory-limit")
+                                                  : Bytes(static_cast<std::int64_t>(kHeadRoom * static_cast<double>(setup.cluster.gpu.usable_memory.count())));
+  if (setup.options.memory_limit->count() == 0 && flags.memory_limit) throw InputError("--memory-limit", "is zero", "give the bytes that a GPU may use, such as 76GiB");
+  return setup;
+}
+
+ShardingPlan plan_from_file(const Flags& flags) {
+  for (const FlagRow& row : kPlan) {
+    if (flags.*(row.value)) throw InputError(row.name, "contradicts --plan, which decides it already", "leave out one of the two");
+  }
+  return parse_plan(read_file(*flags.plan), *flags.plan);
+}
+
+ShardingPlan plan_from_flags(const Flags& flags, const Setup& setup) {
+  const std::int64_t ranks = setup.cluster.gpus;
+  Batch batch = batch_of(flags, ranks);
+  const std::int64_t micro = batch.micro.value_or(1);
+  const std::int64_t accum = batch.accum.value_or(batch.global ? *batch.global / ranks / micro : 1);
+  check_sizes(micro, accum, setup.seq_len);
+  PlanOptions options;
+  options.ranks = ranks;
+  options.replicate = replicate_of(flags, ranks).value_or(1);
+  options.seq_len = setup.seq_len;
+  options.micro_batches.assign(static_cast<std::size_t>(accum), micro);
+  options.dialect = dialect_of(flags);
+  if (flags.reshard) options.reshard = parse_reshard(*flags.reshard, "--reshard-after-forward");
+  ShardingPlan plan = naive_plan(setup.model, options);
+  if (flags.wrap) {
+    plan.units = wrap(setup.model, *flags.wrap, "--wrap");
+    for (Unit& unit : plan.units) unit.reshard_after_forward = options.reshard;
+    plan.wrap = *flags.wrap;
+  }
+  if (flags.checkpointing) plan.checkpointed = checkpointed_modules(setup.model, *flags.checkpointing, "--activation-checkpointing");
+  apply_details(flags, setup, plan);
+  check(plan, setup.model, "flags");
+  return plan;
+}
+
+SearchOptions search_from_flags(const Flags& flags, const Setup& setup) {
+  const std::int64_t ranks = setup.cluster.gpus;
+  const Batch batch = batch_of(flags, ranks);
+  check_sizes(batch.micro.value_or(1), batch.accum.value_or(1), setup.seq_len);
+  SearchOptions options;
+  PlanOptions base;
+  base.ranks = ranks;
+  base.seq_len = setup.seq_len;
+  base.dialect = dialect_of(flags);
+  base.replicate = replicate_of(flags, ranks).value_or(1);
+  options.base = naive_plan(setup.model, base);
+  apply_details(flags, setup, options.base);
+  options.ranks = ranks;
+  options.micro_batch = batch.micro;
+  options.grad_accum = batch.accum;
+  options.global_batch = batch.global;
+  options.wrap = flags.wrap;
+  options.checkpointing = flags.checkpointing;
+  if (flags.reshard) options.reshard = parse_reshard(*flags.reshard, "--reshard-after-forward");
+  options.replicate = replicate_of(flags, ranks);
+  options.memory_limit = *setup.options.memory_limit;
+  return options;
+}
+
+}  // namespace fsdp::cli

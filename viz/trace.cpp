@@ -1,0 +1,100 @@
+// Chrome trace events (the "JSON Array Format" with a traceEvents object; opens in ui.perfetto.dev and chrome://tracing):
+// "X" complete events in microseconds, "M" names of processes and threads, "C" counters.
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <nlohmann/json.hpp>
+#include <span>
+
+#include "viz/viz.h"
+
+namespace fsdp {
+namespace {
+
+using Json = nlohmann::ordered_json;
+constexpr double kMicroseconds = 1e6;
+
+struct Scene {                               // what all processes of one trace share
+  const Step& step;
+  const Program& program;
+  std::vector<std::string> names;            // describe() of each operation
+};
+
+void name_process(Json& events, int pid, const std::string& name) {
+  events.push_back({{"ph", "M"}, {"pid", pid}, {"tid", 0}, {"name", "process_name"}, {"args", {{"name", name}}}});
+  for (int s = 0; s < kStreams; ++s) {
+    const std::string stream(fsdp::name(static_cast<Stream>(s)));
+    events.push_back({{"ph", "M"}, {"pid", pid}, {"tid", s}, {"name", "thread_name"}, {"args", {{"name", stream + " stream"}}}});
+    events.push_back({{"ph", "M"}, {"pid", pid}, {"tid", s}, {"name", "thread_sort_index"}, {"args", {{"sort_index", s}}}});
+  }
+}
+
+double first_start(const Timeline& timeline) {
+  double first = 0;
+  for (const Span& s : timeline.spans) first = std::min(first, s.start);
+  return first;
+}
+
+// Operations of one stream never overlap; starts are clamped to the end before, so that rounding cannot make them seem to.
+void add_spans(Json& events, int pid, const Scene& scene, const Timeline& timeline) {
+  const double zero = first_start(timeline);
+  std::array<double, kStreams> busy_until{};
+  std::vector<std::size_t> order;
+  for (std::size_t i = 0; i < std::min(scene.step.ops.size(), timeline.spans.size()); ++i) {
+    if (!scene.step.ops[i].host_only) order.push_back(i);
+  }
+  std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return timeline.spans[a].start < timeline.spans[b].start; });
+  for (const std::size_t i : order) {
+    const Operation& op = scene.step.ops[i];
+    const auto stream = static_cast<std::size_t>(op.stream);
+    const double start = std::max((timeline.spans[i].start - zero) * kMicroseconds, busy_until[stream]);
+    const double end = std::max(start, (timeline.spans[i].end - zero) * kMicroseconds);
+    busy_until[stream] = end;
+    events.push_back({{"ph", "X"}, {"pid", pid}, {"tid", static_cast<int>(op.stream)}, {"name", scene.names[i]},
+                      {"cat", std::string(name(op.action))}, {"ts", start}, {"dur", end - start},
+                      {"args", {{"op", i}, {"micro_batch", op.micro_batch}}}});
+  }
+}
+
+// Memory moves at host order; it is drawn where the compute stream starts the next operation that the host issued.
+void add_memory(Json& events, int pid, const Scene& scene, const Timeline& timeline, const MemoryTimeline& memory) {
+  const double zero = first_start(timeline);
+  const std::size_t n = std::min({scene.step.ops.size(), timeline.spans.size(), memory.points.size()});
+  std::int64_t highest = memory.start;
+  for (std::size_t i = 0; i < n; ++i) {
+    highest = std::max(highest, memory.points[i].at);
+    const Operation& op = scene.step.ops[i];
+    if (op.host_only || op.stream != Stream::compute) continue;
+    events.push_back({{"ph", "C"}, {"pid", pid}, {"tid", 0}, {"name", "allocated bytes"},
+                      {"ts", (timeline.spans[i].start - zero) * kMicroseconds}, {"args", {{"allocated", highest}}}});
+    highest = memory.points[i].after;
+  }
+}
+
+}  // namespace
+
+std::string trace_json(const Step& steady, const Program& program, const ShardingPlan& plan, const ModelGraph& model,
+                       const Prediction* prediction, const Measurement* measurement) {
+  Scene scene{steady, program, {}};
+  for (const Operation& op : steady.ops) scene.names.push_back(describe(op, program, plan, model));
+  Json events = Json::array();
+  int pid = 1;
+  if (prediction != nullptr) {
+    name_process(events, pid, "predicted");
+    add_spans(events, pid, scene, prediction->timeline);
+    add_memory(events, pid, scene, prediction->timeline, prediction->memory.steady_step);
+    ++pid;
+  }
+  if (measurement != nullptr) {
+    for (const RankMeasurement& rank : measurement->ranks) {
+      name_process(events, pid, "measured rank " + std::to_string(rank.rank));
+      add_spans(events, pid, scene, rank.timeline);
+      add_memory(events, pid, scene, rank.timeline, rank.steady_step);
+      ++pid;
+    }
+  }
+  const Json document = {{"displayTimeUnit", "ms"}, {"traceEvents", std::move(events)}};
+  return document.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+}  // namespace fsdp
