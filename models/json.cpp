@@ -1,0 +1,266 @@
+#include "models/json.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <utility>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "models/error.h"
+#include "models/suggest.h"
+
+namespace fsdp {
+namespace {
+
+std::string_view type_name(const nlohmann::json& j) {
+  switch (j.type()) {
+    case nlohmann::json::value_t::object: return "an object";
+    case nlohmann::json::value_t::array: return "an array";
+    case nlohmann::json::value_t::string: return "a text";
+    case nlohmann::json::value_t::boolean: return "true or false";
+    case nlohmann::json::value_t::number_integer:
+    case nlohmann::json::value_t::number_unsigned: return "an integer";
+    case nlohmann::json::value_t::number_float: return "a fraction";
+    default: return "null";
+  }
+}
+
+[[noreturn]] void refuse_syntax(std::string_view text, std::string_view where, std::size_t byte) {
+  if (byte > text.size()) {
+    throw InputError(std::string(where), "the JSON ends too early (the file was cut short, or is empty)", "write the file again");
+  }
+  const std::string_view before = text.substr(0, byte == 0 ? 0 : byte - 1);
+  const auto line = 1 + std::count(before.begin(), before.end(), '\n');
+  const std::size_t newline = before.rfind('\n');
+  const std::size_t column = newline == std::string_view::npos ? before.size() + 1 : before.size() - newline;
+  throw InputError(std::string(where), fmt::format("not valid JSON at line {}, column {}", line, column), "correct the file there");
+}
+
+// Depth and duplicate keys, while parsing.
+class Guard {
+ public:
+  explicit Guard(std::string_view where) : where_(where) {}
+  bool operator()(int depth, nlohmann::json::parse_event_t event, nlohmann::json& parsed) {
+    using Event = nlohmann::json::parse_event_t;
+    if (depth > kMaxJsonDepth) throw InputError(where_, fmt::format("nested deeper than {} levels", kMaxJsonDepth), "use a flatter document");
+    if (event == Event::object_start) keys_.emplace_back();
+    if (event == Event::object_end) keys_.pop_back();
+    if (event == Event::key && !keys_.back().insert(parsed.get_ref<const std::string&>()).second) {
+      throw InputError(where_, "the key \"" + printable(parsed.get_ref<const std::string&>()) + "\" occurs twice in one object", "remove one");
+    }
+    return true;
+  }
+
+ private:
+  std::string where_;
+  std::vector<std::set<std::string>> keys_;
+};
+
+}  // namespace
+
+// --- JsonValue
+
+std::string JsonValue::where() const { return path_.empty() ? file_ : file_ + ": " + path_; }
+bool JsonValue::is_null() const { return value_->is_null(); }
+bool JsonValue::is_text() const { return value_->is_string(); }
+bool JsonValue::is_object() const { return value_->is_object(); }
+
+void JsonValue::refuse(const std::string& problem, const std::string& remedy) const { throw InputError(where(), problem, remedy); }
+
+void JsonValue::wrong_type(std::string_view expected) const {
+  refuse(fmt::format("is {}", type_name(*value_)), fmt::format("expected {}", expected));
+}
+
+JsonValue JsonValue::element(std::size_t index) const { return {(*value_)[index], file_, fmt::format("{}[{}]", path_, index)}; }
+
+std::int64_t JsonValue::integer(std::int64_t min, std::int64_t max) const {
+  if (!value_->is_number_integer()) wrong_type(fmt::format("an integer from {} to {}", min, max));
+  const bool huge = value_->is_number_unsigned() && value_->get<std::uint64_t>() > static_cast<std::uint64_t>(kMaxInteger);
+  const std::int64_t v = huge ? 0 : value_->get<std::int64_t>();
+  if (huge || v < min || v > max) refuse(fmt::format("{} is out of range", value_->dump()), fmt::format("expected an integer from {} to {}", min, max));
+  return v;
+}
+
+std::uint64_t JsonValue::unsigned_integer() const {
+  if (!value_->is_number_unsigned()) wrong_type("an integer that is not negative");
+  return value_->get<std::uint64_t>();
+}
+
+double JsonValue::number(double min, double max) const {
+  if (!value_->is_number()) wrong_type("a number");
+  const double v = value_->get<double>();
+  if (!(v >= min && v <= max)) refuse(fmt::format("{} is out of range", v), fmt::format("expected a number from {} to {}", min, max));
+  return v;
+}
+
+bool JsonValue::boolean() const {
+  if (!value_->is_boolean()) wrong_type("true or false");
+  return value_->get<bool>();
+}
+
+std::string JsonValue::text() const {
+  if (!value_->is_string()) wrong_type("a text in quotes");
+  return value_->get<std::string>();
+}
+
+JsonObject JsonValue::object() const { return JsonObject(*this); }
+
+std::vector<JsonValue> JsonValue::array() const {
+  if (!value_->is_array()) wrong_type("an array");
+  std::vector<JsonValue> out;
+  out.reserve(value_->size());
+  for (std::size_t i = 0; i < value_->size(); ++i) out.push_back(element(i));
+  return out;
+}
+
+std::vector<std::int64_t> JsonValue::integers(std::int64_t min, std::int64_t max) const {
+  if (!value_->is_array()) wrong_type("an array of integers");
+  std::vector<std::int64_t> out(value_->size());
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    const nlohmann::json& e = (*value_)[i];
+    const bool plain = e.is_number_integer() && !(e.is_number_unsigned() && e.get<std::uint64_t>() > static_cast<std::uint64_t>(kMaxInteger));
+    out[i] = plain ? e.get<std::int64_t>() : 0;
+    if (!plain || out[i] < min || out[i] > max) out[i] = element(i).integer(min, max);   // throws, with the element's path
+  }
+  return out;
+}
+
+std::vector<double> JsonValue::numbers(double min, double max) const {
+  if (!value_->is_array()) wrong_type("an array of numbers");
+  std::vector<double> out(value_->size());
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    const nlohmann::json& e = (*value_)[i];
+    out[i] = e.is_number() ? e.get<double>() : 0;
+    if (!e.is_number() || !(out[i] >= min && out[i] <= max)) out[i] = element(i).number(min, max);   // throws
+  }
+  return out;
+}
+
+std::vector<std::string> JsonValue::texts() const {
+  if (!value_->is_array()) wrong_type("an array of texts");
+  std::vector<std::string> out;
+  out.reserve(value_->size());
+  for (std::size_t i = 0; i < value_->size(); ++i) out.push_back((*value_)[i].is_string() ? (*value_)[i].get<std::string>() : element(i).text());
+  return out;
+}
+
+// --- JsonObject
+
+JsonObject::JsonObject(JsonValue value) : value_(std::move(value)) {
+  if (!value_.value_->is_object()) value_.wrong_type("an object");
+}
+
+std::string JsonObject::where(std::string_view key) const {
+  return value_.file_ + ": " + value_.path_ + (value_.path_.empty() ? "" : ".") + printable(key);
+}
+
+JsonValue JsonObject::at(std::string_view key) {
+  asked_.emplace(key);
+  const auto it = value_.value_->find(std::string(key));
+  if (it == value_.value_->end()) throw InputError(where(key), "is missing", "add it");
+  return {*it, value_.file_, value_.path_ + (value_.path_.empty() ? "" : ".") + std::string(key)};
+}
+
+std::optional<JsonValue> JsonObject::find(std::string_view key) {
+  asked_.emplace(key);
+  const auto it = value_.value_->find(std::string(key));
+  if (it == value_.value_->end() || it->is_null()) return std::nullopt;
+  return at(key);
+}
+
+bool JsonObject::has(std::string_view key) {
+  asked_.emplace(key);
+  return value_.value_->contains(std::string(key));
+}
+
+std::optional<std::int64_t> JsonObject::optional_integer(std::string_view key, std::int64_t min, std::int64_t max) {
+  const auto v = find(key);
+  return v ? std::optional(v->integer(min, max)) : std::nullopt;
+}
+std::optional<double> JsonObject::optional_number(std::string_view key, double min, double max) {
+  const auto v = find(key);
+  return v ? std::optional(v->number(min, max)) : std::nullopt;
+}
+std::optional<bool> JsonObject::optional_boolean(std::string_view key) {
+  const auto v = find(key);
+  return v ? std::optional(v->boolean()) : std::nullopt;
+}
+std::optional<std::string> JsonObject::optional_text(std::string_view key) {
+  const auto v = find(key);
+  return v ? std::optional(v->text()) : std::nullopt;
+}
+std::optional<JsonObject> JsonObject::optional_object(std::string_view key) {
+  const auto v = find(key);
+  return v ? std::optional(v->object()) : std::nullopt;
+}
+
+void JsonObject::refuse(std::string_view key, const std::string& problem, const std::string& remedy) const {
+  throw InputError(where(key), problem, remedy);
+}
+
+std::vector<std::string> JsonObject::keys() const {
+  std::vector<std::string> out;
+  for (const auto& [key, unused] : value_.value_->items()) out.push_back(key);
+  return out;
+}
+
+void JsonObject::finish() const {
+  for (const std::string& key : keys()) {
+    if (!asked_.contains(key)) refuse(key, "is not a known key", suggestion(key, {asked_.begin(), asked_.end()}));
+  }
+}
+
+// --- JsonDocument
+
+JsonDocument::JsonDocument(std::unique_ptr<nlohmann::json> json, std::string file) : json_(std::move(json)), file_(std::move(file)) {}
+JsonDocument::JsonDocument(JsonDocument&&) noexcept = default;
+JsonDocument& JsonDocument::operator=(JsonDocument&&) noexcept = default;
+JsonDocument::~JsonDocument() = default;
+
+JsonObject JsonDocument::root() const& {
+  JsonObject root(JsonValue(*json_, file_, ""));
+  root.ignore("schema");
+  return root;
+}
+
+JsonDocument parse_document(std::string_view text, std::string_view where, std::string_view expected_schema) {
+  const std::string file(where);
+  if (static_cast<std::int64_t>(text.size()) > kMaxJsonBytes) throw InputError(file, "is larger than 64 MiB", "give a smaller document");
+  auto json = std::make_unique<nlohmann::json>();
+  try {
+    *json = nlohmann::json::parse(text, Guard(where));
+  } catch (const nlohmann::json::parse_error& e) {
+    refuse_syntax(text, where, e.byte);
+  } catch (const nlohmann::json::exception&) {
+    throw InputError(file, "holds a number too large to represent", "correct the file");
+  }
+  JsonDocument document(std::move(json), file);
+  JsonObject root = document.root();
+  if (expected_schema.empty()) return document;
+  const std::string schema = root.text("schema");
+  if (schema != expected_schema) {
+    root.refuse("schema", "is \"" + printable(schema) + "\"", "expected \"" + std::string(expected_schema) + "\"");
+  }
+  return document;
+}
+
+std::string read_file(const std::string& path, std::string_view where) {
+  namespace fs = std::filesystem;
+  const std::string named = std::string(where) + ": \"" + printable(path) + "\"";
+  std::error_code error;
+  const fs::file_status status = fs::status(path, error);
+  if (!fs::exists(status)) throw InputError(named, "there is no such file", "check the path");
+  if (!fs::is_regular_file(status)) throw InputError(named, "is not a regular file", "give a file");
+  const auto size = fs::file_size(path, error);
+  if (!error && size > static_cast<std::uintmax_t>(kMaxJsonBytes)) throw InputError(named, "is larger than 64 MiB", "give a smaller file");
+  std::ifstream in(path, std::ios::binary);
+  std::string text(error ? 0 : static_cast<std::size_t>(size), '\0');
+  if (error || !in.read(text.data(), static_cast<std::streamsize>(text.size()))) {
+    throw InputError(named, "cannot be read", "check its permissions");
+  }
+  return text;
+}
+
+}  // namespace fsdp

@@ -1,0 +1,65 @@
+#include "models/suggest.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+namespace fsdp {
+namespace {
+
+std::size_t edit_distance(std::string_view a, std::string_view b) {
+  std::vector<std::size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), std::size_t{0});
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    std::size_t diagonal = std::exchange(row[0], i + 1);
+    for (std::size_t j = 0; j < b.size(); ++j) {
+      const std::size_t change = diagonal + (a[i] == b[j] ? 0 : 1);
+      diagonal = std::exchange(row[j + 1], std::min({change, row[j] + 1, row[j + 1] + 1}));
+    }
+  }
+  return row[b.size()];
+}
+
+}  // namespace
+
+std::vector<std::string> nearest(std::string_view name, const std::vector<std::string>& names, std::size_t at_most) {
+  if (name.size() > 80) return {};
+  std::vector<std::pair<std::size_t, std::string>> found;
+  for (const std::string& candidate : names) {
+    const bool part = name.size() >= 3 && candidate.find(name) != std::string::npos;
+    const std::size_t distance = part ? 1 : edit_distance(name, candidate);
+    if (distance <= std::max<std::size_t>(2, candidate.size() / 3)) found.emplace_back(distance, candidate);
+  }
+  std::stable_sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  std::vector<std::string> out;
+  for (std::size_t i = 0; i < found.size() && i < at_most; ++i) out.push_back(found[i].second);
+  return out;
+}
+
+std::string suggestion(std::string_view name, const std::vector<std::string>& names) {
+  const std::vector<std::string> near = nearest(name, names);
+  if (near.empty()) return "use one of: " + join(names);
+  std::string out = "did you mean ";
+  for (std::size_t i = 0; i < near.size(); ++i) {
+    if (i > 0) out += i + 1 == near.size() ? " or " : ", ";
+    out += "\"" + near[i] + "\"";
+  }
+  return out + "?";
+}
+
+std::string join(const std::vector<std::string>& names, std::string_view separator) {
+  std::string out;
+  for (const std::string& n : names) {
+    if (!out.empty()) out += separator;
+    out += n;
+  }
+  return out;
+}
+
+std::string printable(std::string_view text) {
+  std::string out;
+  for (char c : text.substr(0, 80)) out += static_cast<unsigned char>(c) < 0x20 || c == 0x7f ? '?' : c;
+  return text.size() > 80 ? out + "..." : out;
+}
+
+}  // namespace fsdp
