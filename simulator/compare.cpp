@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <set>
 
 #include <fmt/format.h>
 
@@ -26,9 +27,9 @@ void check_comparable(const Prediction& p, const Measurement& m) {
   check_same(p.provenance.implementation, m.provenance.implementation, "implementation",
              "predict with the implementation that ran (--implementation native)");
   if (p.order.empty()) throw InputError("prediction: order", "is empty", "predict again with its timeline kept");
-  std::vector<char> seen(static_cast<std::size_t>(std::max<std::int64_t>(0, p.ranks)), 0);
+  std::set<std::int64_t> seen;
   for (const RankMeasurement& r : m.ranks) {
-    if (r.rank < 0 || r.rank >= p.ranks || seen[static_cast<std::size_t>(r.rank)]++)
+    if (r.rank < 0 || r.rank >= p.ranks || !seen.insert(r.rank).second)
       throw InputError("measurement: ranks", fmt::format("rank {} is unexpected or there twice; the plan has {}", r.rank, p.ranks));
   }
 }

@@ -1,0 +1,162 @@
+// The Costs value on disk: "fsdp-plan/costs/1". Times in seconds, rates per second, curves as [size, seconds] pairs.
+#include <array>
+#include <string>
+
+#include <nlohmann/json.hpp>
+
+#include "models/digest.h"
+#include "models/error.h"
+#include "models/json.h"
+#include "planner/costs.h"
+#include "planner/costs/curve.h"
+
+namespace fsdp {
+
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr std::string_view kSchema = "fsdp-plan/costs/1";
+constexpr double kMaxSeconds = 1e6, kMaxRate = 1e21, kMaxSize = 1e24;
+constexpr std::array<const char*, 3> kProducts = {"forward", "backward_input", "backward_weight"};
+
+// --- writing
+
+Json json_of(const KernelRate& r) {
+  return {{"overhead_s", r.overhead.count()}, {"flops_per_s", r.flops_rate.count()}, {"bytes_per_s", r.byte_rate.count()}};
+}
+
+Json json_of(const std::vector<CurvePoint>& curve) {
+  Json points = Json::array();
+  for (const CurvePoint& p : curve) points.push_back({p.size, p.seconds});
+  return points;
+}
+
+Json json_of_kernels(const std::vector<KernelRate>& kernels) {
+  Json rows = Json::array();
+  for (std::size_t i = 0; i < kernels.size(); ++i) {
+    if (kernels[i] == KernelRate{}) continue;
+    Json row = {{"op", name(static_cast<OpKind>(i / 2))}, {"direction", i % 2 ? "backward" : "forward"}};
+    row.update(json_of(kernels[i]));
+    rows.push_back(row);
+  }
+  return rows;
+}
+
+// --- reading
+
+KernelRate kernel_rate(JsonObject& o) {
+  return {Seconds(o.number("overhead_s", 0, kMaxSeconds)), FlopsPerSecond(o.number("flops_per_s", 0, kMaxRate)),
+          BytesPerSecond(o.number("bytes_per_s", 0, kMaxRate))};
+}
+
+KernelRate kernel_rate(JsonObject& root, std::string_view key) {
+  JsonObject o = root.object(key);
+  const KernelRate r = kernel_rate(o);
+  o.finish();
+  return r;
+}
+
+std::vector<CurvePoint> curve(JsonObject& parent, std::string_view key) {
+  std::vector<CurvePoint> points;
+  if (!parent.has(key)) return points;
+  for (const JsonValue& item : parent.array(key)) {
+    const std::vector<double> pair = item.numbers(0, kMaxSize);
+    if (pair.size() != 2) item.refuse("expected a pair [size, seconds]");
+    points.push_back({pair[0], pair[1]});
+  }
+  check_curve(points, parent.where(key));
+  return points;
+}
+
+std::size_t kernel_index(JsonObject& row) {
+  const std::string op = row.text("op"), direction = row.text("direction");
+  if (direction != "forward" && direction != "backward") row.refuse("direction", "'" + direction + "' is no direction", "use forward or backward");
+  for (int k = 0; k < kOpKinds; ++k)
+    if (name(static_cast<OpKind>(k)) == op) return static_cast<std::size_t>(2 * k + (direction == "backward" ? 1 : 0));
+  row.refuse("op", "'" + op + "' is no kind of op", "calibrate again with this version");
+}
+
+std::vector<KernelRate> kernels(JsonObject& root) {
+  std::vector<KernelRate> rates;
+  if (!root.has("kernels")) return rates;
+  rates.resize(2 * kOpKinds);
+  for (const JsonValue& item : root.array("kernels")) {
+    JsonObject row = item.object();
+    KernelRate& rate = rates[kernel_index(row)];
+    if (!(rate == KernelRate{})) item.refuse("this op and direction occur twice", "remove one");
+    rate = kernel_rate(row);
+    row.finish();
+  }
+  return rates;
+}
+
+double fraction(JsonObject& root, std::string_view key) {
+  const double value = root.number(key, 0, 1);
+  if (value <= 0) root.refuse(key, "must be more than 0", "use a fraction such as 0.75");
+  return value;
+}
+
+void read_curves(JsonObject& root, Costs& c) {
+  if (auto matmul = root.optional_object("matmul")) {
+    for (std::size_t i = 0; i < kProducts.size(); ++i) c.matmul_curve[i] = curve(*matmul, kProducts[i]);
+    matmul->finish();
+  }
+  c.all_gather = curve(root, "all_gather");
+  c.reduce_scatter = curve(root, "reduce_scatter");
+  c.all_reduce = curve(root, "all_reduce");
+  c.collective_ranks = root.integer("collective_ranks", 0, 1 << 24);
+  if (c.collective_ranks < 2 && !(c.all_gather.empty() && c.reduce_scatter.empty() && c.all_reduce.empty()))
+    root.refuse("collective_ranks", "curves of collectives need the number of ranks they were measured on, at least 2");
+}
+
+}  // namespace
+
+std::string to_json_text(const Costs& c) {
+  Json j = {{"schema", kSchema},
+            {"platform", c.platform},
+            {"source", c.source},
+            {"matmul_efficiency", c.matmul_efficiency},
+            {"attention_forward_efficiency", c.attention_forward_efficiency},
+            {"attention_backward_efficiency", c.attention_backward_efficiency},
+            {"memory_efficiency", c.memory_efficiency},
+            {"kernel_overhead_s", c.kernel_overhead.count()},
+            {"host_per_operation_s", c.host_per_operation.count()}};
+  if (!c.kernels.empty()) j["kernels"] = json_of_kernels(c.kernels);
+  for (std::size_t i = 0; i < kProducts.size(); ++i) j["matmul"][kProducts[i]] = json_of(c.matmul_curve[i]);
+  j["copy"] = json_of(c.copy);
+  j["cast"] = json_of(c.cast);
+  j["optimizer"] = json_of(c.optimizer);
+  j["norm"] = json_of(c.norm);
+  j["all_gather"] = json_of(c.all_gather);
+  j["reduce_scatter"] = json_of(c.reduce_scatter);
+  j["all_reduce"] = json_of(c.all_reduce);
+  j["collective_ranks"] = c.collective_ranks;
+  return j.dump(1) + "\n";
+}
+
+Costs parse_costs(std::string_view json_text, std::string_view where) {
+  const JsonDocument document = parse_document(json_text, where, kSchema);
+  JsonObject root = document.root();
+  Costs c;
+  c.platform = root.text("platform");
+  c.source = root.text("source");
+  c.matmul_efficiency = fraction(root, "matmul_efficiency");
+  c.attention_forward_efficiency = fraction(root, "attention_forward_efficiency");
+  c.attention_backward_efficiency = fraction(root, "attention_backward_efficiency");
+  c.memory_efficiency = fraction(root, "memory_efficiency");
+  c.kernel_overhead = Seconds(root.number("kernel_overhead_s", 0, kMaxSeconds));
+  c.host_per_operation = Seconds(root.number("host_per_operation_s", 0, kMaxSeconds));
+  c.kernels = kernels(root);
+  c.copy = kernel_rate(root, "copy");
+  c.cast = kernel_rate(root, "cast");
+  c.optimizer = kernel_rate(root, "optimizer");
+  c.norm = kernel_rate(root, "norm");
+  read_curves(root, c);
+  root.finish();
+  return c;
+}
+
+std::string digest(const Costs& c) { return digest_of(to_json_text(c)); }
+
+}  // namespace fsdp
