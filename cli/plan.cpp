@@ -1,0 +1,138 @@
+// fsdp-plan plan: picks a plan and says why.
+#include <fmt/format.h>
+
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "cli/commands.h"
+#include "cli/files.h"
+#include "cli/options.h"
+#include "cli/predict.h"
+#include "cli/report.h"
+#include "models/error.h"
+#include "planner/emit.h"
+#include "planner/search.h"
+#include "viz/viz.h"
+
+namespace fsdp::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+struct PlanFlags {
+  Flags shared;
+  Text output, emit, emit_to;
+  bool json = false;
+};
+
+PlanResult search_with_progress(const Flags& flags, const Setup& setup) {
+  Progress progress;
+  SearchOptions options = search_from_flags(flags, setup);
+  options.progress = [&](std::int64_t done, std::int64_t total) { progress.say(fmt::format("plan: {} of {} candidates", done, total)); };
+  return search(setup.model, setup.cluster, *setup.implementation, options, [&](const ShardingPlan& plan) { return score_plan(plan, setup); });
+}
+
+std::vector<std::string> row_of(const Candidate& c, const std::string& why) {
+  return {c.label, human(c.score.step), human(c.score.peak_total), std::string(name(c.score.verdict)), why};
+}
+
+std::string rivals_table(const PlanResult& result) {
+  std::vector<std::vector<std::string>> rows;
+  rows.push_back(row_of(*result.best, "chosen"));
+  for (const Candidate& rival : result.rivals) {
+    if (!rival.naive) rows.push_back(row_of(rival, rival.why_lost));
+  }
+  rows.push_back(row_of(result.naive, result.naive.why_lost.empty() ? "the naive plan, and the best" : "the naive plan; " + result.naive.why_lost));
+  return table({"plan", ">step", ">peak", "verdict", "why"}, rows);
+}
+
+std::string next_command(const PlanFlags& f, const Setup& setup) {
+  const std::string plan = f.output.value_or("plan.json");
+  std::string first;
+  if (!f.output) first = "add `-o plan.json` to keep the plan, then ";
+  std::string flags = fmt::format("--model {} --cluster {}", *f.shared.model, *f.shared.cluster);
+  if (f.shared.costs) flags += " --costs " + *f.shared.costs;
+  if (setup.cluster.host) return fmt::format("\nnext: {}`fsdp-plan run --plan {} --model {} --backend host`\n", first, plan, *f.shared.model);
+  return fmt::format("\nnext: {}`fsdp-plan simulate --plan {} {} --trace trace.json`\n", first, plan, flags);
+}
+
+Json candidate_json(const Candidate& c) {
+  return {{"label", c.label}, {"step_time_s", c.score.step.count()}, {"peak_total_bytes", c.score.peak_total.count()},
+          {"verdict", std::string(name(c.score.verdict))}, {"why_lost", c.why_lost}, {"naive", c.naive}};
+}
+
+Json result_json(const PlanResult& result, const Prediction* prediction) {
+  Json rivals = Json::array();
+  for (const Candidate& rival : result.rivals) rivals.push_back(candidate_json(rival));
+  Json out = {{"schema", "fsdp-plan/plan-result/1"}, {"verdict", std::string(name(result.best ? result.best->score.verdict : Verdict::does_not_fit))},
+              {"plan", nullptr}, {"prediction", nullptr}, {"naive", candidate_json(result.naive)}, {"rivals", rivals},
+              {"considered", result.considered}, {"pruned", result.pruned}, {"scored", result.scored}, {"searched", result.searched}};
+  if (result.best && prediction != nullptr) {
+    out["plan"] = Json::parse(to_json_text(result.best->plan));
+    out["prediction"] = Json::parse(to_json_text(*prediction));
+  } else {
+    out["why_none"] = result.why_none;
+  }
+  return out;
+}
+
+// The script or config: to --emit-to, or to standard output (the report then goes to standard error).
+void emit_plan(const PlanFlags& f, const ShardingPlan& plan, const ModelGraph& model) {
+  const Emitted emitted = emit(*f.emit, plan, model);
+  for (const std::string& missing : emitted.cannot_express) print(stderr, fmt::format("{} cannot express: {}\n", *f.emit, missing));
+  if (f.emit_to) write_file(*f.emit_to, emitted.text);
+  else print(stdout, emitted.text);
+}
+
+void check_flags(const PlanFlags& f) {
+  const auto formats = emit_formats();
+  if (f.emit && std::find(formats.begin(), formats.end(), *f.emit) == formats.end()) {
+    throw InputError("--emit", "'" + *f.emit + "' is not a format", fmt::format("give {}", fmt::join(formats, ", ")));
+  }
+  if (f.emit_to && !f.emit) throw InputError("--emit-to", "needs --emit", fmt::format("give --emit {}", fmt::join(formats, " or ")));
+  if (f.json && f.emit && !f.emit_to) throw InputError("--emit", "and --json both print on standard output", "give --emit-to FILE");
+}
+
+int nothing_fits(const PlanFlags& f, const PlanResult& result) {
+  if (f.json) print(stdout, result_json(result, nullptr).dump(2) + "\n");
+  print(stderr, "Does not fit: " + result.why_none + "\n");
+  return kAnswerIsNo;
+}
+
+int plan_command(const PlanFlags& f) {
+  check_flags(f);
+  const Setup setup = resolve_setup(f.shared);
+  const PlanResult result = search_with_progress(f.shared, setup);
+  if (!result.best) return nothing_fits(f, result);
+  const ShardingPlan& plan = result.best->plan;
+  const Prediction prediction = predict_plan(plan, setup);
+  if (f.output) write_file(*f.output, to_json_text(plan));
+  if (f.emit) emit_plan(f, plan, setup.model);
+  if (f.json) {
+    print(stdout, result_json(result, &prediction).dump(2) + "\n");
+    return kDone;
+  }
+  std::FILE* out = f.emit && !f.emit_to ? stderr : stdout;
+  print(out, bold(out, verdict_line(prediction)));
+  print(out, "Choice: " + plan_label(plan) + "\n" + basis(prediction, setup.costs.source));
+  if (!result.searched.empty()) print(out, "Searched: " + result.searched + fmt::format("; {} considered, {} pruned by memory, {} scored.\n", result.considered, result.pruned, result.scored));
+  print(out, "\n" + rivals_table(result));
+  print(out, next_command(f, setup));
+  return kDone;
+}
+
+}  // namespace
+
+void add_plan(CLI::App& app, Work& chosen) {
+  auto flags = std::make_shared<PlanFlags>();
+  CLI::App* command = app.add_subcommand("plan", "pick a plan: the verdict, its rivals and why they lost, the next command");
+  add_setup_flags(*command, flags->shared);
+  add_plan_flags(*command, flags->shared);
+  command->add_option("-o,--output", flags->output, "write the plan here")->type_name("FILE");
+  command->add_option("--emit", flags->emit, "print a script or config: pytorch, accelerate, torchtitan")->type_name("FORMAT");
+  command->add_option("--emit-to", flags->emit_to, "write what --emit makes here")->type_name("FILE");
+  command->add_flag("--json", flags->json, "one JSON object with plan and prediction");
+  command->callback([flags, &chosen] { chosen = [flags] { return plan_command(*flags); }; });
+}
+
+}  // namespace fsdp::cli

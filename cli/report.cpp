@@ -1,0 +1,111 @@
+#include "cli/report.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "viz/viz.h"
+
+namespace fsdp::cli {
+namespace {
+
+std::string micro_batches(const ShardingPlan& plan) {
+  const auto& sizes = plan.micro_batches;
+  if (sizes.empty()) return "micro-batch -";
+  const bool equal = std::all_of(sizes.begin(), sizes.end(), [&](std::int64_t s) { return s == sizes.front(); });
+  if (sizes.size() == 1) return fmt::format("micro-batch {}", sizes.front());
+  if (equal) return fmt::format("micro-batch {} x {}", sizes.front(), sizes.size());
+  return fmt::format("micro-batches {}", fmt::join(sizes, "+"));
+}
+
+std::string reshard(const ShardingPlan& plan) {
+  if (plan.units.empty()) return "reshard -";
+  const Reshard first = plan.units.front().reshard_after_forward;
+  const bool equal = std::all_of(plan.units.begin(), plan.units.end(), [&](const Unit& u) { return u.reshard_after_forward == first; });
+  return "reshard " + (equal ? std::string(name(first)) : std::string("per unit"));
+}
+
+std::string made_of(const Prediction& p) {
+  std::vector<std::pair<std::int64_t, int>> parts;
+  for (int k = 0; k < kBufferKinds; ++k) {
+    const std::int64_t bytes = p.peak_made_of[static_cast<std::size_t>(k)];
+    if (bytes > 0) parts.emplace_back(bytes, k);
+  }
+  std::sort(parts.begin(), parts.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
+  std::vector<std::vector<std::string>> rows;
+  for (const auto& [bytes, kind] : parts) {
+    rows.push_back({std::string(name(static_cast<BufferKind>(kind))), human(Bytes(bytes)), percent(static_cast<double>(bytes) / static_cast<double>(p.peak_allocated.count()))});
+  }
+  const Bytes margin = p.peak_reserved_estimate - p.peak_allocated;
+  rows.push_back({"= allocated at the peak", human(p.peak_allocated), ""});
+  rows.push_back({fmt::format("+ margin for the allocator ({:.0f} %)", 100 * kReservedMargin), human(margin), ""});
+  rows.push_back({"+ context and communicators", human(p.fixed), ""});
+  rows.push_back({"= peak total", human(p.peak_total), ""});
+  return table({"what the peak is made of", ">bytes", ">share"}, rows);
+}
+
+std::string quantity(double value, const std::string& unit) {
+  if (unit == "B") return human(Bytes(std::llround(value)));
+  return human(Seconds(value));
+}
+
+std::vector<std::string> compared(const CompareRow& row) {
+  return {row.what, quantity(row.predicted, row.unit), quantity(row.measured, row.unit), fmt::format("{:+.1f} %", 100 * row.error())};
+}
+
+}  // namespace
+
+std::string percent(double fraction) { return fmt::format("{:.1f} %", 100 * fraction); }
+
+std::string plan_label(const ShardingPlan& plan) {
+  const std::string checkpointing = plan.checkpointed.empty() ? "no checkpointing" : fmt::format("checkpoint {} modules", plan.checkpointed.size());
+  return fmt::format("{}, {} units ({}), {}, {}, {}, {} replica{} x {} shards", name(plan.dialect), plan.units.size(),
+                     plan.wrap.empty() ? "listed" : plan.wrap, reshard(plan), checkpointing, micro_batches(plan), plan.replicate(),
+                     plan.replicate() == 1 ? "" : "s", plan.shard());
+}
+
+std::string verdict_line(const Prediction& p) {
+  const Bytes spare = p.memory_limit - p.peak_total;
+  const std::string room = spare.count() >= 0 ? human(spare) + " to spare" : human(Bytes(-spare.count())) + " too much";
+  const char* verdict = p.verdict == Verdict::fits ? "Fits" : p.verdict == Verdict::tight ? "Tight" : "Does not fit";
+  const auto whole = [](double x) { return with_commas(std::llround(x)); };
+  const std::string mfu = p.mfu > 0 ? ", MFU " + percent(p.mfu) : "";
+  return fmt::format("{}: step {}, {} tokens/s ({} per GPU){}, peak {} of {}, {}.\n", verdict, human(p.step_time), whole(p.tokens_per_s),
+                     whole(p.tokens_per_s / static_cast<double>(std::max<std::int64_t>(1, p.ranks))), mfu, human(p.peak_total),
+                     human(p.memory_limit), room);
+}
+
+std::string basis(const Prediction& p, const std::string& costs_source) {
+  return fmt::format("{} on {} x {}; {} implementation, {} dialect; costs: {}.\n", p.provenance.model, p.ranks, p.provenance.cluster,
+                     p.provenance.implementation, p.provenance.dialect, costs_source);
+}
+
+std::string prediction_report(const Prediction& p) {
+  std::string out = "\nwhere the step goes\n" + time_bar(p.where, p.step_time);
+  if (!p.memory.steady_step.points.empty()) {
+    out += "\nallocated memory over a steady step\n" + memory_chart(p.memory.steady_step, p.memory_limit);
+    out += "  peak at: " + p.peak_at + "\n";
+  }
+  out += "\n" + made_of(p);
+  if (!p.critical_path.empty()) {
+    out += "\nthe longest chain\n";
+    for (const std::string& part : p.critical_path) out += "  " + part + "\n";
+  }
+  return out;
+}
+
+std::string validation_report(const ValidationReport& report, const Tolerances& tolerances) {
+  std::string out = fmt::format("{}: step time {:+.1f} % (tolerance {:.4g} %), peak {:+.2f} % (tolerance {:.4g} %), order {}, memory {}.\n\n",
+                                report.within ? "Within tolerance" : "Outside tolerance", 100 * report.step_time.error(), 100 * tolerances.time,
+                                100 * report.peak.error(), 100 * tolerances.memory, report.order_equal ? "equal" : "DIFFERENT",
+                                report.memory_equal ? "equal" : "DIFFERENT");
+  std::vector<std::vector<std::string>> rows = {compared(report.step_time), compared(report.peak)};
+  for (const CompareRow& row : report.by_action) rows.push_back(compared(row));
+  out += table({"what", ">predicted", ">measured", ">error"}, rows);
+  for (const std::string& difference : report.differences) out += "  " + difference + "\n";
+  return out;
+}
+
+}  // namespace fsdp::cli

@@ -1,0 +1,31 @@
+// How answers read on a terminal. Text only; every number comes from the record.
+#pragma once
+
+#include <string>
+
+#include "models/cluster.h"
+#include "models/graph.h"
+#include "planner/plan.h"
+#include "planner/search.h"
+#include "simulator/compare.h"
+#include "simulator/prediction.h"
+
+namespace fsdp::cli {
+
+// "block, reshard auto, checkpoint none, micro-batch 1 x 2, 1 x 8 ranks": what distinguishes one plan from another.
+[[nodiscard]] std::string plan_label(const ShardingPlan&);
+
+// "Fits: step 1.46 s, 44,900 tokens/s (5,612 per GPU), MFU 41.3 %, peak 61.2 GiB of 75.1 GiB, 13.9 GiB to spare."
+[[nodiscard]] std::string verdict_line(const Prediction&);
+
+// The time bar, the memory chart, what the peak is made of, the critical path.
+[[nodiscard]] std::string prediction_report(const Prediction&);
+
+// What the numbers stand on: costs, implementation, dialect, margins.
+[[nodiscard]] std::string basis(const Prediction&, const std::string& costs_source);
+
+[[nodiscard]] std::string validation_report(const ValidationReport&, const Tolerances&);
+
+[[nodiscard]] std::string percent(double fraction);            // "41.3 %"
+
+}  // namespace fsdp::cli

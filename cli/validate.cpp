@@ -1,0 +1,60 @@
+// fsdp-plan validate: predicted beside measured.
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "cli/commands.h"
+#include "cli/files.h"
+#include "cli/options.h"
+#include "cli/report.h"
+#include "models/error.h"
+#include "simulator/compare.h"
+
+namespace fsdp::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+struct ValidateFlags {
+  std::string prediction, measurement;
+  Text time, memory;
+  bool json = false;
+};
+
+Json row_json(const CompareRow& row) {
+  return {{"what", row.what}, {"predicted", row.predicted}, {"measured", row.measured}, {"unit", row.unit}, {"error", row.error()}};
+}
+
+Json report_json(const ValidationReport& report, const Tolerances& tolerances) {
+  Json rows = Json::array();
+  for (const CompareRow& row : report.by_action) rows.push_back(row_json(row));
+  return {{"schema", "fsdp-plan/validation/1"}, {"within", report.within}, {"order_equal", report.order_equal}, {"memory_equal", report.memory_equal},
+          {"time_tolerance", tolerances.time}, {"memory_tolerance", tolerances.memory}, {"step_time", row_json(report.step_time)},
+          {"peak", row_json(report.peak)}, {"by_action", rows}, {"differences", report.differences}};
+}
+
+int validate_command(const ValidateFlags& f) {
+  Tolerances tolerances;
+  if (f.time) tolerances.time = parse_percent(*f.time, "--time-tolerance");
+  if (f.memory) tolerances.memory = parse_percent(*f.memory, "--memory-tolerance");
+  const Prediction prediction = parse_prediction(read_file(f.prediction), f.prediction);
+  const Measurement measurement = parse_measurement(read_file(f.measurement), f.measurement);
+  const ValidationReport report = compare(prediction, measurement, tolerances);
+  if (f.json) print(stdout, report_json(report, tolerances).dump(2) + "\n");
+  else print(stdout, validation_report(report, tolerances));
+  return report.within ? kDone : kAnswerIsNo;
+}
+
+}  // namespace
+
+void add_validate(CLI::App& app, Work& chosen) {
+  auto flags = std::make_shared<ValidateFlags>();
+  CLI::App* command = app.add_subcommand("validate", "compare a prediction with a measurement; exit 1 outside tolerance");
+  command->add_option("prediction", flags->prediction, "prediction.json of `simulate -o`")->required()->type_name("PREDICTION");
+  command->add_option("measurement", flags->measurement, "measurement.json of `run -o`")->required()->type_name("MEASUREMENT");
+  command->add_option("--time-tolerance", flags->time, "of the step time; default 15%")->type_name("PERCENT");
+  command->add_option("--memory-tolerance", flags->memory, "of the peak; default 1%")->type_name("PERCENT");
+  command->add_flag("--json", flags->json, "one JSON object");
+  command->callback([flags, &chosen] { chosen = [flags] { return validate_command(*flags); }; });
+}
+
+}  // namespace fsdp::cli
