@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "models/dtype.h"
+#include "models/error.h"
 #include "planner/program.h"
 
 namespace fsdp {
@@ -61,18 +62,32 @@ class Device {
   [[nodiscard]] virtual std::vector<OperationRecord> records() const = 0; // since begin_step, in order of start per stream
 };
 
+// The first failure of a run: which rank, and in which operation of its current step (-1: in none).
+class RankFailure : public MachineError {
+ public:
+  RankFailure(std::int64_t rank, std::int32_t op, const std::string& what) : MachineError(what), rank_(rank), op_(op) {}
+  [[nodiscard]] std::int64_t rank() const { return rank_; }
+  [[nodiscard]] std::int32_t op() const { return op_; }
+
+ private:
+  std::int64_t rank_;
+  std::int32_t op_;
+};
+
+struct MeshShape { std::int64_t replicate = 1, shard = 1; };               // rank = replicate_index * shard + shard_index
+
 // Runs `body(device)` on every rank at once (threads or processes) and returns when all have returned. The first rank that
-// throws makes every rank stop soon; the exception that comes out names the rank and the operation it was in (MachineError).
+// throws makes every rank stop soon; the exception that comes out (RankFailure) names the rank and the operation it was in.
 class Backend {
  public:
   virtual ~Backend() = default;
   [[nodiscard]] virtual std::string name() const = 0;                     // "host"
   [[nodiscard]] virtual std::string environment() const = 0;              // processor, cores, library versions
   [[nodiscard]] virtual std::int64_t ranks() const = 0;
+  [[nodiscard]] virtual MeshShape mesh() const = 0;
   virtual void run(const std::function<void(Device&)>& body) = 0;
 };
 
-struct MeshShape { std::int64_t replicate = 1, shard = 1; };               // rank = replicate_index * shard + shard_index
 struct BackendOptions {
   double watchdog_seconds = 60;              // a rank that makes no progress for this long ends the run
 };

@@ -1,0 +1,32 @@
+// The allocator instrument: one range of memory per rank, handed out at the offsets that lowering assigned. It refuses what
+// overlaps and what it did not hand out, and counts the bytes that are out.
+#pragma once
+
+#include <cstdint>
+#include <map>
+
+#include "executor/backend.h"
+
+namespace fsdp::host {
+
+class Arena {
+ public:
+  explicit Arena(std::int64_t rank) : rank_(rank) {}
+  ~Arena();
+  Arena(const Arena&) = delete;
+  Arena& operator=(const Arena&) = delete;
+
+  void reserve(std::int64_t bytes);          // once; page-aligned, poisoned until handed out
+  [[nodiscard]] BufferView allocate(std::int64_t offset, std::int64_t bytes);
+  void release(BufferView);
+  [[nodiscard]] std::int64_t allocated_bytes() const { return allocated_; }
+
+ private:
+  std::int64_t rank_;
+  std::byte* base_ = nullptr;
+  std::int64_t bytes_ = 0, allocated_ = 0;
+  std::map<std::int64_t, std::int64_t> live_;          // offset -> bytes, never overlapping
+  std::map<std::int64_t, std::int64_t> empty_;         // offset -> how many of zero bytes are out
+};
+
+}  // namespace fsdp::host

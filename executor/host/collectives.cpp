@@ -1,0 +1,110 @@
+// The data path of the host collectives: every rank works on its own share, reading the others' posted buffers directly.
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstring>
+
+#include <fmt/format.h>
+
+#include "executor/host/group.h"
+#include "models/error.h"
+
+namespace fsdp::host {
+namespace {
+
+// bfloat16 is the upper half of a float; rounding to nearest even.
+struct Bf16 {
+  std::uint16_t bits;
+};
+double widen(double x) { return x; }
+float widen(float x) { return x; }
+float widen(Bf16 x) { return std::bit_cast<float>(static_cast<std::uint32_t>(x.bits) << 16); }
+void narrow(double x, double& to) { to = x; }
+void narrow(float x, float& to) { to = x; }
+void narrow(float x, Bf16& to) {
+  const auto bits = std::bit_cast<std::uint32_t>(x);
+  const bool nan = (bits & 0x7fffffffU) > 0x7f800000U;
+  to.bits = static_cast<std::uint16_t>(nan ? (bits >> 16) | 0x40U : (bits + 0x7fffU + ((bits >> 16) & 1U)) >> 16);
+}
+
+// output[0, count) = reduction over the ranks of their input[first, first + count). Safe where output is one of the inputs
+// at the same place: a block is read whole before it is written.
+template <class T, class Acc>
+void reduce_range(const Group& group, std::int64_t first, std::int64_t count, T* output, Reduction reduction) {
+  constexpr std::int64_t kBlock = 1024;
+  std::array<Acc, kBlock> sum;
+  for (std::int64_t begin = 0; begin < count; begin += kBlock) {
+    const std::int64_t n = std::min(kBlock, count - begin);
+    for (std::int64_t m = 0; m < group.size(); ++m) {
+      const T* in = reinterpret_cast<const T*>(group.post(m).input) + first + begin;
+      if (m == 0)
+        for (std::int64_t i = 0; i < n; ++i) sum[static_cast<std::size_t>(i)] = widen(in[i]);
+      else
+        for (std::int64_t i = 0; i < n; ++i) sum[static_cast<std::size_t>(i)] += widen(in[i]);
+    }
+    const Acc divisor = reduction == Reduction::average ? static_cast<Acc>(group.size()) : Acc{1};
+    for (std::int64_t i = 0; i < n; ++i) narrow(sum[static_cast<std::size_t>(i)] / divisor, output[begin + i]);
+  }
+}
+
+void reduce(const Group& group, const Post& p, std::int64_t first, std::int64_t count, std::byte* output) {
+  switch (p.type) {
+    case DType::f64: return reduce_range<double, double>(group, first, count, reinterpret_cast<double*>(output), p.reduction);
+    case DType::f32: return reduce_range<float, float>(group, first, count, reinterpret_cast<float*>(output), p.reduction);
+    case DType::bf16: return reduce_range<Bf16, float>(group, first, count, reinterpret_cast<Bf16*>(output), p.reduction);
+    case DType::f16: case DType::i64: break;
+  }
+  throw MachineError(fmt::format("the host backend does not reduce {}", fsdp::name(p.type)));
+}
+
+void copy_bytes(std::byte* to, const std::byte* from, std::int64_t bytes) {
+  if (bytes > 0) std::memcpy(to, from, static_cast<std::size_t>(bytes));
+}
+
+// Starts with the next rank, so that not all read the same one at once.
+std::int64_t all_gather(Group& group, const RunControl& control, std::int64_t me, const Post& p) {
+  group.meet(control, me, p);
+  const std::int64_t slot = p.elements * size_of(p.type);
+  for (std::int64_t i = 1; i < group.size(); ++i) {
+    const std::int64_t other = (me + i) % group.size();
+    copy_bytes(p.output + other * slot, group.post(other).input + other * slot, slot);
+  }
+  group.meet(control, me);
+  return (group.size() - 1) * slot;
+}
+
+std::int64_t reduce_scatter(Group& group, const RunControl& control, std::int64_t me, const Post& p) {
+  group.meet(control, me, p);
+  reduce(group, p, me * p.elements, p.elements, p.output);
+  group.meet(control, me);
+  return (group.size() - 1) * p.elements * size_of(p.type);
+}
+
+// Reduce-scatter in place over near-equal chunks, then all-gather of them.
+std::int64_t all_reduce(Group& group, const RunControl& control, std::int64_t me, const Post& p) {
+  const std::int64_t chunk = (p.elements + group.size() - 1) / group.size(), width = size_of(p.type);
+  const auto begin = [&](std::int64_t m) { return std::min(m * chunk, p.elements); };
+  group.meet(control, me, p);
+  const std::int64_t mine = begin(me + 1) - begin(me);
+  reduce(group, p, begin(me), mine, p.output + begin(me) * width);
+  group.meet(control, me);
+  for (std::int64_t i = 1; i < group.size(); ++i) {
+    const std::int64_t other = (me + i) % group.size(), at = begin(other) * width;
+    copy_bytes(p.output + at, group.post(other).output + at, begin(other + 1) * width - at);
+  }
+  group.meet(control, me);
+  return ((group.size() - 1) * mine + p.elements - mine) * width;
+}
+
+}  // namespace
+
+std::int64_t run_collective(Group& group, const RunControl& control, std::int64_t member, const Post& p) {
+  switch (p.action) {
+    case CollectiveAction::all_gather: return all_gather(group, control, member, p);
+    case CollectiveAction::reduce_scatter: return reduce_scatter(group, control, member, p);
+    case CollectiveAction::all_reduce: return all_reduce(group, control, member, p);
+  }
+  return 0;
+}
+
+}  // namespace fsdp::host

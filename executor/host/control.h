@@ -1,0 +1,50 @@
+// What the threads of one run share: the first failure, and a sign of life. Every wait of the host backend goes through
+// `wait_until`, so that the failure of any rank ends every wait soon.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <string>
+
+#include "executor/backend.h"
+
+namespace fsdp::host {
+
+class RunControl {
+ public:
+  // Keeps the first failure; later ones are consequences of it.
+  void fail(std::int64_t rank, std::int32_t op, const std::string& what);
+  [[nodiscard]] bool failed() const { return failed_.load(std::memory_order_acquire); }
+  void throw_if_failed() const;              // RankFailure: the first one
+  void tick() { progress_.fetch_add(1, std::memory_order_relaxed); }
+  [[nodiscard]] std::uint64_t progress() const { return progress_.load(std::memory_order_relaxed); }
+
+  // Threads of the run that have not ended; the run waits for them.
+  void thread_starts();
+  void thread_ends();
+  [[nodiscard]] bool wait_for_end(std::chrono::milliseconds at_most);     // true: all have ended
+
+  // Blocks until `ready()`; `lock` protects what it reads. Throws RankFailure when the run has failed.
+  template <class Ready>
+  void wait_until(std::condition_variable& changed, std::unique_lock<std::mutex>& lock, Ready ready) const {
+    while (true) {
+      throw_if_failed();
+      if (changed.wait_for(lock, kPoll, ready)) return;
+    }
+  }
+
+ private:
+  static constexpr std::chrono::milliseconds kPoll{50};
+  mutable std::mutex mutex_;
+  std::condition_variable ended_;
+  std::atomic<bool> failed_{false};
+  std::atomic<std::uint64_t> progress_{0};
+  std::int64_t failed_rank_ = -1, alive_ = 0;
+  std::int32_t failed_op_ = -1;
+  std::string what_;
+};
+
+}  // namespace fsdp::host

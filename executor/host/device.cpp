@@ -1,0 +1,189 @@
+// What the host thread of a rank does: hands out memory, puts work on streams, waits for it.
+#include "executor/host/device.h"
+
+#include <algorithm>
+#include <limits>
+
+#include <fmt/format.h>
+
+#include "executor/host/poison.h"
+#include "models/error.h"
+#include "models/units.h"
+
+namespace fsdp::host {
+
+namespace {
+constexpr std::int32_t kEverything = std::numeric_limits<std::int32_t>::max();   // the host waits until all streams are idle
+constexpr std::int32_t kMostOperations = 1 << 26;                                // of one step; a sane bound for the tables
+std::size_t at(std::int32_t i) { return static_cast<std::size_t>(i); }
+}  // namespace
+
+HostDevice::HostDevice(std::int64_t rank, Groups groups, std::shared_ptr<RunControl> control, Clock::time_point epoch)
+    : rank_(rank), groups_(std::move(groups)), control_(std::move(control)), epoch_(epoch), arena_(rank) {
+  last_collective_.fill(-1);
+}
+
+BufferView HostDevice::allocate(Stream pool, std::int64_t offset, std::int64_t bytes) {
+  const BufferView view = arena_.allocate(offset, bytes);
+  if (poison_works() && bytes > 0) workers_[static_cast<std::size_t>(pool)].poison.push_back({view.data, bytes, false});
+  return view;
+}
+
+void HostDevice::release(Stream pool, BufferView view) {
+  arena_.release(view);
+  if (poison_works() && view.bytes > 0) workers_[static_cast<std::size_t>(pool)].poison.push_back({view.data, view.bytes, true});
+}
+
+void HostDevice::begin_step() {
+  synchronize();
+  const std::lock_guard lock(mutex_);
+  for (Worker& w : workers_) w.records.clear();
+  issued_.clear();
+  done_.clear();
+  last_collective_.fill(-1);
+  last_issued_ = -1;
+}
+
+void HostDevice::check_new(std::int32_t op, std::span<const std::int32_t> waits) const {
+  if (op < 0 || op > kMostOperations) throw MachineError(fmt::format("{} is no operation's index", op));
+  if (at(op) < issued_.size() && issued_[at(op)] != 0) throw MachineError(fmt::format("operation {} is issued twice in one step", op));
+  for (const std::int32_t w : waits)
+    if (w < 0 || at(w) >= issued_.size() || issued_[at(w)] == 0)
+      throw MachineError(fmt::format("operation {} waits for operation {}, which has not been issued", op, w));
+}
+
+void HostDevice::enqueue(Stream stream, Communicator comm, std::span<const std::int32_t> waits, Task task) {
+  control_->throw_if_failed();
+  const std::int32_t op = task.op;
+  Worker& w = workers_[static_cast<std::size_t>(stream)];
+  task.waits.reserve(waits.size() + 1);
+  task.waits.assign(waits.begin(), waits.end());
+  task.poison.swap(w.poison);
+  std::unique_lock lock(mutex_);
+  check_new(op, waits);
+  std::int32_t& previous = last_collective_[static_cast<std::size_t>(comm)];
+  if (comm != Communicator::none) {
+    if (previous >= 0) task.waits.push_back(previous);
+    previous = op;
+  }
+  if (at(op) >= issued_.size()) {
+    issued_.resize(at(op) + 1, 0);
+    done_.resize(at(op) + 1, 0);
+  }
+  issued_[at(op)] = 1;
+  last_issued_ = op;
+  ++outstanding_;
+  w.queue.push_back(std::move(task));
+  if (!w.thread.joinable()) {
+    control_->thread_starts();
+    w.thread = std::thread([self = shared_from_this(), &w, stream] {
+      self->work(w, stream);
+      self->control_->thread_ends();
+    });
+  }
+  const bool wake = w.state == State::idle;
+  lock.unlock();
+  if (wake) w.changed.notify_one();
+}
+
+void HostDevice::launch(std::int32_t op, Stream stream, std::span<const std::int32_t> waits, KernelBody body) {
+  Task task;
+  task.op = op;
+  task.body = std::move(body);
+  enqueue(stream, Communicator::none, waits, std::move(task));
+}
+
+Group& HostDevice::group_of(Communicator comm, std::int32_t op) const {
+  if (comm == Communicator::none) throw MachineError(fmt::format("operation {} is a collective without a communicator", op));
+  return *groups_[static_cast<std::size_t>(comm)];
+}
+
+// `group_elements`: how much of `large` the collective touches; `small` holds one slot (reduce-scatter's output).
+void HostDevice::issue_collective(std::int32_t op, Stream stream, Communicator comm, std::span<const std::int32_t> waits, Post post,
+                                  std::int64_t group_elements, BufferView large, BufferView small) {
+  const std::int64_t width = size_of(post.type);
+  if (post.elements < 0 || group_elements > large.bytes / width || post.elements > small.bytes / width)
+    throw MachineError(fmt::format("operation {}: {} of {} {} elements over {} ranks does not fit its buffers of {} and {} bytes", op,
+                                   name(post.action), post.elements, fsdp::name(post.type), group_of(comm, op).size(), large.bytes, small.bytes));
+  Task task;
+  task.op = op;
+  task.group = &group_of(comm, op);
+  task.post = post;
+  enqueue(stream, comm, waits, std::move(task));
+}
+
+void HostDevice::all_gather(std::int32_t op, Stream stream, Communicator comm, std::span<const std::int32_t> waits, BufferView buffer,
+                            std::int64_t slot_elements, DType type) {
+  const std::int64_t all = checked_mul(slot_elements, group_of(comm, op).size(), "all_gather");
+  issue_collective(op, stream, comm, waits, {CollectiveAction::all_gather, op, stream, buffer.data, buffer.data, slot_elements, type, {}}, all,
+                   buffer, buffer);
+}
+
+void HostDevice::reduce_scatter(std::int32_t op, Stream stream, Communicator comm, std::span<const std::int32_t> waits, BufferView input,
+                                BufferView output, std::int64_t slot_elements, DType type, Reduction reduction) {
+  const std::int64_t all = checked_mul(slot_elements, group_of(comm, op).size(), "reduce_scatter");
+  issue_collective(op, stream, comm, waits,
+                   {CollectiveAction::reduce_scatter, op, stream, input.data, output.data, slot_elements, type, reduction}, all, input, output);
+}
+
+void HostDevice::all_reduce(std::int32_t op, Stream stream, Communicator comm, std::span<const std::int32_t> waits, BufferView buffer,
+                            std::int64_t elements, DType type, Reduction reduction) {
+  issue_collective(op, stream, comm, waits, {CollectiveAction::all_reduce, op, stream, buffer.data, buffer.data, elements, type, reduction},
+                   elements, buffer, buffer);
+}
+
+void HostDevice::wait_for(std::int32_t op) {
+  std::unique_lock lock(mutex_);
+  if (op != kEverything) {
+    if (op < 0 || at(op) >= issued_.size() || issued_[at(op)] == 0)
+      throw MachineError(fmt::format("the host waits for operation {}, which has not been issued", op));
+  }
+  host_waiting_for_ = op;
+  host_ = Host::waiting;
+  control_->wait_until(host_changed_, lock, [&] { return op == kEverything ? outstanding_ == 0 : done_[at(op)] != 0; });
+  host_waiting_for_ = -1;
+  host_ = Host::busy;
+}
+
+void HostDevice::wait_host(std::int32_t op) { wait_for(op); }
+void HostDevice::synchronize() { wait_for(kEverything); }
+
+std::vector<OperationRecord> HostDevice::records() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<OperationRecord> all;
+  std::size_t n = 0;
+  for (const Worker& w : workers_) n += w.records.size();
+  all.reserve(n);
+  for (const Worker& w : workers_) all.insert(all.end(), w.records.begin(), w.records.end());
+  return all;
+}
+
+void HostDevice::run_body(const std::function<void(Device&)>& body) {
+  try {
+    body(*this);
+    synchronize();
+  } catch (const std::exception& e) {
+    const std::lock_guard lock(mutex_);
+    control_->fail(rank_, last_issued_, fmt::format("rank {}, after issuing operation {}: {}", rank_, last_issued_, e.what()));
+  } catch (...) {
+    const std::lock_guard lock(mutex_);
+    control_->fail(rank_, last_issued_, fmt::format("rank {}, after issuing operation {}: unknown exception", rank_, last_issued_));
+  }
+  const std::lock_guard lock(mutex_);
+  host_ = Host::ended;
+  stopping_ = true;
+  for (Worker& w : workers_) w.changed.notify_all();
+}
+
+void HostDevice::join() {
+  for (Worker& w : workers_)
+    if (w.thread.joinable()) w.thread.join();
+}
+
+void HostDevice::abandon() {
+  const std::lock_guard lock(mutex_);
+  for (Worker& w : workers_)
+    if (w.thread.joinable()) w.thread.detach();
+}
+
+}  // namespace fsdp::host
