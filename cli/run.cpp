@@ -1,0 +1,109 @@
+// fsdp-plan run: executes a plan on this machine and reports what the instruments saw; with --prediction, side by side.
+#include <fmt/format.h>
+
+#include <memory>
+#include <optional>
+
+#include "cli/commands.h"
+#include "cli/files.h"
+#include "cli/options.h"
+#include "cli/report.h"
+#include "executor/run.h"
+#include "models/error.h"
+#include "planner/lower.h"
+#include "simulator/compare.h"
+#include "viz/viz.h"
+
+namespace fsdp::cli {
+namespace {
+
+struct RunFlags {
+  Flags shared;                              // --plan and --model only
+  Text backend, steps, warmup, watchdog, output, trace, prediction;
+  bool json = false;
+};
+
+constexpr double kLongestWatchdog = 86'400;
+
+void check_flags(const RunFlags& f) {
+  if (!f.shared.plan) throw InputError("--plan", "is missing", "make one with `fsdp-plan plan ... -o plan.json`");
+  if (!f.shared.model) throw InputError("--model", "is missing", "give the model that the plan was made for");
+  if (!f.backend) throw InputError("--backend", "is missing", "give --backend host");
+  if (*f.backend == "mpi" || *f.backend == "cuda") throw InputError("--backend", "'" + *f.backend + "' is not built in", "give host");
+  if (*f.backend != "host") throw InputError("--backend", "'" + *f.backend + "' is not a backend", "give host");
+}
+
+std::string measured_line(const Measurement& m, std::int64_t tokens) {
+  const double loss = m.losses.empty() ? 0 : m.losses.back();
+  std::int64_t peak = 0;
+  std::int64_t undeclared = 0;
+  for (const RankMeasurement& r : m.ranks) {
+    peak = std::max(peak, r.peak_allocated_bytes);
+    undeclared = std::max(undeclared, r.undeclared_bytes);
+  }
+  return fmt::format("Ran: step {} (median of {}, noise {}), {} tokens/s, peak allocated {}, undeclared {}, loss {:.4f}.\n", human(Seconds(m.median_step_seconds)),
+                     m.step_seconds.size(), percent(m.noise), with_commas(static_cast<std::int64_t>(static_cast<double>(tokens) / m.median_step_seconds)),
+                     human(Bytes(peak)), human(Bytes(undeclared)), loss);
+}
+
+RunResult execute(const RunFlags& f, const ModelGraph& model, const ShardingPlan& plan, const ClusterSpec& cluster) {
+  BackendOptions backend_options;
+  if (f.watchdog) backend_options.watchdog_seconds = parse_seconds(*f.watchdog, "--watchdog").count();
+  if (!(backend_options.watchdog_seconds > 0) || backend_options.watchdog_seconds > kLongestWatchdog) {
+    throw InputError("--watchdog", "is not between 0 and 24 hours", "give the longest time without progress, such as 60s");
+  }
+  RunOptions options;
+  if (f.steps) options.steps = static_cast<int>(parse_count(*f.steps, "--steps", 1, 1'000'000));
+  if (f.warmup) options.warmup_steps = static_cast<int>(parse_count(*f.warmup, "--warmup", 1, 1000));
+  Progress progress;
+  options.progress = [&](int done, int total) { progress.say(fmt::format("run: step {} of {}", done, total)); };
+  const auto backend = make_host_backend(MeshShape{plan.replicate(), plan.shard()}, backend_options);
+  return run(model, plan, cluster, *backend, options);
+}
+
+int run_command(const RunFlags& f) {
+  check_flags(f);
+  const ShardingPlan plan = plan_from_file(f.shared);
+  const ModelGraph model = load_model(*f.shared.model, plan.seq_len);
+  check(plan, model, *f.shared.plan);
+  std::optional<Prediction> prediction;
+  if (f.prediction) prediction = parse_prediction(read_file(*f.prediction), *f.prediction);
+  const ClusterSpec cluster = load_cluster("host", plan.ranks());
+  const RunResult result = execute(f, model, plan, cluster);
+  const Measurement& measured = result.measurement;
+  if (f.output) write_file(*f.output, to_json_text(measured));
+  if (f.trace) {
+    const Program program = lower(model, plan, native_implementation());
+    write_file(*f.trace, trace_json(program.steady_step, program, plan, model, prediction ? &*prediction : nullptr, &measured));
+  }
+  if (f.json) {
+    print(stdout, to_json_text(measured));
+    return kDone;
+  }
+  print(stdout, bold(stdout, measured_line(measured, plan.tokens_per_step())));
+  print(stdout, fmt::format("{} ranks, {} backend: {}\n", measured.ranks.size(), measured.backend, measured.environment));
+  if (prediction) print(stdout, "\n" + validation_report(compare(*prediction, measured), Tolerances{}));
+  if (f.trace) print(stdout, "\ntrace: " + *f.trace + " (open it in ui.perfetto.dev)\n");
+  if (f.output && !prediction) print(stdout, fmt::format("\nnext: `fsdp-plan validate prediction.json {}`\n", *f.output));
+  return kDone;
+}
+
+}  // namespace
+
+void add_run(CLI::App& app, Work& chosen) {
+  auto flags = std::make_shared<RunFlags>();
+  CLI::App* command = app.add_subcommand("run", "execute a plan: real training steps, measured by instruments");
+  command->add_option("--plan", flags->shared.plan, "plan.json")->type_name("FILE");
+  command->add_option("--model", flags->shared.model, "the model that the plan was made for")->type_name("");
+  command->add_option("--backend", flags->backend, "host (ranks are threads of this process)")->type_name("BACKEND");
+  command->add_option("--steps", flags->steps, "measured steps; default 5")->type_name("N");
+  command->add_option("--warmup", flags->warmup, "steps before those; default 2")->type_name("N");
+  command->add_option("--watchdog", flags->watchdog, "end a run that makes no progress for this long; default 60s")->type_name("TIME");
+  command->add_option("--prediction", flags->prediction, "prediction.json to print beside the measurement and to draw in --trace")->type_name("FILE");
+  command->add_option("-o,--output", flags->output, "write the measurement here")->type_name("FILE");
+  command->add_option("--trace", flags->trace, "write a Perfetto / Chrome trace here")->type_name("FILE");
+  command->add_flag("--json", flags->json, "one JSON object");
+  command->callback([flags, &chosen] { chosen = [flags] { return run_command(*flags); }; });
+}
+
+}  // namespace fsdp::cli

@@ -1,0 +1,126 @@
+// fsdp-plan show: look inside a value. Here: the command itself, clusters and plans.
+#include "cli/show.h"
+
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+
+#include "cli/files.h"
+#include "cli/report.h"
+#include "models/error.h"
+#include "planner/emit.h"
+#include "planner/layout.h"
+#include "viz/viz.h"
+
+namespace fsdp::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+std::string rate(double per_second, const std::string& text) { return per_second > 0 ? text : "-"; }
+
+Json cluster_json(const ClusterSpec& c) {
+  return {{"schema", "fsdp-plan/cluster-view/1"}, {"name", c.name}, {"digest", c.digest()}, {"gpu", c.gpu.name}, {"gpus", c.gpus}, {"gpus_per_node", c.gpus_per_node},
+          {"nodes", c.nodes()}, {"memory_bytes", c.gpu.memory.count()}, {"usable_memory_bytes", c.gpu.usable_memory.count()},
+          {"bf16_flops_per_s", c.gpu.bf16.count()}, {"memory_bandwidth_bytes_per_s", c.gpu.memory_bandwidth.count()},
+          {"intra_bus_bytes_per_s", c.intra_bus.count()}, {"inter_bus_bytes_per_s", c.inter_bus.count()}};
+}
+
+std::string cluster_text(const ClusterSpec& c) {
+  const GpuSpec& g = c.gpu;
+  return fmt::format("{}: {} GPUs, {} node{} of {}\n", c.name, c.gpus, c.nodes(), c.nodes() == 1 ? "" : "s", c.gpus_per_node) +
+         table({"what", ">value"},
+               {{"GPU", g.name},
+                {"memory, as sold", human(g.memory)},
+                {"memory, usable", human(g.usable_memory)},
+                {"bf16, dense peak", rate(g.bf16.count(), human(g.bf16))},
+                {"fp32, dense peak", rate(g.fp32.count(), human(g.fp32))},
+                {"memory bandwidth", rate(g.memory_bandwidth.count(), human(g.memory_bandwidth))},
+                {"ring inside a node, per GPU", rate(c.intra_bus.count(), human(c.intra_bus))},
+                {"ring between nodes, per GPU", rate(c.inter_bus.count(), human(c.inter_bus))},
+                {"context and communicators", human(c.fixed_memory)}});
+}
+
+int show_cluster(const ShowFlags& f) {
+  if (!f.name) {
+    if (f.json) print(stdout, Json({{"clusters", cluster_names()}, {"gpus", gpu_names()}}).dump(2) + "\n");
+    else print(stdout, fmt::format("clusters: {}\ngpus: {}\n", fmt::join(cluster_names(), ", "), fmt::join(gpu_names(), ", ")));
+    return kDone;
+  }
+  const std::int64_t gpus = f.shared.gpus ? parse_count(*f.shared.gpus, "--gpus", 1, 1'000'000) : 0;
+  const ClusterSpec cluster = load_cluster(*f.name, gpus);
+  print(stdout, f.json ? cluster_json(cluster).dump(2) + "\n" : cluster_text(cluster));
+  return kDone;
+}
+
+std::string units_table(const ShardingPlan& plan, const ModelGraph* model) {
+  std::vector<UnitLayout> layouts;
+  if (model != nullptr) layouts = unit_layouts(plan, *model);
+  std::vector<std::vector<std::string>> rows;
+  for (std::size_t u = 0; u < plan.units.size(); ++u) {
+    const Unit& unit = plan.units[u];
+    std::vector<std::string> names = unit.modules;
+    for (std::string& n : names) if (n.empty()) n = "(root)";
+    rows.push_back({std::to_string(u), fmt::format("{}", fmt::join(names, ", ")), std::string(name(unit.reshard_after_forward)),
+                    layouts.empty() ? "" : with_commas(layouts[u].numel), layouts.empty() ? "" : with_commas(layouts[u].shard_elements)});
+  }
+  return table({">unit", "modules", "reshard", ">parameters", ">shard"}, rows);
+}
+
+int show_plan(const ShowFlags& f) {
+  if (!f.name) throw InputError("show plan", "no plan is named", "give a plan.json");
+  const ShardingPlan plan = parse_plan(read_file(*f.name), *f.name);
+  std::optional<ModelGraph> model;
+  if (f.shared.model) {
+    model = load_model(*f.shared.model, plan.seq_len);
+    check(plan, *model, *f.name);
+  }
+  if (f.emit) {
+    if (!model) throw InputError("--emit", "needs the model", "give --model");
+    const Emitted emitted = emit(*f.emit, plan, *model);
+    for (const std::string& missing : emitted.cannot_express) print(stderr, fmt::format("{} cannot express: {}\n", *f.emit, missing));
+    print(stdout, emitted.text);
+    return kDone;
+  }
+  if (f.json) {
+    print(stdout, to_json_text(plan));
+    return kDone;
+  }
+  print(stdout, fmt::format("{} for {} on {} ranks, {} tokens per sequence\n", plan_label(plan), plan.model_name, plan.ranks(), plan.seq_len));
+  print(stdout, fmt::format("{} parameters, {} gradients reduced, {} shards; {}; digest {}\n\n", name(plan.param_dtype), name(plan.reduce_dtype),
+                            name(plan.master_dtype), name(plan.optimizer.kind), plan.digest()));
+  print(stdout, units_table(plan, model ? &*model : nullptr));
+  return kDone;
+}
+
+}  // namespace
+
+void add_show_cluster(CLI::App& show, Work& chosen) {
+  auto flags = std::make_shared<ShowFlags>();
+  CLI::App* command = show.add_subcommand("cluster", "a cluster's GPU, nodes and links; without a name, the catalog");
+  command->add_option("name", flags->name, "catalog name or file")->type_name("");
+  command->add_option("--gpus", flags->shared.gpus, "GPUs in all")->type_name("");
+  command->add_flag("--json", flags->json, "one JSON object");
+  command->callback([flags, &chosen] { chosen = [flags] { return show_cluster(*flags); }; });
+}
+
+void add_show_plan(CLI::App& show, Work& chosen) {
+  auto flags = std::make_shared<ShowFlags>();
+  CLI::App* command = show.add_subcommand("plan", "a plan's units; with --emit, as a script or config");
+  command->add_option("file", flags->name, "plan.json")->type_name("");
+  command->add_option("--model", flags->shared.model, "checks the plan against it and adds sizes")->type_name("");
+  command->add_option("--emit", flags->emit, "pytorch, accelerate, torchtitan")->type_name("FORMAT");
+  command->add_flag("--json", flags->json, "one JSON object");
+  command->callback([flags, &chosen] { chosen = [flags] { return show_plan(*flags); }; });
+}
+
+void add_show(CLI::App& app, Work& chosen) {
+  CLI::App* show = app.add_subcommand("show", "look inside a model, cluster, plan or step");
+  show->require_subcommand(1);
+  add_show_model(*show, chosen);
+  add_show_cluster(*show, chosen);
+  add_show_plan(*show, chosen);
+  add_show_step(*show, chosen);
+}
+
+}  // namespace fsdp::cli

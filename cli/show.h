@@ -1,0 +1,25 @@
+// The four things that `show` looks into, one file each where they are long.
+#pragma once
+
+#include <memory>
+
+#include "cli/commands.h"
+#include "cli/options.h"
+
+namespace fsdp::cli {
+
+struct ShowFlags {
+  Flags shared;
+  Text name;                                 // of the model or cluster, or the plan file
+  Text emit;                                 // show plan
+  Text which, first;                         // show step
+  bool costs = false;                        // show model
+  bool json = false;
+};
+
+void add_show_model(CLI::App& show, Work& chosen);
+void add_show_cluster(CLI::App& show, Work& chosen);
+void add_show_plan(CLI::App& show, Work& chosen);
+void add_show_step(CLI::App& show, Work& chosen);
+
+}  // namespace fsdp::cli

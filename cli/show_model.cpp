@@ -1,0 +1,165 @@
+// fsdp-plan show model: its modules, folded where blocks repeat; with --costs, what each costs.
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+
+#include "cli/files.h"
+#include "cli/show.h"
+#include "models/error.h"
+#include "planner/module_costs.h"
+#include "viz/viz.h"
+
+namespace fsdp::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// Parameters of each module, its children's included.
+std::vector<std::int64_t> parameters_of(const ModelGraph& model) {
+  std::vector<std::int64_t> counts(model.modules.size(), 0);
+  for (const Parameter& p : model.parameters) {
+    for (std::int32_t m = p.modules.front(); m >= 0; m = model.modules[static_cast<std::size_t>(m)].parent) counts[static_cast<std::size_t>(m)] += p.numel();
+  }
+  return counts;
+}
+
+std::size_t subtree_end(const ModelGraph& model, std::size_t m) {
+  std::size_t end = m + 1;
+  while (end < model.modules.size() && model.modules[end].parent >= static_cast<std::int32_t>(m)) ++end;
+  return end;
+}
+
+struct Row {
+  std::size_t module;
+  std::int64_t repeats = 1;                  // this many equal blocks stand in this row
+  std::string label;
+};
+
+bool equal_blocks(const ModelGraph& model, const std::vector<std::int64_t>& counts, std::size_t a, std::size_t b) {
+  const std::size_t n = subtree_end(model, a) - a;
+  if (!model.modules[a].block || !model.modules[b].block || subtree_end(model, b) - b != n) return false;
+  for (std::size_t i = 0; i < n; ++i) {
+    if (model.modules[a + i].class_name != model.modules[b + i].class_name || counts[a + i] != counts[b + i]) return false;
+  }
+  return true;
+}
+
+std::vector<Row> folded(const ModelGraph& model, const std::vector<std::int64_t>& counts) {
+  std::vector<Row> rows;
+  for (std::size_t m = 0; m < model.modules.size();) {
+    const std::string own = model.modules[m].name.empty() ? "(root)" : model.modules[m].name;
+    std::size_t last = m;
+    std::int64_t repeats = 1;
+    for (std::size_t next = subtree_end(model, m); next < model.modules.size() && equal_blocks(model, counts, m, next); next = subtree_end(model, next)) {
+      last = next;
+      ++repeats;
+    }
+    if (repeats == 1) {
+      rows.push_back({m, 1, own});
+      ++m;
+      continue;
+    }
+    const std::string& last_name = model.modules[last].name;
+    rows.push_back({m, repeats, fmt::format("{} .. {} ({} x)", own, last_name.substr(last_name.rfind('.') + 1), repeats)});
+    for (std::size_t child = m + 1; child < subtree_end(model, m); ++child) rows.push_back({child, repeats, model.modules[child].name});
+    m = subtree_end(model, last);
+  }
+  return rows;
+}
+
+std::string headline(const ModelGraph& model, std::int64_t seq_len) {
+  std::int64_t blocks = 0;
+  for (const Module& m : model.modules) blocks += m.block ? 1 : 0;
+  return fmt::format("{}: {} parameters, family {}, {} blocks, vocabulary {}, {} flops per token at sequence {}, digest {}\n\n", model.name,
+                     with_commas(model.parameter_count()), model.family, blocks, with_commas(model.vocab), human_count(model_flops_per_token(model, seq_len)),
+                     seq_len, model.digest());
+}
+
+std::string plain_table(const ModelGraph& model) {
+  const std::vector<std::int64_t> counts = parameters_of(model);
+  std::vector<std::vector<std::string>> rows;
+  for (const Row& row : folded(model, counts)) {
+    rows.push_back({row.label, model.modules[row.module].class_name, with_commas(counts[row.module])});
+  }
+  return table({"module", "class", ">parameters"}, rows);
+}
+
+std::string costs_table(const ModelGraph& model, const std::vector<ModuleCost>& costs) {
+  std::vector<std::vector<std::string>> rows;
+  for (const Row& row : folded(model, parameters_of(model))) {
+    const ModuleCost& c = costs[row.module];
+    const auto time = [](Seconds s) { return s.count() > 0 ? human(s) : std::string("-"); };
+    rows.push_back({row.label, with_commas(c.parameters), human(c.shard), time(c.all_gather), time(c.reduce_scatter), time(c.forward), time(c.backward), human(c.saved)});
+  }
+  return table({"module", ">parameters", ">shard", ">all-gather", ">reduce-scatter", ">forward", ">backward", ">saved"}, rows);
+}
+
+Json model_json(const ModelGraph& model, std::int64_t seq_len, const std::vector<ModuleCost>& costs) {
+  const std::vector<std::int64_t> counts = parameters_of(model);
+  Json modules = Json::array();
+  for (std::size_t m = 0; m < model.modules.size(); ++m) {
+    Json row = {{"name", model.modules[m].name}, {"class", model.modules[m].class_name}, {"block", model.modules[m].block}, {"parameters", counts[m]}};
+    if (!costs.empty()) {
+      const ModuleCost& c = costs[m];
+      row.update({{"shard_bytes", c.shard.count()}, {"all_gather_s", c.all_gather.count()}, {"reduce_scatter_s", c.reduce_scatter.count()},
+                  {"forward_s", c.forward.count()}, {"backward_s", c.backward.count()}, {"saved_bytes", c.saved.count()}});
+    }
+    modules.push_back(std::move(row));
+  }
+  Json parameters = Json::array();
+  for (const Parameter& p : model.parameters) parameters.push_back({{"name", p.name}, {"shape", p.shape}, {"aliases", p.aliases}});
+  return {{"schema", "fsdp-plan/model-view/1"}, {"name", model.name}, {"family", model.family}, {"digest", model.digest()}, {"parameters", model.parameter_count()},
+          {"vocab", model.vocab}, {"max_seq_len", model.max_seq_len}, {"seq_len", seq_len}, {"flops_per_token", model_flops_per_token(model, seq_len)},
+          {"modules", std::move(modules)}, {"named_parameters", std::move(parameters)}};
+}
+
+int list_models(bool json) {
+  if (json) print(stdout, Json({{"models", model_names()}, {"families", model_families()}}).dump(2) + "\n");
+  else print(stdout, fmt::format("models: {}\nfamilies of a config.json: {}\n", fmt::join(model_names(), ", "), fmt::join(model_families(), ", ")));
+  return kDone;
+}
+
+int show_model(const ShowFlags& given) {
+  if (!given.name) return list_models(given.json);
+  ShowFlags f = given;
+  f.shared.model = f.name;
+  if (!f.costs) {
+    if (f.shared.cluster || f.shared.gpus) throw InputError("--cluster", "needs --costs", "add --costs");
+    const std::int64_t asked = f.shared.seq_len ? parse_count(*f.shared.seq_len, "--seq-len", 1, std::int64_t{1} << 24U) : 0;
+    const ModelGraph model = load_model(*f.name, asked);
+    const std::int64_t seq_len = asked > 0 ? asked : model.max_seq_len > 0 ? model.max_seq_len : 2048;
+    print(stdout, f.json ? model_json(model, seq_len, {}).dump(2) + "\n" : headline(model, seq_len) + plain_table(model));
+    return kDone;
+  }
+  if (!f.shared.cluster) f.shared.cluster = "dgx-h100";
+  const Setup setup = resolve_setup(f.shared);
+  const ShardingPlan plan = plan_from_flags(f.shared, setup);
+  const std::vector<ModuleCost> costs = module_costs({setup.model, plan, *setup.implementation, setup.cluster, setup.costs});
+  if (f.json) {
+    print(stdout, model_json(setup.model, setup.seq_len, costs).dump(2) + "\n");
+    return kDone;
+  }
+  print(stdout, headline(setup.model, setup.seq_len) + costs_table(setup.model, costs));
+  print(stdout, fmt::format("\nper GPU of {} x {}, micro-batch {}, each operation alone; collectives as if the module were one unit; {} implementation.\n", setup.cluster.gpus,
+                            setup.cluster.name, plan.micro_batches.front(), setup.implementation->name));
+  return kDone;
+}
+
+}  // namespace
+
+void add_show_model(CLI::App& show, Work& chosen) {
+  auto flags = std::make_shared<ShowFlags>();
+  CLI::App* command = show.add_subcommand("model", "a model's modules and parameters; without a name, the catalog");
+  command->add_option("name", flags->name, "catalog name, config.json or its folder")->type_name("");
+  command->add_flag("--costs", flags->costs, "per module: shard, all-gather, reduce-scatter, compute, memory");
+  command->add_option("--cluster", flags->shared.cluster, "with --costs; default dgx-h100")->type_name("");
+  command->add_option("--gpus", flags->shared.gpus, "with --costs; default one node")->type_name("");
+  command->add_option("--costs-file", flags->shared.costs, "with --costs: costs.json of `calibrate`")->type_name("FILE");
+  command->add_option("--implementation", flags->shared.implementation, "with --costs; default torchtitan")->type_name("");
+  command->add_option("--micro-batch", flags->shared.micro_batch, "with --costs; default 1")->type_name("");
+  command->add_option("--seq-len", flags->shared.seq_len, "tokens per sequence; default: what the model allows")->type_name("");
+  command->add_flag("--json", flags->json, "one JSON object");
+  command->callback([flags, &chosen] { chosen = [flags] { return show_model(*flags); }; });
+}
+
+}  // namespace fsdp::cli

@@ -1,0 +1,97 @@
+// fsdp-plan show step: the operations that one rank issues, in host order.
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+
+#include "cli/files.h"
+#include "cli/show.h"
+#include "models/error.h"
+#include "planner/lower.h"
+#include "viz/viz.h"
+
+namespace fsdp::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+std::int64_t bytes_of(std::span<const std::int32_t> buffers, const Program& program) {
+  std::int64_t bytes = 0;
+  for (const std::int32_t b : buffers) bytes += program.buffers[static_cast<std::size_t>(b)].bytes;
+  return bytes;
+}
+
+const Step& step_of(const Program& program, const Text& which) {
+  if (!which || *which == "steady") return program.steady_step;
+  if (*which == "first") return program.first_step;
+  if (*which == "init") return program.init;
+  throw InputError("--which", "'" + *which + "' is not a step", "give init, first or steady");
+}
+
+struct View {
+  const Program& program;
+  const Step& step;
+  const ShardingPlan& plan;
+  const ModelGraph& model;
+  std::size_t count;                         // operations shown
+};
+
+std::string step_text(const View& v) {
+  std::vector<std::vector<std::string>> rows;
+  for (std::size_t i = 0; i < v.count; ++i) {
+    const Operation& op = v.step.ops[i];
+    const std::int64_t allocates = bytes_of(v.step.allocs_of(op), v.program);
+    const std::int64_t frees = bytes_of(v.step.frees_of(op), v.program);
+    rows.push_back({std::to_string(i), op.host_only ? "host" : std::string(name(op.stream)), describe(op, v.program, v.plan, v.model),
+                    fmt::format("{}", fmt::join(v.step.waits_of(op), ",")), allocates > 0 ? human(Bytes(allocates)) : "", frees > 0 ? human(Bytes(frees)) : ""});
+  }
+  std::string out = table({">op", "stream", "what", "waits for", ">allocates", ">frees"}, rows);
+  if (v.count < v.step.ops.size()) out += fmt::format("... and {} more\n", v.step.ops.size() - v.count);
+  return out;
+}
+
+Json step_json(const View& v) {
+  Json ops = Json::array();
+  for (std::size_t i = 0; i < v.count; ++i) {
+    const Operation& op = v.step.ops[i];
+    const auto waits = v.step.waits_of(op);
+    ops.push_back({{"op", i}, {"stream", op.host_only ? "host" : std::string(name(op.stream))}, {"action", std::string(name(op.action))},
+                   {"what", describe(op, v.program, v.plan, v.model)}, {"micro_batch", op.micro_batch}, {"unit", op.unit},
+                   {"waits", std::vector<std::int32_t>(waits.begin(), waits.end())},
+                   {"allocates_bytes", bytes_of(v.step.allocs_of(op), v.program)}, {"frees_bytes", bytes_of(v.step.frees_of(op), v.program)}});
+  }
+  return {{"schema", "fsdp-plan/step-view/1"}, {"plan_digest", v.program.plan_digest}, {"model_digest", v.program.model_digest},
+          {"implementation", v.program.implementation}, {"rank", v.program.rank}, {"ops", std::move(ops)}};
+}
+
+int show_step(const ShowFlags& f) {
+  if (!f.shared.plan) throw InputError("--plan", "is missing", "give a plan.json");
+  if (!f.shared.model) throw InputError("--model", "is missing", "give the model that the plan was made for");
+  const ShardingPlan plan = plan_from_file(f.shared);
+  const ModelGraph model = load_model(*f.shared.model, plan.seq_len);
+  check(plan, model, *f.shared.plan);
+  const Implementation& implementation = find_implementation(f.shared.implementation.value_or("torchtitan"), f.shared.compile, "--implementation");
+  const Program program = lower(model, plan, implementation);
+  const Step& step = step_of(program, f.which);
+  const std::size_t all = step.ops.size();
+  const auto asked = f.first ? static_cast<std::size_t>(parse_count(*f.first, "--first", 1, INT32_MAX)) : all;
+  const View view{program, step, plan, model, std::min(asked, all)};
+  print(stdout, f.json ? step_json(view).dump(2) + "\n" : step_text(view));
+  return kDone;
+}
+
+}  // namespace
+
+void add_show_step(CLI::App& show, Work& chosen) {
+  auto flags = std::make_shared<ShowFlags>();
+  CLI::App* command = show.add_subcommand("step", "the operations that a plan is lowered to, in host order");
+  command->add_option("--plan", flags->shared.plan, "plan.json")->type_name("FILE");
+  command->add_option("--model", flags->shared.model, "the model that the plan was made for")->type_name("");
+  command->add_option("--implementation", flags->shared.implementation, "torchtitan (default) or native")->type_name("");
+  command->add_flag("--compile", flags->shared.compile, "the implementation's compiled variant");
+  command->add_option("--which", flags->which, "init, first or steady (default)")->type_name("");
+  command->add_option("--first", flags->first, "this many operations only")->type_name("N");
+  command->add_flag("--json", flags->json, "one JSON object");
+  command->callback([flags, &chosen] { chosen = [flags] { return show_step(*flags); }; });
+}
+
+}  // namespace fsdp::cli
