@@ -1,31 +1,39 @@
 #include "models/digest.h"
 
+#include <charconv>
+
 #include <fmt/format.h>
 
 namespace fsdp {
 
 void Digest::bytes(std::string_view text) {
-  for (char c : text) {
-    hash_ ^= static_cast<unsigned char>(c);
-    hash_ *= 0x100000001b3ULL;
-  }
+  std::uint64_t h = hash_;
+  for (char c : text) h = (h ^ static_cast<unsigned char>(c)) * 0x100000001b3ULL;
+  hash_ = h;
 }
 
 void Digest::add(std::string_view key, std::string_view value) {
-  bytes(key);
-  bytes(fmt::format("={}:", value.size()));
+  add_integer(key, static_cast<std::int64_t>(value.size()));
   bytes(value);
   bytes("\n");
 }
 
 void Digest::add(std::string_view key, double value) {
+  char text[40];
+  const auto end = std::to_chars(text, text + sizeof text, value, std::chars_format::hex).ptr;
   bytes(key);
-  bytes(fmt::format("={:a}\n", value));
+  bytes("=");
+  bytes({text, static_cast<std::size_t>(end - text)});
+  bytes("\n");
 }
 
 void Digest::add_integer(std::string_view key, std::int64_t value) {
+  char text[24];
+  const auto end = std::to_chars(text, text + sizeof text, value).ptr;
   bytes(key);
-  bytes(fmt::format("={}\n", value));
+  bytes("=");
+  bytes({text, static_cast<std::size_t>(end - text)});
+  bytes("\n");
 }
 
 std::string Digest::text() const { return fmt::format("{:016x}", hash_); }

@@ -1,0 +1,194 @@
+// Every invariant that graph.h promises, one function per part.
+#include <algorithm>
+#include <unordered_set>
+
+#include <fmt/format.h>
+
+#include "models/error.h"
+#include "models/graph.h"
+#include "models/units.h"
+
+namespace fsdp {
+namespace {
+
+using Widths = std::vector<std::int64_t>;
+using Shapes = std::vector<std::vector<std::int64_t>>;
+
+// What the table over OpKind says of one op. Optional biases are the last entry of `params`.
+struct Signature {
+  Widths inputs, outputs;
+  Shapes params;
+  bool optional_last_param = false;
+};
+
+Signature signature(const Op& op) {
+  const OpShape& s = op.shape;
+  const std::int64_t heads = s.heads * s.head_dim, kv = s.kv_heads * s.head_dim, all = s.width * s.groups;
+  switch (op.kind) {
+    case OpKind::embedding: return {{1}, {s.width}, {{s.vocab, s.width}}};
+    case OpKind::position_embedding: return {{s.width}, {s.width}, {{s.positions, s.width}}};
+    case OpKind::rms_norm: return {{all}, {all}, {{s.width}}};
+    case OpKind::layer_norm: return {{s.width}, {s.width}, {{s.width}, {s.width}}, true};
+    case OpKind::linear: return {{s.in}, {s.out}, {s.transposed ? Widths{s.in, s.out} : Widths{s.out, s.in}, {s.out}}, true};
+    case OpKind::rotary: return {{heads}, {heads}, {}};
+    case OpKind::attention: return {s.packed ? Widths{heads + 2 * kv} : Widths{heads, kv, kv}, {heads}, {}};
+    case OpKind::swiglu:
+    case OpKind::add: return {{s.width, s.width}, {s.width}, {}};
+    case OpKind::gelu: return {{s.width}, {s.width}, {}};
+    case OpKind::cross_entropy: return {{s.vocab, 1}, {1}, {}};
+    case OpKind::opaque: return {};
+  }
+  return {};
+}
+
+class Checker {
+ public:
+  Checker(const ModelGraph& g, std::string_view where) : g_(g), where_(where) {}
+
+  void all() {
+    modules();
+    parameters();
+    ops();
+    ranges();
+  }
+
+ private:
+  void require(bool holds, const std::string& what) const {
+    if (!holds) throw InputError(where_, "malformed model graph: " + what);
+  }
+  static bool in(std::int32_t id, std::size_t size) { return id >= 0 && static_cast<std::size_t>(id) < size; }
+  const Module& module(std::int32_t id) const { return g_.modules[static_cast<std::size_t>(id)]; }
+  const Parameter& parameter(std::int32_t id) const { return g_.parameters[static_cast<std::size_t>(id)]; }
+  const Tensor& tensor(std::int32_t id) const { return g_.tensors[static_cast<std::size_t>(id)]; }
+
+  void modules() const {
+    require(!g_.modules.empty() && g_.modules[0].name.empty() && g_.modules[0].parent == -1, "modules[0] must be the root");
+    std::unordered_set<std::string_view> names;
+    for (std::size_t i = 0; i < g_.modules.size(); ++i) {
+      const Module& m = g_.modules[i];
+      require(names.insert(m.name).second, fmt::format("two modules are named \"{}\"", m.name));
+      require(!m.class_name.empty(), fmt::format("module \"{}\" has no class", m.name));
+      if (i == 0) continue;
+      require(m.parent >= 0 && static_cast<std::size_t>(m.parent) < i, fmt::format("module \"{}\" stands before its parent", m.name));
+      const std::string& parent = module(m.parent).name;
+      const std::string prefix = parent.empty() ? "" : parent + ".";
+      require(m.name.size() > prefix.size() && m.name.starts_with(prefix) && m.name.find('.', prefix.size()) == std::string::npos,
+              fmt::format("module \"{}\" is no child of \"{}\"", m.name, parent));
+      // Pre-order: the one before is the parent or lies below it.
+      const Module& before = g_.modules[i - 1];
+      require(before.name == parent || before.name.starts_with(prefix), fmt::format("module \"{}\" is out of pre-order", m.name));
+    }
+  }
+
+  void parameters() const {
+    std::unordered_set<std::string_view> names;
+    std::int32_t last_owner = -1;
+    for (const Parameter& p : g_.parameters) {
+      require(!p.shape.empty(), fmt::format("parameter \"{}\" has no dimension", p.name));
+      for (std::int64_t d : p.shape) require(d > 0, fmt::format("parameter \"{}\" has a dimension of {}", p.name, d));
+      (void)checked_mul(p.numel(), 8, where_ + ": " + p.name);
+      require(p.modules.size() == p.aliases.size() + 1, fmt::format("parameter \"{}\" needs one owner per name", p.name));
+      for (std::size_t i = 0; i < p.modules.size(); ++i) {
+        const std::string& name = i == 0 ? p.name : p.aliases[i - 1];
+        require(names.insert(name).second, fmt::format("two parameters are named \"{}\"", name));
+        require(in(p.modules[i], g_.modules.size()), fmt::format("parameter \"{}\" has no owner", name));
+        const std::string& owner = module(p.modules[i]).name;
+        const std::string prefix = owner.empty() ? "" : owner + ".";
+        require(name.starts_with(prefix) && name.find('.', prefix.size()) == std::string::npos && name.size() > prefix.size(),
+                fmt::format("parameter \"{}\" is not of module \"{}\"", name, owner));
+      }
+      require(p.modules[0] >= last_owner, fmt::format("parameter \"{}\" is out of named_parameters() order", p.name));
+      last_owner = p.modules[0];
+    }
+    (void)checked_mul(g_.parameter_count(), 16, where_);   // states of 16 bytes per parameter must be countable
+  }
+
+  void ops() const {
+    require(in(g_.ids, g_.tensors.size()) && in(g_.targets, g_.tensors.size()), "ids and targets must be tensors");
+    require(tensor(g_.ids).kind == TensorKind::ids && tensor(g_.targets).kind == TensorKind::ids, "ids and targets must be of kind ids");
+    for (const Tensor& t : g_.tensors) {
+      require(t.width > 0, "a tensor has no width");
+      require(t.kind != TensorKind::ids || (!t.requires_grad && t.width == 1), "ids have width 1 and no gradient");
+    }
+    require(!g_.ops.empty() && g_.ops.back().kind == OpKind::cross_entropy, "the last op must be the loss");
+    std::vector<char> made(g_.tensors.size(), 0);
+    made[static_cast<std::size_t>(g_.ids)] = made[static_cast<std::size_t>(g_.targets)] = 1;
+    for (std::size_t i = 0; i < g_.ops.size(); ++i) one_op(g_.ops[i], i, made);
+    for (std::size_t t = 0; t < made.size(); ++t) require(made[t] != 0, fmt::format("nobody makes tensor {}", t));
+  }
+
+  void one_op(const Op& op, std::size_t index, std::vector<char>& made) const {
+    const std::string label = fmt::format("op {} ({})", index, name(op.kind));
+    const bool loss = op.kind == OpKind::cross_entropy;
+    require(loss == (index + 1 == g_.ops.size()), label + ": the loss must be the last op, and only that");
+    require(loss ? op.module == -1 : in(op.module, g_.modules.size()), label + ": wrong module");
+    require(op.inputs.size() <= 8 && op.outputs.size() <= 8, label + ": more than 8 inputs or outputs");
+    for (std::int32_t t : op.inputs) {
+      require(in(t, g_.tensors.size()) && made[static_cast<std::size_t>(t)] != 0, label + ": reads a tensor that nobody has made yet");
+    }
+    for (std::int32_t t : op.outputs) {
+      require(in(t, g_.tensors.size()) && made[static_cast<std::size_t>(t)] == 0, label + ": writes a tensor that exists already");
+      made[static_cast<std::size_t>(t)] = 1;
+      require((tensor(t).kind == TensorKind::loss) == loss, label + ": only the loss op makes a loss");
+    }
+    for (std::int32_t p : op.params) {
+      require(in(p, g_.parameters.size()), label + ": unknown parameter");
+      bool owned = false;
+      for (std::int32_t m : parameter(p).modules) owned = owned || m == op.module;
+      require(owned, label + ": uses parameter \"" + parameter(p).name + "\" of another module");
+    }
+    if (op.kind != OpKind::opaque) matches(op, label);
+  }
+
+  void matches(const Op& op, const std::string& label) const {
+    const OpShape& s = op.shape;
+    if (op.kind == OpKind::attention) {
+      require(s.kv_heads > 0 && s.heads % s.kv_heads == 0, label + ": kv_heads must divide heads");
+      require(s.window >= 0 && (s.causal || s.window == 0), label + ": a window needs causal attention");
+    }
+    if (op.kind == OpKind::rotary) require(s.head_dim % 2 == 0 && s.theta > 0, label + ": rotary needs an even head_dim and a positive theta");
+    require(s.eps > 0, label + ": eps must be positive");
+    const Signature want = signature(op);
+    const auto widths = [&](const std::vector<std::int32_t>& ids) {
+      Widths out;
+      for (std::int32_t t : ids) out.push_back(tensor(t).width);
+      return out;
+    };
+    require(widths(op.inputs) == want.inputs, label + ": inputs do not match its shape");
+    require(widths(op.outputs) == want.outputs, label + ": outputs do not match its shape");
+    const std::size_t least = want.params.size() - (want.optional_last_param ? 1 : 0);
+    require(op.params.size() >= least && op.params.size() <= want.params.size(), label + ": wrong number of parameters");
+    for (std::size_t i = 0; i < op.params.size(); ++i) {
+      require(parameter(op.params[i]).shape == want.params[i], label + ": parameter \"" + parameter(op.params[i]).name + "\" has another shape");
+    }
+  }
+
+  // Op ranges nest, and an op of a range belongs to the module or to something below it.
+  void ranges() const {
+    const auto ops = static_cast<std::int32_t>(g_.ops.size());
+    std::vector<std::int32_t> first(g_.modules.size(), ops), last(g_.modules.size(), -1), count(g_.modules.size(), 0);
+    for (std::int32_t i = 0; i < ops; ++i) {
+      for (std::int32_t m = g_.ops[static_cast<std::size_t>(i)].module; m >= 0; m = module(m).parent) {
+        const auto at = static_cast<std::size_t>(m);
+        first[at] = std::min(first[at], i);
+        last[at] = i;
+        ++count[at];
+      }
+    }
+    for (std::size_t m = 0; m < g_.modules.size(); ++m) {
+      const Module& module = g_.modules[m];
+      const std::int32_t size = module.op_end - module.op_begin;
+      require(size == count[m] && (size == 0 || (module.op_begin == first[m] && module.op_end == last[m] + 1)),
+              fmt::format("module \"{}\": its ops are not exactly ops[{}, {})", module.name, module.op_begin, module.op_end));
+    }
+  }
+
+  const ModelGraph& g_;
+  std::string where_;
+};
+
+}  // namespace
+
+void check_graph(const ModelGraph& graph, std::string_view where) { Checker(graph, where).all(); }
+
+}  // namespace fsdp

@@ -1,0 +1,114 @@
+#include "models/graph.h"
+
+#include <array>
+
+#include "models/digest.h"
+#include "models/units.h"
+
+namespace fsdp {
+namespace {
+
+constexpr std::array<std::string_view, kOpKinds> kOpNames{"embedding", "position_embedding", "rms_norm", "layer_norm",
+                                                          "linear",    "rotary",             "attention", "swiglu",
+                                                          "gelu",      "add",                "cross_entropy", "opaque"};
+
+// Fields at their default are left out: the key says which field it is, so the text stays unambiguous.
+template <class T>
+void add_if(Digest& d, std::string_view key, T value, T usual) {
+  if (value != usual) d.add(key, value);
+}
+
+void add_shape(Digest& d, const OpShape& s) {
+  const OpShape usual;
+  add_if(d, "in", s.in, usual.in);
+  add_if(d, "out", s.out, usual.out);
+  add_if(d, "width", s.width, usual.width);
+  add_if(d, "groups", s.groups, usual.groups);
+  add_if(d, "heads", s.heads, usual.heads);
+  add_if(d, "kv_heads", s.kv_heads, usual.kv_heads);
+  add_if(d, "head_dim", s.head_dim, usual.head_dim);
+  add_if(d, "window", s.window, usual.window);
+  add_if(d, "vocab", s.vocab, usual.vocab);
+  add_if(d, "positions", s.positions, usual.positions);
+  add_if(d, "causal", s.causal, usual.causal);
+  add_if(d, "alibi", s.alibi, usual.alibi);
+  add_if(d, "packed", s.packed, usual.packed);
+  add_if(d, "transposed", s.transposed, usual.transposed);
+  add_if(d, "tanh", s.tanh, usual.tanh);
+  add_if(d, "eps", s.eps, usual.eps);
+  add_if(d, "theta", s.theta, usual.theta);
+  add_if(d, "opaque_flops", s.opaque_flops_per_token, usual.opaque_flops_per_token);
+  add_if(d, "opaque_bytes", s.opaque_bytes_per_token, usual.opaque_bytes_per_token);
+  add_if(d, "opaque_saved", s.opaque_saved_bytes_per_token, usual.opaque_saved_bytes_per_token);
+}
+
+template <class List>
+void add_list(Digest& d, std::string_view key, const List& list) {
+  d.add(key, list.size());
+  for (const auto& item : list) d.add("", item);
+}
+
+}  // namespace
+
+std::string_view name(OpKind kind) { return kOpNames[static_cast<std::size_t>(kind)]; }
+
+std::int64_t Parameter::numel() const {
+  std::int64_t n = 1;
+  for (std::int64_t d : shape) n = checked_mul(n, d, name);
+  return n;
+}
+
+std::int64_t ModelGraph::parameter_count() const {
+  std::int64_t n = 0;
+  for (const Parameter& p : parameters) n = checked_add(n, p.numel(), p.name);
+  return n;
+}
+
+std::int32_t ModelGraph::find_module(std::string_view wanted) const {
+  for (std::size_t i = 0; i < modules.size(); ++i) {
+    if (modules[i].name == wanted) return static_cast<std::int32_t>(i);
+  }
+  return -1;
+}
+
+// The model's own name, its family and what its config allows at most are for people: two files that describe the same
+// modules, parameters and ops have one digest.
+std::string ModelGraph::digest() const {
+  Digest d;
+  for (const Module& m : modules) {
+    d.add("module", m.name);
+    d.add("class", m.class_name);
+    d.add("parent", m.parent);
+    d.add("begin", m.op_begin);
+    d.add("end", m.op_end);
+    d.add("flags", (m.container ? 1 : 0) + (m.block ? 2 : 0));
+  }
+  for (const Parameter& p : parameters) {
+    d.add("parameter", p.name);
+    add_list(d, "shape", p.shape);
+    add_list(d, "aliases", p.aliases);
+    add_list(d, "owners", p.modules);
+    d.add("trainable", p.trainable);
+  }
+  for (const Tensor& t : tensors) {
+    d.add("tensor", t.width);
+    d.add("kind", static_cast<int>(t.kind) + (t.requires_grad ? 8 : 0));
+  }
+  for (const Op& op : ops) {
+    d.add("op", fsdp::name(op.kind));
+    d.add("module", op.module);
+    add_list(d, "inputs", op.inputs);
+    add_list(d, "outputs", op.outputs);
+    add_list(d, "params", op.params);
+    add_shape(d, op.shape);
+  }
+  d.add("ids", ids);
+  d.add("targets", targets);
+  return d.text();
+}
+
+std::int64_t elements(const Tensor& t, const Workload& w) {
+  return t.kind == TensorKind::loss ? 1 : checked_mul(t.width, w.tokens(), "tensor size");
+}
+
+}  // namespace fsdp

@@ -1,0 +1,72 @@
+#include "models/implementation.h"
+
+#include <array>
+
+#include "models/digest.h"
+#include "models/error.h"
+#include "models/suggest.h"
+
+namespace fsdp {
+namespace {
+
+// Every implementation there is; one line each.
+std::array<const Implementation*, 3> all() {
+  return {&native_implementation(), &torchtitan_implementation(false), &torchtitan_implementation(true)};
+}
+
+// One op of each kind with small, pairwise different extents, so that a digest notices any change of a rule.
+Op probe(OpKind kind) {
+  Op op;
+  op.kind = kind;
+  op.shape = {.in = 17, .out = 29, .width = 24, .groups = 3, .heads = 6, .kv_heads = 2, .head_dim = 10, .vocab = 37, .positions = 41,
+              .opaque_flops_per_token = 43, .opaque_bytes_per_token = 47, .opaque_saved_bytes_per_token = 53};
+  op.params = {0};
+  return op;
+}
+
+}  // namespace
+
+const Implementation& find_implementation(std::string_view name, bool compiled, std::string_view where) {
+  for (const Implementation* i : all()) {
+    if (i->name == name && i->compiled == compiled) return *i;
+  }
+  for (const Implementation* i : all()) {
+    if (i->name == name) throw InputError(std::string(where), "\"" + std::string(name) + "\" has no compiled form", "leave out --compile");
+  }
+  throw InputError(std::string(where), "\"" + printable(name) + "\" is no implementation", suggestion(name, implementation_names()));
+}
+
+std::vector<std::string> implementation_names() {
+  std::vector<std::string> names;
+  for (const Implementation* i : all()) {
+    if (names.empty() || names.back() != i->name) names.emplace_back(i->name);
+  }
+  return names;
+}
+
+OpFacts facts(const Implementation& implementation, const Op& op, const Workload& workload) {
+  return implementation.rules[static_cast<std::size_t>(op.kind)](op, workload);
+}
+
+std::string digest(const Implementation& i) {
+  Digest d;
+  d.add("name", i.name);
+  d.add("flags", (i.compiled ? 1 : 0) + (i.backward_adds_in_place ? 2 : 0) + (i.loss_read_every_step ? 4 : 0));
+  d.add("optimizer_temp", i.optimizer_temp_bytes_per_element);
+  d.add("host_launch", i.host_seconds_per_launch);
+  d.add("host_hook", i.host_seconds_per_unit_hook);
+  for (int k = 0; k < kOpKinds; ++k) {
+    for (std::int64_t element_bytes : {2, 4, 8}) {
+      const OpFacts f = facts(i, probe(static_cast<OpKind>(k)), Workload{2, 13, element_bytes});
+      d.add("op", k);
+      for (std::int64_t v : {std::int64_t{f.saved_inputs}, std::int64_t{f.saved_outputs}, f.saved_extra_bytes, f.forward_scratch_bytes,
+                             f.backward_scratch_bytes, std::int64_t{f.forward_launches}, std::int64_t{f.backward_launches},
+                             f.forward_traffic_bytes, f.backward_traffic_bytes}) {
+        d.add("", v);
+      }
+    }
+  }
+  return d.text();
+}
+
+}  // namespace fsdp

@@ -1,0 +1,111 @@
+// Our executor's kernels (executor/kernels*.cpp): storage in one type of `element_bytes`, arithmetic in double for double and
+// in float otherwise (the accumulate type). Every number here is what those kernels really take; the executor reports heap
+// or saved bytes that are not declared here as an error.
+#include "models/implementation.h"
+#include "models/units.h"
+
+namespace fsdp {
+namespace {
+
+std::int64_t accumulate_bytes(const Workload& w) { return w.element_bytes == 8 ? 8 : 4; }
+std::int64_t times(std::int64_t a, std::int64_t b) { return checked_mul(a, b, "op size"); }
+std::int64_t row_bytes(const Workload& w, std::int64_t width) { return times(times(w.tokens(), width), w.element_bytes); }
+
+// Reads ids, writes rows; backward clears the weight gradient and adds rows into it.
+OpFacts embedding(const Op& op, const Workload& w) {
+  const std::int64_t rows = row_bytes(w, op.shape.width), table = times(times(op.shape.vocab, op.shape.width), w.element_bytes);
+  return {.saved_inputs = 0b1, .forward_traffic_bytes = 2 * rows + 8 * w.tokens(), .backward_traffic_bytes = 3 * rows + table + 8 * w.tokens()};
+}
+
+// Row t uses position t % seq_len: nothing to remember.
+OpFacts position_embedding(const Op& op, const Workload& w) {
+  const std::int64_t rows = row_bytes(w, op.shape.width), table = times(times(op.shape.positions, op.shape.width), w.element_bytes);
+  return {.forward_traffic_bytes = 2 * rows + table, .backward_traffic_bytes = 2 * rows + table};
+}
+
+// 1/rms of every normalised row, in the accumulate type.
+OpFacts rms_norm(const Op& op, const Workload& w) {
+  const std::int64_t groups = times(w.tokens(), op.shape.groups), x = times(times(groups, op.shape.width), w.element_bytes);
+  const std::int64_t statistics = times(groups, accumulate_bytes(w));
+  return {.saved_inputs = 0b1, .saved_extra_bytes = statistics, .forward_traffic_bytes = 2 * x + statistics, .backward_traffic_bytes = 3 * x + statistics};
+}
+
+// Mean and 1/std of every row.
+OpFacts layer_norm(const Op& op, const Workload& w) {
+  const std::int64_t x = row_bytes(w, op.shape.width), statistics = times(2 * w.tokens(), accumulate_bytes(w));
+  return {.saved_inputs = 0b1, .saved_extra_bytes = statistics, .forward_traffic_bytes = 2 * x + statistics, .backward_traffic_bytes = 3 * x + statistics};
+}
+
+// 2-byte storage: the library multiplies floats, so both operands and the result have a float copy while it runs. Forward
+// [T,in]x[in,out], backward input [T,out]x[out,in] and weight [out,T]x[T,in] have the same three extents.
+OpFacts linear(const Op& op, const Workload& w) {
+  const std::int64_t t = w.tokens(), in = op.shape.in, out = op.shape.out;
+  const std::int64_t elements = checked_add(checked_add(times(t, in), times(in, out), "op size"), times(t, out), "op size");
+  const std::int64_t bytes = times(elements, w.element_bytes), copies = w.element_bytes == 2 ? times(elements, 4) : 0;
+  return {.saved_inputs = 0b1, .forward_scratch_bytes = copies, .backward_scratch_bytes = copies, .backward_launches = 2,
+          .forward_traffic_bytes = bytes, .backward_traffic_bytes = 2 * bytes};
+}
+
+// The rotation is orthogonal and its angles are recomputed.
+OpFacts rotary(const Op& op, const Workload& w) {
+  const std::int64_t x = row_bytes(w, times(op.shape.heads, op.shape.head_dim));
+  return {.forward_traffic_bytes = 2 * x, .backward_traffic_bytes = 2 * x};
+}
+
+// q, k, v (or the packed tensor) and the output stay, and the log-sum-exp of each row of scores. Scores live one row at a time
+// (backward: one of probabilities, one of their gradient); delta = rowsum(out * grad_out) is a scratch of its own.
+OpFacts attention(const Op& op, const Workload& w) {
+  const OpShape& s = op.shape;
+  const std::int64_t a = accumulate_bytes(w), rows = times(times(w.tokens(), s.heads), a), score_row = times(w.seq_len, a);
+  const std::int64_t q = row_bytes(w, times(s.heads, s.head_dim)), kv = row_bytes(w, times(2 * s.kv_heads, s.head_dim));
+  return {.saved_inputs = static_cast<std::uint8_t>(s.packed ? 0b1 : 0b111), .saved_outputs = 0b1, .saved_extra_bytes = rows,
+          .forward_scratch_bytes = score_row, .backward_scratch_bytes = checked_add(2 * score_row, rows, "op size"),
+          .forward_traffic_bytes = 2 * q + kv + rows, .backward_traffic_bytes = 4 * q + 2 * kv + 2 * rows};
+}
+
+OpFacts swiglu(const Op& op, const Workload& w) {
+  const std::int64_t x = row_bytes(w, op.shape.width);
+  return {.saved_inputs = 0b11, .forward_traffic_bytes = 3 * x, .backward_traffic_bytes = 5 * x};
+}
+
+OpFacts gelu(const Op& op, const Workload& w) {
+  const std::int64_t x = row_bytes(w, op.shape.width);
+  return {.saved_inputs = 0b1, .forward_traffic_bytes = 2 * x, .backward_traffic_bytes = 3 * x};
+}
+
+// Backward copies the gradient to both inputs.
+OpFacts add(const Op& op, const Workload& w) {
+  const std::int64_t x = row_bytes(w, op.shape.width);
+  return {.forward_traffic_bytes = 3 * x, .backward_traffic_bytes = 3 * x};
+}
+
+// Log-sum-exp of each token's logits; backward turns it and the logits into softmax minus one-hot.
+OpFacts cross_entropy(const Op& op, const Workload& w) {
+  const std::int64_t logits = row_bytes(w, op.shape.vocab), rows = times(w.tokens(), accumulate_bytes(w));
+  return {.saved_inputs = 0b11, .saved_extra_bytes = rows, .forward_traffic_bytes = logits + rows + 8 * w.tokens(),
+          .backward_traffic_bytes = 2 * logits + rows + 8 * w.tokens()};
+}
+
+OpFacts opaque(const Op& op, const Workload& w) {
+  const std::int64_t bytes = times(w.tokens(), op.shape.opaque_bytes_per_token);
+  return {.saved_extra_bytes = times(w.tokens(), op.shape.opaque_saved_bytes_per_token), .forward_traffic_bytes = bytes,
+          .backward_traffic_bytes = 2 * bytes};
+}
+
+}  // namespace
+
+const Implementation& native_implementation() {
+  static const Implementation native{
+      .name = "native",
+      .compiled = false,
+      .rules = {embedding, position_embedding, rms_norm, layer_norm, linear, rotary, attention, swiglu, gelu, add, cross_entropy, opaque},
+      .backward_adds_in_place = true,
+      .loss_read_every_step = true,            // the loop reports the loss of each step
+      .optimizer_temp_bytes_per_element = 0,   // one fused pass
+      .host_seconds_per_launch = 0,            // `calibrate` measures it: Costs::host_per_operation
+      .host_seconds_per_unit_hook = 0,
+  };
+  return native;
+}
+
+}  // namespace fsdp

@@ -1,0 +1,74 @@
+// Arithmetic of each op kind. Matrix products and attention decide step time; the memory-bound kinds carry small per-element
+// counts (an exponential, a division and a square root count one each) so that sums stay honest.
+#include "models/graph.h"
+
+namespace fsdp {
+namespace {
+
+// Query-key pairs of one sequence and head. Causal: half of the square, as published TFLOP/s figures count. With a window w < S
+// the far triangle of side S - w is left out: S*S/2 - (S-w)*(S-w)/2.
+double attention_pairs(const OpShape& s, std::int64_t seq_len) {
+  const double n = static_cast<double>(seq_len);
+  if (!s.causal) return n * n;
+  const double beyond = s.window > 0 && s.window < seq_len ? n - static_cast<double>(s.window) : 0;
+  return (n * n - beyond * beyond) / 2;
+}
+
+// Per output element of the memory-bound kinds.
+double flops_per_element(OpKind kind) {
+  switch (kind) {
+    case OpKind::position_embedding: return 1;   // one addition
+    case OpKind::rms_norm: return 4;             // square, sum, scale by 1/rms, scale by weight
+    case OpKind::layer_norm: return 7;           // mean, centre, square, sum, scale, weight, bias
+    case OpKind::rotary: return 3;               // x cos + rot(x) sin
+    case OpKind::swiglu: return 5;               // exp, add, divide, two products
+    case OpKind::gelu: return 8;                 // cubic, tanh or erf, products
+    case OpKind::add: return 1;
+    case OpKind::cross_entropy: return 4;        // max, subtract, exp, sum
+    default: return 0;
+  }
+}
+
+double element_width(const Op& op) {
+  const OpShape& s = op.shape;
+  switch (op.kind) {
+    case OpKind::rotary: return static_cast<double>(s.heads) * static_cast<double>(s.head_dim);
+    case OpKind::cross_entropy: return static_cast<double>(s.vocab);
+    default: return static_cast<double>(s.width) * static_cast<double>(s.groups);
+  }
+}
+
+}  // namespace
+
+double forward_flops(const Op& op, const Workload& w) {
+  const OpShape& s = op.shape;
+  const double tokens = static_cast<double>(w.sequences) * static_cast<double>(w.seq_len);
+  switch (op.kind) {
+    case OpKind::embedding: return 0;            // a gather
+    case OpKind::linear: return 2 * tokens * static_cast<double>(s.in) * static_cast<double>(s.out);
+    case OpKind::attention:                      // scores and weighted sum: 2 flops per pair and channel each
+      return 4 * static_cast<double>(w.sequences) * static_cast<double>(s.heads) * static_cast<double>(s.head_dim) *
+             attention_pairs(s, w.seq_len);
+    case OpKind::opaque: return tokens * s.opaque_flops_per_token;
+    default: return tokens * element_width(op) * flops_per_element(op.kind);
+  }
+}
+
+double backward_flops(const Op& op, const Workload& w) {
+  if (op.kind == OpKind::attention) return 2.5 * forward_flops(op, w);
+  if (op.kind == OpKind::embedding) return static_cast<double>(w.tokens()) * static_cast<double>(op.shape.width);   // scatter-add
+  return 2 * forward_flops(op, w);
+}
+
+double model_flops_per_token(const ModelGraph& model, std::int64_t seq_len) {
+  double flops = 0;
+  for (const Op& op : model.ops) {
+    const OpShape& s = op.shape;
+    if (op.kind == OpKind::linear) flops += 6 * static_cast<double>(s.in) * static_cast<double>(s.out);
+    if (op.kind == OpKind::attention) flops += 12 * static_cast<double>(s.heads * s.head_dim) * static_cast<double>(seq_len);
+    if (op.kind == OpKind::opaque) flops += 3 * s.opaque_flops_per_token;
+  }
+  return flops;
+}
+
+}  // namespace fsdp
