@@ -50,7 +50,7 @@ enum class Action : std::uint8_t {
   zero_gradients,       // -             host only: frees the sharded gradients of the step before
   read_loss,            // -             host waits for args[0] (the loss); the only operation that blocks the host
 };
-inline constexpr int kActions = 22;
+inline constexpr int kActions = 23;
 [[nodiscard]] std::string_view name(Action);
 [[nodiscard]] std::string_view name(Stream);
 [[nodiscard]] constexpr bool is_collective(Action a) {

@@ -1,0 +1,141 @@
+// The `ddp` dialect: every rank holds everything; gradients are averaged over all ranks, one bucket per unit of the plan, as soon as
+// the unit's backward is done (DistributedDataParallel with gradient_as_bucket_view). The baseline that sharding is measured by.
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "planner/lowering/dialect.h"
+
+namespace fsdp {
+namespace {
+
+struct UnitState {
+  std::int32_t shard = -1, gradient = -1;    // flat, in layout order; the gradient lives from its first write to the next step
+  bool gradient_live = false, backward_done = false;
+  std::vector<bool> written;                 // per parameter, in this step
+  std::int32_t reduce_op = -1;
+};
+
+class Ddp final : public DialectHooks {
+ public:
+  explicit Ddp(const LoweringContext& c) : c_(c), state_(c.program.layouts.size()), slot_(c.model.parameters.size()) {
+    for (std::size_t u = 0; u < state_.size(); ++u) {
+      const auto& params = c.program.layouts[u].params;
+      state_[u].written.assign(params.size(), false);
+      for (std::size_t i = 0; i < params.size(); ++i) slot_[at(params[i].param)] = {static_cast<std::int32_t>(u), i};
+      if (!params.empty()) units_.push_back(static_cast<std::int32_t>(u));
+    }
+  }
+
+  void init(StepBuilder& b) override {
+    for (std::int32_t u : units_) {
+      UnitState& s = state_[at(u)];
+      s.shard = b.allocate_new(flat(u, BufferKind::parameter_shard));
+      s.gradient = b.declare(flat(u, BufferKind::sharded_gradient));
+      b.issue(op(Action::init_parameters, Stream::compute, u), {{Arg{s.shard, Access::write}}});
+    }
+  }
+
+  void begin_step(StepBuilder& b) override {
+    bool any = false;
+    for (std::int32_t u : units_) any = any || state_[at(u)].gradient_live;
+    if (any) {
+      Operation zero = op(Action::zero_gradients, Stream::compute, -1);
+      zero.host_only = true;
+      b.issue(zero, {});
+    }
+    for (std::int32_t u : units_) {
+      UnitState& s = state_[at(u)];
+      if (s.gradient_live) b.release(s.gradient);
+      s.gradient_live = false;
+      s.written.assign(s.written.size(), false);
+      s.reduce_op = -1;
+    }
+  }
+
+  void begin_micro_batch(StepBuilder&, std::int16_t micro_batch) override {
+    micro_batch_ = micro_batch;
+    const bool last = static_cast<std::size_t>(micro_batch) + 1 == c_.plan.micro_batches.size();
+    sync_ = c_.plan.replicate() > 1 && (c_.plan.grad_sync == GradSync::every || last);
+    for (UnitState& s : state_) s.backward_done = false;
+  }
+
+  void before_forward(StepBuilder&, std::int32_t) override {}
+  void after_forward(StepBuilder&, std::int32_t) override {}
+  void before_backward(StepBuilder&, std::int32_t) override {}
+  void before_recompute(StepBuilder&, std::int32_t) override {}
+
+  void after_backward(StepBuilder& b, std::int32_t u) override {
+    UnitState& s = state_[at(u)];
+    if (s.backward_done || !s.gradient_live) return;
+    s.backward_done = true;
+    if (!sync_) return;
+    b.wait(Stream::all_reduce, b.last(Stream::compute));
+    Operation reduce = op(Action::all_reduce, Stream::all_reduce, u);
+    reduce.comm = Communicator::replicate;
+    s.reduce_op = b.issue(reduce, {{Arg{s.gradient, Access::accumulate}}});
+  }
+
+  void end_backward(StepBuilder& b) override {
+    for (std::int32_t u : units_) after_backward(b, u);
+    b.wait(Stream::compute, b.last(Stream::all_reduce));
+  }
+
+  Arg parameter(StepBuilder&, std::int32_t param) override {
+    const auto [u, i] = slot_[at(param)];
+    return view(state_[at(u)].shard, Access::read, u, i);
+  }
+
+  Arg gradient(StepBuilder& b, std::int32_t param) override {
+    const auto [u, i] = slot_[at(param)];
+    UnitState& s = state_[at(u)];
+    if (!s.gradient_live) b.allocate(s.gradient);
+    s.gradient_live = true;
+    const Access access = s.written[i] ? Access::accumulate : Access::write;
+    s.written[i] = true;
+    return view(s.gradient, access, u, i);
+  }
+
+  [[nodiscard]] std::int32_t sharded_gradient(std::int32_t u) const override { return state_[at(u)].gradient; }
+  [[nodiscard]] std::int32_t parameter_shard(std::int32_t u) const override { return state_[at(u)].shard; }
+
+ private:
+  static std::size_t at(std::int32_t i) { return static_cast<std::size_t>(i); }
+
+  Operation op(Action action, Stream stream, std::int32_t unit) const {
+    Operation o;
+    o.action = action;
+    o.stream = stream;
+    o.unit = unit;
+    o.micro_batch = micro_batch_;
+    return o;
+  }
+
+  Buffer flat(std::int32_t u, BufferKind kind) const {
+    Buffer info;
+    info.bytes = c_.program.layouts[at(u)].shard_elements * size_of(c_.plan.master_dtype);
+    info.dtype = c_.plan.master_dtype;
+    info.kind = kind;
+    info.unit = u;
+    return info;
+  }
+
+  Arg view(std::int32_t buffer, Access access, std::int32_t u, std::size_t i) const {
+    const ShardedParam& p = c_.program.layouts[at(u)].params[i];
+    const std::int64_t size = size_of(c_.plan.master_dtype);
+    return {buffer, access, p.offset * size, p.numel() * size};
+  }
+
+  const LoweringContext c_;
+  std::vector<UnitState> state_;
+  std::vector<std::pair<std::int32_t, std::size_t>> slot_;    // by parameter: its unit and its place there
+  std::vector<std::int32_t> units_;
+  std::int16_t micro_batch_ = 0;
+  bool sync_ = true;
+};
+
+}  // namespace
+
+std::unique_ptr<DialectHooks> make_ddp(const LoweringContext& c) { return std::make_unique<Ddp>(c); }
+
+}  // namespace fsdp

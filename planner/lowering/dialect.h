@@ -1,0 +1,46 @@
+// Stage two of lowering: when sharded work happens around the tape. A dialect is a set of hooks; the walk over the tape
+// (lower.cpp) calls them in host order. To add one: a class here, its file, and a case in make_dialect.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "models/graph.h"
+#include "models/implementation.h"
+#include "planner/lowering/step_builder.h"
+#include "planner/plan.h"
+#include "planner/program.h"
+
+namespace fsdp {
+
+struct LoweringContext {
+  const ModelGraph& model;
+  const ShardingPlan& plan;
+  const Implementation& implementation;
+  Program& program;                          // its layouts are filled
+};
+
+class DialectHooks {
+ public:
+  virtual ~DialectHooks() = default;
+  virtual void init(StepBuilder&) = 0;                                   // parameters appear
+  virtual void begin_step(StepBuilder&) = 0;                             // gradients of the step before disappear
+  virtual void begin_micro_batch(StepBuilder&, std::int16_t micro_batch) = 0;
+  virtual void before_forward(StepBuilder&, std::int32_t unit) = 0;
+  virtual void after_forward(StepBuilder&, std::int32_t unit) = 0;
+  virtual void before_backward(StepBuilder&, std::int32_t unit) = 0;
+  virtual void after_backward(StepBuilder&, std::int32_t unit) = 0;
+  virtual void end_backward(StepBuilder&) = 0;                           // the final callback of a micro-batch
+  virtual void before_recompute(StepBuilder&, std::int32_t unit) = 0;    // an op of this unit is about to be recomputed
+  // Arguments of kernels. `gradient` also says whether there is something to add to; it allocates the first time.
+  virtual Arg parameter(StepBuilder&, std::int32_t param) = 0;
+  virtual Arg gradient(StepBuilder&, std::int32_t param) = 0;
+  [[nodiscard]] virtual std::int32_t sharded_gradient(std::int32_t unit) const = 0;   // buffer; -1: the unit has no parameters
+  [[nodiscard]] virtual std::int32_t parameter_shard(std::int32_t unit) const = 0;
+};
+
+[[nodiscard]] std::unique_ptr<DialectHooks> make_fsdp2(const LoweringContext&);
+[[nodiscard]] std::unique_ptr<DialectHooks> make_ddp(const LoweringContext&);
+
+}  // namespace fsdp

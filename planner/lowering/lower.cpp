@@ -1,0 +1,273 @@
+// Walks the tape of every micro-batch and calls the dialect's hooks around it; adds what a step has besides: the batch, clipping,
+// the optimizer, the loss.
+#include "planner/lower.h"
+
+#include <map>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "models/error.h"
+#include "planner/lowering/dialect.h"
+#include "planner/lowering/tape.h"
+
+namespace fsdp {
+namespace {
+
+std::size_t at(std::int32_t i) { return static_cast<std::size_t>(i); }
+
+Operation simple(Action action, Communicator comm = Communicator::none) {
+  Operation o;
+  o.action = action;
+  o.comm = comm;
+  return o;
+}
+
+class Lowering {
+ public:
+  Lowering(const ModelGraph& model, const ShardingPlan& plan, const Implementation& impl, std::int64_t rank, Program& program)
+      : model_(model), plan_(plan), impl_(impl), shard_rank_(rank % plan.shard()), program_(program) {
+    const LoweringContext context{model, plan, impl, program};
+    dialect_ = plan.dialect == Dialect::ddp ? make_ddp(context) : make_fsdp2(context);
+    for (std::int64_t sequences : plan.micro_batches) {
+      if (tapes_.contains(sequences)) continue;
+      const Workload work{sequences, plan.seq_len, size_of(plan.param_dtype)};
+      tapes_.emplace(sequences, make_tape(model, impl, work, plan.param_dtype, plan.checkpointed));
+    }
+    index_hooks();
+    unit_of_ = unit_of_parameters(program.layouts, model);
+  }
+
+  void lower() {
+    {
+      StepBuilder b(program_, program_.init);
+      dialect_->init(b);
+    }
+    lower_step(program_.first_step, /*first=*/true);
+    lower_step(program_.steady_step, /*first=*/false);
+  }
+
+ private:
+  // Units whose forward begins at / ends after op i, outermost first in both.
+  void index_hooks() {
+    const std::size_t n = model_.ops.size();
+    begins_.resize(n);
+    ends_.resize(n);
+    for (std::size_t k = program_.layouts.size(); k-- > 0;) {            // the plan lists inner before outer
+      const UnitLayout& l = program_.layouts[k];
+      if (l.op_end <= l.op_begin) continue;
+      begins_[at(l.op_begin)].push_back(static_cast<std::int32_t>(k));
+      ends_[at(l.op_end - 1)].push_back(static_cast<std::int32_t>(k));
+    }
+  }
+
+  void lower_step(Step& step, bool first) {
+    reserve(step);
+    StepBuilder b(program_, step);
+    dialect_->begin_step(b);
+    loss_ = b.declare(scalar());
+    for (std::size_t m = 0; m < plan_.micro_batches.size(); ++m) micro_batch(b, static_cast<std::int16_t>(m));
+    if (plan_.clip_norm) clip(b);
+    optimize(b, first);
+    Operation reduce = simple(Action::reduce_loss, Communicator::world);
+    b.issue(reduce, {{Arg{loss_, Access::accumulate}}});
+    if (impl_.loss_read_every_step) b.issue(simple(Action::read_loss), {{Arg{loss_}}});
+    b.release(loss_);
+  }
+
+  void reserve(Step& step) const {
+    std::size_t ops = 0, args = 0, values = 0;
+    for (std::int64_t sequences : plan_.micro_batches) {
+      const Tape& t = tapes_.at(sequences);
+      ops += t.ops.size() + 12 * program_.layouts.size();
+      args += t.args.size() + 6 * model_.parameters.size();
+      values += t.values.size() + 4 * model_.parameters.size();
+    }
+    step.ops.reserve(ops);
+    step.args.reserve(args);
+    step.waits.reserve(16 * program_.layouts.size() * plan_.micro_batches.size());
+    step.allocs.reserve(values);
+    step.frees.reserve(values);
+    program_.buffers.reserve(program_.buffers.size() + values);
+  }
+
+  static Buffer scalar() {
+    Buffer info;
+    info.bytes = 8;
+    info.dtype = DType::f64;
+    info.kind = BufferKind::scalar;
+    return info;
+  }
+
+  void micro_batch(StepBuilder& b, std::int16_t m) {
+    micro_batch_ = m;
+    tape_ = &tapes_.at(plan_.micro_batches[static_cast<std::size_t>(m)]);
+    value_buffer_.assign(tape_->values.size(), -1);
+    dialect_->begin_micro_batch(b, m);
+    if (m == 0) b.allocate(loss_);
+    emit(b, tape_->ops[0]);
+    const auto n = static_cast<std::int32_t>(model_.ops.size());
+    for (std::int32_t i = 0; i < n; ++i) {
+      for (std::int32_t u : begins_[at(i)]) dialect_->before_forward(b, u);
+      emit(b, tape_->ops[tape_->forward_of[at(i)]]);
+      for (auto u = ends_[at(i)].rbegin(); u != ends_[at(i)].rend(); ++u) dialect_->after_forward(b, *u);
+    }
+    for (std::int32_t i = n - 1; i >= 0; --i) {
+      for (std::int32_t u : ends_[at(i)]) dialect_->before_backward(b, u);
+      for (std::uint32_t o = tape_->backward_begin[at(i)]; o < tape_->backward_end[at(i)]; ++o) emit(b, tape_->ops[o]);
+      for (auto u = begins_[at(i)].rbegin(); u != begins_[at(i)].rend(); ++u)
+        if (program_.layouts[at(*u)].inputs_require_grad) dialect_->after_backward(b, *u);
+    }
+    dialect_->end_backward(b);
+  }
+
+  void emit(StepBuilder& b, const TapeOp& t) {
+    if (t.action == Action::recompute)
+      for (std::int32_t p : model_.ops[at(t.graph_op)].params) dialect_->before_recompute(b, unit_of_[at(p)]);
+    for (std::uint32_t k = 0; k < t.allocs.count; ++k) {
+      const std::int32_t v = tape_->allocs[t.allocs.begin + k];
+      const TapeValue& value = tape_->values[at(v)];
+      Buffer info;
+      info.bytes = value.bytes;
+      info.kind = value.kind;
+      info.dtype = value.dtype;
+      info.tensor = value.tensor;
+      info.micro_batch = micro_batch_;
+      value_buffer_[at(v)] = b.allocate_new(info);
+    }
+    args_.clear();
+    to_add_.clear();
+    for (const TapeArg& a : tape_->args_of(t)) args_.push_back(resolve(b, a));
+    if (t.action == Action::load_batch && micro_batch_ > 0) args_.back() = {};   // the loss is reset once per step
+    Operation o = simple(t.action);
+    o.graph_op = t.graph_op;
+    o.micro_batch = micro_batch_;
+    b.issue(o, args_);
+    for (const auto& [from, into] : to_add_) {                           // PyTorch's AccumulateGrad: a kernel of its own
+      Operation add = simple(Action::add_gradient);
+      add.micro_batch = micro_batch_;
+      b.issue(add, {{from, into}});
+      b.release(from.buffer);
+    }
+    for (std::uint32_t k = 0; k < t.frees.count; ++k) b.release(value_buffer_[at(tape_->frees[t.frees.begin + k])]);
+  }
+
+  Arg resolve(StepBuilder& b, const TapeArg& a) {
+    switch (a.kind) {
+      case TapeArg::Kind::absent: return {};
+      case TapeArg::Kind::value: return {value_buffer_[at(a.id)], a.access};
+      case TapeArg::Kind::parameter: return dialect_->parameter(b, a.id);
+      case TapeArg::Kind::loss: return {loss_, a.access};
+      case TapeArg::Kind::gradient: break;
+    }
+    const Arg g = dialect_->gradient(b, a.id);
+    if (g.access == Access::write || impl_.backward_adds_in_place) return g;
+    Buffer info;
+    info.bytes = model_.parameters[at(a.id)].numel() * size_of(plan_.param_dtype);
+    info.kind = BufferKind::gradient;
+    info.dtype = plan_.param_dtype;
+    info.param = a.id;
+    info.micro_batch = micro_batch_;
+    const Arg temp{b.allocate_new(info), Access::write};
+    to_add_.emplace_back(Arg{temp.buffer, Access::read}, g);
+    return temp;
+  }
+
+  // Local squared norm, sum over the shard group (replicas are identical), scale.
+  void clip(StepBuilder& b) {
+    std::vector<Arg> args;
+    for (std::int32_t u = 0; u < units(); ++u)
+      if (dialect_->sharded_gradient(u) >= 0) args.push_back({dialect_->sharded_gradient(u)});
+    const std::int32_t norm = b.allocate_new(scalar());
+    std::vector<Arg> with_norm(args);
+    with_norm.push_back({norm, Access::write});
+    b.issue(simple(Action::clip_local_norm), with_norm);
+    b.issue(simple(Action::clip_reduce, Communicator::shard), {{Arg{norm, Access::accumulate}}});
+    for (Arg& a : args) a.access = Access::accumulate;
+    args.insert(args.begin(), {norm});
+    b.issue(simple(Action::clip_scale), args);
+    b.release(norm);
+  }
+
+  void optimize(StepBuilder& b, bool first) {
+    if (first) {
+      state1_.assign(static_cast<std::size_t>(units()), -1);
+      state2_.assign(static_cast<std::size_t>(units()), -1);
+    }
+    if (first && plan_.optimizer.kind == OptimizerKind::adamw)
+      for (std::int32_t u = 0; u < units(); ++u) init_optimizer(b, u);
+    for (std::int32_t u = 0; u < units(); ++u) {
+      if (dialect_->parameter_shard(u) < 0) continue;
+      Operation o = simple(Action::optimizer);
+      o.unit = u;
+      std::vector<Arg> args = {{dialect_->sharded_gradient(u)},
+                               {dialect_->parameter_shard(u), Access::accumulate},
+                               {state1_[at(u)], Access::accumulate},
+                               {state2_[at(u)], Access::accumulate}};
+      std::int32_t temp = -1;
+      if (impl_.optimizer_temp_bytes_per_element > 0) {
+        Buffer info = optimizer_state(u);
+        info.bytes = impl_.optimizer_temp_bytes_per_element * program_.layouts[at(u)].local_elements(shard_rank_);
+        info.kind = BufferKind::scratch;
+        temp = b.allocate_new(info);
+        args.push_back({temp, Access::write});
+      }
+      b.issue(o, args);
+      if (temp >= 0) b.release(temp);
+    }
+  }
+
+  Buffer optimizer_state(std::int32_t u) const {
+    Buffer info;
+    info.bytes = program_.layouts[at(u)].local_elements(shard_rank_) * size_of(plan_.master_dtype);
+    info.kind = BufferKind::optimizer_state;
+    info.dtype = plan_.master_dtype;
+    info.unit = u;
+    return info;
+  }
+
+  void init_optimizer(StepBuilder& b, std::int32_t u) {
+    if (dialect_->parameter_shard(u) < 0) return;
+    state1_[at(u)] = b.allocate_new(optimizer_state(u));
+    state2_[at(u)] = b.allocate_new(optimizer_state(u));
+    Operation o = simple(Action::init_optimizer);
+    o.unit = u;
+    b.issue(o, {{Arg{state1_[at(u)], Access::write}, Arg{state2_[at(u)], Access::write}}});
+  }
+
+  [[nodiscard]] std::int32_t units() const { return static_cast<std::int32_t>(program_.layouts.size()); }
+
+  const ModelGraph& model_;
+  const ShardingPlan& plan_;
+  const Implementation& impl_;
+  const std::int64_t shard_rank_;
+  Program& program_;
+  std::unique_ptr<DialectHooks> dialect_;
+  std::map<std::int64_t, Tape> tapes_;                        // by sequences of a micro-batch
+  std::vector<std::vector<std::int32_t>> begins_, ends_;
+  std::vector<std::int32_t> unit_of_;
+  const Tape* tape_ = nullptr;
+  std::vector<std::int32_t> value_buffer_, state1_, state2_;
+  std::vector<Arg> args_;
+  std::vector<std::pair<Arg, Arg>> to_add_;
+  std::int32_t loss_ = -1;
+  std::int16_t micro_batch_ = 0;
+};
+
+}  // namespace
+
+Program lower(const ModelGraph& model, const ShardingPlan& plan, const Implementation& impl, std::int64_t rank) {
+  if (plan.dialect == Dialect::fsdp1)
+    throw InputError("plan: dialect", "fsdp1 cannot be lowered yet", "use fsdp2 or ddp");
+  Program program;
+  program.model_digest = plan.model_digest;
+  program.plan_digest = plan.digest();
+  program.implementation = std::string(impl.name) + (impl.compiled ? "+compile" : "");
+  program.dialect = plan.dialect;
+  program.rank = rank;
+  program.layouts = unit_layouts(plan, model);
+  Lowering(model, plan, impl, rank, program).lower();
+  return program;
+}
+
+}  // namespace fsdp

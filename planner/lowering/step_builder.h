@@ -1,0 +1,62 @@
+// Stage three of lowering: streams, events and buffers. A dialect says what happens in host order; this writes it down.
+//
+//   int32 op = b.issue({.action = Action::all_gather, .stream = Stream::all_gather, ...}, args);
+//   b.wait(Stream::compute, op);              // the next operation on the compute stream starts after it
+//   b.release(buffer);                        // at this point of host order
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "planner/program.h"
+
+namespace fsdp {
+
+class StepBuilder {
+ public:
+  StepBuilder(Program& program, Step& step) : program_(program), step_(step) {}
+
+  [[nodiscard]] std::int32_t declare(const Buffer& buffer) {
+    program_.buffers.push_back(buffer);
+    return static_cast<std::int32_t>(program_.buffers.size()) - 1;
+  }
+
+  // Allocates for the next operation that is issued.
+  void allocate(std::int32_t buffer) { pending_allocs_.push_back(buffer); }
+  [[nodiscard]] std::int32_t allocate_new(const Buffer& buffer) {
+    const std::int32_t id = declare(buffer);
+    allocate(id);
+    return id;
+  }
+
+  // Frees after the last operation that was issued.
+  void release(std::int32_t buffer) {
+    step_.frees.push_back(buffer);
+    ++step_.ops.back().frees.count;
+  }
+
+  // `stream`'s next operation starts after operation `op` (of this step) has finished. -1: nothing to wait for.
+  void wait(Stream stream, std::int32_t op);
+
+  std::int32_t issue(Operation header, std::span<const Arg> args);
+
+  [[nodiscard]] std::int32_t last(Stream stream) const { return last_[static_cast<std::size_t>(stream)]; }
+
+ private:
+  Program& program_;
+  Step& step_;
+  std::vector<std::int32_t> pending_allocs_;
+  std::array<std::vector<std::int32_t>, kStreams> pending_waits_;
+  std::array<std::int32_t, kStreams> last_ = {-1, -1, -1, -1, -1};
+  std::array<std::array<std::int32_t, kStreams>, kStreams> known_ = no_knowledge();   // [waiter][source]: latest operation known finished
+
+  static std::array<std::array<std::int32_t, kStreams>, kStreams> no_knowledge() {
+    std::array<std::array<std::int32_t, kStreams>, kStreams> none;
+    for (auto& row : none) row.fill(-1);
+    return none;
+  }
+};
+
+}  // namespace fsdp

@@ -1,0 +1,223 @@
+// The fluid engine. State: per stream the operation that is next or running; time jumps from event to event (an operation ends,
+// the host issues one that a stream is waiting for), and rates change only at events.
+#include "simulator/engine.h"
+
+#include <algorithm>
+#include <array>
+#include <limits>
+#include <string>
+
+#include "models/error.h"
+
+namespace fsdp {
+
+void share_rates(std::span<const Demand* const> running, std::span<double> rates) {
+  // Progressive filling: all unfixed rates rise together until a resource is full or a rate reaches 1. Operations that hold
+  // compute are filled first; what they use is gone for the others.
+  std::array<double, kResources> left;
+  left.fill(1.0);
+  const std::size_t n = running.size();
+  for (const bool holders : {true, false}) {
+    std::array<bool, 16> active{};
+    std::size_t count = 0;
+    for (std::size_t i = 0; i < n; ++i)
+      if (running[i]->holds_compute == holders) { active[i] = true; rates[i] = 0; ++count; }
+    while (count > 0) {
+      double rise = std::numeric_limits<double>::infinity();
+      for (std::size_t i = 0; i < n; ++i) if (active[i]) rise = std::min(rise, 1.0 - rates[i]);
+      std::array<double, kResources> load{};
+      for (std::size_t i = 0; i < n; ++i)
+        for (std::size_t k = 0; active[i] && k < kResources; ++k) load[k] += running[i]->use[k];
+      for (std::size_t k = 0; k < kResources; ++k) if (load[k] > 0) rise = std::min(rise, left[k] / load[k]);
+      for (std::size_t k = 0; k < kResources; ++k) left[k] = std::max(0.0, left[k] - rise * load[k]);
+      for (std::size_t i = 0; i < n; ++i) {
+        if (!active[i]) continue;
+        rates[i] += rise;
+        bool stuck = rates[i] >= 1.0 - 1e-12;
+        for (std::size_t k = 0; k < kResources; ++k) stuck = stuck || (running[i]->use[k] > 0 && left[k] <= 1e-12);
+        if (stuck) { active[i] = false; --count; }
+      }
+    }
+  }
+  for (std::size_t i = 0; i < n; ++i) rates[i] = std::max(rates[i], 1e-3);   // a holder never starves the others for good
+}
+
+namespace {
+
+constexpr double kNever = std::numeric_limits<double>::infinity();
+
+class Engine {
+ public:
+  Engine(const Step& step, std::span<const Demand> demands, const EngineOptions& options)
+      : step_(step), demands_(demands), options_(options), finish_(step.ops.size(), kNever), issue_(step.ops.size()), spans_(step.ops.size()) {
+    for (auto& q : queue_) q.reserve(step.ops.size());
+    for (std::size_t i = 0; i < step.ops.size(); ++i)
+      if (!step.ops[i].host_only) queue_[static_cast<std::size_t>(step.ops[i].stream)].push_back(static_cast<std::int32_t>(i));
+    std::array<std::int32_t, kCommunicators> last;
+    last.fill(-1);
+    before_on_comm_.assign(step.ops.size(), -1);
+    for (std::size_t i = 0; i < step.ops.size(); ++i) {
+      const Operation& op = step.ops[i];
+      if (op.comm == Communicator::none) continue;
+      std::int32_t& l = last[static_cast<std::size_t>(op.comm)];
+      before_on_comm_[i] = l;
+      l = static_cast<std::int32_t>(i);
+    }
+  }
+
+  Timeline run() {
+    double ends = 0, period = 0;
+    for (int s = 0; s < options_.steps; ++s) {
+      const double before = ends;
+      step_start_ = before;
+      ends = one_step();
+      period = ends - before;
+    }
+    Timeline t;
+    t.duration = period;
+    t.spans = std::move(spans_);
+    for (Span& span : t.spans) {
+      span.start -= step_start_;
+      span.end -= step_start_;
+    }
+    return t;
+  }
+
+ private:
+  struct Running { std::int32_t op = -1; double left = 0; };   // seconds of work left at its own speed
+
+  // One steady step. Nothing of it starts before the step before has ended (Program's promise), but the host may be ahead.
+  double one_step() {
+    std::fill(finish_.begin(), finish_.end(), kNever);
+    head_.fill(0);
+    running_.fill({});
+    issue_until_wait(0);
+    bool all_done = false;
+    while (!all_done) {
+      start_ready();
+      const double next = next_event();
+      advance(next);
+      all_done = next == kNever;
+    }
+    for (std::size_t s = 0; s < kStreams; ++s)
+      if (head_[s] != queue_[s].size())
+        throw MachineError("broken program: operation " + std::to_string(queue_[s][head_[s]]) + " waits for something that never happens");
+    return time_of_end();
+  }
+
+  // Host time runs ahead of the streams until it reaches a read_loss, which it can only pass when that has finished.
+  void issue_until_wait(std::size_t from) {
+    host_ = std::max(host_, from == 0 ? host_ : now_);
+    std::size_t i = from;
+    for (; i < step_.ops.size(); ++i) {
+      host_ += demands_[i].host.count();
+      issue_[i] = host_;
+      if (step_.ops[i].host_only) {
+        finish_[i] = host_;
+        spans_[i] = {host_, host_};
+      }
+      if (step_.ops[i].action == Action::read_loss) break;
+    }
+    issued_ = std::min(i + 1, step_.ops.size());
+  }
+
+  bool ready(std::int32_t i) const {
+    const auto u = static_cast<std::size_t>(i);
+    if (u >= issued_ || issue_[u] > now_) return false;
+    const Operation& op = step_.ops[u];
+    for (std::int32_t w : step_.waits_of(op)) if (finish_[static_cast<std::size_t>(w)] > now_) return false;
+    const std::int32_t c = before_on_comm_[u];
+    return c < 0 || finish_[static_cast<std::size_t>(c)] <= now_;
+  }
+
+  void start_ready() {
+    for (std::size_t s = 0; s < kStreams; ++s) {
+      if (running_[s].op >= 0 || head_[s] >= queue_[s].size()) continue;
+      const std::int32_t i = queue_[s][head_[s]];
+      if (!ready(i)) continue;
+      running_[s] = {i, demands_[static_cast<std::size_t>(i)].alone.count()};
+      spans_[static_cast<std::size_t>(i)].start = now_;
+      changed_ = true;
+    }
+  }
+
+  void update_rates() {
+    if (!changed_) return;
+    changed_ = false;
+    std::array<const Demand*, kStreams> demands{};
+    std::array<double, kStreams> rates{};
+    std::size_t n = 0;
+    for (const Running& r : running_) if (r.op >= 0) demands[n++] = &demands_[static_cast<std::size_t>(r.op)];
+    if (options_.share && n > 1) {
+      share_rates({demands.data(), n}, {rates.data(), n});
+    } else {
+      rates.fill(1.0);
+    }
+    n = 0;
+    for (std::size_t s = 0; s < kStreams; ++s) rate_[s] = running_[s].op >= 0 ? rates[n++] : 0;
+  }
+
+  // The next end of an operation, or the next issue of one that an idle stream waits for.
+  double next_event() {
+    update_rates();
+    double next = kNever;
+    for (std::size_t s = 0; s < kStreams; ++s) {
+      if (running_[s].op >= 0) {
+        next = std::min(next, now_ + running_[s].left / rate_[s]);
+      } else if (head_[s] < queue_[s].size()) {
+        const auto i = static_cast<std::size_t>(queue_[s][head_[s]]);
+        if (i < issued_ && issue_[i] > now_) next = std::min(next, issue_[i]);
+      }
+    }
+    return next;
+  }
+
+  void advance(double next) {
+    if (next == kNever) return;
+    const double passed = next - now_;
+    now_ = next;
+    for (std::size_t s = 0; s < kStreams; ++s) {
+      Running& r = running_[s];
+      if (r.op < 0) continue;
+      const double left = r.left - passed * rate_[s];
+      const double tiny = 1e-12 * (now_ + 1e-6);
+      if (left > tiny) {
+        r.left = left;
+        continue;
+      }
+      const auto i = static_cast<std::size_t>(r.op);
+      finish_[i] = now_;
+      spans_[i].end = now_;
+      r = {};
+      ++head_[s];
+      changed_ = true;
+      if (step_.ops[i].action == Action::read_loss) issue_until_wait(i + 1);
+    }
+  }
+
+  [[nodiscard]] double time_of_end() const {
+    double end = step_start_;
+    for (const Span& s : spans_) end = std::max(end, s.end);
+    return end;
+  }
+
+  const Step& step_;
+  const std::span<const Demand> demands_;
+  const EngineOptions options_;
+  std::array<std::vector<std::int32_t>, kStreams> queue_;
+  std::array<std::size_t, kStreams> head_{};
+  std::array<Running, kStreams> running_{};
+  std::array<double, kStreams> rate_{};
+  std::vector<std::int32_t> before_on_comm_;
+  std::vector<double> finish_, issue_;
+  std::vector<Span> spans_;
+  std::size_t issued_ = 0;
+  double now_ = 0, host_ = 0, step_start_ = 0;
+  bool changed_ = false;
+};
+
+}  // namespace
+
+Timeline simulate(const Step& step, std::span<const Demand> demands, const EngineOptions& options) { return Engine(step, demands, options).run(); }
+
+}  // namespace fsdp

@@ -1,0 +1,89 @@
+#include "simulator/memory.h"
+
+#include <string>
+
+#include "models/error.h"
+
+namespace fsdp {
+namespace {
+
+[[noreturn]] void broken(const Program& program, const Step& step, std::int32_t op, std::int32_t buffer, const char* what) {
+  throw MachineError("broken program: operation " + std::to_string(op) + " (" +
+                     std::string(name(step.ops[static_cast<std::size_t>(op)].action)) + ") " + what + " buffer " + std::to_string(buffer) + " (" +
+                     std::string(name(program.buffers[static_cast<std::size_t>(buffer)].kind)) + ")");
+}
+
+std::int64_t live_bytes(const Program& program, const std::vector<char>& live) {
+  std::int64_t bytes = 0;
+  for (std::size_t b = 0; b < live.size(); ++b) bytes += live[b] ? program.buffers[b].bytes : 0;
+  return bytes;
+}
+
+}  // namespace
+
+MemoryTimeline replay_memory(const Step& step, const Program& program, std::vector<char>& live) {
+  MemoryTimeline timeline;
+  timeline.points.reserve(step.ops.size());
+  std::int64_t bytes = live_bytes(program, live);
+  timeline.start = bytes;
+  for (std::size_t i = 0; i < step.ops.size(); ++i) {
+    const Operation& op = step.ops[i];
+    const auto index = static_cast<std::int32_t>(i);
+    for (std::int32_t b : step.allocs_of(op)) {
+      if (live[static_cast<std::size_t>(b)]) broken(program, step, index, b, "allocates the live");
+      live[static_cast<std::size_t>(b)] = 1;
+      bytes += program.buffers[static_cast<std::size_t>(b)].bytes;
+    }
+    const std::int64_t at = bytes;
+    for (std::int32_t b : step.frees_of(op)) {
+      if (!live[static_cast<std::size_t>(b)]) broken(program, step, index, b, "frees the dead");
+      live[static_cast<std::size_t>(b)] = 0;
+      bytes -= program.buffers[static_cast<std::size_t>(b)].bytes;
+    }
+    timeline.points.push_back({at, bytes});
+  }
+  return timeline;
+}
+
+namespace {
+
+// Which buffers are live at operation `target` of `step`, given those live before it.
+void made_of(const Step& step, const Program& program, std::vector<char> live, std::int32_t target, ProgramMemory& memory) {
+  for (std::int32_t i = 0; i <= target; ++i) {
+    const Operation& op = step.ops[static_cast<std::size_t>(i)];
+    for (std::int32_t b : step.allocs_of(op)) live[static_cast<std::size_t>(b)] = 1;
+    if (i == target) break;
+    for (std::int32_t b : step.frees_of(op)) live[static_cast<std::size_t>(b)] = 0;
+  }
+  for (std::size_t b = 0; b < live.size(); ++b)
+    if (live[b]) memory.at_peak[static_cast<std::size_t>(program.buffers[b].kind)] += program.buffers[b].bytes;
+}
+
+}  // namespace
+
+ProgramMemory replay_memory(const Program& program) {
+  ProgramMemory memory;
+  std::vector<char> live(program.buffers.size(), 0);
+  std::vector<char> before[3];
+  const Step* steps[3] = {&program.init, &program.first_step, &program.steady_step};
+  MemoryTimeline* timelines[3] = {&memory.init, &memory.first_step, &memory.steady_step};
+  for (int s = 0; s < 3; ++s) {
+    before[s] = live;
+    *timelines[s] = replay_memory(*steps[s], program, live);
+  }
+  if (live != before[2]) throw MachineError("broken program: a steady step does not end with the buffers that it began with");
+  for (int s = 0; s < 3; ++s) {
+    const auto& points = timelines[s]->points;
+    for (std::size_t i = 0; i < points.size(); ++i) {
+      if (points[i].at <= memory.peak) continue;
+      memory.peak = points[i].at;
+      memory.peak_step = s;
+      memory.peak_op = static_cast<std::int32_t>(i);
+    }
+  }
+  if (memory.peak_op >= 0)
+    made_of(*steps[memory.peak_step], program, before[memory.peak_step], memory.peak_op, memory);
+  return memory;
+}
+
+}  // namespace fsdp
