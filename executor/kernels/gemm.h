@@ -1,0 +1,31 @@
+// Matrix products on fp32 or fp64 with leading dimensions and factors: what host_gemm and the attention kernel are built from.
+// One definition in gemm_openblas.cpp or gemm_eigen.cpp; CMake compiles one of them.
+#pragma once
+
+#include <cstdint>
+
+#include "executor/kernels.h"
+#include "executor/kernels/element.h"
+
+namespace fsdp {
+
+// A matrix as it is stored: row-major, `stride` elements from row to row; transposed: the product uses its transpose.
+template <class M>
+struct Operand {
+  const M* data = nullptr;
+  std::int64_t stride = 0;
+  Transpose transpose = Transpose::no;
+};
+
+// c[m, n] = alpha * a[m, k] * b[k, n] + beta * c, one thread. beta 0: c is not read.
+void gemm(std::int64_t m, std::int64_t n, std::int64_t k, float alpha, Operand<float> a, Operand<float> b, float beta, float* c,
+          std::int64_t c_stride);
+void gemm(std::int64_t m, std::int64_t n, std::int64_t k, double alpha, Operand<double> a, Operand<double> b, double beta, double* c,
+          std::int64_t c_stride);
+
+// host_gemm for a known storage type.
+template <class T>
+void multiply(Transpose ta, Transpose tb, std::int64_t m, std::int64_t n, std::int64_t k, const T* a, const T* b, T* c, bool accumulate,
+              BufferView scratch);
+
+}  // namespace fsdp

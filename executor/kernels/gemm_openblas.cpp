@@ -1,0 +1,62 @@
+// Matrix products by the distribution's OpenBLAS.
+#include <cblas.h>
+
+#include <limits>
+#include <string>
+
+#include "executor/kernels/gemm.h"
+#include "models/error.h"
+
+namespace fsdp {
+namespace {
+
+// Ranks are threads of one process, so the library must not start threads of its own: set before the first product, once.
+void one_thread() {
+  static const bool set = [] {
+    openblas_set_num_threads(1);
+    return true;
+  }();
+  static_cast<void>(set);
+}
+
+blasint dimension(std::int64_t n) {
+  if (n > std::numeric_limits<blasint>::max())
+    throw MachineError("matrix product: a dimension of " + std::to_string(n) + " is more than this OpenBLAS can index");
+  return static_cast<blasint>(n);
+}
+
+template <class M>
+CBLAS_TRANSPOSE order(const Operand<M>& x) { return x.transpose == Transpose::yes ? CblasTrans : CblasNoTrans; }
+
+// The interface wants strides >= 1 even for empty matrices.
+template <class M>
+blasint stride(const Operand<M>& x) { return dimension(x.stride > 0 ? x.stride : 1); }
+
+}  // namespace
+
+void gemm(std::int64_t m, std::int64_t n, std::int64_t k, float alpha, Operand<float> a, Operand<float> b, float beta, float* c,
+          std::int64_t c_stride) {
+  if (m == 0 || n == 0) return;
+  one_thread();
+  cblas_sgemm(CblasRowMajor, order(a), order(b), dimension(m), dimension(n), dimension(k), alpha, a.data, stride(a), b.data, stride(b),
+              beta, c, dimension(c_stride));
+}
+
+void gemm(std::int64_t m, std::int64_t n, std::int64_t k, double alpha, Operand<double> a, Operand<double> b, double beta, double* c,
+          std::int64_t c_stride) {
+  if (m == 0 || n == 0) return;
+  one_thread();
+  cblas_dgemm(CblasRowMajor, order(a), order(b), dimension(m), dimension(n), dimension(k), alpha, a.data, stride(a), b.data, stride(b),
+              beta, c, dimension(c_stride));
+}
+
+// "OpenBLAS 0.3.21" of "OpenBLAS 0.3.21 NO_LAPACKE DYNAMIC_ARCH ...".
+std::string_view host_gemm_library() {
+  const std::string_view text = openblas_get_config();
+  const std::size_t first = text.find(' ');
+  return text.substr(0, first == std::string_view::npos ? first : text.find(' ', first + 1));
+}
+
+std::int64_t host_gemm_library_workspace() { return 0; }           // it keeps its own mapped buffers, made at the first call
+
+}  // namespace fsdp

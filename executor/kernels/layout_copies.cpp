@@ -1,0 +1,66 @@
+// Copy-in and copy-out of a unit: between whole parameters and the [W, S_g] layout of the collectives (planner/layout.h).
+#include <algorithm>
+#include <cstring>
+#include <string>
+
+#include "executor/kernels/call.h"
+#include "planner/layout.h"
+
+namespace fsdp {
+namespace {
+
+void check_call(std::string_view operation, const UnitLayout& layout, std::span<const BufferView> full, DType full_type,
+                const BufferView& flat, DType flat_type) {
+  check_extent(operation, "flat buffer", 0, flat, extent(layout.shards, layout.shard_elements), size_of(flat_type));
+  if (full.size() != layout.params.size())
+    throw MachineError("operation " + std::string(operation) + ": " + std::to_string(full.size()) + " tensors for a unit of " +
+                       std::to_string(layout.params.size()) + " parameters");
+  for (std::size_t i = 0; i < full.size(); ++i)
+    if (full[i].data != nullptr) check_extent(operation, "parameter", i, full[i], layout.params[i].numel(), size_of(full_type));
+}
+
+template <class From, class To>
+void copy_cast(const From* from, To* to, std::int64_t n) {
+  if constexpr (std::is_same_v<From, To>) std::copy_n(from, n, to);
+  else
+    for (std::int64_t i = 0; i < n; ++i) store(to[i], static_cast<Math<To>>(load(from[i])));
+}
+
+// One parameter into its chunk of every rank's slot; rows that are not there are zeros.
+template <class From, class To>
+void spread(const UnitLayout& layout, const ShardedParam& p, const From* full, To* flat) {
+  for (std::int64_t rank = 0; rank < layout.shards; ++rank) {
+    To* slot = flat + rank * layout.shard_elements + p.offset;
+    const std::int64_t there = full == nullptr ? 0 : p.local_elements(rank);
+    if (there > 0) copy_cast(full + p.local_row_begin(rank) * p.row_elements, slot, there);
+    std::fill(slot + there, slot + p.padded_shard(), To{});
+  }
+}
+
+}  // namespace
+
+void scatter_copy_in(const UnitLayout& layout, DType from, std::span<const BufferView> full, DType to, BufferView input) {
+  check_call("scatter_copy_in", layout, full, from, input, to);
+  with_type(from, [&](auto source) {
+    with_type(to, [&](auto target) {
+      for (std::size_t i = 0; i < full.size(); ++i)
+        spread(layout, layout.params[i], reinterpret_cast<const decltype(source)*>(full[i].data),
+               reinterpret_cast<decltype(target)*>(input.data));
+    });
+  });
+}
+
+void gather_copy_out(const UnitLayout& layout, DType type, BufferView gathered, std::span<const BufferView> full) {
+  check_call("gather_copy_out", layout, full, type, gathered, type);
+  const std::int64_t size = size_of(type);
+  for (std::size_t i = 0; i < full.size(); ++i) {
+    const ShardedParam& p = layout.params[i];
+    if (full[i].data == nullptr) continue;
+    for (std::int64_t rank = 0; rank < layout.shards; ++rank)
+      if (const std::int64_t there = p.local_elements(rank); there > 0)
+        std::memcpy(full[i].data + p.local_row_begin(rank) * p.row_elements * size,
+                    gathered.data + (rank * layout.shard_elements + p.offset) * size, static_cast<std::size_t>(there * size));
+  }
+}
+
+}  // namespace fsdp
