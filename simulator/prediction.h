@@ -90,8 +90,11 @@ struct PredictOptions {
 // The margin that stands for "reserved" until an allocator model exists (design section 5); stated in every output.
 inline constexpr double kReservedMargin = 0.05;
 
-// Labels of a step's operations, stream by stream ("D: forward model.layers.0..."): what order comparisons compare.
+// Labels of a step's operations, stream by stream ("D: forward model.layers.0..."): what order comparisons compare. What runs
+// on no stream (zero_gradients, read_loss) is left out.
 [[nodiscard]] std::vector<std::string> order_labels(const Step&, const Program&, const ShardingPlan&, const ModelGraph&);
+
+[[nodiscard]] std::string order_label(const Operation&, const Program&, const ShardingPlan&, const ModelGraph&);   // of one
 
 // One label per kind of operation ("forward linear", "all_gather"): the rows of `by_action`.
 [[nodiscard]] std::string action_label(const Operation&, const ModelGraph&);

@@ -1,0 +1,118 @@
+#include "simulator/prediction.h"
+
+#include <algorithm>
+#include <map>
+
+#include "planner/costs/rates.h"
+#include "planner/lower.h"
+#include "simulator/engine.h"
+#include "simulator/prediction_critical_path.h"
+
+namespace fsdp {
+
+namespace {
+
+constexpr double kHeadRoom = 0.05;           // of usable memory, left free by the default limit
+constexpr std::int64_t kMaxRankRoles = 64;   // ranks up to which every rank's memory is predicted
+
+Bytes scaled(Bytes b, double factor) { return Bytes(static_cast<std::int64_t>(static_cast<double>(b.count()) * factor)); }
+
+Verdict verdict_of(const Prediction& p) {
+  if (p.peak_total <= p.memory_limit) return Verdict::fits;
+  return p.peak_allocated + p.fixed <= p.memory_limit ? Verdict::tight : Verdict::does_not_fit;
+}
+
+// Flops per second that utilisation is measured against: the datasheet's; on the host the best calibrated matrix product.
+double peak_flops(const CostContext& c) {
+  if (!c.cluster.host) return matrix_peak(c.plan.param_dtype, c.cluster.gpu);
+  double best = 0;
+  for (const CurvePoint& p : c.costs.matmul_curve[0]) best = std::max(best, p.size / p.seconds);
+  return best;
+}
+
+// Recomputed flops in the convention of model_flops_per_token, which counts the whole square of attention where kernels do half.
+double recomputed_flops(const Step& step, std::span<const Demand> demands, const ModelGraph& model) {
+  double sum = 0;
+  for (std::size_t i = 0; i < step.ops.size(); ++i) {
+    if (step.ops[i].action != Action::recompute) continue;
+    const Op& op = model.ops[static_cast<std::size_t>(step.ops[i].graph_op)];
+    sum += demands[i].flops.count() * (op.kind == OpKind::attention && op.shape.causal ? 2 : 1);
+  }
+  return sum;
+}
+
+void fill_rates(Prediction& p, const Program& program, std::span<const Demand> demands, const CostContext& c) {
+  const double tokens_per_rank = static_cast<double>(c.plan.sequences_per_rank()) * static_cast<double>(c.plan.seq_len);
+  const double seconds = p.step_time.count(), peak = peak_flops(c);
+  p.tokens_per_step = c.plan.tokens_per_step();
+  if (seconds <= 0) return;
+  p.tokens_per_s = static_cast<double>(p.tokens_per_step) / seconds;
+  if (peak <= 0) return;
+  const double model_flops = model_flops_per_token(c.model, c.plan.seq_len) * tokens_per_rank;
+  p.mfu = model_flops / seconds / peak;
+  p.hfu = (model_flops + recomputed_flops(program.steady_step, demands, c.model)) / seconds / peak;
+}
+
+void fill_memory(Prediction& p, const Program& program, const CostContext& c, const PredictOptions& options) {
+  p.memory = replay_memory(program);
+  p.peak_allocated = Bytes(p.memory.peak);
+  p.peak_reserved_estimate = scaled(p.peak_allocated, 1 + kReservedMargin);
+  p.fixed = c.cluster.fixed_memory;
+  p.peak_total = p.peak_reserved_estimate + p.fixed;
+  p.memory_limit = options.memory_limit.value_or(scaled(c.cluster.gpu.usable_memory, 1 - kHeadRoom));
+  p.verdict = verdict_of(p);
+  p.peak_made_of = p.memory.at_peak;
+}
+
+std::string peak_place(const Prediction& p, const Program& program, const CostContext& c) {
+  const Step* const steps[3] = {&program.init, &program.first_step, &program.steady_step};
+  const char* const names[3] = {"init", "first step", "steady step"};
+  if (p.memory.peak_op < 0) return "before the first operation";
+  const Operation& op = steps[p.memory.peak_step]->ops.at(static_cast<std::size_t>(p.memory.peak_op));
+  return describe(op, program, c.plan, c.model) + ", " + names[p.memory.peak_step];
+}
+
+// Ranks with equal unpadded shards have equal Steps. Replicas repeat the roles of their shard group.
+void fill_roles(Prediction& p, const Program& program, const CostContext& c) {
+  std::map<std::vector<std::int64_t>, std::int32_t> roles;
+  std::vector<std::int32_t> of_shard;
+  for (std::int64_t s = 0; s < c.plan.shard(); ++s) {
+    std::vector<std::int64_t> sizes;
+    for (const UnitLayout& unit : program.layouts) sizes.push_back(unit.local_elements(s));
+    const auto [it, fresh] = roles.try_emplace(std::move(sizes), static_cast<std::int32_t>(roles.size()));
+    if (fresh && it->second > 0) p.other_roles.push_back(replay_memory(lower(c.model, c.plan, c.implementation, s)));
+    of_shard.push_back(it->second);
+  }
+  for (std::int64_t r = 0; r < c.plan.replicate(); ++r) p.role_of_rank.insert(p.role_of_rank.end(), of_shard.begin(), of_shard.end());
+  p.roles = static_cast<std::int64_t>(roles.size());
+}
+
+}  // namespace
+
+Provenance provenance_of(const Program& program, const CostContext& c) {
+  return {c.plan.model_name, program.model_digest, program.plan_digest, c.cluster.name, c.cluster.digest(), digest(c.costs),
+          program.implementation, digest(c.implementation), std::string(name(program.dialect))};
+}
+
+Prediction predict(const Program& program, const CostContext& c, const PredictOptions& options) {
+  Prediction p;
+  const std::vector<Demand> demands = demands_of(program.steady_step, program, c);
+  Timeline timeline = simulate(program.steady_step, demands);
+  p.ranks = c.plan.ranks();
+  p.step_time = Seconds(timeline.duration);
+  p.where = where_time_goes(program.steady_step, timeline);
+  p.exposed_communication = p.where.exposed_all_gather + p.where.exposed_reduce_scatter + p.where.exposed_all_reduce;
+  fill_memory(p, program, c, options);
+  fill_rates(p, program, demands, c);
+  if (!options.keep_timeline) return p;
+  p.provenance = provenance_of(program, c);
+  p.peak_at = peak_place(p, program, c);
+  if (p.ranks <= kMaxRankRoles) fill_roles(p, program, c);
+  p.critical_path = critical_path(program.steady_step, timeline, c.model);
+  p.by_action = times_by_action(program.steady_step, timeline, c.model);
+  p.order = order_labels(program.steady_step, program, c.plan, c.model);
+  p.timeline = std::move(timeline);
+  return p;
+}
+
+}  // namespace fsdp

@@ -1,0 +1,101 @@
+// Where a step's time goes. The period is cut at the spans of the compute stream; what lies between them is charged to what else
+// runs there, an all-gather first, then a reduce-scatter, an all-reduce, a copy; the rest is idle. So the parts sum to the period.
+#include <algorithm>
+#include <vector>
+
+#include "simulator/prediction.h"
+
+namespace fsdp {
+
+namespace {
+
+using Intervals = std::vector<Span>;         // sorted, disjoint, not empty
+
+Intervals merged(Intervals spans) {
+  std::sort(spans.begin(), spans.end(), [](const Span& a, const Span& b) { return a.start < b.start; });
+  Intervals out;
+  for (const Span& s : spans) {
+    if (s.end <= s.start) continue;
+    if (!out.empty() && s.start <= out.back().end) out.back().end = std::max(out.back().end, s.end);
+    else out.push_back(s);
+  }
+  return out;
+}
+
+double total(const Intervals& spans) {
+  double sum = 0;
+  for (const Span& s : spans) sum += s.end - s.start;
+  return sum;
+}
+
+// What of `from` is not covered by `cover`.
+Intervals minus(const Intervals& from, const Intervals& cover) {
+  Intervals out;
+  std::size_t c = 0;
+  for (const Span& f : from) {
+    double at = f.start;
+    while (c < cover.size() && cover[c].end <= at) ++c;
+    for (std::size_t i = c; i < cover.size() && cover[i].start < f.end; ++i) {
+      if (cover[i].start > at) out.push_back({at, cover[i].start});
+      at = std::max(at, cover[i].end);
+    }
+    if (at < f.end) out.push_back({at, f.end});
+  }
+  return out;
+}
+
+// The part of the breakdown that an operation of the compute stream is.
+Seconds& part_of(Breakdown& b, Action action) {
+  switch (action) {
+    case Action::forward:
+    case Action::backward:
+    case Action::add_gradient: return b.compute;
+    case Action::recompute: return b.recompute;
+    case Action::all_gather: return b.exposed_all_gather;
+    case Action::reduce_scatter: return b.exposed_reduce_scatter;
+    case Action::all_reduce:
+    case Action::clip_reduce:
+    case Action::reduce_loss: return b.exposed_all_reduce;
+    case Action::clip_local_norm:
+    case Action::clip_scale:
+    case Action::optimizer:
+    case Action::init_optimizer: return b.optimizer;
+    default: return b.copies;
+  }
+}
+
+Span clipped(const Span& s, const Span& window) { return {std::max(s.start, window.start), std::min(s.end, window.end)}; }
+
+}  // namespace
+
+Breakdown where_time_goes(const Step& step, const Timeline& timeline) {
+  Breakdown b;
+  double end = 0;
+  for (const Span& s : timeline.spans) end = std::max(end, s.end);
+  const Span window{end - timeline.duration, end};
+  Intervals busy, others[4];                 // all-gather, reduce-scatter, all-reduce, copies
+  Seconds* const charged[4] = {&b.exposed_all_gather, &b.exposed_reduce_scatter, &b.exposed_all_reduce, &b.copies};
+  for (std::size_t i = 0; i < step.ops.size(); ++i) {
+    const Operation& op = step.ops[i];
+    const Span s = clipped(timeline.spans[i], window);
+    if (op.host_only || op.action == Action::read_loss || s.end <= s.start) continue;
+    Seconds& part = part_of(b, op.action);
+    if (op.stream == Stream::compute) {
+      part += Seconds(s.end - s.start);
+      busy.push_back(s);
+      continue;
+    }
+    const auto* const found = std::find(std::begin(charged), std::end(charged), &part);
+    others[found == std::end(charged) ? 3 : found - std::begin(charged)].push_back(s);
+  }
+  Intervals gaps = minus({window}, merged(std::move(busy)));
+  for (int k = 0; k < 4; ++k) {
+    Intervals rest = minus(gaps, merged(std::move(others[k])));
+    *charged[k] += Seconds(total(gaps) - total(rest));
+    gaps = std::move(rest);
+  }
+  b.idle = Seconds(total(gaps));
+  return b;
+}
+
+}  // namespace fsdp

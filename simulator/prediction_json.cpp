@@ -1,0 +1,172 @@
+// "fsdp-plan/prediction/1": sizes are integers in bytes, times doubles in seconds, and every key says so.
+#include <array>
+
+#include "models/error.h"
+#include "simulator/prediction_records.h"
+
+namespace fsdp {
+
+using namespace records;
+
+namespace {
+
+constexpr std::string_view kSchema = "fsdp-plan/prediction/1";
+
+struct Part {
+  const char* key;
+  Seconds Breakdown::* member;
+};
+constexpr std::array<Part, 8> kParts = {{{"compute_s", &Breakdown::compute},
+                                         {"recompute_s", &Breakdown::recompute},
+                                         {"exposed_all_gather_s", &Breakdown::exposed_all_gather},
+                                         {"exposed_reduce_scatter_s", &Breakdown::exposed_reduce_scatter},
+                                         {"exposed_all_reduce_s", &Breakdown::exposed_all_reduce},
+                                         {"copies_s", &Breakdown::copies},
+                                         {"optimizer_s", &Breakdown::optimizer},
+                                         {"idle_s", &Breakdown::idle}}};
+constexpr std::array<Verdict, 3> kVerdicts = {Verdict::fits, Verdict::tight, Verdict::does_not_fit};
+using Kinds = std::array<std::int64_t, kBufferKinds>;
+
+Json json_of(const Breakdown& b) {
+  Json j;
+  for (const Part& p : kParts) j[p.key] = (b.*p.member).count();
+  return j;
+}
+
+Json json_of(const Kinds& kinds) {
+  Json j;
+  for (int k = 0; k < kBufferKinds; ++k) j[std::string(name(static_cast<BufferKind>(k)))] = kinds[static_cast<std::size_t>(k)];
+  return j;
+}
+
+Json json_of(const ProgramMemory& m) {
+  return {{"peak_bytes", m.peak},
+          {"peak_step", m.peak_step},
+          {"peak_op", m.peak_op},
+          {"at_peak_bytes", json_of(m.at_peak)},
+          {"init", records::json_of(m.init)},
+          {"first_step", records::json_of(m.first_step)},
+          {"steady_step", records::json_of(m.steady_step)}};
+}
+
+Json headline(const Prediction& p) {
+  return {{"schema", kSchema},
+          {"provenance", records::json_of(p.provenance)},
+          {"ranks", p.ranks},
+          {"roles", p.roles},
+          {"verdict", name(p.verdict)},
+          {"step_time_s", p.step_time.count()},
+          {"tokens_per_step", p.tokens_per_step},
+          {"tokens_per_s", p.tokens_per_s},
+          {"tokens_per_s_per_gpu", p.tokens_per_s / static_cast<double>(p.ranks)},
+          {"mfu", p.mfu},
+          {"hfu", p.hfu},
+          {"exposed_communication_s", p.exposed_communication.count()},
+          {"peak_allocated_bytes", p.peak_allocated.count()},
+          {"peak_reserved_bytes", p.peak_reserved_estimate.count()},
+          {"reserved_margin", kReservedMargin},
+          {"fixed_bytes", p.fixed.count()},
+          {"peak_total_bytes", p.peak_total.count()},
+          {"memory_limit_bytes", p.memory_limit.count()}};
+}
+
+Breakdown breakdown(JsonObject o) {
+  Breakdown b;
+  for (const Part& p : kParts) b.*p.member = seconds(o, p.key);
+  o.finish();
+  return b;
+}
+
+Kinds kinds(JsonObject o) {
+  Kinds k{};
+  for (int i = 0; i < kBufferKinds; ++i) k[static_cast<std::size_t>(i)] = o.integer(name(static_cast<BufferKind>(i)), 0, kMaxBytes);
+  o.finish();
+  return k;
+}
+
+ProgramMemory program_memory(JsonObject o) {
+  ProgramMemory m;
+  m.peak = o.integer("peak_bytes", 0, kMaxBytes);
+  m.peak_step = static_cast<int>(o.integer("peak_step", 0, 2));
+  m.peak_op = static_cast<std::int32_t>(o.integer("peak_op", -1, std::numeric_limits<std::int32_t>::max()));
+  m.at_peak = kinds(o.object("at_peak_bytes"));
+  m.init = memory_timeline(o.object("init"));
+  m.first_step = memory_timeline(o.object("first_step"));
+  m.steady_step = memory_timeline(o.object("steady_step"));
+  o.finish();
+  return m;
+}
+
+Verdict verdict(JsonObject& root) {
+  const std::string text = root.text("verdict");
+  for (const Verdict v : kVerdicts)
+    if (name(v) == text) return v;
+  root.refuse("verdict", "'" + text + "' is no verdict", "predict again");
+}
+
+void read_headline(JsonObject& root, Prediction& p) {
+  p.provenance = provenance(root.object("provenance"));
+  p.ranks = root.integer("ranks", 1, kMaxRanks);
+  p.roles = root.integer("roles", 1, kMaxRanks);
+  p.verdict = verdict(root);
+  p.step_time = seconds(root, "step_time_s");
+  p.tokens_per_step = root.integer("tokens_per_step", 0, kMaxInteger);
+  p.tokens_per_s = root.number("tokens_per_s", 0, 1e18);
+  p.mfu = root.number("mfu", 0, 1e9);
+  p.hfu = root.number("hfu", 0, 1e9);
+  p.exposed_communication = seconds(root, "exposed_communication_s");
+  p.peak_allocated = bytes(root, "peak_allocated_bytes");
+  p.peak_reserved_estimate = bytes(root, "peak_reserved_bytes");
+  p.fixed = bytes(root, "fixed_bytes");
+  p.peak_total = bytes(root, "peak_total_bytes");
+  p.memory_limit = bytes(root, "memory_limit_bytes");
+  root.ignore("tokens_per_s_per_gpu");       // follow from the others
+  root.ignore("reserved_margin");
+}
+
+// Every rank has a role that the document describes.
+void read_roles(JsonObject& root, Prediction& p) {
+  for (const JsonValue& role : root.array("other_roles")) p.other_roles.push_back(program_memory(role.object()));
+  for (const std::int64_t r : root.integers("role_of_rank", 0, static_cast<std::int64_t>(p.other_roles.size())))
+    p.role_of_rank.push_back(static_cast<std::int32_t>(r));
+  if (!p.role_of_rank.empty() && static_cast<std::int64_t>(p.role_of_rank.size()) != p.ranks)
+    root.refuse("role_of_rank", "expected one role for each of " + std::to_string(p.ranks) + " ranks", "predict again");
+}
+
+}  // namespace
+
+std::string to_json_text(const Prediction& p) {
+  Json j = headline(p);
+  j["where"] = json_of(p.where);
+  j["peak_made_of_bytes"] = json_of(p.peak_made_of);
+  j["peak_at"] = p.peak_at;
+  j["critical_path"] = p.critical_path;
+  j["by_action"] = records::json_of(p.by_action);
+  j["order"] = p.order;
+  j["timeline"] = records::json_of(p.timeline);
+  j["memory"] = json_of(p.memory);
+  j["role_of_rank"] = p.role_of_rank;
+  j["other_roles"] = Json::array();
+  for (const ProgramMemory& role : p.other_roles) j["other_roles"].push_back(json_of(role));
+  return j.dump() + "\n";
+}
+
+Prediction parse_prediction(std::string_view json_text, std::string_view where) {
+  const JsonDocument document = parse_document(json_text, where, kSchema);
+  JsonObject root = document.root();
+  Prediction p;
+  read_headline(root, p);
+  p.where = breakdown(root.object("where"));
+  p.peak_made_of = kinds(root.object("peak_made_of_bytes"));
+  p.peak_at = root.text("peak_at");
+  p.critical_path = root.texts("critical_path");
+  p.by_action = action_times(root.array("by_action"));
+  p.order = root.texts("order");
+  p.timeline = timeline(root.object("timeline"));
+  p.memory = program_memory(root.object("memory"));
+  read_roles(root, p);
+  root.finish();
+  return p;
+}
+
+}  // namespace fsdp

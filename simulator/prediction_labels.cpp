@@ -1,0 +1,58 @@
+// Names of operations as records carry them, and sums of times under those names.
+#include <algorithm>
+#include <array>
+
+#include "simulator/prediction.h"
+
+namespace fsdp {
+
+namespace {
+
+constexpr std::array<char, kStreams> kStreamLetters = {'D', 'C', 'G', 'R', 'A'};   // as the FSDP2 literature calls them
+
+bool runs_on_a_stream(const Operation& op) { return !op.host_only && op.action != Action::read_loss; }
+
+bool is_typed(const Operation& op) {
+  return op.graph_op >= 0 && (op.action == Action::forward || op.action == Action::recompute || op.action == Action::backward);
+}
+
+}  // namespace
+
+std::string order_label(const Operation& op, const Program& program, const ShardingPlan& plan, const ModelGraph& model) {
+  return std::string(1, kStreamLetters[static_cast<std::size_t>(op.stream)]) + ": " + describe(op, program, plan, model);
+}
+
+std::vector<std::string> order_labels(const Step& step, const Program& program, const ShardingPlan& plan, const ModelGraph& model) {
+  std::vector<std::string> labels;
+  labels.reserve(step.ops.size());
+  for (int s = 0; s < kStreams; ++s) {
+    for (const Operation& op : step.ops)
+      if (static_cast<int>(op.stream) == s && runs_on_a_stream(op)) labels.push_back(order_label(op, program, plan, model));
+  }
+  return labels;
+}
+
+std::string action_label(const Operation& op, const ModelGraph& model) {
+  std::string label(name(op.action));
+  if (is_typed(op)) label += " " + std::string(name(model.ops.at(static_cast<std::size_t>(op.graph_op)).kind));
+  return label;
+}
+
+std::vector<ActionTime> times_by_action(const Step& step, const Timeline& timeline, const ModelGraph& model) {
+  // Row: action, and the kind of op where it is a typed one.
+  constexpr std::size_t kColumns = kOpKinds + 1;
+  std::vector<ActionTime> table((static_cast<std::size_t>(Action::read_loss) + 1) * kColumns);
+  for (std::size_t i = 0; i < step.ops.size(); ++i) {
+    const Operation& op = step.ops[i];
+    if (!runs_on_a_stream(op)) continue;
+    const std::size_t column = is_typed(op) ? 1 + static_cast<std::size_t>(model.ops[static_cast<std::size_t>(op.graph_op)].kind) : 0;
+    ActionTime& row = table[static_cast<std::size_t>(op.action) * kColumns + column];
+    if (row.count++ == 0) row.what = action_label(op, model);
+    row.seconds += timeline.spans[i].end - timeline.spans[i].start;
+  }
+  std::erase_if(table, [](const ActionTime& row) { return row.count == 0; });
+  std::stable_sort(table.begin(), table.end(), [](const ActionTime& a, const ActionTime& b) { return a.seconds > b.seconds; });
+  return table;
+}
+
+}  // namespace fsdp
