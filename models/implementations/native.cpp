@@ -1,6 +1,8 @@
 // Our executor's kernels (executor/kernels*.cpp): storage in one type of `element_bytes`, arithmetic in double for double and
 // in float otherwise (the accumulate type). Every number here is what those kernels really take; the executor reports heap
 // or saved bytes that are not declared here as an error.
+#include <algorithm>
+
 #include "models/implementation.h"
 #include "models/units.h"
 
@@ -11,10 +13,11 @@ std::int64_t accumulate_bytes(const Workload& w) { return w.element_bytes == 8 ?
 std::int64_t times(std::int64_t a, std::int64_t b) { return checked_mul(a, b, "op size"); }
 std::int64_t row_bytes(const Workload& w, std::int64_t width) { return times(times(w.tokens(), width), w.element_bytes); }
 
-// Reads ids, writes rows; backward clears the weight gradient and adds rows into it.
+// Reads ids, writes rows; backward sorts the positions by id (8 bytes each) and writes each row of the weight gradient once.
 OpFacts embedding(const Op& op, const Workload& w) {
   const std::int64_t rows = row_bytes(w, op.shape.width), table = times(times(op.shape.vocab, op.shape.width), w.element_bytes);
-  return {.saved_inputs = 0b1, .forward_traffic_bytes = 2 * rows + 8 * w.tokens(), .backward_traffic_bytes = 3 * rows + table + 8 * w.tokens()};
+  return {.saved_inputs = 0b1, .backward_scratch_bytes = times(w.tokens(), 8), .forward_traffic_bytes = 2 * rows + 8 * w.tokens(),
+          .backward_traffic_bytes = 3 * rows + table + 8 * w.tokens()};
 }
 
 // Row t uses position t % seq_len: nothing to remember.
@@ -36,12 +39,14 @@ OpFacts layer_norm(const Op& op, const Workload& w) {
   return {.saved_inputs = 0b1, .saved_extra_bytes = statistics, .forward_traffic_bytes = 2 * x + statistics, .backward_traffic_bytes = 3 * x + statistics};
 }
 
-// 2-byte storage: the library multiplies floats, so both operands and the result have a float copy while it runs. Forward
-// [T,in]x[in,out], backward input [T,out]x[out,in] and weight [out,T]x[T,in] have the same three extents.
+// 2-byte storage is multiplied as float, in tiles of at most 512 x 512 of both operands and the result (kernels/gemm.cpp). Forward
+// [T,in]x[in,out], backward input [T,out]x[out,in] and weight [out,T]x[T,in] have the same three extents, hence the same tiles.
 OpFacts linear(const Op& op, const Workload& w) {
   const std::int64_t t = w.tokens(), in = op.shape.in, out = op.shape.out;
   const std::int64_t elements = checked_add(checked_add(times(t, in), times(in, out), "op size"), times(t, out), "op size");
-  const std::int64_t bytes = times(elements, w.element_bytes), copies = w.element_bytes == 2 ? times(elements, 4) : 0;
+  const std::int64_t bytes = times(elements, w.element_bytes), a = std::min<std::int64_t>(t, 512);
+  const std::int64_t b = std::min<std::int64_t>(in, 512), c = std::min<std::int64_t>(out, 512);
+  const std::int64_t copies = w.element_bytes == 2 ? 4 * (a * b + b * c + a * c) : 0;
   return {.saved_inputs = 0b1, .forward_scratch_bytes = copies, .backward_scratch_bytes = copies, .backward_launches = 2,
           .forward_traffic_bytes = bytes, .backward_traffic_bytes = 2 * bytes};
 }
@@ -52,14 +57,16 @@ OpFacts rotary(const Op& op, const Workload& w) {
   return {.forward_traffic_bytes = 2 * x, .backward_traffic_bytes = 2 * x};
 }
 
-// q, k, v (or the packed tensor) and the output stay, and the log-sum-exp of each row of scores. Scores live one row at a time
-// (backward: one of probabilities, one of their gradient); delta = rowsum(out * grad_out) is a scratch of its own.
+// q, k, v (or the packed tensor) and the output stay, and the log-sum-exp of each row of scores. Scratch holds one head in the
+// accumulate type and blocks of up to 64 queries (kernels/attention.cpp): forward k, v; a block of q and o; its scores. Backward
+// k, v, dk, dv; a block of q, o, do, dq; its probabilities and their gradient; rowsum(do o).
 OpFacts attention(const Op& op, const Workload& w) {
   const OpShape& s = op.shape;
-  const std::int64_t a = accumulate_bytes(w), rows = times(times(w.tokens(), s.heads), a), score_row = times(w.seq_len, a);
+  const std::int64_t a = accumulate_bytes(w), rows = times(times(w.tokens(), s.heads), a), block = std::min<std::int64_t>(64, w.seq_len);
   const std::int64_t q = row_bytes(w, times(s.heads, s.head_dim)), kv = row_bytes(w, times(2 * s.kv_heads, s.head_dim));
+  const std::int64_t forward = checked_add(times(2 * (w.seq_len + block), s.head_dim), times(block, w.seq_len), "op size");
   return {.saved_inputs = static_cast<std::uint8_t>(s.packed ? 0b1 : 0b111), .saved_outputs = 0b1, .saved_extra_bytes = rows,
-          .forward_scratch_bytes = score_row, .backward_scratch_bytes = checked_add(2 * score_row, rows, "op size"),
+          .forward_scratch_bytes = times(forward, a), .backward_scratch_bytes = times(checked_add(2 * forward, block, "op size"), a),
           .forward_traffic_bytes = 2 * q + kv + rows, .backward_traffic_bytes = 4 * q + 2 * kv + 2 * rows};
 }
 
