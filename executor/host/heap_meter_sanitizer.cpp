@@ -1,11 +1,13 @@
 // Under AddressSanitizer and ThreadSanitizer malloc is theirs; their hooks tell us of every block.
-#include <sanitizer/allocator_interface.h>
-
 #include <array>
 #include <cstddef>
 #include <cstdint>
 
 #include "executor/host/heap_meter.h"
+
+// Of sanitizer/allocator_interface.h, which GCC does not install.
+extern "C" int __sanitizer_install_malloc_and_free_hooks(void (*on_malloc)(const volatile void*, std::size_t),
+                                                         void (*on_free)(const volatile void*));
 
 namespace fsdp::host {
 namespace {
