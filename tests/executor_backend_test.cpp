@@ -312,7 +312,7 @@ TEST_CASE("the heap instrument sees what a kernel takes, and nothing of the runt
     backend->run([&](Device& dev) {
       dev.reserve_arena(4096);
       dev.begin_step();
-      const BufferView b = dev.allocate(G, 0, 64);
+      const BufferView b = dev.allocate(D, 0, 64);
       dev.launch(0, D, {}, [b, big = std::vector<char>(4096)] { std::memset(b.data, static_cast<int>(big.size() % 7), 64); });
       dev.launch(1, D, {}, [] {                // 1000 and 3000 bytes one after the other, then both at once
         { const std::vector<char> one(1000); }
