@@ -1,0 +1,96 @@
+// Charts and tables, on records small enough to draw by hand.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <sstream>
+
+#include "viz/viz.h"
+
+using namespace fsdp;
+
+namespace {
+
+std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> lines;
+  std::istringstream in(text);
+  for (std::string line; std::getline(in, line);) lines.push_back(line);
+  return lines;
+}
+
+bool holds(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+std::size_t full_cells(const std::string& line) {
+  std::size_t n = 0;
+  for (std::size_t at = line.find("█"); at != std::string::npos; at = line.find("█", at + 1)) ++n;
+  return n;
+}
+
+MemoryTimeline ramp(std::int64_t unit) {     // 0, 1, 2, ... 7 units: a staircase
+  MemoryTimeline m;
+  for (std::int64_t i = 0; i < 8; ++i) m.points.push_back({i * unit, i * unit});
+  return m;
+}
+
+}  // namespace
+
+TEST_CASE("a table aligns its columns") {
+  const auto lines = lines_of(table({"plan", ">step", "why"}, {{"block", "1.5 s", "chosen"}, {"a longer one", "12.25 s", ""}}));
+  REQUIRE(lines.size() == 4);
+  CHECK(lines[0] == "plan             step  why");
+  CHECK(lines[1] == "------------  -------  ------");
+  CHECK(lines[2] == "block           1.5 s  chosen");
+  CHECK(lines[3] == "a longer one  12.25 s");                            // no blanks at the end
+}
+
+TEST_CASE("a table counts characters, not bytes, and survives short rows") {
+  const auto lines = lines_of(table({"name", ">n"}, {{"größe", "1"}, {"plain"}}));
+  CHECK(lines[2] == "größe  1");
+  CHECK(lines[3] == "plain");
+}
+
+TEST_CASE("the memory chart fills what is allocated and marks peak and limit") {
+  // A staircase of 8 steps in 8 columns and 7 rows: the row k from below is filled from column k + 1 on, so 7 - k cells.
+  const std::int64_t gib = std::int64_t{1} << 30;
+  const auto lines = lines_of(memory_chart(ramp(gib), Bytes(0), 8, 7));
+  for (std::size_t row = 0; row < 7; ++row) CHECK(full_cells(lines[row]) == row + 1);
+  CHECK(holds(lines[0], "peak 7"));
+  CHECK(holds(lines[6], "0 |"));
+  const std::string limited = memory_chart(ramp(gib), Bytes(14 * gib), 8, 7);
+  CHECK(holds(lines_of(limited)[0], "limit 14"));                          // twice the peak: drawn, at the top
+  CHECK(holds(lines_of(limited)[0], "--------"));
+  CHECK(holds(lines_of(limited)[3], "peak 7"));                            // half way: 3.5 of 7 rows, in the fourth from below
+}
+
+TEST_CASE("a limit far above the curve is named, not drawn") {
+  const std::string chart = memory_chart(ramp(1 << 20), Bytes(std::int64_t{80} << 30), 40, 6);
+  CHECK(holds(chart, "limit 80"));
+  CHECK(full_cells(lines_of(chart)[0]) > 0);
+}
+
+TEST_CASE("the memory chart keeps a spike that is shorter than a column") {
+  MemoryTimeline m;
+  m.points.assign(1000, {100, 100});
+  m.points[501] = {800, 100};
+  const auto lines = lines_of(memory_chart(m, Bytes(0), 10, 8));
+  CHECK(full_cells(lines[0]) == 1);
+}
+
+TEST_CASE("the memory chart takes nothing and odd sizes") {
+  CHECK(!memory_chart({}, Bytes(0)).empty());
+  CHECK(!memory_chart(ramp(0), Bytes(0), -5, 0).empty());
+  CHECK(!memory_chart(ramp(std::int64_t{1} << 59), Bytes(INT64_MAX), 10, 5).empty());
+}
+
+TEST_CASE("the time bar gives each part its share of the width") {
+  Breakdown b;
+  b.compute = Seconds(6);
+  b.exposed_all_gather = Seconds(3);
+  b.idle = Seconds(1);
+  const std::string bar = time_bar(b, Seconds(10), 20);
+  const std::string first = lines_of(bar).front();
+  CHECK(holds(first, "[CCCCCCCCCCCCAAAAAA..]"));                            // 12 + 6 + 2 of 20
+  CHECK(holds(bar, "60.0 %"));
+  CHECK(holds(bar, "exposed all-gather"));
+  CHECK(!holds(bar, "recompute"));                                         // parts that are zero are left out
+  CHECK(!time_bar({}, Seconds(0)).empty());
+}

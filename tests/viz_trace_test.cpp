@@ -1,0 +1,94 @@
+// Traces: valid Chrome JSON; on one thread, events never overlap; the counter's highest value is the peak.
+#include <doctest/doctest.h>
+
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "viz/viz.h"
+
+using namespace fsdp;
+using Json = nlohmann::json;
+
+namespace {
+
+Operation op_on(Stream stream, Action action) {
+  Operation op;
+  op.stream = stream;
+  op.action = action;
+  return op;
+}
+
+// Five operations on two streams, the third on no stream.
+struct Made {
+  Program program;
+  Prediction prediction;
+  Measurement measurement;
+  Made() {
+    Step& s = program.steady_step;
+    s.ops = {op_on(Stream::compute, Action::clip_local_norm), op_on(Stream::all_gather, Action::clip_reduce), op_on(Stream::compute, Action::zero_gradients),
+             op_on(Stream::compute, Action::clip_scale), op_on(Stream::all_gather, Action::reduce_loss)};
+    s.ops[2].host_only = true;
+    // The all-gather stream's second span starts a rounding error before the first ends; the first begins before the step does.
+    prediction.timeline.spans = {{0.0, 1.0}, {-0.25, 1.5}, {0.5, 0.5}, {1.5, 2.0}, {1.4999999999, 3.0}};
+    prediction.memory.steady_step = {{{100, 100}, {700, 100}, {100, 50}, {60, 60}, {60, 10}}, 10};
+    measurement.ranks.resize(2);
+    for (std::size_t r = 0; r < 2; ++r) {
+      measurement.ranks[r].rank = static_cast<std::int64_t>(r);
+      measurement.ranks[r].timeline = prediction.timeline;
+      measurement.ranks[r].steady_step = prediction.memory.steady_step;
+    }
+  }
+};
+
+Json parsed(const Made& m, bool predicted, bool measured) {
+  return Json::parse(trace_json(m.program.steady_step, m.program, {}, {}, predicted ? &m.prediction : nullptr, measured ? &m.measurement : nullptr));
+}
+
+}  // namespace
+
+TEST_CASE("a trace is JSON with one process per timeline and one thread per stream") {
+  const Json trace = parsed(Made(), true, true);
+  std::map<int, std::string> processes;
+  int threads = 0;
+  int spans = 0;
+  for (const Json& e : trace.at("traceEvents")) {
+    if (e.at("name") == "process_name") processes[e.at("pid")] = e.at("args").at("name");
+    threads += e.at("name") == "thread_name" ? 1 : 0;
+    spans += e.at("ph") == "X" ? 1 : 0;
+  }
+  CHECK(processes == std::map<int, std::string>{{1, "predicted"}, {2, "measured rank 0"}, {3, "measured rank 1"}});
+  CHECK(threads == 3 * kStreams);
+  CHECK(spans == 3 * 4);                     // zero_gradients runs on no stream
+  CHECK(parsed(Made(), false, false).at("traceEvents").empty());
+}
+
+TEST_CASE("events of one thread do not overlap and none begins before zero") {
+  const Json trace = parsed(Made(), true, true);
+  std::map<std::pair<int, int>, double> busy_until;
+  for (const Json& e : trace.at("traceEvents")) {
+    if (e.at("ph") != "X") continue;
+    double& until = busy_until[{e.at("pid"), e.at("tid")}];
+    CHECK(e.at("ts").get<double>() >= until);
+    CHECK(e.at("dur").get<double>() >= 0);
+    until = e.at("ts").get<double>() + e.at("dur").get<double>();
+  }
+  CHECK(busy_until.size() == 6);
+  CHECK((busy_until[{1, static_cast<int>(Stream::all_gather)}]) == doctest::Approx(3.25e6));   // 3.0 s, shifted by the 0.25 s before zero
+}
+
+TEST_CASE("the memory counter reaches the peak") {
+  const Json trace = parsed(Made(), true, false);
+  std::int64_t highest = 0;
+  for (const Json& e : trace.at("traceEvents")) {
+    if (e.at("ph") == "C") highest = std::max(highest, e.at("args").at("allocated").get<std::int64_t>());
+  }
+  CHECK(highest == Made().prediction.memory.steady_step.peak());
+  CHECK(highest == 700);
+}
+
+TEST_CASE("a timeline shorter than the step draws what it has") {
+  Made m;
+  m.prediction.timeline.spans.resize(2);
+  m.prediction.memory.steady_step.points.clear();
+  CHECK_NOTHROW((void)parsed(m, true, false));
+}
