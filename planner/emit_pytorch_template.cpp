@@ -1,0 +1,360 @@
+// The part of the emitted PyTorch script that is the same for every plan; @PLAN@ and @MODEL@ are put in by emit_pytorch.cpp.
+#include "planner/emit_pytorch_template.h"
+
+namespace fsdp {
+
+const char* const kPytorchTemplate = R"python(
+import argparse
+import os
+import resource
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+@PLAN@
+@MODEL@
+
+# ---- the plan, applied -------------------------------------------------------------------------------------------------
+
+def find(model, name):
+    """The module of that name, or None (a model with fewer blocks)."""
+    try:
+        return model.get_submodule(name)
+    except AttributeError:
+        return None
+
+
+def wrap_checkpoints(model):
+    """Replaces each checkpointed module by one that recomputes its forward in backward. Before fully_shard."""
+    for name in PLAN["checkpointed"]:
+        module = find(model, name)
+        if module is not None:
+            parent, _, child = name.rpartition(".")
+            setattr(model.get_submodule(parent), child, checkpoint_wrapper(module))
+
+
+def units_of(model):
+    """[(modules, reshard_after_forward)] of the units that this model has, inner before outer, the root last."""
+    units = []
+    for names, reshard in PLAN["units"]:
+        modules = [m for m in (find(model, name) for name in names) if m is not None]
+        if modules:
+            units.append((modules, reshard))
+    return units
+
+
+def apply_plan(model, mesh):
+    """Shards `model` in place as the plan says; mesh: 1-D (shard) or 2-D (replicate, shard). Returns the model to call."""
+    wrap_checkpoints(model)
+    if PLAN["dialect"] == "ddp":
+        return nn.parallel.DistributedDataParallel(model)
+    policy = MixedPrecisionPolicy(param_dtype=DTYPES[PLAN["param_dtype"]], reduce_dtype=DTYPES[PLAN["reduce_dtype"]])
+    units = units_of(model)
+    for modules, reshard in units:
+        fully_shard(modules if len(modules) > 1 else modules[0], mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
+    set_prefetch([modules[0] for modules, _ in units])
+    if mesh.device_type == "cpu":            # gloo has no averaging reduce-scatter: sum, then divide
+        for module in model.modules():
+            if hasattr(module, "set_force_sum_reduction_for_comms"):
+                module.set_force_sum_reduction_for_comms(True)
+    return model
+
+
+def set_prefetch(firsts):
+    """firsts: the first module of each unit in execution order, the root last."""
+    forward, backward = PLAN["forward_prefetch"], PLAN["backward_prefetch"]
+    order = firsts[-1:] + firsts[:-1]        # the root's forward begins first
+    for i, module in enumerate(order):
+        if forward and order[i + 1 : i + 1 + forward]:
+            module.set_modules_to_forward_prefetch(order[i + 1 : i + 1 + forward])
+    for i, module in enumerate(firsts):
+        if backward == 0:                    # itself is there already: nothing is prefetched, not even the default
+            module.set_modules_to_backward_prefetch([module])
+        elif backward > 1 and i > 0:
+            module.set_modules_to_backward_prefetch(firsts[max(0, i - backward) : i][::-1])
+
+
+def make_mesh(device_type, any_size):
+    """The plan's mesh; with any_size, one of the same kind over the ranks there are."""
+    world, (replicate, shard) = dist.get_world_size(), PLAN["mesh"]
+    if world != replicate * shard:
+        if not any_size:
+            raise SystemExit(f"the plan is for {replicate * shard} ranks, there are {world}; start as many, or try it with --tiny")
+        replicate = next(r for r in range(min(replicate, world), 0, -1) if world % r == 0)
+        shard = world // replicate
+    if replicate == 1:
+        return init_device_mesh(device_type, (shard,), mesh_dim_names=("shard",))
+    return init_device_mesh(device_type, (replicate, shard), mesh_dim_names=("replicate", "shard"))
+
+
+# ---- a training loop to try it with ------------------------------------------------------------------------------------
+
+class on_meta:
+    """Parameters made inside take no memory; buffers are real. Keeps tied parameters tied."""
+
+    def __enter__(self):
+        self.register = nn.Module.register_parameter
+
+        def register(module, name, parameter, original=self.register):
+            if parameter is not None and not parameter.is_meta:
+                parameter = nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
+            original(module, name, parameter)
+
+        nn.Module.register_parameter = register
+
+    def __exit__(self, *_):
+        nn.Module.register_parameter = self.register
+
+
+def materialize(model, device):
+    """Gives the (sharded) parameters memory and initial values; buffers keep theirs."""
+    buffers = {name: b.clone() for name, b in model.named_buffers()}
+    model.to_empty(device=device)
+    with torch.no_grad():
+        for name, b in model.named_buffers():
+            b.copy_(buffers[name])
+        for name, p in model.named_parameters():
+            if p.dim() > 1:
+                p.normal_(0.0, 0.02)
+            else:
+                p.fill_(0.0 if name.endswith("bias") else 1.0)
+
+
+def loss_of(model, tokens):
+    logits = model(tokens[:, :-1])
+    logits = getattr(logits, "logits", logits)
+    return F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
+
+
+def train_step(model, optimizer, batches):
+    """One optimizer step over the micro-batches; the loss is the mean over all tokens of this rank."""
+    optimizer.zero_grad()
+    total, loss_sum = sum(t.shape[0] for t in batches), 0.0
+    for i, tokens in enumerate(batches):
+        last = i + 1 == len(batches)
+        if PLAN["dialect"] == "ddp":
+            model.require_backward_grad_sync = last or PLAN["grad_sync"] == "every"
+        elif PLAN["grad_sync"] == "last":
+            model.set_requires_gradient_sync(last)
+        elif PLAN["grad_sync"] == "reduce-scatter-only":
+            model.set_requires_all_reduce(last)
+        loss = loss_of(model, tokens) * (tokens.shape[0] / total)
+        loss.backward()
+        loss_sum += loss.detach()
+    if PLAN["clip_norm"] is not None:
+        nn.utils.clip_grad_norm_(model.parameters(), PLAN["clip_norm"])
+    optimizer.step()
+    return loss_sum
+
+
+def make_optimizer(model):
+    o = PLAN["optimizer"]
+    if o["kind"] == "sgd":
+        return torch.optim.SGD(model.parameters(), lr=o["lr"], weight_decay=o["weight_decay"])
+    return torch.optim.AdamW(model.parameters(), lr=o["lr"], betas=(o["beta1"], o["beta2"]), eps=o["eps"], weight_decay=o["weight_decay"])
+
+
+def peak_memory(device):
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def parse_arguments(argv):
+    parser = argparse.ArgumentParser(description="trains on random tokens under the plan; start it with torchrun")
+    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--tiny", action="store_true", help="narrow layers, short sequences, any number of ranks; names and units stay")
+    parser.add_argument("--blocks", type=int, default=0, help="only the first so many blocks (0: all)")
+    parser.add_argument("--cpu", action="store_true", help="gloo on processors instead of NCCL on GPUs")
+    parser.add_argument("--reference", action="store_true", help="the model written out above even where transformers is installed")
+    return parser.parse_args(argv)
+
+
+def main(argv=None, inspect=None):
+    """inspect(model), if given, sees the sharded model after the last step. Returns the losses."""
+    args = parse_arguments(argv)
+    dist.init_process_group("gloo" if args.cpu else "nccl")
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    device = torch.device("cpu") if args.cpu else torch.device("cuda", local_rank)
+    if not args.cpu:
+        torch.cuda.set_device(device)
+    torch.manual_seed(PLAN["seed"] % 2**63)
+    config = model_config(args)
+    with on_meta():
+        model = build_model(config, args.reference).to(DTYPES[PLAN["master_dtype"]])
+    mesh = make_mesh(device.type, args.tiny)
+    if PLAN["dialect"] == "ddp":
+        materialize(model, device)
+    model = apply_plan(model, mesh)
+    if PLAN["dialect"] != "ddp":
+        materialize(model, device)
+    optimizer = make_optimizer(model)
+    torch.manual_seed(PLAN["seed"] % 2**63 + 1 + dist.get_rank())
+    seq_len = min(PLAN["seq_len"], 32) if args.tiny else PLAN["seq_len"]
+    losses = []
+    for step in range(args.steps):
+        batches = [torch.randint(vocab_size(config), (n, seq_len + 1), device=device) for n in PLAN["micro_batches"]]
+        loss = train_step(model, optimizer, batches).double()
+        dist.all_reduce(loss)
+        losses.append(loss.item() / dist.get_world_size())
+        if dist.get_rank() == 0:
+            print(f"step {step + 1}: loss {losses[-1]:.4f}, peak memory {peak_memory(device) / 2**30:.2f} GiB", flush=True)
+    if inspect is not None:
+        inspect(model)
+    dist.destroy_process_group()
+    return losses
+
+
+if __name__ == "__main__":
+    main()
+)python";
+
+const char* const kReferenceModel = R"python(
+# ---- the model, when transformers is not installed: the same module names ---------------------------------------------
+
+class RMSNorm(nn.Module):
+    def __init__(self, width, eps):
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.ones(width)), eps
+
+    def forward(self, x):
+        y = x.float() if x.dtype != torch.float64 else x
+        y = y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + self.eps)
+        return self.weight * y.to(x.dtype)
+
+
+def rotate(x, theta):
+    """Rotary positions, the two halves of a head as pairs. x: [batch, heads, tokens, head_dim]."""
+    half = x.shape[-1] // 2
+    frequency = theta ** (-torch.arange(half, device=x.device, dtype=torch.float32) / half)
+    angle = torch.arange(x.shape[-2], device=x.device, dtype=torch.float32)[:, None] * frequency
+    cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+    a, b = x[..., :half], x[..., half:]
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
+
+
+class Attention(nn.Module):
+    def __init__(self, c):
+        super().__init__()
+        width, self.c = c["hidden_size"], c
+        self.q_proj = nn.Linear(width, c["num_attention_heads"] * c["head_dim"], bias=c["qkv_bias"])
+        self.k_proj = nn.Linear(width, c["num_key_value_heads"] * c["head_dim"], bias=c["qkv_bias"])
+        self.v_proj = nn.Linear(width, c["num_key_value_heads"] * c["head_dim"], bias=c["qkv_bias"])
+        self.o_proj = nn.Linear(c["num_attention_heads"] * c["head_dim"], width, bias=c["o_bias"])
+        if c["qk_norm"]:
+            self.q_norm = RMSNorm(c["head_dim"], c["rms_norm_eps"])
+            self.k_norm = RMSNorm(c["head_dim"], c["rms_norm_eps"])
+
+    def forward(self, x):
+        batch, tokens, c = x.shape[0], x.shape[1], self.c
+        q, k, v = (p(x).view(batch, tokens, -1, c["head_dim"]) for p in (self.q_proj, self.k_proj, self.v_proj))
+        if c["qk_norm"]:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+        q, k = rotate(q, c["rope_theta"]), rotate(k, c["rope_theta"])
+        mask = None
+        if 0 < c["sliding_window"] < tokens:
+            t = torch.arange(tokens, device=x.device)
+            distance = t[:, None] - t
+            mask = (distance >= 0) & (distance < c["sliding_window"])
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True)
+        return self.o_proj(y.transpose(1, 2).flatten(2))
+
+
+class MLP(nn.Module):
+    def __init__(self, c):
+        super().__init__()
+        self.gate_proj = nn.Linear(c["hidden_size"], c["intermediate_size"], bias=c["mlp_bias"])
+        self.up_proj = nn.Linear(c["hidden_size"], c["intermediate_size"], bias=c["mlp_bias"])
+        self.down_proj = nn.Linear(c["intermediate_size"], c["hidden_size"], bias=c["mlp_bias"])
+
+    def forward(self, x):
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Block(nn.Module):
+    def __init__(self, c):
+        super().__init__()
+        self.self_attn = Attention(c)
+        self.mlp = MLP(c)
+        self.input_layernorm = RMSNorm(c["hidden_size"], c["rms_norm_eps"])
+        self.post_attention_layernorm = RMSNorm(c["hidden_size"], c["rms_norm_eps"])
+
+    def forward(self, x):
+        x = x + self.self_attn(self.input_layernorm(x))
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class Trunk(nn.Module):
+    def __init__(self, c):
+        super().__init__()
+        self.embed_tokens = nn.Embedding(c["vocab_size"], c["hidden_size"])
+        self.layers = nn.ModuleList(Block(c) for _ in range(c["num_hidden_layers"]))
+        self.norm = RMSNorm(c["hidden_size"], c["rms_norm_eps"])
+
+    def forward(self, ids):
+        x = self.embed_tokens(ids)
+        for layer in self.layers:
+            x = layer(x)
+        return self.norm(x)
+
+
+class ReferenceModel(nn.Module):
+    def __init__(self, c):
+        super().__init__()
+        self.model = Trunk(c)
+        self.lm_head = nn.Linear(c["hidden_size"], c["vocab_size"], bias=False)
+        if c["tie_word_embeddings"]:
+            self.lm_head.weight = self.model.embed_tokens.weight
+
+    def forward(self, ids):
+        return self.lm_head(self.model(ids))
+
+
+def build_model(config, reference):
+    if not reference:
+        try:
+            from transformers import AutoConfig, AutoModelForCausalLM
+        except ImportError:
+            print("transformers is not installed: training the model written out above")
+        else:
+            return AutoModelForCausalLM.from_config(AutoConfig.for_model(MODEL_TYPE, use_cache=False, **transformers_config(config)))
+    return ReferenceModel(config)
+
+
+def transformers_config(config):
+    """The same sizes under the names of transformers' configuration."""
+    c = {k: v for k, v in config.items() if k not in ("qkv_bias", "o_bias", "mlp_bias", "qk_norm", "sliding_window")}
+    if MODEL_TYPE in ("llama", "qwen3"):
+        c["attention_bias"] = config["qkv_bias"]
+    if MODEL_TYPE == "llama":
+        c["mlp_bias"] = config["mlp_bias"]
+    if MODEL_TYPE == "mistral":
+        c["sliding_window"] = config["sliding_window"] or None
+    return c
+)python";
+
+const char* const kTransformersOnly = R"python(
+def build_model(config, reference):
+    if reference:
+        raise SystemExit("this script writes out Llama-like models only; leave out --reference")
+    try:
+        from transformers import AutoConfig, AutoModelForCausalLM
+    except ImportError:
+        raise SystemExit(f"building a {MODEL_TYPE} model needs transformers (pip install transformers); apply_plan(model, mesh) works on yours") from None
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(MODEL_TYPE, use_cache=False, **config))
+)python";
+
+const char* const kBringYourModel = R"python(
+def build_model(config, reference):
+    raise SystemExit("build_model: no library builds this model from a few sizes; import yours and call apply_plan(model, mesh)")
+)python";
+
+}  // namespace fsdp

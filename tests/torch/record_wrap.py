@@ -1,0 +1,139 @@
+"""Records what PyTorch's own auto-wrap machinery does to small module trees -> golden/wrap.json.
+
+    python record_wrap.py > golden/wrap.json          (needs torch; the tests only read the file)
+
+Each tree is written as a list of modules in named_modules() order and a list of parameters in named_parameters() order with
+the modules that own them; each case is a policy and the modules that torch.distributed.fsdp.wrap wrapped, in the order in
+which it wrapped them (post-order). The root itself is never wrapped by a policy.
+"""
+import functools
+import json
+import sys
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import wrap
+
+
+class Wrapped(nn.Module):
+    def __init__(self, module, **_):
+        super().__init__()
+        self.inner = module
+
+
+class Norm(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(width))
+
+
+class Attention(nn.Module):
+    def __init__(self, width, kv):
+        super().__init__()
+        self.q_proj = nn.Linear(width, width, bias=False)
+        self.k_proj = nn.Linear(width, kv, bias=False)
+        self.v_proj = nn.Linear(width, kv, bias=False)
+        self.o_proj = nn.Linear(width, width, bias=False)
+
+
+class MLP(nn.Module):
+    def __init__(self, width, inner):
+        super().__init__()
+        self.gate_proj = nn.Linear(width, inner, bias=False)
+        self.up_proj = nn.Linear(width, inner, bias=False)
+        self.down_proj = nn.Linear(inner, width, bias=False)
+
+
+class Block(nn.Module):
+    def __init__(self, width, kv, inner):
+        super().__init__()
+        self.self_attn = Attention(width, kv)
+        self.mlp = MLP(width, inner)
+        self.input_layernorm = Norm(width)
+        self.post_attention_layernorm = Norm(width)
+
+
+class Trunk(nn.Module):
+    def __init__(self, vocab, width, kv, inner, layers):
+        super().__init__()
+        self.embed_tokens = nn.Embedding(vocab, width)
+        self.layers = nn.ModuleList(Block(width, kv, inner) for _ in range(layers))
+        self.norm = Norm(width)
+
+
+class Llama(nn.Module):
+    def __init__(self, vocab=40, width=8, kv=4, inner=20, layers=3, tied=False):
+        super().__init__()
+        self.model = Trunk(vocab, width, kv, inner, layers)
+        self.lm_head = nn.Linear(width, vocab, bias=False)
+        if tied:
+            self.lm_head.weight = self.model.embed_tokens.weight
+
+
+class Mixed(nn.Module):
+    """Own parameters beside children, a force-leaf, containers, depth."""
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.empty(7))
+        self.attention = nn.MultiheadAttention(8, 2)
+        self.stack = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 30), nn.ModuleList([nn.Linear(30, 3), nn.Sequential(nn.Linear(3, 50))]))
+        self.table = nn.ModuleDict({"a": nn.Linear(10, 10), "b": nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(5, 5))})
+        self.act = nn.GELU()
+        self.nested = nn.Sequential(nn.Sequential(nn.Sequential(nn.Linear(9, 9))), nn.Linear(2, 2))
+
+
+def tree(root):
+    ids = {id(m): i for i, (_, m) in enumerate(root.named_modules())}
+    modules, owners = [], {}
+    for name, m in root.named_modules():
+        parent = root.get_submodule(name.rpartition(".")[0]) if name else None
+        modules.append({"name": name, "class": type(m).__name__, "parent": ids[id(parent)] if name else -1,
+                        "container": isinstance(m, (nn.ModuleList, nn.ModuleDict))})
+        for p in m.parameters(recurse=False):
+            owners.setdefault(id(p), []).append(ids[id(m)])
+    return {"modules": modules,
+            "parameters": [{"name": n, "shape": list(p.shape), "modules": owners[id(p)]} for n, p in root.named_parameters()]}
+
+
+def wrapped_by(root, policy):
+    names = {id(m): n for n, m in root.named_modules()}
+    order = []
+
+    def wrapper(module, **_):
+        order.append(names[id(module)])
+        return Wrapped(module)
+
+    if isinstance(policy, wrap.ModuleWrapPolicy):
+        targets = policy._run_policy(root, set(), {})
+        targets.pop(root, None)
+        wrap._post_order_apply(root, wrap._construct_wrap_fn(root, targets, wrapper))
+    else:
+        wrap._recursive_wrap(root, policy, wrapper, set(), set(), only_wrap_children=True)
+    return order
+
+
+def main():
+    trees = {"llama": Llama, "llama-tied": functools.partial(Llama, tied=True), "mixed": Mixed,
+             "wide-head": functools.partial(Llama, vocab=400)}
+    sizes = [1, 2, 8, 31, 32, 33, 64, 80, 100, 110, 160, 192, 193, 288, 320, 480, 481, 640, 672, 673, 688, 689, 1000, 1376, 2000, 2064, 2065, 5000]
+    classes = [["Block"], ["Linear"], ["Norm"], ["Attention", "MLP"], ["Block", "Linear"], ["Block", "Attention", "MLP", "Norm"], ["Sequential"], ["Embedding", "Block"]]
+    out = {"source": "torch " + torch.__version__ + ", torch.distributed.fsdp.wrap", "trees": {}, "cases": []}
+    with torch.device("meta"):
+        for name, make in trees.items():
+            out["trees"][name] = tree(make())
+            for n in sizes:
+                policy = functools.partial(wrap.size_based_auto_wrap_policy, min_num_params=n)
+                out["cases"].append({"tree": name, "policy": f"params:{n}", "wrapped": wrapped_by(make(), policy)})
+            for wanted in classes:
+                root = make()
+                found = {type(m).__name__: type(m) for m in root.modules() if m is not root}
+                matched = [m for m in root.modules() if m is not root and isinstance(m, tuple(found.get(c, str) for c in wanted))]
+                if all(c in found for c in wanted) and all(type(m).__name__ in wanted for m in matched):   # by name only: no subclasses
+                    policy = wrap.ModuleWrapPolicy([found[c] for c in wanted])
+                    out["cases"].append({"tree": name, "policy": "class:" + ",".join(wanted), "wrapped": wrapped_by(root, policy)})
+    rows = lambda items: "[\n" + ",\n".join("  " + json.dumps(i) for i in items) + "\n]"
+    trees_text = ",\n".join(f'{json.dumps(n)}: {{"modules": {rows(t["modules"])},\n"parameters": {rows(t["parameters"])}}}' for n, t in out["trees"].items())
+    sys.stdout.write(f'{{"source": {json.dumps(out["source"])},\n"trees": {{\n{trees_text}\n}},\n"cases": {rows(out["cases"])}\n}}\n')
+
+
+main()
