@@ -1,0 +1,217 @@
+#include "planner/search/candidates.h"
+
+#include <algorithm>
+#include <numeric>
+#include <optional>
+
+#include <fmt/format.h>
+
+#include "models/error.h"
+#include "planner/wrap.h"
+
+namespace fsdp {
+
+namespace {
+
+constexpr std::int64_t kMaxAccumulation = 4096;
+constexpr std::int64_t kMaxMicroBatch = 64;  // searched; a user may fix a larger one
+
+struct Named {
+  std::string label;
+  std::vector<Unit> units;
+};
+
+void check_positive(const std::optional<std::int64_t>& value, const char* flag) {
+  if (value && *value < 1) throw InputError(flag, fmt::format("{} is not a batch size", *value), "use 1 or more");
+}
+
+// A rank's share of the global batch.
+std::int64_t share(const SearchOptions& o) {
+  if (*o.global_batch % o.ranks != 0)
+    throw InputError("--global-batch", fmt::format("{} sequences cannot be split evenly over {} GPUs", *o.global_batch, o.ranks),
+                     fmt::format("use a multiple of {}", o.ranks));
+  return *o.global_batch / o.ranks;
+}
+
+std::int64_t quotient(std::int64_t whole, std::int64_t part, const char* flag, const SearchOptions& o) {
+  if (whole % part != 0)
+    throw InputError(flag, fmt::format("{} does not divide the {} sequences per GPU of --global-batch {} on {} GPUs", part, whole, *o.global_batch, o.ranks),
+                     fmt::format("use a divisor of {}", whole));
+  return whole / part;
+}
+
+std::vector<Batch> of_global_batch(const SearchOptions& o) {
+  const std::int64_t whole = share(o);
+  if (o.micro_batch && o.grad_accum) {
+    if (whole % *o.micro_batch != 0 || whole / *o.micro_batch != *o.grad_accum)
+      throw InputError("--global-batch", fmt::format("{} sequences contradict --micro-batch {} x --grad-accum {} on {} GPUs", *o.global_batch,
+                                                     *o.micro_batch, *o.grad_accum, o.ranks),
+                       "leave one of the three out");
+    return {{*o.micro_batch, *o.grad_accum}};
+  }
+  if (o.micro_batch) return {{*o.micro_batch, quotient(whole, *o.micro_batch, "--micro-batch", o)}};
+  if (o.grad_accum) return {{quotient(whole, *o.grad_accum, "--grad-accum", o), *o.grad_accum}};
+  std::vector<Batch> found;
+  for (std::int64_t m = 1; m <= std::min(whole, kMaxMicroBatch); m *= 2)
+    if (whole % m == 0 && whole / m <= kMaxAccumulation) found.push_back({m, whole / m});
+  if (found.empty() || (found.back().micro_batch != whole && whole <= kMaxMicroBatch)) found.push_back({whole, 1});
+  return found;
+}
+
+std::vector<Named> wraps(const ModelGraph& model, const SearchOptions& o) {
+  if (o.wrap) return {{*o.wrap, wrap(model, *o.wrap, "--wrap")}};
+  std::vector<Named> found;
+  for (const char* policy : {"block", "block:2", "block:4", "titan", "root"}) {
+    try {
+      Named n{policy, wrap(model, policy, "--wrap")};
+      if (std::none_of(found.begin(), found.end(), [&](const Named& f) { return f.units == n.units; })) found.push_back(std::move(n));
+    } catch (const InputError&) {            // a policy that this model has no modules for
+    }
+  }
+  return found;
+}
+
+std::vector<Reshard> reshards(const SearchOptions& o) {
+  if (o.reshard) return {*o.reshard};
+  if (o.base.dialect == Dialect::ddp) return {Reshard::automatic};
+  return {Reshard::automatic, Reshard::no};
+}
+
+struct Checkpointing {
+  std::string label;
+  std::vector<std::string> modules;
+};
+
+std::vector<Checkpointing> checkpointings(const ModelGraph& model, const SearchOptions& o) {
+  if (o.checkpointing) return {{*o.checkpointing, checkpointed_modules(model, *o.checkpointing, "--activation-checkpointing")}};
+  std::vector<Checkpointing> found;
+  for (const char* policy : {"none", "every-2", "full"}) {
+    try {
+      Checkpointing c{policy, checkpointed_modules(model, policy, "--activation-checkpointing")};
+      if (std::none_of(found.begin(), found.end(), [&](const Checkpointing& f) { return f.modules == c.modules; })) found.push_back(std::move(c));
+    } catch (const InputError&) {            // a model without blocks
+    }
+  }
+  return found;
+}
+
+// Full sharding, and sharding within a node with replicas across nodes.
+std::vector<std::int64_t> replicas(const ClusterSpec& cluster, const SearchOptions& o) {
+  if (o.replicate) {
+    if (*o.replicate < 1 || o.ranks % *o.replicate != 0)
+      throw InputError("--replicate", fmt::format("{} does not divide {} GPUs", *o.replicate, o.ranks), "use a divisor");
+    return {*o.replicate};
+  }
+  if (o.base.dialect == Dialect::ddp) return {o.ranks};
+  std::vector<std::int64_t> found = {1};
+  const std::int64_t node = cluster.gpus_per_node;
+  if (node > 1 && o.ranks > node && o.ranks % node == 0) found.push_back(o.ranks / node);
+  return found;
+}
+
+const char* reshard_label(Reshard r) {
+  switch (r) {
+    case Reshard::automatic: return "reshard";
+    case Reshard::yes: return "reshard all";
+    case Reshard::no: break;
+  }
+  return "keep gathered";
+}
+
+Option make_option(const ModelGraph& model, const SearchOptions& o, const Named& w, Reshard reshard, const Checkpointing& c, Batch batch,
+                   std::int64_t replicate) {
+  Option option;
+  ShardingPlan& p = option.plan = o.base;
+  p.model_name = model.name;
+  p.wrap = w.label;
+  p.units = w.units;
+  for (Unit& unit : p.units) unit.reshard_after_forward = reshard;
+  p.checkpointed = c.modules;
+  p.micro_batches.assign(static_cast<std::size_t>(batch.grad_accum), batch.micro_batch);
+  p.mesh = {{"replicate", replicate}, {"shard", o.ranks / replicate}};
+  option.batch = batch;
+  option.label = fmt::format("{}, {}, checkpoint {}, micro-batch {}{}, replicate {}", w.label, reshard_label(reshard), c.label,
+                             batch.micro_batch, batch.grad_accum > 1 ? fmt::format(" x {}", batch.grad_accum) : "", replicate);
+  return option;
+}
+
+}  // namespace
+
+std::vector<Batch> batches(const SearchOptions& o) {
+  check_positive(o.micro_batch, "--micro-batch");
+  check_positive(o.grad_accum, "--grad-accum");
+  check_positive(o.global_batch, "--global-batch");
+  std::vector<Batch> found;
+  if (o.global_batch) {
+    found = of_global_batch(o);
+  } else if (o.micro_batch) {
+    found = {{*o.micro_batch, o.grad_accum.value_or(1)}};
+  } else {
+    for (std::int64_t m = 1; m <= kMaxMicroBatch; m *= 2) found.push_back({m, o.grad_accum.value_or(1)});
+  }
+  for (const Batch& b : found)
+    if (b.grad_accum > kMaxAccumulation)
+      throw InputError("--grad-accum", fmt::format("{} micro-batches per step are more than {}", b.grad_accum, kMaxAccumulation), "use a larger --micro-batch");
+  return found;
+}
+
+Option naive_option(const ModelGraph& model, const ClusterSpec& cluster, const SearchOptions& o) {
+  Named block{"block", {}};
+  try {
+    block.units = wrap_blocks(model, 1);
+  } catch (const InputError&) {              // no blocks: everything is the root's
+    block = {"root", wrap_root(model)};
+  }
+  Option naive = make_option(model, o, block, Reshard::automatic, {"none", {}}, batches(o).front(), replicas(cluster, o).front());
+  naive.plan.model_digest = model.digest();
+  naive.naive = true;
+  return naive;
+}
+
+std::vector<Option> options(const ModelGraph& model, const ClusterSpec& cluster, const SearchOptions& o) {
+  const auto all_batches = batches(o);
+  const auto all_wraps = wraps(model, o);
+  const auto all_reshards = reshards(o);
+  const auto all_checkpointings = checkpointings(model, o);
+  const auto all_replicas = replicas(cluster, o);
+  const std::string digest = model.digest();
+  const ShardingPlan naive = naive_option(model, cluster, o).plan;
+  std::vector<Option> found;
+  const auto add = [&](Choice at) {
+    const auto pick = [&](const auto& values, Axis axis) -> const auto& { return values[static_cast<std::size_t>(at[static_cast<std::size_t>(axis)])]; };
+    const Named& w = pick(all_wraps, Axis::wrap);
+    const Reshard reshard = pick(all_reshards, Axis::reshard);
+    if (w.units.size() == 1 && reshard == Reshard::no && all_reshards.size() > 1) return;   // a lone root stays gathered anyway
+    Option option = make_option(model, o, w, reshard, pick(all_checkpointings, Axis::checkpointing), pick(all_batches, Axis::batch),
+                                pick(all_replicas, Axis::mesh));
+    option.choice = at;
+    option.plan.model_digest = digest;
+    option.naive = option.plan == naive;
+    found.push_back(std::move(option));
+  };
+  const auto count = [](const auto& values) { return static_cast<int>(values.size()); };
+  for (int w = 0; w < count(all_wraps); ++w)
+    for (int r = 0; r < count(all_reshards); ++r)
+      for (int c = 0; c < count(all_checkpointings); ++c)
+        for (int m = 0; m < count(all_replicas); ++m)
+          for (int b = 0; b < count(all_batches); ++b) add({w, r, c, b, m});
+  return found;
+}
+
+std::string describe_search(const SearchOptions& o) {
+  std::vector<std::string> open;
+  if (!o.wrap) open.push_back("wrap");
+  if (!o.reshard && o.base.dialect != Dialect::ddp) open.push_back("reshard");
+  if (!o.checkpointing) open.push_back("checkpointing");
+  const bool batch_open = !o.micro_batch && !(o.global_batch && o.grad_accum);
+  if (batch_open) open.push_back("micro-batch");
+  if (!o.replicate && o.base.dialect != Dialect::ddp) open.push_back("mesh");
+  std::string text;
+  for (std::size_t i = 0; i < open.size(); ++i) text += (i == 0 ? "" : i + 1 == open.size() ? " and " : ", ") + open[i];
+  if (text.empty()) text = "nothing";
+  if (o.global_batch) return text + fmt::format(" for the shortest step of {} sequences", *o.global_batch);
+  if (batch_open) return text + " for the most tokens per second (the global batch was left free)";
+  return text + " for the shortest step";
+}
+
+}  // namespace fsdp

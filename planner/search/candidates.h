@@ -1,0 +1,45 @@
+// What a search may choose from: the options that the user left open, multiplied out.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "planner/search.h"
+
+namespace fsdp {
+
+// Sequences per rank and micro-batch, and how many of those make a step.
+struct Batch {
+  std::int64_t micro_batch = 1, grad_accum = 1;
+  friend bool operator==(const Batch&, const Batch&) = default;
+};
+
+// The batches that the three numbers allow, smallest micro-batch first. Two of them decide; all three must agree; with the global
+// batch alone every power of two (and the whole) that divides a rank's share; without it 1, 2, 4 ... 64. Throws InputError.
+[[nodiscard]] std::vector<Batch> batches(const SearchOptions&);
+
+// One dimension of the search per entry: which value of it a choice has taken.
+enum class Axis : std::uint8_t { wrap, reshard, checkpointing, batch, mesh };
+inline constexpr int kAxes = 5;
+using Choice = std::array<int, kAxes>;
+
+struct Option {
+  Choice choice{};
+  ShardingPlan plan;
+  std::string label;
+  Batch batch;
+  bool naive = false;                        // one unit per block, default reshard, no checkpointing, smallest micro-batch, one mesh
+};
+
+// Every legal combination; micro-batches ascend fastest. The naive one is among them unless the user has fixed otherwise.
+[[nodiscard]] std::vector<Option> options(const ModelGraph&, const ClusterSpec&, const SearchOptions&);
+
+// The naive plan within what the user fixed about batch and mesh.
+[[nodiscard]] Option naive_option(const ModelGraph&, const ClusterSpec&, const SearchOptions&);
+
+// "wrap, checkpointing and micro-batch; the global batch follows": what was left open.
+[[nodiscard]] std::string describe_search(const SearchOptions&);
+
+}  // namespace fsdp

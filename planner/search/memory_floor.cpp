@@ -1,0 +1,111 @@
+// A lower bound on peak memory by looking at three moments that every step has:
+//   the optimizer runs:                   states + gradients
+//   the largest unit has been gathered:   states + its gather buffer + its parameters copied out
+//   a forward has ended:                  states + what later micro-batches must not lose + units kept gathered + saved activations
+// Allocator rounding, temporaries, prefetched units and activation gradients come on top, so the replayed peak is never below.
+#include "planner/search/memory_floor.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "models/units.h"
+#include "planner/layout.h"
+#include "planner/search.h"
+
+namespace fsdp {
+
+namespace {
+
+constexpr std::string_view kWhere = "plan";
+
+std::int64_t times(std::int64_t a, std::int64_t b) { return checked_mul(a, b, kWhere); }
+void add(std::int64_t& sum, std::int64_t bytes) { sum = checked_add(sum, bytes, kWhere); }
+
+// Which recomputed module each op lies in; -1: none.
+std::vector<std::int32_t> regions_of(const ModelGraph& model, const ShardingPlan& plan) {
+  std::vector<std::int32_t> regions(model.ops.size(), -1);
+  for (const std::string& name : plan.checkpointed) {
+    const std::int32_t id = model.find_module(name);
+    if (id < 0) continue;
+    const Module& m = model.modules[static_cast<std::size_t>(id)];
+    std::fill(regions.begin() + m.op_begin, regions.begin() + m.op_end, id);
+  }
+  return regions;
+}
+
+// Bytes that forward leaves behind for backward. A recomputed module keeps what flows into it from outside.
+std::int64_t saved_bytes(const ModelGraph& model, const ShardingPlan& plan, const Implementation& impl) {
+  const Workload w{*std::max_element(plan.micro_batches.begin(), plan.micro_batches.end()), plan.seq_len, size_of(plan.param_dtype)};
+  const std::vector<std::int32_t> region = regions_of(model, plan);
+  std::vector<char> saved(model.tensors.size(), 0);
+  std::vector<std::int32_t> made_in(model.tensors.size(), -1);       // region
+  std::int64_t bytes = 0;
+  for (std::size_t i = 0; i < model.ops.size(); ++i) {
+    const Op& op = model.ops[i];
+    for (const std::int32_t t : op.outputs) made_in[static_cast<std::size_t>(t)] = region[i];
+    if (region[i] >= 0) {
+      for (const std::int32_t t : op.inputs) saved[static_cast<std::size_t>(t)] |= made_in[static_cast<std::size_t>(t)] != region[i];
+      continue;
+    }
+    const OpFacts f = facts(impl, op, w);
+    for (std::size_t k = 0; k < op.inputs.size() && k < 8; ++k) saved[static_cast<std::size_t>(op.inputs[k])] |= (f.saved_inputs >> k) & 1;
+    for (std::size_t k = 0; k < op.outputs.size() && k < 8; ++k) saved[static_cast<std::size_t>(op.outputs[k])] |= (f.saved_outputs >> k) & 1;
+    add(bytes, f.saved_extra_bytes);
+  }
+  for (std::size_t t = 0; t < model.tensors.size(); ++t)
+    if (saved[t] && model.tensors[t].kind == TensorKind::activation) add(bytes, times(elements(model.tensors[t], w), w.element_bytes));
+  return bytes;
+}
+
+bool stays_gathered(const Unit& unit, const UnitLayout& layout) {
+  return unit.reshard_after_forward == Reshard::no || (unit.reshard_after_forward == Reshard::automatic && layout.root);
+}
+
+}  // namespace
+
+std::int64_t MemoryFloor::bytes() const {
+  return states + std::max({gradients, largest_unit, waiting_gradients + gathered + saved});
+}
+
+MemoryFloor memory_floor(const ModelGraph& model, const ShardingPlan& plan, const Implementation& impl) {
+  MemoryFloor floor;
+  const std::int64_t master = size_of(plan.master_dtype), compute = size_of(plan.param_dtype);
+  const std::int64_t moments = plan.optimizer.kind == OptimizerKind::adamw ? 2 : 0;
+  const bool sharded = plan.shard() > 1 && plan.dialect != Dialect::ddp;
+  const std::vector<UnitLayout> layouts = unit_layouts(plan, model);
+  std::int64_t numel = 0;
+  for (std::size_t u = 0; u < layouts.size(); ++u) {
+    const UnitLayout& l = layouts[u];
+    const std::int64_t whole = times(times(l.shard_elements, l.shards), compute);
+    add(floor.states, times(l.shard_elements, master));
+    add(floor.states, times(l.local_elements(0), moments * master));
+    add(floor.gradients, times(l.shard_elements, master));
+    add(numel, l.numel);
+    if (sharded && stays_gathered(plan.units[u], l)) add(floor.gathered, whole);
+    if (sharded) floor.largest_unit = std::max(floor.largest_unit, times(whole, 2));
+  }
+  const std::int64_t reduce = size_of(plan.reduce_dtype);
+  if (plan.micro_batches.size() > 1)
+    floor.waiting_gradients = plan.grad_sync == GradSync::last ? times(numel, std::min(compute, reduce)) : floor.gradients / master * std::min(master, reduce);
+  floor.saved = saved_bytes(model, plan, impl);
+  return floor;
+}
+
+std::string describe(const MemoryFloor& floor) {
+  std::vector<std::pair<std::int64_t, std::string>> parts = {{floor.states, "parameter and optimizer shards"},
+                                                             {floor.gradients, "sharded gradients"},
+                                                             {floor.largest_unit, "the largest unit gathered"},
+                                                             {floor.saved, "saved activations"},
+                                                             {floor.gathered, "units kept gathered"}};
+  std::stable_sort(parts.begin(), parts.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
+  std::string text;
+  for (std::size_t i = 0; i < 3 && parts[i].first > 0; ++i)
+    text += (i ? ", " : "") + human(Bytes(parts[i].first)) + " of " + parts[i].second;
+  return text;
+}
+
+Bytes memory_lower_bound(const ModelGraph& model, const ShardingPlan& plan, const Implementation& impl) {
+  return Bytes(memory_floor(model, plan, impl).bytes());
+}
+
+}  // namespace fsdp

@@ -1,0 +1,28 @@
+// What no schedule of a plan can do without, part by part.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "models/graph.h"
+#include "models/implementation.h"
+#include "planner/plan.h"
+
+namespace fsdp {
+
+struct MemoryFloor {
+  std::int64_t states = 0;                   // parameter shards and optimizer states: there all the time
+  std::int64_t gradients = 0;                // sharded gradients, when the optimizer runs
+  std::int64_t waiting_gradients = 0;        // gradients that wait while a later micro-batch computes
+  std::int64_t gathered = 0;                 // units that stay gathered from forward to backward
+  std::int64_t largest_unit = 0;             // the largest unit, gathered: its buffer and the parameters copied out
+  std::int64_t saved = 0;                    // activations of the largest micro-batch, at the end of its forward
+  [[nodiscard]] std::int64_t bytes() const;  // the largest of the three moments
+};
+
+[[nodiscard]] MemoryFloor memory_floor(const ModelGraph&, const ShardingPlan&, const Implementation&);
+
+// "12.3 GiB of parameter and optimizer shards, 40.1 GiB of activations", largest first.
+[[nodiscard]] std::string describe(const MemoryFloor&);
+
+}  // namespace fsdp
