@@ -1,0 +1,140 @@
+// The engine against closed forms.
+#include <doctest/doctest.h>
+
+#include <random>
+
+#include "models/implementation.h"
+#include "planner/lower.h"
+#include "simulator/engine.h"
+#include "tests/toy_model.h"
+
+using namespace fsdp;
+
+namespace {
+
+Demand seconds(double s) {
+  Demand d;
+  d.alone = Seconds(s);
+  return d;
+}
+
+Demand uses(double s, Resource r, double fraction, bool holds = false) {
+  Demand d = seconds(s);
+  d.use[static_cast<std::size_t>(r)] = fraction;
+  d.holds_compute = holds;
+  return d;
+}
+
+std::vector<double> rates(const std::vector<Demand>& demands) {
+  std::vector<const Demand*> pointers;
+  for (const Demand& d : demands) pointers.push_back(&d);
+  std::vector<double> r(demands.size());
+  share_rates(pointers, r);
+  return r;
+}
+
+}  // namespace
+
+TEST_CASE("max-min shares") {
+  const auto memory = [](double f) { return uses(1, Resource::memory, f); };
+  CHECK(rates({memory(0.4), memory(0.5)}) == std::vector<double>{1, 1});
+  // 0.8 r + 0.8 r = 1 -> r = 0.625 each.
+  CHECK(rates({memory(0.8), memory(0.8)})[0] == doctest::Approx(0.625));
+  // The small one rises with the big one until memory is full: 0.2 r + 1.0 r = 1 -> r = 1 / 1.2 each (rates, not shares, are equal).
+  CHECK(rates({memory(0.2), memory(1.0)})[0] == doctest::Approx(1 / 1.2));
+  // A collective holds 24 of 132 SMs and runs at full speed; a kernel that wants all of them gets 108 / 132.
+  const auto r = rates({uses(1, Resource::compute, 1.0), uses(1, Resource::compute, 24.0 / 132, true)});
+  CHECK(r[1] == doctest::Approx(1.0));
+  CHECK(r[0] == doctest::Approx(108.0 / 132));
+  // Different resources do not disturb one another.
+  CHECK(rates({memory(1.0), uses(1, Resource::intra_link, 1.0)}) == std::vector<double>{1, 1});
+}
+
+TEST_CASE("rates are feasible and bounded on generated cases") {
+  std::mt19937 random(3);
+  std::uniform_real_distribution<double> u(0, 1);
+  for (int trial = 0; trial < 500; ++trial) {
+    CAPTURE(trial);
+    std::vector<Demand> demands(1 + random() % 5);
+    for (Demand& d : demands) {
+      for (double& f : d.use) f = random() % 2 ? u(random) : 0;
+      d.holds_compute = random() % 4 == 0;
+    }
+    const auto r = rates(demands);
+    for (double x : r) { CHECK(x > 0); CHECK(x <= 1 + 1e-9); }
+    bool starved = false;
+    for (double x : r) starved = starved || x <= 1e-3;
+    for (std::size_t k = 0; k < kResources && !starved; ++k) {
+      double load = 0;
+      for (std::size_t i = 0; i < r.size(); ++i) load += r[i] * demands[i].use[k];
+      CHECK(load <= 1 + 1e-9);
+    }
+  }
+}
+
+TEST_CASE("overlap of PyTorch's test_fully_shard_training_overlap, which only asserts 'faster than serial'") {
+  // Three linears of 25 ms forward and 50 ms backward, every all-gather and reduce-scatter 10 ms on one communicator.
+  // Forward: the first all-gather is exposed, the rest hides: 10 + 3 * 25 = 85. Root without parameters.
+  // Backward with resharding: AG(2) is prefetched after... its pre-backward: exposed 10; AG(1) overlaps B(2); RS(2), AG(0) overlap
+  // B(1); RS(1) overlaps B(0); RS(0) exposed: 10 + 3 * 50 + 10 = 170.
+  const ModelGraph model = toy::model({.blocks = 3});
+  ShardingPlan plan = toy::plan(model, 2);
+  for (Unit& u : plan.units) u.reshard_after_forward = Reshard::yes;
+  const Program program = lower(model, plan, find_implementation("native", false, "test"));
+  const Step& step = program.steady_step;
+  std::vector<Demand> demands(step.ops.size());
+  const auto root = static_cast<std::int32_t>(plan.units.size()) - 1;
+  for (std::size_t i = 0; i < step.ops.size(); ++i) {
+    const Operation& op = step.ops[i];
+    if (is_collective(op.action) && op.unit >= 0 && op.unit != root) demands[i] = seconds(0.010);
+    if (op.graph_op < 0) continue;
+    const Op& graph_op = model.ops[static_cast<std::size_t>(op.graph_op)];
+    const std::string& module = graph_op.module < 0 ? "" : model.modules[static_cast<std::size_t>(graph_op.module)].name;
+    if (graph_op.kind != OpKind::linear || module.find(".up") == std::string::npos) continue;
+    demands[i] = seconds(op.action == Action::forward ? 0.025 : 0.050);
+  }
+  // Block 2 reshards after forward and is gathered again at once: its copy-in waits for nothing but C's order, so AG(2) of backward
+  // starts right after the forward ends.
+  const Timeline t = simulate(step, demands, {.share = false});
+  CHECK(t.duration == doctest::Approx(0.085 + 0.170).epsilon(1e-9));
+}
+
+TEST_CASE("laws: busiest stream <= step <= sum; more bandwidth never hurts without sharing; host-bound steps cost host time") {
+  const ModelGraph model = toy::model({.blocks = 4});
+  ShardingPlan plan = toy::plan(model, 2, 2);
+  plan.micro_batches = {1, 2};
+  const Program program = lower(model, plan, find_implementation("native", false, "test"));
+  const Step& step = program.steady_step;
+  std::mt19937 random(11);
+  std::uniform_real_distribution<double> u(0, 1);
+  for (int trial = 0; trial < 50; ++trial) {
+    CAPTURE(trial);
+    std::vector<Demand> demands(step.ops.size());
+    double sum = 0;
+    std::array<double, kStreams> busy{};
+    for (std::size_t i = 0; i < step.ops.size(); ++i) {
+      if (step.ops[i].host_only) continue;
+      demands[i] = seconds(u(random));
+      sum += demands[i].alone.count();
+      busy[static_cast<std::size_t>(step.ops[i].stream)] += demands[i].alone.count();
+    }
+    const double period = simulate(step, demands, {.share = false}).duration;
+    CHECK(period <= sum * (1 + 1e-9));
+    for (double b : busy) CHECK(period >= b * (1 - 1e-9));
+    std::vector<Demand> faster = demands;
+    for (std::size_t i = 0; i < step.ops.size(); ++i) if (is_collective(step.ops[i].action)) faster[i] = seconds(demands[i].alone.count() / 2);
+    CHECK(simulate(step, faster, {.share = false}).duration <= period * (1 + 1e-9));
+    for (Demand& d : demands) d.use[static_cast<std::size_t>(Resource::memory)] = u(random);
+    CHECK(simulate(step, demands).duration >= period * (1 - 1e-9));
+  }
+  std::vector<Demand> slow_host(step.ops.size());
+  for (Demand& d : slow_host) d.host = Seconds(1e-5);
+  CHECK(simulate(step, slow_host).duration == doctest::Approx(1e-5 * static_cast<double>(step.ops.size())));
+}
+
+TEST_CASE("two runs give equal results") {
+  const ModelGraph model = toy::model();
+  const Program program = lower(model, toy::plan(model, 2), find_implementation("native", false, "test"));
+  std::vector<Demand> demands(program.steady_step.ops.size(), uses(0.001, Resource::memory, 0.7));
+  CHECK(simulate(program.steady_step, demands).duration == simulate(program.steady_step, demands).duration);
+}
