@@ -1,0 +1,108 @@
+// How long thinking takes: lowering and predicting llama3-70b (op level, no folding) at growing GPU counts, with the most heap
+// held at once, and a whole search for llama3-8b on 64 GPUs.
+#include <benchmark/benchmark.h>
+#include <malloc.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <new>
+
+#include "models/catalog.h"
+#include "planner/lower.h"
+#include "planner/search.h"
+#include "planner/wrap.h"
+#include "simulator/engine.h"
+#include "simulator/memory.h"
+#include "simulator/prediction.h"
+
+namespace {
+
+std::atomic<std::int64_t> live{0}, most{0};
+
+void* counted(std::size_t size) {
+  void* p = std::malloc(size);
+  if (p == nullptr) throw std::bad_alloc();
+  const std::int64_t now = live += static_cast<std::int64_t>(malloc_usable_size(p));
+  if (now > most) most = now;
+  return p;
+}
+
+void uncounted(void* p) noexcept {
+  live -= static_cast<std::int64_t>(malloc_usable_size(p));
+  std::free(p);
+}
+
+}  // namespace
+
+void* operator new(std::size_t size) { return counted(size); }
+void operator delete(void* p) noexcept { uncounted(p); }
+void operator delete(void* p, std::size_t) noexcept { uncounted(p); }
+
+namespace {
+
+using namespace fsdp;
+
+struct Case {
+  ModelGraph model;
+  ClusterSpec cluster;
+  Costs costs;
+  ShardingPlan plan;
+  const Implementation& implementation = find_implementation("torchtitan", false, "bench");
+
+  Case(const char* name, std::int64_t gpus, std::int64_t seq_len) : model(load_model(name, seq_len)), cluster(load_cluster("dgx-h100", gpus)), costs(default_costs(cluster)) {
+    PlanOptions options;
+    options.ranks = gpus;
+    options.seq_len = seq_len;
+    plan = naive_plan(model, options);
+  }
+  [[nodiscard]] CostContext context() const { return {model, plan, implementation, cluster, costs}; }
+};
+
+void report_heap(benchmark::State& state, std::int64_t before) { state.counters["most_heap_MiB"] = static_cast<double>(most - before) / (1024.0 * 1024.0); }
+
+// Lower, price, time and replay memory: everything between a plan and its score.
+void lower_and_simulate(benchmark::State& state) {
+  const Case c("llama3-70b", state.range(0), 8192);
+  const std::int64_t before = live;
+  most = before;
+  for (auto _ : state) {
+    const Program program = lower(c.model, c.plan, c.implementation);
+    const std::vector<Demand> demands = demands_of(program.steady_step, program, c.context());
+    benchmark::DoNotOptimize(simulate(program.steady_step, demands).duration);
+    benchmark::DoNotOptimize(replay_memory(program).peak);
+  }
+  report_heap(state, before);
+}
+BENCHMARK(lower_and_simulate)->Arg(64)->Arg(1024)->Unit(benchmark::kMillisecond);
+
+void lower_only(benchmark::State& state) {
+  const Case c("llama3-70b", 1024, 8192);
+  for (auto _ : state) benchmark::DoNotOptimize(lower(c.model, c.plan, c.implementation).buffers.size());
+}
+BENCHMARK(lower_only)->Unit(benchmark::kMillisecond);
+
+void search_llama3_8b_64_gpus(benchmark::State& state) {
+  const Case c("llama3-8b", 64, 8192);
+  SearchOptions options;
+  options.base = c.plan;
+  options.ranks = 64;
+  options.memory_limit = Bytes(static_cast<std::int64_t>(0.95 * static_cast<double>(c.cluster.gpu.usable_memory.count())));
+  PredictOptions predict_options;
+  predict_options.memory_limit = options.memory_limit;
+  predict_options.keep_timeline = false;
+  std::int64_t scored = 0;
+  for (auto _ : state) {
+    const PlanResult result = search(c.model, c.cluster, c.implementation, options, [&](const ShardingPlan& plan) {
+      const Prediction p = predict(lower(c.model, plan, c.implementation), {c.model, plan, c.implementation, c.cluster, c.costs}, predict_options);
+      return Score{p.step_time, p.peak_total, p.verdict, p.where};
+    });
+    scored = result.scored;
+  }
+  state.counters["scored"] = static_cast<double>(scored);
+}
+BENCHMARK(search_llama3_8b_64_gpus)->Unit(benchmark::kSecond)->Iterations(1);
+
+}  // namespace
+
+BENCHMARK_MAIN();

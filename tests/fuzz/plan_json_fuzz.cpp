@@ -1,0 +1,20 @@
+// Plans from arbitrary text: an InputError, or a plan that survives the trip through its JSON; checking it against a model never
+// ends in anything but an InputError.
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+#include "models/catalog.h"
+#include "planner/plan.h"
+#include "tests/fuzz/fuzz.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  static const fsdp::ModelGraph kModel = fsdp::load_model("tiny-llama");
+  const std::string_view text(reinterpret_cast<const char*>(data), size);
+  fsdp::fuzz::refuses_politely([&] {
+    const fsdp::ShardingPlan plan = fsdp::parse_plan(text, "fuzz");
+    fsdp::fuzz::require(fsdp::parse_plan(fsdp::to_json_text(plan), "fuzz") == plan, "parse_plan(to_json_text(p)) == p");
+    fsdp::check(plan, kModel, "fuzz");
+  });
+  return 0;
+}
