@@ -18,11 +18,13 @@ namespace fsdp {
 // Where tokens come from. Synthetic: tokens[i] = hash(seed, global sequence index, position) mod vocab, targets are the next
 // token, so that any partition of a global batch over ranks and micro-batches sees the same data.
 struct RunOptions {
-  int warmup_steps = 2;
+  int warmup_steps = 2;                      // at least 1: the first step is never measured
   int steps = 5;                             // measured
   bool keep_parameters = false;              // return the final full parameters and first-step gradients (tests)
-  // For tests: changes the program of one rank before it runs (mutants), or a kernel.
+  // For tests. `mutate` changes the program of one rank before its arena is laid out (mutants); `in_kernel` runs inside every kernel,
+  // metered with it (planted heap use, a throw, a standstill).
   std::function<void(Program&, std::int64_t rank)> mutate;
+  std::function<void(const Operation&, std::int64_t rank)> in_kernel;
   std::function<void(int done, int total)> progress;
 };
 

@@ -97,7 +97,7 @@ struct HostRun {
     }
     for (const auto& device : devices) {
       if (all_ended) device->join();
-      else device->abandon();
+      else device->abandon(body);
     }
     control->throw_if_failed();
   }

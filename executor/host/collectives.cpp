@@ -1,36 +1,22 @@
 // The data path of the host collectives: every rank works on its own share, reading the others' posted buffers directly.
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cstring>
 
 #include <fmt/format.h>
 
 #include "executor/host/group.h"
+#include "executor/kernels/element.h"
 #include "models/error.h"
 
 namespace fsdp::host {
 namespace {
 
-// bfloat16 is the upper half of a float; rounding to nearest even.
-struct Bf16 {
-  std::uint16_t bits;
-};
-double widen(double x) { return x; }
-float widen(float x) { return x; }
-float widen(Bf16 x) { return std::bit_cast<float>(static_cast<std::uint32_t>(x.bits) << 16); }
-void narrow(double x, double& to) { to = x; }
-void narrow(float x, float& to) { to = x; }
-void narrow(float x, Bf16& to) {
-  const auto bits = std::bit_cast<std::uint32_t>(x);
-  const bool nan = (bits & 0x7fffffffU) > 0x7f800000U;
-  to.bits = static_cast<std::uint16_t>(nan ? (bits >> 16) | 0x40U : (bits + 0x7fffU + ((bits >> 16) & 1U)) >> 16);
-}
-
 // output[0, count) = reduction over the ranks of their input[first, first + count). Safe where output is one of the inputs
 // at the same place: a block is read whole before it is written.
-template <class T, class Acc>
+template <class T>
 void reduce_range(const Group& group, std::int64_t first, std::int64_t count, T* output, Reduction reduction) {
+  using Acc = Math<T>;
   constexpr std::int64_t kBlock = 1024;
   std::array<Acc, kBlock> sum;
   for (std::int64_t begin = 0; begin < count; begin += kBlock) {
@@ -38,23 +24,18 @@ void reduce_range(const Group& group, std::int64_t first, std::int64_t count, T*
     for (std::int64_t m = 0; m < group.size(); ++m) {
       const T* in = reinterpret_cast<const T*>(group.post(m).input) + first + begin;
       if (m == 0)
-        for (std::int64_t i = 0; i < n; ++i) sum[static_cast<std::size_t>(i)] = widen(in[i]);
+        for (std::int64_t i = 0; i < n; ++i) sum[static_cast<std::size_t>(i)] = load(in[i]);
       else
-        for (std::int64_t i = 0; i < n; ++i) sum[static_cast<std::size_t>(i)] += widen(in[i]);
+        for (std::int64_t i = 0; i < n; ++i) sum[static_cast<std::size_t>(i)] += load(in[i]);
     }
     const Acc divisor = reduction == Reduction::average ? static_cast<Acc>(group.size()) : Acc{1};
-    for (std::int64_t i = 0; i < n; ++i) narrow(sum[static_cast<std::size_t>(i)] / divisor, output[begin + i]);
+    for (std::int64_t i = 0; i < n; ++i) store(output[begin + i], sum[static_cast<std::size_t>(i)] / divisor);
   }
 }
 
 void reduce(const Group& group, const Post& p, std::int64_t first, std::int64_t count, std::byte* output) {
-  switch (p.type) {
-    case DType::f64: return reduce_range<double, double>(group, first, count, reinterpret_cast<double*>(output), p.reduction);
-    case DType::f32: return reduce_range<float, float>(group, first, count, reinterpret_cast<float*>(output), p.reduction);
-    case DType::bf16: return reduce_range<Bf16, float>(group, first, count, reinterpret_cast<Bf16*>(output), p.reduction);
-    case DType::f16: case DType::i64: break;
-  }
-  throw MachineError(fmt::format("the host backend does not reduce {}", fsdp::name(p.type)));
+  if (p.type == DType::f16 || p.type == DType::i64) throw MachineError(fmt::format("the host backend does not reduce {}", fsdp::name(p.type)));
+  with_type(p.type, [&](auto element) { reduce_range(group, first, count, reinterpret_cast<decltype(element)*>(output), p.reduction); });
 }
 
 void copy_bytes(std::byte* to, const std::byte* from, std::int64_t bytes) {

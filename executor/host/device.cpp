@@ -162,6 +162,8 @@ void HostDevice::run_body(const std::function<void(Device&)>& body) {
   try {
     body(*this);
     synchronize();
+  } catch (const RankFailure& e) {
+    control_->fail(e.rank(), e.op(), e.what());
   } catch (const std::exception& e) {
     const std::lock_guard lock(mutex_);
     control_->fail(rank_, last_issued_, fmt::format("rank {}, after issuing operation {}: {}", rank_, last_issued_, e.what()));
@@ -180,8 +182,9 @@ void HostDevice::join() {
     if (w.thread.joinable()) w.thread.join();
 }
 
-void HostDevice::abandon() {
+void HostDevice::abandon(std::shared_ptr<const void> needed) {
   const std::lock_guard lock(mutex_);
+  needed_ = std::move(needed);
   for (Worker& w : workers_)
     if (w.thread.joinable()) w.thread.detach();
 }

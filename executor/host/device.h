@@ -55,7 +55,7 @@ class HostDevice final : public Device, public std::enable_shared_from_this<Host
   // For the backend: the rank's own thread, how it ends, and what it is doing when nothing moves any more.
   void run_body(const std::function<void(Device&)>& body);
   void join();                               // every worker has ended or is about to
-  void abandon();                            // a thread that cannot be ended is left behind
+  void abandon(std::shared_ptr<const void> needed);    // a thread that cannot be ended is left behind, with what it may still use
   struct Doing {
     int blame = 0;                           // higher: more likely the cause of a standstill
     std::int32_t op = -1;
@@ -103,6 +103,7 @@ class HostDevice final : public Device, public std::enable_shared_from_this<Host
   std::int32_t host_waiting_for_ = -1, last_issued_ = -1;
   Host host_ = Host::busy;
   bool stopping_ = false;
+  std::shared_ptr<const void> needed_;
 };
 
 }  // namespace fsdp::host

@@ -1,0 +1,79 @@
+// Interprets the Steps of one rank's Program on a Device. For run.cpp alone.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "executor/backend.h"
+#include "executor/kernels.h"
+#include "models/graph.h"
+#include "planner/plan.h"
+#include "planner/program.h"
+#include "planner/timeline.h"
+
+namespace fsdp {
+
+// What the instruments saw of one step.
+struct StepRecord {
+  std::vector<OperationRecord> operations;   // in order of start per stream
+  MemoryTimeline memory;
+  double end = 0;                            // of the last operation, seconds
+  double loss = 0;                           // of steps that read it
+};
+
+using KernelHook = std::function<void(const Operation&, std::int64_t rank)>;     // see RunOptions::in_kernel
+
+class Interpreter {
+ public:
+  // References are kept.
+  Interpreter(const ModelGraph&, const ShardingPlan&, const Program&, Device&, const KernelHook&);
+
+  // `index` of the training step, from 0 (it decides the data); init: any. `before` is called on the host before each operation is
+  // issued (may be empty). Throws RankFailure when the program asks for what cannot be.
+  [[nodiscard]] StepRecord run(const Step&, std::int64_t index, const std::function<void(const Operation&)>& before = {});
+
+  [[nodiscard]] BufferView view(std::int32_t buffer) const;               // throws MachineError if it is not allocated
+  [[nodiscard]] Device& device() { return device_; }
+
+ private:
+  void allocate(std::span<const std::int32_t> buffers);
+  void release(std::span<const std::int32_t> buffers);
+  void issue(const Step&, std::int32_t index, StepRecord&);
+  void issue_collective(const Operation&, std::int32_t index, std::span<const BufferView>);
+  void read_loss(const Operation&, BufferView loss, StepRecord&);
+  [[nodiscard]] std::vector<BufferView> views(std::span<const Arg>) const;
+
+  const ModelGraph& model_;
+  const ShardingPlan& plan_;
+  const Program& program_;
+  Device& device_;
+  const KernelHook& hook_;
+  std::vector<BufferView> live_;             // by buffer; data null: not allocated
+  std::vector<char> launched_;               // by operation of this step: it runs on a stream
+  std::vector<std::int32_t> waits_;          // of the operation being issued
+  std::array<std::int32_t, kStreams> last_{};
+  std::int64_t step_ = 0;
+};
+
+// A kernel's body by its Action (run_kernels.cpp). Everything that it needs is in here; extents come from the model and the
+// layouts, and are compared with the buffers it was given. All but forward, recompute and backward check when they are made.
+struct KernelCall {
+  const ModelGraph& model;
+  const ShardingPlan& plan;
+  const Program& program;
+  const Operation& op;
+  std::span<const Arg> args;
+  std::vector<BufferView> views;             // of args, in order
+  std::int64_t rank = 0, step = 0;
+};
+[[nodiscard]] KernelBody make_kernel(KernelCall);
+
+// Throws MachineError unless the buffer holds exactly so many elements.
+void expect_elements(BufferView, std::int64_t elements, DType, const char* what);
+// The type that gradients are reduced in: the dialect's.
+[[nodiscard]] DType reduction_type(const ShardingPlan&);
+
+}  // namespace fsdp

@@ -1,0 +1,84 @@
+// What one rank of a run does: init, first step, steady steps; and what must hold of each.
+#include "executor/run_job.h"
+
+#include <fmt/format.h>
+
+#include "models/error.h"
+
+namespace fsdp {
+
+RunJob::RunJob(const ModelGraph& m, const ShardingPlan& p, const RunOptions& o, std::int64_t rank_count)
+    : model(m), plan(p), options(o), ranks(static_cast<std::size_t>(rank_count)) {}
+
+void RunJob::reserve_results() {
+  for (const Parameter& p : model.parameters)
+    for (auto* tensors : {&parameters, &first_gradients}) tensors->push_back({p.name, std::vector<double>(static_cast<std::size_t>(p.numel()))});
+}
+
+void RunJob::run_rank(Device& device) {
+  RankJob& mine = ranks[static_cast<std::size_t>(device.rank())];
+  device.reserve_arena(mine.program.arena_bytes);
+  Interpreter interpreter(model, plan, mine.program, device, options.in_kernel);
+  train(interpreter, mine, device.rank());
+}
+
+void RunJob::train(Interpreter& interpreter, RankJob& mine, std::int64_t rank) {
+  const int total = 1 + steady_steps();
+  const auto progress = [&](int done) {
+    if (rank == 0 && options.progress) options.progress(done, total);
+  };
+  mine.init = interpreter.run(mine.program.init, 0);
+  check_step(mine.init, mine, rank, false);
+  mine.stage = 1;
+  bool kept = !options.keep_parameters;
+  mine.first = interpreter.run(mine.program.first_step, 0, [&](const Operation& op) {
+    if (kept || (op.action != Action::clip_local_norm && op.action != Action::optimizer)) return;
+    kept = true;                             // gradients are complete here, and not yet clipped
+    interpreter.device().synchronize();
+    keep(interpreter, mine.program, rank, 0, first_gradients);
+  });
+  check_step(mine.first, mine, rank, false);
+  progress(1);
+  mine.stage = 2;
+  mine.steady.reserve(static_cast<std::size_t>(steady_steps()));
+  for (int s = 1; s < total; ++s) {
+    mine.steady.push_back(interpreter.run(mine.program.steady_step, s));
+    check_step(mine.steady.back(), mine, rank, true);
+    progress(s + 1);
+  }
+  if (options.keep_parameters) keep(interpreter, mine.program, rank, 1, parameters);
+}
+
+void RunJob::check_step(const StepRecord& step, const RankJob& mine, std::int64_t rank, bool steady) const {
+  for (const OperationRecord& r : step.operations)
+    if (r.heap_bytes > host_gemm_library_workspace())
+      throw RankFailure(rank, r.op, fmt::format("rank {}: a kernel took {} bytes of heap that no buffer declares", rank, r.heap_bytes));
+  if (!steady) return;
+  const MemoryTimeline& m = step.memory;
+  const std::int64_t end = m.points.empty() ? m.start : m.points.back().after;
+  if (end != m.start)
+    throw RankFailure(rank, -1, fmt::format("rank {}: a steady step began with {} bytes allocated and ended with {}", rank, m.start, end));
+  if (!mine.steady.empty() && !(mine.steady.front().memory == m))
+    throw RankFailure(rank, -1, fmt::format("rank {}: two steady steps allocated differently", rank));
+}
+
+// Copies this rank's rows of every unit out of argument `argument` of the first step's optimizer operations (0: gradient,
+// 1: shard), as fp64. Replicas hold the same; the first speaks.
+void RunJob::keep(Interpreter& interpreter, const Program& program, std::int64_t rank, std::size_t argument,
+                  std::vector<NamedTensor>& into) const {
+  if (rank >= (plan.dialect == Dialect::ddp ? 1 : plan.shard())) return;
+  const std::int64_t width = size_of(plan.master_dtype);
+  for (const Operation& op : program.first_step.ops) {
+    if (op.action != Action::optimizer) continue;
+    const UnitLayout& layout = program.layouts.at(static_cast<std::size_t>(op.unit));
+    const BufferView view = interpreter.view(program.first_step.args_of(op)[argument].buffer);
+    for (const ShardedParam& p : layout.params) {
+      double* to = into.at(static_cast<std::size_t>(p.param)).values.data() + p.local_row_begin(rank) * p.row_elements;
+      const std::int64_t n = p.local_elements(rank);
+      convert(plan.master_dtype, {view.data + p.offset * width, n * width}, DType::f64,
+              {reinterpret_cast<std::byte*>(to), n * size_of(DType::f64)}, n, false);
+    }
+  }
+}
+
+}  // namespace fsdp

@@ -1,0 +1,44 @@
+// One call of run(): what its ranks share and what each has measured. For run*.cpp alone.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <vector>
+
+#include "executor/run.h"
+#include "executor/run_interpreter.h"
+
+namespace fsdp {
+
+struct RankJob {
+  Program program;
+  std::atomic<int> stage{0};                 // 0 init, 1 first step, 2 steady steps: what failures are described by
+  StepRecord init, first;
+  std::vector<StepRecord> steady;            // every one, warm-up included
+};
+
+struct RunJob {
+  RunJob(const ModelGraph&, const ShardingPlan&, const RunOptions&, std::int64_t rank_count);
+
+  const ModelGraph model;                    // copies: a rank that hangs may outlive the call
+  const ShardingPlan plan;
+  const RunOptions options;
+  std::vector<RankJob> ranks;
+  std::vector<NamedTensor> parameters, first_gradients;        // each rank fills its own rows
+
+  // Steady steps run: warm-up besides the first step, then the measured ones.
+  [[nodiscard]] int warmup() const { return options.warmup_steps > 1 ? options.warmup_steps - 1 : 0; }
+  [[nodiscard]] int steady_steps() const { return warmup() + options.steps; }
+  void reserve_results();
+  void run_rank(Device&);
+
+ private:
+  void train(Interpreter&, RankJob&, std::int64_t rank);
+  void check_step(const StepRecord&, const RankJob&, std::int64_t rank, bool steady) const;
+  void keep(Interpreter&, const Program&, std::int64_t rank, std::size_t argument, std::vector<NamedTensor>& into) const;
+};
+
+// The Measurement of a finished job (run_measure.cpp).
+[[nodiscard]] Measurement measure(const RunJob&, const ClusterSpec&, const Backend&);
+
+}  // namespace fsdp
