@@ -1,0 +1,151 @@
+// Clusters and GPUs: JSON to values. The formats are those of models/clusters/*.json and models/gpus/*.json.
+#include "models/cluster.h"
+
+#include <filesystem>
+#include <optional>
+
+#include <fmt/format.h>
+
+#include "models/catalog.h"
+#include "models/digest.h"
+#include "models/error.h"
+#include "models/host.h"
+#include "models/json.h"
+#include "models/suggest.h"
+
+namespace fsdp {
+namespace {
+
+constexpr std::int64_t kMaxGpus = std::int64_t{1} << 24, kMaxGpusPerNode = 1024;
+
+FlopsPerSecond peak(JsonObject& o, std::string_view key) {
+  const auto text = o.optional_text(key);
+  return text ? parse_flops_rate(*text, o.where(key)) : FlopsPerSecond();
+}
+
+template <class Q>
+Q positive(Q value, const JsonObject& o, std::string_view key) {
+  if (!(value.count() > 0)) o.refuse(key, "is zero", "give a positive value");
+  return value;
+}
+
+Bytes size(JsonObject& o, std::string_view key) { return positive(parse_bytes(o.text(key), o.where(key)), o, key); }
+BytesPerSecond rate(JsonObject& o, std::string_view key) { return positive(parse_rate(o.text(key), o.where(key)), o, key); }
+
+// "source": where the numbers come from, in words: one text, or one per field.
+void read_source(JsonObject& o) {
+  const auto source = o.find("source");
+  if (!source || source->is_text()) return;
+  JsonObject by_field = source->object();
+  for (const std::string& key : by_field.keys()) (void)by_field.text(key);
+}
+
+GpuSpec gpu_from(JsonObject o) {
+  GpuSpec g;
+  g.name = o.text("name");
+  g.fp32 = positive(peak(o, "fp32"), o, "fp32");
+  g.tf32 = peak(o, "tf32");
+  g.bf16 = peak(o, "bf16");
+  g.fp8 = peak(o, "fp8");
+  g.memory = size(o, "memory");
+  g.usable_memory = size(o, "usable_memory");
+  if (g.usable_memory > g.memory) o.refuse("usable_memory", "is more than \"memory\"", "correct one of them");
+  g.memory_bandwidth = rate(o, "memory_bandwidth");
+  g.sms = o.integer("sms", 1, 100'000);
+  g.l2 = size(o, "l2");
+  g.host_link = rate(o, "host_link");
+  const auto fraction = [&](std::string_view key, double usual) { return o.optional_number(key, 0.001, 1).value_or(usual); };
+  g.matmul_efficiency = fraction("matmul_efficiency", g.matmul_efficiency);
+  g.attention_forward_efficiency = fraction("attention_forward_efficiency", g.attention_forward_efficiency);
+  g.attention_backward_efficiency = fraction("attention_backward_efficiency", g.attention_backward_efficiency);
+  g.memory_efficiency = fraction("memory_efficiency", g.memory_efficiency);
+  read_source(o);
+  o.finish();
+  return g;
+}
+
+GpuSpec gpu_of(JsonObject& cluster) {
+  const JsonValue value = cluster.at("gpu");
+  return value.is_text() ? load_gpu(value.text(), value.where()) : gpu_from(value.object());
+}
+
+// How many GPUs: what was asked for, one node by default, or the nodes that the file states.
+std::int64_t gpu_count(std::int64_t asked, const ClusterSpec& c, std::optional<std::int64_t> nodes, std::string_view where) {
+  const std::string flag = "--gpus";
+  const std::int64_t all = nodes.value_or(1) * c.gpus_per_node;
+  if (asked == 0) return all;
+  if (asked < 0 || asked > kMaxGpus) throw InputError(flag, fmt::format("{} is out of range", asked), fmt::format("use 1 to {}", kMaxGpus));
+  if (nodes && asked > all) {
+    throw InputError(flag, fmt::format("{} GPUs are more than the {} that {} has", asked, all, where), fmt::format("use at most {}", all));
+  }
+  if (asked > c.gpus_per_node && asked % c.gpus_per_node != 0) {
+    throw InputError(flag, fmt::format("{} GPUs do not fill whole nodes of {} (cluster {})", asked, c.gpus_per_node, c.name),
+                     fmt::format("use {} or {}", asked / c.gpus_per_node * c.gpus_per_node, (asked / c.gpus_per_node + 1) * c.gpus_per_node));
+  }
+  return asked;
+}
+
+void add(Digest& d, const GpuSpec& g) {
+  d.add("gpu", g.name);
+  for (FlopsPerSecond f : {g.fp32, g.tf32, g.bf16, g.fp8}) d.add("peak", f.count());
+  for (Bytes b : {g.memory, g.usable_memory, g.l2}) d.add("bytes", b.count());
+  for (BytesPerSecond r : {g.memory_bandwidth, g.host_link}) d.add("rate", r.count());
+  for (double e : {g.matmul_efficiency, g.attention_forward_efficiency, g.attention_backward_efficiency, g.memory_efficiency}) d.add("efficiency", e);
+  d.add("sms", g.sms);
+}
+
+}  // namespace
+
+std::string ClusterSpec::digest() const {
+  Digest d;
+  d.add("cluster", name);
+  fsdp::add(d, gpu);
+  for (std::int64_t n : {gpus, gpus_per_node, collective_sms, fixed_memory.count()}) d.add("count", n);
+  for (BytesPerSecond r : {intra_bus, inter_bus}) d.add("bus", r.count());
+  for (Seconds s : {intra_latency, inter_latency, collective_base_latency}) d.add("latency", s.count());
+  d.add("host", host);
+  return d.text();
+}
+
+GpuSpec load_gpu(std::string_view name, std::string_view where) {
+  const std::string file = fmt::format("gpus/{}.json", name);
+  const std::string_view text = embedded_file(file);
+  if (text.empty()) throw InputError(std::string(where), "\"" + printable(name) + "\" is not a known GPU", suggestion(name, gpu_names()));
+  const JsonDocument document = parse_document(text, file, "fsdp-plan/gpu/1");
+  return gpu_from(document.root());
+}
+
+ClusterSpec cluster_from_json(std::string_view json_text, std::string_view where, std::int64_t gpus) {
+  const JsonDocument document = parse_document(json_text, where, "fsdp-plan/cluster/1");
+  JsonObject o = document.root();
+  ClusterSpec c;
+  c.name = o.text("name");
+  c.gpu = gpu_of(o);
+  c.gpus_per_node = o.integer("gpus_per_node", 1, kMaxGpusPerNode);
+  const auto nodes = o.optional_integer("nodes", 1, kMaxGpus / kMaxGpusPerNode);
+  c.intra_bus = rate(o, "intra_bus");
+  c.inter_bus = rate(o, "inter_bus");
+  c.intra_latency = parse_seconds(o.text("intra_latency"), o.where("intra_latency"));
+  c.inter_latency = parse_seconds(o.text("inter_latency"), o.where("inter_latency"));
+  c.collective_base_latency = parse_seconds(o.text("collective_base_latency"), o.where("collective_base_latency"));
+  c.collective_sms = o.integer("collective_sms", 0, c.gpu.sms);
+  c.fixed_memory = parse_bytes(o.text("fixed_memory"), o.where("fixed_memory"));
+  read_source(o);
+  o.finish();
+  c.gpus = gpu_count(gpus, c, nodes, where);
+  return c;
+}
+
+ClusterSpec load_cluster(std::string_view spec, std::int64_t gpus) {
+  if (spec == "host") return host_cluster(gpus);
+  const std::string catalog = fmt::format("clusters/{}.json", spec);
+  if (const std::string_view text = embedded_file(catalog); !text.empty()) return cluster_from_json(text, catalog, gpus);
+  const std::string path(spec);
+  std::error_code error;
+  if (std::filesystem::exists(path, error) || path.find('/') != std::string::npos || path.ends_with(".json")) {
+    return cluster_from_json(read_file(path, "--cluster"), path, gpus);
+  }
+  throw InputError("--cluster", "\"" + printable(spec) + "\" is not in the catalog, nor a file", suggestion(spec, cluster_names()));
+}
+
+}  // namespace fsdp

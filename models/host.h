@@ -1,0 +1,14 @@
+// This machine as a cluster of CPU ranks: cores and memory are read at run time; rates stay 0 until they are calibrated.
+#pragma once
+
+#include <cstdint>
+
+#include "models/cluster.h"
+
+namespace fsdp {
+
+// `gpus` 0: one rank per core that this process may use. Ranks share one node and its memory. More ranks than cores are allowed
+// (up to 1024): results stay right, times do not.
+[[nodiscard]] ClusterSpec host_cluster(std::int64_t gpus);
+
+}  // namespace fsdp

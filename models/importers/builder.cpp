@@ -1,0 +1,172 @@
+#include "models/importers/builder.h"
+
+#include <utility>
+
+#include <fmt/format.h>
+
+namespace fsdp {
+namespace {
+
+template <class List>
+auto& at(List& list, std::int32_t id) { return list[static_cast<std::size_t>(id)]; }
+
+}  // namespace
+
+GraphBuilder::GraphBuilder(std::string_view family, std::string_view root_class) {
+  graph_.family = family;
+  graph_.modules.push_back({.name = "", .class_name = std::string(root_class)});
+  params_of_.emplace_back();
+  for (std::int32_t* batch : {&graph_.ids, &graph_.targets}) {
+    *batch = static_cast<std::int32_t>(graph_.tensors.size());
+    graph_.tensors.push_back({TensorKind::ids, 1, false});
+  }
+}
+
+// --- modules
+
+std::string GraphBuilder::child_name(Id parent, std::string_view name) const {
+  const std::string& prefix = at(graph_.modules, parent).name;
+  return prefix.empty() ? std::string(name) : fmt::format("{}.{}", prefix, name);
+}
+
+GraphBuilder::Id GraphBuilder::module(Id parent, std::string_view name, std::string_view class_name) {
+  graph_.modules.push_back({.name = child_name(parent, name), .class_name = std::string(class_name), .parent = parent});
+  params_of_.emplace_back();
+  return static_cast<Id>(graph_.modules.size()) - 1;
+}
+
+GraphBuilder::Id GraphBuilder::list(Id parent, std::string_view name) {
+  const Id id = module(parent, name, "ModuleList");
+  at(graph_.modules, id).container = true;
+  return id;
+}
+
+GraphBuilder::Id GraphBuilder::block(Id list, std::int64_t index, std::string_view class_name) {
+  const Id id = module(list, fmt::format("{}", index), class_name);
+  at(graph_.modules, id).block = true;
+  return id;
+}
+
+void GraphBuilder::parameter(Id module, std::string_view leaf, std::vector<std::int64_t> shape) {
+  at(params_of_, module).push_back(static_cast<std::int32_t>(graph_.parameters.size()));
+  graph_.parameters.push_back({.name = child_name(module, leaf), .aliases = {}, .modules = {module}, .shape = std::move(shape)});
+}
+
+GraphBuilder::Id GraphBuilder::linear_module(Id parent, std::string_view name, std::int64_t in, std::int64_t out, bool bias) {
+  const Id id = module(parent, name, "Linear");
+  parameter(id, "weight", {out, in});
+  if (bias) parameter(id, "bias", {out});
+  return id;
+}
+
+GraphBuilder::Id GraphBuilder::conv1d_module(Id parent, std::string_view name, std::int64_t in, std::int64_t out) {
+  const Id id = module(parent, name, "Conv1D");
+  parameter(id, "weight", {in, out});
+  parameter(id, "bias", {out});
+  return id;
+}
+
+GraphBuilder::Id GraphBuilder::embedding_module(Id parent, std::string_view name, std::int64_t rows, std::int64_t width) {
+  const Id id = module(parent, name, "Embedding");
+  parameter(id, "weight", {rows, width});
+  return id;
+}
+
+GraphBuilder::Id GraphBuilder::norm_module(Id parent, std::string_view name, std::string_view class_name, std::int64_t width, bool bias) {
+  const Id id = module(parent, name, class_name);
+  parameter(id, "weight", {width});
+  if (bias) parameter(id, "bias", {width});
+  return id;
+}
+
+GraphBuilder::Id GraphBuilder::tied_linear_module(Id parent, std::string_view name, Id embedding) {
+  const Id id = module(parent, name, "Linear");
+  const std::int32_t shared = at(params_of_, embedding)[0];
+  at(params_of_, id).push_back(shared);
+  at(graph_.parameters, shared).aliases.push_back(child_name(id, "weight"));
+  at(graph_.parameters, shared).modules.push_back(id);
+  return id;
+}
+
+// --- ops
+
+const std::vector<std::int64_t>& GraphBuilder::weight_shape(Id module) const {
+  return at(graph_.parameters, at(params_of_, module)[0]).shape;
+}
+std::int64_t GraphBuilder::width(Id tensor) const { return at(graph_.tensors, tensor).width; }
+
+GraphBuilder::Id GraphBuilder::tensor(std::int64_t width) {
+  graph_.tensors.push_back({TensorKind::activation, width, true});
+  return static_cast<Id>(graph_.tensors.size()) - 1;
+}
+
+GraphBuilder::Id GraphBuilder::op(OpKind kind, Id module, std::vector<Id> inputs, const OpShape& shape, std::int64_t width) {
+  const Id out = tensor(width);
+  graph_.ops.push_back({kind, module, std::move(inputs), {out}, at(params_of_, module), shape});
+  return out;
+}
+
+GraphBuilder::Id GraphBuilder::embedding(Id module, Id ids) {
+  const auto& shape = weight_shape(module);
+  return op(OpKind::embedding, module, {ids}, {.width = shape[1], .vocab = shape[0]}, shape[1]);
+}
+
+GraphBuilder::Id GraphBuilder::position(Id module, Id x) {
+  const auto& shape = weight_shape(module);
+  return op(OpKind::position_embedding, module, {x}, {.width = shape[1], .positions = shape[0]}, shape[1]);
+}
+
+GraphBuilder::Id GraphBuilder::rms_norm(Id module, Id x, std::int64_t groups, double eps) {
+  return op(OpKind::rms_norm, module, {x}, {.width = weight_shape(module)[0], .groups = groups, .eps = eps}, width(x));
+}
+
+GraphBuilder::Id GraphBuilder::layer_norm(Id module, Id x, double eps) {
+  return op(OpKind::layer_norm, module, {x}, {.width = weight_shape(module)[0], .eps = eps}, width(x));
+}
+
+GraphBuilder::Id GraphBuilder::linear(Id module, Id x) {
+  const auto& shape = weight_shape(module);
+  const bool transposed = at(graph_.modules, module).class_name == "Conv1D";
+  const std::int64_t in = shape[transposed ? 0 : 1], out = shape[transposed ? 1 : 0];
+  return op(OpKind::linear, module, {x}, {.in = in, .out = out, .transposed = transposed}, out);
+}
+
+// Rotation, attention and activations belong to modules without parameters of their own.
+GraphBuilder::Id GraphBuilder::rotary(Id module, Id x, std::int64_t heads, std::int64_t head_dim, double theta) {
+  return op(OpKind::rotary, module, {x}, {.heads = heads, .head_dim = head_dim, .theta = theta}, width(x));
+}
+
+GraphBuilder::Id GraphBuilder::attention(Id module, const std::vector<Id>& qkv, OpShape shape) {
+  shape.packed = qkv.size() == 1;
+  return op(OpKind::attention, module, qkv, shape, shape.heads * shape.head_dim);
+}
+
+GraphBuilder::Id GraphBuilder::swiglu(Id module, Id gate, Id up) {
+  return op(OpKind::swiglu, module, {gate, up}, {.width = width(gate)}, width(gate));
+}
+
+GraphBuilder::Id GraphBuilder::gelu(Id module, Id x, bool tanh) {
+  return op(OpKind::gelu, module, {x}, {.width = width(x), .tanh = tanh}, width(x));
+}
+
+GraphBuilder::Id GraphBuilder::add(Id module, Id a, Id b) { return op(OpKind::add, module, {a, b}, {.width = width(a)}, width(a)); }
+
+ModelGraph GraphBuilder::finish(Id logits, std::int64_t vocab, std::int64_t max_seq_len, std::string_view where) {
+  graph_.vocab = vocab;
+  graph_.max_seq_len = max_seq_len;
+  graph_.tensors.push_back({TensorKind::loss, 1, true});
+  const auto loss = static_cast<Id>(graph_.tensors.size()) - 1;
+  graph_.ops.push_back({OpKind::cross_entropy, -1, {logits, graph_.targets}, {loss}, {}, {.vocab = vocab}});
+  for (std::size_t i = 0; i < graph_.ops.size(); ++i) {
+    const auto index = static_cast<std::int32_t>(i);
+    for (Id m = graph_.ops[i].module; m >= 0; m = at(graph_.modules, m).parent) {
+      Module& module = at(graph_.modules, m);
+      if (module.op_end == 0) module.op_begin = index;
+      module.op_end = index + 1;
+    }
+  }
+  check_graph(graph_, where);
+  return std::move(graph_);
+}
+
+}  // namespace fsdp

@@ -1,0 +1,68 @@
+// What importers share: a ModelGraph grown in two passes. First the module tree with its parameters, in the order in which
+// PyTorch registers them; then the ops, in the order in which the forward runs them.
+//
+//   GraphBuilder b("llama", "LlamaForCausalLM");
+//   const auto q = b.linear_module(attention, "q_proj", hidden, heads * head_dim, /*bias=*/false);
+//   ...
+//   x = b.linear(q, x);
+//   return b.finish(logits, vocab);          // adds the loss, fills op ranges and the order of parameters, checks everything
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "models/graph.h"
+
+namespace fsdp {
+
+// Limits of a model description: far beyond anything trained, small enough that hostile files stay cheap.
+inline constexpr std::int64_t kMaxLayers = 10'000, kMaxWidth = std::int64_t{1} << 24, kMaxHeads = 65'536;
+inline constexpr std::int64_t kMaxVocab = std::int64_t{1} << 31, kMaxPositions = std::int64_t{1} << 31;
+
+class GraphBuilder {
+ public:
+  using Id = std::int32_t;                   // of a module or of a tensor
+
+  GraphBuilder(std::string_view family, std::string_view root_class);
+
+  // Modules. The root is 0.
+  Id module(Id parent, std::string_view name, std::string_view class_name);
+  Id list(Id parent, std::string_view name);                                       // a ModuleList
+  Id block(Id list, std::int64_t index, std::string_view class_name);              // one of its repeated blocks
+  Id linear_module(Id parent, std::string_view name, std::int64_t in, std::int64_t out, bool bias);
+  Id conv1d_module(Id parent, std::string_view name, std::int64_t in, std::int64_t out);   // GPT-2's: weight [in, out], bias
+  Id embedding_module(Id parent, std::string_view name, std::int64_t rows, std::int64_t width);
+  Id norm_module(Id parent, std::string_view name, std::string_view class_name, std::int64_t width, bool bias);
+  Id tied_linear_module(Id parent, std::string_view name, Id embedding);           // shares the embedding's weight
+
+  // Ops; each returns the tensor it makes. Extents come from the module's parameters.
+  Id ids() const { return graph_.ids; }
+  Id embedding(Id module, Id ids);
+  Id position(Id module, Id x);
+  Id rms_norm(Id module, Id x, std::int64_t groups, double eps);
+  Id layer_norm(Id module, Id x, double eps);
+  Id linear(Id module, Id x);
+  Id rotary(Id module, Id x, std::int64_t heads, std::int64_t head_dim, double theta);
+  Id attention(Id module, const std::vector<Id>& qkv, OpShape shape);
+  Id swiglu(Id module, Id gate, Id up);
+  Id gelu(Id module, Id x, bool tanh);
+  Id add(Id module, Id a, Id b);
+
+  // `max_seq_len` 0: not stated. Throws InputError(where, ...) if the graph breaks a rule (impossible sizes).
+  [[nodiscard]] ModelGraph finish(Id logits, std::int64_t vocab, std::int64_t max_seq_len, std::string_view where);
+
+ private:
+  void parameter(Id module, std::string_view leaf, std::vector<std::int64_t> shape);
+  Id tensor(std::int64_t width);
+  Id op(OpKind, Id module, std::vector<Id> inputs, const OpShape&, std::int64_t width);
+  [[nodiscard]] const std::vector<std::int64_t>& weight_shape(Id module) const;
+  [[nodiscard]] std::int64_t width(Id tensor) const;
+  [[nodiscard]] std::string child_name(Id parent, std::string_view name) const;
+
+  ModelGraph graph_;
+  std::vector<std::vector<std::int32_t>> params_of_;   // per module, in registration order
+};
+
+}  // namespace fsdp
