@@ -59,6 +59,7 @@ GpuSpec gpu_from(JsonObject o) {
   g.attention_forward_efficiency = fraction("attention_forward_efficiency", g.attention_forward_efficiency);
   g.attention_backward_efficiency = fraction("attention_backward_efficiency", g.attention_backward_efficiency);
   g.memory_efficiency = fraction("memory_efficiency", g.memory_efficiency);
+  o.ignore("schema");                        // an inline object may be a pasted gpus/*.json
   read_source(o);
   o.finish();
   return g;

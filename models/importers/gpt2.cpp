@@ -41,9 +41,9 @@ Gpt2Shape read(JsonObject& config) {
   s.eps = config.optional_number("layer_norm_epsilon", 1e-30, 1).value_or(1e-5);
   s.act = activation(config);
   s.tied = config.optional_boolean("tie_word_embeddings").value_or(true);
-  require_value(config, "add_cross_attention", false);
-  require_value(config, "scale_attn_by_inverse_layer_idx", false);
-  require_value(config, "scale_attn_weights", true);
+  require_boolean(config, "add_cross_attention", false);
+  require_boolean(config, "scale_attn_by_inverse_layer_idx", false);
+  require_boolean(config, "scale_attn_weights", true);
   return s;
 }
 

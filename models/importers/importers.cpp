@@ -6,7 +6,7 @@
 
 namespace fsdp {
 
-void require_value(JsonObject& config, std::string_view key, bool modelled) {
+void require_boolean(JsonObject& config, std::string_view key, bool modelled) {
   const auto value = config.optional_boolean(key);
   if (value && *value != modelled) config.refuse(key, fmt::format("{} is not modelled", *value), fmt::format("only {} is", modelled));
 }
@@ -15,7 +15,7 @@ void require_absent(JsonObject& config, std::string_view key) {
   if (config.find(key)) config.refuse(key, "is not modelled", "only null is");
 }
 
-void require_value(JsonObject& config, std::string_view key, std::string_view modelled) {
+void require_text(JsonObject& config, std::string_view key, std::string_view modelled) {
   const auto value = config.optional_text(key);
   if (value && *value != modelled) config.refuse(key, "\"" + printable(*value) + "\" is not modelled", fmt::format("only \"{}\" is", modelled));
 }

@@ -19,9 +19,9 @@ using Importer = ModelGraph (*)(JsonObject& config, std::string_view where, std:
 [[nodiscard]] ModelGraph import_mpt(JsonObject& config, std::string_view where, std::int64_t seq_len);
 
 // Throws unless `key` is absent, null, or the one value that is modelled.
-void require_value(JsonObject& config, std::string_view key, bool modelled);
+void require_boolean(JsonObject& config, std::string_view key, bool modelled);
 void require_absent(JsonObject& config, std::string_view key);
-void require_value(JsonObject& config, std::string_view key, std::string_view modelled);
+void require_text(JsonObject& config, std::string_view key, std::string_view modelled);
 // head_dim of `width` over `heads`; throws InputError(where, ...) if it does not divide.
 [[nodiscard]] std::int64_t split_heads(const JsonObject& config, std::string_view width_key, std::int64_t width, std::int64_t heads);
 

@@ -92,7 +92,7 @@ LlamaShape read(JsonObject& config) {
   s.positions = config.optional_integer("max_position_embeddings", 1, kMaxPositions).value_or(0);
   s.eps = config.optional_number("rms_norm_eps", 1e-30, 1).value_or(1e-6);
   s.theta = rope_theta(config);
-  require_value(config, "hidden_act", "silu");
+  require_text(config, "hidden_act", "silu");
   const bool attention_bias = config.optional_boolean("attention_bias").value_or(false);
   s.qkv_bias = v.qkv_bias == QkvBias::always || (v.qkv_bias == QkvBias::from_config && attention_bias);
   s.output_bias = v.output_bias_from_config && attention_bias;

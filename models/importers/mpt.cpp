@@ -21,9 +21,9 @@ void read_attention(JsonObject& config, MptShape& s) {
   auto attention = config.optional_object("attn_config");
   if (!attention) return;
   s.alibi = attention->optional_boolean("alibi").value_or(true);
-  require_value(*attention, "attn_type", "multihead_attention");
-  require_value(*attention, "qk_ln", false);
-  require_value(*attention, "prefix_lm", false);
+  require_text(*attention, "attn_type", "multihead_attention");
+  require_boolean(*attention, "qk_ln", false);
+  require_boolean(*attention, "prefix_lm", false);
   require_absent(*attention, "clip_qkv");
   require_absent(*attention, "softmax_scale");
 }

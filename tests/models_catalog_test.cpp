@@ -1,0 +1,197 @@
+// The catalog: parameter counts are exact, and every file in it loads.
+#include <doctest/doctest.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include "models/catalog.h"
+#include "models/error.h"
+
+using namespace fsdp;
+
+namespace {
+
+struct Count {
+  const char* name;
+  std::int64_t parameters;
+};
+
+// Published counts (model cards and safetensors headers), each storage once. The Mosaic benchmark models follow
+// vocab * d + positions * d + layers * (12 d^2 + 13 d) + 2 d: per block a fused qkv (3 d^2 + 3 d), an output projection
+// (d^2 + d), a feed-forward of 4 d (8 d^2 + 5 d) and two LayerNorms (4 d); one LayerNorm (2 d) at the end; tied head.
+constexpr std::int64_t mosaic(std::int64_t layers, std::int64_t d, std::int64_t positions) {
+  return 50368 * d + positions * d + layers * (12 * d * d + 13 * d) + 2 * d;
+}
+static_assert(mosaic(32, 4096, 2048) == 6'658'859'008);
+
+// tiny-llama: 2 * 1024 * 128 embedding and head; per layer 2 * 128 * 128 (q, o) + 2 * 128 * 64 (k, v) + 3 * 128 * 352 + 2 * 128; 128.
+constexpr std::int64_t kTiny = 2 * 1024 * 128 + 4 * (2 * 128 * 128 + 2 * 128 * 64 + 3 * 128 * 352 + 2 * 128) + 128;
+// small-llama: the same with vocab 8192, hidden 384, kv 128, ffn 1024, 8 layers.
+constexpr std::int64_t kSmall = 2 * 8192 * 384 + 8 * (2 * 384 * 384 + 2 * 384 * 128 + 3 * 384 * 1024 + 2 * 384) + 384;
+
+constexpr Count kCounts[] = {
+    {"llama3-8b", 8'030'261'248},
+    {"llama3-70b", 70'553'706'496},
+    {"llama3.1-405b", 405'853'388'800},
+    {"llama2-7b", 6'738'415'616},
+    {"llama2-13b", 13'015'864'320},
+    {"llama2-70b", 68'976'648'192},
+    {"mistral-7b", 7'241'732'096},
+    {"qwen2.5-7b", 7'615'616'512},
+    {"qwen2.5-0.5b", 494'032'768},
+    {"qwen3-0.6b", 596'049'920},
+    {"qwen3-8b", 8'190'735'360},
+    {"gpt2", 124'439'808},
+    {"gpt2-xl", 1'557'611'200},
+    {"mpt-7b", 6'649'286'656},
+    {"mpt-125m-bench", mosaic(12, 768, 2048)},
+    {"mpt-350m-bench", mosaic(24, 1024, 2048)},
+    {"mpt-760m-bench", mosaic(24, 1536, 2048)},
+    {"mpt-1b-bench", mosaic(24, 2048, 2048)},
+    {"mpt-3b-bench", mosaic(32, 2560, 2048)},
+    {"mpt-7b-bench", mosaic(32, 4096, 2048)},
+    {"mpt-13b-bench", mosaic(40, 5120, 2048)},
+    {"mpt-30b-bench", mosaic(48, 7168, 2048)},
+    {"mpt-70b-bench", mosaic(80, 8192, 2048)},
+    {"tiny-llama", kTiny},
+    {"small-llama", kSmall},
+};
+
+// The message of the InputError that `call` throws; empty if it throws none.
+template <class Call>
+std::string refusal(Call call) {
+  try {
+    (void)call();
+  } catch (const InputError& e) {
+    return e.what();
+  }
+  return "";
+}
+
+bool holds(const std::string& text, const char* part) { return text.find(part) != std::string::npos; }
+
+struct TempFolder {
+  std::filesystem::path path = std::filesystem::temp_directory_path() / ("fsdp-plan-test-" + std::to_string(std::rand()));
+  TempFolder() { std::filesystem::create_directories(path); }
+  ~TempFolder() { std::filesystem::remove_all(path); }
+};
+
+}  // namespace
+
+TEST_CASE("parameter counts are exact, for every model of the catalog") {
+  for (const Count& c : kCounts) {
+    CAPTURE(c.name);
+    CHECK(load_model(c.name).parameter_count() == c.parameters);
+  }
+  CHECK(model_names().size() == std::size(kCounts));
+}
+
+TEST_CASE("benchmark models have one learned position per position of the run") {
+  CHECK(load_model("mpt-7b-bench", 512).parameter_count() == mosaic(32, 4096, 512));
+  CHECK(load_model("mpt-7b-bench", 65536).parameter_count() == mosaic(32, 4096, 65536));
+  CHECK(load_model("mpt-7b", 512).parameter_count() == load_model("mpt-7b").parameter_count());     // ALiBi: no table
+  CHECK(load_model("gpt2", 512).parameter_count() == load_model("gpt2").parameter_count());         // n_positions rows, whatever the run
+}
+
+TEST_CASE("a config.json, its folder and the catalog give the same model") {
+  const TempFolder folder;
+  const auto config = folder.path / "config.json";
+  std::ofstream(config) << embedded_file("configs/llama3-8b.json");
+  const ModelGraph catalog = load_model("llama3-8b");
+  const ModelGraph file = load_model(config.string()), in_folder = load_model(folder.path.string());
+  CHECK(file == in_folder);
+  CHECK(file.name == folder.path.filename().string());
+  CHECK(file.digest() == catalog.digest());
+  CHECK(catalog.name == "llama3-8b");
+  CHECK(load_model("llama2-7b").digest() != load_model("llama2-13b").digest());
+}
+
+TEST_CASE("unknown names are refused with the nearest ones") {
+  CHECK(holds(refusal([] { return load_model("llama3-8B"); }), "did you mean \"llama3-8b\""));
+  CHECK(holds(refusal([] { return load_model("zzzzzz"); }), "use one of: gpt2"));
+  CHECK(holds(refusal([] { return load_model(""); }), "not in the catalog"));
+  CHECK(holds(refusal([] { return load_model("no/such/config.json"); }), "no such file"));
+  CHECK(holds(refusal([] { return load_cluster("dgx-h10"); }), "\"dgx-h100\""));
+  CHECK(holds(refusal([] { return load_gpu("h100", "here"); }), "h100-sxm-80"));
+  const TempFolder empty;
+  CHECK(holds(refusal([&] { return load_model(empty.path.string()); }), "holds no config.json"));
+}
+
+TEST_CASE("every GPU of the catalog is plausible") {
+  CHECK(gpu_names().size() == 19);
+  for (const std::string& name : gpu_names()) {
+    CAPTURE(name);
+    const GpuSpec g = load_gpu(name, "test");
+    CHECK(g.name == name);
+    CHECK(g.usable_memory <= g.memory);
+    CHECK(g.usable_memory.count() > 0.9 * static_cast<double>(g.memory.count()));
+    CHECK(g.bf16.count() >= g.fp32.count());
+    CHECK((g.fp8.count() == 0 || g.fp8 >= g.bf16));
+    CHECK(g.matmul_efficiency > 0.3);
+  }
+  // Peak = clock * FMA per clock and tensor core * tensor cores * 2: 1830 MHz * 512 * (132 * 4) * 2 = 989.4 TFLOP/s.
+  CHECK(load_gpu("h100-sxm-80", "test").bf16.count() == doctest::Approx(1830e6 * 512 * 132 * 4 * 2).epsilon(0.001));
+  // A100: 1410 MHz * 256 * (108 * 4) * 2 = 311.9 TFLOP/s.
+  CHECK(load_gpu("a100-sxm-80", "test").bf16.count() == doctest::Approx(1410e6 * 256 * 108 * 4 * 2).epsilon(0.001));
+}
+
+TEST_CASE("clusters: node types of any size in whole nodes") {
+  CHECK(cluster_names() == std::vector<std::string>{"dgx-a100-40", "dgx-a100-80", "dgx-b200", "dgx-h100", "dgx-h200", "host", "p4d", "p5"});
+  for (const std::string& name : cluster_names()) {
+    CAPTURE(name);
+    CHECK(load_cluster(name).name == name);
+  }
+  const ClusterSpec one = load_cluster("dgx-h100"), many = load_cluster("dgx-h100", 64);
+  CHECK(one.gpus == 8);
+  CHECK(many.nodes() == 8);
+  CHECK(one.digest() != many.digest());
+  CHECK(many.digest() == load_cluster("dgx-h100", 64).digest());
+  CHECK(load_cluster("dgx-h100", 3).nodes() == 1);
+  CHECK(holds(refusal([] { return load_cluster("dgx-h100", 12); }), "use 8 or 16"));
+  CHECK(holds(refusal([] { return load_cluster("dgx-h100", -8); }), "--gpus"));
+  CHECK(holds(refusal([] { return load_cluster("dgx-h100", std::int64_t{1} << 40); }), "out of range"));
+}
+
+TEST_CASE("host: cores and memory of this machine, rates left to calibration") {
+  const ClusterSpec host = load_cluster("host"), eight = load_cluster("host", 8);
+  CHECK(host.host);
+  CHECK(host.gpus >= 1);
+  CHECK(host.gpu.memory.count() > 0);
+  CHECK(eight.gpus == 8);
+  CHECK(eight.nodes() == 1);
+  CHECK(eight.gpu.memory.count() * 8 <= host.gpu.memory.count() * host.gpus + 8);
+  CHECK(host.gpu.bf16.count() == 0);
+  CHECK(holds(refusal([] { return load_cluster("host", 100'000); }), "--gpus"));
+}
+
+TEST_CASE("cluster files are strict") {
+  const std::string good = std::string(embedded_file("clusters/dgx-h100.json"));
+  const auto with = [&](const std::string& from, const std::string& to) {
+    std::string text = good;
+    const auto at = text.find(from);
+    REQUIRE(at != std::string::npos);
+    return text.replace(at, from.size(), to);
+  };
+  const auto load = [](const std::string& text, std::int64_t gpus = 0) { return refusal([&] { return cluster_from_json(text, "c.json", gpus); }); };
+  CHECK(load(good).empty());
+  CHECK(holds(load(with("\"360GB/s\"", "\"360\"")), "c.json: intra_bus"));
+  CHECK(holds(load(with("\"360GB/s\"", "360")), "expected a text in quotes"));
+  CHECK(holds(load(with("\"360GB/s\"", "\"0GB/s\"")), "is zero"));
+  CHECK(holds(load(with("\"360GB/s\"", "\"-1GB/s\"")), "expected a rate"));
+  CHECK(holds(load(with("\"gpus_per_node\": 8", "\"gpus_per_node\": 0")), "c.json: gpus_per_node"));
+  CHECK(holds(load(with("\"intra_bus\"", "\"intra_buss\"")), "intra_bus: is missing"));
+  CHECK(holds(load(with("\"gpus_per_node\": 8", "\"gpus_per_node\": 8, \"gpus_pernode\": 4")), "did you mean \"gpus_per_node\""));
+  CHECK(holds(load(with("h100-sxm-80", "h100-sxm-81")), "c.json: gpu"));
+  CHECK(holds(load(with("cluster/1", "cluster/2")), "expected \"fsdp-plan/cluster/1\""));
+  CHECK(holds(load(good.substr(0, good.size() / 2)), "ends too early"));
+  // An inline GPU, and a file that states its nodes.
+  const std::string inline_gpu = with("\"h100-sxm-80\"", std::string(embedded_file("gpus/h100-sxm-80.json")));
+  CHECK(load(inline_gpu).empty());
+  CHECK(cluster_from_json(inline_gpu, "c.json") == cluster_from_json(good, "c.json"));
+  const std::string two_nodes = with("\"gpus_per_node\": 8", "\"gpus_per_node\": 8, \"nodes\": 2");
+  CHECK(cluster_from_json(two_nodes, "c.json").gpus == 16);
+  CHECK(cluster_from_json(two_nodes, "c.json", 8).gpus == 8);
+  CHECK(holds(load(two_nodes, 24), "use at most 16"));
+}
