@@ -1,0 +1,185 @@
+"""Records tests/golden/tiny_models.json: three tiny models trained for five AdamW steps in plain PyTorch, fp64, one process.
+
+    python tests/torch/record_tiny_models.py tests/golden/tiny_models.json
+
+Weights and tokens come from the hash of executor/synthetic.cpp, so that C++ starts from the same bits. The models are written out
+here as functions of named parameters; nothing is imported from the code under test. Sizes do not divide by 2, 3 or 8 where the
+architecture allows it (a rotated head has an even size).
+"""
+
+import json
+import math
+import sys
+
+import torch
+import torch.nn.functional as F
+
+torch.set_default_dtype(torch.float64)
+torch.set_num_threads(1)
+
+SEED, GLOBAL_BATCH, SEQ_LEN, STEPS = 1234, 24, 7, 5
+ADAMW = {"lr": 3e-3, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1}
+
+MASK = 2**64 - 1
+
+
+def mix(z):
+    z = (z + 0x9E3779B97F4A7C15) & MASK
+    z = ((z ^ z >> 30) * 0xBF58476D1CE4E5B9) & MASK
+    z = ((z ^ z >> 27) * 0x94D049BB133111EB) & MASK
+    return z ^ z >> 31
+
+
+def fnv(name):
+    h = 0xCBF29CE484222325
+    for b in name.encode():
+        h = ((h ^ b) * 0x100000001B3) & MASK
+    return h
+
+
+def initial(name, shape):
+    if len(shape) == 1:
+        return torch.full(shape, 0.0 if name.endswith("bias") else 1.0)
+    key, values = mix(SEED ^ fnv(name)), []
+    for i in range(math.prod(shape)):
+        h = mix(key ^ i)
+        total = (h & 65535) + (h >> 16 & 65535) + (h >> 32 & 65535) + (h >> 48)
+        values.append((total - 131070) * 5.285799584260604e-07)
+    return torch.tensor(values).view(shape)
+
+
+def token(sequence, position, vocab):
+    return mix(mix(mix(SEED ^ 0x746F6B656E73) ^ sequence) ^ position) % vocab
+
+
+def batch(step, vocab):
+    rows = [[token(step * GLOBAL_BATCH + g, p, vocab) for p in range(SEQ_LEN + 1)] for g in range(GLOBAL_BATCH)]
+    rows = torch.tensor(rows)
+    return rows[:, :-1], rows[:, 1:]
+
+
+def rotate(x, theta):
+    """x: [batch, heads, seq, dim]; Hugging Face's rotate_half."""
+    dim = x.shape[-1]
+    inv_freq = 1.0 / (theta ** (torch.arange(0, dim, 2, dtype=torch.float64) / dim))
+    freqs = torch.outer(torch.arange(x.shape[2], dtype=torch.float64), inv_freq)
+    emb = torch.cat((freqs, freqs), dim=-1)
+    return x * emb.cos() + torch.cat((-x[..., dim // 2:], x[..., : dim // 2]), dim=-1) * emb.sin()
+
+
+def llama_shapes(c):
+    hidden, ffn, dim = c["hidden_size"], c["intermediate_size"], c["head_dim"]
+    q, kv = c["num_attention_heads"] * dim, c["num_key_value_heads"] * dim
+    yield "model.embed_tokens.weight", (c["vocab_size"], hidden)
+    for i in range(c["num_hidden_layers"]):
+        p = f"model.layers.{i}."
+        for name, shape in [("self_attn.q_proj", (q, hidden)), ("self_attn.k_proj", (kv, hidden)), ("self_attn.v_proj", (kv, hidden)),
+                            ("self_attn.o_proj", (hidden, q)), ("mlp.gate_proj", (ffn, hidden)), ("mlp.up_proj", (ffn, hidden)),
+                            ("mlp.down_proj", (hidden, ffn)), ("input_layernorm", (hidden,)), ("post_attention_layernorm", (hidden,))]:
+            yield p + name + ".weight", shape
+    yield "model.norm.weight", (hidden,)
+    if not c["tie_word_embeddings"]:
+        yield "lm_head.weight", (c["vocab_size"], hidden)
+
+
+def llama_logits(c, w, ids):
+    norm = lambda x, name: F.rms_norm(x, (c["hidden_size"],), w[name], c["rms_norm_eps"])
+    heads = lambda x, n: x.view(*ids.shape, n, c["head_dim"]).transpose(1, 2)
+    x = F.embedding(ids, w["model.embed_tokens.weight"])
+    for i in range(c["num_hidden_layers"]):
+        p = f"model.layers.{i}."
+        h = norm(x, p + "input_layernorm.weight")
+        q = rotate(heads(h @ w[p + "self_attn.q_proj.weight"].T, c["num_attention_heads"]), c["rope_theta"])
+        k = rotate(heads(h @ w[p + "self_attn.k_proj.weight"].T, c["num_key_value_heads"]), c["rope_theta"])
+        v = heads(h @ w[p + "self_attn.v_proj.weight"].T, c["num_key_value_heads"])
+        a = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        x = x + a.transpose(1, 2).flatten(2) @ w[p + "self_attn.o_proj.weight"].T
+        h = norm(x, p + "post_attention_layernorm.weight")
+        x = x + (F.silu(h @ w[p + "mlp.gate_proj.weight"].T) * (h @ w[p + "mlp.up_proj.weight"].T)) @ w[p + "mlp.down_proj.weight"].T
+    head = "model.embed_tokens.weight" if c["tie_word_embeddings"] else "lm_head.weight"
+    return norm(x, "model.norm.weight") @ w[head].T
+
+
+def gpt2_shapes(c):
+    n = c["n_embd"]
+    yield "transformer.wte.weight", (c["vocab_size"], n)
+    yield "transformer.wpe.weight", (c["n_positions"], n)
+    for i in range(c["n_layer"]):
+        p = f"transformer.h.{i}."
+        for name, shape in [("ln_1", (n,)), ("attn.c_attn", (n, 3 * n)), ("attn.c_proj", (n, n)), ("ln_2", (n,)),
+                            ("mlp.c_fc", (n, c["n_inner"])), ("mlp.c_proj", (c["n_inner"], n))]:
+            yield p + name + ".weight", shape
+            yield p + name + ".bias", shape[-1:]
+    yield "transformer.ln_f.weight", (n,)
+    yield "transformer.ln_f.bias", (n,)
+
+
+def gpt2_logits(c, w, ids):
+    n = c["n_embd"]
+    norm = lambda x, name: F.layer_norm(x, (n,), w[name + ".weight"], w[name + ".bias"], c["layer_norm_epsilon"])
+    conv = lambda x, name: x @ w[name + ".weight"] + w[name + ".bias"]
+    heads = lambda x: x.view(*ids.shape, c["n_head"], n // c["n_head"]).transpose(1, 2)
+    x = F.embedding(ids, w["transformer.wte.weight"]) + w["transformer.wpe.weight"][: ids.shape[1]]
+    for i in range(c["n_layer"]):
+        p = f"transformer.h.{i}."
+        q, k, v = conv(norm(x, p + "ln_1"), p + "attn.c_attn").split(n, dim=-1)
+        a = F.scaled_dot_product_attention(heads(q), heads(k), heads(v), is_causal=True)
+        x = x + conv(a.transpose(1, 2).flatten(2), p + "attn.c_proj")
+        x = x + conv(F.gelu(conv(norm(x, p + "ln_2"), p + "mlp.c_fc"), approximate="tanh"), p + "mlp.c_proj")
+    return norm(x, "transformer.ln_f") @ w["transformer.wte.weight"].T
+
+
+def train(name, config, shapes, logits, full):
+    """full: names of parameters whose first gradient and final values are kept whole."""
+    w = {k: initial(k, s).requires_grad_() for k, s in shapes(config)}
+    optimizer = torch.optim.AdamW(w.values(), lr=ADAMW["lr"], betas=(ADAMW["beta1"], ADAMW["beta2"]), eps=ADAMW["eps"],
+                                  weight_decay=ADAMW["weight_decay"], foreach=False)
+    losses, norms, gradients = [], {}, {}
+    for step in range(STEPS):
+        ids, targets = batch(step, config["vocab_size"])
+        loss = F.cross_entropy(logits(config, w, ids).flatten(0, 1), targets.flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        losses.append(loss.item())
+        if step == 0:
+            norms = {k: p.grad.norm().item() for k, p in w.items()}
+            gradients = {k: w[k].grad.flatten().tolist() for k in full}
+        optimizer.step()
+    return {
+        "name": name, "config": json.dumps(config, indent=1), "losses": losses, "first_gradient_norms": norms, "first_gradients": gradients,
+        "final_norms": {k: p.norm().item() for k, p in w.items()}, "final_values": {k: w[k].flatten().tolist() for k in full},
+    }
+
+
+def main():
+    llama = {"model_type": "llama", "vocab_size": 67, "hidden_size": 35, "intermediate_size": 53, "num_hidden_layers": 2,
+             "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 10, "max_position_embeddings": 64, "rms_norm_eps": 1e-5,
+             "rope_theta": 500.0, "hidden_act": "silu", "tie_word_embeddings": False}
+    tied = {**llama, "vocab_size": 43, "hidden_size": 25, "intermediate_size": 29, "num_attention_heads": 5, "num_key_value_heads": 1,
+            "head_dim": 6, "tie_word_embeddings": True}
+    gpt2 = {"model_type": "gpt2", "vocab_size": 37, "n_positions": 11, "n_embd": 35, "n_layer": 2, "n_head": 5, "n_inner": 47,
+            "layer_norm_epsilon": 1e-5, "activation_function": "gelu_new"}
+    document = {
+        "_about": "Tiny models trained in plain PyTorch " + torch.__version__ + ", fp64, one process; made by "
+                  "tests/torch/record_tiny_models.py. Initial weights and tokens: the hash of executor/synthetic.cpp with `seed`. Step s uses "
+                  "sequences [s * global_batch, (s + 1) * global_batch); of a sequence, ids are tokens 0 .. seq_len - 1 and targets are tokens "
+                  "1 .. seq_len. The loss is the mean over all tokens of the step; AdamW without clipping. Gradients are those of the first "
+                  "step; norms are 2-norms; tensors are row-major lists; `config` is the text of the model's config.json.",
+        "seed": SEED, "global_batch": GLOBAL_BATCH, "seq_len": SEQ_LEN, "steps": STEPS, "adamw": ADAMW,
+        "models": [
+            train("llama, grouped queries, untied", llama, llama_shapes, llama_logits,
+                  ["model.layers.0.self_attn.k_proj.weight", "model.layers.1.input_layernorm.weight"]),
+            train("llama, one key head, tied", tied, llama_shapes, llama_logits,
+                  ["model.embed_tokens.weight", "model.layers.1.mlp.down_proj.weight", "model.norm.weight"]),
+            train("gpt2", gpt2, gpt2_shapes, gpt2_logits,
+                  ["transformer.wpe.weight", "transformer.h.0.attn.c_attn.bias", "transformer.h.1.attn.c_proj.weight", "transformer.ln_f.bias"]),
+        ],
+        "first_tokens": [[token(s, p, 37) for p in range(5)] for s in range(3)],
+        "first_weights": initial("model.norm.weight.not_a_vector", (2, 3)).flatten().tolist(),
+    }
+    with open(sys.argv[1], "w") as f:
+        json.dump(document, f, separators=(",", ":"))
+        f.write("\n")
+
+
+main()
