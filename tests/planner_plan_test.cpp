@@ -1,0 +1,288 @@
+// Plans: each rule refused with its own sentence, JSON there and back, digests.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <limits>
+#include <random>
+
+#include "models/error.h"
+#include "planner/plan.h"
+#include "planner/wrap.h"
+#include "tests/small_models.h"
+
+using namespace fsdp;
+
+namespace {
+
+std::string message(auto&& f) {
+  try {
+    f();
+  } catch (const InputError& e) {
+    return e.what();
+  }
+  return "(accepted)";
+}
+
+std::string refusal(const ShardingPlan& plan, const ModelGraph& model) {
+  return message([&] { check(plan, model, "plan.json"); });
+}
+
+void check_has(const std::string& text, const std::string& part) {
+  CAPTURE(text);
+  CAPTURE(part);
+  CHECK(text.find(part) != std::string::npos);
+}
+
+ShardingPlan naive(const ModelGraph& model, std::int64_t ranks = 4) { return naive_plan(model, {.ranks = ranks, .seq_len = 8}); }
+
+struct Rule {
+  const char* says;
+  void (*breaks)(ShardingPlan&);
+};
+
+}  // namespace
+
+TEST_CASE("the naive plan is one unit per block and the root, and passes") {
+  const ModelGraph model = small_llama();
+  const ShardingPlan plan = naive(model);
+  CHECK_NOTHROW(check(plan, model));
+  REQUIRE(plan.units.size() == 4);
+  CHECK(plan.units[0].modules == std::vector<std::string>{"model.layers.0"});
+  CHECK(plan.units[3].modules == std::vector<std::string>{""});
+  CHECK(plan.shard() == 4);
+  CHECK(plan.replicate() == 1);
+  CHECK(naive_plan(model, {.ranks = 12, .replicate = 3, .seq_len = 8}).shard() == 4);
+  CHECK(plan.tokens_per_step() == 4 * 8);
+  CHECK_NOTHROW(check(naive_plan(model, {.ranks = 3, .seq_len = 8, .dialect = Dialect::ddp}), model));
+  CHECK_THROWS_AS((void)naive_plan(model, {.ranks = 6, .replicate = 4}), InputError);
+  CHECK_THROWS_AS((void)naive_plan(model, {.ranks = 0}), InputError);
+  CHECK_THROWS_AS((void)naive_plan(model, {.ranks = 6, .replicate = 0}), InputError);
+}
+
+TEST_CASE("every rule refuses by name") {
+  const ModelGraph model = small_llama();
+  const Rule rules[] = {
+      {"plan.json: model_digest: the plan was made for another model", [](ShardingPlan& p) { p.model_digest = "0123456789abcdef"; }},
+      {"units[1].modules: no module is named 'model.layers.9'", [](ShardingPlan& p) { p.units[1].modules = {"model.layers.9"}; }},
+      {"units[1].modules: 'model.layers.0' is listed twice", [](ShardingPlan& p) { p.units[1].modules = {"model.layers.0"}; }},
+      {"units[0].modules: 'model.layers.0' is listed twice", [](ShardingPlan& p) { p.units[0].modules = {"model.layers.0", "model.layers.0"}; }},
+      {"units[0].modules: 'model.layers' is a ModuleList", [](ShardingPlan& p) { p.units[0].modules = {"model.layers"}; }},
+      {"units[0].modules: the unit has no modules", [](ShardingPlan& p) { p.units[0].modules.clear(); }},
+      {"units[1].modules: the unit of 'model.layers.0' has no parameters of its own",       // inner units took them all
+       [](ShardingPlan& p) {
+         p.units.insert(p.units.begin(), {{"model.layers.0.self_attn", "model.layers.0.mlp", "model.layers.0.input_layernorm", "model.layers.0.post_attention_layernorm"}});
+       }},
+      {"units[1].modules: 'model.layers.0.mlp' comes after units[0], which holds 'model.layers.0' around it", [](ShardingPlan& p) { p.units.insert(p.units.begin() + 1, {{"model.layers.0.mlp"}}); }},
+      {"units[0].modules: 'model.layers.0.mlp' lies inside 'model.layers.0' of the same unit", [](ShardingPlan& p) { p.units[0].modules.push_back("model.layers.0.mlp"); }},
+      {"units: the last unit must be the root", [](ShardingPlan& p) { p.units.pop_back(); }},
+      {"units: the last unit must be the root", [](ShardingPlan& p) { p.units.clear(); }},
+      {"units[0].modules: the root \"\" must be a unit by itself", [](ShardingPlan& p) { p.units.insert(p.units.begin(), p.units.back()); }},
+      {"units[0].modules: the root \"\" must be a unit by itself", [](ShardingPlan& p) { p.units[0].modules.push_back(""); }},
+      {"mesh: there is no dimension 'tensor'", [](ShardingPlan& p) { p.mesh.push_back({"tensor", 2}); }},
+      {"mesh: dimension 'shard' has size 0", [](ShardingPlan& p) { p.mesh = {{"shard", 0}}; }},
+      {"mesh: dimension 'shard' has size -8", [](ShardingPlan& p) { p.mesh = {{"shard", -8}}; }},
+      {"mesh: dimension 'replicate' is repeated or out of order", [](ShardingPlan& p) { p.mesh = {{"shard", 2}, {"replicate", 2}}; }},
+      {"mesh: dimension 'shard' is repeated or out of order", [](ShardingPlan& p) { p.mesh = {{"shard", 2}, {"shard", 2}}; }},
+      {"mesh: more than 1,048,576 ranks", [](ShardingPlan& p) { p.mesh = {{"replicate", 2048}, {"shard", 1024}}; }},
+      {"mesh: more than 1,048,576 ranks", [](ShardingPlan& p) { p.mesh = {{"replicate", 2}, {"shard", std::numeric_limits<std::int64_t>::max()}}; }},
+      {"micro_batches: there is no micro-batch", [](ShardingPlan& p) { p.micro_batches.clear(); }},
+      {"micro_batches: a micro-batch of 0 sequences", [](ShardingPlan& p) { p.micro_batches = {2, 0}; }},
+      {"micro_batches: a micro-batch of -1 sequences", [](ShardingPlan& p) { p.micro_batches = {-1}; }},
+      {"micro_batches: more than 2^36 tokens", [](ShardingPlan& p) { p.micro_batches = {std::numeric_limits<std::int64_t>::max()}; }},
+      {"micro_batches: more than 2^36 tokens", [](ShardingPlan& p) { p.micro_batches.assign(4000, std::int64_t{1} << 30); }},
+      {"micro_batches: more than 4,096 micro-batches", [](ShardingPlan& p) { p.micro_batches.assign(4097, 1); }},
+      {"seq_len: 0 tokens per sequence", [](ShardingPlan& p) { p.seq_len = 0; }},
+      {"checkpointed: no module is named 'x'", [](ShardingPlan& p) { p.checkpointed = {"x"}; }},
+      {"checkpointed: 'model.layers.1' is listed twice", [](ShardingPlan& p) { p.checkpointed = {"model.layers.1", "model.layers.1"}; }},
+      {"checkpointed: 'model.layers.1.mlp' lies inside 'model.layers.1'", [](ShardingPlan& p) { p.checkpointed = {"model.layers.1.mlp", "model.layers.1"}; }},
+      {"checkpointed: 'model.layers' is a ModuleList", [](ShardingPlan& p) { p.checkpointed = {"model.layers"}; }},
+      {"checkpointed: the root cannot be recomputed", [](ShardingPlan& p) { p.checkpointed = {""}; }},
+      {"param_dtype: int64 cannot hold gradients", [](ShardingPlan& p) { p.param_dtype = DType::i64; }},
+      {"reduce_dtype: int64 cannot hold gradients", [](ShardingPlan& p) { p.reduce_dtype = DType::i64; }},
+      {"master_dtype: int64 cannot hold gradients", [](ShardingPlan& p) { p.master_dtype = DType::i64; }},
+      {"optimizer.lr: -0.1", [](ShardingPlan& p) { p.optimizer.lr = -0.1; }},
+      {"optimizer.beta2: 1.0", [](ShardingPlan& p) { p.optimizer.beta2 = 1; }},
+      {"optimizer.eps: 0.0", [](ShardingPlan& p) { p.optimizer.eps = 0; }},
+      {"optimizer.weight_decay: nan", [](ShardingPlan& p) { p.optimizer.weight_decay = std::numeric_limits<double>::quiet_NaN(); }},
+      {"clip_norm: 0.0", [](ShardingPlan& p) { p.clip_norm = 0.0; }},
+      {"clip_norm: inf", [](ShardingPlan& p) { p.clip_norm = std::numeric_limits<double>::infinity(); }},
+      {"forward_prefetch: -1 units", [](ShardingPlan& p) { p.forward_prefetch = -1; }},
+      {"backward_prefetch: -1 units", [](ShardingPlan& p) { p.backward_prefetch = -1; }},
+      {"backward_prefetch: 2000 units", [](ShardingPlan& p) { p.backward_prefetch = 2000; }},
+      {"dialect: fsdp1 is not available yet", [](ShardingPlan& p) { p.dialect = Dialect::fsdp1; }},
+      {"grad_sync: reduce-scatter-only leaves out the all-reduce over replicas, but there is one", [](ShardingPlan& p) { p.grad_sync = GradSync::reduce_scatter_only; }},
+      {"mesh: ddp replicates parameters and cannot shard them over 4 ranks", [](ShardingPlan& p) { p.dialect = Dialect::ddp; }},
+  };
+  for (const Rule& rule : rules) {
+    ShardingPlan plan = naive(model);
+    rule.breaks(plan);
+    const std::string said = refusal(plan, model);
+    check_has(said, rule.says);
+    CHECK(said.starts_with("plan.json: "));
+  }
+}
+
+TEST_CASE("ddp has no sharding, no second dtype, no prefetch") {
+  const ModelGraph model = small_llama();
+  const ShardingPlan good = naive_plan(model, {.ranks = 4, .seq_len = 8, .dialect = Dialect::ddp});
+  ShardingPlan plan = good;
+  plan.param_dtype = DType::bf16;
+  check_has(refusal(plan, model), "param_dtype: ddp computes and reduces in the dtype its parameters are kept in (fp32)");
+  plan = good;
+  plan.reduce_dtype = DType::bf16;
+  check_has(refusal(plan, model), "reduce_dtype: ddp computes");
+  plan = good;
+  plan.grad_sync = GradSync::reduce_scatter_only;
+  check_has(refusal(plan, model), "grad_sync: ddp has no reduce-scatter");
+  plan = good;
+  plan.forward_prefetch = 1;
+  check_has(refusal(plan, model), "forward_prefetch: ddp gathers nothing");
+  plan = good;
+  plan.units[0].reshard_after_forward = Reshard::yes;
+  check_has(refusal(plan, model), "units[0].reshard_after_forward: ddp keeps parameters whole");
+}
+
+TEST_CASE("tied parameters may not be split over two units") {
+  const ModelGraph model = small_llama({.tied = true});
+  ShardingPlan plan = naive(model);
+  CHECK_NOTHROW(check(plan, model));                                      // both in the root
+  plan.units.insert(plan.units.begin(), {{"model.embed_tokens"}});
+  check_has(refusal(plan, model), "units: the tied parameter 'model.embed_tokens.weight' (also 'lm_head.weight') would lie in units[0] and units[4]");
+  plan.units[0].modules = {"model.embed_tokens", "lm_head"};
+  CHECK_NOTHROW(check(plan, model));
+}
+
+TEST_CASE("learned positions bound the sequence length") {
+  const ModelGraph model = model_from_config(
+      R"({"model_type": "gpt2", "vocab_size": 50, "n_positions": 16, "n_embd": 8, "n_layer": 2, "n_head": 2, "layer_norm_epsilon": 1e-5, "activation_function": "gelu_new"})", "gpt2");
+  ShardingPlan plan = naive(model);
+  plan.seq_len = 16;
+  CHECK_NOTHROW(check(plan, model));
+  plan.seq_len = 17;
+  check_has(refusal(plan, model), "seq_len: 17 tokens, but");
+}
+
+TEST_CASE("a plan for another model is refused even if all names fit") {
+  const ModelGraph model = small_llama(), wider = small_llama({.inner = 48});
+  check_has(refusal(naive(wider), model), "model_digest");
+}
+
+namespace {
+
+ShardingPlan random_plan(const ModelGraph& model, std::mt19937_64& random) {
+  const auto pick = [&](auto... values) {
+    const std::common_type_t<decltype(values)...> list[] = {values...};
+    return list[random() % sizeof...(values)];
+  };
+  const auto real = [&] { return std::uniform_real_distribution<double>(0, 1)(random); };
+  ShardingPlan p = naive(model);
+  p.dialect = pick(Dialect::fsdp2, Dialect::fsdp1, Dialect::ddp);
+  p.wrap = pick("block", "", "class:\"a\\b\"\n", "params:1e8");
+  p.mesh = random() % 2 ? std::vector<MeshDim>{{"replicate", static_cast<std::int64_t>(random() % 9 + 1)}, {"shard", static_cast<std::int64_t>(random() % 99 + 1)}} : std::vector<MeshDim>{};
+  p.units = wrap(model, pick("root", "block", "params:300", "titan"), "test");
+  for (Unit& u : p.units) u.reshard_after_forward = pick(Reshard::automatic, Reshard::yes, Reshard::no);
+  p.checkpointed = checkpointed_modules(model, pick("none", "full", "every-2", "first-1"), "test");
+  p.micro_batches.assign(random() % 4, 1 + static_cast<std::int64_t>(random() >> 2));
+  p.seq_len = static_cast<std::int64_t>(random());
+  p.grad_sync = pick(GradSync::every, GradSync::last, GradSync::reduce_scatter_only);
+  p.forward_prefetch = static_cast<int>(random() % 5) - 1;
+  p.backward_prefetch = static_cast<int>(random() % 5) - 1;
+  p.param_dtype = pick(DType::f64, DType::f32, DType::bf16, DType::f16, DType::i64);
+  p.reduce_dtype = pick(DType::f64, DType::f32, DType::bf16, DType::f16);
+  p.master_dtype = pick(DType::f64, DType::f32, DType::bf16, DType::f16);
+  p.optimizer = {pick(OptimizerKind::adamw, OptimizerKind::sgd), real() * 1e-3, real(), real(), real() * 1e-12, real()};
+  if (random() % 2) p.clip_norm = real() * 1e300;
+  p.seed = random();
+  return p;
+}
+
+}  // namespace
+
+TEST_CASE("parse(to_json_text(p)) == p for generated plans") {
+  const std::uint64_t seed = 7;
+  CAPTURE(seed);
+  std::mt19937_64 random(seed);
+  const ModelGraph model = small_llama();
+  for (int i = 0; i < 200; ++i) {
+    const ShardingPlan plan = random_plan(model, random);
+    const std::string text = to_json_text(plan);
+    CAPTURE(text);
+    const ShardingPlan back = parse_plan(text, "plan.json");
+    CHECK(back == plan);
+    CHECK(to_json_text(back) == text);
+  }
+}
+
+TEST_CASE("documents that are no plans are refused by name, every cut and every change without a crash") {
+  const ModelGraph model = small_llama();
+  const std::string text = to_json_text(naive(model));
+  const auto edited = [&](const std::string& from, const std::string& to) {
+    std::string t = text;
+    REQUIRE(t.find(from) != std::string::npos);
+    t.replace(t.find(from), from.size(), to);
+    return message([&] { (void)parse_plan(t, "plan.json"); });
+  };
+  check_has(edited("fsdp-plan/plan/1", "fsdp-plan/prediction/1"), "schema");
+  check_has(edited("\"seq_len\"", "\"sequence\""), "seq_len");
+  check_has(edited("\"seed\": 0", "\"seed\": 0, \"colour\": 1"), "colour");
+  check_has(edited("\"seq_len\": 8", "\"seq_len\": \"8\""), "seq_len");
+  check_has(edited("\"seq_len\": 8", "\"seq_len\": 8.5"), "seq_len");
+  check_has(edited("\"seq_len\": 8", "\"seq_len\": 99999999999999999999"), "seq_len");
+  check_has(edited("\"fsdp2\"", "\"fsdp3\""), "dialect: unknown dialect 'fsdp3'");
+  check_has(edited("\"bf16\"", "\"bfloat\""), "param_dtype");
+  check_has(edited("\"auto\"", "\"maybe\""), "units[0].reshard_after_forward");
+  check_has(edited("\"auto\"", "7"), "units[0].reshard_after_forward");
+  check_has(edited("\"adamw\"", "\"lion\""), "optimizer");
+  check_has(edited("\"name\": \"shard\"", "\"name\": 3"), "mesh[1].name");
+  for (std::size_t cut = 0; cut + 2 < text.size(); ++cut) CHECK_THROWS_AS((void)parse_plan(text.substr(0, cut), "plan.json"), InputError);
+  std::mt19937_64 random(11);
+  for (int i = 0; i < 2000; ++i) {                                        // accepted or refused, never anything else
+    std::string t = text;
+    t[random() % t.size()] = static_cast<char>(random() % 256);
+    (void)message([&] { (void)parse_plan(t, "plan.json"); });
+  }
+}
+
+TEST_CASE("the digest ignores what is for people and how a mesh is written, and nothing else") {
+  const ModelGraph model = small_llama();
+  const ShardingPlan plan = naive(model);
+  ShardingPlan same = plan;
+  same.wrap = "something else";
+  same.model_name = "another name of the same model";
+  same.mesh = {{"shard", 4}};
+  CHECK(same.digest() == plan.digest());
+  void (*const changes[])(ShardingPlan&) = {
+      [](ShardingPlan& p) { p.dialect = Dialect::ddp; },          [](ShardingPlan& p) { p.model_digest += "0"; },
+      [](ShardingPlan& p) { p.mesh = {{"replicate", 4}}; },       [](ShardingPlan& p) { p.units[0].reshard_after_forward = Reshard::no; },
+      [](ShardingPlan& p) { p.units.erase(p.units.begin()); },    [](ShardingPlan& p) { p.checkpointed = {"model.layers.0"}; },
+      [](ShardingPlan& p) { p.micro_batches = {1, 1}; },          [](ShardingPlan& p) { p.seq_len = 9; },
+      [](ShardingPlan& p) { p.grad_sync = GradSync::last; },      [](ShardingPlan& p) { p.forward_prefetch = 1; },
+      [](ShardingPlan& p) { p.backward_prefetch = 2; },           [](ShardingPlan& p) { p.param_dtype = DType::f32; },
+      [](ShardingPlan& p) { p.reduce_dtype = DType::bf16; },      [](ShardingPlan& p) { p.master_dtype = DType::bf16; },
+      [](ShardingPlan& p) { p.optimizer.lr = 1; },                [](ShardingPlan& p) { p.clip_norm = 1.0; },
+      [](ShardingPlan& p) { p.seed = 1; },
+  };
+  for (const auto change : changes) {
+    ShardingPlan other = plan;
+    change(other);
+    CHECK(other.digest() != plan.digest());
+  }
+}
+
+TEST_CASE("names of closed choices read back; unknown ones list what there is") {
+  for (const Dialect d : {Dialect::fsdp2, Dialect::fsdp1, Dialect::ddp}) CHECK(parse_dialect(name(d), "x") == d);
+  for (const GradSync s : {GradSync::every, GradSync::last, GradSync::reduce_scatter_only}) CHECK(parse_grad_sync(name(s), "x") == s);
+  for (const Reshard r : {Reshard::automatic, Reshard::yes, Reshard::no}) CHECK(parse_reshard(name(r), "x") == r);
+  for (const OptimizerKind o : {OptimizerKind::adamw, OptimizerKind::sgd}) CHECK(parse_optimizer(name(o), "x") == o);
+  check_has(message([] { (void)parse_dialect("FSDP2", "--dialect"); }), "--dialect: unknown dialect 'FSDP2'; use one of: fsdp2, fsdp1, ddp");
+  CHECK_THROWS_AS((void)parse_reshard("yes", "x"), InputError);
+}
+
+TEST_CASE("sizes that overflow are refused") {
+  ShardingPlan plan;
+  plan.mesh = {{"replicate", std::int64_t{1} << 40}, {"shard", std::int64_t{1} << 40}};
+  CHECK_THROWS_AS((void)plan.ranks(), InputError);
+  plan.mesh.clear();
+  plan.micro_batches = {std::numeric_limits<std::int64_t>::max(), 1};
+  CHECK_THROWS_AS((void)plan.sequences_per_rank(), InputError);
+}

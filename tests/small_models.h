@@ -1,0 +1,24 @@
+// Small models of a real family, made from the text of a config.json.
+#pragma once
+
+#include <fmt/format.h>
+
+#include "models/catalog.h"
+#include "models/graph.h"
+
+namespace fsdp {
+
+struct SmallLlama {
+  int layers = 3, vocab = 40, hidden = 24, inner = 36, heads = 4, kv_heads = 2;
+  bool tied = false;
+};
+
+inline ModelGraph small_llama(const SmallLlama& s = {}) {
+  return model_from_config(
+      fmt::format(R"({{"model_type": "llama", "vocab_size": {}, "hidden_size": {}, "intermediate_size": {}, "num_hidden_layers": {}, "num_attention_heads": {},
+                      "num_key_value_heads": {}, "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "hidden_act": "silu", "tie_word_embeddings": {}}})",
+                  s.vocab, s.hidden, s.inner, s.layers, s.heads, s.kv_heads, s.tied),
+      "small_llama");
+}
+
+}  // namespace fsdp

@@ -1,0 +1,101 @@
+"""Records what PyTorch shows of tiny models that transformers builds, a few per family: names and classes of modules, names,
+shapes and ties of parameters, the order in which modules with parameters run, and the flops of matrix products that PyTorch's own
+counter sees in a forward and backward. tests/models_importers_test.cpp compares our importers with it.
+
+    python tests/torch/record_models.py        (needs torch and transformers; rewrites tests/torch/golden/models_*.json)
+"""
+
+import json
+import pathlib
+
+import torch
+import transformers
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import AutoConfig, AutoModelForCausalLM
+
+SEQUENCES, SEQ_LEN = 2, 24
+
+SHARED = dict(vocab_size=96, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+              num_key_value_heads=2, max_position_embeddings=64)
+
+CONFIGS = {
+    "llama": dict(model_type="llama", **SHARED),
+    "llama_bias_tied": dict(model_type="llama", attention_bias=True, mlp_bias=True, tie_word_embeddings=True, head_dim=10, **SHARED),
+    "mistral": dict(model_type="mistral", sliding_window=16, head_dim=6, **SHARED),
+    "qwen2": dict(model_type="qwen2", **SHARED),
+    "qwen2_tied": dict(model_type="qwen2", tie_word_embeddings=True, **SHARED),
+    "qwen3": dict(model_type="qwen3", head_dim=16, **SHARED),
+    "qwen3_bias": dict(model_type="qwen3", head_dim=16, attention_bias=True, tie_word_embeddings=True, **SHARED),
+    "gpt2": dict(model_type="gpt2", vocab_size=96, n_positions=64, n_embd=32, n_layer=2, n_head=4,
+                 bos_token_id=0, eos_token_id=0),
+    "gpt2_inner_untied": dict(model_type="gpt2", vocab_size=96, n_positions=64, n_embd=32, n_layer=2, n_head=4, n_inner=80,
+                              activation_function="gelu_pytorch_tanh", tie_word_embeddings=False, bos_token_id=0, eos_token_id=0),
+    "gpt2_gelu": dict(model_type="gpt2", vocab_size=96, n_positions=64, n_embd=32, n_layer=1, n_head=2,
+                      activation_function="gelu", bos_token_id=0, eos_token_id=0),
+    "mpt": dict(model_type="mpt", vocab_size=96, d_model=32, n_heads=4, n_layers=2, max_seq_len=64),
+}
+
+
+def counted(counter, operators, module_suffix=None):
+    """Flops of some operators: of the whole model, or summed over the modules whose name ends so."""
+    total = 0
+    for module, counts in counter.get_flop_counts().items():
+        if module == "Global" if module_suffix is None else module.endswith(module_suffix):
+            total += sum(flops for operator, flops in counts.items() if str(operator) in operators)
+    return total
+
+
+def run(model, attention):
+    """One forward and backward: the order of modules that own parameters, and flops of linear layers and of attention."""
+    order = []
+    for name, module in model.named_modules():
+        if next(module.parameters(recurse=False), None) is not None:
+            module.register_forward_pre_hook(lambda _m, _a, name=name: order.append(name))
+    ids = torch.randint(0, model.config.vocab_size, (SEQUENCES, SEQ_LEN))
+    linear = ("aten.mm", "aten.addmm")
+    with FlopCounterMode(display=False) as forward:
+        logits = model(ids).logits
+    with FlopCounterMode(display=False) as backward:
+        logits.float().square().mean().backward()
+    return {
+        "sequences": SEQUENCES, "seq_len": SEQ_LEN, "forward_order": order,
+        "linear_forward_flops": counted(forward, linear), "linear_backward_flops": counted(backward, linear),
+        "attention_square_forward_flops": counted(forward, ("aten.bmm", "aten.baddbmm"), "." + attention),
+    }
+
+
+def record(config):
+    config = AutoConfig.for_model(**config)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    first_name = {}
+    parameters = []
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if id(parameter) in first_name:
+            parameters[first_name[id(parameter)]]["aliases"].append(name)
+            continue
+        first_name[id(parameter)] = len(parameters)
+        parameters.append({"name": name, "shape": list(parameter.shape), "aliases": []})
+    attention = "attn" if config.model_type in ("gpt2", "mpt") else "self_attn"
+    return {
+        "recorded_with": f"torch {torch.__version__}, transformers {transformers.__version__}",
+        "run": run(model, attention),
+        "parameter_count": sum(p.numel() for p in model.parameters()),
+        "modules": [[name, type(module).__name__] for name, module in model.named_modules()],
+        "parameters": parameters,
+    }
+
+
+def main():
+    golden = pathlib.Path(__file__).parent / "golden"
+    golden.mkdir(exist_ok=True)
+    for name, config in CONFIGS.items():
+        document = {"config": config, **record(config)}
+        lines = [f'  "{key}": {json.dumps(document[key])}' for key in ("recorded_with", "config", "parameter_count", "run")]
+        for key in ("modules", "parameters"):
+            rows = ",\n".join("    " + json.dumps(row) for row in document[key])
+            lines.append(f'  "{key}": [\n{rows}\n  ]')
+        (golden / f"models_{name}.json").write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
+if __name__ == "__main__":
+    main()
