@@ -9,8 +9,8 @@ void convert_all(const From* from, To* to, std::int64_t n, bool accumulate) {
   // fp64 -> fp64 stays fp64; anything else passes through the wider of the two arithmetic types.
   using Wide = std::conditional_t<std::is_same_v<From, double> || std::is_same_v<To, double>, double, float>;
   for (std::int64_t i = 0; i < n; ++i) {
-    const Wide sum = static_cast<Wide>(load(from[i])) + (accumulate ? static_cast<Wide>(load(to[i])) : Wide(0));
-    store(to[i], static_cast<Math<To>>(sum));
+    const Wide x = static_cast<Wide>(load(from[i]));
+    store(to[i], static_cast<Math<To>>(accumulate ? static_cast<Wide>(load(to[i])) + x : x));
   }
 }
 
