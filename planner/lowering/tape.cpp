@@ -150,7 +150,10 @@ class TapeBuilder {
     if (out_gradient < 0 && model_.tensors[at(op.outputs[0])].kind != TensorKind::loss) return;   // nobody needs it
     if (passes_gradient_through(op.kind)) pass_through(i, out_gradient);
     const bool kernel = !passes_gradient_through(op.kind) || !op.params.empty();
-    if (!kernel) return;
+    if (!kernel) {
+      if (out_gradient >= 0) --unread_[at(out_gradient)];
+      return;
+    }
     const bool again = region_of_[at(i)] >= 0;
     const OpFacts& f = facts_[at(i)];
     begin(Action::backward, i);
@@ -163,38 +166,35 @@ class TapeBuilder {
     value_arg(extra_[at(i)], Access::read);
     scratch_arg(f.backward_scratch_bytes);
     std::vector<std::pair<std::int32_t, std::int32_t>> to_add;
-    for (std::int32_t in : op.inputs) input_gradient(i, in, passes_gradient_through(op.kind), to_add);
+    for (std::int32_t in : op.inputs) input_gradient(in, passes_gradient_through(op.kind), to_add);
     for (std::int32_t p : op.params)
       arg(model_.parameters[at(p)].trainable ? Kind::gradient : Kind::absent, model_.parameters[at(p)].trainable ? p : -1, Access::write);
     for (auto [from, into] : to_add) add(from, into);
+    if (out_gradient >= 0) --unread_[at(out_gradient)];
   }
 
-  void input_gradient(std::int32_t i, std::int32_t tensor, bool passed, std::vector<std::pair<std::int32_t, std::int32_t>>& to_add) {
+  void input_gradient(std::int32_t tensor, bool passed, std::vector<std::pair<std::int32_t, std::int32_t>>& to_add) {
     if (!model_.tensors[at(tensor)].requires_grad || passed) return value_arg(-1, Access::write);
-    std::int32_t& g = gradient_[at(tensor)];
-    if (g < 0) {
-      g = new_tensor_value(tensor, BufferKind::activation_gradient);
-      return value_arg(g, Access::write);
+    const std::int32_t g = gradient_[at(tensor)];
+    if (g >= 0 && impl_.backward_adds_in_place && exclusive(g)) return value_arg(g, Access::accumulate);
+    const std::int32_t fresh = new_tensor_value(tensor, BufferKind::activation_gradient);
+    value_arg(fresh, Access::write);
+    if (g >= 0 && exclusive(g)) {
+      to_add.emplace_back(fresh, g);
+      return;
     }
-    if (impl_.backward_adds_in_place && exclusive(g, tensor, i)) return value_arg(g, Access::accumulate);
-    const std::int32_t temp = new_tensor_value(tensor, BufferKind::activation_gradient);
-    value_arg(temp, Access::write);
-    if (exclusive(g, tensor, i)) {
-      to_add.emplace_back(temp, g);
-    } else {                                 // somebody still reads g under another name: add it into the new one instead
-      to_add.emplace_back(g, temp);
-      g = temp;
-    }
+    if (g >= 0) to_add.emplace_back(g, fresh);   // somebody still reads g under another name: add it into the new one instead
+    set_gradient(tensor, fresh);
   }
 
   // The gradient of a sum is the gradient of each term: no kernel, the terms share the value.
   void pass_through(std::int32_t i, std::int32_t out_gradient) {
     for (std::int32_t in : model_.ops[at(i)].inputs) {
       if (!model_.tensors[at(in)].requires_grad) continue;
-      std::int32_t& g = gradient_[at(in)];
+      const std::int32_t g = gradient_[at(in)];
       if (g < 0) {
-        g = out_gradient;
-      } else if (exclusive(g, in, i)) {
+        set_gradient(in, out_gradient);
+      } else if (exclusive(g)) {
         add(out_gradient, g);
       } else {
         throw std::logic_error("tape: a shared gradient is added to while others still read it");
@@ -202,29 +202,16 @@ class TapeBuilder {
     }
   }
 
-  // May `value` be overwritten on behalf of `tensor` while op i runs backward? Yes when every other tensor whose gradient
-  // it also is has been dealt with: its producer comes later in forward order.
-  bool exclusive(std::int32_t value, std::int32_t tensor, std::int32_t i) const {
-    for (std::int32_t t : aliases_of(value))
-      if (t != tensor && gradient_[at(t)] == value && producer_[at(t)] <= i && producer_[at(t)] >= 0) return false;
-    return true;
-  }
+  // May `value` be overwritten on behalf of one tensor? Yes when no other tensor whose gradient it also is still has to be
+  // read: a pass-through op gives one value to several tensors, each of which is read when its producer runs backward.
+  bool exclusive(std::int32_t value) const { return unread_[at(value)] == 1; }
 
-  // Tensors that a pass-through op may have given the same gradient: inputs of the ops around the value's own tensor.
-  std::vector<std::int32_t> aliases_of(std::int32_t value) const {
-    std::vector<std::int32_t> found;
-    std::int32_t t = tape_.values[at(value)].tensor;
-    std::vector<std::int32_t> todo = {t};
-    while (!todo.empty()) {
-      t = todo.back();
-      todo.pop_back();
-      found.push_back(t);
-      const std::int32_t p = producer_[at(t)];
-      if (p < 0 || !passes_gradient_through(model_.ops[at(p)].kind)) continue;
-      for (std::int32_t in : model_.ops[at(p)].inputs)
-        if (gradient_[at(in)] == value) todo.push_back(in);
-    }
-    return found;
+  void set_gradient(std::int32_t tensor, std::int32_t value) {
+    std::int32_t& g = gradient_[at(tensor)];
+    if (g >= 0) --unread_[at(g)];
+    g = value;
+    unread_.resize(tape_.values.size(), 0);
+    ++unread_[at(value)];
   }
 
   void add(std::int32_t from, std::int32_t into) {
@@ -273,6 +260,7 @@ class TapeBuilder {
   std::vector<Region> regions_;
   std::vector<std::int32_t> producer_, region_of_;                       // by tensor, by op
   std::vector<std::int32_t> forward_value_, recomputed_value_, gradient_;  // by tensor
+  std::vector<std::int32_t> unread_;                                     // by value: tensors whose gradient it is and that are still to be read
   std::vector<std::int32_t> extra_;                                      // by op: the latest run's
   Tape tape_;
 };
