@@ -76,8 +76,10 @@ OpFacts linear(const Op& op, const Workload& w) {
 // apply_rotary_emb: x.float() viewed as complex, times freqs_cis (a buffer without gradient, so nothing of x is saved), then
 // type_as(x). The fp32 copy and the fp32 product are alive together: 8 bytes per element; backward mirrors it (cast, multiply
 // by the conjugate, cast).
+// fp32 activations need no casts: the product is the output.
 OpFacts rotary(const Op& op, const Workload& w) {
   const std::int64_t n = row_elements(w, times(op.shape.heads, op.shape.head_dim));
+  if (w.element_bytes != 2) return {.forward_traffic_bytes = times(n, 2 * w.element_bytes), .backward_traffic_bytes = times(n, 2 * w.element_bytes)};
   const std::int64_t traffic = times(n, (w.element_bytes + 4) + (4 + 4) + (4 + w.element_bytes));
   return {.forward_scratch_bytes = times(n, 8), .backward_scratch_bytes = times(n, 8), .forward_launches = 3, .backward_launches = 3,
           .forward_traffic_bytes = traffic, .backward_traffic_bytes = traffic};
@@ -86,7 +88,7 @@ OpFacts rotary(const Op& op, const Workload& w) {
 // casts around it fuse with what views do. Memory as in eager, one launch less.
 OpFacts rotary_compiled(const Op& op, const Workload& w) {
   OpFacts f = rotary(op, w);
-  f.forward_launches = f.backward_launches = 2;
+  f.forward_launches = f.backward_launches = w.element_bytes == 2 ? 2 : 1;
   return f;
 }
 
@@ -145,8 +147,13 @@ OpFacts add_compiled(const Op& op, const Workload& w) {
 // logits dies when the call returns, the bf16 logits when the training loop drops them before backward. Backward holds the
 // gradients of nll_loss and of log_softmax (fp32) together before the cast to the type of the logits.
 // Launches: cast, log_softmax, nll; fill, nll backward, log_softmax backward, cast.
+// Other types than 2-byte ones are not cast, and the gradient of log_softmax is the gradient of the logits.
 OpFacts cross_entropy(const Op& op, const Workload& w) {
   const std::int64_t n = row_elements(w, op.shape.vocab), e = w.element_bytes;
+  if (e != 2) {
+    return {.saved_inputs = 0b10, .saved_extra_bytes = times(n, e), .backward_scratch_bytes = times(n, e), .forward_launches = 2,
+            .backward_launches = 3, .forward_traffic_bytes = times(n, 2 * e), .backward_traffic_bytes = times(n, 4 * e)};
+  }
   return {.saved_inputs = 0b10, .saved_extra_bytes = times(n, 4), .forward_scratch_bytes = times(n, 4), .backward_scratch_bytes = times(n, 8),
           .forward_launches = 3, .backward_launches = 4, .forward_traffic_bytes = times(n, (e + 4) + 8),
           .backward_traffic_bytes = times(n, 4 + 12 + (4 + e))};

@@ -1,0 +1,171 @@
+// Hostile and mistaken files: one clear sentence each, naming file, field and remedy.
+#include <doctest/doctest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <random>
+#include <string>
+#include <utility>
+
+#include "models/catalog.h"
+#include "models/error.h"
+#include "models/json.h"
+
+using namespace fsdp;
+
+namespace {
+
+template <class Call>
+std::string refusal(Call call) {
+  try {
+    (void)call();
+  } catch (const InputError& e) {
+    return e.what();
+  }
+  return "";
+}
+
+std::string config_refusal(const std::string& text) {
+  return refusal([&] { return model_from_config(text, "config.json"); });
+}
+
+bool holds(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+// A good config with `key` replaced by `value` (raw JSON), or removed when `value` is empty.
+std::string llama(const std::string& key = "", const std::string& value = "") {
+  const std::pair<const char*, const char*> fields[] = {{"model_type", "\"llama\""},   {"vocab_size", "64"},         {"hidden_size", "32"},
+                                                        {"intermediate_size", "48"},   {"num_hidden_layers", "2"},   {"num_attention_heads", "4"},
+                                                        {"num_key_value_heads", "2"},  {"rms_norm_eps", "1e-5"},     {"rope_theta", "10000.0"}};
+  std::string text = "{", comma;
+  bool placed = false;
+  for (const auto& [name, usual] : fields) {
+    const std::string v = name == key ? value : usual;
+    placed = placed || name == key;
+    if (!v.empty()) text += std::exchange(comma, ",") + "\"" + name + "\":" + v;
+  }
+  if (!placed && !key.empty()) text += ",\"" + key + "\":" + value;
+  return text + "}";
+}
+
+}  // namespace
+
+TEST_CASE("files that are no JSON") {
+  CHECK(config_refusal(llama()).empty());
+  CHECK(holds(config_refusal(""), "config.json: the JSON ends too early"));
+  CHECK(holds(config_refusal("{\n  \"model_type\": llama\n}"), "not valid JSON at line 2, column 17"));
+  CHECK(holds(config_refusal("[1, 2]"), "config.json: is an array; expected an object"));
+  CHECK(holds(config_refusal("PK\x03\x04 binary"), "not valid JSON at line 1"));
+  CHECK(holds(config_refusal("{\"a\": 1e999}"), "too large"));
+  CHECK(holds(config_refusal("{\"a\": \"\xff\xfe\"}"), "not valid JSON"));
+  CHECK(holds(config_refusal("{\"vocab_size\": 1, \"vocab_size\": 2}"), "occurs twice"));
+  CHECK(holds(config_refusal(llama() + "x"), "not valid JSON"));
+  CHECK(holds(config_refusal(std::string(100'000, '[')), "nested deeper than 64 levels"));
+  std::string deep;
+  for (int i = 0; i < 100; ++i) deep += "{\"a\":";
+  CHECK(holds(config_refusal(deep), "nested deeper"));
+}
+
+TEST_CASE("a config cut anywhere is refused") {
+  const std::string good(embedded_file("configs/llama3.1-405b.json"));
+  const std::size_t end = good.rfind('}');
+  for (std::size_t size = 0; size <= end; ++size) {
+    CAPTURE(size);
+    CHECK(holds(config_refusal(good.substr(0, size)), "config.json: "));
+  }
+}
+
+TEST_CASE("fields that are missing, of the wrong type or out of range") {
+  CHECK(config_refusal(llama("hidden_size", "")) == "config.json: hidden_size: is missing; add it");
+  CHECK(config_refusal(llama("model_type", "")) == "config.json: model_type: is missing; add it");
+  CHECK(config_refusal(llama("model_type", "\"mamba\"")) ==
+        "config.json: model_type: \"mamba\" is not a known family; known are llama, mistral, qwen2, qwen3, gpt2, mpt");
+  CHECK(config_refusal(llama("hidden_size", "\"32\"")) == "config.json: hidden_size: is a text; expected an integer from 1 to 16777216");
+  CHECK(config_refusal(llama("hidden_size", "32.0")) == "config.json: hidden_size: is a fraction; expected an integer from 1 to 16777216");
+  for (const char* value : {"0", "-32", "99999999999", "18446744073709551615", "null", "[32]", "true", "1e3"}) {
+    for (const char* key : {"vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"}) {
+      CAPTURE(key);
+      CAPTURE(value);
+      CHECK(holds(config_refusal(llama(key, value)), std::string("config.json: ") + key + ": "));
+    }
+  }
+  CHECK(holds(config_refusal(llama("hidden_size", "33")), "hidden_size: 33 is not divisible by 4 heads"));
+  CHECK(holds(config_refusal(llama("hidden_size", "36")), "head_dim: 9 is odd"));
+  CHECK(holds(config_refusal(llama("num_key_value_heads", "3")), "num_key_value_heads: 3 does not divide 4 heads"));
+  CHECK(holds(config_refusal(llama("rms_norm_eps", "-1")), "rms_norm_eps"));
+  CHECK(holds(config_refusal(llama("rope_theta", "0")), "rope_theta"));
+  CHECK(holds(config_refusal(llama("rope_theta", "[]")), "rope_theta: is an array; expected a number"));
+  CHECK(holds(config_refusal(llama("hidden_act", "\"relu\"")), "hidden_act: \"relu\" is not modelled; only \"silu\" is"));
+  CHECK(holds(config_refusal(llama("tie_word_embeddings", "1")), "expected true or false"));
+}
+
+TEST_CASE("sizes whose product overflows are refused, not wrapped") {
+  std::string huge = llama("num_hidden_layers", "10000");
+  const auto put = [&](const std::string& from, const std::string& to) { huge.replace(huge.find(from), from.size(), to); };
+  put("\"intermediate_size\":48", "\"intermediate_size\":16777216");
+  put("\"hidden_size\":32", "\"hidden_size\":16777216");
+  put("\"vocab_size\":64", "\"vocab_size\":2147483648");
+  CHECK(holds(config_refusal(huge), "overflows a 64-bit size"));
+  Tensor wide{TensorKind::activation, std::int64_t{1} << 40, true};
+  CHECK_THROWS_AS((void)elements(wide, Workload{1 << 20, 1 << 20, 2}), InputError);
+}
+
+TEST_CASE("other families: what is not modelled is named") {
+  const std::string gpt2 = R"({"model_type":"gpt2","vocab_size":64,"n_positions":16,"n_embd":32,"n_layer":1,"n_head":4)";
+  CHECK(config_refusal(gpt2 + "}").empty());
+  CHECK(holds(config_refusal(gpt2 + R"(,"activation_function":"relu"})"), "activation_function: \"relu\" is not modelled"));
+  CHECK(holds(config_refusal(gpt2 + R"(,"add_cross_attention":true})"), "add_cross_attention"));
+  CHECK(holds(config_refusal(R"({"model_type":"gpt2","vocab_size":64,"n_positions":16,"n_embd":30,"n_layer":1,"n_head":4})"), "not divisible by 4 heads"));
+  const std::string mpt = R"({"model_type":"mpt","vocab_size":64,"max_seq_len":16,"d_model":32,"n_layers":1,"n_heads":4)";
+  CHECK(config_refusal(mpt + "}").empty());
+  CHECK(holds(config_refusal(mpt + R"(,"attn_config":{"clip_qkv":6}})"), "attn_config.clip_qkv: is not modelled"));
+  CHECK(holds(config_refusal(mpt + R"(,"attn_config":{"attn_type":"multiquery_attention"}})"), "attn_config.attn_type"));
+  CHECK(holds(config_refusal(mpt + R"(,"attn_config":7})"), "attn_config: is an integer; expected an object"));
+  CHECK_THROWS_AS((void)load_model("mpt-7b-bench", -1), InputError);
+  CHECK_THROWS_AS((void)load_model("mpt-7b-bench", std::int64_t{1} << 40), InputError);
+}
+
+TEST_CASE("random damage to a config never crashes") {
+  std::mt19937 random(11);
+  const std::string good(embedded_file("configs/qwen2.5-7b.json"));
+  for (int i = 0; i < 1000; ++i) {
+    std::string text = good;
+    for (unsigned n = 1 + random() % 3; n > 0; --n) text[random() % text.size()] = static_cast<char>(random() % 256);
+    CAPTURE(text);
+    try {
+      check_graph(model_from_config(text, "config.json"), "damaged");
+    } catch (const InputError& e) {
+      CHECK(std::string(e.what()).size() < 400);
+    }
+  }
+}
+
+TEST_CASE("strict objects: unknown keys, paths, ranges") {
+  const JsonDocument d = parse_document(R"({"schema":"fsdp-plan/plan/1","units":[{"modules":["a"]},{"modules":[1]}],"seed":18446744073709551615,"n":[1,2.5]})",
+                                        "plan.json", "fsdp-plan/plan/1");
+  JsonObject root = d.root();
+  CHECK(root.unsigned_integer("seed") == 18446744073709551615ULL);
+  const auto units = root.array("units");
+  CHECK(units[0].object().texts("modules") == std::vector<std::string>{"a"});
+  CHECK(refusal([&] { return units[1].object().texts("modules"); }) == "plan.json: units[1].modules[0]: is an integer; expected a text in quotes");
+  CHECK(refusal([&] { root.finish(); return 0; }) == "plan.json: n: is not a known key; use one of: schema, seed, units");
+  CHECK(refusal([&] { return root.integers("n", 0, 9); }) == "plan.json: n[1]: is a fraction; expected an integer from 0 to 9");
+  CHECK(root.numbers("n", 0, 9) == std::vector<double>{1, 2.5});
+  CHECK(holds(refusal([&] { return root.numbers("n", 0, 2); }), "n[1]: 2.5 is out of range"));
+  CHECK_NOTHROW(root.finish());
+  CHECK_FALSE(root.optional_integer("absent", 0, 1));
+  CHECK(refusal([] { return parse_document("{}", "p.json", "fsdp-plan/plan/1"); }) == "p.json: schema: is missing; add it");
+  CHECK(refusal([] { return parse_document(R"({"schema":"fsdp-plan/costs/1"})", "p.json", "fsdp-plan/plan/1"); }) ==
+        "p.json: schema: is \"fsdp-plan/costs/1\"; expected \"fsdp-plan/plan/1\"");
+}
+
+TEST_CASE("files that cannot be read") {
+  const auto folder = std::filesystem::temp_directory_path();
+  CHECK(holds(refusal([] { return read_file("/no/such/file", "--model"); }), "--model: \"/no/such/file\": there is no such file"));
+  CHECK(holds(refusal([&] { return read_file(folder.string(), "--model"); }), "not a regular file"));
+  CHECK(holds(refusal([] { return read_file("/dev/zero", "--model"); }), "not a regular file"));
+  const auto big = folder / ("fsdp-plan-big-" + std::to_string(std::random_device()()));
+  { std::ofstream(big) << "x"; }
+  std::filesystem::resize_file(big, static_cast<std::uintmax_t>(kMaxJsonBytes) + 1);   // sparse
+  CHECK(holds(refusal([&] { return read_file(big.string(), "--model"); }), "larger than 64 MiB"));
+  std::filesystem::remove(big);
+}

@@ -1,0 +1,105 @@
+// Importers against PyTorch: what tests/torch/record_models.py saw of the models that transformers builds from the same configs.
+#include <doctest/doctest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include <nlohmann/json.hpp>
+
+#include "models/catalog.h"
+
+using namespace fsdp;
+using nlohmann::json;
+
+namespace {
+
+std::vector<std::filesystem::path> goldens() {
+  std::vector<std::filesystem::path> out;
+  for (const auto& entry : std::filesystem::directory_iterator(FSDP_TESTS_DIR "/torch/golden")) {
+    const std::string name = entry.path().filename().string();
+    if (name.starts_with("models_") && name != "models_saved.json") out.push_back(entry.path());
+  }
+  return out;
+}
+
+json read(const std::filesystem::path& path) { return json::parse(std::ifstream(path)); }
+
+double flops(const ModelGraph& m, const Workload& w, OpKind kind, double (*count)(const Op&, const Workload&)) {
+  double sum = 0;
+  for (const Op& op : m.ops) sum += op.kind == kind ? count(op, w) : 0;
+  return sum;
+}
+
+}  // namespace
+
+TEST_CASE("modules, parameters, order of forward and flops are those of PyTorch") {
+  REQUIRE(goldens().size() == 11);
+  for (const auto& path : goldens()) {
+    CAPTURE(path.string());
+    const json golden = read(path);
+    const ModelGraph m = model_from_config(golden["config"].dump(), "config.json");
+    CHECK(m.parameter_count() == golden["parameter_count"].get<std::int64_t>());
+
+    json modules = json::array(), parameters = json::array(), order = json::array();
+    for (const Module& x : m.modules) modules.push_back({x.name, x.class_name});
+    for (const Parameter& p : m.parameters) parameters.push_back({{"name", p.name}, {"shape", p.shape}, {"aliases", p.aliases}});
+    for (const Op& op : m.ops) {
+      if (!op.params.empty()) order.push_back(m.modules[static_cast<std::size_t>(op.module)].name);
+    }
+    CHECK(modules == golden["modules"]);
+    CHECK(parameters == golden["parameters"]);
+    CHECK(order == golden["run"]["forward_order"]);
+
+    // PyTorch's counter sees the whole square of scores; we count the causal half of it. Windows reach over the whole
+    // sequence except in "mistral" (16 of 24 positions): pairs (24^2 - 8^2) / 2 of 24^2.
+    const Workload w{golden["run"]["sequences"], golden["run"]["seq_len"], 4};
+    const double square = golden["run"]["attention_square_forward_flops"];
+    const bool windowed = path.filename() == "models_mistral.json";
+    CHECK(flops(m, w, OpKind::linear, forward_flops) == golden["run"]["linear_forward_flops"].get<double>());
+    CHECK(flops(m, w, OpKind::linear, backward_flops) == golden["run"]["linear_backward_flops"].get<double>());
+    CHECK(flops(m, w, OpKind::attention, forward_flops) == doctest::Approx(square * (windowed ? (576.0 - 64.0) / 1152.0 : 0.5)));
+  }
+}
+
+TEST_CASE("what a config says of attention reaches the op") {
+  const auto attention = [](const ModelGraph& m, int which) {
+    for (const Op& op : m.ops) {
+      if (op.kind == OpKind::attention && which-- == 0) return op.shape;
+    }
+    return OpShape{};
+  };
+  const OpShape llama = attention(load_model("llama3-8b"), 0);
+  CHECK(llama.heads == 32);
+  CHECK(llama.kv_heads == 8);
+  CHECK(llama.head_dim == 128);
+  CHECK(llama.causal);
+  CHECK_FALSE(llama.packed);
+  CHECK(attention(load_model("mistral-7b"), 31).window == 4096);
+  CHECK(attention(load_model("qwen2.5-7b"), 0).window == 0);     // sliding_window is stated but use_sliding_window is false
+  CHECK(attention(load_model("gpt2"), 0).packed);
+  CHECK(attention(load_model("mpt-7b"), 0).alibi);
+  CHECK_FALSE(attention(load_model("mpt-7b-bench"), 0).alibi);
+
+  const std::string qwen = R"({"model_type":"qwen2","vocab_size":8,"hidden_size":8,"intermediate_size":8,"num_hidden_layers":3,
+    "num_attention_heads":2,"sliding_window":5,"use_sliding_window":true,"max_window_layers":2)";
+  CHECK(attention(model_from_config(qwen + "}", "q"), 1).window == 0);
+  CHECK(attention(model_from_config(qwen + "}", "q"), 2).window == 5);
+  const ModelGraph listed = model_from_config(qwen + R"(,"layer_types":["sliding_attention","full_attention","full_attention"]})", "q");
+  CHECK(attention(listed, 0).window == 5);
+  CHECK(attention(listed, 2).window == 0);
+}
+
+TEST_CASE("rope_theta is found where the files of each transformers generation keep it") {
+  const std::string start = R"({"model_type":"llama","vocab_size":8,"hidden_size":8,"intermediate_size":8,"num_hidden_layers":1,"num_attention_heads":2)";
+  const auto theta = [&](const std::string& more) {
+    for (const Op& op : model_from_config(start + more + "}", "c").ops) {
+      if (op.kind == OpKind::rotary) return op.shape.theta;
+    }
+    return 0.0;
+  };
+  CHECK(theta("") == 10000.0);
+  CHECK(theta(R"(,"rope_theta":500000.0)") == 500000.0);
+  CHECK(theta(R"(,"rope_parameters":{"rope_theta":7.5,"rope_type":"default"})") == 7.5);
+  CHECK(theta(R"(,"rope_theta":9.0,"rope_scaling":{"factor":8.0,"rope_type":"llama3"})") == 9.0);
+}
