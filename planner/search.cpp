@@ -60,13 +60,11 @@ class Scorer {
   void score(Judged& j) {
     if (j.score) return;
     j.score = score_(j.option.plan);
-    ++scored;
     advance();
   }
   void advance() {
     if (options_.progress && done_ < total_) options_.progress(++done_, total_);
   }
-  std::int64_t scored = 0;
 
  private:
   const SearchOptions& options_;
@@ -75,20 +73,17 @@ class Scorer {
 };
 
 // Micro-batches ascend fastest, so what did not fit comes before what is larger.
-std::int64_t score_all(std::vector<Judged>& all, Bytes limit, Scorer& scorer) {
-  std::int64_t pruned = 0;
+void score_all(std::vector<Judged>& all, Bytes limit, Scorer& scorer) {
   const Option* too_large = nullptr;
   for (Judged& j : all) {
     const bool hopeless = j.floor > limit || (too_large && needs_no_less(j.option, *too_large));
     if (hopeless) {
-      ++pruned;
       scorer.advance();
       continue;
     }
     scorer.score(j);
     if (j.score->verdict == Verdict::does_not_fit) too_large = &j.option;
   }
-  return pruned;
 }
 
 Candidate candidate(const Judged& j) { return {j.option.plan, j.score.value_or(Score{}), j.option.label, "", j.option.naive}; }
@@ -133,7 +128,7 @@ PlanResult search(const ModelGraph& model, const ClusterSpec& cluster, const Imp
   std::vector<Judged> all = judge_floors(model, cluster, impl, o);
   Scorer scorer(o, score, static_cast<std::int64_t>(all.size()));
   result.considered = static_cast<std::int64_t>(all.size());
-  result.pruned = score_all(all, o.memory_limit, scorer);
+  score_all(all, o.memory_limit, scorer);
   result.naive = naive_candidate(all, model, cluster, o, scorer);
   const auto first = std::min_element(all.begin(), all.end(), better);
   const auto best = static_cast<std::size_t>(first - all.begin());
@@ -147,7 +142,8 @@ PlanResult search(const ModelGraph& model, const ClusterSpec& cluster, const Imp
       result.rivals.back().why_lost = why_lost(all[i], all[best], o.memory_limit);
     }
   }
-  result.scored = scorer.scored;
+  result.scored = std::count_if(all.begin(), all.end(), [](const Judged& j) { return j.score.has_value(); });
+  result.pruned = result.considered - result.scored;
   return result;
 }
 

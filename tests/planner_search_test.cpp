@@ -1,0 +1,314 @@
+// The search against brute force, its laws, and the words it finds for losers.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <limits>
+#include <set>
+
+#include "models/error.h"
+#include "planner/lower.h"
+#include "planner/search.h"
+#include "planner/search/candidates.h"
+#include "planner/search/rivals.h"
+#include "planner/wrap.h"
+#include "simulator/memory.h"
+#include "tests/toy_model.h"
+
+using namespace fsdp;
+
+namespace {
+
+const Implementation& native() { return find_implementation("native", false, "test"); }
+
+ClusterSpec cluster(std::int64_t gpus, std::int64_t per_node) {
+  ClusterSpec c;
+  c.name = "test";
+  c.gpus = gpus;
+  c.gpus_per_node = per_node;
+  return c;
+}
+
+SearchOptions options_for(const ModelGraph& model, std::int64_t ranks) {
+  SearchOptions o;
+  o.base = toy::plan(model, ranks);
+  o.ranks = ranks;
+  o.memory_limit = Bytes(std::int64_t{1} << 40);
+  return o;
+}
+
+// A landscape without structure: a hash of everything that the search decides.
+double landscape(const ShardingPlan& p, std::uint64_t seed) {
+  std::uint64_t h = seed * 0x9e3779b97f4a7c15ULL + 1;
+  const auto mix = [&](std::uint64_t v) { h = (h ^ v) * 0x100000001b3ULL; h ^= h >> 29; };
+  mix(p.units.size());
+  mix(static_cast<std::uint64_t>(p.units.front().reshard_after_forward));
+  mix(p.checkpointed.size());
+  mix(static_cast<std::uint64_t>(p.micro_batches.front()));
+  mix(static_cast<std::uint64_t>(p.replicate()));
+  return 1.0 + static_cast<double>(h % 100000) / 1e4;
+}
+
+Score score_of(const ShardingPlan& p, std::uint64_t seed, int one_in) {
+  const double t = landscape(p, seed);
+  const bool fits = static_cast<int>(t * 1e4) % one_in != 0;
+  return {Seconds(t * static_cast<double>(p.sequences_per_rank())), Bytes(fits ? 10 : 99), fits ? Verdict::fits : Verdict::does_not_fit, {}};
+}
+
+}  // namespace
+
+TEST_CASE("the best of all combinations, by brute force") {
+  const ModelGraph model = toy::model({.blocks = 4});
+  for (std::uint64_t seed = 0; seed < 20; ++seed) {
+    CAPTURE(seed);
+    SearchOptions o = options_for(model, 8);
+    o.global_batch = 64;                     // 8 sequences per GPU: micro-batches 1, 2, 4, 8
+    const PlanResult r = search(model, cluster(8, 4), native(), o, [&](const ShardingPlan& p) { return score_of(p, seed, 7); });
+    double best = std::numeric_limits<double>::infinity();
+    for (const char* policy : {"block", "block:2", "block:4", "titan", "root"})
+      for (const Reshard reshard : {Reshard::automatic, Reshard::no})
+        for (const char* checkpointing : {"none", "every-2", "full"})
+          for (const std::int64_t micro : {1, 2, 4, 8})
+            for (const std::int64_t replicate : {1, 2}) {
+              ShardingPlan p = o.base;
+              p.units = wrap(model, policy, "test");
+              if (p.units.size() == 1 && reshard == Reshard::no) continue;
+              for (Unit& u : p.units) u.reshard_after_forward = reshard;
+              p.checkpointed = checkpointed_modules(model, checkpointing, "test");
+              p.micro_batches.assign(static_cast<std::size_t>(8 / micro), micro);
+              p.mesh = {{"replicate", replicate}, {"shard", 8 / replicate}};
+              const Score s = score_of(p, seed, 7);
+              // What did not fit with a smaller micro-batch (accumulating likewise) is not looked at again.
+              bool ruled_out = false;
+              for (std::int64_t smaller = 1; smaller < micro; smaller *= 2) {
+                ShardingPlan q = p;
+                q.micro_batches.assign(static_cast<std::size_t>(8 / smaller), smaller);
+                ruled_out = ruled_out || ((micro < 8) == (smaller < 8) && score_of(q, seed, 7).verdict == Verdict::does_not_fit);
+              }
+              if (s.verdict == Verdict::fits && !ruled_out) best = std::min(best, s.step.count());
+            }
+    REQUIRE(r.best);
+    CHECK(r.best->score.step.count() == best);
+    CHECK(r.considered == 5 * 3 * 4 * 2 * 2 - 3 * 4 * 2);             // a lone root stays gathered anyway
+    CHECK(r.considered == r.pruned + r.scored);
+  }
+}
+
+TEST_CASE("never worse than the naive plan, which is always scored") {
+  const ModelGraph model = toy::model({.blocks = 2});
+  for (std::uint64_t seed = 0; seed < 50; ++seed) {
+    CAPTURE(seed);
+    SearchOptions o = options_for(model, 4);
+    o.micro_batch = 2;
+    const PlanResult r = search(model, cluster(4, 4), native(), o, [&](const ShardingPlan& p) { return score_of(p, seed, 3); });
+    const ShardingPlan naive = naive_plan(model, {.ranks = 4, .seq_len = 5, .micro_batches = {2}});
+    CHECK(r.naive.naive);
+    CHECK(r.naive.plan.units == naive.units);
+    CHECK(r.naive.plan.checkpointed.empty());
+    CHECK(r.naive.plan.micro_batches == naive.micro_batches);
+    CHECK(r.naive.plan.shard() == 4);
+    CHECK(r.naive.score.step == score_of(r.naive.plan, seed, 3).step);
+    if (r.naive.score.verdict == Verdict::fits) {
+      REQUIRE(r.best);
+      CHECK(r.best->score.step <= r.naive.score.step);
+    }
+  }
+}
+
+TEST_CASE("what the user fixed stays fixed; every candidate passes check") {
+  const ModelGraph model = toy::model({.blocks = 4});
+  SearchOptions o = options_for(model, 4);
+  o.wrap = "block:2";
+  o.checkpointing = "first-1";
+  o.reshard = Reshard::yes;
+  o.replicate = 2;
+  o.micro_batch = 3;
+  o.grad_accum = 2;
+  int calls = 0;
+  const PlanResult r = search(model, cluster(4, 2), native(), o, [&](const ShardingPlan& p) {
+    CHECK_NOTHROW(check(p, model));
+    CHECK(p.micro_batches == std::vector<std::int64_t>{3, 3});
+    CHECK(p.replicate() == 2);
+    if (++calls == 1) {
+      CHECK(p.units.size() == 3);
+      CHECK(p.units[0].reshard_after_forward == Reshard::yes);
+      CHECK(p.checkpointed == std::vector<std::string>{"layers.0"});
+    }
+    return Score{Seconds(calls == 1 ? 2 : 1), Bytes(1), Verdict::fits, {}};
+  });
+  REQUIRE(r.best);
+  CHECK(calls == 2);                         // the one plan, and the naive one beside it, which may not win
+  CHECK(r.best->plan.wrap == "block:2");
+  CHECK(r.naive.plan.wrap == "block");
+  CHECK(r.searched == "nothing for the shortest step");
+  CHECK(r.best->label == "block:2, reshard all, checkpoint first-1, micro-batch 3 x 2, replicate 2");
+}
+
+TEST_CASE("micro-batch, accumulation and global batch: any two decide") {
+  const ModelGraph model = toy::model();
+  const auto of = [&](std::optional<std::int64_t> micro, std::optional<std::int64_t> accum, std::optional<std::int64_t> global) {
+    SearchOptions o = options_for(model, 8);
+    o.micro_batch = micro;
+    o.grad_accum = accum;
+    o.global_batch = global;
+    return batches(o);
+  };
+  using All = std::vector<Batch>;
+  CHECK(of(2, 3, {}) == All{{2, 3}});
+  CHECK(of(2, {}, 64) == All{{2, 4}});
+  CHECK(of({}, 4, 64) == All{{2, 4}});
+  CHECK(of(2, 4, 64) == All{{2, 4}});
+  CHECK(of(2, {}, {}) == All{{2, 1}});
+  CHECK(of({}, {}, 96) == All{{1, 12}, {2, 6}, {4, 3}, {12, 1}});
+  CHECK(of({}, {}, {}).size() == 7);         // 1, 2, 4 ... 64
+  CHECK(of({}, {}, {}).back() == Batch{64, 1});
+  CHECK(of({}, 2, {}).front() == Batch{1, 2});
+  const auto refused = [&](auto micro, auto accum, auto global, const char* words) {
+    CHECK_THROWS_WITH_AS((void)of(micro, accum, global), doctest::Contains(words), InputError);
+  };
+  const std::optional<std::int64_t> none;
+  refused(2, 2, 64, "contradict --micro-batch 2 x --grad-accum 2 on 8 GPUs");
+  refused(none, none, 65, "use a multiple of 8");
+  refused(3, none, 64, "3 does not divide the 8 sequences per GPU");
+  refused(none, 3, 64, "3 does not divide");
+  refused(0, none, none, "--micro-batch");
+  refused(none, -1, none, "--grad-accum");
+  refused(none, 1 << 20, none, "more than 4096");
+  refused(std::int64_t{1} << 62, 4, 8, "contradict");
+  refused(1, none, std::int64_t{1} << 60, "more than 4096");
+}
+
+TEST_CASE("illegal sizes are refused, never overflowed") {
+  const ModelGraph model = toy::model();
+  SearchOptions o = options_for(model, 8);
+  o.micro_batch = std::int64_t{1} << 62;
+  const auto any = [](const ShardingPlan&) { return Score{Seconds(1), Bytes(1), Verdict::fits, {}}; };
+  CHECK_THROWS_AS((void)search(model, cluster(8, 8), native(), o, any), InputError);
+  o = options_for(model, 8);
+  o.wrap = "clas:Foo";
+  CHECK_THROWS_AS((void)search(model, cluster(8, 8), native(), o, any), InputError);
+  o = options_for(model, 0);
+  CHECK_THROWS_AS((void)search(model, cluster(8, 8), native(), o, any), InputError);
+  o = options_for(model, 8);
+  o.replicate = 3;
+  CHECK_THROWS_AS((void)search(model, cluster(8, 8), native(), o, any), InputError);
+}
+
+TEST_CASE("the memory floor is below the replayed peak of every schedule") {
+  int plans = 0;
+  for (const bool tied : {false, true}) {
+    const ModelGraph model = toy::model({.blocks = 4, .vocab = 50, .width = 16, .hidden = 40, .tied = tied});
+    for (const char* implementation : {"native", "torchtitan"})
+      for (const std::int64_t shard : {1, 3, 4})
+        for (const std::int64_t replicate : {1, 2})
+          for (const char* policy : {"block", "block:2", "titan", "root"})
+            for (const char* checkpointing : {"none", "every-2", "full"})
+              for (const GradSync sync : {GradSync::every, GradSync::last, GradSync::reduce_scatter_only}) {
+                ShardingPlan p = toy::plan(model, shard, replicate);
+                p.units = wrap(model, policy, "test");
+                if (plans % 2) for (Unit& u : p.units) u.reshard_after_forward = Reshard::no;
+                p.checkpointed = checkpointed_modules(model, checkpointing, "test");
+                p.grad_sync = sync;
+                p.micro_batches = plans % 3 ? std::vector<std::int64_t>{2, 2} : std::vector<std::int64_t>{4};
+                p.param_dtype = plans % 5 ? DType::bf16 : DType::f32;
+                p.reduce_dtype = plans % 7 ? DType::f32 : DType::bf16;
+                ++plans;
+                CAPTURE(plans);
+                const Implementation& impl = find_implementation(implementation, false, "test");
+                try {
+                  check(p, model);
+                } catch (const InputError&) {
+                  continue;
+                }
+                const Bytes floor = memory_lower_bound(model, p, impl);
+                const std::int64_t peak = replay_memory(lower(model, p, impl)).peak;
+                CHECK(floor.count() <= peak);
+                CHECK(floor.count() * 3 > peak);   // and of use
+              }
+  }
+  const ModelGraph model = toy::model({.blocks = 4});
+  ShardingPlan ddp = toy::plan(model, 1, 4);
+  ddp.dialect = Dialect::ddp;
+  CHECK(memory_lower_bound(model, ddp, native()).count() <= replay_memory(lower(model, ddp, native())).peak);
+}
+
+TEST_CASE("nothing fits: the least that anything needed, and what drives it") {
+  const ModelGraph model = toy::model();
+  SearchOptions o = options_for(model, 2);
+  o.memory_limit = Bytes(64);
+  std::int64_t calls = 0;
+  const PlanResult r = search(model, cluster(2, 2), native(), o, [&](const ShardingPlan&) { ++calls; return Score{Seconds(1), Bytes(5000), Verdict::does_not_fit, {}}; });
+  CHECK_FALSE(r.best);
+  CHECK(calls == 1);                         // the naive plan only: floors rule out the rest
+  CHECK(r.why_none.starts_with("nothing fits in " + human(o.memory_limit) + ": the least that any of "));
+  CHECK(r.why_none.find("parameter and optimizer shards") != std::string::npos);
+  CHECK(r.rivals.empty());
+}
+
+TEST_CASE("a smaller micro-batch that did not fit rules the larger ones out") {
+  const ModelGraph model = toy::model();
+  SearchOptions o = options_for(model, 2);
+  o.wrap = "block";
+  o.checkpointing = "none";
+  o.reshard = Reshard::automatic;
+  std::vector<std::int64_t> tried;
+  const PlanResult r = search(model, cluster(2, 2), native(), o, [&](const ShardingPlan& p) {
+    tried.push_back(p.micro_batches[0]);
+    return Score{Seconds(1), Bytes(p.micro_batches[0]), p.micro_batches[0] <= 4 ? Verdict::fits : Verdict::does_not_fit, {}};
+  });
+  CHECK(tried.front() == 1);
+  CHECK(std::count(tried.begin(), tried.end(), 16) == 0);
+  REQUIRE(r.best);
+  CHECK(r.best->plan.micro_batches[0] == 4); // equal steps: the most sequences
+  REQUIRE(r.rivals.size() == 2);
+  CHECK(r.rivals[0].naive);
+  CHECK(r.rivals[0].why_lost.starts_with("300.0% slower"));
+  CHECK(r.rivals[1].plan.micro_batches[0] == 8);
+  CHECK(r.rivals[1].why_lost == "does not fit: needs 8.00 B of 1.00 TiB");
+}
+
+TEST_CASE("why a rival lost, in words") {
+  const auto judged = [](double step, std::int64_t peak, Verdict v, std::int64_t micro = 1) {
+    Judged j;
+    j.option.batch = {micro, 1};
+    j.score = Score{Seconds(step), Bytes(peak), v, {}};
+    return j;
+  };
+  const Bytes limit(100LL << 30);
+  Judged best = judged(1.0, 50LL << 30, Verdict::fits), slower = judged(1.08, 40LL << 30, Verdict::fits);
+  best.score->where.compute = Seconds(0.9);
+  slower.score->where.compute = Seconds(0.86);
+  slower.score->where.exposed_all_gather = Seconds(0.12);
+  CHECK(why_lost(slower, best, limit) == "8.0% slower: 120 ms more exposed all-gather");
+  CHECK(why_lost(judged(0.5, 120LL << 30, Verdict::does_not_fit), best, limit) == "does not fit: needs 120 GiB of 100 GiB");
+  CHECK(why_lost(judged(0.5, 101LL << 30, Verdict::tight), best, limit).starts_with("tight: 101 GiB"));
+  CHECK(why_lost(judged(1.0, 60LL << 30, Verdict::fits), best, limit) == "as fast, but needs 10.0 GiB more");
+  // Half the sequences in 0.6 of the time: 20% slower for equal work, and the all-gather of 0.1 s counts twice.
+  Judged half = judged(0.6, 1, Verdict::fits, 1);
+  best.option.batch.micro_batch = 2;
+  half.score->where.compute = Seconds(0.45);
+  half.score->where.exposed_all_gather = Seconds(0.1);
+  CHECK(why_lost(half, best, limit) == "20.0% slower: 200 ms more exposed all-gather per step of equal size");
+  CHECK(better(best, half));
+  CHECK(better(half, judged(0.1, 1, Verdict::tight)));
+  CHECK(better(judged(0.1, 1, Verdict::tight), judged(0.01, 1, Verdict::does_not_fit)));
+}
+
+TEST_CASE("rivals: at most five, all different, none the best") {
+  const ModelGraph model = toy::model({.blocks = 4});
+  for (std::uint64_t seed = 0; seed < 20; ++seed) {
+    SearchOptions o = options_for(model, 8);
+    std::int64_t steps = 0, total = 0;
+    o.progress = [&](std::int64_t done, std::int64_t of) { CHECK(done == ++steps); total = of; };
+    const PlanResult r = search(model, cluster(8, 4), native(), o, [&](const ShardingPlan& p) { return score_of(p, seed, 5); });
+    CHECK(steps == total);
+    CHECK(r.rivals.size() <= 5);
+    CHECK(r.rivals.size() >= 3);
+    REQUIRE(r.best);
+    std::set<std::string> labels = {r.best->label};
+    for (const Candidate& c : r.rivals) {
+      CHECK(!c.why_lost.empty());
+      CHECK(labels.insert(c.label).second);
+    }
+    CHECK(r.searched == "wrap, reshard, checkpointing, micro-batch and mesh for the most tokens per second (the global batch was left free)");
+  }
+}

@@ -1,0 +1,264 @@
+// Predictions and their records.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "models/error.h"
+#include "planner/costs/kernels.h"
+#include "planner/lower.h"
+#include "simulator/compare.h"
+#include "simulator/engine.h"
+#include "simulator/prediction.h"
+#include "simulator/prediction_critical_path.h"
+#include "tests/toy_model.h"
+
+using namespace fsdp;
+
+namespace {
+
+ClusterSpec gpus(std::int64_t n) {
+  ClusterSpec c;
+  c.name = "test";
+  c.gpu.name = "test-gpu";
+  c.gpu.fp32 = FlopsPerSecond(10e12);
+  c.gpu.bf16 = FlopsPerSecond(100e12);
+  c.gpu.memory_bandwidth = BytesPerSecond(1e12);
+  c.gpu.usable_memory = Bytes(1 << 20);
+  c.gpu.sms = 100;
+  c.gpus = n;
+  c.intra_bus = BytesPerSecond(1e11);
+  c.inter_bus = BytesPerSecond(1e10);
+  c.intra_latency = c.inter_latency = c.collective_base_latency = Seconds(1e-6);
+  c.collective_sms = 10;
+  c.fixed_memory = Bytes(1000);
+  return c;
+}
+
+struct Setup {
+  explicit Setup(std::int64_t shard, std::int64_t replicate = 1) : plan(toy::plan(model, shard, replicate)), cluster(gpus(shard * replicate)) {}
+  ModelGraph model = toy::model({.blocks = 3});
+  ShardingPlan plan;
+  const Implementation& impl = find_implementation("native", false, "test");
+  ClusterSpec cluster;
+  Costs costs = default_costs(cluster);
+  [[nodiscard]] CostContext context() const { return {model, plan, impl, cluster, costs}; }
+  [[nodiscard]] Prediction predicted(const PredictOptions& o = {}) const { return predict(lower(model, plan, impl), context(), o); }
+};
+
+double sum(const Breakdown& b) {
+  return (b.compute + b.recompute + b.exposed_all_gather + b.exposed_reduce_scatter + b.exposed_all_reduce + b.copies + b.optimizer + b.idle).count();
+}
+
+// A step by hand: operations with given spans.
+struct HandMade {
+  Step step;
+  Timeline timeline;
+  void add(Action action, Stream stream, double start, double end, std::vector<std::int32_t> waits = {}, Communicator comm = Communicator::none) {
+    Operation op;
+    op.action = action;
+    op.stream = stream;
+    op.comm = comm;
+    op.waits = {static_cast<std::uint32_t>(step.waits.size()), static_cast<std::uint32_t>(waits.size())};
+    step.waits.insert(step.waits.end(), waits.begin(), waits.end());
+    step.ops.push_back(op);
+    timeline.spans.push_back({start, end});
+    timeline.duration = std::max(timeline.duration, end);
+  }
+};
+
+}  // namespace
+
+TEST_CASE("where time goes, by hand") {
+  HandMade h;
+  //       0    1    2    3    4    5    6    7    8    9    10
+  // D     copy .    [forward  ][recompute].    .    [opt]
+  // G          [all-gather ]        (hidden under compute: not charged)
+  // R                                    [reduce-scatter 5 - 6.5]
+  // A                                         [all-reduce 6 - 7]
+  // C     [copy 0.5 - 1.5]
+  h.add(Action::gather_copy_out, Stream::compute, 0, 1);
+  h.add(Action::gather_copy_in, Stream::copy_in, 0.5, 1.5);
+  h.add(Action::all_gather, Stream::all_gather, 1.5, 3);
+  h.add(Action::forward, Stream::compute, 2, 4);
+  h.add(Action::recompute, Stream::compute, 4, 5);
+  h.add(Action::reduce_scatter, Stream::reduce_scatter, 5, 6.5);
+  h.add(Action::all_reduce, Stream::all_reduce, 6, 7);
+  h.add(Action::optimizer, Stream::compute, 8, 10);
+  const Breakdown b = where_time_goes(h.step, h.timeline);
+  CHECK(b.compute.count() == doctest::Approx(2));
+  CHECK(b.recompute.count() == doctest::Approx(1));
+  CHECK(b.optimizer.count() == doctest::Approx(2));
+  CHECK(b.copies.count() == doctest::Approx(1 + 0.5));               // copy-out, and the copy-in alone in 1 - 1.5
+  CHECK(b.exposed_all_gather.count() == doctest::Approx(0.5));       // 1.5 - 2
+  CHECK(b.exposed_reduce_scatter.count() == doctest::Approx(1.5));   // wins over the all-reduce in 6 - 6.5
+  CHECK(b.exposed_all_reduce.count() == doctest::Approx(0.5));
+  CHECK(b.idle.count() == doctest::Approx(1));                       // 7 - 8
+  CHECK(sum(b) == doctest::Approx(10));
+}
+
+TEST_CASE("critical path, by hand") {
+  HandMade h;
+  h.add(Action::all_gather, Stream::all_gather, 0, 3, {}, Communicator::shard);             // 0
+  h.add(Action::load_batch, Stream::compute, 0, 1);                                        // 1
+  h.add(Action::gather_copy_out, Stream::compute, 3, 4, {0});                              // 2 waits for 0
+  h.add(Action::reduce_scatter, Stream::reduce_scatter, 4, 9, {2}, Communicator::shard);   // 3
+  h.add(Action::all_gather, Stream::all_gather, 9, 11, {}, Communicator::shard);           // 4 behind 3 on the communicator
+  h.add(Action::optimizer, Stream::compute, 11.5, 12, {4});                                // 5, half a second late
+  CHECK(critical_chain(h.step, h.timeline) == std::vector<std::int32_t>{0, 2, 3, 4, 5});
+  const ModelGraph model = toy::model();
+  const std::vector<std::string> words = critical_path(h.step, h.timeline, model);
+  REQUIRE(words.size() == 5);
+  CHECK((words[0].starts_with("all_gather: 5") || words[0].starts_with("reduce_scatter: 5")));
+  CHECK(std::any_of(words.begin(), words.end(), [](const std::string& w) { return w.starts_with("waiting: 500 ms"); }));
+  CHECK(critical_chain({}, {}).empty());
+}
+
+TEST_CASE("a prediction's parts fit together") {
+  for (const auto& [shard, replicate] : {std::pair(1, 1), std::pair(2, 1), std::pair(4, 2)}) {
+    CAPTURE(shard);
+    Setup s(shard, replicate);
+    s.plan.micro_batches = {1, 2};
+    s.plan.clip_norm = 1.0;
+    const Prediction p = s.predicted();
+    CHECK(p.step_time.count() > 0);
+    CHECK(sum(p.where) == doctest::Approx(p.step_time.count()).epsilon(1e-9));
+    CHECK(p.ranks == shard * replicate);
+    CHECK(p.tokens_per_step == 3 * 5 * p.ranks);
+    CHECK(p.tokens_per_s == doctest::Approx(static_cast<double>(p.tokens_per_step) / p.step_time.count()));
+    CHECK(std::accumulate(p.peak_made_of.begin(), p.peak_made_of.end(), std::int64_t{0}) == p.peak_allocated.count());
+    CHECK(p.timeline.duration == p.step_time.count());
+    double seconds = 0;
+    std::int64_t count = 0;
+    for (const ActionTime& a : p.by_action) { seconds += a.seconds; count += a.count; }
+    CHECK(static_cast<std::size_t>(count) == p.order.size());
+    CHECK(p.step_time.count() <= seconds + 1e-3);
+    CHECK(p.peak_at.find("step") != std::string::npos);
+    if (shard == 1) CHECK(p.exposed_communication.count() < 1e-4);
+  }
+}
+
+TEST_CASE("utilisation: closed form") {
+  Setup s(1);
+  const Prediction p = s.predicted();
+  // 2 sequences of 5 tokens on one rank; fp32 without TF32 units: peak 10 TFLOP/s.
+  const double flops = model_flops_per_token(s.model, 5) * 10;
+  CHECK(p.mfu == doctest::Approx(flops / p.step_time.count() / 10e12));
+  CHECK(p.hfu == p.mfu);
+  // Recomputing every block: its first linear again, 2 * 10 tokens * 6 * 10 flops, and the gelu between (what the second linear
+  // and the add make, no backward reads).
+  Setup c(1);
+  c.plan.checkpointed = {"layers.0", "layers.1", "layers.2"};
+  const Prediction q = c.predicted();
+  const double again = (q.hfu - q.mfu) * q.step_time.count() * 10e12;
+  const double gelu = forward_flops(c.model.ops[2], {2, 5, 4});
+  REQUIRE(c.model.ops[2].kind == OpKind::gelu);
+  CHECK(again == doctest::Approx(3 * (2.0 * 10 * 6 * 10 + gelu)));
+  CHECK(q.where.recompute.count() > 0);
+}
+
+TEST_CASE("verdicts: reserved estimate, margin, fixed memory, limit") {
+  Setup s(2);
+  const std::int64_t peak = s.predicted().peak_allocated.count();
+  const auto with_limit = [&](std::int64_t limit) {
+    PredictOptions o;
+    o.memory_limit = Bytes(limit);
+    return s.predicted(o);
+  };
+  const auto total = static_cast<std::int64_t>(static_cast<double>(peak) * 1.05) + 1000;
+  CHECK(with_limit(total).peak_total.count() == total);
+  CHECK(with_limit(total).verdict == Verdict::fits);
+  CHECK(with_limit(total - 1).verdict == Verdict::tight);
+  CHECK(with_limit(peak + 1000).verdict == Verdict::tight);
+  CHECK(with_limit(peak + 999).verdict == Verdict::does_not_fit);
+  CHECK(s.predicted().memory_limit.count() == static_cast<std::int64_t>(0.95 * (1 << 20)));
+}
+
+TEST_CASE("roles: ranks with smaller shards have their own memory") {
+  // 3 ranks. Rows 11 (embedding, head) -> chunks 4, 4, 3; rows 10 (up) -> 4, 4, 2; rows 6 (down) -> 2, 2, 2. So ranks 0 and 1 are
+  // alike, and rank 2 holds 2 * 1 row of 6 and, per block, 2 rows of 6 less: (12 + 3 * 12) elements * 8 bytes less of AdamW states.
+  Setup s(3);
+  const Prediction p = s.predicted();
+  CHECK(p.roles == 2);
+  CHECK(p.role_of_rank == std::vector<std::int32_t>{0, 0, 1});
+  REQUIRE(p.other_roles.size() == 1);
+  CHECK(p.memory.steady_step.start - p.other_roles[0].steady_step.start == 48 * 8);
+  CHECK(memory_of(p, 1) == &p.memory);
+  const Program last = lower(s.model, s.plan, s.impl, 2);
+  CHECK(memory_of(p, 2)->steady_step == replay_memory(last).steady_step);
+  Setup r(3, 2);
+  CHECK(r.predicted().role_of_rank == std::vector<std::int32_t>{0, 0, 1, 0, 0, 1});
+}
+
+TEST_CASE("while searching only the numbers are made, and they are the same") {
+  const Setup s(4);
+  PredictOptions o;
+  o.keep_timeline = false;
+  const Prediction lean = s.predicted(o), full = s.predicted();
+  CHECK(lean.step_time == full.step_time);
+  CHECK(lean.peak_total == full.peak_total);
+  CHECK(lean.mfu == full.mfu);
+  CHECK(lean.order.empty());
+  CHECK(lean.timeline.spans.empty());
+}
+
+TEST_CASE("predictions on disk") {
+  Setup s(3);
+  s.plan.clip_norm = 0.5;
+  const Prediction p = s.predicted();
+  const std::string text = to_json_text(p);
+  const Prediction q = parse_prediction(text, "p.json");
+  CHECK(to_json_text(q) == text);
+  CHECK(q.provenance == p.provenance);
+  CHECK(q.step_time == p.step_time);
+  CHECK(q.verdict == p.verdict);
+  CHECK(q.order == p.order);
+  CHECK(q.memory.first_step == p.memory.first_step);
+  CHECK(q.memory.at_peak == p.memory.at_peak);
+  CHECK(q.role_of_rank == p.role_of_rank);
+  CHECK(q.other_roles.at(0).init == p.other_roles.at(0).init);
+  CHECK(q.timeline.spans.size() == p.timeline.spans.size());
+  CHECK(q.timeline.spans.back().end == p.timeline.spans.back().end);
+  CHECK(q.where.exposed_all_gather == p.where.exposed_all_gather);
+  for (std::size_t cut = 0; cut + 2 < text.size(); cut += 211) CHECK_THROWS_AS((void)parse_prediction(text.substr(0, cut), "p.json"), InputError);
+  const auto refused = [&](const std::string& from, const std::string& to, const char* words) {
+    std::string changed = text;
+    const std::size_t at = changed.find(from);
+    REQUIRE(at != std::string::npos);
+    changed.replace(at, from.size(), to);
+    CHECK_THROWS_WITH_AS((void)parse_prediction(changed, "p.json"), doctest::Contains(words), InputError);
+  };
+  refused("prediction/1", "measurement/1", "measurement/1");
+  refused("\"verdict\":\"fits\"", "\"verdict\":\"maybe\"", "is no verdict");
+  refused("\"role_of_rank\":[0,0,1]", "\"role_of_rank\":[0,0]", "one role for each of 3 ranks");
+  refused("\"role_of_rank\":[0,0,1]", "\"role_of_rank\":[0,0,2]", "role_of_rank");
+  refused("\"spans_s\":[", "\"spans_s\":[0,", "pairs of start and end");
+  refused("\"points_bytes\":[", "\"points_bytes\":[-1,0,", "points_bytes");
+  refused("\"ranks\":3", "\"ranks\":99999999999", "ranks");
+  refused("\"mfu\"", "\"mfoo\"", "mfu");
+}
+
+TEST_CASE("measurements on disk, and compared after the way there and back") {
+  Setup s(2);
+  const Prediction p = s.predicted();
+  Measurement m;
+  m.provenance = p.provenance;
+  m.backend = "host";
+  m.environment = "made up";
+  m.step_seconds = {0.1, 0.2};
+  m.median_step_seconds = p.step_time.count();
+  m.noise = 0.01;
+  m.losses = {2.5, 2.25};
+  m.by_action = p.by_action;
+  m.process_high_water_bytes = 12345;
+  for (std::int64_t r = 0; r < 2; ++r) {
+    const ProgramMemory& own = *memory_of(p, r);
+    m.ranks.push_back({r, p.order, p.timeline, own.init, own.first_step, own.steady_step, own.peak, 0, 77});
+  }
+  const std::string text = to_json_text(m);
+  const Measurement back = parse_measurement(text, "m.json");
+  CHECK(to_json_text(back) == text);
+  CHECK(back.ranks[1].wire_bytes == 77);
+  CHECK(compare(parse_prediction(to_json_text(p), "p.json"), back).within);
+  for (std::size_t cut = 0; cut + 2 < text.size(); cut += 211) CHECK_THROWS_AS((void)parse_measurement(text.substr(0, cut), "m.json"), InputError);
+}
