@@ -49,6 +49,7 @@ void host_gemm(DType type, Transpose ta, Transpose tb, std::int64_t m, std::int6
 // bf16 is multiplied in fp32 tiles: what `scratch` must hold (0 for fp64 and fp32). The same for any order of m, n, k.
 [[nodiscard]] std::int64_t host_gemm_scratch_bytes(DType type, std::int64_t m, std::int64_t n, std::int64_t k);
 [[nodiscard]] std::string_view host_gemm_library();          // "OpenBLAS 0.3.21", "Eigen 3.4.0"
-[[nodiscard]] std::int64_t host_gemm_library_workspace();    // heap that the library may take inside a call (0 for OpenBLAS)
+// Heap that the library itself may take inside a product whose longest extent is `longest`; nobody declares it as a buffer.
+[[nodiscard]] std::int64_t host_gemm_library_workspace(std::int64_t longest);
 
 }  // namespace fsdp

@@ -66,6 +66,6 @@ std::string_view host_gemm_library() {
 }
 
 // Eigen packs one panel of each operand: at most kDepth * kColumns of b and kDepth * 1024 rows of a, in fp64, with room to align.
-std::int64_t host_gemm_library_workspace() { return 2 * kDepth * kColumns * 8 + 4096; }
+std::int64_t host_gemm_library_workspace(std::int64_t) { return 2 * kDepth * kColumns * 8 + 4096; }
 
 }  // namespace fsdp

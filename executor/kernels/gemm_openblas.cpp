@@ -1,6 +1,7 @@
 // Matrix products by the distribution's OpenBLAS.
 #include <cblas.h>
 
+#include <algorithm>
 #include <limits>
 #include <string>
 
@@ -57,6 +58,9 @@ std::string_view host_gemm_library() {
   return text.substr(0, first == std::string_view::npos ? first : text.find(' ', first + 1));
 }
 
-std::int64_t host_gemm_library_workspace() { return 0; }           // it keeps its own mapped buffers, made at the first call
+// Its large products use mapped buffers of its own, made at the first call. On AVX-512 processors products of at most 100^3
+// multiplications take another path (dgemm_small_kernel_nn_skylakex.c), which packs the last n mod 32 columns of the second operand on
+// the heap: at most 31 columns of k elements.
+std::int64_t host_gemm_library_workspace(std::int64_t longest) { return 31 * 8 * std::min<std::int64_t>(longest, 1'000'000) + 64; }
 
 }  // namespace fsdp
