@@ -1,6 +1,8 @@
 // What one rank of a run does: init, first step, steady steps; and what must hold of each.
 #include "executor/run_job.h"
 
+#include <algorithm>
+
 #include <fmt/format.h>
 
 #include "models/error.h"
@@ -28,7 +30,7 @@ void RunJob::train(Interpreter& interpreter, RankJob& mine, std::int64_t rank) {
     if (rank == 0 && options.progress) options.progress(done, total);
   };
   mine.init = interpreter.run(mine.program.init, 0);
-  check_step(mine.init, mine, rank, false);
+  check_step(mine.init, mine.program.init.ops, mine, rank, false);
   mine.stage = 1;
   bool kept = !options.keep_parameters;
   mine.first = interpreter.run(mine.program.first_step, 0, [&](const Operation& op) {
@@ -37,22 +39,34 @@ void RunJob::train(Interpreter& interpreter, RankJob& mine, std::int64_t rank) {
     interpreter.device().synchronize();
     keep(interpreter, mine.program, rank, 0, first_gradients);
   });
-  check_step(mine.first, mine, rank, false);
+  check_step(mine.first, mine.program.first_step.ops, mine, rank, false);
   progress(1);
   mine.stage = 2;
   mine.steady.reserve(static_cast<std::size_t>(steady_steps()));
   for (int s = 1; s < total; ++s) {
     mine.steady.push_back(interpreter.run(mine.program.steady_step, s));
-    check_step(mine.steady.back(), mine, rank, true);
+    check_step(mine.steady.back(), mine.program.steady_step.ops, mine, rank, true);
     progress(s + 1);
   }
   if (options.keep_parameters) keep(interpreter, mine.program, rank, 1, parameters);
 }
 
-void RunJob::check_step(const StepRecord& step, const RankJob& mine, std::int64_t rank, bool steady) const {
+// What the library of matrix products may take by itself is not the kernel's.
+std::int64_t RunJob::undeclared(const OperationRecord& record, const Operation& operation) const {
+  std::int64_t longest = 0;
+  if (operation.graph_op >= 0 && operation.action != Action::add_gradient) {
+    const Op& op = model.ops[static_cast<std::size_t>(operation.graph_op)];
+    const std::int64_t sequences = plan.micro_batches[static_cast<std::size_t>(operation.micro_batch)];
+    if (op.kind == OpKind::linear) longest = std::max({sequences * plan.seq_len, op.shape.in, op.shape.out});
+    if (op.kind == OpKind::attention) longest = std::max(plan.seq_len, op.shape.head_dim);
+  }
+  return std::max<std::int64_t>(0, record.heap_bytes - (longest > 0 ? host_gemm_library_workspace(longest) : 0));
+}
+
+void RunJob::check_step(const StepRecord& step, const std::vector<Operation>& ops, const RankJob& mine, std::int64_t rank, bool steady) const {
   for (const OperationRecord& r : step.operations)
-    if (r.heap_bytes > host_gemm_library_workspace())
-      throw RankFailure(rank, r.op, fmt::format("rank {}: a kernel took {} bytes of heap that no buffer declares", rank, r.heap_bytes));
+    if (const std::int64_t taken = undeclared(r, ops[static_cast<std::size_t>(r.op)]); taken > 0)
+      throw RankFailure(rank, r.op, fmt::format("rank {}: a kernel took {} bytes of heap that no buffer declares", rank, taken));
   if (!steady) return;
   const MemoryTimeline& m = step.memory;
   const std::int64_t end = m.points.empty() ? m.start : m.points.back().after;

@@ -31,10 +31,12 @@ struct RunJob {
   [[nodiscard]] int steady_steps() const { return warmup() + options.steps; }
   void reserve_results();
   void run_rank(Device&);
+  // Heap that a kernel took beside its buffers.
+  [[nodiscard]] std::int64_t undeclared(const OperationRecord&, const Operation&) const;
 
  private:
   void train(Interpreter&, RankJob&, std::int64_t rank);
-  void check_step(const StepRecord&, const RankJob&, std::int64_t rank, bool steady) const;
+  void check_step(const StepRecord&, const std::vector<Operation>&, const RankJob&, std::int64_t rank, bool steady) const;
   void keep(Interpreter&, const Program&, std::int64_t rank, std::size_t argument, std::vector<NamedTensor>& into) const;
 };
 

@@ -68,13 +68,12 @@ RankMeasurement measure_rank(const RunJob& job, std::size_t r, std::size_t media
   m.steady_step = step.memory;
   m.peak_allocated_bytes = std::max({m.init.peak(), m.first_step.peak(), m.steady_step.peak()});
   for (const OperationRecord& o : step.operations) m.wire_bytes += o.sent_bytes;
-  const auto undeclared = [&](const StepRecord& s) {
-    for (const OperationRecord& o : s.operations)
-      m.undeclared_bytes = std::max(m.undeclared_bytes, o.heap_bytes - host_gemm_library_workspace());
+  const auto undeclared = [&](const StepRecord& s, const Step& of) {
+    for (const OperationRecord& o : s.operations) m.undeclared_bytes = std::max(m.undeclared_bytes, job.undeclared(o, of.ops[at(o.op)]));
   };
-  undeclared(rank.init);
-  undeclared(rank.first);
-  for (const StepRecord& s : rank.steady) undeclared(s);
+  undeclared(rank.init, rank.program.init);
+  undeclared(rank.first, rank.program.first_step);
+  for (const StepRecord& s : rank.steady) undeclared(s, rank.program.steady_step);
   return m;
 }
 
