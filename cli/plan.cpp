@@ -33,16 +33,25 @@ PlanResult search_with_progress(const Flags& flags, const Setup& setup) {
 }
 
 std::vector<std::string> row_of(const Candidate& c, const std::string& why) {
-  return {c.label, human(c.score.step), human(c.score.peak_total), std::string(name(c.score.verdict)), why};
+  const bool scored = c.score.step.count() > 0;                  // what memory pruned was never timed
+  return {(c.naive ? "naive: " : "") + c.label, scored ? human(c.score.step) : "-", scored ? human(c.score.peak_total) : "-",
+          std::string(name(c.score.verdict)), why};
 }
 
+// The choice, its rivals, and in any case the naive plan (which is among the rivals unless the flags rule it out).
 std::string rivals_table(const PlanResult& result) {
-  std::vector<std::vector<std::string>> rows;
-  rows.push_back(row_of(*result.best, "chosen"));
+  std::vector<std::vector<std::string>> rows = {row_of(*result.best, "chosen")};
+  bool naive_shown = result.best->naive;
   for (const Candidate& rival : result.rivals) {
-    if (!rival.naive) rows.push_back(row_of(rival, rival.why_lost));
+    if (rival.naive) continue;
+    rows.push_back(row_of(rival, rival.why_lost));
   }
-  rows.push_back(row_of(result.naive, result.naive.why_lost.empty() ? "the naive plan, and the best" : "the naive plan; " + result.naive.why_lost));
+  for (const Candidate& rival : result.rivals) {
+    if (!rival.naive) continue;
+    rows.push_back(row_of(rival, rival.why_lost));
+    naive_shown = true;
+  }
+  if (!naive_shown) rows.push_back(row_of(result.naive, "for comparison: the flags rule it out"));
   return table({"plan", ">step", ">peak", "verdict", "why"}, rows);
 }
 

@@ -68,7 +68,8 @@ std::string plan_label(const ShardingPlan& plan) {
 
 std::string verdict_line(const Prediction& p) {
   const Bytes spare = p.memory_limit - p.peak_total;
-  const std::string room = spare.count() >= 0 ? human(spare) + " to spare" : human(Bytes(-spare.count())) + " too much";
+  std::string room = spare.count() >= 0 ? human(spare) + " to spare" : human(Bytes(-spare.count())) + " too much";
+  if (p.verdict == Verdict::tight && spare.count() < 0) room += " if the allocator needs its whole margin";
   const char* verdict = p.verdict == Verdict::fits ? "Fits" : p.verdict == Verdict::tight ? "Tight" : "Does not fit";
   const auto whole = [](double x) { return with_commas(std::llround(x)); };
   const std::string mfu = p.mfu > 0 ? ", MFU " + percent(p.mfu) : "";

@@ -99,8 +99,8 @@ void check_keys(const std::string& text, const std::string& keys) {
 void check_expectation(const Expectation& e, const std::string& out, const std::string& err) {
   const std::string& text = e.stream == '1' ? out : err;
   const bool holds = text.find(e.text) != std::string::npos;
-  if (e.rule == '~') CHECK_MESSAGE(holds, "missing in stream ", e.stream, ": ", e.text);
-  else if (e.rule == '!') CHECK_MESSAGE(!holds, "unwanted in stream ", e.stream, ": ", e.text);
+  if (e.rule == '~') CHECK_MESSAGE(holds, "missing in stream ", std::string(1, e.stream), ": ", e.text);
+  else if (e.rule == '!') CHECK_MESSAGE(!holds, "unwanted in stream ", std::string(1, e.stream), ": ", e.text);
   else if (e.rule == '{') check_keys(text, e.text);
   else FAIL("unknown rule " << e.rule);
 }
