@@ -1,8 +1,10 @@
-// The search. Every combination of what was left open is an option; a floor on its memory rules many out without a score, and so
-// does a smaller micro-batch of the same kind that did not fit. The rest are scored, best first by `better`.
+// The search. Every combination of what was left open is an option. Three rules rule options out without a score: a floor on their
+// memory, a smaller micro-batch of the same kind that did not fit, and a plan that fits and recomputes less but is otherwise equal
+// (recomputing adds work). The rest are scored; `better` picks, and of plans that are equally fast the smallest.
 #include "planner/search.h"
 
 #include <algorithm>
+#include <span>
 #include <utility>
 
 #include <fmt/format.h>
@@ -17,17 +19,17 @@ namespace fsdp {
 namespace {
 
 constexpr std::size_t kRivals = 5;
+constexpr double kEquallyFast = 1.001;       // predictions do not resolve less
 
-// Options that differ only in their micro-batch.
-bool same_but_batch(const Choice& a, const Choice& b) {
+bool same_but(Axis axis, const Choice& a, const Choice& b) {
   for (std::size_t i = 0; i < a.size(); ++i)
-    if (i != static_cast<std::size_t>(Axis::batch) && a[i] != b[i]) return false;
+    if (i != static_cast<std::size_t>(axis) && a[i] != b[i]) return false;
   return true;
 }
 
 // Memory grows with the micro-batch as long as both steps accumulate gradients, or neither does.
 bool needs_no_less(const Option& larger, const Option& smaller) {
-  return same_but_batch(larger.choice, smaller.choice) && larger.batch.micro_batch >= smaller.batch.micro_batch &&
+  return same_but(Axis::batch, larger.choice, smaller.choice) && larger.batch.micro_batch >= smaller.batch.micro_batch &&
          (larger.batch.grad_accum > 1) == (smaller.batch.grad_accum > 1);
 }
 
@@ -72,18 +74,40 @@ class Scorer {
   std::int64_t total_ = 0, done_ = 0;
 };
 
+// Does one of these, all listed before `j` and hence with less recomputation, make it pointless?
+bool recomputes_for_nothing(const Judged& j, std::span<const Judged> before) {
+  return std::any_of(before.begin(), before.end(), [&](const Judged& b) {
+    return same_but(Axis::checkpointing, j.option.choice, b.option.choice) && b.score && b.score->verdict == Verdict::fits;
+  });
+}
+
 // Micro-batches ascend fastest, so what did not fit comes before what is larger.
 void score_all(std::vector<Judged>& all, Bytes limit, Scorer& scorer) {
   const Option* too_large = nullptr;
   for (Judged& j : all) {
+    const std::span<const Judged> before(all.data(), static_cast<std::size_t>(&j - all.data()));
     const bool hopeless = j.floor > limit || (too_large && needs_no_less(j.option, *too_large));
-    if (hopeless) {
+    if (hopeless || recomputes_for_nothing(j, before)) {
       scorer.advance();
       continue;
     }
     scorer.score(j);
     if (j.score->verdict == Verdict::does_not_fit) too_large = &j.option;
   }
+}
+
+// Of plans with the verdict of the first by `better` that are as fast as it, the one that needs least; never one slower than the
+// naive plan. `all` is not empty.
+std::size_t choose(const std::vector<Judged>& all) {
+  auto best = std::min_element(all.begin(), all.end(), better);
+  if (!best->score) return static_cast<std::size_t>(best - all.begin());
+  double slowest = kEquallyFast * best->seconds_per_sequence();
+  const Verdict verdict = best->score->verdict;
+  for (const Judged& j : all)
+    if (j.option.naive && j.score && j.score->verdict == verdict) slowest = std::min(slowest, j.seconds_per_sequence());
+  for (auto j = all.begin(); j != all.end(); ++j)
+    if (j->score && j->score->verdict == verdict && j->seconds_per_sequence() <= slowest && j->score->peak_total < best->score->peak_total) best = j;
+  return static_cast<std::size_t>(best - all.begin());
 }
 
 Candidate candidate(const Judged& j) { return {j.option.plan, j.score.value_or(Score{}), j.option.label, "", j.option.naive}; }
@@ -130,12 +154,11 @@ PlanResult search(const ModelGraph& model, const ClusterSpec& cluster, const Imp
   result.considered = static_cast<std::int64_t>(all.size());
   score_all(all, o.memory_limit, scorer);
   result.naive = naive_candidate(all, model, cluster, o, scorer);
-  const auto first = std::min_element(all.begin(), all.end(), better);
-  const auto best = static_cast<std::size_t>(first - all.begin());
-  if (!first->score || first->score->verdict == Verdict::does_not_fit) {
+  const std::size_t best = choose(all);
+  if (!all[best].score || all[best].score->verdict == Verdict::does_not_fit) {
     result.why_none = nothing_fits(model, impl, all, o.memory_limit);
   } else {
-    result.best = candidate(*first);
+    result.best = candidate(all[best]);
     for (const std::size_t i : rivals(all, best, kRivals)) {
       scorer.score(all[i]);                  // also if a smaller sibling had ruled it out: what it would need is the point
       result.rivals.push_back(candidate(all[i]));

@@ -35,7 +35,10 @@ std::string what_grew(const Judged& loser, const Judged& best) {
     if (grown > most) std::tie(most, worst) = std::pair(grown, &p);
   }
   if (most <= 0) return "";
-  return fmt::format(": {} more {}{}", human(Seconds(most)), worst->words, scale == 1 ? "" : " per step of equal size");
+  // The same arithmetic takes longer only because communication beside it takes multiprocessors and memory bandwidth.
+  const bool same_work = worst->member == &Breakdown::compute && loser.option.batch == best.option.batch;
+  return fmt::format(": {} more {}{}{}", human(Seconds(most)), worst->words, same_work ? ", slowed by communication beside it" : "",
+                     scale == 1 ? "" : " per step of equal size");
 }
 
 bool differs_only_on(const Choice& a, const Choice& b, Axis axis) {
@@ -77,9 +80,9 @@ std::string why_lost(const Judged& loser, const Judged& best, Bytes limit) {
   if (rank_of(s.verdict) > rank_of(best.score->verdict))
     return fmt::format("tight: {} with the margin for fragmentation, of {}", human(s.peak_total), human(limit));
   const double slower = loser.seconds_per_sequence() / best.seconds_per_sequence() - 1;
-  if (slower >= 0.0005) return fmt::format("{:.1f}% slower{}", 100 * slower, what_grew(loser, best));
+  if (slower >= 0.001) return fmt::format("{:.1f}% slower{}", 100 * slower, what_grew(loser, best));
   const Bytes more = s.peak_total - best.score->peak_total;
-  return more > Bytes(0) ? fmt::format("as fast, but needs {} more", human(more)) : "as fast, no better";
+  return more > Bytes(0) ? fmt::format("as fast, but needs {} more", human(more)) : "no faster";
 }
 
 std::vector<std::size_t> rivals(const std::vector<Judged>& all, std::size_t best, std::size_t most) {
