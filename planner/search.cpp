@@ -13,6 +13,7 @@
 #include "planner/search/candidates.h"
 #include "planner/search/memory_floor.h"
 #include "planner/search/rivals.h"
+#include "planner/search/scorer.h"
 
 namespace fsdp {
 
@@ -54,25 +55,6 @@ std::vector<Judged> judge_floors(const ModelGraph& model, const ClusterSpec& clu
   if (judged.empty()) check(all.at(0).plan, model);
   return judged;
 }
-
-class Scorer {
- public:
-  Scorer(const SearchOptions& options, const ScoreFunction& score, std::int64_t total) : options_(options), score_(score), total_(total) {}
-
-  void score(Judged& j) {
-    if (j.score) return;
-    j.score = score_(j.option.plan);
-    advance();
-  }
-  void advance() {
-    if (options_.progress && done_ < total_) options_.progress(++done_, total_);
-  }
-
- private:
-  const SearchOptions& options_;
-  const ScoreFunction& score_;
-  std::int64_t total_ = 0, done_ = 0;
-};
 
 // Does one of these, all listed before `j` and hence with less recomputation, make it pointless?
 bool recomputes_for_nothing(const Judged& j, std::span<const Judged> before) {
@@ -121,16 +103,21 @@ std::string nothing_fits(const ModelGraph& model, const Implementation& impl, co
                      describe(memory_floor(model, least->option.plan, impl)));
 }
 
-// The naive plan is scored in any case; it is in `all` unless the user fixed otherwise.
-Candidate naive_candidate(std::vector<Judged>& all, const ModelGraph& model, const ClusterSpec& cluster, const SearchOptions& o, Scorer& scorer) {
-  for (Judged& j : all) {
-    if (!j.option.naive) continue;
-    scorer.score(j);
-    return candidate(j);
-  }
+// The naive plan, when the user fixed otherwise and it is not among the options.
+Candidate naive_outside(const ModelGraph& model, const ClusterSpec& cluster, const SearchOptions& o, Scorer& scorer) {
   Judged outside{naive_option(model, cluster, o), Bytes(0), std::nullopt};
   if (is_legal(outside.option.plan, model)) scorer.score(outside);
   return candidate(outside);
+}
+
+// Best and naive are held against each other by exact scores: only then may the one beat the other.
+std::size_t choose_exactly(std::vector<Judged>& all, Judged* naive, Scorer& scorer) {
+  std::size_t best = choose(all);
+  if (!all[best].score || all[best].score->verdict == Verdict::does_not_fit) return best;
+  scorer.score_exactly(all[best]);
+  if (naive == nullptr || naive == &all[best]) return best;
+  scorer.score_exactly(*naive);
+  return better(*naive, all[best]) ? static_cast<std::size_t>(naive - all.data()) : best;
 }
 
 }  // namespace
@@ -153,8 +140,11 @@ PlanResult search(const ModelGraph& model, const ClusterSpec& cluster, const Imp
   Scorer scorer(o, score, static_cast<std::int64_t>(all.size()));
   result.considered = static_cast<std::int64_t>(all.size());
   score_all(all, o.memory_limit, scorer);
-  result.naive = naive_candidate(all, model, cluster, o, scorer);
-  const std::size_t best = choose(all);
+  const auto found = std::find_if(all.begin(), all.end(), [](const Judged& j) { return j.option.naive; });
+  Judged* const naive = found == all.end() ? nullptr : &*found;
+  if (naive) scorer.score(*naive);
+  const std::size_t best = choose_exactly(all, naive, scorer);
+  result.naive = naive ? candidate(*naive) : naive_outside(model, cluster, o, scorer);
   if (!all[best].score || all[best].score->verdict == Verdict::does_not_fit) {
     result.why_none = nothing_fits(model, impl, all, o.memory_limit);
   } else {

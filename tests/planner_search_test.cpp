@@ -281,6 +281,29 @@ TEST_CASE("of equally fast plans the smallest wins, unless the naive one is fast
   CHECK(r.best->plan.units.size() == 1);
 }
 
+TEST_CASE("many micro-batches cost no more than few: the rest is extrapolated, the answer is exact") {
+  const ModelGraph model = toy::model({.blocks = 2});
+  SearchOptions o = options_for(model, 2);
+  o.global_batch = 2 * 1000;                 // 1000 sequences per GPU, no more than 64 at once
+  std::int64_t long_steps = 0;
+  // A first micro-batch of 5 s, then 2 s each (3 s where everything is gathered again): linear from the second on.
+  const PlanResult r = search(model, cluster(2, 2), native(), o, [&](const ShardingPlan& p) {
+    const auto n = static_cast<double>(p.micro_batches.size());
+    if (p.micro_batches.size() > 4) ++long_steps;
+    const bool kept = p.units.size() > 1 && p.units[0].reshard_after_forward == Reshard::no;
+    Score s{Seconds(5 + (n - 1) * (kept ? 2 : 3)), Bytes(1), p.micro_batches[0] == 1 ? Verdict::fits : Verdict::does_not_fit, {}};
+    s.where.compute = s.step;
+    return s;
+  });
+  REQUIRE(r.best);
+  CHECK(r.best->plan.micro_batches.size() == 1000);
+  CHECK(r.best->score.step.count() == 5 + 999 * 2);
+  CHECK(r.naive.score.step.count() == 5 + 999 * 3);
+  CHECK(long_steps == 2);                    // best and naive
+  for (const Candidate& c : r.rivals)
+    if (c.label.starts_with("block, reshard, checkpoint none, micro-batch 1 x 1000")) CHECK(c.score.where.compute.count() == doctest::Approx(5 + 999 * 3));
+}
+
 TEST_CASE("a plan that recomputes for nothing is not scored") {
   const ModelGraph model = toy::model({.blocks = 2});
   SearchOptions o = options_for(model, 2);

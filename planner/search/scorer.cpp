@@ -1,0 +1,47 @@
+#include "planner/search/scorer.h"
+
+namespace fsdp {
+
+namespace {
+
+ShardingPlan shortened(const ShardingPlan& plan, std::int64_t micro_batches) {
+  ShardingPlan p = plan;
+  p.micro_batches.resize(static_cast<std::size_t>(micro_batches));
+  return p;
+}
+
+Seconds extended(Seconds shorter, Seconds longer, double more) { return longer + (longer - shorter) * more; }
+
+// The score of `more` micro-batches beyond those of `longer`, which has one more than `shorter`.
+Score extrapolated(const Score& shorter, const Score& longer, double more) {
+  Score s = longer;
+  s.step = extended(shorter.step, longer.step, more);
+  for (Seconds Breakdown::* part : {&Breakdown::compute, &Breakdown::recompute, &Breakdown::exposed_all_gather, &Breakdown::exposed_reduce_scatter,
+                                    &Breakdown::exposed_all_reduce, &Breakdown::copies, &Breakdown::optimizer, &Breakdown::idle})
+    s.where.*part = extended(shorter.where.*part, longer.where.*part, more);
+  return s;
+}
+
+}  // namespace
+
+void Scorer::score(Judged& j) {
+  if (j.score) return;
+  const std::int64_t n = j.option.batch.grad_accum;
+  if (n <= kRepresentative) {
+    j.score = score_(j.option.plan);
+  } else {
+    const Score shorter = score_(shortened(j.option.plan, kRepresentative - 1)), longer = score_(shortened(j.option.plan, kRepresentative));
+    j.score = extrapolated(shorter, longer, static_cast<double>(n - kRepresentative));
+  }
+  advance();
+}
+
+void Scorer::score_exactly(Judged& j) {
+  if (j.option.batch.grad_accum > kRepresentative) j.score = score_(j.option.plan);
+}
+
+void Scorer::advance() {
+  if (options_.progress && done_ < total_) options_.progress(++done_, total_);
+}
+
+}  // namespace fsdp

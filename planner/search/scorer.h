@@ -1,0 +1,26 @@
+// Scores options through the caller's function, at a cost that does not grow with the number of micro-batches.
+#pragma once
+
+#include "planner/search/rivals.h"
+
+namespace fsdp {
+
+// Micro-batches of one size repeat the same work, so a step of n > 4 of them takes  t(4) + (n - 4) (t(4) - t(3))  and needs the
+// memory of 4 (first, middle and last ones are among them). Shorter steps are scored as they are.
+inline constexpr std::int64_t kRepresentative = 4;
+
+class Scorer {
+ public:
+  Scorer(const SearchOptions& options, const ScoreFunction& score, std::int64_t total) : options_(options), score_(score), total_(total) {}
+
+  void score(Judged&);                       // unless it has been scored
+  void score_exactly(Judged&);               // the whole step, replacing an extrapolated score
+  void advance();                            // one option more is dealt with: tells the caller's progress
+
+ private:
+  const SearchOptions& options_;
+  const ScoreFunction& score_;
+  std::int64_t total_ = 0, done_ = 0;
+};
+
+}  // namespace fsdp
