@@ -2,7 +2,8 @@
 
     python run_emitted.py SCRIPT EXPECTED.json [SCRIPT EXPECTED.json ...]
 
-EXPECTED.json: [{"modules": [...], "parameters": [...], "reshard": true|false}, ...], as unit_layouts computes them.
+EXPECTED.json: {"units": [{"modules": [...], "parameters": [...], "reshard": true|false}, ...], "checkpointed": [...]}, the units as
+unit_layouts computes them.
 Exit codes: 0 equal, 1 different, 77 torch cannot be imported (the reason is printed).
 """
 import importlib.util
@@ -43,35 +44,44 @@ def fsdp_units(model):
     return sorted(([sorted(u["modules"]), u["parameters"], u["reshard"]] for u in units.values() if u["parameters"]))
 
 
+def recomputed(model):
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
+    return sorted(plain(name) for name, module in model.named_modules() if isinstance(module, CheckpointWrapper))
+
+
 def worker(arguments):
-    for script, expected_file in arguments:
+    for (script, expected_file), port in zip(arguments, os.environ["RUN_EMITTED_PORTS"].split()):
+        os.environ["MASTER_PORT"] = port     # a fresh one each time: the store of the run before may still listen
         spec = importlib.util.spec_from_file_location("emitted", script)
         emitted = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(emitted)
         with open(expected_file) as f:
-            expected = sorted([sorted(u["modules"]), sorted(u["parameters"]), u["reshard"]] for u in json.load(f) if u["parameters"])
+            expected = json.load(f)
+        units = sorted([sorted(u["modules"]), sorted(u["parameters"]), u["reshard"]] for u in expected["units"] if u["parameters"])
         seen = []
-        losses = emitted.main(["--steps", "2", "--tiny", "--cpu", "--reference"], inspect=lambda model: seen.append(fsdp_units(model)))
-        if emitted.PLAN["dialect"] != "ddp" and seen != [expected]:
-            fail(f"{script}: PyTorch's units are\n{json.dumps(seen[0])}\nthe plan's are\n{json.dumps(expected)}")
+        losses = emitted.main(["--steps", "2", "--tiny", "--cpu", "--reference"], inspect=lambda model: seen.extend([fsdp_units(model), recomputed(model)]))
+        if emitted.PLAN["dialect"] != "ddp" and seen[0] != units:
+            fail(f"{script}: PyTorch's units are\n{json.dumps(seen[0])}\nthe plan's are\n{json.dumps(units)}")
+        if seen[1] != sorted(expected["checkpointed"]):
+            fail(f"{script}: recomputed are {seen[1]}, planned are {expected['checkpointed']}")
         if len(losses) != 2 or not all(math.isfinite(x) and 0 < x < 20 for x in losses):
             fail(f"{script}: the losses are {losses}")
 
 
 def main():
     arguments = list(zip(sys.argv[1::2], sys.argv[2::2]))
-    try:
-        import torch.distributed.fsdp
-    except ImportError as e:
-        print(f"skipped: {e}")
-        raise SystemExit(77)
     if "RANK" in os.environ:
         return worker(arguments)
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = str(s.getsockname()[1])
-    ranks = [subprocess.Popen([sys.executable, *sys.argv], env={**os.environ, "RANK": str(r), "LOCAL_RANK": str(r), "WORLD_SIZE": str(RANKS), "OMP_NUM_THREADS": "1",
-                                                              "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}) for r in range(RANKS)]
+    if importlib.util.find_spec("torch") is None:
+        print("skipped: torch is not installed")
+        raise SystemExit(77)
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in arguments]
+    ports = " ".join(str(s.getsockname()[1]) for s in sockets)
+    for s in sockets:
+        s.close()
+    ranks = [subprocess.Popen([sys.executable, "-W", "ignore", *sys.argv],
+                              env={**os.environ, "RANK": str(r), "LOCAL_RANK": str(r), "WORLD_SIZE": str(RANKS), "OMP_NUM_THREADS": "1",
+                                   "MASTER_ADDR": "127.0.0.1", "RUN_EMITTED_PORTS": ports}) for r in range(RANKS)]
     while any(p.poll() is None for p in ranks) and not any(p.poll() for p in ranks):
         time.sleep(0.1)
     for p in ranks:                          # one failed: the others would wait for it

@@ -1,0 +1,208 @@
+// Emitted files: what they say, what they admit they cannot say, and that PyTorch makes the plan's units from the script.
+#include <doctest/doctest.h>
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "models/error.h"
+#include "planner/emit.h"
+#include "planner/layout.h"
+#include "planner/wrap.h"
+#include "tests/small_models.h"
+
+using namespace fsdp;
+
+namespace {
+
+bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+bool any_has(const std::vector<std::string>& lines, const std::string& part) {
+  for (const std::string& l : lines) {
+    if (has(l, part)) return true;
+  }
+  return false;
+}
+
+ShardingPlan plan_of(const ModelGraph& model, std::string_view policy, std::int64_t ranks = 2, std::int64_t replicate = 1) {
+  ShardingPlan plan = naive_plan(model, {.ranks = ranks, .replicate = replicate, .seq_len = 16});
+  plan.wrap = std::string(policy);
+  plan.units = wrap(model, policy, "test");
+  return plan;
+}
+
+struct Folder {                                                          // removed at the end
+  std::filesystem::path path = std::filesystem::temp_directory_path() / ("fsdp-plan-emit-" + std::to_string(::getpid()));
+  Folder() { std::filesystem::create_directories(path); }
+  ~Folder() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path, ignored);
+  }
+};
+
+std::string python() {
+  const char* chosen = std::getenv("FSDP_PLAN_PYTHON");
+  return chosen != nullptr ? chosen : "python3";
+}
+
+int run(const std::string& command) {
+  const int status = std::system(command.c_str());
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+// What run_emitted.py compares with PyTorch: unit by unit, from the layouts that lowering and the executor use.
+std::string expected_units(const ShardingPlan& plan, const ModelGraph& model) {
+  nlohmann::json units = nlohmann::json::array();
+  const std::vector<UnitLayout> layouts = unit_layouts(plan, model);
+  for (std::size_t u = 0; u < layouts.size(); ++u) {
+    std::vector<std::string> parameters;
+    for (const ShardedParam& p : layouts[u].params) parameters.push_back(model.parameters[p.param].name);
+    const Reshard r = plan.units[u].reshard_after_forward;
+    units.push_back({{"modules", plan.units[u].modules}, {"parameters", parameters}, {"reshard", r == Reshard::automatic ? !layouts[u].root : r == Reshard::yes}});
+  }
+  return nlohmann::json{{"units", units}, {"checkpointed", plan.checkpointed}}.dump();
+}
+
+struct Case {
+  std::string name;
+  ModelGraph model;
+  ShardingPlan plan;
+};
+
+std::vector<Case> cases() {
+  std::vector<Case> list;
+  const ModelGraph plain = small_llama(), tied = small_llama({.tied = true});
+  const auto add = [&](const std::string& name, const ModelGraph& model, ShardingPlan plan) { list.push_back({name, model, std::move(plan)}); };
+  add("naive", plain, plan_of(plain, "block"));
+  ShardingPlan p = plan_of(plain, "block:2", 8);
+  p.micro_batches = {2, 1};
+  p.grad_sync = GradSync::last;
+  p.checkpointed = checkpointed_modules(plain, "every-2", "test");
+  p.forward_prefetch = 1;
+  p.backward_prefetch = 2;
+  p.clip_norm = 1.0;
+  add("grouped", plain, p);
+  p = plan_of(tied, "titan", 8, 2);
+  p.grad_sync = GradSync::reduce_scatter_only;
+  p.micro_batches = {1, 1, 1};
+  p.checkpointed = checkpointed_modules(tied, "full", "test");
+  add("hybrid_tied", tied, p);
+  p = plan_of(plain, "root");
+  p.param_dtype = DType::f32;
+  p.backward_prefetch = 0;
+  p.optimizer.kind = OptimizerKind::sgd;
+  add("root", plain, p);
+  p = plan_of(plain, "params:500");
+  p.units[0].reshard_after_forward = Reshard::no;
+  p.units.back().reshard_after_forward = Reshard::yes;
+  p.param_dtype = p.reduce_dtype = p.master_dtype = DType::f64;
+  p.backward_prefetch = 0;
+  add("by_size", plain, p);
+  p = naive_plan(plain, {.ranks = 2, .seq_len = 16, .micro_batches = {1, 2}, .dialect = Dialect::ddp});
+  p.grad_sync = GradSync::last;
+  add("ddp", plain, p);
+  const ModelGraph qwen = model_from_config(
+      R"({"model_type": "qwen2", "vocab_size": 60, "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+          "max_position_embeddings": 64, "rms_norm_eps": 1e-6, "rope_theta": 1000000.0, "hidden_act": "silu", "tie_word_embeddings": true, "use_sliding_window": false})", "qwen2");
+  add("qwen2", qwen, plan_of(qwen, "block"));
+  const ModelGraph big = load_model("llama3-8b");
+  add("llama3_8b", big, plan_of(big, "block", 8));
+  return list;
+}
+
+}  // namespace
+
+TEST_CASE("formats are known by name") {
+  const ModelGraph model = small_llama();
+  CHECK(emit_formats() == std::vector<std::string>{"pytorch", "accelerate", "torchtitan"});
+  CHECK_THROWS_AS((void)emit("deepspeed", plan_of(model, "block"), model), InputError);
+  ShardingPlan broken = plan_of(model, "block");
+  broken.units.pop_back();
+  CHECK_THROWS_AS((void)emit("pytorch", broken, model), InputError);
+}
+
+TEST_CASE("what cannot be expressed is also written at the top of the file") {
+  for (const Case& c : cases()) {
+    for (const std::string& format : emit_formats()) {
+      const Emitted out = emit(format, c.plan, c.model);
+      CAPTURE(c.name);
+      CAPTURE(out.text);
+      for (const std::string& line : out.cannot_express) CHECK(has(out.text, "#  - " + line + "\n"));
+      CHECK(has(out.text, c.plan.digest()));
+    }
+  }
+}
+
+TEST_CASE("accelerate: keys of an FSDP2 config") {
+  const ModelGraph model = small_llama();
+  ShardingPlan plan = plan_of(model, "block", 8, 2);
+  plan.checkpointed = checkpointed_modules(model, "full", "test");
+  const Emitted out = emit("accelerate", plan, model);
+  for (const char* line : {"\ndistributed_type: FSDP\n", "\nmixed_precision: 'bf16'\n", "\nnum_processes: 8\n", "\nfsdp_config:\n  fsdp_version: 2\n", "\n  fsdp_activation_checkpointing: true\n",
+                           "\n  fsdp_reshard_after_forward: true\n", "\n  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n", "\n  fsdp_transformer_layer_cls_to_wrap: LlamaDecoderLayer\n",
+                           "\n  parallelism_config_dp_replicate_size: 2\n", "\n  parallelism_config_dp_shard_size: 4\n"}) {
+    CAPTURE(line);
+    CHECK(has(out.text, line));
+  }
+  CHECK(any_has(out.cannot_express, "a root that is kept after forward"));
+  CHECK(any_has(out.cannot_express, "gradient reduction in fp32"));
+  CHECK(any_has(out.cannot_express, "recomputation of whole blocks"));
+  CHECK_FALSE(any_has(out.cannot_express, "the plan's units"));
+  CHECK(any_has(emit("accelerate", plan_of(model, "block:2"), model).cannot_express, "the plan's units"));
+  CHECK(has(emit("accelerate", plan_of(model, "root"), model).text, "fsdp_auto_wrap_policy: NO_WRAP"));
+  plan = naive_plan(model, {.ranks = 4, .seq_len = 8, .dialect = Dialect::ddp});
+  CHECK(has(emit("accelerate", plan, model).text, "distributed_type: MULTI_GPU"));
+}
+
+TEST_CASE("torchtitan: keys of a TOML config") {
+  const ModelGraph model = small_llama({.layers = 4});
+  ShardingPlan plan = plan_of(model, "titan", 8, 2);
+  plan.micro_batches = {3, 3};
+  plan.clip_norm = 1.0;
+  plan.checkpointed = {"model.layers.1", "model.layers.3"};
+  const Emitted out = emit("torchtitan", plan, model);
+  for (const char* line : {"\nlocal_batch_size = 3\n", "\nglobal_batch_size = 48\n", "\nseq_len = 16\n", "\nmax_norm = 1.0\n", "\ndata_parallel_replicate_degree = 2\n", "\ndata_parallel_shard_degree = 4\n",
+                           "\nfsdp_reshard_after_forward = \"default\"\n", "\nmode = \"selective\"\nselective_ac_option = \"2\"\n", "\nmixed_precision_param = \"bfloat16\"\n"}) {
+    CAPTURE(line);
+    CHECK(has(out.text, line));
+  }
+  CHECK_FALSE(any_has(out.cannot_express, "units"));
+  CHECK_FALSE(any_has(out.cannot_express, "which block"));
+  plan.checkpointed = checkpointed_modules(model, "every-2", "test");    // blocks 0 and 2: torchtitan takes 1 and 3
+  CHECK(any_has(emit("torchtitan", plan, model).cannot_express, "which block recomputation starts at"));
+  for (Unit& u : plan.units) u.reshard_after_forward = Reshard::no;
+  CHECK(has(emit("torchtitan", plan, model).text, "\"never\""));
+  for (std::size_t u = 0; u + 1 < plan.units.size(); ++u) plan.units[u].reshard_after_forward = Reshard::yes;
+  CHECK(has(emit("torchtitan", plan, model).text, "\"always\""));
+  CHECK(any_has(emit("torchtitan", plan_of(model, "block"), model).cannot_express, "units"));
+  CHECK(has(emit("torchtitan", plan_of(load_model("llama3-8b"), "titan"), load_model("llama3-8b")).text, "name = \"llama3\"\nflavor = \"8B\"\n"));
+}
+
+TEST_CASE("emitted PyTorch scripts parse, and train with the plan's units where torch is installed") {
+  const Folder folder;
+  std::string scripts, arguments;
+  for (const Case& c : cases()) {
+    const std::filesystem::path script = folder.path / (c.name + ".py"), units = folder.path / (c.name + ".json");
+    std::ofstream(script) << emit("pytorch", c.plan, c.model).text;
+    std::ofstream(units) << expected_units(c.plan, c.model);
+    scripts += fmt::format(" '{}'", script.string());
+    arguments += fmt::format(" '{}' '{}'", script.string(), units.string());
+  }
+  if (run(python() + " -c pass") != 0) {
+    MESSAGE("skipped: there is no '" << python() << "' to read the scripts with (set FSDP_PLAN_PYTHON)");
+    return;
+  }
+  CHECK(run(python() + " -m py_compile" + scripts) == 0);
+  const int code = run(python() + " '" FSDP_TESTS_DIR "/torch/run_emitted.py'" + arguments);
+  if (code == 77) {
+    MESSAGE("skipped: '" << python() << "' cannot import torch, so the scripts were read but not run (set FSDP_PLAN_PYTHON)");
+    return;
+  }
+  CHECK(code == 0);
+}
