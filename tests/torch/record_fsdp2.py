@@ -145,7 +145,7 @@ def record(config):
         for n, f in plain.items():
             setattr(dist, n, f)
         dist.destroy_process_group()
-    local = {n: list(p.to_local().shape) for n, p in model.named_parameters()}
+    local = {n.replace("_checkpoint_wrapped_module.", ""): list(p.to_local().shape) for n, p in model.named_parameters()}
     return {"config": config, "units": units, "events": list(log), "local_shapes": local}
 
 
