@@ -1,13 +1,13 @@
-// The search. Every combination of what was left open is an option. Three rules rule options out without a score: a floor on their
-// memory, a smaller micro-batch of the same kind that did not fit, and a plan that fits and recomputes less but is otherwise equal
-// (recomputing adds work). The rest are scored; `better` picks, and of plans that are equally fast the smallest.
+// The search. Every combination of what was left open is an option. Three rules rule options out without a score: a floor on
+// their memory, a smaller micro-batch of the same kind that did not fit, and a plan that fits and recomputes less but is
+// otherwise equal (recomputing adds work). The rest are scored; `better` picks, and of plans that are equally fast the smallest.
 #include "planner/search.h"
+
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <span>
 #include <utility>
-
-#include <fmt/format.h>
 
 #include "models/error.h"
 #include "planner/search/candidates.h"
@@ -20,7 +20,7 @@ namespace fsdp {
 namespace {
 
 constexpr std::size_t kRivals = 5;
-constexpr double kEquallyFast = 1.001;       // predictions do not resolve less
+constexpr double kEquallyFast = 1.001;  // predictions do not resolve less
 
 bool same_but(Axis axis, const Choice& a, const Choice& b) {
   for (std::size_t i = 0; i < a.size(); ++i)
@@ -44,7 +44,8 @@ bool is_legal(const ShardingPlan& plan, const ModelGraph& model) {
 }
 
 // Legal options with their memory floors. When none is legal the rule that the first one breaks is the error.
-std::vector<Judged> judge_floors(const ModelGraph& model, const ClusterSpec& cluster, const Implementation& impl, const SearchOptions& o) {
+std::vector<Judged> judge_floors(const ModelGraph& model, const ClusterSpec& cluster, const Implementation& impl,
+                                 const SearchOptions& o) {
   std::vector<Option> all = options(model, cluster, o);
   std::vector<Judged> judged;
   for (Option& option : all) {
@@ -88,7 +89,9 @@ std::size_t choose(const std::vector<Judged>& all) {
   for (const Judged& j : all)
     if (j.option.naive && j.score && j.score->verdict == verdict) slowest = std::min(slowest, j.seconds_per_sequence());
   for (auto j = all.begin(); j != all.end(); ++j)
-    if (j->score && j->score->verdict == verdict && j->seconds_per_sequence() <= slowest && j->score->peak_total < best->score->peak_total) best = j;
+    if (j->score && j->score->verdict == verdict && j->seconds_per_sequence() <= slowest &&
+        j->score->peak_total < best->score->peak_total)
+      best = j;
   return static_cast<std::size_t>(best - all.begin());
 }
 
@@ -97,9 +100,10 @@ Candidate candidate(const Judged& j) { return {j.option.plan, j.score.value_or(S
 // The least that anything needed: a replayed peak where there is one, a floor otherwise.
 std::string nothing_fits(const ModelGraph& model, const Implementation& impl, const std::vector<Judged>& all, Bytes limit) {
   const auto need = [](const Judged& j) { return j.score ? j.score->peak_total : j.floor; };
-  const auto least = std::min_element(all.begin(), all.end(), [&](const Judged& a, const Judged& b) { return need(a) < need(b); });
-  return fmt::format("nothing fits in {}: the least that any of {} plans needs is {}{} ({}), of which {}", human(limit), all.size(),
-                     least->score ? "" : "at least ", human(need(*least)), least->option.label,
+  const auto least =
+      std::min_element(all.begin(), all.end(), [&](const Judged& a, const Judged& b) { return need(a) < need(b); });
+  return fmt::format("nothing fits in {}: the least that any of {} plans needs is {}{} ({}), of which {}", human(limit),
+                     all.size(), least->score ? "" : "at least ", human(need(*least)), least->option.label,
                      describe(memory_floor(model, least->option.plan, impl)));
 }
 
@@ -150,7 +154,7 @@ PlanResult search(const ModelGraph& model, const ClusterSpec& cluster, const Imp
   } else {
     result.best = candidate(all[best]);
     for (const std::size_t i : rivals(all, best, kRivals)) {
-      scorer.score(all[i]);                  // also if a smaller sibling had ruled it out: what it would need is the point
+      scorer.score(all[i]);  // also if a smaller sibling had ruled it out: what it would need is the point
       result.rivals.push_back(candidate(all[i]));
       result.rivals.back().why_lost = why_lost(all[i], all[best], o.memory_limit);
     }

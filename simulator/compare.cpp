@@ -1,11 +1,11 @@
 #include "simulator/compare.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <map>
 #include <set>
-
-#include <fmt/format.h>
 
 #include "models/error.h"
 
@@ -13,12 +13,13 @@ namespace fsdp {
 
 namespace {
 
-constexpr std::size_t kDifferences = 8;      // as many as are put into words
+constexpr std::size_t kDifferences = 8;  // as many as are put into words
 
 void check_same(const std::string& predicted, const std::string& measured, const char* what, const char* remedy) {
   if (predicted != measured)
     throw InputError(std::string("measurement: ") + what,
-                     fmt::format("was made from another {} than the prediction ({} there, {} here)", what, predicted, measured), remedy);
+                     fmt::format("was made from another {} than the prediction ({} there, {} here)", what, predicted, measured),
+                     remedy);
 }
 
 void check_comparable(const Prediction& p, const Measurement& m) {
@@ -30,7 +31,8 @@ void check_comparable(const Prediction& p, const Measurement& m) {
   std::set<std::int64_t> seen;
   for (const RankMeasurement& r : m.ranks) {
     if (r.rank < 0 || r.rank >= p.ranks || !seen.insert(r.rank).second)
-      throw InputError("measurement: ranks", fmt::format("rank {} is unexpected or there twice; the plan has {}", r.rank, p.ranks));
+      throw InputError("measurement: ranks",
+                       fmt::format("rank {} is unexpected or there twice; the plan has {}", r.rank, p.ranks));
   }
 }
 
@@ -66,7 +68,8 @@ bool same_order(const Prediction& p, const RankMeasurement& r, Differences& diff
   return false;
 }
 
-bool same_memory(const MemoryTimeline& p, const MemoryTimeline& m, std::int64_t rank, const char* step, Differences& differences) {
+bool same_memory(const MemoryTimeline& p, const MemoryTimeline& m, std::int64_t rank, const char* step,
+                 Differences& differences) {
   if (p == m) return true;
   const std::string where = fmt::format("rank {}, {}", rank, step);
   if (p.start != m.start) {

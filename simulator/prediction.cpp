@@ -12,8 +12,8 @@ namespace fsdp {
 
 namespace {
 
-constexpr double kHeadRoom = 0.05;           // of usable memory, left free by the default limit
-constexpr std::int64_t kMaxRankRoles = 64;   // ranks up to which every rank's memory is predicted
+constexpr double kHeadRoom = 0.05;          // of usable memory, left free by the default limit
+constexpr std::int64_t kMaxRankRoles = 64;  // ranks up to which every rank's memory is predicted
 
 Bytes scaled(Bytes b, double factor) { return Bytes(static_cast<std::int64_t>(static_cast<double>(b.count()) * factor)); }
 
@@ -83,14 +83,16 @@ void fill_roles(Prediction& p, const Program& program, const CostContext& c) {
     if (fresh && it->second > 0) p.other_roles.push_back(replay_memory(lower(c.model, c.plan, c.implementation, s)));
     of_shard.push_back(it->second);
   }
-  for (std::int64_t r = 0; r < c.plan.replicate(); ++r) p.role_of_rank.insert(p.role_of_rank.end(), of_shard.begin(), of_shard.end());
+  for (std::int64_t r = 0; r < c.plan.replicate(); ++r)
+    p.role_of_rank.insert(p.role_of_rank.end(), of_shard.begin(), of_shard.end());
   p.roles = static_cast<std::int64_t>(roles.size());
 }
 
 }  // namespace
 
 Provenance provenance_of(const Program& program, const CostContext& c) {
-  return {c.plan.model_name, program.model_digest, program.plan_digest, c.cluster.name, c.cluster.digest(), digest(c.costs),
+  return {c.plan.model_name,      program.model_digest,     program.plan_digest,
+          c.cluster.name,         c.cluster.digest(),       digest(c.costs),
           program.implementation, digest(c.implementation), std::string(name(program.dialect))};
 }
 

@@ -1,5 +1,6 @@
 // Where a step's time goes. The period is cut at the spans of the compute stream; what lies between them is charged to what else
-// runs there, an all-gather first, then a reduce-scatter, an all-reduce, a copy; the rest is idle. So the parts sum to the period.
+// runs there, an all-gather first, then a reduce-scatter, an all-reduce, a copy; the rest is idle. So the parts sum to the
+// period.
 #include <algorithm>
 #include <vector>
 
@@ -9,7 +10,7 @@ namespace fsdp {
 
 namespace {
 
-using Intervals = std::vector<Span>;         // sorted, disjoint, not empty
+using Intervals = std::vector<Span>;  // sorted, disjoint, not empty
 
 Intervals merged(Intervals spans) {
   std::sort(spans.begin(), spans.end(), [](const Span& a, const Span& b) { return a.start < b.start; });
@@ -73,7 +74,7 @@ Breakdown where_time_goes(const Step& step, const Timeline& timeline) {
   double end = 0;
   for (const Span& s : timeline.spans) end = std::max(end, s.end);
   const Span window{end - timeline.duration, end};
-  Intervals busy, others[4];                 // all-gather, reduce-scatter, all-reduce, copies
+  Intervals busy, others[4];  // all-gather, reduce-scatter, all-reduce, copies
   Seconds* const charged[4] = {&b.exposed_all_gather, &b.exposed_reduce_scatter, &b.exposed_all_reduce, &b.copies};
   for (std::size_t i = 0; i < step.ops.size(); ++i) {
     const Operation& op = step.ops[i];

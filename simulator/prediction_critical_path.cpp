@@ -45,13 +45,15 @@ std::vector<std::int32_t> critical_chain(const Step& step, const Timeline& timel
   const Previous previous = previous_of(step);
   std::int32_t at = -1;
   for (std::size_t i = 0; i < step.ops.size(); ++i)
-    if (on_stream(step.ops[i]) && (at < 0 || end_of(static_cast<std::int32_t>(i)) >= end_of(at))) at = static_cast<std::int32_t>(i);
+    if (on_stream(step.ops[i]) && (at < 0 || end_of(static_cast<std::int32_t>(i)) >= end_of(at)))
+      at = static_cast<std::int32_t>(i);
   while (at >= 0) {
     chain.push_back(at);
     const auto i = static_cast<std::size_t>(at);
     std::int32_t latest = previous.on_stream[i];
     const auto consider = [&](std::int32_t other) {
-      if (other >= 0 && other < at && on_stream(step.ops[static_cast<std::size_t>(other)]) && (latest < 0 || end_of(other) > end_of(latest)))
+      if (other >= 0 && other < at && on_stream(step.ops[static_cast<std::size_t>(other)]) &&
+          (latest < 0 || end_of(other) > end_of(latest)))
         latest = other;
     };
     consider(previous.on_communicator[i]);

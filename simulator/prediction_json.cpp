@@ -14,7 +14,7 @@ constexpr std::string_view kSchema = "fsdp-plan/prediction/1";
 
 struct Part {
   const char* key;
-  Seconds Breakdown::* member;
+  Seconds Breakdown::*member;
 };
 constexpr std::array<Part, 8> kParts = {{{"compute_s", &Breakdown::compute},
                                          {"recompute_s", &Breakdown::recompute},
@@ -79,7 +79,8 @@ Breakdown breakdown(JsonObject o) {
 
 Kinds kinds(JsonObject o) {
   Kinds k{};
-  for (int i = 0; i < kBufferKinds; ++i) k[static_cast<std::size_t>(i)] = o.integer(name(static_cast<BufferKind>(i)), 0, kMaxBytes);
+  for (int i = 0; i < kBufferKinds; ++i)
+    k[static_cast<std::size_t>(i)] = o.integer(name(static_cast<BufferKind>(i)), 0, kMaxBytes);
   o.finish();
   return k;
 }
@@ -120,7 +121,7 @@ void read_headline(JsonObject& root, Prediction& p) {
   p.fixed = bytes(root, "fixed_bytes");
   p.peak_total = bytes(root, "peak_total_bytes");
   p.memory_limit = bytes(root, "memory_limit_bytes");
-  root.ignore("tokens_per_s_per_gpu");       // follow from the others
+  root.ignore("tokens_per_s_per_gpu");  // follow from the others
   root.ignore("reserved_margin");
 }
 

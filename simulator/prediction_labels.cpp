@@ -8,7 +8,7 @@ namespace fsdp {
 
 namespace {
 
-constexpr std::array<char, kStreams> kStreamLetters = {'D', 'C', 'G', 'R', 'A'};   // as the FSDP2 literature calls them
+constexpr std::array<char, kStreams> kStreamLetters = {'D', 'C', 'G', 'R', 'A'};  // as the FSDP2 literature calls them
 
 bool runs_on_a_stream(const Operation& op) { return !op.host_only && op.action != Action::read_loss; }
 
@@ -22,7 +22,8 @@ std::string order_label(const Operation& op, const Program& program, const Shard
   return std::string(1, kStreamLetters[static_cast<std::size_t>(op.stream)]) + ": " + describe(op, program, plan, model);
 }
 
-std::vector<std::string> order_labels(const Step& step, const Program& program, const ShardingPlan& plan, const ModelGraph& model) {
+std::vector<std::string> order_labels(const Step& step, const Program& program, const ShardingPlan& plan,
+                                      const ModelGraph& model) {
   std::vector<std::string> labels;
   labels.reserve(step.ops.size());
   for (int s = 0; s < kStreams; ++s) {
@@ -45,7 +46,8 @@ std::vector<ActionTime> times_by_action(const Step& step, const Timeline& timeli
   for (std::size_t i = 0; i < step.ops.size(); ++i) {
     const Operation& op = step.ops[i];
     if (!runs_on_a_stream(op)) continue;
-    const std::size_t column = is_typed(op) ? 1 + static_cast<std::size_t>(model.ops[static_cast<std::size_t>(op.graph_op)].kind) : 0;
+    const std::size_t column =
+        is_typed(op) ? 1 + static_cast<std::size_t>(model.ops[static_cast<std::size_t>(op.graph_op)].kind) : 0;
     ActionTime& row = table[static_cast<std::size_t>(op.action) * kColumns + column];
     if (row.count++ == 0) row.what = action_label(op, model);
     row.seconds += timeline.spans[i].end - timeline.spans[i].start;

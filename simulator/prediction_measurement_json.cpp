@@ -10,13 +10,14 @@ namespace {
 constexpr std::string_view kSchema = "fsdp-plan/measurement/1";
 
 Json json_of_rank(const RankMeasurement& r) {
-  return {{"rank", r.rank},
-          {"peak_allocated_bytes", r.peak_allocated_bytes},
-          {"undeclared_bytes", r.undeclared_bytes},
-          {"wire_bytes", r.wire_bytes},
-          {"order", r.order},
-          {"timeline", json_of(r.timeline)},
-          {"memory", {{"init", json_of(r.init)}, {"first_step", json_of(r.first_step)}, {"steady_step", json_of(r.steady_step)}}}};
+  return {
+      {"rank", r.rank},
+      {"peak_allocated_bytes", r.peak_allocated_bytes},
+      {"undeclared_bytes", r.undeclared_bytes},
+      {"wire_bytes", r.wire_bytes},
+      {"order", r.order},
+      {"timeline", json_of(r.timeline)},
+      {"memory", {{"init", json_of(r.init)}, {"first_step", json_of(r.first_step)}, {"steady_step", json_of(r.steady_step)}}}};
 }
 
 RankMeasurement rank_of(JsonObject o) {

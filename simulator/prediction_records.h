@@ -1,10 +1,9 @@
 // The parts that both records share on disk. For prediction_json.cpp and prediction_measurement_json.cpp alone.
 #pragma once
 
+#include <nlohmann/json.hpp>
 #include <string_view>
 #include <vector>
-
-#include <nlohmann/json.hpp>
 
 #include "models/json.h"
 #include "simulator/prediction.h"
@@ -19,8 +18,8 @@ inline constexpr std::int64_t kMaxRanks = std::int64_t{1} << 24;
 
 [[nodiscard]] Json json_of(const Provenance&);
 [[nodiscard]] Json json_of(const std::vector<ActionTime>&);
-[[nodiscard]] Json json_of(const Timeline&);          // {"duration_s", "spans_s": [start, end, start, end, ...]}
-[[nodiscard]] Json json_of(const MemoryTimeline&);    // {"start_bytes", "points_bytes": [at, after, at, after, ...]}
+[[nodiscard]] Json json_of(const Timeline&);        // {"duration_s", "spans_s": [start, end, start, end, ...]}
+[[nodiscard]] Json json_of(const MemoryTimeline&);  // {"start_bytes", "points_bytes": [at, after, at, after, ...]}
 
 [[nodiscard]] Provenance provenance(JsonObject);
 [[nodiscard]] std::vector<ActionTime> action_times(const std::vector<JsonValue>&);

@@ -50,7 +50,8 @@ ClusterSpec a100(std::int64_t gpus) {
 }
 
 double microseconds(CollectiveKind kind, double bytes, std::int64_t ranks, std::int64_t per_node, const ClusterSpec& cluster) {
-  const Demand d = collective_demand({kind, Bytes(static_cast<std::int64_t>(bytes)), ranks, per_node}, cluster, default_costs(cluster));
+  const Demand d =
+      collective_demand({kind, Bytes(static_cast<std::int64_t>(bytes)), ranks, per_node}, cluster, default_costs(cluster));
   return d.alone.count() * 1e6;
 }
 
@@ -93,9 +94,9 @@ Bytes traffic(const Setup& s, const Op& op, bool backward) {
 }  // namespace
 
 TEST_CASE("rings agree with NCCL's model") {
-  // Expected microseconds: NCCL 2.28.9's cost model (src/graph/tuning.cc, topology search in src/graph), evaluated independently for
-  // 8 x A100 / H100 per node with 8 x 200 / 400 Gb/s. NCCL takes the fastest of several algorithms and protocols, so ours may be
-  // slower where another protocol wins; never by more than 25% at these sizes.
+  // Expected microseconds: NCCL 2.28.9's cost model (src/graph/tuning.cc, topology search in src/graph), evaluated independently
+  // for 8 x A100 / H100 per node with 8 x 200 / 400 Gb/s. NCCL takes the fastest of several algorithms and protocols, so ours may
+  // be slower where another protocol wins; never by more than 25% at these sizes.
   struct Row {
     ClusterSpec cluster;
     CollectiveKind kind;
@@ -105,11 +106,11 @@ TEST_CASE("rings agree with NCCL's model") {
   };
   const auto ag = CollectiveKind::all_gather, rs = CollectiveKind::reduce_scatter, ar = CollectiveKind::all_reduce;
   const Row rows[] = {
-      {h100(8), ag, kGiB / 4, 8, 8, 684.6},    {h100(8), rs, kGiB, 8, 8, 2642.0},       {a100(8), ag, kGiB / 4, 8, 8, 1010.9},
-      {a100(8), ag, kGiB, 8, 8, 3946.9},       {a100(8), ar, kGiB, 8, 8, 7885},         {h100(16), ag, kGiB / 4, 16, 8, 725.4},
-      {h100(16), ag, kGiB, 16, 8, 2691.4},     {h100(64), ag, kGiB / 4, 64, 8, 984.9},  {h100(64), ag, kGiB, 64, 8, 3049.3},
-      {h100(64), ar, kGiB / 4, 64, 8, 1602.3}, {h100(64), ar, kGiB, 64, 8, 5957.9},     {a100(64), ag, kGiB / 4, 64, 8, 1805.5},
-      {a100(64), ag, kGiB, 64, 8, 5947.4},     {h100(512), ag, kGiB, 512, 8, 4767},     {h100(64, 1), ag, kGiB, 64, 1, 22910},
+      {h100(8), ag, kGiB / 4, 8, 8, 684.6},    {h100(8), rs, kGiB, 8, 8, 2642.0},      {a100(8), ag, kGiB / 4, 8, 8, 1010.9},
+      {a100(8), ag, kGiB, 8, 8, 3946.9},       {a100(8), ar, kGiB, 8, 8, 7885},        {h100(16), ag, kGiB / 4, 16, 8, 725.4},
+      {h100(16), ag, kGiB, 16, 8, 2691.4},     {h100(64), ag, kGiB / 4, 64, 8, 984.9}, {h100(64), ag, kGiB, 64, 8, 3049.3},
+      {h100(64), ar, kGiB / 4, 64, 8, 1602.3}, {h100(64), ar, kGiB, 64, 8, 5957.9},    {a100(64), ag, kGiB / 4, 64, 8, 1805.5},
+      {a100(64), ag, kGiB, 64, 8, 5947.4},     {h100(512), ag, kGiB, 512, 8, 4767},    {h100(64, 1), ag, kGiB, 64, 1, 22910},
       {h100(8, 1), ag, kGiB, 8, 1, 19680},
   };
   for (const Row& r : rows) {
@@ -140,7 +141,8 @@ TEST_CASE("what a collective takes from others") {
   const double overhead = costs.copy.overhead.count();
   CHECK(collective_demand({CollectiveKind::reduce_scatter, Bytes(1 << 20), 1, 1}, cluster, costs).alone.count() ==
         doctest::Approx(overhead + 2.0 * (1 << 20) / costs.copy.byte_rate.count()));
-  CHECK(collective_demand({CollectiveKind::all_gather, Bytes(1 << 20), 1, 1}, cluster, costs).alone.count() == doctest::Approx(overhead));
+  CHECK(collective_demand({CollectiveKind::all_gather, Bytes(1 << 20), 1, 1}, cluster, costs).alone.count() ==
+        doctest::Approx(overhead));
 }
 
 TEST_CASE("laws of collectives: more bytes or less bandwidth never take less time") {
@@ -168,12 +170,12 @@ TEST_CASE("groups of a mesh on nodes") {
   };
   using Pair = std::pair<std::int64_t, std::int64_t>;
   CHECK(shape(Communicator::shard, 1, 64, 8) == Pair(64, 8));
-  CHECK(shape(Communicator::shard, 8, 8, 8) == Pair(8, 8));          // within a node
-  CHECK(shape(Communicator::replicate, 8, 8, 8) == Pair(8, 1));      // one rank of every node
-  CHECK(shape(Communicator::replicate, 16, 4, 8) == Pair(16, 2));    // shards of half a node: two replicas per node
+  CHECK(shape(Communicator::shard, 8, 8, 8) == Pair(8, 8));        // within a node
+  CHECK(shape(Communicator::replicate, 8, 8, 8) == Pair(8, 1));    // one rank of every node
+  CHECK(shape(Communicator::replicate, 16, 4, 8) == Pair(16, 2));  // shards of half a node: two replicas per node
   CHECK(shape(Communicator::shard, 4, 4, 8) == Pair(4, 4));
-  CHECK(shape(Communicator::shard, 2, 12, 8) == Pair(12, 4));        // ranks 0-11 lie 8 + 4, ranks 12-23 lie 4 + 8
-  CHECK(shape(Communicator::shard, 1, 6, 8) == Pair(6, 6));          // one node, not full
+  CHECK(shape(Communicator::shard, 2, 12, 8) == Pair(12, 4));  // ranks 0-11 lie 8 + 4, ranks 12-23 lie 4 + 8
+  CHECK(shape(Communicator::shard, 1, 6, 8) == Pair(6, 6));    // one node, not full
   CHECK(shape(Communicator::world, 8, 8, 8) == Pair(64, 8));
   CHECK(shape(Communicator::none, 8, 8, 8) == Pair(1, 1));
 }
@@ -194,18 +196,18 @@ TEST_CASE("kernels: the slower of arithmetic and memory, plus launches") {
   const Program none;
   const Step step;
   const Demand d = demand_of(forward, step, none, s.context());
-  // 2 * tokens * in * out flops at 0.75 of 989 TFLOP/s: 2 * 262144 * 4096^2 / 741.75e12 = 11.86 ms. Memory: 3 tensors of at most 2 GiB,
-  // 4.4 GB / 2.85 TB/s = 1.5 ms, is not the bound.
+  // 2 * tokens * in * out flops at 0.75 of 989 TFLOP/s: 2 * 262144 * 4096^2 / 741.75e12 = 11.86 ms. Memory: 3 tensors of at most
+  // 2 GiB, 4.4 GB / 2.85 TB/s = 1.5 ms, is not the bound.
   const double flops = 2.0 * 64 * 4096 * 4096 * 4096;
   CHECK(d.flops.count() == doctest::Approx(flops));
   CHECK(d.alone.count() == doctest::Approx(2e-6 + flops / (0.75 * 989e12)).epsilon(1e-3));
   CHECK(d.use[0] == doctest::Approx(1).epsilon(1e-3));
   CHECK(d.host.count() == doctest::Approx(5e-6 + s.impl.host_seconds_per_launch));
 
-  forward.action = Action::backward;           // two products, so twice the arithmetic
+  forward.action = Action::backward;  // two products, so twice the arithmetic
   CHECK(demand_of(forward, step, none, s.context()).flops.count() == doctest::Approx(2 * flops));
 
-  linear.shape.in = linear.shape.out = 1;      // next to no arithmetic: bound by memory
+  linear.shape.in = linear.shape.out = 1;  // next to no arithmetic: bound by memory
   s.model.ops[0] = linear;
   forward.action = Action::forward;
   const Demand thin = demand_of(forward, step, none, s.context());
@@ -217,7 +219,8 @@ TEST_CASE("dtypes: fp32 products run on TF32 units, fp64 at half of fp32") {
   Setup s;
   s.plan.micro_batches = {64};
   s.plan.seq_len = 4096;
-  for (Op& op : s.model.ops) if (op.kind == OpKind::linear) op.shape.in = op.shape.out = 8192;
+  for (Op& op : s.model.ops)
+    if (op.kind == OpKind::linear) op.shape.in = op.shape.out = 8192;
   Operation forward;
   forward.action = Action::forward;
   forward.graph_op = 1;
@@ -243,7 +246,7 @@ TEST_CASE("copies and the optimizer move the bytes of their arguments") {
     if (op.unit < 0) continue;
     const UnitLayout& unit = program.layouts[static_cast<std::size_t>(op.unit)];
     const auto shard = static_cast<double>(unit.shard_elements), local = static_cast<double>(unit.local_elements(0));
-    if (op.action == Action::optimizer) {      // fp32: reads p, g, m, v and writes p, m, v; states are unpadded
+    if (op.action == Action::optimizer) {  // fp32: reads p, g, m, v and writes p, m, v; states are unpadded
       CHECK(demands[i].alone.count() == doctest::Approx(line(s.costs.optimizer, 12 * shard + 16 * local)));
       ++optimizers;
     }
@@ -282,7 +285,7 @@ TEST_CASE("pricing a step at once equals pricing its operations one by one") {
   s.plan.mesh = {{"replicate", 2}, {"shard", 4}};
   s.plan.grad_sync = GradSync::last;
   s.plan.checkpointed = {"layers.1"};
-  s.plan.units.erase(s.plan.units.begin());    // units of different sizes
+  s.plan.units.erase(s.plan.units.begin());  // units of different sizes
   s.cluster = h100(8);
   compare(s);
   s.cluster = host_cluster();
@@ -293,7 +296,9 @@ TEST_CASE("pricing a step at once equals pricing its operations one by one") {
 TEST_CASE("on the host everything takes the rank's one core, and nothing is priced without calibration") {
   Setup s;
   s.cluster = host_cluster();
-  CHECK_THROWS_WITH_AS(default_costs(s.cluster), doctest::Contains("run `fsdp-plan calibrate --backend host -o costs.json` and pass --costs costs.json"), InputError);
+  CHECK_THROWS_WITH_AS(default_costs(s.cluster),
+                       doctest::Contains("run `fsdp-plan calibrate --backend host -o costs.json` and pass --costs costs.json"),
+                       InputError);
   s.costs = host_costs();
   const Program program = lower(s.model, s.plan, s.impl);
   const std::vector<Demand> demands = demands_of(program.steady_step, program, s.context());
@@ -306,28 +311,30 @@ TEST_CASE("on the host everything takes the rank's one core, and nothing is pric
     CHECK_FALSE(demands[i].holds_compute);
   }
   s.costs.kernels.clear();
-  CHECK_THROWS_WITH_AS((void)demands_of(program.steady_step, program, s.context()), doctest::Contains("no entry for 'forward embedding'"), InputError);
+  CHECK_THROWS_WITH_AS((void)demands_of(program.steady_step, program, s.context()),
+                       doctest::Contains("no entry for 'forward embedding'"), InputError);
   s.costs = host_costs();
   s.costs.all_gather.clear();
   CHECK_THROWS_AS((void)demands_of(program.steady_step, program, s.context()), InputError);
   s.costs = default_costs(h100(2));
-  CHECK_THROWS_WITH_AS((void)demands_of(program.steady_step, program, s.context()), doctest::Contains("of platform 'test-gpu'"), InputError);
+  CHECK_THROWS_WITH_AS((void)demands_of(program.steady_step, program, s.context()), doctest::Contains("of platform 'test-gpu'"),
+                       InputError);
 }
 
 TEST_CASE("calibrated curves") {
-  const std::vector<CurvePoint> line = {{1e6, 1e-3}, {1e9, 1.0}};      // slope 1: proportional, inside and outside
+  const std::vector<CurvePoint> line = {{1e6, 1e-3}, {1e9, 1.0}};  // slope 1: proportional, inside and outside
   CHECK(interpolate(line, 1e8) == doctest::Approx(0.1));
   CHECK(interpolate(line, 1e12) == doctest::Approx(1e3));
   CHECK(interpolate(line, 1e3) == doctest::Approx(1e-6));
-  const std::vector<CurvePoint> bent = {{1, 1}, {10, 1}, {1000, 100}}; // flat, then slope 1
+  const std::vector<CurvePoint> bent = {{1, 1}, {10, 1}, {1000, 100}};  // flat, then slope 1
   CHECK(interpolate(bent, 0.01) == doctest::Approx(1));
   CHECK(interpolate(bent, 100) == doctest::Approx(10));
-  const std::vector<CurvePoint> noisy = {{1, 2}, {10, 1}, {100, 4}};   // the dip is lifted to 2: from (10, 2) to (100, 4)
+  const std::vector<CurvePoint> noisy = {{1, 2}, {10, 1}, {100, 4}};  // the dip is lifted to 2: from (10, 2) to (100, 4)
   CHECK(interpolate(noisy, 5) == doctest::Approx(2));
   CHECK(interpolate(noisy, 31.622776601683793) == doctest::Approx(2 * std::sqrt(2.0)));
   CHECK(interpolate(std::vector<CurvePoint>{{4, 8}}, 1) == doctest::Approx(2));
   CHECK(interpolate(line, 0) == 0);
-  for (double x = 0.5, last = 0; x < 1000; x *= 1.1) {                 // never falls
+  for (double x = 0.5, last = 0; x < 1000; x *= 1.1) {  // never falls
     CHECK(interpolate(noisy, x) >= last);
     last = interpolate(noisy, x);
   }
@@ -345,11 +352,12 @@ TEST_CASE("calibrated curves") {
 TEST_CASE("costs on disk") {
   for (Costs c : {default_costs(h100(8)), host_costs()}) {
     c.source = "with \"quotes\" and \xc3\xbc";
-    c.kernel_overhead = Seconds(0.1 + 0.2);    // every bit comes back
+    c.kernel_overhead = Seconds(0.1 + 0.2);  // every bit comes back
     const std::string text = to_json_text(c);
     CHECK(parse_costs(text, "costs.json") == c);
     CHECK(digest(parse_costs(text, "costs.json")) == digest(c));
-    for (std::size_t cut = 0; cut + 2 < text.size(); cut += 7) CHECK_THROWS_AS((void)parse_costs(text.substr(0, cut), "costs.json"), InputError);
+    for (std::size_t cut = 0; cut + 2 < text.size(); cut += 7)
+      CHECK_THROWS_AS((void)parse_costs(text.substr(0, cut), "costs.json"), InputError);
   }
   const std::string text = to_json_text(host_costs());
   const auto with = [&](const std::string& from, const std::string& to) {

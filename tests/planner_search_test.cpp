@@ -38,7 +38,10 @@ SearchOptions options_for(const ModelGraph& model, std::int64_t ranks) {
 
 std::uint64_t hash_of(const ShardingPlan& p, std::uint64_t seed, bool with_batch) {
   std::uint64_t h = seed * 0x9e3779b97f4a7c15ULL + 1;
-  const auto mix = [&](std::uint64_t v) { h = (h ^ v) * 0x100000001b3ULL; h ^= h >> 29; };
+  const auto mix = [&](std::uint64_t v) {
+    h = (h ^ v) * 0x100000001b3ULL;
+    h ^= h >> 29;
+  };
   mix(p.units.size());
   mix(static_cast<std::uint64_t>(p.units.front().reshard_after_forward));
   mix(static_cast<std::uint64_t>(p.replicate()));
@@ -47,12 +50,17 @@ std::uint64_t hash_of(const ShardingPlan& p, std::uint64_t seed, bool with_batch
   return h;
 }
 
-// A landscape without structure but for what the search relies on: more recomputation takes longer, a larger micro-batch needs more.
+// A landscape without structure but for what the search relies on: more recomputation takes longer, a larger micro-batch needs
+// more.
 Score score_of(const ShardingPlan& p, std::uint64_t seed) {
-  const double t = (1.0 + static_cast<double>(hash_of(p, seed, true) % 100000) / 1e4) * (1.0 + 0.01 * static_cast<double>(p.checkpointed.size()));
-  const std::int64_t room = (std::int64_t{1} << hash_of(p, seed + 1, false) % 6) / 2;      // 0, 1, 2, 4, 8 or 16 sequences
+  const double t = (1.0 + static_cast<double>(hash_of(p, seed, true) % 100000) / 1e4) *
+                   (1.0 + 0.01 * static_cast<double>(p.checkpointed.size()));
+  const std::int64_t room = (std::int64_t{1} << hash_of(p, seed + 1, false) % 6) / 2;  // 0, 1, 2, 4, 8 or 16 sequences
   const bool fits = p.micro_batches.front() <= room;
-  return {Seconds(t * static_cast<double>(p.sequences_per_rank())), Bytes(fits ? 10 : 99), fits ? Verdict::fits : Verdict::does_not_fit, {}};
+  return {Seconds(t * static_cast<double>(p.sequences_per_rank())),
+          Bytes(fits ? 10 : 99),
+          fits ? Verdict::fits : Verdict::does_not_fit,
+          {}};
 }
 
 }  // namespace
@@ -62,7 +70,7 @@ TEST_CASE("the best of all combinations, by brute force") {
   for (std::uint64_t seed = 0; seed < 20; ++seed) {
     CAPTURE(seed);
     SearchOptions o = options_for(model, 8);
-    o.global_batch = 64;                     // 8 sequences per GPU: micro-batches 1, 2, 4, 8
+    o.global_batch = 64;  // 8 sequences per GPU: micro-batches 1, 2, 4, 8
     const PlanResult r = search(model, cluster(8, 4), native(), o, [&](const ShardingPlan& p) { return score_of(p, seed); });
     double best = std::numeric_limits<double>::infinity();
     for (const char* policy : {"block", "block:2", "block:4", "titan", "root"})
@@ -82,8 +90,8 @@ TEST_CASE("the best of all combinations, by brute force") {
             }
     REQUIRE(r.best);
     CHECK(r.best->score.step.count() >= best);
-    CHECK(r.best->score.step.count() <= best * 1.001);                // equally fast: the smaller one
-    CHECK(r.considered == 5 * 3 * 4 * 2 * 2 - 3 * 4 * 2);             // a lone root stays gathered anyway
+    CHECK(r.best->score.step.count() <= best * 1.001);     // equally fast: the smaller one
+    CHECK(r.considered == 5 * 3 * 4 * 2 * 2 - 3 * 4 * 2);  // a lone root stays gathered anyway
     CHECK(r.considered == r.pruned + r.scored);
   }
 }
@@ -131,7 +139,7 @@ TEST_CASE("what the user fixed stays fixed; every candidate passes check") {
     return Score{Seconds(calls == 1 ? 2 : 1), Bytes(1), Verdict::fits, {}};
   });
   REQUIRE(r.best);
-  CHECK(calls == 2);                         // the one plan, and the naive one beside it, which may not win
+  CHECK(calls == 2);  // the one plan, and the naive one beside it, which may not win
   CHECK(r.best->plan.wrap == "block:2");
   CHECK(r.naive.plan.wrap == "block");
   CHECK(r.searched == "nothing for the shortest step");
@@ -154,7 +162,7 @@ TEST_CASE("micro-batch, accumulation and global batch: any two decide") {
   CHECK(of(2, 4, 64) == All{{2, 4}});
   CHECK(of(2, {}, {}) == All{{2, 1}});
   CHECK(of({}, {}, 96) == All{{1, 12}, {2, 6}, {4, 3}, {12, 1}});
-  CHECK(of({}, {}, {}).size() == 7);         // 1, 2, 4 ... 64
+  CHECK(of({}, {}, {}).size() == 7);  // 1, 2, 4 ... 64
   CHECK(of({}, {}, {}).back() == Batch{64, 1});
   CHECK(of({}, 2, {}).front() == Batch{1, 2});
   const auto refused = [&](auto micro, auto accum, auto global, const char* words) {
@@ -200,7 +208,8 @@ TEST_CASE("the memory floor is below the replayed peak of every schedule") {
               for (const GradSync sync : {GradSync::every, GradSync::last, GradSync::reduce_scatter_only}) {
                 ShardingPlan p = toy::plan(model, shard, replicate);
                 p.units = wrap(model, policy, "test");
-                if (plans % 2) for (Unit& u : p.units) u.reshard_after_forward = Reshard::no;
+                if (plans % 2)
+                  for (Unit& u : p.units) u.reshard_after_forward = Reshard::no;
                 p.checkpointed = checkpointed_modules(model, checkpointing, "test");
                 p.grad_sync = sync;
                 p.micro_batches = plans % 3 ? std::vector<std::int64_t>{2, 2} : std::vector<std::int64_t>{4};
@@ -217,7 +226,7 @@ TEST_CASE("the memory floor is below the replayed peak of every schedule") {
                 const Bytes floor = memory_lower_bound(model, p, impl);
                 const std::int64_t peak = replay_memory(lower(model, p, impl)).peak;
                 CHECK(floor.count() <= peak);
-                CHECK(floor.count() * 3 > peak);   // and of use
+                CHECK(floor.count() * 3 > peak);  // and of use
               }
   }
   const ModelGraph model = toy::model({.blocks = 4});
@@ -231,9 +240,12 @@ TEST_CASE("nothing fits: the least that anything needed, and what drives it") {
   SearchOptions o = options_for(model, 2);
   o.memory_limit = Bytes(64);
   std::int64_t calls = 0;
-  const PlanResult r = search(model, cluster(2, 2), native(), o, [&](const ShardingPlan&) { ++calls; return Score{Seconds(1), Bytes(5000), Verdict::does_not_fit, {}}; });
+  const PlanResult r = search(model, cluster(2, 2), native(), o, [&](const ShardingPlan&) {
+    ++calls;
+    return Score{Seconds(1), Bytes(5000), Verdict::does_not_fit, {}};
+  });
   CHECK_FALSE(r.best);
-  CHECK(calls == 1);                         // the naive plan only: floors rule out the rest
+  CHECK(calls == 1);  // the naive plan only: floors rule out the rest
   CHECK(r.why_none.starts_with("nothing fits in " + human(o.memory_limit) + ": the least that any of "));
   CHECK(r.why_none.find("parameter and optimizer shards") != std::string::npos);
   CHECK(r.rivals.empty());
@@ -253,7 +265,7 @@ TEST_CASE("a smaller micro-batch that did not fit rules the larger ones out") {
   CHECK(tried.front() == 1);
   CHECK(std::count(tried.begin(), tried.end(), 16) == 0);
   REQUIRE(r.best);
-  CHECK(r.best->plan.micro_batches[0] == 4); // equal steps: the most sequences
+  CHECK(r.best->plan.micro_batches[0] == 4);  // equal steps: the most sequences
   REQUIRE(r.rivals.size() == 2);
   CHECK(r.rivals[0].naive);
   CHECK(r.rivals[0].why_lost.starts_with("300.0% slower"));
@@ -268,7 +280,7 @@ TEST_CASE("of equally fast plans the smallest wins, unless the naive one is fast
   o.checkpointing = "none";
   double naive_seconds = 1.0005;
   const auto score = [&](const ShardingPlan& p) {
-    if (p.units.size() == 1) return Score{Seconds(1.0009), Bytes(5), Verdict::fits, {}};       // root: slightly slower, smallest
+    if (p.units.size() == 1) return Score{Seconds(1.0009), Bytes(5), Verdict::fits, {}};  // root: slightly slower, smallest
     const bool naive = p.units.size() == 3 && p.units[0].reshard_after_forward == Reshard::automatic;
     return Score{Seconds(naive ? naive_seconds : 1.0), Bytes(10), Verdict::fits, {}};
   };
@@ -284,7 +296,7 @@ TEST_CASE("of equally fast plans the smallest wins, unless the naive one is fast
 TEST_CASE("many micro-batches cost no more than few: the rest is extrapolated, the answer is exact") {
   const ModelGraph model = toy::model({.blocks = 2});
   SearchOptions o = options_for(model, 2);
-  o.global_batch = 2 * 1000;                 // 1000 sequences per GPU, no more than 64 at once
+  o.global_batch = 2 * 1000;  // 1000 sequences per GPU, no more than 64 at once
   std::int64_t long_steps = 0;
   // A first micro-batch of 5 s, then 2 s each (3 s where everything is gathered again): linear from the second on.
   const PlanResult r = search(model, cluster(2, 2), native(), o, [&](const ShardingPlan& p) {
@@ -299,9 +311,10 @@ TEST_CASE("many micro-batches cost no more than few: the rest is extrapolated, t
   CHECK(r.best->plan.micro_batches.size() == 1000);
   CHECK(r.best->score.step.count() == 5 + 999 * 2);
   CHECK(r.naive.score.step.count() == 5 + 999 * 3);
-  CHECK(long_steps == 2);                    // best and naive
+  CHECK(long_steps == 2);  // best and naive
   for (const Candidate& c : r.rivals)
-    if (c.label.starts_with("block, reshard, checkpoint none, micro-batch 1 x 1000")) CHECK(c.score.where.compute.count() == doctest::Approx(5 + 999 * 3));
+    if (c.label.starts_with("block, reshard, checkpoint none, micro-batch 1 x 1000"))
+      CHECK(c.score.where.compute.count() == doctest::Approx(5 + 999 * 3));
 }
 
 TEST_CASE("a plan that recomputes for nothing is not scored") {
@@ -313,11 +326,14 @@ TEST_CASE("a plan that recomputes for nothing is not scored") {
   const PlanResult r = search(model, cluster(2, 2), native(), o, [&](const ShardingPlan& p) {
     recomputing += p.checkpointed.empty() ? 0 : 1;
     const bool fits = p.units[0].reshard_after_forward == Reshard::automatic;
-    return Score{Seconds(p.checkpointed.empty() ? 1 : 2), Bytes(1), fits || !p.checkpointed.empty() ? Verdict::fits : Verdict::does_not_fit, {}};
+    return Score{Seconds(p.checkpointed.empty() ? 1 : 2),
+                 Bytes(1),
+                 fits || !p.checkpointed.empty() ? Verdict::fits : Verdict::does_not_fit,
+                 {}};
   });
   REQUIRE(r.best);
   CHECK(r.best->plan.checkpointed.empty());
-  CHECK(recomputing == 2);                   // every-2 of the kept-gathered kind, whose plain one does not fit; and one to show as a rival
+  CHECK(recomputing == 2);  // every-2 of the kept-gathered kind, whose plain one does not fit; and one to show as a rival
 }
 
 TEST_CASE("why a rival lost, in words") {
@@ -352,7 +368,10 @@ TEST_CASE("rivals: at most five, all different, none the best") {
   for (std::uint64_t seed = 0; seed < 20; ++seed) {
     SearchOptions o = options_for(model, 8);
     std::int64_t steps = 0, total = 0;
-    o.progress = [&](std::int64_t done, std::int64_t of) { CHECK(done == ++steps); total = of; };
+    o.progress = [&](std::int64_t done, std::int64_t of) {
+      CHECK(done == ++steps);
+      total = of;
+    };
     const PlanResult r = search(model, cluster(8, 4), native(), o, [&](const ShardingPlan& p) { return score_of(p, seed); });
     CHECK(steps == total);
     CHECK(r.rivals.size() <= 5);
@@ -363,6 +382,7 @@ TEST_CASE("rivals: at most five, all different, none the best") {
       CHECK(!c.why_lost.empty());
       CHECK(labels.insert(c.label).second);
     }
-    CHECK(r.searched == "wrap, reshard, checkpointing, micro-batch and mesh for the most tokens per second (the global batch was left free)");
+    CHECK(r.searched ==
+          "wrap, reshard, checkpointing, micro-batch and mesh for the most tokens per second (the global batch was left free)");
   }
 }

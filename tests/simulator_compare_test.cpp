@@ -25,7 +25,7 @@ Prediction prediction() {
   p.peak_allocated = Bytes(200);
   p.role_of_rank = {0, 1};
   p.other_roles = {p.memory};
-  p.other_roles[0].first_step.points[1] = {190, 110};                // the last rank holds less
+  p.other_roles[0].first_step.points[1] = {190, 110};  // the last rank holds less
   p.other_roles[0].peak = 190;
   return p;
 }
@@ -100,7 +100,8 @@ TEST_CASE("memory: one byte anywhere, on any rank, is a difference") {
     CHECK_FALSE(r.within);
     CHECK(mentions(r, words));
   };
-  fails([](Measurement& m) { m.ranks[0].init.points[0].after = 99; }, "rank 0, init, operation 0: predicted 100 B before and 100 B after, measured 100 B and 99 B");
+  fails([](Measurement& m) { m.ranks[0].init.points[0].after = 99; },
+        "rank 0, init, operation 0: predicted 100 B before and 100 B after, measured 100 B and 99 B");
   fails([](Measurement& m) { m.ranks[1].first_step = m.ranks[0].first_step; }, "rank 1, first step, operation 1");
   fails([](Measurement& m) { m.ranks[0].steady_step.start += 1; }, "rank 0, steady step: predicted 120 B allocated at its start");
   fails([](Measurement& m) { m.ranks[0].steady_step.points.clear(); }, "predicted 1 operations, measured 0");
@@ -110,11 +111,11 @@ TEST_CASE("memory: one byte anywhere, on any rank, is a difference") {
 TEST_CASE("times and peaks have tolerances") {
   const Prediction p = prediction();
   Measurement m = measured(p);
-  m.median_step_seconds = 0.09;              // predicted 11.1% more
+  m.median_step_seconds = 0.09;  // predicted 11.1% more
   CHECK(compare(p, m, {.time = 0.12, .memory = 0}).within);
   CHECK_FALSE(compare(p, m, {.time = 0.11, .memory = 0}).within);
   m = measured(p);
-  m.ranks[1].peak_allocated_bytes = 200;     // predicted 5% less for that rank
+  m.ranks[1].peak_allocated_bytes = 200;  // predicted 5% less for that rank
   const ValidationReport r = compare(p, m, {.time = 0.1, .memory = 0.01});
   CHECK(r.peak.what == "peak allocated, rank 1");
   CHECK(r.peak.error() == doctest::Approx(-0.05));
@@ -148,9 +149,9 @@ TEST_CASE("a rank that was not measured, or not predicted, is a difference") {
   CHECK_FALSE(r.within);
   CHECK(mentions(r, "1 ranks were measured, the plan has 2"));
   m = measured(p);
-  p.role_of_rank.clear();                    // only rank 0 is known
+  p.role_of_rank.clear();  // only rank 0 is known
   CHECK(mentions(compare(p, m), "rank 1: no memory was predicted"));
-  p.roles = 1;                               // ... or all are alike
+  p.roles = 1;  // ... or all are alike
   CHECK(memory_of(p, 1) == &p.memory);
   CHECK(memory_of(p, 2) == nullptr);
 }

@@ -36,25 +36,31 @@ ClusterSpec gpus(std::int64_t n) {
 }
 
 struct Setup {
-  explicit Setup(std::int64_t shard, std::int64_t replicate = 1) : plan(toy::plan(model, shard, replicate)), cluster(gpus(shard * replicate)) {}
+  explicit Setup(std::int64_t shard, std::int64_t replicate = 1)
+      : plan(toy::plan(model, shard, replicate)), cluster(gpus(shard * replicate)) {}
   ModelGraph model = toy::model({.blocks = 3});
   ShardingPlan plan;
   const Implementation& impl = find_implementation("native", false, "test");
   ClusterSpec cluster;
   Costs costs = default_costs(cluster);
   [[nodiscard]] CostContext context() const { return {model, plan, impl, cluster, costs}; }
-  [[nodiscard]] Prediction predicted(const PredictOptions& o = {}) const { return predict(lower(model, plan, impl), context(), o); }
+  [[nodiscard]] Prediction predicted(const PredictOptions& o = {}) const {
+    return predict(lower(model, plan, impl), context(), o);
+  }
 };
 
 double sum(const Breakdown& b) {
-  return (b.compute + b.recompute + b.exposed_all_gather + b.exposed_reduce_scatter + b.exposed_all_reduce + b.copies + b.optimizer + b.idle).count();
+  return (b.compute + b.recompute + b.exposed_all_gather + b.exposed_reduce_scatter + b.exposed_all_reduce + b.copies +
+          b.optimizer + b.idle)
+      .count();
 }
 
 // A step by hand: operations with given spans.
 struct HandMade {
   Step step;
   Timeline timeline;
-  void add(Action action, Stream stream, double start, double end, std::vector<std::int32_t> waits = {}, Communicator comm = Communicator::none) {
+  void add(Action action, Stream stream, double start, double end, std::vector<std::int32_t> waits = {},
+           Communicator comm = Communicator::none) {
     Operation op;
     op.action = action;
     op.stream = stream;
@@ -89,22 +95,22 @@ TEST_CASE("where time goes, by hand") {
   CHECK(b.compute.count() == doctest::Approx(2));
   CHECK(b.recompute.count() == doctest::Approx(1));
   CHECK(b.optimizer.count() == doctest::Approx(2));
-  CHECK(b.copies.count() == doctest::Approx(1 + 0.5));               // copy-out, and the copy-in alone in 1 - 1.5
-  CHECK(b.exposed_all_gather.count() == doctest::Approx(0.5));       // 1.5 - 2
-  CHECK(b.exposed_reduce_scatter.count() == doctest::Approx(1.5));   // wins over the all-reduce in 6 - 6.5
+  CHECK(b.copies.count() == doctest::Approx(1 + 0.5));              // copy-out, and the copy-in alone in 1 - 1.5
+  CHECK(b.exposed_all_gather.count() == doctest::Approx(0.5));      // 1.5 - 2
+  CHECK(b.exposed_reduce_scatter.count() == doctest::Approx(1.5));  // wins over the all-reduce in 6 - 6.5
   CHECK(b.exposed_all_reduce.count() == doctest::Approx(0.5));
-  CHECK(b.idle.count() == doctest::Approx(1));                       // 7 - 8
+  CHECK(b.idle.count() == doctest::Approx(1));  // 7 - 8
   CHECK(sum(b) == doctest::Approx(10));
 }
 
 TEST_CASE("critical path, by hand") {
   HandMade h;
-  h.add(Action::all_gather, Stream::all_gather, 0, 3, {}, Communicator::shard);             // 0
-  h.add(Action::load_batch, Stream::compute, 0, 1);                                        // 1
-  h.add(Action::gather_copy_out, Stream::compute, 3, 4, {0});                              // 2 waits for 0
-  h.add(Action::reduce_scatter, Stream::reduce_scatter, 4, 9, {2}, Communicator::shard);   // 3
-  h.add(Action::all_gather, Stream::all_gather, 9, 11, {}, Communicator::shard);           // 4 behind 3 on the communicator
-  h.add(Action::optimizer, Stream::compute, 11.5, 12, {4});                                // 5, half a second late
+  h.add(Action::all_gather, Stream::all_gather, 0, 3, {}, Communicator::shard);           // 0
+  h.add(Action::load_batch, Stream::compute, 0, 1);                                       // 1
+  h.add(Action::gather_copy_out, Stream::compute, 3, 4, {0});                             // 2 waits for 0
+  h.add(Action::reduce_scatter, Stream::reduce_scatter, 4, 9, {2}, Communicator::shard);  // 3
+  h.add(Action::all_gather, Stream::all_gather, 9, 11, {}, Communicator::shard);          // 4 behind 3 on the communicator
+  h.add(Action::optimizer, Stream::compute, 11.5, 12, {4});                               // 5, half a second late
   CHECK(critical_chain(h.step, h.timeline) == std::vector<std::int32_t>{0, 2, 3, 4, 5});
   const ModelGraph model = toy::model();
   const std::vector<std::string> words = critical_path(h.step, h.timeline, model);
@@ -130,7 +136,10 @@ TEST_CASE("a prediction's parts fit together") {
     CHECK(p.timeline.duration == p.step_time.count());
     double seconds = 0;
     std::int64_t count = 0;
-    for (const ActionTime& a : p.by_action) { seconds += a.seconds; count += a.count; }
+    for (const ActionTime& a : p.by_action) {
+      seconds += a.seconds;
+      count += a.count;
+    }
     CHECK(static_cast<std::size_t>(count) == p.order.size());
     CHECK(p.step_time.count() <= seconds + 1e-3);
     CHECK(p.peak_at.find("step") != std::string::npos);
@@ -176,7 +185,8 @@ TEST_CASE("verdicts: reserved estimate, margin, fixed memory, limit") {
 
 TEST_CASE("roles: ranks with smaller shards have their own memory") {
   // 3 ranks. Rows 11 (embedding, head) -> chunks 4, 4, 3; rows 10 (up) -> 4, 4, 2; rows 6 (down) -> 2, 2, 2. So ranks 0 and 1 are
-  // alike, and rank 2 holds 2 * 1 row of 6 and, per block, 2 rows of 6 less: (12 + 3 * 12) elements * 8 bytes less of AdamW states.
+  // alike, and rank 2 holds 2 * 1 row of 6 and, per block, 2 rows of 6 less: (12 + 3 * 12) elements * 8 bytes less of AdamW
+  // states.
   Setup s(3);
   const Prediction p = s.predicted();
   CHECK(p.roles == 2);
@@ -220,7 +230,8 @@ TEST_CASE("predictions on disk") {
   CHECK(q.timeline.spans.size() == p.timeline.spans.size());
   CHECK(q.timeline.spans.back().end == p.timeline.spans.back().end);
   CHECK(q.where.exposed_all_gather == p.where.exposed_all_gather);
-  for (std::size_t cut = 0; cut + 2 < text.size(); cut += 211) CHECK_THROWS_AS((void)parse_prediction(text.substr(0, cut), "p.json"), InputError);
+  for (std::size_t cut = 0; cut + 2 < text.size(); cut += 211)
+    CHECK_THROWS_AS((void)parse_prediction(text.substr(0, cut), "p.json"), InputError);
   const auto refused = [&](const std::string& from, const std::string& to, const char* words) {
     std::string changed = text;
     const std::size_t at = changed.find(from);
@@ -260,5 +271,6 @@ TEST_CASE("measurements on disk, and compared after the way there and back") {
   CHECK(to_json_text(back) == text);
   CHECK(back.ranks[1].wire_bytes == 77);
   CHECK(compare(parse_prediction(to_json_text(p), "p.json"), back).within);
-  for (std::size_t cut = 0; cut + 2 < text.size(); cut += 211) CHECK_THROWS_AS((void)parse_measurement(text.substr(0, cut), "m.json"), InputError);
+  for (std::size_t cut = 0; cut + 2 < text.size(); cut += 211)
+    CHECK_THROWS_AS((void)parse_measurement(text.substr(0, cut), "m.json"), InputError);
 }

@@ -17,8 +17,8 @@
 // A large all-reduce is as good over a ring; a small one goes through a double binary tree, whose latency grows with log2 N:
 //   seconds = base + 2 ((p-1) intra_latency + floor(log2 N) inter_latency) + 2 B / (0.92 bus)           (same source)
 //
-// What it takes from others while it runs: collective_sms multiprocessors, held; device memory traffic of 2 bytes (all-gather: one
-// read, one write) or 3 (reductions: two reads, one write) per wire byte (nccl issue 1428: 2 to 3 times the bus bandwidth);
+// What it takes from others while it runs: collective_sms multiprocessors, held; device memory traffic of 2 bytes (all-gather:
+// one read, one write) or 3 (reductions: two reads, one write) per wire byte (nccl issue 1428: 2 to 3 times the bus bandwidth);
 // and its links.
 #include <algorithm>
 #include <bit>
@@ -35,8 +35,8 @@ namespace {
 
 struct Ring {
   double n, p, nodes;
-  double bus;                                // bytes per second out of each rank
-  double wire;                               // bytes out of each rank
+  double bus;   // bytes per second out of each rank
+  double wire;  // bytes out of each rank
 };
 
 Ring ring_of(const CollectiveCall& call, const ClusterSpec& cluster) {
@@ -93,7 +93,7 @@ void add_shares(Demand& d, const CollectiveCall& call, const Ring& r, const Clus
   const auto share = [seconds](double bytes, double capacity) {
     return capacity > 0 ? std::min(1.0, bytes / seconds / capacity) : 0.0;
   };
-  const double outside = r.nodes > 1 ? r.wire / r.p : 0;             // through this rank's NIC
+  const double outside = r.nodes > 1 ? r.wire / r.p : 0;  // through this rank's NIC
   const double passes_memory = call.kind == CollectiveKind::all_gather ? 2 : 3;
   d.use[static_cast<int>(Resource::intra_link)] = share(r.wire - outside, cluster.intra_bus.count());
   d.use[static_cast<int>(Resource::inter_link)] = share(outside, cluster.inter_bus.count());
@@ -114,7 +114,7 @@ Demand collective_demand(const CollectiveCall& call, const ClusterSpec& cluster,
   if (cluster.host) {
     require_calibrated(!curve.empty(), "a curve for this collective", costs);
     d.alone = Seconds(curve_seconds(call, curve, costs));
-    d.use[static_cast<int>(Resource::compute)] = 1;                   // the rank's one core moves the bytes
+    d.use[static_cast<int>(Resource::compute)] = 1;  // the rank's one core moves the bytes
     return d;
   }
   const Ring r = ring_of(call, cluster);

@@ -1,13 +1,13 @@
 // The Costs value on disk: "fsdp-plan/costs/1". Times in seconds, rates per second, curves as [size, seconds] pairs.
-#include <array>
-#include <string>
+#include "planner/costs.h"
 
+#include <array>
 #include <nlohmann/json.hpp>
+#include <string>
 
 #include "models/digest.h"
 #include "models/error.h"
 #include "models/json.h"
-#include "planner/costs.h"
 #include "planner/costs/curve.h"
 
 namespace fsdp {
@@ -71,7 +71,8 @@ std::vector<CurvePoint> curve(JsonObject& parent, std::string_view key) {
 
 std::size_t kernel_index(JsonObject& row) {
   const std::string op = row.text("op"), direction = row.text("direction");
-  if (direction != "forward" && direction != "backward") row.refuse("direction", "'" + direction + "' is no direction", "use forward or backward");
+  if (direction != "forward" && direction != "backward")
+    row.refuse("direction", "'" + direction + "' is no direction", "use forward or backward");
   for (int k = 0; k < kOpKinds; ++k)
     if (name(static_cast<OpKind>(k)) == op) return static_cast<std::size_t>(2 * k + (direction == "backward" ? 1 : 0));
   row.refuse("op", "'" + op + "' is no kind of op", "calibrate again with this version");

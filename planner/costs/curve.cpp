@@ -21,7 +21,7 @@ double on_piece(double x0, double y0, double x1, double y1, double x) {
 double interpolate(std::span<const CurvePoint> curve, double size) {
   if (size <= 0) return 0;
   if (curve.size() == 1) return curve[0].seconds * (size / curve[0].size);
-  double low = curve[0].seconds;               // running maxima: the lifted curve
+  double low = curve[0].seconds;  // running maxima: the lifted curve
   double high = std::max(low, curve[1].seconds);
   std::size_t i = 1;
   while (i + 1 < curve.size() && curve[i].size < size) {

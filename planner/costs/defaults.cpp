@@ -10,7 +10,8 @@ namespace {
 constexpr double kKernelOverhead = 2e-6;
 // cudaLaunchKernel takes 4 to 6 microseconds of CPU; what a framework adds per launch is the implementation's.
 constexpr double kHostPerOperation = 5e-6;
-// Reduce-scatter copy-in (_chunk_cat) on H100: 500 Gelem/s bf16 to bf16 = 2.0 TB/s read and written of 3.35 (pytorch's benchmark).
+// Reduce-scatter copy-in (_chunk_cat) on H100: 500 Gelem/s bf16 to bf16 = 2.0 TB/s read and written of 3.35 (pytorch's
+// benchmark).
 constexpr double kCopyEfficiency = 0.60;
 // The same with a cast, bf16 to fp32: 278 Gelem/s * 6 B = 1.67 TB/s of 3.35.
 constexpr double kCastEfficiency = 0.50;
@@ -21,7 +22,8 @@ constexpr double kOptimizerEfficiency = 0.80;
 
 Costs default_costs(const ClusterSpec& cluster) {
   if (cluster.host)
-    throw InputError("--costs", "cluster host has no costs", "run `fsdp-plan calibrate --backend host -o costs.json` and pass --costs costs.json");
+    throw InputError("--costs", "cluster host has no costs",
+                     "run `fsdp-plan calibrate --backend host -o costs.json` and pass --costs costs.json");
   const GpuSpec& gpu = cluster.gpu;
   Costs c;
   c.platform = gpu.name;

@@ -1,6 +1,6 @@
 // Operation -> demand. Kernels are priced by kernels.cpp, collectives by collectives.cpp; copies, casts, gradient norms and the
-// optimizer by the bytes they read and write, which their arguments say: AdamW in fp32 reads p, g, m, v and writes p, m, v = 28 bytes
-// per parameter (cost-model practice, also for a fused kernel).
+// optimizer by the bytes they read and write, which their arguments say: AdamW in fp32 reads p, g, m, v and writes p, m, v = 28
+// bytes per parameter (cost-model practice, also for a fused kernel).
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -20,7 +20,8 @@ double unit_bytes(const UnitLayout& unit, DType type) { return static_cast<doubl
 // Bytes that an operation reads and writes: every argument once per access. Of the gather buffer a copy-in writes one slot and a
 // copy-out reads it all.
 double traffic_bytes(const Operation& op, const Step& step, const Program& program, const ShardingPlan& plan) {
-  if (op.action == Action::gather_copy_in) return 2 * unit_bytes(program.layouts[static_cast<std::size_t>(op.unit)], plan.param_dtype);
+  if (op.action == Action::gather_copy_in)
+    return 2 * unit_bytes(program.layouts[static_cast<std::size_t>(op.unit)], plan.param_dtype);
   double bytes = 0;
   for (const Arg& a : step.args_of(op)) {
     if (a.buffer < 0) continue;
@@ -65,7 +66,8 @@ Demand priced_collective(const Operation& op, const Step& step, const Program& p
   if (op.action == Action::all_reduce || op.unit < 0) {
     const auto args = step.args_of(op);
     if (!args.empty() && args[0].buffer >= 0)
-      bytes = static_cast<double>(args[0].bytes >= 0 ? args[0].bytes : program.buffers[static_cast<std::size_t>(args[0].buffer)].bytes);
+      bytes = static_cast<double>(args[0].bytes >= 0 ? args[0].bytes
+                                                     : program.buffers[static_cast<std::size_t>(args[0].buffer)].bytes);
   } else {
     const DType type = op.action == Action::all_gather ? c.plan.param_dtype : c.plan.reduce_dtype;
     bytes = unit_bytes(program.layouts[static_cast<std::size_t>(op.unit)], type) * static_cast<double>(call.ranks);

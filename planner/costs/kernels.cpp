@@ -80,10 +80,12 @@ Demand kernel_demand(const Op& op, Direction direction, std::int64_t sequences, 
   double seconds = by_calibration(op, direction, work, c.costs);
   if (seconds == 0) {
     if (c.cluster.host || memory_rate(c.cluster, c.costs) <= 0)
-      require_calibrated(false, "'" + std::string(direction == Direction::forward ? "forward " : "backward ") + std::string(name(op.kind)) + "'", c.costs);
+      require_calibrated(
+          false, "'" + std::string(direction == Direction::forward ? "forward " : "backward ") + std::string(name(op.kind)) + "'",
+          c.costs);
     seconds = by_formula(op, direction, work, c, &arithmetic);
   } else {
-    arithmetic = seconds;                    // measured whole: taken to keep the multiprocessors busy
+    arithmetic = seconds;  // measured whole: taken to keep the multiprocessors busy
   }
   d.alone = Seconds(seconds);
   if (seconds <= 0) return d;

@@ -35,8 +35,10 @@ Bytes saved_bytes(const Module& module, const CostContext& c, const Workload& wo
   for (std::int32_t i = module.op_begin; i < module.op_end; ++i) {
     const Op& op = c.model.ops[static_cast<std::size_t>(i)];
     const OpFacts f = facts(c.implementation, op, workload);
-    for (std::size_t t = 0; t < op.inputs.size(); ++t) if ((f.saved_inputs >> t) & 1) kept.insert(op.inputs[t]);
-    for (std::size_t t = 0; t < op.outputs.size(); ++t) if ((f.saved_outputs >> t) & 1) kept.insert(op.outputs[t]);
+    for (std::size_t t = 0; t < op.inputs.size(); ++t)
+      if ((f.saved_inputs >> t) & 1) kept.insert(op.inputs[t]);
+    for (std::size_t t = 0; t < op.outputs.size(); ++t)
+      if ((f.saved_outputs >> t) & 1) kept.insert(op.outputs[t]);
     bytes += f.saved_extra_bytes;
   }
   for (const std::int32_t t : kept) {

@@ -34,13 +34,15 @@ KernelRate rate_or_default(const KernelRate& calibrated, std::string_view what, 
   return {costs.kernel_overhead, FlopsPerSecond(0), BytesPerSecond(memory_rate(cluster, costs))};
 }
 
-KernelRate copy_rate(const ClusterSpec& cluster, const Costs& costs) { return rate_or_default(costs.copy, "copies", cluster, costs); }
+KernelRate copy_rate(const ClusterSpec& cluster, const Costs& costs) {
+  return rate_or_default(costs.copy, "copies", cluster, costs);
+}
 
 Demand traffic_demand(double bytes, const KernelRate& rate, const ClusterSpec& cluster, const Costs& costs) {
   Demand d;
   d.alone = Seconds(rate.overhead.count() + bytes / rate.byte_rate.count());
   const double capacity = memory_rate(cluster, costs);
-  if (cluster.host) d.use[static_cast<int>(Resource::compute)] = 1;   // one core per rank
+  if (cluster.host) d.use[static_cast<int>(Resource::compute)] = 1;  // one core per rank
   else if (capacity > 0 && d.alone.count() > 0)
     d.use[static_cast<int>(Resource::memory)] = std::min(1.0, bytes / d.alone.count() / capacity);
   return d;

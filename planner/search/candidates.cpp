@@ -1,10 +1,10 @@
 #include "planner/search/candidates.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <numeric>
 #include <optional>
-
-#include <fmt/format.h>
 
 #include "models/error.h"
 #include "planner/wrap.h"
@@ -35,7 +35,9 @@ std::int64_t share(const SearchOptions& o) {
 
 std::int64_t quotient(std::int64_t whole, std::int64_t part, const char* flag, const SearchOptions& o) {
   if (whole % part != 0)
-    throw InputError(flag, fmt::format("{} does not divide the {} sequences per GPU of --global-batch {} on {} GPUs", part, whole, *o.global_batch, o.ranks),
+    throw InputError(flag,
+                     fmt::format("{} does not divide the {} sequences per GPU of --global-batch {} on {} GPUs", part, whole,
+                                 *o.global_batch, o.ranks),
                      fmt::format("use a divisor of {}", whole));
   return whole / part;
 }
@@ -44,8 +46,9 @@ std::vector<Batch> of_global_batch(const SearchOptions& o) {
   const std::int64_t whole = share(o);
   if (o.micro_batch && o.grad_accum) {
     if (whole % *o.micro_batch != 0 || whole / *o.micro_batch != *o.grad_accum)
-      throw InputError("--global-batch", fmt::format("{} sequences contradict --micro-batch {} x --grad-accum {} on {} GPUs", *o.global_batch,
-                                                     *o.micro_batch, *o.grad_accum, o.ranks),
+      throw InputError("--global-batch",
+                       fmt::format("{} sequences contradict --micro-batch {} x --grad-accum {} on {} GPUs", *o.global_batch,
+                                   *o.micro_batch, *o.grad_accum, o.ranks),
                        "leave one of the three out");
     return {{*o.micro_batch, *o.grad_accum}};
   }
@@ -64,8 +67,9 @@ std::vector<Named> wraps(const ModelGraph& model, const SearchOptions& o) {
   for (const char* policy : {"block", "block:2", "block:4", "titan", "root"}) {
     try {
       Named n{policy, wrap(model, policy, "--wrap")};
-      if (std::none_of(found.begin(), found.end(), [&](const Named& f) { return f.units == n.units; })) found.push_back(std::move(n));
-    } catch (const InputError&) {            // a policy that this model has no modules for
+      if (std::none_of(found.begin(), found.end(), [&](const Named& f) { return f.units == n.units; }))
+        found.push_back(std::move(n));
+    } catch (const InputError&) {  // a policy that this model has no modules for
     }
   }
   return found;
@@ -88,8 +92,9 @@ std::vector<Checkpointing> checkpointings(const ModelGraph& model, const SearchO
   for (const char* policy : {"none", "every-2", "full"}) {
     try {
       Checkpointing c{policy, checkpointed_modules(model, policy, "--activation-checkpointing")};
-      if (std::none_of(found.begin(), found.end(), [&](const Checkpointing& f) { return f.modules == c.modules; })) found.push_back(std::move(c));
-    } catch (const InputError&) {            // a model without blocks
+      if (std::none_of(found.begin(), found.end(), [&](const Checkpointing& f) { return f.modules == c.modules; }))
+        found.push_back(std::move(c));
+    } catch (const InputError&) {  // a model without blocks
     }
   }
   return found;
@@ -118,8 +123,8 @@ const char* reshard_label(Reshard r) {
   return "keep gathered";
 }
 
-Option make_option(const ModelGraph& model, const SearchOptions& o, const Named& w, Reshard reshard, const Checkpointing& c, Batch batch,
-                   std::int64_t replicate) {
+Option make_option(const ModelGraph& model, const SearchOptions& o, const Named& w, Reshard reshard, const Checkpointing& c,
+                   Batch batch, std::int64_t replicate) {
   Option option;
   ShardingPlan& p = option.plan = o.base;
   p.model_name = model.name;
@@ -151,7 +156,8 @@ std::vector<Batch> batches(const SearchOptions& o) {
   }
   for (const Batch& b : found)
     if (b.grad_accum > kMaxAccumulation)
-      throw InputError("--grad-accum", fmt::format("{} micro-batches per step are more than {}", b.grad_accum, kMaxAccumulation), "use a larger --micro-batch");
+      throw InputError("--grad-accum", fmt::format("{} micro-batches per step are more than {}", b.grad_accum, kMaxAccumulation),
+                       "use a larger --micro-batch");
   return found;
 }
 
@@ -159,7 +165,7 @@ Option naive_option(const ModelGraph& model, const ClusterSpec& cluster, const S
   Named block{"block", {}};
   try {
     block.units = wrap_blocks(model, 1);
-  } catch (const InputError&) {              // no blocks: everything is the root's
+  } catch (const InputError&) {  // no blocks: everything is the root's
     block = {"root", wrap_root(model)};
   }
   Option naive = make_option(model, o, block, Reshard::automatic, {"none", {}}, batches(o).front(), replicas(cluster, o).front());
@@ -178,12 +184,14 @@ std::vector<Option> options(const ModelGraph& model, const ClusterSpec& cluster,
   const ShardingPlan naive = naive_option(model, cluster, o).plan;
   std::vector<Option> found;
   const auto add = [&](Choice at) {
-    const auto pick = [&](const auto& values, Axis axis) -> const auto& { return values[static_cast<std::size_t>(at[static_cast<std::size_t>(axis)])]; };
+    const auto pick = [&](const auto& values, Axis axis) -> const auto& {
+      return values[static_cast<std::size_t>(at[static_cast<std::size_t>(axis)])];
+    };
     const Named& w = pick(all_wraps, Axis::wrap);
     const Reshard reshard = pick(all_reshards, Axis::reshard);
-    if (w.units.size() == 1 && reshard == Reshard::no && all_reshards.size() > 1) return;   // a lone root stays gathered anyway
-    Option option = make_option(model, o, w, reshard, pick(all_checkpointings, Axis::checkpointing), pick(all_batches, Axis::batch),
-                                pick(all_replicas, Axis::mesh));
+    if (w.units.size() == 1 && reshard == Reshard::no && all_reshards.size() > 1) return;  // a lone root stays gathered anyway
+    Option option = make_option(model, o, w, reshard, pick(all_checkpointings, Axis::checkpointing),
+                                pick(all_batches, Axis::batch), pick(all_replicas, Axis::mesh));
     option.choice = at;
     option.plan.model_digest = digest;
     option.naive = option.plan == naive;

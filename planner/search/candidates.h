@@ -30,7 +30,7 @@ struct Option {
   ShardingPlan plan;
   std::string label;
   Batch batch;
-  bool naive = false;                        // one unit per block, default reshard, no checkpointing, smallest micro-batch, one mesh
+  bool naive = false;  // one unit per block, default reshard, no checkpointing, smallest micro-batch, one mesh
 };
 
 // Every legal combination; micro-batches ascend fastest. The naive one is among them unless the user has fixed otherwise.

@@ -1,7 +1,8 @@
 // A lower bound on peak memory by looking at three moments that every step has:
 //   the optimizer runs:                   states + gradients
 //   the largest unit has been gathered:   states + its gather buffer + its parameters copied out
-//   a forward has ended:                  states + what later micro-batches must not lose + units kept gathered + saved activations
+//   a forward has ended:                  states + what later micro-batches must not lose + units kept gathered + saved
+//   activations
 // Allocator rounding, temporaries, prefetched units and activation gradients come on top, so the replayed peak is never below.
 #include "planner/search/memory_floor.h"
 
@@ -35,25 +36,30 @@ std::vector<std::int32_t> regions_of(const ModelGraph& model, const ShardingPlan
 
 // Bytes that forward leaves behind for backward. A recomputed module keeps what flows into it from outside.
 std::int64_t saved_bytes(const ModelGraph& model, const ShardingPlan& plan, const Implementation& impl) {
-  const Workload w{*std::max_element(plan.micro_batches.begin(), plan.micro_batches.end()), plan.seq_len, size_of(plan.param_dtype)};
+  const Workload w{*std::max_element(plan.micro_batches.begin(), plan.micro_batches.end()), plan.seq_len,
+                   size_of(plan.param_dtype)};
   const std::vector<std::int32_t> region = regions_of(model, plan);
   std::vector<char> saved(model.tensors.size(), 0);
-  std::vector<std::int32_t> made_in(model.tensors.size(), -1);       // region
+  std::vector<std::int32_t> made_in(model.tensors.size(), -1);  // region
   std::int64_t bytes = 0;
   for (std::size_t i = 0; i < model.ops.size(); ++i) {
     const Op& op = model.ops[i];
     for (const std::int32_t t : op.outputs) made_in[static_cast<std::size_t>(t)] = region[i];
     if (region[i] >= 0) {
-      for (const std::int32_t t : op.inputs) saved[static_cast<std::size_t>(t)] |= made_in[static_cast<std::size_t>(t)] != region[i];
+      for (const std::int32_t t : op.inputs)
+        saved[static_cast<std::size_t>(t)] |= made_in[static_cast<std::size_t>(t)] != region[i];
       continue;
     }
     const OpFacts f = facts(impl, op, w);
-    for (std::size_t k = 0; k < op.inputs.size() && k < 8; ++k) saved[static_cast<std::size_t>(op.inputs[k])] |= (f.saved_inputs >> k) & 1;
-    for (std::size_t k = 0; k < op.outputs.size() && k < 8; ++k) saved[static_cast<std::size_t>(op.outputs[k])] |= (f.saved_outputs >> k) & 1;
+    for (std::size_t k = 0; k < op.inputs.size() && k < 8; ++k)
+      saved[static_cast<std::size_t>(op.inputs[k])] |= (f.saved_inputs >> k) & 1;
+    for (std::size_t k = 0; k < op.outputs.size() && k < 8; ++k)
+      saved[static_cast<std::size_t>(op.outputs[k])] |= (f.saved_outputs >> k) & 1;
     add(bytes, f.saved_extra_bytes);
   }
   for (std::size_t t = 0; t < model.tensors.size(); ++t)
-    if (saved[t] && model.tensors[t].kind == TensorKind::activation) add(bytes, times(elements(model.tensors[t], w), w.element_bytes));
+    if (saved[t] && model.tensors[t].kind == TensorKind::activation)
+      add(bytes, times(elements(model.tensors[t], w), w.element_bytes));
   return bytes;
 }
 
@@ -86,7 +92,8 @@ MemoryFloor memory_floor(const ModelGraph& model, const ShardingPlan& plan, cons
   }
   const std::int64_t reduce = size_of(plan.reduce_dtype);
   if (plan.micro_batches.size() > 1)
-    floor.waiting_gradients = plan.grad_sync == GradSync::last ? times(numel, std::min(compute, reduce)) : floor.gradients / master * std::min(master, reduce);
+    floor.waiting_gradients = plan.grad_sync == GradSync::last ? times(numel, std::min(compute, reduce))
+                                                               : floor.gradients / master * std::min(master, reduce);
   floor.saved = saved_bytes(model, plan, impl);
   return floor;
 }

@@ -1,10 +1,10 @@
 #include "planner/search/rivals.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <tuple>
-
-#include <fmt/format.h>
 
 namespace fsdp {
 
@@ -12,7 +12,7 @@ namespace {
 
 struct Part {
   const char* words;
-  Seconds Breakdown::* member;
+  Seconds Breakdown::*member;
 };
 constexpr std::array<Part, 8> kParts = {{{"compute", &Breakdown::compute},
                                          {"recomputation", &Breakdown::recompute},
@@ -23,7 +23,9 @@ constexpr std::array<Part, 8> kParts = {{{"compute", &Breakdown::compute},
                                          {"optimizer", &Breakdown::optimizer},
                                          {"idle time", &Breakdown::idle}}};
 
-double sequences(const Judged& j) { return static_cast<double>(j.option.batch.micro_batch) * static_cast<double>(j.option.batch.grad_accum); }
+double sequences(const Judged& j) {
+  return static_cast<double>(j.option.batch.micro_batch) * static_cast<double>(j.option.batch.grad_accum);
+}
 
 // The part of the step that grew most, both steps scaled to the winner's number of sequences.
 std::string what_grew(const Judged& loser, const Judged& best) {
@@ -37,8 +39,8 @@ std::string what_grew(const Judged& loser, const Judged& best) {
   if (most <= 0) return "";
   // The same arithmetic takes longer only because communication beside it takes multiprocessors and memory bandwidth.
   const bool same_work = worst->member == &Breakdown::compute && loser.option.batch == best.option.batch;
-  return fmt::format(": {} more {}{}{}", human(Seconds(most)), worst->words, same_work ? ", slowed by communication beside it" : "",
-                     scale == 1 ? "" : " per step of equal size");
+  return fmt::format(": {} more {}{}{}", human(Seconds(most)), worst->words,
+                     same_work ? ", slowed by communication beside it" : "", scale == 1 ? "" : " per step of equal size");
 }
 
 bool differs_only_on(const Choice& a, const Choice& b, Axis axis) {
@@ -50,7 +52,7 @@ bool differs_only_on(const Choice& a, const Choice& b, Axis axis) {
 // Of two alternatives on one axis, is `a` the one to show?
 bool more_tempting(const Judged& a, const Judged& b, const Judged& best, Axis axis) {
   if (axis == Axis::batch) {
-    const auto distance = [&](const Judged& j) {        // the next larger one first, then the next smaller ...
+    const auto distance = [&](const Judged& j) {  // the next larger one first, then the next smaller ...
       const std::int64_t d = j.option.batch.micro_batch - best.option.batch.micro_batch;
       return d > 0 ? std::pair<int, std::int64_t>(0, d) : std::pair<int, std::int64_t>(1, -d);
     };
@@ -60,7 +62,7 @@ bool more_tempting(const Judged& a, const Judged& b, const Judged& best, Axis ax
   return a.score ? a.seconds_per_sequence() < b.seconds_per_sequence() : a.floor < b.floor;
 }
 
-int rank_of(Verdict v) { return static_cast<int>(v); }     // fits, tight, does not fit
+int rank_of(Verdict v) { return static_cast<int>(v); }  // fits, tight, does not fit
 
 }  // namespace
 
@@ -95,7 +97,9 @@ std::vector<std::size_t> rivals(const std::vector<Judged>& all, std::size_t best
   for (const Axis axis : {Axis::checkpointing, Axis::batch, Axis::reshard, Axis::wrap, Axis::mesh}) {
     std::optional<std::size_t> found;
     for (std::size_t i = 0; i < all.size(); ++i)
-      if (differs_only_on(all[i].option.choice, all[best].option.choice, axis) && (!found || more_tempting(all[i], all[*found], all[best], axis))) found = i;
+      if (differs_only_on(all[i].option.choice, all[best].option.choice, axis) &&
+          (!found || more_tempting(all[i], all[*found], all[best], axis)))
+        found = i;
     if (found) show(*found);
   }
   return shown;

@@ -12,9 +12,9 @@ namespace fsdp {
 // An option after the search: its floor, and its score unless the floor alone ruled it out.
 struct Judged {
   Option option;
-  Bytes floor;                               // memory it needs at least, fixed memory included
+  Bytes floor;  // memory it needs at least, fixed memory included
   std::optional<Score> score;
-  [[nodiscard]] double seconds_per_sequence() const;   // of one rank; what the search minimises. Needs a score
+  [[nodiscard]] double seconds_per_sequence() const;  // of one rank; what the search minimises. Needs a score
 };
 
 // Best first: plans that fit, then tight ones, then the rest; by time per sequence, then memory.

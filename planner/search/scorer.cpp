@@ -16,8 +16,9 @@ Seconds extended(Seconds shorter, Seconds longer, double more) { return longer +
 Score extrapolated(const Score& shorter, const Score& longer, double more) {
   Score s = longer;
   s.step = extended(shorter.step, longer.step, more);
-  for (Seconds Breakdown::* part : {&Breakdown::compute, &Breakdown::recompute, &Breakdown::exposed_all_gather, &Breakdown::exposed_reduce_scatter,
-                                    &Breakdown::exposed_all_reduce, &Breakdown::copies, &Breakdown::optimizer, &Breakdown::idle})
+  for (Seconds Breakdown::*part :
+       {&Breakdown::compute, &Breakdown::recompute, &Breakdown::exposed_all_gather, &Breakdown::exposed_reduce_scatter,
+        &Breakdown::exposed_all_reduce, &Breakdown::copies, &Breakdown::optimizer, &Breakdown::idle})
     s.where.*part = extended(shorter.where.*part, longer.where.*part, more);
   return s;
 }
@@ -30,7 +31,8 @@ void Scorer::score(Judged& j) {
   if (n <= kRepresentative) {
     j.score = score_(j.option.plan);
   } else {
-    const Score shorter = score_(shortened(j.option.plan, kRepresentative - 1)), longer = score_(shortened(j.option.plan, kRepresentative));
+    const Score shorter = score_(shortened(j.option.plan, kRepresentative - 1)),
+                longer = score_(shortened(j.option.plan, kRepresentative));
     j.score = extrapolated(shorter, longer, static_cast<double>(n - kRepresentative));
   }
   advance();

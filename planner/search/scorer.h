@@ -11,11 +11,12 @@ inline constexpr std::int64_t kRepresentative = 4;
 
 class Scorer {
  public:
-  Scorer(const SearchOptions& options, const ScoreFunction& score, std::int64_t total) : options_(options), score_(score), total_(total) {}
+  Scorer(const SearchOptions& options, const ScoreFunction& score, std::int64_t total)
+      : options_(options), score_(score), total_(total) {}
 
-  void score(Judged&);                       // unless it has been scored
-  void score_exactly(Judged&);               // the whole step, replacing an extrapolated score
-  void advance();                            // one option more is dealt with: tells the caller's progress
+  void score(Judged&);          // unless it has been scored
+  void score_exactly(Judged&);  // the whole step, replacing an extrapolated score
+  void advance();               // one option more is dealt with: tells the caller's progress
 
  private:
   const SearchOptions& options_;
