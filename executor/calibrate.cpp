@@ -1,0 +1,317 @@
+// Micro-benchmarks -> Costs. Everything is measured in several passes over the whole list, and the best pass counts: what disturbs a
+// machine comes and goes, and a benchmark that was disturbed in one pass is not in the next.
+#include "executor/calibrate.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <ctime>
+#include <limits>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "executor/calibrate_ops.h"
+#include "executor/kernels.h"
+#include "models/error.h"
+#include "models/implementation.h"
+
+namespace fsdp {
+namespace {
+
+constexpr int kPasses = 3;
+constexpr std::int64_t kCube[] = {40, 80, 160, 320, 640, 1000};                    // 1.3e5 .. 2e9 flops
+constexpr std::int64_t kFull[] = {4096, 16384, 65536, 262144, 1 << 20, 4 << 20, 16 << 20, 64 << 20};    // bytes, as nccl-tests counts
+constexpr std::int64_t kSmall = 1 << 15, kLarge = 1 << 19;                         // elements
+constexpr std::int64_t kShortSequence = 64, kLongSequence = 512;
+
+struct Benchmark {
+  std::string what;
+  Setup setup;
+  double seconds = std::numeric_limits<double>::infinity();    // best so far
+};
+
+class Suite {
+ public:
+  std::size_t add(std::string what, Setup setup) {
+    benchmarks_.push_back({std::move(what), std::move(setup)});
+    return benchmarks_.size() - 1;
+  }
+  void run(Backend& backend, const CalibrateOptions& options) {
+    const auto begin = std::chrono::steady_clock::now();
+    const auto spent = [&] { return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count(); };
+    for (int pass = 0; pass < kPasses; ++pass) {
+      for (std::size_t i = 0; i < benchmarks_.size(); ++i) {
+        const double left = static_cast<double>((kPasses - pass) * benchmarks_.size() - i);
+        const Timer timer{backend, 0.6 * std::max(0.0, options.seconds_budget - spent()) / left};       // the rest: set-up
+        if (options.progress) options.progress(fmt::format("pass {} of {}: {}", pass + 1, kPasses, benchmarks_[i].what));
+        benchmarks_[i].seconds = std::min(benchmarks_[i].seconds, timer.time(benchmarks_[i].setup));
+      }
+      if (spent() > options.seconds_budget) break;
+    }
+  }
+  [[nodiscard]] double seconds(std::size_t i) const { return benchmarks_[i].seconds; }
+
+ private:
+  std::vector<Benchmark> benchmarks_;
+};
+
+// --- what is not a kernel of the model --------------------------------------------------------------------------------------
+
+Setup empty_setup() {
+  return [](BenchMemory&) -> Issue {
+    return [](Device& device, std::int32_t& op, int) { device.launch(op++, Stream::compute, {}, [] {}); };
+  };
+}
+
+// Repeats body(i) on sets of `count` buffers of n elements.
+template <class Body>
+Setup buffers_setup(std::int64_t n, DType type, int count, Body body) {
+  return [=](BenchMemory& memory) -> Issue {
+    std::vector<std::vector<BufferView>> sets(static_cast<std::size_t>(buffer_sets(count * n * size_of(type))));
+    for (auto& set : sets)
+      for (int i = 0; i < count; ++i) set.push_back(memory.take(n, type));
+    return [=](Device& device, std::int32_t& op, int i) {
+      device.launch(op++, Stream::compute, {}, [body, set = sets[static_cast<std::size_t>(i) % sets.size()]] { body(set); });
+    };
+  };
+}
+
+Setup copy_setup(std::int64_t n, DType type) {
+  return buffers_setup(n, type, 2, [](const std::vector<BufferView>& b) { std::memcpy(b[1].data, b[0].data, static_cast<std::size_t>(b[0].bytes)); });
+}
+
+// Adds values of `type` to fp32: the conversion that gradients and parameters go through.
+Setup cast_setup(std::int64_t n, DType type) {
+  return buffers_setup(n, DType::f32, 2, [=](const std::vector<BufferView>& b) {
+    const DType from = type == DType::f64 ? DType::f32 : type;
+    convert(from, {b[0].data, n * size_of(from)}, DType::f32, b[1], n, true);
+  });
+}
+std::int64_t cast_bytes(std::int64_t n, DType type) { return n * ((type == DType::f64 ? 4 : size_of(type)) + 8); }
+
+UnitLayout flat_layout(std::int64_t n) {
+  UnitLayout layout;
+  layout.params = {{.param = 0, .rows = n, .row_elements = 1, .chunk_rows = n, .offset = 0}};
+  layout.shard_elements = layout.numel = n;
+  return layout;
+}
+
+Setup optimizer_setup(std::int64_t n, DType type) {
+  return buffers_setup(n, type, 4, [layout = flat_layout(n), type](const std::vector<BufferView>& b) {
+    adamw(layout, 0, Optimizer{}, 1000, type, b[0], b[1], b[2], b[3]);
+  });
+}
+
+Setup norm_setup(std::int64_t n, DType type) {
+  return buffers_setup(n, type, 1, [n, type](const std::vector<BufferView>& b) {
+    if (sum_of_squares(type, b[0], n) < 0) scale(type, b[0], n, 0.5);
+    scale(type, b[0], n, 1.0);
+  });
+}
+
+// A collective between two operations of another stream, as in a step: its own time and both hand-overs.
+Setup collective_setup(CollectiveKind kind, std::int64_t full_bytes, DType type, std::int64_t ranks) {
+  const std::int64_t slot = std::max<std::int64_t>(1, full_bytes / size_of(type) / ranks), all = slot * ranks;
+  return [=](BenchMemory& memory) -> Issue {
+    const BufferView large = memory.take(all, type), small = memory.take(kind == CollectiveKind::reduce_scatter ? slot : 1, type);
+    return [=](Device& device, std::int32_t& op, int) {
+      const std::int32_t previous[] = {op - 1}, ready[] = {op};
+      device.launch(op, Stream::compute, op == 0 ? std::span<const std::int32_t>{} : previous, [] {});
+      ++op;
+      switch (kind) {
+        case CollectiveKind::all_gather: device.all_gather(op++, Stream::all_gather, Communicator::world, ready, large, slot, type); break;
+        case CollectiveKind::reduce_scatter:
+          device.reduce_scatter(op++, Stream::reduce_scatter, Communicator::world, ready, large, small, slot, type, Reduction::average);
+          break;
+        case CollectiveKind::all_reduce:
+          device.all_reduce(op++, Stream::all_reduce, Communicator::world, ready, large, all, type, Reduction::average);
+          break;
+      }
+    };
+  };
+}
+
+// --- from seconds to lines ----------------------------------------------------------------------------------------------------
+
+// Through two points, small and large; never below the cost of an empty kernel.
+KernelRate line(double small_work, double small_seconds, double large_work, double large_seconds, double empty, bool flops) {
+  const double slope = std::max((large_seconds - small_seconds) / (large_work - small_work), large_seconds / large_work * 0.05);
+  KernelRate r;
+  r.overhead = Seconds(std::max(empty, small_seconds - slope * small_work));
+  const double rate = large_work / std::max(large_seconds - r.overhead.count(), large_seconds * 0.05);   // exact at the large size
+  if (flops) r.flops_rate = FlopsPerSecond(rate);
+  else r.byte_rate = BytesPerSecond(rate);
+  return r;
+}
+
+struct Pair {
+  std::size_t small = 0, large = 0;
+};
+
+// The host's own time for one launch: a full stream, so that nobody is woken.
+double host_launch_seconds(Backend& backend) {
+  double best = std::numeric_limits<double>::infinity();
+  backend.run([&](Device& device) {
+    for (int trial = 0; trial < 5 && device.rank() == 0; ++trial) {
+      device.begin_step();
+      device.launch(0, Stream::compute, {}, [] {
+        const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(5);
+        while (std::chrono::steady_clock::now() < until) {}
+      });
+      const auto begin = std::chrono::steady_clock::now();
+      constexpr int kLaunches = 500;
+      for (std::int32_t i = 1; i <= kLaunches; ++i) {
+        std::vector<KernelArg> args(8);
+        device.launch(i, Stream::compute, {}, [args = std::move(args)] { static_cast<void>(args.size()); });
+      }
+      best = std::min(best, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() / kLaunches);
+    }
+  });
+  return best;
+}
+
+std::string today() {
+  const std::time_t now = std::time(nullptr);
+  std::tm utc{};
+  gmtime_r(&now, &utc);
+  return fmt::format("{:04}-{:02}-{:02}", utc.tm_year + 1900, utc.tm_mon + 1, utc.tm_mday);
+}
+
+void check_options(const CalibrateOptions& o) {
+  if (o.type != DType::f64 && o.type != DType::f32 && o.type != DType::bf16)
+    throw InputError("--dtype", fmt::format("{} has no host kernels", name(o.type)), "use fp64, fp32 or bf16");
+  if (!(o.seconds_budget > 0) || o.seconds_budget > 3600) throw InputError("--budget", "is not between 0 and 1 h", "give it in seconds, such as 20s");
+}
+
+class Calibration {
+ public:
+  explicit Calibration(const CalibrateOptions& o) : options_(o) {
+    empty_ = suite_.add("empty kernel", empty_setup());
+    add_products();
+    add_kernels();
+    add_pairs();
+    if (o.ranks > 1) add_collectives();
+  }
+
+  Costs run() {
+    const auto backend = make_host_backend({1, options_.ranks});
+    suite_.run(*backend, options_);
+    Costs costs;
+    costs.platform = "host";
+    costs.source = fmt::format("calibrate --backend host, {} ranks, {}, {}, {}, {}", options_.ranks, name(options_.type), backend->environment(),
+                               host_gemm_library(), today());
+    costs.kernel_overhead = Seconds(suite_.seconds(empty_));
+    costs.host_per_operation = Seconds(std::min(host_launch_seconds(*backend), suite_.seconds(empty_)));
+    fill(costs);
+    return costs;
+  }
+
+ private:
+  static constexpr Part kProducts[] = {Part::forward, Part::backward_input, Part::backward_weight};
+  static constexpr CollectiveKind kCollectives[] = {CollectiveKind::all_gather, CollectiveKind::reduce_scatter, CollectiveKind::all_reduce};
+
+  static std::pair<std::int64_t, std::int64_t> sizes(OpKind kind) {
+    return kind == OpKind::attention ? std::pair{kShortSequence, kLongSequence} : std::pair{kSmall, kLarge};
+  }
+  static bool benchmarked(OpKind kind, bool backward) {
+    if (kind == OpKind::linear || kind == OpKind::opaque) return false;
+    return !(kind == OpKind::add && backward);                       // hands its gradient on: no kernel
+  }
+
+  void add_products() {
+    static constexpr const char* names[] = {"forward", "backward input", "backward weight"};
+    for (std::size_t p = 0; p < 3; ++p)
+      for (const std::int64_t n : kCube)
+        products_[p].push_back(suite_.add(fmt::format("linear {} {} x {} x {}", names[p], n, n, n), kernel_setup(linear_case(n, options_.type), kProducts[p], options_.type)));
+  }
+
+  void add_kernels() {
+    kernels_.resize(2 * kOpKinds);
+    for (int k = 0; k < kOpKinds; ++k)
+      for (const bool backward : {false, true}) {
+        const auto kind = static_cast<OpKind>(k);
+        if (!benchmarked(kind, backward)) continue;
+        const auto [small, large] = sizes(kind);
+        const Part part = backward ? Part::backward : Part::forward;
+        const std::string what = fmt::format("{} {}", name(kind), backward ? "backward" : "forward");
+        kernels_[static_cast<std::size_t>(2 * k + (backward ? 1 : 0))] = {
+            suite_.add(what, kernel_setup(op_case(kind, small, options_.type), part, options_.type)),
+            suite_.add(what, kernel_setup(op_case(kind, large, options_.type), part, options_.type))};
+      }
+  }
+
+  void add_pairs() {
+    const DType t = options_.type;
+    copy_ = {suite_.add("copy", copy_setup(kSmall, t)), suite_.add("copy", copy_setup(kLarge, t))};
+    cast_ = {suite_.add("cast", cast_setup(kSmall, t)), suite_.add("cast", cast_setup(kLarge, t))};
+    optimizer_ = {suite_.add("adamw", optimizer_setup(kSmall, t)), suite_.add("adamw", optimizer_setup(kLarge, t))};
+    norm_ = {suite_.add("norm", norm_setup(kSmall, t)), suite_.add("norm", norm_setup(kLarge, t))};
+  }
+
+  void add_collectives() {
+    static constexpr const char* names[] = {"all_gather", "reduce_scatter", "all_reduce"};
+    for (std::size_t c = 0; c < 3; ++c)
+      for (const std::int64_t bytes : kFull)
+        collectives_[c].push_back(suite_.add(fmt::format("{} {} KiB", names[c], bytes / 1024), collective_setup(kCollectives[c], bytes, options_.type, options_.ranks)));
+  }
+
+  KernelRate pair_line(const Pair& p, double small_work, double large_work, bool flops = false) const {
+    return line(small_work, suite_.seconds(p.small), large_work, suite_.seconds(p.large), suite_.seconds(empty_), flops);
+  }
+
+  // Attention is bound by arithmetic, everything else by the bytes that OpFacts counts.
+  KernelRate kernel_line(OpKind kind, bool backward, const Pair& p) const {
+    const auto work = [&](std::int64_t size) {
+      const OpCase c = op_case(kind, size, options_.type);
+      if (kind == OpKind::attention) return backward ? backward_flops(c.op, c.work) : forward_flops(c.op, c.work);
+      const OpFacts f = facts(native_implementation(), c.op, c.work);
+      return static_cast<double>(backward ? f.backward_traffic_bytes : f.forward_traffic_bytes);
+    };
+    const auto [small, large] = sizes(kind);
+    return pair_line(p, work(small), work(large), kind == OpKind::attention);
+  }
+
+  void fill(Costs& costs) const {
+    for (std::size_t p = 0; p < 3; ++p)
+      for (std::size_t i = 0; i < std::size(kCube); ++i)
+        costs.matmul_curve[p].push_back({2.0 * std::pow(static_cast<double>(kCube[i]), 3), suite_.seconds(products_[p][i])});
+    costs.kernels.resize(2 * kOpKinds);
+    for (int k = 0; k < kOpKinds; ++k)
+      for (const bool backward : {false, true})
+        if (const auto kind = static_cast<OpKind>(k); benchmarked(kind, backward)) {
+          const auto i = static_cast<std::size_t>(2 * k + (backward ? 1 : 0));
+          costs.kernels[i] = kernel_line(kind, backward, kernels_[i]);
+        }
+    const auto bytes = [&](std::int64_t n, double passes) { return passes * static_cast<double>(n * size_of(options_.type)); };
+    costs.copy = pair_line(copy_, bytes(kSmall, 2), bytes(kLarge, 2));
+    costs.cast = pair_line(cast_, static_cast<double>(cast_bytes(kSmall, options_.type)), static_cast<double>(cast_bytes(kLarge, options_.type)));
+    costs.optimizer = pair_line(optimizer_, bytes(kSmall, 7), bytes(kLarge, 7));       // reads p, g, m, v; writes p, m, v
+    costs.norm = pair_line(norm_, bytes(kSmall, 3), bytes(kLarge, 3));                 // one pass that reads, one that scales
+    if (options_.ranks < 2) return;
+    std::vector<CurvePoint>* curves[] = {&costs.all_gather, &costs.reduce_scatter, &costs.all_reduce};
+    for (std::size_t c = 0; c < 3; ++c)
+      for (std::size_t i = 0; i < std::size(kFull); ++i) {
+        const double seconds = suite_.seconds(collectives_[c][i]);
+        curves[c]->push_back({static_cast<double>(kFull[i]), std::max(seconds - suite_.seconds(empty_), seconds * 0.1)});
+      }
+    costs.collective_ranks = options_.ranks;
+  }
+
+  const CalibrateOptions options_;
+  Suite suite_;
+  std::size_t empty_ = 0;
+  std::vector<std::size_t> products_[3], collectives_[3];
+  std::vector<Pair> kernels_;
+  Pair copy_, cast_, optimizer_, norm_;
+};
+
+}  // namespace
+
+Costs calibrate_host(const CalibrateOptions& options) {
+  check_options(options);
+  return Calibration(options).run();
+}
+
+}  // namespace fsdp

@@ -1,0 +1,134 @@
+#include "executor/calibrate_ops.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "executor/kernels.h"
+#include "models/error.h"
+#include "models/implementation.h"
+
+namespace fsdp {
+namespace {
+
+OpCase with(OpKind kind, std::vector<std::int64_t> inputs, std::vector<std::int64_t> params, std::int64_t output, Workload work, OpShape shape) {
+  OpCase c;
+  c.op.kind = kind;
+  c.op.shape = shape;
+  c.op.inputs.assign(inputs.size(), 0);
+  c.op.params.assign(params.size(), 0);
+  c.op.outputs.assign(1, 0);
+  c.work = work;
+  c.inputs = std::move(inputs);
+  c.params = std::move(params);
+  c.output = output;
+  return c;
+}
+
+// One set of buffers of a kernel: forward's arguments, and backward's beside them.
+struct Buffers {
+  std::vector<KernelArg> forward, backward;
+};
+
+Buffers make_buffers(const OpCase& c, Part part, DType type, BenchMemory& memory) {
+  const OpFacts f = facts(native_implementation(), c.op, c.work);
+  const bool loss = c.op.kind == OpKind::cross_entropy;
+  const auto bytes = [&](std::int64_t n) -> KernelArg { return n > 0 ? KernelArg{memory.take(n / 8 + 1, DType::f64)} : KernelArg{}; };
+  const auto exact = [](KernelArg a, std::int64_t n) {
+    if (a.view.data != nullptr) a.view.bytes = n;
+    return a;
+  };
+  std::vector<KernelArg> inputs, params;
+  for (std::size_t i = 0; i < c.inputs.size(); ++i)
+    inputs.push_back({c.ids_below > 0 && i == c.ids_at ? memory.take_ids(c.inputs[i], c.ids_below) : memory.take(c.inputs[i], type)});
+  for (const std::int64_t n : c.params) params.push_back({memory.take(n, type)});
+  const KernelArg output{memory.take(c.output, loss ? DType::f64 : type)};
+  const KernelArg extra = exact(bytes(f.saved_extra_bytes), f.saved_extra_bytes);
+  Buffers b;
+  b.forward = inputs;
+  b.forward.insert(b.forward.end(), params.begin(), params.end());
+  b.forward.insert(b.forward.end(), {output, extra, exact(bytes(f.forward_scratch_bytes), f.forward_scratch_bytes)});
+  if (part == Part::forward) return b;
+  b.backward.push_back(loss ? KernelArg{} : KernelArg{memory.take(c.output, type)});
+  b.backward.insert(b.backward.end(), inputs.begin(), inputs.end());
+  b.backward.push_back(output);
+  b.backward.insert(b.backward.end(), params.begin(), params.end());
+  b.backward.insert(b.backward.end(), {extra, exact(bytes(f.backward_scratch_bytes), f.backward_scratch_bytes)});
+  for (std::size_t i = 0; i < c.inputs.size(); ++i) {
+    const bool wanted = part != Part::backward_weight && !(c.ids_below > 0 && i == c.ids_at);
+    b.backward.push_back(wanted ? KernelArg{memory.take(c.inputs[i], type)} : KernelArg{});
+  }
+  for (const std::int64_t n : c.params) b.backward.push_back(part != Part::backward_input ? KernelArg{memory.take(n, type)} : KernelArg{});
+  return b;
+}
+
+}  // namespace
+
+OpCase linear_case(std::int64_t n, DType type) {
+  OpShape s;
+  s.in = s.out = n;
+  return with(OpKind::linear, {n * n}, {n * n}, n * n, {1, n, size_of(type)}, s);
+}
+
+OpCase op_case(OpKind kind, std::int64_t elements, DType type) {
+  constexpr std::int64_t width = 512, head_dim = 64, heads = 8;
+  const std::int64_t tokens = std::max<std::int64_t>(1, elements / width), n = tokens * width;
+  const Workload work{1, tokens, size_of(type)};
+  OpShape s;
+  s.width = width;
+  switch (kind) {
+    case OpKind::embedding: {
+      s.vocab = 2048;
+      OpCase c = with(kind, {tokens}, {s.vocab * width}, n, work, s);
+      c.ids_below = s.vocab;
+      return c;
+    }
+    case OpKind::position_embedding: s.positions = tokens; return with(kind, {n}, {n}, n, work, s);
+    case OpKind::rms_norm: return with(kind, {n}, {width}, n, work, s);
+    case OpKind::layer_norm: return with(kind, {n}, {width, width}, n, work, s);
+    case OpKind::gelu: return with(kind, {n}, {}, n, work, s);
+    case OpKind::swiglu:
+    case OpKind::add: return with(kind, {n, n}, {}, n, work, s);
+    case OpKind::rotary:
+      s.heads = heads;
+      s.head_dim = head_dim;
+      return with(kind, {n}, {}, n, work, s);
+    case OpKind::attention: {
+      s.heads = heads / 2;
+      s.kv_heads = heads / 4;
+      s.head_dim = head_dim;
+      const std::int64_t q = elements * s.heads * head_dim, kv = elements * s.kv_heads * head_dim;
+      return with(kind, {q, kv, kv}, {}, q, {1, elements, size_of(type)}, s);
+    }
+    case OpKind::cross_entropy: {
+      s.vocab = width;
+      OpCase c = with(kind, {n, tokens}, {}, 1, work, s);
+      c.ids_below = width;
+      c.ids_at = 1;
+      return c;
+    }
+    case OpKind::linear:
+    case OpKind::opaque: break;
+  }
+  throw MachineError("no benchmark for " + std::string(name(kind)));
+}
+
+Setup kernel_setup(const OpCase& c, Part part, DType type) {
+  return [c, part, type](BenchMemory& memory) -> Issue {
+    const std::int64_t values = std::accumulate(c.inputs.begin(), c.inputs.end(), std::accumulate(c.params.begin(), c.params.end(), c.output));
+    std::vector<Buffers> sets;
+    for (int i = 0; i < buffer_sets(values * size_of(type) * (part == Part::forward ? 1 : 2)); ++i)
+      sets.push_back(make_buffers(c, part, type, memory));
+    const double weight = 1.0 / static_cast<double>(c.work.tokens());
+    for (const Buffers& b : sets) run_forward(c.op, c.work, type, b.forward, weight);      // fills what forward keeps for backward
+    return [c, part, type, weight, sets = std::move(sets)](Device& device, std::int32_t& op, int i) {
+      const Buffers& b = sets[static_cast<std::size_t>(i) % sets.size()];
+      std::vector<KernelArg> args = part == Part::forward ? b.forward : b.backward;
+      device.launch(op++, Stream::compute, {}, [&c, part, type, weight, args = std::move(args)] {
+        if (part == Part::forward) run_forward(c.op, c.work, type, args, weight);
+        else run_backward(c.op, c.work, type, args, weight);
+      });
+    };
+  };
+}
+
+}  // namespace fsdp

@@ -1,0 +1,106 @@
+#include "executor/calibrate_timer.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <mutex>
+#include <vector>
+
+#include "executor/kernels/element.h"
+
+namespace fsdp {
+
+namespace {
+
+constexpr std::int64_t kArenaBytes = std::int64_t{1} << 32;              // address space; only what is written becomes memory
+constexpr double kBatchSeconds = 4e-3;
+
+double seconds_now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+// The mean over the ranks, the same on all of them.
+double agree(Device& device, BufferView cell, double value) {
+  *reinterpret_cast<double*>(cell.data) = value;
+  device.begin_step();
+  device.all_reduce(0, Stream::compute, Communicator::world, {}, cell, 1, DType::f64, Reduction::average);
+  device.synchronize();
+  return *reinterpret_cast<double*>(cell.data);
+}
+
+// Seconds per round of one batch, all ranks starting together.
+double batch(Device& device, BufferView cell, const Issue& issue, int rounds) {
+  static_cast<void>(agree(device, cell, 0));
+  device.begin_step();
+  std::int32_t op = 0;
+  for (int i = 0; i < rounds; ++i) issue(device, op, i);
+  device.synchronize();
+  double begin = INFINITY, end = 0;
+  for (const OperationRecord& r : device.records()) {
+    begin = std::min(begin, r.start);
+    end = std::max(end, r.end);
+  }
+  return (end - begin) / rounds;
+}
+
+}  // namespace
+
+BufferView BenchMemory::raw(std::int64_t bytes) {
+  const BufferView view = device_.allocate(Stream::compute, used_, bytes);
+  used_ += (bytes + 63) / 64 * 64 + 64;
+  return view;
+}
+
+BufferView BenchMemory::take(std::int64_t elements, DType type) {
+  const BufferView view = raw(elements * size_of(type));
+  device_.begin_step();
+  device_.launch(0, Stream::compute, {}, [=] {
+    with_type(type, [&](auto element) {
+      using T = decltype(element);
+      T value;
+      store(value, static_cast<Math<T>>(1.0 / 64));
+      std::fill_n(reinterpret_cast<T*>(view.data), elements, value);
+    });
+  });
+  device_.synchronize();
+  return view;
+}
+
+BufferView BenchMemory::take_ids(std::int64_t elements, std::int64_t below) {
+  const BufferView view = raw(elements * size_of(DType::i64));
+  device_.begin_step();
+  device_.launch(0, Stream::compute, {}, [=] {
+    for (std::int64_t i = 0; i < elements; ++i) reinterpret_cast<std::int64_t*>(view.data)[i] = i * 7919 % below;
+  });
+  device_.synchronize();
+  return view;
+}
+
+int buffer_sets(std::int64_t bytes) {
+  constexpr std::int64_t footprint = 8 << 20;
+  return static_cast<int>(std::clamp<std::int64_t>(footprint / std::max<std::int64_t>(bytes, 1), 1, 16));
+}
+
+double Timer::time(const Setup& setup) const {
+  double result = 0;
+  std::mutex mutex;
+  backend.run([&](Device& device) {
+    device.reserve_arena(kArenaBytes);
+    BenchMemory memory(device);
+    const BufferView cell = memory.take(1, DType::f64);
+    const Issue issue = setup(memory);
+    static_cast<void>(batch(device, cell, issue, 1));                    // first touch, first call of the library
+    const double rough = agree(device, cell, batch(device, cell, issue, 2));
+    const double batch_seconds = std::min(kBatchSeconds, seconds_per_benchmark / 3);
+    const int rounds = static_cast<int>(std::clamp(batch_seconds / std::max(rough, 1e-7), 1.0, 512.0));
+    const double until = seconds_now() + seconds_per_benchmark;
+    std::vector<double> samples;
+    if (2 * rough > seconds_per_benchmark) samples.push_back(rough);     // it has had its time
+    const auto more = [&] { return agree(device, cell, seconds_now() < until && samples.size() < 64 ? 1.0 : 0.0) > 0.5; };
+    while (samples.empty() || more()) samples.push_back(agree(device, cell, batch(device, cell, issue, rounds)));
+    std::nth_element(samples.begin(), samples.begin() + static_cast<std::ptrdiff_t>(samples.size() / 2), samples.end());
+    const std::lock_guard lock(mutex);
+    result = samples[samples.size() / 2];                                // the same on every rank
+  });
+  return result;
+}
+
+}  // namespace fsdp

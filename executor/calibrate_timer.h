@@ -1,0 +1,43 @@
+// How micro-benchmarks are timed: operations go through a real Device, in batches, on every rank at once. For calibrate*.cpp alone.
+//
+// What is timed is the period of operations that follow one another on a stream: the kernel, the stream's hand-over to the next one,
+// and what issuing takes away from the rank's core. That is what an operation costs in a run.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "executor/backend.h"
+
+namespace fsdp {
+
+// Memory of one benchmark on one rank: handed out from the start of the arena, never given back, filled with small numbers.
+class BenchMemory {
+ public:
+  explicit BenchMemory(Device& device) : device_(device) {}
+  [[nodiscard]] BufferView take(std::int64_t elements, DType type);      // all 1/64
+  [[nodiscard]] BufferView take_ids(std::int64_t elements, std::int64_t below);
+
+ private:
+  [[nodiscard]] BufferView raw(std::int64_t bytes);
+  Device& device_;
+  std::int64_t used_ = 0;
+};
+
+// Issues the i-th operation of a batch (or the i-th round of several); takes operation indices from `op`.
+using Issue = std::function<void(Device&, std::int32_t& op, int i)>;
+// Called once on every rank: takes memory and returns what to repeat.
+using Setup = std::function<Issue(BenchMemory&)>;
+
+struct Timer {
+  Backend& backend;
+  double seconds_per_benchmark = 0.05;
+  // Seconds per round: the median over batches of the mean over ranks.
+  [[nodiscard]] double time(const Setup&) const;
+};
+
+// How many sets of buffers of `bytes` each a benchmark goes round, so that it does not only see its innermost cache.
+[[nodiscard]] int buffer_sets(std::int64_t bytes);
+
+}  // namespace fsdp
