@@ -97,14 +97,17 @@ std::string prediction_report(const Prediction& p) {
   return out;
 }
 
+std::string validation_line(const ValidationReport& report, const Tolerances& tolerances) {
+  return fmt::format("{}: step time {:+.1f} % (tolerance {:.4g} %), peak {:+.2f} % (tolerance {:.4g} %), order {}, memory {}.\n",
+                     report.within ? "Within tolerance" : "Outside tolerance", 100 * report.step_time.error(), 100 * tolerances.time,
+                     100 * report.peak.error(), 100 * tolerances.memory, report.order_equal ? "equal" : "DIFFERENT",
+                     report.memory_equal ? "equal" : "DIFFERENT");
+}
+
 std::string validation_report(const ValidationReport& report, const Tolerances& tolerances) {
-  std::string out = fmt::format("{}: step time {:+.1f} % (tolerance {:.4g} %), peak {:+.2f} % (tolerance {:.4g} %), order {}, memory {}.\n\n",
-                                report.within ? "Within tolerance" : "Outside tolerance", 100 * report.step_time.error(), 100 * tolerances.time,
-                                100 * report.peak.error(), 100 * tolerances.memory, report.order_equal ? "equal" : "DIFFERENT",
-                                report.memory_equal ? "equal" : "DIFFERENT");
   std::vector<std::vector<std::string>> rows = {compared(report.step_time), compared(report.peak)};
   for (const CompareRow& row : report.by_action) rows.push_back(compared(row));
-  out += table({"what", ">predicted", ">measured", ">error"}, rows);
+  std::string out = validation_line(report, tolerances) + "\n" + table({"what", ">predicted", ">measured", ">error"}, rows);
   for (const std::string& difference : report.differences) out += "  " + difference + "\n";
   return out;
 }

@@ -24,6 +24,8 @@ namespace fsdp::cli {
 // What the numbers stand on: costs, implementation, dialect, margins.
 [[nodiscard]] std::string basis(const Prediction&, const std::string& costs_source);
 
+// The verdict alone, and the verdict with its table.
+[[nodiscard]] std::string validation_line(const ValidationReport&, const Tolerances&);
 [[nodiscard]] std::string validation_report(const ValidationReport&, const Tolerances&);
 
 [[nodiscard]] std::string percent(double fraction);            // "41.3 %"

@@ -82,9 +82,9 @@ int run_command(const RunFlags& f) {
   }
   print(stdout, bold(stdout, measured_line(measured, plan.tokens_per_step())));
   print(stdout, fmt::format("{} ranks, {} backend: {}\n", measured.ranks.size(), measured.backend, measured.environment));
-  if (prediction) print(stdout, "\n" + validation_report(compare(*prediction, measured), Tolerances{}));
+  if (prediction) print(stdout, validation_line(compare(*prediction, measured), Tolerances{}));
   if (f.trace) print(stdout, "\ntrace: " + *f.trace + " (open it in ui.perfetto.dev)\n");
-  if (f.output && !prediction) print(stdout, fmt::format("\nnext: `fsdp-plan validate prediction.json {}`\n", *f.output));
+  if (f.output) print(stdout, fmt::format("\nnext: `fsdp-plan validate {} {}`\n", f.prediction.value_or("prediction.json"), *f.output));
   return kDone;
 }
 
@@ -99,7 +99,7 @@ void add_run(CLI::App& app, Work& chosen) {
   command->add_option("--steps", flags->steps, "measured steps; default 5")->type_name("N");
   command->add_option("--warmup", flags->warmup, "steps before those; default 2")->type_name("N");
   command->add_option("--watchdog", flags->watchdog, "end a run that makes no progress for this long; default 60s")->type_name("TIME");
-  command->add_option("--prediction", flags->prediction, "prediction.json to print beside the measurement and to draw in --trace")->type_name("FILE");
+  command->add_option("--prediction", flags->prediction, "prediction.json to compare with, and to draw in --trace")->type_name("FILE");
   command->add_option("-o,--output", flags->output, "write the measurement here")->type_name("FILE");
   command->add_option("--trace", flags->trace, "write a Perfetto / Chrome trace here")->type_name("FILE");
   command->add_flag("--json", flags->json, "one JSON object");
