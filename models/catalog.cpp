@@ -1,10 +1,10 @@
 #include "models/catalog.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <filesystem>
-
-#include <fmt/format.h>
 
 #include "models/embedded.h"
 #include "models/error.h"
@@ -48,7 +48,9 @@ std::string config_path(std::string_view spec) {
   const fs::path path(spec);
   if (fs::is_directory(path, error)) {
     const fs::path config = path / "config.json";
-    if (!fs::exists(config, error)) throw InputError("--model: \"" + printable(spec) + "\"", "the folder holds no config.json", "give the folder of a Hugging Face model");
+    if (!fs::exists(config, error))
+      throw InputError("--model: \"" + printable(spec) + "\"", "the folder holds no config.json",
+                       "give the folder of a Hugging Face model");
     return config.string();
   }
   return fs::exists(path, error) ? path.string() : std::string();
@@ -78,7 +80,8 @@ std::vector<std::string> model_families() {
 }
 
 ModelGraph model_from_config(std::string_view json_text, std::string_view where, std::int64_t seq_len) {
-  if (seq_len < 0 || seq_len > std::int64_t{1} << 31) throw InputError("--seq-len", fmt::format("{} is out of range", seq_len), "use 1 to 2147483648");
+  if (seq_len < 0 || seq_len > std::int64_t{1} << 31)
+    throw InputError("--seq-len", fmt::format("{} is out of range", seq_len), "use 1 to 2147483648");
   const JsonDocument document = parse_document(json_text, where, "");
   JsonObject config = document.root();
   const std::string type = config.text("model_type");
@@ -97,11 +100,13 @@ ModelGraph load_model(std::string_view spec, std::int64_t seq_len) {
   const std::string path = config_path(spec);
   if (path.empty()) {
     const bool looks_like_path = spec.find('/') != std::string_view::npos || spec.ends_with(".json");
-    if (looks_like_path) throw InputError("--model: \"" + printable(spec) + "\"", "there is no such file or folder", "check the path");
+    if (looks_like_path)
+      throw InputError("--model: \"" + printable(spec) + "\"", "there is no such file or folder", "check the path");
     throw InputError("--model", "\"" + printable(spec) + "\" is not in the catalog, nor a file", suggestion(spec, model_names()));
   }
   if (path.ends_with(".safetensors")) {
-    throw InputError("--model: \"" + printable(path) + "\"", "weights files cannot be read yet", "give the config.json beside it");
+    throw InputError("--model: \"" + printable(path) + "\"", "weights files cannot be read yet",
+                     "give the config.json beside it");
   }
   return model_from_config(read_file(path, "--model"), path, seq_len);
 }

@@ -1,8 +1,8 @@
 // Every invariant that graph.h promises, one function per part.
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <unordered_set>
-
-#include <fmt/format.h>
 
 #include "models/error.h"
 #include "models/graph.h"
@@ -69,7 +69,8 @@ class Checker {
       require(names.insert(m.name).second, fmt::format("two modules are named \"{}\"", m.name));
       require(!m.class_name.empty(), fmt::format("module \"{}\" has no class", m.name));
       if (i == 0) continue;
-      require(m.parent >= 0 && static_cast<std::size_t>(m.parent) < i, fmt::format("module \"{}\" stands before its parent", m.name));
+      require(m.parent >= 0 && static_cast<std::size_t>(m.parent) < i,
+              fmt::format("module \"{}\" stands before its parent", m.name));
       const std::string& parent = module(m.parent).name;
       const std::string prefix = parent.empty() ? "" : parent + ".";
       require(m.name.size() > prefix.size() && m.name.starts_with(prefix) && m.name.find('.', prefix.size()) == std::string::npos,
@@ -100,12 +101,13 @@ class Checker {
       require(p.modules[0] >= last_owner, fmt::format("parameter \"{}\" is out of named_parameters() order", p.name));
       last_owner = p.modules[0];
     }
-    (void)checked_mul(g_.parameter_count(), 16, where_);   // states of 16 bytes per parameter must be countable
+    (void)checked_mul(g_.parameter_count(), 16, where_);  // states of 16 bytes per parameter must be countable
   }
 
   void ops() const {
     require(in(g_.ids, g_.tensors.size()) && in(g_.targets, g_.tensors.size()), "ids and targets must be tensors");
-    require(tensor(g_.ids).kind == TensorKind::ids && tensor(g_.targets).kind == TensorKind::ids, "ids and targets must be of kind ids");
+    require(tensor(g_.ids).kind == TensorKind::ids && tensor(g_.targets).kind == TensorKind::ids,
+            "ids and targets must be of kind ids");
     for (const Tensor& t : g_.tensors) {
       require(t.width > 0, "a tensor has no width");
       require(t.kind != TensorKind::ids || (!t.requires_grad && t.width == 1), "ids have width 1 and no gradient");
@@ -124,10 +126,12 @@ class Checker {
     require(loss ? op.module == -1 : in(op.module, g_.modules.size()), label + ": wrong module");
     require(op.inputs.size() <= 8 && op.outputs.size() <= 8, label + ": more than 8 inputs or outputs");
     for (std::int32_t t : op.inputs) {
-      require(in(t, g_.tensors.size()) && made[static_cast<std::size_t>(t)] != 0, label + ": reads a tensor that nobody has made yet");
+      require(in(t, g_.tensors.size()) && made[static_cast<std::size_t>(t)] != 0,
+              label + ": reads a tensor that nobody has made yet");
     }
     for (std::int32_t t : op.outputs) {
-      require(in(t, g_.tensors.size()) && made[static_cast<std::size_t>(t)] == 0, label + ": writes a tensor that exists already");
+      require(in(t, g_.tensors.size()) && made[static_cast<std::size_t>(t)] == 0,
+              label + ": writes a tensor that exists already");
       made[static_cast<std::size_t>(t)] = 1;
       require((tensor(t).kind == TensorKind::loss) == loss, label + ": only the loss op makes a loss");
     }
@@ -146,7 +150,8 @@ class Checker {
       require(s.kv_heads > 0 && s.heads % s.kv_heads == 0, label + ": kv_heads must divide heads");
       require(s.window >= 0 && (s.causal || s.window == 0), label + ": a window needs causal attention");
     }
-    if (op.kind == OpKind::rotary) require(s.head_dim % 2 == 0 && s.theta > 0, label + ": rotary needs an even head_dim and a positive theta");
+    if (op.kind == OpKind::rotary)
+      require(s.head_dim % 2 == 0 && s.theta > 0, label + ": rotary needs an even head_dim and a positive theta");
     require(s.eps > 0, label + ": eps must be positive");
     const Signature want = signature(op);
     const auto widths = [&](const std::vector<std::int32_t>& ids) {
@@ -159,7 +164,8 @@ class Checker {
     const std::size_t least = want.params.size() - (want.optional_last_param ? 1 : 0);
     require(op.params.size() >= least && op.params.size() <= want.params.size(), label + ": wrong number of parameters");
     for (std::size_t i = 0; i < op.params.size(); ++i) {
-      require(parameter(op.params[i]).shape == want.params[i], label + ": parameter \"" + parameter(op.params[i]).name + "\" has another shape");
+      require(parameter(op.params[i]).shape == want.params[i],
+              label + ": parameter \"" + parameter(op.params[i]).name + "\" has another shape");
     }
   }
 

@@ -1,10 +1,10 @@
 // Clusters and GPUs: JSON to values. The formats are those of models/clusters/*.json and models/gpus/*.json.
 #include "models/cluster.h"
 
+#include <fmt/format.h>
+
 #include <filesystem>
 #include <optional>
-
-#include <fmt/format.h>
 
 #include "models/catalog.h"
 #include "models/digest.h"
@@ -59,7 +59,7 @@ GpuSpec gpu_from(JsonObject o) {
   g.attention_forward_efficiency = fraction("attention_forward_efficiency", g.attention_forward_efficiency);
   g.attention_backward_efficiency = fraction("attention_backward_efficiency", g.attention_backward_efficiency);
   g.memory_efficiency = fraction("memory_efficiency", g.memory_efficiency);
-  o.ignore("schema");                        // an inline object may be a pasted gpus/*.json
+  o.ignore("schema");  // an inline object may be a pasted gpus/*.json
   read_source(o);
   o.finish();
   return g;
@@ -75,13 +75,16 @@ std::int64_t gpu_count(std::int64_t asked, const ClusterSpec& c, std::optional<s
   const std::string flag = "--gpus";
   const std::int64_t all = nodes.value_or(1) * c.gpus_per_node;
   if (asked == 0) return all;
-  if (asked < 0 || asked > kMaxGpus) throw InputError(flag, fmt::format("{} is out of range", asked), fmt::format("use 1 to {}", kMaxGpus));
+  if (asked < 0 || asked > kMaxGpus)
+    throw InputError(flag, fmt::format("{} is out of range", asked), fmt::format("use 1 to {}", kMaxGpus));
   if (nodes && asked > all) {
-    throw InputError(flag, fmt::format("{} GPUs are more than the {} that {} has", asked, all, where), fmt::format("use at most {}", all));
+    throw InputError(flag, fmt::format("{} GPUs are more than the {} that {} has", asked, all, where),
+                     fmt::format("use at most {}", all));
   }
   if (asked > c.gpus_per_node && asked % c.gpus_per_node != 0) {
-    throw InputError(flag, fmt::format("{} GPUs do not fill whole nodes of {} (cluster {})", asked, c.gpus_per_node, c.name),
-                     fmt::format("use {} or {}", asked / c.gpus_per_node * c.gpus_per_node, (asked / c.gpus_per_node + 1) * c.gpus_per_node));
+    throw InputError(
+        flag, fmt::format("{} GPUs do not fill whole nodes of {} (cluster {})", asked, c.gpus_per_node, c.name),
+        fmt::format("use {} or {}", asked / c.gpus_per_node * c.gpus_per_node, (asked / c.gpus_per_node + 1) * c.gpus_per_node));
   }
   return asked;
 }
@@ -91,7 +94,8 @@ void add(Digest& d, const GpuSpec& g) {
   for (FlopsPerSecond f : {g.fp32, g.tf32, g.bf16, g.fp8}) d.add("peak", f.count());
   for (Bytes b : {g.memory, g.usable_memory, g.l2}) d.add("bytes", b.count());
   for (BytesPerSecond r : {g.memory_bandwidth, g.host_link}) d.add("rate", r.count());
-  for (double e : {g.matmul_efficiency, g.attention_forward_efficiency, g.attention_backward_efficiency, g.memory_efficiency}) d.add("efficiency", e);
+  for (double e : {g.matmul_efficiency, g.attention_forward_efficiency, g.attention_backward_efficiency, g.memory_efficiency})
+    d.add("efficiency", e);
   d.add("sms", g.sms);
 }
 
@@ -111,7 +115,8 @@ std::string ClusterSpec::digest() const {
 GpuSpec load_gpu(std::string_view name, std::string_view where) {
   const std::string file = fmt::format("gpus/{}.json", name);
   const std::string_view text = embedded_file(file);
-  if (text.empty()) throw InputError(std::string(where), "\"" + printable(name) + "\" is not a known GPU", suggestion(name, gpu_names()));
+  if (text.empty())
+    throw InputError(std::string(where), "\"" + printable(name) + "\" is not a known GPU", suggestion(name, gpu_names()));
   const JsonDocument document = parse_document(text, file, "fsdp-plan/gpu/1");
   return gpu_from(document.root());
 }
@@ -146,7 +151,8 @@ ClusterSpec load_cluster(std::string_view spec, std::int64_t gpus) {
   if (std::filesystem::exists(path, error) || path.find('/') != std::string::npos || path.ends_with(".json")) {
     return cluster_from_json(read_file(path, "--cluster"), path, gpus);
   }
-  throw InputError("--cluster", "\"" + printable(spec) + "\" is not in the catalog, nor a file", suggestion(spec, cluster_names()));
+  throw InputError("--cluster", "\"" + printable(spec) + "\" is not in the catalog, nor a file",
+                   suggestion(spec, cluster_names()));
 }
 
 }  // namespace fsdp

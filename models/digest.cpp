@@ -1,8 +1,8 @@
 #include "models/digest.h"
 
-#include <charconv>
-
 #include <fmt/format.h>
+
+#include <charconv>
 
 namespace fsdp {
 

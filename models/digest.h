@@ -18,10 +18,10 @@ class Digest {
  public:
   void add(std::string_view key, std::string_view value);
   void add(std::string_view key, const char* value) { add(key, std::string_view(value)); }
-  void add(std::string_view key, double value);                      // every bit of it: hexadecimal notation
+  void add(std::string_view key, double value);  // every bit of it: hexadecimal notation
   void add(std::string_view key, std::integral auto value) { add_integer(key, static_cast<std::int64_t>(value)); }
-  void bytes(std::string_view text);                                 // as they are
-  [[nodiscard]] std::string text() const;                            // 16 hex digits
+  void bytes(std::string_view text);       // as they are
+  [[nodiscard]] std::string text() const;  // 16 hex digits
 
  private:
   void add_integer(std::string_view key, std::int64_t value);

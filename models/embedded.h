@@ -7,9 +7,9 @@
 namespace fsdp {
 
 struct EmbeddedFile {
-  std::string_view path;                     // "configs/llama3-8b.json"
+  std::string_view path;  // "configs/llama3-8b.json"
   std::string_view text;
 };
-[[nodiscard]] std::span<const EmbeddedFile> embedded_files();   // sorted within each folder
+[[nodiscard]] std::span<const EmbeddedFile> embedded_files();  // sorted within each folder
 
 }  // namespace fsdp

@@ -8,9 +8,9 @@
 namespace fsdp {
 namespace {
 
-constexpr std::array<std::string_view, kOpKinds> kOpNames{"embedding", "position_embedding", "rms_norm", "layer_norm",
-                                                          "linear",    "rotary",             "attention", "swiglu",
-                                                          "gelu",      "add",                "cross_entropy", "opaque"};
+constexpr std::array<std::string_view, kOpKinds> kOpNames{
+    "embedding", "position_embedding", "rms_norm", "layer_norm", "linear", "rotary", "attention", "swiglu", "gelu",
+    "add",       "cross_entropy",      "opaque"};
 
 // Fields at their default are left out: the key says which field it is, so the text stays unambiguous.
 template <class T>

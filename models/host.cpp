@@ -1,13 +1,12 @@
 #include "models/host.h"
 
+#include <fmt/format.h>
 #include <sched.h>
 
 #include <algorithm>
 #include <fstream>
 #include <string>
 #include <thread>
-
-#include <fmt/format.h>
 
 #include "models/error.h"
 
@@ -47,14 +46,15 @@ Bytes machine_memory() {
 }  // namespace
 
 ClusterSpec host_cluster(std::int64_t gpus) {
-  if (gpus < 0 || gpus > kMaxRanks) throw InputError("--gpus", fmt::format("{} CPU ranks are out of range", gpus), fmt::format("use 1 to {}", kMaxRanks));
+  if (gpus < 0 || gpus > kMaxRanks)
+    throw InputError("--gpus", fmt::format("{} CPU ranks are out of range", gpus), fmt::format("use 1 to {}", kMaxRanks));
   ClusterSpec c;
   c.name = "host";
   c.host = true;
   c.gpus = c.gpus_per_node = gpus > 0 ? gpus : usable_cores();
   c.gpu.name = "host-cpu";
   c.gpu.memory = c.gpu.usable_memory = machine_memory() / c.gpus;
-  c.gpu.sms = 1;                             // one core per rank
+  c.gpu.sms = 1;  // one core per rank
   return c;
 }
 

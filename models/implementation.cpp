@@ -18,8 +18,18 @@ std::array<const Implementation*, 3> all() {
 Op probe(OpKind kind) {
   Op op;
   op.kind = kind;
-  op.shape = {.in = 17, .out = 29, .width = 24, .groups = 3, .heads = 6, .kv_heads = 2, .head_dim = 10, .vocab = 37, .positions = 41,
-              .opaque_flops_per_token = 43, .opaque_bytes_per_token = 47, .opaque_saved_bytes_per_token = 53};
+  op.shape = {.in = 17,
+              .out = 29,
+              .width = 24,
+              .groups = 3,
+              .heads = 6,
+              .kv_heads = 2,
+              .head_dim = 10,
+              .vocab = 37,
+              .positions = 41,
+              .opaque_flops_per_token = 43,
+              .opaque_bytes_per_token = 47,
+              .opaque_saved_bytes_per_token = 53};
   op.params = {0};
   return op;
 }
@@ -31,9 +41,11 @@ const Implementation& find_implementation(std::string_view name, bool compiled, 
     if (i->name == name && i->compiled == compiled) return *i;
   }
   for (const Implementation* i : all()) {
-    if (i->name == name) throw InputError(std::string(where), "\"" + std::string(name) + "\" has no compiled form", "leave out --compile");
+    if (i->name == name)
+      throw InputError(std::string(where), "\"" + std::string(name) + "\" has no compiled form", "leave out --compile");
   }
-  throw InputError(std::string(where), "\"" + printable(name) + "\" is no implementation", suggestion(name, implementation_names()));
+  throw InputError(std::string(where), "\"" + printable(name) + "\" is no implementation",
+                   suggestion(name, implementation_names()));
 }
 
 std::vector<std::string> implementation_names() {
@@ -59,9 +71,9 @@ std::string digest(const Implementation& i) {
     for (std::int64_t element_bytes : {2, 4, 8}) {
       const OpFacts f = facts(i, probe(static_cast<OpKind>(k)), Workload{2, 13, element_bytes});
       d.add("op", k);
-      for (std::int64_t v : {std::int64_t{f.saved_inputs}, std::int64_t{f.saved_outputs}, f.saved_extra_bytes, f.forward_scratch_bytes,
-                             f.backward_scratch_bytes, std::int64_t{f.forward_launches}, std::int64_t{f.backward_launches},
-                             f.forward_traffic_bytes, f.backward_traffic_bytes}) {
+      for (std::int64_t v : {std::int64_t{f.saved_inputs}, std::int64_t{f.saved_outputs}, f.saved_extra_bytes,
+                             f.forward_scratch_bytes, f.backward_scratch_bytes, std::int64_t{f.forward_launches},
+                             std::int64_t{f.backward_launches}, f.forward_traffic_bytes, f.backward_traffic_bytes}) {
         d.add("", v);
       }
     }

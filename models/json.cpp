@@ -1,12 +1,12 @@
 #include "models/json.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
-#include <utility>
-
-#include <fmt/format.h>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "models/error.h"
 #include "models/suggest.h"
@@ -35,7 +35,8 @@ std::string_view type_name(const nlohmann::json& j) {
   const auto line = 1 + std::count(before.begin(), before.end(), '\n');
   const std::size_t newline = before.rfind('\n');
   const std::size_t column = newline == std::string_view::npos ? before.size() + 1 : before.size() - newline;
-  throw InputError(std::string(where), fmt::format("not valid JSON at line {}, column {}", line, column), "correct the file there");
+  throw InputError(std::string(where), fmt::format("not valid JSON at line {}, column {}", line, column),
+                   "correct the file there");
 }
 
 // Depth and duplicate keys, while parsing.
@@ -44,11 +45,13 @@ class Guard {
   explicit Guard(std::string_view where) : where_(where) {}
   bool operator()(int depth, nlohmann::json::parse_event_t event, nlohmann::json& parsed) {
     using Event = nlohmann::json::parse_event_t;
-    if (depth > kMaxJsonDepth) throw InputError(where_, fmt::format("nested deeper than {} levels", kMaxJsonDepth), "use a flatter document");
+    if (depth > kMaxJsonDepth)
+      throw InputError(where_, fmt::format("nested deeper than {} levels", kMaxJsonDepth), "use a flatter document");
     if (event == Event::object_start) keys_.emplace_back();
     if (event == Event::object_end) keys_.pop_back();
     if (event == Event::key && !keys_.back().insert(parsed.get_ref<const std::string&>()).second) {
-      throw InputError(where_, "the key \"" + printable(parsed.get_ref<const std::string&>()) + "\" occurs twice in one object", "remove one");
+      throw InputError(where_, "the key \"" + printable(parsed.get_ref<const std::string&>()) + "\" occurs twice in one object",
+                       "remove one");
     }
     return true;
   }
@@ -67,7 +70,9 @@ bool JsonValue::is_null() const { return value_->is_null(); }
 bool JsonValue::is_text() const { return value_->is_string(); }
 bool JsonValue::is_object() const { return value_->is_object(); }
 
-void JsonValue::refuse(const std::string& problem, const std::string& remedy) const { throw InputError(where(), problem, remedy); }
+void JsonValue::refuse(const std::string& problem, const std::string& remedy) const {
+  throw InputError(where(), problem, remedy);
+}
 
 void JsonValue::wrong_type(std::string_view expected) const {
   refuse(fmt::format("is {}", type_name(*value_)), fmt::format("expected {}", expected));
@@ -79,7 +84,8 @@ std::int64_t JsonValue::integer(std::int64_t min, std::int64_t max) const {
   if (!value_->is_number_integer()) wrong_type(fmt::format("an integer from {} to {}", min, max));
   const bool huge = value_->is_number_unsigned() && value_->get<std::uint64_t>() > static_cast<std::uint64_t>(kMaxInteger);
   const std::int64_t v = huge ? 0 : value_->get<std::int64_t>();
-  if (huge || v < min || v > max) refuse(fmt::format("{} is out of range", value_->dump()), fmt::format("expected an integer from {} to {}", min, max));
+  if (huge || v < min || v > max)
+    refuse(fmt::format("{} is out of range", value_->dump()), fmt::format("expected an integer from {} to {}", min, max));
   return v;
 }
 
@@ -91,7 +97,8 @@ std::uint64_t JsonValue::unsigned_integer() const {
 double JsonValue::number(double min, double max) const {
   if (!value_->is_number()) wrong_type("a number");
   const double v = value_->get<double>();
-  if (!(v >= min && v <= max)) refuse(fmt::format("{} is out of range", v), fmt::format("expected a number from {} to {}", min, max));
+  if (!(v >= min && v <= max))
+    refuse(fmt::format("{} is out of range", v), fmt::format("expected a number from {} to {}", min, max));
   return v;
 }
 
@@ -120,9 +127,10 @@ std::vector<std::int64_t> JsonValue::integers(std::int64_t min, std::int64_t max
   std::vector<std::int64_t> out(value_->size());
   for (std::size_t i = 0; i < out.size(); ++i) {
     const nlohmann::json& e = (*value_)[i];
-    const bool plain = e.is_number_integer() && !(e.is_number_unsigned() && e.get<std::uint64_t>() > static_cast<std::uint64_t>(kMaxInteger));
+    const bool plain =
+        e.is_number_integer() && !(e.is_number_unsigned() && e.get<std::uint64_t>() > static_cast<std::uint64_t>(kMaxInteger));
     out[i] = plain ? e.get<std::int64_t>() : 0;
-    if (!plain || out[i] < min || out[i] > max) out[i] = element(i).integer(min, max);   // throws, with the element's path
+    if (!plain || out[i] < min || out[i] > max) out[i] = element(i).integer(min, max);  // throws, with the element's path
   }
   return out;
 }
@@ -133,7 +141,7 @@ std::vector<double> JsonValue::numbers(double min, double max) const {
   for (std::size_t i = 0; i < out.size(); ++i) {
     const nlohmann::json& e = (*value_)[i];
     out[i] = e.is_number() ? e.get<double>() : 0;
-    if (!e.is_number() || !(out[i] >= min && out[i] <= max)) out[i] = element(i).number(min, max);   // throws
+    if (!e.is_number() || !(out[i] >= min && out[i] <= max)) out[i] = element(i).number(min, max);  // throws
   }
   return out;
 }
@@ -142,7 +150,8 @@ std::vector<std::string> JsonValue::texts() const {
   if (!value_->is_array()) wrong_type("an array of texts");
   std::vector<std::string> out;
   out.reserve(value_->size());
-  for (std::size_t i = 0; i < value_->size(); ++i) out.push_back((*value_)[i].is_string() ? (*value_)[i].get<std::string>() : element(i).text());
+  for (std::size_t i = 0; i < value_->size(); ++i)
+    out.push_back((*value_)[i].is_string() ? (*value_)[i].get<std::string>() : element(i).text());
   return out;
 }
 
@@ -214,7 +223,8 @@ void JsonObject::finish() const {
 
 // --- JsonDocument
 
-JsonDocument::JsonDocument(std::unique_ptr<nlohmann::json> json, std::string file) : json_(std::move(json)), file_(std::move(file)) {}
+JsonDocument::JsonDocument(std::unique_ptr<nlohmann::json> json, std::string file)
+    : json_(std::move(json)), file_(std::move(file)) {}
 JsonDocument::JsonDocument(JsonDocument&&) noexcept = default;
 JsonDocument& JsonDocument::operator=(JsonDocument&&) noexcept = default;
 JsonDocument::~JsonDocument() = default;
@@ -227,7 +237,8 @@ JsonObject JsonDocument::root() const& {
 
 JsonDocument parse_document(std::string_view text, std::string_view where, std::string_view expected_schema) {
   const std::string file(where);
-  if (static_cast<std::int64_t>(text.size()) > kMaxJsonBytes) throw InputError(file, "is larger than 64 MiB", "give a smaller document");
+  if (static_cast<std::int64_t>(text.size()) > kMaxJsonBytes)
+    throw InputError(file, "is larger than 64 MiB", "give a smaller document");
   auto json = std::make_unique<nlohmann::json>();
   try {
     *json = nlohmann::json::parse(text, Guard(where));
@@ -254,7 +265,8 @@ std::string read_file(const std::string& path, std::string_view where) {
   if (!fs::exists(status)) throw InputError(named, "there is no such file", "check the path");
   if (!fs::is_regular_file(status)) throw InputError(named, "is not a regular file", "give a file");
   const auto size = fs::file_size(path, error);
-  if (!error && size > static_cast<std::uintmax_t>(kMaxJsonBytes)) throw InputError(named, "is larger than 64 MiB", "give a smaller file");
+  if (!error && size > static_cast<std::uintmax_t>(kMaxJsonBytes))
+    throw InputError(named, "is larger than 64 MiB", "give a smaller file");
   std::ifstream in(path, std::ios::binary);
   std::string text(error ? 0 : static_cast<std::size_t>(size), '\0');
   if (error || !in.read(text.data(), static_cast<std::streamsize>(text.size()))) {

@@ -19,14 +19,13 @@
 #include <cstdint>
 #include <limits>
 #include <memory>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <set>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
-
-#include <nlohmann/json_fwd.hpp>
 
 namespace fsdp {
 
@@ -43,7 +42,7 @@ class JsonValue {
       : value_(&value), file_(std::move(file)), path_(std::move(path)) {}
 
   [[nodiscard]] std::int64_t integer(std::int64_t min, std::int64_t max) const;
-  [[nodiscard]] std::uint64_t unsigned_integer() const;                         // all 64 bits, for seeds
+  [[nodiscard]] std::uint64_t unsigned_integer() const;  // all 64 bits, for seeds
   [[nodiscard]] double number(double min, double max) const;
   [[nodiscard]] bool boolean() const;
   [[nodiscard]] std::string text() const;
@@ -57,8 +56,8 @@ class JsonValue {
   [[nodiscard]] bool is_null() const;
   [[nodiscard]] bool is_text() const;
   [[nodiscard]] bool is_object() const;
-  [[nodiscard]] std::string where() const;                                       // "plan.json: units[3].modules"
-  [[noreturn]] void refuse(const std::string& problem, const std::string& remedy = "") const;   // throws InputError(where(), ...)
+  [[nodiscard]] std::string where() const;                                                     // "plan.json: units[3].modules"
+  [[noreturn]] void refuse(const std::string& problem, const std::string& remedy = "") const;  // throws InputError(where(), ...)
 
  private:
   friend class JsonObject;
@@ -71,20 +70,24 @@ class JsonValue {
 // An object being read; remembers which keys were asked for.
 class JsonObject {
  public:
-  explicit JsonObject(JsonValue value);                                          // throws InputError if it is not an object
+  explicit JsonObject(JsonValue value);  // throws InputError if it is not an object
 
-  [[nodiscard]] JsonValue at(std::string_view key);                              // throws if absent
-  [[nodiscard]] std::optional<JsonValue> find(std::string_view key);             // absent or null: nullopt
+  [[nodiscard]] JsonValue at(std::string_view key);                   // throws if absent
+  [[nodiscard]] std::optional<JsonValue> find(std::string_view key);  // absent or null: nullopt
 
   // Required ...
-  [[nodiscard]] std::int64_t integer(std::string_view key, std::int64_t min, std::int64_t max) { return at(key).integer(min, max); }
+  [[nodiscard]] std::int64_t integer(std::string_view key, std::int64_t min, std::int64_t max) {
+    return at(key).integer(min, max);
+  }
   [[nodiscard]] std::uint64_t unsigned_integer(std::string_view key) { return at(key).unsigned_integer(); }
   [[nodiscard]] double number(std::string_view key, double min, double max) { return at(key).number(min, max); }
   [[nodiscard]] bool boolean(std::string_view key) { return at(key).boolean(); }
   [[nodiscard]] std::string text(std::string_view key) { return at(key).text(); }
   [[nodiscard]] JsonObject object(std::string_view key) { return at(key).object(); }
   [[nodiscard]] std::vector<JsonValue> array(std::string_view key) { return at(key).array(); }
-  [[nodiscard]] std::vector<std::int64_t> integers(std::string_view key, std::int64_t min, std::int64_t max) { return at(key).integers(min, max); }
+  [[nodiscard]] std::vector<std::int64_t> integers(std::string_view key, std::int64_t min, std::int64_t max) {
+    return at(key).integers(min, max);
+  }
   [[nodiscard]] std::vector<double> numbers(std::string_view key, double min, double max) { return at(key).numbers(min, max); }
   [[nodiscard]] std::vector<std::string> texts(std::string_view key) { return at(key).texts(); }
   // ... and optional; JSON null counts as absent.
@@ -94,11 +97,11 @@ class JsonObject {
   [[nodiscard]] std::optional<std::string> optional_text(std::string_view key);
   [[nodiscard]] std::optional<JsonObject> optional_object(std::string_view key);
 
-  [[nodiscard]] bool has(std::string_view key);                                  // present, null included
-  void ignore(std::string_view key) { asked_.emplace(key); }                     // allowed, unread (comments, "source")
-  void finish() const;                                                           // throws InputError naming the first unknown key
-  [[nodiscard]] std::vector<std::string> keys() const;                           // as they stand, sorted
-  [[nodiscard]] std::string where(std::string_view key) const;                   // of a field, present or not: for parse_bytes & Co.
+  [[nodiscard]] bool has(std::string_view key);                 // present, null included
+  void ignore(std::string_view key) { asked_.emplace(key); }    // allowed, unread (comments, "source")
+  void finish() const;                                          // throws InputError naming the first unknown key
+  [[nodiscard]] std::vector<std::string> keys() const;          // as they stand, sorted
+  [[nodiscard]] std::string where(std::string_view key) const;  // of a field, present or not: for parse_bytes & Co.
   [[nodiscard]] std::string where() const { return value_.where(); }
   [[noreturn]] void refuse(std::string_view key, const std::string& problem, const std::string& remedy = "") const;
 

@@ -17,14 +17,14 @@ double attention_pairs(const OpShape& s, std::int64_t seq_len) {
 // Per output element of the memory-bound kinds.
 double flops_per_element(OpKind kind) {
   switch (kind) {
-    case OpKind::position_embedding: return 1;   // one addition
-    case OpKind::rms_norm: return 4;             // square, sum, scale by 1/rms, scale by weight
-    case OpKind::layer_norm: return 7;           // mean, centre, square, sum, scale, weight, bias
-    case OpKind::rotary: return 3;               // x cos + rot(x) sin
-    case OpKind::swiglu: return 5;               // exp, add, divide, two products
-    case OpKind::gelu: return 8;                 // cubic, tanh or erf, products
+    case OpKind::position_embedding: return 1;  // one addition
+    case OpKind::rms_norm: return 4;            // square, sum, scale by 1/rms, scale by weight
+    case OpKind::layer_norm: return 7;          // mean, centre, square, sum, scale, weight, bias
+    case OpKind::rotary: return 3;              // x cos + rot(x) sin
+    case OpKind::swiglu: return 5;              // exp, add, divide, two products
+    case OpKind::gelu: return 8;                // cubic, tanh or erf, products
     case OpKind::add: return 1;
-    case OpKind::cross_entropy: return 4;        // max, subtract, exp, sum
+    case OpKind::cross_entropy: return 4;  // max, subtract, exp, sum
     default: return 0;
   }
 }
@@ -44,9 +44,9 @@ double forward_flops(const Op& op, const Workload& w) {
   const OpShape& s = op.shape;
   const double tokens = static_cast<double>(w.sequences) * static_cast<double>(w.seq_len);
   switch (op.kind) {
-    case OpKind::embedding: return 0;            // a gather
+    case OpKind::embedding: return 0;  // a gather
     case OpKind::linear: return 2 * tokens * static_cast<double>(s.in) * static_cast<double>(s.out);
-    case OpKind::attention:                      // scores and weighted sum: 2 flops per pair and channel each
+    case OpKind::attention:  // scores and weighted sum: 2 flops per pair and channel each
       return 4 * static_cast<double>(w.sequences) * static_cast<double>(s.heads) * static_cast<double>(s.head_dim) *
              attention_pairs(s, w.seq_len);
     case OpKind::opaque: return tokens * s.opaque_flops_per_token;
@@ -56,7 +56,7 @@ double forward_flops(const Op& op, const Workload& w) {
 
 double backward_flops(const Op& op, const Workload& w) {
   if (op.kind == OpKind::attention) return 2.5 * forward_flops(op, w);
-  if (op.kind == OpKind::embedding) return static_cast<double>(w.tokens()) * static_cast<double>(op.shape.width);   // scatter-add
+  if (op.kind == OpKind::embedding) return static_cast<double>(w.tokens()) * static_cast<double>(op.shape.width);  // scatter-add
   return 2 * forward_flops(op, w);
 }
 

@@ -8,7 +8,8 @@
 namespace fsdp {
 
 // At most `at_most` of `names`, nearest first by edit distance (Levenshtein), only those plausibly meant.
-[[nodiscard]] std::vector<std::string> nearest(std::string_view name, const std::vector<std::string>& names, std::size_t at_most = 3);
+[[nodiscard]] std::vector<std::string> nearest(std::string_view name, const std::vector<std::string>& names,
+                                               std::size_t at_most = 3);
 
 // For a remedy: `did you mean "llama3-8b" or "llama2-7b"?`, or `use one of: a, b, c` when nothing is near.
 [[nodiscard]] std::string suggestion(std::string_view name, const std::vector<std::string>& names);

@@ -1,13 +1,13 @@
 #include "models/units.h"
 
+#include <fmt/format.h>
+
 #include <array>
 #include <charconv>
 #include <cmath>
 #include <limits>
 #include <optional>
 #include <span>
-
-#include <fmt/format.h>
 
 #include "models/error.h"
 #include "models/suggest.h"
@@ -20,14 +20,15 @@ struct Unit {
   double factor;
 };
 
-constexpr std::array kByteUnits{Unit{"B", 1},    Unit{"KiB", 0x1p10}, Unit{"MiB", 0x1p20}, Unit{"GiB", 0x1p30}, Unit{"TiB", 0x1p40},
-                                Unit{"kB", 1e3}, Unit{"MB", 1e6},     Unit{"GB", 1e9},     Unit{"TB", 1e12}};
+constexpr std::array kByteUnits{Unit{"B", 1},        Unit{"KiB", 0x1p10}, Unit{"MiB", 0x1p20},
+                                Unit{"GiB", 0x1p30}, Unit{"TiB", 0x1p40}, Unit{"kB", 1e3},
+                                Unit{"MB", 1e6},     Unit{"GB", 1e9},     Unit{"TB", 1e12}};
 // b = bit, B = byte; factors are to bytes per second.
-constexpr std::array kRateUnits{Unit{"B/s", 1},        Unit{"kB/s", 1e3},       Unit{"MB/s", 1e6},       Unit{"GB/s", 1e9},
-                                Unit{"TB/s", 1e12},    Unit{"b/s", 0.125},      Unit{"kb/s", 0.125e3},   Unit{"Mb/s", 0.125e6},
+constexpr std::array kRateUnits{Unit{"B/s", 1},        Unit{"kB/s", 1e3},     Unit{"MB/s", 1e6},     Unit{"GB/s", 1e9},
+                                Unit{"TB/s", 1e12},    Unit{"b/s", 0.125},    Unit{"kb/s", 0.125e3}, Unit{"Mb/s", 0.125e6},
                                 Unit{"Gb/s", 0.125e9}, Unit{"Tb/s", 0.125e12}};
-constexpr std::array kFlopsUnits{Unit{"FLOP/s", 1},     Unit{"kFLOP/s", 1e3},  Unit{"MFLOP/s", 1e6},
-                                 Unit{"GFLOP/s", 1e9},  Unit{"TFLOP/s", 1e12}, Unit{"PFLOP/s", 1e15}};
+constexpr std::array kFlopsUnits{Unit{"FLOP/s", 1},    Unit{"kFLOP/s", 1e3},  Unit{"MFLOP/s", 1e6},
+                                 Unit{"GFLOP/s", 1e9}, Unit{"TFLOP/s", 1e12}, Unit{"PFLOP/s", 1e15}};
 // Divisors: n / 1e6 is the closest double to n microseconds, n * 1e-6 is not always.
 constexpr std::array kSecondUnits{Unit{"s", 1}, Unit{"ms", 1e3}, Unit{"us", 1e6}, Unit{"ns", 1e9}};
 
@@ -39,7 +40,8 @@ struct Parsed {
 
 // A plain decimal number ("80", "3.35", "1e-5") directly followed by one of `units`.
 std::optional<Parsed> split(std::string_view text, std::span<const Unit> units) {
-  if (text.empty() || !((text[0] >= '0' && text[0] <= '9') || text[0] == '.')) return std::nullopt;   // no sign, no space, no "nan"
+  if (text.empty() || !((text[0] >= '0' && text[0] <= '9') || text[0] == '.'))
+    return std::nullopt;  // no sign, no space, no "nan"
   Parsed p;
   const char* end = text.data() + text.size();
   const auto [rest, error] = std::from_chars(text.data(), end, p.number);

@@ -33,9 +33,10 @@ bool holds(const std::string& text, const std::string& part) { return text.find(
 
 // A good config with `key` replaced by `value` (raw JSON), or removed when `value` is empty.
 std::string llama(const std::string& key = "", const std::string& value = "") {
-  const std::pair<const char*, const char*> fields[] = {{"model_type", "\"llama\""},   {"vocab_size", "64"},         {"hidden_size", "32"},
-                                                        {"intermediate_size", "48"},   {"num_hidden_layers", "2"},   {"num_attention_heads", "4"},
-                                                        {"num_key_value_heads", "2"},  {"rms_norm_eps", "1e-5"},     {"rope_theta", "10000.0"}};
+  const std::pair<const char*, const char*> fields[] = {
+      {"model_type", "\"llama\""},  {"vocab_size", "64"},       {"hidden_size", "32"},
+      {"intermediate_size", "48"},  {"num_hidden_layers", "2"}, {"num_attention_heads", "4"},
+      {"num_key_value_heads", "2"}, {"rms_norm_eps", "1e-5"},   {"rope_theta", "10000.0"}};
   std::string text = "{", comma;
   bool placed = false;
   for (const auto& [name, usual] : fields) {
@@ -79,8 +80,10 @@ TEST_CASE("fields that are missing, of the wrong type or out of range") {
   CHECK(config_refusal(llama("model_type", "")) == "config.json: model_type: is missing; add it");
   CHECK(config_refusal(llama("model_type", "\"mamba\"")) ==
         "config.json: model_type: \"mamba\" is not a known family; known are llama, mistral, qwen2, qwen3, gpt2, mpt");
-  CHECK(config_refusal(llama("hidden_size", "\"32\"")) == "config.json: hidden_size: is a text; expected an integer from 1 to 16777216");
-  CHECK(config_refusal(llama("hidden_size", "32.0")) == "config.json: hidden_size: is a fraction; expected an integer from 1 to 16777216");
+  CHECK(config_refusal(llama("hidden_size", "\"32\"")) ==
+        "config.json: hidden_size: is a text; expected an integer from 1 to 16777216");
+  CHECK(config_refusal(llama("hidden_size", "32.0")) ==
+        "config.json: hidden_size: is a fraction; expected an integer from 1 to 16777216");
   for (const char* value : {"0", "-32", "99999999999", "18446744073709551615", "null", "[32]", "true", "1e3"}) {
     for (const char* key : {"vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"}) {
       CAPTURE(key);
@@ -114,7 +117,8 @@ TEST_CASE("other families: what is not modelled is named") {
   CHECK(config_refusal(gpt2 + "}").empty());
   CHECK(holds(config_refusal(gpt2 + R"(,"activation_function":"relu"})"), "activation_function: \"relu\" is not modelled"));
   CHECK(holds(config_refusal(gpt2 + R"(,"add_cross_attention":true})"), "add_cross_attention"));
-  CHECK(holds(config_refusal(R"({"model_type":"gpt2","vocab_size":64,"n_positions":16,"n_embd":30,"n_layer":1,"n_head":4})"), "not divisible by 4 heads"));
+  CHECK(holds(config_refusal(R"({"model_type":"gpt2","vocab_size":64,"n_positions":16,"n_embd":30,"n_layer":1,"n_head":4})"),
+              "not divisible by 4 heads"));
   const std::string mpt = R"({"model_type":"mpt","vocab_size":64,"max_seq_len":16,"d_model":32,"n_layers":1,"n_heads":4)";
   CHECK(config_refusal(mpt + "}").empty());
   CHECK(holds(config_refusal(mpt + R"(,"attn_config":{"clip_qkv":6}})"), "attn_config.clip_qkv: is not modelled"));
@@ -140,14 +144,19 @@ TEST_CASE("random damage to a config never crashes") {
 }
 
 TEST_CASE("strict objects: unknown keys, paths, ranges") {
-  const JsonDocument d = parse_document(R"({"schema":"fsdp-plan/plan/1","units":[{"modules":["a"]},{"modules":[1]}],"seed":18446744073709551615,"n":[1,2.5]})",
-                                        "plan.json", "fsdp-plan/plan/1");
+  const JsonDocument d = parse_document(
+      R"({"schema":"fsdp-plan/plan/1","units":[{"modules":["a"]},{"modules":[1]}],"seed":18446744073709551615,"n":[1,2.5]})",
+      "plan.json", "fsdp-plan/plan/1");
   JsonObject root = d.root();
   CHECK(root.unsigned_integer("seed") == 18446744073709551615ULL);
   const auto units = root.array("units");
   CHECK(units[0].object().texts("modules") == std::vector<std::string>{"a"});
-  CHECK(refusal([&] { return units[1].object().texts("modules"); }) == "plan.json: units[1].modules[0]: is an integer; expected a text in quotes");
-  CHECK(refusal([&] { root.finish(); return 0; }) == "plan.json: n: is not a known key; use one of: schema, seed, units");
+  CHECK(refusal([&] { return units[1].object().texts("modules"); }) ==
+        "plan.json: units[1].modules[0]: is an integer; expected a text in quotes");
+  CHECK(refusal([&] {
+          root.finish();
+          return 0;
+        }) == "plan.json: n: is not a known key; use one of: schema, seed, units");
   CHECK(refusal([&] { return root.integers("n", 0, 9); }) == "plan.json: n[1]: is a fraction; expected an integer from 0 to 9");
   CHECK(root.numbers("n", 0, 9) == std::vector<double>{1, 2.5});
   CHECK(holds(refusal([&] { return root.numbers("n", 0, 2); }), "n[1]: 2.5 is out of range"));
@@ -160,12 +169,13 @@ TEST_CASE("strict objects: unknown keys, paths, ranges") {
 
 TEST_CASE("files that cannot be read") {
   const auto folder = std::filesystem::temp_directory_path();
-  CHECK(holds(refusal([] { return read_file("/no/such/file", "--model"); }), "--model: \"/no/such/file\": there is no such file"));
+  CHECK(
+      holds(refusal([] { return read_file("/no/such/file", "--model"); }), "--model: \"/no/such/file\": there is no such file"));
   CHECK(holds(refusal([&] { return read_file(folder.string(), "--model"); }), "not a regular file"));
   CHECK(holds(refusal([] { return read_file("/dev/zero", "--model"); }), "not a regular file"));
   const auto big = folder / ("fsdp-plan-big-" + std::to_string(std::random_device()()));
   { std::ofstream(big) << "x"; }
-  std::filesystem::resize_file(big, static_cast<std::uintmax_t>(kMaxJsonBytes) + 1);   // sparse
+  std::filesystem::resize_file(big, static_cast<std::uintmax_t>(kMaxJsonBytes) + 1);  // sparse
   CHECK(holds(refusal([&] { return read_file(big.string(), "--model"); }), "larger than 64 MiB"));
   std::filesystem::remove(big);
 }

@@ -26,7 +26,8 @@ constexpr std::int64_t mosaic(std::int64_t layers, std::int64_t d, std::int64_t 
 }
 static_assert(mosaic(32, 4096, 2048) == 6'658'859'008);
 
-// tiny-llama: 2 * 1024 * 128 embedding and head; per layer 2 * 128 * 128 (q, o) + 2 * 128 * 64 (k, v) + 3 * 128 * 352 + 2 * 128; 128.
+// tiny-llama: 2 * 1024 * 128 embedding and head; per layer 2 * 128 * 128 (q, o) + 2 * 128 * 64 (k, v) + 3 * 128 * 352 + 2 * 128;
+// 128.
 constexpr std::int64_t kTiny = 2 * 1024 * 128 + 4 * (2 * 128 * 128 + 2 * 128 * 64 + 3 * 128 * 352 + 2 * 128) + 128;
 // small-llama: the same with vocab 8192, hidden 384, kv 128, ffn 1024, 8 layers.
 constexpr std::int64_t kSmall = 2 * 8192 * 384 + 8 * (2 * 384 * 384 + 2 * 384 * 128 + 3 * 384 * 1024 + 2 * 384) + 384;
@@ -91,8 +92,8 @@ TEST_CASE("parameter counts are exact, for every model of the catalog") {
 TEST_CASE("benchmark models have one learned position per position of the run") {
   CHECK(load_model("mpt-7b-bench", 512).parameter_count() == mosaic(32, 4096, 512));
   CHECK(load_model("mpt-7b-bench", 65536).parameter_count() == mosaic(32, 4096, 65536));
-  CHECK(load_model("mpt-7b", 512).parameter_count() == load_model("mpt-7b").parameter_count());     // ALiBi: no table
-  CHECK(load_model("gpt2", 512).parameter_count() == load_model("gpt2").parameter_count());         // n_positions rows, whatever the run
+  CHECK(load_model("mpt-7b", 512).parameter_count() == load_model("mpt-7b").parameter_count());  // ALiBi: no table
+  CHECK(load_model("gpt2", 512).parameter_count() == load_model("gpt2").parameter_count());  // n_positions rows, whatever the run
 }
 
 TEST_CASE("a config.json, its folder and the catalog give the same model") {
@@ -138,7 +139,8 @@ TEST_CASE("every GPU of the catalog is plausible") {
 }
 
 TEST_CASE("clusters: node types of any size in whole nodes") {
-  CHECK(cluster_names() == std::vector<std::string>{"dgx-a100-40", "dgx-a100-80", "dgx-b200", "dgx-h100", "dgx-h200", "host", "p4d", "p5"});
+  CHECK(cluster_names() ==
+        std::vector<std::string>{"dgx-a100-40", "dgx-a100-80", "dgx-b200", "dgx-h100", "dgx-h200", "host", "p4d", "p5"});
   for (const std::string& name : cluster_names()) {
     CAPTURE(name);
     CHECK(load_cluster(name).name == name);
@@ -174,7 +176,9 @@ TEST_CASE("cluster files are strict") {
     REQUIRE(at != std::string::npos);
     return text.replace(at, from.size(), to);
   };
-  const auto load = [](const std::string& text, std::int64_t gpus = 0) { return refusal([&] { return cluster_from_json(text, "c.json", gpus); }); };
+  const auto load = [](const std::string& text, std::int64_t gpus = 0) {
+    return refusal([&] { return cluster_from_json(text, "c.json", gpus); });
+  };
   CHECK(load(good).empty());
   CHECK(holds(load(with("\"360GB/s\"", "\"360\"")), "c.json: intra_bus"));
   CHECK(holds(load(with("\"360GB/s\"", "360")), "expected a text in quotes"));

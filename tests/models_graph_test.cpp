@@ -69,7 +69,8 @@ TEST_CASE("the graph of a Llama block") {
   CHECK(block.block);
   CHECK(block.class_name == "LlamaDecoderLayer");
   std::string kinds;
-  for (std::int32_t i = block.op_begin; i < block.op_end; ++i) kinds += std::string(name(m.ops[static_cast<std::size_t>(i)].kind)) + " ";
+  for (std::int32_t i = block.op_begin; i < block.op_end; ++i)
+    kinds += std::string(name(m.ops[static_cast<std::size_t>(i)].kind)) + " ";
   CHECK(kinds == "rms_norm linear linear linear rotary rotary attention linear add rms_norm linear linear swiglu linear add ");
   CHECK(m.modules[static_cast<std::size_t>(m.find_module("model.layers"))].container);
   const Module& rotary = m.modules[static_cast<std::size_t>(m.find_module("model.rotary_emb"))];
@@ -116,7 +117,10 @@ TEST_CASE("check_graph refuses every broken promise") {
       {"nobody has made yet", [](ModelGraph& g) { std::swap(g.ops[3], g.ops[8]); }},
       {"exists already", [](ModelGraph& g) { g.ops[3].outputs = g.ops[2].outputs; }},
       {"another module", [&](ModelGraph& g) { op(g, OpKind::linear).params = {0}; }},
-      {"has another shape", [&](ModelGraph& g) { g.parameters[static_cast<std::size_t>(op(g, OpKind::linear).params[0])].shape = {128, 127}; }},
+      {"has another shape",
+       [&](ModelGraph& g) {
+         g.parameters[static_cast<std::size_t>(op(g, OpKind::linear).params[0])].shape = {128, 127};
+       }},
       {"inputs do not match", [&](ModelGraph& g) { op(g, OpKind::swiglu).shape.width -= 1; }},
       {"kv_heads must divide", [&](ModelGraph& g) { op(g, OpKind::attention).shape.kv_heads = 3; }},
       {"even head_dim", [&](ModelGraph& g) { op(g, OpKind::rotary).shape.head_dim = 33; }},

@@ -2,10 +2,9 @@
 #include <doctest/doctest.h>
 
 #include <fstream>
+#include <nlohmann/json.hpp>
 #include <set>
 #include <string>
-
-#include <nlohmann/json.hpp>
 
 #include "models/catalog.h"
 #include "models/error.h"
@@ -57,8 +56,13 @@ TEST_CASE("torchtitan, eager: what is saved is what PyTorch's autograd saves") {
     Op op;
     op.kind = kind_named(label.substr(0, label.find("_grouped")));
     const std::int64_t heads = s["heads"];
-    op.shape = {.in = s["width"], .out = s["out"], .width = s["width"], .heads = heads,
-                .kv_heads = label == "attention_grouped" ? s["kv_heads"].get<std::int64_t>() : heads, .head_dim = s["head_dim"], .vocab = s["vocab"]};
+    op.shape = {.in = s["width"],
+                .out = s["out"],
+                .width = s["width"],
+                .heads = heads,
+                .kv_heads = label == "attention_grouped" ? s["kv_heads"].get<std::int64_t>() : heads,
+                .head_dim = s["head_dim"],
+                .vocab = s["vocab"]};
     const OpFacts f = facts(torchtitan_implementation(false), op, {s["sequences"], s["seq_len"], row["element_bytes"]});
     CHECK(int{f.saved_inputs} == row["saved_inputs"].get<int>());
     CHECK(int{f.saved_outputs} == row["saved_outputs"].get<int>());
@@ -70,8 +74,11 @@ TEST_CASE("saved activations of one Llama block, in closed form") {
   // Two models that differ by one block; the difference is what a block saves. Widths: h hidden, q = h (heads * head_dim),
   // k kv heads * head_dim, f feed-forward; s elements bytes; T tokens.
   const auto layers = [](int n) {
-    return model_from_config(R"({"model_type":"llama","vocab_size":64,"hidden_size":32,"intermediate_size":48,"num_attention_heads":4,
-      "num_key_value_heads":2,"num_hidden_layers":)" + std::to_string(n) + "}", "c");
+    return model_from_config(
+        R"({"model_type":"llama","vocab_size":64,"hidden_size":32,"intermediate_size":48,"num_attention_heads":4,
+      "num_key_value_heads":2,"num_hidden_layers":)" +
+            std::to_string(n) + "}",
+        "c");
   };
   const Workload w{3, 8, 2};
   const std::int64_t t = 24, h = 32, k = 16, f = 48, s = 2, heads = 4;
@@ -87,7 +94,8 @@ TEST_CASE("saved activations of one Llama block, in closed form") {
 TEST_CASE("every implementation states plausible facts for every op of every family") {
   for (const char* model : {"tiny-llama", "qwen3-0.6b", "gpt2", "mpt-125m-bench"}) {
     const ModelGraph m = load_model(model);
-    for (const Implementation* i : {&native_implementation(), &torchtitan_implementation(false), &torchtitan_implementation(true)}) {
+    for (const Implementation* i :
+         {&native_implementation(), &torchtitan_implementation(false), &torchtitan_implementation(true)}) {
       for (const Op& op : m.ops) {
         CAPTURE(model);
         CAPTURE(name(op.kind));
@@ -95,9 +103,9 @@ TEST_CASE("every implementation states plausible facts for every op of every fam
         CHECK((one.saved_inputs >> op.inputs.size()) == 0);
         CHECK((one.saved_outputs >> op.outputs.size()) == 0);
         CHECK(one.forward_traffic_bytes > 0);
-        CHECK(one.forward_scratch_bytes <= two.forward_scratch_bytes);      // more tokens never need less
+        CHECK(one.forward_scratch_bytes <= two.forward_scratch_bytes);  // more tokens never need less
         CHECK(one.backward_scratch_bytes <= two.backward_scratch_bytes);
-        CHECK(two.saved_extra_bytes == 2 * one.saved_extra_bytes);          // per token
+        CHECK(two.saved_extra_bytes == 2 * one.saved_extra_bytes);  // per token
         CHECK(one.forward_traffic_bytes <= two.forward_traffic_bytes);
         CHECK(one.backward_traffic_bytes <= two.backward_traffic_bytes);
       }
@@ -109,12 +117,13 @@ TEST_CASE("compiling never saves, launches or moves more") {
   for (const char* model : {"tiny-llama", "gpt2"}) {
     for (const Op& op : load_model(model).ops) {
       CAPTURE(name(op.kind));
-      const OpFacts eager = facts(torchtitan_implementation(false), op, {1, 64, 2}), fused = facts(torchtitan_implementation(true), op, {1, 64, 2});
+      const OpFacts eager = facts(torchtitan_implementation(false), op, {1, 64, 2}),
+                    fused = facts(torchtitan_implementation(true), op, {1, 64, 2});
       CHECK(fused.forward_launches <= eager.forward_launches);
       CHECK(fused.backward_launches <= eager.backward_launches);
       CHECK(fused.saved_extra_bytes <= eager.saved_extra_bytes);
       CHECK(fused.forward_scratch_bytes <= eager.forward_scratch_bytes);
-      CHECK(fused.forward_traffic_bytes <= eager.forward_traffic_bytes + 8 * 64);   // + maximum and log-sum of the fused loss
+      CHECK(fused.forward_traffic_bytes <= eager.forward_traffic_bytes + 8 * 64);  // + maximum and log-sum of the fused loss
       CHECK(fused.backward_traffic_bytes <= eager.backward_traffic_bytes);
     }
   }
@@ -123,7 +132,8 @@ TEST_CASE("compiling never saves, launches or moves more") {
 TEST_CASE("implementations are found by name, and have different digests") {
   CHECK(&find_implementation("native", false, "t") == &native_implementation());
   CHECK(&find_implementation("torchtitan", true, "t") == &torchtitan_implementation(true));
-  CHECK_THROWS_WITH((void)find_implementation("native", true, "--compile"), "--compile: \"native\" has no compiled form; leave out --compile");
+  CHECK_THROWS_WITH((void)find_implementation("native", true, "--compile"),
+                    "--compile: \"native\" has no compiled form; leave out --compile");
   CHECK_THROWS_WITH((void)find_implementation("torchtitn", false, "--implementation"),
                     "--implementation: \"torchtitn\" is no implementation; did you mean \"torchtitan\"?");
   CHECK(digest(native_implementation()) != digest(torchtitan_implementation(false)));

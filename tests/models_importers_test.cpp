@@ -3,9 +3,8 @@
 
 #include <filesystem>
 #include <fstream>
-#include <string>
-
 #include <nlohmann/json.hpp>
+#include <string>
 
 #include "models/catalog.h"
 
@@ -76,7 +75,7 @@ TEST_CASE("what a config says of attention reaches the op") {
   CHECK(llama.causal);
   CHECK_FALSE(llama.packed);
   CHECK(attention(load_model("mistral-7b"), 31).window == 4096);
-  CHECK(attention(load_model("qwen2.5-7b"), 0).window == 0);     // sliding_window is stated but use_sliding_window is false
+  CHECK(attention(load_model("qwen2.5-7b"), 0).window == 0);  // sliding_window is stated but use_sliding_window is false
   CHECK(attention(load_model("gpt2"), 0).packed);
   CHECK(attention(load_model("mpt-7b"), 0).alibi);
   CHECK_FALSE(attention(load_model("mpt-7b-bench"), 0).alibi);
@@ -85,13 +84,15 @@ TEST_CASE("what a config says of attention reaches the op") {
     "num_attention_heads":2,"sliding_window":5,"use_sliding_window":true,"max_window_layers":2)";
   CHECK(attention(model_from_config(qwen + "}", "q"), 1).window == 0);
   CHECK(attention(model_from_config(qwen + "}", "q"), 2).window == 5);
-  const ModelGraph listed = model_from_config(qwen + R"(,"layer_types":["sliding_attention","full_attention","full_attention"]})", "q");
+  const ModelGraph listed =
+      model_from_config(qwen + R"(,"layer_types":["sliding_attention","full_attention","full_attention"]})", "q");
   CHECK(attention(listed, 0).window == 5);
   CHECK(attention(listed, 2).window == 0);
 }
 
 TEST_CASE("rope_theta is found where the files of each transformers generation keep it") {
-  const std::string start = R"({"model_type":"llama","vocab_size":8,"hidden_size":8,"intermediate_size":8,"num_hidden_layers":1,"num_attention_heads":2)";
+  const std::string start =
+      R"({"model_type":"llama","vocab_size":8,"hidden_size":8,"intermediate_size":8,"num_hidden_layers":1,"num_attention_heads":2)";
   const auto theta = [&](const std::string& more) {
     for (const Op& op : model_from_config(start + more + "}", "c").ops) {
       if (op.kind == OpKind::rotary) return op.shape.theta;

@@ -29,8 +29,10 @@ TEST_CASE("sizes, rates and times carry their unit") {
 }
 
 TEST_CASE("anything but a number and its unit is refused, naming the field") {
-  for (const char* text : {"", "80", "GiB", "80 GiB", " 80GiB", "80GiB ", "-1GiB", "+1GiB", "80gib", "80Gb", "80GB/s", "1e999GiB", "nanB",
-                           "infB", "0x10B", "8EiB", "99999999999TiB", "9223372036854775808B", "1,5GiB", "80GiB\n"}) {
+  for (const char* text :
+       {"",       "80",     "GiB",      "80 GiB", " 80GiB", "80GiB ", "-1GiB", "+1GiB",          "80gib",
+        "80Gb",   "80GB/s", "1e999GiB", "nanB",   "infB",   "0x10B",  "8EiB",  "99999999999TiB", "9223372036854775808B",
+        "1,5GiB", "80GiB\n"}) {
     CAPTURE(text);
     CHECK_THROWS_AS((void)parse_bytes(text, "f: memory"), InputError);
   }
@@ -41,8 +43,9 @@ TEST_CASE("anything but a number and its unit is refused, naming the field") {
   CHECK_THROWS_AS((void)parse_flops_rate("989TFLOPS", "f"), InputError);
   CHECK_THROWS_AS((void)parse_seconds("5 s", "f"), InputError);
   CHECK_THROWS_AS((void)parse_seconds("5min", "f"), InputError);
-  CHECK_THROWS_WITH((void)parse_bytes("80", "gpu.json: memory"),
-                    "gpu.json: memory: \"80\" was not understood; expected a size with its unit, such as \"80GiB\" or \"512MiB\"");
+  CHECK_THROWS_WITH(
+      (void)parse_bytes("80", "gpu.json: memory"),
+      "gpu.json: memory: \"80\" was not understood; expected a size with its unit, such as \"80GiB\" or \"512MiB\"");
   CHECK_THROWS_AS((void)parse_bytes(std::string(100'000, '9') + "B", "f"), InputError);
 }
 
@@ -95,7 +98,8 @@ TEST_CASE("products and sums of sizes do not wrap") {
 TEST_CASE("element types") {
   for (DType t : {DType::f64, DType::f32, DType::bf16, DType::f16, DType::i64}) CHECK(parse_dtype(name(t), "t") == t);
   CHECK(size_of(parse_dtype("bf16", "t")) == 2);
-  CHECK_THROWS_WITH((void)parse_dtype("float8", "--param-dtype"), "--param-dtype: \"float8\" is no element type; use fp64, fp32, bf16, fp16 or int64");
+  CHECK_THROWS_WITH((void)parse_dtype("float8", "--param-dtype"),
+                    "--param-dtype: \"float8\" is no element type; use fp64, fp32, bf16, fp16 or int64");
 }
 
 TEST_CASE("digests: FNV-1a's published vectors, and fields that cannot run into each other") {

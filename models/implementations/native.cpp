@@ -16,13 +16,16 @@ std::int64_t row_bytes(const Workload& w, std::int64_t width) { return times(tim
 // Reads ids, writes rows; backward sorts the positions by id (8 bytes each) and writes each row of the weight gradient once.
 OpFacts embedding(const Op& op, const Workload& w) {
   const std::int64_t rows = row_bytes(w, op.shape.width), table = times(times(op.shape.vocab, op.shape.width), w.element_bytes);
-  return {.saved_inputs = 0b1, .backward_scratch_bytes = times(w.tokens(), 8), .forward_traffic_bytes = 2 * rows + 8 * w.tokens(),
+  return {.saved_inputs = 0b1,
+          .backward_scratch_bytes = times(w.tokens(), 8),
+          .forward_traffic_bytes = 2 * rows + 8 * w.tokens(),
           .backward_traffic_bytes = 3 * rows + table + 8 * w.tokens()};
 }
 
 // Row t uses position t % seq_len: nothing to remember.
 OpFacts position_embedding(const Op& op, const Workload& w) {
-  const std::int64_t rows = row_bytes(w, op.shape.width), table = times(times(op.shape.positions, op.shape.width), w.element_bytes);
+  const std::int64_t rows = row_bytes(w, op.shape.width),
+                     table = times(times(op.shape.positions, op.shape.width), w.element_bytes);
   return {.forward_traffic_bytes = 2 * rows + table, .backward_traffic_bytes = 2 * rows + table};
 }
 
@@ -30,25 +33,36 @@ OpFacts position_embedding(const Op& op, const Workload& w) {
 OpFacts rms_norm(const Op& op, const Workload& w) {
   const std::int64_t groups = times(w.tokens(), op.shape.groups), x = times(times(groups, op.shape.width), w.element_bytes);
   const std::int64_t statistics = times(groups, accumulate_bytes(w));
-  return {.saved_inputs = 0b1, .saved_extra_bytes = statistics, .forward_traffic_bytes = 2 * x + statistics, .backward_traffic_bytes = 3 * x + statistics};
+  return {.saved_inputs = 0b1,
+          .saved_extra_bytes = statistics,
+          .forward_traffic_bytes = 2 * x + statistics,
+          .backward_traffic_bytes = 3 * x + statistics};
 }
 
 // Mean and 1/std of every row.
 OpFacts layer_norm(const Op& op, const Workload& w) {
   const std::int64_t x = row_bytes(w, op.shape.width), statistics = times(2 * w.tokens(), accumulate_bytes(w));
-  return {.saved_inputs = 0b1, .saved_extra_bytes = statistics, .forward_traffic_bytes = 2 * x + statistics, .backward_traffic_bytes = 3 * x + statistics};
+  return {.saved_inputs = 0b1,
+          .saved_extra_bytes = statistics,
+          .forward_traffic_bytes = 2 * x + statistics,
+          .backward_traffic_bytes = 3 * x + statistics};
 }
 
-// 2-byte storage is multiplied as float, in tiles of at most 512 x 512 of both operands and the result (kernels/gemm.cpp). Forward
-// [T,in]x[in,out], backward input [T,out]x[out,in] and weight [out,T]x[T,in] have the same three extents, hence the same tiles.
+// 2-byte storage is multiplied as float, in tiles of at most 512 x 512 of both operands and the result (kernels/gemm.cpp).
+// Forward [T,in]x[in,out], backward input [T,out]x[out,in] and weight [out,T]x[T,in] have the same three extents, hence the same
+// tiles.
 OpFacts linear(const Op& op, const Workload& w) {
   const std::int64_t t = w.tokens(), in = op.shape.in, out = op.shape.out;
   const std::int64_t elements = checked_add(checked_add(times(t, in), times(in, out), "op size"), times(t, out), "op size");
   const std::int64_t bytes = times(elements, w.element_bytes), a = std::min<std::int64_t>(t, 512);
   const std::int64_t b = std::min<std::int64_t>(in, 512), c = std::min<std::int64_t>(out, 512);
   const std::int64_t copies = w.element_bytes == 2 ? 4 * (a * b + b * c + a * c) : 0;
-  return {.saved_inputs = 0b1, .forward_scratch_bytes = copies, .backward_scratch_bytes = copies, .backward_launches = 2,
-          .forward_traffic_bytes = bytes, .backward_traffic_bytes = 2 * bytes};
+  return {.saved_inputs = 0b1,
+          .forward_scratch_bytes = copies,
+          .backward_scratch_bytes = copies,
+          .backward_launches = 2,
+          .forward_traffic_bytes = bytes,
+          .backward_traffic_bytes = 2 * bytes};
 }
 
 // The rotation is orthogonal and its angles are recomputed.
@@ -62,12 +76,17 @@ OpFacts rotary(const Op& op, const Workload& w) {
 // k, v, dk, dv; a block of q, o, do, dq; its probabilities and their gradient; rowsum(do o).
 OpFacts attention(const Op& op, const Workload& w) {
   const OpShape& s = op.shape;
-  const std::int64_t a = accumulate_bytes(w), rows = times(times(w.tokens(), s.heads), a), block = std::min<std::int64_t>(64, w.seq_len);
+  const std::int64_t a = accumulate_bytes(w), rows = times(times(w.tokens(), s.heads), a),
+                     block = std::min<std::int64_t>(64, w.seq_len);
   const std::int64_t q = row_bytes(w, times(s.heads, s.head_dim)), kv = row_bytes(w, times(2 * s.kv_heads, s.head_dim));
   const std::int64_t forward = checked_add(times(2 * (w.seq_len + block), s.head_dim), times(block, w.seq_len), "op size");
-  return {.saved_inputs = static_cast<std::uint8_t>(s.packed ? 0b1 : 0b111), .saved_outputs = 0b1, .saved_extra_bytes = rows,
-          .forward_scratch_bytes = times(forward, a), .backward_scratch_bytes = times(checked_add(2 * forward, block, "op size"), a),
-          .forward_traffic_bytes = 2 * q + kv + rows, .backward_traffic_bytes = 4 * q + 2 * kv + 2 * rows};
+  return {.saved_inputs = static_cast<std::uint8_t>(s.packed ? 0b1 : 0b111),
+          .saved_outputs = 0b1,
+          .saved_extra_bytes = rows,
+          .forward_scratch_bytes = times(forward, a),
+          .backward_scratch_bytes = times(checked_add(2 * forward, block, "op size"), a),
+          .forward_traffic_bytes = 2 * q + kv + rows,
+          .backward_traffic_bytes = 4 * q + 2 * kv + 2 * rows};
 }
 
 OpFacts swiglu(const Op& op, const Workload& w) {
@@ -89,13 +108,16 @@ OpFacts add(const Op& op, const Workload& w) {
 // Log-sum-exp of each token's logits; backward turns it and the logits into softmax minus one-hot.
 OpFacts cross_entropy(const Op& op, const Workload& w) {
   const std::int64_t logits = row_bytes(w, op.shape.vocab), rows = times(w.tokens(), accumulate_bytes(w));
-  return {.saved_inputs = 0b11, .saved_extra_bytes = rows, .forward_traffic_bytes = logits + rows + 8 * w.tokens(),
+  return {.saved_inputs = 0b11,
+          .saved_extra_bytes = rows,
+          .forward_traffic_bytes = logits + rows + 8 * w.tokens(),
           .backward_traffic_bytes = 2 * logits + rows + 8 * w.tokens()};
 }
 
 OpFacts opaque(const Op& op, const Workload& w) {
   const std::int64_t bytes = times(w.tokens(), op.shape.opaque_bytes_per_token);
-  return {.saved_extra_bytes = times(w.tokens(), op.shape.opaque_saved_bytes_per_token), .forward_traffic_bytes = bytes,
+  return {.saved_extra_bytes = times(w.tokens(), op.shape.opaque_saved_bytes_per_token),
+          .forward_traffic_bytes = bytes,
           .backward_traffic_bytes = 2 * bytes};
 }
 
@@ -105,11 +127,12 @@ const Implementation& native_implementation() {
   static const Implementation native{
       .name = "native",
       .compiled = false,
-      .rules = {embedding, position_embedding, rms_norm, layer_norm, linear, rotary, attention, swiglu, gelu, add, cross_entropy, opaque},
+      .rules = {embedding, position_embedding, rms_norm, layer_norm, linear, rotary, attention, swiglu, gelu, add, cross_entropy,
+                opaque},
       .backward_adds_in_place = true,
-      .loss_read_every_step = true,            // the loop reports the loss of each step
-      .optimizer_temp_bytes_per_element = 0,   // one fused pass
-      .host_seconds_per_launch = 0,            // `calibrate` measures it: Costs::host_per_operation
+      .loss_read_every_step = true,           // the loop reports the loss of each step
+      .optimizer_temp_bytes_per_element = 0,  // one fused pass
+      .host_seconds_per_launch = 0,           // `calibrate` measures it: Costs::host_per_operation
       .host_seconds_per_unit_hook = 0,
   };
   return native;

@@ -1,14 +1,16 @@
 #include "models/importers/builder.h"
 
-#include <utility>
-
 #include <fmt/format.h>
+
+#include <utility>
 
 namespace fsdp {
 namespace {
 
 template <class List>
-auto& at(List& list, std::int32_t id) { return list[static_cast<std::size_t>(id)]; }
+auto& at(List& list, std::int32_t id) {
+  return list[static_cast<std::size_t>(id)];
+}
 
 }  // namespace
 
@@ -72,7 +74,8 @@ GraphBuilder::Id GraphBuilder::embedding_module(Id parent, std::string_view name
   return id;
 }
 
-GraphBuilder::Id GraphBuilder::norm_module(Id parent, std::string_view name, std::string_view class_name, std::int64_t width, bool bias) {
+GraphBuilder::Id GraphBuilder::norm_module(Id parent, std::string_view name, std::string_view class_name, std::int64_t width,
+                                           bool bias) {
   const Id id = module(parent, name, class_name);
   parameter(id, "weight", {width});
   if (bias) parameter(id, "bias", {width});
@@ -149,7 +152,9 @@ GraphBuilder::Id GraphBuilder::gelu(Id module, Id x, bool tanh) {
   return op(OpKind::gelu, module, {x}, {.width = width(x), .tanh = tanh}, width(x));
 }
 
-GraphBuilder::Id GraphBuilder::add(Id module, Id a, Id b) { return op(OpKind::add, module, {a, b}, {.width = width(a)}, width(a)); }
+GraphBuilder::Id GraphBuilder::add(Id module, Id a, Id b) {
+  return op(OpKind::add, module, {a, b}, {.width = width(a)}, width(a));
+}
 
 ModelGraph GraphBuilder::finish(Id logits, std::int64_t vocab, std::int64_t max_seq_len, std::string_view where) {
   graph_.vocab = vocab;

@@ -23,19 +23,19 @@ inline constexpr std::int64_t kMaxVocab = std::int64_t{1} << 31, kMaxPositions =
 
 class GraphBuilder {
  public:
-  using Id = std::int32_t;                   // of a module or of a tensor
+  using Id = std::int32_t;  // of a module or of a tensor
 
   GraphBuilder(std::string_view family, std::string_view root_class);
 
   // Modules. The root is 0.
   Id module(Id parent, std::string_view name, std::string_view class_name);
-  Id list(Id parent, std::string_view name);                                       // a ModuleList
-  Id block(Id list, std::int64_t index, std::string_view class_name);              // one of its repeated blocks
+  Id list(Id parent, std::string_view name);                           // a ModuleList
+  Id block(Id list, std::int64_t index, std::string_view class_name);  // one of its repeated blocks
   Id linear_module(Id parent, std::string_view name, std::int64_t in, std::int64_t out, bool bias);
-  Id conv1d_module(Id parent, std::string_view name, std::int64_t in, std::int64_t out);   // GPT-2's: weight [in, out], bias
+  Id conv1d_module(Id parent, std::string_view name, std::int64_t in, std::int64_t out);  // GPT-2's: weight [in, out], bias
   Id embedding_module(Id parent, std::string_view name, std::int64_t rows, std::int64_t width);
   Id norm_module(Id parent, std::string_view name, std::string_view class_name, std::int64_t width, bool bias);
-  Id tied_linear_module(Id parent, std::string_view name, Id embedding);           // shares the embedding's weight
+  Id tied_linear_module(Id parent, std::string_view name, Id embedding);  // shares the embedding's weight
 
   // Ops; each returns the tensor it makes. Extents come from the module's parameters.
   Id ids() const { return graph_.ids; }
@@ -62,7 +62,7 @@ class GraphBuilder {
   [[nodiscard]] std::string child_name(Id parent, std::string_view name) const;
 
   ModelGraph graph_;
-  std::vector<std::vector<std::int32_t>> params_of_;   // per module, in registration order
+  std::vector<std::vector<std::int32_t>> params_of_;  // per module, in registration order
 };
 
 }  // namespace fsdp

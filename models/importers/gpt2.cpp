@@ -20,7 +20,8 @@ Activation activation(JsonObject& config) {
   if (text == "gelu_new") return {true, "NewGELUActivation"};
   if (text == "gelu_pytorch_tanh") return {true, "GELUTanh"};
   if (text == "gelu") return {false, "GELUActivation"};
-  config.refuse("activation_function", "\"" + printable(text) + "\" is not modelled", "only gelu_new, gelu_pytorch_tanh and gelu are");
+  config.refuse("activation_function", "\"" + printable(text) + "\" is not modelled",
+                "only gelu_new, gelu_pytorch_tanh and gelu are");
 }
 
 struct Gpt2Shape {
@@ -79,7 +80,8 @@ std::int32_t run_block(GraphBuilder& b, const Gpt2Block& m, const Gpt2Shape& s, 
 
 }  // namespace
 
-ModelGraph import_gpt2(JsonObject& config, std::string_view where, std::int64_t /*seq_len: n_positions rows whatever the run uses*/) {
+ModelGraph import_gpt2(JsonObject& config, std::string_view where,
+                       std::int64_t /*seq_len: n_positions rows whatever the run uses*/) {
   const Gpt2Shape s = read(config);
   const std::int64_t head_dim = split_heads(config, "n_embd", s.width, s.heads);
   GraphBuilder b("gpt2", "GPT2LMHeadModel");

@@ -8,7 +8,8 @@ namespace fsdp {
 
 void require_boolean(JsonObject& config, std::string_view key, bool modelled) {
   const auto value = config.optional_boolean(key);
-  if (value && *value != modelled) config.refuse(key, fmt::format("{} is not modelled", *value), fmt::format("only {} is", modelled));
+  if (value && *value != modelled)
+    config.refuse(key, fmt::format("{} is not modelled", *value), fmt::format("only {} is", modelled));
 }
 
 void require_absent(JsonObject& config, std::string_view key) {
@@ -17,11 +18,13 @@ void require_absent(JsonObject& config, std::string_view key) {
 
 void require_text(JsonObject& config, std::string_view key, std::string_view modelled) {
   const auto value = config.optional_text(key);
-  if (value && *value != modelled) config.refuse(key, "\"" + printable(*value) + "\" is not modelled", fmt::format("only \"{}\" is", modelled));
+  if (value && *value != modelled)
+    config.refuse(key, "\"" + printable(*value) + "\" is not modelled", fmt::format("only \"{}\" is", modelled));
 }
 
 std::int64_t split_heads(const JsonObject& config, std::string_view width_key, std::int64_t width, std::int64_t heads) {
-  if (width % heads != 0) config.refuse(width_key, fmt::format("{} is not divisible by {} heads", width, heads), "correct one of them");
+  if (width % heads != 0)
+    config.refuse(width_key, fmt::format("{} is not divisible by {} heads", width, heads), "correct one of them");
   return width / heads;
 }
 

@@ -14,7 +14,8 @@ namespace fsdp {
 // is not modelled are refused by name. `seq_len` 0: the config's own.
 using Importer = ModelGraph (*)(JsonObject& config, std::string_view where, std::int64_t seq_len);
 
-[[nodiscard]] ModelGraph import_llama(JsonObject& config, std::string_view where, std::int64_t seq_len);   // and its near relatives
+[[nodiscard]] ModelGraph import_llama(JsonObject& config, std::string_view where,
+                                      std::int64_t seq_len);  // and its near relatives
 [[nodiscard]] ModelGraph import_gpt2(JsonObject& config, std::string_view where, std::int64_t seq_len);
 [[nodiscard]] ModelGraph import_mpt(JsonObject& config, std::string_view where, std::int64_t seq_len);
 
@@ -23,6 +24,7 @@ void require_boolean(JsonObject& config, std::string_view key, bool modelled);
 void require_absent(JsonObject& config, std::string_view key);
 void require_text(JsonObject& config, std::string_view key, std::string_view modelled);
 // head_dim of `width` over `heads`; throws InputError(where, ...) if it does not divide.
-[[nodiscard]] std::int64_t split_heads(const JsonObject& config, std::string_view width_key, std::int64_t width, std::int64_t heads);
+[[nodiscard]] std::int64_t split_heads(const JsonObject& config, std::string_view width_key, std::int64_t width,
+                                       std::int64_t heads);
 
 }  // namespace fsdp

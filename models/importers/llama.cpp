@@ -1,10 +1,10 @@
 // Llama and its near relatives, as transformers builds them: pre-norm decoder with RMSNorm, rotary positions, grouped-query
 // attention and SwiGLU. What differs is a row of `kVariants`. Frequency scaling of rotary positions (Llama 3.1's "llama3",
 // "yarn", ...) changes angles, not work or sizes, and is not modelled: our executor rotates with the plain theta.
+#include <fmt/format.h>
+
 #include <array>
 #include <optional>
-
-#include <fmt/format.h>
 
 #include "models/importers/builder.h"
 #include "models/importers/importers.h"
@@ -14,7 +14,7 @@ namespace {
 
 enum class QkvBias { from_config, always, never };
 struct Variant {
-  std::string_view model_type, prefix;       // class names start with the prefix
+  std::string_view model_type, prefix;  // class names start with the prefix
   QkvBias qkv_bias;
   bool output_bias_from_config, mlp_bias_from_config, qk_norm;
 };
@@ -30,7 +30,7 @@ struct LlamaShape {
   std::int64_t vocab, hidden, ffn, layers, heads, kv_heads, head_dim, positions;
   double eps, theta;
   bool qkv_bias, output_bias, mlp_bias, tied;
-  std::vector<std::int64_t> window;          // per layer, 0: none
+  std::vector<std::int64_t> window;  // per layer, 0: none
 };
 
 // transformers < 5 writes rope_theta at the top, transformers 5 inside rope_parameters (rope_scaling in files between).
@@ -41,7 +41,7 @@ double rope_theta(JsonObject& config) {
       if (const auto theta = rope->optional_number("rope_theta", 1e-3, 1e15)) return *theta;
     }
   }
-  return 10000.0;                            // the default of every config class here
+  return 10000.0;  // the default of every config class here
 }
 
 // Mistral: one window for all layers (absent: 4096, its config class's default). Qwen: only with use_sliding_window, and then
@@ -60,7 +60,8 @@ std::vector<std::int64_t> windows(JsonObject& config, const Variant& v, std::int
   const std::vector<std::string> names = types->texts();
   if (names.size() != out.size()) types->refuse(fmt::format("lists {} layers of {}", names.size(), layers), "list every layer");
   for (std::size_t i = 0; i < out.size(); ++i) {
-    if (names[i] != "full_attention" && names[i] != "sliding_attention") types->refuse("knows no \"" + names[i] + "\"", "only full_attention and sliding_attention are modelled");
+    if (names[i] != "full_attention" && names[i] != "sliding_attention")
+      types->refuse("knows no \"" + names[i] + "\"", "only full_attention and sliding_attention are modelled");
     out[i] = names[i] == "sliding_attention" ? window : 0;
   }
   return out;
@@ -71,7 +72,7 @@ const Variant& variant_of(JsonObject& config) {
   for (const Variant& v : kVariants) {
     if (v.model_type == type) return v;
   }
-  return kVariants[0];                       // not reached: the caller dispatches on model_type
+  return kVariants[0];  // not reached: the caller dispatches on model_type
 }
 
 LlamaShape read(JsonObject& config) {
@@ -84,7 +85,8 @@ LlamaShape read(JsonObject& config) {
   s.layers = config.integer("num_hidden_layers", 1, kMaxLayers);
   s.heads = config.integer("num_attention_heads", 1, kMaxHeads);
   s.kv_heads = config.optional_integer("num_key_value_heads", 1, kMaxHeads).value_or(s.heads);
-  if (s.heads % s.kv_heads != 0) config.refuse("num_key_value_heads", fmt::format("{} does not divide {} heads", s.kv_heads, s.heads), "use a divisor");
+  if (s.heads % s.kv_heads != 0)
+    config.refuse("num_key_value_heads", fmt::format("{} does not divide {} heads", s.kv_heads, s.heads), "use a divisor");
   const auto head_dim = config.optional_integer("head_dim", 1, kMaxHeads);
   // Qwen3's config class defaults to 128, the others derive it.
   s.head_dim = head_dim ? *head_dim : v.qk_norm ? 128 : split_heads(config, "hidden_size", s.hidden, s.heads);
@@ -138,7 +140,8 @@ std::int32_t run_block(GraphBuilder& b, const LlamaBlock& m, const LlamaShape& s
   const auto v = b.linear(m.v, normed);
   q = b.rotary(m.attention, q, s.heads, s.head_dim, s.theta);
   k = b.rotary(m.attention, k, s.kv_heads, s.head_dim, s.theta);
-  const auto mixed = b.attention(m.attention, {q, k, v}, {.heads = s.heads, .kv_heads = s.kv_heads, .head_dim = s.head_dim, .window = window});
+  const auto mixed =
+      b.attention(m.attention, {q, k, v}, {.heads = s.heads, .kv_heads = s.kv_heads, .head_dim = s.head_dim, .window = window});
   x = b.add(m.self, x, b.linear(m.o, mixed));
   const auto wide = b.rms_norm(m.post_norm, x, 1, s.eps);
   const auto gate = b.linear(m.gate, wide);

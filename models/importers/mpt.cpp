@@ -17,7 +17,7 @@ struct MptShape {
 };
 
 void read_attention(JsonObject& config, MptShape& s) {
-  s.alibi = true;                            // the default of transformers' MptAttentionConfig
+  s.alibi = true;  // the default of transformers' MptAttentionConfig
   auto attention = config.optional_object("attn_config");
   if (!attention) return;
   s.alibi = attention->optional_boolean("alibi").value_or(true);
@@ -68,10 +68,11 @@ MptBlock add_block(GraphBuilder& b, std::int32_t list, std::int64_t index, const
 
 std::int32_t run_block(GraphBuilder& b, const MptBlock& m, const MptShape& s, std::int64_t head_dim, std::int32_t x) {
   const auto qkv = b.linear(m.qkv, b.layer_norm(m.norm_1, x, s.eps));
-  const auto mixed = b.attention(m.attention, {qkv}, {.heads = s.heads, .kv_heads = s.heads, .head_dim = head_dim, .alibi = s.alibi});
+  const auto mixed =
+      b.attention(m.attention, {qkv}, {.heads = s.heads, .kv_heads = s.heads, .head_dim = head_dim, .alibi = s.alibi});
   x = b.add(m.self, x, b.linear(m.projection, mixed));
   const auto wide = b.linear(m.up, b.layer_norm(m.norm_2, x, s.eps));
-  return b.add(m.ffn, x, b.linear(m.down, b.gelu(m.ffn, wide, false)));   // MptMLP adds the residual itself
+  return b.add(m.ffn, x, b.linear(m.down, b.gelu(m.ffn, wide, false)));  // MptMLP adds the residual itself
 }
 
 }  // namespace
