@@ -59,7 +59,7 @@ void fill_memory(Prediction& p, const Program& program, const CostContext& c, co
   p.peak_reserved_estimate = scaled(p.peak_allocated, 1 + kReservedMargin);
   p.fixed = c.cluster.fixed_memory;
   p.peak_total = p.peak_reserved_estimate + p.fixed;
-  p.memory_limit = options.memory_limit.value_or(scaled(c.cluster.gpu.usable_memory, 1 - kHeadRoom));
+  p.memory_limit = options.memory_limit.value_or(default_memory_limit(c.cluster));
   p.verdict = verdict_of(p);
   p.peak_made_of = p.memory.at_peak;
 }
@@ -95,6 +95,8 @@ Provenance provenance_of(const Program& program, const CostContext& c) {
           c.cluster.name,         c.cluster.digest(),       digest(c.costs),
           program.implementation, digest(c.implementation), std::string(name(program.dialect))};
 }
+
+Bytes default_memory_limit(const ClusterSpec& cluster) { return scaled(cluster.gpu.usable_memory, 1 - kHeadRoom); }
 
 Prediction predict(const Program& program, const CostContext& c, const PredictOptions& options) {
   Prediction p;

@@ -85,6 +85,7 @@ struct PredictOptions {
   std::optional<Bytes> memory_limit;
   bool keep_timeline = true;                 // false while searching: no timeline, order, critical path
 };
+[[nodiscard]] Bytes default_memory_limit(const ClusterSpec&);
 [[nodiscard]] Prediction predict(const Program&, const CostContext&, const PredictOptions& = {});
 
 // The margin that stands for "reserved" until an allocator model exists (design section 5); stated in every output.
