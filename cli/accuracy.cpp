@@ -11,7 +11,9 @@ void add_accuracy(CLI::App& app, Work& chosen) {
   command->group("");
   command->allow_extras();
   command->callback([&chosen] {
-    chosen = []() -> int { throw InputError("accuracy", "predicting published runs is not built yet", "use simulate for one plan at a time"); };
+    chosen = []() -> int {
+      throw InputError("accuracy", "predicting published runs is not built yet", "use simulate for one plan at a time");
+    };
   });
 }
 

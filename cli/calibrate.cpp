@@ -1,4 +1,6 @@
 // fsdp-plan calibrate: micro-benchmarks of this machine, to costs.json.
+#include "executor/calibrate.h"
+
 #include <fmt/format.h>
 
 #include <memory>
@@ -6,7 +8,6 @@
 #include "cli/commands.h"
 #include "cli/files.h"
 #include "cli/options.h"
-#include "executor/calibrate.h"
 #include "models/error.h"
 
 namespace fsdp::cli {
@@ -21,7 +22,8 @@ void check_flags(const CalibrateFlags& f) {
   if (f.nccl_tests) throw InputError("--nccl-tests", "reading nccl-tests logs is not built yet", "use --backend host");
   if (f.runs) throw InputError("--runs", "fitting costs to published runs is not built yet", "use --backend host");
   if (!f.backend) throw InputError("--backend", "is missing", "give --backend host");
-  if (*f.backend == "mpi" || *f.backend == "cuda") throw InputError("--backend", "'" + *f.backend + "' is not built in", "give host");
+  if (*f.backend == "mpi" || *f.backend == "cuda")
+    throw InputError("--backend", "'" + *f.backend + "' is not built in", "give host");
   if (*f.backend != "host") throw InputError("--backend", "'" + *f.backend + "' is not a backend", "give host");
 }
 
@@ -31,7 +33,8 @@ int calibrate_command(const CalibrateFlags& f) {
   if (f.ranks) options.ranks = parse_count(*f.ranks, "--ranks", 1, 1024);
   if (f.budget) options.seconds_budget = parse_seconds(*f.budget, "--budget").count();
   if (f.type) options.type = parse_dtype(*f.type, "--dtype");
-  if (!(options.seconds_budget > 0)) throw InputError("--budget", "is zero", "give the time that calibration may take, such as 20s");
+  if (!(options.seconds_budget > 0))
+    throw InputError("--budget", "is zero", "give the time that calibration may take, such as 20s");
   Costs costs;
   {
     Progress progress;

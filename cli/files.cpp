@@ -32,7 +32,8 @@ bool is_special(const std::string& path) {
 // False when the disk failed (errno says why).
 bool write_all(const std::string& path, std::string_view text) {
   std::FILE* file = std::fopen(path.c_str(), "wb");
-  if (file == nullptr) throw InputError(path, "cannot be written (" + reason() + ")", "give a file in a folder that exists and can be written");
+  if (file == nullptr)
+    throw InputError(path, "cannot be written (" + reason() + ")", "give a file in a folder that exists and can be written");
   const bool wrote = std::fwrite(text.data(), 1, text.size(), file) == text.size() && std::fflush(file) == 0;
   const int problem = errno;
   const bool closed = std::fclose(file) == 0;
@@ -40,9 +41,7 @@ bool write_all(const std::string& path, std::string_view text) {
   return wrote && closed;
 }
 
-double now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
+double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 }  // namespace
 

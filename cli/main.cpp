@@ -20,7 +20,7 @@ int say(int code, const std::string& sentence) {
 }
 
 int usage(const CLI::App& app, const CLI::ParseError& error) {
-  if (error.get_exit_code() == 0) return app.exit(error);          // --help, --version
+  if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
   const auto called = app.get_subcommands();
   const std::string command = called.empty() ? "fsdp-plan" : "fsdp-plan " + called.front()->get_name();
   return say(kBadInput, std::string(error.what()) + "; `" + command + " --help` lists what it takes");

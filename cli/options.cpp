@@ -5,6 +5,7 @@
 #include <charconv>
 #include <cmath>
 
+#include "cli/batch.h"
 #include "cli/files.h"
 #include "models/error.h"
 #include "planner/wrap.h"
@@ -47,27 +48,21 @@ constexpr FlagRow kPlan[] = {
     {"--seed", &Flags::seed, "initial weights and synthetic data"},
 };
 
-constexpr std::int64_t kMostGpus = 1'000'000, kMostSequence = std::int64_t{1} << 24U, kMostSequences = 65'536, kMostMicroBatches = 1024;
-constexpr std::int64_t kMostTokens = std::int64_t{1} << 28U;   // of a micro-batch; keeps every size below far from 2^63
-constexpr double kHeadRoom = 0.95;           // of the GPU's usable memory: design section 5
+constexpr std::int64_t kMostGpus = 1'000'000, kMostSequence = std::int64_t{1} << 24U;
 
 void add_rows(CLI::App& command, Flags& flags, const FlagRow* begin, const FlagRow* end) {
   for (const FlagRow* row = begin; row != end; ++row) {
     CLI::Option* option = command.add_option(row->name, flags.*(row->value), row->help);
-    option->take_last()->allow_extra_args(false)->type_name("");
+    option->allow_extra_args(false)->type_name("");
     if (*row->help == '\0') option->group("");
   }
-}
-
-std::optional<std::int64_t> count_of(const Text& text, const char* flag, std::int64_t least, std::int64_t most) {
-  if (!text) return std::nullopt;
-  return parse_count(*text, flag, least, most);
 }
 
 std::int64_t sequence_length(const Flags& flags, const ModelGraph& model) {
   if (flags.seq_len) return parse_count(*flags.seq_len, "--seq-len", 1, kMostSequence);
   if (model.max_seq_len > 0) return model.max_seq_len;
-  throw InputError("--seq-len", "is missing and " + model.name + " does not state one", "give the tokens per sequence, such as --seq-len 4096");
+  throw InputError("--seq-len", "is missing and " + model.name + " does not state one",
+                   "give the tokens per sequence, such as --seq-len 4096");
 }
 
 Costs costs_of(const Flags& flags, const ClusterSpec& cluster) {
@@ -86,49 +81,11 @@ Costs costs_of(const Flags& flags, const ClusterSpec& cluster) {
   return default_costs(cluster);
 }
 
-struct Batch {
-  std::optional<std::int64_t> micro, accum, global;
-};
-
-std::string contradiction(const Batch& b, std::int64_t ranks) {
-  return fmt::format("{} sequences per step are not {} per micro-batch x {} micro-batches x {} GPUs", *b.global, *b.micro, *b.accum, ranks);
-}
-
-// The flags, with the third number filled in where two are given; refuses what cannot hold.
-Batch batch_of(const Flags& flags, std::int64_t ranks) {
-  Batch b{count_of(flags.micro_batch, "--micro-batch", 1, kMostSequences), count_of(flags.grad_accum, "--grad-accum", 1, kMostMicroBatches),
-          count_of(flags.global_batch, "--global-batch", 1, ranks * kMostSequences)};
-  if (!b.global) return b;
-  const std::int64_t per_rank = *b.global / ranks;
-  const bool divides = *b.global % ranks == 0;
-  if (b.micro && b.accum && (!divides || *b.micro * *b.accum != per_rank)) {
-    throw InputError("--global-batch", contradiction(b, ranks), "leave out one of --global-batch, --micro-batch and --grad-accum");
-  }
-  if (!divides) throw InputError("--global-batch", fmt::format("{} sequences do not divide over {} GPUs", *b.global, ranks), fmt::format("give a multiple of {}", ranks));
-  if (b.micro && !b.accum) {
-    if (per_rank % *b.micro != 0) throw InputError("--micro-batch", fmt::format("{} does not divide the {} sequences of each GPU", *b.micro, per_rank), "give a divisor");
-    b.accum = per_rank / *b.micro;
-  } else if (b.accum && !b.micro) {
-    if (per_rank % *b.accum != 0) throw InputError("--grad-accum", fmt::format("{} does not divide the {} sequences of each GPU", *b.accum, per_rank), "give a divisor");
-    b.micro = per_rank / *b.accum;
-  }
-  return b;
-}
-
-void check_sizes(std::int64_t micro, std::int64_t accum, std::int64_t seq_len) {
-  if (accum > kMostMicroBatches) {
-    throw InputError("--global-batch", fmt::format("needs {} micro-batches per step, more than {}", accum, kMostMicroBatches), "give a larger --micro-batch");
-  }
-  if (micro * seq_len > kMostTokens) {
-    throw InputError("--micro-batch", fmt::format("{} sequences of {} tokens are more than {} tokens at once", micro, seq_len, with_commas(kMostTokens)),
-                     "give fewer sequences or a shorter --seq-len");
-  }
-}
-
 int backward_prefetch_of(const std::string& text) {
   if (text == "pre") return 1;
   if (text == "none") return 0;
-  if (text == "post") throw InputError("--backward-prefetch", "'post' exists in the fsdp1 dialect only", "give a number of units, pre or none");
+  if (text == "post")
+    throw InputError("--backward-prefetch", "'post' exists in the fsdp1 dialect only", "give a number of units, pre or none");
   return static_cast<int>(parse_count(text, "--backward-prefetch", 0, 1000));
 }
 
@@ -145,7 +102,8 @@ void refuse_unbuilt(const Flags& flags) {
   if (flags.offload) throw InputError("--offload", "offloading to host memory is not built yet", "leave it out");
   if (flags.dialect == "fsdp1") throw InputError("--dialect", "fsdp1 is not built yet", "give fsdp2 or ddp");
   if (flags.reshard && !flags.reshard->empty() && flags.reshard->find_first_not_of("0123456789") == std::string::npos) {
-    throw InputError("--reshard-after-forward", "resharding to a smaller group of " + *flags.reshard + " is not built yet", "give auto, true or false");
+    throw InputError("--reshard-after-forward", "resharding to a smaller group of " + *flags.reshard + " is not built yet",
+                     "give auto, true or false");
   }
   if (flags.checkpointing == "selective-op") {
     throw InputError("--activation-checkpointing", "selective-op is not built yet", "give none, full, every-N or first-N");
@@ -156,7 +114,8 @@ void refuse_unbuilt(const Flags& flags) {
 void apply_details(const Flags& flags, const Setup& setup, ShardingPlan& plan) {
   if (setup.cluster.host) plan.param_dtype = DType::f32;
   if (flags.grad_sync) plan.grad_sync = parse_grad_sync(*flags.grad_sync, "--grad-sync");
-  if (flags.forward_prefetch) plan.forward_prefetch = static_cast<int>(parse_count(*flags.forward_prefetch, "--forward-prefetch", 0, 1000));
+  if (flags.forward_prefetch)
+    plan.forward_prefetch = static_cast<int>(parse_count(*flags.forward_prefetch, "--forward-prefetch", 0, 1000));
   if (flags.backward_prefetch) plan.backward_prefetch = backward_prefetch_of(*flags.backward_prefetch);
   if (flags.param_dtype) plan.param_dtype = parse_dtype(*flags.param_dtype, "--param-dtype");
   if (plan.param_dtype == DType::f64) plan.reduce_dtype = plan.master_dtype = DType::f64;
@@ -169,9 +128,10 @@ void apply_details(const Flags& flags, const Setup& setup, ShardingPlan& plan) {
 Dialect dialect_of(const Flags& flags) { return flags.dialect ? parse_dialect(*flags.dialect, "--dialect") : Dialect::fsdp2; }
 
 std::optional<std::int64_t> replicate_of(const Flags& flags, std::int64_t ranks) {
-  const auto replicate = count_of(flags.replicate, "--replicate", 1, kMostGpus);
+  const auto replicate = parse_optional_count(flags.replicate, "--replicate", 1, kMostGpus);
   if (dialect_of(flags) == Dialect::ddp) {
-    if (replicate && *replicate != ranks) throw InputError("--replicate", "the ddp dialect replicates on every GPU", "leave it out");
+    if (replicate && *replicate != ranks)
+      throw InputError("--replicate", "the ddp dialect replicates on every GPU", "leave it out");
     return ranks;
   }
   if (replicate && ranks % *replicate != 0) {
@@ -193,9 +153,15 @@ std::int64_t parse_count(const std::string& text, const std::string& where, std:
   std::int64_t value = 0;
   const auto [end, problem] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (problem != std::errc() || end != text.data() + text.size() || value < least || value > most) {
-    throw InputError(where, "'" + text + "' is not a whole number from " + with_commas(least) + " to " + with_commas(most), "give one, in digits");
+    throw InputError(where, "'" + text + "' is not a whole number from " + with_commas(least) + " to " + with_commas(most),
+                     "give one, in digits");
   }
   return value;
+}
+
+std::optional<std::int64_t> parse_optional_count(const Text& text, const char* flag, std::int64_t least, std::int64_t most) {
+  if (!text) return std::nullopt;
+  return parse_count(*text, flag, least, most);
 }
 
 double parse_percent(const std::string& text, const std::string& where) {
@@ -209,29 +175,36 @@ double parse_percent(const std::string& text, const std::string& where) {
 }
 
 Setup resolve_setup(const Flags& flags, const ShardingPlan* plan) {
-  if (!flags.model) throw InputError("--model", "is missing", "give a catalog name (see `fsdp-plan show model`) or a config.json");
-  if (!flags.cluster) throw InputError("--cluster", "is missing", "give a catalog name (see `fsdp-plan show cluster`) or a cluster file");
+  if (!flags.model)
+    throw InputError("--model", "is missing", "give a catalog name (see `fsdp-plan show model`) or a config.json");
+  if (!flags.cluster)
+    throw InputError("--cluster", "is missing", "give a catalog name (see `fsdp-plan show cluster`) or a cluster file");
   refuse_unbuilt(flags);
-  const auto gpus = count_of(flags.gpus, "--gpus", 1, kMostGpus);
+  const auto gpus = parse_optional_count(flags.gpus, "--gpus", 1, kMostGpus);
   if (plan != nullptr && gpus && *gpus != plan->ranks()) {
     throw InputError("--gpus", fmt::format("is {}, but the plan is for {} GPUs", *gpus, plan->ranks()), "leave it out");
   }
-  const std::int64_t asked = plan != nullptr ? plan->seq_len : flags.seq_len ? parse_count(*flags.seq_len, "--seq-len", 1, kMostSequence) : 0;
+  const std::int64_t asked = plan != nullptr ? plan->seq_len
+                             : flags.seq_len ? parse_count(*flags.seq_len, "--seq-len", 1, kMostSequence)
+                                             : 0;
   Setup setup;
   setup.model = load_model(*flags.model, asked);
   setup.cluster = load_cluster(*flags.cluster, plan != nullptr ? plan->ranks() : gpus.value_or(0));
   setup.seq_len = plan != nullptr ? plan->seq_len : sequence_length(flags, setup.model);
-  setup.implementation = &find_implementation(flags.implementation.value_or(setup.cluster.host ? "native" : "torchtitan"), flags.compile, "--implementation");
+  setup.implementation = &find_implementation(flags.implementation.value_or(setup.cluster.host ? "native" : "torchtitan"),
+                                              flags.compile, "--implementation");
   setup.costs = costs_of(flags, setup.cluster);
-  setup.options.memory_limit = flags.memory_limit ? parse_bytes(*flags.memory_limit, "--memory-limit")
-                                                  : Bytes(static_cast<std::int64_t>(kHeadRoom * static_cast<double>(setup.cluster.gpu.usable_memory.count())));
-  if (setup.options.memory_limit->count() == 0 && flags.memory_limit) throw InputError("--memory-limit", "is zero", "give the bytes that a GPU may use, such as 76GiB");
+  setup.options.memory_limit =
+      flags.memory_limit ? parse_bytes(*flags.memory_limit, "--memory-limit") : default_memory_limit(setup.cluster);
+  if (setup.options.memory_limit->count() == 0 && flags.memory_limit)
+    throw InputError("--memory-limit", "is zero", "give the bytes that a GPU may use, such as 76GiB");
   return setup;
 }
 
 ShardingPlan plan_from_file(const Flags& flags) {
   for (const FlagRow& row : kPlan) {
-    if (flags.*(row.value)) throw InputError(row.name, "contradicts --plan, which decides it already", "leave out one of the two");
+    if (flags.*(row.value))
+      throw InputError(row.name, "contradicts --plan, which decides it already", "leave out one of the two");
   }
   return parse_plan(read_file(*flags.plan), *flags.plan);
 }
@@ -255,7 +228,8 @@ ShardingPlan plan_from_flags(const Flags& flags, const Setup& setup) {
     for (Unit& unit : plan.units) unit.reshard_after_forward = options.reshard;
     plan.wrap = *flags.wrap;
   }
-  if (flags.checkpointing) plan.checkpointed = checkpointed_modules(setup.model, *flags.checkpointing, "--activation-checkpointing");
+  if (flags.checkpointing)
+    plan.checkpointed = checkpointed_modules(setup.model, *flags.checkpointing, "--activation-checkpointing");
   apply_details(flags, setup, plan);
   check(plan, setup.model, "flags");
   return plan;

@@ -16,15 +16,15 @@
 
 namespace fsdp::cli {
 
-using Text = std::optional<std::string>;     // as typed; empty: not given
+using Text = std::optional<std::string>;  // as typed; empty: not given
 
 struct Flags {
   Text model, cluster, gpus, costs, implementation, memory_limit;
   bool compile = false;
   // What a plan decides.
-  Text seq_len, micro_batch, grad_accum, global_batch, dialect, wrap, reshard, replicate, grad_sync, forward_prefetch, backward_prefetch,
-      checkpointing, offload, param_dtype, reduce_dtype, optimizer, clip_norm, seed;
-  Text plan;                                 // a plan.json, which then decides all of the above
+  Text seq_len, micro_batch, grad_accum, global_batch, dialect, wrap, reshard, replicate, grad_sync, forward_prefetch,
+      backward_prefetch, checkpointing, offload, param_dtype, reduce_dtype, optimizer, clip_norm, seed;
+  Text plan;  // a plan.json, which then decides all of the above
 };
 
 // --model --cluster --gpus --costs --implementation --compile --memory-limit
@@ -38,12 +38,12 @@ struct Setup {
   ClusterSpec cluster;
   const Implementation* implementation = nullptr;
   Costs costs;
-  PredictOptions options;                    // memory_limit is set
+  PredictOptions options;  // memory_limit is set
   std::int64_t seq_len = 0;
 };
 
-// Loads what --model, --cluster, --gpus, --costs, --implementation, --memory-limit and --seq-len name. `plan`, when given, decides
-// the number of GPUs and the sequence length. Throws InputError.
+// Loads what --model, --cluster, --gpus, --costs, --implementation, --memory-limit and --seq-len name. `plan`, when given,
+// decides the number of GPUs and the sequence length. Throws InputError.
 [[nodiscard]] Setup resolve_setup(const Flags&, const ShardingPlan* plan = nullptr);
 
 // The plan in --plan, read and parsed (not yet checked against a model). Refuses flags that the plan decides already.
@@ -55,6 +55,8 @@ struct Setup {
 
 // Whole numbers from text: "--gpus: '-3' is not a whole number from 1 to 1,000,000; ...".
 [[nodiscard]] std::int64_t parse_count(const std::string& text, const std::string& where, std::int64_t least, std::int64_t most);
+[[nodiscard]] std::optional<std::int64_t> parse_optional_count(const Text& text, const char* flag, std::int64_t least,
+                                                               std::int64_t most);
 // "5%" -> 0.05; the percent sign is required.
 [[nodiscard]] double parse_percent(const std::string& text, const std::string& where);
 

@@ -28,12 +28,15 @@ struct PlanFlags {
 PlanResult search_with_progress(const Flags& flags, const Setup& setup) {
   Progress progress;
   SearchOptions options = search_from_flags(flags, setup);
-  options.progress = [&](std::int64_t done, std::int64_t total) { progress.say(fmt::format("plan: {} of {} candidates", done, total)); };
-  return search(setup.model, setup.cluster, *setup.implementation, options, [&](const ShardingPlan& plan) { return score_plan(plan, setup); });
+  options.progress = [&](std::int64_t done, std::int64_t total) {
+    progress.say(fmt::format("plan: {} of {} candidates", done, total));
+  };
+  return search(setup.model, setup.cluster, *setup.implementation, options,
+                [&](const ShardingPlan& plan) { return score_plan(plan, setup); });
 }
 
 std::vector<std::string> row_of(const Candidate& c, const std::string& why) {
-  const bool scored = c.score.step.count() > 0;                  // what memory pruned was never timed
+  const bool scored = c.score.step.count() > 0;  // what memory pruned was never timed
   return {(c.naive ? "naive: " : "") + c.label, scored ? human(c.score.step) : "-", scored ? human(c.score.peak_total) : "-",
           std::string(name(c.score.verdict)), why};
 }
@@ -61,21 +64,33 @@ std::string next_command(const PlanFlags& f, const Setup& setup) {
   if (!f.output) first = "add `-o plan.json` to keep the plan, then ";
   std::string flags = fmt::format("--model {} --cluster {}", *f.shared.model, *f.shared.cluster);
   if (f.shared.costs) flags += " --costs " + *f.shared.costs;
-  if (setup.cluster.host) return fmt::format("\nnext: {}`fsdp-plan run --plan {} --model {} --backend host`\n", first, plan, *f.shared.model);
+  if (setup.cluster.host)
+    return fmt::format("\nnext: {}`fsdp-plan run --plan {} --model {} --backend host`\n", first, plan, *f.shared.model);
   return fmt::format("\nnext: {}`fsdp-plan simulate --plan {} {} --trace trace.json`\n", first, plan, flags);
 }
 
 Json candidate_json(const Candidate& c) {
-  return {{"label", c.label}, {"step_time_s", c.score.step.count()}, {"peak_total_bytes", c.score.peak_total.count()},
-          {"verdict", std::string(name(c.score.verdict))}, {"why_lost", c.why_lost}, {"naive", c.naive}};
+  return {{"label", c.label},
+          {"step_time_s", c.score.step.count()},
+          {"peak_total_bytes", c.score.peak_total.count()},
+          {"verdict", std::string(name(c.score.verdict))},
+          {"why_lost", c.why_lost},
+          {"naive", c.naive}};
 }
 
 Json result_json(const PlanResult& result, const Prediction* prediction) {
   Json rivals = Json::array();
   for (const Candidate& rival : result.rivals) rivals.push_back(candidate_json(rival));
-  Json out = {{"schema", "fsdp-plan/plan-result/1"}, {"verdict", std::string(name(result.best ? result.best->score.verdict : Verdict::does_not_fit))},
-              {"plan", nullptr}, {"prediction", nullptr}, {"naive", candidate_json(result.naive)}, {"rivals", rivals},
-              {"considered", result.considered}, {"pruned", result.pruned}, {"scored", result.scored}, {"searched", result.searched}};
+  Json out = {{"schema", "fsdp-plan/plan-result/1"},
+              {"verdict", std::string(name(result.best ? result.best->score.verdict : Verdict::does_not_fit))},
+              {"plan", nullptr},
+              {"prediction", nullptr},
+              {"naive", candidate_json(result.naive)},
+              {"rivals", rivals},
+              {"considered", result.considered},
+              {"pruned", result.pruned},
+              {"scored", result.scored},
+              {"searched", result.searched}};
   if (result.best && prediction != nullptr) {
     out["plan"] = Json::parse(to_json_text(result.best->plan));
     out["prediction"] = Json::parse(to_json_text(*prediction));
@@ -88,7 +103,8 @@ Json result_json(const PlanResult& result, const Prediction* prediction) {
 // The script or config: to --emit-to, or to standard output (the report then goes to standard error).
 void emit_plan(const PlanFlags& f, const ShardingPlan& plan, const ModelGraph& model) {
   const Emitted emitted = emit(*f.emit, plan, model);
-  for (const std::string& missing : emitted.cannot_express) print(stderr, fmt::format("{} cannot express: {}\n", *f.emit, missing));
+  for (const std::string& missing : emitted.cannot_express)
+    print(stderr, fmt::format("{} cannot express: {}\n", *f.emit, missing));
   if (f.emit_to) write_file(*f.emit_to, emitted.text);
   else print(stdout, emitted.text);
 }
@@ -98,8 +114,10 @@ void check_flags(const PlanFlags& f) {
   if (f.emit && std::find(formats.begin(), formats.end(), *f.emit) == formats.end()) {
     throw InputError("--emit", "'" + *f.emit + "' is not a format", fmt::format("give {}", fmt::join(formats, ", ")));
   }
-  if (f.emit_to && !f.emit) throw InputError("--emit-to", "needs --emit", fmt::format("give --emit {}", fmt::join(formats, " or ")));
-  if (f.json && f.emit && !f.emit_to) throw InputError("--emit", "and --json both print on standard output", "give --emit-to FILE");
+  if (f.emit_to && !f.emit)
+    throw InputError("--emit-to", "needs --emit", fmt::format("give --emit {}", fmt::join(formats, " or ")));
+  if (f.json && f.emit && !f.emit_to)
+    throw InputError("--emit", "and --json both print on standard output", "give --emit-to FILE");
 }
 
 int nothing_fits(const PlanFlags& f, const PlanResult& result) {
@@ -124,7 +142,10 @@ int plan_command(const PlanFlags& f) {
   std::FILE* out = f.emit && !f.emit_to ? stderr : stdout;
   print(out, bold(out, verdict_line(prediction)));
   print(out, "Choice: " + plan_label(plan) + "\n" + basis(prediction, setup.costs.source));
-  if (!result.searched.empty()) print(out, "Searched: " + result.searched + fmt::format("; {} considered, {} pruned by memory, {} scored.\n", result.considered, result.pruned, result.scored));
+  if (!result.searched.empty())
+    print(out,
+          "Searched: " + result.searched +
+              fmt::format("; {} considered, {} pruned by memory, {} scored.\n", result.considered, result.pruned, result.scored));
   print(out, "\n" + rivals_table(result));
   print(out, next_command(f, setup));
   return kDone;

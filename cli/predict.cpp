@@ -16,7 +16,8 @@ Score score_plan(const ShardingPlan& plan, const Setup& setup) {
   PredictOptions options = setup.options;
   options.keep_timeline = false;
   const Program program = lower(setup.model, plan, *setup.implementation);
-  const Prediction p = predict(program, CostContext{setup.model, plan, *setup.implementation, setup.cluster, setup.costs}, options);
+  const Prediction p =
+      predict(program, CostContext{setup.model, plan, *setup.implementation, setup.cluster, setup.costs}, options);
   return Score{p.step_time, p.peak_total, p.verdict, p.where};
 }
 

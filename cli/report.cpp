@@ -23,7 +23,8 @@ std::string micro_batches(const ShardingPlan& plan) {
 std::string reshard(const ShardingPlan& plan) {
   if (plan.units.empty()) return "reshard -";
   const Reshard first = plan.units.front().reshard_after_forward;
-  const bool equal = std::all_of(plan.units.begin(), plan.units.end(), [&](const Unit& u) { return u.reshard_after_forward == first; });
+  const bool equal =
+      std::all_of(plan.units.begin(), plan.units.end(), [&](const Unit& u) { return u.reshard_after_forward == first; });
   return "reshard " + (equal ? std::string(name(first)) : std::string("per unit"));
 }
 
@@ -36,7 +37,8 @@ std::string made_of(const Prediction& p) {
   std::sort(parts.begin(), parts.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
   std::vector<std::vector<std::string>> rows;
   for (const auto& [bytes, kind] : parts) {
-    rows.push_back({std::string(name(static_cast<BufferKind>(kind))), human(Bytes(bytes)), percent(static_cast<double>(bytes) / static_cast<double>(p.peak_allocated.count()))});
+    rows.push_back({std::string(name(static_cast<BufferKind>(kind))), human(Bytes(bytes)),
+                    percent(static_cast<double>(bytes) / static_cast<double>(p.peak_allocated.count()))});
   }
   const Bytes margin = p.peak_reserved_estimate - p.peak_allocated;
   rows.push_back({"= allocated at the peak", human(p.peak_allocated), ""});
@@ -52,7 +54,8 @@ std::string quantity(double value, const std::string& unit) {
 }
 
 std::vector<std::string> compared(const CompareRow& row) {
-  return {row.what, quantity(row.predicted, row.unit), quantity(row.measured, row.unit), fmt::format("{:+.1f} %", 100 * row.error())};
+  return {row.what, quantity(row.predicted, row.unit), quantity(row.measured, row.unit),
+          fmt::format("{:+.1f} %", 100 * row.error())};
 }
 
 }  // namespace
@@ -60,10 +63,11 @@ std::vector<std::string> compared(const CompareRow& row) {
 std::string percent(double fraction) { return fmt::format("{:.1f} %", 100 * fraction); }
 
 std::string plan_label(const ShardingPlan& plan) {
-  const std::string checkpointing = plan.checkpointed.empty() ? "no checkpointing" : fmt::format("checkpoint {} modules", plan.checkpointed.size());
+  const std::string checkpointing =
+      plan.checkpointed.empty() ? "no checkpointing" : fmt::format("checkpoint {} modules", plan.checkpointed.size());
   return fmt::format("{}, {} units ({}), {}, {}, {}, {} replica{} x {} shards", name(plan.dialect), plan.units.size(),
-                     plan.wrap.empty() ? "listed" : plan.wrap, reshard(plan), checkpointing, micro_batches(plan), plan.replicate(),
-                     plan.replicate() == 1 ? "" : "s", plan.shard());
+                     plan.wrap.empty() ? "listed" : plan.wrap, reshard(plan), checkpointing, micro_batches(plan),
+                     plan.replicate(), plan.replicate() == 1 ? "" : "s", plan.shard());
 }
 
 std::string verdict_line(const Prediction& p) {
@@ -73,14 +77,14 @@ std::string verdict_line(const Prediction& p) {
   const char* verdict = p.verdict == Verdict::fits ? "Fits" : p.verdict == Verdict::tight ? "Tight" : "Does not fit";
   const auto whole = [](double x) { return with_commas(std::llround(x)); };
   const std::string mfu = p.mfu > 0 ? ", MFU " + percent(p.mfu) : "";
-  return fmt::format("{}: step {}, {} tokens/s ({} per GPU){}, peak {} of {}, {}.\n", verdict, human(p.step_time), whole(p.tokens_per_s),
-                     whole(p.tokens_per_s / static_cast<double>(std::max<std::int64_t>(1, p.ranks))), mfu, human(p.peak_total),
-                     human(p.memory_limit), room);
+  return fmt::format("{}: step {}, {} tokens/s ({} per GPU){}, peak {} of {}, {}.\n", verdict, human(p.step_time),
+                     whole(p.tokens_per_s), whole(p.tokens_per_s / static_cast<double>(std::max<std::int64_t>(1, p.ranks))), mfu,
+                     human(p.peak_total), human(p.memory_limit), room);
 }
 
 std::string basis(const Prediction& p, const std::string& costs_source) {
-  return fmt::format("{} on {} x {}; {} implementation, {} dialect; costs: {}.\n", p.provenance.model, p.ranks, p.provenance.cluster,
-                     p.provenance.implementation, p.provenance.dialect, costs_source);
+  return fmt::format("{} on {} x {}; {} implementation, {} dialect; costs: {}.\n", p.provenance.model, p.ranks,
+                     p.provenance.cluster, p.provenance.implementation, p.provenance.dialect, costs_source);
 }
 
 std::string prediction_report(const Prediction& p) {
@@ -99,9 +103,9 @@ std::string prediction_report(const Prediction& p) {
 
 std::string validation_line(const ValidationReport& report, const Tolerances& tolerances) {
   return fmt::format("{}: step time {:+.1f} % (tolerance {:.4g} %), peak {:+.2f} % (tolerance {:.4g} %), order {}, memory {}.\n",
-                     report.within ? "Within tolerance" : "Outside tolerance", 100 * report.step_time.error(), 100 * tolerances.time,
-                     100 * report.peak.error(), 100 * tolerances.memory, report.order_equal ? "equal" : "DIFFERENT",
-                     report.memory_equal ? "equal" : "DIFFERENT");
+                     report.within ? "Within tolerance" : "Outside tolerance", 100 * report.step_time.error(),
+                     100 * tolerances.time, 100 * report.peak.error(), 100 * tolerances.memory,
+                     report.order_equal ? "equal" : "DIFFERENT", report.memory_equal ? "equal" : "DIFFERENT");
 }
 
 std::string validation_report(const ValidationReport& report, const Tolerances& tolerances) {

@@ -28,6 +28,6 @@ namespace fsdp::cli {
 [[nodiscard]] std::string validation_line(const ValidationReport&, const Tolerances&);
 [[nodiscard]] std::string validation_report(const ValidationReport&, const Tolerances&);
 
-[[nodiscard]] std::string percent(double fraction);            // "41.3 %"
+[[nodiscard]] std::string percent(double fraction);  // "41.3 %"
 
 }  // namespace fsdp::cli

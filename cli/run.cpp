@@ -1,4 +1,6 @@
 // fsdp-plan run: executes a plan on this machine and reports what the instruments saw; with --prediction, side by side.
+#include "executor/run.h"
+
 #include <fmt/format.h>
 
 #include <memory>
@@ -8,7 +10,6 @@
 #include "cli/files.h"
 #include "cli/options.h"
 #include "cli/report.h"
-#include "executor/run.h"
 #include "models/error.h"
 #include "planner/lower.h"
 #include "simulator/compare.h"
@@ -18,7 +19,7 @@ namespace fsdp::cli {
 namespace {
 
 struct RunFlags {
-  Flags shared;                              // --plan and --model only
+  Flags shared;  // --plan and --model only
   Text backend, steps, warmup, watchdog, output, trace, prediction;
   bool json = false;
 };
@@ -29,7 +30,8 @@ void check_flags(const RunFlags& f) {
   if (!f.shared.plan) throw InputError("--plan", "is missing", "make one with `fsdp-plan plan ... -o plan.json`");
   if (!f.shared.model) throw InputError("--model", "is missing", "give the model that the plan was made for");
   if (!f.backend) throw InputError("--backend", "is missing", "give --backend host");
-  if (*f.backend == "mpi" || *f.backend == "cuda") throw InputError("--backend", "'" + *f.backend + "' is not built in", "give host");
+  if (*f.backend == "mpi" || *f.backend == "cuda")
+    throw InputError("--backend", "'" + *f.backend + "' is not built in", "give host");
   if (*f.backend != "host") throw InputError("--backend", "'" + *f.backend + "' is not a backend", "give host");
 }
 
@@ -41,8 +43,9 @@ std::string measured_line(const Measurement& m, std::int64_t tokens) {
     peak = std::max(peak, r.peak_allocated_bytes);
     undeclared = std::max(undeclared, r.undeclared_bytes);
   }
-  return fmt::format("Ran: step {} (median of {}, noise {}), {} tokens/s, peak allocated {}, undeclared {}, loss {:.4f}.\n", human(Seconds(m.median_step_seconds)),
-                     m.step_seconds.size(), percent(m.noise), with_commas(static_cast<std::int64_t>(static_cast<double>(tokens) / m.median_step_seconds)),
+  return fmt::format("Ran: step {} (median of {}, noise {}), {} tokens/s, peak allocated {}, undeclared {}, loss {:.4f}.\n",
+                     human(Seconds(m.median_step_seconds)), m.step_seconds.size(), percent(m.noise),
+                     with_commas(static_cast<std::int64_t>(static_cast<double>(tokens) / m.median_step_seconds)),
                      human(Bytes(peak)), human(Bytes(undeclared)), loss);
 }
 
@@ -84,7 +87,8 @@ int run_command(const RunFlags& f) {
   print(stdout, fmt::format("{} ranks, {} backend: {}\n", measured.ranks.size(), measured.backend, measured.environment));
   if (prediction) print(stdout, validation_line(compare(*prediction, measured), Tolerances{}));
   if (f.trace) print(stdout, "\ntrace: " + *f.trace + " (open it in ui.perfetto.dev)\n");
-  if (f.output) print(stdout, fmt::format("\nnext: `fsdp-plan validate {} {}`\n", f.prediction.value_or("prediction.json"), *f.output));
+  if (f.output)
+    print(stdout, fmt::format("\nnext: `fsdp-plan validate {} {}`\n", f.prediction.value_or("prediction.json"), *f.output));
   return kDone;
 }
 
@@ -98,8 +102,10 @@ void add_run(CLI::App& app, Work& chosen) {
   command->add_option("--backend", flags->backend, "host (ranks are threads of this process)")->type_name("BACKEND");
   command->add_option("--steps", flags->steps, "measured steps; default 5")->type_name("N");
   command->add_option("--warmup", flags->warmup, "steps before those; default 2")->type_name("N");
-  command->add_option("--watchdog", flags->watchdog, "end a run that makes no progress for this long; default 60s")->type_name("TIME");
-  command->add_option("--prediction", flags->prediction, "prediction.json to compare with, and to draw in --trace")->type_name("FILE");
+  command->add_option("--watchdog", flags->watchdog, "end a run that makes no progress for this long; default 60s")
+      ->type_name("TIME");
+  command->add_option("--prediction", flags->prediction, "prediction.json to compare with, and to draw in --trace")
+      ->type_name("FILE");
   command->add_option("-o,--output", flags->output, "write the measurement here")->type_name("FILE");
   command->add_option("--trace", flags->trace, "write a Perfetto / Chrome trace here")->type_name("FILE");
   command->add_flag("--json", flags->json, "one JSON object");

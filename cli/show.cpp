@@ -20,25 +20,33 @@ using Json = nlohmann::ordered_json;
 std::string rate(double per_second, const std::string& text) { return per_second > 0 ? text : "-"; }
 
 Json cluster_json(const ClusterSpec& c) {
-  return {{"schema", "fsdp-plan/cluster-view/1"}, {"name", c.name}, {"digest", c.digest()}, {"gpu", c.gpu.name}, {"gpus", c.gpus}, {"gpus_per_node", c.gpus_per_node},
-          {"nodes", c.nodes()}, {"memory_bytes", c.gpu.memory.count()}, {"usable_memory_bytes", c.gpu.usable_memory.count()},
-          {"bf16_flops_per_s", c.gpu.bf16.count()}, {"memory_bandwidth_bytes_per_s", c.gpu.memory_bandwidth.count()},
-          {"intra_bus_bytes_per_s", c.intra_bus.count()}, {"inter_bus_bytes_per_s", c.inter_bus.count()}};
+  return {{"schema", "fsdp-plan/cluster-view/1"},
+          {"name", c.name},
+          {"digest", c.digest()},
+          {"gpu", c.gpu.name},
+          {"gpus", c.gpus},
+          {"gpus_per_node", c.gpus_per_node},
+          {"nodes", c.nodes()},
+          {"memory_bytes", c.gpu.memory.count()},
+          {"usable_memory_bytes", c.gpu.usable_memory.count()},
+          {"bf16_flops_per_s", c.gpu.bf16.count()},
+          {"memory_bandwidth_bytes_per_s", c.gpu.memory_bandwidth.count()},
+          {"intra_bus_bytes_per_s", c.intra_bus.count()},
+          {"inter_bus_bytes_per_s", c.inter_bus.count()}};
 }
 
 std::string cluster_text(const ClusterSpec& c) {
   const GpuSpec& g = c.gpu;
   return fmt::format("{}: {} GPUs, {} node{} of {}\n", c.name, c.gpus, c.nodes(), c.nodes() == 1 ? "" : "s", c.gpus_per_node) +
-         table({"what", ">value"},
-               {{"GPU", g.name},
-                {"memory, as sold", human(g.memory)},
-                {"memory, usable", human(g.usable_memory)},
-                {"bf16, dense peak", rate(g.bf16.count(), human(g.bf16))},
-                {"fp32, dense peak", rate(g.fp32.count(), human(g.fp32))},
-                {"memory bandwidth", rate(g.memory_bandwidth.count(), human(g.memory_bandwidth))},
-                {"ring inside a node, per GPU", rate(c.intra_bus.count(), human(c.intra_bus))},
-                {"ring between nodes, per GPU", rate(c.inter_bus.count(), human(c.inter_bus))},
-                {"context and communicators", human(c.fixed_memory)}});
+         table({"what", ">value"}, {{"GPU", g.name},
+                                    {"memory, as sold", human(g.memory)},
+                                    {"memory, usable", human(g.usable_memory)},
+                                    {"bf16, dense peak", rate(g.bf16.count(), human(g.bf16))},
+                                    {"fp32, dense peak", rate(g.fp32.count(), human(g.fp32))},
+                                    {"memory bandwidth", rate(g.memory_bandwidth.count(), human(g.memory_bandwidth))},
+                                    {"ring inside a node, per GPU", rate(c.intra_bus.count(), human(c.intra_bus))},
+                                    {"ring between nodes, per GPU", rate(c.inter_bus.count(), human(c.inter_bus))},
+                                    {"context and communicators", human(c.fixed_memory)}});
 }
 
 int show_cluster(const ShowFlags& f) {
@@ -60,9 +68,11 @@ std::string units_table(const ShardingPlan& plan, const ModelGraph* model) {
   for (std::size_t u = 0; u < plan.units.size(); ++u) {
     const Unit& unit = plan.units[u];
     std::vector<std::string> names = unit.modules;
-    for (std::string& n : names) if (n.empty()) n = "(root)";
+    for (std::string& n : names)
+      if (n.empty()) n = "(root)";
     rows.push_back({std::to_string(u), fmt::format("{}", fmt::join(names, ", ")), std::string(name(unit.reshard_after_forward)),
-                    layouts.empty() ? "" : with_commas(layouts[u].numel), layouts.empty() ? "" : with_commas(layouts[u].shard_elements)});
+                    layouts.empty() ? "" : with_commas(layouts[u].numel),
+                    layouts.empty() ? "" : with_commas(layouts[u].shard_elements)});
   }
   return table({">unit", "modules", "reshard", ">parameters", ">shard"}, rows);
 }
@@ -78,7 +88,8 @@ int show_plan(const ShowFlags& f) {
   if (f.emit) {
     if (!model) throw InputError("--emit", "needs the model", "give --model");
     const Emitted emitted = emit(*f.emit, plan, *model);
-    for (const std::string& missing : emitted.cannot_express) print(stderr, fmt::format("{} cannot express: {}\n", *f.emit, missing));
+    for (const std::string& missing : emitted.cannot_express)
+      print(stderr, fmt::format("{} cannot express: {}\n", *f.emit, missing));
     print(stdout, emitted.text);
     return kDone;
   }
@@ -86,9 +97,10 @@ int show_plan(const ShowFlags& f) {
     print(stdout, to_json_text(plan));
     return kDone;
   }
-  print(stdout, fmt::format("{} for {} on {} ranks, {} tokens per sequence\n", plan_label(plan), plan.model_name, plan.ranks(), plan.seq_len));
-  print(stdout, fmt::format("{} parameters, {} gradients reduced, {} shards; {}; digest {}\n\n", name(plan.param_dtype), name(plan.reduce_dtype),
-                            name(plan.master_dtype), name(plan.optimizer.kind), plan.digest()));
+  print(stdout, fmt::format("{} for {} on {} ranks, {} tokens per sequence\n", plan_label(plan), plan.model_name, plan.ranks(),
+                            plan.seq_len));
+  print(stdout, fmt::format("{} parameters, {} gradients reduced, {} shards; {}; digest {}\n\n", name(plan.param_dtype),
+                            name(plan.reduce_dtype), name(plan.master_dtype), name(plan.optimizer.kind), plan.digest()));
   print(stdout, units_table(plan, model ? &*model : nullptr));
   return kDone;
 }

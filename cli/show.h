@@ -10,10 +10,10 @@ namespace fsdp::cli {
 
 struct ShowFlags {
   Flags shared;
-  Text name;                                 // of the model or cluster, or the plan file
-  Text emit;                                 // show plan
-  Text which, first;                         // show step
-  bool costs = false;                        // show model
+  Text name;           // of the model or cluster, or the plan file
+  Text emit;           // show plan
+  Text which, first;   // show step
+  bool costs = false;  // show model
   bool json = false;
 };
 

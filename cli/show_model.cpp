@@ -18,7 +18,8 @@ using Json = nlohmann::ordered_json;
 std::vector<std::int64_t> parameters_of(const ModelGraph& model) {
   std::vector<std::int64_t> counts(model.modules.size(), 0);
   for (const Parameter& p : model.parameters) {
-    for (std::int32_t m = p.modules.front(); m >= 0; m = model.modules[static_cast<std::size_t>(m)].parent) counts[static_cast<std::size_t>(m)] += p.numel();
+    for (std::int32_t m = p.modules.front(); m >= 0; m = model.modules[static_cast<std::size_t>(m)].parent)
+      counts[static_cast<std::size_t>(m)] += p.numel();
   }
   return counts;
 }
@@ -31,7 +32,7 @@ std::size_t subtree_end(const ModelGraph& model, std::size_t m) {
 
 struct Row {
   std::size_t module;
-  std::int64_t repeats = 1;                  // this many equal blocks stand in this row
+  std::int64_t repeats = 1;  // this many equal blocks stand in this row
   std::string label;
 };
 
@@ -50,7 +51,8 @@ std::vector<Row> folded(const ModelGraph& model, const std::vector<std::int64_t>
     const std::string own = model.modules[m].name.empty() ? "(root)" : model.modules[m].name;
     std::size_t last = m;
     std::int64_t repeats = 1;
-    for (std::size_t next = subtree_end(model, m); next < model.modules.size() && equal_blocks(model, counts, m, next); next = subtree_end(model, next)) {
+    for (std::size_t next = subtree_end(model, m); next < model.modules.size() && equal_blocks(model, counts, m, next);
+         next = subtree_end(model, next)) {
       last = next;
       ++repeats;
     }
@@ -61,7 +63,8 @@ std::vector<Row> folded(const ModelGraph& model, const std::vector<std::int64_t>
     }
     const std::string& last_name = model.modules[last].name;
     rows.push_back({m, repeats, fmt::format("{} .. {} ({} x)", own, last_name.substr(last_name.rfind('.') + 1), repeats)});
-    for (std::size_t child = m + 1; child < subtree_end(model, m); ++child) rows.push_back({child, repeats, model.modules[child].name});
+    for (std::size_t child = m + 1; child < subtree_end(model, m); ++child)
+      rows.push_back({child, repeats, model.modules[child].name});
     m = subtree_end(model, last);
   }
   return rows;
@@ -70,9 +73,9 @@ std::vector<Row> folded(const ModelGraph& model, const std::vector<std::int64_t>
 std::string headline(const ModelGraph& model, std::int64_t seq_len) {
   std::int64_t blocks = 0;
   for (const Module& m : model.modules) blocks += m.block ? 1 : 0;
-  return fmt::format("{}: {} parameters, family {}, {} blocks, vocabulary {}, {} flops per token at sequence {}, digest {}\n\n", model.name,
-                     with_commas(model.parameter_count()), model.family, blocks, with_commas(model.vocab), human_count(model_flops_per_token(model, seq_len)),
-                     seq_len, model.digest());
+  return fmt::format("{}: {} parameters, family {}, {} blocks, vocabulary {}, {} flops per token at sequence {}, digest {}\n\n",
+                     model.name, with_commas(model.parameter_count()), model.family, blocks, with_commas(model.vocab),
+                     human_count(model_flops_per_token(model, seq_len)), seq_len, model.digest());
 }
 
 std::string plain_table(const ModelGraph& model) {
@@ -89,7 +92,8 @@ std::string costs_table(const ModelGraph& model, const std::vector<ModuleCost>& 
   for (const Row& row : folded(model, parameters_of(model))) {
     const ModuleCost& c = costs[row.module];
     const auto time = [](Seconds s) { return s.count() > 0 ? human(s) : std::string("-"); };
-    rows.push_back({row.label, with_commas(c.parameters), human(c.shard), time(c.all_gather), time(c.reduce_scatter), time(c.forward), time(c.backward), human(c.saved)});
+    rows.push_back({row.label, with_commas(c.parameters), human(c.shard), time(c.all_gather), time(c.reduce_scatter),
+                    time(c.forward), time(c.backward), human(c.saved)});
   }
   return table({"module", ">parameters", ">shard", ">all-gather", ">reduce-scatter", ">forward", ">backward", ">saved"}, rows);
 }
@@ -98,24 +102,42 @@ Json model_json(const ModelGraph& model, std::int64_t seq_len, const std::vector
   const std::vector<std::int64_t> counts = parameters_of(model);
   Json modules = Json::array();
   for (std::size_t m = 0; m < model.modules.size(); ++m) {
-    Json row = {{"name", model.modules[m].name}, {"class", model.modules[m].class_name}, {"block", model.modules[m].block}, {"parameters", counts[m]}};
+    Json row = {{"name", model.modules[m].name},
+                {"class", model.modules[m].class_name},
+                {"block", model.modules[m].block},
+                {"parameters", counts[m]}};
     if (!costs.empty()) {
       const ModuleCost& c = costs[m];
-      row.update({{"shard_bytes", c.shard.count()}, {"all_gather_s", c.all_gather.count()}, {"reduce_scatter_s", c.reduce_scatter.count()},
-                  {"forward_s", c.forward.count()}, {"backward_s", c.backward.count()}, {"saved_bytes", c.saved.count()}});
+      row.update({{"shard_bytes", c.shard.count()},
+                  {"all_gather_s", c.all_gather.count()},
+                  {"reduce_scatter_s", c.reduce_scatter.count()},
+                  {"forward_s", c.forward.count()},
+                  {"backward_s", c.backward.count()},
+                  {"saved_bytes", c.saved.count()}});
     }
     modules.push_back(std::move(row));
   }
   Json parameters = Json::array();
-  for (const Parameter& p : model.parameters) parameters.push_back({{"name", p.name}, {"shape", p.shape}, {"aliases", p.aliases}});
-  return {{"schema", "fsdp-plan/model-view/1"}, {"name", model.name}, {"family", model.family}, {"digest", model.digest()}, {"parameters", model.parameter_count()},
-          {"vocab", model.vocab}, {"max_seq_len", model.max_seq_len}, {"seq_len", seq_len}, {"flops_per_token", model_flops_per_token(model, seq_len)},
-          {"modules", std::move(modules)}, {"named_parameters", std::move(parameters)}};
+  for (const Parameter& p : model.parameters)
+    parameters.push_back({{"name", p.name}, {"shape", p.shape}, {"aliases", p.aliases}});
+  return {{"schema", "fsdp-plan/model-view/1"},
+          {"name", model.name},
+          {"family", model.family},
+          {"digest", model.digest()},
+          {"parameters", model.parameter_count()},
+          {"vocab", model.vocab},
+          {"max_seq_len", model.max_seq_len},
+          {"seq_len", seq_len},
+          {"flops_per_token", model_flops_per_token(model, seq_len)},
+          {"modules", std::move(modules)},
+          {"named_parameters", std::move(parameters)}};
 }
 
 int list_models(bool json) {
   if (json) print(stdout, Json({{"models", model_names()}, {"families", model_families()}}).dump(2) + "\n");
-  else print(stdout, fmt::format("models: {}\nfamilies of a config.json: {}\n", fmt::join(model_names(), ", "), fmt::join(model_families(), ", ")));
+  else
+    print(stdout, fmt::format("models: {}\nfamilies of a config.json: {}\n", fmt::join(model_names(), ", "),
+                              fmt::join(model_families(), ", ")));
   return kDone;
 }
 
@@ -140,8 +162,9 @@ int show_model(const ShowFlags& given) {
     return kDone;
   }
   print(stdout, headline(setup.model, setup.seq_len) + costs_table(setup.model, costs));
-  print(stdout, fmt::format("\nper GPU of {} x {}, micro-batch {}, each operation alone; collectives as if the module were one unit; {} implementation.\n", setup.cluster.gpus,
-                            setup.cluster.name, plan.micro_batches.front(), setup.implementation->name));
+  print(stdout, fmt::format("\nper GPU of {} x {}, micro-batch {}, each operation alone; collectives as if the module were one "
+                            "unit; {} implementation.\n",
+                            setup.cluster.gpus, setup.cluster.name, plan.micro_batches.front(), setup.implementation->name));
   return kDone;
 }
 

@@ -32,7 +32,7 @@ struct View {
   const Step& step;
   const ShardingPlan& plan;
   const ModelGraph& model;
-  std::size_t count;                         // operations shown
+  std::size_t count;  // operations shown
 };
 
 std::string step_text(const View& v) {
@@ -41,8 +41,9 @@ std::string step_text(const View& v) {
     const Operation& op = v.step.ops[i];
     const std::int64_t allocates = bytes_of(v.step.allocs_of(op), v.program);
     const std::int64_t frees = bytes_of(v.step.frees_of(op), v.program);
-    rows.push_back({std::to_string(i), op.host_only ? "host" : std::string(name(op.stream)), describe(op, v.program, v.plan, v.model),
-                    fmt::format("{}", fmt::join(v.step.waits_of(op), ",")), allocates > 0 ? human(Bytes(allocates)) : "", frees > 0 ? human(Bytes(frees)) : ""});
+    rows.push_back({std::to_string(i), op.host_only ? "host" : std::string(name(op.stream)),
+                    describe(op, v.program, v.plan, v.model), fmt::format("{}", fmt::join(v.step.waits_of(op), ",")),
+                    allocates > 0 ? human(Bytes(allocates)) : "", frees > 0 ? human(Bytes(frees)) : ""});
   }
   std::string out = table({">op", "stream", "what", "waits for", ">allocates", ">frees"}, rows);
   if (v.count < v.step.ops.size()) out += fmt::format("... and {} more\n", v.step.ops.size() - v.count);
@@ -54,13 +55,22 @@ Json step_json(const View& v) {
   for (std::size_t i = 0; i < v.count; ++i) {
     const Operation& op = v.step.ops[i];
     const auto waits = v.step.waits_of(op);
-    ops.push_back({{"op", i}, {"stream", op.host_only ? "host" : std::string(name(op.stream))}, {"action", std::string(name(op.action))},
-                   {"what", describe(op, v.program, v.plan, v.model)}, {"micro_batch", op.micro_batch}, {"unit", op.unit},
+    ops.push_back({{"op", i},
+                   {"stream", op.host_only ? "host" : std::string(name(op.stream))},
+                   {"action", std::string(name(op.action))},
+                   {"what", describe(op, v.program, v.plan, v.model)},
+                   {"micro_batch", op.micro_batch},
+                   {"unit", op.unit},
                    {"waits", std::vector<std::int32_t>(waits.begin(), waits.end())},
-                   {"allocates_bytes", bytes_of(v.step.allocs_of(op), v.program)}, {"frees_bytes", bytes_of(v.step.frees_of(op), v.program)}});
+                   {"allocates_bytes", bytes_of(v.step.allocs_of(op), v.program)},
+                   {"frees_bytes", bytes_of(v.step.frees_of(op), v.program)}});
   }
-  return {{"schema", "fsdp-plan/step-view/1"}, {"plan_digest", v.program.plan_digest}, {"model_digest", v.program.model_digest},
-          {"implementation", v.program.implementation}, {"rank", v.program.rank}, {"ops", std::move(ops)}};
+  return {{"schema", "fsdp-plan/step-view/1"},
+          {"plan_digest", v.program.plan_digest},
+          {"model_digest", v.program.model_digest},
+          {"implementation", v.program.implementation},
+          {"rank", v.program.rank},
+          {"ops", std::move(ops)}};
 }
 
 int show_step(const ShowFlags& f) {
@@ -69,7 +79,8 @@ int show_step(const ShowFlags& f) {
   const ShardingPlan plan = plan_from_file(f.shared);
   const ModelGraph model = load_model(*f.shared.model, plan.seq_len);
   check(plan, model, *f.shared.plan);
-  const Implementation& implementation = find_implementation(f.shared.implementation.value_or("torchtitan"), f.shared.compile, "--implementation");
+  const Implementation& implementation =
+      find_implementation(f.shared.implementation.value_or("torchtitan"), f.shared.compile, "--implementation");
   const Program program = lower(model, plan, implementation);
   const Step& step = step_of(program, f.which);
   const std::size_t all = step.ops.size();

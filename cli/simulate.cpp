@@ -45,7 +45,8 @@ void add_simulate(CLI::App& app, Work& chosen) {
   auto flags = std::make_shared<SimulateFlags>();
   CLI::App* command = app.add_subcommand("simulate", "predict one plan: time, memory, timeline");
   add_setup_flags(*command, flags->shared);
-  command->add_option("--plan", flags->shared.plan, "plan.json; without it, the naive plan with the flags below")->type_name("FILE");
+  command->add_option("--plan", flags->shared.plan, "plan.json; without it, the naive plan with the flags below")
+      ->type_name("FILE");
   add_plan_flags(*command, flags->shared);
   command->add_option("-o,--output", flags->output, "write the prediction here")->type_name("FILE");
   command->add_option("--trace", flags->trace, "write a Perfetto / Chrome trace here")->type_name("FILE");

@@ -21,15 +21,17 @@ struct ValidateFlags {
 };
 
 Json row_json(const CompareRow& row) {
-  return {{"what", row.what}, {"predicted", row.predicted}, {"measured", row.measured}, {"unit", row.unit}, {"error", row.error()}};
+  return {
+      {"what", row.what}, {"predicted", row.predicted}, {"measured", row.measured}, {"unit", row.unit}, {"error", row.error()}};
 }
 
 Json report_json(const ValidationReport& report, const Tolerances& tolerances) {
   Json rows = Json::array();
   for (const CompareRow& row : report.by_action) rows.push_back(row_json(row));
-  return {{"schema", "fsdp-plan/validation/1"}, {"within", report.within}, {"order_equal", report.order_equal}, {"memory_equal", report.memory_equal},
-          {"time_tolerance", tolerances.time}, {"memory_tolerance", tolerances.memory}, {"step_time", row_json(report.step_time)},
-          {"peak", row_json(report.peak)}, {"by_action", rows}, {"differences", report.differences}};
+  return {{"schema", "fsdp-plan/validation/1"},      {"within", report.within},           {"order_equal", report.order_equal},
+          {"memory_equal", report.memory_equal},     {"time_tolerance", tolerances.time}, {"memory_tolerance", tolerances.memory},
+          {"step_time", row_json(report.step_time)}, {"peak", row_json(report.peak)},     {"by_action", rows},
+          {"differences", report.differences}};
 }
 
 int validate_command(const ValidateFlags& f) {

@@ -15,12 +15,12 @@
 namespace fsdp {
 
 struct ModuleCost {
-  std::int32_t module = -1;                  // id in ModelGraph::modules
-  std::int64_t parameters = 0;               // elements; a tied parameter counts where it is registered
-  Bytes shard;                               // its padded shards on one rank, in the master dtype
-  Seconds all_gather, reduce_scatter;        // of all its parameters at once, alone
-  Seconds forward, backward;                 // of its ops, one micro-batch, alone
-  Bytes saved;                               // what its forward keeps for backward, one micro-batch, no checkpointing
+  std::int32_t module = -1;            // id in ModelGraph::modules
+  std::int64_t parameters = 0;         // elements; a tied parameter counts where it is registered
+  Bytes shard;                         // its padded shards on one rank, in the master dtype
+  Seconds all_gather, reduce_scatter;  // of all its parameters at once, alone
+  Seconds forward, backward;           // of its ops, one micro-batch, alone
+  Bytes saved;                         // what its forward keeps for backward, one micro-batch, no checkpointing
 };
 
 // One per module, in model order. The micro-batch is the plan's first; the plan's own units and checkpointing do not matter.

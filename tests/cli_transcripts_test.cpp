@@ -26,8 +26,8 @@ namespace {
 namespace fs = std::filesystem;
 
 struct Expectation {
-  char stream = '1';                         // '1' or '2'
-  char rule = '~';                           // '~' holds, '!' does not hold, '{' JSON keys
+  char stream = '1';  // '1' or '2'
+  char rule = '~';    // '~' holds, '!' does not hold, '{' JSON keys
   std::string text;
 };
 struct Command {
@@ -62,7 +62,7 @@ std::string text_of(const fs::path& file) {
   return text.str();
 }
 
-class Sandbox {                              // an empty folder with fsdp-plan on the PATH
+class Sandbox {  // an empty folder with fsdp-plan on the PATH
  public:
   Sandbox() : root_(fs::temp_directory_path() / ("fsdp-plan-cli-" + std::to_string(::getpid()))) {
     fs::remove_all(root_);
@@ -77,8 +77,9 @@ class Sandbox {                              // an empty folder with fsdp-plan o
   int run(const std::string& command) const {
     std::ofstream(root_ / "command") << command << "\n";
     const std::string root = root_.string();
-    const std::string shell = "cd '" + root + "/work' && PATH='" + root + "/bin':\"$PATH\" CONFIGS='" FSDP_TESTS_DIR "/../models/configs' sh '" + root +
-                              "/command' >'" + root + "/out' 2>'" + root + "/err' </dev/null";
+    const std::string shell = "cd '" + root + "/work' && PATH='" + root +
+                              "/bin':\"$PATH\" CONFIGS='" FSDP_TESTS_DIR "/../models/configs' sh '" + root + "/command' >'" +
+                              root + "/out' 2>'" + root + "/err' </dev/null";
     const int status = std::system(shell.c_str());
     return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
   }

@@ -44,7 +44,7 @@ bool is_heavy(const std::string& included) {
 }
 
 struct Include {
-  std::string from, room, target, where;     // "models/json.cpp", "models", "models/json.h", "models/json.cpp:3"
+  std::string from, room, target, where;  // "models/json.cpp", "models", "models/json.h", "models/json.cpp:3"
   [[nodiscard]] bool from_header() const { return fs::path(from).extension() == ".h"; }
 };
 
@@ -86,17 +86,20 @@ std::vector<std::string> wrong_includes(const fs::path& root, int& files) {
   std::vector<std::string> wrong;
   for (const Include& i : includes) {
     const std::string folder = i.target.substr(0, i.target.find('/'));
-    if (allowed().count(folder) > 0 && allowed().at(i.room).count(folder) == 0) wrong.push_back(i.where + ": " + i.room + " may not include " + i.target);
-    if (i.target.find("..") != std::string::npos) wrong.push_back(i.where + ": relative include " + i.target + "; name it from the root");
+    if (allowed().count(folder) > 0 && allowed().at(i.room).count(folder) == 0)
+      wrong.push_back(i.where + ": " + i.room + " may not include " + i.target);
+    if (i.target.find("..") != std::string::npos)
+      wrong.push_back(i.where + ": relative include " + i.target + "; name it from the root");
     const auto weight = heavy.find(i.target);
-    if (weight != heavy.end() && (i.from_header() || folder != i.room)) wrong.push_back(i.where + ": " + i.target + " brings in " + weight->second);
+    if (weight != heavy.end() && (i.from_header() || folder != i.room))
+      wrong.push_back(i.where + ": " + i.target + " brings in " + weight->second);
   }
   return wrong;
 }
 
 fs::path repository() { return fs::path(FSDP_TESTS_DIR).parent_path(); }
 
-struct Planted {                             // a folder with one wrong file, gone at the end of the test
+struct Planted {  // a folder with one wrong file, gone at the end of the test
   fs::path root = fs::temp_directory_path() / ("fsdp-plan-house-" + std::to_string(::getpid()));
   Planted(const std::string& file, const std::string& text) { add(file, text); }
   void add(const std::string& file, const std::string& text) const {
@@ -115,7 +118,7 @@ TEST_CASE("no folder includes one to its right") {
   const auto wrong = wrong_includes(repository(), files);
   for (const std::string& sentence : wrong) MESSAGE(sentence);
   CHECK(wrong.empty());
-  CHECK(files > 40);                         // the test looked at something
+  CHECK(files > 40);  // the test looked at something
 }
 
 TEST_CASE("a planted wrong include is found") {

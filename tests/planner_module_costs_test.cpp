@@ -47,7 +47,7 @@ TEST_CASE("equal blocks cost the same; fp32 gradients move twice the bytes of bf
   const ModuleCost& last = costs[static_cast<std::size_t>(model.find_module("model.layers.31"))];
   CHECK(first.forward.count() == doctest::Approx(last.forward.count()).epsilon(1e-9));
   CHECK(first.saved == last.saved);
-  CHECK(first.reduce_scatter.count() / first.all_gather.count() == doctest::Approx(2).epsilon(0.05));   // latency is the rest
+  CHECK(first.reduce_scatter.count() / first.all_gather.count() == doctest::Approx(2).epsilon(0.05));  // latency is the rest
   CHECK(first.backward.count() / first.forward.count() > 1.5);
 }
 

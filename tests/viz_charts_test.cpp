@@ -25,7 +25,7 @@ std::size_t full_cells(const std::string& line) {
   return n;
 }
 
-MemoryTimeline ramp(std::int64_t unit) {     // 0, 1, 2, ... 7 units: a staircase
+MemoryTimeline ramp(std::int64_t unit) {  // 0, 1, 2, ... 7 units: a staircase
   MemoryTimeline m;
   for (std::int64_t i = 0; i < 8; ++i) m.points.push_back({i * unit, i * unit});
   return m;
@@ -39,7 +39,7 @@ TEST_CASE("a table aligns its columns") {
   CHECK(lines[0] == "plan             step  why");
   CHECK(lines[1] == "------------  -------  ------");
   CHECK(lines[2] == "block           1.5 s  chosen");
-  CHECK(lines[3] == "a longer one  12.25 s");                            // no blanks at the end
+  CHECK(lines[3] == "a longer one  12.25 s");  // no blanks at the end
 }
 
 TEST_CASE("a table counts characters, not bytes, and survives short rows") {
@@ -56,9 +56,9 @@ TEST_CASE("the memory chart fills what is allocated and marks peak and limit") {
   CHECK(holds(lines[0], "peak 7"));
   CHECK(holds(lines[6], "0 |"));
   const std::string limited = memory_chart(ramp(gib), Bytes(14 * gib), 8, 7);
-  CHECK(holds(lines_of(limited)[0], "limit 14"));                          // twice the peak: drawn, at the top
+  CHECK(holds(lines_of(limited)[0], "limit 14"));  // twice the peak: drawn, at the top
   CHECK(holds(lines_of(limited)[0], "--------"));
-  CHECK(holds(lines_of(limited)[3], "peak 7"));                            // half way: 3.5 of 7 rows, in the fourth from below
+  CHECK(holds(lines_of(limited)[3], "peak 7"));  // half way: 3.5 of 7 rows, in the fourth from below
 }
 
 TEST_CASE("a limit far above the curve is named, not drawn") {
@@ -88,9 +88,9 @@ TEST_CASE("the time bar gives each part its share of the width") {
   b.idle = Seconds(1);
   const std::string bar = time_bar(b, Seconds(10), 20);
   const std::string first = lines_of(bar).front();
-  CHECK(holds(first, "[CCCCCCCCCCCCAAAAAA..]"));                            // 12 + 6 + 2 of 20
+  CHECK(holds(first, "[CCCCCCCCCCCCAAAAAA..]"));  // 12 + 6 + 2 of 20
   CHECK(holds(bar, "60.0 %"));
   CHECK(holds(bar, "exposed all-gather"));
-  CHECK(!holds(bar, "recompute"));                                         // parts that are zero are left out
+  CHECK(!holds(bar, "recompute"));  // parts that are zero are left out
   CHECK(!time_bar({}, Seconds(0)).empty());
 }

@@ -25,8 +25,9 @@ struct Made {
   Measurement measurement;
   Made() {
     Step& s = program.steady_step;
-    s.ops = {op_on(Stream::compute, Action::clip_local_norm), op_on(Stream::all_gather, Action::clip_reduce), op_on(Stream::compute, Action::zero_gradients),
-             op_on(Stream::compute, Action::clip_scale), op_on(Stream::all_gather, Action::reduce_loss)};
+    s.ops = {op_on(Stream::compute, Action::clip_local_norm), op_on(Stream::all_gather, Action::clip_reduce),
+             op_on(Stream::compute, Action::zero_gradients), op_on(Stream::compute, Action::clip_scale),
+             op_on(Stream::all_gather, Action::reduce_loss)};
     s.ops[2].host_only = true;
     // The all-gather stream's second span starts a rounding error before the first ends; the first begins before the step does.
     prediction.timeline.spans = {{0.0, 1.0}, {-0.25, 1.5}, {0.5, 0.5}, {1.5, 2.0}, {1.4999999999, 3.0}};
@@ -41,7 +42,8 @@ struct Made {
 };
 
 Json parsed(const Made& m, bool predicted, bool measured) {
-  return Json::parse(trace_json(m.program.steady_step, m.program, {}, {}, predicted ? &m.prediction : nullptr, measured ? &m.measurement : nullptr));
+  return Json::parse(trace_json(m.program.steady_step, m.program, {}, {}, predicted ? &m.prediction : nullptr,
+                                measured ? &m.measurement : nullptr));
 }
 
 }  // namespace
@@ -58,7 +60,7 @@ TEST_CASE("a trace is JSON with one process per timeline and one thread per stre
   }
   CHECK(processes == std::map<int, std::string>{{1, "predicted"}, {2, "measured rank 0"}, {3, "measured rank 1"}});
   CHECK(threads == 3 * kStreams);
-  CHECK(spans == 3 * 4);                     // zero_gradients runs on no stream
+  CHECK(spans == 3 * 4);  // zero_gradients runs on no stream
   CHECK(parsed(Made(), false, false).at("traceEvents").empty());
 }
 
@@ -73,7 +75,8 @@ TEST_CASE("events of one thread do not overlap and none begins before zero") {
     until = e.at("ts").get<double>() + e.at("dur").get<double>();
   }
   CHECK(busy_until.size() == 6);
-  CHECK((busy_until[{1, static_cast<int>(Stream::all_gather)}]) == doctest::Approx(3.25e6));   // 3.0 s, shifted by the 0.25 s before zero
+  CHECK((busy_until[{1, static_cast<int>(Stream::all_gather)}]) ==
+        doctest::Approx(3.25e6));  // 3.0 s, shifted by the 0.25 s before zero
 }
 
 TEST_CASE("the memory counter reaches the peak") {

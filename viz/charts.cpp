@@ -60,7 +60,8 @@ std::string memory_chart(const MemoryTimeline& memory, Bytes limit, int width, i
   const bool draw_limit = limit.count() > 0 && limit.count() / 4 <= peak;
   const std::int64_t top = std::max<std::int64_t>({peak, draw_limit ? limit.count() : 0, 1});
   const double rows_per_byte = height / static_cast<double>(top);
-  const int limit_row = draw_limit ? std::min(height - 1, static_cast<int>(static_cast<double>(limit.count()) * rows_per_byte)) : -1;
+  const int limit_row =
+      draw_limit ? std::min(height - 1, static_cast<int>(static_cast<double>(limit.count()) * rows_per_byte)) : -1;
   const int peak_row = std::clamp(static_cast<int>(std::ceil(static_cast<double>(peak) * rows_per_byte)) - 1, 0, height - 1);
   const std::vector<std::int64_t> tops = columns(memory, width);
   std::string out;

@@ -14,10 +14,10 @@ namespace {
 using Json = nlohmann::ordered_json;
 constexpr double kMicroseconds = 1e6;
 
-struct Scene {                               // what all processes of one trace share
+struct Scene {  // what all processes of one trace share
   const Step& step;
   const Program& program;
-  std::vector<std::string> names;            // describe() of each operation
+  std::vector<std::string> names;  // describe() of each operation
 };
 
 void name_process(Json& events, int pid, const std::string& name) {
@@ -43,15 +43,21 @@ void add_spans(Json& events, int pid, const Scene& scene, const Timeline& timeli
   for (std::size_t i = 0; i < std::min(scene.step.ops.size(), timeline.spans.size()); ++i) {
     if (!scene.step.ops[i].host_only) order.push_back(i);
   }
-  std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return timeline.spans[a].start < timeline.spans[b].start; });
+  std::stable_sort(order.begin(), order.end(),
+                   [&](std::size_t a, std::size_t b) { return timeline.spans[a].start < timeline.spans[b].start; });
   for (const std::size_t i : order) {
     const Operation& op = scene.step.ops[i];
     const auto stream = static_cast<std::size_t>(op.stream);
     const double start = std::max((timeline.spans[i].start - zero) * kMicroseconds, busy_until[stream]);
     const double end = std::max(start, (timeline.spans[i].end - zero) * kMicroseconds);
     busy_until[stream] = end;
-    events.push_back({{"ph", "X"}, {"pid", pid}, {"tid", static_cast<int>(op.stream)}, {"name", scene.names[i]},
-                      {"cat", std::string(name(op.action))}, {"ts", start}, {"dur", end - start},
+    events.push_back({{"ph", "X"},
+                      {"pid", pid},
+                      {"tid", static_cast<int>(op.stream)},
+                      {"name", scene.names[i]},
+                      {"cat", std::string(name(op.action))},
+                      {"ts", start},
+                      {"dur", end - start},
                       {"args", {{"op", i}, {"micro_batch", op.micro_batch}}}});
   }
 }
@@ -65,8 +71,12 @@ void add_memory(Json& events, int pid, const Scene& scene, const Timeline& timel
     highest = std::max(highest, memory.points[i].at);
     const Operation& op = scene.step.ops[i];
     if (op.host_only || op.stream != Stream::compute) continue;
-    events.push_back({{"ph", "C"}, {"pid", pid}, {"tid", 0}, {"name", "allocated bytes"},
-                      {"ts", (timeline.spans[i].start - zero) * kMicroseconds}, {"args", {{"allocated", highest}}}});
+    events.push_back({{"ph", "C"},
+                      {"pid", pid},
+                      {"tid", 0},
+                      {"name", "allocated bytes"},
+                      {"ts", (timeline.spans[i].start - zero) * kMicroseconds},
+                      {"args", {{"allocated", highest}}}});
     highest = memory.points[i].after;
   }
 }

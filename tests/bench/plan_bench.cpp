@@ -50,7 +50,8 @@ struct Case {
   ShardingPlan plan;
   const Implementation& implementation = find_implementation("torchtitan", false, "bench");
 
-  Case(const char* name, std::int64_t gpus, std::int64_t seq_len) : model(load_model(name, seq_len)), cluster(load_cluster("dgx-h100", gpus)), costs(default_costs(cluster)) {
+  Case(const char* name, std::int64_t gpus, std::int64_t seq_len)
+      : model(load_model(name, seq_len)), cluster(load_cluster("dgx-h100", gpus)), costs(default_costs(cluster)) {
     PlanOptions options;
     options.ranks = gpus;
     options.seq_len = seq_len;
@@ -59,7 +60,9 @@ struct Case {
   [[nodiscard]] CostContext context() const { return {model, plan, implementation, cluster, costs}; }
 };
 
-void report_heap(benchmark::State& state, std::int64_t before) { state.counters["most_heap_MiB"] = static_cast<double>(most - before) / (1024.0 * 1024.0); }
+void report_heap(benchmark::State& state, std::int64_t before) {
+  state.counters["most_heap_MiB"] = static_cast<double>(most - before) / (1024.0 * 1024.0);
+}
 
 // Lower, price, time and replay memory: everything between a plan and its score.
 void lower_and_simulate(benchmark::State& state) {
@@ -87,14 +90,15 @@ void search_llama3_8b_64_gpus(benchmark::State& state) {
   SearchOptions options;
   options.base = c.plan;
   options.ranks = 64;
-  options.memory_limit = Bytes(static_cast<std::int64_t>(0.95 * static_cast<double>(c.cluster.gpu.usable_memory.count())));
+  options.memory_limit = default_memory_limit(c.cluster);
   PredictOptions predict_options;
   predict_options.memory_limit = options.memory_limit;
   predict_options.keep_timeline = false;
   std::int64_t scored = 0;
   for (auto _ : state) {
     const PlanResult result = search(c.model, c.cluster, c.implementation, options, [&](const ShardingPlan& plan) {
-      const Prediction p = predict(lower(c.model, plan, c.implementation), {c.model, plan, c.implementation, c.cluster, c.costs}, predict_options);
+      const Prediction p =
+          predict(lower(c.model, plan, c.implementation), {c.model, plan, c.implementation, c.cluster, c.costs}, predict_options);
       return Score{p.step_time, p.peak_total, p.verdict, p.where};
     });
     scored = result.scored;
