@@ -212,6 +212,22 @@ TEST_CASE("while searching only the numbers are made, and they are the same") {
   CHECK(lean.timeline.spans.empty());
 }
 
+TEST_CASE("micro-batches repeat: four of them tell the time of twelve (what the search relies on)") {
+  for (const GradSync sync : {GradSync::every, GradSync::last, GradSync::reduce_scatter_only}) {
+    Setup s(4, 2);
+    s.plan.grad_sync = sync;
+    const auto seconds = [&](std::size_t n) {
+      s.plan.micro_batches.assign(n, 2);
+      return s.predicted().step_time.count();
+    };
+    const double three = seconds(3), four = seconds(4);
+    CHECK(seconds(12) == doctest::Approx(four + 8 * (four - three)).epsilon(1e-3));
+    const std::int64_t peak = s.predicted().peak_allocated.count();
+    s.plan.micro_batches.resize(4);
+    CHECK(s.predicted().peak_allocated.count() == peak);
+  }
+}
+
 TEST_CASE("predictions on disk") {
   Setup s(3);
   s.plan.clip_norm = 0.5;
