@@ -17,7 +17,8 @@
 //   def token(seed, sequence, position, vocab): return mix(mix(mix(seed ^ 0x746F6B656E73) ^ sequence) ^ position) % vocab
 //
 // The sum of four uniform 16-bit numbers is bell-shaped and ends at 3.46 deviations, like the truncated normal that many
-// recipes start from; its mean is 131070 and its variance 4 (2^32 - 1) / 12, so the factor 0.02 / sqrt(that) gives deviation 0.02.
+// recipes start from; its mean is 131070 and its variance 4 (2^32 - 1) / 12, so the factor 0.02 / sqrt(that) gives deviation
+// 0.02.
 #include <string>
 #include <string_view>
 
@@ -40,7 +41,7 @@ std::uint64_t fnv(std::string_view text) {
   return h;
 }
 
-constexpr double kWeightStep = 5.285799584260604e-07;                // 0.02 / sqrt(4 (2^32 - 1) / 12)
+constexpr double kWeightStep = 5.285799584260604e-07;  // 0.02 / sqrt(4 (2^32 - 1) / 12)
 
 double hashed_weight(std::uint64_t key, std::int64_t index) {
   const std::uint64_t h = mix(key ^ static_cast<std::uint64_t>(index));
@@ -57,7 +58,8 @@ double initial_value(std::uint64_t seed, const Parameter& parameter, std::int64_
   return is_matrix(parameter) ? hashed_weight(mix(seed ^ fnv(parameter.name)), index) : vector_value(parameter);
 }
 
-void fill_initial_values(std::uint64_t seed, const Parameter& parameter, std::int64_t begin, std::int64_t count, DType type, std::byte* to) {
+void fill_initial_values(std::uint64_t seed, const Parameter& parameter, std::int64_t begin, std::int64_t count, DType type,
+                         std::byte* to) {
   const std::uint64_t key = mix(seed ^ fnv(parameter.name));
   with_type(type, [&](auto element) {
     using T = decltype(element);

@@ -28,7 +28,9 @@ double element(const Product& p, const Numbers& a, const Numbers& b, std::int64_
 }
 
 double error_of(const Product& p, DType type, bool accumulate) {
-  const auto numbers = [&](std::int64_t n, unsigned seed) { return rounded(type, random_numbers(static_cast<std::size_t>(n), seed)); };
+  const auto numbers = [&](std::int64_t n, unsigned seed) {
+    return rounded(type, random_numbers(static_cast<std::size_t>(n), seed));
+  };
   const Numbers a = numbers(p.m * p.k, 1), b = numbers(p.k * p.n, 2), before = numbers(p.m * p.n, 3);
   Numbers expected(before.size());
   for (std::int64_t i = 0; i < p.m; ++i)
@@ -36,7 +38,8 @@ double error_of(const Product& p, DType type, bool accumulate) {
       const auto at = static_cast<std::size_t>(i * p.n + j);
       expected[at] = element(p, a, b, i, j) + (accumulate ? before[at] : 0.0);
     }
-  Memory ma = encode(type, a), mb = encode(type, b), mc = encode(type, before), scratch(host_gemm_scratch_bytes(type, p.m, p.n, p.k));
+  Memory ma = encode(type, a), mb = encode(type, b), mc = encode(type, before),
+         scratch(host_gemm_scratch_bytes(type, p.m, p.n, p.k));
   host_gemm(type, p.ta, p.tb, p.m, p.n, p.k, ma.view().data, mb.view().data, mc.view().data, accumulate, scratch.view());
   return distance(decode(type, mc.view()), expected);
 }
@@ -60,7 +63,7 @@ TEST_CASE("products equal their definition in every orientation") {
           for (const std::int64_t m : {1, 3, 17})
             for (const std::int64_t n : {1, 5, 31})
               for (const std::int64_t k : {1, 7, 64}) CHECK(error_of({ta, tb, m, n, k}, type, accumulate) <= tolerance);
-          CHECK(error_of({ta, tb, 515, 3, 5}, type, accumulate) <= tolerance);     // beyond one bf16 tile in each dimension
+          CHECK(error_of({ta, tb, 515, 3, 5}, type, accumulate) <= tolerance);  // beyond one bf16 tile in each dimension
           CHECK(error_of({ta, tb, 3, 600, 5}, type, accumulate) <= tolerance);
           CHECK(error_of({ta, tb, 5, 3, 600}, type, accumulate) <= tolerance);
         }
@@ -68,8 +71,8 @@ TEST_CASE("products equal their definition in every orientation") {
 
 TEST_CASE("empty products") {
   for (const DType type : {DType::f64, DType::f32, DType::bf16}) {
-    CHECK(error_of({Transpose::no, Transpose::no, 3, 2, 0}, type, false) == 0);      // sums of nothing: zeros
-    CHECK(error_of({Transpose::no, Transpose::yes, 3, 2, 0}, type, true) == 0);      // nothing is added
+    CHECK(error_of({Transpose::no, Transpose::no, 3, 2, 0}, type, false) == 0);  // sums of nothing: zeros
+    CHECK(error_of({Transpose::no, Transpose::yes, 3, 2, 0}, type, true) == 0);  // nothing is added
     CHECK(error_of({Transpose::no, Transpose::no, 0, 2, 3}, type, false) == 0);
   }
 }
@@ -102,7 +105,8 @@ TEST_CASE("a product runs on the thread that asks for it") {
 TEST_CASE("products take no more heap than they say") {
   for (const DType type : {DType::f64, DType::f32, DType::bf16}) {
     const std::int64_t n = 600;
-    Memory a(n * n * size_of(type)), b(n * n * size_of(type)), c(n * n * size_of(type)), scratch(host_gemm_scratch_bytes(type, n, n, n));
+    Memory a(n * n * size_of(type)), b(n * n * size_of(type)), c(n * n * size_of(type)),
+        scratch(host_gemm_scratch_bytes(type, n, n, n));
     host::heap_meter_begin();
     host_gemm(type, Transpose::yes, Transpose::no, n, n, n, a.view().data, b.view().data, c.view().data, false, scratch.view());
     CHECK(host::heap_meter_end() <= host_gemm_library_workspace(n));

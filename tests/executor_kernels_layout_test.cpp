@@ -1,5 +1,5 @@
-// What is not an op: layouts, conversions, optimizers, norms. Expected values are index formulas, PyTorch's numbers or small integers
-// that every type holds exactly.
+// What is not an op: layouts, conversions, optimizers, norms. Expected values are index formulas, PyTorch's numbers or small
+// integers that every type holds exactly.
 #include <doctest/doctest.h>
 
 #include "executor_kernels_support.h"
@@ -30,12 +30,15 @@ UnitLayout layout_of(const std::vector<Shape>& shapes, std::int64_t world) {
   return layout;
 }
 
-const std::vector<std::vector<Shape>> kUnits = {{{5, 3}, {7}, {2049, 2, 2}}, {{1, 4}, {3, 1}}, {{8, 2}}, {{2}, {9, 5}, {1}, {16, 3}}};
+const std::vector<std::vector<Shape>> kUnits = {
+    {{5, 3}, {7}, {2049, 2, 2}}, {{1, 4}, {3, 1}}, {{8, 2}}, {{2}, {9, 5}, {1}, {16, 3}}};
 
 std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
 
 // Element e of a parameter, counted over the unit so that all differ; below 2^8 so that bf16 holds it.
-double value_of(std::size_t param, std::int64_t element) { return static_cast<double>((element * 7 + static_cast<std::int64_t>(param) * 31) % 251 + 1); }
+double value_of(std::size_t param, std::int64_t element) {
+  return static_cast<double>((element * 7 + static_cast<std::int64_t>(param) * 31) % 251 + 1);
+}
 
 std::vector<Memory> whole_parameters(const UnitLayout& layout, DType type) {
   std::vector<Memory> full;
@@ -73,7 +76,8 @@ BufferView none() { return {}; }
 TEST_CASE("copy-in puts every element where the layout says, and zeros elsewhere") {
   for (const auto& shapes : kUnits)
     for (const std::int64_t world : {1, 2, 3, 4, 8})
-      for (const auto& [from, to] : {std::pair{DType::f64, DType::f64}, {DType::f32, DType::f32}, {DType::bf16, DType::f32}, {DType::f32, DType::bf16}}) {
+      for (const auto& [from, to] :
+           {std::pair{DType::f64, DType::f64}, {DType::f32, DType::f32}, {DType::bf16, DType::f32}, {DType::f32, DType::bf16}}) {
         const UnitLayout layout = layout_of(shapes, world);
         std::vector<Memory> full = whole_parameters(layout, from);
         Memory flat = encode(to, Numbers(index(world * layout.shard_elements), -9.0));
@@ -136,7 +140,8 @@ TEST_CASE("layout copies refuse other sizes") {
   CHECK_THROWS_AS(scatter_copy_in(layout, DType::i64, views(full), DType::f32, flat.view()), MachineError);
 }
 
-// Spacing of bf16 at 1 is 2^-7. 1 + 2^-8 is half way between 1 (even) and 1 + 2^-7; 1 + 3 * 2^-8 between 1 + 2^-7 and 1 + 2^-6 (even).
+// Spacing of bf16 at 1 is 2^-7. 1 + 2^-8 is half way between 1 (even) and 1 + 2^-7; 1 + 3 * 2^-8 between 1 + 2^-7 and 1 + 2^-6
+// (even).
 TEST_CASE("bf16 rounds to nearest, ties to even") {
   const double u = 1.0 / 256, tiny = 1.0 / (1 << 20);
   const auto round = [](double x) { return rounded(DType::bf16, {x})[0]; };
@@ -149,7 +154,7 @@ TEST_CASE("bf16 rounds to nearest, ties to even") {
   CHECK(std::signbit(round(-0.0)));
   CHECK(std::isnan(round(std::numeric_limits<double>::quiet_NaN())));
   CHECK(round(std::numeric_limits<double>::infinity()) == std::numeric_limits<double>::infinity());
-  CHECK(round(9.2e-41) == doctest::Approx(9.2e-41));                 // subnormal: one step of 2^-133
+  CHECK(round(9.2e-41) == doctest::Approx(9.2e-41));  // subnormal: one step of 2^-133
 }
 
 TEST_CASE("conversions and sums between all types") {
@@ -182,7 +187,7 @@ TEST_CASE("AdamW equals torch.optim.AdamW on every shard, and leaves padding alo
   for (const auto& [type, tolerance] : {std::pair{DType::f64, 1e-14}, {DType::f32, 1e-6}, {DType::bf16, 0.05}})
     for (const std::int64_t world : {1, 2, 3, 4})
       for (std::int64_t rank = 0; rank < world; ++rank) {
-        const UnitLayout layout = layout_of({{2}, {7}}, world);        // a second parameter, so that offsets matter
+        const UnitLayout layout = layout_of({{2}, {7}}, world);  // a second parameter, so that offsets matter
         const ShardedParam& p = layout.params[1];
         const std::int64_t first = p.local_row_begin(rank), n = p.local_rows(rank), other = layout.params[0].local_rows(rank);
         const auto part = [&](const Numbers& whole) { return Numbers(whole.begin() + first, whole.begin() + first + n); };
@@ -218,7 +223,7 @@ TEST_CASE("optimizers refuse other sizes, ranks and steps") {
   const UnitLayout layout = layout_of({{5}}, 2);
   Memory a(12), b(12), m(12), v(12), small(8);
   CHECK_NOTHROW(adamw(layout, 0, {}, 1, DType::f32, a.view(), b.view(), m.view(), v.view()));
-  CHECK_THROWS_AS(adamw(layout, 1, {}, 1, DType::f32, a.view(), b.view(), m.view(), v.view()), MachineError);   // holds 2, not 3
+  CHECK_THROWS_AS(adamw(layout, 1, {}, 1, DType::f32, a.view(), b.view(), m.view(), v.view()), MachineError);  // holds 2, not 3
   CHECK_THROWS_AS(adamw(layout, 2, {}, 1, DType::f32, a.view(), b.view(), m.view(), v.view()), MachineError);
   CHECK_THROWS_AS(adamw(layout, 0, {}, 0, DType::f32, a.view(), b.view(), m.view(), v.view()), MachineError);
   CHECK_THROWS_AS(adamw(layout, 0, {}, 1, DType::f32, small.view(), b.view(), m.view(), v.view()), MachineError);

@@ -1,5 +1,5 @@
-// Whole tiny models from their config.json, trained by the kernels alone (no sharding, no runtime: forward ops in order, backward in
-// reverse order), against PyTorch: tests/golden/tiny_models.json.
+// Whole tiny models from their config.json, trained by the kernels alone (no sharding, no runtime: forward ops in order, backward
+// in reverse order), against PyTorch: tests/golden/tiny_models.json.
 #include <doctest/doctest.h>
 
 #include <numeric>
@@ -33,13 +33,14 @@ class Trainer {
     adamw_ = {OptimizerKind::adamw, a["lr"], a["beta1"], a["beta2"], a["eps"], a["weight_decay"]};
     for (const Parameter& p : model.parameters) {
       values_.emplace_back(static_cast<std::size_t>(p.numel()));
-      for (std::size_t i = 0; i < values_.back().size(); ++i) values_.back()[i] = initial_value(seed_, p, static_cast<std::int64_t>(i));
+      for (std::size_t i = 0; i < values_.back().size(); ++i)
+        values_.back()[i] = initial_value(seed_, p, static_cast<std::int64_t>(i));
       means_.emplace_back(values_.back().size(), 0.0);
       squares_.emplace_back(values_.back().size(), 0.0);
     }
   }
 
-  double step(std::int64_t number) {                                 // counts from 0; returns the loss
+  double step(std::int64_t number) {  // counts from 0; returns the loss
     gradients_.clear();
     for (const Numbers& v : values_) gradients_.emplace_back(v.size(), 0.0);
     tensors_.clear(), tensor_gradients_.clear(), extras_.clear();
@@ -51,8 +52,8 @@ class Trainer {
     for (const Op& op : model_.ops) forward(op);
     for (std::size_t i = model_.ops.size(); i-- > 0;) backward(i);
     for (std::size_t i = 0; i < values_.size(); ++i)
-      adamw(whole(model_.parameters[i]), 0, adamw_, number + 1, DType::f64, view_of(gradients_[i]), view_of(values_[i]), view_of(means_[i]),
-            view_of(squares_[i]));
+      adamw(whole(model_.parameters[i]), 0, adamw_, number + 1, DType::f64, view_of(gradients_[i]), view_of(values_[i]),
+            view_of(means_[i]), view_of(squares_[i]));
     return tensors_[static_cast<std::size_t>(model_.ops.back().outputs[0])][0];
   }
 
@@ -100,14 +101,19 @@ class Trainer {
     const OpFacts f = facts(native_implementation(), op, work_);
     Memory scratch(f.backward_scratch_bytes);
     std::vector<KernelArg> args;
-    const auto gradient = [&](std::int32_t t) -> KernelArg { return {view_of(tensor_gradients_[static_cast<std::size_t>(t)]), true}; };
+    const auto gradient = [&](std::int32_t t) -> KernelArg {
+      return {view_of(tensor_gradients_[static_cast<std::size_t>(t)]), true};
+    };
     for (const auto t : op.outputs) args.push_back(op.kind == OpKind::cross_entropy ? KernelArg{} : gradient(t));
-    for (std::size_t i = 0; i < op.inputs.size(); ++i) args.push_back((f.saved_inputs >> i & 1) != 0 ? tensor(op.inputs[i]) : KernelArg{});
-    for (std::size_t i = 0; i < op.outputs.size(); ++i) args.push_back((f.saved_outputs >> i & 1) != 0 ? tensor(op.outputs[i]) : KernelArg{});
+    for (std::size_t i = 0; i < op.inputs.size(); ++i)
+      args.push_back((f.saved_inputs >> i & 1) != 0 ? tensor(op.inputs[i]) : KernelArg{});
+    for (std::size_t i = 0; i < op.outputs.size(); ++i)
+      args.push_back((f.saved_outputs >> i & 1) != 0 ? tensor(op.outputs[i]) : KernelArg{});
     for (const auto p : op.params) args.push_back({view_of(values_[static_cast<std::size_t>(p)])});
     args.push_back({extras_[index].view()});
     args.push_back({scratch.view()});
-    for (const auto t : op.inputs) args.push_back(model_.tensors[static_cast<std::size_t>(t)].requires_grad ? gradient(t) : KernelArg{});
+    for (const auto t : op.inputs)
+      args.push_back(model_.tensors[static_cast<std::size_t>(t)].requires_grad ? gradient(t) : KernelArg{});
     for (const auto p : op.params) args.push_back({view_of(gradients_[static_cast<std::size_t>(p)]), true});
     run_backward(op, work_, DType::f64, args, weight());
   }
@@ -121,8 +127,8 @@ class Trainer {
   std::vector<Memory> extras_;
 };
 
-void check_tensors(const ModelGraph& model, const std::vector<Numbers>& ours, const nlohmann::json& norms, const nlohmann::json& values,
-                   double tolerance) {
+void check_tensors(const ModelGraph& model, const std::vector<Numbers>& ours, const nlohmann::json& norms,
+                   const nlohmann::json& values, double tolerance) {
   REQUIRE(norms.size() == model.parameters.size());
   for (std::size_t i = 0; i < ours.size(); ++i) {
     const std::string& name = model.parameters[i].name;
@@ -134,7 +140,8 @@ void check_tensors(const ModelGraph& model, const std::vector<Numbers>& ours, co
 
 }  // namespace
 
-// Sums in another order: some 10^4 operations deep at 1.1e-16 each stays far below 1e-10, the bound that sharded runs must keep too.
+// Sums in another order: some 10^4 operations deep at 1.1e-16 each stays far below 1e-10, the bound that sharded runs must keep
+// too.
 TEST_CASE("five steps of AdamW equal PyTorch's") {
   const nlohmann::json golden = testing::golden("tiny_models.json");
   REQUIRE(golden["models"].size() == 3);
@@ -155,10 +162,12 @@ TEST_CASE("weights and tokens equal the Python hash bit for bit") {
   const nlohmann::json golden = testing::golden("tiny_models.json");
   for (std::int64_t s = 0; s < 3; ++s)
     for (std::int64_t p = 0; p < 5; ++p)
-      CHECK(synthetic_token(golden["seed"], s, p, 37) == golden["first_tokens"][static_cast<std::size_t>(s)][static_cast<std::size_t>(p)]);
+      CHECK(synthetic_token(golden["seed"], s, p, 37) ==
+            golden["first_tokens"][static_cast<std::size_t>(s)][static_cast<std::size_t>(p)]);
   Parameter matrix;
   matrix.name = "model.norm.weight.not_a_vector", matrix.shape = {2, 3};
-  for (std::int64_t i = 0; i < 6; ++i) CHECK(initial_value(golden["seed"], matrix, i) == golden["first_weights"][static_cast<std::size_t>(i)]);
+  for (std::int64_t i = 0; i < 6; ++i)
+    CHECK(initial_value(golden["seed"], matrix, i) == golden["first_weights"][static_cast<std::size_t>(i)]);
 }
 
 // 10^6 draws: the mean's standard error is 0.02 / 1000 = 2e-5, the deviation's about 0.02 / 1400; five of each are allowed.
@@ -180,7 +189,7 @@ TEST_CASE("weights are centred, 0.02 wide, bounded, and differ by name, seed and
     fill_initial_values(seed, p, 0, 1'000'000, DType::f64, view_of(other).data);
     double product = 0;
     for (std::size_t i = 0; i < x.size(); ++i) product += x[i] * other[i] / (4e-4 * 1e6);
-    CHECK(std::abs(product) < 5e-3);                                 // correlation of independent draws: 1e-3 deviation
+    CHECK(std::abs(product) < 5e-3);  // correlation of independent draws: 1e-3 deviation
   }
   Parameter bias, gain;
   bias.name = "x.bias", bias.shape = {3}, gain.name = "x.weight", gain.shape = {3};

@@ -18,7 +18,8 @@ OpKind kind_named(const std::string& text) {
 
 OpShape shape_of(const nlohmann::json& j) {
   OpShape s;
-  s.in = j.value("in", s.in), s.out = j.value("out", s.out), s.width = j.value("width", s.width), s.groups = j.value("groups", s.groups);
+  s.in = j.value("in", s.in), s.out = j.value("out", s.out), s.width = j.value("width", s.width),
+  s.groups = j.value("groups", s.groups);
   s.heads = j.value("heads", s.heads), s.kv_heads = j.value("kv_heads", s.kv_heads), s.head_dim = j.value("head_dim", s.head_dim);
   s.window = j.value("window", s.window), s.vocab = j.value("vocab", s.vocab), s.positions = j.value("positions", s.positions);
   s.causal = j.value("causal", s.causal), s.alibi = j.value("alibi", s.alibi), s.packed = j.value("packed", s.packed);
@@ -43,7 +44,8 @@ std::vector<Recorded> recorded_cases() {
     c.op.shape = shape_of(j["shape"]);
     c.work.sequences = j["sequences"], c.work.seq_len = j["seq_len"];
     c.token_weight = j["token_weight"];
-    c.inputs = j["inputs"], c.params = j["params"], c.ids = j["ids"].get<std::vector<bool>>(), c.grad_output = j["grad_output"].get<Numbers>();
+    c.inputs = j["inputs"], c.params = j["params"], c.ids = j["ids"].get<std::vector<bool>>(),
+    c.grad_output = j["grad_output"].get<Numbers>();
     c.op.inputs.resize(c.inputs.size()), c.op.outputs.resize(1), c.op.params.resize(c.params.size());
     r.expected = {j["output"], j["grad_inputs"], j["grad_params"]};
     // add and (for x) position_embedding pass the gradient on without a kernel
@@ -69,9 +71,9 @@ double dot(const Numbers& a, const Numbers& b) {
 }
 
 // d/dh of <dy, f(x + h direction)> by a central difference against <gradient, direction>. With h = 1e-5 the difference
-// quotient is off by about h^2 = 1e-10 times third derivatives and by 1e-16 / h = 1e-11; sums of a few hundred of those stay below 1e-6.
-void check_slope(const OpCase& c, std::vector<Numbers> OpCase::* group, std::size_t i, const Numbers& gradient,
-                 unsigned seed) {
+// quotient is off by about h^2 = 1e-10 times third derivatives and by 1e-16 / h = 1e-11; sums of a few hundred of those stay
+// below 1e-6.
+void check_slope(const OpCase& c, std::vector<Numbers> OpCase::*group, std::size_t i, const Numbers& gradient, unsigned seed) {
   const Numbers direction = random_numbers(gradient.size(), seed);
   const double h = 1e-5;
   double value[2];
@@ -111,9 +113,12 @@ Numbers naive_attention(const OpCase& c) {
   const OpShape& s = c.op.shape;
   const std::int64_t length = c.work.seq_len, q_width = s.heads * s.head_dim, kv_width = s.kv_heads * s.head_dim;
   Numbers y(c.grad_output.size());
-  const auto q = [&](std::int64_t t, std::int64_t h, std::int64_t e) { return c.inputs[0][static_cast<std::size_t>(t * q_width + h * s.head_dim + e)]; };
+  const auto q = [&](std::int64_t t, std::int64_t h, std::int64_t e) {
+    return c.inputs[0][static_cast<std::size_t>(t * q_width + h * s.head_dim + e)];
+  };
   const auto kv = [&](int which, std::int64_t t, std::int64_t h, std::int64_t e) {
-    return c.inputs[static_cast<std::size_t>(which)][static_cast<std::size_t>(t * kv_width + h / (s.heads / s.kv_heads) * s.head_dim + e)];
+    return c.inputs[static_cast<std::size_t>(which)]
+                   [static_cast<std::size_t>(t * kv_width + h / (s.heads / s.kv_heads) * s.head_dim + e)];
   };
   for (std::int64_t n = 0; n < c.work.sequences; ++n)
     for (std::int64_t h = 0; h < s.heads; ++h)
@@ -165,8 +170,10 @@ TEST_CASE("gradients that nobody wants are left out") {
     if (!has_backward(c)) continue;
     CAPTURE(c.name);
     const OpResult params_only = run_case(c, {.wants_inputs = false}), inputs_only = run_case(c, {.wants_params = false});
-    for (std::size_t i = 0; i < c.params.size(); ++i) CHECK(distance(params_only.grad_params[i], expected.grad_params[i]) <= 1e-12);
-    for (std::size_t i = 0; i < c.inputs.size(); ++i) CHECK(distance(inputs_only.grad_inputs[i], expected.grad_inputs[i]) <= 1e-12);
+    for (std::size_t i = 0; i < c.params.size(); ++i)
+      CHECK(distance(params_only.grad_params[i], expected.grad_params[i]) <= 1e-12);
+    for (std::size_t i = 0; i < c.inputs.size(); ++i)
+      CHECK(distance(inputs_only.grad_inputs[i], expected.grad_inputs[i]) <= 1e-12);
   }
 }
 
@@ -200,8 +207,10 @@ TEST_CASE("fp32 and bf16 are as close to fp64 as their digits allow") {
 
 TEST_CASE("attention over several blocks of rows") {
   const OpShape plain{.heads = 2, .kv_heads = 2, .head_dim = 3};
-  for (const OpShape& shape : {plain, OpShape{.heads = 4, .kv_heads = 2, .head_dim = 5}, OpShape{.heads = 2, .kv_heads = 1, .head_dim = 3, .window = 70},
-                               OpShape{.heads = 2, .kv_heads = 2, .head_dim = 3, .window = 5}, OpShape{.heads = 1, .kv_heads = 1, .head_dim = 4, .causal = false}}) {
+  for (const OpShape& shape :
+       {plain, OpShape{.heads = 4, .kv_heads = 2, .head_dim = 5}, OpShape{.heads = 2, .kv_heads = 1, .head_dim = 3, .window = 70},
+        OpShape{.heads = 2, .kv_heads = 2, .head_dim = 3, .window = 5},
+        OpShape{.heads = 1, .kv_heads = 1, .head_dim = 4, .causal = false}}) {
     for (const std::int64_t length : {63, 64, 65, 150}) {
       CAPTURE(length);
       const OpCase c = attention_case(shape, 2, length);
@@ -216,7 +225,9 @@ TEST_CASE("attention over several blocks of rows") {
 
 TEST_CASE("scores far apart neither overflow nor vanish") {
   OpCase c = attention_case(OpShape{.heads = 1, .kv_heads = 1, .head_dim = 1}, 1, 3);
-  c.inputs = {{400.0, 400.0, 400.0}, {1.0, 2.0, -3.0}, {5.0, 6.0, 7.0}};   // scores 400, 800, -1200: query 0 sees key 0, the others pick key 1
+  c.inputs = {{400.0, 400.0, 400.0},
+              {1.0, 2.0, -3.0},
+              {5.0, 6.0, 7.0}};  // scores 400, 800, -1200: query 0 sees key 0, the others pick key 1
   for (const DType type : {DType::f64, DType::f32}) {
     const OpResult r = run_case(c, {.type = type});
     CHECK(r.output == Numbers{5.0, 6.0, 6.0});
@@ -253,7 +264,8 @@ TEST_CASE("a buffer of another size, or one that is missing, is refused by name"
   Memory out(24);
   CHECK(message({{good.view()}, {out.view()}, {}, {}}).empty());
   CHECK(message({{bad.view()}, {out.view()}, {}, {}}) == "operation gelu: input 0: buffer of 20 bytes where the model needs 24");
-  CHECK(message({{good.view()}, {bad.view()}, {}, {}}) == "operation gelu: output 0: buffer of 20 bytes where the model needs 24");
+  CHECK(message({{good.view()}, {bad.view()}, {}, {}}) ==
+        "operation gelu: output 0: buffer of 20 bytes where the model needs 24");
   CHECK(message({{}, {out.view()}, {}, {}}) == "operation gelu: input 0 is absent, but this kernel needs it");
   CHECK(message({{good.view()}, {out.view()}}) == "operation gelu: 2 arguments where its positions are 4");
   op.shape.width = std::numeric_limits<std::int64_t>::max() / 2;

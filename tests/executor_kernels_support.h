@@ -1,5 +1,6 @@
 // Runs one op through run_forward and run_backward on plain numbers, with exactly the buffers that the `native` implementation
-// declares: what it does not save is absent in backward, extra and scratch have its sizes. So the table and the kernels check each other.
+// declares: what it does not save is absent in backward, extra and scratch have its sizes. So the table and the kernels check
+// each other.
 #pragma once
 
 #include <algorithm>
@@ -35,7 +36,9 @@ class Memory {
   std::vector<std::byte> bytes_;
 };
 
-inline BufferView view_of(Numbers& x) { return {reinterpret_cast<std::byte*>(x.data()), static_cast<std::int64_t>(x.size() * sizeof(double))}; }
+inline BufferView view_of(Numbers& x) {
+  return {reinterpret_cast<std::byte*>(x.data()), static_cast<std::int64_t>(x.size() * sizeof(double))};
+}
 
 inline Memory encode(DType type, Numbers values) {
   const auto n = static_cast<std::int64_t>(values.size());
@@ -97,7 +100,7 @@ class OpRun {
 
   OpResult run(std::size_t output_elements) {
     const DType output_type = c_.op.kind == OpKind::cross_entropy ? DType::f64 : mode_.type;
-    output_ = encode(output_type, Numbers(output_elements, 0.0));    // the loss is added to
+    output_ = encode(output_type, Numbers(output_elements, 0.0));  // the loss is added to
     forward();
     OpResult r;
     r.output = decode(output_type, output_.view());
@@ -121,19 +124,21 @@ class OpRun {
     Memory scratch(facts_.backward_scratch_bytes), grad_output = encode(mode_.type, c_.grad_output);
     std::vector<Memory> grads;
     std::vector<KernelArg> args{{loss ? BufferView{} : grad_output.view()}};
-    for (std::size_t i = 0; i < inputs_.size(); ++i) args.push_back({(facts_.saved_inputs >> i & 1) != 0 ? inputs_[i].view() : BufferView{}});
+    for (std::size_t i = 0; i < inputs_.size(); ++i)
+      args.push_back({(facts_.saved_inputs >> i & 1) != 0 ? inputs_[i].view() : BufferView{}});
     args.push_back({(facts_.saved_outputs & 1) != 0 ? output_.view() : BufferView{}});
     for (Memory& b : params_) args.push_back({b.view()});
     args.push_back({extra_.view()});
     args.push_back({scratch.view()});
-    const double garbage = 1e30;                                     // must be overwritten
+    const double garbage = 1e30;  // must be overwritten
     const double before = mode_.accumulate() ? mode_.before : garbage;
     grads.reserve(inputs_.size() + params_.size());
     for (std::size_t i = 0; i < inputs_.size(); ++i) {
       const bool absent = c_.ids[i] || !mode_.wants_inputs || c_.op.kind == OpKind::position_embedding;
       grads.push_back(absent ? Memory() : encode(mode_.type, Numbers(c_.inputs[i].size(), before)));
     }
-    for (const Numbers& p : c_.params) grads.push_back(mode_.wants_params ? encode(mode_.type, Numbers(p.size(), before)) : Memory());
+    for (const Numbers& p : c_.params)
+      grads.push_back(mode_.wants_params ? encode(mode_.type, Numbers(p.size(), before)) : Memory());
     for (Memory& g : grads) args.push_back({g.view(), mode_.accumulate()});
     run_backward(c_.op, work_, mode_.type, args, c_.token_weight);
     for (std::size_t i = 0; i < grads.size(); ++i)
@@ -149,9 +154,7 @@ class OpRun {
   Memory output_, extra_;
 };
 
-inline std::size_t output_elements(const OpCase& c) {
-  return c.op.kind == OpKind::cross_entropy ? 1 : c.grad_output.size();
-}
+inline std::size_t output_elements(const OpCase& c) { return c.op.kind == OpKind::cross_entropy ? 1 : c.grad_output.size(); }
 inline OpResult run_case(const OpCase& c, const RunMode& mode = {}) { return OpRun(c, mode).run(output_elements(c)); }
 
 // max |a - b| over max |b|; both empty: 0. Different sizes or a NaN: infinity.

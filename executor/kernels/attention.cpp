@@ -17,7 +17,7 @@
 namespace fsdp {
 namespace {
 
-constexpr std::int64_t kRows = 64;                                   // queries of a block
+constexpr std::int64_t kRows = 64;  // queries of a block
 
 // Slopes of MPT's gen_slopes (the ALiBi paper's, with alibi_bias_max 8): 2^(-8 i / n) for i = 1 .. n, n the power of two at or
 // above `heads`; if n > heads, first the even i, then the odd i.
@@ -33,7 +33,8 @@ double alibi_slope(std::int64_t heads, std::int64_t head) {
 template <class T>
 struct Head {
   T* data = nullptr;
-  std::int64_t row = 0;                                              // elements from token to token
+  std::int64_t row = 0;  // elements from token to token
+  [[nodiscard]] Head from(std::int64_t token) const { return {data == nullptr ? nullptr : data + token * row, row}; }
 };
 
 // Where q, k, v (or their gradients) lie: three buffers, or one packed [q | k | v].
@@ -41,18 +42,29 @@ template <class T>
 struct Heads {
   T *q, *k, *v;
   std::int64_t q_row, kv_row, dim;
-  Head<T> query(std::int64_t token, std::int64_t head) const { return {q == nullptr ? nullptr : q + token * q_row + head * dim, q_row}; }
-  Head<T> key(std::int64_t token, std::int64_t head) const { return {k == nullptr ? nullptr : k + token * kv_row + head * dim, kv_row}; }
-  Head<T> value(std::int64_t token, std::int64_t head) const { return {v == nullptr ? nullptr : v + token * kv_row + head * dim, kv_row}; }
+  Head<T> query(std::int64_t token, std::int64_t head) const {
+    return {q == nullptr ? nullptr : q + token * q_row + head * dim, q_row};
+  }
+  Head<T> key(std::int64_t token, std::int64_t head) const {
+    return {k == nullptr ? nullptr : k + token * kv_row + head * dim, kv_row};
+  }
+  Head<T> value(std::int64_t token, std::int64_t head) const {
+    return {v == nullptr ? nullptr : v + token * kv_row + head * dim, kv_row};
+  }
 };
 
 struct Sizes {
   std::int64_t heads, kv_heads, dim, length, rows, q_width, kv_width;
   explicit Sizes(const Call& call)
-      : heads(call.shape.heads), kv_heads(call.shape.kv_heads), dim(call.shape.head_dim), length(call.work.seq_len),
-        rows(std::min(kRows, call.work.seq_len)), q_width(extent(call.shape.heads, call.shape.head_dim)),
+      : heads(call.shape.heads),
+        kv_heads(call.shape.kv_heads),
+        dim(call.shape.head_dim),
+        length(call.work.seq_len),
+        rows(std::min(kRows, call.work.seq_len)),
+        q_width(extent(call.shape.heads, call.shape.head_dim)),
         kv_width(extent(call.shape.kv_heads, call.shape.head_dim)) {
-    if (heads <= 0 || kv_heads <= 0 || dim <= 0 || heads % kv_heads != 0) call.fail("the query heads are no multiple of the key heads");
+    if (heads <= 0 || kv_heads <= 0 || dim <= 0 || heads % kv_heads != 0)
+      call.fail("the query heads are no multiple of the key heads");
     if (!call.shape.causal && call.shape.window > 0) call.fail("a window without a causal mask is not defined");
   }
 };
@@ -65,8 +77,12 @@ Heads<T> heads_of(const Call& call, const Sizes& z, const Get& get) {
     if (qkv == nullptr) return {nullptr, nullptr, nullptr, row, row, z.dim};
     return {qkv, qkv + z.q_width, qkv + z.q_width + z.kv_width, row, row, z.dim};
   }
-  return {get(0, extent(call.tokens, z.q_width)), get(1, extent(call.tokens, z.kv_width)), get(2, extent(call.tokens, z.kv_width)),
-          z.q_width, z.kv_width, z.dim};
+  return {get(0, extent(call.tokens, z.q_width)),
+          get(1, extent(call.tokens, z.kv_width)),
+          get(2, extent(call.tokens, z.kv_width)),
+          z.q_width,
+          z.kv_width,
+          z.dim};
 }
 
 // rows x dim elements of a head, densely, times `factor`; and back.
@@ -86,13 +102,17 @@ void unpack(const Math<T>* from, std::int64_t rows, std::int64_t dim, Head<T> to
 struct Block {
   std::int64_t begin, rows, first, last;
   Block(const OpShape& shape, const Sizes& z, std::int64_t from)
-      : begin(from), rows(std::min(z.rows, z.length - from)),
-        first(shape.window > 0 ? std::max<std::int64_t>(0, from - shape.window + 1) : 0), last(shape.causal ? from + rows : z.length) {}
+      : begin(from),
+        rows(std::min(z.rows, z.length - from)),
+        first(shape.window > 0 ? std::max<std::int64_t>(0, from - shape.window + 1) : 0),
+        last(shape.causal ? from + rows : z.length) {}
   [[nodiscard]] std::int64_t keys() const { return last - first; }
 };
 
 // What query i of a block sees, as columns of the block's score matrix.
-struct Seen { std::int64_t first, last; };
+struct Seen {
+  std::int64_t first, last;
+};
 Seen seen(const OpShape& shape, const Block& b, std::int64_t i) {
   const std::int64_t first = shape.window > 0 ? std::max<std::int64_t>(0, i - shape.window + 1) : 0;
   return {first - b.first, (shape.causal ? i + 1 : b.last) - b.first};
@@ -127,12 +147,18 @@ M softmax_row(const OpShape& shape, const Block& b, std::int64_t i, M slope, M* 
 }
 
 template <class M>
-Operand<M> plain(const M* data, std::int64_t stride) { return {data, stride, Transpose::no}; }
+Operand<M> plain(const M* data, std::int64_t stride) {
+  return {data, stride, Transpose::no};
+}
 template <class M>
-Operand<M> turned(const M* data, std::int64_t stride) { return {data, stride, Transpose::yes}; }
+Operand<M> turned(const M* data, std::int64_t stride) {
+  return {data, stride, Transpose::yes};
+}
 
 template <class T>
-Math<T> query_factor(const Sizes& z) { return static_cast<Math<T>>(1.0 / std::sqrt(static_cast<double>(z.dim))); }
+Math<T> query_factor(const Sizes& z) {
+  return static_cast<Math<T>>(1.0 / std::sqrt(static_cast<double>(z.dim)));
+}
 
 template <class T>
 Math<T> slope_of(const Call& call, std::int64_t head) {
@@ -142,12 +168,14 @@ Math<T> slope_of(const Call& call, std::int64_t head) {
 // Scratch of forward, in elements of the arithmetic type: k, v [length, dim]; q, o [rows, dim]; scores [rows, length].
 std::int64_t forward_scratch(const Sizes& z) { return extent(2 * z.length + 2 * z.rows, z.dim) + extent(z.rows, z.length); }
 // Backward: k, v, dk, dv [length, dim]; q, o, do, dq [rows, dim]; P, dS [rows, length]; rowsum(do o) [rows].
-std::int64_t backward_scratch(const Sizes& z) { return extent(4 * z.length + 4 * z.rows, z.dim) + extent(2 * z.rows, z.length) + z.rows; }
+std::int64_t backward_scratch(const Sizes& z) {
+  return extent(4 * z.length + 4 * z.rows, z.dim) + extent(2 * z.rows, z.length) + z.rows;
+}
 
 // Forward of one block of queries of one head. k, v: packed, all keys of the sequence.
 template <class T>
-void forward_block(const Call& call, const Sizes& z, const Block& b, std::int64_t head, Head<T> q_from, Head<T> to, const Math<T>* k,
-                   const Math<T>* v, Math<T>* work, Math<T>* lse) {
+void forward_block(const Call& call, const Sizes& z, const Block& b, std::int64_t head, Head<T> q_from, Head<T> to,
+                   const Math<T>* k, const Math<T>* v, Math<T>* work, Math<T>* lse) {
   using M = Math<T>;
   M *q = work, *o = q + z.rows * z.dim, *scores = o + z.rows * z.dim;
   const std::int64_t n = b.keys();
@@ -189,7 +217,8 @@ void score_gradient(const BackwardSpace<M>& w, std::int64_t rows, std::int64_t d
 
 // Backward of one block: q, o and do are packed in `w`; adds to w.dk and w.dv, leaves dq.
 template <class M>
-void backward_block(const OpShape& shape, const Sizes& z, const Block& b, M slope, M factor, const BackwardSpace<M>& w, const M* lse) {
+void backward_block(const OpShape& shape, const Sizes& z, const Block& b, M slope, M factor, const BackwardSpace<M>& w,
+                    const M* lse) {
   const std::int64_t n = b.keys(), d = z.dim;
   const M *k = w.k + b.first * d, *v = w.v + b.first * d;
   gemm(b.rows, n, d, M(1), plain(w.q, d), turned(k, d), M(0), w.p, n);
@@ -198,7 +227,21 @@ void backward_block(const OpShape& shape, const Sizes& z, const Block& b, M slop
   gemm(b.rows, n, d, M(1), plain(w.dout, d), turned(v, d), M(0), w.ds, n);
   score_gradient(w, b.rows, d, n);
   gemm(b.rows, d, n, factor, plain(w.ds, n), plain(k, d), M(0), w.dq, d);
-  gemm(n, d, b.rows, M(1), turned(w.ds, n), plain(w.q, d), M(1), w.dk + b.first * d, d);   // q carries the factor
+  gemm(n, d, b.rows, M(1), turned(w.ds, n), plain(w.q, d), M(1), w.dk + b.first * d, d);  // q carries the factor
+}
+
+// Backward of one head of one sequence, block by block; q, o, dout and dq start at its first token.
+template <class T>
+void backward_head(const Call& call, const Sizes& z, std::int64_t head, Head<T> q, Head<T> o, Head<T> dout, Head<T> dq,
+                   bool accumulate, const BackwardSpace<Math<T>>& w, const Math<T>* lse) {
+  for (std::int64_t i = 0; i < z.length; i += z.rows) {
+    const Block b(call.shape, z, i);
+    pack(q.from(i), b.rows, z.dim, query_factor<T>(z), w.q);
+    pack(o.from(i), b.rows, z.dim, Math<T>(1), w.o);
+    pack(dout.from(i), b.rows, z.dim, Math<T>(1), w.dout);
+    backward_block<Math<T>>(call.shape, z, b, slope_of<T>(call, head), query_factor<T>(z), w, lse);
+    unpack(w.dq, b.rows, z.dim, dq.from(i), accumulate);
+  }
 }
 
 }  // namespace
@@ -237,24 +280,19 @@ void attention_backward(const Call& call) {
   T* out = call.output<T>(0, n);
   const M* lse = call.extra<M>(extent(call.tokens, z.heads));
   const BackwardSpace<M> w(call.scratch<M>(backward_scratch(z)), z);
-  const std::int64_t shared = z.heads / z.kv_heads, last = call.shape.packed ? 0 : 2;
-  const auto adds = [&](std::int64_t i) { return call.adds_to_input(static_cast<std::size_t>(std::min(i, last))); };
+  const std::int64_t shared = z.heads / z.kv_heads;
+  const auto adds = [&](std::size_t i) { return call.adds_to_input(call.shape.packed ? 0 : i); };
   for (std::int64_t s = 0; s < call.work.sequences; ++s)
     for (std::int64_t g = 0; g < z.kv_heads; ++g) {
       const std::int64_t token = s * z.length;
       pack(in.key(token, g), z.length, z.dim, M(1), w.k);
       pack(in.value(token, g), z.length, z.dim, M(1), w.v);
-      std::fill_n(w.dk, 2 * z.length * z.dim, M(0));                 // dk and dv lie side by side
-      for (std::int64_t h = g * shared; h < (g + 1) * shared; ++h)
-        for (std::int64_t i = 0; i < z.length; i += z.rows) {
-          const Block b(call.shape, z, i);
-          const std::int64_t at = (token + i) * z.q_width + h * z.dim;
-          pack(in.query(token + i, h), b.rows, z.dim, query_factor<T>(z), w.q);
-          pack(Head<T>{out + at, z.q_width}, b.rows, z.dim, M(1), w.o);
-          pack(Head<T>{dout + at, z.q_width}, b.rows, z.dim, M(1), w.dout);
-          backward_block<M>(call.shape, z, b, slope_of<T>(call, h), query_factor<T>(z), w, lse + (s * z.heads + h) * z.length);
-          unpack(w.dq, b.rows, z.dim, grad.query(token + i, h), adds(0));
-        }
+      std::fill_n(w.dk, 2 * z.length * z.dim, M(0));  // dk and dv lie side by side
+      for (std::int64_t h = g * shared; h < (g + 1) * shared; ++h) {
+        const Head<T> o{out + token * z.q_width + h * z.dim, z.q_width}, d{dout + token * z.q_width + h * z.dim, z.q_width};
+        backward_head<T>(call, z, h, in.query(token, h), o, d, grad.query(token, h), adds(0), w,
+                         lse + (s * z.heads + h) * z.length);
+      }
       unpack(w.dk, z.length, z.dim, grad.key(token, g), adds(1));
       unpack(w.dv, z.length, z.dim, grad.value(token, g), adds(2));
     }

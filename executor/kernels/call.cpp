@@ -4,12 +4,12 @@
 
 namespace fsdp {
 
-void check_extent(std::string_view operation, std::string_view what, std::size_t index, const BufferView& view, std::int64_t elements,
-                  std::int64_t size) {
+void check_extent(std::string_view operation, std::string_view what, std::size_t index, const BufferView& view,
+                  std::int64_t elements, std::int64_t size) {
   const std::int64_t needed = extent(elements, size);
   if (view.bytes == needed && (view.data != nullptr || needed == 0)) return;
-  throw MachineError("operation " + std::string(operation) + ": " + std::string(what) + " " + std::to_string(index) + ": buffer of " +
-                     std::to_string(view.bytes) + " bytes where the model needs " + std::to_string(needed));
+  throw MachineError("operation " + std::string(operation) + ": " + std::string(what) + " " + std::to_string(index) +
+                     ": buffer of " + std::to_string(view.bytes) + " bytes where the model needs " + std::to_string(needed));
 }
 
 std::int64_t extent(std::int64_t a, std::int64_t b, std::int64_t c) {

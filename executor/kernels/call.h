@@ -14,9 +14,10 @@
 
 namespace fsdp {
 
-// Throws MachineError "operation linear: input 0: buffer of 12 bytes where the model needs 16" unless view.bytes == elements * size.
-void check_extent(std::string_view operation, std::string_view what, std::size_t index, const BufferView& view, std::int64_t elements,
-                  std::int64_t size);
+// Throws MachineError "operation linear: input 0: buffer of 12 bytes where the model needs 16" unless view.bytes == elements *
+// size.
+void check_extent(std::string_view operation, std::string_view what, std::size_t index, const BufferView& view,
+                  std::int64_t elements, std::int64_t size);
 // a * b * c of non-negative extents; throws instead of wrapping.
 [[nodiscard]] std::int64_t extent(std::int64_t a, std::int64_t b, std::int64_t c = 1);
 
@@ -31,16 +32,43 @@ class Call {
   const std::int64_t tokens;
 
   // Present and of exactly this many elements.
-  template <class T> T* input(std::size_t i, std::int64_t n) const { return get<T>("input", inputs_, i, n); }
-  template <class T> T* param(std::size_t i, std::int64_t n) const { return get<T>("parameter", params_, i, n); }
-  template <class T> T* output(std::size_t i, std::int64_t n) const { return get<T>("output", outputs_, i, n); }
-  template <class T> T* extra(std::int64_t n) const { return get<T>("extra", extra_, 0, n); }
-  template <class T> T* extra_to_keep(std::int64_t n) const { return optional<T>("extra", extra_, 0, n); }   // null: recomputed later
-  template <class T> T* scratch(std::int64_t n) const { return get<T>("scratch", scratch_, 0, n); }
-  template <class T> T* grad_output(std::size_t i, std::int64_t n) const { return get<T>("gradient of output", grad_outputs_, i, n); }
+  template <class T>
+  T* input(std::size_t i, std::int64_t n) const {
+    return get<T>("input", inputs_, i, n);
+  }
+  template <class T>
+  T* param(std::size_t i, std::int64_t n) const {
+    return get<T>("parameter", params_, i, n);
+  }
+  template <class T>
+  T* output(std::size_t i, std::int64_t n) const {
+    return get<T>("output", outputs_, i, n);
+  }
+  template <class T>
+  T* extra(std::int64_t n) const {
+    return get<T>("extra", extra_, 0, n);
+  }
+  template <class T>
+  T* extra_to_keep(std::int64_t n) const {
+    return optional<T>("extra", extra_, 0, n);
+  }  // null: recomputed later
+  template <class T>
+  T* scratch(std::int64_t n) const {
+    return get<T>("scratch", scratch_, 0, n);
+  }
+  template <class T>
+  T* grad_output(std::size_t i, std::int64_t n) const {
+    return get<T>("gradient of output", grad_outputs_, i, n);
+  }
   // Null when nobody wants it.
-  template <class T> T* grad_input(std::size_t i, std::int64_t n) const { return optional<T>("gradient of input", grad_inputs_, i, n); }
-  template <class T> T* grad_param(std::size_t i, std::int64_t n) const { return optional<T>("gradient of parameter", grad_params_, i, n); }
+  template <class T>
+  T* grad_input(std::size_t i, std::int64_t n) const {
+    return optional<T>("gradient of input", grad_inputs_, i, n);
+  }
+  template <class T>
+  T* grad_param(std::size_t i, std::int64_t n) const {
+    return optional<T>("gradient of parameter", grad_params_, i, n);
+  }
   [[nodiscard]] bool adds_to_input(std::size_t i) const { return grad_inputs_[i].accumulate; }
   [[nodiscard]] bool adds_to_param(std::size_t i) const { return grad_params_[i].accumulate; }
   [[nodiscard]] BufferView scratch_view() const { return scratch_[0].view; }

@@ -15,7 +15,9 @@ void convert_all(const From* from, To* to, std::int64_t n, bool accumulate) {
 }
 
 template <class T>
-T* typed(const BufferView& view) { return reinterpret_cast<T*>(view.data); }
+T* typed(const BufferView& view) {
+  return reinterpret_cast<T*>(view.data);
+}
 
 }  // namespace
 

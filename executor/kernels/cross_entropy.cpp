@@ -25,8 +25,8 @@ Math<T> log_sum_exp(const T* x, std::int64_t n) {
 void check_targets(const Call& call, const std::int64_t* targets) {
   for (std::int64_t t = 0; t < call.tokens; ++t)
     if (targets[t] < 0 || targets[t] >= call.shape.vocab)
-      call.fail("target " + std::to_string(targets[t]) + " at position " + std::to_string(t) + " is outside of the vocabulary of " +
-                std::to_string(call.shape.vocab));
+      call.fail("target " + std::to_string(targets[t]) + " at position " + std::to_string(t) +
+                " is outside of the vocabulary of " + std::to_string(call.shape.vocab));
 }
 
 }  // namespace

@@ -23,7 +23,7 @@ struct BFloat16 {
   const std::uint32_t u = std::bit_cast<std::uint32_t>(x);
   // Half of the last kept bit, less one when that bit is even; a carry moves into the exponent, up to infinity.
   const std::uint32_t rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
-  const std::uint32_t quiet_nan = (u >> 16) | 0x40u;               // rounding would turn some NaNs into infinity
+  const std::uint32_t quiet_nan = (u >> 16) | 0x40u;  // rounding would turn some NaNs into infinity
   return {static_cast<std::uint16_t>((u & 0x7fffffffu) > 0x7f800000u ? quiet_nan : rounded)};
 }
 
@@ -47,7 +47,8 @@ decltype(auto) with_type(DType type, F&& f) {
     case DType::f64: return f(double{});
     case DType::f32: return f(float{});
     case DType::bf16: return f(BFloat16{});
-    case DType::f16: case DType::i64: break;
+    case DType::f16:
+    case DType::i64: break;
   }
   throw MachineError("host kernels: no arithmetic for this element type; fp64, fp32 and bf16 have it");
 }

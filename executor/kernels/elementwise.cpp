@@ -8,7 +8,9 @@ namespace fsdp {
 namespace {
 
 template <class M>
-M sigmoid(M x) { return M(1) / (M(1) + exp_of(-x)); }
+M sigmoid(M x) {
+  return M(1) / (M(1) + exp_of(-x));
+}
 
 // gelu(x) = x Phi(x), and its derivative Phi(x) + x phi(x), with the normal distribution Phi and its density phi.
 template <class M>

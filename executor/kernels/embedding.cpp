@@ -18,8 +18,8 @@ void check_ids(const Call& call, const std::int64_t* ids) {
 
 void check_positions(const Call& call) {
   if (call.work.seq_len > call.shape.positions)
-    call.fail("a sequence of " + std::to_string(call.work.seq_len) + " tokens is longer than its " + std::to_string(call.shape.positions) +
-              " positions");
+    call.fail("a sequence of " + std::to_string(call.work.seq_len) + " tokens is longer than its " +
+              std::to_string(call.shape.positions) + " positions");
 }
 
 }  // namespace
@@ -48,7 +48,8 @@ void embedding_backward(const Call& call) {
   const bool accumulate = call.adds_to_param(0);
   if (!accumulate) std::fill_n(dw, call.shape.vocab * width, T{});
   std::iota(order, order + call.tokens, std::int64_t{0});
-  std::sort(order, order + call.tokens, [ids](std::int64_t a, std::int64_t b) { return ids[a] != ids[b] ? ids[a] < ids[b] : a < b; });
+  std::sort(order, order + call.tokens,
+            [ids](std::int64_t a, std::int64_t b) { return ids[a] != ids[b] ? ids[a] < ids[b] : a < b; });
   for (std::int64_t begin = 0, end = 0; begin < call.tokens; begin = end) {
     const std::int64_t id = ids[order[begin]];
     while (end < call.tokens && ids[order[end]] == id) ++end;
@@ -64,7 +65,7 @@ void position_embedding_forward(const Call& call) {
   const T* x = call.input<T>(0, extent(call.tokens, width));
   const T* weight = call.param<T>(0, extent(call.shape.positions, width));
   T* y = call.output<T>(0, extent(call.tokens, width));
-  const std::int64_t sequence = call.work.seq_len * width;          // elements; the same part of `weight` for each sequence
+  const std::int64_t sequence = call.work.seq_len * width;  // elements; the same part of `weight` for each sequence
   for (std::int64_t s = 0; s < call.work.sequences; ++s)
     for (std::int64_t i = 0; i < sequence; ++i) store(y[s * sequence + i], load(x[s * sequence + i]) + load(weight[i]));
 }
@@ -78,7 +79,8 @@ void position_embedding_backward(const Call& call) {
   if (dw == nullptr) return;
   const std::int64_t sequence = call.work.seq_len * width;
   const bool accumulate = call.adds_to_param(0);
-  column_sum(call.work.sequences, sequence, dw, accumulate, [=](std::int64_t s, std::int64_t i) { return load(dy[s * sequence + i]); });
+  column_sum(call.work.sequences, sequence, dw, accumulate,
+             [=](std::int64_t s, std::int64_t i) { return load(dy[s * sequence + i]); });
   if (!accumulate) std::fill_n(dw + sequence, call.shape.positions * width - sequence, T{});
 }
 

@@ -8,7 +8,7 @@
 namespace fsdp {
 namespace {
 
-constexpr std::int64_t kTile = 512;                                // edge of an fp32 tile: 1 MiB, three of them in use
+constexpr std::int64_t kTile = 512;  // edge of an fp32 tile: 1 MiB, three of them in use
 
 // rows x columns of a stored matrix, as fp32, densely.
 void convert_tile(const BFloat16* from, std::int64_t stride, std::int64_t rows, std::int64_t columns, float* to) {
@@ -42,8 +42,8 @@ struct Tiled {
     else std::fill_n(c_tile, rows * columns, 0.0f);
     for (std::int64_t l = 0; l < k; l += kTile) {
       const std::int64_t depth = std::min(kTile, k - l);
-      gemm(rows, columns, depth, 1.0f, tile(a, ta, m, k, i, l, rows, depth, a_tile), tile(b, tb, k, n, l, j, depth, columns, b_tile), 1.0f,
-           c_tile, columns);
+      gemm(rows, columns, depth, 1.0f, tile(a, ta, m, k, i, l, rows, depth, a_tile),
+           tile(b, tb, k, n, l, j, depth, columns, b_tile), 1.0f, c_tile, columns);
     }
     for (std::int64_t r = 0; r < rows; ++r)
       for (std::int64_t q = 0; q < columns; ++q) c[(i + r) * n + j + q] = to_bfloat16(c_tile[r * columns + q]);
@@ -59,15 +59,15 @@ std::int64_t host_gemm_scratch_bytes(DType type, std::int64_t m, std::int64_t n,
 }
 
 template <class T>
-void multiply(Transpose ta, Transpose tb, std::int64_t m, std::int64_t n, std::int64_t k, const T* a, const T* b, T* c, bool accumulate,
-              BufferView) {
+void multiply(Transpose ta, Transpose tb, std::int64_t m, std::int64_t n, std::int64_t k, const T* a, const T* b, T* c,
+              bool accumulate, BufferView) {
   gemm(m, n, k, T(1), Operand<T>{a, ta == Transpose::yes ? m : k, ta}, Operand<T>{b, tb == Transpose::yes ? k : n, tb},
        accumulate ? T(1) : T(0), c, n);
 }
 
 template <>
-void multiply<BFloat16>(Transpose ta, Transpose tb, std::int64_t m, std::int64_t n, std::int64_t k, const BFloat16* a, const BFloat16* b,
-                        BFloat16* c, bool accumulate, BufferView scratch) {
+void multiply<BFloat16>(Transpose ta, Transpose tb, std::int64_t m, std::int64_t n, std::int64_t k, const BFloat16* a,
+                        const BFloat16* b, BFloat16* c, bool accumulate, BufferView scratch) {
   check_extent("matrix product", "scratch", 0, scratch, host_gemm_scratch_bytes(DType::bf16, m, n, k), 1);
   float* a_tile = reinterpret_cast<float*>(scratch.data);
   float* b_tile = a_tile + std::min(m, kTile) * std::min(k, kTile);
@@ -77,13 +77,13 @@ void multiply<BFloat16>(Transpose ta, Transpose tb, std::int64_t m, std::int64_t
     for (std::int64_t j = 0; j < n; j += kTile) tiles.at(i, j);
 }
 
-template void multiply<double>(Transpose, Transpose, std::int64_t, std::int64_t, std::int64_t, const double*, const double*, double*, bool,
-                               BufferView);
-template void multiply<float>(Transpose, Transpose, std::int64_t, std::int64_t, std::int64_t, const float*, const float*, float*, bool,
-                              BufferView);
+template void multiply<double>(Transpose, Transpose, std::int64_t, std::int64_t, std::int64_t, const double*, const double*,
+                               double*, bool, BufferView);
+template void multiply<float>(Transpose, Transpose, std::int64_t, std::int64_t, std::int64_t, const float*, const float*, float*,
+                              bool, BufferView);
 
-void host_gemm(DType type, Transpose ta, Transpose tb, std::int64_t m, std::int64_t n, std::int64_t k, const void* a, const void* b, void* c,
-               bool accumulate, BufferView scratch) {
+void host_gemm(DType type, Transpose ta, Transpose tb, std::int64_t m, std::int64_t n, std::int64_t k, const void* a,
+               const void* b, void* c, bool accumulate, BufferView scratch) {
   with_type(type, [&](auto element) {
     using T = decltype(element);
     multiply<T>(ta, tb, m, n, k, static_cast<const T*>(a), static_cast<const T*>(b), static_cast<T*>(c), accumulate, scratch);

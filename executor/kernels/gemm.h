@@ -20,12 +20,12 @@ struct Operand {
 // c[m, n] = alpha * a[m, k] * b[k, n] + beta * c, one thread. beta 0: c is not read.
 void gemm(std::int64_t m, std::int64_t n, std::int64_t k, float alpha, Operand<float> a, Operand<float> b, float beta, float* c,
           std::int64_t c_stride);
-void gemm(std::int64_t m, std::int64_t n, std::int64_t k, double alpha, Operand<double> a, Operand<double> b, double beta, double* c,
-          std::int64_t c_stride);
+void gemm(std::int64_t m, std::int64_t n, std::int64_t k, double alpha, Operand<double> a, Operand<double> b, double beta,
+          double* c, std::int64_t c_stride);
 
 // host_gemm for a known storage type.
 template <class T>
-void multiply(Transpose ta, Transpose tb, std::int64_t m, std::int64_t n, std::int64_t k, const T* a, const T* b, T* c, bool accumulate,
-              BufferView scratch);
+void multiply(Transpose ta, Transpose tb, std::int64_t m, std::int64_t n, std::int64_t k, const T* a, const T* b, T* c,
+              bool accumulate, BufferView scratch);
 
 }  // namespace fsdp

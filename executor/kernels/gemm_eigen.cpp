@@ -8,7 +8,7 @@
 namespace fsdp {
 namespace {
 
-constexpr std::int64_t kColumns = 1024, kDepth = 512;              // of one call into Eigen, so that its packing buffers stay bounded
+constexpr std::int64_t kColumns = 1024, kDepth = 512;  // of one call into Eigen, so that its packing buffers stay bounded
 
 template <class M>
 using Matrix = Eigen::Map<const Eigen::Matrix<M, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>, 0, Eigen::OuterStride<>>;
@@ -18,7 +18,8 @@ using Result = Eigen::Map<Eigen::Matrix<M, Eigen::Dynamic, Eigen::Dynamic, Eigen
 // The part [rows, columns] of an operand as the product sees it, starting at (row, column), in its stored orientation.
 template <class M>
 Matrix<M> part(const Operand<M>& x, std::int64_t row, std::int64_t column, std::int64_t rows, std::int64_t columns) {
-  if (x.transpose == Transpose::yes) return Matrix<M>(x.data + column * x.stride + row, columns, rows, Eigen::OuterStride<>(x.stride));
+  if (x.transpose == Transpose::yes)
+    return Matrix<M>(x.data + column * x.stride + row, columns, rows, Eigen::OuterStride<>(x.stride));
   return Matrix<M>(x.data + row * x.stride + column, rows, columns, Eigen::OuterStride<>(x.stride));
 }
 
@@ -54,14 +55,14 @@ void gemm(std::int64_t m, std::int64_t n, std::int64_t k, float alpha, Operand<f
   product(m, n, k, alpha, a, b, beta, c, c_stride);
 }
 
-void gemm(std::int64_t m, std::int64_t n, std::int64_t k, double alpha, Operand<double> a, Operand<double> b, double beta, double* c,
-          std::int64_t c_stride) {
+void gemm(std::int64_t m, std::int64_t n, std::int64_t k, double alpha, Operand<double> a, Operand<double> b, double beta,
+          double* c, std::int64_t c_stride) {
   product(m, n, k, alpha, a, b, beta, c, c_stride);
 }
 
 std::string_view host_gemm_library() {
-  static const std::string text = "Eigen " + std::to_string(EIGEN_WORLD_VERSION) + "." + std::to_string(EIGEN_MAJOR_VERSION) + "." +
-                                  std::to_string(EIGEN_MINOR_VERSION);
+  static const std::string text = "Eigen " + std::to_string(EIGEN_WORLD_VERSION) + "." + std::to_string(EIGEN_MAJOR_VERSION) +
+                                  "." + std::to_string(EIGEN_MINOR_VERSION);
   return text;
 }
 

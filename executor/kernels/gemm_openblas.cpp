@@ -27,11 +27,15 @@ blasint dimension(std::int64_t n) {
 }
 
 template <class M>
-CBLAS_TRANSPOSE order(const Operand<M>& x) { return x.transpose == Transpose::yes ? CblasTrans : CblasNoTrans; }
+CBLAS_TRANSPOSE order(const Operand<M>& x) {
+  return x.transpose == Transpose::yes ? CblasTrans : CblasNoTrans;
+}
 
 // The interface wants strides >= 1 even for empty matrices.
 template <class M>
-blasint stride(const Operand<M>& x) { return dimension(x.stride > 0 ? x.stride : 1); }
+blasint stride(const Operand<M>& x) {
+  return dimension(x.stride > 0 ? x.stride : 1);
+}
 
 }  // namespace
 
@@ -39,16 +43,16 @@ void gemm(std::int64_t m, std::int64_t n, std::int64_t k, float alpha, Operand<f
           std::int64_t c_stride) {
   if (m == 0 || n == 0) return;
   one_thread();
-  cblas_sgemm(CblasRowMajor, order(a), order(b), dimension(m), dimension(n), dimension(k), alpha, a.data, stride(a), b.data, stride(b),
-              beta, c, dimension(c_stride));
+  cblas_sgemm(CblasRowMajor, order(a), order(b), dimension(m), dimension(n), dimension(k), alpha, a.data, stride(a), b.data,
+              stride(b), beta, c, dimension(c_stride));
 }
 
-void gemm(std::int64_t m, std::int64_t n, std::int64_t k, double alpha, Operand<double> a, Operand<double> b, double beta, double* c,
-          std::int64_t c_stride) {
+void gemm(std::int64_t m, std::int64_t n, std::int64_t k, double alpha, Operand<double> a, Operand<double> b, double beta,
+          double* c, std::int64_t c_stride) {
   if (m == 0 || n == 0) return;
   one_thread();
-  cblas_dgemm(CblasRowMajor, order(a), order(b), dimension(m), dimension(n), dimension(k), alpha, a.data, stride(a), b.data, stride(b),
-              beta, c, dimension(c_stride));
+  cblas_dgemm(CblasRowMajor, order(a), order(b), dimension(m), dimension(n), dimension(k), alpha, a.data, stride(a), b.data,
+              stride(b), beta, c, dimension(c_stride));
 }
 
 // "OpenBLAS 0.3.21" of "OpenBLAS 0.3.21 NO_LAPACKE DYNAMIC_ARCH ...".
@@ -59,8 +63,10 @@ std::string_view host_gemm_library() {
 }
 
 // Its large products use mapped buffers of its own, made at the first call. On AVX-512 processors products of at most 100^3
-// multiplications take another path (dgemm_small_kernel_nn_skylakex.c), which packs the last n mod 32 columns of the second operand on
-// the heap: at most 31 columns of k elements.
-std::int64_t host_gemm_library_workspace(std::int64_t longest) { return 31 * 8 * std::min<std::int64_t>(longest, 1'000'000) + 64; }
+// multiplications take another path (dgemm_small_kernel_nn_skylakex.c), which packs the last n mod 32 columns of the second
+// operand on the heap: at most 31 columns of k elements.
+std::int64_t host_gemm_library_workspace(std::int64_t longest) {
+  return 31 * 8 * std::min<std::int64_t>(longest, 1'000'000) + 64;
+}
 
 }  // namespace fsdp

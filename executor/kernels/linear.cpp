@@ -15,10 +15,10 @@ void linear_forward(const Call& call) {
   const T* weight = call.param<T>(0, extent(in, out));
   const T* bias = call.params() > 1 ? call.param<T>(1, out) : nullptr;
   T* y = call.output<T>(0, extent(call.tokens, out));
-  if (bias != nullptr)                                               // the product adds to it
+  if (bias != nullptr)  // the product adds to it
     for (std::int64_t t = 0; t < call.tokens; ++t) std::copy_n(bias, out, y + t * out);
-  multiply<T>(Transpose::no, call.shape.transposed ? Transpose::no : Transpose::yes, call.tokens, out, in, x, weight, y, bias != nullptr,
-              call.scratch_view());
+  multiply<T>(Transpose::no, call.shape.transposed ? Transpose::no : Transpose::yes, call.tokens, out, in, x, weight, y,
+              bias != nullptr, call.scratch_view());
 }
 
 template <class T>

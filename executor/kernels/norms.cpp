@@ -91,7 +91,8 @@ void rms_norm_backward(const Call& call) {
   const Math<T>* rs = call.extra<Math<T>>(e.rows);
   if (T* dx = call.grad_input<T>(0, e.elements))
     for (std::int64_t t = 0; t < e.rows; ++t)
-      backward_row<T>(x + t * e.width, 0, rs[t], false, weight, dy + t * e.width, dx + t * e.width, call.adds_to_input(0), e.width);
+      backward_row<T>(x + t * e.width, 0, rs[t], false, weight, dy + t * e.width, dx + t * e.width, call.adds_to_input(0),
+                      e.width);
   if (T* dw = call.grad_param<T>(0, e.width))
     column_sum(e.rows, e.width, dw, call.adds_to_param(0),
                [=](std::int64_t t, std::int64_t i) { return load(dy[t * e.width + i]) * load(x[t * e.width + i]) * rs[t]; });
@@ -125,13 +126,16 @@ void layer_norm_backward(const Call& call) {
   const Math<T>* rs = means + e.rows;
   if (T* dx = call.grad_input<T>(0, e.elements))
     for (std::int64_t t = 0; t < e.rows; ++t)
-      backward_row<T>(x + t * e.width, means[t], rs[t], true, weight, dy + t * e.width, dx + t * e.width, call.adds_to_input(0), e.width);
+      backward_row<T>(x + t * e.width, means[t], rs[t], true, weight, dy + t * e.width, dx + t * e.width, call.adds_to_input(0),
+                      e.width);
   if (T* dw = call.grad_param<T>(0, e.width))
-    column_sum(e.rows, e.width, dw, call.adds_to_param(0),
-               [=](std::int64_t t, std::int64_t i) { return load(dy[t * e.width + i]) * (load(x[t * e.width + i]) - means[t]) * rs[t]; });
+    column_sum(e.rows, e.width, dw, call.adds_to_param(0), [=](std::int64_t t, std::int64_t i) {
+      return load(dy[t * e.width + i]) * (load(x[t * e.width + i]) - means[t]) * rs[t];
+    });
   if (call.params() < 2) return;
   if (T* db = call.grad_param<T>(1, e.width))
-    column_sum(e.rows, e.width, db, call.adds_to_param(1), [=](std::int64_t t, std::int64_t i) { return load(dy[t * e.width + i]); });
+    column_sum(e.rows, e.width, db, call.adds_to_param(1),
+               [=](std::int64_t t, std::int64_t i) { return load(dy[t * e.width + i]); });
 }
 
 template void rms_norm_forward<double>(const Call&);

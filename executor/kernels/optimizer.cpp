@@ -78,8 +78,8 @@ void adamw(const UnitLayout& layout, std::int64_t shard_rank, const Optimizer& o
 }
 
 // g <- g + wd p;  p <- p - lr g. Without momentum there is no state: `state1` may be absent and is left as it is.
-void sgd(const UnitLayout& layout, std::int64_t shard_rank, const Optimizer& optimizer, DType master, BufferView gradient, BufferView shard,
-         BufferView) {
+void sgd(const UnitLayout& layout, std::int64_t shard_rank, const Optimizer& optimizer, DType master, BufferView gradient,
+         BufferView shard, BufferView) {
   check_rank(layout, shard_rank);
   check_extent("sgd", "gradient", 0, gradient, layout.shard_elements, size_of(master));
   check_extent("sgd", "shard", 0, shard, layout.shard_elements, size_of(master));

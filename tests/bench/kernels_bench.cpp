@@ -1,0 +1,161 @@
+// Host matrix products as an executed plan makes them (a linear op's forward and backward: checks, layout changes, bias and, for
+// bf16, conversions included) beside the same three products by the library alone, in turns within one run; and attention's rate.
+// `ratio` = library seconds / our seconds: 0.8 or more is the goal for fp32.
+#include <benchmark/benchmark.h>
+
+#include <ctime>
+#include <string>
+#include <vector>
+
+#include "executor/kernels.h"
+#include "executor/kernels/gemm.h"
+#include "models/catalog.h"
+#include "models/implementation.h"
+
+namespace {
+
+using namespace fsdp;
+
+// Memory that has been touched, so that page faults are not timed.
+struct Room {
+  std::vector<std::byte> bytes;
+  explicit Room(std::int64_t n) : bytes(static_cast<std::size_t>(n)) {}
+  BufferView view() { return {bytes.empty() ? nullptr : bytes.data(), static_cast<std::int64_t>(bytes.size())}; }
+  float* floats() { return reinterpret_cast<float*>(bytes.data()); }
+};
+
+// Processor time of this thread: kernels run on one, and neighbours on a busy machine do not count.
+double now() {
+  timespec t{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+  return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
+}
+
+template <class F>
+double seconds(const F& f) {
+  const double begin = now();
+  f();
+  return now() - begin;
+}
+
+// One op with all its buffers.
+struct OpBench {
+  const Op& op;
+  Workload work;
+  DType type;
+  std::vector<Room> rooms;
+  std::vector<KernelArg> forward_args, backward_args;
+
+  std::int64_t bytes_of(const ModelGraph& m, std::int32_t tensor) const {
+    return elements(m.tensors[static_cast<std::size_t>(tensor)], work) * work.element_bytes;
+  }
+  KernelArg room(std::int64_t bytes) { return {rooms.emplace_back(bytes).view()}; }
+
+  OpBench(const ModelGraph& m, const Op& o, std::int64_t tokens, DType t) : op(o), work{1, tokens, size_of(t)}, type(t) {
+    const OpFacts f = facts(native_implementation(), o, work);
+    std::vector<KernelArg> inputs, params, outputs, grad_outputs, grad_inputs, grad_params;
+    for (const auto i : o.inputs) inputs.push_back(room(bytes_of(m, i))), grad_inputs.push_back(room(bytes_of(m, i)));
+    for (const auto p : o.params) {
+      const std::int64_t bytes = m.parameters[static_cast<std::size_t>(p)].numel() * work.element_bytes;
+      params.push_back(room(bytes)), grad_params.push_back(room(bytes));
+    }
+    for (const auto i : o.outputs) outputs.push_back(room(bytes_of(m, i))), grad_outputs.push_back(room(bytes_of(m, i)));
+    const KernelArg extra = room(f.saved_extra_bytes);
+    const auto append = [](std::vector<KernelArg>& to, const std::vector<KernelArg>& from) {
+      to.insert(to.end(), from.begin(), from.end());
+    };
+    for (const auto& part : {inputs, params, outputs, {extra, room(f.forward_scratch_bytes)}}) append(forward_args, part);
+    for (const auto& part :
+         {grad_outputs, inputs, outputs, params, {extra, room(f.backward_scratch_bytes)}, grad_inputs, grad_params})
+      append(backward_args, part);
+    run_forward(op, work, type, forward_args, 1);  // warms up, and fills what backward reads
+    run_backward(op, work, type, backward_args, 1);
+  }
+  double forward() {
+    return seconds([&] { run_forward(op, work, type, forward_args, 1); });
+  }
+  double backward() {
+    return seconds([&] { run_backward(op, work, type, backward_args, 1); });
+  }
+};
+
+const Op& find_op(const ModelGraph& m, OpKind kind, const std::string& module) {
+  for (const Op& op : m.ops)
+    if (op.kind == kind && op.module >= 0 && m.modules[static_cast<std::size_t>(op.module)].name == module) return op;
+  throw std::runtime_error("no op of " + module);
+}
+
+// y = x W^T, dx = dy W, dW = dy^T x by the library alone, in fp32.
+struct Library {
+  std::int64_t t, in, out;
+  Room x, w, y;
+  Library(std::int64_t tokens, const OpShape& s)
+      : t(tokens), in(s.in), out(s.out), x(4 * t * in), w(4 * in * out), y(4 * t * out) {}
+  double run() {
+    const auto plain = [](Room& r, std::int64_t stride) { return Operand<float>{r.floats(), stride, Transpose::no}; };
+    const auto turned = [](Room& r, std::int64_t stride) { return Operand<float>{r.floats(), stride, Transpose::yes}; };
+    return seconds([&] {
+      gemm(t, out, in, 1.0f, plain(x, in), turned(w, in), 0.0f, y.floats(), out);
+      gemm(t, in, out, 1.0f, plain(y, out), plain(w, in), 0.0f, x.floats(), in);
+      gemm(out, in, t, 1.0f, turned(y, out), plain(x, in), 0.0f, w.floats(), in);
+    });
+  }
+};
+
+void linear(benchmark::State& state, const std::string& model, const std::string& module, std::int64_t tokens, DType type) {
+  const ModelGraph m = load_model(model);
+  const Op& op = find_op(m, OpKind::linear, module);
+  OpBench ours(m, op, tokens, type);
+  Library library(tokens, op.shape);
+  library.run();
+  double our_seconds = 0, library_seconds = 0;
+  for (auto _ : state) {
+    const double step = ours.forward() + ours.backward();
+    our_seconds += step;
+    library_seconds += library.run();
+    state.SetIterationTime(step);
+  }
+  const double flops = (forward_flops(op, ours.work) + backward_flops(op, ours.work)) * static_cast<double>(state.iterations());
+  state.counters["GFLOP/s"] = flops / our_seconds * 1e-9;
+  state.counters["library"] = flops / library_seconds * 1e-9;
+  state.counters["ratio"] = library_seconds / our_seconds;
+}
+
+void attention(benchmark::State& state, const std::string& model, const std::string& module, std::int64_t tokens, DType type) {
+  const ModelGraph m = load_model(model);
+  const Op& op = find_op(m, OpKind::attention, module);
+  OpBench ours(m, op, tokens, type);
+  double forward = 0, backward = 0;
+  for (auto _ : state) {
+    const double f = ours.forward(), b = ours.backward();
+    forward += f, backward += b;
+    state.SetIterationTime(f + b);
+  }
+  const double n = static_cast<double>(state.iterations());
+  state.counters["forward GFLOP/s"] = forward_flops(op, ours.work) * n / forward * 1e-9;
+  state.counters["backward GFLOP/s"] = backward_flops(op, ours.work) * n / backward * 1e-9;
+}
+
+void add(const std::string& what, const std::string& model, const std::string& module, std::int64_t tokens, DType type) {
+  const std::string title =
+      what + " " + model + " " + module + " " + std::to_string(tokens) + " tokens " + std::string(name(type));
+  auto* b = what == "linear" ? benchmark::RegisterBenchmark(title.c_str(), linear, model, module, tokens, type)
+                             : benchmark::RegisterBenchmark(title.c_str(), attention, model, module, tokens, type);
+  b->UseManualTime()->Unit(benchmark::kMillisecond);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  benchmark::Initialize(&argc, argv);
+  benchmark::AddCustomContext("matrix products", std::string(host_gemm_library()));
+  for (const DType type : {DType::f32, DType::bf16}) {
+    for (const char* module : {"self_attn.q_proj", "self_attn.k_proj", "mlp.gate_proj", "mlp.down_proj"})
+      add("linear", "llama3-8b", std::string("model.layers.0.") + module, 256, type);
+    for (const char* module : {"attn.c_attn", "mlp.c_fc", "mlp.c_proj"})
+      add("linear", "gpt2", std::string("transformer.h.0.") + module, 512, type);
+    add("attention", "llama3-8b", "model.layers.0.self_attn", 1024, type);
+    add("attention", "gpt2", "transformer.h.0.attn", 512, type);
+  }
+  benchmark::RunSpecifiedBenchmarks();
+}
