@@ -59,9 +59,9 @@ std::string join(const std::vector<std::string>& parts, const std::string& separ
 }
 
 std::string number(double value) {
-  std::string text = fmt::format("{}", value);                    // shortest text that reads back as the same double
+  std::string text = fmt::format("{}", value);  // shortest text that reads back as the same double
   if (text.find_first_of(".e") == std::string::npos) text += ".0";
-  const std::size_t e = text.find('e');                           // YAML 1.1 and TOML 0.x readers want a dot before the exponent
+  const std::size_t e = text.find('e');  // YAML 1.1 and TOML 0.x readers want a dot before the exponent
   if (e != std::string::npos && text.find('.') == std::string::npos) text.insert(e, ".0");
   return text;
 }
@@ -81,12 +81,18 @@ std::string quoted(const std::string& text) {
   return out + "\"";
 }
 
-std::string header(const ShardingPlan& plan, const ModelGraph& model, const std::string& what, const std::vector<std::string>& cannot_express) {
+std::string header(const ShardingPlan& plan, const ModelGraph& model, const std::string& what,
+                   const std::vector<std::string>& cannot_express) {
   std::string text = "# " + what + ", written by fsdp-plan.\n#\n";
-  text += one_line(fmt::format("# model       {}, {} parameters, digest {}", model.name, model.parameter_count(), plan.model_digest)) + "\n";
-  text += one_line(fmt::format("# plan        {}, wrap {}, {} units, digest {}", name(plan.dialect), plan.wrap.empty() ? "by hand" : plan.wrap, plan.units.size(), plan.digest())) + "\n";
+  text += one_line(
+              fmt::format("# model       {}, {} parameters, digest {}", model.name, model.parameter_count(), plan.model_digest)) +
+          "\n";
+  text += one_line(fmt::format("# plan        {}, wrap {}, {} units, digest {}", name(plan.dialect),
+                               plan.wrap.empty() ? "by hand" : plan.wrap, plan.units.size(), plan.digest())) +
+          "\n";
   text += fmt::format("# ranks       {} = {} replicas x {} shards\n", plan.ranks(), plan.replicate(), plan.shard());
-  text += fmt::format("# batch       {} sequences of {} tokens per rank and step, {} tokens per step\n", plan.sequences_per_rank(), plan.seq_len, plan.tokens_per_step());
+  text += fmt::format("# batch       {} sequences of {} tokens per rank and step, {} tokens per step\n",
+                      plan.sequences_per_rank(), plan.seq_len, plan.tokens_per_step());
   if (!cannot_express.empty()) text += "#\n# This format has no word for:\n";
   for (const std::string& c : cannot_express) text += one_line("#  - " + c) + "\n";
   return text;

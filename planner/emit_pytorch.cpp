@@ -1,8 +1,8 @@
 // A paste-ready PyTorch script: apply_plan(model, mesh) for a model of one's own, and a training loop to try it with.
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <optional>
-
-#include <fmt/format.h>
 
 #include "planner/emit_formats.h"
 #include "planner/emit_pytorch_template.h"
@@ -25,15 +25,23 @@ std::string plan_text(const ShardingPlan& plan) {
   for (const std::int64_t s : plan.micro_batches) micro_batches.push_back(std::to_string(s));
   const Optimizer& o = plan.optimizer;
   std::string text = "PLAN = {\n";
-  text += fmt::format("    \"dialect\": \"{}\",\n    \"mesh\": ({}, {}),  # replicate, shard\n", name(plan.dialect), plan.replicate(), plan.shard());
-  text += fmt::format("    \"micro_batches\": [{}],  # sequences per rank\n    \"seq_len\": {},\n", join(micro_batches, ", "), plan.seq_len);
-  text += fmt::format("    \"grad_sync\": \"{}\",\n    \"forward_prefetch\": {},\n    \"backward_prefetch\": {},\n", name(plan.grad_sync), plan.forward_prefetch, plan.backward_prefetch);
-  text += fmt::format("    \"param_dtype\": \"{}\",\n    \"reduce_dtype\": \"{}\",\n    \"master_dtype\": \"{}\",\n", name(plan.param_dtype), name(plan.reduce_dtype), name(plan.master_dtype));
-  text += fmt::format("    \"optimizer\": {{\"kind\": \"{}\", \"lr\": {}, \"beta1\": {}, \"beta2\": {}, \"eps\": {}, \"weight_decay\": {}}},\n", name(o.kind), number(o.lr),
-                      number(o.beta1), number(o.beta2), number(o.eps), number(o.weight_decay));
-  text += fmt::format("    \"clip_norm\": {},\n    \"seed\": {},\n", plan.clip_norm ? number(*plan.clip_norm) : "None", plan.seed);
-  text += "    \"checkpointed\": " + python_list(plan.checkpointed) + ",\n    \"units\": [  # modules, reshard_after_forward (None: PyTorch's default)\n";
-  for (const Unit& u : plan.units) text += fmt::format("        ({}, {}),\n", python_list(u.modules), reshard_text(u.reshard_after_forward));
+  text += fmt::format("    \"dialect\": \"{}\",\n    \"mesh\": ({}, {}),  # replicate, shard\n", name(plan.dialect),
+                      plan.replicate(), plan.shard());
+  text += fmt::format("    \"micro_batches\": [{}],  # sequences per rank\n    \"seq_len\": {},\n", join(micro_batches, ", "),
+                      plan.seq_len);
+  text += fmt::format("    \"grad_sync\": \"{}\",\n    \"forward_prefetch\": {},\n    \"backward_prefetch\": {},\n",
+                      name(plan.grad_sync), plan.forward_prefetch, plan.backward_prefetch);
+  text += fmt::format("    \"param_dtype\": \"{}\",\n    \"reduce_dtype\": \"{}\",\n    \"master_dtype\": \"{}\",\n",
+                      name(plan.param_dtype), name(plan.reduce_dtype), name(plan.master_dtype));
+  text += fmt::format(
+      "    \"optimizer\": {{\"kind\": \"{}\", \"lr\": {}, \"beta1\": {}, \"beta2\": {}, \"eps\": {}, \"weight_decay\": {}}},\n",
+      name(o.kind), number(o.lr), number(o.beta1), number(o.beta2), number(o.eps), number(o.weight_decay));
+  text +=
+      fmt::format("    \"clip_norm\": {},\n    \"seed\": {},\n", plan.clip_norm ? number(*plan.clip_norm) : "None", plan.seed);
+  text += "    \"checkpointed\": " + python_list(plan.checkpointed) +
+          ",\n    \"units\": [  # modules, reshard_after_forward (None: PyTorch's default)\n";
+  for (const Unit& u : plan.units)
+    text += fmt::format("        ({}, {}),\n", python_list(u.modules), reshard_text(u.reshard_after_forward));
   return text + "    ],\n}\n";
 }
 
@@ -46,7 +54,8 @@ std::optional<OpShape> first_shape(const ModelGraph& model, OpKind kind) {
 }
 
 bool has_parameter(const ModelGraph& model, std::string_view suffix) {
-  return std::any_of(model.parameters.begin(), model.parameters.end(), [&](const Parameter& p) { return p.name.ends_with(suffix); });
+  return std::any_of(model.parameters.begin(), model.parameters.end(),
+                     [&](const Parameter& p) { return p.name.ends_with(suffix); });
 }
 
 std::int64_t rows_of(const ModelGraph& model, std::string_view suffix) {
@@ -90,26 +99,37 @@ def model_config(args):
 def vocab_size(config):
     return config["{1}"]
 
-)", layers_key, vocab_key);
+)",
+                     layers_key, vocab_key);
 }
 
 std::string llama_text(const ModelGraph& model) {
   const Sizes s = sizes_of(model, "mlp.gate_proj.weight");
   std::string text = fmt::format("MODEL_TYPE = {}\nCONFIG = {{\n", quoted(model.family));
-  text += fmt::format("    \"vocab_size\": {}, \"hidden_size\": {}, \"num_hidden_layers\": {}, \"intermediate_size\": {},\n", s.vocab, s.hidden, s.layers, s.intermediate);
-  text += fmt::format("    \"num_attention_heads\": {}, \"num_key_value_heads\": {}, \"head_dim\": {}, \"sliding_window\": {},\n", s.attention.heads, s.attention.kv_heads, s.attention.head_dim, s.attention.window);
-  text += fmt::format("    \"rms_norm_eps\": {}, \"rope_theta\": {}, \"tie_word_embeddings\": {},\n", number(s.norm.eps), number(s.rotary.theta), python(s.tied));
-  text += fmt::format("    \"qkv_bias\": {}, \"o_bias\": {}, \"mlp_bias\": {}, \"qk_norm\": {},\n}}\n", python(has_parameter(model, "q_proj.bias")), python(has_parameter(model, "o_proj.bias")),
+  text += fmt::format("    \"vocab_size\": {}, \"hidden_size\": {}, \"num_hidden_layers\": {}, \"intermediate_size\": {},\n",
+                      s.vocab, s.hidden, s.layers, s.intermediate);
+  text += fmt::format("    \"num_attention_heads\": {}, \"num_key_value_heads\": {}, \"head_dim\": {}, \"sliding_window\": {},\n",
+                      s.attention.heads, s.attention.kv_heads, s.attention.head_dim, s.attention.window);
+  text += fmt::format("    \"rms_norm_eps\": {}, \"rope_theta\": {}, \"tie_word_embeddings\": {},\n", number(s.norm.eps),
+                      number(s.rotary.theta), python(s.tied));
+  text += fmt::format("    \"qkv_bias\": {}, \"o_bias\": {}, \"mlp_bias\": {}, \"qk_norm\": {},\n}}\n",
+                      python(has_parameter(model, "q_proj.bias")), python(has_parameter(model, "o_proj.bias")),
                       python(has_parameter(model, "gate_proj.bias")), python(has_parameter(model, "q_norm.weight")));
-  text += fmt::format("TINY = {{\"vocab_size\": 250, \"hidden_size\": 64, \"intermediate_size\": 112, \"num_attention_heads\": 4, \"num_key_value_heads\": {}, \"head_dim\": 16}}\n\n", tiny_kv_heads(s.attention));
+  text += fmt::format(
+      "TINY = {{\"vocab_size\": 250, \"hidden_size\": 64, \"intermediate_size\": 112, \"num_attention_heads\": 4, "
+      "\"num_key_value_heads\": {}, \"head_dim\": 16}}\n\n",
+      tiny_kv_heads(s.attention));
   return text + functions("num_hidden_layers", "vocab_size") + kReferenceModel;
 }
 
 std::string gpt2_text(const ModelGraph& model) {
   const Sizes s = sizes_of(model, "mlp.c_proj.weight");
-  std::string text = fmt::format("MODEL_TYPE = \"gpt2\"\nCONFIG = {{\n    \"vocab_size\": {}, \"n_positions\": {}, \"n_embd\": {}, \"n_layer\": {}, \"n_head\": {}, \"n_inner\": {},\n", s.vocab, s.positions,
-                                 s.hidden, s.layers, s.attention.heads, s.intermediate);
-  text += fmt::format("    \"layer_norm_epsilon\": {}, \"resid_pdrop\": 0.0, \"embd_pdrop\": 0.0, \"attn_pdrop\": 0.0,\n}}\n", number(s.norm.eps));
+  std::string text = fmt::format(
+      "MODEL_TYPE = \"gpt2\"\nCONFIG = {{\n    \"vocab_size\": {}, \"n_positions\": {}, \"n_embd\": {}, \"n_layer\": {}, "
+      "\"n_head\": {}, \"n_inner\": {},\n",
+      s.vocab, s.positions, s.hidden, s.layers, s.attention.heads, s.intermediate);
+  text += fmt::format("    \"layer_norm_epsilon\": {}, \"resid_pdrop\": 0.0, \"embd_pdrop\": 0.0, \"attn_pdrop\": 0.0,\n}}\n",
+                      number(s.norm.eps));
   text += "TINY = {\"vocab_size\": 250, \"n_embd\": 64, \"n_head\": 4, \"n_inner\": 256}\n\n";
   return text + functions("n_layer", "vocab_size") + kTransformersOnly;
 }
@@ -117,34 +137,45 @@ std::string gpt2_text(const ModelGraph& model) {
 // transformers' MPT has ALiBi and no learned positions; the others come from llm-foundry only.
 std::string mpt_text(const ModelGraph& model) {
   const Sizes s = sizes_of(model, "ffn.up_proj.weight");
-  if (!s.attention.alibi || s.positions > 0 || has_parameter(model, ".bias") || s.hidden == 0) return "MODEL_TYPE = \"mpt\"\nCONFIG, TINY = {}, {}\n\n" + functions("n_layers", "vocab_size") + kBringYourModel;
-  std::string text = fmt::format("MODEL_TYPE = \"mpt\"\nCONFIG = {{\n    \"vocab_size\": {}, \"d_model\": {}, \"n_layers\": {}, \"n_heads\": {}, \"expansion_ratio\": {}, \"max_seq_len\": {},\n    \"no_bias\": True,\n}}\n",
-                                 s.vocab, s.hidden, s.layers, s.attention.heads, s.intermediate / s.hidden, model.max_seq_len > 0 ? model.max_seq_len : 2048);
+  if (!s.attention.alibi || s.positions > 0 || has_parameter(model, ".bias") || s.hidden == 0)
+    return "MODEL_TYPE = \"mpt\"\nCONFIG, TINY = {}, {}\n\n" + functions("n_layers", "vocab_size") + kBringYourModel;
+  std::string text = fmt::format(
+      "MODEL_TYPE = \"mpt\"\nCONFIG = {{\n    \"vocab_size\": {}, \"d_model\": {}, \"n_layers\": {}, \"n_heads\": {}, "
+      "\"expansion_ratio\": {}, \"max_seq_len\": {},\n    \"no_bias\": True,\n}}\n",
+      s.vocab, s.hidden, s.layers, s.attention.heads, s.intermediate / s.hidden,
+      model.max_seq_len > 0 ? model.max_seq_len : 2048);
   text += "TINY = {\"vocab_size\": 250, \"d_model\": 64, \"n_heads\": 4}\n\n";
   return text + functions("n_layers", "vocab_size") + kTransformersOnly;
 }
 
 std::string model_text(const ModelGraph& model) {
-  const bool llama_like = !block_names(model).empty() && block_names(model).front() == "model.layers.0" && first_shape(model, OpKind::swiglu) && first_shape(model, OpKind::rotary) &&
+  const bool llama_like = !block_names(model).empty() && block_names(model).front() == "model.layers.0" &&
+                          first_shape(model, OpKind::swiglu) && first_shape(model, OpKind::rotary) &&
                           has_parameter(model, "model.embed_tokens.weight");
   if (llama_like) return llama_text(model);
   if (model.family == "gpt2") return gpt2_text(model);
   if (model.family == "mpt") return mpt_text(model);
-  return fmt::format("MODEL_TYPE = {}\nCONFIG, TINY = {{}}, {{}}\n\n", quoted(model.family)) + functions("num_hidden_layers", "vocab_size") + kBringYourModel;
+  return fmt::format("MODEL_TYPE = {}\nCONFIG, TINY = {{}}, {{}}\n\n", quoted(model.family)) +
+         functions("num_hidden_layers", "vocab_size") + kBringYourModel;
 }
 
-void put(std::string& text, const std::string& mark, const std::string& value) { text.replace(text.find(mark), mark.size(), value); }
+void put(std::string& text, const std::string& mark, const std::string& value) {
+  text.replace(text.find(mark), mark.size(), value);
+}
 
 }  // namespace
 
 Emitted emit_pytorch(const ShardingPlan& plan, const ModelGraph& model) {
   Emitted out;
-  out.cannot_express.push_back("the initial weights and tokens of `fsdp-plan run`: PyTorch's generators draw others from the same seed");
+  out.cannot_express.push_back(
+      "the initial weights and tokens of `fsdp-plan run`: PyTorch's generators draw others from the same seed");
   if (plan.dialect == Dialect::ddp) {
-    out.cannot_express.push_back("the units in which gradients are reduced: DistributedDataParallel fills buckets of bucket_cap_mb");
+    out.cannot_express.push_back(
+        "the units in which gradients are reduced: DistributedDataParallel fills buckets of bucket_cap_mb");
     if (plan.backward_prefetch != 1) out.cannot_express.push_back("backward prefetch: ddp gathers nothing");
   }
-  out.text = header(plan, model, "PyTorch FSDP2 script: torchrun --nproc-per-node GPUS THIS_FILE [--steps N] [--tiny] [--cpu]", out.cannot_express);
+  out.text = header(plan, model, "PyTorch FSDP2 script: torchrun --nproc-per-node GPUS THIS_FILE [--steps N] [--tiny] [--cpu]",
+                    out.cannot_express);
   std::string body = kPytorchTemplate;
   put(body, "@PLAN@", plan_text(plan));
   put(body, "@MODEL@\n", model_text(model));

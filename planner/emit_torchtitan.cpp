@@ -1,8 +1,8 @@
 // torchtitan's TOML (v0.2.2 and before): keys of its JobConfig.
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <optional>
-
-#include <fmt/format.h>
 
 #include "planner/emit_formats.h"
 #include "planner/wrap.h"
@@ -10,8 +10,14 @@
 namespace fsdp {
 namespace {
 
-struct Flavor { std::string_view ours, name, flavor; };
-constexpr Flavor kFlavors[] = {{"llama3-8b", "llama3", "8B"}, {"llama3.1-8b", "llama3", "8B"}, {"llama3-70b", "llama3", "70B"}, {"llama3.1-70b", "llama3", "70B"}, {"llama3.1-405b", "llama3", "405B"}};
+struct Flavor {
+  std::string_view ours, name, flavor;
+};
+constexpr Flavor kFlavors[] = {{"llama3-8b", "llama3", "8B"},
+                               {"llama3.1-8b", "llama3", "8B"},
+                               {"llama3-70b", "llama3", "70B"},
+                               {"llama3.1-70b", "llama3", "70B"},
+                               {"llama3.1-405b", "llama3", "405B"}};
 
 std::string_view titan_dtype(DType t) {
   switch (t) {
@@ -50,28 +56,41 @@ Checkpointing checkpointing(const ShardingPlan& plan, const ModelGraph& model) {
     std::vector<std::string> here;
     for (std::size_t b = n - 1; b < blocks.size(); b += n) here.push_back(blocks[b]);
     if (here == plan.checkpointed) return {"selective", std::to_string(n), true};
-    if ((blocks.size() + n - 1) / n == plan.checkpointed.size() && plan.checkpointed == checkpointed_modules(model, "every-" + std::to_string(n), "plan")) {
+    if ((blocks.size() + n - 1) / n == plan.checkpointed.size() &&
+        plan.checkpointed == checkpointed_modules(model, "every-" + std::to_string(n), "plan")) {
       return {"selective", std::to_string(n), false};
     }
   }
   return {"none", "2", false};
 }
 
-std::vector<std::string> missing(const ShardingPlan& plan, bool known, bool units_equal, const std::optional<std::string>& reshard, const Checkpointing& ac) {
+std::vector<std::string> missing(const ShardingPlan& plan, bool known, bool units_equal,
+                                 const std::optional<std::string>& reshard, const Checkpointing& ac) {
   std::vector<std::string> list;
   const bool fsdp2 = plan.dialect == Dialect::fsdp2;
   if (!known) list.push_back("the model: none of torchtitan's flavors; register it and set [model] name and flavor");
-  if (fsdp2 && !units_equal) list.push_back("the plan's units: torchtitan makes one unit per block, one of the embedding and one of norm + output (our --wrap titan); use --emit pytorch for the units");
-  if (fsdp2 && units_equal && !reshard) list.push_back("reshard after forward per unit: default, always and never are all there is");
+  if (fsdp2 && !units_equal)
+    list.push_back(
+        "the plan's units: torchtitan makes one unit per block, one of the embedding and one of norm + output (our --wrap "
+        "titan); use --emit pytorch for the units");
+  if (fsdp2 && units_equal && !reshard)
+    list.push_back("reshard after forward per unit: default, always and never are all there is");
   if (!ac.exact && ac.mode == "none") list.push_back("recomputation of these modules: it is left off here");
-  if (!ac.exact && ac.mode != "none") list.push_back("which block recomputation starts at: torchtitan recomputes the last of every " + ac.option + " blocks, the plan the first");
+  if (!ac.exact && ac.mode != "none")
+    list.push_back("which block recomputation starts at: torchtitan recomputes the last of every " + ac.option +
+                   " blocks, the plan the first");
   if (fsdp2 && plan.forward_prefetch > 0) list.push_back(fmt::format("forward prefetch of {} units", plan.forward_prefetch));
-  if (fsdp2 && plan.backward_prefetch != 1) list.push_back(fmt::format("backward prefetch of {} units (FSDP2 prefetches one)", plan.backward_prefetch));
+  if (fsdp2 && plan.backward_prefetch != 1)
+    list.push_back(fmt::format("backward prefetch of {} units (FSDP2 prefetches one)", plan.backward_prefetch));
   const auto& mb = plan.micro_batches;
-  if (std::any_of(mb.begin(), mb.end(), [&](auto s) { return s != mb.front(); })) list.push_back("micro-batches of different sizes: the largest is written");
-  if (mb.size() > 1 && plan.grad_sync != GradSync::every) list.push_back(fmt::format("gradient sync '{}': torchtitan reduces after every micro-batch", name(plan.grad_sync)));
-  if (fsdp2 && plan.reduce_dtype != DType::f32) list.push_back(fmt::format("gradient reduction in {}: float32 only", name(plan.reduce_dtype)));
-  if (plan.param_dtype != DType::bf16 && plan.param_dtype != DType::f32) list.push_back(fmt::format("computing in {}: bfloat16 and float32 only", name(plan.param_dtype)));
+  if (std::any_of(mb.begin(), mb.end(), [&](auto s) { return s != mb.front(); }))
+    list.push_back("micro-batches of different sizes: the largest is written");
+  if (mb.size() > 1 && plan.grad_sync != GradSync::every)
+    list.push_back(fmt::format("gradient sync '{}': torchtitan reduces after every micro-batch", name(plan.grad_sync)));
+  if (fsdp2 && plan.reduce_dtype != DType::f32)
+    list.push_back(fmt::format("gradient reduction in {}: float32 only", name(plan.reduce_dtype)));
+  if (plan.param_dtype != DType::bf16 && plan.param_dtype != DType::f32)
+    list.push_back(fmt::format("computing in {}: bfloat16 and float32 only", name(plan.param_dtype)));
   if (plan.optimizer.kind == OptimizerKind::sgd) list.push_back("SGD: its optimizers are Adam and AdamW");
   if (!plan.clip_norm) list.push_back("no clipping: it computes the norm in every step; max_norm is set beyond reach");
   list.push_back("a constant learning rate: set [lr_scheduler] to the schedule you want");
@@ -81,7 +100,8 @@ std::vector<std::string> missing(const ShardingPlan& plan, bool known, bool unit
 }  // namespace
 
 Emitted emit_torchtitan(const ShardingPlan& plan, const ModelGraph& model) {
-  const Flavor* flavor = std::find_if(std::begin(kFlavors), std::end(kFlavors), [&](const Flavor& f) { return f.ours == model.name; });
+  const Flavor* flavor =
+      std::find_if(std::begin(kFlavors), std::end(kFlavors), [&](const Flavor& f) { return f.ours == model.name; });
   const bool known = flavor != std::end(kFlavors);
   std::vector<Unit> titan;
   if (!block_names(model).empty()) titan = wrap_titan(model);
@@ -92,17 +112,24 @@ Emitted emit_torchtitan(const ShardingPlan& plan, const ModelGraph& model) {
   const std::int64_t local = *std::max_element(plan.micro_batches.begin(), plan.micro_batches.end());
   Emitted out;
   out.cannot_express = missing(plan, known, units_equal, reshard, ac);
-  out.text = header(plan, model, "torchtitan config (TOML, v0.2.2 and before): CONFIG_FILE=THIS_FILE ./run_train.sh", out.cannot_express);
-  out.text += fmt::format("\n[model]\nname = {}\nflavor = {}\n", quoted(known ? std::string(flavor->name) : model.family), quoted(known ? std::string(flavor->flavor) : model.name));
-  out.text += fmt::format("\n[optimizer]\nname = \"AdamW\"\nlr = {}\nbeta1 = {}\nbeta2 = {}\neps = {}\nweight_decay = {}\n", number(plan.optimizer.lr),
-                          number(plan.optimizer.beta1), number(plan.optimizer.beta2), number(plan.optimizer.eps), number(plan.optimizer.weight_decay));
+  out.text = header(plan, model, "torchtitan config (TOML, v0.2.2 and before): CONFIG_FILE=THIS_FILE ./run_train.sh",
+                    out.cannot_express);
+  out.text += fmt::format("\n[model]\nname = {}\nflavor = {}\n", quoted(known ? std::string(flavor->name) : model.family),
+                          quoted(known ? std::string(flavor->flavor) : model.name));
+  out.text += fmt::format("\n[optimizer]\nname = \"AdamW\"\nlr = {}\nbeta1 = {}\nbeta2 = {}\neps = {}\nweight_decay = {}\n",
+                          number(plan.optimizer.lr), number(plan.optimizer.beta1), number(plan.optimizer.beta2),
+                          number(plan.optimizer.eps), number(plan.optimizer.weight_decay));
   out.text += "\n[lr_scheduler]\nwarmup_steps = 0\n";
   out.text += fmt::format("\n[training]\nlocal_batch_size = {}\nglobal_batch_size = {}\nseq_len = {}\nmax_norm = {}\n", local,
-                          local * static_cast<std::int64_t>(plan.micro_batches.size()) * plan.ranks(), plan.seq_len, number(plan.clip_norm.value_or(1e30)));
-  out.text += fmt::format("enable_cpu_offload = false\ndtype = \"{}\"\nmixed_precision_param = \"{}\"\nmixed_precision_reduce = \"float32\"\n", titan_dtype(plan.master_dtype),
-                          titan_dtype(plan.param_dtype == DType::bf16 ? DType::bf16 : DType::f32));
-  out.text += fmt::format("\n[parallelism]\ndata_parallel_replicate_degree = {}\ndata_parallel_shard_degree = {}\nfsdp_reshard_after_forward = \"{}\"\n", plan.replicate(), plan.shard(),
-                          reshard.value_or("default"));
+                          local * static_cast<std::int64_t>(plan.micro_batches.size()) * plan.ranks(), plan.seq_len,
+                          number(plan.clip_norm.value_or(1e30)));
+  out.text += fmt::format(
+      "enable_cpu_offload = false\ndtype = \"{}\"\nmixed_precision_param = \"{}\"\nmixed_precision_reduce = \"float32\"\n",
+      titan_dtype(plan.master_dtype), titan_dtype(plan.param_dtype == DType::bf16 ? DType::bf16 : DType::f32));
+  out.text += fmt::format(
+      "\n[parallelism]\ndata_parallel_replicate_degree = {}\ndata_parallel_shard_degree = {}\nfsdp_reshard_after_forward = "
+      "\"{}\"\n",
+      plan.replicate(), plan.shard(), reshard.value_or("default"));
   out.text += fmt::format("\n[activation_checkpoint]\nmode = \"{}\"\n", ac.mode);
   if (ac.mode == "selective") out.text += fmt::format("selective_ac_option = \"{}\"\n", ac.option);
   out.text += "\n[compile]\nenable = false\n";

@@ -56,7 +56,7 @@ void set_op_range(UnitLayout& layout, const std::vector<std::int32_t>& ids, cons
     if (first == nullptr || m.op_begin < first->op_begin) first = &m;
   }
   if (first != nullptr) layout.op_begin = first->op_begin;
-  if (layout.root && !model.ops.empty()) {                         // everything but the loss
+  if (layout.root && !model.ops.empty()) {  // everything but the loss
     layout.op_begin = 0;
     layout.op_end = static_cast<std::int32_t>(model.ops.size()) - 1;
   }
@@ -72,7 +72,7 @@ ShardedParam sharded(std::int32_t id, const Parameter& p, const UnitLayout& layo
   for (std::size_t d = 1; d < p.shape.size(); ++d) s.row_elements = checked_mul(s.row_elements, p.shape[d], where);
   s.chunk_rows = s.rows / layout.shards + (s.rows % layout.shards != 0 ? 1 : 0);
   s.offset = layout.shard_elements;
-  (void)checked_mul(checked_mul(s.chunk_rows, s.row_elements, where), layout.shards, where);   // its padded whole must exist, too
+  (void)checked_mul(checked_mul(s.chunk_rows, s.row_elements, where), layout.shards, where);  // its padded whole must exist, too
   return s;
 }
 
@@ -87,7 +87,7 @@ std::int64_t UnitLayout::local_elements(std::int64_t shard_rank) const {
 std::vector<UnitLayout> unit_layouts(const ShardingPlan& plan, const ModelGraph& model) {
   const std::vector<std::int32_t> end = subtree_ends(model);
   const auto none = static_cast<std::int32_t>(plan.units.size());
-  std::vector<std::int32_t> unit_of_module(model.modules.size(), none);   // the first (innermost) unit that holds the module
+  std::vector<std::int32_t> unit_of_module(model.modules.size(), none);  // the first (innermost) unit that holds the module
   std::vector<UnitLayout> layouts(plan.units.size());
   for (std::size_t u = 0; u < plan.units.size(); ++u) {
     UnitLayout& layout = layouts[u];
@@ -101,14 +101,16 @@ std::vector<UnitLayout> unit_layouts(const ShardingPlan& plan, const ModelGraph&
   }
   for (std::size_t p = 0; p < model.parameters.size(); ++p) {
     const Parameter& parameter = model.parameters[p];
-    std::int32_t unit = none;                                       // tied: the unit that comes first to any of its owners
+    std::int32_t unit = none;  // tied: the unit that comes first to any of its owners
     for (const std::int32_t owner : parameter.modules) unit = std::min(unit, unit_of_module[owner]);
     if (unit == none) {
-      throw InputError("plan: units", "no unit holds parameter '" + parameter.name + "'", "add the root unit {\"\"} as the last one");
+      throw InputError("plan: units", "no unit holds parameter '" + parameter.name + "'",
+                       "add the root unit {\"\"} as the last one");
     }
     UnitLayout& layout = layouts[unit];
     layout.params.push_back(sharded(static_cast<std::int32_t>(p), parameter, layout));
-    layout.shard_elements = checked_add(layout.shard_elements, layout.params.back().padded_shard(), "parameter " + parameter.name);
+    layout.shard_elements =
+        checked_add(layout.shard_elements, layout.params.back().padded_shard(), "parameter " + parameter.name);
     layout.numel = checked_add(layout.numel, layout.params.back().numel(), "parameter " + parameter.name);
   }
   return layouts;

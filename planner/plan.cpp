@@ -47,9 +47,15 @@ std::string_view name(Reshard r) { return name_of(kReshards, r); }
 std::string_view name(OptimizerKind o) { return name_of(kOptimizers, o); }
 
 Dialect parse_dialect(std::string_view text, std::string_view where) { return parse_name(kDialects, text, where, "dialect"); }
-GradSync parse_grad_sync(std::string_view text, std::string_view where) { return parse_name(kGradSyncs, text, where, "gradient sync"); }
-Reshard parse_reshard(std::string_view text, std::string_view where) { return parse_name(kReshards, text, where, "value of reshard-after-forward"); }
-OptimizerKind parse_optimizer(std::string_view text, std::string_view where) { return parse_name(kOptimizers, text, where, "optimizer"); }
+GradSync parse_grad_sync(std::string_view text, std::string_view where) {
+  return parse_name(kGradSyncs, text, where, "gradient sync");
+}
+Reshard parse_reshard(std::string_view text, std::string_view where) {
+  return parse_name(kReshards, text, where, "value of reshard-after-forward");
+}
+OptimizerKind parse_optimizer(std::string_view text, std::string_view where) {
+  return parse_name(kOptimizers, text, where, "optimizer");
+}
 
 std::int64_t ShardingPlan::dim(std::string_view dimension) const {
   for (const MeshDim& d : mesh) {
@@ -86,10 +92,13 @@ std::string ShardingPlan::digest() const {
 ShardingPlan naive_plan(const ModelGraph& model, const PlanOptions& options) {
   if (options.ranks < 1) throw InputError("--gpus", "there are " + std::to_string(options.ranks) + " ranks", "use at least 1");
   const bool ddp = options.dialect == Dialect::ddp;
-  const std::int64_t replicate = ddp && options.replicate == 1 ? options.ranks : options.replicate;   // ddp replicates over all ranks
+  const std::int64_t replicate =
+      ddp && options.replicate == 1 ? options.ranks : options.replicate;  // ddp replicates over all ranks
   if (replicate < 1 || options.ranks % replicate != 0) {
-    throw InputError("--replicate", std::to_string(options.ranks) + " ranks cannot be split into " + std::to_string(replicate) + " equal replicas",
-                     "use a divisor of " + std::to_string(options.ranks));
+    throw InputError(
+        "--replicate",
+        std::to_string(options.ranks) + " ranks cannot be split into " + std::to_string(replicate) + " equal replicas",
+        "use a divisor of " + std::to_string(options.ranks));
   }
   ShardingPlan plan;
   plan.dialect = options.dialect;
@@ -101,7 +110,7 @@ ShardingPlan naive_plan(const ModelGraph& model, const PlanOptions& options) {
   for (Unit& unit : plan.units) unit.reshard_after_forward = options.reshard;
   plan.micro_batches = options.micro_batches;
   plan.seq_len = options.seq_len;
-  if (ddp) plan.param_dtype = plan.reduce_dtype = plan.master_dtype;   // DDP keeps and reduces one full-precision copy
+  if (ddp) plan.param_dtype = plan.reduce_dtype = plan.master_dtype;  // DDP keeps and reduces one full-precision copy
   return plan;
 }
 

@@ -13,7 +13,7 @@ namespace {
 
 // Limits keep every later product (tokens x width x bytes, ranks x padded shard) far inside 64 bits.
 constexpr std::int64_t kMaxRanks = std::int64_t{1} << 20;
-constexpr std::int64_t kMaxTokens = std::int64_t{1} << 36;        // per rank and step
+constexpr std::int64_t kMaxTokens = std::int64_t{1} << 36;  // per rank and step
 constexpr std::size_t kMaxMicroBatches = 4096;
 constexpr int kMaxPrefetch = 1024;
 
@@ -23,15 +23,17 @@ std::string field(std::string_view where, const std::string& name) { return std:
 
 std::string shown(const std::string& module) { return module.empty() ? "the root" : "'" + module + "'"; }
 
-bool is_within(const std::string& inner, const std::string& outer) {   // the same module, or one below it
+bool is_within(const std::string& inner, const std::string& outer) {  // the same module, or one below it
   if (outer.empty() || inner == outer) return true;
   return inner.size() > outer.size() && inner.starts_with(outer) && inner[outer.size()] == '.';
 }
 
 void check_model(const ShardingPlan& plan, const ModelGraph& model, std::string_view where) {
   if (plan.model_digest != model.digest()) {
-    throw InputError(field(where, "model_digest"), "the plan was made for another model (" + plan.model_name + ", digest " + plan.model_digest +
-                     ") than '" + model.name + "' (digest " + model.digest() + ")", "make a plan for this model with `fsdp-plan plan`");
+    throw InputError(field(where, "model_digest"),
+                     "the plan was made for another model (" + plan.model_name + ", digest " + plan.model_digest + ") than '" +
+                         model.name + "' (digest " + model.digest() + ")",
+                     "make a plan for this model with `fsdp-plan plan`");
   }
 }
 
@@ -42,9 +44,11 @@ void check_mesh(const ShardingPlan& plan, std::string_view where) {
   for (const MeshDim& d : plan.mesh) {
     const std::size_t index = d.name == "replicate" ? 0 : d.name == "shard" ? 1 : 2;
     if (index == 2) throw InputError(at, "there is no dimension '" + d.name + "'", "use replicate and shard");
-    if (index < position) throw InputError(at, "dimension '" + d.name + "' is repeated or out of order", "write replicate before shard, each once");
+    if (index < position)
+      throw InputError(at, "dimension '" + d.name + "' is repeated or out of order", "write replicate before shard, each once");
     position = index + 1;
-    if (d.size < 1) throw InputError(at, "dimension '" + d.name + "' has size " + std::to_string(d.size), "use a size of at least 1");
+    if (d.size < 1)
+      throw InputError(at, "dimension '" + d.name + "' has size " + std::to_string(d.size), "use a size of at least 1");
     if (d.size > kMaxRanks || ranks * d.size > kMaxRanks) throw InputError(at, "more than 1,048,576 ranks", "use a smaller mesh");
     ranks *= d.size;
   }
@@ -62,16 +66,22 @@ void check_unit(const ShardingPlan& plan, const ModelGraph& model, std::size_t u
     }
     const Module& m = model.modules[id];
     if (m.container) {
-      throw InputError(at, "'" + module + "' is a " + m.class_name + ", which has no forward of its own", "name the modules inside it");
+      throw InputError(at, "'" + module + "' is a " + m.class_name + ", which has no forward of its own",
+                       "name the modules inside it");
     }
-    if (id != 0 && m.op_begin == m.op_end) throw InputError(at, "'" + module + "' computes nothing in forward", "leave it to the unit around it");
+    if (id != 0 && m.op_begin == m.op_end)
+      throw InputError(at, "'" + module + "' computes nothing in forward", "leave it to the unit around it");
   }
 }
 
 // Every pair of listed modules: none twice, none inside another of the same unit, none after a unit that holds it. Sorted by
 // name with '.' first, a module's subtree follows it directly, so one pass with a stack of open ancestors finds every pair.
 void check_nesting(const ShardingPlan& plan, std::string_view where) {
-  struct Listed { std::string key; const std::string* name; std::size_t unit; };
+  struct Listed {
+    std::string key;
+    const std::string* name;
+    std::size_t unit;
+  };
   std::vector<Listed> listed;
   for (std::size_t u = 0; u < plan.units.size(); ++u) {
     for (const std::string& module : plan.units[u].modules) {
@@ -80,7 +90,8 @@ void check_nesting(const ShardingPlan& plan, std::string_view where) {
       listed.push_back({std::move(key), &module, u});
     }
   }
-  std::sort(listed.begin(), listed.end(), [](const Listed& a, const Listed& b) { return a.key != b.key ? a.key < b.key : a.unit < b.unit; });
+  std::sort(listed.begin(), listed.end(),
+            [](const Listed& a, const Listed& b) { return a.key != b.key ? a.key < b.key : a.unit < b.unit; });
   std::vector<const Listed*> open;
   for (const Listed& l : listed) {
     const std::string at = field(where, "units[" + std::to_string(l.unit) + "].modules");
@@ -88,9 +99,13 @@ void check_nesting(const ShardingPlan& plan, std::string_view where) {
     if (!open.empty()) {
       const Listed& outer = *open.back();
       if (*l.name == *outer.name) throw InputError(at, shown(*l.name) + " is listed twice", "a module belongs to one unit");
-      if (l.unit == outer.unit) throw InputError(at, shown(*l.name) + " lies inside " + shown(*outer.name) + " of the same unit", "name the outer one only");
+      if (l.unit == outer.unit)
+        throw InputError(at, shown(*l.name) + " lies inside " + shown(*outer.name) + " of the same unit",
+                         "name the outer one only");
       if (l.unit > outer.unit) {
-        throw InputError(at, shown(*l.name) + " comes after units[" + std::to_string(outer.unit) + "], which holds " + shown(*outer.name) + " around it",
+        throw InputError(at,
+                         shown(*l.name) + " comes after units[" + std::to_string(outer.unit) + "], which holds " +
+                             shown(*outer.name) + " around it",
                          "list inner units before outer ones");
       }
     }
@@ -104,7 +119,7 @@ std::vector<std::size_t> innermost_units(const ShardingPlan& plan, const ModelGr
   for (std::size_t u = 0; u < plan.units.size(); ++u) {
     for (const std::string& module : plan.units[u].modules) unit_of[model.find_module(module)] = u;
   }
-  for (std::size_t m = 1; m < model.modules.size(); ++m) {             // pre-order: the parent comes first
+  for (std::size_t m = 1; m < model.modules.size(); ++m) {  // pre-order: the parent comes first
     if (unit_of[m] == plan.units.size()) unit_of[m] = unit_of[model.modules[m].parent];
   }
   return unit_of;
@@ -118,14 +133,17 @@ void check_parameters(const ShardingPlan& plan, const ModelGraph& model, std::st
     has_parameters[unit] = 1;
     for (std::size_t k = 1; k < p.modules.size(); ++k) {
       if (unit_of[p.modules[k]] == unit) continue;
-      throw InputError(field(where, "units"), "the tied parameter '" + p.name + "' (also '" + (k - 1 < p.aliases.size() ? p.aliases[k - 1] : "") +
-                       "') would lie in units[" + std::to_string(unit) + "] and units[" + std::to_string(unit_of[p.modules[k]]) + "]",
+      throw InputError(field(where, "units"),
+                       "the tied parameter '" + p.name + "' (also '" + (k - 1 < p.aliases.size() ? p.aliases[k - 1] : "") +
+                           "') would lie in units[" + std::to_string(unit) + "] and units[" +
+                           std::to_string(unit_of[p.modules[k]]) + "]",
                        "put both modules into one unit, or leave both to the root");
     }
   }
   for (std::size_t u = 0; u + 1 < plan.units.size(); ++u) {
     if (has_parameters[u]) continue;
-    throw InputError(field(where, "units[" + std::to_string(u) + "].modules"), "the unit of " + shown(plan.units[u].modules.front()) + " has no parameters of its own", "remove it");
+    throw InputError(field(where, "units[" + std::to_string(u) + "].modules"),
+                     "the unit of " + shown(plan.units[u].modules.front()) + " has no parameters of its own", "remove it");
   }
 }
 
@@ -134,11 +152,12 @@ void check_units(const ShardingPlan& plan, const ModelGraph& model, std::string_
   if (plan.units.empty() || plan.units.back().modules != std::vector<std::string>{""}) {
     throw InputError(at, "the last unit must be the root", "add {\"modules\": [\"\"]} at the end");
   }
-  if (plan.units.size() > model.modules.size()) throw InputError(at, "there are more units than the model has modules", kShowModel);
+  if (plan.units.size() > model.modules.size())
+    throw InputError(at, "there are more units than the model has modules", kShowModel);
   for (std::size_t u = 0; u < plan.units.size(); ++u) check_unit(plan, model, u, where);
   check_nesting(plan, where);
   check_parameters(plan, model, where);
-  (void)unit_layouts(plan, model);                                     // every padded size fits 64 bits
+  (void)unit_layouts(plan, model);  // every padded size fits 64 bits
 }
 
 void check_checkpointed(const ShardingPlan& plan, const ModelGraph& model, std::string_view where) {
@@ -149,24 +168,29 @@ void check_checkpointed(const ShardingPlan& plan, const ModelGraph& model, std::
     if (id < 0) throw InputError(at, "no module is named '" + module + "'", kShowModel);
     if (id == 0) throw InputError(at, "the root cannot be recomputed as a whole", "name its blocks");
     const Module& m = model.modules[id];
-    if (m.container) throw InputError(at, "'" + module + "' is a " + m.class_name + ", which has no forward of its own", "name the modules inside it");
+    if (m.container)
+      throw InputError(at, "'" + module + "' is a " + m.class_name + ", which has no forward of its own",
+                       "name the modules inside it");
     if (m.op_begin == m.op_end) throw InputError(at, "'" + module + "' computes nothing in forward", "remove it");
     ids.push_back(id);
   }
-  std::sort(ids.begin(), ids.end());                                   // pre-order: a subtree follows its module
+  std::sort(ids.begin(), ids.end());  // pre-order: a subtree follows its module
   for (std::size_t i = 1; i < ids.size(); ++i) {
     const std::string& before = model.modules[ids[i - 1]].name;
     const std::string& here = model.modules[ids[i]].name;
     if (ids[i] == ids[i - 1]) throw InputError(at, "'" + here + "' is listed twice", "remove one");
-    if (is_within(here, before)) throw InputError(at, "'" + here + "' lies inside '" + before + "', which is recomputed as a whole", "remove one of them");
+    if (is_within(here, before))
+      throw InputError(at, "'" + here + "' lies inside '" + before + "', which is recomputed as a whole", "remove one of them");
   }
 }
 
 void check_batches(const ShardingPlan& plan, const ModelGraph& model, std::string_view where) {
   const std::string at = field(where, "micro_batches");
   if (plan.micro_batches.empty()) throw InputError(at, "there is no micro-batch", "give at least one, such as [1]");
-  if (plan.micro_batches.size() > kMaxMicroBatches) throw InputError(at, "more than 4,096 micro-batches", "use fewer and larger ones");
-  if (plan.seq_len < 1) throw InputError(field(where, "seq_len"), std::to_string(plan.seq_len) + " tokens per sequence", "use at least 1");
+  if (plan.micro_batches.size() > kMaxMicroBatches)
+    throw InputError(at, "more than 4,096 micro-batches", "use fewer and larger ones");
+  if (plan.seq_len < 1)
+    throw InputError(field(where, "seq_len"), std::to_string(plan.seq_len) + " tokens per sequence", "use at least 1");
   std::int64_t sequences = 0;
   for (const std::int64_t s : plan.micro_batches) {
     if (s < 1) throw InputError(at, "a micro-batch of " + std::to_string(s) + " sequences", "use at least 1");
@@ -176,8 +200,10 @@ void check_batches(const ShardingPlan& plan, const ModelGraph& model, std::strin
   }
   for (const Op& op : model.ops) {
     if (op.kind == OpKind::position_embedding && plan.seq_len > op.shape.positions) {
-      throw InputError(field(where, "seq_len"), std::to_string(plan.seq_len) + " tokens, but '" + model.name + "' has learned positions for " +
-                       std::to_string(op.shape.positions), "use at most " + std::to_string(op.shape.positions));
+      throw InputError(field(where, "seq_len"),
+                       std::to_string(plan.seq_len) + " tokens, but '" + model.name + "' has learned positions for " +
+                           std::to_string(op.shape.positions),
+                       "use at most " + std::to_string(op.shape.positions));
     }
   }
 }
@@ -198,9 +224,11 @@ void check_numbers(const ShardingPlan& plan, std::string_view where) {
   require(o.beta2 >= 0 && o.beta2 < 1, "optimizer.beta2", o.beta2, "use a number in [0, 1)");
   require(o.eps > 0, "optimizer.eps", o.eps, "use a finite number above 0");
   require(o.weight_decay >= 0, "optimizer.weight_decay", o.weight_decay, "use a finite number of at least 0");
-  if (plan.clip_norm) require(*plan.clip_norm > 0, "clip_norm", *plan.clip_norm, "use a finite number above 0, or null for no clipping");
+  if (plan.clip_norm)
+    require(*plan.clip_norm > 0, "clip_norm", *plan.clip_norm, "use a finite number above 0, or null for no clipping");
   const auto prefetch = [&](int value, const char* key) {
-    if (value < 0 || value > kMaxPrefetch) throw InputError(field(where, key), std::to_string(value) + " units ahead", "use 0 to 1024");
+    if (value < 0 || value > kMaxPrefetch)
+      throw InputError(field(where, key), std::to_string(value) + " units ahead", "use 0 to 1024");
   };
   prefetch(plan.forward_prefetch, "forward_prefetch");
   prefetch(plan.backward_prefetch, "backward_prefetch");
@@ -209,22 +237,29 @@ void check_numbers(const ShardingPlan& plan, std::string_view where) {
 void check_dialect(const ShardingPlan& plan, std::string_view where) {
   if (plan.dialect == Dialect::fsdp1) throw InputError(field(where, "dialect"), "fsdp1 is not available yet", "use fsdp2 or ddp");
   if (plan.grad_sync == GradSync::reduce_scatter_only && plan.replicate() < 2) {
-    throw InputError(field(where, "grad_sync"), "reduce-scatter-only leaves out the all-reduce over replicas, but there is one replica",
+    throw InputError(field(where, "grad_sync"),
+                     "reduce-scatter-only leaves out the all-reduce over replicas, but there is one replica",
                      "use a replicate dimension of at least 2, or every or last");
   }
   if (plan.dialect != Dialect::ddp) return;
-  if (plan.shard() != 1) throw InputError(field(where, "mesh"), "ddp replicates parameters and cannot shard them over " + std::to_string(plan.shard()) + " ranks",
-                                          "put all ranks into the replicate dimension, or use fsdp2");
+  if (plan.shard() != 1)
+    throw InputError(field(where, "mesh"),
+                     "ddp replicates parameters and cannot shard them over " + std::to_string(plan.shard()) + " ranks",
+                     "put all ranks into the replicate dimension, or use fsdp2");
   if (plan.param_dtype != plan.master_dtype || plan.reduce_dtype != plan.master_dtype) {
-    throw InputError(field(where, plan.param_dtype != plan.master_dtype ? "param_dtype" : "reduce_dtype"),
-                     "ddp computes and reduces in the dtype its parameters are kept in (" + std::string(name(plan.master_dtype)) + ")",
-                     "set param_dtype and reduce_dtype to master_dtype, or use fsdp2");
+    throw InputError(
+        field(where, plan.param_dtype != plan.master_dtype ? "param_dtype" : "reduce_dtype"),
+        "ddp computes and reduces in the dtype its parameters are kept in (" + std::string(name(plan.master_dtype)) + ")",
+        "set param_dtype and reduce_dtype to master_dtype, or use fsdp2");
   }
-  if (plan.grad_sync == GradSync::reduce_scatter_only) throw InputError(field(where, "grad_sync"), "ddp has no reduce-scatter", "use every or last");
-  if (plan.forward_prefetch != 0) throw InputError(field(where, "forward_prefetch"), "ddp gathers nothing, so there is nothing to prefetch", "use 0");
+  if (plan.grad_sync == GradSync::reduce_scatter_only)
+    throw InputError(field(where, "grad_sync"), "ddp has no reduce-scatter", "use every or last");
+  if (plan.forward_prefetch != 0)
+    throw InputError(field(where, "forward_prefetch"), "ddp gathers nothing, so there is nothing to prefetch", "use 0");
   for (std::size_t u = 0; u < plan.units.size(); ++u) {
     if (plan.units[u].reshard_after_forward != Reshard::yes) continue;
-    throw InputError(field(where, "units[" + std::to_string(u) + "].reshard_after_forward"), "ddp keeps parameters whole and cannot reshard them", "use \"auto\"");
+    throw InputError(field(where, "units[" + std::to_string(u) + "].reshard_after_forward"),
+                     "ddp keeps parameters whole and cannot reshard them", "use \"auto\"");
   }
 }
 

@@ -1,6 +1,5 @@
 // A plan on disk: schema "fsdp-plan/plan/1". Types are checked here, meaning in `check`.
 #include <limits>
-
 #include <nlohmann/json.hpp>
 
 #include "models/error.h"
@@ -14,7 +13,7 @@ constexpr std::string_view kSchema = "fsdp-plan/plan/1";
 constexpr std::int64_t kLowest = std::numeric_limits<std::int64_t>::min();
 constexpr double kLargest = std::numeric_limits<double>::max();
 
-using Json = nlohmann::ordered_json;                              // keys stay in the order of this file
+using Json = nlohmann::ordered_json;  // keys stay in the order of this file
 
 Json reshard_json(Reshard r) { return r == Reshard::automatic ? Json("auto") : Json(r == Reshard::yes); }
 
@@ -25,7 +24,8 @@ Reshard read_reshard(const JsonValue& value) {
 }
 
 Json optimizer_json(const Optimizer& o) {
-  return {{"kind", name(o.kind)}, {"lr", o.lr}, {"beta1", o.beta1}, {"beta2", o.beta2}, {"eps", o.eps}, {"weight_decay", o.weight_decay}};
+  return {{"kind", name(o.kind)}, {"lr", o.lr},   {"beta1", o.beta1},
+          {"beta2", o.beta2},     {"eps", o.eps}, {"weight_decay", o.weight_decay}};
 }
 
 Optimizer read_optimizer(JsonObject json) {
@@ -90,7 +90,8 @@ std::string to_json_text(const ShardingPlan& plan) {
   json["seed"] = plan.seed;
   json["checkpointed"] = plan.checkpointed;
   json["units"] = Json::array();
-  for (const Unit& u : plan.units) json["units"].push_back({{"modules", u.modules}, {"reshard_after_forward", reshard_json(u.reshard_after_forward)}});
+  for (const Unit& u : plan.units)
+    json["units"].push_back({{"modules", u.modules}, {"reshard_after_forward", reshard_json(u.reshard_after_forward)}});
   return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 

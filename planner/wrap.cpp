@@ -18,7 +18,8 @@ std::vector<std::int32_t> blocks_of(const ModelGraph& model, std::string_view wh
     if (model.modules[m].block) blocks.push_back(static_cast<std::int32_t>(m));
   }
   if (blocks.empty()) throw InputError(std::string(where), "'" + model.name + "' has no repeated blocks", "use params:N or root");
-  std::stable_sort(blocks.begin(), blocks.end(), [&](auto a, auto b) { return model.modules[a].op_begin < model.modules[b].op_begin; });
+  std::stable_sort(blocks.begin(), blocks.end(),
+                   [&](auto a, auto b) { return model.modules[a].op_begin < model.modules[b].op_begin; });
   return blocks;
 }
 
@@ -41,14 +42,15 @@ void sort_by_execution(std::vector<Unit>& units, const ModelGraph& model) {
 
 std::vector<std::vector<std::int32_t>> children_of(const ModelGraph& model) {
   std::vector<std::vector<std::int32_t>> children(model.modules.size());
-  for (std::size_t m = 1; m < model.modules.size(); ++m) children[model.modules[m].parent].push_back(static_cast<std::int32_t>(m));
+  for (std::size_t m = 1; m < model.modules.size(); ++m)
+    children[model.modules[m].parent].push_back(static_cast<std::int32_t>(m));
   return children;
 }
 
 // Modules in post-order, children in registration order; the root last.
 std::vector<std::int32_t> post_order(const ModelGraph& model) {
   const auto children = children_of(model);
-  std::vector<std::int32_t> order, open{0};                       // explicit stack: the tree may be deep
+  std::vector<std::int32_t> order, open{0};  // explicit stack: the tree may be deep
   std::vector<std::size_t> next(model.modules.size(), 0);
   while (!open.empty()) {
     const std::int32_t m = open.back();
@@ -66,7 +68,7 @@ std::vector<std::int32_t> post_order(const ModelGraph& model) {
 // collectives, so it is left out.
 std::vector<Unit> units_of(const ModelGraph& model, const std::vector<char>& chosen) {
   const auto none = static_cast<std::int32_t>(model.modules.size());
-  std::vector<std::int32_t> claimant(model.modules.size(), none);   // innermost chosen module around each
+  std::vector<std::int32_t> claimant(model.modules.size(), none);  // innermost chosen module around each
   for (std::size_t m = 0; m < model.modules.size(); ++m) {
     claimant[m] = m != 0 && chosen[m] ? static_cast<std::int32_t>(m) : m == 0 ? none : claimant[model.modules[m].parent];
   }
@@ -106,7 +108,8 @@ std::vector<Unit> wrap_classes_at(const ModelGraph& model, const std::vector<std
     for (std::size_t m = 1; m < model.modules.size(); ++m) {
       if (model.modules[m].class_name != wanted) continue;
       if (model.modules[m].container) {
-        throw InputError(std::string(where), "a " + wanted + " has no forward of its own and cannot be a unit", "name the class of the modules inside it");
+        throw InputError(std::string(where), "a " + wanted + " has no forward of its own and cannot be a unit",
+                         "name the class of the modules inside it");
       }
       found = true;
       chosen[m] = 1;
@@ -118,7 +121,8 @@ std::vector<Unit> wrap_classes_at(const ModelGraph& model, const std::vector<std
     }
     std::string list;
     for (const std::string& c : there) list += (list.empty() ? "" : ", ") + c;
-    throw InputError(std::string(where), "no module of '" + model.name + "' has class '" + wanted + "'", "its classes are " + list);
+    throw InputError(std::string(where), "no module of '" + model.name + "' has class '" + wanted + "'",
+                     "its classes are " + list);
   }
   return units_of(model, chosen);
 }
@@ -127,7 +131,8 @@ std::vector<Unit> wrap_blocks_at(const ModelGraph& model, std::int64_t blocks_pe
   const std::vector<std::int32_t> blocks = blocks_of(model, where);
   const auto count = static_cast<std::int64_t>(blocks.size());
   if (blocks_per_unit < 1 || blocks_per_unit > count) {
-    throw InputError(std::string(where), std::to_string(blocks_per_unit) + " blocks per unit, but '" + model.name + "' has " + std::to_string(count),
+    throw InputError(std::string(where),
+                     std::to_string(blocks_per_unit) + " blocks per unit, but '" + model.name + "' has " + std::to_string(count),
                      "use 1 to " + std::to_string(count));
   }
   std::vector<Unit> units;
@@ -143,10 +148,12 @@ std::vector<Unit> wrap_blocks_at(const ModelGraph& model, std::int64_t blocks_pe
 std::int64_t parse_count(std::string_view text, std::string_view where, const std::string& example) {
   double value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (text.empty() || error != std::errc{} || end != text.data() + text.size() || !(value >= 1) || value > 9e15 || value != std::floor(value)) {
-    throw InputError(std::string(where), "'" + std::string(text) + "' is not a whole number of at least 1", "write it like " + example);
+  if (text.empty() || error != std::errc{} || end != text.data() + text.size() || !(value >= 1) || value > 9e15 ||
+      value != std::floor(value)) {
+    throw InputError(std::string(where), "'" + std::string(text) + "' is not a whole number of at least 1",
+                     "write it like " + example);
   }
-  return static_cast<std::int64_t>(value);                        // exact: below 2^53
+  return static_cast<std::int64_t>(value);  // exact: below 2^53
 }
 
 std::vector<std::string> split(std::string_view text, char separator) {
@@ -159,7 +166,9 @@ std::vector<std::string> split(std::string_view text, char separator) {
   }
 }
 
-struct HeadModules { std::int32_t embedding = -1, norm = -1, head = -1; };
+struct HeadModules {
+  std::int32_t embedding = -1, norm = -1, head = -1;
+};
 
 // Found by what they do, not by name: who looks up the ids, who makes the logits, who normalises what the head reads.
 HeadModules find_head(const ModelGraph& model) {
@@ -174,22 +183,30 @@ HeadModules find_head(const ModelGraph& model) {
   if (logits < 0 || model.ops[logits].kind != OpKind::linear) return found;
   found.head = model.ops[logits].module;
   const std::int32_t before = producer[model.ops[logits].inputs.front()];
-  if (before >= 0 && (model.ops[before].kind == OpKind::rms_norm || model.ops[before].kind == OpKind::layer_norm)) found.norm = model.ops[before].module;
+  if (before >= 0 && (model.ops[before].kind == OpKind::rms_norm || model.ops[before].kind == OpKind::layer_norm))
+    found.norm = model.ops[before].module;
   return found;
 }
 
 enum class Argument : std::uint8_t { none, optional, required };
 struct Policy {
-  std::string_view name;                                          // before the colon
+  std::string_view name;  // before the colon
   Argument argument;
   std::vector<Unit> (*make)(const ModelGraph&, std::string_view argument, std::string_view where);
 };
 
 // An empty argument stands for none given.
 constexpr Policy kPolicies[] = {
-    {"block", Argument::optional, [](const ModelGraph& m, std::string_view a, std::string_view w) { return wrap_blocks_at(m, a.empty() ? 1 : parse_count(a, w, "block:2"), w); }},
-    {"class", Argument::required, [](const ModelGraph& m, std::string_view a, std::string_view w) { return wrap_classes_at(m, split(a, ','), w); }},
-    {"params", Argument::required, [](const ModelGraph& m, std::string_view a, std::string_view w) { return wrap_by_size(m, parse_count(a, w, "params:1e8")); }},
+    {"block", Argument::optional,
+     [](const ModelGraph& m, std::string_view a, std::string_view w) {
+       return wrap_blocks_at(m, a.empty() ? 1 : parse_count(a, w, "block:2"), w);
+     }},
+    {"class", Argument::required,
+     [](const ModelGraph& m, std::string_view a, std::string_view w) { return wrap_classes_at(m, split(a, ','), w); }},
+    {"params", Argument::required,
+     [](const ModelGraph& m, std::string_view a, std::string_view w) {
+       return wrap_by_size(m, parse_count(a, w, "params:1e8"));
+     }},
     {"root", Argument::none, [](const ModelGraph& m, std::string_view, std::string_view) { return wrap_root(m); }},
     {"titan", Argument::none, [](const ModelGraph& m, std::string_view, std::string_view) { return wrap_titan(m); }},
 };
@@ -210,9 +227,13 @@ std::vector<Unit> wrap(const ModelGraph& model, std::string_view policy, std::st
   throw InputError(std::string(where), "unknown wrap policy '" + std::string(policy) + "'", std::string(kPolicyForms));
 }
 
-std::vector<Unit> wrap_blocks(const ModelGraph& model, std::int64_t blocks_per_unit) { return wrap_blocks_at(model, blocks_per_unit, "wrap"); }
+std::vector<Unit> wrap_blocks(const ModelGraph& model, std::int64_t blocks_per_unit) {
+  return wrap_blocks_at(model, blocks_per_unit, "wrap");
+}
 
-std::vector<Unit> wrap_classes(const ModelGraph& model, const std::vector<std::string>& classes) { return wrap_classes_at(model, classes, "wrap"); }
+std::vector<Unit> wrap_classes(const ModelGraph& model, const std::vector<std::string>& classes) {
+  return wrap_classes_at(model, classes, "wrap");
+}
 
 std::vector<Unit> wrap_root(const ModelGraph&) { return {root_unit()}; }
 
@@ -227,7 +248,7 @@ std::vector<Unit> wrap_by_size(const ModelGraph& model, std::int64_t min_num_par
   }
   std::vector<std::int64_t> wrapped(model.modules.size(), 0);
   for (const std::int32_t m : post_order(model)) {
-    if (m == 0 || !entered[m]) continue;                          // the root is never wrapped by the policy
+    if (m == 0 || !entered[m]) continue;  // the root is never wrapped by the policy
     if (numel[m] - wrapped[m] >= min_num_params && !model.modules[m].container) {
       chosen[m] = 1;
       wrapped[m] = numel[m];
@@ -243,7 +264,7 @@ std::vector<Unit> wrap_titan(const ModelGraph& model) {
   std::vector<Unit> units = wrap_blocks_at(model, 1, "wrap");
   units.pop_back();
   const auto name_of = [&](std::int32_t id) { return model.modules[id].name; };
-  const bool usable = found.embedding > 0 && found.head > 0;      // modules of their own
+  const bool usable = found.embedding > 0 && found.head > 0;  // modules of their own
   bool tied = false;
   for (const Parameter& p : model.parameters) {
     const auto owned_by = [&](std::int32_t id) { return std::find(p.modules.begin(), p.modules.end(), id) != p.modules.end(); };
@@ -266,13 +287,16 @@ std::vector<std::string> checkpointed_modules(const ModelGraph& model, std::stri
   if (policy == "none") return {};
   const bool every = policy.starts_with("every-"), first = policy.starts_with("first-");
   if (policy != "full" && !every && !first) {
-    throw InputError(std::string(where), "unknown activation checkpointing '" + std::string(policy) + "'", "use none, full, every-N or first-N");
+    throw InputError(std::string(where), "unknown activation checkpointing '" + std::string(policy) + "'",
+                     "use none, full, every-N or first-N");
   }
   const std::vector<std::int32_t> blocks = blocks_of(model, where);
   const auto count = static_cast<std::int64_t>(blocks.size());
   const std::int64_t n = policy == "full" ? 1 : parse_count(policy.substr(6), where, "every-2 or first-8");
   if (n > count) {
-    throw InputError(std::string(where), "'" + std::string(policy) + "', but '" + model.name + "' has " + std::to_string(count) + " blocks", "use a number up to " + std::to_string(count));
+    throw InputError(std::string(where),
+                     "'" + std::string(policy) + "', but '" + model.name + "' has " + std::to_string(count) + " blocks",
+                     "use a number up to " + std::to_string(count));
   }
   std::vector<std::string> names;
   for (std::int64_t b = 0; b < count; ++b) {

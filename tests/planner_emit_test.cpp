@@ -1,14 +1,12 @@
 // Emitted files: what they say, what they admit they cannot say, and that PyTorch makes the plan's units from the script.
 #include <doctest/doctest.h>
-
+#include <fmt/format.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-
-#include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include "models/error.h"
@@ -37,7 +35,7 @@ ShardingPlan plan_of(const ModelGraph& model, std::string_view policy, std::int6
   return plan;
 }
 
-struct Folder {                                                          // removed at the end
+struct Folder {  // removed at the end
   std::filesystem::path path = std::filesystem::temp_directory_path() / ("fsdp-plan-emit-" + std::to_string(::getpid()));
   Folder() { std::filesystem::create_directories(path); }
   ~Folder() {
@@ -64,7 +62,9 @@ std::string expected_units(const ShardingPlan& plan, const ModelGraph& model) {
     std::vector<std::string> parameters;
     for (const ShardedParam& p : layouts[u].params) parameters.push_back(model.parameters[p.param].name);
     const Reshard r = plan.units[u].reshard_after_forward;
-    units.push_back({{"modules", plan.units[u].modules}, {"parameters", parameters}, {"reshard", r == Reshard::automatic ? !layouts[u].root : r == Reshard::yes}});
+    units.push_back({{"modules", plan.units[u].modules},
+                     {"parameters", parameters},
+                     {"reshard", r == Reshard::automatic ? !layouts[u].root : r == Reshard::yes}});
   }
   return nlohmann::json{{"units", units}, {"checkpointed", plan.checkpointed}}.dump();
 }
@@ -78,7 +78,9 @@ struct Case {
 std::vector<Case> cases() {
   std::vector<Case> list;
   const ModelGraph plain = small_llama(), tied = small_llama({.tied = true});
-  const auto add = [&](const std::string& name, const ModelGraph& model, ShardingPlan plan) { list.push_back({name, model, std::move(plan)}); };
+  const auto add = [&](const std::string& name, const ModelGraph& model, ShardingPlan plan) {
+    list.push_back({name, model, std::move(plan)});
+  };
   add("naive", plain, plan_of(plain, "block"));
   ShardingPlan p = plan_of(plain, "block:2", 8);
   p.micro_batches = {2, 1};
@@ -109,7 +111,8 @@ std::vector<Case> cases() {
   add("ddp", plain, p);
   const ModelGraph qwen = model_from_config(
       R"({"model_type": "qwen2", "vocab_size": 60, "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-          "max_position_embeddings": 64, "rms_norm_eps": 1e-6, "rope_theta": 1000000.0, "hidden_act": "silu", "tie_word_embeddings": true, "use_sliding_window": false})", "qwen2");
+          "max_position_embeddings": 64, "rms_norm_eps": 1e-6, "rope_theta": 1000000.0, "hidden_act": "silu", "tie_word_embeddings": true, "use_sliding_window": false})",
+      "qwen2");
   add("qwen2", qwen, plan_of(qwen, "block"));
   const ModelGraph big = load_model("llama3-8b");
   add("llama3_8b", big, plan_of(big, "block", 8));
@@ -144,8 +147,10 @@ TEST_CASE("accelerate: keys of an FSDP2 config") {
   ShardingPlan plan = plan_of(model, "block", 8, 2);
   plan.checkpointed = checkpointed_modules(model, "full", "test");
   const Emitted out = emit("accelerate", plan, model);
-  for (const char* line : {"\ndistributed_type: FSDP\n", "\nmixed_precision: 'bf16'\n", "\nnum_processes: 8\n", "\nfsdp_config:\n  fsdp_version: 2\n", "\n  fsdp_activation_checkpointing: true\n",
-                           "\n  fsdp_reshard_after_forward: true\n", "\n  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n", "\n  fsdp_transformer_layer_cls_to_wrap: LlamaDecoderLayer\n",
+  for (const char* line : {"\ndistributed_type: FSDP\n", "\nmixed_precision: 'bf16'\n", "\nnum_processes: 8\n",
+                           "\nfsdp_config:\n  fsdp_version: 2\n", "\n  fsdp_activation_checkpointing: true\n",
+                           "\n  fsdp_reshard_after_forward: true\n", "\n  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n",
+                           "\n  fsdp_transformer_layer_cls_to_wrap: LlamaDecoderLayer\n",
                            "\n  parallelism_config_dp_replicate_size: 2\n", "\n  parallelism_config_dp_shard_size: 4\n"}) {
     CAPTURE(line);
     CHECK(has(out.text, line));
@@ -167,21 +172,24 @@ TEST_CASE("torchtitan: keys of a TOML config") {
   plan.clip_norm = 1.0;
   plan.checkpointed = {"model.layers.1", "model.layers.3"};
   const Emitted out = emit("torchtitan", plan, model);
-  for (const char* line : {"\nlocal_batch_size = 3\n", "\nglobal_batch_size = 48\n", "\nseq_len = 16\n", "\nmax_norm = 1.0\n", "\ndata_parallel_replicate_degree = 2\n", "\ndata_parallel_shard_degree = 4\n",
-                           "\nfsdp_reshard_after_forward = \"default\"\n", "\nmode = \"selective\"\nselective_ac_option = \"2\"\n", "\nmixed_precision_param = \"bfloat16\"\n"}) {
+  for (const char* line : {"\nlocal_batch_size = 3\n", "\nglobal_batch_size = 48\n", "\nseq_len = 16\n", "\nmax_norm = 1.0\n",
+                           "\ndata_parallel_replicate_degree = 2\n", "\ndata_parallel_shard_degree = 4\n",
+                           "\nfsdp_reshard_after_forward = \"default\"\n",
+                           "\nmode = \"selective\"\nselective_ac_option = \"2\"\n", "\nmixed_precision_param = \"bfloat16\"\n"}) {
     CAPTURE(line);
     CHECK(has(out.text, line));
   }
   CHECK_FALSE(any_has(out.cannot_express, "units"));
   CHECK_FALSE(any_has(out.cannot_express, "which block"));
-  plan.checkpointed = checkpointed_modules(model, "every-2", "test");    // blocks 0 and 2: torchtitan takes 1 and 3
+  plan.checkpointed = checkpointed_modules(model, "every-2", "test");  // blocks 0 and 2: torchtitan takes 1 and 3
   CHECK(any_has(emit("torchtitan", plan, model).cannot_express, "which block recomputation starts at"));
   for (Unit& u : plan.units) u.reshard_after_forward = Reshard::no;
   CHECK(has(emit("torchtitan", plan, model).text, "\"never\""));
   for (std::size_t u = 0; u + 1 < plan.units.size(); ++u) plan.units[u].reshard_after_forward = Reshard::yes;
   CHECK(has(emit("torchtitan", plan, model).text, "\"always\""));
   CHECK(any_has(emit("torchtitan", plan_of(model, "block"), model).cannot_express, "units"));
-  CHECK(has(emit("torchtitan", plan_of(load_model("llama3-8b"), "titan"), load_model("llama3-8b")).text, "name = \"llama3\"\nflavor = \"8B\"\n"));
+  CHECK(has(emit("torchtitan", plan_of(load_model("llama3-8b"), "titan"), load_model("llama3-8b")).text,
+            "name = \"llama3\"\nflavor = \"8B\"\n"));
 }
 
 TEST_CASE("emitted PyTorch scripts parse, and train with the plan's units where torch is installed") {

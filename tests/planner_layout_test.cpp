@@ -1,4 +1,5 @@
-// Where every element of a unit lives: sizes against PyTorch's rule (dim-0 chunks of ceil(d0 / W) rows), claims against hand-made trees.
+// Where every element of a unit lives: sizes against PyTorch's rule (dim-0 chunks of ceil(d0 / W) rows), claims against hand-made
+// trees.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -59,11 +60,11 @@ TEST_CASE("laws on generated plans: every parameter once, shards sum to the whol
       std::int32_t before = -1;
       for (const ShardedParam& p : l.params) {
         ++seen[p.param];
-        CHECK(p.param > before);                                        // named_parameters() order
+        CHECK(p.param > before);  // named_parameters() order
         CHECK(p.offset == offset);
         CHECK(p.numel() == model.parameters[p.param].numel());
         CHECK(p.chunk_rows * shards >= p.rows);
-        CHECK((p.chunk_rows - 1) * shards < p.rows);                    // no larger than needed
+        CHECK((p.chunk_rows - 1) * shards < p.rows);  // no larger than needed
         offset += p.padded_shard();
         numel += p.numel();
         before = p.param;
@@ -88,12 +89,15 @@ TEST_CASE("laws on generated plans: every parameter once, shards sum to the whol
 
 TEST_CASE("claims: inner units first, the root takes what is left") {
   const ModelGraph model = small_llama();
-  const ShardingPlan plan = plan_with(model, {{{"model.layers.0.mlp"}}, {{"model.layers.0"}}, {{"model.norm", "lm_head"}}, {{""}}}, 2);
+  const ShardingPlan plan =
+      plan_with(model, {{{"model.layers.0.mlp"}}, {{"model.layers.0"}}, {{"model.norm", "lm_head"}}, {{""}}}, 2);
   const std::vector<UnitLayout> layouts = unit_layouts(plan, model);
-  CHECK(names(layouts[0], model) == std::vector<std::string>{"model.layers.0.mlp.gate_proj.weight", "model.layers.0.mlp.up_proj.weight", "model.layers.0.mlp.down_proj.weight"});
+  CHECK(names(layouts[0], model) == std::vector<std::string>{"model.layers.0.mlp.gate_proj.weight",
+                                                             "model.layers.0.mlp.up_proj.weight",
+                                                             "model.layers.0.mlp.down_proj.weight"});
   CHECK(names(layouts[2], model) == std::vector<std::string>{"model.norm.weight", "lm_head.weight"});
   for (const std::string& name : names(layouts[1], model)) CHECK(name.starts_with("model.layers.0."));
-  CHECK(layouts[1].params.size() == 6);                                 // q, k, v, o and two norms
+  CHECK(layouts[1].params.size() == 6);  // q, k, v, o and two norms
   CHECK(names(layouts[3], model).front() == "model.embed_tokens.weight");
   CHECK(layouts[3].root);
   CHECK_FALSE(layouts[2].root);
@@ -104,8 +108,16 @@ TEST_CASE("a tied parameter lies in the unit that holds both of its modules, onc
   const ShardingPlan plan = plan_with(model, {{{"model.embed_tokens", "lm_head"}}, {{""}}}, 2);
   const std::vector<UnitLayout> layouts = unit_layouts(plan, model);
   CHECK(names(layouts[0], model) == std::vector<std::string>{"model.embed_tokens.weight"});
-  CHECK(layouts[0].op_begin == 0);                                      // from the embedding ...
-  CHECK(layouts[0].op_end == static_cast<std::int32_t>(model.ops.size()) - 1);   // ... to the head
+  CHECK(layouts[0].op_begin == 0);                                              // from the embedding ...
+  CHECK(layouts[0].op_end == static_cast<std::int32_t>(model.ops.size()) - 1);  // ... to the head
+}
+
+TEST_CASE("a tied parameter is claimed by the unit that comes first to any of its modules (check refuses such plans)") {
+  const ModelGraph model = small_llama({.tied = true});
+  for (const char* module : {"model.embed_tokens", "lm_head"}) {
+    const std::vector<UnitLayout> layouts = unit_layouts(plan_with(model, {{{module}}, {{""}}}, 2), model);
+    CHECK(names(layouts[0], model) == std::vector<std::string>{"model.embed_tokens.weight"});
+  }
 }
 
 TEST_CASE("op ranges: a group's runs from its first module's begin to its last one's end; the root's leaves out the loss") {
@@ -144,7 +156,7 @@ TEST_CASE("ddp keeps whole parameters") {
 
 TEST_CASE("padding that overflows is refused, not wrapped") {
   ModelGraph model = small_llama();
-  model.parameters[0].shape = {3, std::int64_t{1} << 61};               // 4 padded rows on 4 ranks: 2^63 elements
+  model.parameters[0].shape = {3, std::int64_t{1} << 61};  // 4 padded rows on 4 ranks: 2^63 elements
   ShardingPlan plan;
   plan.mesh = {{"shard", 4}};
   plan.units = {{{""}}};

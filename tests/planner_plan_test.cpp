@@ -1,4 +1,6 @@
 // Plans: each rule refused with its own sentence, JSON there and back, digests.
+#include "planner/plan.h"
+
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -6,7 +8,6 @@
 #include <random>
 
 #include "models/error.h"
-#include "planner/plan.h"
 #include "planner/wrap.h"
 #include "tests/small_models.h"
 
@@ -62,39 +63,78 @@ TEST_CASE("the naive plan is one unit per block and the root, and passes") {
 TEST_CASE("every rule refuses by name") {
   const ModelGraph model = small_llama();
   const Rule rules[] = {
-      {"plan.json: model_digest: the plan was made for another model", [](ShardingPlan& p) { p.model_digest = "0123456789abcdef"; }},
+      {"plan.json: model_digest: the plan was made for another model",
+       [](ShardingPlan& p) { p.model_digest = "0123456789abcdef"; }},
       {"units[1].modules: no module is named 'model.layers.9'", [](ShardingPlan& p) { p.units[1].modules = {"model.layers.9"}; }},
       {"units[1].modules: 'model.layers.0' is listed twice", [](ShardingPlan& p) { p.units[1].modules = {"model.layers.0"}; }},
-      {"units[0].modules: 'model.layers.0' is listed twice", [](ShardingPlan& p) { p.units[0].modules = {"model.layers.0", "model.layers.0"}; }},
+      {"units[0].modules: 'model.layers.0' is listed twice",
+       [](ShardingPlan& p) {
+         p.units[0].modules = {"model.layers.0", "model.layers.0"};
+       }},
       {"units[0].modules: 'model.layers' is a ModuleList", [](ShardingPlan& p) { p.units[0].modules = {"model.layers"}; }},
       {"units[0].modules: the unit has no modules", [](ShardingPlan& p) { p.units[0].modules.clear(); }},
-      {"units[1].modules: the unit of 'model.layers.0' has no parameters of its own",       // inner units took them all
+      {"units[1].modules: the unit of 'model.layers.0' has no parameters of its own",  // inner units took them all
        [](ShardingPlan& p) {
-         p.units.insert(p.units.begin(), {{"model.layers.0.self_attn", "model.layers.0.mlp", "model.layers.0.input_layernorm", "model.layers.0.post_attention_layernorm"}});
+         p.units.insert(p.units.begin(), {{"model.layers.0.self_attn", "model.layers.0.mlp", "model.layers.0.input_layernorm",
+                                           "model.layers.0.post_attention_layernorm"}});
        }},
-      {"units[1].modules: 'model.layers.0.mlp' comes after units[0], which holds 'model.layers.0' around it", [](ShardingPlan& p) { p.units.insert(p.units.begin() + 1, {{"model.layers.0.mlp"}}); }},
-      {"units[0].modules: 'model.layers.0.mlp' lies inside 'model.layers.0' of the same unit", [](ShardingPlan& p) { p.units[0].modules.push_back("model.layers.0.mlp"); }},
+      {"units[1].modules: 'model.layers.0.mlp' comes after units[0], which holds 'model.layers.0' around it",
+       [](ShardingPlan& p) { p.units.insert(p.units.begin() + 1, {{"model.layers.0.mlp"}}); }},
+      {"units[0].modules: 'model.layers.0.mlp' lies inside 'model.layers.0' of the same unit",
+       [](ShardingPlan& p) { p.units[0].modules.push_back("model.layers.0.mlp"); }},
       {"units: the last unit must be the root", [](ShardingPlan& p) { p.units.pop_back(); }},
       {"units: the last unit must be the root", [](ShardingPlan& p) { p.units.clear(); }},
-      {"units[0].modules: the root \"\" must be a unit by itself", [](ShardingPlan& p) { p.units.insert(p.units.begin(), p.units.back()); }},
+      {"units[0].modules: the root \"\" must be a unit by itself",
+       [](ShardingPlan& p) { p.units.insert(p.units.begin(), p.units.back()); }},
       {"units[0].modules: the root \"\" must be a unit by itself", [](ShardingPlan& p) { p.units[0].modules.push_back(""); }},
-      {"mesh: there is no dimension 'tensor'", [](ShardingPlan& p) { p.mesh.push_back({"tensor", 2}); }},
-      {"mesh: dimension 'shard' has size 0", [](ShardingPlan& p) { p.mesh = {{"shard", 0}}; }},
-      {"mesh: dimension 'shard' has size -8", [](ShardingPlan& p) { p.mesh = {{"shard", -8}}; }},
-      {"mesh: dimension 'replicate' is repeated or out of order", [](ShardingPlan& p) { p.mesh = {{"shard", 2}, {"replicate", 2}}; }},
-      {"mesh: dimension 'shard' is repeated or out of order", [](ShardingPlan& p) { p.mesh = {{"shard", 2}, {"shard", 2}}; }},
-      {"mesh: more than 1,048,576 ranks", [](ShardingPlan& p) { p.mesh = {{"replicate", 2048}, {"shard", 1024}}; }},
-      {"mesh: more than 1,048,576 ranks", [](ShardingPlan& p) { p.mesh = {{"replicate", 2}, {"shard", std::numeric_limits<std::int64_t>::max()}}; }},
+      {"mesh: there is no dimension 'tensor'",
+       [](ShardingPlan& p) {
+         p.mesh.push_back({"tensor", 2});
+       }},
+      {"mesh: dimension 'shard' has size 0",
+       [](ShardingPlan& p) {
+         p.mesh = {{"shard", 0}};
+       }},
+      {"mesh: dimension 'shard' has size -8",
+       [](ShardingPlan& p) {
+         p.mesh = {{"shard", -8}};
+       }},
+      {"mesh: dimension 'replicate' is repeated or out of order",
+       [](ShardingPlan& p) {
+         p.mesh = {{"shard", 2}, {"replicate", 2}};
+       }},
+      {"mesh: dimension 'shard' is repeated or out of order",
+       [](ShardingPlan& p) {
+         p.mesh = {{"shard", 2}, {"shard", 2}};
+       }},
+      {"mesh: more than 1,048,576 ranks",
+       [](ShardingPlan& p) {
+         p.mesh = {{"replicate", 2048}, {"shard", 1024}};
+       }},
+      {"mesh: more than 1,048,576 ranks",
+       [](ShardingPlan& p) {
+         p.mesh = {{"replicate", 2}, {"shard", std::numeric_limits<std::int64_t>::max()}};
+       }},
       {"micro_batches: there is no micro-batch", [](ShardingPlan& p) { p.micro_batches.clear(); }},
-      {"micro_batches: a micro-batch of 0 sequences", [](ShardingPlan& p) { p.micro_batches = {2, 0}; }},
+      {"micro_batches: a micro-batch of 0 sequences",
+       [](ShardingPlan& p) {
+         p.micro_batches = {2, 0};
+       }},
       {"micro_batches: a micro-batch of -1 sequences", [](ShardingPlan& p) { p.micro_batches = {-1}; }},
-      {"micro_batches: more than 2^36 tokens", [](ShardingPlan& p) { p.micro_batches = {std::numeric_limits<std::int64_t>::max()}; }},
+      {"micro_batches: more than 2^36 tokens",
+       [](ShardingPlan& p) { p.micro_batches = {std::numeric_limits<std::int64_t>::max()}; }},
       {"micro_batches: more than 2^36 tokens", [](ShardingPlan& p) { p.micro_batches.assign(4000, std::int64_t{1} << 30); }},
       {"micro_batches: more than 4,096 micro-batches", [](ShardingPlan& p) { p.micro_batches.assign(4097, 1); }},
       {"seq_len: 0 tokens per sequence", [](ShardingPlan& p) { p.seq_len = 0; }},
       {"checkpointed: no module is named 'x'", [](ShardingPlan& p) { p.checkpointed = {"x"}; }},
-      {"checkpointed: 'model.layers.1' is listed twice", [](ShardingPlan& p) { p.checkpointed = {"model.layers.1", "model.layers.1"}; }},
-      {"checkpointed: 'model.layers.1.mlp' lies inside 'model.layers.1'", [](ShardingPlan& p) { p.checkpointed = {"model.layers.1.mlp", "model.layers.1"}; }},
+      {"checkpointed: 'model.layers.1' is listed twice",
+       [](ShardingPlan& p) {
+         p.checkpointed = {"model.layers.1", "model.layers.1"};
+       }},
+      {"checkpointed: 'model.layers.1.mlp' lies inside 'model.layers.1'",
+       [](ShardingPlan& p) {
+         p.checkpointed = {"model.layers.1.mlp", "model.layers.1"};
+       }},
       {"checkpointed: 'model.layers' is a ModuleList", [](ShardingPlan& p) { p.checkpointed = {"model.layers"}; }},
       {"checkpointed: the root cannot be recomputed", [](ShardingPlan& p) { p.checkpointed = {""}; }},
       {"param_dtype: int64 cannot hold gradients", [](ShardingPlan& p) { p.param_dtype = DType::i64; }},
@@ -103,14 +143,16 @@ TEST_CASE("every rule refuses by name") {
       {"optimizer.lr: -0.1", [](ShardingPlan& p) { p.optimizer.lr = -0.1; }},
       {"optimizer.beta2: 1.0", [](ShardingPlan& p) { p.optimizer.beta2 = 1; }},
       {"optimizer.eps: 0.0", [](ShardingPlan& p) { p.optimizer.eps = 0; }},
-      {"optimizer.weight_decay: nan", [](ShardingPlan& p) { p.optimizer.weight_decay = std::numeric_limits<double>::quiet_NaN(); }},
+      {"optimizer.weight_decay: nan",
+       [](ShardingPlan& p) { p.optimizer.weight_decay = std::numeric_limits<double>::quiet_NaN(); }},
       {"clip_norm: 0.0", [](ShardingPlan& p) { p.clip_norm = 0.0; }},
       {"clip_norm: inf", [](ShardingPlan& p) { p.clip_norm = std::numeric_limits<double>::infinity(); }},
       {"forward_prefetch: -1 units", [](ShardingPlan& p) { p.forward_prefetch = -1; }},
       {"backward_prefetch: -1 units", [](ShardingPlan& p) { p.backward_prefetch = -1; }},
       {"backward_prefetch: 2000 units", [](ShardingPlan& p) { p.backward_prefetch = 2000; }},
       {"dialect: fsdp1 is not available yet", [](ShardingPlan& p) { p.dialect = Dialect::fsdp1; }},
-      {"grad_sync: reduce-scatter-only leaves out the all-reduce over replicas, but there is one", [](ShardingPlan& p) { p.grad_sync = GradSync::reduce_scatter_only; }},
+      {"grad_sync: reduce-scatter-only leaves out the all-reduce over replicas, but there is one",
+       [](ShardingPlan& p) { p.grad_sync = GradSync::reduce_scatter_only; }},
       {"mesh: ddp replicates parameters and cannot shard them over 4 ranks", [](ShardingPlan& p) { p.dialect = Dialect::ddp; }},
   };
   for (const Rule& rule : rules) {
@@ -145,16 +187,18 @@ TEST_CASE("ddp has no sharding, no second dtype, no prefetch") {
 TEST_CASE("tied parameters may not be split over two units") {
   const ModelGraph model = small_llama({.tied = true});
   ShardingPlan plan = naive(model);
-  CHECK_NOTHROW(check(plan, model));                                      // both in the root
+  CHECK_NOTHROW(check(plan, model));  // both in the root
   plan.units.insert(plan.units.begin(), {{"model.embed_tokens"}});
-  check_has(refusal(plan, model), "units: the tied parameter 'model.embed_tokens.weight' (also 'lm_head.weight') would lie in units[0] and units[4]");
+  check_has(refusal(plan, model),
+            "units: the tied parameter 'model.embed_tokens.weight' (also 'lm_head.weight') would lie in units[0] and units[4]");
   plan.units[0].modules = {"model.embed_tokens", "lm_head"};
   CHECK_NOTHROW(check(plan, model));
 }
 
 TEST_CASE("learned positions bound the sequence length") {
   const ModelGraph model = model_from_config(
-      R"({"model_type": "gpt2", "vocab_size": 50, "n_positions": 16, "n_embd": 8, "n_layer": 2, "n_head": 2, "layer_norm_epsilon": 1e-5, "activation_function": "gelu_new"})", "gpt2");
+      R"({"model_type": "gpt2", "vocab_size": 50, "n_positions": 16, "n_embd": 8, "n_layer": 2, "n_head": 2, "layer_norm_epsilon": 1e-5, "activation_function": "gelu_new"})",
+      "gpt2");
   ShardingPlan plan = naive(model);
   plan.seq_len = 16;
   CHECK_NOTHROW(check(plan, model));
@@ -178,7 +222,9 @@ ShardingPlan random_plan(const ModelGraph& model, std::mt19937_64& random) {
   ShardingPlan p = naive(model);
   p.dialect = pick(Dialect::fsdp2, Dialect::fsdp1, Dialect::ddp);
   p.wrap = pick("block", "", "class:\"a\\b\"\n", "params:1e8");
-  p.mesh = random() % 2 ? std::vector<MeshDim>{{"replicate", static_cast<std::int64_t>(random() % 9 + 1)}, {"shard", static_cast<std::int64_t>(random() % 99 + 1)}} : std::vector<MeshDim>{};
+  p.mesh = random() % 2 ? std::vector<MeshDim>{{"replicate", static_cast<std::int64_t>(random() % 9 + 1)},
+                                               {"shard", static_cast<std::int64_t>(random() % 99 + 1)}}
+                        : std::vector<MeshDim>{};
   p.units = wrap(model, pick("root", "block", "params:300", "titan"), "test");
   for (Unit& u : p.units) u.reshard_after_forward = pick(Reshard::automatic, Reshard::yes, Reshard::no);
   p.checkpointed = checkpointed_modules(model, pick("none", "full", "every-2", "first-1"), "test");
@@ -234,9 +280,10 @@ TEST_CASE("documents that are no plans are refused by name, every cut and every 
   check_has(edited("\"auto\"", "7"), "units[0].reshard_after_forward");
   check_has(edited("\"adamw\"", "\"lion\""), "optimizer");
   check_has(edited("\"name\": \"shard\"", "\"name\": 3"), "mesh[1].name");
-  for (std::size_t cut = 0; cut + 2 < text.size(); ++cut) CHECK_THROWS_AS((void)parse_plan(text.substr(0, cut), "plan.json"), InputError);
+  for (std::size_t cut = 0; cut + 2 < text.size(); ++cut)
+    CHECK_THROWS_AS((void)parse_plan(text.substr(0, cut), "plan.json"), InputError);
   std::mt19937_64 random(11);
-  for (int i = 0; i < 2000; ++i) {                                        // accepted or refused, never anything else
+  for (int i = 0; i < 2000; ++i) {  // accepted or refused, never anything else
     std::string t = text;
     t[random() % t.size()] = static_cast<char>(random() % 256);
     (void)message([&] { (void)parse_plan(t, "plan.json"); });
@@ -252,14 +299,26 @@ TEST_CASE("the digest ignores what is for people and how a mesh is written, and 
   same.mesh = {{"shard", 4}};
   CHECK(same.digest() == plan.digest());
   void (*const changes[])(ShardingPlan&) = {
-      [](ShardingPlan& p) { p.dialect = Dialect::ddp; },          [](ShardingPlan& p) { p.model_digest += "0"; },
-      [](ShardingPlan& p) { p.mesh = {{"replicate", 4}}; },       [](ShardingPlan& p) { p.units[0].reshard_after_forward = Reshard::no; },
-      [](ShardingPlan& p) { p.units.erase(p.units.begin()); },    [](ShardingPlan& p) { p.checkpointed = {"model.layers.0"}; },
-      [](ShardingPlan& p) { p.micro_batches = {1, 1}; },          [](ShardingPlan& p) { p.seq_len = 9; },
-      [](ShardingPlan& p) { p.grad_sync = GradSync::last; },      [](ShardingPlan& p) { p.forward_prefetch = 1; },
-      [](ShardingPlan& p) { p.backward_prefetch = 2; },           [](ShardingPlan& p) { p.param_dtype = DType::f32; },
-      [](ShardingPlan& p) { p.reduce_dtype = DType::bf16; },      [](ShardingPlan& p) { p.master_dtype = DType::bf16; },
-      [](ShardingPlan& p) { p.optimizer.lr = 1; },                [](ShardingPlan& p) { p.clip_norm = 1.0; },
+      [](ShardingPlan& p) { p.dialect = Dialect::ddp; },
+      [](ShardingPlan& p) { p.model_digest += "0"; },
+      [](ShardingPlan& p) {
+        p.mesh = {{"replicate", 4}};
+      },
+      [](ShardingPlan& p) { p.units[0].reshard_after_forward = Reshard::no; },
+      [](ShardingPlan& p) { p.units.erase(p.units.begin()); },
+      [](ShardingPlan& p) { p.checkpointed = {"model.layers.0"}; },
+      [](ShardingPlan& p) {
+        p.micro_batches = {1, 1};
+      },
+      [](ShardingPlan& p) { p.seq_len = 9; },
+      [](ShardingPlan& p) { p.grad_sync = GradSync::last; },
+      [](ShardingPlan& p) { p.forward_prefetch = 1; },
+      [](ShardingPlan& p) { p.backward_prefetch = 2; },
+      [](ShardingPlan& p) { p.param_dtype = DType::f32; },
+      [](ShardingPlan& p) { p.reduce_dtype = DType::bf16; },
+      [](ShardingPlan& p) { p.master_dtype = DType::bf16; },
+      [](ShardingPlan& p) { p.optimizer.lr = 1; },
+      [](ShardingPlan& p) { p.clip_norm = 1.0; },
       [](ShardingPlan& p) { p.seed = 1; },
   };
   for (const auto change : changes) {
@@ -271,10 +330,12 @@ TEST_CASE("the digest ignores what is for people and how a mesh is written, and 
 
 TEST_CASE("names of closed choices read back; unknown ones list what there is") {
   for (const Dialect d : {Dialect::fsdp2, Dialect::fsdp1, Dialect::ddp}) CHECK(parse_dialect(name(d), "x") == d);
-  for (const GradSync s : {GradSync::every, GradSync::last, GradSync::reduce_scatter_only}) CHECK(parse_grad_sync(name(s), "x") == s);
+  for (const GradSync s : {GradSync::every, GradSync::last, GradSync::reduce_scatter_only})
+    CHECK(parse_grad_sync(name(s), "x") == s);
   for (const Reshard r : {Reshard::automatic, Reshard::yes, Reshard::no}) CHECK(parse_reshard(name(r), "x") == r);
   for (const OptimizerKind o : {OptimizerKind::adamw, OptimizerKind::sgd}) CHECK(parse_optimizer(name(o), "x") == o);
-  check_has(message([] { (void)parse_dialect("FSDP2", "--dialect"); }), "--dialect: unknown dialect 'FSDP2'; use one of: fsdp2, fsdp1, ddp");
+  check_has(message([] { (void)parse_dialect("FSDP2", "--dialect"); }),
+            "--dialect: unknown dialect 'FSDP2'; use one of: fsdp2, fsdp1, ddp");
   CHECK_THROWS_AS((void)parse_reshard("yes", "x"), InputError);
 }
 

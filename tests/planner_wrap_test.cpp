@@ -4,9 +4,8 @@
 #include <algorithm>
 #include <fstream>
 #include <map>
-#include <set>
-
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "models/error.h"
 #include "planner/wrap.h"
@@ -53,7 +52,7 @@ std::vector<std::string> holding_parameters(const std::vector<std::string>& wrap
   return kept;
 }
 
-std::vector<std::string> singles(const std::vector<Unit>& units) {       // without the root
+std::vector<std::string> singles(const std::vector<Unit>& units) {  // without the root
   std::vector<std::string> names;
   for (std::size_t u = 0; u + 1 < units.size(); ++u) {
     REQUIRE(units[u].modules.size() == 1);
@@ -100,13 +99,15 @@ TEST_CASE("size and class policies choose the modules that PyTorch chooses, in i
     CHECK(singles(units) == expected);
     CHECK(units.back().modules == std::vector<std::string>{""});
   }
-  CHECK(dropped > 0);                                                     // the golden has such a case
+  CHECK(dropped > 0);  // the golden has such a case
 }
 
 TEST_CASE("block policies") {
   const ModelGraph model = small_llama({.layers = 5});
-  CHECK(lists(wrap(model, "block", "test")) == Lists{{"model.layers.0"}, {"model.layers.1"}, {"model.layers.2"}, {"model.layers.3"}, {"model.layers.4"}, {""}});
-  CHECK(lists(wrap(model, "block:2", "test")) == Lists{{"model.layers.0", "model.layers.1"}, {"model.layers.2", "model.layers.3"}, {"model.layers.4"}, {""}});
+  CHECK(lists(wrap(model, "block", "test")) ==
+        Lists{{"model.layers.0"}, {"model.layers.1"}, {"model.layers.2"}, {"model.layers.3"}, {"model.layers.4"}, {""}});
+  CHECK(lists(wrap(model, "block:2", "test")) ==
+        Lists{{"model.layers.0", "model.layers.1"}, {"model.layers.2", "model.layers.3"}, {"model.layers.4"}, {""}});
   CHECK(lists(wrap(model, "block:5", "test")).size() == 2);
   CHECK(lists(wrap(model, "root", "test")) == Lists{{""}});
 }
@@ -116,20 +117,24 @@ TEST_CASE("titan: embedding, blocks, norm + head kept after forward; tied weight
   CHECK(lists(units) == Lists{{"model.embed_tokens"}, {"model.layers.0"}, {"model.layers.1"}, {"model.norm", "lm_head"}, {""}});
   CHECK(units[3].reshard_after_forward == Reshard::no);
   CHECK(units[0].reshard_after_forward == Reshard::automatic);
-  CHECK(lists(wrap(small_llama({.layers = 2, .tied = true}), "titan", "test")) == Lists{{"model.layers.0"}, {"model.layers.1"}, {"model.embed_tokens", "model.norm", "lm_head"}, {""}});
+  CHECK(lists(wrap(small_llama({.layers = 2, .tied = true}), "titan", "test")) ==
+        Lists{{"model.layers.0"}, {"model.layers.1"}, {"model.embed_tokens", "model.norm", "lm_head"}, {""}});
 }
 
 TEST_CASE("every policy's plan passes check on every family, units in execution order") {
   const ModelGraph models[] = {
       small_llama(), small_llama({.tied = true}),
-      model_from_config(R"({"model_type": "gpt2", "vocab_size": 50, "n_positions": 16, "n_embd": 8, "n_layer": 2, "n_head": 2, "layer_norm_epsilon": 1e-5, "activation_function": "gelu_new"})", "gpt2")};
+      model_from_config(
+          R"({"model_type": "gpt2", "vocab_size": 50, "n_positions": 16, "n_embd": 8, "n_layer": 2, "n_head": 2, "layer_norm_epsilon": 1e-5, "activation_function": "gelu_new"})",
+          "gpt2")};
   for (const ModelGraph& model : models) {
     for (const char* policy : {"block", "block:2", "root", "titan", "params:200", "params:500", "params:2000"}) {
       CAPTURE(model.name);
       CAPTURE(policy);
       ShardingPlan plan = naive_plan(model, {.ranks = 2, .seq_len = 8});
       plan.units = wrap(model, policy, "test");
-      const bool tied = std::any_of(model.parameters.begin(), model.parameters.end(), [](const Parameter& p) { return p.modules.size() > 1; });
+      const bool tied =
+          std::any_of(model.parameters.begin(), model.parameters.end(), [](const Parameter& p) { return p.modules.size() > 1; });
       // A size policy does not know of tied weights: where it takes one of the two modules, `check` refuses it, as PyTorch does.
       if (tied && std::string(policy).starts_with("params")) continue;
       CHECK(message([&] { check(plan, model); }) == "(accepted)");
@@ -148,13 +153,17 @@ TEST_CASE("class policy: units come in execution order, not in registration orde
   // LlamaDecoderLayer registers self_attn, mlp and then its norms; it runs norm, self_attn, norm, mlp.
   const ModelGraph model = small_llama({.layers = 1});
   const std::string norm = model.modules[model.find_module("model.norm")].class_name;
-  CHECK(lists(wrap(model, "class:" + norm, "test")) == Lists{{"model.layers.0.input_layernorm"}, {"model.layers.0.post_attention_layernorm"}, {"model.norm"}, {""}});
+  CHECK(lists(wrap(model, "class:" + norm, "test")) ==
+        Lists{{"model.layers.0.input_layernorm"}, {"model.layers.0.post_attention_layernorm"}, {"model.norm"}, {""}});
 }
 
 TEST_CASE("bad policies are refused with what there is") {
   const ModelGraph model = small_llama();
-  for (const char* bad : {"", "blocks", "block:", "block:0", "block:-1", "block:9", "block:1.5", "block:x", "block:1x", "block:99999999999999999999", "params", "params:", "params:0", "params:nan",
-                          "params:inf", "params:-1", "params:0.5", "class", "class:", "class:,", "class:Nope", "root:1", "titan:2", "class:ModuleList"}) {
+  for (const char* bad : {"",           "blocks",     "block:",   "block:0",         "block:-1",
+                          "block:9",    "block:1.5",  "block:x",  "block:1x",        "block:99999999999999999999",
+                          "params",     "params:",    "params:0", "params:nan",      "params:inf",
+                          "params:-1",  "params:0.5", "class",    "class:",          "class:,",
+                          "class:Nope", "root:1",     "titan:2",  "class:ModuleList"}) {
     CAPTURE(bad);
     CHECK(message([&] { (void)wrap(model, bad, "--wrap"); }).starts_with("--wrap: "));
   }
@@ -172,6 +181,8 @@ TEST_CASE("activation checkpointing policies") {
   CHECK(checkpointed_modules(model, "first-2", "x") == Names{"model.layers.0", "model.layers.1"});
   for (const char* bad : {"", "all", "every-", "every-0", "every-6", "first-6", "first--1", "every-1.5", "selective-op"}) {
     CAPTURE(bad);
-    CHECK(message([&] { (void)checkpointed_modules(model, bad, "--activation-checkpointing"); }).starts_with("--activation-checkpointing: "));
+    CHECK(message([&] {
+            (void)checkpointed_modules(model, bad, "--activation-checkpointing");
+          }).starts_with("--activation-checkpointing: "));
   }
 }

@@ -15,9 +15,10 @@ struct SmallLlama {
 
 inline ModelGraph small_llama(const SmallLlama& s = {}) {
   return model_from_config(
-      fmt::format(R"({{"model_type": "llama", "vocab_size": {}, "hidden_size": {}, "intermediate_size": {}, "num_hidden_layers": {}, "num_attention_heads": {},
+      fmt::format(
+          R"({{"model_type": "llama", "vocab_size": {}, "hidden_size": {}, "intermediate_size": {}, "num_hidden_layers": {}, "num_attention_heads": {},
                       "num_key_value_heads": {}, "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "hidden_act": "silu", "tie_word_embeddings": {}}})",
-                  s.vocab, s.hidden, s.inner, s.layers, s.heads, s.kv_heads, s.tied),
+          s.vocab, s.hidden, s.inner, s.layers, s.heads, s.kv_heads, s.tied),
       "small_llama");
 }
 
