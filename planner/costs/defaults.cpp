@@ -7,7 +7,7 @@ namespace fsdp {
 namespace {
 
 // What long runs sustain of the best product ever measured alone: power lowers the clock on random data (A100, 8192^3: 257
-// against 295 TFLOP/s on zeros), and a step's shapes are not the best ones. One number for every GPU, set on eight published FSDP
+// against 295 TFLOP/s on zeros), and a step's shapes are not the best ones. One number for every GPU, set on seven published FSDP
 // runs on A100 and H100 (llm-foundry's MPT table, torchtitan's Llama 2 table), which were 13 to 35 % slower than the ceilings
 // alone predict. A flat stand-in for tiles, waves and power; the largest known error of this table.
 constexpr double kSustained = 0.80;
