@@ -1,9 +1,10 @@
 #!/bin/sh
 # Runs every command of the ```sh blocks of a README, in order, in an empty folder; ./dev itself is left out (the tests are run by it).
-# usage: readme_commands.sh README.md path/to/fsdp-plan
+# The README's ```text block must be what the first of them prints; --update pastes it instead of complaining.
+# usage: readme_commands.sh README.md path/to/fsdp-plan [--update]
 set -eu
-readme=$1
-program=$2
+readme=$(realpath "$1")
+program=$(realpath "$2")
 [ -x "$program" ] || { echo "no program at $program" >&2; exit 1; }
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
@@ -15,12 +16,23 @@ mkdir "$folder/bin" "$folder/work"
 ln -s "$program" "$folder/bin/fsdp-plan"
 PATH=$folder/bin:$PATH
 cd "$folder/work"
+first=1
 while IFS= read -r command; do
   echo "\$ $command"
   sh -euc "$command" </dev/null >"$folder/out" 2>"$folder/err" || {
     code=$?
     cat "$folder/out" "$folder/err"
     echo "exit code $code: $command" >&2
+    exit 1
+  }
+  [ $first = 1 ] || continue
+  first=0
+  if [ "${3:-}" = --update ]; then
+    awk -v answer="$folder/out" '/^```text$/ {print; while ((getline line < answer) > 0) print line; skip = 1; next}
+      /^```$/ {skip = 0} !skip' "$readme" >"$folder/README" && cat "$folder/README" >"$readme"
+  fi
+  awk '/^```text$/ {inside = 1; next} /^```/ {inside = 0} inside' "$readme" | diff - "$folder/out" || {
+    echo "the README shows another answer than the program gives; run: tests/readme_commands.sh README.md build/release/fsdp-plan --update" >&2
     exit 1
   }
 done <"$folder/commands"
