@@ -88,10 +88,10 @@ OpCase op_case(OpKind kind, std::int64_t elements, DType type) {
     case OpKind::gelu: return with(kind, {n}, {}, n, work, s);
     case OpKind::swiglu:
     case OpKind::add: return with(kind, {n, n}, {}, n, work, s);
-    case OpKind::rotary:
-      s.heads = heads;
+    case OpKind::rotary:                     // few heads: keys have fewer than queries, and angles are shared by the heads of a token
+      s.heads = heads / 2;
       s.head_dim = head_dim;
-      return with(kind, {n}, {}, n, work, s);
+      return with(kind, {n / 2}, {}, n / 2, work, s);
     case OpKind::attention: {
       s.heads = heads / 2;
       s.kv_heads = heads / 4;
@@ -116,7 +116,8 @@ Setup kernel_setup(const OpCase& c, Part part, DType type) {
   return [c, part, type](BenchMemory& memory) -> Issue {
     const std::int64_t values = std::accumulate(c.inputs.begin(), c.inputs.end(), std::accumulate(c.params.begin(), c.params.end(), c.output));
     std::vector<Buffers> sets;
-    for (int i = 0; i < buffer_sets(values * size_of(type) * (part == Part::forward ? 1 : 2)); ++i)
+    const Reuse reuse = part == Part::forward && c.op.kind != OpKind::linear ? Reuse::warm : Reuse::cold;
+    for (int i = 0; i < buffer_sets(values * size_of(type) * (part == Part::forward ? 1 : 2), reuse); ++i)
       sets.push_back(make_buffers(c, part, type, memory));
     const double weight = 1.0 / static_cast<double>(c.work.tokens());
     for (const Buffers& b : sets) run_forward(c.op, c.work, type, b.forward, weight);      // fills what forward keeps for backward

@@ -13,7 +13,7 @@ namespace {
 template <class Body>
 Setup buffers_setup(std::int64_t n, DType type, int count, Body body) {
   return [=](BenchMemory& memory) -> Issue {
-    std::vector<std::vector<BufferView>> sets(static_cast<std::size_t>(buffer_sets(count * n * size_of(type))));
+    std::vector<std::vector<BufferView>> sets(static_cast<std::size_t>(buffer_sets(count * n * size_of(type), Reuse::cold)));
     for (auto& set : sets)
       for (int i = 0; i < count; ++i) set.push_back(memory.take(n, type));
     return [=](Device& device, std::int32_t& op, int i) {
@@ -65,8 +65,11 @@ Setup norm_setup(std::int64_t n, DType type) {
 Setup collective_setup(CollectiveKind kind, std::int64_t full_bytes, DType type, std::int64_t ranks) {
   const std::int64_t slot = std::max<std::int64_t>(1, full_bytes / size_of(type) / ranks), all = slot * ranks;
   return [=](BenchMemory& memory) -> Issue {
-    const BufferView large = memory.take(all, type), small = memory.take(kind == CollectiveKind::reduce_scatter ? slot : 1, type);
-    return [=](Device& device, std::int32_t& op, int) {
+    std::vector<BufferView> buffers;
+    for (int i = 0; i < buffer_sets(all * size_of(type), Reuse::cold); ++i) buffers.push_back(memory.take(all, type));
+    const BufferView small = memory.take(kind == CollectiveKind::reduce_scatter ? slot : 1, type);
+    return [=](Device& device, std::int32_t& op, int i) {
+      const BufferView large = buffers[static_cast<std::size_t>(i) % buffers.size()];
       const std::int32_t previous[] = {op - 1}, ready[] = {op};
       device.launch(op, Stream::compute, op == 0 ? std::span<const std::int32_t>{} : previous, [] {});
       ++op;

@@ -70,9 +70,9 @@ BufferView BenchMemory::take_ids(std::int64_t elements, std::int64_t below) {
   return view;
 }
 
-int buffer_sets(std::int64_t bytes) {
-  constexpr std::int64_t footprint = 8 << 20;
-  return static_cast<int>(std::clamp<std::int64_t>(footprint / std::max<std::int64_t>(bytes, 1), 1, 16));
+int buffer_sets(std::int64_t bytes, Reuse reuse) {
+  const std::int64_t footprint = reuse == Reuse::warm ? 8 << 20 : 64 << 20, most = reuse == Reuse::warm ? 16 : 256;
+  return static_cast<int>(std::clamp<std::int64_t>(footprint / std::max<std::int64_t>(bytes, 1), 1, most));
 }
 
 double Timer::time(const Setup& setup) const {

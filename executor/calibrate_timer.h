@@ -37,7 +37,10 @@ struct Timer {
   [[nodiscard]] double time(const Setup&) const;
 };
 
-// How many sets of buffers of `bytes` each a benchmark goes round, so that it does not only see its innermost cache.
-[[nodiscard]] int buffer_sets(std::int64_t bytes);
+// How many sets of buffers of `bytes` each a benchmark goes round. What a forward kernel reads was mostly written a moment ago (warm:
+// beyond the innermost cache); weights, what was saved for backward, shards, optimizer states and the buffers of collectives were
+// last touched a unit or a step ago (cold: beyond all caches).
+enum class Reuse : std::uint8_t { warm, cold };
+[[nodiscard]] int buffer_sets(std::int64_t bytes, Reuse);
 
 }  // namespace fsdp
