@@ -1,6 +1,8 @@
-// Micro-benchmarks -> Costs. Everything is measured in several passes over the whole list, and the best pass counts: what disturbs a
-// machine comes and goes, and a benchmark that was disturbed in one pass is not in the next.
+// Micro-benchmarks -> Costs. Everything is measured in several passes over the whole list, and the best pass counts: what
+// disturbs a machine comes and goes, and a benchmark that was disturbed in one pass is not in the next.
 #include "executor/calibrate.h"
+
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <chrono>
@@ -8,8 +10,6 @@
 #include <ctime>
 #include <limits>
 #include <vector>
-
-#include <fmt/format.h>
 
 #include "executor/calibrate_ops.h"
 #include "executor/kernels.h"
@@ -20,15 +20,16 @@ namespace fsdp {
 namespace {
 
 constexpr int kPasses = 3;
-constexpr std::int64_t kCube[] = {40, 80, 160, 320, 640, 1000};                    // 1.3e5 .. 2e9 flops
-constexpr std::int64_t kFull[] = {4096, 16384, 65536, 262144, 1 << 20, 4 << 20, 16 << 20, 64 << 20};    // bytes, as nccl-tests counts
-constexpr std::int64_t kSmall = 1 << 15, kLarge = 1 << 19;                         // elements
+constexpr std::int64_t kCube[] = {40, 80, 160, 320, 640, 1000};  // 1.3e5 .. 2e9 flops
+constexpr std::int64_t kFull[] = {4096,    16384,   65536,    262144,
+                                  1 << 20, 4 << 20, 16 << 20, 64 << 20};  // bytes, as nccl-tests counts
+constexpr std::int64_t kSmall = 1 << 15, kLarge = 1 << 19;                // elements
 constexpr std::int64_t kShortSequence = 64, kLongSequence = 512;
 
 struct Benchmark {
   std::string what;
   Setup setup;
-  double seconds = std::numeric_limits<double>::infinity();    // best so far
+  double seconds = std::numeric_limits<double>::infinity();  // best so far
 };
 
 class Suite {
@@ -43,7 +44,7 @@ class Suite {
     for (int pass = 0; pass < kPasses; ++pass) {
       for (std::size_t i = 0; i < benchmarks_.size(); ++i) {
         const double left = static_cast<double>((kPasses - pass) * benchmarks_.size() - i);
-        const Timer timer{backend, 0.6 * std::max(0.0, options.seconds_budget - spent()) / left};       // the rest: set-up
+        const Timer timer{backend, 0.6 * std::max(0.0, options.seconds_budget - spent()) / left};  // the rest: set-up
         if (options.progress) options.progress(fmt::format("pass {} of {}: {}", pass + 1, kPasses, benchmarks_[i].what));
         benchmarks_[i].seconds = std::min(benchmarks_[i].seconds, timer.time(benchmarks_[i].setup));
       }
@@ -63,7 +64,7 @@ KernelRate line(double small_work, double small_seconds, double large_work, doub
   const double slope = std::max((large_seconds - small_seconds) / (large_work - small_work), large_seconds / large_work * 0.05);
   KernelRate r;
   r.overhead = Seconds(std::max(empty, small_seconds - slope * small_work));
-  const double rate = large_work / std::max(large_seconds - r.overhead.count(), large_seconds * 0.05);   // exact at the large size
+  const double rate = large_work / std::max(large_seconds - r.overhead.count(), large_seconds * 0.05);  // exact at the large size
   if (flops) r.flops_rate = FlopsPerSecond(rate);
   else r.byte_rate = BytesPerSecond(rate);
   return r;
@@ -81,7 +82,8 @@ double host_launch_seconds(Backend& backend) {
       device.begin_step();
       device.launch(0, Stream::compute, {}, [] {
         const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(5);
-        while (std::chrono::steady_clock::now() < until) {}
+        while (std::chrono::steady_clock::now() < until) {
+        }
       });
       const auto begin = std::chrono::steady_clock::now();
       constexpr int kLaunches = 500;
@@ -105,7 +107,8 @@ std::string today() {
 void check_options(const CalibrateOptions& o) {
   if (o.type != DType::f64 && o.type != DType::f32 && o.type != DType::bf16)
     throw InputError("--dtype", fmt::format("{} has no host kernels", name(o.type)), "use fp64, fp32 or bf16");
-  if (!(o.seconds_budget > 0) || o.seconds_budget > 3600) throw InputError("--budget", "is not between 0 and 1 h", "give it in seconds, such as 20s");
+  if (!(o.seconds_budget > 0) || o.seconds_budget > 3600)
+    throw InputError("--budget", "is not between 0 and 1 h", "give it in seconds, such as 20s");
 }
 
 class Calibration {
@@ -123,8 +126,8 @@ class Calibration {
     suite_.run(*backend, options_);
     Costs costs;
     costs.platform = "host";
-    costs.source = fmt::format("calibrate --backend host, {} ranks, {}, {}, {}, {}", options_.ranks, name(options_.type), backend->environment(),
-                               host_gemm_library(), today());
+    costs.source = fmt::format("calibrate --backend host, {} ranks, {}, {}, {}, {}", options_.ranks, name(options_.type),
+                               backend->environment(), host_gemm_library(), today());
     costs.kernel_overhead = Seconds(suite_.seconds(empty_));
     costs.host_per_operation = Seconds(std::min(host_launch_seconds(*backend), suite_.seconds(empty_)));
     fill(costs);
@@ -133,21 +136,23 @@ class Calibration {
 
  private:
   static constexpr Part kProducts[] = {Part::forward, Part::backward_input, Part::backward_weight};
-  static constexpr CollectiveKind kCollectives[] = {CollectiveKind::all_gather, CollectiveKind::reduce_scatter, CollectiveKind::all_reduce};
+  static constexpr CollectiveKind kCollectives[] = {CollectiveKind::all_gather, CollectiveKind::reduce_scatter,
+                                                    CollectiveKind::all_reduce};
 
   static std::pair<std::int64_t, std::int64_t> sizes(OpKind kind) {
     return kind == OpKind::attention ? std::pair{kShortSequence, kLongSequence} : std::pair{kSmall, kLarge};
   }
   static bool benchmarked(OpKind kind, bool backward) {
     if (kind == OpKind::linear || kind == OpKind::opaque) return false;
-    return !(kind == OpKind::add && backward);                       // hands its gradient on: no kernel
+    return !(kind == OpKind::add && backward);  // hands its gradient on: no kernel
   }
 
   void add_products() {
     static constexpr const char* names[] = {"forward", "backward input", "backward weight"};
     for (std::size_t p = 0; p < 3; ++p)
       for (const std::int64_t n : kCube)
-        products_[p].push_back(suite_.add(fmt::format("linear {} {} x {} x {}", names[p], n, n, n), kernel_setup(linear_case(n, options_.type), kProducts[p], options_.type)));
+        products_[p].push_back(suite_.add(fmt::format("linear {} {} x {} x {}", names[p], n, n, n),
+                                          kernel_setup(linear_case(n, options_.type), kProducts[p], options_.type)));
   }
 
   void add_kernels() {
@@ -177,7 +182,8 @@ class Calibration {
     static constexpr const char* names[] = {"all_gather", "reduce_scatter", "all_reduce"};
     for (std::size_t c = 0; c < 3; ++c)
       for (const std::int64_t bytes : kFull)
-        collectives_[c].push_back(suite_.add(fmt::format("{} {} KiB", names[c], bytes / 1024), collective_setup(kCollectives[c], bytes, options_.type, options_.ranks)));
+        collectives_[c].push_back(suite_.add(fmt::format("{} {} KiB", names[c], bytes / 1024),
+                                             collective_setup(kCollectives[c], bytes, options_.type, options_.ranks)));
   }
 
   KernelRate pair_line(const Pair& p, double small_work, double large_work, bool flops = false) const {
@@ -209,9 +215,10 @@ class Calibration {
         }
     const auto bytes = [&](std::int64_t n, double passes) { return passes * static_cast<double>(n * size_of(options_.type)); };
     costs.copy = pair_line(copy_, bytes(kSmall, 2), bytes(kLarge, 2));
-    costs.cast = pair_line(cast_, static_cast<double>(cast_bytes(kSmall, options_.type)), static_cast<double>(cast_bytes(kLarge, options_.type)));
-    costs.optimizer = pair_line(optimizer_, bytes(kSmall, 7), bytes(kLarge, 7));       // reads p, g, m, v; writes p, m, v
-    costs.norm = pair_line(norm_, bytes(kSmall, 3), bytes(kLarge, 3));                 // one pass that reads, one that scales
+    costs.cast = pair_line(cast_, static_cast<double>(cast_bytes(kSmall, options_.type)),
+                           static_cast<double>(cast_bytes(kLarge, options_.type)));
+    costs.optimizer = pair_line(optimizer_, bytes(kSmall, 7), bytes(kLarge, 7));  // reads p, g, m, v; writes p, m, v
+    costs.norm = pair_line(norm_, bytes(kSmall, 3), bytes(kLarge, 3));            // one pass that reads, one that scales
     if (options_.ranks < 2) return;
     std::vector<CurvePoint>* curves[] = {&costs.all_gather, &costs.reduce_scatter, &costs.all_reduce};
     for (std::size_t c = 0; c < 3; ++c)

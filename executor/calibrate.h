@@ -13,7 +13,7 @@ namespace fsdp {
 
 struct CalibrateOptions {
   std::int64_t ranks = 2;
-  double seconds_budget = 20;                // roughly, for everything
+  double seconds_budget = 20;  // roughly, for everything
   DType type = DType::f32;
   std::function<void(const std::string& what)> progress;
 };

@@ -10,7 +10,8 @@
 namespace fsdp {
 namespace {
 
-OpCase with(OpKind kind, std::vector<std::int64_t> inputs, std::vector<std::int64_t> params, std::int64_t output, Workload work, OpShape shape) {
+OpCase with(OpKind kind, std::vector<std::int64_t> inputs, std::vector<std::int64_t> params, std::int64_t output, Workload work,
+            OpShape shape) {
   OpCase c;
   c.op.kind = kind;
   c.op.shape = shape;
@@ -32,14 +33,17 @@ struct Buffers {
 Buffers make_buffers(const OpCase& c, Part part, DType type, BenchMemory& memory) {
   const OpFacts f = facts(native_implementation(), c.op, c.work);
   const bool loss = c.op.kind == OpKind::cross_entropy;
-  const auto bytes = [&](std::int64_t n) -> KernelArg { return n > 0 ? KernelArg{memory.take(n / 8 + 1, DType::f64)} : KernelArg{}; };
+  const auto bytes = [&](std::int64_t n) -> KernelArg {
+    return n > 0 ? KernelArg{memory.take(n / 8 + 1, DType::f64)} : KernelArg{};
+  };
   const auto exact = [](KernelArg a, std::int64_t n) {
     if (a.view.data != nullptr) a.view.bytes = n;
     return a;
   };
   std::vector<KernelArg> inputs, params;
   for (std::size_t i = 0; i < c.inputs.size(); ++i)
-    inputs.push_back({c.ids_below > 0 && i == c.ids_at ? memory.take_ids(c.inputs[i], c.ids_below) : memory.take(c.inputs[i], type)});
+    inputs.push_back(
+        {c.ids_below > 0 && i == c.ids_at ? memory.take_ids(c.inputs[i], c.ids_below) : memory.take(c.inputs[i], type)});
   for (const std::int64_t n : c.params) params.push_back({memory.take(n, type)});
   const KernelArg output{memory.take(c.output, loss ? DType::f64 : type)};
   const KernelArg extra = exact(bytes(f.saved_extra_bytes), f.saved_extra_bytes);
@@ -57,7 +61,8 @@ Buffers make_buffers(const OpCase& c, Part part, DType type, BenchMemory& memory
     const bool wanted = part != Part::backward_weight && !(c.ids_below > 0 && i == c.ids_at);
     b.backward.push_back(wanted ? KernelArg{memory.take(c.inputs[i], type)} : KernelArg{});
   }
-  for (const std::int64_t n : c.params) b.backward.push_back(part != Part::backward_input ? KernelArg{memory.take(n, type)} : KernelArg{});
+  for (const std::int64_t n : c.params)
+    b.backward.push_back(part != Part::backward_input ? KernelArg{memory.take(n, type)} : KernelArg{});
   return b;
 }
 
@@ -88,7 +93,7 @@ OpCase op_case(OpKind kind, std::int64_t elements, DType type) {
     case OpKind::gelu: return with(kind, {n}, {}, n, work, s);
     case OpKind::swiglu:
     case OpKind::add: return with(kind, {n, n}, {}, n, work, s);
-    case OpKind::rotary:                     // few heads: keys have fewer than queries, and angles are shared by the heads of a token
+    case OpKind::rotary:  // few heads: keys have fewer than queries, and angles are shared by the heads of a token
       s.heads = heads / 2;
       s.head_dim = head_dim;
       return with(kind, {n / 2}, {}, n / 2, work, s);
@@ -114,13 +119,14 @@ OpCase op_case(OpKind kind, std::int64_t elements, DType type) {
 
 Setup kernel_setup(const OpCase& c, Part part, DType type) {
   return [c, part, type](BenchMemory& memory) -> Issue {
-    const std::int64_t values = std::accumulate(c.inputs.begin(), c.inputs.end(), std::accumulate(c.params.begin(), c.params.end(), c.output));
+    const std::int64_t values =
+        std::accumulate(c.inputs.begin(), c.inputs.end(), std::accumulate(c.params.begin(), c.params.end(), c.output));
     std::vector<Buffers> sets;
     const Reuse reuse = part == Part::forward && c.op.kind != OpKind::linear ? Reuse::warm : Reuse::cold;
     for (int i = 0; i < buffer_sets(values * size_of(type) * (part == Part::forward ? 1 : 2), reuse); ++i)
       sets.push_back(make_buffers(c, part, type, memory));
     const double weight = 1.0 / static_cast<double>(c.work.tokens());
-    for (const Buffers& b : sets) run_forward(c.op, c.work, type, b.forward, weight);      // fills what forward keeps for backward
+    for (const Buffers& b : sets) run_forward(c.op, c.work, type, b.forward, weight);  // fills what forward keeps for backward
     return [c, part, type, weight, sets = std::move(sets)](Device& device, std::int32_t& op, int i) {
       const Buffers& b = sets[static_cast<std::size_t>(i) % sets.size()];
       std::vector<KernelArg> args = part == Part::forward ? b.forward : b.backward;

@@ -1,4 +1,5 @@
-// What is benchmarked: kernels of the model (one op kind and direction at one size), and the rest of a step. For calibrate*.cpp alone.
+// What is benchmarked: kernels of the model (one op kind and direction at one size), and the rest of a step. For calibrate*.cpp
+// alone.
 #pragma once
 
 #include "executor/calibrate_timer.h"
@@ -10,11 +11,11 @@ namespace fsdp {
 enum class Part : std::uint8_t { forward, backward, backward_input, backward_weight };
 
 struct OpCase {
-  Op op;                                     // inputs, outputs and params have the right counts; their ids mean nothing
+  Op op;  // inputs, outputs and params have the right counts; their ids mean nothing
   Workload work;
   std::vector<std::int64_t> inputs, params;  // elements
   std::int64_t output = 0;
-  std::int64_t ids_below = 0;                // inputs[ids_at] are ids below this; 0: none
+  std::int64_t ids_below = 0;  // inputs[ids_at] are ids below this; 0: none
   std::size_t ids_at = 0;
 };
 
@@ -28,9 +29,9 @@ struct OpCase {
 [[nodiscard]] Setup copy_setup(std::int64_t n, DType);
 // Adds values of `type` to fp32: the conversion that gradients and parameters go through.
 [[nodiscard]] Setup cast_setup(std::int64_t n, DType);
-[[nodiscard]] std::int64_t cast_bytes(std::int64_t n, DType);            // read + written
-[[nodiscard]] Setup optimizer_setup(std::int64_t n, DType);              // AdamW
-[[nodiscard]] Setup norm_setup(std::int64_t n, DType);                   // the sum of squares, and the scaling
+[[nodiscard]] std::int64_t cast_bytes(std::int64_t n, DType);  // read + written
+[[nodiscard]] Setup optimizer_setup(std::int64_t n, DType);    // AdamW
+[[nodiscard]] Setup norm_setup(std::int64_t n, DType);         // the sum of squares, and the scaling
 // A collective between two operations of another stream, as in a step: its own time and both hand-overs.
 [[nodiscard]] Setup collective_setup(CollectiveKind, std::int64_t full_bytes, DType, std::int64_t ranks);
 

@@ -38,7 +38,9 @@ Setup empty_setup() {
 }
 
 Setup copy_setup(std::int64_t n, DType type) {
-  return buffers_setup(n, type, 2, [](const std::vector<BufferView>& b) { std::memcpy(b[1].data, b[0].data, static_cast<std::size_t>(b[0].bytes)); });
+  return buffers_setup(n, type, 2, [](const std::vector<BufferView>& b) {
+    std::memcpy(b[1].data, b[0].data, static_cast<std::size_t>(b[0].bytes));
+  });
 }
 
 Setup cast_setup(std::int64_t n, DType type) {
@@ -74,9 +76,12 @@ Setup collective_setup(CollectiveKind kind, std::int64_t full_bytes, DType type,
       device.launch(op, Stream::compute, op == 0 ? std::span<const std::int32_t>{} : previous, [] {});
       ++op;
       switch (kind) {
-        case CollectiveKind::all_gather: device.all_gather(op++, Stream::all_gather, Communicator::world, ready, large, slot, type); break;
+        case CollectiveKind::all_gather:
+          device.all_gather(op++, Stream::all_gather, Communicator::world, ready, large, slot, type);
+          break;
         case CollectiveKind::reduce_scatter:
-          device.reduce_scatter(op++, Stream::reduce_scatter, Communicator::world, ready, large, small, slot, type, Reduction::average);
+          device.reduce_scatter(op++, Stream::reduce_scatter, Communicator::world, ready, large, small, slot, type,
+                                Reduction::average);
           break;
         case CollectiveKind::all_reduce:
           device.all_reduce(op++, Stream::all_reduce, Communicator::world, ready, large, all, type, Reduction::average);

@@ -12,7 +12,7 @@ namespace fsdp {
 
 namespace {
 
-constexpr std::int64_t kArenaBytes = std::int64_t{1} << 32;              // address space; only what is written becomes memory
+constexpr std::int64_t kArenaBytes = std::int64_t{1} << 32;  // address space; only what is written becomes memory
 constexpr double kBatchSeconds = 4e-3;
 
 double seconds_now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
@@ -83,18 +83,18 @@ double Timer::time(const Setup& setup) const {
     BenchMemory memory(device);
     const BufferView cell = memory.take(1, DType::f64);
     const Issue issue = setup(memory);
-    static_cast<void>(batch(device, cell, issue, 1));                    // first touch, first call of the library
+    static_cast<void>(batch(device, cell, issue, 1));  // first touch, first call of the library
     const double rough = agree(device, cell, batch(device, cell, issue, 2));
     const double batch_seconds = std::min(kBatchSeconds, seconds_per_benchmark / 3);
     const int rounds = static_cast<int>(std::clamp(batch_seconds / std::max(rough, 1e-7), 1.0, 512.0));
     const double until = seconds_now() + seconds_per_benchmark;
     std::vector<double> samples;
-    if (2 * rough > seconds_per_benchmark) samples.push_back(rough);     // it has had its time
+    if (2 * rough > seconds_per_benchmark) samples.push_back(rough);  // it has had its time
     const auto more = [&] { return agree(device, cell, seconds_now() < until && samples.size() < 64 ? 1.0 : 0.0) > 0.5; };
     while (samples.empty() || more()) samples.push_back(agree(device, cell, batch(device, cell, issue, rounds)));
     std::nth_element(samples.begin(), samples.begin() + static_cast<std::ptrdiff_t>(samples.size() / 2), samples.end());
     const std::lock_guard lock(mutex);
-    result = samples[samples.size() / 2];                                // the same on every rank
+    result = samples[samples.size() / 2];  // the same on every rank
   });
   return result;
 }

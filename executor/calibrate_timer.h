@@ -1,7 +1,8 @@
-// How micro-benchmarks are timed: operations go through a real Device, in batches, on every rank at once. For calibrate*.cpp alone.
+// How micro-benchmarks are timed: operations go through a real Device, in batches, on every rank at once. For calibrate*.cpp
+// alone.
 //
-// What is timed is the period of operations that follow one another on a stream: the kernel, the stream's hand-over to the next one,
-// and what issuing takes away from the rank's core. That is what an operation costs in a run.
+// What is timed is the period of operations that follow one another on a stream: the kernel, the stream's hand-over to the next
+// one, and what issuing takes away from the rank's core. That is what an operation costs in a run.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +17,7 @@ namespace fsdp {
 class BenchMemory {
  public:
   explicit BenchMemory(Device& device) : device_(device) {}
-  [[nodiscard]] BufferView take(std::int64_t elements, DType type);      // all 1/64
+  [[nodiscard]] BufferView take(std::int64_t elements, DType type);  // all 1/64
   [[nodiscard]] BufferView take_ids(std::int64_t elements, std::int64_t below);
 
  private:
@@ -37,9 +38,9 @@ struct Timer {
   [[nodiscard]] double time(const Setup&) const;
 };
 
-// How many sets of buffers of `bytes` each a benchmark goes round. What a forward kernel reads was mostly written a moment ago (warm:
-// beyond the innermost cache); weights, what was saved for backward, shards, optimizer states and the buffers of collectives were
-// last touched a unit or a step ago (cold: beyond all caches).
+// How many sets of buffers of `bytes` each a benchmark goes round. What a forward kernel reads was mostly written a moment ago
+// (warm: beyond the innermost cache); weights, what was saved for backward, shards, optimizer states and the buffers of
+// collectives were last touched a unit or a step ago (cold: beyond all caches).
 enum class Reuse : std::uint8_t { warm, cold };
 [[nodiscard]] int buffer_sets(std::int64_t bytes, Reuse);
 

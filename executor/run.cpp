@@ -1,10 +1,10 @@
 // Executing a plan: every rank's program is lowered, proven, run and measured.
 #include "executor/run.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <memory>
-
-#include <fmt/format.h>
 
 #include "executor/run_interpreter.h"
 #include "executor/run_job.h"
@@ -19,11 +19,14 @@ namespace {
 void check_runnable(const ModelGraph& model, const ShardingPlan& plan, const Backend& backend, const RunOptions& options) {
   check(plan, model);
   if (plan.ranks() != backend.ranks() || plan.shard() != backend.mesh().shard)
-    throw InputError("plan: mesh", fmt::format("{} x {} ranks cannot run on a backend of {} x {}", plan.replicate(), plan.shard(),
-                                               backend.mesh().replicate, backend.mesh().shard), "make both of one shape");
+    throw InputError("plan: mesh",
+                     fmt::format("{} x {} ranks cannot run on a backend of {} x {}", plan.replicate(), plan.shard(),
+                                 backend.mesh().replicate, backend.mesh().shard),
+                     "make both of one shape");
   for (const DType t : {plan.param_dtype, plan.reduce_dtype, plan.master_dtype})
     if (t != DType::f64 && t != DType::f32 && t != DType::bf16)
-      throw InputError("plan: dtypes", fmt::format("{} cannot run on the {} backend", name(t), backend.name()), "use fp64, fp32 or bf16");
+      throw InputError("plan: dtypes", fmt::format("{} cannot run on the {} backend", name(t), backend.name()),
+                       "use fp64, fp32 or bf16");
   if (std::any_of(model.ops.begin(), model.ops.end(), [](const Op& o) { return o.kind == OpKind::opaque; }))
     throw InputError("model", "it has opaque operations, which have no kernels", "predict it with `fsdp-plan simulate` instead");
   if (options.steps < 1 || options.warmup_steps < 0) throw InputError("--steps", "must be at least 1", "give a positive number");
@@ -37,11 +40,13 @@ Program prepare(const RunJob& job, std::int64_t rank) {
     const Race& r = races.front();
     const Step& step = r.step == 0 ? program.init : r.step == 1 ? program.first_step : program.steady_step;
     const auto text = [&](std::int32_t i) {
-      return i >= 0 && static_cast<std::size_t>(i) < step.ops.size() ? describe(step.ops[static_cast<std::size_t>(i)], program, job.plan, job.model)
-                                                                     : std::string("the step before");
+      return i >= 0 && static_cast<std::size_t>(i) < step.ops.size()
+                 ? describe(step.ops[static_cast<std::size_t>(i)], program, job.plan, job.model)
+                 : std::string("the step before");
     };
-    throw MachineError(fmt::format("the program of rank {} is not run, it has a race: {}; operation {} ({}) and operation {} ({}), buffer {}", rank,
-                                   r.rule, r.earlier, text(r.earlier), r.later, text(r.later), r.buffer));
+    throw MachineError(
+        fmt::format("the program of rank {} is not run, it has a race: {}; operation {} ({}) and operation {} ({}), buffer {}",
+                    rank, r.rule, r.earlier, text(r.earlier), r.later, text(r.later), r.buffer));
   }
   return program;
 }
@@ -55,13 +60,15 @@ Program prepare(const RunJob& job, std::int64_t rank) {
   const Step& step = stage == 0 ? r.program.init : stage == 1 ? r.program.first_step : r.program.steady_step;
   if (static_cast<std::size_t>(e.op()) >= step.ops.size()) throw e;
   static constexpr const char* names[] = {"init", "first step", "steady step"};
-  throw RankFailure(e.rank(), e.op(), fmt::format("{} [{}, operation {}: {}]", e.what(), names[stage], e.op(),
-                                                  describe(step.ops[static_cast<std::size_t>(e.op())], r.program, job.plan, job.model)));
+  throw RankFailure(e.rank(), e.op(),
+                    fmt::format("{} [{}, operation {}: {}]", e.what(), names[stage], e.op(),
+                                describe(step.ops[static_cast<std::size_t>(e.op())], r.program, job.plan, job.model)));
 }
 
 }  // namespace
 
-RunResult run(const ModelGraph& model, const ShardingPlan& plan, const ClusterSpec& cluster, Backend& backend, const RunOptions& options) {
+RunResult run(const ModelGraph& model, const ShardingPlan& plan, const ClusterSpec& cluster, Backend& backend,
+              const RunOptions& options) {
   check_runnable(model, plan, backend, options);
   const auto job = std::make_shared<RunJob>(model, plan, options, backend.ranks());
   for (std::int64_t r = 0; r < backend.ranks(); ++r) job->ranks[static_cast<std::size_t>(r)].program = prepare(*job, r);

@@ -1,9 +1,9 @@
 #include "executor/run_interpreter.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstring>
-
-#include <fmt/format.h>
 
 #include "models/error.h"
 
@@ -16,12 +16,14 @@ std::size_t at(std::int32_t i) { return static_cast<std::size_t>(i); }
 void expect_elements(BufferView view, std::int64_t elements, DType type, const char* what) {
   if (view.data == nullptr) throw MachineError(fmt::format("{}: no buffer was given", what));
   if (elements < 0 || view.bytes / size_of(type) != elements || view.bytes % size_of(type) != 0)
-    throw MachineError(fmt::format("{}: a buffer of {} bytes where the model needs {} {} elements", what, view.bytes, elements, name(type)));
+    throw MachineError(
+        fmt::format("{}: a buffer of {} bytes where the model needs {} {} elements", what, view.bytes, elements, name(type)));
 }
 
 DType reduction_type(const ShardingPlan& plan) { return plan.dialect == Dialect::ddp ? plan.master_dtype : plan.reduce_dtype; }
 
-Interpreter::Interpreter(const ModelGraph& model, const ShardingPlan& plan, const Program& program, Device& device, const KernelHook& hook)
+Interpreter::Interpreter(const ModelGraph& model, const ShardingPlan& plan, const Program& program, Device& device,
+                         const KernelHook& hook)
     : model_(model), plan_(plan), program_(program), device_(device), hook_(hook), live_(program.buffers.size()) {
   last_.fill(-1);
 }
@@ -43,7 +45,8 @@ std::vector<BufferView> Interpreter::views(std::span<const Arg> args) const {
     const BufferView whole = view(a.buffer);
     const std::int64_t bytes = a.bytes < 0 ? whole.bytes : a.bytes;
     if (a.offset < 0 || a.offset > whole.bytes || bytes > whole.bytes - a.offset)
-      throw MachineError(fmt::format("bytes [{}, +{}) are asked of buffer {}, which holds {}", a.offset, bytes, a.buffer, whole.bytes));
+      throw MachineError(
+          fmt::format("bytes [{}, +{}) are asked of buffer {}, which holds {}", a.offset, bytes, a.buffer, whole.bytes));
     result.push_back({whole.data + a.offset, bytes});
   }
   return result;
@@ -86,7 +89,8 @@ StepRecord Interpreter::run(const Step& step, std::int64_t index, const std::fun
     } catch (const RankFailure&) {
       throw;
     } catch (const std::exception& e) {
-      throw RankFailure(device_.rank(), static_cast<std::int32_t>(i), fmt::format("rank {}, operation {}: {}", device_.rank(), i, e.what()));
+      throw RankFailure(device_.rank(), static_cast<std::int32_t>(i),
+                        fmt::format("rank {}, operation {}: {}", device_.rank(), i, e.what()));
     }
   }
   device_.synchronize();
@@ -97,12 +101,12 @@ StepRecord Interpreter::run(const Step& step, std::int64_t index, const std::fun
 
 void Interpreter::issue(const Step& step, std::int32_t index, StepRecord& record) {
   const Operation& op = step.ops[at(index)];
-  if (op.host_only) return;                  // its frees are its work
+  if (op.host_only) return;  // its frees are its work
   std::vector<BufferView> buffers = views(step.args_of(op));
   if (op.action == Action::read_loss) return read_loss(op, buffers.at(0), record);
   waits_.clear();
   for (const std::int32_t w : step.waits_of(op))
-    if (w < 0 || w >= index || launched_[at(w)] != 0) waits_.push_back(w);         // host order is enough for the others
+    if (w < 0 || w >= index || launched_[at(w)] != 0) waits_.push_back(w);  // host order is enough for the others
   launched_[at(index)] = 1;
   last_[static_cast<std::size_t>(op.stream)] = index;
   if (is_collective(op.action)) return issue_collective(op, index, buffers);
@@ -129,7 +133,8 @@ void Interpreter::issue_collective(const Operation& op, std::int32_t index, std:
       const UnitLayout& layout = program_.layouts.at(at(op.unit));
       expect_elements(buffer, layout.shard_elements * layout.shards, reduce, "reduce_scatter input");
       expect_elements(buffers[1], layout.shard_elements, reduce, "reduce_scatter output");
-      return device_.reduce_scatter(index, op.stream, op.comm, waits_, buffer, buffers[1], layout.shard_elements, reduce, Reduction::average);
+      return device_.reduce_scatter(index, op.stream, op.comm, waits_, buffer, buffers[1], layout.shard_elements, reduce,
+                                    Reduction::average);
     }
     case Action::all_reduce:
       expect_elements(buffer, shard_elements(), reduce, "all_reduce");

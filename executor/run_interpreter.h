@@ -18,24 +18,24 @@ namespace fsdp {
 
 // What the instruments saw of one step.
 struct StepRecord {
-  std::vector<OperationRecord> operations;   // in order of start per stream
+  std::vector<OperationRecord> operations;  // in order of start per stream
   MemoryTimeline memory;
-  double end = 0;                            // of the last operation, seconds
-  double loss = 0;                           // of steps that read it
+  double end = 0;   // of the last operation, seconds
+  double loss = 0;  // of steps that read it
 };
 
-using KernelHook = std::function<void(const Operation&, std::int64_t rank)>;     // see RunOptions::in_kernel
+using KernelHook = std::function<void(const Operation&, std::int64_t rank)>;  // see RunOptions::in_kernel
 
 class Interpreter {
  public:
   // References are kept.
   Interpreter(const ModelGraph&, const ShardingPlan&, const Program&, Device&, const KernelHook&);
 
-  // `index` of the training step, from 0 (it decides the data); init: any. `before` is called on the host before each operation is
-  // issued (may be empty). Throws RankFailure when the program asks for what cannot be.
+  // `index` of the training step, from 0 (it decides the data); init: any. `before` is called on the host before each operation
+  // is issued (may be empty). Throws RankFailure when the program asks for what cannot be.
   [[nodiscard]] StepRecord run(const Step&, std::int64_t index, const std::function<void(const Operation&)>& before = {});
 
-  [[nodiscard]] BufferView view(std::int32_t buffer) const;               // throws MachineError if it is not allocated
+  [[nodiscard]] BufferView view(std::int32_t buffer) const;  // throws MachineError if it is not allocated
   [[nodiscard]] Device& device() { return device_; }
 
  private:
@@ -51,9 +51,9 @@ class Interpreter {
   const Program& program_;
   Device& device_;
   const KernelHook& hook_;
-  std::vector<BufferView> live_;             // by buffer; data null: not allocated
-  std::vector<char> launched_;               // by operation of this step: it runs on a stream
-  std::vector<std::int32_t> waits_;          // of the operation being issued
+  std::vector<BufferView> live_;     // by buffer; data null: not allocated
+  std::vector<char> launched_;       // by operation of this step: it runs on a stream
+  std::vector<std::int32_t> waits_;  // of the operation being issued
   std::array<std::int32_t, kStreams> last_{};
   std::int64_t step_ = 0;
 };
@@ -66,7 +66,7 @@ struct KernelCall {
   const Program& program;
   const Operation& op;
   std::span<const Arg> args;
-  std::vector<BufferView> views;             // of args, in order
+  std::vector<BufferView> views;  // of args, in order
   std::int64_t rank = 0, step = 0;
 };
 [[nodiscard]] KernelBody make_kernel(KernelCall);

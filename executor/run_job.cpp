@@ -1,9 +1,9 @@
 // What one rank of a run does: init, first step, steady steps; and what must hold of each.
 #include "executor/run_job.h"
 
-#include <algorithm>
-
 #include <fmt/format.h>
+
+#include <algorithm>
 
 #include "models/error.h"
 
@@ -14,7 +14,8 @@ RunJob::RunJob(const ModelGraph& m, const ShardingPlan& p, const RunOptions& o, 
 
 void RunJob::reserve_results() {
   for (const Parameter& p : model.parameters)
-    for (auto* tensors : {&parameters, &first_gradients}) tensors->push_back({p.name, std::vector<double>(static_cast<std::size_t>(p.numel()))});
+    for (auto* tensors : {&parameters, &first_gradients})
+      tensors->push_back({p.name, std::vector<double>(static_cast<std::size_t>(p.numel()))});
 }
 
 void RunJob::run_rank(Device& device) {
@@ -35,7 +36,7 @@ void RunJob::train(Interpreter& interpreter, RankJob& mine, std::int64_t rank) {
   bool kept = !options.keep_parameters;
   mine.first = interpreter.run(mine.program.first_step, 0, [&](const Operation& op) {
     if (kept || (op.action != Action::clip_local_norm && op.action != Action::optimizer)) return;
-    kept = true;                             // gradients are complete here, and not yet clipped
+    kept = true;  // gradients are complete here, and not yet clipped
     interpreter.device().synchronize();
     keep(interpreter, mine.program, rank, 0, first_gradients);
   });
@@ -63,7 +64,8 @@ std::int64_t RunJob::undeclared(const OperationRecord& record, const Operation& 
   return std::max<std::int64_t>(0, record.heap_bytes - (longest > 0 ? host_gemm_library_workspace(longest) : 0));
 }
 
-void RunJob::check_step(const StepRecord& step, const std::vector<Operation>& ops, const RankJob& mine, std::int64_t rank, bool steady) const {
+void RunJob::check_step(const StepRecord& step, const std::vector<Operation>& ops, const RankJob& mine, std::int64_t rank,
+                        bool steady) const {
   for (const OperationRecord& r : step.operations)
     if (const std::int64_t taken = undeclared(r, ops[static_cast<std::size_t>(r.op)]); taken > 0)
       throw RankFailure(rank, r.op, fmt::format("rank {}: a kernel took {} bytes of heap that no buffer declares", rank, taken));
@@ -71,7 +73,8 @@ void RunJob::check_step(const StepRecord& step, const std::vector<Operation>& op
   const MemoryTimeline& m = step.memory;
   const std::int64_t end = m.points.empty() ? m.start : m.points.back().after;
   if (end != m.start)
-    throw RankFailure(rank, -1, fmt::format("rank {}: a steady step began with {} bytes allocated and ended with {}", rank, m.start, end));
+    throw RankFailure(rank, -1,
+                      fmt::format("rank {}: a steady step began with {} bytes allocated and ended with {}", rank, m.start, end));
   if (!mine.steady.empty() && !(mine.steady.front().memory == m))
     throw RankFailure(rank, -1, fmt::format("rank {}: two steady steps allocated differently", rank));
 }

@@ -12,19 +12,19 @@ namespace fsdp {
 
 struct RankJob {
   Program program;
-  std::atomic<int> stage{0};                 // 0 init, 1 first step, 2 steady steps: what failures are described by
+  std::atomic<int> stage{0};  // 0 init, 1 first step, 2 steady steps: what failures are described by
   StepRecord init, first;
-  std::vector<StepRecord> steady;            // every one, warm-up included
+  std::vector<StepRecord> steady;  // every one, warm-up included
 };
 
 struct RunJob {
   RunJob(const ModelGraph&, const ShardingPlan&, const RunOptions&, std::int64_t rank_count);
 
-  const ModelGraph model;                    // copies: a rank that hangs may outlive the call
+  const ModelGraph model;  // copies: a rank that hangs may outlive the call
   const ShardingPlan plan;
   const RunOptions options;
   std::vector<RankJob> ranks;
-  std::vector<NamedTensor> parameters, first_gradients;        // each rank fills its own rows
+  std::vector<NamedTensor> parameters, first_gradients;  // each rank fills its own rows
 
   // Steady steps run: warm-up besides the first step, then the measured ones.
   [[nodiscard]] int warmup() const { return options.warmup_steps > 1 ? options.warmup_steps - 1 : 0; }

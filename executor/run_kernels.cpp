@@ -1,10 +1,10 @@
 // What each Action does on the host: argument positions as planner/program.h lists them.
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <optional>
-
-#include <fmt/format.h>
 
 #include "executor/run.h"
 #include "executor/run_interpreter.h"
@@ -34,7 +34,8 @@ KernelBody typed(const KernelCall& c) {
   for (std::size_t i = 0; i < c.views.size(); ++i) args.push_back({c.views[i], c.args[i].access == Access::accumulate});
   const Op& op = c.model.ops.at(at(c.op.graph_op));
   const double weight = 1.0 / (static_cast<double>(c.plan.sequences_per_rank()) * static_cast<double>(c.plan.seq_len));
-  return [&op, work = workload_of(c), type = c.plan.param_dtype, args = std::move(args), weight, backward = c.op.action == Action::backward] {
+  return [&op, work = workload_of(c), type = c.plan.param_dtype, args = std::move(args), weight,
+          backward = c.op.action == Action::backward] {
     if (backward) run_backward(op, work, type, args, weight);
     else run_forward(op, work, type, args, weight);
   };
@@ -92,8 +93,8 @@ KernelBody init_parameters(const KernelCall& c) {
   return [&layout, &model = c.model, type, seed = c.plan.seed, rank = shard_rank(c), shard = c.views[0]] {
     std::memset(shard.data, 0, static_cast<std::size_t>(shard.bytes));
     for (const ShardedParam& p : layout.params)
-      fill_initial_values(seed, model.parameters[at(p.param)], p.local_row_begin(rank) * p.row_elements, p.local_elements(rank), type,
-                          shard.data + p.offset * size_of(type));
+      fill_initial_values(seed, model.parameters[at(p.param)], p.local_row_begin(rank) * p.row_elements, p.local_elements(rank),
+                          type, shard.data + p.offset * size_of(type));
   };
 }
 
@@ -111,7 +112,9 @@ KernelBody cast_shard(const KernelCall& c) {
   const std::int64_t n = layout_of(c).shard_elements;
   expect_elements(c.views[0], n, c.plan.master_dtype, "parameter shard");
   expect_elements(c.views[1], n, c.plan.param_dtype, "cast shard");
-  return [from = c.plan.master_dtype, to = c.plan.param_dtype, views = c.views, n] { convert(from, views[0], to, views[1], n, false); };
+  return [from = c.plan.master_dtype, to = c.plan.param_dtype, views = c.views, n] {
+    convert(from, views[0], to, views[1], n, false);
+  };
 }
 
 KernelBody copy_in(const KernelCall& c) {
@@ -176,9 +179,8 @@ KernelBody finish_gradient(const KernelCall& c) {
   const std::int64_t n = layout_of(c).shard_elements;
   expect_elements(c.views[0], n, c.plan.reduce_dtype, "reduce output");
   expect_elements(c.views[1], n, c.plan.master_dtype, "sharded gradient");
-  return [from = c.plan.reduce_dtype, to = c.plan.master_dtype, views = c.views, n, add = c.args[1].access == Access::accumulate] {
-    convert(from, views[0], to, views[1], n, add);
-  };
+  return [from = c.plan.reduce_dtype, to = c.plan.master_dtype, views = c.views, n,
+          add = c.args[1].access == Access::accumulate] { convert(from, views[0], to, views[1], n, add); };
 }
 
 // --- clipping and the optimizer -----------------------------------------------------------------------------------------------
@@ -211,7 +213,8 @@ KernelBody clip_local_norm(const KernelCall& c) {
 KernelBody clip_scale(const KernelCall& c) {
   if (c.views.empty()) expect_args(c, 1);
   expect_elements(c.views[0], 1, DType::f64, "norm");
-  return [gradients = gradients_of(c, 1, c.views.size() - 1), type = c.plan.master_dtype, norm = c.views[0], limit = c.plan.clip_norm.value_or(0)] {
+  return [gradients = gradients_of(c, 1, c.views.size() - 1), type = c.plan.master_dtype, norm = c.views[0],
+          limit = c.plan.clip_norm.value_or(0)] {
     double sum = 0;
     std::memcpy(&sum, norm.data, sizeof sum);
     const double factor = std::min(1.0, limit / (std::sqrt(sum) + 1e-6));
@@ -220,7 +223,7 @@ KernelBody clip_scale(const KernelCall& c) {
 }
 
 KernelBody optimizer_step(const KernelCall& c) {
-  if (c.views.size() != 4 && c.views.size() != 5) expect_args(c, 4);               // the fifth: scratch of other implementations
+  if (c.views.size() != 4 && c.views.size() != 5) expect_args(c, 4);  // the fifth: scratch of other implementations
   const UnitLayout& layout = layout_of(c);
   const DType type = c.plan.master_dtype;
   expect_elements(c.views[0], layout.shard_elements, type, "sharded gradient");
@@ -242,7 +245,9 @@ KernelBody make_kernel(KernelCall c) {
     case Action::init_parameters: return init_parameters(c);
     case Action::init_optimizer: return init_optimizer(c);
     case Action::load_batch: return load_batch(c);
-    case Action::forward: case Action::recompute: case Action::backward: return typed(c);
+    case Action::forward:
+    case Action::recompute:
+    case Action::backward: return typed(c);
     case Action::add_gradient: return add_gradient(c);
     case Action::cast_shard: return cast_shard(c);
     case Action::gather_copy_in: return copy_in(c);
@@ -253,8 +258,13 @@ KernelBody make_kernel(KernelCall c) {
     case Action::clip_local_norm: return clip_local_norm(c);
     case Action::clip_scale: return clip_scale(c);
     case Action::optimizer: return optimizer_step(c);
-    case Action::all_gather: case Action::reduce_scatter: case Action::all_reduce: case Action::clip_reduce: case Action::reduce_loss:
-    case Action::zero_gradients: case Action::read_loss: break;
+    case Action::all_gather:
+    case Action::reduce_scatter:
+    case Action::all_reduce:
+    case Action::clip_reduce:
+    case Action::reduce_loss:
+    case Action::zero_gradients:
+    case Action::read_loss: break;
   }
   throw MachineError(fmt::format("{} is no kernel", name(c.op.action)));
 }

@@ -1,10 +1,9 @@
 // From the instruments' records to a Measurement.
+#include <fmt/format.h>
 #include <sys/resource.h>
 
 #include <algorithm>
 #include <cmath>
-
-#include <fmt/format.h>
 
 #include "executor/kernels.h"
 #include "executor/run_job.h"
@@ -29,7 +28,8 @@ double period(const RankJob& rank, std::size_t steady) {
   return rank.steady[steady].end - (steady == 0 ? rank.first.end : rank.steady[steady - 1].end);
 }
 
-// Labels of what started, in the order in which it did: the step with its operations put in that order, labelled as predictions are.
+// Labels of what started, in the order in which it did: the step with its operations put in that order, labelled as predictions
+// are.
 std::vector<std::string> executed_order(const StepRecord& record, const RankJob& rank, const RunJob& job) {
   Step started = rank.program.steady_step;
   started.ops.clear();
@@ -69,7 +69,8 @@ RankMeasurement measure_rank(const RunJob& job, std::size_t r, std::size_t media
   m.peak_allocated_bytes = std::max({m.init.peak(), m.first_step.peak(), m.steady_step.peak()});
   for (const OperationRecord& o : step.operations) m.wire_bytes += o.sent_bytes;
   const auto undeclared = [&](const StepRecord& s, const Step& of) {
-    for (const OperationRecord& o : s.operations) m.undeclared_bytes = std::max(m.undeclared_bytes, job.undeclared(o, of.ops[at(o.op)]));
+    for (const OperationRecord& o : s.operations)
+      m.undeclared_bytes = std::max(m.undeclared_bytes, job.undeclared(o, of.ops[at(o.op)]));
   };
   undeclared(rank.init, rank.program.init);
   undeclared(rank.first, rank.program.first_step);
@@ -105,13 +106,13 @@ Measurement measure(const RunJob& job, const ClusterSpec& cluster, const Backend
   const Program& program = job.ranks.front().program;
   m.by_action = times_by_action(program.steady_step, m.ranks.front().timeline, job.model);
   m.losses = losses_of(job);
-  const Costs none;                          // a measurement is made from no costs
+  const Costs none;  // a measurement is made from no costs
   m.provenance = provenance_of(program, {job.model, job.plan, native_implementation(), cluster, none});
   m.provenance.costs_digest.clear();
   m.backend = backend.name();
   m.environment = fmt::format("{}, {}", backend.environment(), host_gemm_library());
   rusage usage{};
-  if (::getrusage(RUSAGE_SELF, &usage) == 0) m.process_high_water_bytes = usage.ru_maxrss * 1024;      // Linux: KiB
+  if (::getrusage(RUSAGE_SELF, &usage) == 0) m.process_high_water_bytes = usage.ru_maxrss * 1024;  // Linux: KiB
   return m;
 }
 

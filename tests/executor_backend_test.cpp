@@ -29,7 +29,8 @@ const std::vector<Subject>& backends() {
 }
 
 constexpr Stream D = Stream::compute, G = Stream::all_gather, R = Stream::reduce_scatter, A = Stream::all_reduce;
-const std::vector<MeshShape> kMeshes = {{1, 1}, {1, 2}, {2, 1}, {1, 3}, {3, 1}, {2, 2}, {1, 4}, {4, 1}, {2, 3}, {2, 4}, {4, 2}, {1, 8}};
+const std::vector<MeshShape> kMeshes = {{1, 1}, {1, 2}, {2, 1}, {1, 3}, {3, 1}, {2, 2},
+                                        {1, 4}, {4, 1}, {2, 3}, {2, 4}, {4, 2}, {1, 8}};
 const std::vector<DType> kTypes = {DType::f64, DType::f32, DType::bf16};
 
 // Small integers are exact in every type here (bf16: up to 256), and so are their sums below: the result is known beforehand.
@@ -55,7 +56,9 @@ double get(DType t, const std::byte* at, std::int64_t i) {
   std::memcpy(&b, at + 2 * i, 2);
   return std::bit_cast<float>(static_cast<std::uint32_t>(b) << 16);
 }
-double value(std::int64_t rank, std::int64_t i) { return static_cast<double>((rank * 5 + i * 3) % 13); }    // 0 .. 12; 8 ranks: <= 96
+double value(std::int64_t rank, std::int64_t i) {
+  return static_cast<double>((rank * 5 + i * 3) % 13);
+}  // 0 .. 12; 8 ranks: <= 96
 
 // doctest's checks are not for other threads: bodies count, the main thread checks.
 struct Counter {
@@ -69,7 +72,8 @@ struct Counter {
 std::vector<std::int64_t> group_of(MeshShape mesh, Communicator c, std::int64_t rank) {
   std::vector<std::int64_t> g;
   for (std::int64_t r = 0; r < mesh.replicate * mesh.shard; ++r) {
-    const bool in = c == Communicator::world || (c == Communicator::shard ? r / mesh.shard == rank / mesh.shard : r % mesh.shard == rank % mesh.shard);
+    const bool in = c == Communicator::world ||
+                    (c == Communicator::shard ? r / mesh.shard == rank / mesh.shard : r % mesh.shard == rank % mesh.shard);
     if (in) g.push_back(r);
   }
   return g;
@@ -108,11 +112,12 @@ TEST_CASE("every collective, type and group gives the result known beforehand") 
               std::int64_t me = 0;
               while (group[static_cast<std::size_t>(me)] != dev.rank()) ++me;
               const std::int64_t bytes = w * n * size_of(type);
-              constexpr std::int64_t room = 1 << 17;           // a region of the arena per buffer: pools do not share one
+              constexpr std::int64_t room = 1 << 17;  // a region of the arena per buffer: pools do not share one
               const BufferView gathered = dev.allocate(G, 0, bytes), in = dev.allocate(R, room, bytes);
               const BufferView out = dev.allocate(R, 2 * room, n * size_of(type)), all = dev.allocate(A, 3 * room, bytes);
               dev.launch(op, G, {}, [=, rank = dev.rank()] {
-                for (std::int64_t i = 0; i < w * n; ++i) put(type, gathered.data, i, i / std::max<std::int64_t>(n, 1) == me ? value(rank, i) : -1);
+                for (std::int64_t i = 0; i < w * n; ++i)
+                  put(type, gathered.data, i, i / std::max<std::int64_t>(n, 1) == me ? value(rank, i) : -1);
               });
               dev.launch(op + 1, R, {}, [=, rank = dev.rank()] {
                 for (std::int64_t i = 0; i < w * n; ++i) put(type, in.data, i, value(rank, i));
@@ -132,7 +137,9 @@ TEST_CASE("every collective, type and group gives the result known beforehand") 
                 if (i / n == me) counter.expect(get(type, out.data, i % n) == sum);
                 // The mean is rounded once to the type; 2^-8 relative bounds bf16.
                 const double mean = sum / static_cast<double>(w), got = get(type, all.data, i);
-                counter.expect(std::abs(got - mean) <= mean * (type == DType::f64 ? 1e-15 : type == DType::f32 ? 1e-7 : 1.0 / 256));
+                counter.expect(std::abs(got - mean) <= mean * (type == DType::f64   ? 1e-15
+                                                               : type == DType::f32 ? 1e-7
+                                                                                    : 1.0 / 256));
               }
               dev.release(G, gathered);
               dev.release(R, in);
@@ -178,7 +185,7 @@ TEST_CASE("streams run in order, events order streams, and records tell the orde
       dev.reserve_arena(64);
       for (int step = 0; step < 3; ++step) {
         dev.begin_step();
-        std::vector<int> seen;                 // written by D and G in turns; only the events keep this free of races
+        std::vector<int> seen;  // written by D and G in turns; only the events keep this free of races
         std::int32_t op = 0;
         for (int i = 0; i < 200; ++i, ++op) {
           const std::int32_t previous[] = {op - 1};
@@ -225,7 +232,7 @@ TEST_CASE("one communicator runs one collective at a time in issue order, whatev
       for (const OperationRecord& r : dev.records()) {
         if (r.op == 1) end_of_first = r.end;
         if (r.op == 3) start_of_second = r.start;
-        if (r.op == 1) counter.expect(r.sent_bytes == 32);               // (W - 1) slots of 8 floats
+        if (r.op == 1) counter.expect(r.sent_bytes == 32);  // (W - 1) slots of 8 floats
       }
       counter.expect(end_of_first > 0 && start_of_second >= end_of_first);
     });
@@ -314,7 +321,7 @@ TEST_CASE("the heap instrument sees what a kernel takes, and nothing of the runt
       dev.begin_step();
       const BufferView b = dev.allocate(D, 0, 64);
       dev.launch(0, D, {}, [b, big = std::vector<char>(4096)] { std::memset(b.data, static_cast<int>(big.size() % 7), 64); });
-      dev.launch(1, D, {}, [] {                // 1000 and 3000 bytes one after the other, then both at once
+      dev.launch(1, D, {}, [] {  // 1000 and 3000 bytes one after the other, then both at once
         { const std::vector<char> one(1000); }
         const std::vector<char> two(3000), three(1000);
         if (two[0] != three[0]) std::abort();
@@ -351,14 +358,25 @@ TEST_CASE("wrong calls are refused: unknown events, an index twice, sizes beyond
     };
     CHECK(with([&](Device& d, BufferView) { d.launch(0, D, future, [] {}); }).find("has not been issued") != std::string::npos);
     CHECK(with([&](Device& d, BufferView) { d.wait_host(3); }).find("has not been issued") != std::string::npos);
-    CHECK(with([&](Device& d, BufferView) { d.launch(0, D, {}, [] {}); d.launch(0, D, {}, [] {}); }).find("twice") != std::string::npos);
-    CHECK(with([&](Device& d, BufferView v) { d.all_gather(0, G, Communicator::shard, {}, v, 17, DType::f32); }).find("does not fit") != std::string::npos);
-    CHECK(with([&](Device& d, BufferView v) { d.all_gather(0, G, Communicator::shard, {}, v, INT64_MAX, DType::f32); }).find("does not fit") != std::string::npos);
-    CHECK(with([&](Device& d, BufferView v) { d.all_gather(0, G, Communicator::none, {}, v, 1, DType::f32); }).find("without a communicator") != std::string::npos);
-    CHECK(with([&](Device& d, BufferView v) { d.reduce_scatter(0, R, Communicator::shard, {}, v, {v.data, 4}, 2, DType::f32, Reduction::sum); })
-              .find("does not fit") != std::string::npos);
-    CHECK(with([&](Device& d, BufferView v) { d.all_reduce(0, R, Communicator::shard, {}, v, 1, DType::f16, Reduction::sum); })
-              .find("does not reduce") != std::string::npos);
+    CHECK(with([&](Device& d, BufferView) {
+            d.launch(0, D, {}, [] {});
+            d.launch(0, D, {}, [] {});
+          }).find("twice") != std::string::npos);
+    CHECK(with([&](Device& d, BufferView v) {
+            d.all_gather(0, G, Communicator::shard, {}, v, 17, DType::f32);
+          }).find("does not fit") != std::string::npos);
+    CHECK(with([&](Device& d, BufferView v) {
+            d.all_gather(0, G, Communicator::shard, {}, v, INT64_MAX, DType::f32);
+          }).find("does not fit") != std::string::npos);
+    CHECK(with([&](Device& d, BufferView v) {
+            d.all_gather(0, G, Communicator::none, {}, v, 1, DType::f32);
+          }).find("without a communicator") != std::string::npos);
+    CHECK(with([&](Device& d, BufferView v) {
+            d.reduce_scatter(0, R, Communicator::shard, {}, v, {v.data, 4}, 2, DType::f32, Reduction::sum);
+          }).find("does not fit") != std::string::npos);
+    CHECK(with([&](Device& d, BufferView v) {
+            d.all_reduce(0, R, Communicator::shard, {}, v, 1, DType::f16, Reduction::sum);
+          }).find("does not reduce") != std::string::npos);
     CHECK(failure_of(*backend, [](Device&) {}) == "");
   }
   CHECK_THROWS_AS(make_host_backend({0, 2}), InputError);

@@ -1,4 +1,5 @@
-// Calibration yields costs that every plan of a known family can be predicted with, and that survive the disk. Times are not tested.
+// Calibration yields costs that every plan of a known family can be predicted with, and that survive the disk. Times are not
+// tested.
 #include "executor/calibrate.h"
 #include "executor_run_support.h"
 #include "models/error.h"
@@ -10,7 +11,8 @@ using namespace fsdp::testing;
 
 TEST_CASE("costs of this machine: complete, positive, ordered, and equal after the disk") {
   int said = 0;
-  const Costs costs = calibrate_host({.ranks = 2, .seconds_budget = 1, .type = DType::f32, .progress = [&](const std::string&) { ++said; }});
+  const Costs costs =
+      calibrate_host({.ranks = 2, .seconds_budget = 1, .type = DType::f32, .progress = [&](const std::string&) { ++said; }});
   CHECK(said > 50);
   CHECK(costs.platform == "host");
   CHECK(costs.collective_ranks == 2);
@@ -18,7 +20,7 @@ TEST_CASE("costs of this machine: complete, positive, ordered, and equal after t
   for (const auto& curve : costs.matmul_curve) CHECK(curve.back().seconds > curve.front().seconds);
   for (const auto* curve : {&costs.all_gather, &costs.reduce_scatter, &costs.all_reduce}) {
     REQUIRE(curve->size() == 8);
-    CHECK(curve->back().seconds > 10 * curve->front().seconds);       // 64 MiB against 4 KiB
+    CHECK(curve->back().seconds > 10 * curve->front().seconds);  // 64 MiB against 4 KiB
   }
   CHECK(costs.kernel_overhead.count() > 0);
   CHECK(costs.kernel_overhead.count() < 1e-2);
@@ -31,8 +33,10 @@ TEST_CASE("costs of this machine: complete, positive, ordered, and equal after t
     CHECK(priced == (kind != OpKind::linear && kind != OpKind::opaque));
   }
 
-  const ModelGraph gpt2 = model_from_config(R"({"model_type": "gpt2", "vocab_size": 37, "n_positions": 11, "n_embd": 30, "n_layer": 2, "n_head": 5,
-      "n_inner": 47, "layer_norm_epsilon": 1e-5, "activation_function": "gelu_new"})", "gpt2", 7);
+  const ModelGraph gpt2 =
+      model_from_config(R"({"model_type": "gpt2", "vocab_size": 37, "n_positions": 11, "n_embd": 30, "n_layer": 2, "n_head": 5,
+      "n_inner": 47, "layer_norm_epsilon": 1e-5, "activation_function": "gelu_new"})",
+                        "gpt2", 7);
   for (const ModelGraph& model : {small_llama(), gpt2}) {
     const ShardingPlan plan = make_plan(model, {.shard = 2, .checkpointing = "full", .micro_batches = {1, 1}, .clip_norm = 1.0});
     const Program program = lower(model, plan, native_implementation());

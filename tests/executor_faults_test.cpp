@@ -51,11 +51,13 @@ Outcome outcome(Fault fault, double watchdog = 0.4) {
 }  // namespace
 
 TEST_CASE("a kernel that throws") {
-  const Outcome o = outcome([](Device& d, std::int32_t op, BufferView) {
-    if (d.rank() != 1 || op != 30) return false;
-    d.launch(op, D, {}, [] { throw std::runtime_error("the disk is on fire"); });
-    return true;
-  }, 60);
+  const Outcome o = outcome(
+      [](Device& d, std::int32_t op, BufferView) {
+        if (d.rank() != 1 || op != 30) return false;
+        d.launch(op, D, {}, [] { throw std::runtime_error("the disk is on fire"); });
+        return true;
+      },
+      60);
   CHECK(o.rank == 1);
   CHECK(o.op == 30);
   CHECK(o.says("rank 1, operation 30"));
@@ -64,20 +66,24 @@ TEST_CASE("a kernel that throws") {
 }
 
 TEST_CASE("a kernel that throws something that is no exception") {
-  const Outcome o = outcome([](Device& d, std::int32_t op, BufferView) {
-    if (d.rank() == 0 && op == 3) d.launch(200, D, {}, [] { throw 7; });
-    return false;
-  }, 60);
+  const Outcome o = outcome(
+      [](Device& d, std::int32_t op, BufferView) {
+        if (d.rank() == 0 && op == 3) d.launch(200, D, {}, [] { throw 7; });
+        return false;
+      },
+      60);
   CHECK(o.rank == 0);
   CHECK(o.op == 200);
   CHECK(o.seconds < 5);
 }
 
 TEST_CASE("a host that throws") {
-  const Outcome o = outcome([](Device& d, std::int32_t op, BufferView) -> bool {
-    if (d.rank() == 0 && op == 50) throw InputError("here", "no more");
-    return false;
-  }, 60);
+  const Outcome o = outcome(
+      [](Device& d, std::int32_t op, BufferView) -> bool {
+        if (d.rank() == 0 && op == 50) throw InputError("here", "no more");
+        return false;
+      },
+      60);
   CHECK(o.rank == 0);
   CHECK(o.says("after issuing operation 49"));
   CHECK(o.says("no more"));
@@ -86,11 +92,13 @@ TEST_CASE("a host that throws") {
 
 TEST_CASE("ranks that disagree about a collective: kind, elements, type") {
   const auto different = [](auto issue, const char* words) {
-    const Outcome o = outcome([&](Device& d, std::int32_t op, BufferView b) {
-      if (d.rank() != 1 || op != 10) return false;
-      issue(d, op, b);
-      return true;
-    }, 60);
+    const Outcome o = outcome(
+        [&](Device& d, std::int32_t op, BufferView b) {
+          if (d.rank() != 1 || op != 10) return false;
+          issue(d, op, b);
+          return true;
+        },
+        60);
     CHECK(o.says("ranks disagree"));
     CHECK(o.says("rank 0 issued all_gather of 4 fp32 elements (operation 10)"));
     CHECK_MESSAGE(o.says(words), o.what);
@@ -100,7 +108,8 @@ TEST_CASE("ranks that disagree about a collective: kind, elements, type") {
             "rank 1 issued all_gather of 5 fp32");
   different([](Device& d, std::int32_t op, BufferView b) { d.all_gather(op, G, Communicator::shard, {}, b, 4, DType::bf16); },
             "rank 1 issued all_gather of 4 bf16");
-  different([](Device& d, std::int32_t op, BufferView b) { d.all_reduce(op, G, Communicator::shard, {}, b, 4, DType::f32, Reduction::sum); },
+  different([](Device& d, std::int32_t op,
+               BufferView b) { d.all_reduce(op, G, Communicator::shard, {}, b, 4, DType::f32, Reduction::sum); },
             "rank 1 issued all_reduce of 4 fp32");
 }
 
@@ -130,7 +139,7 @@ TEST_CASE("a kernel that does not come back is named and left behind") {
   CHECK(o.rank == 1);
   CHECK(o.op == 200);
   CHECK(o.says("is inside operation 200"));
-  CHECK(o.seconds < 7);                        // 0.4 s watchdog + 4 s grace
+  CHECK(o.seconds < 7);  // 0.4 s watchdog + 4 s grace
 }
 
 TEST_CASE("freed memory is poisoned in the time of its pool's stream, not of the host") {
@@ -144,9 +153,9 @@ TEST_CASE("freed memory is poisoned in the time of its pool's stream, not of the
     dev.begin_step();
     const BufferView a = dev.allocate(D, 0, 64);
     dev.launch(0, D, {}, [a, &wrong] {
-      std::this_thread::sleep_for(std::chrono::milliseconds(20));          // the host has released it by now
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));  // the host has released it by now
       wrong += host::is_poisoned(a.data) || host::is_poisoned(a.data + 63);
-      wrong += !host::is_poisoned(a.data + 64);                            // never handed out
+      wrong += !host::is_poisoned(a.data + 64);  // never handed out
     });
     dev.release(D, a);
     dev.launch(1, D, {}, [a, &wrong] { wrong += !host::is_poisoned(a.data) || !host::is_poisoned(a.data + 63); });

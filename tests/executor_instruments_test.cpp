@@ -26,11 +26,13 @@ std::vector<NamedPlan> plans() {
       {"block, no reshard", {.shard = 3, .reshard = Reshard::no}},
       {"two blocks, accumulation 3", {.shard = 2, .wrap = "block:2", .micro_batches = {1, 2, 1}}},
       {"root", {.shard = 4, .wrap = "root"}},
-      {"root, accumulation 3, full checkpointing", {.shard = 3, .wrap = "root", .checkpointing = "full", .micro_batches = {1, 1, 1}}},
+      {"root, accumulation 3, full checkpointing",
+       {.shard = 3, .wrap = "root", .checkpointing = "full", .micro_batches = {1, 1, 1}}},
       {"block, full checkpointing, clipping", {.shard = 2, .checkpointing = "full", .clip_norm = 1.0}},
       {"block, accumulation 3 without sync", {.shard = 3, .micro_batches = {1, 2, 1}, .grad_sync = GradSync::last}},
       {"prefetch, bf16", {.shard = 2, .compute = DType::bf16, .forward_prefetch = 1, .backward_prefetch = 2}},
-      {"2 x 2, mixed", {.shard = 2, .replicate = 2, .micro_batches = {1, 1}, .compute = DType::bf16, .grad_sync = GradSync::reduce_scatter_only}},
+      {"2 x 2, mixed",
+       {.shard = 2, .replicate = 2, .micro_batches = {1, 1}, .compute = DType::bf16, .grad_sync = GradSync::reduce_scatter_only}},
       {"ddp", {.replicate = 2, .micro_batches = {1, 2}, .dialect = Dialect::ddp}},
       {"one rank", {.wrap = "titan"}},
   };
@@ -39,7 +41,7 @@ std::vector<NamedPlan> plans() {
 // Ring formula: what each rank receives of a step's collectives, from the layouts alone.
 std::int64_t expected_wire_bytes(const Program& p, const ShardingPlan& plan) {
   std::int64_t total = 0;
-  const auto all_reduce = [](std::int64_t n, std::int64_t ranks, std::int64_t me) {            // two phases over near-equal chunks
+  const auto all_reduce = [](std::int64_t n, std::int64_t ranks, std::int64_t me) {  // two phases over near-equal chunks
     const std::int64_t chunk = (n + ranks - 1) / ranks;
     const std::int64_t mine = std::max<std::int64_t>(0, std::min(n, (me + 1) * chunk) - std::min(n, me * chunk));
     return (ranks - 1) * mine + n - mine;
@@ -117,13 +119,14 @@ TEST_CASE("executed order, memory and wire bytes equal the prediction on every r
     CHECK(m.provenance.plan_digest == plan.digest());
     CHECK(m.provenance.model_digest == model.digest());
   }
-  CHECK(different.size() >= plans().size());                         // the plans are not all one
+  CHECK(different.size() >= plans().size());  // the plans are not all one
 }
 
 TEST_CASE("a free that is removed") {
   const ModelGraph model = tiny();
   const ShardingPlan plan = make_plan(model, {.shard = 2});
-  for (const BufferKind kind : {BufferKind::gather, BufferKind::activation, BufferKind::reduce_input, BufferKind::unsharded_parameter, BufferKind::batch}) {
+  for (const BufferKind kind : {BufferKind::gather, BufferKind::activation, BufferKind::reduce_input,
+                                BufferKind::unsharded_parameter, BufferKind::batch}) {
     CAPTURE(name(kind));
     RunOptions o = five_steps(false);
     o.mutate = [kind](Program& p, std::int64_t rank) {
@@ -135,7 +138,8 @@ TEST_CASE("a free that is removed") {
 
 TEST_CASE("a size that is changed: smaller or larger, every kind of buffer") {
   const ModelGraph model = tiny();
-  const ShardingPlan plan = make_plan(model, {.shard = 2, .micro_batches = {1, 1}, .compute = DType::bf16, .clip_norm = 1.0, .grad_sync = GradSync::last});
+  const ShardingPlan plan = make_plan(
+      model, {.shard = 2, .micro_batches = {1, 1}, .compute = DType::bf16, .clip_norm = 1.0, .grad_sync = GradSync::last});
   const Program reference = lower(model, plan, native_implementation(), 1);
   std::set<BufferKind> kinds;
   for (const Buffer& b : reference.buffers)
@@ -158,7 +162,7 @@ TEST_CASE("a size that is changed: smaller or larger, every kind of buffer") {
             p.buffers[b].bytes += change;
             return;
           }
-        p.buffers[0].bytes += change;        // only scalars are of 8 bytes: spoil a shard instead
+        p.buffers[0].bytes += change;  // only scalars are of 8 bytes: spoil a shard instead
       };
       std::string error;
       bool differs = false;
@@ -171,7 +175,8 @@ TEST_CASE("a size that is changed: smaller or larger, every kind of buffer") {
       }
       CHECK((differs || error.find("rank 1") != std::string::npos));
       // The last rows of an unsharded parameter are padding, which no kernel touches: only the allocator sees that it shrank.
-      if (change < 0 && kind != BufferKind::unsharded_parameter) CHECK_MESSAGE(error.find("operation") != std::string::npos, error);
+      if (change < 0 && kind != BufferKind::unsharded_parameter)
+        CHECK_MESSAGE(error.find("operation") != std::string::npos, error);
     }
 }
 
@@ -198,7 +203,8 @@ TEST_CASE("two operations that are swapped") {
   const Program program = lower(model, plan, native_implementation(), 0);
   const std::vector<std::string> predicted = order_labels(program.steady_step, program, plan, model);
   CHECK(m.ranks[0].order != predicted);
-  CHECK(std::multiset<std::string>(m.ranks[0].order.begin(), m.ranks[0].order.end()) == std::multiset<std::string>(predicted.begin(), predicted.end()));
+  CHECK(std::multiset<std::string>(m.ranks[0].order.begin(), m.ranks[0].order.end()) ==
+        std::multiset<std::string>(predicted.begin(), predicted.end()));
   CHECK(m.ranks[1].order == predicted);
 }
 
@@ -237,7 +243,8 @@ TEST_CASE("a kernel that allocates scratch nobody declared") {
   const ShardingPlan plan = make_plan(model, {.shard = 2});
   RunOptions o = five_steps(false);
   o.in_kernel = [&](const Operation& op, std::int64_t rank) {
-    if (rank != 1 || op.action != Action::forward || model.ops[static_cast<std::size_t>(op.graph_op)].kind != OpKind::swiglu) return;
+    if (rank != 1 || op.action != Action::forward || model.ops[static_cast<std::size_t>(op.graph_op)].kind != OpKind::swiglu)
+      return;
     const std::vector<char> scratch(1000);
     if (scratch[0] != 0) std::abort();
   };

@@ -1,7 +1,6 @@
-// Sharded training is training: against PyTorch's recorded runs (tests/golden/tiny_models.json) and against one rank, on rank counts
-// that divide neither dimensions nor each other.
+// Sharded training is training: against PyTorch's recorded runs (tests/golden/tiny_models.json) and against one rank, on rank
+// counts that divide neither dimensions nor each other.
 #include <fstream>
-
 #include <nlohmann/json.hpp>
 
 #include "executor_run_support.h"
@@ -72,14 +71,17 @@ TEST_CASE("every way to run the same step equals PyTorch's") {
     check_equals_pytorch(r, {.shard = 3, .wrap = "root", .micro_batches = {8}});
     check_equals_pytorch(r, {.shard = 2, .wrap = "block:2", .reshard = Reshard::no, .micro_batches = {12}});
     check_equals_pytorch(r, {.shard = 2, .checkpointing = "full", .reshard = Reshard::yes, .micro_batches = {12}});
-    check_equals_pytorch(r, {.shard = 3, .checkpointing = "every-2", .micro_batches = {8}, .forward_prefetch = 1, .backward_prefetch = 2});
-    check_equals_pytorch(r, {.shard = 2, .micro_batches = {3, 8, 1}});                             // weighted by tokens
+    check_equals_pytorch(
+        r, {.shard = 3, .checkpointing = "every-2", .micro_batches = {8}, .forward_prefetch = 1, .backward_prefetch = 2});
+    check_equals_pytorch(r, {.shard = 2, .micro_batches = {3, 8, 1}});  // weighted by tokens
     check_equals_pytorch(r, {.shard = 2, .micro_batches = {5, 5, 2}, .grad_sync = GradSync::last});
     check_equals_pytorch(r, {.shard = 2, .replicate = 2, .micro_batches = {6}});
     check_equals_pytorch(r, {.shard = 3, .replicate = 2, .micro_batches = {1, 3}, .grad_sync = GradSync::reduce_scatter_only});
     check_equals_pytorch(r, {.shard = 2, .replicate = 3, .micro_batches = {1, 3}, .grad_sync = GradSync::last});
     check_equals_pytorch(r, {.replicate = 3, .micro_batches = {8}, .dialect = Dialect::ddp});
-    check_equals_pytorch(r, {.replicate = 2, .checkpointing = "full", .micro_batches = {4, 8}, .grad_sync = GradSync::last, .dialect = Dialect::ddp});
+    check_equals_pytorch(
+        r,
+        {.replicate = 2, .checkpointing = "full", .micro_batches = {4, 8}, .grad_sync = GradSync::last, .dialect = Dialect::ddp});
   }
 }
 
@@ -87,11 +89,16 @@ TEST_CASE("every way to run the same step equals PyTorch's") {
 TEST_CASE("clipping and sgd on several ranks equal one rank") {
   for (const Recorded& r : recorded_models())
     for (const OptimizerKind optimizer : {OptimizerKind::adamw, OptimizerKind::sgd}) {
-      const RunResult one = execute(r.model, make_plan(r.model, in_double({.micro_batches = {6}, .clip_norm = 0.05, .optimizer = optimizer})), five_steps());
-      const RunResult free = execute(r.model, make_plan(r.model, in_double({.micro_batches = {6}, .optimizer = optimizer})), five_steps());
-      if (optimizer == OptimizerKind::sgd) CHECK(distance(one.parameters[0].values, free.parameters[0].values) > 1e-6);   // it did bind
-      for (const PlanWords& words : {PlanWords{.shard = 3, .micro_batches = {2}}, PlanWords{.shard = 2, .replicate = 3, .micro_batches = {1}},
-                                     PlanWords{.replicate = 2, .micro_batches = {3}, .dialect = Dialect::ddp}}) {
+      const RunResult one =
+          execute(r.model, make_plan(r.model, in_double({.micro_batches = {6}, .clip_norm = 0.05, .optimizer = optimizer})),
+                  five_steps());
+      const RunResult free =
+          execute(r.model, make_plan(r.model, in_double({.micro_batches = {6}, .optimizer = optimizer})), five_steps());
+      if (optimizer == OptimizerKind::sgd)
+        CHECK(distance(one.parameters[0].values, free.parameters[0].values) > 1e-6);  // it did bind
+      for (const PlanWords& words :
+           {PlanWords{.shard = 3, .micro_batches = {2}}, PlanWords{.shard = 2, .replicate = 3, .micro_batches = {1}},
+            PlanWords{.replicate = 2, .micro_batches = {3}, .dialect = Dialect::ddp}}) {
         PlanWords w = in_double(words);
         w.clip_norm = 0.05;
         w.optimizer = optimizer;
@@ -107,9 +114,11 @@ TEST_CASE("clipping and sgd on several ranks equal one rank") {
 TEST_CASE("fp32: losses and first gradients of several ranks equal one rank's to 1e-5") {
   std::vector<ModelGraph> models;
   for (const Recorded& r : recorded_models()) models.push_back(r.model);
-  models.push_back(model_from_config(R"({"model_type": "qwen2", "vocab_size": 53, "hidden_size": 30, "intermediate_size": 41, "num_hidden_layers": 2,
+  models.push_back(model_from_config(
+      R"({"model_type": "qwen2", "vocab_size": 53, "hidden_size": 30, "intermediate_size": 41, "num_hidden_layers": 2,
       "num_attention_heads": 5, "num_key_value_heads": 1, "max_position_embeddings": 64, "rms_norm_eps": 1e-6, "rope_theta": 1000.0,
-      "hidden_act": "silu", "tie_word_embeddings": true})", "qwen2", 7));
+      "hidden_act": "silu", "tie_word_embeddings": true})",
+      "qwen2", 7));
   for (const ModelGraph& model : models) {
     CAPTURE(model.family);
     const RunResult one = execute(model, make_plan(model, {.micro_batches = {24}}), five_steps());
@@ -121,7 +130,8 @@ TEST_CASE("fp32: losses and first gradients of several ranks equal one rank's to
         const std::string& name = one.first_gradients[i].name;
         CAPTURE(name);
         double floor = 0;
-        if (name.ends_with("k_proj.bias")) floor = norm(named(one.first_gradients, name.substr(0, name.size() - 11) + "v_proj.bias"));
+        if (name.ends_with("k_proj.bias"))
+          floor = norm(named(one.first_gradients, name.substr(0, name.size() - 11) + "v_proj.bias"));
         CHECK(distance(many.first_gradients[i].values, one.first_gradients[i].values, floor) <= 1e-5);
       }
     }
@@ -132,10 +142,14 @@ TEST_CASE("fp32: losses and first gradients of several ranks equal one rank's to
 TEST_CASE("bf16 compute stays near fp32") {
   const Recorded r = recorded_models()[0];
   const RunResult full = execute(r.model, make_plan(r.model, {.micro_batches = {12}}), five_steps());
-  const RunResult mixed = execute(r.model, make_plan(r.model, {.shard = 3, .micro_batches = {1, 3}, .compute = DType::bf16}), five_steps());
+  const RunResult mixed =
+      execute(r.model, make_plan(r.model, {.shard = 3, .micro_batches = {1, 3}, .compute = DType::bf16}), five_steps());
   CHECK(distance(mixed.measurement.losses, full.measurement.losses) <= 5e-3);
   CHECK(mixed.measurement.losses.back() < mixed.measurement.losses.front() + 0.05);
-  const RunResult reduced = execute(r.model, make_plan(r.model, {.shard = 2, .replicate = 2, .micro_batches = {3}, .compute = DType::bf16, .reduce = DType::bf16}), five_steps());
+  const RunResult reduced = execute(
+      r.model,
+      make_plan(r.model, {.shard = 2, .replicate = 2, .micro_batches = {3}, .compute = DType::bf16, .reduce = DType::bf16}),
+      five_steps());
   CHECK(distance(reduced.measurement.losses, full.measurement.losses) <= 1e-2);
 }
 
@@ -149,7 +163,8 @@ TEST_CASE("two runs are equal to the last bit") {
 
 TEST_CASE("what cannot run is refused in one sentence") {
   const Recorded r = recorded_models()[0];
-  const auto refusal = [&](const ModelGraph& model, const ShardingPlan& plan, MeshShape mesh, const RunOptions& options) -> std::string {
+  const auto refusal = [&](const ModelGraph& model, const ShardingPlan& plan, MeshShape mesh,
+                           const RunOptions& options) -> std::string {
     try {
       const auto backend = make_host_backend(mesh, {30});
       static_cast<void>(run(model, plan, load_cluster("host", plan.ranks()), *backend, options));

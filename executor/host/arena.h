@@ -16,7 +16,7 @@ class Arena {
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
 
-  void reserve(std::int64_t bytes);          // once; page-aligned, poisoned until handed out
+  void reserve(std::int64_t bytes);  // once; page-aligned, poisoned until handed out
   [[nodiscard]] BufferView allocate(std::int64_t offset, std::int64_t bytes);
   void release(BufferView);
   [[nodiscard]] std::int64_t allocated_bytes() const { return allocated_; }
@@ -25,8 +25,8 @@ class Arena {
   std::int64_t rank_;
   std::byte* base_ = nullptr;
   std::int64_t bytes_ = 0, allocated_ = 0;
-  std::map<std::int64_t, std::int64_t> live_;          // offset -> bytes, never overlapping
-  std::map<std::int64_t, std::int64_t> empty_;         // offset -> how many of zero bytes are out
+  std::map<std::int64_t, std::int64_t> live_;   // offset -> bytes, never overlapping
+  std::map<std::int64_t, std::int64_t> empty_;  // offset -> how many of zero bytes are out
 };
 
 }  // namespace fsdp::host

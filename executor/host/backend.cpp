@@ -1,11 +1,10 @@
 // Ranks as threads of one process. Always built; what other backends are compared with.
+#include <fmt/format.h>
 #include <sys/utsname.h>
 
 #include <fstream>
 #include <optional>
 #include <string>
-
-#include <fmt/format.h>
 
 #include "executor/host/device.h"
 #include "models/error.h"
@@ -132,7 +131,7 @@ class HostBackend final : public Backend {
 }  // namespace
 
 std::unique_ptr<Backend> make_host_backend(MeshShape mesh, const BackendOptions& options) {
-  constexpr std::int64_t most = 256;         // threads of one process: six times as many
+  constexpr std::int64_t most = 256;  // threads of one process: six times as many
   if (mesh.replicate < 1 || mesh.shard < 1 || checked_mul(mesh.replicate, mesh.shard, "mesh") > most)
     throw InputError("mesh", fmt::format("{} x {} ranks cannot run on the host backend", mesh.replicate, mesh.shard),
                      fmt::format("use 1 to {} ranks", most));

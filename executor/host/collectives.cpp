@@ -1,9 +1,9 @@
 // The data path of the host collectives: every rank works on its own share, reading the others' posted buffers directly.
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <cstring>
-
-#include <fmt/format.h>
 
 #include "executor/host/group.h"
 #include "executor/kernels/element.h"
@@ -34,8 +34,10 @@ void reduce_range(const Group& group, std::int64_t first, std::int64_t count, T*
 }
 
 void reduce(const Group& group, const Post& p, std::int64_t first, std::int64_t count, std::byte* output) {
-  if (p.type == DType::f16 || p.type == DType::i64) throw MachineError(fmt::format("the host backend does not reduce {}", fsdp::name(p.type)));
-  with_type(p.type, [&](auto element) { reduce_range(group, first, count, reinterpret_cast<decltype(element)*>(output), p.reduction); });
+  if (p.type == DType::f16 || p.type == DType::i64)
+    throw MachineError(fmt::format("the host backend does not reduce {}", fsdp::name(p.type)));
+  with_type(p.type,
+            [&](auto element) { reduce_range(group, first, count, reinterpret_cast<decltype(element)*>(output), p.reduction); });
 }
 
 void copy_bytes(std::byte* to, const std::byte* from, std::int64_t bytes) {

@@ -18,14 +18,14 @@ class RunControl {
   // Keeps the first failure; later ones are consequences of it.
   void fail(std::int64_t rank, std::int32_t op, const std::string& what);
   [[nodiscard]] bool failed() const { return failed_.load(std::memory_order_acquire); }
-  void throw_if_failed() const;              // RankFailure: the first one
+  void throw_if_failed() const;  // RankFailure: the first one
   void tick() { progress_.fetch_add(1, std::memory_order_relaxed); }
   [[nodiscard]] std::uint64_t progress() const { return progress_.load(std::memory_order_relaxed); }
 
   // Threads of the run that have not ended; the run waits for them.
   void thread_starts();
   void thread_ends();
-  [[nodiscard]] bool wait_for_end(std::chrono::milliseconds at_most);     // true: all have ended
+  [[nodiscard]] bool wait_for_end(std::chrono::milliseconds at_most);  // true: all have ended
 
   // Blocks until `ready()`; `lock` protects what it reads. Throws RankFailure when the run has failed.
   template <class Ready>

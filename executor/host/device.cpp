@@ -1,10 +1,10 @@
 // What the host thread of a rank does: hands out memory, puts work on streams, waits for it.
 #include "executor/host/device.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <limits>
-
-#include <fmt/format.h>
 
 #include "executor/host/poison.h"
 #include "models/error.h"
@@ -13,8 +13,8 @@
 namespace fsdp::host {
 
 namespace {
-constexpr std::int32_t kEverything = std::numeric_limits<std::int32_t>::max();   // the host waits until all streams are idle
-constexpr std::int32_t kMostOperations = 1 << 26;                                // of one step; a sane bound for the tables
+constexpr std::int32_t kEverything = std::numeric_limits<std::int32_t>::max();  // the host waits until all streams are idle
+constexpr std::int32_t kMostOperations = 1 << 26;                               // of one step; a sane bound for the tables
 std::size_t at(std::int32_t i) { return static_cast<std::size_t>(i); }
 }  // namespace
 
@@ -46,7 +46,8 @@ void HostDevice::begin_step() {
 
 void HostDevice::check_new(std::int32_t op, std::span<const std::int32_t> waits) const {
   if (op < 0 || op > kMostOperations) throw MachineError(fmt::format("{} is no operation's index", op));
-  if (at(op) < issued_.size() && issued_[at(op)] != 0) throw MachineError(fmt::format("operation {} is issued twice in one step", op));
+  if (at(op) < issued_.size() && issued_[at(op)] != 0)
+    throw MachineError(fmt::format("operation {} is issued twice in one step", op));
   for (const std::int32_t w : waits)
     if (w < 0 || at(w) >= issued_.size() || issued_[at(w)] == 0)
       throw MachineError(fmt::format("operation {} waits for operation {}, which has not been issued", op, w));
@@ -99,12 +100,13 @@ Group& HostDevice::group_of(Communicator comm, std::int32_t op) const {
 }
 
 // `group_elements`: how much of `large` the collective touches; `small` holds one slot (reduce-scatter's output).
-void HostDevice::issue_collective(std::int32_t op, Stream stream, Communicator comm, std::span<const std::int32_t> waits, Post post,
-                                  std::int64_t group_elements, BufferView large, BufferView small) {
+void HostDevice::issue_collective(std::int32_t op, Stream stream, Communicator comm, std::span<const std::int32_t> waits,
+                                  Post post, std::int64_t group_elements, BufferView large, BufferView small) {
   const std::int64_t width = size_of(post.type);
   if (post.elements < 0 || group_elements > large.bytes / width || post.elements > small.bytes / width)
-    throw MachineError(fmt::format("operation {}: {} of {} {} elements over {} ranks does not fit its buffers of {} and {} bytes", op,
-                                   name(post.action), post.elements, fsdp::name(post.type), group_of(comm, op).size(), large.bytes, small.bytes));
+    throw MachineError(fmt::format("operation {}: {} of {} {} elements over {} ranks does not fit its buffers of {} and {} bytes",
+                                   op, name(post.action), post.elements, fsdp::name(post.type), group_of(comm, op).size(),
+                                   large.bytes, small.bytes));
   Task task;
   task.op = op;
   task.group = &group_of(comm, op);
@@ -112,24 +114,28 @@ void HostDevice::issue_collective(std::int32_t op, Stream stream, Communicator c
   enqueue(stream, comm, waits, std::move(task));
 }
 
-void HostDevice::all_gather(std::int32_t op, Stream stream, Communicator comm, std::span<const std::int32_t> waits, BufferView buffer,
-                            std::int64_t slot_elements, DType type) {
+void HostDevice::all_gather(std::int32_t op, Stream stream, Communicator comm, std::span<const std::int32_t> waits,
+                            BufferView buffer, std::int64_t slot_elements, DType type) {
   const std::int64_t all = checked_mul(slot_elements, group_of(comm, op).size(), "all_gather");
-  issue_collective(op, stream, comm, waits, {CollectiveAction::all_gather, op, stream, buffer.data, buffer.data, slot_elements, type, {}}, all,
-                   buffer, buffer);
+  issue_collective(op, stream, comm, waits,
+                   {CollectiveAction::all_gather, op, stream, buffer.data, buffer.data, slot_elements, type, {}}, all, buffer,
+                   buffer);
 }
 
-void HostDevice::reduce_scatter(std::int32_t op, Stream stream, Communicator comm, std::span<const std::int32_t> waits, BufferView input,
-                                BufferView output, std::int64_t slot_elements, DType type, Reduction reduction) {
+void HostDevice::reduce_scatter(std::int32_t op, Stream stream, Communicator comm, std::span<const std::int32_t> waits,
+                                BufferView input, BufferView output, std::int64_t slot_elements, DType type,
+                                Reduction reduction) {
   const std::int64_t all = checked_mul(slot_elements, group_of(comm, op).size(), "reduce_scatter");
   issue_collective(op, stream, comm, waits,
-                   {CollectiveAction::reduce_scatter, op, stream, input.data, output.data, slot_elements, type, reduction}, all, input, output);
+                   {CollectiveAction::reduce_scatter, op, stream, input.data, output.data, slot_elements, type, reduction}, all,
+                   input, output);
 }
 
-void HostDevice::all_reduce(std::int32_t op, Stream stream, Communicator comm, std::span<const std::int32_t> waits, BufferView buffer,
-                            std::int64_t elements, DType type, Reduction reduction) {
-  issue_collective(op, stream, comm, waits, {CollectiveAction::all_reduce, op, stream, buffer.data, buffer.data, elements, type, reduction},
-                   elements, buffer, buffer);
+void HostDevice::all_reduce(std::int32_t op, Stream stream, Communicator comm, std::span<const std::int32_t> waits,
+                            BufferView buffer, std::int64_t elements, DType type, Reduction reduction) {
+  issue_collective(op, stream, comm, waits,
+                   {CollectiveAction::all_reduce, op, stream, buffer.data, buffer.data, elements, type, reduction}, elements,
+                   buffer, buffer);
 }
 
 void HostDevice::wait_for(std::int32_t op) {
@@ -169,7 +175,8 @@ void HostDevice::run_body(const std::function<void(Device&)>& body) {
     control_->fail(rank_, last_issued_, fmt::format("rank {}, after issuing operation {}: {}", rank_, last_issued_, e.what()));
   } catch (...) {
     const std::lock_guard lock(mutex_);
-    control_->fail(rank_, last_issued_, fmt::format("rank {}, after issuing operation {}: unknown exception", rank_, last_issued_));
+    control_->fail(rank_, last_issued_,
+                   fmt::format("rank {}, after issuing operation {}: unknown exception", rank_, last_issued_));
   }
   const std::lock_guard lock(mutex_);
   host_ = Host::ended;

@@ -17,9 +17,9 @@
 namespace fsdp::host {
 
 using Clock = std::chrono::steady_clock;
-using Groups = std::array<std::shared_ptr<Group>, kCommunicators>;        // of one rank, by Communicator; `none` is null
+using Groups = std::array<std::shared_ptr<Group>, kCommunicators>;  // of one rank, by Communicator; `none` is null
 
-struct PoisonChange {                        // waits for its stream (see Device::release)
+struct PoisonChange {  // waits for its stream (see Device::release)
   std::byte* data = nullptr;
   std::int64_t bytes = 0;
   bool poisoned = false;
@@ -29,8 +29,8 @@ struct Task {
   std::int32_t op = -1;
   std::vector<std::int32_t> waits;
   std::vector<PoisonChange> poison;
-  KernelBody body;                           // a kernel, or
-  Group* group = nullptr;                    // a collective
+  KernelBody body;         // a kernel, or
+  Group* group = nullptr;  // a collective
   Post post;
 };
 
@@ -45,19 +45,22 @@ class HostDevice final : public Device, public std::enable_shared_from_this<Host
   [[nodiscard]] std::int64_t allocated_bytes() const override { return arena_.allocated_bytes(); }
   void begin_step() override;
   void launch(std::int32_t op, Stream, std::span<const std::int32_t> waits, KernelBody) override;
-  void all_gather(std::int32_t op, Stream, Communicator, std::span<const std::int32_t> waits, BufferView buffer, std::int64_t slot_elements, DType) override;
-  void reduce_scatter(std::int32_t op, Stream, Communicator, std::span<const std::int32_t> waits, BufferView input, BufferView output, std::int64_t slot_elements, DType, Reduction) override;
-  void all_reduce(std::int32_t op, Stream, Communicator, std::span<const std::int32_t> waits, BufferView buffer, std::int64_t elements, DType, Reduction) override;
+  void all_gather(std::int32_t op, Stream, Communicator, std::span<const std::int32_t> waits, BufferView buffer,
+                  std::int64_t slot_elements, DType) override;
+  void reduce_scatter(std::int32_t op, Stream, Communicator, std::span<const std::int32_t> waits, BufferView input,
+                      BufferView output, std::int64_t slot_elements, DType, Reduction) override;
+  void all_reduce(std::int32_t op, Stream, Communicator, std::span<const std::int32_t> waits, BufferView buffer,
+                  std::int64_t elements, DType, Reduction) override;
   void wait_host(std::int32_t op) override;
   void synchronize() override;
   [[nodiscard]] std::vector<OperationRecord> records() const override;
 
   // For the backend: the rank's own thread, how it ends, and what it is doing when nothing moves any more.
   void run_body(const std::function<void(Device&)>& body);
-  void join();                               // every worker has ended or is about to
-  void abandon(std::shared_ptr<const void> needed);    // a thread that cannot be ended is left behind, with what it may still use
+  void join();                                       // every worker has ended or is about to
+  void abandon(std::shared_ptr<const void> needed);  // a thread that cannot be ended is left behind, with what it may still use
   struct Doing {
-    int blame = 0;                           // higher: more likely the cause of a standstill
+    int blame = 0;  // higher: more likely the cause of a standstill
     std::int32_t op = -1;
     std::string what;
   };
@@ -69,7 +72,7 @@ class HostDevice final : public Device, public std::enable_shared_from_this<Host
     std::condition_variable changed;
     std::deque<Task> queue;
     std::vector<OperationRecord> records;
-    std::vector<PoisonChange> poison;        // for the next task (host thread only)
+    std::vector<PoisonChange> poison;  // for the next task (host thread only)
     State state = State::idle;
     std::int32_t op = -1, waiting_for = -1;
     const Group* group = nullptr;
@@ -79,7 +82,8 @@ class HostDevice final : public Device, public std::enable_shared_from_this<Host
 
   void enqueue(Stream, Communicator, std::span<const std::int32_t> waits, Task);
   void check_new(std::int32_t op, std::span<const std::int32_t> waits) const;
-  void issue_collective(std::int32_t op, Stream, Communicator, std::span<const std::int32_t> waits, Post, std::int64_t group_elements, BufferView, BufferView);
+  void issue_collective(std::int32_t op, Stream, Communicator, std::span<const std::int32_t> waits, Post,
+                        std::int64_t group_elements, BufferView, BufferView);
   [[nodiscard]] Group& group_of(Communicator, std::int32_t op) const;
   void wait_for(std::int32_t op);
   void work(Worker&, Stream);
@@ -94,11 +98,11 @@ class HostDevice final : public Device, public std::enable_shared_from_this<Host
   const Clock::time_point epoch_;
   Arena arena_;
   std::array<Worker, kStreams> workers_;
-  std::array<std::int32_t, kCommunicators> last_collective_{};            // of this step, by Communicator; -1: none yet
+  std::array<std::int32_t, kCommunicators> last_collective_{};  // of this step, by Communicator; -1: none yet
 
-  mutable std::mutex mutex_;                 // protects the rest, and Worker's fields except where said
+  mutable std::mutex mutex_;  // protects the rest, and Worker's fields except where said
   std::condition_variable host_changed_;
-  std::vector<char> issued_, done_;          // by operation of this step
+  std::vector<char> issued_, done_;  // by operation of this step
   std::int64_t outstanding_ = 0;
   std::int32_t host_waiting_for_ = -1, last_issued_ = -1;
   Host host_ = Host::busy;

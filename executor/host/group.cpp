@@ -1,8 +1,8 @@
 #include "executor/host/group.h"
 
-#include <algorithm>
-
 #include <fmt/format.h>
+
+#include <algorithm>
 
 namespace fsdp::host {
 
@@ -15,14 +15,13 @@ const char* name(CollectiveAction a) {
   return "?";
 }
 
-std::int64_t Group::member(std::int64_t rank) const {
-  return std::find(ranks_.begin(), ranks_.end(), rank) - ranks_.begin();
-}
+std::int64_t Group::member(std::int64_t rank) const { return std::find(ranks_.begin(), ranks_.end(), rank) - ranks_.begin(); }
 
 namespace {
 
 std::string describe(const Post& p) {
-  const char* reduction = p.action == CollectiveAction::all_gather ? "" : (p.reduction == Reduction::average ? ", average" : ", sum");
+  const char* reduction =
+      p.action == CollectiveAction::all_gather ? "" : (p.reduction == Reduction::average ? ", average" : ", sum");
   return fmt::format("{} of {} {} elements{} (operation {})", name(p.action), p.elements, fsdp::name(p.type), reduction, p.op);
 }
 
@@ -37,8 +36,8 @@ void Group::verify() const {
   for (std::size_t i = 1; i < posts_.size(); ++i)
     if (!same_call(posts_[0], posts_[i]))
       throw RankFailure(ranks_[i], posts_[i].op,
-                        fmt::format("ranks disagree about a collective: rank {} issued {}, rank {} issued {}", ranks_[0], describe(posts_[0]),
-                                    ranks_[i], describe(posts_[i])));
+                        fmt::format("ranks disagree about a collective: rank {} issued {}, rank {} issued {}", ranks_[0],
+                                    describe(posts_[0]), ranks_[i], describe(posts_[i])));
 }
 
 void Group::wait(const RunControl& control, std::unique_lock<std::mutex>& lock, std::int64_t member, bool posting) {

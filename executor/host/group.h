@@ -14,13 +14,13 @@ namespace fsdp::host {
 
 enum class CollectiveAction : std::uint8_t { all_gather, reduce_scatter, all_reduce };
 
-struct Post {                                // what one rank brings
+struct Post {  // what one rank brings
   CollectiveAction action{};
-  std::int32_t op = -1;                      // in its Step, for messages
+  std::int32_t op = -1;  // in its Step, for messages
   Stream stream{};
   const std::byte* input = nullptr;
-  std::byte* output = nullptr;               // all_gather, all_reduce: the same as input
-  std::int64_t elements = 0;                 // all_gather, reduce_scatter: of one slot; all_reduce: of all
+  std::byte* output = nullptr;  // all_gather, all_reduce: the same as input
+  std::int64_t elements = 0;    // all_gather, reduce_scatter: of one slot; all_reduce: of all
   DType type = DType::f32;
   Reduction reduction = Reduction::sum;
 };
@@ -36,7 +36,7 @@ class Group {
   void meet(const RunControl&, std::int64_t member, const Post&);
   // Returns when every rank has come here.
   void meet(const RunControl&, std::int64_t member);
-  [[nodiscard]] std::vector<std::int64_t> absent() const;                 // ranks that the others wait for
+  [[nodiscard]] std::vector<std::int64_t> absent() const;  // ranks that the others wait for
 
  private:
   void verify() const;

@@ -8,6 +8,6 @@
 namespace fsdp::host {
 
 void heap_meter_begin();
-[[nodiscard]] std::int64_t heap_meter_end();           // bytes
+[[nodiscard]] std::int64_t heap_meter_end();  // bytes
 
 }  // namespace fsdp::host

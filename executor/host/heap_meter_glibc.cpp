@@ -1,9 +1,10 @@
 // Defines malloc and its relatives for the whole program on top of glibc's own, as its manual allows ("Replacing malloc"),
 // and counts per thread while that thread is being metered.
+#include <malloc.h>
+
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
-#include <malloc.h>
 
 #include "executor/host/heap_meter.h"
 
@@ -60,7 +61,7 @@ void free(void* p) {
 void* realloc(void* p, std::size_t bytes) {
   const std::size_t before = p != nullptr ? malloc_usable_size(p) : 0;
   void* q = __libc_realloc(p, bytes);
-  if (q == nullptr && bytes != 0) return nullptr;      // p stays as it was
+  if (q == nullptr && bytes != 0) return nullptr;  // p stays as it was
   if (fsdp::host::meter.active) fsdp::host::meter.held -= static_cast<std::int64_t>(before);
   return fsdp::host::count(q);
 }

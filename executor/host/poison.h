@@ -9,6 +9,6 @@ namespace fsdp::host {
 [[nodiscard]] bool poison_works();
 void poison(const void* begin, std::size_t bytes);
 void unpoison(const void* begin, std::size_t bytes);
-[[nodiscard]] bool is_poisoned(const void* byte);      // for tests
+[[nodiscard]] bool is_poisoned(const void* byte);  // for tests
 
 }  // namespace fsdp::host

@@ -46,7 +46,7 @@ void HostDevice::take_tasks(Worker& w, Stream stream, std::unique_lock<std::mute
     w.group = task.group;
     lock.unlock();
     const OperationRecord record = run_task(task, stream);
-    task = {};                               // what the closure held goes before anybody hears that it has finished
+    task = {};  // what the closure held goes before anybody hears that it has finished
     lock.lock();
     finish(w, record);
   }
@@ -59,10 +59,8 @@ OperationRecord HostDevice::run_task(const Task& task, Stream stream) const {
   }
   OperationRecord record{task.op, stream, now(), 0, 0, 0};
   heap_meter_begin();
-  if (task.group != nullptr)
-    record.sent_bytes = run_collective(*task.group, *control_, task.group->member(rank_), task.post);
-  else if (task.body)
-    task.body();
+  if (task.group != nullptr) record.sent_bytes = run_collective(*task.group, *control_, task.group->member(rank_), task.post);
+  else if (task.body) task.body();
   record.heap_bytes = heap_meter_end();
   record.end = now();
   return record;
@@ -90,9 +88,12 @@ HostDevice::Doing HostDevice::doing() const {
     const Worker& w = workers_[static_cast<std::size_t>(s)];
     const auto stream = name(static_cast<Stream>(s));
     if (w.state == State::kernel) consider(4, w.op, fmt::format("is inside operation {} on stream {}", w.op, stream));
-    if (w.state == State::waiting) consider(1, w.op, fmt::format("operation {} on stream {} waits for operation {}", w.op, stream, w.waiting_for));
+    if (w.state == State::waiting)
+      consider(1, w.op, fmt::format("operation {} on stream {} waits for operation {}", w.op, stream, w.waiting_for));
     if (w.state == State::collective)
-      consider(2, w.op, fmt::format("waits in collective operation {} on stream {} for rank {}", w.op, stream, fmt::join(w.group->absent(), ", ")));
+      consider(2, w.op,
+               fmt::format("waits in collective operation {} on stream {} for rank {}", w.op, stream,
+                           fmt::join(w.group->absent(), ", ")));
   }
   if (host_ == Host::busy) consider(3, last_issued_, fmt::format("issues nothing after operation {}", last_issued_));
   return result;
