@@ -102,14 +102,7 @@ class Ddp final : public DialectHooks {
  private:
   static std::size_t at(std::int32_t i) { return static_cast<std::size_t>(i); }
 
-  Operation op(Action action, Stream stream, std::int32_t unit) const {
-    Operation o;
-    o.action = action;
-    o.stream = stream;
-    o.unit = unit;
-    o.micro_batch = micro_batch_;
-    return o;
-  }
+  Operation op(Action action, Stream stream, std::int32_t unit) const { return operation(action, stream, unit, micro_batch_); }
 
   Buffer flat(std::int32_t u, BufferKind kind) const {
     Buffer info;

@@ -174,14 +174,7 @@ class Fsdp2 final : public DialectHooks {
     return std::any_of(buffers.begin(), buffers.end(), [](std::int32_t id) { return id >= 0; });
   }
 
-  Operation op(Action action, Stream stream, std::int32_t unit) const {
-    Operation o;
-    o.action = action;
-    o.stream = stream;
-    o.unit = unit;
-    o.micro_batch = micro_batch_;
-    return o;
-  }
+  Operation op(Action action, Stream stream, std::int32_t unit) const { return operation(action, stream, unit, micro_batch_); }
 
   Buffer buffer(std::int64_t elements, DType dtype, BufferKind kind, Stream pool, std::int32_t unit) const {
     Buffer info;

@@ -17,8 +17,7 @@ namespace {
 std::size_t at(std::int32_t i) { return static_cast<std::size_t>(i); }
 
 Operation simple(Action action, Communicator comm = Communicator::none) {
-  Operation o;
-  o.action = action;
+  Operation o = operation(action);
   o.comm = comm;
   return o;
 }

@@ -14,6 +14,16 @@
 
 namespace fsdp {
 
+// An operation on a stream, its argument lists still empty.
+[[nodiscard]] inline Operation operation(Action action, Stream stream = Stream::compute, std::int32_t unit = -1, std::int16_t micro_batch = 0) {
+  Operation o;
+  o.action = action;
+  o.stream = stream;
+  o.unit = unit;
+  o.micro_batch = micro_batch;
+  return o;
+}
+
 class StepBuilder {
  public:
   StepBuilder(Program& program, Step& step) : program_(program), step_(step) {}
