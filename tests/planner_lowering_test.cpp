@@ -55,6 +55,15 @@ ShardingPlan with_reshard(ShardingPlan plan, Reshard r) {
 
 }  // namespace
 
+TEST_CASE("a unit as long as the root comes after it: in forward, and among the reductions of the final callback") {
+  const ModelGraph model = toy::model({.blocks = 2});
+  ShardingPlan plan = toy::plan(model, 4);
+  plan.units = {{{"layers.1"}, Reshard::automatic}, {{"embed", "head"}, Reshard::automatic}, {{""}, Reshard::automatic}};
+  CHECK(events(lower(model, plan, native()), plan, false) == "u(r) u(embed) u(1) u(embed) u(1) p(1) p(r) p(embed)");
+  plan.forward_prefetch = 1;  // the root's target is the unit after it, that unit's the block
+  CHECK(events(lower(model, plan, native()), plan, false) == "u(r) u(embed) u(1) u(embed) u(1) p(1) p(r) p(embed)");
+}
+
 TEST_CASE("order of collectives, as PyTorch's prefetch tests assert it") {
   const ModelGraph three = toy::model({.blocks = 3}), four = toy::model({.blocks = 4});
   const ShardingPlan base = toy::plan(three, 4);

@@ -37,10 +37,11 @@ class Fsdp2 final : public DialectHooks {
       for (std::size_t i = 0; i < layout(u).params.size(); ++i) slot_[at(layout(u).params[i].param)] = {static_cast<std::int32_t>(u), i};
       if (!layout(u).params.empty()) forward_units_.push_back(static_cast<std::int32_t>(u));
     }
-    // Execution order of the groups: by where their forward begins, outer before inner.
-    std::stable_sort(forward_units_.begin(), forward_units_.end(), [&](std::int32_t a, std::int32_t b) {
+    // Execution order of the groups: by where their forward begins, outer before inner (the plan lists inner before outer).
+    std::sort(forward_units_.begin(), forward_units_.end(), [&](std::int32_t a, std::int32_t b) {
       const UnitLayout &x = layout(a), &y = layout(b);
-      return x.op_begin != y.op_begin ? x.op_begin < y.op_begin : x.op_end > y.op_end;
+      if (x.op_begin != y.op_begin) return x.op_begin < y.op_begin;
+      return x.op_end != y.op_end ? x.op_end > y.op_end : a > b;
     });
   }
 
