@@ -34,7 +34,7 @@ constexpr FlagRow kPlan[] = {
     {"--global-batch", &Flags::global_batch, "sequences per step over all GPUs; any two of these three decide the third"},
     {"--dialect", &Flags::dialect, "order of work: fsdp2 (default), ddp"},
     {"--wrap", &Flags::wrap, "units: block | block:2 | class:NAME[,NAME] | params:1e8 | root | titan"},
-    {"--reshard-after-forward", &Flags::reshard, "auto | true | false, for every unit"},
+    {"--reshard-after-forward", &Flags::reshard, "auto (what the wrap policy says) | true | false, for every unit"},
     {"--replicate", &Flags::replicate, "replicas of the sharded model (hybrid sharding)"},
     {"--grad-sync", &Flags::grad_sync, "every | last | reduce-scatter-only, over micro-batches"},
     {"--forward-prefetch", &Flags::forward_prefetch, "units gathered ahead in forward, explicitly"},
@@ -225,7 +225,7 @@ ShardingPlan plan_from_flags(const Flags& flags, const Setup& setup) {
   ShardingPlan plan = naive_plan(setup.model, options);
   if (flags.wrap) {
     plan.units = wrap(setup.model, *flags.wrap, "--wrap");
-    for (Unit& unit : plan.units) unit.reshard_after_forward = options.reshard;
+    set_reshard(plan, options.reshard);
     plan.wrap = *flags.wrap;
   }
   if (flags.checkpointing)

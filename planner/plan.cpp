@@ -89,6 +89,11 @@ std::string ShardingPlan::digest() const {
   return digest_of(to_json_text(canonical));
 }
 
+void set_reshard(ShardingPlan& plan, Reshard reshard) {
+  if (reshard == Reshard::automatic && plan.dialect != Dialect::ddp) return;
+  for (Unit& unit : plan.units) unit.reshard_after_forward = reshard;
+}
+
 ShardingPlan naive_plan(const ModelGraph& model, const PlanOptions& options) {
   if (options.ranks < 1) throw InputError("--gpus", "there are " + std::to_string(options.ranks) + " ranks", "use at least 1");
   const bool ddp = options.dialect == Dialect::ddp;

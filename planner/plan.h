@@ -86,6 +86,9 @@ struct PlanOptions {
 // The baseline that every search must beat: one unit per block, the rest in the root, default reshard, no checkpointing.
 [[nodiscard]] ShardingPlan naive_plan(const ModelGraph&, const PlanOptions&);
 
+// Reshard after forward for every unit; automatic leaves what the wrap policy chose. ddp reshards nothing, so there all are automatic.
+void set_reshard(ShardingPlan&, Reshard);
+
 // Every rule of a plan, on its own and against its model. Throws InputError(`where`: field, problem, remedy):
 // unknown or duplicate module, container as unit, unit without parameters (but the root may be empty), outer before inner,
 // a tied parameter in two units, missing root, mesh names or sizes, empty or non-positive micro-batches, overlapping

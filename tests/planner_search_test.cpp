@@ -74,14 +74,14 @@ TEST_CASE("the best of all combinations, by brute force") {
     const PlanResult r = search(model, cluster(8, 4), native(), o, [&](const ShardingPlan& p) { return score_of(p, seed); });
     double best = std::numeric_limits<double>::infinity();
     for (const char* policy : {"block", "block:2", "block:4", "titan", "root"})
-      for (const Reshard reshard : {Reshard::automatic, Reshard::no})
+      for (const Reshard reshard : {Reshard::automatic, Reshard::no, Reshard::yes})
         for (const char* checkpointing : {"none", "every-2", "full"})
           for (const std::int64_t micro : {1, 2, 4, 8})
             for (const std::int64_t replicate : {1, 2}) {
               ShardingPlan p = o.base;
               p.units = wrap(model, policy, "test");
               if (p.units.size() == 1 && reshard == Reshard::no) continue;
-              for (Unit& u : p.units) u.reshard_after_forward = reshard;
+              set_reshard(p, reshard);
               p.checkpointed = checkpointed_modules(model, checkpointing, "test");
               p.micro_batches.assign(static_cast<std::size_t>(8 / micro), micro);
               p.mesh = {{"replicate", replicate}, {"shard", 8 / replicate}};
@@ -91,7 +91,7 @@ TEST_CASE("the best of all combinations, by brute force") {
     REQUIRE(r.best);
     CHECK(r.best->score.step.count() >= best);
     CHECK(r.best->score.step.count() <= best * 1.001);     // equally fast: the smaller one
-    CHECK(r.considered == 5 * 3 * 4 * 2 * 2 - 3 * 4 * 2);  // a lone root stays gathered anyway
+    CHECK(r.considered == 5 * 3 * 4 * 2 * 3 - 3 * 4 * 2);  // a lone root stays gathered anyway
     CHECK(r.considered == r.pruned + r.scored);
   }
 }
@@ -144,6 +144,38 @@ TEST_CASE("what the user fixed stays fixed; every candidate passes check") {
   CHECK(r.naive.plan.wrap == "block");
   CHECK(r.searched == "nothing for the shortest step");
   CHECK(r.best->label == "block:2, reshard all, checkpoint first-1, micro-batch 3 x 2, replicate 2");
+}
+
+TEST_CASE("automatic resharding is the wrap policy's own choice") {
+  const ModelGraph model = toy::model({.blocks = 2});
+  SearchOptions o = options_for(model, 4);
+  o.wrap = "titan";
+  o.micro_batch = 1;
+  o.checkpointing = "none";
+  std::set<std::vector<Reshard>> seen;
+  const auto score = [&](const ShardingPlan& p) {
+    std::vector<Reshard> choices;
+    for (const Unit& u : p.units) choices.push_back(u.reshard_after_forward);
+    seen.insert(choices);
+    return Score{Seconds(1), Bytes(1), Verdict::fits, {}};
+  };
+  const auto searched = [&] {
+    seen.clear();
+    (void)search(model, cluster(4, 4), native(), o, score);
+    return seen;
+  };
+  const std::vector<Reshard> naive(3, Reshard::automatic), kept(5, Reshard::no), freed(5, Reshard::yes), automatic(5, Reshard::automatic);
+  std::vector<Reshard> titan = automatic;
+  titan[3] = Reshard::no;  // embedding, two blocks, the head, the root: backward needs the head at once
+  CHECK(searched() == std::set{naive, titan, kept, freed});
+  o.reshard = Reshard::automatic;
+  CHECK(searched() == std::set{naive, titan});
+  o.reshard = Reshard::yes;
+  CHECK(searched() == std::set{naive, freed});
+  o.reshard.reset();
+  o.base.dialect = Dialect::ddp;
+  o.base.reduce_dtype = o.base.param_dtype = o.base.master_dtype;
+  CHECK(searched() == std::set{naive, automatic});  // ddp reshards nothing
 }
 
 TEST_CASE("micro-batch, accumulation and global batch: any two decide") {
@@ -325,7 +357,7 @@ TEST_CASE("a plan that recomputes for nothing is not scored") {
   int recomputing = 0;
   const PlanResult r = search(model, cluster(2, 2), native(), o, [&](const ShardingPlan& p) {
     recomputing += p.checkpointed.empty() ? 0 : 1;
-    const bool fits = p.units[0].reshard_after_forward == Reshard::automatic;
+    const bool fits = p.units[0].reshard_after_forward != Reshard::no;
     return Score{Seconds(p.checkpointed.empty() ? 1 : 2),
                  Bytes(1),
                  fits || !p.checkpointed.empty() ? Verdict::fits : Verdict::does_not_fit,

@@ -78,7 +78,7 @@ std::vector<Named> wraps(const ModelGraph& model, const SearchOptions& o) {
 std::vector<Reshard> reshards(const SearchOptions& o) {
   if (o.reshard) return {*o.reshard};
   if (o.base.dialect == Dialect::ddp) return {Reshard::automatic};
-  return {Reshard::automatic, Reshard::no};
+  return {Reshard::automatic, Reshard::no, Reshard::yes};
 }
 
 struct Checkpointing {
@@ -130,7 +130,7 @@ Option make_option(const ModelGraph& model, const SearchOptions& o, const Named&
   p.model_name = model.name;
   p.wrap = w.label;
   p.units = w.units;
-  for (Unit& unit : p.units) unit.reshard_after_forward = reshard;
+  set_reshard(p, reshard);
   p.checkpointed = c.modules;
   p.micro_batches.assign(static_cast<std::size_t>(batch.grad_accum), batch.micro_batch);
   p.mesh = {{"replicate", replicate}, {"shard", o.ranks / replicate}};
