@@ -174,7 +174,7 @@ TEST_CASE("verdicts: reserved estimate, margin, fixed memory, limit") {
     o.memory_limit = Bytes(limit);
     return s.predicted(o);
   };
-  const auto total = static_cast<std::int64_t>(static_cast<double>(peak) * 1.05) + 1000;
+  const auto total = static_cast<std::int64_t>(static_cast<double>(peak) * 1.2) + 1000;
   CHECK(with_limit(total).peak_total.count() == total);
   CHECK(with_limit(total).verdict == Verdict::fits);
   CHECK(with_limit(total - 1).verdict == Verdict::tight);

@@ -23,6 +23,9 @@ void gemm(std::int64_t m, std::int64_t n, std::int64_t k, float alpha, Operand<f
 void gemm(std::int64_t m, std::int64_t n, std::int64_t k, double alpha, Operand<double> a, Operand<double> b, double beta,
           double* c, std::int64_t c_stride);
 
+// How many threads the library would use for the next product; 1 once the first has run.
+[[nodiscard]] int library_threads();
+
 // host_gemm for a known storage type.
 template <class T>
 void multiply(Transpose ta, Transpose tb, std::int64_t m, std::int64_t n, std::int64_t k, const T* a, const T* b, T* c,

@@ -60,6 +60,8 @@ void gemm(std::int64_t m, std::int64_t n, std::int64_t k, double alpha, Operand<
   product(m, n, k, alpha, a, b, beta, c, c_stride);
 }
 
+int library_threads() { return Eigen::nbThreads(); }
+
 std::string_view host_gemm_library() {
   static const std::string text = "Eigen " + std::to_string(EIGEN_WORLD_VERSION) + "." + std::to_string(EIGEN_MAJOR_VERSION) +
                                   "." + std::to_string(EIGEN_MINOR_VERSION);
