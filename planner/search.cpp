@@ -97,9 +97,16 @@ std::size_t choose(const std::vector<Judged>& all) {
 
 Candidate candidate(const Judged& j) { return {j.option.plan, j.score.value_or(Score{}), j.option.label, "", j.option.naive}; }
 
-// The least that anything needed: a replayed peak where there is one, a floor otherwise.
+// The least that anything needed: a replayed peak where there is one, otherwise a floor, which is no less than what a smaller
+// micro-batch of the same kind was found to need.
 std::string nothing_fits(const ModelGraph& model, const Implementation& impl, const std::vector<Judged>& all, Bytes limit) {
-  const auto need = [](const Judged& j) { return j.score ? j.score->peak_total : j.floor; };
+  const auto need = [&](const Judged& j) {
+    if (j.score) return j.score->peak_total;
+    Bytes least = j.floor;
+    for (const Judged& smaller : all)
+      if (smaller.score && needs_no_less(j.option, smaller.option)) least = std::max(least, smaller.score->peak_total);
+    return least;
+  };
   const auto least =
       std::min_element(all.begin(), all.end(), [&](const Judged& a, const Judged& b) { return need(a) < need(b); });
   return fmt::format("nothing fits in {}: the least that any of {} plans needs is {}{} ({}), of which {}", human(limit),

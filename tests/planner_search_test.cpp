@@ -2,6 +2,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <array>
 #include <limits>
 #include <set>
 
@@ -9,6 +10,7 @@
 #include "planner/lower.h"
 #include "planner/search.h"
 #include "planner/search/candidates.h"
+#include "planner/search/memory_floor.h"
 #include "planner/search/rivals.h"
 #include "planner/wrap.h"
 #include "simulator/memory.h"
@@ -244,7 +246,7 @@ TEST_CASE("the memory floor is below the replayed peak of every schedule") {
                   for (Unit& u : p.units) u.reshard_after_forward = Reshard::no;
                 p.checkpointed = checkpointed_modules(model, checkpointing, "test");
                 p.grad_sync = sync;
-                p.micro_batches = plans % 3 ? std::vector<std::int64_t>{2, 2} : std::vector<std::int64_t>{4};
+                p.micro_batches = std::array<std::vector<std::int64_t>, 4>{{{2, 2}, {4}, {9, 1}, {1, 6}}}[plans % 4];
                 p.param_dtype = plans % 5 ? DType::bf16 : DType::f32;
                 p.reduce_dtype = plans % 7 ? DType::f32 : DType::bf16;
                 ++plans;
@@ -281,6 +283,36 @@ TEST_CASE("nothing fits: the least that anything needed, and what drives it") {
   CHECK(r.why_none.starts_with("nothing fits in " + human(o.memory_limit) + ": the least that any of "));
   CHECK(r.why_none.find("parameter and optimizer shards") != std::string::npos);
   CHECK(r.rivals.empty());
+}
+
+TEST_CASE("nothing fits: a larger micro-batch never needs less than the smaller one that was scored") {
+  const ModelGraph model = toy::model();
+  SearchOptions o = options_for(model, 2);
+  o.wrap = "block";
+  o.checkpointing = "none";
+  o.memory_limit = Bytes(1 << 20);  // above every floor of few sequences
+  const PlanResult r = search(model, cluster(2, 2), native(), o, [&](const ShardingPlan& p) {
+    return Score{Seconds(1), Bytes((2 << 20) + p.micro_batches[0]), Verdict::does_not_fit, {}};
+  });
+  CHECK_FALSE(r.best);
+  CHECK(r.why_none.find("micro-batch 1,") != std::string::npos);
+  CHECK(r.why_none.find(" needs is 2.00 MiB (") != std::string::npos);
+}
+
+TEST_CASE("what a floor is made of are the parts of one moment") {
+  MemoryFloor floor;
+  floor.states = 100 << 20;
+  floor.gradients = 40 << 20;
+  floor.largest_unit = 10 << 20;
+  floor.saved = 30 << 20;
+  floor.gathered = 5 << 20;
+  CHECK(describe(floor) == "100 MiB of parameter and optimizer shards, 40.0 MiB of sharded gradients");
+  floor.largest_unit = 60 << 20;
+  CHECK(describe(floor) == "100 MiB of parameter and optimizer shards, 60.0 MiB of the largest unit gathered");
+  floor.waiting_gradients = 120 << 20;
+  CHECK(describe(floor) ==
+        "120 MiB of gradients of earlier micro-batches, 100 MiB of parameter and optimizer shards, 30.0 MiB of saved activations, "
+        "5.00 MiB of units kept gathered");
 }
 
 TEST_CASE("a smaller micro-batch that did not fit rules the larger ones out") {

@@ -1,8 +1,8 @@
 // A lower bound on peak memory by looking at three moments that every step has:
 //   the optimizer runs:                   states + gradients
 //   the largest unit has been gathered:   states + its gather buffer + its parameters copied out
-//   a forward has ended:                  states + what later micro-batches must not lose + units kept gathered + saved
-//   activations
+//   a forward has ended:                  states + units kept gathered + saved activations, and from the second micro-batch on
+//                                         the gradients that must not be lost
 // Allocator rounding, temporaries, prefetched units and activation gradients come on top, so the replayed peak is never below.
 #include "planner/search/memory_floor.h"
 
@@ -35,9 +35,8 @@ std::vector<std::int32_t> regions_of(const ModelGraph& model, const ShardingPlan
 }
 
 // Bytes that forward leaves behind for backward. A recomputed module keeps what flows into it from outside.
-std::int64_t saved_bytes(const ModelGraph& model, const ShardingPlan& plan, const Implementation& impl) {
-  const Workload w{*std::max_element(plan.micro_batches.begin(), plan.micro_batches.end()), plan.seq_len,
-                   size_of(plan.param_dtype)};
+std::int64_t saved_bytes(const ModelGraph& model, const ShardingPlan& plan, const Implementation& impl, std::int64_t sequences) {
+  const Workload w{sequences, plan.seq_len, size_of(plan.param_dtype)};
   const std::vector<std::int32_t> region = regions_of(model, plan);
   std::vector<char> saved(model.tensors.size(), 0);
   std::vector<std::int32_t> made_in(model.tensors.size(), -1);  // region
@@ -70,7 +69,7 @@ bool stays_gathered(const Unit& unit, const UnitLayout& layout) {
 }  // namespace
 
 std::int64_t MemoryFloor::bytes() const {
-  return states + std::max({gradients, largest_unit, waiting_gradients + gathered + saved});
+  return states + std::max({gradients, largest_unit, forward_end()});
 }
 
 MemoryFloor memory_floor(const ModelGraph& model, const ShardingPlan& plan, const Implementation& impl) {
@@ -90,23 +89,33 @@ MemoryFloor memory_floor(const ModelGraph& model, const ShardingPlan& plan, cons
     if (sharded && stays_gathered(plan.units[u], l)) add(floor.gathered, whole);
     if (sharded) floor.largest_unit = std::max(floor.largest_unit, times(whole, 2));
   }
-  const std::int64_t reduce = size_of(plan.reduce_dtype);
-  if (plan.micro_batches.size() > 1)
-    floor.waiting_gradients = plan.grad_sync == GradSync::last ? times(numel, std::min(compute, reduce))
-                                                               : floor.gradients / master * std::min(master, reduce);
-  floor.saved = saved_bytes(model, plan, impl);
+  // The first micro-batch has nothing to lose yet; of the later ones the largest counts.
+  const auto& batches = plan.micro_batches;
+  floor.saved = saved_bytes(model, plan, impl, batches.front());
+  if (batches.size() == 1) return floor;
+  const std::int64_t reduce = size_of(plan.reduce_dtype), later = *std::max_element(batches.begin() + 1, batches.end());
+  const std::int64_t waiting = plan.grad_sync == GradSync::last ? times(numel, std::min(compute, reduce))
+                                                                : floor.gradients / master * std::min(master, reduce);
+  const std::int64_t saved = later == batches.front() ? floor.saved : saved_bytes(model, plan, impl, later);
+  if (waiting + saved <= floor.saved) return floor;
+  floor.waiting_gradients = waiting;
+  floor.saved = saved;
   return floor;
 }
 
 std::string describe(const MemoryFloor& floor) {
-  std::vector<std::pair<std::int64_t, std::string>> parts = {{floor.states, "parameter and optimizer shards"},
-                                                             {floor.gradients, "sharded gradients"},
-                                                             {floor.largest_unit, "the largest unit gathered"},
-                                                             {floor.saved, "saved activations"},
-                                                             {floor.gathered, "units kept gathered"}};
+  std::vector<std::pair<std::int64_t, std::string>> parts = {{floor.states, "parameter and optimizer shards"}};
+  const std::int64_t rest = floor.bytes() - floor.states;  // of the moment that needs most
+  if (rest == floor.forward_end()) {
+    parts.emplace_back(floor.saved, "saved activations");
+    parts.emplace_back(floor.gathered, "units kept gathered");
+    parts.emplace_back(floor.waiting_gradients, "gradients of earlier micro-batches");
+  } else {
+    parts.emplace_back(rest, rest == floor.gradients ? "sharded gradients" : "the largest unit gathered");
+  }
   std::stable_sort(parts.begin(), parts.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
   std::string text;
-  for (std::size_t i = 0; i < 3 && parts[i].first > 0; ++i)
+  for (std::size_t i = 0; i < parts.size() && parts[i].first > 0; ++i)
     text += (i ? ", " : "") + human(Bytes(parts[i].first)) + " of " + parts[i].second;
   return text;
 }
