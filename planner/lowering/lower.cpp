@@ -112,7 +112,8 @@ class Lowering {
       for (auto u = ends_[at(i)].rbegin(); u != ends_[at(i)].rend(); ++u) dialect_->after_forward(b, *u);
     }
     for (std::int32_t i = n - 1; i >= 0; --i) {
-      for (std::int32_t u : ends_[at(i)]) dialect_->before_backward(b, u);
+      // Units that end here share the output, whose hooks run as they were registered: after forward, inner before outer.
+      for (auto u = ends_[at(i)].rbegin(); u != ends_[at(i)].rend(); ++u) dialect_->before_backward(b, *u);
       for (std::uint32_t o = tape_->backward_begin[at(i)]; o < tape_->backward_end[at(i)]; ++o) emit(b, tape_->ops[o]);
       for (auto u = begins_[at(i)].rbegin(); u != begins_[at(i)].rend(); ++u)
         if (program_.layouts[at(*u)].inputs_require_grad) dialect_->after_backward(b, *u);

@@ -54,6 +54,8 @@ class Toy(nn.Module):
 
 def units_of(config):
     """The plan's units: names of modules, inner before outer, the root last (as in planner/plan.h)."""
+    if "units" in config:
+        return config["units"]
     blocks = [f"layers.{i}" for i in range(config["blocks"])]
     k = config.get("group", 1)
     units = [blocks[i:i + k] for i in range(0, len(blocks), k)] if config["wrap"] != "root" else []
@@ -152,6 +154,7 @@ def record(config):
 def configs():
     base = dict(blocks=3, vocab=11, width=6, hidden=10, shard=4, wrap="block", reshard="auto", micro_batches=1,
                 param_dtype="fp32", reduce_dtype="fp32")
+    nested = [["layers.0.down"], ["layers.0"], ["layers.1.up"], ["layers.1"], ["head"], [""]]
     return [
         dict(base, name="default"),
         dict(base, name="reshard", reshard="true"),
@@ -175,6 +178,12 @@ def configs():
         dict(base, name="forward-prefetch-1", blocks=4, forward_prefetch=1, reshard="true"),
         dict(base, name="forward-prefetch-2", blocks=4, forward_prefetch=2, reshard="true"),
         dict(base, name="one-rank", shard=1),
+        dict(base, name="unit-as-long-as-the-root", blocks=2, units=[["layers.1"], ["embed", "head"], [""]]),
+        dict(base, name="unit-as-long-as-the-root-reshard", blocks=2, units=[["layers.1"], ["embed", "head"], [""]], reshard="true"),
+        dict(base, name="nested", blocks=2, units=nested),
+        dict(base, name="nested-reshard", blocks=2, units=nested, reshard="true", param_dtype="bf16"),
+        dict(base, name="nested-keep", blocks=2, units=nested, reshard="false"),
+        dict(base, name="nested-checkpoint", blocks=2, units=nested, reshard="true", checkpoint=True),
     ]
 
 
