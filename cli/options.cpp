@@ -198,6 +198,11 @@ Setup resolve_setup(const Flags& flags, const ShardingPlan* plan) {
       flags.memory_limit ? parse_bytes(*flags.memory_limit, "--memory-limit") : default_memory_limit(setup.cluster);
   if (setup.options.memory_limit->count() == 0 && flags.memory_limit)
     throw InputError("--memory-limit", "is zero", "give the bytes that a GPU may use, such as 76GiB");
+  if (*setup.options.memory_limit > setup.cluster.gpu.memory)
+    throw InputError("--memory-limit",
+                     fmt::format("{} is more than the {} that a GPU of {} has", human(*setup.options.memory_limit),
+                                 human(setup.cluster.gpu.memory), setup.cluster.name),
+                     "give less, or describe another GPU in a cluster file");
   return setup;
 }
 
