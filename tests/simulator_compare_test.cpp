@@ -3,6 +3,7 @@
 
 #include "models/error.h"
 #include "simulator/compare.h"
+#include "tests/relative.h"
 
 using namespace fsdp;
 
@@ -70,7 +71,7 @@ TEST_CASE("equal is within; each rank is held against its own role") {
   REQUIRE(r.by_action.size() == 3);
   CHECK(r.by_action[0].what == "all_gather");
   CHECK(r.by_action[1].what == "forward linear");
-  CHECK(r.by_action[1].error() == doctest::Approx(0.2));
+  CHECK(r.by_action[1].error() == relative(0.2));
   CHECK(r.by_action[2].predicted == 0);
 }
 
@@ -118,7 +119,7 @@ TEST_CASE("times and peaks have tolerances") {
   m.ranks[1].peak_allocated_bytes = 200;  // predicted 5% less for that rank
   const ValidationReport r = compare(p, m, {.time = 0.1, .memory = 0.01});
   CHECK(r.peak.what == "peak allocated, rank 1");
-  CHECK(r.peak.error() == doctest::Approx(-0.05));
+  CHECK(r.peak.error() == relative(-0.05));
   CHECK_FALSE(r.within);
   CHECK(compare(p, m, {.time = 0.1, .memory = 0.06}).within);
 }

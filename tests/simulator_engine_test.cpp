@@ -6,6 +6,7 @@
 #include "models/implementation.h"
 #include "planner/lower.h"
 #include "simulator/engine.h"
+#include "tests/relative.h"
 #include "tests/toy_model.h"
 
 using namespace fsdp;
@@ -39,13 +40,13 @@ TEST_CASE("max-min shares") {
   const auto memory = [](double f) { return uses(1, Resource::memory, f); };
   CHECK(rates({memory(0.4), memory(0.5)}) == std::vector<double>{1, 1});
   // 0.8 r + 0.8 r = 1 -> r = 0.625 each.
-  CHECK(rates({memory(0.8), memory(0.8)})[0] == doctest::Approx(0.625));
+  CHECK(rates({memory(0.8), memory(0.8)})[0] == relative(0.625));
   // The small one rises with the big one until memory is full: 0.2 r + 1.0 r = 1 -> r = 1 / 1.2 each (rates, not shares, are equal).
-  CHECK(rates({memory(0.2), memory(1.0)})[0] == doctest::Approx(1 / 1.2));
+  CHECK(rates({memory(0.2), memory(1.0)})[0] == relative(1 / 1.2));
   // A collective holds 24 of 132 SMs and runs at full speed; a kernel that wants all of them gets 108 / 132.
   const auto r = rates({uses(1, Resource::compute, 1.0), uses(1, Resource::compute, 24.0 / 132, true)});
-  CHECK(r[1] == doctest::Approx(1.0));
-  CHECK(r[0] == doctest::Approx(108.0 / 132));
+  CHECK(r[1] == relative(1.0));
+  CHECK(r[0] == relative(108.0 / 132));
   // Different resources do not disturb one another.
   CHECK(rates({memory(1.0), uses(1, Resource::intra_link, 1.0)}) == std::vector<double>{1, 1});
 }
@@ -96,7 +97,7 @@ TEST_CASE("overlap of PyTorch's test_fully_shard_training_overlap, which only as
   // Block 2 reshards after forward and is gathered again at once: its copy-in waits for nothing but C's order, so AG(2) of backward
   // starts right after the forward ends.
   const Timeline t = simulate(step, demands, {.share = false});
-  CHECK(t.duration == doctest::Approx(0.085 + 0.170).epsilon(1e-9));
+  CHECK(t.duration == relative(0.085 + 0.170).epsilon(1e-9));
 }
 
 TEST_CASE("laws: busiest stream <= step <= sum; more bandwidth never hurts without sharing; host-bound steps cost host time") {
@@ -129,7 +130,39 @@ TEST_CASE("laws: busiest stream <= step <= sum; more bandwidth never hurts witho
   }
   std::vector<Demand> slow_host(step.ops.size());
   for (Demand& d : slow_host) d.host = Seconds(1e-5);
-  CHECK(simulate(step, slow_host).duration == doctest::Approx(1e-5 * static_cast<double>(step.ops.size())));
+  CHECK(simulate(step, slow_host).duration == relative(1e-5 * static_cast<double>(step.ops.size())));
+}
+
+TEST_CASE("one communicator runs one collective at a time, whatever their streams") {
+  Step step;
+  for (const Stream s : {Stream::all_gather, Stream::reduce_scatter}) {
+    Operation op;
+    op.stream = s;
+    op.comm = Communicator::shard;
+    step.ops.push_back(op);
+  }
+  const std::vector<Demand> demands = {seconds(0.010), seconds(0.020)};
+  CHECK(simulate(step, demands).duration == relative(0.030));
+  step.ops[1].comm = Communicator::replicate;
+  CHECK(simulate(step, demands).duration == relative(0.020));
+}
+
+TEST_CASE("the host runs ahead, and waits where it reads the loss") {
+  // 10 ms of work issued in 1 ms, then 1 ms issued in 5 ms. Running ahead the device is never idle: 11 ms. When the loss is read
+  // in between, the host is at 10 ms (it issued the first operation of the step while the one before it ran out), the second is
+  // issued at 10 + 5, runs until 16, by which time the next step's first one has been issued: 16 ms.
+  Step step;
+  for (const Action a : {Action::forward, Action::read_loss, Action::optimizer}) {
+    Operation op;
+    op.action = a;
+    step.ops.push_back(op);
+  }
+  std::vector<Demand> demands = {seconds(0.010), seconds(0), seconds(0.001)};
+  demands[0].host = Seconds(0.001);
+  demands[2].host = Seconds(0.005);
+  CHECK(simulate(step, demands).duration == relative(0.016));
+  step.ops[1].action = Action::forward;
+  CHECK(simulate(step, demands).duration == relative(0.011));
 }
 
 TEST_CASE("two runs give equal results") {
