@@ -15,7 +15,7 @@ double matrix_peak(DType type, const GpuSpec& gpu) {
   switch (type) {
     case DType::bf16:
     case DType::f16: return gpu.bf16.count() > 0 ? gpu.bf16.count() : gpu.fp32.count();
-    case DType::f32: return gpu.tf32.count() > 0 ? gpu.tf32.count() : gpu.fp32.count();
+    case DType::f32: return gpu.fp32.count();
     case DType::f64:
     case DType::i64: break;
   }

@@ -12,8 +12,8 @@ namespace fsdp {
 // Device memory bytes per second that a good kernel reaches: the capacity that running operations share. 0 on the host.
 [[nodiscard]] double memory_rate(const ClusterSpec&, const Costs&);
 
-// Flops per second of the units that multiply matrices in this type: bf16 and fp16 at the bf16 peak, fp32 at the TF32 peak
-// where the GPU has one, fp64 at half of fp32 (datasheet ratio of data-center GPUs, tensor cores not counted). 0: unknown (host).
+// Flops per second of the units that multiply matrices in this type: bf16 and fp16 at the bf16 peak, fp32 at the fp32
+// peak (PyTorch's default, float32_matmul_precision "highest", does not use TF32), fp64 at half of fp32 (datasheet ratio of data-center GPUs, tensor cores not counted). 0: unknown (host).
 [[nodiscard]] double matrix_peak(DType, const GpuSpec&);
 
 // The calibrated line where there is one, else the default; the host has no default.
