@@ -20,7 +20,11 @@ constexpr std::int64_t kMaxGpus = std::int64_t{1} << 24, kMaxGpusPerNode = 1024;
 
 FlopsPerSecond peak(JsonObject& o, std::string_view key) {
   const auto text = o.optional_text(key);
-  return text ? parse_flops_rate(*text, o.where(key)) : FlopsPerSecond();
+  if (!text) return {};
+  const FlopsPerSecond value = parse_flops_rate(*text, o.where(key));
+  if (value.count() != 0 && (value.count() < 1e3 || value.count() > 1e21))
+    o.refuse(key, human(value) + " is out of range", "give the dense peak of a real GPU, from 1kFLOP/s to 1000000PFLOP/s");
+  return value;
 }
 
 template <class Q>
@@ -30,7 +34,24 @@ Q positive(Q value, const JsonObject& o, std::string_view key) {
 }
 
 Bytes size(JsonObject& o, std::string_view key) { return positive(parse_bytes(o.text(key), o.where(key)), o, key); }
-BytesPerSecond rate(JsonObject& o, std::string_view key) { return positive(parse_rate(o.text(key), o.where(key)), o, key); }
+BytesPerSecond rate(JsonObject& o, std::string_view key) {
+  const BytesPerSecond value = positive(parse_rate(o.text(key), o.where(key)), o, key);
+  if (value.count() < 1 || value.count() > 1e18)
+    o.refuse(key, human(value) + " is out of range", "give the rate of a real link, from 1B/s to 1000000TB/s");
+  return value;
+}
+
+Seconds latency(JsonObject& o, std::string_view key) {
+  const Seconds value = parse_seconds(o.text(key), o.where(key));
+  if (value.count() > 1000) o.refuse(key, "is longer than 1000 s", "give the latency of a real link, such as \"14us\"");
+  return value;
+}
+
+std::string nonempty(JsonObject& o, std::string_view key) {
+  std::string text = o.text(key);
+  if (text.empty()) o.refuse(key, "is empty", "give a name");
+  return text;
+}
 
 // "source": where the numbers come from, in words: one text, or one per field.
 void read_source(JsonObject& o) {
@@ -42,7 +63,7 @@ void read_source(JsonObject& o) {
 
 GpuSpec gpu_from(JsonObject o) {
   GpuSpec g;
-  g.name = o.text("name");
+  g.name = nonempty(o, "name");
   g.fp32 = positive(peak(o, "fp32"), o, "fp32");
   g.tf32 = peak(o, "tf32");
   g.bf16 = peak(o, "bf16");
@@ -125,15 +146,15 @@ ClusterSpec cluster_from_json(std::string_view json_text, std::string_view where
   const JsonDocument document = parse_document(json_text, where, "fsdp-plan/cluster/1");
   JsonObject o = document.root();
   ClusterSpec c;
-  c.name = o.text("name");
+  c.name = nonempty(o, "name");
   c.gpu = gpu_of(o);
   c.gpus_per_node = o.integer("gpus_per_node", 1, kMaxGpusPerNode);
   const auto nodes = o.optional_integer("nodes", 1, kMaxGpus / kMaxGpusPerNode);
   c.intra_bus = rate(o, "intra_bus");
   c.inter_bus = rate(o, "inter_bus");
-  c.intra_latency = parse_seconds(o.text("intra_latency"), o.where("intra_latency"));
-  c.inter_latency = parse_seconds(o.text("inter_latency"), o.where("inter_latency"));
-  c.collective_base_latency = parse_seconds(o.text("collective_base_latency"), o.where("collective_base_latency"));
+  c.intra_latency = latency(o, "intra_latency");
+  c.inter_latency = latency(o, "inter_latency");
+  c.collective_base_latency = latency(o, "collective_base_latency");
   c.collective_sms = o.integer("collective_sms", 0, c.gpu.sms);
   c.fixed_memory = parse_bytes(o.text("fixed_memory"), o.where("fixed_memory"));
   read_source(o);

@@ -27,6 +27,11 @@ std::string_view type_name(const nlohmann::json& j) {
   }
 }
 
+// Names reach terminals and the comments of emitted scripts, where a line break or an escape sequence would act.
+bool has_control(std::string_view text) {
+  return std::any_of(text.begin(), text.end(), [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; });
+}
+
 [[noreturn]] void refuse_syntax(std::string_view text, std::string_view where, std::size_t byte) {
   if (byte > text.size()) {
     throw InputError(std::string(where), "the JSON ends too early (the file was cut short, or is empty)", "write the file again");
@@ -81,7 +86,8 @@ void JsonValue::wrong_type(std::string_view expected) const {
 JsonValue JsonValue::element(std::size_t index) const { return {(*value_)[index], file_, fmt::format("{}[{}]", path_, index)}; }
 
 std::int64_t JsonValue::integer(std::int64_t min, std::int64_t max) const {
-  if (!value_->is_number_integer()) wrong_type(fmt::format("an integer from {} to {}", min, max));
+  const bool any = min == std::numeric_limits<std::int64_t>::min() && max == kMaxInteger;
+  if (!value_->is_number_integer()) wrong_type(any ? "an integer" : fmt::format("an integer from {} to {}", min, max));
   const bool huge = value_->is_number_unsigned() && value_->get<std::uint64_t>() > static_cast<std::uint64_t>(kMaxInteger);
   const std::int64_t v = huge ? 0 : value_->get<std::int64_t>();
   if (huge || v < min || v > max)
@@ -90,6 +96,8 @@ std::int64_t JsonValue::integer(std::int64_t min, std::int64_t max) const {
 }
 
 std::uint64_t JsonValue::unsigned_integer() const {
+  if (value_->is_number_integer() && !value_->is_number_unsigned())
+    refuse(value_->dump() + " is out of range", "expected an integer that is not negative");
   if (!value_->is_number_unsigned()) wrong_type("an integer that is not negative");
   return value_->get<std::uint64_t>();
 }
@@ -107,9 +115,15 @@ bool JsonValue::boolean() const {
   return value_->get<bool>();
 }
 
-std::string JsonValue::text() const {
+std::string JsonValue::any_text() const {
   if (!value_->is_string()) wrong_type("a text in quotes");
   return value_->get<std::string>();
+}
+
+std::string JsonValue::text() const {
+  std::string text = any_text();
+  if (has_control(text)) refuse("\"" + printable(text) + "\" holds a control character", "write it in one line of plain text");
+  return text;
 }
 
 JsonObject JsonValue::object() const { return JsonObject(*this); }
@@ -150,8 +164,11 @@ std::vector<std::string> JsonValue::texts() const {
   if (!value_->is_array()) wrong_type("an array of texts");
   std::vector<std::string> out;
   out.reserve(value_->size());
-  for (std::size_t i = 0; i < value_->size(); ++i)
-    out.push_back((*value_)[i].is_string() ? (*value_)[i].get<std::string>() : element(i).text());
+  for (std::size_t i = 0; i < value_->size(); ++i) {
+    const nlohmann::json& e = (*value_)[i];
+    const bool plain = e.is_string() && !has_control(e.get_ref<const std::string&>());
+    out.push_back(plain ? e.get<std::string>() : element(i).text());  // throws, with the element's path
+  }
   return out;
 }
 

@@ -45,7 +45,8 @@ class JsonValue {
   [[nodiscard]] std::uint64_t unsigned_integer() const;  // all 64 bits, for seeds
   [[nodiscard]] double number(double min, double max) const;
   [[nodiscard]] bool boolean() const;
-  [[nodiscard]] std::string text() const;
+  [[nodiscard]] std::string text() const;      // refuses control characters
+  [[nodiscard]] std::string any_text() const;  // for what is checked before it is shown
   [[nodiscard]] JsonObject object() const;
   [[nodiscard]] std::vector<JsonValue> array() const;
   // Whole arrays of one type, without a JsonValue per element.

@@ -66,6 +66,21 @@ TEST_CASE("files that are no JSON") {
   CHECK(holds(config_refusal(deep), "nested deeper"));
 }
 
+TEST_CASE("names with control characters, which would act in a terminal or in an emitted script") {
+  const std::string good(embedded_file("clusters/p5.json"));
+  const auto named = [&](const std::string& name) {
+    std::string text = good;
+    text.replace(text.find("\"p5\""), 4, "\"" + name + "\"");
+    return refusal([&] { return cluster_from_json(text, "c.json"); });
+  };
+  CHECK(named("p6").empty());
+  CHECK(named("two words, \\u00e9").empty());
+  CHECK(holds(named("a\\nb"), "c.json: name: \"a?b\" holds a control character"));
+  CHECK(holds(named("\\u001b[31mred"), "control character"));
+  CHECK(holds(named("\\u007f"), "control character"));
+  CHECK(holds(named(""), "c.json: name: is empty"));
+}
+
 TEST_CASE("a config cut anywhere is refused") {
   const std::string good(embedded_file("configs/llama3.1-405b.json"));
   const std::size_t end = good.rfind('}');
