@@ -80,6 +80,7 @@ std::string units_table(const ShardingPlan& plan, const ModelGraph* model) {
 int show_plan(const ShowFlags& f) {
   if (!f.name) throw InputError("show plan", "no plan is named", "give a plan.json");
   const ShardingPlan plan = parse_plan(read_file(*f.name), *f.name);
+  check(plan, *f.name);
   std::optional<ModelGraph> model;
   if (f.shared.model) {
     model = load_model(*f.shared.model, plan.seq_len);

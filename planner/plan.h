@@ -94,6 +94,8 @@ void set_reshard(ShardingPlan&, Reshard);
 // a tied parameter in two units, missing root, mesh names or sizes, empty or non-positive micro-batches, overlapping
 // checkpointed modules, model digest, dtypes, seq_len beyond learned positions, features a dialect does not have.
 void check(const ShardingPlan&, const ModelGraph&, std::string_view where = "plan");
+// Those of them that need no model: mesh, batches, numbers, dialect.
+void check(const ShardingPlan&, std::string_view where);
 
 // parse_plan(to_json_text(p), f) == p. Unknown keys, wrong types and another schema are refused by name.
 [[nodiscard]] std::string to_json_text(const ShardingPlan&);

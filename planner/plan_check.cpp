@@ -4,6 +4,7 @@
 #include <string>
 
 #include "models/error.h"
+#include "models/suggest.h"
 #include "models/units.h"
 #include "planner/layout.h"
 #include "planner/plan.h"
@@ -14,7 +15,10 @@ namespace {
 // Limits keep every later product (tokens x width x bytes, ranks x padded shard) far inside 64 bits.
 constexpr std::int64_t kMaxRanks = std::int64_t{1} << 20;
 constexpr std::int64_t kMaxTokens = std::int64_t{1} << 36;  // per rank and step
+constexpr std::int64_t kMaxSequence = std::int64_t{1} << 31;
 constexpr std::size_t kMaxMicroBatches = 4096;
+constexpr std::int64_t kMaxPasses = std::int64_t{1}
+                                    << 21;  // operations x micro-batches: what a lowered step takes stays below 16 GB
 constexpr int kMaxPrefetch = 1024;
 
 const std::string kShowModel = "run `fsdp-plan show model NAME` for the names";
@@ -35,6 +39,14 @@ void check_model(const ShardingPlan& plan, const ModelGraph& model, std::string_
                          model.name + "' (digest " + model.digest() + ")",
                      "make a plan for this model with `fsdp-plan plan`");
   }
+}
+
+// What only people read still reaches terminals and the comments of emitted scripts.
+void check_label(const ShardingPlan& plan, std::string_view where) {
+  const auto control = [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; };
+  if (std::any_of(plan.wrap.begin(), plan.wrap.end(), control))
+    throw InputError(field(where, "wrap"), "\"" + printable(plan.wrap) + "\" holds a control character",
+                     "write it in one line of plain text");
 }
 
 void check_mesh(const ShardingPlan& plan, std::string_view where) {
@@ -184,19 +196,32 @@ void check_checkpointed(const ShardingPlan& plan, const ModelGraph& model, std::
   }
 }
 
-void check_batches(const ShardingPlan& plan, const ModelGraph& model, std::string_view where) {
+void check_batches(const ShardingPlan& plan, std::string_view where) {
   const std::string at = field(where, "micro_batches");
   if (plan.micro_batches.empty()) throw InputError(at, "there is no micro-batch", "give at least one, such as [1]");
   if (plan.micro_batches.size() > kMaxMicroBatches)
     throw InputError(at, "more than 4,096 micro-batches", "use fewer and larger ones");
   if (plan.seq_len < 1)
     throw InputError(field(where, "seq_len"), std::to_string(plan.seq_len) + " tokens per sequence", "use at least 1");
+  if (plan.seq_len > kMaxSequence)
+    throw InputError(field(where, "seq_len"), std::to_string(plan.seq_len) + " tokens per sequence", "use at most 2,147,483,648");
   std::int64_t sequences = 0;
   for (const std::int64_t s : plan.micro_batches) {
     if (s < 1) throw InputError(at, "a micro-batch of " + std::to_string(s) + " sequences", "use at least 1");
     if (s > kMaxTokens / plan.seq_len || (sequences += s) > kMaxTokens / plan.seq_len) {
       throw InputError(at, "more than 2^36 tokens per rank and step", "use fewer or shorter sequences");
     }
+  }
+}
+
+void check_work(const ShardingPlan& plan, const ModelGraph& model, std::string_view where) {
+  const auto passes = static_cast<std::int64_t>(plan.micro_batches.size()) * static_cast<std::int64_t>(model.ops.size());
+  if (passes > kMaxPasses) {
+    throw InputError(field(where, "micro_batches"),
+                     std::to_string(plan.micro_batches.size()) + " micro-batches of a model with " +
+                         with_commas(static_cast<std::int64_t>(model.ops.size())) + " operations make a step of " +
+                         with_commas(passes) + " forward operations, more than " + with_commas(kMaxPasses),
+                     "use fewer and larger micro-batches");
   }
   for (const Op& op : model.ops) {
     if (op.kind == OpKind::position_embedding && plan.seq_len > op.shape.positions) {
@@ -265,12 +290,18 @@ void check_dialect(const ShardingPlan& plan, std::string_view where) {
 
 }  // namespace
 
-void check(const ShardingPlan& plan, const ModelGraph& model, std::string_view where) {
-  check_model(plan, model, where);
+void check(const ShardingPlan& plan, std::string_view where) {
+  check_label(plan, where);
   check_mesh(plan, where);
-  check_batches(plan, model, where);
+  check_batches(plan, where);
   check_numbers(plan, where);
   check_dialect(plan, where);
+}
+
+void check(const ShardingPlan& plan, const ModelGraph& model, std::string_view where) {
+  check_model(plan, model, where);
+  check(plan, where);
+  check_work(plan, model, where);
   check_units(plan, model, where);
   check_checkpointed(plan, model, where);
 }

@@ -102,7 +102,7 @@ ShardingPlan parse_plan(std::string_view json_text, std::string_view where) {
   plan.dialect = parse_dialect(json.text("dialect"), json.where("dialect"));
   plan.model_name = json.text("model_name");
   plan.model_digest = json.text("model_digest");
-  plan.wrap = json.optional_text("wrap").value_or("");
+  if (const auto label = json.find("wrap")) plan.wrap = label->any_text();
   plan.mesh = read_mesh(json.array("mesh"));
   plan.seq_len = json.integer("seq_len", kLowest, kMaxInteger);
   plan.micro_batches = json.integers("micro_batches", kLowest, kMaxInteger);

@@ -126,6 +126,8 @@ TEST_CASE("every rule refuses by name") {
       {"micro_batches: more than 2^36 tokens", [](ShardingPlan& p) { p.micro_batches.assign(4000, std::int64_t{1} << 30); }},
       {"micro_batches: more than 4,096 micro-batches", [](ShardingPlan& p) { p.micro_batches.assign(4097, 1); }},
       {"seq_len: 0 tokens per sequence", [](ShardingPlan& p) { p.seq_len = 0; }},
+      {"seq_len: 4294967296 tokens per sequence", [](ShardingPlan& p) { p.seq_len = std::int64_t{1} << 32; }},
+      {"wrap: \"a?b\" holds a control character", [](ShardingPlan& p) { p.wrap = "a\nb"; }},
       {"checkpointed: no module is named 'x'", [](ShardingPlan& p) { p.checkpointed = {"x"}; }},
       {"checkpointed: 'model.layers.1' is listed twice",
        [](ShardingPlan& p) {
