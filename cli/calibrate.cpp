@@ -29,6 +29,7 @@ void check_flags(const CalibrateFlags& f) {
 
 int calibrate_command(const CalibrateFlags& f) {
   check_flags(f);
+  check_output(f.output);
   CalibrateOptions options;
   if (f.ranks) options.ranks = parse_count(*f.ranks, "--ranks", 1, 1024);
   if (f.budget) options.seconds_budget = parse_seconds(*f.budget, "--budget").count();

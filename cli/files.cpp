@@ -60,6 +60,16 @@ std::string read_file(const std::string& path) {
   return text;
 }
 
+void check_output(const std::optional<std::string>& path) {
+  if (!path) return;
+  if (path->empty()) throw InputError("-o", "the name of the output is empty", "give the name of a file to write");
+  if (is_folder(*path)) throw InputError(*path, "is a folder", "give the name of a file to write");
+  const std::size_t slash = path->rfind('/');
+  const std::string folder = slash == std::string::npos ? "." : path->substr(0, slash + 1);
+  if (::access(is_special(*path) ? path->c_str() : folder.c_str(), W_OK) != 0)
+    throw InputError(*path, "cannot be written (" + reason() + ")", "give a file in a folder that exists and can be written");
+}
+
 void write_file(const std::string& path, std::string_view text) {
   if (is_folder(path)) throw InputError(path, "is a folder", "give the name of a file to write");
   if (is_special(path)) {

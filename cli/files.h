@@ -3,6 +3,7 @@
 
 #include <cstdio>
 #include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -14,6 +15,9 @@ namespace fsdp::cli {
 // Complete or absent: written beside its place and renamed. Throws InputError when the folder is not there or not writable,
 // MachineError when the disk fails.
 void write_file(const std::string& path, std::string_view text);
+
+// Before long work: throws InputError if `path` could not be written, without touching it.
+void check_output(const std::optional<std::string>& path);
 
 void print(std::FILE*, std::string_view text);
 

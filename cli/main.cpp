@@ -1,11 +1,15 @@
 // fsdp-plan: declares the commands, runs the one that was called, turns failures into one sentence and an exit code.
+#include <algorithm>
+#include <csignal>
 #include <cstdio>
 #include <exception>
 #include <new>
 #include <string>
+#include <vector>
 
 #include "cli/commands.h"
 #include "models/error.h"
+#include "models/suggest.h"
 
 namespace fsdp::cli {
 namespace {
@@ -19,17 +23,35 @@ int say(int code, const std::string& sentence) {
   return code;
 }
 
-int usage(const CLI::App& app, const CLI::ParseError& error) {
-  if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
-  const auto called = app.get_subcommands();
-  const std::string command = called.empty() ? "fsdp-plan" : "fsdp-plan " + called.front()->get_name();
-  return say(kBadInput, std::string(error.what()) + "; `" + command + " --help` lists what it takes");
-}
-
 // Output that could not be written (a full disk behind a redirection) is a failure, not a success.
 int flushed(int code) {
   if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) return say(kMachineFailed, "standard output: could not be written");
   return code;
+}
+
+// "fsdp-plan flly": which word is no command, and which one was meant.
+std::string unknown_command(const CLI::App& app, const std::vector<std::string>& words) {
+  std::vector<std::string> names;
+  for (const CLI::App* command : app.get_subcommands([](const CLI::App* c) { return !c->get_group().empty(); }))
+    names.push_back(command->get_name());
+  if (words.empty()) return "a subcommand is missing; use one of: " + join(names);
+  return "'" + printable(words.front()) + "' is not a command; " + suggestion(words.front(), names);
+}
+
+int usage(const CLI::App& app, const CLI::ParseError& error, const std::vector<std::string>& words) {
+  if (error.get_exit_code() == 0) return flushed(app.exit(error));  // --help, --version
+  const CLI::App* called = &app;
+  std::string command = "fsdp-plan";
+  std::size_t depth = 0;
+  for (auto next = called->get_subcommands(); !next.empty(); next = called->get_subcommands(), ++depth) {
+    called = next.front();
+    command += " " + called->get_name();
+  }
+  const bool leaf = called->get_subcommands([](const CLI::App*) { return true; }).empty();
+  if (leaf || (depth < words.size() && words[depth].starts_with("-")))
+    return say(kBadInput, std::string(error.what()) + "; `" + command + " --help` lists what it takes");
+  const auto rest = words.begin() + static_cast<std::ptrdiff_t>(std::min(depth, words.size()));
+  return say(kBadInput, (depth > 0 ? called->get_name() + ": " : "") + unknown_command(*called, {rest, words.end()}));
 }
 
 int call(const Work& work) {
@@ -62,7 +84,7 @@ int main_of(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {
-    return usage(app, e);
+    return usage(app, e, {argv + 1, argv + argc});
   }
   return call(chosen);
 }
@@ -71,6 +93,7 @@ int main_of(int argc, char** argv) {
 }  // namespace fsdp::cli
 
 int main(int argc, char** argv) {
+  std::signal(SIGXFSZ, SIG_IGN);  // a file that grows beyond its limit is a write that fails, like on a full disk
   try {
     return fsdp::cli::main_of(argc, argv);
   } catch (const std::exception& e) {

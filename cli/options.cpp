@@ -7,7 +7,6 @@
 
 #include "cli/batch.h"
 #include "cli/files.h"
-#include "models/error.h"
 #include "planner/wrap.h"
 
 namespace fsdp::cli {
@@ -140,7 +139,41 @@ std::optional<std::int64_t> replicate_of(const Flags& flags, std::int64_t ranks)
   return replicate;
 }
 
+// The flag that decides each field of a plan.
+struct FieldRow {
+  std::string_view field, flag;
+};
+constexpr FieldRow kFieldFlags[] = {
+    {"dialect", "--dialect"},
+    {"mesh", "--replicate"},
+    {"units", "--wrap"},
+    {"modules", "--wrap"},
+    {"reshard_after_forward", "--reshard-after-forward"},
+    {"checkpointed", "--activation-checkpointing"},
+    {"micro_batches", "--grad-accum"},
+    {"seq_len", "--seq-len"},
+    {"grad_sync", "--grad-sync"},
+    {"forward_prefetch", "--forward-prefetch"},
+    {"backward_prefetch", "--backward-prefetch"},
+    {"param_dtype", "--param-dtype"},
+    {"reduce_dtype", "--reduce-dtype"},
+    {"clip_norm", "--clip-norm"},
+};
+
 }  // namespace
+
+InputError naming_the_flag(const InputError& error) {
+  const std::string text = error.what();
+  const std::string prefix = "plan: ";
+  const std::size_t end = text.find(": ", prefix.size());
+  if (!text.starts_with(prefix) || end == std::string::npos) return error;
+  std::string field = text.substr(prefix.size(), end - prefix.size());
+  field = field.substr(field.rfind('.') == std::string::npos ? 0 : field.rfind('.') + 1);
+  field = field.substr(0, field.find('['));
+  for (const FieldRow& row : kFieldFlags)
+    if (row.field == field) return {std::string(row.flag), text.substr(end + 2)};
+  return error;
+}
 
 void add_setup_flags(CLI::App& command, Flags& flags) {
   add_rows(command, flags, std::begin(kSetup), std::end(kSetup));
@@ -169,7 +202,7 @@ double parse_percent(const std::string& text, const std::string& where) {
   const auto [end, problem] = std::from_chars(text.data(), text.data() + text.size(), value);
   const bool ends_in_percent = problem == std::errc() && end + 1 == text.data() + text.size() && *end == '%';
   if (!ends_in_percent || !std::isfinite(value) || value < 0 || value > 1000) {
-    throw InputError(where, "'" + text + "' is not a percentage", "write it with its sign, such as 5%");
+    throw InputError(where, "'" + text + "' is not a percentage from 0% to 1000%", "write it with its sign, such as 5%");
   }
   return value / 100;
 }
@@ -211,7 +244,9 @@ ShardingPlan plan_from_file(const Flags& flags) {
     if (flags.*(row.value))
       throw InputError(row.name, "contradicts --plan, which decides it already", "leave out one of the two");
   }
-  return parse_plan(read_file(*flags.plan), *flags.plan);
+  ShardingPlan plan = parse_plan(read_file(*flags.plan), *flags.plan);
+  check(plan, *flags.plan);
+  return plan;
 }
 
 ShardingPlan plan_from_flags(const Flags& flags, const Setup& setup) {
@@ -236,7 +271,11 @@ ShardingPlan plan_from_flags(const Flags& flags, const Setup& setup) {
   if (flags.checkpointing)
     plan.checkpointed = checkpointed_modules(setup.model, *flags.checkpointing, "--activation-checkpointing");
   apply_details(flags, setup, plan);
-  check(plan, setup.model, "flags");
+  try {
+    check(plan, setup.model);
+  } catch (const InputError& e) {
+    throw naming_the_flag(e);
+  }
   return plan;
 }
 

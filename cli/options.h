@@ -8,6 +8,7 @@
 #include <string>
 
 #include "models/catalog.h"
+#include "models/error.h"
 #include "models/implementation.h"
 #include "planner/costs.h"
 #include "planner/plan.h"
@@ -46,12 +47,15 @@ struct Setup {
 // decides the number of GPUs and the sequence length. Throws InputError.
 [[nodiscard]] Setup resolve_setup(const Flags&, const ShardingPlan* plan = nullptr);
 
-// The plan in --plan, read and parsed (not yet checked against a model). Refuses flags that the plan decides already.
+// The plan in --plan, read, parsed and checked (not yet against a model). Refuses flags that the plan decides already.
 [[nodiscard]] ShardingPlan plan_from_file(const Flags&);
 // The naive plan with the given flags applied, checked. What is not given keeps its default: micro-batch 1, one micro-batch.
 [[nodiscard]] ShardingPlan plan_from_flags(const Flags&, const Setup&);
 // What the flags fix for a search; the rest is left open.
 [[nodiscard]] SearchOptions search_from_flags(const Flags&, const Setup&);
+
+// "plan: param_dtype: ..." of a plan that was made from flags becomes "--param-dtype: ...".
+[[nodiscard]] InputError naming_the_flag(const InputError&);
 
 // Whole numbers from text: "--gpus: '-3' is not a whole number from 1 to 1,000,000; ...".
 [[nodiscard]] std::int64_t parse_count(const std::string& text, const std::string& where, std::int64_t least, std::int64_t most);

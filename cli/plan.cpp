@@ -31,8 +31,12 @@ PlanResult search_with_progress(const Flags& flags, const Setup& setup) {
   options.progress = [&](std::int64_t done, std::int64_t total) {
     progress.say(fmt::format("plan: {} of {} candidates", done, total));
   };
-  return search(setup.model, setup.cluster, *setup.implementation, options,
-                [&](const ShardingPlan& plan) { return score_plan(plan, setup); });
+  try {
+    return search(setup.model, setup.cluster, *setup.implementation, options,
+                  [&](const ShardingPlan& plan) { return score_plan(plan, setup); });
+  } catch (const InputError& e) {
+    throw naming_the_flag(e);
+  }
 }
 
 std::vector<std::string> row_of(const Candidate& c, const std::string& why) {
@@ -128,6 +132,8 @@ int nothing_fits(const PlanFlags& f, const PlanResult& result) {
 
 int plan_command(const PlanFlags& f) {
   check_flags(f);
+  check_output(f.output);
+  check_output(f.emit_to);
   const Setup setup = resolve_setup(f.shared);
   const PlanResult result = search_with_progress(f.shared, setup);
   if (!result.best) return nothing_fits(f, result);

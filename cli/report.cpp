@@ -63,11 +63,13 @@ std::vector<std::string> compared(const CompareRow& row) {
 std::string percent(double fraction) { return fmt::format("{:.1f} %", 100 * fraction); }
 
 std::string plan_label(const ShardingPlan& plan) {
-  const std::string checkpointing =
-      plan.checkpointed.empty() ? "no checkpointing" : fmt::format("checkpoint {} modules", plan.checkpointed.size());
-  return fmt::format("{}, {} units ({}), {}, {}, {}, {} replica{} x {} shards", name(plan.dialect), plan.units.size(),
-                     plan.wrap.empty() ? "listed" : plan.wrap, reshard(plan), checkpointing, micro_batches(plan),
-                     plan.replicate(), plan.replicate() == 1 ? "" : "s", plan.shard());
+  const std::string checkpointing = plan.checkpointed.empty() ? "no checkpointing"
+                                                              : fmt::format("checkpoint {} module{}", plan.checkpointed.size(),
+                                                                            plan.checkpointed.size() == 1 ? "" : "s");
+  return fmt::format("{}, {} unit{} ({}), {}, {}, {}, {} replica{} x {} shard{}", name(plan.dialect), plan.units.size(),
+                     plan.units.size() == 1 ? "" : "s", plan.wrap.empty() ? "listed" : plan.wrap, reshard(plan), checkpointing,
+                     micro_batches(plan), plan.replicate(), plan.replicate() == 1 ? "" : "s", plan.shard(),
+                     plan.shard() == 1 ? "" : "s");
 }
 
 std::string verdict_line(const Prediction& p) {

@@ -13,6 +13,7 @@
 #include "models/error.h"
 #include "planner/lower.h"
 #include "simulator/compare.h"
+#include "simulator/memory.h"
 #include "viz/viz.h"
 
 namespace fsdp::cli {
@@ -49,6 +50,17 @@ std::string measured_line(const Measurement& m, std::int64_t tokens) {
                      human(Bytes(peak)), human(Bytes(undeclared)), loss);
 }
 
+// Running out of memory would end more than this process. What a rank allocates is known before: the executor's peak is the
+// replay's.
+void check_memory(const ModelGraph& model, const ShardingPlan& plan, const ClusterSpec& cluster, const std::string& where) {
+  const Bytes peak(replay_memory(lower(model, plan, native_implementation())).peak);
+  if (peak <= cluster.gpu.usable_memory) return;
+  throw MachineError(
+      fmt::format("{}: needs {} for each of {} ranks, but this machine has {} for each; plan a smaller model, fewer ranks "
+                  "or shorter sequences with `fsdp-plan plan --cluster host`",
+                  where, human(peak), plan.ranks(), human(cluster.gpu.usable_memory)));
+}
+
 RunResult execute(const RunFlags& f, const ModelGraph& model, const ShardingPlan& plan, const ClusterSpec& cluster) {
   BackendOptions backend_options;
   if (f.watchdog) backend_options.watchdog_seconds = parse_seconds(*f.watchdog, "--watchdog").count();
@@ -66,12 +78,15 @@ RunResult execute(const RunFlags& f, const ModelGraph& model, const ShardingPlan
 
 int run_command(const RunFlags& f) {
   check_flags(f);
+  check_output(f.output);
+  check_output(f.trace);
   const ShardingPlan plan = plan_from_file(f.shared);
   const ModelGraph model = load_model(*f.shared.model, plan.seq_len);
   check(plan, model, *f.shared.plan);
   std::optional<Prediction> prediction;
   if (f.prediction) prediction = parse_prediction(read_file(*f.prediction), *f.prediction);
   const ClusterSpec cluster = load_cluster("host", plan.ranks());
+  check_memory(model, plan, cluster, *f.shared.plan);
   const RunResult result = execute(f, model, plan, cluster);
   const Measurement& measured = result.measurement;
   if (f.output) write_file(*f.output, to_json_text(measured));

@@ -19,6 +19,8 @@ struct SimulateFlags {
 };
 
 int simulate_command(const SimulateFlags& f) {
+  check_output(f.output);
+  check_output(f.trace);
   ShardingPlan plan;
   if (f.shared.plan) plan = plan_from_file(f.shared);
   const Setup setup = resolve_setup(f.shared, f.shared.plan ? &plan : nullptr);
