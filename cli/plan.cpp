@@ -39,10 +39,12 @@ PlanResult search_with_progress(const Flags& flags, const Setup& setup) {
   }
 }
 
-std::vector<std::string> row_of(const Candidate& c, const std::string& why) {
-  const bool scored = c.score.step.count() > 0;  // what memory pruned was never timed
+std::vector<std::string> row_of(const Candidate& c, std::string why) {
+  const std::string verdict(name(c.score.verdict));
+  if (why.starts_with(verdict + ": ")) why.erase(0, verdict.size() + 2);  // it has a column of its own
+  const bool scored = c.score.step.count() > 0;                           // what memory pruned was never timed
   return {(c.naive ? "naive: " : "") + c.label, scored ? human(c.score.step) : "-", scored ? human(c.score.peak_total) : "-",
-          std::string(name(c.score.verdict)), why};
+          verdict, why};
 }
 
 // The choice, its rivals, and in any case the naive plan (which is among the rivals unless the flags rule it out).
@@ -124,9 +126,11 @@ void check_flags(const PlanFlags& f) {
     throw InputError("--emit", "and --json both print on standard output", "give --emit-to FILE");
 }
 
-int nothing_fits(const PlanFlags& f, const PlanResult& result) {
+int nothing_fits(const PlanFlags& f, const Setup& setup, const PlanResult& result) {
   if (f.json) print(stdout, result_json(result, nullptr).dump(2) + "\n");
-  print(stderr, "Does not fit: " + result.why_none + "\n");
+  print(stderr, "Does not fit: " + result.why_none + "\n" +
+                    workload(setup.model.name, setup.seq_len, setup.cluster.gpus, setup.cluster.name) +
+                    (f.shared.seq_len ? "" : "; --seq-len was not given, so this is what the model allows") + ".\n");
   return kAnswerIsNo;
 }
 
@@ -136,7 +140,7 @@ int plan_command(const PlanFlags& f) {
   check_output(f.emit_to);
   const Setup setup = resolve_setup(f.shared);
   const PlanResult result = search_with_progress(f.shared, setup);
-  if (!result.best) return nothing_fits(f, result);
+  if (!result.best) return nothing_fits(f, setup, result);
   const ShardingPlan& plan = result.best->plan;
   const Prediction prediction = predict_plan(plan, setup);
   if (f.output) write_file(*f.output, to_json_text(plan));
@@ -147,7 +151,7 @@ int plan_command(const PlanFlags& f) {
   }
   std::FILE* out = f.emit && !f.emit_to ? stderr : stdout;
   print(out, bold(out, verdict_line(prediction)));
-  print(out, "Choice: " + plan_label(plan) + "\n" + basis(prediction, setup.costs.source));
+  print(out, "Choice: " + plan_label(plan) + "\n" + basis(prediction, plan, setup.costs));
   if (!result.searched.empty())
     print(out,
           "Searched: " + result.searched +

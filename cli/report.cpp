@@ -84,9 +84,20 @@ std::string verdict_line(const Prediction& p) {
                      human(p.peak_total), human(p.memory_limit), room);
 }
 
-std::string basis(const Prediction& p, const std::string& costs_source) {
-  return fmt::format("{} on {} x {}; {} implementation, {} dialect; costs: {}.\n", p.provenance.model, p.ranks,
-                     p.provenance.cluster, p.provenance.implementation, p.provenance.dialect, costs_source);
+std::string workload(const std::string& model, std::int64_t seq_len, std::int64_t ranks, const std::string& cluster) {
+  const char* what = cluster == "host" ? "rank" : "GPU";
+  return fmt::format("{}, {} tokens per sequence, on {} {}{} of {}", model, with_commas(seq_len), with_commas(ranks), what,
+                     ranks == 1 ? "" : "s", cluster);
+}
+
+std::string basis(const Prediction& p, const ShardingPlan& plan, const Costs& costs) {
+  std::string text = fmt::format("{}; {} implementation; costs: {}.\n",
+                                 workload(p.provenance.model, plan.seq_len, p.ranks, p.provenance.cluster),
+                                 p.provenance.implementation, costs.source);
+  if (costs.collective_ranks > 0 && costs.collective_ranks != p.ranks)
+    text += fmt::format("Note: these costs were measured with {} ranks at once; times hold better with `calibrate --ranks {}`.\n",
+                        costs.collective_ranks, p.ranks);
+  return text;
 }
 
 std::string prediction_report(const Prediction& p) {

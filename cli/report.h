@@ -21,8 +21,10 @@ namespace fsdp::cli {
 // The time bar, the memory chart, what the peak is made of, the critical path.
 [[nodiscard]] std::string prediction_report(const Prediction&);
 
-// What the numbers stand on: costs, implementation, dialect, margins.
-[[nodiscard]] std::string basis(const Prediction&, const std::string& costs_source);
+// "llama3-8b, 8,192 tokens per sequence, on 8 GPUs of dgx-h100"
+[[nodiscard]] std::string workload(const std::string& model, std::int64_t seq_len, std::int64_t ranks, const std::string& cluster);
+// What the numbers stand on: the workload, the implementation, the costs.
+[[nodiscard]] std::string basis(const Prediction&, const ShardingPlan&, const Costs&);
 
 // The verdict alone, and the verdict with its table.
 [[nodiscard]] std::string validation_line(const ValidationReport&, const Tolerances&);

@@ -51,8 +51,14 @@ std::string cluster_text(const ClusterSpec& c) {
 
 int show_cluster(const ShowFlags& f) {
   if (!f.name) {
+    if (f.file || f.shared.gpus) throw InputError("show cluster", "no cluster is named", "give one, such as dgx-h100");
     if (f.json) print(stdout, Json({{"clusters", cluster_names()}, {"gpus", gpu_names()}}).dump(2) + "\n");
     else print(stdout, fmt::format("clusters: {}\ngpus: {}\n", fmt::join(cluster_names(), ", "), fmt::join(gpu_names(), ", ")));
+    return kDone;
+  }
+  if (f.file) {
+    if (f.shared.gpus) throw InputError("--gpus", "is no part of a cluster file", "give it to the command that reads the file");
+    print(stdout, cluster_file(*f.name));
     return kDone;
   }
   const std::int64_t gpus = f.shared.gpus ? parse_count(*f.shared.gpus, "--gpus", 1, 1'000'000) : 0;
@@ -70,11 +76,13 @@ std::string units_table(const ShardingPlan& plan, const ModelGraph* model) {
     std::vector<std::string> names = unit.modules;
     for (std::string& n : names)
       if (n.empty()) n = "(root)";
-    rows.push_back({std::to_string(u), fmt::format("{}", fmt::join(names, ", ")), std::string(name(unit.reshard_after_forward)),
-                    layouts.empty() ? "" : with_commas(layouts[u].numel),
-                    layouts.empty() ? "" : with_commas(layouts[u].shard_elements)});
+    rows.push_back({std::to_string(u), fmt::format("{}", fmt::join(names, ", ")), std::string(name(unit.reshard_after_forward))});
+    if (layouts.empty()) continue;
+    rows.back().push_back(with_commas(layouts[u].numel));
+    rows.back().push_back(with_commas(layouts[u].shard_elements));
   }
-  return table({">unit", "modules", "reshard", ">parameters", ">shard"}, rows);
+  if (layouts.empty()) return table({">unit", "modules", "reshard"}, rows) + "(--model adds sizes)\n";
+  return table({">unit", "modules", "reshard", ">parameters", ">parameters per shard"}, rows);
 }
 
 int show_plan(const ShowFlags& f) {
@@ -113,6 +121,7 @@ void add_show_cluster(CLI::App& show, Work& chosen) {
   CLI::App* command = show.add_subcommand("cluster", "a cluster's GPU, nodes and links; without a name, the catalog");
   command->add_option("name", flags->name, "catalog name or file")->type_name("");
   command->add_option("--gpus", flags->shared.gpus, "GPUs in all")->type_name("");
+  command->add_flag("--file", flags->file, "as a cluster file: change it, then give it to --cluster");
   command->add_flag("--json", flags->json, "one JSON object");
   command->callback([flags, &chosen] { chosen = [flags] { return show_cluster(*flags); }; });
 }

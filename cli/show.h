@@ -14,6 +14,7 @@ struct ShowFlags {
   Text emit;           // show plan
   Text which, first;   // show step
   bool costs = false;  // show model
+  bool file = false;   // show cluster
   bool json = false;
 };
 

@@ -142,7 +142,10 @@ int list_models(bool json) {
 }
 
 int show_model(const ShowFlags& given) {
-  if (!given.name) return list_models(given.json);
+  if (!given.name) {
+    if (given.costs || given.shared.seq_len) throw InputError("show model", "no model is named", "give one, such as llama3-8b");
+    return list_models(given.json);
+  }
   ShowFlags f = given;
   f.shared.model = f.name;
   if (!f.costs) {
@@ -162,7 +165,7 @@ int show_model(const ShowFlags& given) {
     return kDone;
   }
   print(stdout, headline(setup.model, setup.seq_len) + costs_table(setup.model, costs));
-  print(stdout, fmt::format("\nper GPU of {} x {}, micro-batch {}, each operation alone; collectives as if the module were one "
+  print(stdout, fmt::format("\nper GPU, {} of {}, micro-batch {}, each operation alone; collectives as if the module were one "
                             "unit; {} implementation.\n",
                             setup.cluster.gpus, setup.cluster.name, plan.micro_batches.front(), setup.implementation->name));
   return kDone;

@@ -34,7 +34,7 @@ int simulate_command(const SimulateFlags& f) {
     print(stdout, to_json_text(prediction));
   } else {
     print(stdout, bold(stdout, verdict_line(prediction)));
-    print(stdout, "Plan: " + plan_label(plan) + "\n" + basis(prediction, setup.costs.source));
+    print(stdout, "Plan: " + plan_label(plan) + "\n" + basis(prediction, plan, setup.costs));
     print(stdout, prediction_report(prediction));
     if (f.trace) print(stdout, "\ntrace: " + *f.trace + " (open it in ui.perfetto.dev)\n");
   }

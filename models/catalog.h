@@ -22,6 +22,8 @@ namespace fsdp {
 // `spec`: a catalog name or a cluster JSON file. `gpus` 0: one node. "host": this machine's cores as ranks.
 [[nodiscard]] ClusterSpec load_cluster(std::string_view spec, std::int64_t gpus = 0);
 [[nodiscard]] ClusterSpec cluster_from_json(std::string_view json_text, std::string_view where, std::int64_t gpus = 0);
+// The file of a catalog cluster, its GPU written out: a start for one's own. Throws InputError for "host" and unknown names.
+[[nodiscard]] std::string cluster_file(std::string_view name);
 [[nodiscard]] GpuSpec load_gpu(std::string_view name, std::string_view where);
 
 [[nodiscard]] std::vector<std::string> model_names();

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <filesystem>
+#include <nlohmann/json.hpp>
 #include <optional>
 
 #include "models/catalog.h"
@@ -161,6 +162,20 @@ ClusterSpec cluster_from_json(std::string_view json_text, std::string_view where
   o.finish();
   c.gpus = gpu_count(gpus, c, nodes, where);
   return c;
+}
+
+std::string cluster_file(std::string_view name) {
+  if (name == "host")
+    throw InputError("--file", "\"host\" is this machine and has no file", "name another cluster, such as dgx-h100");
+  const std::string_view text = embedded_file(fmt::format("clusters/{}.json", name));
+  if (text.empty())
+    throw InputError("--file", "\"" + printable(name) + "\" is not in the catalog", suggestion(name, cluster_names()));
+  auto cluster = nlohmann::ordered_json::parse(text);
+  if (auto& gpu = cluster["gpu"]; gpu.is_string()) {
+    gpu = nlohmann::ordered_json::parse(embedded_file(fmt::format("gpus/{}.json", gpu.get<std::string>())));
+    gpu.erase("schema");
+  }
+  return cluster.dump(2) + "\n";
 }
 
 ClusterSpec load_cluster(std::string_view spec, std::int64_t gpus) {
