@@ -61,6 +61,18 @@ void check_memory(const ModelGraph& model, const ShardingPlan& plan, const Clust
                   where, human(peak), plan.ranks(), human(cluster.gpu.usable_memory)));
 }
 
+// What `compare` would refuse after the run is refused before it.
+void check_prediction(const Prediction& p, const ModelGraph& model, const ShardingPlan& plan, const std::string& file) {
+  const char* remedy = "predict the plan that is to run, with `fsdp-plan simulate --cluster host`";
+  if (p.provenance.model_digest != model.digest())
+    throw InputError(file, "predicts another model, " + p.provenance.model, remedy);
+  if (p.provenance.plan_digest != plan.digest())
+    throw InputError(file, "predicts another plan, of digest " + p.provenance.plan_digest, remedy);
+  if (p.provenance.implementation != native_implementation().name)
+    throw InputError(file, "predicts the implementation " + p.provenance.implementation + ", but native runs", remedy);
+  if (p.order.empty()) throw InputError(file + ": order", "is empty", remedy);
+}
+
 RunResult execute(const RunFlags& f, const ModelGraph& model, const ShardingPlan& plan, const ClusterSpec& cluster) {
   BackendOptions backend_options;
   if (f.watchdog) backend_options.watchdog_seconds = parse_seconds(*f.watchdog, "--watchdog").count();
@@ -84,7 +96,10 @@ int run_command(const RunFlags& f) {
   const ModelGraph model = load_model(*f.shared.model, plan.seq_len);
   check(plan, model, *f.shared.plan);
   std::optional<Prediction> prediction;
-  if (f.prediction) prediction = parse_prediction(read_file(*f.prediction), *f.prediction);
+  if (f.prediction) {
+    prediction = parse_prediction(read_file(*f.prediction), *f.prediction);
+    check_prediction(*prediction, model, plan, *f.prediction);
+  }
   const ClusterSpec cluster = load_cluster("host", plan.ranks());
   check_memory(model, plan, cluster, *f.shared.plan);
   const RunResult result = execute(f, model, plan, cluster);

@@ -1,6 +1,8 @@
 // fsdp-plan validate: predicted beside measured.
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <string_view>
+#include <utility>
 
 #include "cli/commands.h"
 #include "cli/files.h"
@@ -34,13 +36,26 @@ Json report_json(const ValidationReport& report, const Tolerances& tolerances) {
           {"differences", report.differences}};
 }
 
+// "prediction: order: ..." and "measurement: plan: ..." become the names of the files.
+ValidationReport compare_files(const ValidateFlags& f, const Prediction& prediction, const Measurement& measurement,
+                               const Tolerances& tolerances) {
+  try {
+    return compare(prediction, measurement, tolerances);
+  } catch (const InputError& e) {
+    const std::string text = e.what();
+    for (const auto& [what, file] : {std::pair("prediction: ", f.prediction), std::pair("measurement: ", f.measurement)})
+      if (text.starts_with(what)) throw InputError(file, text.substr(std::string_view(what).size()));
+    throw;
+  }
+}
+
 int validate_command(const ValidateFlags& f) {
   Tolerances tolerances;
   if (f.time) tolerances.time = parse_percent(*f.time, "--time-tolerance");
   if (f.memory) tolerances.memory = parse_percent(*f.memory, "--memory-tolerance");
   const Prediction prediction = parse_prediction(read_file(f.prediction), f.prediction);
   const Measurement measurement = parse_measurement(read_file(f.measurement), f.measurement);
-  const ValidationReport report = compare(prediction, measurement, tolerances);
+  const ValidationReport report = compare_files(f, prediction, measurement, tolerances);
   if (f.json) print(stdout, report_json(report, tolerances).dump(2) + "\n");
   else print(stdout, validation_report(report, tolerances));
   return report.within ? kDone : kAnswerIsNo;
