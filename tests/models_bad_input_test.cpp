@@ -10,26 +10,16 @@
 #include "models/catalog.h"
 #include "models/error.h"
 #include "models/json.h"
+#include "refusal.h"
 
 using namespace fsdp;
+using namespace fsdp::testing;
 
 namespace {
-
-template <class Call>
-std::string refusal(Call call) {
-  try {
-    (void)call();
-  } catch (const InputError& e) {
-    return e.what();
-  }
-  return "";
-}
 
 std::string config_refusal(const std::string& text) {
   return refusal([&] { return model_from_config(text, "config.json"); });
 }
-
-bool holds(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 // A good config with `key` replaced by `value` (raw JSON), or removed when `value` is empty.
 std::string llama(const std::string& key = "", const std::string& value = "") {

@@ -1,15 +1,17 @@
 // The catalog: parameter counts are exact, and every file in it loads.
 #include <doctest/doctest.h>
 
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <random>
 #include <string>
 
 #include "models/catalog.h"
 #include "models/error.h"
+#include "refusal.h"
 
 using namespace fsdp;
+using namespace fsdp::testing;
 
 namespace {
 
@@ -60,21 +62,8 @@ constexpr Count kCounts[] = {
     {"small-llama", kSmall},
 };
 
-// The message of the InputError that `call` throws; empty if it throws none.
-template <class Call>
-std::string refusal(Call call) {
-  try {
-    (void)call();
-  } catch (const InputError& e) {
-    return e.what();
-  }
-  return "";
-}
-
-bool holds(const std::string& text, const char* part) { return text.find(part) != std::string::npos; }
-
 struct TempFolder {
-  std::filesystem::path path = std::filesystem::temp_directory_path() / ("fsdp-plan-test-" + std::to_string(std::rand()));
+  std::filesystem::path path = std::filesystem::temp_directory_path() / ("fsdp-plan-test-" + std::to_string(std::random_device()()));
   TempFolder() { std::filesystem::create_directories(path); }
   ~TempFolder() { std::filesystem::remove_all(path); }
 };

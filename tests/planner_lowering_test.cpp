@@ -10,6 +10,7 @@
 
 #include "models/implementation.h"
 #include "planner/lower.h"
+#include "planner/lowering/step_builder.h"
 #include "simulator/memory.h"
 #include "simulator/race.h"
 #include "tests/toy_model.h"
@@ -145,6 +146,29 @@ TEST_CASE("memory of a sharded toy step, derived by hand") {
   std::int64_t parts = 0;
   for (std::int64_t p : memory.at_peak) parts += p;
   CHECK(parts == memory.peak);
+}
+
+TEST_CASE("the peak is that of all three steps, not of the steady one alone") {
+  // One buffer of 40 B that stays, and one of 1000 B that lives only in `wanted`: the peak is 1040 B, there.
+  for (int wanted = 0; wanted < 3; ++wanted) {
+    CAPTURE(wanted);
+    Program program;
+    program.buffers.resize(2);
+    program.buffers[0].bytes = 40;
+    program.buffers[1].bytes = 1000;
+    Step* steps[] = {&program.init, &program.first_step, &program.steady_step};
+    for (int s = 0; s < 3; ++s) {
+      StepBuilder b(program, *steps[s]);
+      if (s == 0) b.allocate(0);
+      if (s == wanted) b.allocate(1);
+      b.issue(operation(Action::load_batch), {});
+      if (s == wanted) b.release(1);
+    }
+    const ProgramMemory memory = replay_memory(program);
+    CHECK(memory.peak == 1040);
+    CHECK(memory.peak_step == wanted);
+    CHECK(memory.steady_step.peak() == (wanted == 2 ? 1040 : 40));
+  }
 }
 
 TEST_CASE("closed-form bound on the peak: four group-sized buffers in backward") {

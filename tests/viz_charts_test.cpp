@@ -5,8 +5,10 @@
 #include <sstream>
 
 #include "viz/viz.h"
+#include "refusal.h"
 
 using namespace fsdp;
+using namespace fsdp::testing;
 
 namespace {
 
@@ -17,7 +19,6 @@ std::vector<std::string> lines_of(const std::string& text) {
   return lines;
 }
 
-bool holds(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 std::size_t full_cells(const std::string& line) {
   std::size_t n = 0;
