@@ -32,8 +32,25 @@ void check_runnable(const ModelGraph& model, const ShardingPlan& plan, const Bac
   if (options.steps < 1 || options.warmup_steps < 0) throw InputError("--steps", "must be at least 1", "give a positive number");
 }
 
+// Lowering offers more than the backends run.
+void check_runnable(const Program& program, const ShardingPlan& plan) {
+  const auto refuse = [](const std::string& what) {
+    throw InputError("plan", what + " cannot be executed yet", "predict it with `fsdp-plan simulate` instead");
+  };
+  if (plan.dialect == Dialect::fsdp1) refuse("dialect fsdp1");
+  for (const Buffer& b : program.buffers)
+    if (b.host) refuse("offload");
+  for (const Step* step : {&program.init, &program.first_step, &program.steady_step}) {
+    for (const Operation& op : step->ops) {
+      if (op.action > Action::read_loss) refuse(std::string(name(op.action)));
+      if (op.comm == Communicator::reshard || op.comm == Communicator::shard_reduce) refuse("a further communicator over the shard ranks");
+    }
+  }
+}
+
 Program prepare(const RunJob& job, std::int64_t rank) {
   Program program = lower(job.model, job.plan, native_implementation(), rank);
+  check_runnable(program, job.plan);
   if (job.options.mutate) job.options.mutate(program, rank);
   assign_arena(program);
   if (const std::vector<Race> races = find_races(program, 1); !races.empty()) {

@@ -264,7 +264,13 @@ KernelBody make_kernel(KernelCall c) {
     case Action::clip_reduce:
     case Action::reduce_loss:
     case Action::zero_gradients:
-    case Action::read_loss: break;
+    case Action::read_loss:
+    case Action::host_wait:
+    case Action::keep_shard:
+    case Action::divide_gradient:
+    case Action::shard_to_device:
+    case Action::gradient_to_host:
+    case Action::cast_gradient: break;
   }
   throw MachineError(fmt::format("{} is no kernel", name(c.op.action)));
 }

@@ -72,6 +72,7 @@ class Guard {
 
 std::string JsonValue::where() const { return path_.empty() ? file_ : file_ + ": " + path_; }
 bool JsonValue::is_null() const { return value_->is_null(); }
+bool JsonValue::is_integer() const { return value_->is_number_integer(); }
 bool JsonValue::is_text() const { return value_->is_string(); }
 bool JsonValue::is_object() const { return value_->is_object(); }
 

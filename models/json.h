@@ -56,6 +56,7 @@ class JsonValue {
 
   [[nodiscard]] bool is_null() const;
   [[nodiscard]] bool is_text() const;
+  [[nodiscard]] bool is_integer() const;
   [[nodiscard]] bool is_object() const;
   [[nodiscard]] std::string where() const;                                                     // "plan.json: units[3].modules"
   [[noreturn]] void refuse(const std::string& problem, const std::string& remedy = "") const;  // throws InputError(where(), ...)

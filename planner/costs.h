@@ -93,5 +93,7 @@ struct CollectiveCall {
 [[nodiscard]] Demand collective_demand(const CollectiveCall&, const ClusterSpec&, const Costs&);
 // Ranks of a group that share a node, for a communicator of a plan on a cluster.
 [[nodiscard]] CollectiveCall call_shape(Communicator, const ShardingPlan&, const ClusterSpec&);
+// The same for Communicator::reshard of a unit that keeps its parameters over groups of `ranks` consecutive ranks.
+[[nodiscard]] CollectiveCall reshard_shape(std::int64_t ranks, const ShardingPlan&, const ClusterSpec&);
 
 }  // namespace fsdp

@@ -1,5 +1,9 @@
 #include "planner/plan.h"
 
+#include <charconv>
+#include <string>
+#include <system_error>
+
 #include "models/digest.h"
 #include "models/error.h"
 #include "models/units.h"
@@ -19,6 +23,7 @@ constexpr Named<Dialect> kDialects[] = {{"fsdp2", Dialect::fsdp2}, {"fsdp1", Dia
 constexpr Named<GradSync> kGradSyncs[] = {
     {"every", GradSync::every}, {"last", GradSync::last}, {"reduce-scatter-only", GradSync::reduce_scatter_only}};
 constexpr Named<Reshard> kReshards[] = {{"auto", Reshard::automatic}, {"true", Reshard::yes}, {"false", Reshard::no}};
+constexpr Named<CheckpointPolicy> kCheckpointPolicies[] = {{"full", CheckpointPolicy::full}, {"selective-op", CheckpointPolicy::selective_op}};
 constexpr Named<OptimizerKind> kOptimizers[] = {{"adamw", OptimizerKind::adamw}, {"sgd", OptimizerKind::sgd}};
 
 template <class E, std::size_t N>
@@ -43,7 +48,13 @@ E parse_name(const Named<E> (&names)[N], std::string_view text, std::string_view
 
 std::string_view name(Dialect d) { return name_of(kDialects, d); }
 std::string_view name(GradSync s) { return name_of(kGradSyncs, s); }
-std::string_view name(Reshard r) { return name_of(kReshards, r); }
+std::string name(Reshard r) { return r.ranks > 1 ? std::to_string(r.ranks) : std::string(name_of(kReshards, r)); }
+std::string_view name(CheckpointPolicy c) { return name_of(kCheckpointPolicies, c); }
+std::string dialect_text(const ShardingPlan& plan) {
+  std::string text(name(plan.dialect));
+  if (plan.torch != TorchVersion{}) text += "@" + std::to_string(plan.torch.major) + "." + std::to_string(plan.torch.minor);
+  return text;
+}
 std::string_view name(OptimizerKind o) { return name_of(kOptimizers, o); }
 
 Dialect parse_dialect(std::string_view text, std::string_view where) { return parse_name(kDialects, text, where, "dialect"); }
@@ -51,7 +62,26 @@ GradSync parse_grad_sync(std::string_view text, std::string_view where) {
   return parse_name(kGradSyncs, text, where, "gradient sync");
 }
 Reshard parse_reshard(std::string_view text, std::string_view where) {
+  std::int64_t ranks = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), ranks);
+  if (error == std::errc{} && end == text.data() + text.size()) {
+    if (ranks >= 1) return {ranks};
+    throw InputError(std::string(where), "'" + std::string(text) + "' ranks", "use auto, true, false or a number of at least 1");
+  }
   return parse_name(kReshards, text, where, "value of reshard-after-forward");
+}
+CheckpointPolicy parse_checkpoint_policy(std::string_view text, std::string_view where) {
+  return parse_name(kCheckpointPolicies, text, where, "checkpoint policy");
+}
+TorchVersion parse_torch_version(std::string_view text, std::string_view where) {
+  TorchVersion v;
+  const char* const last = text.data() + text.size();
+  const auto major = std::from_chars(text.data(), last, v.major);
+  const bool dot = major.ec == std::errc{} && major.ptr != last && *major.ptr == '.';
+  const auto minor = dot ? std::from_chars(major.ptr + 1, last, v.minor) : major;
+  if (!dot || minor.ec != std::errc{} || minor.ptr != last || v.major < 1 || v.minor < 0)
+    throw InputError(std::string(where), "'" + std::string(text) + "' is not a PyTorch release", "write it as 2.11");
+  return v;
 }
 OptimizerKind parse_optimizer(std::string_view text, std::string_view where) {
   return parse_name(kOptimizers, text, where, "optimizer");

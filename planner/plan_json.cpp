@@ -15,11 +15,15 @@ constexpr double kLargest = std::numeric_limits<double>::max();
 
 using Json = nlohmann::ordered_json;  // keys stay in the order of this file
 
-Json reshard_json(Reshard r) { return r == Reshard::automatic ? Json("auto") : Json(r == Reshard::yes); }
+Json reshard_json(Reshard r) {
+  if (r.ranks > 1) return r.ranks;
+  return r == Reshard::automatic ? Json("auto") : Json(r == Reshard::yes);
+}
 
 Reshard read_reshard(const JsonValue& value) {
+  if (value.is_integer()) return {value.integer(1, kMaxInteger)};
   if (!value.is_text()) return value.boolean() ? Reshard::yes : Reshard::no;
-  if (value.text() != "auto") value.refuse("unknown value '" + value.text() + "'", "use \"auto\", true or false");
+  if (value.text() != "auto") value.refuse("unknown value '" + value.text() + "'", "use \"auto\", true, false or a number of ranks");
   return Reshard::automatic;
 }
 
@@ -50,14 +54,83 @@ std::vector<MeshDim> read_mesh(const std::vector<JsonValue>& items) {
   return mesh;
 }
 
+std::vector<std::string> optional_texts(JsonObject& json, std::string_view key) {
+  const auto value = json.find(key);
+  return value ? value->texts() : std::vector<std::string>{};
+}
+
+Unit read_unit(JsonObject json) {
+  Unit u{json.texts("modules"), read_reshard(json.at("reshard_after_forward"))};
+  u.reshard_after_backward = json.optional_boolean("reshard_after_backward").value_or(u.reshard_after_backward);
+  u.unshard_in_backward = json.optional_boolean("unshard_in_backward").value_or(u.unshard_in_backward);
+  if (const auto sync = json.optional_text("grad_sync")) u.grad_sync = parse_grad_sync(*sync, json.where("grad_sync"));
+  u.gradient_divide_factor = json.optional_number("gradient_divide_factor", -kLargest, kLargest);
+  u.forward_prefetch = optional_texts(json, "forward_prefetch");
+  u.backward_prefetch = optional_texts(json, "backward_prefetch");
+  json.finish();
+  return u;
+}
+
+Json unit_json(const Unit& u) {
+  const Unit usual;
+  Json json = {{"modules", u.modules}, {"reshard_after_forward", reshard_json(u.reshard_after_forward)}};
+  if (u.reshard_after_backward != usual.reshard_after_backward) json["reshard_after_backward"] = u.reshard_after_backward;
+  if (u.unshard_in_backward != usual.unshard_in_backward) json["unshard_in_backward"] = u.unshard_in_backward;
+  if (u.grad_sync) json["grad_sync"] = name(*u.grad_sync);
+  if (u.gradient_divide_factor) json["gradient_divide_factor"] = *u.gradient_divide_factor;
+  if (!u.forward_prefetch.empty()) json["forward_prefetch"] = u.forward_prefetch;
+  if (!u.backward_prefetch.empty()) json["backward_prefetch"] = u.backward_prefetch;
+  return json;
+}
+
 std::vector<Unit> read_units(const std::vector<JsonValue>& items) {
   std::vector<Unit> units;
-  for (const JsonValue& item : items) {
-    JsonObject json = item.object();
-    units.push_back({json.texts("modules"), read_reshard(json.at("reshard_after_forward"))});
-    json.finish();
-  }
+  for (const JsonValue& item : items) units.push_back(read_unit(item.object()));
   return units;
+}
+
+// Choices that are written only where they differ from the default.
+void write_uncommon(Json& json, const ShardingPlan& plan) {
+  const ShardingPlan usual;
+  if (plan.checkpoint_policy != usual.checkpoint_policy) json["checkpoint_policy"] = name(plan.checkpoint_policy);
+  if (plan.loss_chunks != usual.loss_chunks) json["loss_chunks"] = plan.loss_chunks;
+  if (plan.offload != usual.offload) json["offload"] = plan.offload;
+  if (!plan.ignored.empty()) json["ignored"] = plan.ignored;
+  for (const ShardDim& d : plan.shard_dims) json["shard_dims"].push_back({{"parameter", d.parameter}, {"dim", d.dim}});
+  if (plan.reduce_scatter_buffers != usual.reduce_scatter_buffers) json["reduce_scatter_buffers"] = plan.reduce_scatter_buffers;
+  if (plan.separate_reduce_scatter != usual.separate_reduce_scatter) json["separate_reduce_scatter"] = plan.separate_reduce_scatter;
+  if (plan.force_sum_reduction != usual.force_sum_reduction) json["force_sum_reduction"] = plan.force_sum_reduction;
+  if (plan.backward_post != usual.backward_post) json["backward_post"] = plan.backward_post;
+  if (plan.limit_all_gathers != usual.limit_all_gathers) json["limit_all_gathers"] = plan.limit_all_gathers;
+  if (plan.use_orig_params != usual.use_orig_params) json["use_orig_params"] = plan.use_orig_params;
+}
+
+void read_uncommon(JsonObject& json, ShardingPlan& plan) {
+  if (const auto kind = json.optional_text("checkpoint_policy")) plan.checkpoint_policy = parse_checkpoint_policy(*kind, json.where("checkpoint_policy"));
+  plan.loss_chunks = json.optional_integer("loss_chunks", 1, kMaxInteger).value_or(plan.loss_chunks);
+  plan.offload = json.optional_boolean("offload").value_or(plan.offload);
+  plan.ignored = optional_texts(json, "ignored");
+  if (const auto dims = json.find("shard_dims")) {
+    for (const JsonValue& item : dims->array()) {
+      JsonObject d = item.object();
+      plan.shard_dims.push_back({d.text("parameter"), d.integer("dim", 0, kMaxInteger)});
+      d.finish();
+    }
+  }
+  plan.reduce_scatter_buffers = static_cast<int>(json.optional_integer("reduce_scatter_buffers", 1, 1024).value_or(plan.reduce_scatter_buffers));
+  plan.separate_reduce_scatter = json.optional_boolean("separate_reduce_scatter").value_or(plan.separate_reduce_scatter);
+  plan.force_sum_reduction = json.optional_boolean("force_sum_reduction").value_or(plan.force_sum_reduction);
+  plan.backward_post = json.optional_boolean("backward_post").value_or(plan.backward_post);
+  plan.limit_all_gathers = json.optional_boolean("limit_all_gathers").value_or(plan.limit_all_gathers);
+  plan.use_orig_params = json.optional_boolean("use_orig_params").value_or(plan.use_orig_params);
+}
+
+// "fsdp2" or "fsdp2@2.11".
+void read_dialect(JsonObject& json, ShardingPlan& plan) {
+  const std::string text = json.text("dialect"), where = json.where("dialect");
+  const std::size_t at = text.find('@');
+  plan.dialect = parse_dialect(std::string_view(text).substr(0, at), where);
+  if (at != std::string::npos) plan.torch = parse_torch_version(std::string_view(text).substr(at + 1), where);
 }
 
 int read_int(JsonObject& json, std::string_view key) {
@@ -71,7 +144,7 @@ DType read_dtype(JsonObject& json, std::string_view key) { return parse_dtype(js
 std::string to_json_text(const ShardingPlan& plan) {
   Json json;
   json["schema"] = kSchema;
-  json["dialect"] = name(plan.dialect);
+  json["dialect"] = dialect_text(plan);
   json["model_name"] = plan.model_name;
   json["model_digest"] = plan.model_digest;
   json["wrap"] = plan.wrap;
@@ -89,9 +162,9 @@ std::string to_json_text(const ShardingPlan& plan) {
   json["clip_norm"] = plan.clip_norm ? Json(*plan.clip_norm) : Json(nullptr);
   json["seed"] = plan.seed;
   json["checkpointed"] = plan.checkpointed;
+  write_uncommon(json, plan);
   json["units"] = Json::array();
-  for (const Unit& u : plan.units)
-    json["units"].push_back({{"modules", u.modules}, {"reshard_after_forward", reshard_json(u.reshard_after_forward)}});
+  for (const Unit& u : plan.units) json["units"].push_back(unit_json(u));
   return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
@@ -99,7 +172,7 @@ ShardingPlan parse_plan(std::string_view json_text, std::string_view where) {
   const JsonDocument document = parse_document(json_text, where, kSchema);
   JsonObject json = document.root();
   ShardingPlan plan;
-  plan.dialect = parse_dialect(json.text("dialect"), json.where("dialect"));
+  read_dialect(json, plan);
   plan.model_name = json.text("model_name");
   plan.model_digest = json.text("model_digest");
   if (const auto label = json.find("wrap")) plan.wrap = label->any_text();
@@ -116,6 +189,7 @@ ShardingPlan parse_plan(std::string_view json_text, std::string_view where) {
   plan.clip_norm = json.optional_number("clip_norm", -kLargest, kLargest);
   plan.seed = json.unsigned_integer("seed");
   plan.checkpointed = json.texts("checkpointed");
+  read_uncommon(json, plan);
   plan.units = read_units(json.array("units"));
   json.finish();
   return plan;

@@ -11,7 +11,8 @@ std::string_view name(Action a) {
       "init_parameters", "init_optimizer", "load_batch",          "forward",         "recompute",      "backward",
       "add_gradient",    "cast_shard",     "gather_copy_in",      "all_gather",      "gather_copy_out", "accumulate_gradient",
       "scatter_copy_in", "reduce_scatter", "all_reduce",          "finish_gradient", "clip_local_norm", "clip_reduce",
-      "clip_scale",      "optimizer",      "reduce_loss",         "zero_gradients", "read_loss"};
+      "clip_scale",      "optimizer",      "reduce_loss",         "zero_gradients", "read_loss",
+      "host_wait",       "keep_shard",     "divide_gradient", "shard_to_device",     "gradient_to_host", "cast_gradient"};
   return names[static_cast<std::size_t>(a)];
 }
 
@@ -24,7 +25,8 @@ std::string_view name(BufferKind k) {
   static constexpr std::array<std::string_view, kBufferKinds> names = {
       "parameter shards", "optimizer states", "sharded gradients", "cast shards",   "gather buffers", "unsharded parameters",
       "gradients",        "accumulators",     "reduce inputs",     "reduce outputs", "activations",   "saved for backward",
-      "activation gradients", "scratch",      "batch",             "scalars",        "workspaces"};
+      "activation gradients", "scratch",      "batch",             "scalars",        "workspaces",
+      "kept shards"};
   return names[static_cast<std::size_t>(k)];
 }
 

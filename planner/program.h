@@ -19,8 +19,10 @@ namespace fsdp {
 
 enum class Stream : std::uint8_t { compute, copy_in, all_gather, reduce_scatter, all_reduce };   // D C G R A of the semantics
 inline constexpr int kStreams = 5;
-enum class Communicator : std::uint8_t { none, shard, replicate, world };
-inline constexpr int kCommunicators = 4;
+// shard_reduce: the same ranks as `shard`, for reduce-scatters that may overlap all-gathers. reshard: groups of n consecutive
+// ranks of a shard group (integer reshard after forward).
+enum class Communicator : std::uint8_t { none, shard, replicate, world, shard_reduce, reshard };
+inline constexpr int kCommunicators = 6;
 
 // args, in order ("[k]" = position; buffer -1 = absent). P = params of the unit in layout order.
 enum class Action : std::uint8_t {
@@ -48,9 +50,15 @@ enum class Action : std::uint8_t {
   optimizer,            // unit          reads: sharded gradient; reads + writes: shard, state1, state2
   reduce_loss,          // -             all-reduce (average over `world`) of the loss accumulator (1 element of fp64)
   zero_gradients,       // -             host only: frees the sharded gradients of the step before
-  read_loss,            // -             host waits for args[0] (the loss); the only operation that blocks the host
+  read_loss,            // -             host waits for args[0] (the loss)
+  host_wait,            // -             host only: the host goes on when `waits` have finished, and every operation that ended then
+  keep_shard,           // unit          reads: P unsharded parameters; writes: this rank's part of them over the small group
+  divide_gradient,      // unit          in place on the reduce input or output: one side of a division split in two (pre, post)
+  shard_to_device,      // unit          reads: shard in host memory; writes: its copy on the device
+  gradient_to_host,     // unit          reads: reduce output (cast); writes or adds to: sharded gradient in host memory
+  cast_gradient,        // unit          reads: flat gradient; writes: the same in reduce_dtype, padded to W equal parts
 };
-inline constexpr int kActions = 23;
+inline constexpr int kActions = 29;
 [[nodiscard]] std::string_view name(Action);
 [[nodiscard]] std::string_view name(Stream);
 [[nodiscard]] constexpr bool is_collective(Action a) {
@@ -61,8 +69,9 @@ enum class BufferKind : std::uint8_t {
   parameter_shard, optimizer_state, sharded_gradient,             // live from step to step
   cast_shard, gather, unsharded_parameter, gradient, gradient_accumulator, reduce_input, reduce_output,
   activation, saved, activation_gradient, scratch, batch, scalar, workspace,
+  kept_shard,                                                     // integer reshard: a unit's parameters over the small group
 };
-inline constexpr int kBufferKinds = 17;
+inline constexpr int kBufferKinds = 18;
 [[nodiscard]] std::string_view name(BufferKind);
 
 struct Buffer {
@@ -71,6 +80,10 @@ struct Buffer {
   BufferKind kind{};
   Stream pool = Stream::compute;             // the stream whose pool it comes from
   DType dtype = DType::f32;
+  bool host = false;                         // pinned host memory: not in the device's total
+  // Bit s: PyTorch's record_stream marks stream s when it is freed; the block can be used again once everything issued on s before
+  // the free has finished (stream-time free). 0: at once (host-time free).
+  std::uint8_t recorded_streams = 0;
   std::int32_t unit = -1, param = -1, tensor = -1;   // what it holds, where that applies
   std::int16_t micro_batch = -1;
 };
@@ -87,7 +100,7 @@ struct Operation {
   Action action{};
   Stream stream = Stream::compute;
   Communicator comm = Communicator::none;
-  bool host_only = false;                    // runs on no stream (zero_gradients)
+  bool host_only = false;                    // runs on no stream (zero_gradients, host_wait, an optimizer of offloaded states)
   std::int16_t micro_batch = 0;
   std::int32_t unit = -1, graph_op = -1;
   Slice args, waits, allocs, frees;
@@ -96,7 +109,8 @@ struct Operation {
 struct Step {
   std::vector<Operation> ops;                // host issue order
   std::vector<Arg> args;
-  std::vector<std::int32_t> waits;           // operation indices of this Step that must have finished
+  std::vector<std::int32_t> waits;           // operation indices of this Step that must have finished; of host_wait also -1 - i:
+                                             // operation i of the step before
   std::vector<std::int32_t> allocs, frees;   // buffer ids: allocated just before / freed just after the host issues the operation
   [[nodiscard]] std::span<const Arg> args_of(const Operation& o) const { return {args.data() + o.args.begin, o.args.count}; }
   [[nodiscard]] std::span<const std::int32_t> waits_of(const Operation& o) const { return {waits.data() + o.waits.begin, o.waits.count}; }
@@ -104,7 +118,7 @@ struct Step {
   [[nodiscard]] std::span<const std::int32_t> frees_of(const Operation& o) const { return {frees.data() + o.frees.begin, o.frees.count}; }
 };
 
-// Steps follow one another without a host synchronisation except read_loss; streams carry over: the first operation of a
+// Steps follow one another without a host synchronisation except read_loss and host_wait; streams carry over: the first operation of a
 // stream in a Step comes after that stream's last one in the Step before, and the compute stream's first operation of a Step
 // comes after everything of the Step before (the optimizer has waited for all).
 struct Program {

@@ -12,6 +12,7 @@ struct Span {                                // of one operation, by its index i
 struct Timeline {
   std::vector<Span> spans;                   // spans[i] belongs to ops[i]; host-only operations have start == end
   double duration = 0;                       // period of a steady step
+  std::vector<double> issued;                // when the host issued ops[i], seconds from the Step's start (negative: it ran ahead); simulated only
 };
 
 // Bytes allocated as the host passes each operation: `at` just before it issues ops[i] (after its allocations),

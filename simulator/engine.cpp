@@ -49,7 +49,7 @@ constexpr double kNever = std::numeric_limits<double>::infinity();
 class Engine {
  public:
   Engine(const Step& step, std::span<const Demand> demands, const EngineOptions& options)
-      : step_(step), demands_(demands), options_(options), finish_(step.ops.size(), kNever), issue_(step.ops.size()), spans_(step.ops.size()) {
+      : step_(step), demands_(demands), options_(options), finish_(step.ops.size(), kNever), finish_before_(step.ops.size(), kNever), issue_(step.ops.size()), spans_(step.ops.size()) {
     for (auto& q : queue_) q.reserve(step.ops.size());
     for (std::size_t i = 0; i < step.ops.size(); ++i)
       if (!step.ops[i].host_only) queue_[static_cast<std::size_t>(step.ops[i].stream)].push_back(static_cast<std::int32_t>(i));
@@ -80,6 +80,8 @@ class Engine {
       span.start -= step_start_;
       span.end -= step_start_;
     }
+    t.issued = std::move(issue_);
+    for (double& issued : t.issued) issued -= step_start_;
     return t;
   }
 
@@ -88,10 +90,13 @@ class Engine {
 
   // One steady step. Nothing of it starts before the step before has ended (Program's promise), but the host may be ahead.
   double one_step() {
-    std::fill(finish_.begin(), finish_.end(), kNever);
+    finish_before_.swap(finish_);
+    finish_.assign(step_.ops.size(), kNever);
     head_.fill(0);
     running_.fill({});
-    issue_until_wait(0);
+    issued_ = 0;
+    host_reads_loss_ = false;
+    issue();
     bool all_done = false;
     while (!all_done) {
       start_ready();
@@ -102,23 +107,40 @@ class Engine {
     for (std::size_t s = 0; s < kStreams; ++s)
       if (head_[s] != queue_[s].size())
         throw MachineError("broken program: operation " + std::to_string(queue_[s][head_[s]]) + " waits for something that never happens");
+    if (issued_ != step_.ops.size())
+      throw MachineError("broken program: the host waits at operation " + std::to_string(issued_) + " for something that never happens");
     return time_of_end();
   }
 
-  // Host time runs ahead of the streams until it reaches a read_loss, which it can only pass when that has finished.
-  void issue_until_wait(std::size_t from) {
-    host_ = std::max(host_, from == 0 ? host_ : now_);
-    std::size_t i = from;
-    for (; i < step_.ops.size(); ++i) {
-      host_ += demands_[i].host.count();
-      issue_[i] = host_;
-      if (step_.ops[i].host_only) {
-        finish_[i] = host_;
-        spans_[i] = {host_, host_};
+  // Host time runs ahead of the streams until the host has to wait: for a read_loss that it issued, or at a host_wait.
+  void issue() {
+    for (; issued_ < step_.ops.size() && !host_reads_loss_; ++issued_) {
+      const Operation& op = step_.ops[issued_];
+      if (op.action == Action::host_wait && !pass(op)) return;
+      const double begun = host_;
+      host_ += demands_[issued_].host.count();
+      issue_[issued_] = host_;
+      if (op.host_only) {
+        finish_[issued_] = host_;
+        spans_[issued_] = {op.action == Action::optimizer ? begun : host_, host_};
       }
-      if (step_.ops[i].action == Action::read_loss) break;
+      host_reads_loss_ = op.action == Action::read_loss;
     }
-    issued_ = std::min(i + 1, step_.ops.size());
+  }
+
+  // May the host pass this host_wait? Then it is at least as late as the end of everything waited for.
+  bool pass(const Operation& op) {
+    double until = host_;
+    for (std::int32_t w : step_.waits_of(op)) {
+      const double end = w >= 0 ? finish_[static_cast<std::size_t>(w)] : finish_before_[static_cast<std::size_t>(-1 - w)];
+      if (end == kNever) {
+        if (w < 0) continue;                 // of the step before the first one
+        return false;
+      }
+      until = std::max(until, end);
+    }
+    host_ = until;
+    return true;
   }
 
   bool ready(std::int32_t i) const {
@@ -191,8 +213,12 @@ class Engine {
       r = {};
       ++head_[s];
       changed_ = true;
-      if (step_.ops[i].action == Action::read_loss) issue_until_wait(i + 1);
+      if (step_.ops[i].action == Action::read_loss) {
+        host_reads_loss_ = false;
+        host_ = std::max(host_, now_);
+      }
     }
+    issue();
   }
 
   [[nodiscard]] double time_of_end() const {
@@ -209,11 +235,11 @@ class Engine {
   std::array<Running, kStreams> running_{};
   std::array<double, kStreams> rate_{};
   std::vector<std::int32_t> before_on_comm_;
-  std::vector<double> finish_, issue_;
+  std::vector<double> finish_, finish_before_, issue_;   // finish_before_: of the step before
   std::vector<Span> spans_;
   std::size_t issued_ = 0;
   double now_ = 0, host_ = 0, step_start_ = 0;
-  bool changed_ = false;
+  bool changed_ = false, host_reads_loss_ = false;
 };
 
 }  // namespace

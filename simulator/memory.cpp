@@ -1,5 +1,6 @@
 #include "simulator/memory.h"
 
+#include <algorithm>
 #include <string>
 
 #include "models/error.h"
@@ -13,9 +14,11 @@ namespace {
                      std::string(name(program.buffers[static_cast<std::size_t>(buffer)].kind)) + ")");
 }
 
+std::int64_t device_bytes(const Buffer& b) { return b.host ? 0 : b.bytes; }
+
 std::int64_t live_bytes(const Program& program, const std::vector<char>& live) {
   std::int64_t bytes = 0;
-  for (std::size_t b = 0; b < live.size(); ++b) bytes += live[b] ? program.buffers[b].bytes : 0;
+  for (std::size_t b = 0; b < live.size(); ++b) bytes += live[b] ? device_bytes(program.buffers[b]) : 0;
   return bytes;
 }
 
@@ -32,13 +35,13 @@ MemoryTimeline replay_memory(const Step& step, const Program& program, std::vect
     for (std::int32_t b : step.allocs_of(op)) {
       if (live[static_cast<std::size_t>(b)]) broken(program, step, index, b, "allocates the live");
       live[static_cast<std::size_t>(b)] = 1;
-      bytes += program.buffers[static_cast<std::size_t>(b)].bytes;
+      bytes += device_bytes(program.buffers[static_cast<std::size_t>(b)]);
     }
     const std::int64_t at = bytes;
     for (std::int32_t b : step.frees_of(op)) {
       if (!live[static_cast<std::size_t>(b)]) broken(program, step, index, b, "frees the dead");
       live[static_cast<std::size_t>(b)] = 0;
-      bytes -= program.buffers[static_cast<std::size_t>(b)].bytes;
+      bytes -= device_bytes(program.buffers[static_cast<std::size_t>(b)]);
     }
     timeline.points.push_back({at, bytes});
   }
@@ -56,7 +59,20 @@ void made_of(const Step& step, const Program& program, std::vector<char> live, s
     for (std::int32_t b : step.frees_of(op)) live[static_cast<std::size_t>(b)] = 0;
   }
   for (std::size_t b = 0; b < live.size(); ++b)
-    if (live[b]) memory.at_peak[static_cast<std::size_t>(program.buffers[b].kind)] += program.buffers[b].bytes;
+    if (live[b]) memory.at_peak[static_cast<std::size_t>(program.buffers[b].kind)] += device_bytes(program.buffers[b]);
+}
+
+// Most host memory held at once, over all steps.
+std::int64_t host_peak(const Program& program) {
+  std::int64_t now = 0, peak = 0;
+  for (const Step* step : {&program.init, &program.first_step, &program.steady_step}) {
+    for (const Operation& op : step->ops) {
+      for (std::int32_t b : step->allocs_of(op)) now += program.buffers[static_cast<std::size_t>(b)].host ? program.buffers[static_cast<std::size_t>(b)].bytes : 0;
+      peak = std::max(peak, now);
+      for (std::int32_t b : step->frees_of(op)) now -= program.buffers[static_cast<std::size_t>(b)].host ? program.buffers[static_cast<std::size_t>(b)].bytes : 0;
+    }
+  }
+  return peak;
 }
 
 }  // namespace
@@ -80,6 +96,11 @@ ProgramMemory replay_memory(const Program& program) {
       memory.peak_step = s;
       memory.peak_op = static_cast<std::int32_t>(i);
     }
+  }
+  for (const Buffer& b : program.buffers) {
+    if (!b.host) continue;
+    memory.host_peak = host_peak(program);
+    break;
   }
   if (memory.peak_op >= 0)
     made_of(*steps[memory.peak_step], program, before[memory.peak_step], memory.peak_op, memory);

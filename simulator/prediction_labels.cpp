@@ -42,7 +42,7 @@ std::string action_label(const Operation& op, const ModelGraph& model) {
 std::vector<ActionTime> times_by_action(const Step& step, const Timeline& timeline, const ModelGraph& model) {
   // Row: action, and the kind of op where it is a typed one.
   constexpr std::size_t kColumns = kOpKinds + 1;
-  std::vector<ActionTime> table((static_cast<std::size_t>(Action::read_loss) + 1) * kColumns);
+  std::vector<ActionTime> table(static_cast<std::size_t>(kActions) * kColumns);
   for (std::size_t i = 0; i < step.ops.size(); ++i) {
     const Operation& op = step.ops[i];
     if (!runs_on_a_stream(op)) continue;

@@ -49,6 +49,9 @@ class Prover {
       const Operation& op = step.ops[i];
       for (std::int32_t b : step.allocs_of(op)) allocate(b);
       if (op.action == Action::read_loss && op.args.count > 0) join(host_, stream_clock_[stream_of(op)]);
+      if (op.action == Action::host_wait)
+        for (std::int32_t w : step.waits_of(op))
+          if (w >= 0) join(host_, clocks_[static_cast<std::size_t>(w)]);
       if (!op.host_only) execute(step, op, i);
       for (std::int32_t b : step.frees_of(op)) release(b);
     }

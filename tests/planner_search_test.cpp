@@ -45,7 +45,7 @@ std::uint64_t hash_of(const ShardingPlan& p, std::uint64_t seed, bool with_batch
     h ^= h >> 29;
   };
   mix(p.units.size());
-  mix(static_cast<std::uint64_t>(p.units.front().reshard_after_forward));
+  mix(static_cast<std::uint64_t>(p.units.front().reshard_after_forward.ranks + 1));
   mix(static_cast<std::uint64_t>(p.replicate()));
   if (with_batch) mix(static_cast<std::uint64_t>(p.micro_batches.front()));
   else mix(p.checkpointed.size());

@@ -128,7 +128,9 @@ CollectiveCall call_shape(Communicator comm, const ShardingPlan& plan, const Clu
   CollectiveCall call;
   switch (comm) {
     case Communicator::none: return call;
-    case Communicator::shard: call.ranks = shard; break;
+    case Communicator::shard:
+    case Communicator::shard_reduce: call.ranks = shard; break;
+    case Communicator::reshard: break;         // its size is the unit's: see reshard_shape
     case Communicator::replicate: call.ranks = plan.replicate(); break;
     case Communicator::world: call.ranks = world; break;
   }
@@ -142,6 +144,14 @@ CollectiveCall call_shape(Communicator comm, const ShardingPlan& plan, const Clu
     // them, and the node that holds the fewest has the fewest NICs to leave through.
     call.ranks_per_node = std::gcd(call.ranks, node);
   }
+  return call;
+}
+
+CollectiveCall reshard_shape(std::int64_t ranks, const ShardingPlan& plan, const ClusterSpec& cluster) {
+  const std::int64_t node = std::max<std::int64_t>(1, cluster.gpus_per_node);
+  CollectiveCall call;
+  call.ranks = ranks;
+  call.ranks_per_node = plan.ranks() <= node || cluster.host ? ranks : std::gcd(ranks, node);
   return call;
 }
 

@@ -34,6 +34,7 @@ double traffic_bytes(const Operation& op, const Step& step, const Program& progr
 KernelRate traffic_rate(Action action, const CostContext& c) {
   switch (action) {
     case Action::cast_shard:
+    case Action::cast_gradient:
     case Action::accumulate_gradient:
     case Action::finish_gradient: return rate_or_default(c.costs.cast, "casts", c.cluster, c.costs);
     case Action::optimizer: return rate_or_default(c.costs.optimizer, "the optimizer", c.cluster, c.costs);
@@ -44,7 +45,7 @@ KernelRate traffic_rate(Action action, const CostContext& c) {
 }
 
 // Tokens come over the host link; on the host they are memory like any other.
-Demand load_demand(double bytes, const CostContext& c) {
+Demand link_demand(double bytes, const CostContext& c) {
   const double link = c.cluster.gpu.host_link.count();
   if (c.cluster.host || link <= 0) return traffic_demand(bytes, copy_rate(c.cluster, c.costs), c.cluster, c.costs);
   Demand d;
@@ -60,7 +61,9 @@ CollectiveKind kind_of(Action action) {
 
 // Bytes as nccl-tests counts them: the full tensor for all-gather and reduce-scatter, the buffer for all-reduce.
 Demand priced_collective(const Operation& op, const Step& step, const Program& program, const CostContext& c) {
-  CollectiveCall call = call_shape(op.comm, c.plan, c.cluster);
+  CollectiveCall call = op.comm == Communicator::reshard
+                            ? reshard_shape(c.plan.units[static_cast<std::size_t>(op.unit)].reshard_after_forward.ranks, c.plan, c.cluster)
+                            : call_shape(op.comm, c.plan, c.cluster);
   call.kind = kind_of(op.action);
   double bytes = 0;
   if (op.action == Action::all_reduce || op.unit < 0) {
@@ -70,7 +73,8 @@ Demand priced_collective(const Operation& op, const Step& step, const Program& p
                                                      : program.buffers[static_cast<std::size_t>(args[0].buffer)].bytes);
   } else {
     const DType type = op.action == Action::all_gather ? c.plan.param_dtype : c.plan.reduce_dtype;
-    bytes = unit_bytes(program.layouts[static_cast<std::size_t>(op.unit)], type) * static_cast<double>(call.ranks);
+    const UnitLayout& unit = program.layouts[static_cast<std::size_t>(op.unit)];
+    bytes = unit_bytes(unit, type) * static_cast<double>(unit.shards);
   }
   call.bytes = Bytes(static_cast<std::int64_t>(bytes));
   return collective_demand(call, c.cluster, c.costs);
@@ -93,7 +97,9 @@ Demand price(const Operation& op, const Step& step, const Program& program, cons
   }
   Demand d;
   if (is_collective(op.action)) d = priced_collective(op, step, program, c);
-  else if (op.action == Action::load_batch) d = load_demand(traffic_bytes(op, step, program, c.plan), c);
+  else if (op.action == Action::load_batch) d = link_demand(traffic_bytes(op, step, program, c.plan), c);
+  else if (op.action == Action::shard_to_device || op.action == Action::gradient_to_host)   // read here, written there: over the link once
+    d = link_demand(traffic_bytes(op, step, program, c.plan) / 2, c);
   else if (!op.host_only && op.action != Action::read_loss)
     d = traffic_demand(traffic_bytes(op, step, program, c.plan), traffic_rate(op.action, c), c.cluster, c.costs);
   d.host = host_time(op, c);

@@ -34,4 +34,13 @@ std::int32_t StepBuilder::issue(Operation header, std::span<const Arg> args) {
   return index;
 }
 
+void StepBuilder::host_wait(std::span<const std::int32_t> ops, std::int16_t micro_batch) {
+  if (ops.empty()) return;
+  Operation wait = operation(Action::host_wait, Stream::compute, -1, micro_batch);
+  wait.host_only = true;
+  const std::int32_t index = issue(wait, {});
+  step_.waits.insert(step_.waits.end(), ops.begin(), ops.end());
+  step_.ops[static_cast<std::size_t>(index)].waits.count = static_cast<std::uint32_t>(ops.size());
+}
+
 }  // namespace fsdp

@@ -52,6 +52,9 @@ class StepBuilder {
 
   std::int32_t issue(Operation header, std::span<const Arg> args);
 
+  // The host goes on only when these operations have finished (-1 - i: operation i of the step before). None: no operation is issued.
+  void host_wait(std::span<const std::int32_t> ops, std::int16_t micro_batch);
+
   [[nodiscard]] std::int32_t last(Stream stream) const { return last_[static_cast<std::size_t>(stream)]; }
 
  private:

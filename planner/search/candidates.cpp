@@ -115,12 +115,8 @@ std::vector<std::int64_t> replicas(const ClusterSpec& cluster, const SearchOptio
 }
 
 const char* reshard_label(Reshard r) {
-  switch (r) {
-    case Reshard::automatic: return "reshard";
-    case Reshard::yes: return "reshard all";
-    case Reshard::no: break;
-  }
-  return "keep gathered";
+  if (r == Reshard::automatic) return "reshard";
+  return r == Reshard::yes ? "reshard all" : "keep gathered";
 }
 
 Option make_option(const ModelGraph& model, const SearchOptions& o, const Named& w, Reshard reshard, const Checkpointing& c,
