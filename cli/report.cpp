@@ -28,6 +28,14 @@ std::string reshard(const ShardingPlan& plan) {
   return "reshard " + (equal ? std::string(name(first)) : std::string("per unit"));
 }
 
+// From allocated to what the limit is held against.
+std::vector<std::vector<std::string>> on_top(const Prediction& p) {
+  const Bytes margin = p.peak_reserved_estimate - p.peak_allocated;
+  return {{fmt::format("+ margin for the allocator ({:.0f} %)", 100 * kReservedMargin), human(margin), ""},
+          {"+ context and communicators", human(p.fixed), ""},
+          {"= peak total", human(p.peak_total), ""}};
+}
+
 std::string made_of(const Prediction& p) {
   std::vector<std::pair<std::int64_t, int>> parts;
   for (int k = 0; k < kBufferKinds; ++k) {
@@ -40,11 +48,8 @@ std::string made_of(const Prediction& p) {
     rows.push_back({std::string(name(static_cast<BufferKind>(kind))), human(Bytes(bytes)),
                     percent(static_cast<double>(bytes) / static_cast<double>(p.peak_allocated.count()))});
   }
-  const Bytes margin = p.peak_reserved_estimate - p.peak_allocated;
   rows.push_back({"= allocated at the peak", human(p.peak_allocated), ""});
-  rows.push_back({fmt::format("+ margin for the allocator ({:.0f} %)", 100 * kReservedMargin), human(margin), ""});
-  rows.push_back({"+ context and communicators", human(p.fixed), ""});
-  rows.push_back({"= peak total", human(p.peak_total), ""});
+  for (auto& row : on_top(p)) rows.push_back(std::move(row));
   return table({"what the peak is made of", ">bytes", ">share"}, rows);
 }
 
@@ -112,6 +117,42 @@ std::string prediction_report(const Prediction& p) {
     for (const std::string& part : p.critical_path) out += "  " + part + "\n";
   }
   return out;
+}
+
+std::string memory_text(const MemoryReport& r, const Prediction& p) {
+  constexpr std::size_t kItems = 12;
+  // The first step differs from the steady one only where something is made in it: shown if the peak is there.
+  std::vector<std::size_t> shown;
+  for (std::size_t m = 0; m < r.moments.size(); ++m)
+    if (m == r.peak || !r.moments[m].phase.starts_with("first step")) shown.push_back(m);
+  std::vector<std::string> header = {"allocated at the peak of"};
+  for (std::size_t m : shown) header.push_back(">" + r.moments[m].phase);
+  std::vector<std::vector<std::string>> rows;
+  for (int part = 0; part < kMemoryParts; ++part) {
+    std::vector<std::string> row = {std::string(name(static_cast<MemoryPart>(part)))};
+    bool any = false;
+    for (std::size_t m : shown) {
+      const std::int64_t bytes = r.moments[m].bytes[static_cast<std::size_t>(part)];
+      any = any || bytes > 0;
+      row.push_back(bytes > 0 ? human(Bytes(bytes)) : "-");
+    }
+    if (any) rows.push_back(std::move(row));
+  }
+  std::vector<std::string> total = {"= allocated"};
+  for (std::size_t m : shown) total.push_back(human(Bytes(r.moments[m].total)));
+  rows.push_back(std::move(total));
+  std::string out = "\n" + table(header, rows) + "\n";
+  for (std::size_t m : shown) out += fmt::format("  {} peaks at {}\n", r.moments[m].phase, r.moments[m].at);
+  std::vector<std::vector<std::string>> items;
+  for (std::size_t i = 0; i < std::min(kItems, r.items.size()); ++i)
+    items.push_back({r.items[i].what, std::to_string(r.items[i].count), human(Bytes(r.items[i].bytes)),
+                     percent(static_cast<double>(r.items[i].bytes) / static_cast<double>(std::max<std::int64_t>(1, p.peak_allocated.count())))});
+  out += "\n" + table({"largest at the highest peak", ">buffers", ">bytes", ">share"}, items);
+  if (r.host_peak > 0) out += "\nhost memory, pinned: " + human(Bytes(r.host_peak)) + "\n";
+  std::vector<std::vector<std::string>> sums = {{"allocated at the peak", human(p.peak_allocated), ""}};
+  for (auto& row : on_top(p)) sums.push_back(std::move(row));
+  for (auto& row : sums) row.pop_back();
+  return out + "\n" + table({"on the device", ">bytes"}, sums);
 }
 
 std::string validation_line(const ValidationReport& report, const Tolerances& tolerances) {

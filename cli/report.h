@@ -8,6 +8,7 @@
 #include "planner/plan.h"
 #include "planner/search.h"
 #include "simulator/compare.h"
+#include "simulator/memory_report.h"
 #include "simulator/prediction.h"
 
 namespace fsdp::cli {
@@ -20,6 +21,9 @@ namespace fsdp::cli {
 
 // The time bar, the memory chart, what the peak is made of, the critical path.
 [[nodiscard]] std::string prediction_report(const Prediction&);
+
+// simulate --memory: parts by phase, the largest buffers at the peak, and what comes on top of the allocated bytes.
+[[nodiscard]] std::string memory_text(const MemoryReport&, const Prediction&);
 
 // "llama3-8b, 8,192 tokens per sequence, on 8 GPUs of dgx-h100"
 [[nodiscard]] std::string workload(const std::string& model, std::int64_t seq_len, std::int64_t ranks, const std::string& cluster);

@@ -7,6 +7,7 @@
 #include "cli/predict.h"
 #include "cli/report.h"
 #include "planner/lower.h"
+#include "simulator/memory_report.h"
 #include "viz/viz.h"
 
 namespace fsdp::cli {
@@ -15,7 +16,7 @@ namespace {
 struct SimulateFlags {
   Flags shared;
   Text output, trace;
-  bool json = false;
+  bool json = false, memory = false;
 };
 
 int simulate_command(const SimulateFlags& f) {
@@ -31,11 +32,12 @@ int simulate_command(const SimulateFlags& f) {
   if (f.output) write_file(*f.output, to_json_text(prediction));
   if (f.trace) write_file(*f.trace, trace_json(program.steady_step, program, plan, setup.model, &prediction, nullptr));
   if (f.json) {
-    print(stdout, to_json_text(prediction));
+    print(stdout, f.memory ? to_json_text(memory_report(program, plan, setup.model)) : to_json_text(prediction));
   } else {
     print(stdout, bold(stdout, verdict_line(prediction)));
     print(stdout, "Plan: " + plan_label(plan) + "\n" + basis(prediction, plan, setup.costs));
-    print(stdout, prediction_report(prediction));
+    if (f.memory) print(stdout, memory_text(memory_report(program, plan, setup.model), prediction));
+    else print(stdout, prediction_report(prediction));
     if (f.trace) print(stdout, "\ntrace: " + *f.trace + " (open it in ui.perfetto.dev)\n");
   }
   return prediction.verdict == Verdict::does_not_fit ? kAnswerIsNo : kDone;
@@ -52,6 +54,7 @@ void add_simulate(CLI::App& app, Work& chosen) {
   add_plan_flags(*command, flags->shared);
   command->add_option("-o,--output", flags->output, "write the prediction here")->type_name("FILE");
   command->add_option("--trace", flags->trace, "write a Perfetto / Chrome trace here")->type_name("FILE");
+  command->add_flag("--memory", flags->memory, "what memory is made of, phase by phase, and the largest buffers at the peak");
   command->add_flag("--json", flags->json, "one JSON object");
   command->callback([flags, &chosen] { chosen = [flags] { return simulate_command(*flags); }; });
 }
