@@ -10,8 +10,8 @@ namespace fsdp {
 namespace {
 
 // Every implementation there is; one line each.
-std::array<const Implementation*, 3> all() {
-  return {&native_implementation(), &torchtitan_implementation(false), &torchtitan_implementation(true)};
+std::array<const Implementation*, 4> all() {
+  return {&native_implementation(), &torchtitan_implementation(false), &torchtitan_implementation(true), &torch_cpu_implementation()};
 }
 
 // One op of each kind with small, pairwise different extents, so that a digest notices any change of a rule.

@@ -49,5 +49,6 @@ struct Implementation {
 // One per file in models/implementations/.
 [[nodiscard]] const Implementation& native_implementation();
 [[nodiscard]] const Implementation& torchtitan_implementation(bool compiled);
+[[nodiscard]] const Implementation& torch_cpu_implementation();   // for comparisons with recordings of PyTorch on CPU tensors
 
 }  // namespace fsdp
