@@ -270,7 +270,8 @@ KernelBody make_kernel(KernelCall c) {
     case Action::divide_gradient:
     case Action::shard_to_device:
     case Action::gradient_to_host:
-    case Action::cast_gradient: break;
+    case Action::cast_gradient:
+    case Action::reorder_shards: break;
   }
   throw MachineError(fmt::format("{} is no kernel", name(c.op.action)));
 }

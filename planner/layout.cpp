@@ -1,9 +1,11 @@
 #include "planner/layout.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "models/error.h"
 #include "models/units.h"
+#include "planner/layout_flat.h"
 
 namespace fsdp {
 namespace {
@@ -33,21 +35,33 @@ std::vector<std::int32_t> module_ids(const Unit& unit, const ModelGraph& model, 
   return ids;
 }
 
+// Tensors that depend on a trained parameter: autograd makes gradients of those alone.
+std::vector<char> tensors_in_backward(const ModelGraph& model) {
+  std::vector<char> in(model.tensors.size(), 0);
+  for (const Op& op : model.ops) {
+    bool any = false;
+    for (const std::int32_t t : op.inputs) any = any || in[t] != 0;
+    for (const std::int32_t p : op.params) any = any || model.parameters[p].trainable;
+    for (const std::int32_t t : op.outputs) in[t] = any && model.tensors[t].requires_grad ? 1 : 0;
+  }
+  return in;
+}
+
 // Is there an op of `module` that reads a tensor made outside of it which takes part in backward?
-bool needs_input_gradient(const Module& module, const ModelGraph& model) {
+bool needs_input_gradient(const Module& module, const ModelGraph& model, const std::vector<char>& in_backward) {
   std::vector<char> made_inside(model.tensors.size(), 0);
   for (std::int32_t i = module.op_begin; i < module.op_end; ++i) {
     for (const std::int32_t t : model.ops[i].outputs) made_inside[t] = 1;
   }
   for (std::int32_t i = module.op_begin; i < module.op_end; ++i) {
     for (const std::int32_t t : model.ops[i].inputs) {
-      if (!made_inside[t] && model.tensors[t].requires_grad) return true;
+      if (!made_inside[t] && in_backward[t]) return true;
     }
   }
   return false;
 }
 
-void set_op_range(UnitLayout& layout, const std::vector<std::int32_t>& ids, const ModelGraph& model) {
+void set_op_range(UnitLayout& layout, const std::vector<std::int32_t>& ids, const ModelGraph& model, const std::vector<char>& in_backward) {
   const Module* first = nullptr;
   for (const std::int32_t id : ids) {
     const Module& m = model.modules[id];
@@ -60,16 +74,60 @@ void set_op_range(UnitLayout& layout, const std::vector<std::int32_t>& ids, cons
     layout.op_begin = 0;
     layout.op_end = static_cast<std::int32_t>(model.ops.size()) - 1;
   }
-  layout.inputs_require_grad = first != nullptr && needs_input_gradient(*first, model);
+  layout.inputs_require_grad = first != nullptr && needs_input_gradient(*first, model, in_backward);
+  if (layout.op_end > layout.op_begin)
+    for (const std::int32_t t : model.ops[layout.op_end - 1].outputs) layout.outputs_require_grad = layout.outputs_require_grad || in_backward[t];
 }
 
-ShardedParam sharded(std::int32_t id, const Parameter& p, const UnitLayout& layout) {
+std::vector<std::int64_t> dims_of_parameters(const ShardingPlan& plan, const ModelGraph& model) {
+  std::vector<std::int64_t> dims(model.parameters.size(), 0);
+  for (const ShardDim& d : plan.shard_dims) {
+    const auto found = std::find_if(model.parameters.begin(), model.parameters.end(), [&](const Parameter& p) { return p.name == d.parameter; });
+    if (found == model.parameters.end())
+      throw InputError("plan: shard_dims", "no parameter is named '" + d.parameter + "'", "run `fsdp-plan show model NAME` for the names");
+    if (d.dim < 0 || d.dim >= static_cast<std::int64_t>(found->shape.size()))
+      throw InputError("plan: shard_dims", "'" + d.parameter + "' has no dimension " + std::to_string(d.dim), "use 0 or another dimension that it has");
+    dims[static_cast<std::size_t>(found - model.parameters.begin())] = d.dim;
+  }
+  return dims;
+}
+
+// Parameters that the plan leaves alone: named themselves, or inside a named module and of no module outside of those.
+std::vector<char> ignored_parameters(const ShardingPlan& plan, const ModelGraph& model, const std::vector<std::int32_t>& end) {
+  std::vector<char> ignored(model.parameters.size(), 0), module(model.modules.size(), 0);
+  for (const std::string& name : plan.ignored) {
+    const std::int32_t id = model.find_module(name);
+    for (std::int32_t m = id; id >= 0 && m < end[id]; ++m) module[m] = 1;
+    bool found = id >= 0;
+    for (std::size_t p = 0; p < model.parameters.size(); ++p) {
+      if (model.parameters[p].name != name) continue;
+      ignored[p] = 1;
+      found = true;
+    }
+    if (!found)
+      throw InputError("plan: ignored", "no module or parameter is named '" + name + "'", "run `fsdp-plan show model NAME` for the names");
+  }
+  for (std::size_t p = 0; p < model.parameters.size(); ++p) {
+    const std::vector<std::int32_t>& owners = model.parameters[p].modules;
+    if (std::any_of(owners.begin(), owners.end(), [&](std::int32_t m) { return module[m] != 0; })) ignored[p] = 1;
+  }
+  return ignored;
+}
+
+ShardedParam sharded(std::int32_t id, const Parameter& p, std::int64_t dim, const UnitLayout& layout) {
   const std::string where = "parameter " + p.name;
   ShardedParam s;
   s.param = id;
-  s.rows = p.shape.empty() ? 1 : p.shape.front();
+  s.dim = dim;
+  s.trainable = p.trainable;
+  s.rows = p.shape.empty() ? 1 : p.shape[static_cast<std::size_t>(dim)];
   s.row_elements = 1;
-  for (std::size_t d = 1; d < p.shape.size(); ++d) s.row_elements = checked_mul(s.row_elements, p.shape[d], where);
+  for (std::size_t d = 0; d < p.shape.size(); ++d)
+    if (d != static_cast<std::size_t>(dim)) s.row_elements = checked_mul(s.row_elements, p.shape[d], where);
+  if (dim > 0 && s.rows % layout.shards != 0)
+    throw InputError("plan: shard_dims", "dimension " + std::to_string(dim) + " of '" + p.name + "' has size " + std::to_string(s.rows) +
+                                             ", which " + std::to_string(layout.shards) + " ranks do not divide",
+                     "shard another dimension (only dimension 0 can be padded)");
   s.chunk_rows = s.rows / layout.shards + (s.rows % layout.shards != 0 ? 1 : 0);
   s.offset = layout.shard_elements;
   (void)checked_mul(checked_mul(s.chunk_rows, s.row_elements, where), layout.shards, where);  // its padded whole must exist, too
@@ -79,15 +137,50 @@ ShardedParam sharded(std::int32_t id, const Parameter& p, const UnitLayout& layo
 }  // namespace
 
 std::int64_t UnitLayout::local_elements(std::int64_t shard_rank) const {
+  if (flat_elements > 0) return flat_local_elements(*this, shard_rank);
   std::int64_t sum = 0;
   for (const ShardedParam& p : params) sum += p.local_elements(shard_rank);
   return sum;
+}
+
+std::int64_t UnitLayout::local_trained_elements(std::int64_t shard_rank) const {
+  if (flat_elements > 0) return flat_local_elements(*this, shard_rank);
+  std::int64_t sum = 0;
+  for (const ShardedParam& p : params) sum += p.trainable ? p.local_elements(shard_rank) : 0;
+  return sum;
+}
+
+GradientScale gradient_scale(std::int64_t shards, std::int64_t replicas, DType reduce_dtype, std::optional<double> divide_factor,
+                             bool force_sum) {
+  GradientScale s;
+  const std::int64_t ranks = shards * replicas;
+  const bool may_overflow = reduce_dtype != DType::f32 && reduce_dtype != DType::bf16;
+  if (shards == 1 && divide_factor) s.divide_copy = *divide_factor;
+  if (!may_overflow && !force_sum) {
+    if (!divide_factor) {
+      if (ranks == 1) s.reduce_scatter = s.all_reduce = ReduceOp::sum;
+      return s;
+    }
+    s.all_reduce = ReduceOp::sum;
+    if (*divide_factor == static_cast<double>(shards)) return s;
+    s.reduce_scatter = ReduceOp::scaled_sum;
+    s.multiply = 1 / *divide_factor;
+    return s;
+  }
+  s.reduce_scatter = s.all_reduce = ReduceOp::sum;
+  const double factor = divide_factor.value_or(static_cast<double>(ranks));
+  if (may_overflow)
+    while (std::fmod(factor, s.divide_before) == 0 && factor / s.divide_before > s.divide_before) s.divide_before *= 2;
+  s.divide_after = factor / s.divide_before;
+  return s;
 }
 
 std::vector<UnitLayout> unit_layouts(const ShardingPlan& plan, const ModelGraph& model) {
   const std::vector<std::int32_t> end = subtree_ends(model);
   const auto none = static_cast<std::int32_t>(plan.units.size());
   std::vector<std::int32_t> unit_of_module(model.modules.size(), none);  // the first (innermost) unit that holds the module
+  const std::vector<char> in_backward = tensors_in_backward(model), ignored = ignored_parameters(plan, model, end);
+  const std::vector<std::int64_t> dims = dims_of_parameters(plan, model);
   std::vector<UnitLayout> layouts(plan.units.size());
   for (std::size_t u = 0; u < plan.units.size(); ++u) {
     UnitLayout& layout = layouts[u];
@@ -97,9 +190,11 @@ std::vector<UnitLayout> unit_layouts(const ShardingPlan& plan, const ModelGraph&
       layout.root = layout.root || id == 0;
       for (std::int32_t m = id; m < end[id]; ++m) unit_of_module[m] = std::min(unit_of_module[m], static_cast<std::int32_t>(u));
     }
-    set_op_range(layout, ids, model);
+    set_op_range(layout, ids, model, in_backward);
+    layout.scale = gradient_scale(layout.shards, plan.replicate(), plan.reduce_dtype, plan.units[u].gradient_divide_factor, plan.force_sum_reduction);
   }
   for (std::size_t p = 0; p < model.parameters.size(); ++p) {
+    if (ignored[p]) continue;
     const Parameter& parameter = model.parameters[p];
     std::int32_t unit = none;  // tied: the unit that comes first to any of its owners
     for (const std::int32_t owner : parameter.modules) unit = std::min(unit, unit_of_module[owner]);
@@ -108,11 +203,13 @@ std::vector<UnitLayout> unit_layouts(const ShardingPlan& plan, const ModelGraph&
                        "add the root unit {\"\"} as the last one");
     }
     UnitLayout& layout = layouts[unit];
-    layout.params.push_back(sharded(static_cast<std::int32_t>(p), parameter, layout));
+    layout.params.push_back(sharded(static_cast<std::int32_t>(p), parameter, dims[p], layout));
     layout.shard_elements =
         checked_add(layout.shard_elements, layout.params.back().padded_shard(), "parameter " + parameter.name);
+    if (parameter.trainable) layout.reduce_elements += layout.params.back().padded_shard();
     layout.numel = checked_add(layout.numel, layout.params.back().numel(), "parameter " + parameter.name);
   }
+  if (plan.dialect == Dialect::fsdp1) flatten_layouts(layouts, plan, model);
   return layouts;
 }
 

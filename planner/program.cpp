@@ -12,7 +12,8 @@ std::string_view name(Action a) {
       "add_gradient",    "cast_shard",     "gather_copy_in",      "all_gather",      "gather_copy_out", "accumulate_gradient",
       "scatter_copy_in", "reduce_scatter", "all_reduce",          "finish_gradient", "clip_local_norm", "clip_reduce",
       "clip_scale",      "optimizer",      "reduce_loss",         "zero_gradients", "read_loss",
-      "host_wait",       "keep_shard",     "divide_gradient", "shard_to_device",     "gradient_to_host", "cast_gradient"};
+      "host_wait",       "keep_shard",     "divide_gradient", "shard_to_device",     "gradient_to_host", "cast_gradient",
+      "reorder_shards"};
   return names[static_cast<std::size_t>(a)];
 }
 

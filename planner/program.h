@@ -36,11 +36,12 @@ enum class Action : std::uint8_t {
                         //               (order: grad_outputs, inputs, outputs, params, extra, scratch, grad_inputs, grad_params)
   add_gradient,         // graph_op      adds args[0] into args[1] (a second use of a tensor or parameter; `tensor` or `param` of the buffers)
   cast_shard,           // unit          reads: shard; writes: shard in param_dtype
-  gather_copy_in,       // unit          reads: (cast) shard; writes: own slot of the gather buffer
+  gather_copy_in,       // unit          reads: (cast) shard, or its pieces; writes: own slot of the gather buffer
   all_gather,           // unit          reads + writes: gather buffer, in place
   gather_copy_out,      // unit          reads: gather buffer (W = 1: the (cast) shard); writes: P unsharded parameters
   accumulate_gradient,  // unit, no-sync: args: P pairs (gradient, accumulator): converts or adds gradient into accumulator; gradient -1: none
-  scatter_copy_in,      // unit          reads: P gradients or accumulators (-1: zeros); writes: reduce-scatter input [W, S_g]
+  scatter_copy_in,      // unit          reads: P gradients or accumulators (-1: not trained); writes: reduce-scatter input
+                        //               [W, S_g], and before that, where it narrows, the same in the gradients' dtype
   reduce_scatter,       // unit          reads: input; writes: output [S_g]; average over the mesh as PyTorch does (W = 1: a copy)
   all_reduce,           // unit          in place on the reduce output, average over `replicate` (ddp: over `replicate`, on the gradient buffer)
   finish_gradient,      // unit          reads: reduce output; writes: sharded gradient (cast) or adds into it (Access::accumulate)
@@ -52,13 +53,16 @@ enum class Action : std::uint8_t {
   zero_gradients,       // -             host only: frees the sharded gradients of the step before
   read_loss,            // -             host waits for args[0] (the loss)
   host_wait,            // -             host only: the host goes on when `waits` have finished, and every operation that ended then
-  keep_shard,           // unit          reads: P unsharded parameters; writes: this rank's part of them over the small group
-  divide_gradient,      // unit          in place on the reduce input or output: one side of a division split in two (pre, post)
-  shard_to_device,      // unit          reads: shard in host memory; writes: its copy on the device
-  gradient_to_host,     // unit          reads: reduce output (cast); writes or adds to: sharded gradient in host memory
+  keep_shard,           // unit          reads: this rank's part, over the small group, of an unsharded parameter; writes: a copy of it
+  divide_gradient,      // unit          in place on the reduce input or output (UnitLayout::scale says by what); with two buffers: from one
+                        //               to the other
+  shard_to_device,      // unit          reads: one parameter of the shard in host memory; writes: its copy on the device
+  gradient_to_host,     // unit          reads: one parameter of the reduce output (cast); writes: sharded gradient in host memory
   cast_gradient,        // unit          reads: flat gradient; writes: the same in reduce_dtype, padded to W equal parts
+  reorder_shards,       // unit          reads: one parameter (or gradient) as W slabs of its sharded dimension; writes: it in its own
+                        //               order (or the other way round)
 };
-inline constexpr int kActions = 29;
+inline constexpr int kActions = 30;
 [[nodiscard]] std::string_view name(Action);
 [[nodiscard]] std::string_view name(Stream);
 [[nodiscard]] constexpr bool is_collective(Action a) {

@@ -36,7 +36,8 @@ class DialectHooks {
   // Arguments of kernels. `gradient` also says whether there is something to add to; it allocates the first time.
   virtual Arg parameter(StepBuilder&, std::int32_t param) = 0;
   virtual Arg gradient(StepBuilder&, std::int32_t param) = 0;
-  [[nodiscard]] virtual std::int32_t sharded_gradient(std::int32_t unit) const = 0;   // buffer; -1: the unit has no parameters
+  virtual void after_gradient(StepBuilder&, std::int32_t /*param*/) {}   // the kernel that was asked for it has been issued
+  [[nodiscard]] virtual std::int32_t sharded_gradient(std::int32_t unit) const = 0;   // buffer; -1: nothing of the unit is trained
   [[nodiscard]] virtual std::int32_t parameter_shard(std::int32_t unit) const = 0;
 };
 

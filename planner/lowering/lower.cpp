@@ -149,6 +149,8 @@ class Lowering {
       b.issue(add, {{from, into}});
       b.release(from.buffer);
     }
+    for (const TapeArg& a : tape_->args_of(t))
+      if (a.kind == TapeArg::Kind::gradient) dialect_->after_gradient(b, a.id);
     for (std::uint32_t k = 0; k < t.frees.count; ++k) b.release(value_buffer_[at(tape_->frees[t.frees.begin + k])]);
   }
 

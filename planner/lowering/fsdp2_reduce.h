@@ -1,0 +1,50 @@
+// From gradients to sharded gradients in the `fsdp2` dialect (AccumulateGrad, FSDPParamGroup.post_backward, foreach_reduce).
+#pragma once
+
+#include <cstdint>
+#include <deque>
+
+#include "planner/lowering/fsdp2_units.h"
+
+namespace fsdp {
+
+class Fsdp2Reduce {
+ public:
+  explicit Fsdp2Reduce(Fsdp2Units& units);
+
+  void init(StepBuilder&, std::int32_t u);   // declares what lives from step to step
+  void begin_step() { held_outputs_.clear(); inputs_.clear(); }
+  void begin_micro_batch();
+  // The gradient that a kernel writes or adds to, and what follows when autograd has added up all uses of the parameter.
+  Arg gradient(StepBuilder&, std::int32_t u, std::size_t i);
+  void after_gradient(StepBuilder&, std::int32_t u, std::size_t i);
+  // Before PyTorch 2.15: gradients are converted or added when the unit's backward is over.
+  void accumulate_late(StepBuilder&, std::int32_t u, bool only_into_existing);
+  // B6c to B6i.
+  void reduce(StepBuilder&, std::int32_t u);
+  void end_backward(StepBuilder&);
+
+ private:
+  void accumulate(StepBuilder&, std::int32_t u, std::ptrdiff_t only);
+  bool accumulates_now(std::int32_t u, std::size_t i) const;
+  void limit_inputs(StepBuilder&, std::size_t at_most);
+  std::int32_t copy_in(StepBuilder&, std::int32_t u, std::int32_t input);
+  void reorder(StepBuilder&, std::int32_t u, std::vector<std::int32_t>& source, bool accumulated);
+  void divide(StepBuilder&, std::int32_t u, Stream, std::int32_t buffer, double by);
+  std::int32_t scatter(StepBuilder&, std::int32_t u, std::int32_t input, std::int32_t out);
+  bool replicate_sum(StepBuilder&, std::int32_t u, std::int32_t out);
+  void finish(StepBuilder&, std::int32_t u, std::int32_t out, bool keeps);
+  void finish_on_host(StepBuilder&, std::int32_t u, std::int32_t out);
+  [[nodiscard]] Stream last_stream() const { return units_.hsdp() ? Stream::all_reduce : Stream::reduce_scatter; }
+
+  struct Input { std::int32_t buffer = -1, op = -1; };
+  Fsdp2Units& units_;
+  const DType reduce_dtype_, gradient_dtype_, master_dtype_;
+  const bool early_;                         // gradients get their dtype from autograd as they are made (since PyTorch 2.15)
+  std::vector<int> uses_;                    // by parameter: kernels that make a part of its gradient
+  std::deque<Input> inputs_;                 // of reduce-scatters in flight
+  std::vector<std::int32_t> held_outputs_;   // R's pool, used on A: kept until D has waited at the end of backward
+  std::vector<std::int32_t> to_host_;        // copies that the host waits for at the end of backward
+};
+
+}  // namespace fsdp
