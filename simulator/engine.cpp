@@ -244,6 +244,12 @@ class Engine {
 
 }  // namespace
 
-Timeline simulate(const Step& step, std::span<const Demand> demands, const EngineOptions& options) { return Engine(step, demands, options).run(); }
+Timeline simulate(const Step& step, std::span<const Demand> demands, const EngineOptions& options) {
+  if (demands.size() != step.ops.size()) throw MachineError("broken costs: " + std::to_string(demands.size()) + " demands for " + std::to_string(step.ops.size()) + " operations");
+  for (std::size_t i = 0; i < demands.size(); ++i)                       // what is not a number would never end
+    if (!(demands[i].alone.count() >= 0 && demands[i].alone.count() < 1e12 && demands[i].host.count() >= 0 && demands[i].host.count() < 1e12))
+      throw MachineError("broken costs: operation " + std::to_string(i) + " (" + std::string(name(step.ops[i].action)) + ") has no finite duration");
+  return Engine(step, demands, options).run();
+}
 
 }  // namespace fsdp
