@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -65,7 +66,7 @@ enum class TensorKind : std::uint8_t { ids, activation, loss };
 struct Tensor {
   TensorKind kind = TensorKind::activation;
   std::int64_t width = 0;                    // elements per token
-  bool requires_grad = true;                 // false for ids
+  bool requires_grad = true;                 // false for ids, and for what no trained parameter has a part in
   friend bool operator==(const Tensor&, const Tensor&) = default;
 };
 
@@ -110,6 +111,7 @@ struct ModelGraph {
 struct Workload {
   std::int64_t sequences = 1, seq_len = 1;
   std::int64_t element_bytes = 2;            // of activations
+  std::int64_t loss_chunks = 1;              // parts in which the loss is computed, along the sequence
   [[nodiscard]] std::int64_t tokens() const { return sequences * seq_len; }
 };
 
@@ -123,6 +125,10 @@ struct Workload {
 // Model flops of a training step per token, for MFU: 6 * (parameters in matrix products) + 12 * layers * heads * head_dim * seq_len
 // (the PaLM / nanoGPT convention: full attention square, no recomputation).
 [[nodiscard]] double model_flops_per_token(const ModelGraph&, std::int64_t seq_len);
+
+// The same model with these parameters, or all parameters in and below these modules, not trained; which tensors take part in backward
+// follows. Names as the graph has them, aliases too. Throws InputError(where, ...) for a name that the model does not have.
+[[nodiscard]] ModelGraph freeze(ModelGraph, std::span<const std::string> modules_or_parameters, std::string_view where);
 
 // Every invariant that the comments above promise; throws InputError(where, ...) naming the first that does not hold.
 void check_graph(const ModelGraph&, std::string_view where);

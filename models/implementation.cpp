@@ -1,6 +1,6 @@
 #include "models/implementation.h"
 
-#include <array>
+#include <vector>
 
 #include "models/digest.h"
 #include "models/error.h"
@@ -10,8 +10,15 @@ namespace fsdp {
 namespace {
 
 // Every implementation there is; one line each.
-std::array<const Implementation*, 4> all() {
-  return {&native_implementation(), &torchtitan_implementation(false), &torchtitan_implementation(true), &torch_cpu_implementation()};
+std::vector<const Implementation*> all() {
+  return {&native_implementation(),
+          &torchtitan_implementation(false),
+          &torchtitan_implementation(true),
+          &torchtitan_2025_implementation(false),
+          &torchtitan_2025_implementation(true),
+          &torchtitan_2024_implementation(false),
+          &torchtitan_2024_implementation(true),
+          &torch_cpu_implementation()};
 }
 
 // One op of each kind with small, pairwise different extents, so that a digest notices any change of a rule.
@@ -60,20 +67,33 @@ OpFacts facts(const Implementation& implementation, const Op& op, const Workload
   return implementation.rules[static_cast<std::size_t>(op.kind)](op, workload);
 }
 
+OpFacts facts(const Implementation& implementation, const Op& op, const Workload& workload, const ModelGraph& model) {
+  OpFacts f = facts(implementation, op, workload);
+  const auto keep_nothing = [&f] { f.saved_inputs = f.saved_outputs = 0, f.saved_extra_bytes = f.result_extra_bytes = 0; };
+  const auto trained = [&](std::int32_t p) { return model.parameters[static_cast<std::size_t>(p)].trainable; };
+  if (!model.tensors[static_cast<std::size_t>(op.outputs[0])].requires_grad) keep_nothing();
+  const bool product = op.kind == OpKind::linear || op.kind == OpKind::embedding;   // only the weight's gradient reads the input
+  if (product && !trained(op.params[0])) keep_nothing();
+  return f;
+}
+
 std::string digest(const Implementation& i) {
   Digest d;
   d.add("name", i.name);
-  d.add("flags", (i.compiled ? 1 : 0) + (i.backward_adds_in_place ? 2 : 0) + (i.loss_read_every_step ? 4 : 0));
+  d.add("flags", (i.compiled ? 1 : 0) + (i.backward_adds_in_place ? 2 : 0) + (i.loss_read_every_step ? 4 : 0) +
+                     (i.keeps_unneeded_results ? 8 : 0) + (i.recompute_stops_early ? 16 : 0) + (i.frames_hold_inputs ? 32 : 0));
   d.add("optimizer_temp", i.optimizer_temp_bytes_per_element);
   d.add("host_launch", i.host_seconds_per_launch);
   d.add("host_hook", i.host_seconds_per_unit_hook);
   for (int k = 0; k < kOpKinds; ++k) {
+    for (std::int64_t product : {1, 2}) d.add("keeps", i.keeps_selectively && i.keeps_selectively(probe(static_cast<OpKind>(k)), product));
     for (std::int64_t element_bytes : {2, 4, 8}) {
       const OpFacts f = facts(i, probe(static_cast<OpKind>(k)), Workload{2, 13, element_bytes});
       d.add("op", k);
       for (std::int64_t v : {std::int64_t{f.saved_inputs}, std::int64_t{f.saved_outputs}, f.saved_extra_bytes,
                              f.forward_scratch_bytes, f.backward_scratch_bytes, std::int64_t{f.forward_launches},
-                             std::int64_t{f.backward_launches}, f.forward_traffic_bytes, f.backward_traffic_bytes}) {
+                             std::int64_t{f.backward_launches}, f.forward_traffic_bytes, f.backward_traffic_bytes,
+                             f.result_extra_bytes, std::int64_t{f.extra_replaces_input}}) {
         d.add("", v);
       }
     }

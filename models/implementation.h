@@ -20,10 +20,12 @@ namespace fsdp {
 struct OpFacts {
   std::uint8_t saved_inputs = 0, saved_outputs = 0;  // bit i: forward keeps inputs[i] / outputs[i] until this op's backward
   std::int64_t saved_extra_bytes = 0;                // made by forward for backward only (log-sum-exp, 1/rms, fp32 copies)
-  std::int64_t forward_scratch_bytes = 0;            // alive only inside the kernel
-  std::int64_t backward_scratch_bytes = 0;
+  std::int64_t forward_scratch_bytes = 0;            // alive only inside the op: what its worst moment needs beside its inputs,
+  std::int64_t backward_scratch_bytes = 0;           // outputs and saved tensors, all of which count during the whole op
   std::int16_t forward_launches = 1, backward_launches = 1;
   std::int64_t forward_traffic_bytes = 0, backward_traffic_bytes = 0;   // device memory read + written
+  std::int64_t result_extra_bytes = 0;               // the part of saved_extra_bytes that a selective checkpoint keeps with the result
+  bool extra_replaces_input = false;                 // where nothing is kept, the extra bytes appear as an input as large goes
   friend bool operator==(const OpFacts&, const OpFacts&) = default;
 };
 
@@ -36,6 +38,11 @@ struct Implementation {
   bool backward_adds_in_place = false;       // true: a backward kernel adds into a gradient that exists already;
                                              // false: it writes a temporary and a separate kernel adds (PyTorch autograd)
   bool loss_read_every_step = false;         // the host waits for the loss at the end of each step
+  // Activation checkpointing. `product`: this op's number among the module's matrix products without bias, from 1.
+  bool (*keeps_selectively)(const Op&, std::int64_t product) = nullptr;   // results that selective_op keeps; nullptr: none
+  bool keeps_unneeded_results = false;       // of those, also results that nobody reads again, until the module's backward ends
+  bool recompute_stops_early = true;         // recomputation ends with the last tensor that backward needs; false: it runs to the end
+  bool frames_hold_inputs = false;           // a module's inputs live until its forward returns (Python's frames hold them)
   std::int64_t optimizer_temp_bytes_per_element = 0;   // foreach optimizers: temporaries beside the states
   double host_seconds_per_launch = 0;        // CPU time to issue one kernel
   double host_seconds_per_unit_hook = 0;     // CPU time of one unit's pre- or post-hook
@@ -43,12 +50,17 @@ struct Implementation {
 
 [[nodiscard]] const Implementation& find_implementation(std::string_view name, bool compiled, std::string_view where);  // throws InputError, lists names
 [[nodiscard]] std::vector<std::string> implementation_names();
-[[nodiscard]] OpFacts facts(const Implementation&, const Op&, const Workload&);
+[[nodiscard]] OpFacts facts(const Implementation&, const Op&, const Workload&);   // everything is trained
+// What is kept given what is trained (Parameter::trainable, Tensor::requires_grad): a linear layer with a frozen weight does not
+// keep its input, an op below the first trained parameter keeps nothing.
+[[nodiscard]] OpFacts facts(const Implementation&, const Op&, const Workload&, const ModelGraph&);
 [[nodiscard]] std::string digest(const Implementation&);
 
 // One per file in models/implementations/.
 [[nodiscard]] const Implementation& native_implementation();
-[[nodiscard]] const Implementation& torchtitan_implementation(bool compiled);
+[[nodiscard]] const Implementation& torchtitan_implementation(bool compiled);        // as of 2026
+[[nodiscard]] const Implementation& torchtitan_2025_implementation(bool compiled);   // as of April 2025
+[[nodiscard]] const Implementation& torchtitan_2024_implementation(bool compiled);   // 2024 to March 2025
 [[nodiscard]] const Implementation& torch_cpu_implementation();   // for comparisons with recordings of PyTorch on CPU tensors
 
 }  // namespace fsdp

@@ -63,7 +63,7 @@ TEST_CASE("torchtitan, eager: what is saved is what PyTorch's autograd saves") {
                 .kv_heads = label == "attention_grouped" ? s["kv_heads"].get<std::int64_t>() : heads,
                 .head_dim = s["head_dim"],
                 .vocab = s["vocab"]};
-    const OpFacts f = facts(torchtitan_implementation(false), op, {s["sequences"], s["seq_len"], row["element_bytes"]});
+    const OpFacts f = facts(torchtitan_2025_implementation(false), op, {s["sequences"], s["seq_len"], row["element_bytes"]});
     CHECK(int{f.saved_inputs} == row["saved_inputs"].get<int>());
     CHECK(int{f.saved_outputs} == row["saved_outputs"].get<int>());
     CHECK(f.saved_extra_bytes == row["saved_extra_bytes"].get<std::int64_t>());
@@ -86,9 +86,10 @@ TEST_CASE("saved activations of one Llama block, in closed form") {
   // native: norm input, normed (h each, twice: 4h), q k v (h + 2k), attention output (h), gate, up, product (3f);
   // fp32: 1/rms twice, log-sum-exp per head.
   CHECK(block(native_implementation()) == t * s * (4 * h + h + 2 * k + h + 3 * f) + t * 4 * (2 + heads));
-  // torchtitan, eager: k and v repeated to all heads instead (2h), and silu(gate) (f).
-  CHECK(block(torchtitan_implementation(false)) == t * s * (4 * h + h + 2 * h + h + 4 * f) + t * 4 * (2 + heads));
-  CHECK(block(torchtitan_implementation(true)) == t * s * (4 * h + h + 2 * h + h + 3 * f) + t * 4 * (2 + heads));
+  // torchtitan, eager: silu(gate) (f) besides; before 2026 k and v repeated to all heads instead (2h).
+  CHECK(block(torchtitan_implementation(false)) == t * s * (4 * h + h + 2 * k + h + 4 * f) + t * 4 * (2 + heads));
+  CHECK(block(torchtitan_implementation(true)) == t * s * (4 * h + h + 2 * k + h + 3 * f) + t * 4 * (2 + heads));
+  CHECK(block(torchtitan_2025_implementation(false)) == t * s * (4 * h + h + 2 * h + h + 4 * f) + t * 4 * (2 + heads));
 }
 
 TEST_CASE("every implementation states plausible facts for every op of every family") {

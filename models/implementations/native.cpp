@@ -86,7 +86,8 @@ OpFacts attention(const Op& op, const Workload& w) {
           .forward_scratch_bytes = times(forward, a),
           .backward_scratch_bytes = times(checked_add(2 * forward, block, "op size"), a),
           .forward_traffic_bytes = 2 * q + kv + rows,
-          .backward_traffic_bytes = 4 * q + 2 * kv + 2 * rows};
+          .backward_traffic_bytes = 4 * q + 2 * kv + 2 * rows,
+          .result_extra_bytes = rows};
 }
 
 OpFacts swiglu(const Op& op, const Workload& w) {
@@ -121,6 +122,11 @@ OpFacts opaque(const Op& op, const Workload& w) {
           .backward_traffic_bytes = 2 * bytes};
 }
 
+// torchtitan's choice: attention and every second product.
+bool keeps(const Op& op, std::int64_t product) {
+  return op.kind == OpKind::attention || (op.kind == OpKind::linear && (op.params.size() > 1 || product % 2 == 1));
+}
+
 }  // namespace
 
 const Implementation& native_implementation() {
@@ -131,6 +137,7 @@ const Implementation& native_implementation() {
                 opaque},
       .backward_adds_in_place = true,
       .loss_read_every_step = true,           // the loop reports the loss of each step
+      .keeps_selectively = keeps,
       .optimizer_temp_bytes_per_element = 0,  // one fused pass
       .host_seconds_per_launch = 0,           // `calibrate` measures it: Costs::host_per_operation
       .host_seconds_per_unit_hook = 0,

@@ -1,4 +1,4 @@
-// torchtitan's Llama on PyTorch 2.x, eager or under torch.compile (per block, and the loss), with the bf16 parameters and
+// torchtitan's Llama on PyTorch 2.x, eager or under torch.compile (per block, and the loss), today's and two that published runs used, with the bf16 parameters and
 // activations that FSDP2's mixed precision gives. What autograd saves is read off PyTorch's derivative formulas
 // (tools/autograd/derivatives.yaml) and off the model's code; sizes of library temporaries are those of the kernels that
 // PyTorch ships. "rows": T * width * element_bytes.
@@ -113,47 +113,51 @@ OpFacts rotary_compiled(const Op& op, const Workload& w) {
   return f;
 }
 
-// repeat_kv copies k and v to all heads before scaled_dot_product_attention; flash saves q, those copies, out and the
-// log-sum-exp (fp32 per row and head); the short k and v are not kept. Without grouping k and v themselves are saved.
-// Backward (FlashAttention-2): delta (fp32 per row and head), an fp32 accumulator of dq, dk and dv for all heads, which two
-// sums reduce to the kv heads. Three kernels, plus the sums. A packed qkv is split by views.
+// Flash (or cuDNN) attention saves q, k, v, out and the log-sum-exp (fp32 per row and head). Backward (FlashAttention-2): delta (fp32
+// per row and head) and an fp32 accumulator of dq; with grouped heads dk and dv for all heads, which two sums reduce. Three kernels,
+// plus the sums. A packed qkv is split by views.
 OpFacts attention(const Op& op, const Workload& w) {
   const OpShape& s = op.shape;
   const std::int64_t q = row_bytes(w, times(s.heads, s.head_dim)), kv = row_bytes(w, times(s.kv_heads, s.head_dim));
   const std::int64_t statistics = times(times(w.tokens(), s.heads), 4),
                      q_fp32 = times(row_elements(w, times(s.heads, s.head_dim)), 4);
   const bool grouped = s.kv_heads != s.heads && !s.packed;
-  OpFacts f{.saved_inputs = static_cast<std::uint8_t>(s.packed  ? 0b1
-                                                      : grouped ? 0b001
-                                                                : 0b111),
-            .saved_outputs = 0b1,
-            .saved_extra_bytes = statistics,
-            .backward_scratch_bytes = plus(statistics, q_fp32),
-            .backward_launches = 3,
-            .forward_traffic_bytes = plus(4 * q, statistics),
-            .backward_traffic_bytes = plus(8 * q, plus(2 * statistics, 2 * q_fp32))};
-  if (grouped) {
-    f.saved_extra_bytes = plus(f.saved_extra_bytes, 2 * q);
-    f.backward_scratch_bytes = plus(f.backward_scratch_bytes, 2 * q);
-    f.forward_launches = 3;
-    f.backward_launches = 5;
-    f.forward_traffic_bytes = plus(f.forward_traffic_bytes, 2 * (kv + q));
-    f.backward_traffic_bytes = plus(f.backward_traffic_bytes, 2 * (kv + q));
-  }
+  return {.saved_inputs = static_cast<std::uint8_t>(s.packed ? 0b1 : 0b111),
+          .saved_outputs = 0b1,
+          .saved_extra_bytes = statistics,
+          .backward_scratch_bytes = plus(plus(statistics, q_fp32), grouped ? 2 * q : 0),
+          .backward_launches = static_cast<std::int16_t>(grouped ? 5 : 3),
+          .forward_traffic_bytes = plus(2 * q + 2 * kv, statistics),
+          .backward_traffic_bytes = plus(plus(4 * q + 4 * kv, plus(2 * statistics, 2 * q_fp32)), grouped ? 4 * q : 0),
+          .result_extra_bytes = statistics};
+}
+// repeat_kv copies k and v to all heads before scaled_dot_product_attention: those copies are saved, the short k and v are not.
+// Without grouping k and v themselves are saved.
+OpFacts attention_repeated(const Op& op, const Workload& w) {
+  const OpShape& s = op.shape;
+  OpFacts f = attention(op, w);
+  if (s.kv_heads == s.heads || s.packed) return f;
+  const std::int64_t q = row_bytes(w, times(s.heads, s.head_dim)), kv = row_bytes(w, times(s.kv_heads, s.head_dim));
+  f.saved_inputs = 0b001;
+  f.saved_extra_bytes = plus(f.saved_extra_bytes, 2 * q);
+  f.forward_launches = 3;
+  f.forward_traffic_bytes = plus(f.forward_traffic_bytes, 4 * q);
+  f.backward_traffic_bytes = plus(f.backward_traffic_bytes, 4 * (q - kv));
   return f;
 }
 
 // F.silu(gate) saves gate, the product saves both factors: gate and up are inputs, silu(gate) is extra. Backward: two products
-// and silu_backward, with the gradient of silu(gate) between them.
+// and silu_backward, with the gradient of silu(gate) between them: it is there before the gradient of gate, and when that is made
+// the product's factors and gradient are gone, so that the op never holds more than its arguments.
 OpFacts swiglu(const Op& op, const Workload& w) {
   const std::int64_t x = row_bytes(w, op.shape.width);
   return {.saved_inputs = 0b11,
           .saved_extra_bytes = x,
-          .backward_scratch_bytes = x,
           .forward_launches = 2,
           .backward_launches = 3,
           .forward_traffic_bytes = 5 * x,
-          .backward_traffic_bytes = 9 * x};
+          .backward_traffic_bytes = 9 * x,
+          .extra_replaces_input = true};
 }
 // Fused: silu is recomputed in backward (pointwise and read by pointwise only).
 OpFacts swiglu_compiled(const Op& op, const Workload& w) {
@@ -177,29 +181,26 @@ OpFacts add_compiled(const Op& op, const Workload& w) {
 }
 
 // F.cross_entropy(pred.float(), labels): log_softmax saves its fp32 output, nll_loss that and the labels; the fp32 copy of the
-// logits dies when the call returns, the bf16 logits when the training loop drops them before backward. Backward holds the
-// gradients of nll_loss and of log_softmax (fp32) together before the cast to the type of the logits.
-// Launches: cast, log_softmax, nll; fill, nll backward, log_softmax backward, cast.
+// logits dies when the call returns, the bf16 logits when the training loop drops them before backward. Backward, bytes per logit: the
+// saved output, the gradients of nll_loss and of log_softmax (4 each) are alive together; the cast to 2 bytes comes when two of the three
+// are gone, so that beside the saved output and the result 6 more are needed.
+// In n chunks (torchtitan's chunked cross-entropy of 2025: the logits exist, chunks of the sequence are cast and reduced one by one):
+// saved as before; the fp32 copy and both gradients are a chunk's; the chunks' gradients are joined at the end, when nothing else is left.
+// Launches, per chunk: cast, log_softmax, nll; fill, nll backward, log_softmax backward, cast; and the join.
 // Other types than 2-byte ones are not cast, and the gradient of log_softmax is the gradient of the logits.
 OpFacts cross_entropy(const Op& op, const Workload& w) {
-  const std::int64_t n = row_elements(w, op.shape.vocab), e = w.element_bytes;
-  if (e != 2) {
-    return {.saved_inputs = 0b10,
-            .saved_extra_bytes = times(n, e),
-            .backward_scratch_bytes = times(n, e),
-            .forward_launches = 2,
-            .backward_launches = 3,
-            .forward_traffic_bytes = times(n, 2 * e),
-            .backward_traffic_bytes = times(n, 4 * e)};
-  }
+  const std::int64_t n = row_elements(w, op.shape.vocab), e = w.element_bytes, chunks = w.loss_chunks, chunk = (n + chunks - 1) / chunks;
+  const bool cast = e == 2, join = chunks > 1;
+  const auto launches = [&](int each) { return static_cast<std::int16_t>(std::min<std::int64_t>(each * chunks, 10000)); };
+  const std::int64_t kept = times(n, cast ? 4 : e), backward = times(chunk, cast ? 8 : 2 * e);
   return {.saved_inputs = 0b10,
-          .saved_extra_bytes = times(n, 4),
-          .forward_scratch_bytes = times(n, 4),
-          .backward_scratch_bytes = times(n, 8),
-          .forward_launches = 3,
-          .backward_launches = 4,
-          .forward_traffic_bytes = times(n, (e + 4) + 8),
-          .backward_traffic_bytes = times(n, 4 + 12 + (4 + e))};
+          .saved_extra_bytes = kept,
+          .forward_scratch_bytes = cast ? times(chunk, 4) : 0,
+          .backward_scratch_bytes = std::max<std::int64_t>(0, backward - times(n, e)),
+          .forward_launches = launches(cast ? 3 : 2),
+          .backward_launches = static_cast<std::int16_t>(launches(cast ? 4 : 3) + (join ? 1 : 0)),
+          .forward_traffic_bytes = cast ? times(n, e + 4 + 8) : times(n, 2 * e),
+          .backward_traffic_bytes = plus(cast ? times(n, 4 + 12 + 4 + e) : times(n, 4 * e), join ? times(n, 2 * e) : 0)};
 }
 // Compiled loss: the fp32 values live in registers; the logits, their maximum and the log-sum stay (fp32 per token).
 OpFacts cross_entropy_compiled(const Op& op, const Workload& w) {
@@ -220,33 +221,75 @@ OpFacts opaque(const Op& op, const Workload& w) {
 
 }  // namespace
 
+namespace {
+
+// _save_list of torchtitan's selective activation checkpointing: attention, and products without bias but every second one (q, v, gate
+// and down of a Llama block stay; k, o and up are made again). Since 2026 a product with a bias (aten::addmm) always stays.
+bool keeps(const Op& op, std::int64_t product) {
+  return op.kind == OpKind::attention || (op.kind == OpKind::linear && (op.params.size() > 1 || product % 2 == 1));
+}
+bool keeps_2024(const Op& op, std::int64_t product) {
+  return op.kind == OpKind::attention || (op.kind == OpKind::linear && op.params.size() == 1 && product % 2 == 1);
+}
+
+// Host time. An eager PyTorch op costs the CPU 10-20 us (llm.c and PyTorch issue reports agree): 12 us, as backward runs from
+// C++. Compiled code launches from generated wrappers: cudaLaunchKernel's 4-6 us. A hook: PyTorch issue 173680 measures about 1
+// ms for FSDP2's pre-forward of one module; the other hooks do less, so half of it is charged to each. Hooks stay eager when
+// blocks are compiled. AdamW is `fused=True` (torchtitan's default): no temporaries beside the states.
+Implementation newest(bool compiled) {
+  Implementation i{.name = "torchtitan",
+                   .compiled = compiled,
+                   .rules = {embedding, position_embedding, rms_norm, layer_norm, linear, rotary, attention, swiglu, gelu, add,
+                             cross_entropy, opaque},
+                   .backward_adds_in_place = false,
+                   .loss_read_every_step = false,  // metrics are read every 10 steps
+                   .keeps_selectively = keeps,
+                   .keeps_unneeded_results = true,
+                   .recompute_stops_early = false,
+                   .frames_hold_inputs = true,
+                   .optimizer_temp_bytes_per_element = 0,
+                   .host_seconds_per_launch = 12e-6,
+                   .host_seconds_per_unit_hook = 5e-4};
+  if (!compiled) return i;
+  i.rules = {embedding,       position_embedding, rms_norm_compiled, layer_norm_compiled,    linear, rotary_compiled, attention,
+             swiglu_compiled, gelu,               add_compiled,      cross_entropy_compiled, opaque};
+  i.keeps_unneeded_results = false;  // one graph: what nobody reads is not an output
+  i.recompute_stops_early = true;
+  i.frames_hold_inputs = false;
+  i.host_seconds_per_launch = 6e-6;
+  return i;
+}
+
+// Before 2026 k and v were copied to all heads; before August 2025 recomputation stopped early.
+Implementation of_2025(bool compiled) {
+  Implementation i = newest(compiled);
+  i.name = "torchtitan-2025";
+  i.rules[static_cast<std::size_t>(OpKind::attention)] = attention_repeated;
+  i.keeps_selectively = keeps_2024;
+  i.recompute_stops_early = true;
+  return i;
+}
+
+// Before April 2025 the loss was not compiled.
+Implementation of_2024(bool compiled) {
+  Implementation i = of_2025(compiled);
+  i.name = "torchtitan-2024";
+  i.rules[static_cast<std::size_t>(OpKind::cross_entropy)] = cross_entropy;
+  return i;
+}
+
+}  // namespace
+
 const Implementation& torchtitan_implementation(bool compiled) {
-  // Host time. An eager PyTorch op costs the CPU 10-20 us (llm.c and PyTorch issue reports agree): 12 us, as backward runs from
-  // C++. Compiled code launches from generated wrappers: cudaLaunchKernel's 4-6 us. A hook: PyTorch issue 173680 measures about 1
-  // ms for FSDP2's pre-forward of one module; the other hooks do less, so half of it is charged to each. Hooks stay eager when
-  // blocks are compiled. AdamW is `fused=True` (torchtitan's default): no temporaries beside the states.
-  static const Implementation eager{
-      .name = "torchtitan",
-      .compiled = false,
-      .rules = {embedding, position_embedding, rms_norm, layer_norm, linear, rotary, attention, swiglu, gelu, add, cross_entropy,
-                opaque},
-      .backward_adds_in_place = false,
-      .loss_read_every_step = false,  // metrics are read every 10 steps
-      .optimizer_temp_bytes_per_element = 0,
-      .host_seconds_per_launch = 12e-6,
-      .host_seconds_per_unit_hook = 5e-4,
-  };
-  static const Implementation inductor{
-      .name = "torchtitan",
-      .compiled = true,
-      .rules = {embedding, position_embedding, rms_norm_compiled, layer_norm_compiled, linear, rotary_compiled, attention,
-                swiglu_compiled, gelu, add_compiled, cross_entropy_compiled, opaque},
-      .backward_adds_in_place = false,
-      .loss_read_every_step = false,
-      .optimizer_temp_bytes_per_element = 0,
-      .host_seconds_per_launch = 6e-6,
-      .host_seconds_per_unit_hook = 5e-4,
-  };
+  static const Implementation eager = newest(false), inductor = newest(true);
+  return compiled ? inductor : eager;
+}
+const Implementation& torchtitan_2025_implementation(bool compiled) {
+  static const Implementation eager = of_2025(false), inductor = of_2025(true);
+  return compiled ? inductor : eager;
+}
+const Implementation& torchtitan_2024_implementation(bool compiled) {
+  static const Implementation eager = of_2024(false), inductor = of_2024(true);
   return compiled ? inductor : eager;
 }
 

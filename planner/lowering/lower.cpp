@@ -30,8 +30,8 @@ class Lowering {
     dialect_ = plan.dialect == Dialect::ddp ? make_ddp(context) : make_fsdp2(context);
     for (std::int64_t sequences : plan.micro_batches) {
       if (tapes_.contains(sequences)) continue;
-      const Workload work{sequences, plan.seq_len, size_of(plan.param_dtype)};
-      tapes_.emplace(sequences, make_tape(model, impl, work, plan.param_dtype, plan.checkpointed));
+      const Workload work{sequences, plan.seq_len, size_of(plan.param_dtype), plan.loss_chunks};
+      tapes_.emplace(sequences, make_tape(model, impl, work, plan.param_dtype, plan.checkpointed, plan.checkpoint_policy));
     }
     index_hooks();
     unit_of_ = unit_of_parameters(program.layouts, model);

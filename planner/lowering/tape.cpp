@@ -10,6 +10,7 @@ namespace {
 using Kind = TapeArg::Kind;
 
 struct Region { std::int32_t begin = 0, end = 0; };   // graph ops of one checkpointed module
+struct Span { std::int32_t value = -1, from = -1, to = -1; };   // alive from tape op to tape op, whatever reads it
 
 class TapeBuilder {
  public:
@@ -17,7 +18,7 @@ class TapeBuilder {
       : model_(model), impl_(impl), work_(work), dtype_(dtype) {
     const std::size_t n = model.ops.size(), t = model.tensors.size();
     facts_.reserve(n);
-    for (const Op& op : model.ops) facts_.push_back(facts(impl, op, work));
+    for (const Op& op : model.ops) facts_.push_back(facts(impl, op, work, model));
     producer_.assign(t, -1);
     for (std::size_t i = 0; i < n; ++i)
       for (std::int32_t out : model.ops[i].outputs) producer_[at(out)] = static_cast<std::int32_t>(i);
@@ -26,6 +27,8 @@ class TapeBuilder {
     recomputed_value_.assign(t, -1);
     gradient_.assign(t, -1);
     extra_.assign(n, -1);
+    made_again_.assign(n, -1);
+    kept_.assign(n, 0);
     tape_.forward_of.resize(n);
     tape_.backward_begin.resize(n);
     tape_.backward_end.resize(n);
@@ -35,10 +38,16 @@ class TapeBuilder {
     tape_.values.reserve(guess * 2);
   }
 
-  void add_region(Region r) {
+  void add_region(Region r, CheckpointPolicy policy) {
     const auto id = static_cast<std::int32_t>(regions_.size());
     regions_.push_back(r);
-    for (std::int32_t i = r.begin; i < r.end; ++i) region_of_[at(i)] = id;
+    std::int64_t products = 0;
+    for (std::int32_t i = r.begin; i < r.end; ++i) {
+      region_of_[at(i)] = id;
+      const Op& op = model_.ops[at(i)];
+      if (op.kind == OpKind::linear && op.params.size() == 1) ++products;
+      kept_[at(i)] = policy == CheckpointPolicy::selective_op && impl_.keeps_selectively && impl_.keeps_selectively(op, products);
+    }
   }
 
   Tape build() {
@@ -48,10 +57,12 @@ class TapeBuilder {
       tape_.forward_of[at(i)] = static_cast<std::uint32_t>(tape_.ops.size());
       run_forward(i, Action::forward);
     }
+    if (impl_.frames_hold_inputs) hold_inputs();
     for (std::int32_t i = n - 1; i >= 0; --i) {
       tape_.backward_begin[at(i)] = static_cast<std::uint32_t>(tape_.ops.size());
       if (region_of_[at(i)] >= 0 && regions_[at(region_of_[at(i)])].end == i + 1) recompute(regions_[at(region_of_[at(i)])]);
       run_backward(i);
+      if (region_of_[at(i)] >= 0 && regions_[at(region_of_[at(i)])].begin == i) end_region(regions_[at(region_of_[at(i)])]);
       tape_.backward_end[at(i)] = static_cast<std::uint32_t>(tape_.ops.size());
     }
     place_lifetimes();
@@ -122,24 +133,70 @@ class TapeBuilder {
       (again ? recomputed_value_ : forward_value_)[at(out)] = v;
       value_arg(v, Access::write);
     }
-    extra_[at(i)] = f.saved_extra_bytes > 0 ? new_value(f.saved_extra_bytes, BufferKind::saved, DType::f32, -1) : -1;
+    const bool discarded = !again && region_of_[at(i)] >= 0 && f.extra_replaces_input && !reads_kept(op);
+    const std::int64_t extra = kept_[at(i)] ? f.result_extra_bytes : discarded ? 0 : f.saved_extra_bytes;
+    extra_[at(i)] = extra > 0 ? new_value(extra, BufferKind::saved, DType::f32, -1) : -1;
     value_arg(extra_[at(i)], Access::write);
-    scratch_arg(f.forward_scratch_bytes);
+    scratch_arg(f.forward_scratch_bytes + (kept_[at(i)] ? f.saved_extra_bytes - extra : 0));
   }
 
-  // Recomputes a region up to the last op whose result its backward needs (PyTorch's early stop).
-  void recompute(const Region& r) {
+  bool reads_kept(const Op& op) const {
+    return std::any_of(op.inputs.begin(), op.inputs.end(), [&](std::int32_t in) { return producer_[at(in)] >= 0 && kept_[at(producer_[at(in)])]; });
+  }
+
+  // What a module reads from outside lives as long as its last op runs.
+  void hold_inputs() {
+    for (const Module& m : model_.modules) {
+      if (m.container || m.op_end - m.op_begin < 2) continue;
+      for (std::int32_t i = m.op_begin; i < m.op_end; ++i)
+        for (std::int32_t in : model_.ops[at(i)].inputs) {
+          const std::int32_t p = producer_[at(in)];
+          if (p >= 0 && p < m.op_begin) spans_.push_back({forward_value_[at(in)], -1, static_cast<std::int32_t>(tape_.forward_of[at(m.op_end - 1)])});
+        }
+    }
+  }
+
+  // The last op of a region that runs again: with early stop the one that makes the last tensor that backward needs.
+  std::int32_t last_recomputed(const Region& r) const {
     std::int32_t last = r.begin - 1;
+    bool any = false;
     for (std::int32_t i = r.begin; i < r.end; ++i) {
       const Op& op = model_.ops[at(i)];
       const OpFacts& f = facts_[at(i)];
       if (f.saved_extra_bytes > 0 || f.saved_outputs != 0) last = std::max(last, i);
+      any = any || f.saved_extra_bytes > 0 || f.saved_outputs != 0 || f.saved_inputs != 0;
       for (std::size_t k = 0; k < op.inputs.size(); ++k) {
         const std::int32_t p = producer_[at(op.inputs[k])];
         if ((f.saved_inputs >> k & 1) && p >= r.begin && p < r.end) last = std::max(last, p);
       }
     }
-    for (std::int32_t i = r.begin; i <= last; ++i) run_forward(i, Action::recompute);
+    return any && !impl_.recompute_stops_early ? r.end - 1 : last;
+  }
+
+  // A kept result is taken as it is. What its op makes for backward beside it is made again, at the end of the op before
+  // (copies of k and v for all heads: the time of the copies is not counted).
+  void recompute(const Region& r) {
+    const std::int32_t last = last_recomputed(r);
+    const std::size_t first = tape_.ops.size();
+    for (std::int32_t i = r.begin; i <= last; ++i) {
+      if (!kept_[at(i)]) {
+        run_forward(i, Action::recompute);
+        continue;
+      }
+      const std::int64_t again = facts_[at(i)].saved_extra_bytes - facts_[at(i)].result_extra_bytes;
+      if (again == 0) continue;
+      made_again_[at(i)] = new_value(again, BufferKind::saved, DType::f32, -1);
+      const auto here = static_cast<std::int32_t>(std::max(first, tape_.ops.size() - 1));
+      spans_.push_back({made_again_[at(i)], here, -1});
+      for (std::int32_t in : model_.ops[at(i)].inputs) spans_.push_back({seen(in, true), -1, here});
+    }
+  }
+
+  void end_region(const Region& r) {
+    if (!impl_.keeps_unneeded_results || impl_.recompute_stops_early == false) return;
+    for (std::int32_t i = std::max(r.begin, last_recomputed(r) + 1); i < r.end; ++i)
+      if (kept_[at(i)])
+        for (std::int32_t out : model_.ops[at(i)].outputs) spans_.push_back({forward_value_[at(out)], -1, static_cast<std::int32_t>(tape_.ops.size()) - 1});
   }
 
   static bool passes_gradient_through(OpKind k) { return k == OpKind::add || k == OpKind::position_embedding; }
@@ -147,9 +204,11 @@ class TapeBuilder {
   void run_backward(std::int32_t i) {
     const Op& op = model_.ops[at(i)];
     const std::int32_t out_gradient = gradient_[at(op.outputs[0])];
-    if (out_gradient < 0 && model_.tensors[at(op.outputs[0])].kind != TensorKind::loss) return;   // nobody needs it
+    const Tensor& out = model_.tensors[at(op.outputs[0])];
+    if (!out.requires_grad || (out_gradient < 0 && out.kind != TensorKind::loss)) return;   // nobody needs it
     if (passes_gradient_through(op.kind)) pass_through(i, out_gradient);
-    const bool kernel = !passes_gradient_through(op.kind) || !op.params.empty();
+    const bool trains = std::any_of(op.params.begin(), op.params.end(), [&](std::int32_t p) { return model_.parameters[at(p)].trainable; });
+    const bool kernel = !passes_gradient_through(op.kind) || trains;
     if (!kernel) {
       if (out_gradient >= 0) --unread_[at(out_gradient)];
       return;
@@ -165,6 +224,7 @@ class TapeBuilder {
     for (std::int32_t p : op.params) arg(Kind::parameter, p, Access::read);
     value_arg(extra_[at(i)], Access::read);
     scratch_arg(f.backward_scratch_bytes);
+    if (made_again_[at(i)] >= 0) spans_.push_back({made_again_[at(i)], -1, static_cast<std::int32_t>(tape_.ops.size()) - 1});
     std::vector<std::pair<std::int32_t, std::int32_t>> to_add;
     for (std::int32_t in : op.inputs) input_gradient(in, passes_gradient_through(op.kind), to_add);
     for (std::int32_t p : op.params)
@@ -220,35 +280,37 @@ class TapeBuilder {
     value_arg(into, Access::accumulate);
   }
 
-  // Allocation before the first op that names a value, free after the last.
+  // Allocation before the first op that names a value, free after the last; spans add to that.
   void place_lifetimes() {
     const std::size_t n = tape_.values.size();
     std::vector<std::int32_t> first(n, -1), last(n, -1);
+    const auto touch = [&](std::int32_t value, std::int32_t op) {
+      if (op < 0) return;
+      if (first[at(value)] < 0 || op < first[at(value)]) first[at(value)] = op;
+      last[at(value)] = std::max(last[at(value)], op);
+    };
     for (std::size_t o = 0; o < tape_.ops.size(); ++o)
-      for (const TapeArg& a : tape_.args_of(tape_.ops[o])) {
-        if (a.kind != Kind::value) continue;
-        if (first[at(a.id)] < 0) first[at(a.id)] = static_cast<std::int32_t>(o);
-        last[at(a.id)] = static_cast<std::int32_t>(o);
-      }
-    tape_.allocs.reserve(n);
-    tape_.frees.reserve(n);
-    for (std::size_t o = 0; o < tape_.ops.size(); ++o) {
-      TapeOp& op = tape_.ops[o];
-      op.allocs.begin = static_cast<std::uint32_t>(tape_.allocs.size());
-      op.frees.begin = static_cast<std::uint32_t>(tape_.frees.size());
-      for (const TapeArg& a : tape_.args_of(op)) {
-        if (a.kind != Kind::value) continue;
-        if (first[at(a.id)] == static_cast<std::int32_t>(o)) {
-          tape_.allocs.push_back(a.id);
-          ++op.allocs.count;
-          first[at(a.id)] = -1;              // named twice by one op: allocate once
-        }
-        if (last[at(a.id)] == static_cast<std::int32_t>(o)) {
-          tape_.frees.push_back(a.id);
-          ++op.frees.count;
-          last[at(a.id)] = -1;
-        }
-      }
+      for (const TapeArg& a : tape_.args_of(tape_.ops[o]))
+        if (a.kind == Kind::value) touch(a.id, static_cast<std::int32_t>(o));
+    for (const Span& s : spans_) touch(s.value, s.from), touch(s.value, s.to);
+    bucket(first, &TapeOp::allocs, tape_.allocs);
+    bucket(last, &TapeOp::frees, tape_.frees);
+  }
+
+  // Lists the values of each op, those with a smaller index first.
+  void bucket(const std::vector<std::int32_t>& op_of, Slice TapeOp::* slice, std::vector<std::int32_t>& list) {
+    for (std::int32_t o : op_of)
+      if (o >= 0) ++(tape_.ops[at(o)].*slice).count;
+    std::uint32_t end = 0;
+    for (TapeOp& op : tape_.ops) {
+      (op.*slice).begin = end;
+      end += std::exchange((op.*slice).count, 0u);
+    }
+    list.resize(end);
+    for (std::size_t v = 0; v < op_of.size(); ++v) {
+      if (op_of[v] < 0) continue;
+      Slice& s = tape_.ops[at(op_of[v])].*slice;
+      list[s.begin + s.count++] = static_cast<std::int32_t>(v);
     }
   }
 
@@ -261,18 +323,20 @@ class TapeBuilder {
   std::vector<std::int32_t> producer_, region_of_;                       // by tensor, by op
   std::vector<std::int32_t> forward_value_, recomputed_value_, gradient_;  // by tensor
   std::vector<std::int32_t> unread_;                                     // by value: tensors whose gradient it is and that are still to be read
-  std::vector<std::int32_t> extra_;                                      // by op: the latest run's
+  std::vector<std::int32_t> extra_, made_again_;                         // by op: the latest run's; what a kept op's recomputation makes
+  std::vector<char> kept_;                                               // by op: its result survives until backward
+  std::vector<Span> spans_;
   Tape tape_;
 };
 
 }  // namespace
 
 Tape make_tape(const ModelGraph& model, const Implementation& impl, const Workload& work, DType compute_dtype,
-               const std::vector<std::string>& checkpointed) {
+               const std::vector<std::string>& checkpointed, CheckpointPolicy policy) {
   TapeBuilder builder(model, impl, work, compute_dtype);
   for (const std::string& name : checkpointed) {
     const Module& m = model.modules[static_cast<std::size_t>(model.find_module(name))];
-    builder.add_region({m.op_begin, m.op_end});
+    builder.add_region({m.op_begin, m.op_end}, policy);
   }
   return builder.build();
 }

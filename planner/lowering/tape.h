@@ -2,7 +2,8 @@
 //
 // Forward ops in order, then for each op in reverse its recomputation (when the backward of a checkpointed module begins) and
 // its backward. A value is allocated just before the first op that writes it and freed just after the last op that touches it,
-// so memory rises and falls as the implementation's `facts` say.
+// so memory rises and falls as the implementation's `facts` say. Under CheckpointPolicy::selective_op the results that the
+// implementation keeps are not recomputed; where parameters are frozen, there is no backward below the first trained one.
 #pragma once
 
 #include <cstdint>
@@ -13,6 +14,7 @@
 #include "models/dtype.h"
 #include "models/graph.h"
 #include "models/implementation.h"
+#include "planner/plan.h"
 #include "planner/program.h"
 
 namespace fsdp {
@@ -49,6 +51,6 @@ struct Tape {
 };
 
 [[nodiscard]] Tape make_tape(const ModelGraph&, const Implementation&, const Workload&, DType compute_dtype,
-                             const std::vector<std::string>& checkpointed);
+                             const std::vector<std::string>& checkpointed, CheckpointPolicy = CheckpointPolicy::full);
 
 }  // namespace fsdp

@@ -1,0 +1,50 @@
+// Parameters that are not trained. A tensor takes part in backward when something trained has a part in it.
+#include <algorithm>
+
+#include "models/error.h"
+#include "models/graph.h"
+#include "models/suggest.h"
+
+namespace fsdp {
+namespace {
+
+bool below(std::string_view name, std::string_view module) {
+  return module.empty() || (name.starts_with(module) && name.size() > module.size() && name[module.size()] == '.');
+}
+
+bool freeze_named(ModelGraph& model, std::string_view wanted) {
+  const bool module = model.find_module(wanted) >= 0;
+  bool found = module;
+  for (Parameter& p : model.parameters) {
+    const auto named = [&](std::string_view name) { return name == wanted || (module && below(name, wanted)); };
+    if (!named(p.name) && std::none_of(p.aliases.begin(), p.aliases.end(), named)) continue;
+    p.trainable = false;
+    found = true;
+  }
+  return found;
+}
+
+std::vector<std::string> names(const ModelGraph& model) {
+  std::vector<std::string> out;
+  for (const Module& m : model.modules) out.push_back(m.name);
+  for (const Parameter& p : model.parameters) out.push_back(p.name);
+  return out;
+}
+
+}  // namespace
+
+ModelGraph freeze(ModelGraph model, std::span<const std::string> modules_or_parameters, std::string_view where) {
+  for (const std::string& wanted : modules_or_parameters) {
+    if (!freeze_named(model, wanted))
+      throw InputError(std::string(where), "\"" + printable(wanted) + "\" is no module or parameter of " + model.name,
+                       suggestion(wanted, names(model)));
+  }
+  for (const Op& op : model.ops) {
+    const bool trained = std::any_of(op.params.begin(), op.params.end(), [&](std::int32_t p) { return model.parameters[static_cast<std::size_t>(p)].trainable; }) ||
+                         std::any_of(op.inputs.begin(), op.inputs.end(), [&](std::int32_t t) { return model.tensors[static_cast<std::size_t>(t)].requires_grad; });
+    for (std::int32_t t : op.outputs) model.tensors[static_cast<std::size_t>(t)].requires_grad = trained;
+  }
+  return model;
+}
+
+}  // namespace fsdp
