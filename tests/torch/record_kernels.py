@@ -1,6 +1,6 @@
 """Records tests/golden/kernels.json: every op of models/graph.h, forward and backward, as PyTorch computes them in fp64.
 
-    python tests/torch/record_kernels.py tests/golden/kernels.json
+    python tests/torch/record_kernels.py         (rewrites the file)
 
 Sizes are odd on purpose. Each case holds the op's shape (fields of OpShape that differ from their defaults), the micro-batch, its
 inputs, parameters and the gradient of its output, and what PyTorch returned: the output and the gradient of every input and parameter.
@@ -9,7 +9,7 @@ Numbers are fp64 with all digits. Formulas are PyTorch's own functions wherever 
 
 import json
 import math
-import sys
+import pathlib
 
 import torch
 import torch.nn.functional as F
@@ -167,11 +167,11 @@ def chunk_cat_case():
 
 def main():
     document = {
-        "_about": "Ops of models/graph.h forward and backward as PyTorch " + torch.__version__ + " computes them in fp64; made by "
+        "_about": "Ops of models/graph.h forward and backward as PyTorch " + torch.__version__.split("+")[0] + " computes them in fp64; made by "
                   "tests/torch/record_kernels.py. Tensors are row-major lists; ids are integers stored as numbers; an empty gradient: none.",
         "cases": list(cases()), "adamw": adamw_case(), "sgd": sgd_case(), "chunk_cat": chunk_cat_case(),
     }
-    with open(sys.argv[1], "w") as f:
+    with open(pathlib.Path(__file__).parent.parent / "golden" / "kernels.json", "w") as f:
         json.dump(document, f, separators=(",", ":"))
         f.write("\n")
 

@@ -77,7 +77,7 @@ def record(config):
         parameters.append({"name": name, "shape": list(parameter.shape), "aliases": []})
     attention = "attn" if config.model_type in ("gpt2", "mpt") else "self_attn"
     return {
-        "recorded_with": f"torch {torch.__version__}, transformers {transformers.__version__}",
+        "recorded_with": f"torch {torch.__version__.split('+')[0]}, transformers {transformers.__version__}",
         "run": run(model, attention),
         "parameter_count": sum(p.numel() for p in model.parameters()),
         "modules": [[name, type(module).__name__] for name, module in model.named_modules()],

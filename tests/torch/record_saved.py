@@ -86,7 +86,7 @@ def main():
             for op, *case in cases(dtype, "cuda"):
                 out.append({"op": op, "element_bytes": dtype.itemsize, **saved_by(*case)})
     out = [json.dumps(row) for row in out]
-    text = f'{{\n  "recorded_with": "torch {torch.__version__}",\n  "shapes": {json.dumps(shapes)},\n  "ops": [\n    ' + ",\n    ".join(out) + "\n  ]\n}\n"
+    text = f'{{\n  "recorded_with": "torch {torch.__version__.split("+")[0]}",\n  "shapes": {json.dumps(shapes)},\n  "ops": [\n    ' + ",\n    ".join(out) + "\n  ]\n}\n"
     (pathlib.Path(__file__).parent / "golden" / "models_saved.json").write_text(text)
 
 

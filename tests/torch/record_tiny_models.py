@@ -1,6 +1,6 @@
 """Records tests/golden/tiny_models.json: three tiny models trained for five AdamW steps in plain PyTorch, fp64, one process.
 
-    python tests/torch/record_tiny_models.py tests/golden/tiny_models.json
+    python tests/torch/record_tiny_models.py         (rewrites the file)
 
 Weights and tokens come from the hash of executor/synthetic.cpp, so that C++ starts from the same bits. The models are written out
 here as functions of named parameters; nothing is imported from the code under test. Sizes do not divide by 2, 3 or 8 where the
@@ -9,7 +9,7 @@ architecture allows it (a rotated head has an even size).
 
 import json
 import math
-import sys
+import pathlib
 
 import torch
 import torch.nn.functional as F
@@ -160,7 +160,7 @@ def main():
     gpt2 = {"model_type": "gpt2", "vocab_size": 37, "n_positions": 11, "n_embd": 35, "n_layer": 2, "n_head": 5, "n_inner": 47,
             "layer_norm_epsilon": 1e-5, "activation_function": "gelu_new"}
     document = {
-        "_about": "Tiny models trained in plain PyTorch " + torch.__version__ + ", fp64, one process; made by "
+        "_about": "Tiny models trained in plain PyTorch " + torch.__version__.split("+")[0] + ", fp64, one process; made by "
                   "tests/torch/record_tiny_models.py. Initial weights and tokens: the hash of executor/synthetic.cpp with `seed`. Step s uses "
                   "sequences [s * global_batch, (s + 1) * global_batch); of a sequence, ids are tokens 0 .. seq_len - 1 and targets are tokens "
                   "1 .. seq_len. The loss is the mean over all tokens of the step; AdamW without clipping. Gradients are those of the first "
@@ -177,7 +177,7 @@ def main():
         "first_tokens": [[token(s, p, 37) for p in range(5)] for s in range(3)],
         "first_weights": initial("model.norm.weight.not_a_vector", (2, 3)).flatten().tolist(),
     }
-    with open(sys.argv[1], "w") as f:
+    with open(pathlib.Path(__file__).parent.parent / "golden" / "tiny_models.json", "w") as f:
         json.dump(document, f, separators=(",", ":"))
         f.write("\n")
 

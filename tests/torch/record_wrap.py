@@ -1,6 +1,6 @@
 """Records what PyTorch's own auto-wrap machinery does to small module trees -> golden/wrap.json.
 
-    python record_wrap.py > golden/wrap.json          (needs torch; the tests only read the file)
+    python tests/torch/record_wrap.py          (needs torch; rewrites tests/torch/golden/wrap.json)
 
 Each tree is written as a list of modules in named_modules() order and a list of parameters in named_parameters() order with
 the modules that own them; each case is a policy and the modules that torch.distributed.fsdp.wrap wrapped, in the order in
@@ -8,7 +8,7 @@ which it wrapped them (post-order). The root itself is never wrapped by a policy
 """
 import functools
 import json
-import sys
+import pathlib
 
 import torch
 from torch import nn
@@ -117,7 +117,7 @@ def main():
              "wide-head": functools.partial(Llama, vocab=400)}
     sizes = [1, 2, 8, 31, 32, 33, 64, 80, 100, 110, 160, 192, 193, 288, 320, 480, 481, 640, 672, 673, 688, 689, 1000, 1376, 2000, 2064, 2065, 5000]
     classes = [["Block"], ["Linear"], ["Norm"], ["Attention", "MLP"], ["Block", "Linear"], ["Block", "Attention", "MLP", "Norm"], ["Sequential"], ["Embedding", "Block"]]
-    out = {"source": "torch " + torch.__version__ + ", torch.distributed.fsdp.wrap", "trees": {}, "cases": []}
+    out = {"source": "torch " + torch.__version__.split("+")[0] + ", torch.distributed.fsdp.wrap", "trees": {}, "cases": []}
     with torch.device("meta"):
         for name, make in trees.items():
             out["trees"][name] = tree(make())
@@ -133,7 +133,8 @@ def main():
                     out["cases"].append({"tree": name, "policy": "class:" + ",".join(wanted), "wrapped": wrapped_by(root, policy)})
     rows = lambda items: "[\n" + ",\n".join("  " + json.dumps(i) for i in items) + "\n]"
     trees_text = ",\n".join(f'{json.dumps(n)}: {{"modules": {rows(t["modules"])},\n"parameters": {rows(t["parameters"])}}}' for n, t in out["trees"].items())
-    sys.stdout.write(f'{{"source": {json.dumps(out["source"])},\n"trees": {{\n{trees_text}\n}},\n"cases": {rows(out["cases"])}\n}}\n')
+    text = f'{{"source": {json.dumps(out["source"])},\n"trees": {{\n{trees_text}\n}},\n"cases": {rows(out["cases"])}\n}}\n'
+    (pathlib.Path(__file__).parent / "golden" / "wrap.json").write_text(text)
 
 
 main()
