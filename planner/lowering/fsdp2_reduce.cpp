@@ -240,7 +240,10 @@ void Fsdp2Reduce::end_backward(StepBuilder& b) {
   for (std::int32_t u : units_.forward_order) b.wait(Stream::compute, units_[u].post_reduce_op);
   b.host_wait(to_host_, units_.micro_batch);
   to_host_.clear();
-  limit_inputs(b, 0);
+  for (const Input& input : inputs_) b.wait(Stream::compute, input.op);
+  for (std::size_t i = inputs_.size(); i-- > 1;) b.release(inputs_[i - 1].buffer);              // Python's order: the last goes last
+  if (!inputs_.empty()) b.release(inputs_.back().buffer);
+  inputs_.clear();
   for (std::int32_t held : held_outputs_) b.release(held);
   held_outputs_.clear();
 }

@@ -9,6 +9,7 @@
 
 #include "models/error.h"
 #include "planner/lowering/dialect.h"
+#include "planner/lowering/ignored.h"
 #include "planner/lowering/tape.h"
 
 namespace fsdp {
@@ -25,7 +26,7 @@ Operation simple(Action action, Communicator comm = Communicator::none) {
 class Lowering {
  public:
   Lowering(const ModelGraph& model, const ShardingPlan& plan, const Implementation& impl, std::int64_t rank, Program& program)
-      : model_(model), plan_(plan), impl_(impl), shard_rank_(rank % plan.shard()), program_(program) {
+      : model_(model), plan_(plan), impl_(impl), shard_rank_(rank % plan.shard()), program_(program), ignored_({model, plan, impl, program}) {
     const LoweringContext context{model, plan, impl, program};
     dialect_ = plan.dialect == Dialect::ddp ? make_ddp(context) : make_fsdp2(context);
     for (std::int64_t sequences : plan.micro_batches) {
@@ -41,6 +42,7 @@ class Lowering {
     {
       StepBuilder b(program_, program_.init);
       dialect_->init(b);
+      ignored_.init(b);
     }
     lower_step(program_.first_step, /*first=*/true);
     lower_step(program_.steady_step, /*first=*/false);
@@ -64,6 +66,7 @@ class Lowering {
     reserve(step);
     StepBuilder b(program_, step);
     dialect_->begin_step(b);
+    ignored_.begin_step(b);
     loss_ = b.declare(scalar());
     for (std::size_t m = 0; m < plan_.micro_batches.size(); ++m) micro_batch(b, static_cast<std::int16_t>(m));
     if (plan_.clip_norm) clip(b);
@@ -123,7 +126,8 @@ class Lowering {
 
   void emit(StepBuilder& b, const TapeOp& t) {
     if (t.action == Action::recompute)
-      for (std::int32_t p : model_.ops[at(t.graph_op)].params) dialect_->before_recompute(b, unit_of_[at(p)]);
+      for (std::int32_t p : model_.ops[at(t.graph_op)].params)
+        if (unit_of_[at(p)] >= 0) dialect_->before_recompute(b, unit_of_[at(p)]);
     for (std::uint32_t k = 0; k < t.allocs.count; ++k) {
       const std::int32_t v = tape_->allocs[t.allocs.begin + k];
       const TapeValue& value = tape_->values[at(v)];
@@ -150,7 +154,7 @@ class Lowering {
       b.release(from.buffer);
     }
     for (const TapeArg& a : tape_->args_of(t))
-      if (a.kind == TapeArg::Kind::gradient) dialect_->after_gradient(b, a.id);
+      if (a.kind == TapeArg::Kind::gradient && !ignored_.holds(a.id)) dialect_->after_gradient(b, a.id);
     for (std::uint32_t k = 0; k < t.frees.count; ++k) b.release(value_buffer_[at(tape_->frees[t.frees.begin + k])]);
   }
 
@@ -158,11 +162,11 @@ class Lowering {
     switch (a.kind) {
       case TapeArg::Kind::absent: return {};
       case TapeArg::Kind::value: return {value_buffer_[at(a.id)], a.access};
-      case TapeArg::Kind::parameter: return dialect_->parameter(b, a.id);
+      case TapeArg::Kind::parameter: return ignored_.holds(a.id) ? ignored_.parameter(a.id) : dialect_->parameter(b, a.id);
       case TapeArg::Kind::loss: return {loss_, a.access};
       case TapeArg::Kind::gradient: break;
     }
-    const Arg g = dialect_->gradient(b, a.id);
+    const Arg g = ignored_.holds(a.id) ? ignored_.gradient(b, a.id) : dialect_->gradient(b, a.id);
     if (g.access == Access::write || impl_.backward_adds_in_place) return g;
     Buffer info;
     info.bytes = model_.parameters[at(a.id)].numel() * size_of(plan_.param_dtype);
@@ -180,6 +184,7 @@ class Lowering {
     std::vector<Arg> args;
     for (std::int32_t u = 0; u < units(); ++u)
       if (dialect_->sharded_gradient(u) >= 0) args.push_back({dialect_->sharded_gradient(u)});
+    for (std::int32_t g : ignored_.gradients()) args.push_back({g});
     const std::int32_t norm = b.allocate_new(scalar());
     std::vector<Arg> with_norm(args);
     with_norm.push_back({norm, Access::write});
@@ -199,17 +204,18 @@ class Lowering {
     if (first && plan_.optimizer.kind == OptimizerKind::adamw)
       for (std::int32_t u = 0; u < units(); ++u) init_optimizer(b, u);
     for (std::int32_t u = 0; u < units(); ++u) {
-      if (dialect_->parameter_shard(u) < 0) continue;
+      if (dialect_->sharded_gradient(u) < 0) continue;
       Operation o = simple(Action::optimizer);
       o.unit = u;
-      std::vector<Arg> args = {{dialect_->sharded_gradient(u)},
-                               {dialect_->parameter_shard(u), Access::accumulate},
-                               {state1_[at(u)], Access::accumulate},
-                               {state2_[at(u)], Access::accumulate}};
+      o.host_only = plan_.offload;
+      const UnitLayout& layout = program_.layouts[at(u)];
+      Arg shard{dialect_->parameter_shard(u), Access::accumulate};       // whole, or as much as is trained
+      if (layout.reduce_elements < layout.shard_elements) shard.bytes = layout.reduce_elements * size_of(plan_.master_dtype);
+      std::vector<Arg> args = {{dialect_->sharded_gradient(u)}, shard, {state1_[at(u)], Access::accumulate}, {state2_[at(u)], Access::accumulate}};
       std::int32_t temp = -1;
       if (impl_.optimizer_temp_bytes_per_element > 0) {
         Buffer info = optimizer_state(u);
-        info.bytes = impl_.optimizer_temp_bytes_per_element * program_.layouts[at(u)].local_elements(shard_rank_);
+        info.bytes = impl_.optimizer_temp_bytes_per_element * layout.local_trained_elements(shard_rank_);
         info.kind = BufferKind::scratch;
         temp = b.allocate_new(info);
         args.push_back({temp, Access::write});
@@ -217,23 +223,26 @@ class Lowering {
       b.issue(o, args);
       if (temp >= 0) b.release(temp);
     }
+    ignored_.optimize(b, first);
   }
 
   Buffer optimizer_state(std::int32_t u) const {
     Buffer info;
-    info.bytes = program_.layouts[at(u)].local_elements(shard_rank_) * size_of(plan_.master_dtype);
+    info.bytes = program_.layouts[at(u)].local_trained_elements(shard_rank_) * size_of(plan_.master_dtype);
     info.kind = BufferKind::optimizer_state;
+    info.host = plan_.offload;
     info.dtype = plan_.master_dtype;
     info.unit = u;
     return info;
   }
 
   void init_optimizer(StepBuilder& b, std::int32_t u) {
-    if (dialect_->parameter_shard(u) < 0) return;
+    if (dialect_->sharded_gradient(u) < 0) return;
     state1_[at(u)] = b.allocate_new(optimizer_state(u));
     state2_[at(u)] = b.allocate_new(optimizer_state(u));
     Operation o = simple(Action::init_optimizer);
     o.unit = u;
+    o.host_only = plan_.offload;
     b.issue(o, {{Arg{state1_[at(u)], Access::write}, Arg{state2_[at(u)], Access::write}}});
   }
 
@@ -244,6 +253,7 @@ class Lowering {
   const Implementation& impl_;
   const std::int64_t shard_rank_;
   Program& program_;
+  IgnoredParameters ignored_;
   std::unique_ptr<DialectHooks> dialect_;
   std::map<std::int64_t, Tape> tapes_;                        // by sequences of a micro-batch
   std::vector<std::vector<std::int32_t>> begins_, ends_;

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Records what PyTorch's fully_shard really issues for the toy model of tests/toy_model.h.
 
-One process with the fake process group plays rank 0 of W (or of R x W) ranks; collectives and the frees of unsharded
-parameters are logged in host order with element counts and dtypes. Usage:
+One process with the fake process group plays rank 0 of W (or of R x W) ranks. Logged in host order: collectives with element
+counts, dtypes, communicator and reduction; divisions; frees of unsharded parameters, gather buffers and reduce-scatter inputs; the
+unsharded gradients that a micro-batch leaves behind. Usage:
 
     python3 tests/torch/record_fsdp2.py            compares with tests/torch/golden/fsdp2_order.json, prints what changed
     python3 tests/torch/record_fsdp2.py --write    records it again
@@ -10,14 +11,17 @@ parameters are logged in host order with element counts and dtypes. Usage:
 import json
 import pathlib
 import sys
+import weakref
 
 import torch
 import torch.distributed as dist
 import torch.nn as nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.fsdp._fully_shard import _fsdp_collectives as collectives_module
 from torch.distributed.fsdp._fully_shard import _fsdp_param_group as group_module
+from torch.distributed.tensor import Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 GOLDEN = pathlib.Path(__file__).parent / "golden" / "fsdp2_order.json"
@@ -64,40 +68,99 @@ def units_of(config):
     return units + [[""]]
 
 
-def record(config):
-    torch.manual_seed(0)
-    model = Toy(config["blocks"], config["vocab"], config["width"], config["hidden"], config.get("tied", False))
-    log, state = [], {"unit": None}
-    shard, replicate = config["shard"], config.get("replicate", 1)
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=shard * replicate)
-    mesh = (init_device_mesh("cpu", (replicate, shard), mesh_dim_names=("replicate", "shard")) if replicate > 1
-            else init_device_mesh("cpu", (shard,), mesh_dim_names=("shard",)))
+def reshard_value(text):
+    return {"auto": None, "true": True, "false": False}.get(text, int(text) if text.isdigit() else None)
+
+
+def apply_fully_shard(model, config, units, mesh):
+    """fully_shard on every unit, with its options; returns the unit of each parameter group and the first module of each unit."""
     policy = MixedPrecisionPolicy(param_dtype=DTYPES[config["param_dtype"]], reduce_dtype=DTYPES[config["reduce_dtype"]])
-    units = units_of(config)
-    reshard = {"auto": None, "true": True, "false": False}[config["reshard"]]
-    if config.get("checkpoint"):
-        for i in range(config["blocks"]):
-            model.layers[i] = checkpoint_wrapper(model.layers[i])
-    groups = {}
+    ignored = {p for n, p in model.named_parameters() if n in config.get("ignored", [])}
+    dims = {id(p): config["shard_dims"][n] for n, p in model.named_parameters() if n in config.get("shard_dims", {})}
+    options = dict(mp_policy=policy, offload_policy=CPUOffloadPolicy(pin_memory=False) if config.get("offload") else OffloadPolicy())
+    if ignored:
+        options["ignored_params"] = ignored
+    if dims:
+        options["shard_placement_fn"] = lambda p: Shard(dims[id(p)]) if id(p) in dims else None
+    groups, firsts = {}, []
     for u, names in enumerate(units):
+        own = config.get("unit_options", {}).get(str(u), {})
         modules = [model.get_submodule(n) for n in names]
-        fully_shard(modules[0] if len(modules) == 1 else modules, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy)
+        fully_shard(modules[0] if len(modules) == 1 else modules, mesh=mesh,
+                    reshard_after_forward=reshard_value(own.get("reshard", config["reshard"])), **options)
         param_group = fully_shard.state(modules[0])._fsdp_param_group
         if param_group is not None:
             groups[id(param_group)] = u
+        firsts.append(modules[0])
+    names = {unit[0]: m for unit, m in zip(units, firsts)}
+    for u, module in enumerate(firsts):
+        own = config.get("unit_options", {}).get(str(u), {})
+        if "forward_prefetch" in own:
+            module.set_modules_to_forward_prefetch([names[n] for n in own["forward_prefetch"]])
+        if "backward_prefetch" in own:
+            module.set_modules_to_backward_prefetch([names[n] for n in own["backward_prefetch"]])
+        if "gradient_divide_factor" in own:
+            module.set_gradient_divide_factor(own["gradient_divide_factor"])
+        if not own.get("unshard_in_backward", True):
+            module.set_unshard_in_backward(False)
+    if config.get("reduce_scatter_buffers", 1) > 1:
+        model.set_reduce_scatter_max_input_buffers(config["reduce_scatter_buffers"])
+    if config.get("separate_reduce_scatter"):
+        model.set_separate_reduce_scatter_group(True)
+    if config.get("force_sum_reduction"):
+        for module in firsts:
+            module.set_force_sum_reduction_for_comms(True)
+    if config.get("forward_prefetch"):
+        model.set_modules_to_forward_prefetch(list(model.layers)[:config["forward_prefetch"]])
     for i, layer in enumerate(model.layers if config["wrap"] == "block" and config.get("group", 1) == 1 else []):
         if config.get("forward_prefetch"):
             layer.set_modules_to_forward_prefetch(list(model.layers)[i + 1:i + 1 + config["forward_prefetch"]])
         if config.get("backward_prefetch", 1) > 1:
             layer.set_modules_to_backward_prefetch(list(reversed(list(model.layers)[max(0, i - config["backward_prefetch"]):i])))
+    return groups, firsts
+
+
+def set_switches(config, units, firsts, last):
+    """What a training loop sets before each micro-batch."""
+    for u, module in enumerate(firsts):
+        own = config.get("unit_options", {}).get(str(u), {})
+        sync = own.get("grad_sync", config.get("grad_sync", "every"))
+        module.set_requires_gradient_sync(last or sync != "last", recurse=False)
+        module.set_requires_all_reduce(last or sync != "reduce-scatter-only", recurse=False)
+        if not own.get("reshard_after_backward", config.get("reshard_after_backward", True)):
+            module.set_reshard_after_backward(last, recurse=False)
+
+
+def reduction(op):
+    """(name, factor) of a reduce op."""
+    if op == dist.ReduceOp.AVG:
+        return "average"
+    return "sum" if op == dist.ReduceOp.SUM else "scaled_sum"
+
+
+def record(config):
+    torch.manual_seed(0)
+    model = Toy(config["blocks"], config["vocab"], config["width"], config["hidden"], config.get("tied", False))
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name not in config.get("frozen", []))
+    log, state = [], {"unit": None}
+    shard, replicate = config["shard"], config.get("replicate", 1)
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=shard * replicate)
+    mesh = (init_device_mesh("cpu", (replicate, shard), mesh_dim_names=("replicate", "shard")) if replicate > 1
+            else init_device_mesh("cpu", (shard,), mesh_dim_names=("shard",)))
+    units = units_of(config)
+    if config.get("checkpoint"):
+        for i in range(config["blocks"]):
+            model.layers[i] = checkpoint_wrapper(model.layers[i])
+    groups, firsts = apply_fully_shard(model, config, units, mesh)
 
     group = group_module.FSDPParamGroup
-    originals = {n: getattr(group, n) for n in ("unshard", "_to_sharded", "post_backward")}
+    originals = {n: getattr(group, n) for n in ("unshard", "_to_sharded", "_to_sharded_post_forward", "post_backward", "wait_for_unshard")}
 
     def inside(name):
         def call(self, *args, **kwargs):
             before, state["unit"] = state["unit"], groups[id(self)]
-            if name == "_to_sharded" and self._sharded_state.name == "UNSHARDED":
+            if name.startswith("_to_sharded") and self._sharded_state.name == "UNSHARDED":
                 log.append(["free", state["unit"], 0, ""])
             try:
                 return originals[name](self, *args, **kwargs)
@@ -111,43 +174,81 @@ def record(config):
     collectives = dict(zip(names, [("all_gather", "output_tensor", 0), ("reduce_scatter", "input_tensor", 1), ("all_reduce", "tensor", 0)]))
     plain = {n: getattr(dist, n) for n in collectives}
 
+    def communicator(what, process_group):
+        if what == "all_reduce":
+            return "replicate"
+        if process_group.group_desc == "fsdp_reduce_scatter":
+            return "shard_reduce"
+        return "shard" if process_group.size() == shard else "reshard"
+
     def logged(name):
         what, keyword, position = collectives[name]
 
         def call(*args, **kwargs):
             tensor = kwargs.get(keyword, kwargs.get("input" if what == "reduce_scatter" else "output"))
             tensor = args[position] if tensor is None else tensor
-            log.append([what, state["unit"], tensor.numel(), NAMES[tensor.dtype]])
+            event = [what, state["unit"], tensor.numel(), NAMES[tensor.dtype], communicator(what, kwargs["group"]), kwargs["group"].size()]
+            log.append(event if what == "all_gather" else event + [reduction(kwargs["op"])])
+            if what != "reduce_scatter" or reduction(kwargs["op"]) != "scaled_sum":
+                return plain[name](*args, **kwargs)
+            kwargs["op"] = dist.ReduceOp.SUM     # the fake group knows no scaled sum
             return plain[name](*args, **kwargs)
         return call
+
+    def when_freed(what, unit, tensor):
+        weakref.finalize(tensor, lambda: log.append([what, unit, tensor_numel, ""]) if state["logging"] else None)
+        tensor_numel = tensor.numel()
+
+    gather, divide, scatter_state = group_module.foreach_all_gather, collectives_module._div_if_needed, group_module.ReduceScatterState
+
+    def gathered(*args, **kwargs):
+        result = gather(*args, **kwargs)
+        when_freed("free_gather", state["unit"], result.all_gather_output)
+        return result
+
+    def divided(tensor, factor):
+        if factor is not None and factor != 1:
+            log.append(["divide", state["unit"], tensor.numel(), NAMES[tensor.dtype], factor])
+        return divide(tensor, factor)
+
+    def reduced(*args):
+        when_freed("free_input", state["unit"], args[0])
+        return scatter_state(*args)
 
     for n in originals:
         setattr(group, n, inside(n))
     for n in collectives:
         setattr(dist, n, logged(n))
+    group_module.foreach_all_gather, collectives_module._div_if_needed, group_module.ReduceScatterState = gathered, divided, reduced
+    state["logging"] = True
     try:
-        optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+        optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], foreach=False)
         for step in range(2):                # the second is the steady one
             log.clear()
             optimizer.zero_grad()
             count = config["micro_batches"]
             for m in range(count):
-                last = m + 1 == count
-                if config.get("grad_sync", "every") == "last":
-                    model.set_requires_gradient_sync(last)
-                elif config.get("grad_sync") == "reduce-scatter-only":
-                    model.set_requires_all_reduce(last)
+                set_switches(config, units, firsts, m + 1 == count)
                 ids = torch.randint(0, config["vocab"], (2, 5))
                 out = model(ids)
                 nn.functional.cross_entropy(out.flatten(0, 1).float(), ids.flatten()).backward()
+                for u, module in enumerate(firsts):
+                    param_group = fully_shard.state(module)._fsdp_param_group
+                    for p in param_group.fsdp_params if param_group else []:
+                        grad = p._unsharded_param.grad
+                        if grad is not None:
+                            log.append(["retained", u, grad.numel(), NAMES[grad.dtype]])
             optimizer.step()
+        state["logging"] = False
     finally:
         for n, f in originals.items():
             setattr(group, n, f)
         for n, f in plain.items():
             setattr(dist, n, f)
+        group_module.foreach_all_gather, collectives_module._div_if_needed, group_module.ReduceScatterState = gather, divide, scatter_state
         dist.destroy_process_group()
-    local = {n.replace("_checkpoint_wrapped_module.", ""): list(p.to_local().shape) for n, p in model.named_parameters()}
+    local = {n.replace("_checkpoint_wrapped_module.", ""): list(p.to_local().shape)
+             for n, p in model.named_parameters() if hasattr(p, "to_local")}
     return {"config": config, "units": units, "events": list(log), "local_shapes": local}
 
 
@@ -184,12 +285,81 @@ def configs():
         dict(base, name="nested-reshard", blocks=2, units=nested, reshard="true", param_dtype="bf16"),
         dict(base, name="nested-keep", blocks=2, units=nested, reshard="false"),
         dict(base, name="nested-checkpoint", blocks=2, units=nested, reshard="true", checkpoint=True),
+    ] + more_configs(base, nested)
+
+
+def more_configs(base, nested):
+    titan = dict(base, wrap="titan")
+    every = {str(u): dict(forward_prefetch=f, backward_prefetch=b) for u, f, b in [
+        ("3", ["layers.0", "layers.1"], []), ("0", ["layers.1", "layers.2"], []), ("1", ["layers.2"], ["layers.0"]),
+        ("2", [], ["layers.1", "layers.0"])]}
+    every = {u: {k: v for k, v in o.items() if v} for u, o in every.items()}
+    half = ["embed.weight", "layers.0.up.weight", "layers.0.down.weight"]
+    return [
+        dict(base, name="reshard-2", reshard="2"),
+        dict(base, name="reshard-2-bf16", reshard="2", param_dtype="bf16", shard=8),
+        dict(base, name="reshard-1", reshard="1"),
+        dict(base, name="reshard-whole-group", reshard="4"),
+        dict(base, name="reshard-4-of-8-hsdp", reshard="4", shard=8, replicate=2),
+        dict(base, name="reshard-mixed", unit_options={"0": {"reshard": "2"}, "1": {"reshard": "false"}, "3": {"reshard": "true"}}),
+        dict(base, name="reshard-2-nested", blocks=2, units=nested, reshard="2"),
+        dict(base, name="reshard-2-checkpoint", reshard="2", checkpoint=True),
+        dict(base, name="prefetch-lists", unit_options=every, reshard="true"),
+        dict(base, name="prefetch-backward-2", blocks=4, reshard="true", unit_options={
+            "3": {"backward_prefetch": ["layers.2", "layers.1"]}, "2": {"backward_prefetch": ["layers.1", "layers.0"]},
+            "1": {"backward_prefetch": ["layers.0"]}}),
+        dict(base, name="prefetch-mistargeted", reshard="true", unit_options={"0": {"backward_prefetch": ["layers.2"]}}),
+        dict(base, name="prefetch-mistargeted-forward", unit_options={"2": {"forward_prefetch": ["layers.0"]}}),
+        dict(base, name="prefetch-all-at-once", blocks=4, reshard="true",
+             unit_options={"4": {"forward_prefetch": [f"layers.{i}" for i in range(4)]}}),
+        dict(base, name="prefetch-none-in-backward", unit_options={str(u): {"backward_prefetch": [f"layers.{u}"]} for u in range(3)}),
+        dict(titan, name="unshard-in-backward-off", reshard="true", unit_options={"0": {"unshard_in_backward": False}}),
+        dict(base, name="keep-after-backward", reshard="false", micro_batches=3, reshard_after_backward=False),
+        dict(base, name="keep-after-backward-reshard", reshard="true", micro_batches=2, reshard_after_backward=False),
+        dict(base, name="keep-root-after-backward", reshard="false", micro_batches=3, unit_options={"3": {"reshard_after_backward": False}}),
+        dict(base, name="keep-after-backward-last", reshard="false", micro_batches=3, reshard_after_backward=False, grad_sync="last"),
+        dict(base, name="some-skip-sync", micro_batches=3, unit_options={"0": {"grad_sync": "last"}, "2": {"grad_sync": "last"}}),
+        dict(base, name="root-skips-sync", micro_batches=3, unit_options={"3": {"grad_sync": "last"}}, param_dtype="bf16"),
+        dict(base, name="accumulate-last-bf16", micro_batches=2, grad_sync="last", param_dtype="bf16", reduce_dtype="bf16"),
+        dict(base, name="accumulate-last-tied", micro_batches=2, grad_sync="last", param_dtype="bf16", tied=True),
+        dict(base, name="narrow-reduce", reduce_dtype="bf16"),
+        dict(base, name="narrow-reduce-accumulate", reduce_dtype="bf16", micro_batches=2, grad_sync="last"),
+        dict(base, name="hsdp-rs-only-bf16", shard=2, replicate=2, micro_batches=3, grad_sync="reduce-scatter-only", param_dtype="bf16"),
+        dict(base, name="hsdp-rs-only-one-unit", shard=2, replicate=2, micro_batches=2, unit_options={"1": {"grad_sync": "reduce-scatter-only"}}),
+        dict(base, name="hsdp-last", shard=2, replicate=2, micro_batches=2, grad_sync="last"),
+        dict(base, name="hsdp-reduce-bf16", shard=2, replicate=2, param_dtype="bf16", reduce_dtype="bf16"),
+        dict(base, name="scatter-buffers-2", blocks=4, reduce_scatter_buffers=2),
+        dict(base, name="scatter-buffers-3", blocks=5, reduce_scatter_buffers=3, reshard="true"),
+        dict(base, name="separate-scatter", separate_reduce_scatter=True),
+        dict(base, name="separate-scatter-hsdp-buffers-2", shard=2, replicate=2, separate_reduce_scatter=True, reduce_scatter_buffers=2),
+        dict(base, name="divide-by-7", unit_options={"1": {"gradient_divide_factor": 7.0}}),
+        dict(base, name="divide-by-shards-hsdp", shard=2, replicate=2, unit_options={str(u): {"gradient_divide_factor": 2.0} for u in range(4)}),
+        dict(base, name="force-sum", force_sum_reduction=True),
+        dict(base, name="force-sum-hsdp-divide", shard=2, replicate=3, force_sum_reduction=True, unit_options={"0": {"gradient_divide_factor": 5.0}}),
+        dict(base, name="fp16", param_dtype="fp16", reduce_dtype="fp16"),
+        dict(base, name="fp16-6-ranks", param_dtype="fp16", reduce_dtype="fp16", shard=3, replicate=2),
+        dict(base, name="fp16-128-ranks", reduce_dtype="fp16", shard=16, replicate=8),
+        dict(base, name="one-shard-hsdp", shard=1, replicate=2, param_dtype="bf16"),
+        dict(base, name="one-rank-bf16", shard=1, param_dtype="bf16", reduce_dtype="bf16", reshard="true"),
+        dict(base, name="one-rank-divide", shard=1, unit_options={"0": {"gradient_divide_factor": 3.0}}),
+        dict(base, name="offload", offload=True),
+        dict(base, name="shard-dim-1", shard=2, shard_dims={"layers.0.up.weight": 1, "layers.1.down.weight": 1, "embed.weight": 1}),
+        dict(base, name="shard-dim-1-bf16-accumulate", shard=2, shard_dims={"layers.0.up.weight": 1}, param_dtype="bf16", micro_batches=2, grad_sync="last"),
+        dict(base, name="ignored", ignored=["head.weight", "layers.1.up.weight"]),
+        dict(base, name="frozen-some", frozen=["layers.0.up.weight", "layers.2.down.weight"]),
+        dict(base, name="frozen-below", frozen=half),
+        dict(base, name="frozen-below-reshard-bf16", frozen=half, reshard="true", param_dtype="bf16", micro_batches=2),
+        dict(base, name="frozen-unit", frozen=["layers.1.up.weight", "layers.1.down.weight"]),
+        dict(titan, name="frozen-below-titan", frozen=half, reshard="true"),
+        dict(titan, name="frozen-below-reshard-2", frozen=half, reshard="2"),
+        dict(base, name="tied-grouped", tied=True, units=[["layers.0"], ["layers.1"], ["layers.2"], ["embed", "head"], [""]], reshard="true"),
+        dict(base, name="uneven-128", shard=128, reshard="16"),
     ]
 
 
 def main():
-    result = {"_about": "Collectives and frees that PyTorch's fully_shard issues on rank 0 in a steady step of the toy model: "
-                        "[what, unit, elements, dtype]. Elements: all_gather output, reduce_scatter input, all_reduce tensor. "
+    result = {"_about": "What PyTorch's fully_shard issues on rank 0 in a steady step of the toy model: [what, unit, elements, dtype, "
+                        "communicator, ranks, reduction]. Elements: all_gather output, reduce_scatter input, all_reduce tensor. "
                         "Recorded by tests/torch/record_fsdp2.py.",
               "torch": torch.__version__.split("+")[0], "cases": [record(c) for c in configs()]}
     text = "{\n" + ",\n".join(f' {json.dumps(k)}: ' + ("[\n" + ",\n".join("  " + json.dumps(c) for c in v) + "\n ]" if k == "cases" else json.dumps(v))

@@ -1,0 +1,69 @@
+#include "planner/lowering/ignored.h"
+
+namespace fsdp {
+
+IgnoredParameters::IgnoredParameters(const LoweringContext& context) : c_(context) {
+  const std::vector<std::int32_t> unit_of = unit_of_parameters(c_.program.layouts, c_.model);
+  for (std::size_t p = 0; p < unit_of.size(); ++p)
+    if (unit_of[p] < 0) owned_[static_cast<std::int32_t>(p)] = {};
+}
+
+Buffer IgnoredParameters::buffer(std::int32_t param, BufferKind kind) const {
+  Buffer info;
+  info.dtype = c_.plan.master_dtype;
+  info.bytes = c_.model.parameters[static_cast<std::size_t>(param)].numel() * size_of(info.dtype);
+  info.kind = kind;
+  info.param = param;
+  return info;
+}
+
+void IgnoredParameters::init(StepBuilder& b) {
+  for (auto& [param, o] : owned_) {
+    o.value = b.allocate_new(buffer(param, BufferKind::parameter_shard));
+    o.gradient = b.declare(buffer(param, BufferKind::sharded_gradient));
+    b.issue(operation(Action::init_parameters), {{Arg{o.value, Access::write}}});
+  }
+}
+
+void IgnoredParameters::begin_step(StepBuilder& b) {
+  bool any = false;
+  for (const auto& [param, o] : owned_) any = any || o.live;
+  if (!any) return;
+  Operation zero = operation(Action::zero_gradients);
+  zero.host_only = true;
+  b.issue(zero, {});
+  for (auto& [param, o] : owned_) {
+    if (o.live) b.release(o.gradient);
+    o.live = false;
+  }
+}
+
+Arg IgnoredParameters::gradient(StepBuilder& b, std::int32_t param) {
+  Owned& o = owned_.at(param);
+  if (o.live) return {o.gradient, Access::accumulate};
+  b.allocate(o.gradient);
+  o.live = true;
+  return {o.gradient, Access::write};
+}
+
+std::vector<std::int32_t> IgnoredParameters::gradients() const {
+  std::vector<std::int32_t> live;
+  for (const auto& [param, o] : owned_)
+    if (o.live) live.push_back(o.gradient);
+  return live;
+}
+
+void IgnoredParameters::optimize(StepBuilder& b, bool first) {
+  for (auto& [param, o] : owned_) {
+    if (!o.live) continue;
+    if (first && c_.plan.optimizer.kind == OptimizerKind::adamw) {
+      o.state1 = b.allocate_new(buffer(param, BufferKind::optimizer_state));
+      o.state2 = b.allocate_new(buffer(param, BufferKind::optimizer_state));
+      b.issue(operation(Action::init_optimizer), {{Arg{o.state1, Access::write}, Arg{o.state2, Access::write}}});
+    }
+    b.issue(operation(Action::optimizer), {{Arg{o.gradient}, Arg{o.value, Access::accumulate}, Arg{o.state1, Access::accumulate},
+                                            Arg{o.state2, Access::accumulate}}});
+  }
+}
+
+}  // namespace fsdp

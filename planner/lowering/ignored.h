@@ -1,0 +1,34 @@
+// Parameters that a plan leaves alone (`ignored`): every rank holds them whole, in the dtype that it was given, and steps them by
+// itself; nothing reduces their gradients.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <vector>
+
+#include "planner/lowering/dialect.h"
+#include "planner/lowering/step_builder.h"
+
+namespace fsdp {
+
+class IgnoredParameters {
+ public:
+  explicit IgnoredParameters(const LoweringContext& context);
+
+  [[nodiscard]] bool holds(std::int32_t param) const { return owned_.contains(param); }
+  void init(StepBuilder&);
+  void begin_step(StepBuilder&);             // gradients of the step before disappear
+  Arg parameter(std::int32_t param) const { return {owned_.at(param).value}; }
+  Arg gradient(StepBuilder&, std::int32_t param);
+  [[nodiscard]] std::vector<std::int32_t> gradients() const;
+  void optimize(StepBuilder&, bool first);   // first: its states appear
+
+ private:
+  struct Owned { std::int32_t value = -1, gradient = -1, state1 = -1, state2 = -1; bool live = false; };
+  [[nodiscard]] Buffer buffer(std::int32_t param, BufferKind) const;
+
+  const LoweringContext c_;
+  std::map<std::int32_t, Owned> owned_;
+};
+
+}  // namespace fsdp
