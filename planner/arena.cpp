@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "models/error.h"
 #include "planner/program.h"
 
 namespace fsdp {
@@ -95,6 +96,8 @@ std::vector<char> persistent(const Program& program) {
 }  // namespace
 
 void assign_arena(Program& program) {
+  for (const Buffer& b : program.buffers)
+    if (b.recorded_streams != 0) throw MachineError("blocks that are reused when their streams have passed (fsdp1) cannot have fixed places yet");
   std::array<Region, kStreams> pools;
   const std::vector<char> forever = persistent(program);
   const auto region = [&](const Buffer& b) -> Region& { return pools[static_cast<std::size_t>(b.pool)]; };

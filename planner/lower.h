@@ -3,7 +3,7 @@
 //   Program p = lower(model, plan, find_implementation("native", false, ""), /*rank=*/0);
 //
 // Three stages, so that a dialect stays small: lowering/tape (forward, recompute, backward with tensor lifetimes; knows
-// nothing of sharding), lowering/fsdp2 or ddp (hooks only), lowering/step_builder (streams, events, buffers).
+// nothing of sharding), lowering/fsdp2, fsdp1 or ddp (hooks only), lowering/step_builder (streams, events, buffers).
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@
 namespace fsdp {
 
 // `rank` in [0, plan.ranks()): decides only unpadded shard sizes; rank 0 bounds the memory of every rank (its chunks are
-// never shorter). The plan has passed `check`. Throws InputError for a dialect that does not exist yet.
+// never shorter). The plan has passed `check`.
 [[nodiscard]] Program lower(const ModelGraph&, const ShardingPlan&, const Implementation&, std::int64_t rank = 0);
 
 }  // namespace fsdp

@@ -8,6 +8,7 @@
 #include "models/units.h"
 #include "planner/layout.h"
 #include "planner/plan.h"
+#include "planner/plan_check_fsdp1.h"
 
 namespace fsdp {
 namespace {
@@ -260,7 +261,8 @@ void check_numbers(const ShardingPlan& plan, std::string_view where) {
 }
 
 void check_dialect(const ShardingPlan& plan, std::string_view where) {
-  if (plan.dialect == Dialect::fsdp1) throw InputError(field(where, "dialect"), "fsdp1 is not available yet", "use fsdp2 or ddp");
+  if (plan.dialect == Dialect::fsdp1) return check_fsdp1(plan, where);
+  refuse_fsdp1_choices(plan, where);
   if (plan.grad_sync == GradSync::reduce_scatter_only && plan.replicate() < 2) {
     throw InputError(field(where, "grad_sync"),
                      "reduce-scatter-only leaves out the all-reduce over replicas, but there is one replica",
@@ -304,6 +306,7 @@ void check(const ShardingPlan& plan, const ModelGraph& model, std::string_view w
   check_work(plan, model, where);
   check_units(plan, model, where);
   check_checkpointed(plan, model, where);
+  if (plan.dialect == Dialect::fsdp1) check_fsdp1(plan, model, where);
 }
 
 }  // namespace fsdp

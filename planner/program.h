@@ -139,7 +139,7 @@ struct Program {
 [[nodiscard]] std::string describe(const Operation&, const Program&, const ShardingPlan&, const ModelGraph&);
 
 // Fills Buffer::offset and Program::arena_bytes: one region per pool, buffers with overlapping lifetimes (over init, first
-// step and any number of steady steps) never share bytes. Alignment 64 bytes.
+// step and any number of steady steps) never share bytes. Alignment 64 bytes. Throws MachineError for buffers with recorded_streams.
 void assign_arena(Program&);
 
 }  // namespace fsdp

@@ -131,9 +131,17 @@ class Prover {
     h.live = false;
     const Buffer& b = program_.buffers[static_cast<std::size_t>(id)];
     const auto pool = static_cast<std::size_t>(b.pool);
-    merge(freed_[pool], h.all);
+    merge(freed_[pool], unrecorded(h.all, b));
     freed_buffer_[pool] = id;
     if (b.offset >= 0 && b.bytes > 0) give_bytes(b.offset, b.offset + b.bytes, h.all);
+  }
+
+  // Accesses that the allocator does not wait for by itself before it hands the block out again: those on streams that the block is
+  // not marked for. All of them were issued before the free, where the marks are made.
+  static Accesses unrecorded(Accesses accesses, const Buffer& b) {
+    for (std::size_t s = 0; s < accesses.until.size(); ++s)
+      if (((b.recorded_streams >> s) & 1U) != 0) accesses.until[s] = 0;
+    return accesses;
   }
 
   void check_reuse(std::size_t s, const Clock& start) {

@@ -4,10 +4,11 @@
 // init, first step and two steady steps:
 //  - two accesses to one buffer, at least one a write, on different streams, are ordered;
 //  - every access of an allocation happens before the first later operation of its pool's stream after the free (only
-//    then may the allocator hand out the block again);
+//    then may the allocator hand out the block again), except on streams that the block is marked for (Buffer::recorded_streams):
+//    the allocator waits for what was issued on those before the free;
 //  - accesses lie between allocation and free in host order;
 //  - buffers whose byte ranges overlap in the arena (when offsets are assigned) are never live together, and the accesses of
-//    the earlier happen before those of the later.
+//    the earlier happen before those of the later; marks do not help here, as nothing waits for them.
 #pragma once
 
 #include <string>

@@ -31,8 +31,11 @@ class DialectHooks {
   virtual void after_forward(StepBuilder&, std::int32_t unit) = 0;
   virtual void before_backward(StepBuilder&, std::int32_t unit) = 0;
   virtual void after_backward(StepBuilder&, std::int32_t unit) = 0;
+  virtual void backward_passed(StepBuilder&, std::int32_t /*graph_op*/) {}   // its backward and that of all after it has been issued
   virtual void end_backward(StepBuilder&) = 0;                           // the final callback of a micro-batch
   virtual void before_recompute(StepBuilder&, std::int32_t unit) = 0;    // an op of this unit is about to be recomputed
+  // False: what the step leaves behind is not what it found, so it is not yet a steady one and must be lowered again.
+  virtual bool end_step(StepBuilder&) { return true; }
   // Arguments of kernels. `gradient` also says whether there is something to add to; it allocates the first time.
   virtual Arg parameter(StepBuilder&, std::int32_t param) = 0;
   virtual Arg gradient(StepBuilder&, std::int32_t param) = 0;
@@ -42,6 +45,7 @@ class DialectHooks {
 };
 
 [[nodiscard]] std::unique_ptr<DialectHooks> make_fsdp2(const LoweringContext&);
+[[nodiscard]] std::unique_ptr<DialectHooks> make_fsdp1(const LoweringContext&);
 [[nodiscard]] std::unique_ptr<DialectHooks> make_ddp(const LoweringContext&);
 
 }  // namespace fsdp

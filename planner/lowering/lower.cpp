@@ -23,12 +23,23 @@ Operation simple(Action action, Communicator comm = Communicator::none) {
   return o;
 }
 
+std::unique_ptr<DialectHooks> make_dialect(const LoweringContext& c) {
+  switch (c.plan.dialect) {
+    case Dialect::fsdp2: break;
+    case Dialect::fsdp1: return make_fsdp1(c);
+    case Dialect::ddp: return make_ddp(c);
+  }
+  return make_fsdp2(c);
+}
+
+constexpr int kSettlingSteps = 64;           // until what is left for the next step repeats
+
 class Lowering {
  public:
   Lowering(const ModelGraph& model, const ShardingPlan& plan, const Implementation& impl, std::int64_t rank, Program& program)
       : model_(model), plan_(plan), impl_(impl), shard_rank_(rank % plan.shard()), program_(program), ignored_({model, plan, impl, program}) {
     const LoweringContext context{model, plan, impl, program};
-    dialect_ = plan.dialect == Dialect::ddp ? make_ddp(context) : make_fsdp2(context);
+    dialect_ = make_dialect(context);
     for (std::int64_t sequences : plan.micro_batches) {
       if (tapes_.contains(sequences)) continue;
       const Workload work{sequences, plan.seq_len, size_of(plan.param_dtype), plan.loss_chunks};
@@ -44,8 +55,13 @@ class Lowering {
       dialect_->init(b);
       ignored_.init(b);
     }
-    lower_step(program_.first_step, /*first=*/true);
-    lower_step(program_.steady_step, /*first=*/false);
+    (void)lower_step(program_.first_step, /*first=*/true);
+    const std::size_t buffers = program_.buffers.size();
+    for (int tries = 0; !lower_step(program_.steady_step, /*first=*/false); ++tries) {
+      if (tries == kSettlingSteps) throw MachineError("broken lowering: steps never repeat");
+      program_.steady_step = {};
+      program_.buffers.resize(buffers);
+    }
   }
 
  private:
@@ -62,7 +78,7 @@ class Lowering {
     }
   }
 
-  void lower_step(Step& step, bool first) {
+  bool lower_step(Step& step, bool first) {
     reserve(step);
     StepBuilder b(program_, step);
     dialect_->begin_step(b);
@@ -75,6 +91,7 @@ class Lowering {
     b.issue(reduce, {{Arg{loss_, Access::accumulate}}});
     if (impl_.loss_read_every_step) b.issue(simple(Action::read_loss), {{Arg{loss_}}});
     b.release(loss_);
+    return dialect_->end_step(b);
   }
 
   void reserve(Step& step) const {
@@ -118,6 +135,7 @@ class Lowering {
       // Units that end here share the output, whose hooks run as they were registered: after forward, inner before outer.
       for (auto u = ends_[at(i)].rbegin(); u != ends_[at(i)].rend(); ++u) dialect_->before_backward(b, *u);
       for (std::uint32_t o = tape_->backward_begin[at(i)]; o < tape_->backward_end[at(i)]; ++o) emit(b, tape_->ops[o]);
+      dialect_->backward_passed(b, i);
       for (auto u = begins_[at(i)].rbegin(); u != begins_[at(i)].rend(); ++u)
         if (program_.layouts[at(*u)].inputs_require_grad) dialect_->after_backward(b, *u);
     }
@@ -269,8 +287,6 @@ class Lowering {
 }  // namespace
 
 Program lower(const ModelGraph& model, const ShardingPlan& plan, const Implementation& impl, std::int64_t rank) {
-  if (plan.dialect == Dialect::fsdp1)
-    throw InputError("plan: dialect", "fsdp1 cannot be lowered yet", "use fsdp2 or ddp");
   Program program;
   program.model_digest = plan.model_digest;
   program.plan_digest = plan.digest();

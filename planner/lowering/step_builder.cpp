@@ -14,6 +14,11 @@ void StepBuilder::wait(Stream stream, std::int32_t op) {
   pending_waits_[static_cast<std::size_t>(stream)].push_back(op);
 }
 
+void StepBuilder::wait_stream(Stream stream, Stream source) {
+  wait(stream, last(source));
+  for (std::int32_t op : pending_waits_[static_cast<std::size_t>(source)]) wait(stream, op);
+}
+
 std::int32_t StepBuilder::issue(Operation header, std::span<const Arg> args) {
   const auto index = static_cast<std::int32_t>(step_.ops.size());
   header.args = {static_cast<std::uint32_t>(step_.args.size()), static_cast<std::uint32_t>(args.size())};

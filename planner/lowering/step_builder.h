@@ -49,12 +49,16 @@ class StepBuilder {
 
   // `stream`'s next operation starts after operation `op` (of this step) has finished. -1: nothing to wait for.
   void wait(Stream stream, std::int32_t op);
+  // ... after everything that `source` holds so far and everything that its own next operation would wait for.
+  void wait_stream(Stream stream, Stream source);
 
   std::int32_t issue(Operation header, std::span<const Arg> args);
 
   // The host goes on only when these operations have finished (-1 - i: operation i of the step before). None: no operation is issued.
   void host_wait(std::span<const std::int32_t> ops, std::int16_t micro_batch);
 
+  [[nodiscard]] Step& step() { return step_; }
+  [[nodiscard]] std::int32_t next() const { return static_cast<std::int32_t>(step_.ops.size()); }   // index of the operation to be issued
   [[nodiscard]] std::int32_t last(Stream stream) const { return last_[static_cast<std::size_t>(stream)]; }
 
  private:

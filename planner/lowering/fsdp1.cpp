@@ -1,0 +1,261 @@
+// The `fsdp1` dialect: the order of work of PyTorch's FullyShardedDataParallel, as 2.x does it (fsdp-semantics A2).
+//
+// Streams: compute (default), copy_in (pre_unshard), all_gather (unshard), reduce_scatter (post_backward), all_reduce. Strategies
+// follow from the plan: W > 1 shards and a unit that reshards is FULL_SHARD, one that does not SHARD_GRAD_OP, with replicas
+// HYBRID_SHARD and _HYBRID_SHARD_ZERO2; W = 1 is NO_SHARD over all ranks. The all-gather's output is the parameters' storage:
+// there is no copy into or out of it. Buffers are freed with the streams that PyTorch marks them for (Buffer::recorded_streams), so
+// memory at host time is less than what a device needs whose host runs ahead.
+#include <algorithm>
+#include <deque>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "planner/lowering/dialect.h"
+#include "planner/lowering/fsdp1_limiter.h"
+#include "planner/lowering/fsdp1_reduce.h"
+#include "planner/lowering/fsdp1_units.h"
+
+namespace fsdp {
+namespace {
+
+class Fsdp1 final : public DialectHooks {
+ public:
+  explicit Fsdp1(const LoweringContext& c) : units_(c), limiter_(c.plan.limit_all_gathers), slot_(c.model.parameters.size()) {
+    for (std::int32_t u : units_.with_parameters)
+      for (std::size_t i = 0; i < layout(u).params.size(); ++i) slot_[at(layout(u).params[i].param)] = {u, i};
+  }
+
+  void init(StepBuilder& b) override {
+    const ShardingPlan& plan = units_.c.plan;
+    for (std::int32_t u : units_.with_parameters) {
+      Fsdp1Unit& s = units_[u];
+      Buffer shard = units_.buffer(layout(u).shard_elements, plan.master_dtype, BufferKind::parameter_shard, Stream::compute, u);
+      shard.host = plan.offload;
+      s.shard = b.allocate_new(shard);
+      s.sharded_gradient = b.declare(fsdp1_sharded_gradient(units_, u));
+      if (plan.offload) b.allocate(s.sharded_gradient);                  // on the host for good
+      b.issue(units_.op(Action::init_parameters, Stream::compute, u), {{Arg{s.shard, Access::write}}});
+    }
+  }
+
+  void begin_step(StepBuilder& b) override {
+    limiter_.begin_step();
+    bool any = false;
+    for (std::int32_t u : units_.with_parameters) any = any || units_[u].has_sharded_gradient;
+    if (any) {
+      Operation zero = units_.op(Action::zero_gradients, Stream::compute, -1);
+      zero.host_only = true;
+      b.issue(zero, {});
+    }
+    // With use_orig_params the flat gradient is dropped when the root's forward finds that its parameters have none.
+    if (!units_.c.plan.use_orig_params) drop_gradients(b);
+    first_micro_batch_ = true;
+  }
+
+  bool end_step(StepBuilder& b) override { return limiter_.end_step(b.step()); }
+
+  void begin_micro_batch(StepBuilder&, std::int16_t micro_batch) override {
+    units_.micro_batch = micro_batch;
+    last_ = static_cast<std::size_t>(micro_batch) + 1 == units_.c.plan.micro_batches.size();
+    sync_ = last_ || units_.c.plan.grad_sync == GradSync::every;
+  }
+
+  void before_forward(StepBuilder& b, std::int32_t u) override {
+    if (layout(u).root) root_before_forward(b);
+    if (units_.empty(u)) return;
+    Fsdp1Unit& s = units_[u];
+    position_ = layout(u).op_begin;
+    if (first_iteration_) pre_forward_order_.push_back(u);
+    if (!s.prefetched) unshard(b, u, /*forward=*/true);
+    s.needs_forward = false;
+    b.wait_stream(Stream::compute, Stream::all_gather);
+    if (units_.c.plan.forward_prefetch > 0) prefetch_forward(b, u);
+  }
+
+  void after_forward(StepBuilder& b, std::int32_t u) override {
+    if (units_.empty(u)) return;
+    post_forward_order_.push_back(u);
+    reshard(b, u, units_.sharded() && units_[u].full_shard && !layout(u).root);
+    units_[u].needs_backward = true;
+  }
+
+  void before_recompute(StepBuilder&, std::int32_t) override {}          // a unit recomputes when its backward has gathered it
+
+  void before_backward(StepBuilder& b, std::int32_t u) override {
+    if (units_.empty(u)) return;
+    Fsdp1Unit& s = units_[u];
+    if (s.needs_backward) {
+      if (!s.prefetched) unshard(b, u, /*forward=*/false);
+      b.wait_stream(Stream::compute, Stream::all_gather);
+    }
+    s.needs_backward = false;
+    if (!units_.c.plan.backward_post) prefetch_backward(b, u);
+  }
+
+  void after_backward(StepBuilder&, std::int32_t) override {}            // autograd decides: backward_passed
+
+  // Autograd runs what was made later first, and a unit's views of the flat parameter were made when it was gathered: their
+  // backward, which completes the flat gradient, comes when that of every operation since then has been.
+  void backward_passed(StepBuilder& b, std::int32_t graph_op) override {
+    while (!views_.empty() && views_.back().first >= graph_op) {
+      const std::int32_t u = views_.back().second;
+      views_.pop_back();
+      post_backward(b, u);
+    }
+  }
+
+  void end_backward(StepBuilder& b) override {
+    if (sync_) {
+      b.wait_stream(Stream::compute, Stream::reduce_scatter);
+      if (units_.hybrid()) b.wait_stream(Stream::compute, Stream::all_reduce);
+      if (units_.c.plan.offload) end_offload(b);
+    }
+    first_iteration_ = false;
+    post_forward_order_.clear();
+    for (std::int32_t u : units_.with_parameters) units_[u].needs_backward = units_[u].prefetched = false;
+  }
+
+  Arg parameter(StepBuilder&, std::int32_t param) override {
+    const auto [u, i] = slot_[at(param)];
+    const std::int64_t size = size_of(units_.c.plan.param_dtype);
+    const ShardedParam& p = layout(u).params[i];
+    return {units_[u].full >= 0 ? units_[u].full : units_[u].shard, Access::read, p.offset * size, p.numel() * size};
+  }
+
+  Arg gradient(StepBuilder& b, std::int32_t param) override {
+    const auto [u, i] = slot_[at(param)];
+    return fsdp1_gradient(units_, b, u, i, param);
+  }
+
+  [[nodiscard]] std::int32_t sharded_gradient(std::int32_t u) const override { return units_[u].sharded_gradient; }
+  [[nodiscard]] std::int32_t parameter_shard(std::int32_t u) const override { return units_[u].shard; }
+
+ private:
+  static std::size_t at(std::int32_t i) { return static_cast<std::size_t>(i); }
+  const UnitLayout& layout(std::int32_t u) const { return units_.layout(u); }
+
+  void root_before_forward(StepBuilder& b) {
+    if (units_.c.plan.forward_prefetch > 0)
+      for (std::int32_t u : units_.with_parameters) units_[u].needs_forward = true, units_[u].prefetched = false;
+    b.wait_stream(Stream::all_gather, Stream::compute);
+    b.wait_stream(Stream::copy_in, Stream::compute);
+    if (first_micro_batch_ && units_.c.plan.use_orig_params) drop_gradients(b);
+    first_micro_batch_ = false;
+  }
+
+  void drop_gradients(StepBuilder& b) {
+    for (std::int32_t u : units_.with_parameters) {
+      Fsdp1Unit& s = units_[u];
+      if (s.has_sharded_gradient && !units_.c.plan.offload) b.release(s.sharded_gradient);
+      s.has_sharded_gradient = false;
+      s.flat_gradient = -1;
+    }
+  }
+
+  // pre_unshard, the limiter, unshard, post_unshard. Also asked for where the parameter is whole already: then nothing is gathered,
+  // but the limiter takes its event and an offloaded shard is copied in vain.
+  void unshard(StepBuilder& b, std::int32_t u, bool forward) {
+    Fsdp1Unit& s = units_[u];
+    const ShardingPlan& plan = units_.c.plan;
+    const bool gathers = units_.sharded() && s.full < 0;
+    std::int32_t source = s.shard;
+    if (gathers || plan.offload || (!units_.sharded() && units_.casts_shards())) source = shard_to_gather(b, u, gathers);
+    if (source != s.shard) b.wait_stream(Stream::all_gather, Stream::copy_in);
+    limiter_.before_all_gather(b, units_.micro_batch);
+    if (gathers) {
+      s.full = b.allocate_new(units_.buffer(layout(u).shard_elements * layout(u).shards, plan.param_dtype, BufferKind::unsharded_parameter,
+                                            Stream::all_gather, u, {Stream::compute}));
+      b.issue(units_.op(Action::all_gather, Stream::all_gather, u, Communicator::shard), {{Arg{s.full, Access::write}, Arg{source}}});
+    }
+    if (!units_.sharded()) {
+      s.full = source != s.shard ? source : -1;
+    } else if (source != s.shard) {
+      b.release(source);
+    }
+    if (forward) views_.emplace_back(position_, u);
+  }
+
+  // The shard on the device and in the compute dtype: itself, or a copy on the copy_in stream.
+  std::int32_t shard_to_gather(StepBuilder& b, std::int32_t u, bool gathers) {
+    const Fsdp1Unit& s = units_[u];
+    const ShardingPlan& plan = units_.c.plan;
+    const std::int64_t n = layout(u).shard_elements;
+    const bool casts = units_.casts_shards();
+    if (!casts && !plan.offload) return s.shard;
+    // Without sharding this is what kernels read. A copy that is not gathered from is not marked, if it is not PyTorch's `_mp_shard`.
+    const Stream reader = units_.sharded() ? Stream::all_gather : Stream::compute;
+    const bool marked = casts || gathers;
+    const std::int32_t copy = b.allocate_new(units_.buffer(n, plan.param_dtype, BufferKind::cast_shard, Stream::copy_in, u, {marked ? reader : Stream::copy_in}));
+    std::int32_t from = s.shard;
+    if (plan.offload) {
+      from = casts ? b.allocate_new(units_.buffer(n, plan.master_dtype, BufferKind::cast_shard, Stream::copy_in, u)) : copy;
+      b.issue(units_.op(Action::shard_to_device, Stream::copy_in, u), {{Arg{s.shard}, Arg{from, Access::write}}});
+    }
+    if (casts) b.issue(units_.op(Action::cast_shard, Stream::copy_in, u), {{Arg{from}, Arg{copy, Access::write}}});
+    if (casts && plan.offload) b.release(from);
+    return copy;
+  }
+
+  void reshard(StepBuilder& b, std::int32_t u, bool free) {
+    Fsdp1Unit& s = units_[u];
+    if (free) {
+      b.release(std::exchange(s.full, -1));
+      limiter_.freed(b);
+    } else if (!units_.sharded() && s.full >= 0) {
+      b.release(std::exchange(s.full, -1));
+    }
+    s.prefetched = false;
+  }
+
+  void prefetch_forward(StepBuilder& b, std::int32_t u) {
+    const auto here = std::find(pre_forward_order_.begin(), pre_forward_order_.end(), u);
+    if (pre_forward_order_.end() - here < 2) return;
+    const std::int32_t next = *(here + 1);
+    if (!units_[next].needs_forward || units_[next].prefetched) return;
+    unshard(b, next, /*forward=*/true);
+    units_[next].prefetched = true;
+  }
+
+  void prefetch_backward(StepBuilder& b, std::int32_t u) {
+    if (units_.c.plan.backward_prefetch == 0) return;
+    const auto here = std::find(post_forward_order_.begin(), post_forward_order_.end(), u);
+    if (here == post_forward_order_.end() || here == post_forward_order_.begin()) return;
+    const std::int32_t before = *(here - 1);
+    if (!units_[before].needs_backward || units_[before].prefetched) return;
+    unshard(b, before, /*forward=*/false);
+    units_[before].prefetched = true;
+  }
+
+  void post_backward(StepBuilder& b, std::int32_t u) {
+    fsdp1_flatten(units_, b, u);
+    reshard(b, u, units_.sharded() && (sync_ || units_[u].full_shard));
+    if (units_.c.plan.backward_post) prefetch_backward(b, u);
+    if (sync_) fsdp1_reduce(units_, b, u, last_);
+  }
+
+  // The host waits for the gradients that are on their way to it; what they came from is dropped.
+  void end_offload(StepBuilder& b) {
+    std::vector<std::int32_t> last;
+    for (Stream s : {Stream::compute, Stream::reduce_scatter, Stream::all_reduce})
+      if (b.last(s) >= 0) last.push_back(b.last(s));
+    b.host_wait(last, units_.micro_batch);
+    for (std::int32_t u : units_.with_parameters)
+      if (units_[u].on_device >= 0) b.release(std::exchange(units_[u].on_device, -1));
+  }
+
+  Fsdp1Units units_;
+  Fsdp1Limiter limiter_;
+  std::vector<std::pair<std::int32_t, std::size_t>> slot_;    // by parameter: its unit and its place there
+  std::vector<std::int32_t> pre_forward_order_, post_forward_order_;
+  std::vector<std::pair<std::int32_t, std::int32_t>> views_;  // of this micro-batch: the graph op before which they were made, and of which unit
+  std::int32_t position_ = 0;
+  bool first_iteration_ = true;              // of the whole run: its forward order is what forward prefetch goes by later
+  bool first_micro_batch_ = true, last_ = true, sync_ = true;
+};
+
+}  // namespace
+
+std::unique_ptr<DialectHooks> make_fsdp1(const LoweringContext& c) { return std::make_unique<Fsdp1>(c); }
+
+}  // namespace fsdp

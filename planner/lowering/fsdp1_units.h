@@ -1,0 +1,73 @@
+// What the parts of the `fsdp1` dialect share: the state of every unit, and how buffers and operations of a unit are made.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "planner/lowering/dialect.h"
+
+namespace fsdp {
+
+struct Fsdp1Unit {
+  bool full_shard = true;                    // FULL_SHARD or HYBRID_SHARD; else SHARD_GRAD_OP or _HYBRID_SHARD_ZERO2
+  std::int32_t shard = -1;                   // the (flat) parameter: this rank's part, or without sharding all of it
+  std::int32_t full = -1;                    // what kernels read, if it is not `shard`: the gathered parameter, or its low-precision copy
+  bool prefetched = false, needs_forward = false, needs_backward = false;   // PyTorch's flags of those names
+  std::vector<std::int32_t> pieces;          // per parameter: its gradient until autograd concatenates all; -1: not live
+  std::int32_t flat_gradient = -1;           // unsharded, of this micro-batch and those before it that were not reduced; -1: not live
+  std::int32_t sharded_gradient = -1;
+  bool has_sharded_gradient = false;         // live in this step
+  std::int32_t on_device = -1;               // offload: the sharded gradient until the end of backward
+};
+
+class Fsdp1Units {
+ public:
+  explicit Fsdp1Units(const LoweringContext& context) : c(context), units_(context.program.layouts.size()) {
+    for (std::size_t u = 0; u < units_.size(); ++u) {
+      units_[u].full_shard = c.plan.units[u].reshard_after_forward != Reshard::no;
+      units_[u].pieces.assign(c.program.layouts[u].params.size(), -1);
+      if (!c.program.layouts[u].params.empty()) with_parameters.push_back(static_cast<std::int32_t>(u));
+    }
+  }
+
+  static std::size_t at(std::int32_t i) { return static_cast<std::size_t>(i); }
+  [[nodiscard]] Fsdp1Unit& operator[](std::int32_t u) { return units_[at(u)]; }
+  [[nodiscard]] const Fsdp1Unit& operator[](std::int32_t u) const { return units_[at(u)]; }
+  [[nodiscard]] const UnitLayout& layout(std::int32_t u) const { return c.program.layouts[at(u)]; }
+  [[nodiscard]] bool empty(std::int32_t u) const { return layout(u).params.empty(); }
+
+  [[nodiscard]] bool sharded() const { return c.plan.shard() > 1; }
+  [[nodiscard]] bool hybrid() const { return sharded() && c.plan.replicate() > 1; }
+  [[nodiscard]] bool casts_shards() const { return c.plan.param_dtype != c.plan.master_dtype; }
+  [[nodiscard]] Stream reduction_end() const { return hybrid() ? Stream::all_reduce : Stream::reduce_scatter; }
+
+  [[nodiscard]] Operation op(Action action, Stream stream, std::int32_t unit, Communicator comm = Communicator::none) const {
+    Operation o = operation(action, stream, unit, micro_batch);
+    o.comm = comm;
+    return o;
+  }
+
+  // `recorded`: streams that PyTorch marks the block for before it frees it; the pool's own needs no mark.
+  [[nodiscard]] Buffer buffer(std::int64_t elements, DType dtype, BufferKind kind, Stream pool, std::int32_t unit,
+                              std::initializer_list<Stream> recorded = {}) const {
+    Buffer info;
+    info.bytes = elements * size_of(dtype);
+    info.dtype = dtype;
+    info.kind = kind;
+    info.pool = pool;
+    info.unit = unit;
+    info.micro_batch = micro_batch;
+    for (Stream s : recorded)
+      if (s != pool) info.recorded_streams = static_cast<std::uint8_t>(info.recorded_streams | (1U << static_cast<unsigned>(s)));
+    return info;
+  }
+
+  const LoweringContext c;
+  std::vector<std::int32_t> with_parameters; // units that have a flat parameter
+  std::int16_t micro_batch = 0;
+
+ private:
+  std::vector<Fsdp1Unit> units_;
+};
+
+}  // namespace fsdp

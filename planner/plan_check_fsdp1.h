@@ -1,0 +1,18 @@
+// Rules of a plan that come from its dialect being fsdp1, or not. Called by `check`; each throws InputError(where: field, ...).
+#pragma once
+
+#include <string_view>
+
+#include "models/graph.h"
+#include "planner/plan.h"
+
+namespace fsdp {
+
+// What FullyShardedDataParallel does not have or has in another form.
+void check_fsdp1(const ShardingPlan&, std::string_view where);
+void check_fsdp1(const ShardingPlan&, const ModelGraph&, std::string_view where);
+
+// What only FullyShardedDataParallel has, in a plan of another dialect.
+void refuse_fsdp1_choices(const ShardingPlan&, std::string_view where);
+
+}  // namespace fsdp
