@@ -40,9 +40,14 @@ void check_runnable(const Program& program, const ShardingPlan& plan) {
   if (plan.dialect == Dialect::fsdp1) refuse("dialect fsdp1");
   for (const Buffer& b : program.buffers)
     if (b.host) refuse("offload");
+  if (!plan.ignored.empty()) refuse("ignored");
+  for (const UnitLayout& l : program.layouts) {
+    if (l.scale.reduce_scatter == ReduceOp::scaled_sum) refuse("gradient_divide_factor");
+    if (l.reduce_elements < l.shard_elements) refuse("a plan with parameters that are not trained");
+  }
   for (const Step* step : {&program.init, &program.first_step, &program.steady_step}) {
     for (const Operation& op : step->ops) {
-      if (op.action > Action::read_loss) refuse(std::string(name(op.action)));
+      if (op.action > Action::read_loss && op.action != Action::divide_gradient) refuse(std::string(name(op.action)));
       if (op.comm == Communicator::reshard || op.comm == Communicator::shard_reduce) refuse("a further communicator over the shard ranks");
     }
   }

@@ -119,6 +119,12 @@ void Interpreter::issue(const Step& step, std::int32_t index, StepRecord& record
   device_.launch(index, op.stream, waits_, std::move(body));
 }
 
+namespace {
+
+Reduction reduction(ReduceOp op) { return op == ReduceOp::average ? Reduction::average : Reduction::sum; }
+
+}  // namespace
+
 void Interpreter::issue_collective(const Operation& op, std::int32_t index, std::span<const BufferView> buffers) {
   const DType reduce = reduction_type(plan_);
   const auto shard_elements = [&] { return program_.layouts.at(at(op.unit)).shard_elements; };
@@ -134,11 +140,12 @@ void Interpreter::issue_collective(const Operation& op, std::int32_t index, std:
       expect_elements(buffer, layout.shard_elements * layout.shards, reduce, "reduce_scatter input");
       expect_elements(buffers[1], layout.shard_elements, reduce, "reduce_scatter output");
       return device_.reduce_scatter(index, op.stream, op.comm, waits_, buffer, buffers[1], layout.shard_elements, reduce,
-                                    Reduction::average);
+                                    reduction(layout.scale.reduce_scatter));
     }
     case Action::all_reduce:
       expect_elements(buffer, shard_elements(), reduce, "all_reduce");
-      return device_.all_reduce(index, op.stream, op.comm, waits_, buffer, shard_elements(), reduce, Reduction::average);
+      return device_.all_reduce(index, op.stream, op.comm, waits_, buffer, shard_elements(), reduce,
+                                reduction(program_.layouts.at(at(op.unit)).scale.all_reduce));
     case Action::clip_reduce:
     case Action::reduce_loss:
       expect_elements(buffer, 1, DType::f64, "scalar all-reduce");

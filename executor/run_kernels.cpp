@@ -174,6 +174,20 @@ KernelBody copy_in_gradients(const KernelCall& c) {
   };
 }
 
+KernelBody divide_gradient(const KernelCall& c) {
+  const UnitLayout& layout = layout_of(c);
+  const DType type = reduction_type(c.plan);
+  const bool before = c.program.buffers.at(at(c.args[0].buffer)).kind == BufferKind::reduce_input;
+  const std::int64_t n = layout.shard_elements * (before ? layout.shards : 1);
+  for (const BufferView v : c.views) expect_elements(v, n, type, "divide_gradient");
+  if (c.views.size() == 1)
+    return [type, n, v = c.views[0], by = before ? layout.scale.divide_before : layout.scale.divide_after] { scale(type, v, n, 1 / by); };
+  return [type, n, views = c.views, by = layout.scale.divide_copy] {
+    convert(type, views[0], type, views[1], n, false);
+    scale(type, views[1], n, 1 / by);
+  };
+}
+
 KernelBody finish_gradient(const KernelCall& c) {
   expect_args(c, 2);
   const std::int64_t n = layout_of(c).shard_elements;
@@ -255,6 +269,7 @@ KernelBody make_kernel(KernelCall c) {
     case Action::accumulate_gradient: return accumulate_gradient(c);
     case Action::scatter_copy_in: return copy_in_gradients(c);
     case Action::finish_gradient: return finish_gradient(c);
+    case Action::divide_gradient: return divide_gradient(c);
     case Action::clip_local_norm: return clip_local_norm(c);
     case Action::clip_scale: return clip_scale(c);
     case Action::optimizer: return optimizer_step(c);
@@ -267,7 +282,6 @@ KernelBody make_kernel(KernelCall c) {
     case Action::read_loss:
     case Action::host_wait:
     case Action::keep_shard:
-    case Action::divide_gradient:
     case Action::shard_to_device:
     case Action::gradient_to_host:
     case Action::cast_gradient:

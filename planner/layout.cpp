@@ -191,7 +191,7 @@ std::vector<UnitLayout> unit_layouts(const ShardingPlan& plan, const ModelGraph&
       for (std::int32_t m = id; m < end[id]; ++m) unit_of_module[m] = std::min(unit_of_module[m], static_cast<std::int32_t>(u));
     }
     set_op_range(layout, ids, model, in_backward);
-    layout.scale = gradient_scale(layout.shards, plan.replicate(), plan.reduce_dtype, plan.units[u].gradient_divide_factor, plan.force_sum_reduction);
+    if (plan.dialect == Dialect::fsdp2) layout.scale = gradient_scale(layout.shards, plan.replicate(), plan.reduce_dtype, plan.units[u].gradient_divide_factor, plan.force_sum_reduction);
   }
   for (std::size_t p = 0; p < model.parameters.size(); ++p) {
     if (ignored[p]) continue;
