@@ -50,7 +50,8 @@ enum class GradSync : std::uint8_t {
 struct Unit {
   std::vector<std::string> modules;          // names; {""} is the root
   Reshard reshard_after_forward = Reshard::automatic;
-  bool reshard_after_backward = true;        // false: parameters stay whole for the next micro-batch or step
+  bool reshard_after_backward = true;        // false: parameters stay whole for the next micro-batch (not past the last: the optimizer
+                                             // changes them)
   bool unshard_in_backward = true;           // false: backward does not need this unit's weights (an embedding)
   std::optional<GradSync> grad_sync = {};    // instead of the plan's
   std::optional<double> gradient_divide_factor = {};          // instead of the number of ranks

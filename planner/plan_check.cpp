@@ -9,6 +9,7 @@
 #include "planner/layout.h"
 #include "planner/plan.h"
 #include "planner/plan_check_fsdp1.h"
+#include "planner/plan_check_fsdp2.h"
 
 namespace fsdp {
 namespace {
@@ -268,7 +269,8 @@ void check_dialect(const ShardingPlan& plan, std::string_view where) {
                      "reduce-scatter-only leaves out the all-reduce over replicas, but there is one replica",
                      "use a replicate dimension of at least 2, or every or last");
   }
-  if (plan.dialect != Dialect::ddp) return;
+  if (plan.dialect == Dialect::fsdp2) return check_fsdp2(plan, where);
+  refuse_sharding_choices(plan, where);
   if (plan.shard() != 1)
     throw InputError(field(where, "mesh"),
                      "ddp replicates parameters and cannot shard them over " + std::to_string(plan.shard()) + " ranks",
@@ -306,7 +308,9 @@ void check(const ShardingPlan& plan, const ModelGraph& model, std::string_view w
   check_work(plan, model, where);
   check_units(plan, model, where);
   check_checkpointed(plan, model, where);
+  check_ignored(plan, model, where);
   if (plan.dialect == Dialect::fsdp1) check_fsdp1(plan, model, where);
+  if (plan.dialect == Dialect::fsdp2) check_fsdp2(plan, model, where);
 }
 
 }  // namespace fsdp
