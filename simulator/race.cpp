@@ -52,7 +52,8 @@ class Prover {
       if (op.action == Action::host_wait)
         for (std::int32_t w : step.waits_of(op))
           if (w >= 0) join(host_, clocks_[static_cast<std::size_t>(w)]);
-      if (!op.host_only) execute(step, op, i);
+      if (op.host_only) work_on_host(step, op);
+      else execute(step, op, i);
       for (std::int32_t b : step.frees_of(op)) release(b);
     }
   }
@@ -77,6 +78,12 @@ class Prover {
     stream_clock_[s] = end;
     for (const Arg& a : step.args_of(op))
       if (a.buffer >= 0) note(a, s);
+  }
+
+  // What the host itself reads and writes it does at once: everything that it has not waited for may still be running.
+  void work_on_host(const Step& step, const Operation& op) {
+    for (const Arg& a : step.args_of(op))
+      if (a.buffer >= 0) access(a, kStreams, host_);
   }
 
   void report(const Place& earlier, std::int32_t buffer, const char* rule) {

@@ -19,16 +19,15 @@ double unit_bytes(const UnitLayout& unit, DType type) { return static_cast<doubl
 
 // Bytes that an operation reads and writes: every argument once per access. Of the gather buffer a copy-in writes one slot and a
 // copy-out reads it all.
-double traffic_bytes(const Operation& op, const Step& step, const Program& program, const ShardingPlan& plan) {
-  if (op.action == Action::gather_copy_in)
-    return 2 * unit_bytes(program.layouts[static_cast<std::size_t>(op.unit)], plan.param_dtype);
+double traffic_bytes(const Operation& op, const Step& step, const Program& program) {
+  const bool one_slot = op.action == Action::gather_copy_in;
   double bytes = 0;
   for (const Arg& a : step.args_of(op)) {
-    if (a.buffer < 0) continue;
+    if (a.buffer < 0 || (one_slot && a.access != Access::read)) continue;
     const std::int64_t part = a.bytes >= 0 ? a.bytes : program.buffers[static_cast<std::size_t>(a.buffer)].bytes;
     bytes += static_cast<double>(part) * (a.access == Access::accumulate ? 2 : 1);
   }
-  return bytes;
+  return one_slot ? 2 * bytes : bytes;
 }
 
 KernelRate traffic_rate(Action action, const CostContext& c) {
@@ -66,15 +65,14 @@ Demand priced_collective(const Operation& op, const Step& step, const Program& p
                             : call_shape(op.comm, c.plan, c.cluster);
   call.kind = kind_of(op.action);
   double bytes = 0;
-  if (op.action == Action::all_reduce || op.unit < 0) {
+  if (op.action != Action::all_gather) {
     const auto args = step.args_of(op);
     if (!args.empty() && args[0].buffer >= 0)
       bytes = static_cast<double>(args[0].bytes >= 0 ? args[0].bytes
                                                      : program.buffers[static_cast<std::size_t>(args[0].buffer)].bytes);
   } else {
-    const DType type = op.action == Action::all_gather ? c.plan.param_dtype : c.plan.reduce_dtype;
     const UnitLayout& unit = program.layouts[static_cast<std::size_t>(op.unit)];
-    bytes = unit_bytes(unit, type) * static_cast<double>(unit.shards);
+    bytes = unit_bytes(unit, c.plan.param_dtype) * static_cast<double>(unit.shards);
   }
   call.bytes = Bytes(static_cast<std::int64_t>(bytes));
   return collective_demand(call, c.cluster, c.costs);
@@ -87,6 +85,16 @@ Seconds host_time(const Operation& op, const CostContext& c) {
          Seconds(c.implementation.host_seconds_per_launch * launches + (hook ? c.implementation.host_seconds_per_unit_hook : 0));
 }
 
+// Work of the CPU on offloaded shards: AdamW's 28 bytes per parameter and the like over this rank's share of the node's memory
+// bandwidth. Two sockets of 150 to 300 GB/s (reported for CPU Adam on current servers; the middle), shared by the node's GPUs.
+Seconds host_work(const Operation& op, const Step& step, const Program& program, const CostContext& c) {
+  constexpr double kSockets = 2, kBytesPerSecond = 225e9;
+  const double bytes = traffic_bytes(op, step, program);
+  if (bytes == 0) return {};
+  if (c.cluster.host) return Seconds(bytes / rate_or_default(c.costs.optimizer, "the optimizer", c.cluster, c.costs).byte_rate.count());
+  return Seconds(bytes * static_cast<double>(c.cluster.gpus_per_node) / (kSockets * kBytesPerSecond));
+}
+
 bool is_kernel(Action a) { return a == Action::forward || a == Action::recompute || a == Action::backward; }
 Direction direction_of(Action a) { return a == Action::backward ? Direction::backward : Direction::forward; }
 
@@ -97,12 +105,13 @@ Demand price(const Operation& op, const Step& step, const Program& program, cons
   }
   Demand d;
   if (is_collective(op.action)) d = priced_collective(op, step, program, c);
-  else if (op.action == Action::load_batch) d = link_demand(traffic_bytes(op, step, program, c.plan), c);
+  else if (op.action == Action::load_batch) d = link_demand(traffic_bytes(op, step, program), c);
   else if (op.action == Action::shard_to_device || op.action == Action::gradient_to_host)   // read here, written there: over the link once
-    d = link_demand(traffic_bytes(op, step, program, c.plan) / 2, c);
+    d = link_demand(traffic_bytes(op, step, program) / 2, c);
   else if (!op.host_only && op.action != Action::read_loss)
-    d = traffic_demand(traffic_bytes(op, step, program, c.plan), traffic_rate(op.action, c), c.cluster, c.costs);
+    d = traffic_demand(traffic_bytes(op, step, program), traffic_rate(op.action, c), c.cluster, c.costs);
   d.host = host_time(op, c);
+  if (op.host_only) d.host = d.host + host_work(op, step, program, c);
   return d;
 }
 
@@ -117,7 +126,7 @@ void check_platform(const CostContext& c) {
 // of the op and the sequences of the micro-batch; everything else is priced each time.
 class Memo {
  public:
-  Memo(const Program& program, const CostContext& c) : classes_(shape_classes(c.model, program.layouts, c.plan)) {
+  Memo(const Program& program, const CostContext& c) : plan_(c.plan), classes_(shape_classes(c.model, program.layouts, c.plan)) {
     const std::size_t kernels = 2 * classes_.op_classes * classes_.batch_classes;
     demands_.resize(kernels + static_cast<std::size_t>(kActions) * classes_.unit_classes);
     known_.assign(demands_.size(), 0);
@@ -130,7 +139,7 @@ class Memo {
       const std::size_t row = classes_.of_op[graph_op] * 2 + static_cast<std::size_t>(direction_of(op.action));
       return static_cast<std::ptrdiff_t>(row * classes_.batch_classes + classes_.of_batch[batch]);
     }
-    if (op.unit < 0 || !by_unit_alone(op.action)) return -1;
+    if (op.unit < 0 || !by_unit_alone(op)) return -1;
     const std::size_t kernels = 2 * classes_.op_classes * classes_.batch_classes;
     return static_cast<std::ptrdiff_t>(kernels + static_cast<std::size_t>(op.action) * classes_.unit_classes +
                                        classes_.of_unit[static_cast<std::size_t>(op.unit)]);
@@ -147,8 +156,10 @@ class Memo {
   }
 
  private:
-  static bool by_unit_alone(Action a) {
-    switch (a) {
+  // Offload casts parameter by parameter, and what is kept over a part of the ranks is gathered in another way than the shards are.
+  bool by_unit_alone(const Operation& op) const {
+    if (plan_.offload || plan_.units[static_cast<std::size_t>(op.unit)].reshard_after_forward.ranks > 1) return false;
+    switch (op.action) {
       case Action::cast_shard:
       case Action::gather_copy_in:
       case Action::all_gather:
@@ -158,6 +169,7 @@ class Memo {
     }
   }
 
+  const ShardingPlan& plan_;
   ShapeClasses classes_;
   std::vector<Demand> demands_;
   std::vector<char> known_;
