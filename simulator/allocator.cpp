@@ -115,22 +115,24 @@ void CachingAllocator::free_block(Handle h) {
 
 // The smallest free block that the request may have.
 CachingAllocator::Handle CachingAllocator::find_free(std::int16_t pool, std::int64_t size) {
-  std::vector<Free>& list = free_list(pool);
+  FreeList& list = free_list(pool);
   if (settings_.garbage_collection_threshold > 0) ++searches_[is_large(pool)];
-  auto it = std::lower_bound(list.begin(), list.end(), Free{size, 0, kNone});
+  FreeList::Position it = list.lower_bound({size, 0, kNone});
   if (it == list.end()) return kNone;
   if (settings_.expandable_segments) {
     // A block that can grow counts with all the room it can grow into: a hole further up is taken before the end of the range.
-    const auto room = [&](const Free& f) {
+    const auto room = [&](FreeList::Position p) {
+      const FreeBlock& f = list.at(p);
       const Handle next = block(f.block).next;
       return f.size + (next != kNone && !block(next).mapped ? block(next).size : 0);
     };
-    for (auto next = it + 1; next != list.end() && room(*next) < room(*it); ++next) it = next;
+    for (auto next = list.next(it); next != list.end() && room(next) < room(it); next = list.next(next)) it = next;
   }
   const bool oversize = size >= settings_.max_split_size;
-  if (!oversize && it->size >= settings_.max_split_size) return kNone;
-  if (oversize && it->size >= size + settings_.max_non_split_rounding) return kNone;
-  const Handle found = it->block;
+  const std::int64_t offered = list.at(it).size;
+  if (!oversize && offered >= settings_.max_split_size) return kNone;
+  if (oversize && offered >= size + settings_.max_non_split_rounding) return kNone;
+  const Handle found = list.at(it).block;
   list.erase(it);
   return found;
 }
@@ -198,10 +200,9 @@ void CachingAllocator::release_cached() {
   poll(0);
   for (const bool large : {true, false}) {
     for (std::size_t pool = large ? 1 : 0; pool < free_.size(); pool += 2) {
-      const std::vector<Free> list = free_[pool];   // releasing changes it
-      for (const Free& f : list) {
-        if (block(f.block).range >= 0) unmap(f.block);
-        else if (!is_split(block(f.block))) release_segment(f.block);
+      for (const Handle h : free_blocks(pool)) {
+        if (block(h).range >= 0) unmap(h);
+        else if (!is_split(block(h))) release_segment(h);
       }
     }
   }
@@ -212,20 +213,23 @@ void CachingAllocator::empty_cache() { release_cached(); }
 // max_split_size: one oversize block that the request would fit into, or the largest ones until enough bytes are free.
 bool CachingAllocator::release_oversize(std::int16_t pool, std::int64_t size) {
   if (settings_.max_split_size == kNoLimit) return false;
-  std::vector<Free>& list = free_list(pool);
   const std::int64_t wanted = std::max(size, settings_.max_split_size);
-  const auto it = std::lower_bound(list.begin(), list.end(), Free{wanted, 0, kNone});
-  if (it != list.end() && block(it->block).range < 0) {
-    release_segment(it->block);
+  std::vector<Handle> smaller;               // at least max_split_size, less than wanted
+  for (const Handle h : free_blocks(static_cast<std::size_t>(pool))) {
+    if (block(h).size < settings_.max_split_size) continue;
+    if (block(h).size < wanted) {
+      smaller.push_back(h);
+      continue;
+    }
+    if (block(h).range >= 0) break;
+    release_segment(h);
     return true;
   }
   std::int64_t released = 0;
-  for (auto i = static_cast<std::size_t>(it - list.begin()); i-- > 0 && released < wanted;) {
-    const Free f = list[i];
-    if (f.size < settings_.max_split_size) break;
-    if (block(f.block).range >= 0) continue;
-    released += f.size;
-    release_segment(f.block);
+  for (; !smaller.empty() && released < wanted; smaller.pop_back()) {
+    if (block(smaller.back()).range >= 0) continue;
+    released += block(smaller.back()).size;
+    release_segment(smaller.back());
   }
   return released >= wanted;
 }
@@ -240,8 +244,8 @@ void CachingAllocator::collect_garbage() {
   std::int64_t total_age = 0;
   const auto age = [&](Handle h) { return searches_[1] - block(h).born; };
   for (std::size_t pool = 1; pool < free_.size(); pool += 2)
-    for (const Free& f : free_[pool])
-      if (block(f.block).range < 0 && !is_split(block(f.block))) whole.push_back(f.block), total_age += age(f.block);
+    for (const Handle h : free_blocks(pool))
+      if (block(h).range < 0 && !is_split(block(h))) whole.push_back(h), total_age += age(h);
   std::int64_t reclaimed = 0;
   for (bool freed = true; freed && reclaimed < target && !whole.empty();) {
     const double old = static_cast<double>(total_age) / static_cast<double>(whole.size());
@@ -287,14 +291,19 @@ void CachingAllocator::splice(Handle h, Handle before, Handle after) {
 void CachingAllocator::add_free(Handle h) {
   Block& b = block(h);
   b.born = searches_[is_large(b.pool)];
-  std::vector<Free>& list = free_list(b.pool);
-  const Free f{b.size, b.address, h};
-  list.insert(std::lower_bound(list.begin(), list.end(), f), f);
+  free_list(b.pool).insert({b.size, b.address, h});
 }
 
 void CachingAllocator::remove_free(Handle h) {
-  std::vector<Free>& list = free_list(block(h).pool);
-  list.erase(std::lower_bound(list.begin(), list.end(), Free{block(h).size, block(h).address, h}));
+  FreeList& list = free_list(block(h).pool);
+  list.erase(list.lower_bound({block(h).size, block(h).address, h}));
+}
+
+std::vector<CachingAllocator::Handle> CachingAllocator::free_blocks(std::size_t pool) const {
+  std::vector<Handle> all;
+  const FreeList& list = free_[pool];
+  for (auto p = list.begin(); p != list.end(); p = list.next(p)) all.push_back(list.at(p).block);
+  return all;
 }
 
 // Joins a free neighbour to a block that is in no list; the bytes that it brings, 0 if it cannot.

@@ -29,6 +29,8 @@
 #include <span>
 #include <vector>
 
+#include "simulator/allocator_free_list.h"
+
 namespace fsdp {
 
 inline constexpr std::int64_t kNoLimit = std::numeric_limits<std::int64_t>::max();
@@ -116,22 +118,18 @@ class CachingAllocator {
     std::uint16_t uses = 0;                  // streams recorded
     bool allocated = false, mapped = true;
   };
-  struct Free {
-    std::int64_t size, address;
-    Handle block;
-    friend bool operator<(const Free& a, const Free& b) { return a.size != b.size ? a.size < b.size : a.address < b.address; }
-  };
   struct Event { double done; Handle block; };
   struct Range { std::int64_t address = 0, size = 0, page = 0; };
 
   [[nodiscard]] Block& block(Handle h) { return blocks_[static_cast<std::size_t>(h)]; }
   [[nodiscard]] const Block& block(Handle h) const { return blocks_[static_cast<std::size_t>(h)]; }
-  [[nodiscard]] std::vector<Free>& free_list(std::int16_t pool) { return free_[static_cast<std::size_t>(pool)]; }
+  [[nodiscard]] FreeList& free_list(std::int16_t pool) { return free_[static_cast<std::size_t>(pool)]; }
   [[nodiscard]] Handle make_block(std::int64_t address, std::int64_t size, std::int16_t pool, std::int32_t range);
   void drop_block(Handle);
   void splice(Handle, Handle before, Handle after);
   void add_free(Handle);
   void remove_free(Handle);
+  [[nodiscard]] std::vector<Handle> free_blocks(std::size_t pool) const;   // by size, then address
   [[nodiscard]] std::int64_t merge(Handle into, Handle from);
   [[nodiscard]] bool idle(Handle h) const { return h != kNone && !block(h).allocated && block(h).events == 0; }
   [[nodiscard]] bool is_split(const Block& b) const { return b.prev != kNone || b.next != kNone; }
@@ -158,7 +156,7 @@ class CachingAllocator {
   AllocatorSettings settings_;
   std::vector<Block> blocks_;
   std::vector<Handle> unused_;               // of blocks_
-  std::array<std::vector<Free>, 2 * kMaxStreams> free_;          // by pool; ascending
+  std::array<FreeList, 2 * kMaxStreams> free_;                   // by pool
   std::array<std::vector<Handle>, 2 * kMaxStreams> unmapped_;    // by pool; ascending address
   std::vector<Range> ranges_;
   std::array<std::deque<Event>, kMaxStreams> events_;

@@ -29,6 +29,8 @@ def build(folder):
     """The fake device and the driver, in `folder`; returns the driver."""
     site = pathlib.Path(sysconfig.get_paths()["purelib"])
     source, torch = HERE / "allocator", site / "torch"
+    if not (torch / "lib" / "libc10_cuda.so").exists():
+        sys.exit("this PyTorch was built without CUDA; PyPI's wheels for Linux have it")
     cuda = sorted(site.glob("nvidia/cu*/include/cuda.h"))[-1].parent
     flags = ["g++", "-std=c++20", "-O1", f"-I{torch}/include", f"-I{cuda}"]
     runtime = f"{folder}/libcudart.so.13"
@@ -231,7 +233,7 @@ def main():
 
 def text_of(cases):
     import torch
-    document = {"torch": torch.__version__, "recorder": "tests/torch/record_allocator.py"}
+    document = {"torch": torch.__version__.split("+")[0], "recorder": "tests/torch/record_allocator.py"}
     rows = ",\n".join(json.dumps(c, separators=(",", ":")) for c in cases)
     return json.dumps(document)[:-1] + ', "cases": [\n' + rows + "\n]}\n"
 

@@ -1,0 +1,212 @@
+#include "simulator/allocator_replay.h"
+
+#include <algorithm>
+#include <array>
+#include <limits>
+#include <string>
+
+#include "models/error.h"
+
+namespace fsdp {
+
+std::vector<std::int64_t> tensors_of(const Buffer& buffer, const Program& program) {
+  const bool state = buffer.kind == BufferKind::optimizer_state;
+  if ((!state && buffer.kind != BufferKind::parameter_shard) || buffer.unit < 0 || program.dialect == Dialect::fsdp1) return {buffer.bytes};
+  const UnitLayout& unit = program.layouts[static_cast<std::size_t>(buffer.unit)];
+  const std::int64_t shard = program.rank % unit.shards, element = size_of(buffer.dtype);
+  std::vector<std::int64_t> tensors;
+  std::int64_t sum = 0;
+  for (const ShardedParam& p : unit.params) {
+    if (state && !p.trainable) continue;
+    tensors.push_back((state ? p.local_elements(shard) : p.padded_shard()) * element);
+    sum += tensors.back();
+  }
+  return sum == buffer.bytes ? tensors : std::vector<std::int64_t>{buffer.bytes};   // of another shape than the unit: as it is
+}
+
+namespace {
+
+using Handle = CachingAllocator::Handle;
+constexpr double kNever = std::numeric_limits<double>::infinity();
+constexpr Handle kDead = -2, kNoBytes = -3, kOffDevice = -4;   // beside CachingAllocator's own handles
+
+struct Tensors {                             // of a buffer that is more than one tensor
+  std::vector<std::int64_t> bytes;
+  std::vector<Handle> handles;
+};
+
+// What decides a step: where every block is and whose it is, and what still waits.
+struct State {
+  std::vector<BlockView> blocks;
+  std::vector<CachingAllocator::Pending> pending;
+  std::vector<std::int64_t> addresses;       // of live buffers, by buffer
+  friend bool operator==(const State&, const State&) = default;
+};
+
+class Replay {
+ public:
+  Replay(const Program& program, const ReplayOptions& options)
+      : program_(program), options_(options), allocator_(options.settings), handles_(program.buffers.size(), kDead),
+        split_(program.buffers.size(), -1) {
+    for (std::size_t b = 0; b < program.buffers.size(); ++b) {
+      if (program.buffers[b].kind != BufferKind::parameter_shard && program.buffers[b].kind != BufferKind::optimizer_state) continue;
+      std::vector<std::int64_t> tensors = tensors_of(program.buffers[b], program);
+      if (tensors.size() == 1) continue;
+      split_[b] = static_cast<std::int32_t>(several_.size());
+      several_.push_back({std::move(tensors), {}});
+    }
+  }
+
+  AllocatorPrediction run() {
+    const bool fits = fixed() && step(program_.init, nullptr, 0) && step(program_.first_step, options_.first_step, 1);
+    // Garbage collection counts how long blocks have been free: no step begins as the one before.
+    const bool can_repeat = options_.settings.garbage_collection_threshold <= 0;
+    State before = fits && can_repeat ? state() : State{};
+    for (int k = 0; fits && k < options_.steady_steps; ++k) {
+      const std::int64_t retries = allocator_.stats().retries;
+      if (!step(program_.steady_step, options_.steady_step, 2 + k)) break;
+      ++result_.steady_steps_replayed;
+      result_.retries_per_step = allocator_.stats().retries - retries;
+      if (!can_repeat || k + 1 == options_.steady_steps) continue;
+      State after = state();
+      if (after == before) {
+        result_.retries += result_.retries_per_step * (options_.steady_steps - k - 1);
+        break;
+      }
+      before = std::move(after);
+    }
+    const AllocatorStats& s = allocator_.stats();
+    result_.peak_allocated = s.allocated.peak;
+    result_.peak_requested = s.requested.peak;
+    result_.peak_active = s.active.peak;
+    result_.peak_reserved = s.reserved.peak;
+    result_.retries += s.retries;
+    result_.segments = s.segments;
+    return result_;
+  }
+
+ private:
+  [[noreturn]] void broken(std::int32_t buffer, const char* what) const {
+    throw MachineError("broken program: operation " + std::to_string(place_.op) + " " + what + " buffer " + std::to_string(buffer));
+  }
+
+  bool fixed() {
+    for (const FixedAllocation& f : options_.fixed)
+      if (f.bytes > 0 && take(f.bytes, f.stream) == CachingAllocator::kNone) return false;
+    return true;
+  }
+
+  Handle take(std::int64_t bytes, Stream pool) {
+    if (bytes == 0) return kNoBytes;
+    const Handle h = allocator_.malloc(bytes, static_cast<int>(pool), now_);
+    const AllocatorStats& s = allocator_.stats();
+    if (h == CachingAllocator::kNone) {
+      result_.out_of_memory = true;
+      result_.failed = place_;
+      result_.failure = allocator_.out_of_memory();
+    } else if (s.reserved.peak > reserved_) {
+      reserved_ = s.reserved.peak;
+      result_.at = place_;
+      result_.allocated = s.allocated.current;
+      result_.active = s.active.current;
+      result_.inactive_split = s.inactive_split.current;
+    }
+    return h;
+  }
+
+  bool allocate(std::int32_t id) {
+    const auto b = static_cast<std::size_t>(id);
+    const Buffer& buffer = program_.buffers[b];
+    if (handles_[b] != kDead) broken(id, "allocates the live");
+    if (buffer.host) {
+      handles_[b] = kOffDevice;
+      return true;
+    }
+    if (split_[b] < 0) return (handles_[b] = take(buffer.bytes, buffer.pool)) != CachingAllocator::kNone;
+    Tensors& tensors = several_[static_cast<std::size_t>(split_[b])];
+    handles_[b] = kNoBytes;
+    tensors.handles.clear();
+    for (const std::int64_t bytes : tensors.bytes) {
+      tensors.handles.push_back(take(bytes, buffer.pool));
+      if (tensors.handles.back() == CachingAllocator::kNone) return false;
+    }
+    return true;
+  }
+
+  void give_back(Handle h, unsigned recorded) {
+    if (h < 0) return;
+    for (int s = 0; recorded >> s != 0; ++s)
+      if ((recorded >> s & 1u) != 0) allocator_.record_stream(h, s);
+    allocator_.free(h, ends_);
+  }
+
+  void release(std::int32_t id) {
+    const auto b = static_cast<std::size_t>(id);
+    const unsigned recorded = program_.buffers[b].recorded_streams;
+    if (handles_[b] == kDead) broken(id, "frees the dead");
+    if (split_[b] < 0) {
+      give_back(handles_[b], recorded);
+    } else {
+      for (const Handle h : several_[static_cast<std::size_t>(split_[b])].handles) give_back(h, recorded);
+    }
+    handles_[b] = kDead;
+  }
+
+  // false: out of memory.
+  bool step(const Step& step, const Timeline* times, int number) {
+    const bool timed = times != nullptr && times->issued.size() == step.ops.size() && times->spans.size() == step.ops.size();
+    if (!timed) {
+      now_ = 0;
+      ends_.fill(kNever);
+    } else if (ends_[0] == kNever) {
+      ends_.fill(-kNever);                   // the step before had no times: what it issued has ended
+    }
+    for (std::size_t i = 0; i < step.ops.size(); ++i) {
+      const Operation& op = step.ops[i];
+      place_ = {number, static_cast<std::int32_t>(i)};
+      if (timed) now_ = times->issued[i];
+      for (const std::int32_t b : step.allocs_of(op))
+        if (!allocate(b)) return false;
+      if (timed && !op.host_only) ends_[static_cast<std::size_t>(op.stream)] = times->spans[i].end;
+      for (const std::int32_t b : step.frees_of(op)) release(b);
+    }
+    if (timed) {
+      allocator_.move_origin(times->duration);
+      for (double& end : ends_) end -= times->duration;
+    } else {
+      allocator_.finish_all();
+    }
+    return true;
+  }
+
+  [[nodiscard]] State state() const {
+    State s{allocator_.blocks(), allocator_.pending(), {}};
+    for (std::size_t b = 0; b < handles_.size(); ++b) {
+      if (handles_[b] == kDead) continue;
+      s.addresses.push_back(static_cast<std::int64_t>(b));
+      if (handles_[b] >= 0) s.addresses.push_back(allocator_.address(handles_[b]));
+      if (split_[b] < 0) continue;
+      for (const Handle h : several_[static_cast<std::size_t>(split_[b])].handles)
+        if (h >= 0) s.addresses.push_back(allocator_.address(h));
+    }
+    return s;
+  }
+
+  const Program& program_;
+  const ReplayOptions& options_;
+  CachingAllocator allocator_;
+  std::vector<Handle> handles_;              // by buffer
+  std::vector<std::int32_t> split_;          // by buffer: index into several_, -1: one tensor
+  std::vector<Tensors> several_;
+  std::array<double, kStreams> ends_{};      // of the last operation issued on each stream
+  double now_ = 0;
+  AllocatorPlace place_;
+  std::int64_t reserved_ = 0;
+  AllocatorPrediction result_;
+};
+
+}  // namespace
+
+AllocatorPrediction replay_allocator(const Program& program, const ReplayOptions& options) { return Replay(program, options).run(); }
+
+}  // namespace fsdp
