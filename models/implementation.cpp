@@ -18,6 +18,11 @@ std::vector<const Implementation*> all() {
           &torchtitan_2025_implementation(true),
           &torchtitan_2024_implementation(false),
           &torchtitan_2024_implementation(true),
+          &hf_implementation(false),
+          &hf_implementation(true),
+          &hf_eager_attention_implementation(),
+          &foundry_implementation(false),
+          &foundry_implementation(true),
           &torch_cpu_implementation()};
 }
 
@@ -83,6 +88,7 @@ std::string digest(const Implementation& i) {
   d.add("flags", (i.compiled ? 1 : 0) + (i.backward_adds_in_place ? 2 : 0) + (i.loss_read_every_step ? 4 : 0) +
                      (i.keeps_unneeded_results ? 8 : 0) + (i.recompute_stops_early ? 16 : 0) + (i.frames_hold_inputs ? 32 : 0));
   d.add("optimizer_temp", i.optimizer_temp_bytes_per_element);
+  d.add("optimizer_temps_at_once", i.optimizer_temps_at_once);
   d.add("host_launch", i.host_seconds_per_launch);
   d.add("host_hook", i.host_seconds_per_unit_hook);
   for (int k = 0; k < kOpKinds; ++k) {

@@ -43,7 +43,10 @@ struct Implementation {
   bool keeps_unneeded_results = false;       // of those, also results that nobody reads again, until the module's backward ends
   bool recompute_stops_early = true;         // recomputation ends with the last tensor that backward needs; false: it runs to the end
   bool frames_hold_inputs = false;           // a module's inputs live until its forward returns (Python's frames hold them)
-  std::int64_t optimizer_temp_bytes_per_element = 0;   // foreach optimizers: temporaries beside the states
+  // The optimizer's temporaries beside the states: of one unit after the other, or (foreach) of all at once. Clipping has none worth
+  // counting: foreach norms are a number per parameter and the scaling is in place.
+  std::int64_t optimizer_temp_bytes_per_element = 0;
+  bool optimizer_temps_at_once = false;
   double host_seconds_per_launch = 0;        // CPU time to issue one kernel
   double host_seconds_per_unit_hook = 0;     // CPU time of one unit's pre- or post-hook
 };
@@ -56,11 +59,14 @@ struct Implementation {
 [[nodiscard]] OpFacts facts(const Implementation&, const Op&, const Workload&, const ModelGraph&);
 [[nodiscard]] std::string digest(const Implementation&);
 
-// One per file in models/implementations/.
+// One stack per file in models/implementations/.
 [[nodiscard]] const Implementation& native_implementation();
 [[nodiscard]] const Implementation& torchtitan_implementation(bool compiled);        // as of 2026
 [[nodiscard]] const Implementation& torchtitan_2025_implementation(bool compiled);   // as of April 2025
 [[nodiscard]] const Implementation& torchtitan_2024_implementation(bool compiled);   // 2024 to March 2025
+[[nodiscard]] const Implementation& hf_implementation(bool compiled);                // transformers 5
+[[nodiscard]] const Implementation& hf_eager_attention_implementation();             // attn_implementation="eager"
+[[nodiscard]] const Implementation& foundry_implementation(bool compiled);           // MPT in llm-foundry
 [[nodiscard]] const Implementation& torch_cpu_implementation();   // for comparisons with recordings of PyTorch on CPU tensors
 
 }  // namespace fsdp

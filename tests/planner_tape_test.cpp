@@ -190,6 +190,28 @@ TEST_CASE("what is computed again: PyTorch's") {
   }
 }
 
+TEST_CASE("temporaries of AdamW and of clipping: PyTorch's") {
+  const json golden = json::parse(std::ifstream(FSDP_TESTS_DIR "/torch/golden/tape.json"))["optimizers"];
+  const auto bytes = [&](const char* which) { return golden[which]["bytes"].get<std::int64_t>(); };
+  const std::int64_t elements = golden["adamw_foreach"]["elements"], largest = golden["adamw_loop"]["largest"];
+  const Implementation &foreach = torchtitan_2024_implementation(false), &fused = torchtitan_implementation(false), &loop = foundry_implementation(false);
+  CHECK(bytes("adamw_foreach") == foreach.optimizer_temp_bytes_per_element * elements);
+  CHECK(foreach.optimizer_temps_at_once);
+  CHECK(bytes("adamw_fused") == fused.optimizer_temp_bytes_per_element);
+  CHECK(fused.optimizer_temp_bytes_per_element == 0);
+  // One after the other: 8 bytes per element of the largest parameter and 4 of the one before, which is a quarter of it here.
+  CHECK(bytes("adamw_loop") == 8 * largest + 4 * largest / 4);
+  CHECK(loop.optimizer_temp_bytes_per_element == 12);
+  CHECK_FALSE(loop.optimizer_temps_at_once);
+  CHECK(bytes("clip_foreach") < 1024);
+}
+
+TEST_CASE("a stack without selective checkpointing refuses it") {
+  const ModelGraph m = load_model("tiny-llama");
+  CHECK_THROWS_WITH((void)make_tape(m, hf_implementation(false), {1, 16, 2}, DType::bf16, {"model.layers.0"}, CheckpointPolicy::selective_op),
+                    "plan: checkpoint_policy: hf has no selective checkpointing; use full");
+}
+
 TEST_CASE("freezing: what a tensor takes part in, refusals, digest") {
   const ModelGraph m = load_model("tiny-llama");
   const std::vector<std::string> embedding = {"model.embed_tokens"}, weight = {"model.layers.0.mlp.up_proj.weight"}, all = {""}, wrong = {"model.layer"};

@@ -1,107 +1,28 @@
-// torchtitan's Llama on PyTorch 2.x, eager or under torch.compile (per block, and the loss), today's and two that published runs used, with the bf16 parameters and
-// activations that FSDP2's mixed precision gives. What autograd saves is read off PyTorch's derivative formulas
-// (tools/autograd/derivatives.yaml) and off the model's code; sizes of library temporaries are those of the kernels that
-// PyTorch ships. "rows": T * width * element_bytes.
-//
-// Not modelled: the gradient of a residual addition is one tensor for both inputs in PyTorch (an alias, no kernel); the
-// tape decides what to do with that. Small reductions of norm weight gradients have no scratch here.
-#include <algorithm>
-
-#include "models/implementation.h"
-#include "models/units.h"
+// torchtitan's Llama on PyTorch 2.x, eager or under torch.compile (per block, and the loss), with the bf16 parameters and activations
+// that FSDP2's mixed precision gives: as it is in 2026, and as it was when most published runs were made.
+#include "models/implementations/pytorch_ops.h"
 
 namespace fsdp {
 namespace {
 
-std::int64_t times(std::int64_t a, std::int64_t b) { return checked_mul(a, b, "op size"); }
-std::int64_t plus(std::int64_t a, std::int64_t b) { return checked_add(a, b, "op size"); }
-std::int64_t row_elements(const Workload& w, std::int64_t width) { return times(w.tokens(), width); }
-std::int64_t row_bytes(const Workload& w, std::int64_t width) { return times(row_elements(w, width), w.element_bytes); }
-
-// aten::embedding saves the indices. Backward (embedding_dense_backward_cuda) sorts them (two int64 arrays in, two out), sums
-// runs of at most 10 equal indices into fp32 partial rows, at most one per token, then writes the dense gradient: about six
-// launches (sort, runs, scan, two sums, fill). Partial rows are an upper bound: frequent tokens share one.
-OpFacts embedding(const Op& op, const Workload& w) {
-  const std::int64_t rows = row_bytes(w, op.shape.width), table = times(times(op.shape.vocab, op.shape.width), w.element_bytes);
-  const std::int64_t partial = times(row_elements(w, op.shape.width), 4);
-  return {.saved_inputs = 0b1,
-          .backward_scratch_bytes = plus(partial, times(w.tokens(), 32)),
-          .backward_launches = 6,
-          .forward_traffic_bytes = 2 * rows + 8 * w.tokens(),
-          .backward_traffic_bytes = plus(plus(rows, table), 2 * partial)};
-}
-
-// GPT-style learned positions: a lookup of [seq_len, width], then a broadcast addition; neither saves an activation. Backward
-// sums over sequences and scatters.
-OpFacts position_embedding(const Op& op, const Workload& w) {
-  const std::int64_t rows = row_bytes(w, op.shape.width),
-                     table = times(times(op.shape.positions, op.shape.width), w.element_bytes);
-  const std::int64_t looked_up = times(times(w.seq_len, op.shape.width), w.element_bytes);
-  return {.forward_scratch_bytes = looked_up,
-          .backward_scratch_bytes = looked_up,
-          .forward_launches = 2,
-          .backward_launches = 2,
-          .forward_traffic_bytes = plus(2 * rows, 3 * looked_up),
-          .backward_traffic_bytes = plus(rows, plus(2 * looked_up, table))};
-}
-
-// aten::_fused_rms_norm saves input and rstd (fp32, one per row); backward is one kernel for the input and one for the weight.
-OpFacts rms_norm(const Op& op, const Workload& w) {
-  const std::int64_t rows = row_bytes(w, times(op.shape.groups, op.shape.width)),
-                     rstd = times(times(w.tokens(), op.shape.groups), 4);
-  return {.saved_inputs = 0b1,
-          .saved_extra_bytes = rstd,
-          .backward_launches = 2,
-          .forward_traffic_bytes = 2 * rows + rstd,
-          .backward_traffic_bytes = 5 * rows + 2 * rstd};
-}
-// Inductor: the same values; the weight's gradient shares the reads of the input's, and leaves a partial-sum kernel.
-OpFacts rms_norm_compiled(const Op& op, const Workload& w) {
-  OpFacts f = rms_norm(op, w);
-  f.backward_traffic_bytes = 3 * row_bytes(w, times(op.shape.groups, op.shape.width)) + f.saved_extra_bytes;
-  return f;
-}
-
-// aten::native_layer_norm saves input, mean and rstd (fp32).
-OpFacts layer_norm(const Op& op, const Workload& w) {
-  const std::int64_t rows = row_bytes(w, op.shape.width), statistics = times(2 * w.tokens(), 4);
-  return {.saved_inputs = 0b1,
-          .saved_extra_bytes = statistics,
-          .backward_launches = 2,
-          .forward_traffic_bytes = 2 * rows + statistics,
-          .backward_traffic_bytes = 5 * rows + 2 * statistics};
-}
-OpFacts layer_norm_compiled(const Op& op, const Workload& w) {
-  OpFacts f = layer_norm(op, w);
-  f.backward_traffic_bytes = 3 * row_bytes(w, op.shape.width) + f.saved_extra_bytes;
-  return f;
-}
-
-// aten::mm saves its input (the weight belongs to FSDP); backward is two products, and a column sum for a bias. The cuBLAS
-// workspace is allocated once per handle and stream, not per call.
-OpFacts linear(const Op& op, const Workload& w) {
-  const std::int64_t t = w.tokens(), in = op.shape.in, out = op.shape.out;
-  const std::int64_t bytes = times(plus(plus(times(t, in), times(in, out)), times(t, out)), w.element_bytes);
-  const bool bias = op.params.size() > 1;
-  return {.saved_inputs = 0b1,
-          .backward_launches = static_cast<std::int16_t>(bias ? 3 : 2),
-          .forward_traffic_bytes = bytes,
-          .backward_traffic_bytes = plus(2 * bytes, bias ? row_bytes(w, out) : 0)};
-}
+using namespace pytorch;
 
 // apply_rotary_emb: x.float() viewed as complex, times freqs_cis (a buffer without gradient, so nothing of x is saved), then
-// type_as(x). The fp32 copy and the fp32 product are alive together: 8 bytes per element; backward mirrors it (cast, multiply
-// by the conjugate, cast).
+// type_as(x). The fp32 copy and the fp32 product are alive together, and with the result: 8 bytes per element; backward mirrors it (cast,
+// copy the conjugate of the angles, multiply, cast), but by then the gradient of the result is gone and that of the input not there.
 // fp32 activations need no casts: the product is the output.
 OpFacts rotary(const Op& op, const Workload& w) {
-  const std::int64_t n = row_elements(w, times(op.shape.heads, op.shape.head_dim));
+  const std::int64_t n = row_elements(w, times(op.shape.heads, op.shape.head_dim)), angles = times(times(w.seq_len, op.shape.head_dim), 4);
   if (w.element_bytes != 2)
-    return {.forward_traffic_bytes = times(n, 2 * w.element_bytes), .backward_traffic_bytes = times(n, 2 * w.element_bytes)};
+    return {.backward_scratch_bytes = angles,
+            .backward_launches = 2,
+            .forward_traffic_bytes = times(n, 2 * w.element_bytes),
+            .backward_traffic_bytes = times(n, 2 * w.element_bytes)};
   const std::int64_t traffic = times(n, (w.element_bytes + 4) + (4 + 4) + (4 + w.element_bytes));
   return {.forward_scratch_bytes = times(n, 8),
-          .backward_scratch_bytes = times(n, 8),
+          .backward_scratch_bytes = plus(times(n, 4), angles),
           .forward_launches = 3,
-          .backward_launches = 3,
+          .backward_launches = 4,
           .forward_traffic_bytes = traffic,
           .backward_traffic_bytes = traffic};
 }
@@ -113,29 +34,11 @@ OpFacts rotary_compiled(const Op& op, const Workload& w) {
   return f;
 }
 
-// Flash (or cuDNN) attention saves q, k, v, out and the log-sum-exp (fp32 per row and head). Backward (FlashAttention-2): delta (fp32
-// per row and head) and an fp32 accumulator of dq; with grouped heads dk and dv for all heads, which two sums reduce. Three kernels,
-// plus the sums. A packed qkv is split by views.
-OpFacts attention(const Op& op, const Workload& w) {
-  const OpShape& s = op.shape;
-  const std::int64_t q = row_bytes(w, times(s.heads, s.head_dim)), kv = row_bytes(w, times(s.kv_heads, s.head_dim));
-  const std::int64_t statistics = times(times(w.tokens(), s.heads), 4),
-                     q_fp32 = times(row_elements(w, times(s.heads, s.head_dim)), 4);
-  const bool grouped = s.kv_heads != s.heads && !s.packed;
-  return {.saved_inputs = static_cast<std::uint8_t>(s.packed ? 0b1 : 0b111),
-          .saved_outputs = 0b1,
-          .saved_extra_bytes = statistics,
-          .backward_scratch_bytes = plus(plus(statistics, q_fp32), grouped ? 2 * q : 0),
-          .backward_launches = static_cast<std::int16_t>(grouped ? 5 : 3),
-          .forward_traffic_bytes = plus(2 * q + 2 * kv, statistics),
-          .backward_traffic_bytes = plus(plus(4 * q + 4 * kv, plus(2 * statistics, 2 * q_fp32)), grouped ? 4 * q : 0),
-          .result_extra_bytes = statistics};
-}
 // repeat_kv copies k and v to all heads before scaled_dot_product_attention: those copies are saved, the short k and v are not.
 // Without grouping k and v themselves are saved.
 OpFacts attention_repeated(const Op& op, const Workload& w) {
   const OpShape& s = op.shape;
-  OpFacts f = attention(op, w);
+  OpFacts f = flash_attention(op, w);
   if (s.kv_heads == s.heads || s.packed) return f;
   const std::int64_t q = row_bytes(w, times(s.heads, s.head_dim)), kv = row_bytes(w, times(s.kv_heads, s.head_dim));
   f.saved_inputs = 0b001;
@@ -145,83 +48,6 @@ OpFacts attention_repeated(const Op& op, const Workload& w) {
   f.backward_traffic_bytes = plus(f.backward_traffic_bytes, 4 * (q - kv));
   return f;
 }
-
-// F.silu(gate) saves gate, the product saves both factors: gate and up are inputs, silu(gate) is extra. Backward: two products
-// and silu_backward, with the gradient of silu(gate) between them: it is there before the gradient of gate, and when that is made
-// the product's factors and gradient are gone, so that the op never holds more than its arguments.
-OpFacts swiglu(const Op& op, const Workload& w) {
-  const std::int64_t x = row_bytes(w, op.shape.width);
-  return {.saved_inputs = 0b11,
-          .saved_extra_bytes = x,
-          .forward_launches = 2,
-          .backward_launches = 3,
-          .forward_traffic_bytes = 5 * x,
-          .backward_traffic_bytes = 9 * x,
-          .extra_replaces_input = true};
-}
-// Fused: silu is recomputed in backward (pointwise and read by pointwise only).
-OpFacts swiglu_compiled(const Op& op, const Workload& w) {
-  const std::int64_t x = row_bytes(w, op.shape.width);
-  return {.saved_inputs = 0b11, .forward_traffic_bytes = 3 * x, .backward_traffic_bytes = 5 * x};
-}
-
-// aten::gelu saves its input; one kernel each way, compiled too (its neighbours are matrix products, which stay in cuBLAS).
-OpFacts gelu(const Op& op, const Workload& w) {
-  const std::int64_t x = row_bytes(w, op.shape.width);
-  return {.saved_inputs = 0b1, .forward_traffic_bytes = 2 * x, .backward_traffic_bytes = 3 * x};
-}
-
-// aten::add saves nothing; its backward hands the gradient on without a kernel.
-OpFacts add(const Op& op, const Workload& w) {
-  return {.backward_launches = 0, .forward_traffic_bytes = 3 * row_bytes(w, op.shape.width)};
-}
-// Fused into the norm that follows: no launch, and the norm's read of the sum is the read of one summand.
-OpFacts add_compiled(const Op& op, const Workload& w) {
-  return {.forward_launches = 0, .backward_launches = 0, .forward_traffic_bytes = 2 * row_bytes(w, op.shape.width)};
-}
-
-// F.cross_entropy(pred.float(), labels): log_softmax saves its fp32 output, nll_loss that and the labels; the fp32 copy of the
-// logits dies when the call returns, the bf16 logits when the training loop drops them before backward. Backward, bytes per logit: the
-// saved output, the gradients of nll_loss and of log_softmax (4 each) are alive together; the cast to 2 bytes comes when two of the three
-// are gone, so that beside the saved output and the result 6 more are needed.
-// In n chunks (torchtitan's chunked cross-entropy of 2025: the logits exist, chunks of the sequence are cast and reduced one by one):
-// saved as before; the fp32 copy and both gradients are a chunk's; the chunks' gradients are joined at the end, when nothing else is left.
-// Launches, per chunk: cast, log_softmax, nll; fill, nll backward, log_softmax backward, cast; and the join.
-// Other types than 2-byte ones are not cast, and the gradient of log_softmax is the gradient of the logits.
-OpFacts cross_entropy(const Op& op, const Workload& w) {
-  const std::int64_t n = row_elements(w, op.shape.vocab), e = w.element_bytes, chunks = w.loss_chunks, chunk = (n + chunks - 1) / chunks;
-  const bool cast = e == 2, join = chunks > 1;
-  const auto launches = [&](int each) { return static_cast<std::int16_t>(std::min<std::int64_t>(each * chunks, 10000)); };
-  const std::int64_t kept = times(n, cast ? 4 : e), backward = times(chunk, cast ? 8 : 2 * e);
-  return {.saved_inputs = 0b10,
-          .saved_extra_bytes = kept,
-          .forward_scratch_bytes = cast ? times(chunk, 4) : 0,
-          .backward_scratch_bytes = std::max<std::int64_t>(0, backward - times(n, e)),
-          .forward_launches = launches(cast ? 3 : 2),
-          .backward_launches = static_cast<std::int16_t>(launches(cast ? 4 : 3) + (join ? 1 : 0)),
-          .forward_traffic_bytes = cast ? times(n, e + 4 + 8) : times(n, 2 * e),
-          .backward_traffic_bytes = plus(cast ? times(n, 4 + 12 + 4 + e) : times(n, 4 * e), join ? times(n, 2 * e) : 0)};
-}
-// Compiled loss: the fp32 values live in registers; the logits, their maximum and the log-sum stay (fp32 per token).
-OpFacts cross_entropy_compiled(const Op& op, const Workload& w) {
-  const std::int64_t logits = row_bytes(w, op.shape.vocab), rows = times(w.tokens(), 8);
-  return {.saved_inputs = 0b11,
-          .saved_extra_bytes = rows,
-          .forward_launches = 2,
-          .forward_traffic_bytes = plus(2 * logits, rows),
-          .backward_traffic_bytes = plus(2 * logits, rows)};
-}
-
-OpFacts opaque(const Op& op, const Workload& w) {
-  const std::int64_t bytes = times(w.tokens(), op.shape.opaque_bytes_per_token);
-  return {.saved_extra_bytes = times(w.tokens(), op.shape.opaque_saved_bytes_per_token),
-          .forward_traffic_bytes = bytes,
-          .backward_traffic_bytes = 2 * bytes};
-}
-
-}  // namespace
-
-namespace {
 
 // _save_list of torchtitan's selective activation checkpointing: attention, and products without bias but every second one (q, v, gate
 // and down of a Llama block stay; k, o and up are made again). Since 2026 a product with a bias (aten::addmm) always stays.
@@ -235,11 +61,11 @@ bool keeps_2024(const Op& op, std::int64_t product) {
 // Host time. An eager PyTorch op costs the CPU 10-20 us (llm.c and PyTorch issue reports agree): 12 us, as backward runs from
 // C++. Compiled code launches from generated wrappers: cudaLaunchKernel's 4-6 us. A hook: PyTorch issue 173680 measures about 1
 // ms for FSDP2's pre-forward of one module; the other hooks do less, so half of it is charged to each. Hooks stay eager when
-// blocks are compiled. AdamW is `fused=True` (torchtitan's default): no temporaries beside the states.
+// blocks are compiled. AdamW is `fused=True` (torchtitan's default since 2025): no temporaries beside the states.
 Implementation newest(bool compiled) {
   Implementation i{.name = "torchtitan",
                    .compiled = compiled,
-                   .rules = {embedding, position_embedding, rms_norm, layer_norm, linear, rotary, attention, swiglu, gelu, add,
+                   .rules = {embedding, position_embedding, fused_rms_norm, layer_norm, linear, rotary, flash_attention, swiglu, gelu, add,
                              cross_entropy, opaque},
                    .backward_adds_in_place = false,
                    .loss_read_every_step = false,  // metrics are read every 10 steps
@@ -251,8 +77,7 @@ Implementation newest(bool compiled) {
                    .host_seconds_per_launch = 12e-6,
                    .host_seconds_per_unit_hook = 5e-4};
   if (!compiled) return i;
-  i.rules = {embedding,       position_embedding, rms_norm_compiled, layer_norm_compiled,    linear, rotary_compiled, attention,
-             swiglu_compiled, gelu,               add_compiled,      cross_entropy_compiled, opaque};
+  i.rules = compiled_rules(rotary_compiled, flash_attention);
   i.keeps_unneeded_results = false;  // one graph: what nobody reads is not an output
   i.recompute_stops_early = true;
   i.frames_hold_inputs = false;
@@ -270,11 +95,13 @@ Implementation of_2025(bool compiled) {
   return i;
 }
 
-// Before April 2025 the loss was not compiled.
+// Before April 2025 the loss was not compiled, and AdamW was PyTorch's default on a GPU: foreach, which holds sqrt(v) of all parameters.
 Implementation of_2024(bool compiled) {
   Implementation i = of_2025(compiled);
   i.name = "torchtitan-2024";
   i.rules[static_cast<std::size_t>(OpKind::cross_entropy)] = cross_entropy;
+  i.optimizer_temp_bytes_per_element = 4;
+  i.optimizer_temps_at_once = true;
   return i;
 }
 

@@ -221,6 +221,7 @@ class Lowering {
     }
     if (first && plan_.optimizer.kind == OptimizerKind::adamw)
       for (std::int32_t u = 0; u < units(); ++u) init_optimizer(b, u);
+    std::vector<std::int32_t> temps;           // foreach: until all parameters are done
     for (std::int32_t u = 0; u < units(); ++u) {
       if (dialect_->sharded_gradient(u) < 0) continue;
       Operation o = simple(Action::optimizer);
@@ -239,8 +240,11 @@ class Lowering {
         args.push_back({temp, Access::write});
       }
       b.issue(o, args);
-      if (temp >= 0) b.release(temp);
+      if (temp >= 0) temps.push_back(temp);
+      if (!impl_.optimizer_temps_at_once)
+        while (!temps.empty()) b.release(temps.back()), temps.pop_back();
     }
+    for (std::int32_t temp : temps) b.release(temp);
     ignored_.optimize(b, first);
   }
 

@@ -4,6 +4,8 @@
 #include <stdexcept>
 #include <utility>
 
+#include "models/error.h"
+
 namespace fsdp {
 namespace {
 
@@ -333,6 +335,8 @@ class TapeBuilder {
 
 Tape make_tape(const ModelGraph& model, const Implementation& impl, const Workload& work, DType compute_dtype,
                const std::vector<std::string>& checkpointed, CheckpointPolicy policy) {
+  if (policy == CheckpointPolicy::selective_op && !checkpointed.empty() && !impl.keeps_selectively)
+    throw InputError("plan: checkpoint_policy", std::string(impl.name) + " has no selective checkpointing", "use full");
   TapeBuilder builder(model, impl, work, compute_dtype);
   for (const std::string& name : checkpointed) {
     const Module& m = model.modules[static_cast<std::size_t>(model.find_module(name))];

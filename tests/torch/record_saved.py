@@ -1,26 +1,80 @@
-"""Records what PyTorch's autograd saves for each op as torchtitan's Llama calls it: which inputs and outputs stay, and bytes that
-exist for backward only. tests/models_implementation_test.cpp compares the `torchtitan` implementation (eager) with it.
+"""Records what PyTorch's autograd keeps and what is alive at the worst moment, for each op as each stack calls it: torchtitan (as of 2026,
+and as of 2025, which copied k and v to all heads), transformers ("hf", with SDPA and with eager attention) and llm-foundry's MPT.
+tests/models_implementation_test.cpp compares the eager implementations with it.
 
-    python tests/torch/record_saved.py         (needs torch only; rewrites tests/torch/golden/models_saved.json)
+    python tests/torch/record_saved.py            compares with tests/torch/golden/models_saved.json, prints what changed; exit 1
+    python tests/torch/record_saved.py --write    writes it            (needs torch and transformers, which it calls for "hf")
 
-Runs on fake CUDA tensors, so that PyTorch dispatches as on a GPU (rms_norm is one fused operator there, layer_norm's statistics are
-fp32) and needs none. Attention picks its kernel by asking the GPU, so it runs on the CPU, with the flash kernel that PyTorch has there.
+Runs on fake tensors and needs no GPU. What is saved is read off fake CUDA tensors, so that PyTorch dispatches as on a GPU (rms_norm is one
+fused operator there, layer_norm's statistics are fp32); memory off fake CPU tensors, because the autograd engine asks a GPU for its streams.
+F.scaled_dot_product_attention, which picks a kernel by asking the GPU, is replaced by the flash kernel, which takes grouped heads.
+
+saved_*: bits of the inputs and outputs that stay, and bytes that exist for backward only. *_scratch_bytes: bytes alive at the worst moment
+less those of inputs, outputs (gradients) and saved tensors; negative where those are not alive together. What a kernel allocates inside
+itself is not seen. *_kernels: operators that compute, each a kernel; a custom function or fused operator counts 1 (its backward 2 or 3).
 """
 
+import argparse
 import json
 import pathlib
+import sys
+from types import SimpleNamespace
 
 import torch
+import torch.nn as nn
 import torch.nn.functional as F
+import transformers
+from record_tape import FusedNorm, Memory, aten, loss_of, repeat, rotate
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from transformers.activations import NewGELUActivation
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.loss.loss_utils import ForCausalLMLoss
+from transformers.models.llama.modeling_llama import LlamaRMSNorm, eager_attention_forward, rotate_half
+from transformers.pytorch_utils import Conv1D
 
-SEQUENCES, SEQ_LEN = 2, 8
-WIDTH, OUT, VOCAB, HEADS, KV_HEADS, HEAD_DIM = 16, 24, 40, 4, 2, 4
+GOLDEN = pathlib.Path(__file__).parent / "golden" / "models_saved.json"
+SEQUENCES, SEQ_LEN = 2, 64
+WIDTH, OUT, VOCAB, HEADS, KV_HEADS, HEAD_DIM = 64, 96, 160, 4, 2, 16
+NO_KERNEL = ("empty", "view", "detach", "alias", "transpose", "t.", "expand", "unsqueeze", "squeeze", "slice", "select", "split", "unbind",
+             "permute", "reshape", "lift_fresh", "as_strided", "new_empty", "real", "device", "_unsafe_view", "_conj")
+
+
+def flash(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
+    assert attn_mask is None and (enable_gqa or key.shape[1] == query.shape[1])
+    return aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, scale=scale)[0]
+
+
+def produce(seed, shape):
+    """An activation that only the graph owns."""
+    return seed.new_empty(shape) + seed
+
+
+class Consume(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, out):
+        ctx.shape = out.shape
+        return out.new_empty(1)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient.new_empty(ctx.shape)
+
+
+class Kernels(Memory):
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = str(func).removeprefix("aten.")
+        self.count += not (name.startswith(NO_KERNEL) or name.startswith("prim"))
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+def size(tensor):
+    return tensor.numel() * tensor.element_size()
 
 
 def saved_by(call, inputs, parameters):
-    """(bits of inputs, bits of outputs, extra bytes). Scalars and constants that outlive the step do not count."""
+    """(bits of inputs, bits of outputs, extra bytes). Scalars, random state, and constants that outlive the step do not count."""
     saved = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: (saved.append(t), t)[1], lambda t: t):
         out = call(*inputs)
@@ -29,65 +83,175 @@ def saved_by(call, inputs, parameters):
     def bits(tensors):
         return sum(1 << i for i, t in enumerate(tensors) if any(storage(s) == storage(t) for s in saved))
     known = {storage(t) for t in [*inputs, *parameters, out]}
-    extra = {storage(s): s.numel() * s.element_size() for s in saved if storage(s) not in known and s.dim() > 0}
+    extra = {storage(s): s.untyped_storage().nbytes() for s in saved if storage(s) not in known and s.dim() > 0 and s.dtype != torch.uint64}
     return {"saved_inputs": bits(inputs), "saved_outputs": bits([out]), "saved_extra_bytes": sum(extra.values())}
 
 
-def cases(dtype, device):
-    def rows(width):
-        return torch.empty(SEQUENCES, SEQ_LEN, width, dtype=dtype, device=device, requires_grad=True)
+def memory_of(call, shapes, dtype, parameters):
+    memory = Kernels()
+    for t in parameters:
+        t.grad = None
+        memory.ignore(t)
+    seed = torch.empty(1, dtype=dtype, requires_grad=True)
+    memory.ignore(seed)
+    with memory:
+        inputs = [produce(seed, s) if isinstance(s, tuple) else s for s in shapes]
+        for s, t in zip(shapes, inputs):
+            if not isinstance(s, tuple):
+                memory.ignore(t)
+        del t   # or the last input would live on
+        before, memory.peak, memory.count = memory.live, memory.live, 0
+        out = call(*inputs)
+        alive, peak, forward_kernels = memory.live, memory.peak, memory.count
+        gradients = sum(size(t) for t in inputs if t.requires_grad)
+        loss = Consume.apply(out) if out.dim() > 0 else out
+        result = size(out) if out.dim() > 0 else 0
+        del inputs, out
+        kept = memory.live
+        memory.phase, memory.peak, memory.count = "backward", memory.live, 0
+        loss.backward()
+    gradients += sum(size(p.grad) for p in parameters if p.grad is not None)
+    activations = sum(isinstance(s, tuple) for s in shapes)
+    helpers = max(0, 2 * activations - 1) + (1 if result else 0)   # the seed's gradients and their sum; the gradient of Consume's output
+    return {"forward_scratch_bytes": peak - alive, "backward_scratch_bytes": memory.peak - kept - gradients - result - (dtype.itemsize if result else 0),
+            "forward_kernels": forward_kernels, "backward_kernels": memory.count - helpers}
+
+
+class MPTNorm(nn.Module):
+    """low_precision_layernorm: everything in the compute type."""
+
+    def __init__(self, weight, bias):
+        super().__init__()
+        self.weight, self.bias = weight, bias
+
+    def forward(self, x):
+        return F.layer_norm(x, x.shape[-1:], self.weight, self.bias)
+
+
+class FusedCrossEntropy(torch.autograd.Function):
+    """What flash-attn's CrossEntropyLoss, llm-foundry's default loss, keeps and allocates: logits, log-sum-exp and labels; a loss per row."""
+
+    @staticmethod
+    def forward(ctx, logits, labels):
+        losses, lse = logits.new_empty(len(logits), dtype=torch.float32), logits.new_empty(len(logits), dtype=torch.float32)
+        ctx.save_for_backward(logits, lse, labels)
+        return losses
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return torch.empty_like(ctx.saved_tensors[0]), None
+
+
+def cases(stack, dtype, device):
+    """(op, call, shapes of the inputs or the inputs themselves, parameters)"""
+    rows, b16 = (SEQUENCES, SEQ_LEN, WIDTH), dtype == torch.bfloat16
     def weight(*shape):
         return torch.empty(*shape, dtype=dtype, device=device, requires_grad=True)
-    norm, bias, matrix, table = weight(WIDTH), weight(WIDTH), weight(OUT, WIDTH), weight(VOCAB, WIDTH)
-    freqs = torch.empty(SEQ_LEN, WIDTH // 2, dtype=torch.complex64, device=device)
-
-    def rotary(x):
-        pairs = torch.view_as_complex(x.float().reshape(SEQUENCES, SEQ_LEN, -1, 2))
-        return torch.view_as_real(pairs * freqs).flatten(2).type_as(x)
+    ids = torch.zeros(SEQUENCES, SEQ_LEN, dtype=torch.int64, device=device)
+    norm, bias = weight(WIDTH), weight(WIDTH)
+    on_gpu = device == "cuda"
+    # What a model makes once for all layers.
+    angles = torch.empty(SEQ_LEN, HEAD_DIM // 2, dtype=torch.complex64, device=device)
+    cos, sin = torch.empty(2, 1, SEQ_LEN, HEAD_DIM, dtype=dtype, device=device).unbind(0)
+    mask = torch.empty(1, 1, SEQ_LEN, SEQ_LEN, dtype=dtype, device=device)
 
     def heads(x):
         return x.view(SEQUENCES, SEQ_LEN, -1, HEAD_DIM)
 
-    def repeat(x):   # torchtitan's repeat_kv
-        x = heads(x)
-        n = HEADS // x.shape[2]
-        return x if n == 1 else x[:, :, :, None, :].expand(-1, -1, -1, n, -1).reshape(SEQUENCES, SEQ_LEN, HEADS, HEAD_DIM)
+    def titan_rotary(x):
+        x_ = torch.view_as_complex(heads(x).float().reshape(SEQUENCES, SEQ_LEN, -1, HEAD_DIM // 2, 2))
+        return torch.view_as_real(x_ * angles.view(1, SEQ_LEN, 1, -1)).flatten(3).type_as(x).flatten(2)
 
-    def attention(q, k, v):
-        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-            out = F.scaled_dot_product_attention(heads(q).transpose(1, 2), repeat(k).transpose(1, 2), repeat(v).transpose(1, 2), is_causal=True)
-        return out.transpose(1, 2).reshape(SEQUENCES, SEQ_LEN, -1)
+    def titan_attention(q, k, v):
+        n = HEADS // (k.shape[-1] // HEAD_DIM)
+        k, v = heads(k), heads(v)
+        if stack == "torchtitan-2025":
+            k, v = repeat(k, n), repeat(v, n)
+        return flash(heads(q).transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), None, 0.0, True, None, True).transpose(1, 2).reshape(rows)
 
-    if device == "cpu":
-        kv = KV_HEADS * HEAD_DIM
-        yield "attention", attention, [rows(HEADS * HEAD_DIM) for _ in range(3)], []
-        yield "attention_grouped", attention, [rows(HEADS * HEAD_DIM), rows(kv), rows(kv)], []
+    def hf_rotary(x):
+        x = heads(x).transpose(1, 2)
+        return ((x * cos.unsqueeze(1)) + (rotate_half(x) * sin.unsqueeze(1))).transpose(1, 2).reshape(rows)
+
+    def hf_attention(q, k, v):
+        q, k, v = (heads(x).transpose(1, 2) for x in (q, k, v))
+        module = SimpleNamespace(num_key_value_groups=q.shape[1] // k.shape[1], training=True, is_causal=True)
+        if stack == "hf":
+            return sdpa_attention_forward(module, q, k, v, None, scaling=HEAD_DIM**-0.5)[0].reshape(rows)
+        return eager_attention_forward(module, q, k, v, mask, HEAD_DIM**-0.5)[0].reshape(rows)
+
+    def packed_attention(qkv):
+        q, k, v = (heads(x).transpose(1, 2) for x in qkv.chunk(3, dim=2))
+        return flash(q, k, v, None, 0.0, True).transpose(1, 2).reshape(rows)
+
+    kv = (SEQUENCES, SEQ_LEN, KV_HEADS * HEAD_DIM)
+    table, matrix, transposed, out_bias = weight(VOCAB, WIDTH), weight(OUT, WIDTH), weight(WIDTH, OUT), weight(OUT)
+    vocab = (SEQUENCES, SEQ_LEN, VOCAB)
+    hf, titan, foundry = stack.startswith("hf"), stack.startswith("torchtitan"), stack == "foundry"
+    if stack in ("torchtitan-2025", "hf-eager-attention"):
+        attention = titan_attention if titan else hf_attention
+        yield "attention", attention, [rows, rows, rows], [mask]
+        yield "attention_grouped", attention, [rows, kv, kv], [mask]
         return
-    ids = torch.zeros(SEQUENCES, SEQ_LEN, dtype=torch.int64, device=device)
     yield "embedding", lambda i: F.embedding(i, table), [ids], [table]
-    yield "rms_norm", lambda x: F.rms_norm(x, (WIDTH,), norm, 1e-5), [rows(WIDTH)], [norm]
-    yield "layer_norm", lambda x: F.layer_norm(x, (WIDTH,), norm, bias), [rows(WIDTH)], [norm, bias]
-    yield "linear", lambda x: F.linear(x, matrix), [rows(WIDTH)], [matrix]
-    yield "swiglu", lambda gate, up: F.silu(gate) * up, [rows(WIDTH), rows(WIDTH)], []
-    yield "gelu", F.gelu, [rows(WIDTH)], []
-    yield "add", lambda a, b: a + b, [rows(WIDTH), rows(WIDTH)], []
-    if dtype == torch.bfloat16:   # in fp32 the casts are no copies
-        yield "rotary", rotary, [rows(WIDTH)], [freqs]
-        yield "cross_entropy", lambda x, t: F.cross_entropy(x.flatten(0, 1).float(), t), [rows(VOCAB), ids.flatten()], []
+    yield "linear", lambda x: F.linear(x, matrix), [rows], [matrix]
+    yield "linear_bias", lambda x: F.linear(x, matrix, out_bias), [rows], [matrix, out_bias]
+    yield "add", lambda a, b: a + b, [rows, rows], []
+    yield "layer_norm", MPTNorm(norm, bias), [rows], [norm, bias]
+    yield "gelu", F.gelu, [rows], []
+    yield "attention_packed", packed_attention, [(SEQUENCES, SEQ_LEN, 3 * WIDTH)], []
+    if foundry:
+        yield "cross_entropy", lambda x, t: FusedCrossEntropy.apply(x.flatten(0, 1), t).mean(), [vocab, ids.flatten()], []
+        return
+    yield "swiglu", lambda gate, up: F.silu(gate) * up, [rows, rows], []
+    if titan:
+        yield "rms_norm", (lambda x: F.rms_norm(x, (WIDTH,), norm, 1e-5)) if on_gpu else lambda x: FusedNorm.apply(x, norm), [rows], [norm]
+        yield "attention", titan_attention, [rows, rows, rows], []
+        yield "attention_grouped", titan_attention, [rows, kv, kv], []
+        yield "rotary", titan_rotary, [rows], [angles]
+        if b16:   # the loss is of one type otherwise
+            yield "cross_entropy", lambda x, t: loss_of(x, t, 1), [vocab, ids], []
+    if hf:
+        module = LlamaRMSNorm(WIDTH)
+        module.weight = nn.Parameter(norm.detach())
+        yield "rms_norm", module, [rows], [module.weight]
+        conv = Conv1D(OUT, WIDTH)
+        conv.weight, conv.bias = nn.Parameter(transposed.detach()), nn.Parameter(weight(OUT).detach())
+        yield "linear_transposed", conv, [rows], [conv.weight, conv.bias]
+        yield "gelu_tanh", NewGELUActivation(), [rows], []
+        yield "rotary", hf_rotary, [rows], [cos, sin]
+        yield "attention", hf_attention, [rows, rows, rows], []
+        yield "attention_grouped", hf_attention, [rows, kv, kv], []
+        if b16:
+            yield "cross_entropy", lambda x, t: ForCausalLMLoss(x, None, VOCAB, shift_labels=t), [vocab, ids], []
+
+
+def record(stack, dtype):
+    F.scaled_dot_product_attention = flash
+    with FakeTensorMode():
+        on_gpu = list(cases(stack, dtype, "cuda"))
+        on_cpu = list(cases(stack, dtype, "cpu"))
+        for (op, call, shapes, parameters), other in zip(on_gpu, on_cpu, strict=True):
+            inputs = [torch.empty(s, dtype=dtype, device="cuda", requires_grad=True) if isinstance(s, tuple) else s for s in shapes]
+            yield {"stack": stack, "op": op, "element_bytes": dtype.itemsize, **saved_by(call, inputs, parameters), **memory_of(*other[1:3], dtype, other[3])}
 
 
 def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--write", action="store_true")
+    args = parser.parse_args()
     shapes = dict(sequences=SEQUENCES, seq_len=SEQ_LEN, width=WIDTH, out=OUT, vocab=VOCAB, heads=HEADS, kv_heads=KV_HEADS, head_dim=HEAD_DIM)
-    out = []
-    for dtype in (torch.bfloat16, torch.float32):
-        for op, *case in cases(dtype, "cpu"):
-            out.append({"op": op, "element_bytes": dtype.itemsize, **saved_by(*case)})
-        with FakeTensorMode():
-            for op, *case in cases(dtype, "cuda"):
-                out.append({"op": op, "element_bytes": dtype.itemsize, **saved_by(*case)})
-    out = [json.dumps(row) for row in out]
-    text = f'{{\n  "recorded_with": "torch {torch.__version__.split("+")[0]}",\n  "shapes": {json.dumps(shapes)},\n  "ops": [\n    ' + ",\n    ".join(out) + "\n  ]\n}\n"
-    (pathlib.Path(__file__).parent / "golden" / "models_saved.json").write_text(text)
+    found = [row for stack in ("torchtitan", "torchtitan-2025", "hf", "hf-eager-attention", "foundry") for dtype in (torch.bfloat16, torch.float32)
+             for row in record(stack, dtype)]
+    if args.write:
+        rows = ",\n    ".join(map(json.dumps, found))
+        GOLDEN.write_text(f'{{\n  "recorded_with": "torch {torch.__version__.split("+")[0]}, transformers {transformers.__version__}",\n'
+                          f'  "shapes": {json.dumps(shapes)},\n  "ops": [\n    {rows}\n  ]\n}}\n')
+        return
+    before = json.loads(GOLDEN.read_text())["ops"]
+    changed = [f"- {row}" for row in before if row not in found] + [f"+ {row}" for row in found if row not in before]
+    print("\n".join(changed) or "nothing changed")
+    sys.exit(bool(changed))
 
 
 if __name__ == "__main__":

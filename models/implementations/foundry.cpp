@@ -1,0 +1,71 @@
+// MPT in llm-foundry under Composer: bf16 parameters and activations, LayerNorm in the compute type (low_precision_layernorm), flash or Triton
+// attention on views of one packed qkv, exact GELU, a tied head, flash-attn's fused cross-entropy, which keeps the bf16 logits and makes no
+// fp32 copy, and DecoupledAdamW, which goes through the parameters one by one. Recorded in tests/torch/record_saved.py, which imitates the
+// fused loss. RMSNorm, SwiGLU and rotary positions, which MPT has not, are PyTorch's own.
+//
+// Not modelled: copies that unpad q, k and v before flash-attn's variable-length kernels in some releases, and dropout (0 in MPT).
+#include "models/implementations/pytorch_ops.h"
+
+namespace fsdp {
+namespace {
+
+using namespace pytorch;
+
+// Logits, labels and the log-sum-exp of each row stay; the loss of each row is summed afterwards.
+OpFacts fused_cross_entropy(const Op& op, const Workload& w) {
+  const std::int64_t logits = row_bytes(w, op.shape.vocab), rows = times(w.tokens(), 4);
+  return {.saved_inputs = 0b11,
+          .saved_extra_bytes = rows,
+          .forward_scratch_bytes = rows,
+          .backward_scratch_bytes = rows,
+          .forward_launches = 2,
+          .backward_launches = 3,
+          .forward_traffic_bytes = plus(logits, 3 * rows),
+          .backward_traffic_bytes = plus(2 * logits, 3 * rows)};
+}
+
+// Cosine and sine are PyTorch elementwise operators in the compute type.
+OpFacts rotary(const Op& op, const Workload& w) {
+  const std::int64_t x = row_bytes(w, times(op.shape.heads, op.shape.head_dim));
+  return {.forward_scratch_bytes = 2 * x,
+          .backward_scratch_bytes = 2 * x,
+          .forward_launches = 5,
+          .backward_launches = 6,
+          .forward_traffic_bytes = times(x, 10),
+          .backward_traffic_bytes = times(x, 13)};
+}
+
+OpFacts rotary_compiled(const Op& op, const Workload& w) {
+  const std::int64_t x = row_bytes(w, times(op.shape.heads, op.shape.head_dim));
+  return {.forward_traffic_bytes = 2 * x, .backward_traffic_bytes = 2 * x};
+}
+
+Implementation foundry(bool compiled) {
+  Implementation i{.name = "foundry",
+                   .compiled = compiled,
+                   .rules = {embedding, position_embedding, fused_rms_norm, layer_norm, linear, rotary, flash_attention, swiglu, gelu, add,
+                             fused_cross_entropy, opaque},
+                   .backward_adds_in_place = false,
+                   .loss_read_every_step = true,  // Composer sums the loss over ranks and reads it each batch
+                   .keeps_selectively = nullptr,
+                   .recompute_stops_early = true,
+                   .frames_hold_inputs = true,
+                   .optimizer_temp_bytes_per_element = 12,  // sqrt(v), its quotient, and that of the parameter before
+                   .host_seconds_per_launch = 12e-6,
+                   .host_seconds_per_unit_hook = 5e-4};
+  if (!compiled) return i;
+  i.rules = compiled_rules(rotary_compiled, flash_attention);
+  i.rules[static_cast<std::size_t>(OpKind::cross_entropy)] = fused_cross_entropy;  // outside of the compiled model
+  i.frames_hold_inputs = false;
+  i.host_seconds_per_launch = 6e-6;
+  return i;
+}
+
+}  // namespace
+
+const Implementation& foundry_implementation(bool compiled) {
+  static const Implementation eager = foundry(false), inductor = foundry(true);
+  return compiled ? inductor : eager;
+}
+
+}  // namespace fsdp

@@ -1,0 +1,116 @@
+// transformers' Llama, Mistral, Qwen, GPT-2 and MPT as its Trainer runs them: bf16 parameters and activations, fp32 inside RMSNorm and the
+// loss, which upcasts all logits. "hf" calls scaled_dot_product_attention without a mask (flash, which takes grouped heads); MPT's ALiBi has
+// no such path and "hf-eager-attention" takes it nowhere: scores are multiplied out. Compiled: the whole model, its loss included.
+// Figures were recorded (tests/torch/record_saved.py calls transformers 5.23); e: bytes of an element, n: elements of the result.
+//
+// Not modelled: dropout (GPT-2's published configs have 10 %; fine-tuning scripts turn it off), padding masks, and masks of sliding windows
+// shorter than the sequence, all of which leave the flash path.
+#include <algorithm>
+
+#include "models/implementations/pytorch_ops.h"
+
+namespace fsdp {
+namespace {
+
+using namespace pytorch;
+
+// weight * (x32 * rsqrt(mean(x32^2) + eps)).type(x). Saved: x in fp32 (the square and the first product), 1/rms (fp32 per row), the result
+// before the weight. x itself is not. At the worst moment of backward, at the end of the square's derivative, six fp32 tensors are
+// alive: the gradient through the product, the mean's, x, x^1, 2 x, and their product; x^1 and 2 x are operators of their own.
+OpFacts rms_norm(const Op& op, const Workload& w) {
+  const std::int64_t n = row_elements(w, times(op.shape.groups, op.shape.width)), r = times(times(w.tokens(), op.shape.groups), 4);
+  const bool cast = w.element_bytes == 2;
+  return {.saved_inputs = static_cast<std::uint8_t>(cast ? 0 : 1),
+          .saved_extra_bytes = plus(r, times(n, cast ? 6 : w.element_bytes)),
+          .forward_scratch_bytes = cast ? plus(times(n, 4), r) : r,
+          .backward_scratch_bytes = times(n, cast ? 14 : 2 * w.element_bytes) - r,
+          .forward_launches = static_cast<std::int16_t>(cast ? 8 : 6),
+          .backward_launches = static_cast<std::int16_t>(cast ? 16 : 14),
+          .forward_traffic_bytes = times(n, cast ? 36 : 7 * w.element_bytes),
+          .backward_traffic_bytes = times(n, cast ? 92 : 23 * w.element_bytes)};
+}
+
+// x cos + rotate_half(x) sin; cos and sin are made once per forward, for all layers. Nothing of x is saved. Beside x and the result, x cos,
+// (-x2, x1) and its product are alive at the end, the first and the last two in turn; backward mirrors it and copies to x's layout.
+OpFacts rotary(const Op& op, const Workload& w) {
+  const std::int64_t x = row_bytes(w, times(op.shape.heads, op.shape.head_dim));
+  return {.forward_scratch_bytes = 2 * x,
+          .backward_scratch_bytes = 2 * x,
+          .forward_launches = 5,
+          .backward_launches = 6,
+          .forward_traffic_bytes = times(x, 10),
+          .backward_traffic_bytes = times(x, 13)};
+}
+
+// softmax(q k^T scale + mask) v. q, k, v are copied to be multiplied (k and v once more where heads are grouped, of which the copy of
+// the copy is not needed); the copies and the probabilities, in fp32 and in the type of v, are saved. s: bytes of the scores, one head
+// after the other. Worst moments: the softmax (scores, in bf16 also their fp32 copy, and probabilities), and its backward.
+OpFacts eager_attention(const Op& op, const Workload& w) {
+  const OpShape& o = op.shape;
+  const std::int64_t q = row_bytes(w, times(o.heads, o.head_dim)), kv = row_bytes(w, times(o.kv_heads, o.head_dim));
+  const std::int64_t s = times(times(times(w.tokens(), w.seq_len), o.heads), w.element_bytes);
+  const bool cast = w.element_bytes == 2, grouped = o.kv_heads != o.heads;
+  const auto at_least_0 = [](std::int64_t bytes) { return std::max<std::int64_t>(bytes, 0); };
+  return {.saved_extra_bytes = plus(times(s, cast ? 3 : 1), times(q, 3)),
+          .forward_scratch_bytes = at_least_0(times(s, cast ? 2 : 1) - times(q, grouped ? 1 : 2)),
+          .backward_scratch_bytes = at_least_0(times(s, cast ? 3 : 2) - times(2, plus(q, kv))),
+          .forward_launches = static_cast<std::int16_t>(cast ? 11 : 9),
+          .backward_launches = static_cast<std::int16_t>((cast ? 11 : 9) + (grouped ? 3 : 0)),
+          .forward_traffic_bytes = plus(times(s, cast ? 16 : 8), times(q, 8)),
+          .backward_traffic_bytes = plus(times(s, cast ? 18 : 9), times(q, 14))};
+}
+
+OpFacts attention(const Op& op, const Workload& w) { return op.shape.alibi ? eager_attention(op, w) : flash_attention(op, w); }
+
+// NewGELUActivation writes the tanh approximation out: x/2, tanh and 1 + tanh are saved beside x.
+OpFacts gelu(const Op& op, const Workload& w) {
+  if (!op.shape.tanh) return pytorch::gelu(op, w);
+  const std::int64_t x = row_bytes(w, op.shape.width);
+  return {.saved_inputs = 0b1,
+          .saved_extra_bytes = 3 * x,
+          .backward_scratch_bytes = x,
+          .forward_launches = 8,
+          .backward_launches = 11,
+          .forward_traffic_bytes = times(x, 18),
+          .backward_traffic_bytes = times(x, 28)};
+}
+
+// Compiled: x is read twice, the rotation written once, both ways; nothing else is made.
+OpFacts rotary_compiled(const Op& op, const Workload& w) {
+  const std::int64_t x = row_bytes(w, times(op.shape.heads, op.shape.head_dim));
+  return {.forward_traffic_bytes = 2 * x, .backward_traffic_bytes = 2 * x};
+}
+
+Implementation hf(std::string_view name, bool compiled, OpRule attention_rule) {
+  Implementation i{.name = name,
+                   .compiled = compiled,
+                   .rules = {embedding, position_embedding, rms_norm, layer_norm, linear, rotary, attention_rule, swiglu, gelu, add,
+                             cross_entropy, opaque},
+                   .backward_adds_in_place = false,
+                   .loss_read_every_step = true,       // Trainer looks for NaN in the loss (logging_nan_inf_filter)
+                   .keeps_selectively = nullptr,       // only whole layers are checkpointed
+                   .recompute_stops_early = true,
+                   .frames_hold_inputs = true,
+                   .optimizer_temp_bytes_per_element = 0,  // adamw_torch_fused since torch 2.8
+                   .host_seconds_per_launch = 12e-6,
+                   .host_seconds_per_unit_hook = 5e-4};
+  if (!compiled) return i;
+  i.rules = compiled_rules(rotary_compiled, attention_rule);
+  i.frames_hold_inputs = false;
+  i.host_seconds_per_launch = 6e-6;
+  return i;
+}
+
+}  // namespace
+
+const Implementation& hf_implementation(bool compiled) {
+  static const Implementation eager = hf("hf", false, attention), inductor = hf("hf", true, attention);
+  return compiled ? inductor : eager;
+}
+
+const Implementation& hf_eager_attention_implementation() {
+  static const Implementation eager = hf("hf-eager-attention", false, eager_attention);
+  return eager;
+}
+
+}  // namespace fsdp

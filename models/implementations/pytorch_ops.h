@@ -1,0 +1,34 @@
+// Rules of PyTorch's own operators, for the implementations that call them.
+#pragma once
+
+#include "models/implementation.h"
+#include "models/units.h"
+
+namespace fsdp::pytorch {
+
+[[nodiscard]] inline std::int64_t times(std::int64_t a, std::int64_t b) { return checked_mul(a, b, "op size"); }
+[[nodiscard]] inline std::int64_t plus(std::int64_t a, std::int64_t b) { return checked_add(a, b, "op size"); }
+[[nodiscard]] inline std::int64_t row_elements(const Workload& w, std::int64_t width) { return times(w.tokens(), width); }
+[[nodiscard]] inline std::int64_t row_bytes(const Workload& w, std::int64_t width) { return times(row_elements(w, width), w.element_bytes); }
+
+OpFacts embedding(const Op&, const Workload&);
+OpFacts position_embedding(const Op&, const Workload&);
+OpFacts fused_rms_norm(const Op&, const Workload&);
+OpFacts fused_rms_norm_compiled(const Op&, const Workload&);
+OpFacts layer_norm(const Op&, const Workload&);
+OpFacts layer_norm_compiled(const Op&, const Workload&);
+OpFacts linear(const Op&, const Workload&);
+OpFacts flash_attention(const Op&, const Workload&);
+OpFacts swiglu(const Op&, const Workload&);
+OpFacts swiglu_compiled(const Op&, const Workload&);
+OpFacts gelu(const Op&, const Workload&);
+OpFacts add(const Op&, const Workload&);
+OpFacts add_compiled(const Op&, const Workload&);
+OpFacts cross_entropy(const Op&, const Workload&);
+OpFacts cross_entropy_compiled(const Op&, const Workload&);
+OpFacts opaque(const Op&, const Workload&);
+
+// What Inductor makes of a model of these operators; rotary positions and attention are the stack's.
+[[nodiscard]] std::array<OpRule, kOpKinds> compiled_rules(OpRule rotary, OpRule attention);
+
+}  // namespace fsdp::pytorch
