@@ -190,6 +190,24 @@ TEST_CASE("what is computed again: PyTorch's") {
   }
 }
 
+TEST_CASE("compiled: what one more block saves is what PyTorch's partitioner hands from its forward to its backward") {
+  const json golden = json::parse(std::ifstream(FSDP_TESTS_DIR "/torch/golden/tape.json"));
+  json shape = golden["cases"][0]["shape"];
+  const auto saved = [&](int layers, const std::string& how) {
+    shape["layers"] = layers;
+    const ModelGraph model = llama(shape);
+    std::vector<std::string> checkpointed;
+    for (int i = 0; i < layers && how != "none"; ++i) checkpointed.push_back("model.layers." + std::to_string(i));
+    const Tape tape = make_tape(model, torchtitan_implementation(true), {shape["sequences"], shape["seq_len"], 2}, DType::bf16, checkpointed,
+                                how == "selective_op" ? CheckpointPolicy::selective_op : CheckpointPolicy::full);
+    return replay(tape, model).after[tape.forward_of.back()];
+  };
+  for (const auto& [how, bytes] : golden["compiled_block"].items()) {
+    CAPTURE(how);
+    CHECK(saved(3, how) - saved(2, how) == bytes.get<std::int64_t>());
+  }
+}
+
 TEST_CASE("temporaries of AdamW and of clipping: PyTorch's") {
   const json golden = json::parse(std::ifstream(FSDP_TESTS_DIR "/torch/golden/tape.json"))["optimizers"];
   const auto bytes = [&](const char* which) { return golden[which]["bytes"].get<std::int64_t>(); };

@@ -20,6 +20,9 @@ from collections import Counter
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._inductor.decomposition import select_decomp_table
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -262,6 +265,41 @@ def cases():
            "frozen": ["tok_embeddings", "output"] + [f"layers.{i}.{w}" for i in range(3) for w in ("attention.w", "feed_forward.w")]}
 
 
+def saved_by_compiled_block(checkpointing):
+    """Bytes that the compiled forward of one block hands to its backward: what PyTorch's partitioner chooses before Inductor generates
+    code. Parameters, angles, random state and the 0-dimensional do not count."""
+    torch._dynamo.reset()
+    shape = next(cases())["shape"] | {"repeat": False}
+    block = Block(shape, 0, lambda *_: None)
+    for norm in (block.attention_norm, block.ffn_norm):
+        norm.forward = lambda x, norm=norm: F.rms_norm(x, x.shape[-1:], norm.weight, 1e-5)
+    if checkpointing != "none":
+        more = {"context_fn": save_every_second_product} if checkpointing == "selective_op" else {}
+        block = checkpoint_wrapper(block, preserve_rng_state=False, **more)
+    x = torch.empty(shape["sequences"], shape["seq_len"], shape["width"], dtype=torch.bfloat16, requires_grad=True)
+    saved = {}
+
+    def source(node):
+        while node.op == "call_function" and node.target in (aten.permute.default, aten._conj.default, aten.view.default, aten.alias.default):
+            node = node.args[0]
+        return node
+
+    def forward_compiler(graph, _):
+        for node in list(graph.graph.nodes)[-1].args[0][1:]:
+            value, origin = node.meta.get("val"), source(node)
+            if isinstance(value, torch.Tensor) and value.dtype != torch.uint64 and (origin.op != "placeholder" or origin.meta["val"].shape == x.shape):
+                saved[value.untyped_storage()._cdata] = value.numel() * value.element_size()
+        return graph.forward
+
+    backend = aot_autograd(fw_compiler=forward_compiler, bw_compiler=lambda graph, _: graph.forward, decompositions=select_decomp_table(),
+                           partition_fn=min_cut_rematerialization_partition)
+    try:
+        torch.compile(block, backend=backend, fullgraph=True)(x, torch.empty(shape["seq_len"], shape["head_dim"] // 2, dtype=torch.complex64))
+    except NotImplementedError:   # flash attention cannot run here; it has been compiled
+        pass
+    return sum(saved.values())
+
+
 def optimizer_temporaries():
     """Bytes per element that AdamW's step and clip_grad_norm_ hold at once beside parameters, gradients and states, over all parameters and of
     the largest one: 24 parameters of 2048 elements, 1 of 8192."""
@@ -287,8 +325,10 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--write", action="store_true")
     args = parser.parse_args()
-    found, optimizers = [record(case) for case in cases()], optimizer_temporaries()
-    text = f'{{\n  "recorded_with": "torch {torch.__version__.split("+")[0]}",\n  "optimizers": {json.dumps(optimizers)},\n  "cases": [\n    ' + ",\n    ".join(map(json.dumps, found)) + "\n  ]\n}\n"
+    found = [record(case) for case in cases()]
+    others = {"optimizers": optimizer_temporaries(),
+              "compiled_block": {how: saved_by_compiled_block(how) for how in ("none", "full", "selective_op")}}
+    text = f'{{\n  "recorded_with": "torch {torch.__version__.split("+")[0]}",\n  ' + "".join(f'"{k}": {json.dumps(v)},\n  ' for k, v in others.items()) + '"cases": [\n    ' + ",\n    ".join(map(json.dumps, found)) + "\n  ]\n}\n"
     if args.write:
         GOLDEN.write_text(text)
         return
@@ -296,7 +336,7 @@ def main():
     before = {c["name"]: c for c in golden["cases"]}
     changed = [f"{c['name']}: {key}: {before.get(c['name'], {}).get(key)} -> {value}" for c in found for key, value in c.items()
                if before.get(c["name"], {}).get(key) != value]
-    changed += [f"optimizers: {golden['optimizers']} -> {optimizers}"] if golden["optimizers"] != optimizers else []
+    changed += [f"{key}: {golden.get(key)} -> {value}" for key, value in others.items() if golden.get(key) != value]
     print("\n".join(changed) or "nothing changed")
     sys.exit(bool(changed))
 
