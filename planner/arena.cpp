@@ -106,11 +106,11 @@ void assign_arena(Program& program) {
     for (const Operation& op : step->ops) {
       for (std::int32_t id : step->allocs_of(op)) {
         Buffer& b = program.buffers[static_cast<std::size_t>(id)];
-        if (b.offset < 0) b.offset = region(b).take(rounded(b.bytes));
+        if (b.offset < 0 && !b.host) b.offset = region(b).take(rounded(b.bytes));
       }
       for (std::int32_t id : step->frees_of(op)) {
         const Buffer& b = program.buffers[static_cast<std::size_t>(id)];
-        if (!forever[static_cast<std::size_t>(id)]) region(b).give(b.offset, rounded(b.bytes));
+        if (!b.host && !forever[static_cast<std::size_t>(id)]) region(b).give(b.offset, rounded(b.bytes));
       }
     }
   }

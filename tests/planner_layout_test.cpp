@@ -39,6 +39,91 @@ TEST_CASE("chunks: torch.chunk of 17 rows over 8 ranks gives 3, 3, 3, 3, 3, 2, 0
   CHECK(p.local_elements(5) == 10);
 }
 
+namespace {
+
+// One module that owns parameters of these shapes.
+ModelGraph model_of_shapes(const std::vector<std::vector<std::int64_t>>& shapes) {
+  ModelGraph model;
+  model.name = "shapes";
+  model.modules = {Module{"", "Shapes", -1, 0, 0}};
+  for (std::size_t i = 0; i < shapes.size(); ++i) model.parameters.push_back({"p" + std::to_string(i), {}, {0}, shapes[i]});
+  return model;
+}
+
+// Where element e of a parameter lies among the elements of rank r's slot of the gather buffer, [W, S_g].
+struct Slot { std::int64_t rank, element; };
+Slot slot_of(const ShardedParam& p, const std::vector<std::int64_t>& shape, std::int64_t e) {
+  std::int64_t inner = 1;                    // elements per step of the sharded dimension
+  for (std::size_t d = static_cast<std::size_t>(p.dim) + 1; d < shape.size(); ++d) inner *= shape[d];
+  const std::int64_t outer = e / (inner * p.rows), row = e / inner % p.rows, column = e % inner;
+  const std::int64_t rank = row / p.chunk_rows;
+  return {rank, p.offset + (outer * p.chunk_rows + row - rank * p.chunk_rows) * inner + column};
+}
+
+}  // namespace
+
+TEST_CASE("grouped all-gather and reduce-scatter over 128 ranks: the shapes of PyTorch's comm test reassemble, padding and all") {
+  const std::vector<std::vector<std::int64_t>> shapes = {{17, 257}, {17}, {64, 312}, {64}, {64, 64}, {512, 64}, {256}, {64, 297}};
+  const ModelGraph model = model_of_shapes(shapes);
+  for (const std::int64_t ranks : {128, 8, 2, 3}) {
+    CAPTURE(ranks);
+    ShardingPlan plan;
+    plan.mesh = {{"shard", ranks}};
+    plan.units = {{{""}}};
+    const UnitLayout layout = unit_layouts(plan, model).front();
+    // Rows of the padded shards, by hand: ceil(d0 / W) of each.
+    std::int64_t expected = 0;
+    for (const auto& shape : shapes) expected += (shape[0] + ranks - 1) / ranks * (shape.size() > 1 ? shape[1] : 1);
+    CHECK(layout.shard_elements == expected);
+    if (ranks == 128) CHECK(layout.shard_elements == 257 + 1 + 312 + 1 + 64 + 4 * 64 + 2 + 297);
+    // Every element of every parameter has a place of its own, on the rank that torch.chunk gives it to.
+    std::vector<char> taken(static_cast<std::size_t>(layout.shard_elements * ranks), 0);
+    for (const ShardedParam& p : layout.params) {
+      const auto& shape = shapes[static_cast<std::size_t>(p.param)];
+      for (std::int64_t e = 0; e < p.numel(); ++e) {
+        const Slot s = slot_of(p, shape, e);
+        REQUIRE((s.rank < ranks && s.element < layout.shard_elements));
+        const std::int64_t row = e / p.row_elements;
+        REQUIRE((p.local_row_begin(s.rank) <= row && row < p.local_row_begin(s.rank) + p.local_rows(s.rank)));
+        char& place = taken[static_cast<std::size_t>(s.rank * layout.shard_elements + s.element)];
+        REQUIRE(place == 0);
+        place = 1;
+      }
+    }
+    CHECK(std::count(taken.begin(), taken.end(), 1) == layout.numel);
+  }
+}
+
+TEST_CASE("a bias of one element becomes W of them; a scalar row count below W leaves ranks empty") {
+  const ModelGraph model = model_of_shapes({{1}, {3, 5}});
+  ShardingPlan plan;
+  plan.mesh = {{"shard", 8}};
+  plan.units = {{{""}}};
+  const UnitLayout layout = unit_layouts(plan, model).front();
+  CHECK(layout.shard_elements * 8 == 8 + 40);                                // padding per parameter, not per unit: 16 would do for that
+  CHECK(layout.params[1].local_rows(2) == 1);
+  CHECK(layout.params[1].local_rows(3) == 0);
+}
+
+TEST_CASE("another dimension: W equal slabs, and what W does not divide is refused") {
+  const std::vector<std::vector<std::int64_t>> shapes = {{5, 12}, {3, 4, 6}, {7}};
+  const ModelGraph model = model_of_shapes(shapes);
+  ShardingPlan plan;
+  plan.mesh = {{"shard", 4}};
+  plan.units = {{{""}}};
+  plan.shard_dims = {{"p0", 1}, {"p1", 1}};
+  const UnitLayout layout = unit_layouts(plan, model).front();
+  CHECK(layout.params[0].padded_shard() == 5 * 3);
+  CHECK(layout.params[1].padded_shard() == 3 * 1 * 6);
+  CHECK(layout.shard_elements == 15 + 18 + 2);
+  // p0's element [2, 7]: column 7 is on rank 2, its second of three; row-major within the slab.
+  const Slot s = slot_of(layout.params[0], shapes[0], 2 * 12 + 7);
+  CHECK(s.rank == 2);
+  CHECK(s.element == 2 * 3 + 1);
+  plan.shard_dims = {{"p1", 2}};
+  CHECK_THROWS_AS((void)unit_layouts(plan, model), InputError);              // 6 columns on 4 ranks
+}
+
 TEST_CASE("laws on generated plans: every parameter once, shards sum to the whole, padded shards are equal and large enough") {
   const ModelGraph models[] = {small_llama(), small_llama({.layers = 4, .tied = true})};
   const char* policies[] = {"root", "block", "block:2", "params:1", "params:300", "titan"};

@@ -49,6 +49,18 @@ std::map<Action, int> counts(const Program& program) {
   return n;
 }
 
+// Explicit prefetch lists: block -> blocks; PyTorch's defaults elsewhere.
+ShardingPlan with_lists(ShardingPlan plan, const std::map<int, std::vector<int>>& forward, const std::map<int, std::vector<int>>& backward) {
+  plan.forward_prefetch = 0;
+  plan.backward_prefetch = 1;
+  const auto set = [](std::vector<std::string>& list, const std::vector<int>& blocks) {
+    for (const int b : blocks) list.push_back("layers." + std::to_string(b));
+  };
+  for (const auto& [block, targets] : forward) set(plan.units[static_cast<std::size_t>(block)].forward_prefetch, targets);
+  for (const auto& [block, targets] : backward) set(plan.units[static_cast<std::size_t>(block)].backward_prefetch, targets);
+  return plan;
+}
+
 ShardingPlan with_reshard(ShardingPlan plan, Reshard r) {
   for (Unit& u : plan.units) u.reshard_after_forward = r;
   return plan;
@@ -72,6 +84,8 @@ TEST_CASE("order of collectives, as PyTorch's prefetch tests assert it") {
   const ShardingPlan yes = with_reshard(base, Reshard::yes), no = with_reshard(base, Reshard::no);
   CHECK(events(lower(three, yes, native()), yes, false) == "u(r) u(0) u(1) u(2) u(r) u(2) u(1) p(2) u(0) p(1) p(0) p(r)");
   CHECK(events(lower(three, no, native()), no, false) == "u(r) u(0) u(1) u(2) p(2) p(1) p(0) p(r)");
+  const ShardingPlan two = with_reshard(base, Reshard{2});
+  CHECK(events(lower(three, two, native()), two, false) == events(lower(three, yes, native()), yes, false));
 
   ShardingPlan deep = with_reshard(toy::plan(four, 2), Reshard::yes);
   const std::string backward = " u(r) u(3) u(2) f(3) p(3) u(1) f(2) p(2) u(0) f(1) p(1) f(0) p(0) f(r) p(r)";
@@ -83,6 +97,12 @@ TEST_CASE("order of collectives, as PyTorch's prefetch tests assert it") {
   deep.forward_prefetch = 2;
   CHECK(events(lower(four, deep, native()), deep, true) == "u(r) u(0) u(1) u(2) f(0) u(3) f(1) f(2) f(3) f(r)" + backward);
   deep.forward_prefetch = 0;
+  deep.backward_prefetch = 2;
+  const std::string backward_2 = " u(r) u(3) u(2) u(1) f(3) p(3) u(0) f(2) p(2) f(1) p(1) f(0) p(0) f(r) p(r)";
+  CHECK(events(lower(four, with_lists(deep, {}, {{3, {2, 1}}, {2, {1, 0}}, {1, {0}}}), native()), deep, true) ==
+        "u(r) u(0) f(0) u(1) f(1) u(2) f(2) u(3) f(3) f(r)" + backward_2);
+  CHECK(events(lower(four, with_lists(deep, {{0, {1, 2}}, {1, {2, 3}}, {2, {3}}}, {}), native()), deep, true).starts_with(
+      "u(r) u(0) u(1) u(2) f(0) u(3) f(1) f(2) f(3) f(r)"));
   deep.backward_prefetch = 0;
   CHECK(events(lower(four, deep, native()), deep, false) ==
         "u(r) u(0) u(1) u(2) u(3) u(r) u(3) p(3) u(2) p(2) u(1) p(1) u(0) p(0) p(r)");

@@ -170,6 +170,8 @@ void Fsdp2Unshard::drop_unused(StepBuilder& b) {
     Fsdp2Unit& s = units_[u];
     if (s.pending && s.gather >= 0) {
       b.wait(Stream::compute, s.gather_op);
+      // Where the host steps the shards, it must not overtake the copy that still reads them. (PyTorch's host does not wait here.)
+      if (units_.c.plan.offload) b.host_wait({{s.gather_op}}, units_.micro_batch);
       b.release(s.gather);
     }
     s.pending = false;

@@ -1,0 +1,399 @@
+// fsdp2's less common choices: counts of test_gradient_accumulation (PyTorch, fsdp-semantics A1.12), integer reshard, offload, gradient
+// scaling, other shard dimensions, PyTorch releases; and properties of generated plans over all of them. What PyTorch's own recording
+// says is in planner_torch_order_test.cpp.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <map>
+#include <random>
+#include <set>
+
+#include "models/implementation.h"
+#include "planner/lower.h"
+#include "simulator/memory.h"
+#include "simulator/race.h"
+#include "tests/refusal.h"
+#include "tests/toy_model.h"
+
+using namespace fsdp;
+
+namespace {
+
+const Implementation& native() { return find_implementation("native", false, "test"); }
+
+std::map<Action, int> counts(const Program& program) {
+  std::map<Action, int> n;
+  for (const Operation& op : program.steady_step.ops) ++n[op.action];
+  return n;
+}
+
+void set_all(ShardingPlan& plan, Reshard r) {
+  for (Unit& u : plan.units) u.reshard_after_forward = r;
+}
+
+std::vector<const Operation*> of(const Program& program, Action action) {
+  std::vector<const Operation*> found;
+  for (const Operation& op : program.steady_step.ops)
+    if (op.action == action) found.push_back(&op);
+  return found;
+}
+
+// Bytes of one kind that are allocated in the steady step.
+std::int64_t bytes_of(const Program& program, BufferKind kind) {
+  std::int64_t sum = 0;
+  for (const Operation& op : program.steady_step.ops)
+    for (const std::int32_t b : program.steady_step.allocs_of(op)) {
+      const Buffer& buffer = program.buffers[static_cast<std::size_t>(b)];
+      if (buffer.kind == kind) sum += buffer.bytes;
+    }
+  return sum;
+}
+
+}  // namespace
+
+TEST_CASE("gradient accumulation: the counts that PyTorch's test asserts") {
+  const int B = 3, M = 3;
+  const ModelGraph model = toy::model({.blocks = B});
+  for (const std::int64_t replicate : {1, 2}) {
+    for (const Reshard reshard : {Reshard::yes, Reshard{2}, Reshard::no}) {
+      for (const int skipping : {0, 1, 2, 3, 4}) {                       // 0: all units, 1: the root alone, 2..4: that many blocks less one
+        for (const int keep : {0, 1, 2}) {                               // after backward: 0 nothing, 1 everything, 2 the root
+          CAPTURE(replicate); CAPTURE(name(reshard)); CAPTURE(skipping); CAPTURE(keep);
+          ShardingPlan plan = toy::plan(model, 4, replicate);
+          set_all(plan, reshard);
+          plan.micro_batches.assign(M, 1);
+          for (std::size_t u = 0; u < plan.units.size(); ++u) {
+            const bool root = u + 1 == plan.units.size();
+            if (skipping == 0 || (skipping == 1 && root) || (skipping > 1 && !root && static_cast<int>(u) < skipping - 1))
+              plan.units[u].grad_sync = GradSync::last;
+            if (keep == 1 || (keep == 2 && root)) plan.units[u].reshard_after_backward = false;
+          }
+          check(plan, model);
+          auto n = counts(lower(model, plan, native()));
+          int reductions = B + 1;
+          if (skipping == 1) reductions += B * (M - 1);
+          if (skipping > 1) reductions += (B - (skipping - 1) + 1) * (M - 1);
+          CHECK(n[Action::reduce_scatter] == reductions);
+          CHECK(n[Action::all_reduce] == (replicate > 1 ? reductions : 0));
+          int gathers = (B + 1) * M;
+          if (reshard != Reshard::no) {
+            // What backward leaves whole, the next forward need not gather.
+            gathers = 2 * (B + 1) * M - (keep == 0 ? 0 : (keep == 1 ? B + 1 : 1) * (M - 1));
+          } else if (keep == 1) {
+            gathers = B + 1;
+          } else if (keep == 2) {
+            gathers = B + 1 + B * (M - 1);
+          }
+          CHECK(n[Action::all_gather] == gathers);
+        }
+      }
+    }
+  }
+  ShardingPlan partial = toy::plan(model, 2, 2);
+  partial.micro_batches.assign(M, 1);
+  partial.grad_sync = GradSync::reduce_scatter_only;
+  auto n = counts(lower(model, partial, native()));
+  CHECK(n[Action::reduce_scatter] == (B + 1) * M);
+  CHECK(n[Action::all_reduce] == B + 1);
+}
+
+TEST_CASE("integer reshard: every rank of a small group keeps its part in the compute dtype; backward gathers over that group") {
+  const ModelGraph model = toy::model({.blocks = 2, .vocab = 17, .width = 8, .hidden = 24});
+  ShardingPlan plan = toy::plan(model, 8);
+  set_all(plan, Reshard{4});
+  plan.param_dtype = DType::bf16;
+  const Program program = lower(model, plan, native(), 6);               // rank 6: the third of its group of four
+  // Block: 24 x 8 on 8 ranks: 3 rows; 8 x 24: one row. Root: twice 17 x 8: 3 rows (24 with padding). Parts: W * S / n elements of 2 B.
+  const std::int64_t block = 8 * (3 * 8 + 1 * 24), root = 8 * 2 * 3 * 8;
+  CHECK(bytes_of(program, BufferKind::kept_shard) == 2 * (2 * block + root) / 4);
+  int small = 0;
+  for (const Operation* op : of(program, Action::all_gather)) small += op->comm == Communicator::reshard ? 1 : 0;
+  CHECK(small == 3);
+  CHECK(of(program, Action::all_gather).size() == 6);
+  for (const Operation* op : of(program, Action::keep_shard)) {
+    const auto args = program.steady_step.args_of(*op);
+    CHECK(args[0].offset == 2 * args[0].bytes);
+    CHECK(args[0].bytes == program.buffers[static_cast<std::size_t>(args[1].buffer)].bytes);
+  }
+  CHECK(find_races(program).empty());
+}
+
+TEST_CASE("gradient scaling: PyTorch's table") {
+  using R = ReduceOp;
+  const auto scale = [](std::int64_t w, std::int64_t r, DType t, std::optional<double> f = {}, bool sum = false) { return gradient_scale(w, r, t, f, sum); };
+  CHECK(scale(4, 1, DType::f32) == GradientScale{});
+  CHECK(scale(1, 1, DType::f32) == GradientScale{R::sum, R::sum});
+  CHECK(scale(4, 2, DType::bf16, 4.0) == GradientScale{R::average, R::sum});
+  CHECK(scale(4, 2, DType::bf16, 8.0) == GradientScale{R::scaled_sum, R::sum, 1 / 8.0});
+  CHECK(scale(4, 2, DType::f32, {}, true) == GradientScale{R::sum, R::sum, 1, 1, 8});
+  CHECK(scale(4, 2, DType::f32, 3.0, true) == GradientScale{R::sum, R::sum, 1, 1, 3});
+  // fp16, N ranks: before / after as A1.8 lists them.
+  struct Row { std::int64_t n; double before, after; };
+  for (const Row row : {Row{2, 2, 1}, Row{4, 2, 2}, Row{6, 4, 1.5}, Row{8, 4, 2}, Row{128, 16, 8}}) {
+    CAPTURE(row.n);
+    CHECK(scale(row.n, 1, DType::f16) == GradientScale{R::sum, R::sum, 1, row.before, row.after});
+    CHECK(scale(row.n / 2, 2, DType::f16) == GradientScale{R::sum, R::sum, 1, row.before, row.after});
+  }
+}
+
+TEST_CASE("cpu offload: shards over the link for every gather, gradients back, the host waits before it steps") {
+  const ModelGraph model = toy::model({.blocks = 2});
+  ShardingPlan plan = toy::plan(model, 2);
+  plan.offload = true;
+  plan.param_dtype = DType::bf16;
+  plan.micro_batches = {1, 1};
+  check(plan, model);
+  const Program program = lower(model, plan, native());
+  auto n = counts(program);
+  const int parameters = 6, gathers = n[Action::all_gather];
+  CHECK(gathers == 2 * (2 * 2 + 1));
+  CHECK(n[Action::shard_to_device] == 2 * (2 * 4 + 2));                  // two per gather of each unit
+  CHECK(n[Action::gradient_to_host] == 2 * parameters);
+  CHECK(n[Action::host_wait] == 1 + parameters);                         // the first micro-batch at its end, the second for each addition
+  CHECK(n[Action::add_gradient] == parameters);
+  for (const Operation* op : of(program, Action::optimizer)) CHECK(op->host_only);
+  CHECK(find_races(program).empty());
+  const ProgramMemory memory = replay_memory(program);
+  // On the host: shards (padded), gradients, two Adam states, all of fp32; W = 2 and only 11 rows are padded (rank 0 has 6 of them). On
+  // the device nothing stays.
+  const std::int64_t shard = 2 * (60 + 60) / 2 + 2 * 6 * 6;
+  CHECK(memory.steady_step.start == 0);
+  CHECK(memory.host_peak >= 4 * 4 * shard);
+  CHECK(memory.host_peak <= 4 * 4 * shard + 4 * 36);                     // and one gradient that has just arrived
+
+  // Without the host's wait its additions read what may still be on the way.
+  Program broken = program;
+  for (Operation& op : broken.steady_step.ops)
+    if (op.action == Action::host_wait) op.waits.count = 0;
+  CHECK_FALSE(find_races(broken).empty());
+}
+
+TEST_CASE("a parameter sharded on another dimension is reordered after its gather and before its reduce-scatter") {
+  const ModelGraph model = toy::model({.blocks = 1});
+  ShardingPlan plan = toy::plan(model, 2);
+  plan.shard_dims = {{"layers.0.up.weight", 1}};
+  check(plan, model);
+  const Program program = lower(model, plan, native());
+  CHECK(of(program, Action::reorder_shards).size() == 3);                // forward, backward, gradient
+  const ShardedParam& up = program.layouts[0].params[0];
+  CHECK(up.dim == 1);
+  CHECK(up.local_elements(0) == 10 * 3);
+  CHECK(up.local_elements(1) == 10 * 3);
+  plan.mesh = {{"shard", 4}};
+  CHECK(fsdp::testing::refusal([&] { check(plan, model); }).find("4 ranks do not divide") != std::string::npos);
+}
+
+TEST_CASE("frozen parameters: no backward below the first trained one, smaller reductions, no optimizer for them") {
+  ModelGraph model = toy::model({.blocks = 3});
+  for (Parameter& p : model.parameters)
+    if (p.name == "embed.weight" || p.name.starts_with("layers.0") || p.name == "layers.1.up.weight") p.trainable = false;
+  ShardingPlan plan = toy::plan(model, 2);
+  plan.model_digest = model.digest();
+  check(plan, model);
+  const Program program = lower(model, plan, native());
+  for (const Operation* op : of(program, Action::reduce_scatter)) {
+    CHECK(op->unit != 0);
+    const Buffer& input = program.buffers[static_cast<std::size_t>(program.steady_step.args_of(*op)[0].buffer)];
+    if (op->unit == 1) CHECK(input.bytes == 4 * 60);                     // of layers.1 only `down`
+  }
+  CHECK(of(program, Action::optimizer).size() == 3);
+  CHECK(find_races(program).empty());
+}
+
+TEST_CASE("by PyTorch release: the root's explicit reshard, one shard alone, gradients that wait") {
+  const ModelGraph model = toy::model({.blocks = 2});
+  const auto lowered = [&](ShardingPlan plan, const char* version) {
+    plan.torch = parse_torch_version(version, "test");
+    check(plan, model);
+    return lower(model, plan, native());
+  };
+  ShardingPlan yes = toy::plan(model, 2);
+  set_all(yes, Reshard::yes);
+  CHECK(of(lowered(yes, "2.7"), Action::all_gather).size() == 5);        // before 2.8 the root stayed whole
+  CHECK(of(lowered(yes, "2.8"), Action::all_gather).size() == 6);
+  const ShardingPlan alone = toy::plan(model, 1);
+  CHECK(of(lowered(alone, "2.8"), Action::all_gather).size() == 5);      // collectives of one rank
+  CHECK(of(lowered(alone, "2.9"), Action::all_gather).empty());
+  // Two micro-batches, reduced after the last, bf16 gradients kept in fp32: since 2.15 each as it comes (6 parameters, twice), before
+  // that a unit's together (3 units, twice).
+  ShardingPlan waiting = toy::plan(model, 2);
+  waiting.param_dtype = DType::bf16;
+  waiting.micro_batches = {1, 1};
+  waiting.grad_sync = GradSync::last;
+  CHECK(of(lowered(waiting, "2.14"), Action::accumulate_gradient).size() == 6);
+  CHECK(of(lowered(waiting, "2.15"), Action::accumulate_gradient).size() == 12);
+  CHECK(bytes_of(lowered(waiting, "2.14"), BufferKind::gradient_accumulator) == bytes_of(lowered(waiting, "2.15"), BufferKind::gradient_accumulator));
+  // fp32 gradients reduced in bf16: before 2.15 the copy-in makes them whole in fp32 first; since then autograd has narrowed them.
+  ShardingPlan narrow = toy::plan(model, 2);
+  narrow.reduce_dtype = DType::bf16;
+  const auto copies = of(lowered(narrow, "2.14"), Action::scatter_copy_in);
+  CHECK(copies.size() == 3);
+  CHECK(bytes_of(lowered(narrow, "2.14"), BufferKind::scratch) - bytes_of(lowered(narrow, "2.15"), BufferKind::scratch) == 4 * (2 * 120 + 2 * 72));
+  CHECK(bytes_of(lowered(narrow, "2.15"), BufferKind::gradient_accumulator) == 2 * (2 * 120 + 2 * 66));
+}
+
+TEST_CASE("what a plan cannot ask of fully_shard is refused by name") {
+  const ModelGraph model = toy::model({.blocks = 2, .tied = false});
+  const auto refused = [&](auto change) {
+    ShardingPlan plan = toy::plan(model, 4);
+    change(plan);
+    return fsdp::testing::refusal([&] { check(plan, model); });
+  };
+  const auto has = [](const std::string& text, const char* part) { return text.find(part) != std::string::npos; };
+  CHECK(has(refused([](ShardingPlan& p) { p.torch = {2, 5}; }), "PyTorch 2.5 is not known"));
+  CHECK(has(refused([](ShardingPlan& p) { p.torch = {2, 16}; }), "PyTorch 2.16 is not known"));
+  CHECK(has(refused([](ShardingPlan& p) { p.torch = {2, 12}; p.reduce_scatter_buffers = 2; }), "came with PyTorch 2.13"));
+  CHECK(has(refused([](ShardingPlan& p) { p.torch = {2, 12}; p.separate_reduce_scatter = true; }), "came with PyTorch 2.13"));
+  CHECK(has(refused([](ShardingPlan& p) { p.torch = {2, 7}; p.force_sum_reduction = true; }), "came with PyTorch 2.8"));
+  CHECK(has(refused([](ShardingPlan& p) { p.units[0].reshard_after_forward = {3}; }), "units[0].reshard_after_forward"));
+  CHECK(has(refused([](ShardingPlan& p) { p.units[0].grad_sync = GradSync::reduce_scatter_only; }), "units[0].grad_sync"));
+  CHECK(has(refused([](ShardingPlan& p) { p.units[0].gradient_divide_factor = 0; }), "out of range"));
+  CHECK(has(refused([](ShardingPlan& p) { p.units[1].forward_prefetch = {"layers.7"}; }), "units[1].forward_prefetch"));
+  CHECK(has(refused([](ShardingPlan& p) { p.units[0].unshard_in_backward = false; }), "the backward of its linear needs"));
+  CHECK(has(refused([](ShardingPlan& p) { p.shard_dims = {{"nothing", 1}}; }), "no parameter is named 'nothing'"));
+  CHECK(has(refused([](ShardingPlan& p) { p.shard_dims = {{"head.weight", 2}}; }), "has no dimension 2"));
+  CHECK(has(refused([](ShardingPlan& p) { p.mesh = {{"shard", 2}}; p.shard_dims = {{"head.weight", 1}, {"head.weight", 1}}; }), "listed twice"));
+  CHECK(has(refused([](ShardingPlan& p) { p.ignored = {"nothing"}; }), "no module or parameter is named"));
+  CHECK(has(refused([](ShardingPlan& p) { p.ignored = {""}; }), "every parameter is ignored"));
+  CHECK(has(refused([](ShardingPlan& p) { p.ignored = {"head"}; p.param_dtype = DType::bf16; }), "nothing casts"));
+  CHECK(has(refused([](ShardingPlan& p) { p.offload = true; p.clip_norm = 1; }), "clip_norm"));
+  CHECK(has(refused([](ShardingPlan& p) {
+          p.mesh = {{"shard", 6}};
+          p.shard_dims = {{"layers.0.up.weight", 1}};
+          p.units[0].reshard_after_forward = {2};
+        }), "cannot gather 'layers.0.up.weight'"));
+  CHECK(has(refused([](ShardingPlan& p) { p.mesh = {{"shard", 1}}; p.force_sum_reduction = true; p.units[0].gradient_divide_factor = 2; }), "once"));
+  const auto ddp = [&](auto change) {
+    return refused([&](ShardingPlan& p) {
+      p.dialect = Dialect::ddp;
+      p.mesh = {{"replicate", 4}};
+      change(p);
+    });
+  };
+  CHECK(ddp([](ShardingPlan&) {}).empty());
+  CHECK(has(ddp([](ShardingPlan& p) { p.offload = true; }), "offload"));
+  CHECK(has(ddp([](ShardingPlan& p) { p.units[0].unshard_in_backward = false; }), "unshard_in_backward"));
+  CHECK(has(ddp([](ShardingPlan& p) { p.units[0].reshard_after_forward = {2}; }), "cannot reshard"));
+  CHECK(has(ddp([](ShardingPlan& p) { p.torch = {2, 11}; }), "newest PyTorch only"));
+}
+
+namespace {
+
+// A plan with any of fsdp2's choices; valid by construction.
+ShardingPlan any_plan(ModelGraph& model, std::mt19937& random) {
+  const auto pick = [&](int n) { return static_cast<int>(random() % static_cast<unsigned>(n)); };
+  for (Parameter& p : model.parameters) p.trainable = pick(6) != 0;
+  model.parameters.back().trainable = true;
+  const std::int64_t shards[] = {1, 2, 3, 4, 6, 8};
+  ShardingPlan plan = toy::plan(model, shards[pick(6)], 1 + pick(3));
+  plan.model_digest = model.digest();
+  const TorchVersion versions[] = {{}, {}, {}, {2, 6}, {2, 8}, {2, 11}, {2, 12}, {2, 14}};
+  plan.torch = versions[pick(8)];
+  const auto since = [&](int minor) { return !plan.torch.before(2, minor); };
+  plan.units.pop_back();
+  if (pick(3) == 0 && plan.units.size() > 1) {
+    plan.units[0].modules.push_back(plan.units[1].modules[0]);
+    plan.units.erase(plan.units.begin() + 1);
+  }
+  if (pick(3) == 0 && model.parameters[0].aliases.empty()) plan.units.insert(plan.units.begin(), {{"embed"}});
+  if (pick(3) == 0) plan.units.insert(plan.units.begin(), {{"layers.0.down"}});
+  plan.units.push_back({{""}});
+  if (pick(2)) plan.param_dtype = DType::bf16;
+  const DType reduce[] = {DType::f32, DType::bf16, DType::f16};
+  plan.reduce_dtype = reduce[pick(3)];
+  plan.micro_batches.clear();
+  for (int m = 1 + pick(3); m > 0; --m) plan.micro_batches.push_back(1 + pick(2));
+  plan.grad_sync = static_cast<GradSync>(pick(plan.replicate() > 1 ? 3 : 2));
+  plan.forward_prefetch = pick(3);
+  plan.backward_prefetch = pick(3);
+  plan.offload = pick(3) == 0;
+  plan.force_sum_reduction = since(8) && pick(4) == 0;
+  plan.separate_reduce_scatter = since(13) && pick(3) == 0;
+  if (since(13) && pick(3) == 0) plan.reduce_scatter_buffers = 1 + pick(4);
+  if (!plan.offload && pick(2)) plan.clip_norm = 1.0;
+  if (pick(3) == 0) plan.checkpointed = {"layers.0"};
+  if (plan.param_dtype == plan.master_dtype && pick(4) == 0) plan.ignored = {pick(2) ? "head" : "layers.0.up.weight"};
+  const bool dims = pick(4) == 0 && model.parameters[1].shape[1] % plan.shard() == 0;
+  if (dims) plan.shard_dims = {{model.parameters[1].name, 1}};
+  for (Unit& u : plan.units) {
+    std::vector<Reshard> choices = {Reshard::automatic, Reshard::yes, Reshard::no};
+    for (const std::int64_t n : {2, 3, 4, 8})
+      if (!dims && plan.shard() % n == 0) choices.push_back({n});
+    u.reshard_after_forward = choices[static_cast<std::size_t>(pick(static_cast<int>(choices.size())))];
+    u.reshard_after_backward = pick(4) != 0;
+    if (u.modules.front() == "embed") u.unshard_in_backward = pick(2) != 0;
+    if (pick(4) == 0) u.grad_sync = static_cast<GradSync>(pick(plan.replicate() > 1 ? 3 : 2));
+    if (plan.shard() > 1 && since(8) && pick(4) == 0) u.gradient_divide_factor = 1 + pick(9);
+    for (auto* list : {&u.forward_prefetch, &u.backward_prefetch})
+      if (pick(3) == 0)
+        for (int k = pick(4); k > 0; --k) list->push_back(plan.units[static_cast<std::size_t>(pick(static_cast<int>(plan.units.size())))].modules.front());
+  }
+  return plan;
+}
+
+// Reductions of the steady step that the plan asks for: one per unit that trains something and micro-batch that it does not skip.
+int expected_reductions(const ShardingPlan& plan, const Program& program) {
+  int n = 0;
+  for (std::size_t u = 0; u < plan.units.size(); ++u) {
+    if (!program.layouts[u].trained()) continue;
+    const GradSync sync = plan.units[u].grad_sync.value_or(plan.grad_sync);
+    n += sync == GradSync::last ? 1 : static_cast<int>(plan.micro_batches.size());
+  }
+  return n;
+}
+
+}  // namespace
+
+TEST_CASE("properties over every choice: race-free in an arena, closed memory, nothing gathered stays, counts, shards reassemble") {
+  const unsigned seed = 20261121;
+  std::mt19937 random(seed);
+  CAPTURE(seed);
+  for (int trial = 0; trial < 600; ++trial) {
+    CAPTURE(trial);
+    const auto pick = [&](int n) { return static_cast<int>(random() % static_cast<unsigned>(n)); };
+    ModelGraph model = toy::model({.blocks = 1 + pick(5), .vocab = 5 + pick(9), .width = 3 + pick(9), .hidden = 4 + pick(9), .tied = pick(3) == 0});
+    const ShardingPlan plan = any_plan(model, random);
+    CAPTURE(to_json_text(plan));
+    check(plan, model);
+    const Implementation& impl = pick(2) ? native() : find_implementation("torchtitan", false, "test");
+    Program program = lower(model, plan, impl, pick(static_cast<int>(plan.ranks())));
+    const ProgramMemory memory = replay_memory(program);
+    assign_arena(program);
+    CHECK(program.arena_bytes >= memory.peak);
+    const auto races = find_races(program);
+    if (!races.empty()) {
+      const Step& step = races[0].step == 0 ? program.init : races[0].step == 1 ? program.first_step : program.steady_step;
+      const auto text = [&](std::int32_t i) { return i < 0 ? "?" : describe(step.ops[static_cast<std::size_t>(i)], program, plan, model); };
+      FAIL("race: " << races[0].rule << "; step " << races[0].step << ", " << text(races[0].earlier) << ", " << text(races[0].later));
+    }
+
+    std::set<std::int32_t> gathered;
+    for (const Operation& op : program.steady_step.ops) {
+      for (const std::int32_t b : program.steady_step.allocs_of(op)) {
+        const BufferKind k = program.buffers[static_cast<std::size_t>(b)].kind;
+        if (k == BufferKind::gather || k == BufferKind::unsharded_parameter || k == BufferKind::kept_shard || k == BufferKind::reduce_input) gathered.insert(b);
+      }
+      for (const std::int32_t b : program.steady_step.frees_of(op)) gathered.erase(b);
+    }
+    CHECK(gathered.empty());
+
+    auto n = counts(program);
+    const int reductions = expected_reductions(plan, program);
+    CHECK(n[Action::reduce_scatter] == reductions);
+    const bool prefetches_at_random = std::any_of(plan.units.begin(), plan.units.end(), [](const Unit& u) { return !u.forward_prefetch.empty() || !u.backward_prefetch.empty(); });
+    int units = 0;
+    for (const UnitLayout& l : program.layouts) units += l.params.empty() ? 0 : 1;
+    const int batches = static_cast<int>(plan.micro_batches.size());
+    if (plan.shard() > 1 && !prefetches_at_random) CHECK(n[Action::all_gather] <= 2 * units * batches);
+    CHECK(n[Action::gather_copy_out] <= 2 * units * batches);
+    CHECK(n[Action::gather_copy_out] >= units);
+
+    for (const UnitLayout& l : program.layouts) {
+      std::int64_t numel = 0, trained = 0;
+      for (std::int64_t r = 0; r < l.shards; ++r) numel += l.local_elements(r), trained += l.local_trained_elements(r);
+      CHECK(numel == l.numel);
+      CHECK(trained <= numel);
+      CHECK((l.shard_elements * l.shards >= numel && l.reduce_elements * l.shards >= trained));
+    }
+  }
+}
