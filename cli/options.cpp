@@ -31,13 +31,15 @@ constexpr FlagRow kPlan[] = {
     {"--micro-batch", &Flags::micro_batch, "sequences per GPU and micro-batch"},
     {"--grad-accum", &Flags::grad_accum, "micro-batches per step"},
     {"--global-batch", &Flags::global_batch, "sequences per step over all GPUs; any two of these three decide the third"},
-    {"--dialect", &Flags::dialect, "order of work: fsdp2 (default), ddp"},
+    {"--dialect", &Flags::dialect, "order of work: fsdp2 (default), fsdp1, ddp"},
     {"--wrap", &Flags::wrap, "units: block | block:2 | class:NAME[,NAME] | params:1e8 | root | titan"},
     {"--reshard-after-forward", &Flags::reshard, "auto (what the wrap policy says) | true | false, for every unit"},
     {"--replicate", &Flags::replicate, "replicas of the sharded model (hybrid sharding)"},
     {"--grad-sync", &Flags::grad_sync, "every | last | reduce-scatter-only, over micro-batches"},
     {"--forward-prefetch", &Flags::forward_prefetch, "units gathered ahead in forward, explicitly"},
-    {"--backward-prefetch", &Flags::backward_prefetch, "units gathered ahead in backward: N | pre | none"},
+    {"--backward-prefetch", &Flags::backward_prefetch, "units gathered ahead in backward: N | pre | none; fsdp1 also post"},
+    {"--limit-all-gathers", &Flags::limit_all_gathers, "fsdp1's rate limiter: true (default) | false"},
+    {"--use-orig-params", &Flags::use_orig_params, "fsdp1: true (default; parameters aligned in the flat one) | false"},
     {"--activation-checkpointing", &Flags::checkpointing, "none | full | every-N | first-N"},
     {"--offload", &Flags::offload, ""},
     {"--param-dtype", &Flags::param_dtype, "compute and all-gather: bf16 (default), fp32 (default on host), fp64"},
@@ -80,12 +82,17 @@ Costs costs_of(const Flags& flags, const ClusterSpec& cluster) {
   return default_costs(cluster);
 }
 
-int backward_prefetch_of(const std::string& text) {
-  if (text == "pre") return 1;
+int backward_prefetch_of(const std::string& text, Dialect dialect) {
+  if (text == "pre" || (text == "post" && dialect == Dialect::fsdp1)) return 1;
   if (text == "none") return 0;
   if (text == "post")
     throw InputError("--backward-prefetch", "'post' exists in the fsdp1 dialect only", "give a number of units, pre or none");
   return static_cast<int>(parse_count(text, "--backward-prefetch", 0, 1000));
+}
+
+bool parse_switch(const std::string& text, const char* flag) {
+  if (text != "true" && text != "false") throw InputError(flag, "'" + text + "' is neither true nor false", "give one of them");
+  return text == "true";
 }
 
 double clip_of(const std::string& text) {
@@ -99,7 +106,6 @@ double clip_of(const std::string& text) {
 
 void refuse_unbuilt(const Flags& flags) {
   if (flags.offload) throw InputError("--offload", "offloading to host memory is not built yet", "leave it out");
-  if (flags.dialect == "fsdp1") throw InputError("--dialect", "fsdp1 is not built yet", "give fsdp2 or ddp");
   if (flags.reshard && !flags.reshard->empty() && flags.reshard->find_first_not_of("0123456789") == std::string::npos) {
     throw InputError("--reshard-after-forward", "resharding to a smaller group of " + *flags.reshard + " is not built yet",
                      "give auto, true or false");
@@ -115,7 +121,12 @@ void apply_details(const Flags& flags, const Setup& setup, ShardingPlan& plan) {
   if (flags.grad_sync) plan.grad_sync = parse_grad_sync(*flags.grad_sync, "--grad-sync");
   if (flags.forward_prefetch)
     plan.forward_prefetch = static_cast<int>(parse_count(*flags.forward_prefetch, "--forward-prefetch", 0, 1000));
-  if (flags.backward_prefetch) plan.backward_prefetch = backward_prefetch_of(*flags.backward_prefetch);
+  if (flags.backward_prefetch) {
+    plan.backward_prefetch = backward_prefetch_of(*flags.backward_prefetch, plan.dialect);
+    plan.backward_post = *flags.backward_prefetch == "post";
+  }
+  if (flags.limit_all_gathers) plan.limit_all_gathers = parse_switch(*flags.limit_all_gathers, "--limit-all-gathers");
+  if (flags.use_orig_params) plan.use_orig_params = parse_switch(*flags.use_orig_params, "--use-orig-params");
   if (flags.param_dtype) plan.param_dtype = parse_dtype(*flags.param_dtype, "--param-dtype");
   if (plan.param_dtype == DType::f64) plan.reduce_dtype = plan.master_dtype = DType::f64;
   if (flags.reduce_dtype) plan.reduce_dtype = parse_dtype(*flags.reduce_dtype, "--reduce-dtype");
@@ -155,6 +166,9 @@ constexpr FieldRow kFieldFlags[] = {
     {"grad_sync", "--grad-sync"},
     {"forward_prefetch", "--forward-prefetch"},
     {"backward_prefetch", "--backward-prefetch"},
+    {"backward_post", "--backward-prefetch"},
+    {"limit_all_gathers", "--limit-all-gathers"},
+    {"use_orig_params", "--use-orig-params"},
     {"param_dtype", "--param-dtype"},
     {"reduce_dtype", "--reduce-dtype"},
     {"clip_norm", "--clip-norm"},

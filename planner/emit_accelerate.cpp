@@ -1,7 +1,8 @@
-// Hugging Face Accelerate's YAML (`accelerate launch --config_file`), keys of its FullyShardedDataParallelPlugin, FSDP version 2.
+// Hugging Face Accelerate's YAML (`accelerate launch --config_file`), keys of its FullyShardedDataParallelPlugin, FSDP versions 1 and 2.
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
 #include <set>
 
 #include "planner/emit_formats.h"
@@ -11,9 +12,10 @@ namespace fsdp {
 namespace {
 
 struct WrapKeys {
-  std::string policy;   // TRANSFORMER_BASED_WRAP or NO_WRAP
+  std::string policy;   // TRANSFORMER_BASED_WRAP, SIZE_BASED_WRAP or NO_WRAP
   std::string classes;  // comma list
   bool exact = true;
+  std::string size = "";// of SIZE_BASED_WRAP, in parameters
 };
 
 std::vector<std::vector<std::string>> modules_of(const std::vector<Unit>& units) {
@@ -23,9 +25,22 @@ std::vector<std::vector<std::string>> modules_of(const std::vector<Unit>& units)
   return lists;
 }
 
+// FSDP1's size policy is PyTorch's own, and so is ours: its threshold, if that is what the plan's units come from; else 0.
+std::int64_t size_policy(const ShardingPlan& plan, const ModelGraph& model) {
+  const std::string_view prefix = "params:";
+  if (plan.dialect != Dialect::fsdp1 || !plan.wrap.starts_with(prefix)) return 0;
+  double size = 0;
+  const char* const end = plan.wrap.data() + plan.wrap.size();
+  const auto [stop, problem] = std::from_chars(plan.wrap.data() + prefix.size(), end, size);
+  if (problem != std::errc() || stop != end || !(size >= 1) || size > 9e15) return 0;
+  const auto threshold = static_cast<std::int64_t>(size);
+  return modules_of(wrap_by_size(model, threshold)) == modules_of(plan.units) ? threshold : 0;
+}
+
 // Accelerate wraps by class: exact when the plan's units are just the modules of some classes.
 WrapKeys wrap_keys(const ShardingPlan& plan, const ModelGraph& model) {
   if (plan.units.size() == 1) return {"NO_WRAP", "", true};
+  if (const std::int64_t size = size_policy(plan, model); size > 0) return {"SIZE_BASED_WRAP", "", true, std::to_string(size)};
   std::set<std::string> classes, blocks;
   for (const Module& m : model.modules) {
     if (m.block) blocks.insert(m.class_name);
@@ -46,23 +61,53 @@ std::string mixed_precision(const ShardingPlan& plan) {
   return plan.param_dtype == DType::bf16 ? "bf16" : plan.param_dtype == DType::f16 ? "fp16" : "no";
 }
 
+// Is recomputation left to Accelerate? It recomputes what it wraps (FSDP1), or each child of it (FSDP2).
+bool recomputes(const ShardingPlan& plan, const ModelGraph& model) {
+  if (plan.dialect == Dialect::ddp || plan.checkpointed.empty() || plan.checkpointed != block_names(model)) return false;
+  if (plan.dialect == Dialect::fsdp2) return true;
+  std::vector<std::string> wrapped;
+  for (std::size_t u = 0; u + 1 < plan.units.size(); ++u) wrapped.push_back(plan.units[u].modules.front());
+  return wrapped == plan.checkpointed;
+}
+
+// Less common choices that the plugin has no key for.
+void list_new_choices(const ShardingPlan& plan, std::vector<std::string>& list) {
+  const auto any_unit = [&](auto&& has) { return std::any_of(plan.units.begin(), plan.units.end(), has); };
+  if (any_unit([](const Unit& u) { return u.reshard_after_forward.ranks > 1; })) list.push_back("resharding to a smaller group of ranks: it is full here");
+  if (any_unit([](const Unit& u) { return !u.reshard_after_backward || !u.unshard_in_backward || u.grad_sync || u.gradient_divide_factor; }))
+    list.push_back("switches of single units (reshard after backward, unshard in backward, gradient sync, divide factor): set them in your script");
+  if (any_unit([](const Unit& u) { return !u.forward_prefetch.empty() || !u.backward_prefetch.empty(); }))
+    list.push_back("prefetch lists of units: set them in your script");
+  if (!plan.checkpointed.empty() && plan.checkpoint_policy != CheckpointPolicy::full)
+    list.push_back(fmt::format("recomputation by the policy {}: whole modules are recomputed here", name(plan.checkpoint_policy)));
+  if (plan.loss_chunks > 1) list.push_back(fmt::format("a loss computed in {} chunks", plan.loss_chunks));
+  if (!plan.ignored.empty())
+    list.push_back(fmt::format("ignored modules or parameters ({}): set ignored_modules of the plugin in your script", join(plan.ignored, ", ")));
+  if (!plan.shard_dims.empty()) list.push_back("parameters that are sharded on another dimension than the first");
+  if (plan.reduce_scatter_buffers != 1) list.push_back(fmt::format("{} reduce-scatter buffers", plan.reduce_scatter_buffers));
+  if (plan.separate_reduce_scatter) list.push_back("a communicator for reduce-scatter alone");
+  if (plan.force_sum_reduction) list.push_back("sums instead of averages in reductions");
+  if (!plan.limit_all_gathers) list.push_back("limit_all_gathers: false: set it on the plugin in your script");
+}
+
 // What Accelerate decides by itself, against what the plan says.
 std::vector<std::string> missing(const ShardingPlan& plan, const ModelGraph& model, const WrapKeys& wrap, bool reshard) {
   std::vector<std::string> list;
-  const bool fsdp2 = plan.dialect == Dialect::fsdp2;
-  if (fsdp2 && !wrap.exact)
-    list.push_back(
-        "the plan's units (groups of modules, or some modules of a class): the nearest wrap by class is written instead; use "
-        "--emit pytorch for the units");
+  const bool fsdp2 = plan.dialect == Dialect::fsdp2, fsdp1 = plan.dialect == Dialect::fsdp1;
+  if (!wrap.exact)
+    list.push_back(std::string("the plan's units (groups of modules, or some modules of a class): the nearest wrap by class is written instead") +
+                   (fsdp2 ? "; use --emit pytorch for the units" : ""));
   const auto differs = [&](const Unit& u) { return reshards(u) != reshard; };
-  if (fsdp2 && std::any_of(plan.units.begin(), plan.units.end() - 1, differs))
-    list.push_back("reshard after forward per unit: one value holds for all units");
+  if ((fsdp2 || fsdp1) && std::any_of(plan.units.begin(), plan.units.end() - 1, differs))
+    list.push_back(fmt::format("{} per unit: one value holds for all units", fsdp1 ? "a sharding strategy" : "reshard after forward"));
+  if (fsdp1 && plan.shard() > 1 && plan.units.size() > 1 && plan.units.back().reshard_after_forward == Reshard::no && reshard)
+    list.push_back("a root that keeps its parameters while gradients are not reduced: it has the strategy of the other units");
   if (fsdp2 && differs(plan.units.back()))
     list.push_back(fmt::format("a root that is {}: Accelerate gives it the same value as the blocks",
                                reshard ? "kept after forward (PyTorch's default)" : "resharded after forward"));
-  if (!plan.checkpointed.empty()) {
+  if (!plan.checkpointed.empty() && !(fsdp1 && recomputes(plan, model))) {
     list.push_back(
-        plan.checkpointed == block_names(model)
+        recomputes(plan, model)
             ? "recomputation of whole blocks: Accelerate's FSDP2 path wraps each child of a block (attention, MLP, norms), which "
               "keeps more activations"
             : "recomputation of some modules only: it is left off here; wrap them with checkpoint_wrapper in your script");
@@ -70,6 +115,7 @@ std::vector<std::string> missing(const ShardingPlan& plan, const ModelGraph& mod
   if (fsdp2 && plan.forward_prefetch > 0) list.push_back(fmt::format("forward prefetch of {} units", plan.forward_prefetch));
   if (fsdp2 && plan.backward_prefetch != 1)
     list.push_back(fmt::format("backward prefetch of {} units (FSDP2 prefetches one)", plan.backward_prefetch));
+  list_new_choices(plan, list);
   if (plan.reduce_dtype != plan.param_dtype)
     list.push_back(fmt::format("gradient reduction in {}: mixed_precision sets one dtype for parameters and reduction",
                                name(plan.reduce_dtype)));
@@ -90,16 +136,36 @@ std::vector<std::string> missing(const ShardingPlan& plan, const ModelGraph& mod
                              plan.optimizer.kind == OptimizerKind::adamw ? "AdamW" : "SGD", number(plan.optimizer.lr),
                              number(plan.optimizer.weight_decay),
                              plan.clip_norm ? " and clip_grad_norm_ at " + number(*plan.clip_norm) : ""));
-  list.push_back("the split of ranks into machines: set num_machines and machine_rank");
+  list.push_back("the split of ranks into machines: set num_machines and machine_rank" +
+                 (fsdp1 && plan.replicate() > 1 && plan.shard() > 1
+                      ? fmt::format("; a hybrid strategy shards over the GPUs of a machine, and the plan over {}", plan.shard())
+                      : std::string()));
   return list;
 }
 
-std::string fsdp_section(const ShardingPlan& plan, const WrapKeys& wrap, bool reshard) {
-  std::string text = "fsdp_config:\n  fsdp_version: 2\n";
-  text += fmt::format("  fsdp_reshard_after_forward: {}\n  fsdp_auto_wrap_policy: {}\n", reshard, wrap.policy);
+std::string strategy(const ShardingPlan& plan, bool reshard) {
+  if (plan.shard() == 1) return "NO_SHARD";
+  if (plan.replicate() > 1) return reshard ? "HYBRID_SHARD" : "HYBRID_SHARD_ZERO2";
+  return reshard ? "FULL_SHARD" : "SHARD_GRAD_OP";
+}
+
+std::string fsdp_section(const ShardingPlan& plan, const WrapKeys& wrap, bool reshard, bool recompute) {
+  const bool fsdp1 = plan.dialect == Dialect::fsdp1;
+  std::string text = fmt::format("fsdp_config:\n  fsdp_version: {}\n  fsdp_activation_checkpointing: {}\n", fsdp1 ? 1 : 2, recompute);
+  if (fsdp1) {
+    const std::string prefetch = plan.backward_prefetch == 0 ? "NO_PREFETCH" : plan.backward_post ? "BACKWARD_POST" : "BACKWARD_PRE";
+    text += fmt::format("  fsdp_sharding_strategy: {}\n  fsdp_backward_prefetch: {}\n  fsdp_forward_prefetch: {}\n  fsdp_use_orig_params: {}\n",
+                        strategy(plan, reshard), prefetch, plan.forward_prefetch > 0, plan.use_orig_params);
+  } else {
+    text += fmt::format("  fsdp_reshard_after_forward: {}\n", reshard);
+  }
+  text += fmt::format("  fsdp_auto_wrap_policy: {}\n", wrap.policy);
   if (!wrap.classes.empty()) text += fmt::format("  fsdp_transformer_layer_cls_to_wrap: {}\n", wrap.classes);
-  text += "  fsdp_offload_params: false\n  fsdp_cpu_ram_efficient_loading: false\n  fsdp_state_dict_type: SHARDED_STATE_DICT\n";
-  if (plan.replicate() > 1) {
+  if (!wrap.size.empty()) text += fmt::format("  fsdp_min_num_params: {}\n", wrap.size);
+  text += fmt::format("  fsdp_offload_params: {}\n  fsdp_cpu_ram_efficient_loading: false\n", plan.offload);
+  if (fsdp1) text += "  fsdp_sync_module_states: true\n";
+  text += "  fsdp_state_dict_type: SHARDED_STATE_DICT\n";
+  if (!fsdp1 && plan.replicate() > 1) {
     text +=
         fmt::format("parallelism_config:\n  parallelism_config_dp_replicate_size: {}\n  parallelism_config_dp_shard_size: {}\n",
                     plan.replicate(), plan.shard());
@@ -115,7 +181,7 @@ Emitted emit_accelerate(const ShardingPlan& plan, const ModelGraph& model) {
   const bool reshard = reshards(plan.units.front());  // the root's own when it is the only unit
   Emitted out;
   out.cannot_express = missing(plan, model, wrap, reshard);
-  const bool recompute = !ddp && !plan.checkpointed.empty() && plan.checkpointed == block_names(model);
+  const bool recompute = recomputes(plan, model);
   out.text = header(plan, model, "Accelerate config: accelerate launch --config_file THIS_FILE train.py", out.cannot_express);
   out.text += "compute_environment: LOCAL_MACHINE\ndebug: false\n";
   out.text += fmt::format("distributed_type: {}\n", ddp ? "MULTI_GPU" : "FSDP");
@@ -124,10 +190,7 @@ Emitted emit_accelerate(const ShardingPlan& plan, const ModelGraph& model) {
   out.text +=
       "rdzv_backend: static\nsame_network: true\ntpu_env: []\ntpu_use_cluster: false\ntpu_use_sudo: false\nuse_cpu: false\n";
   if (!ddp) {
-    std::string section = fsdp_section(plan, wrap, reshard);
-    const std::string anchor = "  fsdp_version: 2\n";
-    section.insert(section.find(anchor) + anchor.size(), fmt::format("  fsdp_activation_checkpointing: {}\n", recompute));
-    out.text += section;
+    out.text += fsdp_section(plan, wrap, reshard, recompute);
   }
   return out;
 }

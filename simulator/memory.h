@@ -22,8 +22,8 @@ struct ProgramMemory {
   std::int32_t peak_op = -1;                 // index of the operation in that step
 };
 
-// Frees take effect at their place in host order. Buffers with recorded_streams are then gone too early: where the host runs ahead of
-// the streams a device needs more, so for fsdp1 this is a lower bound.
+// Frees take effect at their place in host order, which is what PyTorch counts as allocated. A block with recorded_streams is taken for
+// longer, until those streams have passed (PyTorch's "active"): a device needs more than this where the host runs ahead of them.
 // Init, first step, and two steady steps; throws MachineError if a steady step does not end where it began.
 [[nodiscard]] ProgramMemory replay_memory(const Program&);
 

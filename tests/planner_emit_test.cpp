@@ -165,6 +165,81 @@ TEST_CASE("accelerate: keys of an FSDP2 config") {
   CHECK(has(emit("accelerate", plan, model).text, "distributed_type: MULTI_GPU"));
 }
 
+TEST_CASE("accelerate: keys of an FSDP1 config") {
+  const ModelGraph model = small_llama();
+  ShardingPlan plan = plan_of(model, "block", 8, 1);
+  plan.dialect = Dialect::fsdp1;
+  plan.checkpointed = checkpointed_modules(model, "full", "test");
+  Emitted out = emit("accelerate", plan, model);
+  for (const char* line : {"\ndistributed_type: FSDP\n", "\nfsdp_config:\n  fsdp_version: 1\n", "\n  fsdp_activation_checkpointing: true\n",
+                           "\n  fsdp_sharding_strategy: FULL_SHARD\n", "\n  fsdp_backward_prefetch: BACKWARD_PRE\n",
+                           "\n  fsdp_forward_prefetch: false\n", "\n  fsdp_use_orig_params: true\n", "\n  fsdp_offload_params: false\n",
+                           "\n  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n", "\n  fsdp_transformer_layer_cls_to_wrap: LlamaDecoderLayer\n"}) {
+    CAPTURE(line);
+    CHECK(has(out.text, line));
+  }
+  CHECK_FALSE(has(out.text, "reshard_after_forward"));
+  CHECK_FALSE(any_has(out.cannot_express, "recomputation"));           // FSDP1 recomputes what it wraps
+  CHECK_FALSE(any_has(out.cannot_express, "root"));
+
+  plan.backward_post = true;
+  plan.forward_prefetch = 1;
+  plan.use_orig_params = plan.limit_all_gathers = false;
+  set_reshard(plan, Reshard::no);
+  out = emit("accelerate", plan, model);
+  for (const char* line : {"SHARD_GRAD_OP", "BACKWARD_POST", "fsdp_forward_prefetch: true", "fsdp_use_orig_params: false"}) CHECK(has(out.text, line));
+  CHECK(any_has(out.cannot_express, "limit_all_gathers"));
+  plan.mesh = {{"replicate", 2}, {"shard", 4}};
+  CHECK(has(emit("accelerate", plan, model).text, "fsdp_sharding_strategy: HYBRID_SHARD_ZERO2\n"));
+  plan.units[0].reshard_after_forward = Reshard::yes;
+  CHECK(any_has(emit("accelerate", plan, model).cannot_express, "a sharding strategy per unit"));
+  set_reshard(plan, Reshard::automatic);
+  plan.units[0].reshard_after_forward = plan.units[1].reshard_after_forward = Reshard::yes;
+  CHECK(has(emit("accelerate", plan, model).text, "fsdp_sharding_strategy: HYBRID_SHARD\n"));
+  plan.mesh = {{"replicate", 8}};
+  plan.backward_post = false;
+  plan.backward_prefetch = 0;
+  plan.ignored = {"lm_head"};
+  plan.param_dtype = plan.reduce_dtype = DType::f32;
+  out = emit("accelerate", plan, model);
+  CHECK(has(out.text, "fsdp_sharding_strategy: NO_SHARD\n"));
+  CHECK(has(out.text, "fsdp_backward_prefetch: NO_PREFETCH\n"));
+  CHECK(any_has(out.cannot_express, "ignored modules or parameters (lm_head)"));
+
+  plan = plan_of(model, "params:500", 8, 1);
+  plan.dialect = Dialect::fsdp1;
+  plan.wrap = "params:500";
+  out = emit("accelerate", plan, model);
+  CHECK(has(out.text, "fsdp_auto_wrap_policy: SIZE_BASED_WRAP\n  fsdp_min_num_params: 500\n"));
+  for (const char* wrap : {"params:501x", "params:", "params:1e99", "by hand"}) {
+    plan.wrap = wrap;
+    CHECK_FALSE(has(emit("accelerate", plan, model).text, "SIZE_BASED_WRAP"));
+  }
+  for (const char* format : {"pytorch", "torchtitan"}) {
+    CAPTURE(format);
+    CHECK_THROWS_AS((void)emit(format, plan, model), InputError);
+  }
+}
+
+TEST_CASE("accelerate says what it has no key for") {
+  const ModelGraph model = small_llama();
+  ShardingPlan plan = plan_of(model, "block", 8, 2);
+  plan.offload = true;
+  plan.units[0].reshard_after_forward = Reshard{2};
+  plan.units[1].gradient_divide_factor = 2.0;
+  plan.reduce_scatter_buffers = 2;
+  plan.separate_reduce_scatter = plan.force_sum_reduction = true;
+  plan.loss_chunks = 4;
+  plan.ignored = {"model.norm"};
+  plan.param_dtype = plan.reduce_dtype = DType::f32;
+  const Emitted out = emit("accelerate", plan, model);
+  CHECK(has(out.text, "\n  fsdp_offload_params: true\n"));
+  for (const char* part : {"smaller group", "switches of single units", "2 reduce-scatter buffers", "communicator", "sums instead", "4 chunks", "model.norm"}) {
+    CAPTURE(part);
+    CHECK(any_has(out.cannot_express, part));
+  }
+}
+
 TEST_CASE("torchtitan: keys of a TOML config") {
   const ModelGraph model = small_llama({.layers = 4});
   ShardingPlan plan = plan_of(model, "titan", 8, 2);

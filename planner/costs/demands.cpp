@@ -79,7 +79,9 @@ Demand priced_collective(const Operation& op, const Step& step, const Program& p
 }
 
 Seconds host_time(const Operation& op, const CostContext& c) {
-  const bool hook = op.action == Action::gather_copy_out || op.action == Action::scatter_copy_in;
+  // Without copies (fsdp1) a unit's hook ends with the all-gather, whose output its parameters become views of.
+  const bool views = c.plan.dialect == Dialect::fsdp1 && op.action == Action::all_gather;
+  const bool hook = op.action == Action::gather_copy_out || op.action == Action::scatter_copy_in || views;
   const double launches = op.host_only || op.action == Action::read_loss ? 0 : 1;
   return c.costs.host_per_operation +
          Seconds(c.implementation.host_seconds_per_launch * launches + (hook ? c.implementation.host_seconds_per_unit_hook : 0));

@@ -4,7 +4,7 @@
 // follow from the plan: W > 1 shards and a unit that reshards is FULL_SHARD, one that does not SHARD_GRAD_OP, with replicas
 // HYBRID_SHARD and _HYBRID_SHARD_ZERO2; W = 1 is NO_SHARD over all ranks. The all-gather's output is the parameters' storage:
 // there is no copy into or out of it. Buffers are freed with the streams that PyTorch marks them for (Buffer::recorded_streams), so
-// memory at host time is less than what a device needs whose host runs ahead.
+// what is allocated at host time is less than what a device needs whose host runs ahead.
 #include <algorithm>
 #include <deque>
 #include <memory>
