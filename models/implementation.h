@@ -62,7 +62,7 @@ struct Implementation {
 // One stack per file in models/implementations/.
 [[nodiscard]] const Implementation& native_implementation();
 [[nodiscard]] const Implementation& torchtitan_implementation(bool compiled);        // as of 2026
-[[nodiscard]] const Implementation& torchtitan_2025_implementation(bool compiled);   // as of April 2025
+[[nodiscard]] const Implementation& torchtitan_2025_implementation(bool compiled);   // April to August 2025
 [[nodiscard]] const Implementation& torchtitan_2024_implementation(bool compiled);   // 2024 to March 2025
 [[nodiscard]] const Implementation& hf_implementation(bool compiled);                // transformers 5
 [[nodiscard]] const Implementation& hf_eager_attention_implementation();             // attn_implementation="eager"

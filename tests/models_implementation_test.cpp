@@ -115,7 +115,12 @@ TEST_CASE("saved activations of one Llama block, in closed form") {
   // torchtitan, eager: silu(gate) (f) besides; before 2026 k and v repeated to all heads instead (2h).
   CHECK(block(torchtitan_implementation(false)) == t * s * (4 * h + h + 2 * k + h + 4 * f) + t * 4 * (2 + heads));
   CHECK(block(torchtitan_implementation(true)) == t * s * (4 * h + h + 2 * k + h + 3 * f) + t * 4 * (2 + heads));
-  CHECK(block(torchtitan_2025_implementation(false)) == t * s * (4 * h + h + 2 * h + h + 4 * f) + t * 4 * (2 + heads));
+  CHECK(block(torchtitan_2025_implementation(true)) == t * s * (4 * h + h + 2 * h + h + 3 * f) + t * 4 * (2 + heads));
+  // RMSNorm written out: x and the result before the weight in fp32 instead of x (2 * (8 - 2) bytes more of h per token); in 2024 and in
+  // transformers the latter in bf16.
+  CHECK(block(torchtitan_2025_implementation(false)) == t * s * (4 * h + h + 2 * h + h + 4 * f) + t * 12 * h + t * 4 * (2 + heads));
+  CHECK(block(torchtitan_2024_implementation(false)) == t * s * (4 * h + h + 2 * h + h + 4 * f) + t * 8 * h + t * 4 * (2 + heads));
+  CHECK(block(hf_implementation(false)) == t * s * (4 * h + h + 2 * k + h + 4 * f) + t * 8 * h + t * 4 * (2 + heads));
 }
 
 TEST_CASE("every implementation states plausible facts for every op of every family") {

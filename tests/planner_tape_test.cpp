@@ -60,6 +60,7 @@ OpFacts attention_outside(const Op& op, const Workload& w) {
 Implementation seen_from_outside(bool repeat, bool early_stop) {
   Implementation i = repeat ? torchtitan_2025_implementation(false) : torchtitan_implementation(false);
   i.rules[static_cast<std::size_t>(OpKind::embedding)] = embedding_outside;
+  i.rules[static_cast<std::size_t>(OpKind::rms_norm)] = torchtitan_implementation(false).rules[static_cast<std::size_t>(OpKind::rms_norm)];
   i.rules[static_cast<std::size_t>(OpKind::attention)] =
       repeat ? attention_outside<torchtitan_2025_implementation> : attention_outside<torchtitan_implementation>;
   i.recompute_stops_early = early_stop;

@@ -14,20 +14,12 @@ namespace {
 
 using namespace pytorch;
 
-// weight * (x32 * rsqrt(mean(x32^2) + eps)).type(x). Saved: x in fp32 (the square and the first product), 1/rms (fp32 per row), the result
-// before the weight. x itself is not. At the worst moment of backward, at the end of the square's derivative, six fp32 tensors are
-// alive: the gradient through the product, the mean's, x, x^1, 2 x, and their product; x^1 and 2 x are operators of their own.
+// As written out by LlamaRMSNorm, which holds the fp32 product and the variance until it returns.
 OpFacts rms_norm(const Op& op, const Workload& w) {
+  OpFacts f = upcast_rms_norm(op, w);
   const std::int64_t n = row_elements(w, times(op.shape.groups, op.shape.width)), r = times(times(w.tokens(), op.shape.groups), 4);
-  const bool cast = w.element_bytes == 2;
-  return {.saved_inputs = static_cast<std::uint8_t>(cast ? 0 : 1),
-          .saved_extra_bytes = plus(r, times(n, cast ? 6 : w.element_bytes)),
-          .forward_scratch_bytes = cast ? plus(times(n, 4), r) : r,
-          .backward_scratch_bytes = times(n, cast ? 14 : 2 * w.element_bytes) - r,
-          .forward_launches = static_cast<std::int16_t>(cast ? 8 : 6),
-          .backward_launches = static_cast<std::int16_t>(cast ? 16 : 14),
-          .forward_traffic_bytes = times(n, cast ? 36 : 7 * w.element_bytes),
-          .backward_traffic_bytes = times(n, cast ? 92 : 23 * w.element_bytes)};
+  f.forward_scratch_bytes = plus(w.element_bytes == 2 ? times(n, 4) : 0, r);
+  return f;
 }
 
 // x cos + rotate_half(x) sin; cos and sin are made once per forward, for all layers. Nothing of x is saved. Beside x and the result, x cos,

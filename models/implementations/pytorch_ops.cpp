@@ -54,6 +54,35 @@ OpFacts fused_rms_norm_compiled(const Op& op, const Workload& w) {
   return f;
 }
 
+// RMSNorm written out, x32 being x in fp32. Saved: x32 (the square and the first product), 1/rms (fp32 per row), the result before the
+// weight. x itself is not. At the worst moment of backward, at the end of the square's derivative, six fp32 tensors are alive: the gradient
+// through the product, the mean's, x32, x32^1, 2 x32, and their product; x32^1 and 2 x32 are operators of their own.
+OpFacts upcast_rms_norm(const Op& op, const Workload& w) {
+  const std::int64_t n = row_elements(w, times(op.shape.groups, op.shape.width)), r = times(times(w.tokens(), op.shape.groups), 4);
+  const bool cast = w.element_bytes == 2;
+  return {.saved_inputs = static_cast<std::uint8_t>(cast ? 0 : 1),
+          .saved_extra_bytes = plus(r, times(n, cast ? 6 : w.element_bytes)),
+          .forward_scratch_bytes = cast ? times(n, 2) : 0,
+          .backward_scratch_bytes = times(n, cast ? 14 : 2 * w.element_bytes) - r,
+          .forward_launches = static_cast<std::int16_t>(cast ? 8 : 6),
+          .backward_launches = static_cast<std::int16_t>(cast ? 16 : 14),
+          .forward_traffic_bytes = times(n, cast ? 36 : 7 * w.element_bytes),
+          .backward_traffic_bytes = times(n, cast ? 92 : 23 * w.element_bytes)};
+}
+// The same with the weight's product in fp32, too, and the cast last: the result before the weight stays in fp32.
+OpFacts composed_rms_norm(const Op& op, const Workload& w) {
+  OpFacts f = upcast_rms_norm(op, w);
+  if (w.element_bytes != 2) return f;
+  const std::int64_t n = row_elements(w, times(op.shape.groups, op.shape.width)), r = times(times(w.tokens(), op.shape.groups), 4);
+  f.saved_extra_bytes = plus(r, times(n, 8));
+  f.forward_scratch_bytes = times(n, 4);
+  f.backward_scratch_bytes = times(n, 12) - r;
+  f.backward_launches = 17;
+  f.forward_traffic_bytes = times(n, 42);
+  f.backward_traffic_bytes = times(n, 100);
+  return f;
+}
+
 // aten::native_layer_norm saves input, mean and rstd (fp32).
 OpFacts layer_norm(const Op& op, const Workload& w) {
   const std::int64_t rows = row_bytes(w, op.shape.width), statistics = times(2 * w.tokens(), 4);

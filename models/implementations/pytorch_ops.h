@@ -15,6 +15,8 @@ OpFacts embedding(const Op&, const Workload&);
 OpFacts position_embedding(const Op&, const Workload&);
 OpFacts fused_rms_norm(const Op&, const Workload&);
 OpFacts fused_rms_norm_compiled(const Op&, const Workload&);
+OpFacts upcast_rms_norm(const Op&, const Workload&);     // (x32 * rsqrt(mean(x32^2) + eps)).type(x) * weight
+OpFacts composed_rms_norm(const Op&, const Workload&);   // nn.RMSNorm before it was one operator
 OpFacts layer_norm(const Op&, const Workload&);
 OpFacts layer_norm_compiled(const Op&, const Workload&);
 OpFacts linear(const Op&, const Workload&);

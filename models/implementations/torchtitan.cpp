@@ -85,20 +85,23 @@ Implementation newest(bool compiled) {
   return i;
 }
 
-// Before 2026 k and v were copied to all heads; before August 2025 recomputation stopped early.
+// April to August 2025. k and v were copied to all heads (until 2026), recomputation stopped early and nn.RMSNorm was not one operator
+// (both until August).
 Implementation of_2025(bool compiled) {
   Implementation i = newest(compiled);
   i.name = "torchtitan-2025";
   i.rules[static_cast<std::size_t>(OpKind::attention)] = attention_repeated;
+  if (!compiled) i.rules[static_cast<std::size_t>(OpKind::rms_norm)] = composed_rms_norm;
   i.keeps_selectively = keeps_2024;
   i.recompute_stops_early = true;
   return i;
 }
 
-// Before April 2025 the loss was not compiled, and AdamW was PyTorch's default on a GPU: foreach, which holds sqrt(v) of all parameters.
+// Before that RMSNorm was torchtitan's own, the loss was not compiled, and AdamW was PyTorch's default on a GPU: foreach, which holds sqrt(v) of all parameters.
 Implementation of_2024(bool compiled) {
   Implementation i = of_2025(compiled);
   i.name = "torchtitan-2024";
+  if (!compiled) i.rules[static_cast<std::size_t>(OpKind::rms_norm)] = upcast_rms_norm;
   i.rules[static_cast<std::size_t>(OpKind::cross_entropy)] = cross_entropy;
   i.optimizer_temp_bytes_per_element = 4;
   i.optimizer_temps_at_once = true;

@@ -1,5 +1,5 @@
-"""Records what PyTorch's autograd keeps and what is alive at the worst moment, for each op as each stack calls it: torchtitan (as of 2026,
-and as of 2025, which copied k and v to all heads), transformers ("hf", with SDPA and with eager attention) and llm-foundry's MPT.
+"""Records what PyTorch's autograd keeps and what is alive at the worst moment, for each op as each stack calls it: torchtitan (of 2026;
+of 2025, which copied k and v to all heads; of 2024, which had its own RMSNorm), transformers ("hf", with SDPA and with eager attention) and llm-foundry's MPT.
 tests/models_implementation_test.cpp compares the eager implementations with it.
 
     python tests/torch/record_saved.py            compares with tests/torch/golden/models_saved.json, prints what changed; exit 1
@@ -162,6 +162,14 @@ def cases(stack, dtype, device):
         x_ = torch.view_as_complex(heads(x).float().reshape(SEQUENCES, SEQ_LEN, -1, HEAD_DIM // 2, 2))
         return torch.view_as_real(x_ * angles.view(1, SEQ_LEN, 1, -1)).flatten(3).type_as(x).flatten(2)
 
+    def own_norm(x):
+        wide = x.float()
+        return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-5)).type_as(x) * norm
+
+    def composed_norm(x):
+        wide = x.float()
+        return wide.mul(torch.rsqrt(wide.pow(2).mean(-1, keepdim=True).add_(1e-5))).mul(norm).type_as(x)
+
     def titan_attention(q, k, v):
         n = HEADS // (k.shape[-1] // HEAD_DIM)
         k, v = heads(k), heads(v)
@@ -188,6 +196,11 @@ def cases(stack, dtype, device):
     table, matrix, transposed, out_bias = weight(VOCAB, WIDTH), weight(OUT, WIDTH), weight(WIDTH, OUT), weight(OUT)
     vocab = (SEQUENCES, SEQ_LEN, VOCAB)
     hf, titan, foundry = stack.startswith("hf"), stack.startswith("torchtitan"), stack == "foundry"
+    if stack == "torchtitan-2024":
+        yield "rms_norm", own_norm, [rows], [norm]
+        return
+    if stack == "torchtitan-2025":   # nn.RMSNorm before it was one operator
+        yield "rms_norm", composed_norm, [rows], [norm]
     if stack in ("torchtitan-2025", "hf-eager-attention"):
         attention = titan_attention if titan else hf_attention
         yield "attention", attention, [rows, rows, rows], [mask]
@@ -241,7 +254,7 @@ def main():
     parser.add_argument("--write", action="store_true")
     args = parser.parse_args()
     shapes = dict(sequences=SEQUENCES, seq_len=SEQ_LEN, width=WIDTH, out=OUT, vocab=VOCAB, heads=HEADS, kv_heads=KV_HEADS, head_dim=HEAD_DIM)
-    found = [row for stack in ("torchtitan", "torchtitan-2025", "hf", "hf-eager-attention", "foundry") for dtype in (torch.bfloat16, torch.float32)
+    found = [row for stack in ("torchtitan", "torchtitan-2025", "torchtitan-2024", "hf", "hf-eager-attention", "foundry") for dtype in (torch.bfloat16, torch.float32)
              for row in record(stack, dtype)]
     if args.write:
         rows = ",\n    ".join(map(json.dumps, found))
