@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <map>
 #include <set>
 
 #include "models/error.h"
+#include "planner/wrap_policy.h"
 
 namespace fsdp {
 namespace {
@@ -40,33 +42,10 @@ void sort_by_execution(std::vector<Unit>& units, const ModelGraph& model) {
   for (std::size_t i = 0; i < units.size(); ++i) units[i] = std::move(keyed[i].second);
 }
 
-std::vector<std::vector<std::int32_t>> children_of(const ModelGraph& model) {
-  std::vector<std::vector<std::int32_t>> children(model.modules.size());
-  for (std::size_t m = 1; m < model.modules.size(); ++m)
-    children[model.modules[m].parent].push_back(static_cast<std::int32_t>(m));
-  return children;
-}
-
-// Modules in post-order, children in registration order; the root last.
-std::vector<std::int32_t> post_order(const ModelGraph& model) {
-  const auto children = children_of(model);
-  std::vector<std::int32_t> order, open{0};  // explicit stack: the tree may be deep
-  std::vector<std::size_t> next(model.modules.size(), 0);
-  while (!open.empty()) {
-    const std::int32_t m = open.back();
-    if (next[m] < children[m].size()) {
-      open.push_back(children[m][next[m]++]);
-    } else {
-      order.push_back(m);
-      open.pop_back();
-    }
-  }
-  return order;
-}
-
-// One unit per chosen module plus the root. A module whose parameters inner units have claimed already would be a unit without
-// collectives, so it is left out.
-std::vector<Unit> units_of(const ModelGraph& model, const std::vector<char>& chosen) {
+// One unit per chosen module plus the root. A module whose parameters inner units have claimed already, or that are all ignored,
+// would be a unit without collectives, so it is left out.
+std::vector<Unit> units_of(const ModelGraph& model, const std::vector<char>& chosen, const std::vector<std::int32_t>& ignored = {}) {
+  const std::vector<char> left_out = with_descendants(model, ignored);
   const auto none = static_cast<std::int32_t>(model.modules.size());
   std::vector<std::int32_t> claimant(model.modules.size(), none);  // innermost chosen module around each
   for (std::size_t m = 0; m < model.modules.size(); ++m) {
@@ -74,6 +53,8 @@ std::vector<Unit> units_of(const ModelGraph& model, const std::vector<char>& cho
   }
   std::vector<char> has_parameters(model.modules.size() + 1, 0);
   for (const Parameter& p : model.parameters) {
+    const auto out = [&](std::int32_t owner) { return left_out[owner] != 0; };
+    if (std::any_of(p.modules.begin(), p.modules.end(), out)) continue;
     for (const std::int32_t owner : p.modules) has_parameters[claimant[owner]] = 1;
   }
   std::vector<Unit> units;
@@ -85,46 +66,50 @@ std::vector<Unit> units_of(const ModelGraph& model, const std::vector<char>& cho
   return units;
 }
 
-// Parameters of each module's subtree, each storage once: what `sum(p.numel() for p in module.parameters())` gives.
-std::vector<std::int64_t> subtree_numel(const ModelGraph& model) {
-  std::vector<std::int64_t> numel(model.modules.size(), 0);
-  std::vector<std::int32_t> counted(model.modules.size(), -1);
-  for (std::size_t p = 0; p < model.parameters.size(); ++p) {
-    const auto id = static_cast<std::int32_t>(p);
-    for (std::int32_t m : model.parameters[p].modules) {
-      for (; m >= 0 && counted[m] != id; m = model.modules[m].parent) {
-        counted[m] = id;
-        numel[m] += model.parameters[p].numel();
-      }
-    }
+// The classes that modules of the model have, for messages.
+std::string class_list(const ModelGraph& model) {
+  std::set<std::string> there;
+  for (std::size_t m = 1; m < model.modules.size(); ++m) {
+    if (!model.modules[m].container) there.insert(model.modules[m].class_name);
   }
-  return numel;
+  std::string list;
+  for (const std::string& c : there) list += (list.empty() ? "" : ", ") + c;
+  return list;
 }
 
-std::vector<Unit> wrap_classes_at(const ModelGraph& model, const std::vector<std::string>& classes, std::string_view where) {
-  std::vector<char> chosen(model.modules.size(), 0);
-  for (const std::string& wanted : classes) {
-    bool found = false;
-    for (std::size_t m = 1; m < model.modules.size(); ++m) {
-      if (model.modules[m].class_name != wanted) continue;
-      if (model.modules[m].container) {
-        throw InputError(std::string(where), "a " + wanted + " has no forward of its own and cannot be a unit",
-                         "name the class of the modules inside it");
-      }
-      found = true;
-      chosen[m] = 1;
-    }
-    if (found) continue;
-    std::set<std::string> there;
-    for (std::size_t m = 1; m < model.modules.size(); ++m) {
-      if (!model.modules[m].container) there.insert(model.modules[m].class_name);
-    }
-    std::string list;
-    for (const std::string& c : there) list += (list.empty() ? "" : ", ") + c;
-    throw InputError(std::string(where), "no module of '" + model.name + "' has class '" + wanted + "'",
-                     "its classes are " + list);
+bool has_class(const ModelGraph& model, const std::string& name) {
+  return std::any_of(model.modules.begin() + 1, model.modules.end(), [&](const Module& m) { return m.class_name == name; });
+}
+
+void require_class(const ModelGraph& model, const std::string& name, std::string_view where) {
+  if (has_class(model, name)) return;
+  throw InputError(std::string(where), "no module of '" + model.name + "' has class '" + name + "'", "its classes are " + class_list(model));
+}
+
+// A container runs no forward, so nothing would ever gather it.
+void refuse_containers(const ModelGraph& model, const std::vector<char>& chosen, std::string_view where, const std::string& remedy) {
+  for (std::size_t m = 1; m < model.modules.size(); ++m) {
+    if (chosen[m] && model.modules[m].container)
+      throw InputError(std::string(where), "a " + model.modules[m].class_name + " has no forward of its own and cannot be a unit", remedy);
   }
-  return units_of(model, chosen);
+}
+
+WrapPolicy class_policy(const ModelGraph& model, const std::vector<std::string>& classes, std::string_view where) {
+  WrapPolicy policy;
+  policy.wanted.assign(model.modules.size(), 0);
+  for (const std::string& wanted : classes) {
+    require_class(model, wanted, where);
+    for (std::size_t m = 1; m < model.modules.size(); ++m) policy.wanted[m] = policy.wanted[m] || model.modules[m].class_name == wanted;
+  }
+  refuse_containers(model, policy.wanted, where, "name the class of the modules inside it");
+  return policy;
+}
+
+WrapPolicy block_policy(const ModelGraph& model, std::string_view where) {
+  WrapPolicy policy;
+  policy.wanted.assign(model.modules.size(), 0);
+  for (std::int32_t b : blocks_of(model, where)) policy.wanted[b] = 1;
+  return policy;
 }
 
 std::vector<Unit> wrap_blocks_at(const ModelGraph& model, std::int64_t blocks_per_unit, std::string_view where) {
@@ -166,6 +151,78 @@ std::vector<std::string> split(std::string_view text, char separator) {
   }
 }
 
+// "1e8", "1e8;leaf=A,B", "1e8;exclude=C", both: "leaf=" alone is an empty set.
+WrapPolicy size_policy(const ModelGraph& model, std::string_view text, std::string_view where) {
+  const std::vector<std::string> parts = split(text, ';');
+  WrapPolicy policy;
+  policy.min_params = parse_count(parts.front(), where, "params:1e8");
+  for (std::size_t i = 1; i < parts.size(); ++i) {
+    const std::size_t equals = parts[i].find('=');
+    const std::string key = parts[i].substr(0, equals);
+    if (equals == std::string::npos || (key != "leaf" && key != "exclude"))
+      throw InputError(std::string(where), "'" + parts[i] + "' after params:N is neither leaf=... nor exclude=...",
+                       "write it like params:1e8;leaf=LlamaMLP;exclude=ModuleList,ModuleDict");
+    std::set<std::string>& names = key == "leaf" ? policy.leaf : policy.exclude;
+    const std::set<std::string> defaults = names;
+    names.clear();
+    if (equals + 1 == parts[i].size()) continue;
+    for (const std::string& c : split(std::string_view(parts[i]).substr(equals + 1), ',')) {
+      if (!defaults.contains(c)) require_class(model, c, where);
+      names.insert(c);
+    }
+  }
+  return policy;
+}
+
+std::vector<std::int32_t> module_ids(const ModelGraph& model, const std::vector<std::string>& names, std::string_view where) {
+  std::vector<std::int32_t> ids;
+  for (const std::string& name : names) {
+    const std::int32_t id = model.find_module(name);
+    if (id < 0) throw InputError(std::string(where), "no module is named '" + name + "'", "run `fsdp-plan show model NAME` for the names");
+    ids.push_back(id);
+  }
+  return ids;
+}
+
+// Policies joined by '|': what any of them wants.
+std::vector<Unit> wrap_any(const ModelGraph& model, std::string_view text, std::string_view where, const std::vector<std::string>& ignored) {
+  std::vector<WrapPolicy> policies;
+  for (const std::string& part : split(text, '|')) {
+    const std::string_view policy(part);
+    if (policy == "block") {
+      policies.push_back(block_policy(model, where));
+    } else if (policy.starts_with("class:") && policy.find('=') == std::string_view::npos) {
+      policies.push_back(class_policy(model, split(policy.substr(6), ','), where));
+    } else if (policy.starts_with("params:")) {
+      policies.push_back(size_policy(model, policy.substr(7), where));
+    } else {
+      throw InputError(std::string(where), "'" + part + "' cannot be joined with other policies", "join block, class:Name[,Name] and params:N by |");
+    }
+  }
+  const std::vector<std::int32_t> left_out = module_ids(model, ignored, where);
+  const std::vector<char> chosen = choose(model, policies, left_out);
+  refuse_containers(model, chosen, where, "add its class to exclude=");
+  return units_of(model, chosen, left_out);
+}
+
+// "A,B=false,C=8": each class with the setting of its units, automatic where none is given.
+std::vector<Unit> wrap_custom(const ModelGraph& model, std::string_view text, std::string_view where, const std::vector<std::string>& ignored) {
+  std::map<std::string, Reshard> setting;
+  std::vector<std::string> classes;
+  for (const std::string& part : split(text, ',')) {
+    const std::size_t equals = part.find('=');
+    classes.push_back(part.substr(0, equals));
+    const Reshard reshard = equals == std::string::npos ? Reshard::automatic : parse_reshard(part.substr(equals + 1), where);
+    if (!setting.emplace(classes.back(), reshard).second)
+      throw InputError(std::string(where), "class '" + classes.back() + "' is named twice", "name it once");
+  }
+  const std::vector<std::int32_t> left_out = module_ids(model, ignored, where);
+  std::vector<Unit> units = units_of(model, choose(model, {class_policy(model, classes, where)}, left_out), left_out);
+  for (std::size_t u = 0; u + 1 < units.size(); ++u)
+    units[u].reshard_after_forward = setting.at(model.modules[model.find_module(units[u].modules.front())].class_name);
+  return units;
+}
+
 struct HeadModules {
   std::int32_t embedding = -1, norm = -1, head = -1;
 };
@@ -188,7 +245,7 @@ HeadModules find_head(const ModelGraph& model) {
   return found;
 }
 
-enum class Argument : std::uint8_t { none, optional, required };
+enum class Argument : std::uint8_t { none, optional };
 struct Policy {
   std::string_view name;  // before the colon
   Argument argument;
@@ -201,27 +258,25 @@ constexpr Policy kPolicies[] = {
      [](const ModelGraph& m, std::string_view a, std::string_view w) {
        return wrap_blocks_at(m, a.empty() ? 1 : parse_count(a, w, "block:2"), w);
      }},
-    {"class", Argument::required,
-     [](const ModelGraph& m, std::string_view a, std::string_view w) { return wrap_classes_at(m, split(a, ','), w); }},
-    {"params", Argument::required,
-     [](const ModelGraph& m, std::string_view a, std::string_view w) {
-       return wrap_by_size(m, parse_count(a, w, "params:1e8"));
-     }},
     {"root", Argument::none, [](const ModelGraph& m, std::string_view, std::string_view) { return wrap_root(m); }},
     {"titan", Argument::none, [](const ModelGraph& m, std::string_view, std::string_view) { return wrap_titan(m); }},
 };
-constexpr std::string_view kPolicyForms = "use block, block:N, class:Name[,Name], params:1e8, root or titan";
+constexpr std::string_view kPolicyForms =
+    "use block, block:N, class:Name[=RESHARD][,...], params:1e8[;leaf=...][;exclude=...], root or titan; several joined by |";
 
 }  // namespace
 
-std::vector<Unit> wrap(const ModelGraph& model, std::string_view policy, std::string_view where) {
+std::vector<Unit> wrap(const ModelGraph& model, std::string_view policy, std::string_view where, const std::vector<std::string>& ignored) {
   const std::size_t colon = policy.find(':');
   const std::string_view head = policy.substr(0, colon);
   const std::string_view argument = colon == std::string_view::npos ? std::string_view{} : policy.substr(colon + 1);
+  if (policy.find('|') != std::string_view::npos) return wrap_any(model, policy, where, ignored);
+  if (head == "params" && !argument.empty()) return wrap_any(model, policy, where, ignored);
+  if (head == "class" && !argument.empty()) return wrap_custom(model, argument, where, ignored);
   for (const Policy& p : kPolicies) {
     if (p.name != head) continue;
     const bool given = colon != std::string_view::npos;
-    if (given ? argument.empty() || p.argument == Argument::none : p.argument == Argument::required) break;
+    if (given && (argument.empty() || p.argument == Argument::none)) break;
     return p.make(model, argument, where);
   }
   throw InputError(std::string(where), "unknown wrap policy '" + std::string(policy) + "'", std::string(kPolicyForms));
@@ -232,30 +287,15 @@ std::vector<Unit> wrap_blocks(const ModelGraph& model, std::int64_t blocks_per_u
 }
 
 std::vector<Unit> wrap_classes(const ModelGraph& model, const std::vector<std::string>& classes) {
-  return wrap_classes_at(model, classes, "wrap");
+  return units_of(model, choose(model, {class_policy(model, classes, "wrap")}, {}));
 }
 
 std::vector<Unit> wrap_root(const ModelGraph&) { return {root_unit()}; }
 
-// torch.distributed.fsdp.wrap._recursive_wrap with size_based_auto_wrap_policy, bottom-up. A module is reached when every module
-// above it is large enough and none of them is a force-leaf; `wrapped` is what the recursion returns.
 std::vector<Unit> wrap_by_size(const ModelGraph& model, std::int64_t min_num_params) {
-  const std::vector<std::int64_t> numel = subtree_numel(model);
-  std::vector<char> entered(model.modules.size(), 0), chosen(model.modules.size(), 0);
-  for (std::size_t m = 0; m < model.modules.size(); ++m) {
-    const bool reached = m == 0 || entered[model.modules[m].parent];
-    entered[m] = reached && numel[m] >= min_num_params && model.modules[m].class_name != "MultiheadAttention";
-  }
-  std::vector<std::int64_t> wrapped(model.modules.size(), 0);
-  for (const std::int32_t m : post_order(model)) {
-    if (m == 0 || !entered[m]) continue;  // the root is never wrapped by the policy
-    if (numel[m] - wrapped[m] >= min_num_params && !model.modules[m].container) {
-      chosen[m] = 1;
-      wrapped[m] = numel[m];
-    }
-    wrapped[model.modules[m].parent] += wrapped[m];
-  }
-  return units_of(model, chosen);
+  WrapPolicy policy;
+  policy.min_params = min_num_params;
+  return units_of(model, choose(model, {policy}, {}));
 }
 
 // As torchtitan's apply_fsdp: the last group is not resharded after forward (backward needs it at once).

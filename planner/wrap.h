@@ -1,6 +1,8 @@
 // Wrap policies: which modules become units. Each returns the plan's `units`, inner before outer, root last.
 //
-//   wrap(model, "block:2", "--wrap")          two consecutive blocks per unit
+//   wrap(model, "block:2", "--wrap")                               two consecutive blocks per unit
+//   wrap(model, "class:LlamaDecoderLayer,Embedding=false", ...)    classes; embeddings stay whole after forward
+//   wrap(model, "class:LlamaDecoderLayer|params:1e8", ...)         what either of two policies wants
 //
 // To add one: a function here, a row in wrap.cpp's table, a line in the README.
 #pragma once
@@ -15,10 +17,19 @@
 
 namespace fsdp {
 
-// `policy` as typed: "block", "block:N", "class:Name[,Name]", "params:1e8", "root", and "titan" (torchtitan's: one unit per
-// block, the embedding by itself, final norm + output head together, tied weights in one unit).
-// Throws InputError for an unknown policy, a class that matches no module (with the classes there are), a bad number.
-[[nodiscard]] std::vector<Unit> wrap(const ModelGraph&, std::string_view policy, std::string_view where);
+// `policy` as typed:
+//   block, block:N                     blocks, N consecutive ones per unit
+//   class:Name[=RESHARD][,...]         every module of these classes, also inside one another (by name: a class's subclasses have their
+//                                      own); RESHARD (auto, true, false or a number) is its units' reshard after forward, as with
+//                                      PyTorch's CustomPolicy
+//   params:1e8[;leaf=A,B][;exclude=C]  PyTorch's size policy: nothing in or below a leaf is wrapped, no exclude is; the defaults
+//                                      are MultiheadAttention, and ModuleList and ModuleDict
+//   P|Q                                block, class and params policies: what any of them wants (PyTorch's or)
+//   root, titan                        one unit; torchtitan's: one unit per block, the embedding by itself, final norm + output
+//                                      head together, tied weights in one unit
+// Policies of PyTorch leave out `ignored` modules (names) and do not count their parameters.
+// Throws InputError for an unknown policy, a class that matches no module (with the classes there are), a bad number, a container as unit.
+[[nodiscard]] std::vector<Unit> wrap(const ModelGraph&, std::string_view policy, std::string_view where, const std::vector<std::string>& ignored = {});
 
 [[nodiscard]] std::vector<Unit> wrap_blocks(const ModelGraph&, std::int64_t blocks_per_unit);
 [[nodiscard]] std::vector<Unit> wrap_classes(const ModelGraph&, const std::vector<std::string>& classes);  // ModuleWrapPolicy

@@ -36,10 +36,16 @@ ModelGraph tree(const nlohmann::json& json) {
   return model;
 }
 
-// PyTorch wraps a match even if inner matches have taken all its parameters; it holds nothing then, and we leave it out.
-std::vector<std::string> holding_parameters(const std::vector<std::string>& wrapped, const ModelGraph& model) {
+bool within(const std::string& module, const std::vector<std::string>& ignored) {
+  return std::any_of(ignored.begin(), ignored.end(), [&](const std::string& i) { return module == i || module.starts_with(i + "."); });
+}
+
+// PyTorch wraps a match even if inner matches have taken all its parameters, or they are ignored; it holds nothing then, and we leave
+// it out.
+std::vector<std::string> holding_parameters(const std::vector<std::string>& wrapped, const ModelGraph& model, const std::vector<std::string>& ignored) {
   std::set<std::string> all(wrapped.begin(), wrapped.end()), holding;
   for (const Parameter& p : model.parameters) {
+    if (std::any_of(p.modules.begin(), p.modules.end(), [&](std::int32_t m) { return within(model.modules[m].name, ignored); })) continue;
     for (std::int32_t m : p.modules) {
       while (m > 0 && !all.contains(model.modules[m].name)) m = model.modules[m].parent;
       holding.insert(model.modules[m].name);
@@ -80,26 +86,42 @@ std::string message(auto&& f) {
 
 }  // namespace
 
-TEST_CASE("size and class policies choose the modules that PyTorch chooses, in its order") {
+TEST_CASE("policies choose the modules that PyTorch's choose, in their order and with their settings") {
   std::ifstream file(FSDP_TESTS_DIR "/torch/golden/wrap.json");
   const nlohmann::json golden = nlohmann::json::parse(file);
   std::map<std::string, ModelGraph> trees;
   for (const auto& [name, json] : golden.at("trees").items()) trees[name] = tree(json);
-  REQUIRE(golden.at("cases").size() > 100);
-  int dropped = 0;
+  REQUIRE(golden.at("cases").size() > 300);
+  int dropped = 0, containers = 0, settings = 0;
   for (const auto& c : golden.at("cases")) {
     const ModelGraph& model = trees.at(c.at("tree"));
     const std::string name = c.at("tree"), policy = c.at("policy");
+    const auto ignored = c.value("ignored", std::vector<std::string>{});
     CAPTURE(name);
     CAPTURE(policy);
+    CAPTURE(ignored.size());
     const auto wrapped = c.at("wrapped").get<std::vector<std::string>>();
-    const std::vector<std::string> expected = holding_parameters(wrapped, model);
+    // A container that PyTorch would wrap could never be gathered: refused.
+    if (std::any_of(wrapped.begin(), wrapped.end(), [&](const std::string& w) { return model.modules[model.find_module(w)].container; })) {
+      CHECK(message([&] { (void)wrap(model, policy, "test", ignored); }).find("has no forward of its own") != std::string::npos);
+      ++containers;
+      continue;
+    }
+    const std::vector<std::string> expected = holding_parameters(wrapped, model, ignored);
     dropped += expected.size() != wrapped.size();
-    const std::vector<Unit> units = wrap(model, policy, "test");
+    const std::vector<Unit> units = wrap(model, policy, "test", ignored);
     CHECK(singles(units) == expected);
     CHECK(units.back().modules == std::vector<std::string>{""});
+    for (const Unit& u : units) {
+      const auto set = c.value("reshard", std::map<std::string, std::string>{});
+      const auto found = set.find(u.modules.front());
+      CHECK(u.reshard_after_forward == (found == set.end() ? Reshard::automatic : parse_reshard(found->second, "golden")));
+      settings += found != set.end();
+    }
   }
-  CHECK(dropped > 0);  // the golden has such a case
+  CHECK(dropped > 0);  // the golden has such cases
+  CHECK(containers > 0);
+  CHECK(settings > 20);
 }
 
 TEST_CASE("block policies") {
@@ -163,12 +185,17 @@ TEST_CASE("bad policies are refused with what there is") {
                           "block:9",    "block:1.5",  "block:x",  "block:1x",        "block:99999999999999999999",
                           "params",     "params:",    "params:0", "params:nan",      "params:inf",
                           "params:-1",  "params:0.5", "class",    "class:",          "class:,",
-                          "class:Nope", "root:1",     "titan:2",  "class:ModuleList"}) {
+                          "class:Nope", "root:1",     "titan:2",  "class:ModuleList",
+                          "|",          "block|",     "root|block", "block:2|params:10",  "class:LlamaMLP=false|block",
+                          "class:LlamaMLP=maybe", "class:LlamaMLP,LlamaMLP", "class:=true", "params:10;", "params:10;leaf", "params:10;leaf=Nope",
+                          "params:10;size=3", "params:10;exclude=,", ";", "params:;leaf=LlamaMLP"}) {
     CAPTURE(bad);
     CHECK(message([&] { (void)wrap(model, bad, "--wrap"); }).starts_with("--wrap: "));
   }
   CHECK(message([&] { (void)wrap(model, "class:Nope", "--wrap"); }).find("LlamaDecoderLayer") != std::string::npos);
   CHECK(message([&] { (void)wrap(model, "sizes", "--wrap"); }).find("params:1e8") != std::string::npos);
+  CHECK(message([&] { (void)wrap(model, "block", "--wrap", {"nope"}); }) == "(accepted)");   // not PyTorch's: counts nothing
+  CHECK(message([&] { (void)wrap(model, "params:10", "--wrap", {"nope"}); }).find("no module is named 'nope'") != std::string::npos);
   CHECK(wrap(model, "params:1e3", "--wrap") == wrap(model, "params:1000", "--wrap"));
 }
 

@@ -95,21 +95,30 @@ def tree(root):
             "parameters": [{"name": n, "shape": list(p.shape), "modules": owners[id(p)]} for n, p in root.named_parameters()]}
 
 
-def wrapped_by(root, policy):
+def wrapped_by(root, policy, ignored=()):
+    """The modules that the policy wraps, in order, and with which arguments if not the root's."""
     names = {id(m): n for n, m in root.named_modules()}
-    order = []
+    order, settings = [], {}
+    left_out = {m for n in ignored for m in root.get_submodule(n).modules()}
+    parameters = {p for m in left_out for p in m.parameters()}
 
-    def wrapper(module, **_):
+    def wrapper(module, **kwargs):
         order.append(names[id(module)])
+        if kwargs.get("reshard", "auto") != "auto":
+            settings[names[id(module)]] = kwargs["reshard"]
         return Wrapped(module)
 
-    if isinstance(policy, wrap.ModuleWrapPolicy):
-        targets = policy._run_policy(root, set(), {})
+    if isinstance(policy, wrap._Policy):
+        targets = policy._run_policy(root, left_out, {"reshard": "auto"})
         targets.pop(root, None)
         wrap._post_order_apply(root, wrap._construct_wrap_fn(root, targets, wrapper))
     else:
-        wrap._recursive_wrap(root, policy, wrapper, set(), set(), only_wrap_children=True)
-    return order
+        wrap._recursive_wrap(root, policy, wrapper, left_out, parameters, only_wrap_children=True)
+    return order, settings
+
+
+def by_class(classes):
+    return functools.partial(wrap.transformer_auto_wrap_policy, transformer_layer_cls=set(classes))
 
 
 def main():
@@ -117,20 +126,74 @@ def main():
              "wide-head": functools.partial(Llama, vocab=400)}
     sizes = [1, 2, 8, 31, 32, 33, 64, 80, 100, 110, 160, 192, 193, 288, 320, 480, 481, 640, 672, 673, 688, 689, 1000, 1376, 2000, 2064, 2065, 5000]
     classes = [["Block"], ["Linear"], ["Norm"], ["Attention", "MLP"], ["Block", "Linear"], ["Block", "Attention", "MLP", "Norm"], ["Sequential"], ["Embedding", "Block"]]
+    overrides = [{"Block": "false"}, {"Block": "true", "Embedding": "false"}, {"Linear": "2", "Block": None}, {"Sequential": "false", "Linear": None},
+                 {"Norm": "false", "MLP": "true", "Attention": None}]
+    leaves = [(["Attention"], None), (["MLP"], []), (None, ["Block"]), ([], ["ModuleList", "ModuleDict", "Linear"]), (["Sequential"], None),
+              (None, ["Sequential"]), (None, []), (["Block", "MLP"], ["ModuleList", "Embedding"])]
+    joined = [(["Norm"], 200), (["Block"], 300), (["Linear"], 1000), (["Sequential"], 20), (["MultiheadAttention"], 100), (["Attention", "Norm"], 64)]
+    ignored = {"llama": [["lm_head"], ["model.layers.1"], ["model.layers.0.mlp", "model.norm"], ["model.embed_tokens", "lm_head"], ["model.layers"]],
+               "llama-tied": [["lm_head"]], "mixed": [["attention"], ["stack"], ["table.a", "nested"], ["stack.2"]], "wide-head": [["model"]]}
     out = {"source": "torch " + torch.__version__.split("+")[0] + ", torch.distributed.fsdp.wrap", "trees": {}, "cases": []}
+
+    def case(name, text, policy, left_out=()):
+        wrapped, settings = wrapped_by(trees[name](), policy, left_out)
+        c = {"tree": name, "policy": text, "wrapped": wrapped}
+        if left_out:
+            c["ignored"] = list(left_out)
+        if settings:
+            c["reshard"] = settings
+        out["cases"].append(c)
+
     with torch.device("meta"):
         for name, make in trees.items():
             out["trees"][name] = tree(make())
-            for n in sizes:
-                policy = functools.partial(wrap.size_based_auto_wrap_policy, min_num_params=n)
-                out["cases"].append({"tree": name, "policy": f"params:{n}", "wrapped": wrapped_by(make(), policy)})
-            for wanted in classes:
-                root = make()
-                found = {type(m).__name__: type(m) for m in root.modules() if m is not root}
-                matched = [m for m in root.modules() if m is not root and isinstance(m, tuple(found.get(c, str) for c in wanted))]
-                if all(c in found for c in wanted) and all(type(m).__name__ in wanted for m in matched):   # by name only: no subclasses
-                    policy = wrap.ModuleWrapPolicy([found[c] for c in wanted])
-                    out["cases"].append({"tree": name, "policy": "class:" + ",".join(wanted), "wrapped": wrapped_by(root, policy)})
+            root = make()
+            found = {type(m).__name__: type(m) for m in root.modules() if m is not root}
+
+            def types(wanted):
+                """None where a class is absent, or matches subclasses by instance: ours goes by name."""
+                if not all(c in found for c in wanted):
+                    return None
+                matched = [m for m in root.modules() if m is not root and isinstance(m, tuple(found[c] for c in wanted))]
+                return [found[c] for c in wanted] if all(type(m).__name__ in wanted for m in matched) else None
+
+            def policies(numbers):
+                for n in numbers:
+                    yield f"params:{n}", functools.partial(wrap.size_based_auto_wrap_policy, min_num_params=n)
+                for wanted in classes:
+                    if types(wanted):
+                        yield "class:" + ",".join(wanted), wrap.ModuleWrapPolicy(types(wanted))
+
+            for text, policy in policies(sizes):
+                case(name, text, policy)
+            for n in [20, 64, 192, 480]:
+                for leaf, exclude in leaves:
+                    known = dict(found, ModuleList=nn.ModuleList, ModuleDict=nn.ModuleDict)
+                    named = [c for c in [*(leaf or []), *(exclude or [])] if c not in ("ModuleList", "ModuleDict")]
+                    if types(named) is None:
+                        continue
+                    text = f"params:{n}" + ("" if leaf is None else ";leaf=" + ",".join(leaf)) + ("" if exclude is None else ";exclude=" + ",".join(exclude))
+                    case(name, text, functools.partial(wrap.size_based_auto_wrap_policy, min_num_params=n,
+                                                       force_leaf_modules=None if leaf is None else {known[c] for c in leaf},
+                                                       exclude_wrap_modules=None if exclude is None else {known[c] for c in exclude}))
+            for wanted, n in joined:
+                if types(wanted):
+                    size = functools.partial(wrap.size_based_auto_wrap_policy, min_num_params=n)
+                    case(name, f"class:{','.join(wanted)}|params:{n}", functools.partial(wrap._or_policy, policies=[by_class(types(wanted)), size]))
+            for a, b in [("Linear", "Norm"), ("Sequential", "MultiheadAttention")]:
+                if types([a]) and types([b]):
+                    case(name, f"class:{a}|class:{b}", functools.partial(wrap._or_policy, policies=[by_class(types([a])), by_class(types([b]))]))
+            for custom in overrides:
+                if types(list(custom)):
+                    kinds = {found[c]: r for c, r in custom.items()}
+                    policy = wrap.CustomPolicy(lambda m, kinds=kinds: (False if type(m) not in kinds else {"reshard": kinds[type(m)]} if kinds[type(m)] else True))
+                    case(name, "class:" + ",".join(c if r is None else f"{c}={r}" for c, r in custom.items()), policy)
+            for left_out in ignored[name]:
+                for text, policy in policies([64, 192, 480]):
+                    case(name, text, policy, left_out)
+                size = functools.partial(wrap.size_based_auto_wrap_policy, min_num_params=100)
+                kind = "Linear" if types(["Linear"]) else "Sequential"
+                case(name, f"class:{kind}|params:100", functools.partial(wrap._or_policy, policies=[by_class(types([kind])), size]), left_out)
     rows = lambda items: "[\n" + ",\n".join("  " + json.dumps(i) for i in items) + "\n]"
     trees_text = ",\n".join(f'{json.dumps(n)}: {{"modules": {rows(t["modules"])},\n"parameters": {rows(t["parameters"])}}}' for n, t in out["trees"].items())
     text = f'{{"source": {json.dumps(out["source"])},\n"trees": {{\n{trees_text}\n}},\n"cases": {rows(out["cases"])}\n}}\n'
