@@ -1,0 +1,36 @@
+// PyTorch's auto-wrap policies over a module tree (torch.distributed.fsdp.wrap): which modules become units of their own.
+//
+//   WrapPolicy blocks{...classes...}, large{...}; choose(model, {blocks, large}, {});      "or": what any of them wants
+//
+// The recursion: a module is entered if every module above it was, and some policy wants to go on below it (size: it is large
+// enough and no forced leaf; classes: always). Bottom-up, an entered module is wrapped if some policy wants it (size: what is not
+// wrapped yet is large enough and it is no excluded container; classes: it is one of them). The root never is.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "models/graph.h"
+
+namespace fsdp {
+
+// One of the two kinds.
+struct WrapPolicy {
+  std::vector<char> wanted;                  // lambda_auto_wrap_policy, ModuleWrapPolicy: by module id
+  std::optional<std::int64_t> min_params;    // size_based_auto_wrap_policy: elements, each storage once
+  std::set<std::string> leaf = {"MultiheadAttention"}, exclude = {"ModuleList", "ModuleDict"};   // its class names: PyTorch's defaults
+};
+
+// Chosen modules, by id. Ignored modules (ids; with all below them) are not wrapped and their parameters are not counted.
+[[nodiscard]] std::vector<char> choose(const ModelGraph&, const std::vector<WrapPolicy>&, const std::vector<std::int32_t>& ignored);
+
+// By module id: is it one of these, or below one?
+[[nodiscard]] std::vector<char> with_descendants(const ModelGraph&, const std::vector<std::int32_t>& modules);
+
+// Modules in post-order, children in registration order; the root last.
+[[nodiscard]] std::vector<std::int32_t> post_order(const ModelGraph&);
+
+}  // namespace fsdp
