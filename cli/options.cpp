@@ -31,9 +31,9 @@ constexpr FlagRow kPlan[] = {
     {"--micro-batch", &Flags::micro_batch, "sequences per GPU and micro-batch"},
     {"--grad-accum", &Flags::grad_accum, "micro-batches per step"},
     {"--global-batch", &Flags::global_batch, "sequences per step over all GPUs; any two of these three decide the third"},
-    {"--dialect", &Flags::dialect, "order of work: fsdp2 (default), fsdp1, ddp"},
+    {"--dialect", &Flags::dialect, "order of work: fsdp2 (default; fsdp2@2.11 as that PyTorch does), fsdp1, ddp"},
     {"--wrap", &Flags::wrap, "units: block | block:2 | class:NAME[,NAME] | params:1e8 | root | titan"},
-    {"--reshard-after-forward", &Flags::reshard, "auto (what the wrap policy says) | true | false, for every unit"},
+    {"--reshard-after-forward", &Flags::reshard, "auto (what the wrap policy says) | true | false | ranks that keep a unit together, for every unit"},
     {"--replicate", &Flags::replicate, "replicas of the sharded model (hybrid sharding)"},
     {"--grad-sync", &Flags::grad_sync, "every | last | reduce-scatter-only, over micro-batches"},
     {"--forward-prefetch", &Flags::forward_prefetch, "units gathered ahead in forward, explicitly"},
@@ -41,7 +41,7 @@ constexpr FlagRow kPlan[] = {
     {"--limit-all-gathers", &Flags::limit_all_gathers, "fsdp1's rate limiter: true (default) | false"},
     {"--use-orig-params", &Flags::use_orig_params, "fsdp1: true (default; parameters aligned in the flat one) | false"},
     {"--activation-checkpointing", &Flags::checkpointing, "none | full | every-N | first-N"},
-    {"--offload", &Flags::offload, ""},
+    {"--offload", &Flags::offload, "true: shards, sharded gradients and optimizer states live in host memory"},
     {"--param-dtype", &Flags::param_dtype, "compute and all-gather: bf16 (default), fp32 (default on host), fp64"},
     {"--reduce-dtype", &Flags::reduce_dtype, "reduce-scatter: fp32 (default), bf16"},
     {"--optimizer", &Flags::optimizer, "adamw (default) | sgd"},
@@ -105,14 +105,19 @@ double clip_of(const std::string& text) {
 }
 
 void refuse_unbuilt(const Flags& flags) {
-  if (flags.offload) throw InputError("--offload", "offloading to host memory is not built yet", "leave it out");
-  if (flags.reshard && !flags.reshard->empty() && flags.reshard->find_first_not_of("0123456789") == std::string::npos) {
-    throw InputError("--reshard-after-forward", "resharding to a smaller group of " + *flags.reshard + " is not built yet",
-                     "give auto, true or false");
-  }
   if (flags.checkpointing == "selective-op") {
     throw InputError("--activation-checkpointing", "selective-op is not built yet", "give none, full, every-N or first-N");
   }
+}
+
+// "fsdp2@2.11": the dialect, and the release of PyTorch that it follows.
+Dialect dialect_of(const Flags& flags) {
+  return flags.dialect ? parse_dialect(std::string_view(*flags.dialect).substr(0, flags.dialect->find('@')), "--dialect") : Dialect::fsdp2;
+}
+
+TorchVersion release_of(const std::string& dialect) {
+  const std::size_t at = dialect.find('@');
+  return at == std::string::npos ? TorchVersion{} : parse_torch_version(std::string_view(dialect).substr(at + 1), "--dialect");
 }
 
 // What neither search nor wrap policy decides.
@@ -125,6 +130,8 @@ void apply_details(const Flags& flags, const Setup& setup, ShardingPlan& plan) {
     plan.backward_prefetch = backward_prefetch_of(*flags.backward_prefetch, plan.dialect);
     plan.backward_post = *flags.backward_prefetch == "post";
   }
+  if (flags.offload) plan.offload = parse_switch(*flags.offload, "--offload");
+  if (flags.dialect) plan.torch = release_of(*flags.dialect);
   if (flags.limit_all_gathers) plan.limit_all_gathers = parse_switch(*flags.limit_all_gathers, "--limit-all-gathers");
   if (flags.use_orig_params) plan.use_orig_params = parse_switch(*flags.use_orig_params, "--use-orig-params");
   if (flags.param_dtype) plan.param_dtype = parse_dtype(*flags.param_dtype, "--param-dtype");
@@ -135,7 +142,6 @@ void apply_details(const Flags& flags, const Setup& setup, ShardingPlan& plan) {
   if (flags.seed) plan.seed = static_cast<std::uint64_t>(parse_count(*flags.seed, "--seed", 0, INT64_MAX));
 }
 
-Dialect dialect_of(const Flags& flags) { return flags.dialect ? parse_dialect(*flags.dialect, "--dialect") : Dialect::fsdp2; }
 
 std::optional<std::int64_t> replicate_of(const Flags& flags, std::int64_t ranks) {
   const auto replicate = parse_optional_count(flags.replicate, "--replicate", 1, kMostGpus);
@@ -169,6 +175,7 @@ constexpr FieldRow kFieldFlags[] = {
     {"backward_post", "--backward-prefetch"},
     {"limit_all_gathers", "--limit-all-gathers"},
     {"use_orig_params", "--use-orig-params"},
+    {"offload", "--offload"},
     {"param_dtype", "--param-dtype"},
     {"reduce_dtype", "--reduce-dtype"},
     {"clip_norm", "--clip-norm"},

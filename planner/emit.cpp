@@ -43,7 +43,7 @@ Emitted emit(std::string_view format, const ShardingPlan& plan, const ModelGraph
 }
 
 bool reshards(const Unit& unit) {
-  if (unit.reshard_after_forward != Reshard::automatic) return unit.reshard_after_forward == Reshard::yes;
+  if (unit.reshard_after_forward != Reshard::automatic) return unit.reshard_after_forward != Reshard::no;
   return unit.modules != std::vector<std::string>{""};
 }
 
@@ -90,7 +90,7 @@ std::string header(const ShardingPlan& plan, const ModelGraph& model, const std:
   text += one_line(
               fmt::format("# model       {}, {} parameters, digest {}", model.name, model.parameter_count(), plan.model_digest)) +
           "\n";
-  text += one_line(fmt::format("# plan        {}, wrap {}, {} units, digest {}", name(plan.dialect),
+  text += one_line(fmt::format("# plan        {}, wrap {}, {} units, digest {}", dialect_text(plan),
                                plan.wrap.empty() ? "by hand" : plan.wrap, plan.units.size(), plan.digest())) +
           "\n";
   text += fmt::format("# ranks       {} = {} replicas x {} shards\n", plan.ranks(), plan.replicate(), plan.shard());

@@ -18,7 +18,41 @@ std::string python_list(const std::vector<std::string>& texts) {
   return "[" + join(items, ", ") + "]";
 }
 
-std::string reshard_text(Reshard r) { return r == Reshard::automatic ? "None" : python(r == Reshard::yes); }
+std::string reshard_text(Reshard r) {
+  if (r.ranks > 1) return std::to_string(r.ranks);
+  return r == Reshard::automatic ? "None" : python(r == Reshard::yes);
+}
+
+// A Python dictionary of what differs from the default; empty: nothing does.
+std::string dictionary(const std::vector<std::pair<std::string, std::string>>& items) {
+  std::vector<std::string> texts;
+  for (const auto& [key, value] : items) texts.push_back("\"" + key + "\": " + value);
+  return texts.empty() ? "" : "{" + join(texts, ", ") + "}";
+}
+
+std::string unit_options(const Unit& u) {
+  std::vector<std::pair<std::string, std::string>> items;
+  if (u.grad_sync) items.emplace_back("grad_sync", quoted(std::string(name(*u.grad_sync))));
+  if (!u.reshard_after_backward) items.emplace_back("reshard_after_backward", "False");
+  if (!u.unshard_in_backward) items.emplace_back("unshard_in_backward", "False");
+  if (u.gradient_divide_factor) items.emplace_back("gradient_divide_factor", number(*u.gradient_divide_factor));
+  if (!u.forward_prefetch.empty()) items.emplace_back("forward_prefetch", python_list(u.forward_prefetch));
+  if (!u.backward_prefetch.empty()) items.emplace_back("backward_prefetch", python_list(u.backward_prefetch));
+  return dictionary(items);
+}
+
+std::string more_options(const ShardingPlan& plan) {
+  std::vector<std::pair<std::string, std::string>> items;
+  if (plan.offload) items.emplace_back("offload", "True");
+  if (!plan.ignored.empty()) items.emplace_back("ignored", python_list(plan.ignored));
+  std::vector<std::string> dims;
+  for (const ShardDim& d : plan.shard_dims) dims.push_back(quoted(d.parameter) + ": " + std::to_string(d.dim));
+  if (!dims.empty()) items.emplace_back("shard_dims", "{" + join(dims, ", ") + "}");
+  if (plan.reduce_scatter_buffers > 1) items.emplace_back("reduce_scatter_buffers", std::to_string(plan.reduce_scatter_buffers));
+  if (plan.separate_reduce_scatter) items.emplace_back("separate_reduce_scatter", "True");
+  if (plan.force_sum_reduction) items.emplace_back("force_sum_reduction", "True");
+  return dictionary(items);
+}
 
 std::string plan_text(const ShardingPlan& plan) {
   std::vector<std::string> micro_batches;
@@ -38,10 +72,13 @@ std::string plan_text(const ShardingPlan& plan) {
       name(o.kind), number(o.lr), number(o.beta1), number(o.beta2), number(o.eps), number(o.weight_decay));
   text +=
       fmt::format("    \"clip_norm\": {},\n    \"seed\": {},\n", plan.clip_norm ? number(*plan.clip_norm) : "None", plan.seed);
+  if (const std::string more = more_options(plan); !more.empty()) text += "    \"more\": " + more + ",\n";
   text += "    \"checkpointed\": " + python_list(plan.checkpointed) +
           ",\n    \"units\": [  # modules, reshard_after_forward (None: PyTorch's default)\n";
-  for (const Unit& u : plan.units)
-    text += fmt::format("        ({}, {}),\n", python_list(u.modules), reshard_text(u.reshard_after_forward));
+  for (const Unit& u : plan.units) {
+    const std::string options = unit_options(u);
+    text += fmt::format("        ({}, {}{}{}),\n", python_list(u.modules), reshard_text(u.reshard_after_forward), options.empty() ? "" : ", ", options);
+  }
   return text + "    ],\n}\n";
 }
 
@@ -174,6 +211,13 @@ Emitted emit_pytorch(const ShardingPlan& plan, const ModelGraph& model) {
         "the units in which gradients are reduced: DistributedDataParallel fills buckets of bucket_cap_mb");
     if (plan.backward_prefetch != 1) out.cannot_express.push_back("backward prefetch: ddp gathers nothing");
   }
+  if (plan.checkpoint_policy == CheckpointPolicy::selective_op)
+    out.cannot_express.push_back("which results recomputation keeps: the checkpointed modules are recomputed whole");
+  if (plan.loss_chunks > 1) out.cannot_express.push_back(fmt::format("a loss in {} parts: it is computed whole", plan.loss_chunks));
+  if (plan.offload && !plan.ignored.empty()) out.cannot_express.push_back("ignored parameters on the device: move them there after materialize()");
+  if (plan.torch != TorchVersion{}) out.cannot_express.push_back(fmt::format("the release: it was planned for {}", dialect_text(plan)));
+  if (std::any_of(model.parameters.begin(), model.parameters.end(), [](const Parameter& p) { return !p.trainable; }))
+    out.cannot_express.push_back("parameters that are not trained: call requires_grad_(False) on them before apply_plan");
   out.text = header(plan, model, "PyTorch FSDP2 script: torchrun --nproc-per-node GPUS THIS_FILE [--steps N] [--tiny] [--cpu]",
                     out.cannot_express);
   std::string body = kPytorchTemplate;

@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Shard
 
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -41,12 +42,12 @@ def wrap_checkpoints(model):
 
 
 def units_of(model):
-    """[(modules, reshard_after_forward)] of the units that this model has, inner before outer, the root last."""
+    """[(modules, reshard_after_forward, options)] of the units that this model has, inner before outer, the root last."""
     units = []
-    for names, reshard in PLAN["units"]:
+    for names, reshard, *options in PLAN["units"]:
         modules = [m for m in (find(model, name) for name in names) if m is not None]
         if modules:
-            units.append((modules, reshard))
+            units.append((modules, reshard, options[0] if options else {}))
     return units
 
 
@@ -56,15 +57,45 @@ def apply_plan(model, mesh):
     if PLAN["dialect"] == "ddp":
         return nn.parallel.DistributedDataParallel(model)
     policy = MixedPrecisionPolicy(param_dtype=DTYPES[PLAN["param_dtype"]], reduce_dtype=DTYPES[PLAN["reduce_dtype"]])
-    units = units_of(model)
-    for modules, reshard in units:
-        fully_shard(modules if len(modules) > 1 else modules[0], mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
-    set_prefetch([modules[0] for modules, _ in units])
-    if mesh.device_type == "cpu":            # gloo has no averaging reduce-scatter: sum, then divide
+    units, more = units_of(model), PLAN.get("more", {})
+    arguments = further_arguments(model, more)
+    for modules, reshard, _ in units:
+        fully_shard(modules if len(modules) > 1 else modules[0], mesh=mesh, mp_policy=policy, reshard_after_forward=reshard, **arguments)
+    set_prefetch([modules[0] for modules, _, _ in units])
+    set_options(model, units, more)
+    if mesh.device_type == "cpu" or more.get("force_sum_reduction"):   # gloo has no averaging reduce-scatter: sum, then divide
         for module in model.modules():
             if hasattr(module, "set_force_sum_reduction_for_comms"):
                 module.set_force_sum_reduction_for_comms(True)
     return model
+
+
+def further_arguments(model, more):
+    named = {name.replace("_checkpoint_wrapped_module.", ""): p for name, p in model.named_parameters()}
+    ignored = {p for name, p in named.items() for i in more.get("ignored", []) if name == i or name.startswith(i + ".")}
+    dims = {id(named[name]): dim for name, dim in more.get("shard_dims", {}).items() if name in named}
+    arguments = {"offload_policy": CPUOffloadPolicy()} if more.get("offload") else {}
+    if ignored:
+        arguments["ignored_params"] = ignored
+    if dims:
+        arguments["shard_placement_fn"] = lambda p: Shard(dims[id(p)]) if id(p) in dims else None
+    return arguments
+
+
+def set_options(model, units, more):
+    for (module, *_), _, options in units:
+        if "forward_prefetch" in options:
+            module.set_modules_to_forward_prefetch([m for m in (find(model, n) for n in options["forward_prefetch"]) if m is not None])
+        if "backward_prefetch" in options:
+            module.set_modules_to_backward_prefetch([m for m in (find(model, n) for n in options["backward_prefetch"]) if m is not None])
+        if "gradient_divide_factor" in options:
+            module.set_gradient_divide_factor(options["gradient_divide_factor"])
+        if "unshard_in_backward" in options:
+            module.set_unshard_in_backward(False)
+    if "reduce_scatter_buffers" in more:
+        model.set_reduce_scatter_max_input_buffers(more["reduce_scatter_buffers"])
+    if more.get("separate_reduce_scatter"):
+        model.set_separate_reduce_scatter_group(True)
 
 
 def set_prefetch(firsts):
@@ -145,6 +176,12 @@ def train_step(model, optimizer, batches):
             model.set_requires_gradient_sync(last)
         elif PLAN["grad_sync"] == "reduce-scatter-only":
             model.set_requires_all_reduce(last)
+        for (module, *_), _, options in units_of(model) if PLAN["dialect"] != "ddp" else []:
+            if "grad_sync" in options:
+                module.set_requires_gradient_sync(last or options["grad_sync"] != "last", recurse=False)
+                module.set_requires_all_reduce(last or options["grad_sync"] != "reduce-scatter-only", recurse=False)
+            if "reshard_after_backward" in options:
+                module.set_reshard_after_backward(last, recurse=False)
         loss = loss_of(model, tokens) * (tokens.shape[0] / total)
         loss.backward()
         loss_sum += loss.detach()
@@ -194,7 +231,7 @@ def main(argv=None, inspect=None):
         materialize(model, device)
     model = apply_plan(model, mesh)
     if PLAN["dialect"] != "ddp":
-        materialize(model, device)
+        materialize(model, "cpu" if "offload" in PLAN.get("more", {}) else device)
     optimizer = make_optimizer(model)
     torch.manual_seed(PLAN["seed"] % 2**63 + 1 + dist.get_rank())
     seq_len = min(PLAN["seq_len"], 32) if args.tiny else PLAN["seq_len"]

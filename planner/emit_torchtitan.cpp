@@ -64,6 +64,27 @@ Checkpointing checkpointing(const ShardingPlan& plan, const ModelGraph& model) {
   return {"none", "2", false};
 }
 
+// Choices of fsdp2 that torchtitan makes by itself.
+void missing_choices(const ShardingPlan& plan, std::vector<std::string>& list) {
+  const auto add_if = [&](bool missing, const char* what) {
+    if (missing) list.emplace_back(what);
+  };
+  const auto any = [&](auto differs) { return std::any_of(plan.units.begin(), plan.units.end(), differs); };
+  add_if(any([](const Unit& u) { return u.reshard_after_forward.ranks > 1; }), "resharding to a part of the ranks: units reshard over all of them");
+  add_if(any([](const Unit& u) { return !u.forward_prefetch.empty() || !u.backward_prefetch.empty(); }), "prefetch lists of units");
+  add_if(any([](const Unit& u) { return !u.reshard_after_backward || !u.unshard_in_backward; }), "units that stay whole or sharded around backward");
+  add_if(any([](const Unit& u) { return u.grad_sync.has_value(); }), "gradient sync per unit");
+  add_if(any([](const Unit& u) { return u.gradient_divide_factor.has_value(); }), "divide factors of gradients");
+  add_if(!plan.ignored.empty(), "ignored parameters");
+  add_if(!plan.shard_dims.empty(), "parameters sharded on another dimension");
+  add_if(plan.reduce_scatter_buffers > 1, "more than one reduce-scatter input at a time");
+  add_if(plan.separate_reduce_scatter, "a communicator for reduce-scatter");
+  add_if(plan.force_sum_reduction, "the forced sum");
+  add_if(plan.checkpoint_policy == CheckpointPolicy::selective_op, "selective recomputation per op: set selective_ac_option to \"op\"");
+  add_if(plan.loss_chunks > 1, "a loss computed in parts");
+  add_if(plan.torch != TorchVersion{}, "the release of PyTorch");
+}
+
 std::vector<std::string> missing(const ShardingPlan& plan, bool known, bool units_equal,
                                  const std::optional<std::string>& reshard, const Checkpointing& ac) {
   std::vector<std::string> list;
@@ -82,6 +103,7 @@ std::vector<std::string> missing(const ShardingPlan& plan, bool known, bool unit
   if (fsdp2 && plan.forward_prefetch > 0) list.push_back(fmt::format("forward prefetch of {} units", plan.forward_prefetch));
   if (fsdp2 && plan.backward_prefetch != 1)
     list.push_back(fmt::format("backward prefetch of {} units (FSDP2 prefetches one)", plan.backward_prefetch));
+  missing_choices(plan, list);
   const auto& mb = plan.micro_batches;
   if (std::any_of(mb.begin(), mb.end(), [&](auto s) { return s != mb.front(); }))
     list.push_back("micro-batches of different sizes: the largest is written");
@@ -124,8 +146,8 @@ Emitted emit_torchtitan(const ShardingPlan& plan, const ModelGraph& model) {
                           local * static_cast<std::int64_t>(plan.micro_batches.size()) * plan.ranks(), plan.seq_len,
                           number(plan.clip_norm.value_or(1e30)));
   out.text += fmt::format(
-      "enable_cpu_offload = false\ndtype = \"{}\"\nmixed_precision_param = \"{}\"\nmixed_precision_reduce = \"float32\"\n",
-      titan_dtype(plan.master_dtype), titan_dtype(plan.param_dtype == DType::bf16 ? DType::bf16 : DType::f32));
+      "enable_cpu_offload = {}\ndtype = \"{}\"\nmixed_precision_param = \"{}\"\nmixed_precision_reduce = \"float32\"\n",
+      plan.offload, titan_dtype(plan.master_dtype), titan_dtype(plan.param_dtype == DType::bf16 ? DType::bf16 : DType::f32));
   out.text += fmt::format(
       "\n[parallelism]\ndata_parallel_replicate_degree = {}\ndata_parallel_shard_degree = {}\nfsdp_reshard_after_forward = "
       "\"{}\"\n",

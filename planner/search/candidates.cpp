@@ -111,11 +111,17 @@ std::vector<std::int64_t> replicas(const ClusterSpec& cluster, const SearchOptio
   std::vector<std::int64_t> found = {1};
   const std::int64_t node = cluster.gpus_per_node;
   if (node > 1 && o.ranks > node && o.ranks % node == 0) found.push_back(o.ranks / node);
+  const std::int64_t together = o.reshard ? o.reshard->ranks : 0;        // meshes whose shard groups these ranks divide
+  std::erase_if(found, [&](std::int64_t r) { return together > 1 && o.ranks / r % together != 0; });
+  if (found.empty())
+    throw InputError("--reshard-after-forward", fmt::format("{} ranks do not divide the {} of a shard group", together, o.ranks),
+                     "use a divisor of it, true or false");
   return found;
 }
 
-const char* reshard_label(Reshard r) {
+std::string reshard_label(Reshard r) {
   if (r == Reshard::automatic) return "reshard";
+  if (r.ranks > 1) return fmt::format("reshard to {}", r.ranks);
   return r == Reshard::yes ? "reshard all" : "keep gathered";
 }
 
