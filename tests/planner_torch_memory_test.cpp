@@ -10,6 +10,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <numeric>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -19,6 +20,7 @@
 
 using namespace fsdp;
 using Json = nlohmann::json;
+using Names = std::vector<std::string>;
 
 namespace {
 
@@ -59,7 +61,7 @@ struct Moment {
 std::int64_t total(const Sizes& s) {
   std::int64_t sum = 0;
   for (std::int64_t v : s) sum += v;
-  return sum - s[scalar];                    // see Allowances
+  return sum - s[scalar];                    // see Replay
 }
 
 // Walks a step in host order and notes memory where the recording does.
@@ -67,12 +69,15 @@ std::int64_t total(const Sizes& s) {
 // PyTorch holds a little that a Program does not. Each such thing is added here by name, in full, so that everything can be
 // compared exactly:
 //  batch       the training loop holds ids and targets to the end of a micro-batch; a Program frees them after their last use
-//  counters    AdamW counts steps in a 4-byte tensor per parameter
+//  counters    AdamW counts steps in a 4-byte tensor per trained parameter
 //  frames      Python holds a block's input until the block returns, and under checkpointing until its backward is over. Only seen
 //              where nothing else keeps it: with the CPU's rms_norm in 2-byte types, which saves an fp32 copy instead
 //  norms       with 2-byte parameters and a wider reduce_dtype autograd may leave a gradient in the type that it was computed in: fp32
 //              for the weights of the CPU's rms_norm (PyTorch 2.15; GPUs have a fused kernel, which casts)
-//  tied        the first gradient of a tied weight waits inside autograd for the second, as a temporary: another category
+//  unsaved     where a norm's input needs no gradient (frozen below), the CPU's rms_norm does not save what only that gradient needs
+//  tied        the first gradient of a tied weight waits inside autograd for the second, as a temporary: another category; in a wider
+//              type where the parameter's gradient is kept in one and none is there yet
+//  one rank    without sharding PyTorch casts one parameter at a time, a Program a unit at once
 // Never compared: scalars (the loss and the sum of its weights are 4 bytes each; a Program has one accumulator of 8).
 class Replay {
  public:
@@ -87,11 +92,12 @@ class Replay {
   [[nodiscard]] Sizes now() const {
     Sizes s = now_;
     if (batch_) s[input] = 2 * 8 * plan_.micro_batches[0] * plan_.seq_len;
-    if (stepped_) s[optimizer_step] = 4 * static_cast<std::int64_t>(model_.parameters.size());
+    if (stepped_) s[optimizer_step] = 4 * std::count_if(model_.parameters.begin(), model_.parameters.end(), [](const Parameter& p) { return p.trainable; });
     for (const auto& [block, bytes] : held_) s[activation] += bytes;
     s[unsharded_grad] += norms_;
     s[unsharded_grad] -= waiting_;
-    s[temp] += waiting_;
+    s[temp] += waiting_ * (widened_ ? 2 : 1);
+    s[activation] -= unsaved_;
     return s;
   }
 
@@ -106,17 +112,21 @@ class Replay {
       const Operation& op = step.ops[i];
       if (op.action == Action::load_batch) batch_ = true;
       for (std::int32_t b : step.allocs_of(op)) change(b, +1);
-      if (total(now()) > total(out_.at_peak)) out_.at_peak = now();
+      const Sizes here = op.action == Action::gather_copy_out && plan_.shard() == 1 ? one_by_one(step.args_of(op)) : now();
+      if (total(here) > total(out_.at_peak) && op.action != Action::cast_shard) out_.at_peak = here;
+      widened_ = late(op.micro_batch);
+      if (op.action == Action::forward) note_unsaved(op, +1);
       if (op.action == Action::add_gradient && buffer(step.args_of(op)[1].buffer).kind == BufferKind::gradient) waiting_ = 0;
       if (op.action == Action::all_gather) note("gather", op.unit);
       if (op.action == Action::backward) release_held(op.graph_op, /*backward=*/true);
+      if (op.action == Action::backward) note_unsaved(op, -1);
       frees(i);
       if (op.action == Action::forward) last_forward = op.graph_op;
       const Action following = i + 1 < n ? step.ops[i + 1].action : Action::reduce_loss;
       if ((op.action == Action::forward || op.action == Action::keep_shard) && following != Action::keep_shard)   // a unit's hooks included
         release_held(last_forward, /*backward=*/false);
       if (op.action == Action::zero_gradients) note("zero", -1);
-      if (op.action == Action::gather_copy_out) note("unshard", op.unit);
+      if (ends_copy_out(i)) note("unshard", op.unit);
       if (op.action == Action::forward && op.graph_op + 1 == static_cast<std::int32_t>(model_.ops.size())) note("forward", -1);
       const Action next = i + 1 < n ? step.ops[i + 1].action : Action::reduce_loss;
       const bool ends = next == Action::load_batch || next == Action::init_optimizer || next == Action::optimizer;
@@ -146,6 +156,34 @@ class Replay {
     else if (uses_[b.param] > 1 && sign < 0 && waiting_ > 0) waiting_ = 0;
   }
 
+  // Gradients are converted as they come where they wait for a later micro-batch, unless there are some to add to.
+  bool late(std::int16_t micro_batch) const {
+    return plan_.grad_sync == GradSync::last && plan_.reduce_dtype != plan_.param_dtype && micro_batch == 0 && plan_.micro_batches.size() > 1;
+  }
+
+  // One rank: parameter after parameter is cast, copied, and the cast is freed.
+  Sizes one_by_one(std::span<const Arg> args) const {
+    Sizes most{}, s = now();
+    s[cast_shard] = 0;
+    for (const Arg& a : args)
+      if (a.buffer >= 0 && buffer(a.buffer).kind == BufferKind::unsharded_parameter) s[unsharded_param] -= buffer(a.buffer).bytes;
+    for (const Arg& a : args) {
+      if (a.buffer < 0 || buffer(a.buffer).kind != BufferKind::unsharded_parameter) continue;
+      s[unsharded_param] += buffer(a.buffer).bytes;
+      s[cast_shard] = plan_.param_dtype == plan_.master_dtype ? 0 : buffer(a.buffer).bytes;
+      if (total(s) > total(most)) most = s;
+    }
+    return most;
+  }
+
+  // What the CPU's rms_norm in 2-byte types does not save where its input needs no gradient: its input in fp32 and 1/rms.
+  void note_unsaved(const Operation& op, int sign) {
+    const Op& norm = model_.ops[static_cast<std::size_t>(op.graph_op)];
+    if (norm.kind != OpKind::rms_norm || plan_.param_dtype == DType::f32 || !model_.parameters[static_cast<std::size_t>(norm.params[0])].trainable) return;
+    const Tensor& in = model_.tensors[static_cast<std::size_t>(norm.inputs[0])];
+    if (!in.requires_grad) unsaved_ += sign * 4 * plan_.micro_batches[0] * plan_.seq_len * (in.width + norm.shape.groups);
+  }
+
   // A block's input that nobody reads again in forward or recomputation.
   void hold(const Buffer& b, const Operation& op) {
     if (b.kind != BufferKind::activation || (op.action != Action::forward && op.action != Action::recompute)) return;
@@ -158,11 +196,19 @@ class Replay {
       if (graph_op == (backward ? block.op_begin : block.op_end - 1)) held_.erase(block.op_begin);
   }
 
+  // Whether operation i is the last of a unit's copy-out: some parameters are put in order afterwards.
+  bool ends_copy_out(std::size_t i) const {
+    const auto reorders = [&](std::size_t k) { return k < step_->ops.size() && step_->ops[k].action == Action::reorder_shards; };
+    std::size_t begin = i;
+    while (begin > 0 && reorders(begin)) --begin;
+    return step_->ops[begin].action == Action::gather_copy_out && !reorders(i + 1);
+  }
+
   // Whether operation i is the last of a unit's reduction.
   bool ends_reduction(std::size_t i) const {
     const auto belongs = [&](const Operation& op) {
       return op.action == Action::reduce_scatter || op.action == Action::all_reduce || op.action == Action::finish_gradient ||
-             (op.action == Action::add_gradient && op.stream == Stream::reduce_scatter);
+             op.action == Action::divide_gradient || (op.action == Action::add_gradient && op.stream == Stream::reduce_scatter);
     };
     const Operation& op = step_->ops[i];
     if (!belongs(op)) return false;
@@ -202,17 +248,23 @@ class Replay {
   std::vector<Block> blocks_;
   bool batch_ = false, stepped_ = false;
   std::map<std::int32_t, std::int64_t> held_;    // inputs of blocks, by first op
-  std::int64_t norms_ = 0, waiting_ = 0;
+  std::int64_t norms_ = 0, waiting_ = 0, unsaved_ = 0;
+  bool widened_ = false;
 };
 
 ModelGraph model_of(const Json& c) {
-  return model_from_config(
+  const ModelGraph model = model_from_config(
       fmt::format(R"({{"model_type": "llama", "vocab_size": {}, "hidden_size": {}, "intermediate_size": {}, "num_hidden_layers": {},
                       "num_attention_heads": {}, "num_key_value_heads": {}, "max_position_embeddings": 8192, "rms_norm_eps": 1e-5,
                       "rope_theta": 10000.0, "hidden_act": "silu", "tie_word_embeddings": {}}})",
                   c["vocab"].get<int>(), c["hidden"].get<int>(), c["inner"].get<int>(), c["layers"].get<int>(), c["heads"].get<int>(),
                   c["kv_heads"].get<int>(), c["tied"].get<bool>()),
       "golden");
+  Names frozen;
+  for (const std::string& start : c.value("frozen", Names{}))
+    for (const Parameter& p : model.parameters)
+      if (p.name.starts_with(start)) frozen.push_back(p.name);
+  return freeze(model, frozen, "golden");
 }
 
 ShardingPlan plan_of(const Json& c, const ModelGraph& model) {
@@ -225,6 +277,9 @@ ShardingPlan plan_of(const Json& c, const ModelGraph& model) {
     Unit unit;
     unit.modules = u.get<std::vector<std::string>>();
     unit.reshard_after_forward = reshard;
+    unit.reshard_after_backward = c.value("reshard_after_backward", true);
+    const Names whole = c.value("not_unsharded_in_backward", Names{});
+    unit.unshard_in_backward = std::find(whole.begin(), whole.end(), unit.modules[0]) == whole.end();
     plan.units.push_back(unit);
   }
   plan.micro_batches.assign(c["micro_batches"].get<std::size_t>(), c["sequences"]);
@@ -234,6 +289,9 @@ ShardingPlan plan_of(const Json& c, const ModelGraph& model) {
   plan.grad_sync = parse_grad_sync(c["grad_sync"].get<std::string>(), "golden");
   plan.forward_prefetch = c["forward_prefetch"];
   plan.backward_prefetch = c["backward_prefetch"];
+  plan.reduce_scatter_buffers = c.value("reduce_scatter_buffers", 1);
+  const Json dims = c.value("shard_dims", Json::object());
+  for (const auto& [parameter, dim] : dims.items()) plan.shard_dims.push_back({parameter, dim.get<std::int64_t>()});
   if (c["checkpoint"].get<bool>())
     for (int b = 0; b < c["layers"].get<int>(); ++b) plan.checkpointed.push_back("model.layers." + std::to_string(b));
   check(plan, model, "golden");

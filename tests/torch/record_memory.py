@@ -33,14 +33,14 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard import _fsdp_collectives as collectives
 from torch.distributed.fsdp._fully_shard import _fsdp_param_group as group_module
 from torch.distributed.fsdp._fully_shard import _fully_shard as fully_shard_module
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 GOLDEN = pathlib.Path(__file__).parent / "golden" / "fsdp2_memory.json"
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 CATEGORIES = ["sharded_param", "optimizer", "optimizer_step", "sharded_grad", "cast_shard", "all_gather", "unsharded_param",
               "post_forward_shard", "unsharded_grad", "reduce_scatter", "reduce_output", "activation", "temp", "input", "scalar"]
 
@@ -332,6 +332,10 @@ class Recording:
         if c["checkpoint"]:
             for i in range(c["layers"]):
                 model.model.layers[i] = checkpoint_wrapper(model.model.layers[i])
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(not name.startswith(tuple(c.get("frozen", [])) or ("-",)))
+        dims = {id(p): c["shard_dims"][n] for n, p in model.named_parameters() if n in c.get("shard_dims", {})}
+        placement = dict(shard_placement_fn=lambda p: Shard(dims[id(p)]) if id(p) in dims else None) if dims else {}
         order = []
         small = fully_shard_module._get_post_forward_mesh_info
 
@@ -341,11 +345,16 @@ class Recording:
         fully_shard_module._get_post_forward_mesh_info = real_tensors
         for u, names in enumerate(c["units"]):
             modules = [model.get_submodule(n) for n in names]
-            fully_shard(modules[0] if len(modules) == 1 else modules, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy)
+            fully_shard(modules[0] if len(modules) == 1 else modules, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy,
+                        **placement)
             group = fully_shard.state(modules[0])._fsdp_param_group
             if group is not None:
                 self.groups[group] = u
             order.append(modules)
+            if names[0] in c.get("not_unsharded_in_backward", []):
+                modules[0].set_unshard_in_backward(False)
+        if c.get("reduce_scatter_buffers", 1) > 1:
+            model.set_reduce_scatter_max_input_buffers(c["reduce_scatter_buffers"])
         fully_shard_module._get_post_forward_mesh_info = small
         lists = order[-1:] + order[:-1]      # execution order: the root first
         for i, modules in enumerate(lists):
@@ -436,6 +445,8 @@ class Recording:
                 model.set_requires_gradient_sync(last)
             elif c["grad_sync"] == "reduce-scatter-only":
                 model.set_requires_all_reduce(last)
+            if not c.get("reshard_after_backward", True):
+                model.set_reshard_after_backward(last)
             with Making(self.tracker, "input"):
                 self.inputs = [torch.empty(c["sequences"], c["seq_len"], dtype=torch.int64) for _ in range(2)]
             see_inputs(tuple(self.inputs))
@@ -501,7 +512,21 @@ def configs():
         case("128-ranks-odd", shard=128, **odd),
         case("single-tensor-adamw", adamw="single", sequences=1, seq_len=4, **full),
         case("one-rank", shard=1),
+        case("one-rank-accumulate-last", shard=1, micro_batches=2, grad_sync="last"),
         case("one-rank-fp32", shard=1, **full),
+        case("titan-checkpoint-reshard", wrap="titan", checkpoint=True, reshard="true"),
+        case("tied-accumulate-last", tied=True, micro_batches=2, grad_sync="last"),
+        case("accumulate-every-reduce-bf16", micro_batches=2, reduce_dtype="bf16"),
+        case("hsdp-accumulate-every-reduce-bf16", shard=2, replicate=4, micro_batches=2, reduce_dtype="bf16"),
+        case("accumulate-whole", micro_batches=3, grad_sync="last", reshard="false", reshard_after_backward=False),
+        case("accumulate-whole-fp32", micro_batches=3, grad_sync="last", reshard="false", reshard_after_backward=False, **full),
+        case("reduce-scatter-buffers-3", layers=5, reduce_scatter_buffers=3),
+        case("embedding-not-unsharded", wrap="titan", reshard="true", not_unsharded_in_backward=["model.embed_tokens"]),
+        case("columns", shard_dims={"model.layers.1.self_attn.o_proj.weight": 1, "model.layers.2.mlp.down_proj.weight": 1}),
+        case("columns-fp32", wrap="titan", shard_dims={"lm_head.weight": 1, "model.layers.2.mlp.down_proj.weight": 1}, **full),
+        case("frozen", wrap="titan", frozen=["model.embed_tokens", "model.layers.0."]),
+        case("frozen-products-fp32", frozen=["model.layers.1.mlp", "model.layers.2.self_attn.q_proj"], **full),
+        case("fp16", param_dtype="fp16", reduce_dtype="fp16"),
         # The sizes of Llama-3-8B, at 64 and 128 ranks.
         case("llama3-8b", **llama3, wrap="titan", sequences=1, seq_len=4096, shard=64, checkpoint=True),
         case("llama3-8b-hsdp", **llama3, sequences=1, seq_len=2048, shard=8, replicate=16),
