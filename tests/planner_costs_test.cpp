@@ -1,6 +1,7 @@
 // Demands against closed forms, and rings against the figures of NCCL's own model.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <random>
 #include <set>
@@ -190,7 +191,8 @@ TEST_CASE("kernels: the slower of arithmetic and memory, plus launches") {
   Op linear;
   linear.kind = OpKind::linear;
   linear.shape.in = linear.shape.out = 4096;
-  linear.inputs = linear.outputs = linear.params = {0};
+  linear.inputs = linear.outputs = s.model.ops[0].outputs;
+  linear.params = {0};
   s.model.ops.insert(s.model.ops.begin(), linear);
   Operation forward;
   forward.action = Action::forward;
@@ -293,6 +295,24 @@ TEST_CASE("collectives of a step: bytes and dtype of each, over its own group") 
   CHECK(seen.size() == 5);
   // A ring all-reduce of next to nothing passes each of the n - 1 links twice.
   CHECK(price(CollectiveKind::all_reduce, 8, 8) == relative(8.4e-6 + 2 * 7 * 3.4e-6 + 2 * 7.0 / 8 * 8 / 360e9));
+}
+
+TEST_CASE("a frozen weight leaves one of backward's two products, a first trained one the other") {
+  Setup s;
+  const auto first_linear = static_cast<std::int32_t>(std::find_if(s.model.ops.begin(), s.model.ops.end(), [](const Op& o) { return o.kind == OpKind::linear; }) - s.model.ops.begin());
+  Operation backward;
+  backward.action = Action::backward;
+  backward.graph_op = first_linear;
+  const auto flops = [&] { return demand_of(backward, {}, {}, s.context()).flops.count(); };
+  const double both = flops();
+  const ModelGraph whole = s.model;
+  const Parameter& weight = whole.parameters[static_cast<std::size_t>(whole.ops[static_cast<std::size_t>(first_linear)].params[0])];
+  s.model = freeze(whole, std::vector<std::string>{weight.name}, "t");
+  CHECK(flops() == relative(both / 2));
+  const Parameter& embedding = whole.parameters[static_cast<std::size_t>(whole.ops[0].params[0])];
+  s.model = freeze(whole, std::vector<std::string>{embedding.name}, "t");
+  const bool reads_embedding = whole.ops[static_cast<std::size_t>(first_linear)].inputs[0] == whole.ops[0].outputs[0];
+  CHECK(flops() == relative(reads_embedding ? both / 2 : both));
 }
 
 TEST_CASE("pricing a step at once equals pricing its operations one by one") {

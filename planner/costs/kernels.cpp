@@ -14,18 +14,31 @@
 
 namespace fsdp {
 
+Gradients needed_gradients(const Op& op, const ModelGraph& model) {
+  const auto tensor = [&](std::int32_t t) { return model.tensors[static_cast<std::size_t>(t)].requires_grad; };
+  const auto parameter = [&](std::int32_t p) { return model.parameters[static_cast<std::size_t>(p)].trainable; };
+  return {op.inputs.empty() || tensor(op.inputs[0]), op.params.empty() || parameter(op.params[0])};
+}
+
 namespace {
 
 struct Work {
   double flops = 0, bytes = 0;
   double launches = 1;
+  Gradients needed;
 };
 
-Work work_of(const Op& op, Direction direction, const Workload& w, const Implementation& impl) {
-  const OpFacts f = facts(impl, op, w);
+Work work_of(const Op& op, Direction direction, const Workload& w, const CostContext& c) {
+  const OpFacts f = facts(c.implementation, op, w);
   if (direction == Direction::forward)
-    return {forward_flops(op, w), static_cast<double>(f.forward_traffic_bytes), static_cast<double>(f.forward_launches)};
-  return {backward_flops(op, w), static_cast<double>(f.backward_traffic_bytes), static_cast<double>(f.backward_launches)};
+    return {forward_flops(op, w), static_cast<double>(f.forward_traffic_bytes), static_cast<double>(f.forward_launches), {}};
+  Work all{backward_flops(op, w), static_cast<double>(f.backward_traffic_bytes), static_cast<double>(f.backward_launches), needed_gradients(op, c.model)};
+  if (op.kind == OpKind::linear && all.needed.input != all.needed.weight) {   // one product of two
+    all.flops /= 2;
+    all.bytes /= 2;
+    all.launches -= 1;
+  }
+  return all;
 }
 
 // Fraction of the matrix units' peak that this op reaches; 0: it does not run on them.
@@ -62,8 +75,10 @@ double by_line(const KernelRate& rate, const Work& work) {
 double by_calibration(const Op& op, Direction direction, const Work& work, const Costs& costs) {
   const auto& curve = costs.matmul_curve;
   if (op.kind == OpKind::linear && direction == Direction::forward && !curve[0].empty()) return interpolate(curve[0], work.flops);
-  if (op.kind == OpKind::linear && direction == Direction::backward && !curve[1].empty() && !curve[2].empty())
-    return interpolate(curve[1], work.flops / 2) + interpolate(curve[2], work.flops / 2);
+  if (op.kind == OpKind::linear && direction == Direction::backward && !curve[1].empty() && !curve[2].empty()) {
+    const double product = work.needed.input && work.needed.weight ? work.flops / 2 : work.flops;
+    return (work.needed.input ? interpolate(curve[1], product) : 0) + (work.needed.weight ? interpolate(curve[2], product) : 0);
+  }
   const KernelRate* rate = calibrated_rate(op.kind, direction, costs);
   return rate ? by_line(*rate, work) : 0;
 }
@@ -72,7 +87,7 @@ double by_calibration(const Op& op, Direction direction, const Work& work, const
 
 Demand kernel_demand(const Op& op, Direction direction, std::int64_t sequences, const CostContext& c) {
   const Workload w{sequences, c.plan.seq_len, size_of(c.plan.param_dtype)};
-  const Work work = work_of(op, direction, w, c.implementation);
+  const Work work = work_of(op, direction, w, c);
   Demand d;
   d.flops = Flops(work.flops);
   d.host = c.costs.host_per_operation + Seconds(c.implementation.host_seconds_per_launch * work.launches);

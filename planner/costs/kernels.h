@@ -8,6 +8,13 @@ namespace fsdp {
 
 enum class Direction : std::uint8_t { forward, backward };
 
+// Whether backward has to make the gradient of the (first) input and of the (first) parameter; true where there is none.
+struct Gradients {
+  bool input = true, weight = true;
+  friend bool operator==(const Gradients&, const Gradients&) = default;
+};
+[[nodiscard]] Gradients needed_gradients(const Op&, const ModelGraph&);
+
 // Demand of an op's kernels on `sequences` sequences, host issue time and flops included. Recomputing is a forward.
 [[nodiscard]] Demand kernel_demand(const Op&, Direction, std::int64_t sequences, const CostContext&);
 

@@ -34,7 +34,7 @@ Bytes saved_bytes(const Module& module, const CostContext& c, const Workload& wo
   std::int64_t bytes = 0;
   for (std::int32_t i = module.op_begin; i < module.op_end; ++i) {
     const Op& op = c.model.ops[static_cast<std::size_t>(i)];
-    const OpFacts f = facts(c.implementation, op, workload);
+    const OpFacts f = facts(c.implementation, op, workload, c.model);
     for (std::size_t t = 0; t < op.inputs.size(); ++t)
       if ((f.saved_inputs >> t) & 1) kept.insert(op.inputs[t]);
     for (std::size_t t = 0; t < op.outputs.size(); ++t)

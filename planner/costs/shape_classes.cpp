@@ -2,12 +2,20 @@
 
 #include <algorithm>
 
+#include "planner/costs/kernels.h"
+
 namespace fsdp {
 
 namespace {
 
-bool alike(const Op& a, const Op& b) {
-  return a.kind == b.kind && a.inputs.size() == b.inputs.size() && a.outputs.size() == b.outputs.size() &&
+struct OpInModel {
+  const Op& op;
+  Gradients needed;
+};
+
+bool alike(const OpInModel& x, const OpInModel& y) {
+  const Op &a = x.op, &b = y.op;
+  return x.needed == y.needed && a.kind == b.kind && a.inputs.size() == b.inputs.size() && a.outputs.size() == b.outputs.size() &&
          a.params.size() == b.params.size() && a.shape == b.shape;
 }
 
@@ -34,7 +42,10 @@ std::size_t classify(const std::vector<T>& values, std::vector<std::size_t>& of)
 
 ShapeClasses shape_classes(const ModelGraph& model, const std::vector<UnitLayout>& units, const ShardingPlan& plan) {
   ShapeClasses c;
-  c.op_classes = classify(model.ops, c.of_op);
+  std::vector<OpInModel> ops;
+  ops.reserve(model.ops.size());
+  for (const Op& op : model.ops) ops.push_back({op, needed_gradients(op, model)});
+  c.op_classes = classify(ops, c.of_op);
   c.unit_classes = classify(units, c.of_unit);
   c.batch_classes = classify(plan.micro_batches, c.of_batch);
   return c;

@@ -44,12 +44,13 @@ std::int64_t saved_bytes(const ModelGraph& model, const ShardingPlan& plan, cons
   for (std::size_t i = 0; i < model.ops.size(); ++i) {
     const Op& op = model.ops[i];
     for (const std::int32_t t : op.outputs) made_in[static_cast<std::size_t>(t)] = region[i];
+    if (!model.tensors[static_cast<std::size_t>(op.outputs[0])].requires_grad) continue;   // nothing trained has a part in it
     if (region[i] >= 0) {
       for (const std::int32_t t : op.inputs)
         saved[static_cast<std::size_t>(t)] |= made_in[static_cast<std::size_t>(t)] != region[i];
       continue;
     }
-    const OpFacts f = facts(impl, op, w);
+    const OpFacts f = facts(impl, op, w, model);
     for (std::size_t k = 0; k < op.inputs.size() && k < 8; ++k)
       saved[static_cast<std::size_t>(op.inputs[k])] |= (f.saved_inputs >> k) & 1;
     for (std::size_t k = 0; k < op.outputs.size() && k < 8; ++k)
