@@ -14,17 +14,21 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-std::int64_t bytes_of(std::span<const std::int32_t> buffers, const Program& program) {
-  std::int64_t bytes = 0;
-  for (const std::int32_t b : buffers) bytes += program.buffers[static_cast<std::size_t>(b)].bytes;
-  return bytes;
-}
-
 const Step& step_of(const Program& program, const Text& which) {
   if (!which || *which == "steady") return program.steady_step;
   if (*which == "first") return program.first_step;
   if (*which == "init") return program.init;
   throw InputError("--which", "'" + *which + "' is not a step", "give init, first or steady");
+}
+
+// Bytes allocated (sign +1) or freed (-1) around an operation.
+std::int64_t changed(const Step& step, const Operation& op, const Program& program, int sign) {
+  std::int64_t bytes = 0;
+  const auto add = [&](int of) {
+    return [&bytes, &program, sign, of](std::int32_t b) { bytes += of == sign ? program.buffers[static_cast<std::size_t>(b)].bytes : 0; };
+  };
+  memory_events(step, op, add(1), add(-1));
+  return bytes;
 }
 
 struct View {
@@ -39,8 +43,8 @@ std::string step_text(const View& v) {
   std::vector<std::vector<std::string>> rows;
   for (std::size_t i = 0; i < v.count; ++i) {
     const Operation& op = v.step.ops[i];
-    const std::int64_t allocates = bytes_of(v.step.allocs_of(op), v.program);
-    const std::int64_t frees = bytes_of(v.step.frees_of(op), v.program);
+    const std::int64_t allocates = changed(v.step, op, v.program, 1);
+    const std::int64_t frees = changed(v.step, op, v.program, -1);
     rows.push_back({std::to_string(i), op.host_only ? "host" : std::string(name(op.stream)),
                     describe(op, v.program, v.plan, v.model), fmt::format("{}", fmt::join(v.step.waits_of(op), ",")),
                     allocates > 0 ? human(Bytes(allocates)) : "", frees > 0 ? human(Bytes(frees)) : ""});
@@ -62,8 +66,8 @@ Json step_json(const View& v) {
                    {"micro_batch", op.micro_batch},
                    {"unit", op.unit},
                    {"waits", std::vector<std::int32_t>(waits.begin(), waits.end())},
-                   {"allocates_bytes", bytes_of(v.step.allocs_of(op), v.program)},
-                   {"frees_bytes", bytes_of(v.step.frees_of(op), v.program)}});
+                   {"allocates_bytes", changed(v.step, op, v.program, 1)},
+                   {"frees_bytes", changed(v.step, op, v.program, -1)}});
   }
   return {{"schema", "fsdp-plan/step-view/1"},
           {"plan_digest", v.program.plan_digest},

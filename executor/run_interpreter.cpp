@@ -79,6 +79,7 @@ StepRecord Interpreter::run(const Step& step, std::int64_t index, const std::fun
     const Operation& op = step.ops[i];
     try {
       if (before) before(op);
+      if (!step.inner_of(op).empty()) throw MachineError("an operation with temporaries of several kernels is not one of the native implementation");
       allocate(step.allocs_of(op));
       MemoryPoint point;
       point.at = device_.allocated_bytes();

@@ -102,6 +102,10 @@ std::string digest(const Implementation& i) {
                              f.result_extra_bytes, std::int64_t{f.extra_replaces_input}}) {
         d.add("", v);
       }
+      for (const Inside* inside : {&f.forward_inside, &f.backward_inside}) {
+        d.add("inside", inside->script);
+        for (const std::int64_t bytes : inside->bytes) d.add("", bytes);
+      }
     }
   }
   return d.text();

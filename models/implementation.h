@@ -17,6 +17,19 @@
 
 namespace fsdp {
 
+// Memory inside an op of several kernels, in the order in which its implementation asks for it and lets go. Words with blanks between:
+//   +0 .. +3, -0 .. -3   a temporary of bytes[k] appears, goes
+//   +o, +o1 ..           all results (outputs; in backward the gradients of the inputs), or one of them
+//   +e, -e               what forward makes for backward only
+//   -y                   backward: the gradient of the output goes
+//   -i0 .., -r           backward: a saved input, the saved output goes
+// What is named here appears and goes here if it appears or goes with this op at all; everything else does so before and after it.
+struct Inside {
+  std::array<std::int64_t, 4> bytes{};
+  std::string_view script;                   // empty: one temporary of the op's scratch bytes, if any
+  friend bool operator==(const Inside&, const Inside&) = default;
+};
+
 struct OpFacts {
   std::uint8_t saved_inputs = 0, saved_outputs = 0;  // bit i: forward keeps inputs[i] / outputs[i] until this op's backward
   std::int64_t saved_extra_bytes = 0;                // made by forward for backward only (log-sum-exp, 1/rms, fp32 copies)
@@ -26,6 +39,7 @@ struct OpFacts {
   std::int64_t forward_traffic_bytes = 0, backward_traffic_bytes = 0;   // device memory read + written
   std::int64_t result_extra_bytes = 0;               // the part of saved_extra_bytes that a selective checkpoint keeps with the result
   bool extra_replaces_input = false;                 // where nothing is kept, the extra bytes appear as an input as large goes
+  Inside forward_inside = {}, backward_inside = {};  // the scratch bytes in detail
   friend bool operator==(const OpFacts&, const OpFacts&) = default;
 };
 

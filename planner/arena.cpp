@@ -86,8 +86,8 @@ std::vector<char> persistent(const Program& program) {
   std::vector<char> live(program.buffers.size(), 0);
   for (const Step* step : {&program.init, &program.first_step, &program.steady_step}) {
     for (const Operation& op : step->ops) {
-      for (std::int32_t b : step->allocs_of(op)) live[static_cast<std::size_t>(b)] = 1;
-      for (std::int32_t b : step->frees_of(op)) live[static_cast<std::size_t>(b)] = 0;
+      memory_events(*step, op, [&](std::int32_t b) { live[static_cast<std::size_t>(b)] = 1; },
+                    [&](std::int32_t b) { live[static_cast<std::size_t>(b)] = 0; });
     }
   }
   return live;
@@ -104,14 +104,21 @@ void assign_arena(Program& program) {
   for (Buffer& b : program.buffers) b.offset = -1;
   for (const Step* step : {&program.init, &program.first_step, &program.steady_step}) {
     for (const Operation& op : step->ops) {
-      for (std::int32_t id : step->allocs_of(op)) {
+      const auto take = [&](std::int32_t id) {
         Buffer& b = program.buffers[static_cast<std::size_t>(id)];
         if (b.offset < 0 && !b.host) b.offset = region(b).take(rounded(b.bytes));
-      }
-      for (std::int32_t id : step->frees_of(op)) {
+      };
+      const auto give = [&](std::int32_t id) {
         const Buffer& b = program.buffers[static_cast<std::size_t>(id)];
         if (!b.host && !forever[static_cast<std::size_t>(id)]) region(b).give(b.offset, rounded(b.bytes));
-      }
+      };
+      // An operation is one kernel to whoever runs in the arena: what it frees inside is free after it.
+      for (std::int32_t id : step->allocs_of(op)) take(id);
+      for (std::int32_t id : step->inner_of(op))
+        if (id >= 0) take(id);
+      for (std::int32_t id : step->inner_of(op))
+        if (id < 0) give(~id);
+      for (std::int32_t id : step->frees_of(op)) give(id);
     }
   }
   std::array<std::int64_t, kStreams> base{};

@@ -107,7 +107,7 @@ struct Operation {
   bool host_only = false;                    // runs on no stream (zero_gradients, host_wait, an optimizer of offloaded states)
   std::int16_t micro_batch = 0;
   std::int32_t unit = -1, graph_op = -1;
-  Slice args, waits, allocs, frees;
+  Slice args, waits, allocs, inner, frees;
 };
 
 struct Step {
@@ -116,11 +116,26 @@ struct Step {
   std::vector<std::int32_t> waits;           // operation indices of this Step that must have finished; of host_wait also -1 - i:
                                              // operation i of the step before
   std::vector<std::int32_t> allocs, frees;   // buffer ids: allocated just before / freed just after the host issues the operation
+  // What happens to memory while the host issues an operation of several kernels, in order: b >= 0: buffer b is allocated, ~b: freed.
+  // Between allocs and frees; PyTorch's temporaries come and go here. Empty for what our own executor runs.
+  std::vector<std::int32_t> inner;
   [[nodiscard]] std::span<const Arg> args_of(const Operation& o) const { return {args.data() + o.args.begin, o.args.count}; }
   [[nodiscard]] std::span<const std::int32_t> waits_of(const Operation& o) const { return {waits.data() + o.waits.begin, o.waits.count}; }
   [[nodiscard]] std::span<const std::int32_t> allocs_of(const Operation& o) const { return {allocs.data() + o.allocs.begin, o.allocs.count}; }
+  [[nodiscard]] std::span<const std::int32_t> inner_of(const Operation& o) const { return {inner.data() + o.inner.begin, o.inner.count}; }
   [[nodiscard]] std::span<const std::int32_t> frees_of(const Operation& o) const { return {frees.data() + o.frees.begin, o.frees.count}; }
 };
+
+// Calls allocate(buffer) and release(buffer) in the order in which memory changes around an operation.
+template <class Allocate, class Release>
+void memory_events(const Step& step, const Operation& op, const Allocate& allocate, const Release& release) {
+  for (const std::int32_t b : step.allocs_of(op)) allocate(b);
+  for (const std::int32_t b : step.inner_of(op)) {
+    if (b >= 0) allocate(b);
+    else release(~b);
+  }
+  for (const std::int32_t b : step.frees_of(op)) release(b);
+}
 
 // Steps follow one another without a host synchronisation except read_loss and host_wait; streams carry over: the first operation of a
 // stream in a Step comes after that stream's last one in the Step before, and the compute stream's first operation of a Step

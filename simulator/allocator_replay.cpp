@@ -165,8 +165,14 @@ class Replay {
       const Operation& op = step.ops[i];
       place_ = {number, static_cast<std::int32_t>(i)};
       if (timed) now_ = times->issued[i];
-      for (const std::int32_t b : step.allocs_of(op))
-        if (!allocate(b)) return false;
+      bool fits = true;
+      for (const std::int32_t b : step.allocs_of(op)) fits = fits && allocate(b);
+      for (const std::int32_t b : step.inner_of(op)) {
+        if (!fits) break;
+        if (b >= 0) fits = allocate(b);
+        else release(~b);
+      }
+      if (!fits) return false;
       if (timed && !op.host_only) ends_[static_cast<std::size_t>(op.stream)] = times->spans[i].end;
       for (const std::int32_t b : step.frees_of(op)) release(b);
     }

@@ -32,17 +32,19 @@ MemoryTimeline replay_memory(const Step& step, const Program& program, std::vect
   for (std::size_t i = 0; i < step.ops.size(); ++i) {
     const Operation& op = step.ops[i];
     const auto index = static_cast<std::int32_t>(i);
-    for (std::int32_t b : step.allocs_of(op)) {
+    std::int64_t at = bytes;
+    const auto allocate = [&](std::int32_t b) {
       if (live[static_cast<std::size_t>(b)]) broken(program, step, index, b, "allocates the live");
       live[static_cast<std::size_t>(b)] = 1;
       bytes += device_bytes(program.buffers[static_cast<std::size_t>(b)]);
-    }
-    const std::int64_t at = bytes;
-    for (std::int32_t b : step.frees_of(op)) {
+      at = std::max(at, bytes);
+    };
+    const auto release = [&](std::int32_t b) {
       if (!live[static_cast<std::size_t>(b)]) broken(program, step, index, b, "frees the dead");
       live[static_cast<std::size_t>(b)] = 0;
       bytes -= device_bytes(program.buffers[static_cast<std::size_t>(b)]);
-    }
+    };
+    memory_events(step, op, allocate, release);
     timeline.points.push_back({at, bytes});
   }
   return timeline;
@@ -50,16 +52,25 @@ MemoryTimeline replay_memory(const Step& step, const Program& program, std::vect
 
 namespace {
 
-// Which buffers are live at operation `target` of `step`, given those live before it.
-void made_of(const Step& step, const Program& program, std::vector<char> live, std::int32_t target, ProgramMemory& memory) {
-  for (std::int32_t i = 0; i <= target; ++i) {
-    const Operation& op = step.ops[static_cast<std::size_t>(i)];
-    for (std::int32_t b : step.allocs_of(op)) live[static_cast<std::size_t>(b)] = 1;
-    if (i == target) break;
-    for (std::int32_t b : step.frees_of(op)) live[static_cast<std::size_t>(b)] = 0;
-  }
+// What the peak, which stands at operation `target` of `step`, is made of, given the buffers live before the step.
+void made_of(const Step& step, const Program& program, const std::vector<char>& live, std::int32_t target, ProgramMemory& memory) {
+  std::array<std::int64_t, kBufferKinds> now{};
+  std::int64_t total = 0;
+  const auto change = [&](std::int32_t b, int sign) {
+    const Buffer& buffer = program.buffers[static_cast<std::size_t>(b)];
+    now[static_cast<std::size_t>(buffer.kind)] += sign * device_bytes(buffer);
+    total += sign * device_bytes(buffer);
+  };
   for (std::size_t b = 0; b < live.size(); ++b)
-    if (live[b]) memory.at_peak[static_cast<std::size_t>(program.buffers[b].kind)] += device_bytes(program.buffers[b]);
+    if (live[b]) change(static_cast<std::int32_t>(b), 1);
+  for (std::int32_t i = 0; i <= target; ++i) {
+    const auto allocate = [&](std::int32_t b) {
+      change(b, 1);
+      if (i == target && total == memory.peak) memory.at_peak = now;
+    };
+    if (i == target && total == memory.peak) memory.at_peak = now;
+    memory_events(step, step.ops[static_cast<std::size_t>(i)], allocate, [&](std::int32_t b) { change(b, -1); });
+  }
 }
 
 // Most host memory held at once, over all steps.
@@ -67,9 +78,8 @@ std::int64_t host_peak(const Program& program) {
   std::int64_t now = 0, peak = 0;
   for (const Step* step : {&program.init, &program.first_step, &program.steady_step}) {
     for (const Operation& op : step->ops) {
-      for (std::int32_t b : step->allocs_of(op)) now += program.buffers[static_cast<std::size_t>(b)].host ? program.buffers[static_cast<std::size_t>(b)].bytes : 0;
-      peak = std::max(peak, now);
-      for (std::int32_t b : step->frees_of(op)) now -= program.buffers[static_cast<std::size_t>(b)].host ? program.buffers[static_cast<std::size_t>(b)].bytes : 0;
+      const auto bytes = [&](std::int32_t b) { return program.buffers[static_cast<std::size_t>(b)].host ? program.buffers[static_cast<std::size_t>(b)].bytes : 0; };
+      memory_events(*step, op, [&](std::int32_t b) { peak = std::max(peak, now += bytes(b)); }, [&](std::int32_t b) { now -= bytes(b); });
     }
   }
   return peak;

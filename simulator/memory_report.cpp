@@ -80,11 +80,13 @@ class Reporter {
     for (const Step* step : {&program_.first_step, &program_.steady_step}) {
       for (const Operation& op : step->ops) {
         if (op.graph_op < 0 || op.graph_op != loss) continue;
-        for (const Arg& a : step->args_of(op)) {
-          if (a.buffer < 0) continue;
-          const BufferKind kind = program_.buffers[at(a.buffer)].kind;
-          if (kind == BufferKind::saved || kind == BufferKind::scratch) part_[at(a.buffer)] = MemoryPart::logits_and_loss;
-        }
+        const auto own = [&](std::int32_t b) {
+          const BufferKind kind = program_.buffers[at(b)].kind;
+          if (kind == BufferKind::saved || kind == BufferKind::scratch) part_[at(b)] = MemoryPart::logits_and_loss;
+        };
+        for (const Arg& a : step->args_of(op))
+          if (a.buffer >= 0) own(a.buffer);
+        memory_events(*step, op, own, [](std::int32_t) {});
       }
     }
   }
@@ -108,21 +110,27 @@ class Reporter {
     Phase phase = number == 0 ? Phase::init : number == 1 ? Phase::first_forward : Phase::forward;
     for (const Operation& op : step.ops) {
       phase = phase_of(op, number, phase);
-      for (std::int32_t b : step.allocs_of(op)) {
+      look(op, phase);
+      const auto allocate = [&](std::int32_t b) {
         allocator_[at(b)] = &op;
         change(b, 1);
-      }
-      Peak& peak = moments_[static_cast<std::size_t>(phase)];
-      if (total_ > peak.total) {
-        peak = {total_, &op, now_};
-        if (best_ < 0 || total_ > moments_[static_cast<std::size_t>(best_)].total || best_ == static_cast<int>(phase)) {
-          best_ = static_cast<int>(phase);
-          at_peak_ = live_;
-          allocator_at_peak_ = allocator_;
-        }
-      }
-      for (std::int32_t b : step.frees_of(op)) change(b, -1);
+        look(op, phase);
+      };
+      memory_events(step, op, allocate, [&](std::int32_t b) { change(b, -1); });
     }
+  }
+
+  // Is this the highest moment of the phase, or of all?
+  void look(const Operation& op, Phase phase) {
+    Peak& peak = moments_[static_cast<std::size_t>(phase)];
+    if (total_ <= peak.total) return;
+    const bool highest = total_ > highest_;
+    peak = {total_, &op, now_};
+    if (!highest) return;
+    highest_ = total_;
+    best_ = static_cast<int>(phase);
+    at_peak_ = live_;
+    allocator_at_peak_ = allocator_;
   }
 
   void change(std::int32_t b, int sign) {
@@ -176,7 +184,7 @@ class Reporter {
   std::vector<const Operation*> allocator_, allocator_at_peak_;   // by buffer: the operation it was allocated for
   std::array<Peak, kPhases> moments_{};
   std::array<std::int64_t, kMemoryParts> now_{};
-  std::int64_t total_ = 0;
+  std::int64_t total_ = 0, highest_ = -1;
   int best_ = -1;
 };
 

@@ -48,12 +48,16 @@ class Prover {
       here_ = {number, static_cast<std::int32_t>(i)};
       const Operation& op = step.ops[i];
       for (std::int32_t b : step.allocs_of(op)) allocate(b);
+      for (std::int32_t b : step.inner_of(op))
+        if (b >= 0) allocate(b);             // what an operation does inside itself is not ordered finer than it is
       if (op.action == Action::read_loss && op.args.count > 0) join(host_, stream_clock_[stream_of(op)]);
       if (op.action == Action::host_wait)
         for (std::int32_t w : step.waits_of(op))
           if (w >= 0) join(host_, clocks_[static_cast<std::size_t>(w)]);
       if (op.host_only) work_on_host(step, op);
       else execute(step, op, i);
+      for (std::int32_t b : step.inner_of(op))
+        if (b < 0) release(~b);
       for (std::int32_t b : step.frees_of(op)) release(b);
     }
   }

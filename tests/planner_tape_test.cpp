@@ -86,7 +86,13 @@ Replay replay(const Tape& tape, const ModelGraph& model) {
         live += model.parameters[at(a.id)].numel() * 2;
         r.gradients += model.parameters[at(a.id)].numel() * 2;
       }
-    r.during.push_back(live);
+    std::int64_t most = live;
+    for (std::uint32_t k = 0; k < op.inner.count; ++k) {
+      const std::int32_t v = tape.inner[op.inner.begin + k];
+      live += v >= 0 ? bytes(v) : -bytes(~v);
+      most = std::max(most, live);
+    }
+    r.during.push_back(most);
     for (std::uint32_t k = 0; k < op.frees.count; ++k) live -= bytes(tape.frees[op.frees.begin + k]);
     r.after.push_back(live);
   }

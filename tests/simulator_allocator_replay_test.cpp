@@ -226,13 +226,15 @@ AllocatorStats replay_plainly(const Program& program, const AllocatorSettings& s
   std::vector<std::vector<CachingAllocator::Handle>> live(program.buffers.size());
   const auto run = [&](const Step& step) {
     for (const Operation& op : step.ops) {
-      for (const std::int32_t b : step.allocs_of(op))
+      const auto allocate = [&](std::int32_t b) {
         for (const std::int64_t bytes : tensors_of(program.buffers[static_cast<std::size_t>(b)], program))
           if (bytes > 0) live[static_cast<std::size_t>(b)].push_back(a.malloc(bytes, static_cast<int>(program.buffers[static_cast<std::size_t>(b)].pool), 0));
-      for (const std::int32_t b : step.frees_of(op)) {
+      };
+      const auto release = [&](std::int32_t b) {
         for (const auto h : live[static_cast<std::size_t>(b)]) a.free(h);
         live[static_cast<std::size_t>(b)].clear();
-      }
+      };
+      memory_events(step, op, allocate, release);
     }
   };
   run(program.init);

@@ -139,7 +139,8 @@ OpFacts swiglu(const Op& op, const Workload& w) {
           .backward_launches = 3,
           .forward_traffic_bytes = 5 * x,
           .backward_traffic_bytes = 9 * x,
-          .extra_replaces_input = true};
+          .extra_replaces_input = true,
+          .backward_inside = {{x}, "+0 +o1 -y -e -i1 +o0 -0"}};
 }
 // Fused: silu is recomputed in backward (pointwise and read by pointwise only).
 OpFacts swiglu_compiled(const Op& op, const Workload& w) {
@@ -182,7 +183,9 @@ OpFacts cross_entropy(const Op& op, const Workload& w) {
           .forward_launches = launches(cast ? 3 : 2),
           .backward_launches = static_cast<std::int16_t>(launches(cast ? 4 : 3) + (join ? 1 : 0)),
           .forward_traffic_bytes = cast ? times(n, e + 4 + 8) : times(n, 2 * e),
-          .backward_traffic_bytes = plus(cast ? times(n, 4 + 12 + 4 + e) : times(n, 4 * e), join ? times(n, 2 * e) : 0)};
+          .backward_traffic_bytes = plus(cast ? times(n, 4 + 12 + 4 + e) : times(n, 4 * e), join ? times(n, 2 * e) : 0),
+          .forward_inside = cast && !join ? Inside{{times(n, 4)}, "+0 +e -0"} : Inside{},
+          .backward_inside = cast && !join ? Inside{{times(n, 4), times(n, 4)}, "+0 +1 -0 -e +o -1"} : Inside{}};
 }
 // Compiled loss: the fp32 values live in registers; the logits, their maximum and the log-sum stay (fp32 per token).
 OpFacts cross_entropy_compiled(const Op& op, const Workload& w) {

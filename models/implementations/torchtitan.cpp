@@ -24,7 +24,9 @@ OpFacts rotary(const Op& op, const Workload& w) {
           .forward_launches = 3,
           .backward_launches = 4,
           .forward_traffic_bytes = traffic,
-          .backward_traffic_bytes = traffic};
+          .backward_traffic_bytes = traffic,
+          .forward_inside = {{times(n, 4), times(n, 4)}, "+0 +1 +o -0 -1"},
+          .backward_inside = {{times(n, 4), angles, times(n, 4)}, "+0 -y +1 +2 -0 -1 +o -2"}};
 }
 // Inductor has no code for complex products, so the product stays a kernel of its own between two fp32 tensors; only the
 // casts around it fuse with what views do. Memory as in eager, one launch less.

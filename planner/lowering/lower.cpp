@@ -142,20 +142,29 @@ class Lowering {
     dialect_->end_backward(b);
   }
 
+  Buffer value_info(std::int32_t v) const {
+    const TapeValue& value = tape_->values[at(v)];
+    Buffer info;
+    info.bytes = value.bytes;
+    info.kind = value.kind;
+    info.dtype = value.dtype;
+    info.tensor = value.tensor;
+    info.micro_batch = micro_batch_;
+    return info;
+  }
+
   void emit(StepBuilder& b, const TapeOp& t) {
     if (t.action == Action::recompute)
       for (std::int32_t p : model_.ops[at(t.graph_op)].params)
         if (unit_of_[at(p)] >= 0) dialect_->before_recompute(b, unit_of_[at(p)]);
     for (std::uint32_t k = 0; k < t.allocs.count; ++k) {
       const std::int32_t v = tape_->allocs[t.allocs.begin + k];
-      const TapeValue& value = tape_->values[at(v)];
-      Buffer info;
-      info.bytes = value.bytes;
-      info.kind = value.kind;
-      info.dtype = value.dtype;
-      info.tensor = value.tensor;
-      info.micro_batch = micro_batch_;
-      value_buffer_[at(v)] = b.allocate_new(info);
+      b.allocate(value_buffer_[at(v)] = b.declare(value_info(v)));
+    }
+    for (std::uint32_t k = 0; k < t.inner.count; ++k) {
+      const std::int32_t v = tape_->inner[t.inner.begin + k];
+      if (v >= 0) b.allocate_inside(value_buffer_[at(v)] = b.declare(value_info(v)));
+      else b.release_inside(value_buffer_[at(~v)]);
     }
     args_.clear();
     to_add_.clear();

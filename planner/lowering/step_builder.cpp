@@ -26,6 +26,9 @@ std::int32_t StepBuilder::issue(Operation header, std::span<const Arg> args) {
   header.allocs = {static_cast<std::uint32_t>(step_.allocs.size()), static_cast<std::uint32_t>(pending_allocs_.size())};
   step_.allocs.insert(step_.allocs.end(), pending_allocs_.begin(), pending_allocs_.end());
   pending_allocs_.clear();
+  header.inner = {static_cast<std::uint32_t>(step_.inner.size()), static_cast<std::uint32_t>(pending_inner_.size())};
+  step_.inner.insert(step_.inner.end(), pending_inner_.begin(), pending_inner_.end());
+  pending_inner_.clear();
   header.waits = {static_cast<std::uint32_t>(step_.waits.size()), 0};
   if (!header.host_only) {
     auto& waits = pending_waits_[static_cast<std::size_t>(header.stream)];

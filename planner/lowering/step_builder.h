@@ -41,6 +41,10 @@ class StepBuilder {
     return id;
   }
 
+  // Within the next operation that is issued, in the order of these calls.
+  void allocate_inside(std::int32_t buffer) { pending_inner_.push_back(buffer); }
+  void release_inside(std::int32_t buffer) { pending_inner_.push_back(~buffer); }
+
   // Frees after the last operation that was issued.
   void release(std::int32_t buffer) {
     step_.frees.push_back(buffer);
@@ -64,7 +68,7 @@ class StepBuilder {
  private:
   Program& program_;
   Step& step_;
-  std::vector<std::int32_t> pending_allocs_;
+  std::vector<std::int32_t> pending_allocs_, pending_inner_;
   std::array<std::vector<std::int32_t>, kStreams> pending_waits_;
   std::array<std::int32_t, kStreams> last_ = {-1, -1, -1, -1, -1};
   std::array<std::array<std::int32_t, kStreams>, kStreams> known_ = no_knowledge();   // [waiter][source]: latest operation known finished

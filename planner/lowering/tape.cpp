@@ -1,7 +1,9 @@
 #include "planner/lowering/tape.h"
 
 #include <algorithm>
+#include <array>
 #include <stdexcept>
+#include <string>
 #include <utility>
 
 #include "models/error.h"
@@ -139,7 +141,49 @@ class TapeBuilder {
     const std::int64_t extra = kept_[at(i)] ? f.result_extra_bytes : discarded ? 0 : f.saved_extra_bytes;
     extra_[at(i)] = extra > 0 ? new_value(extra, BufferKind::saved, DType::f32, -1) : -1;
     value_arg(extra_[at(i)], Access::write);
-    scratch_arg(f.forward_scratch_bytes + (kept_[at(i)] ? f.saved_extra_bytes - extra : 0));
+    const bool detailed = !f.forward_inside.script.empty() && !kept_[at(i)];
+    scratch_arg(detailed ? 0 : f.forward_scratch_bytes + (kept_[at(i)] ? f.saved_extra_bytes - extra : 0));
+    if (detailed) inside(f.forward_inside, op.outputs.size() == 1 ? one(output_value(op, again)) : Values{}, -1, {}, -1, extra_[at(i)]);
+  }
+
+  using Values = std::vector<std::int32_t>;
+  static Values one(std::int32_t v) { return {v}; }
+  std::int32_t output_value(const Op& op, bool again) const {
+    return (again ? recomputed_value_ : forward_value_)[at(op.outputs[0])];
+  }
+
+  // What an op's script says of the values of the op that was begun last.
+  void inside(const Inside& in, const Values& results, std::int32_t gradient, const Values& inputs, std::int32_t output, std::int32_t extra) {
+    const auto o = static_cast<std::int32_t>(tape_.ops.size()) - 1;
+    std::array<std::int32_t, 4> temporaries = {-1, -1, -1, -1};
+    const auto say = [&](std::int32_t value, bool appears) {
+      if (value >= 0) events_.push_back({o, appears ? value : ~value});
+    };
+    for (std::size_t at_word = 0; at_word + 1 < in.script.size();) {
+      const std::size_t end = std::min(in.script.find(' ', at_word), in.script.size());
+      const std::string_view word = in.script.substr(at_word, end - at_word);
+      at_word = end + 1;
+      const bool appears = word[0] == '+';
+      const auto digit = [&](std::size_t k) { return static_cast<std::size_t>(word[k] - '0'); };
+      const char what = word.size() > 1 ? word[1] : ' ';
+      if (what >= '0' && what <= '3') {
+        std::int32_t& t = temporaries[digit(1)];
+        if (appears && in.bytes[digit(1)] > 0) {
+          t = new_value(in.bytes[digit(1)], BufferKind::scratch, dtype_, -1);
+          spans_.push_back({t, o, o});
+        }
+        say(t, appears);
+      } else if (what == 'o') {
+        for (std::size_t k = 0; k < results.size(); ++k)
+          if (word.size() == 2 || digit(2) == k) say(results[k], appears);
+      } else if (what == 'i') {
+        if (digit(2) < inputs.size()) say(inputs[digit(2)], appears);
+      } else if (what == 'e' || what == 'y' || what == 'r') {
+        say(what == 'e' ? extra : what == 'y' ? gradient : output, appears);
+      } else {
+        throw std::logic_error("tape: '" + std::string(word) + "' in the memory script of " + std::string(name(model_.ops[at(tape_.ops.back().graph_op)].kind)));
+      }
+    }
   }
 
   bool reads_kept(const Op& op) const {
@@ -225,10 +269,20 @@ class TapeBuilder {
       value_arg(f.saved_outputs >> k & 1 ? seen(op.outputs[k], again) : -1, Access::read);
     for (std::int32_t p : op.params) arg(Kind::parameter, p, Access::read);
     value_arg(extra_[at(i)], Access::read);
-    scratch_arg(f.backward_scratch_bytes);
+    const bool detailed = !f.backward_inside.script.empty();
+    scratch_arg(detailed ? 0 : f.backward_scratch_bytes);
     if (made_again_[at(i)] >= 0) spans_.push_back({made_again_[at(i)], -1, static_cast<std::int32_t>(tape_.ops.size()) - 1});
     std::vector<std::pair<std::int32_t, std::int32_t>> to_add;
+    const std::size_t gradients = tape_.args.size();
     for (std::int32_t in : op.inputs) input_gradient(in, passes_gradient_through(op.kind), to_add);
+    if (detailed) {
+      Values results, saved;
+      for (std::size_t k = 0; k < op.inputs.size(); ++k) {
+        results.push_back(tape_.args[gradients + k].id);
+        saved.push_back(f.saved_inputs >> k & 1 ? seen(op.inputs[k], again) : -1);
+      }
+      inside(f.backward_inside, results, out_gradient, saved, f.saved_outputs & 1 ? seen(op.outputs[0], again) : -1, extra_[at(i)]);
+    }
     for (std::int32_t p : op.params)
       arg(model_.parameters[at(p)].trainable ? Kind::gradient : Kind::absent, model_.parameters[at(p)].trainable ? p : -1, Access::write);
     for (auto [from, into] : to_add) add(from, into);
@@ -295,8 +349,26 @@ class TapeBuilder {
       for (const TapeArg& a : tape_.args_of(tape_.ops[o]))
         if (a.kind == Kind::value) touch(a.id, static_cast<std::int32_t>(o));
     for (const Span& s : spans_) touch(s.value, s.from), touch(s.value, s.to);
+    place_inner(first, last);
     bucket(first, &TapeOp::allocs, tape_.allocs);
     bucket(last, &TapeOp::frees, tape_.frees);
+  }
+
+  // Events inside of ops: a value that appears or goes with the op does so there, not around it.
+  void place_inner(std::vector<std::int32_t>& first, std::vector<std::int32_t>& last) {
+    for (std::size_t e = 0; e < events_.size();) {
+      TapeOp& op = tape_.ops[at(events_[e].op)];
+      op.inner.begin = static_cast<std::uint32_t>(tape_.inner.size());
+      const std::int32_t here = events_[e].op;
+      for (; e < events_.size() && events_[e].op == here; ++e) {
+        const std::int32_t v = events_[e].value;
+        std::int32_t& end = v >= 0 ? first[at(v)] : last[at(~v)];
+        if (end != here) continue;
+        end = -1;
+        tape_.inner.push_back(v);
+        ++op.inner.count;
+      }
+    }
   }
 
   // Lists the values of each op, those with a smaller index first.
@@ -327,6 +399,8 @@ class TapeBuilder {
   std::vector<std::int32_t> unread_;                                     // by value: tensors whose gradient it is and that are still to be read
   std::vector<std::int32_t> extra_, made_again_;                         // by op: the latest run's; what a kept op's recomputation makes
   std::vector<char> kept_;                                               // by op: its result survives until backward
+  struct Event { std::int32_t op = -1, value = -1; };                   // by tape op; value v appears, ~v goes
+  std::vector<Event> events_;
   std::vector<Span> spans_;
   Tape tape_;
 };

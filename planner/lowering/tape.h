@@ -36,14 +36,14 @@ struct TapeArg {
 struct TapeOp {
   Action action{};                           // load_batch, forward, recompute, backward or add_gradient
   std::int32_t graph_op = -1;
-  Slice args, allocs, frees;                 // allocs and frees index values
+  Slice args, allocs, inner, frees;          // allocs and frees index values; inner: v appears, ~v goes (Step::inner)
 };
 
 struct Tape {
   std::vector<TapeOp> ops;
   std::vector<TapeArg> args;
   std::vector<TapeValue> values;
-  std::vector<std::int32_t> allocs, frees;
+  std::vector<std::int32_t> allocs, inner, frees;
   // Tape ops of graph op i: forward ops[forward_of[i]]; backward (recomputation first) ops[backward_begin[i] .. backward_end[i]),
   // possibly none. ops[0] is load_batch.
   std::vector<std::uint32_t> forward_of, backward_begin, backward_end;
