@@ -74,7 +74,7 @@ def further_arguments(model, more):
     named = {name.replace("_checkpoint_wrapped_module.", ""): p for name, p in model.named_parameters()}
     ignored = {p for name, p in named.items() for i in more.get("ignored", []) if name == i or name.startswith(i + ".")}
     dims = {id(named[name]): dim for name, dim in more.get("shard_dims", {}).items() if name in named}
-    arguments = {"offload_policy": CPUOffloadPolicy()} if more.get("offload") else {}
+    arguments = {"offload_policy": CPUOffloadPolicy(pin_memory=torch.cuda.is_available())} if more.get("offload") else {}
     if ignored:
         arguments["ignored_params"] = ignored
     if dims:

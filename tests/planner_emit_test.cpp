@@ -109,6 +109,21 @@ std::vector<Case> cases() {
   p = naive_plan(plain, {.ranks = 2, .seq_len = 16, .micro_batches = {1, 2}, .dialect = Dialect::ddp});
   p.grad_sync = GradSync::last;
   add("ddp", plain, p);
+  p = plan_of(plain, "block", 2);
+  p.units.insert(p.units.begin(), {{"model.embed_tokens"}, Reshard::yes});
+  p.units[0].unshard_in_backward = false;
+  p.units[1].grad_sync = GradSync::last;
+  p.units[1].reshard_after_backward = false;
+  p.units[1].forward_prefetch = {"model.layers.1"};
+  p.units[2].gradient_divide_factor = 3;
+  p.units[2].backward_prefetch = {"model.layers.0", "model.embed_tokens"};
+  p.micro_batches = {1, 2};
+  p.param_dtype = DType::f32;
+  p.ignored = {"model.norm"};
+  p.shard_dims = {{"model.layers.0.mlp.down_proj.weight", 1}};
+  p.reduce_scatter_buffers = 2;
+  p.separate_reduce_scatter = p.force_sum_reduction = p.offload = true;
+  add("every_choice", plain, p);
   const ModelGraph qwen = model_from_config(
       R"({"model_type": "qwen2", "vocab_size": 60, "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
           "max_position_embeddings": 64, "rms_norm_eps": 1e-6, "rope_theta": 1000000.0, "hidden_act": "silu", "tie_word_embeddings": true, "use_sliding_window": false})",
