@@ -37,12 +37,9 @@ PlanWords in_double(PlanWords w) {
 }
 
 // The recorded runs have 24 sequences in a step. fp64: sums in another order differ by some 1e-15; 1e-10 is what a run must keep.
-void check_equals_pytorch(const Recorded& r, const PlanWords& words) {
+void check_equals_pytorch(const Recorded& r, const ShardingPlan& plan) {
   CAPTURE(r.title);
-  CAPTURE(words.shard);
-  CAPTURE(words.replicate);
-  CAPTURE(words.wrap);
-  const RunResult result = execute(r.model, make_plan(r.model, in_double(words)), five_steps());
+  const RunResult result = execute(r.model, plan, five_steps());
   const auto losses = r.values["losses"].get<std::vector<double>>();
   CHECK(distance(result.measurement.losses, losses) <= 1e-10);
   for (const NamedTensor& g : result.first_gradients) {
@@ -57,6 +54,13 @@ void check_equals_pytorch(const Recorded& r, const PlanWords& words) {
     if (r.values["final_values"].contains(p.name))
       CHECK(distance(p.values, r.values["final_values"][p.name].get<std::vector<double>>()) <= 1e-10);
   }
+}
+
+void check_equals_pytorch(const Recorded& r, const PlanWords& words) {
+  CAPTURE(words.shard);
+  CAPTURE(words.replicate);
+  CAPTURE(words.wrap);
+  check_equals_pytorch(r, make_plan(r.model, in_double(words)));
 }
 
 }  // namespace
@@ -82,6 +86,38 @@ TEST_CASE("every way to run the same step equals PyTorch's") {
     check_equals_pytorch(
         r,
         {.replicate = 2, .checkpointing = "full", .micro_batches = {4, 8}, .grad_sync = GradSync::last, .dialect = Dialect::ddp});
+  }
+}
+
+TEST_CASE("fsdp2's run-time switches change the order of work, not the result") {
+  for (const Recorded& r : recorded_models()) {
+    const ShardingPlan plan = make_plan(r.model, in_double({.shard = 2, .replicate = 2, .reshard = Reshard::yes, .micro_batches = {3, 2, 1}}));
+    const auto with = [&](auto change) {
+      ShardingPlan p = plan;
+      change(p);
+      check_equals_pytorch(r, p);
+    };
+    const std::string first = plan.units.front().modules.front(), second = plan.units[1].modules.front();
+    with([](ShardingPlan& p) { p.reduce_scatter_buffers = 3; });
+    with([](ShardingPlan& p) { p.force_sum_reduction = true; });
+    with([](ShardingPlan& p) {
+      for (Unit& u : p.units) u.reshard_after_backward = false;
+    });
+    with([](ShardingPlan& p) {
+      for (Unit& u : p.units) u.reshard_after_forward = Reshard::no, u.reshard_after_backward = false;
+      p.grad_sync = GradSync::last;
+    });
+    with([](ShardingPlan& p) {
+      p.units[0].grad_sync = GradSync::last;
+      p.units[1].grad_sync = GradSync::reduce_scatter_only;
+    });
+    with([&](ShardingPlan& p) {
+      p.units.back().forward_prefetch = {second, first};
+      p.units.front().forward_prefetch = {first, second};
+      p.units[1].backward_prefetch = {second, first};
+      p.units.front().backward_prefetch = {second};                     // in vain: its backward is over
+    });
+    with([](ShardingPlan& p) { p.torch = {2, 7}; });
   }
 }
 
