@@ -8,8 +8,11 @@
 #include <random>
 #include <set>
 
+#include "models/catalog.h"
 #include "models/implementation.h"
 #include "planner/lower.h"
+#include "planner/search.h"
+#include "simulator/engine.h"
 #include "simulator/memory.h"
 #include "simulator/race.h"
 #include "tests/refusal.h"
@@ -348,6 +351,8 @@ TEST_CASE("properties over every choice: race-free in an arena, closed memory, n
   const unsigned seed = 20261121;
   std::mt19937 random(seed);
   CAPTURE(seed);
+  const ClusterSpec cluster = load_cluster("dgx-h100", 8);
+  const Costs costs = default_costs(cluster);
   for (int trial = 0; trial < 600; ++trial) {
     CAPTURE(trial);
     const auto pick = [&](int n) { return static_cast<int>(random() % static_cast<unsigned>(n)); };
@@ -360,6 +365,11 @@ TEST_CASE("properties over every choice: race-free in an arena, closed memory, n
     const ProgramMemory memory = replay_memory(program);
     assign_arena(program);
     CHECK(program.arena_bytes >= memory.peak);
+    CHECK(memory_lower_bound(model, plan, impl).count() <= memory.peak);
+    if (trial % 4 == 0) {                    // the host and the streams wait for nothing that never happens
+      const std::vector<Demand> demands = demands_of(program.steady_step, program, {model, plan, impl, cluster, costs});
+      CHECK(simulate(program.steady_step, demands).duration > 0);
+    }
     const auto races = find_races(program);
     if (!races.empty()) {
       const Step& step = races[0].step == 0 ? program.init : races[0].step == 1 ? program.first_step : program.steady_step;

@@ -83,10 +83,13 @@ MemoryFloor memory_floor(const ModelGraph& model, const ShardingPlan& plan, cons
   for (std::size_t u = 0; u < layouts.size(); ++u) {
     const UnitLayout& l = layouts[u];
     const std::int64_t whole = times(times(l.shard_elements, l.shards), compute);
-    add(floor.states, times(l.shard_elements, master));
-    add(floor.states, times(l.local_elements(0), moments * master));
-    add(floor.gradients, times(l.shard_elements, master));
-    add(numel, l.numel);
+    if (!plan.offload) {
+      add(floor.states, times(l.shard_elements, master));
+      add(floor.states, times(l.local_trained_elements(0), moments * master));
+      add(floor.gradients, times(l.reduce_elements, master));
+    }
+    for (const ShardedParam& p : l.params)
+      if (p.trainable) add(numel, p.numel());
     if (sharded && stays_gathered(plan.units[u], l)) add(floor.gathered, whole);
     if (sharded) floor.largest_unit = std::max(floor.largest_unit, times(whole, 2));
   }
