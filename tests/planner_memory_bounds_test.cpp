@@ -2,6 +2,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <array>
 #include <random>
 
 #include "models/implementation.h"
@@ -46,7 +47,8 @@ ModelGraph transformer() {
   for (const Block& m : blocks) {
     const auto normed = b.layer_norm(m.norm_1, x, 1e-5);
     const auto q = b.linear(m.q, normed), k = b.linear(m.k, normed), v = b.linear(m.v, normed);
-    x = b.add(m.self, x, b.linear(m.o, b.attention(m.attention, {q, k, v}, {.heads = heads, .kv_heads = heads, .head_dim = width / heads})));
+    const auto mixed = b.attention(m.attention, {q, k, v}, {.heads = heads, .kv_heads = heads, .head_dim = width / heads});
+    x = b.add(m.self, x, b.linear(m.o, mixed));
     x = b.add(m.self, x, b.linear(m.down, b.gelu(m.ffn, b.linear(m.up, b.layer_norm(m.norm_2, x, 1e-5)), false)));
   }
   return b.finish(b.linear(head, b.layer_norm(norm, x, 1e-5)), vocab, positions, "transformer");
@@ -98,7 +100,7 @@ TEST_CASE("the bounds of PyTorch's memory test hold, and are not far away") {
   {
     const Measured m = measured(Reshard::yes, false);
     CHECK(m.sharded <= S + B);
-    CHECK(m.sharded == S);                           // no padding: every first dimension is even; PyTorch's slack is for the init itself
+    CHECK(m.sharded == S);                           // nothing is padded; PyTorch's slack is for moving a block before it is sharded
     CHECK(m.forward <= 3 * B + X + S + buffer);
     // At a block's entry: the root whole, the all-gather output of the block before and of this one; later this one and its copy.
     CHECK(m.forward >= S + X + 2 * B);
@@ -110,7 +112,7 @@ TEST_CASE("the bounds of PyTorch's memory test hold, and are not far away") {
     CHECK(m.backward <= S + B / 2 + 2 * X + 4 * B + small);
     CHECK(m.optimizer <= 4 * S + buffer);
     CHECK(m.optimizer >= 4 * S);
-    CHECK(m.optimizer <= 4 * S + small);             // fused: no temporaries (the test's single-tensor Adam has two of its largest parameter)
+    CHECK(m.optimizer <= 4 * S + small);             // fused: no temporaries; the test's Adam has two of its largest parameter
     CHECK(m.after_zero_grad <= 3 * S + 2 * buffer);
     CHECK(m.after_zero_grad == 3 * S);
   }
@@ -189,9 +191,11 @@ TEST_CASE("closed forms bound the memory of generated plans, and some plan comes
   double closest = 0;
   for (int trial = 0; trial < 300; ++trial) {
     CAPTURE(trial);
-    const ModelGraph model = toy::model({.blocks = 2 + pick(5), .vocab = 5 + pick(40), .width = 16 + pick(60), .hidden = 64 + pick(200), .tied = pick(2) == 0});
+    const toy::Shape shape{.blocks = 2 + pick(5), .vocab = 5 + pick(40), .width = 16 + pick(60), .hidden = 64 + pick(200), .tied = pick(2) == 0};
+    const ModelGraph model = toy::model(shape);
     ShardingPlan plan = toy::plan(model, 2 + pick(6), 1 + pick(3));
-    for (Unit& u : plan.units) u.reshard_after_forward = std::array{Reshard::automatic, Reshard::yes, Reshard::no}[static_cast<std::size_t>(pick(3))];
+    const std::array choices{Reshard::automatic, Reshard::yes, Reshard::no};
+    for (Unit& u : plan.units) u.reshard_after_forward = choices[static_cast<std::size_t>(pick(3))];
     if (pick(2) == 0)
       for (Unit& u : plan.units) u.reshard_after_forward = Reshard::automatic;
     plan.seq_len = 1 + pick(3);

@@ -17,6 +17,7 @@
 #include "models/catalog.h"
 #include "models/implementation.h"
 #include "planner/lower.h"
+#include "simulator/memory.h"
 
 using namespace fsdp;
 using Json = nlohmann::json;
@@ -92,7 +93,8 @@ class Replay {
   [[nodiscard]] Sizes now() const {
     Sizes s = now_;
     if (batch_) s[input] = 2 * 8 * plan_.micro_batches[0] * plan_.seq_len;
-    if (stepped_) s[optimizer_step] = 4 * std::count_if(model_.parameters.begin(), model_.parameters.end(), [](const Parameter& p) { return p.trainable; });
+    if (stepped_)
+      for (const Parameter& p : model_.parameters) s[optimizer_step] += p.trainable ? 4 : 0;
     for (const auto& [block, bytes] : held_) s[activation] += bytes;
     s[unsharded_grad] += norms_;
     s[unsharded_grad] -= waiting_;
@@ -101,7 +103,11 @@ class Replay {
     return s;
   }
 
-  struct StepMemory { std::vector<Moment> moments; Sizes at_peak{}; };
+  struct StepMemory {
+    std::vector<Moment> moments;
+    Sizes at_peak{};
+    std::int64_t program_peak = 0;           // without what is added here
+  };
   StepMemory run(const Step& step) {
     out_ = {};
     step_ = &step;
@@ -112,6 +118,7 @@ class Replay {
       const Operation& op = step.ops[i];
       if (op.action == Action::load_batch) batch_ = true;
       for (std::int32_t b : step.allocs_of(op)) change(b, +1);
+      out_.program_peak = std::max(out_.program_peak, std::accumulate(now_.begin(), now_.end(), std::int64_t{0}));
       const Sizes here = op.action == Action::gather_copy_out && plan_.shard() == 1 ? one_by_one(step.args_of(op)) : now();
       if (total(here) > total(out_.at_peak) && op.action != Action::cast_shard) out_.at_peak = here;
       widened_ = late(op.micro_batch);
@@ -122,13 +129,12 @@ class Replay {
       if (op.action == Action::backward) note_unsaved(op, -1);
       frees(i);
       if (op.action == Action::forward) last_forward = op.graph_op;
-      const Action following = i + 1 < n ? step.ops[i + 1].action : Action::reduce_loss;
-      if ((op.action == Action::forward || op.action == Action::keep_shard) && following != Action::keep_shard)   // a unit's hooks included
+      const Action next = i + 1 < n ? step.ops[i + 1].action : Action::reduce_loss;
+      if ((op.action == Action::forward || op.action == Action::keep_shard) && next != Action::keep_shard)   // after the unit's hooks
         release_held(last_forward, /*backward=*/false);
       if (op.action == Action::zero_gradients) note("zero", -1);
       if (ends_copy_out(i)) note("unshard", op.unit);
       if (op.action == Action::forward && op.graph_op + 1 == static_cast<std::int32_t>(model_.ops.size())) note("forward", -1);
-      const Action next = i + 1 < n ? step.ops[i + 1].action : Action::reduce_loss;
       const bool ends = next == Action::load_batch || next == Action::init_optimizer || next == Action::optimizer;
       if (ends && op.action != Action::init_optimizer && op.action != Action::optimizer && op.action != Action::zero_gradients) {
         batch_ = false;
@@ -158,7 +164,8 @@ class Replay {
 
   // Gradients are converted as they come where they wait for a later micro-batch, unless there are some to add to.
   bool late(std::int16_t micro_batch) const {
-    return plan_.grad_sync == GradSync::last && plan_.reduce_dtype != plan_.param_dtype && micro_batch == 0 && plan_.micro_batches.size() > 1;
+    const bool waits = plan_.grad_sync == GradSync::last && plan_.micro_batches.size() > 1;
+    return waits && plan_.reduce_dtype != plan_.param_dtype && micro_batch == 0;
   }
 
   // One rank: parameter after parameter is cast, copied, and the cast is freed.
@@ -179,7 +186,8 @@ class Replay {
   // What the CPU's rms_norm in 2-byte types does not save where its input needs no gradient: its input in fp32 and 1/rms.
   void note_unsaved(const Operation& op, int sign) {
     const Op& norm = model_.ops[static_cast<std::size_t>(op.graph_op)];
-    if (norm.kind != OpKind::rms_norm || plan_.param_dtype == DType::f32 || !model_.parameters[static_cast<std::size_t>(norm.params[0])].trainable) return;
+    if (norm.kind != OpKind::rms_norm || plan_.param_dtype == DType::f32) return;
+    if (!model_.parameters[static_cast<std::size_t>(norm.params[0])].trainable) return;
     const Tensor& in = model_.tensors[static_cast<std::size_t>(norm.inputs[0])];
     if (!in.requires_grad) unsaved_ += sign * 4 * plan_.micro_batches[0] * plan_.seq_len * (in.width + norm.shape.groups);
   }
@@ -230,7 +238,8 @@ class Replay {
       change(list[k], -1);
       hold(b, op);
       if (b.kind != BufferKind::unsharded_parameter) continue;
-      const bool more = k + 1 < list.size() && buffer(list[k + 1]).kind == BufferKind::unsharded_parameter && buffer(list[k + 1]).unit == b.unit;
+      const Buffer* following = k + 1 < list.size() ? &buffer(list[k + 1]) : nullptr;
+      const bool more = following != nullptr && following->kind == BufferKind::unsharded_parameter && following->unit == b.unit;
       const Operation* next = i + 1 < step_->ops.size() ? &step_->ops[i + 1] : nullptr;      // integer reshard: one per parameter
       if (!more && (next == nullptr || next->action != Action::keep_shard || op.action != Action::keep_shard || next->unit != b.unit))
         note("reshard", b.unit);
@@ -325,6 +334,7 @@ TEST_CASE("memory of fsdp2 by category is what PyTorch's fully_shard holds") {
     const ShardingPlan plan = plan_of(config, model);
     const Program program = lower(model, plan, find_implementation("torch-cpu", false, "test"));
     Replay replay(program, model, plan);
+    const ProgramMemory replayed = replay_memory(program);
     CHECK(replay.now() == g["init"].get<Sizes>());
     for (const std::string which : {"first", "steady"}) {
       CAPTURE(which);
@@ -356,6 +366,7 @@ TEST_CASE("memory of fsdp2 by category is what PyTorch's fully_shard holds") {
         CHECK(ours == expected);
       }
       const std::int64_t ours = total(memory.at_peak), expected = total(peak);
+      CHECK(memory.program_peak == (which == "first" ? replayed.first_step : replayed.steady_step).peak());
       CHECK(std::accumulate(peak.begin(), peak.end(), std::int64_t{0}) == theirs["peak"].get<std::int64_t>());
       CHECK_MESSAGE(ours == expected,
                     fmt::format("{:26} {:6} order matched, our peak {:12}, PyTorch's {:12}, difference {:+} ({:+.2f} %)", name, which, ours, expected,

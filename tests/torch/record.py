@@ -72,7 +72,8 @@ def report(name, before, after):
     try:
         lines = sorted(differences(json.loads(before), json.loads(after))) or ["same values, other text"]
     except ValueError:
-        diff = difflib.unified_diff(before.decode(errors="replace").splitlines(), after.decode(errors="replace").splitlines(), lineterm="", n=0)
+        old, new = (text.decode(errors="replace").splitlines() for text in (before, after))
+        diff = difflib.unified_diff(old, new, lineterm="", n=0)
         lines = [line for line in diff if not line.startswith(("---", "+++", "@@"))]
     print(f"  {name}: {len(lines)} differences")
     for line in lines[:12]:
