@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <fstream>
 #include <nlohmann/json.hpp>
-#include <set>
 
 #include "models/catalog.h"
 #include "models/implementation.h"
@@ -25,10 +24,12 @@ struct Moment {
 };
 
 // Walks a step in host order. What PyTorch holds and a Program does not is added: the training loop keeps ids and targets to the end of
-// a micro-batch. Scalars are left out on both sides: losses, and the counters of AdamW.
+// a micro-batch; Python keeps a block's input until the block returns, which shows in 2-byte types, where the CPU's rms_norm saves
+// an fp32 copy instead. Scalars are left out on both sides: losses, and the counters of AdamW.
 class Replay {
  public:
   Replay(const Program& program, const ModelGraph& model, const ShardingPlan& plan) : p_(program), model_(model), plan_(plan) {
+    if (plan.param_dtype == DType::bf16) block_input_ = plan.micro_batches[0] * plan.seq_len * model.ops[0].shape.width * 2;
     run(program.init);
     run(program.first_step);
   }
@@ -44,14 +45,18 @@ class Replay {
       for (std::int32_t b : step.allocs_of(op)) change(b, +1);
       peak_ = std::max(peak_, now());
       if (op.action == Action::all_gather) note("gather", op.unit);
-      bool reduced = false;
+      // The last flat gradient that a reduction frees is autograd's, which lets go of it after the hook.
+      std::int32_t held = -1;
       for (std::int32_t b : step.frees_of(op)) {
-        change(b, -1);
         const Buffer& buffer = p_.buffers[static_cast<std::size_t>(b)];
-        if (buffer.kind == BufferKind::unsharded_parameter) note("free", buffer.unit);
-        reduced = reduced || (buffer.kind == BufferKind::gradient && buffer.param < 0 && op.action != Action::scatter_copy_in && op.stream != Stream::compute);
+        if (buffer.kind == BufferKind::gradient && buffer.param < 0 && op.stream != Stream::compute && plan_.shard() > 1) held = b;
       }
-      if (reduced && plan_.shard() > 1) note("reduce", op.unit);
+      for (std::int32_t b : step.frees_of(op)) {
+        const Buffer& buffer = p_.buffers[static_cast<std::size_t>(b)];
+        if (b == held) note("reduce", op.unit);
+        change(b, -1);
+        if (buffer.kind == BufferKind::unsharded_parameter) note("free", buffer.unit, op.action == Action::forward ? block_input_ : 0);
+      }
       if (op.action == Action::zero_gradients) note("zero", -1);
       if (op.action == Action::forward && op.graph_op + 1 == static_cast<std::int32_t>(model_.ops.size())) note("forward", -1);
       const bool in_backward = op.action != Action::zero_gradients && op.action != Action::optimizer && op.action != Action::init_optimizer;
@@ -68,7 +73,7 @@ class Replay {
 
  private:
   [[nodiscard]] std::int64_t now() const { return now_ + batch_; }
-  void note(const char* name, std::int32_t unit) { moments_.push_back({name, unit, now()}); }
+  void note(const char* name, std::int32_t unit, std::int64_t held = 0) { moments_.push_back({name, unit, now() + held}); }
   void change(std::int32_t id, int sign) {
     const Buffer& b = p_.buffers[static_cast<std::size_t>(id)];
     if (b.kind != BufferKind::scalar && b.kind != BufferKind::batch) now_ += sign * b.bytes;
@@ -77,7 +82,7 @@ class Replay {
   const Program& p_;
   const ModelGraph& model_;
   const ShardingPlan& plan_;
-  std::int64_t now_ = 0, batch_ = 0, peak_ = 0;
+  std::int64_t now_ = 0, batch_ = 0, block_input_ = 0, peak_ = 0;
   std::vector<Moment> moments_;
 };
 

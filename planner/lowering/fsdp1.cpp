@@ -232,6 +232,7 @@ class Fsdp1 final : public DialectHooks {
     reshard(b, u, units_.sharded() && (sync_ || units_[u].full_shard));
     if (units_.c.plan.backward_post) prefetch_backward(b, u);
     if (sync_) fsdp1_reduce(units_, b, u, last_);
+    if (units_[u].added >= 0) b.release(std::exchange(units_[u].added, -1));
   }
 
   // The host waits for the gradients that are on their way to it; what they came from is dropped.

@@ -67,7 +67,7 @@ void reduce_sharded(Fsdp1Units& units, StepBuilder& b, std::int32_t u) {
     s.on_device = out;
   }
   s.has_sharded_gradient = true;
-  for (std::int32_t id : done) b.release(id);
+  for (auto id = done.rbegin(); id != done.rend(); ++id) b.release(*id);   // autograd's own last
 }
 
 // Every rank holds everything: the gradient is summed over all ranks where it is.
@@ -162,7 +162,7 @@ void fsdp1_flatten(Fsdp1Units& units, StepBuilder& b, std::int32_t u) {
     return;
   }
   b.issue(units.op(Action::add_gradient, Stream::compute, u), {{Arg{flat}, Arg{s.flat_gradient, Access::accumulate}}});
-  b.release(flat);
+  s.added = flat;
 }
 
 void fsdp1_reduce(Fsdp1Units& units, StepBuilder& b, std::int32_t u, bool last_micro_batch) {

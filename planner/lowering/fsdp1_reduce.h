@@ -17,7 +17,7 @@ namespace fsdp {
 // What a kernel that makes a parameter's gradient writes to, or adds to.
 [[nodiscard]] Arg fsdp1_gradient(Fsdp1Units&, StepBuilder&, std::int32_t unit, std::size_t position, std::int32_t param);
 
-// Concatenates the pieces and adds what earlier micro-batches left unreduced.
+// Concatenates the pieces and adds the result to what earlier micro-batches left unreduced; then it is in Fsdp1Unit::added.
 void fsdp1_flatten(Fsdp1Units&, StepBuilder&, std::int32_t unit);
 
 // Reduces the flat gradient; the last micro-batch's result ends in the unit's sharded_gradient.

@@ -15,6 +15,7 @@ struct Fsdp1Unit {
   bool prefetched = false, needs_forward = false, needs_backward = false;   // PyTorch's flags of those names
   std::vector<std::int32_t> pieces;          // per parameter: its gradient until autograd concatenates all; -1: not live
   std::int32_t flat_gradient = -1;           // unsharded, of this micro-batch and those before it that were not reduced; -1: not live
+  std::int32_t added = -1;                   // what autograd has just added to it and holds until its hooks have run
   std::int32_t sharded_gradient = -1;
   bool has_sharded_gradient = false;         // live in this step
   std::int32_t on_device = -1;               // offload: the sharded gradient until the end of backward

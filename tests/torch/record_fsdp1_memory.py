@@ -8,7 +8,7 @@ appear, change size and go away; what is freed counts as gone at once, as in PyT
     python tests/torch/record_fsdp1_memory.py --write    records it again
 
 Moments, [name, unit, bytes], taken just after: zero (zero_grad), gather (a unit's all-gather was issued), free (of its gathered
-parameter), reduce (its gradients' reduction was issued), forward (of a micro-batch), backward (of a micro-batch), step. Scalars
+parameter), reduce (its gradients' reduction was issued; autograd lets go of the flat gradient next), forward (of a micro-batch), backward (of a micro-batch), step. Scalars
 (the loss) are left out. `peak` is the most that is there at once in a step.
 """
 import contextlib
@@ -72,11 +72,9 @@ class Recording:
         _runtime_utils._post_backward_hook = reduced
         stack.callback(setattr, _runtime_utils, "_post_backward_hook", original)
 
-    def wrap(self, model):
+    def wrap(self, model, mesh):
         c = self.config
-        options = {}
-        if c["replicate"] > 1 and c["shard"] > 1:
-            options["device_mesh"] = init_device_mesh("cpu", (c["replicate"], c["shard"]), mesh_dim_names=("replicate", "shard"))
+        options = {"device_mesh": mesh} if mesh else {}
         if (c["param_dtype"], c["reduce_dtype"]) != ("fp32", "fp32"):
             options["mixed_precision"] = MixedPrecision(param_dtype=DTYPES[c["param_dtype"]], reduce_dtype=DTYPES[c["reduce_dtype"]])
         if c["checkpoint"]:
@@ -93,6 +91,8 @@ class Recording:
     def run(self):
         c, result = self.config, {}
         dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=c["shard"] * c["replicate"])
+        hybrid = c["replicate"] > 1 and c["shard"] > 1
+        mesh = init_device_mesh("cpu", (c["replicate"], c["shard"]), mesh_dim_names=("replicate", "shard")) if hybrid else None
         freqs = torch.zeros(c["seq_len"], 1, c["hidden"] // c["heads"] // 2, dtype=torch.complex64)
         self.tracker = Tracker(None)
         self.tracker.constants = [freqs.untyped_storage()]
@@ -103,7 +103,7 @@ class Recording:
             stack.callback(dist.destroy_process_group)
             stack.enter_context(self.tracker)
             self.patched(stack)
-            model = self.wrap(Llama(c, lambda: self))
+            model = self.wrap(Llama(c, lambda: self), mesh)
             optimizer = torch.optim.AdamW(model.parameters(), fused=True)
             for step in range(3):
                 gc.collect()
