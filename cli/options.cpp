@@ -32,7 +32,7 @@ constexpr FlagRow kPlan[] = {
     {"--grad-accum", &Flags::grad_accum, "micro-batches per step"},
     {"--global-batch", &Flags::global_batch, "sequences per step over all GPUs; any two of these three decide the third"},
     {"--dialect", &Flags::dialect, "order of work: fsdp2 (default; fsdp2@2.11 as that PyTorch does), fsdp1, ddp"},
-    {"--wrap", &Flags::wrap, "units: block | block:2 | class:NAME[,NAME] | params:1e8 | root | titan"},
+    {"--wrap", &Flags::wrap, "units: block | block:2 | class:NAME[=RESHARD][,NAME] | params:1e8[;leaf=NAME][;exclude=NAME] | root | titan; P|Q: what either wants"},
     {"--reshard-after-forward", &Flags::reshard, "auto (what the wrap policy says) | true | false | ranks that keep a unit together, for every unit"},
     {"--replicate", &Flags::replicate, "replicas of the sharded model (hybrid sharding)"},
     {"--grad-sync", &Flags::grad_sync, "every | last | reduce-scatter-only, over micro-batches"},
