@@ -1,4 +1,5 @@
-// Hugging Face Accelerate's YAML (`accelerate launch --config_file`), keys of its FullyShardedDataParallelPlugin, FSDP versions 1 and 2.
+// Hugging Face Accelerate's YAML (`accelerate launch --config_file`), keys of its FullyShardedDataParallelPlugin, FSDP versions 1
+// and 2.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -15,7 +16,7 @@ struct WrapKeys {
   std::string policy;   // TRANSFORMER_BASED_WRAP, SIZE_BASED_WRAP or NO_WRAP
   std::string classes;  // comma list
   bool exact = true;
-  std::string size = "";// of SIZE_BASED_WRAP, in parameters
+  std::string size = "";  // of SIZE_BASED_WRAP, in parameters
 };
 
 std::vector<std::vector<std::string>> modules_of(const std::vector<Unit>& units) {
@@ -73,16 +74,23 @@ bool recomputes(const ShardingPlan& plan, const ModelGraph& model) {
 // Less common choices that the plugin has no key for.
 void list_new_choices(const ShardingPlan& plan, std::vector<std::string>& list) {
   const auto any_unit = [&](auto&& has) { return std::any_of(plan.units.begin(), plan.units.end(), has); };
-  if (any_unit([](const Unit& u) { return u.reshard_after_forward.ranks > 1; })) list.push_back("resharding to a smaller group of ranks: it is full here");
-  if (any_unit([](const Unit& u) { return !u.reshard_after_backward || !u.unshard_in_backward || u.grad_sync || u.gradient_divide_factor; }))
-    list.push_back("switches of single units (reshard after backward, unshard in backward, gradient sync, divide factor): set them in your script");
+  if (any_unit([](const Unit& u) { return u.reshard_after_forward.ranks > 1; }))
+    list.push_back("resharding to a smaller group of ranks: it is full here");
+  if (any_unit([](const Unit& u) {
+        return !u.reshard_after_backward || !u.unshard_in_backward || u.grad_sync || u.gradient_divide_factor;
+      }))
+    list.push_back(
+        "switches of single units (reshard after backward, unshard in backward, gradient sync, divide factor): set them in your "
+        "script");
   if (any_unit([](const Unit& u) { return !u.forward_prefetch.empty() || !u.backward_prefetch.empty(); }))
     list.push_back("prefetch lists of units: set them in your script");
   if (!plan.checkpointed.empty() && plan.checkpoint_policy != CheckpointPolicy::full)
-    list.push_back(fmt::format("recomputation by the policy {}: whole modules are recomputed here", name(plan.checkpoint_policy)));
+    list.push_back(
+        fmt::format("recomputation by the policy {}: whole modules are recomputed here", name(plan.checkpoint_policy)));
   if (plan.loss_chunks > 1) list.push_back(fmt::format("a loss computed in {} chunks", plan.loss_chunks));
   if (!plan.ignored.empty())
-    list.push_back(fmt::format("ignored modules or parameters ({}): set ignored_modules of the plugin in your script", join(plan.ignored, ", ")));
+    list.push_back(fmt::format("ignored modules or parameters ({}): set ignored_modules of the plugin in your script",
+                               join(plan.ignored, ", ")));
   if (!plan.shard_dims.empty()) list.push_back("parameters that are sharded on another dimension than the first");
   if (plan.reduce_scatter_buffers != 1) list.push_back(fmt::format("{} reduce-scatter buffers", plan.reduce_scatter_buffers));
   if (plan.separate_reduce_scatter) list.push_back("a communicator for reduce-scatter alone");
@@ -95,11 +103,14 @@ std::vector<std::string> missing(const ShardingPlan& plan, const ModelGraph& mod
   std::vector<std::string> list;
   const bool fsdp2 = plan.dialect == Dialect::fsdp2, fsdp1 = plan.dialect == Dialect::fsdp1;
   if (!wrap.exact)
-    list.push_back(std::string("the plan's units (groups of modules, or some modules of a class): the nearest wrap by class is written instead") +
-                   (fsdp2 ? "; use --emit pytorch for the units" : ""));
+    list.push_back(
+        std::string(
+            "the plan's units (groups of modules, or some modules of a class): the nearest wrap by class is written instead") +
+        (fsdp2 ? "; use --emit pytorch for the units" : ""));
   const auto differs = [&](const Unit& u) { return reshards(u) != reshard; };
   if ((fsdp2 || fsdp1) && std::any_of(plan.units.begin(), plan.units.end() - 1, differs))
-    list.push_back(fmt::format("{} per unit: one value holds for all units", fsdp1 ? "a sharding strategy" : "reshard after forward"));
+    list.push_back(
+        fmt::format("{} per unit: one value holds for all units", fsdp1 ? "a sharding strategy" : "reshard after forward"));
   if (fsdp1 && plan.shard() > 1 && plan.units.size() > 1 && plan.units.back().reshard_after_forward == Reshard::no && reshard)
     list.push_back("a root that keeps its parameters while gradients are not reduced: it has the strategy of the other units");
   if (fsdp2 && differs(plan.units.back()))
@@ -151,11 +162,15 @@ std::string strategy(const ShardingPlan& plan, bool reshard) {
 
 std::string fsdp_section(const ShardingPlan& plan, const WrapKeys& wrap, bool reshard, bool recompute) {
   const bool fsdp1 = plan.dialect == Dialect::fsdp1;
-  std::string text = fmt::format("fsdp_config:\n  fsdp_version: {}\n  fsdp_activation_checkpointing: {}\n", fsdp1 ? 1 : 2, recompute);
+  std::string text =
+      fmt::format("fsdp_config:\n  fsdp_version: {}\n  fsdp_activation_checkpointing: {}\n", fsdp1 ? 1 : 2, recompute);
   if (fsdp1) {
-    const std::string prefetch = plan.backward_prefetch == 0 ? "NO_PREFETCH" : plan.backward_post ? "BACKWARD_POST" : "BACKWARD_PRE";
-    text += fmt::format("  fsdp_sharding_strategy: {}\n  fsdp_backward_prefetch: {}\n  fsdp_forward_prefetch: {}\n  fsdp_use_orig_params: {}\n",
-                        strategy(plan, reshard), prefetch, plan.forward_prefetch > 0, plan.use_orig_params);
+    const std::string prefetch = plan.backward_prefetch == 0 ? "NO_PREFETCH"
+                                 : plan.backward_post        ? "BACKWARD_POST"
+                                                             : "BACKWARD_PRE";
+    text += fmt::format(
+        "  fsdp_sharding_strategy: {}\n  fsdp_backward_prefetch: {}\n  fsdp_forward_prefetch: {}\n  fsdp_use_orig_params: {}\n",
+        strategy(plan, reshard), prefetch, plan.forward_prefetch > 0, plan.use_orig_params);
   } else {
     text += fmt::format("  fsdp_reshard_after_forward: {}\n", reshard);
   }

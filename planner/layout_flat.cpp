@@ -8,7 +8,7 @@
 namespace fsdp {
 namespace {
 
-constexpr std::int64_t kAlignment = 16;      // bytes
+constexpr std::int64_t kAlignment = 16;  // bytes
 
 std::int64_t rounded(std::int64_t value, std::int64_t multiple, const std::string& where) {
   return checked_add(value, (multiple - value % multiple) % multiple, where);

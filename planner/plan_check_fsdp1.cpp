@@ -9,7 +9,8 @@ namespace {
 
 std::string field(std::string_view where, const std::string& name) { return std::string(where) + ": " + name; }
 
-void refuse_if(bool broken, std::string_view where, const std::string& name, const std::string& problem, const std::string& remedy) {
+void refuse_if(bool broken, std::string_view where, const std::string& name, const std::string& problem,
+               const std::string& remedy) {
   if (broken) throw InputError(field(where, name), problem, remedy);
 }
 
@@ -21,14 +22,16 @@ void check_unit(const ShardingPlan& plan, std::size_t u, std::string_view where)
   refuse(unit.modules.size() > 1, "modules",
          "fsdp1 wraps one module at a time, and this unit has " + std::to_string(unit.modules.size()),
          "make a unit of each, or of the module around them, or use fsdp2");
-  refuse(unit.reshard_after_forward.ranks > 1, "reshard_after_forward", "fsdp1 cannot reshard to " + name(unit.reshard_after_forward) + " ranks",
-         "use \"auto\", true or false, or fsdp2");
+  refuse(unit.reshard_after_forward.ranks > 1, "reshard_after_forward",
+         "fsdp1 cannot reshard to " + name(unit.reshard_after_forward) + " ranks", "use \"auto\", true or false, or fsdp2");
   const std::string remedy = "leave it out, or use fsdp2";
-  refuse(!unit.reshard_after_backward, "reshard_after_backward", "fsdp1 frees parameters after backward whenever gradients are reduced", remedy);
+  refuse(!unit.reshard_after_backward, "reshard_after_backward",
+         "fsdp1 frees parameters after backward whenever gradients are reduced", remedy);
   refuse(!unit.unshard_in_backward, "unshard_in_backward", "fsdp1 always gathers for backward what is not whole", remedy);
   refuse(unit.grad_sync.has_value(), "grad_sync", "fsdp1 reduces the gradients of all units or of none (no_sync of the root)",
          "set the plan's grad_sync, or use fsdp2");
-  refuse(unit.gradient_divide_factor.has_value(), "gradient_divide_factor", "fsdp1 divides gradients by the number of ranks", remedy);
+  refuse(unit.gradient_divide_factor.has_value(), "gradient_divide_factor", "fsdp1 divides gradients by the number of ranks",
+         remedy);
   refuse(!unit.forward_prefetch.empty(), "forward_prefetch", "fsdp1 prefetches the unit that ran next in the first iteration",
          "set the plan's forward_prefetch to 1, or use fsdp2");
   refuse(!unit.backward_prefetch.empty(), "backward_prefetch", "fsdp1 prefetches the unit that ran before in forward",
@@ -36,10 +39,12 @@ void check_unit(const ShardingPlan& plan, std::size_t u, std::string_view where)
 }
 
 void check_offload(const ShardingPlan& plan, std::string_view where) {
-  refuse_if(plan.shard() == 1, where, "offload", "fsdp1 without sharding would copy all parameters to the device for every unit's forward and backward",
+  refuse_if(plan.shard() == 1, where, "offload",
+            "fsdp1 without sharding would copy all parameters to the device for every unit's forward and backward",
             "shard over at least 2 ranks, or set offload to false");
   refuse_if(plan.micro_batches.size() > 1 && plan.grad_sync == GradSync::every, where, "grad_sync",
-            "fsdp1 cannot add up offloaded gradients that are reduced after every micro-batch: its results are wrong", "use last");
+            "fsdp1 cannot add up offloaded gradients that are reduced after every micro-batch: its results are wrong",
+            "use last");
   refuse_if(plan.clip_norm.has_value(), where, "clip_norm", "clipping gradients in host memory is not known here",
             "set it to null, or set offload to false");
 }
@@ -55,17 +60,20 @@ void check_fsdp1(const ShardingPlan& plan, std::string_view where) {
     refuse_if(broken, where, name, problem, remedy);
   };
   refuse(plan.torch != TorchVersion{}, "dialect", "fsdp1 is known as it is in the newest PyTorch only", "write fsdp1");
-  refuse(plan.grad_sync == GradSync::reduce_scatter_only, "grad_sync", "fsdp1 all-reduces over replicas whenever it reduce-scatters",
-         "use every or last, or fsdp2");
-  refuse(plan.forward_prefetch > 1, "forward_prefetch", "fsdp1 prefetches at most one unit, not " + std::to_string(plan.forward_prefetch),
-         "use 0 or 1, or fsdp2");
-  refuse(plan.backward_prefetch > 1, "backward_prefetch", "fsdp1 prefetches at most one unit, not " + std::to_string(plan.backward_prefetch),
-         "use 0 or 1, or fsdp2");
-  refuse(plan.backward_post && plan.backward_prefetch == 0, "backward_post", "there is no backward prefetch that could come later",
-         "set backward_prefetch to 1, or backward_post to false");
-  refuse(!plan.shard_dims.empty(), "shard_dims", "fsdp1 shards a unit's parameters as one flat vector", "leave it out, or use fsdp2");
-  refuse(plan.reduce_scatter_buffers != 1, "reduce_scatter_buffers", "fsdp1 does not wait for the reduce-scatter before", "use 1");
-  refuse(plan.separate_reduce_scatter, "separate_reduce_scatter", "fsdp1 gathers and reduces over one communicator", "use false, or fsdp2");
+  refuse(plan.grad_sync == GradSync::reduce_scatter_only, "grad_sync",
+         "fsdp1 all-reduces over replicas whenever it reduce-scatters", "use every or last, or fsdp2");
+  refuse(plan.forward_prefetch > 1, "forward_prefetch",
+         "fsdp1 prefetches at most one unit, not " + std::to_string(plan.forward_prefetch), "use 0 or 1, or fsdp2");
+  refuse(plan.backward_prefetch > 1, "backward_prefetch",
+         "fsdp1 prefetches at most one unit, not " + std::to_string(plan.backward_prefetch), "use 0 or 1, or fsdp2");
+  refuse(plan.backward_post && plan.backward_prefetch == 0, "backward_post",
+         "there is no backward prefetch that could come later", "set backward_prefetch to 1, or backward_post to false");
+  refuse(!plan.shard_dims.empty(), "shard_dims", "fsdp1 shards a unit's parameters as one flat vector",
+         "leave it out, or use fsdp2");
+  refuse(plan.reduce_scatter_buffers != 1, "reduce_scatter_buffers", "fsdp1 does not wait for the reduce-scatter before",
+         "use 1");
+  refuse(plan.separate_reduce_scatter, "separate_reduce_scatter", "fsdp1 gathers and reduces over one communicator",
+         "use false, or fsdp2");
   refuse(plan.force_sum_reduction, "force_sum_reduction", "fsdp1 always sums and divides before and after", "use false");
   if (plan.offload) check_offload(plan, where);
   for (std::size_t u = 0; u < plan.units.size(); ++u) check_unit(plan, u, where);
@@ -77,15 +85,18 @@ void check_fsdp1(const ShardingPlan& plan, const ModelGraph& model, std::string_
   for (const Unit& unit : plan.units) {
     for (const std::string& checkpointed : plan.checkpointed)
       refuse_if(inside(unit.modules.front(), checkpointed), where, "checkpointed",
-                "'" + checkpointed + "' holds the unit of '" + unit.modules.front() + "', which fsdp1 would gather once more in every recomputation",
+                "'" + checkpointed + "' holds the unit of '" + unit.modules.front() +
+                    "', which fsdp1 would gather once more in every recomputation",
                 "checkpoint modules that are units, or lie inside of one");
   }
 }
 
 void refuse_fsdp1_choices(const ShardingPlan& plan, std::string_view where) {
   const std::string dialect(name(plan.dialect));
-  refuse_if(plan.backward_post, where, "backward_post", dialect + " has no prefetch after a unit's gradients", "leave it out, or use fsdp1");
-  refuse_if(!plan.limit_all_gathers, where, "limit_all_gathers", dialect + " does not hold the host back", "leave it out, or use fsdp1");
+  refuse_if(plan.backward_post, where, "backward_post", dialect + " has no prefetch after a unit's gradients",
+            "leave it out, or use fsdp1");
+  refuse_if(!plan.limit_all_gathers, where, "limit_all_gathers", dialect + " does not hold the host back",
+            "leave it out, or use fsdp1");
   refuse_if(!plan.use_orig_params, where, "use_orig_params", dialect + " has no flat parameters", "leave it out, or use fsdp1");
 }
 

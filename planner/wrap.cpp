@@ -44,7 +44,8 @@ void sort_by_execution(std::vector<Unit>& units, const ModelGraph& model) {
 
 // One unit per chosen module plus the root. A module whose parameters inner units have claimed already, or that are all ignored,
 // would be a unit without collectives, so it is left out.
-std::vector<Unit> units_of(const ModelGraph& model, const std::vector<char>& chosen, const std::vector<std::int32_t>& ignored = {}) {
+std::vector<Unit> units_of(const ModelGraph& model, const std::vector<char>& chosen,
+                           const std::vector<std::int32_t>& ignored = {}) {
   const std::vector<char> left_out = with_descendants(model, ignored);
   const auto none = static_cast<std::int32_t>(model.modules.size());
   std::vector<std::int32_t> claimant(model.modules.size(), none);  // innermost chosen module around each
@@ -83,14 +84,17 @@ bool has_class(const ModelGraph& model, const std::string& name) {
 
 void require_class(const ModelGraph& model, const std::string& name, std::string_view where) {
   if (has_class(model, name)) return;
-  throw InputError(std::string(where), "no module of '" + model.name + "' has class '" + name + "'", "its classes are " + class_list(model));
+  throw InputError(std::string(where), "no module of '" + model.name + "' has class '" + name + "'",
+                   "its classes are " + class_list(model));
 }
 
 // A container runs no forward, so nothing would ever gather it.
-void refuse_containers(const ModelGraph& model, const std::vector<char>& chosen, std::string_view where, const std::string& remedy) {
+void refuse_containers(const ModelGraph& model, const std::vector<char>& chosen, std::string_view where,
+                       const std::string& remedy) {
   for (std::size_t m = 1; m < model.modules.size(); ++m) {
     if (chosen[m] && model.modules[m].container)
-      throw InputError(std::string(where), "a " + model.modules[m].class_name + " has no forward of its own and cannot be a unit", remedy);
+      throw InputError(std::string(where), "a " + model.modules[m].class_name + " has no forward of its own and cannot be a unit",
+                       remedy);
   }
 }
 
@@ -99,7 +103,8 @@ WrapPolicy class_policy(const ModelGraph& model, const std::vector<std::string>&
   policy.wanted.assign(model.modules.size(), 0);
   for (const std::string& wanted : classes) {
     require_class(model, wanted, where);
-    for (std::size_t m = 1; m < model.modules.size(); ++m) policy.wanted[m] = policy.wanted[m] || model.modules[m].class_name == wanted;
+    for (std::size_t m = 1; m < model.modules.size(); ++m)
+      policy.wanted[m] = policy.wanted[m] || model.modules[m].class_name == wanted;
   }
   refuse_containers(model, policy.wanted, where, "name the class of the modules inside it");
   return policy;
@@ -178,14 +183,16 @@ std::vector<std::int32_t> module_ids(const ModelGraph& model, const std::vector<
   std::vector<std::int32_t> ids;
   for (const std::string& name : names) {
     const std::int32_t id = model.find_module(name);
-    if (id < 0) throw InputError(std::string(where), "no module is named '" + name + "'", "run `fsdp-plan show model NAME` for the names");
+    if (id < 0)
+      throw InputError(std::string(where), "no module is named '" + name + "'", "run `fsdp-plan show model NAME` for the names");
     ids.push_back(id);
   }
   return ids;
 }
 
 // Policies joined by '|': what any of them wants.
-std::vector<Unit> wrap_any(const ModelGraph& model, std::string_view text, std::string_view where, const std::vector<std::string>& ignored) {
+std::vector<Unit> wrap_any(const ModelGraph& model, std::string_view text, std::string_view where,
+                           const std::vector<std::string>& ignored) {
   std::vector<WrapPolicy> policies;
   for (const std::string& part : split(text, '|')) {
     const std::string_view policy(part);
@@ -196,7 +203,8 @@ std::vector<Unit> wrap_any(const ModelGraph& model, std::string_view text, std::
     } else if (policy.starts_with("params:")) {
       policies.push_back(size_policy(model, policy.substr(7), where));
     } else {
-      throw InputError(std::string(where), "'" + part + "' cannot be joined with other policies", "join block, class:Name[,Name] and params:N by |");
+      throw InputError(std::string(where), "'" + part + "' cannot be joined with other policies",
+                       "join block, class:Name[,Name] and params:N by |");
     }
   }
   const std::vector<std::int32_t> left_out = module_ids(model, ignored, where);
@@ -206,7 +214,8 @@ std::vector<Unit> wrap_any(const ModelGraph& model, std::string_view text, std::
 }
 
 // "A,B=false,C=8": each class with the setting of its units, automatic where none is given.
-std::vector<Unit> wrap_custom(const ModelGraph& model, std::string_view text, std::string_view where, const std::vector<std::string>& ignored) {
+std::vector<Unit> wrap_custom(const ModelGraph& model, std::string_view text, std::string_view where,
+                              const std::vector<std::string>& ignored) {
   std::map<std::string, Reshard> setting;
   std::vector<std::string> classes;
   for (const std::string& part : split(text, ',')) {
@@ -266,7 +275,8 @@ constexpr std::string_view kPolicyForms =
 
 }  // namespace
 
-std::vector<Unit> wrap(const ModelGraph& model, std::string_view policy, std::string_view where, const std::vector<std::string>& ignored) {
+std::vector<Unit> wrap(const ModelGraph& model, std::string_view policy, std::string_view where,
+                       const std::vector<std::string>& ignored) {
   const std::size_t colon = policy.find(':');
   const std::string_view head = policy.substr(0, colon);
   const std::string_view argument = colon == std::string_view::npos ? std::string_view{} : policy.substr(colon + 1);

@@ -19,7 +19,8 @@ namespace fsdp {
 
 // `policy` as typed:
 //   block, block:N                     blocks, N consecutive ones per unit
-//   class:Name[=RESHARD][,...]         every module of these classes, also inside one another (by name: a class's subclasses have their
+//   class:Name[=RESHARD][,...]         every module of these classes, also inside one another (by name: a class's subclasses have
+//   their
 //                                      own); RESHARD (auto, true, false or a number) is its units' reshard after forward, as with
 //                                      PyTorch's CustomPolicy
 //   params:1e8[;leaf=A,B][;exclude=C]  PyTorch's size policy: nothing in or below a leaf is wrapped, no exclude is; the defaults
@@ -28,8 +29,10 @@ namespace fsdp {
 //   root, titan                        one unit; torchtitan's: one unit per block, the embedding by itself, final norm + output
 //                                      head together, tied weights in one unit
 // Policies of PyTorch leave out `ignored` modules (names) and do not count their parameters.
-// Throws InputError for an unknown policy, a class that matches no module (with the classes there are), a bad number, a container as unit.
-[[nodiscard]] std::vector<Unit> wrap(const ModelGraph&, std::string_view policy, std::string_view where, const std::vector<std::string>& ignored = {});
+// Throws InputError for an unknown policy, a class that matches no module (with the classes there are), a bad number, a container
+// as unit.
+[[nodiscard]] std::vector<Unit> wrap(const ModelGraph&, std::string_view policy, std::string_view where,
+                                     const std::vector<std::string>& ignored = {});
 
 [[nodiscard]] std::vector<Unit> wrap_blocks(const ModelGraph&, std::int64_t blocks_per_unit);
 [[nodiscard]] std::vector<Unit> wrap_classes(const ModelGraph&, const std::vector<std::string>& classes);  // ModuleWrapPolicy

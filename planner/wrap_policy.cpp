@@ -44,7 +44,8 @@ bool wraps(const WrapPolicy& p, const ModelGraph& model, std::int32_t m, std::in
 std::vector<char> with_descendants(const ModelGraph& model, const std::vector<std::int32_t>& modules) {
   std::vector<char> in(model.modules.size(), 0);
   for (std::int32_t m : modules) in[m] = 1;
-  for (std::size_t m = 1; m < model.modules.size(); ++m) in[m] = in[m] || in[model.modules[m].parent];   // a module comes after its parent
+  for (std::size_t m = 1; m < model.modules.size(); ++m)
+    in[m] = in[m] || in[model.modules[m].parent];  // a module comes after its parent
   return in;
 }
 
@@ -64,7 +65,8 @@ std::vector<std::int32_t> post_order(const ModelGraph& model) {
   return order;
 }
 
-std::vector<char> choose(const ModelGraph& model, const std::vector<WrapPolicy>& policies, const std::vector<std::int32_t>& ignored) {
+std::vector<char> choose(const ModelGraph& model, const std::vector<WrapPolicy>& policies,
+                         const std::vector<std::int32_t>& ignored) {
   const auto any = [&](auto&& wants) { return std::any_of(policies.begin(), policies.end(), wants); };
   const std::vector<char> left_out = with_descendants(model, ignored);
   const std::vector<std::int64_t> numel = subtree_numel(model, left_out);
@@ -73,7 +75,7 @@ std::vector<char> choose(const ModelGraph& model, const std::vector<WrapPolicy>&
     const bool reached = !left_out[m] && (m == 0 || entered[model.modules[m].parent]);
     entered[m] = reached && any([&](const WrapPolicy& p) { return goes_below(p, model.modules[m], numel[m]); });
   }
-  std::vector<std::int64_t> wrapped(model.modules.size(), 0);            // what the recursion returns
+  std::vector<std::int64_t> wrapped(model.modules.size(), 0);  // what the recursion returns
   for (const std::int32_t m : post_order(model)) {
     if (m == 0 || !entered[m]) continue;
     if (any([&](const WrapPolicy& p) { return wraps(p, model, m, numel[m] - wrapped[m]); })) {

@@ -19,13 +19,15 @@ namespace fsdp {
 
 // One of the two kinds.
 struct WrapPolicy {
-  std::vector<char> wanted;                  // lambda_auto_wrap_policy, ModuleWrapPolicy: by module id
-  std::optional<std::int64_t> min_params;    // size_based_auto_wrap_policy: elements, each storage once
-  std::set<std::string> leaf = {"MultiheadAttention"}, exclude = {"ModuleList", "ModuleDict"};   // its class names: PyTorch's defaults
+  std::vector<char> wanted;                // lambda_auto_wrap_policy, ModuleWrapPolicy: by module id
+  std::optional<std::int64_t> min_params;  // size_based_auto_wrap_policy: elements, each storage once
+  std::set<std::string> leaf = {"MultiheadAttention"},
+                        exclude = {"ModuleList", "ModuleDict"};  // its class names: PyTorch's defaults
 };
 
 // Chosen modules, by id. Ignored modules (ids; with all below them) are not wrapped and their parameters are not counted.
-[[nodiscard]] std::vector<char> choose(const ModelGraph&, const std::vector<WrapPolicy>&, const std::vector<std::int32_t>& ignored);
+[[nodiscard]] std::vector<char> choose(const ModelGraph&, const std::vector<WrapPolicy>&,
+                                       const std::vector<std::int32_t>& ignored);
 
 // By module id: is it one of these, or below one?
 [[nodiscard]] std::vector<char> with_descendants(const ModelGraph&, const std::vector<std::int32_t>& modules);

@@ -1,5 +1,5 @@
-// The `fsdp1` dialect by hand and by law: rules of a plan, the flat layout, memory of a step derived in comments, the rate limiter,
-// counts and properties on generated plans. What PyTorch itself does: planner_torch_fsdp1_test.
+// The `fsdp1` dialect by hand and by law: rules of a plan, the flat layout, memory of a step derived in comments, the rate
+// limiter, counts and properties on generated plans. What PyTorch itself does: planner_torch_fsdp1_test.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -28,7 +28,8 @@ ShardingPlan fsdp1(const ModelGraph& model, std::int64_t shard, std::int64_t rep
 }
 
 std::size_t count(const Step& step, Action action) {
-  return static_cast<std::size_t>(std::count_if(step.ops.begin(), step.ops.end(), [&](const Operation& o) { return o.action == action; }));
+  return static_cast<std::size_t>(
+      std::count_if(step.ops.begin(), step.ops.end(), [&](const Operation& o) { return o.action == action; }));
 }
 
 const Buffer& of(const Program& p, std::int32_t buffer) { return p.buffers[static_cast<std::size_t>(buffer)]; }
@@ -48,28 +49,44 @@ std::int64_t most(const Program& p, const Step& step, BufferKind kind) {
 
 TEST_CASE("rules: what FullyShardedDataParallel does not have is refused by name") {
   const ModelGraph model = toy::model({.blocks = 2});
-  struct Rule { const char* says; void (*breaks)(ShardingPlan&); };
+  struct Rule {
+    const char* says;
+    void (*breaks)(ShardingPlan&);
+  };
   const Rule rules[] = {
       {"units[0].modules: fsdp1 wraps one module at a time, and this unit has 2",
        [](ShardingPlan& p) { p.units[0].modules.push_back("layers.1"), p.units.erase(p.units.begin() + 1); }},
-      {"units[1].reshard_after_forward: fsdp1 cannot reshard to 2 ranks", [](ShardingPlan& p) { p.units[1].reshard_after_forward = Reshard{2}; }},
+      {"units[1].reshard_after_forward: fsdp1 cannot reshard to 2 ranks",
+       [](ShardingPlan& p) { p.units[1].reshard_after_forward = Reshard{2}; }},
       {"units[0].reshard_after_backward: ", [](ShardingPlan& p) { p.units[0].reshard_after_backward = false; }},
       {"units[0].unshard_in_backward: ", [](ShardingPlan& p) { p.units[0].unshard_in_backward = false; }},
       {"units[2].grad_sync: ", [](ShardingPlan& p) { p.units[2].grad_sync = GradSync::last; }},
       {"units[0].gradient_divide_factor: ", [](ShardingPlan& p) { p.units[0].gradient_divide_factor = 2; }},
       {"units[0].forward_prefetch: ", [](ShardingPlan& p) { p.units[0].forward_prefetch = {"layers.1"}; }},
       {"units[1].backward_prefetch: ", [](ShardingPlan& p) { p.units[1].backward_prefetch = {"layers.0"}; }},
-      {"dialect: fsdp1 is known as it is in the newest PyTorch only", [](ShardingPlan& p) { p.torch = {2, 1}; }},
+      {"dialect: fsdp1 is known as it is in the newest PyTorch only",
+       [](ShardingPlan& p) {
+         p.torch = {2, 1};
+       }},
       {"grad_sync: fsdp1 all-reduces over replicas", [](ShardingPlan& p) { p.grad_sync = GradSync::reduce_scatter_only; }},
       {"forward_prefetch: fsdp1 prefetches at most one unit, not 2", [](ShardingPlan& p) { p.forward_prefetch = 2; }},
       {"backward_prefetch: fsdp1 prefetches at most one unit, not 2", [](ShardingPlan& p) { p.backward_prefetch = 2; }},
       {"backward_post: there is no backward prefetch", [](ShardingPlan& p) { p.backward_prefetch = 0, p.backward_post = true; }},
-      {"shard_dims: ", [](ShardingPlan& p) { p.shard_dims = {{"layers.0.up.weight", 1}}; }},
+      {"shard_dims: ",
+       [](ShardingPlan& p) {
+         p.shard_dims = {{"layers.0.up.weight", 1}};
+       }},
       {"reduce_scatter_buffers: ", [](ShardingPlan& p) { p.reduce_scatter_buffers = 2; }},
       {"separate_reduce_scatter: ", [](ShardingPlan& p) { p.separate_reduce_scatter = true; }},
       {"force_sum_reduction: ", [](ShardingPlan& p) { p.force_sum_reduction = true; }},
-      {"offload: fsdp1 without sharding", [](ShardingPlan& p) { p.offload = true, p.mesh = {{"replicate", 4}}; }},
-      {"grad_sync: fsdp1 cannot add up offloaded gradients", [](ShardingPlan& p) { p.offload = true, p.micro_batches = {1, 1}; }},
+      {"offload: fsdp1 without sharding",
+       [](ShardingPlan& p) {
+         p.offload = true, p.mesh = {{"replicate", 4}};
+       }},
+      {"grad_sync: fsdp1 cannot add up offloaded gradients",
+       [](ShardingPlan& p) {
+         p.offload = true, p.micro_batches = {1, 1};
+       }},
       {"clip_norm: clipping gradients in host memory", [](ShardingPlan& p) { p.offload = true, p.clip_norm = 1.0; }},
       {"checkpointed: 'layers.0' holds the unit of 'layers.0.down'",
        [](ShardingPlan& p) { p.checkpointed = {"layers.0"}, p.units.insert(p.units.begin(), Unit{{"layers.0.down"}}); }},
@@ -96,9 +113,9 @@ TEST_CASE("flat layout: aligned to 16 bytes and the ranks, or not at all") {
   CHECK(l.params[1].offset == 72);
   CHECK(l.flat_elements == 144);
   CHECK(l.shard_elements == 18);
-  CHECK(flat_range(l, l.params[0], 3) == FlatRange{0, 16, 54});    // [54, 72) holds up's last 16
+  CHECK(flat_range(l, l.params[0], 3) == FlatRange{0, 16, 54});  // [54, 72) holds up's last 16
   CHECK(flat_range(l, l.params[1], 3) == FlatRange{});
-  CHECK(flat_range(l, l.params[1], 7) == FlatRange{0, 16, 54});    // and two of padding
+  CHECK(flat_range(l, l.params[1], 7) == FlatRange{0, 16, 54});  // and two of padding
   CHECK(l.local_elements(3) == 16);
   // bf16: 8 elements. 72 again; the master dtype does not count.
   plan.param_dtype = DType::bf16;
@@ -120,7 +137,9 @@ TEST_CASE("flat layout: aligned to 16 bytes and the ranks, or not at all") {
 
 TEST_CASE("division before and after: powers of two, replicas count") {
   const ModelGraph model = toy::model({.blocks = 1});
-  const auto scale = [&](std::int64_t shard, std::int64_t replicate) { return unit_layouts(fsdp1(model, shard, replicate), model)[0].scale; };
+  const auto scale = [&](std::int64_t shard, std::int64_t replicate) {
+    return unit_layouts(fsdp1(model, shard, replicate), model)[0].scale;
+  };
   CHECK(scale(2, 1).divide_before == 2);
   CHECK(scale(2, 1).divide_after == 1);
   CHECK(scale(6, 1).divide_before == 4);
@@ -138,8 +157,8 @@ TEST_CASE("memory: parameters once, gradients twice while autograd concatenates 
   const Step& step = program.steady_step;
   // Backward of a block: it, the one before it (prefetched) and the root are whole.
   CHECK(most(program, step, BufferKind::unsharded_parameter) == 4 * (134 + 120 + 120));
-  // Gradients: at the end of a block's backward its pieces and the flat one, besides the root's head (66 elements) of long ago. The
-  // root's own at the end: pieces 132 and the flat 134.
+  // Gradients: at the end of a block's backward its pieces and the flat one, besides the root's head (66 elements) of long ago.
+  // The root's own at the end: pieces 132 and the flat 134.
   CHECK(most(program, step, BufferKind::gradient) == 4 * std::max(66 + 120 + 120, 132 + 134));
   // The zeros between the root's parameters, while they are concatenated.
   std::int64_t zeros = 0;
@@ -170,7 +189,7 @@ TEST_CASE("the rate limiter: one event per all-gather, queued from step to step"
   // Frees of a step: 3 blocks in forward, 3 and the root in backward. In a steady step as many events are taken.
   const Program limited = lower(model, plan, native());
   CHECK(count(limited.steady_step, Action::host_wait) == 7);
-  CHECK(count(limited.first_step, Action::host_wait) == 3);    // so 4 are left for the next step
+  CHECK(count(limited.first_step, Action::host_wait) == 3);  // so 4 are left for the next step
   std::size_t of_before = 0;
   for (const Operation& op : limited.steady_step.ops) {
     if (op.action != Action::host_wait) continue;
@@ -194,14 +213,16 @@ TEST_CASE("the rate limiter: one event per all-gather, queued from step to step"
     if (op.action == Action::host_wait) CHECK(op.waits.count == 0);
 }
 
-TEST_CASE("properties on generated plans: counts, race-free, closed memory, every gathered parameter freed, shards make the whole") {
+TEST_CASE(
+    "properties on generated plans: counts, race-free, closed memory, every gathered parameter freed, shards make the whole") {
   constexpr unsigned seed = 20261121;
   CAPTURE(seed);
   std::mt19937 random(seed);
   const auto pick = [&](int n) { return static_cast<int>(random() % static_cast<unsigned>(n)); };
   for (int trial = 0; trial < 300; ++trial) {
     CAPTURE(trial);
-    const ModelGraph model = toy::model({.blocks = 1 + pick(5), .vocab = 5 + pick(9), .width = 3 + pick(9), .hidden = 4 + pick(9), .tied = pick(2) == 0});
+    const ModelGraph model = toy::model(
+        {.blocks = 1 + pick(5), .vocab = 5 + pick(9), .width = 3 + pick(9), .hidden = 4 + pick(9), .tied = pick(2) == 0});
     ShardingPlan plan = fsdp1(model, 1 + pick(6), 1 + pick(3));
     const bool nested = pick(3) == 0;
     if (nested) plan.units.insert(plan.units.begin(), Unit{{"layers.0.down"}});
@@ -226,7 +247,9 @@ TEST_CASE("properties on generated plans: counts, race-free, closed memory, ever
     const Program program = lower(model, plan, impl, pick(static_cast<int>(plan.ranks())));
     (void)replay_memory(program);
     const auto races = find_races(program);
-    if (!races.empty()) FAIL("race: " << races[0].rule << " step " << races[0].step << " ops " << races[0].earlier << " " << races[0].later << " buffer " << races[0].buffer);
+    if (!races.empty())
+      FAIL("race: " << races[0].rule << " step " << races[0].step << " ops " << races[0].earlier << " " << races[0].later
+                    << " buffer " << races[0].buffer);
 
     const Step& step = program.steady_step;
     std::set<std::int32_t> gathered;
@@ -234,11 +257,13 @@ TEST_CASE("properties on generated plans: counts, race-free, closed memory, ever
     for (const Operation& op : step.ops) {
       if (op.action == Action::all_gather) ++gathers[op.unit];
       if (op.action == (plan.shard() > 1 ? Action::reduce_scatter : Action::all_reduce)) ++reductions[op.unit];
-      for (std::int32_t b : step.allocs_of(op)) if (of(program, b).kind == BufferKind::unsharded_parameter) gathered.insert(b);
+      for (std::int32_t b : step.allocs_of(op))
+        if (of(program, b).kind == BufferKind::unsharded_parameter) gathered.insert(b);
       for (std::int32_t b : step.frees_of(op)) gathered.erase(b);
     }
     CHECK(gathered.empty());
-    // A micro-batch gathers a unit in forward, and again in backward if it was freed after it; without reduction SHARD_GRAD_OP keeps it.
+    // A micro-batch gathers a unit in forward, and again in backward if it was freed after it; without reduction SHARD_GRAD_OP
+    // keeps it.
     const std::size_t micro = plan.micro_batches.size(), syncs = plan.grad_sync == GradSync::every ? micro : 1;
     for (std::size_t u = 0; u < plan.units.size(); ++u) {
       CAPTURE(u);
@@ -254,7 +279,7 @@ TEST_CASE("properties on generated plans: counts, race-free, closed memory, ever
         CHECK(p.offset - before < 16);
         if (plan.use_orig_params) CHECK(p.offset * size_of(plan.param_dtype) % 16 == 0);
         before = p.offset + p.numel();
-        std::int64_t next = 0;                                 // ranks' ranges of a parameter join without gap
+        std::int64_t next = 0;  // ranks' ranges of a parameter join without gap
         for (std::int64_t r = 0; r < l.shards; ++r) {
           const FlatRange range = flat_range(l, p, r);
           if (range.elements == 0) continue;

@@ -23,9 +23,9 @@ struct Moment {
   std::int64_t bytes = 0;
 };
 
-// Walks a step in host order. What PyTorch holds and a Program does not is added: the training loop keeps ids and targets to the end of
-// a micro-batch; Python keeps a block's input until the block returns, which shows in 2-byte types, where the CPU's rms_norm saves
-// an fp32 copy instead. Scalars are left out on both sides: losses, and the counters of AdamW.
+// Walks a step in host order. What PyTorch holds and a Program does not is added: the training loop keeps ids and targets to the
+// end of a micro-batch; Python keeps a block's input until the block returns, which shows in 2-byte types, where the CPU's
+// rms_norm saves an fp32 copy instead. Scalars are left out on both sides: losses, and the counters of AdamW.
 class Replay {
  public:
   Replay(const Program& program, const ModelGraph& model, const ShardingPlan& plan) : p_(program), model_(model), plan_(plan) {
@@ -49,17 +49,20 @@ class Replay {
       std::int32_t held = -1;
       for (std::int32_t b : step.frees_of(op)) {
         const Buffer& buffer = p_.buffers[static_cast<std::size_t>(b)];
-        if (buffer.kind == BufferKind::gradient && buffer.param < 0 && op.stream != Stream::compute && plan_.shard() > 1) held = b;
+        if (buffer.kind == BufferKind::gradient && buffer.param < 0 && op.stream != Stream::compute && plan_.shard() > 1)
+          held = b;
       }
       for (std::int32_t b : step.frees_of(op)) {
         const Buffer& buffer = p_.buffers[static_cast<std::size_t>(b)];
         if (b == held) note("reduce", op.unit);
         change(b, -1);
-        if (buffer.kind == BufferKind::unsharded_parameter) note("free", buffer.unit, op.action == Action::forward ? block_input_ : 0);
+        if (buffer.kind == BufferKind::unsharded_parameter)
+          note("free", buffer.unit, op.action == Action::forward ? block_input_ : 0);
       }
       if (op.action == Action::zero_gradients) note("zero", -1);
       if (op.action == Action::forward && op.graph_op + 1 == static_cast<std::int32_t>(model_.ops.size())) note("forward", -1);
-      const bool in_backward = op.action != Action::zero_gradients && op.action != Action::optimizer && op.action != Action::init_optimizer;
+      const bool in_backward =
+          op.action != Action::zero_gradients && op.action != Action::optimizer && op.action != Action::init_optimizer;
       if (in_backward && (next_is(Action::load_batch) || next_is(Action::optimizer) || next_is(Action::init_optimizer))) {
         batch_ = 0;
         note("backward", -1);
@@ -88,11 +91,12 @@ class Replay {
 
 ModelGraph model_of(const Json& c) {
   return model_from_config(
-      fmt::format(R"({{"model_type": "llama", "vocab_size": {}, "hidden_size": {}, "intermediate_size": {}, "num_hidden_layers": {},
+      fmt::format(
+          R"({{"model_type": "llama", "vocab_size": {}, "hidden_size": {}, "intermediate_size": {}, "num_hidden_layers": {},
                       "num_attention_heads": {}, "num_key_value_heads": {}, "max_position_embeddings": 8192, "rms_norm_eps": 1e-5,
                       "rope_theta": 10000.0, "hidden_act": "silu", "tie_word_embeddings": {}}})",
-                  c["vocab"].get<int>(), c["hidden"].get<int>(), c["inner"].get<int>(), c["layers"].get<int>(), c["heads"].get<int>(),
-                  c["kv_heads"].get<int>(), c["tied"].get<bool>()),
+          c["vocab"].get<int>(), c["hidden"].get<int>(), c["inner"].get<int>(), c["layers"].get<int>(), c["heads"].get<int>(),
+          c["kv_heads"].get<int>(), c["tied"].get<bool>()),
       "golden");
 }
 
@@ -102,7 +106,8 @@ ShardingPlan plan_of(const Json& c, const ModelGraph& model) {
   plan.model_name = model.name;
   plan.model_digest = model.digest();
   plan.mesh = {{"replicate", c["replicate"]}, {"shard", c["shard"]}};
-  for (const Json& u : c["units"]) plan.units.push_back({u.get<std::vector<std::string>>(), parse_reshard(c["reshard"].get<std::string>(), "golden")});
+  for (const Json& u : c["units"])
+    plan.units.push_back({u.get<std::vector<std::string>>(), parse_reshard(c["reshard"].get<std::string>(), "golden")});
   plan.micro_batches.assign(c["micro_batches"].get<std::size_t>(), c["sequences"]);
   plan.seq_len = c["seq_len"];
   plan.param_dtype = parse_dtype(c["param_dtype"].get<std::string>(), "golden");
@@ -146,6 +151,7 @@ TEST_CASE("memory of fsdp1 is what PyTorch's FullyShardedDataParallel has alloca
       CHECK(ours[i].bytes == theirs[i][2].get<std::int64_t>());
     }
     const std::int64_t peak = g["steady"]["peak"];
-    CHECK_MESSAGE(replay.peak() == peak, fmt::format("{:30} our peak {:12}, PyTorch's {:12}, difference {:+}", name, replay.peak(), peak, replay.peak() - peak));
+    CHECK_MESSAGE(replay.peak() == peak, fmt::format("{:30} our peak {:12}, PyTorch's {:12}, difference {:+}", name,
+                                                     replay.peak(), peak, replay.peak() - peak));
   }
 }

@@ -1,6 +1,6 @@
-// Lowered programs against what PyTorch's FullyShardedDataParallel really issued (tests/torch/golden/fsdp1_order.json, recorded by
-// tests/torch/record_fsdp1.py): order, sizes, dtypes and streams of casts, all-gathers, frees, reductions and divisions; when the
-// host waits and for what; which blocks are marked for which stream; what every operation knows to have finished; the layout.
+// Lowered programs against what PyTorch's FullyShardedDataParallel really issued (tests/torch/golden/fsdp1_order.json, recorded
+// by tests/torch/record_fsdp1.py): order, sizes, dtypes and streams of casts, all-gathers, frees, reductions and divisions; when
+// the host waits and for what; which blocks are marked for which stream; what every operation knows to have finished; the layout.
 #include <doctest/doctest.h>
 
 #include <array>
@@ -46,10 +46,11 @@ ShardingPlan plan_of(const Json& config, const Json& units, const ModelGraph& mo
 
 bool runs(const Json& event) {
   const std::string what = event.at(0);
-  return what == "cast" || what == "all_gather" || what == "flatten" || what == "divide" || what == "reduce_scatter" || what == "all_reduce";
+  return what == "cast" || what == "all_gather" || what == "flatten" || what == "divide" || what == "reduce_scatter" ||
+         what == "all_reduce";
 }
 
-using Counts = std::map<std::string, int>;                     // finished operations that `runs` knows, by stream
+using Counts = std::map<std::string, int>;  // finished operations that `runs` knows, by stream
 
 void join(Counts& into, const Counts& from) {
   for (const auto& [stream, n] : from) into[stream] = std::max(into[stream], n);
@@ -69,7 +70,7 @@ Log recorded(const Json& golden, bool whole) {
       join(streams[event.at(1)], streams[event.at(2)]);
       continue;
     }
-    if (whole && event.at(0) == "record" && event.at(3) == "reduce_scatter") continue;   // of a gradient that is not freed
+    if (whole && event.at(0) == "record" && event.at(3) == "reduce_scatter") continue;  // of a gradient that is not freed
     log.events.push_back(event);
     if (!runs(event)) continue;
     const std::string stream = event.at(0) == "flatten" ? "compute" : event.back().get<std::string>();
@@ -137,13 +138,14 @@ class Lowered {
     const auto of_unit = [&](const char* what, const Buffer& b) { return Json{what, op.unit, sized(b)[0], sized(b)[1], stream}; };
     switch (op.action) {
       case Action::shard_to_device:
-        return nullptr;                      // the CPU copies nothing to itself; where the copy is cast next, that was logged
+        return nullptr;  // the CPU copies nothing to itself; where the copy is cast next, that was logged
       case Action::cast_shard: return of_unit("cast", buffer(args[1].buffer));
       case Action::all_gather: return of_unit("all_gather", buffer(args[0].buffer));
       case Action::scatter_copy_in: {
         reduced_[op.unit] = false;
         for (const Arg& a : args)
-          if (a.access == Access::write && buffer(a.buffer).kind != BufferKind::scratch) return {"flatten", sized(buffer(a.buffer))[0], sized(buffer(a.buffer))[1]};
+          if (a.access == Access::write && buffer(a.buffer).kind != BufferKind::scratch)
+            return {"flatten", sized(buffer(a.buffer))[0], sized(buffer(a.buffer))[1]};
         return nullptr;
       }
       case Action::divide_gradient: {
@@ -157,7 +159,8 @@ class Lowered {
   }
 
   void record(const Buffer& b, Stream s) {
-    if ((b.recorded_streams >> static_cast<unsigned>(s)) & 1U) log.events.push_back({"record", sized(b)[0], sized(b)[1], std::string(name(s))});
+    if ((b.recorded_streams >> static_cast<unsigned>(s)) & 1U)
+      log.events.push_back({"record", sized(b)[0], sized(b)[1], std::string(name(s))});
   }
 
   void freed(const Buffer& b) {
@@ -172,7 +175,7 @@ class Lowered {
     if (event.at(0) != "host_wait") return event;
     const int n = event.at(1), count = static_cast<int>(free_ops_.size());
     if (n >= 0) return {"host_wait", free_ops_.at(static_cast<std::size_t>(n))};
-    if (n + count < 0) return {"host_wait", nullptr};          // of two steps ago
+    if (n + count < 0) return {"host_wait", nullptr};  // of two steps ago
     return {"host_wait", -1 - free_ops_.at(static_cast<std::size_t>(n + count))};
   }
 
@@ -232,8 +235,11 @@ TEST_CASE("fsdp1 issues what PyTorch's FullyShardedDataParallel issues") {
   for (const Json& c : golden.at("cases")) {
     const Json& config = c.at("config");
     CAPTURE(config.at("name").get<std::string>());
-    const ModelGraph model = toy::model({.blocks = config.at("blocks"), .vocab = config.at("vocab"), .width = config.at("width"),
-                                         .hidden = config.at("hidden"), .tied = config.value("tied", false)});
+    const ModelGraph model = toy::model({.blocks = config.at("blocks"),
+                                         .vocab = config.at("vocab"),
+                                         .width = config.at("width"),
+                                         .hidden = config.at("hidden"),
+                                         .tied = config.value("tied", false)});
     const ShardingPlan plan = plan_of(config, c.at("units"), model);
     check(plan, model);
     const Program program = lower(model, plan, find_implementation("native", false, "test"));

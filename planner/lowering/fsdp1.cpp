@@ -3,8 +3,8 @@
 // Streams: compute (default), copy_in (pre_unshard), all_gather (unshard), reduce_scatter (post_backward), all_reduce. Strategies
 // follow from the plan: W > 1 shards and a unit that reshards is FULL_SHARD, one that does not SHARD_GRAD_OP, with replicas
 // HYBRID_SHARD and _HYBRID_SHARD_ZERO2; W = 1 is NO_SHARD over all ranks. The all-gather's output is the parameters' storage:
-// there is no copy into or out of it. Buffers are freed with the streams that PyTorch marks them for (Buffer::recorded_streams), so
-// what is allocated at host time is less than what a device needs whose host runs ahead.
+// there is no copy into or out of it. Buffers are freed with the streams that PyTorch marks them for (Buffer::recorded_streams),
+// so what is allocated at host time is less than what a device needs whose host runs ahead.
 #include <algorithm>
 #include <deque>
 #include <memory>
@@ -34,7 +34,7 @@ class Fsdp1 final : public DialectHooks {
       shard.host = plan.offload;
       s.shard = b.allocate_new(shard);
       s.sharded_gradient = b.declare(fsdp1_sharded_gradient(units_, u));
-      if (plan.offload) b.allocate(s.sharded_gradient);                  // on the host for good
+      if (plan.offload) b.allocate(s.sharded_gradient);  // on the host for good
       b.issue(units_.op(Action::init_parameters, Stream::compute, u), {{Arg{s.shard, Access::write}}});
     }
   }
@@ -80,7 +80,7 @@ class Fsdp1 final : public DialectHooks {
     units_[u].needs_backward = true;
   }
 
-  void before_recompute(StepBuilder&, std::int32_t) override {}          // a unit recomputes when its backward has gathered it
+  void before_recompute(StepBuilder&, std::int32_t) override {}  // a unit recomputes when its backward has gathered it
 
   void before_backward(StepBuilder& b, std::int32_t u) override {
     if (units_.empty(u)) return;
@@ -93,7 +93,7 @@ class Fsdp1 final : public DialectHooks {
     if (!units_.c.plan.backward_post) prefetch_backward(b, u);
   }
 
-  void after_backward(StepBuilder&, std::int32_t) override {}            // autograd decides: backward_passed
+  void after_backward(StepBuilder&, std::int32_t) override {}  // autograd decides: backward_passed
 
   // Autograd runs what was made later first, and a unit's views of the flat parameter were made when it was gathered: their
   // backward, which completes the flat gradient, comes when that of every operation since then has been.
@@ -153,8 +153,8 @@ class Fsdp1 final : public DialectHooks {
     }
   }
 
-  // pre_unshard, the limiter, unshard, post_unshard. Also asked for where the parameter is whole already: then nothing is gathered,
-  // but the limiter takes its event and an offloaded shard is copied in vain.
+  // pre_unshard, the limiter, unshard, post_unshard. Also asked for where the parameter is whole already: then nothing is
+  // gathered, but the limiter takes its event and an offloaded shard is copied in vain.
   void unshard(StepBuilder& b, std::int32_t u, bool forward) {
     Fsdp1Unit& s = units_[u];
     const ShardingPlan& plan = units_.c.plan;
@@ -164,9 +164,10 @@ class Fsdp1 final : public DialectHooks {
     if (source != s.shard) b.wait_stream(Stream::all_gather, Stream::copy_in);
     limiter_.before_all_gather(b, units_.micro_batch);
     if (gathers) {
-      s.full = b.allocate_new(units_.buffer(layout(u).shard_elements * layout(u).shards, plan.param_dtype, BufferKind::unsharded_parameter,
-                                            Stream::all_gather, u, {Stream::compute}));
-      b.issue(units_.op(Action::all_gather, Stream::all_gather, u, Communicator::shard), {{Arg{s.full, Access::write}, Arg{source}}});
+      s.full = b.allocate_new(units_.buffer(layout(u).shard_elements * layout(u).shards, plan.param_dtype,
+                                            BufferKind::unsharded_parameter, Stream::all_gather, u, {Stream::compute}));
+      b.issue(units_.op(Action::all_gather, Stream::all_gather, u, Communicator::shard),
+              {{Arg{s.full, Access::write}, Arg{source}}});
     }
     if (!units_.sharded()) {
       s.full = source != s.shard ? source : -1;
@@ -183,10 +184,12 @@ class Fsdp1 final : public DialectHooks {
     const std::int64_t n = layout(u).shard_elements;
     const bool casts = units_.casts_shards();
     if (!casts && !plan.offload) return s.shard;
-    // Without sharding this is what kernels read. A copy that is not gathered from is not marked, if it is not PyTorch's `_mp_shard`.
+    // Without sharding this is what kernels read. A copy that is not gathered from is not marked, if it is not PyTorch's
+    // `_mp_shard`.
     const Stream reader = units_.sharded() ? Stream::all_gather : Stream::compute;
     const bool marked = casts || gathers;
-    const std::int32_t copy = b.allocate_new(units_.buffer(n, plan.param_dtype, BufferKind::cast_shard, Stream::copy_in, u, {marked ? reader : Stream::copy_in}));
+    const std::int32_t copy = b.allocate_new(
+        units_.buffer(n, plan.param_dtype, BufferKind::cast_shard, Stream::copy_in, u, {marked ? reader : Stream::copy_in}));
     std::int32_t from = s.shard;
     if (plan.offload) {
       from = casts ? b.allocate_new(units_.buffer(n, plan.master_dtype, BufferKind::cast_shard, Stream::copy_in, u)) : copy;
@@ -247,11 +250,12 @@ class Fsdp1 final : public DialectHooks {
 
   Fsdp1Units units_;
   Fsdp1Limiter limiter_;
-  std::vector<std::pair<std::int32_t, std::size_t>> slot_;    // by parameter: its unit and its place there
+  std::vector<std::pair<std::int32_t, std::size_t>> slot_;  // by parameter: its unit and its place there
   std::vector<std::int32_t> pre_forward_order_, post_forward_order_;
-  std::vector<std::pair<std::int32_t, std::int32_t>> views_;  // of this micro-batch: the graph op before which they were made, and of which unit
+  // Of this micro-batch: the graph op before which they were made, and of which unit.
+  std::vector<std::pair<std::int32_t, std::int32_t>> views_;
   std::int32_t position_ = 0;
-  bool first_iteration_ = true;              // of the whole run: its forward order is what forward prefetch goes by later
+  bool first_iteration_ = true;  // of the whole run: its forward order is what forward prefetch goes by later
   bool first_micro_batch_ = true, last_ = true, sync_ = true;
 };
 

@@ -1,8 +1,8 @@
 // FSDP1's rate limiter (limit_all_gathers): how far the host may run ahead of the compute stream.
 //
-// Every free of a gathered parameter queues an event on the compute stream. Before every all-gather, also one that turns out to be
-// unnecessary, the host takes the oldest event if there are at least two, and waits for it. One is taken at a time, so a queue that
-// has grown stays long, and what is left at the end of a step is waited for in the next.
+// Every free of a gathered parameter queues an event on the compute stream. Before every all-gather, also one that turns out to
+// be unnecessary, the host takes the oldest event if there are at least two, and waits for it. One is taken at a time, so a queue
+// that has grown stays long, and what is left at the end of a step is waited for in the next.
 #pragma once
 
 #include <cstdint>
@@ -46,7 +46,7 @@ class Fsdp1Limiter {
       if (event >= 0) {
         step.waits[op.waits.begin] = -1 - event;
       } else {
-        op.waits.count = 0;                  // of two steps ago or more: it has finished as far as a Step can tell
+        op.waits.count = 0;  // of two steps ago or more: it has finished as far as a Step can tell
       }
     }
     return true;
@@ -54,10 +54,13 @@ class Fsdp1Limiter {
 
  private:
   static constexpr std::size_t kEvents = 2;
-  struct Wait { std::int32_t op; std::size_t event; };        // the host_wait for the event-th one left over
+  struct Wait {
+    std::int32_t op;
+    std::size_t event;
+  };  // the host_wait for the event-th one left over
 
   const bool enabled_;
-  std::deque<std::int32_t> queue_;           // operations of this step; -1 - i: the i-th event that the step before left
+  std::deque<std::int32_t> queue_;  // operations of this step; -1 - i: the i-th event that the step before left
   std::size_t left_over_ = 0;
   std::vector<Wait> waits_;
 };

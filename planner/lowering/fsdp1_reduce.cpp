@@ -24,26 +24,29 @@ void reduce_sharded(Fsdp1Units& units, StepBuilder& b, std::int32_t u) {
   const UnitLayout& l = units.layout(u);
   const DType reduce = units.c.plan.reduce_dtype, master = units.c.plan.master_dtype;
   const Stream end = units.reduction_end();
-  std::vector<std::int32_t> done;            // what the host holds until the reduction has been issued
+  std::vector<std::int32_t> done;  // what the host holds until the reduction has been issued
   std::int32_t input = std::exchange(s.flat_gradient, -1);
   done.push_back(input);
   if (dtype_of(units, input) != reduce) {
-    input = converted(units, b, input, units.buffer(l.flat_elements, reduce, BufferKind::reduce_input, Stream::reduce_scatter, u));
+    input =
+        converted(units, b, input, units.buffer(l.flat_elements, reduce, BufferKind::reduce_input, Stream::reduce_scatter, u));
     done.push_back(input);
   }
   if (l.flat_elements != l.shard_elements * l.shards) {
-    input = converted(units, b, input, units.buffer(l.shard_elements * l.shards, reduce, BufferKind::reduce_input, Stream::reduce_scatter, u));
+    input = converted(units, b, input,
+                      units.buffer(l.shard_elements * l.shards, reduce, BufferKind::reduce_input, Stream::reduce_scatter, u));
     done.push_back(input);
   }
   divide(units, b, u, input, l.scale.divide_before, Stream::reduce_scatter);
-  const bool keeps = reduce == master && !s.has_sharded_gradient;          // nothing to cast or to add
+  const bool keeps = reduce == master && !s.has_sharded_gradient;  // nothing to cast or to add
   std::int32_t out = s.sharded_gradient;
   if (keeps && !units.c.plan.offload) {
     b.allocate(out);
   } else {
     out = b.allocate_new(units.buffer(l.shard_elements, reduce, BufferKind::reduce_output, Stream::reduce_scatter, u, {end}));
   }
-  b.issue(units.op(Action::reduce_scatter, Stream::reduce_scatter, u, Communicator::shard), {{Arg{input}, Arg{out, Access::write}}});
+  b.issue(units.op(Action::reduce_scatter, Stream::reduce_scatter, u, Communicator::shard),
+          {{Arg{input}, Arg{out, Access::write}}});
   if (units.hybrid()) {
     b.wait_stream(Stream::all_reduce, Stream::reduce_scatter);
     b.issue(units.op(Action::all_reduce, Stream::all_reduce, u, Communicator::replicate), {{Arg{out, Access::accumulate}}});
@@ -62,12 +65,12 @@ void reduce_sharded(Fsdp1Units& units, StepBuilder& b, std::int32_t u) {
   if (s.has_sharded_gradient) {
     b.issue(units.op(Action::add_gradient, end, u), {{Arg{out}, Arg{s.sharded_gradient, Access::accumulate}}});
     b.release(out);
-  } else if (units.c.plan.offload) {         // the device's copy stays until the end of backward
+  } else if (units.c.plan.offload) {  // the device's copy stays until the end of backward
     b.issue(units.op(Action::gradient_to_host, end, u), {{Arg{out}, Arg{s.sharded_gradient, Access::write}}});
     s.on_device = out;
   }
   s.has_sharded_gradient = true;
-  for (auto id = done.rbegin(); id != done.rend(); ++id) b.release(*id);   // autograd's own last
+  for (auto id = done.rbegin(); id != done.rend(); ++id) b.release(*id);  // autograd's own last
 }
 
 // Every rank holds everything: the gradient is summed over all ranks where it is.
@@ -75,7 +78,7 @@ void reduce_whole(Fsdp1Units& units, StepBuilder& b, std::int32_t u, bool last_m
   Fsdp1Unit& s = units[u];
   const UnitLayout& l = units.layout(u);
   const DType reduce = units.c.plan.reduce_dtype, master = units.c.plan.master_dtype;
-  const auto made = [&](DType dtype, BufferKind kind) {      // the gradient itself, if it is the last to be made
+  const auto made = [&](DType dtype, BufferKind kind) {  // the gradient itself, if it is the last to be made
     if (dtype == master && (reduce == master || last_micro_batch)) {
       b.allocate(s.sharded_gradient);
       return s.sharded_gradient;
@@ -89,7 +92,8 @@ void reduce_whole(Fsdp1Units& units, StepBuilder& b, std::int32_t u, bool last_m
     s.flat_gradient = cast;
   }
   divide(units, b, u, s.flat_gradient, l.scale.divide_before, Stream::reduce_scatter);
-  b.issue(units.op(Action::all_reduce, Stream::reduce_scatter, u, Communicator::replicate), {{Arg{s.flat_gradient, Access::accumulate}}});
+  b.issue(units.op(Action::all_reduce, Stream::reduce_scatter, u, Communicator::replicate),
+          {{Arg{s.flat_gradient, Access::accumulate}}});
   divide(units, b, u, s.flat_gradient, l.scale.divide_after, Stream::reduce_scatter);
   if (reduce != master) {
     const std::int32_t low = s.flat_gradient;
@@ -110,9 +114,10 @@ Buffer fsdp1_sharded_gradient(const Fsdp1Units& units, std::int32_t u) {
   const bool cast = plan.reduce_dtype != plan.master_dtype;
   Stream pool = Stream::reduce_scatter;
   if (units.hybrid() && cast) pool = Stream::all_reduce;
-  if (!units.sharded() && !cast && plan.param_dtype == plan.master_dtype) pool = Stream::compute;   // what autograd made
-  Buffer info = units.buffer(units.sharded() ? l.shard_elements : l.flat_elements, plan.master_dtype, BufferKind::sharded_gradient, pool, u,
-                             units.hybrid() ? std::initializer_list<Stream>{Stream::all_reduce} : std::initializer_list<Stream>{});
+  if (!units.sharded() && !cast && plan.param_dtype == plan.master_dtype) pool = Stream::compute;  // what autograd made
+  Buffer info =
+      units.buffer(units.sharded() ? l.shard_elements : l.flat_elements, plan.master_dtype, BufferKind::sharded_gradient, pool, u,
+                   units.hybrid() ? std::initializer_list<Stream>{Stream::all_reduce} : std::initializer_list<Stream>{});
   if (pool == Stream::compute) info.recorded_streams = 1U << static_cast<unsigned>(Stream::reduce_scatter);
   info.host = plan.offload;
   if (info.host) info.recorded_streams = 0;
@@ -141,8 +146,9 @@ void fsdp1_flatten(Fsdp1Units& units, StepBuilder& b, std::int32_t u) {
   std::int32_t padding = -1;
   if (zeros > 0) padding = b.allocate_new(units.buffer(zeros, dtype, BufferKind::scratch, Stream::compute, u));
   const bool adds = s.flat_gradient >= 0;
-  const bool whole = !units.sharded() && !adds && units.c.program.buffers[Fsdp1Units::at(s.sharded_gradient)].pool == Stream::compute;
-  std::int32_t flat = s.sharded_gradient;    // autograd's result is what the optimizer reads
+  const bool whole =
+      !units.sharded() && !adds && units.c.program.buffers[Fsdp1Units::at(s.sharded_gradient)].pool == Stream::compute;
+  std::int32_t flat = s.sharded_gradient;  // autograd's result is what the optimizer reads
   if (whole) {
     b.allocate(flat);
   } else {

@@ -1,8 +1,9 @@
 // The gradients of the `fsdp1` dialect, from what kernels write to what the optimizer reads (fsdp-semantics A2.4, A2.8, A2.9).
 //
-// Parameters are views of the flat one, so autograd concatenates their gradients into a flat gradient when the last of them is there:
-// for a moment both exist. The rest runs on the reduce_scatter stream (and all_reduce over replicas): cast to reduce_dtype, padding to
-// W equal parts, division, reduction, division, cast to master_dtype, addition to the sharded gradient of earlier micro-batches.
+// Parameters are views of the flat one, so autograd concatenates their gradients into a flat gradient when the last of them is
+// there: for a moment both exist. The rest runs on the reduce_scatter stream (and all_reduce over replicas): cast to
+// reduce_dtype, padding to W equal parts, division, reduction, division, cast to master_dtype, addition to the sharded gradient
+// of earlier micro-batches.
 #pragma once
 
 #include <cstdint>

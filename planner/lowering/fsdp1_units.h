@@ -9,16 +9,16 @@
 namespace fsdp {
 
 struct Fsdp1Unit {
-  bool full_shard = true;                    // FULL_SHARD or HYBRID_SHARD; else SHARD_GRAD_OP or _HYBRID_SHARD_ZERO2
-  std::int32_t shard = -1;                   // the (flat) parameter: this rank's part, or without sharding all of it
-  std::int32_t full = -1;                    // what kernels read, if it is not `shard`: the gathered parameter, or its low-precision copy
-  bool prefetched = false, needs_forward = false, needs_backward = false;   // PyTorch's flags of those names
-  std::vector<std::int32_t> pieces;          // per parameter: its gradient until autograd concatenates all; -1: not live
-  std::int32_t flat_gradient = -1;           // unsharded, of this micro-batch and those before it that were not reduced; -1: not live
-  std::int32_t added = -1;                   // what autograd has just added to it and holds until its hooks have run
+  bool full_shard = true;   // FULL_SHARD or HYBRID_SHARD; else SHARD_GRAD_OP or _HYBRID_SHARD_ZERO2
+  std::int32_t shard = -1;  // the (flat) parameter: this rank's part, or without sharding all of it
+  std::int32_t full = -1;   // what kernels read, if it is not `shard`: the gathered parameter, or its low-precision copy
+  bool prefetched = false, needs_forward = false, needs_backward = false;  // PyTorch's flags of those names
+  std::vector<std::int32_t> pieces;  // per parameter: its gradient until autograd concatenates all; -1: not live
+  std::int32_t flat_gradient = -1;   // unsharded, of this micro-batch and those before it that were not reduced; -1: not live
+  std::int32_t added = -1;           // what autograd has just added to it and holds until its hooks have run
   std::int32_t sharded_gradient = -1;
-  bool has_sharded_gradient = false;         // live in this step
-  std::int32_t on_device = -1;               // offload: the sharded gradient until the end of backward
+  bool has_sharded_gradient = false;  // live in this step
+  std::int32_t on_device = -1;        // offload: the sharded gradient until the end of backward
 };
 
 class Fsdp1Units {
@@ -64,7 +64,7 @@ class Fsdp1Units {
   }
 
   const LoweringContext c;
-  std::vector<std::int32_t> with_parameters; // units that have a flat parameter
+  std::vector<std::int32_t> with_parameters;  // units that have a flat parameter
   std::int16_t micro_batch = 0;
 
  private:
