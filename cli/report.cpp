@@ -30,8 +30,9 @@ std::string reshard(const ShardingPlan& plan) {
 
 // From allocated to what the limit is held against.
 std::vector<std::vector<std::string>> on_top(const Prediction& p) {
-  const Bytes margin = p.peak_reserved_estimate - p.peak_allocated;
-  return {{fmt::format("+ margin for the allocator ({:.0f} %)", 100 * kReservedMargin), human(margin), ""},
+  const Bytes kept = p.peak_reserved_estimate - p.peak_allocated;
+  const double share = static_cast<double>(kept.count()) / static_cast<double>(std::max<std::int64_t>(1, p.peak_allocated.count()));
+  return {{"+ kept by the allocator beside it", human(kept), percent(share)},
           {"+ context and communicators", human(p.fixed), ""},
           {"= peak total", human(p.peak_total), ""}};
 }
@@ -80,7 +81,10 @@ std::string plan_label(const ShardingPlan& plan) {
 std::string verdict_line(const Prediction& p) {
   const Bytes spare = p.memory_limit - p.peak_total;
   std::string room = spare.count() >= 0 ? human(spare) + " to spare" : human(Bytes(-spare.count())) + " too much";
-  if (p.verdict == Verdict::tight && spare.count() < 0) room += " if the allocator needs its whole margin";
+  if (p.verdict == Verdict::tight && p.alloc_retries > 0)
+    room += fmt::format(" unless the allocator gives memory back, {} times a step", p.alloc_retries);
+  else if (p.verdict == Verdict::tight)
+    room += " unless the allocator gives memory back or has expandable segments";
   const char* verdict = p.verdict == Verdict::fits ? "Fits" : p.verdict == Verdict::tight ? "Tight" : "Does not fit";
   const auto whole = [](double x) { return with_commas(std::llround(x)); };
   const std::string mfu = p.mfu > 0 ? ", MFU " + percent(p.mfu) : "";

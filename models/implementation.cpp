@@ -89,6 +89,7 @@ std::string digest(const Implementation& i) {
                      (i.keeps_unneeded_results ? 8 : 0) + (i.recompute_stops_early ? 16 : 0) + (i.frames_hold_inputs ? 32 : 0));
   d.add("optimizer_temp", i.optimizer_temp_bytes_per_element);
   d.add("optimizer_temps_at_once", i.optimizer_temps_at_once);
+  d.add("memory", static_cast<std::int64_t>(i.memory));
   d.add("host_launch", i.host_seconds_per_launch);
   d.add("host_hook", i.host_seconds_per_unit_hook);
   for (int k = 0; k < kOpKinds; ++k) {

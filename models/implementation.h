@@ -45,6 +45,13 @@ struct OpFacts {
 
 using OpRule = OpFacts (*)(const Op&, const Workload&);
 
+// Where device memory comes from.
+enum class MemorySource : std::uint8_t {
+  caching,                                   // PyTorch's caching allocator
+  caching_expandable,                        // the same with PYTORCH_ALLOC_CONF=expandable_segments:True, as its launch script says
+  arena,                                     // one block, every tensor at a planned offset
+};
+
 struct Implementation {
   std::string_view name;                     // "native", "torchtitan", ...
   bool compiled = false;
@@ -61,6 +68,7 @@ struct Implementation {
   // counting: foreach norms are a number per parameter and the scaling is in place.
   std::int64_t optimizer_temp_bytes_per_element = 0;
   bool optimizer_temps_at_once = false;
+  MemorySource memory = MemorySource::caching;
   double host_seconds_per_launch = 0;        // CPU time to issue one kernel
   double host_seconds_per_unit_hook = 0;     // CPU time of one unit's pre- or post-hook
 };

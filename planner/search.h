@@ -30,7 +30,7 @@ struct Breakdown {
 
 struct Score {
   Seconds step;
-  Bytes peak_total;                          // what must fit: allocated peak + margin + fixed
+  Bytes peak_total;                          // what must fit: what the allocator reserves + fixed
   Verdict verdict = Verdict::does_not_fit;
   Breakdown where;
 };

@@ -5,6 +5,7 @@
 
 #include "planner/costs/rates.h"
 #include "planner/lower.h"
+#include "simulator/allocator_replay.h"
 #include "simulator/engine.h"
 #include "simulator/prediction_critical_path.h"
 
@@ -16,11 +17,6 @@ constexpr double kHeadRoom = 0.05;          // of usable memory, left free by th
 constexpr std::int64_t kMaxRankRoles = 64;  // ranks up to which every rank's memory is predicted
 
 Bytes scaled(Bytes b, double factor) { return Bytes(static_cast<std::int64_t>(static_cast<double>(b.count()) * factor)); }
-
-Verdict verdict_of(const Prediction& p) {
-  if (p.peak_total <= p.memory_limit) return Verdict::fits;
-  return p.peak_allocated + p.fixed <= p.memory_limit ? Verdict::tight : Verdict::does_not_fit;
-}
 
 // Flops per second that utilisation is measured against: the datasheet's; on the host the best calibrated matrix product.
 double peak_flops(const CostContext& c) {
@@ -53,14 +49,69 @@ void fill_rates(Prediction& p, const Program& program, std::span<const Demand> d
   p.hfu = (model_flops + recomputed_flops(program.steady_step, demands, c.model)) / seconds / peak;
 }
 
-void fill_memory(Prediction& p, const Program& program, const CostContext& c, const PredictOptions& options) {
+// What the caching allocator replays: the program and when its operations ran. Buffers that wait for streams need the first step's
+// times too.
+struct Replayed {
+  const Program& program;
+  const CostContext& c;
+  const Timeline& steady;
+  Timeline first;
+
+  Replayed(const Program& p, const CostContext& context, const Timeline& timeline) : program(p), c(context), steady(timeline) {
+    const auto waits = [](const Buffer& b) { return b.recorded_streams != 0; };
+    if (std::any_of(p.buffers.begin(), p.buffers.end(), waits))
+      first = simulate(p.first_step, demands_of(p.first_step, p, c), {.steps = 1});
+  }
+  [[nodiscard]] AllocatorPrediction with(std::int64_t capacity, bool expandable) const {
+    ReplayOptions options;
+    options.settings.capacity = capacity;
+    options.settings.expandable_segments = expandable;
+    options.first_step = &first;
+    options.steady_step = &steady;
+    return replay_allocator(program, options);
+  }
+};
+
+// One block that holds every tensor at its offset. Where blocks wait for streams there are no fixed offsets.
+std::optional<std::int64_t> arena_of(const Program& program, const CostContext& c) {
+  if (!c.cluster.host && c.implementation.memory != MemorySource::arena) return std::nullopt;
+  const auto waits = [](const Buffer& b) { return b.recorded_streams != 0; };
+  if (std::any_of(program.buffers.begin(), program.buffers.end(), waits)) return std::nullopt;
+  if (program.arena_bytes > 0) return program.arena_bytes;
+  Program planned = program;
+  assign_arena(planned);
+  return planned.arena_bytes;
+}
+
+// Reserved without a limit; what happens under the limit where that is more.
+void fill_reserved(Prediction& p, const Program& program, const CostContext& c, const Timeline& steady) {
+  p.verdict = Verdict::does_not_fit;
+  if (const auto arena = arena_of(program, c)) {
+    p.peak_active = p.peak_allocated;
+    p.peak_reserved_estimate = Bytes(*arena);
+    if (p.peak_reserved_estimate + p.fixed <= p.memory_limit) p.verdict = Verdict::fits;
+    return;
+  }
+  const Replayed replayed(program, c, steady);
+  const bool expandable = c.implementation.memory == MemorySource::caching_expandable;
+  const AllocatorPrediction free = replayed.with(kNoLimit, expandable);
+  p.peak_active = Bytes(free.peak_active);
+  p.peak_reserved_estimate = Bytes(free.peak_reserved);
+  if (p.peak_reserved_estimate + p.fixed <= p.memory_limit) p.verdict = Verdict::fits;
+  const std::int64_t capacity = (p.memory_limit - p.fixed).count();
+  if (p.verdict == Verdict::fits || free.peak_allocated > capacity) return;
+  const AllocatorPrediction limited = replayed.with(capacity, expandable);
+  if (!limited.out_of_memory) p.alloc_retries = limited.retries_per_step;
+  if (!limited.out_of_memory || (!expandable && !replayed.with(capacity, true).out_of_memory)) p.verdict = Verdict::tight;
+}
+
+void fill_memory(Prediction& p, const Program& program, const CostContext& c, const PredictOptions& options, const Timeline& steady) {
   p.memory = replay_memory(program);
   p.peak_allocated = Bytes(p.memory.peak);
-  p.peak_reserved_estimate = scaled(p.peak_allocated, 1 + kReservedMargin);
   p.fixed = c.cluster.fixed_memory;
-  p.peak_total = p.peak_reserved_estimate + p.fixed;
   p.memory_limit = options.memory_limit.value_or(default_memory_limit(c.cluster));
-  p.verdict = verdict_of(p);
+  fill_reserved(p, program, c, steady);
+  p.peak_total = p.peak_reserved_estimate + p.fixed;
   p.peak_made_of = p.memory.at_peak;
 }
 
@@ -106,7 +157,7 @@ Prediction predict(const Program& program, const CostContext& c, const PredictOp
   p.step_time = Seconds(timeline.duration);
   p.where = where_time_goes(program.steady_step, timeline);
   p.exposed_communication = p.where.exposed_all_gather + p.where.exposed_reduce_scatter + p.where.exposed_all_reduce;
-  fill_memory(p, program, c, options);
+  fill_memory(p, program, c, options, timeline);
   fill_rates(p, program, demands, c);
   if (!options.keep_timeline) return p;
   p.provenance = provenance_of(program, c);

@@ -36,7 +36,10 @@ struct Prediction {
   Provenance provenance;
   std::int64_t ranks = 1, roles = 1;
   Seconds step_time;
-  Bytes peak_allocated, peak_reserved_estimate, fixed, peak_total;   // total = reserved estimate + fixed
+  // allocated: what tensors ask for. active: blocks that the allocator cannot reuse yet. reserved: what it has taken from the device, by
+  // its model (simulator/allocator_replay.h) without a limit; with a static arena all three are planned. total = reserved + fixed.
+  Bytes peak_allocated, peak_active, peak_reserved_estimate, fixed, peak_total;
+  std::int64_t alloc_retries = 0;            // per steady step under the limit: each stops the device to give memory back. Not fits only
   Bytes memory_limit;
   Verdict verdict{};
   double tokens_per_s = 0, mfu = 0, hfu = 0;
@@ -80,19 +83,14 @@ struct Measurement {
   std::int64_t process_high_water_bytes = 0;
 };
 
-// Memory limit default: the GPU's usable memory less 5%.
+// Memory limit default: the GPU's usable memory less 5%. The verdict: fits if the limit holds what the allocator reserves when nothing
+// limits it; tight if it holds that only with retries, or only with expandable segments; else it does not fit.
 struct PredictOptions {
   std::optional<Bytes> memory_limit;
   bool keep_timeline = true;                 // false while searching: no timeline, order, critical path
 };
 [[nodiscard]] Bytes default_memory_limit(const ClusterSpec&);
 [[nodiscard]] Prediction predict(const Program&, const CostContext&, const PredictOptions& = {});
-
-// The margin that stands for "reserved" until an allocator model exists (design section 5); stated in every output. Published
-// pairs on one H100 node: Llama-3-8B (torchtitan, eager, selective checkpointing) 49.6 GiB reserved over 41.2 active = 1.20; and
-// reserved over our allocated: Llama-3-8B without checkpointing 78.4 / 69.1 = 1.13, Llama-2-7B compiled 90.3 / 76.4 = 1.18. A run of
-// Llama-2-7B with every block checkpointed reached 1.36; short ones with little memory have room to waste.
-inline constexpr double kReservedMargin = 0.20;
 
 // Labels of a step's operations, stream by stream ("D: forward model.layers.0..."): what order comparisons compare. What runs
 // on no stream (zero_gradients, read_loss) is left out.

@@ -63,8 +63,9 @@ Json headline(const Prediction& p) {
           {"hfu", p.hfu},
           {"exposed_communication_s", p.exposed_communication.count()},
           {"peak_allocated_bytes", p.peak_allocated.count()},
+          {"peak_active_bytes", p.peak_active.count()},
           {"peak_reserved_bytes", p.peak_reserved_estimate.count()},
-          {"reserved_margin", kReservedMargin},
+          {"alloc_retries", p.alloc_retries},
           {"fixed_bytes", p.fixed.count()},
           {"peak_total_bytes", p.peak_total.count()},
           {"memory_limit_bytes", p.memory_limit.count()}};
@@ -117,12 +118,13 @@ void read_headline(JsonObject& root, Prediction& p) {
   p.hfu = root.number("hfu", 0, 1e9);
   p.exposed_communication = seconds(root, "exposed_communication_s");
   p.peak_allocated = bytes(root, "peak_allocated_bytes");
+  p.peak_active = bytes(root, "peak_active_bytes");
   p.peak_reserved_estimate = bytes(root, "peak_reserved_bytes");
+  p.alloc_retries = root.integer("alloc_retries", 0, kMaxInteger);
   p.fixed = bytes(root, "fixed_bytes");
   p.peak_total = bytes(root, "peak_total_bytes");
   p.memory_limit = bytes(root, "memory_limit_bytes");
   root.ignore("tokens_per_s_per_gpu");  // follow from the others
-  root.ignore("reserved_margin");
 }
 
 // Every rank has a role that the document describes.

@@ -4,9 +4,11 @@
 #include <algorithm>
 #include <numeric>
 
+#include "models/catalog.h"
 #include "models/error.h"
 #include "planner/costs/kernels.h"
 #include "planner/lower.h"
+#include "simulator/allocator_replay.h"
 #include "simulator/compare.h"
 #include "simulator/engine.h"
 #include "simulator/prediction.h"
@@ -167,21 +169,75 @@ TEST_CASE("utilisation: closed form") {
   CHECK(q.where.recompute.count() > 0);
 }
 
-TEST_CASE("verdicts: reserved estimate, margin, fixed memory, limit") {
+TEST_CASE("a static arena: reserved is planned, and there is nothing between fits and does not fit") {
   Setup s(2);
-  const std::int64_t peak = s.predicted().peak_allocated.count();
-  const auto with_limit = [&](std::int64_t limit) {
+  Program program = lower(s.model, s.plan, s.impl);
+  assign_arena(program);
+  const Prediction p = s.predicted();
+  CHECK(p.peak_reserved_estimate.count() == program.arena_bytes);
+  CHECK(p.peak_active == p.peak_allocated);
+  CHECK(p.peak_total.count() == program.arena_bytes + 1000);
+  CHECK(p.memory_limit.count() == static_cast<std::int64_t>(0.95 * (1 << 20)));
+  const auto verdict = [&](std::int64_t limit) {
     PredictOptions o;
     o.memory_limit = Bytes(limit);
-    return s.predicted(o);
+    return s.predicted(o).verdict;
   };
-  const auto total = static_cast<std::int64_t>(static_cast<double>(peak) * 1.2) + 1000;
-  CHECK(with_limit(total).peak_total.count() == total);
-  CHECK(with_limit(total).verdict == Verdict::fits);
-  CHECK(with_limit(total - 1).verdict == Verdict::tight);
-  CHECK(with_limit(peak + 1000).verdict == Verdict::tight);
-  CHECK(with_limit(peak + 999).verdict == Verdict::does_not_fit);
-  CHECK(s.predicted().memory_limit.count() == static_cast<std::int64_t>(0.95 * (1 << 20)));
+  CHECK(verdict(program.arena_bytes + 1000) == Verdict::fits);
+  CHECK(verdict(program.arena_bytes + 999) == Verdict::does_not_fit);
+  // The host's ranks hold an arena whatever is imitated on them.
+  s.cluster.host = true;
+  s.costs = {};
+  s.costs.platform = "host";
+  s.costs.kernels.resize(2 * kOpKinds, {Seconds(1e-6), FlopsPerSecond(0), BytesPerSecond(1e9)});
+  for (auto& curve : s.costs.matmul_curve) curve = {{1e3, 1e-6}, {1e9, 1e-1}};
+  s.costs.copy = s.costs.cast = s.costs.optimizer = s.costs.norm = {Seconds(1e-6), FlopsPerSecond(0), BytesPerSecond(2e9)};
+  s.costs.all_gather = s.costs.reduce_scatter = s.costs.all_reduce = {{8, 1e-5}, {1e6, 1e-3}};
+  const Implementation& hf = find_implementation("hf", false, "test");
+  Program imitated = lower(s.model, s.plan, hf);
+  const Prediction on_host = predict(imitated, {s.model, s.plan, hf, s.cluster, s.costs});
+  assign_arena(imitated);
+  CHECK(on_host.peak_reserved_estimate.count() == imitated.arena_bytes);
+}
+
+TEST_CASE("the caching allocator: fits, tight with retries or expandable segments, does not fit") {
+  const ModelGraph model = load_model("llama3-8b", 8192);
+  PlanOptions options;
+  options.ranks = 8;
+  options.seq_len = 8192;
+  const ShardingPlan plan = naive_plan(model, options);
+  const ClusterSpec cluster = load_cluster("dgx-h100", 8);
+  const Costs costs = default_costs(cluster);
+  std::int64_t reserved_of[2] = {0, 0};
+  for (const char* name : {"hf", "torchtitan"}) {
+    CAPTURE(name);
+    const Implementation& impl = find_implementation(name, false, "test");
+    const bool expandable = impl.memory == MemorySource::caching_expandable;
+    CHECK(expandable == (impl.name == "torchtitan"));
+    const Program program = lower(model, plan, impl);
+    ReplayOptions replay;
+    replay.settings.expandable_segments = expandable;
+    const AllocatorPrediction free = replay_allocator(program, replay);
+    const std::int64_t fixed = cluster.fixed_memory.count();
+    const auto with_limit = [&](std::int64_t device) {
+      return predict(program, {model, plan, impl, cluster, costs}, {.memory_limit = Bytes(device + fixed), .keep_timeline = false});
+    };
+    const Prediction fits = with_limit(free.peak_reserved), less = with_limit(free.peak_reserved - 1), none = with_limit(free.peak_allocated - 1);
+    CHECK(fits.verdict == Verdict::fits);
+    CHECK(fits.alloc_retries == 0);
+    CHECK(fits.peak_reserved_estimate.count() == free.peak_reserved);
+    CHECK(fits.peak_active.count() == free.peak_active);
+    CHECK(fits.peak_total.count() == free.peak_reserved + fixed);
+    CHECK(less.verdict == Verdict::tight);
+    CHECK(less.peak_total == fits.peak_total);       // what it would reserve, if it could
+    CHECK(none.verdict == Verdict::does_not_fit);
+    CHECK(none.alloc_retries == 0);
+    reserved_of[expandable] = free.peak_reserved;
+    // The retries are those of a replay under the limit.
+    replay.settings.capacity = free.peak_reserved - 1;
+    CHECK(less.alloc_retries == replay_allocator(program, replay).retries_per_step);
+  }
+  CHECK(reserved_of[true] < reserved_of[false]);
 }
 
 TEST_CASE("roles: ranks with smaller shards have their own memory") {
@@ -239,6 +295,8 @@ TEST_CASE("predictions on disk") {
   CHECK(q.provenance == p.provenance);
   CHECK(q.step_time == p.step_time);
   CHECK(q.verdict == p.verdict);
+  CHECK(q.peak_active == p.peak_active);
+  CHECK(q.alloc_retries == p.alloc_retries);
   CHECK(q.order == p.order);
   CHECK(q.memory.first_step == p.memory.first_step);
   CHECK(q.memory.at_peak == p.memory.at_peak);

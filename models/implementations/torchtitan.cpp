@@ -76,6 +76,7 @@ Implementation newest(bool compiled) {
                    .recompute_stops_early = false,
                    .frames_hold_inputs = true,
                    .optimizer_temp_bytes_per_element = 0,
+                   .memory = MemorySource::caching_expandable,  // run_train.sh sets it
                    .host_seconds_per_launch = 12e-6,
                    .host_seconds_per_unit_hook = 5e-4};
   if (!compiled) return i;

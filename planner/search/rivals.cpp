@@ -80,7 +80,7 @@ std::string why_lost(const Judged& loser, const Judged& best, Bytes limit) {
   const Score& s = *loser.score;
   if (s.verdict == Verdict::does_not_fit) return fmt::format("does not fit: needs {} of {}", human(s.peak_total), human(limit));
   if (rank_of(s.verdict) > rank_of(best.score->verdict))
-    return fmt::format("tight: {} with the margin for fragmentation, of {}", human(s.peak_total), human(limit));
+    return fmt::format("tight: {} if the allocator may keep what it freed, of {}", human(s.peak_total), human(limit));
   const double slower = loser.seconds_per_sequence() / best.seconds_per_sequence() - 1;
   if (slower >= 0.001) return fmt::format("{:.1f}% slower{}", 100 * slower, what_grew(loser, best));
   const Bytes more = s.peak_total - best.score->peak_total;
