@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "models/error.h"
+#include "planner/lowering/tape_lifetimes.h"
 
 namespace fsdp {
 namespace {
@@ -14,7 +15,6 @@ namespace {
 using Kind = TapeArg::Kind;
 
 struct Region { std::int32_t begin = 0, end = 0; };   // graph ops of one checkpointed module
-struct Span { std::int32_t value = -1, from = -1, to = -1; };   // alive from tape op to tape op, whatever reads it
 
 class TapeBuilder {
  public:
@@ -69,7 +69,7 @@ class TapeBuilder {
       if (region_of_[at(i)] >= 0 && regions_[at(region_of_[at(i)])].begin == i) end_region(regions_[at(region_of_[at(i)])]);
       tape_.backward_end[at(i)] = static_cast<std::uint32_t>(tape_.ops.size());
     }
-    place_lifetimes();
+    place_lifetimes(tape_, spans_, events_);
     return std::move(tape_);
   }
 
@@ -238,11 +238,18 @@ class TapeBuilder {
     }
   }
 
+  // The checkpoint of a Python module holds what the module was called with, and kept results that were not asked for, until its
+  // backward has ended.
   void end_region(const Region& r) {
-    if (!impl_.keeps_unneeded_results || impl_.recompute_stops_early == false) return;
+    if (last_recomputed(r) < r.begin) return;
+    const auto here = static_cast<std::int32_t>(tape_.ops.size()) - 1;
+    for (std::int32_t i = r.begin; i < r.end && impl_.frames_hold_inputs; ++i)
+      for (std::int32_t in : model_.ops[at(i)].inputs)
+        if (producer_[at(in)] >= 0 && producer_[at(in)] < r.begin) spans_.push_back({forward_value_[at(in)], -1, here});
+    if (!impl_.keeps_unneeded_results || !impl_.recompute_stops_early) return;
     for (std::int32_t i = std::max(r.begin, last_recomputed(r) + 1); i < r.end; ++i)
       if (kept_[at(i)])
-        for (std::int32_t out : model_.ops[at(i)].outputs) spans_.push_back({forward_value_[at(out)], -1, static_cast<std::int32_t>(tape_.ops.size()) - 1});
+        for (std::int32_t out : model_.ops[at(i)].outputs) spans_.push_back({forward_value_[at(out)], -1, here});
   }
 
   static bool passes_gradient_through(OpKind k) { return k == OpKind::add || k == OpKind::position_embedding; }
@@ -336,58 +343,6 @@ class TapeBuilder {
     value_arg(into, Access::accumulate);
   }
 
-  // Allocation before the first op that names a value, free after the last; spans add to that.
-  void place_lifetimes() {
-    const std::size_t n = tape_.values.size();
-    std::vector<std::int32_t> first(n, -1), last(n, -1);
-    const auto touch = [&](std::int32_t value, std::int32_t op) {
-      if (op < 0) return;
-      if (first[at(value)] < 0 || op < first[at(value)]) first[at(value)] = op;
-      last[at(value)] = std::max(last[at(value)], op);
-    };
-    for (std::size_t o = 0; o < tape_.ops.size(); ++o)
-      for (const TapeArg& a : tape_.args_of(tape_.ops[o]))
-        if (a.kind == Kind::value) touch(a.id, static_cast<std::int32_t>(o));
-    for (const Span& s : spans_) touch(s.value, s.from), touch(s.value, s.to);
-    place_inner(first, last);
-    bucket(first, &TapeOp::allocs, tape_.allocs);
-    bucket(last, &TapeOp::frees, tape_.frees);
-  }
-
-  // Events inside of ops: a value that appears or goes with the op does so there, not around it.
-  void place_inner(std::vector<std::int32_t>& first, std::vector<std::int32_t>& last) {
-    for (std::size_t e = 0; e < events_.size();) {
-      TapeOp& op = tape_.ops[at(events_[e].op)];
-      op.inner.begin = static_cast<std::uint32_t>(tape_.inner.size());
-      const std::int32_t here = events_[e].op;
-      for (; e < events_.size() && events_[e].op == here; ++e) {
-        const std::int32_t v = events_[e].value;
-        std::int32_t& end = v >= 0 ? first[at(v)] : last[at(~v)];
-        if (end != here) continue;
-        end = -1;
-        tape_.inner.push_back(v);
-        ++op.inner.count;
-      }
-    }
-  }
-
-  // Lists the values of each op, those with a smaller index first.
-  void bucket(const std::vector<std::int32_t>& op_of, Slice TapeOp::* slice, std::vector<std::int32_t>& list) {
-    for (std::int32_t o : op_of)
-      if (o >= 0) ++(tape_.ops[at(o)].*slice).count;
-    std::uint32_t end = 0;
-    for (TapeOp& op : tape_.ops) {
-      (op.*slice).begin = end;
-      end += std::exchange((op.*slice).count, 0u);
-    }
-    list.resize(end);
-    for (std::size_t v = 0; v < op_of.size(); ++v) {
-      if (op_of[v] < 0) continue;
-      Slice& s = tape_.ops[at(op_of[v])].*slice;
-      list[s.begin + s.count++] = static_cast<std::int32_t>(v);
-    }
-  }
-
   const ModelGraph& model_;
   const Implementation& impl_;
   const Workload work_;
@@ -399,9 +354,8 @@ class TapeBuilder {
   std::vector<std::int32_t> unread_;                                     // by value: tensors whose gradient it is and that are still to be read
   std::vector<std::int32_t> extra_, made_again_;                         // by op: the latest run's; what a kept op's recomputation makes
   std::vector<char> kept_;                                               // by op: its result survives until backward
-  struct Event { std::int32_t op = -1, value = -1; };                   // by tape op; value v appears, ~v goes
-  std::vector<Event> events_;
-  std::vector<Span> spans_;
+  std::vector<MemoryEvent> events_;
+  std::vector<Held> spans_;
   Tape tape_;
 };
 
