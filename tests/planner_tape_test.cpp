@@ -30,6 +30,12 @@ ModelGraph llama(const json& s) {
   return model_from_config(config.dump(), "c");
 }
 
+ModelGraph gpt2(const json& s) {
+  const json config = {{"model_type", "gpt2"}, {"vocab_size", s["vocab"]},   {"n_embd", s["width"]}, {"n_head", s["heads"]},
+                       {"n_layer", s["layers"]}, {"n_positions", s["seq_len"]}};
+  return model_from_config(config.dump(), "c");
+}
+
 // The recording's names of frozen modules -> ours.
 std::vector<std::string> frozen(const json& row) {
   static const std::map<std::string, std::string> names = {
@@ -194,6 +200,39 @@ TEST_CASE("what is computed again: PyTorch's") {
     CAPTURE(row["name"].get<std::string>());
     const Comparison c = comparison(row);
     CHECK(counted(c.tape, c.model) == row["again"].get<std::map<std::string, int>>());
+  }
+}
+
+TEST_CASE("whole models of transformers: peaks and saved bytes are PyTorch's") {
+  const json golden = json::parse(std::ifstream(FSDP_TESTS_DIR "/torch/golden/models_saved.json"))["models"];
+  REQUIRE(golden.size() == 7);
+  for (const json& row : golden) {
+    CAPTURE(row.dump());
+    const json& s = row["shape"];
+    const bool is_llama = row["model"] == "llama", eager = row["attention"] == "eager";
+    const ModelGraph model = is_llama ? llama(s) : gpt2(s);
+    std::vector<std::string> checkpointed;
+    for (int i = 0; i < s["layers"].get<int>() && row["checkpointing"] != "none"; ++i)
+      checkpointed.push_back((is_llama ? "model.layers." : "transformer.h.") + std::to_string(i));
+    Implementation i = eager ? hf_eager_attention_implementation() : hf_implementation(false);
+    i.rules[static_cast<std::size_t>(OpKind::embedding)] = embedding_outside;
+    if (!eager) i.rules[static_cast<std::size_t>(OpKind::attention)] = attention_outside<torchtitan_implementation>;
+    const Tape tape = make_tape(model, i, {s["sequences"], s["seq_len"], 2}, DType::bf16, checkpointed);
+    const Replay mine = replay(tape, model);
+    const std::size_t loss = tape.forward_of.back();
+    const auto during = mine.during.begin(), backward = during + static_cast<std::ptrdiff_t>(loss) + 1;
+    // What a whole step has besides: shifted labels, and cosines and sines for all layers; checkpoints hold their positions, too.
+    const std::int64_t tokens = s["sequences"].get<std::int64_t>() * s["seq_len"].get<std::int64_t>();
+    const std::int64_t besides = 8 * tokens + (is_llama ? 4 * s["seq_len"].get<std::int64_t>() * s["head_dim"].get<std::int64_t>() : 0) +
+                                 (is_llama && !checkpointed.empty() ? 8 * s["seq_len"].get<std::int64_t>() : 0);
+    CHECK(near(mine.after[loss] + besides, row["saved"]));
+    CHECK(near(*std::max_element(backward, mine.during.end()) + besides, row["backward_peak"]));
+    CHECK(near(mine.after.back(), row["end"]));
+    // Forward: transformers' model holds the embedded tokens to its end; inside a checkpoint, where nothing is kept, an op's temporaries go
+    // earlier than ours. Neither is the peak of a step.
+    const std::int64_t ours = *std::max_element(during, backward) + besides, theirs = row["forward_peak"], embedded = tokens * s["width"].get<std::int64_t>() * 2;
+    if (checkpointed.empty()) CHECK((ours <= theirs + theirs / 1000 && theirs <= ours + embedded + theirs / 1000));
+    else CHECK((ours >= theirs - theirs / 100 && ours <= row["backward_peak"].get<std::int64_t>()));
   }
 }
 

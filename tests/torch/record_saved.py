@@ -29,6 +29,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers.activations import NewGELUActivation
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.loss.loss_utils import ForCausalLMLoss
+from transformers.models.gpt2 import modeling_gpt2
+from transformers.models.llama import modeling_llama
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, eager_attention_forward, rotate_half
 from transformers.pytorch_utils import Conv1D
 
@@ -249,6 +251,46 @@ def record(stack, dtype):
             yield {"stack": stack, "op": op, "element_bytes": dtype.itemsize, **saved_by(call, inputs, parameters), **memory_of(*other[1:3], dtype, other[3])}
 
 
+def record_model(model, attention, recompute, vocab, seq_len):
+    """Peaks of forward and backward of a whole model of transformers, logits and loss included, as record_tape.py takes them. Its causal mask is
+    None under SDPA (the kernel knows) and one tensor for all layers under eager attention."""
+    shape = dict(layers=3, width=256, heads=8, kv_heads=2 if model == "llama" else 8, head_dim=32, ffn=640 if model == "llama" else 1024, vocab=vocab,
+                 sequences=2, seq_len=seq_len)
+    F.scaled_dot_product_attention = flash
+    with FakeTensorMode():
+        mask = None if attention == "sdpa" else torch.empty(1, 1, seq_len, seq_len, dtype=torch.bfloat16)
+        modeling_llama.create_causal_mask = modeling_gpt2.create_causal_mask = lambda **_: mask
+        tokens = dict(bos_token_id=None, eos_token_id=None, pad_token_id=None)
+        if model == "llama":
+            net = transformers.LlamaForCausalLM(transformers.LlamaConfig(
+                vocab_size=vocab, hidden_size=256, intermediate_size=640, num_attention_heads=8, num_key_value_heads=2, num_hidden_layers=3,
+                use_cache=False, attn_implementation=attention, **tokens))
+        else:
+            net = transformers.GPT2LMHeadModel(transformers.GPT2Config(
+                vocab_size=vocab, n_embd=256, n_head=8, n_layer=3, n_positions=seq_len, use_cache=False, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0,
+                attn_implementation=attention, **tokens))
+        for name, p in list(net.named_parameters()):
+            owner, leaf = name.rsplit(".", 1)
+            setattr(net.get_submodule(owner), leaf, nn.Parameter(torch.empty(p.shape, dtype=torch.bfloat16)))
+        if model == "gpt2":
+            net.lm_head.weight = net.transformer.wte.weight
+        net.train()
+        if recompute:
+            net.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        ids = torch.zeros(2, seq_len, dtype=torch.int64)
+        memory = Memory()
+        for t in [*net.parameters(), *net.buffers(), ids, *([] if mask is None else [mask])]:
+            memory.ignore(t)
+        with memory:
+            out = net(input_ids=ids, labels=ids)
+            loss, forward_peak = out.loss, memory.peak
+            del out
+            saved, memory.phase, memory.peak = memory.live, "backward", 0
+            loss.backward()
+    return {"model": model, "attention": attention, "checkpointing": "full" if recompute else "none", "shape": shape, "forward_peak": forward_peak,
+            "saved": saved, "backward_peak": memory.peak, "end": memory.live}
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--write", action="store_true")
@@ -256,12 +298,16 @@ def main():
     shapes = dict(sequences=SEQUENCES, seq_len=SEQ_LEN, width=WIDTH, out=OUT, vocab=VOCAB, heads=HEADS, kv_heads=KV_HEADS, head_dim=HEAD_DIM)
     found = [row for stack in ("torchtitan", "torchtitan-2025", "torchtitan-2024", "hf", "hf-eager-attention", "foundry") for dtype in (torch.bfloat16, torch.float32)
              for row in record(stack, dtype)]
+    models = [record_model(*m) for m in (("llama", "sdpa", False, 1024, 256), ("llama", "sdpa", False, 64, 4096), ("llama", "sdpa", True, 64, 4096),
+                                         ("llama", "eager", False, 64, 512), ("llama", "eager", True, 64, 512), ("gpt2", "sdpa", False, 1024, 256),
+                                         ("gpt2", "sdpa", True, 64, 1024))]
     if args.write:
         rows = ",\n    ".join(map(json.dumps, found))
         GOLDEN.write_text(f'{{\n  "recorded_with": "torch {torch.__version__.split("+")[0]}, transformers {transformers.__version__}",\n'
-                          f'  "shapes": {json.dumps(shapes)},\n  "ops": [\n    {rows}\n  ]\n}}\n')
+                          f'  "shapes": {json.dumps(shapes)},\n  "ops": [\n    {rows}\n  ],\n  "models": [\n    ' + ",\n    ".join(map(json.dumps, models)) + "\n  ]\n}\n")
         return
-    before = json.loads(GOLDEN.read_text())["ops"]
+    golden = json.loads(GOLDEN.read_text())
+    before, found = golden["ops"] + golden["models"], found + models
     changed = [f"- {row}" for row in before if row not in found] + [f"+ {row}" for row in found if row not in before]
     print("\n".join(changed) or "nothing changed")
     sys.exit(bool(changed))
