@@ -73,7 +73,8 @@ std::string plan_label(const ShardingPlan& plan) {
                                                               : fmt::format("checkpoint {} module{}", plan.checkpointed.size(),
                                                                             plan.checkpointed.size() == 1 ? "" : "s");
   return fmt::format("{}, {} unit{} ({}), {}, {}{}, {}, {} replica{} x {} shard{}", dialect_text(plan), plan.units.size(),
-                     plan.units.size() == 1 ? "" : "s", plan.wrap.empty() ? "listed" : plan.wrap, reshard(plan), checkpointing, plan.offload ? ", offload" : "",
+                     plan.units.size() == 1 ? "" : "s", plan.wrap.empty() ? "listed" : plan.wrap, reshard(plan), checkpointing,
+                     plan.offload ? ", offload" : "",
                      micro_batches(plan), plan.replicate(), plan.replicate() == 1 ? "" : "s", plan.shard(),
                      plan.shard() == 1 ? "" : "s");
 }

@@ -77,7 +77,8 @@ std::string plan_text(const ShardingPlan& plan) {
           ",\n    \"units\": [  # modules, reshard_after_forward (None: PyTorch's default)\n";
   for (const Unit& u : plan.units) {
     const std::string options = unit_options(u);
-    text += fmt::format("        ({}, {}{}{}),\n", python_list(u.modules), reshard_text(u.reshard_after_forward), options.empty() ? "" : ", ", options);
+    text += fmt::format("        ({}, {}{}{}),\n", python_list(u.modules), reshard_text(u.reshard_after_forward),
+                        options.empty() ? "" : ", ", options);
   }
   return text + "    ],\n}\n";
 }

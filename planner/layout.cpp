@@ -76,17 +76,20 @@ void set_op_range(UnitLayout& layout, const std::vector<std::int32_t>& ids, cons
   }
   layout.inputs_require_grad = first != nullptr && needs_input_gradient(*first, model, in_backward);
   if (layout.op_end > layout.op_begin)
-    for (const std::int32_t t : model.ops[layout.op_end - 1].outputs) layout.outputs_require_grad = layout.outputs_require_grad || in_backward[t];
+    for (const std::int32_t t : model.ops[layout.op_end - 1].outputs)
+      layout.outputs_require_grad = layout.outputs_require_grad || in_backward[t];
 }
 
 std::vector<std::int64_t> dims_of_parameters(const ShardingPlan& plan, const ModelGraph& model) {
   std::vector<std::int64_t> dims(model.parameters.size(), 0);
   for (const ShardDim& d : plan.shard_dims) {
-    const auto found = std::find_if(model.parameters.begin(), model.parameters.end(), [&](const Parameter& p) { return p.name == d.parameter; });
+    const auto named = [&](const Parameter& p) { return p.name == d.parameter; };
+    const auto found = std::find_if(model.parameters.begin(), model.parameters.end(), named);
     if (found == model.parameters.end())
       throw InputError("plan: shard_dims", "no parameter is named '" + d.parameter + "'", "run `fsdp-plan show model NAME` for the names");
     if (d.dim < 0 || d.dim >= static_cast<std::int64_t>(found->shape.size()))
-      throw InputError("plan: shard_dims", "'" + d.parameter + "' has no dimension " + std::to_string(d.dim), "use 0 or another dimension that it has");
+      throw InputError("plan: shard_dims", "'" + d.parameter + "' has no dimension " + std::to_string(d.dim),
+                       "use 0 or another dimension that it has");
     dims[static_cast<std::size_t>(found - model.parameters.begin())] = d.dim;
   }
   return dims;
@@ -191,7 +194,10 @@ std::vector<UnitLayout> unit_layouts(const ShardingPlan& plan, const ModelGraph&
       for (std::int32_t m = id; m < end[id]; ++m) unit_of_module[m] = std::min(unit_of_module[m], static_cast<std::int32_t>(u));
     }
     set_op_range(layout, ids, model, in_backward);
-    if (plan.dialect == Dialect::fsdp2) layout.scale = gradient_scale(layout.shards, plan.replicate(), plan.reduce_dtype, plan.units[u].gradient_divide_factor, plan.force_sum_reduction);
+    if (plan.dialect == Dialect::fsdp2) {
+      layout.scale = gradient_scale(layout.shards, plan.replicate(), plan.reduce_dtype, plan.units[u].gradient_divide_factor,
+                                    plan.force_sum_reduction);
+    }
   }
   for (std::size_t p = 0; p < model.parameters.size(); ++p) {
     if (ignored[p]) continue;

@@ -27,9 +27,11 @@ void check_version(const ShardingPlan& plan, std::string_view where) {
   const TorchVersion v = plan.torch;
   if (v == TorchVersion{}) return;
   refuse_if(v.before(kOldest.major, kOldest.minor) || !v.before(kNewest.major, kNewest.minor + 1), where, "dialect",
-            "fully_shard of PyTorch " + text(v) + " is not known here", "use " + text(kOldest) + " to " + text(kNewest) + ", or fsdp2 for the newest");
+            "fully_shard of PyTorch " + text(v) + " is not known here",
+            "use " + text(kOldest) + " to " + text(kNewest) + ", or fsdp2 for the newest");
   const auto since = [&](bool used, int minor, const char* name, const char* what) {
-    refuse_if(used && v.before(2, minor), where, name, std::string(what) + " came with PyTorch 2." + std::to_string(minor) + ", the plan is for " + text(v),
+    refuse_if(used && v.before(2, minor), where, name,
+              std::string(what) + " came with PyTorch 2." + std::to_string(minor) + ", the plan is for " + text(v),
               "leave it out, or use fsdp2@2." + std::to_string(minor));
   };
   since(plan.reduce_scatter_buffers > 1, 13, "reduce_scatter_buffers", "more than one reduce-scatter input at a time");
@@ -40,7 +42,8 @@ void check_version(const ShardingPlan& plan, std::string_view where) {
 
 void check_names(const ShardingPlan& plan, const std::vector<std::string>& names, std::string_view where, const std::string& at) {
   for (const std::string& name : names) {
-    const bool found = std::any_of(plan.units.begin(), plan.units.end(), [&](const Unit& u) { return !u.modules.empty() && u.modules.front() == name; });
+    const auto named = [&](const Unit& u) { return !u.modules.empty() && u.modules.front() == name; };
+    const bool found = std::any_of(plan.units.begin(), plan.units.end(), named);
     refuse_if(!found, where, at, "no unit's first module is '" + name + "'", "name units by their first module");
   }
 }

@@ -152,7 +152,7 @@ TEST_CASE("cpu offload: shards over the link for every gather, gradients back, t
   CHECK(gathers == 2 * (2 * 2 + 1));
   CHECK(n[Action::shard_to_device] == 2 * (2 * 4 + 2));                  // two per gather of each unit
   CHECK(n[Action::gradient_to_host] == 2 * parameters);
-  CHECK(n[Action::host_wait] == 1 + parameters);                         // the first micro-batch at its end, the second for each addition
+  CHECK(n[Action::host_wait] == 3 + parameters);                         // the first micro-batch for each unit, the second for each addition
   CHECK(n[Action::add_gradient] == parameters);
   for (const Operation* op : of(program, Action::optimizer)) CHECK(op->host_only);
   CHECK(find_races(program).empty());
@@ -226,6 +226,24 @@ TEST_CASE("by PyTorch release: the root's explicit reshard, one shard alone, gra
   CHECK(of(lowered(waiting, "2.14"), Action::accumulate_gradient).size() == 6);
   CHECK(of(lowered(waiting, "2.15"), Action::accumulate_gradient).size() == 12);
   CHECK(bytes_of(lowered(waiting, "2.14"), BufferKind::gradient_accumulator) == bytes_of(lowered(waiting, "2.15"), BufferKind::gradient_accumulator));
+  // Two units whose inputs need no gradient (root and embedding): before 2.15 the second's post-backward waited for the first's reduction,
+  // even where reduce-scatter inputs may wait.
+  ShardingPlan late = toy::plan(model, 2);
+  late.units.insert(late.units.begin(), {{"embed"}});
+  late.reduce_scatter_buffers = 3;
+  const auto waits_for_root = [&](const char* version) {
+    const Program program = lowered(late, version);
+    const Operation& copy = *of(program, Action::scatter_copy_in).back();
+    CHECK(copy.unit == 0);
+    bool waits = false;
+    for (const std::int32_t w : program.steady_step.waits_of(copy)) {
+      const Operation& op = program.steady_step.ops[static_cast<std::size_t>(w)];
+      waits = waits || (op.action == Action::reduce_scatter && op.unit == 3);
+    }
+    return waits;
+  };
+  CHECK(waits_for_root("2.14"));
+  CHECK_FALSE(waits_for_root("2.15"));
   // fp32 gradients reduced in bf16: before 2.15 the copy-in makes them whole in fp32 first; since then autograd has narrowed them.
   ShardingPlan narrow = toy::plan(model, 2);
   narrow.reduce_dtype = DType::bf16;
@@ -329,7 +347,8 @@ ShardingPlan any_plan(ModelGraph& model, std::mt19937& random) {
     if (plan.shard() > 1 && since(8) && pick(4) == 0) u.gradient_divide_factor = 1 + pick(9);
     for (auto* list : {&u.forward_prefetch, &u.backward_prefetch})
       if (pick(3) == 0)
-        for (int k = pick(4); k > 0; --k) list->push_back(plan.units[static_cast<std::size_t>(pick(static_cast<int>(plan.units.size())))].modules.front());
+        for (int k = pick(4), n = static_cast<int>(plan.units.size()); k > 0; --k)
+          list->push_back(plan.units[static_cast<std::size_t>(pick(n))].modules.front());
   }
   return plan;
 }
@@ -381,7 +400,8 @@ TEST_CASE("properties over every choice: race-free in an arena, closed memory, n
     for (const Operation& op : program.steady_step.ops) {
       for (const std::int32_t b : program.steady_step.allocs_of(op)) {
         const BufferKind k = program.buffers[static_cast<std::size_t>(b)].kind;
-        if (k == BufferKind::gather || k == BufferKind::unsharded_parameter || k == BufferKind::kept_shard || k == BufferKind::reduce_input) gathered.insert(b);
+        if (k == BufferKind::gather || k == BufferKind::unsharded_parameter || k == BufferKind::kept_shard || k == BufferKind::reduce_input)
+          gathered.insert(b);
       }
       for (const std::int32_t b : program.steady_step.frees_of(op)) gathered.erase(b);
     }
@@ -390,7 +410,8 @@ TEST_CASE("properties over every choice: race-free in an arena, closed memory, n
     auto n = counts(program);
     const int reductions = expected_reductions(plan, program);
     CHECK(n[Action::reduce_scatter] == reductions);
-    const bool prefetches_at_random = std::any_of(plan.units.begin(), plan.units.end(), [](const Unit& u) { return !u.forward_prefetch.empty() || !u.backward_prefetch.empty(); });
+    const auto lists = [](const Unit& u) { return !u.forward_prefetch.empty() || !u.backward_prefetch.empty(); };
+    const bool prefetches_at_random = std::any_of(plan.units.begin(), plan.units.end(), lists);
     int units = 0;
     for (const UnitLayout& l : program.layouts) units += l.params.empty() ? 0 : 1;
     const int batches = static_cast<int>(plan.micro_batches.size());

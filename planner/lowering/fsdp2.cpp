@@ -123,9 +123,15 @@ class Fsdp2 final : public DialectHooks {
   }
 
   void end_backward(StepBuilder& b) override {
-    // The final callback: states in module pre-order, root first; then D waits for every reduction.
-    for (std::int32_t u : units_.forward_order) after_backward(b, u);
+    // The final callback: states in module pre-order, root first; then D waits for every reduction. Before PyTorch 2.15 it waited for
+    // each unit's before the next one's post-backward.
+    const bool one_by_one = plan().torch.before(2, 15);
+    for (std::int32_t u : units_.forward_order) {
+      after_backward(b, u);
+      if (one_by_one) reduce_.finalize(b, u);
+    }
     unshard_.drop_unused(b);
+    for (std::int32_t u : units_.forward_order) reduce_.finalize(b, u);
     reduce_.end_backward(b);
   }
 

@@ -120,7 +120,8 @@ void Fsdp2Reduce::reorder(StepBuilder& b, std::int32_t u, std::vector<std::int32
     const ShardedParam& p = l.params[i];
     if (source[i] < 0 || p.dim == 0 || l.shards == 1) continue;
     const BufferKind kind = accumulated ? BufferKind::gradient_accumulator : BufferKind::gradient;
-    const std::int32_t copy = b.allocate_new(units_.buffer(p.numel(), accumulated ? reduce_dtype_ : gradient_dtype_, kind, Stream::compute, u, p.param));
+    const DType dtype = accumulated ? reduce_dtype_ : gradient_dtype_;
+    const std::int32_t copy = b.allocate_new(units_.buffer(p.numel(), dtype, kind, Stream::compute, u, p.param));
     b.issue(units_.op(Action::reorder_shards, Stream::compute, u), {{Arg{source[i]}, Arg{copy, Access::write}}});
     b.release(source[i]);
     source[i] = copy;
@@ -218,8 +219,9 @@ void Fsdp2Reduce::finish_on_host(StepBuilder& b, std::int32_t u, std::int32_t ou
     if (!allocated) b.allocate(s.sharded_gradient);
     allocated = true;
     if (!s.has_sharded_gradient) {
-      s.post_reduce_op = b.issue(units_.op(Action::gradient_to_host, last_stream(), u), {{source, Arg{s.sharded_gradient, Access::write, host_at, bytes}}});
-      to_host_.push_back(s.post_reduce_op);
+      const Arg into{s.sharded_gradient, Access::write, host_at, bytes};
+      s.post_reduce_op = b.issue(units_.op(Action::gradient_to_host, last_stream(), u), {{source, into}});
+      to_host_.push_back({u, s.post_reduce_op});
     } else {
       Buffer info = units_.buffer(bytes / item, master_dtype_, BufferKind::sharded_gradient, Stream::compute, u, p.param);
       info.host = true;
@@ -236,10 +238,16 @@ void Fsdp2Reduce::finish_on_host(StepBuilder& b, std::int32_t u, std::int32_t ou
   s.has_sharded_gradient = true;
 }
 
+void Fsdp2Reduce::finalize(StepBuilder& b, std::int32_t u) {
+  b.wait(Stream::compute, units_[u].post_reduce_op);
+  std::vector<std::int32_t> copies;
+  for (const Copy& copy : to_host_)
+    if (copy.unit == u) copies.push_back(copy.op);
+  std::erase_if(to_host_, [u](const Copy& copy) { return copy.unit == u; });
+  b.host_wait(copies, units_.micro_batch);
+}
+
 void Fsdp2Reduce::end_backward(StepBuilder& b) {
-  for (std::int32_t u : units_.forward_order) b.wait(Stream::compute, units_[u].post_reduce_op);
-  b.host_wait(to_host_, units_.micro_batch);
-  to_host_.clear();
   for (const Input& input : inputs_) b.wait(Stream::compute, input.op);
   for (std::size_t i = inputs_.size(); i-- > 1;) b.release(inputs_[i - 1].buffer);              // Python's order: the last goes last
   if (!inputs_.empty()) b.release(inputs_.back().buffer);

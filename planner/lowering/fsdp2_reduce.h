@@ -22,6 +22,8 @@ class Fsdp2Reduce {
   void accumulate_late(StepBuilder&, std::int32_t u, bool only_into_existing);
   // B6c to B6i.
   void reduce(StepBuilder&, std::int32_t u);
+  // The end of backward, for one unit: D and, where gradients go there, the host wait for its reduction.
+  void finalize(StepBuilder&, std::int32_t u);
   void end_backward(StepBuilder&);
 
  private:
@@ -38,13 +40,14 @@ class Fsdp2Reduce {
   [[nodiscard]] Stream last_stream() const { return units_.hsdp() ? Stream::all_reduce : Stream::reduce_scatter; }
 
   struct Input { std::int32_t buffer = -1, op = -1; };
+  struct Copy { std::int32_t unit = -1, op = -1; };
   Fsdp2Units& units_;
   const DType reduce_dtype_, gradient_dtype_, master_dtype_;
   const bool early_;                         // gradients get their dtype from autograd as they are made (since PyTorch 2.15)
   std::vector<int> uses_;                    // by parameter: kernels that make a part of its gradient
   std::deque<Input> inputs_;                 // of reduce-scatters in flight
   std::vector<std::int32_t> held_outputs_;   // R's pool, used on A: kept until D has waited at the end of backward
-  std::vector<std::int32_t> to_host_;        // copies that the host waits for at the end of backward
+  std::vector<Copy> to_host_;                // the host waits for them at the end of backward
 };
 
 }  // namespace fsdp
