@@ -40,8 +40,10 @@ ModelGraph freeze(ModelGraph model, std::span<const std::string> modules_or_para
                        suggestion(wanted, names(model)));
   }
   for (const Op& op : model.ops) {
-    const bool trained = std::any_of(op.params.begin(), op.params.end(), [&](std::int32_t p) { return model.parameters[static_cast<std::size_t>(p)].trainable; }) ||
-                         std::any_of(op.inputs.begin(), op.inputs.end(), [&](std::int32_t t) { return model.tensors[static_cast<std::size_t>(t)].requires_grad; });
+    const bool trained = std::any_of(op.params.begin(), op.params.end(),
+                                     [&](std::int32_t p) { return model.parameters[static_cast<std::size_t>(p)].trainable; }) ||
+                         std::any_of(op.inputs.begin(), op.inputs.end(),
+                                     [&](std::int32_t t) { return model.tensors[static_cast<std::size_t>(t)].requires_grad; });
     for (std::int32_t t : op.outputs) model.tensors[static_cast<std::size_t>(t)].requires_grad = trained;
   }
   return model;

@@ -77,7 +77,7 @@ OpFacts facts(const Implementation& implementation, const Op& op, const Workload
   const auto keep_nothing = [&f] { f.saved_inputs = f.saved_outputs = 0, f.saved_extra_bytes = f.result_extra_bytes = 0; };
   const auto trained = [&](std::int32_t p) { return model.parameters[static_cast<std::size_t>(p)].trainable; };
   if (!model.tensors[static_cast<std::size_t>(op.outputs[0])].requires_grad) keep_nothing();
-  const bool product = op.kind == OpKind::linear || op.kind == OpKind::embedding;   // only the weight's gradient reads the input
+  const bool product = op.kind == OpKind::linear || op.kind == OpKind::embedding;  // only the weight's gradient reads the input
   if (product && !trained(op.params[0])) keep_nothing();
   return f;
 }
@@ -93,14 +93,15 @@ std::string digest(const Implementation& i) {
   d.add("host_launch", i.host_seconds_per_launch);
   d.add("host_hook", i.host_seconds_per_unit_hook);
   for (int k = 0; k < kOpKinds; ++k) {
-    for (std::int64_t product : {1, 2}) d.add("keeps", i.keeps_selectively && i.keeps_selectively(probe(static_cast<OpKind>(k)), product));
+    for (std::int64_t product : {1, 2})
+      d.add("keeps", i.keeps_selectively && i.keeps_selectively(probe(static_cast<OpKind>(k)), product));
     for (std::int64_t element_bytes : {2, 4, 8}) {
       const OpFacts f = facts(i, probe(static_cast<OpKind>(k)), Workload{2, 13, element_bytes});
       d.add("op", k);
-      for (std::int64_t v : {std::int64_t{f.saved_inputs}, std::int64_t{f.saved_outputs}, f.saved_extra_bytes,
-                             f.forward_scratch_bytes, f.backward_scratch_bytes, std::int64_t{f.forward_launches},
-                             std::int64_t{f.backward_launches}, f.forward_traffic_bytes, f.backward_traffic_bytes,
-                             f.result_extra_bytes, std::int64_t{f.extra_replaces_input}}) {
+      for (std::int64_t v :
+           {std::int64_t{f.saved_inputs}, std::int64_t{f.saved_outputs}, f.saved_extra_bytes, f.forward_scratch_bytes,
+            f.backward_scratch_bytes, std::int64_t{f.forward_launches}, std::int64_t{f.backward_launches},
+            f.forward_traffic_bytes, f.backward_traffic_bytes, f.result_extra_bytes, std::int64_t{f.extra_replaces_input}}) {
         d.add("", v);
       }
       for (const Inside* inside : {&f.forward_inside, &f.backward_inside}) {

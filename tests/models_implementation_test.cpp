@@ -85,14 +85,18 @@ TEST_CASE("eager stacks: what is saved, alive at the worst moment and launched i
     CHECK(f.forward_scratch_bytes == row["forward_scratch_bytes"].get<std::int64_t>());
     const std::int64_t seen = std::max<std::int64_t>(0, row["backward_scratch_bytes"]), inside = inside_kernels(op, w);
     const bool flash = op.kind == OpKind::attention && f.saved_outputs != 0;
-    // 4 bytes: the loss's own gradient. Grouped heads: flash makes dk and dv of all heads inside, or repeat_kv's backward is given them.
+    // 4 bytes: the loss's own gradient. Grouped heads: flash makes dk and dv of all heads inside, or repeat_kv's backward is
+    // given them.
     if (!flash) CHECK(std::abs(f.backward_scratch_bytes - seen - (op.kind == OpKind::embedding ? inside : 0)) <= 4);
     else if (!says("grouped")) CHECK(f.backward_scratch_bytes == seen + inside);
     else CHECK(f.backward_scratch_bytes >= seen + inside);
     const bool fused = flash || op.kind == OpKind::embedding || op.kind == OpKind::layer_norm || i.name == "foundry" ||
                        (op.kind == OpKind::rms_norm && f.saved_extra_bytes < w.tokens() * 8);
-    if (fused) CHECK(f.forward_launches + f.backward_launches >= row["forward_kernels"].get<int>() + row["backward_kernels"].get<int>());
-    else CHECK(std::pair(int{f.forward_launches}, int{f.backward_launches}) == std::pair(row["forward_kernels"].get<int>(), row["backward_kernels"].get<int>()));
+    if (fused)
+      CHECK(f.forward_launches + f.backward_launches >= row["forward_kernels"].get<int>() + row["backward_kernels"].get<int>());
+    else
+      CHECK(std::pair(int{f.forward_launches}, int{f.backward_launches}) ==
+            std::pair(row["forward_kernels"].get<int>(), row["backward_kernels"].get<int>()));
   }
 }
 
@@ -116,20 +120,22 @@ TEST_CASE("saved activations of one Llama block, in closed form") {
   CHECK(block(torchtitan_implementation(false)) == t * s * (4 * h + h + 2 * k + h + 4 * f) + t * 4 * (2 + heads));
   CHECK(block(torchtitan_implementation(true)) == t * s * (4 * h + h + 2 * k + h + 3 * f) + t * 4 * (2 + heads));
   CHECK(block(torchtitan_2025_implementation(true)) == t * s * (4 * h + h + 2 * h + h + 3 * f) + t * 4 * (2 + heads));
-  // RMSNorm written out: x and the result before the weight in fp32 instead of x (2 * (8 - 2) bytes more of h per token); in 2024 and in
-  // transformers the latter in bf16.
-  CHECK(block(torchtitan_2025_implementation(false)) == t * s * (4 * h + h + 2 * h + h + 4 * f) + t * 12 * h + t * 4 * (2 + heads));
-  CHECK(block(torchtitan_2024_implementation(false)) == t * s * (4 * h + h + 2 * h + h + 4 * f) + t * 8 * h + t * 4 * (2 + heads));
+  // RMSNorm written out: x and the result before the weight in fp32 instead of x (2 * (8 - 2) bytes more of h per token); in 2024
+  // and in transformers the latter in bf16.
+  CHECK(block(torchtitan_2025_implementation(false)) ==
+        t * s * (4 * h + h + 2 * h + h + 4 * f) + t * 12 * h + t * 4 * (2 + heads));
+  CHECK(block(torchtitan_2024_implementation(false)) ==
+        t * s * (4 * h + h + 2 * h + h + 4 * f) + t * 8 * h + t * 4 * (2 + heads));
   CHECK(block(hf_implementation(false)) == t * s * (4 * h + h + 2 * k + h + 4 * f) + t * 8 * h + t * 4 * (2 + heads));
 }
 
 TEST_CASE("every implementation states plausible facts for every op of every family") {
   for (const char* model : {"tiny-llama", "qwen3-0.6b", "gpt2", "mpt-125m-bench"}) {
     const ModelGraph m = load_model(model);
-    for (const Implementation* i :
-         {&native_implementation(), &torchtitan_implementation(false), &torchtitan_implementation(true), &torchtitan_2025_implementation(false),
-          &torchtitan_2024_implementation(true), &hf_implementation(false), &hf_implementation(true), &hf_eager_attention_implementation(),
-          &foundry_implementation(false), &foundry_implementation(true)}) {
+    for (const Implementation* i : {&native_implementation(), &torchtitan_implementation(false), &torchtitan_implementation(true),
+                                    &torchtitan_2025_implementation(false), &torchtitan_2024_implementation(true),
+                                    &hf_implementation(false), &hf_implementation(true), &hf_eager_attention_implementation(),
+                                    &foundry_implementation(false), &foundry_implementation(true)}) {
       for (const Op& op : m.ops) {
         CAPTURE(model);
         CAPTURE(name(op.kind));

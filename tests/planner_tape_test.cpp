@@ -1,5 +1,5 @@
-// The tape against eager PyTorch: which bytes are alive after each op of forward and before each op of backward, the peaks, and what
-// checkpointing computes again (tests/torch/record_tape.py, torchtitan's way to write a Llama).
+// The tape against eager PyTorch: which bytes are alive after each op of forward and before each op of backward, the peaks, and
+// what checkpointing computes again (tests/torch/record_tape.py, torchtitan's way to write a Llama).
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -20,19 +20,16 @@ namespace {
 std::size_t at(std::int32_t i) { return static_cast<std::size_t>(i); }
 
 ModelGraph llama(const json& s) {
-  const json config = {{"model_type", "llama"},
-                       {"vocab_size", s["vocab"]},
-                       {"hidden_size", s["width"]},
-                       {"intermediate_size", s["ffn"]},
-                       {"num_attention_heads", s["heads"]},
-                       {"num_key_value_heads", s["kv_heads"]},
-                       {"num_hidden_layers", s["layers"]}};
+  const json config = {
+      {"model_type", "llama"},           {"vocab_size", s["vocab"]},          {"hidden_size", s["width"]},
+      {"intermediate_size", s["ffn"]},   {"num_attention_heads", s["heads"]}, {"num_key_value_heads", s["kv_heads"]},
+      {"num_hidden_layers", s["layers"]}};
   return model_from_config(config.dump(), "c");
 }
 
 ModelGraph gpt2(const json& s) {
-  const json config = {{"model_type", "gpt2"}, {"vocab_size", s["vocab"]},   {"n_embd", s["width"]}, {"n_head", s["heads"]},
-                       {"n_layer", s["layers"]}, {"n_positions", s["seq_len"]}};
+  const json config = {{"model_type", "gpt2"}, {"vocab_size", s["vocab"]}, {"n_embd", s["width"]},
+                       {"n_head", s["heads"]}, {"n_layer", s["layers"]},   {"n_positions", s["seq_len"]}};
   return model_from_config(config.dump(), "c");
 }
 
@@ -66,7 +63,8 @@ OpFacts attention_outside(const Op& op, const Workload& w) {
 Implementation seen_from_outside(bool repeat, bool early_stop) {
   Implementation i = repeat ? torchtitan_2025_implementation(false) : torchtitan_implementation(false);
   i.rules[static_cast<std::size_t>(OpKind::embedding)] = embedding_outside;
-  i.rules[static_cast<std::size_t>(OpKind::rms_norm)] = torchtitan_implementation(false).rules[static_cast<std::size_t>(OpKind::rms_norm)];
+  i.rules[static_cast<std::size_t>(OpKind::rms_norm)] =
+      torchtitan_implementation(false).rules[static_cast<std::size_t>(OpKind::rms_norm)];
   i.rules[static_cast<std::size_t>(OpKind::attention)] =
       repeat ? attention_outside<torchtitan_2025_implementation> : attention_outside<torchtitan_implementation>;
   i.recompute_stops_early = early_stop;
@@ -107,7 +105,8 @@ Replay replay(const Tape& tape, const ModelGraph& model) {
 
 // "1.swiglu" -> graph op.
 std::int32_t op_named(const std::string& label, std::int32_t layers) {
-  static const std::map<std::string, std::int32_t> in_block = {{"v_proj", 3}, {"rotary", 5}, {"attention", 6}, {"add_1", 8}, {"swiglu", 12}, {"add_2", 14}};
+  static const std::map<std::string, std::int32_t> in_block = {{"v_proj", 3}, {"rotary", 5},  {"attention", 6},
+                                                               {"add_1", 8},  {"swiglu", 12}, {"add_2", 14}};
   if (label == "embedding") return 0;
   if (label == "norm") return 1 + 15 * layers;
   if (label == "head") return 2 + 15 * layers;
@@ -145,9 +144,10 @@ Comparison comparison(const json& row) {
   const json& s = row["shape"];
   ModelGraph model = freeze(llama(s), frozen(row), "t");
   std::vector<std::string> checkpointed;
-  for (int i = 0; i < s["layers"].get<int>() && row["checkpointing"] != "none"; ++i) checkpointed.push_back("model.layers." + std::to_string(i));
-  Tape tape = make_tape(model, seen_from_outside(s["repeat"], row["early_stop"]), {s["sequences"], s["seq_len"], 2, row["loss_chunks"]},
-                        DType::bf16, checkpointed,
+  for (int i = 0; i < s["layers"].get<int>() && row["checkpointing"] != "none"; ++i)
+    checkpointed.push_back("model.layers." + std::to_string(i));
+  Tape tape = make_tape(model, seen_from_outside(s["repeat"], row["early_stop"]),
+                        {s["sequences"], s["seq_len"], 2, row["loss_chunks"]}, DType::bf16, checkpointed,
                         row["checkpointing"] == "selective_op" ? CheckpointPolicy::selective_op : CheckpointPolicy::full);
   Replay mine = replay(tape, model);
   const std::size_t loss = tape.forward_of.back();
@@ -223,14 +223,16 @@ TEST_CASE("whole models of transformers: peaks and saved bytes are PyTorch's") {
     const auto during = mine.during.begin(), backward = during + static_cast<std::ptrdiff_t>(loss) + 1;
     // What a whole step has besides: shifted labels, and cosines and sines for all layers; checkpoints hold their positions, too.
     const std::int64_t tokens = s["sequences"].get<std::int64_t>() * s["seq_len"].get<std::int64_t>();
-    const std::int64_t besides = 8 * tokens + (is_llama ? 4 * s["seq_len"].get<std::int64_t>() * s["head_dim"].get<std::int64_t>() : 0) +
+    const std::int64_t besides = 8 * tokens +
+                                 (is_llama ? 4 * s["seq_len"].get<std::int64_t>() * s["head_dim"].get<std::int64_t>() : 0) +
                                  (is_llama && !checkpointed.empty() ? 8 * s["seq_len"].get<std::int64_t>() : 0);
     CHECK(near(mine.after[loss] + besides, row["saved"]));
     CHECK(near(*std::max_element(backward, mine.during.end()) + besides, row["backward_peak"]));
     CHECK(near(mine.after.back(), row["end"]));
-    // Forward: transformers' model holds the embedded tokens to its end; inside a checkpoint, where nothing is kept, an op's temporaries go
-    // earlier than ours. Neither is the peak of a step.
-    const std::int64_t ours = *std::max_element(during, backward) + besides, theirs = row["forward_peak"], embedded = tokens * s["width"].get<std::int64_t>() * 2;
+    // Forward: transformers' model holds the embedded tokens to its end; inside a checkpoint, where nothing is kept, an op's
+    // temporaries go earlier than ours. Neither is the peak of a step.
+    const std::int64_t ours = *std::max_element(during, backward) + besides, theirs = row["forward_peak"],
+                       embedded = tokens * s["width"].get<std::int64_t>() * 2;
     if (checkpointed.empty()) CHECK((ours <= theirs + theirs / 1000 && theirs <= ours + embedded + theirs / 1000));
     else CHECK((ours >= theirs - theirs / 100 && ours <= row["backward_peak"].get<std::int64_t>()));
   }
@@ -244,8 +246,8 @@ TEST_CASE("compiled: what one more block saves is what PyTorch's partitioner han
     const ModelGraph model = llama(shape);
     std::vector<std::string> checkpointed;
     for (int i = 0; i < layers && how != "none"; ++i) checkpointed.push_back("model.layers." + std::to_string(i));
-    const Tape tape = make_tape(model, torchtitan_implementation(true), {shape["sequences"], shape["seq_len"], 2}, DType::bf16, checkpointed,
-                                how == "selective_op" ? CheckpointPolicy::selective_op : CheckpointPolicy::full);
+    const Tape tape = make_tape(model, torchtitan_implementation(true), {shape["sequences"], shape["seq_len"], 2}, DType::bf16,
+                                checkpointed, how == "selective_op" ? CheckpointPolicy::selective_op : CheckpointPolicy::full);
     return replay(tape, model).after[tape.forward_of.back()];
   };
   for (const auto& [how, bytes] : golden["compiled_block"].items()) {
@@ -258,7 +260,8 @@ TEST_CASE("temporaries of AdamW and of clipping: PyTorch's") {
   const json golden = json::parse(std::ifstream(FSDP_TESTS_DIR "/torch/golden/tape.json"))["optimizers"];
   const auto bytes = [&](const char* which) { return golden[which]["bytes"].get<std::int64_t>(); };
   const std::int64_t elements = golden["adamw_foreach"]["elements"], largest = golden["adamw_loop"]["largest"];
-  const Implementation &foreach = torchtitan_2024_implementation(false), &fused = torchtitan_implementation(false), &loop = foundry_implementation(false);
+  const Implementation& foreach = torchtitan_2024_implementation(false), &fused = torchtitan_implementation(false),
+                        &loop = foundry_implementation(false);
   CHECK(bytes("adamw_foreach") == foreach.optimizer_temp_bytes_per_element * elements);
   CHECK(foreach.optimizer_temps_at_once);
   CHECK(bytes("adamw_fused") == fused.optimizer_temp_bytes_per_element);
@@ -272,13 +275,15 @@ TEST_CASE("temporaries of AdamW and of clipping: PyTorch's") {
 
 TEST_CASE("a stack without selective checkpointing refuses it") {
   const ModelGraph m = load_model("tiny-llama");
-  CHECK_THROWS_WITH((void)make_tape(m, hf_implementation(false), {1, 16, 2}, DType::bf16, {"model.layers.0"}, CheckpointPolicy::selective_op),
-                    "plan: checkpoint_policy: hf has no selective checkpointing; use full");
+  CHECK_THROWS_WITH(
+      (void)make_tape(m, hf_implementation(false), {1, 16, 2}, DType::bf16, {"model.layers.0"}, CheckpointPolicy::selective_op),
+      "plan: checkpoint_policy: hf has no selective checkpointing; use full");
 }
 
 TEST_CASE("freezing: what a tensor takes part in, refusals, digest") {
   const ModelGraph m = load_model("tiny-llama");
-  const std::vector<std::string> embedding = {"model.embed_tokens"}, weight = {"model.layers.0.mlp.up_proj.weight"}, all = {""}, wrong = {"model.layer"};
+  const std::vector<std::string> embedding = {"model.embed_tokens"}, weight = {"model.layers.0.mlp.up_proj.weight"}, all = {""},
+                                 wrong = {"model.layer"};
   const ModelGraph f = freeze(m, embedding, "t");
   CHECK_FALSE(f.tensors[at(f.ops[0].outputs[0])].requires_grad);
   CHECK(f.tensors[at(f.ops[1].outputs[0])].requires_grad);
@@ -292,5 +297,6 @@ TEST_CASE("freezing: what a tensor takes part in, refusals, digest") {
   const Tape tape = make_tape(none, torchtitan_implementation(false), {1, 16, 2}, DType::bf16, {});
   CHECK(std::none_of(tape.ops.begin(), tape.ops.end(), [](const TapeOp& o) { return o.action == Action::backward; }));
   CHECK_THROWS_WITH((void)freeze(m, wrong, "--freeze"),
-                    "--freeze: \"model.layer\" is no module or parameter of tiny-llama; did you mean \"model.layers\", \"model.layers.0\" or \"model.layers.0.self_attn\"?");
+                    "--freeze: \"model.layer\" is no module or parameter of tiny-llama; did you mean \"model.layers\", "
+                    "\"model.layers.0\" or \"model.layers.0.self_attn\"?");
 }

@@ -1,9 +1,11 @@
-// MPT in llm-foundry under Composer: bf16 parameters and activations, LayerNorm in the compute type (low_precision_layernorm), flash or Triton
-// attention on views of one packed qkv, exact GELU, a tied head, flash-attn's fused cross-entropy, which keeps the bf16 logits and makes no
-// fp32 copy, and DecoupledAdamW, which goes through the parameters one by one. Recorded in tests/torch/record_saved.py, which imitates the
-// fused loss. RMSNorm, SwiGLU and rotary positions, which MPT has not, are PyTorch's own.
+// MPT in llm-foundry under Composer: bf16 parameters and activations, LayerNorm in the compute type (low_precision_layernorm),
+// flash or Triton attention on views of one packed qkv, exact GELU, a tied head, flash-attn's fused cross-entropy, which keeps
+// the bf16 logits and makes no fp32 copy, and DecoupledAdamW, which goes through the parameters one by one. Recorded in
+// tests/torch/record_saved.py, which imitates the fused loss. RMSNorm, SwiGLU and rotary positions, which MPT has not, are
+// PyTorch's own.
 //
-// Not modelled: copies that unpad q, k and v before flash-attn's variable-length kernels in some releases, and dropout (0 in MPT).
+// Not modelled: copies that unpad q, k and v before flash-attn's variable-length kernels in some releases, and dropout (0 in
+// MPT).
 #include "models/implementations/pytorch_ops.h"
 
 namespace fsdp {
@@ -43,8 +45,8 @@ OpFacts rotary_compiled(const Op& op, const Workload& w) {
 Implementation foundry(bool compiled) {
   Implementation i{.name = "foundry",
                    .compiled = compiled,
-                   .rules = {embedding, position_embedding, fused_rms_norm, layer_norm, linear, rotary, flash_attention, swiglu, gelu, add,
-                             fused_cross_entropy, opaque},
+                   .rules = {embedding, position_embedding, fused_rms_norm, layer_norm, linear, rotary, flash_attention, swiglu,
+                             gelu, add, fused_cross_entropy, opaque},
                    .backward_adds_in_place = false,
                    .loss_read_every_step = true,  // Composer sums the loss over ranks and reads it each batch
                    .keeps_selectively = nullptr,

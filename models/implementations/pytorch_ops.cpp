@@ -1,6 +1,7 @@
-// PyTorch's own operators, as every eager stack calls them and as Inductor compiles them: rules that the implementations beside this file
-// share. What autograd saves is read off PyTorch's derivative formulas (tools/autograd/derivatives.yaml), sizes of library temporaries are
-// those of the kernels that PyTorch ships; tests/torch/record_saved.py and record_tape.py record both. "rows": T * width * element_bytes.
+// PyTorch's own operators, as every eager stack calls them and as Inductor compiles them: rules that the implementations beside
+// this file share. What autograd saves is read off PyTorch's derivative formulas (tools/autograd/derivatives.yaml), sizes of
+// library temporaries are those of the kernels that PyTorch ships; tests/torch/record_saved.py and record_tape.py record both.
+// "rows": T * width * element_bytes.
 //
 // Not modelled: the gradient of a residual addition is one tensor for both inputs in PyTorch (an alias, no kernel); the
 // tape decides what to do with that. Small reductions of norm weight gradients have no scratch here.
@@ -54,11 +55,13 @@ OpFacts fused_rms_norm_compiled(const Op& op, const Workload& w) {
   return f;
 }
 
-// RMSNorm written out, x32 being x in fp32. Saved: x32 (the square and the first product), 1/rms (fp32 per row), the result before the
-// weight. x itself is not. At the worst moment of backward, at the end of the square's derivative, six fp32 tensors are alive: the gradient
-// through the product, the mean's, x32, x32^1, 2 x32, and their product; x32^1 and 2 x32 are operators of their own.
+// RMSNorm written out, x32 being x in fp32. Saved: x32 (the square and the first product), 1/rms (fp32 per row), the result
+// before the weight. x itself is not. At the worst moment of backward, at the end of the square's derivative, six fp32 tensors
+// are alive: the gradient through the product, the mean's, x32, x32^1, 2 x32, and their product; x32^1 and 2 x32 are operators of
+// their own.
 OpFacts upcast_rms_norm(const Op& op, const Workload& w) {
-  const std::int64_t n = row_elements(w, times(op.shape.groups, op.shape.width)), r = times(times(w.tokens(), op.shape.groups), 4);
+  const std::int64_t n = row_elements(w, times(op.shape.groups, op.shape.width)),
+                     r = times(times(w.tokens(), op.shape.groups), 4);
   const bool cast = w.element_bytes == 2;
   return {.saved_inputs = static_cast<std::uint8_t>(cast ? 0 : 1),
           .saved_extra_bytes = plus(r, times(n, cast ? 6 : w.element_bytes)),
@@ -73,7 +76,8 @@ OpFacts upcast_rms_norm(const Op& op, const Workload& w) {
 OpFacts composed_rms_norm(const Op& op, const Workload& w) {
   OpFacts f = upcast_rms_norm(op, w);
   if (w.element_bytes != 2) return f;
-  const std::int64_t n = row_elements(w, times(op.shape.groups, op.shape.width)), r = times(times(w.tokens(), op.shape.groups), 4);
+  const std::int64_t n = row_elements(w, times(op.shape.groups, op.shape.width)),
+                     r = times(times(w.tokens(), op.shape.groups), 4);
   f.saved_extra_bytes = plus(r, times(n, 8));
   f.forward_scratch_bytes = times(n, 4);
   f.backward_scratch_bytes = times(n, 12) - r;
@@ -110,9 +114,9 @@ OpFacts linear(const Op& op, const Workload& w) {
           .backward_traffic_bytes = plus(2 * bytes, bias ? row_bytes(w, out) : 0)};
 }
 
-// Flash (or cuDNN) attention saves q, k, v, out and the log-sum-exp (fp32 per row and head). Backward (FlashAttention-2): delta (fp32
-// per row and head) and an fp32 accumulator of dq; with grouped heads dk and dv for all heads, which two sums reduce. Three kernels,
-// plus the sums. A packed qkv is split by views; backward joins dq, dk and dv in one more.
+// Flash (or cuDNN) attention saves q, k, v, out and the log-sum-exp (fp32 per row and head). Backward (FlashAttention-2): delta
+// (fp32 per row and head) and an fp32 accumulator of dq; with grouped heads dk and dv for all heads, which two sums reduce. Three
+// kernels, plus the sums. A packed qkv is split by views; backward joins dq, dk and dv in one more.
 OpFacts flash_attention(const Op& op, const Workload& w) {
   const OpShape& s = op.shape;
   const std::int64_t q = row_bytes(w, times(s.heads, s.head_dim)), kv = row_bytes(w, times(s.kv_heads, s.head_dim));
@@ -123,9 +127,13 @@ OpFacts flash_attention(const Op& op, const Workload& w) {
           .saved_outputs = 0b1,
           .saved_extra_bytes = statistics,
           .backward_scratch_bytes = plus(plus(statistics, q_fp32), grouped ? 2 * q : 0),
-          .backward_launches = static_cast<std::int16_t>(grouped ? 5 : s.packed ? 4 : 3),
+          .backward_launches = static_cast<std::int16_t>(grouped    ? 5
+                                                         : s.packed ? 4
+                                                                    : 3),
           .forward_traffic_bytes = plus(2 * q + 2 * kv, statistics),
-          .backward_traffic_bytes = plus(plus(4 * q + 4 * kv, plus(2 * statistics, 2 * q_fp32)), grouped ? 4 * q : s.packed ? 2 * q + 4 * kv : 0),
+          .backward_traffic_bytes = plus(plus(4 * q + 4 * kv, plus(2 * statistics, 2 * q_fp32)), grouped    ? 4 * q
+                                                                                                 : s.packed ? 2 * q + 4 * kv
+                                                                                                            : 0),
           .result_extra_bytes = statistics};
 }
 // F.silu(gate) saves gate, the product saves both factors: gate and up are inputs, silu(gate) is extra. Backward: two products
@@ -164,15 +172,16 @@ OpFacts add_compiled(const Op& op, const Workload& w) {
 }
 
 // F.cross_entropy(pred.float(), labels): log_softmax saves its fp32 output, nll_loss that and the labels; the fp32 copy of the
-// logits dies when the call returns, the bf16 logits when the training loop drops them before backward. Backward, bytes per logit: the
-// saved output, the gradients of nll_loss and of log_softmax (4 each) are alive together; the cast to 2 bytes comes when two of the three
-// are gone, so that beside the saved output and the result 6 more are needed.
-// In n chunks (torchtitan's chunked cross-entropy of 2025: the logits exist, chunks of the sequence are cast and reduced one by one):
-// saved as before; the fp32 copy and both gradients are a chunk's; the chunks' gradients are joined at the end, when nothing else is left.
-// Launches, per chunk: cast, log_softmax, nll; fill, nll backward, log_softmax backward, cast; and the join.
-// Other types than 2-byte ones are not cast, and the gradient of log_softmax is the gradient of the logits.
+// logits dies when the call returns, the bf16 logits when the training loop drops them before backward. Backward, bytes per
+// logit: the saved output, the gradients of nll_loss and of log_softmax (4 each) are alive together; the cast to 2 bytes comes
+// when two of the three are gone, so that beside the saved output and the result 6 more are needed. In n chunks (torchtitan's
+// chunked cross-entropy of 2025: the logits exist, chunks of the sequence are cast and reduced one by one): saved as before; the
+// fp32 copy and both gradients are a chunk's; the chunks' gradients are joined at the end, when nothing else is left. Launches,
+// per chunk: cast, log_softmax, nll; fill, nll backward, log_softmax backward, cast; and the join. Other types than 2-byte ones
+// are not cast, and the gradient of log_softmax is the gradient of the logits.
 OpFacts cross_entropy(const Op& op, const Workload& w) {
-  const std::int64_t n = row_elements(w, op.shape.vocab), e = w.element_bytes, chunks = w.loss_chunks, chunk = (n + chunks - 1) / chunks;
+  const std::int64_t n = row_elements(w, op.shape.vocab), e = w.element_bytes, chunks = w.loss_chunks,
+                     chunk = (n + chunks - 1) / chunks;
   const bool cast = e == 2, join = chunks > 1;
   const auto launches = [&](int each) { return static_cast<std::int16_t>(std::min<std::int64_t>(each * chunks, 10000)); };
   const std::int64_t kept = times(n, cast ? 4 : e), backward = times(chunk, cast ? 8 : 2 * e);
@@ -205,8 +214,18 @@ OpFacts opaque(const Op& op, const Workload& w) {
 }
 
 std::array<OpRule, kOpKinds> compiled_rules(OpRule rotary, OpRule attention) {
-  return {embedding,       position_embedding, fused_rms_norm_compiled, layer_norm_compiled,    linear, rotary, attention,
-          swiglu_compiled, gelu,               add_compiled,            cross_entropy_compiled, opaque};
+  return {embedding,
+          position_embedding,
+          fused_rms_norm_compiled,
+          layer_norm_compiled,
+          linear,
+          rotary,
+          attention,
+          swiglu_compiled,
+          gelu,
+          add_compiled,
+          cross_entropy_compiled,
+          opaque};
 }
 
 }  // namespace fsdp::pytorch

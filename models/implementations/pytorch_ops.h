@@ -9,14 +9,16 @@ namespace fsdp::pytorch {
 [[nodiscard]] inline std::int64_t times(std::int64_t a, std::int64_t b) { return checked_mul(a, b, "op size"); }
 [[nodiscard]] inline std::int64_t plus(std::int64_t a, std::int64_t b) { return checked_add(a, b, "op size"); }
 [[nodiscard]] inline std::int64_t row_elements(const Workload& w, std::int64_t width) { return times(w.tokens(), width); }
-[[nodiscard]] inline std::int64_t row_bytes(const Workload& w, std::int64_t width) { return times(row_elements(w, width), w.element_bytes); }
+[[nodiscard]] inline std::int64_t row_bytes(const Workload& w, std::int64_t width) {
+  return times(row_elements(w, width), w.element_bytes);
+}
 
 OpFacts embedding(const Op&, const Workload&);
 OpFacts position_embedding(const Op&, const Workload&);
 OpFacts fused_rms_norm(const Op&, const Workload&);
 OpFacts fused_rms_norm_compiled(const Op&, const Workload&);
-OpFacts upcast_rms_norm(const Op&, const Workload&);     // (x32 * rsqrt(mean(x32^2) + eps)).type(x) * weight
-OpFacts composed_rms_norm(const Op&, const Workload&);   // nn.RMSNorm before it was one operator
+OpFacts upcast_rms_norm(const Op&, const Workload&);    // (x32 * rsqrt(mean(x32^2) + eps)).type(x) * weight
+OpFacts composed_rms_norm(const Op&, const Workload&);  // nn.RMSNorm before it was one operator
 OpFacts layer_norm(const Op&, const Workload&);
 OpFacts layer_norm_compiled(const Op&, const Workload&);
 OpFacts linear(const Op&, const Workload&);

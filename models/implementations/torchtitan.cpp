@@ -1,5 +1,5 @@
-// torchtitan's Llama on PyTorch 2.x, eager or under torch.compile (per block, and the loss), with the bf16 parameters and activations
-// that FSDP2's mixed precision gives: as it is in 2026, and as it was when most published runs were made.
+// torchtitan's Llama on PyTorch 2.x, eager or under torch.compile (per block, and the loss), with the bf16 parameters and
+// activations that FSDP2's mixed precision gives: as it is in 2026, and as it was when most published runs were made.
 #include "models/implementations/pytorch_ops.h"
 
 namespace fsdp {
@@ -8,11 +8,12 @@ namespace {
 using namespace pytorch;
 
 // apply_rotary_emb: x.float() viewed as complex, times freqs_cis (a buffer without gradient, so nothing of x is saved), then
-// type_as(x). The fp32 copy and the fp32 product are alive together, and with the result: 8 bytes per element; backward mirrors it (cast,
-// copy the conjugate of the angles, multiply, cast), but by then the gradient of the result is gone and that of the input not there.
-// fp32 activations need no casts: the product is the output.
+// type_as(x). The fp32 copy and the fp32 product are alive together, and with the result: 8 bytes per element; backward mirrors
+// it (cast, copy the conjugate of the angles, multiply, cast), but by then the gradient of the result is gone and that of the
+// input not there. fp32 activations need no casts: the product is the output.
 OpFacts rotary(const Op& op, const Workload& w) {
-  const std::int64_t n = row_elements(w, times(op.shape.heads, op.shape.head_dim)), angles = times(times(w.seq_len, op.shape.head_dim), 4);
+  const std::int64_t n = row_elements(w, times(op.shape.heads, op.shape.head_dim)),
+                     angles = times(times(w.seq_len, op.shape.head_dim), 4);
   if (w.element_bytes != 2)
     return {.backward_scratch_bytes = angles,
             .backward_launches = 2,
@@ -51,8 +52,8 @@ OpFacts attention_repeated(const Op& op, const Workload& w) {
   return f;
 }
 
-// _save_list of torchtitan's selective activation checkpointing: attention, and products without bias but every second one (q, v, gate
-// and down of a Llama block stay; k, o and up are made again). Since 2026 a product with a bias (aten::addmm) always stays.
+// _save_list of torchtitan's selective activation checkpointing: attention, and products without bias but every second one (q, v,
+// gate and down of a Llama block stay; k, o and up are made again). Since 2026 a product with a bias (aten::addmm) always stays.
 bool keeps(const Op& op, std::int64_t product) {
   return op.kind == OpKind::attention || (op.kind == OpKind::linear && (op.params.size() > 1 || product % 2 == 1));
 }
@@ -67,8 +68,8 @@ bool keeps_2024(const Op& op, std::int64_t product) {
 Implementation newest(bool compiled) {
   Implementation i{.name = "torchtitan",
                    .compiled = compiled,
-                   .rules = {embedding, position_embedding, fused_rms_norm, layer_norm, linear, rotary, flash_attention, swiglu, gelu, add,
-                             cross_entropy, opaque},
+                   .rules = {embedding, position_embedding, fused_rms_norm, layer_norm, linear, rotary, flash_attention, swiglu,
+                             gelu, add, cross_entropy, opaque},
                    .backward_adds_in_place = false,
                    .loss_read_every_step = false,  // metrics are read every 10 steps
                    .keeps_selectively = keeps,
@@ -88,8 +89,8 @@ Implementation newest(bool compiled) {
   return i;
 }
 
-// April to August 2025. k and v were copied to all heads (until 2026), recomputation stopped early and nn.RMSNorm was not one operator
-// (both until August).
+// April to August 2025. k and v were copied to all heads (until 2026), recomputation stopped early and nn.RMSNorm was not one
+// operator (both until August).
 Implementation of_2025(bool compiled) {
   Implementation i = newest(compiled);
   i.name = "torchtitan-2025";
@@ -100,7 +101,8 @@ Implementation of_2025(bool compiled) {
   return i;
 }
 
-// Before that RMSNorm was torchtitan's own, the loss was not compiled, and AdamW was PyTorch's default on a GPU: foreach, which holds sqrt(v) of all parameters.
+// Before that RMSNorm was torchtitan's own, the loss was not compiled, and AdamW was PyTorch's default on a GPU: foreach, which
+// holds sqrt(v) of all parameters.
 Implementation of_2024(bool compiled) {
   Implementation i = of_2025(compiled);
   i.name = "torchtitan-2024";

@@ -32,8 +32,9 @@ Work work_of(const Op& op, Direction direction, const Workload& w, const CostCon
   const OpFacts f = facts(c.implementation, op, w);
   if (direction == Direction::forward)
     return {forward_flops(op, w), static_cast<double>(f.forward_traffic_bytes), static_cast<double>(f.forward_launches), {}};
-  Work all{backward_flops(op, w), static_cast<double>(f.backward_traffic_bytes), static_cast<double>(f.backward_launches), needed_gradients(op, c.model)};
-  if (op.kind == OpKind::linear && all.needed.input != all.needed.weight) {   // one product of two
+  Work all{backward_flops(op, w), static_cast<double>(f.backward_traffic_bytes), static_cast<double>(f.backward_launches),
+           needed_gradients(op, c.model)};
+  if (op.kind == OpKind::linear && all.needed.input != all.needed.weight) {  // one product of two
     all.flops /= 2;
     all.bytes /= 2;
     all.launches -= 1;

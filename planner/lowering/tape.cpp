@@ -14,7 +14,9 @@ namespace {
 
 using Kind = TapeArg::Kind;
 
-struct Region { std::int32_t begin = 0, end = 0; };   // graph ops of one checkpointed module
+struct Region {
+  std::int32_t begin = 0, end = 0;
+};  // graph ops of one checkpointed module
 
 class TapeBuilder {
  public:
@@ -143,7 +145,8 @@ class TapeBuilder {
     value_arg(extra_[at(i)], Access::write);
     const bool detailed = !f.forward_inside.script.empty() && !kept_[at(i)];
     scratch_arg(detailed ? 0 : f.forward_scratch_bytes + (kept_[at(i)] ? f.saved_extra_bytes - extra : 0));
-    if (detailed) inside(f.forward_inside, op.outputs.size() == 1 ? one(output_value(op, again)) : Values{}, -1, {}, -1, extra_[at(i)]);
+    if (detailed)
+      inside(f.forward_inside, op.outputs.size() == 1 ? one(output_value(op, again)) : Values{}, -1, {}, -1, extra_[at(i)]);
   }
 
   using Values = std::vector<std::int32_t>;
@@ -153,7 +156,8 @@ class TapeBuilder {
   }
 
   // What an op's script says of the values of the op that was begun last.
-  void inside(const Inside& in, const Values& results, std::int32_t gradient, const Values& inputs, std::int32_t output, std::int32_t extra) {
+  void inside(const Inside& in, const Values& results, std::int32_t gradient, const Values& inputs, std::int32_t output,
+              std::int32_t extra) {
     const auto o = static_cast<std::int32_t>(tape_.ops.size()) - 1;
     std::array<std::int32_t, 4> temporaries = {-1, -1, -1, -1};
     const auto say = [&](std::int32_t value, bool appears) {
@@ -181,13 +185,15 @@ class TapeBuilder {
       } else if (what == 'e' || what == 'y' || what == 'r') {
         say(what == 'e' ? extra : what == 'y' ? gradient : output, appears);
       } else {
-        throw std::logic_error("tape: '" + std::string(word) + "' in the memory script of " + std::string(name(model_.ops[at(tape_.ops.back().graph_op)].kind)));
+        throw std::logic_error("tape: '" + std::string(word) + "' in the memory script of " +
+                               std::string(name(model_.ops[at(tape_.ops.back().graph_op)].kind)));
       }
     }
   }
 
   bool reads_kept(const Op& op) const {
-    return std::any_of(op.inputs.begin(), op.inputs.end(), [&](std::int32_t in) { return producer_[at(in)] >= 0 && kept_[at(producer_[at(in)])]; });
+    return std::any_of(op.inputs.begin(), op.inputs.end(),
+                       [&](std::int32_t in) { return producer_[at(in)] >= 0 && kept_[at(producer_[at(in)])]; });
   }
 
   // What a module reads from outside lives as long as its last op runs.
@@ -197,7 +203,8 @@ class TapeBuilder {
       for (std::int32_t i = m.op_begin; i < m.op_end; ++i)
         for (std::int32_t in : model_.ops[at(i)].inputs) {
           const std::int32_t p = producer_[at(in)];
-          if (p >= 0 && p < m.op_begin) spans_.push_back({forward_value_[at(in)], -1, static_cast<std::int32_t>(tape_.forward_of[at(m.op_end - 1)])});
+          if (p >= 0 && p < m.op_begin)
+            spans_.push_back({forward_value_[at(in)], -1, static_cast<std::int32_t>(tape_.forward_of[at(m.op_end - 1)])});
         }
     }
   }
@@ -258,9 +265,10 @@ class TapeBuilder {
     const Op& op = model_.ops[at(i)];
     const std::int32_t out_gradient = gradient_[at(op.outputs[0])];
     const Tensor& out = model_.tensors[at(op.outputs[0])];
-    if (!out.requires_grad || (out_gradient < 0 && out.kind != TensorKind::loss)) return;   // nobody needs it
+    if (!out.requires_grad || (out_gradient < 0 && out.kind != TensorKind::loss)) return;  // nobody needs it
     if (passes_gradient_through(op.kind)) pass_through(i, out_gradient);
-    const bool trains = std::any_of(op.params.begin(), op.params.end(), [&](std::int32_t p) { return model_.parameters[at(p)].trainable; });
+    const bool trains =
+        std::any_of(op.params.begin(), op.params.end(), [&](std::int32_t p) { return model_.parameters[at(p)].trainable; });
     const bool kernel = !passes_gradient_through(op.kind) || trains;
     if (!kernel) {
       if (out_gradient >= 0) --unread_[at(out_gradient)];
@@ -288,10 +296,12 @@ class TapeBuilder {
         results.push_back(tape_.args[gradients + k].id);
         saved.push_back(f.saved_inputs >> k & 1 ? seen(op.inputs[k], again) : -1);
       }
-      inside(f.backward_inside, results, out_gradient, saved, f.saved_outputs & 1 ? seen(op.outputs[0], again) : -1, extra_[at(i)]);
+      inside(f.backward_inside, results, out_gradient, saved, f.saved_outputs & 1 ? seen(op.outputs[0], again) : -1,
+             extra_[at(i)]);
     }
     for (std::int32_t p : op.params)
-      arg(model_.parameters[at(p)].trainable ? Kind::gradient : Kind::absent, model_.parameters[at(p)].trainable ? p : -1, Access::write);
+      arg(model_.parameters[at(p)].trainable ? Kind::gradient : Kind::absent, model_.parameters[at(p)].trainable ? p : -1,
+          Access::write);
     for (auto [from, into] : to_add) add(from, into);
     if (out_gradient >= 0) --unread_[at(out_gradient)];
   }
@@ -306,7 +316,7 @@ class TapeBuilder {
       to_add.emplace_back(fresh, g);
       return;
     }
-    if (g >= 0) to_add.emplace_back(g, fresh);   // somebody still reads g under another name: add it into the new one instead
+    if (g >= 0) to_add.emplace_back(g, fresh);  // somebody still reads g under another name: add it into the new one instead
     set_gradient(tensor, fresh);
   }
 
@@ -349,11 +359,11 @@ class TapeBuilder {
   const DType dtype_;
   std::vector<OpFacts> facts_;
   std::vector<Region> regions_;
-  std::vector<std::int32_t> producer_, region_of_;                       // by tensor, by op
+  std::vector<std::int32_t> producer_, region_of_;                         // by tensor, by op
   std::vector<std::int32_t> forward_value_, recomputed_value_, gradient_;  // by tensor
-  std::vector<std::int32_t> unread_;                                     // by value: tensors whose gradient it is and that are still to be read
-  std::vector<std::int32_t> extra_, made_again_;                         // by op: the latest run's; what a kept op's recomputation makes
-  std::vector<char> kept_;                                               // by op: its result survives until backward
+  std::vector<std::int32_t> unread_;              // by value: tensors whose gradient it is and that are still to be read
+  std::vector<std::int32_t> extra_, made_again_;  // by op: the latest run's; what a kept op's recomputation makes
+  std::vector<char> kept_;                        // by op: its result survives until backward
   std::vector<MemoryEvent> events_;
   std::vector<Held> spans_;
   Tape tape_;
