@@ -42,7 +42,10 @@ void whole(benchmark::State& state, const Case& c) {
     const Program program = lower(c.model, c.plan, c.implementation);
     const std::vector<Demand> demands = demands_of(program.steady_step, program, c.context());
     const Timeline timeline = simulate(program.steady_step, demands);
-    benchmark::DoNotOptimize(replay_allocator(program, {.steady_step = &timeline}).peak_reserved);
+    ReplayOptions options;
+    options.settings.expandable_segments = c.implementation.memory == MemorySource::caching_expandable;
+    options.steady_step = &timeline;
+    benchmark::DoNotOptimize(replay_allocator(program, options).peak_reserved);
     ops = program.steady_step.ops.size();
   }
   state.counters["ops"] = static_cast<double>(ops);
@@ -66,7 +69,8 @@ void replay_only(benchmark::State& state, const Case& c, bool expandable) {
 
 int main(int argc, char** argv) {
   benchmark::Initialize(&argc, argv);
-  const std::pair<const char*, Case> cases[] = {{"llama3-8b", llama3_8b()}, {"llama3-70b", llama3_70b()}, {"llama3.1-405b", llama3_405b()}};
+  const std::pair<const char*, Case> cases[] = {
+      {"llama3-8b", llama3_8b()}, {"llama3-70b", llama3_70b()}, {"llama3.1-405b", llama3_405b()}};
   for (const auto& [name, c] : cases) {
     const std::string n = name;
     benchmark::RegisterBenchmark(("lower_simulate_replay " + n).c_str(), whole, c)->Unit(benchmark::kMillisecond);
