@@ -47,18 +47,23 @@ std::vector<char> tensors_in_backward(const ModelGraph& model) {
   return in;
 }
 
-// Is there an op of `module` that reads a tensor made outside of it which takes part in backward?
-bool needs_input_gradient(const Module& module, const ModelGraph& model, const std::vector<char>& in_backward) {
+// Is there an op among [op_begin, op_end) that reads a tensor made outside of it which takes part in backward?
+bool needs_input_gradient(std::int32_t op_begin, std::int32_t op_end, const ModelGraph& model, const std::vector<char>& in_backward) {
   std::vector<char> made_inside(model.tensors.size(), 0);
-  for (std::int32_t i = module.op_begin; i < module.op_end; ++i) {
+  for (std::int32_t i = op_begin; i < op_end; ++i) {
     for (const std::int32_t t : model.ops[i].outputs) made_inside[t] = 1;
   }
-  for (std::int32_t i = module.op_begin; i < module.op_end; ++i) {
+  for (std::int32_t i = op_begin; i < op_end; ++i) {
     for (const std::int32_t t : model.ops[i].inputs) {
       if (!made_inside[t] && in_backward[t]) return true;
     }
   }
   return false;
+}
+
+bool makes_gradients(std::int32_t op, const ModelGraph& model, const std::vector<char>& in_backward) {
+  const std::vector<std::int32_t>& outputs = model.ops[op].outputs;
+  return std::any_of(outputs.begin(), outputs.end(), [&](std::int32_t t) { return in_backward[t] != 0; });
 }
 
 void set_op_range(UnitLayout& layout, const std::vector<std::int32_t>& ids, const ModelGraph& model, const std::vector<char>& in_backward) {
@@ -74,10 +79,28 @@ void set_op_range(UnitLayout& layout, const std::vector<std::int32_t>& ids, cons
     layout.op_begin = 0;
     layout.op_end = static_cast<std::int32_t>(model.ops.size()) - 1;
   }
-  layout.inputs_require_grad = first != nullptr && needs_input_gradient(*first, model, in_backward);
+  layout.inputs_require_grad = first != nullptr && needs_input_gradient(first->op_begin, first->op_end, model, in_backward);
   if (layout.op_end > layout.op_begin)
-    for (const std::int32_t t : model.ops[layout.op_end - 1].outputs)
-      layout.outputs_require_grad = layout.outputs_require_grad || in_backward[t];
+    layout.outputs_require_grad = makes_gradients(layout.op_end - 1, model, in_backward);
+}
+
+// The runs of ops inside a unit of one module [begin, end of its subtree); of any other unit its whole range.
+void set_uses(UnitLayout& layout, std::int32_t module, std::int32_t end, const ModelGraph& model, const std::vector<char>& in_backward) {
+  if (layout.op_end <= layout.op_begin) return;
+  if (module <= 0) {
+    layout.uses = {{layout.op_begin, layout.op_end, layout.inputs_require_grad, layout.outputs_require_grad}};
+    return;
+  }
+  const auto inside = [&](std::int32_t op) { return model.ops[op].module >= module && model.ops[op].module < end; };
+  for (std::int32_t i = layout.op_begin; i < layout.op_end; ++i) {
+    if (!inside(i)) continue;
+    if (i == layout.op_begin || !inside(i - 1)) layout.uses.push_back({i, i, false, false});
+    layout.uses.back().op_end = i + 1;
+  }
+  for (UnitUse& use : layout.uses) {
+    use.inputs_require_grad = needs_input_gradient(use.op_begin, use.op_end, model, in_backward);
+    use.outputs_require_grad = makes_gradients(use.op_end - 1, model, in_backward);
+  }
 }
 
 std::vector<std::int64_t> dims_of_parameters(const ShardingPlan& plan, const ModelGraph& model) {
@@ -194,6 +217,8 @@ std::vector<UnitLayout> unit_layouts(const ShardingPlan& plan, const ModelGraph&
       for (std::int32_t m = id; m < end[id]; ++m) unit_of_module[m] = std::min(unit_of_module[m], static_cast<std::int32_t>(u));
     }
     set_op_range(layout, ids, model, in_backward);
+    const bool one = plan.dialect == Dialect::fsdp2 && ids.size() == 1;
+    set_uses(layout, one ? ids.front() : -1, one ? end[ids.front()] : -1, model, in_backward);
     if (plan.dialect == Dialect::fsdp2) {
       layout.scale = gradient_scale(layout.shards, plan.replicate(), plan.reduce_dtype, plan.units[u].gradient_divide_factor,
                                     plan.force_sum_reduction);

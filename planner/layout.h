@@ -45,6 +45,13 @@ struct GradientScale {
 [[nodiscard]] GradientScale gradient_scale(std::int64_t shards, std::int64_t replicas, DType reduce_dtype,
                                            std::optional<double> divide_factor, bool force_sum);
 
+// One forward of a unit within a pass: ops [op_begin, op_end), hooks before the first and after the last. A module whose ops come in
+// several runs with others between them is used that often (fsdp2, units of one module).
+struct UnitUse {
+  std::int32_t op_begin = 0, op_end = 0;
+  bool inputs_require_grad = false, outputs_require_grad = false;        // as below, of this use
+};
+
 struct UnitLayout {
   std::vector<ShardedParam> params;          // the unit's own parameters, in named_parameters() order
   std::int64_t shards = 1;                   // W (1 under ddp)
@@ -57,6 +64,7 @@ struct UnitLayout {
   bool outputs_require_grad = false;         // false: pre-backward never runs (nothing inside or before it is trained)
   std::int64_t flat_elements = 0;            // fsdp1: of the flat parameter, which is sharded as one (planner/layout_flat.h); else 0
   bool flat_aligned = false;                 // fsdp1 with use_orig_params
+  std::vector<UnitUse> uses;                 // in forward order; one for almost every unit, none if it computes nothing
   GradientScale scale;
   [[nodiscard]] std::int64_t local_elements(std::int64_t shard_rank) const;   // unpadded
   [[nodiscard]] std::int64_t local_trained_elements(std::int64_t shard_rank) const;   // what the optimizer state holds

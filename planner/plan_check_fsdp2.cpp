@@ -88,6 +88,9 @@ void check_fsdp2(const ShardingPlan& plan, const ModelGraph& model, std::string_
   refuse_if(std::none_of(model.parameters.begin(), model.parameters.end(), [](const Parameter& p) { return p.trainable; }), where, "model_digest",
             "no parameter of '" + model.name + "' is trained", "train at least one");
   for (std::size_t u = 0; u < layouts.size(); ++u) {
+    refuse_if(layouts[u].uses.size() > 1 && plan.micro_batches.size() > 1 && plan.units[u].grad_sync.value_or(plan.grad_sync) != GradSync::every,
+              where, "grad_sync", "'" + plan.units[u].modules.front() + "' runs more than once in a forward; gradients that wait for a later "
+                                  "micro-batch are not known for it", "use every");
     const std::int64_t n = plan.units[u].reshard_after_forward.ranks;
     for (const ShardedParam& p : layouts[u].params)
       refuse_if(p.dim > 0 && n > 1 && n < plan.shard(), where, "units[" + std::to_string(u) + "].reshard_after_forward",

@@ -148,12 +148,13 @@ TEST_CASE("fsdp2 issues what PyTorch's fully_shard issues") {
   std::ifstream file(std::string(FSDP_TESTS_DIR) + "/torch/golden/fsdp2_order.json");
   REQUIRE(file);
   const Json golden = Json::parse(file);
-  REQUIRE(golden.at("cases").size() >= 80);
+  REQUIRE(golden.at("cases").size() >= 87);
   for (const Json& c : golden.at("cases")) {
     const Json& config = c.at("config");
     CAPTURE(config.at("name").get<std::string>());
     ModelGraph model = toy::model({.blocks = config.at("blocks"), .vocab = config.at("vocab"), .width = config.at("width"),
-                                         .hidden = config.at("hidden"), .tied = config.value("tied", false)});
+                                         .hidden = config.at("hidden"), .tied = config.value("tied", false),
+                                   .order = config.value("order", std::vector<int>{})});
     for (const std::string& frozen : config.value("frozen", Names{}))
       for (Parameter& p : model.parameters)
         if (p.name == frozen) p.trainable = false;

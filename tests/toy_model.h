@@ -12,7 +12,8 @@ namespace toy {
 
 using namespace fsdp;
 
-struct Shape { int blocks = 3; std::int64_t vocab = 11, width = 6, hidden = 10; bool tied = false; };
+// order: the blocks as they run, each first in its place; empty: once each. A block that runs again has others between.
+struct Shape { int blocks = 3; std::int64_t vocab = 11, width = 6, hidden = 10; bool tied = false; std::vector<int> order = {}; };
 
 class Builder {
  public:
@@ -29,7 +30,9 @@ class Builder {
     std::int32_t x = op(OpKind::embedding, 1, {g_.ids}, s_.width, {embed}, [&](OpShape& o) { o.vocab = s_.vocab; o.width = s_.width; });
     const std::int32_t list = module("layers", "ModuleList", 0);
     g_.modules[2].container = true;
-    for (int b = 0; b < s_.blocks; ++b) x = block(b, list, x);
+    if (s_.order.empty())
+      for (int b = 0; b < s_.blocks; ++b) x = block(b, list, x);
+    for (int b : s_.order) x = g_.find_module("layers." + std::to_string(b)) < 0 ? block(b, list, x) : again(b, x);
     close(list);
     const std::int32_t head = module("head", "Linear", 0);
     std::int32_t weight = embed;
@@ -110,6 +113,21 @@ class Builder {
     h = op(OpKind::gelu, module(name + ".act", "GELU", m), {h}, s_.hidden, {}, [&](OpShape& o) { o.width = s_.hidden; });
     const std::int32_t down = module(name + ".down", "Linear", m);
     h = linear(down, h, parameter(name + ".down.weight", down, {s_.width, s_.hidden}), s_.hidden, s_.width);
+    return op(OpKind::add, m, {x, h}, s_.width, {}, [&](OpShape& o) { o.width = s_.width; });
+  }
+
+  // The ops of a block once more; its modules' ranges become hulls.
+  std::int32_t again(int b, std::int32_t x) {
+    const std::int32_t m = g_.find_module("layers." + std::to_string(b));
+    const std::int32_t up = m + 1, act = m + 2, down = m + 3;
+    const auto weight = [&](std::int32_t module) {
+      for (std::size_t p = 0; p < g_.parameters.size(); ++p)
+        if (g_.parameters[p].modules[0] == module) return static_cast<std::int32_t>(p);
+      return -1;
+    };
+    std::int32_t h = linear(up, x, weight(up), s_.width, s_.hidden);
+    h = op(OpKind::gelu, act, {h}, s_.hidden, {}, [&](OpShape& o) { o.width = s_.hidden; });
+    h = linear(down, h, weight(down), s_.hidden, s_.width);
     return op(OpKind::add, m, {x, h}, s_.width, {}, [&](OpShape& o) { o.width = s_.width; });
   }
 

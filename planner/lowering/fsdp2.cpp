@@ -20,7 +20,7 @@ class Fsdp2 final : public DialectHooks {
  public:
   explicit Fsdp2(const LoweringContext& c)
       : units_(c), unshard_(units_), reduce_(units_), slot_(c.model.parameters.size()), forward_lists_(c.plan.units.size()),
-        backward_lists_(c.plan.units.size()) {
+        backward_lists_(c.plan.units.size()), post_forward_indices_(c.plan.units.size()) {
     for (std::int32_t u : units_.forward_order) {
       set_reshard(u);
       const auto& params = units_.layout(u).params;
@@ -57,6 +57,7 @@ class Fsdp2 final : public DialectHooks {
     units_.micro_batch = micro_batch;
     last_ = static_cast<std::size_t>(micro_batch) + 1 == plan().micro_batches.size();
     post_forward_order_.clear();
+    for (auto& indices : post_forward_indices_) indices.clear();
     for (std::int32_t u : units_.forward_order) {
       Fsdp2Unit& s = units_[u];
       const GradSync sync = plan().units[at(u)].grad_sync.value_or(plan().grad_sync);
@@ -87,6 +88,7 @@ class Fsdp2 final : public DialectHooks {
   void after_forward(StepBuilder& b, std::int32_t u) override {          // F7
     if (!units_.empty(u)) {
       unshard_.reshard_after_forward(b, u);
+      post_forward_indices_[at(u)].push_back(post_forward_order_.size());
       post_forward_order_.push_back(u);
     }
     if (units_.layout(u).root) unshard_.drop_held(b);
@@ -100,14 +102,16 @@ class Fsdp2 final : public DialectHooks {
 
   void before_backward(StepBuilder& b, std::int32_t u) override {
     if (units_.empty(u) || !units_.layout(u).outputs_require_grad) return;
+    units_[u].backward_done = false;         // of this use
     gather_for_backward(b, u);                                           // B2
     unshard_.wait(b, u, /*forward=*/false);                              // B3
     if (!backward_lists_[at(u)].empty()) {                               // B4
       for (std::int32_t target : backward_lists_[at(u)]) gather_for_backward(b, target);
       return;
     }
-    const auto here = std::find(post_forward_order_.begin(), post_forward_order_.end(), u);
-    const auto position = static_cast<int>(here - post_forward_order_.begin());
+    if (post_forward_indices_[at(u)].empty()) return;
+    const auto position = static_cast<int>(post_forward_indices_[at(u)].back());
+    post_forward_indices_[at(u)].pop_back();
     for (int k = 1; k <= plan().backward_prefetch && position - k >= 0; ++k)
       gather_for_backward(b, post_forward_order_[static_cast<std::size_t>(position - k)]);
   }
@@ -185,6 +189,7 @@ class Fsdp2 final : public DialectHooks {
   Fsdp2Reduce reduce_;
   std::vector<std::pair<std::int32_t, std::size_t>> slot_;               // by parameter: its unit and its place there
   std::vector<std::vector<std::int32_t>> forward_lists_, backward_lists_;// explicit prefetch, by unit
+  std::vector<std::vector<std::size_t>> post_forward_indices_;           // by unit: where its uses stand in
   std::vector<std::int32_t> post_forward_order_;
   bool last_ = true;                                                     // micro-batch of the step
 };

@@ -87,7 +87,9 @@ void Fsdp2Reduce::limit_inputs(StepBuilder& b, std::size_t at_most) {
 void Fsdp2Reduce::reduce(StepBuilder& b, std::int32_t u) {
   Fsdp2Unit& s = units_[u];
   const UnitLayout& l = units_.layout(u);
-  const bool nothing = !Fsdp2Units::any_live(s.accumulator) && !Fsdp2Units::any_live(s.gradient);
+  bool incomplete = false;                   // autograd hands a gradient over when it has added up all uses of the parameter
+  for (std::size_t i = 0; i < s.gradient.size(); ++i) incomplete = incomplete || (s.gradient[i] >= 0 && s.uses[i] > 0);
+  const bool nothing = !Fsdp2Units::any_live(s.accumulator) && (incomplete || !Fsdp2Units::any_live(s.gradient));
   if (nothing && units_.c.plan.torch.before(2, 12)) return;
   limit_inputs(b, static_cast<std::size_t>(units_.c.plan.reduce_scatter_buffers - 1));           // B6c
   if (nothing) return;

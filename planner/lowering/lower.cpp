@@ -71,10 +71,10 @@ class Lowering {
     begins_.resize(n);
     ends_.resize(n);
     for (std::size_t k = program_.layouts.size(); k-- > 0;) {            // the plan lists inner before outer
-      const UnitLayout& l = program_.layouts[k];
-      if (l.op_end <= l.op_begin) continue;
-      begins_[at(l.op_begin)].push_back(static_cast<std::int32_t>(k));
-      ends_[at(l.op_end - 1)].push_back(static_cast<std::int32_t>(k));
+      for (const UnitUse& use : program_.layouts[k].uses) {
+        begins_[at(use.op_begin)].push_back({static_cast<std::int32_t>(k), use.inputs_require_grad});
+        ends_[at(use.op_end - 1)].push_back(static_cast<std::int32_t>(k));
+      }
     }
   }
 
@@ -127,7 +127,7 @@ class Lowering {
     emit(b, tape_->ops[0]);
     const auto n = static_cast<std::int32_t>(model_.ops.size());
     for (std::int32_t i = 0; i < n; ++i) {
-      for (std::int32_t u : begins_[at(i)]) dialect_->before_forward(b, u);
+      for (const Begin& begin : begins_[at(i)]) dialect_->before_forward(b, begin.unit);
       emit(b, tape_->ops[tape_->forward_of[at(i)]]);
       for (auto u = ends_[at(i)].rbegin(); u != ends_[at(i)].rend(); ++u) dialect_->after_forward(b, *u);
     }
@@ -136,8 +136,8 @@ class Lowering {
       for (auto u = ends_[at(i)].rbegin(); u != ends_[at(i)].rend(); ++u) dialect_->before_backward(b, *u);
       for (std::uint32_t o = tape_->backward_begin[at(i)]; o < tape_->backward_end[at(i)]; ++o) emit(b, tape_->ops[o]);
       dialect_->backward_passed(b, i);
-      for (auto u = begins_[at(i)].rbegin(); u != begins_[at(i)].rend(); ++u)
-        if (program_.layouts[at(*u)].inputs_require_grad) dialect_->after_backward(b, *u);
+      for (auto begin = begins_[at(i)].rbegin(); begin != begins_[at(i)].rend(); ++begin)
+        if (begin->inputs_require_grad) dialect_->after_backward(b, begin->unit);
     }
     dialect_->end_backward(b);
   }
@@ -287,7 +287,9 @@ class Lowering {
   IgnoredParameters ignored_;
   std::unique_ptr<DialectHooks> dialect_;
   std::map<std::int64_t, Tape> tapes_;                        // by sequences of a micro-batch
-  std::vector<std::vector<std::int32_t>> begins_, ends_;
+  struct Begin { std::int32_t unit = -1; bool inputs_require_grad = false; };
+  std::vector<std::vector<Begin>> begins_;                    // by op: uses of units that begin there, outermost first
+  std::vector<std::vector<std::int32_t>> ends_;               // and those that end there
   std::vector<std::int32_t> unit_of_;
   const Tape* tape_ = nullptr;
   std::vector<std::int32_t> value_buffer_, state1_, state2_;

@@ -41,8 +41,9 @@ class Block(nn.Module):
 
 
 class Toy(nn.Module):
-    def __init__(self, blocks, vocab, width, hidden, tied):
+    def __init__(self, blocks, vocab, width, hidden, tied, order=None):
         super().__init__()
+        self.order = order or range(blocks)
         self.embed = nn.Embedding(vocab, width)
         self.layers = nn.ModuleList(Block(width, hidden) for _ in range(blocks))
         self.head = nn.Linear(width, vocab, bias=False)
@@ -51,8 +52,8 @@ class Toy(nn.Module):
 
     def forward(self, ids):
         x = self.embed(ids)
-        for layer in self.layers:
-            x = layer(x)
+        for i in self.order:
+            x = self.layers[i](x)
         return self.head(x)
 
 
@@ -140,7 +141,7 @@ def reduction(op):
 
 def record(config):
     torch.manual_seed(0)
-    model = Toy(config["blocks"], config["vocab"], config["width"], config["hidden"], config.get("tied", False))
+    model = Toy(config["blocks"], config["vocab"], config["width"], config["hidden"], config.get("tied", False), config.get("order"))
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name not in config.get("frozen", []))
     log, state = [], {"unit": None}
@@ -353,6 +354,10 @@ def more_configs(base, nested):
         dict(titan, name="frozen-below-titan", frozen=half, reshard="true"),
         dict(titan, name="frozen-below-reshard-2", frozen=half, reshard="2"),
         dict(base, name="tied-grouped", tied=True, units=[["layers.0"], ["layers.1"], ["layers.2"], ["embed", "head"], [""]], reshard="true"),
+        dict(base, name="used-twice", order=[0, 1, 2, 0]),
+        dict(base, name="used-twice-reshard", order=[0, 1, 0, 2, 1], reshard="true"),
+        dict(base, name="used-twice-keep", order=[0, 1, 2, 1], reshard="false"),
+        dict(base, name="used-twice-bf16", order=[0, 1, 0, 2, 0], param_dtype="bf16", micro_batches=2),
         dict(base, name="uneven-128", shard=128, reshard="16"),
     ]
 
