@@ -100,6 +100,11 @@ TEST_CASE("rules: what FullyShardedDataParallel does not have is refused by name
     const std::string said = testing::refusal([&] { check(plan, model); });
     CHECK(said.starts_with(std::string("plan: ") + rule.says));
   }
+  ModelGraph again = model;                  // layers.0.up runs once more, after layers.1
+  again.modules[static_cast<std::size_t>(again.find_module("layers.0.up"))].op_end = 6;
+  ShardingPlan of_up = fsdp1(again, 4);
+  of_up.units.insert(of_up.units.begin(), Unit{{"layers.0.up"}});
+  CHECK(testing::holds(testing::refusal([&] { check(of_up, again); }), "'layers.0.up' runs more than once"));
   ModelGraph frozen = model;
   frozen.parameters[1].trainable = false;
   CHECK(testing::holds(testing::refusal([&] { check(fsdp1(frozen, 4), frozen); }), "'layers.0.up.weight'"));
