@@ -23,7 +23,7 @@ constexpr FlagRow kSetup[] = {
     {"--cluster", &Flags::cluster, "catalog name (dgx-h100, host) or a cluster file"},
     {"--gpus", &Flags::gpus, "GPUs in all; default: one node"},
     {"--costs", &Flags::costs, "costs.json of `calibrate`; default: datasheet and measured ceilings"},
-    {"--implementation", &Flags::implementation, "torchtitan (default) or native (default on --cluster host)"},
+    {"--implementation", &Flags::implementation, "torchtitan (default), torchtitan-2025, torchtitan-2024, hf, foundry, ... or native (default on --cluster host)"},
     {"--memory-limit", &Flags::memory_limit, "per GPU, such as 76GiB; default: usable memory less 5%"},
 };
 constexpr FlagRow kPlan[] = {
@@ -40,7 +40,7 @@ constexpr FlagRow kPlan[] = {
     {"--backward-prefetch", &Flags::backward_prefetch, "units gathered ahead in backward: N | pre | none; fsdp1 also post"},
     {"--limit-all-gathers", &Flags::limit_all_gathers, "fsdp1's rate limiter: true (default) | false"},
     {"--use-orig-params", &Flags::use_orig_params, "fsdp1: true (default; parameters aligned in the flat one) | false"},
-    {"--activation-checkpointing", &Flags::checkpointing, "none | full | every-N | first-N"},
+    {"--activation-checkpointing", &Flags::checkpointing, "none | full | selective-op | every-N | first-N"},
     {"--offload", &Flags::offload, "true: shards, sharded gradients and optimizer states live in host memory"},
     {"--param-dtype", &Flags::param_dtype, "compute and all-gather: bf16 (default), fp32 (default on host), fp64"},
     {"--reduce-dtype", &Flags::reduce_dtype, "reduce-scatter: fp32 (default), bf16"},
@@ -104,11 +104,6 @@ double clip_of(const std::string& text) {
   return value;
 }
 
-void refuse_unbuilt(const Flags& flags) {
-  if (flags.checkpointing == "selective-op") {
-    throw InputError("--activation-checkpointing", "selective-op is not built yet", "give none, full, every-N or first-N");
-  }
-}
 
 // "fsdp2@2.11": the dialect, and the release of PyTorch that it follows.
 Dialect dialect_of(const Flags& flags) {
@@ -167,6 +162,7 @@ constexpr FieldRow kFieldFlags[] = {
     {"modules", "--wrap"},
     {"reshard_after_forward", "--reshard-after-forward"},
     {"checkpointed", "--activation-checkpointing"},
+    {"checkpoint_policy", "--activation-checkpointing"},
     {"micro_batches", "--grad-accum"},
     {"seq_len", "--seq-len"},
     {"grad_sync", "--grad-sync"},
@@ -233,7 +229,6 @@ Setup resolve_setup(const Flags& flags, const ShardingPlan* plan) {
     throw InputError("--model", "is missing", "give a catalog name (see `fsdp-plan show model`) or a config.json");
   if (!flags.cluster)
     throw InputError("--cluster", "is missing", "give a catalog name (see `fsdp-plan show cluster`) or a cluster file");
-  refuse_unbuilt(flags);
   const auto gpus = parse_optional_count(flags.gpus, "--gpus", 1, kMostGpus);
   if (plan != nullptr && gpus && *gpus != plan->ranks()) {
     throw InputError("--gpus", fmt::format("is {}, but the plan is for {} GPUs", *gpus, plan->ranks()), "leave it out");
@@ -290,7 +285,7 @@ ShardingPlan plan_from_flags(const Flags& flags, const Setup& setup) {
     plan.wrap = *flags.wrap;
   }
   if (flags.checkpointing)
-    plan.checkpointed = checkpointed_modules(setup.model, *flags.checkpointing, "--activation-checkpointing");
+    set_checkpointing(plan, setup.model, *flags.checkpointing, "--activation-checkpointing");
   apply_details(flags, setup, plan);
   try {
     check(plan, setup.model);
@@ -318,6 +313,7 @@ SearchOptions search_from_flags(const Flags& flags, const Setup& setup) {
   options.global_batch = batch.global;
   options.wrap = flags.wrap;
   options.checkpointing = flags.checkpointing;
+  options.selective_op = setup.implementation->keeps_selectively != nullptr;
   if (flags.reshard) options.reshard = parse_reshard(*flags.reshard, "--reshard-after-forward");
   options.replicate = replicate_of(flags, ranks);
   options.memory_limit = *setup.options.memory_limit;

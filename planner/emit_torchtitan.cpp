@@ -51,7 +51,9 @@ struct Checkpointing {
 Checkpointing checkpointing(const ShardingPlan& plan, const ModelGraph& model) {
   const std::vector<std::string> blocks = block_names(model);
   if (plan.checkpointed.empty()) return {};
-  if (plan.checkpointed == blocks) return {"full", "2", true};
+  const bool per_op = plan.checkpoint_policy == CheckpointPolicy::selective_op;
+  if (plan.checkpointed == blocks) return per_op ? Checkpointing{"selective", "op", true} : Checkpointing{"full", "2", true};
+  if (per_op) return {"none", "2", false};
   for (std::size_t n = 2; n <= blocks.size(); ++n) {
     std::vector<std::string> here;
     for (std::size_t b = n - 1; b < blocks.size(); b += n) here.push_back(blocks[b]);
@@ -80,7 +82,6 @@ void missing_choices(const ShardingPlan& plan, std::vector<std::string>& list) {
   add_if(plan.reduce_scatter_buffers > 1, "more than one reduce-scatter input at a time");
   add_if(plan.separate_reduce_scatter, "a communicator for reduce-scatter");
   add_if(plan.force_sum_reduction, "the forced sum");
-  add_if(plan.checkpoint_policy == CheckpointPolicy::selective_op, "selective recomputation per op: set selective_ac_option to \"op\"");
   add_if(plan.loss_chunks > 1, "a loss computed in parts");
   add_if(plan.torch != TorchVersion{}, "the release of PyTorch");
 }

@@ -44,6 +44,7 @@ struct SearchOptions {
   std::optional<std::string> wrap, checkpointing;
   std::optional<Reshard> reshard;
   std::optional<std::int64_t> replicate;
+  bool selective_op = false;                 // the implementation can recompute selectively: try that, too
   Bytes memory_limit;                        // per GPU
   std::function<void(std::int64_t done, std::int64_t total)> progress;   // may be empty
 };

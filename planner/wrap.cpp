@@ -333,16 +333,21 @@ std::vector<Unit> wrap_titan(const ModelGraph& model) {
   return units;
 }
 
+void set_checkpointing(ShardingPlan& plan, const ModelGraph& model, std::string_view policy, std::string_view where) {
+  plan.checkpointed = checkpointed_modules(model, policy, where);
+  plan.checkpoint_policy = policy == "selective-op" ? CheckpointPolicy::selective_op : CheckpointPolicy::full;
+}
+
 std::vector<std::string> checkpointed_modules(const ModelGraph& model, std::string_view policy, std::string_view where) {
   if (policy == "none") return {};
-  const bool every = policy.starts_with("every-"), first = policy.starts_with("first-");
-  if (policy != "full" && !every && !first) {
+  const bool every = policy.starts_with("every-"), first = policy.starts_with("first-"), all = policy == "full" || policy == "selective-op";
+  if (!all && !every && !first) {
     throw InputError(std::string(where), "unknown activation checkpointing '" + std::string(policy) + "'",
-                     "use none, full, every-N or first-N");
+                     "use none, full, selective-op, every-N or first-N");
   }
   const std::vector<std::int32_t> blocks = blocks_of(model, where);
   const auto count = static_cast<std::int64_t>(blocks.size());
-  const std::int64_t n = policy == "full" ? 1 : parse_count(policy.substr(6), where, "every-2 or first-8");
+  const std::int64_t n = all ? 1 : parse_count(policy.substr(6), where, "every-2 or first-8");
   if (n > count) {
     throw InputError(std::string(where),
                      "'" + std::string(policy) + "', but '" + model.name + "' has " + std::to_string(count) + " blocks",

@@ -41,7 +41,9 @@ namespace fsdp {
 [[nodiscard]] std::vector<Unit> wrap_root(const ModelGraph&);
 [[nodiscard]] std::vector<Unit> wrap_titan(const ModelGraph&);
 
-// "none", "full" (every block), "every-N" (each N-th block: 0, N, 2N ...), "first-N" (blocks 0 .. N-1) -> plan.checkpointed.
+// "none", "full" (every block), "selective-op" (every block, by torchtitan's policy per op), "every-N" (each N-th block: 0, N, 2N ...),
+// "first-N" (blocks 0 .. N-1) -> the modules of plan.checkpointed; set_checkpointing also says how they are recomputed.
 [[nodiscard]] std::vector<std::string> checkpointed_modules(const ModelGraph&, std::string_view policy, std::string_view where);
+void set_checkpointing(ShardingPlan&, const ModelGraph&, std::string_view policy, std::string_view where);
 
 }  // namespace fsdp

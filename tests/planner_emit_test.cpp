@@ -273,6 +273,11 @@ TEST_CASE("torchtitan: keys of a TOML config") {
   CHECK_FALSE(any_has(out.cannot_express, "which block"));
   plan.checkpointed = checkpointed_modules(model, "every-2", "test");  // blocks 0 and 2: torchtitan takes 1 and 3
   CHECK(any_has(emit("torchtitan", plan, model).cannot_express, "which block recomputation starts at"));
+  set_checkpointing(plan, model, "selective-op", "test");
+  CHECK(has(emit("torchtitan", plan, model).text, "\nmode = \"selective\"\nselective_ac_option = \"op\"\n"));
+  CHECK_FALSE(any_has(emit("torchtitan", plan, model).cannot_express, "recomputation"));
+  plan.checkpointed.pop_back();
+  CHECK(any_has(emit("torchtitan", plan, model).cannot_express, "recomputation of these modules"));
   for (Unit& u : plan.units) u.reshard_after_forward = Reshard::no;
   CHECK(has(emit("torchtitan", plan, model).text, "\"never\""));
   for (std::size_t u = 0; u + 1 < plan.units.size(); ++u) plan.units[u].reshard_after_forward = Reshard::yes;

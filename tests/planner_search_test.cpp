@@ -148,6 +148,27 @@ TEST_CASE("what the user fixed stays fixed; every candidate passes check") {
   CHECK(r.best->label == "block:2, reshard all, checkpoint first-1, micro-batch 3 x 2, replicate 2");
 }
 
+TEST_CASE("selective recomputation per op is tried where the implementation has it") {
+  const ModelGraph model = toy::model({.blocks = 2});
+  SearchOptions o = options_for(model, 4);
+  o.wrap = "block";
+  o.micro_batch = 1;
+  std::set<std::pair<std::size_t, CheckpointPolicy>> seen;
+  const auto score = [&](const ShardingPlan& p) {
+    seen.emplace(p.checkpointed.size(), p.checkpoint_policy);
+    return Score{Seconds(1), Bytes(1), Verdict::fits, {}};
+  };
+  (void)search(model, cluster(4, 4), native(), o, score);
+  const std::set<std::pair<std::size_t, CheckpointPolicy>> whole = {
+      {0, CheckpointPolicy::full}, {1, CheckpointPolicy::full}, {2, CheckpointPolicy::full}};
+  CHECK(seen == whole);
+  o.selective_op = true;
+  (void)search(model, cluster(4, 4), native(), o, score);
+  auto with = whole;
+  with.emplace(2, CheckpointPolicy::selective_op);
+  CHECK(seen == with);
+}
+
 TEST_CASE("automatic resharding is the wrap policy's own choice") {
   const ModelGraph model = toy::model({.blocks = 2});
   SearchOptions o = options_for(model, 4);

@@ -204,9 +204,16 @@ TEST_CASE("activation checkpointing policies") {
   using Names = std::vector<std::string>;
   CHECK(checkpointed_modules(model, "none", "x").empty());
   CHECK(checkpointed_modules(model, "full", "x").size() == 5);
+  ShardingPlan plan;
+  set_checkpointing(plan, model, "selective-op", "x");
+  CHECK(plan.checkpointed.size() == 5);
+  CHECK(plan.checkpoint_policy == CheckpointPolicy::selective_op);
+  set_checkpointing(plan, model, "every-2", "x");
+  CHECK(plan.checkpointed.size() == 3);
+  CHECK(plan.checkpoint_policy == CheckpointPolicy::full);
   CHECK(checkpointed_modules(model, "every-2", "x") == Names{"model.layers.0", "model.layers.2", "model.layers.4"});
   CHECK(checkpointed_modules(model, "first-2", "x") == Names{"model.layers.0", "model.layers.1"});
-  for (const char* bad : {"", "all", "every-", "every-0", "every-6", "first-6", "first--1", "every-1.5", "selective-op"}) {
+  for (const char* bad : {"", "all", "every-", "every-0", "every-6", "first-6", "first--1", "every-1.5", "selective"}) {
     CAPTURE(bad);
     CHECK(message([&] {
             (void)checkpointed_modules(model, bad, "--activation-checkpointing");

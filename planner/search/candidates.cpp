@@ -84,15 +84,23 @@ std::vector<Reshard> reshards(const SearchOptions& o) {
 struct Checkpointing {
   std::string label;
   std::vector<std::string> modules;
+  CheckpointPolicy policy = CheckpointPolicy::full;
 };
 
+Checkpointing checkpointing(const ModelGraph& model, const std::string& policy) {
+  ShardingPlan plan;
+  set_checkpointing(plan, model, policy, "--activation-checkpointing");
+  return {policy, plan.checkpointed, plan.checkpoint_policy};
+}
+
 std::vector<Checkpointing> checkpointings(const ModelGraph& model, const SearchOptions& o) {
-  if (o.checkpointing) return {{*o.checkpointing, checkpointed_modules(model, *o.checkpointing, "--activation-checkpointing")}};
+  if (o.checkpointing) return {checkpointing(model, *o.checkpointing)};
   std::vector<Checkpointing> found;
-  for (const char* policy : {"none", "every-2", "full"}) {
+  for (const char* policy : {"none", "selective-op", "every-2", "full"}) {
+    if (policy == std::string_view("selective-op") && !o.selective_op) continue;
     try {
-      Checkpointing c{policy, checkpointed_modules(model, policy, "--activation-checkpointing")};
-      if (std::none_of(found.begin(), found.end(), [&](const Checkpointing& f) { return f.modules == c.modules; }))
+      Checkpointing c = checkpointing(model, policy);
+      if (std::none_of(found.begin(), found.end(), [&](const Checkpointing& f) { return f.modules == c.modules && f.policy == c.policy; }))
         found.push_back(std::move(c));
     } catch (const InputError&) {  // a model without blocks
     }
@@ -134,6 +142,7 @@ Option make_option(const ModelGraph& model, const SearchOptions& o, const Named&
   p.units = w.units;
   set_reshard(p, reshard);
   p.checkpointed = c.modules;
+  p.checkpoint_policy = c.policy;
   p.micro_batches.assign(static_cast<std::size_t>(batch.grad_accum), batch.micro_batch);
   p.mesh = {{"replicate", replicate}, {"shard", o.ranks / replicate}};
   option.batch = batch;
