@@ -57,10 +57,18 @@ std::vector<Judged> judge_floors(const ModelGraph& model, const ClusterSpec& clu
   return judged;
 }
 
-// Does one of these, all listed before `j` and hence with less recomputation, make it pointless?
+// Does `a` recompute nothing that `b` does not? Parts of every block and every second block whole are not comparable.
+bool recomputes_no_more(const ShardingPlan& a, const ShardingPlan& b) {
+  if (a.checkpointed.empty()) return true;
+  const auto held = [&](const std::string& m) { return std::find(b.checkpointed.begin(), b.checkpointed.end(), m) != b.checkpointed.end(); };
+  return b.checkpoint_policy == CheckpointPolicy::full && std::all_of(a.checkpointed.begin(), a.checkpointed.end(), held);
+}
+
+// Does one of these, all listed before `j`, fit with less recomputation?
 bool recomputes_for_nothing(const Judged& j, std::span<const Judged> before) {
   return std::any_of(before.begin(), before.end(), [&](const Judged& b) {
-    return same_but(Axis::checkpointing, j.option.choice, b.option.choice) && b.score && b.score->verdict == Verdict::fits;
+    return b.score && b.score->verdict == Verdict::fits && same_but(Axis::checkpointing, j.option.choice, b.option.choice) &&
+           recomputes_no_more(b.option.plan, j.option.plan);
   });
 }
 

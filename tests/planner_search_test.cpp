@@ -157,7 +157,8 @@ TEST_CASE("selective recomputation per op is tried where the implementation has 
   const auto score = [&](const ShardingPlan& p) {
     selective += p.checkpoint_policy == CheckpointPolicy::selective_op ? 1 : 0;
     CHECK((p.checkpoint_policy == CheckpointPolicy::full || p.checkpointed.size() == 2));
-    return Score{Seconds(p.checkpoint_policy == CheckpointPolicy::selective_op ? 1 : 2), Bytes(1), Verdict::fits, {}};
+    const bool part = p.checkpoint_policy == CheckpointPolicy::selective_op;
+    return Score{Seconds(part ? 1 : 2), Bytes(1), p.checkpointed.empty() ? Verdict::does_not_fit : Verdict::fits, {}};
   };
   CHECK(search(model, cluster(4, 4), native(), o, score).best->plan.checkpoint_policy == CheckpointPolicy::full);
   CHECK(selective == 0);
