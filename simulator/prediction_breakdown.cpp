@@ -1,6 +1,6 @@
 // Where a step's time goes. The period is cut at the spans of the compute stream; what lies between them is charged to what else
-// runs there, an all-gather first, then a reduce-scatter, an all-reduce, a copy; the rest is idle. So the parts sum to the
-// period.
+// runs there, an all-gather first, then a reduce-scatter, an all-reduce, a copy, the optimizer on the host; the rest is idle. So
+// the parts sum to the period.
 #include <algorithm>
 #include <vector>
 
@@ -74,12 +74,17 @@ Breakdown where_time_goes(const Step& step, const Timeline& timeline) {
   double end = 0;
   for (const Span& s : timeline.spans) end = std::max(end, s.end);
   const Span window{end - timeline.duration, end};
-  Intervals busy, others[4];  // all-gather, reduce-scatter, all-reduce, copies
-  Seconds* const charged[4] = {&b.exposed_all_gather, &b.exposed_reduce_scatter, &b.exposed_all_reduce, &b.copies};
+  constexpr int kOthers = 5, kCopies = 3, kOptimizer = 4;
+  Intervals busy, others[kOthers];
+  Seconds* const charged[kOthers] = {&b.exposed_all_gather, &b.exposed_reduce_scatter, &b.exposed_all_reduce, &b.copies, &b.optimizer};
   for (std::size_t i = 0; i < step.ops.size(); ++i) {
     const Operation& op = step.ops[i];
     const Span s = clipped(timeline.spans[i], window);
-    if (op.host_only || op.action == Action::read_loss || s.end <= s.start) continue;
+    if (op.action == Action::read_loss || s.end <= s.start) continue;
+    if (op.host_only) {                      // offloaded states are stepped by the host
+      if (op.action == Action::optimizer) others[kOptimizer].push_back(s);
+      continue;
+    }
     Seconds& part = part_of(b, op.action);
     if (op.stream == Stream::compute) {
       part += Seconds(s.end - s.start);
@@ -87,10 +92,10 @@ Breakdown where_time_goes(const Step& step, const Timeline& timeline) {
       continue;
     }
     const auto* const found = std::find(std::begin(charged), std::end(charged), &part);
-    others[found == std::end(charged) ? 3 : found - std::begin(charged)].push_back(s);
+    others[found == std::end(charged) ? kCopies : found - std::begin(charged)].push_back(s);
   }
   Intervals gaps = minus({window}, merged(std::move(busy)));
-  for (int k = 0; k < 4; ++k) {
+  for (int k = 0; k < kOthers; ++k) {
     Intervals rest = minus(gaps, merged(std::move(others[k])));
     *charged[k] += Seconds(total(gaps) - total(rest));
     gaps = std::move(rest);

@@ -37,12 +37,27 @@ Previous previous_of(const Step& step) {
   return p;
 }
 
+// By operation: what the host waited for longest, at any host_wait before it issued the operation; -1: nothing of this step.
+std::vector<std::int32_t> held_back_by(const Step& step, const Timeline& timeline) {
+  std::vector<std::int32_t> latest(step.ops.size(), -1);
+  const auto end_of = [&](std::int32_t i) { return timeline.spans[static_cast<std::size_t>(i)].end; };
+  std::int32_t so_far = -1;
+  for (std::size_t i = 0; i < step.ops.size(); ++i) {
+    if (step.ops[i].action == Action::host_wait)
+      for (const std::int32_t w : step.waits_of(step.ops[i]))
+        if (w >= 0 && (so_far < 0 || end_of(w) > end_of(so_far))) so_far = w;
+    latest[i] = so_far;
+  }
+  return latest;
+}
+
 }  // namespace
 
 std::vector<std::int32_t> critical_chain(const Step& step, const Timeline& timeline) {
   std::vector<std::int32_t> chain;
   const auto end_of = [&](std::int32_t i) { return timeline.spans[static_cast<std::size_t>(i)].end; };
   const Previous previous = previous_of(step);
+  const std::vector<std::int32_t> held_back = held_back_by(step, timeline);
   std::int32_t at = -1;
   for (std::size_t i = 0; i < step.ops.size(); ++i)
     if (on_stream(step.ops[i]) && (at < 0 || end_of(static_cast<std::int32_t>(i)) >= end_of(at)))
@@ -57,6 +72,7 @@ std::vector<std::int32_t> critical_chain(const Step& step, const Timeline& timel
         latest = other;
     };
     consider(previous.on_communicator[i]);
+    consider(held_back[i]);
     for (const std::int32_t w : step.waits_of(step.ops[i])) consider(w);
     at = latest;
   }

@@ -11,7 +11,8 @@
 namespace fsdp {
 
 // Operation indices, first to last. From the operation that ends last back to its latest predecessor, and so on: the operation
-// before it on its stream, those it waits for, the one before it on its communicator. A chain ends where nothing precedes.
+// before it on its stream, those it waits for or the host waited for before it, the one before it on its communicator. A chain ends
+// where nothing precedes.
 [[nodiscard]] std::vector<std::int32_t> critical_chain(const Step&, const Timeline&);
 
 // The chain in words: seconds per kind of operation along it, most first; "waiting" is time in which the chain stands still (the

@@ -106,6 +106,36 @@ TEST_CASE("where time goes, by hand") {
   CHECK(sum(b) == relative(10));
 }
 
+TEST_CASE("where time goes: what the host does itself is the optimizer's, where nothing else runs") {
+  HandMade h;
+  h.add(Action::backward, Stream::compute, 0, 4);
+  h.add(Action::gradient_to_host, Stream::reduce_scatter, 4, 5);
+  h.add(Action::host_wait, Stream::compute, 5, 5, {1});
+  h.add(Action::optimizer, Stream::compute, 5, 8);
+  h.add(Action::forward, Stream::compute, 7, 9);
+  h.step.ops[2].host_only = h.step.ops[3].host_only = true;
+  const Breakdown b = where_time_goes(h.step, h.timeline);
+  CHECK(b.compute.count() == relative(4 + 2));
+  CHECK(b.copies.count() == relative(1));
+  CHECK(b.optimizer.count() == relative(2));  // 5 - 7; then compute hides it
+  CHECK(b.idle.count() == 0);
+  CHECK(sum(b) == relative(9));
+}
+
+TEST_CASE("critical path: the host waited before it issued") {
+  // fsdp1's limiter: the third all-gather is not issued before the first forward has ended. A wait for the step before is no part of it.
+  HandMade h;
+  h.add(Action::host_wait, Stream::compute, 0, 0, {-1 - 4});                              // 0
+  h.add(Action::all_gather, Stream::all_gather, 0, 1, {}, Communicator::shard);           // 1
+  h.add(Action::forward, Stream::compute, 1, 5, {1});                                     // 2
+  h.add(Action::host_wait, Stream::compute, 5, 5, {2});                                   // 3
+  h.add(Action::all_gather, Stream::all_gather, 5, 7, {}, Communicator::shard);           // 4
+  h.add(Action::cast_shard, Stream::copy_in, 7, 7.5, {4});                                // 5
+  h.add(Action::optimizer, Stream::compute, 7.5, 8, {5});                                 // 6
+  h.step.ops[0].host_only = h.step.ops[3].host_only = true;
+  CHECK(critical_chain(h.step, h.timeline) == std::vector<std::int32_t>{1, 2, 4, 5, 6});
+}
+
 TEST_CASE("critical path, by hand") {
   HandMade h;
   h.add(Action::all_gather, Stream::all_gather, 0, 3, {}, Communicator::shard);           // 0
