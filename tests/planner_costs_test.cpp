@@ -222,6 +222,24 @@ TEST_CASE("kernels: the slower of arithmetic and memory, plus launches") {
         relative(2 * 2e-6 + static_cast<double>(traffic(s, linear, true).count()) / (0.85 * 3.35e12)));
 }
 
+TEST_CASE("a loss in chunks pays for each chunk's launches") {
+  Setup s;
+  s.plan.param_dtype = DType::bf16;
+  const Implementation& eager = find_implementation("torchtitan", false, "test");
+  const auto loss = static_cast<std::int32_t>(s.model.ops.size()) - 1;
+  Operation op;
+  op.action = Action::forward;
+  op.graph_op = loss;
+  const auto launched = [&] {
+    const CostContext c{s.model, s.plan, eager, s.cluster, s.costs};
+    return (demand_of(op, Step{}, Program{}, c).host.count() - s.costs.host_per_operation.count()) / eager.host_seconds_per_launch;
+  };
+  REQUIRE(s.model.ops.back().kind == OpKind::cross_entropy);
+  CHECK(launched() == relative(3));          // cast, log_softmax, nll
+  s.plan.loss_chunks = 4;
+  CHECK(launched() == relative(12));
+}
+
 TEST_CASE("dtypes: fp32 products run on fp32 units (PyTorch does not use TF32 unless told), fp64 at half of fp32") {
   Setup s;
   s.plan.micro_batches = {64};

@@ -87,7 +87,7 @@ double by_calibration(const Op& op, Direction direction, const Work& work, const
 }  // namespace
 
 Demand kernel_demand(const Op& op, Direction direction, std::int64_t sequences, const CostContext& c) {
-  const Workload w{sequences, c.plan.seq_len, size_of(c.plan.param_dtype)};
+  const Workload w{sequences, c.plan.seq_len, size_of(c.plan.param_dtype), c.plan.loss_chunks};
   const Work work = work_of(op, direction, w, c);
   Demand d;
   d.flops = Flops(work.flops);

@@ -36,7 +36,7 @@ std::vector<std::int32_t> regions_of(const ModelGraph& model, const ShardingPlan
 
 // Bytes that forward leaves behind for backward. A recomputed module keeps what flows into it from outside.
 std::int64_t saved_bytes(const ModelGraph& model, const ShardingPlan& plan, const Implementation& impl, std::int64_t sequences) {
-  const Workload w{sequences, plan.seq_len, size_of(plan.param_dtype)};
+  const Workload w{sequences, plan.seq_len, size_of(plan.param_dtype), plan.loss_chunks};
   const std::vector<std::int32_t> region = regions_of(model, plan);
   std::vector<char> saved(model.tensors.size(), 0);
   std::vector<std::int32_t> made_in(model.tensors.size(), -1);  // region
