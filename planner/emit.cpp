@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "models/error.h"
 #include "planner/emit_formats.h"
 
@@ -53,6 +55,10 @@ std::vector<std::string> block_names(const ModelGraph& model) {
     if (m.block) names.push_back(m.name);
   }
   return names;
+}
+
+bool has_frozen_parameters(const ModelGraph& model) {
+  return std::any_of(model.parameters.begin(), model.parameters.end(), [](const Parameter& p) { return !p.trainable; });
 }
 
 std::string join(const std::vector<std::string>& parts, const std::string& separator) {

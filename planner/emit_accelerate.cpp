@@ -95,6 +95,7 @@ void list_new_choices(const ShardingPlan& plan, std::vector<std::string>& list) 
   if (plan.reduce_scatter_buffers != 1) list.push_back(fmt::format("{} reduce-scatter buffers", plan.reduce_scatter_buffers));
   if (plan.separate_reduce_scatter) list.push_back("a communicator for reduce-scatter alone");
   if (plan.force_sum_reduction) list.push_back("sums instead of averages in reductions");
+  if (plan.torch != TorchVersion{}) list.push_back(fmt::format("the release of PyTorch: it was planned for {}", dialect_text(plan)));
   if (!plan.limit_all_gathers) list.push_back("limit_all_gathers: false: set it on the plugin in your script");
 }
 
@@ -127,6 +128,7 @@ std::vector<std::string> missing(const ShardingPlan& plan, const ModelGraph& mod
   if (fsdp2 && plan.backward_prefetch != 1)
     list.push_back(fmt::format("backward prefetch of {} units (FSDP2 prefetches one)", plan.backward_prefetch));
   list_new_choices(plan, list);
+  if (has_frozen_parameters(model)) list.push_back("parameters that are not trained: call requires_grad_(False) on them in your script");
   if (plan.reduce_dtype != plan.param_dtype)
     list.push_back(fmt::format("gradient reduction in {}: mixed_precision sets one dtype for parameters and reduction",
                                name(plan.reduce_dtype)));

@@ -19,6 +19,7 @@ namespace fsdp {
 // Comment lines that both name what the file is and what it cannot say; every format comments with '#'.
 [[nodiscard]] std::string header(const ShardingPlan&, const ModelGraph&, const std::string& what,
                                  const std::vector<std::string>& cannot_express);
+[[nodiscard]] bool has_frozen_parameters(const ModelGraph&);
 [[nodiscard]] std::string join(const std::vector<std::string>&, const std::string& separator);
 // A number as every one of the targets reads it: 0.1, 1e-08, 3.0.
 [[nodiscard]] std::string number(double);

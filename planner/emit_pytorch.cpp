@@ -217,7 +217,7 @@ Emitted emit_pytorch(const ShardingPlan& plan, const ModelGraph& model) {
   if (plan.loss_chunks > 1) out.cannot_express.push_back(fmt::format("a loss in {} parts: it is computed whole", plan.loss_chunks));
   if (plan.offload && !plan.ignored.empty()) out.cannot_express.push_back("ignored parameters on the device: move them there after materialize()");
   if (plan.torch != TorchVersion{}) out.cannot_express.push_back(fmt::format("the release: it was planned for {}", dialect_text(plan)));
-  if (std::any_of(model.parameters.begin(), model.parameters.end(), [](const Parameter& p) { return !p.trainable; }))
+  if (has_frozen_parameters(model))
     out.cannot_express.push_back("parameters that are not trained: call requires_grad_(False) on them before apply_plan");
   out.text = header(plan, model, "PyTorch FSDP2 script: torchrun --nproc-per-node GPUS THIS_FILE [--steps N] [--tiny] [--cpu]",
                     out.cannot_express);

@@ -135,6 +135,7 @@ Emitted emit_torchtitan(const ShardingPlan& plan, const ModelGraph& model) {
   const std::int64_t local = *std::max_element(plan.micro_batches.begin(), plan.micro_batches.end());
   Emitted out;
   out.cannot_express = missing(plan, known, units_equal, reshard, ac);
+  if (has_frozen_parameters(model)) out.cannot_express.push_back("parameters that are not trained: it trains all");
   out.text = header(plan, model, "torchtitan config (TOML, v0.2.2 and before): CONFIG_FILE=THIS_FILE ./run_train.sh",
                     out.cannot_express);
   out.text += fmt::format("\n[model]\nname = {}\nflavor = {}\n", quoted(known ? std::string(flavor->name) : model.family),

@@ -246,12 +246,24 @@ TEST_CASE("accelerate says what it has no key for") {
   plan.separate_reduce_scatter = plan.force_sum_reduction = true;
   plan.loss_chunks = 4;
   plan.ignored = {"model.norm"};
+  plan.torch = {2, 14};
   plan.param_dtype = plan.reduce_dtype = DType::f32;
   const Emitted out = emit("accelerate", plan, model);
   CHECK(has(out.text, "\n  fsdp_offload_params: true\n"));
-  for (const char* part : {"smaller group", "switches of single units", "2 reduce-scatter buffers", "communicator", "sums instead", "4 chunks", "model.norm"}) {
+  for (const char* part : {"smaller group", "switches of single units", "2 reduce-scatter buffers", "communicator", "sums instead", "4 chunks", "model.norm", "fsdp2@2.14"}) {
     CAPTURE(part);
     CHECK(any_has(out.cannot_express, part));
+  }
+}
+
+TEST_CASE("every format says that it does not freeze parameters") {
+  const ModelGraph model = small_llama();
+  const std::vector<std::string> frozen = {"model.embed_tokens"};
+  const ModelGraph partly = freeze(model, frozen, "test");
+  for (const std::string& format : emit_formats()) {
+    CAPTURE(format);
+    CHECK_FALSE(any_has(emit(format, plan_of(model, "block"), model).cannot_express, "not trained"));
+    CHECK(any_has(emit(format, plan_of(partly, "block"), partly).cannot_express, "not trained"));
   }
 }
 
