@@ -158,19 +158,22 @@ KernelBody accumulate_gradient(const KernelCall& c) {
   };
 }
 
-// All of a unit's gradients, or all of its accumulators: they differ in type.
+// All of a unit's gradients, or all of its accumulators: they differ in type. PyTorch narrows from a copy (before 2.15), here
+// every element is narrowed as it is copied: the same values.
 KernelBody copy_in_gradients(const KernelCall& c) {
-  expect_args(c, layout_of(c).params.size() + 1);
+  const std::size_t n = layout_of(c).params.size();
+  const bool has_copy = c.args.size() == n + 2 && c.program.buffers.at(at(c.args.back().buffer)).kind == BufferKind::scratch;
+  expect_args(c, n + (has_copy ? 2 : 1));
   std::optional<BufferKind> kind;
-  for (const Arg& a : c.args.first(c.args.size() - 1)) {
+  for (const Arg& a : c.args.first(n)) {
     if (a.buffer < 0) continue;
     const BufferKind k = c.program.buffers.at(at(a.buffer)).kind;
     if (kind && *kind != k) throw MachineError("scatter_copy_in: gradients and accumulators are mixed");
     kind = k;
   }
   const DType from = kind == BufferKind::gradient_accumulator ? c.plan.reduce_dtype : c.plan.param_dtype;
-  return [&layout = layout_of(c), from, to = c.plan.reduce_dtype, views = c.views] {
-    scatter_copy_in(layout, from, std::span(views).first(views.size() - 1), to, views.back());
+  return [&layout = layout_of(c), n, from, to = c.plan.reduce_dtype, views = c.views] {
+    scatter_copy_in(layout, from, std::span(views).first(n), to, views[n]);
   };
 }
 

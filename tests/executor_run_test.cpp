@@ -121,6 +121,18 @@ TEST_CASE("fsdp2's run-time switches change the order of work, not the result") 
   }
 }
 
+TEST_CASE("gradients that are narrowed while they are copied in (PyTorch before 2.15) equal those narrowed one by one") {
+  const Recorded r = recorded_models()[0];
+  ShardingPlan plan = make_plan(r.model, {.shard = 2, .micro_batches = {3}});
+  plan.param_dtype = plan.master_dtype = DType::f32;
+  plan.reduce_dtype = DType::bf16;
+  const RunResult now = execute(r.model, plan, five_steps());
+  plan.torch = {2, 11};
+  const RunResult before = execute(r.model, plan, five_steps());
+  REQUIRE(now.parameters.size() == before.parameters.size());
+  for (std::size_t i = 0; i < now.parameters.size(); ++i) CHECK(now.parameters[i].values == before.parameters[i].values);
+}
+
 // Without a recording: clipping binds (the limit is a tenth of the norm), sgd, every family's oddities, against one rank in fp64.
 TEST_CASE("clipping and sgd on several ranks equal one rank") {
   for (const Recorded& r : recorded_models())
