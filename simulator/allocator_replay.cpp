@@ -6,19 +6,23 @@
 #include <string>
 
 #include "models/error.h"
+#include "planner/layout_flat.h"
 
 namespace fsdp {
 
 std::vector<std::int64_t> tensors_of(const Buffer& buffer, const Program& program) {
   const bool state = buffer.kind == BufferKind::optimizer_state;
-  if ((!state && buffer.kind != BufferKind::parameter_shard) || buffer.unit < 0 || program.dialect == Dialect::fsdp1) return {buffer.bytes};
+  if ((!state && buffer.kind != BufferKind::parameter_shard) || buffer.unit < 0) return {buffer.bytes};
   const UnitLayout& unit = program.layouts[static_cast<std::size_t>(buffer.unit)];
+  const bool flat = unit.flat_elements > 0;  // one tensor; with use_orig_params the optimizer sees the parameters as views into it
+  if (flat && !(state && unit.flat_aligned)) return {buffer.bytes};
   const std::int64_t shard = program.rank % unit.shards, element = size_of(buffer.dtype);
   std::vector<std::int64_t> tensors;
   std::int64_t sum = 0;
   for (const ShardedParam& p : unit.params) {
     if (state && !p.trainable) continue;
-    tensors.push_back((state ? p.local_elements(shard) : p.padded_shard()) * element);
+    const std::int64_t own = flat ? flat_range(unit, p, shard).elements : p.local_elements(shard);
+    tensors.push_back((state ? own : p.padded_shard()) * element);
     sum += tensors.back();
   }
   return sum == buffer.bytes ? tensors : std::vector<std::int64_t>{buffer.bytes};   // of another shape than the unit: as it is

@@ -214,8 +214,26 @@ TEST_CASE("FSDP2 holds one tensor per parameter where the program has a buffer p
   }
   CHECK(shards == 1);
   CHECK(states == 2);
-  program.dialect = Dialect::fsdp1;
-  for (const Buffer& b : program.buffers) CHECK(tensors_of(b, program).size() == 1);
+}
+
+TEST_CASE("FSDP1 holds one flat tensor per unit, and optimizer states per parameter where the optimizer sees the parameters") {
+  // The same block in bf16: `up` takes elements 0 .. 60, `down` begins at the next multiple of 16 bytes, 64, and ends at 124, a multiple
+  // of 4 ranks. Rank 1 holds 31 .. 62, all but two elements of it of `up`, rank 2 62 .. 93: 29 elements of `down` behind padding.
+  const ModelGraph m = toy::model();
+  ShardingPlan plan = toy::plan(m, 4);
+  plan.dialect = Dialect::fsdp1;
+  plan.param_dtype = DType::bf16;
+  const auto tensors = [&](BufferKind kind, std::int64_t rank) {
+    const Program program = lower(m, plan, find_implementation("torchtitan", false, "test"), rank);
+    for (const Buffer& b : program.buffers)
+      if (b.unit == 0 && b.kind == kind) return tensors_of(b, program);
+    return std::vector<std::int64_t>{};
+  };
+  CHECK(tensors(BufferKind::parameter_shard, 1) == std::vector<std::int64_t>{31 * 4});
+  CHECK(tensors(BufferKind::optimizer_state, 1) == std::vector<std::int64_t>{29 * 4, 0});
+  CHECK(tensors(BufferKind::optimizer_state, 2) == std::vector<std::int64_t>{0, 29 * 4});
+  plan.use_orig_params = false;              // 120 elements, none between the parameters: rank 1 holds 30 .. 60
+  CHECK(tensors(BufferKind::optimizer_state, 1) == std::vector<std::int64_t>{30 * 4});
 }
 
 namespace {
