@@ -290,6 +290,21 @@ TEST_CASE("the memory floor is below the replayed peak of every schedule") {
   CHECK(memory_lower_bound(model, ddp, native()).count() <= replay_memory(lower(model, ddp, native())).peak);
 }
 
+TEST_CASE("memory floor: a unit's own gradient sync decides what waits of it") {
+  const ModelGraph model = toy::model({.blocks = 4});
+  ShardingPlan every = toy::plan(model, 4);
+  every.micro_batches = {1, 1};
+  every.reduce_dtype = DType::f32;
+  ShardingPlan unit_by_unit = every;
+  unit_by_unit.grad_sync = GradSync::last;
+  const std::int64_t whole = memory_floor(model, unit_by_unit, native()).waiting_gradients;
+  for (Unit& u : unit_by_unit.units) u.grad_sync = GradSync::every;
+  const std::int64_t shards = memory_floor(model, every, native()).waiting_gradients;
+  CHECK(shards > 0);
+  CHECK(whole > 2 * shards);                 // of 4 ranks, less padding
+  CHECK(memory_floor(model, unit_by_unit, native()).waiting_gradients == shards);
+}
+
 TEST_CASE("nothing fits: the least that anything needed, and what drives it") {
   const ModelGraph model = toy::model();
   SearchOptions o = options_for(model, 2);

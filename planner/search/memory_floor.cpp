@@ -79,7 +79,8 @@ MemoryFloor memory_floor(const ModelGraph& model, const ShardingPlan& plan, cons
   const std::int64_t moments = plan.optimizer.kind == OptimizerKind::adamw ? 2 : 0;
   const bool sharded = plan.shard() > 1 && plan.dialect != Dialect::ddp;
   const std::vector<UnitLayout> layouts = unit_layouts(plan, model);
-  std::int64_t numel = 0;
+  const std::int64_t reduce = size_of(plan.reduce_dtype);
+  std::int64_t waiting = 0;
   for (std::size_t u = 0; u < layouts.size(); ++u) {
     const UnitLayout& l = layouts[u];
     const std::int64_t whole = times(times(l.shard_elements, l.shards), compute);
@@ -88,8 +89,12 @@ MemoryFloor memory_floor(const ModelGraph& model, const ShardingPlan& plan, cons
       add(floor.states, times(l.local_trained_elements(0), moments * master));
       add(floor.gradients, times(l.reduce_elements, master));
     }
-    for (const ShardedParam& p : l.params)
-      if (p.trainable) add(numel, p.numel());
+    if (plan.units[u].grad_sync.value_or(plan.grad_sync) != GradSync::last) {
+      if (!plan.offload) add(waiting, times(l.reduce_elements, std::min(master, reduce)));
+    } else {
+      for (const ShardedParam& p : l.params)
+        if (p.trainable) add(waiting, times(p.numel(), std::min(compute, reduce)));
+    }
     if (sharded && stays_gathered(plan.units[u], l)) add(floor.gathered, whole);
     if (sharded) floor.largest_unit = std::max(floor.largest_unit, times(whole, 2));
   }
@@ -97,9 +102,7 @@ MemoryFloor memory_floor(const ModelGraph& model, const ShardingPlan& plan, cons
   const auto& batches = plan.micro_batches;
   floor.saved = saved_bytes(model, plan, impl, batches.front());
   if (batches.size() == 1) return floor;
-  const std::int64_t reduce = size_of(plan.reduce_dtype), later = *std::max_element(batches.begin() + 1, batches.end());
-  const std::int64_t waiting = plan.grad_sync == GradSync::last ? times(numel, std::min(compute, reduce))
-                                                                : floor.gradients / master * std::min(master, reduce);
+  const std::int64_t later = *std::max_element(batches.begin() + 1, batches.end());
   const std::int64_t saved = later == batches.front() ? floor.saved : saved_bytes(model, plan, impl, later);
   if (waiting + saved <= floor.saved) return floor;
   floor.waiting_gradients = waiting;
