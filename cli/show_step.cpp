@@ -31,6 +31,12 @@ std::int64_t changed(const Step& step, const Operation& op, const Program& progr
   return bytes;
 }
 
+std::string waits_text(const Step& step, const Operation& op) {
+  std::vector<std::string> texts;
+  for (const std::int32_t w : step.waits_of(op)) texts.push_back(w >= 0 ? std::to_string(w) : fmt::format("{} of the step before", -1 - w));
+  return fmt::format("{}", fmt::join(texts, ","));
+}
+
 struct View {
   const Program& program;
   const Step& step;
@@ -46,7 +52,7 @@ std::string step_text(const View& v) {
     const std::int64_t allocates = changed(v.step, op, v.program, 1);
     const std::int64_t frees = changed(v.step, op, v.program, -1);
     rows.push_back({std::to_string(i), op.host_only ? "host" : std::string(name(op.stream)),
-                    describe(op, v.program, v.plan, v.model), fmt::format("{}", fmt::join(v.step.waits_of(op), ",")),
+                    describe(op, v.program, v.plan, v.model), waits_text(v.step, op),
                     allocates > 0 ? human(Bytes(allocates)) : "", frees > 0 ? human(Bytes(frees)) : ""});
   }
   std::string out = table({">op", "stream", "what", "waits for", ">allocates", ">frees"}, rows);
@@ -58,16 +64,18 @@ Json step_json(const View& v) {
   Json ops = Json::array();
   for (std::size_t i = 0; i < v.count; ++i) {
     const Operation& op = v.step.ops[i];
-    const auto waits = v.step.waits_of(op);
+    std::vector<std::int32_t> waits, before;     // operations of this step, of the step before
+    for (const std::int32_t w : v.step.waits_of(op)) (w >= 0 ? waits : before).push_back(w >= 0 ? w : -1 - w);
     ops.push_back({{"op", i},
                    {"stream", op.host_only ? "host" : std::string(name(op.stream))},
                    {"action", std::string(name(op.action))},
                    {"what", describe(op, v.program, v.plan, v.model)},
                    {"micro_batch", op.micro_batch},
                    {"unit", op.unit},
-                   {"waits", std::vector<std::int32_t>(waits.begin(), waits.end())},
+                   {"waits", waits},
                    {"allocates_bytes", changed(v.step, op, v.program, 1)},
                    {"frees_bytes", changed(v.step, op, v.program, -1)}});
+    if (!before.empty()) ops.back()["waits_of_step_before"] = before;
   }
   return {{"schema", "fsdp-plan/step-view/1"},
           {"plan_digest", v.program.plan_digest},
@@ -101,7 +109,7 @@ void add_show_step(CLI::App& show, Work& chosen) {
   CLI::App* command = show.add_subcommand("step", "the operations that a plan is lowered to, in host order");
   command->add_option("--plan", flags->shared.plan, "plan.json")->type_name("FILE");
   command->add_option("--model", flags->shared.model, "the model that the plan was made for")->type_name("");
-  command->add_option("--implementation", flags->shared.implementation, "torchtitan (default) or native")->type_name("");
+  command->add_option("--implementation", flags->shared.implementation, "torchtitan (default), native, ..., as in `plan`")->type_name("");
   command->add_flag("--compile", flags->shared.compile, "the implementation's compiled variant");
   command->add_option("--which", flags->which, "init, first or steady (default)")->type_name("");
   command->add_option("--first", flags->first, "this many operations only")->type_name("N");
