@@ -40,8 +40,8 @@ class FreeList {
   }
 
   void insert(const FreeBlock& entry) {
-    if (chunks_.empty()) chunks_.push_back(std::make_unique<Chunk>());
-    std::size_t chunk = std::min(chunk_of(entry), chunks_.size() - 1);
+    std::size_t chunk = chunks_.empty() ? 0 : std::min(chunk_of(entry), chunks_.size() - 1);
+    if (chunks_.empty()) chunks_.push_back(std::make_unique<Chunk>());   // after the search, which reads each chunk's last entry
     if (chunks_[chunk]->count == kChunk) {
       auto upper = std::make_unique<Chunk>();
       Chunk& lower = *chunks_[chunk];
