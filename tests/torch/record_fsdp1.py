@@ -41,6 +41,7 @@ from torch.distributed.fsdp import _flat_param, _limiter_utils, _runtime_utils
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import golden_file
 from record_fsdp2 import DTYPES, NAMES, Toy
 
 GOLDEN = pathlib.Path(__file__).parent / "golden" / "fsdp1_order.json"
@@ -363,20 +364,12 @@ def main():
     result = {"_about": "What PyTorch's FullyShardedDataParallel issues on rank 0 in the first and in a steady step of the toy model, and how "
                         "it lays flat parameters out. Recorded by tests/torch/record_fsdp1.py, which explains the events.",
               "torch": torch.__version__.split("+")[0], "cases": cases}
-    text = "{\n" + ",\n".join(f' {json.dumps(k)}: ' + ("[\n" + ",\n".join("  " + json.dumps(c) for c in v) + "\n ]" if k == "cases" else json.dumps(v))
-                              for k, v in result.items()) + "\n}\n"
-    if "--write" in sys.argv:
-        GOLDEN.parent.mkdir(exist_ok=True)
-        GOLDEN.write_text(text)
-        return 0
+    text = golden_file.text_of(result)
     if "--only" in sys.argv:
         for c in cases:
             print(*c["steady"], *c["layout"], sep="\n")
         return 0
-    before = json.loads(GOLDEN.read_text())
-    changed = [c["config"]["name"] for c, d in zip(json.loads(text)["cases"], before["cases"]) if c != d]
-    print("changed: " + ", ".join(changed) if changed else f"all {len(before['cases'])} cases reproduced")
-    return 1 if changed else 0
+    return golden_file.finish(GOLDEN, text)
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel as FSDP, MixedPrecis
 from torch.distributed.fsdp import _flat_param, _runtime_utils
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+import golden_file
 from record_fsdp1 import PREFETCH, strategy
 from record_memory import CATEGORIES, DTYPES, Llama, Tracker
 
@@ -185,18 +186,11 @@ def main():
     result = {"_about": "Bytes that PyTorch's FullyShardedDataParallel has allocated on rank 0 at moments of a later training step. "
                         "Recorded by tests/torch/record_fsdp1_memory.py, which says what the moments are.",
               "torch": torch.__version__.split("+")[0], "cases": [Recording(c).run() for c in chosen]}
-    text = "{\n" + ",\n".join(f' {json.dumps(k)}: ' + ("[\n" + ",\n".join("  " + json.dumps(c) for c in v) + "\n ]" if k == "cases" else json.dumps(v))
-                              for k, v in result.items()) + "\n}\n"
+    text = golden_file.text_of(result)
     if "--only" in sys.argv:
         print(text)
         return 0
-    if "--write" in sys.argv:
-        GOLDEN.write_text(text)
-        return 0
-    before = json.loads(GOLDEN.read_text())
-    changed = [c["config"]["name"] for c, d in zip(json.loads(text)["cases"], before["cases"]) if c != d]
-    print("changed: " + ", ".join(changed) if changed else f"all {len(before['cases'])} cases reproduced")
-    return 1 if changed else 0
+    return golden_file.finish(GOLDEN, text)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,8 @@ from torch.distributed.fsdp._fully_shard import _fsdp_param_group as group_modul
 from torch.distributed.tensor import Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+import golden_file
+
 GOLDEN = pathlib.Path(__file__).parent / "golden" / "fsdp2_order.json"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 NAMES = {v: k for k, v in DTYPES.items()}
@@ -367,16 +369,8 @@ def main():
                         "communicator, ranks, reduction]. Elements: all_gather output, reduce_scatter input, all_reduce tensor. "
                         "Recorded by tests/torch/record_fsdp2.py.",
               "torch": torch.__version__.split("+")[0], "cases": [record(c) for c in configs()]}
-    text = "{\n" + ",\n".join(f' {json.dumps(k)}: ' + ("[\n" + ",\n".join("  " + json.dumps(c) for c in v) + "\n ]" if k == "cases" else json.dumps(v))
-                              for k, v in result.items()) + "\n}\n"
-    if "--write" in sys.argv:
-        GOLDEN.parent.mkdir(exist_ok=True)
-        GOLDEN.write_text(text)
-        return 0
-    before = json.loads(GOLDEN.read_text())
-    changed = [c["config"]["name"] for c, d in zip(json.loads(text)["cases"], before["cases"]) if c != d]
-    print("changed: " + ", ".join(changed) if changed else f"all {len(before['cases'])} cases reproduced")
-    return 1 if changed else 0
+    text = golden_file.text_of(result)
+    return golden_file.finish(GOLDEN, text)
 
 
 if __name__ == "__main__":

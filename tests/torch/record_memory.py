@@ -39,6 +39,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+import golden_file
+
 GOLDEN = pathlib.Path(__file__).parent / "golden" / "fsdp2_memory.json"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 CATEGORIES = ["sharded_param", "optimizer", "optimizer_step", "sharded_grad", "cast_shard", "all_gather", "unsharded_param",
@@ -547,20 +549,13 @@ def text_of(document):
             s = c[step]
             moments = ",\n     ".join(json.dumps(m, separators=(",", ":")) for m in s["moments"])
             rows.append(f'"{step}": {{"peak": {s["peak"]}, "at_peak": {json.dumps(s["at_peak"])}, "moments": [\n     {moments}]}}')
-        return "  {" + ",\n   ".join(rows) + "}"
-    return "{\n" + ",\n".join(f' {json.dumps(k)}: ' + ("[\n" + ",\n".join(map(case, v)) + "\n ]" if k == "cases" else json.dumps(v))
-                              for k, v in document.items()) + "\n}\n"
+        return "{" + ",\n   ".join(rows) + "}"
+    return golden_file.text_of(document, case)
 
 
 def main():
     text = text_of(document())
-    if "--write" in sys.argv:
-        GOLDEN.write_text(text)
-        return 0
-    before = json.loads(GOLDEN.read_text())
-    changed = [c["config"]["name"] for c, d in zip(json.loads(text)["cases"], before["cases"]) if c != d]
-    print("changed: " + ", ".join(changed) if changed else f"all {len(before['cases'])} cases reproduced")
-    return 1 if changed else 0
+    return golden_file.finish(GOLDEN, text)
 
 
 if __name__ == "__main__":
