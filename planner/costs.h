@@ -51,8 +51,13 @@ struct CurvePoint {
 struct Costs {
   std::string platform;                      // "h100-sxm-80", "host"
   std::string source;                        // "datasheet", "calibrate --backend host, 2 ranks, 2026-11-20"
-  double matmul_efficiency = 0.75, attention_forward_efficiency = 0.5, attention_backward_efficiency = 0.4;
+  // Ceilings, as fractions of the datasheet's peak or bandwidth: what a kernel of the best shape reaches in a short benchmark. Shapes
+  // take their part off by themselves (costs/matmul.h, costs/attention.h), power takes `sustained_clock` of all arithmetic.
+  double matmul_efficiency = 0.75, fp8_matmul_efficiency = 0.7;
+  double attention_forward_efficiency = 0.5, attention_backward_efficiency = 0.4;   // FlashAttention-2, head size 128, long sequences
   double memory_efficiency = 0.85;
+  double sustained_clock = 1;                // clock that training holds over that of the ceilings' benchmarks (power, random data)
+  double host_scale = 1;                     // this host's time to issue work over the times assumed here and by the implementation
   Seconds kernel_overhead;                   // per launch, on the device
   Seconds host_per_operation;                // CPU time to issue one operation (added to the implementation's own)
   // Calibrated (empty: use the formulas above). Index: 2 * OpKind + (backward ? 1 : 0); an entry with zero rates is absent.

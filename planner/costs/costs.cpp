@@ -17,6 +17,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr std::string_view kSchema = "fsdp-plan/costs/1";
+constexpr double kMinFactor = 0.01, kMaxFactor = 100;
 constexpr double kMaxSeconds = 1e6, kMaxRate = 1e21, kMaxSize = 1e24;
 constexpr std::array<const char*, 3> kProducts = {"forward", "backward_input", "backward_weight"};
 
@@ -118,9 +119,12 @@ std::string to_json_text(const Costs& c) {
             {"platform", c.platform},
             {"source", c.source},
             {"matmul_efficiency", c.matmul_efficiency},
+            {"fp8_matmul_efficiency", c.fp8_matmul_efficiency},
             {"attention_forward_efficiency", c.attention_forward_efficiency},
             {"attention_backward_efficiency", c.attention_backward_efficiency},
             {"memory_efficiency", c.memory_efficiency},
+            {"sustained_clock", c.sustained_clock},
+            {"host_scale", c.host_scale},
             {"kernel_overhead_s", c.kernel_overhead.count()},
             {"host_per_operation_s", c.host_per_operation.count()}};
   if (!c.kernels.empty()) j["kernels"] = json_of_kernels(c.kernels);
@@ -146,6 +150,10 @@ Costs parse_costs(std::string_view json_text, std::string_view where) {
   c.attention_forward_efficiency = fraction(root, "attention_forward_efficiency");
   c.attention_backward_efficiency = fraction(root, "attention_backward_efficiency");
   c.memory_efficiency = fraction(root, "memory_efficiency");
+  // Keys that files of earlier versions have not.
+  if (root.has("fp8_matmul_efficiency")) c.fp8_matmul_efficiency = fraction(root, "fp8_matmul_efficiency");
+  if (root.has("sustained_clock")) c.sustained_clock = root.number("sustained_clock", kMinFactor, kMaxFactor);
+  if (root.has("host_scale")) c.host_scale = root.number("host_scale", kMinFactor, kMaxFactor);
   c.kernel_overhead = Seconds(root.number("kernel_overhead_s", 0, kMaxSeconds));
   c.host_per_operation = Seconds(root.number("host_per_operation_s", 0, kMaxSeconds));
   c.kernels = kernels(root);
