@@ -76,6 +76,8 @@ GpuSpec gpu_from(JsonObject o) {
   g.sms = o.integer("sms", 1, 100'000);
   g.l2 = size(o, "l2");
   g.host_link = rate(o, "host_link");
+  if (o.has("nvlink")) g.nvlink = rate(o, "nvlink");
+  g.compute_capability = o.optional_integer("compute_capability", 10, 1000).value_or(g.compute_capability);
   const auto fraction = [&](std::string_view key, double usual) { return o.optional_number(key, 0.001, 1).value_or(usual); };
   g.matmul_efficiency = fraction("matmul_efficiency", g.matmul_efficiency);
   g.attention_forward_efficiency = fraction("attention_forward_efficiency", g.attention_forward_efficiency);
@@ -90,6 +92,29 @@ GpuSpec gpu_from(JsonObject o) {
 GpuSpec gpu_of(JsonObject& cluster) {
   const JsonValue value = cluster.at("gpu");
   return value.is_text() ? load_gpu(value.text(), value.where()) : gpu_from(value.object());
+}
+
+CpuVendor cpu_vendor(JsonObject& o) {
+  const std::string vendor = o.optional_text("cpu").value_or("intel");
+  if (vendor == "intel") return CpuVendor::intel;
+  if (vendor == "amd") return CpuVendor::amd;
+  if (vendor != "arm") o.refuse("cpu", "\"" + printable(vendor) + "\" is not known", "use intel, amd or arm");
+  return CpuVendor::arm;
+}
+
+// What files may leave out: see ClusterSpec for what is taken then.
+void read_fabric(JsonObject& o, ClusterSpec& c) {
+  c.nvlink_domain = o.optional_integer("nvlink_domain", 1, kMaxGpus).value_or(0);
+  if (c.nvlink_domain % c.gpus_per_node != 0) o.refuse("nvlink_domain", "is not whole nodes", "give a multiple of \"gpus_per_node\"");
+  c.nics_per_node = o.optional_integer("nics_per_node", 1, kMaxGpusPerNode).value_or(0);
+  c.cpu = cpu_vendor(o);
+  c.sharp = o.optional_boolean("sharp").value_or(false);
+  c.oversubscription = o.optional_number("oversubscription", 1, 1000).value_or(1);
+  c.rail_optimized = o.optional_boolean("rail_optimized").value_or(true);
+  if (o.has("intra_latency")) c.intra_latency = latency(o, "intra_latency");
+  if (o.has("inter_latency")) c.inter_latency = latency(o, "inter_latency");
+  if (o.has("collective_base_latency")) c.collective_base_latency = latency(o, "collective_base_latency");
+  c.collective_sms = o.optional_integer("collective_sms", 0, c.gpu.sms).value_or(0);
 }
 
 // How many GPUs: what was asked for, one node by default, or the nodes that the file states.
@@ -115,10 +140,11 @@ void add(Digest& d, const GpuSpec& g) {
   d.add("gpu", g.name);
   for (FlopsPerSecond f : {g.fp32, g.tf32, g.bf16, g.fp8}) d.add("peak", f.count());
   for (Bytes b : {g.memory, g.usable_memory, g.l2}) d.add("bytes", b.count());
-  for (BytesPerSecond r : {g.memory_bandwidth, g.host_link}) d.add("rate", r.count());
+  for (BytesPerSecond r : {g.memory_bandwidth, g.host_link, g.nvlink}) d.add("rate", r.count());
   for (double e : {g.matmul_efficiency, g.attention_forward_efficiency, g.attention_backward_efficiency, g.memory_efficiency})
     d.add("efficiency", e);
   d.add("sms", g.sms);
+  d.add("capability", g.compute_capability);
 }
 
 }  // namespace
@@ -127,9 +153,13 @@ std::string ClusterSpec::digest() const {
   Digest d;
   d.add("cluster", name);
   fsdp::add(d, gpu);
-  for (std::int64_t n : {gpus, gpus_per_node, collective_sms, fixed_memory.count()}) d.add("count", n);
+  for (std::int64_t n : {gpus, gpus_per_node, nvlink_domain, nics_per_node, collective_sms, fixed_memory.count()}) d.add("count", n);
   for (BytesPerSecond r : {intra_bus, inter_bus}) d.add("bus", r.count());
   for (Seconds s : {intra_latency, inter_latency, collective_base_latency}) d.add("latency", s.count());
+  d.add("cpu", static_cast<std::int64_t>(cpu));
+  d.add("sharp", sharp);
+  d.add("oversubscription", oversubscription);
+  d.add("rail_optimized", rail_optimized);
   d.add("host", host);
   return d.text();
 }
@@ -153,10 +183,7 @@ ClusterSpec cluster_from_json(std::string_view json_text, std::string_view where
   const auto nodes = o.optional_integer("nodes", 1, kMaxGpus / kMaxGpusPerNode);
   c.intra_bus = rate(o, "intra_bus");
   c.inter_bus = rate(o, "inter_bus");
-  c.intra_latency = latency(o, "intra_latency");
-  c.inter_latency = latency(o, "inter_latency");
-  c.collective_base_latency = latency(o, "collective_base_latency");
-  c.collective_sms = o.integer("collective_sms", 0, c.gpu.sms);
+  read_fabric(o, c);
   c.fixed_memory = parse_bytes(o.text("fixed_memory"), o.where("fixed_memory"));
   read_source(o);
   o.finish();

@@ -25,6 +25,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "models/topology.h"
 #include "planner/costs.h"
 #include "planner/costs/curve.h"
 #include "planner/costs/rates.h"
@@ -53,7 +54,8 @@ Ring ring_of(const CollectiveCall& call, const ClusterSpec& cluster) {
 }
 
 double formula_seconds(const CollectiveCall& call, const Ring& r, const ClusterSpec& cluster) {
-  const double intra = cluster.intra_latency.count(), inter = cluster.inter_latency.count();
+  const auto or_nccl = [](Seconds given, double usual) { return given.count() > 0 ? given.count() : usual; };
+  const double intra = or_nccl(cluster.intra_latency, 3.4e-6), inter = or_nccl(cluster.inter_latency, 14e-6);
   const double passes = call.kind == CollectiveKind::all_reduce ? 2 : 1;
   const double crossings = passes * (r.nodes - 1);
   const double ring = (passes * (r.n - 1) - crossings) * intra + crossings * inter + r.wire / r.bus;
@@ -63,7 +65,7 @@ double formula_seconds(const CollectiveCall& call, const Ring& r, const ClusterS
     const double tree = 2 * ((r.p - 1) * intra + depth * inter) + 2 * static_cast<double>(call.bytes.count()) / (0.92 * r.bus);
     best = std::min(ring, tree);
   }
-  return cluster.collective_base_latency.count() + best;
+  return or_nccl(cluster.collective_base_latency, 8.4e-6) + best;
 }
 
 const std::vector<CurvePoint>& curve_of(CollectiveKind kind, const Costs& costs) {
@@ -99,9 +101,9 @@ void add_shares(Demand& d, const CollectiveCall& call, const Ring& r, const Clus
   d.use[static_cast<int>(Resource::inter_link)] = share(outside, cluster.inter_bus.count());
   d.use[static_cast<int>(Resource::memory)] = share(passes_memory * r.wire, memory_rate(cluster, costs));
   if (cluster.gpu.sms > 0) {
-    d.use[static_cast<int>(Resource::compute)] =
-        std::min(1.0, static_cast<double>(cluster.collective_sms) / static_cast<double>(cluster.gpu.sms));
-    d.holds_compute = cluster.collective_sms > 0;
+    const std::int64_t ctas = ring_channels(cluster, static_cast<std::int64_t>(r.p), static_cast<std::int64_t>(r.nodes)).ctas;
+    d.use[static_cast<int>(Resource::compute)] = std::min(1.0, static_cast<double>(ctas) / static_cast<double>(cluster.gpu.sms));
+    d.holds_compute = ctas > 0;
   }
 }
 
