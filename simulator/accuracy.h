@@ -1,0 +1,93 @@
+// How far predictions are from published runs: row by row, and summed up per source, GPU, scale and trust.
+//
+//   std::ifstream file("runs.csv", std::ios::binary);
+//   const AccuracyReport report = accuracy_of(file, "runs.csv", datasheet_prices());
+//   report.rows[0].step_time_error()         // +0.07: predicted 7 % too slow
+//   report.summary.headline.step_time.mean   // mean absolute error over trust A rows without 8-bit matrix products
+//
+// An error is predicted / measured - 1. Every row of the file is in `rows` or in `skipped`.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <istream>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "planner/costs.h"
+#include "simulator/run_setup.h"
+
+namespace fsdp {
+
+struct AccuracyRow {
+  std::string id, source, trust, gpu, model;
+  std::int64_t gpus = 0;
+  bool float8 = false;
+  std::optional<double> measured_step_time_s, predicted_step_time_s;
+  std::optional<std::int64_t> measured_peak_bytes, predicted_peak_bytes;
+  MemoryKind memory_kind{};                  // of both peaks
+  std::vector<std::string> assumptions;
+  [[nodiscard]] std::optional<double> step_time_error() const;
+  [[nodiscard]] std::optional<double> peak_error() const;
+};
+
+struct ErrorSummary {                        // of absolute errors; bias: mean of the signed ones
+  std::int64_t rows = 0;
+  double mean = 0, median = 0, p90 = 0, worst = 0, bias = 0;
+  std::string worst_id;
+};
+struct AccuracyGroup {
+  std::string by, name;                      // "source", "pytorch/torchtitan"
+  ErrorSummary step_time, peak;
+};
+
+// Order inside groups of the same source, GPU and model: of all pairs whose measured times differ by 2 % or more, the share predicted
+// in the right order less the share in the wrong order.
+struct RankAgreement {
+  std::int64_t groups = 0, pairs = 0;
+  double tau = 0;                            // over all pairs of all groups; 0 without pairs
+  double mean_tau = 0;                       // mean over groups
+};
+
+struct AccuracySummary {
+  AccuracyGroup headline, all;               // headline: trust A without 8-bit matrix products
+  std::vector<AccuracyGroup> groups;         // by source, GPU, scale, trust, in this order
+  RankAgreement order, headline_order;
+  std::int64_t free_constants = 0;           // fitted numbers that the predictions rest on
+  std::vector<std::string> repeated_ids;     // at most 100 of them
+};
+
+struct AccuracyReport {
+  std::vector<AccuracyRow> rows;
+  std::vector<RefusedRow> skipped;
+  AccuracySummary summary;
+};
+
+// What the costs of a run's platform are: from the datasheet, or fitted.
+struct PriceList {
+  std::function<Costs(const RunSetup&)> costs_of;
+  std::int64_t free_constants = 0;
+};
+[[nodiscard]] PriceList datasheet_prices();
+// `costs` for runs on their GPU, the datasheet's for all others.
+[[nodiscard]] PriceList prices_of(Costs);
+
+struct AccuracyOptions {
+  bool memory = true;                        // predict peaks too, where one was measured
+  std::function<void(std::int64_t rows)> progress;   // called after every row
+};
+
+// Reads, predicts and sums up. Throws InputError for a file that is no CSV of runs; bad rows are skipped with a reason.
+[[nodiscard]] AccuracyReport accuracy_of(std::istream&, std::string_view where, const PriceList&, const AccuracyOptions& = {});
+[[nodiscard]] AccuracySummary summarize(std::span<const AccuracyRow>);
+
+[[nodiscard]] ErrorSummary summarize_errors(std::span<const double> signed_errors, std::span<const std::string> ids);
+[[nodiscard]] RankAgreement rank_agreement(std::span<const AccuracyRow>);
+
+// One JSON object: "rows", "skipped", "summary".
+[[nodiscard]] std::string to_json_text(const AccuracyReport&);
+
+}  // namespace fsdp

@@ -1,0 +1,62 @@
+// Prepared runs: lowered once, priced as often as there are costs.
+#include <algorithm>
+
+#include "planner/lower.h"
+#include "simulator/allocator_replay.h"
+#include "simulator/engine.h"
+#include "simulator/run_setup.h"
+
+namespace fsdp {
+namespace {
+
+constexpr std::int64_t kFew = 4;             // equal micro-batches that are lowered at most
+
+ShardingPlan without(ShardingPlan plan, std::int64_t micro_batches) {
+  plan.micro_batches.erase(plan.micro_batches.begin(), plan.micro_batches.begin() + micro_batches);
+  return plan;
+}
+
+double period(const Program& program, const ShardingPlan& plan, const RunSetup& s, const Costs& costs) {
+  const CostContext context{s.model, plan, *s.implementation, s.cluster, costs};
+  return simulate(program.steady_step, demands_of(program.steady_step, program, context)).duration;
+}
+
+}  // namespace
+
+PreparedRun prepare(RunSetup setup) {
+  PreparedRun out;
+  const auto all = static_cast<std::int64_t>(setup.plan.micro_batches.size());
+  out.left_out = std::max<std::int64_t>(0, all - 1 - kFew);     // the last may be smaller
+  out.few = without(setup.plan, out.left_out);
+  out.program = lower(setup.model, out.few, *setup.implementation);
+  if (out.left_out > 0) {
+    out.fewer = without(out.few, 1);
+    out.fewer_program = lower(setup.model, out.fewer, *setup.implementation);
+  }
+  out.setup = std::move(setup);
+  return out;
+}
+
+Seconds predict_step_time(const PreparedRun& run, const Costs& costs) {
+  const double few = period(run.program, run.few, run.setup, costs);
+  if (run.left_out == 0) return Seconds(few);
+  const double fewer = period(run.fewer_program, run.fewer, run.setup, costs);
+  return Seconds(few + static_cast<double>(run.left_out) * (few - fewer));
+}
+
+Bytes predict_peak(const PreparedRun& run, const Costs& costs, MemoryKind kind) {
+  const RunSetup& s = run.setup;
+  const CostContext context{s.model, run.few, *s.implementation, s.cluster, costs};
+  const Program& p = run.program;
+  const Timeline first = simulate(p.first_step, demands_of(p.first_step, p, context), {.steps = 1});
+  const Timeline steady = simulate(p.steady_step, demands_of(p.steady_step, p, context));
+  // cuBLAS asks for 32 MiB on Hopper and later, 8 MiB and 128 KiB before, once per stream that multiplies.
+  const bool old = s.cluster.gpu.name.starts_with("a") || s.cluster.gpu.name.starts_with("v");
+  const FixedAllocation cublas{old ? (std::int64_t{8} << 20) + (128 << 10) : std::int64_t{32} << 20, Stream::compute};
+  AllocatorSettings settings;
+  settings.expandable_segments = s.expandable_segments;
+  const AllocatorPrediction a = replay_allocator(p, {.settings = settings, .fixed = {&cublas, 1}, .first_step = &first, .steady_step = &steady});
+  return Bytes(kind == MemoryKind::allocated ? a.peak_allocated : kind == MemoryKind::active ? a.peak_active : a.peak_reserved);
+}
+
+}  // namespace fsdp

@@ -1,0 +1,295 @@
+#include "simulator/run_setup.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <cmath>
+
+#include "models/architecture.h"
+#include "models/error.h"
+#include "models/suggest.h"
+#include "planner/wrap.h"
+#include "simulator/run_cluster.h"
+
+namespace fsdp {
+namespace {
+
+std::string lower_case(std::string_view text) {
+  std::string out(text);
+  std::transform(out.begin(), out.end(), out.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  return out;
+}
+bool says(std::string_view cell, std::string_view word) { return lower_case(cell).find(word) != std::string::npos; }
+bool says_no(std::string_view cell) {
+  const std::string c = lower_case(cell);
+  return c.empty() || c == "no" || c == "none" || c == "false" || c == "off" || c == "0" || c.starts_with("no ");
+}
+
+[[noreturn]] void cannot(std::string_view column, const std::string& why) { throw InputError(std::string(column), why); }
+[[noreturn]] void not_modelled(std::string_view column, std::string_view cell) {
+  cannot(column, "\"" + printable(cell) + "\" is not modelled");
+}
+
+constexpr int month(int year, int of_year) { return year * 12 + of_year - 1; }
+
+// The first "2024-08", "2024/08" or "202408" of a text; digits on either side make it something else.
+std::optional<int> month_in(std::string_view text) {
+  const auto digit = [&](std::size_t i) { return i < text.size() && std::isdigit(static_cast<unsigned char>(text[i])); };
+  for (std::size_t i = 0; i + 6 <= text.size(); ++i) {
+    if ((i > 0 && std::isalnum(static_cast<unsigned char>(text[i - 1]))) || !digit(i) || !digit(i + 1) || !digit(i + 2) || !digit(i + 3)) continue;
+    const std::size_t m = digit(i + 4) ? i + 4 : i + 5;
+    if (m == i + 5 && text[i + 4] != '-' && text[i + 4] != '/') continue;
+    if (!digit(m) || !digit(m + 1) || (digit(m + 2) && !(digit(m + 3) && !digit(m + 4)))) continue;
+    const int year = (text[i] - '0') * 1000 + (text[i + 1] - '0') * 100 + (text[i + 2] - '0') * 10 + (text[i + 3] - '0');
+    const int of_year = (text[m] - '0') * 10 + (text[m + 1] - '0');
+    if (year >= 2016 && year < 2100 && of_year >= 1 && of_year <= 12) return month(year, of_year);
+  }
+  return std::nullopt;
+}
+
+// PyTorch's releases, the month each came out.
+struct Release { std::string_view name; int out; };
+constexpr std::array kReleases{
+    Release{"torch-1.13", month(2022, 10)}, Release{"torch-2.0", month(2023, 3)}, Release{"torch-2.1", month(2023, 10)},
+    Release{"torch-2.2", month(2024, 1)}, Release{"torch-2.3", month(2024, 4)}, Release{"torch-2.4", month(2024, 7)},
+    Release{"torch-2.5", month(2024, 10)}, Release{"torch-2.6", month(2025, 1)}, Release{"torch-2.7", month(2025, 4)},
+    Release{"torch-2.8", month(2025, 8)}, Release{"torch-2.9", month(2025, 10)}};
+
+enum class Stack { foundry, titan, hf };
+
+// One row on its way to a setup.
+class Builder {
+ public:
+  Builder(const PublishedRun& run, std::string_view where) : run_(run), where_(where) {}
+
+  RunSetup build() {
+    out_.platform = platform_of(run_);
+    refuse_unknown_numerics();
+    stack_ = stack();
+    if (stack_ == Stack::titan && !month_of(run_)) assume("software of the beginning of 2025");
+    month_ = month_of(run_).value_or(month(2025, 1));
+    build_model();
+    set_mesh();
+    set_batches();
+    set_units();
+    set_checkpointing_policy();
+    set_types();
+    set_rest();
+    set_implementation();
+    set_memory();
+    out_.cluster = cluster_of(run_, out_.assumptions);
+    check(out_.plan, out_.model, "plan");
+    return std::move(out_);
+  }
+
+ private:
+  void assume(std::string what) { out_.assumptions.push_back(std::move(what)); }
+
+  void refuse_unknown_numerics() const {
+    if (!says_no(run_.float8)) cannot("float8", "8-bit matrix products (\"" + printable(run_.float8) + "\") are not modelled");
+    if (says(run_.precision, "fp8") || says(run_.precision, "float8")) cannot("precision", "8-bit matrix products are not modelled");
+  }
+
+  Stack stack() const {
+    const std::string who = lower_case(run_.source + " " + run_.software);
+    if (who.find("mosaic") != std::string::npos || who.find("foundry") != std::string::npos || who.find("composer") != std::string::npos) return Stack::foundry;
+    return who.find("titan") != std::string::npos ? Stack::titan : Stack::hf;
+  }
+
+  void build_model() {
+    const Architecture a{run_.model, run_.layers, run_.hidden, run_.heads, run_.kv_heads, run_.ffn, run_.vocab, run_.seq_len, run_.params};
+    if (!run_.seq_len) assume("sequences of 2,048 tokens");
+    ArchitectureModel m = model_from_architecture(a, where_);
+    for (std::string& said : m.assumptions) assume(std::move(said));
+    out_.model = std::move(m.graph);
+    out_.plan.model_name = out_.model.name;
+    out_.plan.model_digest = out_.model.digest();
+    out_.plan.seq_len = run_.seq_len.value_or(2048);
+  }
+
+  // dp_shard x dp_replicate must be all GPUs; what is missing follows from the strategy.
+  void set_mesh() {
+    ShardingPlan& p = out_.plan;
+    if (!run_.gpus) cannot("gpus", "is empty");
+    const std::int64_t gpus = *run_.gpus;
+    const std::string s = lower_case(run_.strategy), framework = lower_case(run_.framework);
+    if (framework.empty()) assume(says(s, "fsdp2") ? "framework fsdp2" : "framework fsdp1");
+    if (framework == "fsdp2" || (framework.empty() && s == "fsdp2")) p.dialect = Dialect::fsdp2;
+    else if (framework == "fsdp1" || framework == "fsdp" || framework.empty()) p.dialect = Dialect::fsdp1;
+    else if (framework == "ddp") p.dialect = Dialect::ddp;
+    else not_modelled("framework", run_.framework);
+    if (s == "no_shard" || s == "ddp") p.dialect = Dialect::ddp;
+    const bool hybrid = s.find("hybrid") != std::string::npos || s == "hsdp";
+    if (!s.empty() && !hybrid && s != "full_shard" && s != "shard_grad_op" && s != "fsdp2" && s != "fsdp" && s != "no_shard" && s != "ddp")
+      not_modelled("strategy", run_.strategy);
+    std::int64_t shard = gpus, replicate = 1;
+    if (run_.dp_shard) shard = *run_.dp_shard, replicate = run_.dp_replicate.value_or(gpus / std::max<std::int64_t>(shard, 1));
+    else if (run_.dp_replicate) replicate = *run_.dp_replicate, shard = gpus / replicate;
+    else if (hybrid) shard = std::min(gpus, run_.gpus_per_node.value_or(8)), replicate = gpus / shard;
+    if (p.dialect == Dialect::ddp) replicate = gpus, shard = 1;
+    if (shard * replicate != gpus)
+      cannot("dp_shard", fmt::format("{} x {} replicas are not the {} GPUs: only data parallelism is modelled", shard, replicate, gpus));
+    p.mesh = {{"replicate", replicate}, {"shard", shard}};
+  }
+
+  // Any two of micro-batch, accumulation and global batch decide the third; the last micro-batch may be smaller.
+  void set_batches() {
+    const std::int64_t gpus = *run_.gpus;
+    std::int64_t per_rank = 0;
+    if (run_.global_batch) {
+      if (*run_.global_batch % gpus != 0) cannot("global_batch", fmt::format("{} sequences do not divide over {} GPUs", *run_.global_batch, gpus));
+      per_rank = *run_.global_batch / gpus;
+    } else if (run_.micro_batch) {
+      if (!run_.grad_accum) assume("one micro-batch per step");
+      per_rank = *run_.micro_batch * run_.grad_accum.value_or(1);
+    } else {
+      cannot("micro_batch", "and global_batch are both empty");
+    }
+    const std::int64_t accum = run_.grad_accum.value_or(run_.micro_batch ? (per_rank + *run_.micro_batch - 1) / *run_.micro_batch : 1);
+    const std::int64_t micro = run_.micro_batch.value_or((per_rank + accum - 1) / accum);
+    if (micro * accum < per_rank || micro * (accum - 1) >= per_rank)
+      cannot("global_batch", fmt::format("{} sequences per GPU are not {} micro-batches of {}", per_rank, accum, micro));
+    out_.plan.micro_batches.assign(static_cast<std::size_t>(accum), micro);
+    out_.plan.micro_batches.back() = per_rank - micro * (accum - 1);
+  }
+
+  // torchtitan's units before August 2025 (pull request 1094): its blocks and the root, the last block kept after forward.
+  void set_units() {
+    ShardingPlan& p = out_.plan;
+    const bool own_units = says(run_.wrap, "tok_embeddings") || says(run_.wrap, "embedding");
+    const bool recent = stack_ == Stack::titan ? month_ >= month(2025, 8) : true;
+    if (!run_.wrap.empty() && !says(run_.wrap, "block") && !says(run_.wrap, "layer")) not_modelled("wrap", run_.wrap);
+    p.wrap = p.dialect == Dialect::fsdp2 && own_units && recent ? "titan" : "block";
+    p.units = wrap(out_.model, p.wrap, where_);
+    const std::string reshard = lower_case(run_.reshard);
+    if (!reshard.empty() && reshard != "default" && reshard != "true" && reshard != "false" && reshard != "always" && reshard != "never")
+      not_modelled("reshard", run_.reshard);
+    const bool keep = says(run_.strategy, "shard_grad_op") || reshard == "false" || reshard == "never";
+    if (p.dialect == Dialect::ddp) return;
+    if (keep) set_reshard(p, Reshard::no);
+    if (p.dialect != Dialect::fsdp2 || keep) return;
+    const bool all = reshard == "true" || reshard == "always";
+    if (all)
+      for (Unit& u : p.units) u.reshard_after_forward = Reshard::yes;
+    if (p.wrap == "block" && stack_ == Stack::titan) {
+      if (!all && p.units.size() > 1) p.units[p.units.size() - 2].reshard_after_forward = Reshard::no;
+      p.units.back().reshard_after_forward = Reshard::no;   // PyTorch's root, whatever was asked for
+    }
+  }
+
+  void set_checkpointing_policy() {
+    const std::string c = run_.activation_checkpointing.empty() ? "none" : lower_case(run_.activation_checkpointing);
+    if (run_.activation_checkpointing.empty()) assume("no activation checkpointing");
+    set_checkpointing(out_.plan, out_.model, c == "no" ? "none" : c == "selective" ? "selective-op" : c, "activation_checkpointing");
+  }
+
+  DType type(const std::string& cell, std::string_view column, DType usual) const {
+    if (cell.empty()) return usual;
+    const DType t = parse_dtype(lower_case(cell), column);
+    if (t != DType::bf16 && t != DType::f16 && t != DType::f32) not_modelled(column, cell);
+    return t;
+  }
+
+  void set_types() {
+    ShardingPlan& p = out_.plan;
+    const std::string mixed = lower_case(run_.precision);
+    DType usual = DType::bf16;
+    if (run_.param_dtype.empty() && (mixed.find("fp16") != std::string::npos)) usual = DType::f16;
+    if (run_.param_dtype.empty() && (mixed == "fp32" || mixed == "tf32")) usual = DType::f32;
+    if (run_.param_dtype.empty() && mixed.empty()) assume("parameters gathered and used in bf16");
+    p.param_dtype = type(run_.param_dtype, "param_dtype", usual);
+    // torchtitan reduces in fp32 by default; elsewhere gradients travel as they come unless it is said.
+    const DType reduce = stack_ == Stack::titan ? DType::f32 : p.param_dtype;
+    if (run_.reduce_dtype.empty()) assume(fmt::format("gradients reduced in {}", name(reduce)));
+    p.reduce_dtype = type(run_.reduce_dtype, "reduce_dtype", reduce);
+  }
+
+  void set_rest() {
+    ShardingPlan& p = out_.plan;
+    const std::string prefetch = lower_case(run_.backward_prefetch);
+    if (prefetch == "backward_post") p.backward_post = p.dialect == Dialect::fsdp1;
+    else if (prefetch == "none" || prefetch == "no") p.backward_prefetch = 0;
+    else if (!prefetch.empty() && prefetch != "backward_pre") not_modelled("backward_prefetch", run_.backward_prefetch);
+    const std::string sync = lower_case(run_.grad_sync);
+    if (sync == "last") p.grad_sync = GradSync::last;
+    else if (!sync.empty() && sync != "every") not_modelled("grad_sync", run_.grad_sync);
+    if (sync.empty() && p.micro_batches.size() > 1) assume("gradients reduced after every micro-batch");
+    p.clip_norm = run_.clip_norm && *run_.clip_norm > 0 ? run_.clip_norm : std::nullopt;
+    if (!run_.clip_norm) {
+      p.clip_norm = 1.0;
+      assume("gradients clipped to norm 1");
+    }
+    const std::string optimizer = lower_case(run_.optimizer);
+    const bool fewer_bits = says(optimizer, "8bit") || says(optimizer, "8-bit") || says(optimizer, "4bit");
+    if (optimizer.empty()) assume("AdamW");
+    if (optimizer == "sgd") p.optimizer.kind = OptimizerKind::sgd;
+    else if (!optimizer.empty() && (optimizer.find("adam") == std::string::npos || fewer_bits)) not_modelled("optimizer", run_.optimizer);
+    const std::string offload = lower_case(run_.cpu_offload);
+    if (offload == "yes" || offload == "true" || offload == "parameters") p.offload = true;
+    else if (!says_no(offload)) cannot("cpu_offload", "of \"" + printable(run_.cpu_offload) + "\" is not modelled");
+    if (says(run_.loss, "chunk")) p.loss_chunks = std::min<std::int64_t>(16, p.seq_len);
+    else if (!run_.loss.empty() && !says(run_.loss, "cross")) not_modelled("loss", run_.loss);
+  }
+
+  void set_implementation() {
+    const bool compiled = !says_no(run_.compile);
+    const std::string attention = lower_case(run_.attention);
+    const bool written_out = attention.find("eager") != std::string::npos || attention.find("math") != std::string::npos || attention == "torch";
+    std::string name = "hf";
+    if (stack_ == Stack::foundry) name = "foundry";
+    if (stack_ == Stack::titan) name = month_ < month(2025, 4) ? "torchtitan-2024" : month_ < month(2025, 9) ? "torchtitan-2025" : "torchtitan";
+    if (written_out) {
+      if (stack_ != Stack::hf || compiled) not_modelled("attention", run_.attention);
+      name = "hf-eager-attention";
+    }
+    out_.implementation = &find_implementation(name, compiled, "compile");
+  }
+
+  // torchtitan's launch script sets expandable segments since September 2024.
+  void set_memory() {
+    if (run_.peak_memory_gib) {
+      const std::string kind = lower_case(run_.memory_kind);
+      if (kind.empty()) assume("peak memory as reserved");
+      if (kind.empty() || kind == "reserved") out_.memory_kind = MemoryKind::reserved;
+      else if (kind == "allocated") out_.memory_kind = MemoryKind::allocated;
+      else if (kind == "active") out_.memory_kind = MemoryKind::active;
+      else not_modelled("memory_kind", run_.memory_kind);
+    }
+    out_.expandable_segments = run_.expandable_segments.empty() ? stack_ == Stack::titan && month_ >= month(2024, 9) : !says_no(run_.expandable_segments);
+  }
+
+  const PublishedRun& run_;
+  std::string_view where_;
+  Stack stack_ = Stack::hf;
+  int month_ = 0;
+  RunSetup out_;
+};
+
+}  // namespace
+
+std::optional<int> month_of(const PublishedRun& run) {
+  for (const std::string* text : {&run.software, &run.source_ref, &run.notes})
+    if (const auto m = month_in(*text)) return m;
+  const std::string generation = lower_case(run.software_generation);
+  for (const Release& r : kReleases)
+    if (generation == r.name) return r.out;
+  if (generation.size() == 4 && generation.find_first_not_of("0123456789") == std::string::npos) return month(std::stoi(generation), 7);
+  if (generation.starts_with("torch-2.1") && generation.size() > 9) return month(2026, 1);   // 2.10 and later
+  return std::nullopt;
+}
+
+std::variant<RunSetup, std::string> set_up(const PublishedRun& run, std::string_view where) {
+  try {
+    return Builder(run, where).build();
+  } catch (const InputError& e) {
+    return std::string(e.what());
+  }
+}
+
+std::string_view name(MemoryKind kind) {
+  return kind == MemoryKind::reserved ? "reserved" : kind == MemoryKind::allocated ? "allocated" : "active";
+}
+
+}  // namespace fsdp
