@@ -23,7 +23,7 @@ constexpr FlagRow kSetup[] = {
     {"--cluster", &Flags::cluster, "catalog name (dgx-h100, host) or a cluster file"},
     {"--gpus", &Flags::gpus, "GPUs in all; default: one node"},
     {"--costs", &Flags::costs, "costs.json of `calibrate`; default: datasheet and measured ceilings"},
-    {"--implementation", &Flags::implementation, "torchtitan (default), torchtitan-2025, torchtitan-2024, hf, foundry, ... or native (default on --cluster host)"},
+    {"--implementation", &Flags::implementation, "torchtitan (default), torchtitan-2025, torchtitan-2024, torchtitan-2024-07, hf, foundry, ... or native (default on --cluster host)"},
     {"--memory-limit", &Flags::memory_limit, "per GPU, such as 76GiB; default: usable memory less 5%"},
 };
 constexpr FlagRow kPlan[] = {

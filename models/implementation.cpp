@@ -18,6 +18,8 @@ std::vector<const Implementation*> all() {
           &torchtitan_2025_implementation(true),
           &torchtitan_2024_implementation(false),
           &torchtitan_2024_implementation(true),
+          &torchtitan_july_2024_implementation(false),
+          &torchtitan_july_2024_implementation(true),
           &hf_implementation(false),
           &hf_implementation(true),
           &hf_eager_attention_implementation(),

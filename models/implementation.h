@@ -85,7 +85,8 @@ struct Implementation {
 [[nodiscard]] const Implementation& native_implementation();
 [[nodiscard]] const Implementation& torchtitan_implementation(bool compiled);        // as of 2026
 [[nodiscard]] const Implementation& torchtitan_2025_implementation(bool compiled);   // April to August 2025
-[[nodiscard]] const Implementation& torchtitan_2024_implementation(bool compiled);   // 2024 to March 2025
+[[nodiscard]] const Implementation& torchtitan_2024_implementation(bool compiled);   // September 2024 to March 2025, and before May 2024
+[[nodiscard]] const Implementation& torchtitan_july_2024_implementation(bool compiled);   // April to August 2024: fused norms
 [[nodiscard]] const Implementation& hf_implementation(bool compiled);                // transformers 5
 [[nodiscard]] const Implementation& hf_eager_attention_implementation();             // attn_implementation="eager"
 [[nodiscard]] const Implementation& foundry_implementation(bool compiled);           // MPT in llm-foundry

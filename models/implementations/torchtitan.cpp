@@ -113,6 +113,17 @@ Implementation of_2024(bool compiled) {
   return i;
 }
 
+// April to August 2024: the norms of its Llama configurations were fused, by a Triton kernel and then by compiling RMSNorm alone
+// (torchtitan pull requests 181, 442), until that stopped working and `rmsnorm` became the default (535). Either saves its bf16
+// input and the root mean square of each row.
+Implementation of_july_2024(bool compiled) {
+  Implementation i = of_2024(compiled);
+  i.name = "torchtitan-2024-07";
+  constexpr auto kNorm = static_cast<std::size_t>(OpKind::rms_norm);
+  i.rules[kNorm] = compiled_rules(rotary_compiled, flash_attention)[kNorm];
+  return i;
+}
+
 }  // namespace
 
 const Implementation& torchtitan_implementation(bool compiled) {
@@ -125,6 +136,11 @@ const Implementation& torchtitan_2025_implementation(bool compiled) {
 }
 const Implementation& torchtitan_2024_implementation(bool compiled) {
   static const Implementation eager = of_2024(false), inductor = of_2024(true);
+  return compiled ? inductor : eager;
+}
+
+const Implementation& torchtitan_july_2024_implementation(bool compiled) {
+  static const Implementation eager = of_july_2024(false), inductor = of_july_2024(true);
   return compiled ? inductor : eager;
 }
 
