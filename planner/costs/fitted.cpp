@@ -1,0 +1,142 @@
+// Fitted costs on disk: "fsdp-plan/fitted-costs/1".
+#include <nlohmann/json.hpp>
+#include <set>
+#include <tuple>
+
+#include "models/error.h"
+#include "models/json.h"
+#include "models/suggest.h"
+#include "planner/fitted_costs.h"
+
+namespace fsdp {
+
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr std::string_view kSchema = "fsdp-plan/fitted-costs/1", kOnePlatform = "fsdp-plan/costs/1";
+constexpr std::int64_t kMostRows = 1'000'000'000;
+
+Json json_of(const FittedPlatform& p, bool pooled) {
+  Json j = {{"gpu", p.gpu}};
+  if (!pooled) {
+    j["source"] = p.source;
+    j["software_generation"] = p.software_generation;
+  }
+  j["rows"] = p.rows;
+  j["constants"] = Json::object();
+  for (const FittedConstant& c : p.constants)
+    j["constants"][c.name] = {{"value", c.value}, {"standard_error", c.standard_error}, {"rows", c.rows}};
+  return j;
+}
+
+FittedConstant constant(JsonObject& parent, const std::string& key) {
+  const CostParameter* parameter = find_parameter(key);
+  if (parameter == nullptr) {
+    std::vector<std::string> names;
+    for (const CostParameter& p : cost_parameters()) names.emplace_back(p.name);
+    parent.refuse(key, "is no constant that is fitted", suggestion(key, names));
+  }
+  JsonObject o = parent.object(key);
+  FittedConstant c;
+  c.name = key;
+  c.value = o.number("value", parameter->lower, parameter->upper);
+  c.standard_error = o.number("standard_error", 0, 1e12);
+  c.rows = o.integer("rows", 0, kMostRows);
+  o.finish();
+  return c;
+}
+
+FittedPlatform platform(const JsonValue& item, bool pooled) {
+  JsonObject o = item.object();
+  FittedPlatform p;
+  p.gpu = o.text("gpu");
+  if (!pooled) {
+    p.source = o.text("source");
+    p.software_generation = o.text("software_generation");
+  }
+  p.rows = o.integer("rows", 0, kMostRows);
+  JsonObject constants = o.object("constants");
+  for (const CostParameter& known : cost_parameters())                   // in the table's order, which is the order of writing
+    if (constants.has(known.name)) p.constants.push_back(constant(constants, std::string(known.name)));
+  for (const std::string& key : constants.keys())
+    if (find_parameter(key) == nullptr) (void)constant(constants, key);   // refuses it
+  o.finish();
+  return p;
+}
+
+std::vector<FittedPlatform> platforms(JsonObject& root, std::string_view key, bool pooled) {
+  std::vector<FittedPlatform> all;
+  std::set<std::tuple<std::string, std::string, std::string>> seen;
+  for (const JsonValue& item : root.array(key)) {
+    all.push_back(platform(item, pooled));
+    const FittedPlatform& p = all.back();
+    if (!seen.emplace(p.gpu, p.source, p.software_generation).second)
+      item.refuse(pooled ? "this GPU occurs twice" : "this platform occurs twice", "remove one");
+  }
+  return all;
+}
+
+void apply(Costs& costs, const FittedPlatform& p) {
+  for (const FittedConstant& c : p.constants)
+    if (const CostParameter* parameter = find_parameter(c.name)) set_value(costs, *parameter, c.value);
+}
+
+const FittedPlatform* find(const std::vector<FittedPlatform>& all, std::string_view gpu, std::string_view source, std::string_view generation) {
+  for (const FittedPlatform& p : all)
+    if (p.gpu == gpu && p.source == source && p.software_generation == generation) return &p;
+  return nullptr;
+}
+
+}  // namespace
+
+Costs costs_for(const FittedCosts& fitted, const ClusterSpec& cluster) {
+  Costs costs = default_costs(cluster);
+  if (const FittedPlatform* pooled = find(fitted.gpus, cluster.gpu.name, "", "")) {
+    apply(costs, *pooled);
+    costs.source = fitted.source + ", pooled over " + std::to_string(pooled->rows) + " runs on " + pooled->gpu;
+  }
+  return costs;
+}
+
+Costs costs_for(const FittedCosts& fitted, const ClusterSpec& cluster, std::string_view source, std::string_view generation) {
+  Costs costs = costs_for(fitted, cluster);
+  if (const FittedPlatform* own = find(fitted.platforms, cluster.gpu.name, source, generation)) {
+    apply(costs, *own);
+    costs.source = fitted.source + ", " + std::to_string(own->rows) + " runs on " + own->gpu + " of " + own->source;
+  }
+  return costs;
+}
+
+std::string to_json_text(const FittedCosts& f) {
+  Json j = {{"schema", kSchema}, {"source", f.source}, {"gpus", Json::array()}, {"platforms", Json::array()}};
+  for (const FittedPlatform& p : f.gpus) j["gpus"].push_back(json_of(p, true));
+  for (const FittedPlatform& p : f.platforms) j["platforms"].push_back(json_of(p, false));
+  return j.dump(1) + "\n";
+}
+
+FittedCosts parse_fitted_costs(std::string_view json_text, std::string_view where) {
+  const JsonDocument document = parse_document(json_text, where, kSchema);
+  JsonObject root = document.root();
+  FittedCosts f;
+  f.source = root.text("source");
+  f.gpus = platforms(root, "gpus", true);
+  f.platforms = platforms(root, "platforms", false);
+  root.finish();
+  return f;
+}
+
+std::variant<Costs, FittedCosts> parse_any_costs(std::string_view json_text, std::string_view where) {
+  std::string schema;
+  {
+    const JsonDocument document = parse_document(json_text, where, "");
+    JsonObject root = document.root();
+    schema = root.at("schema").any_text();
+    if (schema != kSchema && schema != kOnePlatform)
+      root.refuse("schema", "is not that of costs", "give a file of `fsdp-plan calibrate`: " + std::string(kOnePlatform) + " or " + std::string(kSchema));
+  }
+  if (schema == kSchema) return parse_fitted_costs(json_text, where);
+  return parse_costs(json_text, where);
+}
+
+}  // namespace fsdp
