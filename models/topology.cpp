@@ -39,10 +39,12 @@ struct Choice {
   double speed = 0;  // GB/s
 };
 
-// The largest count * speed that `total` GB/s holds; at equal products the faster channels. A link slower than the slowest speed has one.
+// The largest count * speed that `total` GB/s holds; at equal products the faster channels. Speeds below half of the best found so far are
+// not tried. A link slower than the slowest speed has one channel.
 Choice search(std::span<const double> speeds, double total) {
   Choice best{1, 0};
   for (const double s : speeds) {
+    if (s < 0.49 * best.speed) break;
     const auto count = std::min(kMaxChannels, static_cast<std::int64_t>(std::floor(total / s * (1 + 1e-9))));
     if (static_cast<double>(count) * s > static_cast<double>(best.count) * best.speed * (1 + 1e-9)) best = {count, s};
   }
