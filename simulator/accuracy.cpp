@@ -1,5 +1,7 @@
 #include "simulator/accuracy.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cctype>
 #include <cmath>
@@ -47,7 +49,12 @@ AccuracyRow predict_row(const PublishedRun& run, RunSetup setup, const PriceList
   const PreparedRun prepared = prepare(std::move(setup));
   row.predicted_step_time_s = predict_step_time(prepared, costs).count();
   if (kind) row.memory_kind = *kind;
-  if (kind && options.memory) row.predicted_peak_bytes = predict_peak(prepared, costs, *kind).count();
+  if (!kind || !options.memory) return row;
+  row.predicted_peak_bytes = predict_peak(prepared, costs, *kind).count();
+  const Bytes device = prepared.setup.cluster.gpu.memory;
+  if (Bytes(*row.predicted_peak_bytes) > device && predict_peak(prepared, costs, MemoryKind::allocated) > device)
+    throw InputError("peak_memory_gib", fmt::format("the run as described needs {} of a device of {}: it must have done something that its row does not say",
+                                                    human(Bytes(*row.predicted_peak_bytes)), human(device)));
   return row;
 }
 

@@ -57,6 +57,14 @@ constexpr std::array kReleases{
     Release{"torch-2.5", month(2024, 10)}, Release{"torch-2.6", month(2025, 1)}, Release{"torch-2.7", month(2025, 4)},
     Release{"torch-2.8", month(2025, 8)}, Release{"torch-2.9", month(2025, 10)}};
 
+// torchtitan as it was in a month; since when is in the implementations' own file.
+std::string_view titan_of(int m) {
+  if (m < month(2024, 4)) return "torchtitan-2024";
+  if (m < month(2024, 9)) return "torchtitan-2024-07";
+  if (m < month(2025, 4)) return "torchtitan-2024";
+  return m < month(2025, 9) ? "torchtitan-2025" : "torchtitan";
+}
+
 enum class Stack { foundry, titan, hf };
 
 // One row on its way to a setup.
@@ -239,7 +247,7 @@ class Builder {
     const bool written_out = attention.find("eager") != std::string::npos || attention.find("math") != std::string::npos || attention == "torch";
     std::string name = "hf";
     if (stack_ == Stack::foundry) name = "foundry";
-    if (stack_ == Stack::titan) name = month_ < month(2025, 4) ? "torchtitan-2024" : month_ < month(2025, 9) ? "torchtitan-2025" : "torchtitan";
+    if (stack_ == Stack::titan) name = titan_of(month_);
     if (written_out) {
       if (stack_ != Stack::hf || compiled) not_modelled("attention", run_.attention);
       name = "hf-eager-attention";
