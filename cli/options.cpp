@@ -7,6 +7,7 @@
 
 #include "cli/batch.h"
 #include "cli/files.h"
+#include "planner/fitted_costs.h"
 #include "planner/wrap.h"
 
 namespace fsdp::cli {
@@ -68,7 +69,12 @@ std::int64_t sequence_length(const Flags& flags, const ModelGraph& model) {
 
 Costs costs_of(const Flags& flags, const ClusterSpec& cluster) {
   if (flags.costs) {
-    Costs costs = parse_costs(read_file(*flags.costs), *flags.costs);
+    const auto read = parse_any_costs(read_file(*flags.costs), *flags.costs);
+    if (const auto* fitted = std::get_if<FittedCosts>(&read); fitted && !cluster.host) return costs_for(*fitted, cluster);
+    if (std::holds_alternative<FittedCosts>(read))
+      throw InputError(*flags.costs, "holds constants fitted to GPUs, but the cluster is " + cluster.name,
+                       "give the costs that `fsdp-plan calibrate --backend host` measured");
+    Costs costs = std::get<Costs>(read);
     if (cluster.host != (costs.platform == "host")) {
       throw InputError(*flags.costs, "holds costs of '" + costs.platform + "', but the cluster is " + cluster.name,
                        "give the costs that were calibrated for it");
