@@ -30,6 +30,7 @@ struct Demand {
   Seconds alone;                             // how long it takes when it has the machine to itself
   std::array<double, kResources> use{};      // fraction of each resource's capacity that it uses while running at that speed
   bool holds_compute = false;                // a collective: its SMs are taken first, the rest is shared
+  double resident = 0;                       // fraction of the SMs that its CTAs keep from start to end (persistent kernel); 0: they come and go
   Seconds host;                              // CPU time to issue it
   Flops flops;                               // arithmetic done (0 for everything but kernels)
 };
@@ -45,6 +46,24 @@ struct KernelRate {
 struct CurvePoint {
   double size = 0, seconds = 0;
   friend bool operator==(const CurvePoint&, const CurvePoint&) = default;
+};
+
+enum class CollectiveKind : std::uint8_t { all_gather, reduce_scatter, all_reduce };
+[[nodiscard]] std::string_view name(CollectiveKind);           // "all_gather"
+
+// What moves the bytes. The other two need one NVLink domain (and buffers registered with NCCL); elsewhere NCCL's own kernels do.
+enum class CollectiveVariant : std::uint8_t {
+  nccl,                                      // NCCL's kernels, chosen by its model (costs/nccl.h)
+  symmetric_memory,                          // NCCL's kernels for symmetric memory windows (from 2.27): few SMs, low latency
+  copy_engine,                               // all-gathers by copy engines, no SM (NCCL 2.28; PyTorch's set_symm_mem_for_comm); else as above
+};
+
+// What nccl-tests measured: full-tensor bytes -> seconds, for one shape of group.
+struct CollectiveCurve {
+  CollectiveKind kind{};
+  std::int64_t ranks = 0, ranks_per_node = 0;
+  std::vector<CurvePoint> points;            // sizes increase
+  friend bool operator==(const CollectiveCurve&, const CollectiveCurve&) = default;
 };
 
 // Constants of one platform, each with a source. Calibrated entries replace the formulas' defaults.
@@ -66,6 +85,14 @@ struct Costs {
   KernelRate copy, cast, optimizer, norm;    // copy-in/out, casts, AdamW, gradient norm: byte rates
   std::vector<CurvePoint> all_gather, reduce_scatter, all_reduce;   // full-tensor bytes -> seconds, at `collective_ranks`
   std::int64_t collective_ranks = 0;
+  // Collectives on GPUs (costs/collective_model.h). Fabric: of the NICs' counted bandwidth, on up to 8 nodes and from 16 on.
+  double fabric_efficiency = 0.95, fabric_efficiency_at_scale = 0.90;
+  Seconds collective_skew;                   // per collective of a training step: launch, and waiting for the last rank to come
+  bool pessimistic_collectives = false;      // no LL128 on 16 nodes and more
+  CollectiveVariant collective_variant = CollectiveVariant::nccl;
+  std::vector<CollectiveCurve> collective_curves;   // replace the formula; at most one per kind and shape
+  // What makes steps of equal ranks unequal (simulator/jitter.h), as fractions of the time that compute takes.
+  double gpu_spread = 0.02, step_jitter = 0.01;     // standard deviations: GPU to GPU, for good; step to step
   friend bool operator==(const Costs&, const Costs&) = default;
 };
 
@@ -88,12 +115,12 @@ struct CostContext {
 [[nodiscard]] std::vector<Demand> demands_of(const Step&, const Program&, const CostContext&);
 
 // A collective over one mesh dimension. `bytes`: the full tensor, as nccl-tests counts it.
-enum class CollectiveKind : std::uint8_t { all_gather, reduce_scatter, all_reduce };
 struct CollectiveCall {
   CollectiveKind kind{};
   Bytes bytes;
   std::int64_t ranks = 1;                    // in the group
   std::int64_t ranks_per_node = 1;           // of the group's ranks
+  std::int64_t nodes_apart = 1;              // from one of its nodes to the next
 };
 [[nodiscard]] Demand collective_demand(const CollectiveCall&, const ClusterSpec&, const Costs&);
 // Ranks of a group that share a node, for a communicator of a plan on a cluster.

@@ -1,6 +1,7 @@
 // The Costs value on disk: "fsdp-plan/costs/1". Times in seconds, rates per second, curves as [size, seconds] pairs.
 #include "planner/costs.h"
 
+#include <algorithm>
 #include <array>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -19,6 +20,8 @@ using Json = nlohmann::ordered_json;
 constexpr std::string_view kSchema = "fsdp-plan/costs/1";
 constexpr double kMinFactor = 0.01, kMaxFactor = 100;
 constexpr double kMaxSeconds = 1e6, kMaxRate = 1e21, kMaxSize = 1e24;
+constexpr std::array<const char*, 3> kVariants = {"nccl", "symmetric-memory", "copy-engine"};
+constexpr std::array<std::string_view, 3> kCollectives = {"all_gather", "reduce_scatter", "all_reduce"};
 constexpr std::array<const char*, 3> kProducts = {"forward", "backward_input", "backward_weight"};
 
 // --- writing
@@ -31,6 +34,13 @@ Json json_of(const std::vector<CurvePoint>& curve) {
   Json points = Json::array();
   for (const CurvePoint& p : curve) points.push_back({p.size, p.seconds});
   return points;
+}
+
+Json json_of(const std::vector<CollectiveCurve>& curves) {
+  Json rows = Json::array();
+  for (const CollectiveCurve& c : curves)
+    rows.push_back({{"collective", name(c.kind)}, {"ranks", c.ranks}, {"ranks_per_node", c.ranks_per_node}, {"seconds", json_of(c.points)}});
+  return rows;
 }
 
 Json json_of_kernels(const std::vector<KernelRate>& kernels) {
@@ -112,7 +122,47 @@ void read_curves(JsonObject& root, Costs& c) {
     root.refuse("collective_ranks", "curves of collectives need the number of ranks they were measured on, at least 2");
 }
 
+CollectiveCurve collective_curve(JsonObject& row) {
+  CollectiveCurve c;
+  const std::string kind = row.text("collective");
+  const auto at = std::find(kCollectives.begin(), kCollectives.end(), kind);
+  if (at == kCollectives.end()) row.refuse("collective", "is not known", "use all_gather, reduce_scatter or all_reduce");
+  c.kind = static_cast<CollectiveKind>(at - kCollectives.begin());
+  c.ranks = row.integer("ranks", 2, 1 << 24);
+  c.ranks_per_node = row.integer("ranks_per_node", 1, c.ranks);
+  c.points = curve(row, "seconds");
+  if (c.points.empty()) row.refuse("seconds", "is empty", "leave the curve out");
+  return c;
+}
+
+// Keys that files of earlier versions have not.
+void read_collectives(JsonObject& root, Costs& c) {
+  if (root.has("fabric_efficiency")) c.fabric_efficiency = fraction(root, "fabric_efficiency");
+  if (root.has("fabric_efficiency_at_scale")) c.fabric_efficiency_at_scale = fraction(root, "fabric_efficiency_at_scale");
+  c.collective_skew = Seconds(root.optional_number("collective_skew_s", 0, 1).value_or(0));
+  c.pessimistic_collectives = root.optional_boolean("pessimistic_collectives").value_or(false);
+  c.gpu_spread = root.optional_number("gpu_spread", 0, 1).value_or(c.gpu_spread);
+  c.step_jitter = root.optional_number("step_jitter", 0, 1).value_or(c.step_jitter);
+  if (const auto variant = root.optional_text("collective_variant")) {
+    const auto at = std::find(kVariants.begin(), kVariants.end(), *variant);
+    if (at == kVariants.end()) root.refuse("collective_variant", "is not known", "use nccl, symmetric-memory or copy-engine");
+    c.collective_variant = static_cast<CollectiveVariant>(at - kVariants.begin());
+  }
+  if (!root.has("collective_curves")) return;
+  for (const JsonValue& item : root.array("collective_curves")) {
+    JsonObject row = item.object();
+    CollectiveCurve curve = collective_curve(row);
+    for (const CollectiveCurve& other : c.collective_curves)
+      if (other.kind == curve.kind && other.ranks == curve.ranks && other.ranks_per_node == curve.ranks_per_node)
+        item.refuse("this collective and group occur twice", "remove one");
+    c.collective_curves.push_back(std::move(curve));
+    row.finish();
+  }
+}
+
 }  // namespace
+
+std::string_view name(CollectiveKind kind) { return kCollectives[static_cast<std::size_t>(kind)]; }
 
 std::string to_json_text(const Costs& c) {
   Json j = {{"schema", kSchema},
@@ -137,6 +187,14 @@ std::string to_json_text(const Costs& c) {
   j["reduce_scatter"] = json_of(c.reduce_scatter);
   j["all_reduce"] = json_of(c.all_reduce);
   j["collective_ranks"] = c.collective_ranks;
+  j["fabric_efficiency"] = c.fabric_efficiency;
+  j["fabric_efficiency_at_scale"] = c.fabric_efficiency_at_scale;
+  j["collective_skew_s"] = c.collective_skew.count();
+  j["pessimistic_collectives"] = c.pessimistic_collectives;
+  j["collective_variant"] = kVariants[static_cast<std::size_t>(c.collective_variant)];
+  if (!c.collective_curves.empty()) j["collective_curves"] = json_of(c.collective_curves);
+  j["gpu_spread"] = c.gpu_spread;
+  j["step_jitter"] = c.step_jitter;
   return j.dump(1) + "\n";
 }
 
@@ -162,6 +220,7 @@ Costs parse_costs(std::string_view json_text, std::string_view where) {
   c.optimizer = kernel_rate(root, "optimizer");
   c.norm = kernel_rate(root, "norm");
   read_curves(root, c);
+  read_collectives(root, c);
   root.finish();
   return c;
 }
