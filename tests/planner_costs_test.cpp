@@ -22,6 +22,7 @@ namespace {
 constexpr double kGiB = 1073741824.0;
 
 // What NCCL counts on a DGX H100: 12 channels of 30 GB/s inside, 8 x 48 GB/s between nodes.
+ClusterSpec h100(std::int64_t gpus, std::int64_t per_node = 8) {
   ClusterSpec c;
   c.name = "test-h100";
   c.gpu.name = "test-gpu";
