@@ -14,6 +14,7 @@
 #include "cli/files.h"
 #include "cli/options.h"
 #include "models/suggest.h"
+#include "simulator/fit_runs.h"
 #include "viz/scatter.h"
 #include "viz/viz.h"
 
@@ -111,7 +112,9 @@ std::string plot(const AccuracyReport& report) {
 
 PriceList prices(const AccuracyFlags& f) {
   if (!f.costs) return datasheet_prices();
-  return prices_of(parse_costs(read_file(*f.costs), *f.costs));
+  auto costs = parse_any_costs(read_file(*f.costs), *f.costs);
+  if (auto* fitted = std::get_if<FittedCosts>(&costs)) return prices_of(std::move(*fitted));
+  return prices_of(std::get<Costs>(std::move(costs)));
 }
 
 int accuracy_command(const AccuracyFlags& f) {

@@ -1,14 +1,21 @@
-// fsdp-plan calibrate: micro-benchmarks of this machine, to costs.json.
+// fsdp-plan calibrate: micro-benchmarks of this machine, or a fit to runs that others published, to costs.json.
 #include "executor/calibrate.h"
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
 #include <memory>
+#include <thread>
 
 #include "cli/commands.h"
 #include "cli/files.h"
 #include "cli/options.h"
 #include "models/error.h"
+#include "models/suggest.h"
+#include "simulator/fit_runs.h"
+#include "viz/viz.h"
 
 namespace fsdp::cli {
 namespace {
@@ -20,16 +27,72 @@ struct CalibrateFlags {
 
 void check_flags(const CalibrateFlags& f) {
   if (f.nccl_tests) throw InputError("--nccl-tests", "reading nccl-tests logs is not built yet", "use --backend host");
-  if (f.runs) throw InputError("--runs", "fitting costs to published runs is not built yet", "use --backend host");
-  if (!f.backend) throw InputError("--backend", "is missing", "give --backend host");
+  if (f.runs) {
+    for (const auto& [name, value] : {std::pair{"--backend", &f.backend}, {"--ranks", &f.ranks}, {"--budget", &f.budget}, {"--dtype", &f.type}})
+      if (*value) throw InputError(name, "has no meaning with --runs", "leave it out");
+    return;
+  }
+  if (!f.backend) throw InputError("--backend", "is missing", "give --backend host, or --runs RUNS.csv");
   if (*f.backend == "mpi" || *f.backend == "cuda")
     throw InputError("--backend", "'" + *f.backend + "' is not built in", "give host");
   if (*f.backend != "host") throw InputError("--backend", "'" + *f.backend + "' is not a backend", "give host");
 }
 
+std::string name_of(const std::string& source, const std::string& generation) {
+  return source.empty() ? "pooled" : source + (generation.empty() ? "" : ", " + generation);
+}
+
+// Every constant with its error, per GPU and platform.
+std::string constants_table(const CalibratedRuns& fitted) {
+  std::vector<std::vector<std::string>> lines;
+  for (const auto* list : {&fitted.costs.gpus, &fitted.costs.platforms})
+    for (const FittedPlatform& p : *list)
+      for (const FittedConstant& c : p.constants)
+        lines.push_back({p.gpu, name_of(p.source, p.software_generation), c.name, fmt::format("{:.4g}", c.value), fmt::format("{:.2g}", c.standard_error),
+                         std::to_string(c.rows)});
+  std::stable_sort(lines.begin(), lines.end(), [](const auto& a, const auto& b) { return a[0] < b[0]; });
+  return table({"GPU", "platform", "constant", ">value", ">std. error", ">rows"}, lines);
+}
+
+std::string platforms_table(const CalibratedRuns& fitted) {
+  std::vector<std::vector<std::string>> lines;
+  for (const PlatformFit& p : fitted.platforms)
+    lines.push_back({p.gpu, name_of(p.source, p.software_generation), std::to_string(p.rows), fmt::format("{:.1f} %", 100 * p.before),
+                     fmt::format("{:.1f} %", 100 * p.after), join(p.at_bound)});
+  return table({"GPU", "platform", ">rows", ">error before", ">after", "at the end of its range"}, lines);
+}
+
+int calibrate_runs(const CalibrateFlags& f) {
+  std::error_code error;
+  if (std::filesystem::is_directory(*f.runs, error)) throw InputError("--runs", "'" + *f.runs + "' is a folder", "give a CSV file of runs");
+  std::ifstream file(*f.runs, std::ios::binary);
+  if (!file) throw InputError("--runs", "'" + *f.runs + "' cannot be read", "give a CSV file of runs");
+  CalibratedRuns fitted;
+  std::size_t left_out = 0;
+  {
+    Progress progress;
+    const FitRuns runs = read_fit_runs(file, *f.runs, [&](std::int64_t row) { progress.say(fmt::format("calibrate: row {}", with_commas(row))); });
+    FitRunsOptions options;
+    options.threads = static_cast<int>(std::clamp(std::thread::hardware_concurrency(), 1U, 16U));
+    options.progress = [&](const std::string& what) { progress.say("calibrate: " + what); };
+    left_out = runs.left_out.size();
+    fitted = fit_runs(runs.rows, fmt::format("calibrate --runs {}, {} runs", std::filesystem::path(*f.runs).filename().string(), runs.rows.size()), options);
+  }
+  const std::string text = to_json_text(fitted.costs);
+  if (f.output) write_file(*f.output, text);
+  if (f.json || !f.output) {
+    print(stdout, text);
+  } else {
+    print(stdout, constants_table(fitted) + "\nStep time, mean absolute error over the rows of the fit:\n" + platforms_table(fitted));
+    print(stdout, fmt::format("\n{}: {} constants; {} rows left out (`fsdp-plan accuracy` says why).\n", *f.output, free_constants(fitted.costs), left_out));
+  }
+  return kDone;
+}
+
 int calibrate_command(const CalibrateFlags& f) {
   check_flags(f);
   check_output(f.output);
+  if (f.runs) return calibrate_runs(f);
   CalibrateOptions options;
   if (f.ranks) options.ranks = parse_count(*f.ranks, "--ranks", 1, 1024);
   if (f.budget) options.seconds_budget = parse_seconds(*f.budget, "--budget").count();
@@ -60,7 +123,7 @@ void add_calibrate(CLI::App& app, Work& chosen) {
   command->add_option("--dtype", flags->type, "of the kernels: fp32 (default), fp64, bf16")->type_name("TYPE");
   command->add_option("-o,--output", flags->output, "write the costs here")->type_name("FILE");
   command->add_option("--nccl-tests", flags->nccl_tests)->group("");
-  command->add_option("--runs", flags->runs)->group("");
+  command->add_option("--runs", flags->runs, "instead: fit a few constants per platform to published runs")->type_name("RUNS.csv");
   command->add_flag("--json", flags->json, "print the costs, one JSON object");
   command->callback([flags, &chosen] { chosen = [flags] { return calibrate_command(*flags); }; });
 }

@@ -19,28 +19,11 @@ std::optional<double> error_of(const auto& predicted, const auto& measured) {
   return static_cast<double>(*predicted) / static_cast<double>(*measured) - 1;
 }
 
-// Step time is global batch over throughput where a source gives only the latter.
-std::optional<double> measured_time(const PublishedRun& run, const RunSetup& s) {
-  if (run.step_time_s) return run.step_time_s;
-  if (!run.tokens_per_s_per_gpu) return std::nullopt;
-  return static_cast<double>(s.plan.tokens_per_step()) / static_cast<double>(s.plan.ranks()) / *run.tokens_per_s_per_gpu;
-}
-
-// The two columns say the same thing; a run whose cells differ by more than rounding is not believed.
-void check_throughput(const PublishedRun& run, const RunSetup& s) {
-  if (!run.step_time_s || !run.tokens_per_s_per_gpu) return;
-  const double tokens = static_cast<double>(s.plan.tokens_per_step()) / static_cast<double>(s.plan.ranks());
-  const double ratio = tokens / *run.step_time_s / *run.tokens_per_s_per_gpu;
-  if (ratio < 0.9 || ratio > 1.1)
-    throw InputError("step_time_s", "and tokens_per_s_per_gpu contradict each other: " + std::to_string(tokens / *run.step_time_s) + " tokens/s follow from the former");
-}
-
 AccuracyRow predict_row(const PublishedRun& run, RunSetup setup, const PriceList& prices, const AccuracyOptions& options) {
   AccuracyRow row;
   row.id = run.id, row.source = run.source, row.trust = run.trust, row.gpu = run.gpu, row.model = run.model;
   row.gpus = setup.plan.ranks();
-  check_throughput(run, setup);
-  row.measured_step_time_s = measured_time(run, setup);
+  row.measured_step_time_s = measured_step_time(run, setup.plan);
   if (run.peak_memory_gib) row.measured_peak_bytes = std::llround(*run.peak_memory_gib * kGib);
   if (!row.measured_step_time_s && !row.measured_peak_bytes) throw InputError("step_time_s", "and peak_memory_gib are both empty: there is nothing to compare with");
   row.assumptions = setup.assumptions;
@@ -59,6 +42,17 @@ AccuracyRow predict_row(const PublishedRun& run, RunSetup setup, const PriceList
 }
 
 }  // namespace
+
+// The two columns say the same thing; a run whose cells differ by more than rounding is not believed.
+std::optional<double> measured_step_time(const PublishedRun& run, const ShardingPlan& plan) {
+  const double tokens = static_cast<double>(plan.tokens_per_step()) / static_cast<double>(plan.ranks());
+  if (!run.tokens_per_s_per_gpu) return run.step_time_s;
+  if (!run.step_time_s) return tokens / *run.tokens_per_s_per_gpu;
+  const double ratio = tokens / *run.step_time_s / *run.tokens_per_s_per_gpu;
+  if (ratio < 0.9 || ratio > 1.1)
+    throw InputError("step_time_s", "and tokens_per_s_per_gpu contradict each other: " + std::to_string(tokens / *run.step_time_s) + " tokens/s follow from the former");
+  return run.step_time_s;
+}
 
 std::optional<double> AccuracyRow::step_time_error() const { return error_of(predicted_step_time_s, measured_step_time_s); }
 std::optional<double> AccuracyRow::peak_error() const { return error_of(predicted_peak_bytes, measured_peak_bytes); }

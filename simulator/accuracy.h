@@ -80,6 +80,9 @@ struct AccuracyOptions {
   std::function<void(std::int64_t rows)> progress;   // called after every row
 };
 
+// What the row says a step took: its time, else global batch over throughput; empty: neither. Throws InputError where both contradict.
+[[nodiscard]] std::optional<double> measured_step_time(const PublishedRun&, const ShardingPlan&);
+
 // Reads, predicts and sums up. Throws InputError for a file that is no CSV of runs; bad rows are skipped with a reason.
 [[nodiscard]] AccuracyReport accuracy_of(std::istream&, std::string_view where, const PriceList&, const AccuracyOptions& = {});
 [[nodiscard]] AccuracySummary summarize(std::span<const AccuracyRow>);
