@@ -126,6 +126,18 @@ Sizes sizes_of(const Architecture& a, std::string_view family, std::vector<std::
   return s;
 }
 
+// Tables state a family's vocabulary, padded or not, while the parameters were counted in the run: where both differ by a whole number
+// of embedding rows, the run had that many fewer or more. Empty: they agree, or differ in something else.
+std::optional<std::int64_t> vocab_of_params(const Architecture& a, const Sizes& s, const Form& form, std::int64_t counted) {
+  constexpr std::int64_t kMostPadding = 512;
+  if (!a.params || *a.params == counted) return std::nullopt;
+  const std::int64_t row = s.hidden * (form.tied ? 1 : 2), more = *a.params - counted;
+  if (more % row != 0) return std::nullopt;
+  const std::int64_t vocab = s.vocab + more / row;
+  const bool near = a.vocab ? std::abs(more / row) <= kMostPadding : vocab < 1'000'000;
+  return near && vocab >= 1000 ? std::optional(vocab) : std::nullopt;
+}
+
 std::vector<Form> forms_of(std::string_view family, const Architecture& a) {
   if (family == "mpt") return {{"mpt", true}};
   if (family == "gpt2") return {{"gpt2", true}, {"gpt2", false}};
@@ -151,7 +163,7 @@ ArchitectureModel model_from_architecture(const Architecture& a, std::string_vie
     out.graph = std::move(*known);
   } else {
     const std::string_view family = family_of(words);
-    const Sizes s = sizes_of(a, family, out.assumptions, where);
+    Sizes s = sizes_of(a, family, out.assumptions, where);
     const bool wide = family == "qwen3";     // head size 128 whatever the hidden size
     if (!wide && s.hidden % s.heads != 0) throw InputError(std::string(where), fmt::format("heads: {} do not divide hidden {}", s.heads, s.hidden));
     const std::int64_t head_dim = wide ? 128 : s.hidden / s.heads;
@@ -162,6 +174,11 @@ ArchitectureModel model_from_architecture(const Architecture& a, std::string_vie
       best = *std::min_element(forms.begin(), forms.end(), [&](const Form& x, const Form& y) { return miss(x) < miss(y) - 1e-3; });
     }
     out.graph = model_from_config(config_of(best, s, where).dump(), where, s.seq_len);
+    if (const auto vocab = vocab_of_params(a, s, best, out.graph.parameter_count())) {
+      s.vocab = *vocab;
+      out.assumptions.push_back(fmt::format("a vocabulary of {}, as the parameters say", with_commas(s.vocab)));
+      out.graph = model_from_config(config_of(best, s, where).dump(), where, s.seq_len);
+    }
     if (family.empty()) out.assumptions.push_back(fmt::format("a decoder like {}", best.family == "gpt2" ? "GPT-2" : "Llama"));
     if (best.tied != forms[0].tied) out.assumptions.push_back(best.tied ? "tied embeddings" : "untied embeddings");
   }

@@ -1,0 +1,149 @@
+// Errors of predictions: sums on numbers that were worked out by hand, and the whole file.
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <sstream>
+
+#include "models/error.h"
+#include "relative.h"
+#include "simulator/accuracy.h"
+#include "viz/scatter.h"
+
+using namespace fsdp;
+using Json = nlohmann::json;
+
+namespace {
+
+AccuracyRow made(const std::string& id, double measured, double predicted, const std::string& trust = "A") {
+  AccuracyRow r;
+  r.id = id, r.source = "s", r.gpu = "g", r.model = "m", r.trust = trust, r.gpus = 8;
+  r.measured_step_time_s = measured, r.predicted_step_time_s = predicted;
+  return r;
+}
+
+AccuracyReport of_file(std::size_t rows_of_header_and_below, const AccuracyOptions& options = {}) {
+  std::ifstream file(std::string(FSDP_TESTS_DIR) + "/accuracy/published_runs.csv", std::ios::binary);
+  std::string text, line;
+  for (std::size_t i = 0; i < rows_of_header_and_below && std::getline(file, line); ++i) text += line + "\n";
+  std::istringstream in(text);
+  return accuracy_of(in, "published_runs.csv", datasheet_prices(), options);
+}
+
+}  // namespace
+
+TEST_CASE("errors summed up") {
+  const std::vector<double> errors = {0.1, -0.2, 0.0, 0.4, -0.3};
+  const std::vector<std::string> ids = {"a", "b", "c", "d", "e"};
+  const ErrorSummary s = summarize_errors(errors, ids);
+  CHECK(s.rows == 5);
+  CHECK(s.mean == relative(0.2));
+  CHECK(s.median == relative(0.2));
+  CHECK(s.p90 == relative(0.36));            // between the fourth, 0.3, and the fifth, 0.4
+  CHECK(s.worst == relative(0.4));
+  CHECK(s.worst_id == "d");
+  CHECK(std::abs(s.bias) < 1e-15);
+  CHECK(summarize_errors({}, {}).rows == 0);
+}
+
+TEST_CASE("Kendall's tau") {
+  // Measured 1 2 3 4 5; predicted swaps one neighbouring pair: 9 of 10 pairs agree, tau 0.8.
+  std::vector<AccuracyRow> rows = {made("1", 1, 10), made("2", 2, 30), made("3", 3, 20), made("4", 4, 40), made("5", 5, 50)};
+  CHECK(rank_agreement(rows).tau == relative(0.8));
+  CHECK(rank_agreement(rows).pairs == 10);
+  CHECK(rank_agreement(rows).groups == 1);
+  rows[2].measured_step_time_s = 2.03;       // within 2 % of row 2: that pair no longer counts
+  CHECK(rank_agreement(rows).tau == 1.0);
+  CHECK(rank_agreement(rows).pairs == 9);
+  rows[1].predicted_step_time_s = 40;        // a tie in the prediction is neither
+  CHECK(rank_agreement(rows).tau == relative(8.0 / 9));
+  rows.pop_back();
+  CHECK(rank_agreement(rows).groups == 0);   // four rows are no group
+  std::vector<AccuracyRow> mixed = {made("1", 1, 1), made("2", 2, 2), made("3", 3, 3), made("4", 4, 4), made("5", 5, 5)};
+  mixed[0].model = "other";
+  CHECK(rank_agreement(mixed).pairs == 0);
+}
+
+TEST_CASE("the headline is trust A; groups hold every row once") {
+  std::vector<AccuracyRow> rows = {made("1", 1, 1.1), made("2", 1, 0.9, "B"), made("3", 2, 3)};
+  rows[2].gpus = 512;
+  rows[1].measured_peak_bytes = 100, rows[1].predicted_peak_bytes = 90;
+  const AccuracySummary s = summarize(rows);
+  CHECK(s.headline.step_time.rows == 2);
+  CHECK(s.headline.step_time.mean == relative(0.3));
+  CHECK(s.all.step_time.rows == 3);
+  CHECK(s.headline.peak.rows == 0);
+  CHECK(s.all.peak.bias == relative(-0.1));
+  for (const char* by : {"source", "gpu", "scale", "trust"}) {
+    std::int64_t rows_in_groups = 0;
+    for (const AccuracyGroup& g : s.groups) rows_in_groups += g.by == by ? g.step_time.rows : 0;
+    CHECK(rows_in_groups == 3);
+  }
+}
+
+TEST_CASE("the file: every row is predicted or skipped, and the JSON says so") {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  constexpr std::size_t kRows = 80;
+#else
+  constexpr std::size_t kRows = 10'000;
+#endif
+  std::int64_t told = 0;
+  AccuracyOptions options;
+  options.progress = [&](std::int64_t row) { told = row; };
+  const AccuracyReport report = of_file(kRows, options);
+  CHECK(report.rows.size() + report.skipped.size() == static_cast<std::size_t>(told));
+  if (kRows > 700) CHECK(told == 677);
+  const Json j = Json::parse(to_json_text(report));
+  REQUIRE(j.at("rows").size() == report.rows.size());
+  std::set<std::string> ids;
+  for (const Json& r : j.at("rows")) {
+    ids.insert(r.at("id").get<std::string>());
+    CHECK(r.at("source").is_string());
+    CHECK(r.at("trust").is_string());
+    CHECK(r.at("predicted_step_time_s").get<double>() > 0);
+    for (const char* key : {"measured_step_time_s", "measured_peak_bytes", "predicted_peak_bytes"})
+      CHECK((r.at(key).is_null() || r.at(key).get<double>() > 0));
+    CHECK(r.at("measured_peak_bytes").is_null() == r.at("predicted_peak_bytes").is_null());
+    CHECK_FALSE((r.at("measured_step_time_s").is_null() && r.at("measured_peak_bytes").is_null()));
+  }
+  for (const Json& r : j.at("skipped")) {
+    ids.insert(r.at("id").get<std::string>());
+    CHECK_FALSE(r.at("reason").get<std::string>().empty());
+  }
+  CHECK(ids.size() == static_cast<std::size_t>(told));
+  CHECK(j.at("summary").at("free_constants") == 0);
+  // Wide bounds that a broken rule breaks: units, precision, batch.
+  for (const AccuracyRow& r : report.rows) {
+    CAPTURE(r.id);
+    if (r.trust == "A" && r.step_time_error()) CHECK(std::abs(*r.step_time_error()) < 1);
+  }
+}
+
+TEST_CASE("rows that say too little or the wrong thing") {
+  const std::string header = "id,trust,model,gpu,gpus,seq_len,micro_batch,tokens_per_s_per_gpu,step_time_s,peak_memory_gib,memory_kind\n";
+  const auto of = [&](const std::string& rows) {
+    std::istringstream in(header + rows);
+    return accuracy_of(in, "runs.csv", datasheet_prices());
+  };
+  const AccuracyReport r = of("a,A,llama3-8b,h100-sxm-80,8,8192,1,,,,\n"
+                              "b,A,llama3-8b,h100-sxm-80,8,8192,1,8192,2,,\n"
+                              "c,A,llama3-8b,h100-sxm-80,8,8192,1,8192,1,,\n"
+                              "c,A,llama3-8b,h100-sxm-80,8,8192,1,4096,,,\n"
+                              "d,A,llama3-8b,h100-sxm-80,8,8192,16,,,70,allocated\n");
+  REQUIRE(r.skipped.size() == 3);
+  CHECK(r.skipped[0].reason.find("nothing to compare") != std::string::npos);
+  CHECK(r.skipped[1].reason.find("contradict") != std::string::npos);
+  CHECK(r.skipped[2].id == "d");
+  CHECK(r.skipped[2].reason.find("of a device of 80.0 GiB") != std::string::npos);
+  REQUIRE(r.rows.size() == 2);
+  CHECK(*r.rows[1].measured_step_time_s == relative(2.0));
+  CHECK(r.summary.repeated_ids == std::vector<std::string>{"c"});
+}
+
+TEST_CASE("text that JSON cannot hold is replaced, not thrown at") {
+  AccuracyReport report;
+  report.skipped.push_back({"1", "caf\xc3"});
+  CHECK(Json::parse(to_json_text(report)).at("skipped").size() == 1);
+}

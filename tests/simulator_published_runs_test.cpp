@@ -1,0 +1,304 @@
+// The CSV of published runs: hostile text, and rows as setups.
+#include <doctest/doctest.h>
+
+#include <fstream>
+#include <random>
+#include <set>
+#include <sstream>
+
+#include "planner/lower.h"
+#include "refusal.h"
+#include "relative.h"
+#include "simulator/engine.h"
+#include "simulator/run_setup.h"
+
+using namespace fsdp;
+using namespace fsdp::testing;
+
+namespace {
+
+const std::string kHeader = "id,source,model,gpu,gpus,seq_len,micro_batch,step_time_s,notes\n";
+
+PublishedRuns parse(const std::string& rows) { return parse_runs(kHeader + rows, "runs.csv"); }
+std::string refused(const std::string& row) {
+  const PublishedRuns r = parse(row);
+  REQUIRE(r.runs.size() + r.refused.size() == 1);
+  return r.refused.empty() ? "" : r.refused[0].reason;
+}
+std::string reason(const PublishedRun& run) {
+  const auto s = set_up(run, "model");
+  return std::holds_alternative<std::string>(s) ? std::get<std::string>(s) : "";
+}
+RunSetup setup(const PublishedRun& run) {
+  auto s = set_up(run, "model");
+  if (auto* text = std::get_if<std::string>(&s)) FAIL("row " << run.id << ": " << *text);
+  return std::get<RunSetup>(std::move(s));
+}
+
+// A small run that can be expressed.
+PublishedRun small() {
+  PublishedRun r;
+  r.id = "1", r.source = "someone", r.trust = "A", r.framework = "fsdp2", r.model = "Llama of ours", r.gpu = "h100-sxm-80", r.strategy = "FSDP2";
+  r.layers = 4, r.hidden = 1024, r.heads = 8, r.kv_heads = 2, r.ffn = 2816, r.vocab = 32000, r.seq_len = 1024;
+  r.gpus = 8, r.gpus_per_node = 8, r.dp_shard = 8, r.dp_replicate = 1, r.micro_batch = 2, r.grad_accum = 1, r.global_batch = 16;
+  r.param_dtype = "bf16", r.reduce_dtype = "fp32", r.activation_checkpointing = "none", r.step_time_s = 0.1;
+  return r;
+}
+
+std::string file_text() {
+  std::ifstream file(std::string(FSDP_TESTS_DIR) + "/accuracy/published_runs.csv", std::ios::binary);
+  std::ostringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+const PublishedRuns& published() {
+  static const PublishedRuns runs = parse_runs(file_text(), "published_runs.csv");
+  return runs;
+}
+const PublishedRun& row(const std::string& id) {
+  for (const PublishedRun& r : published().runs)
+    if (r.id == id) return r;
+  FAIL("no row " << id);
+  return published().runs[0];
+}
+
+}  // namespace
+
+TEST_CASE("cells as RFC 4180 writes them") {
+  const PublishedRuns r = parse_runs("\xEF\xBB\xBF" "notes,id,gpu,gpus,model,micro_batch,extra,\"step_time_s\"\r\n"
+                                     "\"a \"\"quote\"\", a comma\r\nand a line\",7,h100-sxm-80,8,m,1,x,2.5\r\n"
+                                     "\r\n"
+                                     ",,h100-sxm-80,16.0,m,1,,\r"
+                                     "last,9,h100-sxm-80,8,m,1,,1e-3", "runs.csv");
+  CHECK(r.refused.empty());
+  REQUIRE(r.runs.size() == 3);
+  CHECK(r.runs[0].notes == "a \"quote\", a comma\r\nand a line");
+  CHECK(r.runs[0].id == "7");
+  CHECK(r.runs[0].step_time_s == 2.5);
+  CHECK(r.runs[0].line == 2);
+  CHECK(r.runs[1].id == "line 5");
+  CHECK(r.runs[1].gpus == 16);
+  CHECK_FALSE(r.runs[1].step_time_s.has_value());
+  CHECK_FALSE(r.runs[1].layers.has_value());
+  CHECK(r.runs[2].step_time_s == 1e-3);
+}
+
+TEST_CASE("rows that are none say why, and nothing is dropped") {
+  CHECK(refused("1,s,m,g,8,1024,1,1,n\n") == "");
+  CHECK(holds(refused("1,s,m,g,8,1024,1,1\n"), "8 cells, the header has 9"));
+  CHECK(holds(refused("1,s,m,g,8,1024,1,1,n,more\n"), "10 cells"));
+  CHECK(holds(refused("1,s,m,g,-8,1024,1,1,n\n"), "gpus: \"-8\" is impossible"));
+  CHECK(holds(refused("1,s,m,g,8.5,1024,1,1,n\n"), "not a whole number"));
+  CHECK(holds(refused("1,s,m,g,8,1024,1,1e400,n\n"), "step_time_s: \"1e400\" is out of range"));
+  CHECK(holds(refused("1,s,m,g,8,1024,1,nan,n\n"), "not a number"));
+  CHECK(holds(refused("1,s,m,g,8,1024,1,1 s,n\n"), "not a number"));
+  CHECK(holds(refused("1,s,m,g,8,1024,1,0,n\n"), "impossible"));
+  CHECK(holds(refused("1,s,m,g,99999999999999999999,1024,1,1,n\n"), "impossible"));
+  CHECK(holds(refused("1,s,\xff\xfe,g,8,1024,1,1,n\n"), "model: "));
+  CHECK(holds(refused("1,s,caf\xc3,g,8,1024,1,1,n\n"), "not UTF-8"));
+  CHECK(holds(refused(std::string("1,s,m\0m,g,8,1024,1,1,n\n", 23)), "NUL"));
+  CHECK(holds(refused("1,s," + std::string(20000, 'x') + ",g,8,1024,1,1,n\n"), "20000 bytes"));
+  CHECK(holds(refused("1,s,\"m\"x,g,8,1024,1,1,n\n"), "text follows a closing quote"));
+  CHECK(holds(refused("1,s,\"m,g,8,1024,1,1,n\n"), "a quote is opened and not closed"));
+  const PublishedRuns r = parse("1,s,m,g,8,1024,1,1,n\n2,s,m,g,x,1024,1,1,n\n3,s\n\n4,s,m,g,8,1024,1,1,n\n");
+  CHECK(r.runs.size() == 2);
+  REQUIRE(r.refused.size() == 2);
+  CHECK(r.refused[0].id == "2");
+  CHECK(r.refused[1].id == "line 4");
+}
+
+TEST_CASE("a quote that never closes costs its own lines, not the rest of a long file") {
+  std::string rows = "1,s,m,g,8,1024,1,1,\"open\n";
+  for (int i = 0; i < 60000; ++i) rows += std::to_string(i) + ",s,m,g,8,1024,1,1,a note of some length\n";
+  const PublishedRuns r = parse(rows);
+  REQUIRE(r.refused.size() >= 1);
+  CHECK(holds(r.refused[0].reason, "longer than 1024 KiB"));
+  CHECK(r.runs.size() > 30000);
+}
+
+TEST_CASE("files that are no such CSV") {
+  const auto of = [](const std::string& text) { return refusal([&] { return parse_runs(text, "runs.csv"); }); };
+  CHECK(holds(of(""), "runs.csv: is empty"));
+  CHECK(holds(of("\xEF\xBB\xBF"), "is empty"));
+  CHECK(holds(of("\n\r\n\n"), "is empty"));
+  CHECK(holds(of("hello\n1\n"), "not a CSV of training runs"));
+  CHECK(holds(of(std::string(1 << 21, '\0')), "not a CSV of training runs"));
+  CHECK(holds(of("model,gpus\n"), "lacks the columns gpu, micro_batch or global_batch"));
+  CHECK(holds(of("gpu,gpus,model,micro_batch,gpu\n"), "the column gpu twice"));
+  CHECK(holds(of("gpu;gpus;model;micro_batch\n"), "not a CSV"));
+}
+
+TEST_CASE("any bytes end in runs, refusals or an InputError") {
+  std::mt19937 random(1);
+  const std::string good = kHeader + "1,s,m,g,8,1024,1,1,\"n\"\n2,s,m,g,8,1024,1,1,n\n";
+  for (int i = 0; i < 3000; ++i) {
+    std::string text = good;
+    for (unsigned k = 0; k <= i % 7U; ++k) text[random() % text.size()] = static_cast<char>(random());
+    (void)refusal([&] { return parse_runs(text, "runs.csv"); });
+  }
+}
+
+TEST_CASE("every row of the file is read") {
+  CHECK(published().runs.size() == 677);
+  CHECK(published().refused.empty());
+  std::set<std::string> ids;
+  for (const PublishedRun& r : published().runs) ids.insert(r.id);
+  CHECK(ids.size() == 677);
+}
+
+TEST_CASE("the parameters of every model that states its numbers are those that were published") {
+  std::set<std::string> seen;
+  int mpt = 0, llama = 0;
+  for (const PublishedRun& r : published().runs) {
+    if (!r.params || !r.vocab || r.model.find("LoRA") != std::string::npos) continue;
+    if (!seen.insert(r.model + std::to_string(*r.seq_len)).second) continue;
+    PublishedRun plain = r;                  // of 8-bit rows the model alone
+    plain.float8 = plain.precision = plain.cpu_offload = "";
+    CAPTURE(r.id);
+    CHECK(setup(plain).model.parameter_count() == *r.params);
+    (r.model.starts_with("MPT") ? mpt : llama) += 1;
+  }
+  CHECK(mpt >= 40);
+  CHECK(llama >= 8);
+}
+
+TEST_CASE("a vocabulary that the parameters contradict by whole rows") {
+  const RunSetup early = setup(row("782"));  // states 50,368 rows and the parameters of 50,257
+  CHECK(early.model.vocab == 50257);
+  REQUIRE(early.assumptions.size() == 1);
+  CHECK(holds(early.assumptions[0], "50,257"));
+  CHECK(setup(row("1")).model.vocab == 50368);
+}
+
+TEST_CASE("typical rows as setups") {
+  const RunSetup mosaic = setup(row("1"));
+  CHECK(mosaic.model.family == "mpt");
+  CHECK(mosaic.plan.dialect == Dialect::fsdp1);
+  CHECK(mosaic.plan.backward_post);
+  CHECK(mosaic.plan.shard() == 512);
+  CHECK(mosaic.plan.units.size() == 81);
+  CHECK(mosaic.plan.checkpointed.size() == 80);
+  CHECK(mosaic.plan.reduce_dtype == DType::f32);
+  CHECK(mosaic.plan.clip_norm == 1.0);
+  CHECK(mosaic.implementation->name == "foundry");
+  CHECK(mosaic.cluster.gpus_per_node == 8);
+  CHECK(mosaic.platform == "mosaicml/llm-foundry MPT benchmarks | h100-sxm-80 | ");
+
+  const RunSetup titan = setup(row("1078"));
+  CHECK(titan.implementation->name == "torchtitan-2024");
+  CHECK(titan.implementation->compiled);
+  CHECK(titan.plan.checkpoint_policy == CheckpointPolicy::selective_op);
+  CHECK(titan.plan.units.size() == 33);      // blocks and root: the embedding had no unit of its own in December 2024
+  CHECK(titan.plan.units[31].reshard_after_forward == Reshard::no);
+  CHECK(titan.memory_kind == MemoryKind::reserved);
+  CHECK(titan.expandable_segments);
+  CHECK(titan.assumptions.empty());
+
+  const RunSetup recent = setup(row("1180"));   // September 2025
+  CHECK(recent.implementation->name == "torchtitan");
+  CHECK(recent.model.family == "qwen3");
+  CHECK(recent.plan.units.size() == 67);
+  CHECK_FALSE(recent.implementation->compiled);
+
+  const RunSetup hybrid = setup(row("1305"));
+  CHECK(hybrid.plan.shard() == 4);
+  CHECK(hybrid.plan.replicate() == 2);
+  CHECK(hybrid.cluster.gpus_per_node == 4);
+  CHECK_FALSE(hybrid.assumptions.empty());
+
+  const RunSetup chunks = setup(row("1172"));
+  CHECK(chunks.plan.loss_chunks > 1);
+  const RunSetup first = setup(row("1295"));
+  CHECK(first.plan.checkpointed.size() == 10);
+}
+
+TEST_CASE("a last micro-batch that is smaller") {
+  for (const PublishedRun& r : published().runs) {
+    if (!r.float8.empty() && r.float8 != "no") continue;
+    if (*r.micro_batch * *r.grad_accum * *r.gpus == *r.global_batch) continue;
+    if (std::holds_alternative<std::string>(set_up(r, "model"))) continue;
+    const ShardingPlan plan = setup(r).plan;
+    CAPTURE(r.id);
+    CHECK(plan.micro_batches.back() < plan.micro_batches.front());
+    CHECK(plan.sequences_per_rank() * *r.gpus == *r.global_batch);
+    return;
+  }
+  FAIL("no such row");
+}
+
+TEST_CASE("what cannot be expressed says so") {
+  CHECK(reason(small()) == "");
+  const auto with = [](auto change) {
+    PublishedRun r = small();
+    change(r);
+    return reason(r);
+  };
+  CHECK(holds(with([](auto& r) { r.heads = 7; }), "heads"));
+  CHECK(holds(with([](auto& r) { r.kv_heads = 3; }), "kv_heads"));
+  CHECK(holds(with([](auto& r) { r.dp_shard = 4; }), "dp_shard: 4 x 1 replicas are not the 8 GPUs"));
+  CHECK(holds(with([](auto& r) { r.global_batch = 32; }), "global_batch: 4 sequences per GPU are not 1 micro-batches of 2"));
+  CHECK(holds(with([](auto& r) { r.global_batch = 12; }), "do not divide"));
+  CHECK(holds(with([](auto& r) { r.global_batch = 8, r.grad_accum = 4; }), "global_batch"));
+  CHECK(holds(with([](auto& r) { r.micro_batch.reset(), r.global_batch.reset(); }), "micro_batch"));
+  CHECK(holds(with([](auto& r) { r.gpu = "h100-sxm-8"; }), "did you mean \"h100-sxm-80\""));
+  CHECK(holds(with([](auto& r) { r.gpus.reset(); }), "gpus"));
+  CHECK(holds(with([](auto& r) { r.float8 = "rowwise"; }), "float8"));
+  CHECK(holds(with([](auto& r) { r.model = "Mixtral-8x7B"; }), "mixture of experts"));
+  CHECK(holds(with([](auto& r) { r.model = "Llama LoRA"; }), "adapters"));
+  CHECK(holds(with([](auto& r) { r.params = 46'700'000'000; }), "params"));
+  CHECK(holds(with([](auto& r) { r.layers.reset(); }), "catalog"));
+  CHECK(holds(with([](auto& r) { r.strategy = "ZeRO++"; }), "strategy"));
+  CHECK(holds(with([](auto& r) { r.framework = "megatron"; }), "framework"));
+  CHECK(holds(with([](auto& r) { r.activation_checkpointing = "sometimes"; }), "activation_checkpointing"));
+  CHECK(holds(with([](auto& r) { r.optimizer = "adafactor"; }), "optimizer"));
+  CHECK(holds(with([](auto& r) { r.param_dtype = "int4"; }), "param_dtype"));
+  CHECK(holds(with([](auto& r) { r.cpu_offload = "activations"; }), "cpu_offload"));
+  CHECK(holds(with([](auto& r) { r.memory_kind = "rss", r.peak_memory_gib = 3; }), "memory_kind"));
+}
+
+TEST_CASE("a model that nobody has named is built from its columns") {
+  PublishedRun r = small();
+  r.model = "Nobody-1";
+  CHECK(setup(r).model.family == "llama");
+  r.kv_heads.reset(), r.ffn = 4096, r.vocab = 50304;
+  CHECK(setup(r).model.family == "gpt2");
+  const std::int64_t gpt = setup(r).model.parameter_count();
+  r.params = 4 * (4 * 1024 * 1024 + 3 * 1024 * 4096) + 2 * 50304 * 1024;     // three matrices in the feed-forward, untied
+  CHECK(setup(r).model.family == "llama");
+  r.params = gpt;
+  CHECK(setup(r).model.parameter_count() == gpt);
+  r.heads.reset(), r.ffn.reset(), r.vocab.reset(), r.params.reset();
+  CHECK(setup(r).assumptions.size() >= 4);
+}
+
+TEST_CASE("months") {
+  PublishedRun r;
+  CHECK_FALSE(month_of(r).has_value());
+  r.software_generation = "torch-2.8";
+  CHECK(month_of(r) == 2025 * 12 + 7);
+  r.notes = "step 4 of 5, 2024-07-11";
+  CHECK(month_of(r) == 2024 * 12 + 6);
+  r.source_ref = "titan@b5bcd76c6:benchmarks/llama3_h100_202412_torchtitan.md#L29";
+  CHECK(month_of(r) == 2024 * 12 + 11);
+  r.software = "torch 1963fc8 (2023-01-23), torchtitan 9dec370";
+  CHECK(month_of(r) == 2023 * 12);
+  r.software = "torch 2.1.0, 20230827";
+  CHECK(month_of(r) == 2023 * 12 + 7);
+}
+
+TEST_CASE("many equal micro-batches take as long as all of them") {
+  int checked = 0;
+  for (const char* id : {"43", "144", "532"}) {
+    const RunSetup s = setup(row(id));
+    const PreparedRun few = prepare(s);
+    CAPTURE(id);
+    CHECK(few.left_out > 0);
+    const Costs costs = default_costs(s.cluster);
+    const Program whole = lower(s.model, s.plan, *s.implementation);
+    const CostContext context{s.model, s.plan, *s.implementation, s.cluster, costs};
+    const double period = simulate(whole.steady_step, demands_of(whole.steady_step, whole, context)).duration;
+    CHECK(predict_step_time(few, costs).count() == relative(period).epsilon(1e-4));
+    ++checked;
+  }
+  CHECK(checked == 3);
+}
