@@ -8,10 +8,10 @@
 #include <cmath>
 
 #include "models/architecture.h"
+#include "models/catalog.h"
 #include "models/error.h"
 #include "models/suggest.h"
 #include "planner/wrap.h"
-#include "simulator/run_cluster.h"
 
 namespace fsdp {
 namespace {
@@ -87,7 +87,7 @@ class Builder {
     set_rest();
     set_implementation();
     set_memory();
-    out_.cluster = cluster_of(run_, out_.assumptions);
+    set_cluster();
     check(out_.plan, out_.model, "plan");
     return std::move(out_);
   }
@@ -266,6 +266,14 @@ class Builder {
       else not_modelled("memory_kind", run_.memory_kind);
     }
     out_.expandable_segments = run_.expandable_segments.empty() ? stack_ == Stack::titan && month_ >= month(2024, 9) : !says_no(run_.expandable_segments);
+  }
+
+  void set_cluster() {
+    const std::int64_t node = run_.gpus_per_node.value_or(8);
+    if (!run_.gpus_per_node) assume("8 GPUs per node");
+    const BytesPerSecond fabric(run_.fabric_gbps_per_gpu.value_or(0) * 1e9 / 8);
+    out_.cluster = cluster_of(load_gpu(run_.gpu, "gpu"), *run_.gpus, node, fabric);
+    if (*run_.gpus > node && !run_.fabric_gbps_per_gpu) assume("a fabric as the vendor's reference designs have it, rail-optimized");
   }
 
   const PublishedRun& run_;
