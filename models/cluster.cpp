@@ -62,6 +62,20 @@ void read_source(JsonObject& o) {
   for (const std::string& key : by_field.keys()) (void)by_field.text(key);
 }
 
+// "attention": {"cudnn": [0.66, 0.58], ...}: forward and backward.
+void read_attention(JsonObject& o, GpuSpec& g) {
+  constexpr std::array<std::string_view, kFusedAttentionKernels> kNames = {"flash1", "flash2", "cudnn", "flash3"};
+  auto kernels = o.optional_object("attention");
+  if (!kernels) return;
+  for (std::size_t k = 0; k < kNames.size(); ++k) {
+    if (!kernels->has(kNames[k])) continue;
+    const std::vector<double> pair = kernels->numbers(kNames[k], 0.001, 1);
+    if (pair.size() != 2) kernels->refuse(kNames[k], "expected a pair [forward, backward]");
+    g.attention[k] = {pair[0], pair[1]};
+  }
+  kernels->finish();
+}
+
 GpuSpec gpu_from(JsonObject o) {
   GpuSpec g;
   g.name = nonempty(o, "name");
@@ -80,9 +94,12 @@ GpuSpec gpu_from(JsonObject o) {
   g.compute_capability = o.optional_integer("compute_capability", 10, 1000).value_or(g.compute_capability);
   const auto fraction = [&](std::string_view key, double usual) { return o.optional_number(key, 0.001, 1).value_or(usual); };
   g.matmul_efficiency = fraction("matmul_efficiency", g.matmul_efficiency);
+  g.fp8_matmul_efficiency = fraction("fp8_matmul_efficiency", g.fp8_matmul_efficiency);
+  g.sustained_clock = fraction("sustained_clock", g.sustained_clock);
   g.attention_forward_efficiency = fraction("attention_forward_efficiency", g.attention_forward_efficiency);
   g.attention_backward_efficiency = fraction("attention_backward_efficiency", g.attention_backward_efficiency);
   g.memory_efficiency = fraction("memory_efficiency", g.memory_efficiency);
+  read_attention(o, g);
   o.ignore("schema");  // an inline object may be a pasted gpus/*.json
   read_source(o);
   o.finish();
@@ -141,8 +158,13 @@ void add(Digest& d, const GpuSpec& g) {
   for (FlopsPerSecond f : {g.fp32, g.tf32, g.bf16, g.fp8}) d.add("peak", f.count());
   for (Bytes b : {g.memory, g.usable_memory, g.l2}) d.add("bytes", b.count());
   for (BytesPerSecond r : {g.memory_bandwidth, g.host_link, g.nvlink}) d.add("rate", r.count());
-  for (double e : {g.matmul_efficiency, g.attention_forward_efficiency, g.attention_backward_efficiency, g.memory_efficiency})
+  for (double e : {g.matmul_efficiency, g.fp8_matmul_efficiency, g.attention_forward_efficiency, g.attention_backward_efficiency,
+                   g.memory_efficiency, g.sustained_clock})
     d.add("efficiency", e);
+  for (const AttentionCeiling& a : g.attention) {
+    d.add("attention", a.forward);
+    d.add("attention", a.backward);
+  }
   d.add("sms", g.sms);
   d.add("capability", g.compute_capability);
 }

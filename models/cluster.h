@@ -4,12 +4,14 @@
 //   ClusterSpec c = load_cluster("dgx-h100", 64);      // 8 nodes of 8 H100
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "models/attention_kernel.h"
 #include "models/units.h"
 
 namespace fsdp {
@@ -26,7 +28,10 @@ struct GpuSpec {
   BytesPerSecond nvlink;                     // all NVLinks of a GPU, one direction, datasheet; 0: none
   std::int64_t compute_capability = 80;      // 70, 80, 89, 90, 100: which of NCCL's constants hold. Others' GPUs: the nearest in age
   double matmul_efficiency = 0.75;           // best achievable fraction of the dense peak (MAMF)
-  double attention_forward_efficiency = 0.5, attention_backward_efficiency = 0.4;   // of the dense peak
+  double fp8_matmul_efficiency = 0.7;        // the same of the fp8 peak
+  double attention_forward_efficiency = 0.5, attention_backward_efficiency = 0.4;   // of the dense peak: FlashAttention-2, or the usual kernel
+  std::array<AttentionCeiling, kFusedAttentionKernels> attention{};                // by AttentionKernel, where it was measured
+  double sustained_clock = 0.95;             // clock under hours of random data over that of the short benchmarks behind the ceilings
   double memory_efficiency = 0.85;           // of memory_bandwidth, fused memory-bound kernels
   friend bool operator==(const GpuSpec&, const GpuSpec&) = default;
 };

@@ -91,6 +91,7 @@ std::string digest(const Implementation& i) {
                      (i.keeps_unneeded_results ? 8 : 0) + (i.recompute_stops_early ? 16 : 0) + (i.frames_hold_inputs ? 32 : 0));
   d.add("optimizer_temp", i.optimizer_temp_bytes_per_element);
   d.add("optimizer_temps_at_once", i.optimizer_temps_at_once);
+  d.add("optimizer_traffic", i.optimizer_traffic);
   d.add("memory", static_cast<std::int64_t>(i.memory));
   d.add("host_launch", i.host_seconds_per_launch);
   d.add("host_hook", i.host_seconds_per_unit_hook);
@@ -106,6 +107,9 @@ std::string digest(const Implementation& i) {
             f.forward_traffic_bytes, f.backward_traffic_bytes, f.result_extra_bytes, std::int64_t{f.extra_replaces_input}}) {
         d.add("", v);
       }
+      d.add("rate", f.forward_rate);
+      d.add("rate", f.backward_rate);
+      d.add("attention", static_cast<std::int64_t>(f.attention));
       for (const Inside* inside : {&f.forward_inside, &f.backward_inside}) {
         d.add("inside", inside->script);
         for (const std::int64_t bytes : inside->bytes) d.add("", bytes);

@@ -13,6 +13,7 @@
 #include <string_view>
 #include <vector>
 
+#include "models/attention_kernel.h"
 #include "models/graph.h"
 
 namespace fsdp {
@@ -40,6 +41,8 @@ struct OpFacts {
   std::int64_t result_extra_bytes = 0;               // the part of saved_extra_bytes that a selective checkpoint keeps with the result
   bool extra_replaces_input = false;                 // where nothing is kept, the extra bytes appear as an input as large goes
   Inside forward_inside = {}, backward_inside = {};  // the scratch bytes in detail
+  double forward_rate = 1, backward_rate = 1;        // fraction of a good kernel's memory bandwidth that these kernels reach
+  AttentionKernel attention = AttentionKernel::sdpa; // of attention
   friend bool operator==(const OpFacts&, const OpFacts&) = default;
 };
 
@@ -68,6 +71,7 @@ struct Implementation {
   // counting: foreach norms are a number per parameter and the scaling is in place.
   std::int64_t optimizer_temp_bytes_per_element = 0;
   bool optimizer_temps_at_once = false;
+  double optimizer_traffic = 1;              // bytes that its kernels move over those of one fused pass
   MemorySource memory = MemorySource::caching;
   double host_seconds_per_launch = 0;        // CPU time to issue one kernel
   double host_seconds_per_unit_hook = 0;     // CPU time of one unit's pre- or post-hook

@@ -294,26 +294,28 @@ TEST_CASE("kernels: the slower of arithmetic and memory, plus launches") {
   const Program none;
   const Step step;
   const Demand d = demand_of(forward, step, none, s.context());
-  // 2 * tokens * in * out flops at 0.75 of 989 TFLOP/s, 0.8 of which is sustained: 2 * 262144 * 4096^2 / 593.4e12 = 14.8 ms.
-  // Memory: 3 tensors of at most 2 GiB, 4.4 GB / 2.85 TB/s = 1.5 ms, is not the bound.
+  // Tiles of 256 x 128: 1024 * 32 = 32768 on 132 SMs are 249 waves of 2 * 256 * 128 * (4096 + 256) flops at an SM's share of 0.75 of
+  // 989 TFLOP/s, of whose clock 0.95 is sustained: 13.3 ms. Memory: 4.4 GB / 2.85 TB/s = 1.5 ms, is not the bound.
   const double flops = 2.0 * 64 * 4096 * 4096 * 4096;
   CHECK(d.flops.count() == relative(flops));
-  CHECK(d.alone.count() == relative(2e-6 + flops / (0.8 * 0.75 * 989e12)).epsilon(1e-3));
+  CHECK(d.alone.count() == relative(2e-6 + 249 * 65536.0 * 4352 / (0.75 * 0.95 * 989e12 / 132)));
   CHECK(d.use[0] == relative(1).epsilon(1e-3));
   CHECK(d.host.count() == relative(5e-6 + s.impl.host_seconds_per_launch));
 
   forward.action = Action::backward;  // two products, so twice the arithmetic
   CHECK(demand_of(forward, step, none, s.context()).flops.count() == relative(2 * flops));
 
-  linear.shape.in = linear.shape.out = 1;  // next to no arithmetic: bound by memory
+  // 128 tokens through 8192 x 8192: reading the weight takes longer than 64 tiles of 128 x 128 whose k is split in two.
+  s.plan.seq_len = 128;
+  s.plan.micro_batches = {1};
+  linear.shape.in = linear.shape.out = 8192;
   s.model.ops[0] = linear;
   forward.action = Action::forward;
   const Demand thin = demand_of(forward, step, none, s.context());
   CHECK(thin.alone.count() == relative(2e-6 + static_cast<double>(traffic(s, linear, false).count()) / (0.85 * 3.35e12)));
-  CHECK(thin.use[0] < 0.1);
-  forward.action = Action::backward;  // two launches
-  CHECK(demand_of(forward, step, none, s.context()).alone.count() ==
-        relative(2 * 2e-6 + static_cast<double>(traffic(s, linear, true).count()) / (0.85 * 3.35e12)));
+  CHECK(thin.use[1] > 0.9);
+  forward.action = Action::backward;  // the weight's gradient, of 128 terms only, is not cheaper
+  CHECK(demand_of(forward, step, none, s.context()).alone.count() > 2 * thin.alone.count());
 }
 
 TEST_CASE("a loss in chunks pays for each chunk's launches") {
@@ -350,8 +352,8 @@ TEST_CASE("dtypes: fp32 products run on fp32 units (PyTorch does not use TF32 un
   };
   const double bf16 = seconds(DType::bf16);
   CHECK(seconds(DType::f16) == relative(bf16));
-  CHECK(seconds(DType::f32) / bf16 == relative(989.0 / 67));
-  CHECK(seconds(DType::f64) / bf16 == relative(989 / 33.5));
+  CHECK(seconds(DType::f32) / bf16 == relative(989.0 / 67).epsilon(0.05));  // a tile takes its fixed time in any type
+  CHECK(seconds(DType::f64) / bf16 == relative(989 / 33.5).epsilon(0.05));
 }
 
 TEST_CASE("copies and the optimizer move the bytes of their arguments") {

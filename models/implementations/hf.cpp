@@ -54,7 +54,8 @@ OpFacts eager_attention(const Op& op, const Workload& w) {
           .forward_launches = static_cast<std::int16_t>(cast ? 11 : 9),
           .backward_launches = static_cast<std::int16_t>((cast ? 11 : 9) + (grouped ? 3 : 0)),
           .forward_traffic_bytes = plus(times(s, cast ? 16 : 8), times(q, 8)),
-          .backward_traffic_bytes = plus(times(s, cast ? 18 : 9), times(q, 14))};
+          .backward_traffic_bytes = plus(times(s, cast ? 18 : 9), times(q, 14)),
+          .attention = AttentionKernel::math};
 }
 
 OpFacts attention(const Op& op, const Workload& w) { return op.shape.alibi ? eager_attention(op, w) : flash_attention(op, w); }

@@ -11,6 +11,16 @@
 
 namespace fsdp::pytorch {
 
+namespace {
+
+// Fractions of the memory rate of good kernels. Norms: cudnn-frontend's benchmark files, RMSNorm and LayerNorm on H200, bf16, whose
+// memory rate is 4.1 TB/s: PyTorch's forward 2.4 to 3.4 TB/s, backward 1.5 to 1.8 of three tensors' bytes, which are five tensors' here
+// (two kernels read both inputs); compiled forward 3.4 to 4.2, backward 1.6 to 1.8 of three. Softmax: 0.5 to 0.81 of the datasheet's
+// bandwidth (NeuSight).
+constexpr double kNormForward = 0.75, kNormBackward = 0.65, kCompiledNormBackward = 0.43, kSoftmax = 0.75;
+
+}  // namespace
+
 // aten::embedding saves the indices. Backward (embedding_dense_backward_cuda) sorts them (two int64 arrays in, two out), sums
 // runs of at most 10 equal indices into fp32 partial rows, at most one per token, then writes the dense gradient: about six
 // launches (sort, runs, scan, two sums, fill). Partial rows are an upper bound: frequent tokens share one.
@@ -46,11 +56,15 @@ OpFacts fused_rms_norm(const Op& op, const Workload& w) {
           .saved_extra_bytes = rstd,
           .backward_launches = 2,
           .forward_traffic_bytes = 2 * rows + rstd,
-          .backward_traffic_bytes = 5 * rows + 2 * rstd};
+          .backward_traffic_bytes = 5 * rows + 2 * rstd,
+          .forward_rate = kNormForward,
+          .backward_rate = kNormBackward};
 }
 // Inductor: the same values; the weight's gradient shares the reads of the input's, and leaves a partial-sum kernel.
 OpFacts fused_rms_norm_compiled(const Op& op, const Workload& w) {
   OpFacts f = fused_rms_norm(op, w);
+  f.forward_rate = 1;
+  f.backward_rate = kCompiledNormBackward;
   f.backward_traffic_bytes = 3 * row_bytes(w, times(op.shape.groups, op.shape.width)) + f.saved_extra_bytes;
   return f;
 }
@@ -94,10 +108,14 @@ OpFacts layer_norm(const Op& op, const Workload& w) {
           .saved_extra_bytes = statistics,
           .backward_launches = 2,
           .forward_traffic_bytes = 2 * rows + statistics,
-          .backward_traffic_bytes = 5 * rows + 2 * statistics};
+          .backward_traffic_bytes = 5 * rows + 2 * statistics,
+          .forward_rate = kNormForward,
+          .backward_rate = kNormBackward};
 }
 OpFacts layer_norm_compiled(const Op& op, const Workload& w) {
   OpFacts f = layer_norm(op, w);
+  f.forward_rate = 1;
+  f.backward_rate = kCompiledNormBackward;
   f.backward_traffic_bytes = 3 * row_bytes(w, op.shape.width) + f.saved_extra_bytes;
   return f;
 }
@@ -194,7 +212,9 @@ OpFacts cross_entropy(const Op& op, const Workload& w) {
           .forward_traffic_bytes = cast ? times(n, e + 4 + 8) : times(n, 2 * e),
           .backward_traffic_bytes = plus(cast ? times(n, 4 + 12 + 4 + e) : times(n, 4 * e), join ? times(n, 2 * e) : 0),
           .forward_inside = cast && !join ? Inside{{times(n, 4)}, "+0 +e -0"} : Inside{},
-          .backward_inside = cast && !join ? Inside{{times(n, 4), times(n, 4)}, "+0 +1 -0 -e +o -1"} : Inside{}};
+          .backward_inside = cast && !join ? Inside{{times(n, 4), times(n, 4)}, "+0 +1 -0 -e +o -1"} : Inside{},
+          .forward_rate = kSoftmax,
+          .backward_rate = kSoftmax};
 }
 // Compiled loss: the fp32 values live in registers; the logits, their maximum and the log-sum stay (fp32 per token).
 OpFacts cross_entropy_compiled(const Op& op, const Workload& w) {

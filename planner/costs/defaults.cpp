@@ -6,11 +6,6 @@ namespace fsdp {
 
 namespace {
 
-// What long runs sustain of the best product ever measured alone: power lowers the clock on random data (A100, 8192^3: 257
-// against 295 TFLOP/s on zeros), and a step's shapes are not the best ones. One number for every GPU, set on seven published FSDP
-// runs on A100 and H100 (llm-foundry's MPT table, torchtitan's Llama 2 table), which were 13 to 35 % slower than the ceilings
-// alone predict. A flat stand-in for tiles, waves and power; the largest known error of this table.
-constexpr double kSustained = 0.80;
 // Kernels that follow one another on a stream leave the GPU idle for 1 to 2 microseconds each (launch latency of CUDA).
 constexpr double kKernelOverhead = 2e-6;
 // cudaLaunchKernel takes 4 to 6 microseconds of CPU; what a framework adds per launch is the implementation's.
@@ -37,9 +32,11 @@ Costs default_costs(const ClusterSpec& cluster) {
   Costs c;
   c.platform = gpu.name;
   c.source = "datasheet and published efficiencies";
-  c.matmul_efficiency = gpu.matmul_efficiency * kSustained;
-  c.attention_forward_efficiency = gpu.attention_forward_efficiency * kSustained;
-  c.attention_backward_efficiency = gpu.attention_backward_efficiency * kSustained;
+  c.matmul_efficiency = gpu.matmul_efficiency;
+  c.fp8_matmul_efficiency = gpu.fp8_matmul_efficiency;
+  c.sustained_clock = gpu.sustained_clock;
+  c.attention_forward_efficiency = gpu.attention_forward_efficiency;
+  c.attention_backward_efficiency = gpu.attention_backward_efficiency;
   c.memory_efficiency = gpu.memory_efficiency;
   c.kernel_overhead = Seconds(kKernelOverhead);
   c.host_per_operation = Seconds(kHostPerOperation);

@@ -36,7 +36,11 @@ KernelRate traffic_rate(Action action, const CostContext& c) {
     case Action::cast_gradient:
     case Action::accumulate_gradient:
     case Action::finish_gradient: return rate_or_default(c.costs.cast, "casts", c.cluster, c.costs);
-    case Action::optimizer: return rate_or_default(c.costs.optimizer, "the optimizer", c.cluster, c.costs);
+    case Action::optimizer: {
+      KernelRate r = rate_or_default(c.costs.optimizer, "the optimizer", c.cluster, c.costs);
+      if (!c.cluster.host) r.byte_rate = r.byte_rate * (1 / c.implementation.optimizer_traffic);
+      return r;
+    }
     case Action::clip_local_norm:
     case Action::clip_scale: return rate_or_default(c.costs.norm, "gradient norms", c.cluster, c.costs);
     default: return copy_rate(c.cluster, c.costs);
@@ -83,8 +87,9 @@ Seconds host_time(const Operation& op, const CostContext& c) {
   const bool views = c.plan.dialect == Dialect::fsdp1 && op.action == Action::all_gather;
   const bool hook = op.action == Action::gather_copy_out || op.action == Action::scatter_copy_in || views;
   const double launches = op.host_only || op.action == Action::read_loss ? 0 : 1;
-  return c.costs.host_per_operation +
-         Seconds(c.implementation.host_seconds_per_launch * launches + (hook ? c.implementation.host_seconds_per_unit_hook : 0));
+  return (c.costs.host_per_operation +
+          Seconds(c.implementation.host_seconds_per_launch * launches + (hook ? c.implementation.host_seconds_per_unit_hook : 0))) *
+         c.costs.host_scale;
 }
 
 // Work of the CPU on offloaded shards: AdamW's 28 bytes per parameter and the like over this rank's share of the node's memory

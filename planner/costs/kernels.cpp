@@ -1,6 +1,7 @@
-// Kernels. Formula (GPU):   seconds = launches * overhead + max(flops / (peak * efficiency), bytes / memory rate)
-// with the efficiency of matrix products, of attention forward or of attention backward; every other op is bound by its bytes
-// (OpFacts counts them). What it uses of the machine follows: the share of its time that arithmetic, or memory, alone would take.
+// Kernels. Formula (GPU):   seconds = launches * overhead + max(arithmetic, bytes / memory rate),
+// arithmetic as matmul.h and attention.h say; every other op is bound by its bytes, which OpFacts count together with the fraction of
+// the memory rate that its kernels reach. What it uses of the machine follows: the share of its time that arithmetic, or memory,
+// alone would take.
 //
 // Calibrated entries replace the formula: a line per op kind and direction, and for matrix products a curve over flops for each
 // of the three products y = x W^T, dx = dy W, dW = dy^T x.
@@ -9,7 +10,9 @@
 #include <algorithm>
 #include <string>
 
+#include "planner/costs/attention.h"
 #include "planner/costs/curve.h"
+#include "planner/costs/matmul.h"
 #include "planner/costs/rates.h"
 
 namespace fsdp {
@@ -26,14 +29,15 @@ struct Work {
   double flops = 0, bytes = 0;
   double launches = 1;
   Gradients needed;
+  OpFacts facts;
 };
 
 Work work_of(const Op& op, Direction direction, const Workload& w, const CostContext& c) {
   const OpFacts f = facts(c.implementation, op, w);
   if (direction == Direction::forward)
-    return {forward_flops(op, w), static_cast<double>(f.forward_traffic_bytes), static_cast<double>(f.forward_launches), {}};
+    return {forward_flops(op, w), static_cast<double>(f.forward_traffic_bytes), static_cast<double>(f.forward_launches), {}, f};
   Work all{backward_flops(op, w), static_cast<double>(f.backward_traffic_bytes), static_cast<double>(f.backward_launches),
-           needed_gradients(op, c.model)};
+           needed_gradients(op, c.model), f};
   if (op.kind == OpKind::linear && all.needed.input != all.needed.weight) {  // one product of two
     all.flops /= 2;
     all.bytes /= 2;
@@ -42,21 +46,68 @@ Work work_of(const Op& op, Direction direction, const Workload& w, const CostCon
   return all;
 }
 
-// Fraction of the matrix units' peak that this op reaches; 0: it does not run on them.
-double efficiency(OpKind kind, Direction direction, const Costs& costs) {
-  switch (kind) {
-    case OpKind::linear:
-    case OpKind::opaque: return costs.matmul_efficiency;
-    case OpKind::attention:
-      return direction == Direction::forward ? costs.attention_forward_efficiency : costs.attention_backward_efficiency;
-    default: return 0;
-  }
+struct KernelTime {
+  double seconds = 0, arithmetic = 0;  // launches not included
+  double resident = 0;                 // Demand::resident
+};
+
+double matrix_rate(const CostContext& c) {
+  return c.costs.matmul_efficiency * c.costs.sustained_clock * matrix_peak(c.plan.param_dtype, c.cluster.gpu);
 }
 
-double by_formula(const Op& op, Direction direction, const Work& work, const CostContext& c, double* arithmetic) {
-  const double rate = efficiency(op.kind, direction, c.costs) * matrix_peak(c.plan.param_dtype, c.cluster.gpu);
-  *arithmetic = rate > 0 ? work.flops / rate : 0;
-  return work.launches * c.costs.kernel_overhead.count() + std::max(*arithmetic, work.bytes / memory_rate(c.cluster, c.costs));
+// y = x W^T, dx = dy W, dW = dy^T x: the same three extents, each contracted in turn. What is moved beside them (a bias) is added.
+KernelTime linear_time(const Op& op, Direction direction, const Work& work, const Workload& w, const CostContext& c) {
+  const double tokens = static_cast<double>(w.tokens()), in = static_cast<double>(op.shape.in), out = static_cast<double>(op.shape.out);
+  const double e = static_cast<double>(w.element_bytes), memory = memory_rate(c.cluster, c.costs);
+  const double speed = matrix_peak(c.plan.param_dtype, c.cluster.gpu) / matrix_peak(DType::bf16, c.cluster.gpu);
+  KernelTime t;
+  double moved = 0;
+  const auto add = [&](const Product& product) {
+    const ProductTime one = product_time(product, matrix_rate(c), c.cluster.gpu.sms, memory);
+    t.seconds += one.seconds;
+    t.arithmetic += std::min(one.arithmetic, one.seconds);
+    moved += one.bytes;
+    if (persistent_products(c.cluster.gpu) && c.cluster.gpu.sms > 0)
+      t.resident = std::max(t.resident, std::min(1.0, one.tiles / static_cast<double>(c.cluster.gpu.sms)));
+  };
+  if (direction == Direction::forward) {
+    add({tokens, out, in, e, e, speed});
+  } else {
+    if (work.needed.input) add({tokens, in, out, e, e, speed});
+    if (work.needed.weight) add({out, in, tokens, e, e, speed});
+  }
+  t.seconds += std::max(0.0, work.bytes - moved) / memory;
+  return t;
+}
+
+// Scores written out are products over the whole square (forward_flops counts half of a causal one) and as many more in backward,
+// which has kept the probabilities; then the softmax and the copies, which only move bytes.
+KernelTime attention_time(const Op& op, Direction direction, const Work& work, const Workload& w, const CostContext& c) {
+  const GpuSpec& gpu = c.cluster.gpu;
+  const double peak = matrix_peak(c.plan.param_dtype, gpu), moving = work.bytes / memory_rate(c.cluster, c.costs);
+  if (work.facts.attention == AttentionKernel::math) {
+    const double square = forward_flops(op, w) * (op.shape.causal ? 2 : 1) * (direction == Direction::forward ? 1 : 2);
+    const double arithmetic = square / matrix_rate(c);
+    return {arithmetic + moving, arithmetic, 0};
+  }
+  const double arithmetic = attention_arithmetic(work.facts.attention, direction, work.flops, peak, op.shape, w, gpu, c.costs);
+  return {std::max(arithmetic, moving), arithmetic, 0};
+}
+
+KernelTime by_formula(const Op& op, Direction direction, const Work& work, const Workload& w, const CostContext& c) {
+  const double memory = memory_rate(c.cluster, c.costs);
+  KernelTime t;
+  switch (op.kind) {
+    case OpKind::linear: t = linear_time(op, direction, work, w, c); break;
+    case OpKind::attention: t = attention_time(op, direction, work, w, c); break;
+    case OpKind::opaque:
+      t.arithmetic = work.flops / matrix_rate(c);
+      t.seconds = std::max(t.arithmetic, work.bytes / memory);
+      break;
+    default: t.seconds = work.bytes / (memory * (direction == Direction::forward ? work.facts.forward_rate : work.facts.backward_rate));
+  }
+  t.seconds += work.launches * c.costs.kernel_overhead.count();
+  return t;
 }
 
 const KernelRate* calibrated_rate(OpKind kind, Direction direction, const Costs& costs) {
@@ -91,21 +142,21 @@ Demand kernel_demand(const Op& op, Direction direction, std::int64_t sequences, 
   const Work work = work_of(op, direction, w, c);
   Demand d;
   d.flops = Flops(work.flops);
-  d.host = c.costs.host_per_operation + Seconds(c.implementation.host_seconds_per_launch * work.launches);
-  double arithmetic = 0;
-  double seconds = by_calibration(op, direction, work, c.costs);
-  if (seconds == 0) {
+  d.host = (c.costs.host_per_operation + Seconds(c.implementation.host_seconds_per_launch * work.launches)) * c.costs.host_scale;
+  KernelTime t;
+  t.seconds = t.arithmetic = by_calibration(op, direction, work, c.costs);  // measured whole: taken to keep the multiprocessors busy
+  if (t.seconds == 0) {
     if (c.cluster.host || memory_rate(c.cluster, c.costs) <= 0)
       require_calibrated(
           false, "'" + std::string(direction == Direction::forward ? "forward " : "backward ") + std::string(name(op.kind)) + "'",
           c.costs);
-    seconds = by_formula(op, direction, work, c, &arithmetic);
-  } else {
-    arithmetic = seconds;  // measured whole: taken to keep the multiprocessors busy
+    t = by_formula(op, direction, work, w, c);
   }
+  const double seconds = t.seconds;
   d.alone = Seconds(seconds);
+  d.resident = t.resident;
   if (seconds <= 0) return d;
-  d.use[static_cast<int>(Resource::compute)] = c.cluster.host ? 1 : std::min(1.0, arithmetic / seconds);
+  d.use[static_cast<int>(Resource::compute)] = c.cluster.host ? 1 : std::min(1.0, t.arithmetic / seconds);
   if (!c.cluster.host)
     d.use[static_cast<int>(Resource::memory)] = std::min(1.0, work.bytes / seconds / memory_rate(c.cluster, c.costs));
   return d;

@@ -1,0 +1,23 @@
+// Time of fused attention by shape: arithmetic at the kernel's ceiling, less what short sequences, few tiles and small heads cost,
+// or the bytes of q, k, v and the result, whichever takes longer.
+#pragma once
+
+#include "models/attention_kernel.h"
+#include "models/cluster.h"
+#include "models/graph.h"
+#include "planner/costs.h"
+#include "planner/costs/kernels.h"
+
+namespace fsdp {
+
+// Fraction of the dense 16-bit peak that this kernel reaches on this GPU on long sequences with heads of 128, before power.
+[[nodiscard]] AttentionCeiling attention_ceiling(AttentionKernel, const GpuSpec&, const Costs&);
+
+// The part of the ceiling that a shape leaves, in (0, 1].
+[[nodiscard]] double attention_shape_factor(AttentionKernel, const OpShape&, const Workload&, const GpuSpec&);
+
+// Seconds of arithmetic; `flops` as forward_flops and backward_flops count them, `peak` of the matrix units in the tensors' type.
+[[nodiscard]] double attention_arithmetic(AttentionKernel, Direction, double flops, double peak, const OpShape&, const Workload&,
+                                          const GpuSpec&, const Costs&);
+
+}  // namespace fsdp
