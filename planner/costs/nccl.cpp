@@ -126,7 +126,10 @@ struct NcclModel::Builder {
       add(kind, NcclAlgorithm::nvls, kSimple, latency, std::min(inside, nvls_speed) * heads * convert, nvls.ctas);
     if (nodes == 1 || !reduce_all) return;
     const double outside = nvls_speed * (nodes <= 2 ? 2 : 1);
-    const double each = std::min({inside, outside, nccl::kNvlsTreePerChannel[gen][column]});
+    // A domain of many GPUs has more NICs than its own NVLink SHARP could feed: no faster than inside one domain.
+    const Channels alone = nvls_channels(cluster, static_cast<std::int64_t>(p), 1);
+    const double most = static_cast<double>(alone.count - 1) * alone.speed / 1e9 * nccl::kNvlsEfficiency[gen] * 2 / heads;
+    const double each = std::min({inside, outside, nccl::kNvlsTreePerChannel[gen][column], most});
     add(kind, NcclAlgorithm::nvls_tree, kSimple,
         intra(NcclAlgorithm::nvls_tree, kSimple) + 2 * depth() * inter(NcclAlgorithm::nvls_tree, kSimple), each * heads * convert, nvls.ctas);
   }
