@@ -11,7 +11,7 @@ namespace fsdp {
 namespace {
 
 constexpr double kGiga = 1e9;
-constexpr std::int64_t kMaxChannels = 64;   // NCCL's MAXCHANNELS since 2.25
+constexpr std::int64_t kMaxChannels = 64;  // NCCL's MAXCHANNELS since 2.25
 
 // Speeds per channel that the search tries, GB/s, falling: inside a node, and between nodes.
 constexpr std::array kIntraOld = {40.0, 30.0, 20.0, 18.0, 15.0, 12.0, 10.0, 9.0, 7.0, 6.0, 5.0, 4.0, 3.0};
@@ -19,9 +19,10 @@ constexpr std::array kIntraHopper = {60.0, 50.0, 40.0, 30.0, 24.0, 20.0, 15.0, 1
 constexpr std::array kIntraBlackwell = {90.0, 80.0, 70.0, 60.0, 50.0, 40.0, 30.0, 24.0, 20.0, 19.0, 18.0};
 constexpr std::array kInterOld = {48.0, 30.0, 28.0, 24.0, 20.0, 18.0, 15.0, 12.0, 10.0, 9.0,
                                   7.0,  6.0,  5.0,  4.0,  3.0,  2.4,  1.2,  0.24, 0.12};
-constexpr std::array kInterHopper = {48.0, 45.0, 42.0, 40.0, 30.0, 24.0, 22.0, 20.0, 17.5, 15.0, 12.0, 6.0, 3.0, 2.4, 1.2, 0.24, 0.12};
-constexpr std::array kInterBlackwell = {96.0, 48.0, 45.1, 42.0, 40.0, 30.0, 24.0, 22.0, 20.0, 17.5,
-                                        15.0, 12.0, 6.0,  3.0,  2.4,  1.2,  0.24, 0.12};
+constexpr std::array kInterHopper = {48.0, 45.0, 42.0, 40.0, 30.0, 24.0, 22.0, 20.0, 17.5,
+                                     15.0, 12.0, 6.0,  3.0,  2.4,  1.2,  0.24, 0.12};
+constexpr std::array kInterBlackwell = {96.0, 48.0, 45.1, 42.0, 40.0, 30.0, 24.0, 22.0, 20.0,
+                                        17.5, 15.0, 12.0, 6.0,  3.0,  2.4,  1.2,  0.24, 0.12};
 
 std::span<const double> intra_speeds(std::int64_t capability) {
   if (capability >= 100) return kIntraBlackwell;
@@ -39,8 +40,8 @@ struct Choice {
   double speed = 0;  // GB/s
 };
 
-// The largest count * speed that `total` GB/s holds; at equal products the faster channels. Speeds below half of the best found so far are
-// not tried. A link slower than the slowest speed has one channel.
+// The largest count * speed that `total` GB/s holds; at equal products the faster channels. Speeds below half of the best found
+// so far are not tried. A link slower than the slowest speed has one channel.
 Choice search(std::span<const double> speeds, double total) {
   Choice best{1, 0};
   for (const double s : speeds) {
@@ -57,8 +58,8 @@ void duplicate(Choice& c, std::int64_t capability) {
   c = {2 * c.count, c.speed / 2};
 }
 
-// The rate that NCCL counts for the NVLinks of a GPU, of the datasheet's: 20 of 25 GB/s per link up to Ampere, 20.6 of 25 on Hopper,
-// 40.1 of 50 on Blackwell.
+// The rate that NCCL counts for the NVLinks of a GPU, of the datasheet's: 20 of 25 GB/s per link up to Ampere, 20.6 of 25 on
+// Hopper, 40.1 of 50 on Blackwell.
 double counted_links(const GpuSpec& gpu) {
   const double part = gpu.compute_capability >= 100 ? 40.1 / 50 : gpu.compute_capability >= 90 ? 20.6 / 25 : 20.0 / 25;
   return gpu.nvlink.count() / kGiga * part;
@@ -70,7 +71,7 @@ double counted_pcie(const GpuSpec& gpu) { return gpu.host_link.count() / kGiga *
 }  // namespace
 
 bool has_nvlink(const ClusterSpec& c) {
-  return c.gpu.nvlink.count() > 0 || c.intra_bus.count() > 64e9;   // faster than PCIe 5 x16
+  return c.gpu.nvlink.count() > 0 || c.intra_bus.count() > 64e9;  // faster than PCIe 5 x16
 }
 
 std::int64_t nics_of_group(const ClusterSpec& c, std::int64_t ranks_per_node) {
@@ -117,8 +118,8 @@ Channels nvls_channels(const ClusterSpec& c, std::int64_t ranks_per_node, std::i
   if (capability < 90 || ranks_per_node < 3 || c.gpu.nvlink.count() <= 0) return {};
   Channels out;
   if (nodes <= 1) {
-    // A head's links carry its stream twice: n + 1 times the speed for n GPUs. More than 8 GPUs are counted as 8: 72 GB200 in one domain
-    // measure 835 GB/s, what 8 B200 do.
+    // A head's links carry its stream twice: n + 1 times the speed for n GPUs. More than 8 GPUs are counted as 8: 72 GB200 in one
+    // domain measure 835 GB/s, what 8 B200 do.
     const std::int64_t heads = std::min<std::int64_t>(8, ranks_per_node);
     const Choice found = search(intra_speeds(capability), c.intra_bus.count() / kGiga / static_cast<double>(heads + 1));
     out = {heads, (found.count == 1 ? found.speed : c.intra_bus.count() / kGiga / static_cast<double>(heads + 1)) * kGiga, 0};
@@ -133,7 +134,8 @@ Channels nvls_channels(const ClusterSpec& c, std::int64_t ranks_per_node, std::i
 BytesPerSecond counted_intra_bus(const GpuSpec& gpu, CpuVendor cpu) {
   double total = counted_links(gpu);
   if (total <= 0) {
-    // Over PCIe and, between the halves of a node, over the link of its two processors: 16 GB/s AMD, 22 Intel (Sapphire Rapids), 6 Arm.
+    // Over PCIe and, between the halves of a node, over the link of its two processors: 16 GB/s AMD, 22 Intel (Sapphire Rapids),
+    // 6 Arm.
     const double processors = cpu == CpuVendor::amd ? 16 : cpu == CpuVendor::arm ? 6 : 22;
     total = std::min(counted_pcie(gpu), processors);
   }
@@ -166,8 +168,8 @@ ClusterSpec cluster_of(const GpuSpec& gpu, std::int64_t gpus, std::int64_t gpus_
   const BytesPerSecond nic = fabric.count() > 0 ? fabric : BytesPerSecond(capability >= 90 ? 50e9 : 25e9);
   c.intra_bus = counted_intra_bus(gpu, c.cpu);
   c.inter_bus = counted_inter_bus(gpu, nic, gpus_per_node, gpus_per_node);
-  // 0.55 GiB of CUDA context with PyTorch's kernels; per channel about 12 MiB of ring buffers (NCCL issue 1685); 0.25 GiB of NVLink SHARP
-  // buffers (2 x 16 channels x 8 x 128 KiB x 8 heads).
+  // 0.55 GiB of CUDA context with PyTorch's kernels; per channel about 12 MiB of ring buffers (NCCL issue 1685); 0.25 GiB of
+  // NVLink SHARP buffers (2 x 16 channels x 8 x 128 KiB x 8 heads).
   const double channels = static_cast<double>(ring_channels(c, std::min(gpus, c.domain()), 1).ctas);
   const double gib = 0.55 + 0.0125 * channels + (nvls_channels(c, std::min(gpus, c.domain()), 1).count > 0 ? 0.25 : 0);
   c.fixed_memory = Bytes(static_cast<std::int64_t>(std::llround(gib * 1024)) * (std::int64_t{1} << 20));

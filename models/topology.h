@@ -1,10 +1,11 @@
-// What NCCL's graph search finds on a machine: how many channels a ring gets and how fast each runs. A channel is one ring (or tree)
-// of its own and costs one CTA or two; together they fill the links.
+// What NCCL's graph search finds on a machine: how many channels a ring gets and how fast each runs. A channel is one ring (or
+// tree) of its own and costs one CTA or two; together they fill the links.
 //
 //   Channels c = ring_channels(cluster, 8, 1);         // 8 ranks of one DGX H100: 12 channels of 30 GB/s, 24 CTAs
 //
-// The search walks a falling list of speeds s and keeps the (count, s) with the largest product that every GPU's links (inside a node)
-// or every NIC (between nodes) can carry; then duplicates channels. Source: NCCL 2.28 src/graph/search.cc, topo.h, connect.cc.
+// The search walks a falling list of speeds s and keeps the (count, s) with the largest product that every GPU's links (inside a
+// node) or every NIC (between nodes) can carry; then duplicates channels. Source: NCCL 2.28 src/graph/search.cc, topo.h,
+// connect.cc.
 #pragma once
 
 #include <cstdint>
@@ -14,9 +15,9 @@
 namespace fsdp {
 
 struct Channels {
-  std::int64_t count = 0;                    // of the graph
-  double speed = 0;                          // of each, bytes per second
-  std::int64_t ctas = 0;                     // channels at execution: the CTAs that a large collective holds
+  std::int64_t count = 0;  // of the graph
+  double speed = 0;        // of each, bytes per second
+  std::int64_t ctas = 0;   // channels at execution: the CTAs that a large collective holds
 };
 
 // Rings of a group of `nodes` nodes (NVLink domains) with `ranks_per_node` of its ranks on each.

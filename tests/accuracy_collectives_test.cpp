@@ -1,9 +1,9 @@
-// Published NCCL measurements beside NCCL's model as we price it, row by row: `accuracy_collectives_test -s` prints what is left out and why,
-// and the errors by size, by collective and by machine.
+// Published NCCL measurements beside NCCL's model as we price it, row by row: `accuracy_collectives_test -s` prints what is left
+// out and why, and the errors by size, by collective and by machine.
 //
-// The rows (tests/accuracy/collectives.csv, each with its source) are mostly nccl-tests, which start a collective when the last one has ended:
-// the skew of a training step is no part of them. Nothing was tuned on them: machines are described by their data sheets, the model is NCCL's,
-// the fabric gives its 0.95 or 0.90.
+// The rows (tests/accuracy/collectives.csv, each with its source) are mostly nccl-tests, which start a collective when the last
+// one has ended: the skew of a training step is no part of them. Nothing was tuned on them: machines are described by their data
+// sheets, the model is NCCL's, the fabric gives its 0.95 or 0.90.
 #include <doctest/doctest.h>
 #include <fmt/format.h>
 
@@ -68,11 +68,11 @@ const std::vector<Machine> kMachines = {
     {"CoreWeave H100 HGX with SHARP", "h100-sxm-80", 400, 8, CpuVendor::intel, true},
     {"GCP a3-highgpu", "h100-sxm-80", 200, 4, CpuVendor::intel},
     {"GCP a3-megagpu", "h100-sxm-80", 200, 8, CpuVendor::intel},
-    {"GCP A3 Ultra", "h200-sxm", 400, 8, CpuVendor::intel},   // or B200: between nodes the same
+    {"GCP A3 Ultra", "h200-sxm", 400, 8, CpuVendor::intel},  // or B200: between nodes the same
     {"GCP A4", "b200", 400, 8, CpuVendor::intel},
-    {"Nebius", "h100-sxm-80", 400, 8, CpuVendor::intel},      // or H200: the same links
+    {"Nebius", "h100-sxm-80", 400, 8, CpuVendor::intel},  // or H200: the same links
     {"nebius", "h100-sxm-80", 400, 8, CpuVendor::intel},
-    {"OCI BM.GPU.B4.8", "a100-sxm-40", 200, 8, CpuVendor::amd},   // 16 x 100 Gb/s
+    {"OCI BM.GPU.B4.8", "a100-sxm-40", 200, 8, CpuVendor::amd},  // 16 x 100 Gb/s
     {"A100-40GB, 4x HDR", "a100-sxm-40", 200, 4, CpuVendor::amd},
     {"8x A100 node", "a100-sxm-80", 200, 8, CpuVendor::amd},
     {"H200", "h200-sxm", 400, 8, CpuVendor::intel},
@@ -99,7 +99,8 @@ std::optional<Asked> asked(const Row& row, std::string& reason) {
   if (has(row.at("gpu"), "MI300")) return reason = "RCCL on AMD: other constants than NCCL's", std::nullopt;
   if (has(row.at("hardware"), "unstated")) return reason = "hardware not stated", std::nullopt;
   if (row.at("time_us").empty() || std::stod(row.at("time_us")) <= 0) return reason = "no time", std::nullopt;
-  const auto machine = std::find_if(kMachines.begin(), kMachines.end(), [&](const Machine& m) { return has(row.at("hardware"), m.hardware); });
+  const auto machine =
+      std::find_if(kMachines.begin(), kMachines.end(), [&](const Machine& m) { return has(row.at("hardware"), m.hardware); });
   if (machine == kMachines.end()) return reason = "unknown machine: " + row.at("hardware"), std::nullopt;
   const std::int64_t ranks = std::stoll(row.at("n_gpus")), nodes = std::stoll(row.at("n_nodes"));
   const GpuSpec gpu = load_gpu(machine->gpu, "test");
@@ -110,7 +111,8 @@ std::optional<Asked> asked(const Row& row, std::string& reason) {
   a.cluster.sharp = machine->sharp;
   a.cluster.nics_per_node = machine->nics;
   // As NCCL counts NICs: 12 GB/s for 100 Gb/s (and for 800 Gb/s: 96).
-  a.cluster.inter_bus = BytesPerSecond(machine->nic_gbps * 0.12e9 * static_cast<double>(machine->nics) / static_cast<double>(per_node));
+  a.cluster.inter_bus =
+      BytesPerSecond(machine->nic_gbps * 0.12e9 * static_cast<double>(machine->nics) / static_cast<double>(per_node));
   const std::int64_t domains = gpu.name == "gb200" ? (ranks + 71) / 72 : nodes;
   a.call = {*kind, Bytes(std::stoll(row.at("size_bytes"))), ranks, ranks / domains, 1};
   a.ring_only = has(row.at("notes"), "NVLS_ENABLE=0");
@@ -153,7 +155,8 @@ struct Errors {
     return std::exp(sum / static_cast<double>(logs.size())) - 1;
   }
   [[nodiscard]] std::string text() const {
-    return fmt::format("{:4} rows  median {:6.1f} %  p90 {:7.1f} %  bias {:+6.1f} %", logs.size(), 100 * median(), 100 * quantile(0.9), 100 * bias());
+    return fmt::format("{:4} rows  median {:6.1f} %  p90 {:7.1f} %  bias {:+6.1f} %", logs.size(), 100 * median(),
+                       100 * quantile(0.9), 100 * bias());
   }
 };
 
@@ -179,7 +182,8 @@ TEST_CASE("published collectives: errors by size, collective and machine") {
     all.add(predicted, measured);
     by_size[nodes + ", " + decade(bytes)].add(predicted, measured);
     by_kind[row.at("collective") + (bytes >= 10e6 ? ", 10 MB and more" : ", below")].add(predicted, measured);
-    by_machine[row.at("hardware").substr(0, 50) + " x" + row.at("n_gpus") + (bytes >= 10e6 ? ", 10 MB and more" : ", below")].add(predicted, measured);
+    by_machine[row.at("hardware").substr(0, 50) + " x" + row.at("n_gpus") + (bytes >= 10e6 ? ", 10 MB and more" : ", below")].add(
+        predicted, measured);
     if (bytes >= 100e6) large[nodes + " " + a->cluster.gpu.name.substr(0, 4)].add(predicted, measured);
   }
   CHECK(rows == 995);
@@ -190,15 +194,17 @@ TEST_CASE("published collectives: errors by size, collective and machine") {
     text += fmt::format("  {:4}  {}\n", count, reason);
   }
   text += "all: " + all.text() + "\n";
-  for (const auto& [title, table] : {std::pair{"by size", &by_size}, {"by collective", &by_kind}, {"by machine", &by_machine}, {"100 MB and more", &large}}) {
+  for (const auto& [title, table] :
+       {std::pair{"by size", &by_size}, {"by collective", &by_kind}, {"by machine", &by_machine}, {"100 MB and more", &large}}) {
     text += std::string(title) + ":\n";
     for (const auto& [what, errors] : *table) text += fmt::format("  {:74} {}\n", what, errors.text());
   }
   MESSAGE(text);
   CHECK(static_cast<int>(all.logs.size()) + out == rows);
   CHECK(out < rows / 5);
-  // What FSDP's large collectives need. Several A100 and B200 nodes are left to the table: two nodes exchange a tree's halves in both directions
-  // at once, so that an all-reduce beats the bus that NCCL's model (and ring) allows; GB200 racks, whose fabric is not stated, too.
+  // What FSDP's large collectives need. Several A100 and B200 nodes are left to the table: two nodes exchange a tree's halves in
+  // both directions at once, so that an all-reduce beats the bus that NCCL's model (and ring) allows; GB200 racks, whose fabric
+  // is not stated, too.
   for (const char* gpu : {"a100", "h100", "h200", "b200"}) {
     CAPTURE(gpu);
     CHECK(large.at(std::string("one domain ") + gpu).median() < 0.10);
@@ -224,8 +230,11 @@ TEST_CASE("rings of 2 to 128 nodes against SimAI's measured fractions: within 20
       costs.collective_skew = Seconds(0);
       costs.pessimistic_collectives = true;
       const Bytes bytes(static_cast<std::int64_t>(line.mib * 1048576));
-      const double seconds = CollectiveModel({CollectiveKind::all_gather, bytes, ranks, 8}, cluster, costs).price(CollectiveKind::all_gather, bytes).seconds.count();
-      const double n = static_cast<double>(ranks), fraction = static_cast<double>(bytes.count()) * (n - 1) / n / seconds / (8 * 48.5e9);
+      const double seconds = CollectiveModel({CollectiveKind::all_gather, bytes, ranks, 8}, cluster, costs)
+                                 .price(CollectiveKind::all_gather, bytes)
+                                 .seconds.count();
+      const double n = static_cast<double>(ranks),
+                   fraction = static_cast<double>(bytes.count()) * (n - 1) / n / seconds / (8 * 48.5e9);
       CAPTURE(nodes);
       CAPTURE(line.mib);
       CHECK(fraction == relative(line.fraction[i]).epsilon(0.20));

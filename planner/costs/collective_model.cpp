@@ -22,14 +22,16 @@ double fabric_efficiency(double nodes, const Costs& costs) {
 
 double shared_nics(const CollectiveCall& call, const ClusterSpec& cluster) {
   const double all = static_cast<double>(nics_of_group(cluster, cluster.domain()));
-  const double groups = std::max(1.0, std::floor(static_cast<double>(cluster.domain()) / static_cast<double>(call.ranks_per_node)));
+  const double groups =
+      std::max(1.0, std::floor(static_cast<double>(cluster.domain()) / static_cast<double>(call.ranks_per_node)));
   return std::min(1.0, all / (groups * static_cast<double>(nics_of_group(cluster, call.ranks_per_node))));
 }
 
 double through_uplinks(const CollectiveCall& call, double nodes, const ClusterSpec& cluster) {
   constexpr double kPortsDown = 32;
   const double nics = static_cast<double>(nics_of_group(cluster, cluster.gpus_per_node));
-  const double below = (cluster.rail_optimized ? kPortsDown : kPortsDown / nics) / static_cast<double>(std::max<std::int64_t>(1, call.nodes_apart)) *
+  const double below = (cluster.rail_optimized ? kPortsDown : kPortsDown / nics) /
+                       static_cast<double>(std::max<std::int64_t>(1, call.nodes_apart)) *
                        static_cast<double>(cluster.gpus_per_node) / static_cast<double>(cluster.domain());
   const double leaf = std::max(1.0, std::floor(below));
   return nodes <= leaf ? 1 : std::min(1.0, (nodes - 1) / (cluster.oversubscription * (nodes - leaf)));
@@ -42,7 +44,9 @@ const CollectiveCurve* nearest(CollectiveKind kind, const CollectiveCall& call, 
   for (const CollectiveCurve& c : curves) {
     const bool one_node = c.ranks <= c.ranks_per_node;
     if (c.kind != kind || c.points.empty() || one_node != (nodes_of(call) == 1)) continue;
-    const auto apart = [](std::int64_t a, std::int64_t b) { return std::abs(std::log(static_cast<double>(a) / static_cast<double>(b))); };
+    const auto apart = [](std::int64_t a, std::int64_t b) {
+      return std::abs(std::log(static_cast<double>(a) / static_cast<double>(b)));
+    };
     const double distance = apart(c.ranks, call.ranks) + apart(c.ranks_per_node, call.ranks_per_node);
     if (best && distance >= least) continue;
     best = &c;
@@ -71,11 +75,15 @@ double CollectiveModel::Formula::seconds(CollectiveKind kind, double bytes) cons
 }
 
 CollectiveModel::Formula CollectiveModel::formula(const CollectiveCall& call, const ClusterSpec& cluster, const Costs& costs) {
-  return {NcclModel(cluster, call.ranks, call.ranks_per_node, costs.pessimistic_collectives), fabric_factor(call, cluster, costs)};
+  return {NcclModel(cluster, call.ranks, call.ranks_per_node, costs.pessimistic_collectives),
+          fabric_factor(call, cluster, costs)};
 }
 
 CollectiveModel::CollectiveModel(const CollectiveCall& shape, const ClusterSpec& cluster, const Costs& costs)
-    : own_(formula(shape, cluster, costs)), skew_(costs.collective_skew), variant_(costs.collective_variant), ranks_(shape.ranks) {
+    : own_(formula(shape, cluster, costs)),
+      skew_(costs.collective_skew),
+      variant_(costs.collective_variant),
+      ranks_(shape.ranks) {
   if (own_.nccl.nodes() > 1 || !has_nvlink(cluster)) variant_ = CollectiveVariant::nccl;
   if (variant_ != CollectiveVariant::nccl) cluster_ = cluster;
   for (const CollectiveKind kind : {CollectiveKind::all_gather, CollectiveKind::reduce_scatter, CollectiveKind::all_reduce}) {
@@ -106,12 +114,13 @@ CollectivePrice CollectiveModel::price(CollectiveKind kind, Bytes bytes) const {
   const auto& measured = measured_[static_cast<std::size_t>(kind)];
   if (variant_ != CollectiveVariant::nccl) {
     const bool copies = variant_ == CollectiveVariant::copy_engine && kind == CollectiveKind::all_gather;
-    const SymmetricPrice p = copies ? copy_engine_price(bytes, ranks_, *cluster_) : symmetric_price(kind, bytes, ranks_, *cluster_);
+    const SymmetricPrice p =
+        copies ? copy_engine_price(bytes, ranks_, *cluster_) : symmetric_price(kind, bytes, ranks_, *cluster_);
     return {p.seconds + skew_, p.ctas};
   }
   const NcclChoice c = own_.nccl.choose(kind, bytes);
-  const double seconds =
-      measured ? measured_seconds(*measured, kind, static_cast<double>(bytes.count())) : c.latency.count() + c.transfer.count() / own_.fabric;
+  const double seconds = measured ? measured_seconds(*measured, kind, static_cast<double>(bytes.count()))
+                                  : c.latency.count() + c.transfer.count() / own_.fabric;
   return {Seconds(seconds) + skew_, c.ctas};
 }
 

@@ -1,18 +1,20 @@
-// What a collective of one group costs alone, prepared once for the group's shape: NCCL's model (costs/nccl.h), what the fabric leaves of it,
-// the variants without NCCL's rings, and measured curves in place of all that.
+// What a collective of one group costs alone, prepared once for the group's shape: NCCL's model (costs/nccl.h), what the fabric
+// leaves of it, the variants without NCCL's rings, and measured curves in place of all that.
 //
 //   CollectiveModel model(call, cluster, costs);           // call: ranks, ranks_per_node, nodes_apart
 //   CollectivePrice p = model.price(CollectiveKind::all_gather, Bytes(400'000'000));
 //
 // Between nodes NCCL's bandwidth, by which it chooses, is not all there: the transfer takes 1/f of its time, f the product of
-//   fabric efficiency       Costs::fabric_efficiency up to 8 nodes, fabric_efficiency_at_scale from 16 on, on a line of log nodes between
-//   shared NICs             groups side by side in a node use its NICs at once: (NICs) / (groups * NICs of a group), at most 1
-//   oversubscription o      beyond the L nodes below one leaf switch (64 ports, half of them down: 32 nodes rail-optimized, 32 / NICs per node
-//                           otherwise) a hop of a ring over N nodes placed at random leaves its leaf with probability (N-L)/(N-1), and the
-//                           uplinks carry 1/o: f = min(1, (N-1) / (o (N-L)))
+//   fabric efficiency       Costs::fabric_efficiency up to 8 nodes, fabric_efficiency_at_scale from 16 on, on a line of log nodes
+//   between shared NICs             groups side by side in a node use its NICs at once: (NICs) / (groups * NICs of a group), at
+//   most 1 oversubscription o      beyond the L nodes below one leaf switch (64 ports, half of them down: 32 nodes
+//   rail-optimized, 32 / NICs per node
+//                           otherwise) a hop of a ring over N nodes placed at random leaves its leaf with probability
+//                           (N-L)/(N-1), and the uplinks carry 1/o: f = min(1, (N-1) / (o (N-L)))
 //
-// A measured curve stands for its own shape inside the measured sizes, monotone in log size. Beyond them, and for other shapes on the same side
-// (one node, or several), it is continued by the formula: seconds(edge) * formula(x) / formula(edge). The nearest shape in log ranks is taken.
+// A measured curve stands for its own shape inside the measured sizes, monotone in log size. Beyond them, and for other shapes on
+// the same side (one node, or several), it is continued by the formula: seconds(edge) * formula(x) / formula(edge). The nearest
+// shape in log ranks is taken.
 #pragma once
 
 #include <array>
@@ -25,8 +27,8 @@
 namespace fsdp {
 
 struct CollectivePrice {
-  Seconds seconds;                           // with the skew
-  std::int64_t ctas = 0;                     // SMs held
+  Seconds seconds;        // with the skew
+  std::int64_t ctas = 0;  // SMs held
 };
 
 class CollectiveModel {
@@ -39,12 +41,12 @@ class CollectiveModel {
  private:
   struct Formula {
     NcclModel nccl;
-    double fabric = 1;                       // what is left of the bandwidth
+    double fabric = 1;  // what is left of the bandwidth
     [[nodiscard]] double seconds(CollectiveKind, double bytes) const;
   };
   struct Measured {
     std::vector<CurvePoint> points;
-    std::optional<Formula> at;               // of the measured group; nullopt: the group itself
+    std::optional<Formula> at;  // of the measured group; nullopt: the group itself
   };
   [[nodiscard]] static Formula formula(const CollectiveCall&, const ClusterSpec&, const Costs&);
   [[nodiscard]] double measured_seconds(const Measured&, CollectiveKind, double bytes) const;
@@ -54,7 +56,7 @@ class CollectiveModel {
   Seconds skew_;
   CollectiveVariant variant_;
   std::int64_t ranks_;
-  std::optional<ClusterSpec> cluster_;       // of the variants
+  std::optional<ClusterSpec> cluster_;  // of the variants
 };
 
 // The factor f above, for tests and for reports; 1 inside a node.

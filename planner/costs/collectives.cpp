@@ -1,10 +1,12 @@
 // Collectives as demands: how long alone (costs/collective_model.h), and what they take from others while they run:
 //
 // SMs                held by the channels that NCCL spends on that size (none for copy engines);
-// device memory      2 bytes per wire byte for an all-gather (one read, one write), 3 for reductions (two reads, one write): nccl issue 1428
-//                    has 2 to 3 times the bus bandwidth. A reduction in fp32 moves twice the bytes of one in bf16, on the wire as in memory,
-//                    and counts so by its size;
-// links              every rank sends wire = B (n-1)/n bytes (all-reduce: twice), one in p of them through its NIC when a node has p ranks of
+// device memory      2 bytes per wire byte for an all-gather (one read, one write), 3 for reductions (two reads, one write): nccl
+// issue 1428
+//                    has 2 to 3 times the bus bandwidth. A reduction in fp32 moves twice the bytes of one in bf16, on the wire as
+//                    in memory, and counts so by its size;
+// links              every rank sends wire = B (n-1)/n bytes (all-reduce: twice), one in p of them through its NIC when a node
+// has p ranks of
 //                    the group: a ring leaves a node once, and p rings side by side each leave through another rank's NIC.
 #include <algorithm>
 #include <numeric>
@@ -27,7 +29,8 @@ const std::vector<CurvePoint>& curve_of(CollectiveKind kind, const Costs& costs)
   return costs.all_reduce;
 }
 
-// CPU ranks have no formula: a curve measured on c of them stands for other group sizes by the bytes that move, (n-1)/n against (c-1)/c.
+// CPU ranks have no formula: a curve measured on c of them stands for other group sizes by the bytes that move, (n-1)/n against
+// (c-1)/c.
 double host_seconds(const CollectiveCall& call, const Costs& costs) {
   const auto& curve = curve_of(call.kind, costs);
   require_calibrated(!curve.empty(), "a curve for this collective", costs);
@@ -41,13 +44,15 @@ Demand single_rank(const CollectiveCall& call, const ClusterSpec& cluster, const
   return traffic_demand(bytes, copy_rate(cluster, costs), cluster, costs);
 }
 
-void add_shares(Demand& d, const CollectiveCall& call, bool crosses_nodes, std::int64_t ctas, const ClusterSpec& cluster, const Costs& costs) {
+void add_shares(Demand& d, const CollectiveCall& call, bool crosses_nodes, std::int64_t ctas, const ClusterSpec& cluster,
+                const Costs& costs) {
   const double seconds = d.alone.count();
   if (seconds <= 0) return;
   const auto share = [seconds](double bytes, double capacity) {
     return capacity > 0 ? std::min(1.0, bytes / seconds / capacity) : 0.0;
   };
-  const double n = static_cast<double>(call.ranks), per_node = static_cast<double>(std::clamp<std::int64_t>(call.ranks_per_node, 1, call.ranks));
+  const double n = static_cast<double>(call.ranks),
+               per_node = static_cast<double>(std::clamp<std::int64_t>(call.ranks_per_node, 1, call.ranks));
   const double wire = static_cast<double>(call.bytes.count()) * (n - 1) / n * (call.kind == CollectiveKind::all_reduce ? 2 : 1);
   const double outside = crosses_nodes ? wire / per_node : 0;  // through this rank's NIC
   const double passes_memory = call.kind == CollectiveKind::all_gather ? 2 : 3;
@@ -84,7 +89,7 @@ CollectiveCall call_shape(Communicator comm, const ShardingPlan& plan, const Clu
     case Communicator::none: return call;
     case Communicator::shard:
     case Communicator::shard_reduce: call.ranks = shard; break;
-    case Communicator::reshard: break;         // its size is the unit's: see reshard_shape
+    case Communicator::reshard: break;  // its size is the unit's: see reshard_shape
     case Communicator::replicate: call.ranks = plan.replicate(); break;
     case Communicator::world: call.ranks = world; break;
   }

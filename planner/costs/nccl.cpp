@@ -40,20 +40,30 @@ std::string_view name(NcclProtocol p) {
 struct NcclModel::Builder {
   NcclModel& model;
   const ClusterSpec& cluster;
-  double n, nodes, p;          // ranks, nodes, ranks per node
-  std::size_t gen, column;     // rows and columns of the tables
+  double n, nodes, p;       // ranks, nodes, ranks per node
+  std::size_t gen, column;  // rows and columns of the tables
   Channels ring, nvls;
   bool nvlink, ll128;
-  double bus, per_channel, nvls_speed;   // GB/s
+  double bus, per_channel, nvls_speed;  // GB/s
 
   Builder(NcclModel& m, const ClusterSpec& c, std::int64_t ranks_per_node, bool pessimistic)
-      : model(m), cluster(c), n(static_cast<double>(m.ranks_)), nodes(static_cast<double>(m.nodes_)), p(static_cast<double>(ranks_per_node)),
-        gen(generation(c.gpu.compute_capability)), column(static_cast<std::size_t>(std::min<std::int64_t>(m.nodes_, 3) - 1)),
-        ring(ring_channels(c, ranks_per_node, m.nodes_)), nvls(nvls_channels(c, ranks_per_node, m.nodes_)), nvlink(has_nvlink(c)),
+      : model(m),
+        cluster(c),
+        n(static_cast<double>(m.ranks_)),
+        nodes(static_cast<double>(m.nodes_)),
+        p(static_cast<double>(ranks_per_node)),
+        gen(generation(c.gpu.compute_capability)),
+        column(static_cast<std::size_t>(std::min<std::int64_t>(m.nodes_, 3) - 1)),
+        ring(ring_channels(c, ranks_per_node, m.nodes_)),
+        nvls(nvls_channels(c, ranks_per_node, m.nodes_)),
+        nvlink(has_nvlink(c)),
         ll128(nvlink && !(pessimistic && m.nodes_ >= kPessimisticNodes)),
-        bus(static_cast<double>(ring.count) * ring.speed / 1e9), per_channel(ring.speed / 1e9), nvls_speed(nvls.speed / 1e9) {}
+        bus(static_cast<double>(ring.count) * ring.speed / 1e9),
+        per_channel(ring.speed / 1e9),
+        nvls_speed(nvls.speed / 1e9) {}
 
-  void add(CollectiveKind kind, NcclAlgorithm a, NcclProtocol proto, double latency_us, double algorithm_bandwidth, std::int64_t ctas) {
+  void add(CollectiveKind kind, NcclAlgorithm a, NcclProtocol proto, double latency_us, double algorithm_bandwidth,
+           std::int64_t ctas) {
     if (!(algorithm_bandwidth > 0)) return;
     model.ways_[static_cast<std::size_t>(kind)].push_back({a, proto, latency_us * 1e-6, 1e-9 / algorithm_bandwidth, ctas});
   }
@@ -111,7 +121,8 @@ struct NcclModel::Builder {
     }
   }
 
-  // NVLink SHARP: the switch reduces and multicasts. Over nodes it needs switches that reduce, or a tree between the nodes (all-reduce).
+  // NVLink SHARP: the switch reduces and multicasts. Over nodes it needs switches that reduce, or a tree between the nodes
+  // (all-reduce).
   void add_nvls(CollectiveKind kind) {
     if (nvls.count < 2) return;
     const bool reduce_all = kind == CollectiveKind::all_reduce;
@@ -131,12 +142,14 @@ struct NcclModel::Builder {
     const double most = static_cast<double>(alone.count - 1) * alone.speed / 1e9 * nccl::kNvlsEfficiency[gen] * 2 / heads;
     const double each = std::min({inside, outside, nccl::kNvlsTreePerChannel[gen][column], most});
     add(kind, NcclAlgorithm::nvls_tree, kSimple,
-        intra(NcclAlgorithm::nvls_tree, kSimple) + 2 * depth() * inter(NcclAlgorithm::nvls_tree, kSimple), each * heads * convert, nvls.ctas);
+        intra(NcclAlgorithm::nvls_tree, kSimple) + 2 * depth() * inter(NcclAlgorithm::nvls_tree, kSimple), each * heads * convert,
+        nvls.ctas);
   }
 
   // SHARP in the network switches, one NIC per rank.
   void add_collnet(CollectiveKind kind) {
-    if (!cluster.sharp || nodes == 1 || nics_of_group(cluster, static_cast<std::int64_t>(p)) != static_cast<std::int64_t>(p)) return;
+    if (!cluster.sharp || nodes == 1 || nics_of_group(cluster, static_cast<std::int64_t>(p)) != static_cast<std::int64_t>(p))
+      return;
     constexpr auto kDirect = NcclAlgorithm::collnet_direct, kChain = NcclAlgorithm::collnet_chain;
     constexpr auto kSimple = NcclProtocol::simple;
     const double direct = 2 * (std::min(1.0, p - 1) * intra(kDirect, kSimple) + (p - 1) * 0.4) + inter(kDirect, kSimple);
@@ -200,9 +213,10 @@ namespace {
 // NCCL drops channels while one would have less than this to do: threads times a threshold per thread.
 std::int64_t channels_used(const NcclChoice& c, double bytes, std::int64_t ranks, bool slow_ring) {
   if (c.algorithm == NcclAlgorithm::nvls || c.algorithm == NcclAlgorithm::nvls_tree) return c.ctas;
-  double least = 640.0 * 8;                                                        // LL128
+  double least = 640.0 * 8;  // LL128
   if (c.protocol == NcclProtocol::simple) least = (slow_ring ? 256.0 : 512.0) * 64;
-  else if (c.protocol == NcclProtocol::ll) least = 512.0 * 8 * (c.algorithm == NcclAlgorithm::ring ? static_cast<double>(ranks) : 1);
+  else if (c.protocol == NcclProtocol::ll)
+    least = 512.0 * 8 * (c.algorithm == NcclAlgorithm::ring ? static_cast<double>(ranks) : 1);
   return static_cast<std::int64_t>(std::clamp(std::floor(bytes / least), 1.0, static_cast<double>(c.ctas)));
 }
 

@@ -1,15 +1,16 @@
-// NCCL's own performance model: which algorithm and protocol it takes for a collective of a size, how long it expects that to take and how
-// many CTAs it spends. NCCL chooses by this model, so that the choice is right even where the time is not.
+// NCCL's own performance model: which algorithm and protocol it takes for a collective of a size, how long it expects that to
+// take and how many CTAs it spends. NCCL chooses by this model, so that the choice is right even where the time is not.
 //
 //   NcclModel model(cluster, 64, 8, {});                                    // 64 ranks, 8 on each node: tables, made once
 //   NcclChoice c = model.choose(CollectiveKind::all_gather, Bytes(1 << 30));  // ring, Simple, 3.05 ms
 //
-// time = latency + bytes / bandwidth per legal (algorithm, protocol); the smallest wins. Bytes are those of the full tensor; bandwidth is what
-// nccl-tests calls algbw. Restated from NVIDIA/nccl 2.28.9 src/graph/tuning.cc and src/enqueue.cc; constants in nccl_table.h, channels from
-// models/topology.h. Not in it: what a fabric loses (Costs::fabric_efficiency), launches and skew (Costs::collective_skew).
+// time = latency + bytes / bandwidth per legal (algorithm, protocol); the smallest wins. Bytes are those of the full tensor;
+// bandwidth is what nccl-tests calls algbw. Restated from NVIDIA/nccl 2.28.9 src/graph/tuning.cc and src/enqueue.cc; constants in
+// nccl_table.h, channels from models/topology.h. Not in it: what a fabric loses (Costs::fabric_efficiency), launches and skew
+// (Costs::collective_skew).
 //
-// Assumed where a cluster does not say: the host's network (no vendor latency), reductions other than averages with premultiplication, no
-// fp8 reductions, all GPUs alike, trees of NCCL's balanced pattern.
+// Assumed where a cluster does not say: the host's network (no vendor latency), reductions other than averages with
+// premultiplication, no fp8 reductions, all GPUs alike, trees of NCCL's balanced pattern.
 #pragma once
 
 #include <array>
@@ -30,9 +31,9 @@ enum class NcclProtocol : std::uint8_t { ll, ll128, simple };
 struct NcclChoice {
   NcclAlgorithm algorithm{};
   NcclProtocol protocol{};
-  Seconds latency;                           // the part that does not depend on bandwidth
-  Seconds transfer;                          // the part that does
-  std::int64_t ctas = 0;                     // each holds an SM for the whole collective
+  Seconds latency;        // the part that does not depend on bandwidth
+  Seconds transfer;       // the part that does
+  std::int64_t ctas = 0;  // each holds an SM for the whole collective
   [[nodiscard]] Seconds seconds() const { return latency + transfer; }
 };
 
@@ -59,11 +60,11 @@ class NcclModel {
   struct Builder;
   [[nodiscard]] NcclChoice priced(const Way&, CollectiveKind, double bytes) const;
 
-  std::array<std::vector<Way>, 3> ways_;     // by CollectiveKind
+  std::array<std::vector<Way>, 3> ways_;  // by CollectiveKind
   std::int64_t ranks_, nodes_;
   std::int64_t ring_channels_ = 0;
-  bool slow_ring_ = false;                   // 12 GB/s or less: Simple runs with half the threads
-  double all_reduce_correction_ = 1;         // of the latency of Ring, Simple over nodes
+  bool slow_ring_ = false;            // 12 GB/s or less: Simple runs with half the threads
+  double all_reduce_correction_ = 1;  // of the latency of Ring, Simple over nodes
 };
 
 }  // namespace fsdp

@@ -8,9 +8,9 @@
 namespace fsdp {
 namespace {
 
-constexpr double kGiBPerMicrosecond = 1073741824.0 / 1e6;   // of a GiB/s
-constexpr double kLowLatencyBytes = 9;                      // an LL kernel is priced at nine times its bytes: flags, and no unrolling
-constexpr double kLowLatencyMulticast = 1.1;                // so that multicast wins over plain LL
+constexpr double kGiBPerMicrosecond = 1073741824.0 / 1e6;  // of a GiB/s
+constexpr double kLowLatencyBytes = 9;        // an LL kernel is priced at nine times its bytes: flags, and no unrolling
+constexpr double kLowLatencyMulticast = 1.1;  // so that multicast wins over plain LL
 constexpr int kMaxBlocks = 64;
 
 struct Kernel {
