@@ -71,7 +71,7 @@ struct Costs {
   std::string platform;                      // "h100-sxm-80", "host"
   std::string source;                        // "datasheet", "calibrate --backend host, 2 ranks, 2026-11-20"
   // Ceilings, as fractions of the datasheet's peak or bandwidth: what a kernel of the best shape reaches in a short benchmark. Shapes
-  // take their part off by themselves (costs/matmul.h, costs/attention.h), power takes `sustained_clock` of all arithmetic.
+  // take their part off by themselves (costs/matmul.h, costs/attention.h), power takes `sustained_clock` of matrix products.
   double matmul_efficiency = 0.75, fp8_matmul_efficiency = 0.7;
   double attention_forward_efficiency = 0.5, attention_backward_efficiency = 0.4;   // FlashAttention-2, head size 128, long sequences
   double memory_efficiency = 0.85;

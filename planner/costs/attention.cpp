@@ -59,7 +59,7 @@ double attention_shape_factor(AttentionKernel kernel, const OpShape& s, const Wo
 double attention_arithmetic(AttentionKernel kernel, Direction direction, double flops, double peak, const OpShape& s,
                             const Workload& w, const GpuSpec& gpu, const Costs& costs) {
   const AttentionCeiling ceiling = attention_ceiling(kernel, gpu, costs);
-  const double best = peak * costs.sustained_clock * (direction == Direction::forward ? ceiling.forward : ceiling.backward);
+  const double best = peak * (direction == Direction::forward ? ceiling.forward : ceiling.backward);
   return flops / (best * attention_shape_factor(kernel, s, w, gpu));
 }
 

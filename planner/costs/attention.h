@@ -16,7 +16,8 @@ namespace fsdp {
 // The part of the ceiling that a shape leaves, in (0, 1].
 [[nodiscard]] double attention_shape_factor(AttentionKernel, const OpShape&, const Workload&, const GpuSpec&);
 
-// Seconds of arithmetic; `flops` as forward_flops and backward_flops count them, `peak` of the matrix units in the tensors' type.
+// Seconds of arithmetic. Attention leaves the matrix units idle for half of the time or more and keeps its clock: kernels of 0.4 s on B200
+// run at the speed of short ones, where products lose a third. `flops` as forward_flops and backward_flops count them, `peak` of the matrix units in the tensors' type.
 [[nodiscard]] double attention_arithmetic(AttentionKernel, Direction, double flops, double peak, const OpShape&, const Workload&,
                                           const GpuSpec&, const Costs&);
 

@@ -71,10 +71,10 @@ KernelTime linear_time(const Op& op, Direction direction, const Work& work, cons
       t.resident = std::max(t.resident, std::min(1.0, one.tiles / static_cast<double>(c.cluster.gpu.sms)));
   };
   if (direction == Direction::forward) {
-    add({tokens, out, in, e, e, speed});
+    add({tokens, out, in, e, e, in, out, speed});
   } else {
-    if (work.needed.input) add({tokens, in, out, e, e, speed});
-    if (work.needed.weight) add({out, in, tokens, e, e, speed});
+    if (work.needed.input) add({tokens, in, out, e, e, in, out, speed});
+    if (work.needed.weight) add({out, in, tokens, e, e, in, out, speed});
   }
   t.seconds += std::max(0.0, work.bytes - moved) / memory;
   return t;

@@ -26,7 +26,7 @@ constexpr double kSplitWaves = 4, kShortestPart = 512;
 double alignment(const Product& p) {
   const double odd = 0.5, even = 0.68;
   double worst = 1;
-  for (const double extent : {p.n, p.k}) {
+  for (const double extent : {p.row_a, p.row_b}) {
     const double bytes = extent * p.element_bytes;
     if (std::fmod(bytes, 16) == 0) continue;
     worst = std::min(worst, std::fmod(bytes, 4) == 0 ? even : odd);
