@@ -9,11 +9,13 @@
 #include <fstream>
 #include <map>
 #include <memory>
+#include <thread>
 
 #include "cli/commands.h"
 #include "cli/files.h"
 #include "cli/options.h"
 #include "models/suggest.h"
+#include "simulator/cross_validation.h"
 #include "simulator/fit_runs.h"
 #include "viz/scatter.h"
 #include "viz/viz.h"
@@ -23,7 +25,7 @@ namespace {
 
 struct AccuracyFlags {
   std::string runs;
-  Text costs, plot, worst;
+  Text costs, plot, worst, cross_validate, seed;
   bool json = false, all = false;
 };
 
@@ -117,8 +119,34 @@ PriceList prices(const AccuracyFlags& f) {
   return prices_of(std::get<Costs>(std::move(costs)));
 }
 
+std::string errors_line(const ErrorSummary& s) {
+  return fmt::format("mean {}, median {}, worst {}", percent_of(s.mean), percent_of(s.median), percent_of(s.worst));
+}
+
+// Predictions by constants that were fitted without the row. `told`: what else is to be said about them.
+AccuracyReport cross_validated(const AccuracyFlags& f, std::istream& file, std::string& told) {
+  if (f.costs) throw InputError("--costs", "contradicts --cross-validate, which fits its own", "leave out one of the two");
+  const HoldOut what = parse_hold_out(*f.cross_validate, "--cross-validate");
+  CrossValidationOptions options;
+  if (f.seed) options.seed = static_cast<std::uint64_t>(parse_count(*f.seed, "--seed", 0, INT64_MAX));
+  options.threads = static_cast<int>(std::clamp(std::thread::hardware_concurrency(), 1U, 16U));
+  Progress progress;
+  options.progress = [&](const std::string& now) { progress.say("accuracy: " + now); };
+  FitRunsOptions reading;
+  reading.threads = options.threads;
+  reading.progress = options.progress;
+  FitRuns runs = read_fit_runs(file, f.runs, reading);
+  CrossValidation v = cross_validate(runs.rows, what, options);
+  told = fmt::format("\nEvery row was predicted by constants fitted without it: {} parts held out in turn ({}{}).\n"
+                     "Eight linear features per GPU on the same parts: trust A {}; all {}.\n",
+                     v.folds, *f.cross_validate, what == HoldOut::random ? fmt::format(", seed {}", options.seed) : "",
+                     errors_line(v.linear.headline.step_time), errors_line(v.linear.all.step_time));
+  return {std::move(v.rows), std::move(runs.left_out), std::move(v.summary)};
+}
+
 int accuracy_command(const AccuracyFlags& f) {
   check_output(f.plot);
+  if (f.seed && !f.cross_validate) throw InputError("--seed", "has a meaning with --cross-validate random only", "leave it out");
   std::size_t worst = 20;
   if (f.worst) worst = static_cast<std::size_t>(parse_count(*f.worst, "--worst", 0, 1'000'000'000));
   if (f.all) worst = static_cast<std::size_t>(-1);
@@ -127,7 +155,10 @@ int accuracy_command(const AccuracyFlags& f) {
   std::ifstream file(f.runs, std::ios::binary);
   if (!file) throw InputError(f.runs, "cannot be read", "give a CSV file of runs");
   AccuracyReport report;
-  {
+  std::string told;
+  if (f.cross_validate) {
+    report = cross_validated(f, file, told);
+  } else {
     Progress progress;
     AccuracyOptions options;
     options.progress = [&](std::int64_t row) { progress.say(fmt::format("accuracy: row {}", with_commas(row))); };
@@ -135,7 +166,7 @@ int accuracy_command(const AccuracyFlags& f) {
   }
   if (f.plot) write_file(*f.plot, plot(report));
   if (f.json) print(stdout, to_json_text(report));
-  else print(stdout, report_text(report, worst));
+  else print(stdout, report_text(report, worst) + told);
   return kDone;
 }
 
@@ -146,6 +177,9 @@ void add_accuracy(CLI::App& app, Work& chosen) {
   CLI::App* command = app.add_subcommand("accuracy", "predict runs that others published, and show the errors");
   command->add_option("runs", flags->runs, "CSV of runs, with the columns of tests/accuracy/published_runs.csv")->required()->type_name("RUNS.csv");
   command->add_option("--costs", flags->costs, "costs.json of `calibrate`; default: datasheet and measured ceilings")->type_name("FILE");
+  command->add_option("--cross-validate", flags->cross_validate,
+                      "predict each row by constants fitted without it; held out together: source-model | source | random")->type_name("WHAT");
+  command->add_option("--seed", flags->seed, "of --cross-validate random; default 1")->type_name("N");
   command->add_option("--plot", flags->plot, "write a picture of measured against predicted here, as SVG")->type_name("FILE.svg");
   command->add_option("--worst", flags->worst, "how many rows to show, the furthest off first; default 20")->type_name("N");
   command->add_flag("--all", flags->all, "show every row, in the order of the file");

@@ -71,10 +71,10 @@ int calibrate_runs(const CalibrateFlags& f) {
   std::size_t left_out = 0;
   {
     Progress progress;
-    const FitRuns runs = read_fit_runs(file, *f.runs, [&](std::int64_t row) { progress.say(fmt::format("calibrate: row {}", with_commas(row))); });
     FitRunsOptions options;
     options.threads = static_cast<int>(std::clamp(std::thread::hardware_concurrency(), 1U, 16U));
     options.progress = [&](const std::string& what) { progress.say("calibrate: " + what); };
+    const FitRuns runs = read_fit_runs(file, *f.runs, options);
     left_out = runs.left_out.size();
     fitted = fit_runs(runs.rows, fmt::format("calibrate --runs {}, {} runs", std::filesystem::path(*f.runs).filename().string(), runs.rows.size()), options);
   }

@@ -41,6 +41,7 @@ void check(const FitProblem& p, const FitOptions& o) {
             "a prior names no constant, or its median or width is not positive");
   for (const FitBlock& b : p.blocks) {
     require(b.weights.empty() || b.weights.size() == b.rows, "a block has as many weights as rows, or none");
+    require(b.derivatives.empty() || b.derivatives.size() == b.rows * b.variables.size(), "a block's derivatives are not rows times constants");
     for (const int v : b.variables) require(v >= 0 && v < n, "a block names no constant");
   }
   require(o.noise > 0 && o.difference > 0, "noise and difference must be positive");
@@ -74,7 +75,7 @@ class Solver {
       for (const double r : block) require(std::isfinite(r), "a residual is not finite at the start");
     set_spreads();
     double damping = 1e-3;
-    int age = o_.keep_derivatives;
+    int age = take_given_derivatives() ? 0 : o_.keep_derivatives;
     for (; result.iterations < o_.iterations && !result.converged; ++result.iterations) {
       if (o_.progress) o_.progress(result.iterations, overall_);
       if (age >= o_.keep_derivatives) {
@@ -140,6 +141,16 @@ class Solver {
 
   static double prior_residual(const FitPrior& q, const Vector& x) {
     return (x[q.variable] - (q.other >= 0 ? x[q.other] : 0) - std::log(q.median)) / q.width;
+  }
+
+  bool take_given_derivatives() {
+    const auto given = [](const FitBlock& b) { return b.derivatives.size() == b.rows * b.variables.size(); };
+    if (!std::all_of(p_.blocks.begin(), p_.blocks.end(), given)) return false;
+    using RowMajor = Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+    for (const FitBlock& b : p_.blocks)
+      jacobians_.emplace_back(Eigen::Map<const RowMajor>(b.derivatives.data(), static_cast<Eigen::Index>(b.rows),
+                                                         static_cast<Eigen::Index>(b.variables.size())));
+    return true;
   }
 
   // Forward differences, backward where forward would leave the bounds.

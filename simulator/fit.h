@@ -38,6 +38,7 @@ struct FitBlock {
   std::size_t rows = 0;
   std::vector<double> weights;
   std::function<std::vector<double>(std::span<const double>)> residuals;
+  std::vector<double> derivatives{};         // of the residuals by the logarithms, near the start, row by row; empty: found by differences
 };
 struct FitProblem {
   std::vector<FitVariable> variables;

@@ -78,18 +78,6 @@ struct Platform {
   std::vector<int> variable;                 // per parameter: index of the variable that it has here; -1: the datasheet's
 };
 
-// How many rows each parameter's derivative is felt by.
-void count_informed(Platform& p, Parameters parameters, int threads) {
-  p.informed.assign(parameters.size(), 0);
-  for (std::size_t k = 0; k < parameters.size(); ++k) {
-    std::vector<Costs> costs = p.base;
-    for (Costs& c : costs) set_value(c, parameters[k], value_of(c, parameters[k]) * (1 - kDifference));
-    const std::vector<double> there = log_errors(p.rows, costs, threads);
-    for (std::size_t i = 0; i < there.size(); ++i)
-      p.informed[k] += std::abs(there[i] - p.before[i]) >= kInforms * kDifference ? 1 : 0;
-  }
-}
-
 std::vector<double> weights_of(const Rows& rows) {
   std::map<std::string, double> count;
   for (const FitRun* r : rows) count[r->run.model] += 1;
@@ -107,8 +95,9 @@ class GpuFit {
     for (auto& [key, own] : by_platform) {
       Platform p{key.first, key.second, std::move(own), {}, {}, {}, {}};
       p.base = datasheets(p.rows);
-      p.before = log_errors(p.rows, p.base, options_.threads);
-      count_informed(p, parameters_, options_.threads);
+      for (const FitRun* r : p.rows) p.before.push_back(r->datasheet_error);
+      for (std::size_t k = 0; k < parameters_.size(); ++k)
+        p.informed.push_back(std::count_if(p.rows.begin(), p.rows.end(), [&](const FitRun* r) { return std::abs(r->derivatives[k]) >= kInforms; }));
       platforms_.push_back(std::move(p));
     }
   }
@@ -119,7 +108,7 @@ class GpuFit {
     o.noise = kNoise;
     o.difference = kDifference;
     o.tolerance = 5e-4;
-    if (options_.start) o.keep_derivatives = 3;
+    if (options_.start) o.keep_derivatives = o.iterations;
     o.progress = [&](int iteration, double) {
       if (options_.progress) options_.progress(gpu_ + ", iteration " + std::to_string(iteration + 1));
     };
@@ -169,12 +158,16 @@ class GpuFit {
   [[nodiscard]] FitBlock block(const Platform& p) const {
     FitBlock b;
     std::vector<const CostParameter*> free;
+    std::vector<std::size_t> columns;
     for (std::size_t k = 0; k < parameters_.size(); ++k) {
       if (p.variable[k] < 0) continue;
       b.variables.push_back(p.variable[k]);
       free.push_back(&parameters_[k]);
+      columns.push_back(k);
     }
     b.rows = p.rows.size();
+    for (const FitRun* r : p.rows)
+      for (const std::size_t k : columns) b.derivatives.push_back(r->derivatives[k]);
     b.weights = weights_of(p.rows);
     b.residuals = [&p, free, threads = options_.threads](std::span<const double> values) {
       std::vector<Costs> costs = p.base;
@@ -243,11 +236,11 @@ class Reader {
       const PublishedRun who = identity(run);
       if (std::find(same.begin(), same.end(), who) != same.end()) return refuse("the same run as an earlier row");
       same.push_back(who);
-      FitRun row{run, prepare(std::move(s)), *seconds};
+      FitRun row{run, prepare(std::move(s)), *seconds, 0, {}};
       row.prepared.program.init = row.prepared.program.first_step = {};   // only steady steps are priced
       row.prepared.fewer_program.init = row.prepared.fewer_program.first_step = {};
-      const double predicted = predict_step_time(row.prepared, default_costs(row.prepared.setup.cluster)).count();
-      if (!(predicted > 0) || !std::isfinite(predicted)) return refuse("the datasheet's costs give no step time");
+      row.datasheet_error = log_error(row, default_costs(row.prepared.setup.cluster));
+      if (!std::isfinite(row.datasheet_error)) return refuse("the datasheet's costs give no step time");
       out_.rows.push_back(std::move(row));
     } catch (const InputError& e) {
       refuse(e.what());
@@ -261,7 +254,7 @@ class Reader {
 
 }  // namespace
 
-FitRuns read_fit_runs(std::istream& in, std::string_view where, const std::function<void(std::int64_t)>& progress) {
+FitRuns read_fit_runs(std::istream& in, std::string_view where, const FitRunsOptions& options) {
   RunReader reader(in, where);
   FitRuns out;
   Reader rows(out);
@@ -269,7 +262,7 @@ FitRuns read_fit_runs(std::istream& in, std::string_view where, const std::funct
   RefusedRow refused;
   std::int64_t seen = 0;
   while (reader.next(run, refused)) {
-    if (progress) progress(++seen);
+    if (options.progress) options.progress("row " + std::to_string(++seen));
     if (run) rows.take(*run);
     else out.left_out.push_back(refused);
   }
@@ -277,7 +270,24 @@ FitRuns read_fit_runs(std::istream& in, std::string_view where, const std::funct
     const std::string why = out.left_out.empty() ? "" : " (row " + out.left_out.front().id + ": " + out.left_out.front().reason + ")";
     throw InputError(std::string(where), "holds no run to fit to" + why, "give runs with step_time_s or tokens_per_s_per_gpu");
   }
+  if (options.progress) options.progress("derivatives of " + std::to_string(out.rows.size()) + " rows");
+  differentiate(out.rows, {}, options.threads);
   return out;
+}
+
+void differentiate(std::span<FitRun> rows, const FittedCosts& fitted, int threads) {
+  const Parameters parameters = cost_parameters();
+  for_each_index(rows.size(), threads, [&](std::size_t i) {
+    FitRun& row = rows[i];
+    const Costs at = costs_for(fitted, row);
+    const double here = log_error(row, at);
+    row.derivatives.assign(parameters.size(), 0);
+    for (std::size_t k = 0; k < parameters.size(); ++k) {
+      Costs costs = at;
+      set_value(costs, parameters[k], value_of(at, parameters[k]) * std::exp(-kDifference));
+      row.derivatives[k] = (here - log_error(row, costs)) / kDifference;
+    }
+  });
 }
 
 CalibratedRuns fit_runs(std::span<const FitRun* const> rows, const std::string& source, const FitRunsOptions& options) {

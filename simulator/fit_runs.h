@@ -29,19 +29,22 @@ struct FitRun {
   PublishedRun run;
   PreparedRun prepared;
   double measured_s = 0;
+  double datasheet_error = 0;                // log(predicted / measured) with default_costs
+  std::vector<double> derivatives;           // d log(predicted) / d log(constant), per cost_parameters(): near the constants in use
 };
 struct FitRuns {
   std::vector<FitRun> rows;
   std::vector<RefusedRow> left_out;          // and why: not readable, not expressible, without step time, the same as an earlier one
 };
-// Lowers every row. Throws InputError for a file that is no CSV of runs or that holds no row to fit to.
-[[nodiscard]] FitRuns read_fit_runs(std::istream&, std::string_view where, const std::function<void(std::int64_t rows)>& progress = {});
-
 struct FitRunsOptions {
   int threads = 1;
-  const FittedCosts* start = nullptr;        // values to start from (the same rows less a few); null: the datasheet's
-  std::function<void(const std::string& what)> progress;
+  const FittedCosts* start = nullptr;        // near the result (a fit to these rows and a few more): the rows' derivatives are kept
+  std::function<void(const std::string& what)> progress{};
 };
+// Lowers every row. Throws InputError for a file that is no CSV of runs or that holds no row to fit to.
+[[nodiscard]] FitRuns read_fit_runs(std::istream&, std::string_view where, const FitRunsOptions& = {});
+// The derivatives at these constants.
+void differentiate(std::span<FitRun>, const FittedCosts&, int threads);
 
 struct PlatformFit {                         // what happened, for people
   std::string gpu, source, software_generation;

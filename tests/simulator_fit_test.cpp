@@ -41,6 +41,15 @@ std::vector<Work> runs(double x, double y, int count, double noise, double wild,
   return rows;
 }
 
+// d log(a/x + b/y) / d log x = -(a/x) / (a/x + b/y).
+FitBlock with_derivatives(FitBlock block, const std::vector<Work>& rows, double x, double y) {
+  for (const Work& w : rows) {
+    const double a = w.a / x, b = w.b / y;
+    block.derivatives.insert(block.derivatives.end(), {-a / (a + b), -b / (a + b)});
+  }
+  return block;
+}
+
 FitVariable efficiency(const char* name, double start = 0.7, double upper = 1) { return {name, start, 0.2, upper}; }
 
 }  // namespace
@@ -125,6 +134,21 @@ TEST_CASE("the same rows twice give the same constants, with less doubt") {
   CHECK(weighted.standard_errors[0] == doctest::Approx(once.standard_errors[0]).epsilon(0.05));
 }
 
+TEST_CASE("derivatives that are given, and kept, lead to the same place") {
+  const std::vector<Work> rows = runs(0.55, 0.83, 60, 0.01, 0.05, 11);
+  const FitResult plain = fit({{efficiency("x"), efficiency("y")}, {}, {block_of(rows, {0, 1})}}, {.tolerance = 1e-7});
+  FitOptions keep;
+  keep.tolerance = 1e-7;
+  keep.keep_derivatives = 1000;
+  keep.iterations = 100;
+  const FitResult given = fit({{efficiency("x"), efficiency("y")}, {}, {with_derivatives(block_of(rows, {0, 1}), rows, 0.6, 0.8)}}, keep);
+  CHECK(given.values[0] == doctest::Approx(plain.values[0]).epsilon(2e-3));
+  CHECK(given.values[1] == doctest::Approx(plain.values[1]).epsilon(2e-3));
+  FitBlock wrong = block_of(rows, {0, 1});
+  wrong.derivatives = {1};
+  CHECK_THROWS_AS((void)fit({{efficiency("x"), efficiency("y")}, {}, {wrong}}), InputError);
+}
+
 TEST_CASE("nothing to fit, and nonsense") {
   CHECK(fit({}).values.empty());
   const FitResult prior_only = fit({{efficiency("x", 0.7)}, {{0, -1, 0.5, 0.1}}, {}});
@@ -133,7 +157,7 @@ TEST_CASE("nothing to fit, and nonsense") {
   CHECK_THROWS_AS((void)fit({{{"x", 1, 0, 1}}, {}, {}}), InputError);
   CHECK_THROWS_AS((void)fit({{efficiency("x")}, {{1, -1, 1, 1}}, {}}), InputError);
   CHECK_THROWS_AS((void)fit({{efficiency("x")}, {{0, -1, 1, 0}}, {}}), InputError);
-  FitBlock bad{{0}, 1, {}, [](std::span<const double>) { return std::vector<double>{std::nan("")}; }};
+  FitBlock bad{{0}, 1, {}, [](std::span<const double>) { return std::vector<double>{std::nan("")}; }, {}};
   CHECK_THROWS_WITH_AS((void)fit({{efficiency("x")}, {}, {bad}}), doctest::Contains("not finite"), InputError);
   bad.residuals = [](std::span<const double>) { return std::vector<double>{}; };
   CHECK_THROWS_AS((void)fit({{efficiency("x")}, {}, {bad}}), InputError);
@@ -142,7 +166,7 @@ TEST_CASE("nothing to fit, and nonsense") {
 TEST_CASE("a block that becomes infinite away from the start is stepped around") {
   FitBlock cliff{{0}, 1, {}, [](std::span<const double> x) {
                    return std::vector<double>{x[0] > 0.8 ? std::numeric_limits<double>::infinity() : std::log(x[0] / 0.79)};
-                 }};
+                 }, {}};
   const FitResult r = fit({{{"x", 0.3, 0.1, 1}}, {}, {cliff}});
   CHECK(r.values[0] <= 0.8);
   CHECK(r.values[0] > 0.7);
