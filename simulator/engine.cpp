@@ -11,35 +11,60 @@
 
 namespace fsdp {
 
-void share_rates(std::span<const Demand* const> running, std::span<double> rates) {
-  // Progressive filling: all unfixed rates rise together until a resource is full or a rate reaches 1. Operations that hold
-  // compute are filled first; what they use is gone for the others.
-  std::array<double, kResources> left;
-  left.fill(1.0);
+namespace {
+
+constexpr std::size_t kCompute = static_cast<std::size_t>(Resource::compute), kMemory = static_cast<std::size_t>(Resource::memory);
+constexpr double kInterference = 0.6;   // see engine.h
+constexpr double kMostHeld = 0.9;       // a holder never starves the others for good
+
+// Progressive filling of the operations that hold compute, or of the others: all unfixed rates rise together until a resource is
+// full or a rate reaches 1.
+void fill(std::span<const Demand* const> running, std::span<double> rates, bool holders, std::array<double, kResources>& left) {
   const std::size_t n = running.size();
-  for (const bool holders : {true, false}) {
-    std::array<bool, 16> active{};
-    std::size_t count = 0;
+  std::array<bool, 16> active{};
+  std::size_t count = 0;
+  for (std::size_t i = 0; i < n; ++i)
+    if (running[i]->holds_compute == holders) { active[i] = true; rates[i] = 0; ++count; }
+  while (count > 0) {
+    double rise = std::numeric_limits<double>::infinity();
+    for (std::size_t i = 0; i < n; ++i) if (active[i]) rise = std::min(rise, 1.0 - rates[i]);
+    std::array<double, kResources> load{};
     for (std::size_t i = 0; i < n; ++i)
-      if (running[i]->holds_compute == holders) { active[i] = true; rates[i] = 0; ++count; }
-    while (count > 0) {
-      double rise = std::numeric_limits<double>::infinity();
-      for (std::size_t i = 0; i < n; ++i) if (active[i]) rise = std::min(rise, 1.0 - rates[i]);
-      std::array<double, kResources> load{};
-      for (std::size_t i = 0; i < n; ++i)
-        for (std::size_t k = 0; active[i] && k < kResources; ++k) load[k] += running[i]->use[k];
-      for (std::size_t k = 0; k < kResources; ++k) if (load[k] > 0) rise = std::min(rise, left[k] / load[k]);
-      for (std::size_t k = 0; k < kResources; ++k) left[k] = std::max(0.0, left[k] - rise * load[k]);
-      for (std::size_t i = 0; i < n; ++i) {
-        if (!active[i]) continue;
-        rates[i] += rise;
-        bool stuck = rates[i] >= 1.0 - 1e-12;
-        for (std::size_t k = 0; k < kResources; ++k) stuck = stuck || (running[i]->use[k] > 0 && left[k] <= 1e-12);
-        if (stuck) { active[i] = false; --count; }
-      }
+      for (std::size_t k = 0; active[i] && k < kResources; ++k) load[k] += running[i]->use[k];
+    for (std::size_t k = 0; k < kResources; ++k) if (load[k] > 0) rise = std::min(rise, left[k] / load[k]);
+    for (std::size_t k = 0; k < kResources; ++k) left[k] = std::max(0.0, left[k] - rise * load[k]);
+    for (std::size_t i = 0; i < n; ++i) {
+      if (!active[i]) continue;
+      rates[i] += rise;
+      bool stuck = rates[i] >= 1.0 - 1e-12;
+      for (std::size_t k = 0; k < kResources; ++k) stuck = stuck || (running[i]->use[k] > 0 && left[k] <= 1e-12);
+      if (stuck) { active[i] = false; --count; }
     }
   }
-  for (std::size_t i = 0; i < n; ++i) rates[i] = std::max(rates[i], 1e-3);   // a holder never starves the others for good
+}
+
+}  // namespace
+
+void share_rates(std::span<const Demand* const> running, std::span<double> rates) {
+  std::array<double, kResources> left;
+  left.fill(1.0);
+  fill(running, rates, true, left);
+  const double held = std::min(kMostHeld, 1 - left[kCompute]), moved = std::min(kMostHeld, 1 - left[kMemory]);
+  std::array<double, 16> limit{};       // never more than is left ...
+  std::copy(rates.begin(), rates.end(), limit.begin());
+  std::array<double, kResources> rest = left;
+  fill(running, {limit.data(), running.size()}, false, rest);
+  left[kCompute] = left[kMemory] = 1;   // ... and of their fair part what holders leave
+  fill(running, rates, false, left);
+  for (std::size_t i = 0; i < running.size(); ++i) {
+    const Demand& d = *running[i];
+    if (!d.holds_compute) {
+      const double arithmetic = d.use[kCompute], memory = d.use[kMemory];
+      if (d.resident == 0) rates[i] *= 1 - held * std::max(arithmetic, memory);
+      rates[i] = std::min(limit[i], rates[i] * (1 - moved * std::max(memory, kInterference * arithmetic)));
+    }
+    rates[i] = std::max(rates[i], 1e-3);
+  }
 }
 
 namespace {
@@ -86,7 +111,11 @@ class Engine {
   }
 
  private:
-  struct Running { std::int32_t op = -1; double left = 0; };   // seconds of work left at its own speed
+  struct Running {
+    std::int32_t op = -1;
+    double left = 0;          // seconds of work left at its own speed
+    bool two_rounds = false;  // a persistent kernel that found some of its multiprocessors taken
+  };
 
   // One steady step. Nothing of it starts before the step before has ended (Program's promise), but the host may be ahead.
   double one_step() {
@@ -152,14 +181,34 @@ class Engine {
     return c < 0 || finish_[static_cast<std::size_t>(c)] <= now_;
   }
 
+  // Of the multiprocessors, what running collectives hold and what running persistent kernels do.
+  [[nodiscard]] double held_by_collectives() const {
+    double held = 0;
+    for (const Running& r : running_)
+      if (r.op >= 0 && demand(r).holds_compute) held += demand(r).use[kCompute];
+    return held;
+  }
+  [[nodiscard]] double resident() const {
+    double most = 0;
+    for (const Running& r : running_) if (r.op >= 0) most = std::max(most, demand(r).resident);
+    return most;
+  }
+  [[nodiscard]] const Demand& demand(const Running& r) const { return demands_[static_cast<std::size_t>(r.op)]; }
+
+  // Collectives first: what waits for multiprocessors gets them before what comes after.
   void start_ready() {
-    for (std::size_t s = 0; s < kStreams; ++s) {
-      if (running_[s].op >= 0 || head_[s] >= queue_[s].size()) continue;
-      const std::int32_t i = queue_[s][head_[s]];
-      if (!ready(i)) continue;
-      running_[s] = {i, demands_[static_cast<std::size_t>(i)].alone.count()};
-      spans_[static_cast<std::size_t>(i)].start = now_;
-      changed_ = true;
+    for (const bool holders : {true, false}) {
+      for (std::size_t s = 0; s < kStreams; ++s) {
+        if (running_[s].op >= 0 || head_[s] >= queue_[s].size()) continue;
+        const std::int32_t i = queue_[s][head_[s]];
+        const Demand& d = demands_[static_cast<std::size_t>(i)];
+        if (d.holds_compute != holders || !ready(i)) continue;
+        if (options_.share && holders && resident() > 1 - d.use[kCompute]) continue;
+        const bool two_rounds = options_.share && d.resident > 1 - held_by_collectives();
+        running_[s] = {i, d.alone.count() * (two_rounds ? 2 : 1), two_rounds};
+        spans_[static_cast<std::size_t>(i)].start = now_;
+        changed_ = true;
+      }
     }
   }
 
@@ -177,6 +226,13 @@ class Engine {
     }
     n = 0;
     for (std::size_t s = 0; s < kStreams; ++s) rate_[s] = running_[s].op >= 0 ? rates[n++] : 0;
+    const bool alone = held_by_collectives() == 0;
+    for (std::size_t s = 0; s < kStreams; ++s) {
+      Running& r = running_[s];
+      if (!r.two_rounds) continue;
+      if (alone) r.left = std::min(r.left, demand(r).alone.count()), r.two_rounds = false;   // the rest finds its places now
+      else rate_[s] = 1;   // in the second round most of the machine is idle
+    }
   }
 
   // The next end of an operation, or the next issue of one that an idle stream waits for.

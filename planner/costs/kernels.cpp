@@ -156,7 +156,7 @@ Demand kernel_demand(const Op& op, Direction direction, std::int64_t sequences, 
   d.alone = Seconds(seconds);
   d.resident = t.resident;
   if (seconds <= 0) return d;
-  d.use[static_cast<int>(Resource::compute)] = c.cluster.host ? 1 : std::min(1.0, t.arithmetic / seconds);
+  d.use[static_cast<int>(Resource::compute)] = c.cluster.host ? 1 : std::min(1.0, t.arithmetic / seconds) * (t.resident > 0 ? t.resident : 1);
   if (!c.cluster.host)
     d.use[static_cast<int>(Resource::memory)] = std::min(1.0, work.bytes / seconds / memory_rate(c.cluster, c.costs));
   return d;
