@@ -169,6 +169,36 @@ TEST_CASE("compiling never saves, launches or moves more") {
   }
 }
 
+TEST_CASE("a loss reads its logits as often as its kernels do") {
+  // Bytes per logit. PyTorch's, in fp32 of bf16 logits: a cast 2 + 4; log-softmax, whose kernel takes three passes over long rows
+  // (SoftMax.cu, cunn_SoftMaxForward), 3 * 4 + 4; backward a fill 4, log-softmax 3 * 4 + 4 (the gradient twice, the output once), a
+  // cast 4 + 2. Rows of up to 48 KB are in shared memory after the first pass (cunn_SoftMaxForwardSmem).
+  Op op;
+  op.kind = OpKind::cross_entropy;
+  const Workload w{3, 100, 2};
+  const auto per_logit = [&](std::int64_t bytes, std::int64_t vocab) { return bytes / (300 * vocab); };
+  const Implementation& titan = torchtitan_2024_implementation(false);
+  op.shape.vocab = 50368;
+  CHECK(per_logit(facts(titan, op, w).forward_traffic_bytes, 50368) == 22);
+  CHECK(per_logit(facts(titan, op, w).backward_traffic_bytes, 50368) == 26);
+  op.shape.vocab = 12288;
+  CHECK(per_logit(facts(titan, op, w).forward_traffic_bytes, 12288) == 14);
+  CHECK(per_logit(facts(titan, op, w).backward_traffic_bytes, 12288) == 22);
+
+  // MPT's: flash-attn's xentropy reads bf16 logits twice forward, once backward where it writes as many (xentropy_kernel.cu); then
+  // Composer's two metrics, each a cast and a log-softmax. Launches: the kernel and a sum; the loss's own backward, its kernel and a
+  // scaling; the labels shifted (3), and per metric cast, log-softmax, sum over labels, labels compared and counted, two additions.
+  op.shape.vocab = 50368;
+  for (const bool compiled : {false, true}) {
+    const OpFacts f = facts(foundry_implementation(compiled), op, w);
+    CHECK(per_logit(f.forward_traffic_bytes, 50368) == 2 * 2);
+    CHECK(per_logit(f.backward_traffic_bytes, 50368) == 2 * 2 + 2 * (2 + 4 + 3 * 4 + 4));
+    CHECK(f.forward_launches == 2);
+    CHECK(f.backward_launches == 3 + 3 + 2 * 7);
+    CHECK(f.saved_extra_bytes == 300 * 4);   // metrics keep nothing
+  }
+}
+
 TEST_CASE("implementations are found by name, and have different digests") {
   CHECK(&find_implementation("native", false, "t") == &native_implementation());
   CHECK(&find_implementation("torchtitan", true, "t") == &torchtitan_implementation(true));

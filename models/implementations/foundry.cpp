@@ -4,8 +4,11 @@
 // tests/torch/record_saved.py, which imitates the fused loss. RMSNorm, SwiGLU and rotary positions, which MPT has not, are
 // PyTorch's own.
 //
-// Not modelled: copies that unpad q, k and v before flash-attn's variable-length kernels in some releases, and dropout (0 in
+// Not modelled: the memory of the metrics (two fp32 copies of the logits after each backward; the logits themselves stay until
+// the next micro-batch's are there), copies that unpad q, k and v before flash-attn's variable-length kernels in some releases, and dropout (0 in
 // MPT).
+#include <algorithm>
+
 #include "models/implementations/pytorch_ops.h"
 
 namespace fsdp {
@@ -13,7 +16,22 @@ namespace {
 
 using namespace pytorch;
 
-// Logits, labels and the log-sum-exp of each row stay; the loss of each row is summed afterwards.
+// Composer updates the model's training metrics after the backward of every micro-batch, under autocast and without gradients
+// (composer/trainer/trainer.py, _train_microbatch and _eval_train_metrics). MPT has two unless `use_train_metrics` is false,
+// cross entropy and perplexity (modeling_mpt.py), which both are F.cross_entropy of all logits (composer/metrics/nlp.py): a cast
+// to fp32, a log-softmax and the sum over labels each; then the labels are compared and counted, and two sums added to.
+constexpr int kTrainMetrics = 2, kMetricLaunches = 7;
+// The labels are shifted for them: a copy, its copy back, a fill (composer/models/huggingface.py, eval_forward).
+constexpr int kShiftLaunches = 3;
+
+std::int64_t metric_bytes(const Op& op, const Workload& w) {
+  const std::int64_t cast = w.element_bytes == 2 ? times(row_elements(w, op.shape.vocab), 2 + 4) : 0;
+  return plus(cast, log_softmax_bytes(op, w, std::max<std::int64_t>(4, w.element_bytes)));
+}
+
+// flash-attn's xentropy: logits, labels and the log-sum-exp of each row stay; the loss of each row is summed afterwards. Its forward
+// goes over the logits twice (maximum and plain sum, then sum of exponentials), backward reads them and writes their gradient. The
+// metrics come after backward and are counted there.
 OpFacts fused_cross_entropy(const Op& op, const Workload& w) {
   const std::int64_t logits = row_bytes(w, op.shape.vocab), rows = times(w.tokens(), 4);
   return {.saved_inputs = 0b11,
@@ -21,9 +39,9 @@ OpFacts fused_cross_entropy(const Op& op, const Workload& w) {
           .forward_scratch_bytes = rows,
           .backward_scratch_bytes = rows,
           .forward_launches = 2,
-          .backward_launches = 3,
-          .forward_traffic_bytes = plus(logits, 3 * rows),
-          .backward_traffic_bytes = plus(2 * logits, 3 * rows)};
+          .backward_launches = 3 + kShiftLaunches + kTrainMetrics * kMetricLaunches,
+          .forward_traffic_bytes = plus(2 * logits, 3 * rows),
+          .backward_traffic_bytes = plus(plus(2 * logits, 3 * rows), times(metric_bytes(op, w), kTrainMetrics))};
 }
 
 // Cosine and sine are PyTorch elementwise operators in the compute type.

@@ -15,9 +15,11 @@ namespace {
 
 // Fractions of the memory rate of good kernels. Norms: cudnn-frontend's benchmark files, RMSNorm and LayerNorm on H200, bf16, whose
 // memory rate is 4.1 TB/s: PyTorch's forward 2.4 to 3.4 TB/s, backward 1.5 to 1.8 of three tensors' bytes, which are five tensors' here
-// (two kernels read both inputs); compiled forward 3.4 to 4.2, backward 1.6 to 1.8 of three. Softmax: 0.5 to 0.81 of the datasheet's
-// bandwidth (NeuSight).
-constexpr double kNormForward = 0.75, kNormBackward = 0.65, kCompiledNormBackward = 0.43, kSoftmax = 0.75;
+// (two kernels read both inputs); compiled forward 3.4 to 4.2, backward 1.6 to 1.8 of three.
+constexpr double kNormForward = 0.75, kNormBackward = 0.65, kCompiledNormBackward = 0.43;
+
+// Rows that aten's softmax keeps in shared memory between its passes.
+constexpr std::int64_t kSoftmaxRowBytes = 48 * 1024;
 
 }  // namespace
 
@@ -189,6 +191,19 @@ OpFacts add_compiled(const Op& op, const Workload& w) {
   return {.forward_launches = 0, .backward_launches = 0, .forward_traffic_bytes = 2 * row_bytes(w, op.shape.width)};
 }
 
+// One block per row, which goes over the row three times: maximum, sum, result (SoftMax.cu). Up to 48 KB the row stays in shared
+// memory; longer rows of all resident blocks are more than the second level cache holds (A100: 216 blocks, 201 KB a row of 50k in
+// fp32), so that every pass reads memory. H100: 32768 rows of 50304 in bf16 take 4.65 ms, four times their bytes at 2.84 TB/s
+// (torch-mojo-backend, pull request 316). Backward reads the gradient twice, for its sum and for the result, and the output.
+std::int64_t log_softmax_bytes(const Op& op, const Workload& w, std::int64_t e) {
+  const std::int64_t reads = times(op.shape.vocab, e) <= kSoftmaxRowBytes ? 1 : 3;
+  return times(row_elements(w, op.shape.vocab), (reads + 1) * e);
+}
+std::int64_t log_softmax_backward_bytes(const Op& op, const Workload& w, std::int64_t e) {
+  const std::int64_t reads = times(op.shape.vocab, e) <= kSoftmaxRowBytes ? 2 : 3;
+  return times(row_elements(w, op.shape.vocab), (reads + 1) * e);
+}
+
 // F.cross_entropy(pred.float(), labels): log_softmax saves its fp32 output, nll_loss that and the labels; the fp32 copy of the
 // logits dies when the call returns, the bf16 logits when the training loop drops them before backward. Backward, bytes per
 // logit: the saved output, the gradients of nll_loss and of log_softmax (4 each) are alive together; the cast to 2 bytes comes
@@ -202,19 +217,18 @@ OpFacts cross_entropy(const Op& op, const Workload& w) {
                      chunk = (n + chunks - 1) / chunks;
   const bool cast = e == 2, join = chunks > 1;
   const auto launches = [&](int each) { return static_cast<std::int16_t>(std::min<std::int64_t>(each * chunks, 10000)); };
-  const std::int64_t kept = times(n, cast ? 4 : e), backward = times(chunk, cast ? 8 : 2 * e);
+  const std::int64_t in_fp32 = cast ? 4 : e, kept = times(n, in_fp32), backward = times(chunk, cast ? 8 : 2 * e);
   return {.saved_inputs = 0b10,
           .saved_extra_bytes = kept,
           .forward_scratch_bytes = cast ? times(chunk, 4) : 0,
           .backward_scratch_bytes = std::max<std::int64_t>(0, backward - times(n, e)),
           .forward_launches = launches(cast ? 3 : 2),
           .backward_launches = static_cast<std::int16_t>(launches(cast ? 4 : 3) + (join ? 1 : 0)),
-          .forward_traffic_bytes = cast ? times(n, e + 4 + 8) : times(n, 2 * e),
-          .backward_traffic_bytes = plus(cast ? times(n, 4 + 12 + 4 + e) : times(n, 4 * e), join ? times(n, 2 * e) : 0),
+          .forward_traffic_bytes = plus(cast ? times(n, e + 4) : 0, log_softmax_bytes(op, w, in_fp32)),
+          .backward_traffic_bytes = plus(plus(times(n, in_fp32), log_softmax_backward_bytes(op, w, in_fp32)),
+                                         plus(cast ? times(n, 4 + e) : 0, join ? times(n, 2 * e) : 0)),
           .forward_inside = cast && !join ? Inside{{times(n, 4)}, "+0 +e -0"} : Inside{},
-          .backward_inside = cast && !join ? Inside{{times(n, 4), times(n, 4)}, "+0 +1 -0 -e +o -1"} : Inside{},
-          .forward_rate = kSoftmax,
-          .backward_rate = kSoftmax};
+          .backward_inside = cast && !join ? Inside{{times(n, 4), times(n, 4)}, "+0 +1 -0 -e +o -1"} : Inside{}};
 }
 // Compiled loss: the fp32 values live in registers; the logits, their maximum and the log-sum stay (fp32 per token).
 OpFacts cross_entropy_compiled(const Op& op, const Workload& w) {

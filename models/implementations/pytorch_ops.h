@@ -13,6 +13,10 @@ namespace fsdp::pytorch {
   return times(row_elements(w, width), w.element_bytes);
 }
 
+// Bytes that aten::log_softmax over the vocabulary moves in elements of `element_bytes`, and that its backward moves.
+[[nodiscard]] std::int64_t log_softmax_bytes(const Op&, const Workload&, std::int64_t element_bytes);
+[[nodiscard]] std::int64_t log_softmax_backward_bytes(const Op&, const Workload&, std::int64_t element_bytes);
+
 OpFacts embedding(const Op&, const Workload&);
 OpFacts position_embedding(const Op&, const Workload&);
 OpFacts fused_rms_norm(const Op&, const Workload&);
