@@ -237,9 +237,12 @@ class Reader {
       if (std::find(same.begin(), same.end(), who) != same.end()) return refuse("the same run as an earlier row");
       same.push_back(who);
       FitRun row{run, prepare(std::move(s)), *seconds, 0, {}};
+      const Costs costs = default_costs(row.prepared.setup.cluster);
+      if (row.prepared.setup.memory_kind && predict_peak(row.prepared, costs, MemoryKind::allocated) > row.prepared.setup.cluster.gpu.memory)
+        return refuse("peak_memory_gib: the run as described does not fit its device");
       row.prepared.program.init = row.prepared.program.first_step = {};   // only steady steps are priced
       row.prepared.fewer_program.init = row.prepared.fewer_program.first_step = {};
-      row.datasheet_error = log_error(row, default_costs(row.prepared.setup.cluster));
+      row.datasheet_error = log_error(row, costs);
       if (!std::isfinite(row.datasheet_error)) return refuse("the datasheet's costs give no step time");
       out_.rows.push_back(std::move(row));
     } catch (const InputError& e) {
