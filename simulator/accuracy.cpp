@@ -3,8 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cctype>
 #include <cmath>
+#include <map>
 #include <set>
 
 #include "models/error.h"
@@ -19,25 +19,92 @@ std::optional<double> error_of(const auto& predicted, const auto& measured) {
   return static_cast<double>(*predicted) / static_cast<double>(*measured) - 1;
 }
 
-AccuracyRow predict_row(const PublishedRun& run, RunSetup setup, const PriceList& prices, const AccuracyOptions& options) {
+// What is predicted for a run, whatever was measured: equal runs are predicted once.
+struct Forecast {
+  std::string refusal;                       // not empty: there is no prediction
+  ShardingPlan step;                         // mesh, micro-batches and sequence length alone: what measured_step_time asks for
+  double step_time_s = 0;
+  std::optional<MemoryKind> kind;
+  std::optional<std::int64_t> peak_bytes;
+  std::vector<std::string> assumptions;
+};
+
+Forecast forecast(const PublishedRun& run, const PriceList& prices, const AccuracyOptions& options) {
+  Forecast f;
+  std::variant<RunSetup, std::string> setup = set_up(run, "model");
+  if (const auto* const reason = std::get_if<std::string>(&setup)) return f.refusal = *reason, f;
+  auto& s = std::get<RunSetup>(setup);
+  f.step.mesh = s.plan.mesh;
+  f.step.micro_batches = s.plan.micro_batches;
+  f.step.seq_len = s.plan.seq_len;
+  f.assumptions = s.assumptions;
+  f.kind = s.memory_kind;
+  const Bytes device = s.cluster.gpu.memory;
+  const Costs costs = prices.costs_of(s);
+  const PreparedRun prepared = prepare(std::move(s));
+  f.step_time_s = predict_step_time(prepared, costs).count();
+  if (!f.kind || !options.memory) return f;
+  const Bytes peak = predict_peak(prepared, costs, *f.kind);
+  f.peak_bytes = peak.count();
+  if (peak > device && predict_peak(prepared, costs, MemoryKind::allocated) > device)
+    f.refusal = fmt::format("peak_memory_gib: the run as described needs {} of a device of {}: it must have done something that its row does not say",
+                            human(peak), human(device));
+  return f;
+}
+
+// Forecasts by what decides them: every cell but the names and what was measured.
+class Forecasts {
+ public:
+  Forecasts(const PriceList& prices, const AccuracyOptions& options) : prices_(prices), options_(options) {}
+
+  const Forecast& of(const PublishedRun& run) {
+    std::string key = key_of(run);
+    if (const auto known = known_.find(key); known != known_.end()) return known->second;
+    if (known_.size() >= kMost) known_.clear();
+    Forecast f;
+    try {
+      f = forecast(run, prices_, options_);
+    } catch (const InputError& e) {
+      f.refusal = e.what();
+    } catch (const MachineError& e) {
+      f.refusal = fmt::format("cannot be simulated: {}", e.what());
+    }
+    return known_.emplace(std::move(key), std::move(f)).first->second;
+  }
+
+ private:
+  static constexpr std::size_t kMost = 10'000;
+
+  static std::string key_of(const PublishedRun& r) {
+    std::string key;
+    for (const std::string* text :
+         {&r.source, &r.framework, &r.model, &r.gpu, &r.strategy, &r.wrap, &r.reshard, &r.backward_prefetch, &r.grad_sync, &r.param_dtype,
+          &r.reduce_dtype, &r.precision, &r.optimizer, &r.activation_checkpointing, &r.cpu_offload, &r.compile, &r.float8, &r.attention, &r.loss,
+          &r.expandable_segments, &r.memory_kind, &r.software, &r.software_generation})
+      key += *text + '\n';
+    for (const auto& n : {r.params, r.layers, r.hidden, r.heads, r.kv_heads, r.ffn, r.vocab, r.seq_len, r.gpus, r.gpus_per_node, r.dp_shard,
+                          r.dp_replicate, r.micro_batch, r.grad_accum, r.global_batch})
+      key += fmt::format("{},", n.value_or(-1));
+    return key + fmt::format("{},{},{},{}", r.fabric_gbps_per_gpu.value_or(-1), r.clip_norm.value_or(-1), r.peak_memory_gib.has_value(),
+                             month_of(r).value_or(-1));
+  }
+
+  const PriceList& prices_;
+  const AccuracyOptions& options_;
+  std::map<std::string, Forecast> known_;
+};
+
+AccuracyRow row_of(const PublishedRun& run, const Forecast& f) {
   AccuracyRow row;
   row.id = run.id, row.source = run.source, row.trust = run.trust, row.gpu = run.gpu, row.model = run.model;
-  row.gpus = setup.plan.ranks();
-  row.measured_step_time_s = measured_step_time(run, setup.plan);
+  row.gpus = f.step.ranks();
+  row.measured_step_time_s = measured_step_time(run, f.step);
   if (run.peak_memory_gib) row.measured_peak_bytes = std::llround(*run.peak_memory_gib * kGib);
   if (!row.measured_step_time_s && !row.measured_peak_bytes) throw InputError("step_time_s", "and peak_memory_gib are both empty: there is nothing to compare with");
-  row.assumptions = setup.assumptions;
-  const std::optional<MemoryKind> kind = setup.memory_kind;
-  const Costs costs = prices.costs_of(setup);
-  const PreparedRun prepared = prepare(std::move(setup));
-  row.predicted_step_time_s = predict_step_time(prepared, costs).count();
-  if (kind) row.memory_kind = *kind;
-  if (!kind || !options.memory) return row;
-  row.predicted_peak_bytes = predict_peak(prepared, costs, *kind).count();
-  const Bytes device = prepared.setup.cluster.gpu.memory;
-  if (Bytes(*row.predicted_peak_bytes) > device && predict_peak(prepared, costs, MemoryKind::allocated) > device)
-    throw InputError("peak_memory_gib", fmt::format("the run as described needs {} of a device of {}: it must have done something that its row does not say",
-                                                    human(Bytes(*row.predicted_peak_bytes)), human(device)));
+  row.assumptions = f.assumptions;
+  row.predicted_step_time_s = f.step_time_s;
+  row.predicted_peak_bytes = f.peak_bytes;
+  if (f.kind) row.memory_kind = *f.kind;
   return row;
 }
 
@@ -75,21 +142,21 @@ AccuracyReport accuracy_of(std::istream& in, std::string_view where, const Price
   RefusedRow refused;
   std::set<std::string> ids, repeated;
   std::int64_t seen = 0;
+  Forecasts forecasts(prices, options);
   while (reader.next(run, refused)) {
     if (options.progress) options.progress(++seen);
     if (run) {
       refused.id = run->id;
       if (!ids.insert(run->id).second && repeated.size() < 100) repeated.insert(run->id);
-      std::variant<RunSetup, std::string> setup = set_up(*run, "model");
-      if (auto* const s = std::get_if<RunSetup>(&setup)) {
+      const Forecast& f = forecasts.of(*run);
+      refused.reason = f.refusal;
+      if (f.refusal.empty()) {
         try {
-          out.rows.push_back(predict_row(*run, std::move(*s), prices, options));
+          out.rows.push_back(row_of(*run, f));
           continue;
         } catch (const InputError& e) {
           refused.reason = e.what();
         }
-      } else {
-        refused.reason = std::get<std::string>(setup);
       }
     }
     out.skipped.push_back(refused);

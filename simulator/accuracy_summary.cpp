@@ -56,6 +56,48 @@ void add_groups(std::vector<AccuracyGroup>& out, const std::string& by, std::spa
 
 std::int64_t band(std::int64_t gpus) { return gpus <= 8 ? 8 : gpus <= 32 ? 32 : gpus <= 128 ? 128 : gpus <= 512 ? 512 : 513; }
 
+struct Times { double measured, predicted; };
+struct Pairs { std::int64_t count = 0, score = 0; };
+
+// Counts of what was inserted so far, by rank (a Fenwick tree).
+class RankCounts {
+ public:
+  explicit RankCounts(std::size_t n) : tree_(n + 1, 0) {}
+  void insert(std::size_t rank) {
+    for (std::size_t i = rank + 1; i < tree_.size(); i += i & (~i + 1)) ++tree_[i];
+  }
+  [[nodiscard]] std::int64_t below(std::size_t rank) const {
+    std::int64_t sum = 0;
+    for (std::size_t i = rank; i > 0; i -= i & (~i + 1)) sum += tree_[i];
+    return sum;
+  }
+
+ private:
+  std::vector<std::int64_t> tree_;
+};
+
+// Pairs far enough apart, and those in the right order less those in the wrong one: a sweep from the shortest measured time on, in
+// which every row meets all that are shorter by kSameTime and more.
+Pairs pairs_of(std::vector<Times> times) {
+  std::sort(times.begin(), times.end(), [](const Times& a, const Times& b) { return a.measured < b.measured; });
+  std::vector<double> predicted;
+  for (const Times& t : times) predicted.push_back(t.predicted);
+  std::sort(predicted.begin(), predicted.end());
+  const auto rank = [&](auto bound, double value) { return static_cast<std::size_t>(bound(predicted.begin(), predicted.end(), value) - predicted.begin()); };
+  const auto lower = [&](double v) { return rank([](auto... a) { return std::lower_bound(a...); }, v); };
+  const auto upper = [&](double v) { return rank([](auto... a) { return std::upper_bound(a...); }, v); };
+  RankCounts seen(times.size());
+  Pairs out;
+  std::size_t inserted = 0;
+  for (const Times& t : times) {
+    while (inserted < times.size() && t.measured - times[inserted].measured >= kSameTime * t.measured) seen.insert(lower(times[inserted++].predicted));
+    const std::int64_t faster = seen.below(lower(t.predicted)), not_slower = seen.below(upper(t.predicted));
+    out.count += static_cast<std::int64_t>(inserted);
+    out.score += faster - (static_cast<std::int64_t>(inserted) - not_slower);
+  }
+  return out;
+}
+
 bool in_headline(const AccuracyRow& r) { return r.trust == "A" && !r.float8; }
 
 }  // namespace
@@ -84,28 +126,20 @@ ErrorSummary summarize_errors(std::span<const double> errors, std::span<const st
 }
 
 RankAgreement rank_agreement(std::span<const AccuracyRow> rows) {
-  std::map<std::tuple<std::string, std::string, std::string>, std::vector<std::pair<double, double>>> groups;
+  std::map<std::tuple<std::string, std::string, std::string>, std::vector<Times>> groups;
   for (const AccuracyRow& r : rows)
     if (r.measured_step_time_s && r.predicted_step_time_s)
-      groups[{r.source, r.gpu, r.model}].emplace_back(*r.measured_step_time_s, *r.predicted_step_time_s);
+      groups[{r.source, r.gpu, r.model}].push_back({*r.measured_step_time_s, *r.predicted_step_time_s});
   RankAgreement out;
   double agree = 0, taus = 0;
-  for (const auto& [key, times] : groups) {
+  for (auto& [key, times] : groups) {
     if (times.size() < kLeastInGroup) continue;
-    std::int64_t pairs = 0, score = 0;
-    for (std::size_t i = 0; i < times.size(); ++i)
-      for (std::size_t j = i + 1; j < times.size(); ++j) {
-        const auto [a, p] = times[i];
-        const auto [b, q] = times[j];
-        if (std::abs(a - b) < kSameTime * std::max(a, b)) continue;
-        ++pairs;
-        score += p == q ? 0 : (a < b) == (p < q) ? 1 : -1;
-      }
-    if (pairs == 0) continue;
+    const Pairs p = pairs_of(times);
+    if (p.count == 0) continue;
     ++out.groups;
-    out.pairs += pairs;
-    agree += static_cast<double>(score);
-    taus += static_cast<double>(score) / static_cast<double>(pairs);
+    out.pairs += p.count;
+    agree += static_cast<double>(p.score);
+    taus += static_cast<double>(p.score) / static_cast<double>(p.count);
   }
   if (out.pairs > 0) out.tau = agree / static_cast<double>(out.pairs), out.mean_tau = taus / static_cast<double>(out.groups);
   return out;

@@ -142,7 +142,10 @@ RunReader::RunReader(std::istream& in, std::string_view where) : csv_(in) {
   }
 }
 
-std::string RunReader::place() const { return fmt::format("line {}", csv_.line()); }
+std::string RunReader::place() const {
+  if (csv_.last_line() == csv_.line()) return fmt::format("line {}", csv_.line());
+  return fmt::format("lines {} to {}", csv_.line(), csv_.last_line());
+}
 
 PublishedRun RunReader::read() const {
   Run run;
@@ -159,11 +162,11 @@ bool RunReader::next(std::optional<Run>& run, RefusedRow& refused) {
   refused = {place(), {}};
   const auto& cells = csv_.cells();
   if (!csv_.problem().empty()) {
-    refused.reason = fmt::format("lines {} to {}: {}", csv_.line(), csv_.last_line(), csv_.problem());
+    refused.reason = csv_.problem();
     return true;
   }
   if (cells.size() != field_of_.size()) {
-    refused.reason = fmt::format("lines {} to {}: {} cells, the header has {}", csv_.line(), csv_.last_line(), cells.size(), field_of_.size());
+    refused.reason = fmt::format("{} cells, the header has {}", cells.size(), field_of_.size());
     return true;
   }
   try {

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <random>
 #include <set>
 #include <sstream>
 
@@ -64,6 +65,26 @@ TEST_CASE("Kendall's tau") {
   std::vector<AccuracyRow> mixed = {made("1", 1, 1), made("2", 2, 2), made("3", 3, 3), made("4", 4, 4), made("5", 5, 5)};
   mixed[0].model = "other";
   CHECK(rank_agreement(mixed).pairs == 0);
+}
+
+TEST_CASE("Kendall's tau counts as comparing every pair does") {
+  std::mt19937 random(3);
+  for (int round = 0; round < 50; ++round) {
+    std::vector<AccuracyRow> rows;
+    for (int i = 0; i < 40; ++i)           // few values, so that there are ties and times within 2 %
+      rows.push_back(made(std::to_string(i), 1 + 0.01 * static_cast<double>(random() % 30), 1 + static_cast<double>(random() % 20)));
+    std::int64_t pairs = 0, score = 0;
+    for (std::size_t i = 0; i < rows.size(); ++i)
+      for (std::size_t j = 0; j < i; ++j) {
+        const double a = *rows[i].measured_step_time_s, b = *rows[j].measured_step_time_s, p = *rows[i].predicted_step_time_s, q = *rows[j].predicted_step_time_s;
+        if (std::abs(a - b) < 0.02 * std::max(a, b)) continue;
+        ++pairs;
+        score += p == q ? 0 : (a < b) == (p < q) ? 1 : -1;
+      }
+    const RankAgreement r = rank_agreement(rows);
+    CHECK(r.pairs == pairs);
+    CHECK(r.tau == relative(static_cast<double>(score) / static_cast<double>(pairs)));
+  }
 }
 
 TEST_CASE("the headline is trust A; groups hold every row once") {

@@ -76,7 +76,7 @@ TEST_CASE("cells as RFC 4180 writes them") {
   CHECK(r.runs[0].id == "7");
   CHECK(r.runs[0].step_time_s == 2.5);
   CHECK(r.runs[0].line == 2);
-  CHECK(r.runs[1].id == "line 5");
+  CHECK(r.runs[1].id == "line 5");           // the first row ends on line 3, line 4 is empty
   CHECK(r.runs[1].gpus == 16);
   CHECK_FALSE(r.runs[1].step_time_s.has_value());
   CHECK_FALSE(r.runs[1].layers.has_value());
@@ -113,6 +113,7 @@ TEST_CASE("a quote that never closes costs its own lines, not the rest of a long
   const PublishedRuns r = parse(rows);
   REQUIRE(r.refused.size() >= 1);
   CHECK(holds(r.refused[0].reason, "longer than 1024 KiB"));
+  CHECK(holds(r.refused[0].id, "lines 2 to "));
   CHECK(r.runs.size() > 30000);
 }
 
