@@ -1,10 +1,10 @@
 // Collectives as demands: how long alone (costs/collective_model.h), and what they take from others while they run:
 //
 // SMs                held by the channels that NCCL spends on that size (none for copy engines);
-// device memory      2 bytes per wire byte for an all-gather (one read, one write), 3 for reductions (two reads, one write): nccl
-// issue 1428
-//                    has 2 to 3 times the bus bandwidth. A reduction in fp32 moves twice the bytes of one in bf16, on the wire as
-//                    in memory, and counts so by its size;
+// device memory      3 bytes per wire byte: NCCL's rings hand on through buffers, so that a neighbour writes one, we read it and write the
+//                    result; where it is summed, we read what is ours and write what the next one gets. Its maintainers say 2 to 3 times
+//                    the bus bandwidth (NVIDIA/nccl issue 1428). A reduction in fp32 moves twice the bytes of one in bf16 and counts so
+//                    by its size;
 // links              every rank sends wire = B (n-1)/n bytes (all-reduce: twice), one in p of them through its NIC when a node
 // has p ranks of
 //                    the group: a ring leaves a node once, and p rings side by side each leave through another rank's NIC.
@@ -55,7 +55,7 @@ void add_shares(Demand& d, const CollectiveCall& call, bool crosses_nodes, std::
                per_node = static_cast<double>(std::clamp<std::int64_t>(call.ranks_per_node, 1, call.ranks));
   const double wire = static_cast<double>(call.bytes.count()) * (n - 1) / n * (call.kind == CollectiveKind::all_reduce ? 2 : 1);
   const double outside = crosses_nodes ? wire / per_node : 0;  // through this rank's NIC
-  const double passes_memory = call.kind == CollectiveKind::all_gather ? 2 : 3;
+  constexpr double passes_memory = 3;
   d.use[static_cast<int>(Resource::intra_link)] = share(wire - outside, cluster.intra_bus.count());
   d.use[static_cast<int>(Resource::inter_link)] = share(outside, cluster.inter_bus.count());
   d.use[static_cast<int>(Resource::memory)] = share(passes_memory * wire, memory_rate(cluster, costs));
