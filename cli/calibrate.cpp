@@ -1,4 +1,4 @@
-// fsdp-plan calibrate: micro-benchmarks of this machine, or a fit to runs that others published, to costs.json.
+// fsdp-plan calibrate: micro-benchmarks of this machine, logs of nccl-tests, or a fit to runs that others published, to costs.json.
 #include "executor/calibrate.h"
 
 #include <fmt/format.h>
@@ -11,6 +11,7 @@
 
 #include "cli/commands.h"
 #include "cli/files.h"
+#include "cli/nccl_tests.h"
 #include "cli/options.h"
 #include "models/error.h"
 #include "models/suggest.h"
@@ -21,18 +22,26 @@ namespace fsdp::cli {
 namespace {
 
 struct CalibrateFlags {
-  Text backend, ranks, budget, type, output, nccl_tests, runs;
+  Text backend, budget, type, output, runs;
+  NcclTestsFlags nccl;   // with --ranks, which --backend shares
   bool json = false;
 };
 
 void check_flags(const CalibrateFlags& f) {
-  if (f.nccl_tests) throw InputError("--nccl-tests", "reading nccl-tests logs is not built yet", "use --backend host");
+  if (!f.nccl.logs.empty()) {
+    for (const auto& [name, value] : {std::pair{"--backend", &f.backend}, {"--budget", &f.budget}, {"--dtype", &f.type}, {"--runs", &f.runs}})
+      if (*value) throw InputError(name, "has no meaning with --nccl-tests", "leave it out");
+    return;
+  }
+  for (const auto& [name, value] :
+       {std::pair{"--ranks-per-node", &f.nccl.ranks_per_node}, {"--cluster", &f.nccl.cluster}, {"--costs", &f.nccl.costs}})
+    if (*value) throw InputError(name, "has no meaning without --nccl-tests", "leave it out");
   if (f.runs) {
-    for (const auto& [name, value] : {std::pair{"--backend", &f.backend}, {"--ranks", &f.ranks}, {"--budget", &f.budget}, {"--dtype", &f.type}})
+    for (const auto& [name, value] : {std::pair{"--backend", &f.backend}, {"--ranks", &f.nccl.ranks}, {"--budget", &f.budget}, {"--dtype", &f.type}})
       if (*value) throw InputError(name, "has no meaning with --runs", "leave it out");
     return;
   }
-  if (!f.backend) throw InputError("--backend", "is missing", "give --backend host, or --runs RUNS.csv");
+  if (!f.backend) throw InputError("--backend", "is missing", "give --backend host, --nccl-tests LOG or --runs RUNS.csv");
   if (*f.backend == "mpi" || *f.backend == "cuda")
     throw InputError("--backend", "'" + *f.backend + "' is not built in", "give host");
   if (*f.backend != "host") throw InputError("--backend", "'" + *f.backend + "' is not a backend", "give host");
@@ -89,12 +98,23 @@ int calibrate_runs(const CalibrateFlags& f) {
   return kDone;
 }
 
+int calibrate_nccl_tests(const CalibrateFlags& f) {
+  const NcclTestsResult result = costs_from_nccl_tests(f.nccl);
+  const std::string text = to_json_text(result.costs);
+  if (f.output) write_file(*f.output, text);
+  for (const std::string& note : result.notes) print(stderr, note + "\n");
+  if (f.json || !f.output) print(stdout, text);
+  else print(stdout, result.table + fmt::format("\n{}: costs of '{}' ({})\n", *f.output, result.costs.platform, result.costs.source));
+  return kDone;
+}
+
 int calibrate_command(const CalibrateFlags& f) {
   check_flags(f);
   check_output(f.output);
+  if (!f.nccl.logs.empty()) return calibrate_nccl_tests(f);
   if (f.runs) return calibrate_runs(f);
   CalibrateOptions options;
-  if (f.ranks) options.ranks = parse_count(*f.ranks, "--ranks", 1, 1024);
+  if (f.nccl.ranks) options.ranks = parse_count(*f.nccl.ranks, "--ranks", 1, 1024);
   if (f.budget) options.seconds_budget = parse_seconds(*f.budget, "--budget").count();
   if (f.type) options.type = parse_dtype(*f.type, "--dtype");
   if (!(options.seconds_budget > 0))
@@ -118,11 +138,15 @@ void add_calibrate(CLI::App& app, Work& chosen) {
   auto flags = std::make_shared<CalibrateFlags>();
   CLI::App* command = app.add_subcommand("calibrate", "measure this machine's kernels and collectives: costs.json");
   command->add_option("--backend", flags->backend, "host")->type_name("BACKEND");
-  command->add_option("--ranks", flags->ranks, "ranks that work at once, as a run will have; default 2")->type_name("N");
+  command->add_option("--ranks", flags->nccl.ranks, "ranks that work at once, as a run will have; default 2")->type_name("N");
   command->add_option("--budget", flags->budget, "about how long it may take; default 20s")->type_name("SECONDS");
   command->add_option("--dtype", flags->type, "of the kernels: fp32 (default), fp64, bf16")->type_name("TYPE");
   command->add_option("-o,--output", flags->output, "write the costs here")->type_name("FILE");
-  command->add_option("--nccl-tests", flags->nccl_tests)->group("");
+  command->add_option("--nccl-tests", flags->nccl.logs, "instead: measured collectives from logs of nccl-tests (--ranks: where they do not say)")
+      ->type_name("LOG");
+  command->add_option("--ranks-per-node", flags->nccl.ranks_per_node, "of the logs, where they do not say")->type_name("N");
+  command->add_option("--cluster", flags->nccl.cluster, "of the logs; default: a cluster of the GPUs that they name")->type_name("C");
+  command->add_option("--costs", flags->nccl.costs, "put the logs' curves into these costs; default: the GPU's datasheet")->type_name("FILE");
   command->add_option("--runs", flags->runs, "instead: fit a few constants per platform to published runs")->type_name("RUNS.csv");
   command->add_flag("--json", flags->json, "print the costs, one JSON object");
   command->callback([flags, &chosen] { chosen = [flags] { return calibrate_command(*flags); }; });
