@@ -1,0 +1,20 @@
+// How the errors of published runs read: on a terminal, in README, as a picture.
+#pragma once
+
+#include <cstddef>
+#include <string>
+
+#include "simulator/accuracy.h"
+
+namespace fsdp::cli {
+
+// The `worst` rows that are furthest off (all of them, in the file's order, if there are no more), the summary, what was skipped.
+[[nodiscard]] std::string accuracy_text(const AccuracyReport&, std::size_t worst);
+// The summary as a Markdown table.
+[[nodiscard]] std::string accuracy_markdown(const AccuracyReport&);
+// Measured against predicted step times, an SVG document.
+[[nodiscard]] std::string accuracy_plot(const AccuracyReport&);
+
+[[nodiscard]] std::string errors_line(const ErrorSummary&);   // "mean 4.1 %, median 2.9 %, worst 18.3 %"
+
+}  // namespace fsdp::cli
