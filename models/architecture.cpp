@@ -162,7 +162,7 @@ ArchitectureModel model_from_architecture(const Architecture& a, std::string_vie
     out.assumptions.push_back("sizes of the catalog's " + known->name);
     out.graph = std::move(*known);
   } else {
-    const std::string_view family = family_of(words);
+    const std::string_view named = family_of(words), family = named.empty() ? std::string_view(a.family) : named;
     Sizes s = sizes_of(a, family, out.assumptions, where);
     const bool wide = family == "qwen3";     // head size 128 whatever the hidden size
     if (!wide && s.hidden % s.heads != 0) throw InputError(std::string(where), fmt::format("heads: {} do not divide hidden {}", s.heads, s.hidden));

@@ -18,6 +18,7 @@ namespace fsdp {
 struct Architecture {
   std::string name;                          // as people write it: "MPT-7b", "Llama-3-8B", "our GPT"
   std::optional<std::int64_t> layers, hidden, heads, kv_heads, ffn, vocab, seq_len;
+  std::string family;                        // of models whose name says none: "llama"; empty: not known
   std::optional<std::int64_t> params;        // as published: decides what the other numbers leave open, and is a check
   friend bool operator==(const Architecture&, const Architecture&) = default;
 };

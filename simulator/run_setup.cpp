@@ -65,7 +65,7 @@ std::string_view titan_of(int m) {
   return m < month(2025, 9) ? "torchtitan-2025" : "torchtitan";
 }
 
-enum class Stack { foundry, titan, hf };
+enum class Stack { foundry, titan, modalities, hf };
 
 // One row on its way to a setup.
 class Builder {
@@ -106,11 +106,19 @@ class Builder {
   Stack stack() const {
     const std::string who = lower_case(run_.source + " " + run_.software);
     if (who.find("mosaic") != std::string::npos || who.find("foundry") != std::string::npos || who.find("composer") != std::string::npos) return Stack::foundry;
+    if (who.find("modalities") != std::string::npos) return Stack::modalities;
     return who.find("titan") != std::string::npos ? Stack::titan : Stack::hf;
   }
 
   void build_model() {
-    const Architecture a{run_.model, run_.layers, run_.hidden, run_.heads, run_.kv_heads, run_.ffn, run_.vocab, run_.seq_len, run_.params};
+    Architecture a;
+    a.name = run_.model, a.layers = run_.layers, a.hidden = run_.hidden, a.heads = run_.heads, a.kv_heads = run_.kv_heads, a.ffn = run_.ffn;
+    a.vocab = run_.vocab, a.seq_len = run_.seq_len, a.params = run_.params;
+    // Modalities' published configurations, whatever their models are called: rotary positions, SwiGLU, GPT-2's vocabulary padded to 64.
+    if (stack_ == Stack::modalities && !a.ffn && !a.vocab) {
+      a.family = "llama", a.vocab = 50304;
+      assume("rotary positions, SwiGLU and a vocabulary of 50,304, as in Modalities' own configurations");
+    }
     if (!run_.seq_len) assume("sequences of 2,048 tokens");
     ArchitectureModel m = model_from_architecture(a, where_);
     for (std::string& said : m.assumptions) assume(std::move(said));
@@ -251,8 +259,9 @@ class Builder {
     std::string name = "hf";
     if (stack_ == Stack::foundry) name = "foundry";
     if (stack_ == Stack::titan) name = titan_of(month_);
+    if (stack_ == Stack::modalities) name = "torchtitan";   // plain modules, fused norms, scaled_dot_product_attention
     if (written_out) {
-      if (stack_ != Stack::hf || compiled) not_modelled("attention", run_.attention);
+      if (stack_ == Stack::foundry || stack_ == Stack::titan || compiled) not_modelled("attention", run_.attention);
       name = "hf-eager-attention";
     }
     out_.implementation = &find_implementation(name, compiled, "compile");
