@@ -62,6 +62,7 @@ struct Implementation {
   bool backward_adds_in_place = false;       // true: a backward kernel adds into a gradient that exists already;
                                              // false: it writes a temporary and a separate kernel adds (PyTorch autograd)
   bool loss_read_every_step = false;         // the host waits for the loss at the end of each step
+  bool batch_read_every_forward = false;     // and for something computed from each micro-batch before its first kernel
   // Activation checkpointing. `product`: this op's number among the module's matrix products without bias, from 1.
   bool (*keeps_selectively)(const Op&, std::int64_t product) = nullptr;   // results that selective_op keeps; nullptr: none
   bool keeps_unneeded_results = false;       // of those, also results that nobody reads again, until the module's backward ends
@@ -93,7 +94,8 @@ struct Implementation {
 [[nodiscard]] const Implementation& torchtitan_july_2024_implementation(bool compiled);   // April to August 2024: fused norms
 [[nodiscard]] const Implementation& hf_implementation(bool compiled);                // transformers 5
 [[nodiscard]] const Implementation& hf_eager_attention_implementation();             // attn_implementation="eager"
-[[nodiscard]] const Implementation& foundry_implementation(bool compiled);           // MPT in llm-foundry
+[[nodiscard]] const Implementation& foundry_implementation(bool compiled);           // MPT in llm-foundry, and before since March 2023
+[[nodiscard]] const Implementation& foundry_2023_01_implementation();                // until then; not by name: its memory is not modelled
 [[nodiscard]] const Implementation& torch_cpu_implementation();   // for comparisons with recordings of PyTorch on CPU tensors
 
 }  // namespace fsdp

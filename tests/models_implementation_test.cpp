@@ -199,6 +199,37 @@ TEST_CASE("a loss reads its logits as often as its kernels do") {
   }
 }
 
+TEST_CASE("MosaicGPT before March 2023: a residual stream in fp32") {
+  // Bytes per element over those of a stream in bf16. Autocast: nn.LayerNorm runs in fp32, so that it reads and writes twice as
+  // much and a linear layer casts its result, 4 + 2; parameters are fp32 and cast per use. Additions read 4 + 2 and write 4.
+  const Implementation &old = foundry_2023_01_implementation(), &now = foundry_implementation(false);
+  const Workload w{2, 64, 2};
+  const std::int64_t n = 128 * 48;
+  Op op;
+  op.shape = {.in = 48, .out = 96, .width = 48, .vocab = 50257};
+  op.params = {0, 1};
+  const auto forward = [&](OpKind k) {
+    op.kind = k;
+    return facts(old, op, w).forward_traffic_bytes - facts(now, op, w).forward_traffic_bytes;
+  };
+  const auto backward = [&](OpKind k) {
+    op.kind = k;
+    return facts(old, op, w).backward_traffic_bytes - facts(now, op, w).backward_traffic_bytes;
+  };
+  CHECK(forward(OpKind::layer_norm) == n * (2 * 2 + 6));
+  CHECK(backward(OpKind::layer_norm) == n * (5 * 2 + 6));
+  CHECK(forward(OpKind::add) == n * ((4 + 2 + 4) - 3 * 2));
+  CHECK(backward(OpKind::add) == n * (6 + 3 * 2));
+  CHECK(forward(OpKind::linear) == (48 * 96 + 96) * 6);
+  CHECK(backward(OpKind::linear) == (48 * 96 + 96) * 6);
+  CHECK(forward(OpKind::embedding) == n * (2 + 2));
+  op.kind = OpKind::cross_entropy;
+  CHECK(facts(old, op, w).forward_traffic_bytes == 128 * 50257 * 22);
+  CHECK(facts(old, op, w).backward_traffic_bytes == 128 * 50257 * (26 + 2 * 22));
+  CHECK(old.batch_read_every_forward);
+  CHECK_FALSE(now.batch_read_every_forward);
+}
+
 TEST_CASE("implementations are found by name, and have different digests") {
   CHECK(&find_implementation("native", false, "t") == &native_implementation());
   CHECK(&find_implementation("torchtitan", true, "t") == &torchtitan_implementation(true));

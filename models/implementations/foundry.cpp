@@ -5,8 +5,8 @@
 // PyTorch's own.
 //
 // Not modelled: the memory of the metrics (two fp32 copies of the logits after each backward; the logits themselves stay until
-// the next micro-batch's are there), copies that unpad q, k and v before flash-attn's variable-length kernels in some releases, and dropout (0 in
-// MPT).
+// the next micro-batch's are there), copies that unpad q, k and v before flash-attn's variable-length kernels in some releases,
+// and dropout (0 in MPT).
 #include <algorithm>
 
 #include "models/implementations/pytorch_ops.h"
@@ -68,8 +68,8 @@ OpFacts triton_attention(const Op& op, const Workload& w) {
 }
 
 // Host: units are few in FSDP1 and have one parameter, of which views are made: 11 us for each original parameter, 12 of an MPT
-// block, and as much again for streams and events. DecoupledAdamW works through a parameter with nine separate operators: decay 2, both
-// moments 2 + 3 each, root, division and sum 2 each, update 4 accesses of 4 bytes: 88 bytes an element, a fused pass 28.
+// block, and as much again for streams and events. DecoupledAdamW works through a parameter with nine separate operators: decay 2,
+// both moments 2 + 3 each, root, division and sum 2 each, update 4 accesses of 4 bytes: 88 bytes an element, a fused pass 28.
 Implementation foundry(bool compiled) {
   Implementation i{.name = "foundry",
                    .compiled = compiled,
@@ -92,7 +92,101 @@ Implementation foundry(bool compiled) {
   return i;
 }
 
+// MosaicGPT of mosaicml/examples until February 2023 (examples/llm/src/mosaic_gpt.py), under Composer before 0.13.2. FSDP's mixed
+// precision DEFAULT gathered parameters in fp32 and reduced gradients in bf16 (the other way round since Composer's pull request
+// 2047, March 2023), so autocast makes every linear layer's bf16 inputs and weights: the residual stream, nn.LayerNorm and the
+// embeddings are fp32. Bytes of 2-byte workloads, x being T * width elements in bf16:
+//   embeddings         results and their gradients twice as wide
+//   layer_norm         in and out in fp32, and the cast 4 + 2 that the linear layer behind it asks for, both ways
+//   linear             its weight and bias cast before, their gradients after
+//   add                4 + 2 in, 4 out; backward casts the branch's gradient 4 + 2, and gradients are summed in fp32, not bf16
+//   cross_entropy      PyTorch's, which autocast runs in fp32
+// The attention mask of each micro-batch is looked at on the host (.any()) before the first block. The plan cannot say that
+// parameters are gathered wider than they are used, and what is saved is wider, too: only time is modelled.
+namespace january_2023 {
+
+bool autocast(const Workload& w) { return w.element_bytes == 2; }
+
+OpFacts embedding(const Op& op, const Workload& w) {
+  OpFacts f = pytorch::embedding(op, w);
+  if (!autocast(w)) return f;
+  f.forward_traffic_bytes = plus(f.forward_traffic_bytes, 2 * row_bytes(w, op.shape.width));
+  const std::int64_t table = times(times(op.shape.vocab, op.shape.width), w.element_bytes);
+  f.backward_traffic_bytes = plus(f.backward_traffic_bytes, plus(row_bytes(w, op.shape.width), table));
+  return f;
+}
+
+OpFacts position_embedding(const Op& op, const Workload& w) {
+  OpFacts f = pytorch::position_embedding(op, w);
+  if (!autocast(w)) return f;
+  f.forward_traffic_bytes = 2 * f.forward_traffic_bytes;
+  f.backward_traffic_bytes = 2 * f.backward_traffic_bytes;
+  return f;
+}
+
+OpFacts layer_norm(const Op& op, const Workload& w) {
+  OpFacts f = pytorch::layer_norm(op, w);
+  if (!autocast(w)) return f;
+  const std::int64_t x = row_bytes(w, op.shape.width);
+  f.forward_launches = 2, f.backward_launches = 3;
+  f.forward_traffic_bytes = plus(f.forward_traffic_bytes, 2 * x + 3 * x);
+  f.backward_traffic_bytes = plus(f.backward_traffic_bytes, 5 * x + 3 * x);
+  return f;
+}
+
+OpFacts linear(const Op& op, const Workload& w) {
+  OpFacts f = pytorch::linear(op, w);
+  if (!autocast(w)) return f;
+  const bool bias = op.params.size() > 1;
+  const std::int64_t casts = times(6, plus(times(op.shape.in, op.shape.out), bias ? op.shape.out : 0));
+  const std::int16_t launches = bias ? 2 : 1;
+  f.forward_launches = static_cast<std::int16_t>(f.forward_launches + launches);
+  f.backward_launches = static_cast<std::int16_t>(f.backward_launches + launches);
+  f.forward_traffic_bytes = plus(f.forward_traffic_bytes, casts);
+  f.backward_traffic_bytes = plus(f.backward_traffic_bytes, casts);
+  return f;
+}
+
+OpFacts add(const Op& op, const Workload& w) {
+  OpFacts f = pytorch::add(op, w);
+  if (!autocast(w)) return f;
+  const std::int64_t x = row_bytes(w, op.shape.width);
+  f.backward_launches = 1;
+  f.forward_traffic_bytes = 5 * x;
+  f.backward_traffic_bytes = 3 * x + 3 * x;
+  return f;
+}
+
+// The targets are made anew for each metric: rolled, and their last column filled.
+OpFacts cross_entropy(const Op& op, const Workload& w) {
+  OpFacts f = pytorch::cross_entropy(op, w);
+  f.backward_launches = static_cast<std::int16_t>(f.backward_launches + kTrainMetrics * (kMetricLaunches + 2));
+  f.backward_traffic_bytes = plus(f.backward_traffic_bytes, times(metric_bytes(op, w), kTrainMetrics));
+  return f;
+}
+
+Implementation implementation() {
+  Implementation i = foundry(false);
+  i.name = "foundry-2023-01";
+  i.batch_read_every_forward = true;
+  const auto set = [&](OpKind kind, OpRule rule) { i.rules[static_cast<std::size_t>(kind)] = rule; };
+  set(OpKind::embedding, embedding);
+  set(OpKind::position_embedding, position_embedding);
+  set(OpKind::layer_norm, layer_norm);
+  set(OpKind::linear, linear);
+  set(OpKind::add, add);
+  set(OpKind::cross_entropy, cross_entropy);
+  return i;
+}
+
+}  // namespace january_2023
+
 }  // namespace
+
+const Implementation& foundry_2023_01_implementation() {
+  static const Implementation i = january_2023::implementation();
+  return i;
+}
 
 const Implementation& foundry_implementation(bool compiled) {
   static const Implementation eager = foundry(false), inductor = foundry(true);

@@ -125,9 +125,11 @@ class Lowering {
     dialect_->begin_micro_batch(b, m);
     if (m == 0) b.allocate(loss_);
     emit(b, tape_->ops[0]);
+    const std::int32_t batch = b.last(Stream::compute);
     const auto n = static_cast<std::int32_t>(model_.ops.size());
     for (std::int32_t i = 0; i < n; ++i) {
       for (const Begin& begin : begins_[at(i)]) dialect_->before_forward(b, begin.unit);
+      if (i == 0 && impl_.batch_read_every_forward) b.host_wait({&batch, 1}, m);
       emit(b, tape_->ops[tape_->forward_of[at(i)]]);
       for (auto u = ends_[at(i)].rbegin(); u != ends_[at(i)].rend(); ++u) dialect_->after_forward(b, *u);
     }
