@@ -106,8 +106,8 @@ Outcome product(const Row& row) {
   const Bench bench(gpu);
   const GpuSpec& g = bench.cluster.gpu;
   const bool fp8 = has(row.at("dtype"), "FP8");
-  const double peak = (fp8 ? bench.costs.fp8_matmul_efficiency * g.fp8.count() : bench.costs.matmul_efficiency * g.bf16.count()) *
-                      bench.costs.sustained_clock;
+  const double peak = fp8 ? bench.costs.fp8_matmul_efficiency * g.fp8.count()
+                          : bench.costs.matmul_efficiency * bench.costs.sustained_clock * g.bf16.count();
   const bool adds = has(row.at("backend"), "accumulate=True");  // reads what it adds to
   Product p{number(row, "m"), number(row, "n"), number(row, "k"), fp8 ? 1.0 : 2.0, 2.0, 0, 0, fp8 ? 2.0 : 1.0};
   if (adds) p.result_bytes = has(row.at("backend"), "fp32") ? 8 : 4;
