@@ -94,6 +94,12 @@ std::string verdict_line(const Prediction& p) {
                      human(p.peak_total), human(p.memory_limit), room);
 }
 
+std::string distribution_line(const StepTimeDistribution& d, std::int64_t ranks, const Costs& costs) {
+  const std::string which = d.seed ? fmt::format("{} steps of the cluster of seed {}", with_commas(d.samples), *d.seed) : std::string("over clusters and steps");
+  return fmt::format("Steps: mean {}, p50 {}, p95 {}, p99 {}: the slowest of {} GPUs, {} apart for good and {} from step to step (assumed); {}.\n", human(d.mean),
+                     human(d.p50), human(d.p95), human(d.p99), with_commas(ranks), percent(costs.gpu_spread), percent(costs.step_jitter), which);
+}
+
 std::string workload(const std::string& model, std::int64_t seq_len, std::int64_t ranks, const std::string& cluster) {
   const char* what = cluster == "host" ? "rank" : "GPU";
   return fmt::format("{}, {} tokens per sequence, on {} {}{} of {}", model, with_commas(seq_len), with_commas(ranks), what,

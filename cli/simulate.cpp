@@ -6,6 +6,7 @@
 #include "cli/options.h"
 #include "cli/predict.h"
 #include "cli/report.h"
+#include "models/error.h"
 #include "planner/lower.h"
 #include "simulator/memory_report.h"
 #include "viz/viz.h"
@@ -16,8 +17,18 @@ namespace {
 struct SimulateFlags {
   Flags shared;
   Text output, trace;
-  bool json = false, memory = false;
+  Text jitter_seed;
+  bool json = false, memory = false, jitter = false;
 };
+
+// --jitter, --jitter-seed: the step as a distribution.
+void add_distribution(Prediction& p, const SimulateFlags& f, const Setup& setup) {
+  if (!f.jitter && !f.jitter_seed) return;
+  if (setup.cluster.host) throw InputError("--jitter", "how unequal the CPU ranks of 'host' are is not known", "leave it out");
+  std::optional<std::uint64_t> seed;
+  if (f.jitter_seed) seed = static_cast<std::uint64_t>(parse_count(*f.jitter_seed, "--jitter-seed", 0, INT64_MAX));
+  p.step_time_distribution = step_time_distribution(p.step_time, p.where, p.ranks, setup.costs, seed);
+}
 
 int simulate_command(const SimulateFlags& f) {
   check_output(f.output);
@@ -28,13 +39,15 @@ int simulate_command(const SimulateFlags& f) {
   if (f.shared.plan) check(plan, setup.model, *f.shared.plan);
   else plan = plan_from_flags(f.shared, setup);
   const Program program = lower(setup.model, plan, *setup.implementation);
-  const Prediction prediction = predict_program(program, plan, setup);
+  Prediction prediction = predict_program(program, plan, setup);
+  add_distribution(prediction, f, setup);
   if (f.output) write_file(*f.output, to_json_text(prediction));
   if (f.trace) write_file(*f.trace, trace_json(program.steady_step, program, plan, setup.model, &prediction, nullptr));
   if (f.json) {
     print(stdout, f.memory ? to_json_text(memory_report(program, plan, setup.model)) : to_json_text(prediction));
   } else {
     print(stdout, bold(stdout, verdict_line(prediction)));
+    if (prediction.step_time_distribution) print(stdout, distribution_line(*prediction.step_time_distribution, prediction.ranks, setup.costs));
     print(stdout, "Plan: " + plan_label(plan) + "\n" + basis(prediction, plan, setup.costs));
     if (f.memory) print(stdout, memory_text(memory_report(program, plan, setup.model), prediction));
     else print(stdout, prediction_report(prediction));
@@ -54,6 +67,8 @@ void add_simulate(CLI::App& app, Work& chosen) {
   add_plan_flags(*command, flags->shared);
   command->add_option("-o,--output", flags->output, "write the prediction here")->type_name("FILE");
   command->add_option("--trace", flags->trace, "write a Perfetto / Chrome trace here")->type_name("FILE");
+  command->add_flag("--jitter", flags->jitter, "also the step's distribution: GPUs of unequal speed, steps of unequal length");
+  command->add_option("--jitter-seed", flags->jitter_seed, "... of the one cluster that this seed draws; default: over clusters")->type_name("N");
   command->add_flag("--memory", flags->memory, "what memory is made of, phase by phase, and the largest buffers at the peak");
   command->add_flag("--json", flags->json, "one JSON object");
   command->callback([flags, &chosen] { chosen = [flags] { return simulate_command(*flags); }; });

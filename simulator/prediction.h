@@ -16,6 +16,7 @@
 #include "planner/program.h"
 #include "planner/search.h"
 #include "planner/timeline.h"
+#include "simulator/jitter.h"
 #include "simulator/memory.h"
 
 namespace fsdp {
@@ -35,7 +36,8 @@ struct ActionTime {                          // sum over the operations of one k
 struct Prediction {
   Provenance provenance;
   std::int64_t ranks = 1, roles = 1;
-  Seconds step_time;
+  Seconds step_time;                         // of ranks that are all alike
+  std::optional<StepTimeDistribution> step_time_distribution;   // where asked for: ranks that are not (simulator/jitter.h)
   // allocated: what tensors ask for. active: blocks that the allocator cannot reuse yet. reserved: what it has taken from the device, by
   // its model (simulator/allocator_replay.h) without a limit; with a static arena all three are planned. total = reserved + fixed.
   Bytes peak_allocated, peak_active, peak_reserved_estimate, fixed, peak_total;

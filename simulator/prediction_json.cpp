@@ -71,6 +71,20 @@ Json headline(const Prediction& p) {
           {"memory_limit_bytes", p.memory_limit.count()}};
 }
 
+Json json_of(const StepTimeDistribution& d) {
+  Json j = {{"mean_s", d.mean.count()}, {"p50_s", d.p50.count()}, {"p95_s", d.p95.count()}, {"p99_s", d.p99.count()}, {"samples", d.samples}};
+  if (d.seed) j["seed"] = *d.seed;
+  return j;
+}
+
+StepTimeDistribution distribution(JsonObject o) {
+  StepTimeDistribution d{seconds(o, "mean_s"), seconds(o, "p50_s"), seconds(o, "p95_s"), seconds(o, "p99_s"), {}, 0};
+  d.samples = o.integer("samples", 0, kMaxInteger);
+  if (const auto seed = o.optional_integer("seed", 0, std::numeric_limits<std::int64_t>::max())) d.seed = static_cast<std::uint64_t>(*seed);
+  o.finish();
+  return d;
+}
+
 Breakdown breakdown(JsonObject o) {
   Breakdown b;
   for (const Part& p : kParts) b.*p.member = seconds(o, p.key);
@@ -140,6 +154,7 @@ void read_roles(JsonObject& root, Prediction& p) {
 
 std::string to_json_text(const Prediction& p) {
   Json j = headline(p);
+  if (p.step_time_distribution) j["step_time_distribution"] = json_of(*p.step_time_distribution);
   j["where"] = json_of(p.where);
   j["peak_made_of_bytes"] = json_of(p.peak_made_of);
   j["peak_at"] = p.peak_at;
@@ -159,6 +174,7 @@ Prediction parse_prediction(std::string_view json_text, std::string_view where) 
   JsonObject root = document.root();
   Prediction p;
   read_headline(root, p);
+  if (auto d = root.optional_object("step_time_distribution")) p.step_time_distribution = distribution(std::move(*d));
   p.where = breakdown(root.object("where"));
   p.peak_made_of = kinds(root.object("peak_made_of_bytes"));
   p.peak_at = root.text("peak_at");

@@ -1,0 +1,111 @@
+#include "simulator/jitter.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+#include <random>
+#include <vector>
+
+namespace fsdp {
+namespace {
+
+constexpr double kFarthest = 12;  // standard deviations beyond which a normal is not followed
+constexpr std::int64_t kMostDraws = 20'000'000, kFewestSteps = 1000, kMostSteps = 20'000;
+
+double upper_tail(double x) { return 0.5 * std::erfc(x / std::numbers::sqrt2); }
+// Phi(x)^n without losing the tail.
+double power_of_normal(double x, double n) { return std::exp(n * std::log1p(-upper_tail(x))); }
+
+// Standard normals, the same on every platform: std::normal_distribution is not.
+class Normal {
+ public:
+  explicit Normal(std::uint64_t seed) : bits_(seed) {}
+  double operator()() {
+    if (have_) {
+      have_ = false;
+      return other_;
+    }
+    const double radius = std::sqrt(-2 * std::log(uniform())), angle = 2 * std::numbers::pi * uniform();
+    other_ = radius * std::sin(angle);
+    have_ = true;
+    return radius * std::cos(angle);
+  }
+
+ private:
+  double uniform() { return (static_cast<double>(bits_() >> 11) + 0.5) * 0x1.0p-53; }  // never 0
+  std::mt19937_64 bits_;
+  double other_ = 0;
+  bool have_ = false;
+};
+
+// The maxima of s + j over the ranks of one cluster, step by step, sorted.
+std::vector<double> sample_steps(std::int64_t ranks, const Costs& costs, std::uint64_t seed) {
+  Normal normal(seed);
+  std::vector<double> spread(static_cast<std::size_t>(ranks));
+  for (double& s : spread) s = normal() * costs.gpu_spread;
+  const double slowest = *std::max_element(spread.begin(), spread.end());
+  // A rank this much faster than the slowest never decides a step.
+  std::erase_if(spread, [&](double s) { return s < slowest - 8 * costs.step_jitter; });
+  const auto contenders = static_cast<std::int64_t>(spread.size());
+  const std::int64_t steps = std::clamp(kMostDraws / contenders, kFewestSteps, kMostSteps);
+  std::vector<double> maxima(static_cast<std::size_t>(steps));
+  for (double& m : maxima) {
+    m = -1;
+    for (const double s : spread) m = std::max(m, s + normal() * costs.step_jitter);
+  }
+  std::sort(maxima.begin(), maxima.end());
+  return maxima;
+}
+
+}  // namespace
+
+double maximum_quantile(double n, double probability) {
+  const double tail = -std::expm1(std::log(probability) / n);  // of one: 1 - probability^(1/n)
+  double low = -kFarthest, high = kFarthest;
+  for (int i = 0; i < 80; ++i) {
+    const double middle = (low + high) / 2;
+    (upper_tail(middle) > tail ? low : high) = middle;
+  }
+  return (low + high) / 2;
+}
+
+// The integral of 1 - F over the positive half less that of F over the negative one, by Simpson's rule.
+double maximum_mean(double n) {
+  constexpr int kPieces = 4000;
+  constexpr double kStep = kFarthest / kPieces;
+  double sum = 0;
+  for (int i = 0; i <= kPieces; ++i) {
+    const double x = i * kStep, weight = i == 0 || i == kPieces ? 1 : i % 2 ? 4 : 2;
+    sum += weight * (1 - power_of_normal(x, n) - power_of_normal(-x, n));
+  }
+  return sum * kStep / 3;
+}
+
+StepTimeDistribution step_time_distribution(Seconds step_time, const Breakdown& where, std::int64_t ranks, const Costs& costs,
+                                            std::optional<std::uint64_t> seed) {
+  const double compute = std::min(step_time.count(), (where.compute + where.recompute + where.copies + where.optimizer).count());
+  const auto at = [&](double longest) { return Seconds(step_time.count() + compute * longest); };
+  StepTimeDistribution d;
+  if (!seed) {
+    const double n = static_cast<double>(std::max<std::int64_t>(1, ranks)),
+                 sigma = std::hypot(costs.gpu_spread, costs.step_jitter);
+    d.mean = at(sigma * maximum_mean(n));
+    d.p50 = at(sigma * maximum_quantile(n, 0.50));
+    d.p95 = at(sigma * maximum_quantile(n, 0.95));
+    d.p99 = at(sigma * maximum_quantile(n, 0.99));
+    return d;
+  }
+  const std::vector<double> maxima = sample_steps(std::max<std::int64_t>(1, ranks), costs, *seed);
+  double sum = 0;
+  for (const double m : maxima) sum += m;
+  const auto quantile = [&](double q) { return maxima[static_cast<std::size_t>(q * static_cast<double>(maxima.size() - 1))]; };
+  d.mean = at(sum / static_cast<double>(maxima.size()));
+  d.p50 = at(quantile(0.50));
+  d.p95 = at(quantile(0.95));
+  d.p99 = at(quantile(0.99));
+  d.seed = seed;
+  d.samples = static_cast<std::int64_t>(maxima.size());
+  return d;
+}
+
+}  // namespace fsdp

@@ -1,0 +1,124 @@
+// The slowest of n ranks: order statistics against closed forms and tables, sampling against order statistics.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+#include <random>
+#include <vector>
+
+#include "simulator/jitter.h"
+#include "simulator/prediction.h"
+#include "tests/relative.h"
+
+using namespace fsdp;
+
+namespace {
+
+Breakdown breakdown(double compute, double exposed) {
+  Breakdown b;
+  b.compute = Seconds(compute * 0.7);
+  b.recompute = Seconds(compute * 0.2);
+  b.optimizer = Seconds(compute * 0.06);
+  b.copies = Seconds(compute * 0.04);
+  b.exposed_all_gather = Seconds(exposed);
+  return b;
+}
+
+}  // namespace
+
+TEST_CASE("maximum of n normals: closed forms up to 3, published means above") {
+  CHECK(std::abs(maximum_mean(1)) < 1e-12);
+  CHECK(maximum_mean(2) == relative(1 / std::sqrt(std::numbers::pi)).epsilon(1e-9));
+  CHECK(maximum_mean(3) == relative(1.5 / std::sqrt(std::numbers::pi)).epsilon(1e-9));
+  // Order statistics of normal samples (Harter 1961; Tippett 1925).
+  CHECK(maximum_mean(8) == relative(1.42360).epsilon(1e-5));
+  CHECK(maximum_mean(10) == relative(1.53875).epsilon(1e-5));
+  CHECK(maximum_mean(100) == relative(2.50759).epsilon(1e-5));
+  CHECK(maximum_mean(1000) == relative(3.24144).epsilon(1e-5));
+  // The usual bound: mu + sigma sqrt(2 ln n), from above.
+  for (const double n : {2.0, 64.0, 4096.0, 1e7}) CHECK(maximum_mean(n) < std::sqrt(2 * std::log(n)));
+  CHECK(std::abs(maximum_quantile(1, 0.5)) < 1e-12);
+  CHECK(maximum_quantile(1, 0.975) == relative(1.959964).epsilon(1e-6));
+  CHECK(maximum_quantile(2, 0.25) == relative(0).epsilon(1e-9).scale(1));                     // (1/2)^2
+  CHECK(maximum_quantile(1e6, std::pow(1 - 1e-9, 1e6)) == relative(5.997807).epsilon(1e-5));  // Q(5.9978) = 1e-9
+}
+
+TEST_CASE("order statistics against a Monte Carlo of clusters and steps") {
+  Costs costs;
+  costs.gpu_spread = 0.02;
+  costs.step_jitter = 0.01;
+  const std::int64_t ranks = 64;
+  const StepTimeDistribution d = step_time_distribution(Seconds(1.25), breakdown(1.0, 0.25), ranks, costs);
+  std::mt19937_64 random(3);
+  std::normal_distribution<double> normal;
+  std::vector<double> times(40'000);
+  for (double& t : times) {
+    double slowest = -1;
+    for (int r = 0; r < ranks; ++r) slowest = std::max(slowest, normal(random) * 0.02 + normal(random) * 0.01);
+    t = 0.25 + 1.0 * (1 + slowest);
+  }
+  std::sort(times.begin(), times.end());
+  double sum = 0;
+  for (const double t : times) sum += t;
+  const auto at = [&](double q) { return times[static_cast<std::size_t>(q * static_cast<double>(times.size()))]; };
+  CHECK(d.mean.count() == relative(sum / static_cast<double>(times.size())).epsilon(2e-4));
+  CHECK(d.p50.count() == relative(at(0.50)).epsilon(3e-4));
+  CHECK(d.p95.count() == relative(at(0.95)).epsilon(5e-4));
+  CHECK(d.p99.count() == relative(at(0.99)).epsilon(1e-3));
+  CHECK(!d.seed);
+}
+
+TEST_CASE("one cluster: its slow GPUs stay, its steps are sampled") {
+  Costs costs;
+  costs.gpu_spread = 0;
+  costs.step_jitter = 0.01;
+  // Without static spread every cluster is the same: sampling meets the order statistics.
+  const Breakdown where = breakdown(2.0, 0.5);
+  const StepTimeDistribution any = step_time_distribution(Seconds(2.5), where, 128, costs);
+  const StepTimeDistribution one = step_time_distribution(Seconds(2.5), where, 128, costs, 11);
+  CHECK(one.mean.count() == relative(any.mean.count()).epsilon(2e-4));
+  CHECK(one.p50.count() == relative(any.p50.count()).epsilon(3e-4));
+  CHECK(one.p95.count() == relative(any.p95.count()).epsilon(5e-4));
+  CHECK(one.p99.count() == relative(any.p99.count()).epsilon(1e-3));
+  CHECK(one.samples >= 1000);
+  CHECK(one == step_time_distribution(Seconds(2.5), where, 128, costs, 11));  // the seed decides
+  // Without jitter all its steps are alike; over clusters their mean is the order statistic's.
+  costs.gpu_spread = 0.02;
+  costs.step_jitter = 0;
+  double sum = 0;
+  for (std::uint64_t seed = 0; seed < 400; ++seed) {
+    const StepTimeDistribution d = step_time_distribution(Seconds(2.5), where, 128, costs, seed);
+    CHECK(d.p50 == d.p99);
+    sum += d.mean.count();
+  }
+  const StepTimeDistribution clusters = step_time_distribution(Seconds(2.5), where, 128, costs);
+  CHECK(sum / 400 == relative(clusters.mean.count()).epsilon(1e-3));
+}
+
+TEST_CASE("laws: quantiles in order, more ranks are slower, no spread leaves the prediction") {
+  Costs costs;
+  double before = 0;
+  for (const std::int64_t ranks : {1, 2, 8, 512, 100'000}) {
+    for (const std::optional<std::uint64_t> seed : {std::optional<std::uint64_t>{}, {std::uint64_t{5}}}) {
+      const StepTimeDistribution d = step_time_distribution(Seconds(1), breakdown(0.8, 0.2), ranks, costs, seed);
+      CHECK(d.p50 <= d.p95);
+      CHECK(d.p95 <= d.p99);
+    }
+    const double mean = step_time_distribution(Seconds(1), breakdown(0.8, 0.2), ranks, costs).mean.count();
+    CHECK(mean > before);
+    before = mean;
+  }
+  costs.gpu_spread = costs.step_jitter = 0;
+  CHECK(step_time_distribution(Seconds(1), breakdown(0.8, 0.2), 64, costs).p99.count() == relative(1));
+  CHECK(step_time_distribution(Seconds(1), breakdown(0.8, 0.2), 64, costs, 1).p99.count() == relative(1));
+}
+
+TEST_CASE("predictions keep it on disk") {
+  Prediction p;
+  const StepTimeDistribution over_clusters{Seconds(1.1), Seconds(1.0), Seconds(1.2), Seconds(1.3), {}, 0};
+  for (const auto& d : {std::optional<StepTimeDistribution>{}, {over_clusters}, {StepTimeDistribution{Seconds(1), {}, {}, {}, 7, 2000}}}) {
+    p.step_time_distribution = d;
+    CHECK(parse_prediction(to_json_text(p), "p.json").step_time_distribution == d);
+  }
+}
