@@ -80,7 +80,7 @@ class Forecasts {
     for (const std::string* text :
          {&r.source, &r.framework, &r.model, &r.gpu, &r.strategy, &r.wrap, &r.reshard, &r.backward_prefetch, &r.grad_sync, &r.param_dtype,
           &r.reduce_dtype, &r.precision, &r.optimizer, &r.activation_checkpointing, &r.cpu_offload, &r.compile, &r.float8, &r.attention, &r.loss,
-          &r.expandable_segments, &r.memory_kind, &r.software, &r.software_generation})
+          &r.expandable_segments, &r.memory_kind, &r.software, &r.software_generation, &r.notes})
       key += *text + '\n';
     for (const auto& n : {r.params, r.layers, r.hidden, r.heads, r.kv_heads, r.ffn, r.vocab, r.seq_len, r.gpus, r.gpus_per_node, r.dp_shard,
                           r.dp_replicate, r.micro_batch, r.grad_accum, r.global_batch})
