@@ -265,6 +265,11 @@ class Builder {
       name = "hf-eager-attention";
     }
     out_.implementation = &find_implementation(name, compiled, "compile");
+    // Composer's mixed precision DEFAULT was another one before its pull request 2047 of March 2023.
+    const bool old_default = says(run_.notes, "mixed_precision default");
+    if (stack_ != Stack::foundry || month_of(run_).value_or(month_) >= month(2023, 3) || !old_default || compiled) return;
+    if (run_.peak_memory_gib) cannot("peak_memory_gib", "of MPT before March 2023 is not modelled");
+    out_.implementation = &foundry_2023_01_implementation();
   }
 
   // torchtitan's launch script sets expandable segments since September 2024.

@@ -182,6 +182,8 @@ TEST_CASE("typical rows as setups") {
   CHECK(mosaic.plan.reduce_dtype == DType::f32);
   CHECK(mosaic.plan.clip_norm == 1.0);
   CHECK(mosaic.implementation->name == "foundry");
+  CHECK(setup(row("782")).implementation->name == "foundry-2023-01");   // of January 2023
+  CHECK(setup(row("440")).implementation->name == "foundry");           // of April
   CHECK(mosaic.cluster.gpus_per_node == 8);
   CHECK(mosaic.platform == "mosaicml/llm-foundry MPT benchmarks | h100-sxm-80 | ");
 
