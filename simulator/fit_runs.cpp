@@ -107,7 +107,7 @@ class GpuFit {
     FitOptions o;
     o.noise = kNoise;
     o.difference = kDifference;
-    o.tolerance = 5e-4;
+    o.tolerance = options_.start ? 3e-3 : 1e-3;
     if (options_.start) o.keep_derivatives = o.iterations;
     o.progress = [&](int iteration, double) {
       if (options_.progress) options_.progress(gpu_ + ", iteration " + std::to_string(iteration + 1));
