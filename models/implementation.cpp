@@ -20,6 +20,9 @@ std::vector<const Implementation*> all() {
           &torchtitan_2024_implementation(true),
           &torchtitan_july_2024_implementation(false),
           &torchtitan_july_2024_implementation(true),
+          &torchtitan_float8_implementation(),
+          &torchtitan_2025_float8_implementation(),
+          &torchtitan_2024_float8_implementation(),
           &hf_implementation(false),
           &hf_implementation(true),
           &hf_eager_attention_implementation(),
@@ -55,6 +58,8 @@ const Implementation& find_implementation(std::string_view name, bool compiled, 
     if (i->name == name && i->compiled == compiled) return *i;
   }
   for (const Implementation* i : all()) {
+    if (i->name == name && i->compiled)
+      throw InputError(std::string(where), "\"" + std::string(name) + "\" has no eager form", "add --compile");
     if (i->name == name)
       throw InputError(std::string(where), "\"" + std::string(name) + "\" has no compiled form", "leave out --compile");
   }
@@ -93,6 +98,7 @@ std::string digest(const Implementation& i) {
   d.add("optimizer_temp", i.optimizer_temp_bytes_per_element);
   d.add("optimizer_temps_at_once", i.optimizer_temps_at_once);
   d.add("optimizer_traffic", i.optimizer_traffic);
+  d.add("float8_linear", i.float8_linear);
   d.add("memory", static_cast<std::int64_t>(i.memory));
   d.add("host_launch", i.host_seconds_per_launch);
   d.add("host_hook", i.host_seconds_per_unit_hook);

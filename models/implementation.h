@@ -72,6 +72,7 @@ struct Implementation {
   // counting: foreach norms are a number per parameter and the scaling is in place.
   std::int64_t optimizer_temp_bytes_per_element = 0;
   bool optimizer_temps_at_once = false;
+  bool float8_linear = false;                // products of linear layers but the head in 8 bits, scaled by tensor; gathered in 16 bits
   double optimizer_traffic = 1;              // bytes that its kernels move over those of one fused pass
   MemorySource memory = MemorySource::caching;
   double host_seconds_per_launch = 0;        // CPU time to issue one kernel
@@ -92,6 +93,9 @@ struct Implementation {
 [[nodiscard]] const Implementation& torchtitan_2025_implementation(bool compiled);   // April to August 2025
 [[nodiscard]] const Implementation& torchtitan_2024_implementation(bool compiled);   // September 2024 to March 2025, and before May 2024
 [[nodiscard]] const Implementation& torchtitan_july_2024_implementation(bool compiled);   // April to August 2024: fused norms
+[[nodiscard]] const Implementation& torchtitan_float8_implementation();              // compiled, torchao's Float8Linear; and as it was:
+[[nodiscard]] const Implementation& torchtitan_2025_float8_implementation();
+[[nodiscard]] const Implementation& torchtitan_2024_float8_implementation();
 [[nodiscard]] const Implementation& hf_implementation(bool compiled);                // transformers 5
 [[nodiscard]] const Implementation& hf_eager_attention_implementation();             // attn_implementation="eager"
 [[nodiscard]] const Implementation& foundry_implementation(bool compiled);           // MPT in llm-foundry, and before since March 2023

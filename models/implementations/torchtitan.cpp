@@ -114,6 +114,14 @@ Implementation of_2024(bool compiled) {
   return i;
 }
 
+// float8 linear layers (torchao, converted by torchtitan's quantization component, which leaves the output layer out) save what linear
+// layers save; casts and scales are the cost model's (planner/costs/kernels.cpp). All-gathers in float8 are not modelled.
+Implementation in_float8(Implementation i, std::string_view name) {
+  i.name = name;
+  i.float8_linear = true;
+  return i;
+}
+
 // April to August 2024: the norms of its Llama configurations were fused, by a Triton kernel and then by compiling RMSNorm alone
 // (torchtitan pull requests 181, 442), until that stopped working and `rmsnorm` became the default (535). Either saves its bf16
 // input and the root mean square of each row.
@@ -143,6 +151,19 @@ const Implementation& torchtitan_2024_implementation(bool compiled) {
 const Implementation& torchtitan_july_2024_implementation(bool compiled) {
   static const Implementation eager = of_july_2024(false), inductor = of_july_2024(true);
   return compiled ? inductor : eager;
+}
+
+const Implementation& torchtitan_float8_implementation() {
+  static const Implementation i = in_float8(newest(true), "torchtitan-float8");
+  return i;
+}
+const Implementation& torchtitan_2025_float8_implementation() {
+  static const Implementation i = in_float8(of_2025(true), "torchtitan-2025-float8");
+  return i;
+}
+const Implementation& torchtitan_2024_float8_implementation() {
+  static const Implementation i = in_float8(of_2024(true), "torchtitan-2024-float8");
+  return i;
 }
 
 }  // namespace fsdp

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <string>
 
+#include "models/error.h"
 #include "planner/costs/attention.h"
 #include "planner/costs/curve.h"
 #include "planner/costs/matmul.h"
@@ -55,28 +56,53 @@ double matrix_rate(const CostContext& c) {
   return c.costs.matmul_efficiency * c.costs.sustained_clock * matrix_peak(c.plan.param_dtype, c.cluster.gpu);
 }
 
-// y = x W^T, dx = dy W, dW = dy^T x: the same three extents, each contracted in turn. What is moved beside them (a bias) is added.
-KernelTime linear_time(const Op& op, Direction direction, const Work& work, const Workload& w, const CostContext& c) {
+// Linear layers whose sides are multiples of 16 and that are not the head, as torchtitan's filter has it.
+bool in_float8(const Op& op, const CostContext& c) {
+  if (!c.implementation.float8_linear || op.kind != OpKind::linear || op.shape.out == c.model.vocab) return false;
+  if (c.cluster.gpu.fp8.count() <= 0)
+    throw InputError("--implementation", std::string(c.implementation.name) + ": " + c.cluster.gpu.name + " multiplies no 8-bit numbers",
+                     "use a GPU that does, such as h100-sxm-80, or another implementation");
+  return op.shape.in % 16 == 0 && op.shape.out % 16 == 0;
+}
+
+// Bytes that casting to 8 bits moves: a tensor is read for its largest value and read again to be cast, 2 + 2 + 1 per element (torchao's
+// float8 roofline notes). The largest value of the input is found by the kernel that makes it, and backward, which needs input and
+// weight in the other order, knows both.
+double cast_bytes(const Op& op, Direction direction, double tokens) {
+  const double in = static_cast<double>(op.shape.in), out = static_cast<double>(op.shape.out);
+  return direction == Direction::forward ? 3 * tokens * in + 5 * in * out : 5 * tokens * out + 3 * tokens * in + 3 * in * out;
+}
+
+// y = x W^T, dx = dy W, dW = dy^T x: the same three extents, each contracted in turn. What is moved beside them (a bias, casts) is
+// added.
+KernelTime linear_time(const Op& op, Direction direction, Work& work, const Workload& w, const CostContext& c) {
+  const GpuSpec& gpu = c.cluster.gpu;
   const double tokens = static_cast<double>(w.tokens()), in = static_cast<double>(op.shape.in), out = static_cast<double>(op.shape.out);
   const double e = static_cast<double>(w.element_bytes), memory = memory_rate(c.cluster, c.costs);
-  const double speed = matrix_peak(c.plan.param_dtype, c.cluster.gpu) / matrix_peak(DType::bf16, c.cluster.gpu);
+  const bool float8 = in_float8(op, c);
+  const double element = float8 ? 1 : e, sixteen = matrix_peak(DType::bf16, gpu);
+  const double rate = float8 ? c.costs.fp8_matmul_efficiency * gpu.fp8.count() : matrix_rate(c);
+  const double speed = (float8 ? gpu.fp8.count() : matrix_peak(c.plan.param_dtype, gpu)) / sixteen;
   KernelTime t;
   double moved = 0;
-  const auto add = [&](const Product& product) {
-    const ProductTime one = product_time(product, matrix_rate(c), c.cluster.gpu.sms, memory);
+  const auto add = [&](double m, double n, double k) {
+    const ProductTime one = product_time({m, n, k, element, e, in, out, speed}, rate, gpu.sms, memory);
     t.seconds += one.seconds;
     t.arithmetic += std::min(one.arithmetic, one.seconds);
     moved += one.bytes;
-    if (persistent_products(c.cluster.gpu) && c.cluster.gpu.sms > 0)
-      t.resident = std::max(t.resident, std::min(1.0, one.tiles / static_cast<double>(c.cluster.gpu.sms)));
+    if (persistent_products(gpu) && gpu.sms > 0)
+      t.resident = std::max(t.resident, std::min(1.0, one.tiles / static_cast<double>(gpu.sms)));
   };
   if (direction == Direction::forward) {
-    add({tokens, out, in, e, e, in, out, speed});
+    add(tokens, out, in);
   } else {
-    if (work.needed.input) add({tokens, in, out, e, e, in, out, speed});
-    if (work.needed.weight) add({out, in, tokens, e, e, in, out, speed});
+    if (work.needed.input) add(tokens, in, out);
+    if (work.needed.weight) add(out, in, tokens);
   }
-  t.seconds += std::max(0.0, work.bytes - moved) / memory;
+  const double beside = float8 ? cast_bytes(op, direction, tokens) : std::max(0.0, work.bytes - moved);
+  if (float8) work.launches += direction == Direction::forward ? 3 : 4;   // compiled: per tensor a cast, and for most the largest value
+  work.bytes = moved + beside;
+  t.seconds += beside / memory;
   return t;
 }
 
@@ -94,7 +120,7 @@ KernelTime attention_time(const Op& op, Direction direction, const Work& work, c
   return {std::max(arithmetic, moving), arithmetic, 0};
 }
 
-KernelTime by_formula(const Op& op, Direction direction, const Work& work, const Workload& w, const CostContext& c) {
+KernelTime by_formula(const Op& op, Direction direction, Work& work, const Workload& w, const CostContext& c) {
   const double memory = memory_rate(c.cluster, c.costs);
   KernelTime t;
   switch (op.kind) {
@@ -139,10 +165,9 @@ double by_calibration(const Op& op, Direction direction, const Work& work, const
 
 Demand kernel_demand(const Op& op, Direction direction, std::int64_t sequences, const CostContext& c) {
   const Workload w{sequences, c.plan.seq_len, size_of(c.plan.param_dtype), c.plan.loss_chunks};
-  const Work work = work_of(op, direction, w, c);
+  Work work = work_of(op, direction, w, c);
   Demand d;
   d.flops = Flops(work.flops);
-  d.host = (c.costs.host_per_operation + Seconds(c.implementation.host_seconds_per_launch * work.launches)) * c.costs.host_scale;
   KernelTime t;
   t.seconds = t.arithmetic = by_calibration(op, direction, work, c.costs);  // measured whole: taken to keep the multiprocessors busy
   if (t.seconds == 0) {
@@ -153,6 +178,7 @@ Demand kernel_demand(const Op& op, Direction direction, std::int64_t sequences, 
     t = by_formula(op, direction, work, w, c);
   }
   const double seconds = t.seconds;
+  d.host = (c.costs.host_per_operation + Seconds(c.implementation.host_seconds_per_launch * work.launches)) * c.costs.host_scale;
   d.alone = Seconds(seconds);
   d.resident = t.resident;
   if (seconds <= 0) return d;
