@@ -228,6 +228,8 @@ TEST_CASE("MosaicGPT before March 2023: a residual stream in fp32") {
   CHECK(facts(old, op, w).backward_traffic_bytes == 128 * 50257 * (26 + 2 * 22));
   CHECK(old.batch_read_every_forward);
   CHECK_FALSE(now.batch_read_every_forward);
+  CHECK(now.recompute_stops_early);            // PyTorch 2.1 and later
+  CHECK_FALSE(old.recompute_stops_early);
 }
 
 TEST_CASE("implementations are found by name, and have different digests") {

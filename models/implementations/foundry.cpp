@@ -92,6 +92,15 @@ Implementation foundry(bool compiled) {
   return i;
 }
 
+// Until PyTorch 2.1 recomputation ran to the end of the block, reentrant or not (pull requests 90105 and 96866 of PyTorch, merged in
+// March 2023, after 2.0).
+Implementation before_early_stop() {
+  Implementation i = foundry(false);
+  i.name = "foundry-2023";
+  i.recompute_stops_early = false;
+  return i;
+}
+
 // MosaicGPT of mosaicml/examples until February 2023 (examples/llm/src/mosaic_gpt.py), under Composer before 0.13.2. FSDP's mixed
 // precision DEFAULT gathered parameters in fp32 and reduced gradients in bf16 (the other way round since Composer's pull request
 // 2047, March 2023), so autocast makes every linear layer's bf16 inputs and weights: the residual stream, nn.LayerNorm and the
@@ -166,7 +175,7 @@ OpFacts cross_entropy(const Op& op, const Workload& w) {
 }
 
 Implementation implementation() {
-  Implementation i = foundry(false);
+  Implementation i = before_early_stop();
   i.name = "foundry-2023-01";
   i.batch_read_every_forward = true;
   const auto set = [&](OpKind kind, OpRule rule) { i.rules[static_cast<std::size_t>(kind)] = rule; };
