@@ -74,6 +74,7 @@ class Solver {
     for (const auto& block : r_)
       for (const double r : block) require(std::isfinite(r), "a residual is not finite at the start");
     set_spreads();
+    search();
     double damping = 1e-3;
     int age = take_given_derivatives() ? 0 : o_.keep_derivatives;
     for (; result.iterations < o_.iterations && !result.converged; ++result.iterations) {
@@ -141,6 +142,50 @@ class Solver {
 
   static double prior_residual(const FitPrior& q, const Vector& x) {
     return (x[q.variable] - (q.other >= 0 ? x[q.other] : 0) - std::log(q.median)) / q.width;
+  }
+
+  // How unlikely all this is: the objective, and what the spreads that it is measured in cost themselves.
+  [[nodiscard]] double unlikeliness() const {
+    double sum = objective(x_, r_);
+    for (std::size_t b = 0; b < r_.size(); ++b)
+      for (std::size_t i = 0; i < r_[b].size(); ++i) sum += weight(b, i) * std::log(spreads_[b]);
+    return sum;
+  }
+
+  // One constant after the other at factors of its start; what makes the rows likeliest is kept.
+  void search() {
+    for (int v = 0; v < n_; ++v) {
+      if (!p_.variables[static_cast<std::size_t>(v)].search) continue;
+      const Vector start = x_;
+      Vector best_x = x_;
+      Residuals best_r = r_;
+      double best = unlikeliness();
+      for (const double factor : {0.25, 0.35, 0.5, 0.7, 1.4, 2.0}) {
+        x_ = start;
+        x_[v] += std::log(factor);
+        if (x_[v] < lower_[v] || x_[v] > upper_[v]) continue;
+        r_ = residuals_at(x_, v, best_r);
+        set_spreads();
+        const double now = unlikeliness();
+        if (!(now < best)) continue;
+        best = now;
+        best_x = x_;
+        best_r = r_;
+      }
+      x_ = best_x;
+      r_ = std::move(best_r);
+      set_spreads();
+    }
+  }
+
+  // Blocks that do not have the variable keep their residuals.
+  [[nodiscard]] Residuals residuals_at(const Vector& x, int variable, const Residuals& known) const {
+    Residuals all = known;
+    for (std::size_t b = 0; b < p_.blocks.size(); ++b) {
+      const auto& own = p_.blocks[b].variables;
+      if (std::find(own.begin(), own.end(), variable) != own.end()) all[b] = evaluate(p_.blocks[b], values_of(p_.blocks[b], x));
+    }
+    return all;
   }
 
   bool take_given_derivatives() {

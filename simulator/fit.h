@@ -25,6 +25,7 @@ namespace fsdp {
 struct FitVariable {
   std::string name;                          // for error messages
   double start = 1, lower = 0, upper = 0;    // 0 < lower <= start <= upper, in natural units
+  bool search = false;                       // try starts far away first: rows may not feel the constant until it is far from its start
 };
 // log x_variable ~ Normal(log(median) + log(x_other), width); other = -1: of the constant alone.
 struct FitPrior {

@@ -17,6 +17,7 @@ namespace {
 constexpr std::int64_t kRowsNeeded = 5;
 constexpr double kInforms = 0.02;            // d log(step time) / d log(constant), in size
 constexpr double kDifference = 0.01;
+constexpr double kWide = 0.3;                // expected spread (log) from which a constant is searched for, not only followed downhill
 constexpr double kShared = 0.10;             // correlation of the errors of one model's rows on one platform
 constexpr double kNoise = 0.009;             // the same configuration measured twice by the same people: median difference
 
@@ -143,8 +144,10 @@ class GpuFit {
     return rows;
   }
 
+  // Work hides behind other work: a constant whose values differ widely is searched for.
   int add(const CostParameter& parameter, double start) {
-    problem_.variables.push_back({gpu_ + " " + std::string(parameter.name), start, parameter.lower, parameter.upper});
+    problem_.variables.push_back({gpu_ + " " + std::string(parameter.name), start, parameter.lower, parameter.upper,
+                                  options_.start == nullptr && parameter.platform_width >= kWide});
     return static_cast<int>(problem_.variables.size()) - 1;
   }
 

@@ -50,7 +50,7 @@ FitBlock with_derivatives(FitBlock block, const std::vector<Work>& rows, double 
   return block;
 }
 
-FitVariable efficiency(const char* name, double start = 0.7, double upper = 1) { return {name, start, 0.2, upper}; }
+FitVariable efficiency(const char* name, double start = 0.7, double upper = 1) { return {name, start, 0.2, upper, false}; }
 
 }  // namespace
 
@@ -85,7 +85,7 @@ TEST_CASE("a mean under a prior: the closed form") {
     const double d = std::log(x[0]) - std::log(1.02);
     return std::vector<double>{d + 0.03, d - 0.03, d + 0.03, d - 0.03};
   };
-  const FitResult r = fit({{{"x", 1, 0.1, 10}}, {{0, -1, 1, 0.05}}, {block}}, {.noise = 0.1, .tolerance = 1e-10});
+  const FitResult r = fit({{{"x", 1, 0.1, 10, false}}, {{0, -1, 1, 0.05}}, {block}}, {.noise = 0.1, .tolerance = 1e-10});
   const double data = 4 / (0.1 * 0.1), prior = 1 / (0.05 * 0.05);
   CHECK(std::log(r.values[0]) == doctest::Approx(std::log(1.02) * data / (data + prior)).epsilon(1e-6));
   CHECK(r.standard_errors[0] == doctest::Approx(1 / std::sqrt(data + prior)).epsilon(1e-6));
@@ -99,7 +99,7 @@ TEST_CASE("a constant at its bound stays there and the other one is as if it had
   CHECK(r.values[0] == 0.8);
   CHECK_FALSE(r.at_bound[1]);
   CHECK(r.values[1] > 0.5);
-  const FitResult alone = fit({{{"x", 0.8, 0.8, 0.8}, efficiency("y")}, {}, {block_of(rows, {0, 1})}}, {.tolerance = 1e-8});
+  const FitResult alone = fit({{{"x", 0.8, 0.8, 0.8, false}, efficiency("y")}, {}, {block_of(rows, {0, 1})}}, {.tolerance = 1e-8});
   CHECK(alone.values[1] == doctest::Approx(r.values[1]).epsilon(1e-5));
 }
 
@@ -149,12 +149,26 @@ TEST_CASE("derivatives that are given, and kept, lead to the same place") {
   CHECK_THROWS_AS((void)fit({{efficiency("x"), efficiency("y")}, {}, {wrong}}), InputError);
 }
 
+TEST_CASE("a constant that rows feel only once it is far away is found by the search") {
+  // max(1, 0.3 / x): a link hidden behind one second of work unless it is slower than 0.3. The truth is 0.15: two seconds.
+  const auto hidden = [](bool search) {
+    FitBlock b{{0}, 8, {}, [](std::span<const double> x) {
+                 std::vector<double> r;
+                 for (int i = 0; i < 8; ++i) r.push_back(std::log(std::max(1.0, 0.3 / x[0]) / 2 * (1 + 0.01 * (i % 3 - 1))));
+                 return r;
+               }, {}};
+    return fit({{{"link", 0.9, 0.1, 1, search}}, {{0, -1, 0.9, 0.5}}, {b}}).values[0];
+  };
+  CHECK(hidden(false) == doctest::Approx(0.9));
+  CHECK(hidden(true) == doctest::Approx(0.15).epsilon(0.02));
+}
+
 TEST_CASE("nothing to fit, and nonsense") {
   CHECK(fit({}).values.empty());
   const FitResult prior_only = fit({{efficiency("x", 0.7)}, {{0, -1, 0.5, 0.1}}, {}});
   CHECK(prior_only.values[0] == doctest::Approx(0.5).epsilon(1e-3));
   CHECK_THROWS_AS((void)fit({{efficiency("x", 2)}, {}, {}}), InputError);
-  CHECK_THROWS_AS((void)fit({{{"x", 1, 0, 1}}, {}, {}}), InputError);
+  CHECK_THROWS_AS((void)fit({{{"x", 1, 0, 1, false}}, {}, {}}), InputError);
   CHECK_THROWS_AS((void)fit({{efficiency("x")}, {{1, -1, 1, 1}}, {}}), InputError);
   CHECK_THROWS_AS((void)fit({{efficiency("x")}, {{0, -1, 1, 0}}, {}}), InputError);
   FitBlock bad{{0}, 1, {}, [](std::span<const double>) { return std::vector<double>{std::nan("")}; }, {}};
@@ -167,7 +181,7 @@ TEST_CASE("a block that becomes infinite away from the start is stepped around")
   FitBlock cliff{{0}, 1, {}, [](std::span<const double> x) {
                    return std::vector<double>{x[0] > 0.8 ? std::numeric_limits<double>::infinity() : std::log(x[0] / 0.79)};
                  }, {}};
-  const FitResult r = fit({{{"x", 0.3, 0.1, 1}}, {}, {cliff}});
+  const FitResult r = fit({{{"x", 0.3, 0.1, 1, false}}, {}, {cliff}});
   CHECK(r.values[0] <= 0.8);
   CHECK(r.values[0] > 0.7);
 }

@@ -26,7 +26,7 @@ constexpr auto kParameters = std::to_array<CostParameter>({
     {"memory_efficiency", &Costs::memory_efficiency, 0.40, 0.95, 0.07, 0.15,
      "streams reach 0.80 to 0.93 of the datasheet's bandwidth, unfused eager kernels half of it", all_traffic},
     {"host_scale", &Costs::host_scale, 0.25, 4.0, 0.15, 0.30, "server processors differ by a factor of two per thread, Python releases likewise"},
-    {"fabric_efficiency", &Costs::fabric_efficiency, 0.20, 1.0, 0.15, 0.35,
+    {"fabric_efficiency", &Costs::fabric_efficiency, 0.20, 1.0, 0.15, 0.50,
      "clean fabrics reach 0.90 to 0.96 of their NICs; shared, oversubscribed or without adaptive routing half and less", at_scale_too},
     {"collective_skew_s", &Costs::collective_skew, 1e-6, 1e-3, 0.30, 0.60,
      "launch and the last rank's delay, 10 to 60 microseconds in eager training; tenths of a millisecond on busy hosts"},
