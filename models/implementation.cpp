@@ -20,6 +20,8 @@ std::vector<const Implementation*> all() {
           &torchtitan_2024_implementation(true),
           &torchtitan_july_2024_implementation(false),
           &torchtitan_july_2024_implementation(true),
+          &torchtitan_march_2024_implementation(false),
+          &torchtitan_march_2024_implementation(true),
           &torchtitan_float8_implementation(),
           &torchtitan_2025_float8_implementation(),
           &torchtitan_2024_float8_implementation(),

@@ -133,6 +133,26 @@ Implementation of_july_2024(bool compiled) {
   return i;
 }
 
+// Before June 2024 the training loop still held the fp32 logits while backward ran (pull request 391 deletes them first). They are
+// kept here until the loss has been differentiated, where the peak is; really until the next forward has ended.
+OpFacts cross_entropy_with_logits_held(const Op& op, const Workload& w) {
+  OpFacts f = cross_entropy(op, w);
+  if (w.element_bytes != 2) {
+    f.saved_inputs |= 0b01;
+    return f;
+  }
+  f.saved_extra_bytes = plus(f.saved_extra_bytes, times(row_elements(w, op.shape.vocab), 4));
+  f.forward_scratch_bytes = 0;
+  f.forward_inside = {};
+  return f;
+}
+Implementation of_march_2024(bool compiled) {
+  Implementation i = of_2024(compiled);
+  i.name = "torchtitan-2024-03";
+  i.rules[static_cast<std::size_t>(OpKind::cross_entropy)] = cross_entropy_with_logits_held;
+  return i;
+}
+
 }  // namespace
 
 const Implementation& torchtitan_implementation(bool compiled) {
@@ -164,6 +184,11 @@ const Implementation& torchtitan_2025_float8_implementation() {
 const Implementation& torchtitan_2024_float8_implementation() {
   static const Implementation i = in_float8(of_2024(true), "torchtitan-2024-float8");
   return i;
+}
+
+const Implementation& torchtitan_march_2024_implementation(bool compiled) {
+  static const Implementation eager = of_march_2024(false), inductor = of_march_2024(true);
+  return compiled ? inductor : eager;
 }
 
 }  // namespace fsdp
