@@ -96,11 +96,17 @@ class Builder {
   void assume(std::string what) { out_.assumptions.push_back(std::move(what)); }
 
   void refuse_unknown_numerics() const {
-    if (!says_no(run_.float8)) cannot("float8", "8-bit matrix products (\"" + printable(run_.float8) + "\") are not modelled");
+    if (!says_no(run_.float8) && !float8_linear()) cannot("float8", "8-bit matrix products (\"" + printable(run_.float8) + "\") are not modelled");
     // "bf16_amp" is torch.autocast around an FSDP that was not told a precision; "amp_bf16" is Composer's name for FSDP's own.
     if (lower_case(run_.precision).ends_with("_amp"))
       cannot("precision", "autocast over parameters in fp32 (\"" + printable(run_.precision) + "\") is not modelled");
     if (says(run_.precision, "fp8") || says(run_.precision, "float8")) cannot("precision", "8-bit matrix products are not modelled");
+  }
+
+  // torchao's float8 linear layers with scales by tensor. Those with scales by row run other kernels; so do MXFP8, TransformerEngine.
+  [[nodiscard]] bool float8_linear() const {
+    const bool titan = says(run_.source, "titan") || says(run_.software, "titan");
+    return titan && !says_no(run_.compile) && says(run_.float8, "tensorwise");
   }
 
   Stack stack() const {
@@ -263,6 +269,11 @@ class Builder {
     if (written_out) {
       if (stack_ == Stack::foundry || stack_ == Stack::titan || compiled) not_modelled("attention", run_.attention);
       name = "hf-eager-attention";
+    }
+    if (!says_no(run_.float8)) {
+      if (name.starts_with("torchtitan-2024")) name = "torchtitan-2024";   // compiled, their norms are the same
+      name += "-float8";
+      if (says(run_.float8, "float8 all-gather")) assume("gathered in bf16, not in float8");
     }
     out_.implementation = &find_implementation(name, compiled, "compile");
     // Composer's mixed precision DEFAULT was another one before its pull request 2047 of March 2023.
