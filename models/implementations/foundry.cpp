@@ -192,6 +192,11 @@ Implementation implementation() {
 
 }  // namespace
 
+const Implementation& foundry_2023_implementation() {
+  static const Implementation i = before_early_stop();
+  return i;
+}
+
 const Implementation& foundry_2023_01_implementation() {
   static const Implementation i = january_2023::implementation();
   return i;
