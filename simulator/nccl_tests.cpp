@@ -19,7 +19,7 @@ namespace {
 using Words = std::vector<std::string_view>;
 
 constexpr std::size_t kMaxLine = std::size_t{1} << 20;
-constexpr std::int64_t kMaxRanks = std::int64_t{1} << 24;
+constexpr std::int64_t kMaxRanks = std::int64_t{1} << 24, kMaxSize = std::int64_t{1} << 60;
 
 Words words_of(std::string_view line) {
   Words words;
@@ -189,7 +189,7 @@ class Reader {
     for (std::size_t i = 2; i < words.size(); ++i) {
       if (!is_type(words[i])) continue;
       const auto size = whole(words[i - 2]), count = whole(words[i - 1]);
-      if (!size || !count || *size < 0 || *count < 0) continue;
+      if (!size || !count || *size < 0 || *count < 0 || *size > kMaxSize) continue;
       ++rows_;
       add(static_cast<double>(*size), Words(words.begin() + static_cast<std::ptrdiff_t>(i) + 1, words.end()));
       return;

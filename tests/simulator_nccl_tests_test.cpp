@@ -2,10 +2,12 @@
 // that nccl-tests prints (2.0 to 2.19).
 #include <doctest/doctest.h>
 
+#include <random>
 #include <sstream>
 #include <string>
 
 #include "models/catalog.h"
+#include "planner/costs/curve.h"
 #include "simulator/nccl_tests.h"
 #include "tests/refusal.h"
 #include "tests/relative.h"
@@ -157,4 +159,37 @@ TEST_CASE("what is no log is refused with file and line") {
   CHECK(read(kHeader + kGather, "a.log", {16, 8}).samples[0].ranks == 16);
   CHECK(has(refused(kHeader + kGather, "a.log", {8, 16}), "impossible"));
   CHECK(has(refused(kStart + devices(1, 1) + kHeader + kGather), "one rank"));
+}
+
+TEST_CASE("damaged logs are read or refused, and what is read is sound") {
+  const std::string whole =
+      "# Collective test starting: all_gather_perf\n" + kStart + devices(2, 8) + kHeader + kGather + kReduce + kEnd;
+  std::mt19937 random(17);
+  int read_ones = 0;
+  for (int trial = 0; trial < 4000; ++trial) {
+    std::string text = whole;
+    for (unsigned hits = 1 + random() % 12; hits > 0; --hits) {
+      const std::size_t at = random() % text.size(), length = random() % 40;
+      switch (random() % 4) {
+        case 0: text[at] = static_cast<char>(" \n09.-e#A\xff"[random() % 10]); break;
+        case 1: text.erase(at, length); break;
+        case 2: text.insert(at, text.substr(random() % text.size(), length)); break;
+        default: text.insert(at, std::to_string(random())); break;
+      }
+      if (text.empty()) text = "x";
+    }
+    std::vector<NcclSample> samples;
+    const std::string why = refusal([&] { samples = read(text).samples; });
+    if (!why.empty()) {
+      CHECK(has(why, "a.log"));
+      continue;
+    }
+    ++read_ones;
+    for (const CollectiveCurve& c : curves_of(samples)) {
+      CHECK(c.ranks >= 2);
+      CHECK((c.ranks_per_node >= 1 && c.ranks_per_node <= c.ranks));
+      CHECK_NOTHROW(check_curve(c.points, "curve"));
+    }
+  }
+  CHECK(read_ones > 100);
 }
