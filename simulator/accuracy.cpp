@@ -98,6 +98,7 @@ AccuracyRow row_of(const PublishedRun& run, const Forecast& f) {
   AccuracyRow row;
   row.id = run.id, row.source = run.source, row.trust = run.trust, row.gpu = run.gpu, row.model = run.model;
   row.gpus = f.step.ranks();
+  row.float8 = uses_float8(run);
   row.measured_step_time_s = measured_step_time(run, f.step);
   if (run.peak_memory_gib) row.measured_peak_bytes = std::llround(*run.peak_memory_gib * kGib);
   if (!row.measured_step_time_s && !row.measured_peak_bytes) throw InputError("step_time_s", "and peak_memory_gib are both empty: there is nothing to compare with");

@@ -299,9 +299,31 @@ class Builder {
   void set_cluster() {
     const std::int64_t node = run_.gpus_per_node.value_or(8);
     if (!run_.gpus_per_node) assume("8 GPUs per node");
-    const BytesPerSecond fabric(run_.fabric_gbps_per_gpu.value_or(0) * 1e9 / 8);
-    out_.cluster = cluster_of(load_gpu(run_.gpu, "gpu"), *run_.gpus, node, fabric);
-    if (*run_.gpus > node && !run_.fabric_gbps_per_gpu) assume("a fabric as the vendor's reference designs have it, rail-optimized");
+    const GpuSpec gpu = load_gpu(run_.gpu, "gpu");
+    double gbps = run_.fabric_gbps_per_gpu.value_or(0);     // 0: as the vendor's reference designs have it
+    if (gbps == 0 && *run_.gpus > node) gbps = assumed_fabric(gpu, node);
+    out_.cluster = cluster_of(gpu, *run_.gpus, node, BytesPerSecond(gbps * 1e9 / 8));
+  }
+
+  // Gb/s per GPU between nodes. Notes may know what a node of the same machines has. A100 hosts with the reference design's 1,600 Gb/s
+  // are usually said to be such; what is silent is taken for the 400 Gb/s of AWS's p4d and p4de, which also is what the step times of
+  // both sources of silent rows (YaFSDP, torchtitan) agree with.
+  double assumed_fabric(const GpuSpec& gpu, std::int64_t node) {
+    constexpr double kNode = 800;                            // no single NIC has more
+    for (std::size_t at = run_.notes.find(" Gb/s"); at != std::string::npos; at = run_.notes.find(" Gb/s", at + 1)) {
+      std::size_t from = at;
+      while (from > 0 && at - from < 9 && std::isdigit(static_cast<unsigned char>(run_.notes[from - 1]))) --from;
+      const double stated = from < at ? std::stod(run_.notes.substr(from, at - from)) : 0;
+      if (stated <= kNode || stated > 1e5) continue;
+      assume(fmt::format("a fabric of {:g} Gb/s per node, as the notes say of such machines", stated));
+      return stated / static_cast<double>(node);
+    }
+    if (gpu.name.starts_with("a100")) {
+      assume("a fabric of 400 Gb/s per node");
+      return 400.0 / static_cast<double>(node);
+    }
+    assume("a fabric as the vendor's reference designs have it, rail-optimized");
+    return 0;
   }
 
   const PublishedRun& run_;
@@ -331,6 +353,8 @@ std::variant<RunSetup, std::string> set_up(const PublishedRun& run, std::string_
     return std::string(e.what());
   }
 }
+
+bool uses_float8(const PublishedRun& run) { return !says_no(run.float8); }
 
 std::string_view name(MemoryKind kind) {
   return kind == MemoryKind::reserved ? "reserved" : kind == MemoryKind::allocated ? "allocated" : "active";

@@ -67,5 +67,6 @@ struct PreparedRun {
 [[nodiscard]] Bytes predict_peak(const PreparedRun&, const Costs&, MemoryKind);
 
 [[nodiscard]] std::string_view name(MemoryKind);
+[[nodiscard]] bool uses_float8(const PublishedRun&);
 
 }  // namespace fsdp

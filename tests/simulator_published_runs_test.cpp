@@ -215,6 +215,23 @@ TEST_CASE("typical rows as setups") {
   CHECK(first.plan.checkpointed.size() == 10);
 }
 
+TEST_CASE("fabrics: stated, known from the notes, assumed") {
+  PublishedRun r = small();
+  r.gpus = r.dp_shard = 16, r.global_batch = 32, r.gpu = "a100-sxm-80";
+  const auto bus = [&](double stated) {
+    PublishedRun other = r;
+    other.fabric_gbps_per_gpu = stated;
+    return setup(other).cluster.inter_bus;
+  };
+  CHECK(bus(50) < bus(200));
+  CHECK(setup(r).cluster.inter_bus == bus(50));
+  CHECK(setup(r).assumptions.size() == 2);   // this and the norm that gradients are clipped to
+  r.notes = "their README states 1600 Gb/s RoCE per node, 100 Gb/s storage";
+  CHECK(setup(r).cluster.inter_bus == bus(200));
+  r.notes = "99999999999999999999 Gb/s, Gb/s, -5 Gb/s", r.gpu = "h100-sxm-80";
+  CHECK(setup(r).cluster.inter_bus == bus(400));
+}
+
 TEST_CASE("a last micro-batch that is smaller") {
   for (const PublishedRun& r : published().runs) {
     if (!r.float8.empty() && r.float8 != "no") continue;
