@@ -228,6 +228,7 @@ class Reader {
 
   void take(const PublishedRun& run) {
     const auto refuse = [&](const std::string& why) { out_.left_out.push_back({run.id, why}); };
+    if (uses_float8(run)) return refuse("float8: constants are fitted to products in 16 bits");
     std::variant<RunSetup, std::string> setup = set_up(run, "model");
     if (const auto* why = std::get_if<std::string>(&setup)) return refuse(*why);
     try {
