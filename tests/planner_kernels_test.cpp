@@ -1,0 +1,89 @@
+// Products and attention against closed forms and laws; published measurements are in accuracy_compute_test.cpp.
+#include <doctest/doctest.h>
+
+#include "models/catalog.h"
+#include "planner/costs/attention.h"
+#include "planner/costs/matmul.h"
+#include "tests/relative.h"
+
+using namespace fsdp;
+
+namespace {
+
+constexpr double kPeak = 108e12, kMemory = 1e15;   // 1 TFLOP/s for each of 108 SMs; memory is no bound
+double seconds(double m, double n, double k) { return product_time({m, n, k}, kPeak, 108, kMemory).seconds; }
+
+double factor(AttentionKernel kernel, std::int64_t heads, std::int64_t head_dim, std::int64_t length, bool causal) {
+  OpShape s;
+  s.heads = s.kv_heads = heads;
+  s.head_dim = head_dim;
+  s.causal = causal;
+  return attention_shape_factor(kernel, s, {1, length}, load_gpu("a100-sxm-80", "test"));
+}
+
+}  // namespace
+
+TEST_CASE("a wave more than fits is a whole wave") {
+  // 256 x 128 tiles, k = 65536 (+ 256): a wave takes 2 * 256 * 128 * 65792 flops at 1 TFLOP/s.
+  const double wave = 65536.0 * 65792 / 1e12;
+  CHECK(seconds(256 * 108.0 * 8, 128, 65536) == relative(8 * wave));
+  // 8 * 108 + 1 row tiles: 9 waves, with the other shape (432.5 -> 433 of 256 x 128 rows ...) no better: 128 x 256 tiles would be half empty.
+  CHECK(seconds(256 * (108.0 * 8 + 1), 128, 65536) > 8.5 * wave);
+  CHECK(seconds(256 * (108.0 * 8 + 1), 128, 65536) <= 9 * wave * (1 + 1e-12));
+}
+
+TEST_CASE("products: laws") {
+  for (const double k : {256.0, 1024.0, 8192.0}) {
+    CHECK(seconds(4096, 4096, 2 * k) > seconds(4096, 4096, k));
+    CHECK(seconds(4096, 4096, 2 * k) < 2 * seconds(4096, 4096, k));       // a tile's fixed time is paid once
+    CHECK(seconds(4096, 8192, k) == seconds(8192, 4096, k));              // either way round
+    CHECK(2.0 * 8192 * 8192 * k / seconds(8192, 8192, k) < kPeak);        // never above the peak
+  }
+  // Few tiles and a long k: parts of k on more SMs. 16 tiles of 128 x 128 cannot keep 108 SMs busy; eight parts of each, in two waves, do better.
+  CHECK(seconds(512, 512, 65536) < 0.5 * 2 * 128 * 128 * 65792.0 / 0.92e12);
+  // Bound by memory: 1 x 8192 x 8192 reads the weight.
+  const ProductTime thin = product_time({1, 8192, 8192}, kPeak, 108, 1e11);
+  CHECK(thin.seconds == relative((8192 + 8192.0 * 8192 + 8192) * 2 / 1e11));
+  // Rows of 50257 two-byte elements cannot be read 16 bytes at a time, rows of 50304 can.
+  const double odd = product_time({4096, 50257, 768, 2, 2, 768, 50257}, kPeak, 108, kMemory).seconds;
+  const double padded = product_time({4096, 50304, 768, 2, 2, 768, 50304}, kPeak, 108, kMemory).seconds;
+  CHECK(odd / padded == relative(2).epsilon(0.01));
+}
+
+TEST_CASE("attention: longer sequences, more tiles and larger heads use more of the ceiling") {
+  using K = AttentionKernel;
+  for (const K kernel : {K::flash1, K::flash2, K::cudnn, K::flash3, K::sdpa}) {
+    for (const bool causal : {false, true}) {
+      CHECK(factor(kernel, 16, 128, 4096, causal) > factor(kernel, 16, 128, 2048, causal));
+      CHECK(factor(kernel, 32, 128, 4096, causal) > factor(kernel, 16, 128, 4096, causal));
+      CHECK(factor(kernel, 16, 128, 4096, causal) >= factor(kernel, 16, 64, 4096, causal));
+      CHECK(factor(kernel, 64, 128, 1 << 20, causal) < 1);
+    }
+    CHECK(factor(kernel, 16, 128, 2048, true) < factor(kernel, 16, 128, 2048, false));
+  }
+  CHECK(factor(K::flash2, 64, 128, 1 << 20, true) == relative(1).epsilon(0.001));
+  // A window of 1024 in 65536 keys is as if sequences were twice as long as the window.
+  OpShape s;
+  s.heads = s.kv_heads = 16;
+  s.head_dim = 128;
+  s.window = 1024;
+  const GpuSpec gpu = load_gpu("a100-sxm-80", "test");
+  CHECK(attention_shape_factor(K::flash2, s, {1, 65536}, gpu) < factor(K::flash2, 16, 128, 65536, true));
+}
+
+TEST_CASE("attention: which kernel, and how a fit moves it") {
+  ClusterSpec hopper, blackwell;
+  hopper.gpu = load_gpu("h100-sxm-80", "test");
+  blackwell.gpu = load_gpu("b200", "test");
+  Costs h = default_costs(hopper), b = default_costs(blackwell);
+  using K = AttentionKernel;
+  const auto forward = [](K k, const ClusterSpec& c, const Costs& costs) { return attention_ceiling(k, c.gpu, costs).forward; };
+  CHECK(forward(K::sdpa, hopper, h) == forward(K::flash2, hopper, h));
+  CHECK(forward(K::sdpa, blackwell, b) == forward(K::cudnn, blackwell, b));
+  CHECK(forward(K::flash3, hopper, h) > forward(K::flash2, hopper, h));
+  CHECK(forward(K::flash1, hopper, h) < forward(K::flash2, hopper, h));
+  // Fitted constants scale every kernel of the GPU alike.
+  const double before = forward(K::cudnn, hopper, h);
+  h.attention_forward_efficiency *= 0.9;
+  CHECK(forward(K::cudnn, hopper, h) == relative(0.9 * before));
+}
