@@ -59,7 +59,7 @@ constexpr std::array kReleases{
 
 // torchtitan as it was in a month; since when is in the implementations' own file.
 std::string_view titan_of(int m) {
-  if (m < month(2024, 4)) return "torchtitan-2024";
+  if (m < month(2024, 4)) return "torchtitan-2024-03";
   if (m < month(2024, 9)) return "torchtitan-2024-07";
   if (m < month(2025, 4)) return "torchtitan-2024";
   return m < month(2025, 9) ? "torchtitan-2025" : "torchtitan";
