@@ -133,7 +133,8 @@ std::variant<Costs, FittedCosts> parse_any_costs(std::string_view json_text, std
     JsonObject root = document.root();
     schema = root.at("schema").any_text();
     if (schema != kSchema && schema != kOnePlatform)
-      root.refuse("schema", "is not that of costs", "give a file of `fsdp-plan calibrate`: " + std::string(kOnePlatform) + " or " + std::string(kSchema));
+      root.refuse("schema", "is not that of costs",
+                  "give a file of `fsdp-plan calibrate`: " + std::string(kOnePlatform) + " or " + std::string(kSchema));
   }
   if (schema == kSchema) return parse_fitted_costs(json_text, where);
   return parse_costs(json_text, where);
