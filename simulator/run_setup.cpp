@@ -276,11 +276,22 @@ class Builder {
       if (says(run_.float8, "float8 all-gather")) assume("gathered in bf16, not in float8");
     }
     out_.implementation = &find_implementation(name, compiled, "compile");
-    // Composer's mixed precision DEFAULT was another one before its pull request 2047 of March 2023.
-    const bool old_default = says(run_.notes, "mixed_precision default");
-    if (stack_ != Stack::foundry || month_of(run_).value_or(month_) >= month(2023, 3) || !old_default || compiled) return;
-    if (run_.peak_memory_gib) cannot("peak_memory_gib", "of MPT before March 2023 is not modelled");
-    out_.implementation = &foundry_2023_01_implementation();
+    if (stack_ == Stack::foundry && !compiled) set_mosaic_of_2023();
+  }
+
+  // Composer's mixed precision DEFAULT was another one before its pull request 2047 of March 2023. mosaicml/examples measured with it
+  // under PyTorch 1.13 only until then; its README of April has those tables as outdated, in a comment. What llm-foundry's README
+  // states in PURE without software was there in July 2023, before PyTorch 2.1.
+  void set_mosaic_of_2023() {
+    const std::string generation = lower_case(run_.software_generation);
+    const bool pure = says(run_.notes, "mixed_precision pure") && generation.empty();
+    if (generation == "torch-1.13" && says(run_.notes, "mixed_precision default")) {
+      if (run_.peak_memory_gib) cannot("peak_memory_gib", "of MPT before March 2023 is not modelled");
+      out_.implementation = &foundry_2023_01_implementation();
+    } else if (generation == "torch-1.13" || generation == "torch-2.0" || pure) {
+      out_.implementation = &foundry_2023_implementation();
+    }
+    if (pure) assume("PyTorch before 2.1, as Mosaic's tables in PURE had it until October 2023");
   }
 
   // torchtitan's launch script sets expandable segments since September 2024.

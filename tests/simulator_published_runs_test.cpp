@@ -183,7 +183,11 @@ TEST_CASE("typical rows as setups") {
   CHECK(mosaic.plan.clip_norm == 1.0);
   CHECK(mosaic.implementation->name == "foundry");
   CHECK(setup(row("782")).implementation->name == "foundry-2023-01");   // of January 2023
-  CHECK(setup(row("440")).implementation->name == "foundry");           // of April
+  CHECK(setup(row("440")).implementation->name == "foundry-2023-01");   // in a comment of April's README, as outdated
+  CHECK(setup(row("402")).implementation->name == "foundry-2023");      // PyTorch 1.13, PURE
+  CHECK(setup(row("158")).implementation->name == "foundry-2023");      // no software stated, PURE
+  CHECK_FALSE(setup(row("158")).implementation->recompute_stops_early);
+  CHECK(setup(row("86")).implementation->name == "foundry");            // PyTorch 2.1
   CHECK(mosaic.cluster.gpus_per_node == 8);
   CHECK(mosaic.platform == "mosaicml/llm-foundry MPT benchmarks | h100-sxm-80 | ");
 
