@@ -4,8 +4,8 @@
 //   Costs costs = default_costs(cluster);                      // datasheet and cost-facts
 //   Demand d = demand_of(op, program.steady_step, program, model, plan, impl, cluster, costs);
 //
-// Where: costs/compute.cpp (kernels, copies, optimizer), costs/collectives.cpp (all-gather, reduce-scatter, all-reduce),
-// costs/costs.cpp (the Costs value, its JSON, the calibrated tables).
+// Where: costs/demands.cpp (an operation's price), costs/kernels.cpp with matmul.* and attention.*, costs/collectives.cpp with nccl.*,
+// costs/defaults.cpp (before anybody measured), costs/costs.cpp (the Costs value as JSON), costs/fitted.cpp (fitted to runs).
 #pragma once
 
 #include <array>
