@@ -125,14 +125,17 @@ TEST_CASE("collectives: NCCL's time, the fabric's loss, and the skew of a traini
     const double without_skew = seconds();
     CHECK(usual - without_skew == relative(20e-6));
     costs.fabric_efficiency = costs.fabric_efficiency_at_scale = 1;
+    costs.pessimistic_collectives = false;                 // NCCL's own choice
     CHECK(seconds() * 1e6 == relative(r.expected).epsilon(0.005));
     if (r.ranks == r.per_node) CHECK(seconds() == relative(without_skew));
   }
   // 64 H100, 1 GiB, Simple ring: 8.4 + 56 hops of 3.4 + 7 of 14 us, then 63/64 GiB at 384 GB/s, of which the fabric gives 0.95.
   CHECK(microseconds(ag, kGiB, 64, 8, h100(64)) ==
         relative(20 + 8.4 + 56 * 3.4 + 7 * 14 + kGiB * 63 / 64 / 384e3 / 0.95).epsilon(1e-6));
-  // 512 H100 choose LL128 (1 stays 14 + 448 hops of 1.9 and 63 of 4 us; 0.92 of 384, at most 8 * 36.7 GB/s), or, pessimistic, Simple.
+  // 512 H100 choose LL128 (1 stays 14 + 448 hops of 1.9 and 63 of 4 us; 0.92 of 384, at most 8 * 36.7 GB/s), or, pessimistic as by default, Simple.
   Costs costs = default_costs(h100(512));
+  CHECK(costs.pessimistic_collectives);
+  costs.pessimistic_collectives = false;
   const CollectiveCall large{ag, Bytes(1LL << 30), 512, 8};
   CHECK(collective_demand(large, h100(512), costs).alone.count() * 1e6 ==
         relative(20 + 14 + 448 * 1.9 + 63 * 4 + kGiB * 511 / 512 / 293.6e3 / 0.90).epsilon(1e-6));
