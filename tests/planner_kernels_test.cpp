@@ -3,6 +3,7 @@
 
 #include "models/catalog.h"
 #include "planner/costs/attention.h"
+#include "planner/costs/kernels.h"
 #include "planner/costs/matmul.h"
 #include "tests/relative.h"
 
@@ -86,4 +87,51 @@ TEST_CASE("attention: which kernel, and how a fit moves it") {
   const double before = forward(K::cudnn, hopper, h);
   h.attention_forward_efficiency *= 0.9;
   CHECK(forward(K::cudnn, hopper, h) == relative(0.9 * before));
+}
+
+TEST_CASE("attention: cuDNN 9.19 on H200, forward and backward, within 15 % of what its benchmark files say") {
+  // cudnn-frontend, benchmark/sdpa_benchmark_training: 64 query heads, 8 of keys, size 128, bf16; TFLOP/s, half of the square where
+  // causal, 2.5 times forward's flops in backward.
+  struct Row {
+    std::int64_t length;
+    double forward_causal, backward_causal, forward_full, backward_full;
+  };
+  ClusterSpec cluster;
+  cluster.gpu = load_gpu("h200-sxm", "test");
+  const Costs costs = default_costs(cluster);
+  const double peak = 989e12;
+  for (const Row& r : {Row{2048, 484, 370, 633, 504}, Row{4096, 591, 474, 671, 560}, Row{8192, 644, 541, 691, 594}, Row{16384, 673, 579, 702, 612}}) {
+    CAPTURE(r.length);
+    const auto reached = [&](Direction direction, bool causal) {
+      OpShape s;
+      s.heads = 64, s.kv_heads = 8, s.head_dim = 128, s.causal = causal;
+      return 1 / attention_arithmetic(AttentionKernel::cudnn, direction, 1e12, peak, s, {1, r.length}, cluster.gpu, costs);
+    };
+    CHECK(reached(Direction::forward, true) == relative(r.forward_causal).epsilon(0.15));
+    CHECK(reached(Direction::backward, true) == relative(r.backward_causal).epsilon(0.15));
+    CHECK(reached(Direction::forward, false) == relative(r.forward_full).epsilon(0.15));
+    CHECK(reached(Direction::backward, false) == relative(r.backward_full).epsilon(0.15));
+  }
+}
+
+TEST_CASE("attention with its scores written out: two products over the whole square, four in backward, at the products' rate") {
+  ModelGraph model;
+  ShardingPlan plan;
+  plan.param_dtype = DType::bf16;
+  plan.seq_len = 4096;
+  const ClusterSpec cluster = load_cluster("dgx-a100-80");
+  const Costs costs = default_costs(cluster);
+  const CostContext context{model, plan, find_implementation("hf-eager-attention", false, "test"), cluster, costs};
+  Op op;
+  op.kind = OpKind::attention;
+  op.shape.heads = op.shape.kv_heads = 16;
+  op.shape.head_dim = 128;
+  op.shape.causal = true;
+  const double product = 2.0 * 4096 * 4096 * 128 * 16, rate = 312e12 * 0.87 * 0.96;
+  const auto arithmetic = [&](Direction direction) {
+    const Demand d = kernel_demand(op, direction, 1, context);
+    return d.use[static_cast<std::size_t>(Resource::compute)] * d.alone.count();
+  };
+  CHECK(arithmetic(Direction::forward) == relative(2 * product / rate));
+  CHECK(arithmetic(Direction::backward) == relative(4 * product / rate));
 }
