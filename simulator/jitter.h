@@ -1,9 +1,8 @@
 // Equal ranks are not equally fast: a step's time as a distribution. The point prediction is of a rank like the average; a
 // synchronous step waits for the slowest of n.
 //
-//   StepTimeDistribution any = step_time_distribution(p.step_time, p.where, p.ranks, costs);         // clusters not yet seen
-//   StepTimeDistribution one = step_time_distribution(p.step_time, p.where, p.ranks, costs, 7);      // the cluster that seed 7
-//   draws
+//   StepTimeDistribution any = step_time_distribution(p.step_time, p.where, p.ranks, costs);      // clusters not yet seen
+//   StepTimeDistribution one = step_time_distribution(p.step_time, p.where, p.ranks, costs, 7);   // the cluster that seed 7 draws
 //
 // A rank's compute takes 1 + s + j of its predicted time: s normal with standard deviation Costs::gpu_spread, drawn once per GPU
 // (silicon, cooling), j normal with Costs::step_jitter, drawn anew each step. Every unit's collective waits for the slowest rank,

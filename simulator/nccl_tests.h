@@ -5,8 +5,7 @@
 //
 // A log may hold several tests, one after another, between any other lines (NCCL's own messages, mpirun's tags before each line,
 // warnings), and may end anywhere. Columns are taken from the table's header, so that versions before 2.13 (no root, no redop for
-// all-gathers, "error" for
-// "#wrong") are read too. Sizes are those of nccl-tests: the full tensor.
+// all-gathers, "error" for "#wrong") are read too. Sizes are those of nccl-tests: the full tensor.
 //
 // Of the two halves of a row counts the one that FSDP does: all-gathers and all-reduces in place, reduce-scatters out of place;
 // the other where that one is missing. Rows of size or time 0 say nothing; rows with wrong results are not used; a row cut off is

@@ -5,12 +5,12 @@
 //   CollectivePrice p = model.price(CollectiveKind::all_gather, Bytes(400'000'000));
 //
 // Between nodes NCCL's bandwidth, by which it chooses, is not all there: the transfer takes 1/f of its time, f the product of
-//   fabric efficiency       Costs::fabric_efficiency up to 8 nodes, fabric_efficiency_at_scale from 16 on, on a line of log nodes
-//   between shared NICs             groups side by side in a node use its NICs at once: (NICs) / (groups * NICs of a group), at
-//   most 1 oversubscription o      beyond the L nodes below one leaf switch (64 ports, half of them down: 32 nodes
-//   rail-optimized, 32 / NICs per node
-//                           otherwise) a hop of a ring over N nodes placed at random leaves its leaf with probability
-//                           (N-L)/(N-1), and the uplinks carry 1/o: f = min(1, (N-1) / (o (N-L)))
+//   fabric efficiency   Costs::fabric_efficiency up to 8 nodes, fabric_efficiency_at_scale from 16 on, between them on a line
+//                       of log nodes;
+//   shared NICs         groups side by side in a node use its NICs at once: NICs / (groups * NICs of a group), at most 1;
+//   oversubscription o  L nodes are below one leaf switch (64 ports, half of them down: 32 nodes rail-optimized, otherwise
+//                       32 / NICs per node). Of a ring over N > L nodes placed at random a hop leaves its leaf with probability
+//                       (N-L)/(N-1), and the uplinks carry 1/o: f = min(1, (N-1) / (o (N-L))).
 //
 // A measured curve stands for its own shape inside the measured sizes, monotone in log size. Beyond them, and for other shapes on
 // the same side (one node, or several), it is continued by the formula: seconds(edge) * formula(x) / formula(edge). The nearest

@@ -1,13 +1,13 @@
 // Collectives as demands: how long alone (costs/collective_model.h), and what they take from others while they run:
 //
 // SMs                held by the channels that NCCL spends on that size (none for copy engines);
-// device memory      3 bytes per wire byte: NCCL's rings hand on through buffers, so that a neighbour writes one, we read it and write the
-//                    result; where it is summed, we read what is ours and write what the next one gets. Its maintainers say 2 to 3 times
-//                    the bus bandwidth (NVIDIA/nccl issue 1428). A reduction in fp32 moves twice the bytes of one in bf16 and counts so
-//                    by its size;
-// links              every rank sends wire = B (n-1)/n bytes (all-reduce: twice), one in p of them through its NIC when a node
-// has p ranks of
-//                    the group: a ring leaves a node once, and p rings side by side each leave through another rank's NIC.
+// device memory      3 bytes per wire byte: NCCL's rings hand on through buffers, so that a neighbour writes one, we read it and
+//                    write the result; where it is summed, we read what is ours and write what the next one gets. Its maintainers
+//                    say 2 to 3 times the bus bandwidth (NVIDIA/nccl issue 1428). A reduction in fp32 moves twice the bytes of one
+//                    in bf16 and counts so by its size;
+// links              every rank sends wire = B (n-1)/n bytes (all-reduce: twice), one in p of them through its NIC when a node has
+//                    p ranks of the group: a ring leaves a node once, and p rings side by side each leave through another rank's
+//                    NIC.
 #include <algorithm>
 #include <numeric>
 
