@@ -146,6 +146,24 @@ TEST_CASE("rows held out are predicted as well as the noise allows, and one sour
   CHECK(model.folds == 2);   // one model name in two sources
 }
 
+TEST_CASE("what a row measured does not move its own prediction when it is held out") {
+  std::vector<Made> one = shapes("lab", "", "a100-sxm-80", 16), two = shapes("other", "", "a100-sxm-80", 12);
+  measure(one, {{"matmul_efficiency", 0.85}}, 0.01, 0, 7);
+  measure(two, {{"matmul_efficiency", 0.85}}, 0.01, 0, 8);
+  std::vector<Made> slower = two;
+  for (Made& m : slower) m.seconds *= 1.2;
+  FitRuns before = read(joined(one, two)), after = read(joined(one, slower));
+  const CrossValidation a = cross_validate(before.rows, HoldOut::source), b = cross_validate(after.rows, HoldOut::source);
+  REQUIRE(a.rows.size() == 28);
+  REQUIRE(b.rows.size() == 28);
+  for (std::size_t i = 0; i < a.rows.size(); ++i) {
+    CAPTURE(a.rows[i].id);
+    const double ratio = *b.rows[i].predicted_step_time_s / *a.rows[i].predicted_step_time_s;
+    if (a.rows[i].source == "other") CHECK(std::abs(ratio - 1) < 0.01);   // the fit to all rows, near which a part's begins, moved
+    else CHECK(ratio > 1.02);                                             // their constants come from the rows that changed
+  }
+}
+
 TEST_CASE("a platform with four rows has the pooled constants; a GPU with four rows has the datasheet's") {
   std::vector<Made> lab = shapes("lab", "", "h100-sxm-80", 20), few = shapes("few", "", "h100-sxm-80", 4), rare = shapes("rare", "", "a100-sxm-40", 4);
   for (auto* rows : {&lab, &few, &rare}) measure(*rows, {{"matmul_efficiency", 0.9}}, 0.005, 0, 3);
