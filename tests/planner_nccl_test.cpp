@@ -208,6 +208,25 @@ TEST_CASE("golden table: winner and time of every cell") {
   }
 }
 
+TEST_CASE("a ring all-reduce over nodes pays 1.4 times its latency from 64 bytes per channel and rank on, 1.9 times before Ampere") {
+  // 64 ranks on 8 nodes: 126 steps, 14 of them between nodes. 8.4 + 112 * 3.4 + 14 * 14 us, then 2 * 63 / 64 of the bytes at 8 * 48 GB/s.
+  const NcclModel hopper(load_cluster("dgx-h100", 64), 64, 8, false);
+  const auto us = [](const NcclModel& m, std::int64_t bytes) {
+    return m.price(NcclAlgorithm::ring, NcclProtocol::simple, AR, Bytes(bytes)).seconds().count() * 1e6;
+  };
+  const double latency = 8.4 + 112 * 3.4 + 14 * 14, per_byte = 2.0 * 63 / 64 / 384e3;
+  CHECK(us(hopper, GiB) == relative(1.4 * latency + GiB * per_byte));
+  CHECK(us(hopper, 64 * 8 * 64) == relative(1.4 * latency + 64 * 8 * 64 * per_byte));
+  CHECK(us(hopper, 16 * KiB) == relative(latency + 16 * KiB * per_byte));
+  const ClusterSpec volta = cluster_of(load_gpu("v100-sxm2-32", "test"), 64, 8);
+  const NcclModel old(volta, 64, 8, false);
+  const Channels ring = ring_channels(volta, 8, 8);
+  CHECK(us(old, GiB) == relative(1.9 * latency + GiB * 2.0 * 63 / 64 / (static_cast<double>(ring.count) * ring.speed * 1e-6)));
+  // Inside a node it does not.
+  const NcclModel node(load_cluster("dgx-h100"), 8, 8, false);
+  CHECK(us(node, GiB) == relative(8.4 + 14 * 3.4 + GiB * 2.0 * 7 / 8 / 360e3));
+}
+
 TEST_CASE("channels: what NCCL's graph logs show") {
   struct Machine {
     const char* gpu;
