@@ -1,6 +1,7 @@
 // The CSV of published runs: hostile text, and rows as setups.
 #include <doctest/doctest.h>
 
+#include <cmath>
 #include <fstream>
 #include <random>
 #include <set>
@@ -310,6 +311,19 @@ TEST_CASE("months") {
   CHECK(month_of(r) == 2023 * 12);
   r.software = "torch 2.1.0, 20230827";
   CHECK(month_of(r) == 2023 * 12 + 7);
+}
+
+TEST_CASE("cuBLAS holds 8 MiB and 128 KiB before Hopper, 32 MiB from it on") {
+  const auto peak = [](const char* gpu) {
+    PublishedRun r = small();
+    r.gpu = gpu;
+    const RunSetup s = setup(r);
+    return predict_peak(prepare(s), default_costs(s.cluster), MemoryKind::allocated).count();
+  };
+  const double ampere = static_cast<double>(peak("a100-sxm-80")), more = (24 << 20) - (128 << 10);
+  for (const char* gpu : {"l40s", "v100-sxm2-32"}) CHECK(peak(gpu) == ampere);
+  // Blocks of the pool are not split for a rest below 1 MiB.
+  for (const char* gpu : {"h100-sxm-80", "b200"}) CHECK(std::abs(static_cast<double>(peak(gpu)) - ampere - more) < 2 << 20);
 }
 
 TEST_CASE("many equal micro-batches take as long as all of them") {
