@@ -176,6 +176,15 @@ TEST_CASE("fabrics: groups that share NICs, switches that are oversubscribed") {
   CHECK(factor(8 * 256, 8) == relative(0.9));
 }
 
+TEST_CASE("a measured curve of sizes that nothing has still gives a time") {
+  Costs costs = default_costs(h100(8));
+  costs.collective_curves = {{CollectiveKind::all_gather, 8, 8, {{1e20, 1}, {1e24, 2}}}};
+  costs.collective_skew = Seconds(0);
+  const double seconds = collective_demand({CollectiveKind::all_gather, Bytes(1 << 20), 8, 8}, h100(8), costs).alone.count();
+  CHECK(seconds > 0);
+  CHECK(seconds < 1);
+}
+
 TEST_CASE("symmetric memory and copy engines: fewer SMs inside a node, nothing else between nodes") {
   const ClusterSpec cluster = h100(64);
   Costs costs = default_costs(cluster);

@@ -70,7 +70,7 @@ double fabric_factor(const CollectiveCall& call, const ClusterSpec& cluster, con
 }
 
 double CollectiveModel::Formula::seconds(CollectiveKind kind, double bytes) const {
-  const NcclChoice c = nccl.choose(kind, Bytes(static_cast<std::int64_t>(bytes)));
+  const NcclChoice c = nccl.choose(kind, Bytes(static_cast<std::int64_t>(std::min(bytes, 0x1p62))));  // sizes of curves are free
   return c.latency.count() + c.transfer.count() / fabric;
 }
 
