@@ -55,11 +55,6 @@ const CollectiveCurve* nearest(CollectiveKind kind, const CollectiveCall& call, 
   return best;
 }
 
-const std::vector<CurvePoint>& one_group(CollectiveKind kind, const Costs& costs) {
-  if (kind == CollectiveKind::all_gather) return costs.all_gather;
-  return kind == CollectiveKind::reduce_scatter ? costs.reduce_scatter : costs.all_reduce;
-}
-
 }  // namespace
 
 double fabric_factor(const CollectiveCall& call, const ClusterSpec& cluster, const Costs& costs) {
@@ -90,7 +85,7 @@ CollectiveModel::CollectiveModel(const CollectiveCall& shape, const ClusterSpec&
     auto& measured = measured_[static_cast<std::size_t>(kind)];
     // Curves without nodes are of one node.
     std::vector<CollectiveCurve> single;
-    if (const auto& points = one_group(kind, costs); !points.empty())
+    if (const auto& points = collective_curve(kind, costs); !points.empty())
       single.push_back({kind, costs.collective_ranks, costs.collective_ranks, points});
     const CollectiveCurve* curve = nearest(kind, shape, costs.collective_curves);
     if (!curve) curve = nearest(kind, shape, single);

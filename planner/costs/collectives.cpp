@@ -20,19 +20,10 @@ namespace fsdp {
 
 namespace {
 
-const std::vector<CurvePoint>& curve_of(CollectiveKind kind, const Costs& costs) {
-  switch (kind) {
-    case CollectiveKind::all_gather: return costs.all_gather;
-    case CollectiveKind::reduce_scatter: return costs.reduce_scatter;
-    case CollectiveKind::all_reduce: break;
-  }
-  return costs.all_reduce;
-}
-
 // CPU ranks have no formula: a curve measured on c of them stands for other group sizes by the bytes that move, (n-1)/n against
 // (c-1)/c.
 double host_seconds(const CollectiveCall& call, const Costs& costs) {
-  const auto& curve = curve_of(call.kind, costs);
+  const auto& curve = collective_curve(call.kind, costs);
   require_calibrated(!curve.empty(), "a curve for this collective", costs);
   const double n = static_cast<double>(call.ranks), c = static_cast<double>(std::max<std::int64_t>(2, costs.collective_ranks));
   return interpolate(curve, static_cast<double>(call.bytes.count())) * ((n - 1) / n) / ((c - 1) / c);

@@ -40,4 +40,9 @@ void check_curve(std::span<const CurvePoint> curve, std::string_view where) {
   }
 }
 
+const std::vector<CurvePoint>& collective_curve(CollectiveKind kind, const Costs& costs) {
+  if (kind == CollectiveKind::all_gather) return costs.all_gather;
+  return kind == CollectiveKind::reduce_scatter ? costs.reduce_scatter : costs.all_reduce;
+}
+
 }  // namespace fsdp

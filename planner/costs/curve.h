@@ -19,4 +19,7 @@ namespace fsdp {
 // Sizes strictly increase, everything is positive and finite; throws InputError(where, ...) otherwise.
 void check_curve(std::span<const CurvePoint> curve, std::string_view where);
 
+// What was measured at Costs::collective_ranks; empty: nothing.
+[[nodiscard]] const std::vector<CurvePoint>& collective_curve(CollectiveKind, const Costs&);
+
 }  // namespace fsdp
