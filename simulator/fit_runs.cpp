@@ -18,7 +18,7 @@ constexpr std::int64_t kRowsNeeded = 5;
 constexpr double kInforms = 0.02;            // d log(step time) / d log(constant), in size
 constexpr double kDifference = 0.01;
 constexpr double kWide = 0.3;                // expected spread (log) from which a constant is searched for, not only followed downhill
-constexpr double kShared = 0.10;             // correlation of the errors of one model's rows on one platform
+constexpr double kShared = 0.10;             // correlation of the errors of one model's rows on one platform: an estimate
 constexpr double kNoise = 0.009;             // the same configuration measured twice by the same people: median difference
 
 using Rows = std::vector<const FitRun*>;
