@@ -32,7 +32,7 @@ std::string row_table(const AccuracyReport& report, std::size_t at_most) {
   rows.resize(std::min(at_most, rows.size()));
   std::vector<std::vector<std::string>> lines;
   for (const AccuracyRow* r : rows)
-    lines.push_back({r->id, r->model, r->gpu, std::to_string(r->gpus), r->trust, seconds(r->measured_step_time_s), seconds(r->predicted_step_time_s),
+    lines.push_back({printable(r->id), printable(r->model), printable(r->gpu), std::to_string(r->gpus), printable(r->trust), seconds(r->measured_step_time_s), seconds(r->predicted_step_time_s),
                      signed_percent(r->step_time_error()), gib(r->measured_peak_bytes), gib(r->predicted_peak_bytes), signed_percent(r->peak_error())});
   if (lines.empty()) return {};
   return (all ? "Rows:\n" : fmt::format("The {} rows that are furthest off, of {}:\n", lines.size(), report.rows.size())) +
@@ -41,14 +41,14 @@ std::string row_table(const AccuracyReport& report, std::size_t at_most) {
 
 std::vector<std::string> summary_line(const std::string& what, const ErrorSummary& s) {
   if (s.rows == 0) return {what, "0", "", "", "", "", ""};
-  return {what, std::to_string(s.rows), percent(s.mean), percent(s.median), percent(s.p90), percent(s.worst) + " (" + s.worst_id + ")",
+  return {what, std::to_string(s.rows), percent(s.mean), percent(s.median), percent(s.p90), percent(s.worst) + " (" + printable(s.worst_id) + ")",
           signed_percent(s.bias)};
 }
 
 std::string summary_table(const AccuracySummary& s, const std::string& what, ErrorSummary AccuracyGroup::*part) {
   std::vector<std::vector<std::string>> lines = {summary_line("trust A, without float8", s.headline.*part), summary_line("all rows", s.all.*part)};
   for (const AccuracyGroup& g : s.groups)
-    if ((g.*part).rows > 0) lines.push_back(summary_line(g.by + ": " + g.name, g.*part));
+    if ((g.*part).rows > 0) lines.push_back(summary_line(g.by + ": " + printable(g.name), g.*part));
   return "\n" + what + ", absolute errors:\n" + table({"rows", ">count", ">mean", ">median", ">p90", ">worst (row)", ">bias"}, lines);
 }
 
@@ -116,7 +116,9 @@ std::string accuracy_text(const AccuracyReport& report, std::size_t worst) {
   if (s.all.step_time.rows > 0) out += summary_table(s, "Step time", &AccuracyGroup::step_time);
   if (s.all.peak.rows > 0) out += summary_table(s, "Peak memory of the kind that the row names", &AccuracyGroup::peak);
   out += tau_line(s);
-  if (!s.repeated_ids.empty()) out += "Ids that occur more than once (each row counts): " + join(s.repeated_ids) + ".\n";
+  std::vector<std::string> repeated;
+  for (const std::string& id : s.repeated_ids) repeated.push_back(printable(id));
+  if (!repeated.empty()) out += "Ids that occur more than once (each row counts): " + join(repeated) + ".\n";
   return out + skip_table(report);
 }
 
@@ -135,7 +137,7 @@ std::string accuracy_markdown(const AccuracyReport& report) {
       "| rows | step times | mean error | median | worst | bias | peaks | mean error | worst |\n|---|---|---|---|---|---|---|---|---|\n";
   out += markdown_line("**trust A, no 8-bit products**", s.headline) + markdown_line("all", s.all);
   for (const AccuracyGroup& g : s.groups)
-    if (g.by != "trust") out += markdown_line(escaped(g.by + ": " + g.name), g);
+    if (g.by != "trust") out += markdown_line(escaped(g.by + ": " + printable(g.name)), g);
   const auto tau = [](const RankAgreement& r) { return r.pairs > 0 ? fmt::format("{:.3f}", r.tau) : std::string("none"); };
   out += fmt::format("\nErrors are absolute, of predicted over measured; bias is their mean with its sign. Kendall's tau inside groups of source, GPU and\n"
                      "model: {} (trust A), {} (all). Free constants in use: {}. {} rows cannot be expressed and are skipped, each with its reason.\n",
