@@ -55,7 +55,10 @@ AccuracyReport cross_validated(const AccuracyFlags& f, std::istream& file, std::
 
 int accuracy_command(const AccuracyFlags& f) {
   check_output(f.plot);
-  if (f.seed && !f.cross_validate) throw InputError("--seed", "has a meaning with --cross-validate random only", "leave it out");
+  if (f.plot) check_apart(*f.plot, f.runs);
+  if (f.seed && f.cross_validate != "random") throw InputError("--seed", "has a meaning with --cross-validate random only", "leave it out");
+  if (f.json && f.markdown) throw InputError("--markdown", "contradicts --json", "leave out one of the two");
+  if (f.all && f.worst) throw InputError("--worst", "contradicts --all", "leave out one of the two");
   std::size_t worst = 20;
   if (f.worst) worst = static_cast<std::size_t>(parse_count(*f.worst, "--worst", 0, 1'000'000'000));
   if (f.all) worst = static_cast<std::size_t>(-1);

@@ -72,6 +72,7 @@ std::string platforms_table(const CalibratedRuns& fitted) {
 }
 
 int calibrate_runs(const CalibrateFlags& f) {
+  if (f.output) check_apart(*f.output, *f.runs);
   std::error_code error;
   if (std::filesystem::is_directory(*f.runs, error)) throw InputError("--runs", "'" + *f.runs + "' is a folder", "give a CSV file of runs");
   std::ifstream file(*f.runs, std::ios::binary);
@@ -99,6 +100,8 @@ int calibrate_runs(const CalibrateFlags& f) {
 }
 
 int calibrate_nccl_tests(const CalibrateFlags& f) {
+  for (const std::string& log : f.nccl.logs)
+    if (f.output) check_apart(*f.output, log);
   const NcclTestsResult result = costs_from_nccl_tests(f.nccl);
   const std::string text = to_json_text(result.costs);
   if (f.output) write_file(*f.output, text);
@@ -136,7 +139,7 @@ int calibrate_command(const CalibrateFlags& f) {
 
 void add_calibrate(CLI::App& app, Work& chosen) {
   auto flags = std::make_shared<CalibrateFlags>();
-  CLI::App* command = app.add_subcommand("calibrate", "measure this machine's kernels and collectives: costs.json");
+  CLI::App* command = app.add_subcommand("calibrate", "costs.json of this machine's kernels, of nccl-tests logs, or fitted to published runs");
   command->add_option("--backend", flags->backend, "host")->type_name("BACKEND");
   command->add_option("--ranks", flags->nccl.ranks, "ranks that work at once, as a run will have; default 2")->type_name("N");
   command->add_option("--budget", flags->budget, "about how long it may take; default 20s")->type_name("SECONDS");

@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <filesystem>
 
 #include "models/error.h"
 
@@ -68,6 +69,12 @@ void check_output(const std::optional<std::string>& path) {
   const std::string folder = slash == std::string::npos ? "." : path->substr(0, slash + 1);
   if (::access(is_special(*path) ? path->c_str() : folder.c_str(), W_OK) != 0)
     throw InputError(*path, "cannot be written (" + reason() + ")", "give a file in a folder that exists and can be written");
+}
+
+void check_apart(const std::string& output, const std::string& input) {
+  std::error_code error;
+  if (std::filesystem::is_regular_file(output, error) && std::filesystem::equivalent(output, input, error))
+    throw InputError(output, "is the file that is read", "give another name for the output");
 }
 
 void write_file(const std::string& path, std::string_view text) {

@@ -19,6 +19,9 @@ void write_file(const std::string& path, std::string_view text);
 // Before long work: throws InputError if `path` could not be written, without touching it.
 void check_output(const std::optional<std::string>& path);
 
+// Throws InputError if the output is the very file that is read: writing it would destroy it.
+void check_apart(const std::string& output, const std::string& input);
+
 void print(std::FILE*, std::string_view text);
 
 // Progress on standard error, only if that is a terminal: one line, rewritten, at most 20 times a second, and erased by the
