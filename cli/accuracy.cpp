@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <fstream>
 #include <memory>
+#include <set>
 #include <thread>
 
 #include "cli/accuracy_report.h"
@@ -25,11 +26,25 @@ struct AccuracyFlags {
   bool json = false, all = false, markdown = false;
 };
 
-PriceList prices(const AccuracyFlags& f) {
+// `used` becomes true when a run is on a GPU that the costs are of.
+PriceList prices(const AccuracyFlags& f, bool& used) {
   if (!f.costs) return datasheet_prices();
   auto costs = parse_any_costs(read_file(*f.costs), *f.costs);
-  if (auto* fitted = std::get_if<FittedCosts>(&costs)) return prices_of(std::move(*fitted));
-  return prices_of(std::get<Costs>(std::move(costs)));
+  std::set<std::string> gpus;
+  PriceList list;
+  if (auto* fitted = std::get_if<FittedCosts>(&costs)) {
+    for (const auto* part : {&fitted->gpus, &fitted->platforms})
+      for (const FittedPlatform& p : *part) gpus.insert(p.gpu);
+    list = prices_of(std::move(*fitted));
+  } else {
+    gpus.insert(std::get<Costs>(costs).platform);
+    list = prices_of(std::get<Costs>(std::move(costs)));
+  }
+  list.costs_of = [inner = std::move(list.costs_of), gpus = std::move(gpus), &used](const RunSetup& s) {
+    used = used || gpus.contains("") || gpus.contains(s.cluster.gpu.name);
+    return inner(s);
+  };
+  return list;
 }
 
 // Predictions by constants that were fitted without the row. `told`: what else is to be said about them.
@@ -74,7 +89,10 @@ int accuracy_command(const AccuracyFlags& f) {
     Progress progress;
     AccuracyOptions options;
     options.progress = [&](std::int64_t row) { progress.say(fmt::format("accuracy: row {}", with_commas(row))); };
-    report = accuracy_of(file, f.runs, prices(f), options);
+    bool used = false;
+    report = accuracy_of(file, f.runs, prices(f, used), options);
+    if (f.costs && !used && !report.rows.empty())
+      throw InputError(*f.costs, "are costs of other GPUs than these runs'", "pass costs of theirs, or leave --costs out");
   }
   if (f.plot) write_file(*f.plot, accuracy_plot(report));
   if (f.json) print(stdout, to_json_text(report));

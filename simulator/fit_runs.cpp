@@ -21,6 +21,8 @@ constexpr double kWide = 0.3;                // expected spread (log) from which
 constexpr double kShared = 0.10;             // correlation of the errors of one model's rows on one platform: an estimate
 constexpr double kNoise = 0.009;             // the same configuration measured twice by the same people: median difference
 
+constexpr std::size_t kMostRuns = 5000;         // each keeps its lowered steps: a quarter of a megabyte
+
 using Rows = std::vector<const FitRun*>;
 using Parameters = std::span<const CostParameter>;
 
@@ -272,6 +274,8 @@ FitRuns read_fit_runs(std::istream& in, std::string_view where, const FitRunsOpt
     if (options.progress) options.progress("row " + std::to_string(++seen));
     if (run) rows.take(*run);
     else out.left_out.push_back(refused);
+    if (out.rows.size() > kMostRuns)
+      throw InputError(std::string(where), "holds more than " + std::to_string(kMostRuns) + " different runs to fit to", "fit to a part of them");
   }
   if (out.rows.empty()) {
     const std::string why = out.left_out.empty() ? "" : " (row " + out.left_out.front().id + ": " + out.left_out.front().reason + ")";

@@ -75,6 +75,9 @@ class Builder {
   RunSetup build() {
     out_.platform = platform_of(run_);
     refuse_unknown_numerics();
+    gpu_ = load_gpu(run_.gpu, "gpu");
+    if (run_.peak_memory_gib && *run_.peak_memory_gib * (1LL << 30) > static_cast<double>(gpu_.memory.count()))
+      cannot("peak_memory_gib", fmt::format("{:g} GiB are more than a {} has", *run_.peak_memory_gib, gpu_.name));
     stack_ = stack();
     if (stack_ == Stack::titan && !month_of(run_)) assume("software of the beginning of 2025");
     month_ = month_of(run_).value_or(month(2025, 1));
@@ -161,6 +164,11 @@ class Builder {
 
   // Any two of micro-batch, accumulation and global batch decide the third; the last micro-batch may be smaller.
   void set_batches() {
+    constexpr std::int64_t kMostMicroBatches = 4096;        // more is a slip of the pen, and would be lowered one by one
+    const auto refuse_many = [&](std::int64_t n) {
+      if (n > kMostMicroBatches) cannot("grad_accum", fmt::format("{} micro-batches per step are more than {}", n, kMostMicroBatches));
+    };
+    refuse_many(run_.grad_accum.value_or(1));
     const std::int64_t gpus = *run_.gpus;
     std::int64_t per_rank = 0;
     if (run_.global_batch) {
@@ -173,6 +181,7 @@ class Builder {
       cannot("micro_batch", "and global_batch are both empty");
     }
     const std::int64_t accum = run_.grad_accum.value_or(run_.micro_batch ? (per_rank + *run_.micro_batch - 1) / *run_.micro_batch : 1);
+    refuse_many(accum);
     const std::int64_t micro = run_.micro_batch.value_or((per_rank + accum - 1) / accum);
     if (micro * accum < per_rank || micro * (accum - 1) >= per_rank)
       cannot("global_batch", fmt::format("{} sequences per GPU are not {} micro-batches of {}", per_rank, accum, micro));
@@ -310,10 +319,9 @@ class Builder {
   void set_cluster() {
     const std::int64_t node = run_.gpus_per_node.value_or(8);
     if (!run_.gpus_per_node) assume("8 GPUs per node");
-    const GpuSpec gpu = load_gpu(run_.gpu, "gpu");
     double gbps = run_.fabric_gbps_per_gpu.value_or(0);     // 0: as the vendor's reference designs have it
-    if (gbps == 0 && *run_.gpus > node) gbps = assumed_fabric(gpu, node);
-    out_.cluster = cluster_of(gpu, *run_.gpus, node, BytesPerSecond(gbps * 1e9 / 8));
+    if (gbps == 0 && *run_.gpus > node) gbps = assumed_fabric(gpu_, node);
+    out_.cluster = cluster_of(gpu_, *run_.gpus, node, BytesPerSecond(gbps * 1e9 / 8));
   }
 
   // Gb/s per GPU between nodes. Notes may know what a node of the same machines has. A100 hosts with the reference design's 1,600 Gb/s
@@ -338,6 +346,7 @@ class Builder {
   }
 
   const PublishedRun& run_;
+  GpuSpec gpu_;
   std::string_view where_;
   Stack stack_ = Stack::hf;
   int month_ = 0;
