@@ -12,7 +12,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <fstream>
 #include <map>
 #include <optional>
 #include <string>
@@ -20,32 +19,14 @@
 
 #include "models/catalog.h"
 #include "planner/costs/collective_model.h"
-#include "simulator/csv.h"
+#include "tests/csv_rows.h"
 #include "tests/relative.h"
 
 using namespace fsdp;
 
 namespace {
 
-using Row = std::map<std::string, std::string>;
-
-std::vector<Row> read_rows() {
-  std::ifstream file(std::string(FSDP_TESTS_DIR) + "/accuracy/collectives.csv", std::ios::binary);
-  CsvReader csv(file);
-  std::vector<std::string> header;
-  std::vector<Row> rows;
-  while (csv.next()) {
-    REQUIRE(csv.problem().empty());
-    if (header.empty()) {
-      header = csv.cells();
-      continue;
-    }
-    REQUIRE(csv.cells().size() == header.size());
-    Row& row = rows.emplace_back();
-    for (std::size_t i = 0; i < header.size(); ++i) row[header[i]] = csv.cells()[i];
-  }
-  return rows;
-}
+using Row = CsvRow;
 
 bool has(const std::string& text, const char* part) { return text.find(part) != std::string::npos; }
 
@@ -169,7 +150,7 @@ TEST_CASE("published collectives: errors by size, collective and machine") {
   std::map<std::string, Errors> by_size, by_kind, by_machine, large;
   Errors all;
   int rows = 0;
-  for (const Row& row : read_rows()) {
+  for (const Row& row : read_csv_rows("accuracy/collectives.csv")) {
     ++rows;
     std::string reason;
     const auto a = asked(row, reason);

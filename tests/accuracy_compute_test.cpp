@@ -10,7 +10,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <fstream>
 #include <map>
 #include <optional>
 #include <string>
@@ -20,31 +19,13 @@
 #include "planner/costs/kernels.h"
 #include "planner/costs/matmul.h"
 #include "planner/costs/rates.h"
-#include "simulator/csv.h"
+#include "tests/csv_rows.h"
 
 using namespace fsdp;
 
 namespace {
 
-using Row = std::map<std::string, std::string>;
-
-std::vector<Row> read_rows() {
-  std::ifstream file(std::string(FSDP_TESTS_DIR) + "/accuracy/gemm_attention.csv", std::ios::binary);
-  CsvReader csv(file);
-  std::vector<std::string> header;
-  std::vector<Row> rows;
-  while (csv.next()) {
-    REQUIRE(csv.problem().empty());
-    if (header.empty()) {
-      header = csv.cells();
-      continue;
-    }
-    REQUIRE(csv.cells().size() == header.size());
-    Row& row = rows.emplace_back();
-    for (std::size_t i = 0; i < header.size(); ++i) row[header[i]] = csv.cells()[i];
-  }
-  return rows;
-}
+using Row = CsvRow;
 
 bool has(const std::string& text, const char* part) { return text.find(part) != std::string::npos; }
 double number(const Row& row, const char* key) { return row.at(key).empty() ? 0 : std::stod(row.at(key)); }
@@ -214,7 +195,7 @@ struct Errors {
 TEST_CASE("published products, attention and norms") {
   std::map<std::string, int> skipped;
   std::map<std::string, Errors> groups;
-  const std::vector<Row> rows = read_rows();
+  const std::vector<Row> rows = read_csv_rows("accuracy/gemm_attention.csv");
   REQUIRE(rows.size() == 2790);
   std::size_t predicted = 0;
   for (const Row& row : rows) {
