@@ -217,6 +217,11 @@ class Replay {
 
 }  // namespace
 
+FixedAllocation cublas_workspace(const GpuSpec& gpu) {
+  const bool old = gpu.compute_capability < 90 && !gpu.name.starts_with("mi");   // AMD's: hipBLAS gets the larger one
+  return {old ? (std::int64_t{8} << 20) + (std::int64_t{128} << 10) : std::int64_t{32} << 20, Stream::compute};
+}
+
 AllocatorPrediction replay_allocator(const Program& program, const ReplayOptions& options) { return Replay(program, options).run(); }
 
 }  // namespace fsdp

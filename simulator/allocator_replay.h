@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <span>
 
+#include "models/cluster.h"
 #include "planner/program.h"
 #include "planner/timeline.h"
 #include "simulator/allocator.h"
@@ -21,6 +22,10 @@ struct FixedAllocation {                     // made before init and never freed
   std::int64_t bytes = 0;
   Stream stream = Stream::compute;
 };
+
+// What PyTorch allocates for cuBLAS on the stream that multiplies: 32 MiB on Hopper and later (":4096:8", eight pieces of 4 MiB),
+// 8 MiB and 128 KiB before (":4096:2:16:8").
+[[nodiscard]] FixedAllocation cublas_workspace(const GpuSpec&);
 
 struct ReplayOptions {
   AllocatorSettings settings = {};

@@ -63,7 +63,9 @@ struct Replayed {
       first = simulate(p.first_step, demands_of(p.first_step, p, c), {.steps = 1});
   }
   [[nodiscard]] AllocatorPrediction with(std::int64_t capacity, bool expandable) const {
+    const FixedAllocation cublas = cublas_workspace(c.cluster.gpu);
     ReplayOptions options;
+    options.fixed = {&cublas, 1};
     options.settings.capacity = capacity;
     options.settings.expandable_segments = expandable;
     options.first_step = &first;

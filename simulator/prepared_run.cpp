@@ -50,9 +50,7 @@ Bytes predict_peak(const PreparedRun& run, const Costs& costs, MemoryKind kind) 
   const Program& p = run.program;
   const Timeline first = simulate(p.first_step, demands_of(p.first_step, p, context), {.steps = 1});
   const Timeline steady = simulate(p.steady_step, demands_of(p.steady_step, p, context));
-  // cuBLAS asks for 32 MiB on Hopper and later, 8 MiB and 128 KiB before, once per stream that multiplies.
-  const bool old = s.cluster.gpu.compute_capability < 90 && !s.cluster.gpu.name.starts_with("mi");
-  const FixedAllocation cublas{old ? (std::int64_t{8} << 20) + (128 << 10) : std::int64_t{32} << 20, Stream::compute};
+  const FixedAllocation cublas = cublas_workspace(s.cluster.gpu);
   AllocatorSettings settings;
   settings.expandable_segments = s.expandable_segments;
   const AllocatorPrediction a = replay_allocator(p, {.settings = settings, .fixed = {&cublas, 1}, .first_step = &first, .steady_step = &steady});

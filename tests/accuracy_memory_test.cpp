@@ -71,7 +71,7 @@ Result predicted(const Json& row) {
   const Program program = lower(model, plan, impl);
   const Timeline first = simulate(program.first_step, demands_of(program.first_step, program, context));
   const Timeline steady = simulate(program.steady_step, demands_of(program.steady_step, program, context));
-  const FixedAllocation cublas{std::int64_t{32} << 20, Stream::compute};
+  const FixedAllocation cublas = cublas_workspace(cluster.gpu);
   AllocatorSettings settings;
   settings.expandable_segments = row.at("expandable_segments");
   const AllocatorPrediction p = replay_allocator(program, {.settings = settings, .fixed = {&cublas, 1}, .first_step = &first, .steady_step = &steady});
