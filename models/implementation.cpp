@@ -9,28 +9,14 @@
 namespace fsdp {
 namespace {
 
-// Every implementation there is; one line each.
+// Every implementation that has a name.
 std::vector<const Implementation*> all() {
-  return {&native_implementation(),
-          &torchtitan_implementation(false),
-          &torchtitan_implementation(true),
-          &torchtitan_2025_implementation(false),
-          &torchtitan_2025_implementation(true),
-          &torchtitan_2024_implementation(false),
-          &torchtitan_2024_implementation(true),
-          &torchtitan_july_2024_implementation(false),
-          &torchtitan_july_2024_implementation(true),
-          &torchtitan_march_2024_implementation(false),
-          &torchtitan_march_2024_implementation(true),
-          &torchtitan_float8_implementation(),
-          &torchtitan_2025_float8_implementation(),
-          &torchtitan_2024_float8_implementation(),
-          &hf_implementation(false),
-          &hf_implementation(true),
-          &hf_eager_attention_implementation(),
-          &foundry_implementation(false),
-          &foundry_implementation(true),
-          &torch_cpu_implementation()};
+  std::vector<const Implementation*> found = {&native_implementation()};
+  for (const Implementation& i : torchtitan_implementations()) found.push_back(&i);
+  found.insert(found.end(), {&hf_implementation(false), &hf_implementation(true), &hf_eager_attention_implementation(),
+                             &foundry_implementation(false), &foundry_implementation(true), &foundry_2023_implementation(),
+                             &torch_cpu_implementation()});
+  return found;
 }
 
 // One op of each kind with small, pairwise different extents, so that a digest notices any change of a rule.

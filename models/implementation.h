@@ -9,6 +9,7 @@
 
 #include <array>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -90,13 +91,7 @@ struct Implementation {
 // One stack per file in models/implementations/.
 [[nodiscard]] const Implementation& native_implementation();
 [[nodiscard]] const Implementation& torchtitan_implementation(bool compiled);        // as of 2026
-[[nodiscard]] const Implementation& torchtitan_2025_implementation(bool compiled);   // April to August 2025
-[[nodiscard]] const Implementation& torchtitan_2024_implementation(bool compiled);   // September 2024 to March 2025
-[[nodiscard]] const Implementation& torchtitan_july_2024_implementation(bool compiled);   // April to August 2024: fused norms
-[[nodiscard]] const Implementation& torchtitan_march_2024_implementation(bool compiled);  // before April 2024: logits held in backward
-[[nodiscard]] const Implementation& torchtitan_float8_implementation();              // compiled, torchao's Float8Linear; and as it was:
-[[nodiscard]] const Implementation& torchtitan_2025_float8_implementation();
-[[nodiscard]] const Implementation& torchtitan_2024_float8_implementation();
+[[nodiscard]] std::span<const Implementation> torchtitan_implementations();          // that, as it was before, and in float8
 [[nodiscard]] const Implementation& hf_implementation(bool compiled);                // transformers 5
 [[nodiscard]] const Implementation& hf_eager_attention_implementation();             // attn_implementation="eager"
 [[nodiscard]] const Implementation& foundry_implementation(bool compiled);           // MPT in llm-foundry, and before since March 2023

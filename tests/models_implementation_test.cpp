@@ -119,12 +119,12 @@ TEST_CASE("saved activations of one Llama block, in closed form") {
   // torchtitan, eager: silu(gate) (f) besides; before 2026 k and v repeated to all heads instead (2h).
   CHECK(block(torchtitan_implementation(false)) == t * s * (4 * h + h + 2 * k + h + 4 * f) + t * 4 * (2 + heads));
   CHECK(block(torchtitan_implementation(true)) == t * s * (4 * h + h + 2 * k + h + 3 * f) + t * 4 * (2 + heads));
-  CHECK(block(torchtitan_2025_implementation(true)) == t * s * (4 * h + h + 2 * h + h + 3 * f) + t * 4 * (2 + heads));
+  CHECK(block(find_implementation("torchtitan-2025", true, "test")) == t * s * (4 * h + h + 2 * h + h + 3 * f) + t * 4 * (2 + heads));
   // RMSNorm written out: x and the result before the weight in fp32 instead of x (2 * (8 - 2) bytes more of h per token); in 2024
   // and in transformers the latter in bf16.
-  CHECK(block(torchtitan_2025_implementation(false)) ==
+  CHECK(block(find_implementation("torchtitan-2025", false, "test")) ==
         t * s * (4 * h + h + 2 * h + h + 4 * f) + t * 12 * h + t * 4 * (2 + heads));
-  CHECK(block(torchtitan_2024_implementation(false)) ==
+  CHECK(block(find_implementation("torchtitan-2024", false, "test")) ==
         t * s * (4 * h + h + 2 * h + h + 4 * f) + t * 8 * h + t * 4 * (2 + heads));
   CHECK(block(hf_implementation(false)) == t * s * (4 * h + h + 2 * k + h + 4 * f) + t * 8 * h + t * 4 * (2 + heads));
 }
@@ -133,7 +133,7 @@ TEST_CASE("every implementation states plausible facts for every op of every fam
   for (const char* model : {"tiny-llama", "qwen3-0.6b", "gpt2", "mpt-125m-bench"}) {
     const ModelGraph m = load_model(model);
     for (const Implementation* i : {&native_implementation(), &torchtitan_implementation(false), &torchtitan_implementation(true),
-                                    &torchtitan_2025_implementation(false), &torchtitan_2024_implementation(true),
+                                    &find_implementation("torchtitan-2025", false, "test"), &find_implementation("torchtitan-2024", true, "test"),
                                     &hf_implementation(false), &hf_implementation(true), &hf_eager_attention_implementation(),
                                     &foundry_implementation(false), &foundry_implementation(true)}) {
       for (const Op& op : m.ops) {
@@ -177,7 +177,7 @@ TEST_CASE("a loss reads its logits as often as its kernels do") {
   op.kind = OpKind::cross_entropy;
   const Workload w{3, 100, 2};
   const auto per_logit = [&](std::int64_t bytes, std::int64_t vocab) { return bytes / (300 * vocab); };
-  const Implementation& titan = torchtitan_2024_implementation(false);
+  const Implementation& titan = find_implementation("torchtitan-2024", false, "test");
   op.shape.vocab = 50368;
   CHECK(per_logit(facts(titan, op, w).forward_traffic_bytes, 50368) == 22);
   CHECK(per_logit(facts(titan, op, w).backward_traffic_bytes, 50368) == 26);

@@ -53,6 +53,7 @@ OpFacts embedding_outside(const Op& op, const Workload& w) {
   f.backward_scratch_bytes = 0;
   return f;
 }
+const Implementation& torchtitan_of_2025(bool compiled) { return find_implementation("torchtitan-2025", compiled, "test"); }
 template <const Implementation& (*Of)(bool)>
 OpFacts attention_outside(const Op& op, const Workload& w) {
   OpFacts f = facts(Of(false), op, w);
@@ -61,12 +62,12 @@ OpFacts attention_outside(const Op& op, const Workload& w) {
   return f;
 }
 Implementation seen_from_outside(bool repeat, bool early_stop) {
-  Implementation i = repeat ? torchtitan_2025_implementation(false) : torchtitan_implementation(false);
+  Implementation i = repeat ? torchtitan_of_2025(false) : torchtitan_implementation(false);
   i.rules[static_cast<std::size_t>(OpKind::embedding)] = embedding_outside;
   i.rules[static_cast<std::size_t>(OpKind::rms_norm)] =
       torchtitan_implementation(false).rules[static_cast<std::size_t>(OpKind::rms_norm)];
   i.rules[static_cast<std::size_t>(OpKind::attention)] =
-      repeat ? attention_outside<torchtitan_2025_implementation> : attention_outside<torchtitan_implementation>;
+      repeat ? attention_outside<torchtitan_of_2025> : attention_outside<torchtitan_implementation>;
   i.recompute_stops_early = early_stop;
   return i;
 }
@@ -260,7 +261,7 @@ TEST_CASE("temporaries of AdamW and of clipping: PyTorch's") {
   const json golden = json::parse(std::ifstream(FSDP_TESTS_DIR "/torch/golden/tape.json"))["optimizers"];
   const auto bytes = [&](const char* which) { return golden[which]["bytes"].get<std::int64_t>(); };
   const std::int64_t elements = golden["adamw_foreach"]["elements"], largest = golden["adamw_loop"]["largest"];
-  const Implementation& foreach = torchtitan_2024_implementation(false), &fused = torchtitan_implementation(false),
+  const Implementation& foreach = find_implementation("torchtitan-2024", false, "test"), &fused = torchtitan_implementation(false),
                         &loop = foundry_implementation(false);
   CHECK(bytes("adamw_foreach") == foreach.optimizer_temp_bytes_per_element * elements);
   CHECK(foreach.optimizer_temps_at_once);

@@ -1,5 +1,8 @@
 // torchtitan's Llama on PyTorch 2.x, eager or under torch.compile (per block, and the loss), with the bf16 parameters and
 // activations that FSDP2's mixed precision gives: as it is in 2026, and as it was when most published runs were made.
+#include <span>
+#include <vector>
+
 #include "models/implementations/pytorch_ops.h"
 
 namespace fsdp {
@@ -155,40 +158,19 @@ Implementation of_march_2024(bool compiled) {
 
 }  // namespace
 
-const Implementation& torchtitan_implementation(bool compiled) {
-  static const Implementation eager = newest(false), inductor = newest(true);
-  return compiled ? inductor : eager;
-}
-const Implementation& torchtitan_2025_implementation(bool compiled) {
-  static const Implementation eager = of_2025(false), inductor = of_2025(true);
-  return compiled ? inductor : eager;
-}
-const Implementation& torchtitan_2024_implementation(bool compiled) {
-  static const Implementation eager = of_2024(false), inductor = of_2024(true);
-  return compiled ? inductor : eager;
-}
-
-const Implementation& torchtitan_july_2024_implementation(bool compiled) {
-  static const Implementation eager = of_july_2024(false), inductor = of_july_2024(true);
-  return compiled ? inductor : eager;
+std::span<const Implementation> torchtitan_implementations() {
+  static const std::vector<Implementation> all = [] {
+    std::vector<Implementation> found;
+    for (const auto& at_that_time : {newest, of_2025, of_2024, of_july_2024, of_march_2024})
+      for (const bool compiled : {false, true}) found.push_back(at_that_time(compiled));
+    found.push_back(in_float8(newest(true), "torchtitan-float8"));
+    found.push_back(in_float8(of_2025(true), "torchtitan-2025-float8"));
+    found.push_back(in_float8(of_2024(true), "torchtitan-2024-float8"));
+    return found;
+  }();
+  return all;
 }
 
-const Implementation& torchtitan_float8_implementation() {
-  static const Implementation i = in_float8(newest(true), "torchtitan-float8");
-  return i;
-}
-const Implementation& torchtitan_2025_float8_implementation() {
-  static const Implementation i = in_float8(of_2025(true), "torchtitan-2025-float8");
-  return i;
-}
-const Implementation& torchtitan_2024_float8_implementation() {
-  static const Implementation i = in_float8(of_2024(true), "torchtitan-2024-float8");
-  return i;
-}
-
-const Implementation& torchtitan_march_2024_implementation(bool compiled) {
-  static const Implementation eager = of_march_2024(false), inductor = of_march_2024(true);
-  return compiled ? inductor : eager;
-}
+const Implementation& torchtitan_implementation(bool compiled) { return torchtitan_implementations()[compiled ? 1 : 0]; }
 
 }  // namespace fsdp
