@@ -11,6 +11,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "models/dtype.h"
@@ -24,7 +25,36 @@ struct BufferView {                          // a live allocation
   std::int64_t bytes = 0;
 };
 
-enum class Reduction : std::uint8_t { sum, average };
+enum class ReductionKind : std::uint8_t { sum, average, scaled_sum, maximum };
+struct Reduction {
+  ReductionKind kind = ReductionKind::sum;
+  double multiply = 1;                       // scaled_sum: each rank's part by this, before it is added
+  static const Reduction sum, average, maximum;
+  friend bool operator==(const Reduction&, const Reduction&) = default;
+};
+inline constexpr Reduction Reduction::sum{};
+inline constexpr Reduction Reduction::average{ReductionKind::average};
+inline constexpr Reduction Reduction::maximum{ReductionKind::maximum};
+
+// A communicator as a rank names it: of those of its kind, the group that contains the rank. `reshard` exists once per size of its
+// groups (of consecutive ranks), and needs it.
+struct Comm {
+  Communicator kind = Communicator::none;
+  std::int64_t size = 0;
+  Comm(Communicator k) : kind(k) {}          // NOLINT: a Communicator is a Comm
+  Comm(Communicator k, std::int64_t n) : kind(k), size(n) {}
+  friend bool operator==(const Comm&, const Comm&) = default;
+};
+
+// How a buffer is divided over a group: slots one after the other in the order of its ranks, of one size or each of its own.
+struct Slots {
+  std::int64_t each = 0;
+  std::vector<std::int64_t> counts;          // not empty: slot i holds counts[i] elements (possibly none)
+  Slots(std::int64_t n) : each(n) {}         // NOLINT: so many elements per rank
+  explicit Slots(std::vector<std::int64_t> n) : counts(std::move(n)) {}
+};
+
+enum class Memory : std::uint8_t { device, host };   // host: pinned, on machines where that differs
 
 // A kernel body; runs on the stream's worker. It must not allocate: heap taken inside is reported as undeclared.
 using KernelBody = std::function<void()>;
@@ -42,9 +72,9 @@ class Device {
   virtual ~Device() = default;
   [[nodiscard]] virtual std::int64_t rank() const = 0;
 
-  virtual void reserve_arena(std::int64_t bytes) = 0;                     // once, before anything else
+  virtual void reserve_arena(std::int64_t bytes, Memory = Memory::device) = 0;    // once for each, before anything else
   // Hands out [offset, offset + bytes) of the arena to `pool`. Throws MachineError if any of it is handed out already.
-  virtual BufferView allocate(Stream pool, std::int64_t offset, std::int64_t bytes) = 0;
+  virtual BufferView allocate(Stream pool, std::int64_t offset, std::int64_t bytes, Memory = Memory::device) = 0;
   // Takes back what `allocate` returned; throws MachineError for anything else. Memory is poisoned (sanitizer builds) when the
   // pool's stream reaches the next operation issued after this call.
   virtual void release(Stream pool, BufferView) = 0;
@@ -53,13 +83,18 @@ class Device {
   // `op`: the operation's index in the Step, unique until the next begin_step. Waits name earlier operations of this step.
   virtual void begin_step() = 0;                                          // host-synchronises; forgets the records
   virtual void launch(std::int32_t op, Stream, std::span<const std::int32_t> waits, KernelBody) = 0;
-  // Group: the communicator's ranks that contain this rank. Sizes in elements of `type`.
-  virtual void all_gather(std::int32_t op, Stream, Communicator, std::span<const std::int32_t> waits, BufferView buffer, std::int64_t slot_elements, DType type) = 0;   // in place
-  virtual void reduce_scatter(std::int32_t op, Stream, Communicator, std::span<const std::int32_t> waits, BufferView input, BufferView output, std::int64_t slot_elements, DType type, Reduction) = 0;
-  virtual void all_reduce(std::int32_t op, Stream, Communicator, std::span<const std::int32_t> waits, BufferView buffer, std::int64_t elements, DType type, Reduction) = 0;  // in place
+  // In elements of `type`. Reductions add in the order of the ranks: the same bits on every machine, whatever the timing.
+  virtual void all_gather(std::int32_t op, Stream, Comm, std::span<const std::int32_t> waits, BufferView buffer, const Slots&, DType type) = 0;   // in place
+  virtual void reduce_scatter(std::int32_t op, Stream, Comm, std::span<const std::int32_t> waits, BufferView input, BufferView output, const Slots&, DType type, Reduction) = 0;
+  virtual void all_reduce(std::int32_t op, Stream, Comm, std::span<const std::int32_t> waits, BufferView buffer, std::int64_t elements, DType type, Reduction) = 0;  // in place
+  virtual void broadcast(std::int32_t op, Stream, Comm, std::span<const std::int32_t> waits, BufferView buffer, std::int64_t elements, DType type, std::int64_t root) = 0;   // root: position in the group
   virtual void wait_host(std::int32_t op) = 0;                            // until that operation has finished
   virtual void synchronize() = 0;                                         // until all streams are idle; rethrows what a kernel threw
   [[nodiscard]] virtual std::vector<OperationRecord> records() const = 0; // since begin_step, in order of start per stream
+
+  // Between ranks, not on a stream: every rank of the run gives a text and gets all of them, in the order of the ranks. Blocks the
+  // host until all have come. For what is said a few times per run (results, a checkpoint's manifest), not for tensors.
+  [[nodiscard]] virtual std::vector<std::string> exchange(const std::string& mine) = 0;
 };
 
 // The first failure of a run: which rank, and in which operation of its current step (-1: in none).
@@ -76,7 +111,7 @@ class RankFailure : public MachineError {
 
 struct MeshShape { std::int64_t replicate = 1, shard = 1; };               // rank = replicate_index * shard + shard_index
 
-// Runs `body(device)` on every rank at once (threads or processes) and returns when all have returned. The first rank that
+// Runs `body(device)` on every rank of this process at once (threads; other processes run theirs) and returns when all have returned. The first rank that
 // throws makes every rank stop soon; the exception that comes out (RankFailure) names the rank and the operation it was in.
 class Backend {
  public:
@@ -85,7 +120,10 @@ class Backend {
   [[nodiscard]] virtual std::string environment() const = 0;              // processor, cores, library versions
   [[nodiscard]] virtual std::int64_t ranks() const = 0;
   [[nodiscard]] virtual MeshShape mesh() const = 0;
-  virtual void run(const std::function<void(Device&)>& body) = 0;
+  // Ranks of this process, ascending: all of them where ranks are threads. The process of rank 0 leads: it alone reports.
+  [[nodiscard]] virtual std::vector<std::int64_t> local_ranks() const = 0;
+  // `reshard`: sizes of the groups of Communicator::reshard that the body uses.
+  virtual void run(const std::function<void(Device&)>& body, std::span<const std::int64_t> reshard = {}) = 0;
 };
 
 struct BackendOptions {

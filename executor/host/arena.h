@@ -19,6 +19,7 @@ class Arena {
   void reserve(std::int64_t bytes);  // once; page-aligned, poisoned until handed out
   [[nodiscard]] BufferView allocate(std::int64_t offset, std::int64_t bytes);
   void release(BufferView);
+  [[nodiscard]] bool holds(BufferView view) const { return base_ != nullptr && view.data >= base_ && view.data <= base_ + bytes_; }
   [[nodiscard]] std::int64_t allocated_bytes() const { return allocated_; }
 
  private:

@@ -3,6 +3,7 @@
 #include <sys/utsname.h>
 
 #include <fstream>
+#include <numeric>
 #include <optional>
 #include <string>
 
@@ -24,20 +25,60 @@ std::string processor_name() {
   return ::uname(&u) == 0 ? u.machine : "unknown processor";
 }
 
-// Shard groups are consecutive ranks, replicate groups are `shard` apart.
-std::vector<host::Groups> make_groups(const MeshShape& mesh) {
-  const auto ranks = static_cast<std::size_t>(mesh.replicate * mesh.shard);
-  std::vector<host::Groups> groups(ranks);
-  const auto add = [&](Communicator comm, std::int64_t first, std::int64_t count, std::int64_t stride) {
-    std::vector<std::int64_t> members;
-    for (std::int64_t i = 0; i < count; ++i) members.push_back(first + i * stride);
-    const auto group = std::make_shared<host::Group>(members);
-    for (const std::int64_t r : members) groups[static_cast<std::size_t>(r)][static_cast<std::size_t>(comm)] = group;
+// How ranks that are threads exchange texts.
+class Mailbox {
+ public:
+  Mailbox(std::int64_t ranks, std::shared_ptr<host::RunControl> control) : texts_(static_cast<std::size_t>(ranks)), control_(std::move(control)) {}
+  std::vector<std::string> exchange(std::int64_t rank, const std::string& mine) {
+    std::unique_lock lock(mutex_);
+    texts_[static_cast<std::size_t>(rank)] = mine;
+    if (++posted_ == texts_.size()) {
+      complete_ = texts_;
+      posted_ = 0;
+      ++generation_;
+      changed_.notify_all();
+      return complete_;
+    }
+    const std::uint64_t seen = generation_;
+    control_->wait_until(changed_, lock, [&] { return generation_ != seen; });
+    return complete_;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<std::string> texts_, complete_;
+  std::size_t posted_ = 0;
+  std::uint64_t generation_ = 0;
+  std::shared_ptr<host::RunControl> control_;
+};
+
+// By rank. Shard groups are consecutive ranks, replicate groups are `shard` apart.
+std::vector<host::Links> make_links(const MeshShape& mesh, std::span<const std::int64_t> reshard, const std::shared_ptr<host::RunControl>& control) {
+  const std::int64_t ranks = mesh.replicate * mesh.shard;
+  const auto mailbox = std::make_shared<Mailbox>(ranks, control);
+  std::vector<host::Links> links(static_cast<std::size_t>(ranks));
+  for (host::Links& l : links)
+    l.exchange = [mailbox](std::int64_t rank, const std::string& mine) { return mailbox->exchange(rank, mine); };
+  const auto add = [&](Comm comm, std::int64_t size, std::int64_t stride) {
+    for (std::int64_t first = 0; first < ranks; ++first) {
+      if (first / stride % size != 0) continue;
+      std::vector<std::int64_t> members;
+      for (std::int64_t i = 0; i < size; ++i) members.push_back(first + i * stride);
+      const auto group = std::make_shared<host::ThreadGroup>(members);
+      for (const std::int64_t r : members) links[static_cast<std::size_t>(r)].groups.push_back({comm, group});
+    }
   };
-  for (std::int64_t r = 0; r < mesh.replicate; ++r) add(Communicator::shard, r * mesh.shard, mesh.shard, 1);
-  for (std::int64_t s = 0; s < mesh.shard; ++s) add(Communicator::replicate, s, mesh.replicate, mesh.shard);
-  add(Communicator::world, 0, mesh.replicate * mesh.shard, 1);
-  return groups;
+  add(Communicator::shard, mesh.shard, 1);
+  add(Communicator::replicate, mesh.replicate, mesh.shard);
+  add(Communicator::world, ranks, 1);
+  add(Communicator::shard_reduce, mesh.shard, 1);
+  for (const std::int64_t n : reshard) {
+    if (n < 1 || mesh.shard % n != 0)
+      throw InputError("reshard_after_forward", fmt::format("groups of {} ranks do not divide {} shards", n, mesh.shard));
+    add({Communicator::reshard, n}, n, 1);
+  }
+  return links;
 }
 
 // One call of Backend::run. Threads hold what they use by shared_ptr, so that one that cannot be ended can be left behind.
@@ -112,12 +153,18 @@ class HostBackend final : public Backend {
   [[nodiscard]] std::int64_t ranks() const override { return mesh_.replicate * mesh_.shard; }
   [[nodiscard]] MeshShape mesh() const override { return mesh_; }
 
-  void run(const std::function<void(Device&)>& body) override {
+  [[nodiscard]] std::vector<std::int64_t> local_ranks() const override {
+    std::vector<std::int64_t> all(static_cast<std::size_t>(ranks()));
+    std::iota(all.begin(), all.end(), 0);
+    return all;
+  }
+
+  void run(const std::function<void(Device&)>& body, std::span<const std::int64_t> reshard) override {
     HostRun run;
     run.body = std::make_shared<const std::function<void(Device&)>>(body);
-    const std::vector<host::Groups> groups = make_groups(mesh_);
-    for (std::int64_t r = 0; r < ranks(); ++r)
-      run.devices.push_back(std::make_shared<host::HostDevice>(r, groups[static_cast<std::size_t>(r)], run.control, epoch_));
+    std::vector<host::Links> links = make_links(mesh_, reshard, run.control);
+    for (const std::int64_t r : local_ranks())
+      run.devices.push_back(std::make_shared<host::HostDevice>(r, std::move(links[static_cast<std::size_t>(r)]), run.control, epoch_));
     run.start();
     run.finish(run.watch(options_.watchdog_seconds));
   }

@@ -15,25 +15,29 @@ namespace {
 // output[0, count) = reduction over the ranks of their input[first, first + count). Safe where output is one of the inputs
 // at the same place: a block is read whole before it is written.
 template <class T>
-void reduce_range(const Group& group, std::int64_t first, std::int64_t count, T* output, Reduction reduction) {
+void reduce_range(const ThreadGroup& group, std::int64_t first, std::int64_t count, T* output, Reduction reduction) {
   using Acc = Math<T>;
   constexpr std::int64_t kBlock = 1024;
   std::array<Acc, kBlock> sum;
+  const auto multiply = static_cast<Acc>(reduction.kind == ReductionKind::scaled_sum ? reduction.multiply : 1);
+  const Acc divisor = reduction.kind == ReductionKind::average ? static_cast<Acc>(group.size()) : Acc{1};
+  const bool maximum = reduction.kind == ReductionKind::maximum;
   for (std::int64_t begin = 0; begin < count; begin += kBlock) {
     const std::int64_t n = std::min(kBlock, count - begin);
     for (std::int64_t m = 0; m < group.size(); ++m) {
       const T* in = reinterpret_cast<const T*>(group.post(m).input) + first + begin;
       if (m == 0)
-        for (std::int64_t i = 0; i < n; ++i) sum[static_cast<std::size_t>(i)] = load(in[i]);
+        for (std::int64_t i = 0; i < n; ++i) sum[static_cast<std::size_t>(i)] = load(in[i]) * multiply;
+      else if (maximum)
+        for (std::int64_t i = 0; i < n; ++i) sum[static_cast<std::size_t>(i)] = std::max(sum[static_cast<std::size_t>(i)], static_cast<Acc>(load(in[i])));
       else
-        for (std::int64_t i = 0; i < n; ++i) sum[static_cast<std::size_t>(i)] += load(in[i]);
+        for (std::int64_t i = 0; i < n; ++i) sum[static_cast<std::size_t>(i)] += load(in[i]) * multiply;
     }
-    const Acc divisor = reduction == Reduction::average ? static_cast<Acc>(group.size()) : Acc{1};
     for (std::int64_t i = 0; i < n; ++i) store(output[begin + i], sum[static_cast<std::size_t>(i)] / divisor);
   }
 }
 
-void reduce(const Group& group, const Post& p, std::int64_t first, std::int64_t count, std::byte* output) {
+void reduce(const ThreadGroup& group, const Post& p, std::int64_t first, std::int64_t count, std::byte* output) {
   if (p.type == DType::f16 || p.type == DType::i64)
     throw MachineError(fmt::format("the host backend does not reduce {}", fsdp::name(p.type)));
   with_type(p.type,
@@ -45,26 +49,36 @@ void copy_bytes(std::byte* to, const std::byte* from, std::int64_t bytes) {
 }
 
 // Starts with the next rank, so that not all read the same one at once.
-std::int64_t all_gather(Group& group, const RunControl& control, std::int64_t me, const Post& p) {
+std::int64_t all_gather(ThreadGroup& group, const RunControl& control, std::int64_t me, const Post& p) {
   group.meet(control, me, p);
-  const std::int64_t slot = p.elements * size_of(p.type);
+  const std::int64_t width = size_of(p.type);
+  std::int64_t moved = 0;
   for (std::int64_t i = 1; i < group.size(); ++i) {
-    const std::int64_t other = (me + i) % group.size();
-    copy_bytes(p.output + other * slot, group.post(other).input + other * slot, slot);
+    const std::int64_t other = (me + i) % group.size(), at = p.slot_begin(other) * width, bytes = p.slot(other) * width;
+    copy_bytes(p.output + at, group.post(other).input + at, bytes);
+    moved += bytes;
   }
   group.meet(control, me);
-  return (group.size() - 1) * slot;
+  return moved;
 }
 
-std::int64_t reduce_scatter(Group& group, const RunControl& control, std::int64_t me, const Post& p) {
+std::int64_t reduce_scatter(ThreadGroup& group, const RunControl& control, std::int64_t me, const Post& p) {
   group.meet(control, me, p);
-  reduce(group, p, me * p.elements, p.elements, p.output);
+  reduce(group, p, p.slot_begin(me), p.slot(me), p.output);
   group.meet(control, me);
-  return (group.size() - 1) * p.elements * size_of(p.type);
+  return (group.size() - 1) * p.slot(me) * size_of(p.type);
+}
+
+std::int64_t broadcast(ThreadGroup& group, const RunControl& control, std::int64_t me, const Post& p) {
+  group.meet(control, me, p);
+  const std::int64_t bytes = p.elements * size_of(p.type);
+  if (me != p.root) copy_bytes(p.output, group.post(p.root).input, bytes);
+  group.meet(control, me);
+  return me == p.root ? 0 : bytes;
 }
 
 // Reduce-scatter in place over near-equal chunks, then all-gather of them.
-std::int64_t all_reduce(Group& group, const RunControl& control, std::int64_t me, const Post& p) {
+std::int64_t all_reduce(ThreadGroup& group, const RunControl& control, std::int64_t me, const Post& p) {
   const std::int64_t chunk = (p.elements + group.size() - 1) / group.size(), width = size_of(p.type);
   const auto begin = [&](std::int64_t m) { return std::min(m * chunk, p.elements); };
   group.meet(control, me, p);
@@ -81,11 +95,12 @@ std::int64_t all_reduce(Group& group, const RunControl& control, std::int64_t me
 
 }  // namespace
 
-std::int64_t run_collective(Group& group, const RunControl& control, std::int64_t member, const Post& p) {
+std::int64_t ThreadGroup::run(const RunControl& control, std::int64_t member, const Post& p) {
   switch (p.action) {
-    case CollectiveAction::all_gather: return all_gather(group, control, member, p);
-    case CollectiveAction::reduce_scatter: return reduce_scatter(group, control, member, p);
-    case CollectiveAction::all_reduce: return all_reduce(group, control, member, p);
+    case CollectiveAction::all_gather: return all_gather(*this, control, member, p);
+    case CollectiveAction::reduce_scatter: return reduce_scatter(*this, control, member, p);
+    case CollectiveAction::all_reduce: return all_reduce(*this, control, member, p);
+    case CollectiveAction::broadcast: return broadcast(*this, control, member, p);
   }
   return 0;
 }

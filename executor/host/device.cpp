@@ -18,19 +18,18 @@ constexpr std::int32_t kMostOperations = 1 << 26;                               
 std::size_t at(std::int32_t i) { return static_cast<std::size_t>(i); }
 }  // namespace
 
-HostDevice::HostDevice(std::int64_t rank, Groups groups, std::shared_ptr<RunControl> control, Clock::time_point epoch)
-    : rank_(rank), groups_(std::move(groups)), control_(std::move(control)), epoch_(epoch), arena_(rank) {
-  last_collective_.fill(-1);
-}
+HostDevice::HostDevice(std::int64_t rank, Links links, std::shared_ptr<RunControl> control, Clock::time_point epoch)
+    : rank_(rank), links_(std::move(links)), control_(std::move(control)), epoch_(epoch), arena_(rank), host_arena_(rank),
+      last_collective_(links_.groups.size(), -1) {}
 
-BufferView HostDevice::allocate(Stream pool, std::int64_t offset, std::int64_t bytes) {
-  const BufferView view = arena_.allocate(offset, bytes);
+BufferView HostDevice::allocate(Stream pool, std::int64_t offset, std::int64_t bytes, Memory where) {
+  const BufferView view = (where == Memory::host ? host_arena_ : arena_).allocate(offset, bytes);
   if (poison_works() && bytes > 0) workers_[static_cast<std::size_t>(pool)].poison.push_back({view.data, bytes, false});
   return view;
 }
 
 void HostDevice::release(Stream pool, BufferView view) {
-  arena_.release(view);
+  (host_arena_.holds(view) ? host_arena_ : arena_).release(view);
   if (poison_works() && view.bytes > 0) workers_[static_cast<std::size_t>(pool)].poison.push_back({view.data, view.bytes, true});
 }
 
@@ -40,7 +39,7 @@ void HostDevice::begin_step() {
   for (Worker& w : workers_) w.records.clear();
   issued_.clear();
   done_.clear();
-  last_collective_.fill(-1);
+  std::fill(last_collective_.begin(), last_collective_.end(), -1);
   last_issued_ = -1;
 }
 
@@ -53,7 +52,7 @@ void HostDevice::check_new(std::int32_t op, std::span<const std::int32_t> waits)
       throw MachineError(fmt::format("operation {} waits for operation {}, which has not been issued", op, w));
 }
 
-void HostDevice::enqueue(Stream stream, Communicator comm, std::span<const std::int32_t> waits, Task task) {
+void HostDevice::enqueue(Stream stream, std::int32_t* previous, std::span<const std::int32_t> waits, Task task) {
   control_->throw_if_failed();
   const std::int32_t op = task.op;
   Worker& w = workers_[static_cast<std::size_t>(stream)];
@@ -62,10 +61,9 @@ void HostDevice::enqueue(Stream stream, Communicator comm, std::span<const std::
   task.poison.swap(w.poison);
   std::unique_lock lock(mutex_);
   check_new(op, waits);
-  std::int32_t& previous = last_collective_[static_cast<std::size_t>(comm)];
-  if (comm != Communicator::none) {
-    if (previous >= 0) task.waits.push_back(previous);
-    previous = op;
+  if (previous != nullptr) {  // one communicator runs one collective at a time
+    if (*previous >= 0) task.waits.push_back(*previous);
+    *previous = op;
   }
   if (at(op) >= issued_.size()) {
     issued_.resize(at(op) + 1, 0);
@@ -91,52 +89,89 @@ void HostDevice::launch(std::int32_t op, Stream stream, std::span<const std::int
   Task task;
   task.op = op;
   task.body = std::move(body);
-  enqueue(stream, Communicator::none, waits, std::move(task));
+  enqueue(stream, nullptr, waits, std::move(task));
 }
 
-Group& HostDevice::group_of(Communicator comm, std::int32_t op) const {
-  if (comm == Communicator::none) throw MachineError(fmt::format("operation {} is a collective without a communicator", op));
-  return *groups_[static_cast<std::size_t>(comm)];
+std::size_t HostDevice::link_of(Comm comm, std::int32_t op) const {
+  for (std::size_t i = 0; i < links_.groups.size(); ++i)
+    if (links_.groups[i].comm == comm) return i;
+  if (comm.kind == Communicator::none) throw MachineError(fmt::format("operation {} is a collective without a communicator", op));
+  throw MachineError(fmt::format("operation {} is a collective over groups of {} consecutive ranks, which this run has not asked for", op, comm.size));
 }
 
 // `group_elements`: how much of `large` the collective touches; `small` holds one slot (reduce-scatter's output).
-void HostDevice::issue_collective(std::int32_t op, Stream stream, Communicator comm, std::span<const std::int32_t> waits,
+void HostDevice::issue_collective(std::size_t link, std::int32_t op, Stream stream, std::span<const std::int32_t> waits,
                                   Post post, std::int64_t group_elements, BufferView large, BufferView small) {
-  const std::int64_t width = size_of(post.type);
-  if (post.elements < 0 || group_elements > large.bytes / width || post.elements > small.bytes / width)
+  Group& group = *links_.groups[link].group;
+  const std::int64_t width = size_of(post.type), own = post.counts ? post.slot(group.member(rank_)) : post.elements;
+  if (own < 0 || group_elements < 0 || group_elements > large.bytes / width || own > small.bytes / width)
     throw MachineError(fmt::format("operation {}: {} of {} {} elements over {} ranks does not fit its buffers of {} and {} bytes",
-                                   op, name(post.action), post.elements, fsdp::name(post.type), group_of(comm, op).size(),
+                                   op, name(post.action), own, fsdp::name(post.type), group.size(),
                                    large.bytes, small.bytes));
   Task task;
   task.op = op;
-  task.group = &group_of(comm, op);
-  task.post = post;
-  enqueue(stream, comm, waits, std::move(task));
+  task.group = &group;
+  task.post = std::move(post);
+  enqueue(stream, &last_collective_[link], waits, std::move(task));
 }
 
-void HostDevice::all_gather(std::int32_t op, Stream stream, Communicator comm, std::span<const std::int32_t> waits,
-                            BufferView buffer, std::int64_t slot_elements, DType type) {
-  const std::int64_t all = checked_mul(slot_elements, group_of(comm, op).size(), "all_gather");
-  issue_collective(op, stream, comm, waits,
-                   {CollectiveAction::all_gather, op, stream, buffer.data, buffer.data, slot_elements, type, {}}, all, buffer,
-                   buffer);
+namespace {
+
+// Sets the slots of a post; returns how many elements they have together.
+std::int64_t set_slots(Post& post, const Slots& slots, std::int64_t members) {
+  const char* what = name(post.action);
+  post.elements = slots.each;
+  if (slots.counts.empty()) return checked_mul(slots.each, members, what);
+  if (static_cast<std::int64_t>(slots.counts.size()) != members)
+    throw MachineError(fmt::format("operation {}: {} with {} slots over {} ranks", post.op, what, slots.counts.size(), members));
+  std::int64_t all = 0;
+  for (const std::int64_t n : slots.counts) {
+    if (n < 0) throw MachineError(fmt::format("operation {}: {} with a slot of {} elements", post.op, what, n));
+    all = checked_add(all, n, what);
+  }
+  post.counts = std::make_shared<const std::vector<std::int64_t>>(slots.counts);
+  return all;
 }
 
-void HostDevice::reduce_scatter(std::int32_t op, Stream stream, Communicator comm, std::span<const std::int32_t> waits,
-                                BufferView input, BufferView output, std::int64_t slot_elements, DType type,
-                                Reduction reduction) {
-  const std::int64_t all = checked_mul(slot_elements, group_of(comm, op).size(), "reduce_scatter");
-  issue_collective(op, stream, comm, waits,
-                   {CollectiveAction::reduce_scatter, op, stream, input.data, output.data, slot_elements, type, reduction}, all,
-                   input, output);
+}  // namespace
+
+void HostDevice::all_gather(std::int32_t op, Stream stream, Comm comm, std::span<const std::int32_t> waits, BufferView buffer,
+                            const Slots& slots, DType type) {
+  const std::size_t link = link_of(comm, op);
+  Post post{.action = CollectiveAction::all_gather, .op = op, .stream = stream, .input = buffer.data, .output = buffer.data, .type = type};
+  const std::int64_t all = set_slots(post, slots, links_.groups[link].group->size());
+  issue_collective(link, op, stream, waits, std::move(post), all, buffer, buffer);
 }
 
-void HostDevice::all_reduce(std::int32_t op, Stream stream, Communicator comm, std::span<const std::int32_t> waits,
-                            BufferView buffer, std::int64_t elements, DType type, Reduction reduction) {
-  issue_collective(op, stream, comm, waits,
-                   {CollectiveAction::all_reduce, op, stream, buffer.data, buffer.data, elements, type, reduction}, elements,
-                   buffer, buffer);
+void HostDevice::reduce_scatter(std::int32_t op, Stream stream, Comm comm, std::span<const std::int32_t> waits,
+                                BufferView input, BufferView output, const Slots& slots, DType type, Reduction reduction) {
+  const std::size_t link = link_of(comm, op);
+  Post post{.action = CollectiveAction::reduce_scatter, .op = op, .stream = stream, .input = input.data, .output = output.data,
+            .type = type, .reduction = reduction};
+  const std::int64_t all = set_slots(post, slots, links_.groups[link].group->size());
+  issue_collective(link, op, stream, waits, std::move(post), all, input, output);
 }
+
+void HostDevice::all_reduce(std::int32_t op, Stream stream, Comm comm, std::span<const std::int32_t> waits, BufferView buffer,
+                            std::int64_t elements, DType type, Reduction reduction) {
+  issue_collective(link_of(comm, op), op, stream, waits,
+                   {.action = CollectiveAction::all_reduce, .op = op, .stream = stream, .input = buffer.data, .output = buffer.data,
+                    .elements = elements, .type = type, .reduction = reduction},
+                   elements, buffer, buffer);
+}
+
+void HostDevice::broadcast(std::int32_t op, Stream stream, Comm comm, std::span<const std::int32_t> waits, BufferView buffer,
+                           std::int64_t elements, DType type, std::int64_t root) {
+  const std::size_t link = link_of(comm, op);
+  if (root < 0 || root >= links_.groups[link].group->size())
+    throw MachineError(fmt::format("operation {}: broadcast from member {} of a group of {}", op, root, links_.groups[link].group->size()));
+  issue_collective(link, op, stream, waits,
+                   {.action = CollectiveAction::broadcast, .op = op, .stream = stream, .input = buffer.data, .output = buffer.data,
+                    .elements = elements, .type = type, .root = root},
+                   elements, buffer, buffer);
+}
+
+std::vector<std::string> HostDevice::exchange(const std::string& mine) { return links_.exchange(rank_, mine); }
 
 void HostDevice::wait_for(std::int32_t op) {
   std::unique_lock lock(mutex_);

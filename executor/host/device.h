@@ -17,7 +17,15 @@
 namespace fsdp::host {
 
 using Clock = std::chrono::steady_clock;
-using Groups = std::array<std::shared_ptr<Group>, kCommunicators>;  // of one rank, by Communicator; `none` is null
+struct Link {  // to the other ranks of one communicator
+  Comm comm;
+  std::shared_ptr<Group> group;
+};
+// What joins one rank to the others.
+struct Links {
+  std::vector<Link> groups;
+  std::function<std::vector<std::string>(std::int64_t rank, const std::string& mine)> exchange;
+};
 
 struct PoisonChange {  // waits for its stream (see Device::release)
   std::byte* data = nullptr;
@@ -36,24 +44,27 @@ struct Task {
 
 class HostDevice final : public Device, public std::enable_shared_from_this<HostDevice> {
  public:
-  HostDevice(std::int64_t rank, Groups groups, std::shared_ptr<RunControl> control, Clock::time_point epoch);
+  HostDevice(std::int64_t rank, Links links, std::shared_ptr<RunControl> control, Clock::time_point epoch);
 
   [[nodiscard]] std::int64_t rank() const override { return rank_; }
-  void reserve_arena(std::int64_t bytes) override { arena_.reserve(bytes); }
-  BufferView allocate(Stream pool, std::int64_t offset, std::int64_t bytes) override;
+  void reserve_arena(std::int64_t bytes, Memory where) override { (where == Memory::host ? host_arena_ : arena_).reserve(bytes); }
+  BufferView allocate(Stream pool, std::int64_t offset, std::int64_t bytes, Memory) override;
   void release(Stream pool, BufferView) override;
   [[nodiscard]] std::int64_t allocated_bytes() const override { return arena_.allocated_bytes(); }
   void begin_step() override;
   void launch(std::int32_t op, Stream, std::span<const std::int32_t> waits, KernelBody) override;
-  void all_gather(std::int32_t op, Stream, Communicator, std::span<const std::int32_t> waits, BufferView buffer,
-                  std::int64_t slot_elements, DType) override;
-  void reduce_scatter(std::int32_t op, Stream, Communicator, std::span<const std::int32_t> waits, BufferView input,
-                      BufferView output, std::int64_t slot_elements, DType, Reduction) override;
-  void all_reduce(std::int32_t op, Stream, Communicator, std::span<const std::int32_t> waits, BufferView buffer,
-                  std::int64_t elements, DType, Reduction) override;
+  void all_gather(std::int32_t op, Stream, Comm, std::span<const std::int32_t> waits, BufferView buffer, const Slots&,
+                  DType) override;
+  void reduce_scatter(std::int32_t op, Stream, Comm, std::span<const std::int32_t> waits, BufferView input, BufferView output,
+                      const Slots&, DType, Reduction) override;
+  void all_reduce(std::int32_t op, Stream, Comm, std::span<const std::int32_t> waits, BufferView buffer, std::int64_t elements,
+                  DType, Reduction) override;
+  void broadcast(std::int32_t op, Stream, Comm, std::span<const std::int32_t> waits, BufferView buffer, std::int64_t elements,
+                 DType, std::int64_t root) override;
   void wait_host(std::int32_t op) override;
   void synchronize() override;
   [[nodiscard]] std::vector<OperationRecord> records() const override;
+  [[nodiscard]] std::vector<std::string> exchange(const std::string& mine) override;
 
   // For the backend: the rank's own thread, how it ends, and what it is doing when nothing moves any more.
   void run_body(const std::function<void(Device&)>& body);
@@ -80,11 +91,11 @@ class HostDevice final : public Device, public std::enable_shared_from_this<Host
   };
   enum class Host : std::uint8_t { busy, waiting, ended };
 
-  void enqueue(Stream, Communicator, std::span<const std::int32_t> waits, Task);
+  void enqueue(Stream, std::int32_t* previous, std::span<const std::int32_t> waits, Task);
   void check_new(std::int32_t op, std::span<const std::int32_t> waits) const;
-  void issue_collective(std::int32_t op, Stream, Communicator, std::span<const std::int32_t> waits, Post,
+  void issue_collective(std::size_t link, std::int32_t op, Stream, std::span<const std::int32_t> waits, Post,
                         std::int64_t group_elements, BufferView, BufferView);
-  [[nodiscard]] Group& group_of(Communicator, std::int32_t op) const;
+  [[nodiscard]] std::size_t link_of(Comm, std::int32_t op) const;
   void wait_for(std::int32_t op);
   void work(Worker&, Stream);
   void take_tasks(Worker&, Stream, std::unique_lock<std::mutex>&);
@@ -93,12 +104,12 @@ class HostDevice final : public Device, public std::enable_shared_from_this<Host
   [[nodiscard]] double now() const { return std::chrono::duration<double>(Clock::now() - epoch_).count(); }
 
   const std::int64_t rank_;
-  const Groups groups_;
+  const Links links_;
   const std::shared_ptr<RunControl> control_;
   const Clock::time_point epoch_;
-  Arena arena_;
+  Arena arena_, host_arena_;
   std::array<Worker, kStreams> workers_;
-  std::array<std::int32_t, kCommunicators> last_collective_{};  // of this step, by Communicator; -1: none yet
+  std::vector<std::int32_t> last_collective_;  // of this step, by link; -1: none yet
 
   mutable std::mutex mutex_;  // protects the rest, and Worker's fields except where said
   std::condition_variable host_changed_;

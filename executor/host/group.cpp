@@ -11,28 +11,47 @@ const char* name(CollectiveAction a) {
     case CollectiveAction::all_gather: return "all_gather";
     case CollectiveAction::reduce_scatter: return "reduce_scatter";
     case CollectiveAction::all_reduce: return "all_reduce";
+    case CollectiveAction::broadcast: return "broadcast";
   }
   return "?";
 }
 
-std::int64_t Group::member(std::int64_t rank) const { return std::find(ranks_.begin(), ranks_.end(), rank) - ranks_.begin(); }
+std::int64_t Post::slot_begin(std::int64_t member) const {
+  if (!counts) return member * elements;
+  std::int64_t begin = 0;
+  for (std::int64_t m = 0; m < member; ++m) begin += (*counts)[static_cast<std::size_t>(m)];
+  return begin;
+}
+
+std::int64_t ThreadGroup::member(std::int64_t rank) const { return std::find(ranks_.begin(), ranks_.end(), rank) - ranks_.begin(); }
 
 namespace {
 
+const char* words(const Post& p) {
+  if (p.action == CollectiveAction::all_gather || p.action == CollectiveAction::broadcast) return "";
+  switch (p.reduction.kind) {
+    case ReductionKind::sum: return ", sum";
+    case ReductionKind::average: return ", average";
+    case ReductionKind::scaled_sum: return ", scaled sum";
+    case ReductionKind::maximum: return ", maximum";
+  }
+  return "";
+}
+
 std::string describe(const Post& p) {
-  const char* reduction =
-      p.action == CollectiveAction::all_gather ? "" : (p.reduction == Reduction::average ? ", average" : ", sum");
-  return fmt::format("{} of {} {} elements{} (operation {})", name(p.action), p.elements, fsdp::name(p.type), reduction, p.op);
+  return fmt::format("{} of {} {} elements{} (operation {})", name(p.action), p.counts ? -1 : p.elements, fsdp::name(p.type), words(p), p.op);
 }
 
 bool same_call(const Post& a, const Post& b) {
-  return a.action == b.action && a.elements == b.elements && a.type == b.type &&
-         (a.action == CollectiveAction::all_gather || a.reduction == b.reduction);
+  const bool same_slots = a.counts && b.counts ? *a.counts == *b.counts : !a.counts && !b.counts && a.elements == b.elements;
+  const bool reduces = a.action == CollectiveAction::reduce_scatter || a.action == CollectiveAction::all_reduce;
+  return a.action == b.action && same_slots && a.type == b.type && a.root == b.root &&
+         (!reduces || (a.reduction.kind == b.reduction.kind));
 }
 
 }  // namespace
 
-void Group::verify() const {
+void ThreadGroup::verify() const {
   for (std::size_t i = 1; i < posts_.size(); ++i)
     if (!same_call(posts_[0], posts_[i]))
       throw RankFailure(ranks_[i], posts_[i].op,
@@ -40,7 +59,7 @@ void Group::verify() const {
                                     describe(posts_[0]), ranks_[i], describe(posts_[i])));
 }
 
-void Group::wait(const RunControl& control, std::unique_lock<std::mutex>& lock, std::int64_t member, bool posting) {
+void ThreadGroup::wait(const RunControl& control, std::unique_lock<std::mutex>& lock, std::int64_t member, bool posting) {
   present_[static_cast<std::size_t>(member)] = 1;
   if (++count_ == posts_.size()) {
     if (posting) verify();
@@ -54,18 +73,18 @@ void Group::wait(const RunControl& control, std::unique_lock<std::mutex>& lock, 
   control.wait_until(met_, lock, [&] { return generation_ != mine; });
 }
 
-void Group::meet(const RunControl& control, std::int64_t member, const Post& post) {
+void ThreadGroup::meet(const RunControl& control, std::int64_t member, const Post& post) {
   std::unique_lock lock(mutex_);
   posts_[static_cast<std::size_t>(member)] = post;
   wait(control, lock, member, true);
 }
 
-void Group::meet(const RunControl& control, std::int64_t member) {
+void ThreadGroup::meet(const RunControl& control, std::int64_t member) {
   std::unique_lock lock(mutex_);
   wait(control, lock, member, false);
 }
 
-std::vector<std::int64_t> Group::absent() const {
+std::vector<std::int64_t> ThreadGroup::absent() const {
   const std::lock_guard lock(mutex_);
   std::vector<std::int64_t> result;
   for (std::size_t i = 0; i < ranks_.size(); ++i)

@@ -1,9 +1,10 @@
-// The ranks of one communicator group, and how they meet. Each rank runs at most one collective of a group at a time, so
-// one set of posts and one barrier serve all of them.
+// The ranks of one communicator group: what each brings to a collective, and how it is carried out. Each rank runs at most one
+// collective of a group at a time.
 #pragma once
 
 #include <condition_variable>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <vector>
 
@@ -12,31 +13,51 @@
 
 namespace fsdp::host {
 
-enum class CollectiveAction : std::uint8_t { all_gather, reduce_scatter, all_reduce };
+enum class CollectiveAction : std::uint8_t { all_gather, reduce_scatter, all_reduce, broadcast };
 
-struct Post {  // what one rank brings
+struct Post {  // what one rank brings; copied without heap
   CollectiveAction action{};
   std::int32_t op = -1;  // in its Step, for messages
   Stream stream{};
   const std::byte* input = nullptr;
-  std::byte* output = nullptr;  // all_gather, all_reduce: the same as input
-  std::int64_t elements = 0;    // all_gather, reduce_scatter: of one slot; all_reduce: of all
+  std::byte* output = nullptr;  // all but reduce_scatter: the same as input
+  std::int64_t elements = 0;    // all_gather, reduce_scatter: of one slot; else of all
+  std::shared_ptr<const std::vector<std::int64_t>> counts = nullptr;   // instead, where slots differ
   DType type = DType::f32;
   Reduction reduction = Reduction::sum;
+  std::int64_t root = 0;        // broadcast: member
+  [[nodiscard]] std::int64_t slot(std::int64_t member) const { return counts ? (*counts)[static_cast<std::size_t>(member)] : elements; }
+  [[nodiscard]] std::int64_t slot_begin(std::int64_t member) const;
 };
 
+// How a collective is carried out: by threads of one process (ThreadGroup) or between processes.
 class Group {
  public:
-  explicit Group(std::vector<std::int64_t> ranks) : ranks_(std::move(ranks)), posts_(ranks_.size()), present_(ranks_.size(), 0) {}
-  [[nodiscard]] std::int64_t size() const { return static_cast<std::int64_t>(ranks_.size()); }
-  [[nodiscard]] std::int64_t member(std::int64_t rank) const;
-  [[nodiscard]] const Post& post(std::int64_t member) const { return posts_[static_cast<std::size_t>(member)]; }
+  virtual ~Group() = default;
+  [[nodiscard]] virtual std::int64_t size() const = 0;
+  [[nodiscard]] virtual std::int64_t member(std::int64_t rank) const = 0;
+  // Moves the bytes of one collective; returns how many this rank took from other ranks (the share of the ring formula: all-gather and
+  // reduce-scatter the slots of the others, all-reduce about 2 (W-1)/W of the buffer). Sums run over the ranks in their order, whatever
+  // the timing, in double for f64 and float otherwise; an average divides once at the end. Takes no heap. RankFailure if the
+  // ranks do not bring the same collective.
+  virtual std::int64_t run(const RunControl&, std::int64_t member, const Post&) = 0;
+  [[nodiscard]] virtual std::vector<std::int64_t> absent() const = 0;  // ranks that the others wait for
+};
 
+// Ranks are threads, which read each other's buffers; one set of posts and one barrier serve all collectives.
+class ThreadGroup final : public Group {
+ public:
+  explicit ThreadGroup(std::vector<std::int64_t> ranks) : ranks_(std::move(ranks)), posts_(ranks_.size()), present_(ranks_.size(), 0) {}
+  [[nodiscard]] std::int64_t size() const override { return static_cast<std::int64_t>(ranks_.size()); }
+  [[nodiscard]] std::int64_t member(std::int64_t rank) const override;
+  std::int64_t run(const RunControl&, std::int64_t member, const Post&) override;
+  [[nodiscard]] std::vector<std::int64_t> absent() const override;
+
+  [[nodiscard]] const Post& post(std::int64_t member) const { return posts_[static_cast<std::size_t>(member)]; }
   // Returns when every rank has posted; then post() may be read until the next meet. RankFailure if they disagree.
   void meet(const RunControl&, std::int64_t member, const Post&);
   // Returns when every rank has come here.
   void meet(const RunControl&, std::int64_t member);
-  [[nodiscard]] std::vector<std::int64_t> absent() const;  // ranks that the others wait for
 
  private:
   void verify() const;
@@ -52,10 +73,5 @@ class Group {
 };
 
 [[nodiscard]] const char* name(CollectiveAction);
-
-// Moves the bytes of one collective; returns how many were copied from other ranks (each rank copies the share of the ring
-// formula: all-gather and reduce-scatter (W-1) slots, all-reduce about 2 (W-1)/W of the buffer). Sums run over the ranks in
-// their order, whatever the timing, in double for f64 and float otherwise; an average divides once at the end. Takes no heap.
-std::int64_t run_collective(Group&, const RunControl&, std::int64_t member, const Post&);
 
 }  // namespace fsdp::host

@@ -59,7 +59,7 @@ OperationRecord HostDevice::run_task(const Task& task, Stream stream) const {
   }
   OperationRecord record{task.op, stream, now(), 0, 0, 0};
   heap_meter_begin();
-  if (task.group != nullptr) record.sent_bytes = run_collective(*task.group, *control_, task.group->member(rank_), task.post);
+  if (task.group != nullptr) record.sent_bytes = task.group->run(*control_, task.group->member(rank_), task.post);
   else if (task.body) task.body();
   record.heap_bytes = heap_meter_end();
   record.end = now();
