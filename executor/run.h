@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "executor/backend.h"
+#include "executor/training.h"
 #include "planner/costs.h"
 #include "planner/plan.h"
 #include "planner/program.h"
@@ -20,6 +21,9 @@ namespace fsdp {
 struct RunOptions {
   int warmup_steps = 2;                      // at least 1: the first step is never measured
   int steps = 5;                             // measured
+  Training training;
+  // On every rank after each step, its streams idle, outside of what is timed; the same steps on all ranks (it may use Device::exchange).
+  std::function<void(const RankState&)> after_step;
   bool keep_parameters = false;              // return the final full parameters and first-step gradients (tests)
   // For tests. `mutate` changes the program of one rank before its arena is laid out (mutants); `in_kernel` runs inside every kernel,
   // metered with it (planted heap use, a throw, a standstill).

@@ -22,9 +22,9 @@ void expect_elements(BufferView view, std::int64_t elements, DType type, const c
 
 DType reduction_type(const ShardingPlan& plan) { return plan.dialect == Dialect::ddp ? plan.master_dtype : plan.reduce_dtype; }
 
-Interpreter::Interpreter(const ModelGraph& model, const ShardingPlan& plan, const Program& program, Device& device,
-                         const KernelHook& hook)
-    : model_(model), plan_(plan), program_(program), device_(device), hook_(hook), live_(program.buffers.size()) {
+Interpreter::Interpreter(const ModelGraph& model, const ShardingPlan& plan, const Program& program,
+                         const Training& training, Device& device, const KernelHook& hook)
+    : model_(model), plan_(plan), program_(program), training_(training), device_(device), hook_(hook), live_(program.buffers.size()) {
   last_.fill(-1);
 }
 
@@ -111,7 +111,7 @@ void Interpreter::issue(const Step& step, std::int32_t index, StepRecord& record
   launched_[at(index)] = 1;
   last_[static_cast<std::size_t>(op.stream)] = index;
   if (is_collective(op.action)) return issue_collective(op, index, buffers);
-  KernelBody body = make_kernel({model_, plan_, program_, op, step.args_of(op), std::move(buffers), device_.rank(), step_});
+  KernelBody body = make_kernel({model_, plan_, program_, training_, op, step.args_of(op), std::move(buffers), device_.rank(), step_});
   if (hook_)
     body = [hook = &hook_, op, rank = device_.rank(), inner = std::move(body)] {
       (*hook)(op, rank);

@@ -9,6 +9,7 @@
 
 #include "executor/backend.h"
 #include "executor/kernels.h"
+#include "executor/training.h"
 #include "models/graph.h"
 #include "planner/plan.h"
 #include "planner/program.h"
@@ -29,9 +30,9 @@ using KernelHook = std::function<void(const Operation&, std::int64_t rank)>;  //
 class Interpreter {
  public:
   // References are kept.
-  Interpreter(const ModelGraph&, const ShardingPlan&, const Program&, Device&, const KernelHook&);
+  Interpreter(const ModelGraph&, const ShardingPlan&, const Program&, const Training&, Device&, const KernelHook&);
 
-  // `index` of the training step, from 0 (it decides the data); init: any. `before` is called on the host before each operation
+  // `index` of the training step, from 0 (it decides the data and the learning rate); init: any. `before` is called on the host before each operation
   // is issued (may be empty). Throws RankFailure when the program asks for what cannot be.
   [[nodiscard]] StepRecord run(const Step&, std::int64_t index, const std::function<void(const Operation&)>& before = {});
 
@@ -49,6 +50,7 @@ class Interpreter {
   const ModelGraph& model_;
   const ShardingPlan& plan_;
   const Program& program_;
+  const Training& training_;
   Device& device_;
   const KernelHook& hook_;
   std::vector<BufferView> live_;     // by buffer; data null: not allocated
@@ -64,6 +66,7 @@ struct KernelCall {
   const ModelGraph& model;
   const ShardingPlan& plan;
   const Program& program;
+  const Training& training;
   const Operation& op;
   std::span<const Arg> args;
   std::vector<BufferView> views;  // of args, in order

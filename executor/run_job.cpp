@@ -21,35 +21,52 @@ void RunJob::reserve_results() {
 void RunJob::run_rank(Device& device) {
   RankJob& mine = ranks[static_cast<std::size_t>(device.rank())];
   device.reserve_arena(mine.program.arena_bytes);
-  Interpreter interpreter(model, plan, mine.program, device, options.in_kernel);
+  Interpreter interpreter(model, plan, mine.program, options.training, device, options.in_kernel);
   train(interpreter, mine, device.rank());
 }
 
 void RunJob::train(Interpreter& interpreter, RankJob& mine, std::int64_t rank) {
   const int total = 1 + steady_steps();
+  const std::int64_t done_before = options.training.steps_done;
   const auto progress = [&](int done) {
     if (rank == 0 && options.progress) options.progress(done, total);
   };
-  mine.init = interpreter.run(mine.program.init, 0);
+  mine.init = interpreter.run(mine.program.init, done_before);
   check_step(mine.init, mine.program.init.ops, mine, rank, false);
   mine.stage = 1;
   bool kept = !options.keep_parameters;
-  mine.first = interpreter.run(mine.program.first_step, 0, [&](const Operation& op) {
+  mine.first = interpreter.run(mine.program.first_step, done_before, [&](const Operation& op) {
     if (kept || (op.action != Action::clip_local_norm && op.action != Action::optimizer)) return;
     kept = true;  // gradients are complete here, and not yet clipped
     interpreter.device().synchronize();
     keep(interpreter, mine.program, rank, 0, first_gradients);
   });
   check_step(mine.first, mine.program.first_step.ops, mine, rank, false);
+  after_step(interpreter, mine, done_before + 1);
   progress(1);
   mine.stage = 2;
   mine.steady.reserve(static_cast<std::size_t>(steady_steps()));
   for (int s = 1; s < total; ++s) {
-    mine.steady.push_back(interpreter.run(mine.program.steady_step, s));
+    mine.steady.push_back(interpreter.run(mine.program.steady_step, done_before + s));
     check_step(mine.steady.back(), mine.program.steady_step.ops, mine, rank, true);
+    after_step(interpreter, mine, done_before + s + 1);
     progress(s + 1);
   }
   if (options.keep_parameters) keep(interpreter, mine.program, rank, 1, parameters);
+}
+
+void RunJob::after_step(Interpreter& interpreter, const RankJob& mine, std::int64_t done) const {
+  if (!options.after_step) return;
+  const auto view = [&](std::int32_t unit, StatePart part) {
+    for (const Operation& op : mine.program.first_step.ops) {
+      if (op.action != Action::optimizer || op.unit != unit) continue;
+      const auto args = mine.program.first_step.args_of(op);  // sharded gradient, shard, state1, state2
+      const std::int32_t buffer = args[1 + static_cast<std::size_t>(part)].buffer;
+      return buffer < 0 ? BufferView{} : interpreter.view(buffer);
+    }
+    return BufferView{};
+  };
+  options.after_step({mine.program, interpreter.device(), done, view});
 }
 
 // What the library of matrix products may take by itself is not the kernel's.
@@ -66,9 +83,13 @@ std::int64_t RunJob::undeclared(const OperationRecord& record, const Operation& 
 
 void RunJob::check_step(const StepRecord& step, const std::vector<Operation>& ops, const RankJob& mine, std::int64_t rank,
                         bool steady) const {
-  for (const OperationRecord& r : step.operations)
+  const bool loads = options.training.state != nullptr;  // reading files takes heap
+  for (const OperationRecord& r : step.operations) {
+    const Action action = ops[static_cast<std::size_t>(r.op)].action;
+    if (loads && (action == Action::init_parameters || action == Action::init_optimizer)) continue;
     if (const std::int64_t taken = undeclared(r, ops[static_cast<std::size_t>(r.op)]); taken > 0)
       throw RankFailure(rank, r.op, fmt::format("rank {}: a kernel took {} bytes of heap that no buffer declares", rank, taken));
+  }
   if (!steady) return;
   const MemoryTimeline& m = step.memory;
   const std::int64_t end = m.points.empty() ? m.start : m.points.back().after;

@@ -36,6 +36,7 @@ struct RunJob {
 
  private:
   void train(Interpreter&, RankJob&, std::int64_t rank);
+  void after_step(Interpreter&, const RankJob&, std::int64_t done) const;
   void check_step(const StepRecord&, const std::vector<Operation>&, const RankJob&, std::int64_t rank, bool steady) const;
   void keep(Interpreter&, const Program&, std::int64_t rank, std::size_t argument, std::vector<NamedTensor>& into) const;
 };

@@ -69,6 +69,14 @@ KernelBody load_batch(const KernelCall& c) {
   const std::int64_t per_rank = c.plan.sequences_per_rank();
   std::int64_t first = (c.step * c.plan.ranks() + c.rank) * per_rank;
   for (std::int16_t m = 0; m < c.op.micro_batch; ++m) first += c.plan.micro_batches[static_cast<std::size_t>(m)];
+  if (c.training.tokens) {
+    return [work, first, &read = c.training.tokens, views = c.views] {
+      auto* ids = reinterpret_cast<std::int64_t*>(views[0].data);
+      auto* targets = reinterpret_cast<std::int64_t*>(views[1].data);
+      for (std::int64_t s = 0; s < work.sequences; ++s) read(first + s, work.seq_len, ids + s * work.seq_len, targets + s * work.seq_len);
+      if (views[2].data != nullptr) std::memset(views[2].data, 0, sizeof(double));
+    };
+  }
   return [work, first, seed = c.plan.seed, vocab = c.model.vocab, views = c.views] {
     auto* ids = reinterpret_cast<std::int64_t*>(views[0].data);
     auto* targets = reinterpret_cast<std::int64_t*>(views[1].data);
@@ -85,15 +93,18 @@ KernelBody load_batch(const KernelCall& c) {
 
 // --- shards and their copies ------------------------------------------------------------------------------------------------
 
+Slab slab(const ShardedParam& p, std::int64_t rank) { return {p.dim, p.local_row_begin(rank), p.local_rows(rank)}; }
+
 KernelBody init_parameters(const KernelCall& c) {
   expect_args(c, 1);
   const UnitLayout& layout = layout_of(c);
   const DType type = c.plan.master_dtype;
   expect_elements(c.views[0], layout.shard_elements, type, "parameter shard");
-  return [&layout, &model = c.model, type, seed = c.plan.seed, rank = shard_rank(c), shard = c.views[0]] {
+  return [&layout, &model = c.model, type, seed = c.plan.seed, rank = shard_rank(c), shard = c.views[0], &state = c.training.state] {
     std::memset(shard.data, 0, static_cast<std::size_t>(shard.bytes));
     for (const ShardedParam& p : layout.params)
-      fill_initial_values(seed, model.parameters[at(p.param)], p.local_row_begin(rank) * p.row_elements, p.local_elements(rank),
+      if (state) state(model.parameters[at(p.param)], StatePart::parameter, slab(p, rank), type, shard.data + p.offset * size_of(type));
+      else fill_initial_values(seed, model.parameters[at(p.param)], p.local_row_begin(rank) * p.row_elements, p.local_elements(rank),
                           type, shard.data + p.offset * size_of(type));
   };
 }
@@ -101,9 +112,17 @@ KernelBody init_parameters(const KernelCall& c) {
 KernelBody init_optimizer(const KernelCall& c) {
   for (const BufferView v : c.views)
     if (v.data != nullptr) expect_elements(v, layout_of(c).local_elements(shard_rank(c)), c.plan.master_dtype, "optimizer state");
-  return [views = c.views] {
-    for (const BufferView v : views)
-      if (v.bytes > 0) std::memset(v.data, 0, static_cast<std::size_t>(v.bytes));
+  return [views = c.views, &state = c.training.state, &layout = layout_of(c), &model = c.model, type = c.plan.master_dtype, rank = shard_rank(c)] {
+    for (std::size_t i = 0; i < views.size(); ++i) {
+      if (views[i].bytes <= 0) continue;
+      std::memset(views[i].data, 0, static_cast<std::size_t>(views[i].bytes));
+      std::byte* to = views[i].data;
+      for (const ShardedParam& p : layout.params) {
+        if (!state || !p.trainable) continue;
+        state(model.parameters[at(p.param)], i == 0 ? StatePart::first_moment : StatePart::second_moment, slab(p, rank), type, to);
+        to += p.local_elements(rank) * size_of(type);
+      }
+    }
   };
 }
 
@@ -249,7 +268,9 @@ KernelBody optimizer_step(const KernelCall& c) {
   const bool adam = c.plan.optimizer.kind == OptimizerKind::adamw;
   if (adam)
     for (const std::size_t i : {2, 3}) expect_elements(c.views[i], layout.local_elements(rank), type, "optimizer state");
-  return [&layout, type, rank, adam, &settings = c.plan.optimizer, step = c.step + 1, views = c.views] {
+  Optimizer settings = c.plan.optimizer;
+  if (c.training.learning_rate) settings.lr = c.training.learning_rate(c.step);
+  return [&layout, type, rank, adam, settings, step = c.step + 1, views = c.views] {
     if (adam) adamw(layout, rank, settings, step, type, views[0], views[1], views[2], views[3]);
     else sgd(layout, rank, settings, type, views[0], views[1], views[2]);
   };
