@@ -1,5 +1,5 @@
-// Host kernels: one function per op kind and direction, on plain spans. Storage type T is double, float or bf16 (struct
-// BFloat16); arithmetic is double for double and float otherwise. Reference quality first, then speed: loops that a compiler
+// Host kernels: one function per op kind and direction, on plain spans. Storage type T is double, float, bf16 or fp16 (structs
+// BFloat16, Float16); arithmetic is double for double and float otherwise. Reference quality first, then speed: loops that a compiler
 // vectorises, matrix products through the BLAS that `host_gemm` found. None of them allocates; scratch comes in.
 //
 // Extents come from the model (Op, Workload), never from a buffer: a buffer of another size makes `check_extent` throw.
@@ -46,7 +46,7 @@ void scale(DType type, BufferView values, std::int64_t elements, double factor);
 enum class Transpose : std::uint8_t { no, yes };
 void host_gemm(DType type, Transpose ta, Transpose tb, std::int64_t m, std::int64_t n, std::int64_t k,
                const void* a, const void* b, void* c, bool accumulate, BufferView scratch);
-// bf16 is multiplied in fp32 tiles: what `scratch` must hold (0 for fp64 and fp32). The same for any order of m, n, k.
+// bf16 and fp16 are multiplied in fp32 tiles: what `scratch` must hold (0 for fp64 and fp32). The same for any order of m, n, k.
 [[nodiscard]] std::int64_t host_gemm_scratch_bytes(DType type, std::int64_t m, std::int64_t n, std::int64_t k);
 [[nodiscard]] std::string_view host_gemm_library();          // "OpenBLAS 0.3.21", "Eigen 3.4.0"
 // Heap that the library itself may take inside a product whose longest extent is `longest`; nobody declares it as a buffer.

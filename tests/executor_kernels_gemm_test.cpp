@@ -39,7 +39,7 @@ double error_of(const Product& p, DType type, bool accumulate) {
       const auto at = static_cast<std::size_t>(i * p.n + j);
       expected[at] = element(p, a, b, i, j) + (accumulate ? before[at] : 0.0);
     }
-  Memory ma = encode(type, a), mb = encode(type, b), mc = encode(type, before),
+  Block ma = encode(type, a), mb = encode(type, b), mc = encode(type, before),
          scratch(host_gemm_scratch_bytes(type, p.m, p.n, p.k));
   host_gemm(type, p.ta, p.tb, p.m, p.n, p.k, ma.view().data, mb.view().data, mc.view().data, accumulate, scratch.view());
   return distance(decode(type, mc.view()), expected);
@@ -48,10 +48,10 @@ double error_of(const Product& p, DType type, bool accumulate) {
 }  // namespace
 
 // Rounding: fp64 and fp32 grow with the depth k <= 600, at worst k u of the largest entry (7e-14, 4e-5), typically sqrt(k) u;
-// bf16 adds one rounding of the result, 2^-9.
+// bf16 and fp16 add one rounding of the result, 2^-9 and 2^-12 of it.
 TEST_CASE("products equal their definition in every orientation") {
   const Transpose both[] = {Transpose::no, Transpose::yes};
-  for (const auto& [type, tolerance] : {std::pair{DType::f64, 7e-14}, {DType::f32, 4e-5}, {DType::bf16, 1.0 / 256}})
+  for (const auto& [type, tolerance] : {std::pair{DType::f64, 7e-14}, {DType::f32, 4e-5}, {DType::bf16, 1.0 / 256}, {DType::f16, 1.0 / 2048}})
     for (const Transpose ta : both)
       for (const Transpose tb : both)
         for (const bool accumulate : {false, true}) {
@@ -65,7 +65,7 @@ TEST_CASE("products equal their definition in every orientation") {
 }
 
 TEST_CASE("empty products") {
-  for (const DType type : {DType::f64, DType::f32, DType::bf16}) {
+  for (const DType type : {DType::f64, DType::f32, DType::bf16, DType::f16}) {
     CHECK(error_of({Transpose::no, Transpose::no, 3, 2, 0}, type, false) == 0);  // sums of nothing: zeros
     CHECK(error_of({Transpose::no, Transpose::yes, 3, 2, 0}, type, true) == 0);  // nothing is added
     CHECK(error_of({Transpose::no, Transpose::no, 0, 2, 3}, type, false) == 0);
@@ -73,7 +73,7 @@ TEST_CASE("empty products") {
 }
 
 TEST_CASE("bf16 products want the scratch that they say") {
-  Memory x(2 * 9), scratch(host_gemm_scratch_bytes(DType::bf16, 3, 3, 3)), small(4);
+  Block x(2 * 9), scratch(host_gemm_scratch_bytes(DType::bf16, 3, 3, 3)), small(4);
   CHECK(scratch.view().bytes == 3 * 9 * 4);
   CHECK(host_gemm_scratch_bytes(DType::bf16, 1 << 20, 1 << 20, 1 << 20) == 3 << 20);
   CHECK(host_gemm_scratch_bytes(DType::f32, 512, 512, 512) == 0);
@@ -89,7 +89,7 @@ TEST_CASE("bf16 products want the scratch that they say") {
 TEST_CASE("products of several ranks run on the threads that ask for them") {
   const std::int64_t n = 600;
   const Numbers x = random_numbers(n * n, 1);
-  Memory a = encode(DType::f32, x), alone(n * n * 4), c[2] = {Memory(n * n * 4), Memory(n * n * 4)};
+  Block a = encode(DType::f32, x), alone(n * n * 4), c[2] = {Block(n * n * 4), Block(n * n * 4)};
   const auto multiply = [&](BufferView to) {
     host_gemm(DType::f32, Transpose::no, Transpose::yes, n, n, n, a.view().data, a.view().data, to.data, false, {});
   };
@@ -106,14 +106,14 @@ TEST_CASE("products of several ranks run on the threads that ask for them") {
   }
   CHECK(threads[0] == 1);
   CHECK(threads[1] == 1);
-  for (Memory& result : c) CHECK(decode(DType::f32, result.view()) == decode(DType::f32, alone.view()));
+  for (Block& result : c) CHECK(decode(DType::f32, result.view()) == decode(DType::f32, alone.view()));
   CHECK(!host_gemm_library().empty());
 }
 
 TEST_CASE("products take no more heap than they say") {
   for (const DType type : {DType::f64, DType::f32, DType::bf16}) {
     const std::int64_t n = 600;
-    Memory a(n * n * size_of(type)), b(n * n * size_of(type)), c(n * n * size_of(type)),
+    Block a(n * n * size_of(type)), b(n * n * size_of(type)), c(n * n * size_of(type)),
         scratch(host_gemm_scratch_bytes(type, n, n, n));
     host::heap_meter_begin();
     host_gemm(type, Transpose::yes, Transpose::no, n, n, n, a.view().data, b.view().data, c.view().data, false, scratch.view());

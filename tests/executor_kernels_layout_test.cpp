@@ -40,8 +40,8 @@ double value_of(std::size_t param, std::int64_t element) {
   return static_cast<double>((element * 7 + static_cast<std::int64_t>(param) * 31) % 251 + 1);
 }
 
-std::vector<Memory> whole_parameters(const UnitLayout& layout, DType type) {
-  std::vector<Memory> full;
+std::vector<Block> whole_parameters(const UnitLayout& layout, DType type) {
+  std::vector<Block> full;
   for (std::size_t i = 0; i < layout.params.size(); ++i) {
     Numbers x(index(layout.params[i].numel()));
     for (std::size_t e = 0; e < x.size(); ++e) x[e] = value_of(i, static_cast<std::int64_t>(e));
@@ -50,9 +50,9 @@ std::vector<Memory> whole_parameters(const UnitLayout& layout, DType type) {
   return full;
 }
 
-std::vector<BufferView> views(std::vector<Memory>& memory) {
+std::vector<BufferView> views(std::vector<Block>& memory) {
   std::vector<BufferView> v;
-  for (Memory& m : memory) v.push_back(m.view());
+  for (Block& m : memory) v.push_back(m.view());
   return v;
 }
 
@@ -79,8 +79,8 @@ TEST_CASE("copy-in puts every element where the layout says, and zeros elsewhere
       for (const auto& [from, to] :
            {std::pair{DType::f64, DType::f64}, {DType::f32, DType::f32}, {DType::bf16, DType::f32}, {DType::f32, DType::bf16}}) {
         const UnitLayout layout = layout_of(shapes, world);
-        std::vector<Memory> full = whole_parameters(layout, from);
-        Memory flat = encode(to, Numbers(index(world * layout.shard_elements), -9.0));
+        std::vector<Block> full = whole_parameters(layout, from);
+        Block flat = encode(to, Numbers(index(world * layout.shard_elements), -9.0));
         scatter_copy_in(layout, from, views(full), to, flat.view());
         CHECK(decode(to, flat.view()) == expected_flat(layout, shapes.size()));
         std::vector<BufferView> without = views(full);
@@ -95,11 +95,11 @@ TEST_CASE("copy-out is the inverse of copy-in") {
     for (const std::int64_t world : {1, 2, 3, 4, 8})
       for (const DType type : {DType::f64, DType::f32, DType::bf16}) {
         const UnitLayout layout = layout_of(shapes, world);
-        Memory flat = encode(type, expected_flat(layout, shapes.size()));
-        std::vector<Memory> full;
+        Block flat = encode(type, expected_flat(layout, shapes.size()));
+        std::vector<Block> full;
         for (const ShardedParam& p : layout.params) full.push_back(encode(type, Numbers(index(p.numel()), -9.0)));
         gather_copy_out(layout, type, flat.view(), views(full));
-        std::vector<Memory> truth = whole_parameters(layout, type);
+        std::vector<Block> truth = whole_parameters(layout, type);
         for (std::size_t i = 0; i < full.size(); ++i) CHECK(decode(type, full[i].view()) == decode(type, truth[i].view()));
       }
 }
@@ -109,13 +109,13 @@ TEST_CASE("the reduce-scatter input equals torch._chunk_cat") {
   const std::vector<Shape> shapes = recorded["shapes"];
   const UnitLayout layout = layout_of(shapes, recorded["world"]);
   REQUIRE(layout.shard_elements == recorded["columns"]);
-  std::vector<Memory> full;
+  std::vector<Block> full;
   for (const ShardedParam& p : layout.params) {
     Numbers x(index(p.numel()));
     for (std::size_t e = 0; e < x.size(); ++e) x[e] = static_cast<double>(e % 251) - 125;
     full.push_back(encode(DType::bf16, x));
   }
-  Memory flat(layout.shards * layout.shard_elements * 4);
+  Block flat(layout.shards * layout.shard_elements * 4);
   scatter_copy_in(layout, DType::bf16, views(full), DType::f32, flat.view());
   const Numbers ours = decode(DType::f32, flat.view());
   double sum = 0, weighted = 0;
@@ -130,8 +130,8 @@ TEST_CASE("the reduce-scatter input equals torch._chunk_cat") {
 
 TEST_CASE("layout copies refuse other sizes") {
   const UnitLayout layout = layout_of({{5, 3}}, 2);
-  std::vector<Memory> full = whole_parameters(layout, DType::f32);
-  Memory flat(2 * 9 * 4), small(2 * 9 * 4 - 4), part(14 * 4);
+  std::vector<Block> full = whole_parameters(layout, DType::f32);
+  Block flat(2 * 9 * 4), small(2 * 9 * 4 - 4), part(14 * 4);
   CHECK_NOTHROW(scatter_copy_in(layout, DType::f32, views(full), DType::f32, flat.view()));
   CHECK_THROWS_AS(scatter_copy_in(layout, DType::f32, views(full), DType::f32, small.view()), MachineError);
   CHECK_THROWS_AS(scatter_copy_in(layout, DType::f32, std::vector{part.view()}, DType::f32, flat.view()), MachineError);
@@ -158,9 +158,9 @@ TEST_CASE("bf16 rounds to nearest, ties to even") {
 }
 
 TEST_CASE("conversions and sums between all types") {
-  for (const DType from : {DType::f64, DType::f32, DType::bf16})
-    for (const DType to : {DType::f64, DType::f32, DType::bf16}) {
-      Memory a = encode(from, {1, -2, 3.5, 0, 100}), b = encode(to, {10, 20, 30, 40, 50});
+  for (const DType from : {DType::f64, DType::f32, DType::bf16, DType::f16})
+    for (const DType to : {DType::f64, DType::f32, DType::bf16, DType::f16}) {
+      Block a = encode(from, {1, -2, 3.5, 0, 100}), b = encode(to, {10, 20, 30, 40, 50});
       convert(from, a.view(), to, b.view(), 5, true);
       CHECK(decode(to, b.view()) == Numbers{11, 18, 33.5, 40, 150});
       convert(from, a.view(), to, b.view(), 5, false);
@@ -171,7 +171,7 @@ TEST_CASE("conversions and sums between all types") {
       }
       CHECK_THROWS_AS(convert(from, a.view(), to, b.view(), 4, false), MachineError);
     }
-  Memory x = encode(DType::f32, {3, -4, 12});
+  Block x = encode(DType::f32, {3, -4, 12});
   CHECK(sum_of_squares(DType::f32, x.view(), 3) == 169);
   scale(DType::f32, x.view(), 3, 0.5);
   CHECK(decode(DType::f32, x.view()) == Numbers{1.5, -2, 6});
@@ -196,9 +196,9 @@ TEST_CASE("AdamW equals torch.optim.AdamW on every shard, and leaves padding alo
           std::copy_n(whole.begin() + first, n, x.begin() + p.offset);
           return encode(type, x);
         };
-        Memory shard = padded(begin), m = encode(type, Numbers(index(other + n))), v = encode(type, Numbers(index(other + n)));
+        Block shard = padded(begin), m = encode(type, Numbers(index(other + n))), v = encode(type, Numbers(index(other + n)));
         for (std::int64_t step = 1; step <= 3; ++step) {
-          Memory gradient = padded(r["gradients"][index(step - 1)]);
+          Block gradient = padded(r["gradients"][index(step - 1)]);
           adamw(layout, rank, o, step, type, gradient.view(), shard.view(), m.view(), v.view());
         }
         const Numbers after = decode(type, shard.view()), ms = decode(type, m.view()), vs = decode(type, v.view());
@@ -214,14 +214,14 @@ TEST_CASE("SGD equals torch.optim.SGD") {
   Optimizer o;
   o.kind = OptimizerKind::sgd, o.lr = r["lr"], o.weight_decay = r["weight_decay"];
   const UnitLayout layout = layout_of({{5}}, 1);
-  Memory p = encode(DType::f64, r["begin"]), g = encode(DType::f64, r["gradient"]);
+  Block p = encode(DType::f64, r["begin"]), g = encode(DType::f64, r["gradient"]);
   sgd(layout, 0, o, DType::f64, g.view(), p.view(), {});
   CHECK(distance(decode(DType::f64, p.view()), r["end"].get<Numbers>()) <= 1e-15);
 }
 
 TEST_CASE("optimizers refuse other sizes, ranks and steps") {
   const UnitLayout layout = layout_of({{5}}, 2);
-  Memory a(12), b(12), m(12), v(12), small(8);
+  Block a(12), b(12), m(12), v(12), small(8);
   CHECK_NOTHROW(adamw(layout, 0, {}, 1, DType::f32, a.view(), b.view(), m.view(), v.view()));
   CHECK_THROWS_AS(adamw(layout, 1, {}, 1, DType::f32, a.view(), b.view(), m.view(), v.view()), MachineError);  // holds 2, not 3
   CHECK_THROWS_AS(adamw(layout, 2, {}, 1, DType::f32, a.view(), b.view(), m.view(), v.view()), MachineError);

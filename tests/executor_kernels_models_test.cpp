@@ -77,7 +77,7 @@ class Trainer {
   void forward(const Op& op) {
     const OpFacts f = facts(native_implementation(), op, work_);
     extras_.emplace_back(f.saved_extra_bytes);
-    Memory scratch(f.forward_scratch_bytes);
+    Block scratch(f.forward_scratch_bytes);
     std::vector<KernelArg> args;
     for (const auto t : op.inputs) args.push_back(tensor(t));
     for (const auto p : op.params) args.push_back({view_of(values_[static_cast<std::size_t>(p)])});
@@ -99,7 +99,7 @@ class Trainer {
     if (op.kind == OpKind::add || op.kind == OpKind::position_embedding) pass_on(op);
     if (op.kind == OpKind::add) return;
     const OpFacts f = facts(native_implementation(), op, work_);
-    Memory scratch(f.backward_scratch_bytes);
+    Block scratch(f.backward_scratch_bytes);
     std::vector<KernelArg> args;
     const auto gradient = [&](std::int32_t t) -> KernelArg {
       return {view_of(tensor_gradients_[static_cast<std::size_t>(t)]), true};
@@ -124,7 +124,7 @@ class Trainer {
   std::int64_t vocab_;
   Optimizer adamw_;
   std::vector<Numbers> values_, means_, squares_, gradients_, tensors_, tensor_gradients_;
-  std::vector<Memory> extras_;
+  std::vector<Block> extras_;
 };
 
 void check_tensors(const ModelGraph& model, const std::vector<Numbers>& ours, const nlohmann::json& norms,

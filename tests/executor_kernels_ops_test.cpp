@@ -186,10 +186,10 @@ TEST_CASE("gradients equal finite differences") {
 
 // Narrow types get the inputs that they can hold; fp64 on those same inputs is the truth. fp32: sums of at most ~100 rounded
 // products, each within 2^-24 of the largest term: 100 * 2^-24 = 6e-6, and a few terms per output. bf16 computes in fp32 and
-// rounds once on storing, 2^-9 of the value; attention's backward reads the rounded output, which costs as much again, twice.
-TEST_CASE("fp32 and bf16 are as close to fp64 as their digits allow") {
+// rounds once on storing, 2^-9 of the value (fp16 keeps three bits more, and these values are well inside its range); attention's backward reads the rounded output, which costs as much again, twice.
+TEST_CASE("fp32, bf16 and fp16 are as close to fp64 as their digits allow") {
   for (auto& [c, expected] : recorded_cases()) {
-    for (const auto& [type, tolerance] : {std::pair{DType::f32, 1e-5}, std::pair{DType::bf16, 1.0 / 128}}) {
+    for (const auto& [type, tolerance] : {std::pair{DType::f32, 1e-5}, {DType::bf16, 1.0 / 128}, {DType::f16, 1.0 / 512}}) {
       OpCase narrow = c;
       CAPTURE(c.name);
       CAPTURE(name(type));
@@ -252,7 +252,7 @@ TEST_CASE("a buffer of another size, or one that is missing, is refused by name"
   Op op;
   op.kind = OpKind::gelu, op.shape.width = 3, op.inputs = {0}, op.outputs = {1};
   const Workload work{.sequences = 2, .seq_len = 1, .element_bytes = 4};
-  Memory good(24), bad(20);
+  Block good(24), bad(20);
   const auto message = [&](std::vector<KernelArg> args) {
     try {
       run_forward(op, work, DType::f32, args, 0);
@@ -261,7 +261,7 @@ TEST_CASE("a buffer of another size, or one that is missing, is refused by name"
     }
     return std::string();
   };
-  Memory out(24);
+  Block out(24);
   CHECK(message({{good.view()}, {out.view()}, {}, {}}).empty());
   CHECK(message({{bad.view()}, {out.view()}, {}, {}}) == "operation gelu: input 0: buffer of 20 bytes where the model needs 24");
   CHECK(message({{good.view()}, {bad.view()}, {}, {}}) ==

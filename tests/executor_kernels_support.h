@@ -26,10 +26,10 @@ inline nlohmann::json golden(const std::string& file) {
 }
 
 // Memory of its own, of exactly `bytes`, so that the address sanitizer sees any overrun.
-class Memory {
+class Block {
  public:
-  Memory() = default;
-  explicit Memory(std::int64_t bytes) : bytes_(static_cast<std::size_t>(bytes)) {}
+  Block() = default;
+  explicit Block(std::int64_t bytes) : bytes_(static_cast<std::size_t>(bytes)) {}
   [[nodiscard]] BufferView view() { return {bytes_.empty() ? nullptr : bytes_.data(), static_cast<std::int64_t>(bytes_.size())}; }
 
  private:
@@ -40,9 +40,9 @@ inline BufferView view_of(Numbers& x) {
   return {reinterpret_cast<std::byte*>(x.data()), static_cast<std::int64_t>(x.size() * sizeof(double))};
 }
 
-inline Memory encode(DType type, Numbers values) {
+inline Block encode(DType type, Numbers values) {
   const auto n = static_cast<std::int64_t>(values.size());
-  Memory b(n * size_of(type));
+  Block b(n * size_of(type));
   if (type == DType::i64) {
     for (std::size_t i = 0; i < values.size(); ++i) {
       const auto id = static_cast<std::int64_t>(values[i]);
@@ -95,7 +95,7 @@ class OpRun {
     facts_ = facts(native_implementation(), c.op, work_);
     for (std::size_t i = 0; i < c.inputs.size(); ++i) inputs_.push_back(encode(c.ids[i] ? DType::i64 : mode.type, c.inputs[i]));
     for (const Numbers& p : c.params) params_.push_back(encode(mode.type, p));
-    extra_ = Memory(facts_.saved_extra_bytes);
+    extra_ = Block(facts_.saved_extra_bytes);
   }
 
   OpResult run(std::size_t output_elements) {
@@ -109,10 +109,10 @@ class OpRun {
   }
 
   void forward() {
-    Memory scratch(facts_.forward_scratch_bytes);
+    Block scratch(facts_.forward_scratch_bytes);
     std::vector<KernelArg> args;
-    for (Memory& b : inputs_) args.push_back({b.view()});
-    for (Memory& b : params_) args.push_back({b.view()});
+    for (Block& b : inputs_) args.push_back({b.view()});
+    for (Block& b : params_) args.push_back({b.view()});
     args.push_back({output_.view()});
     args.push_back({extra_.view()});
     args.push_back({scratch.view()});
@@ -121,13 +121,13 @@ class OpRun {
 
   void backward(OpResult& r) {
     const bool loss = c_.op.kind == OpKind::cross_entropy;
-    Memory scratch(facts_.backward_scratch_bytes), grad_output = encode(mode_.type, c_.grad_output);
-    std::vector<Memory> grads;
+    Block scratch(facts_.backward_scratch_bytes), grad_output = encode(mode_.type, c_.grad_output);
+    std::vector<Block> grads;
     std::vector<KernelArg> args{{loss ? BufferView{} : grad_output.view()}};
     for (std::size_t i = 0; i < inputs_.size(); ++i)
       args.push_back({(facts_.saved_inputs >> i & 1) != 0 ? inputs_[i].view() : BufferView{}});
     args.push_back({(facts_.saved_outputs & 1) != 0 ? output_.view() : BufferView{}});
-    for (Memory& b : params_) args.push_back({b.view()});
+    for (Block& b : params_) args.push_back({b.view()});
     args.push_back({extra_.view()});
     args.push_back({scratch.view()});
     const double garbage = 1e30;  // must be overwritten
@@ -135,11 +135,11 @@ class OpRun {
     grads.reserve(inputs_.size() + params_.size());
     for (std::size_t i = 0; i < inputs_.size(); ++i) {
       const bool absent = c_.ids[i] || !mode_.wants_inputs || c_.op.kind == OpKind::position_embedding;
-      grads.push_back(absent ? Memory() : encode(mode_.type, Numbers(c_.inputs[i].size(), before)));
+      grads.push_back(absent ? Block() : encode(mode_.type, Numbers(c_.inputs[i].size(), before)));
     }
     for (const Numbers& p : c_.params)
-      grads.push_back(mode_.wants_params ? encode(mode_.type, Numbers(p.size(), before)) : Memory());
-    for (Memory& g : grads) args.push_back({g.view(), mode_.accumulate()});
+      grads.push_back(mode_.wants_params ? encode(mode_.type, Numbers(p.size(), before)) : Block());
+    for (Block& g : grads) args.push_back({g.view(), mode_.accumulate()});
     run_backward(c_.op, work_, mode_.type, args, c_.token_weight);
     for (std::size_t i = 0; i < grads.size(); ++i)
       (i < inputs_.size() ? r.grad_inputs : r.grad_params).push_back(decode(mode_.type, grads[i].view()));
@@ -150,8 +150,8 @@ class OpRun {
   RunMode mode_;
   Workload work_;
   OpFacts facts_;
-  std::vector<Memory> inputs_, params_;
-  Memory output_, extra_;
+  std::vector<Block> inputs_, params_;
+  Block output_, extra_;
 };
 
 inline std::size_t output_elements(const OpCase& c) { return c.op.kind == OpKind::cross_entropy ? 1 : c.grad_output.size(); }

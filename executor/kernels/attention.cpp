@@ -301,8 +301,10 @@ void attention_backward(const Call& call) {
 template void attention_forward<double>(const Call&);
 template void attention_forward<float>(const Call&);
 template void attention_forward<BFloat16>(const Call&);
+template void attention_forward<Float16>(const Call&);
 template void attention_backward<double>(const Call&);
 template void attention_backward<float>(const Call&);
 template void attention_backward<BFloat16>(const Call&);
+template void attention_backward<Float16>(const Call&);
 
 }  // namespace fsdp

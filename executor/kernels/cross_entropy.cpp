@@ -72,8 +72,10 @@ void cross_entropy_backward(const Call& call) {
 template void cross_entropy_forward<double>(const Call&);
 template void cross_entropy_forward<float>(const Call&);
 template void cross_entropy_forward<BFloat16>(const Call&);
+template void cross_entropy_forward<Float16>(const Call&);
 template void cross_entropy_backward<double>(const Call&);
 template void cross_entropy_backward<float>(const Call&);
 template void cross_entropy_backward<BFloat16>(const Call&);
+template void cross_entropy_backward<Float16>(const Call&);
 
 }  // namespace fsdp

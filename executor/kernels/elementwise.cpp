@@ -113,17 +113,22 @@ void add_forward(const Call& call) {
 template void swiglu_forward<double>(const Call&);
 template void swiglu_forward<float>(const Call&);
 template void swiglu_forward<BFloat16>(const Call&);
+template void swiglu_forward<Float16>(const Call&);
 template void swiglu_backward<double>(const Call&);
 template void swiglu_backward<float>(const Call&);
 template void swiglu_backward<BFloat16>(const Call&);
+template void swiglu_backward<Float16>(const Call&);
 template void gelu_forward<double>(const Call&);
 template void gelu_forward<float>(const Call&);
 template void gelu_forward<BFloat16>(const Call&);
+template void gelu_forward<Float16>(const Call&);
 template void gelu_backward<double>(const Call&);
 template void gelu_backward<float>(const Call&);
 template void gelu_backward<BFloat16>(const Call&);
+template void gelu_backward<Float16>(const Call&);
 template void add_forward<double>(const Call&);
 template void add_forward<float>(const Call&);
 template void add_forward<BFloat16>(const Call&);
+template void add_forward<Float16>(const Call&);
 
 }  // namespace fsdp

@@ -87,14 +87,18 @@ void position_embedding_backward(const Call& call) {
 template void embedding_forward<double>(const Call&);
 template void embedding_forward<float>(const Call&);
 template void embedding_forward<BFloat16>(const Call&);
+template void embedding_forward<Float16>(const Call&);
 template void embedding_backward<double>(const Call&);
 template void embedding_backward<float>(const Call&);
 template void embedding_backward<BFloat16>(const Call&);
+template void embedding_backward<Float16>(const Call&);
 template void position_embedding_forward<double>(const Call&);
 template void position_embedding_forward<float>(const Call&);
 template void position_embedding_forward<BFloat16>(const Call&);
+template void position_embedding_forward<Float16>(const Call&);
 template void position_embedding_backward<double>(const Call&);
 template void position_embedding_backward<float>(const Call&);
 template void position_embedding_backward<BFloat16>(const Call&);
+template void position_embedding_backward<Float16>(const Call&);
 
 }  // namespace fsdp

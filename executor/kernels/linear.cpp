@@ -43,8 +43,10 @@ void linear_backward(const Call& call) {
 template void linear_forward<double>(const Call&);
 template void linear_forward<float>(const Call&);
 template void linear_forward<BFloat16>(const Call&);
+template void linear_forward<Float16>(const Call&);
 template void linear_backward<double>(const Call&);
 template void linear_backward<float>(const Call&);
 template void linear_backward<BFloat16>(const Call&);
+template void linear_backward<Float16>(const Call&);
 
 }  // namespace fsdp

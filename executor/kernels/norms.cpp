@@ -141,14 +141,18 @@ void layer_norm_backward(const Call& call) {
 template void rms_norm_forward<double>(const Call&);
 template void rms_norm_forward<float>(const Call&);
 template void rms_norm_forward<BFloat16>(const Call&);
+template void rms_norm_forward<Float16>(const Call&);
 template void rms_norm_backward<double>(const Call&);
 template void rms_norm_backward<float>(const Call&);
 template void rms_norm_backward<BFloat16>(const Call&);
+template void rms_norm_backward<Float16>(const Call&);
 template void layer_norm_forward<double>(const Call&);
 template void layer_norm_forward<float>(const Call&);
 template void layer_norm_forward<BFloat16>(const Call&);
+template void layer_norm_forward<Float16>(const Call&);
 template void layer_norm_backward<double>(const Call&);
 template void layer_norm_backward<float>(const Call&);
 template void layer_norm_backward<BFloat16>(const Call&);
+template void layer_norm_backward<Float16>(const Call&);
 
 }  // namespace fsdp

@@ -67,8 +67,10 @@ void rotary_backward(const Call& call) {
 template void rotary_forward<double>(const Call&);
 template void rotary_forward<float>(const Call&);
 template void rotary_forward<BFloat16>(const Call&);
+template void rotary_forward<Float16>(const Call&);
 template void rotary_backward<double>(const Call&);
 template void rotary_backward<float>(const Call&);
 template void rotary_backward<BFloat16>(const Call&);
+template void rotary_backward<Float16>(const Call&);
 
 }  // namespace fsdp
