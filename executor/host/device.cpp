@@ -108,6 +108,8 @@ void HostDevice::issue_collective(std::size_t link, std::int32_t op, Stream stre
     throw MachineError(fmt::format("operation {}: {} of {} {} elements over {} ranks does not fit its buffers of {} and {} bytes",
                                    op, name(post.action), own, fsdp::name(post.type), group.size(),
                                    large.bytes, small.bytes));
+  if (post.type == DType::i64 && (post.action == CollectiveAction::reduce_scatter || post.action == CollectiveAction::all_reduce))
+    throw MachineError(fmt::format("operation {}: this backend does not reduce {}", op, fsdp::name(post.type)));
   Task task;
   task.op = op;
   task.group = &group;

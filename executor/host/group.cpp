@@ -27,26 +27,33 @@ std::int64_t ThreadGroup::member(std::int64_t rank) const { return std::find(ran
 
 namespace {
 
-const char* words(const Post& p) {
-  if (p.action == CollectiveAction::all_gather || p.action == CollectiveAction::broadcast) return "";
+bool reduces(const Post& p) { return p.action == CollectiveAction::reduce_scatter || p.action == CollectiveAction::all_reduce; }
+
+std::string manner(const Post& p) {
+  if (p.action == CollectiveAction::broadcast) return fmt::format(" from member {}", p.root);
+  if (!reduces(p)) return "";
   switch (p.reduction.kind) {
     case ReductionKind::sum: return ", sum";
     case ReductionKind::average: return ", average";
-    case ReductionKind::scaled_sum: return ", scaled sum";
+    case ReductionKind::scaled_sum: return fmt::format(", sum of each by {}", p.reduction.multiply);
     case ReductionKind::maximum: return ", maximum";
   }
   return "";
 }
 
 std::string describe(const Post& p) {
-  return fmt::format("{} of {} {} elements{} (operation {})", name(p.action), p.counts ? -1 : p.elements, fsdp::name(p.type), words(p), p.op);
+  const std::string elements = p.counts ? fmt::format("{}", fmt::join(*p.counts, ", ")) : fmt::format("{}", p.elements);
+  return fmt::format("{} of {} {} elements{} (operation {})", name(p.action), elements, fsdp::name(p.type), manner(p), p.op);
+}
+
+bool same_reduction(const Reduction& a, const Reduction& b) {
+  return a.kind == b.kind && (a.kind != ReductionKind::scaled_sum || a.multiply == b.multiply);
 }
 
 bool same_call(const Post& a, const Post& b) {
   const bool same_slots = a.counts && b.counts ? *a.counts == *b.counts : !a.counts && !b.counts && a.elements == b.elements;
-  const bool reduces = a.action == CollectiveAction::reduce_scatter || a.action == CollectiveAction::all_reduce;
   return a.action == b.action && same_slots && a.type == b.type && a.root == b.root &&
-         (!reduces || (a.reduction.kind == b.reduction.kind));
+         (!reduces(a) || same_reduction(a.reduction, b.reduction));
 }
 
 }  // namespace
