@@ -143,7 +143,7 @@ class Calibration {
     return kind == OpKind::attention ? std::pair{kShortSequence, kLongSequence} : std::pair{kSmall, kLarge};
   }
   static bool benchmarked(OpKind kind, bool backward) {
-    if (kind == OpKind::linear || kind == OpKind::opaque) return false;
+    if (kind == OpKind::linear || kind == OpKind::expert_linear || kind == OpKind::opaque) return false;  // products have curves
     return !(kind == OpKind::add && backward);  // hands its gradient on: no kernel
   }
 

@@ -45,16 +45,19 @@ Buffers make_buffers(const OpCase& c, Part part, DType type, BenchMemory& memory
     inputs.push_back(
         {c.ids_below > 0 && i == c.ids_at ? memory.take_ids(c.inputs[i], c.ids_below) : memory.take(c.inputs[i], type)});
   for (const std::int64_t n : c.params) params.push_back({memory.take(n, type)});
-  const KernelArg output{memory.take(c.output, loss ? DType::f64 : type)};
+  std::vector<KernelArg> outputs{{memory.take(c.output, loss ? DType::f64 : type)}};
+  if (c.second_output > 0) outputs.push_back({memory.take_ids(c.second_output, 1)});
   const KernelArg extra = exact(bytes(f.saved_extra_bytes), f.saved_extra_bytes);
   Buffers b;
   b.forward = inputs;
   b.forward.insert(b.forward.end(), params.begin(), params.end());
-  b.forward.insert(b.forward.end(), {output, extra, exact(bytes(f.forward_scratch_bytes), f.forward_scratch_bytes)});
+  b.forward.insert(b.forward.end(), outputs.begin(), outputs.end());
+  b.forward.insert(b.forward.end(), {extra, exact(bytes(f.forward_scratch_bytes), f.forward_scratch_bytes)});
   if (part == Part::forward) return b;
   b.backward.push_back(loss ? KernelArg{} : KernelArg{memory.take(c.output, type)});
+  if (c.second_output > 0) b.backward.push_back({});
   b.backward.insert(b.backward.end(), inputs.begin(), inputs.end());
-  b.backward.push_back(output);
+  b.backward.insert(b.backward.end(), outputs.begin(), outputs.end());
   b.backward.insert(b.backward.end(), params.begin(), params.end());
   b.backward.insert(b.backward.end(), {extra, exact(bytes(f.backward_scratch_bytes), f.backward_scratch_bytes)});
   for (std::size_t i = 0; i < c.inputs.size(); ++i) {
@@ -111,7 +114,27 @@ OpCase op_case(OpKind kind, std::int64_t elements, DType type) {
       c.ids_at = 1;
       return c;
     }
+    case OpKind::moe_route: {
+      s.experts = {.count = 8, .top_k = 2};
+      s.renormalised = true;
+      const std::int64_t of_logits = std::max<std::int64_t>(1, elements / s.experts.count), choices = of_logits * s.experts.top_k;
+      OpCase c = with(kind, {of_logits * s.experts.count}, {}, choices, {1, of_logits, size_of(type)}, s);
+      c.op.outputs.assign(2, 0);
+      c.second_output = choices;
+      return c;
+    }
+    case OpKind::moe_dispatch:
+    case OpKind::moe_combine: {  // any slots: rows are copied and added the same
+      s.experts = {.count = 8, .top_k = 2};
+      const std::int64_t slots = rows(s.experts, work) * width, choices = tokens * s.experts.top_k;
+      OpCase c = kind == OpKind::moe_dispatch ? with(kind, {n, choices}, {}, slots, work, s)
+                                              : with(kind, {slots, choices, choices}, {}, n, work, s);
+      c.ids_below = slots / width;
+      c.ids_at = c.inputs.size() - 1;
+      return c;
+    }
     case OpKind::linear:
+    case OpKind::expert_linear:
     case OpKind::opaque: break;
   }
   throw MachineError("no benchmark for " + std::string(name(kind)));

@@ -15,6 +15,7 @@ struct OpCase {
   Workload work;
   std::vector<std::int64_t> inputs, params;  // elements
   std::int64_t output = 0;
+  std::int64_t second_output = 0;  // elements of a second one, which are ids; 0: none
   std::int64_t ids_below = 0;  // inputs[ids_at] are ids below this; 0: none
   std::size_t ids_at = 0;
 };

@@ -22,7 +22,8 @@ struct Family {
   Importer import;
 };
 constexpr std::array kFamilies{Family{"llama", import_llama}, Family{"mistral", import_llama}, Family{"qwen2", import_llama},
-                               Family{"qwen3", import_llama}, Family{"gpt2", import_gpt2},     Family{"mpt", import_mpt}};
+                               Family{"qwen3", import_llama}, Family{"mixtral", import_llama}, Family{"qwen3_moe", import_llama},
+                               Family{"olmoe", import_llama}, Family{"gpt2", import_gpt2},      Family{"mpt", import_mpt}};
 
 std::string stem(std::string_view file) { return fs::path(file).stem().string(); }
 

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <unordered_set>
 
 #include "models/error.h"
@@ -11,31 +12,50 @@
 namespace fsdp {
 namespace {
 
-using Widths = std::vector<std::int64_t>;
-using Shapes = std::vector<std::vector<std::int64_t>>;
+// A tensor that an op reads or makes: rows are tokens unless it says slots.
+struct Form {
+  enum Rows : std::uint8_t { tokens, slots };
+  std::int64_t width = 0;
+  Rows rows = tokens;
+  bool ids = false;
+};
+using Extents = std::vector<std::int64_t>;
 
 // What the table over OpKind says of one op. Optional biases are the last entry of `params`.
 struct Signature {
-  Widths inputs, outputs;
-  Shapes params;
+  std::vector<Form> inputs, outputs;
+  std::vector<Extents> params;
   bool optional_last_param = false;
 };
 
 Signature signature(const Op& op) {
   const OpShape& s = op.shape;
   const std::int64_t heads = s.heads * s.head_dim, kv = s.kv_heads * s.head_dim, all = s.width * s.groups;
+  const Form id{1, Form::tokens, true}, slot_ids{s.experts.top_k, Form::tokens, true};
+  const Form width{s.width}, in{s.in}, out{s.out}, slot_in{s.in, Form::slots}, slot_out{s.out, Form::slots};
+  const Form slot_rows{s.width, Form::slots}, weights{s.experts.top_k};
+  const auto of = [](Form::Rows r, std::int64_t w) { return Form{w, r}; };
+  const Form::Rows gated = s.experts.count > 0 ? Form::slots : Form::tokens;
   switch (op.kind) {
-    case OpKind::embedding: return {{1}, {s.width}, {{s.vocab, s.width}}};
-    case OpKind::position_embedding: return {{s.width}, {s.width}, {{s.positions, s.width}}};
-    case OpKind::rms_norm: return {{all}, {all}, {{s.width}}};
-    case OpKind::layer_norm: return {{s.width}, {s.width}, {{s.width}, {s.width}}, true};
-    case OpKind::linear: return {{s.in}, {s.out}, {s.transposed ? Widths{s.in, s.out} : Widths{s.out, s.in}, {s.out}}, true};
-    case OpKind::rotary: return {{heads}, {heads}, {}};
-    case OpKind::attention: return {s.packed ? Widths{heads + 2 * kv} : Widths{heads, kv, kv}, {heads}, {}};
+    case OpKind::embedding: return {{id}, {width}, {{s.vocab, s.width}}};
+    case OpKind::position_embedding: return {{width}, {width}, {{s.positions, s.width}}};
+    case OpKind::rms_norm: return {{{all}}, {{all}}, {{s.width}}};
+    case OpKind::layer_norm: return {{width}, {width}, {{s.width}, {s.width}}, true};
+    case OpKind::linear: return {{in}, {out}, {s.transposed ? Extents{s.in, s.out} : Extents{s.out, s.in}, {s.out}}, true};
+    case OpKind::rotary: return {{{heads}}, {{heads}}, {}};
+    case OpKind::attention:
+      if (s.packed) return {{{heads + 2 * kv}}, {{heads}}, {}};
+      return {{{heads}, {kv}, {kv}}, {{heads}}, {}};
     case OpKind::swiglu:
-    case OpKind::add: return {{s.width, s.width}, {s.width}, {}};
-    case OpKind::gelu: return {{s.width}, {s.width}, {}};
-    case OpKind::cross_entropy: return {{s.vocab, 1}, {1}, {}};
+      if (s.packed) return {{of(gated, 2 * s.width)}, {of(gated, s.width)}, {}};
+      return {{of(gated, s.width), of(gated, s.width)}, {of(gated, s.width)}, {}};
+    case OpKind::add: return {{width, width}, {width}, {}};
+    case OpKind::gelu: return {{width}, {width}, {}};
+    case OpKind::cross_entropy: return {{{s.vocab}, id}, {{1}}, {}};
+    case OpKind::moe_route: return {{{s.experts.count}}, {weights, slot_ids}, {}};
+    case OpKind::moe_dispatch: return {{width, slot_ids}, {slot_rows}, {}};
+    case OpKind::expert_linear: return {{slot_in}, {slot_out}, {{s.experts.count, s.out, s.in}}};
+    case OpKind::moe_combine: return {{slot_rows, weights, slot_ids}, {width}, {}};
     case OpKind::opaque: return {};
   }
   return {};
@@ -110,8 +130,10 @@ class Checker {
             "ids and targets must be of kind ids");
     for (const Tensor& t : g_.tensors) {
       require(t.width > 0, "a tensor has no width");
-      require(t.kind != TensorKind::ids || (!t.requires_grad && t.width == 1), "ids have width 1 and no gradient");
+      require(t.kind != TensorKind::ids || !t.requires_grad, "ids have no gradient");
+      experts(t.experts, "a tensor");
     }
+    require(tensor(g_.ids).width == 1 && tensor(g_.targets).width == 1, "ids and targets have width 1");
     require(!g_.ops.empty() && g_.ops.back().kind == OpKind::cross_entropy, "the last op must be the loss");
     std::vector<char> made(g_.tensors.size(), 0);
     made[static_cast<std::size_t>(g_.ids)] = made[static_cast<std::size_t>(g_.targets)] = 1;
@@ -144,8 +166,30 @@ class Checker {
     if (op.kind != OpKind::opaque) matches(op, label);
   }
 
+  static constexpr bool has_experts(OpKind kind) {
+    return kind == OpKind::moe_route || kind == OpKind::moe_dispatch || kind == OpKind::expert_linear || kind == OpKind::moe_combine;
+  }
+  void experts(const Experts& e, const std::string& label) const {
+    if (e.count == 0) return require(e == Experts{}, label + ": without experts there is no choice of them");
+    require(e.count > 0 && e.top_k > 0 && e.top_k <= e.count, label + ": top_k must be 1 to the number of experts");
+    require(std::isfinite(e.capacity_factor) && e.capacity_factor > 0, label + ": capacity_factor must be positive");
+  }
+
+  void forms(const std::vector<std::int32_t>& ids, const std::vector<Form>& want, const Experts& e, const std::string& label) const {
+    bool same = ids.size() == want.size();
+    for (std::size_t i = 0; same && i < ids.size(); ++i) {
+      const Tensor& t = tensor(ids[i]);
+      same = t.width == want[i].width && t.experts == (want[i].rows == Form::slots ? e : Experts{}) &&
+             (t.kind == TensorKind::ids) == want[i].ids;
+    }
+    require(same, label + " do not match its shape");
+  }
+
   void matches(const Op& op, const std::string& label) const {
     const OpShape& s = op.shape;
+    experts(s.experts, label);
+    require(s.experts.count > 0 || !has_experts(op.kind), label + ": needs experts");
+    require(s.experts.count == 0 || has_experts(op.kind) || op.kind == OpKind::swiglu, label + ": has no experts");
     if (op.kind == OpKind::attention) {
       require(s.kv_heads > 0 && s.heads % s.kv_heads == 0, label + ": kv_heads must divide heads");
       require(s.window >= 0 && (s.causal || s.window == 0), label + ": a window needs causal attention");
@@ -154,13 +198,8 @@ class Checker {
       require(s.head_dim % 2 == 0 && s.theta > 0, label + ": rotary needs an even head_dim and a positive theta");
     require(s.eps > 0, label + ": eps must be positive");
     const Signature want = signature(op);
-    const auto widths = [&](const std::vector<std::int32_t>& ids) {
-      Widths out;
-      for (std::int32_t t : ids) out.push_back(tensor(t).width);
-      return out;
-    };
-    require(widths(op.inputs) == want.inputs, label + ": inputs do not match its shape");
-    require(widths(op.outputs) == want.outputs, label + ": outputs do not match its shape");
+    forms(op.inputs, want.inputs, s.experts, label + ": inputs");
+    forms(op.outputs, want.outputs, s.experts, label + ": outputs");
     const std::size_t least = want.params.size() - (want.optional_last_param ? 1 : 0);
     require(op.params.size() >= least && op.params.size() <= want.params.size(), label + ": wrong number of parameters");
     for (std::size_t i = 0; i < op.params.size(); ++i) {

@@ -44,7 +44,10 @@ ModelGraph freeze(ModelGraph model, std::span<const std::string> modules_or_para
                                      [&](std::int32_t p) { return model.parameters[static_cast<std::size_t>(p)].trainable; }) ||
                          std::any_of(op.inputs.begin(), op.inputs.end(),
                                      [&](std::int32_t t) { return model.tensors[static_cast<std::size_t>(t)].requires_grad; });
-    for (std::int32_t t : op.outputs) model.tensors[static_cast<std::size_t>(t)].requires_grad = trained;
+    for (std::int32_t t : op.outputs) {
+      Tensor& made = model.tensors[static_cast<std::size_t>(t)];
+      made.requires_grad = trained && made.kind != TensorKind::ids;
+    }
   }
   return model;
 }

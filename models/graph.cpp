@@ -1,6 +1,8 @@
 #include "models/graph.h"
 
+#include <algorithm>
 #include <array>
+#include <cmath>
 
 #include "models/digest.h"
 #include "models/units.h"
@@ -10,12 +12,19 @@ namespace {
 
 constexpr std::array<std::string_view, kOpKinds> kOpNames{
     "embedding", "position_embedding", "rms_norm", "layer_norm", "linear", "rotary", "attention", "swiglu", "gelu",
-    "add",       "cross_entropy",      "opaque"};
+    "add",       "cross_entropy",      "opaque",   "moe_route",  "moe_dispatch", "expert_linear", "moe_combine"};
 
 // Fields at their default are left out: the key says which field it is, so the text stays unambiguous.
 template <class T>
 void add_if(Digest& d, std::string_view key, T value, T usual) {
   if (value != usual) d.add(key, value);
+}
+
+void add_experts(Digest& d, const Experts& e) {
+  if (e.count == 0) return;
+  d.add("experts", e.count);
+  d.add("top_k", e.top_k);
+  d.add("capacity_factor", e.capacity_factor);
 }
 
 void add_shape(Digest& d, const OpShape& s) {
@@ -35,6 +44,8 @@ void add_shape(Digest& d, const OpShape& s) {
   add_if(d, "packed", s.packed, usual.packed);
   add_if(d, "transposed", s.transposed, usual.transposed);
   add_if(d, "tanh", s.tanh, usual.tanh);
+  add_experts(d, s.experts);
+  add_if(d, "renormalised", s.renormalised, usual.renormalised);
   add_if(d, "eps", s.eps, usual.eps);
   add_if(d, "theta", s.theta, usual.theta);
   add_if(d, "opaque_flops", s.opaque_flops_per_token, usual.opaque_flops_per_token);
@@ -93,6 +104,7 @@ std::string ModelGraph::digest() const {
   for (const Tensor& t : tensors) {
     d.add("tensor", t.width);
     d.add("kind", static_cast<int>(t.kind) + (t.requires_grad ? 8 : 0));
+    add_experts(d, t.experts);
   }
   for (const Op& op : ops) {
     d.add("op", fsdp::name(op.kind));
@@ -107,8 +119,20 @@ std::string ModelGraph::digest() const {
   return d.text();
 }
 
+// What double arithmetic adds to an exact product is not rounded up to one more slot. Up to 10^12 tokens (far beyond a micro-batch) that
+// takes less than one slot from a capacity that is whole.
+std::int64_t Experts::capacity(std::int64_t tokens) const {
+  const double share = static_cast<double>(tokens) * static_cast<double>(top_k) / static_cast<double>(count) * capacity_factor;
+  if (share >= static_cast<double>(tokens)) return tokens;
+  return std::clamp<std::int64_t>(static_cast<std::int64_t>(std::ceil(share * (1 - 1e-12))), 1, std::max<std::int64_t>(1, tokens));
+}
+
+std::int64_t rows(const Experts& e, const Workload& w) {
+  return e.count == 0 ? w.tokens() : checked_mul(e.count, e.capacity(w.tokens()), "slots of experts");
+}
+
 std::int64_t elements(const Tensor& t, const Workload& w) {
-  return t.kind == TensorKind::loss ? 1 : checked_mul(t.width, w.tokens(), "tensor size");
+  return t.kind == TensorKind::loss ? 1 : checked_mul(t.width, rows(t.experts, w), "tensor size");
 }
 
 }  // namespace fsdp

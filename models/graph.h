@@ -27,14 +27,34 @@ enum class OpKind : std::uint8_t {
   rotary,              // in: x [T, heads*head_dim]   params: -                               out: same; half-rotation as in Llama (HF), theta
   attention,           // in: q [T, heads*head_dim], k, v [T, kv_heads*head_dim], or one packed qkv [T, (heads+2*kv_heads)*head_dim]
                        //                             params: -                               out: [T, heads*head_dim]; causal, window, alibi
-  swiglu,              // in: gate, up [T, width]     params: -                               out: silu(gate) * up
+  swiglu,              // in: gate, up [T, width]     params: -                               out: silu(gate) * up; of experts: [S, width];
+                       //   or one packed [gate, up] of 2*width
   gelu,                // in: x [T, width]            params: -                               out: gelu(x); tanh: the tanh approximation
   add,                 // in: a, b [T, width]         params: -                               out: a + b
   cross_entropy,       // in: logits [T, vocab], targets [T]   params: -                      out: mean loss over the tokens of the step (scalar)
   opaque,              // flops, bytes and saved bytes only
+  // Mixtures of experts. [S] = slots, a fixed number per expert (Experts below); ids name slots.
+  moe_route,           // in: logits [T, experts]     params: -                               out: weights [T, top_k], slots [T, top_k] (ids):
+                       //   the top_k largest probabilities (of equal ones the lower expert), renormalised: divided by their sum
+  moe_dispatch,        // in: x [T, width], slots     params: -                               out: [S, width]: rows of x; empty slots: zeros
+  expert_linear,       // in: x [S, in]               params: weight [experts, out, in]       out: [S, out]: each expert's slots by its matrix
+  moe_combine,         // in: y [S, width], weights, slots   params: -                        out: [T, width]: sum of weight * its slot's row of y
 };
-inline constexpr int kOpKinds = 12;
+inline constexpr int kOpKinds = 16;
 [[nodiscard]] std::string_view name(OpKind);
+
+// How tokens share experts. Each expert has a fixed number of slots, its capacity, so that memory and work do not depend on what is
+// routed. Tokens take slots in their order in the micro-batch, and a token's choices theirs; a choice that finds its expert full is
+// dropped: it counts as zero and has no gradient, the token's other choices keep their weights. With capacity_factor = count / top_k
+// nothing is ever dropped: then, and only then, results do not depend on how a batch is split.
+struct Experts {
+  std::int64_t count = 0, top_k = 0;         // count 0: no experts
+  double capacity_factor = 1;
+  // ceil(tokens * top_k / count * capacity_factor), at most `tokens`: top_k different experts are chosen.
+  [[nodiscard]] std::int64_t capacity(std::int64_t tokens) const;
+  friend bool operator==(const Experts&, const Experts&) = default;
+};
+// A choice in the ids that moe_route makes: expert * capacity + place, or, dropped, -1 - expert.
 
 struct OpShape {
   std::int64_t in = 0, out = 0;              // linear
@@ -42,9 +62,11 @@ struct OpShape {
   std::int64_t heads = 0, kv_heads = 0, head_dim = 0, window = 0;   // rotary, attention; window 0: none
   std::int64_t vocab = 0;                    // embedding, cross_entropy
   std::int64_t positions = 0;                // position_embedding
+  Experts experts = {};                      // mixtures of experts, and a swiglu over their slots
   bool causal = true, alibi = false, packed = false;
   bool transposed = false;                   // linear whose weight is stored [in, out] (GPT-2's Conv1D)
   bool tanh = false;                         // gelu
+  bool renormalised = false;                 // moe_route
   double eps = 1e-5;                         // norms
   double theta = 10000.0;                    // rotary
   double opaque_flops_per_token = 0;         // opaque
@@ -61,12 +83,13 @@ struct Op {
   friend bool operator==(const Op&, const Op&) = default;
 };
 
-// A value that flows between ops. Elements = width * tokens, or 1 for the loss.
+// A value that flows between ops. Elements = width * tokens, width * slots where it has experts, or 1 for the loss.
 enum class TensorKind : std::uint8_t { ids, activation, loss };
 struct Tensor {
   TensorKind kind = TensorKind::activation;
   std::int64_t width = 0;                    // elements per token
   bool requires_grad = true;                 // false for ids, and for what no trained parameter has a part in
+  Experts experts = {};                      // a row per slot instead of one per token
   friend bool operator==(const Tensor&, const Tensor&) = default;
 };
 
@@ -115,6 +138,7 @@ struct Workload {
   [[nodiscard]] std::int64_t tokens() const { return sequences * seq_len; }
 };
 
+[[nodiscard]] std::int64_t rows(const Experts&, const Workload&);    // tokens; with experts: slots = count * capacity
 [[nodiscard]] std::int64_t elements(const Tensor&, const Workload&);
 
 // Arithmetic of one op. Forward; backward of a matrix product is twice it, of attention 2.5 times (cost-model practice:
@@ -123,7 +147,7 @@ struct Workload {
 [[nodiscard]] double backward_flops(const Op&, const Workload&);
 
 // Model flops of a training step per token, for MFU: 6 * (parameters in matrix products) + 12 * layers * heads * head_dim * seq_len
-// (the PaLM / nanoGPT convention: full attention square, no recomputation).
+// (the PaLM / nanoGPT convention: full attention square, no recomputation; of experts the top_k that a token is routed to).
 [[nodiscard]] double model_flops_per_token(const ModelGraph&, std::int64_t seq_len);
 
 // The same model with these parameters, or all parameters in and below these modules, not trained; which tensors take part in backward

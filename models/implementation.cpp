@@ -36,6 +36,7 @@ Op probe(OpKind kind) {
               .opaque_bytes_per_token = 47,
               .opaque_saved_bytes_per_token = 53};
   op.params = {0};
+  if (kind > OpKind::opaque) op.shape.experts = {.count = 5, .top_k = 2, .capacity_factor = 1.25};
   return op;
 }
 
@@ -64,7 +65,12 @@ std::vector<std::string> implementation_names() {
 }
 
 OpFacts facts(const Implementation& implementation, const Op& op, const Workload& workload) {
-  return implementation.rules[static_cast<std::size_t>(op.kind)](op, workload);
+  const OpRule rule = implementation.rules[static_cast<std::size_t>(op.kind)];
+  if (rule == nullptr)
+    throw InputError("--implementation", std::string(implementation.name) + (implementation.compiled ? ", compiled," : "") +
+                                             " has no known memory and time for " + std::string(name(op.kind)),
+                     "use another one, such as native");
+  return rule(op, workload);
 }
 
 OpFacts facts(const Implementation& implementation, const Op& op, const Workload& workload, const ModelGraph& model) {
@@ -72,7 +78,8 @@ OpFacts facts(const Implementation& implementation, const Op& op, const Workload
   const auto keep_nothing = [&f] { f.saved_inputs = f.saved_outputs = 0, f.saved_extra_bytes = f.result_extra_bytes = 0; };
   const auto trained = [&](std::int32_t p) { return model.parameters[static_cast<std::size_t>(p)].trainable; };
   if (!model.tensors[static_cast<std::size_t>(op.outputs[0])].requires_grad) keep_nothing();
-  const bool product = op.kind == OpKind::linear || op.kind == OpKind::embedding;  // only the weight's gradient reads the input
+  const bool product =  // only the weight's gradient reads the input
+      op.kind == OpKind::linear || op.kind == OpKind::embedding || op.kind == OpKind::expert_linear;
   if (product && !trained(op.params[0])) keep_nothing();
   return f;
 }
@@ -91,6 +98,7 @@ std::string digest(const Implementation& i) {
   d.add("host_launch", i.host_seconds_per_launch);
   d.add("host_hook", i.host_seconds_per_unit_hook);
   for (int k = 0; k < kOpKinds; ++k) {
+    if (i.rules[static_cast<std::size_t>(k)] == nullptr) continue;
     for (std::int64_t product : {1, 2})
       d.add("keeps", i.keeps_selectively && i.keeps_selectively(probe(static_cast<OpKind>(k)), product));
     for (std::int64_t element_bytes : {2, 4, 8}) {

@@ -59,7 +59,7 @@ enum class MemorySource : std::uint8_t {
 struct Implementation {
   std::string_view name;                     // "native", "torchtitan", ...
   bool compiled = false;
-  std::array<OpRule, kOpKinds> rules{};      // indexed by OpKind
+  std::array<OpRule, kOpKinds> rules{};      // indexed by OpKind; nullptr: what this stack does there is not known, `facts` refuses it
   bool backward_adds_in_place = false;       // true: a backward kernel adds into a gradient that exists already;
                                              // false: it writes a temporary and a separate kernel adds (PyTorch autograd)
   bool loss_read_every_step = false;         // the host waits for the loss at the end of each step
@@ -82,7 +82,8 @@ struct Implementation {
 
 [[nodiscard]] const Implementation& find_implementation(std::string_view name, bool compiled, std::string_view where);  // throws InputError, lists names
 [[nodiscard]] std::vector<std::string> implementation_names();
-[[nodiscard]] OpFacts facts(const Implementation&, const Op&, const Workload&);   // everything is trained
+// Everything is trained. Throws InputError("--implementation", ...) for a kind of op that the implementation has no rule for.
+[[nodiscard]] OpFacts facts(const Implementation&, const Op&, const Workload&);
 // What is kept given what is trained (Parameter::trainable, Tensor::requires_grad): a linear layer with a frozen weight does not
 // keep its input, an op below the first trained parameter keeps nothing.
 [[nodiscard]] OpFacts facts(const Implementation&, const Op&, const Workload&, const ModelGraph&);

@@ -25,15 +25,18 @@ double flops_per_element(OpKind kind) {
     case OpKind::gelu: return 8;                // cubic, tanh or erf, products
     case OpKind::add: return 1;
     case OpKind::cross_entropy: return 4;  // max, subtract, exp, sum
+    case OpKind::moe_route: return 5;      // the same, and a comparison or division
     default: return 0;
   }
 }
 
+// Elements per row of what such an op makes; of moe_route the probabilities.
 double element_width(const Op& op) {
   const OpShape& s = op.shape;
   switch (op.kind) {
     case OpKind::rotary: return static_cast<double>(s.heads) * static_cast<double>(s.head_dim);
     case OpKind::cross_entropy: return static_cast<double>(s.vocab);
+    case OpKind::moe_route: return static_cast<double>(s.experts.count);
     default: return static_cast<double>(s.width) * static_cast<double>(s.groups);
   }
 }
@@ -43,9 +46,15 @@ double element_width(const Op& op) {
 double forward_flops(const Op& op, const Workload& w) {
   const OpShape& s = op.shape;
   const double tokens = static_cast<double>(w.sequences) * static_cast<double>(w.seq_len);
+  const auto row_count = [&] { return static_cast<double>(rows(s.experts, w)); };
   switch (op.kind) {
-    case OpKind::embedding: return 0;  // a gather
+    case OpKind::embedding:
+    case OpKind::moe_dispatch: return 0;  // gathers
     case OpKind::linear: return 2 * tokens * static_cast<double>(s.in) * static_cast<double>(s.out);
+    case OpKind::expert_linear: return 2 * row_count() * static_cast<double>(s.in) * static_cast<double>(s.out);  // empty slots, too
+    case OpKind::moe_combine:  // a product and a sum per choice and channel
+      return 2 * tokens * static_cast<double>(s.experts.top_k) * static_cast<double>(s.width);
+    case OpKind::swiglu: return row_count() * element_width(op) * flops_per_element(op.kind);
     case OpKind::attention:  // scores and weighted sum: 2 flops per pair and channel each
       return 4 * static_cast<double>(w.sequences) * static_cast<double>(s.heads) * static_cast<double>(s.head_dim) *
              attention_pairs(s, w.seq_len);
@@ -57,6 +66,8 @@ double forward_flops(const Op& op, const Workload& w) {
 double backward_flops(const Op& op, const Workload& w) {
   if (op.kind == OpKind::attention) return 2.5 * forward_flops(op, w);
   if (op.kind == OpKind::embedding) return static_cast<double>(w.tokens()) * static_cast<double>(op.shape.width);  // scatter-add
+  if (op.kind == OpKind::moe_dispatch)  // a token's gradient: the sum over its slots
+    return static_cast<double>(w.tokens()) * static_cast<double>(op.shape.experts.top_k) * static_cast<double>(op.shape.width);
   return 2 * forward_flops(op, w);
 }
 
@@ -65,6 +76,8 @@ double model_flops_per_token(const ModelGraph& model, std::int64_t seq_len) {
   for (const Op& op : model.ops) {
     const OpShape& s = op.shape;
     if (op.kind == OpKind::linear) flops += 6 * static_cast<double>(s.in) * static_cast<double>(s.out);
+    if (op.kind == OpKind::expert_linear)
+      flops += 6 * static_cast<double>(s.in) * static_cast<double>(s.out) * static_cast<double>(s.experts.top_k);
     if (op.kind == OpKind::attention) flops += 12 * static_cast<double>(s.heads * s.head_dim) * static_cast<double>(seq_len);
     if (op.kind == OpKind::opaque) flops += 3 * s.opaque_flops_per_token;
   }

@@ -189,7 +189,8 @@ std::string mpt_text(const ModelGraph& model) {
 std::string model_text(const ModelGraph& model) {
   const bool llama_like = !block_names(model).empty() && block_names(model).front() == "model.layers.0" &&
                           first_shape(model, OpKind::swiglu) && first_shape(model, OpKind::rotary) &&
-                          has_parameter(model, "model.embed_tokens.weight");
+                          has_parameter(model, "model.embed_tokens.weight") &&
+                          has_parameter(model, "model.layers.0.mlp.down_proj.weight");
   if (llama_like) return llama_text(model);
   if (model.family == "gpt2") return gpt2_text(model);
   if (model.family == "mpt") return mpt_text(model);

@@ -30,14 +30,14 @@ TEST_CASE("costs of this machine: complete, positive, ordered, and equal after t
     CAPTURE(name(kind));
     const KernelRate& forward = costs.kernels.at(static_cast<std::size_t>(2 * k));
     const bool priced = forward.byte_rate.count() > 0 || forward.flops_rate.count() > 0;
-    CHECK(priced == (kind != OpKind::linear && kind != OpKind::opaque));
+    CHECK(priced == (kind != OpKind::linear && kind != OpKind::expert_linear && kind != OpKind::opaque));
   }
 
   const ModelGraph gpt2 =
       model_from_config(R"({"model_type": "gpt2", "vocab_size": 37, "n_positions": 11, "n_embd": 30, "n_layer": 2, "n_head": 5,
       "n_inner": 47, "layer_norm_epsilon": 1e-5, "activation_function": "gelu_new"})",
                         "gpt2", 7);
-  for (const ModelGraph& model : {small_llama(), gpt2}) {
+  for (const ModelGraph& model : {small_llama(), gpt2, load_model("tiny-mixtral")}) {
     const ShardingPlan plan = make_plan(model, {.shard = 2, .checkpointing = "full", .micro_batches = {1, 1}, .clip_norm = 1.0});
     const Program program = lower(model, plan, native_implementation());
     const ClusterSpec cluster = load_cluster("host", 2);

@@ -34,6 +34,9 @@ constexpr std::int64_t kTiny = 2 * 1024 * 128 + 4 * (2 * 128 * 128 + 2 * 128 * 6
 // small-llama: the same with vocab 8192, hidden 384, kv 128, ffn 1024, 8 layers.
 constexpr std::int64_t kSmall = 2 * 8192 * 384 + 8 * (2 * 384 * 384 + 2 * 384 * 128 + 3 * 384 * 1024 + 2 * 384) + 384;
 
+// tiny-mixtral: tiny-llama with a router of 4 experts (4 * 128), each 3 * 128 * 176, for each feed-forward.
+constexpr std::int64_t kTinyMixtral = kTiny + 4 * (4 * 128 + 4 * 3 * 128 * 176 - 3 * 128 * 352);
+
 constexpr Count kCounts[] = {
     {"llama3-8b", 8'030'261'248},
     {"llama3-70b", 70'553'706'496},
@@ -47,6 +50,9 @@ constexpr Count kCounts[] = {
     {"qwen3-0.6b", 596'049'920},
     {"qwen3-8b", 8'190'735'360},
     {"qwen3-32b", 32'762'123'264},
+    {"mixtral-8x7b", 46'702'792'704},
+    {"qwen3-30b-a3b", 30'532'122'624},
+    {"olmoe-1b-7b", 6'919'161'856},
     {"gpt2", 124'439'808},
     {"gpt2-xl", 1'557'611'200},
     {"mpt-7b", 6'649'286'656},
@@ -61,6 +67,7 @@ constexpr Count kCounts[] = {
     {"mpt-70b-bench", mosaic(80, 8192, 2048)},
     {"tiny-llama", kTiny},
     {"small-llama", kSmall},
+    {"tiny-mixtral", kTinyMixtral},
 };
 
 struct TempFolder {

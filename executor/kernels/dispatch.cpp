@@ -1,58 +1,58 @@
 // Op kind and storage type -> kernel.
+#include <array>
+
 #include "executor/kernels.h"
 #include "executor/kernels/ops.h"
+#include "executor/kernels/table.h"
 
 namespace fsdp {
 namespace {
 
+using Kernel = void (*)(const Call&);
+struct Kernels {
+  Kernel forward = nullptr, backward = nullptr;  // none: no kernel
+};
+
+// A row per op kind. The gradients of a sum are those of its output; lowering passes them on without a kernel.
 template <class T>
-void forward(const Call& call) {
-  switch (call.op.kind) {
-    case OpKind::embedding: return embedding_forward<T>(call);
-    case OpKind::position_embedding: return position_embedding_forward<T>(call);
-    case OpKind::rms_norm: return rms_norm_forward<T>(call);
-    case OpKind::layer_norm: return layer_norm_forward<T>(call);
-    case OpKind::linear: return linear_forward<T>(call);
-    case OpKind::rotary: return rotary_forward<T>(call);
-    case OpKind::attention: return attention_forward<T>(call);
-    case OpKind::swiglu: return swiglu_forward<T>(call);
-    case OpKind::gelu: return gelu_forward<T>(call);
-    case OpKind::add: return add_forward<T>(call);
-    case OpKind::cross_entropy: return cross_entropy_forward<T>(call);
-    case OpKind::opaque: break;
-  }
-  call.fail("the host backend has no kernel for it");
+constexpr std::array<Kernels, kOpKinds> table() {
+  std::array<Kernels, kOpKinds> t;
+  const auto row = [&t](OpKind kind, Kernel forward, Kernel backward) { t[static_cast<std::size_t>(kind)] = {forward, backward}; };
+  row(OpKind::embedding, embedding_forward<T>, embedding_backward<T>);
+  row(OpKind::position_embedding, position_embedding_forward<T>, position_embedding_backward<T>);
+  row(OpKind::rms_norm, rms_norm_forward<T>, rms_norm_backward<T>);
+  row(OpKind::layer_norm, layer_norm_forward<T>, layer_norm_backward<T>);
+  row(OpKind::linear, linear_forward<T>, linear_backward<T>);
+  row(OpKind::rotary, rotary_forward<T>, rotary_backward<T>);
+  row(OpKind::attention, attention_forward<T>, attention_backward<T>);
+  row(OpKind::swiglu, swiglu_forward<T>, swiglu_backward<T>);
+  row(OpKind::gelu, gelu_forward<T>, gelu_backward<T>);
+  row(OpKind::add, add_forward<T>, nullptr);
+  row(OpKind::cross_entropy, cross_entropy_forward<T>, cross_entropy_backward<T>);
+  row(OpKind::moe_route, moe_route_forward<T>, moe_route_backward<T>);
+  row(OpKind::moe_dispatch, moe_dispatch_forward<T>, moe_dispatch_backward<T>);
+  row(OpKind::expert_linear, expert_linear_forward<T>, expert_linear_backward<T>);
+  row(OpKind::moe_combine, moe_combine_forward<T>, moe_combine_backward<T>);
+  return t;
 }
 
-template <class T>
-void backward(const Call& call) {
-  switch (call.op.kind) {
-    case OpKind::embedding: return embedding_backward<T>(call);
-    case OpKind::position_embedding: return position_embedding_backward<T>(call);
-    case OpKind::rms_norm: return rms_norm_backward<T>(call);
-    case OpKind::layer_norm: return layer_norm_backward<T>(call);
-    case OpKind::linear: return linear_backward<T>(call);
-    case OpKind::rotary: return rotary_backward<T>(call);
-    case OpKind::attention: return attention_backward<T>(call);
-    case OpKind::swiglu: return swiglu_backward<T>(call);
-    case OpKind::gelu: return gelu_backward<T>(call);
-    case OpKind::add: call.fail("its gradients are those of its output; lowering passes them on without a kernel");
-    case OpKind::cross_entropy: return cross_entropy_backward<T>(call);
-    case OpKind::opaque: break;
-  }
-  call.fail("the host backend has no kernel for it");
+void run(const Call& call, DType type, Kernel Kernels::*direction) {
+  with_type(type, [&](auto element) {
+    static constexpr auto kTable = table<decltype(element)>();
+    const Kernel kernel = kTable[static_cast<std::size_t>(call.op.kind)].*direction;
+    if (kernel == nullptr) call.fail("the host backend has no kernel for it");
+    kernel(call);
+  });
 }
 
 }  // namespace
 
 void run_forward(const Op& op, const Workload& work, DType type, std::span<const KernelArg> args, double token_weight) {
-  const Call call(op, work, args, token_weight, false);
-  with_type(type, [&](auto element) { forward<decltype(element)>(call); });
+  run(Call(op, work, args, token_weight, false), type, &Kernels::forward);
 }
 
 void run_backward(const Op& op, const Workload& work, DType type, std::span<const KernelArg> args, double token_weight) {
-  const Call call(op, work, args, token_weight, true);
-  with_type(type, [&](auto element) { backward<decltype(element)>(call); });
+  run(Call(op, work, args, token_weight, true), type, &Kernels::backward);
 }
 
 }  // namespace fsdp

@@ -36,6 +36,18 @@ struct TanhGelu {
 
 std::int64_t elements(const Call& call) { return extent(call.tokens, call.shape.width); }
 
+// Gate and up as a row of all elements each, or packed: alternating in every row of tokens or slots.
+struct GatedRows {
+  explicit GatedRows(const Call& call) : packed(call.shape.packed), rows(fsdp::rows(call.shape.experts, call.work)), width(call.shape.width) {
+    if (packed) stride = 2 * width;
+    else stride = width = extent(rows, width), rows = 1;
+  }
+  [[nodiscard]] std::int64_t read() const { return extent(rows, stride); }  // elements of an input
+  [[nodiscard]] std::int64_t made() const { return extent(rows, width); }
+  const bool packed;
+  std::int64_t rows, width, stride = 0;
+};
+
 template <template <class> class Gelu, class T>
 void gelu_values(const T* x, T* y, std::int64_t n) {
   for (std::int64_t i = 0; i < n; ++i) store(y[i], Gelu<Math<T>>::value(load(x[i])));
@@ -50,34 +62,34 @@ void gelu_gradient(const T* x, const T* dy, T* dx, std::int64_t n, bool accumula
 
 template <class T>
 void swiglu_forward(const Call& call) {
-  const std::int64_t n = elements(call);
-  const T *gate = call.input<T>(0, n), *up = call.input<T>(1, n);
-  T* y = call.output<T>(0, n);
-  for (std::int64_t i = 0; i < n; ++i) {
-    const Math<T> g = load(gate[i]);
-    store(y[i], g * sigmoid(g) * load(up[i]));
-  }
+  const GatedRows z(call);
+  const T *gate = call.input<T>(0, z.read()), *up = z.packed ? gate + z.width : call.input<T>(1, z.read());
+  T* y = call.output<T>(0, z.made());
+  for (std::int64_t r = 0; r < z.rows; ++r, gate += z.stride, up += z.stride, y += z.width)
+    for (std::int64_t i = 0; i < z.width; ++i) {
+      const Math<T> g = load(gate[i]);
+      store(y[i], g * sigmoid(g) * load(up[i]));
+    }
 }
 
 // silu'(g) = s (1 + g (1 - s)), s = sigmoid(g).
 template <class T>
 void swiglu_backward(const Call& call) {
-  const std::int64_t n = elements(call);
-  const T* dy = call.grad_output<T>(0, n);
-  const T *gate = call.input<T>(0, n), *up = call.input<T>(1, n);
-  T *dgate = call.grad_input<T>(0, n), *dup = call.grad_input<T>(1, n);
-  if (dgate != nullptr) {
-    const bool accumulate = call.adds_to_input(0);
-    for (std::int64_t i = 0; i < n; ++i) {
-      const Math<T> g = load(gate[i]), s = sigmoid(g);
-      put(dgate[i], load(dy[i]) * load(up[i]) * s * (Math<T>(1) + g * (Math<T>(1) - s)), accumulate);
+  const GatedRows z(call);
+  const T* dy = call.grad_output<T>(0, z.made());
+  const T *gate = call.input<T>(0, z.read()), *up = z.packed ? gate + z.width : call.input<T>(1, z.read());
+  T* dgate = call.grad_input<T>(0, z.read());
+  T* dup = !z.packed ? call.grad_input<T>(1, z.read()) : dgate != nullptr ? dgate + z.width : nullptr;
+  const bool gate_adds = call.adds_to_input(0), up_adds = call.adds_to_input(z.packed ? 0 : 1);
+  for (std::int64_t r = 0; r < z.rows; ++r) {
+    const T *g_row = gate + r * z.stride, *u_row = up + r * z.stride, *d_row = dy + r * z.width;
+    for (std::int64_t i = 0; i < z.width && dgate != nullptr; ++i) {
+      const Math<T> g = load(g_row[i]), s = sigmoid(g);
+      put(dgate[r * z.stride + i], load(d_row[i]) * load(u_row[i]) * s * (Math<T>(1) + g * (Math<T>(1) - s)), gate_adds);
     }
-  }
-  if (dup != nullptr) {
-    const bool accumulate = call.adds_to_input(1);
-    for (std::int64_t i = 0; i < n; ++i) {
-      const Math<T> g = load(gate[i]);
-      put(dup[i], load(dy[i]) * g * sigmoid(g), accumulate);
+    for (std::int64_t i = 0; i < z.width && dup != nullptr; ++i) {
+      const Math<T> g = load(g_row[i]);
+      put(dup[r * z.stride + i], load(d_row[i]) * g * sigmoid(g), up_adds);
     }
   }
 }

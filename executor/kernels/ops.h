@@ -1,4 +1,5 @@
-// The kernels behind run_forward and run_backward: one pair per op kind, for the storage types double, float and BFloat16.
+// The kernels behind run_forward and run_backward: one pair per op kind, for the storage types double, float, BFloat16
+// and Float16.
 #pragma once
 
 #include "executor/kernels/call.h"
@@ -47,5 +48,21 @@ template <class T>
 void cross_entropy_forward(const Call&);
 template <class T>
 void cross_entropy_backward(const Call&);
+template <class T>
+void moe_route_forward(const Call&);
+template <class T>
+void moe_route_backward(const Call&);
+template <class T>
+void moe_dispatch_forward(const Call&);
+template <class T>
+void moe_dispatch_backward(const Call&);
+template <class T>
+void expert_linear_forward(const Call&);
+template <class T>
+void expert_linear_backward(const Call&);
+template <class T>
+void moe_combine_forward(const Call&);
+template <class T>
+void moe_combine_backward(const Call&);
 
 }  // namespace fsdp

@@ -91,8 +91,8 @@ OpFacts attention(const Op& op, const Workload& w) {
 }
 
 OpFacts swiglu(const Op& op, const Workload& w) {
-  const std::int64_t x = row_bytes(w, op.shape.width);
-  return {.saved_inputs = 0b11, .forward_traffic_bytes = 3 * x, .backward_traffic_bytes = 5 * x};
+  const std::int64_t x = times(times(rows(op.shape.experts, w), op.shape.width), w.element_bytes);
+  return {.saved_inputs = static_cast<std::uint8_t>(op.shape.packed ? 0b1 : 0b11), .forward_traffic_bytes = 3 * x, .backward_traffic_bytes = 5 * x};
 }
 
 OpFacts gelu(const Op& op, const Workload& w) {
@@ -122,6 +122,55 @@ OpFacts opaque(const Op& op, const Workload& w) {
           .backward_traffic_bytes = 2 * bytes};
 }
 
+// Mixtures of experts (kernels/moe.cpp). k: choices of all tokens. Routing counts the taken slots of each expert; what was chosen is in
+// the slots, and renormalised weights are all that their gradient needs; otherwise the probabilities are made again from the logits.
+struct ExpertBytes {
+  ExpertBytes(const Op& op, const Workload& w)
+      : choices(times(w.tokens(), op.shape.experts.top_k)), logits(row_bytes(w, op.shape.experts.count)),
+        weights(times(choices, w.element_bytes)), ids(times(choices, 8)), chosen_rows(times(weights, op.shape.width)),
+        slot_rows(times(times(rows(op.shape.experts, w), op.shape.width), w.element_bytes)), tokens(row_bytes(w, op.shape.width)) {}
+  const std::int64_t choices, logits, weights, ids, chosen_rows, slot_rows, tokens;
+};
+
+OpFacts moe_route(const Op& op, const Workload& w) {
+  const ExpertBytes b(op, w);
+  const bool renormalised = op.shape.renormalised;
+  return {.saved_inputs = static_cast<std::uint8_t>(renormalised ? 0 : 0b1),
+          .saved_outputs = static_cast<std::uint8_t>(renormalised ? 0b11 : 0b10),
+          .forward_scratch_bytes = times(op.shape.experts.count, 8),
+          .forward_traffic_bytes = b.logits + b.weights + b.ids,
+          .backward_traffic_bytes = (renormalised ? 1 : 2) * b.logits + 2 * b.weights + b.ids};
+}
+
+OpFacts moe_dispatch(const Op& op, const Workload& w) {
+  const ExpertBytes b(op, w);
+  return {.saved_inputs = 0b10,
+          .forward_traffic_bytes = b.chosen_rows + b.slot_rows + b.ids,
+          .backward_traffic_bytes = b.chosen_rows + b.tokens + b.ids};
+}
+
+// One product per expert, each over the whole capacity; tiles as in `linear`.
+OpFacts expert_linear(const Op& op, const Workload& w) {
+  const std::int64_t n = op.shape.experts.capacity(w.tokens()), in = op.shape.in, out = op.shape.out;
+  const std::int64_t elements = checked_add(checked_add(times(n, in), times(in, out), "op size"), times(n, out), "op size");
+  const std::int64_t bytes = times(times(elements, op.shape.experts.count), w.element_bytes), a = std::min<std::int64_t>(n, 512);
+  const std::int64_t b = std::min<std::int64_t>(in, 512), c = std::min<std::int64_t>(out, 512);
+  const std::int64_t copies = w.element_bytes == 2 ? 4 * (a * b + b * c + a * c) : 0;
+  return {.saved_inputs = 0b1,
+          .forward_scratch_bytes = copies,
+          .backward_scratch_bytes = copies,
+          .backward_launches = 2,
+          .forward_traffic_bytes = bytes,
+          .backward_traffic_bytes = 2 * bytes};
+}
+
+OpFacts moe_combine(const Op& op, const Workload& w) {
+  const ExpertBytes b(op, w);
+  return {.saved_inputs = 0b111,
+          .forward_traffic_bytes = b.chosen_rows + b.tokens + b.weights + b.ids,
+          .backward_traffic_bytes = b.tokens + b.chosen_rows + b.slot_rows + 2 * b.weights + b.ids};
+}
+
 // torchtitan's choice: attention and every second product.
 bool keeps(const Op& op, std::int64_t product) {
   return op.kind == OpKind::attention || (op.kind == OpKind::linear && (op.params.size() > 1 || product % 2 == 1));
@@ -134,7 +183,7 @@ const Implementation& native_implementation() {
       .name = "native",
       .compiled = false,
       .rules = {embedding, position_embedding, rms_norm, layer_norm, linear, rotary, attention, swiglu, gelu, add, cross_entropy,
-                opaque},
+                opaque, moe_route, moe_dispatch, expert_linear, moe_combine},
       .backward_adds_in_place = true,
       .loss_read_every_step = true,           // the loop reports the loss of each step
       .keeps_selectively = keeps,

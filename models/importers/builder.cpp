@@ -98,8 +98,8 @@ const std::vector<std::int64_t>& GraphBuilder::weight_shape(Id module) const {
 }
 std::int64_t GraphBuilder::width(Id tensor) const { return at(graph_.tensors, tensor).width; }
 
-GraphBuilder::Id GraphBuilder::tensor(std::int64_t width) {
-  graph_.tensors.push_back({TensorKind::activation, width, true});
+GraphBuilder::Id GraphBuilder::tensor(std::int64_t width, const Experts& experts) {
+  graph_.tensors.push_back({TensorKind::activation, width, true, experts});
   return static_cast<Id>(graph_.tensors.size()) - 1;
 }
 
@@ -154,6 +154,46 @@ GraphBuilder::Id GraphBuilder::gelu(Id module, Id x, bool tanh) {
 
 GraphBuilder::Id GraphBuilder::add(Id module, Id a, Id b) {
   return op(OpKind::add, module, {a, b}, {.width = width(a)}, width(a));
+}
+
+// What has slots instead of tokens says so itself: only routing, dispatching and combining need to be told.
+GraphBuilder::Id GraphBuilder::packed_swiglu(Id module, Id gate_up) {
+  const std::int64_t half = width(gate_up) / 2;
+  const Experts experts = at(graph_.tensors, gate_up).experts;
+  const Id out = tensor(half, experts);
+  graph_.ops.push_back({OpKind::swiglu, module, {gate_up}, {out}, {}, {.width = half, .experts = experts, .packed = true}});
+  return out;
+}
+
+GraphBuilder::Routing GraphBuilder::moe_route(Id module, Id logits, const Experts& experts, bool renormalised) {
+  const Routing out{tensor(experts.top_k), tensor(experts.top_k)};
+  at(graph_.tensors, out.slots) = {TensorKind::ids, experts.top_k, false};
+  graph_.ops.push_back(
+      {OpKind::moe_route, module, {logits}, {out.weights, out.slots}, {}, {.experts = experts, .renormalised = renormalised}});
+  return out;
+}
+
+GraphBuilder::Id GraphBuilder::moe_dispatch(Id module, Id x, Id slots, const Experts& experts) {
+  const Id out = tensor(width(x), experts);
+  graph_.ops.push_back({OpKind::moe_dispatch, module, {x, slots}, {out}, {}, {.width = width(x), .experts = experts}});
+  return out;
+}
+
+GraphBuilder::Id GraphBuilder::expert_linear(Id module, std::size_t which, Id x) {
+  const std::int32_t weight = at(params_of_, module)[which];
+  const auto& shape = at(graph_.parameters, weight).shape;  // experts, out, in
+  const Experts experts = at(graph_.tensors, x).experts;
+  const Id out = tensor(shape[1], experts);
+  graph_.ops.push_back({OpKind::expert_linear, module, {x}, {out}, {weight}, {.in = shape[2], .out = shape[1], .experts = experts}});
+  return out;
+}
+
+GraphBuilder::Id GraphBuilder::moe_combine(Id module, Id y, const Routing& routing) {
+  const Experts experts = at(graph_.tensors, y).experts;
+  const Id out = tensor(width(y));
+  graph_.ops.push_back(
+      {OpKind::moe_combine, module, {y, routing.weights, routing.slots}, {out}, {}, {.width = width(y), .experts = experts}});
+  return out;
 }
 
 ModelGraph GraphBuilder::finish(Id logits, std::int64_t vocab, std::int64_t max_seq_len, std::string_view where) {

@@ -36,6 +36,7 @@ class GraphBuilder {
   Id embedding_module(Id parent, std::string_view name, std::int64_t rows, std::int64_t width);
   Id norm_module(Id parent, std::string_view name, std::string_view class_name, std::int64_t width, bool bias);
   Id tied_linear_module(Id parent, std::string_view name, Id embedding);  // shares the embedding's weight
+  void parameter(Id module, std::string_view leaf, std::vector<std::int64_t> shape);   // of a module of another kind
 
   // Ops; each returns the tensor it makes. Extents come from the module's parameters.
   Id ids() const { return graph_.ids; }
@@ -47,15 +48,20 @@ class GraphBuilder {
   Id rotary(Id module, Id x, std::int64_t heads, std::int64_t head_dim, double theta);
   Id attention(Id module, const std::vector<Id>& qkv, OpShape shape);
   Id swiglu(Id module, Id gate, Id up);
+  Id packed_swiglu(Id module, Id gate_up);
   Id gelu(Id module, Id x, bool tanh);
   Id add(Id module, Id a, Id b);
+  struct Routing { Id weights, slots; };
+  Routing moe_route(Id module, Id logits, const Experts&, bool renormalised);
+  Id moe_dispatch(Id module, Id x, Id slots, const Experts&);
+  Id expert_linear(Id module, std::size_t which, Id x);  // by the module's `which`-th parameter
+  Id moe_combine(Id module, Id y, const Routing&);
 
   // `max_seq_len` 0: not stated. Throws InputError(where, ...) if the graph breaks a rule (impossible sizes).
   [[nodiscard]] ModelGraph finish(Id logits, std::int64_t vocab, std::int64_t max_seq_len, std::string_view where);
 
  private:
-  void parameter(Id module, std::string_view leaf, std::vector<std::int64_t> shape);
-  Id tensor(std::int64_t width);
+  Id tensor(std::int64_t width, const Experts& = {});
   Id op(OpKind, Id module, std::vector<Id> inputs, const OpShape&, std::int64_t width);
   [[nodiscard]] const std::vector<std::int64_t>& weight_shape(Id module) const;
   [[nodiscard]] std::int64_t width(Id tensor) const;

@@ -33,13 +33,15 @@ struct Work {
   OpFacts facts;
 };
 
+bool is_product(const Op& op) { return op.kind == OpKind::linear || op.kind == OpKind::expert_linear; }
+
 Work work_of(const Op& op, Direction direction, const Workload& w, const CostContext& c) {
   const OpFacts f = facts(c.implementation, op, w);
   if (direction == Direction::forward)
     return {forward_flops(op, w), static_cast<double>(f.forward_traffic_bytes), static_cast<double>(f.forward_launches), {}, f};
   Work all{backward_flops(op, w), static_cast<double>(f.backward_traffic_bytes), static_cast<double>(f.backward_launches),
            needed_gradients(op, c.model), f};
-  if (op.kind == OpKind::linear && all.needed.input != all.needed.weight) {  // one product of two
+  if (is_product(op) && all.needed.input != all.needed.weight) {  // one product of two
     all.flops /= 2;
     all.bytes /= 2;
     all.launches -= 1;
@@ -74,10 +76,13 @@ double cast_bytes(const Op& op, Direction direction, double tokens) {
 }
 
 // y = x W^T, dx = dy W, dW = dy^T x: the same three extents, each contracted in turn. What is moved beside them (a bias, casts) is
-// added.
+// added. Of experts: as many such products as there are experts, each over one expert's slots, in one grouped launch.
 KernelTime linear_time(const Op& op, Direction direction, Work& work, const Workload& w, const CostContext& c) {
   const GpuSpec& gpu = c.cluster.gpu;
-  const double tokens = static_cast<double>(w.tokens()), in = static_cast<double>(op.shape.in), out = static_cast<double>(op.shape.out);
+  const bool grouped = op.kind == OpKind::expert_linear;
+  const double count = grouped ? static_cast<double>(op.shape.experts.count) : 1;
+  const double tokens = static_cast<double>(rows(op.shape.experts, w)) / count;
+  const double in = static_cast<double>(op.shape.in), out = static_cast<double>(op.shape.out);
   const double e = static_cast<double>(w.element_bytes), memory = memory_rate(c.cluster, c.costs);
   const bool float8 = in_float8(op, c);
   const double element = float8 ? 1 : e, sixteen = matrix_peak(DType::bf16, gpu);
@@ -86,7 +91,7 @@ KernelTime linear_time(const Op& op, Direction direction, Work& work, const Work
   KernelTime t;
   double moved = 0;
   const auto add = [&](double m, double n, double k) {
-    const ProductTime one = product_time({m, n, k, element, e, in, out, speed}, rate, gpu.sms, memory);
+    const ProductTime one = product_time({m, n, k, element, e, in, out, count, speed}, rate, gpu.sms, memory);
     t.seconds += one.seconds;
     t.arithmetic += std::min(one.arithmetic, one.seconds);
     moved += one.bytes;
@@ -124,7 +129,8 @@ KernelTime by_formula(const Op& op, Direction direction, Work& work, const Workl
   const double memory = memory_rate(c.cluster, c.costs);
   KernelTime t;
   switch (op.kind) {
-    case OpKind::linear: t = linear_time(op, direction, work, w, c); break;
+    case OpKind::linear:
+    case OpKind::expert_linear: t = linear_time(op, direction, work, w, c); break;
     case OpKind::attention: t = attention_time(op, direction, work, w, c); break;
     case OpKind::opaque:
       t.arithmetic = work.flops / matrix_rate(c);
@@ -149,13 +155,14 @@ double by_line(const KernelRate& rate, const Work& work) {
   return rate.overhead.count() + std::max(arithmetic, moving);
 }
 
-// 0: not calibrated. The two backward products are each half of backward's flops.
+// 0: not calibrated. The two backward products are each half of backward's flops; experts are multiplied one after the other.
 double by_calibration(const Op& op, Direction direction, const Work& work, const Costs& costs) {
   const auto& curve = costs.matmul_curve;
-  if (op.kind == OpKind::linear && direction == Direction::forward && !curve[0].empty()) return interpolate(curve[0], work.flops);
-  if (op.kind == OpKind::linear && direction == Direction::backward && !curve[1].empty() && !curve[2].empty()) {
-    const double product = work.needed.input && work.needed.weight ? work.flops / 2 : work.flops;
-    return (work.needed.input ? interpolate(curve[1], product) : 0) + (work.needed.weight ? interpolate(curve[2], product) : 0);
+  const double count = op.kind == OpKind::expert_linear ? static_cast<double>(op.shape.experts.count) : 1;
+  if (is_product(op) && direction == Direction::forward && !curve[0].empty()) return count * interpolate(curve[0], work.flops / count);
+  if (is_product(op) && direction == Direction::backward && !curve[1].empty() && !curve[2].empty()) {
+    const double product = (work.needed.input && work.needed.weight ? work.flops / 2 : work.flops) / count;
+    return count * ((work.needed.input ? interpolate(curve[1], product) : 0) + (work.needed.weight ? interpolate(curve[2], product) : 0));
   }
   const KernelRate* rate = calibrated_rate(op.kind, direction, costs);
   return rate ? by_line(*rate, work) : 0;

@@ -40,15 +40,15 @@ bool persistent_products(const GpuSpec& gpu) { return gpu.compute_capability >= 
 
 ProductTime product_time(const Product& p, double peak, std::int64_t sms, double memory) {
   ProductTime t;
-  t.bytes = (p.m * p.k + p.k * p.n) * p.element_bytes + p.m * p.n * p.result_bytes;
+  t.bytes = p.count * ((p.m * p.k + p.k * p.n) * p.element_bytes + p.m * p.n * p.result_bytes);
   if (p.m <= 0 || p.n <= 0 || p.k <= 0) return t;
   const double n_sm = static_cast<double>(std::max<std::int64_t>(1, sms)), per_sm = peak / n_sm;
   t.arithmetic = std::numeric_limits<double>::infinity();
   for (const Tile& tile : kTiles) {
-    const double tiles = std::ceil(p.m / tile.m) * std::ceil(p.n / tile.n), flops = 2 * tile.m * tile.n;
+    const double tiles = p.count * std::ceil(p.m / tile.m) * std::ceil(p.n / tile.n), flops = 2 * tile.m * tile.n;
     const auto consider = [&](double parts) {
       const double seconds = std::ceil(tiles * parts / n_sm) * flops * (p.k / parts + kPrologue * p.speed) / (per_sm * tile.quality) +
-                             (parts > 1 ? 8 * parts * p.m * p.n / memory : 0);  // fp32 parts written and read
+                             (parts > 1 ? 8 * parts * p.count * p.m * p.n / memory : 0);  // fp32 parts written and read
       if (seconds < t.arithmetic) t.arithmetic = seconds, t.tiles = tiles * parts;
     };
     consider(1);

@@ -20,6 +20,7 @@ struct Product {
   double element_bytes = 2;                  // of A and B
   double result_bytes = 2;                   // of an element of C
   double row_a = 0, row_b = 0;               // extents along which matrices are stored, for their alignment; 0: aligned
+  double count = 1;                          // equal products of one grouped launch: their tiles share the waves
   double speed = 1;                          // peak of its type over that of the 16-bit types: a tile's fixed time is no shorter for fp8
 };
 

@@ -263,6 +263,7 @@ class TapeBuilder {
 
   void run_backward(std::int32_t i) {
     const Op& op = model_.ops[at(i)];
+    // Of several results the first has a gradient, and decides whether anybody needs this; the others may be ids.
     const std::int32_t out_gradient = gradient_[at(op.outputs[0])];
     const Tensor& out = model_.tensors[at(op.outputs[0])];
     if (!out.requires_grad || (out_gradient < 0 && out.kind != TensorKind::loss)) return;  // nobody needs it
@@ -277,7 +278,7 @@ class TapeBuilder {
     const bool again = region_of_[at(i)] >= 0;
     const OpFacts& f = facts_[at(i)];
     begin(Action::backward, i);
-    value_arg(out_gradient, Access::read);
+    for (std::int32_t o : op.outputs) value_arg(gradient_[at(o)], Access::read);
     for (std::size_t k = 0; k < op.inputs.size(); ++k)
       value_arg(f.saved_inputs >> k & 1 ? seen(op.inputs[k], again) : -1, Access::read);
     for (std::size_t k = 0; k < op.outputs.size(); ++k)
@@ -303,7 +304,8 @@ class TapeBuilder {
       arg(model_.parameters[at(p)].trainable ? Kind::gradient : Kind::absent, model_.parameters[at(p)].trainable ? p : -1,
           Access::write);
     for (auto [from, into] : to_add) add(from, into);
-    if (out_gradient >= 0) --unread_[at(out_gradient)];
+    for (std::int32_t o : op.outputs)
+      if (gradient_[at(o)] >= 0) --unread_[at(gradient_[at(o)])];
   }
 
   void input_gradient(std::int32_t tensor, bool passed, std::vector<std::pair<std::int32_t, std::int32_t>>& to_add) {

@@ -26,6 +26,10 @@ CONFIGS = {
     "qwen2_tied": dict(model_type="qwen2", tie_word_embeddings=True, **SHARED),
     "qwen3": dict(model_type="qwen3", head_dim=16, **SHARED),
     "qwen3_bias": dict(model_type="qwen3", head_dim=16, attention_bias=True, tie_word_embeddings=True, **SHARED),
+    "mixtral": dict(model_type="mixtral", num_local_experts=4, num_experts_per_tok=2, **SHARED),
+    "qwen3_moe": dict(model_type="qwen3_moe", head_dim=16, num_experts=8, num_experts_per_tok=3, moe_intermediate_size=20,
+                      norm_topk_prob=True, **SHARED),
+    "olmoe": dict(model_type="olmoe", num_experts=6, num_experts_per_tok=3, eos_token_id=0, **SHARED),
     "gpt2": dict(model_type="gpt2", vocab_size=96, n_positions=64, n_embd=32, n_layer=2, n_head=4,
                  bos_token_id=0, eos_token_id=0),
     "gpt2_inner_untied": dict(model_type="gpt2", vocab_size=96, n_positions=64, n_embd=32, n_layer=2, n_head=4, n_inner=80,
@@ -66,7 +70,9 @@ def run(model, attention):
 
 def record(config):
     config = AutoConfig.for_model(**config)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    # Eager experts: a product per expert, over the tokens routed to it, which the counter sees as it sees linear layers.
+    experts = {"experts_implementation": "eager"} if hasattr(config, "num_experts_per_tok") else {}
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", **experts)
     first_name = {}
     parameters = []
     for name, parameter in model.named_parameters(remove_duplicate=False):
