@@ -3,7 +3,6 @@
 
 #include "executor/kernels.h"
 #include "executor/kernels/ops.h"
-#include "executor/kernels/table.h"
 
 namespace fsdp {
 namespace {
