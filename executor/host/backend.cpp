@@ -1,13 +1,12 @@
 // Ranks as threads of one process. Always built; what other backends are compared with.
 #include <fmt/format.h>
-#include <sys/utsname.h>
 
-#include <fstream>
 #include <numeric>
 #include <optional>
 #include <string>
 
 #include "executor/host/device.h"
+#include "executor/host/processor.h"
 #include "models/error.h"
 #include "models/units.h"
 
@@ -15,15 +14,6 @@ namespace fsdp {
 namespace {
 
 using host::Clock;
-
-std::string processor_name() {
-  std::ifstream file("/proc/cpuinfo");
-  for (std::string line; std::getline(file, line);)
-    if (line.starts_with("model name"))
-      if (const auto colon = line.find(": "); colon != std::string::npos) return line.substr(colon + 2);
-  utsname u{};
-  return ::uname(&u) == 0 ? u.machine : "unknown processor";
-}
 
 // How ranks that are threads exchange texts.
 class Mailbox {
@@ -53,31 +43,19 @@ class Mailbox {
   std::shared_ptr<host::RunControl> control_;
 };
 
-// By rank. Shard groups are consecutive ranks, replicate groups are `shard` apart.
+// By rank.
 std::vector<host::Links> make_links(const MeshShape& mesh, std::span<const std::int64_t> reshard, const std::shared_ptr<host::RunControl>& control) {
   const std::int64_t ranks = mesh.replicate * mesh.shard;
   const auto mailbox = std::make_shared<Mailbox>(ranks, control);
   std::vector<host::Links> links(static_cast<std::size_t>(ranks));
   for (host::Links& l : links)
     l.exchange = [mailbox](std::int64_t rank, const std::string& mine) { return mailbox->exchange(rank, mine); };
-  const auto add = [&](Comm comm, std::int64_t size, std::int64_t stride) {
-    for (std::int64_t first = 0; first < ranks; ++first) {
-      if (first / stride % size != 0) continue;
-      std::vector<std::int64_t> members;
-      for (std::int64_t i = 0; i < size; ++i) members.push_back(first + i * stride);
-      const auto group = std::make_shared<host::ThreadGroup>(members);
-      for (const std::int64_t r : members) links[static_cast<std::size_t>(r)].groups.push_back({comm, group});
+  for (std::int64_t rank = 0; rank < ranks; ++rank)
+    for (const host::Membership& m : host::memberships(mesh, reshard, rank)) {
+      if (m.ranks.front() != rank) continue;
+      const auto group = std::make_shared<host::ThreadGroup>(m.ranks);
+      for (const std::int64_t r : m.ranks) links[static_cast<std::size_t>(r)].groups.push_back({m.comm, group});
     }
-  };
-  add(Communicator::shard, mesh.shard, 1);
-  add(Communicator::replicate, mesh.replicate, mesh.shard);
-  add(Communicator::world, ranks, 1);
-  add(Communicator::shard_reduce, mesh.shard, 1);
-  for (const std::int64_t n : reshard) {
-    if (n < 1 || mesh.shard % n != 0)
-      throw InputError("reshard_after_forward", fmt::format("groups of {} ranks do not divide {} shards", n, mesh.shard));
-    add({Communicator::reshard, n}, n, 1);
-  }
   return links;
 }
 
@@ -99,7 +77,7 @@ struct HostRun {
   }
 
   void blame_somebody(double seconds) const {
-    host::HostDevice::Doing worst{-1, -1, ""};
+    host::Doing worst{-1, -1, ""};
     std::int64_t rank = -1;
     for (const auto& device : devices)
       if (auto doing = device->doing(); doing.blame > worst.blame) {
@@ -148,7 +126,7 @@ class HostBackend final : public Backend {
   HostBackend(MeshShape mesh, BackendOptions options) : mesh_(mesh), options_(options), epoch_(Clock::now()) {}
   [[nodiscard]] std::string name() const override { return "host"; }
   [[nodiscard]] std::string environment() const override {
-    return fmt::format("{}, {} cores", processor_name(), std::thread::hardware_concurrency());
+    return fmt::format("{}, {} cores", host::processor_name(), std::thread::hardware_concurrency());
   }
   [[nodiscard]] std::int64_t ranks() const override { return mesh_.replicate * mesh_.shard; }
   [[nodiscard]] MeshShape mesh() const override { return mesh_; }
@@ -178,7 +156,7 @@ class HostBackend final : public Backend {
 }  // namespace
 
 std::unique_ptr<Backend> make_host_backend(MeshShape mesh, const BackendOptions& options) {
-  constexpr std::int64_t most = 256;  // threads of one process: six times as many
+  constexpr std::int64_t most = host::kMostThreads;  // of one process: six times as many threads
   if (mesh.replicate < 1 || mesh.shard < 1 || checked_mul(mesh.replicate, mesh.shard, "mesh") > most)
     throw InputError("mesh", fmt::format("{} x {} ranks cannot run on the host backend", mesh.replicate, mesh.shard),
                      fmt::format("use 1 to {} ranks", most));

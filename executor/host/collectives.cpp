@@ -4,39 +4,17 @@
 #include <cstring>
 
 #include "executor/host/group.h"
-#include "executor/kernels/element.h"
+#include "executor/host/reduce.h"
 
 namespace fsdp::host {
 namespace {
 
-// output[0, count) = reduction over the ranks of their input[first, first + count). Safe where output is one of the inputs
-// at the same place: a block is read whole before it is written.
-template <class T>
-void reduce_range(const ThreadGroup& group, std::int64_t first, std::int64_t count, T* output, Reduction reduction) {
-  using Acc = Math<T>;
-  constexpr std::int64_t kBlock = 1024;
-  std::array<Acc, kBlock> sum;
-  const auto multiply = static_cast<Acc>(reduction.kind == ReductionKind::scaled_sum ? reduction.multiply : 1);
-  const Acc divisor = reduction.kind == ReductionKind::average ? static_cast<Acc>(group.size()) : Acc{1};
-  const bool maximum = reduction.kind == ReductionKind::maximum;
-  for (std::int64_t begin = 0; begin < count; begin += kBlock) {
-    const std::int64_t n = std::min(kBlock, count - begin);
-    for (std::int64_t m = 0; m < group.size(); ++m) {
-      const T* in = reinterpret_cast<const T*>(group.post(m).input) + first + begin;
-      if (m == 0)
-        for (std::int64_t i = 0; i < n; ++i) sum[static_cast<std::size_t>(i)] = load(in[i]) * multiply;
-      else if (maximum)
-        for (std::int64_t i = 0; i < n; ++i) sum[static_cast<std::size_t>(i)] = std::max(sum[static_cast<std::size_t>(i)], static_cast<Acc>(load(in[i])));
-      else
-        for (std::int64_t i = 0; i < n; ++i) sum[static_cast<std::size_t>(i)] += load(in[i]) * multiply;
-    }
-    for (std::int64_t i = 0; i < n; ++i) store(output[begin + i], sum[static_cast<std::size_t>(i)] / divisor);
-  }
-}
-
+// output[0, count) = reduction over the ranks of their input[first, first + count).
 void reduce(const ThreadGroup& group, const Post& p, std::int64_t first, std::int64_t count, std::byte* output) {
-  with_type(p.type,
-            [&](auto element) { reduce_range(group, first, count, reinterpret_cast<decltype(element)*>(output), p.reduction); });
+  std::array<const std::byte*, kMostThreads> inputs{};
+  const auto n = static_cast<std::size_t>(group.size());
+  for (std::size_t m = 0; m < n; ++m) inputs[m] = group.post(static_cast<std::int64_t>(m)).input + first * size_of(p.type);
+  reduce_in_order(p.type, p.reduction, {inputs.data(), n}, count, output);
 }
 
 void copy_bytes(std::byte* to, const std::byte* from, std::int64_t bytes) {

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <mutex>
 #include <string>
+#include <thread>
 
 #include "executor/backend.h"
 
@@ -27,9 +28,15 @@ class RunControl {
   void thread_ends();
   [[nodiscard]] bool wait_for_end(std::chrono::milliseconds at_most);  // true: all have ended
 
-  // Blocks until `ready()`; `lock` protects what it reads. Throws RankFailure when the run has failed.
+  // Blocks until `ready()`; `lock` protects what it reads. Throws RankFailure when the run has failed. What is awaited often comes
+  // within microseconds, and waking a thread takes longer: so it looks again for a moment, letting others run, before it sleeps.
   template <class Ready>
   void wait_until(std::condition_variable& changed, std::unique_lock<std::mutex>& lock, Ready ready) const {
+    for (const auto begin = std::chrono::steady_clock::now(); !ready() && std::chrono::steady_clock::now() - begin < kSpin;) {
+      lock.unlock();
+      std::this_thread::yield();
+      lock.lock();
+    }
     while (true) {
       throw_if_failed();
       if (changed.wait_for(lock, kPoll, ready)) return;
@@ -38,6 +45,7 @@ class RunControl {
 
  private:
   static constexpr std::chrono::milliseconds kPoll{50};
+  static constexpr std::chrono::microseconds kSpin{20};
   mutable std::mutex mutex_;
   std::condition_variable ended_;
   std::atomic<bool> failed_{false};

@@ -41,6 +41,8 @@ void HostDevice::begin_step() {
   done_.clear();
   std::fill(last_collective_.begin(), last_collective_.end(), -1);
   last_issued_ = -1;
+  links_.journal->issued.store(-1);
+  ++links_.journal->begun;
 }
 
 void HostDevice::check_new(std::int32_t op, std::span<const std::int32_t> waits) const {
@@ -71,6 +73,7 @@ void HostDevice::enqueue(Stream stream, std::int32_t* previous, std::span<const 
   }
   issued_[at(op)] = 1;
   last_issued_ = op;
+  links_.journal->issued.store(op);
   ++outstanding_;
   w.queue.push_back(std::move(task));
   if (!w.thread.joinable()) {
@@ -80,7 +83,7 @@ void HostDevice::enqueue(Stream stream, std::int32_t* previous, std::span<const 
       self->control_->thread_ends();
     });
   }
-  const bool wake = w.state == State::idle;
+  const bool wake = w.state == Journal::idle;
   lock.unlock();
   if (wake) w.changed.notify_one();
 }
@@ -182,10 +185,10 @@ void HostDevice::wait_for(std::int32_t op) {
       throw MachineError(fmt::format("the host waits for operation {}, which has not been issued", op));
   }
   host_waiting_for_ = op;
-  host_ = Host::waiting;
+  set(Journal::waiting);
   control_->wait_until(host_changed_, lock, [&] { return op == kEverything ? outstanding_ == 0 : done_[at(op)] != 0; });
   host_waiting_for_ = -1;
-  host_ = Host::busy;
+  set(Journal::busy);
 }
 
 void HostDevice::wait_host(std::int32_t op) { wait_for(op); }
@@ -216,7 +219,7 @@ void HostDevice::run_body(const std::function<void(Device&)>& body) {
                    fmt::format("rank {}, after issuing operation {}: unknown exception", rank_, last_issued_));
   }
   const std::lock_guard lock(mutex_);
-  host_ = Host::ended;
+  set(Journal::ended);
   stopping_ = true;
   for (Worker& w : workers_) w.changed.notify_all();
 }

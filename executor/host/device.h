@@ -13,6 +13,7 @@
 #include "executor/host/arena.h"
 #include "executor/host/control.h"
 #include "executor/host/group.h"
+#include "executor/host/journal.h"
 
 namespace fsdp::host {
 
@@ -25,6 +26,7 @@ struct Link {  // to the other ranks of one communicator
 struct Links {
   std::vector<Link> groups;
   std::function<std::vector<std::string>(std::int64_t rank, const std::string& mine)> exchange;
+  std::shared_ptr<Journal> journal = std::make_shared<Journal>();  // of this rank; processes put it where others can read it
 };
 
 struct PoisonChange {  // waits for its stream (see Device::release)
@@ -70,27 +72,23 @@ class HostDevice final : public Device, public std::enable_shared_from_this<Host
   void run_body(const std::function<void(Device&)>& body);
   void join();                                       // every worker has ended or is about to
   void abandon(std::shared_ptr<const void> needed);  // a thread that cannot be ended is left behind, with what it may still use
-  struct Doing {
-    int blame = 0;  // higher: more likely the cause of a standstill
-    std::int32_t op = -1;
-    std::string what;
-  };
   [[nodiscard]] Doing doing() const;
 
  private:
-  enum class State : std::uint8_t { idle, waiting, kernel, collective };
   struct Worker {
     std::condition_variable changed;
     std::deque<Task> queue;
     std::vector<OperationRecord> records;
     std::vector<PoisonChange> poison;  // for the next task (host thread only)
-    State state = State::idle;
+    Journal::State state = Journal::idle;
     std::int32_t op = -1, waiting_for = -1;
     const Group* group = nullptr;
     std::thread thread;
   };
-  enum class Host : std::uint8_t { busy, waiting, ended };
 
+  // Changes what the rank does, and its journal.
+  void set(Worker& w, Stream, Journal::State, std::int32_t event = -1);
+  void set(Journal::Host host) { links_.journal->host.store(host); }
   void enqueue(Stream, std::int32_t* previous, std::span<const std::int32_t> waits, Task);
   void check_new(std::int32_t op, std::span<const std::int32_t> waits) const;
   void issue_collective(std::size_t link, std::int32_t op, Stream, std::span<const std::int32_t> waits, Post,
@@ -116,7 +114,6 @@ class HostDevice final : public Device, public std::enable_shared_from_this<Host
   std::vector<char> issued_, done_;  // by operation of this step
   std::int64_t outstanding_ = 0;
   std::int32_t host_waiting_for_ = -1, last_issued_ = -1;
-  Host host_ = Host::busy;
   bool stopping_ = false;
   std::shared_ptr<const void> needed_;
 };

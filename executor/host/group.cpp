@@ -16,6 +16,26 @@ const char* name(CollectiveAction a) {
   return "?";
 }
 
+std::vector<Membership> memberships(MeshShape mesh, std::span<const std::int64_t> reshard, std::int64_t rank) {
+  std::vector<Membership> result;
+  const auto add = [&](Comm comm, std::int64_t size, std::int64_t stride) {
+    Membership m{comm, {}};
+    const std::int64_t first = rank - rank / stride % size * stride;
+    for (std::int64_t i = 0; i < size; ++i) m.ranks.push_back(first + i * stride);
+    result.push_back(std::move(m));
+  };
+  add(Communicator::shard, mesh.shard, 1);
+  add(Communicator::replicate, mesh.replicate, mesh.shard);
+  add(Communicator::world, mesh.replicate * mesh.shard, 1);
+  add(Communicator::shard_reduce, mesh.shard, 1);
+  for (const std::int64_t n : reshard) {
+    if (n < 1 || mesh.shard % n != 0)
+      throw InputError("reshard_after_forward", fmt::format("groups of {} ranks do not divide {} shards", n, mesh.shard));
+    add({Communicator::reshard, n}, n, 1);
+  }
+  return result;
+}
+
 std::int64_t Post::slot_begin(std::int64_t member) const {
   if (!counts) return member * elements;
   std::int64_t begin = 0;
@@ -58,18 +78,18 @@ bool same_call(const Post& a, const Post& b) {
 
 }  // namespace
 
-void ThreadGroup::verify() const {
-  for (std::size_t i = 1; i < posts_.size(); ++i)
-    if (!same_call(posts_[0], posts_[i]))
-      throw RankFailure(ranks_[i], posts_[i].op,
-                        fmt::format("ranks disagree about a collective: rank {} issued {}, rank {} issued {}", ranks_[0],
-                                    describe(posts_[0]), ranks_[i], describe(posts_[i])));
+void check_same_call(std::span<const std::int64_t> ranks, std::span<const Post> posts) {
+  for (std::size_t i = 1; i < posts.size(); ++i)
+    if (!same_call(posts[0], posts[i]))
+      throw RankFailure(ranks[i], posts[i].op,
+                        fmt::format("ranks disagree about a collective: rank {} issued {}, rank {} issued {}", ranks[0],
+                                    describe(posts[0]), ranks[i], describe(posts[i])));
 }
 
 void ThreadGroup::wait(const RunControl& control, std::unique_lock<std::mutex>& lock, std::int64_t member, bool posting) {
   present_[static_cast<std::size_t>(member)] = 1;
   if (++count_ == posts_.size()) {
-    if (posting) verify();
+    if (posting) check_same_call(ranks_, posts_);
     std::fill(present_.begin(), present_.end(), char{0});
     count_ = 0;
     ++generation_;

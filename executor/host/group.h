@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <vector>
 
 #include "executor/backend.h"
@@ -44,6 +45,8 @@ class Group {
   [[nodiscard]] virtual std::vector<std::int64_t> absent() const = 0;  // ranks that the others wait for
 };
 
+inline constexpr std::int64_t kMostThreads = 256;  // ranks of one process
+
 // Ranks are threads, which read each other's buffers; one set of posts and one barrier serve all collectives.
 class ThreadGroup final : public Group {
  public:
@@ -60,7 +63,6 @@ class ThreadGroup final : public Group {
   void meet(const RunControl&, std::int64_t member);
 
  private:
-  void verify() const;
   void wait(const RunControl&, std::unique_lock<std::mutex>&, std::int64_t member, bool posting);
 
   std::vector<std::int64_t> ranks_;
@@ -72,6 +74,17 @@ class ThreadGroup final : public Group {
   std::uint64_t generation_ = 0;
 };
 
+// The groups that a rank belongs to, one per communicator: shard groups are consecutive ranks, replicate groups are `shard` apart.
+// InputError for reshard sizes that do not divide the shard group.
+struct Membership {
+  Comm comm;
+  std::vector<std::int64_t> ranks;  // in order
+};
+[[nodiscard]] std::vector<Membership> memberships(MeshShape, std::span<const std::int64_t> reshard, std::int64_t rank);
+
 [[nodiscard]] const char* name(CollectiveAction);
+
+// Throws RankFailure unless all of `posts`, of `ranks` in order, are the same call.
+void check_same_call(std::span<const std::int64_t> ranks, std::span<const Post> posts);
 
 }  // namespace fsdp::host

@@ -10,4 +10,16 @@ namespace fsdp::host {
 void heap_meter_begin();
 [[nodiscard]] std::int64_t heap_meter_end();  // bytes
 
+// A stretch of the calling thread that is not counted: what a communication library takes for itself.
+class HeapMeterPause {
+ public:
+  HeapMeterPause();
+  ~HeapMeterPause();
+  HeapMeterPause(const HeapMeterPause&) = delete;
+  HeapMeterPause& operator=(const HeapMeterPause&) = delete;
+
+ private:
+  bool was_active_;
+};
+
 }  // namespace fsdp::host

@@ -48,6 +48,9 @@ std::int64_t heap_meter_end() {
   return meter.most;
 }
 
+HeapMeterPause::HeapMeterPause() : was_active_(meter.active) { meter.active = false; }
+HeapMeterPause::~HeapMeterPause() { meter.active = was_active_; }
+
 }  // namespace fsdp::host
 
 extern "C" {

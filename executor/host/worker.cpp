@@ -36,13 +36,12 @@ void HostDevice::take_tasks(Worker& w, Stream stream, std::unique_lock<std::mute
     Task task = std::move(w.queue.front());
     w.queue.pop_front();
     w.op = task.op;
-    w.state = State::waiting;
+    set(w, stream, Journal::waiting_for_event);
     for (const std::int32_t event : task.waits) {
-      w.waiting_for = event;
+      set(w, stream, Journal::waiting_for_event, event);
       if (done_[at(event)] == 0) control_->wait_until(w.changed, lock, [&] { return done_[at(event)] != 0; });
     }
-    w.waiting_for = -1;
-    w.state = task.group != nullptr ? State::collective : State::kernel;
+    set(w, stream, task.group != nullptr ? Journal::collective : Journal::kernel);
     w.group = task.group;
     lock.unlock();
     const OperationRecord record = run_task(task, stream);
@@ -68,7 +67,7 @@ OperationRecord HostDevice::run_task(const Task& task, Stream stream) const {
 
 void HostDevice::finish(Worker& w, const OperationRecord& record) {
   w.records.push_back(record);
-  w.state = State::idle;
+  set(w, record.stream, Journal::idle);
   w.group = nullptr;
   done_[at(record.op)] = 1;
   --outstanding_;
@@ -78,24 +77,22 @@ void HostDevice::finish(Worker& w, const OperationRecord& record) {
   if (host_waiting_for_ == record.op || outstanding_ == 0) host_changed_.notify_one();
 }
 
-HostDevice::Doing HostDevice::doing() const {
+void HostDevice::set(Worker& w, Stream stream, Journal::State state, std::int32_t event) {
+  Journal::OnStream& entry = links_.journal->streams[static_cast<std::size_t>(stream)];
+  w.state = state;
+  w.waiting_for = event;
+  entry.op.store(w.op);
+  entry.event.store(event);
+  entry.state.store(state);
+}
+
+// In a collective: and for which ranks it waits.
+Doing HostDevice::doing() const {
   const std::lock_guard lock(mutex_);
-  Doing result{0, last_issued_, "waits for others"};
-  const auto consider = [&](int blame, std::int32_t op, std::string what) {
-    if (blame > result.blame) result = {blame, op, std::move(what)};
-  };
-  for (int s = 0; s < kStreams; ++s) {
-    const Worker& w = workers_[static_cast<std::size_t>(s)];
-    const auto stream = name(static_cast<Stream>(s));
-    if (w.state == State::kernel) consider(4, w.op, fmt::format("is inside operation {} on stream {}", w.op, stream));
-    if (w.state == State::waiting)
-      consider(1, w.op, fmt::format("operation {} on stream {} waits for operation {}", w.op, stream, w.waiting_for));
-    if (w.state == State::collective)
-      consider(2, w.op,
-               fmt::format("waits in collective operation {} on stream {} for rank {}", w.op, stream,
-                           fmt::join(w.group->absent(), ", ")));
-  }
-  if (host_ == Host::busy) consider(3, last_issued_, fmt::format("issues nothing after operation {}", last_issued_));
+  Doing result = host::doing(*links_.journal);
+  for (const Worker& w : workers_)
+    if (w.state == Journal::collective && w.op == result.op && w.group != nullptr)
+      result.what += fmt::format(" for rank {}", fmt::join(w.group->absent(), ", "));
   return result;
 }
 

@@ -1,0 +1,34 @@
+// What a rank does at this moment, kept where others can read it: in memory of the process, or in memory that several processes
+// map, so that a rank that was killed or stopped can still be named. Written with plain atomic stores, never locked.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <string>
+
+#include "planner/program.h"
+
+namespace fsdp::host {
+
+struct Journal {
+  enum Host : std::int32_t { busy, waiting, ended };
+  enum State : std::int32_t { idle, waiting_for_event, kernel, collective };
+  struct OnStream {
+    std::atomic<std::int32_t> state{idle}, op{-1}, event{-1};  // event: the operation it waits for
+  };
+  std::atomic<std::int32_t> begun{0};        // steps, init included
+  std::atomic<std::int32_t> issued{-1};      // last operation of this step that the host issued; -1: none yet
+  std::atomic<std::int32_t> host{busy};
+  std::array<OnStream, kStreams> streams;
+};
+static_assert(std::atomic<std::int32_t>::is_always_lock_free);
+
+struct Doing {
+  int blame = 0;  // higher: more likely the cause of a standstill
+  std::int32_t op = -1;
+  std::string what;  // continues "rank 3 "
+};
+[[nodiscard]] Doing doing(const Journal&);
+
+}  // namespace fsdp::host
