@@ -76,6 +76,8 @@ std::int64_t RunJob::undeclared(const OperationRecord& record, const Operation& 
     const Op& op = model.ops[static_cast<std::size_t>(operation.graph_op)];
     const std::int64_t sequences = plan.micro_batches[static_cast<std::size_t>(operation.micro_batch)];
     if (op.kind == OpKind::linear) longest = std::max({sequences * plan.seq_len, op.shape.in, op.shape.out});
+    if (op.kind == OpKind::expert_linear)
+      longest = std::max({op.shape.experts.capacity(sequences * plan.seq_len), op.shape.in, op.shape.out});
     if (op.kind == OpKind::attention) longest = std::max(plan.seq_len, op.shape.head_dim);
   }
   return std::max<std::int64_t>(0, record.heap_bytes - (longest > 0 ? host_gemm_library_workspace(longest) : 0));

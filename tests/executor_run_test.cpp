@@ -27,7 +27,7 @@ std::vector<Recorded> recorded_models() {
   std::vector<Recorded> result;
   for (const auto& m : all["models"])
     result.push_back({m["name"], model_from_config(m["config"].get<std::string>(), "config.json", all["seq_len"]), m});
-  REQUIRE(result.size() == 3);
+  REQUIRE(result.size() == 5);
   return result;
 }
 

@@ -1,4 +1,4 @@
-"""Records tests/golden/tiny_models.json: three tiny models trained for five AdamW steps in plain PyTorch, fp64, one process.
+"""Records tests/golden/tiny_models.json: five tiny models trained for five AdamW steps in plain PyTorch, fp64, one process.
 
     python tests/torch/record_tiny_models.py         (rewrites the file)
 
@@ -74,12 +74,39 @@ def llama_shapes(c):
     for i in range(c["num_hidden_layers"]):
         p = f"model.layers.{i}."
         for name, shape in [("self_attn.q_proj", (q, hidden)), ("self_attn.k_proj", (kv, hidden)), ("self_attn.v_proj", (kv, hidden)),
-                            ("self_attn.o_proj", (hidden, q)), ("mlp.gate_proj", (ffn, hidden)), ("mlp.up_proj", (ffn, hidden)),
-                            ("mlp.down_proj", (hidden, ffn)), ("input_layernorm", (hidden,)), ("post_attention_layernorm", (hidden,))]:
+                            ("self_attn.o_proj", (hidden, q)), ("input_layernorm", (hidden,)), ("post_attention_layernorm", (hidden,))]:
             yield p + name + ".weight", shape
+        if c["model_type"] == "olmoe":
+            yield p + "self_attn.q_norm.weight", (q,)
+            yield p + "self_attn.k_norm.weight", (kv,)
+        if experts := number_of_experts(c):
+            yield p + "mlp.gate.weight", (experts, hidden)
+            yield p + "mlp.experts.gate_up_proj", (experts, 2 * ffn, hidden)
+            yield p + "mlp.experts.down_proj", (experts, hidden, ffn)
+        else:
+            for name, shape in [("gate", (ffn, hidden)), ("up", (ffn, hidden)), ("down", (hidden, ffn))]:
+                yield p + f"mlp.{name}_proj.weight", shape
     yield "model.norm.weight", (hidden,)
     if not c["tie_word_embeddings"]:
         yield "lm_head.weight", (c["vocab_size"], hidden)
+
+
+def number_of_experts(c):
+    return c.get("num_local_experts", c.get("num_experts", 0))
+
+
+def experts_forward(c, w, p, x):
+    """x: [tokens, hidden]. Every token's experts one by one; nothing is dropped, whatever the config's capacity_factor."""
+    probabilities = torch.softmax(x @ w[p + "gate.weight"].T, dim=-1)
+    weights, chosen = torch.topk(probabilities, c["num_experts_per_tok"], dim=-1)
+    if c["model_type"] == "mixtral" or c.get("norm_topk_prob"):
+        weights = weights / weights.sum(dim=-1, keepdim=True)
+    y = torch.zeros_like(x)
+    for e in range(number_of_experts(c)):
+        token, choice = torch.where(chosen == e)
+        gate, up = (x[token] @ w[p + "experts.gate_up_proj"][e].T).chunk(2, dim=-1)
+        y = y.index_add(0, token, weights[token, choice, None] * ((F.silu(gate) * up) @ w[p + "experts.down_proj"][e].T))
+    return y
 
 
 def llama_logits(c, w, ids):
@@ -89,12 +116,19 @@ def llama_logits(c, w, ids):
     for i in range(c["num_hidden_layers"]):
         p = f"model.layers.{i}."
         h = norm(x, p + "input_layernorm.weight")
-        q = rotate(heads(h @ w[p + "self_attn.q_proj.weight"].T, c["num_attention_heads"]), c["rope_theta"])
-        k = rotate(heads(h @ w[p + "self_attn.k_proj.weight"].T, c["num_key_value_heads"]), c["rope_theta"])
+        q, k = h @ w[p + "self_attn.q_proj.weight"].T, h @ w[p + "self_attn.k_proj.weight"].T
+        if c["model_type"] == "olmoe":  # over all heads together
+            q = F.rms_norm(q, q.shape[-1:], w[p + "self_attn.q_norm.weight"], c["rms_norm_eps"])
+            k = F.rms_norm(k, k.shape[-1:], w[p + "self_attn.k_norm.weight"], c["rms_norm_eps"])
+        q = rotate(heads(q, c["num_attention_heads"]), c["rope_theta"])
+        k = rotate(heads(k, c["num_key_value_heads"]), c["rope_theta"])
         v = heads(h @ w[p + "self_attn.v_proj.weight"].T, c["num_key_value_heads"])
         a = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         x = x + a.transpose(1, 2).flatten(2) @ w[p + "self_attn.o_proj.weight"].T
         h = norm(x, p + "post_attention_layernorm.weight")
+        if number_of_experts(c):
+            x = x + experts_forward(c, w, p + "mlp.", h.flatten(0, 1)).view_as(x)
+            continue
         x = x + (F.silu(h @ w[p + "mlp.gate_proj.weight"].T) * (h @ w[p + "mlp.up_proj.weight"].T)) @ w[p + "mlp.down_proj.weight"].T
     head = "model.embed_tokens.weight" if c["tie_word_embeddings"] else "lm_head.weight"
     return norm(x, "model.norm.weight") @ w[head].T
@@ -129,9 +163,22 @@ def gpt2_logits(c, w, ids):
     return norm(x, "transformer.ln_f") @ w["transformer.wte.weight"].T
 
 
+def check_against_transformers(config, w):
+    """The functions above are our reading of the architecture; transformers routes in fp32, so 1e-5 of the logits."""
+    import transformers
+    model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**config), attn_implementation="eager",
+                                                            experts_implementation="eager").double()
+    model.load_state_dict({k: v.detach() for k, v in w.items()})
+    ids, _ = batch(0, config["vocab_size"])
+    ours, theirs = llama_logits(config, w, ids), model(ids).logits
+    assert (ours - theirs).abs().max() < 1e-5 * theirs.abs().max(), (ours - theirs).abs().max()
+
+
 def train(name, config, shapes, logits, full):
     """full: names of parameters whose first gradient and final values are kept whole."""
     w = {k: initial(k, s).requires_grad_() for k, s in shapes(config)}
+    if number_of_experts(config):
+        check_against_transformers(config, w)
     optimizer = torch.optim.AdamW(w.values(), lr=ADAMW["lr"], betas=(ADAMW["beta1"], ADAMW["beta2"]), eps=ADAMW["eps"],
                                   weight_decay=ADAMW["weight_decay"], foreach=False)
     losses, norms, gradients = [], {}, {}
@@ -157,6 +204,13 @@ def main():
              "rope_theta": 500.0, "hidden_act": "silu", "tie_word_embeddings": False}
     tied = {**llama, "vocab_size": 43, "hidden_size": 25, "intermediate_size": 29, "num_attention_heads": 5, "num_key_value_heads": 1,
             "head_dim": 6, "tie_word_embeddings": True}
+    # With capacity_factor = experts / experts per token nothing is dropped.
+    attention = {"vocab_size": 41, "num_hidden_layers": 2, "num_attention_heads": 3, "max_position_embeddings": 64, "rms_norm_eps": 1e-5,
+                 "rope_theta": 500.0, "hidden_act": "silu", "tie_word_embeddings": False}
+    mixtral = {"model_type": "mixtral", "hidden_size": 23, "intermediate_size": 11, "num_key_value_heads": 1, "head_dim": 6,
+               "num_local_experts": 5, "num_experts_per_tok": 2, "capacity_factor": 2.5, "sliding_window": None, **attention}
+    olmoe = {"model_type": "olmoe", "hidden_size": 30, "intermediate_size": 9, "num_key_value_heads": 3, "head_dim": 10, "num_experts": 7,
+             "num_experts_per_tok": 3, "capacity_factor": 7 / 3, "norm_topk_prob": False, "eos_token_id": 0, **attention}
     gpt2 = {"model_type": "gpt2", "vocab_size": 37, "n_positions": 11, "n_embd": 35, "n_layer": 2, "n_head": 5, "n_inner": 47,
             "layer_norm_epsilon": 1e-5, "activation_function": "gelu_new"}
     document = {
@@ -173,6 +227,10 @@ def main():
                   ["model.embed_tokens.weight", "model.layers.1.mlp.down_proj.weight", "model.norm.weight"]),
             train("gpt2", gpt2, gpt2_shapes, gpt2_logits,
                   ["transformer.wpe.weight", "transformer.h.0.attn.c_attn.bias", "transformer.h.1.attn.c_proj.weight", "transformer.ln_f.bias"]),
+            train("mixtral, 2 of 5 experts", mixtral, llama_shapes, llama_logits,
+                  ["model.layers.0.mlp.gate.weight", "model.layers.1.mlp.experts.gate_up_proj", "model.layers.0.self_attn.v_proj.weight"]),
+            train("olmoe, 3 of 7 experts, not renormalised", olmoe, llama_shapes, llama_logits,
+                  ["model.layers.1.mlp.gate.weight", "model.layers.0.mlp.experts.down_proj", "model.layers.0.self_attn.q_norm.weight"]),
         ],
         "first_tokens": [[token(s, p, 37) for p in range(5)] for s in range(3)],
         "first_weights": initial("model.norm.weight.not_a_vector", (2, 3)).flatten().tolist(),
