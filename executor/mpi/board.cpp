@@ -1,0 +1,94 @@
+#include "executor/mpi/board.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <new>
+
+#include "models/error.h"
+
+namespace fsdp::mpi {
+namespace {
+
+[[noreturn]] void fail(const std::string& what, const std::string& path) {
+  throw MachineError(fmt::format("{}: {}: {}", path, what, std::strerror(errno)));
+}
+
+std::string temporary_folder() {
+  const char* set = std::getenv("TMPDIR");
+  return set != nullptr && *set != '\0' ? set : "/tmp";
+}
+
+}  // namespace
+
+std::string make_board_folder() {
+  std::string name = temporary_folder() + "/fsdp-plan-XXXXXX";
+  if (::mkdtemp(name.data()) == nullptr) fail("cannot make a folder there", name);
+  return name;
+}
+
+// Every atomic starts as zero bytes, which is what a fresh file holds; each rank constructs its own slot.
+Board::Board(const std::string& path, std::int64_t ranks) : folder_(path), file_(path + "/ranks") {
+  if (::mkdir(folder_.c_str(), 0700) != 0 && errno != EEXIST) fail("cannot make this folder", folder_);
+  struct stat found {};
+  if (::lstat(folder_.c_str(), &found) != 0 || !S_ISDIR(found.st_mode) || found.st_uid != ::geteuid())
+    throw MachineError(folder_ + ": is not a folder of this user's");
+  const int fd = ::open(file_.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
+  if (fd < 0) fail("cannot make this file", file_);
+  bytes_ = sizeof(Slot) * static_cast<std::size_t>(ranks) + alignof(Slot) + sizeof(std::atomic<std::int32_t>);
+  if (::ftruncate(fd, static_cast<off_t>(bytes_)) == 0)
+    mapped_ = ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  ::close(fd);
+  if (mapped_ == nullptr || mapped_ == MAP_FAILED) fail("cannot map this file", file_);
+  voice_ = static_cast<std::atomic<std::int32_t>*>(mapped_);
+  auto* first = static_cast<std::byte*>(mapped_) + std::max(alignof(Slot), sizeof(std::atomic<std::int32_t>));
+  slots_ = {reinterpret_cast<Slot*>(first), static_cast<std::size_t>(ranks)};
+}
+
+Board::~Board() { unlink(); }  // stays mapped: threads that were left behind may still write
+
+void Board::unlink() noexcept {
+  if (file_.empty()) return;
+  ::unlink(file_.c_str());
+  ::rmdir(folder_.c_str());
+  file_.clear();
+}
+
+bool Board::claim_voice() {
+  std::int32_t nobody = 0;
+  return voice_->compare_exchange_strong(nobody, 1);
+}
+
+// /proc/PID/stat: "pid (name) state ... starttime ...": state is the 3rd field, the start the 22nd. The name may hold anything.
+Process look_at(std::int64_t pid) {
+  std::array<char, 1024> text{};
+  std::array<char, 64> path{};
+  *fmt::format_to_n(path.data(), path.size() - 1, "/proc/{}/stat", pid).out = '\0';
+  const int fd = ::open(path.data(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return {};
+  const ssize_t n = ::read(fd, text.data(), text.size() - 1);
+  ::close(fd);
+  const char* after = n > 0 ? std::strrchr(text.data(), ')') : nullptr;
+  if (after == nullptr || after[1] == '\0') return {};
+  const char state = after[2];
+  const char* field = after + 2;
+  for (int i = 3; i < 22 && field != nullptr; ++i) {
+    field = std::strchr(field, ' ');
+    if (field != nullptr) ++field;
+  }
+  Process p;
+  p.started = field != nullptr ? std::strtoll(field, nullptr, 10) : 0;
+  p.state = state == 'Z' || state == 'X' || state == 'x' ? ProcessState::gone : state == 'T' ? ProcessState::stopped : ProcessState::runs;
+  return p;
+}
+
+}  // namespace fsdp::mpi

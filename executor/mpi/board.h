@@ -1,0 +1,56 @@
+// What the processes of one machine tell each other without MPI: a small file that all of them map. Each rank keeps here what it does, so
+// that one that was killed or stopped can still be named. The file is unlinked as soon as all have mapped it: nothing is left behind,
+// however the processes end.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "executor/host/journal.h"
+
+namespace fsdp::mpi {
+
+enum class Life : std::int32_t { absent, here, left, exits };  // exits: somebody called exit() in the middle of a run
+
+struct Slot {
+  host::Journal journal;
+  std::atomic<std::int64_t> pid{0}, started{0};  // as the system tells it: tells a process from a later one of the same pid
+  std::atomic<std::int32_t> life{static_cast<std::int32_t>(Life::absent)}, exit_status{0};
+  std::atomic<std::uint64_t> progress{0};
+};
+static_assert(std::atomic<std::int64_t>::is_always_lock_free);
+
+class Board {
+ public:
+  // `path`: a folder of this user's that does not exist or was made by another rank for the same purpose. MachineError.
+  Board(const std::string& path, std::int64_t ranks);
+  ~Board();
+  Board(const Board&) = delete;
+  Board& operator=(const Board&) = delete;
+
+  void unlink() noexcept;  // once all have mapped it; again: nothing
+  [[nodiscard]] Slot& slot(std::int64_t rank) { return slots_[static_cast<std::size_t>(rank)]; }
+  [[nodiscard]] bool claim_voice();  // true for the first process that asks
+
+ private:
+  std::string folder_, file_;
+  void* mapped_ = nullptr;
+  std::size_t bytes_ = 0;
+  std::atomic<std::int32_t>* voice_ = nullptr;
+  std::span<Slot> slots_;
+};
+
+// A name in the system's folder for temporary files that nobody else uses; the folder is made. MachineError.
+[[nodiscard]] std::string make_board_folder();
+
+enum class ProcessState : std::uint8_t { runs, stopped, gone };
+struct Process {
+  ProcessState state = ProcessState::gone;
+  std::int64_t started = 0;
+};
+[[nodiscard]] Process look_at(std::int64_t pid);  // a zombie is gone
+
+}  // namespace fsdp::mpi

@@ -1,0 +1,267 @@
+#include "executor/mpi/world.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+
+#include "executor/mpi/signals.h"
+#include "models/error.h"
+
+namespace fsdp {
+
+Launch& join_launch() { return mpi::World::get(); }
+
+namespace mpi {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using namespace std::chrono_literals;
+constexpr auto kLook = 10ms;               // how often the guard looks
+constexpr auto kJoin = 60s;                // for all processes to start
+constexpr int kStoppedLooks = 60;          // at every fifth look: 3 s
+constexpr auto kAfterSignal = 500ms;       // launchers kill a second or more after SIGTERM
+constexpr auto kLastMoment = 200ms;
+constexpr auto kGrace = 6s;
+constexpr int kMachineFailed = 3;
+
+std::string join_hosts(std::int64_t ranks) {
+  constexpr int longest = 64;
+  std::array<char, longest> mine{};
+  ::gethostname(mine.data(), longest - 1);
+  std::vector<char> all(static_cast<std::size_t>(ranks) * longest);
+  gather_from_all(mine.data(), all.data(), longest);
+  std::vector<std::pair<std::string, std::vector<std::int64_t>>> by_host;
+  for (std::int64_t r = 0; r < ranks; ++r) {
+    const std::string host(all.data() + r * longest);
+    auto found = std::find_if(by_host.begin(), by_host.end(), [&](const auto& h) { return h.first == host; });
+    if (found == by_host.end()) found = by_host.insert(found, {host, {}});
+    found->second.push_back(r);
+  }
+  std::string text;
+  for (const auto& [host, members] : by_host)
+    text += fmt::format("{}{} (rank{} {})", text.empty() ? "" : ", ", host, members.size() > 1 ? "s" : "", fmt::join(members, " "));
+  return text;
+}
+
+}  // namespace
+
+World& World::get() {
+  static World* const world = new World;  // on purpose never destroyed: the guard and the end of the process use it
+  return *world;
+}
+
+World::World() : main_thread_(std::this_thread::get_id()) {
+  note_signals();
+  guard_ = std::thread([this] { guard(); });
+  try {
+    const Joined j = join();
+    rank_ = j.rank;
+    ranks_ = j.ranks;
+    join_board();
+    hosts_ = join_hosts(ranks_);
+    channel_ = std::make_unique<Channel>();
+  } catch (...) {
+    ending_ = true;
+    guard_.join();
+    throw;
+  }
+  ::on_exit(&World::called_at_exit, this);
+  joined_ = true;
+}
+
+// The first rank names the folder; on each machine those that find each other's process there see each other from now on.
+void World::join_board() {
+  std::array<char, 512> name{};
+  std::string problem;
+  try {
+    if (rank_ == 0) {
+      const std::string folder = make_board_folder();
+      if (folder.size() < name.size()) std::memcpy(name.data(), folder.data(), folder.size());
+    }
+  } catch (const MachineError& e) {
+    problem = e.what();
+  }
+  share_from_first(name.data(), static_cast<int>(name.size()));
+  if (name[0] == '\0') throw MachineError(problem.empty() ? "rank 0 could not make a folder for temporary files" : problem);
+  board_ = std::make_unique<Board>(name.data(), ranks_);
+  Slot& mine = *new (&board_->slot(rank_)) Slot;
+  mine.pid = ::getpid();
+  mine.started = look_at(::getpid()).started;
+  mine.life = static_cast<std::int32_t>(Life::here);
+  meet_all();
+  visible_.assign(static_cast<std::size_t>(ranks_), 0);
+  stopped_looks_.assign(static_cast<std::size_t>(ranks_), 0);
+  for (std::int64_t r = 0; r < ranks_; ++r) {
+    const Slot& s = board_->slot(r);
+    const Process p = s.pid > 0 ? look_at(s.pid) : Process{};
+    visible_[static_cast<std::size_t>(r)] = r == rank_ || (p.state != ProcessState::gone && p.started == s.started);
+  }
+  meet_all();
+  board_->unlink();
+}
+
+bool World::may_speak() { return !heard_from_afar_ && board_->claim_voice(); }
+
+std::shared_ptr<host::Journal> World::fresh_journal() {
+  host::Journal& j = board_->slot(rank_).journal;
+  new (&j) host::Journal;
+  return {std::shared_ptr<void>(), &j};
+}
+
+std::int32_t World::steps_begun(std::int64_t rank) {
+  const bool known = rank >= 0 && rank < ranks_ && sees(rank);
+  return board_->slot(known ? rank : rank_).journal.begun.load();
+}
+
+std::uint64_t World::progress() {
+  std::uint64_t sum = 0;
+  for (std::int64_t r = 0; r < ranks_; ++r)
+    if (sees(r)) sum += board_->slot(r).progress.load() + static_cast<std::uint64_t>(board_->slot(r).journal.begun.load());
+  return sum;
+}
+
+World::Blame World::worst() {
+  Blame worst;
+  for (std::int64_t r = 0; r < ranks_; ++r)
+    if (sees(r))
+      if (host::Doing d = host::doing(board_->slot(r).journal); d.blame > worst.doing.blame) worst = {r, std::move(d)};
+  return worst;
+}
+
+void World::run_begins(std::shared_ptr<host::RunControl> control) {
+  {
+    const std::lock_guard lock(mutex_);
+    control_ = control;
+    sentence_.clear();
+  }
+  if (stale_messages_.exchange(false)) channel_->renew(*control);
+}
+
+void World::run_ends(bool failed, std::shared_ptr<const void> left_behind) {
+  const std::lock_guard lock(mutex_);
+  if (!failed) {
+    control_.reset();
+    return;
+  }
+  stale_messages_ = true;  // of a failed run the control stays: whoever is lost from now on is a consequence
+  left_behind_.push_back(std::move(left_behind));
+}
+
+// The thread that lives as long as the launch.
+void World::guard() {
+  const auto begin = Clock::now();
+  for (std::uint64_t look = 0; !ending_; ++look) {
+    std::this_thread::sleep_for(kLook);
+    const int signal = noted_signal();
+    if (!joined_) {
+      if (signal != 0) ::_exit(128 + signal);
+      if (Clock::now() - begin > kJoin)
+        end_now(kMachineFailed, fmt::format("mpi: not all processes of this launch have started within {} s", kJoin.count()));
+      continue;
+    }
+    {
+      const std::lock_guard lock(mutex_);
+      if (control_) board_->slot(rank_).progress = control_->progress();
+    }
+    if (signal != 0) on_signal(signal);
+    if (signal != 0 || look % 5 == 0) look_at_others();
+    if (last_moment_ && Clock::now() > *last_moment_) end_now(kMachineFailed, sentence_);
+  }
+}
+
+void World::look_at_others() {
+  for (std::int64_t r = 0; r < ranks_; ++r) {
+    Slot& s = board_->slot(r);
+    if (r == rank_ || !sees(r)) continue;
+    const auto life = static_cast<Life>(s.life.load());
+    if (life == Life::left) continue;
+    const Process p = look_at(s.pid);
+    if (p.state == ProcessState::gone || p.started != s.started) {
+      // It may have left between the two looks.
+      if (static_cast<Life>(s.life.load()) == Life::exits) lost(r, fmt::format("called exit({})", s.exit_status.load()));
+      else if (static_cast<Life>(s.life.load()) == Life::here) lost(r, fmt::format("died: its process, {}, was killed or crashed", s.pid.load()));
+      continue;
+    }
+    int& looks = stopped_looks_[static_cast<std::size_t>(r)];
+    looks = p.state == ProcessState::stopped ? looks + 1 : 0;
+    if (looks == kStoppedLooks) {
+      lost(r, fmt::format("is stopped (SIGSTOP): its process, {}, is killed", s.pid.load()));
+      ::kill(static_cast<pid_t>(s.pid.load()), SIGKILL);
+    }
+  }
+}
+
+void World::lost(std::int64_t rank, const std::string& how) {
+  const host::Doing doing = host::doing(board_->slot(rank).journal);
+  std::shared_ptr<host::RunControl> control;
+  {
+    const std::lock_guard lock(mutex_);
+    control = control_;
+    if (control && control->failed()) return;
+    sentence_ = fmt::format("rank {} {}", rank, how);
+    if (control) sentence_ += fmt::format("; seen last: it {}, in its step {}", doing.what, steps_begun(rank));
+  }
+  if (!control) end_now(kMachineFailed, sentence_);
+  control->fail(rank, doing.op, sentence_);
+  last_moment_ = Clock::now() + kGrace;
+}
+
+// When a rank has died the launcher ends the others: there is a moment to find out which.
+void World::on_signal(int signal) {
+  if (signalled_ && last_moment_ && *last_moment_ <= *signalled_ + kAfterSignal + kLastMoment) return;
+  if (!signalled_) {
+    signalled_ = Clock::now();
+    leaving_ = true;
+  }
+  bool failed = false;
+  {
+    const std::lock_guard lock(mutex_);
+    failed = control_ && control_->failed();
+  }
+  if (failed) last_moment_ = *signalled_ + kAfterSignal + kLastMoment;
+  else if (Clock::now() - *signalled_ > kAfterSignal)
+    end_now(128 + signal, fmt::format("interrupted by signal {} ({})", signal, signal == SIGINT ? "SIGINT" : signal == SIGTERM ? "SIGTERM" : "SIGHUP"));
+}
+
+void World::end_now(int code, const std::string& sentence) {
+  if (board_) {
+    board_->slot(rank_).life = static_cast<std::int32_t>(Life::left);
+    board_->unlink();
+  }
+  if (!sentence.empty() && (!board_ || may_speak())) {
+    const std::string line = "fsdp-plan: " + sentence + "\n";
+    [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, line.data(), line.size());
+  }
+  ::_exit(code);
+}
+
+void World::called_at_exit(int status, void* self) { static_cast<World*>(self)->at_exit(status); }
+
+void World::at_exit(int status) {
+  Slot& mine = board_->slot(rank_);
+  bool running = false;
+  {
+    const std::lock_guard lock(mutex_);
+    running = control_ && !control_->failed();
+  }
+  if (running) {  // by a kernel, say: other threads are in the middle of something
+    mine.exit_status = status;
+    mine.life = static_cast<std::int32_t>(Life::exits);
+    ::_exit(status == 0 ? kMachineFailed : status);
+  }
+  mine.life = static_cast<std::int32_t>(Life::left);
+  if (status != 0) return abort_all(status);
+  if (std::this_thread::get_id() != main_thread_) return;
+  leave();
+  ending_ = true;
+  guard_.join();
+}
+
+}  // namespace mpi
+}  // namespace fsdp

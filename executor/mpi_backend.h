@@ -1,0 +1,45 @@
+// The `mpi` backend: ranks are processes that a launcher (mpirun, mpiexec, srun) started together, on one machine or several.
+//
+//   mpirun -n 4 fsdp-plan run --backend mpi --plan plan.json --model tiny-llama
+//
+// Each process runs one rank with the host backend's streams, arena and instruments; collectives go through MPI, and add in the order of
+// the ranks, so that results equal the host backend's bit by bit. Where the build found no MPI, every function here throws an InputError
+// that says how to get it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "executor/backend.h"
+
+namespace fsdp {
+
+// The processes of this launch. MPI is one per process, and so is this: it starts with the first call of join_launch and ends with the
+// process. When one process fails, dies or is stopped, all end; one of them says why (`may_speak`).
+class Launch {
+ public:
+  virtual ~Launch() = default;
+  [[nodiscard]] virtual std::int64_t rank() const = 0;
+  [[nodiscard]] virtual std::int64_t ranks() const = 0;
+  // True for one process of the launch: the first that asks. For errors that several processes see at once.
+  [[nodiscard]] virtual bool may_speak() = 0;
+};
+// Blocks until all processes have come here. MachineError if the MPI library does not let several threads use it.
+[[nodiscard]] Launch& join_launch();
+
+// `mesh` must have as many ranks as the launch has processes: InputError.
+[[nodiscard]] std::unique_ptr<Backend> make_mpi_backend(MeshShape mesh, const BackendOptions& = {});
+
+// A RankFailure of a rank that may live in another process (or no longer).
+class ProcessFailure : public RankFailure {
+ public:
+  ProcessFailure(std::int64_t rank, std::int32_t op, std::int32_t steps_begun, const std::string& what)
+      : RankFailure(rank, op, what), steps_begun_(steps_begun) {}
+  [[nodiscard]] std::int32_t steps_begun() const { return steps_begun_; }  // calls of Device::begin_step; op is of the last of them
+
+ private:
+  std::int32_t steps_begun_;
+};
+
+}  // namespace fsdp
