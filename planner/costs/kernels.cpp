@@ -91,7 +91,7 @@ KernelTime linear_time(const Op& op, Direction direction, Work& work, const Work
   KernelTime t;
   double moved = 0;
   const auto add = [&](double m, double n, double k) {
-    const ProductTime one = product_time({m, n, k, element, e, in, out, count, speed}, rate, gpu.sms, memory);
+    const ProductTime one = product_time({m, n, k, element, e, in, out, speed, count}, rate, gpu.sms, memory);
     t.seconds += one.seconds;
     t.arithmetic += std::min(one.arithmetic, one.seconds);
     moved += one.bytes;
