@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <memory>
 
+#include "executor/mpi_backend.h"
 #include "executor/run_interpreter.h"
 #include "executor/run_job.h"
 #include "models/error.h"
@@ -73,18 +74,21 @@ Program prepare(const RunJob& job, std::int64_t rank) {
   return program;
 }
 
-// A failure in words of the plan: what the operation was that it happened in.
-[[noreturn]] void rethrow(const RankFailure& e, const RunJob& job) {
-  const auto rank = static_cast<std::size_t>(e.rank());
-  if (e.rank() < 0 || rank >= job.ranks.size() || e.op() < 0) throw e;
-  const RankJob& r = job.ranks[rank];
-  const int stage = r.stage.load();
-  const Step& step = stage == 0 ? r.program.init : stage == 1 ? r.program.first_step : r.program.steady_step;
-  if (static_cast<std::size_t>(e.op()) >= step.ops.size()) throw e;
-  static constexpr const char* names[] = {"init", "first step", "steady step"};
-  throw RankFailure(e.rank(), e.op(),
-                    fmt::format("{} [{}, operation {}: {}]", e.what(), names[stage], e.op(),
-                                describe(step.ops[static_cast<std::size_t>(e.op())], r.program, job.plan, job.model)));
+// A failure in words of the plan: what the operation was that it happened in. All ranks run the same operations; those of a rank that is
+// another process are described by this one's.
+[[noreturn]] void rethrow(const RankFailure& e, const RunJob& job, const std::vector<std::int64_t>& here) {
+  if (e.rank() < 0 || static_cast<std::size_t>(e.rank()) >= job.ranks.size()) throw e;
+  const bool local = std::find(here.begin(), here.end(), e.rank()) != here.end();
+  const RankJob& r = job.ranks[static_cast<std::size_t>(local ? e.rank() : here.front())];
+  const auto* process = dynamic_cast<const ProcessFailure*>(&e);
+  const int begun = process != nullptr ? process->steps_begun() : r.stage.load() + 1;
+  const Step& step = begun <= 1 ? r.program.init : begun == 2 ? r.program.first_step : r.program.steady_step;
+  std::string where = begun <= 1 ? "init" : begun == 2 ? "first step" : "steady step";
+  if (process != nullptr && begun > 1) where = fmt::format("step {}", begun - 1);
+  if (e.op() >= 0 && static_cast<std::size_t>(e.op()) < step.ops.size())
+    where += fmt::format(", operation {}: {}", e.op(), describe(step.ops[static_cast<std::size_t>(e.op())], r.program, job.plan, job.model));
+  else if (process == nullptr) throw e;
+  throw ProcessFailure(e.rank(), e.op(), begun, fmt::format("{} [{}]", e.what(), where));
 }
 
 }  // namespace
@@ -93,15 +97,21 @@ RunResult run(const ModelGraph& model, const ShardingPlan& plan, const ClusterSp
               const RunOptions& options) {
   check_runnable(model, plan, backend, options);
   const auto job = std::make_shared<RunJob>(model, plan, options, backend.ranks());
-  for (std::int64_t r = 0; r < backend.ranks(); ++r) job->ranks[static_cast<std::size_t>(r)].program = prepare(*job, r);
+  const std::vector<std::int64_t> here = backend.local_ranks();
+  for (const std::int64_t r : here) job->ranks[static_cast<std::size_t>(r)].program = prepare(*job, r);
   if (options.keep_parameters) job->reserve_results();
   try {
     backend.run([job](Device& device) { job->run_rank(device); });
   } catch (const RankFailure& e) {
-    rethrow(e, *job);
+    rethrow(e, *job, here);
   }
+  if (static_cast<std::int64_t>(here.size()) < backend.ranks()) gather_from_processes(*job, backend);
   RunResult result;
-  result.measurement = measure(*job, cluster, backend);
+  if (here.front() == 0) {
+    for (std::int64_t r = static_cast<std::int64_t>(here.size()); r < backend.ranks(); ++r)
+      job->ranks[static_cast<std::size_t>(r)].program = prepare(*job, r);
+    result.measurement = measure(*job, cluster, backend);
+  }
   result.parameters = std::move(job->parameters);
   result.first_gradients = std::move(job->first_gradients);
   return result;

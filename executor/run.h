@@ -37,7 +37,7 @@ struct NamedTensor {                         // a full (unsharded) tensor, as fp
   std::vector<double> values;
 };
 struct RunResult {
-  Measurement measurement;
+  Measurement measurement;                   // of all ranks; where they are processes, only that of rank 0 has it
   std::vector<NamedTensor> parameters;       // after the last step, if asked for
   std::vector<NamedTensor> first_gradients;  // of the first step (after averaging, before clipping), if asked for
 };

@@ -41,6 +41,10 @@ struct RunJob {
   void keep(Interpreter&, const Program&, std::int64_t rank, std::size_t argument, std::vector<NamedTensor>& into) const;
 };
 
+// Where each process has run one rank: brings what all have measured and kept to every one of them (run_processes.cpp). What RankJob
+// gains beyond its Program must be sent there too.
+void gather_from_processes(RunJob&, Backend&);
+
 // The Measurement of a finished job (run_measure.cpp).
 [[nodiscard]] Measurement measure(const RunJob&, const ClusterSpec&, const Backend&);
 
