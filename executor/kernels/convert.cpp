@@ -1,5 +1,6 @@
 // Conversions between element types, sums, norms and scalings of whole buffers.
 #include "executor/kernels/call.h"
+#include "executor/kernels/table.h"
 
 namespace fsdp {
 namespace {
@@ -21,7 +22,7 @@ T* typed(const BufferView& view) {
 
 }  // namespace
 
-void add_into(DType type, BufferView from, BufferView into, std::int64_t elements) {
+void kernels::add_into(DType type, BufferView from, BufferView into, std::int64_t elements) {
   check_extent("add_into", "source", 0, from, elements, size_of(type));
   check_extent("add_into", "target", 0, into, elements, size_of(type));
   with_type(type, [&](auto element) {
@@ -30,7 +31,7 @@ void add_into(DType type, BufferView from, BufferView into, std::int64_t element
   });
 }
 
-void convert(DType from_type, BufferView from, DType to_type, BufferView to, std::int64_t elements, bool accumulate) {
+void kernels::convert(DType from_type, BufferView from, DType to_type, BufferView to, std::int64_t elements, bool accumulate) {
   check_extent("convert", "source", 0, from, elements, size_of(from_type));
   check_extent("convert", "target", 0, to, elements, size_of(to_type));
   with_type(from_type, [&](auto source) {
@@ -40,7 +41,7 @@ void convert(DType from_type, BufferView from, DType to_type, BufferView to, std
   });
 }
 
-double sum_of_squares(DType type, BufferView values, std::int64_t elements) {
+double kernels::sum_of_squares(DType type, BufferView values, std::int64_t elements) {
   check_extent("sum_of_squares", "values", 0, values, elements, size_of(type));
   return with_type(type, [&](auto element) {
     const auto* x = typed<decltype(element)>(values);
@@ -51,7 +52,7 @@ double sum_of_squares(DType type, BufferView values, std::int64_t elements) {
   });
 }
 
-void scale(DType type, BufferView values, std::int64_t elements, double factor) {
+void kernels::scale(DType type, BufferView values, std::int64_t elements, double factor) {
   check_extent("scale", "values", 0, values, elements, size_of(type));
   with_type(type, [&](auto element) {
     using T = decltype(element);

@@ -3,6 +3,7 @@
 
 #include "executor/kernels.h"
 #include "executor/kernels/ops.h"
+#include "executor/kernels/table.h"
 
 namespace fsdp {
 namespace {
@@ -46,11 +47,11 @@ void run(const Call& call, DType type, Kernel Kernels::*direction) {
 
 }  // namespace
 
-void run_forward(const Op& op, const Workload& work, DType type, std::span<const KernelArg> args, double token_weight) {
+void kernels::run_forward(const Op& op, const Workload& work, DType type, std::span<const KernelArg> args, double token_weight) {
   run(Call(op, work, args, token_weight, false), type, &Kernels::forward);
 }
 
-void run_backward(const Op& op, const Workload& work, DType type, std::span<const KernelArg> args, double token_weight) {
+void kernels::run_backward(const Op& op, const Workload& work, DType type, std::span<const KernelArg> args, double token_weight) {
   run(Call(op, work, args, token_weight, true), type, &Kernels::backward);
 }
 

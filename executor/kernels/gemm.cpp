@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "executor/kernels/call.h"
+#include "executor/kernels/table.h"
 
 namespace fsdp {
 namespace {
@@ -87,7 +88,7 @@ template void multiply<BFloat16>(Transpose, Transpose, std::int64_t, std::int64_
 template void multiply<Float16>(Transpose, Transpose, std::int64_t, std::int64_t, std::int64_t, const Float16*, const Float16*,
                                 Float16*, bool, BufferView);
 
-void host_gemm(DType type, Transpose ta, Transpose tb, std::int64_t m, std::int64_t n, std::int64_t k, const void* a,
+void kernels::host_gemm(DType type, Transpose ta, Transpose tb, std::int64_t m, std::int64_t n, std::int64_t k, const void* a,
                const void* b, void* c, bool accumulate, BufferView scratch) {
   with_type(type, [&](auto element) {
     using T = decltype(element);

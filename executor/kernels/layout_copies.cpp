@@ -5,6 +5,7 @@
 
 #include "executor/kernels/call.h"
 #include "planner/layout.h"
+#include "executor/kernels/table.h"
 
 namespace fsdp {
 namespace {
@@ -39,7 +40,7 @@ void spread(const UnitLayout& layout, const ShardedParam& p, const From* full, T
 
 }  // namespace
 
-void scatter_copy_in(const UnitLayout& layout, DType from, std::span<const BufferView> full, DType to, BufferView input) {
+void kernels::scatter_copy_in(const UnitLayout& layout, DType from, std::span<const BufferView> full, DType to, BufferView input) {
   check_call("scatter_copy_in", layout, full, from, input, to);
   with_type(from, [&](auto source) {
     with_type(to, [&](auto target) {
@@ -50,7 +51,7 @@ void scatter_copy_in(const UnitLayout& layout, DType from, std::span<const Buffe
   });
 }
 
-void gather_copy_out(const UnitLayout& layout, DType type, BufferView gathered, std::span<const BufferView> full) {
+void kernels::gather_copy_out(const UnitLayout& layout, DType type, BufferView gathered, std::span<const BufferView> full) {
   check_call("gather_copy_out", layout, full, type, gathered, type);
   const std::int64_t size = size_of(type);
   for (std::size_t i = 0; i < full.size(); ++i) {

@@ -3,6 +3,7 @@
 
 #include "executor/kernels/call.h"
 #include "planner/layout.h"
+#include "executor/kernels/table.h"
 
 namespace fsdp {
 namespace {
@@ -55,7 +56,7 @@ void check_rank(const UnitLayout& layout, std::int64_t rank) {
 
 }  // namespace
 
-void adamw(const UnitLayout& layout, std::int64_t shard_rank, const Optimizer& optimizer, std::int64_t step, DType master,
+void kernels::adamw(const UnitLayout& layout, std::int64_t shard_rank, const Optimizer& optimizer, std::int64_t step, DType master,
            BufferView gradient, BufferView shard, BufferView state1, BufferView state2) {
   check_rank(layout, shard_rank);
   if (step < 1) throw MachineError("optimizer: steps count from 1, not " + std::to_string(step));
@@ -78,7 +79,7 @@ void adamw(const UnitLayout& layout, std::int64_t shard_rank, const Optimizer& o
 }
 
 // g <- g + wd p;  p <- p - lr g. Without momentum there is no state: `state1` may be absent and is left as it is.
-void sgd(const UnitLayout& layout, std::int64_t shard_rank, const Optimizer& optimizer, DType master, BufferView gradient,
+void kernels::sgd(const UnitLayout& layout, std::int64_t shard_rank, const Optimizer& optimizer, DType master, BufferView gradient,
          BufferView shard, BufferView) {
   check_rank(layout, shard_rank);
   check_extent("sgd", "gradient", 0, gradient, layout.shard_elements, size_of(master));

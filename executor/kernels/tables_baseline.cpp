@@ -1,0 +1,13 @@
+// A build with one compilation of the kernels.
+#include "executor/kernels/table.h"
+
+extern "C" const fsdp::KernelTable fsdp_kernels_baseline;
+
+namespace fsdp {
+
+std::span<const KernelTable* const> kernel_tables() {
+  static const KernelTable* const tables[] = {&fsdp_kernels_baseline};
+  return tables;
+}
+
+}  // namespace fsdp
