@@ -185,3 +185,32 @@ TEST_CASE("files that cannot be read") {
   CHECK(holds(refusal([&] { return read_file(big.string(), "--model"); }), "larger than 64 MiB"));
   std::filesystem::remove(big);
 }
+
+TEST_CASE("experts that cannot be") {
+  const auto moe = [](const std::string& type, const std::string& more) {
+    return config_refusal("{\"model_type\": \"" + type + R"(", "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48,
+      "moe_intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 8)" + more + "}");
+  };
+  const std::string four = R"(, "num_local_experts": 4, "num_experts": 4, "num_experts_per_tok": 2)";
+  for (const char* type : {"mixtral", "qwen3_moe", "olmoe"}) CHECK(moe(type, four) == "");
+  CHECK(moe("mixtral", "") == "config.json: num_local_experts: is missing; add it");
+  CHECK(moe("olmoe", R"(, "num_experts": 4)") == "config.json: num_experts_per_tok: is missing; add it");
+  CHECK(holds(moe("mixtral", R"(, "num_local_experts": 0, "num_experts_per_tok": 2)"), "num_local_experts: "));
+  CHECK(holds(moe("mixtral", R"(, "num_local_experts": 4, "num_experts_per_tok": 0)"), "num_experts_per_tok: "));
+  CHECK(moe("mixtral", R"(, "num_local_experts": 4, "num_experts_per_tok": 5)") ==
+        "config.json: num_experts_per_tok: 5 of 4 experts; choose at most as many as there are");
+  CHECK(holds(moe("mixtral", R"(, "num_local_experts": 99999999, "num_experts_per_tok": 5)"), "num_local_experts: "));
+  for (const char* factor : {"0", "-1", "1e30", "\"2\"", "true"}) CHECK(holds(moe("mixtral", four + ", \"capacity_factor\": " + factor), "capacity_factor: "));
+  CHECK(holds(moe("mixtral", four + R"(, "output_router_logits": true)"), "output_router_logits: true is not modelled"));
+  CHECK(holds(moe("mixtral", four + R"(, "router_jitter_noise": 0.1)"), "router_jitter_noise: noise is not modelled"));
+  CHECK(holds(moe("qwen3_moe", four + R"(, "decoder_sparse_step": 2)"), "decoder_sparse_step: dense layers"));
+  CHECK(holds(moe("qwen3_moe", four + R"(, "mlp_only_layers": [1])"), "mlp_only_layers: layers without experts"));
+  CHECK(holds(moe("qwen3_moe", four + R"(, "use_sliding_window": true)"), "use_sliding_window: true is not modelled"));
+  CHECK(holds(moe("olmoe", four + R"(, "clip_qkv": 8.0)"), "clip_qkv: is not modelled"));
+  // 65536 slots of 2^24 for each of 2^36 tokens: no such tensor.
+  const ModelGraph wide = model_from_config(R"({"model_type": "mixtral", "vocab_size": 64, "hidden_size": 16777216, "intermediate_size": 8,
+    "num_hidden_layers": 1, "num_attention_heads": 4, "head_dim": 8, "num_local_experts": 65536, "num_experts_per_tok": 65536})", "c");
+  for (const Op& op : wide.ops)
+    if (op.kind == OpKind::moe_dispatch)
+      CHECK(holds(refusal([&] { return elements(wide.tensors[static_cast<std::size_t>(op.outputs[0])], {1, std::int64_t{1} << 36, 2}); }), "overflows"));
+}

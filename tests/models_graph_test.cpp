@@ -142,3 +142,77 @@ TEST_CASE("check_graph refuses every broken promise") {
     CHECK(said.find(message) != std::string::npos);
   }
 }
+
+TEST_CASE("a mixture of experts: slots, work, and what a token uses of it") {
+  const ModelGraph m = load_model("mixtral-8x7b");
+  const auto find = [&m](OpKind kind) -> const Op& { return m.ops[static_cast<std::size_t>(op_of(m, kind))]; };
+  std::string kinds;
+  const Module& block = m.modules[static_cast<std::size_t>(m.find_module("model.layers.3.mlp"))];
+  for (std::int32_t i = block.op_begin; i < block.op_end; ++i)
+    kinds += std::string(name(m.ops[static_cast<std::size_t>(i)].kind)) + " ";
+  CHECK(kinds == "linear moe_route moe_dispatch expert_linear swiglu expert_linear moe_combine ");
+  // 4096 tokens with 2 of 8 experts: 1024 slots each.
+  const Workload w{1, 4096, 2};
+  const Op& up = find(OpKind::expert_linear);
+  CHECK(elements(m.tensors[static_cast<std::size_t>(up.outputs[0])], w) == 8 * 1024 * 2 * 14336);
+  CHECK(forward_flops(up, w) == 2.0 * 8 * 1024 * 4096 * 2 * 14336);
+  CHECK(backward_flops(up, w) == 2 * forward_flops(up, w));
+  // Active: 32 layers of q, o (2 * 4096^2), k, v (2 * 4096 * 1024), the router and 2 experts of 3 * 4096 * 14336; the head.
+  const double active = 32.0 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 4096 * 8 + 2.0 * 3 * 4096 * 14336) + 32000.0 * 4096;
+  CHECK(model_flops_per_token(m, 4096) == 6 * active + 12.0 * 32 * 32 * 128 * 4096);
+  CHECK(active / 1e9 == doctest::Approx(12.75).epsilon(0.001));   // "12.9B active", with the embedding
+  // More room is more work, of which a token does not use more.
+  ModelGraph roomy = model_from_config(R"({"model_type": "mixtral", "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 14336,
+    "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "num_local_experts": 8, "num_experts_per_tok": 2,
+    "capacity_factor": 1.25})", "roomy");
+  CHECK(roomy.digest() != m.digest());
+  CHECK(forward_flops(roomy.ops[static_cast<std::size_t>(op_of(roomy, OpKind::expert_linear))], w) == 1.25 * forward_flops(up, w));
+  CHECK(model_flops_per_token(roomy, 4096) == model_flops_per_token(m, 4096));
+}
+
+TEST_CASE("freezing everything below the experts leaves no gradient in front of them, and ids have none ever") {
+  const ModelGraph m = load_model("tiny-mixtral");
+  const std::vector<std::string> names = {"model.embed_tokens", "model.layers.0.self_attn", "model.layers.0.input_layernorm",
+                                          "model.layers.0.post_attention_layernorm", "model.layers.0.mlp.gate"};
+  const ModelGraph frozen = freeze(m, names, "test");
+  CHECK_NOTHROW(check_graph(frozen, "test"));
+  const Op& route = frozen.ops[static_cast<std::size_t>(op_of(frozen, OpKind::moe_route))];
+  CHECK_FALSE(frozen.tensors[static_cast<std::size_t>(route.outputs[0])].requires_grad);
+  const Op& up = frozen.ops[static_cast<std::size_t>(op_of(frozen, OpKind::expert_linear))];
+  CHECK_FALSE(frozen.tensors[static_cast<std::size_t>(up.inputs[0])].requires_grad);
+  CHECK(frozen.tensors[static_cast<std::size_t>(up.outputs[0])].requires_grad);
+  for (const Tensor& t : freeze(m, {}, "test").tensors) CHECK((t.kind != TensorKind::ids || !t.requires_grad));
+}
+
+TEST_CASE("check_graph refuses every broken promise of a mixture of experts") {
+  const auto op = [](ModelGraph& g, OpKind kind) -> Op& { return g.ops[static_cast<std::size_t>(op_of(g, kind))]; };
+  const auto made = [&](ModelGraph& g, OpKind kind, std::size_t k) -> Tensor& { return g.tensors[static_cast<std::size_t>(op(g, kind).outputs[k])]; };
+  const std::pair<const char*, std::function<void(ModelGraph&)>> breaks[] = {
+      {"top_k must be 1", [&](ModelGraph& g) { op(g, OpKind::moe_route).shape.experts.top_k = 5; }},
+      {"top_k must be 1", [&](ModelGraph& g) { op(g, OpKind::moe_route).shape.experts.count = -4; }},
+      {"capacity_factor must be positive", [&](ModelGraph& g) { op(g, OpKind::moe_combine).shape.experts.capacity_factor = 0; }},
+      {"needs experts", [&](ModelGraph& g) { op(g, OpKind::moe_dispatch).shape.experts = {}; }},
+      {"has no experts", [&](ModelGraph& g) { op(g, OpKind::rms_norm).shape.experts = {.count = 4, .top_k = 2}; }},
+      {"inputs do not match", [&](ModelGraph& g) { op(g, OpKind::expert_linear).shape.experts.capacity_factor = 1; }},
+      {"outputs do not match", [&](ModelGraph& g) { made(g, OpKind::moe_route, 1).kind = TensorKind::activation; }},
+      {"ids have no gradient", [&](ModelGraph& g) { made(g, OpKind::moe_route, 1).requires_grad = true; }},
+      {"outputs do not match", [&](ModelGraph& g) { made(g, OpKind::moe_dispatch, 0).experts = {}; }},
+      {"without experts", [&](ModelGraph& g) { made(g, OpKind::rms_norm, 0).experts.top_k = 2; }},
+      {"inputs do not match", [&](ModelGraph& g) { op(g, OpKind::swiglu).shape.packed = false; }},
+      {"has another shape", [&](ModelGraph& g) { g.parameters[static_cast<std::size_t>(op(g, OpKind::expert_linear).params[0])].shape[0] = 5; }},
+      {"width 1", [](ModelGraph& g) { g.tensors[static_cast<std::size_t>(g.targets)].width = 2; }},
+  };
+  for (const auto& [message, change] : breaks) {
+    CAPTURE(message);
+    ModelGraph broken = load_model("tiny-mixtral");
+    change(broken);
+    std::string said;
+    try {
+      check_graph(broken, "t");
+    } catch (const InputError& e) {
+      said = e.what();
+    }
+    CAPTURE(said);
+    CHECK(said.find(message) != std::string::npos);
+  }
+}

@@ -6,8 +6,9 @@
 //
 // for the tile shape that is quickest, 256x128, 128x256 or the less efficient 128x128. K0 stands for what a tile costs beside its inner
 // loop (fill of the pipeline, write-back). A product of few waves may split k over several CTAs, which then add their parts up in
-// memory. A grouped launch of `count` equal products is one such product with the tiles of all: 12 on A100 within 7.5 % on average, 108 on
-// B200 within 28 %, nearly all of them predicted too quick (tests/accuracy_compute_test.cpp). Rows that are no multiple of 16 bytes need slower loads. Whatever moves more bytes than the arithmetic hides is bound by them.
+// memory. Rows that are no multiple of 16 bytes need slower loads. Whatever moves more bytes than the arithmetic hides is bound by them.
+// A grouped launch of `count` equal products is one product with the tiles of all: 12 on A100 within 7.5 % on average, 108 on B200
+// within 28 %, most of them predicted too quick (tests/accuracy_compute_test.cpp).
 #pragma once
 
 #include "models/cluster.h"
