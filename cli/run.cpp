@@ -10,6 +10,7 @@
 #include "cli/files.h"
 #include "cli/options.h"
 #include "cli/report.h"
+#include "executor/mpi_backend.h"
 #include "models/error.h"
 #include "planner/lower.h"
 #include "simulator/compare.h"
@@ -30,10 +31,9 @@ constexpr double kLongestWatchdog = 86'400;
 void check_flags(const RunFlags& f) {
   if (!f.shared.plan) throw InputError("--plan", "is missing", "make one with `fsdp-plan plan ... -o plan.json`");
   if (!f.shared.model) throw InputError("--model", "is missing", "give the model that the plan was made for");
-  if (!f.backend) throw InputError("--backend", "is missing", "give --backend host");
-  if (*f.backend == "mpi" || *f.backend == "cuda")
-    throw InputError("--backend", "'" + *f.backend + "' is not built in", "give host");
-  if (*f.backend != "host") throw InputError("--backend", "'" + *f.backend + "' is not a backend", "give host");
+  if (!f.backend) throw InputError("--backend", "is missing", "give --backend host or mpi");
+  if (*f.backend == "cuda") throw InputError("--backend", "'cuda' is not built in", "give host or mpi");
+  if (*f.backend != "host" && *f.backend != "mpi") throw InputError("--backend", "'" + *f.backend + "' is not a backend", "give host or mpi");
 }
 
 std::string measured_line(const Measurement& m, std::int64_t tokens) {
@@ -51,10 +51,11 @@ std::string measured_line(const Measurement& m, std::int64_t tokens) {
 }
 
 // Running out of memory would end more than this process. What a rank allocates is known before: the executor's peak is the
-// replay's.
-void check_memory(const ModelGraph& model, const ShardingPlan& plan, const ClusterSpec& cluster, const std::string& where) {
+// replay's. `others`: nullptr where all ranks are threads of this process; else some may be on other machines.
+void check_memory(const ModelGraph& model, const ShardingPlan& plan, const ClusterSpec& cluster, const std::string& where, const Launch* others) {
   const Bytes peak(replay_memory(lower(model, plan, native_implementation())).peak);
-  if (peak <= cluster.gpu.usable_memory) return;
+  const std::int64_t here = others != nullptr ? others->ranks_here() : plan.ranks();
+  if (peak.count() <= cluster.gpu.usable_memory.count() / here * plan.ranks()) return;
   throw MachineError(
       fmt::format("{}: needs {} for each of {} ranks, but this machine has {} for each; plan a smaller model, fewer ranks "
                   "or shorter sequences with `fsdp-plan plan --cluster host`",
@@ -73,7 +74,7 @@ void check_prediction(const Prediction& p, const ModelGraph& model, const Shardi
   if (p.order.empty()) throw InputError(file + ": order", "is empty", remedy);
 }
 
-RunResult execute(const RunFlags& f, const ModelGraph& model, const ShardingPlan& plan, const ClusterSpec& cluster) {
+RunResult execute(const RunFlags& f, const ModelGraph& model, const ShardingPlan& plan, const ClusterSpec& cluster, bool reports) {
   BackendOptions backend_options;
   if (f.watchdog) backend_options.watchdog_seconds = parse_seconds(*f.watchdog, "--watchdog").count();
   if (!(backend_options.watchdog_seconds > 0) || backend_options.watchdog_seconds > kLongestWatchdog) {
@@ -83,15 +84,16 @@ RunResult execute(const RunFlags& f, const ModelGraph& model, const ShardingPlan
   if (f.steps) options.steps = static_cast<int>(parse_count(*f.steps, "--steps", 1, 1'000'000));
   if (f.warmup) options.warmup_steps = static_cast<int>(parse_count(*f.warmup, "--warmup", 1, 1000));
   Progress progress;
-  options.progress = [&](int done, int total) { progress.say(fmt::format("run: step {} of {}", done, total)); };
-  const auto backend = make_host_backend(MeshShape{plan.replicate(), plan.shard()}, backend_options);
+  if (reports) options.progress = [&](int done, int total) { progress.say(fmt::format("run: step {} of {}", done, total)); };
+  const MeshShape mesh{plan.replicate(), plan.shard()};
+  const auto backend = *f.backend == "mpi" ? make_mpi_backend(mesh, backend_options) : make_host_backend(mesh, backend_options);
   return run(model, plan, cluster, *backend, options);
 }
 
-int run_command(const RunFlags& f) {
-  check_flags(f);
-  check_output(f.output);
-  check_output(f.trace);
+int run_here(const RunFlags& f, const Launch* others) {
+  const bool reports = others == nullptr || others->rank() == 0;
+  check_output(reports ? f.output : Text());
+  check_output(reports ? f.trace : Text());
   const ShardingPlan plan = plan_from_file(f.shared);
   const ModelGraph model = load_model(*f.shared.model, plan.seq_len);
   check(plan, model, *f.shared.plan);
@@ -101,8 +103,9 @@ int run_command(const RunFlags& f) {
     check_prediction(*prediction, model, plan, *f.prediction);
   }
   const ClusterSpec cluster = load_cluster("host", plan.ranks());
-  check_memory(model, plan, cluster, *f.shared.plan);
-  const RunResult result = execute(f, model, plan, cluster);
+  check_memory(model, plan, cluster, *f.shared.plan, others);
+  const RunResult result = execute(f, model, plan, cluster, reports);
+  if (!reports) return kDone;
   const Measurement& measured = result.measurement;
   if (f.output) write_file(*f.output, to_json_text(measured));
   if (f.trace) {
@@ -122,6 +125,25 @@ int run_command(const RunFlags& f) {
   return kDone;
 }
 
+// Every rank's process comes here and sees the same errors: one of them speaks, and one reports.
+int run_among_others(const RunFlags& f) {
+  Launch& launch = join_launch();
+  try {
+    return run_here(f, &launch);
+  } catch (const InputError&) {
+    if (launch.may_speak()) throw;
+    return kBadInput;
+  } catch (const std::exception&) {
+    if (launch.may_speak()) throw;
+    return kMachineFailed;
+  }
+}
+
+int run_command(const RunFlags& f) {
+  check_flags(f);
+  return *f.backend == "mpi" ? run_among_others(f) : run_here(f, nullptr);
+}
+
 }  // namespace
 
 void add_run(CLI::App& app, Work& chosen) {
@@ -129,7 +151,7 @@ void add_run(CLI::App& app, Work& chosen) {
   CLI::App* command = app.add_subcommand("run", "execute a plan: real training steps, measured by instruments");
   command->add_option("--plan", flags->shared.plan, "plan.json")->type_name("FILE");
   command->add_option("--model", flags->shared.model, "the model that the plan was made for")->type_name("");
-  command->add_option("--backend", flags->backend, "host (ranks are threads of this process)")->type_name("BACKEND");
+  command->add_option("--backend", flags->backend, "host: ranks are threads of this process; mpi: processes that mpirun or srun started")->type_name("BACKEND");
   command->add_option("--steps", flags->steps, "measured steps; default 5")->type_name("N");
   command->add_option("--warmup", flags->warmup, "steps before those; default 2")->type_name("N");
   command->add_option("--watchdog", flags->watchdog, "end a run that makes no progress for this long; default 60s")

@@ -22,6 +22,7 @@ class Launch {
   virtual ~Launch() = default;
   [[nodiscard]] virtual std::int64_t rank() const = 0;
   [[nodiscard]] virtual std::int64_t ranks() const = 0;
+  [[nodiscard]] virtual std::int64_t ranks_here() const = 0;   // on this machine
   // True for one process of the launch: the first that asks. For errors that several processes see at once.
   [[nodiscard]] virtual bool may_speak() = 0;
 };

@@ -6,13 +6,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
-#include <new>
 
 #include "models/error.h"
 
@@ -44,13 +42,13 @@ Board::Board(const std::string& path, std::int64_t ranks) : folder_(path), file_
     throw MachineError(folder_ + ": is not a folder of this user's");
   const int fd = ::open(file_.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
   if (fd < 0) fail("cannot make this file", file_);
-  bytes_ = sizeof(Slot) * static_cast<std::size_t>(ranks) + alignof(Slot) + sizeof(std::atomic<std::int32_t>);
+  bytes_ = sizeof(Slot) * static_cast<std::size_t>(ranks) + sizeof(Claims) + alignof(Slot);
   if (::ftruncate(fd, static_cast<off_t>(bytes_)) == 0)
     mapped_ = ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   ::close(fd);
   if (mapped_ == nullptr || mapped_ == MAP_FAILED) fail("cannot map this file", file_);
-  voice_ = static_cast<std::atomic<std::int32_t>*>(mapped_);
-  auto* first = static_cast<std::byte*>(mapped_) + std::max(alignof(Slot), sizeof(std::atomic<std::int32_t>));
+  claims_ = static_cast<Claims*>(mapped_);
+  auto* first = static_cast<std::byte*>(mapped_) + (sizeof(Claims) + alignof(Slot) - 1) / alignof(Slot) * alignof(Slot);
   slots_ = {reinterpret_cast<Slot*>(first), static_cast<std::size_t>(ranks)};
 }
 
@@ -63,9 +61,9 @@ void Board::unlink() noexcept {
   file_.clear();
 }
 
-bool Board::claim_voice() {
+bool Board::claim(std::size_t which) {
   std::int32_t nobody = 0;
-  return voice_->compare_exchange_strong(nobody, 1);
+  return (*claims_)[which].compare_exchange_strong(nobody, 1);
 }
 
 // /proc/PID/stat: "pid (name) state ... starttime ...": state is the 3rd field, the start the 22nd. The name may hold anything.

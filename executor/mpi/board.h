@@ -3,6 +3,7 @@
 // however the processes end.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -33,13 +34,17 @@ class Board {
 
   void unlink() noexcept;  // once all have mapped it; again: nothing
   [[nodiscard]] Slot& slot(std::int64_t rank) { return slots_[static_cast<std::size_t>(rank)]; }
-  [[nodiscard]] bool claim_voice();  // true for the first process that asks
+  [[nodiscard]] bool claim_voice() { return claim(0); }  // true for the first process that asks
+  [[nodiscard]] bool claim_abort() { return claim(1); }
 
  private:
+  using Claims = std::array<std::atomic<std::int32_t>, 2>;
+  [[nodiscard]] bool claim(std::size_t which);
+
   std::string folder_, file_;
   void* mapped_ = nullptr;
   std::size_t bytes_ = 0;
-  std::atomic<std::int32_t>* voice_ = nullptr;
+  Claims* claims_ = nullptr;
   std::span<Slot> slots_;
 };
 

@@ -106,6 +106,8 @@ void World::join_board() {
   board_->unlink();
 }
 
+std::int64_t World::ranks_here() const { return std::count(visible_.begin(), visible_.end(), 1); }
+
 bool World::may_speak() { return !heard_from_afar_ && board_->claim_voice(); }
 
 std::shared_ptr<host::Journal> World::fresh_journal() {
@@ -256,7 +258,10 @@ void World::at_exit(int status) {
     ::_exit(status == 0 ? kMachineFailed : status);
   }
   mine.life = static_cast<std::int32_t>(Life::left);
-  if (status != 0) return abort_all(status);
+  if (status != 0 && ranks_ > 1) {
+    if (board_->claim_abort()) abort_all(status);
+    return;
+  }
   if (std::this_thread::get_id() != main_thread_) return;
   leave();
   ending_ = true;

@@ -23,6 +23,7 @@ class World final : public Launch {
 
   [[nodiscard]] std::int64_t rank() const override { return rank_; }
   [[nodiscard]] std::int64_t ranks() const override { return ranks_; }
+  [[nodiscard]] std::int64_t ranks_here() const override;
   [[nodiscard]] bool may_speak() override;
   [[nodiscard]] const Channel& channel() const { return *channel_; }
   [[nodiscard]] const std::string& hosts() const { return hosts_; }  // "node1 (ranks 0 to 3), node2 (rank 4)"
