@@ -23,6 +23,7 @@ void Arena::reserve(std::int64_t bytes) {
                    -1, 0);
   if (p == MAP_FAILED)
     throw MachineError(fmt::format("rank {}: this machine has no {} for the arena", rank_, human(Bytes(bytes))));
+  ::madvise(p, static_cast<std::size_t>(bytes), MADV_HUGEPAGE);  // where the system has them: fewer translations; else as it is
   base_ = static_cast<std::byte*>(p);
   bytes_ = bytes;
   poison(base_, static_cast<std::size_t>(bytes_));
