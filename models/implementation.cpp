@@ -36,7 +36,7 @@ Op probe(OpKind kind) {
               .opaque_bytes_per_token = 47,
               .opaque_saved_bytes_per_token = 53};
   op.params = {0};
-  if (kind > OpKind::opaque) op.shape.experts = {.count = 5, .top_k = 2, .capacity_factor = 1.25};
+  if (kind > OpKind::opaque) op.shape.experts = {.count = 5, .top_k = 2, .capacity_factor = 1};
   return op;
 }
 

@@ -27,6 +27,15 @@ ModelGraph llama(const json& s) {
   return model_from_config(config.dump(), "c");
 }
 
+// A multiple of 4 tokens with 2 of 4 experts: a whole number of slots each.
+ModelGraph mixtral(const json& s) {
+  const json config = {
+      {"model_type", "mixtral"},         {"vocab_size", s["vocab"]},          {"hidden_size", s["width"]},
+      {"intermediate_size", s["ffn"]},   {"num_attention_heads", s["heads"]}, {"num_key_value_heads", s["kv_heads"]},
+      {"num_hidden_layers", s["layers"]}, {"num_local_experts", 4},           {"num_experts_per_tok", 2}};
+  return model_from_config(config.dump(), "c");
+}
+
 ModelGraph gpt2(const json& s) {
   const json config = {{"model_type", "gpt2"}, {"vocab_size", s["vocab"]}, {"n_embd", s["width"]},
                        {"n_head", s["heads"]}, {"n_layer", s["layers"]},   {"n_positions", s["seq_len"]}};
@@ -206,12 +215,12 @@ TEST_CASE("what is computed again: PyTorch's") {
 
 TEST_CASE("whole models of transformers: peaks and saved bytes are PyTorch's") {
   const json golden = json::parse(std::ifstream(FSDP_TESTS_DIR "/torch/golden/models_saved.json"))["models"];
-  REQUIRE(golden.size() == 7);
+  REQUIRE(golden.size() == 10);
   for (const json& row : golden) {
     CAPTURE(row.dump());
     const json& s = row["shape"];
-    const bool is_llama = row["model"] == "llama", eager = row["attention"] == "eager";
-    const ModelGraph model = is_llama ? llama(s) : gpt2(s);
+    const bool is_llama = row["model"] != "gpt2", eager = row["attention"] == "eager";
+    const ModelGraph model = row["model"] == "mixtral" ? mixtral(s) : is_llama ? llama(s) : gpt2(s);
     std::vector<std::string> checkpointed;
     for (int i = 0; i < s["layers"].get<int>() && row["checkpointing"] != "none"; ++i)
       checkpointed.push_back((is_llama ? "model.layers." : "transformer.h.") + std::to_string(i));
@@ -228,14 +237,18 @@ TEST_CASE("whole models of transformers: peaks and saved bytes are PyTorch's") {
                                  (is_llama ? 4 * s["seq_len"].get<std::int64_t>() * s["head_dim"].get<std::int64_t>() : 0) +
                                  (is_llama && !checkpointed.empty() ? 8 * s["seq_len"].get<std::int64_t>() : 0);
     CHECK(near(mine.after[loss] + besides, row["saved"]));
-    CHECK(near(*std::max_element(backward, mine.during.end()) + besides, row["backward_peak"]));
+    // Experts' rows (2 choices per token): where they were computed again, PyTorch lets them and their weights go inside their backward, we
+    // after it; in forward its frame holds them.
+    const std::int64_t rows = row["model"] == "mixtral" && !checkpointed.empty() ? 2 * tokens * s["width"].get<std::int64_t>() * 2 : 0;
+    const std::int64_t early = rows > 0 ? rows + 2 * tokens * 4 : 0;
+    CHECK(near(*std::max_element(backward, mine.during.end()) + besides - early, row["backward_peak"]));
     CHECK(near(mine.after.back(), row["end"]));
     // Forward: transformers' model holds the embedded tokens to its end; inside a checkpoint, where nothing is kept, an op's
     // temporaries go earlier than ours. Neither is the peak of a step.
     const std::int64_t ours = *std::max_element(during, backward) + besides, theirs = row["forward_peak"],
                        embedded = tokens * s["width"].get<std::int64_t>() * 2;
     if (checkpointed.empty()) CHECK((ours <= theirs + theirs / 1000 && theirs <= ours + embedded + theirs / 1000));
-    else CHECK((ours >= theirs - theirs / 100 && ours <= row["backward_peak"].get<std::int64_t>()));
+    else CHECK((ours + rows >= theirs - theirs / 100 && ours <= row["backward_peak"].get<std::int64_t>()));
   }
 }
 

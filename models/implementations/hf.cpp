@@ -83,7 +83,8 @@ Implementation hf(std::string_view name, bool compiled, OpRule attention_rule) {
   Implementation i{.name = name,
                    .compiled = compiled,
                    .rules = {embedding, position_embedding, rms_norm, layer_norm, linear, rotary, attention_rule, swiglu, gelu,
-                             add, cross_entropy, opaque},
+                             add, cross_entropy, opaque, grouped_moe_route, grouped_moe_dispatch, grouped_expert_linear,
+                             grouped_moe_combine},
                    .backward_adds_in_place = false,
                    .loss_read_every_step = true,  // Trainer looks for NaN in the loss (logging_nan_inf_filter)
                    .keeps_selectively = nullptr,  // only whole layers are checkpointed
@@ -93,7 +94,7 @@ Implementation hf(std::string_view name, bool compiled, OpRule attention_rule) {
                    .host_seconds_per_launch = 12e-6,
                    .host_seconds_per_unit_hook = 5e-4};
   if (!compiled) return i;
-  i.rules = compiled_rules(rotary_compiled, attention_rule);
+  i.rules = compiled_rules(rotary_compiled, attention_rule);  // what Inductor makes of experts is not known
   i.frames_hold_inputs = false;
   i.host_seconds_per_launch = 6e-6;
   return i;

@@ -18,6 +18,10 @@ namespace {
 // (two kernels read both inputs); compiled forward 3.4 to 4.2, backward 1.6 to 1.8 of three.
 constexpr double kNormForward = 0.75, kNormBackward = 0.65, kCompiledNormBackward = 0.43;
 
+std::int64_t gated_bytes(const Op& op, const Workload& w) {
+  return times(times(rows(op.shape.experts, w), op.shape.width), w.element_bytes);
+}
+
 // Rows that aten's softmax keeps in shared memory between its passes.
 constexpr std::int64_t kSoftmaxRowBytes = 48 * 1024;
 
@@ -158,9 +162,18 @@ OpFacts flash_attention(const Op& op, const Workload& w) {
 }
 // F.silu(gate) saves gate, the product saves both factors: gate and up are inputs, silu(gate) is extra. Backward: two products
 // and silu_backward, with the gradient of silu(gate) between them: it is there before the gradient of gate, and when that is made
-// the product's factors and gradient are gone, so that the op never holds more than its arguments.
+// the product's factors and gradient are gone, so that the op never holds more than its arguments. Packed: gate and up are views, and
+// their gradients are joined in the end, when nothing else is left.
 OpFacts swiglu(const Op& op, const Workload& w) {
-  const std::int64_t x = row_bytes(w, op.shape.width);
+  const std::int64_t x = gated_bytes(op, w);
+  if (op.shape.packed)
+    return {.saved_inputs = 0b1,
+            .saved_extra_bytes = x,
+            .forward_launches = 2,
+            .backward_launches = 4,
+            .forward_traffic_bytes = 5 * x,
+            .backward_traffic_bytes = 13 * x,
+            .backward_inside = {{x, x, x}, "+0 +1 -y -e +2 -1 -i0 +o -0 -2"}};
   return {.saved_inputs = 0b11,
           .saved_extra_bytes = x,
           .forward_launches = 2,
@@ -172,8 +185,8 @@ OpFacts swiglu(const Op& op, const Workload& w) {
 }
 // Fused: silu is recomputed in backward (pointwise and read by pointwise only).
 OpFacts swiglu_compiled(const Op& op, const Workload& w) {
-  const std::int64_t x = row_bytes(w, op.shape.width);
-  return {.saved_inputs = 0b11, .forward_traffic_bytes = 3 * x, .backward_traffic_bytes = 5 * x};
+  const std::int64_t x = gated_bytes(op, w);
+  return {.saved_inputs = static_cast<std::uint8_t>(op.shape.packed ? 0b1 : 0b11), .forward_traffic_bytes = 3 * x, .backward_traffic_bytes = 5 * x};
 }
 
 // aten::gelu saves its input; one kernel each way, compiled too (its neighbours are matrix products, which stay in cuBLAS).

@@ -35,6 +35,10 @@ OpFacts add_compiled(const Op&, const Workload&);
 OpFacts cross_entropy(const Op&, const Workload&);
 OpFacts cross_entropy_compiled(const Op&, const Workload&);
 OpFacts opaque(const Op&, const Workload&);
+OpFacts grouped_moe_route(const Op&, const Workload&);     // transformers' grouped_mm experts (hf_experts.cpp)
+OpFacts grouped_moe_dispatch(const Op&, const Workload&);
+OpFacts grouped_expert_linear(const Op&, const Workload&);
+OpFacts grouped_moe_combine(const Op&, const Workload&);
 
 // What Inductor makes of a model of these operators; rotary positions and attention are the stack's.
 [[nodiscard]] std::array<OpRule, kOpKinds> compiled_rules(OpRule rotary, OpRule attention);

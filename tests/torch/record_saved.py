@@ -32,6 +32,7 @@ from transformers.loss.loss_utils import ForCausalLMLoss
 from transformers.models.gpt2 import modeling_gpt2
 from transformers.models.llama import modeling_llama
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, eager_attention_forward, rotate_half
+from transformers.models.mixtral import modeling_mixtral
 from transformers.pytorch_utils import Conv1D
 
 GOLDEN = pathlib.Path(__file__).parent / "golden" / "models_saved.json"
@@ -254,17 +255,23 @@ def record(stack, dtype):
 def record_model(model, attention, recompute, vocab, seq_len):
     """Peaks of forward and backward of a whole model of transformers, logits and loss included, as record_tape.py takes them. Its causal mask is
     None under SDPA (the kernel knows) and one tensor for all layers under eager attention."""
-    shape = dict(layers=3, width=256, heads=8, kv_heads=2 if model == "llama" else 8, head_dim=32, ffn=640 if model == "llama" else 1024, vocab=vocab,
+    ffn = {"llama": 640, "mixtral": 320, "gpt2": 1024}[model]
+    shape = dict(layers=3, width=256, heads=8, kv_heads=8 if model == "gpt2" else 2, head_dim=32, ffn=ffn, vocab=vocab,
                  sequences=2, seq_len=seq_len)
     F.scaled_dot_product_attention = flash
     with FakeTensorMode():
         mask = None if attention == "sdpa" else torch.empty(1, 1, seq_len, seq_len, dtype=torch.bfloat16)
-        modeling_llama.create_causal_mask = modeling_gpt2.create_causal_mask = lambda **_: mask
+        modeling_llama.create_causal_mask = modeling_gpt2.create_causal_mask = modeling_mixtral.create_causal_mask = lambda **_: mask
         tokens = dict(bos_token_id=None, eos_token_id=None, pad_token_id=None)
         if model == "llama":
             net = transformers.LlamaForCausalLM(transformers.LlamaConfig(
                 vocab_size=vocab, hidden_size=256, intermediate_size=640, num_attention_heads=8, num_key_value_heads=2, num_hidden_layers=3,
                 use_cache=False, attn_implementation=attention, **tokens))
+        elif model == "mixtral":
+            net = transformers.MixtralForCausalLM(transformers.MixtralConfig(
+                vocab_size=vocab, hidden_size=256, intermediate_size=320, num_local_experts=4, num_experts_per_tok=2, num_attention_heads=8,
+                num_key_value_heads=2, num_hidden_layers=3, use_cache=False, attn_implementation=attention, **tokens))
+            assert net.config._experts_implementation == "grouped_mm"
         else:
             net = transformers.GPT2LMHeadModel(transformers.GPT2Config(
                 vocab_size=vocab, n_embd=256, n_head=8, n_layer=3, n_positions=seq_len, use_cache=False, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0,
@@ -300,7 +307,8 @@ def main():
              for row in record(stack, dtype)]
     models = [record_model(*m) for m in (("llama", "sdpa", False, 1024, 256), ("llama", "sdpa", False, 64, 4096), ("llama", "sdpa", True, 64, 4096),
                                          ("llama", "eager", False, 64, 512), ("llama", "eager", True, 64, 512), ("gpt2", "sdpa", False, 1024, 256),
-                                         ("gpt2", "sdpa", True, 64, 1024))]
+                                         ("gpt2", "sdpa", True, 64, 1024), ("mixtral", "sdpa", False, 1024, 256),
+                                         ("mixtral", "sdpa", False, 64, 4096), ("mixtral", "sdpa", True, 64, 4096))]
     if args.write:
         rows = ",\n    ".join(map(json.dumps, found))
         GOLDEN.write_text(f'{{\n  "recorded_with": "torch {torch.__version__.split("+")[0]}, transformers {transformers.__version__}",\n'
