@@ -1,10 +1,9 @@
 # Tests of several processes: `add_mpi_test(executor_mpi_test 4)` runs that program as `mpirun -n 4` under the name executor_mpi_test_4.
-get_property(FSDP_MPI_LAUNCHER GLOBAL PROPERTY FSDP_MPI_LAUNCHER)
 set(mpi_launch)
 set(mpi_environment)
-if(FSDP_MPI_LAUNCHER)
-  execute_process(COMMAND ${FSDP_MPI_LAUNCHER} --version OUTPUT_VARIABLE launcher_version ERROR_QUIET)
-  set(mpi_launch ${FSDP_MPI_LAUNCHER})
+if(FSDP_PLAN_MPI_LAUNCHER)
+  execute_process(COMMAND ${FSDP_PLAN_MPI_LAUNCHER} --version OUTPUT_VARIABLE launcher_version ERROR_QUIET)
+  set(mpi_launch ${FSDP_PLAN_MPI_LAUNCHER})
   if(launcher_version MATCHES "Open MPI|OpenRTE")
     # More ranks than cores, as root in a container, not bound to a core each; without a network; without one process reading another's
     # memory, which containers forbid.

@@ -1,5 +1,6 @@
 # Ranks as processes: a choice of source files, by whether an MPI is installed. Changes `sources`, sets
 # `mpi_libraries`.
+set(launcher)
 option(FSDP_PLAN_MPI "build the mpi backend where an MPI is installed" ON)
 if(FSDP_PLAN_MPI)
   find_package(MPI COMPONENTS CXX QUIET)
@@ -7,6 +8,7 @@ endif()
 if(FSDP_PLAN_MPI AND MPI_CXX_FOUND)
   list(FILTER sources EXCLUDE REGEX "/mpi/absent\\.cpp$")
   set(mpi_libraries ${MPI_CXX_LIBRARIES})
+  set(launcher ${MPIEXEC_EXECUTABLE})
   list(TRANSFORM MPI_CXX_INCLUDE_DIRS PREPEND -isystem OUTPUT_VARIABLE mpi_includes)  # of the one file that includes mpi.h
   set_source_files_properties(${CMAKE_CURRENT_LIST_DIR}/wire.cpp PROPERTIES
     COMPILE_OPTIONS "${mpi_includes}" COMPILE_DEFINITIONS "OMPI_SKIP_MPICXX;MPICH_SKIP_MPICXX")
@@ -15,5 +17,4 @@ else()
   list(FILTER sources EXCLUDE REGEX "/executor/mpi/.*\\.cpp$")
   list(APPEND sources ${CMAKE_CURRENT_LIST_DIR}/absent.cpp)
 endif()
-# For the tests: the launcher, empty where there is none.
-set_property(GLOBAL PROPERTY FSDP_MPI_LAUNCHER "${MPIEXEC_EXECUTABLE}")
+set(FSDP_PLAN_MPI_LAUNCHER "${launcher}" CACHE INTERNAL "mpiexec; empty: no mpi backend")

@@ -1,10 +1,10 @@
-// SIGTERM, SIGINT and SIGHUP are noted instead of ending the process: a launcher sends SIGTERM when another rank has died, and there is a
-// moment to say which.
 #pragma once
+
+#include "executor/signals.h"
 
 namespace fsdp::mpi {
 
-void note_signals();                    // from now on; never undone: the launch lasts as long as the process
-[[nodiscard]] int noted_signal();       // the first that came; 0: none
+using fsdp::note_signals;
+using fsdp::noted_signal;
 
 }  // namespace fsdp::mpi

@@ -66,6 +66,7 @@ World::World() : main_thread_(std::this_thread::get_id()) {
     join_board();
     hosts_ = join_hosts(ranks_);
     channel_ = std::make_unique<Channel>();
+    farewell_ = std::make_unique<Channel>();
   } catch (...) {
     ending_ = true;
     guard_.join();
@@ -184,16 +185,19 @@ void World::look_at_others() {
     const auto life = static_cast<Life>(s.life.load());
     if (life == Life::left) continue;
     const Process p = look_at(s.pid);
+    const std::string stopped = fmt::format("is stopped (SIGSTOP): its process, {}, is killed", s.pid.load());
     if (p.state == ProcessState::gone || p.started != s.started) {
       // It may have left between the two looks.
-      if (static_cast<Life>(s.life.load()) == Life::exits) lost(r, fmt::format("called exit({})", s.exit_status.load()));
+      if (s.given_up != 0) lost(r, stopped);
+      else if (static_cast<Life>(s.life.load()) == Life::exits) lost(r, fmt::format("called exit({})", s.exit_status.load()));
       else if (static_cast<Life>(s.life.load()) == Life::here) lost(r, fmt::format("died: its process, {}, was killed or crashed", s.pid.load()));
       continue;
     }
     int& looks = stopped_looks_[static_cast<std::size_t>(r)];
     looks = p.state == ProcessState::stopped ? looks + 1 : 0;
     if (looks == kStoppedLooks) {
-      lost(r, fmt::format("is stopped (SIGSTOP): its process, {}, is killed", s.pid.load()));
+      lost(r, stopped);
+      s.given_up = 1;
       ::kill(static_cast<pid_t>(s.pid.load()), SIGKILL);
     }
   }
@@ -207,7 +211,7 @@ void World::lost(std::int64_t rank, const std::string& how) {
     control = control_;
     if (control && control->failed()) return;
     sentence_ = fmt::format("rank {} {}", rank, how);
-    if (control) sentence_ += fmt::format("; seen last: it {}, in its step {}", doing.what, steps_begun(rank));
+    if (control) sentence_ += fmt::format("; seen last: it {}", doing.what);
   }
   if (!control) end_now(kMachineFailed, sentence_);
   control->fail(rank, doing.op, sentence_);
@@ -257,15 +261,30 @@ void World::at_exit(int status) {
     mine.life = static_cast<std::int32_t>(Life::exits);
     ::_exit(status == 0 ? kMachineFailed : status);
   }
-  mine.life = static_cast<std::int32_t>(Life::left);
+  const auto left = [&] { mine.life = static_cast<std::int32_t>(Life::left); };
   if (status != 0 && ranks_ > 1) {
+    left();
     if (board_->claim_abort()) abort_all(status);
     return;
   }
-  if (std::this_thread::get_id() != main_thread_) return;
+  if (std::this_thread::get_id() != main_thread_) return left();
+  say_farewell();
+  left();
   leave();
   ending_ = true;
   guard_.join();
+}
+
+// Returns when every rank is about to end: MPI's own end, which cannot be left, then takes no time.
+void World::say_farewell() {
+  const host::RunControl never_fails;  // the guard ends the process when a rank is lost
+  Requests messages(*farewell_, 2 * static_cast<std::size_t>(ranks_));
+  std::vector<char> words(static_cast<std::size_t>(ranks_) + 1);
+  for (std::int64_t r = 0; r < ranks_; ++r)
+    if (r != rank_) (void)messages.receive(r, 0, &words[static_cast<std::size_t>(r)], 1);
+  for (std::int64_t r = 0; r < ranks_; ++r)
+    if (r != rank_) (void)messages.send(r, 0, &words.back(), 1);
+  messages.wait(never_fails);
 }
 
 }  // namespace mpi

@@ -54,12 +54,13 @@ class World final : public Launch {
   void on_signal(int signal);
   [[noreturn]] void end_now(int code, const std::string& sentence);
   void at_exit(int status);
+  void say_farewell();
   static void called_at_exit(int status, void* self);
 
   std::int64_t rank_ = 0, ranks_ = 1;
   std::string hosts_;
   std::unique_ptr<Board> board_;
-  std::unique_ptr<Channel> channel_;
+  std::unique_ptr<Channel> channel_, farewell_;
   std::vector<char> visible_;
   std::vector<int> stopped_looks_;             // guard only: how many looks in a row found it stopped
   std::thread::id main_thread_;

@@ -1,0 +1,288 @@
+// When a rank that is a process fails, is killed, stopped or gets stuck, every process of the launch ends, soon, with one message that
+// names the rank, the operation and the step, and nothing is left behind. The test starts mpirun with itself; each process of that runs
+// one rank of a small model (the skipped case below), and one of them misbehaves as the environment says.
+#include <doctest/doctest.h>
+#include <dirent.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <new>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "executor/mpi_backend.h"
+#include "executor_run_support.h"
+#include "small_models.h"
+
+using namespace fsdp;
+using namespace fsdp::testing;
+
+namespace {
+
+namespace fs = std::filesystem;
+using Clock = std::chrono::steady_clock;
+using namespace std::chrono_literals;
+
+std::string from_environment(const char* name) {
+  const char* value = std::getenv(name);
+  return value != nullptr ? value : "";
+}
+
+// --- one rank -----------------------------------------------------------------------------------------------------------------------
+
+[[noreturn]] void sleep_forever() {
+  while (true) std::this_thread::sleep_for(1h);
+}
+
+void misbehave(const std::string& fault) {
+  if (fault == "throw") throw std::runtime_error("the disk is on fire");
+  if (fault == "bad_alloc") throw std::bad_alloc();
+  if (fault == "exit") std::exit(0);
+  if (fault == "exit5") std::exit(5);
+  if (fault == "_exit") ::_exit(0);
+  if (fault == "kill") ::kill(::getpid(), SIGKILL);
+  if (fault == "abort") std::abort();
+  if (fault == "stop") {
+    ::kill(::getpid(), SIGSTOP);
+    std::this_thread::sleep_for(200ms);  // it takes effect a little later
+  }
+  if (fault == "stuck" || fault == "slow") sleep_forever();
+}
+
+bool is_moment(const std::string& moment, const Operation& op) {
+  if (moment == "init") return op.action == Action::init_parameters;
+  if (moment == "forward" || moment == "collective") return op.action == Action::forward;
+  if (moment == "backward") return op.action == Action::backward;
+  return moment == "optimizer" && op.action == Action::optimizer;
+}
+
+// Five steps; the fault comes in the second (or in init, between steps 1 and 2, before the run, or "after 1234" microseconds of it).
+int one_rank(const std::string& fault, const std::string& moment, std::int64_t victim) {
+  Launch& launch = join_launch();
+  const bool mine = launch.rank() == victim;
+  const ModelGraph model = small_llama({.layers = 3, .vocab = 37, .hidden = 20, .inner = 30, .heads = 5, .kv_heads = 1});
+  const ShardingPlan plan = make_plan(model, {.shard = launch.ranks(), .reshard = Reshard::yes, .clip_norm = 1.0});
+  auto steps = std::make_shared<std::atomic<std::int64_t>>(0);
+  auto begun = std::make_shared<std::atomic<bool>>(false);
+  RunOptions options = five_steps(false);
+  options.steps = moment.starts_with("after ") ? 400 : 4;
+  options.after_step = [=](const RankState& state) {
+    steps->store(state.steps_done);
+    if (mine && moment == "between" && state.steps_done == 1) misbehave(fault);
+  };
+  options.in_kernel = [=](const Operation& op, std::int64_t) {
+    const bool now = is_moment(moment, op) && (moment == "init" || steps->load() == 1) && !begun->exchange(true);
+    if (now && moment != "collective" && mine) misbehave(fault);
+    if (!now || moment != "collective") return;
+    // The others are late for the collectives that come, so that the victim is inside one after a while.
+    if (!mine) std::this_thread::sleep_for(500ms);
+    else std::thread([fault] {
+           std::this_thread::sleep_for(250ms);
+           misbehave(fault);
+         }).detach();
+  };
+  if (mine && moment.starts_with("after "))
+    std::thread([fault, us = std::stol(moment.substr(6))] {
+      std::this_thread::sleep_for(std::chrono::microseconds(us));
+      misbehave(fault);
+    }).detach();
+  if (mine && moment == "joined") misbehave(fault);
+  try {
+    const auto backend = make_mpi_backend({plan.replicate(), plan.shard()}, {fault == "stuck" ? 1.0 : 60.0});
+    (void)run(model, plan, load_cluster("host", plan.ranks()), *backend, options);
+    if (moment == "afterwards" && mine) misbehave(fault);
+  } catch (const std::exception& e) {
+    if (launch.may_speak()) std::fprintf(stderr, "fsdp-plan: %s\n", e.what());
+    return 3;
+  }
+  return 0;
+}
+
+// --- all of them ----------------------------------------------------------------------------------------------------------------------
+
+struct Outcome {
+  int code = -1;
+  double seconds = 0;
+  std::string errors;                 // standard error
+  std::vector<std::string> sentences; // ours
+  std::vector<std::string> left;      // processes and files
+};
+
+std::string read_text(const fs::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+struct Folder {
+  fs::path path = fs::temp_directory_path() / ("fsdp-mpi-faults-" + std::to_string(::getpid()));
+  Folder() { fs::create_directories(path); }
+  ~Folder() { fs::remove_all(path); }
+  Folder(const Folder&) = delete;
+  Folder& operator=(const Folder&) = delete;
+};
+
+// Processes, no zombies, whose environment names this launch.
+std::vector<std::string> processes_of(const std::string& launch) {
+  std::vector<std::string> found;
+  for (const auto& entry : fs::directory_iterator("/proc")) {
+    const std::string pid = entry.path().filename().string();
+    if (pid.find_first_not_of("0123456789") != std::string::npos || pid == std::to_string(::getpid())) continue;
+    if (read_text(entry.path() / "environ").find("FSDP_TEST_LAUNCH=" + launch) != std::string::npos) found.push_back("process " + pid);
+  }
+  return found;
+}
+
+std::vector<std::string> words_of(const std::string& text) {
+  std::istringstream in(text);
+  return {std::istream_iterator<std::string>(in), {}};
+}
+
+// Runs `mpirun -n ranks` of this program; `interrupt` > 0: sends mpirun that signal after two seconds.
+Outcome launch(std::int64_t ranks, const std::string& fault, const std::string& moment, std::int64_t victim, int interrupt = 0) {
+  static int count = 0;
+  const Folder folder;
+  const std::string name = std::to_string(::getpid()) + "-" + std::to_string(++count);
+  std::vector<std::string> words = words_of(FSDP_MPI_LAUNCH);
+  for (const std::string& w : {std::string("-n"), std::to_string(ranks), fs::read_symlink("/proc/self/exe").string(),
+                               std::string("--test-case=one rank of a launch"), std::string("--no-skip"), std::string("--minimal")})
+    words.push_back(w);
+  const auto begin = Clock::now();
+  const pid_t child = ::fork();
+  REQUIRE(child >= 0);
+  if (child == 0) {
+    ::setpgid(0, 0);
+    for (const auto& [key, value] : std::vector<std::pair<const char*, std::string>>{
+             {"FSDP_TEST_FAULT", fault}, {"FSDP_TEST_MOMENT", moment}, {"FSDP_TEST_VICTIM", std::to_string(victim)},
+             {"FSDP_TEST_LAUNCH", name}, {"TMPDIR", folder.path.string()}, {"OMPI_MCA_btl_vader_backing_directory", folder.path.string()}})
+      ::setenv(key, value.c_str(), 1);
+    ::dup2(::open((folder.path / "out").c_str(), O_WRONLY | O_CREAT, 0600), STDOUT_FILENO);
+    ::dup2(::open((folder.path / "err").c_str(), O_WRONLY | O_CREAT, 0600), STDERR_FILENO);
+    std::vector<char*> arguments;
+    for (std::string& w : words) arguments.push_back(w.data());
+    arguments.push_back(nullptr);
+    ::execvp(arguments[0], arguments.data());
+    ::_exit(127);
+  }
+  Outcome o;
+  int status = 0;
+  for (bool sent = interrupt == 0; ::waitpid(child, &status, WNOHANG) == 0;) {
+    const auto since = Clock::now() - begin;
+    if (!sent && since > 2s) ::kill(child, interrupt), sent = true;
+    if (since > 60s) ::kill(-child, SIGKILL);
+    std::this_thread::sleep_for(10ms);
+  }
+  o.seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+  o.code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  for (const auto limit = Clock::now() + 3s; !(o.left = processes_of(name)).empty() && Clock::now() < limit;) std::this_thread::sleep_for(50ms);
+  o.errors = read_text(folder.path / "err");
+  std::istringstream lines(o.errors);
+  for (std::string line; std::getline(lines, line);)
+    if (line.starts_with("fsdp-plan: ")) o.sentences.push_back(line);
+  for (const auto& entry : fs::directory_iterator(folder.path))
+    if (const std::string file = entry.path().filename().string(); file != "out" && file != "err") o.left.push_back(file);
+  return o;
+}
+
+// Ten seconds for the end, and what it takes to start processes on a busy machine.
+constexpr double kLimit = 10 + 20;
+
+void check_ends(const Outcome& o, const std::vector<std::string>& says) {
+  CAPTURE(o.errors);
+  CHECK(o.code != 0);
+  CHECK(o.seconds < kLimit);
+  REQUIRE(o.sentences.size() == 1);
+  for (const std::string& words : says) CHECK_MESSAGE(o.sentences[0].find(words) != std::string::npos, words);
+  for (const std::string& what : o.left) CHECK_MESSAGE(what.empty(), "left behind: " << what);
+  MESSAGE(o.sentences[0] << " (" << o.seconds << " s)");
+}
+
+bool can_launch() {
+  if (std::string(FSDP_MPI_LAUNCH).empty()) MESSAGE("skipped: no MPI was found when this was built");
+  return !std::string(FSDP_MPI_LAUNCH).empty();
+}
+
+const std::vector<std::string> kMoments = {"init", "forward", "collective", "backward", "optimizer", "between"};
+
+std::vector<std::string> where(const std::string& moment) {
+  if (moment == "init") return {"[init, operation", "init_parameters"};
+  if (moment == "collective") return {"[step 2, operation", ": all_gather"};
+  if (moment == "between") return {"[step 1"};
+  return {"[step 2, operation", ": " + moment};
+}
+
+void check_fault(const std::string& fault, const std::string& words, const std::vector<std::string>& moments) {
+  if (!can_launch()) return;
+  for (std::size_t i = 0; i < moments.size(); ++i) {
+    const std::int64_t victim = i % 3 == 0 ? 0 : 2;
+    CAPTURE(fault);
+    CAPTURE(moments[i]);
+    CAPTURE(victim);
+    std::vector<std::string> says = where(moments[i]);
+    says.push_back("rank " + std::to_string(victim));
+    says.push_back(words);
+    check_ends(launch(4, fault, moments[i], victim), says);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("one rank of a launch" * doctest::skip()) {
+  std::exit(one_rank(from_environment("FSDP_TEST_FAULT"), from_environment("FSDP_TEST_MOMENT"), std::stol(from_environment("FSDP_TEST_VICTIM"))));
+}
+
+TEST_CASE("without a fault the launch ends with 0, says nothing and leaves nothing") {
+  if (!can_launch()) return;
+  const Outcome o = launch(4, "none", "never", 2);
+  CAPTURE(o.errors);
+  CHECK(o.code == 0);
+  CHECK(o.errors.empty());
+  CHECK(o.left.empty());
+}
+
+TEST_CASE("a rank that is killed") { check_fault("kill", "died", kMoments); }
+TEST_CASE("a rank that crashes") { check_fault("abort", "died", {"forward", "collective", "between"}); }
+TEST_CASE("a rank that throws") { check_fault("throw", "the disk is on fire", {"init", "forward", "backward", "optimizer", "between"}); }
+TEST_CASE("a rank that runs out of memory") { check_fault("bad_alloc", "bad_alloc", {"init", "forward", "optimizer"}); }
+TEST_CASE("a rank that calls exit(0)") { check_fault("exit", "called exit(0)", kMoments); }
+TEST_CASE("a rank that calls exit(5)") { check_fault("exit5", "called exit(5)", {"forward"}); }
+TEST_CASE("a rank that calls _exit(0)") { check_fault("_exit", "died", {"forward", "collective"}); }
+TEST_CASE("a rank that is stopped") { check_fault("stop", "is stopped", {"init", "forward", "collective", "optimizer", "between"}); }
+TEST_CASE("a rank that gets stuck") { check_fault("stuck", "no rank has made progress for 1 s", {"init", "forward", "backward", "between"}); }
+
+TEST_CASE("a rank that is killed or stopped before the run, or at any time") {
+  if (!can_launch()) return;
+  check_ends(launch(4, "kill", "joined", 2), {"rank 2 died"});
+  check_ends(launch(4, "kill", "joined", 0), {"rank 0 died"});
+  check_ends(launch(2, "stop", "joined", 1), {"rank 1 is stopped"});
+  for (int i = 0; i < 16; ++i) {
+    const std::string moment = "after " + std::to_string(9100 * i + 400 * i * i);  // microseconds: up to 0.2 s
+    CAPTURE(moment);
+    check_ends(launch(i % 2 == 0 ? 4 : 2, "kill", moment, i % 2), {"rank " + std::to_string(i % 2) + " died"});
+  }
+  for (const char* moment : {"after 20000", "after 70000", "after 300000"}) check_ends(launch(4, "stop", moment, 1), {"rank 1 is stopped"});
+}
+
+TEST_CASE("Ctrl-C and SIGTERM end all ranks, wherever they are") {
+  if (!can_launch()) return;
+  for (const int signal : {SIGINT, SIGTERM}) {
+    check_ends(launch(4, "slow", "forward", 2, signal), {"interrupted by signal"});
+    check_ends(launch(4, "slow", "joined", 1, signal), {"interrupted by signal"});
+    check_ends(launch(4, "slow", "afterwards", 1, signal), {"interrupted by signal"});
+  }
+}
+
+TEST_CASE("when the launcher itself is killed, no rank stays behind") {
+  if (!can_launch()) return;
+  const Outcome o = launch(4, "slow", "forward", 2, SIGKILL);
+  for (const std::string& what : o.left) CHECK_MESSAGE(!what.starts_with("process"), what);
+}
