@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "planner/program.h"
 
@@ -24,10 +25,12 @@ struct Journal {
 };
 static_assert(std::atomic<std::int32_t>::is_always_lock_free);
 
+inline constexpr int kRuns = 3;  // blame from which on a rank does something that may end by itself
 struct Doing {
   int blame = 0;  // higher: more likely the cause of a standstill
   std::int32_t op = -1;
   std::string what;  // continues "rank 3 "
+  std::vector<std::int64_t> waits_for = {};  // ranks, where it waits for them in a collective
 };
 [[nodiscard]] Doing doing(const Journal&);
 
