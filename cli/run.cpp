@@ -11,6 +11,7 @@
 #include "cli/options.h"
 #include "cli/report.h"
 #include "executor/mpi_backend.h"
+#include "executor/signals.h"
 #include "models/error.h"
 #include "planner/lower.h"
 #include "simulator/compare.h"
@@ -87,6 +88,7 @@ RunResult execute(const RunFlags& f, const ModelGraph& model, const ShardingPlan
   if (reports) options.progress = [&](int done, int total) { progress.say(fmt::format("run: step {} of {}", done, total)); };
   const MeshShape mesh{plan.replicate(), plan.shard()};
   const auto backend = *f.backend == "mpi" ? make_mpi_backend(mesh, backend_options) : make_host_backend(mesh, backend_options);
+  note_signals();
   return run(model, plan, cluster, *backend, options);
 }
 

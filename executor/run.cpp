@@ -81,13 +81,11 @@ Program prepare(const RunJob& job, std::int64_t rank) {
   const bool local = std::find(here.begin(), here.end(), e.rank()) != here.end();
   const RankJob& r = job.ranks[static_cast<std::size_t>(local ? e.rank() : here.front())];
   const auto* process = dynamic_cast<const ProcessFailure*>(&e);
-  const int begun = process != nullptr ? process->steps_begun() : r.stage.load() + 1;
+  const int begun = process != nullptr ? process->steps_begun() : r.stage.load() + 1;  // init is the first
   const Step& step = begun <= 1 ? r.program.init : begun == 2 ? r.program.first_step : r.program.steady_step;
-  std::string where = begun <= 1 ? "init" : begun == 2 ? "first step" : "steady step";
-  if (process != nullptr && begun > 1) where = fmt::format("step {}", begun - 1);
+  std::string where = begun <= 1 ? "init" : fmt::format("step {}", job.options.training.steps_done + begun - 1);
   if (e.op() >= 0 && static_cast<std::size_t>(e.op()) < step.ops.size())
     where += fmt::format(", operation {}: {}", e.op(), describe(step.ops[static_cast<std::size_t>(e.op())], r.program, job.plan, job.model));
-  else if (process == nullptr) throw e;
   throw ProcessFailure(e.rank(), e.op(), begun, fmt::format("{} [{}]", e.what(), where));
 }
 

@@ -44,9 +44,9 @@ void RunJob::train(Interpreter& interpreter, RankJob& mine, std::int64_t rank) {
   check_step(mine.first, mine.program.first_step.ops, mine, rank, false);
   after_step(interpreter, mine, done_before + 1);
   progress(1);
-  mine.stage = 2;
   mine.steady.reserve(static_cast<std::size_t>(steady_steps()));
   for (int s = 1; s < total; ++s) {
+    mine.stage = s + 1;
     mine.steady.push_back(interpreter.run(mine.program.steady_step, done_before + s));
     check_step(mine.steady.back(), mine.program.steady_step.ops, mine, rank, true);
     after_step(interpreter, mine, done_before + s + 1);

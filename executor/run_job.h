@@ -12,7 +12,7 @@ namespace fsdp {
 
 struct RankJob {
   Program program;
-  std::atomic<int> stage{0};  // 0 init, 1 first step, 2 steady steps: what failures are described by
+  std::atomic<int> stage{0};  // 0 init, else the number of the step, from 1: what failures are described by
   StepRecord init, first;
   std::vector<StepRecord> steady;  // every one, warm-up included
 };

@@ -275,7 +275,7 @@ TEST_CASE("a kernel that throws, and one that stands still, are named in words o
   const std::string error = failure(model, plan, o);
   CHECK(error.find("rank 1") != std::string::npos);
   CHECK(error.find("bit flip") != std::string::npos);
-  CHECK(error.find("[first step, operation ") != std::string::npos);
+  CHECK(error.find("[step 1, operation ") != std::string::npos);
   CHECK(error.find("backward") != std::string::npos);
   o.in_kernel = [](const Operation& op, std::int64_t rank) {
     if (rank == 0 && op.action == Action::scatter_copy_in) std::this_thread::sleep_for(std::chrono::milliseconds(1500));

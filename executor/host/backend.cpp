@@ -1,12 +1,15 @@
 // Ranks as threads of one process. Always built; what other backends are compared with.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <numeric>
 #include <optional>
 #include <string>
+#include <system_error>
 
 #include "executor/host/device.h"
 #include "executor/host/processor.h"
+#include "executor/signals.h"
 #include "models/error.h"
 #include "models/units.h"
 
@@ -69,28 +72,42 @@ struct HostRun {
   void start() {
     for (const auto& device : devices) {
       control->thread_starts();
-      ranks.emplace_back([device, shared_body = body, shared_control = control] {
-        device->run_body(*shared_body);
-        shared_control->thread_ends();
-      });
+      try {
+        ranks.emplace_back([device, shared_body = body, shared_control = control] {
+          device->run_body(*shared_body);
+          shared_control->thread_ends();
+        });
+      } catch (const std::system_error& e) {
+        control->thread_ends();
+        control->fail(device->rank(), -1, fmt::format("rank {}: this machine has no thread for it ({})", device->rank(), e.what()));
+        return;
+      }
     }
   }
 
-  void blame_somebody(double seconds) const {
-    host::Doing worst{-1, -1, ""};
-    std::int64_t rank = -1;
-    for (const auto& device : devices)
-      if (auto doing = device->doing(); doing.blame > worst.blame) {
-        worst = std::move(doing);
-        rank = device->rank();
-      }
-    control->fail(rank, worst.op, fmt::format("no rank has made progress for {:.3g} s: rank {} {}", seconds, rank, worst.what));
+  // Nothing has moved for so long. Ranks that all wait will wait for ever; a kernel or a host that is at work gets the watchdog's time.
+  void blame_somebody(double seconds, double watchdog_seconds) const {
+    std::vector<host::Doing> doing;
+    for (const auto& device : devices) doing.push_back(device->doing());
+    const auto worst = std::max_element(doing.begin(), doing.end(), [](const auto& a, const auto& b) { return a.blame < b.blame; });
+    if (worst->blame >= host::kRuns && seconds <= watchdog_seconds) return;
+    const std::int64_t rank = devices[static_cast<std::size_t>(worst - doing.begin())]->rank();
+    std::string what = fmt::format("no rank has made progress for {:.2g} s: rank {} {}", seconds, rank, worst->what);
+    for (const std::int64_t other : worst->waits_for)
+      what += fmt::format("; rank {} {}", other, doing[static_cast<std::size_t>(other)].what);
+    control->fail(rank, worst->op, what);
+  }
+
+  void interrupt(int signal) const {
+    const host::Doing doing = devices.front()->doing();
+    control->fail(0, doing.op, fmt::format("interrupted by {}; rank 0 {}", signal_name(signal), doing.what));
   }
 
   // True: every thread has ended. False: the run failed and some thread did not end within `grace`.
   bool watch(double watchdog_seconds) {
     constexpr auto poll = std::chrono::milliseconds(20);
     constexpr auto grace = std::chrono::seconds(4);
+    const double standstill = std::min(watchdog_seconds, 3.0);  // far beyond any pause between a wait that ends and what it lets go on
     std::uint64_t seen = control->progress();
     auto moved = Clock::now();
     std::optional<Clock::time_point> failed;
@@ -101,9 +118,10 @@ struct HostRun {
       } else if (const std::uint64_t progress = control->progress(); progress != seen) {
         seen = progress;
         moved = Clock::now();
-      } else if (std::chrono::duration<double>(Clock::now() - moved).count() > watchdog_seconds) {
-        blame_somebody(watchdog_seconds);
+      } else if (const double still = std::chrono::duration<double>(Clock::now() - moved).count(); still > standstill) {
+        blame_somebody(still, watchdog_seconds);
       }
+      if (const int signal = noted_signal(); signal != 0 && !control->failed()) interrupt(signal);
     }
     return true;
   }

@@ -16,8 +16,11 @@ namespace fsdp::host {
 
 class RunControl {
  public:
+  RunControl() { what_.reserve(4096); }      // so that a failure for want of memory can be told
   // Keeps the first failure; later ones are consequences of it.
   void fail(std::int64_t rank, std::int32_t op, const std::string& what);
+  // The exception being handled, in the words "WHERE: what happened"; a RankFailure speaks for itself.
+  void fail_with_exception(std::int64_t rank, std::int32_t op, const char* where) noexcept;
   [[nodiscard]] bool failed() const { return failed_.load(std::memory_order_acquire); }
   void throw_if_failed() const;  // RankFailure: the first one
   void tick() { progress_.fetch_add(1, std::memory_order_relaxed); }

@@ -4,7 +4,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <limits>
+#include <system_error>
 
 #include "executor/host/poison.h"
 #include "models/error.h"
@@ -78,10 +80,15 @@ void HostDevice::enqueue(Stream stream, std::int32_t* previous, std::span<const 
   w.queue.push_back(std::move(task));
   if (!w.thread.joinable()) {
     control_->thread_starts();
-    w.thread = std::thread([self = shared_from_this(), &w, stream] {
-      self->work(w, stream);
-      self->control_->thread_ends();
-    });
+    try {
+      w.thread = std::thread([self = shared_from_this(), &w, stream] {
+        self->work(w, stream);
+        self->control_->thread_ends();
+      });
+    } catch (const std::system_error& e) {
+      control_->thread_ends();
+      throw MachineError(fmt::format("operation {}: this machine has no thread for stream {} ({})", op, name(stream), e.what()));
+    }
   }
   const bool wake = w.state == Journal::idle;
   lock.unlock();
@@ -176,7 +183,12 @@ void HostDevice::broadcast(std::int32_t op, Stream stream, Comm comm, std::span<
                    elements, buffer, buffer);
 }
 
-std::vector<std::string> HostDevice::exchange(const std::string& mine) { return links_.exchange(rank_, mine); }
+std::vector<std::string> HostDevice::exchange(const std::string& mine) {
+  set(Journal::waiting);
+  std::vector<std::string> all = links_.exchange(rank_, mine);
+  set(Journal::busy);
+  return all;
+}
 
 void HostDevice::wait_for(std::int32_t op) {
   std::unique_lock lock(mutex_);
@@ -208,15 +220,11 @@ void HostDevice::run_body(const std::function<void(Device&)>& body) {
   try {
     body(*this);
     synchronize();
-  } catch (const RankFailure& e) {
-    control_->fail(e.rank(), e.op(), e.what());
-  } catch (const std::exception& e) {
-    const std::lock_guard lock(mutex_);
-    control_->fail(rank_, last_issued_, fmt::format("rank {}, after issuing operation {}: {}", rank_, last_issued_, e.what()));
   } catch (...) {
     const std::lock_guard lock(mutex_);
-    control_->fail(rank_, last_issued_,
-                   fmt::format("rank {}, after issuing operation {}: unknown exception", rank_, last_issued_));
+    std::array<char, 64> where{};
+    fmt::format_to_n(where.data(), where.size() - 1, "after issuing operation {}", last_issued_);
+    control_->fail_with_exception(rank_, last_issued_, where.data());
   }
   const std::lock_guard lock(mutex_);
   set(Journal::ended);

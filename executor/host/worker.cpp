@@ -1,6 +1,9 @@
 // What a stream of a rank does: takes its operations in order, waits for their events, runs and records them.
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <array>
+
 #include "executor/host/device.h"
 #include "executor/host/heap_meter.h"
 #include "executor/host/poison.h"
@@ -12,20 +15,15 @@ std::size_t at(std::int32_t i) { return static_cast<std::size_t>(i); }
 }  // namespace
 
 void HostDevice::work(Worker& w, Stream stream) {
-  const auto failed = [&](const char* what) {
-    const std::lock_guard lock(mutex_);
-    control_->fail(rank_, w.op, fmt::format("rank {}, operation {} on stream {}: {}", rank_, w.op, name(stream), what));
-  };
   try {
     std::unique_lock lock(mutex_);
     w.records.reserve(256);
     take_tasks(w, stream, lock);
-  } catch (const RankFailure& e) {
-    control_->fail(e.rank(), e.op(), e.what());
-  } catch (const std::exception& e) {
-    failed(e.what());
   } catch (...) {
-    failed("unknown exception");
+    const std::lock_guard lock(mutex_);
+    std::array<char, 96> where{};
+    fmt::format_to_n(where.data(), where.size() - 1, "operation {} on stream {}", w.op, name(stream));
+    control_->fail_with_exception(rank_, w.op, where.data());
   }
 }
 
@@ -86,13 +84,20 @@ void HostDevice::set(Worker& w, Stream stream, Journal::State state, std::int32_
   entry.state.store(state);
 }
 
-// In a collective: and for which ranks it waits.
+// In a collective: for which ranks it waits, or, where this rank is one of those, that it moves bytes.
 Doing HostDevice::doing() const {
   const std::lock_guard lock(mutex_);
   Doing result = host::doing(*links_.journal);
-  for (const Worker& w : workers_)
-    if (w.state == Journal::collective && w.op == result.op && w.group != nullptr)
-      result.what += fmt::format(" for rank {}", fmt::join(w.group->absent(), ", "));
+  for (const Worker& w : workers_) {
+    if (w.state != Journal::collective || w.group == nullptr) continue;
+    const std::vector<std::int64_t> absent = w.group->absent();
+    const bool moves = std::find(absent.begin(), absent.end(), rank_) != absent.end();
+    if (moves && result.blame < kRuns) result = {kRuns, w.op, fmt::format("is inside collective operation {}", w.op), {}};
+    else if (w.op == result.op && result.blame < kRuns) {
+      result.what += fmt::format(" for rank {}", fmt::join(absent, ", "));
+      result.waits_for = absent;
+    }
+  }
   return result;
 }
 
