@@ -25,6 +25,8 @@ void gemm(std::int64_t m, std::int64_t n, std::int64_t k, double alpha, Operand<
 
 // How many threads the library would use for the next product; 1 once the first has run.
 [[nodiscard]] int library_threads();
+// For benchmarks of one rank: later products may use so many, where the library can.
+void use_library_threads(int threads);
 
 // host_gemm for a known storage type.
 template <class T>

@@ -61,6 +61,7 @@ void gemm(std::int64_t m, std::int64_t n, std::int64_t k, double alpha, Operand<
 }
 
 int library_threads() { return Eigen::nbThreads(); }
+void use_library_threads(int) {}  // has none of its own
 
 std::string_view host_gemm_library() {
   static const std::string text = "Eigen " + std::to_string(EIGEN_WORLD_VERSION) + "." + std::to_string(EIGEN_MAJOR_VERSION) +

@@ -57,6 +57,11 @@ void gemm(std::int64_t m, std::int64_t n, std::int64_t k, double alpha, Operand<
 
 int library_threads() { return openblas_get_num_threads(); }
 
+void use_library_threads(int threads) {
+  one_thread();  // else the next product would
+  openblas_set_num_threads(threads);
+}
+
 // "OpenBLAS 0.3.21" of "OpenBLAS 0.3.21 NO_LAPACKE DYNAMIC_ARCH ...".
 std::string_view host_gemm_library() {
   const std::string_view text = openblas_get_config();

@@ -1,8 +1,10 @@
 // Host matrix products as an executed plan makes them (a linear op's forward and backward: checks, layout changes, bias and, for
 // bf16, conversions included) beside the same three products by the library alone, in turns within one run; and attention's rate.
-// `ratio` = library seconds / our seconds: 0.8 or more is the goal for fp32.
+// `ratio` = library seconds / our seconds: 0.8 or more is the goal for fp32. And every other kernel of a block of about 7 million
+// parameters at 512 tokens, by processor time; FSDP_PLAN_INSTRUCTIONS=baseline (or x86-64-v3) shows what wider vectors gain.
 #include <benchmark/benchmark.h>
 
+#include <algorithm>
 #include <ctime>
 #include <string>
 #include <vector>
@@ -11,6 +13,7 @@
 #include "executor/kernels/gemm.h"
 #include "models/catalog.h"
 #include "models/implementation.h"
+#include "planner/layout.h"
 
 namespace {
 
@@ -47,7 +50,9 @@ struct OpBench {
   std::vector<KernelArg> forward_args, backward_args;
 
   std::int64_t bytes_of(const ModelGraph& m, std::int32_t tensor) const {
-    return elements(m.tensors[static_cast<std::size_t>(tensor)], work) * work.element_bytes;
+    const Tensor& t = m.tensors[static_cast<std::size_t>(tensor)];
+    const DType stored = t.kind == TensorKind::ids ? DType::i64 : t.kind == TensorKind::loss ? DType::f64 : type;
+    return t.kind == TensorKind::loss ? size_of(stored) : elements(t, work) * size_of(stored);
   }
   KernelArg room(std::int64_t bytes) { return {rooms.emplace_back(bytes).view()}; }
 
@@ -69,7 +74,7 @@ struct OpBench {
          {grad_outputs, inputs, outputs, params, {extra, room(f.backward_scratch_bytes)}, grad_inputs, grad_params})
       append(backward_args, part);
     run_forward(op, work, type, forward_args, 1);  // warms up, and fills what backward reads
-    run_backward(op, work, type, backward_args, 1);
+    if (op.kind != OpKind::add) run_backward(op, work, type, backward_args, 1);  // a sum has none
   }
   double forward() {
     return seconds([&] { run_forward(op, work, type, forward_args, 1); });
@@ -136,6 +141,43 @@ void attention(benchmark::State& state, const std::string& model, const std::str
   state.counters["backward GFLOP/s"] = backward_flops(op, ours.work) * n / backward * 1e-9;
 }
 
+// Time only; the second of two AdamW steps of a unit of 7 million parameters, or an op of llama-100m.json.
+void op_time(benchmark::State& state, OpKind kind) {
+  const ModelGraph m = load_model(std::string(FSDP_BENCH_DIR) + "/llama-100m.json");
+  const auto found = std::find_if(m.ops.begin(), m.ops.end(), [&](const Op& op) { return op.kind == kind; });
+  OpBench ours(m, *found, 512, DType::f32);
+  const bool has_backward = kind != OpKind::add;
+  double forward = 0, backward = 0;
+  for (auto _ : state) {
+    const double f = ours.forward(), b = has_backward ? ours.backward() : 0;
+    forward += f, backward += b;
+    state.SetIterationTime(f + b);
+  }
+  const double n = static_cast<double>(state.iterations());
+  state.counters["forward ms"] = forward / n * 1e3;
+  state.counters["backward ms"] = backward / n * 1e3;
+}
+
+void adamw_time(benchmark::State& state) {
+  const std::int64_t n = 3'539'712;  // half a block
+  UnitLayout layout;
+  layout.shards = 1;
+  layout.shard_elements = n;
+  ShardedParam p;
+  p.rows = n;
+  p.row_elements = 1;
+  p.chunk_rows = n;
+  layout.params = {p};
+  Room gradient(4 * n), shard(4 * n), first(4 * n), second(4 * n);
+  double sum = 0;
+  for (auto _ : state) {
+    const double t = seconds([&] { adamw(layout, 0, {}, 1, DType::f32, gradient.view(), shard.view(), first.view(), second.view()); });
+    sum += t;
+    state.SetIterationTime(t);
+  }
+  state.counters["GB/s"] = 28e-9 * static_cast<double>(n) * static_cast<double>(state.iterations()) / sum;
+}
+
 void add(const std::string& what, const std::string& model, const std::string& module, std::int64_t tokens, DType type) {
   const std::string title =
       what + " " + model + " " + module + " " + std::to_string(tokens) + " tokens " + std::string(name(type));
@@ -149,6 +191,13 @@ void add(const std::string& what, const std::string& model, const std::string& m
 int main(int argc, char** argv) {
   benchmark::Initialize(&argc, argv);
   benchmark::AddCustomContext("matrix products", std::string(host_gemm_library()));
+  benchmark::AddCustomContext("kernels", std::string(kernel_instructions()));
+  for (const OpKind kind : {OpKind::embedding, OpKind::rms_norm, OpKind::rotary, OpKind::attention, OpKind::swiglu, OpKind::add,
+                            OpKind::cross_entropy})
+    benchmark::RegisterBenchmark(("op " + std::string(name(kind)) + " 512 tokens fp32").c_str(), op_time, kind)
+        ->UseManualTime()
+        ->Unit(benchmark::kMillisecond);
+  benchmark::RegisterBenchmark("adamw fp32", adamw_time)->UseManualTime()->Unit(benchmark::kMillisecond);
   for (const DType type : {DType::f32, DType::bf16}) {
     for (const char* module : {"self_attn.q_proj", "self_attn.k_proj", "mlp.gate_proj", "mlp.down_proj"})
       add("linear", "llama3-8b", std::string("model.layers.0.") + module, 256, type);
