@@ -275,9 +275,9 @@ TEST_CASE("a rank that is killed or stopped before the run, or at any time") {
 TEST_CASE("Ctrl-C and SIGTERM end all ranks, wherever they are") {
   if (!can_launch()) return;
   for (const int signal : {SIGINT, SIGTERM}) {
-    check_ends(launch(4, "slow", "forward", 2, signal), {"interrupted by signal"});
-    check_ends(launch(4, "slow", "joined", 1, signal), {"interrupted by signal"});
-    check_ends(launch(4, "slow", "afterwards", 1, signal), {"interrupted by signal"});
+    check_ends(launch(4, "slow", "forward", 2, signal), {"interrupted by SIG"});
+    check_ends(launch(4, "slow", "joined", 1, signal), {"interrupted by SIG"});
+    check_ends(launch(4, "slow", "afterwards", 1, signal), {"interrupted by SIG"});
   }
 }
 

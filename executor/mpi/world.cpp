@@ -10,7 +10,7 @@
 #include <cstring>
 #include <new>
 
-#include "executor/mpi/signals.h"
+#include "executor/signals.h"
 #include "models/error.h"
 
 namespace fsdp {
@@ -232,7 +232,7 @@ void World::on_signal(int signal) {
   }
   if (failed) last_moment_ = *signalled_ + kAfterSignal + kLastMoment;
   else if (Clock::now() - *signalled_ > kAfterSignal)
-    end_now(128 + signal, fmt::format("interrupted by signal {} ({})", signal, signal == SIGINT ? "SIGINT" : signal == SIGTERM ? "SIGTERM" : "SIGHUP"));
+    end_now(128 + signal, fmt::format("interrupted by {}", signal_name(signal)));
 }
 
 void World::end_now(int code, const std::string& sentence) {
