@@ -160,6 +160,35 @@ std::string llama_text(const ModelGraph& model) {
   return text + functions("num_hidden_layers", "vocab_size") + kReferenceModel;
 }
 
+// Mixtral, Qwen3-MoE and OLMoE, which transformers builds and routes without dropping.
+std::string experts_text(const ModelGraph& model) {
+  const Sizes s = sizes_of(model, "mlp.experts.down_proj");
+  const OpShape up = first_shape(model, OpKind::expert_linear).value_or(OpShape{});
+  const bool mixtral = model.family == "mixtral";
+  const std::string count = mixtral ? "num_local_experts" : "num_experts";
+  const std::string width = model.family == "qwen3_moe" ? "moe_intermediate_size" : "intermediate_size";
+  std::string text = fmt::format("MODEL_TYPE = {}\nCONFIG = {{\n", quoted(model.family));
+  text += fmt::format("    \"vocab_size\": {}, \"hidden_size\": {}, \"num_hidden_layers\": {}, \"{}\": {},\n", s.vocab, s.hidden,
+                      s.layers, width, up.out / 2);
+  text += fmt::format("    \"num_attention_heads\": {}, \"num_key_value_heads\": {}, \"head_dim\": {},\n", s.attention.heads,
+                      s.attention.kv_heads, s.attention.head_dim);
+  text += fmt::format("    \"{}\": {}, \"num_experts_per_tok\": {},\n", count, up.experts.count, up.experts.top_k);
+  text += fmt::format("    \"rms_norm_eps\": {}, \"tie_word_embeddings\": {},\n", number(s.norm.eps), python(s.tied));
+  text += fmt::format("    \"rope_parameters\": {{\"rope_theta\": {}, \"rope_type\": \"default\"}},\n", number(s.rotary.theta));
+  if (mixtral) {
+    text += fmt::format("    \"sliding_window\": {},\n}}\n", s.attention.window > 0 ? std::to_string(s.attention.window) : "None");
+  } else {
+    const bool renormalised = first_shape(model, OpKind::moe_route).value_or(OpShape{}).renormalised;
+    text += fmt::format("    \"norm_topk_prob\": {}, \"attention_bias\": {},\n}}\n", python(renormalised),
+                        python(has_parameter(model, "q_proj.bias")));
+  }
+  text += fmt::format(
+      "TINY = {{\"vocab_size\": 250, \"hidden_size\": 64, \"{}\": 48, \"num_attention_heads\": 4, \"num_key_value_heads\": {}, "
+      "\"head_dim\": 16, \"{}\": {}, \"num_experts_per_tok\": 2, \"bos_token_id\": None, \"eos_token_id\": None, \"pad_token_id\": None}}\n\n",
+      width, tiny_kv_heads(s.attention), count, std::max<std::int64_t>(2, std::min<std::int64_t>(up.experts.count, 8)));
+  return text + functions("num_hidden_layers", "vocab_size") + kTransformersOnly;
+}
+
 std::string gpt2_text(const ModelGraph& model) {
   const Sizes s = sizes_of(model, "mlp.c_proj.weight");
   std::string text = fmt::format(
@@ -192,6 +221,7 @@ std::string model_text(const ModelGraph& model) {
                           has_parameter(model, "model.embed_tokens.weight") &&
                           has_parameter(model, "model.layers.0.mlp.down_proj.weight");
   if (llama_like) return llama_text(model);
+  if (first_shape(model, OpKind::expert_linear)) return experts_text(model);
   if (model.family == "gpt2") return gpt2_text(model);
   if (model.family == "mpt") return mpt_text(model);
   return fmt::format("MODEL_TYPE = {}\nCONFIG, TINY = {{}}, {{}}\n\n", quoted(model.family)) +
@@ -215,6 +245,8 @@ Emitted emit_pytorch(const ShardingPlan& plan, const ModelGraph& model) {
   }
   if (plan.checkpoint_policy == CheckpointPolicy::selective_op)
     out.cannot_express.push_back("which results recomputation keeps: the checkpointed modules are recomputed whole");
+  if (const auto experts = first_shape(model, OpKind::expert_linear); experts && experts->experts.capacity_factor != 1)
+    out.cannot_express.push_back("capacity_factor: transformers' experts take whatever is routed to them");
   if (plan.loss_chunks > 1) out.cannot_express.push_back(fmt::format("a loss in {} parts: it is computed whole", plan.loss_chunks));
   if (plan.offload && !plan.ignored.empty()) out.cannot_express.push_back("ignored parameters on the device: move them there after materialize()");
   if (plan.torch != TorchVersion{}) out.cannot_express.push_back(fmt::format("the release: it was planned for {}", dialect_text(plan)));

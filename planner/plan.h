@@ -143,6 +143,10 @@ struct PlanOptions {
 // The baseline that every search must beat: one unit per block, the rest in the root, default reshard, no checkpointing.
 [[nodiscard]] ShardingPlan naive_plan(const ModelGraph&, const PlanOptions&);
 
+// Experts are stacked along dimension 0, which is short: with more ranks than experts most would hold nothing of them, and padding. There
+// dimension 1 is sharded instead, if the ranks divide it (as torchtitan does); fsdp2 only. naive_plan and the search set it.
+[[nodiscard]] std::vector<ShardDim> expert_shard_dims(const ModelGraph&, Dialect, std::int64_t shards);
+
 // Reshard after forward for every unit; automatic leaves what the wrap policy chose. ddp reshards nothing, so there all are automatic.
 void set_reshard(ShardingPlan&, Reshard);
 

@@ -267,6 +267,24 @@ TEST_CASE("every format says that it does not freeze parameters") {
   }
 }
 
+// Built by transformers alone: read here, not run. The sizes are those of the catalog's files.
+TEST_CASE("mixtures of experts: transformers' keys, and what it has no word for") {
+  const ModelGraph mixtral = load_model("mixtral-8x7b"), qwen = load_model("qwen3-30b-a3b"), tiny = load_model("tiny-mixtral");
+  const Emitted out = emit("pytorch", plan_of(mixtral, "block", 64), mixtral);
+  for (const char* line : {"MODEL_TYPE = \"mixtral\"", "\"intermediate_size\": 14336,", "\"num_local_experts\": 8, \"num_experts_per_tok\": 2,",
+                           "\"sliding_window\": None,", "\"rope_theta\": 1000000.0", "\"model.layers.31.mlp.experts.down_proj\": 1"}) {
+    CAPTURE(line);
+    CHECK(has(out.text, line));
+  }
+  CHECK_FALSE(any_has(out.cannot_express, "capacity_factor"));
+  const Emitted of_qwen = emit("pytorch", plan_of(qwen, "block", 8), qwen);
+  for (const char* line : {"\"moe_intermediate_size\": 768,", "\"num_experts\": 128, \"num_experts_per_tok\": 8,", "\"norm_topk_prob\": True,"}) {
+    CAPTURE(line);
+    CHECK(has(of_qwen.text, line));
+  }
+  CHECK(any_has(emit("pytorch", plan_of(tiny, "block"), tiny).cannot_express, "capacity_factor"));
+}
+
 TEST_CASE("torchtitan: keys of a TOML config") {
   const ModelGraph model = small_llama({.layers = 4});
   ShardingPlan plan = plan_of(model, "titan", 8, 2);

@@ -136,3 +136,36 @@ TEST_CASE("attention with its scores written out: two products over the whole sq
   CHECK(arithmetic(Direction::forward) == relative(2 * product / rate));
   CHECK(arithmetic(Direction::backward) == relative(4 * product / rate));
 }
+
+TEST_CASE("experts: so many products of their slots each; one expert is a linear layer") {
+  ModelGraph model;
+  ShardingPlan plan;
+  plan.param_dtype = DType::bf16;
+  plan.seq_len = 4096;
+  const ClusterSpec cluster = load_cluster("dgx-h100");
+  const Costs costs = default_costs(cluster);
+  const CostContext context{model, plan, native_implementation(), cluster, costs};
+  const auto op = [](OpKind kind, Experts e) { return Op{kind, 0, {}, {}, {}, {.in = 4096, .out = 14336, .experts = e}}; };
+  const auto seconds = [&](const Op& o, Direction d) { return kernel_demand(o, d, 1, context).alone.count(); };
+  for (const Direction d : {Direction::forward, Direction::backward}) {
+    const double linear = seconds(op(OpKind::linear, {}), d);
+    CHECK(seconds(op(OpKind::expert_linear, {.count = 1, .top_k = 1}), d) == relative(linear));
+    // 8 experts, 2 per token: twice the rows, in eight products of 1024 rows: never quicker than twice, and not by far slower.
+    const double of_eight = seconds(op(OpKind::expert_linear, {.count = 8, .top_k = 2}), d);
+    CHECK(of_eight >= 1.9 * linear);
+    CHECK(of_eight <= 2.6 * linear);
+    // Room for every token at every expert: four times the work.
+    CHECK(seconds(op(OpKind::expert_linear, {.count = 8, .top_k = 2, .capacity_factor = 4}), d) == relative(4 * of_eight).epsilon(0.1));
+  }
+  // Calibrated, as on the host: one product after the other, by the curves.
+  Costs measured = costs;
+  measured.matmul_curve[0] = measured.matmul_curve[1] = measured.matmul_curve[2] = {{1e6, 1e-6}, {1e13, 10.0}};
+  const CostContext on_host{model, plan, native_implementation(), cluster, measured};
+  Op one = op(OpKind::linear, {});
+  ShardingPlan quarter = plan;
+  quarter.seq_len = 1024;
+  const CostContext of_slots{model, quarter, native_implementation(), cluster, measured};
+  for (const Direction d : {Direction::forward, Direction::backward})
+    CHECK(kernel_demand(op(OpKind::expert_linear, {.count = 8, .top_k = 2}), d, 1, on_host).alone.count() ==
+          relative(8 * kernel_demand(one, d, 1, of_slots).alone.count()));
+}

@@ -8,6 +8,7 @@
 #include <random>
 
 #include "models/error.h"
+#include "planner/layout.h"
 #include "planner/wrap.h"
 #include "tests/small_models.h"
 
@@ -370,4 +371,29 @@ TEST_CASE("sizes that overflow are refused") {
   plan.mesh.clear();
   plan.micro_batches = {std::numeric_limits<std::int64_t>::max(), 1};
   CHECK_THROWS_AS((void)plan.sequences_per_rank(), InputError);
+}
+
+TEST_CASE("experts: with more ranks than experts their second dimension is sharded") {
+  const ModelGraph model = load_model("mixtral-8x7b");  // gate_up_proj [8, 28672, 4096], down_proj [8, 4096, 14336]
+  CHECK(expert_shard_dims(model, Dialect::fsdp2, 8).empty());
+  CHECK(expert_shard_dims(model, Dialect::fsdp2, 24).empty());  // divides neither
+  CHECK(expert_shard_dims(model, Dialect::fsdp1, 64).empty());
+  CHECK(expert_shard_dims(model, Dialect::ddp, 64).empty());
+  CHECK(expert_shard_dims(load_model("llama3-8b"), Dialect::fsdp2, 64).empty());
+  const std::vector<ShardDim> dims = expert_shard_dims(model, Dialect::fsdp2, 64);
+  REQUIRE(dims.size() == 64);
+  CHECK(dims[0] == ShardDim{"model.layers.0.mlp.experts.gate_up_proj", 1});
+  CHECK(dims[63] == ShardDim{"model.layers.31.mlp.experts.down_proj", 1});
+  const ShardingPlan plan = naive_plan(model, {.ranks = 64, .seq_len = 4096});
+  CHECK(plan.shard_dims == dims);
+  CHECK_NOTHROW(check(plan, model));
+  CHECK(parse_plan(to_json_text(plan), "plan.json") == plan);
+  std::int64_t padded = 0;
+  for (const UnitLayout& l : unit_layouts(plan, model)) padded += l.shard_elements * l.shards;
+  CHECK(padded == model.parameter_count() + 32 * (64 - 8) * 4096);  // the routers, a row per expert
+  ShardingPlan first = plan;
+  first.shard_dims.clear();
+  padded = 0;
+  for (const UnitLayout& l : unit_layouts(first, model)) padded += l.shard_elements * l.shards;
+  CHECK(padded > 7 * model.parameter_count());  // 64 ranks with room for an expert each, of 8
 }

@@ -145,6 +145,7 @@ Option make_option(const ModelGraph& model, const SearchOptions& o, const Named&
   p.checkpoint_policy = c.policy;
   p.micro_batches.assign(static_cast<std::size_t>(batch.grad_accum), batch.micro_batch);
   p.mesh = {{"replicate", replicate}, {"shard", o.ranks / replicate}};
+  p.shard_dims = expert_shard_dims(model, p.dialect, p.shard());
   option.batch = batch;
   option.label = fmt::format("{}, {}, checkpoint {}, micro-batch {}{}, replicate {}", w.label, reshard_label(reshard), c.label,
                              batch.micro_batch, batch.grad_accum > 1 ? fmt::format(" x {}", batch.grad_accum) : "", replicate);
