@@ -66,10 +66,15 @@ std::vector<std::string> implementation_names() {
 
 OpFacts facts(const Implementation& implementation, const Op& op, const Workload& workload) {
   const OpRule rule = implementation.rules[static_cast<std::size_t>(op.kind)];
-  if (rule == nullptr)
+  if (rule == nullptr) {
+    std::string known;
+    for (const Implementation* i : all())
+      if (i->rules[static_cast<std::size_t>(op.kind)] != nullptr)
+        known += (known.empty() ? "" : ", ") + std::string(i->name) + (i->compiled ? " with --compile" : "");
     throw InputError("--implementation", std::string(implementation.name) + (implementation.compiled ? ", compiled," : "") +
                                              " has no known memory and time for " + std::string(name(op.kind)),
-                     "use another one, such as native");
+                     "those that have: " + known);
+  }
   return rule(op, workload);
 }
 

@@ -245,3 +245,35 @@ TEST_CASE("implementations are found by name, and have different digests") {
   changed.rules[static_cast<std::size_t>(OpKind::gelu)] = changed.rules[static_cast<std::size_t>(OpKind::add)];
   CHECK(digest(changed) != digest(native_implementation()));
 }
+
+TEST_CASE("experts: known facts are plausible, unknown ones refused with the names of those who know") {
+  const ModelGraph m = load_model("mixtral-8x7b");
+  for (const Implementation* i : {&native_implementation(), &hf_implementation(false)})
+    for (const Op& op : m.ops) {
+      if (op.shape.experts.count == 0) continue;
+      CAPTURE(name(op.kind));
+      const OpFacts one = facts(*i, op, {1, 64, 2}), two = facts(*i, op, {2, 64, 2});
+      CHECK((one.saved_inputs >> op.inputs.size()) == 0);
+      CHECK((one.saved_outputs >> op.outputs.size()) == 0);
+      CHECK(one.forward_traffic_bytes > 0);
+      CHECK(one.forward_traffic_bytes <= two.forward_traffic_bytes);
+      CHECK(one.backward_traffic_bytes <= two.backward_traffic_bytes);
+      CHECK(two.saved_extra_bytes == 2 * one.saved_extra_bytes);
+    }
+  const auto refusal_of = [](const Implementation& i, const ModelGraph& model) -> std::string {
+    try {
+      for (const Op& op : model.ops) static_cast<void>(facts(i, op, {1, 64, 2}));
+    } catch (const InputError& e) {
+      return e.what();
+    }
+    return "";
+  };
+  CHECK(refusal_of(torchtitan_implementation(false), m) ==
+        "--implementation: torchtitan has no known memory and time for moe_route; those that have: native, hf, hf-eager-attention");
+  CHECK(refusal_of(hf_implementation(true), m).find("hf, compiled, has no known memory") != std::string::npos);
+  CHECK(refusal_of(foundry_implementation(false), m) != "");
+  CHECK(refusal_of(torch_cpu_implementation(), m) != "");
+  CHECK(refusal_of(hf_implementation(false), m) == "");
+  CHECK(refusal_of(hf_implementation(false), load_model("tiny-mixtral")).find("capacity_factor") != std::string::npos);
+  CHECK(refusal_of(native_implementation(), load_model("tiny-mixtral")) == "");
+}
