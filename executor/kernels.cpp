@@ -54,12 +54,12 @@ void gather_copy_out(const UnitLayout& layout, DType type, BufferView gathered, 
   table().gather_copy_out(layout, type, gathered, full);
 }
 void adamw(const UnitLayout& layout, std::int64_t shard_rank, const Optimizer& optimizer, std::int64_t step, DType master,
-           BufferView gradient, BufferView shard, BufferView state1, BufferView state2) {
-  table().adamw(layout, shard_rank, optimizer, step, master, gradient, shard, state1, state2);
+           BufferView gradient, BufferView shard, BufferView state1, BufferView state2, GradientPlaces places) {
+  table().adamw(layout, shard_rank, optimizer, step, master, gradient, shard, state1, state2, places);
 }
 void sgd(const UnitLayout& layout, std::int64_t shard_rank, const Optimizer& optimizer, DType master, BufferView gradient,
-         BufferView shard, BufferView state1) {
-  table().sgd(layout, shard_rank, optimizer, master, gradient, shard, state1);
+         BufferView shard, BufferView state1, GradientPlaces places) {
+  table().sgd(layout, shard_rank, optimizer, master, gradient, shard, state1, places);
 }
 double sum_of_squares(DType type, BufferView values, std::int64_t elements) { return table().sum_of_squares(type, values, elements); }
 void scale(DType type, BufferView values, std::int64_t elements, double factor) { table().scale(type, values, elements, factor); }

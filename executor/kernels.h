@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "executor/backend.h"
+#include "executor/gradient_places.h"
 #include "models/dtype.h"
 #include "models/graph.h"
 
@@ -31,14 +32,17 @@ void add_into(DType type, BufferView from, BufferView into, std::int64_t element
 void convert(DType from_type, BufferView from, DType to_type, BufferView to, std::int64_t elements, bool accumulate);
 
 // Copy-in / copy-out of a unit (layout.h). `full[i]` is the i-th parameter (or its gradient; null data: zeros), contiguous.
+// Copy-in leaves out what is not trained. The second copy-out: gathered from the parts that groups of n ranks kept after forward.
 void scatter_copy_in(const UnitLayout&, DType from, std::span<const BufferView> full, DType to, BufferView input);     // -> [W, S_g]
 void gather_copy_out(const UnitLayout&, DType type, BufferView gathered, std::span<const BufferView> full);            // [W, S_g] ->
+void gather_parts_copy_out(const UnitLayout&, std::int64_t n, DType type, BufferView gathered, std::span<const BufferView> full);
 
-// One unit's optimizer step on its unpadded local elements; state buffers hold them densely, in parameter order; gradient and
-// shard are in the padded layout. `step` counts from 1.
-void adamw(const UnitLayout&, std::int64_t shard_rank, const Optimizer&, std::int64_t step, DType master,
-           BufferView gradient, BufferView shard, BufferView state1, BufferView state2);
-void sgd(const UnitLayout&, std::int64_t shard_rank, const Optimizer&, DType master, BufferView gradient, BufferView shard, BufferView state1);
+// One unit's optimizer step on its unpadded, trained local elements: state buffers hold those densely, in parameter order, the shard is in the
+// padded layout and the gradient as `places` says. `step` counts from 1.
+void adamw(const UnitLayout&, std::int64_t shard_rank, const Optimizer&, std::int64_t step, DType master, BufferView gradient,
+           BufferView shard, BufferView state1, BufferView state2, GradientPlaces places = GradientPlaces::as_shard);
+void sgd(const UnitLayout&, std::int64_t shard_rank, const Optimizer&, DType master, BufferView gradient, BufferView shard,
+         BufferView state1, GradientPlaces places = GradientPlaces::as_shard);
 [[nodiscard]] double sum_of_squares(DType type, BufferView values, std::int64_t elements);
 void scale(DType type, BufferView values, std::int64_t elements, double factor);
 

@@ -34,29 +34,15 @@ void check_runnable(const ModelGraph& model, const ShardingPlan& plan, const Bac
 }
 
 // Lowering offers more than the backends run.
-void check_runnable(const Program& program, const ShardingPlan& plan) {
-  const auto refuse = [](const std::string& what) {
-    throw InputError("plan", what + " cannot be executed yet", "predict it with `fsdp-plan simulate` instead");
-  };
-  if (plan.dialect == Dialect::fsdp1) refuse("dialect fsdp1");
-  for (const Buffer& b : program.buffers)
-    if (b.host) refuse("offload");
-  if (!plan.ignored.empty()) refuse("ignored");
-  for (const UnitLayout& l : program.layouts) {
-    if (l.scale.reduce_scatter == ReduceOp::scaled_sum) refuse("gradient_divide_factor");
-    if (l.reduce_elements < l.shard_elements) refuse("a plan with parameters that are not trained");
-  }
-  for (const Step* step : {&program.init, &program.first_step, &program.steady_step}) {
-    for (const Operation& op : step->ops) {
-      if (op.action > Action::read_loss && op.action != Action::divide_gradient) refuse(std::string(name(op.action)));
-      if (op.comm == Communicator::reshard || op.comm == Communicator::shard_reduce) refuse("a further communicator over the shard ranks");
-    }
-  }
+void check_runnable(const ShardingPlan& plan) {
+  if (plan.dialect == Dialect::fsdp1)
+    throw InputError("plan", "dialect fsdp1 cannot be executed yet", "predict it with `fsdp-plan simulate` instead");
+  if (!plan.ignored.empty() && plan.clip_norm && plan.shard() > 1)
+    throw InputError("plan: clip_norm", "PyTorch cannot take one norm over sharded and ignored parameters", "clip without ignored, or the other way round");
 }
 
 Program prepare(const RunJob& job, std::int64_t rank) {
   Program program = lower(job.model, job.plan, native_implementation(), rank);
-  check_runnable(program, job.plan);
   if (job.options.mutate) job.options.mutate(program, rank);
   assign_arena(program);
   if (const std::vector<Race> races = find_races(program, 1); !races.empty()) {
@@ -94,12 +80,13 @@ Program prepare(const RunJob& job, std::int64_t rank) {
 RunResult run(const ModelGraph& model, const ShardingPlan& plan, const ClusterSpec& cluster, Backend& backend,
               const RunOptions& options) {
   check_runnable(model, plan, backend, options);
+  check_runnable(plan);
   const auto job = std::make_shared<RunJob>(model, plan, options, backend.ranks());
   const std::vector<std::int64_t> here = backend.local_ranks();
   for (const std::int64_t r : here) job->ranks[static_cast<std::size_t>(r)].program = prepare(*job, r);
   if (options.keep_parameters) job->reserve_results();
   try {
-    backend.run([job](Device& device) { job->run_rank(device); });
+    backend.run([job](Device& device) { job->run_rank(device); }, reshard_sizes(plan));
   } catch (const RankFailure& e) {
     rethrow(e, *job, here);
   }

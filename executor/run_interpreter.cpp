@@ -21,10 +21,22 @@ void expect_elements(BufferView view, std::int64_t elements, DType type, const c
 }
 
 DType reduction_type(const ShardingPlan& plan) { return plan.dialect == Dialect::ddp ? plan.master_dtype : plan.reduce_dtype; }
+std::int64_t reduced_elements(const UnitLayout& layout, const ShardingPlan& plan) {
+  return plan.dialect == Dialect::ddp ? layout.shard_elements : layout.reduce_elements;
+}
+
+std::vector<std::int64_t> reshard_sizes(const ShardingPlan& plan) {
+  std::vector<std::int64_t> sizes;
+  for (const Unit& u : plan.units)
+    if (const std::int64_t n = u.reshard_after_forward.ranks; n > 1 && n < plan.shard() && std::find(sizes.begin(), sizes.end(), n) == sizes.end())
+      sizes.push_back(n);
+  return sizes;
+}
 
 Interpreter::Interpreter(const ModelGraph& model, const ShardingPlan& plan, const Program& program,
                          const Training& training, Device& device, const KernelHook& hook)
-    : model_(model), plan_(plan), program_(program), training_(training), device_(device), hook_(hook), live_(program.buffers.size()) {
+    : model_(model), plan_(plan), program_(program), training_(training), device_(device), hook_(hook),
+      live_(program.buffers.size()), gathered_over_(program.buffers.size(), 0) {
   last_.fill(-1);
 }
 
@@ -56,7 +68,7 @@ void Interpreter::allocate(std::span<const std::int32_t> buffers) {
   for (const std::int32_t b : buffers) {
     const Buffer& buffer = program_.buffers.at(at(b));
     if (live_[at(b)].data != nullptr) throw MachineError(fmt::format("buffer {} ({}) is allocated twice", b, name(buffer.kind)));
-    live_[at(b)] = device_.allocate(buffer.pool, buffer.offset, buffer.bytes);
+    live_[at(b)] = device_.allocate(buffer.pool, buffer.offset, buffer.bytes, buffer.host ? Memory::host : Memory::device);
   }
 }
 
@@ -102,51 +114,89 @@ StepRecord Interpreter::run(const Step& step, std::int64_t index, const std::fun
 
 void Interpreter::issue(const Step& step, std::int32_t index, StepRecord& record) {
   const Operation& op = step.ops[at(index)];
-  if (op.host_only) return;  // its frees are its work
+  if (op.action == Action::host_wait) return wait_on_host(step.waits_of(op));
+  if (op.action == Action::zero_gradients) return;  // its frees are its work
   std::vector<BufferView> buffers = views(step.args_of(op));
+  if (op.host_only) return kernel(step, op, std::move(buffers))();   // over when it returns
   if (op.action == Action::read_loss) return read_loss(op, buffers.at(0), record);
   waits_.clear();
   for (const std::int32_t w : step.waits_of(op))
     if (w < 0 || w >= index || launched_[at(w)] != 0) waits_.push_back(w);  // host order is enough for the others
   launched_[at(index)] = 1;
   last_[static_cast<std::size_t>(op.stream)] = index;
-  if (is_collective(op.action)) return issue_collective(op, index, buffers);
-  KernelBody body = make_kernel({model_, plan_, program_, training_, op, step.args_of(op), std::move(buffers), device_.rank(), step_});
-  if (hook_)
-    body = [hook = &hook_, op, rank = device_.rank(), inner = std::move(body)] {
-      (*hook)(op, rank);
-      inner();
-    };
-  device_.launch(index, op.stream, waits_, std::move(body));
+  if (is_collective(op.action)) return issue_collective(op, index, step.args_of(op), buffers);
+  device_.launch(index, op.stream, waits_, kernel(step, op, std::move(buffers)));
+}
+
+KernelBody Interpreter::kernel(const Step& step, const Operation& op, std::vector<BufferView> buffers) const {
+  const std::span<const Arg> args = step.args_of(op);
+  KernelBody body =
+      make_kernel({model_, plan_, program_, training_, op, args, std::move(buffers), device_.rank(), step_, gather_group(op, args)});
+  if (!hook_) return body;
+  return [hook = &hook_, op, rank = device_.rank(), inner = std::move(body)] {
+    (*hook)(op, rank);
+    inner();
+  };
+}
+
+void Interpreter::wait_on_host(std::span<const std::int32_t> operations) {
+  for (const std::int32_t w : operations)    // of the step before: that one has ended
+    if (w >= 0 && launched_.at(at(w)) != 0) device_.wait_host(w);
+}
+
+// Parts that were kept after forward are gathered over the small group that keeps a whole together.
+std::int64_t Interpreter::gather_group(const Operation& op, std::span<const Arg> args) const {
+  if (op.unit < 0 || args.empty()) return 1;
+  const std::int64_t shards = program_.layouts.at(at(op.unit)).shards, small = plan_.units.at(at(op.unit)).reshard_after_forward.ranks;
+  const Buffer& first = program_.buffers.at(at(std::max(args[0].buffer, 0)));
+  switch (op.action) {
+    case Action::keep_shard: return small;
+    case Action::cast_shard: return first.kind == BufferKind::kept_shard ? small : shards;
+    case Action::gather_copy_in: {
+      if (first.kind == BufferKind::kept_shard) return small;
+      const bool whole_shard = first.param >= 0 || first.kind != BufferKind::cast_shard ||
+                               first.bytes == program_.layouts[at(op.unit)].shard_elements * size_of(first.dtype);
+      return whole_shard ? shards : small;
+    }
+    case Action::gather_copy_out: return first.kind == BufferKind::gather ? gathered_over_.at(at(args[0].buffer)) : shards;
+    default: return 1;
+  }
 }
 
 namespace {
 
-Reduction reduction(ReduceOp op) { return op == ReduceOp::average ? Reduction::average : Reduction::sum; }
+Reduction reduction(ReduceOp op, double multiply) {
+  if (op == ReduceOp::scaled_sum) return {ReductionKind::scaled_sum, multiply};
+  return op == ReduceOp::average ? Reduction::average : Reduction::sum;
+}
 
 }  // namespace
 
-void Interpreter::issue_collective(const Operation& op, std::int32_t index, std::span<const BufferView> buffers) {
+void Interpreter::issue_collective(const Operation& op, std::int32_t index, std::span<const Arg> args, std::span<const BufferView> buffers) {
   const DType reduce = reduction_type(plan_);
-  const auto shard_elements = [&] { return program_.layouts.at(at(op.unit)).shard_elements; };
+  const auto reduced = [&] { return reduced_elements(program_.layouts.at(at(op.unit)), plan_); };
   const BufferView buffer = buffers[0];
   switch (op.action) {
     case Action::all_gather: {
       const UnitLayout& layout = program_.layouts.at(at(op.unit));
       expect_elements(buffer, layout.shard_elements * layout.shards, plan_.param_dtype, "all_gather");
-      return device_.all_gather(index, op.stream, op.comm, waits_, buffer, layout.shard_elements, plan_.param_dtype);
+      const bool small = op.comm == Communicator::reshard;
+      const std::int64_t ranks = small ? plan_.units.at(at(op.unit)).reshard_after_forward.ranks : layout.shards;
+      gathered_over_.at(at(args[0].buffer)) = ranks;
+      return device_.all_gather(index, op.stream, small ? Comm(op.comm, ranks) : Comm(op.comm), waits_, buffer,
+                                layout.shard_elements * layout.shards / ranks, plan_.param_dtype);
     }
     case Action::reduce_scatter: {
       const UnitLayout& layout = program_.layouts.at(at(op.unit));
-      expect_elements(buffer, layout.shard_elements * layout.shards, reduce, "reduce_scatter input");
-      expect_elements(buffers[1], layout.shard_elements, reduce, "reduce_scatter output");
-      return device_.reduce_scatter(index, op.stream, op.comm, waits_, buffer, buffers[1], layout.shard_elements, reduce,
-                                    reduction(layout.scale.reduce_scatter));
+      expect_elements(buffer, reduced() * layout.shards, reduce, "reduce_scatter input");
+      expect_elements(buffers[1], reduced(), reduce, "reduce_scatter output");
+      return device_.reduce_scatter(index, op.stream, op.comm, waits_, buffer, buffers[1], reduced(), reduce,
+                                    reduction(layout.scale.reduce_scatter, layout.scale.multiply));
     }
     case Action::all_reduce:
-      expect_elements(buffer, shard_elements(), reduce, "all_reduce");
-      return device_.all_reduce(index, op.stream, op.comm, waits_, buffer, shard_elements(), reduce,
-                                reduction(program_.layouts.at(at(op.unit)).scale.all_reduce));
+      expect_elements(buffer, reduced(), reduce, "all_reduce");
+      return device_.all_reduce(index, op.stream, op.comm, waits_, buffer, reduced(), reduce,
+                                reduction(program_.layouts.at(at(op.unit)).scale.all_reduce, 1));
     case Action::clip_reduce:
     case Action::reduce_loss:
       expect_elements(buffer, 1, DType::f64, "scalar all-reduce");

@@ -43,7 +43,10 @@ class Interpreter {
   void allocate(std::span<const std::int32_t> buffers);
   void release(std::span<const std::int32_t> buffers);
   void issue(const Step&, std::int32_t index, StepRecord&);
-  void issue_collective(const Operation&, std::int32_t index, std::span<const BufferView>);
+  void issue_collective(const Operation&, std::int32_t index, std::span<const Arg>, std::span<const BufferView>);
+  void wait_on_host(std::span<const std::int32_t> operations);
+  [[nodiscard]] std::int64_t gather_group(const Operation&, std::span<const Arg>) const;
+  [[nodiscard]] KernelBody kernel(const Step&, const Operation&, std::vector<BufferView>) const;
   void read_loss(const Operation&, BufferView loss, StepRecord&);
   [[nodiscard]] std::vector<BufferView> views(std::span<const Arg>) const;
 
@@ -54,6 +57,7 @@ class Interpreter {
   Device& device_;
   const KernelHook& hook_;
   std::vector<BufferView> live_;     // by buffer; data null: not allocated
+  std::vector<std::int64_t> gathered_over_;  // by (gather) buffer: ranks of its group
   std::vector<char> launched_;       // by operation of this step: it runs on a stream
   std::vector<std::int32_t> waits_;  // of the operation being issued
   std::array<std::int32_t, kStreams> last_{};
@@ -71,12 +75,16 @@ struct KernelCall {
   std::span<const Arg> args;
   std::vector<BufferView> views;  // of args, in order
   std::int64_t rank = 0, step = 0;
+  std::int64_t group = 1;         // copies around a gather: ranks that it is over, fewer than the shards after an integer reshard
 };
 [[nodiscard]] KernelBody make_kernel(KernelCall);
 
 // Throws MachineError unless the buffer holds exactly so many elements.
 void expect_elements(BufferView, std::int64_t elements, DType, const char* what);
-// The type that gradients are reduced in: the dialect's.
+// The type that gradients are reduced in, and how much of a unit: the dialect's.
 [[nodiscard]] DType reduction_type(const ShardingPlan&);
+[[nodiscard]] std::int64_t reduced_elements(const UnitLayout&, const ShardingPlan&);
+// Sizes of the small groups that integer reshards gather over, each once.
+[[nodiscard]] std::vector<std::int64_t> reshard_sizes(const ShardingPlan&);
 
 }  // namespace fsdp

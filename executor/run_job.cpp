@@ -21,6 +21,7 @@ void RunJob::reserve_results() {
 void RunJob::run_rank(Device& device) {
   RankJob& mine = ranks[static_cast<std::size_t>(device.rank())];
   device.reserve_arena(mine.program.arena_bytes);
+  if (mine.program.host_arena_bytes > 0) device.reserve_arena(mine.program.host_arena_bytes, Memory::host);
   Interpreter interpreter(model, plan, mine.program, options.training, device, options.in_kernel);
   train(interpreter, mine, device.rank());
 }
@@ -39,7 +40,7 @@ void RunJob::train(Interpreter& interpreter, RankJob& mine, std::int64_t rank) {
     if (kept || (op.action != Action::clip_local_norm && op.action != Action::optimizer)) return;
     kept = true;  // gradients are complete here, and not yet clipped
     interpreter.device().synchronize();
-    keep(interpreter, mine.program, rank, 0, first_gradients);
+    keep_gradients(interpreter, mine.program, rank);
   });
   check_step(mine.first, mine.program.first_step.ops, mine, rank, false);
   after_step(interpreter, mine, done_before + 1);
@@ -52,12 +53,15 @@ void RunJob::train(Interpreter& interpreter, RankJob& mine, std::int64_t rank) {
     after_step(interpreter, mine, done_before + s + 1);
     progress(s + 1);
   }
-  if (options.keep_parameters) keep(interpreter, mine.program, rank, 1, parameters);
+  if (options.keep_parameters) keep_parameters(interpreter, mine.program, rank);
 }
 
 void RunJob::after_step(Interpreter& interpreter, const RankJob& mine, std::int64_t done) const {
   if (!options.after_step) return;
   const auto view = [&](std::int32_t unit, StatePart part) {
+    for (const Operation& op : mine.program.init.ops)
+      if (part == StatePart::parameter && op.action == Action::init_parameters && op.unit == unit)
+        return interpreter.view(mine.program.init.args_of(op)[0].buffer);
     for (const Operation& op : mine.program.first_step.ops) {
       if (op.action != Action::optimizer || op.unit != unit) continue;
       const auto args = mine.program.first_step.args_of(op);  // sharded gradient, shard, state1, state2
@@ -102,23 +106,63 @@ void RunJob::check_step(const StepRecord& step, const std::vector<Operation>& op
     throw RankFailure(rank, -1, fmt::format("rank {}: two steady steps allocated differently", rank));
 }
 
-// Copies this rank's rows of every unit out of argument `argument` of the first step's optimizer operations (0: gradient,
-// 1: shard), as fp64. Replicas hold the same; the first speaks.
-void RunJob::keep(Interpreter& interpreter, const Program& program, std::int64_t rank, std::size_t argument,
-                  std::vector<NamedTensor>& into) const {
-  if (rank >= (plan.dialect == Dialect::ddp ? 1 : plan.shard())) return;
-  const std::int64_t width = size_of(plan.master_dtype);
+// Rows that rank holds of a parameter, `from` on densely, into the whole one, as fp64.
+void RunJob::keep_rows(const ShardedParam& p, std::int64_t rank, const std::byte* from, std::vector<NamedTensor>& into) const {
+  const std::vector<std::int64_t>& shape = model.parameters.at(static_cast<std::size_t>(p.param)).shape;
+  std::int64_t outer = 1;
+  for (std::int64_t d = 0; d < p.dim; ++d) outer *= shape[static_cast<std::size_t>(d)];
+  const std::int64_t inner = p.row_elements / outer, n = p.local_rows(rank) * inner, width = size_of(plan.master_dtype);
+  double* to = into.at(static_cast<std::size_t>(p.param)).values.data() + p.local_row_begin(rank) * inner;
+  for (std::int64_t o = 0; o < outer; ++o)
+    convert(plan.master_dtype, {const_cast<std::byte*>(from) + o * n * width, n * width}, DType::f64,
+            {reinterpret_cast<std::byte*>(to + o * p.rows * inner), n * size_of(DType::f64)}, n, false);
+}
+
+// Replicas hold the same; the first speaks. Of what the plan ignores, rank 0.
+std::int64_t RunJob::speakers() const { return plan.dialect == Dialect::ddp ? 1 : plan.shard(); }
+
+void RunJob::keep_parameters(const Interpreter& interpreter, const Program& program, std::int64_t rank) {
+  if (rank >= speakers()) return;
+  for (const Operation& op : program.init.ops) {
+    if (op.action != Action::init_parameters) continue;
+    const std::int32_t buffer = program.init.args_of(op)[0].buffer;
+    const std::byte* data = interpreter.view(buffer).data;
+    if (op.unit < 0) {
+      keep_whole(program.buffers.at(static_cast<std::size_t>(buffer)).param, rank, data, parameters);
+      continue;
+    }
+    for (const ShardedParam& p : program.layouts.at(static_cast<std::size_t>(op.unit)).params)
+      keep_rows(p, rank, data + p.offset * size_of(plan.master_dtype), parameters);
+  }
+}
+
+void RunJob::keep_gradients(const Interpreter& interpreter, const Program& program, std::int64_t rank) {
+  if (rank >= speakers()) return;
   for (const Operation& op : program.first_step.ops) {
     if (op.action != Action::optimizer) continue;
-    const UnitLayout& layout = program.layouts.at(static_cast<std::size_t>(op.unit));
-    const BufferView view = interpreter.view(program.first_step.args_of(op)[argument].buffer);
-    for (const ShardedParam& p : layout.params) {
-      double* to = into.at(static_cast<std::size_t>(p.param)).values.data() + p.local_row_begin(rank) * p.row_elements;
-      const std::int64_t n = p.local_elements(rank);
-      convert(plan.master_dtype, {view.data + p.offset * width, n * width}, DType::f64,
-              {reinterpret_cast<std::byte*>(to), n * size_of(DType::f64)}, n, false);
+    const std::int32_t id = program.first_step.args_of(op)[0].buffer;
+    const Buffer& buffer = program.buffers.at(static_cast<std::size_t>(id));
+    const std::byte* data = interpreter.view(id).data;
+    if (op.unit < 0) {
+      keep_whole(buffer.param, rank, data, first_gradients);
+      continue;
     }
+    const UnitLayout& layout = program.layouts.at(static_cast<std::size_t>(op.unit));
+    const GradientPlaces places = plan.dialect == Dialect::ddp ? GradientPlaces::as_shard : buffer.host ? GradientPlaces::dense : GradientPlaces::trained;
+    for_each_trained(layout, rank, places, [&](const TrainedPart& part) {
+      for (const ShardedParam& p : layout.params)
+        if (p.offset == part.shard && p.trainable) keep_rows(p, rank, data + part.gradient * size_of(plan.master_dtype), first_gradients);
+    });
   }
+}
+
+void RunJob::keep_whole(std::int32_t param, std::int64_t rank, const std::byte* from, std::vector<NamedTensor>& into) const {
+  if (rank != 0) return;
+  ShardedParam whole;
+  whole.param = param;
+  whole.rows = whole.chunk_rows = model.parameters.at(static_cast<std::size_t>(param)).numel();
+  whole.row_elements = 1;
+  keep_rows(whole, 0, from, into);
 }
 
 }  // namespace fsdp

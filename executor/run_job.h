@@ -38,7 +38,11 @@ struct RunJob {
   void train(Interpreter&, RankJob&, std::int64_t rank);
   void after_step(Interpreter&, const RankJob&, std::int64_t done) const;
   void check_step(const StepRecord&, const std::vector<Operation>&, const RankJob&, std::int64_t rank, bool steady) const;
-  void keep(Interpreter&, const Program&, std::int64_t rank, std::size_t argument, std::vector<NamedTensor>& into) const;
+  void keep_parameters(const Interpreter&, const Program&, std::int64_t rank);
+  void keep_gradients(const Interpreter&, const Program&, std::int64_t rank);
+  void keep_rows(const ShardedParam&, std::int64_t rank, const std::byte* from, std::vector<NamedTensor>& into) const;
+  void keep_whole(std::int32_t param, std::int64_t rank, const std::byte* from, std::vector<NamedTensor>& into) const;
+  [[nodiscard]] std::int64_t speakers() const;
 };
 
 // Where each process has run one rank: brings what all have measured and kept to every one of them (run_processes.cpp). What RankJob

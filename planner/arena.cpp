@@ -99,18 +99,19 @@ void assign_arena(Program& program) {
   for (const Buffer& b : program.buffers)
     if (b.recorded_streams != 0) throw MachineError("blocks that are reused when their streams have passed (fsdp1) cannot have fixed places yet");
   std::array<Region, kStreams> pools;
+  Region host;
   const std::vector<char> forever = persistent(program);
-  const auto region = [&](const Buffer& b) -> Region& { return pools[static_cast<std::size_t>(b.pool)]; };
+  const auto region = [&](const Buffer& b) -> Region& { return b.host ? host : pools[static_cast<std::size_t>(b.pool)]; };
   for (Buffer& b : program.buffers) b.offset = -1;
   for (const Step* step : {&program.init, &program.first_step, &program.steady_step}) {
     for (const Operation& op : step->ops) {
       const auto take = [&](std::int32_t id) {
         Buffer& b = program.buffers[static_cast<std::size_t>(id)];
-        if (b.offset < 0 && !b.host) b.offset = region(b).take(rounded(b.bytes));
+        if (b.offset < 0) b.offset = region(b).take(rounded(b.bytes));
       };
       const auto give = [&](std::int32_t id) {
         const Buffer& b = program.buffers[static_cast<std::size_t>(id)];
-        if (!b.host && !forever[static_cast<std::size_t>(id)]) region(b).give(b.offset, rounded(b.bytes));
+        if (!forever[static_cast<std::size_t>(id)]) region(b).give(b.offset, rounded(b.bytes));
       };
       // An operation is one kernel to whoever runs in the arena: what it frees inside is free after it.
       for (std::int32_t id : step->allocs_of(op)) take(id);
@@ -128,8 +129,9 @@ void assign_arena(Program& program) {
     total += pools[p].size();
   }
   for (Buffer& b : program.buffers)
-    if (b.offset >= 0) b.offset += base[static_cast<std::size_t>(b.pool)];
+    if (b.offset >= 0 && !b.host) b.offset += base[static_cast<std::size_t>(b.pool)];
   program.arena_bytes = total;
+  program.host_arena_bytes = host.size();
 }
 
 }  // namespace fsdp

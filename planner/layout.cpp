@@ -35,7 +35,7 @@ std::vector<std::int32_t> module_ids(const Unit& unit, const ModelGraph& model, 
   return ids;
 }
 
-// Tensors that depend on a trained parameter: autograd makes gradients of those alone.
+// Tensors that depend on a trained parameter and that the loss depends on: autograd makes gradients of those alone.
 std::vector<char> tensors_in_backward(const ModelGraph& model) {
   std::vector<char> in(model.tensors.size(), 0);
   for (const Op& op : model.ops) {
@@ -44,7 +44,30 @@ std::vector<char> tensors_in_backward(const ModelGraph& model) {
     for (const std::int32_t p : op.params) any = any || model.parameters[p].trainable;
     for (const std::int32_t t : op.outputs) in[t] = any && model.tensors[t].requires_grad ? 1 : 0;
   }
+  std::vector<char> needed(model.tensors.size(), 0);
+  for (auto op = model.ops.rbegin(); op != model.ops.rend(); ++op) {
+    const bool any = op == model.ops.rbegin() ||                         // the loss
+                     std::any_of(op->outputs.begin(), op->outputs.end(), [&](std::int32_t t) { return needed[t] != 0; });
+    for (const std::int32_t t : op->inputs) needed[t] = needed[t] != 0 || any ? 1 : 0;
+  }
+  for (const std::int32_t t : model.ops.empty() ? std::vector<std::int32_t>{} : model.ops.back().outputs) needed[t] = 1;
+  for (std::size_t t = 0; t < in.size(); ++t) in[t] = in[t] != 0 && needed[t] != 0 ? 1 : 0;
   return in;
+}
+
+bool makes_gradients(std::int32_t op, const ModelGraph& model, const std::vector<char>& in_backward) {
+  const std::vector<std::int32_t>& outputs = model.ops[op].outputs;
+  return std::any_of(outputs.begin(), outputs.end(), [&](std::int32_t t) { return in_backward[t] != 0; });
+}
+
+// By parameter: is it trained, and does a gradient reach it?
+std::vector<char> parameters_with_gradient(const ModelGraph& model, const std::vector<char>& in_backward) {
+  std::vector<char> has(model.parameters.size(), 0);
+  for (std::size_t i = 0; i < model.ops.size(); ++i) {
+    if (!makes_gradients(static_cast<std::int32_t>(i), model, in_backward)) continue;
+    for (const std::int32_t p : model.ops[i].params) has[p] = model.parameters[p].trainable ? 1 : 0;
+  }
+  return has;
 }
 
 // Is there an op among [op_begin, op_end) that reads a tensor made outside of it which takes part in backward?
@@ -54,16 +77,12 @@ bool needs_input_gradient(std::int32_t op_begin, std::int32_t op_end, const Mode
     for (const std::int32_t t : model.ops[i].outputs) made_inside[t] = 1;
   }
   for (std::int32_t i = op_begin; i < op_end; ++i) {
+    if (!makes_gradients(i, model, in_backward)) continue;
     for (const std::int32_t t : model.ops[i].inputs) {
       if (!made_inside[t] && in_backward[t]) return true;
     }
   }
   return false;
-}
-
-bool makes_gradients(std::int32_t op, const ModelGraph& model, const std::vector<char>& in_backward) {
-  const std::vector<std::int32_t>& outputs = model.ops[op].outputs;
-  return std::any_of(outputs.begin(), outputs.end(), [&](std::int32_t t) { return in_backward[t] != 0; });
 }
 
 void set_op_range(UnitLayout& layout, const std::vector<std::int32_t>& ids, const ModelGraph& model, const std::vector<char>& in_backward) {
@@ -140,12 +159,12 @@ std::vector<char> ignored_parameters(const ShardingPlan& plan, const ModelGraph&
   return ignored;
 }
 
-ShardedParam sharded(std::int32_t id, const Parameter& p, std::int64_t dim, const UnitLayout& layout) {
+ShardedParam sharded(std::int32_t id, const Parameter& p, bool trainable, std::int64_t dim, const UnitLayout& layout) {
   const std::string where = "parameter " + p.name;
   ShardedParam s;
   s.param = id;
   s.dim = dim;
-  s.trainable = p.trainable;
+  s.trainable = trainable;
   s.rows = p.shape.empty() ? 1 : p.shape[static_cast<std::size_t>(dim)];
   s.row_elements = 1;
   for (std::size_t d = 0; d < p.shape.size(); ++d)
@@ -207,6 +226,7 @@ std::vector<UnitLayout> unit_layouts(const ShardingPlan& plan, const ModelGraph&
   std::vector<std::int32_t> unit_of_module(model.modules.size(), none);  // the first (innermost) unit that holds the module
   const std::vector<char> in_backward = tensors_in_backward(model), ignored = ignored_parameters(plan, model, end);
   const std::vector<std::int64_t> dims = dims_of_parameters(plan, model);
+  const std::vector<char> has_gradient = parameters_with_gradient(model, in_backward);
   std::vector<UnitLayout> layouts(plan.units.size());
   for (std::size_t u = 0; u < plan.units.size(); ++u) {
     UnitLayout& layout = layouts[u];
@@ -234,10 +254,10 @@ std::vector<UnitLayout> unit_layouts(const ShardingPlan& plan, const ModelGraph&
                        "add the root unit {\"\"} as the last one");
     }
     UnitLayout& layout = layouts[unit];
-    layout.params.push_back(sharded(static_cast<std::int32_t>(p), parameter, dims[p], layout));
+    layout.params.push_back(sharded(static_cast<std::int32_t>(p), parameter, has_gradient[p] != 0, dims[p], layout));
     layout.shard_elements =
         checked_add(layout.shard_elements, layout.params.back().padded_shard(), "parameter " + parameter.name);
-    if (parameter.trainable) layout.reduce_elements += layout.params.back().padded_shard();
+    if (has_gradient[p] != 0) layout.reduce_elements += layout.params.back().padded_shard();
     layout.numel = checked_add(layout.numel, layout.params.back().numel(), "parameter " + parameter.name);
   }
   if (plan.dialect == Dialect::fsdp1) flatten_layouts(layouts, plan, model);

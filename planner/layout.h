@@ -21,7 +21,7 @@ struct ShardedParam {
   std::int64_t chunk_rows = 0;               // c
   std::int64_t offset = 0;                   // of its padded shard within the unit's shard, in elements
   std::int64_t dim = 0;                      // the sharded dimension
-  bool trainable = true;
+  bool trainable = true;                     // and a gradient reaches it: PyTorch leaves out the others as it does frozen ones
   [[nodiscard]] std::int64_t numel() const { return rows * row_elements; }
   [[nodiscard]] std::int64_t padded_shard() const { return chunk_rows * row_elements; }
   [[nodiscard]] std::int64_t local_row_begin(std::int64_t rank) const { return rank * chunk_rows < rows ? rank * chunk_rows : rows; }

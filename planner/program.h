@@ -80,7 +80,7 @@ inline constexpr int kBufferKinds = 18;
 
 struct Buffer {
   std::int64_t bytes = 0;                    // asked for
-  std::int64_t offset = -1;                  // in the arena; -1 until assign_arena
+  std::int64_t offset = -1;                  // in the arena of its memory; -1 until assign_arena
   BufferKind kind{};
   Stream pool = Stream::compute;             // the stream whose pool it comes from
   DType dtype = DType::f32;
@@ -147,13 +147,13 @@ struct Program {
   std::vector<UnitLayout> layouts;
   std::vector<Buffer> buffers;               // of all three steps
   Step init, first_step, steady_step;
-  std::int64_t arena_bytes = 0;              // after assign_arena
+  std::int64_t arena_bytes = 0, host_arena_bytes = 0;   // after assign_arena
 };
 
 // "forward model.layers.3.mlp.gate_proj mb 0", "all_gather unit 4 (model.layers.3)": for errors, traces and `show step`.
 [[nodiscard]] std::string describe(const Operation&, const Program&, const ShardingPlan&, const ModelGraph&);
 
-// Fills Buffer::offset and Program::arena_bytes: one region per pool, buffers with overlapping lifetimes (over init, first
+// Fills Buffer::offset and the sizes of the arenas: one region per pool, and one of its own for host memory; buffers with overlapping lifetimes (over init, first
 // step and any number of steady steps) never share bytes. Alignment 64 bytes. Throws MachineError for buffers with recorded_streams.
 void assign_arena(Program&);
 

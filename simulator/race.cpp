@@ -132,7 +132,7 @@ class Prover {
     h = {};
     h.live = true;
     const Buffer& b = program_.buffers[static_cast<std::size_t>(id)];
-    if (b.offset >= 0 && b.bytes > 0) take_bytes(id, b.offset, b.offset + b.bytes, h);
+    if (b.offset >= 0 && b.bytes > 0) take_bytes(id, b, h);
   }
 
   // A free hands the block back to its pool; the pool's stream may reuse it in its next operation.
@@ -144,7 +144,7 @@ class Prover {
     const auto pool = static_cast<std::size_t>(b.pool);
     merge(freed_[pool], unrecorded(h.all, b));
     freed_buffer_[pool] = id;
-    if (b.offset >= 0 && b.bytes > 0) give_bytes(b.offset, b.offset + b.bytes, h.all);
+    if (b.offset >= 0 && b.bytes > 0) give_bytes(b, h.all);
   }
 
   // Accesses that the allocator does not wait for by itself before it hands the block out again: those on streams that the block is
@@ -163,30 +163,37 @@ class Prover {
   // Arena bytes, as disjoint segments: [begin, end) -> owner while live, and the accesses of former owners.
   struct Segment { std::int64_t end = 0; std::int32_t owner = -1; Accesses past; };
 
-  void split(std::int64_t at) {
-    auto it = arena_.upper_bound(at);
-    if (it == arena_.begin()) return;
+  using Arena = std::map<std::int64_t, Segment>;
+  Arena& arena_of(const Buffer& b) { return arenas_[b.host ? 1 : 0]; }
+
+  static void split(Arena& arena, std::int64_t at) {
+    auto it = arena.upper_bound(at);
+    if (it == arena.begin()) return;
     --it;
     if (it->first == at || it->second.end <= at) return;
     Segment right = it->second;
     it->second.end = at;
-    arena_.emplace(at, right);
+    arena.emplace(at, right);
   }
 
-  void take_bytes(std::int32_t id, std::int64_t begin, std::int64_t end, BufferHistory& h) {
-    split(begin);
-    split(end);
-    for (auto it = arena_.lower_bound(begin); it != arena_.end() && it->first < end; it = arena_.erase(it)) {
+  void take_bytes(std::int32_t id, const Buffer& b, BufferHistory& h) {
+    Arena& arena = arena_of(b);
+    const std::int64_t begin = b.offset, end = b.offset + b.bytes;
+    split(arena, begin);
+    split(arena, end);
+    for (auto it = arena.lower_bound(begin); it != arena.end() && it->first < end; it = arena.erase(it)) {
       if (it->second.owner >= 0) report({}, id, "two live buffers share bytes of the arena");
       merge(h.earlier, it->second.past);
     }
-    arena_.emplace(begin, Segment{end, id, h.earlier});
+    arena.emplace(begin, Segment{end, id, h.earlier});
   }
 
-  void give_bytes(std::int64_t begin, std::int64_t end, const Accesses& all) {
-    split(begin);
-    split(end);
-    for (auto it = arena_.lower_bound(begin); it != arena_.end() && it->first < end; ++it) {
+  void give_bytes(const Buffer& b, const Accesses& all) {
+    Arena& arena = arena_of(b);
+    const std::int64_t begin = b.offset, end = b.offset + b.bytes;
+    split(arena, begin);
+    split(arena, end);
+    for (auto it = arena.lower_bound(begin); it != arena.end() && it->first < end; ++it) {
       it->second.owner = -1;
       merge(it->second.past, all);
     }
@@ -201,7 +208,7 @@ class Prover {
   bool first_on_compute_ = true;
   std::array<Accesses, kStreams> freed_;     // by pool: accesses of blocks freed since the stream's last operation
   std::array<std::int32_t, kStreams> freed_buffer_{};
-  std::map<std::int64_t, Segment> arena_;
+  std::array<Arena, 2> arenas_;              // of the device, of the host
   Place here_;
   std::vector<Race> races_;
 };

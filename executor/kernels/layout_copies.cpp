@@ -11,8 +11,8 @@ namespace fsdp {
 namespace {
 
 void check_call(std::string_view operation, const UnitLayout& layout, std::span<const BufferView> full, DType full_type,
-                const BufferView& flat, DType flat_type) {
-  check_extent(operation, "flat buffer", 0, flat, extent(layout.shards, layout.shard_elements), size_of(flat_type));
+                const BufferView& flat, std::int64_t slot, DType flat_type) {
+  check_extent(operation, "flat buffer", 0, flat, extent(layout.shards, slot), size_of(flat_type));
   if (full.size() != layout.params.size())
     throw MachineError("operation " + std::string(operation) + ": " + std::to_string(full.size()) + " tensors for a unit of " +
                        std::to_string(layout.params.size()) + " parameters");
@@ -27,11 +27,11 @@ void copy_cast(const From* from, To* to, std::int64_t n) {
     for (std::int64_t i = 0; i < n; ++i) store(to[i], static_cast<Math<To>>(load(from[i])));
 }
 
-// One parameter into its chunk of every rank's slot; rows that are not there are zeros.
+// One parameter into its chunk, at `offset`, of every rank's slot; rows that are not there are zeros.
 template <class From, class To>
-void spread(const UnitLayout& layout, const ShardedParam& p, const From* full, To* flat) {
+void spread(const UnitLayout& layout, const ShardedParam& p, std::int64_t offset, const From* full, To* flat) {
   for (std::int64_t rank = 0; rank < layout.shards; ++rank) {
-    To* slot = flat + rank * layout.shard_elements + p.offset;
+    To* slot = flat + rank * layout.reduce_elements + offset;
     const std::int64_t there = full == nullptr ? 0 : p.local_elements(rank);
     if (there > 0) copy_cast(full + p.local_row_begin(rank) * p.row_elements, slot, there);
     std::fill(slot + there, slot + p.padded_shard(), To{});
@@ -41,18 +41,22 @@ void spread(const UnitLayout& layout, const ShardedParam& p, const From* full, T
 }  // namespace
 
 void kernels::scatter_copy_in(const UnitLayout& layout, DType from, std::span<const BufferView> full, DType to, BufferView input) {
-  check_call("scatter_copy_in", layout, full, from, input, to);
+  check_call("scatter_copy_in", layout, full, from, input, layout.reduce_elements, to);
   with_type(from, [&](auto source) {
     with_type(to, [&](auto target) {
-      for (std::size_t i = 0; i < full.size(); ++i)
-        spread(layout, layout.params[i], reinterpret_cast<const decltype(source)*>(full[i].data),
-               reinterpret_cast<decltype(target)*>(input.data));
+      std::int64_t offset = 0;
+      for (std::size_t i = 0; i < full.size(); ++i) {
+        const ShardedParam& p = layout.params[i];
+        if (!p.trainable) continue;
+        spread(layout, p, offset, reinterpret_cast<const decltype(source)*>(full[i].data), reinterpret_cast<decltype(target)*>(input.data));
+        offset += p.padded_shard();
+      }
     });
   });
 }
 
 void kernels::gather_copy_out(const UnitLayout& layout, DType type, BufferView gathered, std::span<const BufferView> full) {
-  check_call("gather_copy_out", layout, full, type, gathered, type);
+  check_call("gather_copy_out", layout, full, type, gathered, layout.shard_elements, type);
   const std::int64_t size = size_of(type);
   for (std::size_t i = 0; i < full.size(); ++i) {
     const ShardedParam& p = layout.params[i];

@@ -38,17 +38,6 @@ struct AdamStep {
   }
 };
 
-// Calls f(offset in the padded shard, offset in the dense states, elements) for each parameter that this rank holds a part of.
-template <class F>
-void for_each_part(const UnitLayout& layout, std::int64_t rank, const F& f) {
-  std::int64_t dense = 0;
-  for (const ShardedParam& p : layout.params) {
-    const std::int64_t n = p.local_elements(rank);
-    if (n > 0) f(p.offset, dense, n);
-    dense += n;
-  }
-}
-
 void check_rank(const UnitLayout& layout, std::int64_t rank) {
   if (rank < 0 || rank >= layout.shards)
     throw MachineError("optimizer: shard " + std::to_string(rank) + " of " + std::to_string(layout.shards) + " does not exist");
@@ -57,11 +46,11 @@ void check_rank(const UnitLayout& layout, std::int64_t rank) {
 }  // namespace
 
 void kernels::adamw(const UnitLayout& layout, std::int64_t shard_rank, const Optimizer& optimizer, std::int64_t step, DType master,
-           BufferView gradient, BufferView shard, BufferView state1, BufferView state2) {
+           BufferView gradient, BufferView shard, BufferView state1, BufferView state2, GradientPlaces places) {
   check_rank(layout, shard_rank);
   if (step < 1) throw MachineError("optimizer: steps count from 1, not " + std::to_string(step));
-  const std::int64_t local = layout.local_elements(shard_rank), size = size_of(master);
-  check_extent("adamw", "gradient", 0, gradient, layout.shard_elements, size);
+  const std::int64_t local = layout.local_trained_elements(shard_rank), size = size_of(master);
+  check_extent("adamw", "gradient", 0, gradient, gradient_elements(layout, shard_rank, places), size);
   check_extent("adamw", "shard", 0, shard, layout.shard_elements, size);
   check_extent("adamw", "state", 1, state1, local, size);
   check_extent("adamw", "state", 2, state2, local, size);
@@ -72,17 +61,17 @@ void kernels::adamw(const UnitLayout& layout, std::int64_t shard_rank, const Opt
     auto* p = reinterpret_cast<T*>(shard.data);
     auto* m = reinterpret_cast<T*>(state1.data);
     auto* v = reinterpret_cast<T*>(state2.data);
-    for_each_part(layout, shard_rank, [&](std::int64_t at, std::int64_t dense, std::int64_t n) {
-      adam.apply(g + at, p + at, m + dense, v + dense, n);
+    for_each_trained(layout, shard_rank, places, [&](const TrainedPart& part) {
+      adam.apply(g + part.gradient, p + part.shard, m + part.state, v + part.state, part.elements);
     });
   });
 }
 
 // g <- g + wd p;  p <- p - lr g. Without momentum there is no state: `state1` may be absent and is left as it is.
 void kernels::sgd(const UnitLayout& layout, std::int64_t shard_rank, const Optimizer& optimizer, DType master, BufferView gradient,
-         BufferView shard, BufferView) {
+         BufferView shard, BufferView, GradientPlaces places) {
   check_rank(layout, shard_rank);
-  check_extent("sgd", "gradient", 0, gradient, layout.shard_elements, size_of(master));
+  check_extent("sgd", "gradient", 0, gradient, gradient_elements(layout, shard_rank, places), size_of(master));
   check_extent("sgd", "shard", 0, shard, layout.shard_elements, size_of(master));
   with_type(master, [&](auto element) {
     using T = decltype(element);
@@ -90,8 +79,11 @@ void kernels::sgd(const UnitLayout& layout, std::int64_t shard_rank, const Optim
     const M lr = static_cast<M>(optimizer.lr), decay = static_cast<M>(optimizer.weight_decay);
     auto* g = reinterpret_cast<const T*>(gradient.data);
     auto* p = reinterpret_cast<T*>(shard.data);
-    for_each_part(layout, shard_rank, [&](std::int64_t at, std::int64_t, std::int64_t n) {
-      for (std::int64_t i = at; i < at + n; ++i) store(p[i], load(p[i]) - lr * (load(g[i]) + decay * load(p[i])));
+    for_each_trained(layout, shard_rank, places, [&](const TrainedPart& part) {
+      for (std::int64_t i = 0; i < part.elements; ++i) {
+        T& value = p[part.shard + i];
+        store(value, load(value) - lr * (load(g[part.gradient + i]) + decay * load(value)));
+      }
     });
   });
 }

@@ -18,13 +18,16 @@ namespace {
 double unit_bytes(const UnitLayout& unit, DType type) { return static_cast<double>(unit.shard_elements * size_of(type)); }
 
 // Bytes that an operation reads and writes: every argument once per access. Of the gather buffer a copy-in writes one slot and a
-// copy-out reads it all.
+// copy-out reads it all; of a unit's shard the optimizer touches what is trained.
 double traffic_bytes(const Operation& op, const Step& step, const Program& program) {
   const bool one_slot = op.action == Action::gather_copy_in;
   double bytes = 0;
   for (const Arg& a : step.args_of(op)) {
     if (a.buffer < 0 || (one_slot && a.access != Access::read)) continue;
-    const std::int64_t part = a.bytes >= 0 ? a.bytes : program.buffers[static_cast<std::size_t>(a.buffer)].bytes;
+    const Buffer& buffer = program.buffers[static_cast<std::size_t>(a.buffer)];
+    std::int64_t part = a.bytes >= 0 ? a.bytes : buffer.bytes;
+    if (op.action == Action::optimizer && op.unit >= 0 && buffer.kind == BufferKind::parameter_shard)
+      part = std::min(part, program.layouts[static_cast<std::size_t>(op.unit)].reduce_elements * size_of(buffer.dtype));
     bytes += static_cast<double>(part) * (a.access == Access::accumulate ? 2 : 1);
   }
   return one_slot ? 2 * bytes : bytes;

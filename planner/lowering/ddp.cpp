@@ -96,7 +96,9 @@ class Ddp final : public DialectHooks {
     return view(s.gradient, access, u, i);
   }
 
-  [[nodiscard]] std::int32_t sharded_gradient(std::int32_t u) const override { return state_[at(u)].gradient; }
+  [[nodiscard]] std::int32_t sharded_gradient(std::int32_t u) const override {
+    return c_.program.layouts[at(u)].trained() ? state_[at(u)].gradient : -1;
+  }
   [[nodiscard]] std::int32_t parameter_shard(std::int32_t u) const override { return state_[at(u)].shard; }
 
  private:

@@ -239,9 +239,7 @@ class Lowering {
       o.unit = u;
       o.host_only = plan_.offload;
       const UnitLayout& layout = program_.layouts[at(u)];
-      Arg shard{dialect_->parameter_shard(u), Access::accumulate};       // whole, or as much as is trained
-      if (layout.reduce_elements < layout.shard_elements) shard.bytes = layout.reduce_elements * size_of(plan_.master_dtype);
-      std::vector<Arg> args = {{dialect_->sharded_gradient(u)}, shard, {state1_[at(u)], Access::accumulate}, {state2_[at(u)], Access::accumulate}};
+      std::vector<Arg> args = {{dialect_->sharded_gradient(u)}, {dialect_->parameter_shard(u), Access::accumulate}, {state1_[at(u)], Access::accumulate}, {state2_[at(u)], Access::accumulate}};
       std::int32_t temp = -1;
       if (impl_.optimizer_temp_bytes_per_element > 0) {
         Buffer info = optimizer_state(u);

@@ -1,0 +1,222 @@
+// Shards: how they begin, and the copies between them and whole parameters.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "executor/run.h"
+#include "executor/run_kernels.h"
+#include "models/error.h"
+
+namespace fsdp {
+
+// Each of the n slots holds an n-th of every padded parameter; its padding lies at the end.
+void gather_parts_copy_out(const UnitLayout& layout, std::int64_t n, DType type, BufferView gathered, std::span<const BufferView> full) {
+  if (n < 1 || layout.shards % n != 0) throw MachineError(fmt::format("gather_copy_out: groups of {} do not divide {} shards", n, layout.shards));
+  expect_elements(gathered, layout.shard_elements * layout.shards, type, "gather buffer");
+  if (full.size() != layout.params.size()) throw MachineError("gather_copy_out: not one tensor per parameter");
+  const std::int64_t size = size_of(type), slot = layout.shard_elements * layout.shards / n;
+  for (std::size_t i = 0; i < full.size(); ++i) {
+    const ShardedParam& p = layout.params[i];
+    if (full[i].data == nullptr) continue;
+    expect_elements(full[i], p.numel(), type, "parameter");
+    const std::int64_t part = p.padded_shard() * layout.shards / n, before = p.offset * layout.shards / n;
+    for (std::int64_t k = 0; k < n; ++k)
+      if (const std::int64_t there = std::min(part, p.numel() - k * part); there > 0)
+        std::memcpy(full[i].data + k * part * size, gathered.data + (k * slot + before) * size, static_cast<std::size_t>(there * size));
+  }
+}
+
+}  // namespace fsdp
+
+namespace fsdp::run_kernels {
+namespace {
+
+void copy_bytes(std::byte* to, const std::byte* from, std::int64_t bytes) {
+  if (bytes > 0) std::memcpy(to, from, static_cast<std::size_t>(bytes));
+}
+
+Slab slab(const ShardedParam& p, std::int64_t rank) { return {p.dim, p.local_row_begin(rank), p.local_rows(rank)}; }
+
+// What dimension `dim` of a row-major tensor is made of: `outer` blocks of rows of `inner` elements.
+struct Rows { std::int64_t outer = 1, inner = 1; };
+Rows rows_of(const Parameter& p, std::int64_t dim) {
+  Rows r;
+  for (std::size_t d = 0; d < p.shape.size(); ++d) {
+    if (static_cast<std::int64_t>(d) < dim) r.outer *= p.shape[d];
+    if (static_cast<std::int64_t>(d) > dim) r.inner *= p.shape[d];
+  }
+  return r;
+}
+
+// A parameter's slab from the run's source, densely.
+void fill_slab(const StateReader& state, StatePart part, std::uint64_t seed, const Parameter& p, const Slab& s, DType type, std::byte* to) {
+  if (state) return state(p, part, s, type, to);
+  const Rows r = rows_of(p, s.dim);
+  const std::int64_t width = s.rows * r.inner, whole = p.shape[static_cast<std::size_t>(s.dim)] * r.inner;
+  for (std::int64_t o = 0; o < r.outer && width > 0; ++o)
+    fill_initial_values(seed, p, o * whole + s.begin * r.inner, width, type, to + o * width * size_of(type));
+}
+
+// A parameter that the plan ignores is held whole.
+ShardedParam whole(const KernelCall& c, std::int32_t id) {
+  ShardedParam p;
+  p.param = id;
+  p.rows = p.chunk_rows = parameter(c, id).shape.front();
+  p.row_elements = parameter(c, id).numel() / p.rows;
+  return p;
+}
+
+}  // namespace
+
+KernelBody init_parameters(const KernelCall& c) {
+  expect_args(c, 1);
+  const DType type = c.plan.master_dtype;
+  std::vector<ShardedParam> params;
+  std::int64_t rank = shard_rank(c), elements = 0;
+  if (c.op.unit < 0) {
+    params = {whole(c, buffer_of(c, 0).param)};
+    rank = 0;
+    elements = params[0].numel();
+  } else {
+    params = layout_of(c).params;
+    elements = layout_of(c).shard_elements;
+  }
+  expect_elements(c.views[0], elements, type, "parameter shard");
+  return [params = std::move(params), &model = c.model, type, seed = c.plan.seed, rank, shard = c.views[0], &state = c.training.state] {
+    if (shard.bytes > 0) std::memset(shard.data, 0, static_cast<std::size_t>(shard.bytes));
+    for (const ShardedParam& p : params)
+      fill_slab(state, StatePart::parameter, seed, model.parameters[at(p.param)], slab(p, rank), type, shard.data + p.offset * size_of(type));
+  };
+}
+
+KernelBody init_optimizer(const KernelCall& c) {
+  expect_args(c, 2);
+  std::vector<ShardedParam> params;
+  std::int64_t rank = shard_rank(c), elements = 0;
+  if (c.op.unit < 0) {
+    params = {whole(c, buffer_of(c, 0).param)};
+    rank = 0;
+    elements = params[0].numel();
+  } else {
+    for (const ShardedParam& p : layout_of(c).params)
+      if (p.trainable) params.push_back(p);
+    elements = layout_of(c).local_trained_elements(rank);
+  }
+  for (const BufferView v : c.views)
+    if (v.data != nullptr) expect_elements(v, elements, c.plan.master_dtype, "optimizer state");
+  return [views = c.views, &state = c.training.state, params = std::move(params), &model = c.model, type = c.plan.master_dtype, rank] {
+    for (std::size_t i = 0; i < views.size(); ++i) {
+      if (views[i].bytes <= 0) continue;
+      std::memset(views[i].data, 0, static_cast<std::size_t>(views[i].bytes));
+      std::byte* to = views[i].data;
+      for (const ShardedParam& p : params) {
+        if (!state) continue;
+        state(model.parameters[at(p.param)], i == 0 ? StatePart::first_moment : StatePart::second_moment, slab(p, rank), type, to);
+        to += p.local_elements(rank) * size_of(type);
+      }
+    }
+  };
+}
+
+// A unit's shard, one parameter of it (on its way from the host), or the parts kept after forward (which are in the compute dtype).
+KernelBody cast_shard(const KernelCall& c) {
+  if (c.views.size() < 2) expect_args(c, 2);
+  const std::size_t sources = c.views.size() - 1;
+  const UnitLayout& layout = layout_of(c);
+  const bool kept = buffer_of(c, 0).kind == BufferKind::kept_shard;
+  const DType from = kept ? c.plan.param_dtype : c.plan.master_dtype, to = c.plan.param_dtype;
+  struct Part { BufferView from, to; std::int64_t n; };
+  std::vector<Part> parts;
+  std::int64_t done = 0;
+  for (std::size_t i = 0; i < sources; ++i) {
+    std::int64_t n = layout.shard_elements;
+    if (buffer_of(c, i).param >= 0) n = sharded_param(c, i).padded_shard();
+    if (kept) n = n * layout.shards / c.group;
+    expect_elements(c.views[i], n, from, "shard");
+    const std::int64_t bytes = n * size_of(to);
+    if (c.views.back().bytes < done + bytes) throw MachineError("cast_shard: the cast shard is too small");
+    parts.push_back({c.views[i], {c.views.back().data + done, bytes}, n});
+    done += bytes;
+  }
+  if (done != c.views.back().bytes) throw MachineError("cast_shard: the cast shard is too large");
+  return [from, to, parts = std::move(parts)] {
+    for (const Part& p : parts) convert(from, p.from, to, p.to, p.n, false);
+  };
+}
+
+// Its sources, one after the other, into this rank's slot.
+KernelBody copy_in(const KernelCall& c) {
+  if (c.views.size() < 2) expect_args(c, 2);
+  const UnitLayout& layout = layout_of(c);
+  const DType type = c.plan.param_dtype;
+  const BufferView into = c.views.back();
+  expect_elements(into, layout.shard_elements * layout.shards, type, "gather buffer");
+  const std::int64_t slot = layout.shard_elements * layout.shards / c.group;
+  std::vector<BufferView> sources(c.views.begin(), c.views.end() - 1);
+  std::int64_t bytes = 0;
+  for (const BufferView s : sources) bytes += s.bytes;
+  expect_elements({into.data, bytes}, slot, type, "shard");
+  return [sources = std::move(sources), to = into.data + shard_rank(c) % c.group * slot * size_of(type)] {
+    std::byte* next = to;
+    for (const BufferView s : sources) {
+      copy_bytes(next, s.data, s.bytes);
+      next += s.bytes;
+    }
+  };
+}
+
+// From the gather buffer; or, on one shard alone, from the shard or its parameters one by one.
+KernelBody copy_out(const KernelCall& c) {
+  const UnitLayout& layout = layout_of(c);
+  const std::size_t params = layout.params.size();
+  const DType type = c.plan.param_dtype;
+  if (c.views.size() < params + 1) expect_args(c, params + 1);
+  const std::size_t sources = c.views.size() - params;
+  if (sources == 1) {
+    if (c.group < layout.shards)
+      return [&layout, type, group = c.group, views = c.views] { gather_parts_copy_out(layout, group, type, views[0], std::span(views).subspan(1)); };
+    return [&layout, type, views = c.views] { gather_copy_out(layout, type, views[0], std::span(views).subspan(1)); };
+  }
+  expect_args(c, 2 * params);
+  if (layout.shards != 1) throw MachineError("gather_copy_out: one source per parameter belongs to a single shard");
+  for (std::size_t i = 0; i < params; ++i)
+    for (const std::size_t k : {i, params + i}) expect_elements(c.views[k], layout.params[i].numel(), type, "parameter");
+  return [params, views = c.views] {
+    for (std::size_t i = 0; i < params; ++i) copy_bytes(views[params + i].data, views[i].data, views[i].bytes);
+  };
+}
+
+KernelBody keep_shard(const KernelCall& c) {
+  expect_args(c, 2);
+  const UnitLayout& layout = layout_of(c);
+  const std::int64_t n = sharded_param(c, 1).padded_shard() * layout.shards / c.group;
+  for (const BufferView v : c.views) expect_elements(v, n, c.plan.param_dtype, "kept part");
+  return [views = c.views] { copy_bytes(views[1].data, views[0].data, views[0].bytes); };
+}
+
+// Towards the parameter's own order after a gather, away from it before a reduction.
+KernelBody reorder_shards(const KernelCall& c) {
+  expect_args(c, 2);
+  const ShardedParam& p = sharded_param(c, 1);
+  const bool gathered = buffer_of(c, 1).kind == BufferKind::unsharded_parameter;
+  const DType type = buffer_of(c, 1).kind == BufferKind::gradient_accumulator ? c.plan.reduce_dtype : c.plan.param_dtype;
+  for (const BufferView v : c.views) expect_elements(v, p.numel(), type, "parameter");
+  const Rows r = rows_of(parameter(c, p.param), p.dim);
+  const std::int64_t piece = p.chunk_rows * r.inner * size_of(type);
+  return [views = c.views, gathered, r, piece, shards = layout_of(c).shards] {
+    for (std::int64_t s = 0; s < shards; ++s)
+      for (std::int64_t o = 0; o < r.outer; ++o) {
+        const std::int64_t in_slabs = (s * r.outer + o) * piece, in_order = (o * shards + s) * piece;
+        copy_bytes(views[1].data + (gathered ? in_order : in_slabs), views[0].data + (gathered ? in_slabs : in_order), piece);
+      }
+  };
+}
+
+KernelBody shard_to_device(const KernelCall& c) {
+  expect_args(c, 2);
+  for (const BufferView v : c.views) expect_elements(v, sharded_param(c, 1).padded_shard(), c.plan.master_dtype, "shard of a parameter");
+  return [views = c.views] { copy_bytes(views[1].data, views[0].data, views[0].bytes); };
+}
+
+}  // namespace fsdp::run_kernels

@@ -1,0 +1,91 @@
+// What happens to sharded gradients: clipping and the optimizer.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "executor/run_kernels.h"
+#include "models/error.h"
+
+namespace fsdp::run_kernels {
+namespace {
+
+// What this rank holds of the gradients, without padding and without what is not trained.
+std::vector<BufferView> gradients_of(const KernelCall& c, std::size_t first, std::size_t count) {
+  const DType type = c.plan.master_dtype;
+  const std::int64_t width = size_of(type), rank = shard_rank(c);
+  std::vector<BufferView> parts;
+  for (std::size_t i = first; i < first + count; ++i) {
+    const Buffer& buffer = buffer_of(c, i);
+    if (buffer.unit < 0) {                   // ignored: whole on every rank
+      expect_elements(c.views[i], parameter(c, buffer.param).numel(), type, "gradient");
+      parts.push_back(c.views[i]);
+      continue;
+    }
+    const UnitLayout& layout = c.program.layouts.at(at(buffer.unit));
+    const GradientPlaces places = gradient_places(c, i);
+    expect_elements(c.views[i], gradient_elements(layout, rank, places), type, "sharded gradient");
+    for_each_trained(layout, rank, places, [&](const TrainedPart& p) {
+      parts.push_back({c.views[i].data + p.gradient * width, p.elements * width});
+    });
+  }
+  return parts;
+}
+
+}  // namespace
+
+KernelBody clip_local_norm(const KernelCall& c) {
+  if (c.views.empty()) expect_args(c, 1);
+  expect_elements(c.views.back(), 1, DType::f64, "norm");
+  return [gradients = gradients_of(c, 0, c.views.size() - 1), type = c.plan.master_dtype, norm = c.views.back()] {
+    double sum = 0;
+    for (const BufferView g : gradients) sum += sum_of_squares(type, g, g.bytes / size_of(type));
+    std::memcpy(norm.data, &sum, sizeof sum);
+  };
+}
+
+// As torch.nn.utils.clip_grad_norm_: min(1, max_norm / (norm + 1e-6)).
+KernelBody clip_scale(const KernelCall& c) {
+  if (c.views.empty()) expect_args(c, 1);
+  expect_elements(c.views[0], 1, DType::f64, "norm");
+  return [gradients = gradients_of(c, 1, c.views.size() - 1), type = c.plan.master_dtype, norm = c.views[0],
+          limit = c.plan.clip_norm.value_or(0)] {
+    double sum = 0;
+    std::memcpy(&sum, norm.data, sizeof sum);
+    const double factor = std::min(1.0, limit / (std::sqrt(sum) + 1e-6));
+    for (const BufferView g : gradients) scale(type, g, g.bytes / size_of(type), factor);
+  };
+}
+
+KernelBody optimizer_step(const KernelCall& c) {
+  if (c.views.size() != 4 && c.views.size() != 5) expect_args(c, 4);  // the fifth: scratch of other implementations
+  const DType type = c.plan.master_dtype;
+  UnitLayout layout;
+  GradientPlaces places = GradientPlaces::as_shard;
+  std::int64_t rank = shard_rank(c);
+  if (c.op.unit < 0) {                       // ignored: whole
+    const std::int32_t id = buffer_of(c, 0).param;
+    ShardedParam p;
+    p.param = id;
+    p.rows = p.chunk_rows = parameter(c, id).numel();
+    p.row_elements = 1;
+    layout.params = {p};
+    layout.shard_elements = layout.reduce_elements = layout.numel = p.numel();
+    rank = 0;
+  } else {
+    layout = layout_of(c);
+    places = gradient_places(c, 0);
+  }
+  expect_elements(c.views[0], gradient_elements(layout, rank, places), type, "sharded gradient");
+  expect_elements(c.views[1], layout.shard_elements, type, "parameter shard");
+  const bool adam = c.plan.optimizer.kind == OptimizerKind::adamw;
+  if (adam)
+    for (const std::size_t i : {2, 3}) expect_elements(c.views[i], layout.local_trained_elements(rank), type, "optimizer state");
+  Optimizer settings = c.plan.optimizer;
+  if (c.training.learning_rate) settings.lr = c.training.learning_rate(c.step);
+  return [layout = std::move(layout), places, type, rank, adam, settings, step = c.step + 1, views = c.views] {
+    if (adam) adamw(layout, rank, settings, step, type, views[0], views[1], views[2], views[3], places);
+    else sgd(layout, rank, settings, type, views[0], views[1], views[2], places);
+  };
+}
+
+}  // namespace fsdp::run_kernels
