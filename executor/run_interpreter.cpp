@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "models/error.h"
@@ -201,7 +202,9 @@ void Interpreter::issue_collective(const Operation& op, std::int32_t index, std:
     case Action::reduce_loss:
       expect_elements(buffer, 1, DType::f64, "scalar all-reduce");
       return device_.all_reduce(index, op.stream, op.comm, waits_, buffer, 1, DType::f64,
-                                op.action == Action::clip_reduce ? Reduction::sum : Reduction::average);
+                                op.action != Action::clip_reduce ? Reduction::average
+                                : std::isinf(plan_.clip_norm_type)       ? Reduction::maximum
+                                                                         : Reduction::sum);
     default: throw MachineError(fmt::format("{} is no collective", name(op.action)));
   }
 }

@@ -3,11 +3,32 @@
 #include <cmath>
 #include <cstring>
 
+#include "executor/kernels/element.h"
 #include "executor/run_kernels.h"
 #include "models/error.h"
 
 namespace fsdp::run_kernels {
 namespace {
+
+double larger(double a, double b) { return std::isnan(a) || a >= b ? a : b; }   // not a number wins
+
+double largest(DType type, BufferView values, std::int64_t n) {
+  return with_type(type, [&](auto element) {
+    const auto* x = reinterpret_cast<const decltype(element)*>(values.data);
+    double result = 0;
+    for (std::int64_t i = 0; i < n; ++i) result = larger(result, std::abs(static_cast<double>(load(x[i]))));
+    return result;
+  });
+}
+
+double sum_of_powers(DType type, BufferView values, std::int64_t n, double p) {
+  return with_type(type, [&](auto element) {
+    const auto* x = reinterpret_cast<const decltype(element)*>(values.data);
+    double sum = 0;
+    for (std::int64_t i = 0; i < n; ++i) sum += std::pow(std::abs(static_cast<double>(load(x[i]))), p);
+    return sum;
+  });
+}
 
 // What this rank holds of the gradients, without padding and without what is not trained.
 std::vector<BufferView> gradients_of(const KernelCall& c, std::size_t first, std::size_t count) {
@@ -36,9 +57,13 @@ std::vector<BufferView> gradients_of(const KernelCall& c, std::size_t first, std
 KernelBody clip_local_norm(const KernelCall& c) {
   if (c.views.empty()) expect_args(c, 1);
   expect_elements(c.views.back(), 1, DType::f64, "norm");
-  return [gradients = gradients_of(c, 0, c.views.size() - 1), type = c.plan.master_dtype, norm = c.views.back()] {
+  return [gradients = gradients_of(c, 0, c.views.size() - 1), type = c.plan.master_dtype, p = c.plan.clip_norm_type, norm = c.views.back()] {
     double sum = 0;
-    for (const BufferView g : gradients) sum += sum_of_squares(type, g, g.bytes / size_of(type));
+    for (const BufferView g : gradients) {
+      const std::int64_t n = g.bytes / size_of(type);
+      if (std::isinf(p)) sum = larger(sum, largest(type, g, n));
+      else sum += p == 2 ? sum_of_squares(type, g, n) : sum_of_powers(type, g, n, p);
+    }
     std::memcpy(norm.data, &sum, sizeof sum);
   };
 }
@@ -48,10 +73,11 @@ KernelBody clip_scale(const KernelCall& c) {
   if (c.views.empty()) expect_args(c, 1);
   expect_elements(c.views[0], 1, DType::f64, "norm");
   return [gradients = gradients_of(c, 1, c.views.size() - 1), type = c.plan.master_dtype, norm = c.views[0],
-          limit = c.plan.clip_norm.value_or(0)] {
+          limit = c.plan.clip_norm.value_or(0), p = c.plan.clip_norm_type] {
     double sum = 0;
     std::memcpy(&sum, norm.data, sizeof sum);
-    const double factor = std::min(1.0, limit / (std::sqrt(sum) + 1e-6));
+    const double root = std::isinf(p) ? sum : p == 2 ? std::sqrt(sum) : std::pow(sum, 1 / p);
+    const double factor = std::min(1.0, limit / (root + 1e-6));
     for (const BufferView g : gradients) scale(type, g, g.bytes / size_of(type), factor);
   };
 }

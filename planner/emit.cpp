@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "models/error.h"
 #include "planner/emit_formats.h"
@@ -66,6 +67,8 @@ std::string join(const std::vector<std::string>& parts, const std::string& separ
   for (std::size_t i = 0; i < parts.size(); ++i) text += (i == 0 ? "" : separator) + parts[i];
   return text;
 }
+
+std::string norm_type_text(const ShardingPlan& plan) { return std::isinf(plan.clip_norm_type) ? "inf" : number(plan.clip_norm_type); }
 
 std::string number(double value) {
   std::string text = fmt::format("{}", value);  // shortest text that reads back as the same double

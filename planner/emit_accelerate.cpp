@@ -148,7 +148,8 @@ std::vector<std::string> missing(const ShardingPlan& plan, const ModelGraph& mod
   list.push_back(fmt::format("optimizer and clipping: set {}(lr={}, weight_decay={}){} in your script",
                              plan.optimizer.kind == OptimizerKind::adamw ? "AdamW" : "SGD", number(plan.optimizer.lr),
                              number(plan.optimizer.weight_decay),
-                             plan.clip_norm ? " and clip_grad_norm_ at " + number(*plan.clip_norm) : ""));
+                             plan.clip_norm ? " and clip_grad_norm_ at " + number(*plan.clip_norm) +
+                                 (plan.clip_norm_type == 2 ? "" : ", norm_type " + norm_type_text(plan)) : ""));
   list.push_back("the split of ranks into machines: set num_machines and machine_rank" +
                  (fsdp1 && plan.replicate() > 1 && plan.shard() > 1
                       ? fmt::format("; a hybrid strategy shards over the GPUs of a machine, and the plan over {}", plan.shard())

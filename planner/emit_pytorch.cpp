@@ -43,6 +43,7 @@ std::string unit_options(const Unit& u) {
 
 std::string more_options(const ShardingPlan& plan) {
   std::vector<std::pair<std::string, std::string>> items;
+  if (plan.clip_norm_type != 2) items.emplace_back("clip_norm_type", "float(\"" + norm_type_text(plan) + "\")");
   if (plan.offload) items.emplace_back("offload", "True");
   if (!plan.ignored.empty()) items.emplace_back("ignored", python_list(plan.ignored));
   std::vector<std::string> dims;

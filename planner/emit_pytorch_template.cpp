@@ -186,7 +186,7 @@ def train_step(model, optimizer, batches):
         loss.backward()
         loss_sum += loss.detach()
     if PLAN["clip_norm"] is not None:
-        nn.utils.clip_grad_norm_(model.parameters(), PLAN["clip_norm"])
+        nn.utils.clip_grad_norm_(model.parameters(), PLAN["clip_norm"], PLAN.get("more", {}).get("clip_norm_type", 2.0))
     optimizer.step()
     return loss_sum
 

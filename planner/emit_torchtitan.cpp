@@ -115,6 +115,7 @@ std::vector<std::string> missing(const ShardingPlan& plan, bool known, bool unit
   if (plan.param_dtype != DType::bf16 && plan.param_dtype != DType::f32)
     list.push_back(fmt::format("computing in {}: bfloat16 and float32 only", name(plan.param_dtype)));
   if (plan.optimizer.kind == OptimizerKind::sgd) list.push_back("SGD: its optimizers are Adam and AdamW");
+  if (plan.clip_norm && plan.clip_norm_type != 2) list.push_back("the norm that is clipped: it takes the 2-norm");
   if (!plan.clip_norm) list.push_back("no clipping: it computes the norm in every step; max_norm is set beyond reach");
   list.push_back("a constant learning rate: set [lr_scheduler] to the schedule you want");
   return list;

@@ -105,10 +105,11 @@ struct ShardingPlan {
   DType reduce_dtype = DType::f32;           // reduce-scatter and all-reduce
   DType master_dtype = DType::f32;           // shards, sharded gradients, optimizer states
   Optimizer optimizer;
-  std::optional<double> clip_norm;           // 2-norm over all gradients
+  std::optional<double> clip_norm;           // bound on the norm over all gradients
   std::uint64_t seed = 0;                    // initial weights and synthetic data
 
   // Less common choices. Each is written to plan.json only where it differs from the default here.
+  double clip_norm_type = 2;                 // p of the p-norm that clip_norm bounds, or infinity: the largest absolute value
   CheckpointPolicy checkpoint_policy = CheckpointPolicy::full;
   std::int64_t loss_chunks = 1;              // parts in which the loss is computed
   bool offload = false;                      // shards, sharded gradients and optimizer states live in (pinned) host memory

@@ -253,6 +253,8 @@ void check_numbers(const ShardingPlan& plan, std::string_view where) {
   require(o.weight_decay >= 0, "optimizer.weight_decay", o.weight_decay, "use a finite number of at least 0");
   if (plan.clip_norm)
     require(*plan.clip_norm > 0, "clip_norm", *plan.clip_norm, "use a finite number above 0, or null for no clipping");
+  if (!(plan.clip_norm_type >= 1))           // infinity is one
+    throw InputError(field(where, "clip_norm_type"), std::to_string(plan.clip_norm_type) + " is no norm", "use a number of at least 1, or inf");
   const auto prefetch = [&](int value, const char* key) {
     if (value < 0 || value > kMaxPrefetch)
       throw InputError(field(where, key), std::to_string(value) + " units ahead", "use 0 to 1024");

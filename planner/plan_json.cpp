@@ -1,4 +1,5 @@
 // A plan on disk: schema "fsdp-plan/plan/1". Types are checked here, meaning in `check`.
+#include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
 
@@ -92,6 +93,8 @@ std::vector<Unit> read_units(const std::vector<JsonValue>& items) {
 // Choices that are written only where they differ from the default.
 void write_uncommon(Json& json, const ShardingPlan& plan) {
   const ShardingPlan usual;
+  if (plan.clip_norm_type != usual.clip_norm_type)
+    json["clip_norm_type"] = std::isinf(plan.clip_norm_type) ? Json("inf") : Json(plan.clip_norm_type);
   if (plan.checkpoint_policy != usual.checkpoint_policy) json["checkpoint_policy"] = name(plan.checkpoint_policy);
   if (plan.loss_chunks != usual.loss_chunks) json["loss_chunks"] = plan.loss_chunks;
   if (plan.offload != usual.offload) json["offload"] = plan.offload;
@@ -105,7 +108,14 @@ void write_uncommon(Json& json, const ShardingPlan& plan) {
   if (plan.use_orig_params != usual.use_orig_params) json["use_orig_params"] = plan.use_orig_params;
 }
 
+double read_norm_type(const JsonValue& value) {
+  if (!value.is_text()) return value.number(-kLargest, kLargest);
+  if (value.text() != "inf") value.refuse("unknown norm '" + value.text() + "'", "use a number or \"inf\"");
+  return std::numeric_limits<double>::infinity();
+}
+
 void read_uncommon(JsonObject& json, ShardingPlan& plan) {
+  if (const auto type = json.find("clip_norm_type")) plan.clip_norm_type = read_norm_type(*type);
   if (const auto kind = json.optional_text("checkpoint_policy")) plan.checkpoint_policy = parse_checkpoint_policy(*kind, json.where("checkpoint_policy"));
   plan.loss_chunks = json.optional_integer("loss_chunks", 1, kMaxInteger).value_or(plan.loss_chunks);
   plan.offload = json.optional_boolean("offload").value_or(plan.offload);

@@ -45,8 +45,8 @@ enum class Action : std::uint8_t {
   reduce_scatter,       // unit          reads: input; writes: output [S_g]; average over the mesh as PyTorch does (W = 1: a copy)
   all_reduce,           // unit          in place on the reduce output, average over `replicate` (ddp: over `replicate`, on the gradient buffer)
   finish_gradient,      // unit          reads: reduce output; writes: sharded gradient (cast) or adds into it (Access::accumulate)
-  clip_local_norm,      // -             reads: all sharded gradients; writes: norm accumulator (1 element of fp64)
-  clip_reduce,          // -             all-reduce (sum) of the norm accumulator over `shard`
+  clip_local_norm,      // -             reads: all sharded gradients; writes: norm accumulator (1 element of fp64; sum of powers, or the maximum)
+  clip_reduce,          // -             all-reduce (sum; of the infinity norm: maximum) of the norm accumulator over `shard`
   clip_scale,           // -             reads: norm; scales all sharded gradients by min(1, clip / (norm + 1e-6))
   optimizer,            // unit          reads: sharded gradient; reads + writes: shard, state1, state2
   reduce_loss,          // -             all-reduce (average over `world`) of the loss accumulator (1 element of fp64)

@@ -63,7 +63,11 @@ class MlpBuilder {
   struct Block { std::int32_t module = -1; std::vector<std::pair<std::int32_t, Layer>> layers; std::vector<std::int32_t> acts; };
 
   std::int32_t tensor(TensorKind kind, std::int64_t width) {
-    g_.tensors.push_back({kind, width, kind != TensorKind::ids});
+    Tensor t;
+    t.kind = kind;
+    t.width = width;
+    t.requires_grad = kind != TensorKind::ids;
+    g_.tensors.push_back(t);
     return static_cast<std::int32_t>(g_.tensors.size()) - 1;
   }
   std::int32_t module(const std::string& name, const std::string& cls, std::int32_t parent) {

@@ -149,6 +149,8 @@ TEST_CASE("every rule refuses by name") {
       {"optimizer.weight_decay: nan",
        [](ShardingPlan& p) { p.optimizer.weight_decay = std::numeric_limits<double>::quiet_NaN(); }},
       {"clip_norm: 0.0", [](ShardingPlan& p) { p.clip_norm = 0.0; }},
+      {"clip_norm_type: 0.5", [](ShardingPlan& p) { p.clip_norm_type = 0.5; }},
+      {"clip_norm_type: nan", [](ShardingPlan& p) { p.clip_norm_type = std::numeric_limits<double>::quiet_NaN(); }},
       {"clip_norm: inf", [](ShardingPlan& p) { p.clip_norm = std::numeric_limits<double>::infinity(); }},
       {"forward_prefetch: -1 units", [](ShardingPlan& p) { p.forward_prefetch = -1; }},
       {"backward_prefetch: -1 units", [](ShardingPlan& p) { p.backward_prefetch = -1; }},
@@ -243,6 +245,7 @@ ShardingPlan random_plan(const ModelGraph& model, std::mt19937_64& random) {
   p.master_dtype = pick(DType::f64, DType::f32, DType::bf16, DType::f16);
   p.optimizer = {pick(OptimizerKind::adamw, OptimizerKind::sgd), real() * 1e-3, real(), real(), real() * 1e-12, real()};
   if (random() % 2) p.clip_norm = real() * 1e300;
+  p.clip_norm_type = pick(2.0, 1.0, 3.5, std::numeric_limits<double>::infinity());
   p.seed = random();
   return p;
 }
@@ -324,6 +327,8 @@ TEST_CASE("the digest ignores what is for people and how a mesh is written, and 
       [](ShardingPlan& p) { p.master_dtype = DType::bf16; },
       [](ShardingPlan& p) { p.optimizer.lr = 1; },
       [](ShardingPlan& p) { p.clip_norm = 1.0; },
+      [](ShardingPlan& p) { p.clip_norm_type = 1; },
+      [](ShardingPlan& p) { p.clip_norm_type = std::numeric_limits<double>::infinity(); },
       [](ShardingPlan& p) { p.seed = 1; },
       [](ShardingPlan& p) { p.torch = {2, 11}; },
       [](ShardingPlan& p) { p.units[0].reshard_after_forward = {2}; },
