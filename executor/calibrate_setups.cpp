@@ -25,7 +25,7 @@ Setup buffers_setup(std::int64_t n, DType type, int count, Body body) {
 UnitLayout flat_layout(std::int64_t n) {
   UnitLayout layout;
   layout.params = {{.param = 0, .rows = n, .row_elements = 1, .chunk_rows = n, .offset = 0}};
-  layout.shard_elements = layout.numel = n;
+  layout.shard_elements = layout.reduce_elements = layout.numel = n;
   return layout;
 }
 

@@ -25,9 +25,9 @@ void check_runnable(const ModelGraph& model, const ShardingPlan& plan, const Bac
                                  backend.mesh().replicate, backend.mesh().shard),
                      "make both of one shape");
   for (const DType t : {plan.param_dtype, plan.reduce_dtype, plan.master_dtype})
-    if (t != DType::f64 && t != DType::f32 && t != DType::bf16)
+    if (t == DType::i64)
       throw InputError("plan: dtypes", fmt::format("{} cannot run on the {} backend", name(t), backend.name()),
-                       "use fp64, fp32 or bf16");
+                       "use fp64, fp32, bf16 or fp16");
   if (std::any_of(model.ops.begin(), model.ops.end(), [](const Op& o) { return o.kind == OpKind::opaque; }))
     throw InputError("model", "it has opaque operations, which have no kernels", "predict it with `fsdp-plan simulate` instead");
   if (options.steps < 1 || options.warmup_steps < 0) throw InputError("--steps", "must be at least 1", "give a positive number");
@@ -38,7 +38,8 @@ void check_runnable(const ShardingPlan& plan) {
   if (plan.dialect == Dialect::fsdp1)
     throw InputError("plan", "dialect fsdp1 cannot be executed yet", "predict it with `fsdp-plan simulate` instead");
   if (!plan.ignored.empty() && plan.clip_norm && plan.shard() > 1)
-    throw InputError("plan: clip_norm", "PyTorch cannot take one norm over sharded and ignored parameters", "clip without ignored, or the other way round");
+    throw InputError("plan: clip_norm", "PyTorch cannot take one norm over sharded and ignored parameters",
+                     "clip without ignored, or the other way round");
 }
 
 Program prepare(const RunJob& job, std::int64_t rank) {

@@ -192,7 +192,8 @@ void Interpreter::issue_collective(const Operation& op, std::int32_t index, std:
       expect_elements(buffer, reduced() * layout.shards, reduce, "reduce_scatter input");
       expect_elements(buffers[1], reduced(), reduce, "reduce_scatter output");
       return device_.reduce_scatter(index, op.stream, op.comm, waits_, buffer, buffers[1], reduced(), reduce,
-                                    reduction(layout.scale.reduce_scatter, layout.scale.multiply));
+                                    layout.shards == 1 ? Reduction::sum   // a copy: where there is a factor, divide_copy has divided
+                                                       : reduction(layout.scale.reduce_scatter, layout.scale.multiply));
     }
     case Action::all_reduce:
       expect_elements(buffer, reduced(), reduce, "all_reduce");

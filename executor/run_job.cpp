@@ -148,7 +148,8 @@ void RunJob::keep_gradients(const Interpreter& interpreter, const Program& progr
       continue;
     }
     const UnitLayout& layout = program.layouts.at(static_cast<std::size_t>(op.unit));
-    const GradientPlaces places = plan.dialect == Dialect::ddp ? GradientPlaces::as_shard : buffer.host ? GradientPlaces::dense : GradientPlaces::trained;
+    GradientPlaces places = buffer.host ? GradientPlaces::dense : GradientPlaces::trained;
+    if (plan.dialect == Dialect::ddp) places = GradientPlaces::as_shard;
     for_each_trained(layout, rank, places, [&](const TrainedPart& part) {
       for (const ShardedParam& p : layout.params)
         if (p.offset == part.shard && p.trainable) keep_rows(p, rank, data + part.gradient * size_of(plan.master_dtype), first_gradients);

@@ -36,11 +36,13 @@ class DelayingDevice final : public Device {
     d_.reduce_scatter(op, s, c, waits, in, out, slots, t, r);
     sleep(op, 1, s, delays_.after_reduce_scatter);
   }
-  void all_reduce(std::int32_t op, Stream s, Comm c, std::span<const std::int32_t> waits, BufferView b, std::int64_t n, DType t, Reduction r) override {
+  void all_reduce(std::int32_t op, Stream s, Comm c, std::span<const std::int32_t> waits, BufferView b, std::int64_t n, DType t,
+                  Reduction r) override {
     sleep(op, 0, s, delays_.before_all_reduce);
     d_.all_reduce(op, s, c, waits, b, n, t, r);
   }
-  void broadcast(std::int32_t op, Stream s, Comm c, std::span<const std::int32_t> waits, BufferView b, std::int64_t n, DType t, std::int64_t root) override {
+  void broadcast(std::int32_t op, Stream s, Comm c, std::span<const std::int32_t> waits, BufferView b, std::int64_t n, DType t,
+                 std::int64_t root) override {
     d_.broadcast(op, s, c, waits, b, n, t, root);
   }
   void wait_host(std::int32_t op) override { d_.wait_host(op); }

@@ -24,6 +24,7 @@ UnitLayout layout_of(const std::vector<Shape>& shapes, std::int64_t world) {
     p.chunk_rows = (p.rows + world - 1) / world;
     p.offset = layout.shard_elements;
     layout.shard_elements += p.chunk_rows * p.row_elements;
+    layout.reduce_elements = layout.shard_elements;
     layout.numel += p.rows * p.row_elements;
     layout.params.push_back(p);
   }

@@ -60,7 +60,6 @@ TEST_CASE("random plans in fp64: five steps equal those of one rank; order, memo
     CAPTURE(trial);
     Drawn d = draw(random);
     d.plan.param_dtype = d.plan.reduce_dtype = d.plan.master_dtype = DType::f64;
-    // fp64 divides by hand (fp16 does, so that it cannot overflow), which torch refuses with a factor on one shard.
     CAPTURE(to_json_text(d.plan));
     RunOptions o = five_steps();
     same_tokens(o, d.model, d.plan);
@@ -88,7 +87,8 @@ TEST_CASE("random plans in mixed precision: near one rank in fp32; order, memory
     one.micro_batches = {d.plan.sequences_per_rank()};
     RunOptions alone = five_steps();
     same_tokens(alone, d.model, one);
-    check_equal(many, execute(d.model, one, alone), 0.1);                // weights of 0.02 in bf16, of vectors that are all noise
+    // Weights of 0.02 in bf16, gradients of some 1e-6 that fp16 has few bits for. Bit by bit: executor_parity_comm_test.cpp.
+    check_equal(many, execute(d.model, one, alone), d.plan.reduce_dtype == DType::f16 ? 0.3 : 0.1);
     check_as_predicted(d.model, d.plan, many.measurement);
   }
 }

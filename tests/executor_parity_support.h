@@ -21,6 +21,7 @@ inline ShardingPlan unsharded(const ModelGraph& model, const ShardingPlan& plan)
   p.param_dtype = p.reduce_dtype = p.master_dtype = plan.master_dtype;
   p.optimizer = plan.optimizer;
   p.clip_norm = plan.clip_norm;
+  p.clip_norm_type = plan.clip_norm_type;
   p.seed = plan.seed;
   return p;
 }

@@ -9,17 +9,20 @@
 
 namespace fsdp::host {
 
+// Behind each arena lies a page of nobody's, so that no address is the end of one and the beginning of another.
+constexpr std::size_t kGap = 4096;
+
 Arena::~Arena() {
   if (base_ == nullptr) return;
   unpoison(base_, static_cast<std::size_t>(bytes_));
-  ::munmap(base_, static_cast<std::size_t>(bytes_));
+  ::munmap(base_, static_cast<std::size_t>(bytes_) + kGap);
 }
 
 void Arena::reserve(std::int64_t bytes) {
   if (base_ != nullptr) throw MachineError(fmt::format("rank {}: the arena is reserved already", rank_));
   if (bytes < 0) throw MachineError(fmt::format("rank {}: an arena of {} bytes", rank_, bytes));
   if (bytes == 0) return;
-  void* p = ::mmap(nullptr, static_cast<std::size_t>(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+  void* p = ::mmap(nullptr, static_cast<std::size_t>(bytes) + kGap, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
                    -1, 0);
   if (p == MAP_FAILED)
     throw MachineError(fmt::format("rank {}: this machine has no {} for the arena", rank_, human(Bytes(bytes))));
