@@ -70,12 +70,25 @@ std::vector<Row> folded(const ModelGraph& model, const std::vector<std::int64_t>
   return rows;
 }
 
+// Empty for a model without experts.
+std::string experts_line(const ModelGraph& model) {
+  for (const Op& op : model.ops) {
+    const Experts& e = op.shape.experts;
+    if (op.kind != OpKind::moe_route) continue;
+    const bool room = e.capacity_factor * static_cast<double>(e.top_k) >= static_cast<double>(e.count);
+    return fmt::format("{} experts, {} per token, capacity factor {}: {} by `native`\n\n", e.count, e.top_k, e.capacity_factor,
+                       room ? "nothing is dropped" : "choices that find their expert full are dropped");
+  }
+  return "";
+}
+
 std::string headline(const ModelGraph& model, std::int64_t seq_len) {
   std::int64_t blocks = 0;
   for (const Module& m : model.modules) blocks += m.block ? 1 : 0;
   return fmt::format("{}: {} parameters, family {}, {} blocks, vocabulary {}, {} flops per token at sequence {}, digest {}\n\n",
                      model.name, with_commas(model.parameter_count()), model.family, blocks, with_commas(model.vocab),
-                     human_count(model_flops_per_token(model, seq_len)), seq_len, model.digest());
+                     human_count(model_flops_per_token(model, seq_len)), seq_len, model.digest()) +
+         experts_line(model);
 }
 
 std::string plain_table(const ModelGraph& model) {
