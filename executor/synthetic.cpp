@@ -24,16 +24,12 @@
 
 #include "executor/kernels/element.h"
 #include "executor/run.h"
+#include "executor/split_mix.h"
 
 namespace fsdp {
 namespace {
 
-std::uint64_t mix(std::uint64_t z) {
-  z += 0x9E3779B97F4A7C15u;
-  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
-  z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
-  return z ^ (z >> 31);
-}
+constexpr auto mix = split_mix;
 
 std::uint64_t fnv(std::string_view text) {
   std::uint64_t h = 0xCBF29CE484222325u;
