@@ -2,7 +2,9 @@
 #include "executor/run.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
+#include <cstdio>
 #include <memory>
 #include <optional>
 
@@ -89,7 +91,15 @@ RunResult execute(const RunFlags& f, const ModelGraph& model, const ShardingPlan
   const MeshShape mesh{plan.replicate(), plan.shard()};
   const auto backend = *f.backend == "mpi" ? make_mpi_backend(mesh, backend_options) : make_host_backend(mesh, backend_options);
   note_signals();
-  return run(model, plan, cluster, *backend, options);
+  try {
+    return run(model, plan, cluster, *backend, options);
+  } catch (const RankFailure& e) {
+    if (*f.backend != "host") throw;
+    // A thread that could not be ended may be left, and what libraries do at exit would wait for it.
+    std::fprintf(stderr, "fsdp-plan: %s\n", e.what());
+    std::fflush(nullptr);
+    ::_exit(kMachineFailed);
+  }
 }
 
 int run_here(const RunFlags& f, const Launch* others) {

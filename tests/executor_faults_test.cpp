@@ -1,13 +1,18 @@
 // When a rank fails, every rank ends, soon, with a message that names the rank and the operation.
 #include <doctest/doctest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <chrono>
+#include <csignal>
 #include <cstring>
+#include <new>
 #include <string>
 #include <thread>
 
 #include "executor/backend.h"
 #include "executor/host/poison.h"
+#include "executor/signals.h"
 #include "models/error.h"
 
 using namespace fsdp;
@@ -50,6 +55,30 @@ Outcome outcome(Fault fault, double watchdog = 0.4) {
 
 }  // namespace
 
+// A run of its own in a process of its own: what it says is its exit. First in this file: later ones leave threads behind, and a
+// process with threads does not fork well.
+int interrupted_run(int signal) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    note_signals();
+    const Outcome o = outcome(
+        [=](Device& d, std::int32_t op, BufferView) {
+          if (d.rank() == 1 && op == 20) ::raise(signal);
+          return d.rank() == 1 && op >= 20;  // rank 0 is inside a collective that nobody joins
+        },
+        600);
+    const bool told = o.says("interrupted by " + signal_name(signal) + "; rank 0 ");
+    ::_exit(told ? 7 : 1);
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+}
+
+TEST_CASE("a signal ends ranks that are inside collectives, and says where they were") {
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) CHECK(interrupted_run(signal) == 7);
+}
+
 TEST_CASE("a kernel that throws") {
   const Outcome o = outcome(
       [](Device& d, std::int32_t op, BufferView) {
@@ -90,6 +119,41 @@ TEST_CASE("a host that throws") {
   CHECK(o.seconds < 5);
 }
 
+TEST_CASE("a kernel or a host that runs out of memory says so") {
+  const Outcome in_kernel = outcome(
+      [](Device& d, std::int32_t op, BufferView) {
+        if (d.rank() != 1 || op != 12) return false;
+        d.launch(op, D, {}, [] { throw std::bad_alloc(); });
+        return true;
+      },
+      60);
+  CHECK(in_kernel.rank == 1);
+  CHECK(in_kernel.op == 12);
+  CHECK(in_kernel.says("rank 1, operation 12 on stream"));
+  CHECK(in_kernel.says("out of memory on this machine"));
+  const Outcome in_host = outcome(
+      [](Device& d, std::int32_t op, BufferView) -> bool {
+        if (d.rank() == 0 && op == 7) throw std::bad_alloc();
+        return false;
+      },
+      60);
+  CHECK(in_host.rank == 0);
+  CHECK(in_host.says("rank 0, after issuing operation 6: out of memory on this machine"));
+  CHECK(in_host.seconds < 5);
+}
+
+TEST_CASE("an arena that this machine cannot give") {
+  const Outcome o = outcome(
+      [](Device& d, std::int32_t op, BufferView) {
+        if (d.rank() == 1 && op == 5) d.reserve_arena(std::int64_t{1} << 60, Memory::host);
+        return false;
+      },
+      60);
+  CHECK(o.rank == 1);
+  CHECK_MESSAGE(o.says("this machine has no 1048576 TiB for the arena"), o.what);
+  CHECK(o.seconds < 5);
+}
+
 TEST_CASE("ranks that disagree about a collective: kind, elements, type") {
   const auto different = [](auto issue, const char* words) {
     const Outcome o = outcome(
@@ -121,6 +185,27 @@ TEST_CASE("a rank that leaves out a collective ends the run through the watchdog
   CHECK(o.seconds < 5);
 }
 
+TEST_CASE("ranks that all wait will wait for ever: the watchdog's time is not waited out") {
+  const Outcome o = outcome([](Device& d, std::int32_t op, BufferView) { return d.rank() == 1 && op == 99; }, 600);
+  CHECK(o.rank == 0);
+  CHECK(o.op == 99);
+  CHECK_MESSAGE(o.says("rank 0 waits in collective operation 99"), o.what);
+  CHECK_MESSAGE(o.says("for rank 1; rank 1 has ended after operation 98"), o.what);
+  CHECK(o.seconds < 10);
+}
+
+TEST_CASE("a rank that does not come to an exchange") {
+  const Outcome o = outcome(
+      [](Device& d, std::int32_t op, BufferView) {
+        if (d.rank() == 0 && op == 40) (void)d.exchange("hello");
+        return false;
+      },
+      600);
+  CHECK(!o.what.empty());
+  CHECK(o.says("no rank has made progress"));
+  CHECK(o.seconds < 10);
+}
+
 TEST_CASE("a host that stops issuing is named, not those that wait for it") {
   const Outcome o = outcome([](Device& d, std::int32_t op, BufferView) {
     if (d.rank() == 1 && op == 20) std::this_thread::sleep_for(std::chrono::milliseconds(1500));
@@ -140,6 +225,17 @@ TEST_CASE("a kernel that does not come back is named and left behind") {
   CHECK(o.op == 200);
   CHECK(o.says("is inside operation 200"));
   CHECK(o.seconds < 7);  // 0.4 s watchdog + 4 s grace
+}
+
+TEST_CASE("a kernel that is slow, while the others wait for it, has the watchdog's time") {
+  const Outcome o = outcome(
+      [](Device& d, std::int32_t op, BufferView) {
+        if (d.rank() != 1 || op != 20) return false;
+        d.launch(200, G, {}, [] { std::this_thread::sleep_for(std::chrono::seconds(4)); });
+        return false;
+      },
+      600);
+  CHECK_MESSAGE(o.what.empty(), o.what);
 }
 
 TEST_CASE("freed memory is poisoned in the time of its pool's stream, not of the host") {

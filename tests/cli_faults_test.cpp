@@ -1,0 +1,102 @@
+// `fsdp-plan run` when it is interrupted: it ends by itself, not with 0, says why, and leaves what was
+// there before as it was.
+#include <doctest/doctest.h>
+#include <fcntl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "executor_run_support.h"
+
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string text_of(const fs::path& file) {
+  std::ifstream in(file, std::ios::binary);
+  std::ostringstream text;
+  text << in.rdbuf();
+  return text.str();
+}
+
+struct Ended {
+  int exit = -1, signal = 0;
+  std::string said;  // standard error
+};
+
+class Folder {
+ public:
+  Folder() : path_(fs::temp_directory_path() / ("fsdp-plan-faults-" + std::to_string(::getpid()))) { fs::create_directories(path_); }
+  ~Folder() { fs::remove_all(path_); }
+  Folder(const Folder&) = delete;
+  Folder& operator=(const Folder&) = delete;
+
+  // Starts the program; `before` runs in its process first.
+  [[nodiscard]] pid_t start(std::vector<std::string> words, const std::function<void()>& before = [] {}) const {
+    const pid_t child = ::fork();
+    if (child != 0) return child;
+    std::vector<char*> argv = {const_cast<char*>(FSDP_PLAN_PROGRAM)};
+    for (std::string& w : words) argv.push_back(w.data());
+    argv.push_back(nullptr);
+    const int nowhere = ::open("/dev/null", O_WRONLY), err = ::open((path_ / "stderr").c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
+    ::dup2(nowhere, 1);
+    ::dup2(err, 2);
+    if (::chdir(path_.c_str()) != 0) ::_exit(126);
+    before();
+    ::execv(FSDP_PLAN_PROGRAM, argv.data());
+    ::_exit(127);
+  }
+  [[nodiscard]] Ended wait(pid_t child) const {
+    int status = 0;
+    ::waitpid(child, &status, 0);
+    return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, WIFSIGNALED(status) ? WTERMSIG(status) : 0, text_of(path_ / "stderr")};
+  }
+  [[nodiscard]] const fs::path& path() const { return path_; }
+  void write_plan() const {
+    const fsdp::ModelGraph model = fsdp::load_model("tiny-llama", 16);
+    fsdp::testing::PlanWords words;
+    words.shard = 2, words.seq_len = 16;
+    std::ofstream(path_ / "plan.json") << to_json_text(fsdp::testing::make_plan(model, words));
+  }
+
+ private:
+  fs::path path_;
+};
+
+const std::vector<std::string> kEndless = {"run", "--plan", "plan.json", "--model", "tiny-llama", "--backend", "host", "--steps", "1000000",
+                                           "-o", "measured.json"};
+
+std::size_t threads_of(pid_t child) {
+  std::size_t n = 0;
+  std::error_code ignored;
+  for (const auto& entry : fs::directory_iterator("/proc/" + std::to_string(child) + "/task", ignored)) n += !entry.path().empty();
+  return n;
+}
+
+}  // namespace
+
+TEST_CASE("Ctrl-C ends a run: not with 0, with the step in words, and files are as they were") {
+  const Folder folder;
+  folder.write_plan();
+  std::ofstream(folder.path() / "measured.json") << "from before";
+  for (const int signal : {SIGINT, SIGTERM}) {
+    const pid_t child = folder.start(kEndless);
+    while (threads_of(child) < 5) std::this_thread::sleep_for(std::chrono::milliseconds(5));  // two ranks and their streams
+    ::kill(child, signal);
+    const Ended e = folder.wait(child);
+    CHECK(e.exit == 3);
+    CHECK_MESSAGE(e.said.find(signal == SIGINT ? "interrupted by SIGINT" : "interrupted by SIGTERM") != std::string::npos, e.said);
+    CHECK_MESSAGE((e.said.find("[step ") != std::string::npos || e.said.find("[init") != std::string::npos), e.said);
+    CHECK(text_of(folder.path() / "measured.json") == "from before");
+    CHECK(std::distance(fs::directory_iterator(folder.path()), fs::directory_iterator()) == 3);  // no file half written
+  }
+}
