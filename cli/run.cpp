@@ -12,6 +12,8 @@
 #include "cli/files.h"
 #include "cli/options.h"
 #include "cli/report.h"
+#include "cli/train_log.h"
+#include "cli/training.h"
 #include "executor/mpi_backend.h"
 #include "executor/signals.h"
 #include "models/error.h"
@@ -27,6 +29,7 @@ struct RunFlags {
   Flags shared;  // --plan and --model only
   Text backend, steps, warmup, watchdog, output, trace, prediction;
   bool json = false;
+  TrainingFlags training;
 };
 
 constexpr double kLongestWatchdog = 86'400;
@@ -37,6 +40,7 @@ void check_flags(const RunFlags& f) {
   if (!f.backend) throw InputError("--backend", "is missing", "give --backend host or mpi");
   if (*f.backend == "cuda") throw InputError("--backend", "'cuda' is not built in", "give host or mpi");
   if (*f.backend != "host" && *f.backend != "mpi") throw InputError("--backend", "'" + *f.backend + "' is not a backend", "give host or mpi");
+  check_training_flags(f.training);
 }
 
 std::string measured_line(const Measurement& m, std::int64_t tokens) {
@@ -86,10 +90,20 @@ RunResult execute(const RunFlags& f, const ModelGraph& model, const ShardingPlan
   RunOptions options;
   if (f.steps) options.steps = static_cast<int>(parse_count(*f.steps, "--steps", 1, 1'000'000));
   if (f.warmup) options.warmup_steps = static_cast<int>(parse_count(*f.warmup, "--warmup", 1, 1000));
-  Progress progress;
-  if (reports) options.progress = [&](int done, int total) { progress.say(fmt::format("run: step {} of {}", done, total)); };
   const MeshShape mesh{plan.replicate(), plan.shard()};
   const auto backend = *f.backend == "mpi" ? make_mpi_backend(mesh, backend_options) : make_host_backend(mesh, backend_options);
+  const TrainingSetup training = apply_training_flags(f.training, model, plan, options);
+  std::optional<TrainLog> log;
+  if (f.training.log && reports) log.emplace(*f.training.log, "--log");
+  if (reports)
+    for (const std::string& note : training.notes) print(stderr, note + "\n");
+  Progress progress;
+  options.progress = [&](const StepReport& s) {
+    const double speed = static_cast<double>(plan.tokens_per_step()) / s.seconds;
+    progress.say(fmt::format("run: step {} of {}, loss {:.4f}, {} tokens/s", s.done, s.total, s.loss, with_commas(static_cast<std::int64_t>(speed))));
+    const std::int64_t step = options.training.steps_done + s.done;
+    if (log) log->add({step, s.loss, training.rate(step - 1), speed, s.seconds});
+  };
   note_signals();
   try {
     return run(model, plan, cluster, *backend, options);
@@ -100,6 +114,15 @@ RunResult execute(const RunFlags& f, const ModelGraph& model, const ShardingPlan
     std::fflush(nullptr);
     ::_exit(kMachineFailed);
   }
+}
+
+// What a run of ten or more steps looks like.
+std::string trained_text(const Measurement& m, const ShardingPlan& plan) {
+  if (m.losses.size() < 10) return "";
+  const std::size_t steps = m.losses.size();
+  return fmt::format("\n{}Trained {} steps ({} of them warm-up of the measurement), {} tokens: loss {:.4f} at the first, {:.4f} at the last.\n",
+                     loss_chart(m.losses), steps, steps - m.step_seconds.size(),
+                     with_commas(static_cast<std::int64_t>(steps) * plan.tokens_per_step()), m.losses.front(), m.losses.back());
 }
 
 int run_here(const RunFlags& f, const Launch* others) {
@@ -130,6 +153,7 @@ int run_here(const RunFlags& f, const Launch* others) {
   }
   print(stdout, bold(stdout, measured_line(measured, plan.tokens_per_step())));
   print(stdout, fmt::format("{} ranks, {} backend: {}\n", measured.ranks.size(), measured.backend, measured.environment));
+  print(stdout, trained_text(measured, plan));
   if (prediction) print(stdout, validation_line(compare(*prediction, measured), Tolerances{}));
   if (f.trace) print(stdout, "\ntrace: " + *f.trace + " (open it in ui.perfetto.dev)\n");
   if (f.output)
@@ -164,8 +188,8 @@ void add_run(CLI::App& app, Work& chosen) {
   command->add_option("--plan", flags->shared.plan, "plan.json")->type_name("FILE");
   command->add_option("--model", flags->shared.model, "the model that the plan was made for")->type_name("");
   command->add_option("--backend", flags->backend, "host: ranks are threads of this process; mpi: processes that mpirun or srun started")->type_name("BACKEND");
-  command->add_option("--steps", flags->steps, "measured steps; default 5")->type_name("N");
-  command->add_option("--warmup", flags->warmup, "steps before those; default 2")->type_name("N");
+  command->add_option("--steps", flags->steps, "measured steps of training; default 5")->type_name("N");
+  command->add_option("--warmup", flags->warmup, "steps of training before those, not measured; default 2")->type_name("N");
   command->add_option("--watchdog", flags->watchdog, "end a run that makes no progress for this long; default 60s")
       ->type_name("TIME");
   command->add_option("--prediction", flags->prediction, "prediction.json to compare with, and to draw in --trace")
@@ -173,6 +197,7 @@ void add_run(CLI::App& app, Work& chosen) {
   command->add_option("-o,--output", flags->output, "write the measurement here")->type_name("FILE");
   command->add_option("--trace", flags->trace, "write a Perfetto / Chrome trace here")->type_name("FILE");
   command->add_flag("--json", flags->json, "one JSON object");
+  add_training_flags(*command, flags->training);
   command->callback([flags, &chosen] { chosen = [flags] { return run_command(*flags); }; });
 }
 

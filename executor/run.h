@@ -16,6 +16,12 @@
 
 namespace fsdp {
 
+// What is known of a step as soon as it is over. `loss`: the mean over the global batch, before this step's update.
+struct StepReport {
+  int done = 0, total = 0;                   // steps of this run, warm-up included
+  double loss = 0, seconds = 0;
+};
+
 // Where tokens come from. Synthetic: tokens[i] = hash(seed, global sequence index, position) mod vocab, targets are the next
 // token, so that any partition of a global batch over ranks and micro-batches sees the same data.
 struct RunOptions {
@@ -29,7 +35,7 @@ struct RunOptions {
   // metered with it (planted heap use, a throw, a standstill).
   std::function<void(Program&, std::int64_t rank)> mutate;
   std::function<void(const Operation&, std::int64_t rank)> in_kernel;
-  std::function<void(int done, int total)> progress;
+  std::function<void(const StepReport&)> progress;     // called by the thread of rank 0, in the process of rank 0
 };
 
 struct NamedTensor {                         // a full (unsharded) tensor, as fp64

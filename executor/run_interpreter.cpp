@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 
@@ -82,6 +83,7 @@ void Interpreter::release(std::span<const std::int32_t> buffers) {
 
 StepRecord Interpreter::run(const Step& step, std::int64_t index, const std::function<void(const Operation&)>& before) {
   StepRecord record;
+  const auto begin = std::chrono::steady_clock::now();
   step_ = index;
   launched_.assign(step.ops.size(), 0);
   last_.fill(-1);
@@ -108,6 +110,7 @@ StepRecord Interpreter::run(const Step& step, std::int64_t index, const std::fun
     }
   }
   device_.synchronize();
+  record.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   record.operations = device_.records();
   for (const OperationRecord& r : record.operations) record.end = std::max(record.end, r.end);
   return record;

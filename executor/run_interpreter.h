@@ -21,7 +21,8 @@ namespace fsdp {
 struct StepRecord {
   std::vector<OperationRecord> operations;  // in order of start per stream
   MemoryTimeline memory;
-  double end = 0;   // of the last operation, seconds
+  double end = 0;      // of the last operation, seconds
+  double seconds = 0;  // from when the host began the step, its streams idle, until it saw them idle again
   double loss = 0;  // of steps that read it
 };
 

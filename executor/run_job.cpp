@@ -29,8 +29,8 @@ void RunJob::run_rank(Device& device) {
 void RunJob::train(Interpreter& interpreter, RankJob& mine, std::int64_t rank) {
   const int total = 1 + steady_steps();
   const std::int64_t done_before = options.training.steps_done;
-  const auto progress = [&](int done) {
-    if (rank == 0 && options.progress) options.progress(done, total);
+  const auto progress = [&](int done, const StepRecord& step) {
+    if (rank == 0 && options.progress) options.progress({done, total, step.loss, step.seconds});
   };
   mine.init = interpreter.run(mine.program.init, done_before);
   check_step(mine.init, mine.program.init.ops, mine, rank, false);
@@ -44,14 +44,14 @@ void RunJob::train(Interpreter& interpreter, RankJob& mine, std::int64_t rank) {
   });
   check_step(mine.first, mine.program.first_step.ops, mine, rank, false);
   after_step(interpreter, mine, done_before + 1);
-  progress(1);
+  progress(1, mine.first);
   mine.steady.reserve(static_cast<std::size_t>(steady_steps()));
   for (int s = 1; s < total; ++s) {
     mine.stage = s + 1;
     mine.steady.push_back(interpreter.run(mine.program.steady_step, done_before + s));
     check_step(mine.steady.back(), mine.program.steady_step.ops, mine, rank, true);
     after_step(interpreter, mine, done_before + s + 1);
-    progress(s + 1);
+    progress(s + 1, mine.steady.back());
   }
   if (options.keep_parameters) keep_parameters(interpreter, mine.program, rank);
 }

@@ -1,0 +1,31 @@
+// The flags of `run` about training: data, learning rate, initial weights, log.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "cli/options.h"
+#include "executor/learning_rate.h"
+#include "executor/run.h"
+
+namespace fsdp::cli {
+
+struct TrainingFlags {
+  Text data, data_type, init_from, lr, lr_schedule, lr_warmup, lr_min, lr_steps, log;
+};
+void add_training_flags(CLI::App&, TrainingFlags&);
+
+struct TrainingSetup {
+  LearningRate rate;                         // of every step, flags or not
+  std::vector<std::string> notes;            // one sentence each: what was assumed
+};
+// Sets options.training; options.steps, warmup_steps and training.steps_done count. Everything is opened and checked here, before a step is
+// run. Throws InputError.
+[[nodiscard]] TrainingSetup apply_training_flags(const TrainingFlags&, const ModelGraph&, const ShardingPlan&, RunOptions&);
+
+// Only what flags alone can contradict; before anything is read.
+void check_training_flags(const TrainingFlags&);
+
+}  // namespace fsdp::cli
