@@ -40,7 +40,7 @@ void check_flags(const RunFlags& f) {
   if (!f.backend) throw InputError("--backend", "is missing", "give --backend host or mpi");
   if (*f.backend == "cuda") throw InputError("--backend", "'cuda' is not built in", "give host or mpi");
   if (*f.backend != "host" && *f.backend != "mpi") throw InputError("--backend", "'" + *f.backend + "' is not a backend", "give host or mpi");
-  check_training_flags(f.training);
+  check_training_flags(f.training, f.output);
 }
 
 std::string measured_line(const Measurement& m, std::int64_t tokens) {
@@ -90,15 +90,15 @@ RunResult execute(const RunFlags& f, const ModelGraph& model, const ShardingPlan
   RunOptions options;
   if (f.steps) options.steps = static_cast<int>(parse_count(*f.steps, "--steps", 1, 1'000'000));
   if (f.warmup) options.warmup_steps = static_cast<int>(parse_count(*f.warmup, "--warmup", 1, 1000));
-  const MeshShape mesh{plan.replicate(), plan.shard()};
-  const auto backend = *f.backend == "mpi" ? make_mpi_backend(mesh, backend_options) : make_host_backend(mesh, backend_options);
   const TrainingSetup training = apply_training_flags(f.training, model, plan, options);
   std::optional<TrainLog> log;
   if (f.training.log && reports) log.emplace(*f.training.log, "--log");
-  if (reports)
-    for (const std::string& note : training.notes) print(stderr, note + "\n");
+  const MeshShape mesh{plan.replicate(), plan.shard()};
+  const auto backend = *f.backend == "mpi" ? make_mpi_backend(mesh, backend_options) : make_host_backend(mesh, backend_options);
   Progress progress;
   options.progress = [&](const StepReport& s) {
+    if (s.done == 1)  // not before: a run that is refused says one sentence
+      for (const std::string& note : training.notes) print(stderr, note + "\n");
     const double speed = static_cast<double>(plan.tokens_per_step()) / s.seconds;
     progress.say(fmt::format("run: step {} of {}, loss {:.4f}, {} tokens/s", s.done, s.total, s.loss, with_commas(static_cast<std::int64_t>(speed))));
     const std::int64_t step = options.training.steps_done + s.done;

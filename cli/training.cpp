@@ -58,7 +58,9 @@ void add_training_flags(CLI::App& app, TrainingFlags& f) {
   app.add_option("--log", f.log, "append step, loss, learning rate and speed here (.csv or .jsonl)")->type_name("FILE");
 }
 
-void check_training_flags(const TrainingFlags& f) {
+void check_training_flags(const TrainingFlags& f, const Text& output) {
+  if (f.log && output && *f.log == *output) throw InputError("--log", "is also the file of -o", "give another name");
+  if (f.log && f.data && *f.log == *f.data) throw InputError("--log", "is also the file of --data", "give another name");
   if (f.data_type && !f.data) throw InputError("--data-type", "has no meaning without --data", "give --data FILE");
 }
 

@@ -25,7 +25,7 @@ struct TrainingSetup {
 // run. Throws InputError.
 [[nodiscard]] TrainingSetup apply_training_flags(const TrainingFlags&, const ModelGraph&, const ShardingPlan&, RunOptions&);
 
-// Only what flags alone can contradict; before anything is read.
-void check_training_flags(const TrainingFlags&);
+// What flags alone contradict; before anything is read. `output`: of -o.
+void check_training_flags(const TrainingFlags&, const Text& output);
 
 }  // namespace fsdp::cli

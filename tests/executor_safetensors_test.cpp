@@ -1,34 +1,18 @@
 // safetensors files: what the reference library writes is read, what the format forbids is refused by name.
 #include <doctest/doctest.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 
 #include "executor/checkpoint/safetensors.h"
 #include "refusal.h"
+#include "temporary_folder.h"
 
 using namespace fsdp;
 using namespace fsdp::testing;
 
 namespace {
-
-// A folder of this test's own, removed at the end.
-struct Folder {
-  std::filesystem::path path;
-  Folder() {
-    std::string name = (std::filesystem::temp_directory_path() / "fsdp_plan_XXXXXX").string();
-    REQUIRE(::mkdtemp(name.data()) != nullptr);
-    path = name;
-  }
-  ~Folder() { std::filesystem::remove_all(path); }
-  std::string write(const std::string& name, const std::string& bytes) const {
-    std::ofstream(path / name, std::ios::binary) << bytes;
-    return (path / name).string();
-  }
-};
 
 std::string length(std::uint64_t n) {
   std::string bytes(8, '\0');
@@ -63,7 +47,7 @@ std::vector<T> read(const SafetensorsFile& file, const char* name, std::int64_t 
 }  // namespace
 
 TEST_CASE("a file of the reference library is read, converted, in parts") {
-  const Folder folder;
+  const TemporaryFolder folder;
   const SafetensorsFile file(folder.write("model.safetensors", of_the_reference()), "--init-from");
   const SafetensorsHeader& h = file.header();
   CHECK(h.metadata.at("format") == "pt");
@@ -89,7 +73,7 @@ TEST_CASE("a file of the reference library is read, converted, in parts") {
 }
 
 TEST_CASE("long tensors are converted part by part") {
-  const Folder folder;
+  const TemporaryFolder folder;
   const std::size_t n = 100'001;   // more than one part of 64 KiB, and no multiple of it
   std::string data(4 * n, '\0');
   for (std::size_t i = 0; i < n; ++i) {
@@ -150,11 +134,11 @@ TEST_CASE("headers that the format forbids are refused by name") {
 }
 
 TEST_CASE("files that are none are refused by name, and nothing waits for a pipe") {
-  const Folder folder;
+  const TemporaryFolder folder;
   const auto says = [&](const std::string& path) { return refusal([&] { return SafetensorsFile(path, "--init-from").header().data_bytes; }); };
-  CHECK(holds(says((folder.path / "absent").string()), "there is no such file"));
-  CHECK(holds(says(folder.path.string()), "is a folder"));
-  const std::string pipe = (folder.path / "pipe").string();
+  CHECK(holds(says(folder.at("absent")), "there is no such file"));
+  CHECK(holds(says(folder.path().string()), "is a folder"));
+  const std::string pipe = folder.at("pipe");
   REQUIRE(::mkfifo(pipe.c_str(), 0600) == 0);
   CHECK(holds(says(pipe), "is not a regular file"));
   CHECK(holds(says(folder.write("empty", "")), "has 0 bytes"));
@@ -167,7 +151,7 @@ TEST_CASE("files that are none are refused by name, and nothing waits for a pipe
 }
 
 TEST_CASE("a file that shrinks while it is open ends with a message, not with a signal") {
-  const Folder folder;
+  const TemporaryFolder folder;
   const std::string path = folder.write("a", file_of(R"({"a":{"dtype":"F32","shape":[2048],"data_offsets":[0,8192]}})", 8192));
   const SafetensorsFile file(path, "t");
   std::filesystem::resize_file(path, 4096);

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Runs every command of the ```sh blocks of a README, in order, in an empty folder; ./dev itself is left out (the tests are run by it).
+# Runs every command of the ```sh blocks of a README, in order, in a folder that holds nothing but the README; ./dev itself is left out (the tests are run by it).
 # The README's ```text block must be what the first of them prints; --update pastes it instead of complaining.
 # usage: readme_commands.sh README.md path/to/fsdp-plan [--update]
 set -eu
@@ -15,6 +15,7 @@ count=$(wc -l <"$folder/commands")
 mkdir "$folder/bin" "$folder/work"
 ln -s "$program" "$folder/bin/fsdp-plan"
 PATH=$folder/bin:$PATH
+cp "$readme" "$folder/work/README.md"
 cd "$folder/work"
 first=1
 while IFS= read -r command; do
