@@ -64,6 +64,7 @@ void all_of_step(Io& io, Record& s) {
   io(s.memory.start);
   io(s.memory.points);
   io(s.end);
+  io(s.seconds);
   io(s.loss);
 }
 
