@@ -117,10 +117,11 @@ TEST_CASE("fp32: first gradients equal PyTorch's to 1e-5") {
   check_models("fp32", DType::f32, 3, {1, 1}, {1e-6, 1e-5, 1e-4});
 }
 
-// bf16 has 8 bits: each rounding is up to 2^-9 = 0.2 %, and both sides round at different places.
+// bf16 has 8 bits: each rounding is up to 2^-9 = 0.2 %, and both sides round at different places. Adam makes whole steps of it where a gradient
+// is nothing but rounding (the key part of GPT-2's biases, which cannot change a softmax): final values to 5 %.
 TEST_CASE("bf16: losses equal PyTorch's to 0.1 %, first gradients to 4 %") {
-  check_models("bf16", DType::bf16, 1, {6}, {1e-3, 4e-2, 2e-2});
-  check_models("bf16", DType::bf16, 2, {3}, {1e-3, 4e-2, 2e-2});
+  check_models("bf16", DType::bf16, 1, {6}, {1e-3, 4e-2, 5e-2});
+  check_models("bf16", DType::bf16, 2, {3}, {1e-3, 4e-2, 5e-2});
 }
 
 TEST_CASE("a run from what save_pretrained wrote begins with the loss of what from_pretrained reads") {
@@ -194,7 +195,8 @@ TEST_CASE("weights of another model, and broken ones, are refused by name before
   CHECK(holds(refuses(replace(copy("llama") + index, first, "other.safetensors"), llama), "other.safetensors\": there is no such file"));
   CHECK(holds(refuses(replace(copy("llama") + index, "model.norm.weight", "model.nrom.weight"), llama),
               "weight_map.model.nrom.weight: the file that it names, model-00002-of-00002.safetensors, has no such tensor"));
-  CHECK(holds(refuses(replace(copy("llama") + "/" + first, "layers.0.self_attn.q_proj", "layers.9.self_attn.q_proj"), llama), "has no such tensor"));
+  (void)replace(copy("llama") + "/" + first, "layers.0.self_attn.q_proj", "layers.9.self_attn.q_proj");
+  CHECK(holds(refuses(folder.at("llama"), llama), "weight_map.model.layers.0.self_attn.q_proj.weight: the file that it names"));
   std::filesystem::resize_file(copy("llama") + "/" + first, 9000);
   CHECK(holds(refuses(folder.at("llama"), llama), "the file was cut short"));
 }

@@ -2,6 +2,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <sstream>
 
 #include "viz/viz.h"
@@ -94,4 +95,28 @@ TEST_CASE("the time bar gives each part its share of the width") {
   CHECK(holds(bar, "exposed all-gather"));
   CHECK(!holds(bar, "recompute"));  // parts that are zero are left out
   CHECK(!time_bar({}, Seconds(0)).empty());
+}
+
+TEST_CASE("a chart of losses: the least and the largest column, a column for each step, falls where they fall") {
+  std::vector<double> losses;
+  for (int i = 0; i < 16; ++i) losses.push_back(8.0 - 0.25 * i);  // 8 .. 4.25
+  const std::string chart = loss_chart(losses, 72, 4);
+  CHECK(chart.starts_with("    8.0000 |"));
+  CHECK(chart.find("    4.2500 |") != std::string::npos);
+  CHECK(chart.find("+----------------\n") != std::string::npos);
+  CHECK(chart.find("step  1             16\n") != std::string::npos);
+  // Four rows of eighths over 16 columns: from 32 eighths down to 1.
+  const std::string first = chart.substr(0, chart.find('\n'));
+  CHECK(first == "    8.0000 |█▆▄▂");
+  // Two steps to a column: their mean, 7.875 and 4.375 at the ends.
+  const std::string half = loss_chart(losses, 8, 4);
+  CHECK(half.starts_with("    7.8750 |"));
+  CHECK(half.find("    4.3750 |") != std::string::npos);
+}
+
+TEST_CASE("a chart of losses that are no numbers, or all one, or none") {
+  CHECK(loss_chart({}) == "");
+  CHECK(loss_chart({std::nan(""), std::nan("")}) == "");
+  CHECK(loss_chart({5, 4, std::nan(""), 3}, 72, 2).find('?') != std::string::npos);
+  CHECK(loss_chart({1, 1, 1}).find("1.0000 |") != std::string::npos);
 }
