@@ -39,7 +39,8 @@ TrainLog::TrainLog(const std::string& path, const std::string& where) : path_(pa
   if (!json_ && !path.ends_with(".csv")) throw InputError(where, "'" + path + "' is neither a .csv nor a .jsonl file", "give one of these names");
   descriptor_ = ::open(path.c_str(), O_RDWR | O_APPEND | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0644);
   if (descriptor_ < 0)
-    throw InputError(where, "'" + path + "' cannot be written (" + std::strerror(errno) + ")", "give a file in a folder that exists and can be written");
+    throw InputError(where, "'" + path + "' cannot be written (" + std::strerror(errno) + ")",
+                     "give a file in a folder that exists and can be written");
   struct stat info {};
   std::array<char, kHeader.size()> start{};
   const bool regular = ::fstat(descriptor_, &info) == 0 && S_ISREG(info.st_mode);

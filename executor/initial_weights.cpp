@@ -70,8 +70,8 @@ void InitialWeights::add_file(const std::string& path, std::string_view where) {
   const SafetensorsFile& file = *files_.back();
   for (const SafetensorsTensor& t : file.header().tensors)
     if (const auto [other, fresh] = tensors_.try_emplace(t.name, Place{&file, &t}); !fresh)
-      throw InputError(file.file().named(), "tensor \"" + printable(t.name) + "\" is also in \"" + printable(other->second.file->file().path()) + "\"",
-                       "keep one");
+      throw InputError(file.file().named(),
+                       fmt::format("tensor \"{}\" is also in \"{}\"", printable(t.name), printable(other->second.file->file().path())), "keep one");
 }
 
 // Which tensor is in which file: {"metadata": ..., "weight_map": {name: file}}. The files stand beside it.
@@ -111,13 +111,13 @@ void InitialWeights::claim(const Parameter& p, std::string_view prefix) {
     const SafetensorsTensor& t = *here.tensor;
     const std::string tensor = "tensor \"" + name + "\"";
     if (t.shape != p.shape)
-      throw InputError(here.file->file().named(), fmt::format("{} has the shape {}, the model needs {}", tensor, shape_text(t.shape), shape_text(p.shape)),
-                       kOtherModel);
+      throw InputError(here.file->file().named(),
+                       fmt::format("{} has the shape {}, the model needs {}", tensor, shape_text(t.shape), shape_text(p.shape)), kOtherModel);
     if (!t.type || *t.type == DType::i64)
       throw InputError(here.file->file().named(), tensor + " is of type " + t.type_name, "save it as F64, F32, F16 or BF16");
     if (place.tensor != nullptr && !same_bytes(*place.file, *place.tensor, *here.file, t))
-      throw InputError(here.file->file().named(), fmt::format("{} and \"{}\" differ, but the model has one weight for both", tensor, place.tensor->name),
-                       kOtherModel);
+      throw InputError(here.file->file().named(),
+                       fmt::format("{} and \"{}\" differ, but the model has one weight for both", tensor, place.tensor->name), kOtherModel);
     if (place.tensor == nullptr) place = here;
     ++types_[t.type_name];
     tensors_.erase(found);
@@ -129,7 +129,8 @@ void InitialWeights::claim(const Parameter& p, std::string_view prefix) {
 
 void InitialWeights::refuse_unclaimed() const {
   for (const auto& [name, place] : tensors_)
-    if (!is_old_buffer(name)) throw InputError(place.file->file().named(), "tensor \"" + printable(name) + "\" is not one of the model's", kOtherModel);
+    if (!is_old_buffer(name))
+      throw InputError(place.file->file().named(), "tensor \"" + printable(name) + "\" is not one of the model's", kOtherModel);
 }
 
 StateReader InitialWeights::reader() const {

@@ -49,7 +49,8 @@ std::string loss_chart(const std::vector<double>& losses, int width, int height)
   }
   const std::string last = fmt::format("{}", losses.size());
   const auto gap = static_cast<int>(tops.size()) - 1 - static_cast<int>(last.size());
-  out += fmt::format("{:>10} +{}\n{:>10}  1{:>{}}\n", "", std::string(tops.size(), '-'), "step", last, std::max(gap, 0) + static_cast<int>(last.size()));
+  out += fmt::format("{:>10} +{}\n", "", std::string(tops.size(), '-'));
+  out += fmt::format("{:>10}  1{:>{}}\n", "step", last, std::max(gap, 0) + static_cast<int>(last.size()));
   return out;
 }
 

@@ -139,8 +139,10 @@ void TokenFile::decide(DataType type) {
   if (header && tokens_ != header->tokens)
     throw InputError(file_->named(), fmt::format("says that it has {} tokens, but has room for {}", header->tokens, tokens_), "write the file again");
   if (bytes % width_ != 0)
-    throw InputError(file_->named(), fmt::format("has {} bytes, which is not a multiple of the {} of a token ({}, {}): it was cut short or is of another type",
-                                                 bytes, width_, name(type_), reason_), "write it again, or say its type with --data-type");
+    throw InputError(file_->named(),
+                     fmt::format("has {} bytes, which is not a multiple of the {} of a token ({}, {}): it was cut short or is of another type",
+                                 bytes, width_, name(type_), reason_),
+                     "write it again, or say its type with --data-type");
 }
 
 void TokenFile::check_tokens() const {
