@@ -32,7 +32,11 @@ BufferView HostDevice::allocate(Stream pool, std::int64_t offset, std::int64_t b
 
 void HostDevice::release(Stream pool, BufferView view) {
   (host_arena_.holds(view) ? host_arena_ : arena_).release(view);
-  if (poison_works() && view.bytes > 0) workers_[static_cast<std::size_t>(pool)].poison.push_back({view.data, view.bytes, true});
+  if (!poison_works() || view.bytes == 0) return;
+  const std::lock_guard lock(mutex_);
+  std::vector<PoisonChange>& later = workers_[static_cast<std::size_t>(pool)].poison;
+  if (outstanding_ == 0 && later.empty()) poison(view.data, static_cast<std::size_t>(view.bytes));  // its stream is there already
+  else later.push_back({view.data, view.bytes, true});
 }
 
 void HostDevice::begin_step() {
