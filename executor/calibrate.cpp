@@ -126,8 +126,8 @@ class Calibration {
     suite_.run(*backend, options_);
     Costs costs;
     costs.platform = "host";
-    costs.source = fmt::format("calibrate --backend host, {} ranks, {}, {}, {}, {}", options_.ranks, name(options_.type),
-                               backend->environment(), host_gemm_library(), today());
+    costs.source = fmt::format("calibrate --backend host, {} ranks, {}, {}, {}, kernels {}, {}", options_.ranks, name(options_.type),
+                               backend->environment(), host_gemm_library(), kernel_instructions(), today());
     costs.kernel_overhead = Seconds(suite_.seconds(empty_));
     costs.host_per_operation = Seconds(std::min(host_launch_seconds(*backend), suite_.seconds(empty_)));
     fill(costs);

@@ -52,7 +52,7 @@ void host_gemm(DType type, Transpose ta, Transpose tb, std::int64_t m, std::int6
                const void* a, const void* b, void* c, bool accumulate, BufferView scratch);
 // bf16 and fp16 are multiplied in fp32 tiles: what `scratch` must hold (0 for fp64 and fp32). The same for any order of m, n, k.
 [[nodiscard]] std::int64_t host_gemm_scratch_bytes(DType type, std::int64_t m, std::int64_t n, std::int64_t k);
-[[nodiscard]] std::string_view host_gemm_library();          // "OpenBLAS 0.3.21", "Eigen 3.4.0"
+[[nodiscard]] std::string_view host_gemm_library();          // "OpenBLAS 0.3.21 (Cooperlake)": the processor it works for; "Eigen 3.4.0"
 // The instruction set that the kernels of this process use: the best of those they were compiled for that the processor has
 // ("x86-64-v4", "x86-64-v3", "baseline"), or the one named by the environment variable FSDP_PLAN_INSTRUCTIONS (InputError if that
 // cannot be had). Results differ in last bits between instruction sets: some multiply and add in one rounding.

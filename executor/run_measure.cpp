@@ -110,7 +110,7 @@ Measurement measure(const RunJob& job, const ClusterSpec& cluster, const Backend
   m.provenance = provenance_of(program, {job.model, job.plan, native_implementation(), cluster, none});
   m.provenance.costs_digest.clear();
   m.backend = backend.name();
-  m.environment = fmt::format("{}, {}", backend.environment(), host_gemm_library());
+  m.environment = fmt::format("{}, {}, kernels {}", backend.environment(), host_gemm_library(), kernel_instructions());
   rusage usage{};
   if (::getrusage(RUSAGE_SELF, &usage) == 0) m.process_high_water_bytes = usage.ru_maxrss * 1024;  // Linux: KiB
   return m;

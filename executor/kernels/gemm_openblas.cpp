@@ -62,11 +62,15 @@ void use_library_threads(int threads) {
   openblas_set_num_threads(threads);
 }
 
-// "OpenBLAS 0.3.21" of "OpenBLAS 0.3.21 NO_LAPACKE DYNAMIC_ARCH ...".
+// "OpenBLAS 0.3.21 (Cooperlake)", where the text of its build begins with "OpenBLAS 0.3.21 NO_LAPACKE DYNAMIC_ARCH ...".
 std::string_view host_gemm_library() {
-  const std::string_view text = openblas_get_config();
-  const std::size_t first = text.find(' ');
-  return text.substr(0, first == std::string_view::npos ? first : text.find(' ', first + 1));
+  static const std::string text = [] {
+    const std::string_view build = openblas_get_config();
+    const std::size_t first = build.find(' ');
+    const std::string_view version = build.substr(0, first == std::string_view::npos ? first : build.find(' ', first + 1));
+    return std::string(version) + " (" + openblas_get_corename() + ")";
+  }();
+  return text;
 }
 
 // Its large products use mapped buffers of its own, made at the first call. On AVX-512 processors products of at most 100^3
