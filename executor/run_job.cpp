@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 
 #include "models/error.h"
 
@@ -43,21 +44,23 @@ void RunJob::train(Interpreter& interpreter, RankJob& mine, std::int64_t rank) {
     keep_gradients(interpreter, mine.program, rank);
   });
   check_step(mine.first, mine.program.first_step.ops, mine, rank, false);
-  after_step(interpreter, mine, done_before + 1);
+  double pause = after_step(interpreter, mine, 1);
   progress(1, mine.first);
   mine.steady.reserve(static_cast<std::size_t>(steady_steps()));
   for (int s = 1; s < total; ++s) {
     mine.stage = s + 1;
     mine.steady.push_back(interpreter.run(mine.program.steady_step, done_before + s));
     check_step(mine.steady.back(), mine.program.steady_step.ops, mine, rank, true);
-    after_step(interpreter, mine, done_before + s + 1);
+    mine.steady.back().pause = pause;
+    pause = after_step(interpreter, mine, s + 1);
     progress(s + 1, mine.steady.back());
   }
   if (options.keep_parameters) keep_parameters(interpreter, mine.program, rank);
 }
 
-void RunJob::after_step(Interpreter& interpreter, const RankJob& mine, std::int64_t done) const {
-  if (!options.after_step) return;
+double RunJob::after_step(Interpreter& interpreter, const RankJob& mine, int done) const {
+  if (!options.after_step) return 0;
+  const auto begin = std::chrono::steady_clock::now();
   const auto view = [&](std::int32_t unit, StatePart part) {
     for (const Operation& op : mine.program.init.ops)
       if (part == StatePart::parameter && op.action == Action::init_parameters && op.unit == unit)
@@ -70,11 +73,14 @@ void RunJob::after_step(Interpreter& interpreter, const RankJob& mine, std::int6
     }
     return BufferView{};
   };
-  options.after_step({mine.program, interpreter.device(), done, view});
+  options.after_step({mine.program, interpreter.device(), options.training.steps_done + done, view, done == 1 + steady_steps()});
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
 // What the library of matrix products may take by itself is not the kernel's.
 std::int64_t RunJob::undeclared(const OperationRecord& record, const Operation& operation) const {
+  const bool loads = options.training.state != nullptr;  // reading files takes heap
+  if (loads && (operation.action == Action::init_parameters || operation.action == Action::init_optimizer)) return 0;
   std::int64_t longest = 0;
   if (operation.graph_op >= 0 && operation.action != Action::add_gradient) {
     const Op& op = model.ops[static_cast<std::size_t>(operation.graph_op)];
@@ -89,13 +95,9 @@ std::int64_t RunJob::undeclared(const OperationRecord& record, const Operation& 
 
 void RunJob::check_step(const StepRecord& step, const std::vector<Operation>& ops, const RankJob& mine, std::int64_t rank,
                         bool steady) const {
-  const bool loads = options.training.state != nullptr;  // reading files takes heap
-  for (const OperationRecord& r : step.operations) {
-    const Action action = ops[static_cast<std::size_t>(r.op)].action;
-    if (loads && (action == Action::init_parameters || action == Action::init_optimizer)) continue;
+  for (const OperationRecord& r : step.operations)
     if (const std::int64_t taken = undeclared(r, ops[static_cast<std::size_t>(r.op)]); taken > 0)
       throw RankFailure(rank, r.op, fmt::format("rank {}: a kernel took {} bytes of heap that no buffer declares", rank, taken));
-  }
   if (!steady) return;
   const MemoryTimeline& m = step.memory;
   const std::int64_t end = m.points.empty() ? m.start : m.points.back().after;

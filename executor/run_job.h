@@ -36,7 +36,7 @@ struct RunJob {
 
  private:
   void train(Interpreter&, RankJob&, std::int64_t rank);
-  void after_step(Interpreter&, const RankJob&, std::int64_t done) const;
+  double after_step(Interpreter&, const RankJob&, int done) const;  // seconds that it took
   void check_step(const StepRecord&, const std::vector<Operation>&, const RankJob&, std::int64_t rank, bool steady) const;
   void keep_parameters(const Interpreter&, const Program&, std::int64_t rank);
   void keep_gradients(const Interpreter&, const Program&, std::int64_t rank);

@@ -46,14 +46,16 @@ KernelBody typed(const KernelCall& c) {
   };
 }
 
-// Rank r of R takes sequences [r B, (r + 1) B) of a step's R B, so that any split of a global batch sees the same data.
+// Rank r of R takes sequences [r B, (r + 1) B) of a step's R B, so that any split of a global batch sees the same data. A run that goes
+// on from a checkpoint takes the sequence after its last one first, also where its global batch is another.
 KernelBody load_batch(const KernelCall& c) {
   expect_args(c, 3);
   const Workload work = workload_of(c);
   for (const std::size_t i : {0, 1}) expect_elements(c.views[i], work.tokens(), DType::i64, "batch");
   if (c.views[2].data != nullptr) expect_elements(c.views[2], 1, DType::f64, "loss");
   const std::int64_t per_rank = c.plan.sequences_per_rank();
-  std::int64_t first = (c.step * c.plan.ranks() + c.rank) * per_rank;
+  const std::int64_t per_step = c.plan.ranks() * per_rank, before = c.training.steps_done;
+  std::int64_t first = c.training.sequences_done.value_or(before * per_step) + (c.step - before) * per_step + c.rank * per_rank;
   for (std::int16_t m = 0; m < c.op.micro_batch; ++m) first += c.plan.micro_batches[static_cast<std::size_t>(m)];
   if (c.training.tokens) {
     return [work, first, &read = c.training.tokens, views = c.views] {

@@ -23,9 +23,9 @@ double quantile(std::vector<double> values, double q) {
   return values[below] + (position - static_cast<double>(below)) * (values[above] - values[below]);
 }
 
-// From the end of the step before to this one's.
+// From the end of the step before to this one's, without what after_step took between them.
 double period(const RankJob& rank, std::size_t steady) {
-  return rank.steady[steady].end - (steady == 0 ? rank.first.end : rank.steady[steady - 1].end);
+  return rank.steady[steady].end - (steady == 0 ? rank.first.end : rank.steady[steady - 1].end) - rank.steady[steady].pause;
 }
 
 // Labels of what started, in the order in which it did: the step with its operations put in that order, labelled as predictions

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <optional>
 
 #include "executor/backend.h"
 #include "models/dtype.h"
@@ -32,6 +33,7 @@ struct Training {
   TokenReader tokens;                                  // empty: synthetic_token of run.h
   StateReader state;                                   // empty: initial_value of run.h, moments zero
   std::int64_t steps_done = 0;                         // before this run: data, learning rate and Adam's bias correction go on from there
+  std::optional<std::int64_t> sequences_done = {};     // of data, taken by those steps; empty: as many per step as this run's take
   std::function<double(std::int64_t step)> learning_rate;   // of training step `step` (from 0); empty: the plan's
 };
 
@@ -42,6 +44,7 @@ struct RankState {
   std::int64_t steps_done = 0;                         // of training, this run's included
   // Of one unit: the padded shard, or a moment (unpadded, densely, in parameter order: planner/layout.h). Data null: there is none.
   std::function<BufferView(std::int32_t unit, StatePart)> view;
+  bool last = false;                                   // step of this run
 };
 
 }  // namespace fsdp

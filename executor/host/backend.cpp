@@ -29,6 +29,7 @@ class Mailbox {
       complete_ = texts_;
       posted_ = 0;
       ++generation_;
+      control_->tick();
       changed_.notify_all();
       return complete_;
     }
