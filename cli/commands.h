@@ -21,5 +21,6 @@ void add_validate(CLI::App&, Work& chosen);
 void add_calibrate(CLI::App&, Work& chosen);
 void add_show(CLI::App&, Work& chosen);
 void add_accuracy(CLI::App&, Work& chosen);
+void add_checkpoint(CLI::App&, Work& chosen);
 
 }  // namespace fsdp::cli

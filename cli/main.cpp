@@ -81,6 +81,7 @@ int main_of(int argc, char** argv) {
   add_calibrate(app, chosen);
   add_show(app, chosen);
   add_accuracy(app, chosen);
+  add_checkpoint(app, chosen);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {

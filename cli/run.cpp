@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 
+#include "cli/checkpoints.h"
 #include "cli/commands.h"
 #include "cli/files.h"
 #include "cli/options.h"
@@ -30,6 +31,7 @@ struct RunFlags {
   Text backend, steps, warmup, watchdog, output, trace, prediction;
   bool json = false;
   TrainingFlags training;
+  CheckpointFlags checkpoints;
 };
 
 constexpr double kLongestWatchdog = 86'400;
@@ -105,9 +107,13 @@ RunResult execute(const RunFlags& f, const ModelGraph& model, const ShardingPlan
     if (log) log->add({step, s.loss, training.rate(step - 1), speed, s.seconds});
   };
   note_signals();
+  const RunCheckpoints checkpoints = apply_checkpoint_flags(f.checkpoints, model, plan, *backend, options);
+  if (reports && !checkpoints.resumed.empty())
+    print(stderr, fmt::format("going on from {}, after {} steps\n", checkpoints.resumed, options.training.steps_done));
   try {
     return run(model, plan, cluster, *backend, options);
   } catch (const RankFailure& e) {
+    rethrow_damage(checkpoints);
     if (*f.backend != "host") throw;
     // A thread that could not be ended may be left, and what libraries do at exit would wait for it.
     std::fprintf(stderr, "fsdp-plan: %s\n", e.what());
@@ -198,6 +204,7 @@ void add_run(CLI::App& app, Work& chosen) {
   command->add_option("--trace", flags->trace, "write a Perfetto / Chrome trace here")->type_name("FILE");
   command->add_flag("--json", flags->json, "one JSON object");
   add_training_flags(*command, flags->training);
+  add_checkpoint_flags(*command, flags->checkpoints);
   command->callback([flags, &chosen] { chosen = [flags] { return run_command(*flags); }; });
 }
 

@@ -1,0 +1,118 @@
+// fsdp-plan checkpoint show | verify | export: looks into what `run --save` wrote.
+#include <fmt/format.h>
+
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "cli/commands.h"
+#include "cli/files.h"
+#include "cli/options.h"
+#include "cli/report.h"
+#include "executor/checkpoint/checkpoint.h"
+#include "executor/checkpoint/export.h"
+#include "models/error.h"
+#include "models/units.h"
+
+namespace fsdp::cli {
+namespace {
+
+struct CheckpointCommand {
+  std::string folder;
+  Text output, dtype, max_file_size;
+  bool json = false;
+};
+
+std::string mesh_text(const Manifest& m) {
+  std::string text;
+  for (const MeshDim& d : m.mesh) text += fmt::format("{}{} {}", text.empty() ? "" : " x ", d.name, d.size);
+  return text;
+}
+
+std::int64_t boxes_of(const Manifest& m) {
+  std::int64_t n = 0;
+  for (const SavedTensor& t : m.tensors) n += static_cast<std::int64_t>(t.boxes.size());
+  return n;
+}
+
+int show(const CheckpointCommand& c) {
+  const Checkpoint saved(c.folder);
+  const Manifest& m = saved.manifest();
+  if (c.json) {
+    print(stdout, to_json_text(m));
+    return kDone;
+  }
+  print(stdout, bold(stdout, fmt::format("{}: {} after {} steps and {} sequences of {} tokens\n", saved.folder(), m.model, with_commas(m.step),
+                                         with_commas(m.sequences), m.seq_len)));
+  std::map<std::string_view, std::int64_t> by_type;
+  for (const SavedTensor& t : m.tensors) ++by_type[name(t.dtype)];
+  for (const auto& [type, count] : by_type) print(stdout, fmt::format("{} tensors of {}; ", count, type));
+  print(stdout, fmt::format("{} in {} boxes and {} files; optimizer {}, seed {}\n", human(Bytes(m.tensor_bytes())), boxes_of(m), m.files.size(),
+                            name(m.optimizer), m.seed));
+  print(stdout, fmt::format("saved by {} ranks ({}); model digest {}, plan digest {}\n", m.files.size(), mesh_text(m), m.model_digest, m.plan_digest));
+  return kDone;
+}
+
+// The answer to "is it whole?" may be no.
+int verify(const CheckpointCommand& c) {
+  const std::string folder = checkpoint_folder(c.folder);
+  try {
+    const Checkpoint saved(folder);
+    Progress progress;
+    saved.verify([&](std::int64_t done, std::int64_t all) { progress.say(fmt::format("verify: {} of {}", human(Bytes(done)), human(Bytes(all)))); });
+    if (c.json) {
+      print(stdout, nlohmann::json({{"folder", saved.folder()}, {"step", saved.manifest().step}, {"verified_bytes", saved.manifest().tensor_bytes()}, {"whole", true}}).dump(2) + "\n");
+      return kDone;
+    }
+    print(stdout, fmt::format("{}: whole; {} of tensors match their checksums\n", saved.folder(), human(Bytes(saved.manifest().tensor_bytes()))));
+    return kDone;
+  } catch (const InputError& e) {
+    if (c.json) print(stdout, nlohmann::json({{"whole", false}, {"problem", e.what()}}).dump(2) + "\n");
+    else print(stdout, fmt::format("not whole: {}\n", e.what()));
+    return kAnswerIsNo;
+  }
+}
+
+int export_to(const CheckpointCommand& c) {
+  if (!c.output) throw InputError("-o", "is missing", "give the name of a new folder");
+  ExportOptions options;
+  options.output = *c.output;
+  if (c.dtype) {
+    options.dtype = parse_dtype(*c.dtype, "--dtype");
+    if (options.dtype == DType::i64) throw InputError("--dtype", "int64 holds no weights", "give fp64, fp32, bf16 or fp16");
+  }
+  if (c.max_file_size) {
+    options.max_file_bytes = parse_bytes(*c.max_file_size, "--max-file-size").count();
+    if (options.max_file_bytes < 1) throw InputError("--max-file-size", "is not positive", "give a size such as 5GB");
+  }
+  const Checkpoint saved(c.folder);
+  Progress progress;
+  options.progress = [&](std::int64_t done, std::int64_t all) { progress.say(fmt::format("export: {} of {}", human(Bytes(done)), human(Bytes(all)))); };
+  const Exported result = export_checkpoint(saved, options);
+  print(stdout, fmt::format("{}: {} tensors, {} in {} file{}\n", *c.output, result.tensors, human(Bytes(result.bytes)), result.files, result.files == 1 ? "" : "s"));
+  return kDone;
+}
+
+template <class Command>
+CLI::App* add(CLI::App& parent, Work& chosen, const std::shared_ptr<CheckpointCommand>& flags, const char* name, const char* about, Command command) {
+  CLI::App* app = parent.add_subcommand(name, about);
+  app->add_option("folder", flags->folder, "what --save named (its newest checkpoint), or one of its steps")->required()->type_name("DIR");
+  app->callback([flags, &chosen, command] { chosen = [flags, command] { return command(*flags); }; });
+  return app;
+}
+
+}  // namespace
+
+void add_checkpoint(CLI::App& app, Work& chosen) {
+  CLI::App* command = app.add_subcommand("checkpoint", "look into checkpoints that `run --save` wrote, verify or export them");
+  command->require_subcommand(1);
+  const auto flags = std::make_shared<CheckpointCommand>();
+  add(*command, chosen, flags, "show", "what a checkpoint holds", show)->add_flag("--json", flags->json, "its manifest");
+  add(*command, chosen, flags, "verify", "read all of it and compare checksums; exit 1 if it is not whole", verify)->add_flag("--json", flags->json, "one JSON object");
+  CLI::App* exporting = add(*command, chosen, flags, "export", "the parameters as plain safetensors under their own names", export_to);
+  exporting->add_option("-o,--output", flags->output, "a folder, not there yet")->type_name("DIR");
+  exporting->add_option("--dtype", flags->dtype, "fp64, fp32, bf16 or fp16; default: as saved")->type_name("DTYPE");
+  exporting->add_option("--max-file-size", flags->max_file_size, "split into files of at most this, such as 5GB, with an index")->type_name("SIZE");
+}
+
+}  // namespace fsdp::cli

@@ -1,0 +1,31 @@
+// The flags of `run` about checkpoints, and what they make of a run.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <memory>
+#include <string>
+
+#include "cli/options.h"
+#include "executor/run.h"
+
+namespace fsdp::cli {
+
+struct CheckpointFlags {
+  Text save, every, keep, resume;
+  bool fresh_if_none = false;
+};
+void add_checkpoint_flags(CLI::App&, CheckpointFlags&);
+
+// What a run holds on to while it lasts.
+struct RunCheckpoints {
+  std::shared_ptr<void> claim;                           // of the folder that it saves into
+  std::shared_ptr<std::optional<std::string>> damage;    // the first file that a rank found damaged while it loaded
+  std::string resumed;                                   // "ckpt/step-00000010", or empty
+};
+// Sets where the run starts and what it does after steps. Everything is checked that can be before a step is run; what one rank finds,
+// all do. Throws InputError.
+[[nodiscard]] RunCheckpoints apply_checkpoint_flags(const CheckpointFlags&, const ModelGraph&, const ShardingPlan&, Backend&, RunOptions&);
+// A run that failed because what it loaded is damaged: bad input, not a failing machine.
+void rethrow_damage(const RunCheckpoints&);
+
+}  // namespace fsdp::cli
