@@ -54,16 +54,6 @@ std::string made_of(const Prediction& p) {
   return table({"what the peak is made of", ">bytes", ">share"}, rows);
 }
 
-std::string quantity(double value, const std::string& unit) {
-  if (unit == "B") return human(Bytes(std::llround(value)));
-  return human(Seconds(value));
-}
-
-std::vector<std::string> compared(const CompareRow& row) {
-  return {row.what, quantity(row.predicted, row.unit), quantity(row.measured, row.unit),
-          fmt::format("{:+.1f} %", 100 * row.error())};
-}
-
 }  // namespace
 
 std::string percent(double fraction) { return fmt::format("{:.1f} %", 100 * fraction); }
@@ -110,6 +100,7 @@ std::string basis(const Prediction& p, const ShardingPlan& plan, const Costs& co
   std::string text = fmt::format("{}; {} implementation; costs: {}.\n",
                                  workload(p.provenance.model, plan.seq_len, p.ranks, p.provenance.cluster),
                                  p.provenance.implementation, costs.source);
+  if (costs.cores > 0 && p.ranks > costs.cores) text += fmt::format("{} ranks share {} cores: they take turns.\n", p.ranks, costs.cores);
   if (costs.collective_ranks > 0 && costs.collective_ranks != p.ranks)
     text += fmt::format("Note: these costs were measured with {} ranks at once; times hold better with `calibrate --ranks {}`.\n",
                         costs.collective_ranks, p.ranks);
@@ -164,21 +155,6 @@ std::string memory_text(const MemoryReport& r, const Prediction& p) {
   for (auto& row : on_top(p)) sums.push_back(std::move(row));
   for (auto& row : sums) row.pop_back();
   return out + "\n" + table({"on the device", ">bytes"}, sums);
-}
-
-std::string validation_line(const ValidationReport& report, const Tolerances& tolerances) {
-  return fmt::format("{}: step time {:+.1f} % (tolerance {:.4g} %), peak {:+.2f} % (tolerance {:.4g} %), order {}, memory {}.\n",
-                     report.within ? "Within tolerance" : "Outside tolerance", 100 * report.step_time.error(),
-                     100 * tolerances.time, 100 * report.peak.error(), 100 * tolerances.memory,
-                     report.order_equal ? "equal" : "DIFFERENT", report.memory_equal ? "equal" : "DIFFERENT");
-}
-
-std::string validation_report(const ValidationReport& report, const Tolerances& tolerances) {
-  std::vector<std::vector<std::string>> rows = {compared(report.step_time), compared(report.peak)};
-  for (const CompareRow& row : report.by_action) rows.push_back(compared(row));
-  std::string out = validation_line(report, tolerances) + "\n" + table({"what", ">predicted", ">measured", ">error"}, rows);
-  for (const std::string& difference : report.differences) out += "  " + difference + "\n";
-  return out;
 }
 
 }  // namespace fsdp::cli

@@ -37,6 +37,9 @@ namespace fsdp::cli {
 [[nodiscard]] std::string validation_line(const ValidationReport&, const Tolerances&);
 [[nodiscard]] std::string validation_report(const ValidationReport&, const Tolerances&);
 
+// How sure the steps are, what the machine did, what the process's memory was made of; a line each, as far as the record says.
+[[nodiscard]] std::string measurement_lines(const Measurement&);
+
 [[nodiscard]] std::string percent(double fraction);  // "41.3 %"
 
 }  // namespace fsdp::cli

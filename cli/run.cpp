@@ -28,13 +28,14 @@ namespace {
 
 struct RunFlags {
   Flags shared;  // --plan and --model only
-  Text backend, steps, warmup, watchdog, output, trace, prediction;
+  Text backend, steps, warmup, until_noise, max_steps, watchdog, output, trace, prediction;
   bool json = false;
   TrainingFlags training;
   CheckpointFlags checkpoints;
 };
 
 constexpr double kLongestWatchdog = 86'400;
+constexpr int kMostSteps = 500;  // of --until-noise, unless said
 
 void check_flags(const RunFlags& f) {
   if (!f.shared.plan) throw InputError("--plan", "is missing", "make one with `fsdp-plan plan ... -o plan.json`");
@@ -43,6 +44,8 @@ void check_flags(const RunFlags& f) {
   if (*f.backend == "cuda") throw InputError("--backend", "'cuda' is not built in", "give host or mpi");
   if (*f.backend != "host" && *f.backend != "mpi") throw InputError("--backend", "'" + *f.backend + "' is not a backend", "give host or mpi");
   check_training_flags(f.training, f.output);
+  if (f.steps && f.until_noise) throw InputError("--steps", "has no meaning with --until-noise", "give --max-steps, or one of the two alone");
+  if (f.max_steps && !f.until_noise) throw InputError("--max-steps", "has no meaning without --until-noise", "give --steps for a fixed number");
 }
 
 std::string measured_line(const Measurement& m, std::int64_t tokens) {
@@ -91,6 +94,10 @@ RunResult execute(const RunFlags& f, const ModelGraph& model, const ShardingPlan
   }
   RunOptions options;
   if (f.steps) options.steps = static_cast<int>(parse_count(*f.steps, "--steps", 1, 1'000'000));
+  if (f.until_noise) {
+    options.until_noise = parse_percent(*f.until_noise, "--until-noise");
+    options.steps = f.max_steps ? static_cast<int>(parse_count(*f.max_steps, "--max-steps", 8, 1'000'000)) : kMostSteps;
+  }
   if (f.warmup) options.warmup_steps = static_cast<int>(parse_count(*f.warmup, "--warmup", 1, 1000));
   const TrainingSetup training = apply_training_flags(f.training, model, plan, options);
   std::optional<TrainLog> log;
@@ -158,7 +165,8 @@ int run_here(const RunFlags& f, const Launch* others) {
     return kDone;
   }
   print(stdout, bold(stdout, measured_line(measured, plan.tokens_per_step())));
-  print(stdout, fmt::format("{} ranks, {} backend: {}\n", measured.ranks.size(), measured.backend, measured.environment));
+  print(stdout, fmt::format("{} ranks, {} backend: {}\n", measured.ranks.size(), measured.backend, measured.environment) + measurement_lines(measured));
+  for (const std::string& doubt : doubts(measured)) print(stderr, "note: " + doubt + "\n");
   print(stdout, trained_text(measured, plan));
   if (prediction) print(stdout, validation_line(compare(*prediction, measured), Tolerances{}));
   if (f.trace) print(stdout, "\ntrace: " + *f.trace + " (open it in ui.perfetto.dev)\n");
@@ -195,7 +203,9 @@ void add_run(CLI::App& app, Work& chosen) {
   command->add_option("--model", flags->shared.model, "the model that the plan was made for")->type_name("");
   command->add_option("--backend", flags->backend, "host: ranks are threads of this process; mpi: processes that mpirun or srun started")->type_name("BACKEND");
   command->add_option("--steps", flags->steps, "measured steps of training; default 5")->type_name("N");
-  command->add_option("--warmup", flags->warmup, "steps of training before those, not measured; default 2")->type_name("N");
+  command->add_option("--warmup", flags->warmup, "steps of training before those, not measured; default 2; with --until-noise at least")->type_name("N");
+  command->add_option("--until-noise", flags->until_noise, "instead of --steps: until the median step is known this well, as 2%")->type_name("PERCENT");
+  command->add_option("--max-steps", flags->max_steps, "most steps of --until-noise; default 500")->type_name("N");
   command->add_option("--watchdog", flags->watchdog, "end a run that makes no progress for this long; default 60s")
       ->type_name("TIME");
   command->add_option("--prediction", flags->prediction, "prediction.json to compare with, and to draw in --trace")

@@ -28,12 +28,19 @@ Json row_json(const CompareRow& row) {
 }
 
 Json report_json(const ValidationReport& report, const Tolerances& tolerances) {
-  Json rows = Json::array();
-  for (const CompareRow& row : report.by_action) rows.push_back(row_json(row));
+  const auto rows = [](const std::vector<CompareRow>& all) {
+    Json list = Json::array();
+    for (const CompareRow& row : all) list.push_back(row_json(row));
+    return list;
+  };
+  Json findings = Json::array();
+  for (const Finding& f : report.findings) findings.push_back({{"text", f.text}, {"seconds", f.seconds}});
   return {{"schema", "fsdp-plan/validation/1"},      {"within", report.within},           {"order_equal", report.order_equal},
           {"memory_equal", report.memory_equal},     {"time_tolerance", tolerances.time}, {"memory_tolerance", tolerances.memory},
-          {"step_time", row_json(report.step_time)}, {"peak", row_json(report.peak)},     {"by_action", rows},
-          {"differences", report.differences}};
+          {"step_time", row_json(report.step_time)}, {"peak", row_json(report.peak)},     {"where", rows(report.where)},
+          {"by_action", rows(report.by_action)},     {"by_unit", rows(report.by_unit)},   {"by_rank", rows(report.by_rank)},
+          {"differences", report.differences},       {"findings", findings},              {"not_compared", report.not_compared},
+          {"doubts", report.doubts}};
 }
 
 // "prediction: order: ..." and "measurement: plan: ..." become the names of the files.

@@ -31,6 +31,8 @@ void check_runnable(const ModelGraph& model, const ShardingPlan& plan, const Bac
   if (std::any_of(model.ops.begin(), model.ops.end(), [](const Op& o) { return o.kind == OpKind::opaque; }))
     throw InputError("model", "it has opaque operations, which have no kernels", "predict it with `fsdp-plan simulate` instead");
   if (options.steps < 1 || options.warmup_steps < 0) throw InputError("--steps", "must be at least 1", "give a positive number");
+  if (options.until_noise && (!(*options.until_noise > 0) || options.steps < 8))
+    throw InputError("--until-noise", "needs a positive fraction and at least 8 steps to reach it in", "give it such as 2%, and more --max-steps");
 }
 
 // Lowering offers more than the backends run.
@@ -82,8 +84,8 @@ RunResult run(const ModelGraph& model, const ShardingPlan& plan, const ClusterSp
               const RunOptions& options) {
   check_runnable(model, plan, backend, options);
   check_runnable(plan);
-  const auto job = std::make_shared<RunJob>(model, plan, options, backend.ranks());
-  const std::vector<std::int64_t> here = backend.local_ranks();
+  const auto job = std::make_shared<RunJob>(model, plan, options, backend);
+  const std::vector<std::int64_t>& here = job->local_ranks;
   for (const std::int64_t r : here) job->ranks[static_cast<std::size_t>(r)].program = prepare(*job, r);
   if (options.keep_parameters) job->reserve_results();
   try {

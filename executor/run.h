@@ -26,7 +26,10 @@ struct StepReport {
 // token, so that any partition of a global batch over ranks and micro-batches sees the same data.
 struct RunOptions {
   int warmup_steps = 2;                      // at least 1: the first step is never measured
-  int steps = 5;                             // measured
+  int steps = 5;                             // measured; with `until_noise`: at most, and at least 8
+  // Measure until half the 95 % confidence interval of the median step time is at most this fraction of it. The warm-up then ends where
+  // step times have settled, after `warmup_steps` or later (simulator/step_statistics.h).
+  std::optional<double> until_noise;
   Training training;
   // On every rank after each step, its streams idle, outside of what is timed; the same steps on all ranks (it may use Device::exchange).
   std::function<void(const RankState&)> after_step;

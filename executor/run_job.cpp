@@ -5,13 +5,16 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
+#include <span>
 
 #include "models/error.h"
+#include "simulator/step_statistics.h"
 
 namespace fsdp {
 
-RunJob::RunJob(const ModelGraph& m, const ShardingPlan& p, const RunOptions& o, std::int64_t rank_count)
-    : model(m), plan(p), options(o), ranks(static_cast<std::size_t>(rank_count)) {}
+RunJob::RunJob(const ModelGraph& m, const ShardingPlan& p, const RunOptions& o, const Backend& backend)
+    : model(m), plan(p), options(o), ranks(static_cast<std::size_t>(backend.ranks())), local_ranks(backend.local_ranks()) {}
 
 void RunJob::reserve_results() {
   for (const Parameter& p : model.parameters)
@@ -22,9 +25,31 @@ void RunJob::reserve_results() {
 void RunJob::run_rank(Device& device) {
   RankJob& mine = ranks[static_cast<std::size_t>(device.rank())];
   device.reserve_arena(mine.program.arena_bytes);
-  if (mine.program.host_arena_bytes > 0) device.reserve_arena(mine.program.host_arena_bytes, Memory::host);
+  const auto start_of = [&](Memory where) {
+    const BufferView start = device.allocate(Stream::compute, 0, 0, where);
+    device.release(Stream::compute, start);
+    return start.data;
+  };
+  mine.arena = start_of(Memory::device);
+  if (mine.program.host_arena_bytes > 0) {
+    device.reserve_arena(mine.program.host_arena_bytes, Memory::host);
+    mine.host_arena = start_of(Memory::host);
+  }
   Interpreter interpreter(model, plan, mine.program, options.training, device, options.in_kernel);
   train(interpreter, mine, device.rank());
+  if (device.rank() == local_ranks.front()) account();
+}
+
+// The ranks' arenas stay mapped until all ranks have ended.
+void RunJob::account() {
+  std::int64_t arenas = 0;
+  for (const std::int64_t r : local_ranks) {
+    RankJob& rank = ranks[static_cast<std::size_t>(r)];
+    rank.arena_resident_bytes = resident_bytes(rank.arena, rank.program.arena_bytes);
+    arenas += rank.arena_resident_bytes + resident_bytes(rank.host_arena, rank.program.host_arena_bytes);
+  }
+  memory = process_memory(arenas);
+  ranks[static_cast<std::size_t>(local_ranks.front())].process_seconds = own_processor_seconds();
 }
 
 void RunJob::train(Interpreter& interpreter, RankJob& mine, std::int64_t rank) {
@@ -44,18 +69,62 @@ void RunJob::train(Interpreter& interpreter, RankJob& mine, std::int64_t rank) {
     keep_gradients(interpreter, mine.program, rank);
   });
   check_step(mine.first, mine.program.first_step.ops, mine, rank, false);
-  double pause = after_step(interpreter, mine, 1);
+  static_cast<void>(after_step(interpreter, mine, 1));
   progress(1, mine.first);
-  mine.steady.reserve(static_cast<std::size_t>(steady_steps()));
-  for (int s = 1; s < total; ++s) {
+  mine.measured_from = static_cast<std::size_t>(warmup());
+  mine.steady = StepLog(mine.measured_from, mine.program.steady_step.ops.size());
+  for (int s = 1; !finished(interpreter.device(), mine); ++s) {
     mine.stage = s + 1;
-    mine.steady.push_back(interpreter.run(mine.program.steady_step, done_before + s));
-    check_step(mine.steady.back(), mine.program.steady_step.ops, mine, rank, true);
-    mine.steady.back().pause = pause;
-    pause = after_step(interpreter, mine, s + 1);
-    progress(s + 1, mine.steady.back());
+    StepRecord record = interpreter.run(mine.program.steady_step, done_before + s);
+    check_step(record, mine.program.steady_step.ops, mine, rank, true);
+    mine.steady.add(record);
+    static_cast<void>(after_step(interpreter, mine, s + 1));
+    progress(s + 1, record);
   }
+  share_times(interpreter.device(), mine);
   if (options.keep_parameters) keep_parameters(interpreter, mine.program, rank);
+}
+
+// Every rank learns the times of all, as far as they are not known yet.
+void RunJob::share_times(Device& device, RankJob& mine) const {
+  const auto fresh = mine.steady.seconds().subspan(mine.slowest.size());
+  if (fresh.empty()) return;
+  std::string text(fresh.size_bytes(), '\0');
+  std::memcpy(text.data(), fresh.data(), text.size());
+  const std::vector<std::string> all = device.exchange(text);
+  for (std::size_t i = 0; i < fresh.size(); ++i) {
+    double most = 0;
+    for (const std::string& one : all) {
+      double seconds = 0;
+      if (one.size() != text.size()) throw MachineError("ranks disagree about how many steps they have run");
+      std::memcpy(&seconds, one.data() + i * sizeof(double), sizeof(double));
+      most = std::max(most, seconds);
+    }
+    mine.slowest.push_back(most);
+  }
+}
+
+// Decided from the times of all ranks, so that all decide alike; looked at after 8 steps and then whenever a quarter more have run.
+bool RunJob::finished(Device& device, RankJob& mine) const {
+  constexpr std::size_t kFirstLook = 8;
+  const auto most = static_cast<std::size_t>(steady_steps());
+  if (!options.until_noise) {
+    mine.stopped = fmt::format("{} steps, as asked", options.steps);
+    return mine.steady.size() >= most;
+  }
+  const std::size_t run = mine.steady.size() - std::min(mine.steady.size(), static_cast<std::size_t>(warmup()));
+  const std::size_t looked = mine.slowest.size() - std::min(mine.slowest.size(), static_cast<std::size_t>(warmup()));
+  if (run < kFirstLook || (run < looked + std::max<std::size_t>(looked / 4, 4) && looked > 0 && mine.steady.size() < most)) return false;
+  share_times(device, mine);
+  const auto measured = std::span(mine.slowest).subspan(static_cast<std::size_t>(warmup()));
+  const auto settled = settled_after(measured);
+  if (settled) mine.measured_from = static_cast<std::size_t>(warmup()) + *settled;
+  if (settled && median_uncertainty(measured.subspan(*settled)) <= *options.until_noise) {
+    mine.stopped = fmt::format("the median is known to {:.3g} % (95 % confidence), as asked", 100 * *options.until_noise);
+    return true;
+  }
+  mine.stopped = fmt::format("{} steps, the most allowed", options.steps);
+  return mine.steady.size() >= most;
 }
 
 double RunJob::after_step(Interpreter& interpreter, const RankJob& mine, int done) const {
@@ -93,18 +162,21 @@ std::int64_t RunJob::undeclared(const OperationRecord& record, const Operation& 
   return std::max<std::int64_t>(0, record.heap_bytes - (longest > 0 ? host_gemm_library_workspace(longest) : 0));
 }
 
-void RunJob::check_step(const StepRecord& step, const std::vector<Operation>& ops, const RankJob& mine, std::int64_t rank,
+void RunJob::check_step(const StepRecord& step, const std::vector<Operation>& ops, RankJob& mine, std::int64_t rank,
                         bool steady) const {
-  for (const OperationRecord& r : step.operations)
-    if (const std::int64_t taken = undeclared(r, ops[static_cast<std::size_t>(r.op)]); taken > 0)
+  for (const OperationRecord& r : step.operations) {
+    const std::int64_t taken = undeclared(r, ops[static_cast<std::size_t>(r.op)]);
+    mine.undeclared_bytes = std::max(mine.undeclared_bytes, taken);
+    if (taken > 0)
       throw RankFailure(rank, r.op, fmt::format("rank {}: a kernel took {} bytes of heap that no buffer declares", rank, taken));
+  }
   if (!steady) return;
   const MemoryTimeline& m = step.memory;
   const std::int64_t end = m.points.empty() ? m.start : m.points.back().after;
   if (end != m.start)
     throw RankFailure(rank, -1,
                       fmt::format("rank {}: a steady step began with {} bytes allocated and ended with {}", rank, m.start, end));
-  if (!mine.steady.empty() && !(mine.steady.front().memory == m))
+  if (!mine.steady.empty() && !(mine.steady.memory() == m))
     throw RankFailure(rank, -1, fmt::format("rank {}: two steady steps allocated differently", rank));
 }
 

@@ -6,7 +6,9 @@
 #include <vector>
 
 #include "executor/run.h"
+#include "executor/machine.h"
 #include "executor/run_interpreter.h"
+#include "executor/step_log.h"
 
 namespace fsdp {
 
@@ -14,19 +16,31 @@ struct RankJob {
   Program program;
   std::atomic<int> stage{0};  // 0 init, else the number of the step, from 1: what failures are described by
   StepRecord init, first;
-  std::vector<StepRecord> steady;  // every one, warm-up included
+  StepLog steady;                            // warm-up included
+  // The same on every rank, once it has trained: of each steady step the time of the slowest rank, how many of them are warm-up, and why
+  // there are no more.
+  std::vector<double> slowest;
+  std::size_t measured_from = 0;
+  std::string stopped;
+  std::int64_t undeclared_bytes = 0;         // most that any operation took
+  const std::byte *arena = nullptr, *host_arena = nullptr;
+  std::int64_t arena_resident_bytes = 0;     // at the end
+  double process_seconds = 0;                // of processor time: its whole process, if it is the first rank there
 };
 
 struct RunJob {
-  RunJob(const ModelGraph&, const ShardingPlan&, const RunOptions&, std::int64_t rank_count);
+  RunJob(const ModelGraph&, const ShardingPlan&, const RunOptions&, const Backend&);
 
   const ModelGraph model;  // copies: a rank that hangs may outlive the call
   const ShardingPlan plan;
   const RunOptions options;
   std::vector<RankJob> ranks;
   std::vector<NamedTensor> parameters, first_gradients;  // each rank fills its own rows
+  const std::vector<std::int64_t> local_ranks;           // of this process
+  ProcessMemory memory;                                  // of this process at the end
+  const MachineWatch watch;
 
-  // Steady steps run: warm-up besides the first step, then the measured ones.
+  // Steady steps run: warm-up besides the first step, then the measured ones (at most).
   [[nodiscard]] int warmup() const { return options.warmup_steps > 1 ? options.warmup_steps - 1 : 0; }
   [[nodiscard]] int steady_steps() const { return warmup() + options.steps; }
   void reserve_results();
@@ -36,8 +50,11 @@ struct RunJob {
 
  private:
   void train(Interpreter&, RankJob&, std::int64_t rank);
+  [[nodiscard]] bool finished(Device&, RankJob&) const;
+  void share_times(Device&, RankJob&) const;
+  void account();
   double after_step(Interpreter&, const RankJob&, int done) const;  // seconds that it took
-  void check_step(const StepRecord&, const std::vector<Operation>&, const RankJob&, std::int64_t rank, bool steady) const;
+  void check_step(const StepRecord&, const std::vector<Operation>&, RankJob&, std::int64_t rank, bool steady) const;
   void keep_parameters(const Interpreter&, const Program&, std::int64_t rank);
   void keep_gradients(const Interpreter&, const Program&, std::int64_t rank);
   void keep_rows(const ShardedParam&, std::int64_t rank, const std::byte* from, std::vector<NamedTensor>& into) const;

@@ -60,6 +60,7 @@ class Unpacker {
 
 template <class Io, class Record>
 void all_of_step(Io& io, Record& s) {
+  io(s.seconds);
   io(s.operations);
   io(s.memory.start);
   io(s.memory.points);
@@ -73,10 +74,10 @@ template <class Io, class Job>
 void all_of(Io& io, Job& rank) {
   all_of_step(io, rank.init);
   all_of_step(io, rank.first);
-  std::size_t steps = rank.steady.size();
-  io(steps);
-  if constexpr (std::is_same_v<Io, Unpacker>) rank.steady.resize(steps);
-  for (auto& s : rank.steady) all_of_step(io, s);
+  StepLog::all_of(io, rank.steady, [](Io& to, auto& record) { all_of_step(to, record); });
+  io(rank.undeclared_bytes);
+  io(rank.arena_resident_bytes);
+  io(rank.process_seconds);
 }
 
 // Every element was filled by one rank and is zero bits on all others.

@@ -4,10 +4,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <map>
 #include <set>
 
 #include "models/error.h"
+#include "simulator/compare_times.h"
 
 namespace fsdp {
 
@@ -116,18 +116,6 @@ CompareRow worst_peak(const Prediction& p, const Measurement& m) {
   return worst;
 }
 
-std::vector<CompareRow> rows_by_action(const Prediction& p, const Measurement& m) {
-  std::map<std::string, CompareRow> rows;
-  for (const ActionTime& a : p.by_action) rows[a.what].predicted += a.seconds;
-  for (const ActionTime& a : m.by_action) rows[a.what].measured += a.seconds;
-  std::vector<CompareRow> sorted;
-  for (auto& [what, row] : rows) sorted.push_back({what, row.predicted, row.measured, "s"});
-  std::stable_sort(sorted.begin(), sorted.end(), [](const CompareRow& a, const CompareRow& b) {
-    return std::abs(a.predicted - a.measured) > std::abs(b.predicted - b.measured);
-  });
-  return sorted;
-}
-
 }  // namespace
 
 const ProgramMemory* memory_of(const Prediction& p, std::int64_t rank) {
@@ -150,7 +138,8 @@ ValidationReport compare(const Prediction& p, const Measurement& m, const Tolera
   }
   report.step_time = {"step time", p.step_time.count(), m.median_step_seconds, "s"};
   report.peak = worst_peak(p, m);
-  report.by_action = rows_by_action(p, m);
+  compare_times(p, m, report);
+  report.doubts = doubts(m);
   report.within = report.order_equal && report.memory_equal && std::abs(report.step_time.error()) <= tolerances.time &&
                   std::abs(report.peak.error()) <= tolerances.memory;
   return report;

@@ -167,6 +167,7 @@ Prediction predict(const Program& program, const CostContext& c, const PredictOp
   if (p.ranks <= kMaxRankRoles) fill_roles(p, program, c);
   p.critical_path = critical_path(program.steady_step, timeline, c.model);
   p.by_action = times_by_action(program.steady_step, timeline, c.model);
+  p.by_unit = times_by_unit(program.steady_step, timeline, c.plan, c.model);
   p.order = order_labels(program.steady_step, program, c.plan, c.model);
   p.timeline = std::move(timeline);
   return p;

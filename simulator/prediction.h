@@ -33,6 +33,13 @@ struct ActionTime {                          // sum over the operations of one k
   double seconds = 0;
 };
 
+// What a unit of the plan takes of one steady step on one rank: its kernels (and copies), and the collectives that are its own.
+struct UnitTime {
+  std::string what;                          // "unit 3 (model.layers.1)"; "no unit" for what belongs to none
+  double compute_seconds = 0, communication_seconds = 0;
+  friend bool operator==(const UnitTime&, const UnitTime&) = default;
+};
+
 struct Prediction {
   Provenance provenance;
   std::int64_t ranks = 1, roles = 1;
@@ -52,6 +59,7 @@ struct Prediction {
   std::string peak_at;                       // describe() of the operation at the peak
   std::vector<std::string> critical_path;    // kinds along the longest chain, with their seconds
   std::vector<ActionTime> by_action;
+  std::vector<UnitTime> by_unit;             // in the plan's order
   std::vector<std::string> order;            // one label per operation in each stream's order: see order_labels
   Timeline timeline;                         // of a steady step
   ProgramMemory memory;                      // of rank 0, which bounds every rank
@@ -73,7 +81,49 @@ struct RankMeasurement {
   std::int64_t peak_allocated_bytes = 0;
   std::int64_t undeclared_bytes = 0;         // heap that kernels took beside their declared buffers, at most at once
   std::int64_t wire_bytes = 0;               // sent to other ranks in a steady step
+  // Of the median step, beside the timeline. Documents of earlier versions have none of these.
+  std::vector<ActionTime> by_action = {};
+  std::vector<UnitTime> by_unit = {};
+  std::optional<Breakdown> where = {};
+  // The rank's arena: address space of its planned size, and how much of it has become memory (pages that were ever touched).
+  std::int64_t arena_bytes = 0, arena_resident_bytes = 0;
 };
+
+// The machine, and what else it did meanwhile. Empty texts and empty optionals: it does not say.
+struct MachineState {
+  std::string processor, instructions, libraries, date;    // instructions: what the kernels use; date: UTC, at the start
+  std::string governor, turbo;               // "performance", "on": of the first core
+  std::int64_t cores = 0, usable_cores = 0;  // of the machine; that this process may run on
+  bool pinned = false;                       // every rank's threads stay on cores of their own
+  double load_at_start = 0, load_at_end = 0; // processes that ran or wanted to, mean of the minute before
+  double wall_seconds = 0;                   // from start to end: what the next three are means over
+  std::optional<double> own_cores, other_cores;            // kept busy by this process, and by others
+  std::optional<double> stolen_cores;        // taken by the machine below a virtual one
+  friend bool operator==(const MachineState&, const MachineState&) = default;
+};
+
+// A process's memory at the end of a run, by what it is for. What the allocator counts is a part of `arenas`.
+struct ProcessMemory {
+  std::int64_t high_water_bytes = 0;         // most that it ever was
+  std::int64_t resident_bytes = 0;           // now: the sum of the next four
+  std::int64_t arenas_bytes = 0;             // pages of the ranks' arenas that were ever touched
+  std::int64_t heap_bytes = 0;               // malloc: programs, records, the compiled-in catalogue read by now
+  std::int64_t code_bytes = 0;               // this program and its libraries, as far as read; read-only data
+  std::int64_t rest_bytes = 0;               // stacks of threads, the matrix library's own memory
+  friend bool operator==(const ProcessMemory&, const ProcessMemory&) = default;
+};
+
+// Which steps were measured, and how sure the median is (simulator/step_statistics.h).
+struct StepNoise {
+  std::int64_t warmup_steps = 0;             // run before the measured ones: the first step and what had not settled
+  bool settled = true;                       // false: the measured steps still got faster or slower
+  std::string stopped;                       // why: "5 steps, as asked", "the interval of the median is within 2 %", "200 steps, the most allowed"
+  double p10_seconds = 0, p90_seconds = 0;
+  std::optional<double> low_seconds, high_seconds;   // 95 % confidence interval of the median; none: too few independent steps
+  double independent_steps = 0;
+  friend bool operator==(const StepNoise&, const StepNoise&) = default;
+};
+
 struct Measurement {
   Provenance provenance;
   std::string backend, environment;          // "host"; processor, cores, library versions, date
@@ -82,8 +132,16 @@ struct Measurement {
   std::vector<double> losses;                // of every step run, mean over the global batch
   std::vector<RankMeasurement> ranks;
   std::vector<ActionTime> by_action;         // rank 0, median step
-  std::int64_t process_high_water_bytes = 0;
+  std::int64_t process_high_water_bytes = 0; // of the process of rank 0
+  // Documents of earlier versions have none of these.
+  std::optional<StepNoise> steps;
+  std::optional<MachineState> machine;
+  std::optional<ProcessMemory> memory;       // of the process of rank 0
 };
+
+// What a reader must know before believing the step time: the machine was busy, steps had not settled, the median is not sure. Words
+// for a person, most important first; empty: nothing stands against it.
+[[nodiscard]] std::vector<std::string> doubts(const Measurement&);
 
 // Memory limit default: the GPU's usable memory less 5%. The verdict: fits if the limit holds what the allocator reserves when nothing
 // limits it; tight if it holds that only with retries, or only with expandable segments; else it does not fit.
@@ -103,6 +161,10 @@ struct PredictOptions {
 // One label per kind of operation ("forward linear", "all_gather"): the rows of `by_action`.
 [[nodiscard]] std::string action_label(const Operation&, const ModelGraph&);
 [[nodiscard]] std::vector<ActionTime> times_by_action(const Step&, const Timeline&, const ModelGraph&);
+
+// The same by unit, in the plan's order; what belongs to none (loss, batch, norm) last. A kernel belongs to the innermost unit around its
+// module. Units without operations are left out.
+[[nodiscard]] std::vector<UnitTime> times_by_unit(const Step&, const Timeline&, const ShardingPlan&, const ModelGraph&);
 
 // Exposed time by class over one period of the compute stream. Intervals that the compute stream leaves idle are charged to the
 // collective (or copy) that runs then, else to `idle`.

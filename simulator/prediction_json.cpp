@@ -12,26 +12,8 @@ namespace {
 
 constexpr std::string_view kSchema = "fsdp-plan/prediction/1";
 
-struct Part {
-  const char* key;
-  Seconds Breakdown::*member;
-};
-constexpr std::array<Part, 8> kParts = {{{"compute_s", &Breakdown::compute},
-                                         {"recompute_s", &Breakdown::recompute},
-                                         {"exposed_all_gather_s", &Breakdown::exposed_all_gather},
-                                         {"exposed_reduce_scatter_s", &Breakdown::exposed_reduce_scatter},
-                                         {"exposed_all_reduce_s", &Breakdown::exposed_all_reduce},
-                                         {"copies_s", &Breakdown::copies},
-                                         {"optimizer_s", &Breakdown::optimizer},
-                                         {"idle_s", &Breakdown::idle}}};
 constexpr std::array<Verdict, 3> kVerdicts = {Verdict::fits, Verdict::tight, Verdict::does_not_fit};
 using Kinds = std::array<std::int64_t, kBufferKinds>;
-
-Json json_of(const Breakdown& b) {
-  Json j;
-  for (const Part& p : kParts) j[p.key] = (b.*p.member).count();
-  return j;
-}
 
 Json json_of(const Kinds& kinds) {
   Json j;
@@ -83,13 +65,6 @@ StepTimeDistribution distribution(JsonObject o) {
   if (const auto seed = o.optional_integer("seed", 0, std::numeric_limits<std::int64_t>::max())) d.seed = static_cast<std::uint64_t>(*seed);
   o.finish();
   return d;
-}
-
-Breakdown breakdown(JsonObject o) {
-  Breakdown b;
-  for (const Part& p : kParts) b.*p.member = seconds(o, p.key);
-  o.finish();
-  return b;
 }
 
 Kinds kinds(JsonObject o) {
@@ -155,11 +130,12 @@ void read_roles(JsonObject& root, Prediction& p) {
 std::string to_json_text(const Prediction& p) {
   Json j = headline(p);
   if (p.step_time_distribution) j["step_time_distribution"] = json_of(*p.step_time_distribution);
-  j["where"] = json_of(p.where);
+  j["where"] = records::json_of(p.where);
   j["peak_made_of_bytes"] = json_of(p.peak_made_of);
   j["peak_at"] = p.peak_at;
   j["critical_path"] = p.critical_path;
   j["by_action"] = records::json_of(p.by_action);
+  j["by_unit"] = records::json_of(p.by_unit);
   j["order"] = p.order;
   j["timeline"] = records::json_of(p.timeline);
   j["memory"] = json_of(p.memory);
@@ -180,6 +156,7 @@ Prediction parse_prediction(std::string_view json_text, std::string_view where) 
   p.peak_at = root.text("peak_at");
   p.critical_path = root.texts("critical_path");
   p.by_action = action_times(root.array("by_action"));
+  if (root.has("by_unit")) p.by_unit = unit_times(root.array("by_unit"));  // not in files of earlier versions
   p.order = root.texts("order");
   p.timeline = timeline(root.object("timeline"));
   p.memory = program_memory(root.object("memory"));

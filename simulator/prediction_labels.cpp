@@ -1,4 +1,6 @@
 // Names of operations as records carry them, and sums of times under those names.
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 
@@ -54,6 +56,43 @@ std::vector<ActionTime> times_by_action(const Step& step, const Timeline& timeli
   }
   std::erase_if(table, [](const ActionTime& row) { return row.count == 0; });
   std::stable_sort(table.begin(), table.end(), [](const ActionTime& a, const ActionTime& b) { return a.seconds > b.seconds; });
+  return table;
+}
+
+namespace {
+
+// By module: the innermost unit around it; -1: none (an operation outside of the model).
+std::vector<std::int32_t> unit_of_modules(const ShardingPlan& plan, const ModelGraph& model) {
+  std::vector<std::int32_t> unit_of(model.modules.size(), -1);
+  for (std::size_t u = 0; u < plan.units.size(); ++u)
+    for (const std::string& module : plan.units[u].modules)
+      if (const std::int32_t m = model.find_module(module); m >= 0) unit_of[static_cast<std::size_t>(m)] = static_cast<std::int32_t>(u);
+  for (std::size_t m = 1; m < model.modules.size(); ++m)  // pre-order: the parent comes first
+    if (unit_of[m] < 0) unit_of[m] = unit_of[static_cast<std::size_t>(model.modules[m].parent)];
+  return unit_of;
+}
+
+}  // namespace
+
+std::vector<UnitTime> times_by_unit(const Step& step, const Timeline& timeline, const ShardingPlan& plan, const ModelGraph& model) {
+  const std::vector<std::int32_t> unit_of = unit_of_modules(plan, model);
+  std::vector<UnitTime> table(plan.units.size() + 1);
+  for (std::size_t u = 0; u < plan.units.size(); ++u) {
+    const auto& modules = plan.units[u].modules;
+    table[u].what = fmt::format("unit {} ({}{})", u, modules.empty() || modules.front().empty() ? "root" : modules.front(),
+                                modules.size() > 1 ? fmt::format(" and {} more", modules.size() - 1) : "");
+  }
+  table.back().what = "no unit";
+  for (std::size_t i = 0; i < step.ops.size(); ++i) {
+    const Operation& op = step.ops[i];
+    if (!runs_on_a_stream(op)) continue;
+    std::int32_t unit = op.unit;
+    if (unit < 0 && op.graph_op >= 0)
+      if (const std::int32_t m = model.ops.at(static_cast<std::size_t>(op.graph_op)).module; m >= 0) unit = unit_of[static_cast<std::size_t>(m)];
+    UnitTime& row = unit < 0 ? table.back() : table.at(static_cast<std::size_t>(unit));
+    (is_collective(op.action) ? row.communication_seconds : row.compute_seconds) += timeline.spans[i].end - timeline.spans[i].start;
+  }
+  std::erase_if(table, [](const UnitTime& row) { return row.compute_seconds == 0 && row.communication_seconds == 0; });
   return table;
 }
 

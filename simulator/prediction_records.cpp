@@ -1,6 +1,24 @@
 #include "simulator/prediction_records.h"
 
+#include <array>
+
 namespace fsdp::records {
+
+namespace {
+
+struct Part {
+  const char* key;
+  Seconds Breakdown::*member;
+};
+constexpr std::array<Part, 8> kParts = {{{"compute_s", &Breakdown::compute},
+                                         {"recompute_s", &Breakdown::recompute},
+                                         {"exposed_all_gather_s", &Breakdown::exposed_all_gather},
+                                         {"exposed_reduce_scatter_s", &Breakdown::exposed_reduce_scatter},
+                                         {"exposed_all_reduce_s", &Breakdown::exposed_all_reduce},
+                                         {"copies_s", &Breakdown::copies},
+                                         {"optimizer_s", &Breakdown::optimizer},
+                                         {"idle_s", &Breakdown::idle}}};
+}  // namespace
 
 Json json_of(const Provenance& p) {
   return {{"model", p.model},
@@ -17,6 +35,19 @@ Json json_of(const Provenance& p) {
 Json json_of(const std::vector<ActionTime>& actions) {
   Json rows = Json::array();
   for (const ActionTime& a : actions) rows.push_back({{"what", a.what}, {"count", a.count}, {"seconds", a.seconds}});
+  return rows;
+}
+
+Json json_of(const Breakdown& b) {
+  Json j;
+  for (const Part& p : kParts) j[p.key] = (b.*p.member).count();
+  return j;
+}
+
+Json json_of(const std::vector<UnitTime>& units) {
+  Json rows = Json::array();
+  for (const UnitTime& u : units)
+    rows.push_back({{"what", u.what}, {"compute_s", u.compute_seconds}, {"communication_s", u.communication_seconds}});
   return rows;
 }
 
@@ -54,6 +85,23 @@ std::vector<ActionTime> action_times(const std::vector<JsonValue>& rows) {
   for (const JsonValue& row : rows) {
     JsonObject o = row.object();
     times.push_back({o.text("what"), o.integer("count", 0, kMaxInteger), o.number("seconds", 0, kMaxSeconds)});
+    o.finish();
+  }
+  return times;
+}
+
+Breakdown breakdown(JsonObject o) {
+  Breakdown b;
+  for (const Part& p : kParts) b.*p.member = seconds(o, p.key);
+  o.finish();
+  return b;
+}
+
+std::vector<UnitTime> unit_times(const std::vector<JsonValue>& rows) {
+  std::vector<UnitTime> times;
+  for (const JsonValue& row : rows) {
+    JsonObject o = row.object();
+    times.push_back({o.text("what"), o.number("compute_s", 0, kMaxSeconds), o.number("communication_s", 0, kMaxSeconds)});
     o.finish();
   }
   return times;

@@ -18,11 +18,15 @@ inline constexpr std::int64_t kMaxRanks = std::int64_t{1} << 24;
 
 [[nodiscard]] Json json_of(const Provenance&);
 [[nodiscard]] Json json_of(const std::vector<ActionTime>&);
+[[nodiscard]] Json json_of(const std::vector<UnitTime>&);
+[[nodiscard]] Json json_of(const Breakdown&);
 [[nodiscard]] Json json_of(const Timeline&);        // {"duration_s", "spans_s": [start, end, start, end, ...]}
 [[nodiscard]] Json json_of(const MemoryTimeline&);  // {"start_bytes", "points_bytes": [at, after, at, after, ...]}
 
 [[nodiscard]] Provenance provenance(JsonObject);
 [[nodiscard]] std::vector<ActionTime> action_times(const std::vector<JsonValue>&);
+[[nodiscard]] std::vector<UnitTime> unit_times(const std::vector<JsonValue>&);
+[[nodiscard]] Breakdown breakdown(JsonObject);
 [[nodiscard]] Timeline timeline(JsonObject);
 [[nodiscard]] MemoryTimeline memory_timeline(JsonObject);
 [[nodiscard]] Bytes bytes(JsonObject&, std::string_view key);

@@ -156,3 +156,83 @@ TEST_CASE("a rank that was not measured, or not predicted, is a difference") {
   CHECK(memory_of(p, 1) == &p.memory);
   CHECK(memory_of(p, 2) == nullptr);
 }
+
+namespace {
+
+bool finds(const ValidationReport& r, const std::string& words) {
+  for (const Finding& f : r.findings)
+    if (f.text.find(words) != std::string::npos) return true;
+  return false;
+}
+
+// Two ranks that did what was predicted: 60 ms of products, 20 ms of all-gathers of which 10 are exposed.
+Prediction with_times() {
+  Prediction p = prediction();
+  p.by_unit = {{"unit 0 (a)", 0.04, 0.012}, {"unit 1 (b)", 0.02, 0.008}};
+  p.where.compute = Seconds(0.06);
+  p.where.exposed_all_gather = Seconds(0.01);
+  p.where.idle = Seconds(0.03);
+  return p;
+}
+
+Measurement as_predicted(const Prediction& p) {
+  Measurement m = measured(p);
+  m.by_action = p.by_action;
+  for (RankMeasurement& r : m.ranks) {
+    r.by_action = p.by_action;
+    r.by_unit = p.by_unit;
+    r.where = p.where;
+  }
+  return m;
+}
+
+}  // namespace
+
+TEST_CASE("times as predicted: rows of every kind, and nothing to say") {
+  const Prediction p = with_times();
+  const ValidationReport r = compare(p, as_predicted(p));
+  CHECK(r.findings.empty());
+  CHECK(r.not_compared.empty());
+  REQUIRE(r.by_unit.size() == 4);
+  for (const CompareRow& row : r.by_unit) CHECK(std::abs(row.error()) < 1e-12);
+  REQUIRE(r.by_rank.size() == 4);
+  CHECK(r.by_rank[3].what == "rank 1, collectives");
+  CHECK(r.by_rank[3].measured == relative(0.02));
+  CHECK(r.where.size() == 3);
+}
+
+TEST_CASE("an op kind that is slower on every rank, or on one, is told apart") {
+  const Prediction p = with_times();
+  Measurement m = as_predicted(p);
+  for (RankMeasurement& r : m.ranks) r.by_action[0].seconds *= 1.5;
+  CHECK(finds(compare(p, m), "forward linear takes 50 % longer than predicted on every rank (+30.0 ms)"));
+  m.ranks[0].by_action[0].seconds = p.by_action[0].seconds;
+  const ValidationReport r = compare(p, m);
+  CHECK(finds(r, "forward linear takes 25 % longer than predicted on some ranks"));
+  CHECK(finds(r, "rank 1 is late: its kernels take 50 % longer"));
+  CHECK(r.findings[0].seconds >= r.findings[1].seconds);
+}
+
+TEST_CASE("exposed communication, idle time and slow collectives are named") {
+  const Prediction p = with_times();
+  Measurement m = as_predicted(p);
+  for (RankMeasurement& r : m.ranks) {
+    r.where->exposed_all_gather = Seconds(0.025);
+    r.where->idle = Seconds(0.04);
+    r.by_action[1].seconds = 0.05;
+    r.by_unit[1].communication_seconds = 0.038;
+  }
+  const ValidationReport r = compare(p, m);
+  CHECK(finds(r, "communication is more exposed than predicted (+15.0 ms of 25.0 ms)"));
+  CHECK(finds(r, "stands still longer than predicted with nothing else running (+10.0 ms)"));
+  CHECK(finds(r, "all_gather takes 150 % longer than predicted (+30.0 ms, waiting for other ranks included)"));
+  CHECK(r.by_unit[0].what == "unit 1 (b), collectives");
+  CHECK(r.by_unit[0].measured == relative(0.038));
+}
+
+TEST_CASE("what an earlier version did not write is said to be not compared") {
+  const ValidationReport r = compare(prediction(), measured(prediction()));
+  CHECK(r.not_compared.size() == 3);  // units, exposed communication, ranks
+  CHECK(r.by_unit.empty());
+  CHECK_FALSE(r.by_action.empty());   // of rank 0, as before
+}

@@ -356,6 +356,88 @@ TEST_CASE("predictions on disk") {
   refused("\"mfu\"", "\"mfoo\"", "mfu");
 }
 
+TEST_CASE("what later versions add to a measurement comes back, and may be absent") {
+  Measurement m;
+  m.backend = "host";
+  m.step_seconds = {0.25, 0.5};
+  m.median_step_seconds = 0.375;
+  const std::string old = to_json_text(m);
+  for (const char* key : {"noise_of_steps", "machine", "process_memory"}) CHECK(old.find(key) == std::string::npos);
+  CHECK_FALSE(parse_measurement(old, "m.json").steps.has_value());
+  m.steps = StepNoise{3, false, "5 steps, as asked", 0.26, 0.49, 0.25, 0.5, 1.5};
+  m.machine = MachineState{"cpu", "x86-64-v4", "BLAS 1", "2026-11-21 09:00 UTC", "performance", "on", 8, 4, true, 0.5, 1.5, 12, 3.5, 0.25, 0.125};
+  m.memory = ProcessMemory{100, 90, 50, 20, 15, 5};
+  RankMeasurement r;
+  r.by_action = {{"forward linear", 2, 0.25}};
+  r.by_unit = {{"unit 0 (root)", 0.25, 0.125}};
+  r.where = Breakdown{};
+  r.where->idle = Seconds(0.5);
+  r.arena_bytes = 4096;
+  r.arena_resident_bytes = 2048;
+  m.ranks = {r};
+  const Measurement back = parse_measurement(to_json_text(m), "m.json");
+  CHECK(back.steps == m.steps);
+  CHECK(back.machine == m.machine);
+  CHECK(back.memory == m.memory);
+  CHECK(back.ranks[0].by_unit == r.by_unit);
+  CHECK(back.ranks[0].where->idle.count() == 0.5);
+  CHECK(back.ranks[0].arena_resident_bytes == 2048);
+  CHECK(to_json_text(back) == to_json_text(m));
+  m.machine->other_cores.reset();
+  m.steps->low_seconds.reset();
+  const Measurement less = parse_measurement(to_json_text(m), "m.json");
+  CHECK_FALSE(less.machine->other_cores.has_value());
+  CHECK_FALSE(less.steps->high_seconds.has_value());
+  const auto refused_with = [&](const std::string& from, const std::string& to) {
+    std::string text = to_json_text(back);
+    const std::size_t found = text.find(from);
+    REQUIRE(found != std::string::npos);
+    text.replace(found, from.size(), to);
+    CHECK_THROWS_AS((void)parse_measurement(text, "m.json"), InputError);
+  };
+  refused_with("\"median_interval_s\":[0.25,0.5]", "\"median_interval_s\":[0.5,0.25]");
+  refused_with("\"settled\":false", "\"settled\":1");
+  refused_with("\"heap_bytes\":20", "\"heap_bytes\":-1");
+  refused_with("\"wall_s\"", "\"walls\"");
+}
+
+TEST_CASE("doubts: a busy machine, steps that had not settled, a median that is not sure") {
+  Measurement m;
+  CHECK(doubts(m).empty());  // an earlier version: nothing is known
+  m.ranks.resize(2);
+  m.step_seconds.assign(20, 1.0);
+  m.median_step_seconds = 1;
+  m.steps = StepNoise{2, true, "20 steps, as asked", 1, 1, 0.99, 1.01, 20};
+  m.machine = MachineState{};
+  m.machine->cores = m.machine->usable_cores = 4;
+  m.machine->other_cores = 0.05;
+  m.machine->stolen_cores = 0;
+  CHECK(doubts(m).empty());
+  const auto says = [&](const char* words) {
+    for (const std::string& d : doubts(m))
+      if (d.find(words) != std::string::npos) return true;
+    return false;
+  };
+  m.machine->other_cores = 1.25;
+  CHECK(says("other processes kept 1.2 of its 4 cores") != says("other processes kept 1.3 of its 4 cores"));
+  m.machine->other_cores.reset();
+  m.machine->load_at_start = 3;
+  CHECK(says("a load of 3.0"));
+  m.machine->stolen_cores = 0.5;
+  CHECK(says("took 0.50 cores away"));
+  m.ranks.resize(8);
+  CHECK(says("8 ranks shared 4 cores"));
+  m.steps->settled = false;
+  CHECK(says("had not settled"));
+  m.steps->low_seconds = 0.8;
+  m.steps->high_seconds = 1.2;
+  CHECK(says("known to 20 % only"));
+  m.steps->low_seconds.reset();
+  CHECK(says("as much as 20 independent ones"));
+  m.step_seconds.resize(3);
+  CHECK(says("3 steps are too few"));
+}
+
 TEST_CASE("measurements on disk, and compared after the way there and back") {
   Setup s(2);
   const Prediction p = s.predicted();
