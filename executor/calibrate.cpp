@@ -12,7 +12,9 @@
 #include <vector>
 
 #include "executor/calibrate_ops.h"
+#include "executor/calibrate_threads.h"
 #include "executor/kernels.h"
+#include "models/catalog.h"
 #include "models/error.h"
 #include "models/implementation.h"
 
@@ -39,12 +41,13 @@ class Suite {
     return benchmarks_.size() - 1;
   }
   void run(Backend& backend, const CalibrateOptions& options) {
+    if (options.clock) return run_by_clock(backend, options);
     const auto begin = std::chrono::steady_clock::now();
     const auto spent = [&] { return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count(); };
     for (int pass = 0; pass < kPasses; ++pass) {
       for (std::size_t i = 0; i < benchmarks_.size(); ++i) {
         const double left = static_cast<double>((kPasses - pass) * benchmarks_.size() - i);
-        const Timer timer{backend, 0.6 * std::max(0.0, options.seconds_budget - spent()) / left};  // the rest: set-up
+        const Timer timer{backend, 0.5 * std::max(0.0, options.seconds_budget - spent()) / left};  // the rest: set-up
         if (options.progress) options.progress(fmt::format("pass {} of {}: {}", pass + 1, kPasses, benchmarks_[i].what));
         benchmarks_[i].seconds = std::min(benchmarks_[i].seconds, timer.time(benchmarks_[i].setup));
       }
@@ -54,6 +57,12 @@ class Suite {
   [[nodiscard]] double seconds(std::size_t i) const { return benchmarks_[i].seconds; }
 
  private:
+  void run_by_clock(Backend& backend, const CalibrateOptions& options) {
+    for (Benchmark& b : benchmarks_) {
+      if (options.progress) options.progress(b.what);
+      b.seconds = options.clock(b.what, Timer{backend}.one_round(b.setup));
+    }
+  }
   std::vector<Benchmark> benchmarks_;
 };
 
@@ -129,7 +138,9 @@ class Calibration {
     costs.source = fmt::format("calibrate --backend host, {} ranks, {}, {}, {}, kernels {}, {}", options_.ranks, name(options_.type),
                                backend->environment(), host_gemm_library(), kernel_instructions(), today());
     costs.kernel_overhead = Seconds(suite_.seconds(empty_));
-    costs.host_per_operation = Seconds(std::min(host_launch_seconds(*backend), suite_.seconds(empty_)));
+    const double launch = options_.clock ? options_.clock("launch", {}) : host_launch_seconds(*backend);
+    costs.host_per_operation = Seconds(std::min(launch, suite_.seconds(empty_)));
+    fill_threads(costs, *backend);
     fill(costs);
     return costs;
   }
@@ -202,6 +213,25 @@ class Calibration {
     return pair_line(p, work(small), work(large), kind == OpKind::attention);
   }
 
+  void fill_threads(Costs& costs, Backend& backend) const {
+    ThreadCosts t;
+    if (options_.clock) {
+      const auto said = [&](const char* what) { return options_.clock(what, {}); };
+      t = {said("wake"), said("wake_beside"), said("collective_beside"), said("skew"), said("skew_share"), said("skew_most")};
+    } else {
+      if (options_.progress) options_.progress("threads: waking, and waiting for the slowest rank");
+      t = time_threads(backend, options_.type, 0.2 * options_.seconds_budget);
+    }
+    costs.wake = Seconds(t.wake);
+    costs.wake_beside = Seconds(t.wake_beside);
+    costs.collective_beside = Seconds(t.collective_beside);
+    costs.skew = Seconds(t.skew);
+    costs.skew_share = t.skew_share;
+    costs.skew_most = Seconds(t.skew_most);
+    costs.cores = load_cluster("host").gpus;
+    costs.collective_ranks = options_.ranks;
+  }
+
   void fill(Costs& costs) const {
     for (std::size_t p = 0; p < 3; ++p)
       for (std::size_t i = 0; i < std::size(kCube); ++i)
@@ -226,7 +256,6 @@ class Calibration {
         const double seconds = suite_.seconds(collectives_[c][i]);
         curves[c]->push_back({static_cast<double>(kFull[i]), std::max(seconds - suite_.seconds(empty_), seconds * 0.1)});
       }
-    costs.collective_ranks = options_.ranks;
   }
 
   const CalibrateOptions options_;

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "executor/backend.h"
 #include "planner/costs.h"
@@ -16,6 +17,9 @@ struct CalibrateOptions {
   double seconds_budget = 20;  // roughly, for everything
   DType type = DType::f32;
   std::function<void(const std::string& what)> progress;
+  // For tests, in place of the clock: seconds that one round of a benchmark takes, from what the instruments of every rank saw of it
+  // (nothing for what is not a round: "wake", "wake_beside", "collective_beside", "skew", "skew_share", "skew_most", "launch").
+  std::function<double(const std::string& what, const std::vector<std::vector<OperationRecord>>& ranks)> clock;
 };
 [[nodiscard]] Costs calibrate_host(const CalibrateOptions&);
 

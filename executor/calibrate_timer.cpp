@@ -99,4 +99,19 @@ double Timer::time(const Setup& setup) const {
   return result;
 }
 
+std::vector<std::vector<OperationRecord>> Timer::one_round(const Setup& setup) const {
+  std::vector<std::vector<OperationRecord>> records(static_cast<std::size_t>(backend.ranks()));
+  backend.run([&](Device& device) {  // every rank writes its own
+    device.reserve_arena(kArenaBytes);
+    BenchMemory memory(device);
+    const Issue issue = setup(memory);
+    device.begin_step();
+    std::int32_t op = 0;
+    issue(device, op, 0);
+    device.synchronize();
+    records[static_cast<std::size_t>(device.rank())] = device.records();
+  });
+  return records;
+}
+
 }  // namespace fsdp

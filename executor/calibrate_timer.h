@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "executor/backend.h"
 
@@ -36,6 +37,8 @@ struct Timer {
   double seconds_per_benchmark = 0.05;
   // Seconds per round: the median over batches of the mean over ranks.
   [[nodiscard]] double time(const Setup&) const;
+  // What the instruments of every rank say of one round; nothing is timed.
+  [[nodiscard]] std::vector<std::vector<OperationRecord>> one_round(const Setup&) const;
 };
 
 // How many sets of buffers of `bytes` each a benchmark goes round. What a forward kernel reads was mostly written a moment ago

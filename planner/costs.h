@@ -32,6 +32,10 @@ struct Demand {
   bool holds_compute = false;                // a collective: its SMs are taken first, the rest is shared
   double resident = 0;                       // fraction of the SMs that its CTAs keep from start to end (persistent kernel); 0: they come and go
   Seconds host;                              // CPU time to issue it
+  // Of streams that are threads (hosts): before it starts on a stream that had nothing to do, while nothing else of the rank runs and while
+  // something does; and of a collective: waiting for the slowest rank, this long and this part of the time since ranks last met, at most so long.
+  Seconds wake, wake_beside, skew, skew_most;
+  double skew_share = 0;
   Flops flops;                               // arithmetic done (0 for everything but kernels)
 };
 
@@ -85,6 +89,14 @@ struct Costs {
   KernelRate copy, cast, optimizer, norm;    // copy-in/out, casts, AdamW, gradient norm: byte rates
   std::vector<CurvePoint> all_gather, reduce_scatter, all_reduce;   // full-tensor bytes -> seconds, at `collective_ranks`
   std::int64_t collective_ranks = 0;
+  // Hosts, whose streams are threads that share cores; all measured with `collective_ranks` ranks at once. A thread that sleeps is woken:
+  // `wake` while its rank does nothing else, `wake_beside` while another of its threads works (it queues for the core); for a collective,
+  // all of whose threads must get a core, `collective_beside`. Ranks that do the same for d seconds reach a collective
+  // min(skew + skew_share d, skew_most) apart (the last one, over their mean): ranks that take turns on a core are soon as far apart as
+  // they get. 0: not measured.
+  Seconds wake, wake_beside, collective_beside, skew, skew_most;
+  double skew_share = 0;
+  std::int64_t cores = 0;                    // that those ranks had; 0: not known
   // Collectives on GPUs (costs/collective_model.h). Fabric: of the NICs' counted bandwidth, on up to 8 nodes and from 16 on.
   double fabric_efficiency = 0.95, fabric_efficiency_at_scale = 0.90;
   Seconds collective_skew;                   // per collective of a training step: launch, and waiting for the last rank to come

@@ -15,6 +15,7 @@ namespace {
 
 constexpr std::size_t kCompute = static_cast<std::size_t>(Resource::compute), kMemory = static_cast<std::size_t>(Resource::memory);
 constexpr double kInterference = 0.6;   // see engine.h
+constexpr double kAwake = 20e-6;        // a thread that has nothing to do looks for work this long before it sleeps
 constexpr double kMostHeld = 0.9;       // a holder never starves the others for good
 
 // Progressive filling of the operations that hold compute, or of the others: all unfixed rates rise together until a resource is
@@ -115,6 +116,7 @@ class Engine {
     std::int32_t op = -1;
     double left = 0;          // seconds of work left at its own speed
     bool two_rounds = false;  // a persistent kernel that found some of its multiprocessors taken
+    double delay = 0;         // seconds until it does anything: its thread is woken, other ranks are waited for
   };
 
   // One steady step. Nothing of it starts before the step before has ended (Program's promise), but the host may be ahead.
@@ -205,12 +207,26 @@ class Engine {
         if (d.holds_compute != holders || !ready(i)) continue;
         if (options_.share && holders && resident() > 1 - d.use[kCompute]) continue;
         const bool two_rounds = options_.share && d.resident > 1 - held_by_collectives();
-        running_[s] = {i, d.alone.count() * (two_rounds ? 2 : 1), two_rounds};
-        spans_[static_cast<std::size_t>(i)].start = now_;
+        const double woken = wake(d, s);
+        running_[s] = {i, d.alone.count() * (two_rounds ? 2 : 1), two_rounds, woken + wait_for_ranks(d)};
+        spans_[static_cast<std::size_t>(i)].start = now_ + woken;
         changed_ = true;
       }
     }
   }
+
+  // A stream that has just finished an operation is awake.
+  [[nodiscard]] double wake(const Demand& d, std::size_t stream) const {
+    if (d.wake.count() == 0 && d.wake_beside.count() == 0) return 0;
+    if (free_since_[stream] >= now_ - kAwake) return 0;
+    for (std::size_t s = 0; s < kStreams; ++s)
+      if (s != stream && works(running_[s])) return d.wake_beside.count();
+    return d.wake.count();
+  }
+  [[nodiscard]] double wait_for_ranks(const Demand& d) const {
+    return std::min(d.skew_most.count(), d.skew.count() + d.skew_share * std::max(0.0, now_ - met_));
+  }
+  [[nodiscard]] static bool works(const Running& r) { return r.op >= 0 && r.delay <= 0; }
 
   void update_rates() {
     if (!changed_) return;
@@ -218,14 +234,14 @@ class Engine {
     std::array<const Demand*, kStreams> demands{};
     std::array<double, kStreams> rates{};
     std::size_t n = 0;
-    for (const Running& r : running_) if (r.op >= 0) demands[n++] = &demands_[static_cast<std::size_t>(r.op)];
+    for (const Running& r : running_) if (works(r)) demands[n++] = &demands_[static_cast<std::size_t>(r.op)];
     if (options_.share && n > 1) {
       share_rates({demands.data(), n}, {rates.data(), n});
     } else {
       rates.fill(1.0);
     }
     n = 0;
-    for (std::size_t s = 0; s < kStreams; ++s) rate_[s] = running_[s].op >= 0 ? rates[n++] : 0;
+    for (std::size_t s = 0; s < kStreams; ++s) rate_[s] = works(running_[s]) ? rates[n++] : 0;
     const bool alone = held_by_collectives() == 0;
     for (std::size_t s = 0; s < kStreams; ++s) {
       Running& r = running_[s];
@@ -241,7 +257,7 @@ class Engine {
     double next = kNever;
     for (std::size_t s = 0; s < kStreams; ++s) {
       if (running_[s].op >= 0) {
-        next = std::min(next, now_ + running_[s].left / rate_[s]);
+        next = std::min(next, now_ + (running_[s].delay > 0 ? running_[s].delay : running_[s].left / rate_[s]));
       } else if (head_[s] < queue_[s].size()) {
         const auto i = static_cast<std::size_t>(queue_[s][head_[s]]);
         if (i < issued_ && issue_[i] > now_) next = std::min(next, issue_[i]);
@@ -257,8 +273,13 @@ class Engine {
     for (std::size_t s = 0; s < kStreams; ++s) {
       Running& r = running_[s];
       if (r.op < 0) continue;
-      const double left = r.left - passed * rate_[s];
       const double tiny = 1e-12 * (now_ + 1e-6);
+      if (r.delay > 0) {
+        r.delay = r.delay - passed > tiny ? r.delay - passed : 0;
+        changed_ = changed_ || r.delay == 0;
+        continue;
+      }
+      const double left = r.left - passed * rate_[s];
       if (left > tiny) {
         r.left = left;
         continue;
@@ -266,12 +287,14 @@ class Engine {
       const auto i = static_cast<std::size_t>(r.op);
       finish_[i] = now_;
       spans_[i].end = now_;
+      free_since_[s] = now_;
+      if (is_collective(step_.ops[i].action)) met_ = now_;
       r = {};
       ++head_[s];
       changed_ = true;
       if (step_.ops[i].action == Action::read_loss) {
         host_reads_loss_ = false;
-        host_ = std::max(host_, now_);
+        host_ = std::max(host_, now_) + demands_[i].wake.count();
       }
     }
     issue();
@@ -289,12 +312,12 @@ class Engine {
   std::array<std::vector<std::int32_t>, kStreams> queue_;
   std::array<std::size_t, kStreams> head_{};
   std::array<Running, kStreams> running_{};
-  std::array<double, kStreams> rate_{};
+  std::array<double, kStreams> rate_{}, free_since_{};   // free_since_: when the stream last finished something
   std::vector<std::int32_t> before_on_comm_;
   std::vector<double> finish_, finish_before_, issue_;   // finish_before_: of the step before
   std::vector<Span> spans_;
   std::size_t issued_ = 0;
-  double now_ = 0, host_ = 0, step_start_ = 0;
+  double now_ = 0, host_ = 0, step_start_ = 0, met_ = 0;   // met_: when a collective last ended
   bool changed_ = false, host_reads_loss_ = false;
 };
 

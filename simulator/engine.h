@@ -23,6 +23,11 @@
 //     (pytorch issue 143988: 80 % of the peak alone, 47 % beside 24 CTAs of an all-gather that lasts longer.)
 // So a collective that is shorter than the kernels around it costs no more than its own time, where the ratio of microbenchmarks with
 // endless collectives would charge every kernel of the step.
+//
+// Streams that are threads (Demand::wake and its like; hosts): an operation whose stream has had nothing to do for 20 us (threads look
+// for work that long before they sleep) starts `wake` after it could have, or `wake_beside` if another stream of the rank is working
+// then, and uses nothing meanwhile. A collective first waits for the slowest rank: skew + skew_share times what has passed since a
+// collective last ended, at most skew_most. The host, too, is woken when it reads the loss.
 #pragma once
 
 #include <cstdint>

@@ -505,6 +505,50 @@ TEST_CASE("on the host everything takes the rank's one core, and nothing is pric
                        InputError);
 }
 
+TEST_CASE("ranks that share cores take turns; ranks with several cores overlap; threads have delays") {
+  Setup s;
+  s.cluster = host_cluster();
+  s.costs = host_costs();
+  const Program program = lower(s.model, s.plan, s.impl);
+  const std::vector<Demand> before = demands_of(program.steady_step, program, s.context());
+  s.costs.collective_ranks = 2;
+  s.costs.cores = 2;
+  s.costs.wake = Seconds(1e-5);
+  s.costs.wake_beside = Seconds(2e-5);
+  s.costs.collective_beside = Seconds(3e-5);
+  s.costs.skew = Seconds(4e-5);
+  s.costs.skew_share = 0.25;
+  s.costs.skew_most = Seconds(5e-5);
+  const auto check = [&](std::int64_t ranks, double slower, double use) {
+    s.cluster.gpus = ranks;
+    CAPTURE(ranks);
+    const std::vector<Demand> after = demands_of(program.steady_step, program, s.context());
+    for (std::size_t i = 0; i < after.size(); ++i) {
+      const Operation& op = program.steady_step.ops[i];
+      if (op.host_only || op.action == Action::read_loss) continue;
+      const bool collective = is_collective(op.action);
+      // A collective's curve is of that many ranks, too.
+      if (!collective || s.costs.collective_ranks == 2) CHECK(after[i].alone.count() == relative(before[i].alone.count() * slower));
+      CHECK(after[i].host.count() == relative(before[i].host.count() * slower));
+      CHECK(after[i].use[0] == relative(use));
+      CHECK(after[i].wake.count() == 1e-5);
+      CHECK(after[i].wake_beside.count() == (collective ? 3e-5 : 2e-5));
+      CHECK(after[i].skew_most.count() == (collective ? 5e-5 : 0));
+      CHECK(after[i].skew_share == (collective ? 0.25 : 0));
+    }
+  };
+  check(2, 1, 1);     // measured so
+  check(4, 2, 1);     // two ranks on each core
+  s.costs.cores = 8;  // four for each of the two ranks: four threads run side by side
+  check(2, 1, 0.25);
+  s.costs.cores = 1;  // measured with two ranks on one core
+  check(4, 2, 1);
+  s.costs.cores = 8;
+  s.costs.collective_ranks = 16;  // measured with two on each core, used with one
+  check(8, 0.5, 1);
+  CHECK(parse_costs(to_json_text(s.costs), "costs.json") == s.costs);
+}
+
 TEST_CASE("calibrated curves") {
   const std::vector<CurvePoint> line = {{1e6, 1e-3}, {1e9, 1.0}};  // slope 1: proportional, inside and outside
   CHECK(interpolate(line, 1e8) == relative(0.1));

@@ -171,3 +171,72 @@ TEST_CASE("two runs give equal results") {
   std::vector<Demand> demands(program.steady_step.ops.size(), uses(0.001, Resource::memory, 0.7));
   CHECK(simulate(program.steady_step, demands).duration == simulate(program.steady_step, demands).duration);
 }
+
+namespace {
+
+struct HandMade {
+  Step step;
+  std::vector<Demand> demands;
+  void add(Action action, Stream stream, Demand d, std::vector<std::int32_t> waits = {}) {
+    Operation op;
+    op.action = action;
+    op.stream = stream;
+    if (is_collective(action)) op.comm = Communicator::shard;
+    op.waits = {static_cast<std::uint32_t>(step.waits.size()), static_cast<std::uint32_t>(waits.size())};
+    step.waits.insert(step.waits.end(), waits.begin(), waits.end());
+    step.ops.push_back(op);
+    demands.push_back(d);
+  }
+  [[nodiscard]] Timeline run(int steps = 1) const { return simulate(step, demands, {.steps = steps}); }
+};
+
+Demand thread(double s, double wake, double beside) {
+  Demand d = seconds(s);
+  d.wake = Seconds(wake);
+  d.wake_beside = Seconds(beside);
+  return d;
+}
+
+}  // namespace
+
+TEST_CASE("streams that are threads are woken, later if another one works") {
+  HandMade alone;
+  alone.add(Action::forward, Stream::compute, thread(1, 0.1, 0.5));
+  alone.add(Action::gather_copy_in, Stream::copy_in, thread(1, 0.1, 0.5), {0});
+  alone.add(Action::forward, Stream::compute, thread(1, 0.1, 0.5), {1});
+  alone.add(Action::forward, Stream::compute, thread(1, 0.1, 0.5));  // follows at once
+  const Timeline t = alone.run();
+  CHECK(t.spans[0].end == relative(1));
+  CHECK(t.spans[1].start == relative(1.1));
+  CHECK(t.spans[1].end == relative(2.1));
+  CHECK(t.spans[2].start == relative(2.2));
+  CHECK(t.spans[3].start == relative(3.2));
+  CHECK(t.spans[3].end == relative(4.2));
+  HandMade beside;
+  beside.add(Action::forward, Stream::compute, thread(1, 0.1, 0.5));
+  beside.add(Action::gather_copy_in, Stream::copy_in, thread(1, 0.1, 0.5), {0});
+  beside.add(Action::forward, Stream::compute, thread(5, 0.1, 0.5));
+  CHECK(beside.run().spans[1].start == relative(1.5));
+  CHECK(beside.run().spans[1].end == relative(2.5));  // no resource is shared
+  // While it is woken it uses nothing: the kernel beside runs at full speed until then, and both at half speed after.
+  for (Demand& d : beside.demands) d.use[static_cast<std::size_t>(Resource::compute)] = 1;
+  CHECK(beside.run().spans[1].end == relative(3.5));
+  CHECK(beside.run().spans[2].end == relative(7));
+}
+
+TEST_CASE("collectives wait for the slowest rank: a part of the time since ranks last met") {
+  HandMade h;
+  Demand meeting = seconds(1);
+  meeting.skew = Seconds(0.1);
+  meeting.skew_share = 0.5;
+  meeting.skew_most = Seconds(3);
+  h.add(Action::forward, Stream::compute, seconds(2));
+  h.add(Action::all_gather, Stream::all_gather, meeting, {0});
+  h.add(Action::all_gather, Stream::all_gather, meeting, {0});
+  const Timeline t = h.run();
+  CHECK(t.spans[1].start == relative(2));
+  CHECK(t.spans[1].end == relative(2 + 0.1 + 0.5 * 2 + 1));
+  CHECK(t.spans[2].end == relative(4.1 + 0.1 + 1));
+  for (Demand& d : h.demands) d.skew_most = Seconds(0.75);
+  CHECK(h.run().spans[1].end == relative(2 + 0.75 + 1));
+}

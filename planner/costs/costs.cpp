@@ -118,6 +118,16 @@ void read_curves(JsonObject& root, Costs& c) {
   c.reduce_scatter = curve(root, "reduce_scatter");
   c.all_reduce = curve(root, "all_reduce");
   c.collective_ranks = root.integer("collective_ranks", 0, 1 << 24);
+  if (auto threads = root.optional_object("threads")) {  // hosts only
+    c.wake = Seconds(threads->number("wake_s", 0, 10));
+    c.wake_beside = Seconds(threads->number("wake_beside_s", 0, 10));
+    c.collective_beside = Seconds(threads->number("collective_beside_s", 0, 10));
+    c.skew = Seconds(threads->number("skew_s", 0, 10));
+    c.skew_share = threads->number("skew_share", 0, 10);
+    c.skew_most = Seconds(threads->number("skew_most_s", 0, 100));
+    c.cores = threads->integer("cores", 0, 1 << 24);
+    threads->finish();
+  }
   if (c.collective_ranks < 2 && !(c.all_gather.empty() && c.reduce_scatter.empty() && c.all_reduce.empty()))
     root.refuse("collective_ranks", "curves of collectives need the number of ranks they were measured on, at least 2");
 }
@@ -187,6 +197,14 @@ std::string to_json_text(const Costs& c) {
   j["reduce_scatter"] = json_of(c.reduce_scatter);
   j["all_reduce"] = json_of(c.all_reduce);
   j["collective_ranks"] = c.collective_ranks;
+  if (c.cores > 0)
+    j["threads"] = {{"cores", c.cores},
+                    {"wake_s", c.wake.count()},
+                    {"wake_beside_s", c.wake_beside.count()},
+                    {"collective_beside_s", c.collective_beside.count()},
+                    {"skew_s", c.skew.count()},
+                    {"skew_share", c.skew_share},
+                    {"skew_most_s", c.skew_most.count()}};
   j["fabric_efficiency"] = c.fabric_efficiency;
   j["fabric_efficiency_at_scale"] = c.fabric_efficiency_at_scale;
   j["collective_skew_s"] = c.collective_skew.count();

@@ -108,7 +108,7 @@ Seconds host_work(const Operation& op, const Step& step, const Program& program,
 bool is_kernel(Action a) { return a == Action::forward || a == Action::recompute || a == Action::backward; }
 Direction direction_of(Action a) { return a == Action::backward ? Direction::backward : Direction::forward; }
 
-Demand price(const Operation& op, const Step& step, const Program& program, const CostContext& c) {
+Demand price_uncrowded(const Operation& op, const Step& step, const Program& program, const CostContext& c) {
   if (is_kernel(op.action)) {
     const Op& graph_op = c.model.ops.at(static_cast<std::size_t>(op.graph_op));
     return kernel_demand(graph_op, direction_of(op.action), c.plan.micro_batches.at(static_cast<std::size_t>(op.micro_batch)), c);
@@ -122,6 +122,12 @@ Demand price(const Operation& op, const Step& step, const Program& program, cons
     d = traffic_demand(traffic_bytes(op, step, program), traffic_rate(op.action, c), c.cluster, c.costs);
   d.host = host_time(op, c);
   if (op.host_only) d.host = d.host + host_work(op, step, program, c);
+  return d;
+}
+
+Demand price(const Operation& op, const Step& step, const Program& program, const CostContext& c) {
+  Demand d = price_uncrowded(op, step, program, c);
+  if (!op.host_only) crowd(d, is_collective(op.action), c.cluster, c.costs);
   return d;
 }
 

@@ -48,4 +48,24 @@ Demand traffic_demand(double bytes, const KernelRate& rate, const ClusterSpec& c
   return d;
 }
 
+double crowding(std::int64_t ranks, const Costs& costs) {
+  if (costs.cores <= 0) return 1;
+  return std::max(1.0, static_cast<double>(ranks) / static_cast<double>(costs.cores));
+}
+
+void crowd(Demand& d, bool collective, const ClusterSpec& cluster, const Costs& costs) {
+  if (!cluster.host || costs.cores <= 0) return;
+  const double slower = crowding(cluster.gpus, costs) / crowding(std::max<std::int64_t>(1, costs.collective_ranks), costs);
+  d.alone = d.alone * slower;
+  d.host = d.host * slower;
+  double& use = d.use[static_cast<int>(Resource::compute)];
+  use = std::min(use, static_cast<double>(cluster.gpus) / static_cast<double>(costs.cores));
+  d.wake = costs.wake;
+  d.wake_beside = collective ? costs.collective_beside : costs.wake_beside;
+  if (!collective || cluster.gpus < 2) return;
+  d.skew = costs.skew;
+  d.skew_share = costs.skew_share;
+  d.skew_most = costs.skew_most;
+}
+
 }  // namespace fsdp

@@ -23,6 +23,12 @@ namespace fsdp {
 // An operation that only moves `bytes` (read + written).
 [[nodiscard]] Demand traffic_demand(double bytes, const KernelRate&, const ClusterSpec&, const Costs&);
 
+// Hosts. How many ranks share a core, at least 1: with as many ranks as cores, or fewer, each has one. 1 where cores are not known.
+[[nodiscard]] double crowding(std::int64_t ranks, const Costs&);
+// What a demand measured with `costs.collective_ranks` ranks at once takes with those of the cluster: times by how many share a core; of a
+// rank's cores one thread uses one, so that with fewer ranks than cores several run side by side; and the delays of its threads.
+void crowd(Demand&, bool collective, const ClusterSpec&, const Costs&);
+
 // Throws InputError naming what `costs` lacks.
 void require_calibrated(bool present, std::string_view what, const Costs&);
 
