@@ -117,6 +117,7 @@ class Engine {
     double left = 0;          // seconds of work left at its own speed
     bool two_rounds = false;  // a persistent kernel that found some of its multiprocessors taken
     double delay = 0;         // seconds until it does anything: its thread is woken, other ranks are waited for
+    double queued = 0;        // of them, waiting for a core that other streams of the rank keep busy
   };
 
   // One steady step. Nothing of it starts before the step before has ended (Program's promise), but the host may be ahead.
@@ -208,7 +209,7 @@ class Engine {
         if (options_.share && holders && resident() > 1 - d.use[kCompute]) continue;
         const bool two_rounds = options_.share && d.resident > 1 - held_by_collectives();
         const double woken = wake(d, s);
-        running_[s] = {i, d.alone.count() * (two_rounds ? 2 : 1), two_rounds, woken + wait_for_ranks(d)};
+        running_[s] = {i, d.alone.count() * (two_rounds ? 2 : 1), two_rounds, woken + wait_for_ranks(d), std::max(0.0, woken - d.wake.count())};
         spans_[static_cast<std::size_t>(i)].start = now_ + woken;
         changed_ = true;
       }
@@ -228,9 +229,21 @@ class Engine {
   }
   [[nodiscard]] static bool works(const Running& r) { return r.op >= 0 && r.delay <= 0; }
 
+  // Nobody queues for a core that is free.
+  void leave_queue() {
+    if (std::any_of(running_.begin(), running_.end(), works)) return;
+    for (Running& r : running_) {
+      if (r.op < 0 || r.queued <= 0) continue;
+      r.delay -= r.queued;
+      spans_[static_cast<std::size_t>(r.op)].start -= r.queued;
+      r.queued = 0;
+    }
+  }
+
   void update_rates() {
     if (!changed_) return;
     changed_ = false;
+    leave_queue();
     std::array<const Demand*, kStreams> demands{};
     std::array<double, kStreams> rates{};
     std::size_t n = 0;
@@ -276,6 +289,7 @@ class Engine {
       const double tiny = 1e-12 * (now_ + 1e-6);
       if (r.delay > 0) {
         r.delay = r.delay - passed > tiny ? r.delay - passed : 0;
+        r.queued = std::max(0.0, r.queued - passed);
         changed_ = changed_ || r.delay == 0;
         continue;
       }

@@ -26,7 +26,7 @@
 //
 // Streams that are threads (Demand::wake and its like; hosts): an operation whose stream has had nothing to do for 20 us (threads look
 // for work that long before they sleep) starts `wake` after it could have, or `wake_beside` if another stream of the rank is working
-// then, and uses nothing meanwhile. A collective first waits for the slowest rank: skew + skew_share times what has passed since a
+// then (sooner if all others stop: the core is free), and uses nothing meanwhile. A collective first waits for the slowest rank: skew + skew_share times what has passed since a
 // collective last ended, at most skew_most. The host, too, is woken when it reads the loss.
 #pragma once
 

@@ -224,6 +224,17 @@ TEST_CASE("streams that are threads are woken, later if another one works") {
   CHECK(beside.run().spans[2].end == relative(7));
 }
 
+TEST_CASE("a thread that queues for the core gets it when the others stop") {
+  HandMade h;
+  h.add(Action::forward, Stream::compute, thread(1, 0.1, 5));
+  h.add(Action::gather_copy_in, Stream::copy_in, thread(1, 0.1, 5), {0});
+  h.add(Action::forward, Stream::compute, thread(2, 0.1, 5));
+  const Timeline t = h.run();
+  CHECK(t.spans[2].end == relative(3));
+  CHECK(t.spans[1].start == relative(3.1));  // it would have been 6
+  CHECK(t.spans[1].end == relative(4.1));
+}
+
 TEST_CASE("collectives wait for the slowest rank: a part of the time since ranks last met") {
   HandMade h;
   Demand meeting = seconds(1);
