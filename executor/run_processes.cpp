@@ -60,7 +60,6 @@ class Unpacker {
 
 template <class Io, class Record>
 void all_of_step(Io& io, Record& s) {
-  io(s.seconds);
   io(s.operations);
   io(s.memory.start);
   io(s.memory.points);

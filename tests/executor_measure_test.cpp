@@ -67,8 +67,8 @@ TEST_CASE("a run of many steps: every loss and time, a median step, and no memor
   o.warmup_steps = 3;
   o.steps = 400;
   std::vector<std::int64_t> resident;
-  o.progress = [&](int done, int) {
-    if (done % 100 == 0) resident.push_back(process_memory(0).heap_bytes);
+  o.progress = [&](const StepReport& s) {
+    if (s.done % 100 == 0) resident.push_back(process_memory(0).heap_bytes);
   };
   const Measurement m = execute(model, plan, o).measurement;
   CHECK(m.losses.size() == 403);
