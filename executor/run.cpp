@@ -31,6 +31,8 @@ void check_runnable(const ModelGraph& model, const ShardingPlan& plan, const Bac
   if (std::any_of(model.ops.begin(), model.ops.end(), [](const Op& o) { return o.kind == OpKind::opaque; }))
     throw InputError("model", "it has opaque operations, which have no kernels", "predict it with `fsdp-plan simulate` instead");
   if (options.steps < 1 || options.warmup_steps < 0) throw InputError("--steps", "must be at least 1", "give a positive number");
+  if (options.until_noise && options.after_step)
+    throw InputError("--until-noise", "does not know its last step beforehand, which work between steps is told", "give --steps");
   if (options.until_noise && (!(*options.until_noise > 0) || options.steps < 8))
     throw InputError("--until-noise", "needs a positive fraction and at least 8 steps to reach it in", "give it such as 2%, and more --max-steps");
 }

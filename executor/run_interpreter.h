@@ -23,7 +23,6 @@ struct StepRecord {
   MemoryTimeline memory;
   double end = 0;      // of the last operation, seconds
   double seconds = 0;  // from when the host began the step, its streams idle, until it saw them idle again
-  double pause = 0;    // seconds between the end of the step before and the begin of this one that RunOptions::after_step took
   double loss = 0;  // of steps that read it
 };
 

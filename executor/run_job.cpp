@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
 #include <span>
 
@@ -69,7 +68,7 @@ void RunJob::train(Interpreter& interpreter, RankJob& mine, std::int64_t rank) {
     keep_gradients(interpreter, mine.program, rank);
   });
   check_step(mine.first, mine.program.first_step.ops, mine, rank, false);
-  static_cast<void>(after_step(interpreter, mine, 1));
+  after_step(interpreter, mine, 1);
   progress(1, mine.first);
   mine.measured_from = static_cast<std::size_t>(warmup());
   mine.steady = StepLog(mine.measured_from, mine.program.steady_step.ops.size());
@@ -78,7 +77,7 @@ void RunJob::train(Interpreter& interpreter, RankJob& mine, std::int64_t rank) {
     StepRecord record = interpreter.run(mine.program.steady_step, done_before + s);
     check_step(record, mine.program.steady_step.ops, mine, rank, true);
     mine.steady.add(record);
-    static_cast<void>(after_step(interpreter, mine, s + 1));
+    after_step(interpreter, mine, s + 1);
     progress(s + 1, record);
   }
   share_times(interpreter.device(), mine);
@@ -127,9 +126,9 @@ bool RunJob::finished(Device& device, RankJob& mine) const {
   return mine.steady.size() >= most;
 }
 
-double RunJob::after_step(Interpreter& interpreter, const RankJob& mine, int done) const {
-  if (!options.after_step) return 0;
-  const auto begin = std::chrono::steady_clock::now();
+// What is timed is inside of Interpreter::run alone.
+void RunJob::after_step(Interpreter& interpreter, const RankJob& mine, int done) const {
+  if (!options.after_step) return;
   const auto view = [&](std::int32_t unit, StatePart part) {
     for (const Operation& op : mine.program.init.ops)
       if (part == StatePart::parameter && op.action == Action::init_parameters && op.unit == unit)
@@ -143,7 +142,6 @@ double RunJob::after_step(Interpreter& interpreter, const RankJob& mine, int don
     return BufferView{};
   };
   options.after_step({mine.program, interpreter.device(), options.training.steps_done + done, view, done == 1 + steady_steps()});
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
 // What the library of matrix products may take by itself is not the kernel's.

@@ -53,7 +53,7 @@ struct RunJob {
   [[nodiscard]] bool finished(Device&, RankJob&) const;
   void share_times(Device&, RankJob&) const;
   void account();
-  double after_step(Interpreter&, const RankJob&, int done) const;  // seconds that it took
+  void after_step(Interpreter&, const RankJob&, int done) const;
   void check_step(const StepRecord&, const std::vector<Operation>&, RankJob&, std::int64_t rank, bool steady) const;
   void keep_parameters(const Interpreter&, const Program&, std::int64_t rank);
   void keep_gradients(const Interpreter&, const Program&, std::int64_t rank);

@@ -66,7 +66,6 @@ void all_of_step(Io& io, Record& s) {
   io(s.end);
   io(s.seconds);
   io(s.loss);
-  io(s.pause);
 }
 
 template <class Io, class Job>
