@@ -231,7 +231,7 @@ ModelGraph llama() { return small_llama({.layers = 2, .vocab = 37, .hidden = 20,
 
 }  // namespace
 
-TEST_CASE("test_compute_dtype, test_reduce_dtype: what is reduced are the ranks' gradients, rounded once to the reduce dtype, bit by bit") {
+TEST_CASE("test_compute_dtype, test_reduce_dtype: what is reduced are the ranks' gradients, rounded once to the reduce dtype") {
   const ModelGraph model = llama();
   for (const DType compute : {DType::bf16, DType::f16, DType::f32})
     for (const DType reduce : {DType::f32, DType::bf16, DType::f16}) {
