@@ -46,7 +46,7 @@ TEST_CASE("events carry data between kernels and collectives of different stream
     const std::int64_t w = mesh.shard, rank = dev.rank();
     dev.reserve_arena(1 << 16);
     Pieces pieces(dev);
-    const BufferView gathered = pieces.take(G, 8 * w), sum = pieces.take(A, 8);
+    const BufferView gathered = pieces.take(D, 8 * w), sum = pieces.take(R, 8);
     for (int step = 0; step < 12; ++step) {
       dev.begin_step();
       double total = 0;
@@ -192,7 +192,7 @@ TEST_CASE("two programs share the streams of a device, with operation numbers th
       for (std::int32_t i = 0; i < 40; ++i)
         for (int program = 0; program < 2; ++program) {
           const std::int32_t op = first[program] + 2 * i;
-          const BufferView b = pieces.take(G, 8 * w);
+          const BufferView b = pieces.take(D, 8 * w);
           dev.launch(op, D, {}, [=] { put(DType::f64, b.data, rank, static_cast<double>(1000 * rank + op % 1000)); });
           const std::int32_t ready[] = {op};
           dev.all_gather(op + 1, G, Communicator::shard, ready, b, 1, DType::f64);
@@ -261,7 +261,7 @@ TEST_CASE("host memory is an arena of its own, which kernels and collectives rea
       checks.expect(threw, "must be refused");
     };
     refused([&] { dev.reserve_arena(64, Memory::host); });
-    const BufferView device = dev.allocate(G, 64, 8 * w), host = dev.allocate(G, 64, 8 * w, Memory::host);
+    const BufferView device = dev.allocate(G, 64, 8 * w), host = dev.allocate(D, 64, 8 * w, Memory::host);
     checks.expect(device.data != host.data && dev.allocated_bytes() == 8 * w, "counts device memory alone");
     refused([&] { (void)dev.allocate(G, 64, 8, Memory::host); });
     refused([&] { (void)dev.allocate(G, 4096, 8, Memory::host); });
@@ -274,8 +274,8 @@ TEST_CASE("host memory is an arena of its own, which kernels and collectives rea
     dev.synchronize();
     for (std::int64_t i = 0; i < w; ++i)
       for (const BufferView b : {device, host}) checks.expect(get(DType::f64, b.data, i) == 100.0 + static_cast<double>(i));
-    dev.release(G, host);
-    refused([&] { dev.release(G, host); });
+    dev.release(D, host);
+    refused([&] { dev.release(D, host); });
     checks.expect(dev.allocated_bytes() == 8 * w);
     dev.release(G, device);
     checks.expect(dev.allocated_bytes() == 0);
