@@ -26,13 +26,16 @@ HostDevice::HostDevice(std::int64_t rank, Links links, std::shared_ptr<RunContro
 
 BufferView HostDevice::allocate(Stream pool, std::int64_t offset, std::int64_t bytes, Memory where) {
   const BufferView view = (where == Memory::host ? host_arena_ : arena_).allocate(offset, bytes);
-  if (poison_works() && bytes > 0) workers_[static_cast<std::size_t>(pool)].poison.push_back({view.data, bytes, false});
+  if (!poison_works() || bytes == 0) return view;
+  if (where == Memory::host) unpoison(view.data, static_cast<std::size_t>(bytes));  // the host itself may be the first to touch it
+  else workers_[static_cast<std::size_t>(pool)].poison.push_back({view.data, bytes, false});
   return view;
 }
 
 void HostDevice::release(Stream pool, BufferView view) {
-  (host_arena_.holds(view) ? host_arena_ : arena_).release(view);
-  if (!poison_works() || view.bytes == 0) return;
+  const bool in_host_memory = host_arena_.holds(view);
+  (in_host_memory ? host_arena_ : arena_).release(view);
+  if (!poison_works() || view.bytes == 0 || in_host_memory) return;
   const std::lock_guard lock(mutex_);
   std::vector<PoisonChange>& later = workers_[static_cast<std::size_t>(pool)].poison;
   if (outstanding_ == 0 && later.empty()) poison(view.data, static_cast<std::size_t>(view.bytes));  // its stream is there already
