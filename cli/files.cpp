@@ -61,7 +61,7 @@ std::string read_file(const std::string& path) {
   return text;
 }
 
-void check_output(const std::optional<std::string>& path) {
+void check_output(const std::optional<std::string>& path, std::initializer_list<std::optional<std::string>> others) {
   if (!path) return;
   if (path->empty()) throw InputError("-o", "the name of the output is empty", "give the name of a file to write");
   if (is_folder(*path)) throw InputError(*path, "is a folder", "give the name of a file to write");
@@ -69,6 +69,11 @@ void check_output(const std::optional<std::string>& path) {
   const std::string folder = slash == std::string::npos ? "." : path->substr(0, slash + 1);
   if (::access(is_special(*path) ? path->c_str() : folder.c_str(), W_OK) != 0)
     throw InputError(*path, "cannot be written (" + reason() + ")", "give a file in a folder that exists and can be written");
+  for (const std::optional<std::string>& other : others) {
+    if (!other || is_special(*path)) continue;
+    if (*other == *path) throw InputError(*path, "is named for two files at once", "give another name for the output");
+    check_apart(*path, *other);
+  }
 }
 
 void check_apart(const std::string& output, const std::string& input) {

@@ -3,6 +3,7 @@
 
 #include <cstdio>
 #include <functional>
+#include <initializer_list>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -16,8 +17,9 @@ namespace fsdp::cli {
 // MachineError when the disk fails.
 void write_file(const std::string& path, std::string_view text);
 
-// Before long work: throws InputError if `path` could not be written, without touching it.
-void check_output(const std::optional<std::string>& path);
+// Before long work: throws InputError if `path` could not be written, without touching it, or is one of the files that are read or
+// written otherwise: it would destroy them.
+void check_output(const std::optional<std::string>& path, std::initializer_list<std::optional<std::string>> others = {});
 
 // Throws InputError if the output is the very file that is read: writing it would destroy it.
 void check_apart(const std::string& output, const std::string& input);

@@ -136,8 +136,8 @@ int nothing_fits(const PlanFlags& f, const Setup& setup, const PlanResult& resul
 
 int plan_command(const PlanFlags& f) {
   check_flags(f);
-  check_output(f.output);
-  check_output(f.emit_to);
+  check_output(f.output, {f.shared.model, f.shared.cluster, f.shared.costs, f.emit_to});
+  check_output(f.emit_to, {f.shared.model, f.shared.cluster, f.shared.costs});
   const Setup setup = resolve_setup(f.shared);
   const PlanResult result = search_with_progress(f.shared, setup);
   if (!result.best) return nothing_fits(f, setup, result);

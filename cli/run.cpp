@@ -140,8 +140,9 @@ std::string trained_text(const Measurement& m, const ShardingPlan& plan) {
 
 int run_here(const RunFlags& f, const Launch* others) {
   const bool reports = others == nullptr || others->rank() == 0;
-  check_output(reports ? f.output : Text());
-  check_output(reports ? f.trace : Text());
+  const auto& t = f.training;
+  check_output(reports ? f.output : Text(), {f.shared.plan, f.shared.model, f.prediction, t.data, t.init_from, f.trace});
+  check_output(reports ? f.trace : Text(), {f.shared.plan, f.shared.model, f.prediction, t.data, t.init_from});
   const ShardingPlan plan = plan_from_file(f.shared);
   const ModelGraph model = load_model(*f.shared.model, plan.seq_len);
   check(plan, model, *f.shared.plan);

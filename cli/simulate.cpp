@@ -31,8 +31,8 @@ void add_distribution(Prediction& p, const SimulateFlags& f, const Setup& setup)
 }
 
 int simulate_command(const SimulateFlags& f) {
-  check_output(f.output);
-  check_output(f.trace);
+  check_output(f.output, {f.shared.plan, f.shared.model, f.shared.cluster, f.shared.costs, f.trace});
+  check_output(f.trace, {f.shared.plan, f.shared.model, f.shared.cluster, f.shared.costs});
   ShardingPlan plan;
   if (f.shared.plan) plan = plan_from_file(f.shared);
   const Setup setup = resolve_setup(f.shared, f.shared.plan ? &plan : nullptr);
