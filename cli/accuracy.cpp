@@ -102,20 +102,20 @@ int accuracy_command(const AccuracyFlags& f) {
 
 }  // namespace
 
-void add_accuracy(CLI::App& app, Work& chosen) {
+void add_accuracy(const Command& app) {
   auto flags = std::make_shared<AccuracyFlags>();
-  CLI::App* command = app.add_subcommand("accuracy", "predict runs that others published, and show the errors");
-  command->add_option("runs", flags->runs, "CSV of runs, with the columns of tests/accuracy/published_runs.csv")->required()->type_name("RUNS.csv");
-  command->add_option("--costs", flags->costs, "costs.json of `calibrate`; default: datasheet and measured ceilings")->type_name("FILE");
-  command->add_option("--cross-validate", flags->cross_validate,
-                      "predict each row by constants fitted without it; held out together: source-model | source | random")->type_name("WHAT");
-  command->add_option("--seed", flags->seed, "of --cross-validate random; default 1")->type_name("N");
-  command->add_option("--plot", flags->plot, "write a picture of measured against predicted here, as SVG")->type_name("FILE.svg");
-  command->add_option("--worst", flags->worst, "how many rows to show, the furthest off first; default 20")->type_name("N");
-  command->add_flag("--all", flags->all, "show every row, in the order of the file");
-  command->add_flag("--markdown", flags->markdown, "the summary alone, as a Markdown table");
-  command->add_flag("--json", flags->json, "one JSON object with every row");
-  command->callback([flags, &chosen] { chosen = [flags] { return accuracy_command(*flags); }; });
+  const Command command = app.add("accuracy", "predict runs that others published, and show the errors");
+  command.required("runs", flags->runs, "CSV of runs, with the columns of tests/accuracy/published_runs.csv", "RUNS.csv");
+  command.option("--costs", flags->costs, "costs.json of `calibrate`; default: datasheet and measured ceilings", "FILE");
+  command.option("--cross-validate", flags->cross_validate,
+                      "predict each row by constants fitted without it; held out together: source-model | source | random", "WHAT");
+  command.option("--seed", flags->seed, "of --cross-validate random; default 1", "N");
+  command.option("--plot", flags->plot, "write a picture of measured against predicted here, as SVG", "FILE.svg");
+  command.option("--worst", flags->worst, "how many rows to show, the furthest off first; default 20", "N");
+  command.flag("--all", flags->all, "show every row, in the order of the file");
+  command.flag("--markdown", flags->markdown, "the summary alone, as a Markdown table");
+  command.flag("--json", flags->json, "one JSON object with every row");
+  command.runs([flags] { return accuracy_command(*flags); });
 }
 
 }  // namespace fsdp::cli

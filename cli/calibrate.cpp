@@ -137,22 +137,21 @@ int calibrate_command(const CalibrateFlags& f) {
 
 }  // namespace
 
-void add_calibrate(CLI::App& app, Work& chosen) {
+void add_calibrate(const Command& app) {
   auto flags = std::make_shared<CalibrateFlags>();
-  CLI::App* command = app.add_subcommand("calibrate", "costs.json of this machine's kernels, of nccl-tests logs, or fitted to published runs");
-  command->add_option("--backend", flags->backend, "host")->type_name("BACKEND");
-  command->add_option("--ranks", flags->nccl.ranks, "ranks that work at once, as a run will have; default 2")->type_name("N");
-  command->add_option("--budget", flags->budget, "about how long it may take; default 20s")->type_name("SECONDS");
-  command->add_option("--dtype", flags->type, "of the kernels: fp32 (default), fp64, bf16")->type_name("TYPE");
-  command->add_option("-o,--output", flags->output, "write the costs here")->type_name("FILE");
-  command->add_option("--nccl-tests", flags->nccl.logs, "instead: measured collectives from logs of nccl-tests (--ranks: where they do not say)")
-      ->type_name("LOG");
-  command->add_option("--ranks-per-node", flags->nccl.ranks_per_node, "of the logs, where they do not say")->type_name("N");
-  command->add_option("--cluster", flags->nccl.cluster, "of the logs; default: a cluster of the GPUs that they name")->type_name("C");
-  command->add_option("--costs", flags->nccl.costs, "put the logs' curves into these costs; default: the GPU's datasheet")->type_name("FILE");
-  command->add_option("--runs", flags->runs, "instead: fit a few constants per platform to published runs")->type_name("RUNS.csv");
-  command->add_flag("--json", flags->json, "print the costs, one JSON object");
-  command->callback([flags, &chosen] { chosen = [flags] { return calibrate_command(*flags); }; });
+  const Command command = app.add("calibrate", "costs.json of this machine's kernels, of nccl-tests logs, or fitted to published runs");
+  command.option("--backend", flags->backend, "host", "BACKEND");
+  command.option("--ranks", flags->nccl.ranks, "ranks that work at once, as a run will have; default 2", "N");
+  command.option("--budget", flags->budget, "about how long it may take; default 20s", "SECONDS");
+  command.option("--dtype", flags->type, "of the kernels: fp32 (default), fp64, bf16", "TYPE");
+  command.option("-o,--output", flags->output, "write the costs here", "FILE");
+  command.option("--nccl-tests", flags->nccl.logs, "instead: measured collectives from logs of nccl-tests (--ranks: where they do not say)", "LOG");
+  command.option("--ranks-per-node", flags->nccl.ranks_per_node, "of the logs, where they do not say", "N");
+  command.option("--cluster", flags->nccl.cluster, "of the logs; default: a cluster of the GPUs that they name", "C");
+  command.option("--costs", flags->nccl.costs, "put the logs' curves into these costs; default: the GPU's datasheet", "FILE");
+  command.option("--runs", flags->runs, "instead: fit a few constants per platform to published runs", "RUNS.csv");
+  command.flag("--json", flags->json, "print the costs, one JSON object");
+  command.runs([flags] { return calibrate_command(*flags); });
 }
 
 }  // namespace fsdp::cli

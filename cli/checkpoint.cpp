@@ -93,26 +93,25 @@ int export_to(const CheckpointCommand& c) {
   return kDone;
 }
 
-template <class Command>
-CLI::App* add(CLI::App& parent, Work& chosen, const std::shared_ptr<CheckpointCommand>& flags, const char* name, const char* about, Command command) {
-  CLI::App* app = parent.add_subcommand(name, about);
-  app->add_option("folder", flags->folder, "what --save named (its newest checkpoint), or one of its steps")->required()->type_name("DIR");
-  app->callback([flags, &chosen, command] { chosen = [flags, command] { return command(*flags); }; });
-  return app;
+Command add(const Command& parent, const std::shared_ptr<CheckpointCommand>& flags, const char* name, const char* about, int (*work)(const CheckpointCommand&)) {
+  const Command command = parent.add(name, about);
+  command.required("folder", flags->folder, "what --save named (its newest checkpoint), or one of its steps", "DIR");
+  command.runs([flags, work] { return work(*flags); });
+  return command;
 }
 
 }  // namespace
 
-void add_checkpoint(CLI::App& app, Work& chosen) {
-  CLI::App* command = app.add_subcommand("checkpoint", "look into checkpoints that `run --save` wrote, verify or export them");
-  command->require_subcommand(1);
+void add_checkpoint(const Command& app) {
+  const Command command = app.add("checkpoint", "look into checkpoints that `run --save` wrote, verify or export them");
+  command.needs_one_below();
   const auto flags = std::make_shared<CheckpointCommand>();
-  add(*command, chosen, flags, "show", "what a checkpoint holds", show)->add_flag("--json", flags->json, "its manifest");
-  add(*command, chosen, flags, "verify", "read all of it and compare checksums; exit 1 if it is not whole", verify)->add_flag("--json", flags->json, "one JSON object");
-  CLI::App* exporting = add(*command, chosen, flags, "export", "the parameters as plain safetensors under their own names", export_to);
-  exporting->add_option("-o,--output", flags->output, "a folder, not there yet")->type_name("DIR");
-  exporting->add_option("--dtype", flags->dtype, "fp64, fp32, bf16 or fp16; default: as saved")->type_name("DTYPE");
-  exporting->add_option("--max-file-size", flags->max_file_size, "split into files of at most this, such as 5GB, with an index")->type_name("SIZE");
+  add(command, flags, "show", "what a checkpoint holds", show).flag("--json", flags->json, "its manifest");
+  add(command, flags, "verify", "read all of it and compare checksums; exit 1 if it is not whole", verify).flag("--json", flags->json, "one JSON object");
+  const Command exporting = add(command, flags, "export", "the parameters as plain safetensors under their own names", export_to);
+  exporting.option("-o,--output", flags->output, "a folder, not there yet", "DIR");
+  exporting.option("--dtype", flags->dtype, "fp64, fp32, bf16 or fp16; default: as saved", "DTYPE");
+  exporting.option("--max-file-size", flags->max_file_size, "split into files of at most this, such as 5GB, with an index", "SIZE");
 }
 
 }  // namespace fsdp::cli

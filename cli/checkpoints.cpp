@@ -85,12 +85,12 @@ std::shared_ptr<void> claim(Backend& backend, const SaveOptions& save) {
 
 }  // namespace
 
-void add_checkpoint_flags(CLI::App& app, CheckpointFlags& f) {
-  app.add_option("--save", f.save, "save checkpoints into this folder: after the last step, and with --save-every")->type_name("DIR");
-  app.add_option("--save-every", f.every, "steps between checkpoints")->type_name("N");
-  app.add_option("--keep", f.keep, "keep only the N newest; default: all")->type_name("N");
-  app.add_option("--resume", f.resume, "go on from the newest checkpoint in this folder, or from one of its steps")->type_name("DIR");
-  app.add_flag("--fresh-if-none", f.fresh_if_none, "start anew if --resume finds no checkpoint");
+void add_checkpoint_flags(const Command& app, CheckpointFlags& f) {
+  app.option("--save", f.save, "save checkpoints into this folder: after the last step, and with --save-every", "DIR");
+  app.option("--save-every", f.every, "steps between checkpoints", "N");
+  app.option("--keep", f.keep, "keep only the N newest; default: all", "N");
+  app.option("--resume", f.resume, "go on from the newest checkpoint in this folder, or from one of its steps", "DIR");
+  app.flag("--fresh-if-none", f.fresh_if_none, "start anew if --resume finds no checkpoint");
 }
 
 RunCheckpoints apply_checkpoint_flags(const CheckpointFlags& f, const ModelGraph& model, const ShardingPlan& plan, Backend& backend, RunOptions& options) {

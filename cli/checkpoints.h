@@ -1,7 +1,6 @@
 // The flags of `run` about checkpoints, and what they make of a run.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <memory>
 #include <string>
 
@@ -14,7 +13,7 @@ struct CheckpointFlags {
   Text save, every, keep, resume;
   bool fresh_if_none = false;
 };
-void add_checkpoint_flags(CLI::App&, CheckpointFlags&);
+void add_checkpoint_flags(const Command&, CheckpointFlags&);
 
 // What a run holds on to while it lasts.
 struct RunCheckpoints {

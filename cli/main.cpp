@@ -1,5 +1,4 @@
 // fsdp-plan: declares the commands, runs the one that was called, turns failures into one sentence and an exit code.
-#include <algorithm>
 #include <csignal>
 #include <cstdio>
 #include <exception>
@@ -9,7 +8,6 @@
 
 #include "cli/commands.h"
 #include "models/error.h"
-#include "models/suggest.h"
 
 namespace fsdp::cli {
 namespace {
@@ -29,31 +27,6 @@ int flushed(int code) {
   return code;
 }
 
-// "fsdp-plan flly": which word is no command, and which one was meant.
-std::string unknown_command(const CLI::App& app, const std::vector<std::string>& words) {
-  std::vector<std::string> names;
-  for (const CLI::App* command : app.get_subcommands([](const CLI::App* c) { return !c->get_group().empty(); }))
-    names.push_back(command->get_name());
-  if (words.empty()) return "a subcommand is missing; use one of: " + join(names);
-  return "'" + printable(words.front()) + "' is not a command; " + suggestion(words.front(), names);
-}
-
-int usage(const CLI::App& app, const CLI::ParseError& error, const std::vector<std::string>& words) {
-  if (error.get_exit_code() == 0) return flushed(app.exit(error));  // --help, --version
-  const CLI::App* called = &app;
-  std::string command = "fsdp-plan";
-  std::size_t depth = 0;
-  for (auto next = called->get_subcommands(); !next.empty(); next = called->get_subcommands(), ++depth) {
-    called = next.front();
-    command += " " + called->get_name();
-  }
-  const bool leaf = called->get_subcommands([](const CLI::App*) { return true; }).empty();
-  if (leaf || (depth < words.size() && words[depth].starts_with("-")))
-    return say(kBadInput, std::string(error.what()) + "; `" + command + " --help` lists what it takes");
-  const auto rest = words.begin() + static_cast<std::ptrdiff_t>(std::min(depth, words.size()));
-  return say(kBadInput, (depth > 0 ? called->get_name() + ": " : "") + unknown_command(*called, {rest, words.end()}));
-}
-
 int call(const Work& work) {
   try {
     return flushed(work());
@@ -69,25 +42,18 @@ int call(const Work& work) {
 }
 
 int main_of(int argc, char** argv) {
-  CLI::App app(kAbout, "fsdp-plan");
-  app.require_subcommand(1);
-  app.set_version_flag("--version", "fsdp-plan " FSDP_PLAN_VERSION);
-  app.get_formatter()->column_width(34);
-  Work chosen;
-  add_plan(app, chosen);
-  add_simulate(app, chosen);
-  add_run(app, chosen);
-  add_validate(app, chosen);
-  add_calibrate(app, chosen);
-  add_show(app, chosen);
-  add_accuracy(app, chosen);
-  add_checkpoint(app, chosen);
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& e) {
-    return usage(app, e, {argv + 1, argv + argc});
-  }
-  return call(chosen);
+  const auto declare = [](const Command& program) {
+    add_plan(program);
+    add_simulate(program);
+    add_run(program);
+    add_validate(program);
+    add_calibrate(program);
+    add_show(program);
+    add_accuracy(program);
+    add_checkpoint(program);
+  };
+  const Called called = parse_command_line({"fsdp-plan", kAbout, "fsdp-plan " FSDP_PLAN_VERSION}, declare, argc, argv);
+  return called.work ? call(called.work) : say(kBadInput, called.complaint);
 }
 
 }  // namespace

@@ -52,12 +52,8 @@ constexpr FlagRow kPlan[] = {
 
 constexpr std::int64_t kMostGpus = 1'000'000, kMostSequence = std::int64_t{1} << 24U;
 
-void add_rows(CLI::App& command, Flags& flags, const FlagRow* begin, const FlagRow* end) {
-  for (const FlagRow* row = begin; row != end; ++row) {
-    CLI::Option* option = command.add_option(row->name, flags.*(row->value), row->help);
-    option->allow_extra_args(false)->type_name("");
-    if (*row->help == '\0') option->group("");
-  }
+void add_rows(const Command& command, Flags& flags, const FlagRow* begin, const FlagRow* end) {
+  for (const FlagRow* row = begin; row != end; ++row) command.option(row->name, flags.*(row->value), row->help);
 }
 
 std::int64_t sequence_length(const Flags& flags, const ModelGraph& model) {
@@ -198,12 +194,12 @@ InputError naming_the_flag(const InputError& error) {
   return error;
 }
 
-void add_setup_flags(CLI::App& command, Flags& flags) {
+void add_setup_flags(const Command& command, Flags& flags) {
   add_rows(command, flags, std::begin(kSetup), std::end(kSetup));
-  command.add_flag("--compile", flags.compile, "the implementation's compiled variant");
+  command.flag("--compile", flags.compile, "the implementation's compiled variant");
 }
 
-void add_plan_flags(CLI::App& command, Flags& flags) { add_rows(command, flags, std::begin(kPlan), std::end(kPlan)); }
+void add_plan_flags(const Command& command, Flags& flags) { add_rows(command, flags, std::begin(kPlan), std::end(kPlan)); }
 
 std::int64_t parse_count(const std::string& text, const std::string& where, std::int64_t least, std::int64_t most) {
   std::int64_t value = 0;

@@ -2,11 +2,11 @@
 // so that every bad one is refused in the same words, with the flag's name.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <cstdint>
 #include <optional>
 #include <string>
 
+#include "cli/command.h"
 #include "models/catalog.h"
 #include "models/error.h"
 #include "models/implementation.h"
@@ -29,9 +29,9 @@ struct Flags {
 };
 
 // --model --cluster --gpus --costs --implementation --compile --memory-limit
-void add_setup_flags(CLI::App&, Flags&);
+void add_setup_flags(const Command&, Flags&);
 // --seq-len --micro-batch ... --seed: what a plan decides.
-void add_plan_flags(CLI::App&, Flags&);
+void add_plan_flags(const Command&, Flags&);
 
 // What every command below starts from.
 struct Setup {

@@ -163,16 +163,16 @@ int plan_command(const PlanFlags& f) {
 
 }  // namespace
 
-void add_plan(CLI::App& app, Work& chosen) {
+void add_plan(const Command& app) {
   auto flags = std::make_shared<PlanFlags>();
-  CLI::App* command = app.add_subcommand("plan", "pick a plan: the verdict, its rivals and why they lost, the next command");
-  add_setup_flags(*command, flags->shared);
-  add_plan_flags(*command, flags->shared);
-  command->add_option("-o,--output", flags->output, "write the plan here")->type_name("FILE");
-  command->add_option("--emit", flags->emit, "print a script or config: pytorch, accelerate, torchtitan")->type_name("FORMAT");
-  command->add_option("--emit-to", flags->emit_to, "write what --emit makes here")->type_name("FILE");
-  command->add_flag("--json", flags->json, "one JSON object with plan and prediction");
-  command->callback([flags, &chosen] { chosen = [flags] { return plan_command(*flags); }; });
+  const Command command = app.add("plan", "pick a plan: the verdict, its rivals and why they lost, the next command");
+  add_setup_flags(command, flags->shared);
+  add_plan_flags(command, flags->shared);
+  command.option("-o,--output", flags->output, "write the plan here", "FILE");
+  command.option("--emit", flags->emit, "print a script or config: pytorch, accelerate, torchtitan", "FORMAT");
+  command.option("--emit-to", flags->emit_to, "write what --emit makes here", "FILE");
+  command.flag("--json", flags->json, "one JSON object with plan and prediction");
+  command.runs([flags] { return plan_command(*flags); });
 }
 
 }  // namespace fsdp::cli

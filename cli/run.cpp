@@ -197,26 +197,24 @@ int run_command(const RunFlags& f) {
 
 }  // namespace
 
-void add_run(CLI::App& app, Work& chosen) {
+void add_run(const Command& app) {
   auto flags = std::make_shared<RunFlags>();
-  CLI::App* command = app.add_subcommand("run", "execute a plan: real training steps, measured by instruments");
-  command->add_option("--plan", flags->shared.plan, "plan.json")->type_name("FILE");
-  command->add_option("--model", flags->shared.model, "the model that the plan was made for")->type_name("");
-  command->add_option("--backend", flags->backend, "host: ranks are threads of this process; mpi: processes that mpirun or srun started")->type_name("BACKEND");
-  command->add_option("--steps", flags->steps, "measured steps of training; default 5")->type_name("N");
-  command->add_option("--warmup", flags->warmup, "steps of training before those, not measured; default 2; with --until-noise at least")->type_name("N");
-  command->add_option("--until-noise", flags->until_noise, "instead of --steps: until the median step is known this well, as 2%")->type_name("PERCENT");
-  command->add_option("--max-steps", flags->max_steps, "most steps of --until-noise; default 500")->type_name("N");
-  command->add_option("--watchdog", flags->watchdog, "end a run that makes no progress for this long; default 60s")
-      ->type_name("TIME");
-  command->add_option("--prediction", flags->prediction, "prediction.json to compare with, and to draw in --trace")
-      ->type_name("FILE");
-  command->add_option("-o,--output", flags->output, "write the measurement here")->type_name("FILE");
-  command->add_option("--trace", flags->trace, "write a Perfetto / Chrome trace here")->type_name("FILE");
-  command->add_flag("--json", flags->json, "one JSON object");
-  add_training_flags(*command, flags->training);
-  add_checkpoint_flags(*command, flags->checkpoints);
-  command->callback([flags, &chosen] { chosen = [flags] { return run_command(*flags); }; });
+  const Command command = app.add("run", "execute a plan: real training steps, measured by instruments");
+  command.option("--plan", flags->shared.plan, "plan.json", "FILE");
+  command.option("--model", flags->shared.model, "the model that the plan was made for");
+  command.option("--backend", flags->backend, "host: ranks are threads of this process; mpi: processes that mpirun or srun started", "BACKEND");
+  command.option("--steps", flags->steps, "measured steps of training; default 5", "N");
+  command.option("--warmup", flags->warmup, "steps of training before those, not measured; default 2; with --until-noise at least", "N");
+  command.option("--until-noise", flags->until_noise, "instead of --steps: until the median step is known this well, as 2%", "PERCENT");
+  command.option("--max-steps", flags->max_steps, "most steps of --until-noise; default 500", "N");
+  command.option("--watchdog", flags->watchdog, "end a run that makes no progress for this long; default 60s", "TIME");
+  command.option("--prediction", flags->prediction, "prediction.json to compare with, and to draw in --trace", "FILE");
+  command.option("-o,--output", flags->output, "write the measurement here", "FILE");
+  command.option("--trace", flags->trace, "write a Perfetto / Chrome trace here", "FILE");
+  command.flag("--json", flags->json, "one JSON object");
+  add_training_flags(command, flags->training);
+  add_checkpoint_flags(command, flags->checkpoints);
+  command.runs([flags] { return run_command(*flags); });
 }
 
 }  // namespace fsdp::cli

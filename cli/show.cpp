@@ -116,33 +116,33 @@ int show_plan(const ShowFlags& f) {
 
 }  // namespace
 
-void add_show_cluster(CLI::App& show, Work& chosen) {
+void add_show_cluster(const Command& show) {
   auto flags = std::make_shared<ShowFlags>();
-  CLI::App* command = show.add_subcommand("cluster", "a cluster's GPU, nodes and links; without a name, the catalog");
-  command->add_option("name", flags->name, "catalog name or file")->type_name("");
-  command->add_option("--gpus", flags->shared.gpus, "GPUs in all")->type_name("");
-  command->add_flag("--file", flags->file, "as a cluster file: change it, then give it to --cluster");
-  command->add_flag("--json", flags->json, "one JSON object");
-  command->callback([flags, &chosen] { chosen = [flags] { return show_cluster(*flags); }; });
+  const Command command = show.add("cluster", "a cluster's GPU, nodes and links; without a name, the catalog");
+  command.option("name", flags->name, "catalog name or file");
+  command.option("--gpus", flags->shared.gpus, "GPUs in all");
+  command.flag("--file", flags->file, "as a cluster file: change it, then give it to --cluster");
+  command.flag("--json", flags->json, "one JSON object");
+  command.runs([flags] { return show_cluster(*flags); });
 }
 
-void add_show_plan(CLI::App& show, Work& chosen) {
+void add_show_plan(const Command& show) {
   auto flags = std::make_shared<ShowFlags>();
-  CLI::App* command = show.add_subcommand("plan", "a plan's units; with --emit, as a script or config");
-  command->add_option("file", flags->name, "plan.json")->type_name("");
-  command->add_option("--model", flags->shared.model, "checks the plan against it and adds sizes")->type_name("");
-  command->add_option("--emit", flags->emit, "pytorch, accelerate, torchtitan")->type_name("FORMAT");
-  command->add_flag("--json", flags->json, "one JSON object");
-  command->callback([flags, &chosen] { chosen = [flags] { return show_plan(*flags); }; });
+  const Command command = show.add("plan", "a plan's units; with --emit, as a script or config");
+  command.option("file", flags->name, "plan.json");
+  command.option("--model", flags->shared.model, "checks the plan against it and adds sizes");
+  command.option("--emit", flags->emit, "pytorch, accelerate, torchtitan", "FORMAT");
+  command.flag("--json", flags->json, "one JSON object");
+  command.runs([flags] { return show_plan(*flags); });
 }
 
-void add_show(CLI::App& app, Work& chosen) {
-  CLI::App* show = app.add_subcommand("show", "look inside a model, cluster, plan or step");
-  show->require_subcommand(1);
-  add_show_model(*show, chosen);
-  add_show_cluster(*show, chosen);
-  add_show_plan(*show, chosen);
-  add_show_step(*show, chosen);
+void add_show(const Command& app) {
+  const Command show = app.add("show", "look inside a model, cluster, plan or step");
+  show.needs_one_below();
+  add_show_model(show);
+  add_show_cluster(show);
+  add_show_plan(show);
+  add_show_step(show);
 }
 
 }  // namespace fsdp::cli

@@ -18,9 +18,9 @@ struct ShowFlags {
   bool json = false;
 };
 
-void add_show_model(CLI::App& show, Work& chosen);
-void add_show_cluster(CLI::App& show, Work& chosen);
-void add_show_plan(CLI::App& show, Work& chosen);
-void add_show_step(CLI::App& show, Work& chosen);
+void add_show_model(const Command& show);
+void add_show_cluster(const Command& show);
+void add_show_plan(const Command& show);
+void add_show_step(const Command& show);
 
 }  // namespace fsdp::cli

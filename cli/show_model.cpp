@@ -186,19 +186,19 @@ int show_model(const ShowFlags& given) {
 
 }  // namespace
 
-void add_show_model(CLI::App& show, Work& chosen) {
+void add_show_model(const Command& show) {
   auto flags = std::make_shared<ShowFlags>();
-  CLI::App* command = show.add_subcommand("model", "a model's modules and parameters; without a name, the catalog");
-  command->add_option("name", flags->name, "catalog name, config.json or its folder")->type_name("");
-  command->add_flag("--costs", flags->costs, "per module: shard, all-gather, reduce-scatter, compute, memory");
-  command->add_option("--cluster", flags->shared.cluster, "with --costs; default dgx-h100")->type_name("");
-  command->add_option("--gpus", flags->shared.gpus, "with --costs; default one node")->type_name("");
-  command->add_option("--costs-file", flags->shared.costs, "with --costs: costs.json of `calibrate`")->type_name("FILE");
-  command->add_option("--implementation", flags->shared.implementation, "with --costs; default torchtitan")->type_name("");
-  command->add_option("--micro-batch", flags->shared.micro_batch, "with --costs; default 1")->type_name("");
-  command->add_option("--seq-len", flags->shared.seq_len, "tokens per sequence; default: what the model allows")->type_name("");
-  command->add_flag("--json", flags->json, "one JSON object");
-  command->callback([flags, &chosen] { chosen = [flags] { return show_model(*flags); }; });
+  const Command command = show.add("model", "a model's modules and parameters; without a name, the catalog");
+  command.option("name", flags->name, "catalog name, config.json or its folder");
+  command.flag("--costs", flags->costs, "per module: shard, all-gather, reduce-scatter, compute, memory");
+  command.option("--cluster", flags->shared.cluster, "with --costs; default dgx-h100");
+  command.option("--gpus", flags->shared.gpus, "with --costs; default one node");
+  command.option("--costs-file", flags->shared.costs, "with --costs: costs.json of `calibrate`", "FILE");
+  command.option("--implementation", flags->shared.implementation, "with --costs; default torchtitan");
+  command.option("--micro-batch", flags->shared.micro_batch, "with --costs; default 1");
+  command.option("--seq-len", flags->shared.seq_len, "tokens per sequence; default: what the model allows");
+  command.flag("--json", flags->json, "one JSON object");
+  command.runs([flags] { return show_model(*flags); });
 }
 
 }  // namespace fsdp::cli

@@ -104,17 +104,17 @@ int show_step(const ShowFlags& f) {
 
 }  // namespace
 
-void add_show_step(CLI::App& show, Work& chosen) {
+void add_show_step(const Command& show) {
   auto flags = std::make_shared<ShowFlags>();
-  CLI::App* command = show.add_subcommand("step", "the operations that a plan is lowered to, in host order");
-  command->add_option("--plan", flags->shared.plan, "plan.json")->type_name("FILE");
-  command->add_option("--model", flags->shared.model, "the model that the plan was made for")->type_name("");
-  command->add_option("--implementation", flags->shared.implementation, "torchtitan (default), native, ..., as in `plan`")->type_name("");
-  command->add_flag("--compile", flags->shared.compile, "the implementation's compiled variant");
-  command->add_option("--which", flags->which, "init, first or steady (default)")->type_name("");
-  command->add_option("--first", flags->first, "this many operations only")->type_name("N");
-  command->add_flag("--json", flags->json, "one JSON object");
-  command->callback([flags, &chosen] { chosen = [flags] { return show_step(*flags); }; });
+  const Command command = show.add("step", "the operations that a plan is lowered to, in host order");
+  command.option("--plan", flags->shared.plan, "plan.json", "FILE");
+  command.option("--model", flags->shared.model, "the model that the plan was made for");
+  command.option("--implementation", flags->shared.implementation, "torchtitan (default), native, ..., as in `plan`");
+  command.flag("--compile", flags->shared.compile, "the implementation's compiled variant");
+  command.option("--which", flags->which, "init, first or steady (default)");
+  command.option("--first", flags->first, "this many operations only", "N");
+  command.flag("--json", flags->json, "one JSON object");
+  command.runs([flags] { return show_step(*flags); });
 }
 
 }  // namespace fsdp::cli

@@ -58,20 +58,19 @@ int simulate_command(const SimulateFlags& f) {
 
 }  // namespace
 
-void add_simulate(CLI::App& app, Work& chosen) {
+void add_simulate(const Command& app) {
   auto flags = std::make_shared<SimulateFlags>();
-  CLI::App* command = app.add_subcommand("simulate", "predict one plan: time, memory, timeline");
-  add_setup_flags(*command, flags->shared);
-  command->add_option("--plan", flags->shared.plan, "plan.json; without it, the naive plan with the flags below")
-      ->type_name("FILE");
-  add_plan_flags(*command, flags->shared);
-  command->add_option("-o,--output", flags->output, "write the prediction here")->type_name("FILE");
-  command->add_option("--trace", flags->trace, "write a Perfetto / Chrome trace here")->type_name("FILE");
-  command->add_flag("--jitter", flags->jitter, "also the step's distribution: GPUs of unequal speed, steps of unequal length");
-  command->add_option("--jitter-seed", flags->jitter_seed, "... of the one cluster that this seed draws; default: over clusters")->type_name("N");
-  command->add_flag("--memory", flags->memory, "what memory is made of, phase by phase, and the largest buffers at the peak");
-  command->add_flag("--json", flags->json, "one JSON object");
-  command->callback([flags, &chosen] { chosen = [flags] { return simulate_command(*flags); }; });
+  const Command command = app.add("simulate", "predict one plan: time, memory, timeline");
+  add_setup_flags(command, flags->shared);
+  command.option("--plan", flags->shared.plan, "plan.json; without it, the naive plan with the flags below", "FILE");
+  add_plan_flags(command, flags->shared);
+  command.option("-o,--output", flags->output, "write the prediction here", "FILE");
+  command.option("--trace", flags->trace, "write a Perfetto / Chrome trace here", "FILE");
+  command.flag("--jitter", flags->jitter, "also the step's distribution: GPUs of unequal speed, steps of unequal length");
+  command.option("--jitter-seed", flags->jitter_seed, "... of the one cluster that this seed draws; default: over clusters", "N");
+  command.flag("--memory", flags->memory, "what memory is made of, phase by phase, and the largest buffers at the peak");
+  command.flag("--json", flags->json, "one JSON object");
+  command.runs([flags] { return simulate_command(*flags); });
 }
 
 }  // namespace fsdp::cli

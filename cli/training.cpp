@@ -46,16 +46,16 @@ LearningRate learning_rate_of(const TrainingFlags& f, const ShardingPlan& plan, 
 
 }  // namespace
 
-void add_training_flags(CLI::App& app, TrainingFlags& f) {
-  app.add_option("--data", f.data, "train on this text or token file; default: synthetic tokens")->type_name("FILE");
-  app.add_option("--data-type", f.data_type, "text (a token is a byte), uint16, uint32 or auto; default auto")->type_name("TYPE");
-  app.add_option("--init-from", f.init_from, "start from these weights: a safetensors file, index or folder of Hugging Face")->type_name("PATH");
-  app.add_option("--lr", f.lr, "learning rate; default: the plan's")->type_name("RATE");
-  app.add_option("--lr-schedule", f.lr_schedule, "constant, cosine or linear; default constant")->type_name("NAME");
-  app.add_option("--lr-warmup", f.lr_warmup, "steps in which the learning rate rises; default 0")->type_name("N");
-  app.add_option("--lr-min", f.lr_min, "learning rate that cosine and linear end at; default 0")->type_name("RATE");
-  app.add_option("--lr-steps", f.lr_steps, "steps after which they do; default: all of training, this run's last step included")->type_name("N");
-  app.add_option("--log", f.log, "append step, loss, learning rate and speed here (.csv or .jsonl)")->type_name("FILE");
+void add_training_flags(const Command& app, TrainingFlags& f) {
+  app.option("--data", f.data, "train on this text or token file; default: synthetic tokens", "FILE");
+  app.option("--data-type", f.data_type, "text (a token is a byte), uint16, uint32 or auto; default auto", "TYPE");
+  app.option("--init-from", f.init_from, "start from these weights: a safetensors file, index or folder of Hugging Face", "PATH");
+  app.option("--lr", f.lr, "learning rate; default: the plan's", "RATE");
+  app.option("--lr-schedule", f.lr_schedule, "constant, cosine or linear; default constant", "NAME");
+  app.option("--lr-warmup", f.lr_warmup, "steps in which the learning rate rises; default 0", "N");
+  app.option("--lr-min", f.lr_min, "learning rate that cosine and linear end at; default 0", "RATE");
+  app.option("--lr-steps", f.lr_steps, "steps after which they do; default: all of training, this run's last step included", "N");
+  app.option("--log", f.log, "append step, loss, learning rate and speed here (.csv or .jsonl)", "FILE");
 }
 
 void check_training_flags(const TrainingFlags& f, const Text& output) {

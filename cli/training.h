@@ -1,7 +1,6 @@
 // The flags of `run` about training: data, learning rate, initial weights, log.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -15,7 +14,7 @@ namespace fsdp::cli {
 struct TrainingFlags {
   Text data, data_type, init_from, lr, lr_schedule, lr_warmup, lr_min, lr_steps, log;
 };
-void add_training_flags(CLI::App&, TrainingFlags&);
+void add_training_flags(const Command&, TrainingFlags&);
 
 struct TrainingSetup {
   LearningRate rate;                         // of every step, flags or not

@@ -70,15 +70,15 @@ int validate_command(const ValidateFlags& f) {
 
 }  // namespace
 
-void add_validate(CLI::App& app, Work& chosen) {
+void add_validate(const Command& app) {
   auto flags = std::make_shared<ValidateFlags>();
-  CLI::App* command = app.add_subcommand("validate", "compare a prediction with a measurement; exit 1 outside tolerance");
-  command->add_option("prediction", flags->prediction, "prediction.json of `simulate -o`")->required()->type_name("PREDICTION");
-  command->add_option("measurement", flags->measurement, "measurement.json of `run -o`")->required()->type_name("MEASUREMENT");
-  command->add_option("--time-tolerance", flags->time, "of the step time; default 15%")->type_name("PERCENT");
-  command->add_option("--memory-tolerance", flags->memory, "of the peak; default 1%")->type_name("PERCENT");
-  command->add_flag("--json", flags->json, "one JSON object");
-  command->callback([flags, &chosen] { chosen = [flags] { return validate_command(*flags); }; });
+  const Command command = app.add("validate", "compare a prediction with a measurement; exit 1 outside tolerance");
+  command.required("prediction", flags->prediction, "prediction.json of `simulate -o`", "PREDICTION");
+  command.required("measurement", flags->measurement, "measurement.json of `run -o`", "MEASUREMENT");
+  command.option("--time-tolerance", flags->time, "of the step time; default 15%", "PERCENT");
+  command.option("--memory-tolerance", flags->memory, "of the peak; default 1%", "PERCENT");
+  command.flag("--json", flags->json, "one JSON object");
+  command.runs([flags] { return validate_command(*flags); });
 }
 
 }  // namespace fsdp::cli
