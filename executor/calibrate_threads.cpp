@@ -4,8 +4,9 @@
 //                      from the products' end to its start
 //   wake_beside        an empty kernel on another stream, after one of a row of products that goes on: from that product's end
 //   collective_beside  the same with a small collective, from when the last rank was ready to its end, less what it takes alone
-//   skew               products, then a small collective that the next products wait for: the last rank's time for the products less the
-//                      mean of the ranks', for a short row of products and a long one: a line; and for a very long one: where the line ends
+//   skew               products, then a small collective that the next products wait for: the last rank's time for the products less what
+//                      they take (their share of the ranks' mean in a very long row, where a queue for the cores is of no account), for a short
+//                      row of products and a long one: a line; and for the very long one, less that mean: where the line ends
 #include "executor/calibrate_threads.h"
 
 #include <algorithm>
@@ -186,9 +187,9 @@ double collective_after(Backend& backend, DType type, double seconds, bool row_g
   });
 }
 
-// Seconds of products between two meetings, mean of the ranks, and how much later than that the last rank comes.
+// Seconds of products between two meetings: the last rank's and the mean of the ranks'.
 struct Meeting {
-  double work = 0, late = 0;
+  double last = 0, mean = 0;
 };
 Meeting meeting(Backend& backend, DType type, double seconds, int products) {
   const std::int32_t meetings = products > kLong ? 4 : kMeetings;
@@ -204,10 +205,10 @@ Meeting meeting(Backend& backend, DType type, double seconds, int products) {
     }
   };
   const std::int32_t each = products + 2;  // operations of one meeting
-  std::vector<double> works;
+  std::vector<double> means;
   Meeting result;
-  result.late = measure(backend, type, seconds, script, [&](const std::vector<Records>& ranks) {
-    double late = 0, work = 0;
+  result.last = measure(backend, type, seconds, script, [&](const std::vector<Records>& ranks) {
+    double last = 0, mean = 0;
     for (std::int32_t m = 1; m < meetings; ++m) {
       double most = 0, sum = 0;
       for (const Records& r : ranks) {
@@ -215,13 +216,13 @@ Meeting meeting(Backend& backend, DType type, double seconds, int products) {
         most = std::max(most, own);
         sum += own / static_cast<double>(ranks.size());
       }
-      late += (most - sum) / (meetings - 1);
-      work += sum / (meetings - 1);
+      last += most / (meetings - 1);
+      mean += sum / (meetings - 1);
     }
-    works.push_back(work);
-    return late;
+    means.push_back(mean);
+    return last;
   });
-  result.work = median(works);
+  result.mean = median(means);
   return result;
 }
 
@@ -235,9 +236,12 @@ ThreadCosts time_threads(Backend& backend, DType type, double seconds_budget) {
   if (backend.ranks() < 2) return c;
   c.collective_beside = c.wake + std::max(0.0, collective_after(backend, type, each, true) - collective_after(backend, type, each, false));
   const Meeting few = meeting(backend, type, each, kShort), many = meeting(backend, type, each, kLong);
-  if (many.work > few.work) c.skew_share = std::clamp((many.late - few.late) / (many.work - few.work), 0.0, 1.0);
-  c.skew = std::max(0.0, few.late - c.skew_share * few.work);
-  c.skew_most = std::max({few.late, many.late, meeting(backend, type, 2 * each, kVeryLong).late});
+  const Meeting most = meeting(backend, type, 2 * each, kVeryLong);
+  const double product = most.mean / kVeryLong;
+  const double few_late = std::max(0.0, few.last - kShort * product), many_late = std::max(0.0, many.last - kLong * product);
+  c.skew_share = std::clamp((many_late - few_late) / ((kLong - kShort) * product), 0.0, 1.0);
+  c.skew = std::max(0.0, few_late - c.skew_share * kShort * product);
+  c.skew_most = std::max({few_late, many_late, most.last - most.mean});
   return c;
 }
 

@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 #include <malloc.h>
-#include <sched.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -17,6 +16,7 @@
 #include <vector>
 
 #include "executor/host/processor.h"
+#include "models/host.h"
 
 namespace fsdp {
 namespace {
@@ -46,13 +46,6 @@ std::string turbo() {
   if (const std::string off = first_word("/sys/devices/system/cpu/intel_pstate/no_turbo"); !off.empty()) return off == "0" ? "on" : "off";
   if (const std::string on = first_word("/sys/devices/system/cpu/cpufreq/boost"); !on.empty()) return on == "1" ? "on" : "off";
   return "";
-}
-
-std::int64_t usable_cores() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (::sched_getaffinity(0, sizeof set, &set) == 0) return std::max(1, CPU_COUNT(&set));
-  return std::max<std::int64_t>(1, std::thread::hardware_concurrency());
 }
 
 }  // namespace

@@ -15,14 +15,6 @@ namespace {
 
 constexpr std::int64_t kMaxRanks = 1024;
 
-// Cores that this process may run on (containers and taskset narrow it).
-std::int64_t usable_cores() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (sched_getaffinity(0, sizeof set, &set) == 0) return std::max(1, CPU_COUNT(&set));
-  return std::max<std::int64_t>(1, std::thread::hardware_concurrency());
-}
-
 // Physical memory, or what the control group of this process may use where that is less. The total, not what is free now, so
 // that a cluster and its digest do not change from call to call.
 Bytes machine_memory() {
@@ -44,6 +36,13 @@ Bytes machine_memory() {
 }
 
 }  // namespace
+
+std::int64_t usable_cores() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (sched_getaffinity(0, sizeof set, &set) == 0) return std::max(1, CPU_COUNT(&set));
+  return std::max<std::int64_t>(1, std::thread::hardware_concurrency());
+}
 
 ClusterSpec host_cluster(std::int64_t gpus) {
   if (gpus < 0 || gpus > kMaxRanks)

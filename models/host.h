@@ -11,4 +11,7 @@ namespace fsdp {
 // (up to 1024): results stay right, times do not.
 [[nodiscard]] ClusterSpec host_cluster(std::int64_t gpus);
 
+// Cores that this process may run on (containers and taskset narrow it).
+[[nodiscard]] std::int64_t usable_cores();
+
 }  // namespace fsdp

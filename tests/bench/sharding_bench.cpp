@@ -54,9 +54,9 @@ Timed steps_of(const ModelGraph& model, const ShardingPlan& plan) {
   double begin = 0, end = 0;
   RunOptions o;
   o.steps = kSteps;
-  o.progress = [&](int done, int total) {
-    if (done == total - kSteps) begin = processor_seconds();
-    if (done == total) end = processor_seconds();
+  o.progress = [&](const StepReport& step) {
+    if (step.done == step.total - kSteps) begin = processor_seconds();
+    if (step.done == step.total) end = processor_seconds();
   };
   const Measurement m = run(model, plan, load_cluster("host", plan.ranks()), *backend, o).measurement;
   Timed t{m.median_step_seconds, (end - begin) / kSteps, 0};
