@@ -1,4 +1,4 @@
-// What the tests of checkpoints share: a folder of their own, a model of a chain of linears with uneven sizes, and the whole state of a
+// What the tests of checkpoints share: a folder of their own, chains of linears with uneven sizes, and the whole state of a
 // run, put together from what its ranks hold without the code that saves.
 #pragma once
 
@@ -19,6 +19,7 @@
 #include "executor/checkpoint/save.h"
 #include "executor/kernels.h"
 #include "executor_run_support.h"
+#include "mlp_model.h"
 #include "models/error.h"
 #include "planner/layout.h"
 #include "refusal.h"
@@ -56,91 +57,13 @@ inline std::map<std::string, std::string> files_below(const std::string& folder)
   return files;
 }
 
-// PyTorch's test models are chains of linears such as 5-8-4-12 without a loss of their own; here an embedding of 12 tokens comes first
-// and the cross entropy over 12 last. Each linear is a block, so that it can be a unit.
-class Chain {
- public:
-  explicit Chain(const std::vector<std::int64_t>& sizes, bool trained_embedding = true) {
-    g_.name = "chain";
-    g_.family = "toy";
-    g_.vocab = sizes.back();
-    g_.ids = tensor(TensorKind::ids, 1);
-    g_.targets = tensor(TensorKind::ids, 1);
-    module("", "Chain", -1);
-    const std::int32_t embed = module("embed", "Embedding", 0);
-    OpShape shape;
-    shape.vocab = g_.vocab;
-    shape.width = sizes.front();
-    std::int32_t x = op(OpKind::embedding, embed, {g_.ids}, sizes.front(), {parameter("embed.weight", embed, {g_.vocab, sizes.front()}, trained_embedding)}, shape);
-    g_.tensors[static_cast<std::size_t>(x)].requires_grad = trained_embedding;
-    const std::int32_t net = module("net", "ModuleList", 0);
-    g_.modules[static_cast<std::size_t>(net)].container = true;
-    for (std::size_t i = 0; i + 1 < sizes.size(); ++i) {
-      const std::string name = "net." + std::to_string(i);
-      const std::int32_t m = module(name, "Linear", net);
-      g_.modules[static_cast<std::size_t>(m)].block = true;
-      OpShape linear;
-      linear.in = sizes[i];
-      linear.out = sizes[i + 1];
-      x = op(OpKind::linear, m, {x}, linear.out,
-             {parameter(name + ".weight", m, {linear.out, linear.in}), parameter(name + ".bias", m, {linear.out})}, linear);
-    }
-    close(net);
-    close(0);
-    Op loss;
-    loss.kind = OpKind::cross_entropy;
-    loss.inputs = {x, g_.targets};
-    loss.outputs = {tensor(TensorKind::loss, 0)};
-    loss.shape.vocab = g_.vocab;
-    g_.ops.push_back(loss);
-  }
-  [[nodiscard]] const ModelGraph& model() const { return g_; }
-
- private:
-  std::int32_t tensor(TensorKind kind, std::int64_t width) {
-    Tensor t;
-    t.kind = kind;
-    t.width = width;
-    t.requires_grad = kind != TensorKind::ids;
-    g_.tensors.push_back(t);
-    return static_cast<std::int32_t>(g_.tensors.size()) - 1;
-  }
-  std::int32_t module(const std::string& name, const std::string& cls, std::int32_t parent) {
-    Module m;
-    m.name = name;
-    m.class_name = cls;
-    m.parent = parent;
-    m.op_begin = m.op_end = static_cast<std::int32_t>(g_.ops.size());
-    g_.modules.push_back(m);
-    return static_cast<std::int32_t>(g_.modules.size()) - 1;
-  }
-  void close(std::int32_t m) { g_.modules[static_cast<std::size_t>(m)].op_end = static_cast<std::int32_t>(g_.ops.size()); }
-  std::int32_t parameter(const std::string& name, std::int32_t owner, std::vector<std::int64_t> shape, bool trained = true) {
-    Parameter p;
-    p.name = name;
-    p.modules = {owner};
-    p.shape = std::move(shape);
-    p.trainable = trained;
-    g_.parameters.push_back(p);
-    return static_cast<std::int32_t>(g_.parameters.size()) - 1;
-  }
-  std::int32_t op(OpKind kind, std::int32_t m, std::vector<std::int32_t> in, std::int64_t width, std::vector<std::int32_t> params, const OpShape& shape) {
-    Op o;
-    o.kind = kind;
-    o.module = m;
-    o.inputs = std::move(in);
-    o.params = std::move(params);
-    o.shape = shape;
-    const std::int32_t out = tensor(TensorKind::activation, width);
-    o.outputs = {out};
-    g_.ops.push_back(o);
-    close(m);
-    return out;
-  }
-  ModelGraph g_;
-};
-
-inline ModelGraph chain(const std::vector<std::int64_t>& sizes) { return Chain(sizes).model(); }
+// PyTorch's test models are chains of linears such as 5-8-4-12; here each linear is a block, so that it can be a unit, and weights are
+// named embed.weight, layers.0.0.weight, layers.1.0.weight and so on.
+inline ModelGraph chain(const std::vector<std::int64_t>& sizes) {
+  Mlp m{.blocks = {}};
+  for (std::size_t i = 0; i + 1 < sizes.size(); ++i) m.blocks.push_back({sizes[i], sizes[i + 1]});
+  return mlp(std::move(m));
+}
 inline ModelGraph even_chain() { return chain({5, 8, 4, 12}); }
 inline ModelGraph uneven_chain() { return chain({5, 10, 15, 30, 5}); }
 

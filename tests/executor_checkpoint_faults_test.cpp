@@ -557,8 +557,8 @@ TEST_CASE("damaged, truncated, mixed up and missing files are refused by name; n
          fs::rename(s + rank1, s + rank0);
          fs::rename(s + "/x", s + rank1);
        },
-       {rank0, "model chain, step 4, rank 1, not of chain, step 4, rank 0"}},
-      {"of another step", [&](auto& s, auto&) { fs::copy_file(folder / "ckpt/step-00000003/rank-00000.safetensors", s + rank0, fs::copy_options::overwrite_existing); }, {rank0, "step 3, rank 0, not of chain, step 4"}},
+       {rank0, "model mlp, step 4, rank 1, not of mlp, step 4, rank 0"}},
+      {"of another step", [&](auto& s, auto&) { fs::copy_file(folder / "ckpt/step-00000003/rank-00000.safetensors", s + rank0, fs::copy_options::overwrite_existing); }, {rank0, "step 3, rank 0, not of mlp, step 4"}},
       {"of another model", [&](auto& s, auto& o) { fs::copy_file(o + rank1, s + rank1, fs::copy_options::overwrite_existing); }, {rank1, "is not the file"}},
       {"manifest of another step", [&](auto& s, auto&) { fs::copy_file(folder / "ckpt/step-00000003/manifest.json", s + manifest, fs::copy_options::overwrite_existing); }, {manifest, "is of step 3"}},
       {"all of another model",
@@ -590,12 +590,12 @@ TEST_CASE("damaged, truncated, mixed up and missing files are refused by name; n
       {"too few checksums", [&](auto& s, auto&) { edit(s, [](Manifest& m) { m.tensors[0].boxes[0].checksums.pop_back(); }); }, {manifest, "checksums, where"}},
       {"another dtype", [&](auto& s, auto&) { edit(s, [](Manifest& m) { m.tensors[0].dtype = DType::f64; }); }, {manifest, "tensors[0]"}},
       {"another shape", [&](auto& s, auto&) { edit(s, [](Manifest& m) {
-         SavedTensor& t = tensor(m, "net.0.weight");
+         SavedTensor& t = tensor(m, "layers.0.0.weight");
          t.shape = {3, 4};
          for (std::size_t i = 0; i < 2; ++i) t.boxes[i].box = i == 0 ? Box{{0, 0}, {3, 2}} : Box{{0, 2}, {3, 2}};
-       }); }, {manifest, "net.0.weight", "has shape [3, 4], the model's is [4, 3]"}},
-      {"no moments", [&](auto& s, auto&) { edit(s, [](Manifest& m) { std::erase_if(m.tensors, [](const SavedTensor& t) { return t.name == "optimizer.exp_avg.net.0.bias"; }); }); }, {manifest, "optimizer.exp_avg.net.0.bias", "is missing"}},
-      {"one tensor too many", [&](auto& s, auto&) { edit(s, [](Manifest& m) { tensor(m, "optimizer.exp_avg.net.0.bias").name = "other"; }); }, {manifest, "optimizer.exp_avg.net.0.bias", "is missing"}},
+       }); }, {manifest, "layers.0.0.weight", "has shape [3, 4], the model's is [4, 3]"}},
+      {"no moments", [&](auto& s, auto&) { edit(s, [](Manifest& m) { std::erase_if(m.tensors, [](const SavedTensor& t) { return t.name == "optimizer.exp_avg.layers.0.0.bias"; }); }); }, {manifest, "optimizer.exp_avg.layers.0.0.bias", "is missing"}},
+      {"one tensor too many", [&](auto& s, auto&) { edit(s, [](Manifest& m) { tensor(m, "optimizer.exp_avg.layers.0.0.bias").name = "other"; }); }, {manifest, "optimizer.exp_avg.layers.0.0.bias", "is missing"}},
       {"another seed", [&](auto& s, auto&) { edit(s, [](Manifest& m) { m.seed = 5; }); }, {manifest, "seed 5", "--seed 5"}},
       {"another optimizer", [&](auto& s, auto&) { edit(s, [](Manifest& m) { m.optimizer = OptimizerKind::sgd; }); }, {manifest, "holds no moments for adamw"}},
       {"another sequence length", [&](auto& s, auto&) { edit(s, [](Manifest& m) { m.seq_len = 9; }); }, {manifest, "sequences of 9 tokens"}},

@@ -193,7 +193,7 @@ TEST_CASE("test_dp_state_dict_save_load: shards of the largest dimension, not th
   const ModelGraph model = chain({16, 6, 16, 4, 12});
   for (const auto& [replicate, shard] : {std::pair{1, 2}, std::pair{2, 4}, std::pair{1, 4}}) {
     ShardingPlan plan = make_plan(model, words(replicate, shard, DType::f64));
-    plan.shard_dims = {{"net.0.weight", 1}, {"net.2.weight", 1}, {"embed.weight", 1}};
+    plan.shard_dims = {{"layers.0.0.weight", 1}, {"layers.2.0.weight", 1}, {"embed.weight", 1}};
     const Folder folder;
     save_by_hand(model, plan, into(folder / "ckpt", 24));  // a block is three elements
     check_by_hand(Checkpoint(folder / "ckpt"), model, plan);
@@ -297,12 +297,12 @@ TEST_CASE("test_dp_state_dict_cpu_offload: a part of the tensors can be read by 
   const Folder folder;
   const Trained t = train(model, plan, 2, saving(model, plan, folder / "ckpt"));
   const Checkpoint saved(folder / "ckpt");
-  const SavedTensor* weight = saved.find("net.2.weight");
+  const SavedTensor* weight = saved.find("layers.2.0.weight");
   REQUIRE(weight != nullptr);
   std::string bytes(30 * 15 * sizeof(float), '\0');
   saved.read(*weight, whole(weight->shape), std::as_writable_bytes(std::span(bytes)));
-  CHECK(bytes == t.after.at(2).at("net.2.weight"));
-  CHECK(saved.find("net.9.weight") == nullptr);
+  CHECK(bytes == t.after.at(2).at("layers.2.0.weight"));
+  CHECK(saved.find("layers.9.0.weight") == nullptr);
 }
 
 TEST_CASE("replicas share the work: every element once, evenly by bytes") {
@@ -343,7 +343,7 @@ TEST_CASE("a rank reads only the blocks that its shard touches") {
     return read(file, to, at);
   };
   const Checkpoint saved(folder / "ckpt", counting);
-  const SavedTensor& weight = *saved.find("net.0.weight");  // [64, 16], saved as rows [0, 32) and [32, 64)
+  const SavedTensor& weight = *saved.find("layers.0.0.weight");  // [64, 16], saved as rows [0, 32) and [32, 64)
   const auto cost = [&](const Box& box) {
     bytes = 0;
     std::vector<std::byte> to(static_cast<std::size_t>(box.volume()) * 8);

@@ -3,6 +3,8 @@
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
+#include <cstring>
+#include <functional>
 #include <thread>
 
 #include "executor_conformance.h"
@@ -11,6 +13,33 @@ namespace fsdp::conformance {
 namespace {
 
 void nap(int milliseconds) { std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds)); }
+
+struct GatherThenReduce {
+  OperationRecord gather, reduce;
+};
+// An all-gather whose stream is busy with `before`, then a reduce-scatter over `reduce_over` whose stream is free and goes on with `after`.
+GatherThenReduce gather_then_reduce(Device& dev, std::int64_t shard, Communicator reduce_over, const std::function<void()>& before,
+                                    const std::function<void()>& after) {
+  dev.reserve_arena(4096);
+  dev.begin_step();
+  Pieces pieces(dev);
+  const BufferView a = pieces.take(G, 32 * shard), in = pieces.take(R, 32 * shard), out = pieces.take(R, 32);
+  dev.launch(0, G, {}, [&, a] {
+    std::memset(a.data, 0, static_cast<std::size_t>(a.bytes));
+    before();
+  });
+  dev.all_gather(1, G, Communicator::shard, {}, a, 8, DType::f32);
+  dev.launch(2, R, {}, [=] { std::memset(in.data, 0, static_cast<std::size_t>(in.bytes)); });
+  dev.reduce_scatter(3, R, reduce_over, {}, in, out, 8, DType::f32, Reduction::sum);
+  dev.launch(4, R, {}, [&] { after(); });
+  dev.synchronize();
+  GatherThenReduce result;
+  for (const OperationRecord& r : dev.records()) {
+    if (r.op == 1) result.gather = r;
+    if (r.op == 3) result.reduce = r;
+  }
+  return result;
+}
 
 TEST_CASE("streams run in order, events order streams, and records tell the order of starts") {
   on_ranks(mesh_like({1, 2}), [](Device& dev, Checks& checks) {
@@ -100,27 +129,11 @@ TEST_CASE("communication proceeds while a kernel computes") {
 }
 
 TEST_CASE("one communicator runs one collective at a time in issue order, whatever the stream") {
-  // The all-gather is issued first but its stream is busy; the reduce-scatter's stream is free and yet must come second.
+  // The reduce-scatter could begin at once and yet must come second.
   const MeshShape mesh = mesh_like({1, 2});
   on_ranks(mesh, [mesh](Device& dev, Checks& checks) {
-    dev.reserve_arena(4096);
-    dev.begin_step();
-    Pieces pieces(dev);
-    const BufferView a = pieces.take(G, 32 * mesh.shard), in = pieces.take(R, 32 * mesh.shard), out = pieces.take(R, 32);
-    dev.launch(0, G, {}, [=] {
-      std::memset(a.data, 0, static_cast<std::size_t>(a.bytes));
-      nap(20);
-    });
-    dev.all_gather(1, G, Communicator::shard, {}, a, 8, DType::f32);
-    dev.launch(2, R, {}, [=] { std::memset(in.data, 0, static_cast<std::size_t>(in.bytes)); });
-    dev.reduce_scatter(3, R, Communicator::shard, {}, in, out, 8, DType::f32, Reduction::sum);
-    dev.synchronize();
-    double end_of_first = 0, start_of_second = 0;
-    for (const OperationRecord& r : dev.records()) {
-      if (r.op == 1) end_of_first = r.end;
-      if (r.op == 3) start_of_second = r.start;
-    }
-    checks.expect(end_of_first > 0 && start_of_second >= end_of_first);
+    const GatherThenReduce r = gather_then_reduce(dev, mesh.shard, Communicator::shard, [] { nap(20); }, [] {});
+    checks.expect(r.gather.end > 0 && r.reduce.start >= r.gather.end);
   });
 }
 
@@ -128,26 +141,12 @@ TEST_CASE("two communicators over the same ranks run at once") {
   // shard_reduce may go first although shard was issued first: the kernel before the all-gather waits for the reduce-scatter.
   const MeshShape mesh = mesh_like({1, 2});
   on_ranks(mesh, [mesh](Device& dev, Checks& checks) {
-    dev.reserve_arena(4096);
-    dev.begin_step();
-    Pieces pieces(dev);
-    const BufferView a = pieces.take(G, 32 * mesh.shard), in = pieces.take(R, 32 * mesh.shard), out = pieces.take(R, 32);
     std::atomic<bool> reduced{false};
-    dev.launch(0, G, {}, [&, a] {
-      std::memset(a.data, 0, static_cast<std::size_t>(a.bytes));
+    const auto wait = [&] {
       for (int i = 0; i < 30'000 && !reduced; ++i) nap(1);
-    });
-    dev.all_gather(1, G, Communicator::shard, {}, a, 8, DType::f32);
-    dev.launch(2, R, {}, [=] { std::memset(in.data, 0, static_cast<std::size_t>(in.bytes)); });
-    dev.reduce_scatter(3, R, Communicator::shard_reduce, {}, in, out, 8, DType::f32, Reduction::sum);
-    dev.launch(4, R, {}, [&] { reduced = true; });
-    dev.synchronize();
-    double start_of_gather = 0, end_of_reduce = 0;
-    for (const OperationRecord& r : dev.records()) {
-      if (r.op == 1) start_of_gather = r.start;
-      if (r.op == 3) end_of_reduce = r.end;
-    }
-    checks.expect(end_of_reduce > 0 && start_of_gather >= end_of_reduce);
+    };
+    const GatherThenReduce r = gather_then_reduce(dev, mesh.shard, Communicator::shard_reduce, wait, [&] { reduced = true; });
+    checks.expect(r.reduce.end > 0 && r.gather.start >= r.reduce.end);
   });
 }
 

@@ -12,11 +12,11 @@ awk '/^```sh$/ {inside = 1; next} /^```/ {inside = 0} inside' "$readme" |
   sed -e 's/^\$ //' | grep -v -e '^#' -e '^\./dev' -e '^$' >"$folder/commands" || true
 count=$(wc -l <"$folder/commands")
 [ "$count" -ge 5 ] || { echo "only $count commands found in $readme: the extraction is broken" >&2; exit 1; }
-mkdir "$folder/bin" "$folder/work"
+mkdir "$folder/bin" "$folder/here"
 ln -s "$program" "$folder/bin/fsdp-plan"
 PATH=$folder/bin:$PATH
-cp "$readme" "$folder/work/README.md"
-cd "$folder/work"
+cp "$readme" "$folder/here/README.md"
+cd "$folder/here"
 first=1
 while IFS= read -r command; do
   echo "\$ $command"

@@ -48,14 +48,13 @@ OpFacts layer_norm(const Op& op, const Workload& w) {
           .backward_traffic_bytes = 3 * x + statistics};
 }
 
-// 2-byte storage is multiplied as float, in tiles of at most 512 x 512 of both operands and the result (kernels/gemm.cpp).
-// Forward [T,in]x[in,out], backward input [T,out]x[out,in] and weight [out,T]x[T,in] have the same three extents, hence the same
-// tiles.
-OpFacts linear(const Op& op, const Workload& w) {
-  const std::int64_t t = w.tokens(), in = op.shape.in, out = op.shape.out;
-  const std::int64_t elements = checked_add(checked_add(times(t, in), times(in, out), "op size"), times(t, out), "op size");
-  const std::int64_t bytes = times(elements, w.element_bytes), a = std::min<std::int64_t>(t, 512);
-  const std::int64_t b = std::min<std::int64_t>(in, 512), c = std::min<std::int64_t>(out, 512);
+// `count` products [rows,in]x[in,out]; backward has those of the input [rows,out]x[out,in] and of the weight [out,rows]x[rows,in]: the same
+// three extents, hence the same tiles. 2-byte storage is multiplied as float, in tiles of at most 512 x 512 of both operands and the result
+// (kernels/gemm.cpp).
+OpFacts products(std::int64_t count, std::int64_t rows, const OpShape& s, const Workload& w) {
+  const std::int64_t elements = checked_add(checked_add(times(rows, s.in), times(s.in, s.out), "op size"), times(rows, s.out), "op size");
+  const std::int64_t bytes = times(times(elements, count), w.element_bytes), a = std::min<std::int64_t>(rows, 512);
+  const std::int64_t b = std::min<std::int64_t>(s.in, 512), c = std::min<std::int64_t>(s.out, 512);
   const std::int64_t copies = w.element_bytes == 2 ? 4 * (a * b + b * c + a * c) : 0;
   return {.saved_inputs = 0b1,
           .forward_scratch_bytes = copies,
@@ -64,6 +63,8 @@ OpFacts linear(const Op& op, const Workload& w) {
           .forward_traffic_bytes = bytes,
           .backward_traffic_bytes = 2 * bytes};
 }
+
+OpFacts linear(const Op& op, const Workload& w) { return products(1, w.tokens(), op.shape, w); }
 
 // The rotation is orthogonal and its angles are recomputed.
 OpFacts rotary(const Op& op, const Workload& w) {
@@ -149,19 +150,9 @@ OpFacts moe_dispatch(const Op& op, const Workload& w) {
           .backward_traffic_bytes = b.chosen_rows + b.tokens + b.ids};
 }
 
-// One product per expert, each over the whole capacity; tiles as in `linear`.
+// One product per expert, each over the whole capacity.
 OpFacts expert_linear(const Op& op, const Workload& w) {
-  const std::int64_t n = op.shape.experts.capacity(w.tokens()), in = op.shape.in, out = op.shape.out;
-  const std::int64_t elements = checked_add(checked_add(times(n, in), times(in, out), "op size"), times(n, out), "op size");
-  const std::int64_t bytes = times(times(elements, op.shape.experts.count), w.element_bytes), a = std::min<std::int64_t>(n, 512);
-  const std::int64_t b = std::min<std::int64_t>(in, 512), c = std::min<std::int64_t>(out, 512);
-  const std::int64_t copies = w.element_bytes == 2 ? 4 * (a * b + b * c + a * c) : 0;
-  return {.saved_inputs = 0b1,
-          .forward_scratch_bytes = copies,
-          .backward_scratch_bytes = copies,
-          .backward_launches = 2,
-          .forward_traffic_bytes = bytes,
-          .backward_traffic_bytes = 2 * bytes};
+  return products(op.shape.experts.count, op.shape.experts.capacity(w.tokens()), op.shape, w);
 }
 
 OpFacts moe_combine(const Op& op, const Workload& w) {

@@ -21,36 +21,13 @@ from transformers.models.gpt2 import modeling_gpt2
 from transformers.models.llama import modeling_llama
 from transformers.models.mpt import modeling_mpt
 
+from synthetic import initial, mix
+
 torch.set_num_threads(1)
 GOLDEN = pathlib.Path(__file__).parent.parent / "golden"
 SEED, GLOBAL_BATCH, SEQ_LEN, STEPS, CLIP = 77, 6, 12, 8, 0.6
 ADAMW = {"lr": 4e-3, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1}
 WARMUP, LR_MIN = 3, 2e-4
-MASK = 2**64 - 1
-
-
-def mix(z):
-    z = (z + 0x9E3779B97F4A7C15) & MASK
-    z = ((z ^ z >> 30) * 0xBF58476D1CE4E5B9) & MASK
-    z = ((z ^ z >> 27) * 0x94D049BB133111EB) & MASK
-    return z ^ z >> 31
-
-
-def fnv(name):
-    h = 0xCBF29CE484222325
-    for b in name.encode():
-        h = ((h ^ b) * 0x100000001B3) & MASK
-    return h
-
-
-def initial(name, shape, seed=SEED):
-    if len(shape) == 1:
-        return torch.full(shape, 0.0 if name.endswith("bias") else 1.0, dtype=torch.float64)
-    key, values = mix(seed ^ fnv(name)), []
-    for i in range(shape.numel()):
-        h = mix(key ^ i)
-        values.append(((h & 65535) + (h >> 16 & 65535) + (h >> 32 & 65535) + (h >> 48) - 131070) * 5.285799584260604e-07)
-    return torch.tensor(values, dtype=torch.float64).view(shape)
 
 
 def window(seed, sequence, windows):
@@ -106,7 +83,7 @@ def build(make, dtype, seed=SEED):
         model.base_model.rotary_emb = modeling_llama.LlamaRotaryEmbedding(model.config)
     with torch.no_grad():
         for name, p in model.named_parameters():
-            p.copy_(initial(name, p.shape, seed))
+            p.copy_(initial(seed, name, p.shape))
     return model
 
 

@@ -8,11 +8,12 @@ architecture allows it (a rotated head has an even size).
 """
 
 import json
-import math
 import pathlib
 
 import torch
 import torch.nn.functional as F
+
+from synthetic import initial, token
 
 torch.set_default_dtype(torch.float64)
 torch.set_num_threads(1)
@@ -20,40 +21,9 @@ torch.set_num_threads(1)
 SEED, GLOBAL_BATCH, SEQ_LEN, STEPS = 1234, 24, 7, 5
 ADAMW = {"lr": 3e-3, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1}
 
-MASK = 2**64 - 1
-
-
-def mix(z):
-    z = (z + 0x9E3779B97F4A7C15) & MASK
-    z = ((z ^ z >> 30) * 0xBF58476D1CE4E5B9) & MASK
-    z = ((z ^ z >> 27) * 0x94D049BB133111EB) & MASK
-    return z ^ z >> 31
-
-
-def fnv(name):
-    h = 0xCBF29CE484222325
-    for b in name.encode():
-        h = ((h ^ b) * 0x100000001B3) & MASK
-    return h
-
-
-def initial(name, shape):
-    if len(shape) == 1:
-        return torch.full(shape, 0.0 if name.endswith("bias") else 1.0)
-    key, values = mix(SEED ^ fnv(name)), []
-    for i in range(math.prod(shape)):
-        h = mix(key ^ i)
-        total = (h & 65535) + (h >> 16 & 65535) + (h >> 32 & 65535) + (h >> 48)
-        values.append((total - 131070) * 5.285799584260604e-07)
-    return torch.tensor(values).view(shape)
-
-
-def token(sequence, position, vocab):
-    return mix(mix(mix(SEED ^ 0x746F6B656E73) ^ sequence) ^ position) % vocab
-
 
 def batch(step, vocab):
-    rows = [[token(step * GLOBAL_BATCH + g, p, vocab) for p in range(SEQ_LEN + 1)] for g in range(GLOBAL_BATCH)]
+    rows = [[token(SEED, step * GLOBAL_BATCH + g, p, vocab) for p in range(SEQ_LEN + 1)] for g in range(GLOBAL_BATCH)]
     rows = torch.tensor(rows)
     return rows[:, :-1], rows[:, 1:]
 
@@ -176,7 +146,7 @@ def check_against_transformers(config, w):
 
 def train(name, config, shapes, logits, full):
     """full: names of parameters whose first gradient and final values are kept whole."""
-    w = {k: initial(k, s).requires_grad_() for k, s in shapes(config)}
+    w = {k: initial(SEED, k, s).requires_grad_() for k, s in shapes(config)}
     if number_of_experts(config):
         check_against_transformers(config, w)
     optimizer = torch.optim.AdamW(w.values(), lr=ADAMW["lr"], betas=(ADAMW["beta1"], ADAMW["beta2"]), eps=ADAMW["eps"],
@@ -232,8 +202,8 @@ def main():
             train("olmoe, 3 of 7 experts, not renormalised", olmoe, llama_shapes, llama_logits,
                   ["model.layers.1.mlp.gate.weight", "model.layers.0.mlp.experts.down_proj", "model.layers.0.self_attn.q_norm.weight"]),
         ],
-        "first_tokens": [[token(s, p, 37) for p in range(5)] for s in range(3)],
-        "first_weights": initial("model.norm.weight.not_a_vector", (2, 3)).flatten().tolist(),
+        "first_tokens": [[token(SEED, s, p, 37) for p in range(5)] for s in range(3)],
+        "first_weights": initial(SEED, "model.norm.weight.not_a_vector", (2, 3)).flatten().tolist(),
     }
     with open(pathlib.Path(__file__).parent.parent / "golden" / "tiny_models.json", "w") as f:
         json.dump(document, f, separators=(",", ":"))
