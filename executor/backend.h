@@ -16,6 +16,7 @@
 
 #include "models/dtype.h"
 #include "models/error.h"
+#include "models/implementation.h"
 #include "planner/program.h"
 
 namespace fsdp {
@@ -56,8 +57,10 @@ struct Slots {
 
 enum class Memory : std::uint8_t { device, host };   // host: pinned, on machines where that differs
 
-// A kernel body; runs on the stream's worker. It must not allocate: heap taken inside is reported as undeclared.
+// Host code in a stream's order: runs on the stream's worker, or as a callback of the device's stream. It must not allocate: heap taken
+// inside is reported as undeclared.
 using KernelBody = std::function<void()>;
+struct KernelCall;                           // an operation of a Program with all that its kernel needs: executor/kernel_call.h
 
 struct OperationRecord {                     // from the instruments, one per operation that ran on a stream
   std::int32_t op = -1;
@@ -83,6 +86,8 @@ class Device {
   // `op`: the operation's index in the Step, unique until the next begin_step. Waits name earlier operations of this step.
   virtual void begin_step() = 0;                                          // host-synchronises; forgets the records
   virtual void launch(std::int32_t op, Stream, std::span<const std::int32_t> waits, KernelBody) = 0;
+  // The machine's own kernel for an operation. The call is read before this returns, except `training.tokens` and `training.state`.
+  virtual void launch_kernel(std::int32_t op, Stream, std::span<const std::int32_t> waits, KernelCall) = 0;
   // In elements of `type`. Reductions add in the order of the ranks: the same bits on every machine, whatever the timing.
   virtual void all_gather(std::int32_t op, Stream, Comm, std::span<const std::int32_t> waits, BufferView buffer, const Slots&, DType type) = 0;   // in place
   virtual void reduce_scatter(std::int32_t op, Stream, Comm, std::span<const std::int32_t> waits, BufferView input, BufferView output, const Slots&, DType type, Reduction) = 0;
@@ -91,6 +96,9 @@ class Device {
   virtual void wait_host(std::int32_t op) = 0;                            // until that operation has finished
   virtual void synchronize() = 0;                                         // until all streams are idle; rethrows what a kernel threw
   [[nodiscard]] virtual std::vector<OperationRecord> records() const = 0; // since begin_step, in order of start per stream
+  // What live memory holds, for the host to read once the operations that write it have finished: the memory itself, or a copy of it that
+  // `copy` is made to hold.
+  [[nodiscard]] virtual std::span<const std::byte> bytes_of(BufferView, std::vector<std::byte>& copy) const = 0;
 
   // Between ranks, not on a stream: every rank of the run gives a text and gets all of them, in the order of the ranks. Blocks the
   // host until all have come. For what is said a few times per run (results, a checkpoint's manifest), not for tensors.
@@ -118,6 +126,7 @@ class Backend {
   virtual ~Backend() = default;
   [[nodiscard]] virtual std::string name() const = 0;                     // "host"
   [[nodiscard]] virtual std::string environment() const = 0;              // processor, cores, library versions
+  [[nodiscard]] virtual const Implementation& implementation() const = 0; // of its kernels: what programs are lowered with that it runs
   [[nodiscard]] virtual std::int64_t ranks() const = 0;
   [[nodiscard]] virtual MeshShape mesh() const = 0;
   // Ranks of this process, ascending: all of them where ranks are threads. The process of rank 0 leads: it alone reports.

@@ -135,8 +135,7 @@ class Calibration {
     suite_.run(*backend, options_);
     Costs costs;
     costs.platform = "host";
-    costs.source = fmt::format("calibrate --backend host, {} ranks, {}, {}, {}, kernels {}, {}", options_.ranks, name(options_.type),
-                               backend->environment(), host_gemm_library(), kernel_instructions(), today());
+    costs.source = fmt::format("calibrate --backend host, {} ranks, {}, {}, {}", options_.ranks, name(options_.type), backend->environment(), today());
     costs.kernel_overhead = Seconds(suite_.seconds(empty_));
     const double launch = options_.clock ? options_.clock("launch", {}) : host_launch_seconds(*backend);
     costs.host_per_operation = Seconds(std::min(launch, suite_.seconds(empty_)));

@@ -46,8 +46,8 @@ void check_runnable(const ShardingPlan& plan) {
                      "clip without ignored, or the other way round");
 }
 
-Program prepare(const RunJob& job, std::int64_t rank) {
-  Program program = lower(job.model, job.plan, native_implementation(), rank);
+Program prepare(const RunJob& job, const Implementation& implementation, std::int64_t rank) {
+  Program program = lower(job.model, job.plan, implementation, rank);
   if (job.options.mutate) job.options.mutate(program, rank);
   assign_arena(program);
   if (const std::vector<Race> races = find_races(program, 1); !races.empty()) {
@@ -88,7 +88,7 @@ RunResult run(const ModelGraph& model, const ShardingPlan& plan, const ClusterSp
   check_runnable(plan);
   const auto job = std::make_shared<RunJob>(model, plan, options, backend);
   const std::vector<std::int64_t>& here = job->local_ranks;
-  for (const std::int64_t r : here) job->ranks[static_cast<std::size_t>(r)].program = prepare(*job, r);
+  for (const std::int64_t r : here) job->ranks[static_cast<std::size_t>(r)].program = prepare(*job, backend.implementation(), r);
   if (options.keep_parameters) job->reserve_results();
   try {
     backend.run([job](Device& device) { job->run_rank(device); }, reshard_sizes(plan));
@@ -99,7 +99,7 @@ RunResult run(const ModelGraph& model, const ShardingPlan& plan, const ClusterSp
   RunResult result;
   if (here.front() == 0) {
     for (std::int64_t r = static_cast<std::int64_t>(here.size()); r < backend.ranks(); ++r)
-      job->ranks[static_cast<std::size_t>(r)].program = prepare(*job, r);
+      job->ranks[static_cast<std::size_t>(r)].program = prepare(*job, backend.implementation(), r);
     result.measurement = measure(*job, cluster, backend);
   }
   result.parameters = std::move(job->parameters);

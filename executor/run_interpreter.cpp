@@ -121,7 +121,14 @@ void Interpreter::issue(const Step& step, std::int32_t index, StepRecord& record
   if (op.action == Action::host_wait) return wait_on_host(step.waits_of(op));
   if (op.action == Action::zero_gradients) return;  // its frees are its work
   std::vector<BufferView> buffers = views(step.args_of(op));
-  if (op.host_only) return kernel(step, op, std::move(buffers))();   // over when it returns
+  const auto hooked = [&](KernelBody body) -> KernelBody {
+    if (!hook_) return body;
+    return [hook = &hook_, op, rank = device_.rank(), inner = std::move(body)] {
+      (*hook)(op, rank);
+      inner();
+    };
+  };
+  if (op.host_only) return hooked(make_kernel(call(step, op, std::move(buffers))))();   // over when it returns
   if (op.action == Action::read_loss) return read_loss(op, buffers.at(0), record);
   waits_.clear();
   for (const std::int32_t w : step.waits_of(op))
@@ -129,18 +136,14 @@ void Interpreter::issue(const Step& step, std::int32_t index, StepRecord& record
   launched_[at(index)] = 1;
   last_[static_cast<std::size_t>(op.stream)] = index;
   if (is_collective(op.action)) return issue_collective(op, index, step.args_of(op), buffers);
-  device_.launch(index, op.stream, waits_, kernel(step, op, std::move(buffers)));
+  KernelCall kernel = call(step, op, std::move(buffers));
+  if (hook_) device_.launch(index, op.stream, waits_, hooked(make_kernel(kernel)));
+  else device_.launch_kernel(index, op.stream, waits_, std::move(kernel));
 }
 
-KernelBody Interpreter::kernel(const Step& step, const Operation& op, std::vector<BufferView> buffers) const {
+KernelCall Interpreter::call(const Step& step, const Operation& op, std::vector<BufferView> buffers) const {
   const std::span<const Arg> args = step.args_of(op);
-  KernelBody body =
-      make_kernel({model_, plan_, program_, training_, op, args, std::move(buffers), device_.rank(), step_, gather_group(op, args)});
-  if (!hook_) return body;
-  return [hook = &hook_, op, rank = device_.rank(), inner = std::move(body)] {
-    (*hook)(op, rank);
-    inner();
-  };
+  return {model_, plan_, program_, training_, op, args, std::move(buffers), device_.rank(), step_, gather_group(op, args)};
 }
 
 void Interpreter::wait_on_host(std::span<const std::int32_t> operations) {
@@ -218,7 +221,8 @@ void Interpreter::read_loss(const Operation& op, BufferView loss, StepRecord& re
   expect_elements(loss, 1, DType::f64, "loss");
   const std::int32_t last = last_[static_cast<std::size_t>(op.stream)];
   if (last >= 0) device_.wait_host(last);
-  std::memcpy(&record.loss, loss.data, sizeof(double));
+  std::vector<std::byte> copy;
+  std::memcpy(&record.loss, device_.bytes_of(loss, copy).data(), sizeof(double));
 }
 
 }  // namespace fsdp

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "executor/backend.h"
+#include "executor/kernel_call.h"
 #include "executor/kernels.h"
 #include "executor/training.h"
 #include "models/graph.h"
@@ -47,7 +48,7 @@ class Interpreter {
   void issue_collective(const Operation&, std::int32_t index, std::span<const Arg>, std::span<const BufferView>);
   void wait_on_host(std::span<const std::int32_t> operations);
   [[nodiscard]] std::int64_t gather_group(const Operation&, std::span<const Arg>) const;
-  [[nodiscard]] KernelBody kernel(const Step&, const Operation&, std::vector<BufferView>) const;
+  [[nodiscard]] KernelCall call(const Step&, const Operation&, std::vector<BufferView>) const;
   void read_loss(const Operation&, BufferView loss, StepRecord&);
   [[nodiscard]] std::vector<BufferView> views(std::span<const Arg>) const;
 
@@ -64,21 +65,6 @@ class Interpreter {
   std::array<std::int32_t, kStreams> last_{};
   std::int64_t step_ = 0;
 };
-
-// A kernel's body by its Action (run_kernels.cpp). Everything that it needs is in here; extents come from the model and the
-// layouts, and are compared with the buffers it was given. All but forward, recompute and backward check when they are made.
-struct KernelCall {
-  const ModelGraph& model;
-  const ShardingPlan& plan;
-  const Program& program;
-  const Training& training;
-  const Operation& op;
-  std::span<const Arg> args;
-  std::vector<BufferView> views;  // of args, in order
-  std::int64_t rank = 0, step = 0;
-  std::int64_t group = 1;         // copies around a gather: ranks that it is over, fewer than the shards after an integer reshard
-};
-[[nodiscard]] KernelBody make_kernel(KernelCall);
 
 // Throws MachineError unless the buffer holds exactly so many elements.
 void expect_elements(BufferView, std::int64_t elements, DType, const char* what);

@@ -193,12 +193,13 @@ void RunJob::keep_rows(const ShardedParam& p, std::int64_t rank, const std::byte
 // Replicas hold the same; the first speaks. Of what the plan ignores, rank 0.
 std::int64_t RunJob::speakers() const { return plan.dialect == Dialect::ddp ? 1 : plan.shard(); }
 
-void RunJob::keep_parameters(const Interpreter& interpreter, const Program& program, std::int64_t rank) {
+void RunJob::keep_parameters(Interpreter& interpreter, const Program& program, std::int64_t rank) {
   if (rank >= speakers()) return;
   for (const Operation& op : program.init.ops) {
     if (op.action != Action::init_parameters) continue;
     const std::int32_t buffer = program.init.args_of(op)[0].buffer;
-    const std::byte* data = interpreter.view(buffer).data;
+    std::vector<std::byte> copy;
+    const std::byte* data = interpreter.device().bytes_of(interpreter.view(buffer), copy).data();
     if (op.unit < 0) {
       keep_whole(program.buffers.at(static_cast<std::size_t>(buffer)).param, rank, data, parameters);
       continue;
@@ -208,13 +209,14 @@ void RunJob::keep_parameters(const Interpreter& interpreter, const Program& prog
   }
 }
 
-void RunJob::keep_gradients(const Interpreter& interpreter, const Program& program, std::int64_t rank) {
+void RunJob::keep_gradients(Interpreter& interpreter, const Program& program, std::int64_t rank) {
   if (rank >= speakers()) return;
   for (const Operation& op : program.first_step.ops) {
     if (op.action != Action::optimizer) continue;
     const std::int32_t id = program.first_step.args_of(op)[0].buffer;
     const Buffer& buffer = program.buffers.at(static_cast<std::size_t>(id));
-    const std::byte* data = interpreter.view(id).data;
+    std::vector<std::byte> copy;
+    const std::byte* data = interpreter.device().bytes_of(interpreter.view(id), copy).data();
     if (op.unit < 0) {
       keep_whole(buffer.param, rank, data, first_gradients);
       continue;

@@ -55,8 +55,8 @@ struct RunJob {
   void account();
   void after_step(Interpreter&, const RankJob&, int done) const;
   void check_step(const StepRecord&, const std::vector<Operation>&, RankJob&, std::int64_t rank, bool steady) const;
-  void keep_parameters(const Interpreter&, const Program&, std::int64_t rank);
-  void keep_gradients(const Interpreter&, const Program&, std::int64_t rank);
+  void keep_parameters(Interpreter&, const Program&, std::int64_t rank);
+  void keep_gradients(Interpreter&, const Program&, std::int64_t rank);
   void keep_rows(const ShardedParam&, std::int64_t rank, const std::byte* from, std::vector<NamedTensor>& into) const;
   void keep_whole(std::int32_t param, std::int64_t rank, const std::byte* from, std::vector<NamedTensor>& into) const;
   [[nodiscard]] std::int64_t speakers() const;

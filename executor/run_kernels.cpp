@@ -82,7 +82,7 @@ KernelBody load_batch(const KernelCall& c) {
 }  // namespace
 }  // namespace run_kernels
 
-KernelBody make_kernel(KernelCall c) {
+KernelBody make_kernel(const KernelCall& c) {
   using namespace run_kernels;
   switch (c.op.action) {
     case Action::init_parameters: return init_parameters(c);

@@ -99,10 +99,10 @@ Measurement measure(const RunJob& job, const ClusterSpec& cluster, const Backend
   m.by_action = m.ranks.front().by_action;
   m.losses = losses_of(first);
   const Costs none;  // a measurement is made from no costs
-  m.provenance = provenance_of(program, {job.model, job.plan, native_implementation(), cluster, none});
+  m.provenance = provenance_of(program, {job.model, job.plan, backend.implementation(), cluster, none});
   m.provenance.costs_digest.clear();
   m.backend = backend.name();
-  m.environment = fmt::format("{}, {}, kernels {}", backend.environment(), host_gemm_library(), kernel_instructions());
+  m.environment = backend.environment();
   double other_processes = 0;
   for (std::size_t r = job.local_ranks.size(); r < job.ranks.size(); ++r) other_processes += job.ranks[r].process_seconds;
   m.machine = job.watch.finish(std::string(host_gemm_library()), std::string(kernel_instructions()), other_processes);

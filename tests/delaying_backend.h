@@ -7,7 +7,7 @@
 #include <thread>
 #include <utility>
 
-#include "executor/backend.h"
+#include "executor/kernel_call.h"
 
 namespace fsdp::testing {
 
@@ -25,6 +25,9 @@ class DelayingDevice final : public Device {
   [[nodiscard]] std::int64_t allocated_bytes() const override { return d_.allocated_bytes(); }
   void begin_step() override { d_.begin_step(); }
   void launch(std::int32_t op, Stream s, std::span<const std::int32_t> waits, KernelBody body) override { d_.launch(op, s, waits, std::move(body)); }
+  void launch_kernel(std::int32_t op, Stream s, std::span<const std::int32_t> waits, KernelCall call) override {
+    d_.launch_kernel(op, s, waits, std::move(call));
+  }
   void all_gather(std::int32_t op, Stream s, Comm c, std::span<const std::int32_t> waits, BufferView b, const Slots& slots, DType t) override {
     sleep(op, 0, s, delays_.before_all_gather);
     d_.all_gather(op, s, c, waits, b, slots, t);
@@ -52,6 +55,7 @@ class DelayingDevice final : public Device {
     std::erase_if(all, [](const OperationRecord& r) { return r.op >= kOwn; });
     return all;
   }
+  [[nodiscard]] std::span<const std::byte> bytes_of(BufferView v, std::vector<std::byte>& copy) const override { return d_.bytes_of(v, copy); }
   [[nodiscard]] std::vector<std::string> exchange(const std::string& mine) override { return d_.exchange(mine); }
 
  private:
@@ -71,6 +75,7 @@ class DelayingBackend final : public Backend {
   DelayingBackend(std::unique_ptr<Backend> inner, Delays d) : inner_(std::move(inner)), delays_(d) {}
   [[nodiscard]] std::string name() const override { return inner_->name(); }
   [[nodiscard]] std::string environment() const override { return inner_->environment(); }
+  [[nodiscard]] const Implementation& implementation() const override { return inner_->implementation(); }
   [[nodiscard]] std::int64_t ranks() const override { return inner_->ranks(); }
   [[nodiscard]] MeshShape mesh() const override { return inner_->mesh(); }
   [[nodiscard]] std::vector<std::int64_t> local_ranks() const override { return inner_->local_ranks(); }

@@ -96,7 +96,7 @@ class RankFile {
     if (view.data == nullptr || p.offset + p.bytes > view.bytes)
       throw MachineError(fmt::format("unit {} holds {} bytes where the plan has {}", p.unit, view.bytes, p.offset + p.bytes));
     const std::int64_t n = std::min(s_.options.block_bytes, p.bytes - done_);
-    const std::span<const std::byte> block(view.data + p.offset + done_, static_cast<std::size_t>(n));
+    const std::span<const std::byte> block = s_.state.device.bytes_of({view.data + p.offset + done_, n}, copy_);
     sums_ += fmt::format("{:08x}", crc32c(block));
     file_->append(block);  // still in the cache
     done_ += n;
@@ -107,6 +107,7 @@ class RankFile {
 
   const Saving& s_;
   const std::vector<Piece> pieces_;
+  std::vector<std::byte> copy_;  // of a block, where the host cannot read the rank's memory
   std::optional<FileWriter> file_;
   std::size_t next_ = 0;  // piece
   std::int64_t done_ = 0; // bytes of it

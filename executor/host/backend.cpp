@@ -144,9 +144,8 @@ class HostBackend final : public Backend {
  public:
   HostBackend(MeshShape mesh, BackendOptions options) : mesh_(mesh), options_(options), epoch_(Clock::now()) {}
   [[nodiscard]] std::string name() const override { return "host"; }
-  [[nodiscard]] std::string environment() const override {
-    return fmt::format("{}, {} cores", host::processor_name(), std::thread::hardware_concurrency());
-  }
+  [[nodiscard]] const Implementation& implementation() const override { return native_implementation(); }
+  [[nodiscard]] std::string environment() const override { return host::host_description(); }
   [[nodiscard]] std::int64_t ranks() const override { return mesh_.replicate * mesh_.shard; }
   [[nodiscard]] MeshShape mesh() const override { return mesh_; }
 

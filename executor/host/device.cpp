@@ -9,6 +9,7 @@
 #include <system_error>
 
 #include "executor/host/poison.h"
+#include "executor/kernel_call.h"
 #include "models/error.h"
 #include "models/units.h"
 
@@ -107,6 +108,10 @@ void HostDevice::launch(std::int32_t op, Stream stream, std::span<const std::int
   task.op = op;
   task.body = std::move(body);
   enqueue(stream, nullptr, waits, std::move(task));
+}
+
+void HostDevice::launch_kernel(std::int32_t op, Stream stream, std::span<const std::int32_t> waits, KernelCall call) {
+  launch(op, stream, waits, make_kernel(call));
 }
 
 std::size_t HostDevice::link_of(Comm comm, std::int32_t op) const {

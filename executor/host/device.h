@@ -55,6 +55,7 @@ class HostDevice final : public Device, public std::enable_shared_from_this<Host
   [[nodiscard]] std::int64_t allocated_bytes() const override { return arena_.allocated_bytes(); }
   void begin_step() override;
   void launch(std::int32_t op, Stream, std::span<const std::int32_t> waits, KernelBody) override;
+  void launch_kernel(std::int32_t op, Stream, std::span<const std::int32_t> waits, KernelCall) override;
   void all_gather(std::int32_t op, Stream, Comm, std::span<const std::int32_t> waits, BufferView buffer, const Slots&,
                   DType) override;
   void reduce_scatter(std::int32_t op, Stream, Comm, std::span<const std::int32_t> waits, BufferView input, BufferView output,
@@ -66,6 +67,9 @@ class HostDevice final : public Device, public std::enable_shared_from_this<Host
   void wait_host(std::int32_t op) override;
   void synchronize() override;
   [[nodiscard]] std::vector<OperationRecord> records() const override;
+  [[nodiscard]] std::span<const std::byte> bytes_of(BufferView view, std::vector<std::byte>&) const override {
+    return {view.data, static_cast<std::size_t>(view.bytes)};
+  }
   [[nodiscard]] std::vector<std::string> exchange(const std::string& mine) override;
 
   // For the backend: the rank's own thread, how it ends, and what it is doing when nothing moves any more.

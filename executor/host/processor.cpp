@@ -1,8 +1,12 @@
 #include "executor/host/processor.h"
 
+#include <fmt/format.h>
 #include <sys/utsname.h>
 
 #include <fstream>
+#include <thread>
+
+#include "executor/kernels.h"
 
 namespace fsdp::host {
 
@@ -13,6 +17,10 @@ std::string processor_name() {
       if (const auto colon = line.find(": "); colon != std::string::npos) return line.substr(colon + 2);
   utsname u{};
   return ::uname(&u) == 0 ? u.machine : "unknown processor";
+}
+
+std::string host_description() {
+  return fmt::format("{}, {} cores, {}, kernels {}", processor_name(), std::thread::hardware_concurrency(), host_gemm_library(), kernel_instructions());
 }
 
 }  // namespace fsdp::host

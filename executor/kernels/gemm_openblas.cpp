@@ -75,9 +75,11 @@ std::string_view host_gemm_library() {
 
 // Its large products use mapped buffers of its own, made at the first call. On AVX-512 processors products of at most 100^3
 // multiplications take another path (dgemm_small_kernel_nn_skylakex.c), which packs the last n mod 32 columns of the second
-// operand on the heap: at most 31 columns of k elements.
+// operand on the heap: at most 31 columns of k elements. With threads of its own, which runs never use but a benchmark does, it keeps a
+// table of them there.
 std::int64_t host_gemm_library_workspace(std::int64_t longest) {
-  return 31 * 8 * std::min<std::int64_t>(longest, 1'000'000) + 64;
+  const std::int64_t threads = library_threads() > 1 ? std::int64_t{1} << 20 : 0;
+  return 31 * 8 * std::min<std::int64_t>(longest, 1'000'000) + 64 + threads;
 }
 
 }  // namespace fsdp

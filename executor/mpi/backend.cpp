@@ -170,8 +170,9 @@ class MpiBackend final : public Backend {
  public:
   MpiBackend(World& world, MeshShape mesh, BackendOptions options) : world_(world), mesh_(mesh), options_(options), epoch_(Clock::now()) {}
   [[nodiscard]] std::string name() const override { return "mpi"; }
+  [[nodiscard]] const Implementation& implementation() const override { return native_implementation(); }
   [[nodiscard]] std::string environment() const override {
-    return fmt::format("{}, {} cores; {}; {}", host::processor_name(), std::thread::hardware_concurrency(), mpi::library_version(), world_.hosts());
+    return fmt::format("{}; {}; {}", host::host_description(), mpi::library_version(), world_.hosts());
   }
   [[nodiscard]] std::int64_t ranks() const override { return world_.ranks(); }
   [[nodiscard]] MeshShape mesh() const override { return mesh_; }
