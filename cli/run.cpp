@@ -4,7 +4,10 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <memory>
 #include <optional>
 
@@ -18,6 +21,7 @@
 #include "executor/mpi_backend.h"
 #include "executor/signals.h"
 #include "models/error.h"
+#include "models/suggest.h"
 #include "planner/lower.h"
 #include "simulator/compare.h"
 #include "simulator/memory.h"
@@ -37,12 +41,22 @@ struct RunFlags {
 constexpr double kLongestWatchdog = 86'400;
 constexpr int kMostSteps = 500;  // of --until-noise, unless said
 
+// Of the launch that this process belongs to, as Open MPI's, MPICH's and Slurm's launchers say; 1: none.
+std::int64_t launched_processes() {
+  for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"})
+    if (const char* text = std::getenv(name); text != nullptr) return std::strtoll(text, nullptr, 10);
+  return 1;
+}
+
 void check_flags(const RunFlags& f) {
   if (!f.shared.plan) throw InputError("--plan", "is missing", "make one with `fsdp-plan plan ... -o plan.json`");
   if (!f.shared.model) throw InputError("--model", "is missing", "give the model that the plan was made for");
   if (!f.backend) throw InputError("--backend", "is missing", "give --backend host or mpi");
   if (*f.backend == "cuda") throw InputError("--backend", "'cuda' is not built in", "give host or mpi");
   if (*f.backend != "host" && *f.backend != "mpi") throw InputError("--backend", "'" + *f.backend + "' is not a backend", "give host or mpi");
+  if (const std::int64_t started = launched_processes(); *f.backend == "host" && started > 1)
+    throw InputError("--backend", fmt::format("host: this is one of {} processes that a launcher started, and each would run all ranks", started),
+                     "give --backend mpi, or start it without the launcher");
   check_training_flags(f.training, f.output);
   if (f.steps && f.until_noise) throw InputError("--steps", "has no meaning with --until-noise", "give --max-steps, or one of the two alone");
   if (f.max_steps && !f.until_noise) throw InputError("--max-steps", "has no meaning without --until-noise", "give --steps for a fixed number");
@@ -86,7 +100,7 @@ void check_prediction(const Prediction& p, const ModelGraph& model, const Shardi
   if (p.order.empty()) throw InputError(file + ": order", "is empty", remedy);
 }
 
-RunResult execute(const RunFlags& f, const ModelGraph& model, const ShardingPlan& plan, const ClusterSpec& cluster, bool reports) {
+RunResult execute(const RunFlags& f, const ModelGraph& model, const ShardingPlan& plan, const ClusterSpec& cluster, bool reports, std::int64_t& steps_before) {
   BackendOptions backend_options;
   if (f.watchdog) backend_options.watchdog_seconds = parse_seconds(*f.watchdog, "--watchdog").count();
   if (!(backend_options.watchdog_seconds > 0) || backend_options.watchdog_seconds > kLongestWatchdog) {
@@ -115,8 +129,11 @@ RunResult execute(const RunFlags& f, const ModelGraph& model, const ShardingPlan
   };
   note_signals();
   const RunCheckpoints checkpoints = apply_checkpoint_flags(f.checkpoints, model, plan, *backend, options);
+  steps_before = options.training.steps_done;
   if (reports && !checkpoints.resumed.empty())
-    print(stderr, fmt::format("going on from {}, after {} steps\n", checkpoints.resumed, options.training.steps_done));
+    print(stderr, fmt::format("going on from {}, after {} steps, on {}, at {}\n", checkpoints.resumed, options.training.steps_done,
+                              f.training.data ? printable(*f.training.data) : "synthetic tokens (--data trains on others)",
+                              options.training.learning_rate ? training.rate.describe() : fmt::format("the plan's learning rate, {}", plan.optimizer.lr)));
   try {
     return run(model, plan, cluster, *backend, options);
   } catch (const RankFailure& e) {
@@ -153,7 +170,8 @@ int run_here(const RunFlags& f, const Launch* others) {
   }
   const ClusterSpec cluster = load_cluster("host", plan.ranks());
   check_memory(model, plan, cluster, *f.shared.plan, others);
-  const RunResult result = execute(f, model, plan, cluster, reports);
+  std::int64_t before = 0;  // steps of training
+  const RunResult result = execute(f, model, plan, cluster, reports, before);
   if (!reports) return kDone;
   const Measurement& measured = result.measurement;
   if (f.output) write_file(*f.output, to_json_text(measured));
@@ -161,6 +179,9 @@ int run_here(const RunFlags& f, const Launch* others) {
     const Program program = lower(model, plan, native_implementation());
     write_file(*f.trace, trace_json(program.steady_step, program, plan, model, prediction ? &*prediction : nullptr, &measured));
   }
+  if (const auto bad = std::find_if(measured.losses.begin(), measured.losses.end(), [](double l) { return !std::isfinite(l); }); bad != measured.losses.end())
+    print(stderr, fmt::format("note: the loss was no number from step {} on: what was timed stands, what was trained does not; give a lower --lr\n",
+                              before + (bad - measured.losses.begin()) + 1));
   if (f.json) {
     print(stdout, to_json_text(measured));
     return kDone;

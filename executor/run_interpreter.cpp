@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "models/error.h"
 
@@ -223,6 +224,7 @@ void Interpreter::read_loss(const Operation& op, BufferView loss, StepRecord& re
   if (last >= 0) device_.wait_host(last);
   std::vector<std::byte> copy;
   std::memcpy(&record.loss, device_.bytes_of(loss, copy).data(), sizeof(double));
+  if (std::isnan(record.loss)) record.loss = std::numeric_limits<double>::quiet_NaN();  // whatever its sign and bits
 }
 
 }  // namespace fsdp

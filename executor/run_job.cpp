@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <span>
 
@@ -68,6 +69,7 @@ void RunJob::train(Interpreter& interpreter, RankJob& mine, std::int64_t rank) {
     keep_gradients(interpreter, mine.program, rank);
   });
   check_step(mine.first, mine.program.first_step.ops, mine, rank, false);
+  check_loss(mine.first.loss, rank, 1);
   after_step(interpreter, mine, 1);
   progress(1, mine.first);
   mine.measured_from = static_cast<std::size_t>(warmup());
@@ -76,6 +78,7 @@ void RunJob::train(Interpreter& interpreter, RankJob& mine, std::int64_t rank) {
     mine.stage = s + 1;
     StepRecord record = interpreter.run(mine.program.steady_step, done_before + s);
     check_step(record, mine.program.steady_step.ops, mine, rank, true);
+    check_loss(record.loss, rank, s + 1);
     mine.steady.add(record);
     after_step(interpreter, mine, s + 1);
     progress(s + 1, record);
@@ -124,6 +127,15 @@ bool RunJob::finished(Device& device, RankJob& mine) const {
   }
   mine.stopped = fmt::format("{} steps, the most allowed", options.steps);
   return mine.steady.size() >= most;
+}
+
+// A run that is to keep what it trained (checkpoints) ends before it keeps what diverged. One that is only measured goes on: the time of a
+// step does not depend on it.
+void RunJob::check_loss(double loss, std::int64_t rank, int done) const {
+  if (!options.after_step || std::isfinite(loss)) return;
+  throw RankFailure(rank, -1, fmt::format("the loss of step {} is {}: training has diverged, and nothing of this step is saved; go on from an "
+                                          "older checkpoint with a lower --lr",
+                                          options.training.steps_done + done, std::isnan(loss) ? "not a number" : "infinite"));
 }
 
 // What is timed is inside of Interpreter::run alone.

@@ -53,6 +53,7 @@ struct RunJob {
   [[nodiscard]] bool finished(Device&, RankJob&) const;
   void share_times(Device&, RankJob&) const;
   void account();
+  void check_loss(double loss, std::int64_t rank, int done) const;
   void after_step(Interpreter&, const RankJob&, int done) const;
   void check_step(const StepRecord&, const std::vector<Operation>&, RankJob&, std::int64_t rank, bool steady) const;
   void keep_parameters(Interpreter&, const Program&, std::int64_t rank);

@@ -161,6 +161,14 @@ std::vector<double> JsonValue::numbers(double min, double max) const {
   return out;
 }
 
+std::vector<double> JsonValue::numbers_or_nan() const {
+  if (!value_->is_array()) wrong_type("an array of numbers or null");
+  std::vector<double> out(value_->size());
+  for (std::size_t i = 0; i < out.size(); ++i)
+    out[i] = (*value_)[i].is_null() ? std::numeric_limits<double>::quiet_NaN() : element(i).number(std::numeric_limits<double>::lowest(), std::numeric_limits<double>::max());
+  return out;
+}
+
 std::vector<std::string> JsonValue::texts() const {
   if (!value_->is_array()) wrong_type("an array of texts");
   std::vector<std::string> out;

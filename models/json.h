@@ -52,6 +52,8 @@ class JsonValue {
   // Whole arrays of one type, without a JsonValue per element.
   [[nodiscard]] std::vector<std::int64_t> integers(std::int64_t min, std::int64_t max) const;
   [[nodiscard]] std::vector<double> numbers(double min, double max) const;
+  // Where a number may be none (a loss that diverged): null stands for what is infinite or not a number, as JSON has no word for them.
+  [[nodiscard]] std::vector<double> numbers_or_nan() const;
   [[nodiscard]] std::vector<std::string> texts() const;
 
   [[nodiscard]] bool is_null() const;
@@ -91,6 +93,7 @@ class JsonObject {
     return at(key).integers(min, max);
   }
   [[nodiscard]] std::vector<double> numbers(std::string_view key, double min, double max) { return at(key).numbers(min, max); }
+  [[nodiscard]] std::vector<double> numbers_or_nan(std::string_view key) { return at(key).numbers_or_nan(); }
   [[nodiscard]] std::vector<std::string> texts(std::string_view key) { return at(key).texts(); }
   // ... and optional; JSON null counts as absent.
   [[nodiscard]] std::optional<std::int64_t> optional_integer(std::string_view key, std::int64_t min, std::int64_t max);

@@ -155,7 +155,7 @@ Measurement parse_measurement(std::string_view json_text, std::string_view where
   m.median_step_seconds = root.number("median_step_s", 0, kMaxSeconds);
   m.noise = root.number("noise", 0, 1e9);
   m.step_seconds = root.numbers("steps_s", 0, kMaxSeconds);
-  m.losses = root.numbers("losses", -1e300, 1e300);
+  m.losses = root.numbers_or_nan("losses");
   m.process_high_water_bytes = root.integer("process_high_water_bytes", 0, kMaxBytes);
   m.by_action = action_times(root.array("by_action"));
   if (auto steps = root.optional_object("noise_of_steps")) m.steps = noise_of(std::move(*steps));

@@ -100,3 +100,36 @@ TEST_CASE("Ctrl-C ends a run: not with 0, with the step in words, and files are 
     CHECK(std::distance(fs::directory_iterator(folder.path()), fs::directory_iterator()) == 3);  // no file half written
   }
 }
+
+TEST_CASE("training that diverges: what is saved is from before, and no later checkpoint takes its place; a run without checkpoints says so") {
+  const Folder folder;
+  folder.write_plan();
+  const std::vector<std::string> run = {"run", "--plan", "plan.json", "--model", "tiny-llama", "--backend", "host", "--warmup", "1"};
+  const auto with = [&](std::vector<std::string> more) {
+    std::vector<std::string> words = run;
+    words.insert(words.end(), more.begin(), more.end());
+    return folder.wait(folder.start(words));
+  };
+  const Ended good = with({"--steps", "1", "--save", "ckpt", "--keep", "1"});
+  CHECK_MESSAGE(good.exit == 0, good.said);
+  const Ended saving = with({"--steps", "30", "--lr", "1e6", "--resume", "ckpt", "--save", "ckpt", "--save-every", "1", "--keep", "1"});
+  CHECK(saving.exit == 3);
+  CHECK_MESSAGE(saving.said.find("training has diverged") != std::string::npos, saving.said);
+  CHECK_MESSAGE(saving.said.find("on synthetic tokens (--data trains on others)") != std::string::npos, saving.said);
+  const Ended loads = with({"--steps", "1", "--resume", "ckpt"});
+  CHECK_MESSAGE(loads.exit == 0, loads.said);
+  const Ended timed = with({"--steps", "30", "--lr", "1e6", "-o", "measured.json", "--json"});
+  CHECK_MESSAGE(timed.exit == 0, timed.said);
+  CHECK_MESSAGE(timed.said.find("note: the loss was no number from step") != std::string::npos, timed.said);
+  CHECK_NOTHROW(fsdp::parse_measurement(text_of(folder.path() / "measured.json"), "measured.json"));
+}
+
+TEST_CASE("a launcher's process does not run all ranks by itself") {
+  const Folder folder;
+  folder.write_plan();
+  for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"}) {
+    const Ended e = folder.wait(folder.start(kEndless, [=] { ::setenv(name, "2", 1); }));
+    CHECK(e.exit == 2);
+    CHECK_MESSAGE(e.said.find("one of 2 processes that a launcher started") != std::string::npos, e.said);
+  }
+}

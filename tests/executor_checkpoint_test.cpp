@@ -400,6 +400,27 @@ TEST_CASE("--keep: older checkpoints go when the newer is there; --save-every co
   CHECK(Checkpoint(folder / "ckpt").manifest().sequences == 11 * 24);
 }
 
+TEST_CASE("values that are infinite are not saved, and what was saved before stays") {
+  const ModelGraph model = even_chain();
+  const ShardingPlan plan = make_plan(model, words(1, 2));
+  const Folder folder;
+  RunOptions options = saving(model, plan, folder / "ckpt", 1, 1);
+  options.training.learning_rate = [](std::int64_t step) { return step == 2 ? 1e300 : 1e-3; };  // the third step's update; its loss is finite
+  CHECK_THROWS_WITH_AS(train(model, plan, 3, options), doctest::Contains("has values that are infinite or not numbers"), MachineError);
+  CHECK(saved_steps(machine_file_system(), folder / "ckpt") == std::vector<std::int64_t>{2});
+}
+
+TEST_CASE("a checkpoint without its manifest is named, not passed over") {
+  const ModelGraph model = even_chain();
+  const ShardingPlan plan = make_plan(model, words(1, 2));
+  const Folder folder;
+  static_cast<void>(train(model, plan, 3, saving(model, plan, folder / "ckpt", 1)));
+  std::filesystem::remove(folder / "ckpt/step-00000003/manifest.json");
+  CHECK(holds(refusal([&] { return Checkpoint(folder / "ckpt").folder(); }), "step-00000003: has no manifest.json"));
+  CHECK(holds(refusal([&] { return claim_folder(machine_file_system(), folder / "ckpt", 2); }), "step-00000003: has no manifest.json"));
+  CHECK(Checkpoint(folder / "ckpt/step-00000002").manifest().step == 2);
+}
+
 TEST_CASE("a folder that a run may not save into is refused before it starts") {
   const ModelGraph model = even_chain();
   const ShardingPlan plan = make_plan(model, words(1, 2));

@@ -87,7 +87,11 @@ std::vector<std::int64_t> saved_steps(const FileSystem& files, const std::string
   for (const std::string& name : names_in(files, directory)) {
     const std::optional<std::int64_t> step = step_of(name);
     const std::string folder = directory + "/" + name;
-    if (step && is_kind(files, folder, EntryKind::folder) && is_kind(files, folder + "/" + kManifestName, EntryKind::file)) steps.push_back(*step);
+    if (!step || !is_kind(files, folder, EntryKind::folder)) continue;
+    if (!is_kind(files, folder + "/" + kManifestName, EntryKind::file))
+      throw InputError(folder, fmt::format("has no {}: it is damaged, since a checkpoint gets this name with all its files", kManifestName),
+                       "move it away, and what is left is used");
+    steps.push_back(*step);
   }
   std::sort(steps.begin(), steps.end());
   return steps;

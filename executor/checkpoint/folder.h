@@ -16,7 +16,8 @@
 
 namespace fsdp {
 
-// Steps of which a complete checkpoint is there, ascending. None if there is no such folder. Throws InputError if it is no folder.
+// Steps of which a checkpoint is there, ascending. None if there is no such folder. Throws InputError if it is no folder, and for a step
+// without its manifest: to pass over it would go on from an older one without a word.
 [[nodiscard]] std::vector<std::int64_t> saved_steps(const FileSystem&, const std::string& directory);
 
 // Makes the folder (and those above it) where it is not there, and keeps other runs from saving into it until the result is gone.

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <memory>
 #include <optional>
 
@@ -11,6 +12,7 @@
 #include "executor/checkpoint/manifest.h"
 #include "executor/checkpoint/pieces.h"
 #include "executor/checkpoint/safetensors_writer.h"
+#include "executor/kernels/element.h"
 #include "models/error.h"
 #include "models/json.h"
 #include "models/units.h"
@@ -67,6 +69,14 @@ std::string header_of(const Saving& s, const std::vector<Piece>& pieces, std::in
                                       {"rank", std::to_string(rank)}});
 }
 
+bool all_finite(DType type, std::span<const std::byte> values) {
+  return with_type(type, [&](auto element) {
+    using T = decltype(element);
+    const std::span<const T> all(reinterpret_cast<const T*>(values.data()), values.size() / sizeof(T));
+    return std::all_of(all.begin(), all.end(), [](T x) { return std::isfinite(load(x)); });
+  });
+}
+
 // A rank's file, written a round at a time, so that no rank is silent for long and one that fails ends the others soon.
 class RankFile {
  public:
@@ -97,6 +107,9 @@ class RankFile {
       throw MachineError(fmt::format("unit {} holds {} bytes where the plan has {}", p.unit, view.bytes, p.offset + p.bytes));
     const std::int64_t n = std::min(s_.options.block_bytes, p.bytes - done_);
     const std::span<const std::byte> block = s_.state.device.bytes_of({view.data + p.offset + done_, n}, copy_);
+    if (p.part == StatePart::parameter && !all_finite(s_.plan.master_dtype, block))
+      throw MachineError(s_.model.parameters[static_cast<std::size_t>(p.param)].name +
+                         " has values that are infinite or not numbers: training has diverged; go on from an older checkpoint with a lower --lr");
     sums_ += fmt::format("{:08x}", crc32c(block));
     file_->append(block);  // still in the cache
     done_ += n;
