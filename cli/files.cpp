@@ -64,6 +64,7 @@ std::string read_file(const std::string& path) {
 void check_output(const std::optional<std::string>& path, std::initializer_list<std::optional<std::string>> others) {
   if (!path) return;
   if (path->empty()) throw InputError("-o", "the name of the output is empty", "give the name of a file to write");
+  if (*path == "-") throw InputError("-o", "'-' is not the name of a file", "give one, or print with --json");
   if (is_folder(*path)) throw InputError(*path, "is a folder", "give the name of a file to write");
   const std::size_t slash = path->rfind('/');
   const std::string folder = slash == std::string::npos ? "." : path->substr(0, slash + 1);

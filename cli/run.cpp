@@ -18,6 +18,7 @@
 #include "cli/report.h"
 #include "cli/train_log.h"
 #include "cli/training.h"
+#include "executor/machine.h"
 #include "executor/mpi_backend.h"
 #include "executor/signals.h"
 #include "models/error.h"
@@ -80,7 +81,13 @@ std::string measured_line(const Measurement& m, std::int64_t tokens) {
 // replay's. `others`: nullptr where all ranks are threads of this process; else some may be on other machines.
 void check_memory(const ModelGraph& model, const ShardingPlan& plan, const ClusterSpec& cluster, const std::string& where, const Launch* others) {
   const Bytes peak(replay_memory(lower(model, plan, native_implementation())).peak);
-  const std::int64_t here = others != nullptr ? others->ranks_here() : plan.ranks();
+  const std::int64_t here = others != nullptr ? others->ranks_here() : plan.ranks(), threads = others != nullptr ? 1 : plan.ranks();
+  // OpenBLAS maps 128 MiB for each thread that multiplies, and asks for ever where it gets none; a rank has about six threads, each with a
+  // stack of 8 MiB and a heap of 64 MiB of address space.
+  const std::int64_t mapped = checked_mul(checked_add(peak.count(), std::int64_t{560} << 20, "address space"), threads, "address space");
+  if (const auto left = address_space_left(); left && *left < mapped)
+    throw MachineError(fmt::format("this process may map {} more (ulimit -v), and {} rank{} of this plan need{} about {}; raise the limit", human(Bytes(std::max<std::int64_t>(0, *left))),
+                                   threads, threads == 1 ? "" : "s", threads == 1 ? "s" : "", human(Bytes(mapped))));
   if (peak.count() <= cluster.gpu.usable_memory.count() / here * plan.ranks()) return;
   throw MachineError(
       fmt::format("{}: needs {} for each of {} ranks, but this machine has {} for each; plan a smaller model, fewer ranks "

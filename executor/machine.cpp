@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <ctime>
 #include <fstream>
+#include <limits>
 #include <sstream>
 #include <thread>
 #include <vector>
@@ -49,6 +50,15 @@ std::string turbo() {
 }
 
 }  // namespace
+
+std::optional<std::int64_t> address_space_left() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return std::nullopt;
+  std::ifstream statm("/proc/self/statm");  // its first number: mapped pages
+  std::int64_t pages = 0;
+  statm >> pages;
+  return static_cast<std::int64_t>(std::min<rlim_t>(limit.rlim_cur, std::numeric_limits<std::int64_t>::max())) - pages * ::sysconf(_SC_PAGESIZE);
+}
 
 double own_processor_seconds() {
   rusage usage{};

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "simulator/prediction.h"
@@ -30,6 +31,9 @@ class MachineWatch {
 
 // Processor time of this process so far, seconds.
 [[nodiscard]] double own_processor_seconds();
+
+// Of this process: how much more it may map, where that is limited (ulimit -v); empty: it is not.
+[[nodiscard]] std::optional<std::int64_t> address_space_left();
 
 // How many of these bytes (of an anonymous mapping) are memory now: whole pages.
 [[nodiscard]] std::int64_t resident_bytes(const std::byte* begin, std::int64_t bytes);

@@ -2,6 +2,7 @@
 // there before as it was.
 #include <doctest/doctest.h>
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -131,5 +132,25 @@ TEST_CASE("a launcher's process does not run all ranks by itself") {
     const Ended e = folder.wait(folder.start(kEndless, [=] { ::setenv(name, "2", 1); }));
     CHECK(e.exit == 2);
     CHECK_MESSAGE(e.said.find("one of 2 processes that a launcher started") != std::string::npos, e.said);
+  }
+}
+
+// The address sanitizer itself maps terabytes.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr bool kAnyAddressSpace = false;
+#else
+constexpr bool kAnyAddressSpace = true;
+#endif
+
+TEST_CASE("too little address space is said before the run, not met in it" * doctest::skip(!kAnyAddressSpace)) {
+  const Folder folder;
+  folder.write_plan();
+  for (const rlim_t mib : {300, 450, 600, 950}) {
+    const Ended e = folder.wait(folder.start(kEndless, [=] {
+      const rlimit limit{mib << 20, mib << 20};
+      ::setrlimit(RLIMIT_AS, &limit);
+    }));
+    CHECK(e.exit == 3);
+    CHECK_MESSAGE(e.said.find("ulimit -v") != std::string::npos, e.said);
   }
 }

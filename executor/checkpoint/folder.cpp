@@ -100,7 +100,7 @@ std::vector<std::int64_t> saved_steps(const FileSystem& files, const std::string
 std::shared_ptr<void> claim_folder(const FileSystem& files, const std::string& directory, std::int64_t steps_done) {
   std::string path = directory;
   while (path.size() > 1 && path.back() == '/') path.pop_back();
-  if (path.empty()) throw InputError("--save", "the name of the folder is empty", "give a folder");
+  if (path.empty()) throw InputError("the name of the folder", "is empty", "give a folder");
   make_folders(files, path);
   const int folder = files.open_folder(path);
   if (folder < 0) throw InputError(directory, fmt::format("is no folder that can be read ({})", std::strerror(-folder)), "give a folder that can be written");
