@@ -1,0 +1,25 @@
+// The kernels of operations on a GPU: what Device::launch_kernel of the cuda backend puts on a stream.
+#pragma once
+
+#include <memory>
+
+#include "executor/kernel_call.h"
+
+struct CUstream_st;  // cudaStream_t is a pointer to it; so this header needs no CUDA toolkit
+
+namespace fsdp::cuda {
+
+// What the kernels of one rank use beside their buffers. One per rank, used by that rank's host thread alone; its GPU is the current one.
+struct KernelContext {
+  int device = 0;                            // the driver's number
+  int multiprocessors = 0;                   // of the GPU
+  int reserved_multiprocessors = 0;          // of those, what collectives that run at the same time may take: products leave them out
+  std::shared_ptr<void> products;            // handles and algorithms of matrix products: made by their code at first use, kept for the run
+};
+
+// Puts the kernels of one operation on the stream, by op.action and, in forward, recompute and backward, by its op's kind. Scratch and workspace are
+// among the call's views, as the implementation declares them; nothing is allocated. `call` may be gone when this returns, except what
+// call.training points to. Throws MachineError for buffers that do not fit, for what has no kernel, and for what the driver or a library refuses.
+void enqueue_kernel(const KernelCall& call, CUstream_st* stream, KernelContext& context);
+
+}  // namespace fsdp::cuda

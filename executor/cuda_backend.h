@@ -1,0 +1,37 @@
+// The `cuda` backend: ranks compute on NVIDIA GPUs.
+//
+//   auto backend = make_cuda_backend({1, 8});                          // 8 ranks, threads of this process, a GPU each; NCCL between them
+//   auto backend = make_cuda_backend({1, 8}, {.virtual_ranks = true}); // 8 ranks, threads of this process, all on one GPU
+//
+// A stream of the Program is a stream of the GPU, communication before compute; waits are events; the arena is one allocation.
+// Times of OperationRecords are the GPU's (events), heap is not metered on a GPU, host code in stream order runs as a callback.
+// Virtual ranks reduce in the order of the ranks, to the same bits as the host backend; NCCL adds in an order of its own.
+//
+// Where the build found no CUDA toolkit, make_cuda_backend throws an InputError that says how to get it; where there is no GPU or driver,
+// a MachineError. cuBLASLt, cuDNN and NCCL are looked for when the backend is made: in the toolkit, in the loader's folders, then in
+// installed Python packages; environment() names what was found and its versions.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "executor/backend.h"
+
+namespace fsdp {
+
+struct CudaOptions {
+  BackendOptions run;                        // the watchdog
+  bool virtual_ranks = false;                // all ranks on one GPU: real numerics and memory, no real communication
+  std::vector<int> devices;                  // the driver's numbers of the GPUs to use, rank by rank; empty: all that there are
+  Memory arena = Memory::device;             // where Memory::device lies. host: pinned, so that host code may touch buffers (tests)
+};
+
+// Throws InputError for a mesh that these GPUs cannot hold (more ranks than GPUs without virtual_ranks, a GPU named twice or unknown).
+[[nodiscard]] std::unique_ptr<Backend> make_cuda_backend(MeshShape, const CudaOptions& = {});
+
+// Empty where the backend can be made; else why not, with the remedy: not built, no driver, no GPU. Touches the driver, changes nothing.
+[[nodiscard]] std::string why_no_cuda();
+
+}  // namespace fsdp
