@@ -13,7 +13,7 @@ namespace fsdp::host {
 constexpr std::size_t kGap = 4096;
 
 Arena::~Arena() {
-  if (base_ == nullptr) return;
+  if (!owns_) return;
   unpoison(base_, static_cast<std::size_t>(bytes_));
   ::munmap(base_, static_cast<std::size_t>(bytes_) + kGap);
 }
@@ -29,7 +29,14 @@ void Arena::reserve(std::int64_t bytes) {
   ::madvise(p, static_cast<std::size_t>(bytes), MADV_HUGEPAGE);  // where the system has them: fewer translations; else as it is
   base_ = static_cast<std::byte*>(p);
   bytes_ = bytes;
+  owns_ = true;
   poison(base_, static_cast<std::size_t>(bytes_));
+}
+
+void Arena::reserve(std::int64_t bytes, std::byte* memory) {
+  if (base_ != nullptr) throw MachineError(fmt::format("rank {}: the arena is reserved already", rank_));
+  base_ = memory;
+  bytes_ = bytes;
 }
 
 BufferView Arena::allocate(std::int64_t offset, std::int64_t bytes) {

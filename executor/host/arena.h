@@ -17,6 +17,8 @@ class Arena {
   Arena& operator=(const Arena&) = delete;
 
   void reserve(std::int64_t bytes);  // once; page-aligned, poisoned until handed out
+  // The same over memory of somebody else's, which must outlive this; nothing touches it here. It may not end where another arena begins.
+  void reserve(std::int64_t bytes, std::byte* memory);
   [[nodiscard]] BufferView allocate(std::int64_t offset, std::int64_t bytes);
   void release(BufferView);
   [[nodiscard]] bool holds(BufferView view) const { return base_ != nullptr && view.data >= base_ && view.data <= base_ + bytes_; }
@@ -26,6 +28,7 @@ class Arena {
   std::int64_t rank_;
   std::byte* base_ = nullptr;
   std::int64_t bytes_ = 0, allocated_ = 0;
+  bool owns_ = false;
   std::map<std::int64_t, std::int64_t> live_;   // offset -> bytes, never overlapping
   std::map<std::int64_t, std::int64_t> empty_;  // offset -> how many of zero bytes are out
 };

@@ -8,6 +8,7 @@
 #include <system_error>
 
 #include "executor/host/device.h"
+#include "executor/host/mailbox.h"
 #include "executor/host/processor.h"
 #include "executor/signals.h"
 #include "models/error.h"
@@ -18,39 +19,10 @@ namespace {
 
 using host::Clock;
 
-// How ranks that are threads exchange texts.
-class Mailbox {
- public:
-  Mailbox(std::int64_t ranks, std::shared_ptr<host::RunControl> control) : texts_(static_cast<std::size_t>(ranks)), control_(std::move(control)) {}
-  std::vector<std::string> exchange(std::int64_t rank, const std::string& mine) {
-    std::unique_lock lock(mutex_);
-    texts_[static_cast<std::size_t>(rank)] = mine;
-    if (++posted_ == texts_.size()) {
-      complete_ = texts_;
-      posted_ = 0;
-      ++generation_;
-      control_->tick();
-      changed_.notify_all();
-      return complete_;
-    }
-    const std::uint64_t seen = generation_;
-    control_->wait_until(changed_, lock, [&] { return generation_ != seen; });
-    return complete_;
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::vector<std::string> texts_, complete_;
-  std::size_t posted_ = 0;
-  std::uint64_t generation_ = 0;
-  std::shared_ptr<host::RunControl> control_;
-};
-
 // By rank.
 std::vector<host::Links> make_links(const MeshShape& mesh, std::span<const std::int64_t> reshard, const std::shared_ptr<host::RunControl>& control) {
   const std::int64_t ranks = mesh.replicate * mesh.shard;
-  const auto mailbox = std::make_shared<Mailbox>(ranks, control);
+  const auto mailbox = std::make_shared<host::Mailbox>(ranks, control);
   std::vector<host::Links> links(static_cast<std::size_t>(ranks));
   for (host::Links& l : links)
     l.exchange = [mailbox](std::int64_t rank, const std::string& mine) { return mailbox->exchange(rank, mine); };

@@ -125,39 +125,13 @@ std::size_t HostDevice::link_of(Comm comm, std::int32_t op) const {
 void HostDevice::issue_collective(std::size_t link, std::int32_t op, Stream stream, std::span<const std::int32_t> waits,
                                   Post post, std::int64_t group_elements, BufferView large, BufferView small) {
   Group& group = *links_.groups[link].group;
-  const std::int64_t width = size_of(post.type), own = post.counts ? post.slot(group.member(rank_)) : post.elements;
-  if (own < 0 || group_elements < 0 || group_elements > large.bytes / width || own > small.bytes / width)
-    throw MachineError(fmt::format("operation {}: {} of {} {} elements over {} ranks does not fit its buffers of {} and {} bytes",
-                                   op, name(post.action), own, fsdp::name(post.type), group.size(),
-                                   large.bytes, small.bytes));
-  if (post.type == DType::i64 && (post.action == CollectiveAction::reduce_scatter || post.action == CollectiveAction::all_reduce))
-    throw MachineError(fmt::format("operation {}: this backend does not reduce {}", op, fsdp::name(post.type)));
+  check_fits(post, group.member(rank_), group.size(), group_elements, large.bytes, small.bytes);
   Task task;
   task.op = op;
   task.group = &group;
   task.post = std::move(post);
   enqueue(stream, &last_collective_[link], waits, std::move(task));
 }
-
-namespace {
-
-// Sets the slots of a post; returns how many elements they have together.
-std::int64_t set_slots(Post& post, const Slots& slots, std::int64_t members) {
-  const char* what = name(post.action);
-  post.elements = slots.each;
-  if (slots.counts.empty()) return checked_mul(slots.each, members, what);
-  if (static_cast<std::int64_t>(slots.counts.size()) != members)
-    throw MachineError(fmt::format("operation {}: {} with {} slots over {} ranks", post.op, what, slots.counts.size(), members));
-  std::int64_t all = 0;
-  for (const std::int64_t n : slots.counts) {
-    if (n < 0) throw MachineError(fmt::format("operation {}: {} with a slot of {} elements", post.op, what, n));
-    all = checked_add(all, n, what);
-  }
-  post.counts = std::make_shared<const std::vector<std::int64_t>>(slots.counts);
-  return all;
-}
-
-}  // namespace
 
 void HostDevice::all_gather(std::int32_t op, Stream stream, Comm comm, std::span<const std::int32_t> waits, BufferView buffer,
                             const Slots& slots, DType type) {

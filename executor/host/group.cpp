@@ -4,6 +4,9 @@
 
 #include <algorithm>
 
+#include "models/error.h"
+#include "models/units.h"
+
 namespace fsdp::host {
 
 const char* name(CollectiveAction a) {
@@ -41,6 +44,30 @@ std::int64_t Post::slot_begin(std::int64_t member) const {
   std::int64_t begin = 0;
   for (std::int64_t m = 0; m < member; ++m) begin += (*counts)[static_cast<std::size_t>(m)];
   return begin;
+}
+
+std::int64_t set_slots(Post& post, const Slots& slots, std::int64_t members) {
+  const char* what = name(post.action);
+  post.elements = slots.each;
+  if (slots.counts.empty()) return checked_mul(slots.each, members, what);
+  if (static_cast<std::int64_t>(slots.counts.size()) != members)
+    throw MachineError(fmt::format("operation {}: {} with {} slots over {} ranks", post.op, what, slots.counts.size(), members));
+  std::int64_t all = 0;
+  for (const std::int64_t n : slots.counts) {
+    if (n < 0) throw MachineError(fmt::format("operation {}: {} with a slot of {} elements", post.op, what, n));
+    all = checked_add(all, n, what);
+  }
+  post.counts = std::make_shared<const std::vector<std::int64_t>>(slots.counts);
+  return all;
+}
+
+void check_fits(const Post& post, std::int64_t member, std::int64_t members, std::int64_t group_elements, std::int64_t large_bytes, std::int64_t small_bytes) {
+  const std::int64_t width = size_of(post.type), own = post.counts ? post.slot(member) : post.elements;
+  if (own < 0 || group_elements < 0 || group_elements > large_bytes / width || own > small_bytes / width)
+    throw MachineError(fmt::format("operation {}: {} of {} {} elements over {} ranks does not fit its buffers of {} and {} bytes",
+                                   post.op, name(post.action), own, fsdp::name(post.type), members, large_bytes, small_bytes));
+  if (post.type == DType::i64 && (post.action == CollectiveAction::reduce_scatter || post.action == CollectiveAction::all_reduce))
+    throw MachineError(fmt::format("operation {}: this backend does not reduce {}", post.op, fsdp::name(post.type)));
 }
 
 std::int64_t ThreadGroup::member(std::int64_t rank) const { return std::find(ranks_.begin(), ranks_.end(), rank) - ranks_.begin(); }

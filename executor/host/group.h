@@ -84,6 +84,11 @@ struct Membership {
 
 [[nodiscard]] const char* name(CollectiveAction);
 
+// Sets the slots of a post over so many members; returns how many elements they have together. MachineError for slots that cannot be.
+[[nodiscard]] std::int64_t set_slots(Post&, const Slots&, std::int64_t members);
+// Throws MachineError unless the collective fits its buffers, `group_elements` the larger and one slot the smaller, and can reduce its type.
+void check_fits(const Post&, std::int64_t member, std::int64_t members, std::int64_t group_elements, std::int64_t large_bytes, std::int64_t small_bytes);
+
 // Throws RankFailure unless all of `posts`, of `ranks` in order, are the same call.
 void check_same_call(std::span<const std::int64_t> ranks, std::span<const Post> posts);
 
