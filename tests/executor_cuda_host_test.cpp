@@ -1,0 +1,368 @@
+// What the cuda backend does without a GPU: where it looks for libraries, how processes find each other, what errors say, which rank goes where, and
+// the arithmetic between virtual ranks. Runs everywhere.
+#include <doctest/doctest.h>
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <random>
+#include <thread>
+
+#include "executor/cuda/emulation.h"
+#include "executor/cuda/errors.h"
+#include "executor/cuda/id_text.h"
+#include "executor/cuda/library.h"
+#include "executor/cuda/placement.h"
+#include "executor/cuda/rank_reduction.h"
+#include "executor/cuda_backend.h"
+#include "executor/host/reduce.h"
+#include "models/error.h"
+#include "temporary_folder.h"
+
+using namespace fsdp;
+using namespace fsdp::cuda;
+using namespace std::chrono_literals;
+
+namespace {
+
+template <class Action>
+std::string error_of(Action action) {
+  try {
+    action();
+  } catch (const std::exception& e) {
+    return e.what();
+  }
+  return {};
+}
+bool says(const std::string& text, const std::string& words) { return text.find(words) != std::string::npos; }
+
+// --- libraries ------------------------------------------------------------------------------------------------------------------------
+
+Surroundings made_up(std::map<std::string, std::string> variables, std::map<std::string, std::vector<std::string>> folders) {
+  return {[=](const char* name) -> std::optional<std::string> {
+            const auto found = variables.find(name);
+            return found == variables.end() ? std::nullopt : std::optional(found->second);
+          },
+          [=](const std::string& folder) {
+            const auto found = folders.find(folder);
+            return found == folders.end() ? std::vector<std::string>{} : found->second;
+          }};
+}
+
+TEST_CASE("libraries are looked for in the toolkit, then by the loader, then in Python packages") {
+  const std::vector<std::string> files = {"libcublasLt.so.13", "libcublasLt.so.12"};
+  const Surroundings s = made_up({{"CUDA_HOME", "/opt/cuda"}, {"VIRTUAL_ENV", "/venv"}, {"FSDP_PLAN_PYTHON", "/torch/bin/python"}},
+                                 {{"/opt/cuda/lib64", {"libcublasLt.so.12", "libfoo.so"}},
+                                  {"/usr/local/cuda/lib", {"libcublasLt.so.12", "libcublasLt.so.13"}},
+                                  {"/venv/lib", {"python3.11", "pkgconfig"}},
+                                  {"/venv/lib/python3.11/site-packages/nvidia", {"cublas", "nccl"}},
+                                  {"/venv/lib/python3.11/site-packages/nvidia/cublas/lib", {"libcublasLt.so.12"}},
+                                  {"/torch/lib", {"python3.12"}},
+                                  {"/torch/lib/python3.12/site-packages/nvidia", {"cu13"}},
+                                  {"/torch/lib/python3.12/site-packages/nvidia/cu13/lib", {"libcublasLt.so.13"}}});
+  CHECK(candidates(files, s) == std::vector<std::string>{
+                                    "/opt/cuda/lib64/libcublasLt.so.12", "/usr/local/cuda/lib/libcublasLt.so.13", "/usr/local/cuda/lib/libcublasLt.so.12",
+                                    "libcublasLt.so.13", "libcublasLt.so.12", "/torch/lib/python3.12/site-packages/nvidia/cu13/lib/libcublasLt.so.13",
+                                    "/venv/lib/python3.11/site-packages/nvidia/cublas/lib/libcublasLt.so.12"});
+  CHECK(candidates(files, made_up({}, {})) == files);  // the loader alone
+}
+
+TEST_CASE("a library loads from the first place that has it; one that is nowhere says what was tried") {
+  const Library m = Library::open({"/nowhere/libm.so.6", "libm.so.6", "libdl.so.2"});
+  REQUIRE(m);
+  CHECK(m.path() == "libm.so.6");
+  CHECK(m.why().empty());
+  double (*cosine)(double) = nullptr;
+  m.set(cosine, "cos");
+  REQUIRE(static_cast<bool>(cosine));
+  CHECK(cosine(0) == 1);
+  CHECK(m.find("no_such_symbol_here") == nullptr);
+  const Library none = Library::open({"/nowhere/liba.so", "libb-not-there.so.7"});
+  CHECK(!none);
+  CHECK(says(none.why(), "/nowhere/liba.so"));
+  CHECK(says(none.why(), "libb-not-there.so.7"));
+  CHECK(none.find("cos") == nullptr);
+  CHECK(!Library::open({}).why().empty());
+}
+
+TEST_CASE("versions are read as the libraries write them, and compare") {
+  CHECK(text(nccl_version(22809)) == "2.28.9");
+  CHECK(text(nccl_version(2708)) == "2.7.8");
+  CHECK(text(cublas_version(130100)) == "13.1.0");
+  CHECK(text(cudnn_version(91900)) == "9.19.0");
+  CHECK(text(cudnn_version(8907)) == "8.9.7");
+  CHECK(text(cuda_version(13000)) == "13.0.0");
+  CHECK(text(cuda_version(12080)) == "12.8.0");
+  CHECK(nccl_version(22809) > nccl_version(22703));
+  CHECK(nccl_version(22809) > nccl_version(2708));
+  CHECK(Version{2, 9, 9} < Version{2, 28, 0});
+}
+
+// --- errors and places ------------------------------------------------------------------------------------------------------------------
+
+TEST_CASE("refusals name rank, call, error and remedy") {
+  const std::string memory = refusal(3, "cudaMalloc of 9 GiB", "cudaErrorMemoryAllocation", "out of memory");
+  CHECK(memory.starts_with("rank 3: cudaMalloc of 9 GiB: cudaErrorMemoryAllocation: out of memory; "));
+  CHECK(says(memory, "nvidia-smi"));
+  CHECK(refusal(-1, "asking for GPUs", "cudaErrorSomethingNew", "words") == "asking for GPUs: cudaErrorSomethingNew: words");
+  CHECK(refusal(0, "a call", "X", "") == "rank 0: a call: X");
+  CHECK(says(refusal(0, "init", "ncclInvalidUsage", "invalid usage"), "--virtual-ranks"));
+  CHECK(is_sticky("cudaErrorIllegalAddress"));
+  CHECK(!is_sticky("cudaErrorMemoryAllocation"));
+  CHECK(!is_sticky("cudaErrorSomethingNew"));
+}
+
+TEST_CASE("ranks go to GPUs one by one, or all to the first; what cannot be is refused") {
+  CHECK(place_ranks(3, 4, {}, false) == std::vector<int>{0, 1, 2});
+  CHECK(place_ranks(2, 4, {3, 1}, false) == std::vector<int>{3, 1});
+  CHECK(place_ranks(3, 4, {2, 1}, true) == std::vector<int>{2, 2, 2});
+  CHECK(place_ranks(4, 1, {}, true) == std::vector<int>{0, 0, 0, 0});
+  CHECK(says(error_of([] { (void)place_ranks(2, 1, {}, false); }), "the plan has 2 ranks, but there is 1 GPU"));
+  CHECK(says(error_of([] { (void)place_ranks(2, 1, {}, false); }), "--virtual-ranks"));
+  CHECK(says(error_of([] { (void)place_ranks(1, 0, {}, false); }), "no GPU"));
+  CHECK(says(error_of([] { (void)place_ranks(1, 2, {2}, false); }), "there is no GPU 2"));
+  CHECK(says(error_of([] { (void)place_ranks(1, 2, {-1}, false); }), "there is no GPU -1"));
+  CHECK(says(error_of([] { (void)place_ranks(2, 2, {1, 1}, false); }), "named twice"));
+  CHECK_THROWS_AS((void)place_ranks(0, 2, {}, true), InputError);
+}
+
+TEST_CASE("without a GPU, or not built in, the backend says so") {
+  const std::string why = why_no_cuda();
+  if (why.empty()) return;  // there is a GPU
+  CHECK_MESSAGE(why.find(';') != std::string::npos, why);  // a remedy
+  const std::string error = error_of([] { (void)make_cuda_backend({1, 1}); });
+  CHECK_MESSAGE((says(error, "not built in") || says(error, "no NVIDIA GPU or driver here")), error);
+}
+
+// --- reductions between virtual ranks ---------------------------------------------------------------------------------------------------
+
+template <class T>
+void check_same_bits(DType type, Combine combine, Reduction reduction, int ranks) {
+  constexpr std::int64_t kCount = 3000;
+  std::mt19937_64 random(static_cast<std::uint64_t>(ranks) * 100 + static_cast<std::uint64_t>(combine));
+  std::vector<std::vector<T>> parts(static_cast<std::size_t>(ranks), std::vector<T>(kCount));
+  Inputs inputs{};
+  std::vector<const std::byte*> addresses;
+  for (std::size_t r = 0; r < parts.size(); ++r) {
+    for (T& x : parts[r]) store(x, static_cast<Math<T>>(std::ldexp(static_cast<double>(random() >> 11) * 0x1p-53 - 0.5, static_cast<int>(random() % 16) - 8)));
+    parts[r][7] = T{};
+    store(parts[r][8], static_cast<Math<T>>(r == 1 ? HUGE_VAL : 1));
+    store(parts[r][9], static_cast<Math<T>>(-0.0));
+    inputs.of[r] = parts[r].data();
+    addresses.push_back(reinterpret_cast<const std::byte*>(parts[r].data()));
+  }
+  std::vector<T> expected(kCount);
+  host::reduce_in_order(type, reduction, addresses, kCount, reinterpret_cast<std::byte*>(expected.data()));
+  int wrong = 0;
+  for (std::int64_t i = 0; i < kCount; ++i) {
+    const T got = reduce_element<T>(combine, reduction.multiply, inputs, ranks, i);
+    wrong += std::memcmp(&got, &expected[static_cast<std::size_t>(i)], sizeof(T)) != 0;
+  }
+  CHECK(wrong == 0);
+}
+
+TEST_CASE("virtual ranks reduce to the bits of the host backend") {
+  const std::array<std::pair<Combine, Reduction>, 4> manners = {{{Combine::sum, Reduction::sum}, {Combine::average, Reduction::average},
+                                                                 {Combine::scaled_sum, {ReductionKind::scaled_sum, 0.3}}, {Combine::maximum, Reduction::maximum}}};
+  for (const int ranks : {1, 2, 3, 5, 8, 13})
+    for (const auto& [combine, reduction] : manners) {
+      CAPTURE(ranks);
+      CAPTURE(static_cast<int>(combine));
+      check_same_bits<float>(DType::f32, combine, reduction, ranks);
+      check_same_bits<double>(DType::f64, combine, reduction, ranks);
+      check_same_bits<BFloat16>(DType::bf16, combine, reduction, ranks);
+      check_same_bits<Float16>(DType::f16, combine, reduction, ranks);
+    }
+}
+
+// --- a world that is not there ------------------------------------------------------------------------------------------------------------
+
+TEST_CASE("a played collective holds the multiprocessors, the time and the traffic of its demand") {
+  Demand d;
+  d.alone = Seconds(2e-3);
+  d.use[static_cast<std::size_t>(Resource::compute)] = 24.0 / 132;
+  d.use[static_cast<std::size_t>(Resource::memory)] = 0.25;
+  CHECK(play(d, 132, 3.2e12) == Played{24, 2'000'000, 1'600'000'000});
+  d.use = {};
+  CHECK(play(d, 132, 3.2e12) == Played{1, 2'000'000, 0});  // copy engines: a single block keeps the time
+  d.use[static_cast<std::size_t>(Resource::compute)] = 9;
+  CHECK(play(d, 132, 3.2e12).blocks == 132);
+}
+
+TEST_CASE("all-reduce's chunks cover all elements once, and bytes from others add up") {
+  for (const std::int64_t members : {1, 2, 3, 7, 8})
+    for (const std::int64_t elements : {0, 1, 6, 8, 1000}) {
+      std::int64_t received = 0;
+      host::Post p{.action = host::CollectiveAction::all_reduce, .elements = elements, .type = DType::f32};
+      for (std::int64_t m = 0; m < members; ++m) {
+        CHECK(chunk_begin(elements, members, m) <= chunk_begin(elements, members, m + 1));
+        received += bytes_from_others(p, m, members);
+      }
+      CHECK(chunk_begin(elements, members, 0) == 0);
+      CHECK(chunk_begin(elements, members, members) == elements);
+      CHECK(received == 4 * 2 * (members - 1) * elements);  // each element comes to its owner from all others, and goes to all others
+    }
+  host::Post gather{.action = host::CollectiveAction::all_gather, .counts = std::make_shared<const std::vector<std::int64_t>>(std::vector<std::int64_t>{3, 0, 5}), .type = DType::bf16};
+  CHECK(bytes_from_others(gather, 0, 3) == 10);
+  CHECK(bytes_from_others(gather, 1, 3) == 16);
+  host::Post cast{.action = host::CollectiveAction::broadcast, .elements = 10, .type = DType::f64, .root = 1};
+  CHECK(bytes_from_others(cast, 1, 3) == 0);
+  CHECK(bytes_from_others(cast, 2, 3) == 80);
+}
+
+// --- ids between processes ------------------------------------------------------------------------------------------------------------------
+
+Id some_id(int seed = 0) {
+  Id id(128);
+  for (std::size_t i = 0; i < id.size(); ++i) id[i] = static_cast<std::byte>((i * 37 + static_cast<std::size_t>(seed)) % 256);
+  return id;
+}
+
+// The exit code of a child process that runs `body`: what it returns.
+template <class Body>
+pid_t in_child(Body body) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    int code = 99;
+    try {
+      code = body();
+    } catch (...) {
+      code = 98;
+    }
+    ::_exit(code);
+  }
+  return child;
+}
+int code_of(pid_t child) {
+  int status = 0;
+  REQUIRE(::waitpid(child, &status, 0) == child);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+TEST_CASE("an id goes through its text unchanged; half a text is none") {
+  const IdText t{"job-17", some_id()};
+  const std::string text = format_id(t);
+  const auto back = parse_id(text);
+  REQUIRE(back);
+  CHECK(back->run_id == t.run_id);
+  CHECK(back->id == t.id);
+  for (std::size_t n = 0; n < text.size(); ++n) CHECK(!parse_id(text.substr(0, n)));
+  CHECK(!parse_id(text + "x"));
+  std::string wrong = text;
+  wrong[wrong.size() - 10] = 'g';
+  CHECK(!parse_id(wrong));
+  CHECK(!parse_id("#!/bin/sh\nend\n"));
+}
+
+TEST_CASE("run ids must be words") {
+  for (const char* bad : {"", "two words", "line\nbreak", "\x7f"}) CHECK_THROWS_AS(check(Meeting{bad, 1s}), InputError);
+  CHECK_THROWS_AS(check(Meeting{std::string(201, 'x'), 1s}), InputError);
+  CHECK_THROWS_AS(check(Meeting{"x", 0ms}), InputError);
+  check(Meeting{"slurm-4711.0", 1ms});
+}
+
+TEST_CASE("two processes exchange an id by a file, which goes afterwards") {
+  const testing::TemporaryFolder folder;
+  const std::string path = folder.at("id");
+  const Meeting meeting{"run-a", 20s};
+  const pid_t reader = in_child([&] { return read_id_file(path, meeting) == some_id() ? 7 : 1; });
+  std::this_thread::sleep_for(30ms);
+  {
+    const IdFile file(path, meeting, some_id());
+    CHECK(code_of(reader) == 7);
+  }
+  CHECK(!std::filesystem::exists(path));
+  CHECK(std::filesystem::is_empty(folder.at("")));
+}
+
+TEST_CASE("a stale file is waited over until the right one replaces it") {
+  const testing::TemporaryFolder folder;
+  const std::string path = folder.at("id");
+  std::ofstream(path) << format_id({"yesterday", some_id(1)});
+  const pid_t reader = in_child([&] { return read_id_file(path, {"today", 20s}) == some_id(2) ? 7 : 1; });
+  std::this_thread::sleep_for(60ms);
+  const IdFile file(path, {"today", 20s}, some_id(2));
+  CHECK(code_of(reader) == 7);
+}
+
+TEST_CASE("no file, one of another run, or rubbish: the wait ends and says which") {
+  const testing::TemporaryFolder folder;
+  const std::string path = folder.at("id");
+  const auto error = [&] { return error_of([&] { (void)read_id_file(path, {"mine", 60ms}); }); };
+  CHECK(says(error(), "no such file appeared"));
+  std::ofstream(path) << "rubbish";
+  CHECK(says(error(), "damaged"));
+  std::ofstream(path) << format_id({"theirs", some_id()});
+  CHECK(says(error(), "of run 'theirs'"));
+  CHECK(says(error(), "'mine'"));
+  CHECK(says(error_of([&] { const IdFile f(folder.at("none/id"), {"r", 1s}, some_id()); }), "cannot be written"));
+}
+
+TEST_CASE("processes ask rank 0 for the id by TCP; one that comes too early tries again") {
+  const Meeting meeting{"run-t", 20s};
+  std::uint16_t port = 0;
+  { const IdServer probe(0); port = probe.port(); }  // free a moment ago
+  std::vector<pid_t> askers;
+  for (int i = 0; i < 3; ++i) askers.push_back(in_child([&] { return ask_for_id("127.0.0.1", port, meeting) == some_id() ? 7 : 1; }));
+  std::this_thread::sleep_for(50ms);
+  const IdServer server(port);
+  server.serve(meeting, some_id(), 3);
+  for (const pid_t asker : askers) CHECK(code_of(asker) == 7);
+}
+
+TEST_CASE("a process of another run is turned away by TCP, and does not count") {
+  const IdServer server(0);
+  const std::uint16_t port = server.port();
+  const pid_t stranger = in_child([&] {
+    const std::string error = error_of([&] { (void)ask_for_id("127.0.0.1", port, {"other", 10s}); });
+    return says(error, "of run 'run-t'") && says(error, "of run 'other'") ? 5 : 1;
+  });
+  const pid_t friendly = in_child([&] {
+    std::this_thread::sleep_for(50ms);
+    return ask_for_id("127.0.0.1", port, {"run-t", 10s}) == some_id() ? 7 : 1;
+  });
+  server.serve({"run-t", 20s}, some_id(), 1);
+  CHECK(code_of(friendly) == 7);
+  CHECK(code_of(stranger) == 5);
+}
+
+TEST_CASE("TCP ends after its timeout, on both sides, and one that says nothing or rubbish holds nobody up") {
+  const IdServer server(0);
+  CHECK(says(error_of([&] { server.serve({"r", 80ms}, some_id(), 2); }), "0 of 2 other processes"));
+  std::uint16_t closed = 0;
+  { const IdServer probe(0); closed = probe.port(); }
+  CHECK(says(error_of([&] { (void)ask_for_id("127.0.0.1", closed, {"r", 80ms}); }), "nobody listens"));
+  CHECK(says(error_of([&] { const IdServer second(server.port()); }), "cannot listen"));
+  CHECK(says(error_of([&] { (void)ask_for_id("no-such-host.invalid", 1, {"r", 80ms}); }), "no-such-host.invalid"));
+  // A scanner that connects and sends rubbish.
+  const pid_t scanner = in_child([&] {
+    const int fd = ::socket(AF_INET, SOCK_STREAM, 0);
+    sockaddr_in a{};
+    a.sin_family = AF_INET;
+    a.sin_port = htons(server.port());
+    a.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    if (::connect(fd, reinterpret_cast<sockaddr*>(&a), sizeof a) != 0) return 1;
+    (void)!::write(fd, "GET / HTTP/1.0\r\n\r\nend\n", 23);
+    ::shutdown(fd, SHUT_WR);
+    std::this_thread::sleep_for(100ms);
+    return 7;
+  });
+  const pid_t friendly = in_child([&] {
+    std::this_thread::sleep_for(30ms);
+    return ask_for_id("127.0.0.1", server.port(), {"r", 20s}) == some_id() ? 7 : 1;
+  });
+  server.serve({"r", 20s}, some_id(), 1);
+  CHECK(code_of(friendly) == 7);
+  CHECK(code_of(scanner) == 7);
+}
+
+}  // namespace
