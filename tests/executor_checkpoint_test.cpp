@@ -9,6 +9,7 @@
 #include "checkpoint_support.h"
 #include "executor/checkpoint/checksum.h"
 #include "executor/checkpoint/export.h"
+#include "executor/initial_weights.h"
 #include "executor/checkpoint/pieces.h"
 #include "executor/checkpoint/safetensors.h"
 #include "small_models.h"
@@ -398,6 +399,23 @@ TEST_CASE("--keep: older checkpoints go when the newer is there; --save-every co
   static_cast<void>(train(model, plan, 4, more));
   CHECK(saved_steps(files, folder / "ckpt") == std::vector<std::int64_t>{6, 7, 8, 10, 11});
   CHECK(Checkpoint(folder / "ckpt").manifest().sequences == 11 * 24);
+}
+
+TEST_CASE("a run can start from what was exported: the very values") {
+  const ModelGraph model = small_llama({.layers = 2, .tied = true});
+  const ShardingPlan plan = make_plan(model, words(1, 2));
+  const Folder folder;
+  const Trained t = train(model, plan, 2, saving(model, plan, folder / "ckpt"));
+  ExportOptions options;
+  options.output = folder / "hf";
+  options.max_file_bytes = 4000;
+  CHECK(export_checkpoint(Checkpoint(folder / "ckpt"), options).files > 1);
+  const StateReader read = InitialWeights(folder / "hf", "--init-from", model).reader();
+  for (const Parameter& p : model.parameters) {
+    std::string bytes(static_cast<std::size_t>(p.numel() * 4), '\xFF');
+    read(p, StatePart::parameter, {0, 0, p.shape[0]}, DType::f32, reinterpret_cast<std::byte*>(bytes.data()));
+    CHECK(bytes == t.after.at(2).at(p.name));
+  }
 }
 
 TEST_CASE("values that are infinite are not saved, and what was saved before stays") {
