@@ -1,0 +1,79 @@
+// Matrix products as the operations want them (row-major) and as cuBLASLt takes them (column-major), as plain data; and which
+// products `linear` and `expert_linear` are made of. Needs no CUDA: products.cpp hands these descriptions to the library, tests
+// interpret them.
+#pragma once
+
+#include <compare>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "executor/kernels.h"
+#include "executor/kernels/call.h"
+#include "models/dtype.h"
+
+namespace fsdp::cuda {
+
+// c[m, n] = op(a)[m, k] op(b)[k, n] (+ c) (+ bias[n] on every row), row-major and dense, `batch` of them one after the other.
+// An operand whose Transpose is yes is stored as its transpose, as in host_gemm.
+struct Product {
+  DType type = DType::f32;
+  Transpose ta = Transpose::no, tb = Transpose::no;
+  std::int64_t m = 0, n = 0, k = 0, batch = 1;
+  bool accumulate = false, bias = false;     // never both
+  friend auto operator<=>(const Product&, const Product&) = default;
+};
+[[nodiscard]] std::string text(const Product&);              // "bf16 4096 x 14336 x 4096"
+
+// A matrix as column-major storage: element (i, j) is at i + j * ld.
+struct StoredMatrix {
+  std::int64_t rows = 0, columns = 0, ld = 0, batch_stride = 0;
+  friend bool operator==(const StoredMatrix&, const StoredMatrix&) = default;
+};
+
+// d = op(first) op(second) (+ d) (+ bias on every column). Row-major c is column-major c^T = op(b)^T op(a)^T: `first` is the
+// product's b.
+struct ColumnMajorProduct {
+  bool transpose_first = false, transpose_second = false;
+  StoredMatrix first, second, d;
+  std::int64_t batch = 1;
+};
+[[nodiscard]] ColumnMajorProduct column_major(const Product&);
+
+// What an algorithm is chosen for, once: the product, how far its addresses are aligned, and what the GPU is to be used for.
+struct ProductKey {
+  Product product;
+  std::uint32_t align_a = 0, align_b = 0, align_c = 0;      // bytes: powers of two up to 256; c: and of the bias
+  int multiprocessors = 0;                                   // that the product should count on; 0: all
+  bool tf32 = false;                                         // fp32 products may round their operands to TF32
+  friend auto operator<=>(const ProductKey&, const ProductKey&) = default;
+};
+[[nodiscard]] std::uint32_t alignment(const void*);          // the largest power of two up to 256 that divides the address
+
+struct ProductCall {
+  Product product;
+  const void *a = nullptr, *b = nullptr, *bias = nullptr;
+  void* c = nullptr;
+};
+[[nodiscard]] ProductKey key_of(const ProductCall&, int multiprocessors, bool tf32);
+
+// to[c] (+)= sum over rows of from[row, c].
+struct ColumnSumCall {
+  DType type = DType::f32;
+  const void* from = nullptr;
+  std::int64_t rows = 0, columns = 0;
+  void* to = nullptr;
+  bool accumulate = false;
+};
+struct LinearCalls {                         // in this order
+  std::vector<ProductCall> products;
+  std::vector<ColumnSumCall> sums;
+};
+// Forward y = x W^T + b; backward dx = dy W, dW = dy^T x, db = column sums of dy, each where wanted (W transposed: y = x W + b
+// and so on). Of experts: one product over all their slots, batched. MachineError for buffers of other sizes than the model's.
+[[nodiscard]] LinearCalls linear_forward_calls(DType, const Call&);
+[[nodiscard]] LinearCalls linear_backward_calls(DType, const Call&);
+[[nodiscard]] LinearCalls expert_linear_forward_calls(DType, const Call&);
+[[nodiscard]] LinearCalls expert_linear_backward_calls(DType, const Call&);
+
+}  // namespace fsdp::cuda
