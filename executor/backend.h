@@ -96,6 +96,8 @@ class Device {
   virtual void wait_host(std::int32_t op) = 0;                            // until that operation has finished
   virtual void synchronize() = 0;                                         // until all streams are idle; rethrows what a kernel threw
   [[nodiscard]] virtual std::vector<OperationRecord> records() const = 0; // since begin_step, in order of start per stream
+  // Puts bytes into live memory that no operation under way uses; over when it returns.
+  virtual void write(BufferView to, std::span<const std::byte> from) = 0;
   // What live memory holds, for the host to read once the operations that write it have finished: the memory itself, or a copy of it that
   // `copy` is made to hold.
   [[nodiscard]] virtual std::span<const std::byte> bytes_of(BufferView, std::vector<std::byte>& copy) const = 0;

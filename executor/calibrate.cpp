@@ -247,7 +247,7 @@ class Calibration {
     costs.cast = pair_line(cast_, static_cast<double>(cast_bytes(kSmall, options_.type)),
                            static_cast<double>(cast_bytes(kLarge, options_.type)));
     costs.optimizer = pair_line(optimizer_, bytes(kSmall, 7), bytes(kLarge, 7));  // reads p, g, m, v; writes p, m, v
-    costs.norm = pair_line(norm_, bytes(kSmall, 3), bytes(kLarge, 3));            // one pass that reads, one that scales
+    costs.norm = pair_line(norm_, bytes(kSmall, 1.5), bytes(kLarge, 1.5));        // in turns 1 pass that reads, 2 that scale
     if (options_.ranks < 2) return;
     std::vector<CurvePoint>* curves[] = {&costs.all_gather, &costs.reduce_scatter, &costs.all_reduce};
     for (std::size_t c = 0; c < 3; ++c)

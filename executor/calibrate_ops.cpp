@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "executor/kernels.h"
+#include "executor/calibrate_calls.h"
 #include "models/error.h"
 #include "models/implementation.h"
 
@@ -27,45 +27,42 @@ OpCase with(OpKind kind, std::vector<std::int64_t> inputs, std::vector<std::int6
 
 // One set of buffers of a kernel: forward's arguments, and backward's beside them.
 struct Buffers {
-  std::vector<KernelArg> forward, backward;
+  std::vector<BufferView> forward, backward;
 };
 
 Buffers make_buffers(const OpCase& c, Part part, DType type, BenchMemory& memory) {
-  const OpFacts f = facts(native_implementation(), c.op, c.work);
+  const OpFacts f = facts(memory.implementation(), c.op, c.work);
   const bool loss = c.op.kind == OpKind::cross_entropy;
-  const auto bytes = [&](std::int64_t n) -> KernelArg {
-    return n > 0 ? KernelArg{memory.take(n / 8 + 1, DType::f64)} : KernelArg{};
+  const auto bytes = [&](std::int64_t n) {
+    BufferView v = n > 0 ? memory.take(n / 8 + 1, DType::f64) : BufferView{};
+    if (n > 0) v.bytes = n;
+    return v;
   };
-  const auto exact = [](KernelArg a, std::int64_t n) {
-    if (a.view.data != nullptr) a.view.bytes = n;
-    return a;
-  };
-  std::vector<KernelArg> inputs, params;
+  std::vector<BufferView> inputs, params;
   for (std::size_t i = 0; i < c.inputs.size(); ++i)
-    inputs.push_back(
-        {c.ids_below > 0 && i == c.ids_at ? memory.take_ids(c.inputs[i], c.ids_below) : memory.take(c.inputs[i], type)});
-  for (const std::int64_t n : c.params) params.push_back({memory.take(n, type)});
-  std::vector<KernelArg> outputs{{memory.take(c.output, loss ? DType::f64 : type)}};
-  if (c.second_output > 0) outputs.push_back({memory.take_ids(c.second_output, 1)});
-  const KernelArg extra = exact(bytes(f.saved_extra_bytes), f.saved_extra_bytes);
+    inputs.push_back(c.ids_below > 0 && i == c.ids_at ? memory.take_ids(c.inputs[i], c.ids_below) : memory.take(c.inputs[i], type));
+  for (const std::int64_t n : c.params) params.push_back(memory.take(n, type));
+  std::vector<BufferView> outputs{memory.take(c.output, loss ? DType::f64 : type)};
+  if (c.second_output > 0) outputs.push_back(memory.take_ids(c.second_output, 1));
+  const BufferView extra = bytes(f.saved_extra_bytes);
   Buffers b;
   b.forward = inputs;
   b.forward.insert(b.forward.end(), params.begin(), params.end());
   b.forward.insert(b.forward.end(), outputs.begin(), outputs.end());
-  b.forward.insert(b.forward.end(), {extra, exact(bytes(f.forward_scratch_bytes), f.forward_scratch_bytes)});
+  b.forward.insert(b.forward.end(), {extra, bytes(f.forward_scratch_bytes)});
   if (part == Part::forward) return b;
-  b.backward.push_back(loss ? KernelArg{} : KernelArg{memory.take(c.output, type)});
-  if (c.second_output > 0) b.backward.push_back({});
+  b.backward.push_back(loss ? BufferView{} : memory.take(c.output, type));
+  if (c.second_output > 0) b.backward.emplace_back();
   b.backward.insert(b.backward.end(), inputs.begin(), inputs.end());
   b.backward.insert(b.backward.end(), outputs.begin(), outputs.end());
   b.backward.insert(b.backward.end(), params.begin(), params.end());
-  b.backward.insert(b.backward.end(), {extra, exact(bytes(f.backward_scratch_bytes), f.backward_scratch_bytes)});
+  b.backward.insert(b.backward.end(), {extra, bytes(f.backward_scratch_bytes)});
   for (std::size_t i = 0; i < c.inputs.size(); ++i) {
     const bool wanted = part != Part::backward_weight && !(c.ids_below > 0 && i == c.ids_at);
-    b.backward.push_back(wanted ? KernelArg{memory.take(c.inputs[i], type)} : KernelArg{});
+    b.backward.push_back(wanted ? memory.take(c.inputs[i], type) : BufferView{});
   }
   for (const std::int64_t n : c.params)
-    b.backward.push_back(part != Part::backward_input ? KernelArg{memory.take(n, type)} : KernelArg{});
+    b.backward.push_back(part != Part::backward_input ? memory.take(n, type) : BufferView{});
   return b;
 }
 
@@ -148,16 +145,15 @@ Setup kernel_setup(const OpCase& c, Part part, DType type) {
     const Reuse reuse = part == Part::forward && c.op.kind != OpKind::linear ? Reuse::warm : Reuse::cold;
     for (int i = 0; i < buffer_sets(values * size_of(type) * (part == Part::forward ? 1 : 2), reuse); ++i)
       sets.push_back(make_buffers(c, part, type, memory));
-    const double weight = 1.0 / static_cast<double>(c.work.tokens());
-    for (const Buffers& b : sets) run_forward(c.op, c.work, type, b.forward, weight);  // fills what forward keeps for backward
-    return [c, part, type, weight, sets = std::move(sets)](Device& device, std::int32_t& op, int i) {
-      const Buffers& b = sets[static_cast<std::size_t>(i) % sets.size()];
-      std::vector<KernelArg> args = part == Part::forward ? b.forward : b.backward;
-      device.launch(op++, Stream::compute, {}, [&c, part, type, weight, args = std::move(args)] {
-        if (part == Part::forward) run_forward(c.op, c.work, type, args, weight);
-        else run_backward(c.op, c.work, type, args, weight);
-      });
-    };
+    const LoneCall forward = LoneCall::of_op(c, false, type, sets.front().forward.size());
+    Device& device = memory.device();
+    device.begin_step();
+    for (std::size_t i = 0; i < sets.size(); ++i) forward.launch(device, static_cast<std::int32_t>(i), sets[i].forward);  // fills what forward keeps for backward
+    device.synchronize();
+    if (part == Part::forward)
+      return [forward, sets = std::move(sets)](Device& d, std::int32_t& op, int i) { forward.launch(d, op++, sets[static_cast<std::size_t>(i) % sets.size()].forward); };
+    const LoneCall backward = LoneCall::of_op(c, true, type, sets.front().backward.size());
+    return [backward, sets = std::move(sets)](Device& d, std::int32_t& op, int i) { backward.launch(d, op++, sets[static_cast<std::size_t>(i) % sets.size()].backward); };
   };
 }
 

@@ -25,14 +25,14 @@ struct OpCase {
 [[nodiscard]] OpCase op_case(OpKind, std::int64_t elements, DType);
 [[nodiscard]] Setup kernel_setup(const OpCase&, Part, DType);
 
-// What is not a kernel of the model (calibrate_setups.cpp), on n elements.
+// What is not a kernel of the model (calibrate_setups.cpp), on n elements of a rank's own.
 [[nodiscard]] Setup empty_setup();
 [[nodiscard]] Setup copy_setup(std::int64_t n, DType);
 // Adds values of `type` to fp32: the conversion that gradients and parameters go through.
 [[nodiscard]] Setup cast_setup(std::int64_t n, DType);
 [[nodiscard]] std::int64_t cast_bytes(std::int64_t n, DType);  // read + written
 [[nodiscard]] Setup optimizer_setup(std::int64_t n, DType);    // AdamW
-[[nodiscard]] Setup norm_setup(std::int64_t n, DType);         // the sum of squares, and the scaling
+[[nodiscard]] Setup norm_setup(std::int64_t n, DType);         // in turns the sum of squares and the scaling
 // A collective between two operations of another stream, as in a step: its own time and both hand-overs.
 [[nodiscard]] Setup collective_setup(CollectiveKind, std::int64_t full_bytes, DType, std::int64_t ranks);
 

@@ -1,32 +1,29 @@
 // Benchmarks of what is not a kernel of the model: copies, casts, the optimizer, norms, collectives.
 #include <algorithm>
-#include <cstring>
 #include <vector>
 
-#include "executor/calibrate_ops.h"
-#include "executor/kernels.h"
+#include "executor/calibrate_calls.h"
 
 namespace fsdp {
 namespace {
 
-// Repeats body(i) on sets of `count` buffers of n elements.
-template <class Body>
-Setup buffers_setup(std::int64_t n, DType type, int count, Body body) {
+// Goes round sets of buffers of n elements, of these types, with `launch(device, operation, set, i)`.
+template <class Launch>
+Setup buffers_setup(std::int64_t n, std::vector<DType> types, Launch launch) {
   return [=](BenchMemory& memory) -> Issue {
-    std::vector<std::vector<BufferView>> sets(static_cast<std::size_t>(buffer_sets(count * n * size_of(type), Reuse::cold)));
+    std::int64_t bytes = 0;
+    for (const DType t : types) bytes += n * size_of(t);
+    std::vector<std::vector<BufferView>> sets(static_cast<std::size_t>(buffer_sets(bytes, Reuse::cold)));
     for (auto& set : sets)
-      for (int i = 0; i < count; ++i) set.push_back(memory.take(n, type));
-    return [=](Device& device, std::int32_t& op, int i) {
-      device.launch(op++, Stream::compute, {}, [body, set = sets[static_cast<std::size_t>(i) % sets.size()]] { body(set); });
-    };
+      for (const DType t : types) set.push_back(memory.take(n, t));
+    return [launch, sets = std::move(sets)](Device& device, std::int32_t& op, int i) { launch(device, op++, sets[static_cast<std::size_t>(i) % sets.size()], i); };
   };
 }
 
-UnitLayout flat_layout(std::int64_t n) {
-  UnitLayout layout;
-  layout.params = {{.param = 0, .rows = n, .row_elements = 1, .chunk_rows = n, .offset = 0}};
-  layout.shard_elements = layout.reduce_elements = layout.numel = n;
-  return layout;
+// The same with one call of a unit, whose arguments the buffers are.
+Setup unit_setup(Action action, std::int64_t n, std::vector<DType> types, DType compute, DType reduce, DType master, int accumulate = -1) {
+  const LoneCall call = LoneCall::of_unit(action, n, compute, reduce, master, types.size(), accumulate);
+  return buffers_setup(n, std::move(types), [call](Device& device, std::int32_t op, const std::vector<BufferView>& set, int) { call.launch(device, op, set); });
 }
 
 }  // namespace
@@ -37,31 +34,27 @@ Setup empty_setup() {
   };
 }
 
-Setup copy_setup(std::int64_t n, DType type) {
-  return buffers_setup(n, type, 2, [](const std::vector<BufferView>& b) {
-    std::memcpy(b[1].data, b[0].data, static_cast<std::size_t>(b[0].bytes));
-  });
-}
+Setup copy_setup(std::int64_t n, DType type) { return unit_setup(Action::gather_copy_out, n, {type, type}, type, type, type); }
 
 Setup cast_setup(std::int64_t n, DType type) {
-  return buffers_setup(n, DType::f32, 2, [=](const std::vector<BufferView>& b) {
-    const DType from = type == DType::f64 ? DType::f32 : type;
-    convert(from, {b[0].data, n * size_of(from)}, DType::f32, b[1], n, true);
-  });
+  const DType from = type == DType::f64 ? DType::f32 : type;
+  return unit_setup(Action::accumulate_gradient, n, {from, DType::f32}, from, DType::f32, DType::f32, 1);
 }
 std::int64_t cast_bytes(std::int64_t n, DType type) { return n * ((type == DType::f64 ? 4 : size_of(type)) + 8); }
 
-Setup optimizer_setup(std::int64_t n, DType type) {
-  return buffers_setup(n, type, 4, [layout = flat_layout(n), type](const std::vector<BufferView>& b) {
-    adamw(layout, 0, Optimizer{}, 1000, type, b[0], b[1], b[2], b[3]);
-  });
-}
+Setup optimizer_setup(std::int64_t n, DType type) { return unit_setup(Action::optimizer, n, {type, type, type, type}, type, type, type); }
 
+// The sum of squares and the scaling, in turns: 1 pass that reads, then 2 that read and write.
 Setup norm_setup(std::int64_t n, DType type) {
-  return buffers_setup(n, type, 1, [n, type](const std::vector<BufferView>& b) {
-    if (sum_of_squares(type, b[0], n) < 0) scale(type, b[0], n, 0.5);
-    scale(type, b[0], n, 1.0);
-  });
+  const LoneCall sum = LoneCall::of_unit(Action::clip_local_norm, n, type, type, type, 2), scale = LoneCall::of_unit(Action::clip_scale, n, type, type, type, 2);
+  return [=](BenchMemory& memory) -> Issue {
+    const BufferView norm = memory.take(1, DType::f64);
+    const Setup turns = buffers_setup(n, {type}, [=](Device& device, std::int32_t op, const std::vector<BufferView>& set, int i) {
+      if (i % 2 == 0) sum.launch(device, op, {set[0], norm});
+      else scale.launch(device, op, {norm, set[0]});
+    });
+    return turns(memory);
+  };
 }
 
 Setup collective_setup(CollectiveKind kind, std::int64_t full_bytes, DType type, std::int64_t ranks) {

@@ -53,7 +53,7 @@ double measure(Backend& backend, DType type, double seconds, const Script& scrip
   std::mutex mutex;
   backend.run([&](Device& device) {
     device.reserve_arena(kArenaBytes);
-    BenchMemory memory(device);
+    BenchMemory memory(device, backend.implementation());
     const BufferView small = memory.take(kElements, type);
     const Issue product = kernel_setup(linear_case(kProduct, type), Part::forward, type)(memory);
     const double until = now() + seconds;

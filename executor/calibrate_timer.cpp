@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <cstring>
 #include <mutex>
+#include <span>
 #include <vector>
 
 #include "executor/kernels/element.h"
@@ -21,11 +23,14 @@ double seconds_now() { return std::chrono::duration<double>(std::chrono::steady_
 
 // The mean over the ranks (or another reduction), the same on all of them.
 double agree(Device& device, BufferView cell, double value, Reduction reduction = Reduction::average) {
-  *reinterpret_cast<double*>(cell.data) = value;
+  device.write(cell, std::as_bytes(std::span(&value, 1)));
   device.begin_step();
   device.all_reduce(0, Stream::compute, Communicator::world, {}, cell, 1, DType::f64, reduction);
   device.synchronize();
-  return *reinterpret_cast<double*>(cell.data);
+  std::vector<std::byte> copy;
+  double result = 0;
+  std::memcpy(&result, device.bytes_of(cell, copy).data(), sizeof result);
+  return result;
 }
 
 // Seconds per round of one batch, all ranks starting together; from the first issue, since issuing takes a core's time too. The same on
@@ -53,26 +58,21 @@ BufferView BenchMemory::raw(std::int64_t bytes) {
 
 BufferView BenchMemory::take(std::int64_t elements, DType type) {
   const BufferView view = raw(elements * size_of(type));
-  device_.begin_step();
-  device_.launch(0, Stream::compute, {}, [=] {
-    with_type(type, [&](auto element) {
-      using T = decltype(element);
-      T value;
-      store(value, static_cast<Math<T>>(1.0 / 64));
-      std::fill_n(reinterpret_cast<T*>(view.data), elements, value);
-    });
+  with_type(type, [&](auto element) {
+    using T = decltype(element);
+    std::vector<T> values(static_cast<std::size_t>(elements));
+    // As random as activations are: a GPU's power, and with it its clock, depends on the bits.
+    for (std::int64_t i = 0; i < elements; ++i) store(values[static_cast<std::size_t>(i)], static_cast<Math<T>>((i * 7919 % 2048 - 1024) / 65536.0));
+    device_.write(view, std::as_bytes(std::span(values)));
   });
-  device_.synchronize();
   return view;
 }
 
 BufferView BenchMemory::take_ids(std::int64_t elements, std::int64_t below) {
   const BufferView view = raw(elements * size_of(DType::i64));
-  device_.begin_step();
-  device_.launch(0, Stream::compute, {}, [=] {
-    for (std::int64_t i = 0; i < elements; ++i) reinterpret_cast<std::int64_t*>(view.data)[i] = i * 7919 % below;
-  });
-  device_.synchronize();
+  std::vector<std::int64_t> ids(static_cast<std::size_t>(elements));
+  for (std::int64_t i = 0; i < elements; ++i) ids[static_cast<std::size_t>(i)] = i * 7919 % below;
+  device_.write(view, std::as_bytes(std::span(ids)));
   return view;
 }
 
@@ -86,7 +86,7 @@ double Timer::time(const Setup& setup) const {
   std::mutex mutex;
   backend.run([&](Device& device) {
     device.reserve_arena(kArenaBytes);
-    BenchMemory memory(device);
+    BenchMemory memory(device, backend.implementation());
     const BufferView cell = memory.take(1, DType::f64);
     const Issue issue = setup(memory);
     const auto seconds = [&](int rounds) { return batch(device, cell, backend.ranks(), issue, rounds); };
@@ -111,7 +111,7 @@ std::vector<std::vector<OperationRecord>> Timer::one_round(const Setup& setup) c
   std::vector<std::vector<OperationRecord>> records(static_cast<std::size_t>(backend.ranks()));
   backend.run([&](Device& device) {  // every rank writes its own
     device.reserve_arena(kArenaBytes);
-    BenchMemory memory(device);
+    BenchMemory memory(device, backend.implementation());
     const Issue issue = setup(memory);
     device.begin_step();
     std::int32_t op = 0;

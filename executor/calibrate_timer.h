@@ -17,13 +17,16 @@ namespace fsdp {
 // Memory of one benchmark on one rank: handed out from the start of the arena, never given back, filled with small numbers.
 class BenchMemory {
  public:
-  explicit BenchMemory(Device& device) : device_(device) {}
-  [[nodiscard]] BufferView take(std::int64_t elements, DType type);  // all 1/64
+  BenchMemory(Device& device, const Implementation& kernels) : device_(device), kernels_(kernels) {}
+  [[nodiscard]] BufferView take(std::int64_t elements, DType type);  // values within 1/64
   [[nodiscard]] BufferView take_ids(std::int64_t elements, std::int64_t below);
+  [[nodiscard]] Device& device() { return device_; }
+  [[nodiscard]] const Implementation& implementation() const { return kernels_; }
 
  private:
   [[nodiscard]] BufferView raw(std::int64_t bytes);
   Device& device_;
+  const Implementation& kernels_;
   std::int64_t used_ = 0;
 };
 

@@ -55,6 +55,7 @@ class DelayingDevice final : public Device {
     std::erase_if(all, [](const OperationRecord& r) { return r.op >= kOwn; });
     return all;
   }
+  void write(BufferView to, std::span<const std::byte> from) override { d_.write(to, from); }
   [[nodiscard]] std::span<const std::byte> bytes_of(BufferView v, std::vector<std::byte>& copy) const override { return d_.bytes_of(v, copy); }
   [[nodiscard]] std::vector<std::string> exchange(const std::string& mine) override { return d_.exchange(mine); }
 

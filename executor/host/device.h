@@ -2,6 +2,7 @@
 // operations that streams wait on, and the instruments.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <condition_variable>
@@ -67,6 +68,7 @@ class HostDevice final : public Device, public std::enable_shared_from_this<Host
   void wait_host(std::int32_t op) override;
   void synchronize() override;
   [[nodiscard]] std::vector<OperationRecord> records() const override;
+  void write(BufferView to, std::span<const std::byte> from) override { std::copy(from.begin(), from.end(), to.data); }
   [[nodiscard]] std::span<const std::byte> bytes_of(BufferView view, std::vector<std::byte>&) const override {
     return {view.data, static_cast<std::size_t>(view.bytes)};
   }
