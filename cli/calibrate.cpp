@@ -13,6 +13,8 @@
 #include "cli/files.h"
 #include "cli/nccl_tests.h"
 #include "cli/options.h"
+#include "executor/cuda_backend.h"
+#include "models/catalog.h"
 #include "models/error.h"
 #include "models/suggest.h"
 #include "simulator/fit_runs.h"
@@ -27,24 +29,27 @@ struct CalibrateFlags {
   bool json = false;
 };
 
+constexpr double kGpuSeconds = 100;
+
 void check_flags(const CalibrateFlags& f) {
   if (!f.nccl.logs.empty()) {
     for (const auto& [name, value] : {std::pair{"--backend", &f.backend}, {"--budget", &f.budget}, {"--dtype", &f.type}, {"--runs", &f.runs}})
       if (*value) throw InputError(name, "has no meaning with --nccl-tests", "leave it out");
     return;
   }
+  const bool cuda = f.backend && *f.backend == "cuda";
   for (const auto& [name, value] :
        {std::pair{"--ranks-per-node", &f.nccl.ranks_per_node}, {"--cluster", &f.nccl.cluster}, {"--costs", &f.nccl.costs}})
-    if (*value) throw InputError(name, "has no meaning without --nccl-tests", "leave it out");
+    if (*value && !(cuda && value == &f.nccl.cluster)) throw InputError(name, "has no meaning without --nccl-tests", "leave it out");
   if (f.runs) {
     for (const auto& [name, value] : {std::pair{"--backend", &f.backend}, {"--ranks", &f.nccl.ranks}, {"--budget", &f.budget}, {"--dtype", &f.type}})
       if (*value) throw InputError(name, "has no meaning with --runs", "leave it out");
     return;
   }
-  if (!f.backend) throw InputError("--backend", "is missing", "give --backend host, --nccl-tests LOG or --runs RUNS.csv");
-  if (*f.backend == "mpi" || *f.backend == "cuda")
-    throw InputError("--backend", "'" + *f.backend + "' is not built in", "give host");
-  if (*f.backend != "host") throw InputError("--backend", "'" + *f.backend + "' is not a backend", "give host");
+  if (!f.backend) throw InputError("--backend", "is missing", "give --backend host or cuda, --nccl-tests LOG or --runs RUNS.csv");
+  if (*f.backend == "mpi") throw InputError("--backend", "'mpi' computes as host does; its collectives are not measured", "give host");
+  if (!cuda && *f.backend != "host") throw InputError("--backend", "'" + printable(*f.backend) + "' is not a backend", "give host or cuda");
+  if (cuda && !f.nccl.cluster) throw InputError("--cluster", "is missing: the costs are for predictions of one cluster's GPU", "name the cluster or GPU that this is, such as dgx-h100");
 }
 
 std::string name_of(const std::string& source, const std::string& generation) {
@@ -126,7 +131,15 @@ int calibrate_command(const CalibrateFlags& f) {
   {
     Progress progress;
     options.progress = [&](const std::string& what) { progress.say("calibrate: " + what); };
-    costs = calibrate_host(options);
+    if (*f.backend == "cuda") {
+      if (!f.nccl.ranks) options.ranks = 1;
+      if (!f.type) options.type = DType::bf16;
+      if (!f.budget) options.seconds_budget = kGpuSeconds;
+      const auto backend = make_cuda_backend({1, options.ranks});
+      costs = calibrate_gpu(options, load_cluster(*f.nccl.cluster).gpu.name, *backend);
+    } else {
+      costs = calibrate_host(options);
+    }
   }
   const std::string text = to_json_text(costs);
   if (f.output) write_file(*f.output, text);
@@ -140,14 +153,14 @@ int calibrate_command(const CalibrateFlags& f) {
 void add_calibrate(const Command& app) {
   auto flags = std::make_shared<CalibrateFlags>();
   const Command command = app.add("calibrate", "costs.json of this machine's kernels, of nccl-tests logs, or fitted to published runs");
-  command.option("--backend", flags->backend, "host", "BACKEND");
-  command.option("--ranks", flags->nccl.ranks, "ranks that work at once, as a run will have; default 2", "N");
-  command.option("--budget", flags->budget, "about how long it may take; default 20s", "SECONDS");
-  command.option("--dtype", flags->type, "of the kernels: fp32 (default), fp64, bf16", "TYPE");
+  command.option("--backend", flags->backend, "host, or cuda: this machine's GPUs", "BACKEND");
+  command.option("--ranks", flags->nccl.ranks, "ranks that work at once, as a run will have; default 2; cuda: GPUs, default 1", "N");
+  command.option("--budget", flags->budget, "about how long it may take; default 20s; cuda: 100s", "SECONDS");
+  command.option("--dtype", flags->type, "of the kernels: fp32 (default), fp64, bf16 (default of cuda)", "TYPE");
   command.option("-o,--output", flags->output, "write the costs here", "FILE");
   command.option("--nccl-tests", flags->nccl.logs, "instead: measured collectives from logs of nccl-tests (--ranks: where they do not say)", "LOG");
   command.option("--ranks-per-node", flags->nccl.ranks_per_node, "of the logs, where they do not say", "N");
-  command.option("--cluster", flags->nccl.cluster, "of the logs; default: a cluster of the GPUs that they name", "C");
+  command.option("--cluster", flags->nccl.cluster, "of the logs (default: a cluster of the GPUs that they name), or that this machine's GPU is of", "C");
   command.option("--costs", flags->nccl.costs, "put the logs' curves into these costs; default: the GPU's datasheet", "FILE");
   command.option("--runs", flags->runs, "instead: fit a few constants per platform to published runs", "RUNS.csv");
   command.flag("--json", flags->json, "print the costs, one JSON object");

@@ -9,6 +9,7 @@
 #include <cmath>
 #include <ctime>
 #include <limits>
+#include <optional>
 #include <vector>
 
 #include "executor/calibrate_ops.h"
@@ -22,11 +23,22 @@ namespace fsdp {
 namespace {
 
 constexpr int kPasses = 3;
-constexpr std::int64_t kCube[] = {40, 80, 160, 320, 640, 1000};  // 1.3e5 .. 2e9 flops
-constexpr std::int64_t kFull[] = {4096,    16384,   65536,    262144,
-                                  1 << 20, 4 << 20, 16 << 20, 64 << 20};  // bytes, as nccl-tests counts
-constexpr std::int64_t kSmall = 1 << 15, kLarge = 1 << 19;                // elements
-constexpr std::int64_t kShortSequence = 64, kLongSequence = 512;
+
+// What is measured. Of a machine whose streams are threads, the threads too.
+struct Range {
+  bool threads = false;
+  std::vector<std::int64_t> cube;            // products of n x n x n
+  std::vector<std::int64_t> full;            // of collectives: bytes, as nccl-tests counts
+  std::int64_t small = 0, large = 0;         // elements
+  std::int64_t short_sequence = 0, long_sequence = 0;
+};
+Range host_range() {
+  return {true, {40, 80, 160, 320, 640, 1000}, {4096, 16384, 65536, 262144, 1 << 20, 4 << 20, 16 << 20, 64 << 20}, 1 << 15, 1 << 19, 64, 512};
+}
+// 3e7 to 1e12 flops; what is large exceeds the second-level cache (50 to 126 MB from A100 to B200) with what is read and written.
+Range gpu_range() {
+  return {false, {256, 512, 1024, 2048, 4096, 8192}, {1 << 16, 1 << 18, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20, 1 << 30}, 1 << 18, 1 << 25, 512, 4096};
+}
 
 struct Benchmark {
   std::string what;
@@ -83,24 +95,40 @@ struct Pair {
   std::size_t small = 0, large = 0;
 };
 
-// The host's own time for one launch: a full stream, so that nobody is woken.
-double host_launch_seconds(Backend& backend) {
+// The host's own time for one launch, into a stream that is busy, so that nobody is woken. Where streams are no threads, of a real kernel.
+double host_launch_seconds(Backend& backend, DType type, bool threads) {
   double best = std::numeric_limits<double>::infinity();
+  constexpr int kLaunches = 500;
+  constexpr std::int64_t kBusy = std::int64_t{1} << 26;  // elements copied first: longer than the launches take
   backend.run([&](Device& device) {
+    std::optional<BenchMemory> memory;
+    if (!threads) {
+      device.reserve_arena(2 * kBusy * size_of(type) + 4096);
+      memory.emplace(device, backend.implementation());
+    }
+    const Issue busy = threads ? Issue() : copy_setup(kBusy, type)(*memory), small = threads ? Issue() : copy_setup(1, type)(*memory);
     for (int trial = 0; trial < 5 && device.rank() == 0; ++trial) {
       device.begin_step();
-      device.launch(0, Stream::compute, {}, [] {
-        const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(5);
-        while (std::chrono::steady_clock::now() < until) {
-        }
-      });
+      std::int32_t op = 0;
+      if (threads)
+        device.launch(op++, Stream::compute, {}, [] {
+          const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(5);
+          while (std::chrono::steady_clock::now() < until) {
+          }
+        });
+      else
+        for (int i = 0; i < 40; ++i) busy(device, op, i);
       const auto begin = std::chrono::steady_clock::now();
-      constexpr int kLaunches = 500;
-      for (std::int32_t i = 1; i <= kLaunches; ++i) {
+      for (int i = 0; i < kLaunches; ++i) {
+        if (!threads) {
+          small(device, op, i);
+          continue;
+        }
         std::vector<KernelArg> args(8);
-        device.launch(i, Stream::compute, {}, [args = std::move(args)] { static_cast<void>(args.size()); });
+        device.launch(op++, Stream::compute, {}, [args = std::move(args)] { static_cast<void>(args.size()); });
       }
       best = std::min(best, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() / kLaunches);
+      device.synchronize();
     }
   });
   return best;
@@ -122,8 +150,9 @@ void check_options(const CalibrateOptions& o) {
 
 class Calibration {
  public:
-  explicit Calibration(const CalibrateOptions& o) : options_(o) {
-    empty_ = suite_.add("empty kernel", empty_setup());
+  Calibration(const CalibrateOptions& o, Range range, std::string platform, Backend& backend)
+      : options_(o), range_(std::move(range)), platform_(std::move(platform)), backend_(backend) {
+    empty_ = suite_.add("empty kernel", range_.threads ? empty_setup() : copy_setup(1, o.type));
     add_products();
     add_kernels();
     add_pairs();
@@ -131,15 +160,16 @@ class Calibration {
   }
 
   Costs run() {
-    const auto backend = make_host_backend({1, options_.ranks});
-    suite_.run(*backend, options_);
+    suite_.run(backend_, options_);
     Costs costs;
-    costs.platform = "host";
-    costs.source = fmt::format("calibrate --backend host, {} ranks, {}, {}, {}", options_.ranks, name(options_.type), backend->environment(), today());
+    costs.platform = platform_;
+    costs.source = fmt::format("calibrate --backend {}, {} rank{}, {}, {}, {}", backend_.name(), options_.ranks, options_.ranks == 1 ? "" : "s",
+                               name(options_.type), backend_.environment(), today());
     costs.kernel_overhead = Seconds(suite_.seconds(empty_));
-    const double launch = options_.clock ? options_.clock("launch", {}) : host_launch_seconds(*backend);
-    costs.host_per_operation = Seconds(std::min(launch, suite_.seconds(empty_)));
-    fill_threads(costs, *backend);
+    const double launch = options_.clock ? options_.clock("launch", {}) : host_launch_seconds(backend_, options_.type, range_.threads);
+    costs.host_per_operation = Seconds(range_.threads ? std::min(launch, suite_.seconds(empty_)) : launch);
+    if (range_.threads) fill_threads(costs);
+    costs.collective_ranks = options_.ranks;
     fill(costs);
     return costs;
   }
@@ -149,8 +179,8 @@ class Calibration {
   static constexpr CollectiveKind kCollectives[] = {CollectiveKind::all_gather, CollectiveKind::reduce_scatter,
                                                     CollectiveKind::all_reduce};
 
-  static std::pair<std::int64_t, std::int64_t> sizes(OpKind kind) {
-    return kind == OpKind::attention ? std::pair{kShortSequence, kLongSequence} : std::pair{kSmall, kLarge};
+  std::pair<std::int64_t, std::int64_t> sizes(OpKind kind) const {
+    return kind == OpKind::attention ? std::pair{range_.short_sequence, range_.long_sequence} : std::pair{range_.small, range_.large};
   }
   static bool benchmarked(OpKind kind, bool backward) {
     if (kind == OpKind::linear || kind == OpKind::expert_linear || kind == OpKind::opaque) return false;  // products have curves
@@ -160,7 +190,7 @@ class Calibration {
   void add_products() {
     static constexpr const char* names[] = {"forward", "backward input", "backward weight"};
     for (std::size_t p = 0; p < 3; ++p)
-      for (const std::int64_t n : kCube)
+      for (const std::int64_t n : range_.cube)
         products_[p].push_back(suite_.add(fmt::format("linear {} {} x {} x {}", names[p], n, n, n),
                                           kernel_setup(linear_case(n, options_.type), kProducts[p], options_.type)));
   }
@@ -182,16 +212,16 @@ class Calibration {
 
   void add_pairs() {
     const DType t = options_.type;
-    copy_ = {suite_.add("copy", copy_setup(kSmall, t)), suite_.add("copy", copy_setup(kLarge, t))};
-    cast_ = {suite_.add("cast", cast_setup(kSmall, t)), suite_.add("cast", cast_setup(kLarge, t))};
-    optimizer_ = {suite_.add("adamw", optimizer_setup(kSmall, t)), suite_.add("adamw", optimizer_setup(kLarge, t))};
-    norm_ = {suite_.add("norm", norm_setup(kSmall, t)), suite_.add("norm", norm_setup(kLarge, t))};
+    copy_ = {suite_.add("copy", copy_setup(range_.small, t)), suite_.add("copy", copy_setup(range_.large, t))};
+    cast_ = {suite_.add("cast", cast_setup(range_.small, t)), suite_.add("cast", cast_setup(range_.large, t))};
+    optimizer_ = {suite_.add("adamw", optimizer_setup(range_.small, t)), suite_.add("adamw", optimizer_setup(range_.large, t))};
+    norm_ = {suite_.add("norm", norm_setup(range_.small, t)), suite_.add("norm", norm_setup(range_.large, t))};
   }
 
   void add_collectives() {
     static constexpr const char* names[] = {"all_gather", "reduce_scatter", "all_reduce"};
     for (std::size_t c = 0; c < 3; ++c)
-      for (const std::int64_t bytes : kFull)
+      for (const std::int64_t bytes : range_.full)
         collectives_[c].push_back(suite_.add(fmt::format("{} {} KiB", names[c], bytes / 1024),
                                              collective_setup(kCollectives[c], bytes, options_.type, options_.ranks)));
   }
@@ -205,21 +235,21 @@ class Calibration {
     const auto work = [&](std::int64_t size) {
       const OpCase c = op_case(kind, size, options_.type);
       if (kind == OpKind::attention) return backward ? backward_flops(c.op, c.work) : forward_flops(c.op, c.work);
-      const OpFacts f = facts(native_implementation(), c.op, c.work);
+      const OpFacts f = facts(backend_.implementation(), c.op, c.work);
       return static_cast<double>(backward ? f.backward_traffic_bytes : f.forward_traffic_bytes);
     };
     const auto [small, large] = sizes(kind);
     return pair_line(p, work(small), work(large), kind == OpKind::attention);
   }
 
-  void fill_threads(Costs& costs, Backend& backend) const {
+  void fill_threads(Costs& costs) const {
     ThreadCosts t;
     if (options_.clock) {
       const auto said = [&](const char* what) { return options_.clock(what, {}); };
       t = {said("wake"), said("wake_beside"), said("collective_beside"), said("skew"), said("skew_share"), said("skew_most")};
     } else {
       if (options_.progress) options_.progress("threads: waking, and waiting for the slowest rank");
-      t = time_threads(backend, options_.type, 0.2 * options_.seconds_budget);
+      t = time_threads(backend_, options_.type, 0.2 * options_.seconds_budget);
     }
     costs.wake = Seconds(t.wake);
     costs.wake_beside = Seconds(t.wake_beside);
@@ -228,13 +258,12 @@ class Calibration {
     costs.skew_share = t.skew_share;
     costs.skew_most = Seconds(t.skew_most);
     costs.cores = load_cluster("host").gpus;
-    costs.collective_ranks = options_.ranks;
   }
 
   void fill(Costs& costs) const {
     for (std::size_t p = 0; p < 3; ++p)
-      for (std::size_t i = 0; i < std::size(kCube); ++i)
-        costs.matmul_curve[p].push_back({2.0 * std::pow(static_cast<double>(kCube[i]), 3), suite_.seconds(products_[p][i])});
+      for (std::size_t i = 0; i < range_.cube.size(); ++i)
+        costs.matmul_curve[p].push_back({2.0 * std::pow(static_cast<double>(range_.cube[i]), 3), suite_.seconds(products_[p][i])});
     costs.kernels.resize(2 * kOpKinds);
     for (int k = 0; k < kOpKinds; ++k)
       for (const bool backward : {false, true})
@@ -243,21 +272,24 @@ class Calibration {
           costs.kernels[i] = kernel_line(kind, backward, kernels_[i]);
         }
     const auto bytes = [&](std::int64_t n, double passes) { return passes * static_cast<double>(n * size_of(options_.type)); };
-    costs.copy = pair_line(copy_, bytes(kSmall, 2), bytes(kLarge, 2));
-    costs.cast = pair_line(cast_, static_cast<double>(cast_bytes(kSmall, options_.type)),
-                           static_cast<double>(cast_bytes(kLarge, options_.type)));
-    costs.optimizer = pair_line(optimizer_, bytes(kSmall, 7), bytes(kLarge, 7));  // reads p, g, m, v; writes p, m, v
-    costs.norm = pair_line(norm_, bytes(kSmall, 1.5), bytes(kLarge, 1.5));        // in turns 1 pass that reads, 2 that scale
+    costs.copy = pair_line(copy_, bytes(range_.small, 2), bytes(range_.large, 2));
+    costs.cast = pair_line(cast_, static_cast<double>(cast_bytes(range_.small, options_.type)),
+                           static_cast<double>(cast_bytes(range_.large, options_.type)));
+    costs.optimizer = pair_line(optimizer_, bytes(range_.small, 7), bytes(range_.large, 7));  // reads p, g, m, v; writes p, m, v
+    costs.norm = pair_line(norm_, bytes(range_.small, 1.5), bytes(range_.large, 1.5));        // in turns 1 pass that reads, 2 that scale
     if (options_.ranks < 2) return;
     std::vector<CurvePoint>* curves[] = {&costs.all_gather, &costs.reduce_scatter, &costs.all_reduce};
     for (std::size_t c = 0; c < 3; ++c)
-      for (std::size_t i = 0; i < std::size(kFull); ++i) {
+      for (std::size_t i = 0; i < range_.full.size(); ++i) {
         const double seconds = suite_.seconds(collectives_[c][i]);
-        curves[c]->push_back({static_cast<double>(kFull[i]), std::max(seconds - suite_.seconds(empty_), seconds * 0.1)});
+        curves[c]->push_back({static_cast<double>(range_.full[i]), std::max(seconds - suite_.seconds(empty_), seconds * 0.1)});
       }
   }
 
   const CalibrateOptions options_;
+  const Range range_;
+  const std::string platform_;
+  Backend& backend_;
   Suite suite_;
   std::size_t empty_ = 0;
   std::vector<std::size_t> products_[3], collectives_[3];
@@ -269,7 +301,14 @@ class Calibration {
 
 Costs calibrate_host(const CalibrateOptions& options) {
   check_options(options);
-  return Calibration(options).run();
+  const auto backend = make_host_backend({1, options.ranks});
+  return Calibration(options, host_range(), "host", *backend).run();
+}
+
+Costs calibrate_gpu(const CalibrateOptions& options, const std::string& platform, Backend& backend) {
+  check_options(options);
+  if (backend.ranks() != options.ranks) throw InputError("--ranks", fmt::format("is {}, the backend has {}", options.ranks, backend.ranks()), "make both the same");
+  return Calibration(options, gpu_range(), platform, backend).run();
 }
 
 }  // namespace fsdp

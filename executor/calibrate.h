@@ -23,4 +23,8 @@ struct CalibrateOptions {
 };
 [[nodiscard]] Costs calibrate_host(const CalibrateOptions&);
 
+// The same of a GPU backend's kernels (`options.ranks` of them; collectives from 2 on), at a GPU's sizes. `platform`: the catalog's name of
+// the GPU, which predictions with these costs must be for. Virtual ranks have no communication worth measuring: give one rank.
+[[nodiscard]] Costs calibrate_gpu(const CalibrateOptions&, const std::string& platform, Backend&);
+
 }  // namespace fsdp

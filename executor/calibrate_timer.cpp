@@ -62,7 +62,11 @@ BufferView BenchMemory::take(std::int64_t elements, DType type) {
     using T = decltype(element);
     std::vector<T> values(static_cast<std::size_t>(elements));
     // As random as activations are: a GPU's power, and with it its clock, depends on the bits.
-    for (std::int64_t i = 0; i < elements; ++i) store(values[static_cast<std::size_t>(i)], static_cast<Math<T>>((i * 7919 % 2048 - 1024) / 65536.0));
+    constexpr std::int64_t kPeriod = 2048;
+    for (std::int64_t i = 0; i < std::min(elements, kPeriod); ++i)
+      store(values[static_cast<std::size_t>(i)], static_cast<Math<T>>(static_cast<double>(i * 7919 % kPeriod - kPeriod / 2) / 65536));
+    for (std::int64_t i = kPeriod; i < elements; i += kPeriod)
+      std::copy_n(values.begin(), std::min(kPeriod, elements - i), values.begin() + i);
     device_.write(view, std::as_bytes(std::span(values)));
   });
   return view;
