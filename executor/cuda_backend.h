@@ -2,9 +2,10 @@
 //
 //   auto backend = make_cuda_backend({1, 8});                          // 8 ranks, threads of this process, a GPU each; NCCL between them
 //   auto backend = make_cuda_backend({1, 8}, {.virtual_ranks = true}); // 8 ranks, threads of this process, all on one GPU
+//   auto backend = make_cuda_backend({1, 512}, {.emulate = EmulatedWorld{plan, cluster, costs}});  // rank 0 of 512
 //
 // A stream of the Program is a stream of the GPU, communication before compute; waits are events; the arena is one allocation.
-// Times of OperationRecords are the GPU's (events), heap is not metered on a GPU, host code in stream order runs as a callback.
+// Times of OperationRecords are the GPU's (events); heap is metered in host code alone, which threads of the host run in stream order.
 // Virtual ranks reduce in the order of the ranks, to the same bits as the host backend; NCCL adds in an order of its own.
 //
 // Where the build found no CUDA toolkit, make_cuda_backend throws an InputError that says how to get it; where there is no GPU or driver,
@@ -14,17 +15,31 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "executor/backend.h"
+#include "models/cluster.h"
+#include "planner/costs.h"
+#include "planner/plan.h"
 
 namespace fsdp {
 
+// One rank of many on one GPU: it computes and holds memory as rank 0 of the plan does; each collective is a kernel that holds as many multiprocessors, for as
+// long, and with as much memory traffic, as the costs say. Proves overlap and memory, never communication time. What other ranks would send is this
+// rank's own part again, so losses mean nothing. The backend calls itself "cuda-emulated".
+struct EmulatedWorld {
+  ShardingPlan plan;
+  ClusterSpec cluster;
+  Costs costs;
+};
+
 struct CudaOptions {
-  BackendOptions run;                        // the watchdog
+  BackendOptions run = {};                   // the watchdog
   bool virtual_ranks = false;                // all ranks on one GPU: real numerics and memory, no real communication
-  std::vector<int> devices;                  // the driver's numbers of the GPUs to use, rank by rank; empty: all that there are
+  std::vector<int> devices = {};             // the driver's numbers of the GPUs to use, rank by rank; empty: all that there are
+  std::optional<EmulatedWorld> emulate = {}; // instead of all ranks
   Memory arena = Memory::device;             // where Memory::device lies. host: pinned, so that host code may touch buffers (tests)
 };
 

@@ -11,6 +11,8 @@ if(FSDP_PLAN_CUDA_FOUND)
   file(GLOB_RECURSE cuda_sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_LIST_DIR}/*.cu)
   add_library(fsdp_cuda STATIC ${cuda_sources})
   target_include_directories(fsdp_cuda PRIVATE ${CMAKE_SOURCE_DIR})
+  # No product may be fused with a sum there, so that virtual ranks get the host backend's bits.
+  set_source_files_properties(${CMAKE_CURRENT_LIST_DIR}/machine/reduce.cu PROPERTIES COMPILE_OPTIONS "-fmad=false")
   set_target_properties(fsdp_cuda PROPERTIES CUDA_RUNTIME_LIBRARY None)  # linked below, once
   # No -Wpedantic: what nvcc hands to the host compiler has line markers of GCC's own kind.
   target_compile_options(fsdp_cuda PRIVATE --Werror=all-warnings -Xcompiler=-Wall,-Wextra,-Werror --expt-relaxed-constexpr

@@ -9,8 +9,11 @@ struct CUstream_st;  // cudaStream_t is a pointer to it; so this header needs no
 
 namespace fsdp::cuda {
 
+struct Libraries;                            // machine/libraries.h
+
 // What the kernels of one rank use beside their buffers. One per rank, used by that rank's host thread alone; its GPU is the current one.
 struct KernelContext {
+  const Libraries* libraries = nullptr;      // cuBLASLt, cuDNN
   int device = 0;                            // the driver's number
   int multiprocessors = 0;                   // of the GPU
   int reserved_multiprocessors = 0;          // of those, what collectives that run at the same time may take: products leave them out

@@ -1,17 +1,254 @@
+// Ranks as threads of this process, on one GPU or on one each.
 #include <cuda_runtime_api.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <map>
+#include <numeric>
+#include <optional>
+#include <system_error>
+#include <thread>
 
 #include "executor/cuda/errors.h"
+#include "executor/cuda/machine/check.h"
+#include "executor/cuda/machine/device.h"
+#include "executor/cuda/placement.h"
+#include "executor/cuda/rank_reduction.h"
 #include "executor/cuda_backend.h"
+#include "executor/host/processor.h"
+#include "executor/signals.h"
 #include "models/error.h"
+#include "models/units.h"
 
 namespace fsdp {
+namespace {
 
-std::unique_ptr<Backend> make_cuda_backend(MeshShape, const CudaOptions&) { throw MachineError("no NVIDIA GPU or driver here: " + why_no_cuda()); }
+using cuda::Clock;
+using cuda::CudaDevice;
 
-std::string why_no_cuda() {
+constexpr std::int64_t kMostVirtual = cuda::kMostInputs, kMostEmulated = 1 << 20;
+
+// What one run needs of the backend.
+struct World {
+  MeshShape mesh;
+  CudaOptions options;
+  std::vector<std::int64_t> local;           // ranks of this process
+  std::vector<int> gpus;                     // of those
+  std::shared_ptr<const cuda::Libraries> libraries;
+  Clock::time_point epoch;
+  [[nodiscard]] std::int64_t ranks() const { return mesh.replicate * mesh.shard; }
+};
+
+cuda::PlayedTime played_time(const EmulatedWorld& world) {
+  return [world](const host::Post& p, Comm comm, std::int64_t members) {
+    CollectiveCall call = comm.kind == Communicator::reshard ? reshard_shape(comm.size, world.plan, world.cluster) : call_shape(comm.kind, world.plan, world.cluster);
+    call.kind = p.action == host::CollectiveAction::all_gather       ? CollectiveKind::all_gather
+                : p.action == host::CollectiveAction::reduce_scatter ? CollectiveKind::reduce_scatter
+                                                                     : CollectiveKind::all_reduce;
+    const bool in_slots = p.action == host::CollectiveAction::all_gather || p.action == host::CollectiveAction::reduce_scatter;
+    call.bytes = Bytes((in_slots ? p.slot_begin(members) : p.elements) * size_of(p.type));
+    return cuda::play(collective_demand(call, world.cluster, world.costs), world.cluster.gpu.sms, world.cluster.gpu.memory_bandwidth.count());
+  };
+}
+
+// One call of Backend::run.
+struct CudaRun {
+  std::shared_ptr<host::RunControl> control = std::make_shared<host::RunControl>();
+  std::function<void(Device&)> body;
+  std::vector<std::unique_ptr<CudaDevice>> devices;
+  std::vector<std::thread> ranks;
+
+  void make_devices(const World& world, std::span<const std::int64_t> reshard) {
+    const auto mailbox = world.options.emulate ? nullptr : std::make_shared<host::Mailbox>(world.ranks(), control);
+    const auto shared = std::make_shared<std::map<std::pair<std::size_t, std::int64_t>, std::shared_ptr<cuda::VirtualRanks>>>();
+    const bool together = world.options.virtual_ranks;
+    const auto nccl = world.libraries->nccl;
+    const auto id = together || world.options.emulate || world.ranks() == 1 ? cuda::NcclIdBytes{} : cuda::make_nccl_id(*nccl);
+    for (std::size_t i = 0; i < world.local.size(); ++i) {
+      const std::int64_t rank = world.local[i];
+      std::vector<host::Membership> memberships = host::memberships(world.mesh, reshard, rank);
+      for (std::size_t m = 0; m < memberships.size(); ++m)  // shared by its members: known by its place and its first rank
+        if (auto& group = (*shared)[{m, memberships[m].ranks.front()}]; !group && (together || memberships[m].ranks.size() == 1))
+          group = std::make_shared<cuda::VirtualRanks>(memberships[m].ranks);
+      cuda::DeviceSetup setup{rank, world.ranks(), world.gpus[i], world.options.arena, control, world.epoch, world.libraries, mailbox, {}};
+      setup.connect = [=, control = control, ranks = world.ranks(), emulate = world.options.emulate](std::unique_ptr<cuda::NcclWorld>& joined) {
+        std::vector<cuda::GpuLink> links;
+        if (!id.empty()) joined = cuda::join_nccl_world(nccl, id, rank, ranks, control);
+        for (std::size_t m = 0; m < memberships.size(); ++m) {
+          const host::Membership& membership = memberships[m];
+          if (emulate) links.push_back({membership.comm, cuda::make_emulated_group(membership, rank, played_time(*emulate))});
+          else if (together || membership.ranks.size() == 1)
+            links.push_back({membership.comm, cuda::make_virtual_group(shared->at({m, membership.ranks.front()}), rank, control)});
+          else links.push_back({membership.comm, joined->split(membership)});
+        }
+        return links;
+      };
+      devices.push_back(std::make_unique<CudaDevice>(std::move(setup)));
+    }
+  }
+
+  void start() {
+    for (const auto& device : devices) {
+      control->thread_starts();
+      try {
+        ranks.emplace_back([this, d = device.get()] {
+          d->run_body(body);
+          control->thread_ends();
+        });
+      } catch (const std::system_error& e) {
+        control->thread_ends();
+        control->fail(device->rank(), -1, fmt::format("rank {}: this machine has no thread for it ({})", device->rank(), e.what()));
+        return;
+      }
+    }
+  }
+
+  void blame_somebody(double seconds) const {
+    std::vector<host::Doing> doing;
+    for (const auto& device : devices) doing.push_back(device->doing());
+    const auto worst = std::max_element(doing.begin(), doing.end(), [](const auto& a, const auto& b) { return a.blame < b.blame; });
+    const std::int64_t rank = devices[static_cast<std::size_t>(worst - doing.begin())]->rank();
+    control->fail(rank, worst->op, fmt::format("no rank has made progress for {:.2g} s: rank {} {}", seconds, rank, worst->what));
+  }
+
+  // True: every thread has ended. False: the run failed and some thread did not end within `grace`.
+  bool watch(double watchdog_seconds) {
+    constexpr auto poll = std::chrono::milliseconds(20);
+    constexpr auto grace = std::chrono::seconds(6);
+    std::uint64_t seen = control->progress();
+    auto moved = Clock::now();
+    std::optional<Clock::time_point> failed;
+    while (!control->wait_for_end(poll)) {
+      if (control->failed()) {
+        if (!failed) failed = Clock::now();
+        if (Clock::now() - *failed > grace) return false;
+      } else if (const std::uint64_t progress = control->progress(); progress != seen) {
+        seen = progress;
+        moved = Clock::now();
+      } else if (const double still = std::chrono::duration<double>(Clock::now() - moved).count(); still > watchdog_seconds) {
+        blame_somebody(still);
+      }
+      if (const int signal = noted_signal(); signal != 0 && !control->failed()) {
+        const host::Doing doing = devices.front()->doing();
+        control->fail(devices.front()->rank(), doing.op, fmt::format("interrupted by {}; rank {} {}", signal_name(signal), devices.front()->rank(), doing.what));
+      }
+    }
+    return true;
+  }
+
+  // False: threads or the GPU still use what this run holds.
+  [[nodiscard]] bool finish(bool all_ended) {
+    for (std::thread& t : ranks) {
+      if (all_ended) t.join();
+      else t.detach();
+    }
+    bool idle = all_ended;
+    for (const auto& device : devices) {
+      if (all_ended) device->join();
+      else device->leave();
+      idle = idle && device->idle();
+    }
+    return idle;
+  }
+};
+
+std::string gpu_name(int gpu) {
+  cudaDeviceProp p{};
+  cuda::check(cudaGetDeviceProperties(&p, gpu), -1, "asking a GPU for its name");
+  return fmt::format("{} ({}, {} multiprocessors, sm_{}{})", p.name, human(Bytes(static_cast<std::int64_t>(p.totalGlobalMem))), p.multiProcessorCount, p.major, p.minor);
+}
+
+class CudaBackend final : public Backend {
+ public:
+  explicit CudaBackend(World world) : world_(std::move(world)), environment_(describe()) {}
+  [[nodiscard]] std::string name() const override { return world_.options.emulate ? "cuda-emulated" : "cuda"; }
+  [[nodiscard]] std::string environment() const override { return environment_; }
+  [[nodiscard]] const Implementation& implementation() const override { return native_implementation(); }
+  [[nodiscard]] std::int64_t ranks() const override { return world_.ranks(); }
+  [[nodiscard]] MeshShape mesh() const override { return world_.mesh; }
+  [[nodiscard]] std::vector<std::int64_t> local_ranks() const override { return world_.local; }
+
+  void run(const std::function<void(Device&)>& body, std::span<const std::int64_t> reshard) override {
+    auto run = std::make_unique<CudaRun>();
+    run->body = body;
+    run->make_devices(world_, reshard);
+    run->start();
+    const bool idle = run->finish(run->watch(world_.options.run.watchdog_seconds));
+    const auto control = run->control;
+    if (!idle) (void)run.release();          // kept until the process ends: threads or the GPU may still use it
+    run.reset();
+    control->throw_if_failed();
+  }
+
+ private:
+  [[nodiscard]] std::string describe() const {
+    int driver = 0, runtime = 0;
+    cuda::check(cudaDriverGetVersion(&driver), -1, "asking for the driver's version");
+    cuda::check(cudaRuntimeGetVersion(&runtime), -1, "asking for the runtime's version");
+    std::vector<std::string> names;
+    for (const int gpu : world_.gpus)
+      if (const std::string n = gpu_name(gpu); std::find(names.begin(), names.end(), n) == names.end()) names.push_back(n);
+    const std::string how = world_.options.emulate         ? fmt::format("one rank of an emulated world of {}: collectives are played, nothing is communicated", world_.ranks())
+                            : world_.options.virtual_ranks ? fmt::format("{} virtual ranks on one GPU", world_.ranks())
+                                                           : fmt::format("{} GPU{}", world_.gpus.size(), world_.gpus.size() == 1 ? "" : "s");
+    const cuda::Version d = cuda::cuda_version(driver), r = cuda::cuda_version(runtime);
+    return fmt::format("{}; {}; driver for CUDA {}.{}, runtime {}.{}; {}; {}", fmt::join(names, ", "), how, d.major, d.minor, r.major, r.minor,
+                       cuda::describe(*world_.libraries), host::host_description());
+  }
+
+  World world_;
+  std::string environment_;
+};
+
+// Before the driver's first call: with few queues, streams of several ranks would wait for each other in one. A value that is set stays.
+void want_queues() { (void)::setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0); }
+
+int count_gpus(std::string& why) {
+  want_queues();
   int count = 0;
   const cudaError_t error = cudaGetDeviceCount(&count);
-  return error == cudaSuccess && count > 0 ? "" : cuda::refusal(-1, "asking the driver for GPUs", cudaGetErrorName(error), cudaGetErrorString(error));
+  if (error == cudaSuccess && count > 0) return count;
+  (void)cudaGetLastError();
+  const cudaError_t said = error == cudaSuccess ? cudaErrorNoDevice : error;
+  why = "no NVIDIA GPU or driver here: " + cuda::refusal(-1, "asking the driver for GPUs", cudaGetErrorName(said), cudaGetErrorString(said));
+  return 0;
+}
+
+void check_options(MeshShape mesh, const CudaOptions& options) {
+  if (!(options.run.watchdog_seconds > 0)) throw InputError("watchdog_seconds", "must be positive");
+  const std::int64_t most = options.emulate ? kMostEmulated : kMostVirtual;
+  if (mesh.replicate < 1 || mesh.shard < 1 || checked_mul(mesh.replicate, mesh.shard, "mesh") > most)
+    throw InputError("mesh", fmt::format("{} x {} ranks cannot run on the cuda backend", mesh.replicate, mesh.shard), fmt::format("use 1 to {} ranks", most));
+  if (options.virtual_ranks && options.emulate)
+    throw InputError("--virtual-ranks", "has no meaning with --emulate-world", "give one of them");
+}
+
+}  // namespace
+
+std::unique_ptr<Backend> make_cuda_backend(MeshShape mesh, const CudaOptions& options) {
+  check_options(mesh, options);
+  std::string why;
+  const int present = count_gpus(why);
+  if (present == 0) throw MachineError(why);
+  World world{mesh, options, {}, {}, nullptr, Clock::now()};
+  world.local.resize(options.emulate ? 1 : static_cast<std::size_t>(world.ranks()));
+  std::iota(world.local.begin(), world.local.end(), 0);
+  world.gpus = cuda::place_ranks(static_cast<std::int64_t>(world.local.size()), present, options.devices, options.virtual_ranks);
+  for (const int gpu : world.gpus) {         // contexts are made here, where nobody watches how long it takes
+    cuda::check(cudaSetDevice(gpu), -1, fmt::format("using GPU {}", gpu));
+    cuda::check(cudaFree(nullptr), -1, fmt::format("starting GPU {}", gpu));
+  }
+  world.libraries = cuda::find_libraries();
+  if (world.local.size() > 1 && !options.virtual_ranks && !world.libraries->nccl)
+    throw InputError("--backend cuda", "ranks on several GPUs need NCCL: " + world.libraries->why_no_nccl,
+                     "install libnccl2 or the Python package nvidia-nccl-cu13, name the toolkit with CUDA_HOME, or put all ranks on one GPU with --virtual-ranks");
+  return std::make_unique<CudaBackend>(std::move(world));
+}
+
+std::string why_no_cuda() {
+  std::string why;
+  return count_gpus(why) > 0 ? std::string() : why;
 }
 
 }  // namespace fsdp
