@@ -90,7 +90,7 @@ std::vector<std::string> candidates(const std::vector<std::string>& files, const
 Library Library::open(const std::vector<std::string>& candidates) {
   Library result;
   for (const std::string& name : candidates) {
-    if (void* handle = ::dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL); handle != nullptr) {
+    if (void* handle = ::dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE); handle != nullptr) {
       result.handle_ = std::shared_ptr<void>(handle, [](void* h) { ::dlclose(h); });
       result.path_ = name;
       result.why_.clear();

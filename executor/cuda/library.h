@@ -33,7 +33,7 @@ struct Surroundings {
 // their order ("libcublasLt.so.13", "libcublasLt.so.12"). Paths that do not exist are left out.
 [[nodiscard]] std::vector<std::string> candidates(const std::vector<std::string>& files, const Surroundings&);
 
-// A shared library, closed with the last copy.
+// A shared library. Once loaded it stays until the process ends: NCCL's threads (one is begun by ncclGetUniqueId) outlive their use.
 class Library {
  public:
   Library() = default;
