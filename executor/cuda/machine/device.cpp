@@ -143,6 +143,14 @@ std::span<const std::byte> CudaDevice::bytes_of(BufferView view, std::vector<std
   return {copy.data(), n};
 }
 
+void CudaDevice::write(BufferView to, std::span<const std::byte> from) {
+  if (static_cast<std::int64_t>(from.size()) > to.bytes)
+    throw MachineError(fmt::format("rank {}: {} bytes written to a buffer of {}", s_.rank, from.size(), to.bytes));
+  if (from.empty()) return;
+  check(cudaMemcpyAsync(to.data, from.data(), from.size(), cudaMemcpyDefault, reads_), s_.rank, "writing a buffer");
+  check(cudaStreamSynchronize(reads_), s_.rank, "writing a buffer");
+}
+
 std::vector<std::string> CudaDevice::exchange(const std::string& mine) {
   if (!s_.mailbox) return std::vector<std::string>(static_cast<std::size_t>(s_.ranks), mine);
   journal_.host.store(host::Journal::waiting);

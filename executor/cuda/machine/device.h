@@ -63,6 +63,7 @@ class CudaDevice final : public Device {
   void synchronize() override;
   [[nodiscard]] std::vector<OperationRecord> records() const override;
   [[nodiscard]] std::span<const std::byte> bytes_of(BufferView, std::vector<std::byte>& copy) const override;
+  void write(BufferView to, std::span<const std::byte> from) override;
   [[nodiscard]] std::vector<std::string> exchange(const std::string& mine) override;
 
   // For the backend: the rank's own thread; how it ends, and what it does when nothing moves any more.
