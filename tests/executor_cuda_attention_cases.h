@@ -10,7 +10,7 @@
 // Then, to first order, with a result rounded once to u of its size (of what was there too, if it is added to):
 //   o_i   (u + e) sum_j p_ij |v_j|        dv_j  (u + e) sum_i p_ij |do_i|
 //   dq_i  sum_j (error of ds_ij) |k_j| / sqrt(dim)     dk_j  sum_i (error of ds_ij) |q_i| / sqrt(dim)
-// fp16 has least numbers of 2^-24: half of that is added to each rounded probability and gradient of scores.
+// fp16 has least numbers of 2^-24: half of that is added wherever something is rounded to it.
 #pragma once
 
 #include <doctest/doctest.h>
@@ -115,11 +115,11 @@ class AttentionProblem {
     for (std::int64_t s = 0; s < c_.sequences; ++s)
       for (std::int64_t h = 0; h < c_.heads; ++h) bound_head(s, h);
     const double u = rounding();
-    for (std::size_t i = 0; i < out_.value.size(); ++i) out_.bound[i] += u * std::abs(out_.value[i]);
+    for (std::size_t i = 0; i < out_.value.size(); ++i) out_.bound[i] += u * std::abs(out_.value[i]) + least();
     for (std::size_t g = 0; g < gradients.size(); ++g)
       for (std::size_t i = 0; i < gradients[g].value.size(); ++i) {
         if (c_.accumulate) gradients[g].value[i] += before[g][i];
-        gradients[g].bound[i] += u * std::abs(gradients[g].value[i]);
+        gradients[g].bound[i] += u * std::abs(gradients[g].value[i]) + least();
       }
   }
 

@@ -18,7 +18,8 @@ struct Emulator {
 
   template <class Argument>
   void operator()(void (*kernel)(Argument), dim3 grid, int threads, int shared_bytes, const Argument& argument) const {
-    emulation::emulate(grid, {static_cast<unsigned>(threads)}, static_cast<std::size_t>(shared_bytes), [&] { kernel(argument); }, seed);
+    const dim3 block{static_cast<unsigned>(threads)};
+    emulation::emulate(grid, block, static_cast<std::size_t>(shared_bytes), [&] { kernel(argument); }, seed);
   }
 };
 
