@@ -16,6 +16,7 @@
 #include "cli/files.h"
 #include "cli/options.h"
 #include "cli/report.h"
+#include "cli/run_backend.h"
 #include "cli/train_log.h"
 #include "cli/training.h"
 #include "executor/machine.h"
@@ -33,7 +34,8 @@ namespace {
 
 struct RunFlags {
   Flags shared;  // --plan and --model only
-  Text backend, steps, warmup, until_noise, max_steps, watchdog, output, trace, prediction;
+  BackendFlags machine;
+  Text steps, warmup, until_noise, max_steps, watchdog, output, trace, prediction;
   bool json = false;
   TrainingFlags training;
   CheckpointFlags checkpoints;
@@ -52,10 +54,8 @@ std::int64_t launched_processes() {
 void check_flags(const RunFlags& f) {
   if (!f.shared.plan) throw InputError("--plan", "is missing", "make one with `fsdp-plan plan ... -o plan.json`");
   if (!f.shared.model) throw InputError("--model", "is missing", "give the model that the plan was made for");
-  if (!f.backend) throw InputError("--backend", "is missing", "give --backend host or mpi");
-  if (*f.backend == "cuda") throw InputError("--backend", "'cuda' is not built in", "give host or mpi");
-  if (*f.backend != "host" && *f.backend != "mpi") throw InputError("--backend", "'" + *f.backend + "' is not a backend", "give host or mpi");
-  if (const std::int64_t started = launched_processes(); *f.backend == "host" && started > 1)
+  check_backend_flags(f.machine);
+  if (const std::int64_t started = launched_processes(); *f.machine.backend == "host" && started > 1)
     throw InputError("--backend", fmt::format("host: this is one of {} processes that a launcher started, and each would run all ranks", started),
                      "give --backend mpi, or start it without the launcher");
   check_training_flags(f.training, f.output);
@@ -123,8 +123,7 @@ RunResult execute(const RunFlags& f, const ModelGraph& model, const ShardingPlan
   const TrainingSetup training = apply_training_flags(f.training, model, plan, options);
   std::optional<TrainLog> log;
   if (f.training.log && reports) log.emplace(*f.training.log, "--log");
-  const MeshShape mesh{plan.replicate(), plan.shard()};
-  const auto backend = *f.backend == "mpi" ? make_mpi_backend(mesh, backend_options) : make_host_backend(mesh, backend_options);
+  const auto backend = make_backend(f.machine, *f.shared.model, plan, backend_options);
   Progress progress;
   options.progress = [&](const StepReport& s) {
     if (s.done == 1)  // not before: a run that is refused says one sentence
@@ -145,7 +144,7 @@ RunResult execute(const RunFlags& f, const ModelGraph& model, const ShardingPlan
     return run(model, plan, cluster, *backend, options);
   } catch (const RankFailure& e) {
     rethrow_damage(checkpoints);
-    if (*f.backend != "host") throw;
+    if (*f.machine.backend == "mpi") throw;
     // A thread that could not be ended may be left, and what libraries do at exit would wait for it.
     std::fprintf(stderr, "fsdp-plan: %s\n", e.what());
     std::fflush(nullptr);
@@ -176,7 +175,7 @@ int run_here(const RunFlags& f, const Launch* others) {
     check_prediction(*prediction, model, plan, *f.prediction);
   }
   const ClusterSpec cluster = load_cluster("host", plan.ranks());
-  check_memory(model, plan, cluster, *f.shared.plan, others);
+  if (*f.machine.backend != "cuda") check_memory(model, plan, cluster, *f.shared.plan, others);
   std::int64_t before = 0;  // steps of training
   const RunResult result = execute(f, model, plan, cluster, reports, before);
   if (!reports) return kDone;
@@ -220,7 +219,7 @@ int run_among_others(const RunFlags& f) {
 
 int run_command(const RunFlags& f) {
   check_flags(f);
-  return *f.backend == "mpi" ? run_among_others(f) : run_here(f, nullptr);
+  return *f.machine.backend == "mpi" ? run_among_others(f) : run_here(f, nullptr);
 }
 
 }  // namespace
@@ -230,7 +229,7 @@ void add_run(const Command& app) {
   const Command command = app.add("run", "execute a plan: real training steps, measured by instruments");
   command.option("--plan", flags->shared.plan, "plan.json", "FILE");
   command.option("--model", flags->shared.model, "the model that the plan was made for");
-  command.option("--backend", flags->backend, "host: ranks are threads of this process; mpi: processes that mpirun or srun started", "BACKEND");
+  add_backend_flags(command, flags->machine);
   command.option("--steps", flags->steps, "measured steps of training; default 5", "N");
   command.option("--warmup", flags->warmup, "steps of training before those, not measured; default 2; with --until-noise at least", "N");
   command.option("--until-noise", flags->until_noise, "instead of --steps: until the median step is known this well, as 2%", "PERCENT");

@@ -1,0 +1,68 @@
+#include "cli/run_backend.h"
+
+#include <fmt/format.h>
+
+#include "executor/cuda_backend.h"
+#include "executor/mpi_backend.h"
+
+namespace fsdp::cli {
+namespace {
+
+// "0,2,3"
+std::vector<int> parse_devices(const std::string& text) {
+  std::vector<int> devices;
+  for (std::size_t at = 0; at <= text.size();) {
+    const std::size_t end = std::min(text.find(',', at), text.size());
+    devices.push_back(static_cast<int>(parse_count(text.substr(at, end - at), "--devices", 0, 1023)));
+    at = end + 1;
+  }
+  return devices;
+}
+
+}  // namespace
+
+void add_backend_flags(const Command& command, BackendFlags& f) {
+  command.option("--backend", f.backend,
+                 "host: ranks are threads of this process; mpi: processes that mpirun or srun started; cuda: threads, on NVIDIA GPUs", "BACKEND");
+  command.option("--devices", f.devices, "cuda: GPUs to use, rank by rank, as 0,2,3; default all", "LIST");
+  command.flag("--virtual-ranks", f.virtual_ranks, "cuda: all ranks on one GPU: real numerics and memory, no real communication");
+  command.option("--emulate-world", f.emulate_world, "cuda: rank 0 of the plan's N on one GPU, its collectives played as long as the costs say", "N");
+  command.option("--cluster", f.emulated.cluster, "of --emulate-world: what is emulated", "CLUSTER");
+  command.option("--costs", f.emulated.costs, "of --emulate-world: costs.json; default the cluster's datasheet", "FILE");
+}
+
+void check_backend_flags(const BackendFlags& f) {
+  if (!f.backend) throw InputError("--backend", "is missing", "give --backend host, mpi or cuda");
+  if (*f.backend != "host" && *f.backend != "mpi" && *f.backend != "cuda")
+    throw InputError("--backend", "'" + *f.backend + "' is not a backend", "give host, mpi or cuda");
+  const bool cuda = *f.backend == "cuda";
+  for (const auto& [given, flag] : {std::pair{f.virtual_ranks, "--virtual-ranks"}, {f.devices.has_value(), "--devices"}, {f.emulate_world.has_value(), "--emulate-world"}})
+    if (given && !cuda) throw InputError(flag, "has no meaning with --backend " + *f.backend, "give --backend cuda");
+  for (const auto& [given, flag] : {std::pair{f.emulated.cluster.has_value(), "--cluster"}, {f.emulated.costs.has_value(), "--costs"}})
+    if (given && !f.emulate_world) throw InputError(flag, "has no meaning without --emulate-world", "leave it out: what runs here is measured, not predicted");
+  if (f.emulate_world && !f.emulated.cluster) throw InputError("--cluster", "is missing", "name the cluster whose collectives --emulate-world plays");
+  if (f.emulate_world && f.virtual_ranks) throw InputError("--virtual-ranks", "has no meaning with --emulate-world", "give one of them");
+  if (f.devices) (void)parse_devices(*f.devices);
+  if (!cuda) return;
+  if (const std::string why = why_no_cuda(); !why.empty()) (void)make_cuda_backend({1, 1});  // says so
+}
+
+std::unique_ptr<Backend> make_backend(const BackendFlags& f, const std::string& model, const ShardingPlan& plan, const BackendOptions& options) {
+  const MeshShape mesh{plan.replicate(), plan.shard()};
+  if (*f.backend == "mpi") return make_mpi_backend(mesh, options);
+  if (*f.backend == "host") return make_host_backend(mesh, options);
+  CudaOptions cuda{.run = options, .virtual_ranks = f.virtual_ranks};
+  if (f.devices) cuda.devices = parse_devices(*f.devices);
+  if (f.emulate_world) {
+    if (const std::int64_t n = parse_count(*f.emulate_world, "--emulate-world", 1, 1 << 20); n != plan.ranks())
+      throw InputError("--emulate-world", fmt::format("the plan is for {} ranks, not {}", plan.ranks(), n), "give the plan's, or plan for as many GPUs");
+    Flags flags = f.emulated;
+    flags.model = model;
+    const Setup setup = resolve_setup(flags, &plan);
+    if (setup.cluster.host) throw InputError("--cluster", "'host' has no GPUs", "name a cluster of GPUs, such as dgx-h100");
+    cuda.emulate = EmulatedWorld{plan, setup.cluster, setup.costs};
+  }
+  return make_cuda_backend(mesh, cuda);
+}
+
+}  // namespace fsdp::cli

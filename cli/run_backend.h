@@ -1,0 +1,23 @@
+// Which machine `run` runs on: --backend and what belongs to it.
+#pragma once
+
+#include <memory>
+
+#include "cli/options.h"
+#include "executor/backend.h"
+
+namespace fsdp::cli {
+
+struct BackendFlags {
+  Text backend, devices, emulate_world;
+  bool virtual_ranks = false;
+  Flags emulated;                            // --cluster and --costs of --emulate-world
+};
+void add_backend_flags(const Command&, BackendFlags&);
+
+// Throws for what cannot be, before anything is read: a backend that is unknown or not built in (InputError), cuda without a GPU (MachineError).
+void check_backend_flags(const BackendFlags&);
+
+[[nodiscard]] std::unique_ptr<Backend> make_backend(const BackendFlags&, const std::string& model, const ShardingPlan&, const BackendOptions&);
+
+}  // namespace fsdp::cli
