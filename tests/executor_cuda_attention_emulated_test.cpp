@@ -54,6 +54,7 @@ TEST_CASE("sizes that no kernel takes are refused") {
   };
   refused({.sequences = 1, .length = 4, .heads = 1, .kv_heads = 1, .dim = 257});
   refused({.sequences = 1, .length = 4, .heads = 3, .kv_heads = 2, .dim = 64});
+  refused({.sequences = 1, .length = (1 << 24) + 1, .heads = 1, .kv_heads = 1, .dim = 64});
   refused({.sequences = 1, .length = 0, .heads = 1, .kv_heads = 1, .dim = 64});
   refused({.sequences = 1, .length = 4, .heads = 1, .kv_heads = 1, .dim = 64, .window = 2, .causal = false});
 }

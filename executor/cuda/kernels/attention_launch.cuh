@@ -25,7 +25,7 @@ inline void check_attention(const AttentionSizes& z) {
   if (!z.causal && z.window > 0) fail("a window without a causal mask is not defined");
   if (z.dim > kMostAttentionDim) fail("head_dim " + std::to_string(z.dim) + " is above " + std::to_string(kMostAttentionDim));
   if (z.sequences > 65535 || z.heads > 65535) fail("more than 65535 sequences or heads");
-  if (z.length > (1 << 30)) fail("sequences of more than 2^30 tokens");
+  if (z.length > (1 << 24)) fail("sequences of more than 2^24 tokens");  // indices of tokens and tiles stay within 32 bits
 }
 
 // A window that no sequence reaches is none: then no index of a token plus a window exceeds 32 bits.
