@@ -1,0 +1,154 @@
+// The cuda backend on a CUDA runtime of our own (runtime.cpp): the conformance suite with virtual ranks, whole training runs that equal the host backend's
+// bit by bit, and one rank of an emulated world.
+#include <thread>
+
+#include "executor/cuda_backend.h"
+#include "executor_conformance.h"
+#include "executor_run_support.h"
+#include "models/cluster.h"
+#include "simulator/memory.h"
+#include "small_models.h"
+
+namespace fsdp::conformance {
+
+const Subject& subject() {
+  static const Subject cuda{"cuda on the host", 0, [](MeshShape mesh, const BackendOptions& options) {
+                              return make_cuda_backend(mesh, {.run = options, .virtual_ranks = true, .arena = Memory::host});
+                            }};
+  return cuda;
+}
+
+}  // namespace fsdp::conformance
+
+using namespace fsdp;
+using namespace fsdp::testing;
+using namespace fsdp::conformance;
+
+namespace {
+
+bool same_bits(const std::vector<NamedTensor>& a, const std::vector<NamedTensor>& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const NamedTensor& x, const NamedTensor& y) {
+    return x.name == y.name && x.values.size() == y.values.size() && std::memcmp(x.values.data(), y.values.data(), x.values.size() * sizeof(double)) == 0;
+  });
+}
+
+RunResult on_cuda(const ModelGraph& model, const ShardingPlan& plan, Memory arena) {
+  const auto backend = make_cuda_backend({plan.replicate(), plan.shard()}, {.virtual_ranks = true, .arena = arena});
+  return run(model, plan, load_cluster("host", plan.ranks()), *backend, five_steps());
+}
+
+void check_equals_host(const ModelGraph& model, PlanWords words, Memory arena) {
+  const ShardingPlan plan = make_plan(model, words);
+  const RunResult mine = on_cuda(model, plan, arena), host = execute(model, plan, five_steps());
+  CHECK(mine.measurement.losses == host.measurement.losses);
+  CHECK(mine.measurement.losses.size() == 5);
+  CHECK(same_bits(mine.parameters, host.parameters));
+  CHECK(same_bits(mine.first_gradients, host.first_gradients));
+  for (std::size_t r = 0; r < mine.measurement.ranks.size(); ++r) {
+    const RankMeasurement &a = mine.measurement.ranks[r], &b = host.measurement.ranks[r];
+    CHECK(a.order == b.order);
+    CHECK(a.steady_step == b.steady_step);
+    CHECK(a.wire_bytes == b.wire_bytes);
+    CHECK(a.undeclared_bytes == 0);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("a run with virtual ranks equals the host backend's, bit by bit") {
+  const ModelGraph model = small_llama({.layers = 3, .vocab = 37, .hidden = 20, .inner = 30, .heads = 5, .kv_heads = 1});
+  for (const Memory arena : {Memory::host, Memory::device}) {
+    check_equals_host(model, {.shard = 1, .micro_batches = {1}}, arena);
+    check_equals_host(model, {.shard = 3, .micro_batches = {1, 2}, .clip_norm = 0.05}, arena);
+    check_equals_host(model, {.shard = 2, .replicate = 2, .compute = DType::bf16, .forward_prefetch = 1, .backward_prefetch = 2}, arena);
+    check_equals_host(model, {.replicate = 2, .micro_batches = {1, 2}, .dialect = Dialect::ddp}, arena);
+  }
+}
+
+TEST_CASE("one rank of an emulated world runs its plan alone, and says that it is emulated") {
+  const ModelGraph model = small_llama({.layers = 2, .vocab = 37, .hidden = 20, .inner = 30, .heads = 5, .kv_heads = 1});
+  const ShardingPlan plan = make_plan(model, {.shard = 8, .micro_batches = {1}});
+  const ClusterSpec cluster = load_cluster("dgx-h100", 8);
+  const auto backend = make_cuda_backend({1, 8}, {.emulate = EmulatedWorld{plan, cluster, default_costs(cluster)}});
+  CHECK(backend->name() == "cuda-emulated");
+  CHECK(backend->local_ranks() == std::vector<std::int64_t>{0});
+  CHECK(backend->environment().find("emulated world of 8") != std::string::npos);
+  RunOptions options;
+  options.steps = 2;
+  const RunResult result = run(model, plan, cluster, *backend, options);
+  const Program program = lower(model, plan, native_implementation(), 0);
+  CHECK(result.measurement.backend == "cuda-emulated");
+  CHECK(result.measurement.ranks.front().steady_step == replay_memory(program).steady_step);
+  CHECK(result.measurement.ranks.front().order == order_labels(program.steady_step, program, plan, model));
+  // Each collective took at least the time that the costs say: the sum over the step's is known from them.
+  const std::vector<Demand> demands = demands_of(program.steady_step, program, {model, plan, native_implementation(), cluster, default_costs(cluster)});
+  double least = 0, took = 0;
+  for (std::size_t i = 0; i < demands.size(); ++i) {
+    const Operation& op = program.steady_step.ops[i];
+    if (op.action != Action::all_gather && op.action != Action::reduce_scatter) continue;
+    least += demands[i].alone.count();
+    const auto span = result.measurement.ranks.front().timeline.spans[i];
+    took += span.end - span.start;
+  }
+  CHECK(least > 0);
+  CHECK(took >= 0.99 * least);
+}
+
+TEST_CASE("a failing rank, and a host function that throws, end all ranks; the next run works") {
+  for (int trial = 0; trial < 3; ++trial) {
+    const Failure f = failure_of({1, 3}, [&](Device& dev) {
+      dev.reserve_arena(1 << 16);
+      dev.begin_step();
+      const BufferView b = dev.allocate(G, 0, 4096);
+      for (std::int32_t op = 0; op < 20; ++op) {
+        if (op == 5 + trial && dev.rank() == trial) throw InputError("here", "no more");
+        dev.all_gather(op, G, Communicator::shard, {}, b, 64, DType::f32);
+      }
+    });
+    CHECK_MESSAGE(f.says("no more"), f.what);
+    CHECK(f.rank == trial);
+    CHECK(failure_of({1, 3}, [](Device&) {}).what.empty());
+  }
+  const Failure f = failure_of({1, 2}, [](Device& dev) {
+    dev.reserve_arena(4096);
+    dev.begin_step();
+    const BufferView b = dev.allocate(G, 0, 1024);
+    dev.launch(0, G, {}, [] {});
+    dev.launch(1, G, {}, [rank = dev.rank()] {
+      if (rank == 1) throw MachineError("the host function");
+    });
+    dev.all_gather(2, G, Communicator::shard, {}, b, 8, DType::f32);
+    dev.synchronize();
+  });
+  CHECK_MESSAGE(f.says("the host function"), f.what);
+  CHECK(f.rank == 1);
+  CHECK(f.op == 1);
+}
+
+TEST_CASE("the watchdog names a rank that does not come, and one whose host function does not return") {
+  const Failure absent = failure_of({1, 2}, [](Device& dev) {
+    dev.reserve_arena(4096);
+    dev.begin_step();
+    const BufferView b = dev.allocate(G, 0, 1024);
+    if (dev.rank() == 0) dev.all_gather(7, G, Communicator::shard, {}, b, 8, DType::f32);
+  }, {1.0});
+  CHECK_MESSAGE(absent.says("no rank has made progress"), absent.what);
+  CHECK_MESSAGE(absent.says("waits in collective operation 7 for rank 1"), absent.what);
+  const Failure stuck = failure_of({1, 2}, [](Device& dev) {
+    dev.reserve_arena(4096);
+    dev.begin_step();
+    dev.launch(3, D, {}, [rank = dev.rank()] {
+      if (rank == 1) std::this_thread::sleep_for(std::chrono::seconds(20));
+    });
+    dev.synchronize();
+  }, {1.0});
+  CHECK_MESSAGE(stuck.says("rank 1 is inside operation 3 on stream compute"), stuck.what);
+  CHECK(stuck.op == 3);
+}
+
+TEST_CASE("an arena that the GPU has no memory for is refused in words") {
+  const Failure f = failure_of({1, 1}, [](Device& dev) { dev.reserve_arena(std::int64_t{1} << 45); });
+  CHECK_MESSAGE(f.says("rank 0: "), f.what);
+  CHECK_MESSAGE(f.says("cudaErrorMemoryAllocation"), f.what);
+  CHECK_MESSAGE(f.says("nvidia-smi"), f.what);
+}
