@@ -191,7 +191,19 @@ TEST_CASE("an algorithm is chosen again for another shape, alignment, share of t
         Product{DType::f32, {}, {}, 4, 5, 6, 1, false, true}})
     keys.insert(key(other));
   CHECK(keys.size() == 15);
-  CHECK(key({DType::f32, {}, {}, 4, 5, 6, 1, false, true}).align_c == 128);  // of the bias
+  const Product biased{DType::f32, {}, {}, 4, 5, 6, 1, false, true};
+  CHECK(key(biased).align_c == 128);  // of the bias
+  CHECK(key(biased).bias_in_epilogue);
+  const cuda::ProductKey apart = cuda::key_of({.product = biased, .a = memory, .b = memory, .bias = memory + 8, .c = memory}, 0, false);
+  CHECK(!apart.bias_in_epilogue);
+  CHECK(apart.align_c == 256);
+  for (const std::size_t at : {0, 1, 64, 255}) {
+    const cuda::AlignedRoom room = cuda::aligned_room(memory + at, 512);
+    CHECK(cuda::alignment(room.data) == 256);
+    CHECK(room.bytes == 256);
+    CHECK((static_cast<std::byte*>(room.data) >= memory + at && static_cast<std::byte*>(room.data) + room.bytes <= memory + at + 512));
+  }
+  CHECK(cuda::aligned_room(memory, 100).bytes == 0);
   // Only fp32 has TF32.
   const Product half{DType::bf16, {}, {}, 4, 5, 6};
   CHECK(key(half, 0, 0, 0, 0, true) == key(half));

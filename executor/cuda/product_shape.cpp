@@ -1,6 +1,7 @@
 #include "executor/cuda/product_shape.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <utility>
 
 namespace fsdp::cuda {
@@ -124,8 +125,15 @@ std::uint32_t alignment(const void* p) {
 
 ProductKey key_of(const ProductCall& call, int multiprocessors, bool tf32) {
   const Product& p = call.product;
-  const std::uint32_t c = p.bias ? std::min(alignment(call.c), alignment(call.bias)) : alignment(call.c);
-  return {p, alignment(call.a), alignment(call.b), c, multiprocessors, tf32 && p.type == DType::f32};
+  const bool fused = p.bias && alignment(call.bias) >= 16;
+  const std::uint32_t c = fused ? std::min(alignment(call.c), alignment(call.bias)) : alignment(call.c);
+  return {p, alignment(call.a), alignment(call.b), c, fused, multiprocessors, tf32 && p.type == DType::f32};
+}
+
+AlignedRoom aligned_room(void* workspace, std::int64_t bytes) {
+  if (workspace == nullptr || bytes <= 256) return {};
+  const auto beyond = reinterpret_cast<std::uintptr_t>(workspace) % 256;
+  return {static_cast<std::byte*>(workspace) + (beyond == 0 ? 0 : 256 - beyond), bytes - 256};
 }
 
 LinearCalls linear_forward_calls(DType type, const Call& call) {

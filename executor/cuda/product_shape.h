@@ -43,7 +43,8 @@ struct ColumnMajorProduct {
 // What an algorithm is chosen for, once: the product, how far its addresses are aligned, and what the GPU is to be used for.
 struct ProductKey {
   Product product;
-  std::uint32_t align_a = 0, align_b = 0, align_c = 0;      // bytes: powers of two up to 256; c: and of the bias
+  std::uint32_t align_a = 0, align_b = 0, align_c = 0;      // bytes: powers of two up to 256; c: and a bias in the epilogue
+  bool bias_in_epilogue = false;                             // its address allows it: the library reads it 16 bytes at a time
   int multiprocessors = 0;                                   // that the product should count on; 0: all
   bool tf32 = false;                                         // fp32 products may round their operands to TF32
   friend auto operator<=>(const ProductKey&, const ProductKey&) = default;
@@ -65,6 +66,14 @@ struct ColumnSumCall {
   void* to = nullptr;
   bool accumulate = false;
 };
+// The part of a workspace that starts at a multiple of 256 bytes, as the library wants it; always 256 bytes less than all of it, so that
+// what is chosen does not depend on where it lies.
+struct AlignedRoom {
+  void* data = nullptr;
+  std::int64_t bytes = 0;
+};
+[[nodiscard]] AlignedRoom aligned_room(void* workspace, std::int64_t bytes);
+
 struct LinearCalls {                         // in this order
   std::vector<ProductCall> products;
   std::vector<ColumnSumCall> sums;

@@ -5,7 +5,7 @@
 //   Everything else up to head_dim 256 (fp32 and fp64 in their own arithmetic): attention_simple.cuh, plain and slower.
 //
 // Rounding where the host has none: on tensor cores the probabilities and the gradients of scores are rounded to the storage type
-// before they are multiplied (sums stay in fp32).
+// before they are multiplied (sums stay in fp32): in fp16, gradients of scores beyond 65504 are infinite.
 #pragma once
 
 #include <cstdint>

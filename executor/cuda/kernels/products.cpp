@@ -61,13 +61,13 @@ struct Chosen {
 
 class Chooser {
  public:
-  Chooser(const CublasLt& lt, cublasLtHandle_t handle, const ProductKey& key, const void* bias, const ProductRoom& room)
-      : lt_(lt), handle_(handle), key_(key), bias_(bias), room_(room), types_(types_of(key.product.type, key.tf32)),
+  Chooser(const CublasLt& lt, cublasLtHandle_t handle, const ProductKey& key, const void* bias, std::int64_t workspace_bytes)
+      : lt_(lt), handle_(handle), key_(key), bias_(bias), workspace_bytes_(workspace_bytes), types_(types_of(key.product.type, key.tf32)),
         shape_(column_major(key.product)) {}
 
   // With the bias in the epilogue where the library has such a product, else without one.
   [[nodiscard]] Chosen choose() const {
-    if (key_.product.bias)
+    if (key_.bias_in_epilogue)
       if (Chosen fused = attempt(true); fused.found) return fused;
     Chosen plain = attempt(false);
     if (!plain.found) throw MachineError("cuBLASLt (" + lt_.library.path() + ") has no matrix product " + text(key_.product));
@@ -127,7 +127,7 @@ class Chooser {
     const auto set = [&](cublasLtMatmulPreferenceAttributes_t what, auto value) {
       check(lt_.preference_set(made, what, &value, sizeof value));
     };
-    set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<std::uint64_t>(room_.workspace_bytes));
+    set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<std::uint64_t>(workspace_bytes_));
     set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, static_cast<std::uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
     set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, key_.align_b);
     set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, key_.align_a);
@@ -142,7 +142,7 @@ class Chooser {
   cublasLtHandle_t handle_;
   const ProductKey& key_;
   const void* bias_;
-  const ProductRoom& room_;
+  const std::int64_t workspace_bytes_;
   const Types types_;
   const ColumnMajorProduct shape_;
 };
@@ -176,10 +176,11 @@ void Products::multiply(const ProductCall& call, const ProductRoom& room, CUstre
   const Product& p = call.product;
   if (p.m == 0 || p.n == 0 || p.batch == 0) return;
   if (p.accumulate && p.bias) throw MachineError("matrix product " + text(p) + ": a bias or what is there is added, not both");
-  if (s.workspace_bytes != room.workspace_bytes) s.chosen.clear(), s.workspace_bytes = room.workspace_bytes;
+  const AlignedRoom workspace = aligned_room(room.workspace, room.workspace_bytes);
+  if (s.workspace_bytes != workspace.bytes) s.chosen.clear(), s.workspace_bytes = workspace.bytes;
   const ProductKey key = key_of(call, room.multiprocessors, s.tf32);
   auto at = s.chosen.find(key);
-  if (at == s.chosen.end()) at = s.chosen.emplace(key, Chooser(s.lt, s.handle, key, call.bias, room).choose()).first;
+  if (at == s.chosen.end()) at = s.chosen.emplace(key, Chooser(s.lt, s.handle, key, call.bias, workspace.bytes).choose()).first;
   const Chosen& c = at->second;
   const std::string what = "matrix product " + text(p);
 
@@ -193,7 +194,7 @@ void Products::multiply(const ProductCall& call, const ProductRoom& room, CUstre
   const bool wide = p.type == DType::f64;
   const void *alpha = wide ? static_cast<const void*>(&one64) : &one32, *beta = wide ? static_cast<const void*>(&beta64) : &beta32;
   s.lt.check(s.lt.matmul(s.handle, c.desc.get(), alpha, call.b, c.first.get(), call.a, c.second.get(), beta, call.c, c.d.get(), call.c,
-                         c.d.get(), &c.algorithm, room.workspace, static_cast<std::size_t>(room.workspace_bytes), stream),
+                         c.d.get(), &c.algorithm, workspace.data, static_cast<std::size_t>(workspace.bytes), stream),
              what);
 }
 

@@ -15,7 +15,7 @@ namespace fsdp::cuda {
 
 // What products may use besides their operands, given with each.
 struct ProductRoom {
-  void* workspace = nullptr;                 // of the arena; aligned to 256 bytes
+  void* workspace = nullptr;                 // of the arena
   std::int64_t workspace_bytes = 0;          // the same for all products of one Products: algorithms are chosen for it
   int multiprocessors = 0;                   // that products should count on while collectives have the others; 0: all
 };
