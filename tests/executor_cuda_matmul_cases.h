@@ -1,5 +1,5 @@
 // Matrix products through cuda::Products, as linear and expert_linear make them, against the host's kernels in fp64 on the same
-// numbers: on a GPU (executor_cuda_matmul_test) or with a library that only interprets (executor_cuda_cublaslt_test).
+// numbers: on a GPU (executor_cuda_matmul_test) or with a library that only interprets (executor_cublaslt_test).
 //
 // A product of depth k is off by at most k half units of its arithmetic relative to the sum of its terms' magnitudes (which the
 // same product of magnitudes gives), and by half a unit of the storage type of what is stored; of TF32 the operands are off by
