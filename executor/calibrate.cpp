@@ -18,6 +18,7 @@
 #include "models/catalog.h"
 #include "models/error.h"
 #include "models/implementation.h"
+#include "planner/costs/curve.h"
 
 namespace fsdp {
 namespace {
@@ -28,16 +29,17 @@ constexpr int kPasses = 3;
 struct Range {
   bool threads = false;
   std::vector<std::int64_t> cube;            // products of n x n x n
+  std::int64_t few = 0, wide = 0;            // and of few x wide x wide
   std::vector<std::int64_t> full;            // of collectives: bytes, as nccl-tests counts
   std::int64_t small = 0, large = 0;         // elements
   std::int64_t short_sequence = 0, long_sequence = 0;
 };
 Range host_range() {
-  return {true, {40, 80, 160, 320, 640, 1000}, {4096, 16384, 65536, 262144, 1 << 20, 4 << 20, 16 << 20, 64 << 20}, 1 << 15, 1 << 19, 64, 512};
+  return {true, {40, 80, 160, 320, 640, 1000}, 64, 1024, {4096, 16384, 65536, 262144, 1 << 20, 4 << 20, 16 << 20, 64 << 20}, 1 << 15, 1 << 19, 64, 512};
 }
 // 3e7 to 1e12 flops; what is large exceeds the second-level cache (50 to 126 MB from A100 to B200) with what is read and written.
 Range gpu_range() {
-  return {false, {256, 512, 1024, 2048, 4096, 8192}, {1 << 16, 1 << 18, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20, 1 << 30}, 1 << 18, 1 << 25, 512, 4096};
+  return {false, {256, 512, 1024, 2048, 4096, 8192}, 64, 8192, {1 << 16, 1 << 18, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20, 1 << 30}, 1 << 18, 1 << 25, 512, 4096};
 }
 
 struct Benchmark {
@@ -193,6 +195,9 @@ class Calibration {
       for (const std::int64_t n : range_.cube)
         products_[p].push_back(suite_.add(fmt::format("linear {} {} x {} x {}", names[p], n, n, n),
                                           kernel_setup(linear_case(n, options_.type), kProducts[p], options_.type)));
+    for (std::size_t p = 0; p < 3; ++p)
+      flat_[p] = suite_.add(fmt::format("linear {} {} x {} x {}", names[p], range_.few, range_.wide, range_.wide),
+                            kernel_setup(linear_case(range_.wide, options_.type, range_.few), kProducts[p], options_.type));
   }
 
   void add_kernels() {
@@ -260,10 +265,21 @@ class Calibration {
     costs.cores = load_cluster("host").gpus;
   }
 
+  // See Costs::matmul_beyond_cube. Less than a twentieth beside what the cubes say is noise.
+  void fill_beyond_cubes(Costs& costs) const {
+    const auto few = static_cast<double>(range_.few), wide = static_cast<double>(range_.wide), flops = 2 * few * wide * wide;
+    const double beyond = static_cast<double>(size_of(options_.type)) * (2 * few * wide + wide * wide - 3 * std::pow(flops / 2, 2.0 / 3));
+    for (std::size_t p = 0; p < 3; ++p) {
+      const double cube = interpolate(costs.matmul_curve[p], flops), more = suite_.seconds(flat_[p]) - cube;
+      if (more > 0.05 * cube) costs.matmul_beyond_cube[p] = BytesPerSecond(beyond / more);
+    }
+  }
+
   void fill(Costs& costs) const {
     for (std::size_t p = 0; p < 3; ++p)
       for (std::size_t i = 0; i < range_.cube.size(); ++i)
         costs.matmul_curve[p].push_back({2.0 * std::pow(static_cast<double>(range_.cube[i]), 3), suite_.seconds(products_[p][i])});
+    fill_beyond_cubes(costs);
     costs.kernels.resize(2 * kOpKinds);
     for (int k = 0; k < kOpKinds; ++k)
       for (const bool backward : {false, true})
@@ -293,6 +309,7 @@ class Calibration {
   Suite suite_;
   std::size_t empty_ = 0;
   std::vector<std::size_t> products_[3], collectives_[3];
+  std::size_t flat_[3] = {};
   std::vector<Pair> kernels_;
   Pair copy_, cast_, optimizer_, norm_;
 };

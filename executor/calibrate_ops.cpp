@@ -68,10 +68,11 @@ Buffers make_buffers(const OpCase& c, Part part, DType type, BenchMemory& memory
 
 }  // namespace
 
-OpCase linear_case(std::int64_t n, DType type) {
+OpCase linear_case(std::int64_t n, DType type, std::int64_t tokens) {
+  const std::int64_t rows = tokens > 0 ? tokens : n;
   OpShape s;
   s.in = s.out = n;
-  return with(OpKind::linear, {n * n}, {n * n}, n * n, {1, n, size_of(type)}, s);
+  return with(OpKind::linear, {rows * n}, {n * n}, rows * n, {1, rows, size_of(type)}, s);
 }
 
 OpCase op_case(OpKind kind, std::int64_t elements, DType type) {

@@ -20,8 +20,8 @@ struct OpCase {
   std::size_t ids_at = 0;
 };
 
-// A square linear of n x n on n tokens; another kind on about `elements` values (attention: on a sequence of `elements`).
-[[nodiscard]] OpCase linear_case(std::int64_t n, DType);
+// A linear of n x n on `tokens` tokens (a square one: n); another kind on about `elements` values (attention: on a sequence of `elements`).
+[[nodiscard]] OpCase linear_case(std::int64_t n, DType, std::int64_t tokens = 0);
 [[nodiscard]] OpCase op_case(OpKind, std::int64_t elements, DType);
 [[nodiscard]] Setup kernel_setup(const OpCase&, Part, DType);
 

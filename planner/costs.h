@@ -85,7 +85,10 @@ struct Costs {
   Seconds host_per_operation;                // CPU time to issue one operation (added to the implementation's own)
   // Calibrated (empty: use the formulas above). Index: 2 * OpKind + (backward ? 1 : 0); an entry with zero rates is absent.
   std::vector<KernelRate> kernels;
-  std::vector<CurvePoint> matmul_curve[3];   // forward (NT), backward input (NN), backward weight (TN): flops -> seconds
+  std::vector<CurvePoint> matmul_curve[3];   // forward (NT), backward input (NN), backward weight (TN): flops -> seconds, of cubes
+  // What a product of another shape moves (its operands and its result, once) beyond a cube of as many flops takes so long more. A few rows
+  // by a large weight move several times as much. 0: not measured, or as fast as a cube.
+  BytesPerSecond matmul_beyond_cube[3] = {};
   KernelRate copy, cast, optimizer, norm;    // copy-in/out, casts, AdamW, gradient norm: byte rates
   std::vector<CurvePoint> all_gather, reduce_scatter, all_reduce;   // full-tensor bytes -> seconds, at `collective_ranks`
   std::int64_t collective_ranks = 0;

@@ -52,6 +52,10 @@ TEST_CASE("benchmarks run what they are named after, and every number comes to i
       CHECK(point.seconds == doctest::Approx(1e-10 * point.size * (p == 2 ? 3 : 1)).epsilon(1e-9));
     CHECK(costs.matmul_curve[p].back().size == doctest::Approx(2e9));
   }
+  // 64 x 1024 x 1024: by the clock as slow as 1024 cubed, by the curve 2^27 flops.
+  const double flops = 2.0 * 64 * 1024 * 1024, bytes = 4 * (2.0 * 64 * 1024 + 1024.0 * 1024 - 3 * std::pow(flops / 2, 2.0 / 3));
+  for (std::size_t p = 0; p < 3; ++p)
+    CHECK(costs.matmul_beyond_cube[p].count() == doctest::Approx(bytes / ((2e-10 * 1024 * 1024 * 1024 - 1e-10 * flops) * (p == 2 ? 3 : 1))).epsilon(1e-9));
   // Sent by each of two ranks: half of the tensor, for all-reduce all of it. A round is an empty kernel beside.
   const auto check_curve = [](const std::vector<CurvePoint>& curve, double sent) {
     REQUIRE(curve.size() == 8);

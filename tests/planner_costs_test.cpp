@@ -577,6 +577,35 @@ TEST_CASE("calibrated curves") {
   CHECK(four.alone.count() == relative(1.5e-3));
 }
 
+TEST_CASE("a product that moves more than a cube of as many flops takes longer") {
+  Setup s;
+  s.cluster = host_cluster();
+  s.costs = host_costs();
+  const Program program = lower(s.model, s.plan, s.impl);
+  const std::vector<Demand> before = demands_of(program.steady_step, program, s.context());
+  s.costs.matmul_beyond_cube[0] = BytesPerSecond(1e6);
+  s.costs.matmul_beyond_cube[1] = BytesPerSecond(2e6);
+  s.costs.matmul_beyond_cube[2] = BytesPerSecond(4e6);
+  const std::vector<Demand> after = demands_of(program.steady_step, program, s.context());
+  int products = 0;
+  for (std::size_t i = 0; i < after.size(); ++i) {
+    const Operation& op = program.steady_step.ops[i];
+    if (op.graph_op < 0 || op.action == Action::add_gradient || s.model.ops[static_cast<std::size_t>(op.graph_op)].kind != OpKind::linear) {
+      CHECK(after[i].alone.count() == before[i].alone.count());
+      continue;
+    }
+    ++products;
+    const OpShape& shape = s.model.ops[static_cast<std::size_t>(op.graph_op)].shape;
+    const double rows = 2 * 5, in = static_cast<double>(shape.in), out = static_cast<double>(shape.out);  // 2 sequences of 5 tokens
+    const double beyond = 4 * (rows * in + in * out + rows * out - 3 * std::cbrt(rows * in * out) * std::cbrt(rows * in * out));
+    CHECK(beyond >= 0);
+    const double rates = op.action == Action::backward ? 1 / 2e6 + 1 / 4e6 : 1 / 1e6;
+    CHECK(after[i].alone.count() - before[i].alone.count() == relative(beyond * rates));
+  }
+  CHECK(products == 2 * 7);  // two of each of 3 blocks and the head, forward and backward
+  CHECK(parse_costs(to_json_text(s.costs), "costs.json") == s.costs);
+}
+
 TEST_CASE("costs on disk") {
   for (Costs c : {default_costs(h100(8)), host_costs()}) {
     c.source = "with \"quotes\" and \xc3\xbc";

@@ -112,6 +112,10 @@ double fraction(JsonObject& root, std::string_view key) {
 void read_curves(JsonObject& root, Costs& c) {
   if (auto matmul = root.optional_object("matmul")) {
     for (std::size_t i = 0; i < kProducts.size(); ++i) c.matmul_curve[i] = curve(*matmul, kProducts[i]);
+    if (auto beyond = matmul->optional_object("beyond_cube_bytes_per_s")) {
+      for (std::size_t i = 0; i < kProducts.size(); ++i) c.matmul_beyond_cube[i] = BytesPerSecond(beyond->number(kProducts[i], 0, 1e18));
+      beyond->finish();
+    }
     matmul->finish();
   }
   c.all_gather = curve(root, "all_gather");
@@ -189,6 +193,8 @@ std::string to_json_text(const Costs& c) {
             {"host_per_operation_s", c.host_per_operation.count()}};
   if (!c.kernels.empty()) j["kernels"] = json_of_kernels(c.kernels);
   for (std::size_t i = 0; i < kProducts.size(); ++i) j["matmul"][kProducts[i]] = json_of(c.matmul_curve[i]);
+  for (std::size_t i = 0; i < kProducts.size(); ++i)
+    if (!c.matmul_curve[i].empty()) j["matmul"]["beyond_cube_bytes_per_s"][kProducts[i]] = c.matmul_beyond_cube[i].count();
   j["copy"] = json_of(c.copy);
   j["cast"] = json_of(c.cast);
   j["optimizer"] = json_of(c.optimizer);

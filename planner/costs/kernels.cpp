@@ -8,6 +8,7 @@
 #include "planner/costs/kernels.h"
 
 #include <algorithm>
+#include <cmath>
 #include <string>
 
 #include "models/error.h"
@@ -156,13 +157,20 @@ double by_line(const KernelRate& rate, const Work& work) {
 }
 
 // 0: not calibrated. The two backward products are each half of backward's flops; experts are multiplied one after the other.
-double by_calibration(const Op& op, Direction direction, const Work& work, const Costs& costs) {
+double by_calibration(const Op& op, Direction direction, const Work& work, const Workload& w, const Costs& costs) {
   const auto& curve = costs.matmul_curve;
+  const auto product_time = [&](std::size_t which, double flops) {
+    const double rows = static_cast<double>(op.kind == OpKind::expert_linear ? op.shape.experts.capacity(w.tokens()) : w.tokens());
+    const auto in = static_cast<double>(op.shape.in), out = static_cast<double>(op.shape.out);
+    const double beyond = static_cast<double>(w.element_bytes) * (rows * in + in * out + rows * out - 3 * std::pow(flops / 2, 2.0 / 3));
+    const double rate = costs.matmul_beyond_cube[which].count();
+    return interpolate(curve[which], flops) + (rate > 0 ? std::max(0.0, beyond) / rate : 0);
+  };
   const double count = op.kind == OpKind::expert_linear ? static_cast<double>(op.shape.experts.count) : 1;
-  if (is_product(op) && direction == Direction::forward && !curve[0].empty()) return count * interpolate(curve[0], work.flops / count);
+  if (is_product(op) && direction == Direction::forward && !curve[0].empty()) return count * product_time(0, work.flops / count);
   if (is_product(op) && direction == Direction::backward && !curve[1].empty() && !curve[2].empty()) {
     const double product = (work.needed.input && work.needed.weight ? work.flops / 2 : work.flops) / count;
-    return count * ((work.needed.input ? interpolate(curve[1], product) : 0) + (work.needed.weight ? interpolate(curve[2], product) : 0));
+    return count * ((work.needed.input ? product_time(1, product) : 0) + (work.needed.weight ? product_time(2, product) : 0));
   }
   const KernelRate* rate = calibrated_rate(op.kind, direction, costs);
   return rate ? by_line(*rate, work) : 0;
@@ -176,7 +184,7 @@ Demand kernel_demand(const Op& op, Direction direction, std::int64_t sequences, 
   Demand d;
   d.flops = Flops(work.flops);
   KernelTime t;
-  t.seconds = t.arithmetic = by_calibration(op, direction, work, c.costs);  // measured whole: taken to keep the multiprocessors busy
+  t.seconds = t.arithmetic = by_calibration(op, direction, work, w, c.costs);  // measured whole: taken to keep the multiprocessors busy
   if (t.seconds == 0) {
     if (c.cluster.host || memory_rate(c.cluster, c.costs) <= 0)
       require_calibrated(
