@@ -114,13 +114,17 @@ class AttentionProblem {
     run_host();
     for (std::int64_t s = 0; s < c_.sequences; ++s)
       for (std::int64_t h = 0; h < c_.heads; ++h) bound_head(s, h);
-    const double u = rounding();
-    for (std::size_t i = 0; i < out_.value.size(); ++i) out_.bound[i] += u * std::abs(out_.value[i]) + least();
-    for (std::size_t g = 0; g < gradients.size(); ++g)
-      for (std::size_t i = 0; i < gradients[g].value.size(); ++i) {
-        if (c_.accumulate) gradients[g].value[i] += before[g][i];
-        gradients[g].bound[i] += u * std::abs(gradients[g].value[i]) + least();
-      }
+    if (c_.accumulate)
+      for (std::size_t g = 0; g < gradients.size(); ++g)
+        for (std::size_t i = 0; i < before[g].size(); ++i) gradients[g].value[i] += before[g][i];
+    round(out_);
+    for (Answer& g : gradients) round(g);
+  }
+
+  // The result is stored: what it is off by until then is rounded with it.
+  void round(Answer& a) const {
+    for (std::size_t i = 0; i < a.value.size(); ++i)
+      a.bound[i] += rounding() * (std::abs(a.value[i]) + a.bound[i]) + least();
   }
 
   // The host's kernel in fp64. Backward is given the output as the storage type has it, as the GPU's is.
