@@ -24,12 +24,13 @@ struct MatmulCase {
   DType type = DType::bf16;
   std::int64_t in = 0, out = 0, seq_len = 0;
   bool experts = false, transposed = false, bias = false, accumulate = false, tf32 = false;
+  bool bias_apart = false;                   // where the library cannot read it: one element beyond an aligned address
 };
 
 inline std::string name(const MatmulCase& c) {
   return std::string(fsdp::name(c.type)) + " " + std::to_string(c.in) + " -> " + std::to_string(c.out) + " tokens " +
          std::to_string(c.seq_len) + (c.experts ? " experts" : "") + (c.transposed ? " transposed" : "") + (c.bias ? " bias" : "") +
-         (c.accumulate ? " accumulate" : "") + (c.tf32 ? " tf32" : "");
+         (c.accumulate ? " accumulate" : "") + (c.tf32 ? " tf32" : "") + (c.bias_apart ? " apart" : "");
 }
 
 struct Arguments {
@@ -100,6 +101,12 @@ void check_matmul_case(Machine&& machine, const cuda::Library& cublas_lt, const 
   std::vector<BufferView> in, params, grads;
   for (const Numbers& x : host.inputs) in.push_back(put(x));
   for (const Numbers& x : host.params) params.push_back(put(x));
+  if (c.bias_apart) {
+    Numbers shifted = host.params[1];
+    shifted.insert(shifted.begin(), 0.0);
+    const BufferView whole = put(shifted);
+    params[1] = {whole.data + size_of(c.type), whole.bytes - size_of(c.type)};
+  }
   for (const Numbers& x : host.grads) grads.push_back(put(x));
   const BufferView y = put(host.outputs[0]), dy = put(host.grad_output);
   Block room(32 << 20);
@@ -141,6 +148,7 @@ inline std::vector<MatmulCase> matmul_cases() {
     cases.push_back({.type = type, .in = 64, .out = 128, .seq_len = 96});
     cases.push_back({.type = type, .in = 33, .out = 17, .seq_len = 5});  // rows that are not aligned
     cases.push_back({.type = type, .in = 64, .out = 48, .seq_len = 50, .bias = true});
+    cases.push_back({.type = type, .in = 64, .out = 48, .seq_len = 50, .bias = true, .bias_apart = true});
     cases.push_back({.type = type, .in = 40, .out = 72, .seq_len = 31, .transposed = true, .bias = true});
     cases.push_back({.type = type, .in = 128, .out = 64, .seq_len = 256, .accumulate = true});
     cases.push_back({.type = type, .in = 32, .out = 64, .seq_len = 100, .experts = true});

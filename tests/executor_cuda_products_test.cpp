@@ -1,6 +1,8 @@
 // Descriptions of matrix products for cuBLASLt, interpreted on the processor as the library's documentation defines them:
 // column-major, d = op(A) op(B) + beta d, a bias along each column. Against a triple loop, and the calls of whole operations
 // against the host's kernels.
+#include "emulated_cuda.h"
+
 #include "executor/cuda/product_shape.h"
 
 #include <doctest/doctest.h>
@@ -9,6 +11,7 @@
 #include <limits>
 #include <set>
 
+#include "executor/cuda/kernels/product_bias.cuh"
 #include "executor_kernels_support.h"
 
 namespace fsdp::testing {
@@ -170,6 +173,15 @@ TEST_CASE("a buffer of another size than the model's is refused") {
   Numbers y(o.grad_output.size() - 1);
   const std::vector<KernelArg> args{{view_of(o.inputs[0])}, {view_of(o.params[0])}, {view_of(y)}, {}, {}};
   CHECK_THROWS_AS((void)cuda::linear_forward_calls(DType::f64, Call(o.op, o.work, args, 0, false)), MachineError);
+}
+
+TEST_CASE("rows of a bias, for a product that adds to them") {
+  for (const std::int64_t rows : {1, 7, 40}) {
+    const Numbers bias = random_numbers(19, 8);
+    Numbers to(count(rows * 19), std::numeric_limits<double>::quiet_NaN());
+    emulation::emulate({2}, {64}, 0, [&] { cuda::bias_rows_kernel(bias.data(), rows, std::int64_t{19}, to.data()); });
+    for (std::size_t i = 0; i < to.size(); ++i) CHECK(to[i] == bias[i % 19]);
+  }
 }
 
 TEST_CASE("an algorithm is chosen again for another shape, alignment, share of the GPU or precision, and only then") {
