@@ -61,26 +61,34 @@ struct CudaRun {
 
   void make_devices(const World& world, std::span<const std::int64_t> reshard) {
     const auto mailbox = world.options.emulate ? nullptr : std::make_shared<host::Mailbox>(world.ranks(), control);
-    const auto shared = std::make_shared<std::map<std::pair<std::size_t, std::int64_t>, std::shared_ptr<cuda::VirtualRanks>>>();
+    struct Shared {                          // by the members of a group
+      std::shared_ptr<cuda::VirtualRanks> ranks;
+      std::shared_ptr<cuda::Agreement> agreement;
+    };
+    const auto shared = std::make_shared<std::map<std::pair<std::size_t, std::int64_t>, Shared>>();  // by place among the memberships, and first rank
     const bool together = world.options.virtual_ranks;
     const auto nccl = world.libraries->nccl;
     const auto id = together || world.options.emulate || world.ranks() == 1 ? cuda::NcclIdBytes{} : cuda::make_nccl_id(*nccl);
     for (std::size_t i = 0; i < world.local.size(); ++i) {
       const std::int64_t rank = world.local[i];
       std::vector<host::Membership> memberships = host::memberships(world.mesh, reshard, rank);
-      for (std::size_t m = 0; m < memberships.size(); ++m)  // shared by its members: known by its place and its first rank
-        if (auto& group = (*shared)[{m, memberships[m].ranks.front()}]; !group && (together || memberships[m].ranks.size() == 1))
-          group = std::make_shared<cuda::VirtualRanks>(memberships[m].ranks);
+      for (std::size_t m = 0; m < memberships.size(); ++m) {
+        Shared& group = (*shared)[{m, memberships[m].ranks.front()}];
+        const bool by_events = together || memberships[m].ranks.size() == 1;
+        if (by_events && !group.ranks) group.ranks = std::make_shared<cuda::VirtualRanks>(memberships[m].ranks);
+        if (!by_events && !group.agreement) group.agreement = std::make_shared<cuda::Agreement>(memberships[m].ranks.size());
+      }
       cuda::DeviceSetup setup{rank, world.ranks(), world.gpus[i], world.options.arena, control, world.epoch, world.libraries, mailbox, {}};
       setup.connect = [=, control = control, ranks = world.ranks(), emulate = world.options.emulate](std::unique_ptr<cuda::NcclWorld>& joined) {
         std::vector<cuda::GpuLink> links;
         if (!id.empty()) joined = cuda::join_nccl_world(nccl, id, rank, ranks, control);
         for (std::size_t m = 0; m < memberships.size(); ++m) {
           const host::Membership& membership = memberships[m];
+          const auto& group = shared->at({m, membership.ranks.front()});
           if (emulate) links.push_back({membership.comm, cuda::make_emulated_group(membership, rank, played_time(*emulate))});
           else if (together || membership.ranks.size() == 1)
-            links.push_back({membership.comm, cuda::make_virtual_group(shared->at({m, membership.ranks.front()}), rank, control)});
-          else links.push_back({membership.comm, joined->split(membership)});
+            links.push_back({membership.comm, cuda::make_virtual_group(group.ranks, rank, control)});
+          else links.push_back({membership.comm, joined->split(membership, group.agreement)});
         }
         return links;
       };

@@ -9,6 +9,7 @@
 #include <memory>
 #include <vector>
 
+#include "executor/cuda/agreement.h"
 #include "executor/cuda/emulation.h"
 #include "executor/host/group.h"
 
@@ -51,8 +52,8 @@ struct Nccl;
 class NcclWorld {                            // one rank's communicators
  public:
   virtual ~NcclWorld() = default;
-  // Of the ranks of one membership, over ncclCommSplit; all ranks of the run call it in the same order.
-  [[nodiscard]] virtual std::unique_ptr<GpuGroup> split(const host::Membership&) = 0;
+  // Of the ranks of one membership, over ncclCommSplit; all ranks of the run call it in the same order. They share the Agreement.
+  [[nodiscard]] virtual std::unique_ptr<GpuGroup> split(const host::Membership&, std::shared_ptr<Agreement>) = 0;
   virtual void close() = 0;
   virtual void abort() noexcept = 0;
 };

@@ -40,7 +40,9 @@ class NcclCommunicator {
       s_.control->throw_if_failed();
       if (tries < 1000) std::this_thread::yield();
       else std::this_thread::sleep_for(std::chrono::microseconds(200));
-      check(*s_.nccl, s_.nccl->comm_get_async_error(comm_, &result), comm_, s_.rank, "ncclCommGetAsyncError");
+      // While it is being made, a thread of NCCL's may write the communicator.
+      if (const ncclComm_t made = __atomic_load_n(&comm_, __ATOMIC_ACQUIRE); made != nullptr)
+        check(*s_.nccl, s_.nccl->comm_get_async_error(made, &result), made, s_.rank, "ncclCommGetAsyncError");
     }
   }
   void poll() {
@@ -79,13 +81,14 @@ ncclDataType_t nccl_type(DType t) {
 
 class NcclGroup final : public GpuGroup {
  public:
-  NcclGroup(const host::Membership& m, NcclCommunicator comm)
+  NcclGroup(const host::Membership& m, std::shared_ptr<Agreement> agreement, NcclCommunicator comm)
       : size_(static_cast<std::int64_t>(m.ranks.size())), member_(std::find(m.ranks.begin(), m.ranks.end(), comm.shared().rank) - m.ranks.begin()),
-        comm_(std::move(comm)), nccl_(*comm_.shared().nccl) {}
+        agreement_(std::move(agreement)), comm_(std::move(comm)), nccl_(*comm_.shared().nccl) {}
   [[nodiscard]] std::int64_t size() const override { return size_; }
   [[nodiscard]] std::int64_t member() const override { return member_; }
   
   void enqueue(const Post& p, cudaStream_t stream) override {
+    agreement_->see(static_cast<std::size_t>(member_), comm_.shared().rank, p);
     const std::string_view call = name(p.action);
     switch (p.action) {
       case CollectiveAction::all_gather: return p.counts ? gather_slots(p, stream) : comm_.await(gather(p, stream), call);
@@ -159,6 +162,7 @@ class NcclGroup final : public GpuGroup {
   }
 
   std::int64_t size_, member_;
+  std::shared_ptr<Agreement> agreement_;
   NcclCommunicator comm_;
   const Nccl& nccl_;
   std::map<std::pair<DType, double>, ncclRedOp_t> operations_;
@@ -186,13 +190,18 @@ class World final : public NcclWorld {
       throw;
     }
   }
-  [[nodiscard]] std::unique_ptr<GpuGroup> split(const host::Membership& m) override {
+  [[nodiscard]] std::unique_ptr<GpuGroup> split(const host::Membership& m, std::shared_ptr<Agreement> agreement) override {
     const Shared& s = comm_.shared();
     NcclCommunicator child(s, fmt::format("the group of ranks {}", fmt::join(m.ranks, ", ")));
     ncclConfig_t config = configuration();   // resources of its own: two groups may work at the same time
-    comm_.await(s.nccl->comm_split(comm_.raw(), static_cast<int>(m.ranks.front()), static_cast<int>(s.rank), &child.raw(), &config), "ncclCommSplit");
-    child.await(ncclInProgress, "ncclCommSplit");
-    return std::make_unique<NcclGroup>(m, std::move(child));
+    try {                                    // first the parent has split, then the child is ready
+      comm_.await(s.nccl->comm_split(comm_.raw(), static_cast<int>(m.ranks.front()), static_cast<int>(s.rank), &child.raw(), &config), "ncclCommSplit");
+      child.await(ncclInProgress, "ncclCommSplit");
+    } catch (...) {
+      child.abort();
+      throw;
+    }
+    return std::make_unique<NcclGroup>(m, std::move(agreement), std::move(child));
   }
   void close() override { comm_.close(); }
   void abort() noexcept override { comm_.abort(); }

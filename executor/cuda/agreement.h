@@ -1,0 +1,43 @@
+// Ranks that are threads of one process see that they issue the same collectives, which NCCL takes for granted: where they do not, it hangs or mixes
+// up bytes. Nobody waits: whoever comes later compares with who came first.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <deque>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "executor/host/group.h"
+
+namespace fsdp::cuda {
+
+class Agreement {                            // of one group
+ public:
+  explicit Agreement(std::size_t members) : next_(members, 0) {}
+  // The member's next collective. RankFailure if the first member that came to this one brought another.
+  void see(std::size_t member, std::int64_t rank, const host::Post& post) {
+    const std::lock_guard lock(mutex_);
+    const std::size_t index = next_[member]++ - gone_;
+    if (index == firsts_.size()) firsts_.push_back({rank, post, 0});
+    First& first = firsts_[index];
+    const std::array<std::int64_t, 2> ranks = {first.rank, rank};
+    const std::array<host::Post, 2> posts = {first.post, post};
+    host::check_same_call(ranks, posts);
+    for (++first.seen; !firsts_.empty() && firsts_.front().seen == next_.size(); ++gone_) firsts_.pop_front();
+  }
+
+ private:
+  struct First {
+    std::int64_t rank = 0;
+    host::Post post;
+    std::size_t seen = 0;                    // members that have come
+  };
+  std::mutex mutex_;
+  std::deque<First> firsts_;                 // of collectives that not all members have come to
+  std::vector<std::size_t> next_;            // by member: collectives it has come to
+  std::size_t gone_ = 0;
+};
+
+}  // namespace fsdp::cuda

@@ -1,0 +1,68 @@
+// The cuda backend with a GPU for each rank, on a CUDA runtime and an NCCL of our own (runtime.cpp, nccl.cpp; that one adds in the order of the ranks, which
+// NCCL does not promise): the conformance suite, and training.
+#include <cstdlib>
+
+#include "executor/cuda_backend.h"
+#include "executor_conformance.h"
+#include "executor_run_support.h"
+#include "small_models.h"
+
+namespace fsdp::conformance {
+
+const Subject& subject() {
+  static const bool found = ::setenv("CUDA_HOME", FSDP_NCCL_HOME, 1) == 0;
+  static const Subject cuda{found ? "cuda and nccl on the host" : "", 0, [](MeshShape mesh, const BackendOptions& options) {
+                              return make_cuda_backend(mesh, {.run = options, .arena = Memory::host});
+                            }};
+  return cuda;
+}
+
+}  // namespace fsdp::conformance
+
+using namespace fsdp;
+using namespace fsdp::testing;
+using namespace fsdp::conformance;
+
+TEST_CASE("the NCCL that answers is the one beside the test") {
+  const auto backend = subject().make({1, 2}, {});
+  CHECK(backend->environment().find(FSDP_NCCL_HOME) != std::string::npos);
+  CHECK(backend->environment().find("2 GPUs") != std::string::npos);
+}
+
+TEST_CASE("a sharded run over NCCL trains as the host backend does") {
+  const ModelGraph model = small_llama({.layers = 2, .vocab = 37, .hidden = 20, .inner = 30, .heads = 5, .kv_heads = 1});
+  for (const PlanWords& words : {PlanWords{.shard = 3, .micro_batches = {1, 2}}, PlanWords{.shard = 2, .replicate = 2}, PlanWords{.replicate = 2, .dialect = Dialect::ddp}}) {
+    const ShardingPlan plan = make_plan(model, words);
+    const auto backend = subject().make({plan.replicate(), plan.shard()}, {});
+    const RunResult mine = run(model, plan, load_cluster("host", plan.ranks()), *backend, five_steps()), host = execute(model, plan, five_steps());
+    CHECK(mine.measurement.losses == host.measurement.losses);  // this NCCL adds in the order of the ranks
+    CHECK(mine.measurement.ranks.back().wire_bytes == host.measurement.ranks.back().wire_bytes);
+  }
+}
+
+TEST_CASE("a rank that fails, or does not come, ends the others although they wait inside NCCL; the next run works") {
+  for (int trial = 0; trial < 3; ++trial) {
+    const Failure f = failure_of({1, 4}, [&](Device& dev) {
+      dev.reserve_arena(1 << 16);
+      dev.begin_step();
+      const BufferView b = dev.allocate(G, 0, 4096);
+      for (std::int32_t op = 0; op < 20; ++op) {
+        if (op == 5 + trial && dev.rank() == trial) throw InputError("here", "no more");
+        dev.all_gather(op, G, Communicator::shard, {}, b, 64, DType::f32);
+      }
+    });
+    CHECK_MESSAGE(f.says("no more"), f.what);
+    CHECK(f.rank == trial);
+    CHECK(failure_of({1, 4}, [](Device&) {}).what.empty());
+  }
+  const Failure absent = failure_of({1, 2}, [](Device& dev) {
+    dev.reserve_arena(4096);
+    dev.begin_step();
+    const BufferView b = dev.allocate(G, 0, 1024);
+    if (dev.rank() == 0) {
+      dev.all_gather(7, G, Communicator::shard, {}, b, 8, DType::f32);
+      dev.synchronize();
+    }
+  }, {1.0});
+  CHECK_MESSAGE(absent.says("no rank has made progress"), absent.what);
+}
