@@ -3,9 +3,11 @@
 
 #include <cstdint>
 
+#include "executor/kernels/device.h"
+
 namespace fsdp {
 
-[[nodiscard]] constexpr std::uint64_t split_mix(std::uint64_t z) {
+[[nodiscard]] FSDP_DEVICE constexpr std::uint64_t split_mix(std::uint64_t z) {
   z += 0x9E3779B97F4A7C15u;
   z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
   z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;

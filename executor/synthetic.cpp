@@ -24,7 +24,7 @@
 
 #include "executor/kernels/element.h"
 #include "executor/run.h"
-#include "executor/split_mix.h"
+#include "executor/synthetic.h"
 
 namespace fsdp {
 namespace {
@@ -35,14 +35,6 @@ std::uint64_t fnv(std::string_view text) {
   std::uint64_t h = 0xCBF29CE484222325u;
   for (const char c : text) h = (h ^ static_cast<unsigned char>(c)) * 0x100000001B3u;
   return h;
-}
-
-constexpr double kWeightStep = 5.285799584260604e-07;  // 0.02 / sqrt(4 (2^32 - 1) / 12)
-
-double hashed_weight(std::uint64_t key, std::int64_t index) {
-  const std::uint64_t h = mix(key ^ static_cast<std::uint64_t>(index));
-  const std::uint64_t sum = (h & 65535u) + (h >> 16 & 65535u) + (h >> 32 & 65535u) + (h >> 48);
-  return static_cast<double>(static_cast<std::int64_t>(sum) - 131070) * kWeightStep;
 }
 
 bool is_matrix(const Parameter& p) { return p.shape.size() > 1; }
@@ -67,8 +59,7 @@ void fill_initial_values(std::uint64_t seed, const Parameter& parameter, std::in
 
 std::int64_t synthetic_token(std::uint64_t seed, std::int64_t sequence, std::int64_t position, std::int64_t vocab) {
   if (vocab <= 0) throw MachineError("synthetic tokens need a vocabulary of at least one token, not " + std::to_string(vocab));
-  const std::uint64_t of_sequence = mix(mix(seed ^ 0x746F6B656E73u) ^ static_cast<std::uint64_t>(sequence));
-  return static_cast<std::int64_t>(mix(of_sequence ^ static_cast<std::uint64_t>(position)) % static_cast<std::uint64_t>(vocab));
+  return hashed_token(seed, sequence, position, vocab);
 }
 
 }  // namespace fsdp

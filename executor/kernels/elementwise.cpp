@@ -1,52 +1,12 @@
 // SwiGLU, GELU and the residual sum.
-#include <cmath>
-
-#include "executor/kernels/exp.h"
+#include "executor/kernels/activations.h"
+#include "executor/kernels/extents.h"
 #include "executor/kernels/ops.h"
 
 namespace fsdp {
 namespace {
 
-template <class M>
-M sigmoid(M x) {
-  return M(1) / (M(1) + exp_of(-x));
-}
-
-// gelu(x) = x Phi(x), and its derivative Phi(x) + x phi(x), with the normal distribution Phi and its density phi.
-template <class M>
-struct ErfGelu {
-  static M value(M x) { return x * M(0.5) * (M(1) + std::erf(x * M(0.70710678118654752440))); }
-  static M slope(M x) {
-    const M phi = M(0.39894228040143267794) * exp_of(M(-0.5) * x * x);
-    return M(0.5) * (M(1) + std::erf(x * M(0.70710678118654752440))) + x * phi;
-  }
-};
-
-// The tanh approximation: x/2 (1 + tanh(u)) with u = sqrt(2/pi) (x + 0.044715 x^3), written as x sigmoid(2u), which is the same
-// and loses no digits for large negative x.
-template <class M>
-struct TanhGelu {
-  static constexpr M c = M(0.79788456080286535588), k = M(0.044715);
-  static M value(M x) { return x * sigmoid(M(2) * c * (x + k * x * x * x)); }
-  static M slope(M x) {
-    const M s = sigmoid(M(2) * c * (x + k * x * x * x));
-    return s + x * s * (M(1) - s) * M(2) * c * (M(1) + M(3) * k * x * x);
-  }
-};
-
 std::int64_t elements(const Call& call) { return extent(call.tokens, call.shape.width); }
-
-// Gate and up as a row of all elements each, or packed: alternating in every row of tokens or slots.
-struct GatedRows {
-  explicit GatedRows(const Call& call) : packed(call.shape.packed), rows(fsdp::rows(call.shape.experts, call.work)), width(call.shape.width) {
-    if (packed) stride = 2 * width;
-    else stride = width = extent(rows, width), rows = 1;
-  }
-  [[nodiscard]] std::int64_t read() const { return extent(rows, stride); }  // elements of an input
-  [[nodiscard]] std::int64_t made() const { return extent(rows, width); }
-  const bool packed;
-  std::int64_t rows, width, stride = 0;
-};
 
 template <template <class> class Gelu, class T>
 void gelu_values(const T* x, T* y, std::int64_t n) {
@@ -72,7 +32,7 @@ void swiglu_forward(const Call& call) {
     }
 }
 
-// silu'(g) = s (1 + g (1 - s)), s = sigmoid(g). One row of gradients; null: nobody wants it.
+// One row of gradients; null: nobody wants it.
 template <class T>
 void swiglu_gradient(const T* gate, const T* up, const T* dy, T* dgate, bool gate_adds, T* dup, bool up_adds, std::int64_t n) {
   using M = Math<T>;
@@ -80,14 +40,14 @@ void swiglu_gradient(const T* gate, const T* up, const T* dy, T* dgate, bool gat
 #pragma omp simd
     for (std::int64_t i = 0; i < n; ++i) {
       const M g = load(gate[i]), d = load(dy[i]), s = sigmoid(g);
-      store(dgate[i], d * load(up[i]) * s * (M(1) + g * (M(1) - s)));
+      store(dgate[i], d * load(up[i]) * silu_slope(g, s));
       store(dup[i], d * g * s);
     }
     return;
   }
   for (std::int64_t i = 0; i < n && dgate != nullptr; ++i) {
     const M g = load(gate[i]), s = sigmoid(g);
-    put(dgate[i], load(dy[i]) * load(up[i]) * s * (M(1) + g * (M(1) - s)), gate_adds);
+    put(dgate[i], load(dy[i]) * load(up[i]) * silu_slope(g, s), gate_adds);
   }
   for (std::int64_t i = 0; i < n && dup != nullptr; ++i) {
     const M g = load(gate[i]);

@@ -1,18 +1,19 @@
 // e^x as a loop body that a compiler vectorises without a vector math library.
 #pragma once
 
-#include <bit>
 #include <cmath>
 #include <cstdint>
 
+#include "executor/kernels/element.h"
+
 namespace fsdp {
 
-[[nodiscard]] inline double exp_of(double x) { return std::exp(x); }
+[[nodiscard]] FSDP_DEVICE inline double exp_of(double x) { return std::exp(x); }
 
 // Within 2 ulp of std::exp on [-87, 88]; saturates outside (1.6e-38 and 1.7e38), which softmax and silu do not notice; NaN stays
 // NaN. x = n ln 2 + r with |r| <= ln(2) / 2 (ln 2 in two parts, Cody and Waite); e^r by its Taylor polynomial of degree 7, whose
 // first left-out term is (ln(2) / 2)^8 / 8! = 5e-9 relative, a twelfth of an ulp; then times 2^n through the exponent bits.
-[[nodiscard]] inline float exp_of(float x) {
+[[nodiscard]] FSDP_DEVICE inline float exp_of(float x) {
   x = -87.0f > x ? -87.0f : x;
   x = 88.0f < x ? 88.0f : x;
   const float magic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer in the low bits
@@ -27,8 +28,8 @@ namespace fsdp {
   p = p * r + 0.5f;
   p = p * r + 1.0f;
   p = p * r + 1.0f;
-  const std::uint32_t exponent = (std::bit_cast<std::uint32_t>(shifted) - 0x4b400000u + 127u) << 23;
-  return p * std::bit_cast<float>(exponent);
+  const std::uint32_t exponent = (bits_of(shifted) - 0x4b400000u + 127u) << 23;
+  return p * float_of(exponent);
 }
 
 }  // namespace fsdp

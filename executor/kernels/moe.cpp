@@ -11,25 +11,15 @@
 #include <limits>
 
 #include "executor/kernels/exp.h"
+#include "executor/kernels/extents.h"
 #include "executor/kernels/gemm.h"
 #include "executor/kernels/ops.h"
 
 namespace fsdp {
 namespace {
 
-struct Sizes {
-  explicit Sizes(const Call& call)
-      : tokens(call.tokens), experts(call.shape.experts.count), k(call.shape.experts.top_k),
-        capacity(call.shape.experts.capacity(call.tokens)), slots(extent(experts, capacity)), choices(extent(tokens, k)) {}
-  const std::int64_t tokens, experts, k, capacity, slots, choices;
-};
-
-bool is_slot(std::int64_t id) { return id >= 0; }
-std::int64_t dropped(std::int64_t expert) { return -1 - expert; }
-std::int64_t expert_of(std::int64_t id, std::int64_t capacity) { return is_slot(id) ? id / capacity : -1 - id; }
-
 // What comes from another op is checked where it is used as an address.
-const std::int64_t* checked_slots(const Call& call, const std::int64_t* ids, const Sizes& z) {
+const std::int64_t* checked_slots(const Call& call, const std::int64_t* ids, const ExpertSizes& z) {
   for (std::int64_t c = 0; c < z.choices; ++c)
     if (ids[c] >= z.slots || ids[c] < -z.experts) call.fail("slot " + std::to_string(ids[c]) + " of " + std::to_string(z.slots));
   return ids;
@@ -74,7 +64,7 @@ Math<T> exponential_sum(const T* x, std::int64_t n, Math<T> most) {
 
 template <class T>
 void moe_route_forward(const Call& call) {
-  const Sizes z(call);
+  const ExpertSizes z(call);
   const T* logits = call.input<T>(0, extent(z.tokens, z.experts));
   T* weights = call.output<T>(0, z.choices);
   std::int64_t* slots = call.output<std::int64_t>(1, z.choices);
@@ -97,7 +87,7 @@ void moe_route_forward(const Call& call) {
 
 template <class T>
 void moe_route_backward(const Call& call) {
-  const Sizes z(call);
+  const ExpertSizes z(call);
   const bool renormalised = call.shape.renormalised, add = call.adds_to_input(0);
   const T* dw = call.grad_output<T>(0, z.choices);
   const T* weights = renormalised ? call.output<T>(0, z.choices) : nullptr;
@@ -128,7 +118,7 @@ void moe_route_backward(const Call& call) {
 
 template <class T>
 void moe_dispatch_forward(const Call& call) {
-  const Sizes z(call);
+  const ExpertSizes z(call);
   const std::int64_t width = call.shape.width;
   const T* x = call.input<T>(0, extent(z.tokens, width));
   const std::int64_t* slots = checked_slots(call, call.input<std::int64_t>(1, z.choices), z);
@@ -140,7 +130,7 @@ void moe_dispatch_forward(const Call& call) {
 
 template <class T>
 void moe_dispatch_backward(const Call& call) {
-  const Sizes z(call);
+  const ExpertSizes z(call);
   const std::int64_t width = call.shape.width;
   const T* dy = call.grad_output<T>(0, extent(z.slots, width));
   const std::int64_t* slots = checked_slots(call, call.input<std::int64_t>(1, z.choices), z);
@@ -157,7 +147,7 @@ void moe_dispatch_backward(const Call& call) {
 
 template <class T>
 void expert_linear_forward(const Call& call) {
-  const Sizes z(call);
+  const ExpertSizes z(call);
   const std::int64_t in = call.shape.in, out = call.shape.out;
   const T* x = call.input<T>(0, extent(z.slots, in));
   const T* weight = call.param<T>(0, extent(z.experts, out, in));
@@ -169,7 +159,7 @@ void expert_linear_forward(const Call& call) {
 
 template <class T>
 void expert_linear_backward(const Call& call) {
-  const Sizes z(call);
+  const ExpertSizes z(call);
   const std::int64_t in = call.shape.in, out = call.shape.out, n = z.capacity;
   const T* dy = call.grad_output<T>(0, extent(z.slots, out));
   if (T* dx = call.grad_input<T>(0, extent(z.slots, in))) {
@@ -188,7 +178,7 @@ void expert_linear_backward(const Call& call) {
 
 template <class T>
 void moe_combine_forward(const Call& call) {
-  const Sizes z(call);
+  const ExpertSizes z(call);
   const std::int64_t width = call.shape.width;
   const T* y = call.input<T>(0, extent(z.slots, width));
   const T* weights = call.input<T>(1, z.choices);
@@ -205,7 +195,7 @@ void moe_combine_forward(const Call& call) {
 
 template <class T>
 void moe_combine_backward(const Call& call) {
-  const Sizes z(call);
+  const ExpertSizes z(call);
   const std::int64_t width = call.shape.width;
   const T* dout = call.grad_output<T>(0, extent(z.tokens, width));
   const std::int64_t* slots = checked_slots(call, call.input<std::int64_t>(2, z.choices), z);

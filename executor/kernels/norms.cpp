@@ -8,6 +8,7 @@
 #include <cmath>
 
 #include "executor/kernels/column_sum.h"
+#include "executor/kernels/extents.h"
 #include "executor/kernels/ops.h"
 
 namespace fsdp {
@@ -29,12 +30,6 @@ Math<T> squares_around(const T* x, Math<T> centre, std::int64_t n) {
   for (std::int64_t i = 0; i < n; ++i) sum += (load(x[i]) - centre) * (load(x[i]) - centre);
   return sum;
 }
-
-struct Extents {
-  std::int64_t rows, width, elements;
-  explicit Extents(const Call& call)
-      : rows(extent(call.tokens, call.shape.groups)), width(call.shape.width), elements(extent(rows, call.shape.width)) {}
-};
 
 // y = n w (+ b), one row. `weight` or `bias` may be null.
 template <class T>
@@ -68,7 +63,7 @@ void backward_row(const T* x, Math<T> centre, Math<T> r, bool centred, const T* 
 
 template <class T>
 void rms_norm_forward(const Call& call) {
-  const Extents e(call);
+  const NormRows e(call);
   const T* x = call.input<T>(0, e.elements);
   const T* weight = call.param<T>(0, e.width);
   T* y = call.output<T>(0, e.elements);
@@ -84,7 +79,7 @@ void rms_norm_forward(const Call& call) {
 
 template <class T>
 void rms_norm_backward(const Call& call) {
-  const Extents e(call);
+  const NormRows e(call);
   const T* dy = call.grad_output<T>(0, e.elements);
   const T* x = call.input<T>(0, e.elements);
   const T* weight = call.param<T>(0, e.width);
@@ -100,7 +95,7 @@ void rms_norm_backward(const Call& call) {
 
 template <class T>
 void layer_norm_forward(const Call& call) {
-  const Extents e(call);
+  const NormRows e(call);
   const T* x = call.input<T>(0, e.elements);
   const T* weight = call.param<T>(0, e.width);
   const T* bias = call.params() > 1 ? call.param<T>(1, e.width) : nullptr;
@@ -118,7 +113,7 @@ void layer_norm_forward(const Call& call) {
 
 template <class T>
 void layer_norm_backward(const Call& call) {
-  const Extents e(call);
+  const NormRows e(call);
   const T* dy = call.grad_output<T>(0, e.elements);
   const T* x = call.input<T>(0, e.elements);
   const T* weight = call.param<T>(0, e.width);

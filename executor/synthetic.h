@@ -1,0 +1,23 @@
+// Initial weights and synthetic tokens of one index, for every machine; synthetic.cpp defines them.
+#pragma once
+
+#include <cstdint>
+
+#include "executor/kernels/device.h"
+#include "executor/split_mix.h"
+
+namespace fsdp {
+
+// 0.02 / sqrt(4 (2^32 - 1) / 12): the deviation of hashed weights is 0.02.
+FSDP_DEVICE inline double hashed_weight(std::uint64_t key, std::int64_t index) {
+  const std::uint64_t h = split_mix(key ^ static_cast<std::uint64_t>(index));
+  const std::uint64_t sum = (h & 65535u) + (h >> 16 & 65535u) + (h >> 32 & 65535u) + (h >> 48);
+  return static_cast<double>(static_cast<std::int64_t>(sum) - 131070) * 5.285799584260604e-07;
+}
+
+FSDP_DEVICE inline std::int64_t hashed_token(std::uint64_t seed, std::int64_t sequence, std::int64_t position, std::int64_t vocab) {
+  const std::uint64_t of_sequence = split_mix(split_mix(seed ^ 0x746F6B656E73u) ^ static_cast<std::uint64_t>(sequence));
+  return static_cast<std::int64_t>(split_mix(of_sequence ^ static_cast<std::uint64_t>(position)) % static_cast<std::uint64_t>(vocab));
+}
+
+}  // namespace fsdp
