@@ -28,7 +28,10 @@ struct KernelCall {
   std::int64_t group = 1;         // copies around a gather: ranks that it is over, fewer than the shards after an integer reshard
 };
 
-// The host's kernel, by its Action. All but forward, recompute and backward check their buffers when they are made.
+// A machine's kernel, by its Action: what it does, or puts on a stream, when it is called. All but forward, recompute and backward check their
+// buffers when they are made. The machine, the model and the program must outlive it. Without a machine: the host.
+class MachineKernels;
+[[nodiscard]] KernelBody make_kernel(const KernelCall&, const MachineKernels&);
 [[nodiscard]] KernelBody make_kernel(const KernelCall&);
 
 }  // namespace fsdp

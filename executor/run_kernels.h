@@ -1,9 +1,10 @@
-// Kernels by theme: what run_kernels.cpp dispatches to, and what they share. For run_kernels*.cpp alone.
+// Kernels by theme: what run_kernels.cpp dispatches to, and what they share. For run_kernels*.cpp alone. Bodies keep the machine by reference.
 #pragma once
 
 #include <cstdint>
 #include <vector>
 
+#include "executor/machine_kernels.h"
 #include "executor/run_interpreter.h"
 #include "planner/layout.h"
 
@@ -25,26 +26,26 @@ void expect_args(const KernelCall&, std::size_t count);
 [[nodiscard]] GradientPlaces gradient_places(const KernelCall&, std::size_t arg);
 
 // shards and their copies (run_kernels_shards.cpp)
-KernelBody init_parameters(const KernelCall&);
-KernelBody init_optimizer(const KernelCall&);
-KernelBody cast_shard(const KernelCall&);
-KernelBody copy_in(const KernelCall&);
-KernelBody copy_out(const KernelCall&);
-KernelBody keep_shard(const KernelCall&);
-KernelBody reorder_shards(const KernelCall&);
-KernelBody shard_to_device(const KernelCall&);
+KernelBody init_parameters(const KernelCall&, const MachineKernels&);
+KernelBody init_optimizer(const KernelCall&, const MachineKernels&);
+KernelBody cast_shard(const KernelCall&, const MachineKernels&);
+KernelBody copy_in(const KernelCall&, const MachineKernels&);
+KernelBody copy_out(const KernelCall&, const MachineKernels&);
+KernelBody keep_shard(const KernelCall&, const MachineKernels&);
+KernelBody reorder_shards(const KernelCall&, const MachineKernels&);
+KernelBody shard_to_device(const KernelCall&, const MachineKernels&);
 
 // gradients on their way to shards (run_kernels_gradients.cpp)
-KernelBody add_gradient(const KernelCall&);
-KernelBody accumulate_gradient(const KernelCall&);
-KernelBody copy_in_gradients(const KernelCall&);
-KernelBody divide_gradient(const KernelCall&);
-KernelBody finish_gradient(const KernelCall&);
-KernelBody gradient_to_host(const KernelCall&);
+KernelBody add_gradient(const KernelCall&, const MachineKernels&);
+KernelBody accumulate_gradient(const KernelCall&, const MachineKernels&);
+KernelBody copy_in_gradients(const KernelCall&, const MachineKernels&);
+KernelBody divide_gradient(const KernelCall&, const MachineKernels&);
+KernelBody finish_gradient(const KernelCall&, const MachineKernels&);
+KernelBody gradient_to_host(const KernelCall&, const MachineKernels&);
 
 // clipping and the optimizer (run_kernels_update.cpp)
-KernelBody clip_local_norm(const KernelCall&);
-KernelBody clip_scale(const KernelCall&);
-KernelBody optimizer_step(const KernelCall&);
+KernelBody clip_local_norm(const KernelCall&, const MachineKernels&);
+KernelBody clip_scale(const KernelCall&, const MachineKernels&);
+KernelBody optimizer_step(const KernelCall&, const MachineKernels&);
 
 }  // namespace fsdp::run_kernels

@@ -1,7 +1,6 @@
 // Gradients, from the kernels that make them to what is reduced of them.
 #include <fmt/format.h>
 
-#include <cstring>
 #include <optional>
 
 #include "executor/run_kernels.h"
@@ -19,7 +18,7 @@ std::int64_t elements_of_unit(const KernelCall& c) {
 }  // namespace
 
 // Elements and type of what a buffer holds: reduced gradients, a tensor's gradient, a parameter's.
-KernelBody add_gradient(const KernelCall& c) {
+KernelBody add_gradient(const KernelCall& c, const MachineKernels& m) {
   expect_args(c, 2);
   const Buffer& buffer = buffer_of(c, 1);
   DType type = c.plan.param_dtype;
@@ -34,10 +33,10 @@ KernelBody add_gradient(const KernelCall& c) {
     elements_to_add = parameter(c, param).numel();
   }
   for (const BufferView v : c.views) expect_elements(v, elements_to_add, type, "add_gradient");
-  return [type, from = c.views[0], into = c.views[1], elements_to_add] { add_into(type, from, into, elements_to_add); };
+  return [&m, type, from = c.views[0], into = c.views[1], elements_to_add] { m.convert(type, from, type, into, elements_to_add, true); };
 }
 
-KernelBody accumulate_gradient(const KernelCall& c) {
+KernelBody accumulate_gradient(const KernelCall& c, const MachineKernels& m) {
   const UnitLayout& layout = layout_of(c);
   expect_args(c, 2 * layout.params.size());
   struct Pair {
@@ -54,14 +53,14 @@ KernelBody accumulate_gradient(const KernelCall& c) {
     expect_elements(into, n, c.plan.reduce_dtype, "gradient accumulator");
     pairs.push_back({from, into, n, c.args[2 * i + 1].access == Access::accumulate});
   }
-  return [from = c.plan.param_dtype, to = c.plan.reduce_dtype, pairs = std::move(pairs)] {
-    for (const Pair& p : pairs) convert(from, p.from, to, p.into, p.n, p.add);
+  return [&m, from = c.plan.param_dtype, to = c.plan.reduce_dtype, pairs = std::move(pairs)] {
+    for (const Pair& p : pairs) m.convert(from, p.from, to, p.into, p.n, p.add);
   };
 }
 
 // All of a unit's gradients, or all of its accumulators: they differ in type. PyTorch narrows from a copy (before 2.15), here
 // every element is narrowed as it is copied: the same values.
-KernelBody copy_in_gradients(const KernelCall& c) {
+KernelBody copy_in_gradients(const KernelCall& c, const MachineKernels& m) {
   const std::size_t n = layout_of(c).params.size();
   const bool has_copy = c.args.size() == n + 2 && buffer_of(c, n + 1).kind == BufferKind::scratch;
   expect_args(c, n + (has_copy ? 2 : 1));
@@ -73,42 +72,40 @@ KernelBody copy_in_gradients(const KernelCall& c) {
     kind = k;
   }
   const DType from = kind == BufferKind::gradient_accumulator ? c.plan.reduce_dtype : c.plan.param_dtype;
-  return [&layout = layout_of(c), n, from, to = c.plan.reduce_dtype, views = c.views] {
-    scatter_copy_in(layout, from, std::span(views).first(n), to, views[n]);
+  return [&m, &layout = layout_of(c), n, from, to = c.plan.reduce_dtype, views = c.views] {
+    m.scatter_copy_in(layout, from, std::span(views).first(n), to, views[n]);
   };
 }
 
-KernelBody divide_gradient(const KernelCall& c) {
+KernelBody divide_gradient(const KernelCall& c, const MachineKernels& m) {
   const UnitLayout& layout = layout_of(c);
   const DType type = reduction_type(c.plan);
   const bool before = buffer_of(c, 0).kind == BufferKind::reduce_input;
   const std::int64_t n = reduced_elements(layout, c.plan) * (before ? layout.shards : 1);
   for (const BufferView v : c.views) expect_elements(v, n, type, "divide_gradient");
   if (c.views.size() == 1)
-    return [type, n, v = c.views[0], by = before ? layout.scale.divide_before : layout.scale.divide_after] { scale(type, v, n, 1 / by); };
+    return [&m, type, n, v = c.views[0], by = before ? layout.scale.divide_before : layout.scale.divide_after] { m.scale(type, v, n, 1 / by); };
   expect_args(c, 2);
-  return [type, n, views = c.views, by = layout.scale.divide_copy] {
-    convert(type, views[0], type, views[1], n, false);
-    scale(type, views[1], n, 1 / by);
+  return [&m, type, n, views = c.views, by = layout.scale.divide_copy] {
+    m.convert(type, views[0], type, views[1], n, false);
+    m.scale(type, views[1], n, 1 / by);
   };
 }
 
-KernelBody finish_gradient(const KernelCall& c) {
+KernelBody finish_gradient(const KernelCall& c, const MachineKernels& m) {
   expect_args(c, 2);
   const std::int64_t n = reduced_elements(layout_of(c), c.plan);
   expect_elements(c.views[0], n, c.plan.reduce_dtype, "reduce output");
   expect_elements(c.views[1], n, c.plan.master_dtype, "sharded gradient");
-  return [from = c.plan.reduce_dtype, to = c.plan.master_dtype, views = c.views, n,
-          add = c.args[1].access == Access::accumulate] { convert(from, views[0], to, views[1], n, add); };
+  return [&m, from = c.plan.reduce_dtype, to = c.plan.master_dtype, views = c.views, n,
+          add = c.args[1].access == Access::accumulate] { m.convert(from, views[0], to, views[1], n, add); };
 }
 
 // One parameter, without its padding.
-KernelBody gradient_to_host(const KernelCall& c) {
+KernelBody gradient_to_host(const KernelCall& c, const MachineKernels& m) {
   expect_args(c, 2);
   if (c.views[0].bytes != c.views[1].bytes) throw MachineError("gradient_to_host: source and target differ in size");
-  return [views = c.views] {
-    if (views[0].bytes > 0) std::memcpy(views[1].data, views[0].data, static_cast<std::size_t>(views[0].bytes));
-  };
+  return [&m, views = c.views] { m.copy(views[1].data, views[0].data, views[0].bytes); };
 }
 
 }  // namespace fsdp::run_kernels

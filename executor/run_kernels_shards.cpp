@@ -32,10 +32,6 @@ void gather_parts_copy_out(const UnitLayout& layout, std::int64_t n, DType type,
 namespace fsdp::run_kernels {
 namespace {
 
-void copy_bytes(std::byte* to, const std::byte* from, std::int64_t bytes) {
-  if (bytes > 0) std::memcpy(to, from, static_cast<std::size_t>(bytes));
-}
-
 Slab slab(const ShardedParam& p, std::int64_t rank) { return {p.dim, p.local_row_begin(rank), p.local_rows(rank)}; }
 
 // What dimension `dim` of a row-major tensor is made of: `outer` blocks of rows of `inner` elements.
@@ -50,12 +46,12 @@ Rows rows_of(const Parameter& p, std::int64_t dim) {
 }
 
 // A parameter's slab from the run's source, densely.
-void fill_slab(const StateReader& state, StatePart part, std::uint64_t seed, const Parameter& p, const Slab& s, DType type, std::byte* to) {
-  if (state) return state(p, part, s, type, to);
+void fill_slab(const MachineKernels& m, const StateReader& state, StatePart part, std::uint64_t seed, const Parameter& p, const Slab& s, DType type, std::byte* to) {
   const Rows r = rows_of(p, s.dim);
+  if (state) return m.read_state(state, p, part, s, type, s.rows * r.inner * r.outer, to);
   const std::int64_t width = s.rows * r.inner, whole = p.shape[static_cast<std::size_t>(s.dim)] * r.inner;
   for (std::int64_t o = 0; o < r.outer && width > 0; ++o)
-    fill_initial_values(seed, p, o * whole + s.begin * r.inner, width, type, to + o * width * size_of(type));
+    m.initial_values(seed, p, o * whole + s.begin * r.inner, width, type, to + o * width * size_of(type));
 }
 
 // A parameter that the plan ignores is held whole.
@@ -69,7 +65,7 @@ ShardedParam whole(const KernelCall& c, std::int32_t id) {
 
 }  // namespace
 
-KernelBody init_parameters(const KernelCall& c) {
+KernelBody init_parameters(const KernelCall& c, const MachineKernels& m) {
   expect_args(c, 1);
   const DType type = c.plan.master_dtype;
   std::vector<ShardedParam> params;
@@ -83,14 +79,14 @@ KernelBody init_parameters(const KernelCall& c) {
     elements = layout_of(c).shard_elements;
   }
   expect_elements(c.views[0], elements, type, "parameter shard");
-  return [params = std::move(params), &model = c.model, type, seed = c.plan.seed, rank, shard = c.views[0], &state = c.training.state] {
-    if (shard.bytes > 0) std::memset(shard.data, 0, static_cast<std::size_t>(shard.bytes));
+  return [&m, params = std::move(params), &model = c.model, type, seed = c.plan.seed, rank, shard = c.views[0], &state = c.training.state] {
+    m.zero(shard);
     for (const ShardedParam& p : params)
-      fill_slab(state, StatePart::parameter, seed, model.parameters[at(p.param)], slab(p, rank), type, shard.data + p.offset * size_of(type));
+      fill_slab(m, state, StatePart::parameter, seed, model.parameters[at(p.param)], slab(p, rank), type, shard.data + p.offset * size_of(type));
   };
 }
 
-KernelBody init_optimizer(const KernelCall& c) {
+KernelBody init_optimizer(const KernelCall& c, const MachineKernels& m) {
   expect_args(c, 2);
   std::vector<ShardedParam> params;
   std::int64_t rank = shard_rank(c), elements = 0;
@@ -105,14 +101,15 @@ KernelBody init_optimizer(const KernelCall& c) {
   }
   for (const BufferView v : c.views)
     if (v.data != nullptr) expect_elements(v, elements, c.plan.master_dtype, "optimizer state");
-  return [views = c.views, &state = c.training.state, params = std::move(params), &model = c.model, type = c.plan.master_dtype, rank] {
+  return [&m, views = c.views, &state = c.training.state, params = std::move(params), &model = c.model, type = c.plan.master_dtype, rank] {
     for (std::size_t i = 0; i < views.size(); ++i) {
       if (views[i].bytes <= 0) continue;
-      std::memset(views[i].data, 0, static_cast<std::size_t>(views[i].bytes));
+      m.zero(views[i]);
       std::byte* to = views[i].data;
       for (const ShardedParam& p : params) {
         if (!state) continue;
-        state(model.parameters[at(p.param)], i == 0 ? StatePart::first_moment : StatePart::second_moment, slab(p, rank), type, to);
+        const StatePart moment = i == 0 ? StatePart::first_moment : StatePart::second_moment;
+        m.read_state(state, model.parameters[at(p.param)], moment, slab(p, rank), type, p.local_elements(rank), to);
         to += p.local_elements(rank) * size_of(type);
       }
     }
@@ -120,7 +117,7 @@ KernelBody init_optimizer(const KernelCall& c) {
 }
 
 // A unit's shard, one parameter of it (on its way from the host), or the parts kept after forward (which are in the compute dtype).
-KernelBody cast_shard(const KernelCall& c) {
+KernelBody cast_shard(const KernelCall& c, const MachineKernels& m) {
   if (c.views.size() < 2) expect_args(c, 2);
   const std::size_t sources = c.views.size() - 1;
   const UnitLayout& layout = layout_of(c);
@@ -140,13 +137,13 @@ KernelBody cast_shard(const KernelCall& c) {
     done += bytes;
   }
   if (done != c.views.back().bytes) throw MachineError("cast_shard: the cast shard is too large");
-  return [from, to, parts = std::move(parts)] {
-    for (const Part& p : parts) convert(from, p.from, to, p.to, p.n, false);
+  return [&m, from, to, parts = std::move(parts)] {
+    for (const Part& p : parts) m.convert(from, p.from, to, p.to, p.n, false);
   };
 }
 
 // Its sources, one after the other, into this rank's slot.
-KernelBody copy_in(const KernelCall& c) {
+KernelBody copy_in(const KernelCall& c, const MachineKernels& m) {
   if (c.views.size() < 2) expect_args(c, 2);
   const UnitLayout& layout = layout_of(c);
   const DType type = c.plan.param_dtype;
@@ -157,17 +154,17 @@ KernelBody copy_in(const KernelCall& c) {
   std::int64_t bytes = 0;
   for (const BufferView s : sources) bytes += s.bytes;
   expect_elements({into.data, bytes}, slot, type, "shard");
-  return [sources = std::move(sources), to = into.data + shard_rank(c) % c.group * slot * size_of(type)] {
+  return [&m, sources = std::move(sources), to = into.data + shard_rank(c) % c.group * slot * size_of(type)] {
     std::byte* next = to;
     for (const BufferView s : sources) {
-      copy_bytes(next, s.data, s.bytes);
+      m.copy(next, s.data, s.bytes);
       next += s.bytes;
     }
   };
 }
 
 // From the gather buffer; or, on one shard alone, from the shard or its parameters one by one.
-KernelBody copy_out(const KernelCall& c) {
+KernelBody copy_out(const KernelCall& c, const MachineKernels& m) {
   const UnitLayout& layout = layout_of(c);
   const std::size_t params = layout.params.size();
   const DType type = c.plan.param_dtype;
@@ -175,28 +172,28 @@ KernelBody copy_out(const KernelCall& c) {
   const std::size_t sources = c.views.size() - params;
   if (sources == 1) {
     if (c.group < layout.shards)
-      return [&layout, type, group = c.group, views = c.views] { gather_parts_copy_out(layout, group, type, views[0], std::span(views).subspan(1)); };
-    return [&layout, type, views = c.views] { gather_copy_out(layout, type, views[0], std::span(views).subspan(1)); };
+      return [&m, &layout, type, group = c.group, views = c.views] { m.gather_parts_copy_out(layout, group, type, views[0], std::span(views).subspan(1)); };
+    return [&m, &layout, type, views = c.views] { m.gather_copy_out(layout, type, views[0], std::span(views).subspan(1)); };
   }
   expect_args(c, 2 * params);
   if (layout.shards != 1) throw MachineError("gather_copy_out: one source per parameter belongs to a single shard");
   for (std::size_t i = 0; i < params; ++i)
     for (const std::size_t k : {i, params + i}) expect_elements(c.views[k], layout.params[i].numel(), type, "parameter");
-  return [params, views = c.views] {
-    for (std::size_t i = 0; i < params; ++i) copy_bytes(views[params + i].data, views[i].data, views[i].bytes);
+  return [&m, params, views = c.views] {
+    for (std::size_t i = 0; i < params; ++i) m.copy(views[params + i].data, views[i].data, views[i].bytes);
   };
 }
 
-KernelBody keep_shard(const KernelCall& c) {
+KernelBody keep_shard(const KernelCall& c, const MachineKernels& m) {
   expect_args(c, 2);
   const UnitLayout& layout = layout_of(c);
   const std::int64_t n = sharded_param(c, 1).padded_shard() * layout.shards / c.group;
   for (const BufferView v : c.views) expect_elements(v, n, c.plan.param_dtype, "kept part");
-  return [views = c.views] { copy_bytes(views[1].data, views[0].data, views[0].bytes); };
+  return [&m, views = c.views] { m.copy(views[1].data, views[0].data, views[0].bytes); };
 }
 
 // Towards the parameter's own order after a gather, away from it before a reduction.
-KernelBody reorder_shards(const KernelCall& c) {
+KernelBody reorder_shards(const KernelCall& c, const MachineKernels& m) {
   expect_args(c, 2);
   const ShardedParam& p = sharded_param(c, 1);
   const bool gathered = buffer_of(c, 1).kind == BufferKind::unsharded_parameter;
@@ -204,19 +201,15 @@ KernelBody reorder_shards(const KernelCall& c) {
   for (const BufferView v : c.views) expect_elements(v, p.numel(), type, "parameter");
   const Rows r = rows_of(parameter(c, p.param), p.dim);
   const std::int64_t piece = p.chunk_rows * r.inner * size_of(type);
-  return [views = c.views, gathered, r, piece, shards = layout_of(c).shards] {
-    for (std::int64_t s = 0; s < shards; ++s)
-      for (std::int64_t o = 0; o < r.outer; ++o) {
-        const std::int64_t in_slabs = (s * r.outer + o) * piece, in_order = (o * shards + s) * piece;
-        copy_bytes(views[1].data + (gathered ? in_order : in_slabs), views[0].data + (gathered ? in_slabs : in_order), piece);
-      }
+  return [&m, views = c.views, gathered, outer = r.outer, piece, shards = layout_of(c).shards] {
+    m.reorder(views[0], views[1], shards, outer, piece, gathered);
   };
 }
 
-KernelBody shard_to_device(const KernelCall& c) {
+KernelBody shard_to_device(const KernelCall& c, const MachineKernels& m) {
   expect_args(c, 2);
   for (const BufferView v : c.views) expect_elements(v, sharded_param(c, 1).padded_shard(), c.plan.master_dtype, "shard of a parameter");
-  return [views = c.views] { copy_bytes(views[1].data, views[0].data, views[0].bytes); };
+  return [&m, views = c.views] { m.copy(views[1].data, views[0].data, views[0].bytes); };
 }
 
 }  // namespace fsdp::run_kernels

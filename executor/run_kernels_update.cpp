@@ -1,34 +1,9 @@
 // What happens to sharded gradients: clipping and the optimizer.
-#include <algorithm>
-#include <cmath>
-#include <cstring>
-
-#include "executor/kernels/element.h"
 #include "executor/run_kernels.h"
 #include "models/error.h"
 
 namespace fsdp::run_kernels {
 namespace {
-
-double larger(double a, double b) { return std::isnan(a) || a >= b ? a : b; }   // not a number wins
-
-double largest(DType type, BufferView values, std::int64_t n) {
-  return with_type(type, [&](auto element) {
-    const auto* x = reinterpret_cast<const decltype(element)*>(values.data);
-    double result = 0;
-    for (std::int64_t i = 0; i < n; ++i) result = larger(result, std::abs(static_cast<double>(load(x[i]))));
-    return result;
-  });
-}
-
-double sum_of_powers(DType type, BufferView values, std::int64_t n, double p) {
-  return with_type(type, [&](auto element) {
-    const auto* x = reinterpret_cast<const decltype(element)*>(values.data);
-    double sum = 0;
-    for (std::int64_t i = 0; i < n; ++i) sum += std::pow(std::abs(static_cast<double>(load(x[i]))), p);
-    return sum;
-  });
-}
 
 // What this rank holds of the gradients, without padding and without what is not trained.
 std::vector<BufferView> gradients_of(const KernelCall& c, std::size_t first, std::size_t count) {
@@ -54,35 +29,21 @@ std::vector<BufferView> gradients_of(const KernelCall& c, std::size_t first, std
 
 }  // namespace
 
-KernelBody clip_local_norm(const KernelCall& c) {
+KernelBody clip_local_norm(const KernelCall& c, const MachineKernels& m) {
   if (c.views.empty()) expect_args(c, 1);
   expect_elements(c.views.back(), 1, DType::f64, "norm");
-  return [gradients = gradients_of(c, 0, c.views.size() - 1), type = c.plan.master_dtype, p = c.plan.clip_norm_type, norm = c.views.back()] {
-    double sum = 0;
-    for (const BufferView g : gradients) {
-      const std::int64_t n = g.bytes / size_of(type);
-      if (std::isinf(p)) sum = larger(sum, largest(type, g, n));
-      else sum += p == 2 ? sum_of_squares(type, g, n) : sum_of_powers(type, g, n, p);
-    }
-    std::memcpy(norm.data, &sum, sizeof sum);
-  };
+  return [&m, gradients = gradients_of(c, 0, c.views.size() - 1), type = c.plan.master_dtype, p = c.plan.clip_norm_type,
+          norm = c.views.back()] { m.local_norm(type, gradients, p, norm); };
 }
 
-// As torch.nn.utils.clip_grad_norm_: min(1, max_norm / (norm + 1e-6)).
-KernelBody clip_scale(const KernelCall& c) {
+KernelBody clip_scale(const KernelCall& c, const MachineKernels& m) {
   if (c.views.empty()) expect_args(c, 1);
   expect_elements(c.views[0], 1, DType::f64, "norm");
-  return [gradients = gradients_of(c, 1, c.views.size() - 1), type = c.plan.master_dtype, norm = c.views[0],
-          limit = c.plan.clip_norm.value_or(0), p = c.plan.clip_norm_type] {
-    double sum = 0;
-    std::memcpy(&sum, norm.data, sizeof sum);
-    const double root = std::isinf(p) ? sum : p == 2 ? std::sqrt(sum) : std::pow(sum, 1 / p);
-    const double factor = std::min(1.0, limit / (root + 1e-6));
-    for (const BufferView g : gradients) scale(type, g, g.bytes / size_of(type), factor);
-  };
+  return [&m, gradients = gradients_of(c, 1, c.views.size() - 1), type = c.plan.master_dtype, norm = c.views[0],
+          limit = c.plan.clip_norm.value_or(0), p = c.plan.clip_norm_type] { m.clip(type, gradients, p, limit, norm); };
 }
 
-KernelBody optimizer_step(const KernelCall& c) {
+KernelBody optimizer_step(const KernelCall& c, const MachineKernels& m) {
   if (c.views.size() != 4 && c.views.size() != 5) expect_args(c, 4);  // the fifth: scratch of other implementations
   const DType type = c.plan.master_dtype;
   UnitLayout layout;
@@ -108,9 +69,9 @@ KernelBody optimizer_step(const KernelCall& c) {
     for (const std::size_t i : {2, 3}) expect_elements(c.views[i], layout.local_trained_elements(rank), type, "optimizer state");
   Optimizer settings = c.plan.optimizer;
   if (c.training.learning_rate) settings.lr = c.training.learning_rate(c.step);
-  return [layout = std::move(layout), places, type, rank, adam, settings, step = c.step + 1, views = c.views] {
-    if (adam) adamw(layout, rank, settings, step, type, views[0], views[1], views[2], views[3], places);
-    else sgd(layout, rank, settings, type, views[0], views[1], views[2], places);
+  return [&m, layout = std::move(layout), places, type, rank, adam, settings, step = c.step + 1, views = c.views] {
+    if (adam) m.adamw(layout, rank, settings, step, type, views[0], views[1], views[2], views[3], places);
+    else m.sgd(layout, rank, settings, type, views[0], views[1], places);
   };
 }
 
