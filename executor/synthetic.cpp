@@ -42,18 +42,23 @@ double vector_value(const Parameter& p) { return p.name.ends_with("bias") ? 0.0 
 
 }  // namespace
 
+InitialValues initial_values_of(std::uint64_t seed, const Parameter& p) {
+  return {is_matrix(p), mix(seed ^ fnv(p.name)), vector_value(p)};
+}
+
 double initial_value(std::uint64_t seed, const Parameter& parameter, std::int64_t index) {
-  return is_matrix(parameter) ? hashed_weight(mix(seed ^ fnv(parameter.name)), index) : vector_value(parameter);
+  const InitialValues initial = initial_values_of(seed, parameter);
+  return initial.hashed ? hashed_weight(initial.key, index) : initial.value;
 }
 
 void fill_initial_values(std::uint64_t seed, const Parameter& parameter, std::int64_t begin, std::int64_t count, DType type,
                          std::byte* to) {
-  const std::uint64_t key = mix(seed ^ fnv(parameter.name));
+  const InitialValues initial = initial_values_of(seed, parameter);
   with_type(type, [&](auto element) {
     using T = decltype(element);
     T* values = reinterpret_cast<T*>(to);
     for (std::int64_t i = 0; i < count; ++i)
-      store(values[i], static_cast<Math<T>>(is_matrix(parameter) ? hashed_weight(key, begin + i) : vector_value(parameter)));
+      store(values[i], static_cast<Math<T>>(initial.hashed ? hashed_weight(initial.key, begin + i) : initial.value));
   });
 }
 

@@ -5,8 +5,17 @@
 
 #include "executor/kernels/device.h"
 #include "executor/split_mix.h"
+#include "models/graph.h"
 
 namespace fsdp {
+
+// How a parameter begins: hashed with a key, element by element, or with one value everywhere.
+struct InitialValues {
+  bool hashed = false;
+  std::uint64_t key = 0;
+  double value = 0;
+};
+[[nodiscard]] InitialValues initial_values_of(std::uint64_t seed, const Parameter&);
 
 // 0.02 / sqrt(4 (2^32 - 1) / 12): the deviation of hashed weights is 0.02.
 FSDP_DEVICE inline double hashed_weight(std::uint64_t key, std::int64_t index) {

@@ -11,7 +11,7 @@ namespace {
 
 // Every implementation that has a name.
 std::vector<const Implementation*> all() {
-  std::vector<const Implementation*> found = {&native_implementation()};
+  std::vector<const Implementation*> found = {&native_implementation(), &native_cuda_implementation()};
   for (const Implementation& i : torchtitan_implementations()) found.push_back(&i);
   found.insert(found.end(), {&hf_implementation(false), &hf_implementation(true), &hf_eager_attention_implementation(),
                              &foundry_implementation(false), &foundry_implementation(true), &foundry_2023_implementation(),

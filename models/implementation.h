@@ -90,7 +90,8 @@ struct Implementation {
 [[nodiscard]] std::string digest(const Implementation&);
 
 // One stack per file in models/implementations/.
-[[nodiscard]] const Implementation& native_implementation();
+[[nodiscard]] const Implementation& native_implementation();                         // our executor on the host
+[[nodiscard]] const Implementation& native_cuda_implementation();                    // and on GPUs
 [[nodiscard]] const Implementation& torchtitan_implementation(bool compiled);        // as of 2026
 [[nodiscard]] std::span<const Implementation> torchtitan_implementations();          // that, as it was before, and in float8
 [[nodiscard]] const Implementation& hf_implementation(bool compiled);                // transformers 5

@@ -239,6 +239,8 @@ TEST_CASE("implementations are found by name, and have different digests") {
                     "--compile: \"native\" has no compiled form; leave out --compile");
   CHECK_THROWS_WITH((void)find_implementation("torchtitn", false, "--implementation"),
                     "--implementation: \"torchtitn\" is no implementation; did you mean \"torchtitan\"?");
+  CHECK(&find_implementation("native-cuda", false, "t") == &native_cuda_implementation());
+  CHECK(digest(native_implementation()) != digest(native_cuda_implementation()));
   CHECK(digest(native_implementation()) != digest(torchtitan_implementation(false)));
   CHECK(digest(torchtitan_implementation(true)) != digest(torchtitan_implementation(false)));
   Implementation changed = native_implementation();
@@ -248,7 +250,7 @@ TEST_CASE("implementations are found by name, and have different digests") {
 
 TEST_CASE("experts: known facts are plausible, unknown ones refused with the names of those who know") {
   const ModelGraph m = load_model("mixtral-8x7b");
-  for (const Implementation* i : {&native_implementation(), &hf_implementation(false)})
+  for (const Implementation* i : {&native_implementation(), &native_cuda_implementation(), &hf_implementation(false)})
     for (const Op& op : m.ops) {
       if (op.shape.experts.count == 0) continue;
       CAPTURE(name(op.kind));
@@ -269,7 +271,7 @@ TEST_CASE("experts: known facts are plausible, unknown ones refused with the nam
     return "";
   };
   CHECK(refusal_of(torchtitan_implementation(false), m) ==
-        "--implementation: torchtitan has no known memory and time for moe_route; those that have: native, hf, hf-eager-attention");
+        "--implementation: torchtitan has no known memory and time for moe_route; those that have: native, native-cuda, hf, hf-eager-attention");
   CHECK(refusal_of(hf_implementation(true), m).find("hf, compiled, has no known memory") != std::string::npos);
   CHECK(refusal_of(foundry_implementation(false), m) != "");
   CHECK(refusal_of(torch_cpu_implementation(), m) != "");

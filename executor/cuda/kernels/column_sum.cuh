@@ -1,0 +1,56 @@
+// Sums over rows, column by column: gradients of biases and of norms' weights. The same bits every time: parts of rows are summed in a
+// fixed order into scratch, then the parts in order.
+#pragma once
+
+#include "executor/cuda/kernels/launch.cuh"
+#include "models/implementations/native_cuda.h"
+
+namespace fsdp::cuda {
+
+inline constexpr unsigned kColumns = 32, kRowsAtOnce = 8;  // of a block of column_parts_kernel
+
+// parts[p, c] = sum over rows of part p of term(row, c).
+template <class M, class Term>
+__global__ void column_parts_kernel(std::int64_t rows, std::int64_t columns, std::int64_t rows_of_part, M* parts, Term term) {
+  __shared__ M sums[kRowsAtOnce][kColumns + 1];
+  const std::int64_t column = static_cast<std::int64_t>(blockIdx.x) * kColumns + threadIdx.x;
+  const std::int64_t begin = blockIdx.y * rows_of_part, end = begin + rows_of_part < rows ? begin + rows_of_part : rows;
+  M sum = 0;
+  if (column < columns)
+    for (std::int64_t r = begin + threadIdx.y; r < end; r += kRowsAtOnce) sum += term(r, column);
+  sums[threadIdx.y][threadIdx.x] = sum;
+  __syncthreads();
+  if (threadIdx.y != 0 || column >= columns) return;
+  for (unsigned y = 1; y < kRowsAtOnce; ++y) sum += sums[y][threadIdx.x];
+  parts[blockIdx.y * columns + column] = sum;
+}
+
+template <class T>
+__global__ void column_finish_kernel(const Math<T>* parts, std::int64_t count, std::int64_t columns, T* to, bool accumulate) {
+  const std::int64_t column = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (column >= columns) return;
+  Math<T> sum = 0;
+  for (std::int64_t p = 0; p < count; ++p) sum += parts[p * columns + column];
+  put(to[column], sum, accumulate);
+}
+
+// to[c] (+)= sum over rows of term(row, c). `parts`: column_sum_parts(rows) x columns.
+template <class T, class Term, class Launch>
+void launch_column_sum(std::int64_t rows, std::int64_t columns, Math<T>* parts, T* to, bool accumulate, const Term& term, const Launch& launch) {
+  if (columns == 0) return;
+  const std::int64_t count = column_sum_parts(rows), rows_of_part = (rows + count - 1) / count;
+  launch({static_cast<unsigned>((columns + kColumns - 1) / kColumns), static_cast<unsigned>(count)}, {kColumns, kRowsAtOnce}, 0,
+         column_parts_kernel<Math<T>, Term>, rows, columns, rows_of_part, parts, term);
+  launch({static_cast<unsigned>((columns + kThreads - 1) / kThreads)}, {kThreads}, 0, column_finish_kernel<T>,
+         static_cast<const Math<T>*>(parts), count, columns, to, accumulate);
+}
+
+// Of a matrix itself: the gradient of a bias.
+template <class T>
+struct ValueTerm {
+  const T* x;
+  std::int64_t columns;
+  FSDP_DEVICE Math<T> operator()(std::int64_t row, std::int64_t column) const { return load(x[row * columns + column]); }
+};
+
+}  // namespace fsdp::cuda

@@ -1,0 +1,103 @@
+// Softmax cross-entropy over the vocabulary (executor/kernels/cross_entropy.cpp); a block has a token. The gradient may be written where the
+// logits are. Scratch of forward: the loss of each token, fp64, which one block then adds up in a fixed order.
+#pragma once
+
+#include <cmath>
+#include <limits>
+
+#include "executor/cuda/kernels/launch.cuh"
+#include "executor/cuda/kernels/reduce.cuh"
+#include "executor/kernels/call.h"
+#include "executor/kernels/exp.h"
+
+namespace fsdp::cuda {
+
+// `kept`: log-sum-exp of each token, or null.
+template <class T, int kCount>
+__global__ void cross_entropy_forward_kernel(const T* logits, const std::int64_t* targets, Math<T>* kept, double* losses, std::int64_t vocab) {
+  using M = Math<T>;
+  const std::int64_t token = blockIdx.x, target = targets[token];
+  const T* x = logits + token * vocab;
+  if (target < 0 || target >= vocab) device_fail("a target is outside of the vocabulary");
+  M most = -std::numeric_limits<M>::infinity();
+  for_row<kCount>(vocab, [&](std::int64_t i) {
+    const Pack<T, kCount> p = load_pack<kCount>(x + i);
+    for (int k = 0; k < kCount; ++k) most = load(p.at[k]) > most ? load(p.at[k]) : most;
+  });
+  most = block_reduce<Largest>(most, -std::numeric_limits<M>::infinity());
+  M sum = 0;
+  for_row<kCount>(vocab, [&](std::int64_t i) {
+    const Pack<T, kCount> p = load_pack<kCount>(x + i);
+    for (int k = 0; k < kCount; ++k) sum += exp_of(load(p.at[k]) - most);
+  });
+  sum = block_sum(sum);
+  if (threadIdx.x != 0) return;
+  const M lse = most + std::log(sum);
+  if (kept != nullptr) kept[token] = lse;
+  losses[token] = static_cast<double>(lse) - static_cast<double>(load(x[target]));
+}
+
+// One block: *loss += weight * (sum of the losses).
+__global__ inline void add_losses_kernel(const double* losses, std::int64_t tokens, double weight, double* loss) {
+  double sum = 0;
+  for (std::int64_t t = threadIdx.x; t < tokens; t += blockDim.x) sum += losses[t];
+  sum = block_sum(sum);
+  if (threadIdx.x == 0) *loss += weight * sum;
+}
+
+template <class T, int kCount>
+__global__ void cross_entropy_backward_kernel(const T* logits, const std::int64_t* targets, const Math<T>* lse, T* dlogits, std::int64_t vocab,
+                                              Math<T> weight, bool accumulate) {
+  const std::int64_t token = blockIdx.x, target = targets[token];
+  if (target < 0 || target >= vocab) device_fail("a target is outside of the vocabulary");
+  const Math<T> of_row = lse[token];
+  for_row<kCount>(vocab, [&](std::int64_t i) {
+    const Pack<T, kCount> p = load_pack<kCount>(logits + token * vocab + i);
+    Pack<T, kCount> to = accumulate ? load_pack<kCount>(dlogits + token * vocab + i) : Pack<T, kCount>{};
+    for (int k = 0; k < kCount; ++k)
+      put(to.at[k], weight * (exp_of(load(p.at[k]) - of_row) - (i + k == target ? Math<T>(1) : Math<T>(0))), accumulate);
+    store_pack(dlogits + token * vocab + i, to);
+  });
+}
+
+template <class T, class Launch>
+void launch_cross_entropy_forward(const Call& call, const Launch& launch) {
+  const std::int64_t vocab = call.shape.vocab;
+  const T* logits = call.input<T>(0, extent(call.tokens, vocab));
+  const auto* targets = call.input<std::int64_t>(1, call.tokens);
+  double* loss = call.output<double>(0, 1);
+  Math<T>* kept = call.extra_to_keep<Math<T>>(call.tokens);
+  double* losses = call.scratch<double>(call.tokens);
+  if (call.tokens == 0) return;
+  with_packs<kPack<T>>(vocab % kPack<T> == 0 && aligned_to_16(logits), [&](auto count) {
+    constexpr int c = decltype(count)::value;
+    launch({static_cast<unsigned>(call.tokens)}, {threads_for_row(vocab, 1024)}, 0, cross_entropy_forward_kernel<T, c>, logits, targets, kept, losses,
+           vocab);
+  });
+  launch({1}, {1024}, 0, add_losses_kernel, static_cast<const double*>(losses), call.tokens, call.token_weight, loss);
+}
+
+template <class T, class Launch>
+void launch_cross_entropy_backward(const Call& call, const Launch& launch) {
+  const std::int64_t vocab = call.shape.vocab;
+  const T* logits = call.input<T>(0, extent(call.tokens, vocab));
+  const auto* targets = call.input<std::int64_t>(1, call.tokens);
+  const Math<T>* lse = call.extra<Math<T>>(call.tokens);
+  T* dlogits = call.grad_input<T>(0, extent(call.tokens, vocab));
+  if (dlogits == nullptr || call.tokens == 0) return;
+  with_packs<kPack<T>>(vocab % kPack<T> == 0 && aligned_to_16(logits, dlogits), [&](auto count) {
+    constexpr int c = decltype(count)::value;
+    launch({static_cast<unsigned>(call.tokens)}, {threads_for_row(vocab, 1024)}, 0, cross_entropy_backward_kernel<T, c>, logits, targets, lse,
+           dlogits, vocab, static_cast<Math<T>>(call.token_weight), call.adds_to_input(0));
+  });
+}
+
+template <class Launch>
+void launch_cross_entropy(const Call& call, DType type, bool backward, const Launch& launch) {
+  with_type(type, [&](auto element) {
+    using T = decltype(element);
+    return backward ? launch_cross_entropy_backward<T>(call, launch) : launch_cross_entropy_forward<T>(call, launch);
+  });
+}
+
+}  // namespace fsdp::cuda

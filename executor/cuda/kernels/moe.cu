@@ -1,0 +1,8 @@
+#include "executor/cuda/kernels/moe_launch.cuh"
+#include "executor/cuda/kernels/stream.cuh"
+
+namespace fsdp::cuda {
+
+void run_moe(const Call& call, DType type, bool backward, StreamHandle stream) { launch_moe(call, type, backward, StreamLaunch{stream}); }
+
+}  // namespace fsdp::cuda

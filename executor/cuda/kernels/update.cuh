@@ -1,0 +1,211 @@
+// What happens to sharded gradients: norms and scaling for clipping, AdamW and SGD over all parts of a unit at once.
+#pragma once
+
+#include <cmath>
+#include <vector>
+
+#include "executor/cuda/kernels/launch.cuh"
+#include "executor/cuda/kernels/reduce.cuh"
+#include "executor/gradient_places.h"
+#include "executor/kernels/adam_step.h"
+#include "executor/kernels/call.h"
+
+namespace fsdp::cuda {
+
+inline constexpr std::int64_t kNormBlocks = 256;
+inline constexpr std::int64_t kNormScratchBytes = kNormBlocks * 8;  // a partial norm of each block, fp64
+
+// ---- parts of several buffers, or of one. Grid: y parts.
+inline constexpr int kParts = 64;
+struct Piece {
+  std::byte* data = nullptr;
+  std::int64_t elements = 0;
+};
+struct PieceTable {
+  Piece piece[kParts];
+};
+struct UpdateTable {
+  TrainedPart part[kParts];
+};
+
+struct SquareOf {
+  __device__ double operator()(double x) const { return x * x; }
+};
+struct MagnitudeOf {
+  __device__ double operator()(double x) const { return x < 0 ? -x : x; }
+};
+struct PowerOf {
+  double p;
+  __device__ double operator()(double x) const { return std::pow(x < 0 ? -x : x, p); }
+};
+
+// partial[block] = (what it is already, if `adds`, and) all of f(x) that fall to the block, in a fixed order.
+template <class T, class F, class Op>
+__global__ void norm_parts_kernel(PieceTable table, int count, F f, double* partial, bool adds) {
+  double sum = 0;
+  for (int p = 0; p < count; ++p) {
+    const auto* x = reinterpret_cast<const T*>(table.piece[p].data);
+    for_elements<1>(table.piece[p].elements, [&](auto, std::int64_t i) { sum = Op{}(sum, f(static_cast<double>(load(x[i])))); });
+  }
+  sum = block_reduce<Op>(sum, 0.0);
+  if (threadIdx.x == 0) partial[blockIdx.x] = adds ? Op{}(partial[blockIdx.x], sum) : sum;
+}
+
+template <class Op>
+__global__ void norm_finish_kernel(const double* partial, double* norm) {
+  const double x = block_reduce<Op>(partial[threadIdx.x], 0.0);
+  if (threadIdx.x == 0) *norm = x;
+}
+
+// factor = min(1, limit / (norm + 1e-6)), as torch.nn.utils.clip_grad_norm_; 1 where that is not a number. `sum`: of the powers, or the largest.
+template <class T>
+__global__ void clip_kernel(PieceTable table, const double* sum, double p, double limit) {
+  const double root = p == 0 ? *sum : p == 2 ? std::sqrt(*sum) : std::pow(*sum, 1 / p);  // 0 stands for infinity
+  const double wanted = limit / (root + 1e-6);
+  const auto factor = static_cast<Math<T>>(wanted < 1 ? wanted : 1.0);
+  auto* x = reinterpret_cast<T*>(table.piece[blockIdx.y].data);
+  for_elements<1>(table.piece[blockIdx.y].elements, [=](auto, std::int64_t i) { store(x[i], load(x[i]) * factor); });
+}
+
+// Calls f(table, parts of it, most elements of one, whether it is the first).
+template <class F>
+void with_pieces(DType type, std::span<const BufferView> values, const F& f) {
+  for (std::size_t begin = 0; begin < values.size(); begin += kParts) {
+    const auto some = values.subspan(begin, std::min<std::size_t>(kParts, values.size() - begin));
+    PieceTable table;
+    std::int64_t most = 0;
+    for (std::size_t i = 0; i < some.size(); ++i) {
+      table.piece[i] = {some[i].data, some[i].bytes / size_of(type)};
+      most = std::max(most, table.piece[i].elements);
+    }
+    f(table, static_cast<int>(some.size()), most, begin == 0);
+  }
+}
+
+// `p`: 2, another power, or infinity (the largest magnitude; not a number wins). `scratch`: kNormScratchBytes on the device.
+template <class Launch>
+void launch_local_norm(DType type, std::span<const BufferView> values, double p, BufferView norm, std::byte* scratch, const Launch& launch) {
+  check_extent("clip_local_norm", "norm", 0, norm, 1, 8);
+  auto *partial = reinterpret_cast<double*>(scratch), *to = reinterpret_cast<double*>(norm.data);
+  if (values.empty()) return launch.zero(to, 8);
+  const auto all = [&](auto f, auto op) {
+    using F = decltype(f);
+    using Op = decltype(op);
+    with_type(type, [&](auto element) {
+      with_pieces(type, values, [&](const PieceTable& table, int count, std::int64_t, bool first) {
+        launch({static_cast<unsigned>(kNormBlocks)}, {kThreads}, 0, norm_parts_kernel<decltype(element), F, Op>, table, count, f, partial, !first);
+      });
+    });
+    launch({1}, {static_cast<unsigned>(kNormBlocks)}, 0, norm_finish_kernel<Op>, static_cast<const double*>(partial), to);
+  };
+  if (std::isinf(p)) all(MagnitudeOf{}, Largest{});
+  else if (p == 2) all(SquareOf{}, Sum{});
+  else all(PowerOf{p}, Sum{});
+}
+
+template <class Launch>
+void launch_clip(DType type, std::span<const BufferView> values, double p, double limit, BufferView norm, const Launch& launch) {
+  check_extent("clip_scale", "norm", 0, norm, 1, 8);
+  with_type(type, [&](auto element) {
+    with_pieces(type, values, [&](const PieceTable& table, int count, std::int64_t most, bool) {
+      launch({blocks_for(most), static_cast<unsigned>(count)}, {kThreads}, 0, clip_kernel<decltype(element)>, table,
+             reinterpret_cast<const double*>(norm.data), std::isinf(p) ? 0.0 : p, limit);
+    });
+  });
+}
+
+// ---- optimizers. Grid: x elements, y parts.
+template <class T, int kCount>
+__global__ void adamw_kernel(UpdateTable table, AdamStep<Math<T>> adam, const T* gradient, T* value, T* mean, T* square) {
+  const TrainedPart& part = table.part[blockIdx.y];
+  const T* g = gradient + part.gradient;
+  T *p = value + part.shard, *m = mean + part.state, *v = square + part.state;
+  for_elements<kCount>(part.elements, [&](auto count, std::int64_t i) {
+    constexpr int c = decltype(count)::value;
+    const Pack<T, c> pg = load_pack<c>(g + i);
+    Pack<T, c> pp = load_pack<c>(p + i), pm = load_pack<c>(m + i), pv = load_pack<c>(v + i);
+    for (int k = 0; k < c; ++k) adam.apply(pg.at[k], pp.at[k], pm.at[k], pv.at[k]);
+    store_pack(p + i, pp);
+    store_pack(m + i, pm);
+    store_pack(v + i, pv);
+  });
+}
+
+template <class T, int kCount>
+__global__ void sgd_kernel(UpdateTable table, SgdStep<Math<T>> sgd, const T* gradient, T* value) {
+  const TrainedPart& part = table.part[blockIdx.y];
+  const T* g = gradient + part.gradient;
+  T* p = value + part.shard;
+  for_elements<kCount>(part.elements, [&](auto count, std::int64_t i) {
+    constexpr int c = decltype(count)::value;
+    const Pack<T, c> pg = load_pack<c>(g + i);
+    Pack<T, c> pp = load_pack<c>(p + i);
+    for (int k = 0; k < c; ++k) sgd.apply(pg.at[k], pp.at[k]);
+    store_pack(p + i, pp);
+  });
+}
+
+// Calls f(table, parts of it, most elements of one, whether all of its parts begin at multiples of `c` elements).
+template <class F>
+void with_trained(const UnitLayout& layout, std::int64_t rank, GradientPlaces places, std::int64_t c, const F& f) {
+  std::vector<TrainedPart> parts;
+  for_each_trained(layout, rank, places, [&](const TrainedPart& part) { parts.push_back(part); });
+  for (std::size_t begin = 0; begin < parts.size(); begin += kParts) {
+    UpdateTable table;
+    std::int64_t most = 0;
+    bool packs = true;
+    const std::size_t count = std::min<std::size_t>(kParts, parts.size() - begin);
+    for (std::size_t i = 0; i < count; ++i) {
+      const TrainedPart& p = table.part[i] = parts[begin + i];
+      most = std::max(most, p.elements);
+      packs = packs && p.gradient % c == 0 && p.shard % c == 0 && p.state % c == 0;
+    }
+    f(table, static_cast<unsigned>(count), most, packs);
+  }
+}
+
+inline void check_update(const UnitLayout& layout, std::int64_t rank, std::int64_t step, DType type, BufferView gradient, BufferView shard,
+                         GradientPlaces places) {
+  if (rank < 0 || rank >= layout.shards)
+    throw MachineError("optimizer: shard " + std::to_string(rank) + " of " + std::to_string(layout.shards) + " does not exist");
+  if (step < 1) throw MachineError("optimizer: steps count from 1, not " + std::to_string(step));
+  check_extent("optimizer", "gradient", 0, gradient, gradient_elements(layout, rank, places), size_of(type));
+  check_extent("optimizer", "shard", 0, shard, layout.shard_elements, size_of(type));
+}
+
+template <class Launch>
+void launch_adamw(const UnitLayout& layout, std::int64_t rank, const Optimizer& optimizer, std::int64_t step, DType type, BufferView gradient,
+                  BufferView shard, BufferView state1, BufferView state2, GradientPlaces places, const Launch& launch) {
+  check_update(layout, rank, step, type, gradient, shard, places);
+  for (const BufferView& state : {state1, state2}) check_extent("optimizer", "state", 0, state, layout.local_trained_elements(rank), size_of(type));
+  with_type(type, [&](auto element) {
+    using T = decltype(element);
+    const auto* g = reinterpret_cast<const T*>(gradient.data);
+    auto *p = reinterpret_cast<T*>(shard.data), *m = reinterpret_cast<T*>(state1.data), *v = reinterpret_cast<T*>(state2.data);
+    with_trained(layout, rank, places, kPack<T>, [&](const UpdateTable& table, unsigned parts, std::int64_t most, bool packs) {
+      with_packs<kPack<T>>(packs && aligned_to_16(g, p, m, v), [&](auto count) {
+        constexpr int c = decltype(count)::value;
+        launch({blocks_for(most / c + 1), parts}, {kThreads}, 0, adamw_kernel<T, c>, table, AdamStep<Math<T>>(optimizer, step), g, p, m, v);
+      });
+    });
+  });
+}
+
+template <class Launch>
+void launch_sgd(const UnitLayout& layout, std::int64_t rank, const Optimizer& optimizer, DType type, BufferView gradient, BufferView shard,
+                GradientPlaces places, const Launch& launch) {
+  check_update(layout, rank, 1, type, gradient, shard, places);
+  with_type(type, [&](auto element) {
+    using T = decltype(element);
+    const auto* g = reinterpret_cast<const T*>(gradient.data);
+    auto* p = reinterpret_cast<T*>(shard.data);
+    with_trained(layout, rank, places, kPack<T>, [&](const UpdateTable& table, unsigned parts, std::int64_t most, bool packs) {
+      with_packs<kPack<T>>(packs && aligned_to_16(g, p), [&](auto count) {
+        constexpr int c = decltype(count)::value;
+        launch({blocks_for(most / c + 1), parts}, {kThreads}, 0, sgd_kernel<T, c>, table, SgdStep<Math<T>>(optimizer), g, p);
+      });
+    });
+  });
+}
+
+}  // namespace fsdp::cuda

@@ -1,0 +1,19 @@
+// What the kernels of native-cuda take that both they (executor/cuda/kernels/) and the facts about them (native_cuda.cpp) must know.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+namespace fsdp {
+
+// cuBLASLt's workspace, the whole scratch of a matrix product: 32 MiB, what cuBLAS's documentation
+// recommends for sm_90; the same on every GPU, so that a plan does not depend on it.
+inline constexpr std::int64_t kMatmulWorkspaceBytes = std::int64_t{32} << 20;
+
+// Sums over rows, column by column, are made in parts of at least 256 rows, at most 64 parts: as many partial sums of each column, in the
+// accumulate type, before they are added up in order.
+[[nodiscard]] constexpr std::int64_t column_sum_parts(std::int64_t rows) {
+  return std::clamp<std::int64_t>((rows + 255) / 256, 1, 64);
+}
+
+}  // namespace fsdp
