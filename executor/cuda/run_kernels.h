@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "executor/kernel_call.h"
+#include "executor/machine_kernels.h"
 
 struct CUstream_st;  // cudaStream_t is a pointer to it; so this header needs no CUDA toolkit
 
@@ -18,10 +19,14 @@ struct KernelContext {
   int multiprocessors = 0;                   // of the GPU
   int reserved_multiprocessors = 0;          // of those, what collectives that run at the same time may take: products leave them out
   std::shared_ptr<void> products;            // handles and algorithms of matrix products: made by their code at first use, kept for the run
+  std::shared_ptr<void> memory;              // 2 KiB of device memory for norms and pinned memory for batches: made by run_kernels at first use
 };
 
+// The kernels that calls of make_kernel (kernel_call.h) use, on one stream; used while the context lives, by its rank's host thread.
+[[nodiscard]] std::unique_ptr<MachineKernels> stream_kernels(CUstream_st* stream, KernelContext& context);
+
 // Puts the kernels of one operation on the stream, by op.action and, in forward, recompute and backward, by its op's kind. Scratch and workspace are
-// among the call's views, as the implementation declares them; nothing is allocated. `call` may be gone when this returns, except what
+// among the call's views, as the implementation declares them; nothing else is allocated but the context's memory. `call` may be gone when this returns, except what
 // call.training points to. Throws MachineError for buffers that do not fit, for what has no kernel, and for what the driver or a library refuses.
 void enqueue_kernel(const KernelCall& call, CUstream_st* stream, KernelContext& context);
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "executor/cuda/kernels/launch.cuh"
+#include "executor/kernels.h"
 #include "models/implementations/native_cuda.h"
 
 namespace fsdp::cuda {
@@ -34,11 +35,11 @@ __global__ void column_finish_kernel(const Math<T>* parts, std::int64_t count, s
   put(to[column], sum, accumulate);
 }
 
-// to[c] (+)= sum over rows of term(row, c). `parts`: column_sum_parts(rows) x columns.
+// to[c] (+)= sum over rows of term(row, c). `parts`: `count` x columns.
 template <class T, class Term, class Launch>
-void launch_column_sum(std::int64_t rows, std::int64_t columns, Math<T>* parts, T* to, bool accumulate, const Term& term, const Launch& launch) {
+void launch_column_sum(std::int64_t rows, std::int64_t columns, std::int64_t count, Math<T>* parts, T* to, bool accumulate, const Term& term, const Launch& launch) {
   if (columns == 0) return;
-  const std::int64_t count = column_sum_parts(rows), rows_of_part = (rows + count - 1) / count;
+  const std::int64_t rows_of_part = (rows + count - 1) / count;
   launch({static_cast<unsigned>((columns + kColumns - 1) / kColumns), static_cast<unsigned>(count)}, {kColumns, kRowsAtOnce}, 0,
          column_parts_kernel<Math<T>, Term>, rows, columns, rows_of_part, parts, term);
   launch({static_cast<unsigned>((columns + kThreads - 1) / kThreads)}, {kThreads}, 0, column_finish_kernel<T>,
@@ -52,5 +53,18 @@ struct ValueTerm {
   std::int64_t columns;
   FSDP_DEVICE Math<T> operator()(std::int64_t row, std::int64_t column) const { return load(x[row * columns + column]); }
 };
+
+// The gradient of a linear layer's bias: to[c] (+)= sum over rows of from[row, c], in as many parts as `scratch` has room for.
+template <class Launch>
+void launch_bias_gradient(DType type, const void* from, std::int64_t rows, std::int64_t columns, void* to, bool accumulate, BufferView scratch,
+                          const Launch& launch) {
+  with_type(type, [&](auto element) {
+    using T = decltype(element);
+    const std::int64_t fitting = columns == 0 ? 1 : scratch.bytes / (columns * static_cast<std::int64_t>(sizeof(Math<T>)));
+    if (fitting < 1) throw MachineError("column_sum: no room for " + std::to_string(columns) + " partial sums");
+    launch_column_sum<T>(rows, columns, std::min(column_sum_parts(rows), fitting), reinterpret_cast<Math<T>*>(scratch.data), static_cast<T*>(to),
+                         accumulate, ValueTerm<T>{static_cast<const T*>(from), columns}, launch);
+  });
+}
 
 }  // namespace fsdp::cuda

@@ -44,6 +44,9 @@ void run_rotary(const Call&, DType, bool backward, StreamHandle);
 void run_cross_entropy(const Call&, DType, bool backward, StreamHandle);
 void run_moe(const Call&, DType, bool backward, StreamHandle);
 
+// to[c] (+)= sum over rows of from[row, c]. `scratch`: room for partial sums of at least one row in the accumulate type.
+void run_bias_gradient(DType, const void* from, std::int64_t rows, std::int64_t columns, void* to, bool accumulate, BufferView scratch, StreamHandle);
+
 void run_convert(DType from_type, BufferView from, DType to_type, BufferView to, std::int64_t elements, bool accumulate, StreamHandle);
 void run_scale(DType, BufferView values, std::int64_t elements, double factor, StreamHandle);
 void run_copy(std::byte* to, const std::byte* from, std::int64_t bytes, StreamHandle);      // between any memories

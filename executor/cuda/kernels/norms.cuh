@@ -122,10 +122,10 @@ void launch_norm_backward(const Call& call, const Launch& launch) {
              call.adds_to_input(0), e.width);
     });
   if (T* dw = call.grad_param<T>(0, e.width))
-    launch_column_sum<T>(e.rows, e.width, parts, dw, call.adds_to_param(0), NormWeightTerm<T>{dy, x, means, rs, e.width}, launch);
+    launch_column_sum<T>(e.rows, e.width, column_sum_parts(e.rows), parts, dw, call.adds_to_param(0), NormWeightTerm<T>{dy, x, means, rs, e.width}, launch);
   if (!kCentred || call.params() < 2) return;
   if (T* db = call.grad_param<T>(1, e.width))
-    launch_column_sum<T>(e.rows, e.width, parts, db, call.adds_to_param(1), ValueTerm<T>{dy, e.width}, launch);
+    launch_column_sum<T>(e.rows, e.width, column_sum_parts(e.rows), parts, db, call.adds_to_param(1), ValueTerm<T>{dy, e.width}, launch);
 }
 
 template <class Launch>
