@@ -37,7 +37,7 @@
 #define __global__
 #define __device__
 #define __host__
-#define __shared__ static
+#define __shared__ static thread_local  // several host threads may emulate at once
 #define __constant__ static
 #define __forceinline__ inline
 #define __launch_bounds__(...)

@@ -1,119 +1,64 @@
-// The CUDA kernels, emulated on the processor, against the host's kernels; the same cases run on a GPU in
-// executor_cuda_kernels_gpu_test.
-#include "emulated_kernels.h"
-
-#include <doctest/doctest.h>
-
+// The CUDA kernels on a GPU, against the host's: the cases that executor_cuda_kernels_emulated_test runs, and larger ones. The memory that both
+// touch is pinned.
 #include "cuda_machine_cases.h"
 #include "cuda_op_cases.h"
+#include "executor/cuda/run_kernels.h"
+#include "gpu_memory.h"
 
-using namespace fsdp;
-using namespace fsdp::testing;
-
+namespace fsdp::testing {
 namespace {
 
-const EmulatedKernels& emulated() {
-  static const EmulatedKernels kernels;
-  return kernels;
-}
-
-Subject subject() {
-  Subject s = host_subject();
-  return {emulated(), native_cuda_implementation(), s.allocate, s.finish};
-}
-
-}  // namespace
-
-TEST_CASE("swiglu, gelu and sums") {
-  for (const CudaOpCase& c : elementwise_cases()) check_op(subject(), c);
-}
-
-TEST_CASE("norms") {
-  for (const CudaOpCase& c : norm_cases()) check_op(subject(), c);
-}
-
-TEST_CASE("embeddings") {
-  for (const CudaOpCase& c : embedding_cases()) check_op(subject(), c);
-}
-
-TEST_CASE("rotary embedding") {
-  for (const CudaOpCase& c : rotary_cases()) check_op(subject(), c);
-}
-
-TEST_CASE("cross-entropy") {
-  for (const CudaOpCase& c : cross_entropy_cases()) check_op(subject(), c);
-}
-
-TEST_CASE("mixtures of experts") {
-  for (const CudaOpCase& c : moe_cases()) check_op(subject(), c);
-}
-
-TEST_CASE("conversions and scaling") { check_conversions(subject()); }
-
-TEST_CASE("layouts of the collectives") { check_layouts(subject()); }
-
-TEST_CASE("optimizers") { check_updates(subject()); }
-
-TEST_CASE("norms and clipping of gradients") { check_clipping(subject()); }
-
-TEST_CASE("tokens, initial values and states") { check_data(subject()); }
-
-TEST_CASE("the gradient may be written where the logits are") {
-  const std::int64_t vocab = 1003, tokens = 4;
-  Op op;
-  op.kind = OpKind::cross_entropy, op.shape.vocab = vocab, op.inputs = {0, 1}, op.outputs = {2};
-  const Workload work{1, tokens, 4};
-  Block logits = encode(DType::f32, random_numbers(static_cast<std::size_t>(vocab * tokens), 5, 3.0)), targets = encode(DType::i64, {0, 1002, 7, 8}),
-        loss = encode(DType::f64, {0.0}), lse(4 * tokens), scratch(8 * tokens), apart(4 * vocab * tokens);
-  emulated().forward(op, work, DType::f32, std::vector<KernelArg>{{logits.view()}, {targets.view()}, {loss.view()}, {lse.view()}, {scratch.view()}}, 0.25);
-  const auto backward = [&](BufferView into) {
-    const std::vector<KernelArg> args{{}, {logits.view()}, {targets.view()}, {}, {lse.view()}, {}, {into}, {}};
-    emulated().backward(op, work, DType::f32, args, 0.25);
-  };
-  backward(apart.view());
-  backward(logits.view());
-  CHECK(decode(DType::f32, logits.view()) == decode(DType::f32, apart.view()));
-}
-
-TEST_CASE("a token outside of the vocabulary, a target too, and a slot that there is not end the kernel") {
-  for (CudaOpCase c : embedding_cases()) {
-    if (c.op.kind != OpKind::embedding) continue;
-    c.inputs[0][3] = 19;
-    CHECK_THROWS_AS(run_op(subject(), c, {}), emulation::EmulationError);
+class Gpu {
+ public:
+  [[nodiscard]] Subject subject() const {
+    return {*kernels_, native_cuda_implementation(),
+            [](std::int64_t bytes) {
+              void* p = nullptr;
+              require(cudaHostAlloc(&p, static_cast<std::size_t>(bytes), cudaHostAllocDefault));
+              return std::shared_ptr<std::byte>(static_cast<std::byte*>(p), [](std::byte* b) { cudaFreeHost(b); });
+            },
+            [] { require(cudaDeviceSynchronize()); }};
   }
-  CudaOpCase loss = cross_entropy_cases()[0];
-  loss.inputs[1][0] = -1;
-  CHECK_THROWS_AS(run_op(subject(), loss, {}), emulation::EmulationError);
-  for (CudaOpCase c : moe_cases()) {
-    if (c.op.kind == OpKind::moe_route) continue;
-    c.inputs.back()[5] = 1e6;
-    CHECK_THROWS_AS(run_op(subject(), c, {}), emulation::EmulationError);
-  }
+
+ private:
+  cuda::KernelContext context_;
+  std::unique_ptr<MachineKernels> kernels_ = cuda::stream_kernels(nullptr, context_);
+};
+
+TEST_CASE("every kernel on the GPU agrees with the host's") {
+  if (!gpu_is_here()) return;
+  const Gpu gpu;
+  const Subject s = gpu.subject();
+  for (const auto& cases : {elementwise_cases(), norm_cases(), embedding_cases(), rotary_cases(), cross_entropy_cases(), moe_cases()})
+    for (const CudaOpCase& c : cases) check_op(s, c);
+  check_conversions(s);
+  check_layouts(s);
+  check_updates(s);
+  check_clipping(s);
+  check_data(s);
 }
 
-TEST_CASE("results do not depend on which thread goes first") {
-  const EmulatedKernels other(12345);
-  const Subject first = subject(), second{other, native_cuda_implementation(), first.allocate, first.finish};
-  for (const auto& cases : {norm_cases(), embedding_cases(), moe_cases(), cross_entropy_cases()})
+TEST_CASE("sizes of models on the GPU") {
+  if (!gpu_is_here()) return;
+  const Gpu gpu;
+  for (const CudaOpCase& c : {elementwise_case(OpKind::swiglu, {.width = 14336}, 100), elementwise_case(OpKind::gelu, {.width = 12288, .tanh = true}, 100),
+                              norm_case(OpKind::rms_norm, 4096, 1, 1000, false), norm_case(OpKind::rms_norm, 128, 32, 500, false),
+                              norm_case(OpKind::layer_norm, 8192, 1, 300, true)})
+    for (const DType type : {DType::f32, DType::bf16}) check_op(gpu.subject(), c, {.type = type});
+}
+
+TEST_CASE("kernels on the GPU give the same bits every time") {
+  if (!gpu_is_here()) return;
+  const Gpu gpu;
+  for (const auto& cases : {norm_cases(), embedding_cases(), cross_entropy_cases(), moe_cases()})
     for (const CudaOpCase& c : cases) {
       CAPTURE(c.name);
-      const CudaOpResult a = run_op(first, c, {}), b = run_op(second, c, {});
+      const CudaOpResult a = run_op(gpu.subject(), c, {}), b = run_op(gpu.subject(), c, {});
       CHECK(a.outputs == b.outputs);
       CHECK(a.grad_inputs == b.grad_inputs);
       CHECK(a.grad_params == b.grad_params);
     }
 }
 
-// In one part, in many, and in as many as fit; u = 2^-24 and at most 700 terms of both signs.
-TEST_CASE("the gradient of a bias") {
-  for (const std::int64_t rows : {1, 255, 700})
-    for (const std::int64_t room : {1, 2, 64}) {
-      const std::int64_t columns = 37;
-      const Numbers x = random_numbers(static_cast<std::size_t>(rows * columns), 3), before = random_numbers(static_cast<std::size_t>(columns), 4);
-      Block from = encode(DType::f32, x), to = encode(DType::f32, before), scratch(room * columns * 4 + 3);
-      cuda::launch_bias_gradient(DType::f32, from.view().data, rows, columns, to.view().data, true, scratch.view(), EmulatedLaunch{});
-      Numbers sums = rounded(DType::f32, before), held = rounded(DType::f32, x);
-      for (std::size_t i = 0; i < held.size(); ++i) sums[i % static_cast<std::size_t>(columns)] += held[i];
-      CHECK(distance(decode(DType::f32, to.view()), sums) <= tolerance(DType::f32, 700));
-    }
-}
+}  // namespace
+}  // namespace fsdp::testing

@@ -161,9 +161,7 @@ class StreamKernels final : public MachineKernels {
 
   // Products in the workspace; then, in its place, partial sums of the bias's gradient.
   void multiply(const LinearCalls& calls, const Call& call) const {
-    auto* scratch = call.scratch<std::byte>(kMatmulWorkspaceBytes);
-    const auto misaligned = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(scratch) % 256);
-    const BufferView room{scratch + (256 - misaligned) % 256, kMatmulWorkspaceBytes - 256};  // the same size wherever it lies
+    const BufferView room{call.scratch<std::byte>(kMatmulWorkspaceBytes), kMatmulWorkspaceBytes};
     if (!context_.products && (context_.libraries == nullptr || !context_.libraries->cublas_lt))
       throw MachineError("matrix products on a GPU need cuBLASLt" +
                          (context_.libraries == nullptr ? std::string() : ": " + context_.libraries->why_no_cublas_lt));
