@@ -1,6 +1,7 @@
 // In place of the .cu files: the same work in the order of the stream. Kernels of operations are those of the host, which see the same memory.
 #include <cstring>
 #include <functional>
+#include <memory>
 #include <thread>
 #include <vector>
 
@@ -31,6 +32,19 @@ void enqueue_occupation(const Occupation& o, CUstream_st* stream) {
   push_on_stream(stream, [=] { std::this_thread::sleep_for(std::chrono::nanoseconds(o.nanoseconds)); });
 }
 
-void enqueue_kernel(const KernelCall& call, CUstream_st* stream, KernelContext&) { push_on_stream(stream, make_kernel(call)); }
+// Programs are lowered for native-cuda; the host's kernels take scratch of another size.
+void enqueue_kernel(const KernelCall& call, CUstream_st* stream, KernelContext&) {
+  const Action action = call.op.action;
+  if (action != Action::forward && action != Action::recompute && action != Action::backward) return push_on_stream(stream, make_kernel(call));
+  const Op& op = call.model.ops.at(static_cast<std::size_t>(call.op.graph_op));
+  const Workload work{call.plan.micro_batches.at(static_cast<std::size_t>(call.op.micro_batch)), call.plan.seq_len, size_of(call.plan.param_dtype)};
+  const OpFacts f = facts(native_implementation(), op, work);
+  const bool backward = action == Action::backward;
+  auto scratch = std::make_shared<std::vector<std::byte>>(static_cast<std::size_t>(backward ? f.backward_scratch_bytes : f.forward_scratch_bytes));
+  KernelCall with = call;
+  const std::size_t before = op.inputs.size() + op.params.size() + op.outputs.size() * (backward ? 2 : 1);  // and the extra
+  with.views.at(before + 1) = {scratch->data(), static_cast<std::int64_t>(scratch->size())};
+  push_on_stream(stream, [scratch, body = make_kernel(with)] { body(); });
+}
 
 }  // namespace fsdp::cuda

@@ -172,7 +172,7 @@ class CudaBackend final : public Backend {
   explicit CudaBackend(World world) : world_(std::move(world)), environment_(describe()) {}
   [[nodiscard]] std::string name() const override { return world_.options.emulate ? "cuda-emulated" : "cuda"; }
   [[nodiscard]] std::string environment() const override { return environment_; }
-  [[nodiscard]] const Implementation& implementation() const override { return native_implementation(); }
+  [[nodiscard]] const Implementation& implementation() const override { return native_cuda_implementation(); }
   [[nodiscard]] std::int64_t ranks() const override { return world_.ranks(); }
   [[nodiscard]] MeshShape mesh() const override { return world_.mesh; }
   [[nodiscard]] std::vector<std::int64_t> local_ranks() const override { return world_.local; }
