@@ -172,9 +172,9 @@ inline void check_updates(const Subject& subject) {
 }
 
 inline void check_clipping(const Subject& subject) {
-  for (const DType type : kTypes)
-    for (const double p : {2.0, 3.0, 1.0, std::numeric_limits<double>::infinity()})
-      for (const std::size_t parts : {std::size_t{0}, std::size_t{1}, std::size_t{70}})
+  for (const DType type : {DType::f32, DType::bf16})
+    for (const double p : {2.0, 3.0, std::numeric_limits<double>::infinity()})
+      for (const std::size_t parts : {std::size_t{0}, std::size_t{70}})
         for (const bool broken : {false, true}) {
           CAPTURE(name(type));
           CAPTURE(p);
