@@ -133,6 +133,8 @@ class Backend {
   [[nodiscard]] virtual MeshShape mesh() const = 0;
   // Ranks of this process, ascending: all of them where ranks are threads. The process of rank 0 leads: it alone reports.
   [[nodiscard]] virtual std::vector<std::int64_t> local_ranks() const = 0;
+  // One rank runs and the others are played: what it measures is its own alone.
+  [[nodiscard]] virtual bool emulated() const { return false; }
   // `reshard`: sizes of the groups of Communicator::reshard that the body uses.
   virtual void run(const std::function<void(Device&)>& body, std::span<const std::int64_t> reshard = {}) = 0;
 };

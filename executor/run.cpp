@@ -95,10 +95,10 @@ RunResult run(const ModelGraph& model, const ShardingPlan& plan, const ClusterSp
   } catch (const RankFailure& e) {
     rethrow(e, *job, here);
   }
-  if (static_cast<std::int64_t>(here.size()) < backend.ranks()) gather_from_processes(*job, backend);
+  if (static_cast<std::int64_t>(here.size()) < backend.ranks() && !backend.emulated()) gather_from_processes(*job, backend);
   RunResult result;
   if (here.front() == 0) {
-    for (std::int64_t r = static_cast<std::int64_t>(here.size()); r < backend.ranks(); ++r)
+    for (std::int64_t r = static_cast<std::int64_t>(here.size()); r < backend.ranks() && !backend.emulated(); ++r)
       job->ranks[static_cast<std::size_t>(r)].program = prepare(*job, backend.implementation(), r);
     result.measurement = measure(*job, cluster, backend);
   }

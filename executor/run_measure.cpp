@@ -94,7 +94,8 @@ Measurement measure(const RunJob& job, const ClusterSpec& cluster, const Backend
   m.median_step_seconds = quantile(m.step_seconds, 0.5);
   m.noise = (quantile(m.step_seconds, 0.9) - quantile(m.step_seconds, 0.1)) / m.median_step_seconds;
   m.steps = noise_of(first, m.step_seconds);
-  for (std::size_t r = 0; r < job.ranks.size(); ++r) m.ranks.push_back(measure_rank(job, r, m.median_step_seconds));
+  const std::size_t measured = backend.emulated() ? job.local_ranks.size() : job.ranks.size();
+  for (std::size_t r = 0; r < measured; ++r) m.ranks.push_back(measure_rank(job, r, m.median_step_seconds));
   const Program& program = first.program;
   m.by_action = m.ranks.front().by_action;
   m.losses = losses_of(first);

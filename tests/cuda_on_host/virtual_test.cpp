@@ -68,17 +68,18 @@ TEST_CASE("a run with virtual ranks equals the host backend's, bit by bit") {
 
 TEST_CASE("one rank of an emulated world runs its plan alone, and says that it is emulated") {
   const ModelGraph model = small_llama({.layers = 2, .vocab = 37, .hidden = 20, .inner = 30, .heads = 5, .kv_heads = 1});
-  const ShardingPlan plan = make_plan(model, {.shard = 8, .micro_batches = {1}});
-  const ClusterSpec cluster = load_cluster("dgx-h100", 8);
-  const auto backend = make_cuda_backend({1, 8}, {.emulate = EmulatedWorld{plan, cluster, default_costs(cluster)}});
+  const ShardingPlan plan = make_plan(model, {.shard = 64, .replicate = 8, .micro_batches = {1}});
+  const ClusterSpec cluster = load_cluster("dgx-h100", 512);
+  const auto backend = make_cuda_backend({8, 64}, {.emulate = EmulatedWorld{plan, cluster, default_costs(cluster)}});
   CHECK(backend->name() == "cuda-emulated");
   CHECK(backend->local_ranks() == std::vector<std::int64_t>{0});
-  CHECK(backend->environment().find("emulated world of 8") != std::string::npos);
+  CHECK(backend->environment().find("emulated world of 512") != std::string::npos);
   RunOptions options;
   options.steps = 2;
   const RunResult result = run(model, plan, cluster, *backend, options);
   const Program program = lower(model, plan, native_cuda_implementation(), 0);
   CHECK(result.measurement.backend == "cuda-emulated");
+  CHECK(result.measurement.ranks.size() == 1);
   CHECK(result.measurement.ranks.front().steady_step == replay_memory(program).steady_step);
   CHECK(result.measurement.ranks.front().order == order_labels(program.steady_step, program, plan, model));
   // Each collective took at least the time that the costs say: the sum over the step's is known from them.
@@ -86,7 +87,7 @@ TEST_CASE("one rank of an emulated world runs its plan alone, and says that it i
   double least = 0, took = 0;
   for (std::size_t i = 0; i < demands.size(); ++i) {
     const Operation& op = program.steady_step.ops[i];
-    if (op.action != Action::all_gather && op.action != Action::reduce_scatter) continue;
+    if (op.action != Action::all_gather && op.action != Action::reduce_scatter && op.action != Action::all_reduce) continue;
     least += demands[i].alone.count();
     const auto span = result.measurement.ranks.front().timeline.spans[i];
     took += span.end - span.start;

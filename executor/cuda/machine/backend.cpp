@@ -177,6 +177,8 @@ class CudaBackend final : public Backend {
   [[nodiscard]] MeshShape mesh() const override { return world_.mesh; }
   [[nodiscard]] std::vector<std::int64_t> local_ranks() const override { return world_.local; }
 
+  [[nodiscard]] bool emulated() const override { return world_.options.emulate.has_value(); }
+
   void run(const std::function<void(Device&)>& body, std::span<const std::int64_t> reshard) override {
     auto run = std::make_unique<CudaRun>();
     run->body = body;
