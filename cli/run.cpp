@@ -96,14 +96,14 @@ void check_memory(const ModelGraph& model, const ShardingPlan& plan, const Clust
 }
 
 // What `compare` would refuse after the run is refused before it.
-void check_prediction(const Prediction& p, const ModelGraph& model, const ShardingPlan& plan, const std::string& file) {
+void check_prediction(const Prediction& p, const ModelGraph& model, const ShardingPlan& plan, const Implementation& runs, const std::string& file) {
   const char* remedy = "predict the plan that is to run, with `fsdp-plan simulate --cluster host`";
   if (p.provenance.model_digest != model.digest())
     throw InputError(file, "predicts another model, " + p.provenance.model, remedy);
   if (p.provenance.plan_digest != plan.digest())
     throw InputError(file, "predicts another plan, of digest " + p.provenance.plan_digest, remedy);
-  if (p.provenance.implementation != native_implementation().name)
-    throw InputError(file, "predicts the implementation " + p.provenance.implementation + ", but native runs", remedy);
+  if (p.provenance.implementation != runs.name)
+    throw InputError(file, fmt::format("predicts the implementation {}, but {} runs", p.provenance.implementation, runs.name), remedy);
   if (p.order.empty()) throw InputError(file + ": order", "is empty", remedy);
 }
 
@@ -172,7 +172,7 @@ int run_here(const RunFlags& f, const Launch* others) {
   std::optional<Prediction> prediction;
   if (f.prediction) {
     prediction = parse_prediction(read_file(*f.prediction), *f.prediction);
-    check_prediction(*prediction, model, plan, *f.prediction);
+    check_prediction(*prediction, model, plan, implementation_of(f.machine), *f.prediction);
   }
   const ClusterSpec cluster = load_cluster("host", plan.ranks());
   if (*f.machine.backend != "cuda") check_memory(model, plan, cluster, *f.shared.plan, others);
@@ -182,7 +182,7 @@ int run_here(const RunFlags& f, const Launch* others) {
   const Measurement& measured = result.measurement;
   if (f.output) write_file(*f.output, to_json_text(measured));
   if (f.trace) {
-    const Program program = lower(model, plan, native_implementation());
+    const Program program = lower(model, plan, implementation_of(f.machine));
     write_file(*f.trace, trace_json(program.steady_step, program, plan, model, prediction ? &*prediction : nullptr, &measured));
   }
   if (const auto bad = std::find_if(measured.losses.begin(), measured.losses.end(), [](double l) { return !std::isfinite(l); }); bad != measured.losses.end())

@@ -47,6 +47,8 @@ void check_backend_flags(const BackendFlags& f) {
   if (const std::string why = why_no_cuda(); !why.empty()) (void)make_cuda_backend({1, 1});  // says so
 }
 
+const Implementation& implementation_of(const BackendFlags& f) { return *f.backend == "cuda" ? native_cuda_implementation() : native_implementation(); }
+
 std::unique_ptr<Backend> make_backend(const BackendFlags& f, const std::string& model, const ShardingPlan& plan, const BackendOptions& options) {
   const MeshShape mesh{plan.replicate(), plan.shard()};
   if (*f.backend == "mpi") return make_mpi_backend(mesh, options);

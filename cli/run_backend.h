@@ -18,6 +18,7 @@ void add_backend_flags(const Command&, BackendFlags&);
 // Throws for what cannot be, before anything is read: a backend that is unknown or not built in (InputError), cuda without a GPU (MachineError).
 void check_backend_flags(const BackendFlags&);
 
+[[nodiscard]] const Implementation& implementation_of(const BackendFlags&);  // of the backend's kernels
 [[nodiscard]] std::unique_ptr<Backend> make_backend(const BackendFlags&, const std::string& model, const ShardingPlan&, const BackendOptions&);
 
 }  // namespace fsdp::cli
