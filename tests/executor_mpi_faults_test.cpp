@@ -56,6 +56,7 @@ void misbehave(const std::string& fault) {
     ::kill(::getpid(), SIGSTOP);
     std::this_thread::sleep_for(200ms);  // it takes effect a little later
   }
+  if (fault == "slow") std::ofstream(from_environment("TMPDIR") + "/reached").flush();  // the launch may be interrupted now
   if (fault == "stuck" || fault == "slow") sleep_forever();
 }
 
@@ -147,7 +148,8 @@ std::vector<std::string> words_of(const std::string& text) {
   return {std::istream_iterator<std::string>(in), {}};
 }
 
-// Runs `mpirun -n ranks` of this program; `interrupt` > 0: sends mpirun that signal after two seconds.
+// Runs `mpirun -n ranks` of this program; `interrupt` > 0: sends mpirun that signal half a second after a rank has become slow. (To start may
+// take MPI ten seconds, where it looks up names that nobody answers for.)
 Outcome launch(std::int64_t ranks, const std::string& fault, const std::string& moment, std::int64_t victim, int interrupt = 0) {
   static int count = 0;
   const Folder folder;
@@ -177,7 +179,11 @@ Outcome launch(std::int64_t ranks, const std::string& fault, const std::string& 
   int status = 0;
   for (bool sent = interrupt == 0; ::waitpid(child, &status, WNOHANG) == 0;) {
     const auto since = Clock::now() - begin;
-    if (!sent && since > 2s) ::kill(child, interrupt), sent = true;
+    if (!sent && fs::exists(folder.path / "reached")) {
+      std::this_thread::sleep_for(500ms);
+      ::kill(child, interrupt);
+      sent = true;
+    }
     if (since > 60s) ::kill(-child, SIGKILL);
     std::this_thread::sleep_for(10ms);
   }
@@ -189,7 +195,7 @@ Outcome launch(std::int64_t ranks, const std::string& fault, const std::string& 
   for (std::string line; std::getline(lines, line);)
     if (line.starts_with("fsdp-plan: ")) o.sentences.push_back(line);
   for (const auto& entry : fs::directory_iterator(folder.path))
-    if (const std::string file = entry.path().filename().string(); file != "out" && file != "err") o.left.push_back(file);
+    if (const std::string file = entry.path().filename().string(); file != "out" && file != "err" && file != "reached") o.left.push_back(file);
   return o;
 }
 
