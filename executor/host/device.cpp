@@ -25,22 +25,27 @@ HostDevice::HostDevice(std::int64_t rank, Links links, std::shared_ptr<RunContro
     : rank_(rank), links_(std::move(links)), control_(std::move(control)), epoch_(epoch), arena_(rank), host_arena_(rank),
       last_collective_(links_.groups.size(), -1) {}
 
+// When the stream gets there. It is there already when nothing is under way: the host itself may then write what it has just been handed.
+void HostDevice::change_poison(Stream pool, PoisonChange change) {
+  const std::lock_guard lock(mutex_);
+  std::vector<PoisonChange>& later = workers_[static_cast<std::size_t>(pool)].poison;
+  if (outstanding_ != 0 || !later.empty()) later.push_back(change);
+  else if (change.poisoned) poison(change.data, static_cast<std::size_t>(change.bytes));
+  else unpoison(change.data, static_cast<std::size_t>(change.bytes));
+}
+
 BufferView HostDevice::allocate(Stream pool, std::int64_t offset, std::int64_t bytes, Memory where) {
   const BufferView view = (where == Memory::host ? host_arena_ : arena_).allocate(offset, bytes);
   if (!poison_works() || bytes == 0) return view;
   if (where == Memory::host) unpoison(view.data, static_cast<std::size_t>(bytes));  // the host itself may be the first to touch it
-  else workers_[static_cast<std::size_t>(pool)].poison.push_back({view.data, bytes, false});
+  else change_poison(pool, {view.data, bytes, false});
   return view;
 }
 
 void HostDevice::release(Stream pool, BufferView view) {
   const bool in_host_memory = host_arena_.holds(view);
   (in_host_memory ? host_arena_ : arena_).release(view);
-  if (!poison_works() || view.bytes == 0 || in_host_memory) return;
-  const std::lock_guard lock(mutex_);
-  std::vector<PoisonChange>& later = workers_[static_cast<std::size_t>(pool)].poison;
-  if (outstanding_ == 0 && later.empty()) poison(view.data, static_cast<std::size_t>(view.bytes));  // its stream is there already
-  else later.push_back({view.data, view.bytes, true});
+  if (poison_works() && view.bytes != 0 && !in_host_memory) change_poison(pool, {view.data, view.bytes, true});
 }
 
 void HostDevice::begin_step() {

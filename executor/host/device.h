@@ -95,6 +95,7 @@ class HostDevice final : public Device, public std::enable_shared_from_this<Host
   // Changes what the rank does, and its journal.
   void set(Worker& w, Stream, Journal::State, std::int32_t event = -1);
   void set(Journal::Host host) { links_.journal->host.store(host); }
+  void change_poison(Stream pool, PoisonChange change);
   void enqueue(Stream, std::int32_t* previous, std::span<const std::int32_t> waits, Task);
   void check_new(std::int32_t op, std::span<const std::int32_t> waits) const;
   void issue_collective(std::size_t link, std::int32_t op, Stream, std::span<const std::int32_t> waits, Post,
