@@ -33,13 +33,16 @@ struct Range {
   std::vector<std::int64_t> full;            // of collectives: bytes, as nccl-tests counts
   std::int64_t small = 0, large = 0;         // elements
   std::int64_t short_sequence = 0, long_sequence = 0;
+  std::int64_t arena_bytes = 0;              // of a rank: address space; only what is written becomes memory
 };
 Range host_range() {
-  return {true, {40, 80, 160, 320, 640, 1000}, 64, 1024, {4096, 16384, 65536, 262144, 1 << 20, 4 << 20, 16 << 20, 64 << 20}, 1 << 15, 1 << 19, 64, 512};
+  return {true, {40, 80, 160, 320, 640, 1000}, 64, 1024, {4096, 16384, 65536, 262144, 1 << 20, 4 << 20, 16 << 20, 64 << 20}, 1 << 15, 1 << 19, 64, 512,
+          std::int64_t{1} << 30};
 }
 // 3e7 to 1e12 flops; what is large exceeds the second-level cache (50 to 126 MB from A100 to B200) with what is read and written.
 Range gpu_range() {
-  return {false, {256, 512, 1024, 2048, 4096, 8192}, 64, 8192, {1 << 16, 1 << 18, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20, 1 << 30}, 1 << 18, 1 << 25, 512, 4096};
+  return {false, {256, 512, 1024, 2048, 4096, 8192}, 64, 8192, {1 << 16, 1 << 18, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20, 1 << 30}, 1 << 18, 1 << 25, 512, 4096,
+          std::int64_t{1} << 32};
 }
 
 struct Benchmark {
@@ -50,6 +53,7 @@ struct Benchmark {
 
 class Suite {
  public:
+  explicit Suite(std::int64_t arena_bytes) : arena_bytes_(arena_bytes) {}
   std::size_t add(std::string what, Setup setup) {
     benchmarks_.push_back({std::move(what), std::move(setup)});
     return benchmarks_.size() - 1;
@@ -61,7 +65,7 @@ class Suite {
     for (int pass = 0; pass < kPasses; ++pass) {
       for (std::size_t i = 0; i < benchmarks_.size(); ++i) {
         const double left = static_cast<double>((kPasses - pass) * benchmarks_.size() - i);
-        const Timer timer{backend, 0.5 * std::max(0.0, options.seconds_budget - spent()) / left};  // the rest: set-up
+        const Timer timer{backend, arena_bytes_, 0.5 * std::max(0.0, options.seconds_budget - spent()) / left};  // the rest: set-up
         if (options.progress) options.progress(fmt::format("pass {} of {}: {}", pass + 1, kPasses, benchmarks_[i].what));
         benchmarks_[i].seconds = std::min(benchmarks_[i].seconds, timer.time(benchmarks_[i].setup));
       }
@@ -74,9 +78,10 @@ class Suite {
   void run_by_clock(Backend& backend, const CalibrateOptions& options) {
     for (Benchmark& b : benchmarks_) {
       if (options.progress) options.progress(b.what);
-      b.seconds = options.clock(b.what, Timer{backend}.one_round(b.setup));
+      b.seconds = options.clock(b.what, Timer{backend, arena_bytes_}.one_round(b.setup));
     }
   }
+  std::int64_t arena_bytes_;
   std::vector<Benchmark> benchmarks_;
 };
 
@@ -98,37 +103,43 @@ struct Pair {
 };
 
 // The host's own time for one launch, into a stream that is busy, so that nobody is woken. Where streams are no threads, of a real kernel.
-double host_launch_seconds(Backend& backend, DType type, bool threads) {
+struct LaunchCase {
+  Issue busy, small;
+};
+LaunchCase thread_launches() {
+  return {[](Device& device, std::int32_t& op, int) {
+            device.launch(op++, Stream::compute, {}, [] {
+              const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(5);
+              while (std::chrono::steady_clock::now() < until) {
+              }
+            });
+          },
+          [](Device& device, std::int32_t& op, int) {
+            std::vector<KernelArg> args(8);
+            device.launch(op++, Stream::compute, {}, [args = std::move(args)] { static_cast<void>(args.size()); });
+          }};
+}
+LaunchCase kernel_launches(BenchMemory& memory, DType type) {
+  constexpr std::int64_t kElements = std::int64_t{1} << 26;  // copied first: longer than the launches take
+  return {[copy = copy_setup(kElements, type)(memory)](Device& device, std::int32_t& op, int) {
+            for (int i = 0; i < 40; ++i) copy(device, op, i);
+          },
+          copy_setup(1, type)(memory)};
+}
+
+double host_launch_seconds(Backend& backend, DType type, const Range& range) {
   double best = std::numeric_limits<double>::infinity();
   constexpr int kLaunches = 500;
-  constexpr std::int64_t kBusy = std::int64_t{1} << 26;  // elements copied first: longer than the launches take
   backend.run([&](Device& device) {
-    std::optional<BenchMemory> memory;
-    if (!threads) {
-      device.reserve_arena(2 * kBusy * size_of(type) + 4096);
-      memory.emplace(device, backend.implementation());
-    }
-    const Issue busy = threads ? Issue() : copy_setup(kBusy, type)(*memory), small = threads ? Issue() : copy_setup(1, type)(*memory);
+    device.reserve_arena(range.arena_bytes);
+    BenchMemory memory(device, backend.implementation());
+    const LaunchCase launch = range.threads ? thread_launches() : kernel_launches(memory, type);
     for (int trial = 0; trial < 5 && device.rank() == 0; ++trial) {
       device.begin_step();
       std::int32_t op = 0;
-      if (threads)
-        device.launch(op++, Stream::compute, {}, [] {
-          const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(5);
-          while (std::chrono::steady_clock::now() < until) {
-          }
-        });
-      else
-        for (int i = 0; i < 40; ++i) busy(device, op, i);
+      launch.busy(device, op, 0);
       const auto begin = std::chrono::steady_clock::now();
-      for (int i = 0; i < kLaunches; ++i) {
-        if (!threads) {
-          small(device, op, i);
-          continue;
-        }
-        std::vector<KernelArg> args(8);
-        device.launch(op++, Stream::compute, {}, [args = std::move(args)] { static_cast<void>(args.size()); });
-      }
+      for (int i = 0; i < kLaunches; ++i) launch.small(device, op, i);
       best = std::min(best, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() / kLaunches);
       device.synchronize();
     }
@@ -168,7 +179,7 @@ class Calibration {
     costs.source = fmt::format("calibrate --backend {}, {} rank{}, {}, {}, {}", backend_.name(), options_.ranks, options_.ranks == 1 ? "" : "s",
                                name(options_.type), backend_.environment(), today());
     costs.kernel_overhead = Seconds(suite_.seconds(empty_));
-    const double launch = options_.clock ? options_.clock("launch", {}) : host_launch_seconds(backend_, options_.type, range_.threads);
+    const double launch = options_.clock ? options_.clock("launch", {}) : host_launch_seconds(backend_, options_.type, range_);
     costs.host_per_operation = Seconds(range_.threads ? std::min(launch, suite_.seconds(empty_)) : launch);
     if (range_.threads) fill_threads(costs);
     costs.collective_ranks = options_.ranks;
@@ -306,7 +317,7 @@ class Calibration {
   const Range range_;
   const std::string platform_;
   Backend& backend_;
-  Suite suite_;
+  Suite suite_{range_.arena_bytes};
   std::size_t empty_ = 0;
   std::vector<std::size_t> products_[3], collectives_[3];
   std::size_t flat_[3] = {};

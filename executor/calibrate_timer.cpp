@@ -16,7 +16,6 @@ namespace fsdp {
 
 namespace {
 
-constexpr std::int64_t kArenaBytes = std::int64_t{1} << 32;  // address space; only what is written becomes memory
 constexpr double kBatchSeconds = 4e-3, kTurnsSeconds = 40e-3;  // where ranks take turns on cores: many of the system's time slices
 
 double seconds_now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
@@ -89,7 +88,7 @@ double Timer::time(const Setup& setup) const {
   double result = 0;
   std::mutex mutex;
   backend.run([&](Device& device) {
-    device.reserve_arena(kArenaBytes);
+    device.reserve_arena(arena_bytes);
     BenchMemory memory(device, backend.implementation());
     const BufferView cell = memory.take(1, DType::f64);
     const Issue issue = setup(memory);
@@ -114,7 +113,7 @@ double Timer::time(const Setup& setup) const {
 std::vector<std::vector<OperationRecord>> Timer::one_round(const Setup& setup) const {
   std::vector<std::vector<OperationRecord>> records(static_cast<std::size_t>(backend.ranks()));
   backend.run([&](Device& device) {  // every rank writes its own
-    device.reserve_arena(kArenaBytes);
+    device.reserve_arena(arena_bytes);
     BenchMemory memory(device, backend.implementation());
     const Issue issue = setup(memory);
     device.begin_step();

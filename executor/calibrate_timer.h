@@ -37,6 +37,7 @@ using Setup = std::function<Issue(BenchMemory&)>;
 
 struct Timer {
   Backend& backend;
+  std::int64_t arena_bytes = 0;
   double seconds_per_benchmark = 0.05;
   // Seconds per round: the median over batches of the mean over ranks. With more ranks than cores, batches are long, so that ranks take
   // turns in them as in a run, with caches that another rank has used; and what a batch takes of the cores' time, spread over all cores, is
