@@ -3,14 +3,13 @@
 
 #include <algorithm>
 #include <numeric>
-#include <optional>
 #include <string>
 #include <system_error>
 
 #include "executor/host/device.h"
 #include "executor/host/mailbox.h"
 #include "executor/host/processor.h"
-#include "executor/signals.h"
+#include "executor/host/watch.h"
 #include "models/error.h"
 #include "models/units.h"
 
@@ -58,45 +57,10 @@ struct HostRun {
     }
   }
 
-  // Nothing has moved for so long. Ranks that all wait will wait for ever; a kernel or a host that is at work gets the watchdog's time.
-  void blame_somebody(double seconds, double watchdog_seconds) const {
-    std::vector<host::Doing> doing;
-    for (const auto& device : devices) doing.push_back(device->doing());
-    const auto worst = std::max_element(doing.begin(), doing.end(), [](const auto& a, const auto& b) { return a.blame < b.blame; });
-    if (worst->blame >= host::kRuns && seconds <= watchdog_seconds) return;
-    const std::int64_t rank = devices[static_cast<std::size_t>(worst - doing.begin())]->rank();
-    std::string what = fmt::format("no rank has made progress for {:.2g} s: rank {} {}", seconds, rank, worst->what);
-    for (const std::int64_t other : worst->waits_for)
-      what += fmt::format("; rank {} {}", other, doing[static_cast<std::size_t>(other)].what);
-    control->fail(rank, worst->op, what);
-  }
-
-  void interrupt(int signal) const {
-    const host::Doing doing = devices.front()->doing();
-    control->fail(0, doing.op, fmt::format("interrupted by {}; rank 0 {}", signal_name(signal), doing.what));
-  }
-
-  // True: every thread has ended. False: the run failed and some thread did not end within `grace`.
-  bool watch(double watchdog_seconds) {
-    constexpr auto poll = std::chrono::milliseconds(20);
-    constexpr auto grace = std::chrono::seconds(4);
-    const double standstill = std::min(watchdog_seconds, 3.0);  // far beyond any pause between a wait that ends and what it lets go on
-    std::uint64_t seen = control->progress();
-    auto moved = Clock::now();
-    std::optional<Clock::time_point> failed;
-    while (!control->wait_for_end(poll)) {
-      if (control->failed()) {
-        if (!failed) failed = Clock::now();
-        if (Clock::now() - *failed > grace) return false;
-      } else if (const std::uint64_t progress = control->progress(); progress != seen) {
-        seen = progress;
-        moved = Clock::now();
-      } else if (const double still = std::chrono::duration<double>(Clock::now() - moved).count(); still > standstill) {
-        blame_somebody(still, watchdog_seconds);
-      }
-      if (const int signal = noted_signal(); signal != 0 && !control->failed()) interrupt(signal);
-    }
-    return true;
+  // True: every thread has ended. False: the run failed and some thread did not end soon.
+  bool watch(const std::vector<std::int64_t>& local_ranks, double watchdog_seconds) {
+    constexpr double standstill = 3.0;       // seconds; far beyond any pause between a wait that ends and what it lets go on
+    return host::watch(*control, local_ranks, [this](std::size_t i) { return devices[i]->doing(); }, {watchdog_seconds, std::min(watchdog_seconds, standstill)});
   }
 
   void finish(bool all_ended) {
@@ -134,7 +98,7 @@ class HostBackend final : public Backend {
     for (const std::int64_t r : local_ranks())
       run.devices.push_back(std::make_shared<host::HostDevice>(r, std::move(links[static_cast<std::size_t>(r)]), run.control, epoch_));
     run.start();
-    run.finish(run.watch(options_.watchdog_seconds));
+    run.finish(run.watch(local_ranks(), options_.watchdog_seconds));
   }
 
  private:

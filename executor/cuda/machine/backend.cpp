@@ -17,7 +17,7 @@
 #include "executor/cuda/rank_reduction.h"
 #include "executor/cuda_backend.h"
 #include "executor/host/processor.h"
-#include "executor/signals.h"
+#include "executor/host/watch.h"
 #include "models/error.h"
 #include "models/units.h"
 
@@ -112,37 +112,11 @@ struct CudaRun {
     }
   }
 
-  void blame_somebody(double seconds) const {
-    std::vector<host::Doing> doing;
-    for (const auto& device : devices) doing.push_back(device->doing());
-    const auto worst = std::max_element(doing.begin(), doing.end(), [](const auto& a, const auto& b) { return a.blame < b.blame; });
-    const std::int64_t rank = devices[static_cast<std::size_t>(worst - doing.begin())]->rank();
-    control->fail(rank, worst->op, fmt::format("no rank has made progress for {:.2g} s: rank {} {}", seconds, rank, worst->what));
-  }
-
-  // True: every thread has ended. False: the run failed and some thread did not end within `grace`.
-  bool watch(double watchdog_seconds) {
-    constexpr auto poll = std::chrono::milliseconds(20);
-    constexpr auto grace = std::chrono::seconds(6);
-    std::uint64_t seen = control->progress();
-    auto moved = Clock::now();
-    std::optional<Clock::time_point> failed;
-    while (!control->wait_for_end(poll)) {
-      if (control->failed()) {
-        if (!failed) failed = Clock::now();
-        if (Clock::now() - *failed > grace) return false;
-      } else if (const std::uint64_t progress = control->progress(); progress != seen) {
-        seen = progress;
-        moved = Clock::now();
-      } else if (const double still = std::chrono::duration<double>(Clock::now() - moved).count(); still > watchdog_seconds) {
-        blame_somebody(still);
-      }
-      if (const int signal = noted_signal(); signal != 0 && !control->failed()) {
-        const host::Doing doing = devices.front()->doing();
-        control->fail(devices.front()->rank(), doing.op, fmt::format("interrupted by {}; rank {} {}", signal_name(signal), devices.front()->rank(), doing.what));
-      }
-    }
-    return true;
+  // A GPU that is at work and one that waits for another look alike from here: all get the watchdog's time. Streams get two seconds of the grace to
+  // run dry (CudaDevice::give_up).
+  bool watch(const World& world) {
+    const double watchdog = world.options.run.watchdog_seconds;
+    return host::watch(*control, world.local, [this](std::size_t i) { return devices[i]->doing(); }, {watchdog, watchdog, std::chrono::seconds(6)});
   }
 
   // False: threads or the GPU still use what this run holds.
@@ -184,7 +158,7 @@ class CudaBackend final : public Backend {
     run->body = body;
     run->make_devices(world_, reshard);
     run->start();
-    const bool idle = run->finish(run->watch(world_.options.run.watchdog_seconds));
+    const bool idle = run->finish(run->watch(world_));
     const auto control = run->control;
     if (!idle) (void)run.release();          // kept until the process ends: threads or the GPU may still use it
     run.reset();

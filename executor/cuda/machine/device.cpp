@@ -16,7 +16,6 @@ namespace fsdp::cuda {
 
 namespace {
 constexpr std::int64_t kGap = 4096;          // behind each arena, so that no address is the end of one and the beginning of another
-constexpr std::size_t kFlagsApart = 64;      // 4-byte numbers: a line of the cache each
 }  // namespace
 
 CudaDevice::CudaDevice(DeviceSetup setup) : s_(std::move(setup)), arena_(s_.rank), host_arena_(s_.rank) {}

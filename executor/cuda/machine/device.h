@@ -22,6 +22,7 @@
 namespace fsdp::cuda {
 
 using Clock = std::chrono::steady_clock;
+inline constexpr std::size_t kFlagsApart = 64;  // flags of streams: so many 4-byte numbers apart, lines of the cache of their own
 
 struct GpuLink {                             // to the other ranks of one communicator
   Comm comm;

@@ -12,7 +12,6 @@ namespace fsdp::cuda {
 
 namespace {
 constexpr std::int32_t kMostOperations = 1 << 26;  // of one step; a sane bound for the tables
-constexpr std::size_t kFlagsApart = 64;
 std::size_t at(std::int32_t i) { return static_cast<std::size_t>(i); }
 }  // namespace
 
