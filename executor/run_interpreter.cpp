@@ -23,7 +23,6 @@ void expect_elements(BufferView view, std::int64_t elements, DType type, const c
         fmt::format("{}: a buffer of {} bytes where the model needs {} {} elements", what, view.bytes, elements, name(type)));
 }
 
-DType reduction_type(const ShardingPlan& plan) { return plan.dialect == Dialect::ddp ? plan.master_dtype : plan.reduce_dtype; }
 std::int64_t reduced_elements(const UnitLayout& layout, const ShardingPlan& plan) {
   return plan.dialect == Dialect::ddp ? layout.shard_elements : layout.reduce_elements;
 }
@@ -181,7 +180,7 @@ Reduction reduction(ReduceOp op, double multiply) {
 }  // namespace
 
 void Interpreter::issue_collective(const Operation& op, std::int32_t index, std::span<const Arg> args, std::span<const BufferView> buffers) {
-  const DType reduce = reduction_type(plan_);
+  const DType reduce = plan_.reduce_dtype;
   const auto reduced = [&] { return reduced_elements(program_.layouts.at(at(op.unit)), plan_); };
   const BufferView buffer = buffers[0];
   switch (op.action) {

@@ -68,8 +68,7 @@ class Interpreter {
 
 // Throws MachineError unless the buffer holds exactly so many elements.
 void expect_elements(BufferView, std::int64_t elements, DType, const char* what);
-// The type that gradients are reduced in, and how much of a unit: the dialect's.
-[[nodiscard]] DType reduction_type(const ShardingPlan&);
+// How much of a unit is reduced: the dialect's.
 [[nodiscard]] std::int64_t reduced_elements(const UnitLayout&, const ShardingPlan&);
 // Sizes of the small groups that integer reshards gather over, each once.
 [[nodiscard]] std::vector<std::int64_t> reshard_sizes(const ShardingPlan&);

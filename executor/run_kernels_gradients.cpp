@@ -24,7 +24,7 @@ KernelBody add_gradient(const KernelCall& c, const MachineKernels& m) {
   DType type = c.plan.param_dtype;
   std::int64_t elements_to_add = 0;
   if (c.op.unit >= 0) {
-    type = c.op.host_only ? c.plan.master_dtype : reduction_type(c.plan);
+    type = c.op.host_only ? c.plan.master_dtype : c.plan.reduce_dtype;
     elements_to_add = elements_of_unit(c);
   } else if (buffer.tensor >= 0) {
     elements_to_add = elements(c.model.tensors.at(at(buffer.tensor)), workload_of(c));
@@ -79,7 +79,7 @@ KernelBody copy_in_gradients(const KernelCall& c, const MachineKernels& m) {
 
 KernelBody divide_gradient(const KernelCall& c, const MachineKernels& m) {
   const UnitLayout& layout = layout_of(c);
-  const DType type = reduction_type(c.plan);
+  const DType type = c.plan.reduce_dtype;
   const bool before = buffer_of(c, 0).kind == BufferKind::reduce_input;
   const std::int64_t n = reduced_elements(layout, c.plan) * (before ? layout.shards : 1);
   for (const BufferView v : c.views) expect_elements(v, n, type, "divide_gradient");
