@@ -107,7 +107,11 @@ void check_prediction(const Prediction& p, const ModelGraph& model, const Shardi
   if (p.order.empty()) throw InputError(file + ": order", "is empty", remedy);
 }
 
-RunResult execute(const RunFlags& f, const ModelGraph& model, const ShardingPlan& plan, const ClusterSpec& cluster, bool reports, std::int64_t& steps_before) {
+struct Trained {
+  RunResult result;
+  std::int64_t steps_before = 0;  // of the checkpoint that it went on from
+};
+Trained execute(const RunFlags& f, const ModelGraph& model, const ShardingPlan& plan, const ClusterSpec& cluster, bool reports) {
   BackendOptions backend_options;
   if (f.watchdog) backend_options.watchdog_seconds = parse_seconds(*f.watchdog, "--watchdog").count();
   if (!(backend_options.watchdog_seconds > 0) || backend_options.watchdog_seconds > kLongestWatchdog) {
@@ -135,13 +139,12 @@ RunResult execute(const RunFlags& f, const ModelGraph& model, const ShardingPlan
   };
   note_signals();
   const RunCheckpoints checkpoints = apply_checkpoint_flags(f.checkpoints, model, plan, *backend, options);
-  steps_before = options.training.steps_done;
   if (reports && !checkpoints.resumed.empty())
     print(stderr, fmt::format("going on from {}, after {} steps, on {}, at {}\n", checkpoints.resumed, options.training.steps_done,
                               f.training.data ? printable(*f.training.data) : "synthetic tokens (--data trains on others)",
                               options.training.learning_rate ? training.rate.describe() : fmt::format("the plan's learning rate, {}", plan.optimizer.lr)));
   try {
-    return run(model, plan, cluster, *backend, options);
+    return {run(model, plan, cluster, *backend, options), options.training.steps_done};
   } catch (const RankFailure& e) {
     rethrow_damage(checkpoints);
     if (*f.machine.backend == "mpi") throw;
@@ -176,10 +179,9 @@ int run_here(const RunFlags& f, const Launch* others) {
   }
   const ClusterSpec cluster = load_cluster("host", plan.ranks());
   if (*f.machine.backend != "cuda") check_memory(model, plan, cluster, *f.shared.plan, others);
-  std::int64_t before = 0;  // steps of training
-  const RunResult result = execute(f, model, plan, cluster, reports, before);
+  const Trained trained = execute(f, model, plan, cluster, reports);
   if (!reports) return kDone;
-  const Measurement& measured = result.measurement;
+  const Measurement& measured = trained.result.measurement;
   if (f.output) write_file(*f.output, to_json_text(measured));
   if (f.trace) {
     const Program program = lower(model, plan, implementation_of(f.machine));
@@ -187,7 +189,7 @@ int run_here(const RunFlags& f, const Launch* others) {
   }
   if (const auto bad = std::find_if(measured.losses.begin(), measured.losses.end(), [](double l) { return !std::isfinite(l); }); bad != measured.losses.end())
     print(stderr, fmt::format("note: the loss was no number from step {} on: what was timed stands, what was trained does not; give a lower --lr\n",
-                              before + (bad - measured.losses.begin()) + 1));
+                              trained.steps_before + (bad - measured.losses.begin()) + 1));
   if (f.json) {
     print(stdout, to_json_text(measured));
     return kDone;
