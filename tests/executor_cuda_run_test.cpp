@@ -1,12 +1,7 @@
 // Training on a GPU is training: sharded on virtual ranks of one GPU it ends where one rank of the host ends, with the order and the memory
 // of its program on every rank (which `run` itself compares), and its losses fall. Needs a GPU.
-#define DOCTEST_CONFIG_IMPLEMENT
-#include <doctest/doctest.h>
+#include "gpu_main.h"
 
-#include <cstdio>
-#include <string>
-
-#include "executor/cuda_backend.h"
 #include "executor_run_support.h"
 #include "small_models.h"
 
@@ -80,12 +75,4 @@ TEST_CASE("two runs of one plan on a GPU give the same bits") {
   const ShardingPlan plan = make_plan(model, {.shard = 2, .compute = DType::bf16, .clip_norm = 1.0});
   const RunResult a = on_gpu(model, plan, five_steps()), b = on_gpu(model, plan, five_steps());
   for (const NamedTensor& p : a.parameters) CHECK(named(b.parameters, p.name) == p.values);
-}
-
-int main(int argc, char** argv) {
-  if (const std::string why = why_no_cuda(); !why.empty()) {
-    std::printf("skipped, %s\n", why.c_str());
-    return 0;
-  }
-  return doctest::Context(argc, argv).run();
 }

@@ -1,10 +1,9 @@
 // The conformance suite (executor_conformance*.cpp) on the cuda backend: virtual ranks on one GPU, the arena in pinned host memory, because the suite's
 // bodies touch buffers. Says so in one line and does nothing where there is no GPU (CTest: skipped).
-#define DOCTEST_CONFIG_IMPLEMENT
-#include "executor/cuda_backend.h"
-#include "executor_conformance.h"
+#include "gpu_main.h"
 
-#include <cstdio>
+#include "executor_conformance.h"
+#include "executor_cuda_faults.h"
 
 namespace fsdp::conformance {
 
@@ -49,54 +48,9 @@ TEST_CASE("an arena on the GPU is written by collectives and read through bytes_
   }
 }
 
-TEST_CASE("a failing rank ends all ranks, and the next run works") {
-  for (int trial = 0; trial < 3; ++trial) {
-    const Failure f = failure_of({1, 3}, [&](Device& dev) {
-      dev.reserve_arena(1 << 16);
-      dev.begin_step();
-      const BufferView b = dev.allocate(G, 0, 4096);
-      for (std::int32_t op = 0; op < 20; ++op) {
-        if (op == 5 + trial && dev.rank() == trial) throw InputError("here", "no more");
-        dev.all_gather(op, G, Communicator::shard, {}, b, 64, DType::f32);
-      }
-    });
-    CHECK_MESSAGE(f.says("no more"), f.what);
-    CHECK(f.rank == trial);
-    CHECK(failure_of({1, 3}, [](Device&) {}).what.empty());
-  }
-}
-
-TEST_CASE("a host function that throws names its operation, and nobody waits for ever") {
-  const Failure f = failure_of({1, 2}, [](Device& dev) {
-    dev.reserve_arena(4096);
-    dev.begin_step();
-    const BufferView b = dev.allocate(G, 0, 1024);
-    dev.launch(0, G, {}, [] {});
-    dev.launch(1, G, {}, [rank = dev.rank()] {
-      if (rank == 1) throw MachineError("the host function");
-    });
-    dev.all_gather(2, G, Communicator::shard, {}, b, 8, DType::f32);
-    dev.synchronize();
-  });
-  CHECK_MESSAGE(f.says("the host function"), f.what);
-  CHECK(f.rank == 1);
-  CHECK(f.op == 1);
-}
-
+TEST_CASE("a failing rank ends all ranks, and the next run works") { check_failing_rank_ends_all(3); }
+TEST_CASE("a host function that throws names its operation, and nobody waits for ever") { check_throwing_host_function(); }
 TEST_CASE("a rank that does not come to a collective ends the run after the watchdog's time") {
-  const Failure f = failure_of({1, 2}, [](Device& dev) {
-    dev.reserve_arena(4096);
-    dev.begin_step();
-    const BufferView b = dev.allocate(G, 0, 1024);
-    if (dev.rank() == 0) dev.all_gather(0, G, Communicator::shard, {}, b, 8, DType::f32);
-  }, {2.0});
+  const Failure f = failure_of_absent_rank(2.0);
   CHECK_MESSAGE(f.says("no rank has made progress"), f.what);
-}
-
-int main(int argc, char** argv) {
-  if (const std::string why = why_no_cuda(); !why.empty()) {
-    std::printf("skipped, %s\n", why.c_str());
-    return 0;
-  }
-  return doctest::Context(argc, argv).run();
 }

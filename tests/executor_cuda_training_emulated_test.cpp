@@ -4,8 +4,8 @@
 
 #include <doctest/doctest.h>
 
-#include "executor/kernel_call.h"
 #include "executor_run_support.h"
+#include "forwarding_backend.h"
 #include "small_models.h"
 
 using namespace fsdp;
@@ -19,67 +19,27 @@ const EmulatedKernels& emulated() {
 }
 
 // The host's, but for kernels.
-class EmulatedDevice final : public Device {
+class EmulatedDevice final : public ForwardingDevice {
  public:
-  explicit EmulatedDevice(Device& inner) : d_(inner) {}
-  [[nodiscard]] std::int64_t rank() const override { return d_.rank(); }
-  void reserve_arena(std::int64_t bytes, Memory m) override { d_.reserve_arena(bytes, m); }
-  BufferView allocate(Stream pool, std::int64_t offset, std::int64_t bytes, Memory m) override { return d_.allocate(pool, offset, bytes, m); }
-  void release(Stream pool, BufferView v) override { d_.release(pool, v); }
-  [[nodiscard]] std::int64_t allocated_bytes() const override { return d_.allocated_bytes(); }
-  void begin_step() override { d_.begin_step(); }
-  void launch(std::int32_t op, Stream s, std::span<const std::int32_t> waits, KernelBody body) override { d_.launch(op, s, waits, std::move(body)); }
+  using ForwardingDevice::ForwardingDevice;
   void launch_kernel(std::int32_t op, Stream s, std::span<const std::int32_t> waits, KernelCall call) override {
     d_.launch(op, s, waits, make_kernel(call, emulated()));
   }
-  void all_gather(std::int32_t op, Stream s, Comm c, std::span<const std::int32_t> waits, BufferView b, const Slots& slots, DType t) override {
-    d_.all_gather(op, s, c, waits, b, slots, t);
-  }
-  void reduce_scatter(std::int32_t op, Stream s, Comm c, std::span<const std::int32_t> waits, BufferView in, BufferView out, const Slots& slots,
-                      DType t, Reduction r) override {
-    d_.reduce_scatter(op, s, c, waits, in, out, slots, t, r);
-  }
-  void all_reduce(std::int32_t op, Stream s, Comm c, std::span<const std::int32_t> waits, BufferView b, std::int64_t n, DType t,
-                  Reduction r) override {
-    d_.all_reduce(op, s, c, waits, b, n, t, r);
-  }
-  void broadcast(std::int32_t op, Stream s, Comm c, std::span<const std::int32_t> waits, BufferView b, std::int64_t n, DType t,
-                 std::int64_t root) override {
-    d_.broadcast(op, s, c, waits, b, n, t, root);
-  }
-  void wait_host(std::int32_t op) override { d_.wait_host(op); }
-  void synchronize() override { d_.synchronize(); }
   [[nodiscard]] std::vector<OperationRecord> records() const override {
     std::vector<OperationRecord> all = d_.records();
     for (OperationRecord& r : all) r.heap_bytes = 0;  // the emulator's own
     return all;
   }
-  [[nodiscard]] std::span<const std::byte> bytes_of(BufferView v, std::vector<std::byte>& copy) const override { return d_.bytes_of(v, copy); }
-  void write(BufferView to, std::span<const std::byte> from) override { d_.write(to, from); }
-  [[nodiscard]] std::vector<std::string> exchange(const std::string& mine) override { return d_.exchange(mine); }
-
- private:
-  Device& d_;
 };
 
-class EmulatedBackend final : public Backend {
+class EmulatedBackend final : public ForwardingBackend {
  public:
-  explicit EmulatedBackend(MeshShape mesh) : inner_(make_host_backend(mesh, {.watchdog_seconds = 300})) {}
-  [[nodiscard]] std::string name() const override { return inner_->name(); }
-  [[nodiscard]] std::string environment() const override { return inner_->environment(); }
+  explicit EmulatedBackend(MeshShape mesh)
+      : ForwardingBackend(make_host_backend(mesh, {.watchdog_seconds = 300}), [](Device& device, const Body& body) {
+          EmulatedDevice d(device);
+          body(d);
+        }) {}
   [[nodiscard]] const Implementation& implementation() const override { return native_cuda_implementation(); }
-  [[nodiscard]] std::int64_t ranks() const override { return inner_->ranks(); }
-  [[nodiscard]] MeshShape mesh() const override { return inner_->mesh(); }
-  [[nodiscard]] std::vector<std::int64_t> local_ranks() const override { return inner_->local_ranks(); }
-  void run(const std::function<void(Device&)>& body, std::span<const std::int64_t> reshard) override {
-    inner_->run([&body](Device& device) {
-      EmulatedDevice d(device);
-      body(d);
-    }, reshard);
-  }
-
- private:
-  std::unique_ptr<Backend> inner_;
 };
 
 ModelGraph gpt2() {

@@ -4,6 +4,7 @@
 
 #include "executor/cuda_backend.h"
 #include "executor_conformance.h"
+#include "executor_cuda_faults.h"
 #include "executor_run_support.h"
 #include "small_models.h"
 
@@ -41,28 +42,7 @@ TEST_CASE("a sharded run over NCCL trains as the host backend does") {
 }
 
 TEST_CASE("a rank that fails, or does not come, ends the others although they wait inside NCCL; the next run works") {
-  for (int trial = 0; trial < 3; ++trial) {
-    const Failure f = failure_of({1, 4}, [&](Device& dev) {
-      dev.reserve_arena(1 << 16);
-      dev.begin_step();
-      const BufferView b = dev.allocate(G, 0, 4096);
-      for (std::int32_t op = 0; op < 20; ++op) {
-        if (op == 5 + trial && dev.rank() == trial) throw InputError("here", "no more");
-        dev.all_gather(op, G, Communicator::shard, {}, b, 64, DType::f32);
-      }
-    });
-    CHECK_MESSAGE(f.says("no more"), f.what);
-    CHECK(f.rank == trial);
-    CHECK(failure_of({1, 4}, [](Device&) {}).what.empty());
-  }
-  const Failure absent = failure_of({1, 2}, [](Device& dev) {
-    dev.reserve_arena(4096);
-    dev.begin_step();
-    const BufferView b = dev.allocate(G, 0, 1024);
-    if (dev.rank() == 0) {
-      dev.all_gather(7, G, Communicator::shard, {}, b, 8, DType::f32);
-      dev.synchronize();
-    }
-  }, {1.0});
+  check_failing_rank_ends_all(4);
+  const Failure absent = failure_of_absent_rank(1.0);
   CHECK_MESSAGE(absent.says("no rank has made progress"), absent.what);
 }

@@ -4,6 +4,7 @@
 
 #include "executor/cuda_backend.h"
 #include "executor_conformance.h"
+#include "executor_cuda_faults.h"
 #include "executor_run_support.h"
 #include "models/cluster.h"
 #include "simulator/memory.h"
@@ -96,44 +97,11 @@ TEST_CASE("one rank of an emulated world runs its plan alone, and says that it i
   CHECK(took >= 0.99 * least);
 }
 
-TEST_CASE("a failing rank, and a host function that throws, end all ranks; the next run works") {
-  for (int trial = 0; trial < 3; ++trial) {
-    const Failure f = failure_of({1, 3}, [&](Device& dev) {
-      dev.reserve_arena(1 << 16);
-      dev.begin_step();
-      const BufferView b = dev.allocate(G, 0, 4096);
-      for (std::int32_t op = 0; op < 20; ++op) {
-        if (op == 5 + trial && dev.rank() == trial) throw InputError("here", "no more");
-        dev.all_gather(op, G, Communicator::shard, {}, b, 64, DType::f32);
-      }
-    });
-    CHECK_MESSAGE(f.says("no more"), f.what);
-    CHECK(f.rank == trial);
-    CHECK(failure_of({1, 3}, [](Device&) {}).what.empty());
-  }
-  const Failure f = failure_of({1, 2}, [](Device& dev) {
-    dev.reserve_arena(4096);
-    dev.begin_step();
-    const BufferView b = dev.allocate(G, 0, 1024);
-    dev.launch(0, G, {}, [] {});
-    dev.launch(1, G, {}, [rank = dev.rank()] {
-      if (rank == 1) throw MachineError("the host function");
-    });
-    dev.all_gather(2, G, Communicator::shard, {}, b, 8, DType::f32);
-    dev.synchronize();
-  });
-  CHECK_MESSAGE(f.says("the host function"), f.what);
-  CHECK(f.rank == 1);
-  CHECK(f.op == 1);
-}
+TEST_CASE("a failing rank ends all ranks; the next run works") { check_failing_rank_ends_all(3); }
+TEST_CASE("a host function that throws ends all ranks") { check_throwing_host_function(); }
 
 TEST_CASE("the watchdog names a rank that does not come, and one whose host function does not return") {
-  const Failure absent = failure_of({1, 2}, [](Device& dev) {
-    dev.reserve_arena(4096);
-    dev.begin_step();
-    const BufferView b = dev.allocate(G, 0, 1024);
-    if (dev.rank() == 0) dev.all_gather(7, G, Communicator::shard, {}, b, 8, DType::f32);
-  }, {1.0});
+  const Failure absent = failure_of_absent_rank(1.0);
   CHECK_MESSAGE(absent.says("no rank has made progress"), absent.what);
   CHECK_MESSAGE(absent.says("waits in collective operation 7 for rank 1"), absent.what);
   const Failure stuck = failure_of({1, 2}, [](Device& dev) {
