@@ -1,13 +1,13 @@
 // In place of the others where the build found no MPI.
-#include "executor/mpi_backend.h"
+#include "executor/mpi/process_ties.h"
 #include "models/error.h"
 
 namespace fsdp {
 namespace {
 
 [[noreturn]] void refuse() {
-  throw InputError("--backend", "mpi is not built in",
-                   "install an MPI (Debian, Ubuntu: libopenmpi-dev and openmpi-bin) and build again, or use host");
+  throw InputError("--backend", "mpi is not built in, and without it ranks are threads of one process",
+                   "install an MPI (Debian, Ubuntu: libopenmpi-dev and openmpi-bin) and build again, or use host or cuda without a launcher");
 }
 
 }  // namespace
@@ -15,4 +15,11 @@ namespace {
 Launch& join_launch() { refuse(); }
 std::unique_ptr<Backend> make_mpi_backend(MeshShape, const BackendOptions&) { refuse(); }
 
+namespace mpi {
+
+Launch& join_launch_for(MeshShape, const std::string&) { refuse(); }
+std::shared_ptr<host::Ties> tie_processes(const host::WatchTimes&) { refuse(); }
+std::vector<std::string> exchange_between_runs(const std::string&) { refuse(); }
+
+}  // namespace mpi
 }  // namespace fsdp

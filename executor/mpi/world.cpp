@@ -109,6 +109,8 @@ void World::join_board() {
 
 std::int64_t World::ranks_here() const { return std::count(visible_.begin(), visible_.end(), 1); }
 
+std::int64_t World::place_here() const { return std::count(visible_.begin(), visible_.begin() + rank_, 1); }
+
 bool World::may_speak() { return !heard_from_afar_ && board_->claim_voice(); }
 
 std::shared_ptr<host::Journal> World::fresh_journal() {
@@ -245,6 +247,12 @@ void World::end_now(int code, const std::string& sentence) {
     [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, line.data(), line.size());
   }
   ::_exit(code);
+}
+
+void World::end(int status) {
+  board_->slot(rank_).life = static_cast<std::int32_t>(Life::left);
+  if (ranks_ > 1 && board_->claim_abort()) abort_all(status);
+  ::_exit(status);
 }
 
 void World::called_at_exit(int status, void* self) { static_cast<World*>(self)->at_exit(status); }

@@ -24,9 +24,11 @@ class World final : public Launch {
   [[nodiscard]] std::int64_t rank() const override { return rank_; }
   [[nodiscard]] std::int64_t ranks() const override { return ranks_; }
   [[nodiscard]] std::int64_t ranks_here() const override;
+  [[nodiscard]] std::int64_t place_here() const override;
+  [[nodiscard]] const std::string& hosts() const override { return hosts_; }
   [[nodiscard]] bool may_speak() override;
+  [[noreturn]] void end(int status) override;
   [[nodiscard]] const Channel& channel() const { return *channel_; }
-  [[nodiscard]] const std::string& hosts() const { return hosts_; }  // "node1 (ranks 0 to 3), node2 (rank 4)"
 
   [[nodiscard]] std::shared_ptr<host::Journal> fresh_journal();  // this rank's, on the board
   [[nodiscard]] bool sees(std::int64_t rank) const { return visible_[static_cast<std::size_t>(rank)] != 0; }  // it is on this machine
