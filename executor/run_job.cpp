@@ -22,7 +22,20 @@ void RunJob::reserve_results() {
       tensors->push_back({p.name, std::vector<double>(static_cast<std::size_t>(p.numel()))});
 }
 
+// Processes read files of their own; collectives of two plans would hang, or mix up bytes.
+void RunJob::check_same_plan(Device& device) const {
+  if (local_ranks.size() == ranks.size()) return;
+  const std::string mine = model.digest() + plan.digest();
+  const std::vector<std::string> all = device.exchange(mine);
+  for (std::size_t r = 0; r < all.size(); ++r)
+    if (all[r] != mine)
+      throw InputError("plan", fmt::format("ranks {} and {} run different plans or models", std::min<std::int64_t>(device.rank(), static_cast<std::int64_t>(r)),
+                                           std::max<std::int64_t>(device.rank(), static_cast<std::int64_t>(r))),
+                       "give every process the same files");
+}
+
 void RunJob::run_rank(Device& device) {
+  check_same_plan(device);
   RankJob& mine = ranks[static_cast<std::size_t>(device.rank())];
   device.reserve_arena(mine.program.arena_bytes);
   const auto start_of = [&](Memory where) {

@@ -49,6 +49,7 @@ struct RunJob {
   [[nodiscard]] std::int64_t undeclared(const OperationRecord&, const Operation&) const;
 
  private:
+  void check_same_plan(Device&) const;
   void train(Interpreter&, RankJob&, std::int64_t rank);
   [[nodiscard]] bool finished(Device&, RankJob&) const;
   void share_times(Device&, RankJob&) const;
