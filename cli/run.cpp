@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <cstdlib>
 #include <memory>
 #include <optional>
 
@@ -44,20 +43,10 @@ struct RunFlags {
 constexpr double kLongestWatchdog = 86'400;
 constexpr int kMostSteps = 500;  // of --until-noise, unless said
 
-// Of the launch that this process belongs to, as Open MPI's, MPICH's and Slurm's launchers say; 1: none.
-std::int64_t launched_processes() {
-  for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"})
-    if (const char* text = std::getenv(name); text != nullptr) return std::strtoll(text, nullptr, 10);
-  return 1;
-}
-
 void check_flags(const RunFlags& f) {
   if (!f.shared.plan) throw InputError("--plan", "is missing", "make one with `fsdp-plan plan ... -o plan.json`");
   if (!f.shared.model) throw InputError("--model", "is missing", "give the model that the plan was made for");
   check_backend_flags(f.machine);
-  if (const std::int64_t started = launched_processes(); *f.machine.backend == "host" && started > 1)
-    throw InputError("--backend", fmt::format("host: this is one of {} processes that a launcher started, and each would run all ranks", started),
-                     "give --backend mpi, or start it without the launcher");
   check_training_flags(f.training, f.output);
   if (f.steps && f.until_noise) throw InputError("--steps", "has no meaning with --until-noise", "give --max-steps, or one of the two alone");
   if (f.max_steps && !f.until_noise) throw InputError("--max-steps", "has no meaning without --until-noise", "give --steps for a fixed number");
@@ -111,7 +100,8 @@ struct Trained {
   RunResult result;
   std::int64_t steps_before = 0;  // of the checkpoint that it went on from
 };
-Trained execute(const RunFlags& f, const ModelGraph& model, const ShardingPlan& plan, const ClusterSpec& cluster, bool reports) {
+Trained execute(const RunFlags& f, const ModelGraph& model, const ShardingPlan& plan, const ClusterSpec& cluster, Launch* others) {
+  const bool reports = others == nullptr || others->rank() == 0;
   BackendOptions backend_options;
   if (f.watchdog) backend_options.watchdog_seconds = parse_seconds(*f.watchdog, "--watchdog").count();
   if (!(backend_options.watchdog_seconds > 0) || backend_options.watchdog_seconds > kLongestWatchdog) {
@@ -149,8 +139,9 @@ Trained execute(const RunFlags& f, const ModelGraph& model, const ShardingPlan& 
     rethrow_damage(checkpoints);
     if (*f.machine.backend == "mpi") throw;
     // A thread that could not be ended may be left, and what libraries do at exit would wait for it.
-    std::fprintf(stderr, "fsdp-plan: %s\n", e.what());
+    if (others == nullptr || others->may_speak()) std::fprintf(stderr, "fsdp-plan: %s\n", e.what());
     std::fflush(nullptr);
+    if (others != nullptr) others->end(kMachineFailed);
     ::_exit(kMachineFailed);
   }
 }
@@ -164,7 +155,7 @@ std::string trained_text(const Measurement& m, const ShardingPlan& plan) {
                      with_commas(static_cast<std::int64_t>(steps) * plan.tokens_per_step()), m.losses.front(), m.losses.back());
 }
 
-int run_here(const RunFlags& f, const Launch* others) {
+int run_here(const RunFlags& f, Launch* others) {
   const bool reports = others == nullptr || others->rank() == 0;
   const auto& t = f.training;
   check_output(reports ? f.output : Text(), {f.shared.plan, f.shared.model, f.prediction, t.data, t.init_from, f.trace});
@@ -179,7 +170,7 @@ int run_here(const RunFlags& f, const Launch* others) {
   }
   const ClusterSpec cluster = load_cluster("host", plan.ranks());
   if (*f.machine.backend != "cuda") check_memory(model, plan, cluster, *f.shared.plan, others);
-  const Trained trained = execute(f, model, plan, cluster, reports);
+  const Trained trained = execute(f, model, plan, cluster, others);
   if (!reports) return kDone;
   const Measurement& measured = trained.result.measurement;
   if (f.output) write_file(*f.output, to_json_text(measured));
@@ -221,7 +212,7 @@ int run_among_others(const RunFlags& f) {
 
 int run_command(const RunFlags& f) {
   check_flags(f);
-  return *f.machine.backend == "mpi" ? run_among_others(f) : run_here(f, nullptr);
+  return among_processes(f.machine) ? run_among_others(f) : run_here(f, nullptr);
 }
 
 }  // namespace

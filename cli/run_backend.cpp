@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <cstdlib>
+
 #include "executor/cuda_backend.h"
 #include "executor/mpi_backend.h"
 
@@ -19,11 +21,30 @@ std::vector<int> parse_devices(const std::string& text) {
   return devices;
 }
 
+// Of the launch that this process belongs to, as Open MPI's, MPICH's and Slurm's launchers say; 1: none.
+std::int64_t launched_processes() {
+  for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"})
+    if (const char* text = std::getenv(name); text != nullptr) return std::strtoll(text, nullptr, 10);
+  return 1;
+}
+
+void check_launch(const BackendFlags& f) {
+  const std::int64_t started = launched_processes();
+  if (started <= 1 || *f.backend == "mpi") return;
+  if (*f.backend == "host")
+    throw InputError("--backend", fmt::format("host: this is one of {} processes that a launcher started, and each would run all ranks", started),
+                     "give --backend mpi, or start it without the launcher");
+  for (const auto& [given, flag] : {std::pair{f.virtual_ranks, "--virtual-ranks"}, {f.emulate_world.has_value(), "--emulate-world"}})
+    if (given) throw InputError(flag, fmt::format("this is one of {} processes that a launcher started, and each would run all of it", started), "start it without the launcher");
+}
+
 }  // namespace
+
+bool among_processes(const BackendFlags& f) { return *f.backend == "mpi" || (*f.backend == "cuda" && launched_processes() > 1); }
 
 void add_backend_flags(const Command& command, BackendFlags& f) {
   command.option("--backend", f.backend,
-                 "host: ranks are threads of this process; mpi: processes that mpirun or srun started; cuda: threads, on NVIDIA GPUs", "BACKEND");
+                 "host: ranks are threads of this process; mpi: processes that mpirun or srun started; cuda: either, on NVIDIA GPUs", "BACKEND");
   command.option("--devices", f.devices, "cuda: GPUs to use, rank by rank, as 0,2,3; default all", "LIST");
   command.flag("--virtual-ranks", f.virtual_ranks, "cuda: all ranks on one GPU: real numerics and memory, no real communication");
   command.option("--emulate-world", f.emulate_world, "cuda: rank 0 of the plan's N on one GPU, its collectives played as long as the costs say", "N");
@@ -43,7 +64,8 @@ void check_backend_flags(const BackendFlags& f) {
   if (f.emulate_world && !f.emulated.cluster) throw InputError("--cluster", "is missing", "name the cluster whose collectives --emulate-world plays");
   if (f.emulate_world && f.virtual_ranks) throw InputError("--virtual-ranks", "has no meaning with --emulate-world", "give one of them");
   if (f.devices) (void)parse_devices(*f.devices);
-  if (!cuda) return;
+  check_launch(f);
+  if (!cuda || among_processes(f)) return;
   if (const std::string why = why_no_cuda(); !why.empty()) (void)make_cuda_backend({1, 1});  // says so
 }
 
@@ -53,7 +75,7 @@ std::unique_ptr<Backend> make_backend(const BackendFlags& f, const std::string& 
   const MeshShape mesh{plan.replicate(), plan.shard()};
   if (*f.backend == "mpi") return make_mpi_backend(mesh, options);
   if (*f.backend == "host") return make_host_backend(mesh, options);
-  CudaOptions cuda{.run = options, .virtual_ranks = f.virtual_ranks};
+  CudaOptions cuda{.run = options, .virtual_ranks = f.virtual_ranks, .processes = among_processes(f)};
   if (f.devices) cuda.devices = parse_devices(*f.devices);
   if (f.emulate_world) {
     if (const std::int64_t n = parse_count(*f.emulate_world, "--emulate-world", 1, 1 << 20); n != plan.ranks())

@@ -1,5 +1,6 @@
 // Ranks that are threads of one process see that they issue the same collectives, which NCCL takes for granted: where they do not, it hangs or mixes
-// up bytes. Nobody waits: whoever comes later compares with who came first.
+// up bytes. Nobody waits: whoever comes later compares with who came first. (Ranks that are processes have none of this: that they run one plan is seen
+// before they begin, executor/run_job.cpp.)
 #pragma once
 
 #include <array>

@@ -1,9 +1,12 @@
-// Ranks as threads of this process, on one GPU or on one each.
+// Ranks as threads of this process, on one GPU or on one each, or this process as one rank of a launch.
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdlib>
+#include <cstring>
 #include <map>
 #include <numeric>
 #include <optional>
@@ -17,7 +20,8 @@
 #include "executor/cuda/rank_reduction.h"
 #include "executor/cuda_backend.h"
 #include "executor/host/processor.h"
-#include "executor/host/watch.h"
+#include "executor/host/ties.h"
+#include "executor/mpi/process_ties.h"
 #include "models/error.h"
 #include "models/units.h"
 
@@ -37,6 +41,7 @@ struct World {
   std::vector<int> gpus;                     // of those
   std::shared_ptr<const cuda::Libraries> libraries;
   Clock::time_point epoch;
+  const Launch* launch = nullptr;            // whose processes are the ranks; null: threads of this process are
   [[nodiscard]] std::int64_t ranks() const { return mesh.replicate * mesh.shard; }
 };
 
@@ -52,36 +57,56 @@ cuda::PlayedTime played_time(const EmulatedWorld& world) {
   };
 }
 
+// A GPU that is at work and one that waits for another look alike from here: all get the watchdog's time. Streams get two seconds of the grace to
+// run dry (CudaDevice::give_up).
+std::shared_ptr<host::Ties> tie(const World& world) {
+  const double watchdog = world.options.run.watchdog_seconds;
+  const host::WatchTimes times{watchdog, watchdog, std::chrono::seconds(6)};
+  return world.launch != nullptr ? mpi::tie_processes(times) : host::tie_threads(world.local, times);
+}
+
+// Rank 0 makes the id of all ranks' communicator.
+cuda::NcclIdBytes share_nccl_id(const cuda::Nccl& nccl, host::Ties& ties, std::int64_t rank) {
+  const cuda::NcclIdBytes mine = rank == 0 ? cuda::make_nccl_id(nccl) : cuda::NcclIdBytes{};
+  const std::string first = ties.exchange(rank, {reinterpret_cast<const char*>(mine.data()), mine.size()}).front();
+  cuda::NcclIdBytes id(first.size());
+  std::memcpy(id.data(), first.data(), first.size());
+  return id;
+}
+
 // One call of Backend::run.
 struct CudaRun {
-  std::shared_ptr<host::RunControl> control = std::make_shared<host::RunControl>();
+  std::shared_ptr<host::Ties> ties;
+  std::shared_ptr<host::RunControl> control;
   std::function<void(Device&)> body;
   std::vector<std::unique_ptr<CudaDevice>> devices;
   std::vector<std::thread> ranks;
 
-  void make_devices(const World& world, std::span<const std::int64_t> reshard) {
-    const auto mailbox = world.options.emulate ? nullptr : std::make_shared<host::Mailbox>(world.ranks(), control);
+  // `memberships`: of each rank of this process.
+  void make_devices(const World& world, const std::vector<std::vector<host::Membership>>& all_memberships) {
     struct Shared {                          // by the members of a group
       std::shared_ptr<cuda::VirtualRanks> ranks;
       std::shared_ptr<cuda::Agreement> agreement;
     };
     const auto shared = std::make_shared<std::map<std::pair<std::size_t, std::int64_t>, Shared>>();  // by place among the memberships, and first rank
     const bool together = world.options.virtual_ranks;
-    const auto nccl = world.libraries->nccl;
-    const auto id = together || world.options.emulate || world.ranks() == 1 ? cuda::NcclIdBytes{} : cuda::make_nccl_id(*nccl);
+    const auto nccl = together || world.options.emulate || world.ranks() == 1 ? nullptr : world.libraries->nccl;
     for (std::size_t i = 0; i < world.local.size(); ++i) {
       const std::int64_t rank = world.local[i];
-      std::vector<host::Membership> memberships = host::memberships(world.mesh, reshard, rank);
+      const std::vector<host::Membership>& memberships = all_memberships[i];
       for (std::size_t m = 0; m < memberships.size(); ++m) {
         Shared& group = (*shared)[{m, memberships[m].ranks.front()}];
         const bool by_events = together || memberships[m].ranks.size() == 1;
         if (by_events && !group.ranks) group.ranks = std::make_shared<cuda::VirtualRanks>(memberships[m].ranks);
-        if (!by_events && !group.agreement) group.agreement = std::make_shared<cuda::Agreement>(memberships[m].ranks.size());
+        if (!by_events && !group.agreement && world.launch == nullptr) group.agreement = std::make_shared<cuda::Agreement>(memberships[m].ranks.size());
       }
-      cuda::DeviceSetup setup{rank, world.ranks(), world.gpus[i], world.options.arena, control, world.epoch, world.libraries, mailbox, {}};
-      setup.connect = [=, control = control, ranks = world.ranks(), emulate = world.options.emulate](std::unique_ptr<cuda::NcclWorld>& joined) {
+      cuda::DeviceSetup setup{rank, world.gpus[i], world.options.arena, control, world.epoch, world.libraries, {}, ties->journal(), {}};
+      setup.exchange = [rank, t = ties, ranks = world.ranks(), alone = world.options.emulate.has_value()](const std::string& mine) {
+        return alone ? std::vector<std::string>(static_cast<std::size_t>(ranks), mine) : t->exchange(rank, mine);
+      };
+      setup.connect = [=, t = ties, control = control, ranks = world.ranks(), emulate = world.options.emulate](std::unique_ptr<cuda::NcclWorld>& joined) {
         std::vector<cuda::GpuLink> links;
-        if (!id.empty()) joined = cuda::join_nccl_world(nccl, id, rank, ranks, control);
+        if (nccl) joined = cuda::join_nccl_world(nccl, share_nccl_id(*nccl, *t, rank), rank, ranks, control);
         for (std::size_t m = 0; m < memberships.size(); ++m) {
           const host::Membership& membership = memberships[m];
           const auto& group = shared->at({m, membership.ranks.front()});
@@ -110,13 +135,6 @@ struct CudaRun {
         return;
       }
     }
-  }
-
-  // A GPU that is at work and one that waits for another look alike from here: all get the watchdog's time. Streams get two seconds of the grace to
-  // run dry (CudaDevice::give_up).
-  bool watch(const World& world) {
-    const double watchdog = world.options.run.watchdog_seconds;
-    return host::watch(*control, world.local, [this](std::size_t i) { return devices[i]->doing(); }, {watchdog, watchdog, std::chrono::seconds(6)});
   }
 
   // False: threads or the GPU still use what this run holds.
@@ -154,15 +172,19 @@ class CudaBackend final : public Backend {
   [[nodiscard]] bool emulated() const override { return world_.options.emulate.has_value(); }
 
   void run(const std::function<void(Device&)>& body, std::span<const std::int64_t> reshard) override {
+    std::vector<std::vector<host::Membership>> memberships;
+    for (const std::int64_t rank : world_.local) memberships.push_back(host::memberships(world_.mesh, reshard, rank));
+    const auto ties = tie(world_);
     auto run = std::make_unique<CudaRun>();
+    run->ties = ties;
+    run->control = ties->control();
     run->body = body;
-    run->make_devices(world_, reshard);
+    run->make_devices(world_, memberships);
     run->start();
-    const bool idle = run->finish(run->watch(world_));
-    const auto control = run->control;
+    const bool idle = run->finish(ties->watch([&](std::size_t i) { return run->devices[i]->doing(); }));
     if (!idle) (void)run.release();          // kept until the process ends: threads or the GPU may still use it
     run.reset();
-    control->throw_if_failed();
+    ties->end(nullptr);
   }
 
  private:
@@ -174,6 +196,7 @@ class CudaBackend final : public Backend {
     for (const int gpu : world_.gpus)
       if (const std::string n = gpu_name(gpu); std::find(names.begin(), names.end(), n) == names.end()) names.push_back(n);
     const std::string how = world_.options.emulate         ? fmt::format("one rank of an emulated world of {}: collectives are played, nothing is communicated", world_.ranks())
+                            : world_.launch != nullptr     ? fmt::format("{} processes with a GPU each on {}", world_.ranks(), world_.launch->hosts())
                             : world_.options.virtual_ranks ? fmt::format("{} virtual ranks on one GPU", world_.ranks())
                                                            : fmt::format("{} GPU{}", world_.gpus.size(), world_.gpus.size() == 1 ? "" : "s");
     const cuda::Version d = cuda::cuda_version(driver), r = cuda::cuda_version(runtime);
@@ -201,30 +224,53 @@ int count_gpus(std::string& why) {
 
 void check_options(MeshShape mesh, const CudaOptions& options) {
   if (!(options.run.watchdog_seconds > 0)) throw InputError("watchdog_seconds", "must be positive");
-  const std::int64_t most = options.emulate ? kMostEmulated : kMostVirtual;
+  const std::int64_t most = options.emulate || options.processes ? kMostEmulated : kMostVirtual;
   if (mesh.replicate < 1 || mesh.shard < 1 || checked_mul(mesh.replicate, mesh.shard, "mesh") > most)
     throw InputError("mesh", fmt::format("{} x {} ranks cannot run on the cuda backend", mesh.replicate, mesh.shard), fmt::format("use 1 to {} ranks", most));
   if (options.virtual_ranks && options.emulate)
     throw InputError("--virtual-ranks", "has no meaning with --emulate-world", "give one of them");
+  if (options.processes && (options.virtual_ranks || options.emulate))
+    throw InputError(options.emulate ? "--emulate-world" : "--virtual-ranks", "has no meaning where ranks are the processes of a launcher", "start one process, without it");
+}
+
+// This process's rank, and its GPU, which is no other rank's: every process of the launch comes here.
+void take_seat(World& world, int present) {
+  world.local = {world.launch->rank()};
+  world.gpus = {cuda::place_process(world.launch->place_here(), present, world.options.devices)};
+  cudaDeviceProp p{};
+  cuda::check(cudaGetDeviceProperties(&p, world.gpus.front()), world.launch->rank(), "asking a GPU for its name");
+  std::array<char, 65> host{};
+  (void)::gethostname(host.data(), host.size() - 1);
+  std::string uuid;
+  for (const char byte : p.uuid.bytes) uuid += fmt::format("{:02x}", static_cast<unsigned char>(byte));
+  std::vector<cuda::Seat> seats;
+  for (const std::string& text : mpi::exchange_between_runs(cuda::format_seat({host.data(), "GPU-" + uuid, world.gpus.front()}))) seats.push_back(cuda::parse_seat(text));
+  const char* shared = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE");  // newer NCCL allows it where this is set
+  if (shared == nullptr || std::strcmp(shared, "0") == 0) cuda::check_seats(seats);
 }
 
 }  // namespace
 
 std::unique_ptr<Backend> make_cuda_backend(MeshShape mesh, const CudaOptions& options) {
   check_options(mesh, options);
+  World world{mesh, options, {}, {}, nullptr, Clock::now()};
+  if (options.processes) world.launch = &mpi::join_launch_for(mesh, "cuda");
   std::string why;
   const int present = count_gpus(why);
   if (present == 0) throw MachineError(why);
-  World world{mesh, options, {}, {}, nullptr, Clock::now()};
-  world.local.resize(options.emulate ? 1 : static_cast<std::size_t>(world.ranks()));
-  std::iota(world.local.begin(), world.local.end(), 0);
-  world.gpus = cuda::place_ranks(static_cast<std::int64_t>(world.local.size()), present, options.devices, options.virtual_ranks);
+  if (world.launch != nullptr) {
+    take_seat(world, present);
+  } else {
+    world.local.resize(options.emulate ? 1 : static_cast<std::size_t>(world.ranks()));
+    std::iota(world.local.begin(), world.local.end(), 0);
+    world.gpus = cuda::place_ranks(static_cast<std::int64_t>(world.local.size()), present, options.devices, options.virtual_ranks);
+  }
   for (const int gpu : world.gpus) {         // contexts are made here, where nobody watches how long it takes
     cuda::check(cudaSetDevice(gpu), -1, fmt::format("using GPU {}", gpu));
     cuda::check(cudaFree(nullptr), -1, fmt::format("starting GPU {}", gpu));
   }
   world.libraries = cuda::find_libraries();
-  if (world.local.size() > 1 && !options.virtual_ranks && !world.libraries->nccl)
+  if (world.ranks() > 1 && !options.emulate && !options.virtual_ranks && !world.libraries->nccl)
     throw InputError("--backend cuda", "ranks on several GPUs need NCCL: " + world.libraries->why_no_nccl,
                      "install libnccl2 or the Python package nvidia-nccl-cu13, name the toolkit with CUDA_HOME, or put all ranks on one GPU with --virtual-ranks");
   return std::make_unique<CudaBackend>(std::move(world));

@@ -18,7 +18,7 @@ namespace {
 constexpr std::int64_t kGap = 4096;          // behind each arena, so that no address is the end of one and the beginning of another
 }  // namespace
 
-CudaDevice::CudaDevice(DeviceSetup setup) : s_(std::move(setup)), arena_(s_.rank), host_arena_(s_.rank) {}
+CudaDevice::CudaDevice(DeviceSetup setup) : s_(std::move(setup)), journal_(*s_.journal), arena_(s_.rank), host_arena_(s_.rank) {}
 
 // Communication before compute: its kernels are few and others wait for them.
 void CudaDevice::open() {
@@ -151,9 +151,8 @@ void CudaDevice::write(BufferView to, std::span<const std::byte> from) {
 }
 
 std::vector<std::string> CudaDevice::exchange(const std::string& mine) {
-  if (!s_.mailbox) return std::vector<std::string>(static_cast<std::size_t>(s_.ranks), mine);
   journal_.host.store(host::Journal::waiting);
-  std::vector<std::string> all = s_.mailbox->exchange(s_.rank, mine);
+  std::vector<std::string> all = s_.exchange(mine);
   journal_.host.store(host::Journal::busy);
   return all;
 }

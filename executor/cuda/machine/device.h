@@ -17,7 +17,6 @@
 #include "executor/cuda/run_kernels.h"
 #include "executor/host/arena.h"
 #include "executor/host/journal.h"
-#include "executor/host/mailbox.h"
 
 namespace fsdp::cuda {
 
@@ -30,13 +29,14 @@ struct GpuLink {                             // to the other ranks of one commun
 };
 
 struct DeviceSetup {
-  std::int64_t rank = 0, ranks = 1;
+  std::int64_t rank = 0;
   int gpu = 0;                               // the driver's number
   Memory arena = Memory::device;             // where Memory::device lies
   std::shared_ptr<host::RunControl> control;
   Clock::time_point epoch;
   std::shared_ptr<const Libraries> libraries;
-  std::shared_ptr<host::Mailbox> mailbox;    // null: this rank is the only one there (emulation)
+  std::function<std::vector<std::string>(const std::string& mine)> exchange;
+  std::shared_ptr<host::Journal> journal = std::make_shared<host::Journal>();  // of this rank; processes put it where others can read it
   // Called by the rank's own thread with its GPU current: the groups that it belongs to. `world` goes with them, where NCCL has one.
   std::function<std::vector<GpuLink>(std::unique_ptr<NcclWorld>& world)> connect;
 };
@@ -107,6 +107,7 @@ class CudaDevice final : public Device {
   [[nodiscard]] double now() const { return std::chrono::duration<double>(Clock::now() - s_.epoch).count(); }
 
   const DeviceSetup s_;
+  host::Journal& journal_;                   // s_'s
   host::Arena arena_, host_arena_;
   std::byte *memory_ = nullptr, *host_memory_ = nullptr;
   std::uint32_t* flags_ = nullptr;           // pinned, one for each stream's host tasks
@@ -123,7 +124,6 @@ class CudaDevice final : public Device {
   double step_begin_seconds_ = 0;
   mutable std::vector<OperationRecord> records_;
   bool usable_ = false, idle_ = true;        // the GPU's objects exist; its streams were seen idle after the last failure
-  host::Journal journal_;
   std::atomic<GpuGroup*> meeting_{nullptr};  // the group whose other ranks this host waits for
 };
 

@@ -52,7 +52,7 @@ struct Nccl;
 class NcclWorld {                            // one rank's communicators
  public:
   virtual ~NcclWorld() = default;
-  // Of the ranks of one membership, over ncclCommSplit; all ranks of the run call it in the same order. They share the Agreement.
+  // Of the ranks of one membership, over ncclCommSplit; all ranks of the run call it in the same order. They share the Agreement; none: they are processes.
   [[nodiscard]] virtual std::unique_ptr<GpuGroup> split(const host::Membership&, std::shared_ptr<Agreement>) = 0;
   virtual void close() = 0;
   virtual void abort() noexcept = 0;

@@ -35,6 +35,7 @@ class NcclCommunicator {
   void await(ncclResult_t result, std::string_view call) {
     if (result == ncclSuccess) return;       // then all of it has: the answer of non-blocking calls that did not have to wait
     for (int tries = 0;; ++tries) {
+      hear_of_others(result);
       check(*s_.nccl, result, comm_, s_.rank, fmt::format("{} ({})", call, what_));
       if (result != ncclInProgress) return;
       s_.control->throw_if_failed();
@@ -49,6 +50,7 @@ class NcclCommunicator {
     if (comm_ == nullptr) return;
     ncclResult_t result = ncclSuccess;
     check(*s_.nccl, s_.nccl->comm_get_async_error(comm_, &result), comm_, s_.rank, "ncclCommGetAsyncError");
+    hear_of_others(result);
     check(*s_.nccl, result, comm_, s_.rank, fmt::format("a collective ({})", what_));
   }
   void close() {
@@ -63,6 +65,13 @@ class NcclCommunicator {
   }
 
  private:
+  // What NCCL answers when another rank has gone away: that rank is the cause, and in a moment it is known which (RankFailure).
+  void hear_of_others(ncclResult_t result) const {
+    if (result != ncclRemoteError && result != ncclSystemError) return;
+    for (int tries = 0; tries < 100 && !s_.control->failed(); ++tries) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    s_.control->throw_if_failed();
+  }
+
   Shared s_;
   std::string what_;
   ncclComm_t comm_ = nullptr;
@@ -88,7 +97,7 @@ class NcclGroup final : public GpuGroup {
   [[nodiscard]] std::int64_t member() const override { return member_; }
   
   void enqueue(const Post& p, cudaStream_t stream) override {
-    agreement_->see(static_cast<std::size_t>(member_), comm_.shared().rank, p);
+    if (agreement_) agreement_->see(static_cast<std::size_t>(member_), comm_.shared().rank, p);
     const std::string_view call = name(p.action);
     switch (p.action) {
       case CollectiveAction::all_gather: return p.counts ? gather_slots(p, stream) : comm_.await(gather(p, stream), call);
