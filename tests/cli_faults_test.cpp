@@ -132,6 +132,9 @@ TEST_CASE("a launcher's process does not run all ranks by itself") {
     const Ended e = folder.wait(folder.start(kEndless, [=] { ::setenv(name, "2", 1); }));
     CHECK(e.exit == 2);
     CHECK_MESSAGE(e.said.find("one of 2 processes that a launcher started") != std::string::npos, e.said);
+    const Ended virtual_ranks = folder.wait(folder.start({"run", "--plan", "plan.json", "--model", "tiny-llama", "--backend", "cuda", "--virtual-ranks"}, [=] { ::setenv(name, "2", 1); }));
+    CHECK(virtual_ranks.exit == 2);
+    CHECK_MESSAGE(virtual_ranks.said.find("--virtual-ranks: this is one of 2 processes that a launcher started") != std::string::npos, virtual_ranks.said);
   }
 }
 

@@ -135,6 +135,26 @@ TEST_CASE("ranks go to GPUs one by one, or all to the first; what cannot be is r
   CHECK_THROWS_AS((void)place_ranks(0, 2, {}, true), InputError);
 }
 
+TEST_CASE("processes take the GPUs of their machine in turn, whether they see all of them or one each") {
+  for (int place = 0; place < 8; ++place) CHECK(place_process(place, 8, {}) == place);
+  for (int place = 0; place < 8; ++place) CHECK(place_process(place, 1, {}) == 0);  // CUDA_VISIBLE_DEVICES of its own
+  CHECK(place_process(0, 8, {6, 2}) == 6);
+  CHECK(place_process(1, 8, {6, 2}) == 2);
+  CHECK(place_process(3, 8, {6, 2}) == 2);
+  CHECK(says(error_of([] { (void)place_process(0, 0, {}); }), "no GPU"));
+  CHECK(says(error_of([] { (void)place_process(0, 4, {4}); }), "there is no GPU 4"));
+}
+
+TEST_CASE("two ranks on one GPU are named; GPUs of one number on two machines are two") {
+  const std::vector<Seat> apart = {{"node1", "GPU-a", 0}, {"node1", "GPU-b", 1}, {"node2", "GPU-c", 0}, {"node2", "GPU-d", 1}};
+  CHECK_NOTHROW(check_seats(apart));
+  for (const Seat& s : apart) CHECK(parse_seat(format_seat(s)) == s);
+  std::vector<Seat> shared = apart;
+  shared[3] = shared[2];
+  CHECK(says(error_of([&] { check_seats(shared); }), "ranks 2 and 3 are on one GPU, 0 of node2 (GPU-c)"));
+  for (const char* damaged : {"", "0", "0\nGPU-a", "x\nGPU-a\nnode", "1 \nGPU-a\nnode", "\n\n"}) CHECK_THROWS_AS((void)parse_seat(damaged), MachineError);
+}
+
 TEST_CASE("without a GPU, or not built in, the backend says so") {
   const std::string why = why_no_cuda();
   if (why.empty()) return;  // there is a GPU

@@ -1,4 +1,5 @@
-# Tests of several processes: `add_mpi_test(executor_mpi_test 4)` runs that program as `mpirun -n 4` under the name executor_mpi_test_4.
+# Tests of several processes: `add_mpi_test(executor_mpi_test 4)` runs that program as `mpirun -n 4` under the name executor_mpi_test_4; with what follows as
+# its arguments.
 set(mpi_launch)
 set(mpi_environment)
 if(FSDP_PLAN_MPI_LAUNCHER)
@@ -20,6 +21,6 @@ function(add_mpi_test test ranks)
   if(NOT mpi_launch)
     return()
   endif()
-  add_test(NAME ${test}_${ranks} COMMAND ${mpi_launch} -n ${ranks} $<TARGET_FILE:${test}>)
+  add_test(NAME ${test}_${ranks} COMMAND ${mpi_launch} -n ${ranks} $<TARGET_FILE:${test}> ${ARGN})
   set_tests_properties(${test}_${ranks} PROPERTIES TIMEOUT 600 ENVIRONMENT "${mpi_environment}" PROCESSORS 2)
 endfunction()

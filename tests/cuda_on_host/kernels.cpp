@@ -32,8 +32,14 @@ void enqueue_occupation(const Occupation& o, CUstream_st* stream) {
   push_on_stream(stream, [=] { std::this_thread::sleep_for(std::chrono::nanoseconds(o.nanoseconds)); });
 }
 
+std::function<void(const Operation&)>& kernel_hook() {
+  static std::function<void(const Operation&)> hook;
+  return hook;
+}
+
 // Programs are lowered for native-cuda; the host's kernels take scratch of another size.
 void enqueue_kernel(const KernelCall& call, CUstream_st* stream, KernelContext&) {
+  if (kernel_hook()) kernel_hook()(call.op);
   const Action action = call.op.action;
   if (action != Action::forward && action != Action::recompute && action != Action::backward) return push_on_stream(stream, make_kernel(call));
   const Op& op = call.model.ops.at(static_cast<std::size_t>(call.op.graph_op));

@@ -1,9 +1,17 @@
 // The part of NCCL that executor/cuda/machine uses, on streams of tests/cuda_on_host/runtime.cpp; a shared library of NCCL's name that the backend finds as it
-// finds NCCL. Communicators are non-blocking: they answer "in progress" for a while. Ranks must issue the same collectives in the same order.
+// finds NCCL. Ranks are threads of a process or processes of one machine: all that they share lies in memory without a name, which the others find by the
+// process that made it (/proc/PID/fd/N), so that nothing is left behind, however they end. Communicators are non-blocking: they answer "in progress" for
+// a while. Ranks must issue the same collectives in the same order.
+#include <fcntl.h>
 #include <nccl.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
+#include <array>
 #include <atomic>
-#include <condition_variable>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <map>
@@ -11,6 +19,7 @@
 #include <mutex>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "executor/cuda/rank_reduction.h"
@@ -27,40 +36,99 @@ struct Operation {
   double factor = 1;
 };
 
-// Ranks that meet again and again.
-struct Group {
-  explicit Group(int n) : size(n), send(static_cast<std::size_t>(n)) {}
-  const int size;
-  std::vector<const std::byte*> send;
-  std::vector<std::pair<int, int>> colors = std::vector<std::pair<int, int>>(send.size());  // and keys, of a split
-  std::map<int, std::shared_ptr<Group>> children;
-  std::mutex mutex;
-  std::condition_variable changed;
-  int here = 0;
-  std::uint64_t generation = 0;
-  std::atomic<bool> aborted{false};
+// Memory that several processes map.
+using Name = std::array<char, 64>;
 
-  // False: aborted.
-  bool meet(const std::function<void()>& by_the_last = {}) {
-    std::unique_lock lock(mutex);
-    if (aborted) return false;
-    if (++here == size) {
-      if (by_the_last) by_the_last();
-      here = 0;
-      ++generation;
-      changed.notify_all();
-      return true;
-    }
-    const std::uint64_t mine = generation;
-    while (generation == mine && !aborted) changed.wait_for(lock, std::chrono::milliseconds(5));
-    return generation != mine;
+class Segment {
+ public:
+  // A new one, all zero.
+  explicit Segment(std::size_t bytes) : bytes_(bytes), fd_(::memfd_create("nccl on host", MFD_CLOEXEC)) {
+    if (fd_ < 0 || ::ftruncate(fd_, static_cast<off_t>(bytes)) != 0) std::abort();
+    std::snprintf(name_.data(), name_.size(), "/proc/%d/fd/%d", ::getpid(), fd_);
+    map(fd_);
   }
+  // That of another rank.
+  Segment(const Name& name, std::size_t bytes) : bytes_(bytes), name_(name) {
+    const int fd = ::open(name.data(), O_RDWR | O_CLOEXEC);
+    if (fd < 0) return;
+    map(fd);
+    ::close(fd);
+  }
+  ~Segment() {
+    if (data_ != nullptr) ::munmap(data_, bytes_);
+    forget_name();
+  }
+  Segment(const Segment&) = delete;
+  Segment& operator=(const Segment&) = delete;
+  [[nodiscard]] std::byte* data() const { return data_; }  // null: the process that made it is gone
+  [[nodiscard]] const Name& name() const { return name_; }
+  void forget_name() {                       // once all have mapped it
+    if (fd_ >= 0) ::close(std::exchange(fd_, -1));
+  }
+
+ private:
+  void map(int fd) {
+    void* p = ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (p == MAP_FAILED) std::abort();
+    data_ = static_cast<std::byte*>(p);
+  }
+  std::size_t bytes_;
+  int fd_ = -1;
+  Name name_{};
+  std::byte* data_ = nullptr;
 };
 
-std::mutex worlds_mutex;
-std::map<std::string, std::shared_ptr<Group>> worlds;
+constexpr int kMostRanks = 16;
+constexpr std::size_t kLargest = std::size_t{16} << 20;  // bytes that one rank sends at once
+
+// Ranks that meet again and again. Every member begins as zero bytes.
+class Group {
+ public:
+  struct alignas(64) Shared {
+    std::atomic<int> here, aborted;
+    std::atomic<std::uint64_t> generation;
+    struct Split {
+      int color, key;
+      Name child;                            // made by the first rank of a color
+    };
+    std::array<Split, kMostRanks> splits;
+  };
+  static constexpr std::size_t bytes_for(int n) { return sizeof(Shared) + static_cast<std::size_t>(n) * kLargest; }
+
+  Group(int n, std::shared_ptr<Segment> memory) : size(n), memory_(std::move(memory)), shared_(reinterpret_cast<Shared*>(memory_->data())) {}
+  const int size;
+  [[nodiscard]] Shared& shared() { return *shared_; }
+  [[nodiscard]] std::byte* sent(int rank) const { return memory_->data() + sizeof(Shared) + static_cast<std::size_t>(rank) * kLargest; }
+  void forget_name() { memory_->forget_name(); }
+
+  // False: aborted.
+  bool meet() {
+    const std::uint64_t mine = shared_->generation;
+    if (shared_->aborted != 0) return false;
+    if (++shared_->here == size) {
+      shared_->here = 0;
+      ++shared_->generation;
+      return true;
+    }
+    for (int looks = 0; shared_->generation == mine && shared_->aborted == 0; ++looks) {
+      if (looks < 50) std::this_thread::yield();
+      else std::this_thread::sleep_for(std::chrono::microseconds(looks < 500 ? 20 : 200));
+    }
+    return shared_->generation != mine;
+  }
+
+ private:
+  std::shared_ptr<Segment> memory_;
+  Shared* shared_;
+};
+static_assert(std::atomic<int>::is_always_lock_free && std::atomic<std::uint64_t>::is_always_lock_free);
+
 thread_local std::vector<std::function<void()>> grouped;
 thread_local int group_depth = 0;
+
+// Memory of ids whose ranks have not all come.
+std::mutex made_mutex;
+std::map<std::string, std::shared_ptr<Segment>> made;
 
 std::size_t width(ncclDataType_t t) { return t == ncclFloat64 || t == ncclInt64 ? 8 : t == ncclFloat32 ? 4 : 2; }
 
@@ -68,8 +136,8 @@ std::size_t width(ncclDataType_t t) { return t == ncclFloat64 || t == ncclInt64 
 
 struct ncclComm {
   ncclComm(std::shared_ptr<Group> g, int r) : group(std::move(g)), rank(r) {}
-  std::shared_ptr<Group> group;
-  int rank;
+  const std::shared_ptr<Group> group;
+  const int rank;
   std::atomic<int> polls{0};                 // answers of "in progress" that are left
   std::atomic<bool> ready{true};
   std::map<int, Operation> operations;
@@ -86,10 +154,11 @@ Operation operation_of(ncclComm_t c, ncclRedOp_t op) {
   }
 }
 
-// Every rank says where its data is; when all have, `make` makes this rank's result, which is written when all have made theirs.
-ncclResult_t enqueue(ncclComm_t c, const void* send, cudaStream_t stream, std::function<std::vector<std::byte>(const Group&)> make, void* to) {
+// Every rank shows what it sends; when all have, `make` makes this rank's result, which is written when all have made theirs.
+ncclResult_t enqueue(ncclComm_t c, const void* send, std::size_t bytes, cudaStream_t stream, std::function<std::vector<std::byte>(const Group&)> make, void* to) {
+  if (bytes > kLargest) return std::fprintf(stderr, "nccl on host: %zu bytes at once are too many\n", bytes), ncclInvalidArgument;
   auto action = [=, group = c->group, rank = c->rank] {
-    group->send[static_cast<std::size_t>(rank)] = static_cast<const std::byte*>(send);
+    if (bytes > 0) std::memcpy(group->sent(rank), send, bytes);
     if (!group->meet()) return;
     const std::vector<std::byte> result = make(*group);
     if (group->meet() && !result.empty()) std::memcpy(to, result.data(), result.size());
@@ -105,7 +174,7 @@ std::vector<std::byte> copied(const std::byte* from, std::size_t n) { return {fr
 std::vector<std::byte> reduced(const Group& g, std::size_t first, std::size_t n, ncclDataType_t t, Operation op) {
   std::vector<std::byte> result(n * width(t));
   fsdp::cuda::Inputs inputs{};
-  for (int r = 0; r < g.size; ++r) inputs.of[r] = g.send[static_cast<std::size_t>(r)] + first * width(t);
+  for (int r = 0; r < g.size; ++r) inputs.of[r] = g.sent(r) + first * width(t);
   const fsdp::DType type = t == ncclFloat64 ? fsdp::DType::f64 : t == ncclFloat32 ? fsdp::DType::f32 : t == ncclBfloat16 ? fsdp::DType::bf16 : fsdp::DType::f16;
   fsdp::with_type(type, [&](auto element) {
     using T = decltype(element);
@@ -122,19 +191,32 @@ extern "C" {
 ncclResult_t ncclGetVersion(int* v) { return *v = NCCL_VERSION_CODE, ncclSuccess; }
 const char* ncclGetErrorString(ncclResult_t) { return "words"; }
 const char* ncclGetLastError(ncclComm_t) { return ""; }
+// The memory is as large as any number of ranks needs, and takes no more than what is written.
 ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
-  static std::atomic<int> count{0};
   *id = {};
-  std::strcpy(id->internal, ("world " + std::to_string(count++)).c_str());
+  const auto memory = std::make_shared<Segment>(Group::bytes_for(kMostRanks));
+  std::memcpy(id->internal, memory->name().data(), memory->name().size());
+  const std::lock_guard lock(made_mutex);
+  made[id->internal] = memory;
   return ncclSuccess;
 }
+// In progress until all ranks have come.
 ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int n, ncclUniqueId id, int rank, ncclConfig_t* config) {
-  if (config->blocking != 0) return ncclInvalidUsage;
-  const std::lock_guard lock(worlds_mutex);
-  auto& group = worlds[id.internal];
-  if (!group) group = std::make_shared<Group>(n);
-  *comm = new ncclComm(group, rank);
-  (*comm)->polls = 5;
+  if (config->blocking != 0 || n > kMostRanks) return ncclInvalidUsage;
+  Name name{};
+  std::memcpy(name.data(), id.internal, name.size());
+  const auto memory = std::make_shared<Segment>(name, Group::bytes_for(kMostRanks));
+  if (memory->data() == nullptr) return ncclSystemError;
+  ncclComm* c = *comm = new ncclComm(std::make_shared<Group>(n, memory), rank);
+  c->polls = 5;
+  c->ready = false;
+  std::thread([c, name] {
+    if (c->group->meet()) {
+      const std::lock_guard lock(made_mutex);
+      made.erase(name.data());
+    }
+    c->ready = true;
+  }).detach();
   return ncclInProgress;
 }
 // The child is written by a thread of this library's, as NCCL does.
@@ -144,22 +226,31 @@ ncclResult_t ncclCommSplit(ncclComm_t c, int color, int key, ncclComm_t* child, 
   c->ready = false;
   std::thread([=] {
     Group& g = *c->group;
-    g.colors[static_cast<std::size_t>(c->rank)] = {color, key};
-    const bool met = g.meet([&] {
-      g.children.clear();
-      for (const auto& [of, unused] : g.colors) {
-        int n = 0;
-        for (const auto& [other, k] : g.colors) n += other == of;
-        if (!g.children[of]) g.children[of] = std::make_shared<Group>(n);
+    auto& splits = g.shared().splits;
+    splits[static_cast<std::size_t>(c->rank)] = {color, key, {}};
+    if (g.meet()) {
+      int n = 0, rank = 0, first = -1;
+      for (int r = 0; r < g.size; ++r) {
+        const auto& other = splits[static_cast<std::size_t>(r)];
+        if (other.color != color) continue;
+        ++n;
+        rank += other.key < key;
+        if (first < 0 || other.key < splits[static_cast<std::size_t>(first)].key) first = r;
       }
-    });
-    if (met) {
-      int rank = 0;
-      for (const auto& [other, k] : g.colors) rank += other == color && k < key;
-      auto* made = new ncclComm(g.children[color], rank);
-      made->polls = 3;
-      (void)g.meet();                        // nobody splits again before all have read
-      __atomic_store_n(child, made, __ATOMIC_RELEASE);
+      std::shared_ptr<Segment> memory;
+      Name& name = splits[static_cast<std::size_t>(first)].child;
+      if (rank == 0) {
+        memory = std::make_shared<Segment>(Group::bytes_for(n));
+        name = memory->name();
+      }
+      const bool named = g.meet();
+      if (named && rank > 0) memory = std::make_shared<Segment>(name, Group::bytes_for(n));
+      if (named && g.meet() && memory->data() != nullptr) {  // all have mapped it, and nobody splits again before all have read
+        memory->forget_name();
+        auto* made_child = new ncclComm(std::make_shared<Group>(n, memory), rank);
+        made_child->polls = 3;
+        __atomic_store_n(child, made_child, __ATOMIC_RELEASE);
+      }
     }
     c->ready = true;
   }).detach();
@@ -168,13 +259,13 @@ ncclResult_t ncclCommSplit(ncclComm_t c, int color, int key, ncclComm_t* child, 
 ncclResult_t ncclCommGetAsyncError(ncclComm_t c, ncclResult_t* result) {
   const bool busy = !c->ready || c->polls > 0;
   if (c->polls > 0) --c->polls;
-  *result = c->group->aborted ? ncclRemoteError : busy ? ncclInProgress : ncclSuccess;
+  *result = c->group->shared().aborted != 0 ? ncclRemoteError : busy ? ncclInProgress : ncclSuccess;
   return ncclSuccess;
 }
 ncclResult_t ncclCommFinalize(ncclComm_t c) { return c->polls = 2, ncclInProgress; }
 ncclResult_t ncclCommDestroy(ncclComm_t c) { return delete c, ncclSuccess; }
 ncclResult_t ncclCommAbort(ncclComm_t c) {
-  c->group->aborted = true;
+  c->group->shared().aborted = 1;
   while (!c->ready) std::this_thread::yield();
   return delete c, ncclSuccess;
 }
@@ -199,23 +290,25 @@ ncclResult_t ncclGroupEnd() {
 }
 ncclResult_t ncclAllGather(const void* send, void* to, size_t n, ncclDataType_t t, ncclComm_t c, cudaStream_t s) {
   const std::size_t bytes = n * width(t);
-  return enqueue(c, send, s, [=](const Group& g) {
+  return enqueue(c, send, bytes, s, [=](const Group& g) {
     std::vector<std::byte> all;
-    for (const std::byte* from : g.send) all.insert(all.end(), from, from + bytes);
+    for (int r = 0; r < g.size; ++r) all.insert(all.end(), g.sent(r), g.sent(r) + bytes);
     return all;
   }, to);
 }
 ncclResult_t ncclReduceScatter(const void* send, void* to, size_t n, ncclDataType_t t, ncclRedOp_t op, ncclComm_t c, cudaStream_t s) {
-  return enqueue(c, send, s, [=, o = operation_of(c, op), rank = c->rank](const Group& g) { return reduced(g, static_cast<std::size_t>(rank) * n, n, t, o); }, to);
+  return enqueue(c, send, n * width(t) * static_cast<std::size_t>(c->group->size), s,
+                 [=, o = operation_of(c, op), rank = c->rank](const Group& g) { return reduced(g, static_cast<std::size_t>(rank) * n, n, t, o); }, to);
 }
 ncclResult_t ncclAllReduce(const void* send, void* to, size_t n, ncclDataType_t t, ncclRedOp_t op, ncclComm_t c, cudaStream_t s) {
-  return enqueue(c, send, s, [=, o = operation_of(c, op)](const Group& g) { return reduced(g, 0, n, t, o); }, to);
+  return enqueue(c, send, n * width(t), s, [=, o = operation_of(c, op)](const Group& g) { return reduced(g, 0, n, t, o); }, to);
 }
 ncclResult_t ncclReduce(const void* send, void* to, size_t n, ncclDataType_t t, ncclRedOp_t op, int root, ncclComm_t c, cudaStream_t s) {
-  return enqueue(c, send, s, [=, o = operation_of(c, op), rank = c->rank](const Group& g) { return rank == root ? reduced(g, 0, n, t, o) : std::vector<std::byte>{}; }, to);
+  return enqueue(c, send, n * width(t), s,
+                 [=, o = operation_of(c, op), rank = c->rank](const Group& g) { return rank == root ? reduced(g, 0, n, t, o) : std::vector<std::byte>{}; }, to);
 }
 ncclResult_t ncclBroadcast(const void* send, void* to, size_t n, ncclDataType_t t, int root, ncclComm_t c, cudaStream_t s) {
-  return enqueue(c, send, s, [=](const Group& g) { return copied(g.send[static_cast<std::size_t>(root)], n * width(t)); }, to);
+  return enqueue(c, send, c->rank == root ? n * width(t) : 0, s, [=](const Group& g) { return copied(g.sent(root), n * width(t)); }, to);
 }
 
 }  // extern "C"

@@ -87,11 +87,16 @@ struct CUstream_st {
 
 extern "C" {
 
-cudaError_t cudaGetDeviceCount(int* count) { return *count = 8, cudaSuccess; }
+// Eight, or as many as CUDA_ON_HOST_GPUS says.
+cudaError_t cudaGetDeviceCount(int* count) {
+  const char* said = std::getenv("CUDA_ON_HOST_GPUS");
+  return *count = said != nullptr ? std::atoi(said) : 8, cudaSuccess;
+}
 cudaError_t cudaSetDevice(int device) { return device >= 0 && device < 8 ? cudaSuccess : cudaErrorInvalidDevice; }
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) { return *value = 4, cudaSuccess; }
-cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int) {
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int device) {
   *p = {};
+  p->uuid.bytes[15] = static_cast<char>(device);
   std::strcpy(p->name, "a GPU that is threads of this processor");
   return cudaSuccess;
 }
