@@ -257,7 +257,7 @@ std::unique_ptr<Backend> make_cuda_backend(MeshShape mesh, const CudaOptions& op
   if (options.processes) world.launch = &mpi::join_launch_for(mesh, "cuda");
   std::string why;
   const int present = count_gpus(why);
-  if (present == 0) throw MachineError(why);
+  if (present == 0) throw MachineError(world.launch != nullptr ? fmt::format("rank {}: {}", world.launch->rank(), why) : why);
   if (world.launch != nullptr) {
     take_seat(world, present);
   } else {
