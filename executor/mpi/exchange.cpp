@@ -1,14 +1,18 @@
 #include "executor/mpi/exchange.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace fsdp::mpi {
 
 std::vector<std::string> exchange_texts(const Channel& channel, const host::RunControl& control, std::int64_t rank, std::int64_t ranks, int tag,
-                                        const std::string& mine) {
+                                        const std::string& own_text, Texts& on_their_way) {
   const auto n = static_cast<std::size_t>(ranks);
   Requests messages(channel, 2 * n);
-  std::vector<std::int64_t> lengths(n, 0);
+  const std::string& mine = on_their_way.mine = own_text;
+  std::vector<std::int64_t>& lengths = on_their_way.lengths;
+  std::vector<std::string>& texts = on_their_way.all;
+  lengths.assign(n, 0);
   lengths[static_cast<std::size_t>(rank)] = static_cast<std::int64_t>(mine.size());
   const auto others = [&](auto call) {
     for (std::int64_t r = 0; r < ranks; ++r)
@@ -17,7 +21,7 @@ std::vector<std::string> exchange_texts(const Channel& channel, const host::RunC
   others([&](std::int64_t r, std::size_t i) { (void)messages.receive(r, tag, &lengths[i], 8); });
   others([&](std::int64_t r, std::size_t) { (void)messages.send(r, tag, &lengths[static_cast<std::size_t>(rank)], 8); });
   messages.wait(control);
-  std::vector<std::string> texts(n);
+  texts.assign(n, {});
   texts[static_cast<std::size_t>(rank)] = mine;
   others([&](std::int64_t, std::size_t i) { texts[i].resize(static_cast<std::size_t>(lengths[i])); });
   const std::int64_t longest = *std::max_element(lengths.begin(), lengths.end());
@@ -32,7 +36,7 @@ std::vector<std::string> exchange_texts(const Channel& channel, const host::RunC
     });
     messages.wait(control);
   }
-  return texts;
+  return std::move(texts);
 }
 
 }  // namespace fsdp::mpi

@@ -79,7 +79,7 @@ class ProcessTies final : public host::Ties, public std::enable_shared_from_this
   [[nodiscard]] const std::shared_ptr<host::RunControl>& control() const override { return control_; }
   [[nodiscard]] std::shared_ptr<host::Journal> journal() override { return world_.fresh_journal(); }
   [[nodiscard]] std::vector<std::string> exchange(std::int64_t rank, const std::string& mine) override {
-    return exchange_texts(world_.channel(), *control_, rank, world_.ranks(), kText, mine);
+    return exchange_texts(world_.channel(), *control_, rank, world_.ranks(), kText, mine, texts_);
   }
 
   [[nodiscard]] bool watch(const std::function<host::Doing(std::size_t)>& doing) override {
@@ -146,6 +146,7 @@ class ProcessTies final : public host::Ties, public std::enable_shared_from_this
   const host::WatchTimes times_;
   const std::shared_ptr<host::RunControl> control_ = std::make_shared<host::RunControl>();
   std::optional<Ends> ends_;
+  Texts texts_;
   std::shared_ptr<const void> used_;
 };
 
@@ -170,7 +171,8 @@ std::shared_ptr<host::Ties> tie_processes(const host::WatchTimes& times) { retur
 std::vector<std::string> exchange_between_runs(const std::string& mine) {
   const host::RunControl never_fails;        // the guard ends the process when a rank is lost
   World& world = World::get();
-  return exchange_texts(world.channel(), never_fails, world.rank(), world.ranks(), kBetween, mine);
+  Texts texts;
+  return exchange_texts(world.channel(), never_fails, world.rank(), world.ranks(), kBetween, mine, texts);
 }
 
 }  // namespace fsdp::mpi
