@@ -45,7 +45,7 @@ bool among_processes(const BackendFlags& f) { return *f.backend == "mpi" || (*f.
 void add_backend_flags(const Command& command, BackendFlags& f) {
   command.option("--backend", f.backend,
                  "host: ranks are threads of this process; mpi: processes that mpirun or srun started; cuda: either, on NVIDIA GPUs", "BACKEND");
-  command.option("--devices", f.devices, "cuda: GPUs to use, rank by rank, as 0,2,3; default all", "LIST");
+  command.option("--devices", f.devices, "cuda: GPUs of this machine to use, rank by rank, as 0,2,3; default all", "LIST");
   command.flag("--virtual-ranks", f.virtual_ranks, "cuda: all ranks on one GPU: real numerics and memory, no real communication");
   command.option("--emulate-world", f.emulate_world, "cuda: rank 0 of the plan's N on one GPU, its collectives played as long as the costs say", "N");
   command.option("--cluster", f.emulated.cluster, "of --emulate-world: what is emulated", "CLUSTER");

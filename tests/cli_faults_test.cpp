@@ -11,6 +11,7 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <iterator>
 #include <sstream>
 #include <string>
 #include <thread>
@@ -43,9 +44,13 @@ class Folder {
 
   // Starts the program; `before` runs in its process first.
   [[nodiscard]] pid_t start(std::vector<std::string> words, const std::function<void()>& before = [] {}) const {
+    words.insert(words.begin(), FSDP_PLAN_PROGRAM);
+    return start_any(std::move(words), before);
+  }
+  [[nodiscard]] pid_t start_any(std::vector<std::string> words, const std::function<void()>& before = [] {}) const {
     const pid_t child = ::fork();
     if (child != 0) return child;
-    std::vector<char*> argv = {const_cast<char*>(FSDP_PLAN_PROGRAM)};
+    std::vector<char*> argv;
     for (std::string& w : words) argv.push_back(w.data());
     argv.push_back(nullptr);
     const int nowhere = ::open("/dev/null", O_WRONLY), err = ::open((path_ / "stderr").c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
@@ -53,7 +58,7 @@ class Folder {
     ::dup2(err, 2);
     if (::chdir(path_.c_str()) != 0) ::_exit(126);
     before();
-    ::execv(FSDP_PLAN_PROGRAM, argv.data());
+    ::execvp(argv[0], argv.data());
     ::_exit(127);
   }
   [[nodiscard]] Ended wait(pid_t child) const {
@@ -135,6 +140,28 @@ TEST_CASE("a launcher's process does not run all ranks by itself") {
     const Ended virtual_ranks = folder.wait(folder.start({"run", "--plan", "plan.json", "--model", "tiny-llama", "--backend", "cuda", "--virtual-ranks"}, [=] { ::setenv(name, "2", 1); }));
     CHECK(virtual_ranks.exit == 2);
     CHECK_MESSAGE(virtual_ranks.said.find("--virtual-ranks: this is one of 2 processes that a launcher started") != std::string::npos, virtual_ranks.said);
+  }
+}
+
+TEST_CASE("a mesh of another size than the launch is refused by name, once") {
+  std::istringstream launcher(FSDP_MPI_LAUNCH);
+  const std::vector<std::string> mpirun{std::istream_iterator<std::string>(launcher), {}};
+  if (mpirun.empty()) return;                // no MPI was found when this was built
+  const Folder folder;
+  folder.write_plan();
+  for (const std::string backend : {"mpi", "cuda"}) {
+    std::vector<std::string> words = mpirun;
+    for (const std::string& w : {std::string("-n"), std::string("3"), std::string(FSDP_PLAN_PROGRAM), std::string("run"), std::string("--plan"), std::string("plan.json"),
+                                 std::string("--model"), std::string("tiny-llama"), std::string("--backend"), backend})
+      words.push_back(w);
+    const Ended e = folder.wait(folder.start_any(words));
+    CHECK(e.exit != 0);
+    const std::string ours = "fsdp-plan: ";
+    const std::size_t at = e.said.find(ours);
+    REQUIRE_MESSAGE(at != std::string::npos, e.said);
+    CHECK_MESSAGE(e.said.find(ours, at + 1) == std::string::npos, e.said);
+    const bool named = e.said.find("--backend " + backend + ": the plan is for 1 x 2 = 2 ranks, but 3 processes were started", at) != std::string::npos;
+    CHECK_MESSAGE((named || e.said.find("cuda is not built in", at) != std::string::npos), e.said);
   }
 }
 
