@@ -68,7 +68,7 @@ class NcclCommunicator {
   // What NCCL answers when another rank has gone away: that rank is the cause, and in a moment it is known which (RankFailure).
   void hear_of_others(ncclResult_t result) const {
     if (result != ncclRemoteError && result != ncclSystemError) return;
-    for (int tries = 0; tries < 100 && !s_.control->failed(); ++tries) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    for (int tries = 0; tries < 200 && !s_.control->failed(); ++tries) std::this_thread::sleep_for(std::chrono::milliseconds(10));
     s_.control->throw_if_failed();
   }
 
