@@ -277,6 +277,22 @@ inline std::vector<CudaOpCase> embedding_cases() {
   return all;
 }
 
+// `different` ids, and the table's last row for the first token.
+inline CudaOpCase table_case(std::int64_t vocab, std::int64_t width, std::int64_t tokens, std::int64_t different) {
+  CudaOpCase c;
+  c.name = "embedding of " + std::to_string(tokens) + " tokens, " + std::to_string(different) + " different";
+  c.op.kind = OpKind::embedding, c.op.shape = {.width = width, .vocab = vocab};
+  c.op.inputs = {0}, c.op.outputs = {1}, c.op.params = {0};
+  c.work.sequences = 1, c.work.seq_len = tokens;
+  c.inputs = {random_ids(static_cast<std::size_t>(tokens), different, 45)};
+  c.inputs[0].front() = static_cast<double>(vocab - 1);
+  c.ids = {true};
+  c.params = {random_numbers(static_cast<std::size_t>(vocab * width), 46)};
+  c.outputs = {{static_cast<std::size_t>(tokens * width)}};
+  c.terms = static_cast<double>(tokens);
+  return c;
+}
+
 inline std::vector<CudaOpCase> rotary_cases() {
   std::vector<CudaOpCase> all;
   for (const std::int64_t dim : {6, 16, 130}) {

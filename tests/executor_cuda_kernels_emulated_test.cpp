@@ -91,6 +91,16 @@ TEST_CASE("a token outside of the vocabulary, a target too, and a slot that ther
   }
 }
 
+// Tokens of one, two, three and five tiles; rows that lie in many pieces, in two, in one.
+TEST_CASE("gradients of tables whose tokens fill several tiles and pieces") {
+  for (const std::int64_t tokens : {63, 64, 65, 2048, 2049, 4097, 9001})
+    for (const std::int64_t different : {1, 3, 97}) {
+      const CudaOpCase c = table_case(97, 5, tokens, different);
+      check_op(subject(), c, {.type = DType::f32});
+      check_op(subject(), c, {.type = DType::f64, .before = 3.0});
+    }
+}
+
 TEST_CASE("results do not depend on which thread goes first") {
   const EmulatedKernels other(12345);
   const Subject first = subject(), second{other, native_cuda_implementation(), first.allocate, first.finish};

@@ -43,14 +43,14 @@ TEST_CASE("sizes of models on the GPU") {
   const Gpu gpu;
   for (const CudaOpCase& c : {elementwise_case(OpKind::swiglu, {.width = 14336}, 100), elementwise_case(OpKind::gelu, {.width = 12288, .tanh = true}, 100),
                               norm_case(OpKind::rms_norm, 4096, 1, 1000, false), norm_case(OpKind::rms_norm, 128, 32, 500, false),
-                              norm_case(OpKind::layer_norm, 8192, 1, 300, true)})
+                              norm_case(OpKind::layer_norm, 8192, 1, 300, true), table_case(32000, 256, 9001, 20000), table_case(97, 256, 9001, 3)})
     for (const DType type : {DType::f32, DType::bf16}) check_op(gpu.subject(), c, {.type = type});
 }
 
 TEST_CASE("kernels on the GPU give the same bits every time") {
   if (!gpu_is_here()) return;
   const Gpu gpu;
-  for (const auto& cases : {norm_cases(), embedding_cases(), cross_entropy_cases(), moe_cases()})
+  for (const auto& cases : {norm_cases(), embedding_cases(), std::vector{table_case(97, 256, 9001, 3)}, cross_entropy_cases(), moe_cases()})
     for (const CudaOpCase& c : cases) {
       CAPTURE(c.name);
       const CudaOpResult a = run_op(gpu.subject(), c, {}), b = run_op(gpu.subject(), c, {});

@@ -20,11 +20,13 @@ OpFacts as_native(const Op& op, const Workload& w) {
   return f;
 }
 
-// Backward: zeros the table's gradient, chains the tokens of one id (8 bytes each), walks the chains.
+// Backward: zeros the table's gradient, sorts the tokens by id (8 bytes each, twice), adds up their rows in pieces, finishes rows that lie in
+// several pieces.
 OpFacts embedding(const Op& op, const Workload& w) {
   OpFacts f = as_native(op, w);
-  f.backward_scratch_bytes = times(w.tokens(), 8);
-  f.backward_launches = 3;
+  const std::int64_t sums = times(2 * embedding_pieces(w.tokens()), op.shape.width);
+  f.backward_scratch_bytes = checked_add(times(w.tokens(), 16), times(sums, accumulate_bytes(w)), "op size");
+  f.backward_launches = static_cast<std::int16_t>(4 + embedding_merges(w.tokens()));
   return f;
 }
 

@@ -16,4 +16,14 @@ inline constexpr std::int64_t kMatmulWorkspaceBytes = std::int64_t{32} << 20;
   return std::clamp<std::int64_t>((rows + 255) / 256, 1, 64);
 }
 
+// Backward of the embedding sorts the tokens by id: tiles of so many keys each, then runs merged two by two. The sorted tokens are added up in
+// pieces of so many; each piece may leave the sums of its first and of its last row to its neighbours.
+inline constexpr std::int64_t kSortedTile = 2048, kSummedTokens = 64;
+[[nodiscard]] constexpr std::int64_t embedding_merges(std::int64_t tokens) {
+  std::int64_t merges = 0;
+  for (std::int64_t run = kSortedTile; run < tokens; run *= 2) ++merges;
+  return merges;
+}
+[[nodiscard]] constexpr std::int64_t embedding_pieces(std::int64_t tokens) { return (tokens + kSummedTokens - 1) / kSummedTokens; }
+
 }  // namespace fsdp
