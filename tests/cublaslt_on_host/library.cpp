@@ -1,15 +1,19 @@
 // The functions of cuBLASLt that products use, on the processor and on host memory, strictly: a wrong size of an attribute, operands that do
 // not fit together, an address less aligned than was promised or a workspace smaller than was said are errors. As the library's
-// documentation defines them: column-major d = alpha op(a) op(b) + beta c, a bias added along each column, in the scale type.
+// documentation defines them: column-major d = alpha op(a) op(b) + beta c, a bias added along each column, in the scale type. Work is done at
+// once, or in the order of its stream where the program has streams (cuda_on_host/runtime.cpp).
 #include <cublasLt.h>
 
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <memory>
 #include <vector>
 
 #include "executor/kernels/element.h"
+
+__attribute__((weak)) void push_on_stream(CUstream_st*, std::function<void()>);  // of the program, if it has one
 
 namespace {
 
@@ -182,7 +186,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
 cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc_handle, const void* alpha, const void* a,
                               cublasLtMatrixLayout_t a_layout, const void* b, cublasLtMatrixLayout_t b_layout, const void* beta,
                               const void* c, cublasLtMatrixLayout_t, void* d, cublasLtMatrixLayout_t d_layout,
-                              const cublasLtMatmulAlgo_t* algorithm, void* workspace, size_t workspace_bytes, cudaStream_t) {
+                              const cublasLtMatmulAlgo_t* algorithm, void* workspace, size_t workspace_bytes, cudaStream_t stream) {
   const Desc& desc = mine<Desc>(desc_handle);
   const Layout &la = mine<Layout>(a_layout), &lb = mine<Layout>(b_layout), &ld = mine<Layout>(d_layout);
   Promises promises{};
@@ -191,12 +195,16 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc_handle
   if (promises.magic != kMagic || !e.fit || c != d || workspace_bytes < promises.workspace || !aligned(workspace, 256) ||
       !aligned(a, promises.a) || !aligned(b, promises.b) || !aligned(d, promises.d))
     return CUBLAS_STATUS_INVALID_VALUE;
-  std::memset(workspace, 0xff, workspace_bytes);  // it may write all of it
+  // Descriptors and factors are read now, matrices when the stream is there.
   const auto run = [&](auto element) {
     using T = decltype(element);
     using M = fsdp::Math<T>;
-    multiply(desc, e, *static_cast<const M*>(alpha), static_cast<const T*>(a), la, static_cast<const T*>(b), lb,
-             *static_cast<const M*>(beta), static_cast<T*>(d), ld);
+    std::function<void()> work = [=, by = *static_cast<const M*>(alpha), and_by = *static_cast<const M*>(beta)] {
+      std::memset(workspace, 0xff, workspace_bytes);  // it may write all of it
+      multiply(desc, e, by, static_cast<const T*>(a), la, static_cast<const T*>(b), lb, and_by, static_cast<T*>(d), ld);
+    };
+    if (stream != nullptr && push_on_stream != nullptr) push_on_stream(stream, std::move(work));
+    else work();
     return CUBLAS_STATUS_SUCCESS;
   };
   switch (ld.type) {

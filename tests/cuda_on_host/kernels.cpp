@@ -1,36 +1,13 @@
-// In place of the .cu files: the same work in the order of the stream. Kernels of operations are those of the host, which see the same memory.
-#include <cstring>
+// In place of run_kernels.cpp and of the kernels behind it: the host's kernels, which see the same memory, in the order of the stream.
 #include <functional>
 #include <memory>
-#include <thread>
 #include <vector>
 
-#include "executor/cuda/machine/occupy.h"
-#include "executor/cuda/machine/reduce.h"
 #include "executor/cuda/run_kernels.h"
-#include "executor/kernels/element.h"
 
 void push_on_stream(CUstream_st*, std::function<void()>);
 
 namespace fsdp::cuda {
-
-Combine combine_of(ReductionKind kind) { return static_cast<Combine>(kind); }
-
-void enqueue_reduction(DType type, Reduction reduction, const Inputs& inputs, int n, std::int64_t count, std::byte* output, CUstream_st* stream) {
-  push_on_stream(stream, [=] {
-    with_type(type, [&](auto element) {
-      using T = decltype(element);
-      for (std::int64_t i = 0; i < count; ++i)
-        reinterpret_cast<T*>(output)[i] = reduce_element<T>(combine_of(reduction.kind), reduction.multiply, inputs, n, i);
-    });
-  });
-}
-
-void preload_reductions(CUstream_st*) {}
-
-void enqueue_occupation(const Occupation& o, CUstream_st* stream) {
-  push_on_stream(stream, [=] { std::this_thread::sleep_for(std::chrono::nanoseconds(o.nanoseconds)); });
-}
 
 std::function<void(const Operation&)>& kernel_hook() {
   static std::function<void(const Operation&)> hook;

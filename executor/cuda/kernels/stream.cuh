@@ -1,5 +1,9 @@
-// A Launch (launch.cuh) that puts kernels on a CUDA stream. For .cu files.
+// A Launch (launch.cuh) that puts kernels on a CUDA stream. For .cu files. Where those are compiled for the processor instead (tests), the test has
+// a StreamLaunch of its own, defines FSDP_CUDA_STREAM_LAUNCH and leaves nothing here.
 #pragma once
+
+#ifndef FSDP_CUDA_STREAM_LAUNCH
+#define FSDP_CUDA_STREAM_LAUNCH
 
 #include <cuda_runtime_api.h>
 
@@ -19,6 +23,9 @@ struct StreamLaunch {
   cudaStream_t stream;
   template <class... P, class... A>
   void operator()(Extent3 grid, Extent3 block, std::size_t shared_bytes, void (*kernel)(P...), A... arguments) const {
+    if (shared_bytes > std::size_t{48} << 10)  // beyond that a kernel must be told, on each device
+      check(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes)),
+            "a kernel was refused its shared memory");
     kernel<<<dim3(grid.x, grid.y, grid.z), dim3(block.x, block.y, block.z), shared_bytes, stream>>>(arguments...);
     check(cudaGetLastError(), "a kernel was not started");
   }
@@ -31,3 +38,5 @@ struct StreamLaunch {
 };
 
 }  // namespace fsdp::cuda
+
+#endif
