@@ -19,18 +19,18 @@ __global__ void cross_entropy_forward_kernel(const T* logits, const std::int64_t
   const std::int64_t token = blockIdx.x, target = targets[token];
   const T* x = logits + token * vocab;
   if (target < 0 || target >= vocab) device_fail("a target is outside of the vocabulary");
-  M most = -std::numeric_limits<M>::infinity();
+  // In one pass: each thread's largest logit and its sum of exp(logit - largest), which a larger one scales down.
+  constexpr M kNone = -std::numeric_limits<M>::infinity();
+  M largest = kNone, of_thread = 0;
   for_row<kCount>(vocab, [&](std::int64_t i) {
     const Pack<T, kCount> p = load_pack<kCount>(x + i);
-    for (int k = 0; k < kCount; ++k) most = load(p.at[k]) > most ? load(p.at[k]) : most;
+    M now = largest;
+    for (int k = 0; k < kCount; ++k) now = load(p.at[k]) > now ? load(p.at[k]) : now;
+    if (now > largest) of_thread *= exp_of(largest - now), largest = now;
+    for (int k = 0; k < kCount; ++k) of_thread += load(p.at[k]) == kNone ? M(0) : exp_of(load(p.at[k]) - largest);
   });
-  most = block_reduce<Largest>(most, -std::numeric_limits<M>::infinity());
-  M sum = 0;
-  for_row<kCount>(vocab, [&](std::int64_t i) {
-    const Pack<T, kCount> p = load_pack<kCount>(x + i);
-    for (int k = 0; k < kCount; ++k) sum += exp_of(load(p.at[k]) - most);
-  });
-  sum = block_sum(sum);
+  const M most = block_reduce<Largest>(largest, kNone);
+  const M sum = block_sum(largest == most ? of_thread : of_thread * exp_of(largest - most));
   if (threadIdx.x != 0) return;
   const M lse = most + std::log(sum);
   if (kept != nullptr) kept[token] = lse;
