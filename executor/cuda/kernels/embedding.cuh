@@ -166,12 +166,18 @@ __global__ void position_embedding_forward_kernel(const T* x, const T* weight, T
     });
 }
 
-template <class T>
+template <class T, int kCount>
 __global__ void position_embedding_backward_kernel(const T* dy, T* dw, std::int64_t sequences, std::int64_t elements, bool accumulate) {
-  for_elements<1>(elements, [=](auto, std::int64_t i) {
-    Math<T> sum = 0;
-    for (std::int64_t s = 0; s < sequences; ++s) sum += load(dy[s * elements + i]);
-    put(dw[i], sum, accumulate);
+  for_elements<kCount>(elements, [=](auto count, std::int64_t i) {
+    constexpr int c = decltype(count)::value;
+    Pack<Math<T>, c> sum{};
+    for (std::int64_t s = 0; s < sequences; ++s) {
+      const Pack<T, c> p = load_pack<c>(dy + s * elements + i);
+      for (int k = 0; k < c; ++k) sum.at[k] += load(p.at[k]);
+    }
+    Pack<T, c> to = accumulate ? load_pack<c>(dw + i) : Pack<T, c>{};
+    for (int k = 0; k < c; ++k) put(to.at[k], sum.at[k], accumulate);
+    store_pack(dw + i, to);
   });
 }
 
@@ -205,8 +211,12 @@ void launch_position_embedding_backward(const Call& call, const Launch& launch) 
   T* dw = call.grad_param<T>(0, all);
   if (dw == nullptr) return;
   const bool accumulate = call.adds_to_param(0);
+  const bool packs = (call.work.sequences == 1 || elements % kPack<T> == 0) && aligned_to_16(dy, dw);
   if (elements > 0)
-    launch({blocks_for(elements)}, {kThreads}, 0, position_embedding_backward_kernel<T>, dy, dw, call.work.sequences, elements, accumulate);
+    with_packs<kPack<T>>(packs, [&](auto count) {
+      constexpr int c = decltype(count)::value;
+      launch({blocks_for(elements / c + 1)}, {kThreads}, 0, position_embedding_backward_kernel<T, c>, dy, dw, call.work.sequences, elements, accumulate);
+    });
   if (!accumulate) launch.zero(dw + elements, (all - elements) * static_cast<std::int64_t>(sizeof(T)));
 }
 

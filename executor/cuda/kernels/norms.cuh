@@ -80,9 +80,14 @@ struct NormWeightTerm {
   const T *dy, *x;
   const Math<T>*means, *rs;
   std::int64_t width;
-  FSDP_DEVICE Math<T> operator()(std::int64_t row, std::int64_t column) const {
-    const std::int64_t at = row * width + column;
-    return load(dy[at]) * (load(x[at]) - (means != nullptr ? means[row] : Math<T>(0))) * rs[row];
+  [[nodiscard]] bool aligned() const { return aligned_to_16(dy, x); }
+  template <int kCount>
+  __device__ Pack<Math<T>, kCount> at(std::int64_t row, std::int64_t column) const {
+    const Pack<T, kCount> d = load_pack<kCount>(dy + row * width + column), p = load_pack<kCount>(x + row * width + column);
+    const Math<T> centre = means != nullptr ? means[row] : Math<T>(0), r = rs[row];
+    Pack<Math<T>, kCount> terms;
+    for (int k = 0; k < kCount; ++k) terms.at[k] = load(d.at[k]) * (load(p.at[k]) - centre) * r;
+    return terms;
   }
 };
 

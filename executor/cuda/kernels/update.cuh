@@ -40,12 +40,16 @@ struct PowerOf {
 };
 
 // partial[block] = (what it is already, if `adds`, and) all of f(x) that fall to the block, in a fixed order.
-template <class T, class F, class Op>
-__global__ void norm_parts_kernel(PieceTable table, int count, F f, double* partial, bool adds) {
+template <class T, int kCount, class F, class Op>
+__global__ void norm_parts_kernel(PieceTable table, int pieces, F f, double* partial, bool adds) {
   double sum = 0;
-  for (int p = 0; p < count; ++p) {
+  for (int p = 0; p < pieces; ++p) {
     const auto* x = reinterpret_cast<const T*>(table.piece[p].data);
-    for_elements<1>(table.piece[p].elements, [&](auto, std::int64_t i) { sum = Op{}(sum, f(static_cast<double>(load(x[i])))); });
+    for_elements<kCount>(table.piece[p].elements, [&](auto count, std::int64_t i) {
+      constexpr int c = decltype(count)::value;
+      const Pack<T, c> pack = load_pack<c>(x + i);
+      for (int k = 0; k < c; ++k) sum = Op{}(sum, f(static_cast<double>(load(pack.at[k]))));
+    });
   }
   sum = block_reduce<Op>(sum, 0.0);
   if (threadIdx.x == 0) partial[blockIdx.x] = adds ? Op{}(partial[blockIdx.x], sum) : sum;
@@ -58,27 +62,34 @@ __global__ void norm_finish_kernel(const double* partial, double* norm) {
 }
 
 // factor = min(1, limit / (norm + 1e-6)), as torch.nn.utils.clip_grad_norm_; 1 where that is not a number. `sum`: of the powers, or the largest.
-template <class T>
+template <class T, int kCount>
 __global__ void clip_kernel(PieceTable table, const double* sum, double p, double limit) {
   const double root = p == 0 ? *sum : p == 2 ? std::sqrt(*sum) : std::pow(*sum, 1 / p);  // 0 stands for infinity
   const double wanted = limit / (root + 1e-6);
   const auto factor = static_cast<Math<T>>(wanted < 1 ? wanted : 1.0);
   auto* x = reinterpret_cast<T*>(table.piece[blockIdx.y].data);
-  for_elements<1>(table.piece[blockIdx.y].elements, [=](auto, std::int64_t i) { store(x[i], load(x[i]) * factor); });
+  for_elements<kCount>(table.piece[blockIdx.y].elements, [=](auto count, std::int64_t i) {
+    constexpr int c = decltype(count)::value;
+    Pack<T, c> pack = load_pack<c>(x + i);
+    for (int k = 0; k < c; ++k) store(pack.at[k], load(pack.at[k]) * factor);
+    store_pack(x + i, pack);
+  });
 }
 
-// Calls f(table, parts of it, most elements of one, whether it is the first).
+// Calls f(table, parts of it, most elements of one, whether all of them begin aligned to 16 bytes, whether it is the first).
 template <class F>
 void with_pieces(DType type, std::span<const BufferView> values, const F& f) {
   for (std::size_t begin = 0; begin < values.size(); begin += kParts) {
     const auto some = values.subspan(begin, std::min<std::size_t>(kParts, values.size() - begin));
     PieceTable table;
     std::int64_t most = 0;
+    bool packs = true;
     for (std::size_t i = 0; i < some.size(); ++i) {
       table.piece[i] = {some[i].data, some[i].bytes / size_of(type)};
       most = std::max(most, table.piece[i].elements);
+      packs = packs && aligned_to_16(some[i].data);
     }
-    f(table, static_cast<int>(some.size()), most, begin == 0);
+    f(table, static_cast<int>(some.size()), most, packs, begin == 0);
   }
 }
 
@@ -92,8 +103,12 @@ void launch_local_norm(DType type, std::span<const BufferView> values, double p,
     using F = decltype(f);
     using Op = decltype(op);
     with_type(type, [&](auto element) {
-      with_pieces(type, values, [&](const PieceTable& table, int count, std::int64_t, bool first) {
-        launch({static_cast<unsigned>(kNormBlocks)}, {kThreads}, 0, norm_parts_kernel<decltype(element), F, Op>, table, count, f, partial, !first);
+      using T = decltype(element);
+      with_pieces(type, values, [&](const PieceTable& table, int pieces, std::int64_t, bool packs, bool first) {
+        with_packs<kPack<T>>(packs, [&](auto count) {
+          constexpr int c = decltype(count)::value;
+          launch({static_cast<unsigned>(kNormBlocks)}, {kThreads}, 0, norm_parts_kernel<T, c, F, Op>, table, pieces, f, partial, !first);
+        });
       });
     });
     launch({1}, {static_cast<unsigned>(kNormBlocks)}, 0, norm_finish_kernel<Op>, static_cast<const double*>(partial), to);
@@ -107,9 +122,13 @@ template <class Launch>
 void launch_clip(DType type, std::span<const BufferView> values, double p, double limit, BufferView norm, const Launch& launch) {
   check_extent("clip_scale", "norm", 0, norm, 1, 8);
   with_type(type, [&](auto element) {
-    with_pieces(type, values, [&](const PieceTable& table, int count, std::int64_t most, bool) {
-      launch({blocks_for(most), static_cast<unsigned>(count)}, {kThreads}, 0, clip_kernel<decltype(element)>, table,
-             reinterpret_cast<const double*>(norm.data), std::isinf(p) ? 0.0 : p, limit);
+    using T = decltype(element);
+    with_pieces(type, values, [&](const PieceTable& table, int pieces, std::int64_t most, bool packs, bool) {
+      with_packs<kPack<T>>(packs, [&](auto count) {
+        constexpr int c = decltype(count)::value;
+        launch({blocks_for(most / c + 1), static_cast<unsigned>(pieces)}, {kThreads}, 0, clip_kernel<T, c>, table,
+               reinterpret_cast<const double*>(norm.data), std::isinf(p) ? 0.0 : p, limit);
+      });
     });
   });
 }
