@@ -46,6 +46,10 @@ struct CudaOptions {
   bool processes = false;                    // ranks are the processes of this launch
   std::vector<int> devices = {};             // the driver's numbers of the GPUs to use, rank by rank; empty: all that there are
   std::optional<EmulatedWorld> emulate = {}; // instead of all ranks
+  // Most CTAs, each of which takes a multiprocessor, that NCCL may give to one collective (ncclConfig_t::maxCTAs). Matrix products then count on
+  // the other multiprocessors (cuBLASLt's SM-count target). 0: NCCL chooses, and products count on all. No meaning where NCCL has nothing to do:
+  // one rank, virtual ranks, an emulated world.
+  int nccl_ctas = 0;
   Memory arena = Memory::device;             // where Memory::device lies. host: pinned, so that host code may touch buffers (tests)
 };
 

@@ -17,7 +17,7 @@ struct KernelContext {
   const Libraries* libraries = nullptr;      // cuBLASLt, cuDNN
   int device = 0;                            // the driver's number
   int multiprocessors = 0;                   // of the GPU
-  int reserved_multiprocessors = 0;          // of those, what collectives that run at the same time may take: products leave them out
+  int reserved_multiprocessors = 0;          // of those, what a collective may take at the same time (CudaOptions::nccl_ctas): products leave them out
   std::shared_ptr<void> products;            // handles and algorithms of matrix products: made by their code at first use, kept for the run
   std::shared_ptr<void> memory;              // 2 KiB of device memory for norms and pinned memory for batches: made by run_kernels at first use
 };

@@ -4,6 +4,7 @@
 // once, or in the order of its stream where the program has streams (cuda_on_host/runtime.cpp).
 #include <cublasLt.h>
 
+#include <atomic>
 #include <cstdint>
 #include <cstring>
 #include <functional>
@@ -94,11 +95,15 @@ void multiply(const Desc& desc, const Extents& e, fsdp::Math<T> alpha, const T* 
       }
 }
 
+std::atomic<int> last_target{0};             // multiprocessors that the last product counted on, 0: all
+
 bool aligned(const void* p, std::uint32_t bytes) { return reinterpret_cast<std::uintptr_t>(p) % bytes == 0; }
 
 }  // namespace
 
 extern "C" {
+
+int cublaslt_on_host_multiprocessors() { return last_target; }  // for tests
 
 cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle) {
   *handle = reinterpret_cast<cublasLtHandle_t>(new int(0));
@@ -192,6 +197,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc_handle
   Promises promises{};
   std::memcpy(&promises, algorithm, sizeof promises);
   const Extents e = extents(desc, la, lb, ld);
+  last_target = desc.get<std::int32_t>(CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, 0);
   if (promises.magic != kMagic || !e.fit || c != d || workspace_bytes < promises.workspace || !aligned(workspace, 256) ||
       !aligned(a, promises.a) || !aligned(b, promises.b) || !aligned(d, promises.d))
     return CUBLAS_STATUS_INVALID_VALUE;

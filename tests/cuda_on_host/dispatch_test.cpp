@@ -1,7 +1,9 @@
 // Training by the whole cuda backend on virtual ranks, with its own dispatch (run_kernels.cpp), its own products and kernels, on a CUDA runtime (runtime.cpp) and a
 // cuBLASLt of ours: against training on the host, and what was predicted of it. Nothing of it says how fast a GPU is.
 #include <cuda_runtime_api.h>
+#include <dlfcn.h>
 
+#include <climits>
 #include <limits>
 #include <set>
 
@@ -156,4 +158,25 @@ TEST_CASE("batches of a reader, more than there is pinned memory for at once, an
     for (std::int64_t i = 0; i < length; ++i) ids[i] = targets[i] = sequence == 60 && i == 5 ? vocab : 0;
   };
   CHECK_THROWS_WITH_AS((void)on_cuda(job, options), doctest::Contains("token 40 of sequence 60 is outside of the vocabulary of 40"), MachineError);
+}
+
+TEST_CASE("multiprocessors that NCCL may take are left out of matrix products; nothing is said where there is no number") {
+  const ModelGraph model = small_llama({.layers = 1});
+  const ShardingPlan plan = make_plan(model, in_double({.shard = 2}));
+  (void)libraries();
+  const auto function = [](const char* library, const char* name) {
+    void* handle = ::dlopen((std::string(FSDP_LIBRARIES_ON_HOST "/lib/") + library).c_str(), RTLD_NOW | RTLD_NOLOAD);
+    REQUIRE(handle != nullptr);
+    return ::dlsym(handle, name);
+  };
+  for (const int ctas : {3, 0}) {            // of this runtime's 4
+    const auto backend = make_cuda_backend({1, 2}, {.run = {.watchdog_seconds = 300}, .nccl_ctas = ctas});
+    (void)run(model, plan, load_cluster("host", 2), *backend, two_steps());
+    const auto ctas_of = reinterpret_cast<int (*)(bool)>(function("libnccl.so.2", "cuda_on_host_nccl_ctas"));
+    const auto target = reinterpret_cast<int (*)()>(function(FSDP_CUBLASLT_NAME, "cublaslt_on_host_multiprocessors"));
+    for (const bool split : {false, true}) CHECK(ctas_of(split) == (ctas > 0 ? ctas : INT_MIN));  // NCCL_CONFIG_UNDEF_INT
+    CHECK(target() == (ctas > 0 ? 1 : 0));
+  }
+  CHECK_THROWS_WITH_AS((void)make_cuda_backend({1, 2}, {.nccl_ctas = 4}), doctest::Contains("leave nothing of GPU 0"), InputError);
+  CHECK_THROWS_WITH_AS((void)make_cuda_backend({1, 2}, {.nccl_ctas = -1}), doctest::Contains("must not be negative"), InputError);
 }

@@ -129,6 +129,7 @@ thread_local int group_depth = 0;
 // Memory of ids whose ranks have not all come.
 std::mutex made_mutex;
 std::map<std::string, std::shared_ptr<Segment>> made;
+std::atomic<int> ctas_of_world{0}, ctas_of_split{0};  // of the configurations that came last
 
 std::size_t width(ncclDataType_t t) { return t == ncclFloat64 || t == ncclInt64 ? 8 : t == ncclFloat32 ? 4 : 2; }
 
@@ -188,6 +189,8 @@ std::vector<std::byte> reduced(const Group& g, std::size_t first, std::size_t n,
 
 extern "C" {
 
+int cuda_on_host_nccl_ctas(bool split) { return split ? ctas_of_split : ctas_of_world; }  // for tests
+
 ncclResult_t ncclGetVersion(int* v) { return *v = NCCL_VERSION_CODE, ncclSuccess; }
 const char* ncclGetErrorString(ncclResult_t) { return "words"; }
 const char* ncclGetLastError(ncclComm_t) { return ""; }
@@ -203,6 +206,7 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
 // In progress until all ranks have come.
 ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int n, ncclUniqueId id, int rank, ncclConfig_t* config) {
   if (config->blocking != 0 || n > kMostRanks) return ncclInvalidUsage;
+  ctas_of_world = config->maxCTAs;
   Name name{};
   std::memcpy(name.data(), id.internal, name.size());
   const auto memory = std::make_shared<Segment>(name, Group::bytes_for(kMostRanks));
@@ -222,6 +226,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int n, ncclUniqueId id, in
 // The child is written by a thread of this library's, as NCCL does.
 ncclResult_t ncclCommSplit(ncclComm_t c, int color, int key, ncclComm_t* child, ncclConfig_t* config) {
   if (config->blocking != 0 || !c->ready) return ncclInvalidUsage;
+  ctas_of_split = config->maxCTAs;
   *child = nullptr;
   c->ready = false;
   std::thread([=] {

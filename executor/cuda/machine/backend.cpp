@@ -91,6 +91,7 @@ struct CudaRun {
     const auto shared = std::make_shared<std::map<std::pair<std::size_t, std::int64_t>, Shared>>();  // by place among the memberships, and first rank
     const bool together = world.options.virtual_ranks;
     const auto nccl = together || world.options.emulate || world.ranks() == 1 ? nullptr : world.libraries->nccl;
+    const int ctas = nccl ? world.options.nccl_ctas : 0;
     for (std::size_t i = 0; i < world.local.size(); ++i) {
       const std::int64_t rank = world.local[i];
       const std::vector<host::Membership>& memberships = all_memberships[i];
@@ -100,13 +101,13 @@ struct CudaRun {
         if (by_events && !group.ranks) group.ranks = std::make_shared<cuda::VirtualRanks>(memberships[m].ranks);
         if (!by_events && !group.agreement && world.launch == nullptr) group.agreement = std::make_shared<cuda::Agreement>(memberships[m].ranks.size());
       }
-      cuda::DeviceSetup setup{rank, world.gpus[i], world.options.arena, control, world.epoch, world.libraries, {}, ties->journal(), {}};
+      cuda::DeviceSetup setup{rank, world.gpus[i], world.options.arena, control, world.epoch, world.libraries, {}, ties->journal(), ctas, {}};
       setup.exchange = [rank, t = ties, ranks = world.ranks(), alone = world.options.emulate.has_value()](const std::string& mine) {
         return alone ? std::vector<std::string>(static_cast<std::size_t>(ranks), mine) : t->exchange(rank, mine);
       };
       setup.connect = [=, t = ties, control = control, ranks = world.ranks(), emulate = world.options.emulate](std::unique_ptr<cuda::NcclWorld>& joined) {
         std::vector<cuda::GpuLink> links;
-        if (nccl) joined = cuda::join_nccl_world(nccl, share_nccl_id(*nccl, *t, rank), rank, ranks, control);
+        if (nccl) joined = cuda::join_nccl_world(nccl, share_nccl_id(*nccl, *t, rank), rank, ranks, ctas, control);
         for (std::size_t m = 0; m < memberships.size(); ++m) {
           const host::Membership& membership = memberships[m];
           const auto& group = shared->at({m, membership.ranks.front()});
@@ -227,6 +228,7 @@ void check_options(MeshShape mesh, const CudaOptions& options) {
   const std::int64_t most = options.emulate || options.processes ? kMostEmulated : kMostVirtual;
   if (mesh.replicate < 1 || mesh.shard < 1 || checked_mul(mesh.replicate, mesh.shard, "mesh") > most)
     throw InputError("mesh", fmt::format("{} x {} ranks cannot run on the cuda backend", mesh.replicate, mesh.shard), fmt::format("use 1 to {} ranks", most));
+  if (options.nccl_ctas < 0) throw InputError("nccl_ctas", "must not be negative", "give a number of CTAs, or 0 to let NCCL choose");
   if (options.virtual_ranks && options.emulate)
     throw InputError("--virtual-ranks", "has no meaning with --emulate-world", "give one of them");
   if (options.processes && (options.virtual_ranks || options.emulate))
@@ -268,6 +270,11 @@ std::unique_ptr<Backend> make_cuda_backend(MeshShape mesh, const CudaOptions& op
   for (const int gpu : world.gpus) {         // contexts are made here, where nobody watches how long it takes
     cuda::check(cudaSetDevice(gpu), -1, fmt::format("using GPU {}", gpu));
     cuda::check(cudaFree(nullptr), -1, fmt::format("starting GPU {}", gpu));
+    int multiprocessors = 0;
+    cuda::check(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, gpu), -1, "asking for multiprocessors");
+    if (options.nccl_ctas >= multiprocessors)
+      throw InputError("nccl_ctas", fmt::format("{} CTAs of a collective leave nothing of GPU {} to matrix products", options.nccl_ctas, gpu),
+                       fmt::format("give fewer than its {} multiprocessors", multiprocessors));
   }
   world.libraries = cuda::find_libraries();
   if (world.ranks() > 1 && !options.emulate && !options.virtual_ranks && !world.libraries->nccl)

@@ -38,6 +38,7 @@ void CudaDevice::open() {
   context_.libraries = s_.libraries.get();
   context_.device = s_.gpu;
   check(cudaDeviceGetAttribute(&context_.multiprocessors, cudaDevAttrMultiProcessorCount, s_.gpu), s_.rank, "asking for multiprocessors");
+  context_.reserved_multiprocessors = s_.nccl_ctas;
   preload_reductions(reads_);
   check(cudaStreamSynchronize(reads_), s_.rank, "loading kernels");
   links_ = s_.connect(world_);

@@ -37,6 +37,7 @@ struct DeviceSetup {
   std::shared_ptr<const Libraries> libraries;
   std::function<std::vector<std::string>(const std::string& mine)> exchange;
   std::shared_ptr<host::Journal> journal = std::make_shared<host::Journal>();  // of this rank; processes put it where others can read it
+  int nccl_ctas = 0;                         // CudaOptions::nccl_ctas where NCCL is used, else 0
   // Called by the rank's own thread with its GPU current: the groups that it belongs to. `world` goes with them, where NCCL has one.
   std::function<std::vector<GpuLink>(std::unique_ptr<NcclWorld>& world)> connect;
 };

@@ -59,9 +59,9 @@ class NcclWorld {                            // one rank's communicators
 };
 using NcclIdBytes = std::vector<std::byte>;
 [[nodiscard]] NcclIdBytes make_nccl_id(const Nccl&);
-// Blocks until all ranks have come, or the run has failed (RankFailure).
+// Blocks until all ranks have come, or the run has failed (RankFailure). `ctas`: most of a collective, in all of its communicators; 0: NCCL chooses.
 [[nodiscard]] std::unique_ptr<NcclWorld> join_nccl_world(std::shared_ptr<const Nccl>, const NcclIdBytes&, std::int64_t rank, std::int64_t ranks,
-                                                         std::shared_ptr<host::RunControl>);
+                                                         int ctas, std::shared_ptr<host::RunControl>);
 
 // --- One rank of many (--emulate-world): what others would send is this rank's own.
 using PlayedTime = std::function<Played(const host::Post&, Comm, std::int64_t members)>;

@@ -178,19 +178,21 @@ class NcclGroup final : public GpuGroup {
   std::vector<void*> registered_;
 };
 
-ncclConfig_t configuration() {
+ncclConfig_t configuration(int ctas) {
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;
+  if (ctas > 0) config.maxCTAs = ctas;
   return config;
 }
 
 class World final : public NcclWorld {
  public:
-  World(Shared shared, const NcclIdBytes& id, std::int64_t ranks) : comm_(std::move(shared), fmt::format("the world of {} ranks", ranks)) {
+  World(Shared shared, const NcclIdBytes& id, std::int64_t ranks, int ctas)
+      : comm_(std::move(shared), fmt::format("the world of {} ranks", ranks)), ctas_(ctas) {
     ncclUniqueId raw{};
     if (id.size() != sizeof raw) throw MachineError(fmt::format("a communicator's id of {} bytes, where NCCL's have {}", id.size(), sizeof raw));
     std::memcpy(&raw, id.data(), sizeof raw);
-    ncclConfig_t config = configuration();
+    ncclConfig_t config = configuration(ctas_);
     const Shared& s = comm_.shared();
     try {
       comm_.await(s.nccl->comm_init_rank_config(&comm_.raw(), static_cast<int>(ranks), raw, static_cast<int>(s.rank), &config), "ncclCommInitRankConfig");
@@ -202,7 +204,7 @@ class World final : public NcclWorld {
   [[nodiscard]] std::unique_ptr<GpuGroup> split(const host::Membership& m, std::shared_ptr<Agreement> agreement) override {
     const Shared& s = comm_.shared();
     NcclCommunicator child(s, fmt::format("the group of ranks {}", fmt::join(m.ranks, ", ")));
-    ncclConfig_t config = configuration();   // resources of its own: two groups may work at the same time
+    ncclConfig_t config = configuration(ctas_);  // resources of its own: two groups may work at the same time
     try {                                    // first the parent has split, then the child is ready
       comm_.await(s.nccl->comm_split(comm_.raw(), static_cast<int>(m.ranks.front()), static_cast<int>(s.rank), &child.raw(), &config), "ncclCommSplit");
       child.await(ncclInProgress, "ncclCommSplit");
@@ -217,6 +219,7 @@ class World final : public NcclWorld {
 
  private:
   NcclCommunicator comm_;
+  const int ctas_;
 };
 
 }  // namespace
@@ -230,8 +233,8 @@ NcclIdBytes make_nccl_id(const Nccl& nccl) {
 }
 
 std::unique_ptr<NcclWorld> join_nccl_world(std::shared_ptr<const Nccl> nccl, const NcclIdBytes& id, std::int64_t rank, std::int64_t ranks,
-                                           std::shared_ptr<host::RunControl> control) {
-  return std::make_unique<World>(Shared{std::move(nccl), std::move(control), rank}, id, ranks);
+                                           int ctas, std::shared_ptr<host::RunControl> control) {
+  return std::make_unique<World>(Shared{std::move(nccl), std::move(control), rank}, id, ranks, ctas);
 }
 
 }  // namespace fsdp::cuda
