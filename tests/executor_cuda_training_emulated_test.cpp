@@ -107,5 +107,5 @@ TEST_CASE("other kinds of ops: GPT-2's, and experts") {
   w.shard = 3;
   check_equal_training(gpt2(), w, 1e-9);
   w.shard = 2;
-  check_equal_training(load_model("tiny-mixtral"), w, 1e-9);
+  check_equal_training(small_mixtral(), w, 1e-9);
 }

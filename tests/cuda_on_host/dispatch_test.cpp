@@ -56,7 +56,7 @@ std::vector<Job> jobs() {
       {.shard = 2, .replicate = 2, .compute = DType::bf16})
       .force_sum_reduction = true;
   add("GPT-2", gpt2(), in_double({.shard = 3}));
-  add("experts", load_model("tiny-mixtral"), in_double({.shard = 2}));
+  add("experts", small_mixtral(), in_double({.shard = 2}));
   return all;
 }
 
