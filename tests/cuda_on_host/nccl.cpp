@@ -81,11 +81,11 @@ class Segment {
 constexpr int kMostRanks = 16;
 constexpr std::size_t kLargest = std::size_t{16} << 20;  // bytes that one rank sends at once
 
-// Ranks that meet again and again. Every member begins as zero bytes.
+// One rank's view of ranks that meet again and again. All that is shared begins as zero bytes.
 class Group {
  public:
   struct alignas(64) Shared {
-    std::atomic<int> here, aborted;
+    std::atomic<int> here, aborted;          // aborted: by some rank; the others hear of it, and wait on until they abort as well
     std::atomic<std::uint64_t> generation;
     struct Split {
       int color, key;
@@ -101,16 +101,20 @@ class Group {
   [[nodiscard]] std::byte* sent(int rank) const { return memory_->data() + sizeof(Shared) + static_cast<std::size_t>(rank) * kLargest; }
   void forget_name() { memory_->forget_name(); }
 
-  // False: aborted.
+  void abort() {
+    aborted_ = true;
+    shared_->aborted = 1;
+  }
+  // False: this rank has aborted.
   bool meet() {
     const std::uint64_t mine = shared_->generation;
-    if (shared_->aborted != 0) return false;
+    if (aborted_) return false;
     if (++shared_->here == size) {
       shared_->here = 0;
       ++shared_->generation;
       return true;
     }
-    for (int looks = 0; shared_->generation == mine && shared_->aborted == 0; ++looks) {
+    for (int looks = 0; shared_->generation == mine && !aborted_; ++looks) {
       if (looks < 50) std::this_thread::yield();
       else std::this_thread::sleep_for(std::chrono::microseconds(looks < 500 ? 20 : 200));
     }
@@ -120,6 +124,7 @@ class Group {
  private:
   std::shared_ptr<Segment> memory_;
   Shared* shared_;
+  std::atomic<bool> aborted_{false};
 };
 static_assert(std::atomic<int>::is_always_lock_free && std::atomic<std::uint64_t>::is_always_lock_free);
 
@@ -270,7 +275,7 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t c, ncclResult_t* result) {
 ncclResult_t ncclCommFinalize(ncclComm_t c) { return c->polls = 2, ncclInProgress; }
 ncclResult_t ncclCommDestroy(ncclComm_t c) { return delete c, ncclSuccess; }
 ncclResult_t ncclCommAbort(ncclComm_t c) {
-  c->group->shared().aborted = 1;
+  c->group->abort();
   while (!c->ready) std::this_thread::yield();
   return delete c, ncclSuccess;
 }
