@@ -1,25 +1,17 @@
-// What the cuda backend does without a GPU: where it looks for libraries, how processes find each other, what errors say, which rank goes where, and
+// What the cuda backend does without a GPU: where it looks for libraries, what errors say, which rank goes where, and
 // the arithmetic between virtual ranks. Runs everywhere.
 #include <doctest/doctest.h>
-#include <arpa/inet.h>
-#include <netinet/in.h>
-#include <sys/socket.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <map>
 #include <random>
-#include <thread>
 
 #include "executor/cuda/emulation.h"
 #include "executor/cuda/errors.h"
-#include "executor/cuda/id_text.h"
 #include "executor/cuda/library.h"
 #include "executor/cuda/placement.h"
 #include "executor/cuda/rank_reduction.h"
@@ -238,151 +230,3 @@ TEST_CASE("all-reduce's chunks cover all elements once, and bytes from others ad
   CHECK(bytes_from_others(cast, 1, 3) == 0);
   CHECK(bytes_from_others(cast, 2, 3) == 80);
 }
-
-// --- ids between processes ------------------------------------------------------------------------------------------------------------------
-
-Id some_id(int seed = 0) {
-  Id id(128);
-  for (std::size_t i = 0; i < id.size(); ++i) id[i] = static_cast<std::byte>((i * 37 + static_cast<std::size_t>(seed)) % 256);
-  return id;
-}
-
-// The exit code of a child process that runs `body`: what it returns.
-template <class Body>
-pid_t in_child(Body body) {
-  const pid_t child = ::fork();
-  if (child == 0) {
-    int code = 99;
-    try {
-      code = body();
-    } catch (...) {
-      code = 98;
-    }
-    ::_exit(code);
-  }
-  return child;
-}
-int code_of(pid_t child) {
-  int status = 0;
-  REQUIRE(::waitpid(child, &status, 0) == child);
-  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-}
-
-TEST_CASE("an id goes through its text unchanged; half a text is none") {
-  const IdText t{"job-17", some_id()};
-  const std::string text = format_id(t);
-  const auto back = parse_id(text);
-  REQUIRE(back);
-  CHECK(back->run_id == t.run_id);
-  CHECK(back->id == t.id);
-  for (std::size_t n = 0; n < text.size(); ++n) CHECK(!parse_id(text.substr(0, n)));
-  CHECK(!parse_id(text + "x"));
-  std::string wrong = text;
-  wrong[wrong.size() - 10] = 'g';
-  CHECK(!parse_id(wrong));
-  CHECK(!parse_id("#!/bin/sh\nend\n"));
-}
-
-TEST_CASE("run ids must be words") {
-  for (const char* bad : {"", "two words", "line\nbreak", "\x7f"}) CHECK_THROWS_AS(check(Meeting{bad, 1s}), InputError);
-  CHECK_THROWS_AS(check(Meeting{std::string(201, 'x'), 1s}), InputError);
-  CHECK_THROWS_AS(check(Meeting{"x", 0ms}), InputError);
-  check(Meeting{"slurm-4711.0", 1ms});
-}
-
-TEST_CASE("two processes exchange an id by a file, which goes afterwards") {
-  const testing::TemporaryFolder folder;
-  const std::string path = folder.at("id");
-  const Meeting meeting{"run-a", 20s};
-  const pid_t reader = in_child([&] { return read_id_file(path, meeting) == some_id() ? 7 : 1; });
-  std::this_thread::sleep_for(30ms);
-  {
-    const IdFile file(path, meeting, some_id());
-    CHECK(code_of(reader) == 7);
-  }
-  CHECK(!std::filesystem::exists(path));
-  CHECK(std::filesystem::is_empty(folder.at("")));
-}
-
-TEST_CASE("a stale file is waited over until the right one replaces it") {
-  const testing::TemporaryFolder folder;
-  const std::string path = folder.at("id");
-  std::ofstream(path) << format_id({"yesterday", some_id(1)});
-  const pid_t reader = in_child([&] { return read_id_file(path, {"today", 20s}) == some_id(2) ? 7 : 1; });
-  std::this_thread::sleep_for(60ms);
-  const IdFile file(path, {"today", 20s}, some_id(2));
-  CHECK(code_of(reader) == 7);
-}
-
-TEST_CASE("no file, one of another run, or rubbish: the wait ends and says which") {
-  const testing::TemporaryFolder folder;
-  const std::string path = folder.at("id");
-  const auto error = [&] { return error_of([&] { (void)read_id_file(path, {"mine", 60ms}); }); };
-  CHECK(says(error(), "no such file appeared"));
-  std::ofstream(path) << "rubbish";
-  CHECK(says(error(), "damaged"));
-  std::ofstream(path) << format_id({"theirs", some_id()});
-  CHECK(says(error(), "of run 'theirs'"));
-  CHECK(says(error(), "'mine'"));
-  CHECK(says(error_of([&] { const IdFile f(folder.at("none/id"), {"r", 1s}, some_id()); }), "cannot be written"));
-}
-
-TEST_CASE("processes ask rank 0 for the id by TCP; one that comes too early tries again") {
-  const Meeting meeting{"run-t", 20s};
-  std::uint16_t port = 0;
-  { const IdServer probe(0); port = probe.port(); }  // free a moment ago
-  std::vector<pid_t> askers;
-  for (int i = 0; i < 3; ++i) askers.push_back(in_child([&] { return ask_for_id("127.0.0.1", port, meeting) == some_id() ? 7 : 1; }));
-  std::this_thread::sleep_for(50ms);
-  const IdServer server(port);
-  server.serve(meeting, some_id(), 3);
-  for (const pid_t asker : askers) CHECK(code_of(asker) == 7);
-}
-
-TEST_CASE("a process of another run is turned away by TCP, and does not count") {
-  const IdServer server(0);
-  const std::uint16_t port = server.port();
-  const pid_t stranger = in_child([&] {
-    const std::string error = error_of([&] { (void)ask_for_id("127.0.0.1", port, {"other", 10s}); });
-    return says(error, "of run 'run-t'") && says(error, "of run 'other'") ? 5 : 1;
-  });
-  const pid_t friendly = in_child([&] {
-    std::this_thread::sleep_for(50ms);
-    return ask_for_id("127.0.0.1", port, {"run-t", 10s}) == some_id() ? 7 : 1;
-  });
-  server.serve({"run-t", 20s}, some_id(), 1);
-  CHECK(code_of(friendly) == 7);
-  CHECK(code_of(stranger) == 5);
-}
-
-TEST_CASE("TCP ends after its timeout, on both sides, and one that says nothing or rubbish holds nobody up") {
-  const IdServer server(0);
-  CHECK(says(error_of([&] { server.serve({"r", 80ms}, some_id(), 2); }), "0 of 2 other processes"));
-  std::uint16_t closed = 0;
-  { const IdServer probe(0); closed = probe.port(); }
-  CHECK(says(error_of([&] { (void)ask_for_id("127.0.0.1", closed, {"r", 80ms}); }), "nobody listens"));
-  CHECK(says(error_of([&] { const IdServer second(server.port()); }), "cannot listen"));
-  CHECK(says(error_of([&] { (void)ask_for_id("no-such-host.invalid", 1, {"r", 80ms}); }), "no-such-host.invalid"));
-  // A scanner that connects and sends rubbish.
-  const pid_t scanner = in_child([&] {
-    const int fd = ::socket(AF_INET, SOCK_STREAM, 0);
-    sockaddr_in a{};
-    a.sin_family = AF_INET;
-    a.sin_port = htons(server.port());
-    a.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    if (::connect(fd, reinterpret_cast<sockaddr*>(&a), sizeof a) != 0) return 1;
-    (void)!::write(fd, "GET / HTTP/1.0\r\n\r\nend\n", 23);
-    ::shutdown(fd, SHUT_WR);
-    std::this_thread::sleep_for(100ms);
-    return 7;
-  });
-  const pid_t friendly = in_child([&] {
-    std::this_thread::sleep_for(30ms);
-    return ask_for_id("127.0.0.1", server.port(), {"r", 20s}) == some_id() ? 7 : 1;
-  });
-  server.serve({"r", 20s}, some_id(), 1);
-  CHECK(code_of(friendly) == 7);
-  CHECK(code_of(scanner) == 7);
-}
-
-}  // namespace
