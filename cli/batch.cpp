@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include "models/error.h"
+#include "models/input/error.h"
 
 namespace fsdp::cli {
 namespace {

@@ -10,7 +10,7 @@
 #include "executor/checkpoint/checkpoint.h"
 #include "executor/checkpoint/folder.h"
 #include "executor/checkpoint/save.h"
-#include "models/error.h"
+#include "models/input/error.h"
 
 namespace fsdp::cli {
 namespace {

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <memory>
 
-#include "models/suggest.h"
+#include "models/input/suggest.h"
 
 namespace fsdp::cli {
 namespace {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "cli/commands.h"
-#include "models/error.h"
+#include "models/input/error.h"
 
 namespace fsdp::cli {
 namespace {

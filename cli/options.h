@@ -8,12 +8,12 @@
 
 #include "cli/command.h"
 #include "models/catalog.h"
-#include "models/error.h"
+#include "models/input/error.h"
 #include "models/implementation.h"
 #include "planner/costs.h"
 #include "planner/plan.h"
 #include "planner/search.h"
-#include "simulator/prediction.h"
+#include "simulator/records/prediction.h"
 
 namespace fsdp::cli {
 

@@ -3,7 +3,7 @@
 
 #include "cli/options.h"
 #include "planner/program.h"
-#include "simulator/prediction.h"
+#include "simulator/records/prediction.h"
 
 namespace fsdp::cli {
 

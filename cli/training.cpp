@@ -7,8 +7,8 @@
 #include <cmath>
 
 #include "executor/data/token_file.h"
-#include "executor/initial_weights.h"
-#include "models/suggest.h"
+#include "executor/data/initial_weights.h"
+#include "models/input/suggest.h"
 
 namespace fsdp::cli {
 namespace {

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "cli/options.h"
-#include "executor/learning_rate.h"
+#include "executor/training/learning_rate.h"
 #include "executor/run.h"
 
 namespace fsdp::cli {

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "models/dtype.h"
-#include "models/error.h"
+#include "models/input/error.h"
 #include "models/implementation.h"
 #include "planner/program.h"
 
@@ -60,7 +60,7 @@ enum class Memory : std::uint8_t { device, host };   // host: pinned, on machine
 // Host code in a stream's order: runs on the stream's worker, or as a callback of the device's stream. It must not allocate: heap taken
 // inside is reported as undeclared.
 using KernelBody = std::function<void()>;
-struct KernelCall;                           // an operation of a Program with all that its kernel needs: executor/kernel_call.h
+struct KernelCall;                           // an operation of a Program with all that its kernel needs: executor/actions/kernel_call.h
 
 struct OperationRecord {                     // from the instruments, one per operation that ran on a stream
   std::int32_t op = -1;

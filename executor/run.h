@@ -8,11 +8,11 @@
 #include <vector>
 
 #include "executor/backend.h"
-#include "executor/training.h"
+#include "executor/training_inputs.h"
 #include "planner/costs.h"
 #include "planner/plan.h"
 #include "planner/program.h"
-#include "simulator/prediction.h"
+#include "simulator/records/prediction.h"
 
 namespace fsdp {
 
@@ -28,7 +28,7 @@ struct RunOptions {
   int warmup_steps = 2;                      // at least 1: the first step is never measured
   int steps = 5;                             // measured; with `until_noise`: at most, and at least 8
   // Measure until half the 95 % confidence interval of the median step time is at most this fraction of it. The warm-up then ends where
-  // step times have settled, after `warmup_steps` or later (simulator/step_statistics.h).
+  // step times have settled, after `warmup_steps` or later (simulator/records/step_statistics.h).
   std::optional<double> until_noise;
   Training training;
   // On every rank after each step, its streams idle, outside of what is timed; the same steps on all ranks (it may use Device::exchange).

@@ -8,9 +8,9 @@
 #include <nlohmann/json.hpp>
 
 #include "models/catalog.h"
-#include "models/error.h"
+#include "models/input/error.h"
 #include "models/importers/builder.h"
-#include "models/suggest.h"
+#include "models/input/suggest.h"
 
 namespace fsdp {
 namespace {

@@ -6,11 +6,11 @@
 #include <array>
 #include <filesystem>
 
-#include "models/embedded.h"
-#include "models/error.h"
+#include "models/input/embedded.h"
+#include "models/input/error.h"
 #include "models/importers/importers.h"
-#include "models/json.h"
-#include "models/suggest.h"
+#include "models/input/json.h"
+#include "models/input/suggest.h"
 
 namespace fsdp {
 namespace {

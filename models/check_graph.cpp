@@ -5,7 +5,7 @@
 #include <cmath>
 #include <unordered_set>
 
-#include "models/error.h"
+#include "models/input/error.h"
 #include "models/graph.h"
 #include "models/units.h"
 

@@ -8,11 +8,11 @@
 #include <optional>
 
 #include "models/catalog.h"
-#include "models/digest.h"
-#include "models/error.h"
+#include "models/input/digest.h"
+#include "models/input/error.h"
 #include "models/host.h"
-#include "models/json.h"
-#include "models/suggest.h"
+#include "models/input/json.h"
+#include "models/input/suggest.h"
 
 namespace fsdp {
 namespace {

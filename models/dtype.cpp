@@ -2,7 +2,7 @@
 
 #include <string>
 
-#include "models/error.h"
+#include "models/input/error.h"
 
 namespace fsdp {
 

@@ -1,9 +1,9 @@
 // Parameters that are not trained. A tensor takes part in backward when something trained has a part in it.
 #include <algorithm>
 
-#include "models/error.h"
+#include "models/input/error.h"
 #include "models/graph.h"
-#include "models/suggest.h"
+#include "models/input/suggest.h"
 
 namespace fsdp {
 namespace {

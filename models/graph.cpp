@@ -4,7 +4,7 @@
 #include <array>
 #include <cmath>
 
-#include "models/digest.h"
+#include "models/input/digest.h"
 #include "models/units.h"
 
 namespace fsdp {

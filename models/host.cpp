@@ -8,7 +8,7 @@
 #include <string>
 #include <thread>
 
-#include "models/error.h"
+#include "models/input/error.h"
 
 namespace fsdp {
 namespace {

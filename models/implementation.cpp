@@ -2,9 +2,9 @@
 
 #include <vector>
 
-#include "models/digest.h"
-#include "models/error.h"
-#include "models/suggest.h"
+#include "models/input/digest.h"
+#include "models/input/error.h"
+#include "models/input/suggest.h"
 
 namespace fsdp {
 namespace {

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <span>
 
-#include "models/error.h"
+#include "models/input/error.h"
 
 namespace fsdp {
 namespace {

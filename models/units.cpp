@@ -9,8 +9,8 @@
 #include <optional>
 #include <span>
 
-#include "models/error.h"
-#include "models/suggest.h"
+#include "models/input/error.h"
+#include "models/input/suggest.h"
 
 namespace fsdp {
 namespace {

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "models/error.h"
+#include "models/input/error.h"
 #include "planner/program.h"
 
 namespace fsdp {

@@ -106,7 +106,7 @@ struct Costs {
   bool pessimistic_collectives = false;      // no LL128 on 16 nodes and more
   CollectiveVariant collective_variant = CollectiveVariant::nccl;
   std::vector<CollectiveCurve> collective_curves;   // replace the formula; at most one per kind and shape
-  // What makes steps of equal ranks unequal (simulator/jitter.h), as fractions of the time that compute takes.
+  // What makes steps of equal ranks unequal (simulator/engine/jitter.h), as fractions of the time that compute takes.
   double gpu_spread = 0.02, step_jitter = 0.01;     // standard deviations: GPU to GPU, for good; step to step
   friend bool operator==(const Costs&, const Costs&) = default;
 };

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "models/error.h"
+#include "models/input/error.h"
 #include "models/units.h"
 #include "planner/layout_flat.h"
 

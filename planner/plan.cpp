@@ -4,8 +4,8 @@
 #include <string>
 #include <system_error>
 
-#include "models/digest.h"
-#include "models/error.h"
+#include "models/input/digest.h"
+#include "models/input/error.h"
 #include "models/units.h"
 #include "planner/wrap.h"
 

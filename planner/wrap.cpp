@@ -6,7 +6,7 @@
 #include <map>
 #include <set>
 
-#include "models/error.h"
+#include "models/input/error.h"
 #include "planner/wrap_policy.h"
 
 namespace fsdp {

@@ -7,7 +7,7 @@
 #include "models/graph.h"
 #include "planner/plan.h"
 #include "planner/program.h"
-#include "simulator/prediction.h"
+#include "simulator/records/prediction.h"
 
 namespace fsdp {
 

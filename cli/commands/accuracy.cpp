@@ -1,5 +1,5 @@
 // fsdp-plan accuracy: predicts runs that others published, and says how far off it is.
-#include "simulator/accuracy.h"
+#include "simulator/published/accuracy.h"
 
 #include <fmt/format.h>
 
@@ -10,12 +10,12 @@
 #include <set>
 #include <thread>
 
-#include "cli/accuracy_report.h"
+#include "cli/report/accuracy_report.h"
 #include "cli/commands.h"
 #include "cli/files.h"
 #include "cli/options.h"
-#include "simulator/cross_validation.h"
-#include "simulator/fit_runs.h"
+#include "simulator/published/cross_validation.h"
+#include "simulator/published/fit_runs.h"
 
 namespace fsdp::cli {
 namespace {

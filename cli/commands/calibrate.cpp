@@ -11,13 +11,13 @@
 
 #include "cli/commands.h"
 #include "cli/files.h"
-#include "cli/nccl_tests.h"
+#include "cli/commands/nccl_tests.h"
 #include "cli/options.h"
 #include "executor/cuda_backend.h"
 #include "models/catalog.h"
-#include "models/error.h"
-#include "models/suggest.h"
-#include "simulator/fit_runs.h"
+#include "models/input/error.h"
+#include "models/input/suggest.h"
+#include "simulator/published/fit_runs.h"
 #include "viz/viz.h"
 
 namespace fsdp::cli {

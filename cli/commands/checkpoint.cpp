@@ -8,10 +8,10 @@
 #include "cli/commands.h"
 #include "cli/files.h"
 #include "cli/options.h"
-#include "cli/report.h"
+#include "cli/report/report.h"
 #include "executor/checkpoint/checkpoint.h"
 #include "executor/checkpoint/export.h"
-#include "models/error.h"
+#include "models/input/error.h"
 #include "models/units.h"
 
 namespace fsdp::cli {

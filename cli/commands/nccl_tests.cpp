@@ -1,4 +1,4 @@
-#include "cli/nccl_tests.h"
+#include "cli/commands/nccl_tests.h"
 
 #include <fmt/format.h>
 
@@ -8,9 +8,9 @@
 #include <variant>
 
 #include "cli/files.h"
-#include "models/suggest.h"
+#include "models/input/suggest.h"
 #include "planner/fitted_costs.h"
-#include "simulator/nccl_tests.h"
+#include "simulator/published/nccl_tests.h"
 #include "viz/viz.h"
 
 namespace fsdp::cli {

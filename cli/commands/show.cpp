@@ -1,13 +1,13 @@
 // fsdp-plan show: look inside a value. Here: the command itself, clusters and plans.
-#include "cli/show.h"
+#include "cli/commands/show.h"
 
 #include <fmt/format.h>
 
 #include <nlohmann/json.hpp>
 
 #include "cli/files.h"
-#include "cli/report.h"
-#include "models/error.h"
+#include "cli/report/report.h"
+#include "models/input/error.h"
 #include "planner/emit.h"
 #include "planner/layout.h"
 #include "viz/viz.h"

@@ -4,8 +4,8 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/files.h"
-#include "cli/show.h"
-#include "models/error.h"
+#include "cli/commands/show.h"
+#include "models/input/error.h"
 #include "planner/lower.h"
 #include "viz/viz.h"
 

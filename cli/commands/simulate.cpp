@@ -5,10 +5,10 @@
 #include "cli/files.h"
 #include "cli/options.h"
 #include "cli/predict.h"
-#include "cli/report.h"
-#include "models/error.h"
+#include "cli/report/report.h"
+#include "models/input/error.h"
 #include "planner/lower.h"
-#include "simulator/memory_report.h"
+#include "simulator/records/memory_report.h"
 #include "viz/viz.h"
 
 namespace fsdp::cli {

@@ -7,9 +7,9 @@
 #include "cli/commands.h"
 #include "cli/files.h"
 #include "cli/options.h"
-#include "cli/report.h"
-#include "models/error.h"
-#include "simulator/compare.h"
+#include "cli/report/report.h"
+#include "models/input/error.h"
+#include "simulator/records/compare.h"
 
 namespace fsdp::cli {
 namespace {

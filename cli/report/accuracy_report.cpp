@@ -1,4 +1,4 @@
-#include "cli/accuracy_report.h"
+#include "cli/report/accuracy_report.h"
 
 #include <fmt/format.h>
 
@@ -7,8 +7,8 @@
 #include <map>
 #include <vector>
 
-#include "cli/report.h"
-#include "models/suggest.h"
+#include "cli/report/report.h"
+#include "models/input/suggest.h"
 #include "models/units.h"
 #include "viz/scatter.h"
 #include "viz/viz.h"

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <string>
 
-#include "simulator/accuracy.h"
+#include "simulator/published/accuracy.h"
 
 namespace fsdp::cli {
 

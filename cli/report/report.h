@@ -7,9 +7,9 @@
 #include "models/graph.h"
 #include "planner/plan.h"
 #include "planner/search.h"
-#include "simulator/compare.h"
-#include "simulator/memory_report.h"
-#include "simulator/prediction.h"
+#include "simulator/records/compare.h"
+#include "simulator/records/memory_report.h"
+#include "simulator/records/prediction.h"
 
 namespace fsdp::cli {
 

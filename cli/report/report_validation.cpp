@@ -5,7 +5,7 @@
 #include <cmath>
 #include <vector>
 
-#include "cli/report.h"
+#include "cli/report/report.h"
 #include "viz/viz.h"
 
 namespace fsdp::cli {

@@ -1,4 +1,4 @@
-#include "cli/train_log.h"
+#include "cli/report/train_log.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -12,7 +12,7 @@
 #include <cstring>
 #include <string_view>
 
-#include "models/error.h"
+#include "models/input/error.h"
 
 namespace fsdp::cli {
 namespace {

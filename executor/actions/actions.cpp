@@ -1,10 +1,10 @@
 // What each Action does, on any machine: argument positions as planner/program.h lists them.
-#include "executor/run_kernels.h"
+#include "executor/actions/actions.h"
 
 #include <fmt/format.h>
 
 #include "executor/run.h"
-#include "models/error.h"
+#include "models/input/error.h"
 
 namespace fsdp {
 namespace run_kernels {

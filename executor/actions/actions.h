@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "executor/machine_kernels.h"
-#include "executor/run_interpreter.h"
+#include "executor/actions/kernel_set.h"
+#include "executor/training/interpreter.h"
 #include "planner/layout.h"
 
 namespace fsdp::run_kernels {
@@ -25,7 +25,7 @@ void expect_args(const KernelCall&, std::size_t count);
 // those without padding.
 [[nodiscard]] GradientPlaces gradient_places(const KernelCall&, std::size_t arg);
 
-// shards and their copies (run_kernels_shards.cpp)
+// shards and their copies (shards.cpp)
 KernelBody init_parameters(const KernelCall&, const MachineKernels&);
 KernelBody init_optimizer(const KernelCall&, const MachineKernels&);
 KernelBody cast_shard(const KernelCall&, const MachineKernels&);
@@ -35,7 +35,7 @@ KernelBody keep_shard(const KernelCall&, const MachineKernels&);
 KernelBody reorder_shards(const KernelCall&, const MachineKernels&);
 KernelBody shard_to_device(const KernelCall&, const MachineKernels&);
 
-// gradients on their way to shards (run_kernels_gradients.cpp)
+// gradients on their way to shards (gradients.cpp)
 KernelBody add_gradient(const KernelCall&, const MachineKernels&);
 KernelBody accumulate_gradient(const KernelCall&, const MachineKernels&);
 KernelBody copy_in_gradients(const KernelCall&, const MachineKernels&);
@@ -43,7 +43,7 @@ KernelBody divide_gradient(const KernelCall&, const MachineKernels&);
 KernelBody finish_gradient(const KernelCall&, const MachineKernels&);
 KernelBody gradient_to_host(const KernelCall&, const MachineKernels&);
 
-// clipping and the optimizer (run_kernels_update.cpp)
+// clipping and the optimizer (update.cpp)
 KernelBody clip_local_norm(const KernelCall&, const MachineKernels&);
 KernelBody clip_scale(const KernelCall&, const MachineKernels&);
 KernelBody optimizer_step(const KernelCall&, const MachineKernels&);

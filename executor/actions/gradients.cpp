@@ -3,8 +3,8 @@
 
 #include <optional>
 
-#include "executor/run_kernels.h"
-#include "models/error.h"
+#include "executor/actions/actions.h"
+#include "models/input/error.h"
 
 namespace fsdp::run_kernels {
 namespace {

@@ -3,8 +3,8 @@
 #include <cmath>
 #include <cstring>
 
-#include "executor/kernels/element.h"
-#include "executor/machine_kernels.h"
+#include "executor/kernels/arithmetic/element.h"
+#include "executor/actions/kernel_set.h"
 #include "executor/run.h"
 
 namespace fsdp {

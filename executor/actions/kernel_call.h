@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "executor/backend.h"
-#include "executor/training.h"
+#include "executor/training_inputs.h"
 #include "models/graph.h"
 #include "planner/plan.h"
 #include "planner/program.h"

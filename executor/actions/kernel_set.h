@@ -8,8 +8,8 @@
 #include <cstdint>
 #include <span>
 
-#include "executor/kernels.h"
-#include "executor/training.h"
+#include "executor/kernels/kernels.h"
+#include "executor/training_inputs.h"
 #include "planner/layout.h"
 
 namespace fsdp {

@@ -5,8 +5,8 @@
 #include <cstring>
 
 #include "executor/run.h"
-#include "executor/run_kernels.h"
-#include "models/error.h"
+#include "executor/actions/actions.h"
+#include "models/input/error.h"
 
 namespace fsdp {
 

@@ -1,6 +1,6 @@
 // What happens to sharded gradients: clipping and the optimizer.
-#include "executor/run_kernels.h"
-#include "models/error.h"
+#include "executor/actions/actions.h"
+#include "models/input/error.h"
 
 namespace fsdp::run_kernels {
 namespace {

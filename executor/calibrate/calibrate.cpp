@@ -12,11 +12,11 @@
 #include <optional>
 #include <vector>
 
-#include "executor/calibrate_ops.h"
-#include "executor/calibrate_threads.h"
-#include "executor/kernels.h"
+#include "executor/calibrate/ops.h"
+#include "executor/calibrate/threads.h"
+#include "executor/kernels/kernels.h"
 #include "models/catalog.h"
-#include "models/error.h"
+#include "models/input/error.h"
 #include "models/implementation.h"
 #include "planner/costs/curve.h"
 

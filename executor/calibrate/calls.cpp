@@ -1,4 +1,4 @@
-#include "executor/calibrate_calls.h"
+#include "executor/calibrate/calls.h"
 
 #include <utility>
 

@@ -5,8 +5,8 @@
 #include <memory>
 #include <vector>
 
-#include "executor/calibrate_ops.h"
-#include "executor/kernel_call.h"
+#include "executor/calibrate/ops.h"
+#include "executor/actions/kernel_call.h"
 
 namespace fsdp {
 

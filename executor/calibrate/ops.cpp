@@ -1,10 +1,10 @@
-#include "executor/calibrate_ops.h"
+#include "executor/calibrate/ops.h"
 
 #include <algorithm>
 #include <numeric>
 
-#include "executor/calibrate_calls.h"
-#include "models/error.h"
+#include "executor/calibrate/calls.h"
+#include "models/input/error.h"
 #include "models/implementation.h"
 
 namespace fsdp {

@@ -2,7 +2,7 @@
 // alone.
 #pragma once
 
-#include "executor/calibrate_timer.h"
+#include "executor/calibrate/timer.h"
 #include "models/graph.h"
 #include "planner/costs.h"
 
@@ -25,7 +25,7 @@ struct OpCase {
 [[nodiscard]] OpCase op_case(OpKind, std::int64_t elements, DType);
 [[nodiscard]] Setup kernel_setup(const OpCase&, Part, DType);
 
-// What is not a kernel of the model (calibrate_setups.cpp), on n elements of a rank's own.
+// What is not a kernel of the model (setups.cpp), on n elements of a rank's own.
 [[nodiscard]] Setup empty_setup();
 [[nodiscard]] Setup copy_setup(std::int64_t n, DType);
 // Adds values of `type` to fp32: the conversion that gradients and parameters go through.

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "executor/calibrate_calls.h"
+#include "executor/calibrate/calls.h"
 
 namespace fsdp {
 namespace {

@@ -7,7 +7,7 @@
 //   skew               products, then a small collective that the next products wait for: the last rank's time for the products less what
 //                      they take (their share of the ranks' mean in a very long row, where a queue for the cores is of no account), for a short
 //                      row of products and a long one: a line; and for the very long one, less that mean: where the line ends
-#include "executor/calibrate_threads.h"
+#include "executor/calibrate/threads.h"
 
 #include <algorithm>
 #include <array>
@@ -17,8 +17,8 @@
 #include <span>
 #include <vector>
 
-#include "executor/calibrate_ops.h"
-#include "executor/calibrate_timer.h"
+#include "executor/calibrate/ops.h"
+#include "executor/calibrate/timer.h"
 
 namespace fsdp {
 namespace {

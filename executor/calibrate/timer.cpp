@@ -1,4 +1,4 @@
-#include "executor/calibrate_timer.h"
+#include "executor/calibrate/timer.h"
 
 #include <algorithm>
 #include <chrono>
@@ -8,8 +8,8 @@
 #include <span>
 #include <vector>
 
-#include "executor/kernels/element.h"
-#include "executor/machine.h"
+#include "executor/kernels/arithmetic/element.h"
+#include "executor/training/machine.h"
 #include "models/host.h"
 
 namespace fsdp {

@@ -41,7 +41,7 @@ struct Timer {
   double seconds_per_benchmark = 0.05;
   // Seconds per round: the median over batches of the mean over ranks. With more ranks than cores, batches are long, so that ranks take
   // turns in them as in a run, with caches that another rank has used; and what a batch takes of the cores' time, spread over all cores, is
-  // the least. What ranks wait for each other there is the skew of collectives (calibrate_threads.h).
+  // the least. What ranks wait for each other there is the skew of collectives (threads.h).
   [[nodiscard]] double time(const Setup&) const;
   // What the instruments of every rank say of one round; nothing is timed.
   [[nodiscard]] std::vector<std::vector<OperationRecord>> one_round(const Setup&) const;

@@ -7,7 +7,7 @@
 #include <numeric>
 #include <set>
 
-#include "models/error.h"
+#include "models/input/error.h"
 #include "models/units.h"
 
 namespace fsdp {

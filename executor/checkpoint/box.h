@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "executor/training.h"
+#include "executor/training_inputs.h"
 
 namespace fsdp {
 

@@ -8,9 +8,9 @@
 
 #include "executor/checkpoint/checksum.h"
 #include "executor/checkpoint/folder.h"
-#include "models/error.h"
-#include "models/json.h"
-#include "models/suggest.h"
+#include "models/input/error.h"
+#include "models/input/json.h"
+#include "models/input/suggest.h"
 #include "models/units.h"
 
 namespace fsdp {

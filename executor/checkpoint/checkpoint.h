@@ -19,7 +19,7 @@
 #include "executor/checkpoint/box.h"
 #include "executor/checkpoint/file_system.h"
 #include "executor/checkpoint/manifest.h"
-#include "executor/training.h"
+#include "executor/training_inputs.h"
 
 namespace fsdp {
 

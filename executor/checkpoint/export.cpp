@@ -7,9 +7,9 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 
-#include "executor/checkpoint/safetensors_writer.h"
-#include "executor/kernels.h"
-#include "models/error.h"
+#include "executor/data/safetensors_writer.h"
+#include "executor/kernels/kernels.h"
+#include "models/input/error.h"
 #include "models/units.h"
 
 namespace fsdp {

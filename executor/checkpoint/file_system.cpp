@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "models/error.h"
+#include "models/input/error.h"
 
 namespace fsdp {
 namespace {

@@ -8,8 +8,8 @@
 #include <optional>
 
 #include "executor/checkpoint/manifest.h"
-#include "models/error.h"
-#include "models/suggest.h"
+#include "models/input/error.h"
+#include "models/input/suggest.h"
 
 namespace fsdp {
 namespace {

@@ -7,9 +7,9 @@
 #include <tuple>
 
 #include "executor/checkpoint/checksum.h"
-#include "models/error.h"
-#include "models/json.h"
-#include "models/suggest.h"
+#include "models/input/error.h"
+#include "models/input/json.h"
+#include "models/input/suggest.h"
 #include "models/units.h"
 
 namespace fsdp {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "models/error.h"
+#include "models/input/error.h"
 
 namespace fsdp {
 namespace {

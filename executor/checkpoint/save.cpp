@@ -11,10 +11,10 @@
 #include "executor/checkpoint/folder.h"
 #include "executor/checkpoint/manifest.h"
 #include "executor/checkpoint/pieces.h"
-#include "executor/checkpoint/safetensors_writer.h"
-#include "executor/kernels/element.h"
-#include "models/error.h"
-#include "models/json.h"
+#include "executor/data/safetensors_writer.h"
+#include "executor/kernels/arithmetic/element.h"
+#include "models/input/error.h"
+#include "models/input/json.h"
 #include "models/units.h"
 
 namespace fsdp {

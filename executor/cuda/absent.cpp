@@ -1,6 +1,6 @@
 // In place of executor/cuda/machine where the build found no CUDA toolkit.
 #include "executor/cuda_backend.h"
-#include "models/error.h"
+#include "models/input/error.h"
 
 namespace fsdp {
 

@@ -2,7 +2,7 @@
 // Action::forward and Action::backward. Pointers are passed on, nothing is read.
 #pragma once
 
-#include "executor/cuda/kernels/attention.h"
+#include "executor/cuda/toolkit/kernels/attention/attention.h"
 #include "executor/kernels/call.h"
 #include "models/dtype.h"
 

@@ -1,6 +1,6 @@
 // Ranks that are threads of one process see that they issue the same collectives, which NCCL takes for granted: where they do not, it hangs or mixes
 // up bytes. Nobody waits: whoever comes later compares with who came first. (Ranks that are processes have none of this: that they run one plan is seen
-// before they begin, executor/run_job.cpp.)
+// before they begin, executor/training/rank_run.cpp.)
 #pragma once
 
 #include <array>
@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "executor/host/group.h"
+#include "executor/ranks/group.h"
 
 namespace fsdp::cuda {
 

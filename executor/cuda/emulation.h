@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "executor/host/group.h"
+#include "executor/ranks/group.h"
 #include "models/cluster.h"
 #include "planner/costs.h"
 

@@ -6,7 +6,7 @@
 #include <charconv>
 #include <numeric>
 
-#include "models/error.h"
+#include "models/input/error.h"
 
 namespace fsdp::cuda {
 

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "executor/kernels.h"
+#include "executor/kernels/kernels.h"
 #include "executor/kernels/call.h"
 #include "models/dtype.h"
 

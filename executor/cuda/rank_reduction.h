@@ -1,12 +1,12 @@
 // The arithmetic of reductions between virtual ranks, one element at a time: over the ranks in their order, in double for f64 and in float
-// otherwise, an average divided once at the end. The bits are those of host/reduce.cpp, which tests compare; products and sums stay apart
+// otherwise, an average divided once at the end. The bits are those of ranks/reduce.cpp, which tests compare; products and sums stay apart
 // (the kernel is compiled without contraction, as that file is).
 #pragma once
 
 #include <cstdint>
 
-#include "executor/kernels/device.h"
-#include "executor/kernels/element.h"
+#include "executor/kernels/arithmetic/device.h"
+#include "executor/kernels/arithmetic/element.h"
 
 namespace fsdp::cuda {
 

@@ -1,4 +1,4 @@
-#include "executor/file_reader.h"
+#include "executor/data/file_reader.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -9,8 +9,8 @@
 #include <cstring>
 #include <utility>
 
-#include "models/error.h"
-#include "models/suggest.h"
+#include "models/input/error.h"
+#include "models/input/suggest.h"
 
 namespace fsdp {
 

@@ -1,4 +1,4 @@
-#include "executor/initial_weights.h"
+#include "executor/data/initial_weights.h"
 
 #include <fmt/format.h>
 
@@ -8,9 +8,9 @@
 #include <filesystem>
 #include <set>
 
-#include "models/error.h"
-#include "models/json.h"
-#include "models/suggest.h"
+#include "models/input/error.h"
+#include "models/input/json.h"
+#include "models/input/suggest.h"
 
 namespace fsdp {
 namespace {

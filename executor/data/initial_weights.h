@@ -17,8 +17,8 @@
 #include <string_view>
 #include <vector>
 
-#include "executor/checkpoint/safetensors.h"
-#include "executor/training.h"
+#include "executor/data/safetensors.h"
+#include "executor/training_inputs.h"
 #include "models/graph.h"
 
 namespace fsdp {

@@ -1,7 +1,7 @@
 #include "executor/data/order.h"
 
-#include "executor/split_mix.h"
-#include "models/error.h"
+#include "executor/data/split_mix.h"
+#include "models/input/error.h"
 
 namespace fsdp {
 

@@ -1,4 +1,4 @@
-#include "executor/checkpoint/safetensors.h"
+#include "executor/data/safetensors.h"
 
 #include <fmt/format.h>
 
@@ -6,10 +6,10 @@
 #include <array>
 #include <bit>
 
-#include "executor/kernels.h"
-#include "models/error.h"
-#include "models/json.h"
-#include "models/suggest.h"
+#include "executor/kernels/kernels.h"
+#include "models/input/error.h"
+#include "models/input/json.h"
+#include "models/input/suggest.h"
 
 namespace fsdp {
 namespace {

@@ -17,7 +17,7 @@
 #include <string_view>
 #include <vector>
 
-#include "executor/file_reader.h"
+#include "executor/data/file_reader.h"
 #include "models/dtype.h"
 
 namespace fsdp {

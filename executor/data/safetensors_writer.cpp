@@ -1,8 +1,8 @@
-#include "executor/checkpoint/safetensors_writer.h"
+#include "executor/data/safetensors_writer.h"
 
 #include <nlohmann/json.hpp>
 
-#include "executor/checkpoint/safetensors.h"
+#include "executor/data/safetensors.h"
 #include "models/units.h"
 
 namespace fsdp {

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "executor/kernels/device.h"
+#include "executor/kernels/arithmetic/device.h"
 
 namespace fsdp {
 

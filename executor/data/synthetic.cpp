@@ -22,9 +22,9 @@
 #include <string>
 #include <string_view>
 
-#include "executor/kernels/element.h"
+#include "executor/kernels/arithmetic/element.h"
 #include "executor/run.h"
-#include "executor/synthetic.h"
+#include "executor/data/synthetic.h"
 
 namespace fsdp {
 namespace {

@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
-#include "executor/kernels/device.h"
-#include "executor/split_mix.h"
+#include "executor/kernels/arithmetic/device.h"
+#include "executor/data/split_mix.h"
 #include "models/graph.h"
 
 namespace fsdp {

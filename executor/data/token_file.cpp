@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "executor/data/order.h"
-#include "models/error.h"
-#include "models/suggest.h"
+#include "models/input/error.h"
+#include "models/input/suggest.h"
 #include "models/units.h"
 
 namespace fsdp {

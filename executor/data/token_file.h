@@ -14,7 +14,7 @@
 // .html, .xml: text), then by the content (UTF-8 without control characters: text). Of a .bin it is uint32 if every second 16-bit word of its
 // start is zero, else uint16. What was assumed is said; --data-type ends the guessing.
 //
-// Nothing is loaded: sequences are read from the file when they are used (executor/file_reader.h says why it is not mapped).
+// Nothing is loaded: sequences are read from the file when they are used (executor/data/file_reader.h says why it is not mapped).
 #pragma once
 
 #include <cstdint>
@@ -22,8 +22,8 @@
 #include <string>
 #include <string_view>
 
-#include "executor/file_reader.h"
-#include "executor/training.h"
+#include "executor/data/file_reader.h"
+#include "executor/training_inputs.h"
 
 namespace fsdp {
 

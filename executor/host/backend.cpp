@@ -7,10 +7,10 @@
 #include <system_error>
 
 #include "executor/host/device.h"
-#include "executor/host/mailbox.h"
-#include "executor/host/processor.h"
-#include "executor/host/watch.h"
-#include "models/error.h"
+#include "executor/ranks/mailbox.h"
+#include "executor/ranks/processor.h"
+#include "executor/ranks/watch.h"
+#include "models/input/error.h"
 #include "models/units.h"
 
 namespace fsdp {

@@ -3,8 +3,8 @@
 #include <array>
 #include <cstring>
 
-#include "executor/host/group.h"
-#include "executor/host/reduce.h"
+#include "executor/ranks/group.h"
+#include "executor/ranks/reduce.h"
 
 namespace fsdp::host {
 namespace {

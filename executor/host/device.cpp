@@ -8,9 +8,9 @@
 #include <limits>
 #include <system_error>
 
-#include "executor/host/poison.h"
-#include "executor/kernel_call.h"
-#include "models/error.h"
+#include "executor/ranks/poison.h"
+#include "executor/actions/kernel_call.h"
+#include "models/input/error.h"
 #include "models/units.h"
 
 namespace fsdp::host {

@@ -11,10 +11,10 @@
 #include <mutex>
 #include <thread>
 
-#include "executor/host/arena.h"
-#include "executor/host/control.h"
-#include "executor/host/group.h"
-#include "executor/host/journal.h"
+#include "executor/ranks/arena.h"
+#include "executor/ranks/control.h"
+#include "executor/ranks/group.h"
+#include "executor/ranks/rank_status.h"
 
 namespace fsdp::host {
 

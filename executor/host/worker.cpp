@@ -5,8 +5,8 @@
 #include <array>
 
 #include "executor/host/device.h"
-#include "executor/host/heap_meter.h"
-#include "executor/host/poison.h"
+#include "executor/ranks/heap_meter.h"
+#include "executor/ranks/poison.h"
 
 namespace fsdp::host {
 

@@ -1,6 +1,6 @@
 #include "executor/kernels/call.h"
 
-#include "models/error.h"
+#include "models/input/error.h"
 
 namespace fsdp {
 

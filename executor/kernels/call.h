@@ -8,8 +8,8 @@
 #include <string>
 #include <string_view>
 
-#include "executor/kernels.h"
-#include "executor/kernels/element.h"
+#include "executor/kernels/kernels.h"
+#include "executor/kernels/arithmetic/element.h"
 #include "models/graph.h"
 
 namespace fsdp {

@@ -1,9 +1,9 @@
 // Op kind and storage type -> kernel.
 #include <array>
 
-#include "executor/kernels.h"
+#include "executor/kernels/kernels.h"
 #include "executor/kernels/ops.h"
-#include "executor/kernels/table.h"
+#include "executor/kernels/levels/table.h"
 
 namespace fsdp {
 namespace {

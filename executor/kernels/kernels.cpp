@@ -1,11 +1,11 @@
 // kernels.h by the best compilation of the kernels that this processor can run.
-#include "executor/kernels.h"
+#include "executor/kernels/kernels.h"
 
 #include <cstdlib>
 #include <string>
 
-#include "executor/kernels/table.h"
-#include "models/error.h"
+#include "executor/kernels/levels/table.h"
+#include "models/input/error.h"
 
 namespace fsdp {
 namespace {

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "executor/backend.h"
-#include "executor/gradient_places.h"
+#include "planner/layout_gradients.h"
 #include "models/dtype.h"
 #include "models/graph.h"
 

@@ -1,6 +1,6 @@
 // In place of the others where the build found no MPI.
-#include "executor/mpi/process_ties.h"
-#include "models/error.h"
+#include "executor/mpi/process_control.h"
+#include "models/input/error.h"
 
 namespace fsdp {
 namespace {

@@ -5,11 +5,11 @@
 #include <thread>
 
 #include "executor/host/device.h"
-#include "executor/host/processor.h"
+#include "executor/ranks/processor.h"
 #include "executor/mpi/group.h"
-#include "executor/mpi/process_ties.h"
+#include "executor/mpi/process_control.h"
 #include "executor/mpi/world.h"
-#include "models/error.h"
+#include "models/input/error.h"
 
 namespace fsdp {
 namespace {

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstring>
 
-#include "executor/host/reduce.h"
+#include "executor/ranks/reduce.h"
 
 namespace fsdp::mpi {
 namespace {

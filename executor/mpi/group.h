@@ -6,7 +6,7 @@
 #include <memory>
 #include <vector>
 
-#include "executor/host/group.h"
+#include "executor/ranks/group.h"
 #include "executor/mpi/wire.h"
 
 namespace fsdp::mpi {

@@ -1,4 +1,4 @@
-#include "executor/mpi/process_ties.h"
+#include "executor/mpi/process_control.h"
 
 #include <fmt/format.h>
 
@@ -10,7 +10,7 @@
 
 #include "executor/mpi/exchange.h"
 #include "executor/mpi/world.h"
-#include "models/error.h"
+#include "models/input/error.h"
 #include "models/units.h"
 
 namespace fsdp::mpi {

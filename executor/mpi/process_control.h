@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "executor/host/ties.h"
+#include "executor/ranks/control_plane.h"
 #include "executor/mpi_backend.h"
 
 namespace fsdp::mpi {

@@ -1,4 +1,4 @@
-#include "executor/mpi/board.h"
+#include "executor/mpi/status_board.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -12,7 +12,7 @@
 #include <cstring>
 #include <filesystem>
 
-#include "models/error.h"
+#include "models/input/error.h"
 
 namespace fsdp::mpi {
 namespace {

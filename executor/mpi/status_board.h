@@ -10,7 +10,7 @@
 #include <span>
 #include <string>
 
-#include "executor/host/journal.h"
+#include "executor/ranks/rank_status.h"
 
 namespace fsdp::mpi {
 

@@ -10,8 +10,8 @@
 #include <thread>
 #include <vector>
 
-#include "executor/host/heap_meter.h"
-#include "models/error.h"
+#include "executor/ranks/heap_meter.h"
+#include "models/input/error.h"
 
 namespace fsdp::mpi {
 namespace {

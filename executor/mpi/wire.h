@@ -7,7 +7,7 @@
 #include <memory>
 #include <string>
 
-#include "executor/host/control.h"
+#include "executor/ranks/control.h"
 
 namespace fsdp::mpi {
 

@@ -10,8 +10,8 @@
 #include <cstring>
 #include <new>
 
-#include "executor/signals.h"
-#include "models/error.h"
+#include "executor/training/signals.h"
+#include "models/input/error.h"
 
 namespace fsdp {
 

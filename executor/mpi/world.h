@@ -10,8 +10,8 @@
 #include <thread>
 #include <vector>
 
-#include "executor/host/control.h"
-#include "executor/mpi/board.h"
+#include "executor/ranks/control.h"
+#include "executor/mpi/status_board.h"
 #include "executor/mpi/wire.h"
 #include "executor/mpi_backend.h"
 

@@ -1,10 +1,10 @@
-#include "executor/host/arena.h"
+#include "executor/ranks/arena.h"
 
 #include <fmt/format.h>
 #include <sys/mman.h>
 
-#include "executor/host/poison.h"
-#include "models/error.h"
+#include "executor/ranks/poison.h"
+#include "models/input/error.h"
 #include "models/units.h"
 
 namespace fsdp::host {

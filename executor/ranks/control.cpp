@@ -1,4 +1,4 @@
-#include "executor/host/control.h"
+#include "executor/ranks/control.h"
 
 #include <fmt/format.h>
 

@@ -1,8 +1,8 @@
-#include "executor/host/ties.h"
+#include "executor/ranks/control_plane.h"
 
 #include <utility>
 
-#include "executor/host/mailbox.h"
+#include "executor/ranks/mailbox.h"
 
 namespace fsdp::host {
 namespace {

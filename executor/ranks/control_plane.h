@@ -1,5 +1,5 @@
 // What ties the ranks of one run to each other, apart from the tensors that they exchange: how a run fails and ends everywhere, and texts. Ranks are
-// threads of this process, or processes of a launch (executor/mpi/process_ties.h); a backend that can have either works on this.
+// threads of this process, or processes of a launch (executor/mpi/process_control.h); a backend that can have either works on this.
 #pragma once
 
 #include <cstdint>
@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "executor/host/control.h"
-#include "executor/host/journal.h"
-#include "executor/host/watch.h"
+#include "executor/ranks/control.h"
+#include "executor/ranks/rank_status.h"
+#include "executor/ranks/watch.h"
 
 namespace fsdp::host {
 

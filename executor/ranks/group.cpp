@@ -1,10 +1,10 @@
-#include "executor/host/group.h"
+#include "executor/ranks/group.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 
-#include "models/error.h"
+#include "models/input/error.h"
 #include "models/units.h"
 
 namespace fsdp::host {

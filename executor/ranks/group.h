@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "executor/backend.h"
-#include "executor/host/control.h"
+#include "executor/ranks/control.h"
 
 namespace fsdp::host {
 

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "executor/host/control.h"
+#include "executor/ranks/control.h"
 
 namespace fsdp::host {
 

@@ -1,6 +1,6 @@
 #include <sanitizer/asan_interface.h>
 
-#include "executor/host/poison.h"
+#include "executor/ranks/poison.h"
 
 namespace fsdp::host {
 

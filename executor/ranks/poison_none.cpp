@@ -1,4 +1,4 @@
-#include "executor/host/poison.h"
+#include "executor/ranks/poison.h"
 
 namespace fsdp::host {
 

@@ -1,4 +1,4 @@
-#include "executor/host/processor.h"
+#include "executor/ranks/processor.h"
 
 #include <fmt/format.h>
 #include <sys/utsname.h>
@@ -6,7 +6,7 @@
 #include <fstream>
 #include <thread>
 
-#include "executor/kernels.h"
+#include "executor/kernels/kernels.h"
 
 namespace fsdp::host {
 

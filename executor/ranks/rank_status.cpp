@@ -1,4 +1,4 @@
-#include "executor/host/journal.h"
+#include "executor/ranks/rank_status.h"
 
 #include <fmt/format.h>
 

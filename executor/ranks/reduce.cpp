@@ -1,9 +1,9 @@
-#include "executor/host/reduce.h"
+#include "executor/ranks/reduce.h"
 
 #include <algorithm>
 #include <array>
 
-#include "executor/kernels/element.h"
+#include "executor/kernels/arithmetic/element.h"
 
 namespace fsdp::host {
 namespace {

@@ -1,4 +1,4 @@
-#include "executor/host/watch.h"
+#include "executor/ranks/watch.h"
 
 #include <fmt/format.h>
 
@@ -6,7 +6,7 @@
 #include <optional>
 #include <string>
 
-#include "executor/signals.h"
+#include "executor/training/signals.h"
 
 namespace fsdp::host {
 namespace {

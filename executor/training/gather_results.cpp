@@ -4,8 +4,8 @@
 #include <string>
 #include <type_traits>
 
-#include "executor/run_job.h"
-#include "models/error.h"
+#include "executor/training/rank_run.h"
+#include "models/input/error.h"
 
 namespace fsdp {
 namespace {

@@ -1,4 +1,4 @@
-#include "executor/run_interpreter.h"
+#include "executor/training/interpreter.h"
 
 #include <fmt/format.h>
 
@@ -8,7 +8,7 @@
 #include <cstring>
 #include <limits>
 
-#include "models/error.h"
+#include "models/input/error.h"
 
 namespace fsdp {
 

@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "executor/backend.h"
-#include "executor/kernel_call.h"
-#include "executor/kernels.h"
-#include "executor/training.h"
+#include "executor/actions/kernel_call.h"
+#include "executor/kernels/kernels.h"
+#include "executor/training_inputs.h"
 #include "models/graph.h"
 #include "planner/plan.h"
 #include "planner/program.h"

@@ -1,4 +1,4 @@
-#include "executor/machine.h"
+#include "executor/training/machine.h"
 
 #include <fmt/format.h>
 #include <malloc.h>
@@ -16,7 +16,7 @@
 #include <thread>
 #include <vector>
 
-#include "executor/host/processor.h"
+#include "executor/ranks/processor.h"
 #include "models/host.h"
 
 namespace fsdp {

@@ -7,7 +7,7 @@
 #include <optional>
 #include <string>
 
-#include "simulator/prediction.h"
+#include "simulator/records/prediction.h"
 
 namespace fsdp {
 

@@ -4,9 +4,9 @@
 #include <algorithm>
 #include <span>
 
-#include "executor/kernels.h"
-#include "executor/run_job.h"
-#include "simulator/step_statistics.h"
+#include "executor/kernels/kernels.h"
+#include "executor/training/rank_run.h"
+#include "simulator/records/step_statistics.h"
 
 namespace fsdp {
 namespace {

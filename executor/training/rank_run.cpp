@@ -1,5 +1,5 @@
 // What one rank of a run does: init, first step, steady steps; and what must hold of each.
-#include "executor/run_job.h"
+#include "executor/training/rank_run.h"
 
 #include <fmt/format.h>
 
@@ -8,8 +8,8 @@
 #include <cstring>
 #include <span>
 
-#include "models/error.h"
-#include "simulator/step_statistics.h"
+#include "models/input/error.h"
+#include "simulator/records/step_statistics.h"
 
 namespace fsdp {
 

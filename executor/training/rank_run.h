@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "executor/run.h"
-#include "executor/machine.h"
-#include "executor/run_interpreter.h"
-#include "executor/step_log.h"
+#include "executor/training/machine.h"
+#include "executor/training/interpreter.h"
+#include "executor/training/step_log.h"
 
 namespace fsdp {
 
@@ -64,11 +64,11 @@ struct RunJob {
   [[nodiscard]] std::int64_t speakers() const;
 };
 
-// Where each process has run one rank: brings what all have measured and kept to every one of them (run_processes.cpp). What RankJob
+// Where each process has run one rank: brings what all have measured and kept to every one of them (gather_results.cpp). What RankJob
 // gains beyond its Program must be sent there too.
 void gather_from_processes(RunJob&, Backend&);
 
-// The Measurement of a finished job (run_measure.cpp).
+// The Measurement of a finished job (measure.cpp).
 [[nodiscard]] Measurement measure(const RunJob&, const ClusterSpec&, const Backend&);
 
 }  // namespace fsdp

@@ -7,12 +7,12 @@
 #include <memory>
 
 #include "executor/mpi_backend.h"
-#include "executor/run_interpreter.h"
-#include "executor/run_job.h"
-#include "models/error.h"
+#include "executor/training/interpreter.h"
+#include "executor/training/rank_run.h"
+#include "models/input/error.h"
 #include "models/implementation.h"
 #include "planner/lower.h"
-#include "simulator/race.h"
+#include "simulator/engine/race.h"
 
 namespace fsdp {
 namespace {

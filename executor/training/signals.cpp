@@ -1,4 +1,4 @@
-#include "executor/signals.h"
+#include "executor/training/signals.h"
 
 #include <atomic>
 #include <csignal>

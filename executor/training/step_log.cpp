@@ -1,9 +1,9 @@
-#include "executor/step_log.h"
+#include "executor/training/step_log.h"
 
 #include <algorithm>
 #include <cmath>
 
-#include "models/error.h"
+#include "models/input/error.h"
 
 namespace fsdp {
 

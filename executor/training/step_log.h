@@ -7,7 +7,7 @@
 #include <span>
 #include <vector>
 
-#include "executor/run_interpreter.h"
+#include "executor/training/interpreter.h"
 
 namespace fsdp {
 
@@ -34,7 +34,7 @@ class StepLog {
   // with the same `seconds`. Throws MachineError if none is kept.
   [[nodiscard]] const Kept& nearest(std::span<const double> seconds, std::size_t from, double median) const;
 
-  // Every field, for `io` to write or to read (run_processes.cpp); `step(io, record)` does a record's.
+  // Every field, for `io` to write or to read (gather_results.cpp); `step(io, record)` does a record's.
   template <class Io, class Log, class Step>
   static void all_of(Io& io, Log& log, const Step& step) {
     io(log.from_);

@@ -8,7 +8,7 @@
 // before the last cast of that backward, which is not modelled either: the peak there is theirs and one tensor of rows.
 #include <algorithm>
 
-#include "models/error.h"
+#include "models/input/error.h"
 #include "models/implementations/pytorch_ops.h"
 
 namespace fsdp::pytorch {

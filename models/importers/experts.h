@@ -6,7 +6,7 @@
 
 #include "models/graph.h"
 #include "models/importers/builder.h"
-#include "models/json.h"
+#include "models/input/json.h"
 
 namespace fsdp {
 

@@ -4,7 +4,7 @@
 
 #include "models/importers/builder.h"
 #include "models/importers/importers.h"
-#include "models/suggest.h"
+#include "models/input/suggest.h"
 
 namespace fsdp {
 namespace {

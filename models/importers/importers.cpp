@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include "models/suggest.h"
+#include "models/input/suggest.h"
 
 namespace fsdp {
 

@@ -6,7 +6,7 @@
 #include <string_view>
 
 #include "models/graph.h"
-#include "models/json.h"
+#include "models/input/json.h"
 
 namespace fsdp {
 

@@ -1,4 +1,4 @@
-#include "models/digest.h"
+#include "models/input/digest.h"
 
 #include <fmt/format.h>
 

@@ -1,4 +1,4 @@
-#include "models/suggest.h"
+#include "models/input/suggest.h"
 
 #include <algorithm>
 #include <numeric>

@@ -6,9 +6,9 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "models/digest.h"
-#include "models/error.h"
-#include "models/json.h"
+#include "models/input/digest.h"
+#include "models/input/error.h"
+#include "models/input/json.h"
 #include "planner/costs/curve.h"
 
 namespace fsdp {

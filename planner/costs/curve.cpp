@@ -4,7 +4,7 @@
 #include <cmath>
 #include <string>
 
-#include "models/error.h"
+#include "models/input/error.h"
 
 namespace fsdp {
 

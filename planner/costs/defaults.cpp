@@ -1,5 +1,5 @@
 // What a platform costs before anybody has measured it: the GPU's datasheet and published efficiencies.
-#include "models/error.h"
+#include "models/input/error.h"
 #include "planner/costs.h"
 
 namespace fsdp {

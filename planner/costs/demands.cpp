@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "models/error.h"
+#include "models/input/error.h"
 #include "planner/costs.h"
 #include "planner/costs/kernels.h"
 #include "planner/costs/rates.h"

@@ -3,9 +3,9 @@
 #include <set>
 #include <tuple>
 
-#include "models/error.h"
-#include "models/json.h"
-#include "models/suggest.h"
+#include "models/input/error.h"
+#include "models/input/json.h"
+#include "models/input/suggest.h"
 #include "planner/fitted_costs.h"
 
 namespace fsdp {

@@ -11,7 +11,7 @@
 #include <cmath>
 #include <string>
 
-#include "models/error.h"
+#include "models/input/error.h"
 #include "planner/costs/attention.h"
 #include "planner/costs/curve.h"
 #include "planner/costs/matmul.h"

@@ -8,7 +8,7 @@
 // loop (fill of the pipeline, write-back). A product of few waves may split k over several CTAs, which then add their parts up in
 // memory. Rows that are no multiple of 16 bytes need slower loads. Whatever moves more bytes than the arithmetic hides is bound by them.
 // A grouped launch of `count` equal products is one product with the tiles of all: 12 on A100 within 7.5 % on average, 108 on B200
-// within 28 %, most of them predicted too quick (tests/accuracy_compute_test.cpp).
+// within 28 %, most of them predicted too quick (tests/accuracy/compute_test.cpp).
 #pragma once
 
 #include "models/cluster.h"

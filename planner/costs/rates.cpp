@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <string>
 
-#include "models/error.h"
+#include "models/input/error.h"
 
 namespace fsdp {
 

@@ -6,7 +6,7 @@
 #include <charconv>
 #include <set>
 
-#include "planner/emit_formats.h"
+#include "planner/emit/formats.h"
 #include "planner/wrap.h"
 
 namespace fsdp {

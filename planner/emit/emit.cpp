@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "models/error.h"
-#include "planner/emit_formats.h"
+#include "models/input/error.h"
+#include "planner/emit/formats.h"
 
 namespace fsdp {
 namespace {

@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <optional>
 
-#include "planner/emit_formats.h"
-#include "planner/emit_pytorch_template.h"
+#include "planner/emit/formats.h"
+#include "planner/emit/pytorch_template.h"
 
 namespace fsdp {
 namespace {

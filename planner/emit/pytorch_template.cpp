@@ -1,5 +1,5 @@
-// The part of the emitted PyTorch script that is the same for every plan; @PLAN@ and @MODEL@ are put in by emit_pytorch.cpp.
-#include "planner/emit_pytorch_template.h"
+// The part of the emitted PyTorch script that is the same for every plan; @PLAN@ and @MODEL@ are put in by pytorch.cpp.
+#include "planner/emit/pytorch_template.h"
 
 namespace fsdp {
 

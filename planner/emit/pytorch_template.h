@@ -1,4 +1,4 @@
-// Private to emit_pytorch.cpp: the constant text of the emitted script.
+// Private to pytorch.cpp: the constant text of the emitted script.
 #pragma once
 
 namespace fsdp {

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <optional>
 
-#include "planner/emit_formats.h"
+#include "planner/emit/formats.h"
 #include "planner/wrap.h"
 
 namespace fsdp {

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "models/error.h"
+#include "models/input/error.h"
 #include "planner/lowering/dialect.h"
 #include "planner/lowering/ignored.h"
 #include "planner/lowering/tape.h"

@@ -6,7 +6,7 @@
 #include <string>
 #include <utility>
 
-#include "models/error.h"
+#include "models/input/error.h"
 #include "planner/lowering/tape_lifetimes.h"
 
 namespace fsdp {

@@ -3,13 +3,13 @@
 #include <cmath>
 #include <string>
 
-#include "models/error.h"
-#include "models/suggest.h"
+#include "models/input/error.h"
+#include "models/input/suggest.h"
 #include "models/units.h"
 #include "planner/layout.h"
 #include "planner/plan.h"
-#include "planner/plan_check_fsdp1.h"
-#include "planner/plan_check_fsdp2.h"
+#include "planner/plan/check_fsdp1.h"
+#include "planner/plan/check_fsdp2.h"
 
 namespace fsdp {
 namespace {

@@ -1,8 +1,8 @@
-#include "planner/plan_check_fsdp1.h"
+#include "planner/plan/check_fsdp1.h"
 
 #include <string>
 
-#include "models/error.h"
+#include "models/input/error.h"
 
 namespace fsdp {
 namespace {

@@ -1,11 +1,11 @@
 // Which release has what: read from the wheels of 2.6 to 2.15 (torch/distributed/fsdp/_fully_shard).
-#include "planner/plan_check_fsdp2.h"
+#include "planner/plan/check_fsdp2.h"
 
 #include <algorithm>
 #include <cmath>
 #include <string>
 
-#include "models/error.h"
+#include "models/input/error.h"
 #include "planner/layout.h"
 
 namespace fsdp {

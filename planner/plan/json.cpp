@@ -3,8 +3,8 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
-#include "models/error.h"
-#include "models/json.h"
+#include "models/input/error.h"
+#include "models/input/json.h"
 #include "planner/plan.h"
 
 namespace fsdp {

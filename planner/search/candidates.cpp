@@ -6,7 +6,7 @@
 #include <numeric>
 #include <optional>
 
-#include "models/error.h"
+#include "models/input/error.h"
 #include "planner/wrap.h"
 
 namespace fsdp {

@@ -9,7 +9,7 @@
 #include <span>
 #include <utility>
 
-#include "models/error.h"
+#include "models/input/error.h"
 #include "planner/search/candidates.h"
 #include "planner/search/memory_floor.h"
 #include "planner/search/rivals.h"

@@ -1,10 +1,10 @@
-#include "simulator/allocator.h"
+#include "simulator/allocator/allocator.h"
 
 #include <algorithm>
 #include <bit>
 #include <string>
 
-#include "models/error.h"
+#include "models/input/error.h"
 
 namespace fsdp {
 

@@ -29,7 +29,7 @@
 #include <span>
 #include <vector>
 
-#include "simulator/allocator_free_list.h"
+#include "simulator/allocator/free_list.h"
 
 namespace fsdp {
 
@@ -145,7 +145,7 @@ class CachingAllocator {
   void release_cached();
   [[nodiscard]] bool release_oversize(std::int16_t pool, std::int64_t size);
   void collect_garbage();
-  // allocator_expandable.cpp
+  // expandable.cpp
   [[nodiscard]] Handle expand(std::int16_t pool, std::int64_t size);
   [[nodiscard]] Handle find_room(std::int16_t pool, std::int64_t size);
   [[nodiscard]] bool map(Handle, std::int64_t size);

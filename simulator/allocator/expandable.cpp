@@ -2,7 +2,7 @@
 // in use are mapped. A range is a chain of blocks as a segment is; blocks without pages are `!mapped`, page-aligned, in no free list.
 #include <algorithm>
 
-#include "simulator/allocator.h"
+#include "simulator/allocator/allocator.h"
 
 namespace fsdp {
 

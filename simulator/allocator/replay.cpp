@@ -1,11 +1,11 @@
-#include "simulator/allocator_replay.h"
+#include "simulator/allocator/replay.h"
 
 #include <algorithm>
 #include <array>
 #include <limits>
 #include <string>
 
-#include "models/error.h"
+#include "models/input/error.h"
 #include "planner/layout_flat.h"
 
 namespace fsdp {

@@ -1,4 +1,4 @@
-// What PyTorch's allocator would reserve for a Program: its allocations and frees in host order, through simulator/allocator.h.
+// What PyTorch's allocator would reserve for a Program: its allocations and frees in host order, through simulator/allocator/allocator.h.
 //
 //   const AllocatorPrediction p = replay_allocator(program, {.settings = {.capacity = limit - fixed}});
 //   p.peak_reserved, p.retries, p.out_of_memory
@@ -14,7 +14,7 @@
 #include "models/cluster.h"
 #include "planner/program.h"
 #include "planner/timeline.h"
-#include "simulator/allocator.h"
+#include "simulator/allocator/allocator.h"
 
 namespace fsdp {
 

@@ -1,13 +1,13 @@
 // The fluid engine. State: per stream the operation that is next or running; time jumps from event to event (an operation ends,
 // the host issues one that a stream is waiting for), and rates change only at events.
-#include "simulator/engine.h"
+#include "simulator/engine/engine.h"
 
 #include <algorithm>
 #include <array>
 #include <limits>
 #include <string>
 
-#include "models/error.h"
+#include "models/input/error.h"
 
 namespace fsdp {
 

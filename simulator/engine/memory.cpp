@@ -1,9 +1,9 @@
-#include "simulator/memory.h"
+#include "simulator/engine/memory.h"
 
 #include <algorithm>
 #include <string>
 
-#include "models/error.h"
+#include "models/input/error.h"
 
 namespace fsdp {
 namespace {

@@ -1,5 +1,5 @@
 // One vector clock over the streams per operation: clock[op][s] = how many operations of stream s have finished when `op` has.
-#include "simulator/race.h"
+#include "simulator/engine/race.h"
 
 #include <algorithm>
 #include <array>

@@ -1,4 +1,4 @@
-#include "simulator/accuracy.h"
+#include "simulator/published/accuracy.h"
 
 #include <fmt/format.h>
 
@@ -7,7 +7,7 @@
 #include <map>
 #include <set>
 
-#include "models/error.h"
+#include "models/input/error.h"
 
 namespace fsdp {
 namespace {

@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "planner/costs.h"
-#include "simulator/run_setup.h"
+#include "simulator/published/run_setup.h"
 
 namespace fsdp {
 

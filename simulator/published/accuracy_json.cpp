@@ -1,6 +1,6 @@
 #include <nlohmann/json.hpp>
 
-#include "simulator/accuracy.h"
+#include "simulator/published/accuracy.h"
 
 namespace fsdp {
 namespace {

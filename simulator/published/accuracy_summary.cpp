@@ -5,7 +5,7 @@
 #include <map>
 #include <tuple>
 
-#include "simulator/accuracy.h"
+#include "simulator/published/accuracy.h"
 
 namespace fsdp {
 namespace {

@@ -1,4 +1,4 @@
-#include "simulator/cross_validation.h"
+#include "simulator/published/cross_validation.h"
 
 #include <algorithm>
 #include <array>
@@ -7,8 +7,8 @@
 #include <set>
 #include <string>
 
-#include "models/error.h"
-#include "models/suggest.h"
+#include "models/input/error.h"
+#include "models/input/suggest.h"
 
 namespace fsdp {
 

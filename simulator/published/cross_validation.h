@@ -11,8 +11,8 @@
 #include <string_view>
 #include <vector>
 
-#include "simulator/accuracy.h"
-#include "simulator/fit_runs.h"
+#include "simulator/published/accuracy.h"
+#include "simulator/published/fit_runs.h"
 
 namespace fsdp {
 

@@ -1,4 +1,4 @@
-#include "simulator/csv.h"
+#include "simulator/published/csv.h"
 
 #include <fmt/format.h>
 

@@ -1,10 +1,10 @@
-#include "simulator/fit.h"
+#include "simulator/published/fit.h"
 
 #include <Eigen/Dense>
 #include <algorithm>
 #include <cmath>
 
-#include "models/error.h"
+#include "models/input/error.h"
 
 namespace fsdp {
 

@@ -1,5 +1,5 @@
 // Bounded robust least squares for a few positive constants, with priors: the solver behind `calibrate --runs`. It knows nothing
-// of runs or of costs; simulator/fit_runs.h does.
+// of runs or of costs; simulator/published/fit_runs.h does.
 //
 // All in logarithms: x_v = log of constant v. Minimises
 //

@@ -1,4 +1,4 @@
-#include "simulator/fit_runs.h"
+#include "simulator/published/fit_runs.h"
 
 #include <algorithm>
 #include <atomic>
@@ -7,8 +7,8 @@
 #include <set>
 #include <thread>
 
-#include "models/error.h"
-#include "simulator/fit.h"
+#include "models/input/error.h"
+#include "simulator/published/fit.h"
 
 namespace fsdp {
 

@@ -5,7 +5,7 @@
 //   write(to_json_text(fitted.costs));                                 // "fsdp-plan/fitted-costs/1"
 //   const AccuracyReport report = accuracy_of(file, "runs.csv", prices_of(fitted.costs));
 //
-// Per GPU one problem (simulator/fit.h): log step time over rows, a pooled value of each constant, drawn weakly to the datasheet's, and
+// Per GPU one problem (simulator/published/fit.h): log step time over rows, a pooled value of each constant, drawn weakly to the datasheet's, and
 // a value per platform, drawn to the pooled one. A constant is fitted only where five rows inform it, that is, where one per cent of it
 // moves the prediction by 0.02 % or more; a platform with fewer has the pooled value, a GPU with fewer the datasheet's. Rows of one model
 // on one platform err together, so n of them count as n / (1 + (n - 1) kShared) rows.
@@ -20,8 +20,8 @@
 #include <vector>
 
 #include "planner/fitted_costs.h"
-#include "simulator/accuracy.h"
-#include "simulator/run_setup.h"
+#include "simulator/published/accuracy.h"
+#include "simulator/published/run_setup.h"
 
 namespace fsdp {
 

@@ -5,7 +5,7 @@
 #include <map>
 #include <string>
 
-#include "simulator/cross_validation.h"
+#include "simulator/published/cross_validation.h"
 
 namespace fsdp {
 

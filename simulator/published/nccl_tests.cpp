@@ -1,4 +1,4 @@
-#include "simulator/nccl_tests.h"
+#include "simulator/published/nccl_tests.h"
 
 #include <fmt/format.h>
 
@@ -10,8 +10,8 @@
 #include <numeric>
 #include <tuple>
 
-#include "models/error.h"
-#include "models/suggest.h"
+#include "models/input/error.h"
+#include "models/input/suggest.h"
 
 namespace fsdp {
 namespace {

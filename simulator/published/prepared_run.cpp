@@ -2,9 +2,9 @@
 #include <algorithm>
 
 #include "planner/lower.h"
-#include "simulator/allocator_replay.h"
-#include "simulator/engine.h"
-#include "simulator/run_setup.h"
+#include "simulator/allocator/replay.h"
+#include "simulator/engine/engine.h"
+#include "simulator/published/run_setup.h"
 
 namespace fsdp {
 namespace {

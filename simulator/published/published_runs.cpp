@@ -1,4 +1,4 @@
-#include "simulator/published_runs.h"
+#include "simulator/published/published_runs.h"
 
 #include <fmt/format.h>
 
@@ -9,8 +9,8 @@
 #include <sstream>
 #include <variant>
 
-#include "models/error.h"
-#include "models/suggest.h"
+#include "models/input/error.h"
+#include "models/input/suggest.h"
 
 namespace fsdp {
 namespace {

@@ -14,7 +14,7 @@
 #include <string_view>
 #include <vector>
 
-#include "simulator/csv.h"
+#include "simulator/published/csv.h"
 
 namespace fsdp {
 

@@ -1,4 +1,4 @@
-#include "simulator/run_setup.h"
+#include "simulator/published/run_setup.h"
 
 #include <fmt/format.h>
 
@@ -9,8 +9,8 @@
 
 #include "models/architecture.h"
 #include "models/catalog.h"
-#include "models/error.h"
-#include "models/suggest.h"
+#include "models/input/error.h"
+#include "models/input/suggest.h"
 #include "planner/wrap.h"
 
 namespace fsdp {

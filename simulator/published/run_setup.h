@@ -22,7 +22,7 @@
 #include "planner/costs.h"
 #include "planner/plan.h"
 #include "planner/program.h"
-#include "simulator/published_runs.h"
+#include "simulator/published/published_runs.h"
 
 namespace fsdp {
 

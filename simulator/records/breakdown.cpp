@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "simulator/prediction.h"
+#include "simulator/records/prediction.h"
 
 namespace fsdp {
 

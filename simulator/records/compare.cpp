@@ -1,4 +1,4 @@
-#include "simulator/compare.h"
+#include "simulator/records/compare.h"
 
 #include <fmt/format.h>
 
@@ -6,8 +6,8 @@
 #include <cmath>
 #include <set>
 
-#include "models/error.h"
-#include "simulator/compare_times.h"
+#include "models/input/error.h"
+#include "simulator/records/compare_times.h"
 
 namespace fsdp {
 

@@ -1,4 +1,4 @@
-#include "simulator/compare_times.h"
+#include "simulator/records/compare_times.h"
 
 #include <fmt/format.h>
 

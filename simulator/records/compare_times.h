@@ -1,7 +1,7 @@
 // Where a step's time was predicted and where it went: rows, and the largest disagreements in words. For compare.cpp alone.
 #pragma once
 
-#include "simulator/compare.h"
+#include "simulator/records/compare.h"
 
 namespace fsdp {
 

@@ -1,4 +1,4 @@
-#include "simulator/prediction_critical_path.h"
+#include "simulator/records/critical_path.h"
 
 #include <algorithm>
 #include <array>
@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "models/units.h"
-#include "simulator/prediction.h"
+#include "simulator/records/prediction.h"
 
 namespace fsdp {
 

@@ -1,4 +1,4 @@
-#include "simulator/prediction_records.h"
+#include "simulator/records/json_parts.h"
 
 #include <array>
 

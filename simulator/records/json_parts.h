@@ -1,12 +1,12 @@
-// The parts that both records share on disk. For prediction_json.cpp and prediction_measurement_json.cpp alone.
+// The parts that both records share on disk. For prediction_json.cpp and measurement_json.cpp alone.
 #pragma once
 
 #include <nlohmann/json.hpp>
 #include <string_view>
 #include <vector>
 
-#include "models/json.h"
-#include "simulator/prediction.h"
+#include "models/input/json.h"
+#include "simulator/records/prediction.h"
 
 namespace fsdp::records {
 

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <array>
 
-#include "simulator/prediction.h"
+#include "simulator/records/prediction.h"
 
 namespace fsdp {
 

@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "simulator/prediction.h"
-#include "simulator/step_statistics.h"
+#include "simulator/records/prediction.h"
+#include "simulator/records/step_statistics.h"
 
 namespace fsdp {
 

@@ -1,5 +1,5 @@
 // "fsdp-plan/measurement/1".
-#include "simulator/prediction_records.h"
+#include "simulator/records/json_parts.h"
 
 namespace fsdp {
 

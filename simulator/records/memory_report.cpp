@@ -1,12 +1,12 @@
-#include "simulator/memory_report.h"
+#include "simulator/records/memory_report.h"
 
 #include <algorithm>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "simulator/memory.h"
-#include "simulator/prediction.h"
+#include "simulator/engine/memory.h"
+#include "simulator/records/prediction.h"
 
 namespace fsdp {
 namespace {

@@ -1,13 +1,13 @@
-#include "simulator/prediction.h"
+#include "simulator/records/prediction.h"
 
 #include <algorithm>
 #include <map>
 
 #include "planner/costs/rates.h"
 #include "planner/lower.h"
-#include "simulator/allocator_replay.h"
-#include "simulator/engine.h"
-#include "simulator/prediction_critical_path.h"
+#include "simulator/allocator/replay.h"
+#include "simulator/engine/engine.h"
+#include "simulator/records/critical_path.h"
 
 namespace fsdp {
 

@@ -16,8 +16,8 @@
 #include "planner/program.h"
 #include "planner/search.h"
 #include "planner/timeline.h"
-#include "simulator/jitter.h"
-#include "simulator/memory.h"
+#include "simulator/engine/jitter.h"
+#include "simulator/engine/memory.h"
 
 namespace fsdp {
 
@@ -44,9 +44,9 @@ struct Prediction {
   Provenance provenance;
   std::int64_t ranks = 1, roles = 1;
   Seconds step_time;                         // of ranks that are all alike
-  std::optional<StepTimeDistribution> step_time_distribution;   // where asked for: ranks that are not (simulator/jitter.h)
+  std::optional<StepTimeDistribution> step_time_distribution;   // where asked for: ranks that are not (simulator/engine/jitter.h)
   // allocated: what tensors ask for. active: blocks that the allocator cannot reuse yet. reserved: what it has taken from the device, by
-  // its model (simulator/allocator_replay.h) without a limit; with a static arena all three are planned. total = reserved + fixed.
+  // its model (simulator/allocator/replay.h) without a limit; with a static arena all three are planned. total = reserved + fixed.
   Bytes peak_allocated, peak_active, peak_reserved_estimate, fixed, peak_total;
   std::int64_t alloc_retries = 0;            // per steady step under the limit: each stops the device to give memory back. Not fits only
   Bytes memory_limit;
@@ -113,7 +113,7 @@ struct ProcessMemory {
   friend bool operator==(const ProcessMemory&, const ProcessMemory&) = default;
 };
 
-// Which steps were measured, and how sure the median is (simulator/step_statistics.h).
+// Which steps were measured, and how sure the median is (simulator/records/step_statistics.h).
 struct StepNoise {
   std::int64_t warmup_steps = 0;             // run before the measured ones: the first step and what had not settled
   bool settled = true;                       // false: the measured steps still got faster or slower

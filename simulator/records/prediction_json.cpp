@@ -1,8 +1,8 @@
 // "fsdp-plan/prediction/1": sizes are integers in bytes, times doubles in seconds, and every key says so.
 #include <array>
 
-#include "models/error.h"
-#include "simulator/prediction_records.h"
+#include "models/input/error.h"
+#include "simulator/records/json_parts.h"
 
 namespace fsdp {
 

@@ -1,4 +1,4 @@
-#include "simulator/step_statistics.h"
+#include "simulator/records/step_statistics.h"
 
 #include <algorithm>
 #include <cmath>

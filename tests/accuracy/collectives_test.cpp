@@ -19,8 +19,8 @@
 
 #include "models/catalog.h"
 #include "planner/costs/collective_model.h"
-#include "tests/csv_rows.h"
-#include "tests/relative.h"
+#include "tests/support/csv_rows.h"
+#include "tests/support/relative.h"
 
 using namespace fsdp;
 

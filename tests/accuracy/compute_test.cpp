@@ -19,7 +19,7 @@
 #include "planner/costs/kernels.h"
 #include "planner/costs/matmul.h"
 #include "planner/costs/rates.h"
-#include "tests/csv_rows.h"
+#include "tests/support/csv_rows.h"
 
 using namespace fsdp;
 

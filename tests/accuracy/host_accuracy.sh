@@ -3,7 +3,7 @@
 # it calibrates (micro-benchmarks only), then predicts and runs each plan; a row holds the medians over the rounds. Wants an otherwise idle
 # machine, and says how busy it was. Order and memory are compared on every rank in every round.
 #
-#   tests/host_accuracy.sh [PROGRAM] [ROUNDS] [RANKS ...]         FSDP_PLAN_BUDGET: of each calibration, default 20s; FSDP_PLAN_STEPS: at most, of each run
+#   tests/accuracy/host_accuracy.sh [PROGRAM] [ROUNDS] [RANKS ...]         FSDP_PLAN_BUDGET: of each calibration, default 20s; FSDP_PLAN_STEPS: at most, of each run
 set -eu
 program=${1:-build/release/fsdp-plan} rounds=${2:-3}
 [ $# -lt 2 ] || shift

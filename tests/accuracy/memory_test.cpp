@@ -13,12 +13,12 @@
 #include <sstream>
 
 #include "models/catalog.h"
-#include "models/error.h"
+#include "models/input/error.h"
 #include "planner/costs.h"
 #include "planner/lower.h"
 #include "planner/wrap.h"
-#include "simulator/allocator_replay.h"
-#include "simulator/engine.h"
+#include "simulator/allocator/replay.h"
+#include "simulator/engine/engine.h"
 #include "viz/viz.h"
 
 using namespace fsdp;

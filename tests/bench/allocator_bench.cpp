@@ -5,9 +5,9 @@
 #include "models/catalog.h"
 #include "planner/lower.h"
 #include "planner/wrap.h"
-#include "simulator/allocator_replay.h"
-#include "simulator/engine.h"
-#include "simulator/prediction.h"
+#include "simulator/allocator/replay.h"
+#include "simulator/engine/engine.h"
+#include "simulator/records/prediction.h"
 
 namespace {
 

@@ -13,8 +13,8 @@
 #include <string>
 #include <vector>
 
-#include "executor/cuda/kernels/attention.h"
-#include "executor/cuda/kernels/products.h"
+#include "executor/cuda/toolkit/kernels/attention/attention.h"
+#include "executor/cuda/toolkit/kernels/matmul/products.h"
 
 namespace {
 

@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "executor/kernels.h"
-#include "executor/kernels/gemm.h"
+#include "executor/kernels/kernels.h"
+#include "executor/kernels/matmul/gemm.h"
 #include "models/catalog.h"
 #include "models/implementation.h"
 #include "planner/layout.h"

@@ -12,9 +12,9 @@
 #include "planner/lower.h"
 #include "planner/search.h"
 #include "planner/wrap.h"
-#include "simulator/engine.h"
-#include "simulator/memory.h"
-#include "simulator/prediction.h"
+#include "simulator/engine/engine.h"
+#include "simulator/engine/memory.h"
+#include "simulator/records/prediction.h"
 
 namespace {
 

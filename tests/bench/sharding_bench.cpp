@@ -16,8 +16,8 @@
 #include <thread>
 #include <vector>
 
-#include "executor/kernels.h"
-#include "executor/kernels/gemm.h"
+#include "executor/kernels/kernels.h"
+#include "executor/kernels/matmul/gemm.h"
 #include "executor/run.h"
 #include "models/catalog.h"
 #include "planner/plan.h"

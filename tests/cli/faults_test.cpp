@@ -17,7 +17,7 @@
 #include <thread>
 #include <vector>
 
-#include "executor_run_support.h"
+#include "tests/support/run_support.h"
 
 namespace {
 

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Runs every command of the ```sh blocks of a README, in order, in a folder that holds nothing but the README; ./dev itself is left out (the tests are run by it).
 # The README's ```text block must be what the first of them prints; --update pastes it instead of complaining.
-# usage: readme_commands.sh README.md path/to/fsdp-plan [--update]
+# usage: commands.sh README.md path/to/fsdp-plan [--update]
 set -eu
 readme=$(realpath "$1")
 program=$(realpath "$2")
@@ -33,7 +33,7 @@ while IFS= read -r command; do
       /^```$/ {skip = 0} !skip' "$readme" >"$folder/README" && cat "$folder/README" >"$readme"
   fi
   awk '/^```text$/ {inside = 1; next} /^```/ {inside = 0} inside' "$readme" | diff - "$folder/out" || {
-    echo "the README shows another answer than the program gives; run: tests/readme_commands.sh README.md build/release/fsdp-plan --update" >&2
+    echo "the README shows another answer than the program gives; run: tests/docs/commands.sh README.md build/release/fsdp-plan --update" >&2
     exit 1
   }
 done <"$folder/commands"

@@ -1,5 +1,5 @@
 // The conformance suite (executor_conformance*.cpp) on the host backend.
-#include "executor_conformance.h"
+#include "tests/executor/conformance/conformance.h"
 
 namespace fsdp::conformance {
 

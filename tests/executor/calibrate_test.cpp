@@ -5,10 +5,10 @@
 #include <cmath>
 #include <map>
 
-#include "executor_run_support.h"
-#include "models/error.h"
-#include "simulator/prediction.h"
-#include "small_models.h"
+#include "tests/support/run_support.h"
+#include "models/input/error.h"
+#include "simulator/records/prediction.h"
+#include "tests/support/small_models.h"
 
 using namespace fsdp;
 using namespace fsdp::testing;

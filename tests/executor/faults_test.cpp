@@ -11,9 +11,9 @@
 #include <thread>
 
 #include "executor/backend.h"
-#include "executor/host/poison.h"
-#include "executor/signals.h"
-#include "models/error.h"
+#include "executor/ranks/poison.h"
+#include "executor/training/signals.h"
+#include "models/input/error.h"
 
 using namespace fsdp;
 

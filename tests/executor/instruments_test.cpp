@@ -3,10 +3,10 @@
 #include <set>
 #include <thread>
 
-#include "executor_parity_support.h"
-#include "models/error.h"
-#include "small_models.h"
-#include "relative.h"
+#include "tests/support/parity_support.h"
+#include "models/input/error.h"
+#include "tests/support/small_models.h"
+#include "tests/support/relative.h"
 
 using namespace fsdp;
 using namespace fsdp::testing;

@@ -4,8 +4,8 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "executor/learning_rate.h"
-#include "refusal.h"
+#include "executor/training/learning_rate.h"
+#include "tests/support/refusal.h"
 
 using namespace fsdp;
 using namespace fsdp::testing;

@@ -1,12 +1,12 @@
 // How long a run measures, what it keeps, and what it says of the machine. Nothing here depends on how long a step takes.
 #include <doctest/doctest.h>
 
-#include "executor/machine.h"
-#include "executor/step_log.h"
-#include "executor_run_support.h"
-#include "models/error.h"
-#include "simulator/step_statistics.h"
-#include "small_models.h"
+#include "executor/training/machine.h"
+#include "executor/training/step_log.h"
+#include "tests/support/run_support.h"
+#include "models/input/error.h"
+#include "simulator/records/step_statistics.h"
+#include "tests/support/small_models.h"
 
 #include <sys/mman.h>
 

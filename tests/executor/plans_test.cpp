@@ -1,11 +1,11 @@
-// Twelve plans of three models on 2 and on 4 ranks, as tests/host_accuracy.sh times them: what is executed, and what it allocates, is
+// Twelve plans of three models on 2 and on 4 ranks, as tests/accuracy/host_accuracy.sh times them: what is executed, and what it allocates, is
 // what was predicted, on every rank. Times are not tested.
 #include <doctest/doctest.h>
 
-#include "executor_run_support.h"
-#include "host_costs.h"
-#include "simulator/compare.h"
-#include "small_models.h"
+#include "tests/support/run_support.h"
+#include "tests/support/host_costs.h"
+#include "simulator/records/compare.h"
+#include "tests/support/small_models.h"
 
 using namespace fsdp;
 using namespace fsdp::testing;

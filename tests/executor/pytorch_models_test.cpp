@@ -4,12 +4,12 @@
 #include <nlohmann/json.hpp>
 
 #include "executor/data/token_file.h"
-#include "executor/initial_weights.h"
-#include "executor/learning_rate.h"
-#include "executor_run_support.h"
-#include "models/error.h"
-#include "refusal.h"
-#include "temporary_folder.h"
+#include "executor/data/initial_weights.h"
+#include "executor/training/learning_rate.h"
+#include "tests/support/run_support.h"
+#include "models/input/error.h"
+#include "tests/support/refusal.h"
+#include "tests/support/temporary_folder.h"
 
 using namespace fsdp;
 using namespace fsdp::testing;

@@ -3,8 +3,8 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "executor_run_support.h"
-#include "models/error.h"
+#include "tests/support/run_support.h"
+#include "models/input/error.h"
 
 using namespace fsdp;
 using namespace fsdp::testing;

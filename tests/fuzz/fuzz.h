@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <string_view>
 
-#include "models/error.h"
+#include "models/input/error.h"
 
 namespace fsdp::fuzz {
 

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string_view>
 
-#include "simulator/run_setup.h"
+#include "simulator/published/run_setup.h"
 #include "tests/fuzz/fuzz.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {

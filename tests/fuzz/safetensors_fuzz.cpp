@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <string_view>
 
-#include "executor/checkpoint/safetensors.h"
+#include "executor/data/safetensors.h"
 #include "tests/fuzz/fuzz.h"
 
 // The first byte is the length of the data after the header.

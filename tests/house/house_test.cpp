@@ -44,7 +44,7 @@ bool is_heavy(const std::string& included) {
 }
 
 struct Include {
-  std::string from, room, target, where;  // "models/json.cpp", "models", "models/json.h", "models/json.cpp:3"
+  std::string from, room, target, where;  // "models/input/json.cpp", "models", "models/input/json.h", "models/input/json.cpp:3"
   [[nodiscard]] bool from_header() const { return fs::path(from).extension() == ".h"; }
 };
 
@@ -128,16 +128,16 @@ TEST_CASE("a planted wrong include is found") {
     return wrong_includes(planted.root, files).size();
   };
   CHECK(found("models/a.cpp", "#include \"planner/plan.h\"") == 1);
-  CHECK(found("models/deep/a.h", "#include \"simulator/engine.h\"") == 1);
-  CHECK(found("planner/a.cpp", "  #  include <simulator/engine.h>") == 1);
+  CHECK(found("models/deep/a.h", "#include \"simulator/engine/engine.h\"") == 1);
+  CHECK(found("planner/a.cpp", "  #  include <simulator/engine/engine.h>") == 1);
   CHECK(found("simulator/a.h", "#include \"executor/run.h\"") == 1);
   CHECK(found("simulator/a.h", "#include \"viz/viz.h\"") == 1);
   CHECK(found("executor/a.h", "#include \"viz/viz.h\"") == 1);
   CHECK(found("viz/a.h", "#include \"executor/run.h\"") == 1);
-  CHECK(found("viz/a.h", "#include \"cli/report.h\"") == 1);
+  CHECK(found("viz/a.h", "#include \"cli/report/report.h\"") == 1);
   CHECK(found("planner/costs/a.cpp", "#include \"../../executor/run.h\"") == 1);
   // And what is right is not.
-  CHECK(found("executor/a.cpp", "#include \"simulator/prediction.h\"") == 0);
+  CHECK(found("executor/a.cpp", "#include \"simulator/records/prediction.h\"") == 0);
   CHECK(found("cli/a.cpp", "#include \"executor/run.h\"") == 0);
   CHECK(found("models/a.cpp", "#include <nlohmann/json.hpp>") == 0);
   CHECK(found("viz/a.cpp", "#include \"planner/program.h\"") == 0);

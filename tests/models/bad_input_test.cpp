@@ -8,9 +8,9 @@
 #include <utility>
 
 #include "models/catalog.h"
-#include "models/error.h"
-#include "models/json.h"
-#include "refusal.h"
+#include "models/input/error.h"
+#include "models/input/json.h"
+#include "tests/support/refusal.h"
 
 using namespace fsdp;
 using namespace fsdp::testing;

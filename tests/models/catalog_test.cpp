@@ -7,8 +7,8 @@
 #include <string>
 
 #include "models/catalog.h"
-#include "models/error.h"
-#include "refusal.h"
+#include "models/input/error.h"
+#include "tests/support/refusal.h"
 
 using namespace fsdp;
 using namespace fsdp::testing;

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "models/catalog.h"
-#include "models/error.h"
+#include "models/input/error.h"
 
 using namespace fsdp;
 

@@ -8,7 +8,7 @@
 #include <string>
 
 #include "models/catalog.h"
-#include "models/error.h"
+#include "models/input/error.h"
 #include "models/implementation.h"
 
 using namespace fsdp;

@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "models/digest.h"
+#include "models/input/digest.h"
 #include "models/dtype.h"
-#include "models/error.h"
+#include "models/input/error.h"
 #include "models/units.h"
 
 using namespace fsdp;

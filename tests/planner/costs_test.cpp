@@ -7,14 +7,14 @@
 #include <set>
 #include <string>
 
-#include "models/error.h"
+#include "models/input/error.h"
 #include "planner/costs.h"
 #include "planner/costs/collective_model.h"
 #include "planner/costs/curve.h"
 #include "planner/costs/kernels.h"
 #include "planner/lower.h"
-#include "tests/relative.h"
-#include "tests/toy_model.h"
+#include "tests/support/relative.h"
+#include "tests/support/toy_model.h"
 
 using namespace fsdp;
 
@@ -98,7 +98,7 @@ Bytes traffic(const Setup& s, const Op& op, bool backward) {
 }  // namespace
 
 TEST_CASE("collectives: NCCL's time, the fabric's loss, and the skew of a training step") {
-  // Expected microseconds of NCCL alone: its cost model (2.28.9), evaluated independently: tests/planner_nccl_test.cpp.
+  // Expected microseconds of NCCL alone: its cost model (2.28.9), evaluated independently: tests/planner/nccl_test.cpp.
   struct Row {
     ClusterSpec cluster;
     CollectiveKind kind;

@@ -9,11 +9,11 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "models/error.h"
+#include "models/input/error.h"
 #include "planner/emit.h"
 #include "planner/layout.h"
 #include "planner/wrap.h"
-#include "tests/small_models.h"
+#include "tests/support/small_models.h"
 
 using namespace fsdp;
 

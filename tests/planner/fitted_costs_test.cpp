@@ -4,9 +4,9 @@
 #include <string>
 
 #include "models/catalog.h"
-#include "models/error.h"
+#include "models/input/error.h"
 #include "planner/fitted_costs.h"
-#include "tests/relative.h"
+#include "tests/support/relative.h"
 
 using namespace fsdp;
 

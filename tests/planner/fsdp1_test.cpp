@@ -11,10 +11,10 @@
 #include "planner/layout_flat.h"
 #include "planner/lower.h"
 #include "planner/search.h"
-#include "simulator/memory.h"
-#include "simulator/race.h"
-#include "tests/refusal.h"
-#include "tests/toy_model.h"
+#include "simulator/engine/memory.h"
+#include "simulator/engine/race.h"
+#include "tests/support/refusal.h"
+#include "tests/support/toy_model.h"
 
 using namespace fsdp;
 

@@ -1,6 +1,6 @@
 // fsdp2's less common choices: counts of test_gradient_accumulation (PyTorch, fsdp-semantics A1.12), integer reshard, offload, gradient
 // scaling, other shard dimensions, PyTorch releases; and properties of generated plans over all of them. What PyTorch's own recording
-// says is in planner_torch_order_test.cpp.
+// says is in order_test.cpp.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -12,12 +12,12 @@
 #include "models/implementation.h"
 #include "planner/lower.h"
 #include "planner/search.h"
-#include "simulator/engine.h"
-#include "simulator/memory.h"
-#include "simulator/race.h"
-#include "tests/any_plan.h"
-#include "tests/refusal.h"
-#include "tests/toy_model.h"
+#include "simulator/engine/engine.h"
+#include "simulator/engine/memory.h"
+#include "simulator/engine/race.h"
+#include "tests/support/any_plan.h"
+#include "tests/support/refusal.h"
+#include "tests/support/toy_model.h"
 
 using namespace fsdp;
 

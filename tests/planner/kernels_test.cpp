@@ -1,11 +1,11 @@
-// Products and attention against closed forms and laws; published measurements are in accuracy_compute_test.cpp.
+// Products and attention against closed forms and laws; published measurements are in compute_test.cpp.
 #include <doctest/doctest.h>
 
 #include "models/catalog.h"
 #include "planner/costs/attention.h"
 #include "planner/costs/kernels.h"
 #include "planner/costs/matmul.h"
-#include "tests/relative.h"
+#include "tests/support/relative.h"
 
 using namespace fsdp;
 

@@ -6,10 +6,10 @@
 #include <random>
 
 #include "models/catalog.h"
-#include "models/error.h"
+#include "models/input/error.h"
 #include "planner/layout.h"
 #include "planner/wrap.h"
-#include "tests/small_models.h"
+#include "tests/support/small_models.h"
 
 using namespace fsdp;
 

@@ -11,9 +11,9 @@
 #include "models/implementation.h"
 #include "planner/lower.h"
 #include "planner/lowering/step_builder.h"
-#include "simulator/memory.h"
-#include "simulator/race.h"
-#include "tests/toy_model.h"
+#include "simulator/engine/memory.h"
+#include "simulator/engine/race.h"
+#include "tests/support/toy_model.h"
 
 using namespace fsdp;
 

@@ -8,8 +8,8 @@
 #include "models/implementation.h"
 #include "models/importers/builder.h"
 #include "planner/lower.h"
-#include "simulator/memory.h"
-#include "tests/toy_model.h"
+#include "simulator/engine/memory.h"
+#include "tests/support/toy_model.h"
 
 using namespace fsdp;
 

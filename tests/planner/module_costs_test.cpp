@@ -3,7 +3,7 @@
 
 #include "models/catalog.h"
 #include "planner/module_costs.h"
-#include "tests/relative.h"
+#include "tests/support/relative.h"
 
 using namespace fsdp;
 

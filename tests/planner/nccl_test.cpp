@@ -9,7 +9,7 @@
 #include "models/catalog.h"
 #include "models/topology.h"
 #include "planner/costs/nccl.h"
-#include "relative.h"
+#include "tests/support/relative.h"
 
 using namespace fsdp;
 

@@ -7,10 +7,10 @@
 #include <limits>
 #include <random>
 
-#include "models/error.h"
+#include "models/input/error.h"
 #include "planner/layout.h"
 #include "planner/wrap.h"
-#include "tests/small_models.h"
+#include "tests/support/small_models.h"
 
 using namespace fsdp;
 

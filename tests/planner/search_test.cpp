@@ -6,15 +6,15 @@
 #include <limits>
 #include <set>
 
-#include "models/error.h"
+#include "models/input/error.h"
 #include "planner/lower.h"
 #include "planner/search.h"
 #include "planner/search/candidates.h"
 #include "planner/search/memory_floor.h"
 #include "planner/search/rivals.h"
 #include "planner/wrap.h"
-#include "simulator/memory.h"
-#include "tests/toy_model.h"
+#include "simulator/engine/memory.h"
+#include "tests/support/toy_model.h"
 
 using namespace fsdp;
 

@@ -7,9 +7,9 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "models/error.h"
+#include "models/input/error.h"
 #include "planner/wrap.h"
-#include "tests/small_models.h"
+#include "tests/support/small_models.h"
 
 using namespace fsdp;
 

@@ -8,9 +8,9 @@
 #include <set>
 #include <sstream>
 
-#include "models/error.h"
-#include "relative.h"
-#include "simulator/accuracy.h"
+#include "models/input/error.h"
+#include "tests/support/relative.h"
+#include "simulator/published/accuracy.h"
 #include "viz/scatter.h"
 
 using namespace fsdp;

@@ -5,13 +5,13 @@
 #include <string>
 
 #include "models/catalog.h"
-#include "models/error.h"
+#include "models/input/error.h"
 #include "models/implementation.h"
 #include "planner/lower.h"
-#include "simulator/allocator_replay.h"
-#include "simulator/memory.h"
-#include "tests/small_models.h"
-#include "tests/toy_model.h"
+#include "simulator/allocator/replay.h"
+#include "simulator/engine/memory.h"
+#include "tests/support/small_models.h"
+#include "tests/support/toy_model.h"
 
 using namespace fsdp;
 

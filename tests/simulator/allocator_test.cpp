@@ -10,7 +10,7 @@
 #include <random>
 #include <sstream>
 
-#include "simulator/allocator.h"
+#include "simulator/allocator/allocator.h"
 
 using namespace fsdp;
 using Json = nlohmann::json;

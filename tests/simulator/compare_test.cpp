@@ -1,9 +1,9 @@
 // A comparison must be able to fail: every test changes one thing that an instrument would see.
 #include <doctest/doctest.h>
 
-#include "models/error.h"
-#include "simulator/compare.h"
-#include "tests/relative.h"
+#include "models/input/error.h"
+#include "simulator/records/compare.h"
+#include "tests/support/relative.h"
 
 using namespace fsdp;
 

@@ -5,9 +5,9 @@
 
 #include "models/implementation.h"
 #include "planner/lower.h"
-#include "simulator/engine.h"
-#include "tests/relative.h"
-#include "tests/toy_model.h"
+#include "simulator/engine/engine.h"
+#include "tests/support/relative.h"
+#include "tests/support/toy_model.h"
 
 using namespace fsdp;
 

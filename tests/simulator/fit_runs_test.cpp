@@ -7,9 +7,9 @@
 #include <random>
 #include <sstream>
 
-#include "models/error.h"
-#include "simulator/cross_validation.h"
-#include "simulator/fit_runs.h"
+#include "models/input/error.h"
+#include "simulator/published/cross_validation.h"
+#include "simulator/published/fit_runs.h"
 
 using namespace fsdp;
 

@@ -4,9 +4,9 @@
 #include <cmath>
 #include <random>
 
-#include "models/error.h"
-#include "simulator/fit.h"
-#include "tests/relative.h"
+#include "models/input/error.h"
+#include "simulator/published/fit.h"
+#include "tests/support/relative.h"
 
 using namespace fsdp;
 

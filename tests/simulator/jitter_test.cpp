@@ -7,9 +7,9 @@
 #include <random>
 #include <vector>
 
-#include "simulator/jitter.h"
-#include "simulator/prediction.h"
-#include "tests/relative.h"
+#include "simulator/engine/jitter.h"
+#include "simulator/records/prediction.h"
+#include "tests/support/relative.h"
 
 using namespace fsdp;
 

@@ -5,10 +5,10 @@
 #include <numeric>
 
 #include "planner/lower.h"
-#include "simulator/memory.h"
-#include "simulator/memory_report.h"
-#include "tests/small_models.h"
-#include "tests/toy_model.h"
+#include "simulator/engine/memory.h"
+#include "simulator/records/memory_report.h"
+#include "tests/support/small_models.h"
+#include "tests/support/toy_model.h"
 
 using namespace fsdp;
 

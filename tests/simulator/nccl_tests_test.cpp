@@ -8,9 +8,9 @@
 
 #include "models/catalog.h"
 #include "planner/costs/curve.h"
-#include "simulator/nccl_tests.h"
-#include "tests/refusal.h"
-#include "tests/relative.h"
+#include "simulator/published/nccl_tests.h"
+#include "tests/support/refusal.h"
+#include "tests/support/relative.h"
 
 using namespace fsdp;
 using fsdp::testing::refusal;

@@ -5,16 +5,16 @@
 #include <numeric>
 
 #include "models/catalog.h"
-#include "models/error.h"
+#include "models/input/error.h"
 #include "planner/costs/kernels.h"
 #include "planner/lower.h"
-#include "simulator/allocator_replay.h"
-#include "simulator/compare.h"
-#include "simulator/engine.h"
-#include "simulator/prediction.h"
-#include "simulator/prediction_critical_path.h"
-#include "tests/relative.h"
-#include "tests/toy_model.h"
+#include "simulator/allocator/replay.h"
+#include "simulator/records/compare.h"
+#include "simulator/engine/engine.h"
+#include "simulator/records/prediction.h"
+#include "simulator/records/critical_path.h"
+#include "tests/support/relative.h"
+#include "tests/support/toy_model.h"
 
 using namespace fsdp;
 

@@ -8,10 +8,10 @@
 #include <sstream>
 
 #include "planner/lower.h"
-#include "refusal.h"
-#include "relative.h"
-#include "simulator/engine.h"
-#include "simulator/run_setup.h"
+#include "tests/support/refusal.h"
+#include "tests/support/relative.h"
+#include "simulator/engine/engine.h"
+#include "simulator/published/run_setup.h"
 
 using namespace fsdp;
 using namespace fsdp::testing;

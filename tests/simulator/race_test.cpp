@@ -8,8 +8,8 @@
 
 #include "models/implementation.h"
 #include "planner/lower.h"
-#include "simulator/race.h"
-#include "tests/toy_model.h"
+#include "simulator/engine/race.h"
+#include "tests/support/toy_model.h"
 
 using namespace fsdp;
 

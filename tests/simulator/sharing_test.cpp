@@ -6,8 +6,8 @@
 
 #include "models/catalog.h"
 #include "planner/costs/kernels.h"
-#include "simulator/engine.h"
-#include "tests/relative.h"
+#include "simulator/engine/engine.h"
+#include "tests/support/relative.h"
 
 using namespace fsdp;
 

@@ -4,8 +4,8 @@
 #include <cmath>
 #include <random>
 
-#include "simulator/step_statistics.h"
-#include "tests/relative.h"
+#include "simulator/records/step_statistics.h"
+#include "tests/support/relative.h"
 
 using namespace fsdp;
 

@@ -3,7 +3,7 @@
 
 #include <random>
 
-#include "tests/toy_model.h"
+#include "tests/support/toy_model.h"
 
 namespace fsdp::testing {
 

@@ -17,12 +17,12 @@
 #include "executor/checkpoint/checkpoint.h"
 #include "executor/checkpoint/folder.h"
 #include "executor/checkpoint/save.h"
-#include "executor/kernels.h"
-#include "executor_run_support.h"
-#include "mlp_model.h"
-#include "models/error.h"
+#include "executor/kernels/kernels.h"
+#include "tests/support/run_support.h"
+#include "tests/support/mlp_model.h"
+#include "models/input/error.h"
 #include "planner/layout.h"
-#include "refusal.h"
+#include "tests/support/refusal.h"
 
 namespace fsdp::testing {
 

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "simulator/csv.h"
+#include "simulator/published/csv.h"
 
 namespace fsdp {
 

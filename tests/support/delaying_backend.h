@@ -4,7 +4,7 @@
 #include <chrono>
 #include <thread>
 
-#include "forwarding_backend.h"
+#include "tests/support/forwarding_backend.h"
 
 namespace fsdp::testing {
 

@@ -5,7 +5,7 @@
 #include <memory>
 #include <utility>
 
-#include "executor/kernel_call.h"
+#include "executor/actions/kernel_call.h"
 
 namespace fsdp::testing {
 

@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "executor/kernels.h"
+#include "executor/kernels/kernels.h"
 #include "models/implementation.h"
 
 namespace fsdp::testing {

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "graph_builder.h"
+#include "tests/support/graph_builder.h"
 
 namespace fsdp::testing {
 

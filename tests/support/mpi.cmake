@@ -13,7 +13,7 @@ if(FSDP_PLAN_MPI_LAUNCHER)
       OMPI_MCA_orte_base_help_aggregate=0 OMPI_MCA_plm_rsh_agent=false)
   endif()
   if(FSDP_PLAN_SANITIZE MATCHES "address")  # its frames are found only by the slow way
-    list(APPEND mpi_environment LSAN_OPTIONS=suppressions=${CMAKE_CURRENT_SOURCE_DIR}/mpi_leaks.txt:print_suppressions=0:fast_unwind_on_malloc=0)
+    list(APPEND mpi_environment LSAN_OPTIONS=suppressions=${CMAKE_CURRENT_SOURCE_DIR}/support/mpi_leaks.txt:print_suppressions=0:fast_unwind_on_malloc=0)
   endif()
 endif()
 

@@ -4,9 +4,9 @@
 #include <map>
 #include <string>
 
-#include "executor_run_support.h"
-#include "simulator/memory.h"
-#include "simulator/prediction.h"
+#include "tests/support/run_support.h"
+#include "simulator/engine/memory.h"
+#include "simulator/records/prediction.h"
 
 namespace fsdp::testing {
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "graph_builder.h"
+#include "tests/support/graph_builder.h"
 #include "planner/plan.h"
 
 namespace toy {

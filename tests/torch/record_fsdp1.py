@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Records what PyTorch's FullyShardedDataParallel really issues for the toy model of tests/toy_model.h.
+"""Records what PyTorch's FullyShardedDataParallel really issues for the toy model of tests/support/toy_model.h.
 
 One process with the fake process group plays one rank of W (or of R x W) on the CPU. CPU streams do nothing, but FSDP still
 enters them, lets them wait for one another, marks blocks for them and asks its rate limiter, so all of that is logged in

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Records what PyTorch's fully_shard really issues for the toy model of tests/toy_model.h.
+"""Records what PyTorch's fully_shard really issues for the toy model of tests/support/toy_model.h.
 
 One process with the fake process group plays rank 0 of W (or of R x W) ranks. Logged in host order: collectives with element
 counts, dtypes, communicator and reduction; divisions; frees of unsharded parameters, gather buffers and reduce-scatter inputs; the

@@ -3,7 +3,7 @@ PyTorch's AdamW with clipping and a learning-rate schedule, in one process.
 
     python tests/torch/record_hf_models.py         (rewrites the files)
 
-Weights: the hash of executor/synthetic.cpp. Order of the data: executor/data/order.h, written again here. transformers computes norms,
+Weights: the hash of executor/data/synthetic.cpp. Order of the data: executor/data/order.h, written again here. transformers computes norms,
 rotary angles and softmax in fp32 whatever the model's type; for the fp64 records its modules are given torch.float64 instead, so that 1e-9
 means something. fp32 and bf16 are recorded as they are: bf16 casts an fp32 model for forward and backward and trains the fp32 one.
 """
@@ -94,7 +94,7 @@ def optimizer_of(parameters):
 
 
 def schedule(optimizer, kind, warmup, total, least):
-    """PyTorch's schedulers one after the other: what executor/learning_rate.h says it equals."""
+    """PyTorch's schedulers one after the other: what executor/training/learning_rate.h says it equals."""
     from torch.optim.lr_scheduler import ConstantLR, CosineAnnealingLR, LinearLR, SequentialLR
     peak = optimizer.param_groups[0]["lr"]
     after = {"constant": lambda: ConstantLR(optimizer, factor=1.0, total_iters=1),

@@ -1,6 +1,6 @@
 """Records what PyTorch shows of tiny models that transformers builds, a few per family: names and classes of modules, names,
 shapes and ties of parameters, the order in which modules with parameters run, and the flops of matrix products that PyTorch's own
-counter sees in a forward and backward. tests/models_importers_test.cpp compares our importers with it.
+counter sees in a forward and backward. tests/models/importers_test.cpp compares our importers with it.
 
     python tests/torch/record_models.py        (needs torch and transformers; rewrites tests/torch/golden/models_*.json)
 """

@@ -1,6 +1,6 @@
 """Records what PyTorch's autograd keeps and what is alive at the worst moment, for each op as each stack calls it: torchtitan (of 2026;
 of 2025, which copied k and v to all heads; of 2024, which had its own RMSNorm), transformers ("hf", with SDPA and with eager attention) and llm-foundry's MPT.
-tests/models_implementation_test.cpp compares the eager implementations with it.
+tests/models/implementation_test.cpp compares the eager implementations with it.
 
     python tests/torch/record_saved.py            compares with tests/torch/golden/models_saved.json, prints what changed; exit 1
     python tests/torch/record_saved.py --write    writes it            (needs torch and transformers, which it calls for "hf")

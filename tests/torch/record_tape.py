@@ -1,5 +1,5 @@
 """Records when eager PyTorch holds which bytes: one forward and backward of small models on one device, nothing sharded. Bytes alive after
-each op's forward and before each op's backward, the peaks, and what activation checkpointing computes again. tests/planner_tape_test.cpp
+each op's forward and before each op's backward, the peaks, and what activation checkpointing computes again. tests/planner/tape_test.cpp
 replays the tape of the same model and compares.
 
     python tests/torch/record_tape.py             compares with tests/torch/golden/tape.json, prints what changed; exit 1

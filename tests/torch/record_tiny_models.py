@@ -2,7 +2,7 @@
 
     python tests/torch/record_tiny_models.py         (rewrites the file)
 
-Weights and tokens come from the hash of executor/synthetic.cpp, so that C++ starts from the same bits. The models are written out
+Weights and tokens come from the hash of executor/data/synthetic.cpp, so that C++ starts from the same bits. The models are written out
 here as functions of named parameters; nothing is imported from the code under test. Sizes do not divide by 2, 3 or 8 where the
 architecture allows it (a rotated head has an even size).
 """
@@ -185,7 +185,7 @@ def main():
             "layer_norm_epsilon": 1e-5, "activation_function": "gelu_new"}
     document = {
         "_about": "Tiny models trained in plain PyTorch " + torch.__version__.split("+")[0] + ", fp64, one process; made by "
-                  "tests/torch/record_tiny_models.py. Initial weights and tokens: the hash of executor/synthetic.cpp with `seed`. Step s uses "
+                  "tests/torch/record_tiny_models.py. Initial weights and tokens: the hash of executor/data/synthetic.cpp with `seed`. Step s uses "
                   "sequences [s * global_batch, (s + 1) * global_batch); of a sequence, ids are tokens 0 .. seq_len - 1 and targets are tokens "
                   "1 .. seq_len. The loss is the mean over all tokens of the step; AdamW without clipping. Gradients are those of the first "
                   "step; norms are 2-norms; tensors are row-major lists; `config` is the text of the model's config.json.",

@@ -1,4 +1,4 @@
-"""What executor/synthetic.cpp draws, written again: weights and tokens from one hash."""
+"""What executor/data/synthetic.cpp draws, written again: weights and tokens from one hash."""
 
 import math
 

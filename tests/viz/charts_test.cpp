@@ -6,7 +6,7 @@
 #include <sstream>
 
 #include "viz/viz.h"
-#include "refusal.h"
+#include "tests/support/refusal.h"
 
 using namespace fsdp;
 using namespace fsdp::testing;

@@ -1,4 +1,4 @@
-#include "executor/cuda/run_kernels.h"
+#include "executor/cuda/toolkit/operation_kernels.h"
 
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>
@@ -7,13 +7,13 @@
 #include <vector>
 
 #include "executor/cuda/attention_call.h"
-#include "executor/cuda/kernels/attention.h"
-#include "executor/cuda/kernels/launches.h"
-#include "executor/cuda/kernels/products.h"
-#include "executor/cuda/machine/check.h"
-#include "executor/cuda/machine/libraries.h"
+#include "executor/cuda/toolkit/kernels/attention/attention.h"
+#include "executor/cuda/toolkit/kernels/launches.h"
+#include "executor/cuda/toolkit/kernels/matmul/products.h"
+#include "executor/cuda/toolkit/device/check.h"
+#include "executor/cuda/toolkit/device/libraries.h"
 #include "executor/cuda/product_shape.h"
-#include "models/error.h"
+#include "models/input/error.h"
 #include "models/implementations/native_cuda.h"
 
 namespace fsdp::cuda {

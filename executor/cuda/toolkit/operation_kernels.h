@@ -3,8 +3,8 @@
 
 #include <memory>
 
-#include "executor/kernel_call.h"
-#include "executor/machine_kernels.h"
+#include "executor/actions/kernel_call.h"
+#include "executor/actions/kernel_set.h"
 
 struct CUstream_st;  // cudaStream_t is a pointer to it; so this header needs no CUDA toolkit
 

@@ -3,8 +3,8 @@
 
 #include <cmath>
 
-#include "executor/kernels/device.h"
-#include "executor/kernels/exp.h"
+#include "executor/kernels/arithmetic/device.h"
+#include "executor/kernels/arithmetic/exp.h"
 
 namespace fsdp {
 

@@ -7,7 +7,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "executor/kernels/element.h"
+#include "executor/kernels/arithmetic/element.h"
 #include "planner/plan.h"
 
 namespace fsdp {

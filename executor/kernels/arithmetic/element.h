@@ -5,9 +5,9 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "executor/kernels/device.h"
+#include "executor/kernels/arithmetic/device.h"
 #include "models/dtype.h"
-#include "models/error.h"
+#include "models/input/error.h"
 
 namespace fsdp {
 

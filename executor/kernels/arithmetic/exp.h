@@ -4,7 +4,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "executor/kernels/element.h"
+#include "executor/kernels/arithmetic/element.h"
 
 namespace fsdp {
 

@@ -6,10 +6,10 @@
 // library (std::sort, std::string ...) are emitted by every object that uses them under one name, and a linker keeps any one of
 // them: it could keep the AVX-512 one for the whole program. So the objects of v3 and v4 are each linked into one relocatable object,
 // their COMDAT groups dissolved, and every symbol but the table made local: whatever they define, nobody else can be bound to.
-// tests/kernel_symbols.sh looks.
+// tests/executor/kernels/symbols.sh looks.
 #pragma once
 
-#include "executor/kernels.h"
+#include "executor/kernels/kernels.h"
 
 namespace fsdp {
 

@@ -1,5 +1,5 @@
 // The kernels as the rest of the program is compiled.
-#include "executor/kernels/table.h"
+#include "executor/kernels/levels/table.h"
 
 extern "C" {
 extern const fsdp::KernelTable fsdp_kernels_baseline;

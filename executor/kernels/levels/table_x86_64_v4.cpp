@@ -1,5 +1,5 @@
 // Compiled with -march=x86-64-v4 alone.
-#include "executor/kernels/table.h"
+#include "executor/kernels/levels/table.h"
 
 extern "C" {
 extern const fsdp::KernelTable fsdp_kernels_x86_64_v4;

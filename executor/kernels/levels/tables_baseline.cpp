@@ -1,5 +1,5 @@
 // A build with one compilation of the kernels.
-#include "executor/kernels/table.h"
+#include "executor/kernels/levels/table.h"
 
 extern "C" const fsdp::KernelTable fsdp_kernels_baseline;
 

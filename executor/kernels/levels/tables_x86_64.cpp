@@ -1,7 +1,7 @@
 // x86-64: the levels v4 and v3 of its psABI, where the processor and the system have them, and the baseline.
 #include <array>
 
-#include "executor/kernels/table.h"
+#include "executor/kernels/levels/table.h"
 
 extern "C" {
 extern const fsdp::KernelTable fsdp_kernels_baseline;

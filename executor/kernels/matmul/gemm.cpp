@@ -1,10 +1,10 @@
 // host_gemm over the products of the library that CMake chose, and products of bf16 and fp16 in fp32 tiles.
-#include "executor/kernels/gemm.h"
+#include "executor/kernels/matmul/gemm.h"
 
 #include <algorithm>
 
 #include "executor/kernels/call.h"
-#include "executor/kernels/table.h"
+#include "executor/kernels/levels/table.h"
 
 namespace fsdp {
 namespace {

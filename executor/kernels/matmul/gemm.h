@@ -4,8 +4,8 @@
 
 #include <cstdint>
 
-#include "executor/kernels.h"
-#include "executor/kernels/element.h"
+#include "executor/kernels/kernels.h"
+#include "executor/kernels/arithmetic/element.h"
 
 namespace fsdp {
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <string>
 
-#include "executor/kernels/gemm.h"
+#include "executor/kernels/matmul/gemm.h"
 
 namespace fsdp {
 namespace {

@@ -5,8 +5,8 @@
 #include <limits>
 #include <string>
 
-#include "executor/kernels/gemm.h"
-#include "models/error.h"
+#include "executor/kernels/matmul/gemm.h"
+#include "models/input/error.h"
 
 namespace fsdp {
 namespace {

@@ -1,6 +1,6 @@
 // Conversions between element types, sums, norms and scalings of whole buffers.
 #include "executor/kernels/call.h"
-#include "executor/kernels/table.h"
+#include "executor/kernels/levels/table.h"
 
 namespace fsdp {
 namespace {

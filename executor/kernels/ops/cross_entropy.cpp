@@ -5,7 +5,7 @@
 #include <limits>
 #include <string>
 
-#include "executor/kernels/exp.h"
+#include "executor/kernels/arithmetic/exp.h"
 #include "executor/kernels/ops.h"
 
 namespace fsdp {

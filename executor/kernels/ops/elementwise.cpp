@@ -1,5 +1,5 @@
 // SwiGLU, GELU and the residual sum.
-#include "executor/kernels/activations.h"
+#include "executor/kernels/arithmetic/activations.h"
 #include "executor/kernels/extents.h"
 #include "executor/kernels/ops.h"
 

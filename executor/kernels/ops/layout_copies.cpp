@@ -5,7 +5,7 @@
 
 #include "executor/kernels/call.h"
 #include "planner/layout.h"
-#include "executor/kernels/table.h"
+#include "executor/kernels/levels/table.h"
 
 namespace fsdp {
 namespace {

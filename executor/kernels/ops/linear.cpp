@@ -2,8 +2,8 @@
 // Backward: dx = dy W,  dW = dy^T x (transposed: x^T dy),  db = column sums of dy.
 #include <algorithm>
 
-#include "executor/kernels/column_sum.h"
-#include "executor/kernels/gemm.h"
+#include "executor/kernels/arithmetic/column_sum.h"
+#include "executor/kernels/matmul/gemm.h"
 #include "executor/kernels/ops.h"
 
 namespace fsdp {

@@ -10,9 +10,9 @@
 #include <cmath>
 #include <limits>
 
-#include "executor/kernels/exp.h"
+#include "executor/kernels/arithmetic/exp.h"
 #include "executor/kernels/extents.h"
-#include "executor/kernels/gemm.h"
+#include "executor/kernels/matmul/gemm.h"
 #include "executor/kernels/ops.h"
 
 namespace fsdp {

@@ -1,8 +1,8 @@
 // AdamW and SGD on one rank's shard of a unit, as torch.optim.AdamW and torch.optim.SGD (no momentum) compute them.
-#include "executor/kernels/adam_step.h"
+#include "executor/kernels/arithmetic/adam_step.h"
 #include "executor/kernels/call.h"
 #include "planner/layout.h"
-#include "executor/kernels/table.h"
+#include "executor/kernels/levels/table.h"
 
 namespace fsdp {
 namespace {

@@ -6,13 +6,13 @@
 #include <cstdlib>
 #include <random>
 
-#include "checkpoint_support.h"
+#include "tests/support/checkpoint_support.h"
 #include "executor/checkpoint/checksum.h"
 #include "executor/checkpoint/export.h"
-#include "executor/initial_weights.h"
+#include "executor/data/initial_weights.h"
 #include "executor/checkpoint/pieces.h"
-#include "executor/checkpoint/safetensors.h"
-#include "small_models.h"
+#include "executor/data/safetensors.h"
+#include "tests/support/small_models.h"
 
 using namespace fsdp;
 using namespace fsdp::testing;

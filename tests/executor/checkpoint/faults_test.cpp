@@ -11,7 +11,7 @@
 #include <mutex>
 #include <random>
 
-#include "checkpoint_support.h"
+#include "tests/support/checkpoint_support.h"
 
 extern char** environ;
 

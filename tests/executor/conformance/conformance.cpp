@@ -1,4 +1,4 @@
-#include "executor_conformance.h"
+#include "tests/executor/conformance/conformance.h"
 
 #include <algorithm>
 

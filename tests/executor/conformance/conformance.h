@@ -16,8 +16,8 @@
 #include <vector>
 
 #include "executor/backend.h"
-#include "executor/kernels/element.h"
-#include "models/error.h"
+#include "executor/kernels/arithmetic/element.h"
+#include "models/input/error.h"
 
 namespace fsdp::conformance {
 

@@ -6,7 +6,7 @@
 #include <numeric>
 #include <thread>
 
-#include "executor_conformance.h"
+#include "tests/executor/conformance/conformance.h"
 
 namespace fsdp::conformance {
 namespace {

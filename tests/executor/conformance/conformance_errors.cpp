@@ -1,5 +1,5 @@
 // Calls that cannot be right end the run, on every rank, with words that name what was wrong.
-#include "executor_conformance.h"
+#include "tests/executor/conformance/conformance.h"
 
 namespace fsdp::conformance {
 namespace {

@@ -7,7 +7,7 @@
 #include <functional>
 #include <thread>
 
-#include "executor_conformance.h"
+#include "tests/executor/conformance/conformance.h"
 
 namespace fsdp::conformance {
 namespace {

@@ -23,7 +23,7 @@
 #include <vector>
 
 #include "executor/cuda/attention_call.h"
-#include "executor_kernels_support.h"
+#include "tests/support/kernels_support.h"
 
 namespace fsdp::testing {
 

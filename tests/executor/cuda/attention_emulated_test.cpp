@@ -1,9 +1,9 @@
-// Attention's CUDA kernels on the processor (emulated_cuda.h) against the host's kernel. The same cases run on a GPU in
+// Attention's CUDA kernels on the processor (cuda.h) against the host's kernel. The same cases run on a GPU in
 // executor_cuda_attention_test.
-#include "emulated_cuda.h"
+#include "tests/fakes/emulated/cuda.h"
 
-#include "executor/cuda/kernels/attention_launch.cuh"
-#include "executor_cuda_attention_cases.h"
+#include "executor/cuda/toolkit/kernels/attention/attention_launch.cuh"
+#include "tests/executor/cuda/attention_cases.h"
 
 namespace fsdp::testing {
 namespace {

@@ -1,6 +1,6 @@
 // Attention's kernels on a GPU against the host's kernel: the cases of executor_cuda_attention_emulated_test, and longer ones.
-#include "executor_cuda_attention_cases.h"
-#include "gpu_memory.h"
+#include "tests/executor/cuda/attention_cases.h"
+#include "tests/gpu_check/gpu_memory.h"
 
 namespace fsdp::testing {
 namespace {

@@ -1,5 +1,5 @@
 // How products talk to cuBLASLt, with a library of ours in its place that interprets what it is told (cublaslt_on_host/): no GPU needed.
-#include "executor_cuda_matmul_cases.h"
+#include "tests/executor/cuda/matmul_cases.h"
 
 namespace fsdp::testing {
 namespace {

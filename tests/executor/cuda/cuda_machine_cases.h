@@ -2,7 +2,7 @@
 // compared byte by byte, arithmetic within the tolerance of cuda_op_cases.h.
 #pragma once
 
-#include "cuda_op_cases.h"
+#include "tests/executor/cuda/cuda_op_cases.h"
 #include "executor/run.h"
 
 namespace fsdp::testing {

@@ -8,8 +8,8 @@
 #include <memory>
 #include <string>
 
-#include "executor/machine_kernels.h"
-#include "executor_kernels_support.h"
+#include "executor/actions/kernel_set.h"
+#include "tests/support/kernels_support.h"
 
 namespace fsdp::testing {
 

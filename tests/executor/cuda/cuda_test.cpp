@@ -1,9 +1,9 @@
 // The conformance suite (executor_conformance*.cpp) on the cuda backend: virtual ranks on one GPU, the arena in pinned host memory, because the suite's
 // bodies touch buffers. Says so in one line and does nothing where there is no GPU (CTest: skipped).
-#include "gpu_main.h"
+#include "tests/gpu_check/gpu_main.h"
 
-#include "executor_conformance.h"
-#include "executor_cuda_faults.h"
+#include "tests/executor/conformance/conformance.h"
+#include "tests/executor/cuda/faults.h"
 
 namespace fsdp::conformance {
 

@@ -1,8 +1,8 @@
 // Faults that the cuda backend must survive wherever its code runs: on a GPU, and on a runtime of our own. For files that define subject().
 #pragma once
 
-#include "executor_conformance.h"
-#include "models/error.h"
+#include "tests/executor/conformance/conformance.h"
+#include "models/input/error.h"
 
 namespace fsdp::conformance {
 

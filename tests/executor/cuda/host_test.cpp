@@ -16,9 +16,9 @@
 #include "executor/cuda/placement.h"
 #include "executor/cuda/rank_reduction.h"
 #include "executor/cuda_backend.h"
-#include "executor/host/reduce.h"
-#include "models/error.h"
-#include "temporary_folder.h"
+#include "executor/ranks/reduce.h"
+#include "models/input/error.h"
+#include "tests/support/temporary_folder.h"
 
 using namespace fsdp;
 using namespace fsdp::cuda;

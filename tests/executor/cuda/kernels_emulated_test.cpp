@@ -1,11 +1,11 @@
 // The CUDA kernels, emulated on the processor, against the host's kernels; the same cases run on a GPU in
 // executor_cuda_kernels_test.
-#include "emulated_kernels.h"
+#include "tests/fakes/emulated/kernels.h"
 
 #include <doctest/doctest.h>
 
-#include "cuda_machine_cases.h"
-#include "cuda_op_cases.h"
+#include "tests/executor/cuda/cuda_machine_cases.h"
+#include "tests/executor/cuda/cuda_op_cases.h"
 
 using namespace fsdp;
 using namespace fsdp::testing;

@@ -1,9 +1,9 @@
 // The CUDA kernels on a GPU, against the host's: the cases that executor_cuda_kernels_emulated_test runs, and larger ones. The memory that both
 // touch is pinned.
-#include "cuda_machine_cases.h"
-#include "cuda_op_cases.h"
-#include "executor/cuda/run_kernels.h"
-#include "gpu_memory.h"
+#include "tests/executor/cuda/cuda_machine_cases.h"
+#include "tests/executor/cuda/cuda_op_cases.h"
+#include "executor/cuda/toolkit/operation_kernels.h"
+#include "tests/gpu_check/gpu_memory.h"
 
 namespace fsdp::testing {
 namespace {

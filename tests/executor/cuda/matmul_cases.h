@@ -15,8 +15,8 @@
 #include <string>
 #include <vector>
 
-#include "executor/cuda/kernels/products.h"
-#include "executor_kernels_support.h"
+#include "executor/cuda/toolkit/kernels/matmul/products.h"
+#include "tests/support/kernels_support.h"
 
 namespace fsdp::testing {
 

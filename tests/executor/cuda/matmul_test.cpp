@@ -1,6 +1,6 @@
 // Matrix products by cuBLASLt on a GPU.
-#include "executor_cuda_matmul_cases.h"
-#include "gpu_memory.h"
+#include "tests/executor/cuda/matmul_cases.h"
+#include "tests/gpu_check/gpu_memory.h"
 
 namespace fsdp::testing {
 namespace {

@@ -1,7 +1,7 @@
 // Descriptions of matrix products for cuBLASLt, interpreted on the processor as the library's documentation defines them:
 // column-major, d = op(A) op(B) + beta d, a bias along each column. Against a triple loop, and the calls of whole operations
 // against the host's kernels.
-#include "emulated_cuda.h"
+#include "tests/fakes/emulated/cuda.h"
 
 #include "executor/cuda/product_shape.h"
 
@@ -11,8 +11,8 @@
 #include <limits>
 #include <set>
 
-#include "executor/cuda/kernels/product_bias.cuh"
-#include "executor_kernels_support.h"
+#include "executor/cuda/toolkit/kernels/matmul/product_bias.cuh"
+#include "tests/support/kernels_support.h"
 
 namespace fsdp::testing {
 namespace {

@@ -1,9 +1,9 @@
 // Training on a GPU is training: sharded on virtual ranks of one GPU it ends where one rank of the host ends, with the order and the memory
 // of its program on every rank (which `run` itself compares), and its losses fall. Needs a GPU.
-#include "gpu_main.h"
+#include "tests/gpu_check/gpu_main.h"
 
-#include "executor_run_support.h"
-#include "small_models.h"
+#include "tests/support/run_support.h"
+#include "tests/support/small_models.h"
 
 using namespace fsdp;
 using namespace fsdp::testing;

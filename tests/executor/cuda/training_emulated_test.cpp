@@ -1,12 +1,12 @@
 // Whole training runs on ranks that are threads, every kernel of the Programs of native-cuda emulated on the processor, against the same runs on
 // the host: lowering, arena, checks of extents and kernels fit together. (Matrix products and attention are the host's.)
-#include "emulated_kernels.h"
+#include "tests/fakes/emulated/kernels.h"
 
 #include <doctest/doctest.h>
 
-#include "executor_run_support.h"
-#include "forwarding_backend.h"
-#include "small_models.h"
+#include "tests/support/run_support.h"
+#include "tests/support/forwarding_backend.h"
+#include "tests/support/small_models.h"
 
 using namespace fsdp;
 using namespace fsdp::testing;

@@ -4,9 +4,9 @@
 
 #include <set>
 
-#include "cuda_machine_cases.h"
-#include "dispatch_support.h"
-#include "executor/cuda/run_kernels.h"
+#include "tests/executor/cuda/cuda_machine_cases.h"
+#include "tests/executor/cuda_on_host/dispatch_support.h"
+#include "executor/cuda/toolkit/operation_kernels.h"
 
 namespace fsdp::testing {
 namespace {

@@ -4,7 +4,7 @@
 #include <cstdlib>
 #include <memory>
 
-#include "executor/cuda/machine/libraries.h"
+#include "executor/cuda/toolkit/device/libraries.h"
 
 namespace fsdp::testing {
 

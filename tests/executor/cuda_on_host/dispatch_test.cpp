@@ -7,11 +7,11 @@
 #include <limits>
 #include <set>
 
-#include "dispatch_support.h"
+#include "tests/executor/cuda_on_host/dispatch_support.h"
 #include "executor/cuda_backend.h"
-#include "executor_run_support.h"
-#include "simulator/memory.h"
-#include "small_models.h"
+#include "tests/support/run_support.h"
+#include "simulator/engine/memory.h"
+#include "tests/support/small_models.h"
 
 using namespace fsdp;
 using namespace fsdp::testing;

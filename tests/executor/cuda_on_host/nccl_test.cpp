@@ -3,10 +3,10 @@
 #include <cstdlib>
 
 #include "executor/cuda_backend.h"
-#include "executor_conformance.h"
-#include "executor_cuda_faults.h"
-#include "executor_run_support.h"
-#include "small_models.h"
+#include "tests/executor/conformance/conformance.h"
+#include "tests/executor/cuda/faults.h"
+#include "tests/support/run_support.h"
+#include "tests/support/small_models.h"
 
 namespace fsdp::conformance {
 

@@ -7,9 +7,9 @@
 
 #include "executor/cuda_backend.h"
 #include "executor/mpi_backend.h"
-#include "executor_run_support.h"
-#include "mpi_launch.h"
-#include "small_models.h"
+#include "tests/support/run_support.h"
+#include "tests/support/mpi_launch.h"
+#include "tests/support/small_models.h"
 
 namespace fsdp::cuda {
 std::function<void(const Operation&)>& kernel_hook();  // kernels.cpp: called by the rank's thread before it puts a kernel on a stream
@@ -52,7 +52,7 @@ void one_rank(const std::string& fault, const std::string& moment, std::int64_t 
   try {
     const auto backend = make_cuda_backend({plan.replicate(), plan.shard()}, {.run = {fault == "stuck" ? 3.0 : 60.0}, .processes = true, .arena = Memory::host});
     (void)run(model, plan, load_cluster("host", plan.ranks()), *backend, options);
-  } catch (const std::exception& e) {        // as cli/run.cpp does
+  } catch (const std::exception& e) {        // as cli/commands/run.cpp does
     if (launch.may_speak()) std::fprintf(stderr, "fsdp-plan: %s\n", e.what());
     std::fflush(nullptr);
     launch.end(3);

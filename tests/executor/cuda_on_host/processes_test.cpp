@@ -1,5 +1,5 @@
 // The cuda backend whose ranks are processes, one GPU each, on a CUDA runtime and an NCCL of our own (runtime.cpp, nccl.cpp): the conformance suite, but for
-// what NCCL does not promise and what only threads can see, and training. CTest starts it with mpirun (tests/mpi.cmake).
+// what NCCL does not promise and what only threads can see, and training. CTest starts it with mpirun (tests/support/mpi.cmake).
 #include <fmt/format.h>
 
 #include <cstdlib>
@@ -7,9 +7,9 @@
 
 #include "executor/cuda_backend.h"
 #include "executor/mpi_backend.h"
-#include "executor_conformance.h"
-#include "executor_run_support.h"
-#include "small_models.h"
+#include "tests/executor/conformance/conformance.h"
+#include "tests/support/run_support.h"
+#include "tests/support/small_models.h"
 
 namespace fsdp::conformance {
 

@@ -3,12 +3,12 @@
 #include <thread>
 
 #include "executor/cuda_backend.h"
-#include "executor_conformance.h"
-#include "executor_cuda_faults.h"
-#include "executor_run_support.h"
+#include "tests/executor/conformance/conformance.h"
+#include "tests/executor/cuda/faults.h"
+#include "tests/support/run_support.h"
 #include "models/cluster.h"
-#include "simulator/memory.h"
-#include "small_models.h"
+#include "simulator/engine/memory.h"
+#include "tests/support/small_models.h"
 
 namespace fsdp::conformance {
 

@@ -12,8 +12,8 @@
 
 #include "executor/data/order.h"
 #include "executor/data/token_file.h"
-#include "refusal.h"
-#include "temporary_folder.h"
+#include "tests/support/refusal.h"
+#include "tests/support/temporary_folder.h"
 
 using namespace fsdp;
 using namespace fsdp::testing;

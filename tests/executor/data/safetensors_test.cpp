@@ -5,9 +5,9 @@
 #include <cstring>
 #include <filesystem>
 
-#include "executor/checkpoint/safetensors.h"
-#include "refusal.h"
-#include "temporary_folder.h"
+#include "executor/data/safetensors.h"
+#include "tests/support/refusal.h"
+#include "tests/support/temporary_folder.h"
 
 using namespace fsdp;
 using namespace fsdp::testing;

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <limits>
 
-#include "executor/kernels/element.h"
+#include "executor/kernels/arithmetic/element.h"
 
 using namespace fsdp;
 

@@ -3,11 +3,11 @@
 
 #include <thread>
 
-#include "executor/host/heap_meter.h"
-#include "executor/kernels/exp.h"
-#include "executor/kernels/gemm.h"
-#include "executor_kernels_support.h"
-#include "models/error.h"
+#include "executor/ranks/heap_meter.h"
+#include "executor/kernels/arithmetic/exp.h"
+#include "executor/kernels/matmul/gemm.h"
+#include "tests/support/kernels_support.h"
+#include "models/input/error.h"
 
 using namespace fsdp;
 using namespace fsdp::testing;

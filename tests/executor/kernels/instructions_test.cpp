@@ -6,8 +6,8 @@
 #include <cstring>
 #include <limits>
 
-#include "executor/kernels/table.h"
-#include "executor_kernels_support.h"
+#include "executor/kernels/levels/table.h"
+#include "tests/support/kernels_support.h"
 
 using namespace fsdp;
 using namespace fsdp::testing;

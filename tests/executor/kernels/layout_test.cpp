@@ -2,8 +2,8 @@
 // integers that every type holds exactly.
 #include <doctest/doctest.h>
 
-#include "executor_kernels_support.h"
-#include "models/error.h"
+#include "tests/support/kernels_support.h"
+#include "models/input/error.h"
 #include "planner/layout.h"
 
 using namespace fsdp;

@@ -5,7 +5,7 @@
 #include <numeric>
 
 #include "executor/run.h"
-#include "executor_kernels_support.h"
+#include "tests/support/kernels_support.h"
 #include "models/catalog.h"
 #include "planner/layout.h"
 

@@ -4,8 +4,8 @@
 
 #include <set>
 
-#include "executor_kernels_support.h"
-#include "models/error.h"
+#include "tests/support/kernels_support.h"
+#include "models/input/error.h"
 
 using namespace fsdp;
 using namespace fsdp::testing;

@@ -2,8 +2,8 @@
 // bf16 against fp64, and against broken buffers.
 #include <doctest/doctest.h>
 
-#include "executor_kernels_support.h"
-#include "models/error.h"
+#include "tests/support/kernels_support.h"
+#include "models/input/error.h"
 
 using namespace fsdp;
 using namespace fsdp::testing;

@@ -2,7 +2,7 @@
 # What an object of the kernels for a wider instruction set offers to the rest of the program: its table and nothing else. Any other
 # global symbol (an inline function of the standard library, compiled for AVX-512) could become everybody's.
 #
-#   kernel_symbols.sh NM OBJECT...            each OBJECT is named after its table
+#   symbols.sh NM OBJECT...            each OBJECT is named after its table
 set -eu
 nm=$1; shift
 [ $# -gt 0 ] || { echo "this build has one compilation of the kernels"; exit 0; }

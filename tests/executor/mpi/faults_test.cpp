@@ -7,9 +7,9 @@
 #include <memory>
 
 #include "executor/mpi_backend.h"
-#include "executor_run_support.h"
-#include "mpi_launch.h"
-#include "small_models.h"
+#include "tests/support/run_support.h"
+#include "tests/support/mpi_launch.h"
+#include "tests/support/small_models.h"
 
 using namespace fsdp;
 using namespace fsdp::testing;

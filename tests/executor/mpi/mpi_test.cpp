@@ -1,12 +1,12 @@
 // The mpi backend: the conformance suite over processes, and runs that equal those over threads bit by bit. CTest starts it with
-// mpirun (tests/mpi.cmake).
+// mpirun (tests/support/mpi.cmake).
 #include <fmt/format.h>
 
 #include "executor/mpi_backend.h"
-#include "executor_conformance.h"
-#include "executor_run_support.h"
-#include "simulator/memory.h"
-#include "small_models.h"
+#include "tests/executor/conformance/conformance.h"
+#include "tests/support/run_support.h"
+#include "simulator/engine/memory.h"
+#include "tests/support/small_models.h"
 
 namespace fsdp::conformance {
 

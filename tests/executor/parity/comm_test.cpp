@@ -4,11 +4,11 @@
 #include <functional>
 #include <set>
 
-#include "executor/kernels/element.h"
-#include "executor_parity_support.h"
-#include "mlp_model.h"
-#include "refusal.h"
-#include "small_models.h"
+#include "executor/kernels/arithmetic/element.h"
+#include "tests/support/parity_support.h"
+#include "tests/support/mlp_model.h"
+#include "tests/support/refusal.h"
+#include "tests/support/small_models.h"
 
 using namespace fsdp;
 using namespace fsdp::testing;

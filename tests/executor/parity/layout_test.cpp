@@ -4,9 +4,9 @@
 
 #include <numeric>
 
-#include "executor/kernels.h"
-#include "executor/kernels/element.h"
-#include "executor_kernels_support.h"
+#include "executor/kernels/kernels.h"
+#include "executor/kernels/arithmetic/element.h"
+#include "tests/support/kernels_support.h"
 #include "planner/layout.h"
 
 using namespace fsdp;

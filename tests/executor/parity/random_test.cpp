@@ -1,7 +1,7 @@
 // Plans with any of fsdp2's choices, run: equal to one rank, and what was predicted. What each choice does by itself is in the other
 // executor_parity_*_test.cpp.
-#include "any_plan.h"
-#include "executor_parity_support.h"
+#include "tests/support/any_plan.h"
+#include "tests/support/parity_support.h"
 
 using namespace fsdp;
 using namespace fsdp::testing;
@@ -87,7 +87,7 @@ TEST_CASE("random plans in mixed precision: near one rank in fp32; order, memory
     one.micro_batches = {d.plan.sequences_per_rank()};
     RunOptions alone = five_steps();
     same_tokens(alone, d.model, one);
-    // Weights of 0.02 in bf16, gradients of some 1e-6 that fp16 has few bits for. Bit by bit: executor_parity_comm_test.cpp.
+    // Weights of 0.02 in bf16, gradients of some 1e-6 that fp16 has few bits for. Bit by bit: comm_test.cpp.
     check_equal(many, execute(d.model, one, alone), d.plan.reduce_dtype == DType::f16 ? 0.3 : 0.1);
     check_as_predicted(d.model, d.plan, many.measurement);
   }

@@ -4,12 +4,12 @@
 #include <set>
 #include <thread>
 
-#include "delaying_backend.h"
-#include "executor_parity_support.h"
-#include "mlp_model.h"
-#include "models/error.h"
-#include "refusal.h"
-#include "small_models.h"
+#include "tests/support/delaying_backend.h"
+#include "tests/support/parity_support.h"
+#include "tests/support/mlp_model.h"
+#include "models/input/error.h"
+#include "tests/support/refusal.h"
+#include "tests/support/small_models.h"
 
 using namespace fsdp;
 using namespace fsdp::testing;

@@ -1,7 +1,7 @@
 // The functions of cuBLASLt that products use, on the processor and on host memory, strictly: a wrong size of an attribute, operands that do
 // not fit together, an address less aligned than was promised or a workspace smaller than was said are errors. As the library's
 // documentation defines them: column-major d = alpha op(a) op(b) + beta c, a bias added along each column, in the scale type. Work is done at
-// once, or in the order of its stream where the program has streams (cuda_on_host/runtime.cpp).
+// once, or in the order of its stream where the program has streams (fakes/cuda_on_host/runtime.cpp).
 #include <cublasLt.h>
 
 #include <atomic>
@@ -12,7 +12,7 @@
 #include <memory>
 #include <vector>
 
-#include "executor/kernels/element.h"
+#include "executor/kernels/arithmetic/element.h"
 
 __attribute__((weak)) void push_on_stream(CUstream_st*, std::function<void()>);  // of the program, if it has one
 

@@ -3,7 +3,7 @@
 #include <memory>
 #include <vector>
 
-#include "executor/cuda/run_kernels.h"
+#include "executor/cuda/toolkit/operation_kernels.h"
 
 void push_on_stream(CUstream_st*, std::function<void()>);
 

@@ -1,11 +1,11 @@
 // The .cu files of executor/cuda/kernels/ on a runtime of our own (runtime.cpp): a launch puts a kernel and copies of its arguments on the stream,
 // as CUDA does, and the stream's thread emulates it, thread by thread.
-#include "emulated_cuda.h"
+#include "tests/fakes/emulated/cuda.h"
 
 #include <functional>
 
-#include "executor/cuda/kernels/launch.cuh"
-#include "executor/cuda/kernels/launches.h"
+#include "executor/cuda/toolkit/kernels/launch.cuh"
+#include "executor/cuda/toolkit/kernels/launches.h"
 
 void push_on_stream(CUstream_st*, std::function<void()>);
 
@@ -30,13 +30,13 @@ struct StreamLaunch {
 
 }  // namespace fsdp::cuda
 
-#include "executor/cuda/kernels/attention.cu"
-#include "executor/cuda/kernels/cross_entropy.cu"
-#include "executor/cuda/kernels/elementwise.cu"
-#include "executor/cuda/kernels/embedding.cu"
-#include "executor/cuda/kernels/layouts.cu"
-#include "executor/cuda/kernels/moe.cu"
-#include "executor/cuda/kernels/norms.cu"
-#include "executor/cuda/kernels/product_bias.cu"
-#include "executor/cuda/kernels/rotary.cu"
-#include "executor/cuda/kernels/update.cu"
+#include "executor/cuda/toolkit/kernels/attention/attention.cu"
+#include "executor/cuda/toolkit/kernels/cross_entropy.cu"
+#include "executor/cuda/toolkit/kernels/elementwise.cu"
+#include "executor/cuda/toolkit/kernels/embedding.cu"
+#include "executor/cuda/toolkit/kernels/layouts.cu"
+#include "executor/cuda/toolkit/kernels/moe/moe.cu"
+#include "executor/cuda/toolkit/kernels/norms.cu"
+#include "executor/cuda/toolkit/kernels/matmul/product_bias.cu"
+#include "executor/cuda/toolkit/kernels/rotary.cu"
+#include "executor/cuda/toolkit/kernels/update.cu"

@@ -1,4 +1,4 @@
-// The part of NCCL that executor/cuda/machine uses, on streams of tests/cuda_on_host/runtime.cpp; a shared library of NCCL's name that the backend finds as it
+// The part of NCCL that executor/cuda/machine uses, on streams of tests/fakes/cuda_on_host/runtime.cpp; a shared library of NCCL's name that the backend finds as it
 // finds NCCL. Ranks are threads of a process or processes of one machine: all that they share lies in memory without a name, which the others find by the
 // process that made it (/proc/PID/fd/N), so that nothing is left behind, however they end. Communicators are non-blocking: they answer "in progress" for
 // a while. Ranks must issue the same collectives in the same order.
@@ -23,7 +23,7 @@
 #include <vector>
 
 #include "executor/cuda/rank_reduction.h"
-#include "executor/kernels/element.h"
+#include "executor/kernels/arithmetic/element.h"
 
 void push_on_stream(CUstream_st*, std::function<void()>);  // of the program
 

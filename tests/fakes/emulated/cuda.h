@@ -32,7 +32,7 @@
 #include <string>
 #include <vector>
 
-#include "executor/kernels/element.h"
+#include "executor/kernels/arithmetic/element.h"
 
 #define __global__
 #define __device__
@@ -323,4 +323,4 @@ inline void emulate(dim3 grid, dim3 block, std::size_t shared_bytes, const std::
 
 }  // namespace fsdp::emulation
 
-#include "emulated_cuda_functions.h"
+#include "tests/fakes/emulated/cuda_functions.h"

@@ -1,4 +1,4 @@
-// The functions of CUDA C++ and of executor/cuda/kernels/primitives.cuh, by the fibers of emulated_cuda.h, which includes this.
+// The functions of CUDA C++ and of executor/cuda/toolkit/kernels/primitives.cuh, by the fibers of cuda.h, which includes this.
 #pragma once
 
 #define FSDP_CUDA_PRIMITIVES  // primitives.cuh has nothing to add

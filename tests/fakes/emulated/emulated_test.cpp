@@ -1,9 +1,9 @@
 // The emulator itself: kernels with known answers, the fragments of the matrix units against their definition, and planted mistakes.
-#include "emulated_cuda.h"
+#include "tests/fakes/emulated/cuda.h"
 
 #include <doctest/doctest.h>
 
-#include "executor/cuda/kernels/reduce.cuh"
+#include "executor/cuda/toolkit/kernels/reduce.cuh"
 
 using namespace fsdp;
 using namespace fsdp::cuda;

@@ -2,19 +2,19 @@
 // attention, which are not among them, are the host's.
 #pragma once
 
-#include "emulated_launch.h"
+#include "tests/fakes/emulated/launch.h"
 
-#include "executor/cuda/kernels/cross_entropy.cuh"
-#include "executor/cuda/kernels/data.cuh"
-#include "executor/cuda/kernels/elementwise.cuh"
-#include "executor/cuda/kernels/embedding.cuh"
-#include "executor/cuda/kernels/launches.h"
-#include "executor/cuda/kernels/layouts.cuh"
-#include "executor/cuda/kernels/moe_launch.cuh"
-#include "executor/cuda/kernels/norms.cuh"
-#include "executor/cuda/kernels/rotary.cuh"
-#include "executor/cuda/kernels/update.cuh"
-#include "executor/machine_kernels.h"
+#include "executor/cuda/toolkit/kernels/cross_entropy.cuh"
+#include "executor/cuda/toolkit/kernels/data.cuh"
+#include "executor/cuda/toolkit/kernels/elementwise.cuh"
+#include "executor/cuda/toolkit/kernels/embedding.cuh"
+#include "executor/cuda/toolkit/kernels/launches.h"
+#include "executor/cuda/toolkit/kernels/layouts.cuh"
+#include "executor/cuda/toolkit/kernels/moe/moe_launch.cuh"
+#include "executor/cuda/toolkit/kernels/norms.cuh"
+#include "executor/cuda/toolkit/kernels/rotary.cuh"
+#include "executor/cuda/toolkit/kernels/update.cuh"
+#include "executor/actions/kernel_set.h"
 #include "models/implementation.h"
 
 namespace fsdp::testing {

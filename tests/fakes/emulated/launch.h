@@ -1,9 +1,9 @@
-// A Launch (executor/cuda/kernels/launch.cuh) that runs kernels on the processor.
+// A Launch (executor/cuda/toolkit/kernels/launch.cuh) that runs kernels on the processor.
 #pragma once
 
-#include "emulated_cuda.h"
+#include "tests/fakes/emulated/cuda.h"
 
-#include "executor/cuda/kernels/launch.cuh"
+#include "executor/cuda/toolkit/kernels/launch.cuh"
 
 namespace fsdp::testing {
 

@@ -11,7 +11,7 @@
 #include "models/implementation.h"
 #include "planner/layout_flat.h"
 #include "planner/lower.h"
-#include "tests/toy_model.h"
+#include "tests/support/toy_model.h"
 
 using namespace fsdp;
 using Json = nlohmann::json;

@@ -17,7 +17,7 @@
 #include "models/catalog.h"
 #include "models/implementation.h"
 #include "planner/lower.h"
-#include "simulator/memory.h"
+#include "simulator/engine/memory.h"
 
 using namespace fsdp;
 using Json = nlohmann::json;

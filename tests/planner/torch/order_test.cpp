@@ -8,9 +8,9 @@
 
 #include "models/implementation.h"
 #include "planner/lower.h"
-#include "simulator/memory.h"
-#include "simulator/race.h"
-#include "tests/toy_model.h"
+#include "simulator/engine/memory.h"
+#include "simulator/engine/race.h"
+#include "tests/support/toy_model.h"
 
 using namespace fsdp;
 using Json = nlohmann::json;

@@ -14,15 +14,15 @@
 #include <thread>
 
 #include "executor/cuda/errors.h"
-#include "executor/cuda/machine/check.h"
-#include "executor/cuda/machine/device.h"
+#include "executor/cuda/toolkit/device/check.h"
+#include "executor/cuda/toolkit/device/device.h"
 #include "executor/cuda/placement.h"
 #include "executor/cuda/rank_reduction.h"
 #include "executor/cuda_backend.h"
-#include "executor/host/processor.h"
-#include "executor/host/ties.h"
-#include "executor/mpi/process_ties.h"
-#include "models/error.h"
+#include "executor/ranks/processor.h"
+#include "executor/ranks/control_plane.h"
+#include "executor/mpi/process_control.h"
+#include "models/input/error.h"
 #include "models/units.h"
 
 namespace fsdp {

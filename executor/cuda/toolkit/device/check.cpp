@@ -1,9 +1,9 @@
-#include "executor/cuda/machine/check.h"
+#include "executor/cuda/toolkit/device/check.h"
 
 #include <string>
 
 #include "executor/cuda/errors.h"
-#include "models/error.h"
+#include "models/input/error.h"
 
 namespace fsdp::cuda {
 

@@ -1,5 +1,5 @@
 // What a rank on a GPU is made of, how it begins and ends.
-#include "executor/cuda/machine/device.h"
+#include "executor/cuda/toolkit/device/device.h"
 
 #include <fmt/format.h>
 
@@ -7,9 +7,9 @@
 #include <array>
 #include <thread>
 
-#include "executor/cuda/machine/check.h"
-#include "executor/cuda/machine/reduce.h"
-#include "models/error.h"
+#include "executor/cuda/toolkit/device/check.h"
+#include "executor/cuda/toolkit/device/reduce.h"
+#include "models/input/error.h"
 #include "models/units.h"
 
 namespace fsdp::cuda {

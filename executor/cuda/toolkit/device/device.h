@@ -11,12 +11,12 @@
 #include <string>
 #include <vector>
 
-#include "executor/cuda/machine/group.h"
-#include "executor/cuda/machine/host_tasks.h"
-#include "executor/cuda/machine/libraries.h"
-#include "executor/cuda/run_kernels.h"
-#include "executor/host/arena.h"
-#include "executor/host/journal.h"
+#include "executor/cuda/toolkit/device/group.h"
+#include "executor/cuda/toolkit/device/host_tasks.h"
+#include "executor/cuda/toolkit/device/libraries.h"
+#include "executor/cuda/toolkit/operation_kernels.h"
+#include "executor/ranks/arena.h"
+#include "executor/ranks/rank_status.h"
 
 namespace fsdp::cuda {
 

@@ -4,9 +4,9 @@
 #include <algorithm>
 #include <thread>
 
-#include "executor/cuda/machine/check.h"
-#include "executor/cuda/machine/device.h"
-#include "models/error.h"
+#include "executor/cuda/toolkit/device/check.h"
+#include "executor/cuda/toolkit/device/device.h"
+#include "models/input/error.h"
 
 namespace fsdp::cuda {
 

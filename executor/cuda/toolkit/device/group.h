@@ -9,9 +9,9 @@
 #include <memory>
 #include <vector>
 
-#include "executor/cuda/agreement.h"
+#include "executor/cuda/call_checker.h"
 #include "executor/cuda/emulation.h"
-#include "executor/host/group.h"
+#include "executor/ranks/group.h"
 
 namespace fsdp::cuda {
 

@@ -2,10 +2,10 @@
 // memory traffic that the costs say.
 #include <algorithm>
 
-#include "executor/cuda/machine/check.h"
-#include "executor/cuda/machine/group.h"
-#include "executor/cuda/machine/occupy.h"
-#include "executor/cuda/machine/reduce.h"
+#include "executor/cuda/toolkit/device/check.h"
+#include "executor/cuda/toolkit/device/group.h"
+#include "executor/cuda/toolkit/device/occupy.h"
+#include "executor/cuda/toolkit/device/reduce.h"
 
 namespace fsdp::cuda {
 namespace {

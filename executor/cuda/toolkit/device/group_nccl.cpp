@@ -7,10 +7,10 @@
 #include <map>
 #include <thread>
 
-#include "executor/cuda/machine/group.h"
-#include "executor/cuda/machine/nccl.h"
-#include "executor/kernels/element.h"
-#include "models/error.h"
+#include "executor/cuda/toolkit/device/group.h"
+#include "executor/cuda/toolkit/device/nccl.h"
+#include "executor/kernels/arithmetic/element.h"
+#include "models/input/error.h"
 
 namespace fsdp::cuda {
 namespace {

@@ -1,7 +1,7 @@
 // Collectives between ranks that share a GPU: events across their streams, copies, and reductions in the order of the ranks. A group of one, too.
-#include "executor/cuda/machine/check.h"
-#include "executor/cuda/machine/group.h"
-#include "executor/cuda/machine/reduce.h"
+#include "executor/cuda/toolkit/device/check.h"
+#include "executor/cuda/toolkit/device/group.h"
+#include "executor/cuda/toolkit/device/reduce.h"
 
 namespace fsdp::cuda {
 

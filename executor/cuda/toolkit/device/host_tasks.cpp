@@ -1,4 +1,4 @@
-#include "executor/cuda/machine/host_tasks.h"
+#include "executor/cuda/toolkit/device/host_tasks.h"
 
 #include <cuda.h>
 #include <fmt/format.h>
@@ -8,9 +8,9 @@
 #include <atomic>
 #include <system_error>
 
-#include "executor/cuda/machine/check.h"
-#include "executor/host/heap_meter.h"
-#include "models/error.h"
+#include "executor/cuda/toolkit/device/check.h"
+#include "executor/ranks/heap_meter.h"
+#include "models/input/error.h"
 
 namespace fsdp::cuda {
 namespace {

@@ -14,8 +14,8 @@
 #include <thread>
 
 #include "executor/backend.h"
-#include "executor/host/control.h"
-#include "executor/host/journal.h"
+#include "executor/ranks/control.h"
+#include "executor/ranks/rank_status.h"
 
 namespace fsdp::cuda {
 

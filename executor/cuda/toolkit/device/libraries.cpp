@@ -1,9 +1,9 @@
-#include "executor/cuda/machine/libraries.h"
+#include "executor/cuda/toolkit/device/libraries.h"
 
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>
 
-#include "executor/cuda/machine/nccl.h"
+#include "executor/cuda/toolkit/device/nccl.h"
 
 namespace fsdp::cuda {
 

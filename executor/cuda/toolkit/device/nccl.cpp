@@ -1,9 +1,9 @@
-#include "executor/cuda/machine/nccl.h"
+#include "executor/cuda/toolkit/device/nccl.h"
 
 #include <fmt/format.h>
 
 #include "executor/cuda/errors.h"
-#include "models/error.h"
+#include "models/input/error.h"
 
 namespace fsdp::cuda {
 

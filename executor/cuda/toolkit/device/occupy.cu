@@ -1,6 +1,6 @@
 #include <cuda_runtime.h>
 
-#include "executor/cuda/machine/occupy.h"
+#include "executor/cuda/toolkit/device/occupy.h"
 
 namespace fsdp::cuda {
 namespace {

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "executor/cuda/machine/reduce.h"
+#include "executor/cuda/toolkit/device/reduce.h"
 
 namespace fsdp::cuda {
 namespace {

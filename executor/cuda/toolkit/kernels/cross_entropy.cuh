@@ -1,14 +1,14 @@
-// Softmax cross-entropy over the vocabulary (executor/kernels/cross_entropy.cpp); a block has a token. The gradient may be written where the
+// Softmax cross-entropy over the vocabulary (executor/kernels/ops/cross_entropy.cpp); a block has a token. The gradient may be written where the
 // logits are. Scratch of forward: the loss of each token, fp64, which one block then adds up in a fixed order.
 #pragma once
 
 #include <cmath>
 #include <limits>
 
-#include "executor/cuda/kernels/launch.cuh"
-#include "executor/cuda/kernels/reduce.cuh"
+#include "executor/cuda/toolkit/kernels/launch.cuh"
+#include "executor/cuda/toolkit/kernels/reduce.cuh"
 #include "executor/kernels/call.h"
-#include "executor/kernels/exp.h"
+#include "executor/kernels/arithmetic/exp.h"
 
 namespace fsdp::cuda {
 

@@ -1,9 +1,9 @@
-// Data and beginnings on the device: the tokens and weights of executor/synthetic.h, the same values as on the host.
+// Data and beginnings on the device: the tokens and weights of executor/data/synthetic.h, the same values as on the host.
 #pragma once
 
-#include "executor/cuda/kernels/launch.cuh"
+#include "executor/cuda/toolkit/kernels/launch.cuh"
 #include "executor/kernels/call.h"
-#include "executor/synthetic.h"
+#include "executor/data/synthetic.h"
 
 namespace fsdp::cuda {
 

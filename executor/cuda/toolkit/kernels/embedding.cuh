@@ -6,7 +6,7 @@
 #include <limits>
 #include <utility>
 
-#include "executor/cuda/kernels/launch.cuh"
+#include "executor/cuda/toolkit/kernels/launch.cuh"
 #include "executor/kernels/call.h"
 #include "models/implementations/native_cuda.h"
 

@@ -9,8 +9,8 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "executor/cuda/kernels/primitives.cuh"
-#include "executor/kernels/element.h"
+#include "executor/cuda/toolkit/kernels/primitives.cuh"
+#include "executor/kernels/arithmetic/element.h"
 
 namespace fsdp::cuda {
 

@@ -1,11 +1,11 @@
 // Kernels on a CUDA stream, for plain C++: each puts its work on the stream and returns. Arguments as those of the host's kernels of the same
-// name (executor/kernels.h); pointers are the device's. Throws MachineError for extents that do not fit and for launches that the driver
+// name (executor/kernels/kernels.h); pointers are the device's. Throws MachineError for extents that do not fit and for launches that the driver
 // refuses. Matrix products and attention have headers of their own.
 #pragma once
 
-#include "executor/kernels.h"
+#include "executor/kernels/kernels.h"
 #include "executor/kernels/call.h"
-#include "executor/synthetic.h"
+#include "executor/data/synthetic.h"
 #include "planner/layout.h"
 
 struct CUstream_st;

@@ -1,5 +1,5 @@
-#include "executor/cuda/kernels/layouts.cuh"
-#include "executor/cuda/kernels/stream.cuh"
+#include "executor/cuda/toolkit/kernels/layouts.cuh"
+#include "executor/cuda/toolkit/kernels/stream.cuh"
 
 namespace fsdp::cuda {
 

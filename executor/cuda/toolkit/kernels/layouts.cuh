@@ -6,7 +6,7 @@
 
 #include <numeric>
 
-#include "executor/cuda/kernels/launch.cuh"
+#include "executor/cuda/toolkit/kernels/launch.cuh"
 #include "executor/kernels/call.h"
 #include "planner/layout.h"
 

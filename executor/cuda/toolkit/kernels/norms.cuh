@@ -1,8 +1,8 @@
-// RMSNorm and LayerNorm; a block has a row. Formulas and what is kept: executor/kernels/norms.cpp.
+// RMSNorm and LayerNorm; a block has a row. Formulas and what is kept: executor/kernels/ops/norms.cpp.
 #pragma once
 
-#include "executor/cuda/kernels/column_sum.cuh"
-#include "executor/cuda/kernels/reduce.cuh"
+#include "executor/cuda/toolkit/kernels/column_sum.cuh"
+#include "executor/cuda/toolkit/kernels/reduce.cuh"
 #include "executor/kernels/extents.h"
 
 namespace fsdp::cuda {

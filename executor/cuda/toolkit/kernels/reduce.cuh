@@ -1,7 +1,7 @@
 // Reductions over the lanes of a warp and the threads of a block, in a fixed order: the same bits every time.
 #pragma once
 
-#include "executor/cuda/kernels/primitives.cuh"
+#include "executor/cuda/toolkit/kernels/primitives.cuh"
 
 namespace fsdp::cuda {
 

@@ -1,10 +1,10 @@
-// Rotary position embedding (executor/kernels/rotary.cpp). A thread has some neighbouring pairs of one position: it makes their angles in fp64
+// Rotary position embedding (executor/kernels/ops/rotary.cpp). A thread has some neighbouring pairs of one position: it makes their angles in fp64
 // once and turns them in every head (of its part of the grid's y) of every sequence.
 #pragma once
 
 #include <cmath>
 
-#include "executor/cuda/kernels/launch.cuh"
+#include "executor/cuda/toolkit/kernels/launch.cuh"
 #include "executor/kernels/call.h"
 
 namespace fsdp::cuda {

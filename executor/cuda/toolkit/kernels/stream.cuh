@@ -9,9 +9,9 @@
 
 #include <string>
 
-#include "executor/cuda/kernels/launch.cuh"
-#include "executor/cuda/kernels/launches.h"
-#include "models/error.h"
+#include "executor/cuda/toolkit/kernels/launch.cuh"
+#include "executor/cuda/toolkit/kernels/launches.h"
+#include "models/input/error.h"
 
 namespace fsdp::cuda {
 

@@ -1,7 +1,7 @@
-#include "executor/cuda/kernels/update.cuh"
+#include "executor/cuda/toolkit/kernels/update.cuh"
 
-#include "executor/cuda/kernels/data.cuh"
-#include "executor/cuda/kernels/stream.cuh"
+#include "executor/cuda/toolkit/kernels/data.cuh"
+#include "executor/cuda/toolkit/kernels/stream.cuh"
 
 namespace fsdp::cuda {
 

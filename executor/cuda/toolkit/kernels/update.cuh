@@ -4,10 +4,10 @@
 #include <cmath>
 #include <vector>
 
-#include "executor/cuda/kernels/launch.cuh"
-#include "executor/cuda/kernels/reduce.cuh"
-#include "executor/gradient_places.h"
-#include "executor/kernels/adam_step.h"
+#include "executor/cuda/toolkit/kernels/launch.cuh"
+#include "executor/cuda/toolkit/kernels/reduce.cuh"
+#include "planner/layout_gradients.h"
+#include "executor/kernels/arithmetic/adam_step.h"
 #include "executor/kernels/call.h"
 
 namespace fsdp::cuda {

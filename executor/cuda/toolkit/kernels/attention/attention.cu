@@ -1,7 +1,7 @@
-#include "executor/cuda/kernels/attention.h"
+#include "executor/cuda/toolkit/kernels/attention/attention.h"
 
-#include "executor/cuda/kernels/attention_launch.cuh"
-#include "executor/cuda/kernels/stream.cuh"
+#include "executor/cuda/toolkit/kernels/attention/attention_launch.cuh"
+#include "executor/cuda/toolkit/kernels/stream.cuh"
 
 namespace fsdp::cuda {
 namespace {

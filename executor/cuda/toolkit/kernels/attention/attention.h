@@ -1,4 +1,4 @@
-// Softmax attention on the GPU, forward and backward, as executor/kernels/attention.cpp defines it (causal, window, alibi, grouped
+// Softmax attention on the GPU, forward and backward, as executor/kernels/ops/attention.cpp defines it (causal, window, alibi, grouped
 // queries). No square of the sequence length is held, nothing is added atomically: results do not depend on timing.
 //
 //   16-bit storage, head_dim 64 or 128, rows aligned to 16 bytes: tensor cores, attention_forward.cuh and attention_backward.cuh.

@@ -8,7 +8,7 @@
 // and dk = ds^T q as they are.
 #pragma once
 
-#include "executor/cuda/kernels/attention_tiles.cuh"
+#include "executor/cuda/toolkit/kernels/attention/attention_tiles.cuh"
 
 namespace fsdp::cuda {
 

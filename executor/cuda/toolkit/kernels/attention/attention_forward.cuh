@@ -3,7 +3,7 @@
 // so far, and are scaled down when a larger one comes. Scores are in units of log 2, so that exponentials are powers of two.
 #pragma once
 
-#include "executor/cuda/kernels/attention_tiles.cuh"
+#include "executor/cuda/toolkit/kernels/attention/attention_tiles.cuh"
 
 namespace fsdp::cuda {
 

@@ -5,10 +5,10 @@
 #include <cstdint>
 #include <string>
 
-#include "executor/cuda/kernels/attention_backward.cuh"
-#include "executor/cuda/kernels/attention_forward.cuh"
-#include "executor/cuda/kernels/attention_simple.cuh"
-#include "models/error.h"
+#include "executor/cuda/toolkit/kernels/attention/attention_backward.cuh"
+#include "executor/cuda/toolkit/kernels/attention/attention_forward.cuh"
+#include "executor/cuda/toolkit/kernels/attention/attention_simple.cuh"
+#include "models/input/error.h"
 
 namespace fsdp::cuda {
 

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "executor/cuda/kernels/attention.h"
+#include "executor/cuda/toolkit/kernels/attention/attention.h"
 
 namespace fsdp::cuda {
 
@@ -34,7 +34,7 @@ struct Mask {
   }
 };
 
-// Slope of a head (executor/kernels/attention.cpp says whose).
+// Slope of a head (executor/kernels/ops/attention.cpp says whose).
 __device__ inline double alibi_slope(int heads, int head) {
   int n = 1;
   while (n < heads) n *= 2;

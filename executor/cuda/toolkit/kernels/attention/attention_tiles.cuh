@@ -7,10 +7,10 @@
 
 #include <cstdint>
 
-#include "executor/cuda/kernels/attention_lanes.cuh"
-#include "executor/cuda/kernels/attention_mask.cuh"
-#include "executor/cuda/kernels/primitives.cuh"
-#include "executor/kernels/element.h"
+#include "executor/cuda/toolkit/kernels/attention/attention_lanes.cuh"
+#include "executor/cuda/toolkit/kernels/attention/attention_mask.cuh"
+#include "executor/cuda/toolkit/kernels/primitives.cuh"
+#include "executor/kernels/arithmetic/element.h"
 
 namespace fsdp::cuda {
 

@@ -1,7 +1,7 @@
-#include "executor/cuda/kernels/cublaslt.h"
+#include "executor/cuda/toolkit/kernels/matmul/cublaslt.h"
 
 #include "executor/cuda/errors.h"
-#include "models/error.h"
+#include "models/input/error.h"
 
 namespace fsdp::cuda {
 

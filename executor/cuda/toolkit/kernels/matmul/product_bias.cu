@@ -1,7 +1,7 @@
-#include "executor/cuda/kernels/product_bias.h"
+#include "executor/cuda/toolkit/kernels/matmul/product_bias.h"
 
-#include "executor/cuda/kernels/product_bias.cuh"
-#include "executor/cuda/kernels/stream.cuh"
+#include "executor/cuda/toolkit/kernels/matmul/product_bias.cuh"
+#include "executor/cuda/toolkit/kernels/stream.cuh"
 
 namespace fsdp::cuda {
 

@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "executor/cuda/kernels/primitives.cuh"
+#include "executor/cuda/toolkit/kernels/primitives.cuh"
 
 namespace fsdp::cuda {
 

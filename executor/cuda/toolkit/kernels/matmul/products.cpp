@@ -1,11 +1,11 @@
-#include "executor/cuda/kernels/products.h"
+#include "executor/cuda/toolkit/kernels/matmul/products.h"
 
 #include <map>
 #include <utility>
 
-#include "executor/cuda/kernels/cublaslt.h"
-#include "executor/cuda/kernels/product_bias.h"
-#include "models/error.h"
+#include "executor/cuda/toolkit/kernels/matmul/cublaslt.h"
+#include "executor/cuda/toolkit/kernels/matmul/product_bias.h"
+#include "models/input/error.h"
 
 namespace fsdp::cuda {
 namespace {

@@ -1,13 +1,13 @@
-// Mixtures of experts: routing, dispatching, combining. Formulas: executor/kernels/moe.cpp; slots are given in the order of tokens, then of
+// Mixtures of experts: routing, dispatching, combining. Formulas: executor/kernels/ops/moe.cpp; slots are given in the order of tokens, then of
 // their choices, as there.
 #pragma once
 
 #include <cmath>
 #include <limits>
 
-#include "executor/cuda/kernels/launch.cuh"
-#include "executor/cuda/kernels/reduce.cuh"
-#include "executor/kernels/exp.h"
+#include "executor/cuda/toolkit/kernels/launch.cuh"
+#include "executor/cuda/toolkit/kernels/reduce.cuh"
+#include "executor/kernels/arithmetic/exp.h"
 #include "executor/kernels/extents.h"
 
 namespace fsdp::cuda {

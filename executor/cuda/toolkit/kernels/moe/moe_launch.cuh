@@ -1,7 +1,7 @@
 // Starts the kernels of moe.cuh.
 #pragma once
 
-#include "executor/cuda/kernels/moe.cuh"
+#include "executor/cuda/toolkit/kernels/moe/moe.cuh"
 
 namespace fsdp::cuda {
 
