@@ -12,8 +12,8 @@ struct Batch {
   std::optional<std::int64_t> micro, accum, global;
 };
 
-// What --micro-batch, --grad-accum and --global-batch say, with the third number filled in where two are given. Throws InputError
-// for a contradiction and for what does not divide.
+// What --micro-batch, --grad-accum and --global-batch say, with the third number filled in where two are given. Throws
+// InputError for a contradiction and for what does not divide.
 [[nodiscard]] Batch batch_of(const Flags&, std::int64_t ranks);
 
 // Refuses sizes that no machine holds, so that every product of sizes stays far below 2^63.

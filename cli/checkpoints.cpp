@@ -20,7 +20,8 @@ constexpr std::int64_t kMostSteps = 1'000'000'000;
 // The state reader, with the first damage kept for rethrow_damage.
 StateReader keeping_damage(StateReader read, const std::shared_ptr<std::optional<std::string>>& damage) {
   const auto mutex = std::make_shared<std::mutex>();
-  return [read = std::move(read), damage, mutex](const Parameter& p, StatePart part, const Slab& slab, DType type, std::byte* to) {
+  return [read = std::move(read), damage, mutex](const Parameter& p, StatePart part, const Slab& slab, DType type,
+                                                 std::byte* to) {
     try {
       read(p, part, slab, type, to);
     } catch (const InputError& e) {
@@ -31,10 +32,13 @@ StateReader keeping_damage(StateReader read, const std::shared_ptr<std::optional
   };
 }
 
-void resume(const CheckpointFlags& f, const ModelGraph& model, const ShardingPlan& plan, RunOptions& options, RunCheckpoints& result) {
+void resume(const CheckpointFlags& f, const ModelGraph& model, const ShardingPlan& plan, RunOptions& options,
+            RunCheckpoints& result) {
   Entry entry;
   const FileSystem files = machine_file_system();
-  if (f.fresh_if_none && (files.inspect(*f.resume, entry) == -ENOENT || (files.inspect(*f.resume + "/" + kManifestName, entry) < 0 && saved_steps(files, *f.resume).empty())))
+  if (f.fresh_if_none &&
+      (files.inspect(*f.resume, entry) == -ENOENT ||
+       (files.inspect(*f.resume + "/" + kManifestName, entry) < 0 && saved_steps(files, *f.resume).empty())))
     return;
   std::shared_ptr<const Checkpoint> saved;
   try {
@@ -42,7 +46,8 @@ void resume(const CheckpointFlags& f, const ModelGraph& model, const ShardingPla
   } catch (const InputError& e) {
     throw InputError("--resume", e.what());
   }
-  if (options.training.state && !f.fresh_if_none) throw InputError("--resume", "has weights of its own, and --init-from gives others", "give one of them");
+  if (options.training.state && !f.fresh_if_none)
+    throw InputError("--resume", "has weights of its own, and --init-from gives others", "give one of them");
   check_resumable(*saved, model, plan);
   resume_from(saved, options.training);
   options.training.state = keeping_damage(std::move(options.training.state), result.damage);
@@ -64,7 +69,9 @@ std::vector<std::string> ask_all(Backend& backend, const std::function<std::stri
 void agree_on_start(Backend& backend, std::int64_t steps_done) {
   for (const std::string& said : ask_all(backend, [&](std::int64_t) { return std::to_string(steps_done); }))
     if (said != std::to_string(steps_done))
-      throw InputError("--resume", fmt::format("one rank finds a checkpoint of step {}, another of step {}", steps_done, said), "give a folder that all ranks share");
+      throw InputError("--resume",
+                       fmt::format("one rank finds a checkpoint of step {}, another of step {}", steps_done, said),
+                       "give a folder that all ranks share");
 }
 
 // Rank 0 claims the folder for all.
@@ -93,12 +100,14 @@ void add_checkpoint_flags(const Command& app, CheckpointFlags& f) {
   app.flag("--fresh-if-none", f.fresh_if_none, "start anew if --resume finds no checkpoint");
 }
 
-RunCheckpoints apply_checkpoint_flags(const CheckpointFlags& f, const ModelGraph& model, const ShardingPlan& plan, Backend& backend, RunOptions& options) {
+RunCheckpoints apply_checkpoint_flags(const CheckpointFlags& f, const ModelGraph& model, const ShardingPlan& plan,
+                                      Backend& backend, RunOptions& options) {
   RunCheckpoints result;
   result.damage = std::make_shared<std::optional<std::string>>();
   for (const auto& [flag, given] : {std::pair{"--save-every", f.every}, std::pair{"--keep", f.keep}})
     if (given && !f.save) throw InputError(flag, "needs a folder to save into", "give --save DIR");
-  if (f.fresh_if_none && !f.resume) throw InputError("--fresh-if-none", "is about --resume, which is not given", "give --resume DIR");
+  if (f.fresh_if_none && !f.resume)
+    throw InputError("--fresh-if-none", "is about --resume, which is not given", "give --resume DIR");
   if (f.resume) {
     resume(f, model, plan, options, result);
     agree_on_start(backend, options.training.steps_done);

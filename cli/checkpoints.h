@@ -17,13 +17,14 @@ void add_checkpoint_flags(const Command&, CheckpointFlags&);
 
 // What a run holds on to while it lasts.
 struct RunCheckpoints {
-  std::shared_ptr<void> claim;                           // of the folder that it saves into
-  std::shared_ptr<std::optional<std::string>> damage;    // the first file that a rank found damaged while it loaded
-  std::string resumed;                                   // "ckpt/step-00000010", or empty
+  std::shared_ptr<void> claim;                         // of the folder that it saves into
+  std::shared_ptr<std::optional<std::string>> damage;  // the first file that a rank found damaged while it loaded
+  std::string resumed;                                 // "ckpt/step-00000010", or empty
 };
-// Sets where the run starts and what it does after steps. Everything is checked that can be before a step is run; what one rank finds,
-// all do. Throws InputError.
-[[nodiscard]] RunCheckpoints apply_checkpoint_flags(const CheckpointFlags&, const ModelGraph&, const ShardingPlan&, Backend&, RunOptions&);
+// Sets where the run starts and what it does after steps. Everything is checked that can be before a step is run; what
+// one rank finds, all do. Throws InputError.
+[[nodiscard]] RunCheckpoints apply_checkpoint_flags(const CheckpointFlags&, const ModelGraph&, const ShardingPlan&,
+                                                    Backend&, RunOptions&);
 // A run that failed because what it loaded is damaged: bad input, not a failing machine.
 void rethrow_damage(const RunCheckpoints&);
 

@@ -42,7 +42,9 @@ std::string complaint(const CLI::App& app, const CLI::ParseError& error, const s
 
 }  // namespace
 
-Command Command::add(const char* name, const char* about) const { return {*app_->add_subcommand(name, about), *chosen_}; }
+Command Command::add(const char* name, const char* about) const {
+  return {*app_->add_subcommand(name, about), *chosen_};
+}
 void Command::needs_one_below() const { app_->require_subcommand(1); }
 void Command::runs(Work work) const {
   app_->callback([work = std::move(work), chosen = chosen_] { *chosen = work; });
@@ -59,7 +61,8 @@ void Command::required(const char* names, std::string& value, const char* help, 
 }
 void Command::flag(const char* names, bool& value, const char* help) const { app_->add_flag(names, value, help); }
 
-Called parse_command_line(const CommandLine& program, const std::function<void(const Command&)>& declare, int argc, char** argv) {
+Called parse_command_line(const CommandLine& program, const std::function<void(const Command&)>& declare, int argc,
+                          char** argv) {
   const auto app = std::make_shared<CLI::App>(program.about, program.name);
   app->require_subcommand(1);
   app->set_version_flag("--version", program.version);

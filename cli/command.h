@@ -1,5 +1,5 @@
-// A command: its flags and what it does. CLI11 is behind it, known to command.cpp alone, since every file that includes it takes many
-// seconds to compile.
+// A command: its flags and what it does. CLI11 is behind it, known to command.cpp alone, since every file that includes
+// it takes many seconds to compile.
 #pragma once
 
 #include <functional>
@@ -26,8 +26,8 @@ class Command {
   // What it does. When the user calls it, `work` is what parse_command_line answers with.
   void runs(Work work) const;
 
-  // `names`: "-o,--output", or "file" for a word without a flag. `type`: what the help shows behind it. A value that is not given stays as it
-  // is. Without a `help`, the help does not list it.
+  // `names`: "-o,--output", or "file" for a word without a flag. `type`: what the help shows behind it. A value that is
+  // not given stays as it is. Without a `help`, the help does not list it.
   void option(const char* names, std::optional<std::string>& value, const char* help, const char* type = "") const;
   void option(const char* names, std::vector<std::string>& values, const char* help, const char* type = "") const;
   void required(const char* names, std::string& value, const char* help, const char* type = "") const;
@@ -48,6 +48,7 @@ struct Called {
   Work work;
   std::string complaint;
 };
-[[nodiscard]] Called parse_command_line(const CommandLine&, const std::function<void(const Command&)>& declare, int argc, char** argv);
+[[nodiscard]] Called parse_command_line(const CommandLine&, const std::function<void(const Command&)>& declare,
+                                        int argc, char** argv);
 
 }  // namespace fsdp::cli

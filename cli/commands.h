@@ -1,7 +1,9 @@
-// The commands of fsdp-plan: one file each. A command parses its flags, calls one function of the rooms, formats the answer.
+// The commands of fsdp-plan: one file each. A command parses its flags, calls one function of the rooms, formats the
+// answer.
 //
-// `add_x(program)` declares the command's flags and its work, which returns the exit code: 0 done (and fits, and within tolerance), 1 the
-// answer is no. Bad input is an InputError (2), a failing machine a MachineError (3): main.cpp turns both into one sentence.
+// `add_x(program)` declares the command's flags and its work, which returns the exit code: 0 done (and fits, and within
+// tolerance), 1 the answer is no. Bad input is an InputError (2), a failing machine a MachineError (3): main.cpp turns
+// both into one sentence.
 #pragma once
 
 #include "cli/command.h"

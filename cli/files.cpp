@@ -34,7 +34,8 @@ bool is_special(const std::string& path) {
 bool write_all(const std::string& path, std::string_view text) {
   std::FILE* file = std::fopen(path.c_str(), "wb");
   if (file == nullptr)
-    throw InputError(path, "cannot be written (" + reason() + ")", "give a file in a folder that exists and can be written");
+    throw InputError(path, "cannot be written (" + reason() + ")",
+                     "give a file in a folder that exists and can be written");
   const bool wrote = std::fwrite(text.data(), 1, text.size(), file) == text.size() && std::fflush(file) == 0;
   const int problem = errno;
   const bool closed = std::fclose(file) == 0;
@@ -57,7 +58,8 @@ std::string read_file(const std::string& path) {
   const bool failed = std::ferror(file) != 0;
   std::fclose(file);
   if (failed) throw InputError(path, "cannot be read to its end", "check the file");
-  if (text.size() > kLargestFile) throw InputError(path, "is larger than 1 GiB", "no document of fsdp-plan is; check the path");
+  if (text.size() > kLargestFile)
+    throw InputError(path, "is larger than 1 GiB", "no document of fsdp-plan is; check the path");
   return text;
 }
 
@@ -69,7 +71,8 @@ void check_output(const std::optional<std::string>& path, std::initializer_list<
   const std::size_t slash = path->rfind('/');
   const std::string folder = slash == std::string::npos ? "." : path->substr(0, slash + 1);
   if (::access(is_special(*path) ? path->c_str() : folder.c_str(), W_OK) != 0)
-    throw InputError(*path, "cannot be written (" + reason() + ")", "give a file in a folder that exists and can be written");
+    throw InputError(*path, "cannot be written (" + reason() + ")",
+                     "give a file in a folder that exists and can be written");
   for (const std::optional<std::string>& other : others) {
     if (!other || is_special(*path)) continue;
     if (*other == *path) throw InputError(*path, "is named for two files at once", "give another name for the output");
@@ -94,7 +97,8 @@ void write_file(const std::string& path, std::string_view text) {
   try {
     written = write_all(beside, text);
   } catch (const InputError&) {
-    throw InputError(path, "cannot be written (" + reason() + ")", "give a file in a folder that exists and can be written");
+    throw InputError(path, "cannot be written (" + reason() + ")",
+                     "give a file in a folder that exists and can be written");
   }
   if (written && std::rename(beside.c_str(), path.c_str()) == 0) return;
   const std::string why = reason();

@@ -13,21 +13,22 @@ namespace fsdp::cli {
 // Throws InputError naming the file: absent, a folder, unreadable, larger than 1 GiB.
 [[nodiscard]] std::string read_file(const std::string& path);
 
-// Complete or absent: written beside its place and renamed. Throws InputError when the folder is not there or not writable,
-// MachineError when the disk fails.
+// Complete or absent: written beside its place and renamed. Throws InputError when the folder is not there or not
+// writable, MachineError when the disk fails.
 void write_file(const std::string& path, std::string_view text);
 
-// Before long work: throws InputError if `path` could not be written, without touching it, or is one of the files that are read or
-// written otherwise: it would destroy them.
-void check_output(const std::optional<std::string>& path, std::initializer_list<std::optional<std::string>> others = {});
+// Before long work: throws InputError if `path` could not be written, without touching it, or is one of the files that
+// are read or written otherwise: it would destroy them.
+void check_output(const std::optional<std::string>& path,
+                  std::initializer_list<std::optional<std::string>> others = {});
 
 // Throws InputError if the output is the very file that is read: writing it would destroy it.
 void check_apart(const std::string& output, const std::string& input);
 
 void print(std::FILE*, std::string_view text);
 
-// Progress on standard error, only if that is a terminal: one line, rewritten, at most 20 times a second, and erased by the
-// destructor.
+// Progress on standard error, only if that is a terminal: one line, rewritten, at most 20 times a second, and erased by
+// the destructor.
 class Progress {
  public:
   Progress();

@@ -23,7 +23,8 @@ int say(int code, const std::string& sentence) {
 
 // Output that could not be written (a full disk behind a redirection) is a failure, not a success.
 int flushed(int code) {
-  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) return say(kMachineFailed, "standard output: could not be written");
+  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0)
+    return say(kMachineFailed, "standard output: could not be written");
   return code;
 }
 

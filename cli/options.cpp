@@ -24,21 +24,28 @@ constexpr FlagRow kSetup[] = {
     {"--cluster", &Flags::cluster, "catalog name (dgx-h100, host) or a cluster file"},
     {"--gpus", &Flags::gpus, "GPUs in all; default: one node"},
     {"--costs", &Flags::costs, "costs.json of `calibrate`; default: datasheet and measured ceilings"},
-    {"--implementation", &Flags::implementation, "torchtitan (default), torchtitan-2025, torchtitan-2024, torchtitan-2024-07, hf, foundry, ... or native (default on --cluster host)"},
+    {"--implementation", &Flags::implementation,
+     "torchtitan (default), torchtitan-2025, torchtitan-2024, torchtitan-2024-07, hf, foundry, ... or native (default "
+     "on --cluster host)"},
     {"--memory-limit", &Flags::memory_limit, "per GPU, such as 76GiB; default: usable memory less 5%"},
 };
 constexpr FlagRow kPlan[] = {
     {"--seq-len", &Flags::seq_len, "tokens per sequence; default: what the model allows"},
     {"--micro-batch", &Flags::micro_batch, "sequences per GPU and micro-batch"},
     {"--grad-accum", &Flags::grad_accum, "micro-batches per step"},
-    {"--global-batch", &Flags::global_batch, "sequences per step over all GPUs; any two of these three decide the third"},
+    {"--global-batch", &Flags::global_batch,
+     "sequences per step over all GPUs; any two of these three decide the third"},
     {"--dialect", &Flags::dialect, "order of work: fsdp2 (default; fsdp2@2.11 as that PyTorch does), fsdp1, ddp"},
-    {"--wrap", &Flags::wrap, "units: block | block:2 | class:NAME[=RESHARD][,NAME] | params:1e8[;leaf=NAME][;exclude=NAME] | root | titan; P|Q: what either wants"},
-    {"--reshard-after-forward", &Flags::reshard, "auto (what the wrap policy says) | true | false | ranks that keep a unit together, for every unit"},
+    {"--wrap", &Flags::wrap,
+     "units: block | block:2 | class:NAME[=RESHARD][,NAME] | params:1e8[;leaf=NAME][;exclude=NAME] | root | titan; "
+     "P|Q: what either wants"},
+    {"--reshard-after-forward", &Flags::reshard,
+     "auto (what the wrap policy says) | true | false | ranks that keep a unit together, for every unit"},
     {"--replicate", &Flags::replicate, "replicas of the sharded model (hybrid sharding)"},
     {"--grad-sync", &Flags::grad_sync, "every | last | reduce-scatter-only, over micro-batches"},
     {"--forward-prefetch", &Flags::forward_prefetch, "units gathered ahead in forward, explicitly"},
-    {"--backward-prefetch", &Flags::backward_prefetch, "units gathered ahead in backward: N | pre | none; fsdp1 also post"},
+    {"--backward-prefetch", &Flags::backward_prefetch,
+     "units gathered ahead in backward: N | pre | none; fsdp1 also post"},
     {"--limit-all-gathers", &Flags::limit_all_gathers, "fsdp1's rate limiter: true (default) | false"},
     {"--use-orig-params", &Flags::use_orig_params, "fsdp1: true (default; parameters aligned in the flat one) | false"},
     {"--activation-checkpointing", &Flags::checkpointing, "none | full | selective-op | every-N | first-N"},
@@ -66,7 +73,8 @@ std::int64_t sequence_length(const Flags& flags, const ModelGraph& model) {
 Costs costs_of(const Flags& flags, const ClusterSpec& cluster) {
   if (flags.costs) {
     const auto read = parse_any_costs(read_file(*flags.costs), *flags.costs);
-    if (const auto* fitted = std::get_if<FittedCosts>(&read); fitted && !cluster.host) return costs_for(*fitted, cluster);
+    if (const auto* fitted = std::get_if<FittedCosts>(&read); fitted && !cluster.host)
+      return costs_for(*fitted, cluster);
     if (std::holds_alternative<FittedCosts>(read))
       throw InputError(*flags.costs, "holds constants fitted to GPUs, but the cluster is " + cluster.name,
                        "give the costs that `fsdp-plan calibrate --backend host` measured");
@@ -88,12 +96,14 @@ int backward_prefetch_of(const std::string& text, Dialect dialect) {
   if (text == "pre" || (text == "post" && dialect == Dialect::fsdp1)) return 1;
   if (text == "none") return 0;
   if (text == "post")
-    throw InputError("--backward-prefetch", "'post' exists in the fsdp1 dialect only", "give a number of units, pre or none");
+    throw InputError("--backward-prefetch", "'post' exists in the fsdp1 dialect only",
+                     "give a number of units, pre or none");
   return static_cast<int>(parse_count(text, "--backward-prefetch", 0, 1000));
 }
 
 bool parse_switch(const std::string& text, const char* flag) {
-  if (text != "true" && text != "false") throw InputError(flag, "'" + text + "' is neither true nor false", "give one of them");
+  if (text != "true" && text != "false")
+    throw InputError(flag, "'" + text + "' is neither true nor false", "give one of them");
   return text == "true";
 }
 
@@ -106,15 +116,17 @@ double clip_of(const std::string& text) {
   return value;
 }
 
-
 // "fsdp2@2.11": the dialect, and the release of PyTorch that it follows.
 Dialect dialect_of(const Flags& flags) {
-  return flags.dialect ? parse_dialect(std::string_view(*flags.dialect).substr(0, flags.dialect->find('@')), "--dialect") : Dialect::fsdp2;
+  return flags.dialect
+             ? parse_dialect(std::string_view(*flags.dialect).substr(0, flags.dialect->find('@')), "--dialect")
+             : Dialect::fsdp2;
 }
 
 TorchVersion release_of(const std::string& dialect) {
   const std::size_t at = dialect.find('@');
-  return at == std::string::npos ? TorchVersion{} : parse_torch_version(std::string_view(dialect).substr(at + 1), "--dialect");
+  return at == std::string::npos ? TorchVersion{}
+                                 : parse_torch_version(std::string_view(dialect).substr(at + 1), "--dialect");
 }
 
 // What neither search nor wrap policy decides.
@@ -138,7 +150,6 @@ void apply_details(const Flags& flags, const Setup& setup, ShardingPlan& plan) {
   if (flags.clip_norm) plan.clip_norm = clip_of(*flags.clip_norm);
   if (flags.seed) plan.seed = static_cast<std::uint64_t>(parse_count(*flags.seed, "--seed", 0, INT64_MAX));
 }
-
 
 std::optional<std::int64_t> replicate_of(const Flags& flags, std::int64_t ranks) {
   const auto replicate = parse_optional_count(flags.replicate, "--replicate", 1, kMostGpus);
@@ -199,19 +210,23 @@ void add_setup_flags(const Command& command, Flags& flags) {
   command.flag("--compile", flags.compile, "the implementation's compiled variant");
 }
 
-void add_plan_flags(const Command& command, Flags& flags) { add_rows(command, flags, std::begin(kPlan), std::end(kPlan)); }
+void add_plan_flags(const Command& command, Flags& flags) {
+  add_rows(command, flags, std::begin(kPlan), std::end(kPlan));
+}
 
 std::int64_t parse_count(const std::string& text, const std::string& where, std::int64_t least, std::int64_t most) {
   std::int64_t value = 0;
   const auto [end, problem] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (problem != std::errc() || end != text.data() + text.size() || value < least || value > most) {
-    throw InputError(where, "'" + text + "' is not a whole number from " + with_commas(least) + " to " + with_commas(most),
+    throw InputError(where,
+                     "'" + text + "' is not a whole number from " + with_commas(least) + " to " + with_commas(most),
                      "give one, in digits");
   }
   return value;
 }
 
-std::optional<std::int64_t> parse_optional_count(const Text& text, const char* flag, std::int64_t least, std::int64_t most) {
+std::optional<std::int64_t> parse_optional_count(const Text& text, const char* flag, std::int64_t least,
+                                                 std::int64_t most) {
   if (!text) return std::nullopt;
   return parse_count(*text, flag, least, most);
 }
@@ -221,7 +236,8 @@ double parse_percent(const std::string& text, const std::string& where) {
   const auto [end, problem] = std::from_chars(text.data(), text.data() + text.size(), value);
   const bool ends_in_percent = problem == std::errc() && end + 1 == text.data() + text.size() && *end == '%';
   if (!ends_in_percent || !std::isfinite(value) || value < 0 || value > 1000) {
-    throw InputError(where, "'" + text + "' is not a percentage from 0% to 1000%", "write it with its sign, such as 5%");
+    throw InputError(where, "'" + text + "' is not a percentage from 0% to 1000%",
+                     "write it with its sign, such as 5%");
   }
   return value / 100;
 }
@@ -242,8 +258,8 @@ Setup resolve_setup(const Flags& flags, const ShardingPlan* plan) {
   setup.model = load_model(*flags.model, asked);
   setup.cluster = load_cluster(*flags.cluster, plan != nullptr ? plan->ranks() : gpus.value_or(0));
   setup.seq_len = plan != nullptr ? plan->seq_len : sequence_length(flags, setup.model);
-  setup.implementation = &find_implementation(flags.implementation.value_or(setup.cluster.host ? "native" : "torchtitan"),
-                                              flags.compile, "--implementation");
+  setup.implementation = &find_implementation(
+      flags.implementation.value_or(setup.cluster.host ? "native" : "torchtitan"), flags.compile, "--implementation");
   setup.costs = costs_of(flags, setup.cluster);
   setup.options.memory_limit =
       flags.memory_limit ? parse_bytes(*flags.memory_limit, "--memory-limit") : default_memory_limit(setup.cluster);
@@ -286,8 +302,7 @@ ShardingPlan plan_from_flags(const Flags& flags, const Setup& setup) {
     set_reshard(plan, options.reshard);
     plan.wrap = *flags.wrap;
   }
-  if (flags.checkpointing)
-    set_checkpointing(plan, setup.model, *flags.checkpointing, "--activation-checkpointing");
+  if (flags.checkpointing) set_checkpointing(plan, setup.model, *flags.checkpointing, "--activation-checkpointing");
   apply_details(flags, setup, plan);
   try {
     check(plan, setup.model);

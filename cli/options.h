@@ -1,5 +1,5 @@
-// The flags that commands share, and what they mean. One table names each flag once; values stay text until they are resolved,
-// so that every bad one is refused in the same words, with the flag's name.
+// The flags that commands share, and what they mean. One table names each flag once; values stay text until they are
+// resolved, so that every bad one is refused in the same words, with the flag's name.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +8,8 @@
 
 #include "cli/command.h"
 #include "models/catalog.h"
-#include "models/input/error.h"
 #include "models/implementation.h"
+#include "models/input/error.h"
 #include "planner/costs.h"
 #include "planner/plan.h"
 #include "planner/search.h"
@@ -24,7 +24,8 @@ struct Flags {
   bool compile = false;
   // What a plan decides.
   Text seq_len, micro_batch, grad_accum, global_batch, dialect, wrap, reshard, replicate, grad_sync, forward_prefetch,
-      backward_prefetch, limit_all_gathers, use_orig_params, checkpointing, offload, param_dtype, reduce_dtype, optimizer, clip_norm, seed;
+      backward_prefetch, limit_all_gathers, use_orig_params, checkpointing, offload, param_dtype, reduce_dtype,
+      optimizer, clip_norm, seed;
   Text plan;  // a plan.json, which then decides all of the above
 };
 
@@ -43,13 +44,14 @@ struct Setup {
   std::int64_t seq_len = 0;
 };
 
-// Loads what --model, --cluster, --gpus, --costs, --implementation, --memory-limit and --seq-len name. `plan`, when given,
-// decides the number of GPUs and the sequence length. Throws InputError.
+// Loads what --model, --cluster, --gpus, --costs, --implementation, --memory-limit and --seq-len name. `plan`, when
+// given, decides the number of GPUs and the sequence length. Throws InputError.
 [[nodiscard]] Setup resolve_setup(const Flags&, const ShardingPlan* plan = nullptr);
 
 // The plan in --plan, read, parsed and checked (not yet against a model). Refuses flags that the plan decides already.
 [[nodiscard]] ShardingPlan plan_from_file(const Flags&);
-// The naive plan with the given flags applied, checked. What is not given keeps its default: micro-batch 1, one micro-batch.
+// The naive plan with the given flags applied, checked. What is not given keeps its default: micro-batch 1, one
+// micro-batch.
 [[nodiscard]] ShardingPlan plan_from_flags(const Flags&, const Setup&);
 // What the flags fix for a search; the rest is left open.
 [[nodiscard]] SearchOptions search_from_flags(const Flags&, const Setup&);
@@ -58,7 +60,8 @@ struct Setup {
 [[nodiscard]] InputError naming_the_flag(const InputError&);
 
 // Whole numbers from text: "--gpus: '-3' is not a whole number from 1 to 1,000,000; ...".
-[[nodiscard]] std::int64_t parse_count(const std::string& text, const std::string& where, std::int64_t least, std::int64_t most);
+[[nodiscard]] std::int64_t parse_count(const std::string& text, const std::string& where, std::int64_t least,
+                                       std::int64_t most);
 [[nodiscard]] std::optional<std::int64_t> parse_optional_count(const Text& text, const char* flag, std::int64_t least,
                                                                std::int64_t most);
 // "5%" -> 0.05; the percent sign is required.

@@ -5,7 +5,8 @@
 namespace fsdp::cli {
 
 Prediction predict_program(const Program& program, const ShardingPlan& plan, const Setup& setup) {
-  return predict(program, CostContext{setup.model, plan, *setup.implementation, setup.cluster, setup.costs}, setup.options);
+  return predict(program, CostContext{setup.model, plan, *setup.implementation, setup.cluster, setup.costs},
+                 setup.options);
 }
 
 Prediction predict_plan(const ShardingPlan& plan, const Setup& setup) {

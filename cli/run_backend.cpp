@@ -32,24 +32,39 @@ void check_launch(const BackendFlags& f) {
   const std::int64_t started = launched_processes();
   if (started <= 1 || *f.backend == "mpi") return;
   if (*f.backend == "host")
-    throw InputError("--backend", fmt::format("host: this is one of {} processes that a launcher started, and each would run all ranks", started),
-                     "give --backend mpi, or start it without the launcher");
-  for (const auto& [given, flag] : {std::pair{f.virtual_ranks, "--virtual-ranks"}, {f.emulate_world.has_value(), "--emulate-world"}})
-    if (given) throw InputError(flag, fmt::format("this is one of {} processes that a launcher started, and each would run all of it", started), "start it without the launcher");
+    throw InputError(
+        "--backend",
+        fmt::format("host: this is one of {} processes that a launcher started, and each would run all ranks", started),
+        "give --backend mpi, or start it without the launcher");
+  for (const auto& [given, flag] :
+       {std::pair{f.virtual_ranks, "--virtual-ranks"}, {f.emulate_world.has_value(), "--emulate-world"}})
+    if (given)
+      throw InputError(
+          flag,
+          fmt::format("this is one of {} processes that a launcher started, and each would run all of it", started),
+          "start it without the launcher");
 }
 
 }  // namespace
 
-bool among_processes(const BackendFlags& f) { return *f.backend == "mpi" || (*f.backend == "cuda" && launched_processes() > 1); }
+bool among_processes(const BackendFlags& f) {
+  return *f.backend == "mpi" || (*f.backend == "cuda" && launched_processes() > 1);
+}
 
 void add_backend_flags(const Command& command, BackendFlags& f) {
   command.option("--backend", f.backend,
-                 "host: ranks are threads of this process; mpi: processes that mpirun or srun started; cuda: either, on NVIDIA GPUs", "BACKEND");
-  command.option("--devices", f.devices, "cuda: GPUs of this machine to use, rank by rank, as 0,2,3; default all", "LIST");
-  command.flag("--virtual-ranks", f.virtual_ranks, "cuda: all ranks on one GPU: real numerics and memory, no real communication");
-  command.option("--emulate-world", f.emulate_world, "cuda: rank 0 of the plan's N on one GPU, its collectives played as long as the costs say", "N");
+                 "host: ranks are threads of this process; mpi: processes that mpirun or srun started; cuda: either, "
+                 "on NVIDIA GPUs",
+                 "BACKEND");
+  command.option("--devices", f.devices, "cuda: GPUs of this machine to use, rank by rank, as 0,2,3; default all",
+                 "LIST");
+  command.flag("--virtual-ranks", f.virtual_ranks,
+               "cuda: all ranks on one GPU: real numerics and memory, no real communication");
+  command.option("--emulate-world", f.emulate_world,
+                 "cuda: rank 0 of the plan's N on one GPU, its collectives played as long as the costs say", "N");
   command.option("--cluster", f.emulated.cluster, "of --emulate-world: what is emulated", "CLUSTER");
-  command.option("--costs", f.emulated.costs, "of --emulate-world: costs.json; default the cluster's datasheet", "FILE");
+  command.option("--costs", f.emulated.costs, "of --emulate-world: costs.json; default the cluster's datasheet",
+                 "FILE");
 }
 
 void check_backend_flags(const BackendFlags& f) {
@@ -57,21 +72,31 @@ void check_backend_flags(const BackendFlags& f) {
   if (*f.backend != "host" && *f.backend != "mpi" && *f.backend != "cuda")
     throw InputError("--backend", "'" + *f.backend + "' is not a backend", "give host, mpi or cuda");
   const bool cuda = *f.backend == "cuda";
-  for (const auto& [given, flag] : {std::pair{f.virtual_ranks, "--virtual-ranks"}, {f.devices.has_value(), "--devices"}, {f.emulate_world.has_value(), "--emulate-world"}})
+  for (const auto& [given, flag] : {std::pair{f.virtual_ranks, "--virtual-ranks"},
+                                    {f.devices.has_value(), "--devices"},
+                                    {f.emulate_world.has_value(), "--emulate-world"}})
     if (given && !cuda) throw InputError(flag, "has no meaning with --backend " + *f.backend, "give --backend cuda");
-  for (const auto& [given, flag] : {std::pair{f.emulated.cluster.has_value(), "--cluster"}, {f.emulated.costs.has_value(), "--costs"}})
-    if (given && !f.emulate_world) throw InputError(flag, "has no meaning without --emulate-world", "leave it out: what runs here is measured, not predicted");
-  if (f.emulate_world && !f.emulated.cluster) throw InputError("--cluster", "is missing", "name the cluster whose collectives --emulate-world plays");
-  if (f.emulate_world && f.virtual_ranks) throw InputError("--virtual-ranks", "has no meaning with --emulate-world", "give one of them");
+  for (const auto& [given, flag] :
+       {std::pair{f.emulated.cluster.has_value(), "--cluster"}, {f.emulated.costs.has_value(), "--costs"}})
+    if (given && !f.emulate_world)
+      throw InputError(flag, "has no meaning without --emulate-world",
+                       "leave it out: what runs here is measured, not predicted");
+  if (f.emulate_world && !f.emulated.cluster)
+    throw InputError("--cluster", "is missing", "name the cluster whose collectives --emulate-world plays");
+  if (f.emulate_world && f.virtual_ranks)
+    throw InputError("--virtual-ranks", "has no meaning with --emulate-world", "give one of them");
   if (f.devices) (void)parse_devices(*f.devices);
   check_launch(f);
   if (!cuda || among_processes(f)) return;
   if (const std::string why = why_no_cuda(); !why.empty()) (void)make_cuda_backend({1, 1});  // says so
 }
 
-const Implementation& implementation_of(const BackendFlags& f) { return *f.backend == "cuda" ? native_cuda_implementation() : native_implementation(); }
+const Implementation& implementation_of(const BackendFlags& f) {
+  return *f.backend == "cuda" ? native_cuda_implementation() : native_implementation();
+}
 
-std::unique_ptr<Backend> make_backend(const BackendFlags& f, const std::string& model, const ShardingPlan& plan, const BackendOptions& options) {
+std::unique_ptr<Backend> make_backend(const BackendFlags& f, const std::string& model, const ShardingPlan& plan,
+                                      const BackendOptions& options) {
   const MeshShape mesh{plan.replicate(), plan.shard()};
   if (*f.backend == "mpi") return make_mpi_backend(mesh, options);
   if (*f.backend == "host") return make_host_backend(mesh, options);
@@ -79,11 +104,13 @@ std::unique_ptr<Backend> make_backend(const BackendFlags& f, const std::string& 
   if (f.devices) cuda.devices = parse_devices(*f.devices);
   if (f.emulate_world) {
     if (const std::int64_t n = parse_count(*f.emulate_world, "--emulate-world", 1, 1 << 20); n != plan.ranks())
-      throw InputError("--emulate-world", fmt::format("the plan is for {} ranks, not {}", plan.ranks(), n), "give the plan's, or plan for as many GPUs");
+      throw InputError("--emulate-world", fmt::format("the plan is for {} ranks, not {}", plan.ranks(), n),
+                       "give the plan's, or plan for as many GPUs");
     Flags flags = f.emulated;
     flags.model = model;
     const Setup setup = resolve_setup(flags, &plan);
-    if (setup.cluster.host) throw InputError("--cluster", "'host' has no GPUs", "name a cluster of GPUs, such as dgx-h100");
+    if (setup.cluster.host)
+      throw InputError("--cluster", "'host' has no GPUs", "name a cluster of GPUs, such as dgx-h100");
     cuda.emulate = EmulatedWorld{plan, setup.cluster, setup.costs};
   }
   return make_cuda_backend(mesh, cuda);

@@ -11,18 +11,20 @@ namespace fsdp::cli {
 struct BackendFlags {
   Text backend, devices, emulate_world;
   bool virtual_ranks = false;
-  Flags emulated;                            // --cluster and --costs of --emulate-world
+  Flags emulated;  // --cluster and --costs of --emulate-world
 };
 void add_backend_flags(const Command&, BackendFlags&);
 
 // Ranks are the processes of a launch: mpi, and cuda where a launcher started several of this program.
 [[nodiscard]] bool among_processes(const BackendFlags&);
 
-// Throws for what cannot be, before anything is read: a backend that is unknown or not built in (InputError), cuda without a GPU (MachineError),
-// a launcher where ranks are threads. Of a launch on cuda, the GPUs are seen to by make_backend, where one process speaks for all.
+// Throws for what cannot be, before anything is read: a backend that is unknown or not built in (InputError), cuda
+// without a GPU (MachineError), a launcher where ranks are threads. Of a launch on cuda, the GPUs are seen to by
+// make_backend, where one process speaks for all.
 void check_backend_flags(const BackendFlags&);
 
 [[nodiscard]] const Implementation& implementation_of(const BackendFlags&);  // of the backend's kernels
-[[nodiscard]] std::unique_ptr<Backend> make_backend(const BackendFlags&, const std::string& model, const ShardingPlan&, const BackendOptions&);
+[[nodiscard]] std::unique_ptr<Backend> make_backend(const BackendFlags&, const std::string& model, const ShardingPlan&,
+                                                    const BackendOptions&);
 
 }  // namespace fsdp::cli

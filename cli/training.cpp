@@ -6,8 +6,8 @@
 #include <charconv>
 #include <cmath>
 
-#include "executor/data/token_file.h"
 #include "executor/data/initial_weights.h"
+#include "executor/data/token_file.h"
 #include "models/input/suggest.h"
 
 namespace fsdp::cli {
@@ -18,8 +18,11 @@ constexpr std::int64_t kMostSteps = 1'000'000'000;
 double rate_of(const std::string& text, const char* flag, bool zero) {
   double value = 0;
   const auto [end, problem] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (problem != std::errc() || end != text.data() + text.size() || !std::isfinite(value) || value < 0 || (value == 0 && !zero) || value > 1e6)
-    throw InputError(flag, "'" + printable(text) + "' is not a " + (zero ? "number from 0" : "positive number") + " to 1e6", "give it such as 3e-4");
+  if (problem != std::errc() || end != text.data() + text.size() || !std::isfinite(value) || value < 0 ||
+      (value == 0 && !zero) || value > 1e6)
+    throw InputError(flag,
+                     "'" + printable(text) + "' is not a " + (zero ? "number from 0" : "positive number") + " to 1e6",
+                     "give it such as 3e-4");
   return value;
 }
 
@@ -32,14 +35,20 @@ LearningRate learning_rate_of(const TrainingFlags& f, const ShardingPlan& plan, 
   rate.total = parse_optional_count(f.lr_steps, "--lr-steps", 1, kMostSteps).value_or(last);
   if (f.lr_min) rate.least = rate_of(*f.lr_min, "--lr-min", true);
   if (rate.kind == Decay::constant) {
-    if (f.lr_min) throw InputError("--lr-min", "has no meaning while the rate stays constant", "give --lr-schedule cosine or linear");
-    if (f.lr_steps) throw InputError("--lr-steps", "has no meaning while the rate stays constant", "give --lr-schedule cosine or linear");
+    if (f.lr_min)
+      throw InputError("--lr-min", "has no meaning while the rate stays constant",
+                       "give --lr-schedule cosine or linear");
+    if (f.lr_steps)
+      throw InputError("--lr-steps", "has no meaning while the rate stays constant",
+                       "give --lr-schedule cosine or linear");
     return rate;
   }
   if (rate.least > rate.peak)
-    throw InputError("--lr-min", fmt::format("{} is more than the learning rate, {}", rate.least, rate.peak), "give at most that");
+    throw InputError("--lr-min", fmt::format("{} is more than the learning rate, {}", rate.least, rate.peak),
+                     "give at most that");
   if (rate.warmup >= rate.total)
-    throw InputError("--lr-warmup", fmt::format("{} steps of warm-up leave none of {} to decay in", rate.warmup, rate.total),
+    throw InputError("--lr-warmup",
+                     fmt::format("{} steps of warm-up leave none of {} to decay in", rate.warmup, rate.total),
                      "give fewer, or more --steps (or --lr-steps)");
   return rate;
 }
@@ -49,40 +58,47 @@ LearningRate learning_rate_of(const TrainingFlags& f, const ShardingPlan& plan, 
 void add_training_flags(const Command& app, TrainingFlags& f) {
   app.option("--data", f.data, "train on this text or token file; default: synthetic tokens", "FILE");
   app.option("--data-type", f.data_type, "text (a token is a byte), uint16, uint32 or auto; default auto", "TYPE");
-  app.option("--init-from", f.init_from, "start from these weights: a safetensors file, index or folder of Hugging Face", "PATH");
+  app.option("--init-from", f.init_from,
+             "start from these weights: a safetensors file, index or folder of Hugging Face", "PATH");
   app.option("--lr", f.lr, "learning rate; default: the plan's", "RATE");
   app.option("--lr-schedule", f.lr_schedule, "constant, cosine or linear; default constant", "NAME");
   app.option("--lr-warmup", f.lr_warmup, "steps in which the learning rate rises; default 0", "N");
   app.option("--lr-min", f.lr_min, "learning rate that cosine and linear end at; default 0", "RATE");
-  app.option("--lr-steps", f.lr_steps, "steps after which they do; default: all of training, this run's last step included", "N");
+  app.option("--lr-steps", f.lr_steps,
+             "steps after which they do; default: all of training, this run's last step included", "N");
   app.option("--log", f.log, "append step, loss, learning rate and speed here (.csv or .jsonl)", "FILE");
 }
 
 void check_training_flags(const TrainingFlags& f, const Text& output) {
   if (f.log && output && *f.log == *output) throw InputError("--log", "is also the file of -o", "give another name");
-  if (f.log && f.data && *f.log == *f.data) throw InputError("--log", "is also the file of --data", "give another name");
+  if (f.log && f.data && *f.log == *f.data)
+    throw InputError("--log", "is also the file of --data", "give another name");
   if (f.data_type && !f.data) throw InputError("--data-type", "has no meaning without --data", "give --data FILE");
 }
 
-TrainingSetup apply_training_flags(const TrainingFlags& f, const ModelGraph& model, const ShardingPlan& plan, RunOptions& options) {
+TrainingSetup apply_training_flags(const TrainingFlags& f, const ModelGraph& model, const ShardingPlan& plan,
+                                   RunOptions& options) {
   TrainingSetup setup;
   setup.rate = learning_rate_of(f, plan, options);
   if (f.lr || f.lr_schedule || f.lr_warmup) {
     options.training.learning_rate = setup.rate;
     setup.notes.push_back("learning rate: " + setup.rate.describe());
-    if (f.lr && setup.rate.peak != plan.optimizer.lr) setup.notes.back() += fmt::format(" (--lr; the plan says {})", plan.optimizer.lr);
+    if (f.lr && setup.rate.peak != plan.optimizer.lr)
+      setup.notes.back() += fmt::format(" (--lr; the plan says {})", plan.optimizer.lr);
   }
   if (f.data) {
     const DataType type = f.data_type ? parse_data_type(*f.data_type, "--data-type") : DataType::automatic;
     const TokenFile data(*f.data, "--data", {type, model.vocab, plan.seq_len, plan.seed});
     options.training.tokens = data.reader();
     const auto per_step = static_cast<double>(plan.tokens_per_step() / plan.seq_len);
-    setup.notes.push_back(fmt::format("data: {}; {} steps read it {:.3g} times", data.describe(), std::max(1, options.warmup_steps) + options.steps,
-                                      per_step * (std::max(1, options.warmup_steps) + options.steps) / static_cast<double>(data.windows())));
+    setup.notes.push_back(fmt::format(
+        "data: {}; {} steps read it {:.3g} times", data.describe(), std::max(1, options.warmup_steps) + options.steps,
+        per_step * (std::max(1, options.warmup_steps) + options.steps) / static_cast<double>(data.windows())));
   }
   if (f.init_from) {
     if (options.training.state)
-      throw InputError("--init-from", "contradicts a run that goes on from a checkpoint, which has its own weights", "give one of the two");
+      throw InputError("--init-from", "contradicts a run that goes on from a checkpoint, which has its own weights",
+                       "give one of the two");
     const InitialWeights weights(*f.init_from, "--init-from", model);
     options.training.state = weights.reader();
     setup.notes.push_back("initial weights: " + weights.describe());

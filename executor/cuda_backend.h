@@ -1,21 +1,26 @@
 // The `cuda` backend: ranks compute on NVIDIA GPUs.
 //
-//   auto backend = make_cuda_backend({1, 8});                          // 8 ranks, threads of this process, a GPU each; NCCL between them
-//   auto backend = make_cuda_backend({1, 8}, {.virtual_ranks = true}); // 8 ranks, threads of this process, all on one GPU
-//   auto backend = make_cuda_backend({1, 8}, {.processes = true});     // the rank of this process, one of 8 that `mpirun -n 8` started; NCCL between them
+//   auto backend = make_cuda_backend({1, 8});                          // 8 ranks, threads of this process, a GPU each;
+//                                                                      NCCL between them
+//   auto backend = make_cuda_backend({1, 8}, {.virtual_ranks = true}); // 8 ranks, threads of this process, all on one
+//     GPU
+//   auto backend = make_cuda_backend({1, 8}, {.processes = true});     // the rank of this process, one of 8 that
+//                                                                      `mpirun -n 8` started; NCCL between them
 //   auto backend = make_cuda_backend({1, 512}, {.emulate = EmulatedWorld{plan, cluster, costs}});  // rank 0 of 512
 //
-// A stream of the Program is a stream of the GPU, communication before compute; waits are events; the arena is one allocation.
-// Times of OperationRecords are the GPU's (events); heap is metered in host code alone, which threads of the host run in stream order.
-// Virtual ranks reduce in the order of the ranks, to the same bits as the host backend. NCCL adds in an order of its own, multiplies each part by 1/W for an
-// average, and takes the factor of a scaled sum in the type of the elements (1/3 in bf16 is off by 0.2 %).
+// A stream of the Program is a stream of the GPU, communication before compute; waits are events; the arena is one
+// allocation. Times of OperationRecords are the GPU's (events); heap is metered in host code alone, which threads of
+// the host run in stream order. Virtual ranks reduce in the order of the ranks, to the same bits as the host backend.
+// NCCL adds in an order of its own, multiplies each part by 1/W for an average, and takes the factor of a scaled sum in
+// the type of the elements (1/3 in bf16 is off by 0.2 %).
 //
-// Ranks that are processes take the GPUs of their machine in turn, of those that the launcher shows them; they find each other, and fail together, as those of
-// the mpi backend do (executor/mpi_backend.h); every process makes the backend and calls run().
+// Ranks that are processes take the GPUs of their machine in turn, of those that the launcher shows them; they find
+// each other, and fail together, as those of the mpi backend do (executor/mpi_backend.h); every process makes the
+// backend and calls run().
 //
-// Where the build found no CUDA toolkit, make_cuda_backend throws an InputError that says how to get it; where there is no GPU or driver,
-// a MachineError. cuBLASLt, cuDNN and NCCL are looked for when the backend is made: in the toolkit, in the loader's folders, then in
-// installed Python packages; environment() names what was found and its versions.
+// Where the build found no CUDA toolkit, make_cuda_backend throws an InputError that says how to get it; where there is
+// no GPU or driver, a MachineError. cuBLASLt, cuDNN and NCCL are looked for when the backend is made: in the toolkit,
+// in the loader's folders, then in installed Python packages; environment() names what was found and its versions.
 #pragma once
 
 #include <cstdint>
@@ -31,9 +36,10 @@
 
 namespace fsdp {
 
-// One rank of many on one GPU: it computes and holds memory as rank 0 of the plan does; each collective is a kernel that holds as many multiprocessors, for as
-// long, and with as much memory traffic, as the costs say. Proves overlap and memory, never communication time. What other ranks would send is this
-// rank's own part again, so losses mean nothing. The backend calls itself "cuda-emulated".
+// One rank of many on one GPU: it computes and holds memory as rank 0 of the plan does; each collective is a kernel
+// that holds as many multiprocessors, for as long, and with as much memory traffic, as the costs say. Proves overlap
+// and memory, never communication time. What other ranks would send is this rank's own part again, so losses mean
+// nothing. The backend calls itself "cuda-emulated".
 struct EmulatedWorld {
   ShardingPlan plan;
   ClusterSpec cluster;
@@ -41,23 +47,26 @@ struct EmulatedWorld {
 };
 
 struct CudaOptions {
-  BackendOptions run = {};                   // the watchdog
-  bool virtual_ranks = false;                // all ranks on one GPU: real numerics and memory, no real communication
-  bool processes = false;                    // ranks are the processes of this launch
-  std::vector<int> devices = {};             // the driver's numbers of the GPUs to use, rank by rank; empty: all that there are
-  std::optional<EmulatedWorld> emulate = {}; // instead of all ranks
-  // Most CTAs, each of which takes a multiprocessor, that NCCL may give to one collective (ncclConfig_t::maxCTAs). Matrix products then count on
-  // the other multiprocessors (cuBLASLt's SM-count target). 0: NCCL chooses, and products count on all. No meaning where NCCL has nothing to do:
-  // one rank, virtual ranks, an emulated world.
+  BackendOptions run = {};        // the watchdog
+  bool virtual_ranks = false;     // all ranks on one GPU: real numerics and memory, no real communication
+  bool processes = false;         // ranks are the processes of this launch
+  std::vector<int> devices = {};  // the driver's numbers of the GPUs to use, rank by rank; empty: all that there are
+  std::optional<EmulatedWorld> emulate = {};  // instead of all ranks
+  // Most CTAs, each of which takes a multiprocessor, that NCCL may give to one collective (ncclConfig_t::maxCTAs).
+  // Matrix products then count on the other multiprocessors (cuBLASLt's SM-count target). 0: NCCL chooses, and products
+  // count on all. No meaning where NCCL has nothing to do: one rank, virtual ranks, an emulated world.
   int nccl_ctas = 0;
-  Memory arena = Memory::device;             // where Memory::device lies. host: pinned, so that host code may touch buffers (tests)
+  Memory arena =
+      Memory::device;  // where Memory::device lies. host: pinned, so that host code may touch buffers (tests)
 };
 
-// Throws InputError for a mesh that these GPUs cannot hold (more ranks than GPUs without virtual_ranks, a GPU named twice or unknown),
-// for one of another size than the launch, for two processes on one GPU, for processes where no MPI is built in.
+// Throws InputError for a mesh that these GPUs cannot hold (more ranks than GPUs without virtual_ranks, a GPU named
+// twice or unknown), for one of another size than the launch, for two processes on one GPU, for processes where no MPI
+// is built in.
 [[nodiscard]] std::unique_ptr<Backend> make_cuda_backend(MeshShape, const CudaOptions& = {});
 
-// Empty where the backend can be made; else why not, with the remedy: not built, no driver, no GPU. Touches the driver, changes nothing.
+// Empty where the backend can be made; else why not, with the remedy: not built, no driver, no GPU. Touches the driver,
+// changes nothing.
 [[nodiscard]] std::string why_no_cuda();
 
 }  // namespace fsdp

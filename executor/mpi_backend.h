@@ -1,10 +1,11 @@
-// The `mpi` backend: ranks are processes that a launcher (mpirun, mpiexec, srun) started together, on one machine or several.
+// The `mpi` backend: ranks are processes that a launcher (mpirun, mpiexec, srun) started together, on one machine or
+// several.
 //
 //   mpirun -n 4 fsdp-plan run --backend mpi --plan plan.json --model tiny-llama
 //
-// Each process runs one rank with the host backend's streams, arena and instruments; collectives go through MPI, and add in the order of
-// the ranks, so that results equal the host backend's bit by bit. Where the build found no MPI, every function here throws an InputError
-// that says how to get it.
+// Each process runs one rank with the host backend's streams, arena and instruments; collectives go through MPI, and
+// add in the order of the ranks, so that results equal the host backend's bit by bit. Where the build found no MPI,
+// every function here throws an InputError that says how to get it.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +16,9 @@
 
 namespace fsdp {
 
-// The processes of this launch, whose ranks run on this backend or on `cuda` (CudaOptions::processes). MPI is one per process, and so is this: it starts
-// with the first call of join_launch and ends with the process. When one process fails, dies or is stopped, all end; one of them says why (`may_speak`).
+// The processes of this launch, whose ranks run on this backend or on `cuda` (CudaOptions::processes). MPI is one per
+// process, and so is this: it starts with the first call of join_launch and ends with the process. When one process
+// fails, dies or is stopped, all end; one of them says why (`may_speak`).
 class Launch {
  public:
   virtual ~Launch() = default;
@@ -27,7 +29,8 @@ class Launch {
   [[nodiscard]] virtual const std::string& hosts() const = 0;  // "node1 (ranks 0 1 2 3), node2 (rank 4)"
   // True for one process of the launch: the first that asks. For errors that several processes see at once.
   [[nodiscard]] virtual bool may_speak() = 0;
-  // Ends this process at once, and with it all others, without what libraries do at exit: after a failed run, whose threads may be left.
+  // Ends this process at once, and with it all others, without what libraries do at exit: after a failed run, whose
+  // threads may be left.
   [[noreturn]] virtual void end(int status) = 0;
 };
 // Blocks until all processes have come here. MachineError if the MPI library does not let several threads use it.
@@ -41,7 +44,9 @@ class ProcessFailure : public RankFailure {
  public:
   ProcessFailure(std::int64_t rank, std::int32_t op, std::int32_t steps_begun, const std::string& what)
       : RankFailure(rank, op, what), steps_begun_(steps_begun) {}
-  [[nodiscard]] std::int32_t steps_begun() const { return steps_begun_; }  // calls of Device::begin_step; op is of the last of them
+  [[nodiscard]] std::int32_t steps_begun() const {
+    return steps_begun_;
+  }  // calls of Device::begin_step; op is of the last of them
 
  private:
   std::int32_t steps_begun_;

@@ -18,30 +18,31 @@ namespace fsdp {
 
 // What is known of a step as soon as it is over. `loss`: the mean over the global batch, before this step's update.
 struct StepReport {
-  int done = 0, total = 0;                   // steps of this run, warm-up included
+  int done = 0, total = 0;  // steps of this run, warm-up included
   double loss = 0, seconds = 0;
 };
 
-// Where tokens come from. Synthetic: tokens[i] = hash(seed, global sequence index, position) mod vocab, targets are the next
-// token, so that any partition of a global batch over ranks and micro-batches sees the same data.
+// Where tokens come from. Synthetic: tokens[i] = hash(seed, global sequence index, position) mod vocab, targets are the
+// next token, so that any partition of a global batch over ranks and micro-batches sees the same data.
 struct RunOptions {
-  int warmup_steps = 2;                      // at least 1: the first step is never measured
-  int steps = 5;                             // measured; with `until_noise`: at most, and at least 8
-  // Measure until half the 95 % confidence interval of the median step time is at most this fraction of it. The warm-up then ends where
-  // step times have settled, after `warmup_steps` or later (simulator/records/step_statistics.h).
+  int warmup_steps = 2;  // at least 1: the first step is never measured
+  int steps = 5;         // measured; with `until_noise`: at most, and at least 8
+  // Measure until half the 95 % confidence interval of the median step time is at most this fraction of it. The warm-up
+  // then ends where step times have settled, after `warmup_steps` or later (simulator/records/step_statistics.h).
   std::optional<double> until_noise;
   Training training;
-  // On every rank after each step, its streams idle, outside of what is timed; the same steps on all ranks (it may use Device::exchange).
+  // On every rank after each step, its streams idle, outside of what is timed; the same steps on all ranks (it may use
+  // Device::exchange).
   std::function<void(const RankState&)> after_step;
-  bool keep_parameters = false;              // return the final full parameters and first-step gradients (tests)
-  // For tests. `mutate` changes the program of one rank before its arena is laid out (mutants); `in_kernel` runs inside every kernel,
-  // metered with it (planted heap use, a throw, a standstill).
+  bool keep_parameters = false;  // return the final full parameters and first-step gradients (tests)
+  // For tests. `mutate` changes the program of one rank before its arena is laid out (mutants); `in_kernel` runs inside
+  // every kernel, metered with it (planted heap use, a throw, a standstill).
   std::function<void(Program&, std::int64_t rank)> mutate;
   std::function<void(const Operation&, std::int64_t rank)> in_kernel;
-  std::function<void(const StepReport&)> progress;     // called by the thread of rank 0, in the process of rank 0
+  std::function<void(const StepReport&)> progress;  // called by the thread of rank 0, in the process of rank 0
 };
 
-struct NamedTensor {                         // a full (unsharded) tensor, as fp64
+struct NamedTensor {  // a full (unsharded) tensor, as fp64
   std::string name;
   std::vector<double> values;
 };
@@ -51,16 +52,21 @@ struct RunResult {
   std::vector<NamedTensor> first_gradients;  // of the first step (after averaging, before clipping), if asked for
 };
 
-// Lowers the plan for each rank with the `native` implementation, proves it free of races, runs it. Throws InputError for a plan
-// that this backend cannot run (ranks, ops, dtypes), MachineError when the machine fails or an instrument finds the program wrong.
-[[nodiscard]] RunResult run(const ModelGraph&, const ShardingPlan&, const ClusterSpec&, Backend&, const RunOptions& = {});
+// Lowers the plan for each rank with the `native` implementation, proves it free of races, runs it. Throws InputError
+// for a plan that this backend cannot run (ranks, ops, dtypes), MachineError when the machine fails or an instrument
+// finds the program wrong.
+[[nodiscard]] RunResult run(const ModelGraph&, const ShardingPlan&, const ClusterSpec&, Backend&,
+                            const RunOptions& = {});
 
-// Initial value of one element of a parameter: a pure function, so that every rank fills its own shard. Matrices: bell-shaped, mean 0,
-// deviation 0.02, from a counter-based hash of (seed, name, index); one-dimensional weights (norms) 1; biases 0. Exact: synthetic.cpp.
+// Initial value of one element of a parameter: a pure function, so that every rank fills its own shard. Matrices:
+// bell-shaped, mean 0, deviation 0.02, from a counter-based hash of (seed, name, index); one-dimensional weights
+// (norms) 1; biases 0. Exact: synthetic.cpp.
 [[nodiscard]] double initial_value(std::uint64_t seed, const Parameter&, std::int64_t index);
 // The same for elements [begin, begin + count), stored at `to` as `type` (fp64, fp32 or bf16); hashes the name once.
-void fill_initial_values(std::uint64_t seed, const Parameter&, std::int64_t begin, std::int64_t count, DType type, std::byte* to);
+void fill_initial_values(std::uint64_t seed, const Parameter&, std::int64_t begin, std::int64_t count, DType type,
+                         std::byte* to);
 // Token `position` of global sequence `sequence`.
-[[nodiscard]] std::int64_t synthetic_token(std::uint64_t seed, std::int64_t sequence, std::int64_t position, std::int64_t vocab);
+[[nodiscard]] std::int64_t synthetic_token(std::uint64_t seed, std::int64_t sequence, std::int64_t position,
+                                           std::int64_t vocab);
 
 }  // namespace fsdp

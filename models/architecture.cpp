@@ -8,8 +8,8 @@
 #include <nlohmann/json.hpp>
 
 #include "models/catalog.h"
-#include "models/input/error.h"
 #include "models/importers/builder.h"
+#include "models/input/error.h"
 #include "models/input/suggest.h"
 
 namespace fsdp {
@@ -21,7 +21,8 @@ using Json = nlohmann::ordered_json;
 std::string plain(std::string_view text) {
   std::string out;
   for (const char c : text)
-    if (std::isalnum(static_cast<unsigned char>(c))) out += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+    if (std::isalnum(static_cast<unsigned char>(c)))
+      out += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
   return out;
 }
 
@@ -29,19 +30,29 @@ std::string plain(std::string_view text) {
 std::vector<std::string> words_of(std::string_view text) {
   std::vector<std::string> out(1);
   for (const char c : text) {
-    if (std::isalnum(static_cast<unsigned char>(c))) out.back() += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+    if (std::isalnum(static_cast<unsigned char>(c)))
+      out.back() += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
     else if (!out.back().empty()) out.emplace_back();
   }
   return out;
 }
 
-struct Word { std::string_view word, meaning; };
-constexpr std::array kNotModelled{
-    Word{"lora", "adapters on frozen weights"}, Word{"qlora", "adapters on frozen weights"}, Word{"moe", "a mixture of experts"},
-    Word{"mixtral", "a mixture of experts"}, Word{"dbrx", "a mixture of experts"},
-    Word{"expert", "a mixture of experts"}, Word{"olmoe", "a mixture of experts"}, Word{"bert", "an encoder"}, Word{"roberta", "an encoder"},
-    Word{"t5", "an encoder and a decoder"}, Word{"vit", "a vision model"}, Word{"mamba", "a state-space model"},
-    Word{"flux", "a diffusion model"}};
+struct Word {
+  std::string_view word, meaning;
+};
+constexpr std::array kNotModelled{Word{"lora", "adapters on frozen weights"},
+                                  Word{"qlora", "adapters on frozen weights"},
+                                  Word{"moe", "a mixture of experts"},
+                                  Word{"mixtral", "a mixture of experts"},
+                                  Word{"dbrx", "a mixture of experts"},
+                                  Word{"expert", "a mixture of experts"},
+                                  Word{"olmoe", "a mixture of experts"},
+                                  Word{"bert", "an encoder"},
+                                  Word{"roberta", "an encoder"},
+                                  Word{"t5", "an encoder and a decoder"},
+                                  Word{"vit", "a vision model"},
+                                  Word{"mamba", "a state-space model"},
+                                  Word{"flux", "a diffusion model"}};
 
 // A form that a model may have: what its config says beside the sizes.
 struct Form {
@@ -61,39 +72,56 @@ Json config_of(const Form& form, const Sizes& s, std::string_view where) {
   c["tie_word_embeddings"] = form.tied;
   if (form.family == "mpt") {
     if (s.ffn % s.hidden != 0)
-      throw InputError(std::string(where), fmt::format("ffn: {} is no multiple of hidden {}, as MPT has it", s.ffn, s.hidden));
-    c.update({{"d_model", s.hidden}, {"n_layers", s.layers}, {"n_heads", s.heads}, {"expansion_ratio", s.ffn / s.hidden},
-              {"max_seq_len", s.seq_len}, {"no_bias", false}, {"attn_config", {{"alibi", false}}}});
+      throw InputError(std::string(where),
+                       fmt::format("ffn: {} is no multiple of hidden {}, as MPT has it", s.ffn, s.hidden));
+    c.update({{"d_model", s.hidden},
+              {"n_layers", s.layers},
+              {"n_heads", s.heads},
+              {"expansion_ratio", s.ffn / s.hidden},
+              {"max_seq_len", s.seq_len},
+              {"no_bias", false},
+              {"attn_config", {{"alibi", false}}}});
   } else if (form.family == "gpt2") {
-    c.update({{"n_embd", s.hidden}, {"n_layer", s.layers}, {"n_head", s.heads}, {"n_inner", s.ffn}, {"n_positions", s.seq_len},
+    c.update({{"n_embd", s.hidden},
+              {"n_layer", s.layers},
+              {"n_head", s.heads},
+              {"n_inner", s.ffn},
+              {"n_positions", s.seq_len},
               {"activation_function", "gelu"}});
   } else {
-    c.update({{"hidden_size", s.hidden}, {"num_hidden_layers", s.layers}, {"num_attention_heads", s.heads}, {"num_key_value_heads", s.kv_heads},
-              {"intermediate_size", s.ffn}, {"sliding_window", nullptr}});
+    c.update({{"hidden_size", s.hidden},
+              {"num_hidden_layers", s.layers},
+              {"num_attention_heads", s.heads},
+              {"num_key_value_heads", s.kv_heads},
+              {"intermediate_size", s.ffn},
+              {"sliding_window", nullptr}});
   }
   return c;
 }
 
-// Parameters of a form without building it: what its config's matrices, norms and biases add up to. Only to choose between forms; the
-// graph counts exactly.
+// Parameters of a form without building it: what its config's matrices, norms and biases add up to. Only to choose
+// between forms; the graph counts exactly.
 double rough_parameters(const Form& form, const Sizes& s, std::int64_t head_dim) {
   const auto d = static_cast<double>(s.hidden), f = static_cast<double>(s.ffn), v = static_cast<double>(s.vocab);
   const double kv = static_cast<double>(s.kv_heads * head_dim), q = static_cast<double>(s.heads * head_dim);
   const bool gelu = form.family == "mpt" || form.family == "gpt2";
   const double block = 2 * d * q + 2 * d * kv + (gelu ? 2 : 3) * d * f;
-  return static_cast<double>(s.layers) * block + v * d * (form.tied ? 1 : 2) + (gelu ? static_cast<double>(s.seq_len) * d : 0);
+  return static_cast<double>(s.layers) * block + v * d * (form.tied ? 1 : 2) +
+         (gelu ? static_cast<double>(s.seq_len) * d : 0);
 }
 
 // "Llama-3-8B" -> llama; empty: nobody has named it. "GPT 2.7B" is no GPT-2, "GPT-2-like (llama arch)" is a Llama.
 std::string_view family_of(const std::vector<std::string>& words) {
-  constexpr std::array kFamilies{Word{"mpt", "mpt"}, Word{"mosaicgpt", "mpt"}, Word{"llama", "llama"}, Word{"codellama", "llama"},
-                                 Word{"vicuna", "llama"}, Word{"mistral", "mistral"}, Word{"qwen3", "qwen3"}, Word{"qwen", "qwen2"},
-                                 Word{"gpt2", "gpt2"}};
+  constexpr std::array kFamilies{Word{"mpt", "mpt"},         Word{"mosaicgpt", "mpt"}, Word{"llama", "llama"},
+                                 Word{"codellama", "llama"}, Word{"vicuna", "llama"},  Word{"mistral", "mistral"},
+                                 Word{"qwen3", "qwen3"},     Word{"qwen", "qwen2"},    Word{"gpt2", "gpt2"}};
   for (const Word& f : kFamilies)
     for (const std::string& word : words)
       if (word.starts_with(f.word) && !(f.word == "gpt2" && word.size() > 4)) return f.meaning;
   for (std::size_t i = 0; i + 1 < words.size(); ++i)
-    if (words[i] == "gpt" && words[i + 1] == "2" && (i + 2 == words.size() || !std::isdigit(static_cast<unsigned char>(words[i + 2][0])))) return "gpt2";
+    if (words[i] == "gpt" && words[i + 1] == "2" &&
+        (i + 2 == words.size() || !std::isdigit(static_cast<unsigned char>(words[i + 2][0]))))
+      return "gpt2";
   return {};
 }
 
@@ -116,19 +144,23 @@ Sizes sizes_of(const Architecture& a, std::string_view family, std::vector<std::
   s.heads = assume(a.heads, s.hidden / head_size, fmt::format("heads of size {}", head_size));
   s.kv_heads = a.kv_heads.value_or(s.heads);
   const bool gelu = family == "mpt" || family == "gpt2" || (family.empty() && !a.ffn);
-  const std::int64_t third = (8 * s.hidden / 3 + 255) / 256 * 256;   // Llama's 2/3 of 4 hidden, to a multiple of 256
+  const std::int64_t third = (8 * s.hidden / 3 + 255) / 256 * 256;  // Llama's 2/3 of 4 hidden, to a multiple of 256
   s.ffn = assume(a.ffn, gelu ? 4 * s.hidden : third, gelu ? "feed-forward of 4 hidden" : "feed-forward of 8/3 hidden");
-  s.vocab = assume(a.vocab, gelu ? 50304 : 32000, gelu ? "vocabulary of GPT-2, 50,304" : "vocabulary of Llama 2, 32,000");
+  s.vocab =
+      assume(a.vocab, gelu ? 50304 : 32000, gelu ? "vocabulary of GPT-2, 50,304" : "vocabulary of Llama 2, 32,000");
   s.seq_len = a.seq_len.value_or(2048);
-  if (s.hidden > kMaxWidth || s.layers > kMaxLayers) throw InputError(std::string(where), "layers or hidden is out of range");
+  if (s.hidden > kMaxWidth || s.layers > kMaxLayers)
+    throw InputError(std::string(where), "layers or hidden is out of range");
   if (s.heads % s.kv_heads != 0)
     throw InputError(std::string(where), fmt::format("kv_heads: {} does not divide {} heads", s.kv_heads, s.heads));
   return s;
 }
 
-// Tables state a family's vocabulary, padded or not, while the parameters were counted in the run: where both differ by a whole number
-// of embedding rows, the run had that many fewer or more. Empty: they agree, or differ in something else.
-std::optional<std::int64_t> vocab_of_params(const Architecture& a, const Sizes& s, const Form& form, std::int64_t counted) {
+// Tables state a family's vocabulary, padded or not, while the parameters were counted in the run: where both differ by
+// a whole number of embedding rows, the run had that many fewer or more. Empty: they agree, or differ in something
+// else.
+std::optional<std::int64_t> vocab_of_params(const Architecture& a, const Sizes& s, const Form& form,
+                                            std::int64_t counted) {
   constexpr std::int64_t kMostPadding = 512;
   if (!a.params || *a.params == counted) return std::nullopt;
   const std::int64_t row = s.hidden * (form.tied ? 1 : 2), more = *a.params - counted;
@@ -154,24 +186,31 @@ ArchitectureModel model_from_architecture(const Architecture& a, std::string_vie
   for (const Word& n : kNotModelled)
     for (const std::string& word : words)
       if (word.starts_with(n.word))
-        throw InputError(std::string(where), fmt::format("model: \"{}\" is {}, which is not modelled", printable(a.name), n.meaning));
+        throw InputError(std::string(where),
+                         fmt::format("model: \"{}\" is {}, which is not modelled", printable(a.name), n.meaning));
   ArchitectureModel out;
   if (!a.layers || !a.hidden) {
     auto known = from_catalog(a);
-    if (!known) throw InputError(std::string(where), "layers or hidden is missing, and \"" + printable(a.name) + "\" is no model of the catalog");
+    if (!known)
+      throw InputError(std::string(where),
+                       "layers or hidden is missing, and \"" + printable(a.name) + "\" is no model of the catalog");
     out.assumptions.push_back("sizes of the catalog's " + known->name);
     out.graph = std::move(*known);
   } else {
     const std::string_view named = family_of(words), family = named.empty() ? std::string_view(a.family) : named;
     Sizes s = sizes_of(a, family, out.assumptions, where);
-    const bool wide = family == "qwen3";     // head size 128 whatever the hidden size
-    if (!wide && s.hidden % s.heads != 0) throw InputError(std::string(where), fmt::format("heads: {} do not divide hidden {}", s.heads, s.hidden));
+    const bool wide = family == "qwen3";  // head size 128 whatever the hidden size
+    if (!wide && s.hidden % s.heads != 0)
+      throw InputError(std::string(where), fmt::format("heads: {} do not divide hidden {}", s.heads, s.hidden));
     const std::int64_t head_dim = wide ? 128 : s.hidden / s.heads;
     const std::vector<Form> forms = forms_of(family, a);
     Form best = forms[0];
     if (a.params) {
-      const auto miss = [&](const Form& f) { return std::abs(rough_parameters(f, s, head_dim) / static_cast<double>(*a.params) - 1); };
-      best = *std::min_element(forms.begin(), forms.end(), [&](const Form& x, const Form& y) { return miss(x) < miss(y) - 1e-3; });
+      const auto miss = [&](const Form& f) {
+        return std::abs(rough_parameters(f, s, head_dim) / static_cast<double>(*a.params) - 1);
+      };
+      best = *std::min_element(forms.begin(), forms.end(),
+                               [&](const Form& x, const Form& y) { return miss(x) < miss(y) - 1e-3; });
     }
     out.graph = model_from_config(config_of(best, s, where).dump(), where, s.seq_len);
     if (const auto vocab = vocab_of_params(a, s, best, out.graph.parameter_count())) {
@@ -179,13 +218,15 @@ ArchitectureModel model_from_architecture(const Architecture& a, std::string_vie
       out.assumptions.push_back(fmt::format("a vocabulary of {}, as the parameters say", with_commas(s.vocab)));
       out.graph = model_from_config(config_of(best, s, where).dump(), where, s.seq_len);
     }
-    if (family.empty()) out.assumptions.push_back(fmt::format("a decoder like {}", best.family == "gpt2" ? "GPT-2" : "Llama"));
+    if (family.empty())
+      out.assumptions.push_back(fmt::format("a decoder like {}", best.family == "gpt2" ? "GPT-2" : "Llama"));
     if (best.tied != forms[0].tied) out.assumptions.push_back(best.tied ? "tied embeddings" : "untied embeddings");
   }
   out.graph.name = a.name.empty() ? "unnamed" : printable(a.name);
   const auto ours = static_cast<double>(out.graph.parameter_count());
   if (a.params && std::abs(ours / static_cast<double>(*a.params) - 1) > kParameterTolerance)
-    throw InputError(std::string(where), fmt::format("params: its columns make {} parameters, not {}", human_count(ours), human_count(static_cast<double>(*a.params))));
+    throw InputError(std::string(where), fmt::format("params: its columns make {} parameters, not {}",
+                                                     human_count(ours), human_count(static_cast<double>(*a.params))));
   return out;
 }
 

@@ -1,7 +1,8 @@
-// A model from the handful of numbers that a table of runs has room for: layers, hidden size, heads and so on. What a table leaves
-// out is assumed from its family's customs, and every assumption is said.
+// A model from the handful of numbers that a table of runs has room for: layers, hidden size, heads and so on. What a
+// table leaves out is assumed from its family's customs, and every assumption is said.
 //
-//   const ArchitectureModel m = model_from_architecture({.name = "Llama-3-8B", .layers = 32, .hidden = 4096, ...}, "runs.csv: 7");
+//   const ArchitectureModel m = model_from_architecture({.name = "Llama-3-8B", .layers = 32, .hidden = 4096, ...},
+//     "runs.csv: 7");
 //   m.graph.parameter_count();  m.assumptions    // "heads: head size 128"
 #pragma once
 
@@ -16,22 +17,23 @@
 namespace fsdp {
 
 struct Architecture {
-  std::string name;                          // as people write it: "MPT-7b", "Llama-3-8B", "our GPT"
+  std::string name;  // as people write it: "MPT-7b", "Llama-3-8B", "our GPT"
   std::optional<std::int64_t> layers, hidden, heads, kv_heads, ffn, vocab, seq_len;
-  std::string family;                        // of models whose name says none: "llama"; empty: not known
-  std::optional<std::int64_t> params;        // as published: decides what the other numbers leave open, and is a check
+  std::string family;                  // of models whose name says none: "llama"; empty: not known
+  std::optional<std::int64_t> params;  // as published: decides what the other numbers leave open, and is a check
   friend bool operator==(const Architecture&, const Architecture&) = default;
 };
 
 struct ArchitectureModel {
   ModelGraph graph;
-  std::vector<std::string> assumptions;      // one sentence each
+  std::vector<std::string> assumptions;  // one sentence each
 };
 
-// The family comes from the name (MPT, GPT-2, Llama, Mistral, Qwen2, Qwen3); for any other name it is the decoder, of those modelled,
-// whose parameters come nearest to `params`, or without them the one that the feed-forward size suggests (4 hidden: GPT-like; else
-// Llama-like). Throws InputError(where, ...): no layers or hidden size and a name that is not in the catalog, impossible sizes,
-// a kind of model that is not modelled (mixture of experts, encoders, adapters), parameters that none of the forms comes near.
+// The family comes from the name (MPT, GPT-2, Llama, Mistral, Qwen2, Qwen3); for any other name it is the decoder, of
+// those modelled, whose parameters come nearest to `params`, or without them the one that the feed-forward size
+// suggests (4 hidden: GPT-like; else Llama-like). Throws InputError(where, ...): no layers or hidden size and a name
+// that is not in the catalog, impossible sizes, a kind of model that is not modelled (mixture of experts, encoders,
+// adapters), parameters that none of the forms comes near.
 [[nodiscard]] ArchitectureModel model_from_architecture(const Architecture&, std::string_view where);
 
 // By how much a graph may miss the published number of parameters: they are often rounded ("2.7 B").

@@ -6,9 +6,9 @@
 #include <array>
 #include <filesystem>
 
+#include "models/importers/importers.h"
 #include "models/input/embedded.h"
 #include "models/input/error.h"
-#include "models/importers/importers.h"
 #include "models/input/json.h"
 #include "models/input/suggest.h"
 
@@ -21,9 +21,10 @@ struct Family {
   std::string_view model_type;
   Importer import;
 };
-constexpr std::array kFamilies{Family{"llama", import_llama}, Family{"mistral", import_llama}, Family{"qwen2", import_llama},
-                               Family{"qwen3", import_llama}, Family{"mixtral", import_llama}, Family{"qwen3_moe", import_llama},
-                               Family{"olmoe", import_llama}, Family{"gpt2", import_gpt2},      Family{"mpt", import_mpt}};
+constexpr std::array kFamilies{
+    Family{"llama", import_llama}, Family{"mistral", import_llama}, Family{"qwen2", import_llama},
+    Family{"qwen3", import_llama}, Family{"mixtral", import_llama}, Family{"qwen3_moe", import_llama},
+    Family{"olmoe", import_llama}, Family{"gpt2", import_gpt2},     Family{"mpt", import_mpt}};
 
 std::string stem(std::string_view file) { return fs::path(file).stem().string(); }
 
@@ -92,18 +93,21 @@ ModelGraph model_from_config(std::string_view json_text, std::string_view where,
     graph.name = model_name(where);
     return graph;
   }
-  config.refuse("model_type", "\"" + printable(type) + "\" is not a known family", "known are " + join(model_families()));
+  config.refuse("model_type", "\"" + printable(type) + "\" is not a known family",
+                "known are " + join(model_families()));
 }
 
 ModelGraph load_model(std::string_view spec, std::int64_t seq_len) {
   const std::string catalog = fmt::format("configs/{}.json", spec);
-  if (const std::string_view text = embedded_file(catalog); !text.empty()) return model_from_config(text, catalog, seq_len);
+  if (const std::string_view text = embedded_file(catalog); !text.empty())
+    return model_from_config(text, catalog, seq_len);
   const std::string path = config_path(spec);
   if (path.empty()) {
     const bool looks_like_path = spec.find('/') != std::string_view::npos || spec.ends_with(".json");
     if (looks_like_path)
       throw InputError("--model: \"" + printable(spec) + "\"", "there is no such file or folder", "check the path");
-    throw InputError("--model", "\"" + printable(spec) + "\" is not in the catalog, nor a file", suggestion(spec, model_names()));
+    throw InputError("--model", "\"" + printable(spec) + "\" is not in the catalog, nor a file",
+                     suggestion(spec, model_names()));
   }
   if (path.ends_with(".safetensors")) {
     throw InputError("--model: \"" + printable(path) + "\"", "weights files cannot be read yet",

@@ -11,25 +11,28 @@
 
 namespace fsdp {
 
-// `spec`: a catalog name ("llama3-8b"), a Hugging Face config.json, or a folder that holds one. Throws InputError: unknown
-// name (with the nearest ones), unreadable or malformed file, unknown model_type (with the list of those known), impossible
-// sizes. `seq_len` matters to families with learned positions sized by the run (mpt benchmark variants); 0: the config's own.
+// `spec`: a catalog name ("llama3-8b"), a Hugging Face config.json, or a folder that holds one. Throws InputError:
+// unknown name (with the nearest ones), unreadable or malformed file, unknown model_type (with the list of those
+// known), impossible sizes. `seq_len` matters to families with learned positions sized by the run (mpt benchmark
+// variants); 0: the config's own.
 [[nodiscard]] ModelGraph load_model(std::string_view spec, std::int64_t seq_len = 0);
 
 // The same from the text of a config.json; `where` names it in errors.
-[[nodiscard]] ModelGraph model_from_config(std::string_view json_text, std::string_view where, std::int64_t seq_len = 0);
+[[nodiscard]] ModelGraph model_from_config(std::string_view json_text, std::string_view where,
+                                           std::int64_t seq_len = 0);
 
 // `spec`: a catalog name or a cluster JSON file. `gpus` 0: one node. "host": this machine's cores as ranks.
 [[nodiscard]] ClusterSpec load_cluster(std::string_view spec, std::int64_t gpus = 0);
 [[nodiscard]] ClusterSpec cluster_from_json(std::string_view json_text, std::string_view where, std::int64_t gpus = 0);
-// The file of a catalog cluster, its GPU written out: a start for one's own. Throws InputError for "host" and unknown names.
+// The file of a catalog cluster, its GPU written out: a start for one's own. Throws InputError for "host" and unknown
+// names.
 [[nodiscard]] std::string cluster_file(std::string_view name);
 [[nodiscard]] GpuSpec load_gpu(std::string_view name, std::string_view where);
 
 [[nodiscard]] std::vector<std::string> model_names();
 [[nodiscard]] std::vector<std::string> cluster_names();
 [[nodiscard]] std::vector<std::string> gpu_names();
-[[nodiscard]] std::vector<std::string> model_families();     // the model_type values that model_from_config knows
+[[nodiscard]] std::vector<std::string> model_families();  // the model_type values that model_from_config knows
 
 // The embedded file, e.g. embedded_file("configs/llama3-8b.json"); empty if there is none.
 [[nodiscard]] std::string_view embedded_file(std::string_view path);

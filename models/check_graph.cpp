@@ -5,8 +5,8 @@
 #include <cmath>
 #include <unordered_set>
 
-#include "models/input/error.h"
 #include "models/graph.h"
+#include "models/input/error.h"
 #include "models/units.h"
 
 namespace fsdp {
@@ -41,7 +41,8 @@ Signature signature(const Op& op) {
     case OpKind::position_embedding: return {{width}, {width}, {{s.positions, s.width}}};
     case OpKind::rms_norm: return {{{all}}, {{all}}, {{s.width}}};
     case OpKind::layer_norm: return {{width}, {width}, {{s.width}, {s.width}}, true};
-    case OpKind::linear: return {{in}, {out}, {s.transposed ? Extents{s.in, s.out} : Extents{s.out, s.in}, {s.out}}, true};
+    case OpKind::linear:
+      return {{in}, {out}, {s.transposed ? Extents{s.in, s.out} : Extents{s.out, s.in}, {s.out}}, true};
     case OpKind::rotary: return {{{heads}}, {{heads}}, {}};
     case OpKind::attention:
       if (s.packed) return {{{heads + 2 * kv}}, {{heads}}, {}};
@@ -82,7 +83,8 @@ class Checker {
   const Tensor& tensor(std::int32_t id) const { return g_.tensors[static_cast<std::size_t>(id)]; }
 
   void modules() const {
-    require(!g_.modules.empty() && g_.modules[0].name.empty() && g_.modules[0].parent == -1, "modules[0] must be the root");
+    require(!g_.modules.empty() && g_.modules[0].name.empty() && g_.modules[0].parent == -1,
+            "modules[0] must be the root");
     std::unordered_set<std::string_view> names;
     for (std::size_t i = 0; i < g_.modules.size(); ++i) {
       const Module& m = g_.modules[i];
@@ -93,11 +95,13 @@ class Checker {
               fmt::format("module \"{}\" stands before its parent", m.name));
       const std::string& parent = module(m.parent).name;
       const std::string prefix = parent.empty() ? "" : parent + ".";
-      require(m.name.size() > prefix.size() && m.name.starts_with(prefix) && m.name.find('.', prefix.size()) == std::string::npos,
+      require(m.name.size() > prefix.size() && m.name.starts_with(prefix) &&
+                  m.name.find('.', prefix.size()) == std::string::npos,
               fmt::format("module \"{}\" is no child of \"{}\"", m.name, parent));
       // Pre-order: the one before is the parent or lies below it.
       const Module& before = g_.modules[i - 1];
-      require(before.name == parent || before.name.starts_with(prefix), fmt::format("module \"{}\" is out of pre-order", m.name));
+      require(before.name == parent || before.name.starts_with(prefix),
+              fmt::format("module \"{}\" is out of pre-order", m.name));
     }
   }
 
@@ -108,14 +112,16 @@ class Checker {
       require(!p.shape.empty(), fmt::format("parameter \"{}\" has no dimension", p.name));
       for (std::int64_t d : p.shape) require(d > 0, fmt::format("parameter \"{}\" has a dimension of {}", p.name, d));
       (void)checked_mul(p.numel(), 8, where_ + ": " + p.name);
-      require(p.modules.size() == p.aliases.size() + 1, fmt::format("parameter \"{}\" needs one owner per name", p.name));
+      require(p.modules.size() == p.aliases.size() + 1,
+              fmt::format("parameter \"{}\" needs one owner per name", p.name));
       for (std::size_t i = 0; i < p.modules.size(); ++i) {
         const std::string& name = i == 0 ? p.name : p.aliases[i - 1];
         require(names.insert(name).second, fmt::format("two parameters are named \"{}\"", name));
         require(in(p.modules[i], g_.modules.size()), fmt::format("parameter \"{}\" has no owner", name));
         const std::string& owner = module(p.modules[i]).name;
         const std::string prefix = owner.empty() ? "" : owner + ".";
-        require(name.starts_with(prefix) && name.find('.', prefix.size()) == std::string::npos && name.size() > prefix.size(),
+        require(name.starts_with(prefix) && name.find('.', prefix.size()) == std::string::npos &&
+                    name.size() > prefix.size(),
                 fmt::format("parameter \"{}\" is not of module \"{}\"", name, owner));
       }
       require(p.modules[0] >= last_owner, fmt::format("parameter \"{}\" is out of named_parameters() order", p.name));
@@ -167,7 +173,8 @@ class Checker {
   }
 
   static constexpr bool has_experts(OpKind kind) {
-    return kind == OpKind::moe_route || kind == OpKind::moe_dispatch || kind == OpKind::expert_linear || kind == OpKind::moe_combine;
+    return kind == OpKind::moe_route || kind == OpKind::moe_dispatch || kind == OpKind::expert_linear ||
+           kind == OpKind::moe_combine;
   }
   void experts(const Experts& e, const std::string& label) const {
     if (e.count == 0) return require(e == Experts{}, label + ": without experts there is no choice of them");
@@ -175,7 +182,8 @@ class Checker {
     require(std::isfinite(e.capacity_factor) && e.capacity_factor > 0, label + ": capacity_factor must be positive");
   }
 
-  void forms(const std::vector<std::int32_t>& ids, const std::vector<Form>& want, const Experts& e, const std::string& label) const {
+  void forms(const std::vector<std::int32_t>& ids, const std::vector<Form>& want, const Experts& e,
+             const std::string& label) const {
     bool same = ids.size() == want.size();
     for (std::size_t i = 0; same && i < ids.size(); ++i) {
       const Tensor& t = tensor(ids[i]);
@@ -201,7 +209,8 @@ class Checker {
     forms(op.inputs, want.inputs, s.experts, label + ": inputs");
     forms(op.outputs, want.outputs, s.experts, label + ": outputs");
     const std::size_t least = want.params.size() - (want.optional_last_param ? 1 : 0);
-    require(op.params.size() >= least && op.params.size() <= want.params.size(), label + ": wrong number of parameters");
+    require(op.params.size() >= least && op.params.size() <= want.params.size(),
+            label + ": wrong number of parameters");
     for (std::size_t i = 0; i < op.params.size(); ++i) {
       require(parameter(op.params[i]).shape == want.params[i],
               label + ": parameter \"" + parameter(op.params[i]).name + "\" has another shape");
@@ -224,7 +233,8 @@ class Checker {
       const Module& module = g_.modules[m];
       const std::int32_t size = module.op_end - module.op_begin;
       require(size == count[m] && (size == 0 || (module.op_begin == first[m] && module.op_end == last[m] + 1)),
-              fmt::format("module \"{}\": its ops are not exactly ops[{}, {})", module.name, module.op_begin, module.op_end));
+              fmt::format("module \"{}\": its ops are not exactly ops[{}, {})", module.name, module.op_begin,
+                          module.op_end));
     }
   }
 

@@ -8,9 +8,9 @@
 #include <optional>
 
 #include "models/catalog.h"
+#include "models/host.h"
 #include "models/input/digest.h"
 #include "models/input/error.h"
-#include "models/host.h"
 #include "models/input/json.h"
 #include "models/input/suggest.h"
 
@@ -24,7 +24,8 @@ FlopsPerSecond peak(JsonObject& o, std::string_view key) {
   if (!text) return {};
   const FlopsPerSecond value = parse_flops_rate(*text, o.where(key));
   if (value.count() != 0 && (value.count() < 1e3 || value.count() > 1e21))
-    o.refuse(key, human(value) + " is out of range", "give the dense peak of a real GPU, from 1kFLOP/s to 1000000PFLOP/s");
+    o.refuse(key, human(value) + " is out of range",
+             "give the dense peak of a real GPU, from 1kFLOP/s to 1000000PFLOP/s");
   return value;
 }
 
@@ -92,7 +93,9 @@ GpuSpec gpu_from(JsonObject o) {
   g.host_link = rate(o, "host_link");
   if (o.has("nvlink")) g.nvlink = rate(o, "nvlink");
   g.compute_capability = o.optional_integer("compute_capability", 10, 1000).value_or(g.compute_capability);
-  const auto fraction = [&](std::string_view key, double usual) { return o.optional_number(key, 0.001, 1).value_or(usual); };
+  const auto fraction = [&](std::string_view key, double usual) {
+    return o.optional_number(key, 0.001, 1).value_or(usual);
+  };
   g.matmul_efficiency = fraction("matmul_efficiency", g.matmul_efficiency);
   g.fp8_matmul_efficiency = fraction("fp8_matmul_efficiency", g.fp8_matmul_efficiency);
   g.sustained_clock = fraction("sustained_clock", g.sustained_clock);
@@ -122,7 +125,8 @@ CpuVendor cpu_vendor(JsonObject& o) {
 // What files may leave out: see ClusterSpec for what is taken then.
 void read_fabric(JsonObject& o, ClusterSpec& c) {
   c.nvlink_domain = o.optional_integer("nvlink_domain", 1, kMaxGpus).value_or(0);
-  if (c.nvlink_domain % c.gpus_per_node != 0) o.refuse("nvlink_domain", "is not whole nodes", "give a multiple of \"gpus_per_node\"");
+  if (c.nvlink_domain % c.gpus_per_node != 0)
+    o.refuse("nvlink_domain", "is not whole nodes", "give a multiple of \"gpus_per_node\"");
   c.nics_per_node = o.optional_integer("nics_per_node", 1, kMaxGpusPerNode).value_or(0);
   c.cpu = cpu_vendor(o);
   c.sharp = o.optional_boolean("sharp").value_or(false);
@@ -135,7 +139,8 @@ void read_fabric(JsonObject& o, ClusterSpec& c) {
 }
 
 // How many GPUs: what was asked for, one node by default, or the nodes that the file states.
-std::int64_t gpu_count(std::int64_t asked, const ClusterSpec& c, std::optional<std::int64_t> nodes, std::string_view where) {
+std::int64_t gpu_count(std::int64_t asked, const ClusterSpec& c, std::optional<std::int64_t> nodes,
+                       std::string_view where) {
   const std::string flag = "--gpus";
   const std::int64_t all = nodes.value_or(1) * c.gpus_per_node;
   if (asked == 0) return all;
@@ -146,9 +151,10 @@ std::int64_t gpu_count(std::int64_t asked, const ClusterSpec& c, std::optional<s
                      fmt::format("use at most {}", all));
   }
   if (asked > c.gpus_per_node && asked % c.gpus_per_node != 0) {
-    throw InputError(
-        flag, fmt::format("{} GPUs do not fill whole nodes of {} (cluster {})", asked, c.gpus_per_node, c.name),
-        fmt::format("use {} or {}", asked / c.gpus_per_node * c.gpus_per_node, (asked / c.gpus_per_node + 1) * c.gpus_per_node));
+    throw InputError(flag,
+                     fmt::format("{} GPUs do not fill whole nodes of {} (cluster {})", asked, c.gpus_per_node, c.name),
+                     fmt::format("use {} or {}", asked / c.gpus_per_node * c.gpus_per_node,
+                                 (asked / c.gpus_per_node + 1) * c.gpus_per_node));
   }
   return asked;
 }
@@ -158,8 +164,8 @@ void add(Digest& d, const GpuSpec& g) {
   for (FlopsPerSecond f : {g.fp32, g.tf32, g.bf16, g.fp8}) d.add("peak", f.count());
   for (Bytes b : {g.memory, g.usable_memory, g.l2}) d.add("bytes", b.count());
   for (BytesPerSecond r : {g.memory_bandwidth, g.host_link, g.nvlink}) d.add("rate", r.count());
-  for (double e : {g.matmul_efficiency, g.fp8_matmul_efficiency, g.attention_forward_efficiency, g.attention_backward_efficiency,
-                   g.memory_efficiency, g.sustained_clock})
+  for (double e : {g.matmul_efficiency, g.fp8_matmul_efficiency, g.attention_forward_efficiency,
+                   g.attention_backward_efficiency, g.memory_efficiency, g.sustained_clock})
     d.add("efficiency", e);
   for (const AttentionCeiling& a : g.attention) {
     d.add("attention", a.forward);
@@ -175,7 +181,8 @@ std::string ClusterSpec::digest() const {
   Digest d;
   d.add("cluster", name);
   fsdp::add(d, gpu);
-  for (std::int64_t n : {gpus, gpus_per_node, nvlink_domain, nics_per_node, collective_sms, fixed_memory.count()}) d.add("count", n);
+  for (std::int64_t n : {gpus, gpus_per_node, nvlink_domain, nics_per_node, collective_sms, fixed_memory.count()})
+    d.add("count", n);
   for (BytesPerSecond r : {intra_bus, inter_bus}) d.add("bus", r.count());
   for (Seconds s : {intra_latency, inter_latency, collective_base_latency}) d.add("latency", s.count());
   d.add("cpu", static_cast<std::int64_t>(cpu));
@@ -190,7 +197,8 @@ GpuSpec load_gpu(std::string_view name, std::string_view where) {
   const std::string file = fmt::format("gpus/{}.json", name);
   const std::string_view text = embedded_file(file);
   if (text.empty())
-    throw InputError(std::string(where), "\"" + printable(name) + "\" is not a known GPU", suggestion(name, gpu_names()));
+    throw InputError(std::string(where), "\"" + printable(name) + "\" is not a known GPU",
+                     suggestion(name, gpu_names()));
   const JsonDocument document = parse_document(text, file, "fsdp-plan/gpu/1");
   return gpu_from(document.root());
 }
@@ -230,7 +238,8 @@ std::string cluster_file(std::string_view name) {
 ClusterSpec load_cluster(std::string_view spec, std::int64_t gpus) {
   if (spec == "host") return host_cluster(gpus);
   const std::string catalog = fmt::format("clusters/{}.json", spec);
-  if (const std::string_view text = embedded_file(catalog); !text.empty()) return cluster_from_json(text, catalog, gpus);
+  if (const std::string_view text = embedded_file(catalog); !text.empty())
+    return cluster_from_json(text, catalog, gpus);
   const std::string path(spec);
   std::error_code error;
   if (std::filesystem::exists(path, error) || path.find('/') != std::string::npos || path.ends_with(".json")) {

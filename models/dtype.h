@@ -10,14 +10,16 @@ enum class DType : std::uint8_t { f64, f32, bf16, f16, i64 };
 
 [[nodiscard]] constexpr std::int64_t size_of(DType t) {
   switch (t) {
-    case DType::f64: case DType::i64: return 8;
+    case DType::f64:
+    case DType::i64: return 8;
     case DType::f32: return 4;
-    case DType::bf16: case DType::f16: return 2;
+    case DType::bf16:
+    case DType::f16: return 2;
   }
   return 0;
 }
 
-[[nodiscard]] std::string_view name(DType);                                              // "fp64" "fp32" "bf16" "fp16" "int64"
-[[nodiscard]] DType parse_dtype(std::string_view text, std::string_view where);          // throws InputError with the list
+[[nodiscard]] std::string_view name(DType);                                      // "fp64" "fp32" "bf16" "fp16" "int64"
+[[nodiscard]] DType parse_dtype(std::string_view text, std::string_view where);  // throws InputError with the list
 
 }  // namespace fsdp

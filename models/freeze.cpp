@@ -1,8 +1,8 @@
 // Parameters that are not trained. A tensor takes part in backward when something trained has a part in it.
 #include <algorithm>
 
-#include "models/input/error.h"
 #include "models/graph.h"
+#include "models/input/error.h"
 #include "models/input/suggest.h"
 
 namespace fsdp {
@@ -40,10 +40,11 @@ ModelGraph freeze(ModelGraph model, std::span<const std::string> modules_or_para
                        suggestion(wanted, names(model)));
   }
   for (const Op& op : model.ops) {
-    const bool trained = std::any_of(op.params.begin(), op.params.end(),
-                                     [&](std::int32_t p) { return model.parameters[static_cast<std::size_t>(p)].trainable; }) ||
-                         std::any_of(op.inputs.begin(), op.inputs.end(),
-                                     [&](std::int32_t t) { return model.tensors[static_cast<std::size_t>(t)].requires_grad; });
+    const bool trained =
+        std::any_of(op.params.begin(), op.params.end(),
+                    [&](std::int32_t p) { return model.parameters[static_cast<std::size_t>(p)].trainable; }) ||
+        std::any_of(op.inputs.begin(), op.inputs.end(),
+                    [&](std::int32_t t) { return model.tensors[static_cast<std::size_t>(t)].requires_grad; });
     for (std::int32_t t : op.outputs) {
       Tensor& made = model.tensors[static_cast<std::size_t>(t)];
       made.requires_grad = trained && made.kind != TensorKind::ids;

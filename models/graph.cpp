@@ -10,9 +10,14 @@
 namespace fsdp {
 namespace {
 
-constexpr std::array<std::string_view, kOpKinds> kOpNames{
-    "embedding", "position_embedding", "rms_norm", "layer_norm", "linear", "rotary", "attention", "swiglu", "gelu",
-    "add",       "cross_entropy",      "opaque",   "moe_route",  "moe_dispatch", "expert_linear", "moe_combine"};
+constexpr std::array<std::string_view, kOpKinds> kOpNames{"embedding",     "position_embedding",
+                                                          "rms_norm",      "layer_norm",
+                                                          "linear",        "rotary",
+                                                          "attention",     "swiglu",
+                                                          "gelu",          "add",
+                                                          "cross_entropy", "opaque",
+                                                          "moe_route",     "moe_dispatch",
+                                                          "expert_linear", "moe_combine"};
 
 // Fields at their default are left out: the key says which field it is, so the text stays unambiguous.
 template <class T>
@@ -119,12 +124,14 @@ std::string ModelGraph::digest() const {
   return d.text();
 }
 
-// What double arithmetic adds to an exact product is not rounded up to one more slot. Up to 10^12 tokens (far beyond a micro-batch) that
-// takes less than one slot from a capacity that is whole.
+// What double arithmetic adds to an exact product is not rounded up to one more slot. Up to 10^12 tokens (far beyond a
+// micro-batch) that takes less than one slot from a capacity that is whole.
 std::int64_t Experts::capacity(std::int64_t tokens) const {
-  const double share = static_cast<double>(tokens) * static_cast<double>(top_k) / static_cast<double>(count) * capacity_factor;
+  const double share =
+      static_cast<double>(tokens) * static_cast<double>(top_k) / static_cast<double>(count) * capacity_factor;
   if (share >= static_cast<double>(tokens)) return tokens;
-  return std::clamp<std::int64_t>(static_cast<std::int64_t>(std::ceil(share * (1 - 1e-12))), 1, std::max<std::int64_t>(1, tokens));
+  return std::clamp<std::int64_t>(static_cast<std::int64_t>(std::ceil(share * (1 - 1e-12))), 1,
+                                  std::max<std::int64_t>(1, tokens));
 }
 
 std::int64_t rows(const Experts& e, const Workload& w) {

@@ -15,8 +15,8 @@ namespace {
 
 constexpr std::int64_t kMaxRanks = 1024;
 
-// Physical memory, or what the control group of this process may use where that is less. The total, not what is free now, so
-// that a cluster and its digest do not change from call to call.
+// Physical memory, or what the control group of this process may use where that is less. The total, not what is free
+// now, so that a cluster and its digest do not change from call to call.
 Bytes machine_memory() {
   std::int64_t total = std::int64_t{1} << 30;
   std::ifstream meminfo("/proc/meminfo");
@@ -46,7 +46,8 @@ std::int64_t usable_cores() {
 
 ClusterSpec host_cluster(std::int64_t gpus) {
   if (gpus < 0 || gpus > kMaxRanks)
-    throw InputError("--gpus", fmt::format("{} CPU ranks are out of range", gpus), fmt::format("use 1 to {}", kMaxRanks));
+    throw InputError("--gpus", fmt::format("{} CPU ranks are out of range", gpus),
+                     fmt::format("use 1 to {}", kMaxRanks));
   ClusterSpec c;
   c.name = "host";
   c.host = true;

@@ -1,4 +1,5 @@
-// This machine as a cluster of CPU ranks: cores and memory are read at run time; rates stay 0 until they are calibrated.
+// This machine as a cluster of CPU ranks: cores and memory are read at run time; rates stay 0 until they are
+// calibrated.
 #pragma once
 
 #include <cstdint>
@@ -7,8 +8,8 @@
 
 namespace fsdp {
 
-// `gpus` 0: one rank per core that this process may use. Ranks share one node and its memory. More ranks than cores are allowed
-// (up to 1024): results stay right, times do not.
+// `gpus` 0: one rank per core that this process may use. Ranks share one node and its memory. More ranks than cores are
+// allowed (up to 1024): results stay right, times do not.
 [[nodiscard]] ClusterSpec host_cluster(std::int64_t gpus);
 
 // Cores that this process may run on (containers and taskset narrow it).

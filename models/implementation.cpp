@@ -14,8 +14,8 @@ std::vector<const Implementation*> all() {
   std::vector<const Implementation*> found = {&native_implementation(), &native_cuda_implementation()};
   for (const Implementation& i : torchtitan_implementations()) found.push_back(&i);
   found.insert(found.end(), {&hf_implementation(false), &hf_implementation(true), &hf_eager_attention_implementation(),
-                             &foundry_implementation(false), &foundry_implementation(true), &foundry_2023_implementation(),
-                             &torch_cpu_implementation()});
+                             &foundry_implementation(false), &foundry_implementation(true),
+                             &foundry_2023_implementation(), &torch_cpu_implementation()});
   return found;
 }
 
@@ -71,8 +71,9 @@ OpFacts facts(const Implementation& implementation, const Op& op, const Workload
     for (const Implementation* i : all())
       if (i->rules[static_cast<std::size_t>(op.kind)] != nullptr)
         known += (known.empty() ? "" : ", ") + std::string(i->name) + (i->compiled ? " with --compile" : "");
-    throw InputError("--implementation", std::string(implementation.name) + (implementation.compiled ? ", compiled," : "") +
-                                             " has no known memory and time for " + std::string(name(op.kind)),
+    throw InputError("--implementation",
+                     std::string(implementation.name) + (implementation.compiled ? ", compiled," : "") +
+                         " has no known memory and time for " + std::string(name(op.kind)),
                      "those that have: " + known);
   }
   return rule(op, workload);
@@ -80,7 +81,9 @@ OpFacts facts(const Implementation& implementation, const Op& op, const Workload
 
 OpFacts facts(const Implementation& implementation, const Op& op, const Workload& workload, const ModelGraph& model) {
   OpFacts f = facts(implementation, op, workload);
-  const auto keep_nothing = [&f] { f.saved_inputs = f.saved_outputs = 0, f.saved_extra_bytes = f.result_extra_bytes = 0; };
+  const auto keep_nothing = [&f] {
+    f.saved_inputs = f.saved_outputs = 0, f.saved_extra_bytes = f.result_extra_bytes = 0;
+  };
   const auto trained = [&](std::int32_t p) { return model.parameters[static_cast<std::size_t>(p)].trainable; };
   if (!model.tensors[static_cast<std::size_t>(op.outputs[0])].requires_grad) keep_nothing();
   const bool product =  // only the weight's gradient reads the input
@@ -93,8 +96,8 @@ std::string digest(const Implementation& i) {
   Digest d;
   d.add("name", i.name);
   d.add("flags", (i.compiled ? 1 : 0) + (i.backward_adds_in_place ? 2 : 0) + (i.loss_read_every_step ? 4 : 0) +
-                     (i.keeps_unneeded_results ? 8 : 0) + (i.recompute_stops_early ? 16 : 0) + (i.frames_hold_inputs ? 32 : 0) +
-                     (i.batch_read_every_forward ? 64 : 0));
+                     (i.keeps_unneeded_results ? 8 : 0) + (i.recompute_stops_early ? 16 : 0) +
+                     (i.frames_hold_inputs ? 32 : 0) + (i.batch_read_every_forward ? 64 : 0));
   d.add("optimizer_temp", i.optimizer_temp_bytes_per_element);
   d.add("optimizer_temps_at_once", i.optimizer_temps_at_once);
   d.add("optimizer_traffic", i.optimizer_traffic);
@@ -109,10 +112,10 @@ std::string digest(const Implementation& i) {
     for (std::int64_t element_bytes : {2, 4, 8}) {
       const OpFacts f = facts(i, probe(static_cast<OpKind>(k)), Workload{2, 13, element_bytes});
       d.add("op", k);
-      for (std::int64_t v :
-           {std::int64_t{f.saved_inputs}, std::int64_t{f.saved_outputs}, f.saved_extra_bytes, f.forward_scratch_bytes,
-            f.backward_scratch_bytes, std::int64_t{f.forward_launches}, std::int64_t{f.backward_launches},
-            f.forward_traffic_bytes, f.backward_traffic_bytes, f.result_extra_bytes, std::int64_t{f.extra_replaces_input}}) {
+      for (std::int64_t v : {std::int64_t{f.saved_inputs}, std::int64_t{f.saved_outputs}, f.saved_extra_bytes,
+                             f.forward_scratch_bytes, f.backward_scratch_bytes, std::int64_t{f.forward_launches},
+                             std::int64_t{f.backward_launches}, f.forward_traffic_bytes, f.backward_traffic_bytes,
+                             f.result_extra_bytes, std::int64_t{f.extra_replaces_input}}) {
         d.add("", v);
       }
       d.add("rate", f.forward_rate);

@@ -1,12 +1,12 @@
-// Arithmetic of each op kind. Matrix products and attention decide step time; the memory-bound kinds carry small per-element
-// counts (an exponential, a division and a square root count one each) so that sums stay honest.
+// Arithmetic of each op kind. Matrix products and attention decide step time; the memory-bound kinds carry small
+// per-element counts (an exponential, a division and a square root count one each) so that sums stay honest.
 #include "models/graph.h"
 
 namespace fsdp {
 namespace {
 
-// Query-key pairs of one sequence and head. Causal: half of the square, as published TFLOP/s figures count. With a window w < S
-// the far triangle of side S - w is left out: S*S/2 - (S-w)*(S-w)/2.
+// Query-key pairs of one sequence and head. Causal: half of the square, as published TFLOP/s figures count. With a
+// window w < S the far triangle of side S - w is left out: S*S/2 - (S-w)*(S-w)/2.
 double attention_pairs(const OpShape& s, std::int64_t seq_len) {
   const double n = static_cast<double>(seq_len);
   if (!s.causal) return n * n;
@@ -51,7 +51,8 @@ double forward_flops(const Op& op, const Workload& w) {
     case OpKind::embedding:
     case OpKind::moe_dispatch: return 0;  // gathers
     case OpKind::linear: return 2 * tokens * static_cast<double>(s.in) * static_cast<double>(s.out);
-    case OpKind::expert_linear: return 2 * row_count() * static_cast<double>(s.in) * static_cast<double>(s.out);  // empty slots, too
+    case OpKind::expert_linear:
+      return 2 * row_count() * static_cast<double>(s.in) * static_cast<double>(s.out);  // empty slots, too
     case OpKind::moe_combine:  // a product and a sum per choice and channel
       return 2 * tokens * static_cast<double>(s.experts.top_k) * static_cast<double>(s.width);
     case OpKind::swiglu: return row_count() * element_width(op) * flops_per_element(op.kind);
@@ -65,9 +66,11 @@ double forward_flops(const Op& op, const Workload& w) {
 
 double backward_flops(const Op& op, const Workload& w) {
   if (op.kind == OpKind::attention) return 2.5 * forward_flops(op, w);
-  if (op.kind == OpKind::embedding) return static_cast<double>(w.tokens()) * static_cast<double>(op.shape.width);  // scatter-add
+  if (op.kind == OpKind::embedding)
+    return static_cast<double>(w.tokens()) * static_cast<double>(op.shape.width);  // scatter-add
   if (op.kind == OpKind::moe_dispatch)  // a token's gradient: the sum over its slots
-    return static_cast<double>(w.tokens()) * static_cast<double>(op.shape.experts.top_k) * static_cast<double>(op.shape.width);
+    return static_cast<double>(w.tokens()) * static_cast<double>(op.shape.experts.top_k) *
+           static_cast<double>(op.shape.width);
   return 2 * forward_flops(op, w);
 }
 
@@ -78,7 +81,8 @@ double model_flops_per_token(const ModelGraph& model, std::int64_t seq_len) {
     if (op.kind == OpKind::linear) flops += 6 * static_cast<double>(s.in) * static_cast<double>(s.out);
     if (op.kind == OpKind::expert_linear)
       flops += 6 * static_cast<double>(s.in) * static_cast<double>(s.out) * static_cast<double>(s.experts.top_k);
-    if (op.kind == OpKind::attention) flops += 12 * static_cast<double>(s.heads * s.head_dim) * static_cast<double>(seq_len);
+    if (op.kind == OpKind::attention)
+      flops += 12 * static_cast<double>(s.heads * s.head_dim) * static_cast<double>(seq_len);
     if (op.kind == OpKind::opaque) flops += 3 * s.opaque_flops_per_token;
   }
   return flops;

@@ -40,8 +40,8 @@ struct Choice {
   double speed = 0;  // GB/s
 };
 
-// The largest count * speed that `total` GB/s holds; at equal products the faster channels. Speeds below half of the best found
-// so far are not tried. A link slower than the slowest speed has one channel.
+// The largest count * speed that `total` GB/s holds; at equal products the faster channels. Speeds below half of the
+// best found so far are not tried. A link slower than the slowest speed has one channel.
 Choice search(std::span<const double> speeds, double total) {
   Choice best{1, 0};
   for (const double s : speeds) {
@@ -58,8 +58,8 @@ void duplicate(Choice& c, std::int64_t capability) {
   c = {2 * c.count, c.speed / 2};
 }
 
-// The rate that NCCL counts for the NVLinks of a GPU, of the datasheet's: 20 of 25 GB/s per link up to Ampere, 20.6 of 25 on
-// Hopper, 40.1 of 50 on Blackwell.
+// The rate that NCCL counts for the NVLinks of a GPU, of the datasheet's: 20 of 25 GB/s per link up to Ampere, 20.6 of
+// 25 on Hopper, 40.1 of 50 on Blackwell.
 double counted_links(const GpuSpec& gpu) {
   const double part = gpu.compute_capability >= 100 ? 40.1 / 50 : gpu.compute_capability >= 90 ? 20.6 / 25 : 20.0 / 25;
   return gpu.nvlink.count() / kGiga * part;
@@ -118,11 +118,12 @@ Channels nvls_channels(const ClusterSpec& c, std::int64_t ranks_per_node, std::i
   if (capability < 90 || ranks_per_node < 3 || c.gpu.nvlink.count() <= 0) return {};
   Channels out;
   if (nodes <= 1) {
-    // A head's links carry its stream twice: n + 1 times the speed for n GPUs. More than 8 GPUs are counted as 8: 72 GB200 in one
-    // domain measure 835 GB/s, what 8 B200 do.
+    // A head's links carry its stream twice: n + 1 times the speed for n GPUs. More than 8 GPUs are counted as 8: 72
+    // GB200 in one domain measure 835 GB/s, what 8 B200 do.
     const std::int64_t heads = std::min<std::int64_t>(8, ranks_per_node);
     const Choice found = search(intra_speeds(capability), c.intra_bus.count() / kGiga / static_cast<double>(heads + 1));
-    out = {heads, (found.count == 1 ? found.speed : c.intra_bus.count() / kGiga / static_cast<double>(heads + 1)) * kGiga, 0};
+    out = {heads,
+           (found.count == 1 ? found.speed : c.intra_bus.count() / kGiga / static_cast<double>(heads + 1)) * kGiga, 0};
   } else {
     out = {std::min(ranks_per_node, nics_of_group(c, ranks_per_node)), nic_rate(c).count(), 0};
   }
@@ -134,8 +135,8 @@ Channels nvls_channels(const ClusterSpec& c, std::int64_t ranks_per_node, std::i
 BytesPerSecond counted_intra_bus(const GpuSpec& gpu, CpuVendor cpu) {
   double total = counted_links(gpu);
   if (total <= 0) {
-    // Over PCIe and, between the halves of a node, over the link of its two processors: 16 GB/s AMD, 22 Intel (Sapphire Rapids),
-    // 6 Arm.
+    // Over PCIe and, between the halves of a node, over the link of its two processors: 16 GB/s AMD, 22 Intel (Sapphire
+    // Rapids), 6 Arm.
     const double processors = cpu == CpuVendor::amd ? 16 : cpu == CpuVendor::arm ? 6 : 22;
     total = std::min(counted_pcie(gpu), processors);
   }
@@ -144,7 +145,8 @@ BytesPerSecond counted_intra_bus(const GpuSpec& gpu, CpuVendor cpu) {
 }
 
 BytesPerSecond counted_inter_bus(const GpuSpec& gpu, BytesPerSecond nic, std::int64_t nics, std::int64_t gpus) {
-  // A NIC is no faster than its PCIe slot, of the GPU's generation (a GPU's chip-to-chip link is none: its NICs have PCIe 5).
+  // A NIC is no faster than its PCIe slot, of the GPU's generation (a GPU's chip-to-chip link is none: its NICs have
+  // PCIe 5).
   const double slot = gpu.host_link.count() > 130e9 ? 48 : counted_pcie(gpu);
   const Choice found = search(inter_speeds(gpu.compute_capability), std::min(nic.count() / kGiga, slot));
   const double each = static_cast<double>(found.count) * found.speed;
@@ -152,7 +154,8 @@ BytesPerSecond counted_inter_bus(const GpuSpec& gpu, BytesPerSecond nic, std::in
 }
 
 ClusterSpec cluster_of(const GpuSpec& gpu, std::int64_t gpus, std::int64_t gpus_per_node, BytesPerSecond fabric) {
-  if (gpus < 1 || gpus_per_node < 1) throw InputError("cluster", "GPUs and GPUs per node must be at least 1", "give both");
+  if (gpus < 1 || gpus_per_node < 1)
+    throw InputError("cluster", "GPUs and GPUs per node must be at least 1", "give both");
   const std::int64_t capability = gpu.compute_capability;
   ClusterSpec c;
   c.name = gpu.name;
@@ -168,8 +171,8 @@ ClusterSpec cluster_of(const GpuSpec& gpu, std::int64_t gpus, std::int64_t gpus_
   const BytesPerSecond nic = fabric.count() > 0 ? fabric : BytesPerSecond(capability >= 90 ? 50e9 : 25e9);
   c.intra_bus = counted_intra_bus(gpu, c.cpu);
   c.inter_bus = counted_inter_bus(gpu, nic, gpus_per_node, gpus_per_node);
-  // 0.55 GiB of CUDA context with PyTorch's kernels; per channel about 12 MiB of ring buffers (NCCL issue 1685); 0.25 GiB of
-  // NVLink SHARP buffers (2 x 16 channels x 8 x 128 KiB x 8 heads).
+  // 0.55 GiB of CUDA context with PyTorch's kernels; per channel about 12 MiB of ring buffers (NCCL issue 1685); 0.25
+  // GiB of NVLink SHARP buffers (2 x 16 channels x 8 x 128 KiB x 8 heads).
   const double channels = static_cast<double>(ring_channels(c, std::min(gpus, c.domain()), 1).ctas);
   const double gib = 0.55 + 0.0125 * channels + (nvls_channels(c, std::min(gpus, c.domain()), 1).count > 0 ? 0.25 : 0);
   c.fixed_memory = Bytes(static_cast<std::int64_t>(std::llround(gib * 1024)) * (std::int64_t{1} << 20));

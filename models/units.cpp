@@ -24,9 +24,9 @@ constexpr std::array kByteUnits{Unit{"B", 1},        Unit{"KiB", 0x1p10}, Unit{"
                                 Unit{"GiB", 0x1p30}, Unit{"TiB", 0x1p40}, Unit{"kB", 1e3},
                                 Unit{"MB", 1e6},     Unit{"GB", 1e9},     Unit{"TB", 1e12}};
 // b = bit, B = byte; factors are to bytes per second.
-constexpr std::array kRateUnits{Unit{"B/s", 1},        Unit{"kB/s", 1e3},     Unit{"MB/s", 1e6},     Unit{"GB/s", 1e9},
-                                Unit{"TB/s", 1e12},    Unit{"b/s", 0.125},    Unit{"kb/s", 0.125e3}, Unit{"Mb/s", 0.125e6},
-                                Unit{"Gb/s", 0.125e9}, Unit{"Tb/s", 0.125e12}};
+constexpr std::array kRateUnits{
+    Unit{"B/s", 1},     Unit{"kB/s", 1e3},     Unit{"MB/s", 1e6},     Unit{"GB/s", 1e9},     Unit{"TB/s", 1e12},
+    Unit{"b/s", 0.125}, Unit{"kb/s", 0.125e3}, Unit{"Mb/s", 0.125e6}, Unit{"Gb/s", 0.125e9}, Unit{"Tb/s", 0.125e12}};
 constexpr std::array kFlopsUnits{Unit{"FLOP/s", 1},    Unit{"kFLOP/s", 1e3},  Unit{"MFLOP/s", 1e6},
                                  Unit{"GFLOP/s", 1e9}, Unit{"TFLOP/s", 1e12}, Unit{"PFLOP/s", 1e15}};
 // Divisors: n / 1e6 is the closest double to n microseconds, n * 1e-6 is not always.
@@ -58,10 +58,12 @@ std::optional<Parsed> split(std::string_view text, std::span<const Unit> units) 
 }
 
 [[noreturn]] void refuse(std::string_view text, std::string_view where, std::string_view expected) {
-  throw InputError(std::string(where), "\"" + printable(text) + "\" was not understood", "expected " + std::string(expected));
+  throw InputError(std::string(where), "\"" + printable(text) + "\" was not understood",
+                   "expected " + std::string(expected));
 }
 
-double parse_double(std::string_view text, std::string_view where, std::span<const Unit> units, std::string_view expected) {
+double parse_double(std::string_view text, std::string_view where, std::span<const Unit> units,
+                    std::string_view expected) {
   const auto p = split(text, units);
   if (!p) refuse(text, where, expected);
   const double value = p->number * p->unit.factor;
@@ -108,7 +110,8 @@ Bytes parse_bytes(std::string_view text, std::string_view where) {
 }
 
 BytesPerSecond parse_rate(std::string_view text, std::string_view where) {
-  return BytesPerSecond(parse_double(text, where, kRateUnits, "a rate with its unit, such as \"450GB/s\" or \"400Gb/s\""));
+  return BytesPerSecond(
+      parse_double(text, where, kRateUnits, "a rate with its unit, such as \"450GB/s\" or \"400Gb/s\""));
 }
 
 FlopsPerSecond parse_flops_rate(std::string_view text, std::string_view where) {

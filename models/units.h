@@ -1,9 +1,11 @@
-// Quantities with units. Bytes, flops, seconds and rates are distinct types that do not mix; the operators below are the
-// only ones that exist, and each is a sentence of physics. Text carries its unit and the parser is strict:
+// Quantities with units. Bytes, flops, seconds and rates are distinct types that do not mix; the operators below are
+// the only ones that exist, and each is a sentence of physics. Text carries its unit and the parser is strict:
 //
 //   parse_bytes("80GiB", "gpu.json: memory")      -> Bytes{85899345920}
-//   parse_rate("400Gb/s", "--fabric")             -> BytesPerSecond{5e10}     (b = bit, B = byte, k/M/G/T = powers of 1000)
-//   parse_bytes("80", "--memory-limit")           -> InputError: expected a size with its unit, such as "80GiB" or "512MiB"
+//   parse_rate("400Gb/s", "--fabric")             -> BytesPerSecond{5e10}     (b = bit, B = byte, k/M/G/T = powers of
+//                                                                             1000)
+//   parse_bytes("80", "--memory-limit")           -> InputError: expected a size with its unit, such as "80GiB" or
+//                                                 "512MiB"
 //
 // Absent on purpose: implicit conversion from a bare number, and any way to add bytes to seconds.
 #pragma once
@@ -32,8 +34,14 @@ class Quantity {
   friend constexpr double operator/(Quantity a, Quantity b) {
     return static_cast<double>(a.count_) / static_cast<double>(b.count_);
   }
-  constexpr Quantity& operator+=(Quantity b) { count_ += b.count_; return *this; }
-  constexpr Quantity& operator-=(Quantity b) { count_ -= b.count_; return *this; }
+  constexpr Quantity& operator+=(Quantity b) {
+    count_ += b.count_;
+    return *this;
+  }
+  constexpr Quantity& operator-=(Quantity b) {
+    count_ -= b.count_;
+    return *this;
+  }
 
  private:
   Rep count_ = 0;
@@ -47,15 +55,17 @@ using FlopsPerSecond = Quantity<struct FlopsPerSecondTag, double>;
 
 constexpr Seconds operator/(Bytes b, BytesPerSecond r) { return Seconds(static_cast<double>(b.count()) / r.count()); }
 constexpr Seconds operator/(Flops f, FlopsPerSecond r) { return Seconds(f.count() / r.count()); }
-constexpr BytesPerSecond operator/(Bytes b, Seconds s) { return BytesPerSecond(static_cast<double>(b.count()) / s.count()); }
+constexpr BytesPerSecond operator/(Bytes b, Seconds s) {
+  return BytesPerSecond(static_cast<double>(b.count()) / s.count());
+}
 constexpr FlopsPerSecond operator/(Flops f, Seconds s) { return FlopsPerSecond(f.count() / s.count()); }
 
 // Strict parsers: a number, directly followed by a unit, nothing else. Throw InputError(where, ...) on anything else,
 // on negative, non-finite or overflowing values.
-[[nodiscard]] Bytes parse_bytes(std::string_view text, std::string_view where);               // B KiB MiB GiB TiB kB MB GB TB
-[[nodiscard]] BytesPerSecond parse_rate(std::string_view text, std::string_view where);       // B/s .. TB/s, b/s .. Tb/s
-[[nodiscard]] FlopsPerSecond parse_flops_rate(std::string_view text, std::string_view where); // FLOP/s .. PFLOP/s
-[[nodiscard]] Seconds parse_seconds(std::string_view text, std::string_view where);           // ns us ms s
+[[nodiscard]] Bytes parse_bytes(std::string_view text, std::string_view where);  // B KiB MiB GiB TiB kB MB GB TB
+[[nodiscard]] BytesPerSecond parse_rate(std::string_view text, std::string_view where);  // B/s .. TB/s, b/s .. Tb/s
+[[nodiscard]] FlopsPerSecond parse_flops_rate(std::string_view text, std::string_view where);  // FLOP/s .. PFLOP/s
+[[nodiscard]] Seconds parse_seconds(std::string_view text, std::string_view where);            // ns us ms s
 
 // Exact text: parse_x(exact_text(x)) == x for every value that parse_x can return. For files.
 [[nodiscard]] std::string exact_text(Bytes);
@@ -68,8 +78,8 @@ constexpr FlopsPerSecond operator/(Flops f, Seconds s) { return FlopsPerSecond(f
 [[nodiscard]] std::string human(Seconds);
 [[nodiscard]] std::string human(BytesPerSecond);
 [[nodiscard]] std::string human(FlopsPerSecond);
-[[nodiscard]] std::string human_count(double n);                     // 8030261248 -> "8.03 B"
-[[nodiscard]] std::string with_commas(std::int64_t n);               // 8030261248 -> "8,030,261,248"
+[[nodiscard]] std::string human_count(double n);        // 8030261248 -> "8.03 B"
+[[nodiscard]] std::string with_commas(std::int64_t n);  // 8030261248 -> "8,030,261,248"
 
 // a * b and a + b for sizes that come from input: throw InputError(where, "... overflows ...") instead of wrapping.
 [[nodiscard]] std::int64_t checked_mul(std::int64_t a, std::int64_t b, std::string_view where);

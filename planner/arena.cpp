@@ -14,7 +14,9 @@ namespace {
 
 constexpr std::int64_t kAlignment = 64;
 
-std::int64_t rounded(std::int64_t bytes) { return (std::max<std::int64_t>(bytes, 1) + kAlignment - 1) / kAlignment * kAlignment; }
+std::int64_t rounded(std::int64_t bytes) {
+  return (std::max<std::int64_t>(bytes, 1) + kAlignment - 1) / kAlignment * kAlignment;
+}
 
 // Best-fit free list over a region that grows at its end.
 class Region {
@@ -52,7 +54,7 @@ class Region {
   using ByOffset = std::map<std::int64_t, std::int64_t>;
 
   std::int64_t grow(std::int64_t size) {
-    if (!by_offset_.empty()) {               // the last free block may reach the end: extend it
+    if (!by_offset_.empty()) {  // the last free block may reach the end: extend it
       auto last = std::prev(by_offset_.end());
       if (last->first + last->second == end_) {
         const std::int64_t offset = last->first;
@@ -86,8 +88,9 @@ std::vector<char> persistent(const Program& program) {
   std::vector<char> live(program.buffers.size(), 0);
   for (const Step* step : {&program.init, &program.first_step, &program.steady_step}) {
     for (const Operation& op : step->ops) {
-      memory_events(*step, op, [&](std::int32_t b) { live[static_cast<std::size_t>(b)] = 1; },
-                    [&](std::int32_t b) { live[static_cast<std::size_t>(b)] = 0; });
+      memory_events(
+          *step, op, [&](std::int32_t b) { live[static_cast<std::size_t>(b)] = 1; },
+          [&](std::int32_t b) { live[static_cast<std::size_t>(b)] = 0; });
     }
   }
   return live;
@@ -97,11 +100,14 @@ std::vector<char> persistent(const Program& program) {
 
 void assign_arena(Program& program) {
   for (const Buffer& b : program.buffers)
-    if (b.recorded_streams != 0) throw MachineError("blocks that are reused when their streams have passed (fsdp1) cannot have fixed places yet");
+    if (b.recorded_streams != 0)
+      throw MachineError("blocks that are reused when their streams have passed (fsdp1) cannot have fixed places yet");
   std::array<Region, kStreams> pools;
   Region host;
   const std::vector<char> forever = persistent(program);
-  const auto region = [&](const Buffer& b) -> Region& { return b.host ? host : pools[static_cast<std::size_t>(b.pool)]; };
+  const auto region = [&](const Buffer& b) -> Region& {
+    return b.host ? host : pools[static_cast<std::size_t>(b.pool)];
+  };
   for (Buffer& b : program.buffers) b.offset = -1;
   for (const Step* step : {&program.init, &program.first_step, &program.steady_step}) {
     for (const Operation& op : step->ops) {

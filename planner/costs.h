@@ -4,8 +4,9 @@
 //   Costs costs = default_costs(cluster);                      // datasheet and cost-facts
 //   Demand d = demand_of(op, program.steady_step, program, model, plan, impl, cluster, costs);
 //
-// Where: costs/demands.cpp (an operation's price), costs/kernels.cpp with matmul.* and attention.*, costs/collectives.cpp with nccl.*,
-// costs/defaults.cpp (before anybody measured), costs/costs.cpp (the Costs value as JSON), costs/fitted.cpp (fitted to runs).
+// Where: costs/demands.cpp (an operation's price), costs/kernels.cpp with matmul.* and attention.*,
+// costs/collectives.cpp with nccl.*, costs/defaults.cpp (before anybody measured), costs/costs.cpp (the Costs value as
+// JSON), costs/fitted.cpp (fitted to runs).
 #pragma once
 
 #include <array>
@@ -23,26 +24,35 @@
 namespace fsdp {
 
 // Resources of one rank that running operations share.
-enum class Resource : std::uint8_t { compute, memory, intra_link, inter_link, host_link };   // SMs or cores; device memory; NVLink; NIC; PCIe
+enum class Resource : std::uint8_t {
+  compute,
+  memory,
+  intra_link,
+  inter_link,
+  host_link
+};  // SMs or cores; device memory; NVLink; NIC; PCIe
 inline constexpr int kResources = 5;
 
 struct Demand {
-  Seconds alone;                             // how long it takes when it has the machine to itself
-  std::array<double, kResources> use{};      // fraction of each resource's capacity that it uses while running at that speed
-  bool holds_compute = false;                // a collective: its SMs are taken first, the rest is shared
-  double resident = 0;                       // fraction of the SMs that its CTAs keep from start to end (persistent kernel); 0: they come and go
-  Seconds host;                              // CPU time to issue it
-  // Of streams that are threads (hosts): before it starts on a stream that had nothing to do, while nothing else of the rank runs and while
-  // something does; and of a collective: waiting for the slowest rank, this long and this part of the time since ranks last met, at most so long.
+  Seconds alone;  // how long it takes when it has the machine to itself
+  std::array<double, kResources>
+      use{};                   // fraction of each resource's capacity that it uses while running at that speed
+  bool holds_compute = false;  // a collective: its SMs are taken first, the rest is shared
+  double resident =
+      0;         // fraction of the SMs that its CTAs keep from start to end (persistent kernel); 0: they come and go
+  Seconds host;  // CPU time to issue it
+  // Of streams that are threads (hosts): before it starts on a stream that had nothing to do, while nothing else of the
+  // rank runs and while something does; and of a collective: waiting for the slowest rank, this long and this part of
+  // the time since ranks last met, at most so long.
   Seconds wake, wake_beside, skew, skew_most;
   double skew_share = 0;
-  Flops flops;                               // arithmetic done (0 for everything but kernels)
+  Flops flops;  // arithmetic done (0 for everything but kernels)
 };
 
 // A measured or assumed line: seconds = overhead + max(flops / flops_rate, bytes / byte_rate).
 struct KernelRate {
   Seconds overhead;
-  FlopsPerSecond flops_rate;                 // 0: not bound by arithmetic
+  FlopsPerSecond flops_rate;  // 0: not bound by arithmetic
   BytesPerSecond byte_rate;
   friend bool operator==(const KernelRate&, const KernelRate&) = default;
 };
@@ -53,66 +63,73 @@ struct CurvePoint {
 };
 
 enum class CollectiveKind : std::uint8_t { all_gather, reduce_scatter, all_reduce };
-[[nodiscard]] std::string_view name(CollectiveKind);           // "all_gather"
+[[nodiscard]] std::string_view name(CollectiveKind);  // "all_gather"
 
-// What moves the bytes. The other two need one NVLink domain (and buffers registered with NCCL); elsewhere NCCL's own kernels do.
+// What moves the bytes. The other two need one NVLink domain (and buffers registered with NCCL); elsewhere NCCL's own
+// kernels do.
 enum class CollectiveVariant : std::uint8_t {
-  nccl,                                      // NCCL's kernels, chosen by its model (costs/nccl.h)
-  symmetric_memory,                          // NCCL's kernels for symmetric memory windows (from 2.27): few SMs, low latency
-  copy_engine,                               // all-gathers by copy engines, no SM (NCCL 2.28; PyTorch's set_symm_mem_for_comm); else as above
+  nccl,              // NCCL's kernels, chosen by its model (costs/nccl.h)
+  symmetric_memory,  // NCCL's kernels for symmetric memory windows (from 2.27): few SMs, low latency
+  copy_engine,       // all-gathers by copy engines, no SM (NCCL 2.28; PyTorch's set_symm_mem_for_comm); else as above
 };
 
 // What nccl-tests measured: full-tensor bytes -> seconds, for one shape of group.
 struct CollectiveCurve {
   CollectiveKind kind{};
   std::int64_t ranks = 0, ranks_per_node = 0;
-  std::vector<CurvePoint> points;            // sizes increase
+  std::vector<CurvePoint> points;  // sizes increase
   friend bool operator==(const CollectiveCurve&, const CollectiveCurve&) = default;
 };
 
 // Constants of one platform, each with a source. Calibrated entries replace the formulas' defaults.
 struct Costs {
-  std::string platform;                      // "h100-sxm-80", "host"
-  std::string source;                        // "datasheet", "calibrate --backend host, 2 ranks, 2026-11-20"
-  // Ceilings, as fractions of the datasheet's peak or bandwidth: what a kernel of the best shape reaches in a short benchmark. Shapes
-  // take their part off by themselves (costs/matmul.h, costs/attention.h), power takes `sustained_clock` of matrix products.
+  std::string platform;  // "h100-sxm-80", "host"
+  std::string source;    // "datasheet", "calibrate --backend host, 2 ranks, 2026-11-20"
+  // Ceilings, as fractions of the datasheet's peak or bandwidth: what a kernel of the best shape reaches in a short
+  // benchmark. Shapes take their part off by themselves (costs/matmul.h, costs/attention.h), power takes
+  // `sustained_clock` of matrix products.
   double matmul_efficiency = 0.75, fp8_matmul_efficiency = 0.7;
-  double attention_forward_efficiency = 0.5, attention_backward_efficiency = 0.4;   // FlashAttention-2, head size 128, long sequences
+  double attention_forward_efficiency = 0.5,
+         attention_backward_efficiency = 0.4;  // FlashAttention-2, head size 128, long sequences
   double memory_efficiency = 0.85;
-  double sustained_clock = 1;                // clock that training holds over that of the ceilings' benchmarks (power, random data)
-  double host_scale = 1;                     // this host's time to issue work over the times assumed here and by the implementation
-  Seconds kernel_overhead;                   // per launch, on the device
-  Seconds host_per_operation;                // CPU time to issue one operation (added to the implementation's own)
-  // Calibrated (empty: use the formulas above). Index: 2 * OpKind + (backward ? 1 : 0); an entry with zero rates is absent.
+  double sustained_clock = 1;  // clock that training holds over that of the ceilings' benchmarks (power, random data)
+  double host_scale = 1;       // this host's time to issue work over the times assumed here and by the implementation
+  Seconds kernel_overhead;     // per launch, on the device
+  Seconds host_per_operation;  // CPU time to issue one operation (added to the implementation's own)
+  // Calibrated (empty: use the formulas above). Index: 2 * OpKind + (backward ? 1 : 0); an entry with zero rates is
+  // absent.
   std::vector<KernelRate> kernels;
-  std::vector<CurvePoint> matmul_curve[3];   // forward (NT), backward input (NN), backward weight (TN): flops -> seconds, of cubes
-  // What a product of another shape moves (its operands and its result, once) beyond a cube of as many flops takes so long more. A few rows
-  // by a large weight move several times as much. 0: not measured, or as fast as a cube.
+  std::vector<CurvePoint>
+      matmul_curve[3];  // forward (NT), backward input (NN), backward weight (TN): flops -> seconds, of cubes
+  // What a product of another shape moves (its operands and its result, once) beyond a cube of as many flops takes so
+  // long more. A few rows by a large weight move several times as much. 0: not measured, or as fast as a cube.
   BytesPerSecond matmul_beyond_cube[3] = {};
-  KernelRate copy, cast, optimizer, norm;    // copy-in/out, casts, AdamW, gradient norm: byte rates
-  std::vector<CurvePoint> all_gather, reduce_scatter, all_reduce;   // full-tensor bytes -> seconds, at `collective_ranks`
+  KernelRate copy, cast, optimizer, norm;  // copy-in/out, casts, AdamW, gradient norm: byte rates
+  std::vector<CurvePoint> all_gather, reduce_scatter,
+      all_reduce;  // full-tensor bytes -> seconds, at `collective_ranks`
   std::int64_t collective_ranks = 0;
-  // Hosts, whose streams are threads that share cores; all measured with `collective_ranks` ranks at once. A thread that sleeps is woken:
-  // `wake` while its rank does nothing else, `wake_beside` while another of its threads works (it queues for the core); for a collective,
-  // all of whose threads must get a core, `collective_beside`. Ranks that do the same for d seconds reach a collective
-  // min(skew + skew_share d, skew_most) apart (the last one, over their mean): ranks that take turns on a core are soon as far apart as
-  // they get. 0: not measured.
+  // Hosts, whose streams are threads that share cores; all measured with `collective_ranks` ranks at once. A thread
+  // that sleeps is woken: `wake` while its rank does nothing else, `wake_beside` while another of its threads works (it
+  // queues for the core); for a collective, all of whose threads must get a core, `collective_beside`. Ranks that do
+  // the same for d seconds reach a collective min(skew + skew_share d, skew_most) apart (the last one, over their
+  // mean): ranks that take turns on a core are soon as far apart as they get. 0: not measured.
   Seconds wake, wake_beside, collective_beside, skew, skew_most;
   double skew_share = 0;
-  std::int64_t cores = 0;                    // that those ranks had; 0: not known
-  // Collectives on GPUs (costs/collective_model.h). Fabric: of the NICs' counted bandwidth, on up to 8 nodes and from 16 on.
+  std::int64_t cores = 0;  // that those ranks had; 0: not known
+  // Collectives on GPUs (costs/collective_model.h). Fabric: of the NICs' counted bandwidth, on up to 8 nodes and from
+  // 16 on.
   double fabric_efficiency = 0.95, fabric_efficiency_at_scale = 0.90;
-  Seconds collective_skew;                   // per collective of a training step: launch, and waiting for the last rank to come
-  bool pessimistic_collectives = false;      // no LL128 on 16 nodes and more
+  Seconds collective_skew;  // per collective of a training step: launch, and waiting for the last rank to come
+  bool pessimistic_collectives = false;  // no LL128 on 16 nodes and more
   CollectiveVariant collective_variant = CollectiveVariant::nccl;
-  std::vector<CollectiveCurve> collective_curves;   // replace the formula; at most one per kind and shape
+  std::vector<CollectiveCurve> collective_curves;  // replace the formula; at most one per kind and shape
   // What makes steps of equal ranks unequal (simulator/engine/jitter.h), as fractions of the time that compute takes.
-  double gpu_spread = 0.02, step_jitter = 0.01;     // standard deviations: GPU to GPU, for good; step to step
+  double gpu_spread = 0.02, step_jitter = 0.01;  // standard deviations: GPU to GPU, for good; step to step
   friend bool operator==(const Costs&, const Costs&) = default;
 };
 
-[[nodiscard]] Costs default_costs(const ClusterSpec&);         // throws InputError for the host cluster: it needs calibration
-[[nodiscard]] std::string to_json_text(const Costs&);          // "fsdp-plan/costs/1"; parse_costs(to_json_text(c), f) == c
+[[nodiscard]] Costs default_costs(const ClusterSpec&);  // throws InputError for the host cluster: it needs calibration
+[[nodiscard]] std::string to_json_text(const Costs&);   // "fsdp-plan/costs/1"; parse_costs(to_json_text(c), f) == c
 [[nodiscard]] Costs parse_costs(std::string_view json_text, std::string_view where);
 [[nodiscard]] std::string digest(const Costs&);
 
@@ -133,9 +150,9 @@ struct CostContext {
 struct CollectiveCall {
   CollectiveKind kind{};
   Bytes bytes;
-  std::int64_t ranks = 1;                    // in the group
-  std::int64_t ranks_per_node = 1;           // of the group's ranks
-  std::int64_t nodes_apart = 1;              // from one of its nodes to the next
+  std::int64_t ranks = 1;           // in the group
+  std::int64_t ranks_per_node = 1;  // of the group's ranks
+  std::int64_t nodes_apart = 1;     // from one of its nodes to the next
 };
 [[nodiscard]] Demand collective_demand(const CollectiveCall&, const ClusterSpec&, const Costs&);
 // Ranks of a group that share a node, for a communicator of a plan on a cluster.

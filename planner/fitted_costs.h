@@ -1,11 +1,13 @@
 // Constants of the cost model that were fitted to runs, and where they hold.
 //
 //   const FittedCosts fitted = parse_fitted_costs(text, "costs.json");             // "fsdp-plan/fitted-costs/1"
-//   Costs c = costs_for(fitted, cluster);                                          // of the cluster's GPU, whoever runs it
+//   Costs c = costs_for(fitted, cluster);                                          // of the cluster's GPU, whoever
+//                                                                                  runs it
 //   Costs c = costs_for(fitted, cluster, "pytorch/torchtitan", "2024");            // of one platform
 //
-// A platform is who measured, on which GPU, with which generation of software. What a platform does not state holds as pooled over its
-// GPU, and what that does not state as the datasheet has it (default_costs). There is no constant of a model, a size or a row.
+// A platform is who measured, on which GPU, with which generation of software. What a platform does not state holds as
+// pooled over its GPU, and what that does not state as the datasheet has it (default_costs). There is no constant of a
+// model, a size or a row.
 #pragma once
 
 #include <cstdint>
@@ -22,41 +24,44 @@ namespace fsdp {
 
 // One constant that a fit may move: one line of a table.
 struct CostParameter {
-  std::string_view name;                     // the key of the member in "fsdp-plan/costs/1"
+  std::string_view name;  // the key of the member in "fsdp-plan/costs/1"
   std::variant<double Costs::*, Seconds Costs::*> member;
-  double lower, upper;                       // physical range
-  double pool_width, platform_width;         // how far (log) a GPU's value is expected from the datasheet's, a platform's from its GPU's
-  std::string_view why;                      // where range and widths come from
-  void (*follow)(Costs&, double ratio) = nullptr;   // what moves with it, in the same ratio; null: nothing
+  double lower, upper;  // physical range
+  double pool_width,
+      platform_width;    // how far (log) a GPU's value is expected from the datasheet's, a platform's from its GPU's
+  std::string_view why;  // where range and widths come from
+  void (*follow)(Costs&, double ratio) = nullptr;  // what moves with it, in the same ratio; null: nothing
 };
 [[nodiscard]] std::span<const CostParameter> cost_parameters();
-[[nodiscard]] const CostParameter* find_parameter(std::string_view name);   // nullptr: there is none
+[[nodiscard]] const CostParameter* find_parameter(std::string_view name);  // nullptr: there is none
 [[nodiscard]] double value_of(const Costs&, const CostParameter&);
 void set_value(Costs&, const CostParameter&, double);
 
 struct FittedConstant {
-  std::string name;                          // of a CostParameter
-  double value = 0;                          // in its unit
-  double standard_error = 0;                 // in its unit
-  std::int64_t rows = 0;                     // whose predictions depend on it
+  std::string name;           // of a CostParameter
+  double value = 0;           // in its unit
+  double standard_error = 0;  // in its unit
+  std::int64_t rows = 0;      // whose predictions depend on it
   friend bool operator==(const FittedConstant&, const FittedConstant&) = default;
 };
 struct FittedPlatform {
-  std::string gpu, source, software_generation;   // source and generation: empty when pooled over the GPU; a generation may be unknown: empty
+  std::string gpu, source,
+      software_generation;  // source and generation: empty when pooled over the GPU; a generation may be unknown: empty
   std::int64_t rows = 0;
   std::vector<FittedConstant> constants;
   friend bool operator==(const FittedPlatform&, const FittedPlatform&) = default;
 };
 struct FittedCosts {
-  std::string source;                        // "calibrate --runs runs.csv, 540 rows"
+  std::string source;  // "calibrate --runs runs.csv, 540 rows"
   std::vector<FittedPlatform> gpus, platforms;
   friend bool operator==(const FittedCosts&, const FittedCosts&) = default;
 };
 
 [[nodiscard]] Costs costs_for(const FittedCosts&, const ClusterSpec&);
-[[nodiscard]] Costs costs_for(const FittedCosts&, const ClusterSpec&, std::string_view source, std::string_view software_generation);
+[[nodiscard]] Costs costs_for(const FittedCosts&, const ClusterSpec&, std::string_view source,
+                              std::string_view software_generation);
 
-[[nodiscard]] std::string to_json_text(const FittedCosts&);    // parse_fitted_costs(to_json_text(x), f) == x
+[[nodiscard]] std::string to_json_text(const FittedCosts&);  // parse_fitted_costs(to_json_text(x), f) == x
 [[nodiscard]] FittedCosts parse_fitted_costs(std::string_view json_text, std::string_view where);
 
 // A file given with --costs: of one platform, or fitted. Throws InputError naming what was found and what is expected.

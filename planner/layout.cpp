@@ -46,8 +46,9 @@ std::vector<char> tensors_in_backward(const ModelGraph& model) {
   }
   std::vector<char> needed(model.tensors.size(), 0);
   for (auto op = model.ops.rbegin(); op != model.ops.rend(); ++op) {
-    const bool any = op == model.ops.rbegin() ||                         // the loss
-                     std::any_of(op->outputs.begin(), op->outputs.end(), [&](std::int32_t t) { return needed[t] != 0; });
+    const bool any =
+        op == model.ops.rbegin() ||  // the loss
+        std::any_of(op->outputs.begin(), op->outputs.end(), [&](std::int32_t t) { return needed[t] != 0; });
     for (const std::int32_t t : op->inputs) needed[t] = needed[t] != 0 || any ? 1 : 0;
   }
   for (const std::int32_t t : model.ops.empty() ? std::vector<std::int32_t>{} : model.ops.back().outputs) needed[t] = 1;
@@ -71,7 +72,8 @@ std::vector<char> parameters_with_gradient(const ModelGraph& model, const std::v
 }
 
 // Is there an op among [op_begin, op_end) that reads a tensor made outside of it which takes part in backward?
-bool needs_input_gradient(std::int32_t op_begin, std::int32_t op_end, const ModelGraph& model, const std::vector<char>& in_backward) {
+bool needs_input_gradient(std::int32_t op_begin, std::int32_t op_end, const ModelGraph& model,
+                          const std::vector<char>& in_backward) {
   std::vector<char> made_inside(model.tensors.size(), 0);
   for (std::int32_t i = op_begin; i < op_end; ++i) {
     for (const std::int32_t t : model.ops[i].outputs) made_inside[t] = 1;
@@ -85,7 +87,8 @@ bool needs_input_gradient(std::int32_t op_begin, std::int32_t op_end, const Mode
   return false;
 }
 
-void set_op_range(UnitLayout& layout, const std::vector<std::int32_t>& ids, const ModelGraph& model, const std::vector<char>& in_backward) {
+void set_op_range(UnitLayout& layout, const std::vector<std::int32_t>& ids, const ModelGraph& model,
+                  const std::vector<char>& in_backward) {
   const Module* first = nullptr;
   for (const std::int32_t id : ids) {
     const Module& m = model.modules[id];
@@ -98,13 +101,15 @@ void set_op_range(UnitLayout& layout, const std::vector<std::int32_t>& ids, cons
     layout.op_begin = 0;
     layout.op_end = static_cast<std::int32_t>(model.ops.size()) - 1;
   }
-  layout.inputs_require_grad = first != nullptr && needs_input_gradient(first->op_begin, first->op_end, model, in_backward);
+  layout.inputs_require_grad =
+      first != nullptr && needs_input_gradient(first->op_begin, first->op_end, model, in_backward);
   if (layout.op_end > layout.op_begin)
     layout.outputs_require_grad = makes_gradients(layout.op_end - 1, model, in_backward);
 }
 
 // The runs of ops inside a unit of one module [begin, end of its subtree); of any other unit its whole range.
-void set_uses(UnitLayout& layout, std::int32_t module, std::int32_t end, const ModelGraph& model, const std::vector<char>& in_backward) {
+void set_uses(UnitLayout& layout, std::int32_t module, std::int32_t end, const ModelGraph& model,
+              const std::vector<char>& in_backward) {
   if (layout.op_end <= layout.op_begin) return;
   if (module <= 0) {
     layout.uses = {{layout.op_begin, layout.op_end, layout.inputs_require_grad, layout.outputs_require_grad}};
@@ -128,7 +133,8 @@ std::vector<std::int64_t> dims_of_parameters(const ShardingPlan& plan, const Mod
     const auto named = [&](const Parameter& p) { return p.name == d.parameter; };
     const auto found = std::find_if(model.parameters.begin(), model.parameters.end(), named);
     if (found == model.parameters.end())
-      throw InputError("plan: shard_dims", "no parameter is named '" + d.parameter + "'", "run `fsdp-plan show model NAME` for the names");
+      throw InputError("plan: shard_dims", "no parameter is named '" + d.parameter + "'",
+                       "run `fsdp-plan show model NAME` for the names");
     if (d.dim < 0 || d.dim >= static_cast<std::int64_t>(found->shape.size()))
       throw InputError("plan: shard_dims", "'" + d.parameter + "' has no dimension " + std::to_string(d.dim),
                        "use 0 or another dimension that it has");
@@ -138,7 +144,8 @@ std::vector<std::int64_t> dims_of_parameters(const ShardingPlan& plan, const Mod
 }
 
 // Parameters that the plan leaves alone: named themselves, or inside a named module and of no module outside of those.
-std::vector<char> ignored_parameters(const ShardingPlan& plan, const ModelGraph& model, const std::vector<std::int32_t>& end) {
+std::vector<char> ignored_parameters(const ShardingPlan& plan, const ModelGraph& model,
+                                     const std::vector<std::int32_t>& end) {
   std::vector<char> ignored(model.parameters.size(), 0), module(model.modules.size(), 0);
   for (const std::string& name : plan.ignored) {
     const std::int32_t id = model.find_module(name);
@@ -150,7 +157,8 @@ std::vector<char> ignored_parameters(const ShardingPlan& plan, const ModelGraph&
       found = true;
     }
     if (!found)
-      throw InputError("plan: ignored", "no module or parameter is named '" + name + "'", "run `fsdp-plan show model NAME` for the names");
+      throw InputError("plan: ignored", "no module or parameter is named '" + name + "'",
+                       "run `fsdp-plan show model NAME` for the names");
   }
   for (std::size_t p = 0; p < model.parameters.size(); ++p) {
     const std::vector<std::int32_t>& owners = model.parameters[p].modules;
@@ -170,12 +178,14 @@ ShardedParam sharded(std::int32_t id, const Parameter& p, bool trainable, std::i
   for (std::size_t d = 0; d < p.shape.size(); ++d)
     if (d != static_cast<std::size_t>(dim)) s.row_elements = checked_mul(s.row_elements, p.shape[d], where);
   if (dim > 0 && s.rows % layout.shards != 0)
-    throw InputError("plan: shard_dims", "dimension " + std::to_string(dim) + " of '" + p.name + "' has size " + std::to_string(s.rows) +
-                                             ", which " + std::to_string(layout.shards) + " ranks do not divide",
+    throw InputError("plan: shard_dims",
+                     "dimension " + std::to_string(dim) + " of '" + p.name + "' has size " + std::to_string(s.rows) +
+                         ", which " + std::to_string(layout.shards) + " ranks do not divide",
                      "shard another dimension (only dimension 0 can be padded)");
   s.chunk_rows = s.rows / layout.shards + (s.rows % layout.shards != 0 ? 1 : 0);
   s.offset = layout.shard_elements;
-  (void)checked_mul(checked_mul(s.chunk_rows, s.row_elements, where), layout.shards, where);  // its padded whole must exist, too
+  (void)checked_mul(checked_mul(s.chunk_rows, s.row_elements, where), layout.shards,
+                    where);  // its padded whole must exist, too
   return s;
 }
 
@@ -195,8 +205,8 @@ std::int64_t UnitLayout::local_trained_elements(std::int64_t shard_rank) const {
   return sum;
 }
 
-GradientScale gradient_scale(std::int64_t shards, std::int64_t replicas, DType reduce_dtype, std::optional<double> divide_factor,
-                             bool force_sum) {
+GradientScale gradient_scale(std::int64_t shards, std::int64_t replicas, DType reduce_dtype,
+                             std::optional<double> divide_factor, bool force_sum) {
   GradientScale s;
   const std::int64_t ranks = shards * replicas;
   const bool may_overflow = reduce_dtype != DType::f32 && reduce_dtype != DType::bf16;
@@ -223,7 +233,8 @@ GradientScale gradient_scale(std::int64_t shards, std::int64_t replicas, DType r
 std::vector<UnitLayout> unit_layouts(const ShardingPlan& plan, const ModelGraph& model) {
   const std::vector<std::int32_t> end = subtree_ends(model);
   const auto none = static_cast<std::int32_t>(plan.units.size());
-  std::vector<std::int32_t> unit_of_module(model.modules.size(), none);  // the first (innermost) unit that holds the module
+  std::vector<std::int32_t> unit_of_module(model.modules.size(),
+                                           none);  // the first (innermost) unit that holds the module
   const std::vector<char> in_backward = tensors_in_backward(model), ignored = ignored_parameters(plan, model, end);
   const std::vector<std::int64_t> dims = dims_of_parameters(plan, model);
   const std::vector<char> has_gradient = parameters_with_gradient(model, in_backward);
@@ -234,14 +245,15 @@ std::vector<UnitLayout> unit_layouts(const ShardingPlan& plan, const ModelGraph&
     const std::vector<std::int32_t> ids = module_ids(plan.units[u], model, u);
     for (const std::int32_t id : ids) {
       layout.root = layout.root || id == 0;
-      for (std::int32_t m = id; m < end[id]; ++m) unit_of_module[m] = std::min(unit_of_module[m], static_cast<std::int32_t>(u));
+      for (std::int32_t m = id; m < end[id]; ++m)
+        unit_of_module[m] = std::min(unit_of_module[m], static_cast<std::int32_t>(u));
     }
     set_op_range(layout, ids, model, in_backward);
     const bool one = plan.dialect == Dialect::fsdp2 && ids.size() == 1;
     set_uses(layout, one ? ids.front() : -1, one ? end[ids.front()] : -1, model, in_backward);
     if (plan.dialect == Dialect::fsdp2) {
-      layout.scale = gradient_scale(layout.shards, plan.replicate(), plan.reduce_dtype, plan.units[u].gradient_divide_factor,
-                                    plan.force_sum_reduction);
+      layout.scale = gradient_scale(layout.shards, plan.replicate(), plan.reduce_dtype,
+                                    plan.units[u].gradient_divide_factor, plan.force_sum_reduction);
     }
   }
   for (std::size_t p = 0; p < model.parameters.size(); ++p) {

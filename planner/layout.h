@@ -1,9 +1,10 @@
 // Where every element of a unit lives: FSDP2's per-parameter sharding (fsdp-semantics A1.11).
 //
-// Parameter p of shape [d0, ...] on W ranks: chunk rows c = ceil(d0 / W); rank r holds rows [r*c, min((r+1)*c, d0)), possibly
-// none, stored padded to c rows. S_g = sum of padded shard elements. The all-gather output is [W, S_g], rank-major, each row
-// the concatenation of the unit's padded shards in parameter order; the reduce-scatter input has the same layout, without the
-// parameters that are not trained. A parameter sharded on a dimension d > 0 (which W must divide) is cut into W equal slabs of it.
+// Parameter p of shape [d0, ...] on W ranks: chunk rows c = ceil(d0 / W); rank r holds rows [r*c, min((r+1)*c, d0)),
+// possibly none, stored padded to c rows. S_g = sum of padded shard elements. The all-gather output is [W, S_g],
+// rank-major, each row the concatenation of the unit's padded shards in parameter order; the reduce-scatter input has
+// the same layout, without the parameters that are not trained. A parameter sharded on a dimension d > 0 (which W must
+// divide) is cut into W equal slabs of it.
 #pragma once
 
 #include <cstdint>
@@ -16,15 +17,17 @@
 namespace fsdp {
 
 struct ShardedParam {
-  std::int32_t param = -1;                   // id in ModelGraph::parameters
-  std::int64_t rows = 0, row_elements = 0;   // size of the sharded dimension and the product of the others
-  std::int64_t chunk_rows = 0;               // c
-  std::int64_t offset = 0;                   // of its padded shard within the unit's shard, in elements
-  std::int64_t dim = 0;                      // the sharded dimension
-  bool trainable = true;                     // and a gradient reaches it: PyTorch leaves out the others as it does frozen ones
+  std::int32_t param = -1;                  // id in ModelGraph::parameters
+  std::int64_t rows = 0, row_elements = 0;  // size of the sharded dimension and the product of the others
+  std::int64_t chunk_rows = 0;              // c
+  std::int64_t offset = 0;                  // of its padded shard within the unit's shard, in elements
+  std::int64_t dim = 0;                     // the sharded dimension
+  bool trainable = true;  // and a gradient reaches it: PyTorch leaves out the others as it does frozen ones
   [[nodiscard]] std::int64_t numel() const { return rows * row_elements; }
   [[nodiscard]] std::int64_t padded_shard() const { return chunk_rows * row_elements; }
-  [[nodiscard]] std::int64_t local_row_begin(std::int64_t rank) const { return rank * chunk_rows < rows ? rank * chunk_rows : rows; }
+  [[nodiscard]] std::int64_t local_row_begin(std::int64_t rank) const {
+    return rank * chunk_rows < rows ? rank * chunk_rows : rows;
+  }
   [[nodiscard]] std::int64_t local_rows(std::int64_t rank) const {
     const std::int64_t end = (rank + 1) * chunk_rows < rows ? (rank + 1) * chunk_rows : rows;
     return end - local_row_begin(rank);
@@ -32,43 +35,47 @@ struct ShardedParam {
   [[nodiscard]] std::int64_t local_elements(std::int64_t rank) const { return local_rows(rank) * row_elements; }
 };
 
-// How PyTorch averages a unit's gradients over W shards and R replicas (fsdp-semantics A1.8). By default NCCL does it. A reduction
-// that could overflow (fp16) divides by about the root of the factor before and by the rest after; a forced sum divides after.
+// How PyTorch averages a unit's gradients over W shards and R replicas (fsdp-semantics A1.8). By default NCCL does it.
+// A reduction that could overflow (fp16) divides by about the root of the factor before and by the rest after; a forced
+// sum divides after.
 enum class ReduceOp : std::uint8_t { average, sum, scaled_sum };
 struct GradientScale {
   ReduceOp reduce_scatter = ReduceOp::average, all_reduce = ReduceOp::average;
-  double multiply = 1;                       // by this each rank's part of a scaled sum
-  double divide_before = 1, divide_after = 1;// Action::divide_gradient on the reduce-scatter's input and on the reduced output
-  double divide_copy = 1;                    // W = 1: where there is no reduce-scatter, while its input is copied
+  double multiply = 1;  // by this each rank's part of a scaled sum
+  double divide_before = 1,
+         divide_after = 1;  // Action::divide_gradient on the reduce-scatter's input and on the reduced output
+  double divide_copy = 1;   // W = 1: where there is no reduce-scatter, while its input is copied
   friend bool operator==(const GradientScale&, const GradientScale&) = default;
 };
 [[nodiscard]] GradientScale gradient_scale(std::int64_t shards, std::int64_t replicas, DType reduce_dtype,
                                            std::optional<double> divide_factor, bool force_sum);
 
-// One forward of a unit within a pass: ops [op_begin, op_end), hooks before the first and after the last. A module whose ops come in
-// several runs with others between them is used that often (fsdp2, units of one module).
+// One forward of a unit within a pass: ops [op_begin, op_end), hooks before the first and after the last. A module
+// whose ops come in several runs with others between them is used that often (fsdp2, units of one module).
 struct UnitUse {
   std::int32_t op_begin = 0, op_end = 0;
-  bool inputs_require_grad = false, outputs_require_grad = false;        // as below, of this use
+  bool inputs_require_grad = false, outputs_require_grad = false;  // as below, of this use
 };
 
 struct UnitLayout {
-  std::vector<ShardedParam> params;          // the unit's own parameters, in named_parameters() order
-  std::int64_t shards = 1;                   // W (1 under ddp)
-  std::int64_t shard_elements = 0;           // S_g, padded, equal on every rank
-  std::int64_t reduce_elements = 0;          // of S_g, those of trained parameters: what reduce-scatter leaves on each rank
-  std::int64_t numel = 0;                    // N_g
-  std::int32_t op_begin = 0, op_end = 0;     // forward range of its modules: pre-forward before op_begin, post-forward after op_end - 1
+  std::vector<ShardedParam> params;  // the unit's own parameters, in named_parameters() order
+  std::int64_t shards = 1;           // W (1 under ddp)
+  std::int64_t shard_elements = 0;   // S_g, padded, equal on every rank
+  std::int64_t reduce_elements = 0;  // of S_g, those of trained parameters: what reduce-scatter leaves on each rank
+  std::int64_t numel = 0;            // N_g
+  std::int32_t op_begin = 0,
+               op_end = 0;  // forward range of its modules: pre-forward before op_begin, post-forward after op_end - 1
   bool root = false;
-  bool inputs_require_grad = false;          // false: post-backward runs in the final callback
-  bool outputs_require_grad = false;         // false: pre-backward never runs (nothing inside or before it is trained)
-  std::int64_t flat_elements = 0;            // fsdp1: of the flat parameter, which is sharded as one (planner/layout_flat.h); else 0
-  bool flat_aligned = false;                 // fsdp1 with use_orig_params
-  std::vector<UnitUse> uses;                 // in forward order; one for almost every unit, none if it computes nothing
+  bool inputs_require_grad = false;   // false: post-backward runs in the final callback
+  bool outputs_require_grad = false;  // false: pre-backward never runs (nothing inside or before it is trained)
+  std::int64_t flat_elements =
+      0;                      // fsdp1: of the flat parameter, which is sharded as one (planner/layout_flat.h); else 0
+  bool flat_aligned = false;  // fsdp1 with use_orig_params
+  std::vector<UnitUse> uses;  // in forward order; one for almost every unit, none if it computes nothing
   GradientScale scale;
-  [[nodiscard]] std::int64_t local_elements(std::int64_t shard_rank) const;   // unpadded
-  [[nodiscard]] std::int64_t local_trained_elements(std::int64_t shard_rank) const;   // what the optimizer state holds
-  [[nodiscard]] bool trained() const { return reduce_elements > 0; }          // has a parameter that gets a gradient
+  [[nodiscard]] std::int64_t local_elements(std::int64_t shard_rank) const;          // unpadded
+  [[nodiscard]] std::int64_t local_trained_elements(std::int64_t shard_rank) const;  // what the optimizer state holds
+  [[nodiscard]] bool trained() const { return reduce_elements > 0; }  // has a parameter that gets a gradient
 };
 
 // One per unit of the plan, same order. A unit without parameters has an empty list.

@@ -38,7 +38,8 @@ void flatten(UnitLayout& l, const ShardingPlan& plan, const ModelGraph& model) {
 void flatten_layouts(std::vector<UnitLayout>& layouts, const ShardingPlan& plan, const ModelGraph& model) {
   for (UnitLayout& l : layouts) {
     flatten(l, plan, model);
-    // FSDP1 always sums, and divides by a power of two before and by the rest after: the rule of reductions that may overflow.
+    // FSDP1 always sums, and divides by a power of two before and by the rest after: the rule of reductions that may
+    // overflow.
     l.scale = gradient_scale(l.shards, plan.replicate(), DType::f16, {}, false);
   }
 }

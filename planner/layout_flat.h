@@ -3,11 +3,11 @@
 //   UnitLayout l = unit_layouts(plan, model)[u];       // of a plan of the fsdp1 dialect: l.flat_elements > 0
 //   FlatRange r = flat_range(l, l.params[0], rank);    // which elements of the parameter this rank holds, and where
 //
-// The unit's parameters lie one after another in named_parameters() order; ShardedParam::offset is a parameter's place in the
-// whole vector. With use_orig_params every parameter begins at a multiple of 16 bytes of the compute dtype, and the vector ends
-// at a multiple of the number of ranks; without, nothing is aligned and the vector has N elements. Rank r owns [r*c, (r+1)*c), c
-// = ceil(elements / W), padded to c. One shard (NO_SHARD): every rank holds the whole vector, which is padded to a multiple of
-// the ranks all the same.
+// The unit's parameters lie one after another in named_parameters() order; ShardedParam::offset is a parameter's place
+// in the whole vector. With use_orig_params every parameter begins at a multiple of 16 bytes of the compute dtype, and
+// the vector ends at a multiple of the number of ranks; without, nothing is aligned and the vector has N elements. Rank
+// r owns [r*c, (r+1)*c), c = ceil(elements / W), padded to c. One shard (NO_SHARD): every rank holds the whole vector,
+// which is padded to a multiple of the ranks all the same.
 #pragma once
 
 #include <cstdint>

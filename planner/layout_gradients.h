@@ -1,4 +1,5 @@
-// Where the parts of a unit's sharded gradient lie in its buffer, beside those of the parameters and of the optimizer's state.
+// Where the parts of a unit's sharded gradient lie in its buffer, beside those of the parameters and of the optimizer's
+// state.
 #pragma once
 
 #include <cstdint>
@@ -8,13 +9,15 @@
 namespace fsdp {
 
 enum class GradientPlaces : std::uint8_t {
-  as_shard,             // where the parameters have their shards, trained or not (ddp)
-  trained,              // the padded shards of the trained parameters alone, in their order: what a reduce-scatter leaves
-  dense,                // the same without padding (in host memory)
+  as_shard,  // where the parameters have their shards, trained or not (ddp)
+  trained,   // the padded shards of the trained parameters alone, in their order: what a reduce-scatter leaves
+  dense,     // the same without padding (in host memory)
 };
 
 // What this rank holds of one trained parameter: offsets in elements. The state is always dense.
-struct TrainedPart { std::int64_t shard = 0, gradient = 0, state = 0, elements = 0; };
+struct TrainedPart {
+  std::int64_t shard = 0, gradient = 0, state = 0, elements = 0;
+};
 
 template <class F>
 void for_each_trained(const UnitLayout& layout, std::int64_t rank, GradientPlaces places, const F& f) {
@@ -22,14 +25,17 @@ void for_each_trained(const UnitLayout& layout, std::int64_t rank, GradientPlace
   for (const ShardedParam& p : layout.params) {
     if (!p.trainable) continue;
     const std::int64_t n = p.local_elements(rank);
-    const std::int64_t gradient = places == GradientPlaces::as_shard ? p.offset : places == GradientPlaces::trained ? compact : dense;
+    const std::int64_t gradient = places == GradientPlaces::as_shard  ? p.offset
+                                  : places == GradientPlaces::trained ? compact
+                                                                      : dense;
     if (n > 0) f(TrainedPart{p.offset, gradient, dense, n});
     compact += p.padded_shard();
     dense += n;
   }
 }
 
-[[nodiscard]] inline std::int64_t gradient_elements(const UnitLayout& layout, std::int64_t rank, GradientPlaces places) {
+[[nodiscard]] inline std::int64_t gradient_elements(const UnitLayout& layout, std::int64_t rank,
+                                                    GradientPlaces places) {
   if (places == GradientPlaces::as_shard) return layout.shard_elements;
   return places == GradientPlaces::trained ? layout.reduce_elements : layout.local_trained_elements(rank);
 }

@@ -15,8 +15,9 @@
 
 namespace fsdp {
 
-// `rank` in [0, plan.ranks()): decides only unpadded shard sizes; rank 0 bounds the memory of every rank (its chunks are
-// never shorter; fsdp1: but for what lies between parameters, less than 16 bytes each). The plan has passed `check`.
+// `rank` in [0, plan.ranks()): decides only unpadded shard sizes; rank 0 bounds the memory of every rank (its chunks
+// are never shorter; fsdp1: but for what lies between parameters, less than 16 bytes each). The plan has passed
+// `check`.
 [[nodiscard]] Program lower(const ModelGraph&, const ShardingPlan&, const Implementation&, std::int64_t rank = 0);
 
 }  // namespace fsdp

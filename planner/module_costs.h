@@ -2,8 +2,8 @@
 //
 //   for (const ModuleCost& c : module_costs(context)) ... c.all_gather, c.forward ...
 //
-// A module's collectives are priced as if it were one unit; its kernels as if each had the machine to itself. Children are
-// included in their parents, so rows do not add up over the whole list; the root's row is the model.
+// A module's collectives are priced as if it were one unit; its kernels as if each had the machine to itself. Children
+// are included in their parents, so rows do not add up over the whole list; the root's row is the model.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,8 @@ struct ModuleCost {
   Bytes saved;                         // what its forward keeps for backward, one micro-batch, no checkpointing
 };
 
-// One per module, in model order. The micro-batch is the plan's first; the plan's own units and checkpointing do not matter.
+// One per module, in model order. The micro-batch is the plan's first; the plan's own units and checkpointing do not
+// matter.
 [[nodiscard]] std::vector<ModuleCost> module_costs(const CostContext&);
 
 }  // namespace fsdp

@@ -23,7 +23,8 @@ constexpr Named<Dialect> kDialects[] = {{"fsdp2", Dialect::fsdp2}, {"fsdp1", Dia
 constexpr Named<GradSync> kGradSyncs[] = {
     {"every", GradSync::every}, {"last", GradSync::last}, {"reduce-scatter-only", GradSync::reduce_scatter_only}};
 constexpr Named<Reshard> kReshards[] = {{"auto", Reshard::automatic}, {"true", Reshard::yes}, {"false", Reshard::no}};
-constexpr Named<CheckpointPolicy> kCheckpointPolicies[] = {{"full", CheckpointPolicy::full}, {"selective-op", CheckpointPolicy::selective_op}};
+constexpr Named<CheckpointPolicy> kCheckpointPolicies[] = {{"full", CheckpointPolicy::full},
+                                                           {"selective-op", CheckpointPolicy::selective_op}};
 constexpr Named<OptimizerKind> kOptimizers[] = {{"adamw", OptimizerKind::adamw}, {"sgd", OptimizerKind::sgd}};
 
 template <class E, std::size_t N>
@@ -52,12 +53,15 @@ std::string name(Reshard r) { return r.ranks > 1 ? std::to_string(r.ranks) : std
 std::string_view name(CheckpointPolicy c) { return name_of(kCheckpointPolicies, c); }
 std::string dialect_text(const ShardingPlan& plan) {
   std::string text(name(plan.dialect));
-  if (plan.torch != TorchVersion{}) text += "@" + std::to_string(plan.torch.major) + "." + std::to_string(plan.torch.minor);
+  if (plan.torch != TorchVersion{})
+    text += "@" + std::to_string(plan.torch.major) + "." + std::to_string(plan.torch.minor);
   return text;
 }
 std::string_view name(OptimizerKind o) { return name_of(kOptimizers, o); }
 
-Dialect parse_dialect(std::string_view text, std::string_view where) { return parse_name(kDialects, text, where, "dialect"); }
+Dialect parse_dialect(std::string_view text, std::string_view where) {
+  return parse_name(kDialects, text, where, "dialect");
+}
 GradSync parse_grad_sync(std::string_view text, std::string_view where) {
   return parse_name(kGradSyncs, text, where, "gradient sync");
 }
@@ -66,7 +70,8 @@ Reshard parse_reshard(std::string_view text, std::string_view where) {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), ranks);
   if (error == std::errc{} && end == text.data() + text.size()) {
     if (ranks >= 1) return {ranks};
-    throw InputError(std::string(where), "'" + std::string(text) + "' ranks", "use auto, true, false or a number of at least 1");
+    throw InputError(std::string(where), "'" + std::string(text) + "' ranks",
+                     "use auto, true, false or a number of at least 1");
   }
   return parse_name(kReshards, text, where, "value of reshard-after-forward");
 }
@@ -136,7 +141,8 @@ std::vector<ShardDim> expert_shard_dims(const ModelGraph& model, Dialect dialect
 }
 
 ShardingPlan naive_plan(const ModelGraph& model, const PlanOptions& options) {
-  if (options.ranks < 1) throw InputError("--gpus", "there are " + std::to_string(options.ranks) + " ranks", "use at least 1");
+  if (options.ranks < 1)
+    throw InputError("--gpus", "there are " + std::to_string(options.ranks) + " ranks", "use at least 1");
   const bool ddp = options.dialect == Dialect::ddp;
   const std::int64_t replicate =
       ddp && options.replicate == 1 ? options.ranks : options.replicate;  // ddp replicates over all ranks

@@ -1,4 +1,5 @@
-// A sharding plan: everything that decides the order of work, the memory and the result of a training step, and nothing else.
+// A sharding plan: everything that decides the order of work, the memory and the result of a training step, and nothing
+// else.
 //
 //   ShardingPlan plan = naive_plan(model, PlanOptions{.ranks = 8, .seq_len = 8192, .micro_batches = {1}});
 //   check(plan, model);                       // throws InputError with the first rule that is broken
@@ -27,10 +28,11 @@ struct MeshDim {
 // What happens to a unit's gathered parameters after its forward: over how many ranks they are sharded until backward.
 struct Reshard {
   std::int64_t ranks = -1;
-  static const Reshard automatic;            // -1: yes, but no for the root
-  static const Reshard yes;                  // 0: over the whole shard dimension again; nothing is kept
-  static const Reshard no;                   // 1: kept whole
-                                             // n > 1: over groups of n consecutive ranks (fsdp2's integer); n must divide W; n = W is yes
+  static const Reshard automatic;  // -1: yes, but no for the root
+  static const Reshard yes;        // 0: over the whole shard dimension again; nothing is kept
+  static const Reshard
+      no;  // 1: kept whole
+           // n > 1: over groups of n consecutive ranks (fsdp2's integer); n must divide W; n = W is yes
   friend bool operator==(const Reshard&, const Reshard&) = default;
   friend auto operator<=>(const Reshard&, const Reshard&) = default;
 };
@@ -45,18 +47,18 @@ enum class GradSync : std::uint8_t {
   reduce_scatter_only,  // reduce-scatter every micro-batch, all-reduce over `replicate` after the last
 };
 
-// One call of fully_shard: its modules' parameters that no inner unit has claimed share one all-gather and one reduce-scatter.
-// Everything below `reshard_after_forward` is one of fsdp2's run-time switches, at PyTorch's default.
+// One call of fully_shard: its modules' parameters that no inner unit has claimed share one all-gather and one
+// reduce-scatter. Everything below `reshard_after_forward` is one of fsdp2's run-time switches, at PyTorch's default.
 struct Unit {
-  std::vector<std::string> modules;          // names; {""} is the root
+  std::vector<std::string> modules;  // names; {""} is the root
   Reshard reshard_after_forward = Reshard::automatic;
-  bool reshard_after_backward = true;        // false: parameters stay whole for the next micro-batch (not past the last: the optimizer
-                                             // changes them)
-  bool unshard_in_backward = true;           // false: backward does not need this unit's weights (an embedding)
-  std::optional<GradSync> grad_sync = {};    // instead of the plan's
-  std::optional<double> gradient_divide_factor = {};          // instead of the number of ranks
-  // Explicit prefetch lists instead of the plan's counts: units, each named by its first module, in order. An empty list: none
-  // (forward), PyTorch's default (backward).
+  bool reshard_after_backward = true;  // false: parameters stay whole for the next micro-batch (not past the last: the
+                                       // optimizer changes them)
+  bool unshard_in_backward = true;     // false: backward does not need this unit's weights (an embedding)
+  std::optional<GradSync> grad_sync = {};             // instead of the plan's
+  std::optional<double> gradient_divide_factor = {};  // instead of the number of ranks
+  // Explicit prefetch lists instead of the plan's counts: units, each named by its first module, in order. An empty
+  // list: none (forward), PyTorch's default (backward).
   std::vector<std::string> forward_prefetch = {}, backward_prefetch = {};
   friend bool operator==(const Unit&, const Unit&) = default;
 };
@@ -69,20 +71,20 @@ struct Optimizer {
 
 // How the modules in `checkpointed` are recomputed.
 enum class CheckpointPolicy : std::uint8_t {
-  full,                 // everything inside is recomputed
-  selective_op,         // torchtitan's policy: results of attention and of every second matrix product are kept
+  full,          // everything inside is recomputed
+  selective_op,  // torchtitan's policy: results of attention and of every second matrix product are kept
 };
 
 // A PyTorch release whose behaviour a dialect follows where releases differ; {0, 0} is the newest one known here.
 struct TorchVersion {
   int major = 0, minor = 0;
-  [[nodiscard]] bool before(int other_major, int other_minor) const {    // false for the newest
+  [[nodiscard]] bool before(int other_major, int other_minor) const {  // false for the newest
     return major != 0 && (major != other_major ? major < other_major : minor < other_minor);
   }
   friend bool operator==(const TorchVersion&, const TorchVersion&) = default;
 };
 
-struct ShardDim {                            // of one parameter: the dimension that is split (shard_placement_fn); 0 if not listed
+struct ShardDim {  // of one parameter: the dimension that is split (shard_placement_fn); 0 if not listed
   std::string parameter;
   std::int64_t dim = 0;
   friend bool operator==(const ShardDim&, const ShardDim&) = default;
@@ -90,44 +92,47 @@ struct ShardDim {                            // of one parameter: the dimension 
 
 struct ShardingPlan {
   Dialect dialect = Dialect::fsdp2;
-  TorchVersion torch;                        // written "fsdp2@2.11"
-  std::string model_name, model_digest;      // the model it was made for; another is refused
-  std::string wrap;                          // the policy it came from, as typed ("block", "block:2"); for people only
-  std::vector<MeshDim> mesh;                 // [{"replicate", R}, {"shard", W}]; a dimension of size 1 may be left out
-  std::vector<Unit> units;                   // inner before outer, execution order otherwise; the last one is the root {""}
-  std::vector<std::string> checkpointed;     // modules whose forward is recomputed in backward (disjoint subtrees)
-  std::vector<std::int64_t> micro_batches;   // sequences per rank of each micro-batch of one step
+  TorchVersion torch;                    // written "fsdp2@2.11"
+  std::string model_name, model_digest;  // the model it was made for; another is refused
+  std::string wrap;                      // the policy it came from, as typed ("block", "block:2"); for people only
+  std::vector<MeshDim> mesh;             // [{"replicate", R}, {"shard", W}]; a dimension of size 1 may be left out
+  std::vector<Unit> units;               // inner before outer, execution order otherwise; the last one is the root {""}
+  std::vector<std::string> checkpointed;    // modules whose forward is recomputed in backward (disjoint subtrees)
+  std::vector<std::int64_t> micro_batches;  // sequences per rank of each micro-batch of one step
   std::int64_t seq_len = 0;
   GradSync grad_sync = GradSync::every;
-  int forward_prefetch = 0;                  // explicit: this many units ahead; 0: implicit only
-  int backward_prefetch = 1;                 // units ahead; 1 is FSDP2's default and FSDP1's BACKWARD_PRE, 0: none
-  DType param_dtype = DType::bf16;           // compute and all-gather
-  DType reduce_dtype = DType::f32;           // reduce-scatter and all-reduce
-  DType master_dtype = DType::f32;           // shards, sharded gradients, optimizer states
+  int forward_prefetch = 0;         // explicit: this many units ahead; 0: implicit only
+  int backward_prefetch = 1;        // units ahead; 1 is FSDP2's default and FSDP1's BACKWARD_PRE, 0: none
+  DType param_dtype = DType::bf16;  // compute and all-gather
+  DType reduce_dtype = DType::f32;  // reduce-scatter and all-reduce
+  DType master_dtype = DType::f32;  // shards, sharded gradients, optimizer states
   Optimizer optimizer;
-  std::optional<double> clip_norm;           // bound on the norm over all gradients
-  std::uint64_t seed = 0;                    // initial weights and synthetic data
+  std::optional<double> clip_norm;  // bound on the norm over all gradients
+  std::uint64_t seed = 0;           // initial weights and synthetic data
 
   // Less common choices. Each is written to plan.json only where it differs from the default here.
-  double clip_norm_type = 2;                 // p of the p-norm that clip_norm bounds, or infinity: the largest absolute value
+  double clip_norm_type = 2;  // p of the p-norm that clip_norm bounds, or infinity: the largest absolute value
   CheckpointPolicy checkpoint_policy = CheckpointPolicy::full;
-  std::int64_t loss_chunks = 1;              // parts in which the loss is computed
-  bool offload = false;                      // shards, sharded gradients and optimizer states live in (pinned) host memory
-  std::vector<std::string> ignored;          // modules or parameters that are neither sharded nor reduced
-  std::vector<ShardDim> shard_dims;          // fsdp2
-  int reduce_scatter_buffers = 1;            // fsdp2: reduce-scatter inputs alive at once before compute waits (set_reduce_scatter_max_input_buffers)
-  bool separate_reduce_scatter = false;      // fsdp2: a second communicator, so that all-gather and reduce-scatter can overlap
-  bool force_sum_reduction = false;          // fsdp2: sum and divide afterwards instead of NCCL's average
-  bool backward_post = false;                // fsdp1: BACKWARD_POST, prefetch after the gradients are there instead of before (with backward_prefetch 1)
-  bool limit_all_gathers = true;             // fsdp1: the host waits before it gathers a third unit
-  bool use_orig_params = true;               // fsdp1: parameters aligned to 16 bytes inside the flat one
+  std::int64_t loss_chunks = 1;      // parts in which the loss is computed
+  bool offload = false;              // shards, sharded gradients and optimizer states live in (pinned) host memory
+  std::vector<std::string> ignored;  // modules or parameters that are neither sharded nor reduced
+  std::vector<ShardDim> shard_dims;  // fsdp2
+  int reduce_scatter_buffers =
+      1;  // fsdp2: reduce-scatter inputs alive at once before compute waits (set_reduce_scatter_max_input_buffers)
+  bool separate_reduce_scatter =
+      false;                         // fsdp2: a second communicator, so that all-gather and reduce-scatter can overlap
+  bool force_sum_reduction = false;  // fsdp2: sum and divide afterwards instead of NCCL's average
+  bool backward_post = false;  // fsdp1: BACKWARD_POST, prefetch after the gradients are there instead of before (with
+                               // backward_prefetch 1)
+  bool limit_all_gathers = true;  // fsdp1: the host waits before it gathers a third unit
+  bool use_orig_params = true;    // fsdp1: parameters aligned to 16 bytes inside the flat one
 
-  [[nodiscard]] std::int64_t dim(std::string_view name) const;   // size of a mesh dimension; 1 if absent
+  [[nodiscard]] std::int64_t dim(std::string_view name) const;  // size of a mesh dimension; 1 if absent
   [[nodiscard]] std::int64_t shard() const { return dim("shard"); }
   [[nodiscard]] std::int64_t replicate() const { return dim("replicate"); }
   [[nodiscard]] std::int64_t ranks() const;
-  [[nodiscard]] std::int64_t sequences_per_rank() const;         // sum of micro_batches
-  [[nodiscard]] std::int64_t tokens_per_step() const;            // over all ranks
+  [[nodiscard]] std::int64_t sequences_per_rank() const;  // sum of micro_batches
+  [[nodiscard]] std::int64_t tokens_per_step() const;     // over all ranks
   [[nodiscard]] std::string digest() const;
   friend bool operator==(const ShardingPlan&, const ShardingPlan&) = default;
 };
@@ -137,24 +142,28 @@ struct PlanOptions {
   std::int64_t ranks = 1, replicate = 1;
   std::int64_t seq_len = 0;
   std::vector<std::int64_t> micro_batches = {1};
-  Reshard reshard = Reshard::automatic;      // for every unit
+  Reshard reshard = Reshard::automatic;  // for every unit
   Dialect dialect = Dialect::fsdp2;
 };
 
-// The baseline that every search must beat: one unit per block, the rest in the root, default reshard, no checkpointing.
+// The baseline that every search must beat: one unit per block, the rest in the root, default reshard, no
+// checkpointing.
 [[nodiscard]] ShardingPlan naive_plan(const ModelGraph&, const PlanOptions&);
 
-// Experts are stacked along dimension 0, which is short: with more ranks than experts most would hold nothing of them, and padding. There
-// dimension 1 is sharded instead, if the ranks divide it (as torchtitan does); fsdp2 only. naive_plan and the search set it.
+// Experts are stacked along dimension 0, which is short: with more ranks than experts most would hold nothing of them,
+// and padding. There dimension 1 is sharded instead, if the ranks divide it (as torchtitan does); fsdp2 only.
+// naive_plan and the search set it.
 [[nodiscard]] std::vector<ShardDim> expert_shard_dims(const ModelGraph&, Dialect, std::int64_t shards);
 
-// Reshard after forward for every unit; automatic leaves what the wrap policy chose. ddp reshards nothing, so there all are automatic.
+// Reshard after forward for every unit; automatic leaves what the wrap policy chose. ddp reshards nothing, so there all
+// are automatic.
 void set_reshard(ShardingPlan&, Reshard);
 
 // Every rule of a plan, on its own and against its model. Throws InputError(`where`: field, problem, remedy):
-// unknown or duplicate module, container as unit, unit without parameters (but the root may be empty), outer before inner,
-// a tied parameter in two units, missing root, mesh names or sizes, empty or non-positive micro-batches, overlapping
-// checkpointed modules, model digest, dtypes, seq_len beyond learned positions, features a dialect does not have.
+// unknown or duplicate module, container as unit, unit without parameters (but the root may be empty), outer before
+// inner, a tied parameter in two units, missing root, mesh names or sizes, empty or non-positive micro-batches,
+// overlapping checkpointed modules, model digest, dtypes, seq_len beyond learned positions, features a dialect does not
+// have.
 void check(const ShardingPlan&, const ModelGraph&, std::string_view where = "plan");
 // Those of them that need no model: mesh, batches, numbers, dialect.
 void check(const ShardingPlan&, std::string_view where);
@@ -165,14 +174,16 @@ void check(const ShardingPlan&, std::string_view where);
 
 [[nodiscard]] std::string_view name(Dialect);
 [[nodiscard]] std::string_view name(GradSync);
-[[nodiscard]] std::string name(Reshard);                                                  // "auto", "true", "false", "8"
+[[nodiscard]] std::string name(Reshard);  // "auto", "true", "false", "8"
 [[nodiscard]] std::string_view name(CheckpointPolicy);
-[[nodiscard]] std::string dialect_text(const ShardingPlan&);                              // "fsdp1", "fsdp2@2.11"
+[[nodiscard]] std::string dialect_text(const ShardingPlan&);  // "fsdp1", "fsdp2@2.11"
 [[nodiscard]] std::string_view name(OptimizerKind);
 [[nodiscard]] Dialect parse_dialect(std::string_view, std::string_view where);
 [[nodiscard]] GradSync parse_grad_sync(std::string_view, std::string_view where);
-[[nodiscard]] Reshard parse_reshard(std::string_view, std::string_view where);             // auto | true | false | a number of ranks
-[[nodiscard]] CheckpointPolicy parse_checkpoint_policy(std::string_view, std::string_view where); // full | selective-op
+[[nodiscard]] Reshard parse_reshard(std::string_view,
+                                    std::string_view where);  // auto | true | false | a number of ranks
+[[nodiscard]] CheckpointPolicy parse_checkpoint_policy(std::string_view,
+                                                       std::string_view where);            // full | selective-op
 [[nodiscard]] TorchVersion parse_torch_version(std::string_view, std::string_view where);  // "2.11"
 [[nodiscard]] OptimizerKind parse_optimizer(std::string_view, std::string_view where);
 

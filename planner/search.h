@@ -30,7 +30,7 @@ struct Breakdown {
 
 struct Score {
   Seconds step;
-  Bytes peak_total;                          // what must fit: what the allocator reserves + fixed
+  Bytes peak_total;  // what must fit: what the allocator reserves + fixed
   Verdict verdict = Verdict::does_not_fit;
   Breakdown where;
 };
@@ -38,35 +38,36 @@ using ScoreFunction = std::function<Score(const ShardingPlan&)>;
 
 // Fixed by the user where set, searched where empty.
 struct SearchOptions {
-  ShardingPlan base;                         // everything that is not searched: dtypes, optimizer, clipping, seq_len, dialect, seed
+  ShardingPlan base;  // everything that is not searched: dtypes, optimizer, clipping, seq_len, dialect, seed
   std::int64_t ranks = 1;
-  std::optional<std::int64_t> micro_batch, grad_accum, global_batch;   // sequences; any two decide the third
+  std::optional<std::int64_t> micro_batch, grad_accum, global_batch;  // sequences; any two decide the third
   std::optional<std::string> wrap, checkpointing;
   std::optional<Reshard> reshard;
   std::optional<std::int64_t> replicate;
-  bool selective_op = false;                 // the implementation can recompute selectively: try that, too
-  Bytes memory_limit;                        // per GPU
-  std::function<void(std::int64_t done, std::int64_t total)> progress;   // may be empty
+  bool selective_op = false;  // the implementation can recompute selectively: try that, too
+  Bytes memory_limit;         // per GPU
+  std::function<void(std::int64_t done, std::int64_t total)> progress;  // may be empty
 };
 
 struct Candidate {
   ShardingPlan plan;
   Score score;
-  std::string label;                         // "block:2, reshard, checkpoint full, micro-batch 2, replicate 1"
-  std::string why_lost;                      // against the best, in one clause; empty for the best
+  std::string label;     // "block:2, reshard, checkpoint full, micro-batch 2, replicate 1"
+  std::string why_lost;  // against the best, in one clause; empty for the best
   bool naive = false;
 };
 
 struct PlanResult {
-  std::optional<Candidate> best;             // none: nothing fits
-  Candidate naive;                           // scored in any case
-  std::vector<Candidate> rivals;             // at most 5, the most instructive first
+  std::optional<Candidate> best;  // none: nothing fits
+  Candidate naive;                // scored in any case
+  std::vector<Candidate> rivals;  // at most 5, the most instructive first
   std::int64_t considered = 0, pruned = 0, scored = 0;
-  std::string searched;                      // what was left open and hence searched, for the verdict line
-  std::string why_none;                      // with the least memory any candidate needed
+  std::string searched;  // what was left open and hence searched, for the verdict line
+  std::string why_none;  // with the least memory any candidate needed
 };
 
-[[nodiscard]] PlanResult search(const ModelGraph&, const ClusterSpec&, const Implementation&, const SearchOptions&, const ScoreFunction&);
+[[nodiscard]] PlanResult search(const ModelGraph&, const ClusterSpec&, const Implementation&, const SearchOptions&,
+                                const ScoreFunction&);
 
 // A lower bound on the peak of any schedule of this plan (states + one gathered unit + saved activations), for pruning.
 [[nodiscard]] Bytes memory_lower_bound(const ModelGraph&, const ShardingPlan&, const Implementation&);

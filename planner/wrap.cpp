@@ -19,14 +19,15 @@ std::vector<std::int32_t> blocks_of(const ModelGraph& model, std::string_view wh
   for (std::size_t m = 0; m < model.modules.size(); ++m) {
     if (model.modules[m].block) blocks.push_back(static_cast<std::int32_t>(m));
   }
-  if (blocks.empty()) throw InputError(std::string(where), "'" + model.name + "' has no repeated blocks", "use params:N or root");
+  if (blocks.empty())
+    throw InputError(std::string(where), "'" + model.name + "' has no repeated blocks", "use params:N or root");
   std::stable_sort(blocks.begin(), blocks.end(),
                    [&](auto a, auto b) { return model.modules[a].op_begin < model.modules[b].op_begin; });
   return blocks;
 }
 
-// Post-order in, execution order out: by where the unit's forward ends. Inner units end no later than outer ones and come first
-// in post-order, so they stay first.
+// Post-order in, execution order out: by where the unit's forward ends. Inner units end no later than outer ones and
+// come first in post-order, so they stay first.
 void sort_by_execution(std::vector<Unit>& units, const ModelGraph& model) {
   const auto end = [&](const Unit& unit) {
     std::int32_t last = 0;
@@ -42,15 +43,17 @@ void sort_by_execution(std::vector<Unit>& units, const ModelGraph& model) {
   for (std::size_t i = 0; i < units.size(); ++i) units[i] = std::move(keyed[i].second);
 }
 
-// One unit per chosen module plus the root. A module whose parameters inner units have claimed already, or that are all ignored,
-// would be a unit without collectives, so it is left out.
+// One unit per chosen module plus the root. A module whose parameters inner units have claimed already, or that are all
+// ignored, would be a unit without collectives, so it is left out.
 std::vector<Unit> units_of(const ModelGraph& model, const std::vector<char>& chosen,
                            const std::vector<std::int32_t>& ignored = {}) {
   const std::vector<char> left_out = with_descendants(model, ignored);
   const auto none = static_cast<std::int32_t>(model.modules.size());
   std::vector<std::int32_t> claimant(model.modules.size(), none);  // innermost chosen module around each
   for (std::size_t m = 0; m < model.modules.size(); ++m) {
-    claimant[m] = m != 0 && chosen[m] ? static_cast<std::int32_t>(m) : m == 0 ? none : claimant[model.modules[m].parent];
+    claimant[m] = m != 0 && chosen[m] ? static_cast<std::int32_t>(m)
+                  : m == 0            ? none
+                                      : claimant[model.modules[m].parent];
   }
   std::vector<char> has_parameters(model.modules.size() + 1, 0);
   for (const Parameter& p : model.parameters) {
@@ -79,7 +82,8 @@ std::string class_list(const ModelGraph& model) {
 }
 
 bool has_class(const ModelGraph& model, const std::string& name) {
-  return std::any_of(model.modules.begin() + 1, model.modules.end(), [&](const Module& m) { return m.class_name == name; });
+  return std::any_of(model.modules.begin() + 1, model.modules.end(),
+                     [&](const Module& m) { return m.class_name == name; });
 }
 
 void require_class(const ModelGraph& model, const std::string& name, std::string_view where) {
@@ -93,8 +97,8 @@ void refuse_containers(const ModelGraph& model, const std::vector<char>& chosen,
                        const std::string& remedy) {
   for (std::size_t m = 1; m < model.modules.size(); ++m) {
     if (chosen[m] && model.modules[m].container)
-      throw InputError(std::string(where), "a " + model.modules[m].class_name + " has no forward of its own and cannot be a unit",
-                       remedy);
+      throw InputError(std::string(where),
+                       "a " + model.modules[m].class_name + " has no forward of its own and cannot be a unit", remedy);
   }
 }
 
@@ -121,9 +125,10 @@ std::vector<Unit> wrap_blocks_at(const ModelGraph& model, std::int64_t blocks_pe
   const std::vector<std::int32_t> blocks = blocks_of(model, where);
   const auto count = static_cast<std::int64_t>(blocks.size());
   if (blocks_per_unit < 1 || blocks_per_unit > count) {
-    throw InputError(std::string(where),
-                     std::to_string(blocks_per_unit) + " blocks per unit, but '" + model.name + "' has " + std::to_string(count),
-                     "use 1 to " + std::to_string(count));
+    throw InputError(
+        std::string(where),
+        std::to_string(blocks_per_unit) + " blocks per unit, but '" + model.name + "' has " + std::to_string(count),
+        "use 1 to " + std::to_string(count));
   }
   std::vector<Unit> units;
   for (std::int64_t b = 0; b < count; ++b) {
@@ -179,12 +184,14 @@ WrapPolicy size_policy(const ModelGraph& model, std::string_view text, std::stri
   return policy;
 }
 
-std::vector<std::int32_t> module_ids(const ModelGraph& model, const std::vector<std::string>& names, std::string_view where) {
+std::vector<std::int32_t> module_ids(const ModelGraph& model, const std::vector<std::string>& names,
+                                     std::string_view where) {
   std::vector<std::int32_t> ids;
   for (const std::string& name : names) {
     const std::int32_t id = model.find_module(name);
     if (id < 0)
-      throw InputError(std::string(where), "no module is named '" + name + "'", "run `fsdp-plan show model NAME` for the names");
+      throw InputError(std::string(where), "no module is named '" + name + "'",
+                       "run `fsdp-plan show model NAME` for the names");
     ids.push_back(id);
   }
   return ids;
@@ -221,7 +228,8 @@ std::vector<Unit> wrap_custom(const ModelGraph& model, std::string_view text, st
   for (const std::string& part : split(text, ',')) {
     const std::size_t equals = part.find('=');
     classes.push_back(part.substr(0, equals));
-    const Reshard reshard = equals == std::string::npos ? Reshard::automatic : parse_reshard(part.substr(equals + 1), where);
+    const Reshard reshard =
+        equals == std::string::npos ? Reshard::automatic : parse_reshard(part.substr(equals + 1), where);
     if (!setting.emplace(classes.back(), reshard).second)
       throw InputError(std::string(where), "class '" + classes.back() + "' is named twice", "name it once");
   }
@@ -271,7 +279,8 @@ constexpr Policy kPolicies[] = {
     {"titan", Argument::none, [](const ModelGraph& m, std::string_view, std::string_view) { return wrap_titan(m); }},
 };
 constexpr std::string_view kPolicyForms =
-    "use block, block:N, class:Name[=RESHARD][,...], params:1e8[;leaf=...][;exclude=...], root or titan; several joined by |";
+    "use block, block:N, class:Name[=RESHARD][,...], params:1e8[;leaf=...][;exclude=...], root or titan; several "
+    "joined by |";
 
 }  // namespace
 
@@ -317,7 +326,9 @@ std::vector<Unit> wrap_titan(const ModelGraph& model) {
   const bool usable = found.embedding > 0 && found.head > 0;  // modules of their own
   bool tied = false;
   for (const Parameter& p : model.parameters) {
-    const auto owned_by = [&](std::int32_t id) { return std::find(p.modules.begin(), p.modules.end(), id) != p.modules.end(); };
+    const auto owned_by = [&](std::int32_t id) {
+      return std::find(p.modules.begin(), p.modules.end(), id) != p.modules.end();
+    };
     tied = tied || (owned_by(found.embedding) && owned_by(found.head));
   }
   if (usable) {
@@ -338,9 +349,11 @@ void set_checkpointing(ShardingPlan& plan, const ModelGraph& model, std::string_
   plan.checkpoint_policy = policy == "selective-op" ? CheckpointPolicy::selective_op : CheckpointPolicy::full;
 }
 
-std::vector<std::string> checkpointed_modules(const ModelGraph& model, std::string_view policy, std::string_view where) {
+std::vector<std::string> checkpointed_modules(const ModelGraph& model, std::string_view policy,
+                                              std::string_view where) {
   if (policy == "none") return {};
-  const bool every = policy.starts_with("every-"), first = policy.starts_with("first-"), all = policy == "full" || policy == "selective-op";
+  const bool every = policy.starts_with("every-"), first = policy.starts_with("first-"),
+             all = policy == "full" || policy == "selective-op";
   if (!all && !every && !first) {
     throw InputError(std::string(where), "unknown activation checkpointing '" + std::string(policy) + "'",
                      "use none, full, selective-op, every-N or first-N");

@@ -19,31 +19,38 @@ namespace fsdp {
 
 // `policy` as typed:
 //   block, block:N                     blocks, N consecutive ones per unit
-//   class:Name[=RESHARD][,...]         every module of these classes, also inside one another (by name: a class's subclasses have
+//   class:Name[=RESHARD][,...]         every module of these classes, also inside one another (by name: a class's
+//                                      subclasses have
 //   their
-//                                      own); RESHARD (auto, true, false or a number) is its units' reshard after forward, as with
+//                                      own); RESHARD (auto, true, false or a number) is its units' reshard after
+//                                        forward, as with
 //                                      PyTorch's CustomPolicy
-//   params:1e8[;leaf=A,B][;exclude=C]  PyTorch's size policy: nothing in or below a leaf is wrapped, no exclude is; the defaults
+//   params:1e8[;leaf=A,B][;exclude=C]  PyTorch's size policy: nothing in or below a leaf is wrapped, no exclude is; the
+//     defaults
 //                                      are MultiheadAttention, and ModuleList and ModuleDict
 //   P|Q                                block, class and params policies: what any of them wants (PyTorch's or)
-//   root, titan                        one unit; torchtitan's: one unit per block, the embedding by itself, final norm + output
+//   root, titan                        one unit; torchtitan's: one unit per block, the embedding by itself, final norm
+//                                      + output
 //                                      head together, tied weights in one unit
 // Policies of PyTorch leave out `ignored` modules (names) and do not count their parameters.
-// Throws InputError for an unknown policy, a class that matches no module (with the classes there are), a bad number, a container
-// as unit.
+// Throws InputError for an unknown policy, a class that matches no module (with the classes there are), a bad number, a
+// container as unit.
 [[nodiscard]] std::vector<Unit> wrap(const ModelGraph&, std::string_view policy, std::string_view where,
                                      const std::vector<std::string>& ignored = {});
 
 [[nodiscard]] std::vector<Unit> wrap_blocks(const ModelGraph&, std::int64_t blocks_per_unit);
-[[nodiscard]] std::vector<Unit> wrap_classes(const ModelGraph&, const std::vector<std::string>& classes);  // ModuleWrapPolicy
+[[nodiscard]] std::vector<Unit> wrap_classes(const ModelGraph&,
+                                             const std::vector<std::string>& classes);  // ModuleWrapPolicy
 // size_based_auto_wrap_policy (semantics D1): greedy bottom-up; force-leaf and exclude lists as PyTorch's defaults.
 [[nodiscard]] std::vector<Unit> wrap_by_size(const ModelGraph&, std::int64_t min_num_params);
 [[nodiscard]] std::vector<Unit> wrap_root(const ModelGraph&);
 [[nodiscard]] std::vector<Unit> wrap_titan(const ModelGraph&);
 
-// "none", "full" (every block), "selective-op" (every block, by torchtitan's policy per op), "every-N" (each N-th block: 0, N, 2N ...),
-// "first-N" (blocks 0 .. N-1) -> the modules of plan.checkpointed; set_checkpointing also says how they are recomputed.
-[[nodiscard]] std::vector<std::string> checkpointed_modules(const ModelGraph&, std::string_view policy, std::string_view where);
+// "none", "full" (every block), "selective-op" (every block, by torchtitan's policy per op), "every-N" (each N-th
+// block: 0, N, 2N ...), "first-N" (blocks 0 .. N-1) -> the modules of plan.checkpointed; set_checkpointing also says
+// how they are recomputed.
+[[nodiscard]] std::vector<std::string> checkpointed_modules(const ModelGraph&, std::string_view policy,
+                                                            std::string_view where);
 void set_checkpointing(ShardingPlan&, const ModelGraph&, std::string_view policy, std::string_view where);
 
 }  // namespace fsdp

@@ -1,10 +1,12 @@
-// PyTorch's auto-wrap policies over a module tree (torch.distributed.fsdp.wrap): which modules become units of their own.
+// PyTorch's auto-wrap policies over a module tree (torch.distributed.fsdp.wrap): which modules become units of their
+// own.
 //
 //   WrapPolicy blocks{...classes...}, large{...}; choose(model, {blocks, large}, {});      "or": what any of them wants
 //
-// The recursion: a module is entered if every module above it was, and some policy wants to go on below it (size: it is large
-// enough and no forced leaf; classes: always). Bottom-up, an entered module is wrapped if some policy wants it (size: what is not
-// wrapped yet is large enough and it is no excluded container; classes: it is one of them). The root never is.
+// The recursion: a module is entered if every module above it was, and some policy wants to go on below it (size: it is
+// large enough and no forced leaf; classes: always). Bottom-up, an entered module is wrapped if some policy wants it
+// (size: what is not wrapped yet is large enough and it is no excluded container; classes: it is one of them). The root
+// never is.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +27,8 @@ struct WrapPolicy {
                         exclude = {"ModuleList", "ModuleDict"};  // its class names: PyTorch's defaults
 };
 
-// Chosen modules, by id. Ignored modules (ids; with all below them) are not wrapped and their parameters are not counted.
+// Chosen modules, by id. Ignored modules (ids; with all below them) are not wrapped and their parameters are not
+// counted.
 [[nodiscard]] std::vector<char> choose(const ModelGraph&, const std::vector<WrapPolicy>&,
                                        const std::vector<std::int32_t>& ignored);
 

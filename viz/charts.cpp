@@ -1,5 +1,5 @@
-// Terminal charts. The memory chart's horizontal axis is host order (one column is a run of operations), because memory is
-// handed out and taken back at host time; its vertical axis starts at zero.
+// Terminal charts. The memory chart's horizontal axis is host order (one column is a run of operations), because memory
+// is handed out and taken back at host time; its vertical axis starts at zero.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -62,7 +62,8 @@ std::string memory_chart(const MemoryTimeline& memory, Bytes limit, int width, i
   const double rows_per_byte = height / static_cast<double>(top);
   const int limit_row =
       draw_limit ? std::min(height - 1, static_cast<int>(static_cast<double>(limit.count()) * rows_per_byte)) : -1;
-  const int peak_row = std::clamp(static_cast<int>(std::ceil(static_cast<double>(peak) * rows_per_byte)) - 1, 0, height - 1);
+  const int peak_row =
+      std::clamp(static_cast<int>(std::ceil(static_cast<double>(peak) * rows_per_byte)) - 1, 0, height - 1);
   const std::vector<std::int64_t> tops = columns(memory, width);
   std::string out;
   for (int row = height - 1; row >= 0; --row) {
@@ -99,7 +100,8 @@ std::string time_bar(const Breakdown& breakdown, Seconds step, int width) {
     upto += s.seconds.count();
     const auto end = static_cast<std::size_t>(std::llround(upto / whole * width));
     if (end > bar.size()) bar.append(end - bar.size(), s.mark);
-    legend += fmt::format("  {} {:<22} {:>10} {:>5.1f} %\n", s.mark, s.what, human(s.seconds), 100 * s.seconds.count() / whole);
+    legend += fmt::format("  {} {:<22} {:>10} {:>5.1f} %\n", s.mark, s.what, human(s.seconds),
+                          100 * s.seconds.count() / whole);
   }
   bar.resize(static_cast<std::size_t>(width), ' ');
   return "[" + bar + "] " + human(step) + "\n" + legend;

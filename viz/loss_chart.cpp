@@ -1,4 +1,5 @@
-// The loss over the steps of a run. One column is a run of steps (their mean); the vertical axis reaches from the least to the largest column.
+// The loss over the steps of a run. One column is a run of steps (their mean); the vertical axis reaches from the least
+// to the largest column.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -38,11 +39,15 @@ std::string loss_chart(const std::vector<double>& losses, int width, int height)
   const double span = *most > *least ? *most - *least : 1;
   std::string out;
   for (int row = rows - 1; row >= 0; --row) {
-    out += fmt::format("{:>10} |", row == rows - 1 ? fmt::format("{:.4f}", *most) : row == 0 ? fmt::format("{:.4f}", *least) : "");
+    out += fmt::format("{:>10} |", row == rows - 1 ? fmt::format("{:.4f}", *most)
+                                   : row == 0      ? fmt::format("{:.4f}", *least)
+                                                   : "");
     for (const double top : tops) {
       // From one eighth of the lowest row to the whole chart.
       const double eighths = std::isnan(top) ? 0 : 1 + (top - *least) / span * (8 * rows - 1);
-      out += std::isnan(top) && row == 0 ? "?" : kFill[static_cast<std::size_t>(std::clamp<long>(std::lround(eighths) - 8L * row, 0, 8))];
+      out += std::isnan(top) && row == 0
+                 ? "?"
+                 : kFill[static_cast<std::size_t>(std::clamp<long>(std::lround(eighths) - 8L * row, 0, 8))];
     }
     out.erase(out.find_last_not_of(' ') + 1);
     out += '\n';

@@ -31,8 +31,10 @@ std::string escaped(std::string_view text) {
       bool whole = more > 0 && i + more < text.size() && c != 0xC0 && c != 0xC1 && c < 0xF5;
       for (std::size_t k = 1; whole && k <= more; ++k) whole = (static_cast<unsigned char>(text[i + k]) & 0xC0) == 0x80;
       const auto second = whole ? static_cast<unsigned char>(text[i + 1]) : 0U;
-      const bool surrogate = c == 0xED && second >= 0xA0, overlong = (c == 0xE0 && second < 0xA0) || (c == 0xF0 && second < 0x90);
-      const bool outside = (c == 0xF4 && second >= 0x90) || (c == 0xEF && second == 0xBF && whole && static_cast<unsigned char>(text[i + 2]) >= 0xBE);
+      const bool surrogate = c == 0xED && second >= 0xA0,
+                 overlong = (c == 0xE0 && second < 0xA0) || (c == 0xF0 && second < 0x90);
+      const bool outside = (c == 0xF4 && second >= 0x90) ||
+                           (c == 0xEF && second == 0xBF && whole && static_cast<unsigned char>(text[i + 2]) >= 0xBE);
       if (!whole || surrogate || overlong || outside) {
         out += '?';
         continue;
@@ -45,12 +47,13 @@ std::string escaped(std::string_view text) {
 }
 
 bool drawable(const ScatterPoint& p) {
-  return p.measured > 0 && p.predicted > 0 && std::isfinite(p.measured) && std::isfinite(p.predicted) && p.measured >= 1e-200 && p.predicted >= 1e-200;
+  return p.measured > 0 && p.predicted > 0 && std::isfinite(p.measured) && std::isfinite(p.predicted) &&
+         p.measured >= 1e-200 && p.predicted >= 1e-200;
 }
 
 // Both axes cover the same decades.
 struct Scale {
-  double low = 0, high = 1;                  // log10
+  double low = 0, high = 1;  // log10
   [[nodiscard]] double at(double value) const { return (std::log10(value) - low) / (high - low) * kSide; }
   [[nodiscard]] double x(double value) const { return kLeft + at(value); }
   [[nodiscard]] double y(double value) const { return kTop + kSide - at(value); }
@@ -86,8 +89,10 @@ std::string ticks(const Scale& s) {
       if (m != 1 && decades > 4) continue;
       const double v = m * std::pow(10.0, e);
       if (std::log10(v) < s.low || std::log10(v) > s.high) continue;
-      out += line(s.x(v), kTop, s.x(v), kTop + kSide, "stroke=\"#e5e5e5\"") + line(kLeft, s.y(v), kLeft + kSide, s.y(v), "stroke=\"#e5e5e5\"");
-      out += text(s.x(v), kTop + kSide + 18, "middle", fmt::format("{:g}", v)) + text(kLeft - 8, s.y(v) + 4, "end", fmt::format("{:g}", v));
+      out += line(s.x(v), kTop, s.x(v), kTop + kSide, "stroke=\"#e5e5e5\"") +
+             line(kLeft, s.y(v), kLeft + kSide, s.y(v), "stroke=\"#e5e5e5\"");
+      out += text(s.x(v), kTop + kSide + 18, "middle", fmt::format("{:g}", v)) +
+             text(kLeft - 8, s.y(v) + 4, "end", fmt::format("{:g}", v));
     }
   }
   return out;
@@ -97,7 +102,8 @@ std::string diagonals(const Scale& s) {
   const double low = std::pow(10.0, s.low), high = std::pow(10.0, s.high), up = 1 + kBand;
   std::string out = line(s.x(low), s.y(low), s.x(high), s.y(high), "stroke=\"#444\"");
   out += line(s.x(low), s.y(low * up), s.x(high / up), s.y(high), "stroke=\"#999\" stroke-dasharray=\"4 4\"");
-  out += line(s.x(low / (1 - kBand)), s.y(low), s.x(high), s.y(high * (1 - kBand)), "stroke=\"#999\" stroke-dasharray=\"4 4\"");
+  out += line(s.x(low / (1 - kBand)), s.y(low), s.x(high), s.y(high * (1 - kBand)),
+              "stroke=\"#999\" stroke-dasharray=\"4 4\"");
   return out;
 }
 
@@ -115,21 +121,26 @@ std::string scatter_svg(std::span<const ScatterPoint> all, const ScatterText& wo
   const Scale s = scale_of(points);
   const double width = kLeft + kSide + kLegend, height = kTop + kSide + kBelow;
   std::string out = fmt::format(
-      "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {0:.0f} {1:.0f}\" width=\"{0:.0f}\" "
-      "height=\"{1:.0f}\" font-family=\"sans-serif\" font-size=\"12\">\n<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n",
+      "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {0:.0f} "
+      "{1:.0f}\" width=\"{0:.0f}\" "
+      "height=\"{1:.0f}\" font-family=\"sans-serif\" font-size=\"12\">\n<rect width=\"100%\" height=\"100%\" "
+      "fill=\"white\"/>\n",
       width, height);
   out += ticks(s) + diagonals(s);
-  out += fmt::format("<rect x=\"{}\" y=\"{}\" width=\"{}\" height=\"{}\" fill=\"none\" stroke=\"#444\"/>\n", kLeft, kTop, kSide, kSide);
+  out += fmt::format("<rect x=\"{}\" y=\"{}\" width=\"{}\" height=\"{}\" fill=\"none\" stroke=\"#444\"/>\n", kLeft,
+                     kTop, kSide, kSide);
   out += fmt::format("<text x=\"{}\" y=\"28\" font-size=\"16\">{}</text>\n", kLeft, escaped(words.title));
   out += text(kLeft + kSide / 2, kTop + kSide + 44, "middle", "measured, " + words.unit);
-  out += fmt::format("<text transform=\"translate(20 {}) rotate(-90)\" text-anchor=\"middle\">{}</text>\n", kTop + kSide / 2, escaped("predicted, " + words.unit));
+  out += fmt::format("<text transform=\"translate(20 {}) rotate(-90)\" text-anchor=\"middle\">{}</text>\n",
+                     kTop + kSide / 2, escaped("predicted, " + words.unit));
   const auto colour = [&](const std::string& group) {
     const auto at = static_cast<std::size_t>(std::find(groups.begin(), groups.end(), group) - groups.begin());
     return kColours[at % kColours.size()];
   };
   for (const ScatterPoint* p : points)
-    out += fmt::format("<circle cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"3\" fill=\"{}\" fill-opacity=\"0.6\"><title>{}</title></circle>\n", s.x(p->measured),
-                       s.y(p->predicted), colour(p->group), escaped(p->label));
+    out += fmt::format(
+        "<circle cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"3\" fill=\"{}\" fill-opacity=\"0.6\"><title>{}</title></circle>\n",
+        s.x(p->measured), s.y(p->predicted), colour(p->group), escaped(p->label));
   const std::size_t shown = std::min<std::size_t>(groups.size(), 24);
   for (std::size_t i = 0; i < shown; ++i) {
     const double y = kTop + 14 + 20 * static_cast<double>(i), x = kLeft + kSide + 20;

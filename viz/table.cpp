@@ -18,7 +18,8 @@ std::string padded(const std::string& text, std::size_t width, bool right) {
   return right ? fill + text : text + fill;
 }
 
-std::string line(const std::vector<std::string>& cells, const std::vector<std::size_t>& widths, const std::vector<bool>& right) {
+std::string line(const std::vector<std::string>& cells, const std::vector<std::size_t>& widths,
+                 const std::vector<bool>& right) {
   std::string out;
   for (std::size_t c = 0; c < widths.size(); ++c) {
     if (c > 0) out += "  ";

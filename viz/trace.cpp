@@ -1,5 +1,5 @@
-// Chrome trace events (the "JSON Array Format" with a traceEvents object; opens in ui.perfetto.dev and chrome://tracing):
-// "X" complete events in microseconds, "M" names of processes and threads, "C" counters.
+// Chrome trace events (the "JSON Array Format" with a traceEvents object; opens in ui.perfetto.dev and
+// chrome://tracing): "X" complete events in microseconds, "M" names of processes and threads, "C" counters.
 #include <algorithm>
 #include <array>
 #include <cstddef>
@@ -24,8 +24,10 @@ void name_process(Json& events, int pid, const std::string& name) {
   events.push_back({{"ph", "M"}, {"pid", pid}, {"tid", 0}, {"name", "process_name"}, {"args", {{"name", name}}}});
   for (int s = 0; s < kStreams; ++s) {
     const std::string stream(fsdp::name(static_cast<Stream>(s)));
-    events.push_back({{"ph", "M"}, {"pid", pid}, {"tid", s}, {"name", "thread_name"}, {"args", {{"name", stream + " stream"}}}});
-    events.push_back({{"ph", "M"}, {"pid", pid}, {"tid", s}, {"name", "thread_sort_index"}, {"args", {{"sort_index", s}}}});
+    events.push_back(
+        {{"ph", "M"}, {"pid", pid}, {"tid", s}, {"name", "thread_name"}, {"args", {{"name", stream + " stream"}}}});
+    events.push_back(
+        {{"ph", "M"}, {"pid", pid}, {"tid", s}, {"name", "thread_sort_index"}, {"args", {{"sort_index", s}}}});
   }
 }
 
@@ -35,7 +37,8 @@ double first_start(const Timeline& timeline) {
   return first;
 }
 
-// Operations of one stream never overlap; starts are clamped to the end before, so that rounding cannot make them seem to.
+// Operations of one stream never overlap; starts are clamped to the end before, so that rounding cannot make them seem
+// to.
 void add_spans(Json& events, int pid, const Scene& scene, const Timeline& timeline) {
   const double zero = first_start(timeline);
   std::array<double, kStreams> busy_until{};

@@ -10,10 +10,10 @@
 #include <set>
 #include <thread>
 
-#include "cli/report/accuracy_report.h"
 #include "cli/commands.h"
 #include "cli/files.h"
 #include "cli/options.h"
+#include "cli/report/accuracy_report.h"
 #include "simulator/published/cross_validation.h"
 #include "simulator/published/fit_runs.h"
 
@@ -49,7 +49,8 @@ PriceList prices(const AccuracyFlags& f, bool& used) {
 
 // Predictions by constants that were fitted without the row. `told`: what else is to be said about them.
 AccuracyReport cross_validated(const AccuracyFlags& f, std::istream& file, std::string& told) {
-  if (f.costs) throw InputError("--costs", "contradicts --cross-validate, which fits its own", "leave out one of the two");
+  if (f.costs)
+    throw InputError("--costs", "contradicts --cross-validate, which fits its own", "leave out one of the two");
   const HoldOut what = parse_hold_out(*f.cross_validate, "--cross-validate");
   CrossValidationOptions options;
   if (f.seed) options.seed = static_cast<std::uint64_t>(parse_count(*f.seed, "--seed", 0, INT64_MAX));
@@ -61,17 +62,19 @@ AccuracyReport cross_validated(const AccuracyFlags& f, std::istream& file, std::
   reading.progress = options.progress;
   FitRuns runs = read_fit_runs(file, f.runs, reading);
   CrossValidation v = cross_validate(runs.rows, what, options);
-  told = fmt::format("\nEvery row was predicted by constants fitted without it: {} parts held out in turn ({}{}).\n"
-                     "Eight linear features per GPU on the same parts: trust A {}; all {}.\n",
-                     v.folds, *f.cross_validate, what == HoldOut::random ? fmt::format(", seed {}", options.seed) : "",
-                     errors_line(v.linear.headline.step_time), errors_line(v.linear.all.step_time));
+  told = fmt::format(
+      "\nEvery row was predicted by constants fitted without it: {} parts held out in turn ({}{}).\n"
+      "Eight linear features per GPU on the same parts: trust A {}; all {}.\n",
+      v.folds, *f.cross_validate, what == HoldOut::random ? fmt::format(", seed {}", options.seed) : "",
+      errors_line(v.linear.headline.step_time), errors_line(v.linear.all.step_time));
   return {std::move(v.rows), std::move(runs.left_out), std::move(v.summary)};
 }
 
 int accuracy_command(const AccuracyFlags& f) {
   check_output(f.plot);
   if (f.plot) check_apart(*f.plot, f.runs);
-  if (f.seed && f.cross_validate != "random") throw InputError("--seed", "has a meaning with --cross-validate random only", "leave it out");
+  if (f.seed && f.cross_validate != "random")
+    throw InputError("--seed", "has a meaning with --cross-validate random only", "leave it out");
   if (f.json && f.markdown) throw InputError("--markdown", "contradicts --json", "leave out one of the two");
   if (f.all && f.worst) throw InputError("--worst", "contradicts --all", "leave out one of the two");
   std::size_t worst = 20;
@@ -92,7 +95,8 @@ int accuracy_command(const AccuracyFlags& f) {
     bool used = false;
     report = accuracy_of(file, f.runs, prices(f, used), options);
     if (f.costs && !used && !report.rows.empty())
-      throw InputError(*f.costs, "are costs of other GPUs than these runs'", "pass costs of theirs, or leave --costs out");
+      throw InputError(*f.costs, "are costs of other GPUs than these runs'",
+                       "pass costs of theirs, or leave --costs out");
   }
   if (f.plot) write_file(*f.plot, accuracy_plot(report));
   if (f.json) print(stdout, to_json_text(report));
@@ -105,10 +109,13 @@ int accuracy_command(const AccuracyFlags& f) {
 void add_accuracy(const Command& app) {
   auto flags = std::make_shared<AccuracyFlags>();
   const Command command = app.add("accuracy", "predict runs that others published, and show the errors");
-  command.required("runs", flags->runs, "CSV of runs, with the columns of tests/accuracy/published_runs.csv", "RUNS.csv");
-  command.option("--costs", flags->costs, "costs.json of `calibrate`; default: datasheet and measured ceilings", "FILE");
+  command.required("runs", flags->runs, "CSV of runs, with the columns of tests/accuracy/published_runs.csv",
+                   "RUNS.csv");
+  command.option("--costs", flags->costs, "costs.json of `calibrate`; default: datasheet and measured ceilings",
+                 "FILE");
   command.option("--cross-validate", flags->cross_validate,
-                      "predict each row by constants fitted without it; held out together: source-model | source | random", "WHAT");
+                 "predict each row by constants fitted without it; held out together: source-model | source | random",
+                 "WHAT");
   command.option("--seed", flags->seed, "of --cross-validate random; default 1", "N");
   command.option("--plot", flags->plot, "write a picture of measured against predicted here, as SVG", "FILE.svg");
   command.option("--worst", flags->worst, "how many rows to show, the furthest off first; default 20", "N");

@@ -1,4 +1,5 @@
-// fsdp-plan calibrate: micro-benchmarks of this machine, logs of nccl-tests, or a fit to runs that others published, to costs.json.
+// fsdp-plan calibrate: micro-benchmarks of this machine, logs of nccl-tests, or a fit to runs that others published, to
+// costs.json.
 #include "executor/calibrate.h"
 
 #include <fmt/format.h>
@@ -10,8 +11,8 @@
 #include <thread>
 
 #include "cli/commands.h"
-#include "cli/files.h"
 #include "cli/commands/nccl_tests.h"
+#include "cli/files.h"
 #include "cli/options.h"
 #include "executor/cuda_backend.h"
 #include "models/catalog.h"
@@ -25,7 +26,7 @@ namespace {
 
 struct CalibrateFlags {
   Text backend, budget, type, output, runs;
-  NcclTestsFlags nccl;   // with --ranks, which --backend shares
+  NcclTestsFlags nccl;  // with --ranks, which --backend shares
   bool json = false;
 };
 
@@ -33,23 +34,34 @@ constexpr double kGpuSeconds = 100;
 
 void check_flags(const CalibrateFlags& f) {
   if (!f.nccl.logs.empty()) {
-    for (const auto& [name, value] : {std::pair{"--backend", &f.backend}, {"--budget", &f.budget}, {"--dtype", &f.type}, {"--runs", &f.runs}})
+    for (const auto& [name, value] :
+         {std::pair{"--backend", &f.backend}, {"--budget", &f.budget}, {"--dtype", &f.type}, {"--runs", &f.runs}})
       if (*value) throw InputError(name, "has no meaning with --nccl-tests", "leave it out");
     return;
   }
   const bool cuda = f.backend && *f.backend == "cuda";
-  for (const auto& [name, value] :
-       {std::pair{"--ranks-per-node", &f.nccl.ranks_per_node}, {"--cluster", &f.nccl.cluster}, {"--costs", &f.nccl.costs}})
-    if (*value && !(cuda && value == &f.nccl.cluster)) throw InputError(name, "has no meaning without --nccl-tests", "leave it out");
+  for (const auto& [name, value] : {std::pair{"--ranks-per-node", &f.nccl.ranks_per_node},
+                                    {"--cluster", &f.nccl.cluster},
+                                    {"--costs", &f.nccl.costs}})
+    if (*value && !(cuda && value == &f.nccl.cluster))
+      throw InputError(name, "has no meaning without --nccl-tests", "leave it out");
   if (f.runs) {
-    for (const auto& [name, value] : {std::pair{"--backend", &f.backend}, {"--ranks", &f.nccl.ranks}, {"--budget", &f.budget}, {"--dtype", &f.type}})
+    for (const auto& [name, value] : {std::pair{"--backend", &f.backend},
+                                      {"--ranks", &f.nccl.ranks},
+                                      {"--budget", &f.budget},
+                                      {"--dtype", &f.type}})
       if (*value) throw InputError(name, "has no meaning with --runs", "leave it out");
     return;
   }
-  if (!f.backend) throw InputError("--backend", "is missing", "give --backend host or cuda, --nccl-tests LOG or --runs RUNS.csv");
-  if (*f.backend == "mpi") throw InputError("--backend", "'mpi' computes as host does; its collectives are not measured", "give host");
-  if (!cuda && *f.backend != "host") throw InputError("--backend", "'" + printable(*f.backend) + "' is not a backend", "give host or cuda");
-  if (cuda && !f.nccl.cluster) throw InputError("--cluster", "is missing: the costs are for predictions of one cluster's GPU", "name the cluster or GPU that this is, such as dgx-h100");
+  if (!f.backend)
+    throw InputError("--backend", "is missing", "give --backend host or cuda, --nccl-tests LOG or --runs RUNS.csv");
+  if (*f.backend == "mpi")
+    throw InputError("--backend", "'mpi' computes as host does; its collectives are not measured", "give host");
+  if (!cuda && *f.backend != "host")
+    throw InputError("--backend", "'" + printable(*f.backend) + "' is not a backend", "give host or cuda");
+  if (cuda && !f.nccl.cluster)
+    throw InputError("--cluster", "is missing: the costs are for predictions of one cluster's GPU",
+                     "name the cluster or GPU that this is, such as dgx-h100");
 }
 
 std::string name_of(const std::string& source, const std::string& generation) {
@@ -62,8 +74,8 @@ std::string constants_table(const CalibratedRuns& fitted) {
   for (const auto* list : {&fitted.costs.gpus, &fitted.costs.platforms})
     for (const FittedPlatform& p : *list)
       for (const FittedConstant& c : p.constants)
-        lines.push_back({p.gpu, name_of(p.source, p.software_generation), c.name, fmt::format("{:.4g}", c.value), fmt::format("{:.2g}", c.standard_error),
-                         std::to_string(c.rows)});
+        lines.push_back({p.gpu, name_of(p.source, p.software_generation), c.name, fmt::format("{:.4g}", c.value),
+                         fmt::format("{:.2g}", c.standard_error), std::to_string(c.rows)});
   std::stable_sort(lines.begin(), lines.end(), [](const auto& a, const auto& b) { return a[0] < b[0]; });
   return table({"GPU", "platform", "constant", ">value", ">std. error", ">rows"}, lines);
 }
@@ -71,15 +83,17 @@ std::string constants_table(const CalibratedRuns& fitted) {
 std::string platforms_table(const CalibratedRuns& fitted) {
   std::vector<std::vector<std::string>> lines;
   for (const PlatformFit& p : fitted.platforms)
-    lines.push_back({p.gpu, name_of(p.source, p.software_generation), std::to_string(p.rows), fmt::format("{:.1f} %", 100 * p.before),
-                     fmt::format("{:.1f} %", 100 * p.after), join(p.at_bound)});
+    lines.push_back({p.gpu, name_of(p.source, p.software_generation), std::to_string(p.rows),
+                     fmt::format("{:.1f} %", 100 * p.before), fmt::format("{:.1f} %", 100 * p.after),
+                     join(p.at_bound)});
   return table({"GPU", "platform", ">rows", ">error before", ">after", "at the end of its range"}, lines);
 }
 
 int calibrate_runs(const CalibrateFlags& f) {
   if (f.output) check_apart(*f.output, *f.runs);
   std::error_code error;
-  if (std::filesystem::is_directory(*f.runs, error)) throw InputError("--runs", "'" + *f.runs + "' is a folder", "give a CSV file of runs");
+  if (std::filesystem::is_directory(*f.runs, error))
+    throw InputError("--runs", "'" + *f.runs + "' is a folder", "give a CSV file of runs");
   std::ifstream file(*f.runs, std::ios::binary);
   if (!file) throw InputError("--runs", "'" + *f.runs + "' cannot be read", "give a CSV file of runs");
   CalibratedRuns fitted;
@@ -91,15 +105,20 @@ int calibrate_runs(const CalibrateFlags& f) {
     options.progress = [&](const std::string& what) { progress.say("calibrate: " + what); };
     const FitRuns runs = read_fit_runs(file, *f.runs, options);
     left_out = runs.left_out.size();
-    fitted = fit_runs(runs.rows, fmt::format("calibrate --runs {}, {} runs", std::filesystem::path(*f.runs).filename().string(), runs.rows.size()), options);
+    fitted = fit_runs(runs.rows,
+                      fmt::format("calibrate --runs {}, {} runs", std::filesystem::path(*f.runs).filename().string(),
+                                  runs.rows.size()),
+                      options);
   }
   const std::string text = to_json_text(fitted.costs);
   if (f.output) write_file(*f.output, text);
   if (f.json || !f.output) {
     print(stdout, text);
   } else {
-    print(stdout, constants_table(fitted) + "\nStep time, mean absolute error over the rows of the fit:\n" + platforms_table(fitted));
-    print(stdout, fmt::format("\n{}: {} constants; {} rows left out (`fsdp-plan accuracy` says why).\n", *f.output, free_constants(fitted.costs), left_out));
+    print(stdout, constants_table(fitted) + "\nStep time, mean absolute error over the rows of the fit:\n" +
+                      platforms_table(fitted));
+    print(stdout, fmt::format("\n{}: {} constants; {} rows left out (`fsdp-plan accuracy` says why).\n", *f.output,
+                              free_constants(fitted.costs), left_out));
   }
   return kDone;
 }
@@ -112,7 +131,9 @@ int calibrate_nccl_tests(const CalibrateFlags& f) {
   if (f.output) write_file(*f.output, text);
   for (const std::string& note : result.notes) print(stderr, note + "\n");
   if (f.json || !f.output) print(stdout, text);
-  else print(stdout, result.table + fmt::format("\n{}: costs of '{}' ({})\n", *f.output, result.costs.platform, result.costs.source));
+  else
+    print(stdout, result.table +
+                      fmt::format("\n{}: costs of '{}' ({})\n", *f.output, result.costs.platform, result.costs.source));
   return kDone;
 }
 
@@ -152,16 +173,21 @@ int calibrate_command(const CalibrateFlags& f) {
 
 void add_calibrate(const Command& app) {
   auto flags = std::make_shared<CalibrateFlags>();
-  const Command command = app.add("calibrate", "costs.json of this machine's kernels, of nccl-tests logs, or fitted to published runs");
+  const Command command =
+      app.add("calibrate", "costs.json of this machine's kernels, of nccl-tests logs, or fitted to published runs");
   command.option("--backend", flags->backend, "host, or cuda: this machine's GPUs", "BACKEND");
-  command.option("--ranks", flags->nccl.ranks, "ranks that work at once, as a run will have; default 2; cuda: GPUs, default 1", "N");
+  command.option("--ranks", flags->nccl.ranks,
+                 "ranks that work at once, as a run will have; default 2; cuda: GPUs, default 1", "N");
   command.option("--budget", flags->budget, "about how long it may take; default 20s; cuda: 100s", "SECONDS");
   command.option("--dtype", flags->type, "of the kernels: fp32 (default), fp64, bf16 (default of cuda)", "TYPE");
   command.option("-o,--output", flags->output, "write the costs here", "FILE");
-  command.option("--nccl-tests", flags->nccl.logs, "instead: measured collectives from logs of nccl-tests (--ranks: where they do not say)", "LOG");
+  command.option("--nccl-tests", flags->nccl.logs,
+                 "instead: measured collectives from logs of nccl-tests (--ranks: where they do not say)", "LOG");
   command.option("--ranks-per-node", flags->nccl.ranks_per_node, "of the logs, where they do not say", "N");
-  command.option("--cluster", flags->nccl.cluster, "of the logs (default: a cluster of the GPUs that they name), or that this machine's GPU is of", "C");
-  command.option("--costs", flags->nccl.costs, "put the logs' curves into these costs; default: the GPU's datasheet", "FILE");
+  command.option("--cluster", flags->nccl.cluster,
+                 "of the logs (default: a cluster of the GPUs that they name), or that this machine's GPU is of", "C");
+  command.option("--costs", flags->nccl.costs, "put the logs' curves into these costs; default: the GPU's datasheet",
+                 "FILE");
   command.option("--runs", flags->runs, "instead: fit a few constants per platform to published runs", "RUNS.csv");
   command.flag("--json", flags->json, "print the costs, one JSON object");
   command.runs([flags] { return calibrate_command(*flags); });

@@ -1,4 +1,6 @@
 // fsdp-plan checkpoint show | verify | export: looks into what `run --save` wrote.
+#include "executor/checkpoint/checkpoint.h"
+
 #include <fmt/format.h>
 
 #include <map>
@@ -9,7 +11,6 @@
 #include "cli/files.h"
 #include "cli/options.h"
 #include "cli/report/report.h"
-#include "executor/checkpoint/checkpoint.h"
 #include "executor/checkpoint/export.h"
 #include "models/input/error.h"
 #include "models/units.h"
@@ -42,14 +43,15 @@ int show(const CheckpointCommand& c) {
     print(stdout, to_json_text(m));
     return kDone;
   }
-  print(stdout, bold(stdout, fmt::format("{}: {} after {} steps and {} sequences of {} tokens\n", saved.folder(), m.model, with_commas(m.step),
-                                         with_commas(m.sequences), m.seq_len)));
+  print(stdout, bold(stdout, fmt::format("{}: {} after {} steps and {} sequences of {} tokens\n", saved.folder(),
+                                         m.model, with_commas(m.step), with_commas(m.sequences), m.seq_len)));
   std::map<std::string_view, std::int64_t> by_type;
   for (const SavedTensor& t : m.tensors) ++by_type[name(t.dtype)];
   for (const auto& [type, count] : by_type) print(stdout, fmt::format("{} tensors of {}; ", count, type));
-  print(stdout, fmt::format("{} in {} boxes and {} files; optimizer {}, seed {}\n", human(Bytes(m.tensor_bytes())), boxes_of(m), m.files.size(),
-                            name(m.optimizer), m.seed));
-  print(stdout, fmt::format("saved by {} ranks ({}); model digest {}, plan digest {}\n", m.files.size(), mesh_text(m), m.model_digest, m.plan_digest));
+  print(stdout, fmt::format("{} in {} boxes and {} files; optimizer {}, seed {}\n", human(Bytes(m.tensor_bytes())),
+                            boxes_of(m), m.files.size(), name(m.optimizer), m.seed));
+  print(stdout, fmt::format("saved by {} ranks ({}); model digest {}, plan digest {}\n", m.files.size(), mesh_text(m),
+                            m.model_digest, m.plan_digest));
   return kDone;
 }
 
@@ -59,12 +61,20 @@ int verify(const CheckpointCommand& c) {
   try {
     const Checkpoint saved(folder);
     Progress progress;
-    saved.verify([&](std::int64_t done, std::int64_t all) { progress.say(fmt::format("verify: {} of {}", human(Bytes(done)), human(Bytes(all)))); });
+    saved.verify([&](std::int64_t done, std::int64_t all) {
+      progress.say(fmt::format("verify: {} of {}", human(Bytes(done)), human(Bytes(all))));
+    });
     if (c.json) {
-      print(stdout, nlohmann::json({{"folder", saved.folder()}, {"step", saved.manifest().step}, {"verified_bytes", saved.manifest().tensor_bytes()}, {"whole", true}}).dump(2) + "\n");
+      print(stdout, nlohmann::json({{"folder", saved.folder()},
+                                    {"step", saved.manifest().step},
+                                    {"verified_bytes", saved.manifest().tensor_bytes()},
+                                    {"whole", true}})
+                            .dump(2) +
+                        "\n");
       return kDone;
     }
-    print(stdout, fmt::format("{}: whole; {} of tensors match their checksums\n", saved.folder(), human(Bytes(saved.manifest().tensor_bytes()))));
+    print(stdout, fmt::format("{}: whole; {} of tensors match their checksums\n", saved.folder(),
+                              human(Bytes(saved.manifest().tensor_bytes()))));
     return kDone;
   } catch (const InputError& e) {
     if (c.json) print(stdout, nlohmann::json({{"whole", false}, {"problem", e.what()}}).dump(2) + "\n");
@@ -79,7 +89,8 @@ int export_to(const CheckpointCommand& c) {
   options.output = *c.output;
   if (c.dtype) {
     options.dtype = parse_dtype(*c.dtype, "--dtype");
-    if (options.dtype == DType::i64) throw InputError("--dtype", "int64 holds no weights", "give fp64, fp32, bf16 or fp16");
+    if (options.dtype == DType::i64)
+      throw InputError("--dtype", "int64 holds no weights", "give fp64, fp32, bf16 or fp16");
   }
   if (c.max_file_size) {
     options.max_file_bytes = parse_bytes(*c.max_file_size, "--max-file-size").count();
@@ -87,13 +98,17 @@ int export_to(const CheckpointCommand& c) {
   }
   const Checkpoint saved(c.folder);
   Progress progress;
-  options.progress = [&](std::int64_t done, std::int64_t all) { progress.say(fmt::format("export: {} of {}", human(Bytes(done)), human(Bytes(all)))); };
+  options.progress = [&](std::int64_t done, std::int64_t all) {
+    progress.say(fmt::format("export: {} of {}", human(Bytes(done)), human(Bytes(all))));
+  };
   const Exported result = export_checkpoint(saved, options);
-  print(stdout, fmt::format("{}: {} tensors, {} in {} file{}\n", *c.output, result.tensors, human(Bytes(result.bytes)), result.files, result.files == 1 ? "" : "s"));
+  print(stdout, fmt::format("{}: {} tensors, {} in {} file{}\n", *c.output, result.tensors, human(Bytes(result.bytes)),
+                            result.files, result.files == 1 ? "" : "s"));
   return kDone;
 }
 
-Command add(const Command& parent, const std::shared_ptr<CheckpointCommand>& flags, const char* name, const char* about, int (*work)(const CheckpointCommand&)) {
+Command add(const Command& parent, const std::shared_ptr<CheckpointCommand>& flags, const char* name, const char* about,
+            int (*work)(const CheckpointCommand&)) {
   const Command command = parent.add(name, about);
   command.required("folder", flags->folder, "what --save named (its newest checkpoint), or one of its steps", "DIR");
   command.runs([flags, work] { return work(*flags); });
@@ -107,11 +122,14 @@ void add_checkpoint(const Command& app) {
   command.needs_one_below();
   const auto flags = std::make_shared<CheckpointCommand>();
   add(command, flags, "show", "what a checkpoint holds", show).flag("--json", flags->json, "its manifest");
-  add(command, flags, "verify", "read all of it and compare checksums; exit 1 if it is not whole", verify).flag("--json", flags->json, "one JSON object");
-  const Command exporting = add(command, flags, "export", "the parameters as plain safetensors under their own names", export_to);
+  add(command, flags, "verify", "read all of it and compare checksums; exit 1 if it is not whole", verify)
+      .flag("--json", flags->json, "one JSON object");
+  const Command exporting =
+      add(command, flags, "export", "the parameters as plain safetensors under their own names", export_to);
   exporting.option("-o,--output", flags->output, "a folder, not there yet", "DIR");
   exporting.option("--dtype", flags->dtype, "fp64, fp32, bf16 or fp16; default: as saved", "DTYPE");
-  exporting.option("--max-file-size", flags->max_file_size, "split into files of at most this, such as 5GB, with an index", "SIZE");
+  exporting.option("--max-file-size", flags->max_file_size,
+                   "split into files of at most this, such as 5GB, with an index", "SIZE");
 }
 
 }  // namespace fsdp::cli

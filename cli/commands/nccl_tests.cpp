@@ -31,8 +31,9 @@ std::string device_of(const std::vector<std::pair<std::string, NcclLog>>& logs) 
   for (const auto& [path, log] : logs) {
     if (log.device.empty()) continue;
     if (!device.empty() && gpu_of_device(log.device) != gpu_of_device(device))
-      throw InputError(path, "was measured on '" + printable(log.device) + "', " + said_by + " on '" + printable(device) + "'",
-                       "calibrate each by itself");
+      throw InputError(
+          path, "was measured on '" + printable(log.device) + "', " + said_by + " on '" + printable(device) + "'",
+          "calibrate each by itself");
     device = log.device;
     said_by = path;
   }
@@ -43,9 +44,11 @@ ClusterSpec cluster_for(const NcclTestsFlags& f, const std::string& device) {
   const std::string gpu = gpu_of_device(device);
   if (f.cluster) {
     const ClusterSpec cluster = load_cluster(*f.cluster);
-    if (cluster.host) throw InputError("--cluster", "'host' has no GPUs", "name the cluster that the logs were measured on");
+    if (cluster.host)
+      throw InputError("--cluster", "'host' has no GPUs", "name the cluster that the logs were measured on");
     if (!gpu.empty() && gpu != cluster.gpu.name)
-      throw InputError("--cluster", "has " + cluster.gpu.name + ", but the logs were measured on '" + printable(device) + "'",
+      throw InputError("--cluster",
+                       "has " + cluster.gpu.name + ", but the logs were measured on '" + printable(device) + "'",
                        "name their cluster");
     return cluster;
   }
@@ -60,10 +63,11 @@ ClusterSpec cluster_for(const NcclTestsFlags& f, const std::string& device) {
 Costs base_costs(const NcclTestsFlags& f, const ClusterSpec& cluster) {
   if (!f.costs) return default_costs(cluster);
   const auto read = parse_any_costs(read_file(*f.costs), *f.costs);
-  Costs costs =
-      std::holds_alternative<FittedCosts>(read) ? costs_for(std::get<FittedCosts>(read), cluster) : std::get<Costs>(read);
+  Costs costs = std::holds_alternative<FittedCosts>(read) ? costs_for(std::get<FittedCosts>(read), cluster)
+                                                          : std::get<Costs>(read);
   if (costs.platform != cluster.gpu.name)
-    throw InputError(*f.costs, "holds costs of '" + costs.platform + "', but the logs were measured on " + cluster.gpu.name,
+    throw InputError(*f.costs,
+                     "holds costs of '" + costs.platform + "', but the logs were measured on " + cluster.gpu.name,
                      "give costs of that GPU");
   return costs;
 }
@@ -97,7 +101,8 @@ NcclTestsResult costs_from_nccl_tests(const NcclTestsFlags& f) {
   }
   const std::vector<CollectiveCurve> curves = curves_of(samples);
   if (curves.empty())
-    throw InputError("--nccl-tests", "no row of an all-gather, reduce-scatter or all-reduce that can be used", "give such a log");
+    throw InputError("--nccl-tests", "no row of an all-gather, reduce-scatter or all-reduce that can be used",
+                     "give such a log");
   result.costs = base_costs(f, cluster_for(f, device_of(logs)));
   // A shape measured anew replaces what the costs had of it.
   auto& kept = result.costs.collective_curves;

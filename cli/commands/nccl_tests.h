@@ -19,7 +19,8 @@ struct NcclTestsResult {
   std::vector<std::string> notes;  // what was left out
 };
 
-// Throws InputError: files that cannot be read or are no logs; logs of different GPUs; a GPU that the catalog does not know.
+// Throws InputError: files that cannot be read or are no logs; logs of different GPUs; a GPU that the catalog does not
+// know.
 [[nodiscard]] NcclTestsResult costs_from_nccl_tests(const NcclTestsFlags&);
 
 }  // namespace fsdp::cli

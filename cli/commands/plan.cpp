@@ -43,8 +43,8 @@ std::vector<std::string> row_of(const Candidate& c, std::string why) {
   const std::string verdict(name(c.score.verdict));
   if (why.starts_with(verdict + ": ")) why.erase(0, verdict.size() + 2);  // it has a column of its own
   const bool scored = c.score.step.count() > 0;                           // what memory pruned was never timed
-  return {(c.naive ? "naive: " : "") + c.label, scored ? human(c.score.step) : "-", scored ? human(c.score.peak_total) : "-",
-          verdict, why};
+  return {(c.naive ? "naive: " : "") + c.label, scored ? human(c.score.step) : "-",
+          scored ? human(c.score.peak_total) : "-", verdict, why};
 }
 
 // The choice, its rivals, and in any case the naive plan (which is among the rivals unless the flags rule it out).
@@ -153,9 +153,9 @@ int plan_command(const PlanFlags& f) {
   print(out, bold(out, verdict_line(prediction)));
   print(out, "Choice: " + plan_label(plan) + "\n" + basis(prediction, plan, setup.costs));
   if (!result.searched.empty())
-    print(out,
-          "Searched: " + result.searched +
-              fmt::format("; {} considered, {} pruned by memory, {} scored.\n", result.considered, result.pruned, result.scored));
+    print(out, "Searched: " + result.searched +
+                   fmt::format("; {} considered, {} pruned by memory, {} scored.\n", result.considered, result.pruned,
+                               result.scored));
   print(out, "\n" + rivals_table(result));
   print(out, next_command(f, setup));
   return kDone;

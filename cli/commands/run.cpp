@@ -15,17 +15,17 @@
 #include "cli/files.h"
 #include "cli/options.h"
 #include "cli/report/report.h"
-#include "cli/run_backend.h"
 #include "cli/report/train_log.h"
+#include "cli/run_backend.h"
 #include "cli/training.h"
-#include "executor/training/machine.h"
 #include "executor/mpi_backend.h"
+#include "executor/training/machine.h"
 #include "executor/training/signals.h"
 #include "models/input/error.h"
 #include "models/input/suggest.h"
 #include "planner/lower.h"
-#include "simulator/records/compare.h"
 #include "simulator/engine/memory.h"
+#include "simulator/records/compare.h"
 #include "viz/viz.h"
 
 namespace fsdp::cli {
@@ -48,8 +48,10 @@ void check_flags(const RunFlags& f) {
   if (!f.shared.model) throw InputError("--model", "is missing", "give the model that the plan was made for");
   check_backend_flags(f.machine);
   check_training_flags(f.training, f.output);
-  if (f.steps && f.until_noise) throw InputError("--steps", "has no meaning with --until-noise", "give --max-steps, or one of the two alone");
-  if (f.max_steps && !f.until_noise) throw InputError("--max-steps", "has no meaning without --until-noise", "give --steps for a fixed number");
+  if (f.steps && f.until_noise)
+    throw InputError("--steps", "has no meaning with --until-noise", "give --max-steps, or one of the two alone");
+  if (f.max_steps && !f.until_noise)
+    throw InputError("--max-steps", "has no meaning without --until-noise", "give --steps for a fixed number");
 }
 
 std::string measured_line(const Measurement& m, std::int64_t tokens) {
@@ -60,39 +62,48 @@ std::string measured_line(const Measurement& m, std::int64_t tokens) {
     peak = std::max(peak, r.peak_allocated_bytes);
     undeclared = std::max(undeclared, r.undeclared_bytes);
   }
-  return fmt::format("Ran: step {} (median of {}, noise {}), {} tokens/s, peak allocated {}, undeclared {}, loss {:.4f}.\n",
-                     human(Seconds(m.median_step_seconds)), m.step_seconds.size(), percent(m.noise),
-                     with_commas(static_cast<std::int64_t>(static_cast<double>(tokens) / m.median_step_seconds)),
-                     human(Bytes(peak)), human(Bytes(undeclared)), loss);
+  return fmt::format(
+      "Ran: step {} (median of {}, noise {}), {} tokens/s, peak allocated {}, undeclared {}, loss {:.4f}.\n",
+      human(Seconds(m.median_step_seconds)), m.step_seconds.size(), percent(m.noise),
+      with_commas(static_cast<std::int64_t>(static_cast<double>(tokens) / m.median_step_seconds)), human(Bytes(peak)),
+      human(Bytes(undeclared)), loss);
 }
 
-// Running out of memory would end more than this process. What a rank allocates is known before: the executor's peak is the
-// replay's. `others`: nullptr where all ranks are threads of this process; else some may be on other machines.
-void check_memory(const ModelGraph& model, const ShardingPlan& plan, const ClusterSpec& cluster, const std::string& where, const Launch* others) {
+// Running out of memory would end more than this process. What a rank allocates is known before: the executor's peak is
+// the replay's. `others`: nullptr where all ranks are threads of this process; else some may be on other machines.
+void check_memory(const ModelGraph& model, const ShardingPlan& plan, const ClusterSpec& cluster,
+                  const std::string& where, const Launch* others) {
   const Bytes peak(replay_memory(lower(model, plan, native_implementation())).peak);
-  const std::int64_t here = others != nullptr ? others->ranks_here() : plan.ranks(), threads = others != nullptr ? 1 : plan.ranks();
-  // OpenBLAS maps 128 MiB for each thread that multiplies, and asks for ever where it gets none; a rank has about six threads, each with a
-  // stack of 8 MiB and a heap of 64 MiB of address space.
-  const std::int64_t mapped = checked_mul(checked_add(peak.count(), std::int64_t{560} << 20, "address space"), threads, "address space");
+  const std::int64_t here = others != nullptr ? others->ranks_here() : plan.ranks(),
+                     threads = others != nullptr ? 1 : plan.ranks();
+  // OpenBLAS maps 128 MiB for each thread that multiplies, and asks for ever where it gets none; a rank has about six
+  // threads, each with a stack of 8 MiB and a heap of 64 MiB of address space.
+  const std::int64_t mapped =
+      checked_mul(checked_add(peak.count(), std::int64_t{560} << 20, "address space"), threads, "address space");
   if (const auto left = address_space_left(); left && *left < mapped)
-    throw MachineError(fmt::format("this process may map {} more (ulimit -v), and {} rank{} of this plan need{} about {}; raise the limit", human(Bytes(std::max<std::int64_t>(0, *left))),
-                                   threads, threads == 1 ? "" : "s", threads == 1 ? "s" : "", human(Bytes(mapped))));
+    throw MachineError(fmt::format(
+        "this process may map {} more (ulimit -v), and {} rank{} of this plan need{} about {}; raise the limit",
+        human(Bytes(std::max<std::int64_t>(0, *left))), threads, threads == 1 ? "" : "s", threads == 1 ? "s" : "",
+        human(Bytes(mapped))));
   if (peak.count() <= cluster.gpu.usable_memory.count() / here * plan.ranks()) return;
-  throw MachineError(
-      fmt::format("{}: needs {} for each of {} ranks, but this machine has {} for each; plan a smaller model, fewer ranks "
-                  "or shorter sequences with `fsdp-plan plan --cluster host`",
-                  where, human(peak), plan.ranks(), human(cluster.gpu.usable_memory)));
+  throw MachineError(fmt::format(
+      "{}: needs {} for each of {} ranks, but this machine has {} for each; plan a smaller model, fewer ranks "
+      "or shorter sequences with `fsdp-plan plan --cluster host`",
+      where, human(peak), plan.ranks(), human(cluster.gpu.usable_memory)));
 }
 
 // What `compare` would refuse after the run is refused before it.
-void check_prediction(const Prediction& p, const ModelGraph& model, const ShardingPlan& plan, const Implementation& runs, const std::string& file) {
+void check_prediction(const Prediction& p, const ModelGraph& model, const ShardingPlan& plan,
+                      const Implementation& runs, const std::string& file) {
   const char* remedy = "predict the plan that is to run, with `fsdp-plan simulate --cluster host`";
   if (p.provenance.model_digest != model.digest())
     throw InputError(file, "predicts another model, " + p.provenance.model, remedy);
   if (p.provenance.plan_digest != plan.digest())
     throw InputError(file, "predicts another plan, of digest " + p.provenance.plan_digest, remedy);
   if (p.provenance.implementation != runs.name)
-    throw InputError(file, fmt::format("predicts the implementation {}, but {} runs", p.provenance.implementation, runs.name), remedy);
+    throw InputError(file,
+                     fmt::format("predicts the implementation {}, but {} runs", p.provenance.implementation, runs.name),
+                     remedy);
   if (p.order.empty()) throw InputError(file + ": order", "is empty", remedy);
 }
 
@@ -100,12 +111,14 @@ struct Trained {
   RunResult result;
   std::int64_t steps_before = 0;  // of the checkpoint that it went on from
 };
-Trained execute(const RunFlags& f, const ModelGraph& model, const ShardingPlan& plan, const ClusterSpec& cluster, Launch* others) {
+Trained execute(const RunFlags& f, const ModelGraph& model, const ShardingPlan& plan, const ClusterSpec& cluster,
+                Launch* others) {
   const bool reports = others == nullptr || others->rank() == 0;
   BackendOptions backend_options;
   if (f.watchdog) backend_options.watchdog_seconds = parse_seconds(*f.watchdog, "--watchdog").count();
   if (!(backend_options.watchdog_seconds > 0) || backend_options.watchdog_seconds > kLongestWatchdog) {
-    throw InputError("--watchdog", "is not between 0 and 24 hours", "give the longest time without progress, such as 60s");
+    throw InputError("--watchdog", "is not between 0 and 24 hours",
+                     "give the longest time without progress, such as 60s");
   }
   RunOptions options;
   if (f.steps) options.steps = static_cast<int>(parse_count(*f.steps, "--steps", 1, 1'000'000));
@@ -123,16 +136,20 @@ Trained execute(const RunFlags& f, const ModelGraph& model, const ShardingPlan& 
     if (s.done == 1)  // not before: a run that is refused says one sentence
       for (const std::string& note : training.notes) print(stderr, note + "\n");
     const double speed = static_cast<double>(plan.tokens_per_step()) / s.seconds;
-    progress.say(fmt::format("run: step {} of {}, loss {:.4f}, {} tokens/s", s.done, s.total, s.loss, with_commas(static_cast<std::int64_t>(speed))));
+    progress.say(fmt::format("run: step {} of {}, loss {:.4f}, {} tokens/s", s.done, s.total, s.loss,
+                             with_commas(static_cast<std::int64_t>(speed))));
     const std::int64_t step = options.training.steps_done + s.done;
     if (log) log->add({step, s.loss, training.rate(step - 1), speed, s.seconds});
   };
   note_signals();
   const RunCheckpoints checkpoints = apply_checkpoint_flags(f.checkpoints, model, plan, *backend, options);
   if (reports && !checkpoints.resumed.empty())
-    print(stderr, fmt::format("going on from {}, after {} steps, on {}, at {}\n", checkpoints.resumed, options.training.steps_done,
-                              f.training.data ? printable(*f.training.data) : "synthetic tokens (--data trains on others)",
-                              options.training.learning_rate ? training.rate.describe() : fmt::format("the plan's learning rate, {}", plan.optimizer.lr)));
+    print(stderr,
+          fmt::format("going on from {}, after {} steps, on {}, at {}\n", checkpoints.resumed,
+                      options.training.steps_done,
+                      f.training.data ? printable(*f.training.data) : "synthetic tokens (--data trains on others)",
+                      options.training.learning_rate ? training.rate.describe()
+                                                     : fmt::format("the plan's learning rate, {}", plan.optimizer.lr)));
   try {
     return {run(model, plan, cluster, *backend, options), options.training.steps_done};
   } catch (const RankFailure& e) {
@@ -150,15 +167,18 @@ Trained execute(const RunFlags& f, const ModelGraph& model, const ShardingPlan& 
 std::string trained_text(const Measurement& m, const ShardingPlan& plan) {
   if (m.losses.size() < 10) return "";
   const std::size_t steps = m.losses.size();
-  return fmt::format("\n{}Trained {} steps ({} of them warm-up of the measurement), {} tokens: loss {:.4f} at the first, {:.4f} at the last.\n",
-                     loss_chart(m.losses), steps, steps - m.step_seconds.size(),
-                     with_commas(static_cast<std::int64_t>(steps) * plan.tokens_per_step()), m.losses.front(), m.losses.back());
+  return fmt::format(
+      "\n{}Trained {} steps ({} of them warm-up of the measurement), {} tokens: loss {:.4f} at the first, {:.4f} at "
+      "the last.\n",
+      loss_chart(m.losses), steps, steps - m.step_seconds.size(),
+      with_commas(static_cast<std::int64_t>(steps) * plan.tokens_per_step()), m.losses.front(), m.losses.back());
 }
 
 int run_here(const RunFlags& f, Launch* others) {
   const bool reports = others == nullptr || others->rank() == 0;
   const auto& t = f.training;
-  check_output(reports ? f.output : Text(), {f.shared.plan, f.shared.model, f.prediction, t.data, t.init_from, f.trace});
+  check_output(reports ? f.output : Text(),
+               {f.shared.plan, f.shared.model, f.prediction, t.data, t.init_from, f.trace});
   check_output(reports ? f.trace : Text(), {f.shared.plan, f.shared.model, f.prediction, t.data, t.init_from});
   const ShardingPlan plan = plan_from_file(f.shared);
   const ModelGraph model = load_model(*f.shared.model, plan.seq_len);
@@ -176,23 +196,30 @@ int run_here(const RunFlags& f, Launch* others) {
   if (f.output) write_file(*f.output, to_json_text(measured));
   if (f.trace) {
     const Program program = lower(model, plan, implementation_of(f.machine));
-    write_file(*f.trace, trace_json(program.steady_step, program, plan, model, prediction ? &*prediction : nullptr, &measured));
+    write_file(*f.trace,
+               trace_json(program.steady_step, program, plan, model, prediction ? &*prediction : nullptr, &measured));
   }
-  if (const auto bad = std::find_if(measured.losses.begin(), measured.losses.end(), [](double l) { return !std::isfinite(l); }); bad != measured.losses.end())
-    print(stderr, fmt::format("note: the loss was no number from step {} on: what was timed stands, what was trained does not; give a lower --lr\n",
+  if (const auto bad =
+          std::find_if(measured.losses.begin(), measured.losses.end(), [](double l) { return !std::isfinite(l); });
+      bad != measured.losses.end())
+    print(stderr, fmt::format("note: the loss was no number from step {} on: what was timed stands, what was trained "
+                              "does not; give a lower --lr\n",
                               trained.steps_before + (bad - measured.losses.begin()) + 1));
   if (f.json) {
     print(stdout, to_json_text(measured));
     return kDone;
   }
   print(stdout, bold(stdout, measured_line(measured, plan.tokens_per_step())));
-  print(stdout, fmt::format("{} ranks, {} backend: {}\n", measured.ranks.size(), measured.backend, measured.environment) + measurement_lines(measured));
+  print(stdout,
+        fmt::format("{} ranks, {} backend: {}\n", measured.ranks.size(), measured.backend, measured.environment) +
+            measurement_lines(measured));
   for (const std::string& doubt : doubts(measured)) print(stderr, "note: " + doubt + "\n");
   print(stdout, trained_text(measured, plan));
   if (prediction) print(stdout, validation_line(compare(*prediction, measured), Tolerances{}));
   if (f.trace) print(stdout, "\ntrace: " + *f.trace + " (open it in ui.perfetto.dev)\n");
   if (f.output)
-    print(stdout, fmt::format("\nnext: `fsdp-plan validate {} {}`\n", f.prediction.value_or("prediction.json"), *f.output));
+    print(stdout,
+          fmt::format("\nnext: `fsdp-plan validate {} {}`\n", f.prediction.value_or("prediction.json"), *f.output));
   return kDone;
 }
 
@@ -224,8 +251,10 @@ void add_run(const Command& app) {
   command.option("--model", flags->shared.model, "the model that the plan was made for");
   add_backend_flags(command, flags->machine);
   command.option("--steps", flags->steps, "measured steps of training; default 5", "N");
-  command.option("--warmup", flags->warmup, "steps of training before those, not measured; default 2; with --until-noise at least", "N");
-  command.option("--until-noise", flags->until_noise, "instead of --steps: until the median step is known this well, as 2%", "PERCENT");
+  command.option("--warmup", flags->warmup,
+                 "steps of training before those, not measured; default 2; with --until-noise at least", "N");
+  command.option("--until-noise", flags->until_noise,
+                 "instead of --steps: until the median step is known this well, as 2%", "PERCENT");
   command.option("--max-steps", flags->max_steps, "most steps of --until-noise; default 500", "N");
   command.option("--watchdog", flags->watchdog, "end a run that makes no progress for this long; default 60s", "TIME");
   command.option("--prediction", flags->prediction, "prediction.json to compare with, and to draw in --trace", "FILE");

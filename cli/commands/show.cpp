@@ -37,7 +37,8 @@ Json cluster_json(const ClusterSpec& c) {
 
 std::string cluster_text(const ClusterSpec& c) {
   const GpuSpec& g = c.gpu;
-  return fmt::format("{}: {} GPUs, {} node{} of {}\n", c.name, c.gpus, c.nodes(), c.nodes() == 1 ? "" : "s", c.gpus_per_node) +
+  return fmt::format("{}: {} GPUs, {} node{} of {}\n", c.name, c.gpus, c.nodes(), c.nodes() == 1 ? "" : "s",
+                     c.gpus_per_node) +
          table({"what", ">value"}, {{"GPU", g.name},
                                     {"memory, as sold", human(g.memory)},
                                     {"memory, usable", human(g.usable_memory)},
@@ -53,11 +54,14 @@ int show_cluster(const ShowFlags& f) {
   if (!f.name) {
     if (f.file || f.shared.gpus) throw InputError("show cluster", "no cluster is named", "give one, such as dgx-h100");
     if (f.json) print(stdout, Json({{"clusters", cluster_names()}, {"gpus", gpu_names()}}).dump(2) + "\n");
-    else print(stdout, fmt::format("clusters: {}\ngpus: {}\n", fmt::join(cluster_names(), ", "), fmt::join(gpu_names(), ", ")));
+    else
+      print(stdout,
+            fmt::format("clusters: {}\ngpus: {}\n", fmt::join(cluster_names(), ", "), fmt::join(gpu_names(), ", ")));
     return kDone;
   }
   if (f.file) {
-    if (f.shared.gpus) throw InputError("--gpus", "is no part of a cluster file", "give it to the command that reads the file");
+    if (f.shared.gpus)
+      throw InputError("--gpus", "is no part of a cluster file", "give it to the command that reads the file");
     print(stdout, cluster_file(*f.name));
     return kDone;
   }
@@ -76,7 +80,8 @@ std::string units_table(const ShardingPlan& plan, const ModelGraph* model) {
     std::vector<std::string> names = unit.modules;
     for (std::string& n : names)
       if (n.empty()) n = "(root)";
-    rows.push_back({std::to_string(u), fmt::format("{}", fmt::join(names, ", ")), std::string(name(unit.reshard_after_forward))});
+    rows.push_back(
+        {std::to_string(u), fmt::format("{}", fmt::join(names, ", ")), std::string(name(unit.reshard_after_forward))});
     if (layouts.empty()) continue;
     rows.back().push_back(with_commas(layouts[u].numel));
     rows.back().push_back(with_commas(layouts[u].shard_elements));
@@ -106,10 +111,11 @@ int show_plan(const ShowFlags& f) {
     print(stdout, to_json_text(plan));
     return kDone;
   }
-  print(stdout, fmt::format("{} for {} on {} ranks, {} tokens per sequence\n", plan_label(plan), plan.model_name, plan.ranks(),
-                            plan.seq_len));
-  print(stdout, fmt::format("{} parameters, {} gradients reduced, {} shards; {}; digest {}\n\n", name(plan.param_dtype),
-                            name(plan.reduce_dtype), name(plan.master_dtype), name(plan.optimizer.kind), plan.digest()));
+  print(stdout, fmt::format("{} for {} on {} ranks, {} tokens per sequence\n", plan_label(plan), plan.model_name,
+                            plan.ranks(), plan.seq_len));
+  print(stdout,
+        fmt::format("{} parameters, {} gradients reduced, {} shards; {}; digest {}\n\n", name(plan.param_dtype),
+                    name(plan.reduce_dtype), name(plan.master_dtype), name(plan.optimizer.kind), plan.digest()));
   print(stdout, units_table(plan, model ? &*model : nullptr));
   return kDone;
 }

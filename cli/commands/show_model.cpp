@@ -3,8 +3,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include "cli/files.h"
 #include "cli/commands/show.h"
+#include "cli/files.h"
 #include "models/input/error.h"
 #include "planner/module_costs.h"
 #include "viz/viz.h"
@@ -40,7 +40,8 @@ bool equal_blocks(const ModelGraph& model, const std::vector<std::int64_t>& coun
   const std::size_t n = subtree_end(model, a) - a;
   if (!model.modules[a].block || !model.modules[b].block || subtree_end(model, b) - b != n) return false;
   for (std::size_t i = 0; i < n; ++i) {
-    if (model.modules[a + i].class_name != model.modules[b + i].class_name || counts[a + i] != counts[b + i]) return false;
+    if (model.modules[a + i].class_name != model.modules[b + i].class_name || counts[a + i] != counts[b + i])
+      return false;
   }
   return true;
 }
@@ -62,7 +63,8 @@ std::vector<Row> folded(const ModelGraph& model, const std::vector<std::int64_t>
       continue;
     }
     const std::string& last_name = model.modules[last].name;
-    rows.push_back({m, repeats, fmt::format("{} .. {} ({} x)", own, last_name.substr(last_name.rfind('.') + 1), repeats)});
+    rows.push_back(
+        {m, repeats, fmt::format("{} .. {} ({} x)", own, last_name.substr(last_name.rfind('.') + 1), repeats)});
     for (std::size_t child = m + 1; child < subtree_end(model, m); ++child)
       rows.push_back({child, repeats, model.modules[child].name});
     m = subtree_end(model, last);
@@ -76,7 +78,8 @@ std::string experts_line(const ModelGraph& model) {
     const Experts& e = op.shape.experts;
     if (op.kind != OpKind::moe_route) continue;
     const bool room = e.capacity_factor * static_cast<double>(e.top_k) >= static_cast<double>(e.count);
-    return fmt::format("{} experts, {} per token, capacity factor {}: {} by `native`\n\n", e.count, e.top_k, e.capacity_factor,
+    return fmt::format("{} experts, {} per token, capacity factor {}: {} by `native`\n\n", e.count, e.top_k,
+                       e.capacity_factor,
                        room ? "nothing is dropped" : "choices that find their expert full are dropped");
   }
   return "";
@@ -85,9 +88,10 @@ std::string experts_line(const ModelGraph& model) {
 std::string headline(const ModelGraph& model, std::int64_t seq_len) {
   std::int64_t blocks = 0;
   for (const Module& m : model.modules) blocks += m.block ? 1 : 0;
-  return fmt::format("{}: {} parameters, family {}, {} blocks, vocabulary {}, {} flops per token at sequence {}, digest {}\n\n",
-                     model.name, with_commas(model.parameter_count()), model.family, blocks, with_commas(model.vocab),
-                     human_count(model_flops_per_token(model, seq_len)), seq_len, model.digest()) +
+  return fmt::format(
+             "{}: {} parameters, family {}, {} blocks, vocabulary {}, {} flops per token at sequence {}, digest {}\n\n",
+             model.name, with_commas(model.parameter_count()), model.family, blocks, with_commas(model.vocab),
+             human_count(model_flops_per_token(model, seq_len)), seq_len, model.digest()) +
          experts_line(model);
 }
 
@@ -108,7 +112,8 @@ std::string costs_table(const ModelGraph& model, const std::vector<ModuleCost>& 
     rows.push_back({row.label, with_commas(c.parameters), human(c.shard), time(c.all_gather), time(c.reduce_scatter),
                     time(c.forward), time(c.backward), human(c.saved)});
   }
-  return table({"module", ">parameters", ">shard", ">all-gather", ">reduce-scatter", ">forward", ">backward", ">saved"}, rows);
+  return table({"module", ">parameters", ">shard", ">all-gather", ">reduce-scatter", ">forward", ">backward", ">saved"},
+               rows);
 }
 
 Json model_json(const ModelGraph& model, std::int64_t seq_len, const std::vector<ModuleCost>& costs) {
@@ -156,31 +161,36 @@ int list_models(bool json) {
 
 int show_model(const ShowFlags& given) {
   if (!given.name) {
-    if (given.costs || given.shared.seq_len) throw InputError("show model", "no model is named", "give one, such as llama3-8b");
+    if (given.costs || given.shared.seq_len)
+      throw InputError("show model", "no model is named", "give one, such as llama3-8b");
     return list_models(given.json);
   }
   ShowFlags f = given;
   f.shared.model = f.name;
   if (!f.costs) {
     if (f.shared.cluster || f.shared.gpus) throw InputError("--cluster", "needs --costs", "add --costs");
-    const std::int64_t asked = f.shared.seq_len ? parse_count(*f.shared.seq_len, "--seq-len", 1, std::int64_t{1} << 24U) : 0;
+    const std::int64_t asked =
+        f.shared.seq_len ? parse_count(*f.shared.seq_len, "--seq-len", 1, std::int64_t{1} << 24U) : 0;
     const ModelGraph model = load_model(*f.name, asked);
     const std::int64_t seq_len = asked > 0 ? asked : model.max_seq_len > 0 ? model.max_seq_len : 2048;
-    print(stdout, f.json ? model_json(model, seq_len, {}).dump(2) + "\n" : headline(model, seq_len) + plain_table(model));
+    print(stdout,
+          f.json ? model_json(model, seq_len, {}).dump(2) + "\n" : headline(model, seq_len) + plain_table(model));
     return kDone;
   }
   if (!f.shared.cluster) f.shared.cluster = "dgx-h100";
   const Setup setup = resolve_setup(f.shared);
   const ShardingPlan plan = plan_from_flags(f.shared, setup);
-  const std::vector<ModuleCost> costs = module_costs({setup.model, plan, *setup.implementation, setup.cluster, setup.costs});
+  const std::vector<ModuleCost> costs =
+      module_costs({setup.model, plan, *setup.implementation, setup.cluster, setup.costs});
   if (f.json) {
     print(stdout, model_json(setup.model, setup.seq_len, costs).dump(2) + "\n");
     return kDone;
   }
   print(stdout, headline(setup.model, setup.seq_len) + costs_table(setup.model, costs));
-  print(stdout, fmt::format("\nper GPU, {} of {}, micro-batch {}, each operation alone; collectives as if the module were one "
-                            "unit; {} implementation.\n",
-                            setup.cluster.gpus, setup.cluster.name, plan.micro_batches.front(), setup.implementation->name));
+  print(stdout,
+        fmt::format("\nper GPU, {} of {}, micro-batch {}, each operation alone; collectives as if the module were one "
+                    "unit; {} implementation.\n",
+                    setup.cluster.gpus, setup.cluster.name, plan.micro_batches.front(), setup.implementation->name));
   return kDone;
 }
 

@@ -3,8 +3,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include "cli/files.h"
 #include "cli/commands/show.h"
+#include "cli/files.h"
 #include "models/input/error.h"
 #include "planner/lower.h"
 #include "viz/viz.h"
@@ -25,7 +25,9 @@ const Step& step_of(const Program& program, const Text& which) {
 std::int64_t changed(const Step& step, const Operation& op, const Program& program, int sign) {
   std::int64_t bytes = 0;
   const auto add = [&](int of) {
-    return [&bytes, &program, sign, of](std::int32_t b) { bytes += of == sign ? program.buffers[static_cast<std::size_t>(b)].bytes : 0; };
+    return [&bytes, &program, sign, of](std::int32_t b) {
+      bytes += of == sign ? program.buffers[static_cast<std::size_t>(b)].bytes : 0;
+    };
   };
   memory_events(step, op, add(1), add(-1));
   return bytes;
@@ -33,7 +35,8 @@ std::int64_t changed(const Step& step, const Operation& op, const Program& progr
 
 std::string waits_text(const Step& step, const Operation& op) {
   std::vector<std::string> texts;
-  for (const std::int32_t w : step.waits_of(op)) texts.push_back(w >= 0 ? std::to_string(w) : fmt::format("{} of the step before", -1 - w));
+  for (const std::int32_t w : step.waits_of(op))
+    texts.push_back(w >= 0 ? std::to_string(w) : fmt::format("{} of the step before", -1 - w));
   return fmt::format("{}", fmt::join(texts, ","));
 }
 
@@ -64,7 +67,7 @@ Json step_json(const View& v) {
   Json ops = Json::array();
   for (std::size_t i = 0; i < v.count; ++i) {
     const Operation& op = v.step.ops[i];
-    std::vector<std::int32_t> waits, before;     // operations of this step, of the step before
+    std::vector<std::int32_t> waits, before;  // operations of this step, of the step before
     for (const std::int32_t w : v.step.waits_of(op)) (w >= 0 ? waits : before).push_back(w >= 0 ? w : -1 - w);
     ops.push_back({{"op", i},
                    {"stream", op.host_only ? "host" : std::string(name(op.stream))},

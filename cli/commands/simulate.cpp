@@ -24,7 +24,8 @@ struct SimulateFlags {
 // --jitter, --jitter-seed: the step as a distribution.
 void add_distribution(Prediction& p, const SimulateFlags& f, const Setup& setup) {
   if (!f.jitter && !f.jitter_seed) return;
-  if (setup.cluster.host) throw InputError("--jitter", "how unequal the CPU ranks of 'host' are is not known", "leave it out");
+  if (setup.cluster.host)
+    throw InputError("--jitter", "how unequal the CPU ranks of 'host' are is not known", "leave it out");
   std::optional<std::uint64_t> seed;
   if (f.jitter_seed) seed = static_cast<std::uint64_t>(parse_count(*f.jitter_seed, "--jitter-seed", 0, INT64_MAX));
   p.step_time_distribution = step_time_distribution(p.step_time, p.where, p.ranks, setup.costs, seed);
@@ -47,7 +48,8 @@ int simulate_command(const SimulateFlags& f) {
     print(stdout, f.memory ? to_json_text(memory_report(program, plan, setup.model)) : to_json_text(prediction));
   } else {
     print(stdout, bold(stdout, verdict_line(prediction)));
-    if (prediction.step_time_distribution) print(stdout, distribution_line(*prediction.step_time_distribution, prediction.ranks, setup.costs));
+    if (prediction.step_time_distribution)
+      print(stdout, distribution_line(*prediction.step_time_distribution, prediction.ranks, setup.costs));
     print(stdout, "Plan: " + plan_label(plan) + "\n" + basis(prediction, plan, setup.costs));
     if (f.memory) print(stdout, memory_text(memory_report(program, plan, setup.model), prediction));
     else print(stdout, prediction_report(prediction));
@@ -66,9 +68,12 @@ void add_simulate(const Command& app) {
   add_plan_flags(command, flags->shared);
   command.option("-o,--output", flags->output, "write the prediction here", "FILE");
   command.option("--trace", flags->trace, "write a Perfetto / Chrome trace here", "FILE");
-  command.flag("--jitter", flags->jitter, "also the step's distribution: GPUs of unequal speed, steps of unequal length");
-  command.option("--jitter-seed", flags->jitter_seed, "... of the one cluster that this seed draws; default: over clusters", "N");
-  command.flag("--memory", flags->memory, "what memory is made of, phase by phase, and the largest buffers at the peak");
+  command.flag("--jitter", flags->jitter,
+               "also the step's distribution: GPUs of unequal speed, steps of unequal length");
+  command.option("--jitter-seed", flags->jitter_seed,
+                 "... of the one cluster that this seed draws; default: over clusters", "N");
+  command.flag("--memory", flags->memory,
+               "what memory is made of, phase by phase, and the largest buffers at the peak");
   command.flag("--json", flags->json, "one JSON object");
   command.runs([flags] { return simulate_command(*flags); });
 }

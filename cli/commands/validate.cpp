@@ -23,8 +23,11 @@ struct ValidateFlags {
 };
 
 Json row_json(const CompareRow& row) {
-  return {
-      {"what", row.what}, {"predicted", row.predicted}, {"measured", row.measured}, {"unit", row.unit}, {"error", row.error()}};
+  return {{"what", row.what},
+          {"predicted", row.predicted},
+          {"measured", row.measured},
+          {"unit", row.unit},
+          {"error", row.error()}};
 }
 
 Json report_json(const ValidationReport& report, const Tolerances& tolerances) {
@@ -35,11 +38,21 @@ Json report_json(const ValidationReport& report, const Tolerances& tolerances) {
   };
   Json findings = Json::array();
   for (const Finding& f : report.findings) findings.push_back({{"text", f.text}, {"seconds", f.seconds}});
-  return {{"schema", "fsdp-plan/validation/1"},      {"within", report.within},           {"order_equal", report.order_equal},
-          {"memory_equal", report.memory_equal},     {"time_tolerance", tolerances.time}, {"memory_tolerance", tolerances.memory},
-          {"step_time", row_json(report.step_time)}, {"peak", row_json(report.peak)},     {"where", rows(report.where)},
-          {"by_action", rows(report.by_action)},     {"by_unit", rows(report.by_unit)},   {"by_rank", rows(report.by_rank)},
-          {"differences", report.differences},       {"findings", findings},              {"not_compared", report.not_compared},
+  return {{"schema", "fsdp-plan/validation/1"},
+          {"within", report.within},
+          {"order_equal", report.order_equal},
+          {"memory_equal", report.memory_equal},
+          {"time_tolerance", tolerances.time},
+          {"memory_tolerance", tolerances.memory},
+          {"step_time", row_json(report.step_time)},
+          {"peak", row_json(report.peak)},
+          {"where", rows(report.where)},
+          {"by_action", rows(report.by_action)},
+          {"by_unit", rows(report.by_unit)},
+          {"by_rank", rows(report.by_rank)},
+          {"differences", report.differences},
+          {"findings", findings},
+          {"not_compared", report.not_compared},
           {"doubts", report.doubts}};
 }
 
@@ -50,7 +63,8 @@ ValidationReport compare_files(const ValidateFlags& f, const Prediction& predict
     return compare(prediction, measurement, tolerances);
   } catch (const InputError& e) {
     const std::string text = e.what();
-    for (const auto& [what, file] : {std::pair("prediction: ", f.prediction), std::pair("measurement: ", f.measurement)})
+    for (const auto& [what, file] :
+         {std::pair("prediction: ", f.prediction), std::pair("measurement: ", f.measurement)})
       if (text.starts_with(what)) throw InputError(file, text.substr(std::string_view(what).size()));
     throw;
   }

@@ -16,8 +16,12 @@
 namespace fsdp::cli {
 namespace {
 
-std::string signed_percent(const std::optional<double>& error) { return error ? fmt::format("{:+.1f} %", 100 * *error) : ""; }
-std::string gib(const std::optional<std::int64_t>& bytes) { return bytes ? fmt::format("{:.2f}", static_cast<double>(*bytes) / (1 << 30)) : ""; }
+std::string signed_percent(const std::optional<double>& error) {
+  return error ? fmt::format("{:+.1f} %", 100 * *error) : "";
+}
+std::string gib(const std::optional<std::int64_t>& bytes) {
+  return bytes ? fmt::format("{:.2f}", static_cast<double>(*bytes) / (1 << 30)) : "";
+}
 std::string seconds(const std::optional<double>& s) { return s ? fmt::format("{:.4g}", *s) : ""; }
 
 double badness(const AccuracyRow& r) {
@@ -28,37 +32,52 @@ std::string row_table(const AccuracyReport& report, std::size_t at_most) {
   std::vector<const AccuracyRow*> rows;
   for (const AccuracyRow& r : report.rows) rows.push_back(&r);
   const bool all = at_most >= rows.size();
-  if (!all) std::stable_sort(rows.begin(), rows.end(), [](const auto* a, const auto* b) { return badness(*a) > badness(*b); });
+  if (!all)
+    std::stable_sort(rows.begin(), rows.end(), [](const auto* a, const auto* b) { return badness(*a) > badness(*b); });
   rows.resize(std::min(at_most, rows.size()));
   std::vector<std::vector<std::string>> lines;
   for (const AccuracyRow* r : rows)
-    lines.push_back({printable(r->id), printable(r->model), printable(r->gpu), std::to_string(r->gpus), printable(r->trust), seconds(r->measured_step_time_s), seconds(r->predicted_step_time_s),
-                     signed_percent(r->step_time_error()), gib(r->measured_peak_bytes), gib(r->predicted_peak_bytes), signed_percent(r->peak_error())});
+    lines.push_back({printable(r->id), printable(r->model), printable(r->gpu), std::to_string(r->gpus),
+                     printable(r->trust), seconds(r->measured_step_time_s), seconds(r->predicted_step_time_s),
+                     signed_percent(r->step_time_error()), gib(r->measured_peak_bytes), gib(r->predicted_peak_bytes),
+                     signed_percent(r->peak_error())});
   if (lines.empty()) return {};
-  return (all ? "Rows:\n" : fmt::format("The {} rows that are furthest off, of {}:\n", lines.size(), report.rows.size())) +
-         table({"row", "model", "GPU", ">GPUs", "trust", ">measured s", ">predicted s", ">error", ">measured GiB", ">predicted GiB", ">error"}, lines);
+  return (all ? "Rows:\n"
+              : fmt::format("The {} rows that are furthest off, of {}:\n", lines.size(), report.rows.size())) +
+         table({"row", "model", "GPU", ">GPUs", "trust", ">measured s", ">predicted s", ">error", ">measured GiB",
+                ">predicted GiB", ">error"},
+               lines);
 }
 
 std::vector<std::string> summary_line(const std::string& what, const ErrorSummary& s) {
   if (s.rows == 0) return {what, "0", "", "", "", "", ""};
-  return {what, std::to_string(s.rows), percent(s.mean), percent(s.median), percent(s.p90), percent(s.worst) + " (" + printable(s.worst_id) + ")",
+  return {what,
+          std::to_string(s.rows),
+          percent(s.mean),
+          percent(s.median),
+          percent(s.p90),
+          percent(s.worst) + " (" + printable(s.worst_id) + ")",
           signed_percent(s.bias)};
 }
 
 std::string summary_table(const AccuracySummary& s, const std::string& what, ErrorSummary AccuracyGroup::*part) {
-  std::vector<std::vector<std::string>> lines = {summary_line("trust A, without float8", s.headline.*part), summary_line("all rows", s.all.*part)};
+  std::vector<std::vector<std::string>> lines = {summary_line("trust A, without float8", s.headline.*part),
+                                                 summary_line("all rows", s.all.*part)};
   for (const AccuracyGroup& g : s.groups)
     if ((g.*part).rows > 0) lines.push_back(summary_line(g.by + ": " + printable(g.name), g.*part));
-  return "\n" + what + ", absolute errors:\n" + table({"rows", ">count", ">mean", ">median", ">p90", ">worst (row)", ">bias"}, lines);
+  return "\n" + what + ", absolute errors:\n" +
+         table({"rows", ">count", ">mean", ">median", ">p90", ">worst (row)", ">bias"}, lines);
 }
 
 std::string tau_line(const AccuracySummary& s) {
   const auto words = [](const RankAgreement& r) {
     return r.pairs == 0 ? std::string("no group of 5 rows")
-                        : fmt::format("{:.3f} over {} pairs ({:.3f}, mean of {} groups)", r.tau, with_commas(r.pairs), r.mean_tau, r.groups);
+                        : fmt::format("{:.3f} over {} pairs ({:.3f}, mean of {} groups)", r.tau, with_commas(r.pairs),
+                                      r.mean_tau, r.groups);
   };
-  return fmt::format("\nKendall's tau inside groups of source, GPU and model: trust A {}; all {}.\nFree constants in use: {}.\n", words(s.headline_order),
-                     words(s.order), s.free_constants);
+  return fmt::format(
+      "\nKendall's tau inside groups of source, GPU and model: trust A {}; all {}.\nFree constants in use: {}.\n",
+      words(s.headline_order), words(s.order), s.free_constants);
 }
 
 // A reason without what is quoted from the row, so that rows with the same trouble count together.
@@ -75,7 +94,10 @@ std::string kind_of(const std::string& reason) {
 
 std::string skip_table(const AccuracyReport& report) {
   if (report.skipped.empty()) return {};
-  struct Rows { std::int64_t count = 0; std::string first, reason; };
+  struct Rows {
+    std::int64_t count = 0;
+    std::string first, reason;
+  };
   std::map<std::string, Rows> reasons;
   for (const RefusedRow& r : report.skipped) {
     const std::string kind = kind_of(r.reason);
@@ -86,20 +108,27 @@ std::string skip_table(const AccuracyReport& report) {
   }
   std::vector<std::vector<std::string>> lines;
   for (const auto& [kind, r] : reasons) lines.push_back({std::to_string(r.count), printable(r.first), r.reason});
-  std::stable_sort(lines.begin(), lines.end(), [](const auto& a, const auto& b) { return std::stoll(a[0]) > std::stoll(b[0]); });
+  std::stable_sort(lines.begin(), lines.end(),
+                   [](const auto& a, const auto& b) { return std::stoll(a[0]) > std::stoll(b[0]); });
   const std::size_t shown = std::min<std::size_t>(lines.size(), 25);
-  const std::string more = lines.size() > shown ? fmt::format("... and {} further reasons (--json lists every row)\n", lines.size() - shown) : "";
+  const std::string more =
+      lines.size() > shown ? fmt::format("... and {} further reasons (--json lists every row)\n", lines.size() - shown)
+                           : "";
   lines.resize(shown);
-  return fmt::format("\nSkipped, {} rows:\n", report.skipped.size()) + table({">count", "rows", "reason"}, lines) + more;
+  return fmt::format("\nSkipped, {} rows:\n", report.skipped.size()) + table({">count", "rows", "reason"}, lines) +
+         more;
 }
 
 std::string markdown_cells(const ErrorSummary& s) {
   if (s.rows == 0) return "0 | | | | ";
-  return fmt::format("{} | {:.1f} % | {:.1f} % | {:.1f} % | {:+.1f} %", s.rows, 100 * s.mean, 100 * s.median, 100 * s.worst, 100 * s.bias);
+  return fmt::format("{} | {:.1f} % | {:.1f} % | {:.1f} % | {:+.1f} %", s.rows, 100 * s.mean, 100 * s.median,
+                     100 * s.worst, 100 * s.bias);
 }
 
 std::string markdown_line(const std::string& what, const AccuracyGroup& g) {
-  const std::string memory = g.peak.rows > 0 ? fmt::format("{} | {:.1f} % | {:.1f} %", g.peak.rows, 100 * g.peak.mean, 100 * g.peak.worst) : " | | ";
+  const std::string memory =
+      g.peak.rows > 0 ? fmt::format("{} | {:.1f} % | {:.1f} %", g.peak.rows, 100 * g.peak.mean, 100 * g.peak.worst)
+                      : " | | ";
   return fmt::format("| {} | {} | {} |\n", what, markdown_cells(g.step_time), memory);
 }
 
@@ -128,20 +157,29 @@ std::string accuracy_plot(const AccuracyReport& report) {
     if (const auto error = r.step_time_error())
       points.push_back({*r.measured_step_time_s, *r.predicted_step_time_s, r.source,
                         fmt::format("{}: {} on {} {}, {}", r.id, r.model, r.gpus, r.gpu, signed_percent(error))});
-  return scatter_svg(points, {fmt::format("Step time of {} published runs", with_commas(static_cast<std::int64_t>(points.size()))), "s"});
+  return scatter_svg(
+      points,
+      {fmt::format("Step time of {} published runs", with_commas(static_cast<std::int64_t>(points.size()))), "s"});
 }
 
 std::string accuracy_markdown(const AccuracyReport& report) {
   const AccuracySummary& s = report.summary;
   std::string out =
-      "| rows | step times | mean error | median | worst | bias | peaks | mean error | worst |\n|---|---|---|---|---|---|---|---|---|\n";
+      "| rows | step times | mean error | median | worst | bias | peaks | mean error | worst "
+      "|\n|---|---|---|---|---|---|---|---|---|\n";
   out += markdown_line("**trust A, no 8-bit products**", s.headline) + markdown_line("all", s.all);
   for (const AccuracyGroup& g : s.groups)
     if (g.by != "trust") out += markdown_line(escaped(g.by + ": " + printable(g.name)), g);
-  const auto tau = [](const RankAgreement& r) { return r.pairs > 0 ? fmt::format("{:.3f}", r.tau) : std::string("none"); };
-  out += fmt::format("\nErrors are absolute, of predicted over measured; bias is their mean with its sign. Kendall's tau inside groups of source, GPU and\n"
-                     "model: {} (trust A), {} (all). Free constants in use: {}. {} rows cannot be expressed and are skipped, each with its reason.\n",
-                     tau(s.headline_order), tau(s.order), with_commas(s.free_constants), with_commas(static_cast<std::int64_t>(report.skipped.size())));
+  const auto tau = [](const RankAgreement& r) {
+    return r.pairs > 0 ? fmt::format("{:.3f}", r.tau) : std::string("none");
+  };
+  out += fmt::format(
+      "\nErrors are absolute, of predicted over measured; bias is their mean with its sign. Kendall's tau inside "
+      "groups of source, GPU and\n"
+      "model: {} (trust A), {} (all). Free constants in use: {}. {} rows cannot be expressed and are skipped, each "
+      "with its reason.\n",
+      tau(s.headline_order), tau(s.order), with_commas(s.free_constants),
+      with_commas(static_cast<std::int64_t>(report.skipped.size())));
   return out;
 }
 

@@ -8,13 +8,14 @@
 
 namespace fsdp::cli {
 
-// The `worst` rows that are furthest off (all of them, in the file's order, if there are no more), the summary, what was skipped.
+// The `worst` rows that are furthest off (all of them, in the file's order, if there are no more), the summary, what
+// was skipped.
 [[nodiscard]] std::string accuracy_text(const AccuracyReport&, std::size_t worst);
 // The summary as a Markdown table.
 [[nodiscard]] std::string accuracy_markdown(const AccuracyReport&);
 // Measured against predicted step times, an SVG document.
 [[nodiscard]] std::string accuracy_plot(const AccuracyReport&);
 
-[[nodiscard]] std::string errors_line(const ErrorSummary&);   // "mean 4.1 %, median 2.9 %, worst 18.3 %"
+[[nodiscard]] std::string errors_line(const ErrorSummary&);  // "mean 4.1 %, median 2.9 %, worst 18.3 %"
 
 }  // namespace fsdp::cli

@@ -23,15 +23,16 @@ std::string micro_batches(const ShardingPlan& plan) {
 std::string reshard(const ShardingPlan& plan) {
   if (plan.units.empty()) return "reshard -";
   const Reshard first = plan.units.front().reshard_after_forward;
-  const bool equal =
-      std::all_of(plan.units.begin(), plan.units.end(), [&](const Unit& u) { return u.reshard_after_forward == first; });
+  const bool equal = std::all_of(plan.units.begin(), plan.units.end(),
+                                 [&](const Unit& u) { return u.reshard_after_forward == first; });
   return "reshard " + (equal ? std::string(name(first)) : std::string("per unit"));
 }
 
 // From allocated to what the limit is held against.
 std::vector<std::vector<std::string>> on_top(const Prediction& p) {
   const Bytes kept = p.peak_reserved_estimate - p.peak_allocated;
-  const double share = static_cast<double>(kept.count()) / static_cast<double>(std::max<std::int64_t>(1, p.peak_allocated.count()));
+  const double share =
+      static_cast<double>(kept.count()) / static_cast<double>(std::max<std::int64_t>(1, p.peak_allocated.count()));
   return {{"+ kept by the allocator beside it", human(kept), percent(share)},
           {"+ context and communicators", human(p.fixed), ""},
           {"= peak total", human(p.peak_total), ""}};
@@ -59,14 +60,14 @@ std::string made_of(const Prediction& p) {
 std::string percent(double fraction) { return fmt::format("{:.1f} %", 100 * fraction); }
 
 std::string plan_label(const ShardingPlan& plan) {
-  const std::string checkpointing = plan.checkpointed.empty() ? "no checkpointing"
-                                                              : fmt::format("checkpoint {} module{}", plan.checkpointed.size(),
-                                                                            plan.checkpointed.size() == 1 ? "" : "s");
-  return fmt::format("{}, {} unit{} ({}), {}, {}{}, {}, {} replica{} x {} shard{}", dialect_text(plan), plan.units.size(),
-                     plan.units.size() == 1 ? "" : "s", plan.wrap.empty() ? "listed" : plan.wrap, reshard(plan), checkpointing,
-                     plan.offload ? ", offload" : "",
-                     micro_batches(plan), plan.replicate(), plan.replicate() == 1 ? "" : "s", plan.shard(),
-                     plan.shard() == 1 ? "" : "s");
+  const std::string checkpointing =
+      plan.checkpointed.empty()
+          ? "no checkpointing"
+          : fmt::format("checkpoint {} module{}", plan.checkpointed.size(), plan.checkpointed.size() == 1 ? "" : "s");
+  return fmt::format("{}, {} unit{} ({}), {}, {}{}, {}, {} replica{} x {} shard{}", dialect_text(plan),
+                     plan.units.size(), plan.units.size() == 1 ? "" : "s", plan.wrap.empty() ? "listed" : plan.wrap,
+                     reshard(plan), checkpointing, plan.offload ? ", offload" : "", micro_batches(plan),
+                     plan.replicate(), plan.replicate() == 1 ? "" : "s", plan.shard(), plan.shard() == 1 ? "" : "s");
 }
 
 std::string verdict_line(const Prediction& p) {
@@ -74,36 +75,42 @@ std::string verdict_line(const Prediction& p) {
   std::string room = spare.count() >= 0 ? human(spare) + " to spare" : human(Bytes(-spare.count())) + " too much";
   if (p.verdict == Verdict::tight && p.alloc_retries > 0)
     room += fmt::format(" unless the allocator gives memory back, {} times a step", p.alloc_retries);
-  else if (p.verdict == Verdict::tight)
-    room += " unless the allocator gives memory back or has expandable segments";
+  else if (p.verdict == Verdict::tight) room += " unless the allocator gives memory back or has expandable segments";
   const char* verdict = p.verdict == Verdict::fits ? "Fits" : p.verdict == Verdict::tight ? "Tight" : "Does not fit";
   const auto whole = [](double x) { return with_commas(std::llround(x)); };
   const std::string mfu = p.mfu > 0 ? ", MFU " + percent(p.mfu) : "";
   return fmt::format("{}: step {}, {} tokens/s ({} per GPU){}, peak {} of {}, {}.\n", verdict, human(p.step_time),
-                     whole(p.tokens_per_s), whole(p.tokens_per_s / static_cast<double>(std::max<std::int64_t>(1, p.ranks))), mfu,
+                     whole(p.tokens_per_s),
+                     whole(p.tokens_per_s / static_cast<double>(std::max<std::int64_t>(1, p.ranks))), mfu,
                      human(p.peak_total), human(p.memory_limit), room);
 }
 
 std::string distribution_line(const StepTimeDistribution& d, std::int64_t ranks, const Costs& costs) {
-  const std::string which = d.seed ? fmt::format("{} steps of the cluster of seed {}", with_commas(d.samples), *d.seed) : std::string("over clusters and steps");
-  return fmt::format("Steps: mean {}, p50 {}, p95 {}, p99 {}: the slowest of {} GPUs, {} apart for good and {} from step to step (assumed); {}.\n", human(d.mean),
-                     human(d.p50), human(d.p95), human(d.p99), with_commas(ranks), percent(costs.gpu_spread), percent(costs.step_jitter), which);
+  const std::string which = d.seed ? fmt::format("{} steps of the cluster of seed {}", with_commas(d.samples), *d.seed)
+                                   : std::string("over clusters and steps");
+  return fmt::format(
+      "Steps: mean {}, p50 {}, p95 {}, p99 {}: the slowest of {} GPUs, {} apart for good and {} from step to step "
+      "(assumed); {}.\n",
+      human(d.mean), human(d.p50), human(d.p95), human(d.p99), with_commas(ranks), percent(costs.gpu_spread),
+      percent(costs.step_jitter), which);
 }
 
 std::string workload(const std::string& model, std::int64_t seq_len, std::int64_t ranks, const std::string& cluster) {
   const char* what = cluster == "host" ? "rank" : "GPU";
-  return fmt::format("{}, {} tokens per sequence, on {} {}{} of {}", model, with_commas(seq_len), with_commas(ranks), what,
-                     ranks == 1 ? "" : "s", cluster);
+  return fmt::format("{}, {} tokens per sequence, on {} {}{} of {}", model, with_commas(seq_len), with_commas(ranks),
+                     what, ranks == 1 ? "" : "s", cluster);
 }
 
 std::string basis(const Prediction& p, const ShardingPlan& plan, const Costs& costs) {
   std::string text = fmt::format("{}; {} implementation; costs: {}.\n",
                                  workload(p.provenance.model, plan.seq_len, p.ranks, p.provenance.cluster),
                                  p.provenance.implementation, costs.source);
-  if (costs.cores > 0 && p.ranks > costs.cores) text += fmt::format("{} ranks share {} cores: they take turns.\n", p.ranks, costs.cores);
+  if (costs.cores > 0 && p.ranks > costs.cores)
+    text += fmt::format("{} ranks share {} cores: they take turns.\n", p.ranks, costs.cores);
   if (costs.collective_ranks > 0 && costs.collective_ranks != p.ranks)
-    text += fmt::format("Note: these costs were measured with {} ranks at once; times hold better with `calibrate --ranks {}`.\n",
-                        costs.collective_ranks, p.ranks);
+    text += fmt::format(
+        "Note: these costs were measured with {} ranks at once; times hold better with `calibrate --ranks {}`.\n",
+        costs.collective_ranks, p.ranks);
   return text;
 }
 
@@ -148,7 +155,8 @@ std::string memory_text(const MemoryReport& r, const Prediction& p) {
   std::vector<std::vector<std::string>> items;
   for (std::size_t i = 0; i < std::min(kItems, r.items.size()); ++i)
     items.push_back({r.items[i].what, std::to_string(r.items[i].count), human(Bytes(r.items[i].bytes)),
-                     percent(static_cast<double>(r.items[i].bytes) / static_cast<double>(std::max<std::int64_t>(1, p.peak_allocated.count())))});
+                     percent(static_cast<double>(r.items[i].bytes) /
+                             static_cast<double>(std::max<std::int64_t>(1, p.peak_allocated.count())))});
   out += "\n" + table({"largest at the highest peak", ">buffers", ">bytes", ">share"}, items);
   if (r.host_peak > 0) out += "\nhost memory, pinned: " + human(Bytes(r.host_peak)) + "\n";
   std::vector<std::vector<std::string>> sums = {{"allocated at the peak", human(p.peak_allocated), ""}};

@@ -29,7 +29,8 @@ namespace fsdp::cli {
 [[nodiscard]] std::string memory_text(const MemoryReport&, const Prediction&);
 
 // "llama3-8b, 8,192 tokens per sequence, on 8 GPUs of dgx-h100"
-[[nodiscard]] std::string workload(const std::string& model, std::int64_t seq_len, std::int64_t ranks, const std::string& cluster);
+[[nodiscard]] std::string workload(const std::string& model, std::int64_t seq_len, std::int64_t ranks,
+                                   const std::string& cluster);
 // What the numbers stand on: the workload, the implementation, the costs.
 [[nodiscard]] std::string basis(const Prediction&, const ShardingPlan&, const Costs&);
 
@@ -37,7 +38,8 @@ namespace fsdp::cli {
 [[nodiscard]] std::string validation_line(const ValidationReport&, const Tolerances&);
 [[nodiscard]] std::string validation_report(const ValidationReport&, const Tolerances&);
 
-// How sure the steps are, what the machine did, what the process's memory was made of; a line each, as far as the record says.
+// How sure the steps are, what the machine did, what the process's memory was made of; a line each, as far as the
+// record says.
 [[nodiscard]] std::string measurement_lines(const Measurement&);
 
 [[nodiscard]] std::string percent(double fraction);  // "41.3 %"

@@ -17,7 +17,8 @@ std::string quantity(double value, const std::string& unit) {
 }
 
 std::vector<std::string> compared(const CompareRow& row) {
-  return {row.what, quantity(row.predicted, row.unit), quantity(row.measured, row.unit), row.measured == 0 && row.predicted != 0 ? "-" : fmt::format("{:+.1f} %", 100 * row.error())};
+  return {row.what, quantity(row.predicted, row.unit), quantity(row.measured, row.unit),
+          row.measured == 0 && row.predicted != 0 ? "-" : fmt::format("{:+.1f} %", 100 * row.error())};
 }
 
 void section(std::string& out, const char* title, const std::vector<CompareRow>& rows, std::size_t most) {
@@ -37,16 +38,18 @@ void words(std::string& out, const char* title, const std::vector<std::string>& 
 }  // namespace
 
 std::string validation_line(const ValidationReport& report, const Tolerances& tolerances) {
-  return fmt::format("{}: step time {:+.1f} % (tolerance {:.4g} %), peak {:+.2f} % (tolerance {:.4g} %), order {}, memory {}.\n",
-                     report.within ? "Within tolerance" : "Outside tolerance", 100 * report.step_time.error(),
-                     100 * tolerances.time, 100 * report.peak.error(), 100 * tolerances.memory,
-                     report.order_equal ? "equal" : "DIFFERENT", report.memory_equal ? "equal" : "DIFFERENT");
+  return fmt::format(
+      "{}: step time {:+.1f} % (tolerance {:.4g} %), peak {:+.2f} % (tolerance {:.4g} %), order {}, memory {}.\n",
+      report.within ? "Within tolerance" : "Outside tolerance", 100 * report.step_time.error(), 100 * tolerances.time,
+      100 * report.peak.error(), 100 * tolerances.memory, report.order_equal ? "equal" : "DIFFERENT",
+      report.memory_equal ? "equal" : "DIFFERENT");
 }
 
 std::string validation_report(const ValidationReport& report, const Tolerances& tolerances) {
   constexpr std::size_t kActionRows = 20, kUnitRows = 8, kRankRows = 8;
-  std::string out = validation_line(report, tolerances) + "\n" +
-                    table({"what", ">predicted", ">measured", ">error"}, {compared(report.step_time), compared(report.peak)});
+  std::string out =
+      validation_line(report, tolerances) + "\n" +
+      table({"what", ">predicted", ">measured", ">error"}, {compared(report.step_time), compared(report.peak)});
   words(out, "order and memory", report.differences);
   section(out, "where the step goes (mean of the ranks)", report.where, report.where.size());
   section(out, "by kind of operation (mean of the ranks)", report.by_action, kActionRows);
@@ -64,15 +67,20 @@ std::string measurement_lines(const Measurement& m) {
   std::string out;
   if (m.steps) {
     const StepNoise& n = *m.steps;
-    out += fmt::format("Steps: {} warm-up, {} measured ({}): p10 {}, median {}, p90 {}", n.warmup_steps, m.step_seconds.size(), n.stopped,
-                       human(Seconds(n.p10_seconds)), human(Seconds(m.median_step_seconds)), human(Seconds(n.p90_seconds)));
-    out += n.low_seconds ? fmt::format("; 95 % interval of the median {} to {}.\n", human(Seconds(*n.low_seconds)), human(Seconds(*n.high_seconds))) : ".\n";
+    out += fmt::format("Steps: {} warm-up, {} measured ({}): p10 {}, median {}, p90 {}", n.warmup_steps,
+                       m.step_seconds.size(), n.stopped, human(Seconds(n.p10_seconds)),
+                       human(Seconds(m.median_step_seconds)), human(Seconds(n.p90_seconds)));
+    out += n.low_seconds ? fmt::format("; 95 % interval of the median {} to {}.\n", human(Seconds(*n.low_seconds)),
+                                       human(Seconds(*n.high_seconds)))
+                         : ".\n";
   }
   if (m.machine) {
     const MachineState& s = *m.machine;
-    out += fmt::format("Machine: {} cores, {} usable{}; load {:.1f} at the start, {:.1f} at the end", s.cores, s.usable_cores, s.pinned ? ", threads pinned" : ", threads not pinned",
-                       s.load_at_start, s.load_at_end);
-    if (s.own_cores && s.other_cores) out += fmt::format("; this run kept {:.2f} cores busy, others {:.2f}", *s.own_cores, *s.other_cores);
+    out += fmt::format("Machine: {} cores, {} usable{}; load {:.1f} at the start, {:.1f} at the end", s.cores,
+                       s.usable_cores, s.pinned ? ", threads pinned" : ", threads not pinned", s.load_at_start,
+                       s.load_at_end);
+    if (s.own_cores && s.other_cores)
+      out += fmt::format("; this run kept {:.2f} cores busy, others {:.2f}", *s.own_cores, *s.other_cores);
     if (!s.governor.empty()) out += fmt::format("; governor {}", s.governor);
     if (!s.turbo.empty()) out += fmt::format("; turbo {}", s.turbo);
     out += fmt::format("; {}.\n", s.date);
@@ -81,10 +89,13 @@ std::string measurement_lines(const Measurement& m) {
     const ProcessMemory& p = *m.memory;
     std::int64_t allocated = 0;
     for (const RankMeasurement& r : m.ranks) allocated += r.peak_allocated_bytes;
-    out += fmt::format("Memory: allocators' peaks {} together; the process {} at most: arenas {} (touched pages), heap {}, code {}, stacks and "
-                       "libraries {}, given back before the end {}.\n",
-                       human(Bytes(allocated)), human(Bytes(p.high_water_bytes)), human(Bytes(p.arenas_bytes)),
-                       human(Bytes(p.heap_bytes)), human(Bytes(p.code_bytes)), human(Bytes(p.rest_bytes)), human(Bytes(p.high_water_bytes - p.resident_bytes)));
+    out += fmt::format(
+        "Memory: allocators' peaks {} together; the process {} at most: arenas {} (touched pages), heap {}, code {}, "
+        "stacks and "
+        "libraries {}, given back before the end {}.\n",
+        human(Bytes(allocated)), human(Bytes(p.high_water_bytes)), human(Bytes(p.arenas_bytes)),
+        human(Bytes(p.heap_bytes)), human(Bytes(p.code_bytes)), human(Bytes(p.rest_bytes)),
+        human(Bytes(p.high_water_bytes - p.resident_bytes)));
   }
   return out;
 }

@@ -24,19 +24,24 @@ double now() { return std::chrono::duration<double>(std::chrono::steady_clock::n
 std::string json_number(double x) { return std::isfinite(x) ? fmt::format("{}", x) : "null"; }
 
 // Whether a file's first bytes are those of a log of this kind.
-bool is_log(std::string_view start, bool json) { return json ? start.starts_with("{\"step\":") : start.starts_with(kHeader); }
+bool is_log(std::string_view start, bool json) {
+  return json ? start.starts_with("{\"step\":") : start.starts_with(kHeader);
+}
 
 }  // namespace
 
-std::string csv_line(const TrainLine& l) { return fmt::format("{},{},{},{},{}", l.step, l.loss, l.lr, l.tokens_per_s, l.step_time_s); }
+std::string csv_line(const TrainLine& l) {
+  return fmt::format("{},{},{},{},{}", l.step, l.loss, l.lr, l.tokens_per_s, l.step_time_s);
+}
 
 std::string json_line(const TrainLine& l) {
-  return fmt::format(R"({{"step":{},"loss":{},"lr":{},"tokens_per_s":{},"step_time_s":{}}})", l.step, json_number(l.loss), json_number(l.lr),
-                     json_number(l.tokens_per_s), json_number(l.step_time_s));
+  return fmt::format(R"({{"step":{},"loss":{},"lr":{},"tokens_per_s":{},"step_time_s":{}}})", l.step,
+                     json_number(l.loss), json_number(l.lr), json_number(l.tokens_per_s), json_number(l.step_time_s));
 }
 
 TrainLog::TrainLog(const std::string& path, const std::string& where) : path_(path), json_(path.ends_with(".jsonl")) {
-  if (!json_ && !path.ends_with(".csv")) throw InputError(where, "'" + path + "' is neither a .csv nor a .jsonl file", "give one of these names");
+  if (!json_ && !path.ends_with(".csv"))
+    throw InputError(where, "'" + path + "' is neither a .csv nor a .jsonl file", "give one of these names");
   descriptor_ = ::open(path.c_str(), O_RDWR | O_APPEND | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0644);
   if (descriptor_ < 0)
     throw InputError(where, "'" + path + "' cannot be written (" + std::strerror(errno) + ")",
@@ -47,10 +52,13 @@ TrainLog::TrainLog(const std::string& path, const std::string& where) : path_(pa
   const ssize_t got = regular ? ::pread(descriptor_, start.data(), start.size(), 0) : 0;
   if (!regular || (got > 0 && !is_log({start.data(), static_cast<std::size_t>(got)}, json_))) {
     ::close(descriptor_);
-    throw InputError(where, "'" + path + (regular ? "' holds something else than such a log" : "' is not a regular file"), "give another name");
+    throw InputError(where,
+                     "'" + path + (regular ? "' holds something else than such a log" : "' is not a regular file"),
+                     "give another name");
   }
   char last = '\n';
-  if (info.st_size > 0 && ::pread(descriptor_, &last, 1, info.st_size - 1) == 1 && last != '\n') write("");  // a line cut off by a crash
+  if (info.st_size > 0 && ::pread(descriptor_, &last, 1, info.st_size - 1) == 1 && last != '\n')
+    write("");  // a line cut off by a crash
   if (info.st_size == 0 && !json_) write(std::string(kHeader));
 }
 
@@ -73,7 +81,8 @@ void TrainLog::write(const std::string& line) {
 void TrainLog::add(const TrainLine& line) {
   write(json_ ? json_line(line) : csv_line(line));
   if (now() - synced_ < 1) return;
-  if (::fdatasync(descriptor_) != 0) throw MachineError(path_ + ": could not be written (" + std::strerror(errno) + ")");
+  if (::fdatasync(descriptor_) != 0)
+    throw MachineError(path_ + ": could not be written (" + std::strerror(errno) + ")");
   synced_ = now();
 }
 

@@ -7,25 +7,26 @@
 namespace fsdp::cli {
 
 struct TrainLine {
-  std::int64_t step = 0;                     // of training, from 1
+  std::int64_t step = 0;  // of training, from 1
   double loss = 0, lr = 0, tokens_per_s = 0, step_time_s = 0;
 };
 
-// One line: CSV, or one JSON object, without its line break. A number that is none is written as nan (CSV) or null (JSON).
+// One line: CSV, or one JSON object, without its line break. A number that is none is written as nan (CSV) or null
+// (JSON).
 [[nodiscard]] std::string csv_line(const TrainLine&);
 [[nodiscard]] std::string json_line(const TrainLine&);
 
-// Each line is handed to the system as its step ends, so that it survives this process, and to the disk at least once a second and at the
-// end, so that it survives the machine.
+// Each line is handed to the system as its step ends, so that it survives this process, and to the disk at least once a
+// second and at the end, so that it survives the machine.
 class TrainLog {
  public:
-  // `path`: .csv (with a header line where the file is new) or .jsonl. Throws InputError(`where`, ...): another name, a folder or pipe, not
-  // writable, a file that holds something else.
+  // `path`: .csv (with a header line where the file is new) or .jsonl. Throws InputError(`where`, ...): another name, a
+  // folder or pipe, not writable, a file that holds something else.
   TrainLog(const std::string& path, const std::string& where);
   ~TrainLog();
   TrainLog(const TrainLog&) = delete;
   TrainLog& operator=(const TrainLog&) = delete;
-  void add(const TrainLine&);                // throws MachineError when the disk fails
+  void add(const TrainLine&);  // throws MachineError when the disk fails
 
  private:
   void write(const std::string& line);

@@ -10,7 +10,8 @@ namespace fsdp {
 namespace run_kernels {
 
 Workload workload_of(const KernelCall& c) {
-  return {c.plan.micro_batches.at(static_cast<std::size_t>(c.op.micro_batch)), c.plan.seq_len, size_of(c.plan.param_dtype)};
+  return {c.plan.micro_batches.at(static_cast<std::size_t>(c.op.micro_batch)), c.plan.seq_len,
+          size_of(c.plan.param_dtype)};
 }
 
 void expect_args(const KernelCall& c, std::size_t count) {
@@ -44,8 +45,9 @@ KernelBody typed(const KernelCall& c, const MachineKernels& m) {
   };
 }
 
-// Rank r of R takes sequences [r B, (r + 1) B) of a step's R B, so that any split of a global batch sees the same data. A run that goes
-// on from a checkpoint takes the sequence after its last one first, also where its global batch is another.
+// Rank r of R takes sequences [r B, (r + 1) B) of a step's R B, so that any split of a global batch sees the same data.
+// A run that goes on from a checkpoint takes the sequence after its last one first, also where its global batch is
+// another.
 KernelBody load_batch(const KernelCall& c, const MachineKernels& m) {
   expect_args(c, 3);
   const Workload work = workload_of(c);
@@ -53,7 +55,8 @@ KernelBody load_batch(const KernelCall& c, const MachineKernels& m) {
   if (c.views[2].data != nullptr) expect_elements(c.views[2], 1, DType::f64, "loss");
   const std::int64_t per_rank = c.plan.sequences_per_rank();
   const std::int64_t per_step = c.plan.ranks() * per_rank, before = c.training.steps_done;
-  std::int64_t first = c.training.sequences_done.value_or(before * per_step) + (c.step - before) * per_step + c.rank * per_rank;
+  std::int64_t first =
+      c.training.sequences_done.value_or(before * per_step) + (c.step - before) * per_step + c.rank * per_rank;
   for (std::int16_t b = 0; b < c.op.micro_batch; ++b) first += c.plan.micro_batches[static_cast<std::size_t>(b)];
   return [&m, work, first, &read = c.training.tokens, seed = c.plan.seed, vocab = c.model.vocab, views = c.views] {
     m.batch(read, seed, first, work, vocab, views[0], views[1]);

@@ -1,4 +1,5 @@
-// Kernels by theme: what run_kernels.cpp dispatches to, and what they share. For run_kernels*.cpp alone. Bodies keep the machine by reference.
+// Kernels by theme: what run_kernels.cpp dispatches to, and what they share. For run_kernels*.cpp alone. Bodies keep
+// the machine by reference.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +13,12 @@ namespace fsdp::run_kernels {
 
 inline std::size_t at(std::int32_t i) { return static_cast<std::size_t>(i); }
 inline const UnitLayout& layout_of(const KernelCall& c) { return c.program.layouts.at(at(c.op.unit)); }
-inline const Buffer& buffer_of(const KernelCall& c, std::size_t arg) { return c.program.buffers.at(at(c.args[arg].buffer)); }
-inline std::int64_t shard_rank(const KernelCall& c) { return c.plan.dialect == Dialect::ddp ? 0 : c.rank % c.plan.shard(); }
+inline const Buffer& buffer_of(const KernelCall& c, std::size_t arg) {
+  return c.program.buffers.at(at(c.args[arg].buffer));
+}
+inline std::int64_t shard_rank(const KernelCall& c) {
+  return c.plan.dialect == Dialect::ddp ? 0 : c.rank % c.plan.shard();
+}
 inline const Parameter& parameter(const KernelCall& c, std::int32_t id) { return c.model.parameters.at(at(id)); }
 [[nodiscard]] Workload workload_of(const KernelCall&);
 void expect_args(const KernelCall&, std::size_t count);
@@ -21,8 +26,8 @@ void expect_args(const KernelCall&, std::size_t count);
 // A parameter that a buffer holds by itself; its place in the unit's layout.
 [[nodiscard]] const ShardedParam& sharded_param(const KernelCall&, std::size_t arg);
 
-// How a unit's sharded gradient lies in its buffer: ddp keeps the shard's own layout, fsdp2 that of the trained parameters, host memory
-// those without padding.
+// How a unit's sharded gradient lies in its buffer: ddp keeps the shard's own layout, fsdp2 that of the trained
+// parameters, host memory those without padding.
 [[nodiscard]] GradientPlaces gradient_places(const KernelCall&, std::size_t arg);
 
 // shards and their copies (shards.cpp)

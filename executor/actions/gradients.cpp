@@ -33,7 +33,9 @@ KernelBody add_gradient(const KernelCall& c, const MachineKernels& m) {
     elements_to_add = parameter(c, param).numel();
   }
   for (const BufferView v : c.views) expect_elements(v, elements_to_add, type, "add_gradient");
-  return [&m, type, from = c.views[0], into = c.views[1], elements_to_add] { m.convert(type, from, type, into, elements_to_add, true); };
+  return [&m, type, from = c.views[0], into = c.views[1], elements_to_add] {
+    m.convert(type, from, type, into, elements_to_add, true);
+  };
 }
 
 KernelBody accumulate_gradient(const KernelCall& c, const MachineKernels& m) {
@@ -58,8 +60,8 @@ KernelBody accumulate_gradient(const KernelCall& c, const MachineKernels& m) {
   };
 }
 
-// All of a unit's gradients, or all of its accumulators: they differ in type. PyTorch narrows from a copy (before 2.15), here
-// every element is narrowed as it is copied: the same values.
+// All of a unit's gradients, or all of its accumulators: they differ in type. PyTorch narrows from a copy
+// (before 2.15), here every element is narrowed as it is copied: the same values.
 KernelBody copy_in_gradients(const KernelCall& c, const MachineKernels& m) {
   const std::size_t n = layout_of(c).params.size();
   const bool has_copy = c.args.size() == n + 2 && buffer_of(c, n + 1).kind == BufferKind::scratch;
@@ -84,7 +86,9 @@ KernelBody divide_gradient(const KernelCall& c, const MachineKernels& m) {
   const std::int64_t n = reduced_elements(layout, c.plan) * (before ? layout.shards : 1);
   for (const BufferView v : c.views) expect_elements(v, n, type, "divide_gradient");
   if (c.views.size() == 1)
-    return [&m, type, n, v = c.views[0], by = before ? layout.scale.divide_before : layout.scale.divide_after] { m.scale(type, v, n, 1 / by); };
+    return [&m, type, n, v = c.views[0], by = before ? layout.scale.divide_before : layout.scale.divide_after] {
+      m.scale(type, v, n, 1 / by);
+    };
   expect_args(c, 2);
   return [&m, type, n, views = c.views, by = layout.scale.divide_copy] {
     m.convert(type, views[0], type, views[1], n, false);

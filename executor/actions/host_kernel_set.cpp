@@ -3,14 +3,14 @@
 #include <cmath>
 #include <cstring>
 
-#include "executor/kernels/arithmetic/element.h"
 #include "executor/actions/kernel_set.h"
+#include "executor/kernels/arithmetic/element.h"
 #include "executor/run.h"
 
 namespace fsdp {
 namespace {
 
-double larger(double a, double b) { return std::isnan(a) || a >= b ? a : b; }   // not a number wins
+double larger(double a, double b) { return std::isnan(a) || a >= b ? a : b; }  // not a number wins
 
 double largest(DType type, BufferView values, std::int64_t n) {
   return with_type(type, [&](auto element) {
@@ -32,32 +32,40 @@ double sum_of_powers(DType type, BufferView values, std::int64_t n, double p) {
 
 class HostKernels final : public MachineKernels {
  public:
-  void forward(const Op& op, const Workload& work, DType type, std::span<const KernelArg> args, double token_weight) const override {
+  void forward(const Op& op, const Workload& work, DType type, std::span<const KernelArg> args,
+               double token_weight) const override {
     run_forward(op, work, type, args, token_weight);
   }
-  void backward(const Op& op, const Workload& work, DType type, std::span<const KernelArg> args, double token_weight) const override {
+  void backward(const Op& op, const Workload& work, DType type, std::span<const KernelArg> args,
+                double token_weight) const override {
     run_backward(op, work, type, args, token_weight);
   }
-  void convert(DType from_type, BufferView from, DType to_type, BufferView to, std::int64_t n, bool accumulate) const override {
+  void convert(DType from_type, BufferView from, DType to_type, BufferView to, std::int64_t n,
+               bool accumulate) const override {
     fsdp::convert(from_type, from, to_type, to, n, accumulate);
   }
-  void scale(DType type, BufferView values, std::int64_t n, double factor) const override { fsdp::scale(type, values, n, factor); }
-  void scatter_copy_in(const UnitLayout& layout, DType from, std::span<const BufferView> full, DType to, BufferView input) const override {
+  void scale(DType type, BufferView values, std::int64_t n, double factor) const override {
+    fsdp::scale(type, values, n, factor);
+  }
+  void scatter_copy_in(const UnitLayout& layout, DType from, std::span<const BufferView> full, DType to,
+                       BufferView input) const override {
     fsdp::scatter_copy_in(layout, from, full, to, input);
   }
-  void gather_copy_out(const UnitLayout& layout, DType type, BufferView gathered, std::span<const BufferView> full) const override {
+  void gather_copy_out(const UnitLayout& layout, DType type, BufferView gathered,
+                       std::span<const BufferView> full) const override {
     fsdp::gather_copy_out(layout, type, gathered, full);
   }
   void gather_parts_copy_out(const UnitLayout& layout, std::int64_t n, DType type, BufferView gathered,
                              std::span<const BufferView> full) const override {
     fsdp::gather_parts_copy_out(layout, n, type, gathered, full);
   }
-  void adamw(const UnitLayout& layout, std::int64_t rank, const Optimizer& optimizer, std::int64_t step, DType master, BufferView gradient,
-             BufferView shard, BufferView state1, BufferView state2, GradientPlaces places) const override {
+  void adamw(const UnitLayout& layout, std::int64_t rank, const Optimizer& optimizer, std::int64_t step, DType master,
+             BufferView gradient, BufferView shard, BufferView state1, BufferView state2,
+             GradientPlaces places) const override {
     fsdp::adamw(layout, rank, optimizer, step, master, gradient, shard, state1, state2, places);
   }
-  void sgd(const UnitLayout& layout, std::int64_t rank, const Optimizer& optimizer, DType master, BufferView gradient, BufferView shard,
-           GradientPlaces places) const override {
+  void sgd(const UnitLayout& layout, std::int64_t rank, const Optimizer& optimizer, DType master, BufferView gradient,
+           BufferView shard, GradientPlaces places) const override {
     fsdp::sgd(layout, rank, optimizer, master, gradient, shard, {}, places);
   }
 
@@ -67,7 +75,8 @@ class HostKernels final : public MachineKernels {
   void zero(BufferView view) const override {
     if (view.bytes > 0) std::memset(view.data, 0, static_cast<std::size_t>(view.bytes));
   }
-  void reorder(BufferView from, BufferView to, std::int64_t shards, std::int64_t outer, std::int64_t piece_bytes, bool to_rows) const override {
+  void reorder(BufferView from, BufferView to, std::int64_t shards, std::int64_t outer, std::int64_t piece_bytes,
+               bool to_rows) const override {
     for (std::int64_t s = 0; s < shards; ++s)
       for (std::int64_t o = 0; o < outer; ++o) {
         const std::int64_t in_slabs = (s * outer + o) * piece_bytes, in_rows = (o * shards + s) * piece_bytes;
@@ -92,8 +101,8 @@ class HostKernels final : public MachineKernels {
     for (const BufferView v : values) fsdp::scale(type, v, v.bytes / size_of(type), factor);
   }
 
-  void batch(const TokenReader& read, std::uint64_t seed, std::int64_t first, const Workload& work, std::int64_t vocab, BufferView ids_view,
-             BufferView targets_view) const override {
+  void batch(const TokenReader& read, std::uint64_t seed, std::int64_t first, const Workload& work, std::int64_t vocab,
+             BufferView ids_view, BufferView targets_view) const override {
     auto* ids = reinterpret_cast<std::int64_t*>(ids_view.data);
     auto* targets = reinterpret_cast<std::int64_t*>(targets_view.data);
     for (std::int64_t s = 0; s < work.sequences; ++s) {
@@ -108,12 +117,12 @@ class HostKernels final : public MachineKernels {
       }
     }
   }
-  void initial_values(std::uint64_t seed, const Parameter& parameter, std::int64_t begin, std::int64_t count, DType type,
-                      std::byte* to) const override {
+  void initial_values(std::uint64_t seed, const Parameter& parameter, std::int64_t begin, std::int64_t count,
+                      DType type, std::byte* to) const override {
     fill_initial_values(seed, parameter, begin, count, type, to);
   }
-  void read_state(const StateReader& read, const Parameter& parameter, StatePart part, const Slab& slab, DType type, std::int64_t,
-                  std::byte* to) const override {
+  void read_state(const StateReader& read, const Parameter& parameter, StatePart part, const Slab& slab, DType type,
+                  std::int64_t, std::byte* to) const override {
     read(parameter, part, slab, type, to);
   }
 };

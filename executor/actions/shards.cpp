@@ -4,15 +4,17 @@
 #include <algorithm>
 #include <cstring>
 
-#include "executor/run.h"
 #include "executor/actions/actions.h"
+#include "executor/run.h"
 #include "models/input/error.h"
 
 namespace fsdp {
 
 // Each of the n slots holds an n-th of every padded parameter; its padding lies at the end.
-void gather_parts_copy_out(const UnitLayout& layout, std::int64_t n, DType type, BufferView gathered, std::span<const BufferView> full) {
-  if (n < 1 || layout.shards % n != 0) throw MachineError(fmt::format("gather_copy_out: groups of {} do not divide {} shards", n, layout.shards));
+void gather_parts_copy_out(const UnitLayout& layout, std::int64_t n, DType type, BufferView gathered,
+                           std::span<const BufferView> full) {
+  if (n < 1 || layout.shards % n != 0)
+    throw MachineError(fmt::format("gather_copy_out: groups of {} do not divide {} shards", n, layout.shards));
   expect_elements(gathered, layout.shard_elements * layout.shards, type, "gather buffer");
   if (full.size() != layout.params.size()) throw MachineError("gather_copy_out: not one tensor per parameter");
   const std::int64_t size = size_of(type), slot = layout.shard_elements * layout.shards / n;
@@ -23,7 +25,8 @@ void gather_parts_copy_out(const UnitLayout& layout, std::int64_t n, DType type,
     const std::int64_t part = p.padded_shard() * layout.shards / n, before = p.offset * layout.shards / n;
     for (std::int64_t k = 0; k < n; ++k)
       if (const std::int64_t there = std::min(part, p.numel() - k * part); there > 0)
-        std::memcpy(full[i].data + k * part * size, gathered.data + (k * slot + before) * size, static_cast<std::size_t>(there * size));
+        std::memcpy(full[i].data + k * part * size, gathered.data + (k * slot + before) * size,
+                    static_cast<std::size_t>(there * size));
   }
 }
 
@@ -35,7 +38,9 @@ namespace {
 Slab slab(const ShardedParam& p, std::int64_t rank) { return {p.dim, p.local_row_begin(rank), p.local_rows(rank)}; }
 
 // What dimension `dim` of a row-major tensor is made of: `outer` blocks of rows of `inner` elements.
-struct Rows { std::int64_t outer = 1, inner = 1; };
+struct Rows {
+  std::int64_t outer = 1, inner = 1;
+};
 Rows rows_of(const Parameter& p, std::int64_t dim) {
   Rows r;
   for (std::size_t d = 0; d < p.shape.size(); ++d) {
@@ -46,7 +51,8 @@ Rows rows_of(const Parameter& p, std::int64_t dim) {
 }
 
 // A parameter's slab from the run's source, densely.
-void fill_slab(const MachineKernels& m, const StateReader& state, StatePart part, std::uint64_t seed, const Parameter& p, const Slab& s, DType type, std::byte* to) {
+void fill_slab(const MachineKernels& m, const StateReader& state, StatePart part, std::uint64_t seed,
+               const Parameter& p, const Slab& s, DType type, std::byte* to) {
   const Rows r = rows_of(p, s.dim);
   if (state) return m.read_state(state, p, part, s, type, s.rows * r.inner * r.outer, to);
   const std::int64_t width = s.rows * r.inner, whole = p.shape[static_cast<std::size_t>(s.dim)] * r.inner;
@@ -79,10 +85,12 @@ KernelBody init_parameters(const KernelCall& c, const MachineKernels& m) {
     elements = layout_of(c).shard_elements;
   }
   expect_elements(c.views[0], elements, type, "parameter shard");
-  return [&m, params = std::move(params), &model = c.model, type, seed = c.plan.seed, rank, shard = c.views[0], &state = c.training.state] {
+  return [&m, params = std::move(params), &model = c.model, type, seed = c.plan.seed, rank, shard = c.views[0],
+          &state = c.training.state] {
     m.zero(shard);
     for (const ShardedParam& p : params)
-      fill_slab(m, state, StatePart::parameter, seed, model.parameters[at(p.param)], slab(p, rank), type, shard.data + p.offset * size_of(type));
+      fill_slab(m, state, StatePart::parameter, seed, model.parameters[at(p.param)], slab(p, rank), type,
+                shard.data + p.offset * size_of(type));
   };
 }
 
@@ -101,7 +109,8 @@ KernelBody init_optimizer(const KernelCall& c, const MachineKernels& m) {
   }
   for (const BufferView v : c.views)
     if (v.data != nullptr) expect_elements(v, elements, c.plan.master_dtype, "optimizer state");
-  return [&m, views = c.views, &state = c.training.state, params = std::move(params), &model = c.model, type = c.plan.master_dtype, rank] {
+  return [&m, views = c.views, &state = c.training.state, params = std::move(params), &model = c.model,
+          type = c.plan.master_dtype, rank] {
     for (std::size_t i = 0; i < views.size(); ++i) {
       if (views[i].bytes <= 0) continue;
       m.zero(views[i]);
@@ -116,14 +125,18 @@ KernelBody init_optimizer(const KernelCall& c, const MachineKernels& m) {
   };
 }
 
-// A unit's shard, one parameter of it (on its way from the host), or the parts kept after forward (which are in the compute dtype).
+// A unit's shard, one parameter of it (on its way from the host), or the parts kept after forward (which are in the
+// compute dtype).
 KernelBody cast_shard(const KernelCall& c, const MachineKernels& m) {
   if (c.views.size() < 2) expect_args(c, 2);
   const std::size_t sources = c.views.size() - 1;
   const UnitLayout& layout = layout_of(c);
   const bool kept = buffer_of(c, 0).kind == BufferKind::kept_shard;
   const DType from = kept ? c.plan.param_dtype : c.plan.master_dtype, to = c.plan.param_dtype;
-  struct Part { BufferView from, to; std::int64_t n; };
+  struct Part {
+    BufferView from, to;
+    std::int64_t n;
+  };
   std::vector<Part> parts;
   std::int64_t done = 0;
   for (std::size_t i = 0; i < sources; ++i) {
@@ -172,13 +185,18 @@ KernelBody copy_out(const KernelCall& c, const MachineKernels& m) {
   const std::size_t sources = c.views.size() - params;
   if (sources == 1) {
     if (c.group < layout.shards)
-      return [&m, &layout, type, group = c.group, views = c.views] { m.gather_parts_copy_out(layout, group, type, views[0], std::span(views).subspan(1)); };
-    return [&m, &layout, type, views = c.views] { m.gather_copy_out(layout, type, views[0], std::span(views).subspan(1)); };
+      return [&m, &layout, type, group = c.group, views = c.views] {
+        m.gather_parts_copy_out(layout, group, type, views[0], std::span(views).subspan(1));
+      };
+    return [&m, &layout, type, views = c.views] {
+      m.gather_copy_out(layout, type, views[0], std::span(views).subspan(1));
+    };
   }
   expect_args(c, 2 * params);
   if (layout.shards != 1) throw MachineError("gather_copy_out: one source per parameter belongs to a single shard");
   for (std::size_t i = 0; i < params; ++i)
-    for (const std::size_t k : {i, params + i}) expect_elements(c.views[k], layout.params[i].numel(), type, "parameter");
+    for (const std::size_t k : {i, params + i})
+      expect_elements(c.views[k], layout.params[i].numel(), type, "parameter");
   return [&m, params, views = c.views] {
     for (std::size_t i = 0; i < params; ++i) m.copy(views[params + i].data, views[i].data, views[i].bytes);
   };
@@ -197,7 +215,8 @@ KernelBody reorder_shards(const KernelCall& c, const MachineKernels& m) {
   expect_args(c, 2);
   const ShardedParam& p = sharded_param(c, 1);
   const bool gathered = buffer_of(c, 1).kind == BufferKind::unsharded_parameter;
-  const DType type = buffer_of(c, 1).kind == BufferKind::gradient_accumulator ? c.plan.reduce_dtype : c.plan.param_dtype;
+  const DType type =
+      buffer_of(c, 1).kind == BufferKind::gradient_accumulator ? c.plan.reduce_dtype : c.plan.param_dtype;
   for (const BufferView v : c.views) expect_elements(v, p.numel(), type, "parameter");
   const Rows r = rows_of(parameter(c, p.param), p.dim);
   const std::int64_t piece = p.chunk_rows * r.inner * size_of(type);
@@ -208,7 +227,8 @@ KernelBody reorder_shards(const KernelCall& c, const MachineKernels& m) {
 
 KernelBody shard_to_device(const KernelCall& c, const MachineKernels& m) {
   expect_args(c, 2);
-  for (const BufferView v : c.views) expect_elements(v, sharded_param(c, 1).padded_shard(), c.plan.master_dtype, "shard of a parameter");
+  for (const BufferView v : c.views)
+    expect_elements(v, sharded_param(c, 1).padded_shard(), c.plan.master_dtype, "shard of a parameter");
   return [&m, views = c.views] { m.copy(views[1].data, views[0].data, views[0].bytes); };
 }
 

@@ -12,7 +12,7 @@ std::vector<BufferView> gradients_of(const KernelCall& c, std::size_t first, std
   std::vector<BufferView> parts;
   for (std::size_t i = first; i < first + count; ++i) {
     const Buffer& buffer = buffer_of(c, i);
-    if (buffer.unit < 0) {                   // ignored: whole on every rank
+    if (buffer.unit < 0) {  // ignored: whole on every rank
       expect_elements(c.views[i], parameter(c, buffer.param).numel(), type, "gradient");
       parts.push_back(c.views[i]);
       continue;
@@ -49,7 +49,7 @@ KernelBody optimizer_step(const KernelCall& c, const MachineKernels& m) {
   UnitLayout layout;
   GradientPlaces places = GradientPlaces::as_shard;
   std::int64_t rank = shard_rank(c);
-  if (c.op.unit < 0) {                       // ignored: whole
+  if (c.op.unit < 0) {  // ignored: whole
     const std::int32_t id = buffer_of(c, 0).param;
     ShardedParam p;
     p.param = id;
@@ -66,7 +66,8 @@ KernelBody optimizer_step(const KernelCall& c, const MachineKernels& m) {
   expect_elements(c.views[1], layout.shard_elements, type, "parameter shard");
   const bool adam = c.plan.optimizer.kind == OptimizerKind::adamw;
   if (adam)
-    for (const std::size_t i : {2, 3}) expect_elements(c.views[i], layout.local_trained_elements(rank), type, "optimizer state");
+    for (const std::size_t i : {2, 3})
+      expect_elements(c.views[i], layout.local_trained_elements(rank), type, "optimizer state");
   Optimizer settings = c.plan.optimizer;
   if (c.training.learning_rate) settings.lr = c.training.learning_rate(c.step);
   return [&m, layout = std::move(layout), places, type, rank, adam, settings, step = c.step + 1, views = c.views] {

@@ -1,5 +1,5 @@
-// Micro-benchmarks -> Costs. Everything is measured in several passes over the whole list, and the best pass counts: what
-// disturbs a machine comes and goes, and a benchmark that was disturbed in one pass is not in the next.
+// Micro-benchmarks -> Costs. Everything is measured in several passes over the whole list, and the best pass counts:
+// what disturbs a machine comes and goes, and a benchmark that was disturbed in one pass is not in the next.
 #include "executor/calibrate.h"
 
 #include <fmt/format.h>
@@ -16,8 +16,8 @@
 #include "executor/calibrate/threads.h"
 #include "executor/kernels/kernels.h"
 #include "models/catalog.h"
-#include "models/input/error.h"
 #include "models/implementation.h"
+#include "models/input/error.h"
 #include "planner/costs/curve.h"
 
 namespace fsdp {
@@ -28,20 +28,37 @@ constexpr int kPasses = 3;
 // What is measured. Of a machine whose streams are threads, the threads too.
 struct Range {
   bool threads = false;
-  std::vector<std::int64_t> cube;            // products of n x n x n
-  std::int64_t few = 0, wide = 0;            // and of few x wide x wide
-  std::vector<std::int64_t> full;            // of collectives: bytes, as nccl-tests counts
-  std::int64_t small = 0, large = 0;         // elements
+  std::vector<std::int64_t> cube;     // products of n x n x n
+  std::int64_t few = 0, wide = 0;     // and of few x wide x wide
+  std::vector<std::int64_t> full;     // of collectives: bytes, as nccl-tests counts
+  std::int64_t small = 0, large = 0;  // elements
   std::int64_t short_sequence = 0, long_sequence = 0;
-  std::int64_t arena_bytes = 0;              // of a rank: address space; only what is written becomes memory
+  std::int64_t arena_bytes = 0;  // of a rank: address space; only what is written becomes memory
 };
 Range host_range() {
-  return {true, {40, 80, 160, 320, 640, 1000}, 64, 1024, {4096, 16384, 65536, 262144, 1 << 20, 4 << 20, 16 << 20, 64 << 20}, 1 << 15, 1 << 19, 64, 512,
+  return {true,
+          {40, 80, 160, 320, 640, 1000},
+          64,
+          1024,
+          {4096, 16384, 65536, 262144, 1 << 20, 4 << 20, 16 << 20, 64 << 20},
+          1 << 15,
+          1 << 19,
+          64,
+          512,
           std::int64_t{1} << 30};
 }
-// 3e7 to 1e12 flops; what is large exceeds the second-level cache (50 to 126 MB from A100 to B200) with what is read and written.
+// 3e7 to 1e12 flops; what is large exceeds the second-level cache (50 to 126 MB from A100 to B200) with what is read
+// and written.
 Range gpu_range() {
-  return {false, {256, 512, 1024, 2048, 4096, 8192}, 64, 8192, {1 << 16, 1 << 18, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20, 1 << 30}, 1 << 18, 1 << 25, 512, 4096,
+  return {false,
+          {256, 512, 1024, 2048, 4096, 8192},
+          64,
+          8192,
+          {1 << 16, 1 << 18, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20, 1 << 30},
+          1 << 18,
+          1 << 25,
+          512,
+          4096,
           std::int64_t{1} << 32};
 }
 
@@ -65,8 +82,10 @@ class Suite {
     for (int pass = 0; pass < kPasses; ++pass) {
       for (std::size_t i = 0; i < benchmarks_.size(); ++i) {
         const double left = static_cast<double>((kPasses - pass) * benchmarks_.size() - i);
-        const Timer timer{backend, arena_bytes_, 0.5 * std::max(0.0, options.seconds_budget - spent()) / left};  // the rest: set-up
-        if (options.progress) options.progress(fmt::format("pass {} of {}: {}", pass + 1, kPasses, benchmarks_[i].what));
+        const Timer timer{backend, arena_bytes_,
+                          0.5 * std::max(0.0, options.seconds_budget - spent()) / left};  // the rest: set-up
+        if (options.progress)
+          options.progress(fmt::format("pass {} of {}: {}", pass + 1, kPasses, benchmarks_[i].what));
         benchmarks_[i].seconds = std::min(benchmarks_[i].seconds, timer.time(benchmarks_[i].setup));
       }
       if (spent() > options.seconds_budget) break;
@@ -85,14 +104,17 @@ class Suite {
   std::vector<Benchmark> benchmarks_;
 };
 
-// --- from seconds to lines ----------------------------------------------------------------------------------------------------
+// --- from seconds to lines ---
 
 // Through two points, small and large; never below the cost of an empty kernel.
-KernelRate line(double small_work, double small_seconds, double large_work, double large_seconds, double empty, bool flops) {
-  const double slope = std::max((large_seconds - small_seconds) / (large_work - small_work), large_seconds / large_work * 0.05);
+KernelRate line(double small_work, double small_seconds, double large_work, double large_seconds, double empty,
+                bool flops) {
+  const double slope =
+      std::max((large_seconds - small_seconds) / (large_work - small_work), large_seconds / large_work * 0.05);
   KernelRate r;
   r.overhead = Seconds(std::max(empty, small_seconds - slope * small_work));
-  const double rate = large_work / std::max(large_seconds - r.overhead.count(), large_seconds * 0.05);  // exact at the large size
+  const double rate =
+      large_work / std::max(large_seconds - r.overhead.count(), large_seconds * 0.05);  // exact at the large size
   if (flops) r.flops_rate = FlopsPerSecond(rate);
   else r.byte_rate = BytesPerSecond(rate);
   return r;
@@ -102,7 +124,8 @@ struct Pair {
   std::size_t small = 0, large = 0;
 };
 
-// The host's own time for one launch, into a stream that is busy, so that nobody is woken. Where streams are no threads, of a real kernel.
+// The host's own time for one launch, into a stream that is busy, so that nobody is woken. Where streams are no
+// threads, of a real kernel.
 struct LaunchCase {
   Issue busy, small;
 };
@@ -140,7 +163,8 @@ double host_launch_seconds(Backend& backend, DType type, const Range& range) {
       launch.busy(device, op, 0);
       const auto begin = std::chrono::steady_clock::now();
       for (int i = 0; i < kLaunches; ++i) launch.small(device, op, i);
-      best = std::min(best, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() / kLaunches);
+      best =
+          std::min(best, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() / kLaunches);
       device.synchronize();
     }
   });
@@ -176,10 +200,11 @@ class Calibration {
     suite_.run(backend_, options_);
     Costs costs;
     costs.platform = platform_;
-    costs.source = fmt::format("calibrate --backend {}, {} rank{}, {}, {}, {}", backend_.name(), options_.ranks, options_.ranks == 1 ? "" : "s",
-                               name(options_.type), backend_.environment(), today());
+    costs.source = fmt::format("calibrate --backend {}, {} rank{}, {}, {}, {}", backend_.name(), options_.ranks,
+                               options_.ranks == 1 ? "" : "s", name(options_.type), backend_.environment(), today());
     costs.kernel_overhead = Seconds(suite_.seconds(empty_));
-    const double launch = options_.clock ? options_.clock("launch", {}) : host_launch_seconds(backend_, options_.type, range_);
+    const double launch =
+        options_.clock ? options_.clock("launch", {}) : host_launch_seconds(backend_, options_.type, range_);
     costs.host_per_operation = Seconds(range_.threads ? std::min(launch, suite_.seconds(empty_)) : launch);
     if (range_.threads) fill_threads(costs);
     costs.collective_ranks = options_.ranks;
@@ -193,10 +218,12 @@ class Calibration {
                                                     CollectiveKind::all_reduce};
 
   std::pair<std::int64_t, std::int64_t> sizes(OpKind kind) const {
-    return kind == OpKind::attention ? std::pair{range_.short_sequence, range_.long_sequence} : std::pair{range_.small, range_.large};
+    return kind == OpKind::attention ? std::pair{range_.short_sequence, range_.long_sequence}
+                                     : std::pair{range_.small, range_.large};
   }
   static bool benchmarked(OpKind kind, bool backward) {
-    if (kind == OpKind::linear || kind == OpKind::expert_linear || kind == OpKind::opaque) return false;  // products have curves
+    if (kind == OpKind::linear || kind == OpKind::expert_linear || kind == OpKind::opaque)
+      return false;                             // products have curves
     return !(kind == OpKind::add && backward);  // hands its gradient on: no kernel
   }
 
@@ -207,8 +234,9 @@ class Calibration {
         products_[p].push_back(suite_.add(fmt::format("linear {} {} x {} x {}", names[p], n, n, n),
                                           kernel_setup(linear_case(n, options_.type), kProducts[p], options_.type)));
     for (std::size_t p = 0; p < 3; ++p)
-      flat_[p] = suite_.add(fmt::format("linear {} {} x {} x {}", names[p], range_.few, range_.wide, range_.wide),
-                            kernel_setup(linear_case(range_.wide, options_.type, range_.few), kProducts[p], options_.type));
+      flat_[p] =
+          suite_.add(fmt::format("linear {} {} x {} x {}", names[p], range_.few, range_.wide, range_.wide),
+                     kernel_setup(linear_case(range_.wide, options_.type, range_.few), kProducts[p], options_.type));
   }
 
   void add_kernels() {
@@ -230,7 +258,8 @@ class Calibration {
     const DType t = options_.type;
     copy_ = {suite_.add("copy", copy_setup(range_.small, t)), suite_.add("copy", copy_setup(range_.large, t))};
     cast_ = {suite_.add("cast", cast_setup(range_.small, t)), suite_.add("cast", cast_setup(range_.large, t))};
-    optimizer_ = {suite_.add("adamw", optimizer_setup(range_.small, t)), suite_.add("adamw", optimizer_setup(range_.large, t))};
+    optimizer_ = {suite_.add("adamw", optimizer_setup(range_.small, t)),
+                  suite_.add("adamw", optimizer_setup(range_.large, t))};
     norm_ = {suite_.add("norm", norm_setup(range_.small, t)), suite_.add("norm", norm_setup(range_.large, t))};
   }
 
@@ -243,7 +272,8 @@ class Calibration {
   }
 
   KernelRate pair_line(const Pair& p, double small_work, double large_work, bool flops = false) const {
-    return line(small_work, suite_.seconds(p.small), large_work, suite_.seconds(p.large), suite_.seconds(empty_), flops);
+    return line(small_work, suite_.seconds(p.small), large_work, suite_.seconds(p.large), suite_.seconds(empty_),
+                flops);
   }
 
   // Attention is bound by arithmetic, everything else by the bytes that OpFacts counts.
@@ -262,7 +292,8 @@ class Calibration {
     ThreadCosts t;
     if (options_.clock) {
       const auto said = [&](const char* what) { return options_.clock(what, {}); };
-      t = {said("wake"), said("wake_beside"), said("collective_beside"), said("skew"), said("skew_share"), said("skew_most")};
+      t = {said("wake"), said("wake_beside"), said("collective_beside"),
+           said("skew"), said("skew_share"),  said("skew_most")};
     } else {
       if (options_.progress) options_.progress("threads: waking, and waiting for the slowest rank");
       t = time_threads(backend_, options_.type, 0.2 * options_.seconds_budget);
@@ -278,8 +309,10 @@ class Calibration {
 
   // See Costs::matmul_beyond_cube. Less than a twentieth beside what the cubes say is noise.
   void fill_beyond_cubes(Costs& costs) const {
-    const auto few = static_cast<double>(range_.few), wide = static_cast<double>(range_.wide), flops = 2 * few * wide * wide;
-    const double beyond = static_cast<double>(size_of(options_.type)) * (2 * few * wide + wide * wide - 3 * std::pow(flops / 2, 2.0 / 3));
+    const auto few = static_cast<double>(range_.few), wide = static_cast<double>(range_.wide),
+               flops = 2 * few * wide * wide;
+    const double beyond =
+        static_cast<double>(size_of(options_.type)) * (2 * few * wide + wide * wide - 3 * std::pow(flops / 2, 2.0 / 3));
     for (std::size_t p = 0; p < 3; ++p) {
       const double cube = interpolate(costs.matmul_curve[p], flops), more = suite_.seconds(flat_[p]) - cube;
       if (more > 0.05 * cube) costs.matmul_beyond_cube[p] = BytesPerSecond(beyond / more);
@@ -289,7 +322,8 @@ class Calibration {
   void fill(Costs& costs) const {
     for (std::size_t p = 0; p < 3; ++p)
       for (std::size_t i = 0; i < range_.cube.size(); ++i)
-        costs.matmul_curve[p].push_back({2.0 * std::pow(static_cast<double>(range_.cube[i]), 3), suite_.seconds(products_[p][i])});
+        costs.matmul_curve[p].push_back(
+            {2.0 * std::pow(static_cast<double>(range_.cube[i]), 3), suite_.seconds(products_[p][i])});
     fill_beyond_cubes(costs);
     costs.kernels.resize(2 * kOpKinds);
     for (int k = 0; k < kOpKinds; ++k)
@@ -298,18 +332,23 @@ class Calibration {
           const auto i = static_cast<std::size_t>(2 * k + (backward ? 1 : 0));
           costs.kernels[i] = kernel_line(kind, backward, kernels_[i]);
         }
-    const auto bytes = [&](std::int64_t n, double passes) { return passes * static_cast<double>(n * size_of(options_.type)); };
+    const auto bytes = [&](std::int64_t n, double passes) {
+      return passes * static_cast<double>(n * size_of(options_.type));
+    };
     costs.copy = pair_line(copy_, bytes(range_.small, 2), bytes(range_.large, 2));
     costs.cast = pair_line(cast_, static_cast<double>(cast_bytes(range_.small, options_.type)),
                            static_cast<double>(cast_bytes(range_.large, options_.type)));
-    costs.optimizer = pair_line(optimizer_, bytes(range_.small, 7), bytes(range_.large, 7));  // reads p, g, m, v; writes p, m, v
-    costs.norm = pair_line(norm_, bytes(range_.small, 1.5), bytes(range_.large, 1.5));        // in turns 1 pass that reads, 2 that scale
+    costs.optimizer =
+        pair_line(optimizer_, bytes(range_.small, 7), bytes(range_.large, 7));  // reads p, g, m, v; writes p, m, v
+    costs.norm = pair_line(norm_, bytes(range_.small, 1.5),
+                           bytes(range_.large, 1.5));  // in turns 1 pass that reads, 2 that scale
     if (options_.ranks < 2) return;
     std::vector<CurvePoint>* curves[] = {&costs.all_gather, &costs.reduce_scatter, &costs.all_reduce};
     for (std::size_t c = 0; c < 3; ++c)
       for (std::size_t i = 0; i < range_.full.size(); ++i) {
         const double seconds = suite_.seconds(collectives_[c][i]);
-        curves[c]->push_back({static_cast<double>(range_.full[i]), std::max(seconds - suite_.seconds(empty_), seconds * 0.1)});
+        curves[c]->push_back(
+            {static_cast<double>(range_.full[i]), std::max(seconds - suite_.seconds(empty_), seconds * 0.1)});
       }
   }
 
@@ -335,7 +374,9 @@ Costs calibrate_host(const CalibrateOptions& options) {
 
 Costs calibrate_gpu(const CalibrateOptions& options, const std::string& platform, Backend& backend) {
   check_options(options);
-  if (backend.ranks() != options.ranks) throw InputError("--ranks", fmt::format("is {}, the backend has {}", options.ranks, backend.ranks()), "make both the same");
+  if (backend.ranks() != options.ranks)
+    throw InputError("--ranks", fmt::format("is {}, the backend has {}", options.ranks, backend.ranks()),
+                     "make both the same");
   return Calibration(options, gpu_range(), platform, backend).run();
 }
 

@@ -4,7 +4,8 @@
 
 namespace fsdp {
 
-std::shared_ptr<LoneCall::Parts> LoneCall::make(Action action, DType compute, DType reduce, DType master, std::size_t buffers) {
+std::shared_ptr<LoneCall::Parts> LoneCall::make(Action action, DType compute, DType reduce, DType master,
+                                                std::size_t buffers) {
   auto p = std::make_shared<Parts>();
   p->plan.mesh = {{"replicate", 1}, {"shard", 1}};
   p->plan.units = {{{""}, Reshard::automatic}};
@@ -32,7 +33,8 @@ LoneCall LoneCall::of_op(const OpCase& c, bool backward, DType type, std::size_t
   return LoneCall(p);
 }
 
-LoneCall LoneCall::of_unit(Action action, std::int64_t n, DType compute, DType reduce, DType master, std::size_t buffers, int accumulate) {
+LoneCall LoneCall::of_unit(Action action, std::int64_t n, DType compute, DType reduce, DType master,
+                           std::size_t buffers, int accumulate) {
   const auto p = make(action, compute, reduce, master, buffers);
   Parameter parameter;
   parameter.name = "p";
@@ -56,7 +58,9 @@ void LoneCall::launch(Device& device, std::int32_t op, std::vector<BufferView> v
   std::vector<Arg> args = parts_->args;
   for (std::size_t i = 0; i < args.size(); ++i)
     if (views[i].data == nullptr) args[i].buffer = -1;
-  device.launch_kernel(op, Stream::compute, {}, {parts_->model, parts_->plan, parts_->program, parts_->training, parts_->op, args, std::move(views), device.rank(), 1000, 1});
+  device.launch_kernel(op, Stream::compute, {},
+                       {parts_->model, parts_->plan, parts_->program, parts_->training, parts_->op, args,
+                        std::move(views), device.rank(), 1000, 1});
 }
 
 }  // namespace fsdp

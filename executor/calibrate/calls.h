@@ -1,12 +1,12 @@
-// One operation that belongs to no training, for a machine's own kernel (Device::launch_kernel): a Program of that operation alone. For
-// calibrate*.cpp alone.
+// One operation that belongs to no training, for a machine's own kernel (Device::launch_kernel): a Program of that
+// operation alone. For calibrate*.cpp alone.
 #pragma once
 
 #include <memory>
 #include <vector>
 
-#include "executor/calibrate/ops.h"
 #include "executor/actions/kernel_call.h"
+#include "executor/calibrate/ops.h"
 
 namespace fsdp {
 
@@ -15,7 +15,8 @@ class LoneCall {
   // Forward or backward of an op. `buffers`: as many as the operation has arguments.
   [[nodiscard]] static LoneCall of_op(const OpCase&, bool backward, DType, std::size_t buffers);
   // What a unit of one parameter of n elements on one rank does. `accumulate`: the buffer that is added to, or none.
-  [[nodiscard]] static LoneCall of_unit(Action, std::int64_t n, DType compute, DType reduce, DType master, std::size_t buffers, int accumulate = -1);
+  [[nodiscard]] static LoneCall of_unit(Action, std::int64_t n, DType compute, DType reduce, DType master,
+                                        std::size_t buffers, int accumulate = -1);
 
   // Puts it on the compute stream. The call is kept alive until the device has run it.
   void launch(Device&, std::int32_t op, std::vector<BufferView>) const;
@@ -29,7 +30,8 @@ class LoneCall {
     Operation op;
     std::vector<Arg> args;
   };
-  [[nodiscard]] static std::shared_ptr<Parts> make(Action, DType compute, DType reduce, DType master, std::size_t buffers);
+  [[nodiscard]] static std::shared_ptr<Parts> make(Action, DType compute, DType reduce, DType master,
+                                                   std::size_t buffers);
   explicit LoneCall(std::shared_ptr<const Parts> parts) : parts_(std::move(parts)) {}
   std::shared_ptr<const Parts> parts_;
 };

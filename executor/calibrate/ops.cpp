@@ -4,14 +4,14 @@
 #include <numeric>
 
 #include "executor/calibrate/calls.h"
-#include "models/input/error.h"
 #include "models/implementation.h"
+#include "models/input/error.h"
 
 namespace fsdp {
 namespace {
 
-OpCase with(OpKind kind, std::vector<std::int64_t> inputs, std::vector<std::int64_t> params, std::int64_t output, Workload work,
-            OpShape shape) {
+OpCase with(OpKind kind, std::vector<std::int64_t> inputs, std::vector<std::int64_t> params, std::int64_t output,
+            Workload work, OpShape shape) {
   OpCase c;
   c.op.kind = kind;
   c.op.shape = shape;
@@ -40,7 +40,8 @@ Buffers make_buffers(const OpCase& c, Part part, DType type, BenchMemory& memory
   };
   std::vector<BufferView> inputs, params;
   for (std::size_t i = 0; i < c.inputs.size(); ++i)
-    inputs.push_back(c.ids_below > 0 && i == c.ids_at ? memory.take_ids(c.inputs[i], c.ids_below) : memory.take(c.inputs[i], type));
+    inputs.push_back(c.ids_below > 0 && i == c.ids_at ? memory.take_ids(c.inputs[i], c.ids_below)
+                                                      : memory.take(c.inputs[i], type));
   for (const std::int64_t n : c.params) params.push_back(memory.take(n, type));
   std::vector<BufferView> outputs{memory.take(c.output, loss ? DType::f64 : type)};
   if (c.second_output > 0) outputs.push_back(memory.take_ids(c.second_output, 1));
@@ -115,7 +116,8 @@ OpCase op_case(OpKind kind, std::int64_t elements, DType type) {
     case OpKind::moe_route: {
       s.experts = {.count = 8, .top_k = 2};
       s.renormalised = true;
-      const std::int64_t of_logits = std::max<std::int64_t>(1, elements / s.experts.count), choices = of_logits * s.experts.top_k;
+      const std::int64_t of_logits = std::max<std::int64_t>(1, elements / s.experts.count),
+                         choices = of_logits * s.experts.top_k;
       OpCase c = with(kind, {of_logits * s.experts.count}, {}, choices, {1, of_logits, size_of(type)}, s);
       c.op.outputs.assign(2, 0);
       c.second_output = choices;
@@ -149,12 +151,17 @@ Setup kernel_setup(const OpCase& c, Part part, DType type) {
     const LoneCall forward = LoneCall::of_op(c, false, type, sets.front().forward.size());
     Device& device = memory.device();
     device.begin_step();
-    for (std::size_t i = 0; i < sets.size(); ++i) forward.launch(device, static_cast<std::int32_t>(i), sets[i].forward);  // fills what forward keeps for backward
+    for (std::size_t i = 0; i < sets.size(); ++i)
+      forward.launch(device, static_cast<std::int32_t>(i), sets[i].forward);  // fills what forward keeps for backward
     device.synchronize();
     if (part == Part::forward)
-      return [forward, sets = std::move(sets)](Device& d, std::int32_t& op, int i) { forward.launch(d, op++, sets[static_cast<std::size_t>(i) % sets.size()].forward); };
+      return [forward, sets = std::move(sets)](Device& d, std::int32_t& op, int i) {
+        forward.launch(d, op++, sets[static_cast<std::size_t>(i) % sets.size()].forward);
+      };
     const LoneCall backward = LoneCall::of_op(c, true, type, sets.front().backward.size());
-    return [backward, sets = std::move(sets)](Device& d, std::int32_t& op, int i) { backward.launch(d, op++, sets[static_cast<std::size_t>(i) % sets.size()].backward); };
+    return [backward, sets = std::move(sets)](Device& d, std::int32_t& op, int i) {
+      backward.launch(d, op++, sets[static_cast<std::size_t>(i) % sets.size()].backward);
+    };
   };
 }
 

@@ -1,5 +1,5 @@
-// What is benchmarked: kernels of the model (one op kind and direction at one size), and the rest of a step. For calibrate*.cpp
-// alone.
+// What is benchmarked: kernels of the model (one op kind and direction at one size), and the rest of a step. For
+// calibrate*.cpp alone.
 #pragma once
 
 #include "executor/calibrate/timer.h"
@@ -16,11 +16,12 @@ struct OpCase {
   std::vector<std::int64_t> inputs, params;  // elements
   std::int64_t output = 0;
   std::int64_t second_output = 0;  // elements of a second one, which are ids; 0: none
-  std::int64_t ids_below = 0;  // inputs[ids_at] are ids below this; 0: none
+  std::int64_t ids_below = 0;      // inputs[ids_at] are ids below this; 0: none
   std::size_t ids_at = 0;
 };
 
-// A linear of n x n on `tokens` tokens (a square one: n); another kind on about `elements` values (attention: on a sequence of `elements`).
+// A linear of n x n on `tokens` tokens (a square one: n); another kind on about `elements` values (attention: on a
+// sequence of `elements`).
 [[nodiscard]] OpCase linear_case(std::int64_t n, DType, std::int64_t tokens = 0);
 [[nodiscard]] OpCase op_case(OpKind, std::int64_t elements, DType);
 [[nodiscard]] Setup kernel_setup(const OpCase&, Part, DType);

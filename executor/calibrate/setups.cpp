@@ -16,14 +16,20 @@ Setup buffers_setup(std::int64_t n, std::vector<DType> types, Launch launch) {
     std::vector<std::vector<BufferView>> sets(static_cast<std::size_t>(buffer_sets(bytes, Reuse::cold)));
     for (auto& set : sets)
       for (const DType t : types) set.push_back(memory.take(n, t));
-    return [launch, sets = std::move(sets)](Device& device, std::int32_t& op, int i) { launch(device, op++, sets[static_cast<std::size_t>(i) % sets.size()], i); };
+    return [launch, sets = std::move(sets)](Device& device, std::int32_t& op, int i) {
+      launch(device, op++, sets[static_cast<std::size_t>(i) % sets.size()], i);
+    };
   };
 }
 
 // The same with one call of a unit, whose arguments the buffers are.
-Setup unit_setup(Action action, std::int64_t n, std::vector<DType> types, DType compute, DType reduce, DType master, int accumulate = -1) {
+Setup unit_setup(Action action, std::int64_t n, std::vector<DType> types, DType compute, DType reduce, DType master,
+                 int accumulate = -1) {
   const LoneCall call = LoneCall::of_unit(action, n, compute, reduce, master, types.size(), accumulate);
-  return buffers_setup(n, std::move(types), [call](Device& device, std::int32_t op, const std::vector<BufferView>& set, int) { call.launch(device, op, set); });
+  return buffers_setup(n, std::move(types),
+                       [call](Device& device, std::int32_t op, const std::vector<BufferView>& set, int) {
+                         call.launch(device, op, set);
+                       });
 }
 
 }  // namespace
@@ -34,7 +40,9 @@ Setup empty_setup() {
   };
 }
 
-Setup copy_setup(std::int64_t n, DType type) { return unit_setup(Action::gather_copy_out, n, {type, type}, type, type, type); }
+Setup copy_setup(std::int64_t n, DType type) {
+  return unit_setup(Action::gather_copy_out, n, {type, type}, type, type, type);
+}
 
 Setup cast_setup(std::int64_t n, DType type) {
   const DType from = type == DType::f64 ? DType::f32 : type;
@@ -42,17 +50,21 @@ Setup cast_setup(std::int64_t n, DType type) {
 }
 std::int64_t cast_bytes(std::int64_t n, DType type) { return n * ((type == DType::f64 ? 4 : size_of(type)) + 8); }
 
-Setup optimizer_setup(std::int64_t n, DType type) { return unit_setup(Action::optimizer, n, {type, type, type, type}, type, type, type); }
+Setup optimizer_setup(std::int64_t n, DType type) {
+  return unit_setup(Action::optimizer, n, {type, type, type, type}, type, type, type);
+}
 
 // The sum of squares and the scaling, in turns: 1 pass that reads, then 2 that read and write.
 Setup norm_setup(std::int64_t n, DType type) {
-  const LoneCall sum = LoneCall::of_unit(Action::clip_local_norm, n, type, type, type, 2), scale = LoneCall::of_unit(Action::clip_scale, n, type, type, type, 2);
+  const LoneCall sum = LoneCall::of_unit(Action::clip_local_norm, n, type, type, type, 2),
+                 scale = LoneCall::of_unit(Action::clip_scale, n, type, type, type, 2);
   return [=](BenchMemory& memory) -> Issue {
     const BufferView norm = memory.take(1, DType::f64);
-    const Setup turns = buffers_setup(n, {type}, [=](Device& device, std::int32_t op, const std::vector<BufferView>& set, int i) {
-      if (i % 2 == 0) sum.launch(device, op, {set[0], norm});
-      else scale.launch(device, op, {norm, set[0]});
-    });
+    const Setup turns =
+        buffers_setup(n, {type}, [=](Device& device, std::int32_t op, const std::vector<BufferView>& set, int i) {
+          if (i % 2 == 0) sum.launch(device, op, {set[0], norm});
+          else scale.launch(device, op, {norm, set[0]});
+        });
     return turns(memory);
   };
 }

@@ -1,12 +1,18 @@
 // Every number comes from the instruments' records of operations that wait for each other as those of a step do:
 //
-//   wake               products, then an empty kernel on another stream, which has slept meanwhile, and for which the next products wait:
+//   wake               products, then an empty kernel on another stream, which has slept meanwhile, and for which the
+//                      next products wait:
 //                      from the products' end to its start
-//   wake_beside        an empty kernel on another stream, after one of a row of products that goes on: from that product's end
-//   collective_beside  the same with a small collective, from when the last rank was ready to its end, less what it takes alone
-//   skew               products, then a small collective that the next products wait for: the last rank's time for the products less what
-//                      they take (their share of the ranks' mean in a very long row, where a queue for the cores is of no account), for a short
-//                      row of products and a long one: a line; and for the very long one, less that mean: where the line ends
+//   wake_beside        an empty kernel on another stream, after one of a row of products that goes on: from that
+//                      product's end
+//   collective_beside  the same with a small collective, from when the last rank was ready to its end, less what it
+//     takes alone
+//   skew               products, then a small collective that the next products wait for: the last rank's time for the
+//                      products less what
+//                      they take (their share of the ranks' mean in a very long row, where a queue for the cores is of
+//                        no account), for a short
+//                      row of products and a long one: a line; and for the very long one, less that mean: where the
+//                        line ends
 #include "executor/calibrate/threads.h"
 
 #include <algorithm>
@@ -46,7 +52,8 @@ double median(std::vector<double> values) {
 // One rank's part of an experiment: issues everything once.
 using Script = std::function<void(Device&, const Issue& product, BufferView small)>;
 
-// Runs the script kRounds times (at most for `seconds`) on all ranks; what the records of all ranks say each time, the median of it.
+// Runs the script kRounds times (at most for `seconds`) on all ranks; what the records of all ranks say each time, the
+// median of it.
 double measure(Backend& backend, DType type, double seconds, const Script& script,
                const std::function<double(const std::vector<Records>&)>& evaluate) {
   std::vector<std::vector<Records>> rounds(kRounds, std::vector<Records>(static_cast<std::size_t>(backend.ranks())));
@@ -106,8 +113,10 @@ double after_sleep(Backend& backend, DType type, double seconds) {
   });
 }
 
-// A row of products with something on another stream after every kEvery-th: the indices of that product and of that thing.
-std::vector<std::array<std::int32_t, 2>> row_beside(Device& device, const Issue& product, const std::function<void(std::int32_t op, std::int32_t after)>& beside) {
+// A row of products with something on another stream after every kEvery-th: the indices of that product and of that
+// thing.
+std::vector<std::array<std::int32_t, 2>> row_beside(
+    Device& device, const Issue& product, const std::function<void(std::int32_t op, std::int32_t after)>& beside) {
   std::vector<std::array<std::int32_t, 2>> pairs;
   std::int32_t op = 0;
   for (int i = 0; i < kRow; ++i) {
@@ -143,12 +152,14 @@ double beside(Backend& backend, DType type, double seconds) {
   return measure(backend, type, seconds, script, [](const std::vector<Records>& ranks) {
     std::vector<double> gaps;
     for (const Records& r : ranks)
-      for (const auto& [product, other] : row_pairs()) gaps.push_back(std::max(0.0, r[at(other)].start - r[at(product)].end));
+      for (const auto& [product, other] : row_pairs())
+        gaps.push_back(std::max(0.0, r[at(other)].start - r[at(product)].end));
     return mean(gaps);
   });
 }
 
-void small_all_reduce(Device& device, std::int32_t op, std::span<const std::int32_t> waits, BufferView small, DType type) {
+void small_all_reduce(Device& device, std::int32_t op, std::span<const std::int32_t> waits, BufferView small,
+                      DType type) {
   device.all_reduce(op, Stream::all_reduce, Communicator::world, waits, small, kElements, type, Reduction::average);
 }
 
@@ -180,7 +191,8 @@ double collective_after(Backend& backend, DType type, double seconds, bool row_g
   return measure(backend, type, seconds, script, [=](const std::vector<Records>& ranks) {
     std::vector<double> times;
     if (row_goes_on)
-      for (const auto& [product, collective] : row_pairs()) times.push_back(from_last_ready(ranks, product, collective));
+      for (const auto& [product, collective] : row_pairs())
+        times.push_back(from_last_ready(ranks, product, collective));
     else
       for (std::int32_t i = 2; i < 2 * kMeetings; i += 2) times.push_back(from_last_ready(ranks, i, i + 1));
     return mean(times);
@@ -234,11 +246,13 @@ ThreadCosts time_threads(Backend& backend, DType type, double seconds_budget) {
   c.wake = after_sleep(backend, type, each);
   c.wake_beside = std::max(c.wake, beside(backend, type, each));
   if (backend.ranks() < 2) return c;
-  c.collective_beside = c.wake + std::max(0.0, collective_after(backend, type, each, true) - collective_after(backend, type, each, false));
+  c.collective_beside = c.wake + std::max(0.0, collective_after(backend, type, each, true) -
+                                                   collective_after(backend, type, each, false));
   const Meeting few = meeting(backend, type, each, kShort), many = meeting(backend, type, each, kLong);
   const Meeting most = meeting(backend, type, 2 * each, kVeryLong);
   const double product = most.mean / kVeryLong;
-  const double few_late = std::max(0.0, few.last - kShort * product), many_late = std::max(0.0, many.last - kLong * product);
+  const double few_late = std::max(0.0, few.last - kShort * product),
+               many_late = std::max(0.0, many.last - kLong * product);
   c.skew_share = std::clamp((many_late - few_late) / ((kLong - kShort) * product), 0.0, 1.0);
   c.skew = std::max(0.0, few_late - c.skew_share * kShort * product);
   c.skew_most = std::max({few_late, many_late, most.last - most.mean});

@@ -1,4 +1,5 @@
-// What it costs that a rank's streams are threads: waking them, and waiting for the slowest rank. For calibrate*.cpp alone.
+// What it costs that a rank's streams are threads: waking them, and waiting for the slowest rank. For calibrate*.cpp
+// alone.
 #pragma once
 
 #include "executor/backend.h"

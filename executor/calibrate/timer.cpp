@@ -16,9 +16,12 @@ namespace fsdp {
 
 namespace {
 
-constexpr double kBatchSeconds = 4e-3, kTurnsSeconds = 40e-3;  // where ranks take turns on cores: many of the system's time slices
+constexpr double kBatchSeconds = 4e-3,
+                 kTurnsSeconds = 40e-3;  // where ranks take turns on cores: many of the system's time slices
 
-double seconds_now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+double seconds_now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
 
 // The mean over the ranks (or another reduction), the same on all of them.
 double agree(Device& device, BufferView cell, double value, Reduction reduction = Reduction::average) {
@@ -32,8 +35,8 @@ double agree(Device& device, BufferView cell, double value, Reduction reduction 
   return result;
 }
 
-// Seconds per round of one batch, all ranks starting together; from the first issue, since issuing takes a core's time too. The same on
-// every rank.
+// Seconds per round of one batch, all ranks starting together; from the first issue, since issuing takes a core's time
+// too. The same on every rank.
 double batch(Device& device, BufferView cell, std::int64_t ranks, const Issue& issue, int rounds) {
   const std::int64_t cores = usable_cores();
   static_cast<void>(agree(device, cell, 0));
@@ -44,7 +47,8 @@ double batch(Device& device, BufferView cell, std::int64_t ranks, const Issue& i
   device.synchronize();
   const double own = seconds_now() - begin, taken = own_processor_seconds() - used, elapsed = agree(device, cell, own);
   if (ranks <= cores) return elapsed / rounds;
-  return std::max(elapsed, agree(device, cell, taken, Reduction::maximum) / static_cast<double>(cores)) / rounds;  // maximum: till the last rank's end
+  return std::max(elapsed, agree(device, cell, taken, Reduction::maximum) / static_cast<double>(cores)) /
+         rounds;  // maximum: till the last rank's end
 }
 
 }  // namespace
@@ -63,7 +67,8 @@ BufferView BenchMemory::take(std::int64_t elements, DType type) {
     // As random as activations are: a GPU's power, and with it its clock, depends on the bits.
     constexpr std::int64_t kPeriod = 2048;
     for (std::int64_t i = 0; i < std::min(elements, kPeriod); ++i)
-      store(values[static_cast<std::size_t>(i)], static_cast<Math<T>>(static_cast<double>(i * 7919 % kPeriod - kPeriod / 2) / 65536));
+      store(values[static_cast<std::size_t>(i)],
+            static_cast<Math<T>>(static_cast<double>(i * 7919 % kPeriod - kPeriod / 2) / 65536));
     for (std::int64_t i = kPeriod; i < elements; i += kPeriod)
       std::copy_n(values.begin(), std::min(kPeriod, elements - i), values.begin() + i);
     device_.write(view, std::as_bytes(std::span(values)));
@@ -96,12 +101,15 @@ double Timer::time(const Setup& setup) const {
     static_cast<void>(seconds(1));  // first touch, first call of the library
     const double rough = seconds(2);
     const bool turns = backend.ranks() > usable_cores();
-    const double batch_seconds = turns ? std::min(kTurnsSeconds, seconds_per_benchmark) : std::min(kBatchSeconds, seconds_per_benchmark / 3);
+    const double batch_seconds =
+        turns ? std::min(kTurnsSeconds, seconds_per_benchmark) : std::min(kBatchSeconds, seconds_per_benchmark / 3);
     const int rounds = static_cast<int>(std::clamp(batch_seconds / std::max(rough, 1e-7), 1.0, 512.0));
     const double until = seconds_now() + seconds_per_benchmark;
     std::vector<double> samples;
     if (2 * rough > seconds_per_benchmark) samples.push_back(rough);  // it has had its time
-    const auto more = [&] { return agree(device, cell, seconds_now() < until && samples.size() < 64 ? 1.0 : 0.0) > 0.5; };
+    const auto more = [&] {
+      return agree(device, cell, seconds_now() < until && samples.size() < 64 ? 1.0 : 0.0) > 0.5;
+    };
     while (samples.empty() || more()) samples.push_back(seconds(rounds));
     std::nth_element(samples.begin(), samples.begin() + static_cast<std::ptrdiff_t>(samples.size() / 2), samples.end());
     const std::lock_guard lock(mutex);

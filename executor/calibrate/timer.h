@@ -1,8 +1,8 @@
-// How micro-benchmarks are timed: operations go through a real Device, in batches, on every rank at once. For calibrate*.cpp
-// alone.
+// How micro-benchmarks are timed: operations go through a real Device, in batches, on every rank at once. For
+// calibrate*.cpp alone.
 //
-// What is timed is the period of operations that follow one another on a stream: the kernel, the stream's hand-over to the next
-// one, and what issuing takes away from the rank's core. That is what an operation costs in a run.
+// What is timed is the period of operations that follow one another on a stream: the kernel, the stream's hand-over to
+// the next one, and what issuing takes away from the rank's core. That is what an operation costs in a run.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,8 @@
 
 namespace fsdp {
 
-// Memory of one benchmark on one rank: handed out from the start of the arena, never given back, filled with small numbers.
+// Memory of one benchmark on one rank: handed out from the start of the arena, never given back, filled with small
+// numbers.
 class BenchMemory {
  public:
   BenchMemory(Device& device, const Implementation& kernels) : device_(device), kernels_(kernels) {}
@@ -39,17 +40,18 @@ struct Timer {
   Backend& backend;
   std::int64_t arena_bytes = 0;
   double seconds_per_benchmark = 0.05;
-  // Seconds per round: the median over batches of the mean over ranks. With more ranks than cores, batches are long, so that ranks take
-  // turns in them as in a run, with caches that another rank has used; and what a batch takes of the cores' time, spread over all cores, is
-  // the least. What ranks wait for each other there is the skew of collectives (threads.h).
+  // Seconds per round: the median over batches of the mean over ranks. With more ranks than cores, batches are long, so
+  // that ranks take turns in them as in a run, with caches that another rank has used; and what a batch takes of the
+  // cores' time, spread over all cores, is the least. What ranks wait for each other there is the skew of collectives
+  // (threads.h).
   [[nodiscard]] double time(const Setup&) const;
   // What the instruments of every rank say of one round; nothing is timed.
   [[nodiscard]] std::vector<std::vector<OperationRecord>> one_round(const Setup&) const;
 };
 
-// How many sets of buffers of `bytes` each a benchmark goes round. What a forward kernel reads was mostly written a moment ago
-// (warm: beyond the innermost cache); weights, what was saved for backward, shards, optimizer states and the buffers of
-// collectives were last touched a unit or a step ago (cold: beyond all caches).
+// How many sets of buffers of `bytes` each a benchmark goes round. What a forward kernel reads was mostly written a
+// moment ago (warm: beyond the innermost cache); weights, what was saved for backward, shards, optimizer states and the
+// buffers of collectives were last touched a unit or a step ago (cold: beyond all caches).
 enum class Reuse : std::uint8_t { warm, cold };
 [[nodiscard]] int buffer_sets(std::int64_t bytes, Reuse);
 

@@ -13,7 +13,9 @@
 namespace fsdp {
 namespace {
 
-std::string text(const Box& b) { return fmt::format("[{}] + [{}]", fmt::join(b.offsets, ", "), fmt::join(b.sizes, ", ")); }
+std::string text(const Box& b) {
+  return fmt::format("[{}] + [{}]", fmt::join(b.offsets, ", "), fmt::join(b.sizes, ", "));
+}
 
 bool overlap(const Box& a, const Box& b) {
   for (std::size_t d = 0; d < a.sizes.size(); ++d)
@@ -43,7 +45,8 @@ void check_apart(const std::vector<Box>& boxes, std::size_t dims, const std::str
   const std::size_t d = most_divided(boxes, dims);
   std::vector<std::size_t> order(boxes.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
-  std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return boxes[a].offsets[d] < boxes[b].offsets[d]; });
+  std::sort(order.begin(), order.end(),
+            [&](std::size_t a, std::size_t b) { return boxes[a].offsets[d] < boxes[b].offsets[d]; });
   for (std::size_t i = 0; i < order.size(); ++i) {
     const Box& a = boxes[order[i]];
     for (std::size_t j = i + 1; j < order.size() && boxes[order[j]].offsets[d] < a.offsets[d] + a.sizes[d]; ++j)
@@ -87,7 +90,9 @@ void for_each_run(const Box& part, const Box& source, const Box& target,
   if (part.volume() == 0) return;
   // Dimensions [inner, dims) are whole in both boxes; together with the one before they make up a run.
   std::size_t inner = dims;
-  while (inner > 0 && part.sizes[inner - 1] == source.sizes[inner - 1] && part.sizes[inner - 1] == target.sizes[inner - 1]) --inner;
+  while (inner > 0 && part.sizes[inner - 1] == source.sizes[inner - 1] &&
+         part.sizes[inner - 1] == target.sizes[inner - 1])
+    --inner;
   std::int64_t count = 1;
   for (std::size_t d = inner == 0 ? 0 : inner - 1; d < dims; ++d) count *= part.sizes[d];
   const std::size_t outer = inner == 0 ? 0 : inner - 1;
@@ -113,7 +118,8 @@ void check_cover(const std::vector<std::int64_t>& shape, const std::vector<Box>&
       throw InputError(where, fmt::format("box {} does not have the tensor's {} dimensions", text(b), shape.size()));
     for (std::size_t d = 0; d < shape.size(); ++d)
       if (b.offsets[d] < 0 || b.sizes[d] < 1 || b.offsets[d] > shape[d] || b.sizes[d] > shape[d] - b.offsets[d])
-        throw InputError(where, fmt::format("box {} is empty or not inside the tensor's shape [{}]", text(b), fmt::join(shape, ", ")));
+        throw InputError(where, fmt::format("box {} is empty or not inside the tensor's shape [{}]", text(b),
+                                            fmt::join(shape, ", ")));
     covered = checked_add(covered, b.volume(where), where);
   }
   check_apart(boxes, shape.size(), where);

@@ -28,7 +28,8 @@ std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
 // One box's blocks, each read and verified when it is first touched, straight to where it belongs where all of it does.
 class BlockReader {
  public:
-  BlockReader(const CheckedFile& file, const std::string& path, const SavedTensor& tensor, const SavedBox& box, std::int64_t block_bytes)
+  BlockReader(const CheckedFile& file, const std::string& path, const SavedTensor& tensor, const SavedBox& box,
+              std::int64_t block_bytes)
       : file_(file), path_(path), tensor_(tensor), box_(box), block_(block_bytes) {}
 
   void read(std::int64_t begin, std::int64_t end, std::byte* to) {  // bytes of the box
@@ -55,8 +56,9 @@ class BlockReader {
   void fetch(std::int64_t block, std::int64_t first, std::span<std::byte> to) const {
     file_.read(box_.begin + first, to);
     if (crc32c(to) == box_.checksums[at(block)]) return;
-    throw InputError(path_, fmt::format("tensor '{}': bytes {} to {} do not match their checksum", printable(tensor_.name), box_.begin + first,
-                                        box_.begin + first + static_cast<std::int64_t>(to.size()) - 1),
+    throw InputError(path_,
+                     fmt::format("tensor '{}': bytes {} to {} do not match their checksum", printable(tensor_.name),
+                                 box_.begin + first, box_.begin + first + static_cast<std::int64_t>(to.size()) - 1),
                      std::string("the file is damaged; ") + kUseAnother);
   }
 
@@ -74,16 +76,20 @@ class BlockReader {
 std::string checkpoint_folder(const std::string& path, const FileSystem& files) {
   if (is_kind(files, path + "/" + kManifestName, EntryKind::file)) return path;
   const std::vector<std::int64_t> steps = saved_steps(files, path);
-  if (steps.empty()) throw InputError(path, "holds no checkpoint", "give the folder that `fsdp-plan run --save` wrote to, or one of its steps");
+  if (steps.empty())
+    throw InputError(path, "holds no checkpoint",
+                     "give the folder that `fsdp-plan run --save` wrote to, or one of its steps");
   return path + "/" + step_folder_name(steps.back());
 }
 
-Checkpoint::Checkpoint(const std::string& path, FileSystem files) : files_(std::move(files)), folder_(checkpoint_folder(path, files_)) {
+Checkpoint::Checkpoint(const std::string& path, FileSystem files)
+    : files_(std::move(files)), folder_(checkpoint_folder(path, files_)) {
   const std::string where = folder_ + "/" + kManifestName;
   manifest_ = parse_manifest(read_text(files_, where, kMaxJsonBytes), where);
   const std::string name = folder_.substr(folder_.find_last_of('/') + 1);
   if (name.starts_with("step-") && name != step_folder_name(manifest_.step))
-    throw InputError(where, fmt::format("is of step {}, in the folder of another", manifest_.step), "put every file back to its own checkpoint");
+    throw InputError(where, fmt::format("is of step {}, in the folder of another", manifest_.step),
+                     "put every file back to its own checkpoint");
   for (std::size_t i = 0; i < manifest_.files.size(); ++i) check_file(manifest_.files[i], static_cast<std::int64_t>(i));
   for (const SavedTensor& t : manifest_.tensors) by_name_.emplace(t.name, &t);
 }
@@ -100,7 +106,8 @@ void Checkpoint::check_file(const SavedFile& file, std::int64_t index) const {
   if (const int result = files_.inspect(path, entry); result < 0) fail_machine(path, "cannot be read", result);
   std::string header(at(std::min(file.header_bytes, entry.bytes)), '\0');
   reader.read(0, std::as_writable_bytes(std::span(header)));
-  if (crc32c(std::as_bytes(std::span(header))) != file.header_checksum) throw InputError(path, explain_header(header, index), kUseAnother);
+  if (crc32c(std::as_bytes(std::span(header))) != file.header_checksum)
+    throw InputError(path, explain_header(header, index), kUseAnother);
   if (entry.bytes != file.bytes)
     throw InputError(path, fmt::format("has {} bytes, where {} were written", entry.bytes, file.bytes),
                      std::string(entry.bytes < file.bytes ? "it is truncated; " : "") + kUseAnother);
@@ -117,12 +124,14 @@ std::string Checkpoint::explain_header(const std::string& header, std::int64_t i
     return found != texts->end() && found->is_string() ? printable(found->get<std::string>()) : std::string("?");
   };
   if (json.is_object() && texts != json.end() && texts->is_object() && texts->contains("step"))
-    return fmt::format("is not the file that belongs here: it says it is of model {}, step {}, rank {}, not of {}, step {}, rank {}", text("model"), text("step"),
-                       text("rank"), manifest_.model, manifest_.step, index);
+    return fmt::format(
+        "is not the file that belongs here: it says it is of model {}, step {}, rank {}, not of {}, step {}, rank {}",
+        text("model"), text("step"), text("rank"), manifest_.model, manifest_.step, index);
   return "is not the file that was written: its header differs";
 }
 
-void Checkpoint::read_box(const SavedTensor& tensor, const SavedBox& saved, const Box& part, const Box& wanted, std::span<std::byte> to) const {
+void Checkpoint::read_box(const SavedTensor& tensor, const SavedBox& saved, const Box& part, const Box& wanted,
+                          std::span<std::byte> to) const {
   const std::string path = folder_ + "/" + manifest_.files[at(saved.file)].name;
   const CheckedFile file(files_, path);
   BlockReader blocks(file, path, tensor, saved, manifest_.block_bytes);
@@ -133,8 +142,10 @@ void Checkpoint::read_box(const SavedTensor& tensor, const SavedBox& saved, cons
 }
 
 void Checkpoint::read(const SavedTensor& tensor, const Box& wanted, std::span<std::byte> to) const {
-  if (wanted.sizes.size() != tensor.shape.size() || static_cast<std::int64_t>(to.size()) != checked_mul(wanted.volume(), size_of(tensor.dtype), tensor.name))
-    throw MachineError(fmt::format("{}: {} bytes are asked for a box of {} elements", tensor.name, to.size(), wanted.volume()));
+  if (wanted.sizes.size() != tensor.shape.size() ||
+      static_cast<std::int64_t>(to.size()) != checked_mul(wanted.volume(), size_of(tensor.dtype), tensor.name))
+    throw MachineError(
+        fmt::format("{}: {} bytes are asked for a box of {} elements", tensor.name, to.size(), wanted.volume()));
   for (const SavedBox& saved : tensor.boxes)
     if (const std::optional<Box> part = intersection(saved.box, wanted)) read_box(tensor, saved, *part, wanted, to);
 }
@@ -166,9 +177,12 @@ void check_tensor(const Checkpoint& saved, const Parameter& p, StatePart part, D
   const std::string where = saved.folder() + "/" + kManifestName + ": tensor '" + name + "'";
   if (t == nullptr) throw InputError(where, "is missing", "give the model and plan that it was saved from");
   if (t->shape != p.shape)
-    throw InputError(where, fmt::format("has shape [{}], the model's is [{}]", fmt::join(t->shape, ", "), fmt::join(p.shape, ", ")), "give the model that it was saved from");
+    throw InputError(
+        where, fmt::format("has shape [{}], the model's is [{}]", fmt::join(t->shape, ", "), fmt::join(p.shape, ", ")),
+        "give the model that it was saved from");
   if (t->dtype != type)
-    throw InputError(where, fmt::format("is {}, the plan's master dtype is {}", fsdp::name(t->dtype), fsdp::name(type)), "go on with the dtype that it was saved in");
+    throw InputError(where, fmt::format("is {}, the plan's master dtype is {}", fsdp::name(t->dtype), fsdp::name(type)),
+                     "go on with the dtype that it was saved in");
 }
 
 }  // namespace
@@ -182,22 +196,32 @@ void check_resumable(const Checkpoint& saved, const ModelGraph& model, const Sha
     check_tensor(saved, p, StatePart::parameter, plan.master_dtype);
     ++wanted;
     if (!adamw || !p.trainable || m.optimizer != plan.optimizer.kind) continue;
-    for (const StatePart part : {StatePart::first_moment, StatePart::second_moment}) check_tensor(saved, p, part, plan.master_dtype);
+    for (const StatePart part : {StatePart::first_moment, StatePart::second_moment})
+      check_tensor(saved, p, part, plan.master_dtype);
     wanted += 2;
   }
   if (m.model_digest != model.digest())
-    throw InputError(where, fmt::format("is of another model, '{}' of digest {}; this one is '{}', {}", m.model, m.model_digest, model.name, model.digest()),
+    throw InputError(where,
+                     fmt::format("is of another model, '{}' of digest {}; this one is '{}', {}", m.model,
+                                 m.model_digest, model.name, model.digest()),
                      "give the model that it was saved from");
   if (m.optimizer != plan.optimizer.kind)
-    throw InputError(where, adamw ? "was saved by sgd and holds no moments for adamw" : "was saved by adamw, the plan trains with sgd",
-                     "go on with the same optimizer");
+    throw InputError(
+        where,
+        adamw ? "was saved by sgd and holds no moments for adamw" : "was saved by adamw, the plan trains with sgd",
+        "go on with the same optimizer");
   if (m.tensors.size() != wanted)
-    throw InputError(where, fmt::format("holds {} tensors, where the model and its optimizer have {}", m.tensors.size(), wanted), "give the model that it was saved from");
+    throw InputError(
+        where, fmt::format("holds {} tensors, where the model and its optimizer have {}", m.tensors.size(), wanted),
+        "give the model that it was saved from");
   if (m.seed != plan.seed)
-    throw InputError(where, fmt::format("was trained with seed {}, the plan's is {}: data would not go on where it stopped", m.seed, plan.seed),
+    throw InputError(where,
+                     fmt::format("was trained with seed {}, the plan's is {}: data would not go on where it stopped",
+                                 m.seed, plan.seed),
                      fmt::format("make the plan with --seed {}", m.seed));
   if (m.seq_len != plan.seq_len)
-    throw InputError(where, fmt::format("counts its data in sequences of {} tokens, the plan has {}", m.seq_len, plan.seq_len),
+    throw InputError(where,
+                     fmt::format("counts its data in sequences of {} tokens, the plan has {}", m.seq_len, plan.seq_len),
                      "go on with the same length, or start anew from `fsdp-plan checkpoint export`");
 }
 
@@ -207,7 +231,8 @@ void resume_from(const std::shared_ptr<const Checkpoint>& saved, Training& train
   training.state = [saved](const Parameter& p, StatePart part, const Slab& slab, DType type, std::byte* to) {
     if (slab.rows == 0) return;
     const SavedTensor* t = saved->find(name_of(p, part));
-    if (t == nullptr || t->dtype != type || t->shape != p.shape) throw MachineError(saved->folder() + ": holds no '" + p.name + "' of the type and shape that are asked for");
+    if (t == nullptr || t->dtype != type || t->shape != p.shape)
+      throw MachineError(saved->folder() + ": holds no '" + p.name + "' of the type and shape that are asked for");
     const Box box = box_of(slab, p.shape);
     saved->read(*t, box, {to, at(box.volume() * size_of(type))});
   };

@@ -1,11 +1,12 @@
 // A checkpoint on disk, opened and checked; any box of any of its tensors can be read.
 //
-//   const auto saved = std::make_shared<const Checkpoint>("ckpt");            // the newest of DIR/step-*, or a step's folder itself
+//   const auto saved = std::make_shared<const Checkpoint>("ckpt");            // the newest of DIR/step-*, or a step's
+//                                                                             folder itself
 //   check_resumable(*saved, model, plan);                                     // any mesh, any wrap policy
 //   resume_from(saved, run_options.training);
 //
-// Opening reads the manifest and the headers of the files; all of it must be there and fit together before anything is loaded. Data is
-// verified as it is read: only the blocks that a box touches. Nothing on disk is ever changed.
+// Opening reads the manifest and the headers of the files; all of it must be there and fit together before anything is
+// loaded. Data is verified as it is read: only the blocks that a box touches. Nothing on disk is ever changed.
 #pragma once
 
 #include <cstdint>
@@ -33,10 +34,10 @@ class Checkpoint {
 
   [[nodiscard]] const Manifest& manifest() const { return manifest_; }
   [[nodiscard]] const std::string& folder() const { return folder_; }
-  [[nodiscard]] const SavedTensor* find(std::string_view tensor) const;       // null: not there
+  [[nodiscard]] const SavedTensor* find(std::string_view tensor) const;  // null: not there
 
-  // Elements of the box, row-major, as the tensor's own type. Throws InputError naming file and tensor where bytes do not match
-  // their checksums. Called by several threads at once.
+  // Elements of the box, row-major, as the tensor's own type. Throws InputError naming file and tensor where bytes do
+  // not match their checksums. Called by several threads at once.
   void read(const SavedTensor&, const Box& wanted, std::span<std::byte> to) const;
 
   // Reads everything. `progress`: bytes so far.
@@ -49,13 +50,14 @@ class Checkpoint {
   FileSystem files_;
   std::string folder_;
   Manifest manifest_;
-  std::unordered_map<std::string_view, const SavedTensor*> by_name_;          // into manifest_
+  std::unordered_map<std::string_view, const SavedTensor*> by_name_;  // into manifest_
   Checkpoint(const Checkpoint&) = delete;
   Checkpoint& operator=(const Checkpoint&) = delete;
 };
 
-// Throws InputError unless a run of this plan can go on from the checkpoint: the same model, every tensor of the right shape and type,
-// the same optimizer, seed and sequence length. Mesh, units, micro-batches and everything else are free.
+// Throws InputError unless a run of this plan can go on from the checkpoint: the same model, every tensor of the right
+// shape and type, the same optimizer, seed and sequence length. Mesh, units, micro-batches and everything else are
+// free.
 void check_resumable(const Checkpoint&, const ModelGraph&, const ShardingPlan&);
 
 // Makes a run start from it: state, steps done, place in the data.

@@ -22,9 +22,13 @@ struct OutputFile {
   std::vector<const SavedTensor*> tensors;
 };
 
-bool is_parameter(const SavedTensor& t) { return !t.name.starts_with("optimizer.exp_avg.") && !t.name.starts_with("optimizer.exp_avg_sq."); }
+bool is_parameter(const SavedTensor& t) {
+  return !t.name.starts_with("optimizer.exp_avg.") && !t.name.starts_with("optimizer.exp_avg_sq.");
+}
 DType type_of(const SavedTensor& t, const ExportOptions& o) { return o.dtype.value_or(t.dtype); }
-std::int64_t bytes_of(const SavedTensor& t, const ExportOptions& o) { return checked_mul(whole(t.shape).volume(), size_of(type_of(t, o)), t.name); }
+std::int64_t bytes_of(const SavedTensor& t, const ExportOptions& o) {
+  return checked_mul(whole(t.shape).volume(), size_of(type_of(t, o)), t.name);
+}
 
 std::vector<OutputFile> divide(const Manifest& m, const ExportOptions& o) {
   std::vector<OutputFile> files;
@@ -40,7 +44,8 @@ std::vector<OutputFile> divide(const Manifest& m, const ExportOptions& o) {
     held += bytes;
   }
   for (std::size_t i = 0; i < files.size(); ++i)
-    files[i].name = files.size() == 1 ? "model.safetensors" : fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, files.size());
+    files[i].name =
+        files.size() == 1 ? "model.safetensors" : fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, files.size());
   return files;
 }
 
@@ -60,12 +65,14 @@ void write_tensor(const Checkpoint& saved, const SavedTensor& t, const ExportOpt
       continue;
     }
     converted.resize(static_cast<std::size_t>(elements * size_of(type)));
-    convert(t.dtype, {read.data(), elements * size_of(t.dtype)}, type, {converted.data(), elements * size_of(type)}, elements, false);
+    convert(t.dtype, {read.data(), elements * size_of(t.dtype)}, type, {converted.data(), elements * size_of(type)},
+            elements, false);
     file.append(converted);
   }
 }
 
-void write_index(const std::vector<OutputFile>& files, const ExportOptions& o, std::int64_t bytes, const std::string& folder) {
+void write_index(const std::vector<OutputFile>& files, const ExportOptions& o, std::int64_t bytes,
+                 const std::string& folder) {
   nlohmann::json index;
   index["metadata"]["total_size"] = bytes;
   for (const OutputFile& f : files)
@@ -117,14 +124,17 @@ Exported export_checkpoint(const Checkpoint& saved, const ExportOptions& options
   const std::string parent = slash == std::string::npos ? "." : slash == 0 ? "/" : output.substr(0, slash);
   const std::string folder = parent + "/.exporting-" + output.substr(slash == std::string::npos ? 0 : slash + 1);
   Entry entry;
-  if (output.empty() || options.files.inspect(output, entry) == 0) throw InputError("-o", "'" + options.output + "' exists already", "give the name of a new folder");
+  if (output.empty() || options.files.inspect(output, entry) == 0)
+    throw InputError("-o", "'" + options.output + "' exists already", "give the name of a new folder");
   remove_temporary(options.files, folder);
   if (const int made = options.files.make_folder(folder); made < 0)
-    throw InputError("-o", fmt::format("'{}' cannot be made ({})", options.output, std::strerror(-made)), "give a folder in one that exists and can be written");
+    throw InputError("-o", fmt::format("'{}' cannot be made ({})", options.output, std::strerror(-made)),
+                     "give a folder in one that exists and can be written");
   try {
     const Exported result = write_all(saved, options, folder);
     sync_folder(options.files, folder);
-    if (const int moved = options.files.rename(folder, output); moved < 0) fail_machine(output, "could not be put in its place", moved);
+    if (const int moved = options.files.rename(folder, output); moved < 0)
+      fail_machine(output, "could not be put in its place", moved);
     sync_folder(options.files, parent);
     return result;
   } catch (const std::exception&) {

@@ -52,7 +52,8 @@ void FileWriter::append(const std::string& text) { append(std::as_bytes(std::spa
 
 void FileWriter::sync() {
   flush();
-  if (const int result = files_.sync(file_); result < 0) fail_machine(path_, "could not be written to the disk", result);
+  if (const int result = files_.sync(file_); result < 0)
+    fail_machine(path_, "could not be written to the disk", result);
 }
 
 void FileWriter::finish() {
@@ -65,10 +66,14 @@ void FileWriter::finish() {
 CheckedFile::CheckedFile(const FileSystem& files, std::string path) : files_(files), path_(std::move(path)) {
   Entry entry;
   const int found = files_.inspect(path_, entry);
-  if (found == -ENOENT || found == -ENOTDIR) throw InputError(path_, "is missing", "check the path, or use another checkpoint");
-  if (found >= 0 && entry.kind != EntryKind::file) throw InputError(path_, "is not a file (links are not followed)", "put the file itself there");
+  if (found == -ENOENT || found == -ENOTDIR)
+    throw InputError(path_, "is missing", "check the path, or use another checkpoint");
+  if (found >= 0 && entry.kind != EntryKind::file)
+    throw InputError(path_, "is not a file (links are not followed)", "put the file itself there");
   file_ = found < 0 ? found : files_.open(path_);
-  if (file_ < 0) throw InputError(path_, fmt::format("cannot be read ({})", std::strerror(-file_)), "check the file and its permissions");
+  if (file_ < 0)
+    throw InputError(path_, fmt::format("cannot be read ({})", std::strerror(-file_)),
+                     "check the file and its permissions");
 }
 
 CheckedFile::~CheckedFile() {
@@ -80,7 +85,9 @@ void CheckedFile::read(std::int64_t at, std::span<std::byte> to) const {
     const std::int64_t n = files_.read(file_, to, at);
     if (n == -EINTR) continue;
     if (n < 0) fail_machine(path_, fmt::format("could not be read at byte {}", at), n);
-    if (n == 0) throw InputError(path_, fmt::format("ends at byte {}, where {} more belong", at, to.size()), "it is truncated; use another checkpoint");
+    if (n == 0)
+      throw InputError(path_, fmt::format("ends at byte {}, where {} more belong", at, to.size()),
+                       "it is truncated; use another checkpoint");
     at += n;
     to = to.subspan(static_cast<std::size_t>(n));
   }
@@ -90,7 +97,8 @@ std::string read_text(const FileSystem& files, const std::string& path, std::int
   const CheckedFile file(files, path);
   Entry entry;
   if (const int result = files.inspect(path, entry); result < 0) fail_machine(path, "cannot be read", result);
-  if (entry.bytes > most) throw InputError(path, fmt::format("has {} bytes, more than the {} that such a file may have", entry.bytes, most));
+  if (entry.bytes > most)
+    throw InputError(path, fmt::format("has {} bytes, more than the {} that such a file may have", entry.bytes, most));
   std::string text(static_cast<std::size_t>(entry.bytes), '\0');
   file.read(0, std::as_writable_bytes(std::span(text)));
   return text;

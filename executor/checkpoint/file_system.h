@@ -1,4 +1,5 @@
-// What checkpoints ask of a file system, one function per system call, as a value: tests stop, fail or record any of them.
+// What checkpoints ask of a file system, one function per system call, as a value: tests stop, fail or record any of
+// them.
 //
 // Every function gives what the call gives, or -errno. Nothing here follows a symbolic link in a path's last part.
 #pragma once
@@ -14,19 +15,20 @@ namespace fsdp {
 enum class EntryKind : std::uint8_t { file, folder, other };  // other: links, devices, pipes
 struct Entry {
   EntryKind kind{};
-  std::int64_t bytes = 0;                    // of a file
+  std::int64_t bytes = 0;  // of a file
 };
 
 struct FileSystem {
-  std::function<int(const std::string& path)> create;                         // a new file to write; fails if there is something
-  std::function<int(const std::string& path)> open;                           // a file to read
+  std::function<int(const std::string& path)> create;  // a new file to write; fails if there is something
+  std::function<int(const std::string& path)> open;    // a file to read
   std::function<int(const std::string& path)> open_folder;
-  std::function<std::int64_t(int file, std::span<const std::byte>)> write;    // appends; may take less
+  std::function<std::int64_t(int file, std::span<const std::byte>)> write;  // appends; may take less
   std::function<std::int64_t(int file, std::span<std::byte>, std::int64_t at)> read;
   std::function<int(int file)> sync, close;
-  std::function<int(int folder)> lock;                                        // exclusive, until it is closed; -EWOULDBLOCK: another has it
-  std::function<int(const std::string& path)> make_folder, remove_file, remove_folder;
-  std::function<int(const std::string& from, const std::string& to)> rename;  // fails if `to` is a folder that holds something
+  std::function<int(int folder)> lock;  // exclusive, until it is closed; -EWOULDBLOCK: another has it
+  std::function<int(const std::string&path)> make_folder, remove_file, remove_folder;
+  std::function<int(const std::string& from, const std::string& to)>
+      rename;  // fails if `to` is a folder that holds something
   std::function<int(const std::string& folder, std::vector<std::string>& names)> list;  // sorted
   std::function<int(const std::string& path, Entry&)> inspect;
 };
@@ -36,18 +38,19 @@ struct FileSystem {
 // "could not be written (No space left on device)": MachineError for what the machine refused. `result`: -errno.
 [[noreturn]] void fail_machine(const std::string& path, const std::string& what, std::int64_t result);
 
-// Writes one new file front to back; large pieces go out as they are, small ones are gathered. Throws MachineError naming the file.
+// Writes one new file front to back; large pieces go out as they are, small ones are gathered. Throws MachineError
+// naming the file.
 class FileWriter {
  public:
   FileWriter(const FileSystem&, std::string path);
-  ~FileWriter();                             // closes; what was not finished is incomplete
+  ~FileWriter();  // closes; what was not finished is incomplete
   FileWriter(const FileWriter&) = delete;
   FileWriter& operator=(const FileWriter&) = delete;
 
   void append(std::span<const std::byte>);
   void append(const std::string&);
-  void sync();                               // all so far is on the disk when it returns
-  void finish();                             // likewise; and closes
+  void sync();    // all so far is on the disk when it returns
+  void finish();  // likewise; and closes
   [[nodiscard]] std::int64_t bytes() const { return bytes_; }
 
  private:
@@ -60,7 +63,8 @@ class FileWriter {
   int file_ = -1;
 };
 
-// An open file to read; closed by its destructor. Throws InputError where there is no such file, or a link or folder in its place.
+// An open file to read; closed by its destructor. Throws InputError where there is no such file, or a link or folder in
+// its place.
 class CheckedFile {
  public:
   CheckedFile(const FileSystem&, std::string path);

@@ -20,7 +20,8 @@ constexpr std::string_view kSaving = ".saving-", kRemoving = ".removing-", kStep
 std::optional<std::int64_t> step_of(std::string_view name) {
   if (!name.starts_with(kStep)) return std::nullopt;
   const std::string_view digits = name.substr(kStep.size());
-  if (digits.size() < 8 || digits.size() > 16 || digits.find_first_not_of("0123456789") != std::string_view::npos) return std::nullopt;
+  if (digits.size() < 8 || digits.size() > 16 || digits.find_first_not_of("0123456789") != std::string_view::npos)
+    return std::nullopt;
   const std::int64_t step = std::stoll(std::string(digits));
   if (step > kMaxSavedStep || step_folder_name(step) != name) return std::nullopt;
   return step;
@@ -47,7 +48,8 @@ void remove_checkpoint(const FileSystem& files, const std::string& folder) {
   check(folder, "could not be listed", files.list(folder, names));
   for (const std::string& name : names) {
     const bool ours = name == kManifestName || (name.starts_with("rank-") && name.ends_with(".safetensors"));
-    if (!ours) throw MachineError(folder + ": holds '" + printable(name) + "', which is not of a checkpoint; move it away");
+    if (!ours)
+      throw MachineError(folder + ": holds '" + printable(name) + "', which is not of a checkpoint; move it away");
     check(folder + "/" + name, "could not be removed", files.remove_file(folder + "/" + name));
   }
   check(folder, "could not be removed", files.remove_folder(folder));
@@ -58,7 +60,8 @@ std::vector<std::string> names_in(const FileSystem& files, const std::string& di
   const int result = files.list(directory, names);
   if (result == -ENOENT) return {};
   if (result == -ENOTDIR) throw InputError(directory, "is not a folder", "give the folder of a run's checkpoints");
-  if (result < 0) throw InputError(directory, fmt::format("cannot be read ({})", std::strerror(-result)), "check the path");
+  if (result < 0)
+    throw InputError(directory, fmt::format("cannot be read ({})", std::strerror(-result)), "check the path");
   return names;
 }
 
@@ -76,7 +79,9 @@ void make_folders(const FileSystem& files, const std::string& path) {
     made = files.make_folder(path);
   }
   if (made == -EEXIST) return;
-  if (made < 0) throw InputError(path, fmt::format("cannot be made ({})", std::strerror(-made)), "give a folder that can be written");
+  if (made < 0)
+    throw InputError(path, fmt::format("cannot be made ({})", std::strerror(-made)),
+                     "give a folder that can be written");
   sync_folder(files, parent);
 }
 
@@ -89,8 +94,10 @@ std::vector<std::int64_t> saved_steps(const FileSystem& files, const std::string
     const std::string folder = directory + "/" + name;
     if (!step || !is_kind(files, folder, EntryKind::folder)) continue;
     if (!is_kind(files, folder + "/" + kManifestName, EntryKind::file))
-      throw InputError(folder, fmt::format("has no {}: it is damaged, since a checkpoint gets this name with all its files", kManifestName),
-                       "move it away, and what is left is used");
+      throw InputError(
+          folder,
+          fmt::format("has no {}: it is damaged, since a checkpoint gets this name with all its files", kManifestName),
+          "move it away, and what is left is used");
     steps.push_back(*step);
   }
   std::sort(steps.begin(), steps.end());
@@ -103,24 +110,32 @@ std::shared_ptr<void> claim_folder(const FileSystem& files, const std::string& d
   if (path.empty()) throw InputError("the name of the folder", "is empty", "give a folder");
   make_folders(files, path);
   const int folder = files.open_folder(path);
-  if (folder < 0) throw InputError(directory, fmt::format("is no folder that can be read ({})", std::strerror(-folder)), "give a folder that can be written");
+  if (folder < 0)
+    throw InputError(directory, fmt::format("is no folder that can be read ({})", std::strerror(-folder)),
+                     "give a folder that can be written");
   const std::shared_ptr<void> claim(nullptr, [close = files.close, folder](void*) { close(folder); });
   // File systems without locks let two runs save into one folder: what they commit is whole all the same.
-  if (files.lock(folder) == -EWOULDBLOCK) throw InputError(directory, "another run is saving into it", "give another folder");
+  if (files.lock(folder) == -EWOULDBLOCK)
+    throw InputError(directory, "another run is saving into it", "give another folder");
   const std::string probe = path + "/" + std::string(kSaving) + step_folder_name(steps_done);
   for (const std::string& name : names_in(files, path))
     if (is_leftover(name)) remove_checkpoint(files, path + "/" + name);
   if (const int made = files.make_folder(probe); made < 0)
-    throw InputError(directory, fmt::format("cannot be written ({})", std::strerror(-made)), "give a folder that can be written");
+    throw InputError(directory, fmt::format("cannot be written ({})", std::strerror(-made)),
+                     "give a folder that can be written");
   files.remove_folder(probe);
   const std::vector<std::int64_t> steps = saved_steps(files, path);
   if (!steps.empty() && steps.back() > steps_done)
-    throw InputError(directory, fmt::format("holds a checkpoint of step {}, after the {} steps that this run starts from", steps.back(), steps_done),
+    throw InputError(directory,
+                     fmt::format("holds a checkpoint of step {}, after the {} steps that this run starts from",
+                                 steps.back(), steps_done),
                      "go on from it with --resume, or give another folder");
   return claim;
 }
 
-std::string saving_folder(const std::string& directory, std::int64_t step) { return fmt::format("{}/{}{}", directory, kSaving, step_folder_name(step)); }
+std::string saving_folder(const std::string& directory, std::int64_t step) {
+  return fmt::format("{}/{}{}", directory, kSaving, step_folder_name(step));
+}
 
 std::string begin_saving(const FileSystem& files, const std::string& directory, std::int64_t step) {
   std::vector<std::string> names;
@@ -152,7 +167,8 @@ void remove_all_but(const FileSystem& files, const std::string& directory, std::
 
 void abandon(const FileSystem& files, const std::string& directory, std::int64_t step) noexcept {
   try {
-    if (is_kind(files, saving_folder(directory, step), EntryKind::folder)) remove_checkpoint(files, saving_folder(directory, step));
+    if (is_kind(files, saving_folder(directory, step), EntryKind::folder))
+      remove_checkpoint(files, saving_folder(directory, step));
   } catch (const std::exception&) {  // the next save removes it
   }
 }

@@ -16,19 +16,23 @@
 
 namespace fsdp {
 
-// Steps of which a checkpoint is there, ascending. None if there is no such folder. Throws InputError if it is no folder, and for a step
-// without its manifest: to pass over it would go on from an older one without a word.
+// Steps of which a checkpoint is there, ascending. None if there is no such folder. Throws InputError if it is no
+// folder, and for a step without its manifest: to pass over it would go on from an older one without a word.
 [[nodiscard]] std::vector<std::int64_t> saved_steps(const FileSystem&, const std::string& directory);
 
-// Makes the folder (and those above it) where it is not there, and keeps other runs from saving into it until the result is gone.
-// Throws InputError if it cannot be written, another run has it, or it holds checkpoints of steps after `steps_done`.
-[[nodiscard]] std::shared_ptr<void> claim_folder(const FileSystem&, const std::string& directory, std::int64_t steps_done);
+// Makes the folder (and those above it) where it is not there, and keeps other runs from saving into it until the
+// result is gone. Throws InputError if it cannot be written, another run has it, or it holds checkpoints of steps after
+// `steps_done`.
+[[nodiscard]] std::shared_ptr<void> claim_folder(const FileSystem&, const std::string& directory,
+                                                 std::int64_t steps_done);
 
-// These throw MachineError naming the file. `begin_saving` removes what earlier runs left and gives the folder to write into.
+// These throw MachineError naming the file. `begin_saving` removes what earlier runs left and gives the folder to write
+// into.
 [[nodiscard]] std::string begin_saving(const FileSystem&, const std::string& directory, std::int64_t step);
 [[nodiscard]] std::string saving_folder(const std::string& directory, std::int64_t step);
 void commit(const FileSystem&, const std::string& directory, std::int64_t step);
-void remove_all_but(const FileSystem&, const std::string& directory, std::int64_t newest);   // so many stay
-void abandon(const FileSystem&, const std::string& directory, std::int64_t step) noexcept;    // removes what was begun, if it can
+void remove_all_but(const FileSystem&, const std::string& directory, std::int64_t newest);  // so many stay
+void abandon(const FileSystem&, const std::string& directory,
+             std::int64_t step) noexcept;  // removes what was begun, if it can
 
 }  // namespace fsdp

@@ -22,8 +22,6 @@ constexpr const char* kSums = "crc32c";
 constexpr std::int64_t kMaxFiles = 65'536, kMaxBlock = std::int64_t{1} << 30;
 constexpr std::int64_t kMaxBytes = std::int64_t{1} << 53;
 
-
-
 // A box is one array: file, offsets, sizes, first byte, bytes, checksums. There are many of them.
 Json to_json(const SavedBox& b) { return {b.file, b.box.offsets, b.box.sizes, b.begin, b.bytes, b.checksums}; }
 
@@ -46,13 +44,17 @@ std::string body(const Manifest& m) {
   j["block_bytes"] = m.block_bytes;
   j["files"] = Json::array();
   for (const SavedFile& f : m.files)
-    j["files"].push_back({{"name", f.name}, {"bytes", f.bytes}, {"header_bytes", f.header_bytes}, {"header_checksum", f.header_checksum}});
+    j["files"].push_back({{"name", f.name},
+                          {"bytes", f.bytes},
+                          {"header_bytes", f.header_bytes},
+                          {"header_checksum", f.header_checksum}});
   std::string text = j.dump(1);
   text.resize(text.size() - 2);  // "\n}"
   text += ",\n \"tensors\": [";
   const char* comma = "";
   for (const SavedTensor& t : m.tensors) {  // a line each, a line per box
-    text += fmt::format("{}\n  {{\"name\": {}, \"dtype\": \"{}\", \"shape\": {}, \"boxes\": [", comma, Json(t.name).dump(), fsdp::name(t.dtype), Json(t.shape).dump());
+    text += fmt::format("{}\n  {{\"name\": {}, \"dtype\": \"{}\", \"shape\": {}, \"boxes\": [", comma,
+                        Json(t.name).dump(), fsdp::name(t.dtype), Json(t.shape).dump());
     const char* between = "";
     for (const SavedBox& b : t.boxes) {
       text += fmt::format("{}\n   {}", between, to_json(b).dump());
@@ -70,7 +72,8 @@ SavedFile parse_file(const JsonValue& item, std::int64_t index) {
   JsonObject o = item.object();
   SavedFile f;
   f.name = o.text("name");
-  if (f.name != rank_file_name(index)) o.refuse("name", "is '" + f.name + "', where " + rank_file_name(index) + " belongs");
+  if (f.name != rank_file_name(index))
+    o.refuse("name", "is '" + f.name + "', where " + rank_file_name(index) + " belongs");
   f.header_bytes = o.integer("header_bytes", 8, kMaxJsonBytes);
   f.bytes = o.integer("bytes", f.header_bytes, kMaxBytes);
   f.header_checksum = sum(o.integer("header_checksum", 0, 0xFFFFFFFF));
@@ -80,7 +83,8 @@ SavedFile parse_file(const JsonValue& item, std::int64_t index) {
 
 SavedBox parse_box(const JsonValue& item, const SavedTensor& tensor, const Manifest& m) {
   const std::vector<JsonValue> part = item.array();
-  if (part.size() != 6) item.refuse("has " + std::to_string(part.size()) + " parts, not file, offsets, sizes, begin, bytes, checksums");
+  if (part.size() != 6)
+    item.refuse("has " + std::to_string(part.size()) + " parts, not file, offsets, sizes, begin, bytes, checksums");
   SavedBox b;
   b.file = static_cast<std::int32_t>(part[0].integer(0, static_cast<std::int64_t>(m.files.size()) - 1));
   b.box = {part[1].integers(0, kMaxBytes), part[2].integers(1, kMaxBytes)};
@@ -91,7 +95,8 @@ SavedBox parse_box(const JsonValue& item, const SavedTensor& tensor, const Manif
     part[4].refuse(fmt::format("is not what {} elements of {} take", b.box.volume(), name(tensor.dtype)));
   for (const std::int64_t s : part[5].integers(0, 0xFFFFFFFF)) b.checksums.push_back(sum(s));
   const auto blocks = static_cast<std::size_t>((b.bytes + m.block_bytes - 1) / m.block_bytes);
-  if (b.checksums.size() != blocks) part[5].refuse(fmt::format("has {} checksums, where {} belong", b.checksums.size(), blocks));
+  if (b.checksums.size() != blocks)
+    part[5].refuse(fmt::format("has {} checksums, where {} belong", b.checksums.size(), blocks));
   return b;
 }
 
@@ -128,10 +133,12 @@ void check_places(const Manifest& m, const std::string& where) {
   std::sort(names.begin(), names.end());
   if (const auto twice = std::adjacent_find(names.begin(), names.end()); twice != names.end())
     throw InputError(where, "tensor '" + printable(*twice) + "' is listed twice");
-  std::sort(places.begin(), places.end(), [](const Place& a, const Place& b) { return std::tie(a.file, a.begin) < std::tie(b.file, b.begin); });
+  std::sort(places.begin(), places.end(),
+            [](const Place& a, const Place& b) { return std::tie(a.file, a.begin) < std::tie(b.file, b.begin); });
   for (std::size_t i = 1; i < places.size(); ++i)
     if (places[i].file == places[i - 1].file && places[i].begin < places[i - 1].end)
-      throw InputError(where, fmt::format("tensors '{}' and '{}' share bytes of {}", printable(places[i - 1].tensor->name), printable(places[i].tensor->name),
+      throw InputError(where, fmt::format("tensors '{}' and '{}' share bytes of {}",
+                                          printable(places[i - 1].tensor->name), printable(places[i].tensor->name),
                                           m.files[static_cast<std::size_t>(places[i].file)].name));
 }
 
@@ -152,10 +159,13 @@ Manifest parse_fields(JsonObject& root, const std::string& where) {
     m.mesh.push_back({o.text("name"), o.integer("size", 1, kMaxFiles)});
     o.finish();
   }
-  if (const std::string sums = root.text("checksums"); sums != kSums) root.refuse("checksums", "are '" + sums + "', not crc32c");
+  if (const std::string sums = root.text("checksums"); sums != kSums)
+    root.refuse("checksums", "are '" + sums + "', not crc32c");
   m.block_bytes = root.integer("block_bytes", 1, kMaxBlock);
-  for (const JsonValue& item : root.array("files")) m.files.push_back(parse_file(item, static_cast<std::int64_t>(m.files.size())));
-  if (m.files.empty() || static_cast<std::int64_t>(m.files.size()) > kMaxFiles) root.refuse("files", "are none, or more than 65,536");
+  for (const JsonValue& item : root.array("files"))
+    m.files.push_back(parse_file(item, static_cast<std::int64_t>(m.files.size())));
+  if (m.files.empty() || static_cast<std::int64_t>(m.files.size()) > kMaxFiles)
+    root.refuse("files", "are none, or more than 65,536");
   for (const JsonValue& item : root.array("tensors")) m.tensors.push_back(parse_tensor(item, m));
   check_places(m, where);
   return m;
@@ -164,7 +174,8 @@ Manifest parse_fields(JsonObject& root, const std::string& where) {
 }  // namespace
 
 const SavedTensor* Manifest::find(std::string_view tensor) const {
-  const auto found = std::find_if(tensors.begin(), tensors.end(), [&](const SavedTensor& t) { return t.name == tensor; });
+  const auto found =
+      std::find_if(tensors.begin(), tensors.end(), [&](const SavedTensor& t) { return t.name == tensor; });
   return found == tensors.end() ? nullptr : &*found;
 }
 
@@ -186,7 +197,8 @@ Manifest parse_manifest(std::string_view text, const std::string& where) {
   const std::uint32_t expected = sum(root.integer("checksum", 0, 0xFFFFFFFF));
   Manifest m = parse_fields(root, where);
   root.finish();
-  if (sum_of(body(m)) != expected) throw InputError(where, "does not match its own checksum", "it was changed; use another checkpoint");
+  if (sum_of(body(m)) != expected)
+    throw InputError(where, "does not match its own checksum", "it was changed; use another checkpoint");
   return m;
 }
 

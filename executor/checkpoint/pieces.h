@@ -1,4 +1,5 @@
-// What each rank writes of a checkpoint: the boxes that it holds, shared out among the replicas that hold the same ones.
+// What each rank writes of a checkpoint: the boxes that it holds, shared out among the replicas that hold the same
+// ones.
 #pragma once
 
 #include <cstdint>
@@ -16,14 +17,16 @@ struct Piece {
   std::int32_t unit = -1, param = -1;
   StatePart part{};
   Box box;
-  std::int64_t offset = 0, bytes = 0;        // in the buffer of RankState::view(unit, part)
+  std::int64_t offset = 0, bytes = 0;  // in the buffer of RankState::view(unit, part)
 };
 
-// Throws InputError for plans whose state is not boxes of whole parameters (fsdp1), or partly outside of units (ignored).
+// Throws InputError for plans whose state is not boxes of whole parameters (fsdp1), or partly outside of units
+// (ignored).
 void check_savable(const ShardingPlan&);
 
-// Of this rank, in the order in which they lie in its file. Of the replicas of a shard, the one with the fewest bytes so far takes the
-// next largest box (as DCP's deduplication); all ranks come to the same answer.
-[[nodiscard]] std::vector<Piece> pieces_to_write(const ModelGraph&, const ShardingPlan&, const std::vector<UnitLayout>&, std::int64_t rank);
+// Of this rank, in the order in which they lie in its file. Of the replicas of a shard, the one with the fewest bytes
+// so far takes the next largest box (as DCP's deduplication); all ranks come to the same answer.
+[[nodiscard]] std::vector<Piece> pieces_to_write(const ModelGraph&, const ShardingPlan&, const std::vector<UnitLayout>&,
+                                                 std::int64_t rank);
 
 }  // namespace fsdp

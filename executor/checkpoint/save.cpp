@@ -60,7 +60,8 @@ std::vector<std::string> agree(const Saving& s, const char* problem, const std::
 std::string header_of(const Saving& s, const std::vector<Piece>& pieces, std::int64_t rank) {
   std::vector<HeaderTensor> tensors;
   for (const Piece& p : pieces)
-    tensors.push_back({name_of(s.model.parameters[static_cast<std::size_t>(p.param)], p.part), s.plan.master_dtype, p.box.sizes});
+    tensors.push_back(
+        {name_of(s.model.parameters[static_cast<std::size_t>(p.param)], p.part), s.plan.master_dtype, p.box.sizes});
   return safetensors_header(tensors, {{"format", "pt"},
                                       {"checkpoint", "fsdp-plan/checkpoint/1"},
                                       {"model", s.model.name},
@@ -80,14 +81,18 @@ bool all_finite(DType type, std::span<const std::byte> values) {
 // A rank's file, written a round at a time, so that no rank is silent for long and one that fails ends the others soon.
 class RankFile {
  public:
-  explicit RankFile(const Saving& s) : s_(s), pieces_(pieces_to_write(s.model, s.plan, s.state.program.layouts, s.state.device.rank())) {}
+  explicit RankFile(const Saving& s)
+      : s_(s), pieces_(pieces_to_write(s.model, s.plan, s.state.program.layouts, s.state.device.rank())) {}
 
   // False: there is more. What a round wrote is on the disk when it ends.
   bool write_round() {
-    constexpr std::int64_t of_all = std::int64_t{1} << 29, least = std::int64_t{1} << 24;  // 10 s of a disk that writes 50 MB/s
-    const std::int64_t rank = s_.state.device.rank(), end = (file_ ? file_->bytes() : 0) + std::max(least, of_all / s_.plan.ranks());
+    constexpr std::int64_t of_all = std::int64_t{1} << 29,
+                           least = std::int64_t{1} << 24;  // 10 s of a disk that writes 50 MB/s
+    const std::int64_t rank = s_.state.device.rank(),
+                       end = (file_ ? file_->bytes() : 0) + std::max(least, of_all / s_.plan.ranks());
     if (!file_) {
-      file_.emplace(s_.options.files, saving_folder(s_.options.directory, s_.state.steps_done) + "/" + rank_file_name(rank));
+      file_.emplace(s_.options.files,
+                    saving_folder(s_.options.directory, s_.state.steps_done) + "/" + rank_file_name(rank));
       file_->append(header_of(s_, pieces_, rank));
     }
     while (next_ < pieces_.size() && file_->bytes() < end) write_block();
@@ -104,12 +109,14 @@ class RankFile {
     const Piece& p = pieces_[next_];
     const BufferView view = s_.state.view(p.unit, p.part);
     if (view.data == nullptr || p.offset + p.bytes > view.bytes)
-      throw MachineError(fmt::format("unit {} holds {} bytes where the plan has {}", p.unit, view.bytes, p.offset + p.bytes));
+      throw MachineError(
+          fmt::format("unit {} holds {} bytes where the plan has {}", p.unit, view.bytes, p.offset + p.bytes));
     const std::int64_t n = std::min(s_.options.block_bytes, p.bytes - done_);
     const std::span<const std::byte> block = s_.state.device.bytes_of({view.data + p.offset + done_, n}, copy_);
     if (p.part == StatePart::parameter && !all_finite(s_.plan.master_dtype, block))
       throw MachineError(s_.model.parameters[static_cast<std::size_t>(p.param)].name +
-                         " has values that are infinite or not numbers: training has diverged; go on from an older checkpoint with a lower --lr");
+                         " has values that are infinite or not numbers: training has diverged; go on from an older "
+                         "checkpoint with a lower --lr");
     sums_ += fmt::format("{:08x}", crc32c(block));
     file_->append(block);  // still in the cache
     done_ += n;
@@ -122,8 +129,8 @@ class RankFile {
   const std::vector<Piece> pieces_;
   std::vector<std::byte> copy_;  // of a block, where the host cannot read the rank's memory
   std::optional<FileWriter> file_;
-  std::size_t next_ = 0;  // piece
-  std::int64_t done_ = 0; // bytes of it
+  std::size_t next_ = 0;   // piece
+  std::int64_t done_ = 0;  // bytes of it
   std::string sums_;
 };
 
@@ -148,7 +155,9 @@ Manifest manifest_of(const Saving& s, const std::vector<std::string>& sums) {
   m.plan_digest = s.plan.digest();
   m.step = s.state.steps_done;
   const std::int64_t in_run = s.state.steps_done - s.options.steps_before;
-  m.sequences = checked_add(s.options.sequences_before, checked_mul(in_run, s.plan.sequences_per_rank() * s.plan.ranks(), "sequences"), "sequences");
+  m.sequences =
+      checked_add(s.options.sequences_before,
+                  checked_mul(in_run, s.plan.sequences_per_rank() * s.plan.ranks(), "sequences"), "sequences");
   m.seq_len = s.plan.seq_len;
   m.seed = s.plan.seed;
   m.optimizer = s.plan.optimizer.kind;
@@ -164,7 +173,8 @@ Manifest manifest_of(const Saving& s, const std::vector<std::string>& sums) {
     std::size_t next = 0;
     for (const Piece& p : pieces) {
       const Parameter& parameter = s.model.parameters[static_cast<std::size_t>(p.param)];
-      SavedTensor& t = tensors[static_cast<std::size_t>(p.param) + static_cast<std::size_t>(p.part) * s.model.parameters.size()];
+      SavedTensor& t =
+          tensors[static_cast<std::size_t>(p.param) + static_cast<std::size_t>(p.part) * s.model.parameters.size()];
       if (t.boxes.empty()) t = {name_of(parameter, p.part), s.plan.master_dtype, parameter.shape, {}};
       SavedBox box{static_cast<std::int32_t>(rank), p.box, at, p.bytes, {}};
       for (std::int64_t b = 0; b < p.bytes; b += s.options.block_bytes, next += 8)
@@ -172,7 +182,8 @@ Manifest manifest_of(const Saving& s, const std::vector<std::string>& sums) {
       t.boxes.push_back(std::move(box));
       at += p.bytes;
     }
-    m.files.push_back({rank_file_name(rank), at, static_cast<std::int64_t>(header.size()), crc32c(std::as_bytes(std::span(header)))});
+    m.files.push_back(
+        {rank_file_name(rank), at, static_cast<std::int64_t>(header.size()), crc32c(std::as_bytes(std::span(header)))});
   }
   for (SavedTensor& t : tensors)
     if (!t.boxes.empty()) m.tensors.push_back(std::move(t));
@@ -183,7 +194,9 @@ std::string write_manifest(const Saving& s, const std::vector<std::string>& sums
   const std::string path = saving_folder(s.options.directory, s.state.steps_done) + "/" + kManifestName;
   const std::string text = to_json_text(manifest_of(s, sums));
   if (static_cast<std::int64_t>(text.size()) > kMaxJsonBytes)
-    throw MachineError(fmt::format("{}: would have {} bytes, more than can be read again; save with larger blocks or fewer ranks", path, text.size()));
+    throw MachineError(
+        fmt::format("{}: would have {} bytes, more than can be read again; save with larger blocks or fewer ranks",
+                    path, text.size()));
   static_cast<void>(parse_manifest(text, path));  // holes, overlaps, sums: what could not be loaded is not committed
   FileWriter file(s.options.files, path);
   file.append(text);
@@ -194,7 +207,8 @@ std::string write_manifest(const Saving& s, const std::vector<std::string>& sums
 
 }  // namespace
 
-void save_checkpoint(const RankState& state, const ModelGraph& model, const ShardingPlan& plan, const SaveOptions& options) {
+void save_checkpoint(const RankState& state, const ModelGraph& model, const ShardingPlan& plan,
+                     const SaveOptions& options) {
   const Saving s{state, model, plan, options};
   const bool first = state.device.rank() == 0;
   agree(s, kNotSaved, [&] { return first ? begin_saving(options.files, options.directory, state.steps_done) : ""; });
@@ -207,7 +221,8 @@ void save_checkpoint(const RankState& state, const ModelGraph& model, const Shar
   });
 }
 
-std::function<void(const RankState&)> checkpoint_saver(const ModelGraph& model, const ShardingPlan& plan, SaveOptions options) {
+std::function<void(const RankState&)> checkpoint_saver(const ModelGraph& model, const ShardingPlan& plan,
+                                                       SaveOptions options) {
   check_savable(plan);
   struct Saver {
     ModelGraph model;
@@ -217,7 +232,8 @@ std::function<void(const RankState&)> checkpoint_saver(const ModelGraph& model, 
   const auto saver = std::make_shared<const Saver>(Saver{model, plan, std::move(options)});
   return [saver](const RankState& state) {
     const std::int64_t every = saver->options.every;
-    if (state.last || (every > 0 && state.steps_done % every == 0)) save_checkpoint(state, saver->model, saver->plan, saver->options);
+    if (state.last || (every > 0 && state.steps_done % every == 0))
+      save_checkpoint(state, saver->model, saver->plan, saver->options);
   };
 }
 

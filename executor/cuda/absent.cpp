@@ -5,7 +5,8 @@
 namespace fsdp {
 
 std::unique_ptr<Backend> make_cuda_backend(MeshShape, const CudaOptions&) {
-  throw InputError("--backend", "cuda is not built in", "install the CUDA toolkit 12 or 13 (nvcc) and build again, or use host");
+  throw InputError("--backend", "cuda is not built in",
+                   "install the CUDA toolkit 12 or 13 (nvcc) and build again, or use host");
 }
 
 std::string why_no_cuda() { return "cuda is not built in; install the CUDA toolkit 12 or 13 (nvcc) and build again"; }

@@ -34,7 +34,8 @@ struct Operands {
 template <class T, class Get>
 Operands<T> operands(const Call& call, const AttentionSizes& z, const Get& get) {
   if (!call.shape.packed)
-    return {get(0, extent(call.tokens, z.q_row)), get(1, extent(call.tokens, z.kv_row)), get(2, extent(call.tokens, z.kv_row))};
+    return {get(0, extent(call.tokens, z.q_row)), get(1, extent(call.tokens, z.kv_row)),
+            get(2, extent(call.tokens, z.kv_row))};
   T* qkv = get(0, extent(call.tokens, z.q_row));
   if (qkv == nullptr) return {nullptr, nullptr, nullptr};
   return {qkv, qkv + extent(z.heads, z.dim), qkv + extent(z.heads, z.dim) + extent(z.kv_heads, z.dim)};

@@ -1,6 +1,6 @@
-// Ranks that are threads of one process see that they issue the same collectives, which NCCL takes for granted: where they do not, it hangs or mixes
-// up bytes. Nobody waits: whoever comes later compares with who came first. (Ranks that are processes have none of this: that they run one plan is seen
-// before they begin, executor/training/rank_run.cpp.)
+// Ranks that are threads of one process see that they issue the same collectives, which NCCL takes for granted: where
+// they do not, it hangs or mixes up bytes. Nobody waits: whoever comes later compares with who came first. (Ranks that
+// are processes have none of this: that they run one plan is seen before they begin, executor/training/rank_run.cpp.)
 #pragma once
 
 #include <array>
@@ -14,7 +14,7 @@
 
 namespace fsdp::cuda {
 
-class Agreement {                            // of one group
+class Agreement {  // of one group
  public:
   explicit Agreement(std::size_t members) : next_(members, 0) {}
   // The member's next collective. RankFailure if the first member that came to this one brought another.
@@ -33,11 +33,11 @@ class Agreement {                            // of one group
   struct First {
     std::int64_t rank = 0;
     host::Post post;
-    std::size_t seen = 0;                    // members that have come
+    std::size_t seen = 0;  // members that have come
   };
   std::mutex mutex_;
-  std::deque<First> firsts_;                 // of collectives that not all members have come to
-  std::vector<std::size_t> next_;            // by member: collectives it has come to
+  std::deque<First> firsts_;       // of collectives that not all members have come to
+  std::vector<std::size_t> next_;  // by member: collectives it has come to
   std::size_t gone_ = 0;
 };
 

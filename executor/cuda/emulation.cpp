@@ -8,9 +8,11 @@ namespace fsdp::cuda {
 Played play(const Demand& d, std::int64_t multiprocessors, double bytes_per_second) {
   const double share = std::max(d.use[static_cast<std::size_t>(Resource::compute)], d.resident);
   Played p;
-  p.blocks = static_cast<int>(std::clamp<std::int64_t>(std::llround(share * static_cast<double>(multiprocessors)), 1, std::max<std::int64_t>(multiprocessors, 1)));
+  p.blocks = static_cast<int>(std::clamp<std::int64_t>(std::llround(share * static_cast<double>(multiprocessors)), 1,
+                                                       std::max<std::int64_t>(multiprocessors, 1)));
   p.nanoseconds = std::llround(d.alone.count() * 1e9);
-  p.traffic_bytes = std::llround(d.use[static_cast<std::size_t>(Resource::memory)] * bytes_per_second * d.alone.count());
+  p.traffic_bytes =
+      std::llround(d.use[static_cast<std::size_t>(Resource::memory)] * bytes_per_second * d.alone.count());
   return p;
 }
 

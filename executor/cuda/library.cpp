@@ -13,12 +13,16 @@ namespace fs = std::filesystem;
 std::string text(Version v) { return fmt::format("{}.{}.{}", v.major, v.minor, v.patch); }
 
 namespace {
-Version decimal(int code, int major_unit, int minor_unit) { return {code / major_unit, code % major_unit / minor_unit, code % minor_unit}; }
+Version decimal(int code, int major_unit, int minor_unit) {
+  return {code / major_unit, code % major_unit / minor_unit, code % minor_unit};
+}
 }  // namespace
 
 Version nccl_version(int code) { return code < 10000 ? decimal(code, 1000, 100) : decimal(code, 10000, 100); }
 Version cublas_version(std::size_t code) { return decimal(static_cast<int>(code), 10000, 100); }
-Version cudnn_version(std::size_t code) { return code < 10000 ? decimal(static_cast<int>(code), 1000, 100) : decimal(static_cast<int>(code), 10000, 100); }
+Version cudnn_version(std::size_t code) {
+  return code < 10000 ? decimal(static_cast<int>(code), 1000, 100) : decimal(static_cast<int>(code), 10000, 100);
+}
 Version cuda_version(int code) { return {code / 1000, code % 1000 / 10, 0}; }
 
 Surroundings this_machine() {
@@ -29,7 +33,8 @@ Surroundings this_machine() {
           [](const std::string& folder) {
             std::vector<std::string> names;
             std::error_code error;
-            for (fs::directory_iterator i(folder, error), end; !error && i != end; i.increment(error)) names.push_back(i->path().filename().string());
+            for (fs::directory_iterator i(folder, error), end; !error && i != end; i.increment(error))
+              names.push_back(i->path().filename().string());
             std::sort(names.begin(), names.end());
             return names;
           }};
@@ -67,7 +72,8 @@ std::vector<std::string> package_folders(const Surroundings& s) {
   for (const std::string& prefix : prefixes)
     for (const std::string& version : s.entries(prefix + "/lib"))
       if (version.starts_with("python"))
-        for (const char* packages : {"/site-packages", "/dist-packages"}) folders.push_back(prefix + "/lib/" + version + packages);
+        for (const char* packages : {"/site-packages", "/dist-packages"})
+          folders.push_back(prefix + "/lib/" + version + packages);
   return folders;
 }
 
@@ -78,7 +84,8 @@ std::vector<std::string> candidates(const std::vector<std::string>& files, const
   const auto look = [&](const std::string& folder) {
     for (const std::string& file : files)
       if (has(s, folder, file))
-        if (const std::string path = folder + "/" + file; std::find(found.begin(), found.end(), path) == found.end()) found.push_back(path);
+        if (const std::string path = folder + "/" + file; std::find(found.begin(), found.end(), path) == found.end())
+          found.push_back(path);
   };
   for (const std::string& folder : toolkit_folders(s)) look(folder);
   found.insert(found.end(), files.begin(), files.end());

@@ -7,21 +7,24 @@
 
 namespace fsdp::cuda {
 
-// The driver's number of the GPU of each rank. `present`: how many the driver shows; `wanted`: which to use (empty: all). With `together` all ranks share the
-// first of them. Throws InputError: a mesh without ranks, a GPU that is not there or named twice, fewer GPUs than ranks.
-[[nodiscard]] std::vector<int> place_ranks(std::int64_t ranks, int present, const std::vector<int>& wanted, bool together);
+// The driver's number of the GPU of each rank. `present`: how many the driver shows; `wanted`: which to use (empty:
+// all). With `together` all ranks share the first of them. Throws InputError: a mesh without ranks, a GPU that is not
+// there or named twice, fewer GPUs than ranks.
+[[nodiscard]] std::vector<int> place_ranks(std::int64_t ranks, int present, const std::vector<int>& wanted,
+                                           bool together);
 
-// The GPU of a rank that is a process: the `place`th of its machine (from 0) takes the `place`th of the GPUs that it sees, in turn. So it works where the
-// launcher shows all GPUs to every process, and where it gives each some of its own (CUDA_VISIBLE_DEVICES).
+// The GPU of a rank that is a process: the `place`th of its machine (from 0) takes the `place`th of the GPUs that it
+// sees, in turn. So it works where the launcher shows all GPUs to every process, and where it gives each some of its
+// own (CUDA_VISIBLE_DEVICES).
 [[nodiscard]] int place_process(std::int64_t place, int present, const std::vector<int>& wanted);
 
-struct Seat {                                // where a rank computes
-  std::string host, gpu;                     // its name in all the world: the driver's UUID
-  int number = 0;                            // in its process
+struct Seat {             // where a rank computes
+  std::string host, gpu;  // its name in all the world: the driver's UUID
+  int number = 0;         // in its process
   friend bool operator==(const Seat&, const Seat&) = default;
 };
 [[nodiscard]] std::string format_seat(const Seat&);
-[[nodiscard]] Seat parse_seat(const std::string&);          // MachineError
+[[nodiscard]] Seat parse_seat(const std::string&);  // MachineError
 // InputError where two ranks are on one GPU, which NCCL refuses.
 void check_seats(const std::vector<Seat>& by_rank);
 

@@ -7,17 +7,19 @@
 namespace fsdp::cuda {
 namespace {
 
-// Row-major storage of an operand that the product sees as `rows` x `columns`, read as column-major: the transpose of what is
-// stored. The product in column-major terms wants the transpose of the operand; so what is stored as it is needs no
-// transposition there either.
+// Row-major storage of an operand that the product sees as `rows` x `columns`, read as column-major: the transpose of
+// what is stored. The product in column-major terms wants the transpose of the operand; so what is stored as it is
+// needs no transposition there either.
 StoredMatrix stored(std::int64_t rows, std::int64_t columns, Transpose t) {
   if (t == Transpose::yes) std::swap(rows, columns);
   return {.rows = columns, .columns = rows, .ld = std::max<std::int64_t>(1, columns), .batch_stride = rows * columns};
 }
 
-struct Slots {                               // of experts
+struct Slots {  // of experts
   explicit Slots(const Call& call)
-      : experts(call.shape.experts.count), capacity(call.shape.experts.capacity(call.tokens)), rows(extent(experts, capacity)) {}
+      : experts(call.shape.experts.count),
+        capacity(call.shape.experts.capacity(call.tokens)),
+        rows(extent(experts, capacity)) {}
   const std::int64_t experts, capacity, rows;
 };
 
@@ -83,11 +85,15 @@ LinearCalls expert_linear_backward(DType type, const Call& call) {
   const T* dy = call.grad_output<T>(0, extent(s.rows, out));
   LinearCalls calls;
   if (T* dx = call.grad_input<T>(0, extent(s.rows, in)))
-    calls.products.push_back(
-        {.product = {.type = type, .m = s.capacity, .n = in, .k = out, .batch = s.experts, .accumulate = call.adds_to_input(0)},
-         .a = dy,
-         .b = call.param<T>(0, extent(s.experts, out, in)),
-         .c = dx});
+    calls.products.push_back({.product = {.type = type,
+                                          .m = s.capacity,
+                                          .n = in,
+                                          .k = out,
+                                          .batch = s.experts,
+                                          .accumulate = call.adds_to_input(0)},
+                              .a = dy,
+                              .b = call.param<T>(0, extent(s.experts, out, in)),
+                              .c = dx});
   if (T* dw = call.grad_param<T>(0, extent(s.experts, out, in)))
     calls.products.push_back({.product = {.type = type,
                                           .ta = Transpose::yes,
@@ -105,8 +111,8 @@ LinearCalls expert_linear_backward(DType type, const Call& call) {
 }  // namespace
 
 std::string text(const Product& p) {
-  return std::string(name(p.type)) + " " + (p.batch > 1 ? std::to_string(p.batch) + " x " : "") + std::to_string(p.m) + " x " +
-         std::to_string(p.n) + " x " + std::to_string(p.k);
+  return std::string(name(p.type)) + " " + (p.batch > 1 ? std::to_string(p.batch) + " x " : "") + std::to_string(p.m) +
+         " x " + std::to_string(p.n) + " x " + std::to_string(p.k);
 }
 
 ColumnMajorProduct column_major(const Product& p) {

@@ -1,6 +1,6 @@
-// The arithmetic of reductions between virtual ranks, one element at a time: over the ranks in their order, in double for f64 and in float
-// otherwise, an average divided once at the end. The bits are those of ranks/reduce.cpp, which tests compare; products and sums stay apart
-// (the kernel is compiled without contraction, as that file is).
+// The arithmetic of reductions between virtual ranks, one element at a time: over the ranks in their order, in double
+// for f64 and in float otherwise, an average divided once at the end. The bits are those of ranks/reduce.cpp, which
+// tests compare; products and sums stay apart (the kernel is compiled without contraction, as that file is).
 #pragma once
 
 #include <cstdint>
@@ -10,9 +10,9 @@
 
 namespace fsdp::cuda {
 
-inline constexpr int kMostInputs = 256;      // ranks of one process; their addresses travel as the kernel's argument
+inline constexpr int kMostInputs = 256;  // ranks of one process; their addresses travel as the kernel's argument
 
-enum class Combine : std::uint8_t { sum, average, scaled_sum, maximum };   // ReductionKind, for both sides
+enum class Combine : std::uint8_t { sum, average, scaled_sum, maximum };  // ReductionKind, for both sides
 
 struct Inputs {
   const void* of[kMostInputs];

@@ -32,7 +32,10 @@ FileReader::FileReader(const std::string& path, std::string_view where)
 }
 
 FileReader::FileReader(FileReader&& other) noexcept
-    : path_(std::move(other.path_)), named_(std::move(other.named_)), descriptor_(std::exchange(other.descriptor_, -1)), size_(other.size_) {}
+    : path_(std::move(other.path_)),
+      named_(std::move(other.named_)),
+      descriptor_(std::exchange(other.descriptor_, -1)),
+      size_(other.size_) {}
 
 FileReader& FileReader::operator=(FileReader&& other) noexcept {
   std::swap(path_, other.path_);
@@ -53,8 +56,9 @@ void FileReader::read(std::int64_t offset, std::int64_t count, void* to) const {
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) throw MachineError(fmt::format("{}: cannot be read: {}", named_, std::strerror(errno)));
     if (got == 0)
-      throw MachineError(fmt::format("{}: ends at byte {} although it had {} bytes when it was opened: it was cut short meanwhile",
-                                     named_, offset, size_));
+      throw MachineError(
+          fmt::format("{}: ends at byte {} although it had {} bytes when it was opened: it was cut short meanwhile",
+                      named_, offset, size_));
     next += got;
     offset += got;
     count -= got;

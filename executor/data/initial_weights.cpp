@@ -32,7 +32,8 @@ bool is_old_buffer(std::string_view name) {
 
 std::string shape_text(const std::vector<std::int64_t>& shape) { return fmt::format("[{}]", fmt::join(shape, ", ")); }
 
-bool same_bytes(const SafetensorsFile& a, const SafetensorsTensor& x, const SafetensorsFile& b, const SafetensorsTensor& y) {
+bool same_bytes(const SafetensorsFile& a, const SafetensorsTensor& x, const SafetensorsFile& b,
+                const SafetensorsTensor& y) {
   if (x.type_name != y.type_name || x.shape != y.shape) return false;
   std::array<char, 16 * 1024> left{}, right{};
   for (std::int64_t done = 0; done < x.bytes; done += static_cast<std::int64_t>(left.size())) {
@@ -71,7 +72,9 @@ void InitialWeights::add_file(const std::string& path, std::string_view where) {
   for (const SafetensorsTensor& t : file.header().tensors)
     if (const auto [other, fresh] = tensors_.try_emplace(t.name, Place{&file, &t}); !fresh)
       throw InputError(file.file().named(),
-                       fmt::format("tensor \"{}\" is also in \"{}\"", printable(t.name), printable(other->second.file->file().path())), "keep one");
+                       fmt::format("tensor \"{}\" is also in \"{}\"", printable(t.name),
+                                   printable(other->second.file->file().path())),
+                       "keep one");
 }
 
 // Which tensor is in which file: {"metadata": ..., "weight_map": {name: file}}. The files stand beside it.
@@ -86,14 +89,16 @@ void InitialWeights::add_index(const std::string& path, std::string_view where) 
   for (const std::string& tensor : map.keys()) {
     const std::string name = map.text(tensor);
     if (name.empty() || name.find('/') != std::string::npos || !name.ends_with(".safetensors"))
-      map.refuse(tensor, "\"" + printable(name) + "\" is not the name of a safetensors file beside the index", "correct the index");
+      map.refuse(tensor, "\"" + printable(name) + "\" is not the name of a safetensors file beside the index",
+                 "correct the index");
     names.insert(name);
   }
   for (const std::string& name : names) add_file((fs::path(path).parent_path() / name).string(), where);
   for (const std::string& tensor : map.keys()) {
     const auto found = tensors_.find(tensor);
     if (found == tensors_.end() || fs::path(found->second.file->file().path()).filename() != map.text(tensor))
-      map.refuse(tensor, "the file that it names, " + printable(map.text(tensor)) + ", has no such tensor", "download the files again");
+      map.refuse(tensor, "the file that it names, " + printable(map.text(tensor)) + ", has no such tensor",
+                 "download the files again");
   }
 }
 
@@ -111,33 +116,43 @@ void InitialWeights::claim(const Parameter& p, std::string_view prefix) {
     const SafetensorsTensor& t = *here.tensor;
     const std::string tensor = "tensor \"" + name + "\"";
     if (t.shape != p.shape)
-      throw InputError(here.file->file().named(),
-                       fmt::format("{} has the shape {}, the model needs {}", tensor, shape_text(t.shape), shape_text(p.shape)), kOtherModel);
+      throw InputError(
+          here.file->file().named(),
+          fmt::format("{} has the shape {}, the model needs {}", tensor, shape_text(t.shape), shape_text(p.shape)),
+          kOtherModel);
     if (!t.type || *t.type == DType::i64)
-      throw InputError(here.file->file().named(), tensor + " is of type " + t.type_name, "save it as F64, F32, F16 or BF16");
+      throw InputError(here.file->file().named(), tensor + " is of type " + t.type_name,
+                       "save it as F64, F32, F16 or BF16");
     if (place.tensor != nullptr && !same_bytes(*place.file, *place.tensor, *here.file, t))
-      throw InputError(here.file->file().named(),
-                       fmt::format("{} and \"{}\" differ, but the model has one weight for both", tensor, place.tensor->name), kOtherModel);
+      throw InputError(
+          here.file->file().named(),
+          fmt::format("{} and \"{}\" differ, but the model has one weight for both", tensor, place.tensor->name),
+          kOtherModel);
     if (place.tensor == nullptr) place = here;
     ++types_[t.type_name];
     tensors_.erase(found);
   }
   if (place.tensor == nullptr)
-    throw InputError(named_, "has no tensor \"" + names.front() + "\"" + (names.size() > 1 ? " (nor \"" + names[1] + "\")" : ""), kOtherModel);
+    throw InputError(
+        named_, "has no tensor \"" + names.front() + "\"" + (names.size() > 1 ? " (nor \"" + names[1] + "\")" : ""),
+        kOtherModel);
   parameters_[p.name] = place;
 }
 
 void InitialWeights::refuse_unclaimed() const {
   for (const auto& [name, place] : tensors_)
     if (!is_old_buffer(name))
-      throw InputError(place.file->file().named(), "tensor \"" + printable(name) + "\" is not one of the model's", kOtherModel);
+      throw InputError(place.file->file().named(), "tensor \"" + printable(name) + "\" is not one of the model's",
+                       kOtherModel);
 }
 
 StateReader InitialWeights::reader() const {
-  return [files = files_, parameters = parameters_](const Parameter& p, StatePart part, const Slab& slab, DType type, std::byte* to) {
+  return [files = files_, parameters = parameters_](const Parameter& p, StatePart part, const Slab& slab, DType type,
+                                                    std::byte* to) {
     if (part != StatePart::parameter) return;
     const auto found = parameters.find(p.name);
-    if (found == parameters.end()) throw MachineError("initial weights are asked of parameter " + p.name + ", which the model did not have");
+    if (found == parameters.end())
+      throw MachineError("initial weights are asked of parameter " + p.name + ", which the model did not have");
     const auto dim = static_cast<std::size_t>(slab.dim);
     std::int64_t before = 1, after = 1;  // elements of the dimensions on either side of the sharded one
     for (std::size_t d = 0; d < p.shape.size(); ++d) (d < dim ? before : after) *= d == dim ? 1 : p.shape[d];
@@ -152,8 +167,8 @@ StateReader InitialWeights::reader() const {
 std::string InitialWeights::describe() const {
   std::vector<std::string> types;
   for (const auto& [type, unused] : types_) types.push_back(type);
-  return fmt::format("{}: {} tensors in {} {}, {}", printable(path_), parameters_.size(), files_.size(), files_.size() == 1 ? "file" : "files",
-                     join(types));
+  return fmt::format("{}: {} tensors in {} {}, {}", printable(path_), parameters_.size(), files_.size(),
+                     files_.size() == 1 ? "file" : "files", join(types));
 }
 
 }  // namespace fsdp

@@ -1,13 +1,14 @@
-// Initial weights from Hugging Face safetensors: one file, an index of several, or a folder that holds model.safetensors or
-// model.safetensors.index.json.
+// Initial weights from Hugging Face safetensors: one file, an index of several, or a folder that holds
+// model.safetensors or model.safetensors.index.json.
 //
 //   const InitialWeights weights("gpt2/", "--init-from", model);
 //   options.training.state = weights.reader();
 //
-// Everything is checked before a step is run: each parameter must be there, in its shape and as F64, F32, F16 or BF16, and nothing else may be
-// there but the buffers that older files carry (attention masks of GPT-2, rotary frequencies). Names are those of named_parameters(), with or
-// without the base model's prefix ("transformer.", "model."), or an alias of a tied weight; where a file has a tied weight twice, both must
-// hold the same. A rank then reads the byte ranges of its own rows only, converted to the type of its shards.
+// Everything is checked before a step is run: each parameter must be there, in its shape and as F64, F32, F16 or BF16,
+// and nothing else may be there but the buffers that older files carry (attention masks of GPT-2, rotary frequencies).
+// Names are those of named_parameters(), with or without the base model's prefix ("transformer.", "model."), or an
+// alias of a tied weight; where a file has a tied weight twice, both must hold the same. A rank then reads the byte
+// ranges of its own rows only, converted to the type of its shards.
 #pragma once
 
 #include <cstdint>
@@ -45,9 +46,9 @@ class InitialWeights {
 
   std::string path_, named_;
   std::vector<std::shared_ptr<const SafetensorsFile>> files_;
-  std::map<std::string, Place, std::less<>> tensors_;        // by the files' names, until claimed by a parameter
-  std::map<std::string, Place, std::less<>> parameters_;     // by the model's
-  std::map<std::string, std::int64_t> types_;                // how many tensors of each
+  std::map<std::string, Place, std::less<>> tensors_;     // by the files' names, until claimed by a parameter
+  std::map<std::string, Place, std::less<>> parameters_;  // by the model's
+  std::map<std::string, std::int64_t> types_;             // how many tensors of each
 };
 
 }  // namespace fsdp

@@ -1,9 +1,10 @@
-// Which piece of a file a training sequence is: a shuffle that is a pure function of (seed, sequence), so that every rank of every mesh,
-// and a run that goes on where another stopped, finds the same data without keeping anything.
+// Which piece of a file a training sequence is: a shuffle that is a pure function of (seed, sequence), so that every
+// rank of every mesh, and a run that goes on where another stopped, finds the same data without keeping anything.
 //
-// A file of n windows is read in epochs: sequences e n .. (e + 1) n - 1 are its windows, each once, in an order of epoch e's own. A step may
-// hold the end of one epoch and the start of the next. The order is a Feistel network (four rounds keyed by the hash) over the smallest power
-// of four that holds n; what it maps beyond n is mapped again ("cycle walking", Black and Rogaway 2002). In Python, `mix` as in synthetic.cpp:
+// A file of n windows is read in epochs: sequences e n .. (e + 1) n - 1 are its windows, each once, in an order of
+// epoch e's own. A step may hold the end of one epoch and the start of the next. The order is a Feistel network (four
+// rounds keyed by the hash) over the smallest power of four that holds n; what it maps beyond n is mapped again ("cycle
+// walking", Black and Rogaway 2002). In Python, `mix` as in synthetic.cpp:
 //
 //   epoch, place = divmod(sequence, n);  half = 1
 //   while 4**half < n: half += 1

@@ -23,14 +23,17 @@ struct TypeRow {
 };
 // All types that version 0.8 of the reference writes.
 constexpr std::array kTypes = {
-    TypeRow{"F64", 64, DType::f64},        TypeRow{"F32", 32, DType::f32},       TypeRow{"F16", 16, DType::f16},
-    TypeRow{"BF16", 16, DType::bf16},      TypeRow{"I64", 64, DType::i64},       TypeRow{"U64", 64, {}},
-    TypeRow{"I32", 32, {}},                TypeRow{"U32", 32, {}},               TypeRow{"I16", 16, {}},
-    TypeRow{"U16", 16, {}},                TypeRow{"I8", 8, {}},                 TypeRow{"U8", 8, {}},
-    TypeRow{"BOOL", 8, {}},                TypeRow{"F8_E4M3", 8, {}},            TypeRow{"F8_E5M2", 8, {}},
-    TypeRow{"F8_E8M0", 8, {}},             TypeRow{"F8_E4M3FNUZ", 8, {}},        TypeRow{"F8_E5M2FNUZ", 8, {}},
-    TypeRow{"C64", 64, {}},                TypeRow{"F6_E2M3", 6, {}},            TypeRow{"F6_E3M2", 6, {}},
-    TypeRow{"F4", 4, {}},
+    TypeRow{"F64", 64, DType::f64}, TypeRow{"F32", 32, DType::f32},
+    TypeRow{"F16", 16, DType::f16}, TypeRow{"BF16", 16, DType::bf16},
+    TypeRow{"I64", 64, DType::i64}, TypeRow{"U64", 64, {}},
+    TypeRow{"I32", 32, {}},         TypeRow{"U32", 32, {}},
+    TypeRow{"I16", 16, {}},         TypeRow{"U16", 16, {}},
+    TypeRow{"I8", 8, {}},           TypeRow{"U8", 8, {}},
+    TypeRow{"BOOL", 8, {}},         TypeRow{"F8_E4M3", 8, {}},
+    TypeRow{"F8_E5M2", 8, {}},      TypeRow{"F8_E8M0", 8, {}},
+    TypeRow{"F8_E4M3FNUZ", 8, {}},  TypeRow{"F8_E5M2FNUZ", 8, {}},
+    TypeRow{"C64", 64, {}},         TypeRow{"F6_E2M3", 6, {}},
+    TypeRow{"F6_E3M2", 6, {}},      TypeRow{"F4", 4, {}},
 };
 const TypeRow* type_row(std::string_view name) {
   const auto row = std::find_if(kTypes.begin(), kTypes.end(), [&](const TypeRow& r) { return r.name == name; });
@@ -40,7 +43,8 @@ const TypeRow* type_row(std::string_view name) {
 constexpr const char* kAgain = "write or download the file again";
 
 bool shows(std::string_view name) {
-  return !name.empty() && std::none_of(name.begin(), name.end(), [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; });
+  return !name.empty() && std::none_of(name.begin(), name.end(),
+                                       [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; });
 }
 
 SafetensorsTensor read_tensor(const std::string& name, JsonObject entry) {
@@ -48,7 +52,8 @@ SafetensorsTensor read_tensor(const std::string& name, JsonObject entry) {
   t.name = name;
   t.type_name = entry.text("dtype");
   const TypeRow* row = type_row(t.type_name);
-  if (row == nullptr) entry.refuse("dtype", "\"" + printable(t.type_name) + "\" is not a type of safetensors 0.8", kAgain);
+  if (row == nullptr)
+    entry.refuse("dtype", "\"" + printable(t.type_name) + "\" is not a type of safetensors 0.8", kAgain);
   t.type = row->type;
   t.shape = entry.integers("shape", 0, kMaxInteger);
   std::int64_t bits = row->bits;
@@ -59,7 +64,8 @@ SafetensorsTensor read_tensor(const std::string& name, JsonObject entry) {
   t.begin = range[0];
   t.bytes = range[1] - range[0];
   if (bits % 8 != 0 || t.bytes != bits / 8)
-    entry.refuse("data_offsets", fmt::format("spans {} bytes, but the shape needs {}", t.bytes, (bits + 7) / 8), kAgain);
+    entry.refuse("data_offsets", fmt::format("spans {} bytes, but the shape needs {}", t.bytes, (bits + 7) / 8),
+                 kAgain);
   entry.finish();
   return t;
 }
@@ -70,16 +76,24 @@ void check_ranges(const std::vector<SafetensorsTensor>& tensors, std::int64_t da
   const SafetensorsTensor* before = nullptr;
   for (const SafetensorsTensor& t : tensors) {
     if (t.begin < end)
-      throw InputError(where, fmt::format("the bytes of tensor \"{}\", [{}, {}), overlap those of \"{}\", which end at {}", t.name, t.begin,
-                                          t.begin + t.bytes, before->name, end), kAgain);
+      throw InputError(where,
+                       fmt::format("the bytes of tensor \"{}\", [{}, {}), overlap those of \"{}\", which end at {}",
+                                   t.name, t.begin, t.begin + t.bytes, before->name, end),
+                       kAgain);
     if (t.begin > end)
-      throw InputError(where, fmt::format("bytes [{}, {}) of the data, before tensor \"{}\", belong to no tensor", end, t.begin, t.name), kAgain);
+      throw InputError(
+          where,
+          fmt::format("bytes [{}, {}) of the data, before tensor \"{}\", belong to no tensor", end, t.begin, t.name),
+          kAgain);
     end = t.begin + t.bytes;
     before = &t;
   }
   if (end > data_bytes)
-    throw InputError(where, fmt::format("its data should have {} bytes, but has {}: the file was cut short (tensor \"{}\" ends beyond it)", end,
-                                        data_bytes, before->name), kAgain);
+    throw InputError(
+        where,
+        fmt::format("its data should have {} bytes, but has {}: the file was cut short (tensor \"{}\" ends beyond it)",
+                    end, data_bytes, before->name),
+        kAgain);
   if (end < data_bytes)
     throw InputError(where, fmt::format("the last {} bytes of its data belong to no tensor", data_bytes - end), kAgain);
 }
@@ -91,9 +105,13 @@ SafetensorsHeader read_header(const FileReader& file) {
   file.read(0, sizeof length, &length);
   const auto rest = static_cast<std::uint64_t>(file.size()) - sizeof length;
   if (length > rest)
-    throw InputError(file.named(), fmt::format("says that its header has {} bytes, but only {} follow: it was cut short or is no safetensors file",
-                                               length, rest), kAgain);
-  if (length > static_cast<std::uint64_t>(kMaxJsonBytes)) throw InputError(file.named(), "has a header of more than 64 MiB", kAgain);
+    throw InputError(
+        file.named(),
+        fmt::format("says that its header has {} bytes, but only {} follow: it was cut short or is no safetensors file",
+                    length, rest),
+        kAgain);
+  if (length > static_cast<std::uint64_t>(kMaxJsonBytes))
+    throw InputError(file.named(), "has a header of more than 64 MiB", kAgain);
   std::string json(static_cast<std::size_t>(length), '\0');
   file.read(sizeof length, static_cast<std::int64_t>(length), json.data());
   SafetensorsHeader header = parse_safetensors_header(json, static_cast<std::int64_t>(rest - length), file.named());
@@ -110,7 +128,8 @@ std::int64_t SafetensorsTensor::numel() const {
 }
 
 const SafetensorsTensor* SafetensorsHeader::find(std::string_view name) const {
-  const auto found = std::find_if(tensors.begin(), tensors.end(), [&](const SafetensorsTensor& t) { return t.name == name; });
+  const auto found =
+      std::find_if(tensors.begin(), tensors.end(), [&](const SafetensorsTensor& t) { return t.name == name; });
   return found == tensors.end() ? nullptr : &*found;
 }
 
@@ -124,7 +143,8 @@ std::string_view safetensors_name(DType type) {
 }
 
 SafetensorsHeader parse_safetensors_header(std::string_view json, std::int64_t data_bytes, std::string_view where) {
-  if (!json.starts_with('{')) throw InputError(std::string(where), "its header does not begin with '{': it is no safetensors file", kAgain);
+  if (!json.starts_with('{'))
+    throw InputError(std::string(where), "its header does not begin with '{': it is no safetensors file", kAgain);
   const JsonDocument document = parse_document(json, where, "");
   JsonObject root = document.root();
   SafetensorsHeader header;
@@ -135,26 +155,32 @@ SafetensorsHeader parse_safetensors_header(std::string_view json, std::int64_t d
         for (const std::string& key : metadata->keys()) header.metadata[key] = metadata->at(key).any_text();
       continue;
     }
-    if (!shows(name)) throw InputError(std::string(where), "a tensor's name is empty or has control characters: \"" + printable(name) + "\"", kAgain);
+    if (!shows(name))
+      throw InputError(std::string(where),
+                       "a tensor's name is empty or has control characters: \"" + printable(name) + "\"", kAgain);
     header.tensors.push_back(read_tensor(name, root.object(name)));
   }
   std::sort(header.tensors.begin(), header.tensors.end(), [](const SafetensorsTensor& a, const SafetensorsTensor& b) {
-    return std::pair(a.begin, a.bytes) < std::pair(b.begin, b.bytes);   // one without bytes before the one that begins where it does
+    return std::pair(a.begin, a.bytes) <
+           std::pair(b.begin, b.bytes);  // one without bytes before the one that begins where it does
   });
   check_ranges(header.tensors, data_bytes, std::string(where));
   return header;
 }
 
-SafetensorsFile::SafetensorsFile(const std::string& path, std::string_view where) : file_(path, where), header_(read_header(file_)) {}
+SafetensorsFile::SafetensorsFile(const std::string& path, std::string_view where)
+    : file_(path, where), header_(read_header(file_)) {}
 
-void SafetensorsFile::read(const SafetensorsTensor& tensor, std::int64_t first, std::int64_t count, DType type, std::byte* to) const {
+void SafetensorsFile::read(const SafetensorsTensor& tensor, std::int64_t first, std::int64_t count, DType type,
+                           std::byte* to) const {
   if (!tensor.type || *tensor.type == DType::i64 || type == DType::i64)
-    throw MachineError(fmt::format("{}: tensor \"{}\" of type {} is not read as {}", file_.named(), tensor.name, tensor.type_name, name(type)));
+    throw MachineError(fmt::format("{}: tensor \"{}\" of type {} is not read as {}", file_.named(), tensor.name,
+                                   tensor.type_name, name(type)));
   const DType from = *tensor.type;
   const std::int64_t width = size_of(from);
   if (first < 0 || count < 0 || first > tensor.bytes / width - count)
-    throw MachineError(fmt::format("{}: elements [{}, +{}) are asked of tensor \"{}\", which has {}", file_.named(), first, count, tensor.name,
-                                   tensor.bytes / width));
+    throw MachineError(fmt::format("{}: elements [{}, +{}) are asked of tensor \"{}\", which has {}", file_.named(),
+                                   first, count, tensor.name, tensor.bytes / width));
   std::int64_t at = header_.data_begin + tensor.begin + first * width;
   if (from == type) return file_.read(at, count * width, to);
   alignas(8) std::array<std::byte, 64 * 1024> part;

@@ -7,7 +7,8 @@
 
 namespace fsdp {
 
-std::string safetensors_header(const std::vector<HeaderTensor>& tensors, const std::vector<std::pair<std::string, std::string>>& metadata) {
+std::string safetensors_header(const std::vector<HeaderTensor>& tensors,
+                               const std::vector<std::pair<std::string, std::string>>& metadata) {
   using Json = nlohmann::ordered_json;
   std::string text = "{";
   if (!metadata.empty()) {

@@ -1,4 +1,5 @@
-// The hash that everything pseudo-random in a run is made of: SplitMix64 (Steele, Lea, Flood 2014), one step from state z.
+// The hash that everything pseudo-random in a run is made of: SplitMix64 (Steele, Lea, Flood 2014), one step from state
+// z.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,5 @@
-// Initial weights and synthetic tokens: pure functions of integers, the same on every machine, every partition and in Python:
+// Initial weights and synthetic tokens: pure functions of integers, the same on every machine, every partition and in
+// Python:
 //
 //   M = 2**64 - 1
 //   def mix(z):                                           # SplitMix64 (Steele, Lea, Flood 2014): one step from state z
@@ -14,17 +15,19 @@
 //       h = mix(mix(seed ^ fnv(name)) ^ i)
 //       s = (h & 65535) + (h >> 16 & 65535) + (h >> 32 & 65535) + (h >> 48)
 //       return (s - 131070) * 5.285799584260604e-07
-//   def token(seed, sequence, position, vocab): return mix(mix(mix(seed ^ 0x746F6B656E73) ^ sequence) ^ position) % vocab
+//   def token(seed, sequence, position, vocab): return mix(mix(mix(seed ^ 0x746F6B656E73) ^ sequence) ^ position) %
+//     vocab
 //
-// The sum of four uniform 16-bit numbers is bell-shaped and ends at 3.46 deviations, like the truncated normal that many
-// recipes start from; its mean is 131070 and its variance 4 (2^32 - 1) / 12, so the factor 0.02 / sqrt(that) gives deviation
-// 0.02.
+// The sum of four uniform 16-bit numbers is bell-shaped and ends at 3.46 deviations, like the truncated normal that
+// many recipes start from; its mean is 131070 and its variance 4 (2^32 - 1) / 12, so the factor 0.02 / sqrt(that) gives
+// deviation 0.02.
+#include "executor/data/synthetic.h"
+
 #include <string>
 #include <string_view>
 
 #include "executor/kernels/arithmetic/element.h"
 #include "executor/run.h"
-#include "executor/data/synthetic.h"
 
 namespace fsdp {
 namespace {
@@ -51,8 +54,8 @@ double initial_value(std::uint64_t seed, const Parameter& parameter, std::int64_
   return initial.hashed ? hashed_weight(initial.key, index) : initial.value;
 }
 
-void fill_initial_values(std::uint64_t seed, const Parameter& parameter, std::int64_t begin, std::int64_t count, DType type,
-                         std::byte* to) {
+void fill_initial_values(std::uint64_t seed, const Parameter& parameter, std::int64_t begin, std::int64_t count,
+                         DType type, std::byte* to) {
   const InitialValues initial = initial_values_of(seed, parameter);
   with_type(type, [&](auto element) {
     using T = decltype(element);
@@ -63,7 +66,8 @@ void fill_initial_values(std::uint64_t seed, const Parameter& parameter, std::in
 }
 
 std::int64_t synthetic_token(std::uint64_t seed, std::int64_t sequence, std::int64_t position, std::int64_t vocab) {
-  if (vocab <= 0) throw MachineError("synthetic tokens need a vocabulary of at least one token, not " + std::to_string(vocab));
+  if (vocab <= 0)
+    throw MachineError("synthetic tokens need a vocabulary of at least one token, not " + std::to_string(vocab));
   return hashed_token(seed, sequence, position, vocab);
 }
 

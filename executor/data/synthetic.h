@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
-#include "executor/kernels/arithmetic/device.h"
 #include "executor/data/split_mix.h"
+#include "executor/kernels/arithmetic/device.h"
 #include "models/graph.h"
 
 namespace fsdp {
@@ -24,9 +24,11 @@ FSDP_DEVICE inline double hashed_weight(std::uint64_t key, std::int64_t index) {
   return static_cast<double>(static_cast<std::int64_t>(sum) - 131070) * 5.285799584260604e-07;
 }
 
-FSDP_DEVICE inline std::int64_t hashed_token(std::uint64_t seed, std::int64_t sequence, std::int64_t position, std::int64_t vocab) {
+FSDP_DEVICE inline std::int64_t hashed_token(std::uint64_t seed, std::int64_t sequence, std::int64_t position,
+                                             std::int64_t vocab) {
   const std::uint64_t of_sequence = split_mix(split_mix(seed ^ 0x746F6B656E73u) ^ static_cast<std::uint64_t>(sequence));
-  return static_cast<std::int64_t>(split_mix(of_sequence ^ static_cast<std::uint64_t>(position)) % static_cast<std::uint64_t>(vocab));
+  return static_cast<std::int64_t>(split_mix(of_sequence ^ static_cast<std::uint64_t>(position)) %
+                                   static_cast<std::uint64_t>(vocab));
 }
 
 }  // namespace fsdp

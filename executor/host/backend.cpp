@@ -19,7 +19,8 @@ namespace {
 using host::Clock;
 
 // By rank.
-std::vector<host::Links> make_links(const MeshShape& mesh, std::span<const std::int64_t> reshard, const std::shared_ptr<host::RunControl>& control) {
+std::vector<host::Links> make_links(const MeshShape& mesh, std::span<const std::int64_t> reshard,
+                                    const std::shared_ptr<host::RunControl>& control) {
   const std::int64_t ranks = mesh.replicate * mesh.shard;
   const auto mailbox = std::make_shared<host::Mailbox>(ranks, control);
   std::vector<host::Links> links(static_cast<std::size_t>(ranks));
@@ -34,7 +35,8 @@ std::vector<host::Links> make_links(const MeshShape& mesh, std::span<const std::
   return links;
 }
 
-// One call of Backend::run. Threads hold what they use by shared_ptr, so that one that cannot be ended can be left behind.
+// One call of Backend::run. Threads hold what they use by shared_ptr, so that one that cannot be ended can be left
+// behind.
 struct HostRun {
   std::shared_ptr<host::RunControl> control = std::make_shared<host::RunControl>();
   std::shared_ptr<const std::function<void(Device&)>> body;
@@ -51,7 +53,8 @@ struct HostRun {
         });
       } catch (const std::system_error& e) {
         control->thread_ends();
-        control->fail(device->rank(), -1, fmt::format("rank {}: this machine has no thread for it ({})", device->rank(), e.what()));
+        control->fail(device->rank(), -1,
+                      fmt::format("rank {}: this machine has no thread for it ({})", device->rank(), e.what()));
         return;
       }
     }
@@ -59,8 +62,9 @@ struct HostRun {
 
   // True: every thread has ended. False: the run failed and some thread did not end soon.
   bool watch(const std::vector<std::int64_t>& local_ranks, double watchdog_seconds) {
-    constexpr double standstill = 3.0;       // seconds; far beyond any pause between a wait that ends and what it lets go on
-    return host::watch(*control, local_ranks, [this](std::size_t i) { return devices[i]->doing(); }, {watchdog_seconds, std::min(watchdog_seconds, standstill)});
+    constexpr double standstill = 3.0;  // seconds; far beyond any pause between a wait that ends and what it lets go on
+    return host::watch(*control, local_ranks, [this](std::size_t i) { return devices[i]->doing(); },
+                       {watchdog_seconds, std::min(watchdog_seconds, standstill)});
   }
 
   void finish(bool all_ended) {
@@ -96,7 +100,8 @@ class HostBackend final : public Backend {
     run.body = std::make_shared<const std::function<void(Device&)>>(body);
     std::vector<host::Links> links = make_links(mesh_, reshard, run.control);
     for (const std::int64_t r : local_ranks())
-      run.devices.push_back(std::make_shared<host::HostDevice>(r, std::move(links[static_cast<std::size_t>(r)]), run.control, epoch_));
+      run.devices.push_back(
+          std::make_shared<host::HostDevice>(r, std::move(links[static_cast<std::size_t>(r)]), run.control, epoch_));
     run.start();
     run.finish(run.watch(local_ranks(), options_.watchdog_seconds));
   }

@@ -1,4 +1,5 @@
-// The data path of the host collectives: every rank works on its own share, reading the others' posted buffers directly.
+// The data path of the host collectives: every rank works on its own share, reading the others' posted buffers
+// directly.
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -13,7 +14,8 @@ namespace {
 void reduce(const ThreadGroup& group, const Post& p, std::int64_t first, std::int64_t count, std::byte* output) {
   std::array<const std::byte*, kMostThreads> inputs{};
   const auto n = static_cast<std::size_t>(group.size());
-  for (std::size_t m = 0; m < n; ++m) inputs[m] = group.post(static_cast<std::int64_t>(m)).input + first * size_of(p.type);
+  for (std::size_t m = 0; m < n; ++m)
+    inputs[m] = group.post(static_cast<std::int64_t>(m)).input + first * size_of(p.type);
   reduce_in_order(p.type, p.reduction, {inputs.data(), n}, count, output);
 }
 

@@ -8,24 +8,31 @@
 #include <limits>
 #include <system_error>
 
-#include "executor/ranks/poison.h"
 #include "executor/actions/kernel_call.h"
+#include "executor/ranks/poison.h"
 #include "models/input/error.h"
 #include "models/units.h"
 
 namespace fsdp::host {
 
 namespace {
-constexpr std::int32_t kEverything = std::numeric_limits<std::int32_t>::max();  // the host waits until all streams are idle
-constexpr std::int32_t kMostOperations = 1 << 26;                               // of one step; a sane bound for the tables
+constexpr std::int32_t kEverything =
+    std::numeric_limits<std::int32_t>::max();      // the host waits until all streams are idle
+constexpr std::int32_t kMostOperations = 1 << 26;  // of one step; a sane bound for the tables
 std::size_t at(std::int32_t i) { return static_cast<std::size_t>(i); }
 }  // namespace
 
 HostDevice::HostDevice(std::int64_t rank, Links links, std::shared_ptr<RunControl> control, Clock::time_point epoch)
-    : rank_(rank), links_(std::move(links)), control_(std::move(control)), epoch_(epoch), arena_(rank), host_arena_(rank),
+    : rank_(rank),
+      links_(std::move(links)),
+      control_(std::move(control)),
+      epoch_(epoch),
+      arena_(rank),
+      host_arena_(rank),
       last_collective_(links_.groups.size(), -1) {}
 
-// When the stream gets there. It is there already when nothing is under way: the host itself may then write what it has just been handed.
+// When the stream gets there. It is there already when nothing is under way: the host itself may then write what it has
+// just been handed.
 void HostDevice::change_poison(Stream pool, PoisonChange change) {
   const std::lock_guard lock(mutex_);
   std::vector<PoisonChange>& later = workers_[static_cast<std::size_t>(pool)].poison;
@@ -37,7 +44,8 @@ void HostDevice::change_poison(Stream pool, PoisonChange change) {
 BufferView HostDevice::allocate(Stream pool, std::int64_t offset, std::int64_t bytes, Memory where) {
   const BufferView view = (where == Memory::host ? host_arena_ : arena_).allocate(offset, bytes);
   if (!poison_works() || bytes == 0) return view;
-  if (where == Memory::host) unpoison(view.data, static_cast<std::size_t>(bytes));  // the host itself may be the first to touch it
+  if (where == Memory::host)
+    unpoison(view.data, static_cast<std::size_t>(bytes));  // the host itself may be the first to touch it
   else change_poison(pool, {view.data, bytes, false});
   return view;
 }
@@ -100,7 +108,8 @@ void HostDevice::enqueue(Stream stream, std::int32_t* previous, std::span<const 
       });
     } catch (const std::system_error& e) {
       control_->thread_ends();
-      throw MachineError(fmt::format("operation {}: this machine has no thread for stream {} ({})", op, name(stream), e.what()));
+      throw MachineError(
+          fmt::format("operation {}: this machine has no thread for stream {} ({})", op, name(stream), e.what()));
     }
   }
   const bool wake = w.state == Journal::idle;
@@ -122,8 +131,11 @@ void HostDevice::launch_kernel(std::int32_t op, Stream stream, std::span<const s
 std::size_t HostDevice::link_of(Comm comm, std::int32_t op) const {
   for (std::size_t i = 0; i < links_.groups.size(); ++i)
     if (links_.groups[i].comm == comm) return i;
-  if (comm.kind == Communicator::none) throw MachineError(fmt::format("operation {} is a collective without a communicator", op));
-  throw MachineError(fmt::format("operation {} is a collective over groups of {} consecutive ranks, which this run has not asked for", op, comm.size));
+  if (comm.kind == Communicator::none)
+    throw MachineError(fmt::format("operation {} is a collective without a communicator", op));
+  throw MachineError(
+      fmt::format("operation {} is a collective over groups of {} consecutive ranks, which this run has not asked for",
+                  op, comm.size));
 }
 
 // `group_elements`: how much of `large` the collective touches; `small` holds one slot (reduce-scatter's output).
@@ -138,39 +150,63 @@ void HostDevice::issue_collective(std::size_t link, std::int32_t op, Stream stre
   enqueue(stream, &last_collective_[link], waits, std::move(task));
 }
 
-void HostDevice::all_gather(std::int32_t op, Stream stream, Comm comm, std::span<const std::int32_t> waits, BufferView buffer,
-                            const Slots& slots, DType type) {
+void HostDevice::all_gather(std::int32_t op, Stream stream, Comm comm, std::span<const std::int32_t> waits,
+                            BufferView buffer, const Slots& slots, DType type) {
   const std::size_t link = link_of(comm, op);
-  Post post{.action = CollectiveAction::all_gather, .op = op, .stream = stream, .input = buffer.data, .output = buffer.data, .type = type};
+  Post post{.action = CollectiveAction::all_gather,
+            .op = op,
+            .stream = stream,
+            .input = buffer.data,
+            .output = buffer.data,
+            .type = type};
   const std::int64_t all = set_slots(post, slots, links_.groups[link].group->size());
   issue_collective(link, op, stream, waits, std::move(post), all, buffer, buffer);
 }
 
 void HostDevice::reduce_scatter(std::int32_t op, Stream stream, Comm comm, std::span<const std::int32_t> waits,
-                                BufferView input, BufferView output, const Slots& slots, DType type, Reduction reduction) {
+                                BufferView input, BufferView output, const Slots& slots, DType type,
+                                Reduction reduction) {
   const std::size_t link = link_of(comm, op);
-  Post post{.action = CollectiveAction::reduce_scatter, .op = op, .stream = stream, .input = input.data, .output = output.data,
-            .type = type, .reduction = reduction};
+  Post post{.action = CollectiveAction::reduce_scatter,
+            .op = op,
+            .stream = stream,
+            .input = input.data,
+            .output = output.data,
+            .type = type,
+            .reduction = reduction};
   const std::int64_t all = set_slots(post, slots, links_.groups[link].group->size());
   issue_collective(link, op, stream, waits, std::move(post), all, input, output);
 }
 
-void HostDevice::all_reduce(std::int32_t op, Stream stream, Comm comm, std::span<const std::int32_t> waits, BufferView buffer,
-                            std::int64_t elements, DType type, Reduction reduction) {
+void HostDevice::all_reduce(std::int32_t op, Stream stream, Comm comm, std::span<const std::int32_t> waits,
+                            BufferView buffer, std::int64_t elements, DType type, Reduction reduction) {
   issue_collective(link_of(comm, op), op, stream, waits,
-                   {.action = CollectiveAction::all_reduce, .op = op, .stream = stream, .input = buffer.data, .output = buffer.data,
-                    .elements = elements, .type = type, .reduction = reduction},
+                   {.action = CollectiveAction::all_reduce,
+                    .op = op,
+                    .stream = stream,
+                    .input = buffer.data,
+                    .output = buffer.data,
+                    .elements = elements,
+                    .type = type,
+                    .reduction = reduction},
                    elements, buffer, buffer);
 }
 
-void HostDevice::broadcast(std::int32_t op, Stream stream, Comm comm, std::span<const std::int32_t> waits, BufferView buffer,
-                           std::int64_t elements, DType type, std::int64_t root) {
+void HostDevice::broadcast(std::int32_t op, Stream stream, Comm comm, std::span<const std::int32_t> waits,
+                           BufferView buffer, std::int64_t elements, DType type, std::int64_t root) {
   const std::size_t link = link_of(comm, op);
   if (root < 0 || root >= links_.groups[link].group->size())
-    throw MachineError(fmt::format("operation {}: broadcast from member {} of a group of {}", op, root, links_.groups[link].group->size()));
+    throw MachineError(fmt::format("operation {}: broadcast from member {} of a group of {}", op, root,
+                                   links_.groups[link].group->size()));
   issue_collective(link, op, stream, waits,
-                   {.action = CollectiveAction::broadcast, .op = op, .stream = stream, .input = buffer.data, .output = buffer.data,
-                    .elements = elements, .type = type, .root = root},
+                   {.action = CollectiveAction::broadcast,
+                    .op = op,
+                    .stream = stream,
+                    .input = buffer.data,
+                    .output = buffer.data,
+                    .elements = elements,
+                    .type = type,
+                    .root = root},
                    elements, buffer, buffer);
 }
 

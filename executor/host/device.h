@@ -27,7 +27,8 @@ struct Link {  // to the other ranks of one communicator
 struct Links {
   std::vector<Link> groups;
   std::function<std::vector<std::string>(std::int64_t rank, const std::string& mine)> exchange;
-  std::shared_ptr<Journal> journal = std::make_shared<Journal>();  // of this rank; processes put it where others can read it
+  std::shared_ptr<Journal> journal =
+      std::make_shared<Journal>();  // of this rank; processes put it where others can read it
 };
 
 struct PoisonChange {  // waits for its stream (see Device::release)
@@ -50,7 +51,9 @@ class HostDevice final : public Device, public std::enable_shared_from_this<Host
   HostDevice(std::int64_t rank, Links links, std::shared_ptr<RunControl> control, Clock::time_point epoch);
 
   [[nodiscard]] std::int64_t rank() const override { return rank_; }
-  void reserve_arena(std::int64_t bytes, Memory where) override { (where == Memory::host ? host_arena_ : arena_).reserve(bytes); }
+  void reserve_arena(std::int64_t bytes, Memory where) override {
+    (where == Memory::host ? host_arena_ : arena_).reserve(bytes);
+  }
   BufferView allocate(Stream pool, std::int64_t offset, std::int64_t bytes, Memory) override;
   void release(Stream pool, BufferView) override;
   [[nodiscard]] std::int64_t allocated_bytes() const override { return arena_.allocated_bytes(); }
@@ -59,12 +62,12 @@ class HostDevice final : public Device, public std::enable_shared_from_this<Host
   void launch_kernel(std::int32_t op, Stream, std::span<const std::int32_t> waits, KernelCall) override;
   void all_gather(std::int32_t op, Stream, Comm, std::span<const std::int32_t> waits, BufferView buffer, const Slots&,
                   DType) override;
-  void reduce_scatter(std::int32_t op, Stream, Comm, std::span<const std::int32_t> waits, BufferView input, BufferView output,
-                      const Slots&, DType, Reduction) override;
-  void all_reduce(std::int32_t op, Stream, Comm, std::span<const std::int32_t> waits, BufferView buffer, std::int64_t elements,
-                  DType, Reduction) override;
-  void broadcast(std::int32_t op, Stream, Comm, std::span<const std::int32_t> waits, BufferView buffer, std::int64_t elements,
-                 DType, std::int64_t root) override;
+  void reduce_scatter(std::int32_t op, Stream, Comm, std::span<const std::int32_t> waits, BufferView input,
+                      BufferView output, const Slots&, DType, Reduction) override;
+  void all_reduce(std::int32_t op, Stream, Comm, std::span<const std::int32_t> waits, BufferView buffer,
+                  std::int64_t elements, DType, Reduction) override;
+  void broadcast(std::int32_t op, Stream, Comm, std::span<const std::int32_t> waits, BufferView buffer,
+                 std::int64_t elements, DType, std::int64_t root) override;
   void wait_host(std::int32_t op) override;
   void synchronize() override;
   [[nodiscard]] std::vector<OperationRecord> records() const override;
@@ -76,8 +79,9 @@ class HostDevice final : public Device, public std::enable_shared_from_this<Host
 
   // For the backend: the rank's own thread, how it ends, and what it is doing when nothing moves any more.
   void run_body(const std::function<void(Device&)>& body);
-  void join();                                       // every worker has ended or is about to
-  void abandon(std::shared_ptr<const void> needed);  // a thread that cannot be ended is left behind, with what it may still use
+  void join();  // every worker has ended or is about to
+  void abandon(
+      std::shared_ptr<const void> needed);  // a thread that cannot be ended is left behind, with what it may still use
   [[nodiscard]] Doing doing() const;
 
  private:

@@ -92,7 +92,8 @@ Doing HostDevice::doing() const {
     if (w.state != Journal::collective || w.group == nullptr) continue;
     const std::vector<std::int64_t> absent = w.group->absent();
     const bool moves = std::find(absent.begin(), absent.end(), rank_) != absent.end();
-    if (moves && result.blame < kRuns) result = {kRuns, w.op, fmt::format("is inside collective operation {}", w.op), {}};
+    if (moves && result.blame < kRuns)
+      result = {kRuns, w.op, fmt::format("is inside collective operation {}", w.op), {}};
     else if (w.op == result.op && result.blame < kRuns) {
       result.what += fmt::format(" for rank {}", fmt::join(absent, ", "));
       result.waits_for = absent;

@@ -9,22 +9,29 @@ void check_extent(std::string_view operation, std::string_view what, std::size_t
   const std::int64_t needed = extent(elements, size);
   if (view.bytes == needed && (view.data != nullptr || needed == 0)) return;
   throw MachineError("operation " + std::string(operation) + ": " + std::string(what) + " " + std::to_string(index) +
-                     ": buffer of " + std::to_string(view.bytes) + " bytes where the model needs " + std::to_string(needed));
+                     ": buffer of " + std::to_string(view.bytes) + " bytes where the model needs " +
+                     std::to_string(needed));
 }
 
 std::int64_t extent(std::int64_t a, std::int64_t b, std::int64_t c) {
   std::int64_t ab = 0, abc = 0;
   if (a < 0 || b < 0 || c < 0 || __builtin_mul_overflow(a, b, &ab) || __builtin_mul_overflow(ab, c, &abc))
-    throw MachineError("host kernels: an extent of " + std::to_string(a) + " x " + std::to_string(b) + " x " + std::to_string(c) +
-                       " elements is not possible");
+    throw MachineError("host kernels: an extent of " + std::to_string(a) + " x " + std::to_string(b) + " x " +
+                       std::to_string(c) + " elements is not possible");
   return abc;
 }
 
 Call::Call(const Op& o, const Workload& w, std::span<const KernelArg> args, double weight, bool backward)
-    : op(o), shape(o.shape), work(w), token_weight(weight), tokens(extent(w.sequences, w.seq_len)), name_(name(o.kind)) {
+    : op(o),
+      shape(o.shape),
+      work(w),
+      token_weight(weight),
+      tokens(extent(w.sequences, w.seq_len)),
+      name_(name(o.kind)) {
   std::size_t at = 0;
   const auto take = [&](std::size_t count) {
-    const std::span<const KernelArg> part = at + count <= args.size() ? args.subspan(at, count) : std::span<const KernelArg>{};
+    const std::span<const KernelArg> part =
+        at + count <= args.size() ? args.subspan(at, count) : std::span<const KernelArg>{};
     at += count;
     return part;
   };
@@ -47,7 +54,9 @@ Call::Call(const Op& o, const Workload& w, std::span<const KernelArg> args, doub
   if (at != args.size()) fail(std::to_string(args.size()) + " arguments where its positions are " + std::to_string(at));
 }
 
-void Call::fail(const std::string& problem) const { throw MachineError("operation " + std::string(name_) + ": " + problem); }
+void Call::fail(const std::string& problem) const {
+  throw MachineError("operation " + std::string(name_) + ": " + problem);
+}
 
 void Call::missing(std::string_view what, std::size_t i) const {
   fail(std::string(what) + " " + std::to_string(i) + " is absent, but this kernel needs it");

@@ -1,5 +1,5 @@
-// One call of a kernel: the positional arguments of Action::forward and Action::backward by name, each checked against the
-// extent that the model gives it. A buffer of another size is a broken lowering, not bad input: MachineError.
+// One call of a kernel: the positional arguments of Action::forward and Action::backward by name, each checked against
+// the extent that the model gives it. A buffer of another size is a broken lowering, not bad input: MachineError.
 #pragma once
 
 #include <cstddef>
@@ -8,14 +8,14 @@
 #include <string>
 #include <string_view>
 
-#include "executor/kernels/kernels.h"
 #include "executor/kernels/arithmetic/element.h"
+#include "executor/kernels/kernels.h"
 #include "models/graph.h"
 
 namespace fsdp {
 
-// Throws MachineError "operation linear: input 0: buffer of 12 bytes where the model needs 16" unless view.bytes == elements *
-// size.
+// Throws MachineError "operation linear: input 0: buffer of 12 bytes where the model needs 16" unless view.bytes ==
+// elements * size.
 void check_extent(std::string_view operation, std::string_view what, std::size_t index, const BufferView& view,
                   std::int64_t elements, std::int64_t size);
 // a * b * c of non-negative extents; throws instead of wrapping.

@@ -2,8 +2,8 @@
 #include <array>
 
 #include "executor/kernels/kernels.h"
-#include "executor/kernels/ops.h"
 #include "executor/kernels/levels/table.h"
+#include "executor/kernels/ops.h"
 
 namespace fsdp {
 namespace {
@@ -17,7 +17,9 @@ struct Kernels {
 template <class T>
 constexpr std::array<Kernels, kOpKinds> table() {
   std::array<Kernels, kOpKinds> t;
-  const auto row = [&t](OpKind kind, Kernel forward, Kernel backward) { t[static_cast<std::size_t>(kind)] = {forward, backward}; };
+  const auto row = [&t](OpKind kind, Kernel forward, Kernel backward) {
+    t[static_cast<std::size_t>(kind)] = {forward, backward};
+  };
   row(OpKind::embedding, embedding_forward<T>, embedding_backward<T>);
   row(OpKind::position_embedding, position_embedding_forward<T>, position_embedding_backward<T>);
   row(OpKind::rms_norm, rms_norm_forward<T>, rms_norm_backward<T>);
@@ -47,11 +49,13 @@ void run(const Call& call, DType type, Kernel Kernels::*direction) {
 
 }  // namespace
 
-void kernels::run_forward(const Op& op, const Workload& work, DType type, std::span<const KernelArg> args, double token_weight) {
+void kernels::run_forward(const Op& op, const Workload& work, DType type, std::span<const KernelArg> args,
+                          double token_weight) {
   run(Call(op, work, args, token_weight, false), type, &Kernels::forward);
 }
 
-void kernels::run_backward(const Op& op, const Workload& work, DType type, std::span<const KernelArg> args, double token_weight) {
+void kernels::run_backward(const Op& op, const Workload& work, DType type, std::span<const KernelArg> args,
+                           double token_weight) {
   run(Call(op, work, args, token_weight, true), type, &Kernels::backward);
 }
 

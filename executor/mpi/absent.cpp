@@ -7,7 +7,8 @@ namespace {
 
 [[noreturn]] void refuse() {
   throw InputError("--backend", "mpi is not built in, and without it ranks are threads of one process",
-                   "install an MPI (Debian, Ubuntu: libopenmpi-dev and openmpi-bin) and build again, or use host or cuda without a launcher");
+                   "install an MPI (Debian, Ubuntu: libopenmpi-dev and openmpi-bin) and build again, or use host or "
+                   "cuda without a launcher");
 }
 
 }  // namespace

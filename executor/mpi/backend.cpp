@@ -5,10 +5,10 @@
 #include <thread>
 
 #include "executor/host/device.h"
-#include "executor/ranks/processor.h"
 #include "executor/mpi/group.h"
 #include "executor/mpi/process_control.h"
 #include "executor/mpi/world.h"
+#include "executor/ranks/processor.h"
 #include "models/input/error.h"
 
 namespace fsdp {
@@ -17,7 +17,7 @@ namespace {
 using host::Clock;
 using mpi::World;
 
-constexpr int kGroups = 16;                  // the first tag of groups: four for each communicator; MPI's tags reach at least to 32767
+constexpr int kGroups = 16;  // the first tag of groups: four for each communicator; MPI's tags reach at least to 32767
 constexpr std::chrono::seconds kGrace{4};
 
 int tag_of(Comm comm) {
@@ -27,7 +27,8 @@ int tag_of(Comm comm) {
 
 class MpiBackend final : public Backend {
  public:
-  MpiBackend(World& world, MeshShape mesh, BackendOptions options) : world_(world), mesh_(mesh), options_(options), epoch_(Clock::now()) {}
+  MpiBackend(World& world, MeshShape mesh, BackendOptions options)
+      : world_(world), mesh_(mesh), options_(options), epoch_(Clock::now()) {}
   [[nodiscard]] std::string name() const override { return "mpi"; }
   [[nodiscard]] const Implementation& implementation() const override { return native_implementation(); }
   [[nodiscard]] std::string environment() const override {
@@ -42,7 +43,9 @@ class MpiBackend final : public Backend {
     const auto ties = mpi::tie_processes({options_.watchdog_seconds, options_.watchdog_seconds, kGrace});
     const auto control = ties->control();
     host::Links links;
-    for (host::Membership& m : memberships) links.groups.push_back({m.comm, mpi::make_group(world_.channel(), std::move(m.ranks), world_.rank(), tag_of(m.comm))});
+    for (host::Membership& m : memberships)
+      links.groups.push_back(
+          {m.comm, mpi::make_group(world_.channel(), std::move(m.ranks), world_.rank(), tag_of(m.comm))});
     links.exchange = [&all = *ties](std::int64_t rank, const std::string& mine) { return all.exchange(rank, mine); };
     links.journal = ties->journal();
     const auto device = std::make_shared<host::HostDevice>(world_.rank(), std::move(links), control, epoch_);

@@ -5,8 +5,8 @@
 
 namespace fsdp::mpi {
 
-std::vector<std::string> exchange_texts(const Channel& channel, const host::RunControl& control, std::int64_t rank, std::int64_t ranks, int tag,
-                                        const std::string& own_text, Texts& on_their_way) {
+std::vector<std::string> exchange_texts(const Channel& channel, const host::RunControl& control, std::int64_t rank,
+                                        std::int64_t ranks, int tag, const std::string& own_text, Texts& on_their_way) {
   const auto n = static_cast<std::size_t>(ranks);
   Requests messages(channel, 2 * n);
   const std::string& mine = on_their_way.mine = own_text;
@@ -19,14 +19,17 @@ std::vector<std::string> exchange_texts(const Channel& channel, const host::RunC
       if (r != rank) call(r, static_cast<std::size_t>(r));
   };
   others([&](std::int64_t r, std::size_t i) { (void)messages.receive(r, tag, &lengths[i], 8); });
-  others([&](std::int64_t r, std::size_t) { (void)messages.send(r, tag, &lengths[static_cast<std::size_t>(rank)], 8); });
+  others(
+      [&](std::int64_t r, std::size_t) { (void)messages.send(r, tag, &lengths[static_cast<std::size_t>(rank)], 8); });
   messages.wait(control);
   texts.assign(n, {});
   texts[static_cast<std::size_t>(rank)] = mine;
   others([&](std::int64_t, std::size_t i) { texts[i].resize(static_cast<std::size_t>(lengths[i])); });
   const std::int64_t longest = *std::max_element(lengths.begin(), lengths.end());
   for (std::int64_t first = 0; first < longest; first += Requests::kLargest) {
-    const auto part = [&](std::size_t i) { return std::clamp<std::int64_t>(lengths[i] - first, 0, Requests::kLargest); };
+    const auto part = [&](std::size_t i) {
+      return std::clamp<std::int64_t>(lengths[i] - first, 0, Requests::kLargest);
+    };
     const std::int64_t own = part(static_cast<std::size_t>(rank));
     others([&](std::int64_t r, std::size_t i) {
       if (part(i) > 0) (void)messages.receive(r, tag + 1, texts[i].data() + first, part(i));

@@ -9,14 +9,15 @@
 
 namespace fsdp::mpi {
 
-// Where texts lie on their way. After a failure (exchange_texts throws) it must stay: what others have sent may still be written there.
+// Where texts lie on their way. After a failure (exchange_texts throws) it must stay: what others have sent may still
+// be written there.
 struct Texts {
   std::string mine;
   std::vector<std::int64_t> lengths;
   std::vector<std::string> all;
 };
 // Uses the tags `tag` and `tag` + 1.
-[[nodiscard]] std::vector<std::string> exchange_texts(const Channel&, const host::RunControl&, std::int64_t rank, std::int64_t ranks, int tag,
-                                                      const std::string& mine, Texts&);
+[[nodiscard]] std::vector<std::string> exchange_texts(const Channel&, const host::RunControl&, std::int64_t rank,
+                                                      std::int64_t ranks, int tag, const std::string& mine, Texts&);
 
 }  // namespace fsdp::mpi

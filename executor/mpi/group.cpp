@@ -13,10 +13,11 @@ using host::CollectiveAction;
 using host::Post;
 using host::RunControl;
 
-constexpr std::int64_t kStaging = 4 << 20, kLargestChunk = 1 << 20, kSmallestChunk = 16 << 10;  // bytes; of a group, of one rank's part
+constexpr std::int64_t kStaging = 4 << 20, kLargestChunk = 1 << 20,
+                       kSmallestChunk = 16 << 10;  // bytes; of a group, of one rank's part
 
-// A Post as it is sent, followed by the slots' sizes, zeros where they are all alike. What means nothing for the call is the same on all
-// ranks, so that equal calls are equal bytes up to `op`.
+// A Post as it is sent, followed by the slots' sizes, zeros where they are all alike. What means nothing for the call
+// is the same on all ranks, so that equal calls are equal bytes up to `op`.
 struct Header {
   std::int32_t action = 0, type = 0, reduction = 0, uneven = 0;
   std::int64_t elements = 0, root = 0;
@@ -46,7 +47,9 @@ struct Parts {
   std::int64_t members, chunk;
   Parts(const Post& post, std::int64_t n) : p(post), members(n), chunk((post.elements + n - 1) / n) {}
   [[nodiscard]] bool near_equal() const { return p.action == CollectiveAction::all_reduce; }
-  [[nodiscard]] std::int64_t begin(std::int64_t m) const { return near_equal() ? std::min(m * chunk, p.elements) : p.slot_begin(m); }
+  [[nodiscard]] std::int64_t begin(std::int64_t m) const {
+    return near_equal() ? std::min(m * chunk, p.elements) : p.slot_begin(m);
+  }
   [[nodiscard]] std::int64_t count(std::int64_t m) const { return near_equal() ? begin(m + 1) - begin(m) : p.slot(m); }
   [[nodiscard]] std::int64_t largest() const {
     std::int64_t most = 0;
@@ -58,23 +61,33 @@ struct Parts {
 class MpiGroup final : public host::Group {
  public:
   MpiGroup(const Channel& channel, std::vector<std::int64_t> ranks, std::int64_t rank, int tag)
-      : ranks_(std::move(ranks)), me_(member(rank)), tag_(tag), headers_(channel, 2 * ranks_.size()),
-        header_bytes_(sizeof(Header) + 8 * ranks_.size()), header_space_(ranks_.size() * header_bytes_), inputs_(ranks_.size()) {
+      : ranks_(std::move(ranks)),
+        me_(member(rank)),
+        tag_(tag),
+        headers_(channel, 2 * ranks_.size()),
+        header_bytes_(sizeof(Header) + 8 * ranks_.size()),
+        header_space_(ranks_.size() * header_bytes_),
+        inputs_(ranks_.size()) {
     for (int i = 0; i < 2; ++i) data_.emplace_back(channel, 2 * ranks_.size());
     const auto others = static_cast<std::int64_t>(ranks_.size()) - 1;
-    chunk_bytes_ = std::clamp(kStaging / 2 / std::max<std::int64_t>(others, 1) / 64 * 64, kSmallestChunk, kLargestChunk);
+    chunk_bytes_ =
+        std::clamp(kStaging / 2 / std::max<std::int64_t>(others, 1) / 64 * 64, kSmallestChunk, kLargestChunk);
     if (others > 0) staging_.resize(static_cast<std::size_t>(2 * others * chunk_bytes_));
   }
 
   [[nodiscard]] std::int64_t size() const override { return static_cast<std::int64_t>(ranks_.size()); }
-  [[nodiscard]] std::int64_t member(std::int64_t rank) const override { return std::find(ranks_.begin(), ranks_.end(), rank) - ranks_.begin(); }
+  [[nodiscard]] std::int64_t member(std::int64_t rank) const override {
+    return std::find(ranks_.begin(), ranks_.end(), rank) - ranks_.begin();
+  }
   std::int64_t run(const RunControl&, std::int64_t member, const Post&) override;
   [[nodiscard]] std::vector<std::int64_t> absent() const override;
 
  private:
   enum Tag : int { header, scatter, gather };
   [[nodiscard]] std::int64_t rank_of(std::int64_t m) const { return ranks_[static_cast<std::size_t>(m)]; }
-  [[nodiscard]] std::byte* header_of_member(std::int64_t m) { return header_space_.data() + static_cast<std::size_t>(m) * header_bytes_; }
+  [[nodiscard]] std::byte* header_of_member(std::int64_t m) {
+    return header_space_.data() + static_cast<std::size_t>(m) * header_bytes_;
+  }
   [[nodiscard]] std::byte* staging(std::int64_t turn, std::int64_t m) {
     return staging_.data() + ((turn % 2) * (size() - 1) + (m < me_ ? m : m - 1)) * chunk_bytes_;
   }
@@ -96,7 +109,8 @@ class MpiGroup final : public host::Group {
   std::vector<const std::byte*> inputs_;
 };
 
-// No byte of data moves before every rank has said what it brings. The messages of member m have index m (receive; own: unused).
+// No byte of data moves before every rank has said what it brings. The messages of member m have index m (receive; own:
+// unused).
 void MpiGroup::meet(const RunControl& control, const Post& p) {
   std::byte* mine = header_of_member(me_);
   const Header h = header_of(p);
@@ -111,7 +125,8 @@ void MpiGroup::meet(const RunControl& control, const Post& p) {
   headers_.wait(control);
   for (std::int64_t m = 0; m < size(); ++m) {
     const std::byte* other = header_of_member(m);
-    if (std::memcmp(other, mine, kCompared) != 0 || std::memcmp(other + sizeof(Header), mine + sizeof(Header), 8 * ranks_.size()) != 0)
+    if (std::memcmp(other, mine, kCompared) != 0 ||
+        std::memcmp(other + sizeof(Header), mine + sizeof(Header), 8 * ranks_.size()) != 0)
       check_headers();
   }
 }
@@ -149,7 +164,9 @@ std::vector<std::int64_t> MpiGroup::absent() const {
 void MpiGroup::all_gather(const RunControl& control, const Post& p, const Parts& parts) {
   const std::int64_t width = size_of(p.type), most = parts.largest(), window = Requests::kLargest / width;
   for (std::int64_t first = 0; first < most; first += window) {
-    const auto bytes = [&](std::int64_t m) { return std::clamp<std::int64_t>(parts.count(m) - first, 0, window) * width; };
+    const auto bytes = [&](std::int64_t m) {
+      return std::clamp<std::int64_t>(parts.count(m) - first, 0, window) * width;
+    };
     const auto at = [&](std::int64_t m) { return p.output + (parts.begin(m) + first) * width; };
     for (std::int64_t i = 1; i < size(); ++i) {
       const std::int64_t from = (me_ + size() - i) % size();
@@ -163,8 +180,11 @@ void MpiGroup::all_gather(const RunControl& control, const Post& p, const Parts&
 
 // While one chunk is added, the next is on its way.
 void MpiGroup::reduce_scatter(const RunControl& control, const Post& p, const Parts& parts, std::byte* output) {
-  const std::int64_t width = size_of(p.type), chunk = chunk_bytes_ / width, turns = (parts.largest() + chunk - 1) / chunk;
-  const auto count = [&](std::int64_t m, std::int64_t turn) { return std::clamp<std::int64_t>(parts.count(m) - turn * chunk, 0, chunk); };
+  const std::int64_t width = size_of(p.type), chunk = chunk_bytes_ / width,
+                     turns = (parts.largest() + chunk - 1) / chunk;
+  const auto count = [&](std::int64_t m, std::int64_t turn) {
+    return std::clamp<std::int64_t>(parts.count(m) - turn * chunk, 0, chunk);
+  };
   const auto at = [&](std::int64_t m, std::int64_t turn) { return p.input + (parts.begin(m) + turn * chunk) * width; };
   const auto start = [&](std::int64_t turn) {
     Requests& data = data_[static_cast<std::size_t>(turn % 2)];
@@ -181,7 +201,8 @@ void MpiGroup::reduce_scatter(const RunControl& control, const Post& p, const Pa
   for (std::int64_t turn = 0; turn < turns; ++turn) {
     if (turn + 1 < turns) start(turn + 1);
     data_[static_cast<std::size_t>(turn % 2)].wait(control);
-    for (std::int64_t m = 0; m < size(); ++m) inputs_[static_cast<std::size_t>(m)] = m == me_ ? at(m, turn) : staging(turn, m);
+    for (std::int64_t m = 0; m < size(); ++m)
+      inputs_[static_cast<std::size_t>(m)] = m == me_ ? at(m, turn) : staging(turn, m);
     host::reduce_in_order(p.type, p.reduction, inputs_, count(me_, turn), output + turn * chunk_bytes_ / width * width);
   }
 }
@@ -191,7 +212,8 @@ void MpiGroup::broadcast(const RunControl& control, const Post& p) {
   for (std::int64_t first = 0; first < bytes; first += Requests::kLargest) {
     const std::int64_t n = std::min(bytes - first, Requests::kLargest);
     if (me_ != p.root) (void)data_[0].receive(rank_of(p.root), tag_ + gather, p.output + first, n);
-    for (std::int64_t i = 1; i < size() && me_ == p.root; ++i) (void)data_[0].send(rank_of((me_ + i) % size()), tag_ + gather, p.input + first, n);
+    for (std::int64_t i = 1; i < size() && me_ == p.root; ++i)
+      (void)data_[0].send(rank_of((me_ + i) % size()), tag_ + gather, p.input + first, n);
     data_[0].wait(control);
   }
 }
@@ -200,10 +222,14 @@ std::int64_t MpiGroup::run(const RunControl& control, std::int64_t, const Post& 
   meet(control, p);
   const Parts parts(p, size());
   const std::int64_t width = size_of(p.type), mine = parts.count(me_);
-  const auto others = [&] { return (p.counts ? parts.begin(size() - 1) + parts.count(size() - 1) : size() * p.elements) - mine; };
+  const auto others = [&] {
+    return (p.counts ? parts.begin(size() - 1) + parts.count(size() - 1) : size() * p.elements) - mine;
+  };
   switch (p.action) {
     case CollectiveAction::all_gather: all_gather(control, p, parts); return others() * width;
-    case CollectiveAction::reduce_scatter: reduce_scatter(control, p, parts, p.output); return (size() - 1) * mine * width;
+    case CollectiveAction::reduce_scatter:
+      reduce_scatter(control, p, parts, p.output);
+      return (size() - 1) * mine * width;
     case CollectiveAction::all_reduce:
       reduce_scatter(control, p, parts, p.output + parts.begin(me_) * width);
       all_gather(control, p, parts);
@@ -215,7 +241,8 @@ std::int64_t MpiGroup::run(const RunControl& control, std::int64_t, const Post& 
 
 }  // namespace
 
-std::shared_ptr<host::Group> make_group(const Channel& channel, std::vector<std::int64_t> ranks, std::int64_t rank, int tag) {
+std::shared_ptr<host::Group> make_group(const Channel& channel, std::vector<std::int64_t> ranks, std::int64_t rank,
+                                        int tag) {
   return std::make_shared<MpiGroup>(channel, std::move(ranks), rank, tag);
 }
 

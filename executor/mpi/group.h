@@ -1,17 +1,19 @@
-// The collectives of one communicator group between processes: every message goes straight from the rank that has the bytes to the one
-// that needs them, in chunks, into space that was made beforehand.
+// The collectives of one communicator group between processes: every message goes straight from the rank that has the
+// bytes to the one that needs them, in chunks, into space that was made beforehand.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <vector>
 
-#include "executor/ranks/group.h"
 #include "executor/mpi/wire.h"
+#include "executor/ranks/group.h"
 
 namespace fsdp::mpi {
 
-// `ranks` in order, `rank` (this process) one of them. Two groups of one rank have different tags; a group uses four from `tag` on.
-[[nodiscard]] std::shared_ptr<host::Group> make_group(const Channel&, std::vector<std::int64_t> ranks, std::int64_t rank, int tag);
+// `ranks` in order, `rank` (this process) one of them. Two groups of one rank have different tags; a group uses four
+// from `tag` on.
+[[nodiscard]] std::shared_ptr<host::Group> make_group(const Channel&, std::vector<std::int64_t> ranks,
+                                                      std::int64_t rank, int tag);
 
 }  // namespace fsdp::mpi

@@ -32,15 +32,21 @@ struct End {
 class Ends {
  public:
   explicit Ends(World& world)
-      : world_(world), n_(static_cast<std::size_t>(world.ranks())), all_(n_), heard_(n_, 0), receives_(world.channel(), n_),
+      : world_(world),
+        n_(static_cast<std::size_t>(world.ranks())),
+        all_(n_),
+        heard_(n_, 0),
+        receives_(world.channel(), n_),
         sends_(world.channel(), n_) {
     for (std::int64_t r = 0; r < world.ranks(); ++r)
-      if (r != world.rank()) from_.push_back(r), (void)receives_.receive(r, kEnd, &all_[static_cast<std::size_t>(r)], sizeof(End));
+      if (r != world.rank())
+        from_.push_back(r), (void)receives_.receive(r, kEnd, &all_[static_cast<std::size_t>(r)], sizeof(End));
   }
   [[nodiscard]] bool sent() const { return sent_; }
   void send(const End& mine) {
     all_[static_cast<std::size_t>(world_.rank())] = mine;
-    for (const std::int64_t r : from_) (void)sends_.send(r, kEnd, &all_[static_cast<std::size_t>(world_.rank())], sizeof(End));
+    for (const std::int64_t r : from_)
+      (void)sends_.send(r, kEnd, &all_[static_cast<std::size_t>(world_.rank())], sizeof(End));
     sent_ = true;
   }
   // True when all have said how they ended. A failure among what has come since the last call fails the run here too.
@@ -57,7 +63,9 @@ class Ends {
     }
     return all && sent_ && sends_.arrived();
   }
-  [[nodiscard]] const std::optional<End>& heard() const { return first_; }  // the failure that this rank learned from another
+  [[nodiscard]] const std::optional<End>& heard() const {
+    return first_;
+  }  // the failure that this rank learned from another
 
  private:
   World& world_;
@@ -138,8 +146,8 @@ class ProcessTies final : public host::Ties, public std::enable_shared_from_this
   void blame_somebody(const std::function<host::Doing(std::size_t)>& doing) {
     const World::Blame worst = world_.worst();
     control_->fail(worst.rank, worst.doing.op,
-                   fmt::format("no rank has made progress for {:.3g} s: rank {} {}", times_.watchdog_seconds, worst.rank,
-                               worst.rank == world_.rank() ? doing(0).what : worst.doing.what));
+                   fmt::format("no rank has made progress for {:.3g} s: rank {} {}", times_.watchdog_seconds,
+                               worst.rank, worst.rank == world_.rank() ? doing(0).what : worst.doing.what));
   }
 
   World& world_;
@@ -154,22 +162,26 @@ class ProcessTies final : public host::Ties, public std::enable_shared_from_this
 
 Launch& join_launch_for(MeshShape mesh, const std::string& backend) {
   if (mesh.replicate < 1 || mesh.shard < 1 || checked_mul(mesh.replicate, mesh.shard, "mesh") > kMostRanks)
-    throw InputError("mesh", fmt::format("{} x {} ranks cannot run on the {} backend", mesh.replicate, mesh.shard, backend),
+    throw InputError("mesh",
+                     fmt::format("{} x {} ranks cannot run on the {} backend", mesh.replicate, mesh.shard, backend),
                      fmt::format("use 1 to {} ranks", kMostRanks));
   World& world = World::get();
   const std::int64_t needed = mesh.replicate * mesh.shard;
   if (needed != world.ranks())
     throw InputError("--backend " + backend,
-                     fmt::format("the plan is for {} x {} = {} ranks, but {} process{} started", mesh.replicate, mesh.shard, needed, world.ranks(),
-                                 world.ranks() == 1 ? " was" : "es were"),
-                     fmt::format("start as many as the plan has ranks: `mpirun -n {} fsdp-plan run --backend {} ...`", needed, backend));
+                     fmt::format("the plan is for {} x {} = {} ranks, but {} process{} started", mesh.replicate,
+                                 mesh.shard, needed, world.ranks(), world.ranks() == 1 ? " was" : "es were"),
+                     fmt::format("start as many as the plan has ranks: `mpirun -n {} fsdp-plan run --backend {} ...`",
+                                 needed, backend));
   return world;
 }
 
-std::shared_ptr<host::Ties> tie_processes(const host::WatchTimes& times) { return std::make_shared<ProcessTies>(World::get(), times); }
+std::shared_ptr<host::Ties> tie_processes(const host::WatchTimes& times) {
+  return std::make_shared<ProcessTies>(World::get(), times);
+}
 
 std::vector<std::string> exchange_between_runs(const std::string& mine) {
-  const host::RunControl never_fails;        // the guard ends the process when a rank is lost
+  const host::RunControl never_fails;  // the guard ends the process when a rank is lost
   World& world = World::get();
   Texts texts;
   return exchange_texts(world.channel(), never_fails, world.rank(), world.ranks(), kBetween, mine, texts);

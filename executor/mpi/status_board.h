@@ -1,6 +1,6 @@
-// What the processes of one machine tell each other without MPI: a small file that all of them map. Each rank keeps here what it does, so
-// that one that was killed or stopped can still be named. The file is unlinked as soon as all have mapped it: nothing is left behind,
-// however the processes end.
+// What the processes of one machine tell each other without MPI: a small file that all of them map. Each rank keeps
+// here what it does, so that one that was killed or stopped can still be named. The file is unlinked as soon as all
+// have mapped it: nothing is left behind, however the processes end.
 #pragma once
 
 #include <array>
@@ -18,10 +18,11 @@ enum class Life : std::int32_t { absent, here, left, exits };  // exits: somebod
 
 struct Slot {
   host::Journal journal;
-  std::atomic<std::int64_t> pid{0}, started{0};  // as the system tells it: tells a process from a later one of the same pid
+  std::atomic<std::int64_t> pid{0},
+      started{0};  // as the system tells it: tells a process from a later one of the same pid
   std::atomic<std::int32_t> life{static_cast<std::int32_t>(Life::absent)}, exit_status{0};
   std::atomic<std::uint64_t> progress{0};
-  std::atomic<std::int32_t> given_up{0};         // it was stopped for so long that another rank kills it
+  std::atomic<std::int32_t> given_up{0};  // it was stopped for so long that another rank kills it
 };
 static_assert(std::atomic<std::int64_t>::is_always_lock_free);
 

@@ -38,8 +38,10 @@ Joined join() {
   check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &granted), "starting");
   MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
   if (granted < MPI_THREAD_MULTIPLE)
-    throw MachineError("this MPI library does not let several threads use it (MPI_THREAD_MULTIPLE), and each stream of a rank is one; "
-                       "use a build of it that does: " + library_version());
+    throw MachineError(
+        "this MPI library does not let several threads use it (MPI_THREAD_MULTIPLE), and each stream of a rank is one; "
+        "use a build of it that does: " +
+        library_version());
   Joined j;
   check(MPI_Comm_rank(MPI_COMM_WORLD, &j.rank), "rank");
   check(MPI_Comm_size(MPI_COMM_WORLD, &j.ranks), "size");
@@ -63,7 +65,9 @@ std::string library_version() {
   return line.substr(0, line.find(", package"));
 }
 
-void share_from_first(void* data, int bytes) { check(MPI_Bcast(data, bytes, MPI_BYTE, 0, MPI_COMM_WORLD), "broadcast"); }
+void share_from_first(void* data, int bytes) {
+  check(MPI_Bcast(data, bytes, MPI_BYTE, 0, MPI_COMM_WORLD), "broadcast");
+}
 void gather_from_all(const void* mine, void* all, int bytes_each) {
   check(MPI_Allgather(mine, bytes_each, MPI_BYTE, all, bytes_each, MPI_BYTE, MPI_COMM_WORLD), "all-gather");
 }
@@ -72,7 +76,8 @@ void meet_all() { check(MPI_Barrier(MPI_COMM_WORLD), "barrier"); }
 void Backoff::pause() {
   constexpr int looks = 100, shortest_us = 20, longest_us = 200;
   if (++count_ <= looks) return std::this_thread::yield();
-  std::this_thread::sleep_for(std::chrono::microseconds(std::min(longest_us, shortest_us << std::min(count_ - looks - 1, 8))));
+  std::this_thread::sleep_for(
+      std::chrono::microseconds(std::min(longest_us, shortest_us << std::min(count_ - looks - 1, 8))));
 }
 
 struct Channel::Impl {
@@ -105,7 +110,8 @@ struct Requests::Impl {
   std::vector<int> finished;
   std::vector<std::atomic<bool>> pending;
   std::size_t count = 0;
-  Impl(const Channel::Impl& c, std::size_t most) : channel(c), requests(most, MPI_REQUEST_NULL), finished(most), pending(most) {}
+  Impl(const Channel::Impl& c, std::size_t most)
+      : channel(c), requests(most, MPI_REQUEST_NULL), finished(most), pending(most) {}
 };
 
 Requests::Requests(const Channel& channel, std::size_t most) : impl_(std::make_unique<Impl>(*channel.impl_, most)) {}
@@ -115,7 +121,9 @@ Requests::Requests(Requests&&) noexcept = default;
 std::size_t Requests::send(std::int64_t to, int tag, const void* data, std::int64_t bytes) {
   const host::HeapMeterPause library;
   const std::size_t i = impl_->count++;
-  check(MPI_Isend(data, static_cast<int>(bytes), MPI_BYTE, static_cast<int>(to), tag, impl_->channel.comm, &impl_->requests.at(i)), "send");
+  check(MPI_Isend(data, static_cast<int>(bytes), MPI_BYTE, static_cast<int>(to), tag, impl_->channel.comm,
+                  &impl_->requests.at(i)),
+        "send");
   impl_->pending[i] = true;
   return i;
 }
@@ -123,7 +131,9 @@ std::size_t Requests::send(std::int64_t to, int tag, const void* data, std::int6
 std::size_t Requests::receive(std::int64_t from, int tag, void* data, std::int64_t bytes) {
   const host::HeapMeterPause library;
   const std::size_t i = impl_->count++;
-  check(MPI_Irecv(data, static_cast<int>(bytes), MPI_BYTE, static_cast<int>(from), tag, impl_->channel.comm, &impl_->requests.at(i)), "receive");
+  check(MPI_Irecv(data, static_cast<int>(bytes), MPI_BYTE, static_cast<int>(from), tag, impl_->channel.comm,
+                  &impl_->requests.at(i)),
+        "receive");
   impl_->pending[i] = true;
   return i;
 }
@@ -131,12 +141,15 @@ std::size_t Requests::receive(std::int64_t from, int tag, void* data, std::int64
 bool Requests::poll(bool& moved) {
   const host::HeapMeterPause library;
   int n = 0;
-  check(MPI_Testsome(static_cast<int>(impl_->count), impl_->requests.data(), &n, impl_->finished.data(), MPI_STATUSES_IGNORE), "test");
+  check(MPI_Testsome(static_cast<int>(impl_->count), impl_->requests.data(), &n, impl_->finished.data(),
+                     MPI_STATUSES_IGNORE),
+        "test");
   if (n == MPI_UNDEFINED) {  // none is under way
     impl_->count = 0;
     return true;
   }
-  for (int i = 0; i < n; ++i) impl_->pending[static_cast<std::size_t>(impl_->finished[static_cast<std::size_t>(i)])] = false;
+  for (int i = 0; i < n; ++i)
+    impl_->pending[static_cast<std::size_t>(impl_->finished[static_cast<std::size_t>(i)])] = false;
   moved = n > 0;
   return false;
 }

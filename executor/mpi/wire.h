@@ -1,5 +1,5 @@
-// All that this backend asks of MPI, in our words: wire.cpp alone includes mpi.h. Setup may block; everything else polls, so that it can
-// be left when a rank has failed.
+// All that this backend asks of MPI, in our words: wire.cpp alone includes mpi.h. Setup may block; everything else
+// polls, so that it can be left when a rank has failed.
 #pragma once
 
 #include <cstddef>
@@ -14,22 +14,22 @@ namespace fsdp::mpi {
 struct Joined {
   int rank = 0, ranks = 1;
 };
-[[nodiscard]] Joined join();                       // starts MPI; MachineError without MPI_THREAD_MULTIPLE
-void leave();                                      // ends it; blocks until every process does the same
-void abort_all(int code);                          // ends every process of the launch; may return where MPI is not running
-[[nodiscard]] std::string library_version();       // first line of what the library says of itself
-void share_from_first(void* data, int bytes);      // blocks
-void gather_from_all(const void* mine, void* all, int bytes_each);   // blocks
-void meet_all();                                   // blocks
+[[nodiscard]] Joined join();                   // starts MPI; MachineError without MPI_THREAD_MULTIPLE
+void leave();                                  // ends it; blocks until every process does the same
+void abort_all(int code);                      // ends every process of the launch; may return where MPI is not running
+[[nodiscard]] std::string library_version();   // first line of what the library says of itself
+void share_from_first(void* data, int bytes);  // blocks
+void gather_from_all(const void* mine, void* all, int bytes_each);  // blocks
+void meet_all();                                                    // blocks
 
 // Messages between all ranks of the launch, apart from those of any other channel.
 class Channel {
  public:
-  Channel();                                       // blocks until all ranks make theirs
+  Channel();  // blocks until all ranks make theirs
   ~Channel();
   Channel(const Channel&) = delete;
   Channel& operator=(const Channel&) = delete;
-  void renew(const host::RunControl&);             // messages that were still under way are never seen again
+  void renew(const host::RunControl&);  // messages that were still under way are never seen again
 
  private:
   friend class Requests;
@@ -37,10 +37,11 @@ class Channel {
   std::unique_ptr<Impl> impl_;
 };
 
-// Messages on their way, of one thread. Their memory must stay until they have arrived; after a failure they are left behind.
+// Messages on their way, of one thread. Their memory must stay until they have arrived; after a failure they are left
+// behind.
 class Requests {
  public:
-  Requests(const Channel&, std::size_t most);      // at once
+  Requests(const Channel&, std::size_t most);  // at once
   ~Requests();
   Requests(Requests&&) noexcept;
   Requests& operator=(Requests&&) = delete;
@@ -48,9 +49,9 @@ class Requests {
   // At most kLargest bytes; returns the message's index until all have arrived. Takes no heap of ours.
   std::size_t send(std::int64_t to, int tag, const void*, std::int64_t bytes);
   std::size_t receive(std::int64_t from, int tag, void*, std::int64_t bytes);
-  void wait(const host::RunControl&);              // until all have arrived; RankFailure when the run has failed
-  [[nodiscard]] bool arrived();                    // looks once: have all?
-  [[nodiscard]] bool pending(std::size_t index) const;   // any thread may ask
+  void wait(const host::RunControl&);                   // until all have arrived; RankFailure when the run has failed
+  [[nodiscard]] bool arrived();                         // looks once: have all?
+  [[nodiscard]] bool pending(std::size_t index) const;  // any thread may ask
   static constexpr std::int64_t kLargest = 1 << 30;
 
  private:
@@ -59,7 +60,8 @@ class Requests {
   std::unique_ptr<Impl> impl_;
 };
 
-// How a thread waits for other processes: a few looks in a row, then short sleeps, so that whoever it waits for gets the core.
+// How a thread waits for other processes: a few looks in a row, then short sleeps, so that whoever it waits for gets
+// the core.
 class Backoff {
  public:
   void pause();

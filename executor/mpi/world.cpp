@@ -22,10 +22,10 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 using namespace std::chrono_literals;
-constexpr auto kLook = 10ms;               // how often the guard looks
-constexpr auto kJoin = 60s;                // for all processes to start
-constexpr int kStoppedLooks = 60;          // at every fifth look: 3 s
-constexpr auto kAfterSignal = 500ms;       // launchers kill a second or more after SIGTERM
+constexpr auto kLook = 10ms;          // how often the guard looks
+constexpr auto kJoin = 60s;           // for all processes to start
+constexpr int kStoppedLooks = 60;     // at every fifth look: 3 s
+constexpr auto kAfterSignal = 500ms;  // launchers kill a second or more after SIGTERM
 constexpr auto kLastMoment = 200ms;
 constexpr auto kGrace = 6s;
 constexpr int kMachineFailed = 3;
@@ -45,7 +45,8 @@ std::string join_hosts(std::int64_t ranks) {
   }
   std::string text;
   for (const auto& [host, members] : by_host)
-    text += fmt::format("{}{} (rank{} {})", text.empty() ? "" : ", ", host, members.size() > 1 ? "s" : "", fmt::join(members, " "));
+    text += fmt::format("{}{} (rank{} {})", text.empty() ? "" : ", ", host, members.size() > 1 ? "s" : "",
+                        fmt::join(members, " "));
   return text;
 }
 
@@ -76,7 +77,8 @@ World::World() : main_thread_(std::this_thread::get_id()) {
   joined_ = true;
 }
 
-// The first rank names the folder; on each machine those that find each other's process there see each other from now on.
+// The first rank names the folder; on each machine those that find each other's process there see each other from now
+// on.
 void World::join_board() {
   std::array<char, 512> name{};
   std::string problem;
@@ -89,7 +91,8 @@ void World::join_board() {
     problem = e.what();
   }
   share_from_first(name.data(), static_cast<int>(name.size()));
-  if (name[0] == '\0') throw MachineError(problem.empty() ? "rank 0 could not make a folder for temporary files" : problem);
+  if (name[0] == '\0')
+    throw MachineError(problem.empty() ? "rank 0 could not make a folder for temporary files" : problem);
   board_ = std::make_unique<Board>(name.data(), ranks_);
   Slot& mine = *new (&board_->slot(rank_)) Slot;
   mine.pid = ::getpid();
@@ -127,7 +130,8 @@ std::int32_t World::steps_begun(std::int64_t rank) {
 std::uint64_t World::progress() {
   std::uint64_t sum = 0;
   for (std::int64_t r = 0; r < ranks_; ++r)
-    if (sees(r)) sum += board_->slot(r).progress.load() + static_cast<std::uint64_t>(board_->slot(r).journal.begun.load());
+    if (sees(r))
+      sum += board_->slot(r).progress.load() + static_cast<std::uint64_t>(board_->slot(r).journal.begun.load());
   return sum;
 }
 
@@ -167,7 +171,8 @@ void World::guard() {
     if (!joined_) {
       if (signal != 0) ::_exit(128 + signal);
       if (Clock::now() - begin > kJoin)
-        end_now(kMachineFailed, fmt::format("mpi: not all processes of this launch have started within {} s", kJoin.count()));
+        end_now(kMachineFailed,
+                fmt::format("mpi: not all processes of this launch have started within {} s", kJoin.count()));
       continue;
     }
     {
@@ -191,8 +196,10 @@ void World::look_at_others() {
     if (p.state == ProcessState::gone || p.started != s.started) {
       // It may have left between the two looks.
       if (s.given_up != 0) lost(r, stopped);
-      else if (static_cast<Life>(s.life.load()) == Life::exits) lost(r, fmt::format("called exit({})", s.exit_status.load()));
-      else if (static_cast<Life>(s.life.load()) == Life::here) lost(r, fmt::format("died: its process, {}, was killed or crashed", s.pid.load()));
+      else if (static_cast<Life>(s.life.load()) == Life::exits)
+        lost(r, fmt::format("called exit({})", s.exit_status.load()));
+      else if (static_cast<Life>(s.life.load()) == Life::here)
+        lost(r, fmt::format("died: its process, {}, was killed or crashed", s.pid.load()));
       continue;
     }
     int& looks = stopped_looks_[static_cast<std::size_t>(r)];

@@ -10,10 +10,10 @@
 #include <thread>
 #include <vector>
 
-#include "executor/ranks/control.h"
 #include "executor/mpi/status_board.h"
 #include "executor/mpi/wire.h"
 #include "executor/mpi_backend.h"
+#include "executor/ranks/control.h"
 
 namespace fsdp::mpi {
 
@@ -31,24 +31,26 @@ class World final : public Launch {
   [[nodiscard]] const Channel& channel() const { return *channel_; }
 
   [[nodiscard]] std::shared_ptr<host::Journal> fresh_journal();  // this rank's, on the board
-  [[nodiscard]] bool sees(std::int64_t rank) const { return visible_[static_cast<std::size_t>(rank)] != 0; }  // it is on this machine
-  [[nodiscard]] std::int32_t steps_begun(std::int64_t rank);     // of those it sees; of others this rank's
-  [[nodiscard]] std::uint64_t progress();                        // of all that it sees
+  [[nodiscard]] bool sees(std::int64_t rank) const {
+    return visible_[static_cast<std::size_t>(rank)] != 0;
+  }                                                           // it is on this machine
+  [[nodiscard]] std::int32_t steps_begun(std::int64_t rank);  // of those it sees; of others this rank's
+  [[nodiscard]] std::uint64_t progress();                     // of all that it sees
   struct Blame {
     std::int64_t rank = -1;
     host::Doing doing{-1, -1, ""};
   };
-  [[nodiscard]] Blame worst();                                   // who most likely holds the others up
+  [[nodiscard]] Blame worst();  // who most likely holds the others up
 
   // One run at a time. Between these a rank that is lost fails the run's control; at other times the process ends.
   void run_begins(std::shared_ptr<host::RunControl>);
   void run_ends(bool failed, std::shared_ptr<const void> left_behind);
   [[nodiscard]] bool leaving() const { return leaving_.load(); }  // a signal asks this process to end soon
-  void heard_from_afar() { heard_from_afar_ = true; }             // another machine knows of the failure first, and speaks
+  void heard_from_afar() { heard_from_afar_ = true; }  // another machine knows of the failure first, and speaks
 
  private:
   World();
-  ~World() override = default;                 // never: it lasts as long as the process
+  ~World() override = default;  // never: it lasts as long as the process
   void join_board();
   void guard();
   void look_at_others();
@@ -64,15 +66,15 @@ class World final : public Launch {
   std::unique_ptr<Board> board_;
   std::unique_ptr<Channel> channel_, farewell_;
   std::vector<char> visible_;
-  std::vector<int> stopped_looks_;             // guard only: how many looks in a row found it stopped
+  std::vector<int> stopped_looks_;  // guard only: how many looks in a row found it stopped
   std::thread::id main_thread_;
   std::thread guard_;
   std::atomic<bool> joined_{false}, ending_{false}, leaving_{false}, heard_from_afar_{false}, stale_messages_{false};
-  std::optional<std::chrono::steady_clock::time_point> last_moment_, signalled_;   // guard only
+  std::optional<std::chrono::steady_clock::time_point> last_moment_, signalled_;  // guard only
 
-  std::mutex mutex_;                           // protects the rest
+  std::mutex mutex_;  // protects the rest
   std::shared_ptr<host::RunControl> control_;
-  std::string sentence_;                       // what is said if the process does not get to say it itself
+  std::string sentence_;  // what is said if the process does not get to say it itself
   std::vector<std::shared_ptr<const void>> left_behind_;
 };
 

@@ -1,5 +1,5 @@
-// The allocator instrument: one range of memory per rank, handed out at the offsets that lowering assigned. It refuses what
-// overlaps and what it did not hand out, and counts the bytes that are out.
+// The allocator instrument: one range of memory per rank, handed out at the offsets that lowering assigned. It refuses
+// what overlaps and what it did not hand out, and counts the bytes that are out.
 #pragma once
 
 #include <cstdint>
@@ -17,11 +17,14 @@ class Arena {
   Arena& operator=(const Arena&) = delete;
 
   void reserve(std::int64_t bytes);  // once; page-aligned, poisoned until handed out
-  // The same over memory of somebody else's, which must outlive this; nothing touches it here. It may not end where another arena begins.
+  // The same over memory of somebody else's, which must outlive this; nothing touches it here. It may not end where
+  // another arena begins.
   void reserve(std::int64_t bytes, std::byte* memory);
   [[nodiscard]] BufferView allocate(std::int64_t offset, std::int64_t bytes);
   void release(BufferView);
-  [[nodiscard]] bool holds(BufferView view) const { return base_ != nullptr && view.data >= base_ && view.data <= base_ + bytes_; }
+  [[nodiscard]] bool holds(BufferView view) const {
+    return base_ != nullptr && view.data >= base_ && view.data <= base_ + bytes_;
+  }
   [[nodiscard]] std::int64_t allocated_bytes() const { return allocated_; }
 
  private:

@@ -16,7 +16,7 @@ namespace fsdp::host {
 
 class RunControl {
  public:
-  RunControl() { what_.reserve(4096); }      // so that a failure for want of memory can be told
+  RunControl() { what_.reserve(4096); }  // so that a failure for want of memory can be told
   // Keeps the first failure; later ones are consequences of it.
   void fail(std::int64_t rank, std::int32_t op, const std::string& what);
   // The exception being handled, in the words "WHERE: what happened"; a RankFailure speaks for itself.
@@ -31,11 +31,13 @@ class RunControl {
   void thread_ends();
   [[nodiscard]] bool wait_for_end(std::chrono::milliseconds at_most);  // true: all have ended
 
-  // Blocks until `ready()`; `lock` protects what it reads. Throws RankFailure when the run has failed. What is awaited often comes
-  // within microseconds, and waking a thread takes longer: so it looks again for a moment, letting others run, before it sleeps.
+  // Blocks until `ready()`; `lock` protects what it reads. Throws RankFailure when the run has failed. What is awaited
+  // often comes within microseconds, and waking a thread takes longer: so it looks again for a moment, letting others
+  // run, before it sleeps.
   template <class Ready>
   void wait_until(std::condition_variable& changed, std::unique_lock<std::mutex>& lock, Ready ready) const {
-    for (const auto begin = std::chrono::steady_clock::now(); !ready() && std::chrono::steady_clock::now() - begin < kSpin;) {
+    for (const auto begin = std::chrono::steady_clock::now();
+         !ready() && std::chrono::steady_clock::now() - begin < kSpin;) {
       lock.unlock();
       std::this_thread::yield();
       lock.lock();

@@ -13,8 +13,12 @@ class ThreadTies final : public Ties {
       : ranks_(std::move(ranks)), times_(times), mailbox_(static_cast<std::int64_t>(ranks_.size()), control_) {}
   [[nodiscard]] const std::shared_ptr<RunControl>& control() const override { return control_; }
   [[nodiscard]] std::shared_ptr<Journal> journal() override { return std::make_shared<Journal>(); }
-  [[nodiscard]] std::vector<std::string> exchange(std::int64_t rank, const std::string& mine) override { return mailbox_.exchange(rank, mine); }
-  [[nodiscard]] bool watch(const std::function<Doing(std::size_t)>& doing) override { return host::watch(*control_, ranks_, doing, times_); }
+  [[nodiscard]] std::vector<std::string> exchange(std::int64_t rank, const std::string& mine) override {
+    return mailbox_.exchange(rank, mine);
+  }
+  [[nodiscard]] bool watch(const std::function<Doing(std::size_t)>& doing) override {
+    return host::watch(*control_, ranks_, doing, times_);
+  }
   void end(std::shared_ptr<const void>) override { control_->throw_if_failed(); }
 
  private:
@@ -26,6 +30,8 @@ class ThreadTies final : public Ties {
 
 }  // namespace
 
-std::shared_ptr<Ties> tie_threads(std::vector<std::int64_t> ranks, const WatchTimes& times) { return std::make_shared<ThreadTies>(std::move(ranks), times); }
+std::shared_ptr<Ties> tie_threads(std::vector<std::int64_t> ranks, const WatchTimes& times) {
+  return std::make_shared<ThreadTies>(std::move(ranks), times);
+}
 
 }  // namespace fsdp::host

@@ -33,7 +33,8 @@ std::vector<Membership> memberships(MeshShape mesh, std::span<const std::int64_t
   add(Communicator::shard_reduce, mesh.shard, 1);
   for (const std::int64_t n : reshard) {
     if (n < 1 || mesh.shard % n != 0)
-      throw InputError("reshard_after_forward", fmt::format("groups of {} ranks do not divide {} shards", n, mesh.shard));
+      throw InputError("reshard_after_forward",
+                       fmt::format("groups of {} ranks do not divide {} shards", n, mesh.shard));
     add({Communicator::reshard, n}, n, 1);
   }
   return result;
@@ -51,7 +52,8 @@ std::int64_t set_slots(Post& post, const Slots& slots, std::int64_t members) {
   post.elements = slots.each;
   if (slots.counts.empty()) return checked_mul(slots.each, members, what);
   if (static_cast<std::int64_t>(slots.counts.size()) != members)
-    throw MachineError(fmt::format("operation {}: {} with {} slots over {} ranks", post.op, what, slots.counts.size(), members));
+    throw MachineError(
+        fmt::format("operation {}: {} with {} slots over {} ranks", post.op, what, slots.counts.size(), members));
   std::int64_t all = 0;
   for (const std::int64_t n : slots.counts) {
     if (n < 0) throw MachineError(fmt::format("operation {}: {} with a slot of {} elements", post.op, what, n));
@@ -61,20 +63,27 @@ std::int64_t set_slots(Post& post, const Slots& slots, std::int64_t members) {
   return all;
 }
 
-void check_fits(const Post& post, std::int64_t member, std::int64_t members, std::int64_t group_elements, std::int64_t large_bytes, std::int64_t small_bytes) {
+void check_fits(const Post& post, std::int64_t member, std::int64_t members, std::int64_t group_elements,
+                std::int64_t large_bytes, std::int64_t small_bytes) {
   const std::int64_t width = size_of(post.type), own = post.counts ? post.slot(member) : post.elements;
   if (own < 0 || group_elements < 0 || group_elements > large_bytes / width || own > small_bytes / width)
-    throw MachineError(fmt::format("operation {}: {} of {} {} elements over {} ranks does not fit its buffers of {} and {} bytes",
-                                   post.op, name(post.action), own, fsdp::name(post.type), members, large_bytes, small_bytes));
-  if (post.type == DType::i64 && (post.action == CollectiveAction::reduce_scatter || post.action == CollectiveAction::all_reduce))
+    throw MachineError(
+        fmt::format("operation {}: {} of {} {} elements over {} ranks does not fit its buffers of {} and {} bytes",
+                    post.op, name(post.action), own, fsdp::name(post.type), members, large_bytes, small_bytes));
+  if (post.type == DType::i64 &&
+      (post.action == CollectiveAction::reduce_scatter || post.action == CollectiveAction::all_reduce))
     throw MachineError(fmt::format("operation {}: this backend does not reduce {}", post.op, fsdp::name(post.type)));
 }
 
-std::int64_t ThreadGroup::member(std::int64_t rank) const { return std::find(ranks_.begin(), ranks_.end(), rank) - ranks_.begin(); }
+std::int64_t ThreadGroup::member(std::int64_t rank) const {
+  return std::find(ranks_.begin(), ranks_.end(), rank) - ranks_.begin();
+}
 
 namespace {
 
-bool reduces(const Post& p) { return p.action == CollectiveAction::reduce_scatter || p.action == CollectiveAction::all_reduce; }
+bool reduces(const Post& p) {
+  return p.action == CollectiveAction::reduce_scatter || p.action == CollectiveAction::all_reduce;
+}
 
 std::string manner(const Post& p) {
   if (p.action == CollectiveAction::broadcast) return fmt::format(" from member {}", p.root);
@@ -90,7 +99,8 @@ std::string manner(const Post& p) {
 
 std::string describe(const Post& p) {
   const std::string elements = p.counts ? fmt::format("{}", fmt::join(*p.counts, ", ")) : fmt::format("{}", p.elements);
-  return fmt::format("{} of {} {} elements{} (operation {})", name(p.action), elements, fsdp::name(p.type), manner(p), p.op);
+  return fmt::format("{} of {} {} elements{} (operation {})", name(p.action), elements, fsdp::name(p.type), manner(p),
+                     p.op);
 }
 
 bool same_reduction(const Reduction& a, const Reduction& b) {
@@ -98,7 +108,8 @@ bool same_reduction(const Reduction& a, const Reduction& b) {
 }
 
 bool same_call(const Post& a, const Post& b) {
-  const bool same_slots = a.counts && b.counts ? *a.counts == *b.counts : !a.counts && !b.counts && a.elements == b.elements;
+  const bool same_slots =
+      a.counts && b.counts ? *a.counts == *b.counts : !a.counts && !b.counts && a.elements == b.elements;
   return a.action == b.action && same_slots && a.type == b.type && a.root == b.root &&
          (!reduces(a) || same_reduction(a.reduction, b.reduction));
 }
@@ -113,7 +124,8 @@ void check_same_call(std::span<const std::int64_t> ranks, std::span<const Post> 
                                     describe(posts[0]), ranks[i], describe(posts[i])));
 }
 
-void ThreadGroup::wait(const RunControl& control, std::unique_lock<std::mutex>& lock, std::int64_t member, bool posting) {
+void ThreadGroup::wait(const RunControl& control, std::unique_lock<std::mutex>& lock, std::int64_t member,
+                       bool posting) {
   present_[static_cast<std::size_t>(member)] = 1;
   if (++count_ == posts_.size()) {
     if (posting) check_same_call(ranks_, posts_);

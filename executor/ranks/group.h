@@ -1,5 +1,5 @@
-// The ranks of one communicator group: what each brings to a collective, and how it is carried out. Each rank runs at most one
-// collective of a group at a time.
+// The ranks of one communicator group: what each brings to a collective, and how it is carried out. Each rank runs at
+// most one collective of a group at a time.
 #pragma once
 
 #include <condition_variable>
@@ -23,11 +23,13 @@ struct Post {  // what one rank brings; copied without heap
   const std::byte* input = nullptr;
   std::byte* output = nullptr;  // all but reduce_scatter: the same as input
   std::int64_t elements = 0;    // all_gather, reduce_scatter: of one slot; else of all
-  std::shared_ptr<const std::vector<std::int64_t>> counts = nullptr;   // instead, where slots differ
+  std::shared_ptr<const std::vector<std::int64_t>> counts = nullptr;  // instead, where slots differ
   DType type = DType::f32;
   Reduction reduction = Reduction::sum;
-  std::int64_t root = 0;        // broadcast: member
-  [[nodiscard]] std::int64_t slot(std::int64_t member) const { return counts ? (*counts)[static_cast<std::size_t>(member)] : elements; }
+  std::int64_t root = 0;  // broadcast: member
+  [[nodiscard]] std::int64_t slot(std::int64_t member) const {
+    return counts ? (*counts)[static_cast<std::size_t>(member)] : elements;
+  }
   [[nodiscard]] std::int64_t slot_begin(std::int64_t member) const;
 };
 
@@ -37,10 +39,10 @@ class Group {
   virtual ~Group() = default;
   [[nodiscard]] virtual std::int64_t size() const = 0;
   [[nodiscard]] virtual std::int64_t member(std::int64_t rank) const = 0;
-  // Moves the bytes of one collective; returns how many this rank took from other ranks (the share of the ring formula: all-gather and
-  // reduce-scatter the slots of the others, all-reduce about 2 (W-1)/W of the buffer). Sums run over the ranks in their order, whatever
-  // the timing, in double for f64 and float otherwise; an average divides once at the end. Takes no heap. RankFailure if the
-  // ranks do not bring the same collective.
+  // Moves the bytes of one collective; returns how many this rank took from other ranks (the share of the ring formula:
+  // all-gather and reduce-scatter the slots of the others, all-reduce about 2 (W-1)/W of the buffer). Sums run over the
+  // ranks in their order, whatever the timing, in double for f64 and float otherwise; an average divides once at the
+  // end. Takes no heap. RankFailure if the ranks do not bring the same collective.
   virtual std::int64_t run(const RunControl&, std::int64_t member, const Post&) = 0;
   [[nodiscard]] virtual std::vector<std::int64_t> absent() const = 0;  // ranks that the others wait for
 };
@@ -50,7 +52,8 @@ inline constexpr std::int64_t kMostThreads = 256;  // ranks of one process
 // Ranks are threads, which read each other's buffers; one set of posts and one barrier serve all collectives.
 class ThreadGroup final : public Group {
  public:
-  explicit ThreadGroup(std::vector<std::int64_t> ranks) : ranks_(std::move(ranks)), posts_(ranks_.size()), present_(ranks_.size(), 0) {}
+  explicit ThreadGroup(std::vector<std::int64_t> ranks)
+      : ranks_(std::move(ranks)), posts_(ranks_.size()), present_(ranks_.size(), 0) {}
   [[nodiscard]] std::int64_t size() const override { return static_cast<std::int64_t>(ranks_.size()); }
   [[nodiscard]] std::int64_t member(std::int64_t rank) const override;
   std::int64_t run(const RunControl&, std::int64_t member, const Post&) override;
@@ -74,8 +77,8 @@ class ThreadGroup final : public Group {
   std::uint64_t generation_ = 0;
 };
 
-// The groups that a rank belongs to, one per communicator: shard groups are consecutive ranks, replicate groups are `shard` apart.
-// InputError for reshard sizes that do not divide the shard group.
+// The groups that a rank belongs to, one per communicator: shard groups are consecutive ranks, replicate groups are
+// `shard` apart. InputError for reshard sizes that do not divide the shard group.
 struct Membership {
   Comm comm;
   std::vector<std::int64_t> ranks;  // in order
@@ -84,10 +87,13 @@ struct Membership {
 
 [[nodiscard]] const char* name(CollectiveAction);
 
-// Sets the slots of a post over so many members; returns how many elements they have together. MachineError for slots that cannot be.
+// Sets the slots of a post over so many members; returns how many elements they have together. MachineError for slots
+// that cannot be.
 [[nodiscard]] std::int64_t set_slots(Post&, const Slots&, std::int64_t members);
-// Throws MachineError unless the collective fits its buffers, `group_elements` the larger and one slot the smaller, and can reduce its type.
-void check_fits(const Post&, std::int64_t member, std::int64_t members, std::int64_t group_elements, std::int64_t large_bytes, std::int64_t small_bytes);
+// Throws MachineError unless the collective fits its buffers, `group_elements` the larger and one slot the smaller, and
+// can reduce its type.
+void check_fits(const Post&, std::int64_t member, std::int64_t members, std::int64_t group_elements,
+                std::int64_t large_bytes, std::int64_t small_bytes);
 
 // Throws RankFailure unless all of `posts`, of `ranks` in order, are the same call.
 void check_same_call(std::span<const std::int64_t> ranks, std::span<const Post> posts);

@@ -1,5 +1,5 @@
-// Defines malloc and its relatives for the whole program on top of glibc's own, as its manual allows ("Replacing malloc"),
-// and counts per thread while that thread is being metered.
+// Defines malloc and its relatives for the whole program on top of glibc's own, as its manual allows ("Replacing
+// malloc"), and counts per thread while that thread is being metered.
 #include <malloc.h>
 
 #include <cerrno>

@@ -14,7 +14,8 @@ namespace fsdp::host {
 
 class Mailbox {
  public:
-  Mailbox(std::int64_t ranks, std::shared_ptr<RunControl> control) : texts_(static_cast<std::size_t>(ranks)), control_(std::move(control)) {}
+  Mailbox(std::int64_t ranks, std::shared_ptr<RunControl> control)
+      : texts_(static_cast<std::size_t>(ranks)), control_(std::move(control)) {}
   std::vector<std::string> exchange(std::int64_t rank, const std::string& mine) {
     std::unique_lock lock(mutex_);
     texts_[static_cast<std::size_t>(rank)] = mine;

@@ -20,7 +20,8 @@ std::string processor_name() {
 }
 
 std::string host_description() {
-  return fmt::format("{}, {} cores, {}, kernels {}", processor_name(), std::thread::hardware_concurrency(), host_gemm_library(), kernel_instructions());
+  return fmt::format("{}, {} cores, {}, kernels {}", processor_name(), std::thread::hardware_concurrency(),
+                     host_gemm_library(), kernel_instructions());
 }
 
 }  // namespace fsdp::host

@@ -6,7 +6,11 @@ namespace fsdp::host {
 
 Doing doing(const Journal& j) {
   const std::int32_t issued = j.issued.load();
-  Doing result{0, issued, j.host.load() == Journal::ended ? fmt::format("has ended after operation {}", issued) : "waits for others", {}};
+  Doing result{
+      0,
+      issued,
+      j.host.load() == Journal::ended ? fmt::format("has ended after operation {}", issued) : "waits for others",
+      {}};
   const auto consider = [&](int blame, std::int32_t op, std::string what) {
     if (blame > result.blame) result = {blame, op, std::move(what), {}};
   };
@@ -16,9 +20,12 @@ Doing doing(const Journal& j) {
     const std::int32_t op = stream.op.load();
     switch (stream.state.load()) {
       case Journal::kernel: consider(4, op, fmt::format("is inside operation {} on stream {}", op, on)); break;
-      case Journal::collective: consider(2, op, fmt::format("waits in collective operation {} on stream {}", op, on)); break;
+      case Journal::collective:
+        consider(2, op, fmt::format("waits in collective operation {} on stream {}", op, on));
+        break;
       case Journal::waiting_for_event:
-        consider(1, op, fmt::format("waits with operation {} on stream {} for operation {}", op, on, stream.event.load()));
+        consider(1, op,
+                 fmt::format("waits with operation {} on stream {} for operation {}", op, on, stream.event.load()));
         break;
       default: break;
     }

@@ -1,5 +1,6 @@
-// What a rank does at this moment, kept where others can read it: in memory of the process, or in memory that several processes
-// map, so that a rank that was killed or stopped can still be named. Written with plain atomic stores, never locked.
+// What a rank does at this moment, kept where others can read it: in memory of the process, or in memory that several
+// processes map, so that a rank that was killed or stopped can still be named. Written with plain atomic stores, never
+// locked.
 #pragma once
 
 #include <array>
@@ -18,8 +19,8 @@ struct Journal {
   struct OnStream {
     std::atomic<std::int32_t> state{idle}, op{-1}, event{-1};  // event: the operation it waits for
   };
-  std::atomic<std::int32_t> begun{0};        // steps, init included
-  std::atomic<std::int32_t> issued{-1};      // last operation of this step that the host issued; -1: none yet
+  std::atomic<std::int32_t> begun{0};    // steps, init included
+  std::atomic<std::int32_t> issued{-1};  // last operation of this step that the host issued; -1: none yet
   std::atomic<std::int32_t> host{busy};
   std::array<OnStream, kStreams> streams;
 };
@@ -29,7 +30,7 @@ inline constexpr int kRuns = 3;  // blame from which on a rank does something th
 struct Doing {
   int blame = 0;  // higher: more likely the cause of a standstill
   std::int32_t op = -1;
-  std::string what;  // continues "rank 3 "
+  std::string what;                          // continues "rank 3 "
   std::vector<std::int64_t> waits_for = {};  // ranks, where it waits for them in a collective
 };
 [[nodiscard]] Doing doing(const Journal&);

@@ -32,7 +32,8 @@ struct Maximum : Sum<Acc> {
 constexpr std::int64_t kBlock = 1024;  // elements
 constexpr std::size_t kAtOnce = 4;     // inputs that one loop reads
 
-// to[i] = what comes of before[i] (if there is a before) and the inputs; to is the partial result, or with `last` the final one.
+// to[i] = what comes of before[i] (if there is a before) and the inputs; to is the partial result, or with `last` the
+// final one.
 template <std::size_t inputs, bool first, bool last, class T, class Manner>
 void pass(const Manner& manner, const std::array<const T*, kAtOnce>& in, const Math<T>* before, std::int64_t n,
           std::conditional_t<last, T, Math<T>>* to) {
@@ -82,7 +83,8 @@ void reduce_as(const Manner& manner, std::span<const std::byte* const> inputs, s
 
 }  // namespace
 
-void reduce_in_order(DType type, Reduction reduction, std::span<const std::byte* const> inputs, std::int64_t count, std::byte* output) {
+void reduce_in_order(DType type, Reduction reduction, std::span<const std::byte* const> inputs, std::int64_t count,
+                     std::byte* output) {
   with_type(type, [&](auto element) {
     using T = decltype(element);
     using Acc = Math<T>;

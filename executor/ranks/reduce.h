@@ -1,5 +1,6 @@
-// The arithmetic of reductions, the same for every backend that runs on the host: over the ranks in their order, in double for f64 and in
-// float otherwise, an average divided once at the end. So the result does not depend on how the bytes came.
+// The arithmetic of reductions, the same for every backend that runs on the host: over the ranks in their order, in
+// double for f64 and in float otherwise, an average divided once at the end. So the result does not depend on how the
+// bytes came.
 #pragma once
 
 #include <cstddef>
@@ -10,8 +11,8 @@
 
 namespace fsdp::host {
 
-// output[i] = reduction over r of inputs[r][i], for i < count; at least one input. Safe where output is one of the inputs: an element is
-// read before it is written. Takes no heap.
+// output[i] = reduction over r of inputs[r][i], for i < count; at least one input. Safe where output is one of the
+// inputs: an element is read before it is written. Takes no heap.
 void reduce_in_order(DType, Reduction, std::span<const std::byte* const> inputs, std::int64_t count, std::byte* output);
 
 }  // namespace fsdp::host

@@ -13,12 +13,14 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Nothing has moved for so long. Ranks that all wait will wait for ever; a kernel or a host that is at work gets the watchdog's time.
-void blame_somebody(RunControl& control, const std::vector<std::int64_t>& ranks, const std::function<Doing(std::size_t)>& doing_of, double seconds,
-                    double watchdog_seconds) {
+// Nothing has moved for so long. Ranks that all wait will wait for ever; a kernel or a host that is at work gets the
+// watchdog's time.
+void blame_somebody(RunControl& control, const std::vector<std::int64_t>& ranks,
+                    const std::function<Doing(std::size_t)>& doing_of, double seconds, double watchdog_seconds) {
   std::vector<Doing> doing;
   for (std::size_t i = 0; i < ranks.size(); ++i) doing.push_back(doing_of(i));
-  const auto worst = std::max_element(doing.begin(), doing.end(), [](const auto& a, const auto& b) { return a.blame < b.blame; });
+  const auto worst =
+      std::max_element(doing.begin(), doing.end(), [](const auto& a, const auto& b) { return a.blame < b.blame; });
   if (worst->blame >= kRuns && seconds <= watchdog_seconds) return;
   const std::int64_t rank = ranks[static_cast<std::size_t>(worst - doing.begin())];
   std::string what = fmt::format("no rank has made progress for {:.2g} s: rank {} {}", seconds, rank, worst->what);
@@ -30,7 +32,8 @@ void blame_somebody(RunControl& control, const std::vector<std::int64_t>& ranks,
 
 }  // namespace
 
-bool watch(RunControl& control, const std::vector<std::int64_t>& ranks, const std::function<Doing(std::size_t)>& doing, const WatchTimes& times) {
+bool watch(RunControl& control, const std::vector<std::int64_t>& ranks, const std::function<Doing(std::size_t)>& doing,
+           const WatchTimes& times) {
   constexpr auto poll = std::chrono::milliseconds(20);
   std::uint64_t seen = control.progress();
   auto moved = Clock::now();
@@ -42,12 +45,14 @@ bool watch(RunControl& control, const std::vector<std::int64_t>& ranks, const st
     } else if (const std::uint64_t progress = control.progress(); progress != seen) {
       seen = progress;
       moved = Clock::now();
-    } else if (const double still = std::chrono::duration<double>(Clock::now() - moved).count(); still > times.standstill_seconds) {
+    } else if (const double still = std::chrono::duration<double>(Clock::now() - moved).count();
+               still > times.standstill_seconds) {
       blame_somebody(control, ranks, doing, still, times.watchdog_seconds);
     }
     if (const int signal = noted_signal(); signal != 0 && !control.failed()) {
       const Doing now = doing(0);
-      control.fail(ranks.front(), now.op, fmt::format("interrupted by {}; rank {} {}", signal_name(signal), ranks.front(), now.what));
+      control.fail(ranks.front(), now.op,
+                   fmt::format("interrupted by {}; rank {} {}", signal_name(signal), ranks.front(), now.what));
     }
   }
   return true;

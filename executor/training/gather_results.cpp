@@ -10,16 +10,15 @@
 namespace fsdp {
 namespace {
 
-// Between processes of one program on machines of one kind: plain bytes. Both sides name the fields in one place, `all_of`.
+// Between processes of one program on machines of one kind: plain bytes. Both sides name the fields in one place,
+// `all_of`.
 class Packer {
  public:
   template <class T>
-    requires std::is_trivially_copyable_v<T>
-  void operator()(const T& x) {
-    text_.append(reinterpret_cast<const char*>(&x), sizeof(T));
-  }
+  requires std::is_trivially_copyable_v<T>
+  void operator()(const T& x) { text_.append(reinterpret_cast<const char*>(&x), sizeof(T)); }
   template <class T>
-    requires std::is_trivially_copyable_v<T>
+  requires std::is_trivially_copyable_v<T>
   void operator()(const std::vector<T>& x) {
     (*this)(x.size());
     if (!x.empty()) text_.append(reinterpret_cast<const char*>(x.data()), x.size() * sizeof(T));
@@ -34,12 +33,10 @@ class Unpacker {
  public:
   explicit Unpacker(const std::string& text) : text_(text) {}
   template <class T>
-    requires std::is_trivially_copyable_v<T>
-  void operator()(T& x) {
-    read(&x, sizeof(T), 1);
-  }
+  requires std::is_trivially_copyable_v<T>
+  void operator()(T& x) { read(&x, sizeof(T), 1); }
   template <class T>
-    requires std::is_trivially_copyable_v<T>
+  requires std::is_trivially_copyable_v<T>
   void operator()(std::vector<T>& x) {
     std::size_t n = 0;
     (*this)(n);
@@ -82,7 +79,8 @@ void all_of(Io& io, Job& rank) {
 void merge(std::vector<NamedTensor>& into, const std::vector<std::vector<double>>& values) {
   for (std::size_t t = 0; t < into.size(); ++t)
     for (std::size_t i = 0; i < into[t].values.size(); ++i)
-      into[t].values[i] = std::bit_cast<double>(std::bit_cast<std::uint64_t>(into[t].values[i]) | std::bit_cast<std::uint64_t>(values.at(t).at(i)));
+      into[t].values[i] = std::bit_cast<double>(std::bit_cast<std::uint64_t>(into[t].values[i]) |
+                                                std::bit_cast<std::uint64_t>(values.at(t).at(i)));
 }
 
 }  // namespace

@@ -19,8 +19,8 @@ std::size_t at(std::int32_t i) { return static_cast<std::size_t>(i); }
 void expect_elements(BufferView view, std::int64_t elements, DType type, const char* what) {
   if (view.data == nullptr) throw MachineError(fmt::format("{}: no buffer was given", what));
   if (elements < 0 || view.bytes / size_of(type) != elements || view.bytes % size_of(type) != 0)
-    throw MachineError(
-        fmt::format("{}: a buffer of {} bytes where the model needs {} {} elements", what, view.bytes, elements, name(type)));
+    throw MachineError(fmt::format("{}: a buffer of {} bytes where the model needs {} {} elements", what, view.bytes,
+                                   elements, name(type)));
 }
 
 std::int64_t reduced_elements(const UnitLayout& layout, const ShardingPlan& plan) {
@@ -30,15 +30,22 @@ std::int64_t reduced_elements(const UnitLayout& layout, const ShardingPlan& plan
 std::vector<std::int64_t> reshard_sizes(const ShardingPlan& plan) {
   std::vector<std::int64_t> sizes;
   for (const Unit& u : plan.units)
-    if (const std::int64_t n = u.reshard_after_forward.ranks; n > 1 && n < plan.shard() && std::find(sizes.begin(), sizes.end(), n) == sizes.end())
+    if (const std::int64_t n = u.reshard_after_forward.ranks;
+        n > 1 && n < plan.shard() && std::find(sizes.begin(), sizes.end(), n) == sizes.end())
       sizes.push_back(n);
   return sizes;
 }
 
 Interpreter::Interpreter(const ModelGraph& model, const ShardingPlan& plan, const Program& program,
                          const Training& training, Device& device, const KernelHook& hook)
-    : model_(model), plan_(plan), program_(program), training_(training), device_(device), hook_(hook),
-      live_(program.buffers.size()), gathered_over_(program.buffers.size(), 0) {
+    : model_(model),
+      plan_(plan),
+      program_(program),
+      training_(training),
+      device_(device),
+      hook_(hook),
+      live_(program.buffers.size()),
+      gathered_over_(program.buffers.size(), 0) {
   last_.fill(-1);
 }
 
@@ -59,8 +66,8 @@ std::vector<BufferView> Interpreter::views(std::span<const Arg> args) const {
     const BufferView whole = view(a.buffer);
     const std::int64_t bytes = a.bytes < 0 ? whole.bytes : a.bytes;
     if (a.offset < 0 || a.offset > whole.bytes || bytes > whole.bytes - a.offset)
-      throw MachineError(
-          fmt::format("bytes [{}, +{}) are asked of buffer {}, which holds {}", a.offset, bytes, a.buffer, whole.bytes));
+      throw MachineError(fmt::format("bytes [{}, +{}) are asked of buffer {}, which holds {}", a.offset, bytes,
+                                     a.buffer, whole.bytes));
     result.push_back({whole.data + a.offset, bytes});
   }
   return result;
@@ -69,8 +76,10 @@ std::vector<BufferView> Interpreter::views(std::span<const Arg> args) const {
 void Interpreter::allocate(std::span<const std::int32_t> buffers) {
   for (const std::int32_t b : buffers) {
     const Buffer& buffer = program_.buffers.at(at(b));
-    if (live_[at(b)].data != nullptr) throw MachineError(fmt::format("buffer {} ({}) is allocated twice", b, name(buffer.kind)));
-    live_[at(b)] = device_.allocate(buffer.pool, buffer.offset, buffer.bytes, buffer.host ? Memory::host : Memory::device);
+    if (live_[at(b)].data != nullptr)
+      throw MachineError(fmt::format("buffer {} ({}) is allocated twice", b, name(buffer.kind)));
+    live_[at(b)] =
+        device_.allocate(buffer.pool, buffer.offset, buffer.bytes, buffer.host ? Memory::host : Memory::device);
   }
 }
 
@@ -94,7 +103,8 @@ StepRecord Interpreter::run(const Step& step, std::int64_t index, const std::fun
     const Operation& op = step.ops[i];
     try {
       if (before) before(op);
-      if (!step.inner_of(op).empty()) throw MachineError("an operation with temporaries of several kernels is not one of the native implementation");
+      if (!step.inner_of(op).empty())
+        throw MachineError("an operation with temporaries of several kernels is not one of the native implementation");
       allocate(step.allocs_of(op));
       MemoryPoint point;
       point.at = device_.allocated_bytes();
@@ -128,7 +138,7 @@ void Interpreter::issue(const Step& step, std::int32_t index, StepRecord& record
       inner();
     };
   };
-  if (op.host_only) return hooked(make_kernel(call(step, op, std::move(buffers))))();   // over when it returns
+  if (op.host_only) return hooked(make_kernel(call(step, op, std::move(buffers))))();  // over when it returns
   if (op.action == Action::read_loss) return read_loss(op, buffers.at(0), record);
   waits_.clear();
   for (const std::int32_t w : step.waits_of(op))
@@ -143,18 +153,20 @@ void Interpreter::issue(const Step& step, std::int32_t index, StepRecord& record
 
 KernelCall Interpreter::call(const Step& step, const Operation& op, std::vector<BufferView> buffers) const {
   const std::span<const Arg> args = step.args_of(op);
-  return {model_, plan_, program_, training_, op, args, std::move(buffers), device_.rank(), step_, gather_group(op, args)};
+  return {
+      model_, plan_, program_, training_, op, args, std::move(buffers), device_.rank(), step_, gather_group(op, args)};
 }
 
 void Interpreter::wait_on_host(std::span<const std::int32_t> operations) {
-  for (const std::int32_t w : operations)    // of the step before: that one has ended
+  for (const std::int32_t w : operations)  // of the step before: that one has ended
     if (w >= 0 && launched_.at(at(w)) != 0) device_.wait_host(w);
 }
 
 // Parts that were kept after forward are gathered over the small group that keeps a whole together.
 std::int64_t Interpreter::gather_group(const Operation& op, std::span<const Arg> args) const {
   if (op.unit < 0 || args.empty()) return 1;
-  const std::int64_t shards = program_.layouts.at(at(op.unit)).shards, small = plan_.units.at(at(op.unit)).reshard_after_forward.ranks;
+  const std::int64_t shards = program_.layouts.at(at(op.unit)).shards,
+                     small = plan_.units.at(at(op.unit)).reshard_after_forward.ranks;
   const Buffer& first = program_.buffers.at(at(std::max(args[0].buffer, 0)));
   switch (op.action) {
     case Action::keep_shard: return small;
@@ -165,7 +177,8 @@ std::int64_t Interpreter::gather_group(const Operation& op, std::span<const Arg>
                                first.bytes == program_.layouts[at(op.unit)].shard_elements * size_of(first.dtype);
       return whole_shard ? shards : small;
     }
-    case Action::gather_copy_out: return first.kind == BufferKind::gather ? gathered_over_.at(at(args[0].buffer)) : shards;
+    case Action::gather_copy_out:
+      return first.kind == BufferKind::gather ? gathered_over_.at(at(args[0].buffer)) : shards;
     default: return 1;
   }
 }
@@ -179,7 +192,8 @@ Reduction reduction(ReduceOp op, double multiply) {
 
 }  // namespace
 
-void Interpreter::issue_collective(const Operation& op, std::int32_t index, std::span<const Arg> args, std::span<const BufferView> buffers) {
+void Interpreter::issue_collective(const Operation& op, std::int32_t index, std::span<const Arg> args,
+                                   std::span<const BufferView> buffers) {
   const DType reduce = plan_.reduce_dtype;
   const auto reduced = [&] { return reduced_elements(program_.layouts.at(at(op.unit)), plan_); };
   const BufferView buffer = buffers[0];
@@ -198,8 +212,9 @@ void Interpreter::issue_collective(const Operation& op, std::int32_t index, std:
       expect_elements(buffer, reduced() * layout.shards, reduce, "reduce_scatter input");
       expect_elements(buffers[1], reduced(), reduce, "reduce_scatter output");
       return device_.reduce_scatter(index, op.stream, op.comm, waits_, buffer, buffers[1], reduced(), reduce,
-                                    layout.shards == 1 ? Reduction::sum   // a copy: where there is a factor, divide_copy has divided
-                                                       : reduction(layout.scale.reduce_scatter, layout.scale.multiply));
+                                    layout.shards == 1
+                                        ? Reduction::sum  // a copy: where there is a factor, divide_copy has divided
+                                        : reduction(layout.scale.reduce_scatter, layout.scale.multiply));
     }
     case Action::all_reduce:
       expect_elements(buffer, reduced(), reduce, "all_reduce");
@@ -209,9 +224,9 @@ void Interpreter::issue_collective(const Operation& op, std::int32_t index, std:
     case Action::reduce_loss:
       expect_elements(buffer, 1, DType::f64, "scalar all-reduce");
       return device_.all_reduce(index, op.stream, op.comm, waits_, buffer, 1, DType::f64,
-                                op.action != Action::clip_reduce ? Reduction::average
-                                : std::isinf(plan_.clip_norm_type)       ? Reduction::maximum
-                                                                         : Reduction::sum);
+                                op.action != Action::clip_reduce   ? Reduction::average
+                                : std::isinf(plan_.clip_norm_type) ? Reduction::maximum
+                                                                   : Reduction::sum);
     default: throw MachineError(fmt::format("{} is no collective", name(op.action)));
   }
 }

@@ -7,8 +7,8 @@
 #include <span>
 #include <vector>
 
-#include "executor/backend.h"
 #include "executor/actions/kernel_call.h"
+#include "executor/backend.h"
 #include "executor/kernels/kernels.h"
 #include "executor/training_inputs.h"
 #include "models/graph.h"
@@ -24,7 +24,7 @@ struct StepRecord {
   MemoryTimeline memory;
   double end = 0;      // of the last operation, seconds
   double seconds = 0;  // from when the host began the step, its streams idle, until it saw them idle again
-  double loss = 0;  // of steps that read it
+  double loss = 0;     // of steps that read it
 };
 
 using KernelHook = std::function<void(const Operation&, std::int64_t rank)>;  // see RunOptions::in_kernel
@@ -34,9 +34,11 @@ class Interpreter {
   // References are kept.
   Interpreter(const ModelGraph&, const ShardingPlan&, const Program&, const Training&, Device&, const KernelHook&);
 
-  // `index` of the training step, from 0 (it decides the data and the learning rate); init: any. `before` is called on the host before each operation
-  // is issued (may be empty). Throws RankFailure when the program asks for what cannot be.
-  [[nodiscard]] StepRecord run(const Step&, std::int64_t index, const std::function<void(const Operation&)>& before = {});
+  // `index` of the training step, from 0 (it decides the data and the learning rate); init: any. `before` is called on
+  // the host before each operation is issued (may be empty). Throws RankFailure when the program asks for what cannot
+  // be.
+  [[nodiscard]] StepRecord run(const Step&, std::int64_t index,
+                               const std::function<void(const Operation&)>& before = {});
 
   [[nodiscard]] BufferView view(std::int32_t buffer) const;  // throws MachineError if it is not allocated
   [[nodiscard]] Device& device() { return device_; }
@@ -58,10 +60,10 @@ class Interpreter {
   const Training& training_;
   Device& device_;
   const KernelHook& hook_;
-  std::vector<BufferView> live_;     // by buffer; data null: not allocated
+  std::vector<BufferView> live_;             // by buffer; data null: not allocated
   std::vector<std::int64_t> gathered_over_;  // by (gather) buffer: ranks of its group
-  std::vector<char> launched_;       // by operation of this step: it runs on a stream
-  std::vector<std::int32_t> waits_;  // of the operation being issued
+  std::vector<char> launched_;               // by operation of this step: it runs on a stream
+  std::vector<std::int32_t> waits_;          // of the operation being issued
   std::array<std::int32_t, kStreams> last_{};
   std::int64_t step_ = 0;
 };

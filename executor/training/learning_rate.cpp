@@ -20,7 +20,8 @@ std::string_view name(Decay kind) { return kNames.at(static_cast<std::size_t>(ki
 Decay parse_decay(std::string_view text, std::string_view where) {
   for (const Decay kind : {Decay::constant, Decay::cosine, Decay::linear})
     if (text == name(kind)) return kind;
-  throw InputError(std::string(where), "'" + printable(text) + "' is not a schedule", "give constant, cosine or linear");
+  throw InputError(std::string(where), "'" + printable(text) + "' is not a schedule",
+                   "give constant, cosine or linear");
 }
 
 double LearningRate::operator()(std::int64_t step) const {
@@ -34,7 +35,8 @@ double LearningRate::operator()(std::int64_t step) const {
 std::string LearningRate::describe() const {
   std::string text = fmt::format("{}", peak);
   if (warmup > 0) text += fmt::format(", {} {} of warm-up", warmup, warmup == 1 ? "step" : "steps");
-  if (kind != Decay::constant) text += fmt::format("{} {} to {} after step {}", warmup > 0 ? ", then" : ",", name(kind), least, total);
+  if (kind != Decay::constant)
+    text += fmt::format("{} {} to {} after step {}", warmup > 0 ? ", then" : ",", name(kind), least, total);
   return text;
 }
 

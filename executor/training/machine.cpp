@@ -33,7 +33,8 @@ std::string utc_date() {
   const std::time_t t = std::time(nullptr);
   std::tm utc{};
   gmtime_r(&t, &utc);
-  return fmt::format("{:04}-{:02}-{:02} {:02}:{:02} UTC", utc.tm_year + 1900, utc.tm_mon + 1, utc.tm_mday, utc.tm_hour, utc.tm_min);
+  return fmt::format("{:04}-{:02}-{:02} {:02}:{:02} UTC", utc.tm_year + 1900, utc.tm_mon + 1, utc.tm_mday, utc.tm_hour,
+                     utc.tm_min);
 }
 
 std::string first_word(const char* path) {
@@ -44,8 +45,10 @@ std::string first_word(const char* path) {
 }
 
 std::string turbo() {
-  if (const std::string off = first_word("/sys/devices/system/cpu/intel_pstate/no_turbo"); !off.empty()) return off == "0" ? "on" : "off";
-  if (const std::string on = first_word("/sys/devices/system/cpu/cpufreq/boost"); !on.empty()) return on == "1" ? "on" : "off";
+  if (const std::string off = first_word("/sys/devices/system/cpu/intel_pstate/no_turbo"); !off.empty())
+    return off == "0" ? "on" : "off";
+  if (const std::string on = first_word("/sys/devices/system/cpu/cpufreq/boost"); !on.empty())
+    return on == "1" ? "on" : "off";
   return "";
 }
 
@@ -57,17 +60,21 @@ std::optional<std::int64_t> address_space_left() {
   std::ifstream statm("/proc/self/statm");  // its first number: mapped pages
   std::int64_t pages = 0;
   statm >> pages;
-  return static_cast<std::int64_t>(std::min<rlim_t>(limit.rlim_cur, std::numeric_limits<std::int64_t>::max())) - pages * ::sysconf(_SC_PAGESIZE);
+  return static_cast<std::int64_t>(std::min<rlim_t>(limit.rlim_cur, std::numeric_limits<std::int64_t>::max())) -
+         pages * ::sysconf(_SC_PAGESIZE);
 }
 
 double own_processor_seconds() {
   rusage usage{};
   if (::getrusage(RUSAGE_SELF, &usage) != 0) return 0;
-  const auto seconds = [](const timeval& t) { return static_cast<double>(t.tv_sec) + 1e-6 * static_cast<double>(t.tv_usec); };
+  const auto seconds = [](const timeval& t) {
+    return static_cast<double>(t.tv_sec) + 1e-6 * static_cast<double>(t.tv_usec);
+  };
   return seconds(usage.ru_utime) + seconds(usage.ru_stime);
 }
 
-// The first line of /proc/stat: user, nice, system, idle, iowait, irq, softirq, steal, in clock ticks. Guests count as user.
+// The first line of /proc/stat: user, nice, system, idle, iowait, irq, softirq, steal, in clock ticks. Guests count as
+// user.
 MachineWatch::Cores MachineWatch::read_cores() {
   std::ifstream file("/proc/stat");
   std::string label;
@@ -78,7 +85,8 @@ MachineWatch::Cores MachineWatch::read_cores() {
   return {(user + nice + system + irq + softirq) / ticks, steal / ticks, true};
 }
 
-MachineWatch::MachineWatch() : begin_(now()), own_(own_processor_seconds()), load_(load_average()), cores_(read_cores()), date_(utc_date()) {}
+MachineWatch::MachineWatch()
+    : begin_(now()), own_(own_processor_seconds()), load_(load_average()), cores_(read_cores()), date_(utc_date()) {}
 
 MachineState MachineWatch::finish(std::string libraries, std::string instructions, double also_own_seconds) const {
   MachineState m;
@@ -107,15 +115,19 @@ MachineState MachineWatch::finish(std::string libraries, std::string instruction
 
 std::int64_t resident_bytes(const std::byte* begin, std::int64_t bytes) {
   const std::int64_t page = ::sysconf(_SC_PAGESIZE);
-  if (begin == nullptr || bytes <= 0 || page <= 0 || reinterpret_cast<std::uintptr_t>(begin) % static_cast<std::uintptr_t>(page) != 0) return 0;
+  if (begin == nullptr || bytes <= 0 || page <= 0 ||
+      reinterpret_cast<std::uintptr_t>(begin) % static_cast<std::uintptr_t>(page) != 0)
+    return 0;
   constexpr std::int64_t kPages = 1 << 16;  // asked for at a time
   std::vector<unsigned char> in_memory(static_cast<std::size_t>(std::min(kPages, (bytes + page - 1) / page)));
   std::int64_t resident = 0;
   for (std::int64_t at = 0; at < bytes; at += kPages * page) {
     const std::int64_t n = std::min(kPages * page, bytes - at);
-    if (::mincore(const_cast<std::byte*>(begin) + at, static_cast<std::size_t>(n), in_memory.data()) != 0) return resident;
+    if (::mincore(const_cast<std::byte*>(begin) + at, static_cast<std::size_t>(n), in_memory.data()) != 0)
+      return resident;
     const std::int64_t pages = (n + page - 1) / page;
-    resident += page * std::count_if(in_memory.begin(), in_memory.begin() + pages, [](unsigned char c) { return (c & 1) != 0; });
+    resident += page * std::count_if(in_memory.begin(), in_memory.begin() + pages,
+                                     [](unsigned char c) { return (c & 1) != 0; });
   }
   return resident;
 }
@@ -145,7 +157,8 @@ ProcessMemory process_memory(std::int64_t arenas) {
   m.heap_bytes = std::min(static_cast<std::int64_t>(heap.arena + heap.hblkhd), anonymous - m.arenas_bytes);
   m.rest_bytes = anonymous - m.arenas_bytes - m.heap_bytes;
   m.code_bytes = m.resident_bytes - anonymous;
-  m.high_water_bytes = std::max(m.high_water_bytes, m.resident_bytes);  // the kernel brings the two up to date at different times
+  m.high_water_bytes =
+      std::max(m.high_water_bytes, m.resident_bytes);  // the kernel brings the two up to date at different times
   return m;
 }
 

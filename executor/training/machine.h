@@ -1,5 +1,5 @@
-// The machine that a run happens on, and the memory of its process, as the operating system tells (Linux: /proc, /sys; elsewhere what
-// cannot be read is left empty or 0).
+// The machine that a run happens on, and the memory of its process, as the operating system tells (Linux: /proc, /sys;
+// elsewhere what cannot be read is left empty or 0).
 #pragma once
 
 #include <cstddef>
@@ -11,11 +11,13 @@
 
 namespace fsdp {
 
-// Watches from its making to `finish`: how much of the cores this process, others, and the machine below a virtual one took.
+// Watches from its making to `finish`: how much of the cores this process, others, and the machine below a virtual one
+// took.
 class MachineWatch {
  public:
   MachineWatch();
-  // `libraries`, `instructions`: as the backend names them. `also_own_seconds`: processor time of this run's other processes.
+  // `libraries`, `instructions`: as the backend names them. `also_own_seconds`: processor time of this run's other
+  // processes.
   [[nodiscard]] MachineState finish(std::string libraries, std::string instructions, double also_own_seconds = 0) const;
 
  private:

@@ -13,8 +13,8 @@ namespace {
 
 std::size_t at(std::int32_t i) { return static_cast<std::size_t>(i); }
 
-// Labels of what started, in the order in which it did: the step with its operations put in that order, labelled as predictions
-// are.
+// Labels of what started, in the order in which it did: the step with its operations put in that order, labelled as
+// predictions are.
 std::vector<std::string> executed_order(const StepRecord& record, const RankJob& rank, const RunJob& job) {
   Step started = rank.program.steady_step;
   started.ops.clear();
@@ -22,7 +22,8 @@ std::vector<std::string> executed_order(const StepRecord& record, const RankJob&
   return order_labels(started, rank.program, job.plan, job.model);
 }
 
-// Operations that run on no stream get the time at which the host came to them: not before anything issued earlier began.
+// Operations that run on no stream get the time at which the host came to them: not before anything issued earlier
+// began.
 Timeline timeline_of(const StepRecord& record, const RankJob& rank, double begin, double duration) {
   Timeline t;
   t.duration = duration;
@@ -105,7 +106,8 @@ Measurement measure(const RunJob& job, const ClusterSpec& cluster, const Backend
   m.backend = backend.name();
   m.environment = backend.environment();
   double other_processes = 0;
-  for (std::size_t r = job.local_ranks.size(); r < job.ranks.size(); ++r) other_processes += job.ranks[r].process_seconds;
+  for (std::size_t r = job.local_ranks.size(); r < job.ranks.size(); ++r)
+    other_processes += job.ranks[r].process_seconds;
   m.machine = job.watch.finish(std::string(host_gemm_library()), std::string(kernel_instructions()), other_processes);
   m.memory = job.memory;
   m.process_high_water_bytes = job.memory.high_water_bytes;

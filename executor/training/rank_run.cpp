@@ -14,7 +14,11 @@
 namespace fsdp {
 
 RunJob::RunJob(const ModelGraph& m, const ShardingPlan& p, const RunOptions& o, const Backend& backend)
-    : model(m), plan(p), options(o), ranks(static_cast<std::size_t>(backend.ranks())), local_ranks(backend.local_ranks()) {}
+    : model(m),
+      plan(p),
+      options(o),
+      ranks(static_cast<std::size_t>(backend.ranks())),
+      local_ranks(backend.local_ranks()) {}
 
 void RunJob::reserve_results() {
   for (const Parameter& p : model.parameters)
@@ -29,8 +33,10 @@ void RunJob::check_same_plan(Device& device) const {
   const std::vector<std::string> all = device.exchange(mine);
   for (std::size_t r = 0; r < all.size(); ++r)
     if (all[r] != mine)
-      throw InputError("plan", fmt::format("ranks {} and {} run different plans or models", std::min<std::int64_t>(device.rank(), static_cast<std::int64_t>(r)),
-                                           std::max<std::int64_t>(device.rank(), static_cast<std::int64_t>(r))),
+      throw InputError("plan",
+                       fmt::format("ranks {} and {} run different plans or models",
+                                   std::min<std::int64_t>(device.rank(), static_cast<std::int64_t>(r)),
+                                   std::max<std::int64_t>(device.rank(), static_cast<std::int64_t>(r))),
                        "give every process the same files");
 }
 
@@ -119,7 +125,8 @@ void RunJob::share_times(Device& device, RankJob& mine) const {
   }
 }
 
-// Decided from the times of all ranks, so that all decide alike; looked at after 8 steps and then whenever a quarter more have run.
+// Decided from the times of all ranks, so that all decide alike; looked at after 8 steps and then whenever a quarter
+// more have run.
 bool RunJob::finished(Device& device, RankJob& mine) const {
   constexpr std::size_t kFirstLook = 8;
   const auto most = static_cast<std::size_t>(steady_steps());
@@ -129,26 +136,31 @@ bool RunJob::finished(Device& device, RankJob& mine) const {
   }
   const std::size_t run = mine.steady.size() - std::min(mine.steady.size(), static_cast<std::size_t>(warmup()));
   const std::size_t looked = mine.slowest.size() - std::min(mine.slowest.size(), static_cast<std::size_t>(warmup()));
-  if (run < kFirstLook || (run < looked + std::max<std::size_t>(looked / 4, 4) && looked > 0 && mine.steady.size() < most)) return false;
+  if (run < kFirstLook ||
+      (run < looked + std::max<std::size_t>(looked / 4, 4) && looked > 0 && mine.steady.size() < most))
+    return false;
   share_times(device, mine);
   const auto measured = std::span(mine.slowest).subspan(static_cast<std::size_t>(warmup()));
   const auto settled = settled_after(measured);
   if (settled) mine.measured_from = static_cast<std::size_t>(warmup()) + *settled;
   if (settled && median_uncertainty(measured.subspan(*settled)) <= *options.until_noise) {
-    mine.stopped = fmt::format("the median is known to {:.3g} % (95 % confidence), as asked", 100 * *options.until_noise);
+    mine.stopped =
+        fmt::format("the median is known to {:.3g} % (95 % confidence), as asked", 100 * *options.until_noise);
     return true;
   }
   mine.stopped = fmt::format("{} steps, the most allowed", options.steps);
   return mine.steady.size() >= most;
 }
 
-// A run that is to keep what it trained (checkpoints) ends before it keeps what diverged. One that is only measured goes on: the time of a
-// step does not depend on it.
+// A run that is to keep what it trained (checkpoints) ends before it keeps what diverged. One that is only measured
+// goes on: the time of a step does not depend on it.
 void RunJob::check_loss(double loss, std::int64_t rank, int done) const {
   if (!options.after_step || std::isfinite(loss)) return;
-  throw RankFailure(rank, -1, fmt::format("the loss of step {} is {}: training has diverged, and nothing of this step is saved; go on from an "
-                                          "older checkpoint with a lower --lr",
-                                          options.training.steps_done + done, std::isnan(loss) ? "not a number" : "infinite"));
+  throw RankFailure(
+      rank, -1,
+      fmt::format("the loss of step {} is {}: training has diverged, and nothing of this step is saved; go on from an "
+                  "older checkpoint with a lower --lr",
+                  options.training.steps_done + done, std::isnan(loss) ? "not a number" : "infinite"));
 }
 
 // What is timed is inside of Interpreter::run alone.
@@ -166,7 +178,8 @@ void RunJob::after_step(Interpreter& interpreter, const RankJob& mine, int done)
     }
     return BufferView{};
   };
-  options.after_step({mine.program, interpreter.device(), options.training.steps_done + done, view, done == 1 + steady_steps()});
+  options.after_step(
+      {mine.program, interpreter.device(), options.training.steps_done + done, view, done == 1 + steady_steps()});
 }
 
 // What the library of matrix products may take by itself is not the kernel's.
@@ -191,20 +204,23 @@ void RunJob::check_step(const StepRecord& step, const std::vector<Operation>& op
     const std::int64_t taken = undeclared(r, ops[static_cast<std::size_t>(r.op)]);
     mine.undeclared_bytes = std::max(mine.undeclared_bytes, taken);
     if (taken > 0)
-      throw RankFailure(rank, r.op, fmt::format("rank {}: a kernel took {} bytes of heap that no buffer declares", rank, taken));
+      throw RankFailure(rank, r.op,
+                        fmt::format("rank {}: a kernel took {} bytes of heap that no buffer declares", rank, taken));
   }
   if (!steady) return;
   const MemoryTimeline& m = step.memory;
   const std::int64_t end = m.points.empty() ? m.start : m.points.back().after;
   if (end != m.start)
-    throw RankFailure(rank, -1,
-                      fmt::format("rank {}: a steady step began with {} bytes allocated and ended with {}", rank, m.start, end));
+    throw RankFailure(
+        rank, -1,
+        fmt::format("rank {}: a steady step began with {} bytes allocated and ended with {}", rank, m.start, end));
   if (!mine.steady.empty() && !(mine.steady.memory() == m))
     throw RankFailure(rank, -1, fmt::format("rank {}: two steady steps allocated differently", rank));
 }
 
 // Rows that rank holds of a parameter, `from` on densely, into the whole one, as fp64.
-void RunJob::keep_rows(const ShardedParam& p, std::int64_t rank, const std::byte* from, std::vector<NamedTensor>& into) const {
+void RunJob::keep_rows(const ShardedParam& p, std::int64_t rank, const std::byte* from,
+                       std::vector<NamedTensor>& into) const {
   const std::vector<std::int64_t>& shape = model.parameters.at(static_cast<std::size_t>(p.param)).shape;
   std::int64_t outer = 1;
   for (std::int64_t d = 0; d < p.dim; ++d) outer *= shape[static_cast<std::size_t>(d)];
@@ -251,12 +267,14 @@ void RunJob::keep_gradients(Interpreter& interpreter, const Program& program, st
     if (plan.dialect == Dialect::ddp) places = GradientPlaces::as_shard;
     for_each_trained(layout, rank, places, [&](const TrainedPart& part) {
       for (const ShardedParam& p : layout.params)
-        if (p.offset == part.shard && p.trainable) keep_rows(p, rank, data + part.gradient * size_of(plan.master_dtype), first_gradients);
+        if (p.offset == part.shard && p.trainable)
+          keep_rows(p, rank, data + part.gradient * size_of(plan.master_dtype), first_gradients);
     });
   }
 }
 
-void RunJob::keep_whole(std::int32_t param, std::int64_t rank, const std::byte* from, std::vector<NamedTensor>& into) const {
+void RunJob::keep_whole(std::int32_t param, std::int64_t rank, const std::byte* from,
+                        std::vector<NamedTensor>& into) const {
   if (rank != 0) return;
   ShardedParam whole;
   whole.param = param;

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "executor/run.h"
-#include "executor/training/machine.h"
 #include "executor/training/interpreter.h"
+#include "executor/training/machine.h"
 #include "executor/training/step_log.h"
 
 namespace fsdp {
@@ -16,16 +16,16 @@ struct RankJob {
   Program program;
   std::atomic<int> stage{0};  // 0 init, else the number of the step, from 1: what failures are described by
   StepRecord init, first;
-  StepLog steady;                            // warm-up included
-  // The same on every rank, once it has trained: of each steady step the time of the slowest rank, how many of them are warm-up, and why
-  // there are no more.
+  StepLog steady;  // warm-up included
+  // The same on every rank, once it has trained: of each steady step the time of the slowest rank, how many of them are
+  // warm-up, and why there are no more.
   std::vector<double> slowest;
   std::size_t measured_from = 0;
   std::string stopped;
-  std::int64_t undeclared_bytes = 0;         // most that any operation took
+  std::int64_t undeclared_bytes = 0;  // most that any operation took
   const std::byte *arena = nullptr, *host_arena = nullptr;
-  std::int64_t arena_resident_bytes = 0;     // at the end
-  double process_seconds = 0;                // of processor time: its whole process, if it is the first rank there
+  std::int64_t arena_resident_bytes = 0;  // at the end
+  double process_seconds = 0;             // of processor time: its whole process, if it is the first rank there
 };
 
 struct RunJob {
@@ -64,8 +64,8 @@ struct RunJob {
   [[nodiscard]] std::int64_t speakers() const;
 };
 
-// Where each process has run one rank: brings what all have measured and kept to every one of them (gather_results.cpp). What RankJob
-// gains beyond its Program must be sent there too.
+// Where each process has run one rank: brings what all have measured and kept to every one of them
+// (gather_results.cpp). What RankJob gains beyond its Program must be sent there too.
 void gather_from_processes(RunJob&, Backend&);
 
 // The Measurement of a finished job (measure.cpp).

@@ -9,15 +9,16 @@
 #include "executor/mpi_backend.h"
 #include "executor/training/interpreter.h"
 #include "executor/training/rank_run.h"
-#include "models/input/error.h"
 #include "models/implementation.h"
+#include "models/input/error.h"
 #include "planner/lower.h"
 #include "simulator/engine/race.h"
 
 namespace fsdp {
 namespace {
 
-void check_runnable(const ModelGraph& model, const ShardingPlan& plan, const Backend& backend, const RunOptions& options) {
+void check_runnable(const ModelGraph& model, const ShardingPlan& plan, const Backend& backend,
+                    const RunOptions& options) {
   check(plan, model);
   if (plan.ranks() != backend.ranks() || plan.shard() != backend.mesh().shard)
     throw InputError("plan: mesh",
@@ -29,12 +30,16 @@ void check_runnable(const ModelGraph& model, const ShardingPlan& plan, const Bac
       throw InputError("plan: dtypes", fmt::format("{} cannot run on the {} backend", name(t), backend.name()),
                        "use fp64, fp32, bf16 or fp16");
   if (std::any_of(model.ops.begin(), model.ops.end(), [](const Op& o) { return o.kind == OpKind::opaque; }))
-    throw InputError("model", "it has opaque operations, which have no kernels", "predict it with `fsdp-plan simulate` instead");
-  if (options.steps < 1 || options.warmup_steps < 0) throw InputError("--steps", "must be at least 1", "give a positive number");
+    throw InputError("model", "it has opaque operations, which have no kernels",
+                     "predict it with `fsdp-plan simulate` instead");
+  if (options.steps < 1 || options.warmup_steps < 0)
+    throw InputError("--steps", "must be at least 1", "give a positive number");
   if (options.until_noise && options.after_step)
-    throw InputError("--until-noise", "does not know its last step beforehand, which work between steps is told", "give --steps");
+    throw InputError("--until-noise", "does not know its last step beforehand, which work between steps is told",
+                     "give --steps");
   if (options.until_noise && (!(*options.until_noise > 0) || options.steps < 8))
-    throw InputError("--until-noise", "needs a positive fraction and at least 8 steps to reach it in", "give it such as 2%, and more --max-steps");
+    throw InputError("--until-noise", "needs a positive fraction and at least 8 steps to reach it in",
+                     "give it such as 2%, and more --max-steps");
 }
 
 // Lowering offers more than the backends run.
@@ -58,15 +63,15 @@ Program prepare(const RunJob& job, const Implementation& implementation, std::in
                  ? describe(step.ops[static_cast<std::size_t>(i)], program, job.plan, job.model)
                  : std::string("the step before");
     };
-    throw MachineError(
-        fmt::format("the program of rank {} is not run, it has a race: {}; operation {} ({}) and operation {} ({}), buffer {}",
-                    rank, r.rule, r.earlier, text(r.earlier), r.later, text(r.later), r.buffer));
+    throw MachineError(fmt::format(
+        "the program of rank {} is not run, it has a race: {}; operation {} ({}) and operation {} ({}), buffer {}",
+        rank, r.rule, r.earlier, text(r.earlier), r.later, text(r.later), r.buffer));
   }
   return program;
 }
 
-// A failure in words of the plan: what the operation was that it happened in. All ranks run the same operations; those of a rank that is
-// another process are described by this one's.
+// A failure in words of the plan: what the operation was that it happened in. All ranks run the same operations; those
+// of a rank that is another process are described by this one's.
 [[noreturn]] void rethrow(const RankFailure& e, const RunJob& job, const std::vector<std::int64_t>& here) {
   if (e.rank() < 0 || static_cast<std::size_t>(e.rank()) >= job.ranks.size()) throw e;
   const bool local = std::find(here.begin(), here.end(), e.rank()) != here.end();
@@ -76,7 +81,8 @@ Program prepare(const RunJob& job, const Implementation& implementation, std::in
   const Step& step = begun <= 1 ? r.program.init : begun == 2 ? r.program.first_step : r.program.steady_step;
   std::string where = begun <= 1 ? "init" : fmt::format("step {}", job.options.training.steps_done + begun - 1);
   if (e.op() >= 0 && static_cast<std::size_t>(e.op()) < step.ops.size())
-    where += fmt::format(", operation {}: {}", e.op(), describe(step.ops[static_cast<std::size_t>(e.op())], r.program, job.plan, job.model));
+    where += fmt::format(", operation {}: {}", e.op(),
+                         describe(step.ops[static_cast<std::size_t>(e.op())], r.program, job.plan, job.model));
   throw ProcessFailure(e.rank(), e.op(), begun, fmt::format("{} [{}]", e.what(), where));
 }
 
@@ -88,14 +94,16 @@ RunResult run(const ModelGraph& model, const ShardingPlan& plan, const ClusterSp
   check_runnable(plan);
   const auto job = std::make_shared<RunJob>(model, plan, options, backend);
   const std::vector<std::int64_t>& here = job->local_ranks;
-  for (const std::int64_t r : here) job->ranks[static_cast<std::size_t>(r)].program = prepare(*job, backend.implementation(), r);
+  for (const std::int64_t r : here)
+    job->ranks[static_cast<std::size_t>(r)].program = prepare(*job, backend.implementation(), r);
   if (options.keep_parameters) job->reserve_results();
   try {
     backend.run([job](Device& device) { job->run_rank(device); }, reshard_sizes(plan));
   } catch (const RankFailure& e) {
     rethrow(e, *job, here);
   }
-  if (static_cast<std::int64_t>(here.size()) < backend.ranks() && !backend.emulated()) gather_from_processes(*job, backend);
+  if (static_cast<std::int64_t>(here.size()) < backend.ranks() && !backend.emulated())
+    gather_from_processes(*job, backend);
   RunResult result;
   if (here.front() == 0) {
     for (std::int64_t r = static_cast<std::int64_t>(here.size()); r < backend.ranks() && !backend.emulated(); ++r)

@@ -1,5 +1,6 @@
-// SIGINT, SIGTERM and SIGHUP end a run instead of the process, so that it can say at which step it was and leave nothing half done: the
-// backends look here while they wait. A launcher also sends SIGTERM when another rank has died, and there is a moment to say which.
+// SIGINT, SIGTERM and SIGHUP end a run instead of the process, so that it can say at which step it was and leave
+// nothing half done: the backends look here while they wait. A launcher also sends SIGTERM when another rank has died,
+// and there is a moment to say which.
 #pragma once
 
 #include <string>

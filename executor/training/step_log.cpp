@@ -12,7 +12,8 @@ constexpr std::size_t kFewest = 4, kOperations = std::size_t{1} << 21;  // 100 M
 }
 
 StepLog::StepLog(std::size_t candidates_from, std::size_t operations)
-    : from_(candidates_from), most_(std::clamp(kOperations / std::max<std::size_t>(1, operations), kFewest, kMostKept)) {}
+    : from_(candidates_from),
+      most_(std::clamp(kOperations / std::max<std::size_t>(1, operations), kFewest, kMostKept)) {}
 
 void StepLog::add(StepRecord record) {
   const std::size_t step = seconds_.size();

@@ -1,5 +1,5 @@
-// What a rank keeps of its steady steps, so that a run may have as many as it likes: of every one its time and its loss, whole records
-// of a few. For run*.cpp alone.
+// What a rank keeps of its steady steps, so that a run may have as many as it likes: of every one its time and its
+// loss, whole records of a few. For run*.cpp alone.
 #pragma once
 
 #include <algorithm>
@@ -19,8 +19,8 @@ class StepLog {
   };
 
   StepLog() = default;
-  // Records are kept of steps from `candidates_from` on: of all of them while they are few, then of every second, every fourth ...
-  // `operations`: of a step, which decides how many are few.
+  // Records are kept of steps from `candidates_from` on: of all of them while they are few, then of every second, every
+  // fourth ... `operations`: of a step, which decides how many are few.
   StepLog(std::size_t candidates_from, std::size_t operations);
   void add(StepRecord);
 
@@ -30,8 +30,8 @@ class StepLog {
   [[nodiscard]] std::span<const double> losses() const { return losses_; }
   [[nodiscard]] const MemoryTimeline& memory() const { return memory_; }  // of the first step
   [[nodiscard]] std::span<const Kept> kept() const { return kept_; }
-  // Of the steps that are kept, [from, ...): the one whose time in `seconds` is nearest to `median`. The choice is the same on ranks
-  // with the same `seconds`. Throws MachineError if none is kept.
+  // Of the steps that are kept, [from, ...): the one whose time in `seconds` is nearest to `median`. The choice is the
+  // same on ranks with the same `seconds`. Throws MachineError if none is kept.
   [[nodiscard]] const Kept& nearest(std::span<const double> seconds, std::size_t from, double median) const;
 
   // Every field, for `io` to write or to read (gather_results.cpp); `step(io, record)` does a record's.

@@ -1,12 +1,12 @@
-// MPT in llm-foundry under Composer: bf16 parameters and activations, LayerNorm in the compute type (low_precision_layernorm),
-// flash or Triton attention on views of one packed qkv, exact GELU, a tied head, flash-attn's fused cross-entropy, which keeps
-// the bf16 logits and makes no fp32 copy, and DecoupledAdamW, which goes through the parameters one by one. Recorded in
-// tests/torch/record_saved.py, which imitates the fused loss. RMSNorm, SwiGLU and rotary positions, which MPT has not, are
-// PyTorch's own.
+// MPT in llm-foundry under Composer: bf16 parameters and activations, LayerNorm in the compute type
+// (low_precision_layernorm), flash or Triton attention on views of one packed qkv, exact GELU, a tied head,
+// flash-attn's fused cross-entropy, which keeps the bf16 logits and makes no fp32 copy, and DecoupledAdamW, which goes
+// through the parameters one by one. Recorded in tests/torch/record_saved.py, which imitates the fused loss. RMSNorm,
+// SwiGLU and rotary positions, which MPT has not, are PyTorch's own.
 //
-// Not modelled: the memory of the metrics (two fp32 copies of the logits after each backward; the logits themselves stay until
-// the next micro-batch's are there), copies that unpad q, k and v before flash-attn's variable-length kernels in some releases,
-// and dropout (0 in MPT).
+// Not modelled: the memory of the metrics (two fp32 copies of the logits after each backward; the logits themselves
+// stay until the next micro-batch's are there), copies that unpad q, k and v before flash-attn's variable-length
+// kernels in some releases, and dropout (0 in MPT).
 #include <algorithm>
 
 #include "models/implementations/pytorch_ops.h"
@@ -16,10 +16,11 @@ namespace {
 
 using namespace pytorch;
 
-// Composer updates the model's training metrics after the backward of every micro-batch, under autocast and without gradients
-// (composer/trainer/trainer.py, _train_microbatch and _eval_train_metrics). MPT has two unless `use_train_metrics` is false,
-// cross entropy and perplexity (modeling_mpt.py), which both are F.cross_entropy of all logits (composer/metrics/nlp.py): a cast
-// to fp32, a log-softmax and the sum over labels each; then the labels are compared and counted, and two sums added to.
+// Composer updates the model's training metrics after the backward of every micro-batch, under autocast and without
+// gradients (composer/trainer/trainer.py, _train_microbatch and _eval_train_metrics). MPT has two unless
+// `use_train_metrics` is false, cross entropy and perplexity (modeling_mpt.py), which both are F.cross_entropy of all
+// logits (composer/metrics/nlp.py): a cast to fp32, a log-softmax and the sum over labels each; then the labels are
+// compared and counted, and two sums added to.
 constexpr int kTrainMetrics = 2, kMetricLaunches = 7;
 // The labels are shifted for them: a copy, its copy back, a fill (composer/models/huggingface.py, eval_forward).
 constexpr int kShiftLaunches = 3;
@@ -29,9 +30,9 @@ std::int64_t metric_bytes(const Op& op, const Workload& w) {
   return plus(cast, log_softmax_bytes(op, w, std::max<std::int64_t>(4, w.element_bytes)));
 }
 
-// flash-attn's xentropy: logits, labels and the log-sum-exp of each row stay; the loss of each row is summed afterwards. Its forward
-// goes over the logits twice (maximum and plain sum, then sum of exponentials), backward reads them and writes their gradient. The
-// metrics come after backward and are counted there.
+// flash-attn's xentropy: logits, labels and the log-sum-exp of each row stay; the loss of each row is summed
+// afterwards. Its forward goes over the logits twice (maximum and plain sum, then sum of exponentials), backward reads
+// them and writes their gradient. The metrics come after backward and are counted there.
 OpFacts fused_cross_entropy(const Op& op, const Workload& w) {
   const std::int64_t logits = row_bytes(w, op.shape.vocab), rows = times(w.tokens(), 4);
   return {.saved_inputs = 0b11,
@@ -67,14 +68,15 @@ OpFacts triton_attention(const Op& op, const Workload& w) {
   return f;
 }
 
-// Host: units are few in FSDP1 and have one parameter, of which views are made: 11 us for each original parameter, 12 of an MPT
-// block, and as much again for streams and events. DecoupledAdamW works through a parameter with nine separate operators: decay 2,
-// both moments 2 + 3 each, root, division and sum 2 each, update 4 accesses of 4 bytes: 88 bytes an element, a fused pass 28.
+// Host: units are few in FSDP1 and have one parameter, of which views are made: 11 us for each original parameter, 12
+// of an MPT block, and as much again for streams and events. DecoupledAdamW works through a parameter with nine
+// separate operators: decay 2, both moments 2 + 3 each, root, division and sum 2 each, update 4 accesses of 4 bytes: 88
+// bytes an element, a fused pass 28.
 Implementation foundry(bool compiled) {
   Implementation i{.name = "foundry",
                    .compiled = compiled,
-                   .rules = {embedding, position_embedding, fused_rms_norm, layer_norm, linear, rotary, triton_attention, swiglu,
-                             gelu, add, fused_cross_entropy, opaque},
+                   .rules = {embedding, position_embedding, fused_rms_norm, layer_norm, linear, rotary,
+                             triton_attention, swiglu, gelu, add, fused_cross_entropy, opaque},
                    .backward_adds_in_place = false,
                    .loss_read_every_step = true,  // Composer sums the loss over ranks and reads it each batch
                    .keeps_selectively = nullptr,
@@ -92,8 +94,8 @@ Implementation foundry(bool compiled) {
   return i;
 }
 
-// Until PyTorch 2.1 recomputation ran to the end of the block, reentrant or not (pull requests 90105 and 96866 of PyTorch, merged in
-// March 2023, after 2.0).
+// Until PyTorch 2.1 recomputation ran to the end of the block, reentrant or not (pull requests 90105 and 96866 of
+// PyTorch, merged in March 2023, after 2.0).
 Implementation before_early_stop() {
   Implementation i = foundry(false);
   i.name = "foundry-2023";
@@ -101,17 +103,19 @@ Implementation before_early_stop() {
   return i;
 }
 
-// MosaicGPT of mosaicml/examples until February 2023 (examples/llm/src/mosaic_gpt.py), under Composer before 0.13.2. FSDP's mixed
-// precision DEFAULT gathered parameters in fp32 and reduced gradients in bf16 (the other way round since Composer's pull request
-// 2047, March 2023), so autocast makes every linear layer's bf16 inputs and weights: the residual stream, nn.LayerNorm and the
-// embeddings are fp32. Bytes of 2-byte workloads, x being T * width elements in bf16:
+// MosaicGPT of mosaicml/examples until February 2023 (examples/llm/src/mosaic_gpt.py), under Composer before 0.13.2.
+// FSDP's mixed precision DEFAULT gathered parameters in fp32 and reduced gradients in bf16 (the other way round since
+// Composer's pull request 2047, March 2023), so autocast makes every linear layer's bf16 inputs and weights: the
+// residual stream, nn.LayerNorm and the embeddings are fp32. Bytes of 2-byte workloads, x being T * width elements in
+// bf16:
 //   embeddings         results and their gradients twice as wide
 //   layer_norm         in and out in fp32, and the cast 4 + 2 that the linear layer behind it asks for, both ways
 //   linear             its weight and bias cast before, their gradients after
-//   add                4 + 2 in, 4 out; backward casts the branch's gradient 4 + 2, and gradients are summed in fp32, not bf16
+//   add                4 + 2 in, 4 out; backward casts the branch's gradient 4 + 2, and gradients are summed in fp32,
+//                      not bf16
 //   cross_entropy      PyTorch's, which autocast runs in fp32
-// The attention mask of each micro-batch is looked at on the host (.any()) before the first block. The plan cannot say that
-// parameters are gathered wider than they are used, and what is saved is wider, too: only time is modelled.
+// The attention mask of each micro-batch is looked at on the host (.any()) before the first block. The plan cannot say
+// that parameters are gathered wider than they are used, and what is saved is wider, too: only time is modelled.
 namespace january_2023 {
 
 bool autocast(const Workload& w) { return w.element_bytes == 2; }

@@ -1,11 +1,11 @@
-// transformers' Llama, Mistral, Qwen, GPT-2 and MPT as its Trainer runs them: bf16 parameters and activations, fp32 inside
-// RMSNorm and the loss, which upcasts all logits. "hf" calls scaled_dot_product_attention without a mask (flash, which takes
-// grouped heads); MPT's ALiBi has no such path and "hf-eager-attention" takes it nowhere: scores are multiplied out. Compiled:
-// the whole model, its loss included. Figures were recorded (tests/torch/record_saved.py calls transformers 5.23); e: bytes of an
-// element, n: elements of the result.
+// transformers' Llama, Mistral, Qwen, GPT-2 and MPT as its Trainer runs them: bf16 parameters and activations, fp32
+// inside RMSNorm and the loss, which upcasts all logits. "hf" calls scaled_dot_product_attention without a mask (flash,
+// which takes grouped heads); MPT's ALiBi has no such path and "hf-eager-attention" takes it nowhere: scores are
+// multiplied out. Compiled: the whole model, its loss included. Figures were recorded (tests/torch/record_saved.py
+// calls transformers 5.23); e: bytes of an element, n: elements of the result.
 //
-// Not modelled: dropout (GPT-2's published configs have 10 %; fine-tuning scripts turn it off), padding masks, and masks of
-// sliding windows shorter than the sequence, all of which leave the flash path.
+// Not modelled: dropout (GPT-2's published configs have 10 %; fine-tuning scripts turn it off), padding masks, and
+// masks of sliding windows shorter than the sequence, all of which leave the flash path.
 #include <algorithm>
 
 #include "models/implementations/pytorch_ops.h"
@@ -24,10 +24,10 @@ OpFacts rms_norm(const Op& op, const Workload& w) {
   return f;
 }
 
-// x cos + rotate_half(x) sin; cos and sin are made once per forward, for all layers. Nothing of x is saved. Beside x and the
-// result, x cos,
-// (-x2, x1) and its product are alive at the end, the first and the last two in turn; backward mirrors it and copies to x's
-// layout.
+// x cos + rotate_half(x) sin; cos and sin are made once per forward, for all layers. Nothing of x is saved. Beside x
+// and the result, x cos,
+// (-x2, x1) and its product are alive at the end, the first and the last two in turn; backward mirrors it and copies to
+// x's layout.
 OpFacts rotary(const Op& op, const Workload& w) {
   const std::int64_t x = row_bytes(w, times(op.shape.heads, op.shape.head_dim));
   return {.forward_scratch_bytes = 2 * x,
@@ -38,10 +38,10 @@ OpFacts rotary(const Op& op, const Workload& w) {
           .backward_traffic_bytes = times(x, 13)};
 }
 
-// softmax(q k^T scale + mask) v. q, k, v are copied to be multiplied (k and v once more where heads are grouped, of which the
-// copy of the copy is not needed); the copies and the probabilities, in fp32 and in the type of v, are saved. s: bytes of the
-// scores, one head after the other. Worst moments: the softmax (scores, in bf16 also their fp32 copy, and probabilities), and its
-// backward.
+// softmax(q k^T scale + mask) v. q, k, v are copied to be multiplied (k and v once more where heads are grouped, of
+// which the copy of the copy is not needed); the copies and the probabilities, in fp32 and in the type of v, are saved.
+// s: bytes of the scores, one head after the other. Worst moments: the softmax (scores, in bf16 also their fp32 copy,
+// and probabilities), and its backward.
 OpFacts eager_attention(const Op& op, const Workload& w) {
   const OpShape& o = op.shape;
   const std::int64_t q = row_bytes(w, times(o.heads, o.head_dim)), kv = row_bytes(w, times(o.kv_heads, o.head_dim));
@@ -58,7 +58,9 @@ OpFacts eager_attention(const Op& op, const Workload& w) {
           .attention = AttentionKernel::math};
 }
 
-OpFacts attention(const Op& op, const Workload& w) { return op.shape.alibi ? eager_attention(op, w) : flash_attention(op, w); }
+OpFacts attention(const Op& op, const Workload& w) {
+  return op.shape.alibi ? eager_attention(op, w) : flash_attention(op, w);
+}
 
 // NewGELUActivation writes the tanh approximation out: x/2, tanh and 1 + tanh are saved beside x.
 OpFacts gelu(const Op& op, const Workload& w) {
@@ -82,9 +84,9 @@ OpFacts rotary_compiled(const Op& op, const Workload& w) {
 Implementation hf(std::string_view name, bool compiled, OpRule attention_rule) {
   Implementation i{.name = name,
                    .compiled = compiled,
-                   .rules = {embedding, position_embedding, rms_norm, layer_norm, linear, rotary, attention_rule, swiglu, gelu,
-                             add, cross_entropy, opaque, grouped_moe_route, grouped_moe_dispatch, grouped_expert_linear,
-                             grouped_moe_combine},
+                   .rules = {embedding, position_embedding, rms_norm, layer_norm, linear, rotary, attention_rule,
+                             swiglu, gelu, add, cross_entropy, opaque, grouped_moe_route, grouped_moe_dispatch,
+                             grouped_expert_linear, grouped_moe_combine},
                    .backward_adds_in_place = false,
                    .loss_read_every_step = true,  // Trainer looks for NaN in the loss (logging_nan_inf_filter)
                    .keeps_selectively = nullptr,  // only whole layers are checkpointed

@@ -1,6 +1,6 @@
-// Our executor's kernels (executor/kernels*.cpp): storage in one type of `element_bytes`, arithmetic in double for double and
-// in float otherwise (the accumulate type). Every number here is what those kernels really take; the executor reports heap
-// or saved bytes that are not declared here as an error.
+// Our executor's kernels (executor/kernels*.cpp): storage in one type of `element_bytes`, arithmetic in double for
+// double and in float otherwise (the accumulate type). Every number here is what those kernels really take; the
+// executor reports heap or saved bytes that are not declared here as an error.
 #include <algorithm>
 
 #include "models/implementation.h"
@@ -11,11 +11,15 @@ namespace {
 
 std::int64_t accumulate_bytes(const Workload& w) { return w.element_bytes == 8 ? 8 : 4; }
 std::int64_t times(std::int64_t a, std::int64_t b) { return checked_mul(a, b, "op size"); }
-std::int64_t row_bytes(const Workload& w, std::int64_t width) { return times(times(w.tokens(), width), w.element_bytes); }
+std::int64_t row_bytes(const Workload& w, std::int64_t width) {
+  return times(times(w.tokens(), width), w.element_bytes);
+}
 
-// Reads ids, writes rows; backward sorts the positions by id (8 bytes each) and writes each row of the weight gradient once.
+// Reads ids, writes rows; backward sorts the positions by id (8 bytes each) and writes each row of the weight gradient
+// once.
 OpFacts embedding(const Op& op, const Workload& w) {
-  const std::int64_t rows = row_bytes(w, op.shape.width), table = times(times(op.shape.vocab, op.shape.width), w.element_bytes);
+  const std::int64_t rows = row_bytes(w, op.shape.width),
+                     table = times(times(op.shape.vocab, op.shape.width), w.element_bytes);
   return {.saved_inputs = 0b1,
           .backward_scratch_bytes = times(w.tokens(), 8),
           .forward_traffic_bytes = 2 * rows + 8 * w.tokens(),
@@ -31,7 +35,8 @@ OpFacts position_embedding(const Op& op, const Workload& w) {
 
 // 1/rms of every normalised row, in the accumulate type.
 OpFacts rms_norm(const Op& op, const Workload& w) {
-  const std::int64_t groups = times(w.tokens(), op.shape.groups), x = times(times(groups, op.shape.width), w.element_bytes);
+  const std::int64_t groups = times(w.tokens(), op.shape.groups),
+                     x = times(times(groups, op.shape.width), w.element_bytes);
   const std::int64_t statistics = times(groups, accumulate_bytes(w));
   return {.saved_inputs = 0b1,
           .saved_extra_bytes = statistics,
@@ -48,11 +53,12 @@ OpFacts layer_norm(const Op& op, const Workload& w) {
           .backward_traffic_bytes = 3 * x + statistics};
 }
 
-// `count` products [rows,in]x[in,out]; backward has those of the input [rows,out]x[out,in] and of the weight [out,rows]x[rows,in]: the same
-// three extents, hence the same tiles. 2-byte storage is multiplied as float, in tiles of at most 512 x 512 of both operands and the result
-// (kernels/gemm.cpp).
+// `count` products [rows,in]x[in,out]; backward has those of the input [rows,out]x[out,in] and of the weight
+// [out,rows]x[rows,in]: the same three extents, hence the same tiles. 2-byte storage is multiplied as float, in tiles
+// of at most 512 x 512 of both operands and the result (kernels/gemm.cpp).
 OpFacts products(std::int64_t count, std::int64_t rows, const OpShape& s, const Workload& w) {
-  const std::int64_t elements = checked_add(checked_add(times(rows, s.in), times(s.in, s.out), "op size"), times(rows, s.out), "op size");
+  const std::int64_t elements =
+      checked_add(checked_add(times(rows, s.in), times(s.in, s.out), "op size"), times(rows, s.out), "op size");
   const std::int64_t bytes = times(times(elements, count), w.element_bytes), a = std::min<std::int64_t>(rows, 512);
   const std::int64_t b = std::min<std::int64_t>(s.in, 512), c = std::min<std::int64_t>(s.out, 512);
   const std::int64_t copies = w.element_bytes == 2 ? 4 * (a * b + b * c + a * c) : 0;
@@ -72,15 +78,16 @@ OpFacts rotary(const Op& op, const Workload& w) {
   return {.forward_traffic_bytes = 2 * x, .backward_traffic_bytes = 2 * x};
 }
 
-// q, k, v (or the packed tensor) and the output stay, and the log-sum-exp of each row of scores. Scratch holds one head in the
-// accumulate type and blocks of up to 64 queries (kernels/attention.cpp): forward k, v; a block of q and o; its scores. Backward
-// k, v, dk, dv; a block of q, o, do, dq; its probabilities and their gradient; rowsum(do o).
+// q, k, v (or the packed tensor) and the output stay, and the log-sum-exp of each row of scores. Scratch holds one head
+// in the accumulate type and blocks of up to 64 queries (kernels/attention.cpp): forward k, v; a block of q and o; its
+// scores. Backward k, v, dk, dv; a block of q, o, do, dq; its probabilities and their gradient; rowsum(do o).
 OpFacts attention(const Op& op, const Workload& w) {
   const OpShape& s = op.shape;
   const std::int64_t a = accumulate_bytes(w), rows = times(times(w.tokens(), s.heads), a),
                      block = std::min<std::int64_t>(64, w.seq_len);
   const std::int64_t q = row_bytes(w, times(s.heads, s.head_dim)), kv = row_bytes(w, times(2 * s.kv_heads, s.head_dim));
-  const std::int64_t forward = checked_add(times(2 * (w.seq_len + block), s.head_dim), times(block, w.seq_len), "op size");
+  const std::int64_t forward =
+      checked_add(times(2 * (w.seq_len + block), s.head_dim), times(block, w.seq_len), "op size");
   return {.saved_inputs = static_cast<std::uint8_t>(s.packed ? 0b1 : 0b111),
           .saved_outputs = 0b1,
           .saved_extra_bytes = rows,
@@ -93,7 +100,9 @@ OpFacts attention(const Op& op, const Workload& w) {
 
 OpFacts swiglu(const Op& op, const Workload& w) {
   const std::int64_t x = times(times(rows(op.shape.experts, w), op.shape.width), w.element_bytes);
-  return {.saved_inputs = static_cast<std::uint8_t>(op.shape.packed ? 0b1 : 0b11), .forward_traffic_bytes = 3 * x, .backward_traffic_bytes = 5 * x};
+  return {.saved_inputs = static_cast<std::uint8_t>(op.shape.packed ? 0b1 : 0b11),
+          .forward_traffic_bytes = 3 * x,
+          .backward_traffic_bytes = 5 * x};
 }
 
 OpFacts gelu(const Op& op, const Workload& w) {
@@ -123,13 +132,18 @@ OpFacts opaque(const Op& op, const Workload& w) {
           .backward_traffic_bytes = 2 * bytes};
 }
 
-// Mixtures of experts (kernels/moe.cpp). k: choices of all tokens. Routing counts the taken slots of each expert; what was chosen is in
-// the slots, and renormalised weights are all that their gradient needs; otherwise the probabilities are made again from the logits.
+// Mixtures of experts (kernels/moe.cpp). k: choices of all tokens. Routing counts the taken slots of each expert; what
+// was chosen is in the slots, and renormalised weights are all that their gradient needs; otherwise the probabilities
+// are made again from the logits.
 struct ExpertBytes {
   ExpertBytes(const Op& op, const Workload& w)
-      : choices(times(w.tokens(), op.shape.experts.top_k)), logits(row_bytes(w, op.shape.experts.count)),
-        weights(times(choices, w.element_bytes)), ids(times(choices, 8)), chosen_rows(times(weights, op.shape.width)),
-        slot_rows(times(times(rows(op.shape.experts, w), op.shape.width), w.element_bytes)), tokens(row_bytes(w, op.shape.width)) {}
+      : choices(times(w.tokens(), op.shape.experts.top_k)),
+        logits(row_bytes(w, op.shape.experts.count)),
+        weights(times(choices, w.element_bytes)),
+        ids(times(choices, 8)),
+        chosen_rows(times(weights, op.shape.width)),
+        slot_rows(times(times(rows(op.shape.experts, w), op.shape.width), w.element_bytes)),
+        tokens(row_bytes(w, op.shape.width)) {}
   const std::int64_t choices, logits, weights, ids, chosen_rows, slot_rows, tokens;
 };
 
@@ -173,14 +187,14 @@ const Implementation& native_implementation() {
   static const Implementation native{
       .name = "native",
       .compiled = false,
-      .rules = {embedding, position_embedding, rms_norm, layer_norm, linear, rotary, attention, swiglu, gelu, add, cross_entropy,
-                opaque, moe_route, moe_dispatch, expert_linear, moe_combine},
+      .rules = {embedding, position_embedding, rms_norm, layer_norm, linear, rotary, attention, swiglu, gelu, add,
+                cross_entropy, opaque, moe_route, moe_dispatch, expert_linear, moe_combine},
       .backward_adds_in_place = true,
-      .loss_read_every_step = true,           // the loop reports the loss of each step
+      .loss_read_every_step = true,  // the loop reports the loss of each step
       .keeps_selectively = keeps,
       .optimizer_temp_bytes_per_element = 0,  // one fused pass
       .memory = MemorySource::arena,
-      .host_seconds_per_launch = 0,           // `calibrate` measures it: Costs::host_per_operation
+      .host_seconds_per_launch = 0,  // `calibrate` measures it: Costs::host_per_operation
       .host_seconds_per_unit_hook = 0,
   };
   return native;

@@ -1,6 +1,6 @@
-// Our kernels on GPUs (executor/cuda/kernels/): what native saves, but other scratch and more launches. Storage in one type of
-// `element_bytes`, arithmetic in double for double and in float otherwise. Device memory beside the arena: constants of the run
-// (executor/cuda/toolkit/operation_kernels.h), none per operation.
+// Our kernels on GPUs (executor/cuda/kernels/): what native saves, but other scratch and more launches. Storage in one
+// type of `element_bytes`, arithmetic in double for double and in float otherwise. Device memory beside the arena:
+// constants of the run (executor/cuda/toolkit/operation_kernels.h), none per operation.
 #include "models/implementations/native_cuda.h"
 
 #include "models/implementation.h"
@@ -20,8 +20,8 @@ OpFacts as_native(const Op& op, const Workload& w) {
   return f;
 }
 
-// Backward: zeros the table's gradient, sorts the tokens by id (8 bytes each, twice), adds up their rows in pieces, finishes rows that lie in
-// several pieces.
+// Backward: zeros the table's gradient, sorts the tokens by id (8 bytes each, twice), adds up their rows in pieces,
+// finishes rows that lie in several pieces.
 OpFacts embedding(const Op& op, const Workload& w) {
   OpFacts f = as_native(op, w);
   const std::int64_t sums = times(2 * embedding_pieces(w.tokens()), op.shape.width);
@@ -37,8 +37,8 @@ OpFacts position_embedding(const Op& op, const Workload& w) {
   return f;
 }
 
-// Backward: the input's gradient; then of the weight, and of LayerNorm's bias, partial sums over rows and their sum. The scratch serves one
-// of them after the other.
+// Backward: the input's gradient; then of the weight, and of LayerNorm's bias, partial sums over rows and their sum.
+// The scratch serves one of them after the other.
 OpFacts norm(const Op& op, const Workload& w) {
   OpFacts f = as_native(op, w);
   const std::int64_t rows = times(w.tokens(), op.shape.groups);

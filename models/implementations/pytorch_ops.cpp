@@ -1,7 +1,7 @@
-// PyTorch's own operators, as every eager stack calls them and as Inductor compiles them: rules that the implementations beside
-// this file share. What autograd saves is read off PyTorch's derivative formulas (tools/autograd/derivatives.yaml), sizes of
-// library temporaries are those of the kernels that PyTorch ships; tests/torch/record_saved.py and record_tape.py record both.
-// "rows": T * width * element_bytes.
+// PyTorch's own operators, as every eager stack calls them and as Inductor compiles them: rules that the
+// implementations beside this file share. What autograd saves is read off PyTorch's derivative formulas
+// (tools/autograd/derivatives.yaml), sizes of library temporaries are those of the kernels that PyTorch ships;
+// tests/torch/record_saved.py and record_tape.py record both. "rows": T * width * element_bytes.
 //
 // Not modelled: the gradient of a residual addition is one tensor for both inputs in PyTorch (an alias, no kernel); the
 // tape decides what to do with that. Small reductions of norm weight gradients have no scratch here.
@@ -13,9 +13,10 @@ namespace fsdp::pytorch {
 
 namespace {
 
-// Fractions of the memory rate of good kernels. Norms: cudnn-frontend's benchmark files, RMSNorm and LayerNorm on H200, bf16, whose
-// memory rate is 4.1 TB/s: PyTorch's forward 2.4 to 3.4 TB/s, backward 1.5 to 1.8 of three tensors' bytes, which are five tensors' here
-// (two kernels read both inputs); compiled forward 3.4 to 4.2, backward 1.6 to 1.8 of three.
+// Fractions of the memory rate of good kernels. Norms: cudnn-frontend's benchmark files, RMSNorm and LayerNorm on H200,
+// bf16, whose memory rate is 4.1 TB/s: PyTorch's forward 2.4 to 3.4 TB/s, backward 1.5 to 1.8 of three tensors' bytes,
+// which are five tensors' here (two kernels read both inputs); compiled forward 3.4 to 4.2, backward 1.6 to 1.8 of
+// three.
 constexpr double kNormForward = 0.75, kNormBackward = 0.65, kCompiledNormBackward = 0.43;
 
 std::int64_t gated_bytes(const Op& op, const Workload& w) {
@@ -27,11 +28,13 @@ constexpr std::int64_t kSoftmaxRowBytes = 48 * 1024;
 
 }  // namespace
 
-// aten::embedding saves the indices. Backward (embedding_dense_backward_cuda) sorts them (two int64 arrays in, two out), sums
-// runs of at most 10 equal indices into fp32 partial rows, at most one per token, then writes the dense gradient: about six
-// launches (sort, runs, scan, two sums, fill). Partial rows are an upper bound: frequent tokens share one.
+// aten::embedding saves the indices. Backward (embedding_dense_backward_cuda) sorts them (two int64 arrays in, two
+// out), sums runs of at most 10 equal indices into fp32 partial rows, at most one per token, then writes the dense
+// gradient: about six launches (sort, runs, scan, two sums, fill). Partial rows are an upper bound: frequent tokens
+// share one.
 OpFacts embedding(const Op& op, const Workload& w) {
-  const std::int64_t rows = row_bytes(w, op.shape.width), table = times(times(op.shape.vocab, op.shape.width), w.element_bytes);
+  const std::int64_t rows = row_bytes(w, op.shape.width),
+                     table = times(times(op.shape.vocab, op.shape.width), w.element_bytes);
   const std::int64_t partial = times(row_elements(w, op.shape.width), 4);
   return {.saved_inputs = 0b1,
           .backward_scratch_bytes = plus(partial, times(w.tokens(), 32)),
@@ -40,8 +43,8 @@ OpFacts embedding(const Op& op, const Workload& w) {
           .backward_traffic_bytes = plus(plus(rows, table), 2 * partial)};
 }
 
-// GPT-style learned positions: a lookup of [seq_len, width], then a broadcast addition; neither saves an activation. Backward
-// sums over sequences and scatters.
+// GPT-style learned positions: a lookup of [seq_len, width], then a broadcast addition; neither saves an activation.
+// Backward sums over sequences and scatters.
 OpFacts position_embedding(const Op& op, const Workload& w) {
   const std::int64_t rows = row_bytes(w, op.shape.width),
                      table = times(times(op.shape.positions, op.shape.width), w.element_bytes);
@@ -54,7 +57,8 @@ OpFacts position_embedding(const Op& op, const Workload& w) {
           .backward_traffic_bytes = plus(rows, plus(2 * looked_up, table))};
 }
 
-// aten::_fused_rms_norm saves input and rstd (fp32, one per row); backward is one kernel for the input and one for the weight.
+// aten::_fused_rms_norm saves input and rstd (fp32, one per row); backward is one kernel for the input and one for the
+// weight.
 OpFacts fused_rms_norm(const Op& op, const Workload& w) {
   const std::int64_t rows = row_bytes(w, times(op.shape.groups, op.shape.width)),
                      rstd = times(times(w.tokens(), op.shape.groups), 4);
@@ -75,10 +79,10 @@ OpFacts fused_rms_norm_compiled(const Op& op, const Workload& w) {
   return f;
 }
 
-// RMSNorm written out, x32 being x in fp32. Saved: x32 (the square and the first product), 1/rms (fp32 per row), the result
-// before the weight. x itself is not. At the worst moment of backward, at the end of the square's derivative, six fp32 tensors
-// are alive: the gradient through the product, the mean's, x32, x32^1, 2 x32, and their product; x32^1 and 2 x32 are operators of
-// their own.
+// RMSNorm written out, x32 being x in fp32. Saved: x32 (the square and the first product), 1/rms (fp32 per row), the
+// result before the weight. x itself is not. At the worst moment of backward, at the end of the square's derivative,
+// six fp32 tensors are alive: the gradient through the product, the mean's, x32, x32^1, 2 x32, and their product; x32^1
+// and 2 x32 are operators of their own.
 OpFacts upcast_rms_norm(const Op& op, const Workload& w) {
   const std::int64_t n = row_elements(w, times(op.shape.groups, op.shape.width)),
                      r = times(times(w.tokens(), op.shape.groups), 4);
@@ -126,8 +130,8 @@ OpFacts layer_norm_compiled(const Op& op, const Workload& w) {
   return f;
 }
 
-// aten::mm saves its input (the weight belongs to FSDP); backward is two products, and a column sum for a bias. The cuBLAS
-// workspace is allocated once per handle and stream, not per call.
+// aten::mm saves its input (the weight belongs to FSDP); backward is two products, and a column sum for a bias. The
+// cuBLAS workspace is allocated once per handle and stream, not per call.
 OpFacts linear(const Op& op, const Workload& w) {
   const std::int64_t t = w.tokens(), in = op.shape.in, out = op.shape.out;
   const std::int64_t bytes = times(plus(plus(times(t, in), times(in, out)), times(t, out)), w.element_bytes);
@@ -138,32 +142,34 @@ OpFacts linear(const Op& op, const Workload& w) {
           .backward_traffic_bytes = plus(2 * bytes, bias ? row_bytes(w, out) : 0)};
 }
 
-// Flash (or cuDNN) attention saves q, k, v, out and the log-sum-exp (fp32 per row and head). Backward (FlashAttention-2): delta
-// (fp32 per row and head) and an fp32 accumulator of dq; with grouped heads dk and dv for all heads, which two sums reduce. Three
-// kernels, plus the sums. A packed qkv is split by views; backward joins dq, dk and dv in one more.
+// Flash (or cuDNN) attention saves q, k, v, out and the log-sum-exp (fp32 per row and head). Backward
+// (FlashAttention-2): delta (fp32 per row and head) and an fp32 accumulator of dq; with grouped heads dk and dv for all
+// heads, which two sums reduce. Three kernels, plus the sums. A packed qkv is split by views; backward joins dq, dk and
+// dv in one more.
 OpFacts flash_attention(const Op& op, const Workload& w) {
   const OpShape& s = op.shape;
   const std::int64_t q = row_bytes(w, times(s.heads, s.head_dim)), kv = row_bytes(w, times(s.kv_heads, s.head_dim));
   const std::int64_t statistics = times(times(w.tokens(), s.heads), 4),
                      q_fp32 = times(row_elements(w, times(s.heads, s.head_dim)), 4);
   const bool grouped = s.kv_heads != s.heads && !s.packed;
-  return {.saved_inputs = static_cast<std::uint8_t>(s.packed ? 0b1 : 0b111),
-          .saved_outputs = 0b1,
-          .saved_extra_bytes = statistics,
-          .backward_scratch_bytes = plus(plus(statistics, q_fp32), grouped ? 2 * q : 0),
-          .backward_launches = static_cast<std::int16_t>(grouped    ? 5
-                                                         : s.packed ? 4
-                                                                    : 3),
-          .forward_traffic_bytes = plus(2 * q + 2 * kv, statistics),
-          .backward_traffic_bytes = plus(plus(4 * q + 4 * kv, plus(2 * statistics, 2 * q_fp32)), grouped    ? 4 * q
-                                                                                                 : s.packed ? 2 * q + 4 * kv
-                                                                                                            : 0),
-          .result_extra_bytes = statistics};
+  return {
+      .saved_inputs = static_cast<std::uint8_t>(s.packed ? 0b1 : 0b111),
+      .saved_outputs = 0b1,
+      .saved_extra_bytes = statistics,
+      .backward_scratch_bytes = plus(plus(statistics, q_fp32), grouped ? 2 * q : 0),
+      .backward_launches = static_cast<std::int16_t>(grouped    ? 5
+                                                     : s.packed ? 4
+                                                                : 3),
+      .forward_traffic_bytes = plus(2 * q + 2 * kv, statistics),
+      .backward_traffic_bytes = plus(plus(4 * q + 4 * kv, plus(2 * statistics, 2 * q_fp32)), grouped    ? 4 * q
+                                                                                             : s.packed ? 2 * q + 4 * kv
+                                                                                                        : 0),
+      .result_extra_bytes = statistics};
 }
-// F.silu(gate) saves gate, the product saves both factors: gate and up are inputs, silu(gate) is extra. Backward: two products
-// and silu_backward, with the gradient of silu(gate) between them: it is there before the gradient of gate, and when that is made
-// the product's factors and gradient are gone, so that the op never holds more than its arguments. Packed: gate and up are views, and
-// their gradients are joined in the end, when nothing else is left.
+// F.silu(gate) saves gate, the product saves both factors: gate and up are inputs, silu(gate) is extra. Backward: two
+// products and silu_backward, with the gradient of silu(gate) between them: it is there before the gradient of gate,
+// and when that is made the product's factors and gradient are gone, so that the op never holds more than its
+// arguments. Packed: gate and up are views, and their gradients are joined in the end, when nothing else is left.
 OpFacts swiglu(const Op& op, const Workload& w) {
   const std::int64_t x = gated_bytes(op, w);
   if (op.shape.packed)
@@ -186,10 +192,13 @@ OpFacts swiglu(const Op& op, const Workload& w) {
 // Fused: silu is recomputed in backward (pointwise and read by pointwise only).
 OpFacts swiglu_compiled(const Op& op, const Workload& w) {
   const std::int64_t x = gated_bytes(op, w);
-  return {.saved_inputs = static_cast<std::uint8_t>(op.shape.packed ? 0b1 : 0b11), .forward_traffic_bytes = 3 * x, .backward_traffic_bytes = 5 * x};
+  return {.saved_inputs = static_cast<std::uint8_t>(op.shape.packed ? 0b1 : 0b11),
+          .forward_traffic_bytes = 3 * x,
+          .backward_traffic_bytes = 5 * x};
 }
 
-// aten::gelu saves its input; one kernel each way, compiled too (its neighbours are matrix products, which stay in cuBLAS).
+// aten::gelu saves its input; one kernel each way, compiled too (its neighbours are matrix products, which stay in
+// cuBLAS).
 OpFacts gelu(const Op& op, const Workload& w) {
   const std::int64_t x = row_bytes(w, op.shape.width);
   return {.saved_inputs = 0b1, .forward_traffic_bytes = 2 * x, .backward_traffic_bytes = 3 * x};
@@ -204,10 +213,11 @@ OpFacts add_compiled(const Op& op, const Workload& w) {
   return {.forward_launches = 0, .backward_launches = 0, .forward_traffic_bytes = 2 * row_bytes(w, op.shape.width)};
 }
 
-// One block per row, which goes over the row three times: maximum, sum, result (SoftMax.cu). Up to 48 KB the row stays in shared
-// memory; longer rows of all resident blocks are more than the second level cache holds (A100: 216 blocks, 201 KB a row of 50k in
-// fp32), so that every pass reads memory. H100: 32768 rows of 50304 in bf16 take 4.65 ms, four times their bytes at 2.84 TB/s
-// (torch-mojo-backend, pull request 316). Backward reads the gradient twice, for its sum and for the result, and the output.
+// One block per row, which goes over the row three times: maximum, sum, result (SoftMax.cu). Up to 48 KB the row stays
+// in shared memory; longer rows of all resident blocks are more than the second level cache holds (A100: 216 blocks,
+// 201 KB a row of 50k in fp32), so that every pass reads memory. H100: 32768 rows of 50304 in bf16 take 4.65 ms, four
+// times their bytes at 2.84 TB/s (torch-mojo-backend, pull request 316). Backward reads the gradient twice, for its sum
+// and for the result, and the output.
 std::int64_t log_softmax_bytes(const Op& op, const Workload& w, std::int64_t e) {
   const std::int64_t reads = times(op.shape.vocab, e) <= kSoftmaxRowBytes ? 1 : 3;
   return times(row_elements(w, op.shape.vocab), (reads + 1) * e);
@@ -217,19 +227,22 @@ std::int64_t log_softmax_backward_bytes(const Op& op, const Workload& w, std::in
   return times(row_elements(w, op.shape.vocab), (reads + 1) * e);
 }
 
-// F.cross_entropy(pred.float(), labels): log_softmax saves its fp32 output, nll_loss that and the labels; the fp32 copy of the
-// logits dies when the call returns, the bf16 logits when the training loop drops them before backward. Backward, bytes per
-// logit: the saved output, the gradients of nll_loss and of log_softmax (4 each) are alive together; the cast to 2 bytes comes
-// when two of the three are gone, so that beside the saved output and the result 6 more are needed. In n chunks (torchtitan's
-// chunked cross-entropy of 2025: the logits exist, chunks of the sequence are cast and reduced one by one): saved as before; the
-// fp32 copy and both gradients are a chunk's; the chunks' gradients are joined at the end, when nothing else is left. Launches,
-// per chunk: cast, log_softmax, nll; fill, nll backward, log_softmax backward, cast; and the join. Other types than 2-byte ones
-// are not cast, and the gradient of log_softmax is the gradient of the logits.
+// F.cross_entropy(pred.float(), labels): log_softmax saves its fp32 output, nll_loss that and the labels; the fp32 copy
+// of the logits dies when the call returns, the bf16 logits when the training loop drops them before backward.
+// Backward, bytes per logit: the saved output, the gradients of nll_loss and of log_softmax (4 each) are alive
+// together; the cast to 2 bytes comes when two of the three are gone, so that beside the saved output and the result 6
+// more are needed. In n chunks (torchtitan's chunked cross-entropy of 2025: the logits exist, chunks of the sequence
+// are cast and reduced one by one): saved as before; the fp32 copy and both gradients are a chunk's; the chunks'
+// gradients are joined at the end, when nothing else is left. Launches, per chunk: cast, log_softmax, nll; fill, nll
+// backward, log_softmax backward, cast; and the join. Other types than 2-byte ones are not cast, and the gradient of
+// log_softmax is the gradient of the logits.
 OpFacts cross_entropy(const Op& op, const Workload& w) {
   const std::int64_t n = row_elements(w, op.shape.vocab), e = w.element_bytes, chunks = w.loss_chunks,
                      chunk = (n + chunks - 1) / chunks;
   const bool cast = e == 2, join = chunks > 1;
-  const auto launches = [&](int each) { return static_cast<std::int16_t>(std::min<std::int64_t>(each * chunks, 10000)); };
+  const auto launches = [&](int each) {
+    return static_cast<std::int16_t>(std::min<std::int64_t>(each * chunks, 10000));
+  };
   const std::int64_t in_fp32 = cast ? 4 : e, kept = times(n, in_fp32), backward = times(chunk, cast ? 8 : 2 * e);
   return {.saved_inputs = 0b10,
           .saved_extra_bytes = kept,

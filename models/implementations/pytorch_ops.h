@@ -8,7 +8,9 @@ namespace fsdp::pytorch {
 
 [[nodiscard]] inline std::int64_t times(std::int64_t a, std::int64_t b) { return checked_mul(a, b, "op size"); }
 [[nodiscard]] inline std::int64_t plus(std::int64_t a, std::int64_t b) { return checked_add(a, b, "op size"); }
-[[nodiscard]] inline std::int64_t row_elements(const Workload& w, std::int64_t width) { return times(w.tokens(), width); }
+[[nodiscard]] inline std::int64_t row_elements(const Workload& w, std::int64_t width) {
+  return times(w.tokens(), width);
+}
 [[nodiscard]] inline std::int64_t row_bytes(const Workload& w, std::int64_t width) {
   return times(row_elements(w, width), w.element_bytes);
 }
@@ -35,7 +37,7 @@ OpFacts add_compiled(const Op&, const Workload&);
 OpFacts cross_entropy(const Op&, const Workload&);
 OpFacts cross_entropy_compiled(const Op&, const Workload&);
 OpFacts opaque(const Op&, const Workload&);
-OpFacts grouped_moe_route(const Op&, const Workload&);     // transformers' grouped_mm experts (hf_experts.cpp)
+OpFacts grouped_moe_route(const Op&, const Workload&);  // transformers' grouped_mm experts (hf_experts.cpp)
 OpFacts grouped_moe_dispatch(const Op&, const Workload&);
 OpFacts grouped_expert_linear(const Op&, const Workload&);
 OpFacts grouped_moe_combine(const Op&, const Workload&);

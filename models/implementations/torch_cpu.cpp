@@ -1,10 +1,11 @@
-// PyTorch 2.15, eager, on CPU tensors: what torchtitan's Llama keeps and allocates when it runs there. It exists to be compared with
-// recordings of PyTorch on CPU or fake tensors (tests/torch/record_memory.py), which see tensors and not what a kernel takes inside, and
-// know no 512-byte rounding. It says nothing about time and is nobody's default; memory of GPU runs is `torchtitan`'s business.
+// PyTorch 2.15, eager, on CPU tensors: what torchtitan's Llama keeps and allocates when it runs there. It exists to be
+// compared with recordings of PyTorch on CPU or fake tensors (tests/torch/record_memory.py), which see tensors and not
+// what a kernel takes inside, and know no 512-byte rounding. It says nothing about time and is nobody's default; memory
+// of GPU runs is `torchtitan`'s business.
 //
-// It differs from `torchtitan` where PyTorch's CPU build does: rms_norm is made of elementwise ops, and no kernel's own workspace is
-// seen. Temporaries are those that are alive when most bytes are, beside the op's inputs, outputs and what is saved, which the tape
-// holds for the whole op. n: elements of the op's output.
+// It differs from `torchtitan` where PyTorch's CPU build does: rms_norm is made of elementwise ops, and no kernel's own
+// workspace is seen. Temporaries are those that are alive when most bytes are, beside the op's inputs, outputs and what
+// is saved, which the tape holds for the whole op. n: elements of the op's output.
 #include "models/implementation.h"
 #include "models/units.h"
 
@@ -25,20 +26,23 @@ OpFacts embedding(const Op& op, const Workload& w) {
 
 // A lookup of [seq_len, width], then a broadcast addition.
 OpFacts position_embedding(const Op& op, const Workload& w) {
-  const std::int64_t rows = row_bytes(w, op.shape.width), looked_up = times(times(w.seq_len, op.shape.width), w.element_bytes);
+  const std::int64_t rows = row_bytes(w, op.shape.width),
+                     looked_up = times(times(w.seq_len, op.shape.width), w.element_bytes);
   return {.forward_scratch_bytes = looked_up,
           .backward_scratch_bytes = looked_up,
           .forward_traffic_bytes = plus(2 * rows, looked_up),
           .backward_traffic_bytes = plus(rows, looked_up)};
 }
 
-// x -> fp32, r = rsqrt(mean(x^2) + eps), y = x r, out = y weight -> type of x. Saved: x in fp32 (the square and the first product),
-// r (one fp32 per row), y in fp32 (the second product). Without casts x itself is the input.
-// Temporaries. Forward, 2-byte types: the fp32 product beside its cast. Backward, 2-byte types: at the end of the path through r, the
-// gradient through x r, that of the mean spread over the row, and x, 2 x and their product with it; y and r are gone by then. Other
-// types: the first products, with y and with the weight; later the gradient through x r is one with that of the residual branch.
+// x -> fp32, r = rsqrt(mean(x^2) + eps), y = x r, out = y weight -> type of x. Saved: x in fp32 (the square and the
+// first product), r (one fp32 per row), y in fp32 (the second product). Without casts x itself is the input.
+// Temporaries. Forward, 2-byte types: the fp32 product beside its cast. Backward, 2-byte types: at the end of the path
+// through r, the gradient through x r, that of the mean spread over the row, and x, 2 x and their product with it; y
+// and r are gone by then. Other types: the first products, with y and with the weight; later the gradient through x r
+// is one with that of the residual branch.
 OpFacts rms_norm(const Op& op, const Workload& w) {
-  const std::int64_t n = row_elements(w, times(op.shape.groups, op.shape.width)), r = times(times(w.tokens(), op.shape.groups), 4);
+  const std::int64_t n = row_elements(w, times(op.shape.groups, op.shape.width)),
+                     r = times(times(w.tokens(), op.shape.groups), 4);
   const bool casts = w.element_bytes == 2;
   return {.saved_inputs = static_cast<std::uint8_t>(casts ? 0 : 1),
           .saved_extra_bytes = plus(r, times(n, casts ? 8 : w.element_bytes)),
@@ -62,11 +66,12 @@ OpFacts layer_norm(const Op& op, const Workload& w) {
 OpFacts linear(const Op& op, const Workload& w) {
   const std::int64_t t = w.tokens(), in = op.shape.in, out = op.shape.out;
   const std::int64_t bytes = times(plus(plus(times(t, in), times(in, out)), times(t, out)), w.element_bytes);
-  return {.saved_inputs = 0b1, .backward_launches = 2, .forward_traffic_bytes = bytes, .backward_traffic_bytes = 2 * bytes};
+  return {
+      .saved_inputs = 0b1, .backward_launches = 2, .forward_traffic_bytes = bytes, .backward_traffic_bytes = 2 * bytes};
 }
 
-// Complex product with a table: x in fp32, the product, its cast. Backward: the product beside the gradient in fp32, when the
-// gradient itself is gone and the result not there yet.
+// Complex product with a table: x in fp32, the product, its cast. Backward: the product beside the gradient in fp32,
+// when the gradient itself is gone and the result not there yet.
 OpFacts rotary(const Op& op, const Workload& w) {
   const std::int64_t n = row_elements(w, times(op.shape.heads, op.shape.head_dim));
   const bool casts = w.element_bytes == 2;
@@ -78,8 +83,9 @@ OpFacts rotary(const Op& op, const Workload& w) {
           .backward_traffic_bytes = times(n, 2 * w.element_bytes)};
 }
 
-// The flash kernel saves q, k, v (grouped: copies of k and v for all heads; a single head is repeated by strides, without a copy), out
-// and the log-sum-exp. Backward, grouped: gradients of k and v for all heads, before they are summed.
+// The flash kernel saves q, k, v (grouped: copies of k and v for all heads; a single head is repeated by strides,
+// without a copy), out and the log-sum-exp. Backward, grouped: gradients of k and v for all heads, before they are
+// summed.
 OpFacts attention(const Op& op, const Workload& w) {
   const OpShape& s = op.shape;
   const std::int64_t q = row_bytes(w, times(s.heads, s.head_dim)), kv = row_bytes(w, times(s.kv_heads, s.head_dim));
@@ -94,8 +100,8 @@ OpFacts attention(const Op& op, const Workload& w) {
           .backward_traffic_bytes = 8 * q};
 }
 
-// Saved: gate, silu(gate), up. Backward: the gradients of up and of silu(gate) are made while everything saved is there; the
-// gradient of gate comes when the others are gone.
+// Saved: gate, silu(gate), up. Backward: the gradients of up and of silu(gate) are made while everything saved is
+// there; the gradient of gate comes when the others are gone.
 OpFacts swiglu(const Op& op, const Workload& w) {
   const std::int64_t x = row_bytes(w, op.shape.width);
   return {.saved_inputs = 0b11,
@@ -115,8 +121,9 @@ OpFacts add(const Op& op, const Workload& w) {
   return {.backward_launches = 0, .forward_traffic_bytes = 3 * row_bytes(w, op.shape.width)};
 }
 
-// log_softmax of the logits in fp32: its result is saved. Backward: the gradient of the loss and that of log_softmax beside the saved
-// result; in 2-byte types the gradient of the logits is a cast of the latter, made when the other two are gone.
+// log_softmax of the logits in fp32: its result is saved. Backward: the gradient of the loss and that of log_softmax
+// beside the saved result; in 2-byte types the gradient of the logits is a cast of the latter, made when the other two
+// are gone.
 OpFacts cross_entropy(const Op& op, const Workload& w) {
   const std::int64_t n = row_elements(w, op.shape.vocab), e = w.element_bytes;
   const bool casts = e == 2;
@@ -143,7 +150,8 @@ const Implementation& torch_cpu_implementation() {
   static const Implementation cpu{
       .name = "torch-cpu",
       .compiled = false,
-      .rules = {embedding, position_embedding, rms_norm, layer_norm, linear, rotary, attention, swiglu, gelu, add, cross_entropy, opaque},
+      .rules = {embedding, position_embedding, rms_norm, layer_norm, linear, rotary, attention, swiglu, gelu, add,
+                cross_entropy, opaque},
       .backward_adds_in_place = false,
       .loss_read_every_step = false,
       .frames_hold_inputs = true,

@@ -1,5 +1,6 @@
-// torchtitan's Llama on PyTorch 2.x, eager or under torch.compile (per block, and the loss), with the bf16 parameters and
-// activations that FSDP2's mixed precision gives: as it is in 2026, and as it was when most published runs were made.
+// torchtitan's Llama on PyTorch 2.x, eager or under torch.compile (per block, and the loss), with the bf16 parameters
+// and activations that FSDP2's mixed precision gives: as it is in 2026, and as it was when most published runs were
+// made.
 #include <span>
 #include <vector>
 
@@ -10,10 +11,10 @@ namespace {
 
 using namespace pytorch;
 
-// apply_rotary_emb: x.float() viewed as complex, times freqs_cis (a buffer without gradient, so nothing of x is saved), then
-// type_as(x). The fp32 copy and the fp32 product are alive together, and with the result: 8 bytes per element; backward mirrors
-// it (cast, copy the conjugate of the angles, multiply, cast), but by then the gradient of the result is gone and that of the
-// input not there. fp32 activations need no casts: the product is the output.
+// apply_rotary_emb: x.float() viewed as complex, times freqs_cis (a buffer without gradient, so nothing of x is saved),
+// then type_as(x). The fp32 copy and the fp32 product are alive together, and with the result: 8 bytes per element;
+// backward mirrors it (cast, copy the conjugate of the angles, multiply, cast), but by then the gradient of the result
+// is gone and that of the input not there. fp32 activations need no casts: the product is the output.
 OpFacts rotary(const Op& op, const Workload& w) {
   const std::int64_t n = row_elements(w, times(op.shape.heads, op.shape.head_dim)),
                      angles = times(times(w.seq_len, op.shape.head_dim), 4);
@@ -32,16 +33,16 @@ OpFacts rotary(const Op& op, const Workload& w) {
           .forward_inside = {{times(n, 4), times(n, 4)}, "+0 +1 +o -0 -1"},
           .backward_inside = {{times(n, 4), angles, times(n, 4)}, "+0 -y +1 +2 -0 -1 +o -2"}};
 }
-// Inductor has no code for complex products, so the product stays a kernel of its own between two fp32 tensors; only the
-// casts around it fuse with what views do. Memory as in eager, one launch less.
+// Inductor has no code for complex products, so the product stays a kernel of its own between two fp32 tensors; only
+// the casts around it fuse with what views do. Memory as in eager, one launch less.
 OpFacts rotary_compiled(const Op& op, const Workload& w) {
   OpFacts f = rotary(op, w);
   f.forward_launches = f.backward_launches = w.element_bytes == 2 ? 2 : 1;
   return f;
 }
 
-// repeat_kv copies k and v to all heads before scaled_dot_product_attention: those copies are saved, the short k and v are not.
-// Without grouping k and v themselves are saved.
+// repeat_kv copies k and v to all heads before scaled_dot_product_attention: those copies are saved, the short k and v
+// are not. Without grouping k and v themselves are saved.
 OpFacts attention_repeated(const Op& op, const Workload& w) {
   const OpShape& s = op.shape;
   OpFacts f = flash_attention(op, w);
@@ -55,8 +56,9 @@ OpFacts attention_repeated(const Op& op, const Workload& w) {
   return f;
 }
 
-// _save_list of torchtitan's selective activation checkpointing: attention, and products without bias but every second one (q, v,
-// gate and down of a Llama block stay; k, o and up are made again). Since 2026 a product with a bias (aten::addmm) always stays.
+// _save_list of torchtitan's selective activation checkpointing: attention, and products without bias but every second
+// one (q, v, gate and down of a Llama block stay; k, o and up are made again). Since 2026 a product with a bias
+// (aten::addmm) always stays.
 bool keeps(const Op& op, std::int64_t product) {
   return op.kind == OpKind::attention || (op.kind == OpKind::linear && (op.params.size() > 1 || product % 2 == 1));
 }
@@ -64,15 +66,16 @@ bool keeps_2024(const Op& op, std::int64_t product) {
   return op.kind == OpKind::attention || (op.kind == OpKind::linear && op.params.size() == 1 && product % 2 == 1);
 }
 
-// Host time. An eager PyTorch op costs the CPU 10-20 us (llm.c and PyTorch issue reports agree): 12 us, as backward runs from
-// C++. Compiled code launches from generated wrappers: cudaLaunchKernel's 4-6 us. A hook: PyTorch issue 173680 measures about 1
-// ms for FSDP2's pre-forward of one module; the other hooks do less, so half of it is charged to each. Hooks stay eager when
-// blocks are compiled. AdamW is `fused=True` (torchtitan's default since 2025): no temporaries beside the states.
+// Host time. An eager PyTorch op costs the CPU 10-20 us (llm.c and PyTorch issue reports agree): 12 us, as backward
+// runs from C++. Compiled code launches from generated wrappers: cudaLaunchKernel's 4-6 us. A hook: PyTorch issue
+// 173680 measures about 1 ms for FSDP2's pre-forward of one module; the other hooks do less, so half of it is charged
+// to each. Hooks stay eager when blocks are compiled. AdamW is `fused=True` (torchtitan's default since 2025): no
+// temporaries beside the states.
 Implementation newest(bool compiled) {
   Implementation i{.name = "torchtitan",
                    .compiled = compiled,
-                   .rules = {embedding, position_embedding, fused_rms_norm, layer_norm, linear, rotary, flash_attention, swiglu,
-                             gelu, add, cross_entropy, opaque},
+                   .rules = {embedding, position_embedding, fused_rms_norm, layer_norm, linear, rotary, flash_attention,
+                             swiglu, gelu, add, cross_entropy, opaque},
                    .backward_adds_in_place = false,
                    .loss_read_every_step = false,  // metrics are read every 10 steps
                    .keeps_selectively = keeps,
@@ -92,8 +95,8 @@ Implementation newest(bool compiled) {
   return i;
 }
 
-// April to August 2025. k and v were copied to all heads (until 2026), recomputation stopped early and nn.RMSNorm was not one
-// operator (both until August).
+// April to August 2025. k and v were copied to all heads (until 2026), recomputation stopped early and nn.RMSNorm was
+// not one operator (both until August).
 Implementation of_2025(bool compiled) {
   Implementation i = newest(compiled);
   i.name = "torchtitan-2025";
@@ -104,8 +107,8 @@ Implementation of_2025(bool compiled) {
   return i;
 }
 
-// Before that RMSNorm was torchtitan's own, the loss was not compiled, and AdamW was PyTorch's default on a GPU: foreach, which
-// holds sqrt(v) of all parameters.
+// Before that RMSNorm was torchtitan's own, the loss was not compiled, and AdamW was PyTorch's default on a GPU:
+// foreach, which holds sqrt(v) of all parameters.
 Implementation of_2024(bool compiled) {
   Implementation i = of_2025(compiled);
   i.name = "torchtitan-2024";
@@ -113,21 +116,23 @@ Implementation of_2024(bool compiled) {
   i.rules[static_cast<std::size_t>(OpKind::cross_entropy)] = cross_entropy;
   i.optimizer_temp_bytes_per_element = 4;
   i.optimizer_temps_at_once = true;
-  i.optimizer_traffic = 80.0 / 28;  // decay 2, moments 3 + 2 + 3, root, division and sum 2 each, update 4 accesses of 4 bytes
+  i.optimizer_traffic =
+      80.0 / 28;  // decay 2, moments 3 + 2 + 3, root, division and sum 2 each, update 4 accesses of 4 bytes
   return i;
 }
 
-// float8 linear layers (torchao, converted by torchtitan's quantization component, which leaves the output layer out) save what linear
-// layers save; casts and scales are the cost model's (planner/costs/kernels.cpp). All-gathers in float8 are not modelled.
+// float8 linear layers (torchao, converted by torchtitan's quantization component, which leaves the output layer out)
+// save what linear layers save; casts and scales are the cost model's (planner/costs/kernels.cpp). All-gathers in
+// float8 are not modelled.
 Implementation in_float8(Implementation i, std::string_view name) {
   i.name = name;
   i.float8_linear = true;
   return i;
 }
 
-// April to August 2024: the norms of its Llama configurations were fused, by a Triton kernel and then by compiling RMSNorm alone
-// (torchtitan pull requests 181, 442), until that stopped working and `rmsnorm` became the default (535). Either saves its bf16
-// input and the root mean square of each row.
+// April to August 2024: the norms of its Llama configurations were fused, by a Triton kernel and then by compiling
+// RMSNorm alone (torchtitan pull requests 181, 442), until that stopped working and `rmsnorm` became the default (535).
+// Either saves its bf16 input and the root mean square of each row.
 Implementation of_july_2024(bool compiled) {
   Implementation i = of_2024(compiled);
   i.name = "torchtitan-2024-07";
@@ -136,8 +141,9 @@ Implementation of_july_2024(bool compiled) {
   return i;
 }
 
-// Before June 2024 the training loop still held the fp32 logits while backward ran (pull request 391 deletes them first). They are
-// kept here until the loss has been differentiated, where the peak is; really until the next forward has ended.
+// Before June 2024 the training loop still held the fp32 logits while backward ran (pull request 391 deletes them
+// first). They are kept here until the loss has been differentiated, where the peak is; really until the next forward
+// has ended.
 OpFacts cross_entropy_with_logits_held(const Op& op, const Workload& w) {
   OpFacts f = cross_entropy(op, w);
   if (w.element_bytes != 2) {
@@ -171,6 +177,8 @@ std::span<const Implementation> torchtitan_implementations() {
   return all;
 }
 
-const Implementation& torchtitan_implementation(bool compiled) { return torchtitan_implementations()[compiled ? 1 : 0]; }
+const Implementation& torchtitan_implementation(bool compiled) {
+  return torchtitan_implementations()[compiled ? 1 : 0];
+}
 
 }  // namespace fsdp

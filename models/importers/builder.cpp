@@ -51,10 +51,12 @@ GraphBuilder::Id GraphBuilder::block(Id list, std::int64_t index, std::string_vi
 
 void GraphBuilder::parameter(Id module, std::string_view leaf, std::vector<std::int64_t> shape) {
   at(params_of_, module).push_back(static_cast<std::int32_t>(graph_.parameters.size()));
-  graph_.parameters.push_back({.name = child_name(module, leaf), .aliases = {}, .modules = {module}, .shape = std::move(shape)});
+  graph_.parameters.push_back(
+      {.name = child_name(module, leaf), .aliases = {}, .modules = {module}, .shape = std::move(shape)});
 }
 
-GraphBuilder::Id GraphBuilder::linear_module(Id parent, std::string_view name, std::int64_t in, std::int64_t out, bool bias) {
+GraphBuilder::Id GraphBuilder::linear_module(Id parent, std::string_view name, std::int64_t in, std::int64_t out,
+                                             bool bias) {
   const Id id = module(parent, name, "Linear");
   parameter(id, "weight", {out, in});
   if (bias) parameter(id, "bias", {out});
@@ -68,14 +70,15 @@ GraphBuilder::Id GraphBuilder::conv1d_module(Id parent, std::string_view name, s
   return id;
 }
 
-GraphBuilder::Id GraphBuilder::embedding_module(Id parent, std::string_view name, std::int64_t rows, std::int64_t width) {
+GraphBuilder::Id GraphBuilder::embedding_module(Id parent, std::string_view name, std::int64_t rows,
+                                                std::int64_t width) {
   const Id id = module(parent, name, "Embedding");
   parameter(id, "weight", {rows, width});
   return id;
 }
 
-GraphBuilder::Id GraphBuilder::norm_module(Id parent, std::string_view name, std::string_view class_name, std::int64_t width,
-                                           bool bias) {
+GraphBuilder::Id GraphBuilder::norm_module(Id parent, std::string_view name, std::string_view class_name,
+                                           std::int64_t width, bool bias) {
   const Id id = module(parent, name, class_name);
   parameter(id, "weight", {width});
   if (bias) parameter(id, "bias", {width});
@@ -103,7 +106,8 @@ GraphBuilder::Id GraphBuilder::tensor(std::int64_t width, const Experts& experts
   return static_cast<Id>(graph_.tensors.size()) - 1;
 }
 
-GraphBuilder::Id GraphBuilder::op(OpKind kind, Id module, std::vector<Id> inputs, const OpShape& shape, std::int64_t width) {
+GraphBuilder::Id GraphBuilder::op(OpKind kind, Id module, std::vector<Id> inputs, const OpShape& shape,
+                                  std::int64_t width) {
   const Id out = tensor(width);
   graph_.ops.push_back({kind, module, std::move(inputs), {out}, at(params_of_, module), shape});
   return out;
@@ -161,15 +165,20 @@ GraphBuilder::Id GraphBuilder::packed_swiglu(Id module, Id gate_up) {
   const std::int64_t half = width(gate_up) / 2;
   const Experts experts = at(graph_.tensors, gate_up).experts;
   const Id out = tensor(half, experts);
-  graph_.ops.push_back({OpKind::swiglu, module, {gate_up}, {out}, {}, {.width = half, .experts = experts, .packed = true}});
+  graph_.ops.push_back(
+      {OpKind::swiglu, module, {gate_up}, {out}, {}, {.width = half, .experts = experts, .packed = true}});
   return out;
 }
 
 GraphBuilder::Routing GraphBuilder::moe_route(Id module, Id logits, const Experts& experts, bool renormalised) {
   const Routing out{tensor(experts.top_k), tensor(experts.top_k)};
   at(graph_.tensors, out.slots) = {TensorKind::ids, experts.top_k, false};
-  graph_.ops.push_back(
-      {OpKind::moe_route, module, {logits}, {out.weights, out.slots}, {}, {.experts = experts, .renormalised = renormalised}});
+  graph_.ops.push_back({OpKind::moe_route,
+                        module,
+                        {logits},
+                        {out.weights, out.slots},
+                        {},
+                        {.experts = experts, .renormalised = renormalised}});
   return out;
 }
 
@@ -184,15 +193,20 @@ GraphBuilder::Id GraphBuilder::expert_linear(Id module, std::size_t which, Id x)
   const auto& shape = at(graph_.parameters, weight).shape;  // experts, out, in
   const Experts experts = at(graph_.tensors, x).experts;
   const Id out = tensor(shape[1], experts);
-  graph_.ops.push_back({OpKind::expert_linear, module, {x}, {out}, {weight}, {.in = shape[2], .out = shape[1], .experts = experts}});
+  graph_.ops.push_back(
+      {OpKind::expert_linear, module, {x}, {out}, {weight}, {.in = shape[2], .out = shape[1], .experts = experts}});
   return out;
 }
 
 GraphBuilder::Id GraphBuilder::moe_combine(Id module, Id y, const Routing& routing) {
   const Experts experts = at(graph_.tensors, y).experts;
   const Id out = tensor(width(y));
-  graph_.ops.push_back(
-      {OpKind::moe_combine, module, {y, routing.weights, routing.slots}, {out}, {}, {.width = width(y), .experts = experts}});
+  graph_.ops.push_back({OpKind::moe_combine,
+                        module,
+                        {y, routing.weights, routing.slots},
+                        {out},
+                        {},
+                        {.width = width(y), .experts = experts}});
   return out;
 }
 

@@ -1,11 +1,12 @@
-// What importers share: a ModelGraph grown in two passes. First the module tree with its parameters, in the order in which
-// PyTorch registers them; then the ops, in the order in which the forward runs them.
+// What importers share: a ModelGraph grown in two passes. First the module tree with its parameters, in the order in
+// which PyTorch registers them; then the ops, in the order in which the forward runs them.
 //
 //   GraphBuilder b("llama", "LlamaForCausalLM");
 //   const auto q = b.linear_module(attention, "q_proj", hidden, heads * head_dim, /*bias=*/false);
 //   ...
 //   x = b.linear(q, x);
-//   return b.finish(logits, vocab);          // adds the loss, fills op ranges and the order of parameters, checks everything
+//   return b.finish(logits, vocab);          // adds the loss, fills op ranges and the order of parameters, checks
+//                                            everything
 #pragma once
 
 #include <cstdint>
@@ -32,11 +33,12 @@ class GraphBuilder {
   Id list(Id parent, std::string_view name);                           // a ModuleList
   Id block(Id list, std::int64_t index, std::string_view class_name);  // one of its repeated blocks
   Id linear_module(Id parent, std::string_view name, std::int64_t in, std::int64_t out, bool bias);
-  Id conv1d_module(Id parent, std::string_view name, std::int64_t in, std::int64_t out);  // GPT-2's: weight [in, out], bias
+  Id conv1d_module(Id parent, std::string_view name, std::int64_t in,
+                   std::int64_t out);  // GPT-2's: weight [in, out], bias
   Id embedding_module(Id parent, std::string_view name, std::int64_t rows, std::int64_t width);
   Id norm_module(Id parent, std::string_view name, std::string_view class_name, std::int64_t width, bool bias);
-  Id tied_linear_module(Id parent, std::string_view name, Id embedding);  // shares the embedding's weight
-  void parameter(Id module, std::string_view leaf, std::vector<std::int64_t> shape);   // of a module of another kind
+  Id tied_linear_module(Id parent, std::string_view name, Id embedding);              // shares the embedding's weight
+  void parameter(Id module, std::string_view leaf, std::vector<std::int64_t> shape);  // of a module of another kind
 
   // Ops; each returns the tensor it makes. Extents come from the module's parameters.
   Id ids() const { return graph_.ids; }
@@ -51,7 +53,9 @@ class GraphBuilder {
   Id packed_swiglu(Id module, Id gate_up);
   Id gelu(Id module, Id x, bool tanh);
   Id add(Id module, Id a, Id b);
-  struct Routing { Id weights, slots; };
+  struct Routing {
+    Id weights, slots;
+  };
   Routing moe_route(Id module, Id logits, const Experts&, bool renormalised);
   Id moe_dispatch(Id module, Id x, Id slots, const Experts&);
   Id expert_linear(Id module, std::size_t which, Id x);  // by the module's `which`-th parameter

@@ -22,7 +22,8 @@ ExpertShape read_experts(JsonObject& config, const ExpertVariant& v, std::int64_
   if (s.experts.top_k > s.experts.count)
     config.refuse("num_experts_per_tok", fmt::format("{} of {} experts", s.experts.top_k, s.experts.count),
                   "choose at most as many as there are");
-  s.experts.capacity_factor = config.optional_number("capacity_factor", 1e-6, static_cast<double>(kMaxExperts)).value_or(1.0);
+  s.experts.capacity_factor =
+      config.optional_number("capacity_factor", 1e-6, static_cast<double>(kMaxExperts)).value_or(1.0);
   s.renormalised = v.always_renormalised || config.optional_boolean("norm_topk_prob").value_or(false);
   require_boolean(config, "output_router_logits", false);  // true adds an auxiliary loss
   if (const auto noise = config.optional_number("router_jitter_noise", 0, 1); noise.value_or(0) != 0)
@@ -35,7 +36,8 @@ ExpertShape read_experts(JsonObject& config, const ExpertVariant& v, std::int64_
   return s;
 }
 
-ExpertModules add_experts(GraphBuilder& b, std::int32_t parent, std::string_view class_prefix, const ExpertVariant& v, const ExpertShape& s) {
+ExpertModules add_experts(GraphBuilder& b, std::int32_t parent, std::string_view class_prefix, const ExpertVariant& v,
+                          const ExpertShape& s) {
   const std::string prefix(class_prefix);
   ExpertModules m;
   const auto router = [&] {

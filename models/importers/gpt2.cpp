@@ -1,5 +1,5 @@
-// GPT-2 as transformers builds it: pre-LayerNorm decoder, learned positions, fused query-key-value projection, Conv1D layers
-// (linear layers whose weight is stored [in, out]), output head tied to the embedding. Dropout is not modelled.
+// GPT-2 as transformers builds it: pre-LayerNorm decoder, learned positions, fused query-key-value projection, Conv1D
+// layers (linear layers whose weight is stored [in, out]), output head tied to the embedding. Dropout is not modelled.
 #include <fmt/format.h>
 
 #include "models/importers/builder.h"
@@ -9,7 +9,8 @@
 namespace fsdp {
 namespace {
 
-// gelu_new and gelu_pytorch_tanh are the tanh approximation, gelu the exact one. Also their class names in transformers.
+// gelu_new and gelu_pytorch_tanh are the tanh approximation, gelu the exact one. Also their class names in
+// transformers.
 struct Activation {
   bool tanh;
   std::string_view class_name;
@@ -93,7 +94,8 @@ ModelGraph import_gpt2(JsonObject& config, std::string_view where,
   std::vector<Gpt2Block> blocks;
   for (std::int64_t i = 0; i < s.layers; ++i) blocks.push_back(add_block(b, list, i, s));
   const auto norm = b.norm_module(transformer, "ln_f", "LayerNorm", s.width, true);
-  const auto head = s.tied ? b.tied_linear_module(0, "lm_head", wte) : b.linear_module(0, "lm_head", s.width, s.vocab, false);
+  const auto head =
+      s.tied ? b.tied_linear_module(0, "lm_head", wte) : b.linear_module(0, "lm_head", s.width, s.vocab, false);
 
   auto x = b.position(wpe, b.embedding(wte, b.ids()));
   for (const Gpt2Block& m : blocks) x = run_block(b, m, s, head_dim, x);

@@ -1,6 +1,7 @@
-// Llama and its near relatives, as transformers builds them: pre-norm decoder with RMSNorm, rotary positions, grouped-query
-// attention and SwiGLU, of one feed-forward or of experts. What differs is a row of `kVariants`. Frequency scaling of rotary positions (Llama 3.1's "llama3",
-// "yarn", ...) changes angles, not work or sizes, and is not modelled: our executor rotates with the plain theta.
+// Llama and its near relatives, as transformers builds them: pre-norm decoder with RMSNorm, rotary positions,
+// grouped-query attention and SwiGLU, of one feed-forward or of experts. What differs is a row of `kVariants`.
+// Frequency scaling of rotary positions (Llama 3.1's "llama3", "yarn", ...) changes angles, not work or sizes, and is
+// not modelled: our executor rotates with the plain theta.
 #include <fmt/format.h>
 
 #include <array>
@@ -21,7 +22,7 @@ struct Variant {
   bool output_bias_from_config, mlp_bias_from_config;
   QkNorm qk_norm;
   std::optional<ExpertVariant> experts = std::nullopt;
-  double eps = 1e-6, theta = 10000.0;   // where the config says nothing
+  double eps = 1e-6, theta = 10000.0;  // where the config says nothing
 };
 constexpr std::array kVariants{
     Variant{"llama", "Llama", QkvBias::from_config, true, true, QkNorm::none},
@@ -56,8 +57,9 @@ double rope_theta(JsonObject& config, const Variant& v) {
   return v.theta;
 }
 
-// Mistral: one window for all layers (absent: 4096, its config class's default), Mixtral the same (absent: none). Qwen: only with use_sliding_window, and then
-// from layer max_window_layers on. A list of layer types decides where it exists.
+// Mistral: one window for all layers (absent: 4096, its config class's default), Mixtral the same (absent: none). Qwen:
+// only with use_sliding_window, and then from layer max_window_layers on. A list of layer types decides where it
+// exists.
 std::vector<std::int64_t> windows(JsonObject& config, const Variant& v, std::int64_t layers) {
   std::vector<std::int64_t> out(static_cast<std::size_t>(layers), 0);
   const bool qwen = v.model_type.starts_with("qwen"), mixtral = v.model_type == "mixtral";
@@ -71,7 +73,8 @@ std::vector<std::int64_t> windows(JsonObject& config, const Variant& v, std::int
   const auto types = config.find("layer_types");
   if (!types) return out;
   const std::vector<std::string> names = types->texts();
-  if (names.size() != out.size()) types->refuse(fmt::format("lists {} layers of {}", names.size(), layers), "list every layer");
+  if (names.size() != out.size())
+    types->refuse(fmt::format("lists {} layers of {}", names.size(), layers), "list every layer");
   for (std::size_t i = 0; i < out.size(); ++i) {
     if (names[i] != "full_attention" && names[i] != "sliding_attention")
       types->refuse("knows no \"" + names[i] + "\"", "only full_attention and sliding_attention are modelled");
@@ -100,11 +103,15 @@ LlamaShape read(JsonObject& config) {
   s.heads = config.integer("num_attention_heads", 1, kMaxHeads);
   s.kv_heads = config.optional_integer("num_key_value_heads", 1, kMaxHeads).value_or(s.heads);
   if (s.heads % s.kv_heads != 0)
-    config.refuse("num_key_value_heads", fmt::format("{} does not divide {} heads", s.kv_heads, s.heads), "use a divisor");
+    config.refuse("num_key_value_heads", fmt::format("{} does not divide {} heads", s.kv_heads, s.heads),
+                  "use a divisor");
   const auto head_dim = config.optional_integer("head_dim", 1, kMaxHeads);
   // Qwen3's config class defaults to 128, the others derive it.
-  s.head_dim = head_dim ? *head_dim : v.model_type == "qwen3" ? 128 : split_heads(config, "hidden_size", s.hidden, s.heads);
-  if (s.head_dim % 2 != 0) config.refuse("head_dim", fmt::format("{} is odd", s.head_dim), "rotary positions need an even one");
+  s.head_dim = head_dim                  ? *head_dim
+               : v.model_type == "qwen3" ? 128
+                                         : split_heads(config, "hidden_size", s.hidden, s.heads);
+  if (s.head_dim % 2 != 0)
+    config.refuse("head_dim", fmt::format("{} is odd", s.head_dim), "rotary positions need an even one");
   s.positions = config.optional_integer("max_position_embeddings", 1, kMaxPositions).value_or(0);
   s.eps = config.optional_number("rms_norm_eps", 1e-30, 1).value_or(v.eps);
   s.theta = rope_theta(config, v);
@@ -161,8 +168,8 @@ std::int32_t run_block(GraphBuilder& b, const LlamaBlock& m, const LlamaShape& s
   const auto v = b.linear(m.v, normed);
   q = b.rotary(m.attention, q, s.heads, s.head_dim, s.theta);
   k = b.rotary(m.attention, k, s.kv_heads, s.head_dim, s.theta);
-  const auto mixed =
-      b.attention(m.attention, {q, k, v}, {.heads = s.heads, .kv_heads = s.kv_heads, .head_dim = s.head_dim, .window = window});
+  const auto mixed = b.attention(m.attention, {q, k, v},
+                                 {.heads = s.heads, .kv_heads = s.kv_heads, .head_dim = s.head_dim, .window = window});
   x = b.add(m.self, x, b.linear(m.o, mixed));
   const auto wide = b.rms_norm(m.post_norm, x, 1, s.eps);
   if (s.variant->experts) return b.add(m.self, x, run_experts(b, m.experts, s.experts, wide));
@@ -173,7 +180,8 @@ std::int32_t run_block(GraphBuilder& b, const LlamaBlock& m, const LlamaShape& s
 
 }  // namespace
 
-ModelGraph import_llama(JsonObject& config, std::string_view where, std::int64_t /*seq_len: rotary positions have no size*/) {
+ModelGraph import_llama(JsonObject& config, std::string_view where,
+                        std::int64_t /*seq_len: rotary positions have no size*/) {
   const LlamaShape s = read(config);
   const std::string prefix(s.variant->prefix);
   GraphBuilder b(s.variant->model_type, prefix + "ForCausalLM");
@@ -184,7 +192,8 @@ ModelGraph import_llama(JsonObject& config, std::string_view where, std::int64_t
   for (std::int64_t i = 0; i < s.layers; ++i) blocks.push_back(add_block(b, list, i, s));
   const auto norm = b.norm_module(model, "norm", prefix + "RMSNorm", s.hidden, false);
   b.module(model, "rotary_emb", prefix + "RotaryEmbedding");
-  const auto head = s.tied ? b.tied_linear_module(0, "lm_head", embed) : b.linear_module(0, "lm_head", s.hidden, s.vocab, false);
+  const auto head =
+      s.tied ? b.tied_linear_module(0, "lm_head", embed) : b.linear_module(0, "lm_head", s.hidden, s.vocab, false);
 
   auto x = b.embedding(embed, b.ids());
   for (std::size_t i = 0; i < blocks.size(); ++i) x = run_block(b, blocks[i], s, s.window[i], x);

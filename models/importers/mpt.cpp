@@ -1,7 +1,7 @@
-// MPT: pre-LayerNorm decoder with a fused Wqkv, GELU and a tied head. transformers builds only the published form (no biases,
-// ALiBi); MosaicML's llm-foundry, which trained it, also builds one with biases (no_bias: false) and one with learned positions
-// (attn_config.alibi: false), whose table has one row per position of the run's sequences. Both are followed here, with the
-// names of transformers plus llm-foundry's "wpe".
+// MPT: pre-LayerNorm decoder with a fused Wqkv, GELU and a tied head. transformers builds only the published form (no
+// biases, ALiBi); MosaicML's llm-foundry, which trained it, also builds one with biases (no_bias: false) and one with
+// learned positions (attn_config.alibi: false), whose table has one row per position of the run's sequences. Both are
+// followed here, with the names of transformers plus llm-foundry's "wpe".
 #include <fmt/format.h>
 
 #include "models/importers/builder.h"
@@ -88,7 +88,8 @@ ModelGraph import_mpt(JsonObject& config, std::string_view where, std::int64_t s
   std::vector<MptBlock> blocks;
   for (std::int64_t i = 0; i < s.layers; ++i) blocks.push_back(add_block(b, list, i, s));
   const auto norm = b.norm_module(transformer, "norm_f", "LayerNorm", s.width, s.bias);
-  const auto head = s.tied ? b.tied_linear_module(0, "lm_head", wte) : b.linear_module(0, "lm_head", s.width, s.vocab, false);
+  const auto head =
+      s.tied ? b.tied_linear_module(0, "lm_head", wte) : b.linear_module(0, "lm_head", s.width, s.vocab, false);
 
   auto x = b.embedding(wte, b.ids());
   if (s.learned_positions) x = b.position(wpe, x);

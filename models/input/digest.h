@@ -1,10 +1,12 @@
 // A short fingerprint of a value, so that a document can say what it was made from: 64-bit FNV-1a over a canonical text
-// (offset basis and prime of the FNV specification, Fowler / Noll / Vo), as 16 hex digits. It detects accidents, not attacks.
+// (offset basis and prime of the FNV specification, Fowler / Noll / Vo), as 16 hex digits. It detects accidents, not
+// attacks.
 //
 //   Digest d; d.add("vocab", model.vocab); ... d.text()      -> "9f86d081884c7d65"
 //   digest_of(to_json_text(plan))                            -> FNV-1a of that text alone
 //
-// Every item goes in as "key=value\n", texts with their lengths, so that different values have different canonical texts.
+// Every item goes in as "key=value\n", texts with their lengths, so that different values have different canonical
+// texts.
 #pragma once
 
 #include <concepts>

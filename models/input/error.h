@@ -1,6 +1,7 @@
 // The three kinds of failure, so that every caller can tell them apart and `cli` can pick the exit code.
 //
-//   throw InputError("plan.json: units[3].modules", "no module is named 'layer.3'", "run `fsdp-plan show model NAME` for the names");
+//   throw InputError("plan.json: units[3].modules", "no module is named 'layer.3'", "run `fsdp-plan show model NAME`
+//     for the names");
 //
 // "Does not fit" is none of them: it is an answer, and lives in the result.
 #pragma once

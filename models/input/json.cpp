@@ -29,12 +29,14 @@ std::string_view type_name(const nlohmann::json& j) {
 
 // Names reach terminals and the comments of emitted scripts, where a line break or an escape sequence would act.
 bool has_control(std::string_view text) {
-  return std::any_of(text.begin(), text.end(), [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; });
+  return std::any_of(text.begin(), text.end(),
+                     [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; });
 }
 
 [[noreturn]] void refuse_syntax(std::string_view text, std::string_view where, std::size_t byte) {
   if (byte > text.size()) {
-    throw InputError(std::string(where), "the JSON ends too early (the file was cut short, or is empty)", "write the file again");
+    throw InputError(std::string(where), "the JSON ends too early (the file was cut short, or is empty)",
+                     "write the file again");
   }
   const std::string_view before = text.substr(0, byte == 0 ? 0 : byte - 1);
   const auto line = 1 + std::count(before.begin(), before.end(), '\n');
@@ -55,7 +57,8 @@ class Guard {
     if (event == Event::object_start) keys_.emplace_back();
     if (event == Event::object_end) keys_.pop_back();
     if (event == Event::key && !keys_.back().insert(parsed.get_ref<const std::string&>()).second) {
-      throw InputError(where_, "the key \"" + printable(parsed.get_ref<const std::string&>()) + "\" occurs twice in one object",
+      throw InputError(where_,
+                       "the key \"" + printable(parsed.get_ref<const std::string&>()) + "\" occurs twice in one object",
                        "remove one");
     }
     return true;
@@ -84,15 +87,19 @@ void JsonValue::wrong_type(std::string_view expected) const {
   refuse(fmt::format("is {}", type_name(*value_)), fmt::format("expected {}", expected));
 }
 
-JsonValue JsonValue::element(std::size_t index) const { return {(*value_)[index], file_, fmt::format("{}[{}]", path_, index)}; }
+JsonValue JsonValue::element(std::size_t index) const {
+  return {(*value_)[index], file_, fmt::format("{}[{}]", path_, index)};
+}
 
 std::int64_t JsonValue::integer(std::int64_t min, std::int64_t max) const {
   const bool any = min == std::numeric_limits<std::int64_t>::min() && max == kMaxInteger;
   if (!value_->is_number_integer()) wrong_type(any ? "an integer" : fmt::format("an integer from {} to {}", min, max));
-  const bool huge = value_->is_number_unsigned() && value_->get<std::uint64_t>() > static_cast<std::uint64_t>(kMaxInteger);
+  const bool huge =
+      value_->is_number_unsigned() && value_->get<std::uint64_t>() > static_cast<std::uint64_t>(kMaxInteger);
   const std::int64_t v = huge ? 0 : value_->get<std::int64_t>();
   if (huge || v < min || v > max)
-    refuse(fmt::format("{} is out of range", value_->dump()), fmt::format("expected an integer from {} to {}", min, max));
+    refuse(fmt::format("{} is out of range", value_->dump()),
+           fmt::format("expected an integer from {} to {}", min, max));
   return v;
 }
 
@@ -123,7 +130,8 @@ std::string JsonValue::any_text() const {
 
 std::string JsonValue::text() const {
   std::string text = any_text();
-  if (has_control(text)) refuse("\"" + printable(text) + "\" holds a control character", "write it in one line of plain text");
+  if (has_control(text))
+    refuse("\"" + printable(text) + "\" holds a control character", "write it in one line of plain text");
   return text;
 }
 
@@ -142,10 +150,11 @@ std::vector<std::int64_t> JsonValue::integers(std::int64_t min, std::int64_t max
   std::vector<std::int64_t> out(value_->size());
   for (std::size_t i = 0; i < out.size(); ++i) {
     const nlohmann::json& e = (*value_)[i];
-    const bool plain =
-        e.is_number_integer() && !(e.is_number_unsigned() && e.get<std::uint64_t>() > static_cast<std::uint64_t>(kMaxInteger));
+    const bool plain = e.is_number_integer() &&
+                       !(e.is_number_unsigned() && e.get<std::uint64_t>() > static_cast<std::uint64_t>(kMaxInteger));
     out[i] = plain ? e.get<std::int64_t>() : 0;
-    if (!plain || out[i] < min || out[i] > max) out[i] = element(i).integer(min, max);  // throws, with the element's path
+    if (!plain || out[i] < min || out[i] > max)
+      out[i] = element(i).integer(min, max);  // throws, with the element's path
   }
   return out;
 }
@@ -165,7 +174,9 @@ std::vector<double> JsonValue::numbers_or_nan() const {
   if (!value_->is_array()) wrong_type("an array of numbers or null");
   std::vector<double> out(value_->size());
   for (std::size_t i = 0; i < out.size(); ++i)
-    out[i] = (*value_)[i].is_null() ? std::numeric_limits<double>::quiet_NaN() : element(i).number(std::numeric_limits<double>::lowest(), std::numeric_limits<double>::max());
+    out[i] = (*value_)[i].is_null()
+                 ? std::numeric_limits<double>::quiet_NaN()
+                 : element(i).number(std::numeric_limits<double>::lowest(), std::numeric_limits<double>::max());
   return out;
 }
 

@@ -1,5 +1,5 @@
-// Strict reading of JSON documents: every error is one sentence with file, field and remedy, and what is not known is refused
-// by name. For .cpp files only (it does not drag nlohmann/json in, but nothing public should depend on it).
+// Strict reading of JSON documents: every error is one sentence with file, field and remedy, and what is not known is
+// refused by name. For .cpp files only (it does not drag nlohmann/json in, but nothing public should depend on it).
 //
 //   const JsonDocument document = parse_document(text, "plan.json", "fsdp-plan/plan/1");    // checks "schema"
 //   JsonObject root = document.root();
@@ -12,8 +12,9 @@
 //   }
 //   root.finish();                                                     // refuses keys that nobody asked for
 //
-// Values and objects refer to their document, which must outlive them. Limits: 64 MiB of text, nesting depth 64; a key that
-// occurs twice in one object is refused. Numbers are never rounded silently: integer() refuses 1.0 and what exceeds 64 bits.
+// Values and objects refer to their document, which must outlive them. Limits: 64 MiB of text, nesting depth 64; a key
+// that occurs twice in one object is refused. Numbers are never rounded silently: integer() refuses 1.0 and what
+// exceeds 64 bits.
 #pragma once
 
 #include <cstdint>
@@ -52,7 +53,8 @@ class JsonValue {
   // Whole arrays of one type, without a JsonValue per element.
   [[nodiscard]] std::vector<std::int64_t> integers(std::int64_t min, std::int64_t max) const;
   [[nodiscard]] std::vector<double> numbers(double min, double max) const;
-  // Where a number may be none (a loss that diverged): null stands for what is infinite or not a number, as JSON has no word for them.
+  // Where a number may be none (a loss that diverged): null stands for what is infinite or not a number, as JSON has no
+  // word for them.
   [[nodiscard]] std::vector<double> numbers_or_nan() const;
   [[nodiscard]] std::vector<std::string> texts() const;
 
@@ -60,8 +62,9 @@ class JsonValue {
   [[nodiscard]] bool is_text() const;
   [[nodiscard]] bool is_integer() const;
   [[nodiscard]] bool is_object() const;
-  [[nodiscard]] std::string where() const;                                                     // "plan.json: units[3].modules"
-  [[noreturn]] void refuse(const std::string& problem, const std::string& remedy = "") const;  // throws InputError(where(), ...)
+  [[nodiscard]] std::string where() const;  // "plan.json: units[3].modules"
+  [[noreturn]] void refuse(const std::string& problem,
+                           const std::string& remedy = "") const;  // throws InputError(where(), ...)
 
  private:
   friend class JsonObject;
@@ -92,7 +95,9 @@ class JsonObject {
   [[nodiscard]] std::vector<std::int64_t> integers(std::string_view key, std::int64_t min, std::int64_t max) {
     return at(key).integers(min, max);
   }
-  [[nodiscard]] std::vector<double> numbers(std::string_view key, double min, double max) { return at(key).numbers(min, max); }
+  [[nodiscard]] std::vector<double> numbers(std::string_view key, double min, double max) {
+    return at(key).numbers(min, max);
+  }
   [[nodiscard]] std::vector<double> numbers_or_nan(std::string_view key) { return at(key).numbers_or_nan(); }
   [[nodiscard]] std::vector<std::string> texts(std::string_view key) { return at(key).texts(); }
   // ... and optional; JSON null counts as absent.
@@ -132,9 +137,11 @@ class JsonDocument {
 };
 
 // `where`: the file's name for errors. `expected_schema`: "fsdp-plan/plan/1", or empty for documents that carry none.
-[[nodiscard]] JsonDocument parse_document(std::string_view text, std::string_view where, std::string_view expected_schema);
+[[nodiscard]] JsonDocument parse_document(std::string_view text, std::string_view where,
+                                          std::string_view expected_schema);
 
-// The text of a regular file of at most kMaxJsonBytes; throws InputError. `where`: the flag or field that named the file.
+// The text of a regular file of at most kMaxJsonBytes; throws InputError. `where`: the flag or field that named the
+// file.
 [[nodiscard]] std::string read_file(const std::string& path, std::string_view where);
 
 }  // namespace fsdp

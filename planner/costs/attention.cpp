@@ -7,16 +7,17 @@ namespace fsdp {
 
 namespace {
 
-// Each row of tiles begins by loading queries and ends by writing results, and on the diagonal of a causal mask half of a tile is
-// computed for nothing: as many keys' worth of work per row. FlashAttention-2 on A100 and H100, FlashAttention-3 and cuDNN on H100
-// (flash-attention repository, assets/): from 512 to 16384 tokens all follow s / (s + s0) with s0 of 160 to 190 for full masks, 430 to
-// 610 for causal ones.
+// Each row of tiles begins by loading queries and ends by writing results, and on the diagonal of a causal mask half of
+// a tile is computed for nothing: as many keys' worth of work per row. FlashAttention-2 on A100 and H100,
+// FlashAttention-3 and cuDNN on H100 (flash-attention repository, assets/): from 512 to 16384 tokens all follow s / (s
+// + s0) with s0 of 160 to 190 for full masks, 430 to 610 for causal ones.
 constexpr double kPrologueFull = 170, kPrologueCausal = 520;
-// CTAs take 128 queries of a head. The last wave is not full: SimuMax's A100 rows of 4 to 64 heads of 4096 tokens (1.2 to 19 waves) rise
-// as w / (w + 1.2).
+// CTAs take 128 queries of a head. The last wave is not full: SimuMax's A100 rows of 4 to 64 heads of 4096 tokens (1.2
+// to 19 waves) rise as w / (w + 1.2).
 constexpr double kTileQueries = 128, kTail = 1.2;
-// Smaller heads do more softmax per product, d / (d + d0) relative to 128. 64 against 128: FlashAttention-2 0.87 on A100 and H100 (d0 =
-// 22); FlashAttention-3 0.77, cuDNN 0.69 on H100 (d0 = 80). FlashAttention 1 has no such order (heads of 128 spill registers).
+// Smaller heads do more softmax per product, d / (d + d0) relative to 128. 64 against 128: FlashAttention-2 0.87 on
+// A100 and H100 (d0 = 22); FlashAttention-3 0.77, cuDNN 0.69 on H100 (d0 = 80). FlashAttention 1 has no such order
+// (heads of 128 spill registers).
 double smallness(AttentionKernel kernel) {
   switch (kernel) {
     case AttentionKernel::flash1: return 0;
@@ -39,7 +40,8 @@ AttentionCeiling attention_ceiling(AttentionKernel kernel, const GpuSpec& gpu, c
   const AttentionKernel k = behind(kernel, gpu);
   if (k == AttentionKernel::flash2 || k == AttentionKernel::math) return base;
   AttentionCeiling own = gpu.attention[static_cast<std::size_t>(k)];
-  // Not stated: the first version ran at half the speed of the second (A100: 97 against 200 TFLOP/s), the others' is not known.
+  // Not stated: the first version ran at half the speed of the second (A100: 97 against 200 TFLOP/s), the others' is
+  // not known.
   if (own.forward <= 0)
     return k == AttentionKernel::flash1 ? AttentionCeiling{0.5 * base.forward, 0.5 * base.backward} : base;
   const double forward = gpu.attention_forward_efficiency, backward = gpu.attention_backward_efficiency;
@@ -48,9 +50,11 @@ AttentionCeiling attention_ceiling(AttentionKernel kernel, const GpuSpec& gpu, c
 
 double attention_shape_factor(AttentionKernel kernel, const OpShape& s, const Workload& w, const GpuSpec& gpu) {
   const double length = static_cast<double>(w.seq_len), window = static_cast<double>(s.window);
-  const double keys = s.window > 0 ? std::min(length, 2 * window) : length;  // a causal row sees half of its length on average
+  const double keys =
+      s.window > 0 ? std::min(length, 2 * window) : length;  // a causal row sees half of its length on average
   const double sequence = keys / (keys + (s.causal ? kPrologueCausal : kPrologueFull));
-  const double tiles = static_cast<double>(w.sequences) * static_cast<double>(s.heads) * std::ceil(length / kTileQueries);
+  const double tiles =
+      static_cast<double>(w.sequences) * static_cast<double>(s.heads) * std::ceil(length / kTileQueries);
   const double waves = tiles / static_cast<double>(std::max<std::int64_t>(1, gpu.sms));
   const double d = std::min(128.0, static_cast<double>(s.head_dim)), d0 = smallness(behind(kernel, gpu));
   return sequence * waves / (waves + kTail) * (d / (d + d0)) * ((128 + d0) / 128);

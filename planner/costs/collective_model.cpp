@@ -38,7 +38,8 @@ double through_uplinks(const CollectiveCall& call, double nodes, const ClusterSp
 }
 
 // Curves of a kind that inform this shape, the nearest first.
-const CollectiveCurve* nearest(CollectiveKind kind, const CollectiveCall& call, const std::vector<CollectiveCurve>& curves) {
+const CollectiveCurve* nearest(CollectiveKind kind, const CollectiveCall& call,
+                               const std::vector<CollectiveCurve>& curves) {
   const CollectiveCurve* best = nullptr;
   double least = 0;
   for (const CollectiveCurve& c : curves) {
@@ -65,11 +66,13 @@ double fabric_factor(const CollectiveCall& call, const ClusterSpec& cluster, con
 }
 
 double CollectiveModel::Formula::seconds(CollectiveKind kind, double bytes) const {
-  const NcclChoice c = nccl.choose(kind, Bytes(static_cast<std::int64_t>(std::min(bytes, 0x1p62))));  // sizes of curves are free
+  const NcclChoice c =
+      nccl.choose(kind, Bytes(static_cast<std::int64_t>(std::min(bytes, 0x1p62))));  // sizes of curves are free
   return c.latency.count() + c.transfer.count() / fabric;
 }
 
-CollectiveModel::Formula CollectiveModel::formula(const CollectiveCall& call, const ClusterSpec& cluster, const Costs& costs) {
+CollectiveModel::Formula CollectiveModel::formula(const CollectiveCall& call, const ClusterSpec& cluster,
+                                                  const Costs& costs) {
   return {NcclModel(cluster, call.ranks, call.ranks_per_node, costs.pessimistic_collectives),
           fabric_factor(call, cluster, costs)};
 }
@@ -81,7 +84,8 @@ CollectiveModel::CollectiveModel(const CollectiveCall& shape, const ClusterSpec&
       ranks_(shape.ranks) {
   if (own_.nccl.nodes() > 1 || !has_nvlink(cluster)) variant_ = CollectiveVariant::nccl;
   if (variant_ != CollectiveVariant::nccl) cluster_ = cluster;
-  for (const CollectiveKind kind : {CollectiveKind::all_gather, CollectiveKind::reduce_scatter, CollectiveKind::all_reduce}) {
+  for (const CollectiveKind kind :
+       {CollectiveKind::all_gather, CollectiveKind::reduce_scatter, CollectiveKind::all_reduce}) {
     auto& measured = measured_[static_cast<std::size_t>(kind)];
     // Curves without nodes are of one node.
     std::vector<CollectiveCurve> single;

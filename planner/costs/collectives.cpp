@@ -1,12 +1,17 @@
 // Collectives as demands: how long alone (costs/collective_model.h), and what they take from others while they run:
 //
 // SMs                held by the channels that NCCL spends on that size (none for copy engines);
-// device memory      3 bytes per wire byte: NCCL's rings hand on through buffers, so that a neighbour writes one, we read it and
-//                    write the result; where it is summed, we read what is ours and write what the next one gets. Its maintainers
-//                    say 2 to 3 times the bus bandwidth (NVIDIA/nccl issue 1428). A reduction in fp32 moves twice the bytes of one
+// device memory      3 bytes per wire byte: NCCL's rings hand on through buffers, so that a neighbour writes one, we
+//                    read it and
+//                    write the result; where it is summed, we read what is ours and write what the next one gets. Its
+//                      maintainers
+//                    say 2 to 3 times the bus bandwidth (NVIDIA/nccl issue 1428). A reduction in fp32 moves twice the
+//                      bytes of one
 //                    in bf16 and counts so by its size;
-// links              every rank sends wire = B (n-1)/n bytes (all-reduce: twice), one in p of them through its NIC when a node has
-//                    p ranks of the group: a ring leaves a node once, and p rings side by side each leave through another rank's
+// links              every rank sends wire = B (n-1)/n bytes (all-reduce: twice), one in p of them through its NIC when
+//                    a node has
+//                    p ranks of the group: a ring leaves a node once, and p rings side by side each leave through
+//                      another rank's
 //                    NIC.
 #include <algorithm>
 #include <numeric>
@@ -20,12 +25,13 @@ namespace fsdp {
 
 namespace {
 
-// CPU ranks have no formula: a curve measured on c of them stands for other group sizes by the bytes that move, (n-1)/n against
-// (c-1)/c.
+// CPU ranks have no formula: a curve measured on c of them stands for other group sizes by the bytes that move, (n-1)/n
+// against (c-1)/c.
 double host_seconds(const CollectiveCall& call, const Costs& costs) {
   const auto& curve = collective_curve(call.kind, costs);
   require_calibrated(!curve.empty(), "a curve for this collective", costs);
-  const double n = static_cast<double>(call.ranks), c = static_cast<double>(std::max<std::int64_t>(2, costs.collective_ranks));
+  const double n = static_cast<double>(call.ranks),
+               c = static_cast<double>(std::max<std::int64_t>(2, costs.collective_ranks));
   return interpolate(curve, static_cast<double>(call.bytes.count())) * ((n - 1) / n) / ((c - 1) / c);
 }
 
@@ -35,8 +41,8 @@ Demand single_rank(const CollectiveCall& call, const ClusterSpec& cluster, const
   return traffic_demand(bytes, copy_rate(cluster, costs), cluster, costs);
 }
 
-void add_shares(Demand& d, const CollectiveCall& call, bool crosses_nodes, std::int64_t ctas, const ClusterSpec& cluster,
-                const Costs& costs) {
+void add_shares(Demand& d, const CollectiveCall& call, bool crosses_nodes, std::int64_t ctas,
+                const ClusterSpec& cluster, const Costs& costs) {
   const double seconds = d.alone.count();
   if (seconds <= 0) return;
   const auto share = [seconds](double bytes, double capacity) {
@@ -44,14 +50,16 @@ void add_shares(Demand& d, const CollectiveCall& call, bool crosses_nodes, std::
   };
   const double n = static_cast<double>(call.ranks),
                per_node = static_cast<double>(std::clamp<std::int64_t>(call.ranks_per_node, 1, call.ranks));
-  const double wire = static_cast<double>(call.bytes.count()) * (n - 1) / n * (call.kind == CollectiveKind::all_reduce ? 2 : 1);
+  const double wire =
+      static_cast<double>(call.bytes.count()) * (n - 1) / n * (call.kind == CollectiveKind::all_reduce ? 2 : 1);
   const double outside = crosses_nodes ? wire / per_node : 0;  // through this rank's NIC
   constexpr double passes_memory = 3;
   d.use[static_cast<int>(Resource::intra_link)] = share(wire - outside, cluster.intra_bus.count());
   d.use[static_cast<int>(Resource::inter_link)] = share(outside, cluster.inter_bus.count());
   d.use[static_cast<int>(Resource::memory)] = share(passes_memory * wire, memory_rate(cluster, costs));
   if (cluster.gpu.sms > 0) {
-    d.use[static_cast<int>(Resource::compute)] = std::min(1.0, static_cast<double>(ctas) / static_cast<double>(cluster.gpu.sms));
+    d.use[static_cast<int>(Resource::compute)] =
+        std::min(1.0, static_cast<double>(ctas) / static_cast<double>(cluster.gpu.sms));
     d.holds_compute = ctas > 0;
   }
 }
@@ -91,8 +99,8 @@ CollectiveCall call_shape(Communicator comm, const ShardingPlan& plan, const Clu
     call.ranks_per_node = shard < node && node % shard == 0 ? std::min(call.ranks, node / shard) : 1;
     call.nodes_apart = std::max<std::int64_t>(1, shard / node);
   } else {
-    // Contiguous ranks, from a multiple of the group's size on: a node holds a multiple of the greatest common divisor of
-    // them, and the node that holds the fewest has the fewest NICs to leave through.
+    // Contiguous ranks, from a multiple of the group's size on: a node holds a multiple of the greatest common divisor
+    // of them, and the node that holds the fewest has the fewest NICs to leave through.
     call.ranks_per_node = std::gcd(call.ranks, node);
   }
   return call;

@@ -27,7 +27,8 @@ constexpr std::array<const char*, 3> kProducts = {"forward", "backward_input", "
 // --- writing
 
 Json json_of(const KernelRate& r) {
-  return {{"overhead_s", r.overhead.count()}, {"flops_per_s", r.flops_rate.count()}, {"bytes_per_s", r.byte_rate.count()}};
+  return {
+      {"overhead_s", r.overhead.count()}, {"flops_per_s", r.flops_rate.count()}, {"bytes_per_s", r.byte_rate.count()}};
 }
 
 Json json_of(const std::vector<CurvePoint>& curve) {
@@ -39,7 +40,10 @@ Json json_of(const std::vector<CurvePoint>& curve) {
 Json json_of(const std::vector<CollectiveCurve>& curves) {
   Json rows = Json::array();
   for (const CollectiveCurve& c : curves)
-    rows.push_back({{"collective", name(c.kind)}, {"ranks", c.ranks}, {"ranks_per_node", c.ranks_per_node}, {"seconds", json_of(c.points)}});
+    rows.push_back({{"collective", name(c.kind)},
+                    {"ranks", c.ranks},
+                    {"ranks_per_node", c.ranks_per_node},
+                    {"seconds", json_of(c.points)}});
   return rows;
 }
 
@@ -113,7 +117,8 @@ void read_curves(JsonObject& root, Costs& c) {
   if (auto matmul = root.optional_object("matmul")) {
     for (std::size_t i = 0; i < kProducts.size(); ++i) c.matmul_curve[i] = curve(*matmul, kProducts[i]);
     if (auto beyond = matmul->optional_object("beyond_cube_bytes_per_s")) {
-      for (std::size_t i = 0; i < kProducts.size(); ++i) c.matmul_beyond_cube[i] = BytesPerSecond(beyond->number(kProducts[i], 0, 1e18));
+      for (std::size_t i = 0; i < kProducts.size(); ++i)
+        c.matmul_beyond_cube[i] = BytesPerSecond(beyond->number(kProducts[i], 0, 1e18));
       beyond->finish();
     }
     matmul->finish();
@@ -140,7 +145,8 @@ CollectiveCurve collective_curve(JsonObject& row) {
   CollectiveCurve c;
   const std::string kind = row.text("collective");
   const auto at = std::find(kCollectives.begin(), kCollectives.end(), kind);
-  if (at == kCollectives.end()) row.refuse("collective", "is not known", "use all_gather, reduce_scatter or all_reduce");
+  if (at == kCollectives.end())
+    row.refuse("collective", "is not known", "use all_gather, reduce_scatter or all_reduce");
   c.kind = static_cast<CollectiveKind>(at - kCollectives.begin());
   c.ranks = row.integer("ranks", 2, 1 << 24);
   c.ranks_per_node = row.integer("ranks_per_node", 1, c.ranks);
@@ -152,14 +158,16 @@ CollectiveCurve collective_curve(JsonObject& row) {
 // Keys that files of earlier versions have not.
 void read_collectives(JsonObject& root, Costs& c) {
   if (root.has("fabric_efficiency")) c.fabric_efficiency = fraction(root, "fabric_efficiency");
-  if (root.has("fabric_efficiency_at_scale")) c.fabric_efficiency_at_scale = fraction(root, "fabric_efficiency_at_scale");
+  if (root.has("fabric_efficiency_at_scale"))
+    c.fabric_efficiency_at_scale = fraction(root, "fabric_efficiency_at_scale");
   c.collective_skew = Seconds(root.optional_number("collective_skew_s", 0, 1).value_or(0));
   c.pessimistic_collectives = root.optional_boolean("pessimistic_collectives").value_or(false);
   c.gpu_spread = root.optional_number("gpu_spread", 0, 1).value_or(c.gpu_spread);
   c.step_jitter = root.optional_number("step_jitter", 0, 1).value_or(c.step_jitter);
   if (const auto variant = root.optional_text("collective_variant")) {
     const auto at = std::find(kVariants.begin(), kVariants.end(), *variant);
-    if (at == kVariants.end()) root.refuse("collective_variant", "is not known", "use nccl, symmetric-memory or copy-engine");
+    if (at == kVariants.end())
+      root.refuse("collective_variant", "is not known", "use nccl, symmetric-memory or copy-engine");
     c.collective_variant = static_cast<CollectiveVariant>(at - kVariants.begin());
   }
   if (!root.has("collective_curves")) return;
@@ -194,7 +202,8 @@ std::string to_json_text(const Costs& c) {
   if (!c.kernels.empty()) j["kernels"] = json_of_kernels(c.kernels);
   for (std::size_t i = 0; i < kProducts.size(); ++i) j["matmul"][kProducts[i]] = json_of(c.matmul_curve[i]);
   for (std::size_t i = 0; i < kProducts.size(); ++i)
-    if (!c.matmul_curve[i].empty()) j["matmul"]["beyond_cube_bytes_per_s"][kProducts[i]] = c.matmul_beyond_cube[i].count();
+    if (!c.matmul_curve[i].empty())
+      j["matmul"]["beyond_cube_bytes_per_s"][kProducts[i]] = c.matmul_beyond_cube[i].count();
   j["copy"] = json_of(c.copy);
   j["cast"] = json_of(c.cast);
   j["optimizer"] = json_of(c.optimizer);

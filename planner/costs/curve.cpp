@@ -34,9 +34,11 @@ double interpolate(std::span<const CurvePoint> curve, double size) {
 void check_curve(std::span<const CurvePoint> curve, std::string_view where) {
   for (std::size_t i = 0; i < curve.size(); ++i) {
     const std::string at = std::string(where) + "[" + std::to_string(i) + "]";
-    if (!std::isfinite(curve[i].size) || !std::isfinite(curve[i].seconds) || curve[i].size <= 0 || curve[i].seconds <= 0)
+    if (!std::isfinite(curve[i].size) || !std::isfinite(curve[i].seconds) || curve[i].size <= 0 ||
+        curve[i].seconds <= 0)
       throw InputError(at, "size and seconds must be positive numbers", "calibrate again");
-    if (i > 0 && curve[i].size <= curve[i - 1].size) throw InputError(at, "sizes must increase", "sort the points by size");
+    if (i > 0 && curve[i].size <= curve[i - 1].size)
+      throw InputError(at, "sizes must increase", "sort the points by size");
   }
 }
 

@@ -1,5 +1,5 @@
-// A measured curve "size -> seconds", read between and beyond its points. Log-log, because times of kernels and collectives
-// are flat (latency) at small sizes and proportional at large ones: straight pieces of slope 0 and 1.
+// A measured curve "size -> seconds", read between and beyond its points. Log-log, because times of kernels and
+// collectives are flat (latency) at small sizes and proportional at large ones: straight pieces of slope 0 and 1.
 //
 //   interpolate({{1e6, 1e-3}, {1e9, 1.0}}, 1e8)   -> 0.1
 #pragma once
@@ -12,8 +12,9 @@
 
 namespace fsdp {
 
-// Seconds at `size` (0 at size 0). Non-decreasing in `size`: a point below an earlier one (noise) is lifted to it. Outside of
-// the points the slope of the nearest piece goes on, at least 0; a curve of one point has slope 1. The curve is not empty.
+// Seconds at `size` (0 at size 0). Non-decreasing in `size`: a point below an earlier one (noise) is lifted to it.
+// Outside of the points the slope of the nearest piece goes on, at least 0; a curve of one point has slope 1. The curve
+// is not empty.
 [[nodiscard]] double interpolate(std::span<const CurvePoint> curve, double size);
 
 // Sizes strictly increase, everything is positive and finite; throws InputError(where, ...) otherwise.

@@ -18,11 +18,12 @@ constexpr double kCastEfficiency = 0.50;
 // Fused AdamW: 28 bytes per parameter at 0.8 of the memory bandwidth.
 constexpr double kOptimizerEfficiency = 0.80;
 
-// A collective of an eager step begins when the last rank has launched it: starts 10 to 30 microseconds apart are reported, and small
-// all-reduces between 15 and 60 above NCCL's own line (nccl-tests on 8 A100). Within both.
+// A collective of an eager step begins when the last rank has launched it: starts 10 to 30 microseconds apart are
+// reported, and small all-reduces between 15 and 60 above NCCL's own line (nccl-tests on 8 A100). Within both.
 constexpr double kCollectiveSkew = 20e-6;
-// NCCL's model gives LL128 rings of 16 to 256 MiB over 16 nodes and more up to twice the bandwidth that SimAI measured for them (64 MiB,
-// 64 nodes: 0.128 of the NICs' against 0.051); without LL128 it is within 20 % from 256 MiB on (accuracy_collectives_test).
+// NCCL's model gives LL128 rings of 16 to 256 MiB over 16 nodes and more up to twice the bandwidth that SimAI measured
+// for them (64 MiB, 64 nodes: 0.128 of the NICs' against 0.051); without LL128 it is within 20 % from 256 MiB on
+// (accuracy_collectives_test).
 constexpr bool kPessimisticCollectives = true;
 
 }  // namespace

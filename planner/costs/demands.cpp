@@ -1,6 +1,6 @@
-// Operation -> demand. Kernels are priced by kernels.cpp, collectives by collectives.cpp; copies, casts, gradient norms and the
-// optimizer by the bytes they read and write, which their arguments say: AdamW in fp32 reads p, g, m, v and writes p, m, v = 28
-// bytes per parameter (cost-model practice, also for a fused kernel).
+// Operation -> demand. Kernels are priced by kernels.cpp, collectives by collectives.cpp; copies, casts, gradient norms
+// and the optimizer by the bytes they read and write, which their arguments say: AdamW in fp32 reads p, g, m, v and
+// writes p, m, v = 28 bytes per parameter (cost-model practice, also for a fused kernel).
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -15,10 +15,12 @@ namespace fsdp {
 
 namespace {
 
-double unit_bytes(const UnitLayout& unit, DType type) { return static_cast<double>(unit.shard_elements * size_of(type)); }
+double unit_bytes(const UnitLayout& unit, DType type) {
+  return static_cast<double>(unit.shard_elements * size_of(type));
+}
 
-// Bytes that an operation reads and writes: every argument once per access. Of the gather buffer a copy-in writes one slot and a
-// copy-out reads it all; of a unit's shard the optimizer touches what is trained.
+// Bytes that an operation reads and writes: every argument once per access. Of the gather buffer a copy-in writes one
+// slot and a copy-out reads it all; of a unit's shard the optimizer touches what is trained.
 double traffic_bytes(const Operation& op, const Step& step, const Program& program) {
   const bool one_slot = op.action == Action::gather_copy_in;
   double bytes = 0;
@@ -68,7 +70,8 @@ CollectiveKind kind_of(Action action) {
 // Bytes as nccl-tests counts them: the full tensor for all-gather and reduce-scatter, the buffer for all-reduce.
 Demand priced_collective(const Operation& op, const Step& step, const Program& program, const CostContext& c) {
   CollectiveCall call = op.comm == Communicator::reshard
-                            ? reshard_shape(c.plan.units[static_cast<std::size_t>(op.unit)].reshard_after_forward.ranks, c.plan, c.cluster)
+                            ? reshard_shape(c.plan.units[static_cast<std::size_t>(op.unit)].reshard_after_forward.ranks,
+                                            c.plan, c.cluster)
                             : call_shape(op.comm, c.plan, c.cluster);
   call.kind = kind_of(op.action);
   double bytes = 0;
@@ -90,18 +93,20 @@ Seconds host_time(const Operation& op, const CostContext& c) {
   const bool views = c.plan.dialect == Dialect::fsdp1 && op.action == Action::all_gather;
   const bool hook = op.action == Action::gather_copy_out || op.action == Action::scatter_copy_in || views;
   const double launches = op.host_only || op.action == Action::read_loss ? 0 : 1;
-  return (c.costs.host_per_operation +
-          Seconds(c.implementation.host_seconds_per_launch * launches + (hook ? c.implementation.host_seconds_per_unit_hook : 0))) *
+  return (c.costs.host_per_operation + Seconds(c.implementation.host_seconds_per_launch * launches +
+                                               (hook ? c.implementation.host_seconds_per_unit_hook : 0))) *
          c.costs.host_scale;
 }
 
-// Work of the CPU on offloaded shards: AdamW's 28 bytes per parameter and the like over this rank's share of the node's memory
-// bandwidth. Two sockets of 150 to 300 GB/s (reported for CPU Adam on current servers; the middle), shared by the node's GPUs.
+// Work of the CPU on offloaded shards: AdamW's 28 bytes per parameter and the like over this rank's share of the node's
+// memory bandwidth. Two sockets of 150 to 300 GB/s (reported for CPU Adam on current servers; the middle), shared by
+// the node's GPUs.
 Seconds host_work(const Operation& op, const Step& step, const Program& program, const CostContext& c) {
   constexpr double kSockets = 2, kBytesPerSecond = 225e9;
   const double bytes = traffic_bytes(op, step, program);
   if (bytes == 0) return {};
-  if (c.cluster.host) return Seconds(bytes / rate_or_default(c.costs.optimizer, "the optimizer", c.cluster, c.costs).byte_rate.count());
+  if (c.cluster.host)
+    return Seconds(bytes / rate_or_default(c.costs.optimizer, "the optimizer", c.cluster, c.costs).byte_rate.count());
   return Seconds(bytes * static_cast<double>(c.cluster.gpus_per_node) / (kSockets * kBytesPerSecond));
 }
 
@@ -111,12 +116,14 @@ Direction direction_of(Action a) { return a == Action::backward ? Direction::bac
 Demand price_uncrowded(const Operation& op, const Step& step, const Program& program, const CostContext& c) {
   if (is_kernel(op.action)) {
     const Op& graph_op = c.model.ops.at(static_cast<std::size_t>(op.graph_op));
-    return kernel_demand(graph_op, direction_of(op.action), c.plan.micro_batches.at(static_cast<std::size_t>(op.micro_batch)), c);
+    return kernel_demand(graph_op, direction_of(op.action),
+                         c.plan.micro_batches.at(static_cast<std::size_t>(op.micro_batch)), c);
   }
   Demand d;
   if (is_collective(op.action)) d = priced_collective(op, step, program, c);
   else if (op.action == Action::load_batch) d = link_demand(traffic_bytes(op, step, program), c);
-  else if (op.action == Action::shard_to_device || op.action == Action::gradient_to_host)   // read here, written there: over the link once
+  else if (op.action == Action::shard_to_device ||
+           op.action == Action::gradient_to_host)  // read here, written there: over the link once
     d = link_demand(traffic_bytes(op, step, program) / 2, c);
   else if (!op.host_only && op.action != Action::read_loss)
     d = traffic_demand(traffic_bytes(op, step, program), traffic_rate(op.action, c), c.cluster, c.costs);
@@ -134,15 +141,17 @@ Demand price(const Operation& op, const Step& step, const Program& program, cons
 void check_platform(const CostContext& c) {
   const std::string& expected = c.cluster.host ? std::string("host") : c.cluster.gpu.name;
   if (!c.costs.platform.empty() && c.costs.platform != expected)
-    throw InputError("--costs", "these costs are of platform '" + c.costs.platform + "', the cluster's is '" + expected + "'",
+    throw InputError("--costs",
+                     "these costs are of platform '" + c.costs.platform + "', the cluster's is '" + expected + "'",
                      "pass costs of that platform, or leave --costs out");
 }
 
-// Operations with equal keys have equal demands. Collectives and copies of a unit depend on its sizes alone, kernels on the shape
-// of the op and the sequences of the micro-batch; everything else is priced each time.
+// Operations with equal keys have equal demands. Collectives and copies of a unit depend on its sizes alone, kernels on
+// the shape of the op and the sequences of the micro-batch; everything else is priced each time.
 class Memo {
  public:
-  Memo(const Program& program, const CostContext& c) : plan_(c.plan), classes_(shape_classes(c.model, program.layouts, c.plan)) {
+  Memo(const Program& program, const CostContext& c)
+      : plan_(c.plan), classes_(shape_classes(c.model, program.layouts, c.plan)) {
     const std::size_t kernels = 2 * classes_.op_classes * classes_.batch_classes;
     demands_.resize(kernels + static_cast<std::size_t>(kActions) * classes_.unit_classes);
     known_.assign(demands_.size(), 0);
@@ -172,7 +181,8 @@ class Memo {
   }
 
  private:
-  // Offload casts parameter by parameter, and what is kept over a part of the ranks is gathered in another way than the shards are.
+  // Offload casts parameter by parameter, and what is kept over a part of the ranks is gathered in another way than the
+  // shards are.
   bool by_unit_alone(const Operation& op) const {
     if (plan_.offload || plan_.units[static_cast<std::size_t>(op.unit)].reshard_after_forward.ranks > 1) return false;
     switch (op.action) {

@@ -57,10 +57,10 @@ FittedPlatform platform(const JsonValue& item, bool pooled) {
   }
   p.rows = o.integer("rows", 0, kMostRows);
   JsonObject constants = o.object("constants");
-  for (const CostParameter& known : cost_parameters())                   // in the table's order, which is the order of writing
+  for (const CostParameter& known : cost_parameters())  // in the table's order, which is the order of writing
     if (constants.has(known.name)) p.constants.push_back(constant(constants, std::string(known.name)));
   for (const std::string& key : constants.keys())
-    if (find_parameter(key) == nullptr) (void)constant(constants, key);   // refuses it
+    if (find_parameter(key) == nullptr) (void)constant(constants, key);  // refuses it
   o.finish();
   return p;
 }
@@ -82,7 +82,8 @@ void apply(Costs& costs, const FittedPlatform& p) {
     if (const CostParameter* parameter = find_parameter(c.name)) set_value(costs, *parameter, c.value);
 }
 
-const FittedPlatform* find(const std::vector<FittedPlatform>& all, std::string_view gpu, std::string_view source, std::string_view generation) {
+const FittedPlatform* find(const std::vector<FittedPlatform>& all, std::string_view gpu, std::string_view source,
+                           std::string_view generation) {
   for (const FittedPlatform& p : all)
     if (p.gpu == gpu && p.source == source && p.software_generation == generation) return &p;
   return nullptr;
@@ -99,7 +100,8 @@ Costs costs_for(const FittedCosts& fitted, const ClusterSpec& cluster) {
   return costs;
 }
 
-Costs costs_for(const FittedCosts& fitted, const ClusterSpec& cluster, std::string_view source, std::string_view generation) {
+Costs costs_for(const FittedCosts& fitted, const ClusterSpec& cluster, std::string_view source,
+                std::string_view generation) {
   Costs costs = costs_for(fitted, cluster);
   if (const FittedPlatform* own = find(fitted.platforms, cluster.gpu.name, source, generation)) {
     apply(costs, *own);

@@ -1,10 +1,10 @@
 // Kernels. Formula (GPU):   seconds = launches * overhead + max(arithmetic, bytes / memory rate),
-// arithmetic as matmul.h and attention.h say; every other op is bound by its bytes, which OpFacts count together with the fraction of
-// the memory rate that its kernels reach. What it uses of the machine follows: the share of its time that arithmetic, or memory,
-// alone would take.
+// arithmetic as matmul.h and attention.h say; every other op is bound by its bytes, which OpFacts count together with
+// the fraction of the memory rate that its kernels reach. What it uses of the machine follows: the share of its time
+// that arithmetic, or memory, alone would take.
 //
-// Calibrated entries replace the formula: a line per op kind and direction, and for matrix products a curve over flops for each
-// of the three products y = x W^T, dx = dy W, dW = dy^T x.
+// Calibrated entries replace the formula: a line per op kind and direction, and for matrix products a curve over flops
+// for each of the three products y = x W^T, dx = dy W, dW = dy^T x.
 #include "planner/costs/kernels.h"
 
 #include <algorithm>
@@ -39,9 +39,13 @@ bool is_product(const Op& op) { return op.kind == OpKind::linear || op.kind == O
 Work work_of(const Op& op, Direction direction, const Workload& w, const CostContext& c) {
   const OpFacts f = facts(c.implementation, op, w);
   if (direction == Direction::forward)
-    return {forward_flops(op, w), static_cast<double>(f.forward_traffic_bytes), static_cast<double>(f.forward_launches), {}, f};
-  Work all{backward_flops(op, w), static_cast<double>(f.backward_traffic_bytes), static_cast<double>(f.backward_launches),
-           needed_gradients(op, c.model), f};
+    return {forward_flops(op, w),
+            static_cast<double>(f.forward_traffic_bytes),
+            static_cast<double>(f.forward_launches),
+            {},
+            f};
+  Work all{backward_flops(op, w), static_cast<double>(f.backward_traffic_bytes),
+           static_cast<double>(f.backward_launches), needed_gradients(op, c.model), f};
   if (is_product(op) && all.needed.input != all.needed.weight) {  // one product of two
     all.flops /= 2;
     all.bytes /= 2;
@@ -63,21 +67,24 @@ double matrix_rate(const CostContext& c) {
 bool in_float8(const Op& op, const CostContext& c) {
   if (!c.implementation.float8_linear || op.kind != OpKind::linear || op.shape.out == c.model.vocab) return false;
   if (c.cluster.gpu.fp8.count() <= 0)
-    throw InputError("--implementation", std::string(c.implementation.name) + ": " + c.cluster.gpu.name + " multiplies no 8-bit numbers",
+    throw InputError("--implementation",
+                     std::string(c.implementation.name) + ": " + c.cluster.gpu.name + " multiplies no 8-bit numbers",
                      "use a GPU that does, such as h100-sxm-80, or another implementation");
   return op.shape.in % 16 == 0 && op.shape.out % 16 == 0;
 }
 
-// Bytes that casting to 8 bits moves: a tensor is read for its largest value and read again to be cast, 2 + 2 + 1 per element (torchao's
-// float8 roofline notes). The largest value of the input is found by the kernel that makes it, and backward, which needs input and
-// weight in the other order, knows both.
+// Bytes that casting to 8 bits moves: a tensor is read for its largest value and read again to be cast, 2 + 2 + 1 per
+// element (torchao's float8 roofline notes). The largest value of the input is found by the kernel that makes it, and
+// backward, which needs input and weight in the other order, knows both.
 double cast_bytes(const Op& op, Direction direction, double tokens) {
   const double in = static_cast<double>(op.shape.in), out = static_cast<double>(op.shape.out);
-  return direction == Direction::forward ? 3 * tokens * in + 5 * in * out : 5 * tokens * out + 3 * tokens * in + 3 * in * out;
+  return direction == Direction::forward ? 3 * tokens * in + 5 * in * out
+                                         : 5 * tokens * out + 3 * tokens * in + 3 * in * out;
 }
 
-// y = x W^T, dx = dy W, dW = dy^T x: the same three extents, each contracted in turn. What is moved beside them (a bias, casts) is
-// added. Of experts: as many such products as there are experts, each over one expert's slots, in one grouped launch.
+// y = x W^T, dx = dy W, dW = dy^T x: the same three extents, each contracted in turn. What is moved beside them (a
+// bias, casts) is added. Of experts: as many such products as there are experts, each over one expert's slots, in one
+// grouped launch.
 KernelTime linear_time(const Op& op, Direction direction, Work& work, const Workload& w, const CostContext& c) {
   const GpuSpec& gpu = c.cluster.gpu;
   const bool grouped = op.kind == OpKind::expert_linear;
@@ -106,15 +113,18 @@ KernelTime linear_time(const Op& op, Direction direction, Work& work, const Work
     if (work.needed.weight) add(out, in, tokens);
   }
   const double beside = float8 ? cast_bytes(op, direction, tokens) : std::max(0.0, work.bytes - moved);
-  if (float8) work.launches += direction == Direction::forward ? 3 : 4;   // compiled: per tensor a cast, and for most the largest value
+  if (float8)
+    work.launches +=
+        direction == Direction::forward ? 3 : 4;  // compiled: per tensor a cast, and for most the largest value
   work.bytes = moved + beside;
   t.seconds += beside / memory;
   return t;
 }
 
-// Scores written out are products over the whole square (forward_flops counts half of a causal one) and as many more in backward,
-// which has kept the probabilities; then the softmax and the copies, which only move bytes.
-KernelTime attention_time(const Op& op, Direction direction, const Work& work, const Workload& w, const CostContext& c) {
+// Scores written out are products over the whole square (forward_flops counts half of a causal one) and as many more in
+// backward, which has kept the probabilities; then the softmax and the copies, which only move bytes.
+KernelTime attention_time(const Op& op, Direction direction, const Work& work, const Workload& w,
+                          const CostContext& c) {
   const GpuSpec& gpu = c.cluster.gpu;
   const double peak = matrix_peak(c.plan.param_dtype, gpu), moving = work.bytes / memory_rate(c.cluster, c.costs);
   if (work.facts.attention == AttentionKernel::math) {
@@ -122,7 +132,8 @@ KernelTime attention_time(const Op& op, Direction direction, const Work& work, c
     const double arithmetic = square / matrix_rate(c);
     return {arithmetic + moving, arithmetic, 0};
   }
-  const double arithmetic = attention_arithmetic(work.facts.attention, direction, work.flops, peak, op.shape, w, gpu, c.costs);
+  const double arithmetic =
+      attention_arithmetic(work.facts.attention, direction, work.flops, peak, op.shape, w, gpu, c.costs);
   return {std::max(arithmetic, moving), arithmetic, 0};
 }
 
@@ -137,7 +148,9 @@ KernelTime by_formula(const Op& op, Direction direction, Work& work, const Workl
       t.arithmetic = work.flops / matrix_rate(c);
       t.seconds = std::max(t.arithmetic, work.bytes / memory);
       break;
-    default: t.seconds = work.bytes / (memory * (direction == Direction::forward ? work.facts.forward_rate : work.facts.backward_rate));
+    default:
+      t.seconds = work.bytes /
+                  (memory * (direction == Direction::forward ? work.facts.forward_rate : work.facts.backward_rate));
   }
   t.seconds += work.launches * c.costs.kernel_overhead.count();
   return t;
@@ -156,21 +169,26 @@ double by_line(const KernelRate& rate, const Work& work) {
   return rate.overhead.count() + std::max(arithmetic, moving);
 }
 
-// 0: not calibrated. The two backward products are each half of backward's flops; experts are multiplied one after the other.
+// 0: not calibrated. The two backward products are each half of backward's flops; experts are multiplied one after the
+// other.
 double by_calibration(const Op& op, Direction direction, const Work& work, const Workload& w, const Costs& costs) {
   const auto& curve = costs.matmul_curve;
   const auto product_time = [&](std::size_t which, double flops) {
-    const double rows = static_cast<double>(op.kind == OpKind::expert_linear ? op.shape.experts.capacity(w.tokens()) : w.tokens());
+    const double rows =
+        static_cast<double>(op.kind == OpKind::expert_linear ? op.shape.experts.capacity(w.tokens()) : w.tokens());
     const auto in = static_cast<double>(op.shape.in), out = static_cast<double>(op.shape.out);
-    const double beyond = static_cast<double>(w.element_bytes) * (rows * in + in * out + rows * out - 3 * std::pow(flops / 2, 2.0 / 3));
+    const double beyond =
+        static_cast<double>(w.element_bytes) * (rows * in + in * out + rows * out - 3 * std::pow(flops / 2, 2.0 / 3));
     const double rate = costs.matmul_beyond_cube[which].count();
     return interpolate(curve[which], flops) + (rate > 0 ? std::max(0.0, beyond) / rate : 0);
   };
   const double count = op.kind == OpKind::expert_linear ? static_cast<double>(op.shape.experts.count) : 1;
-  if (is_product(op) && direction == Direction::forward && !curve[0].empty()) return count * product_time(0, work.flops / count);
+  if (is_product(op) && direction == Direction::forward && !curve[0].empty())
+    return count * product_time(0, work.flops / count);
   if (is_product(op) && direction == Direction::backward && !curve[1].empty() && !curve[2].empty()) {
     const double product = (work.needed.input && work.needed.weight ? work.flops / 2 : work.flops) / count;
-    return count * ((work.needed.input ? product_time(1, product) : 0) + (work.needed.weight ? product_time(2, product) : 0));
+    return count *
+           ((work.needed.input ? product_time(1, product) : 0) + (work.needed.weight ? product_time(2, product) : 0));
   }
   const KernelRate* rate = calibrated_rate(op.kind, direction, costs);
   return rate ? by_line(*rate, work) : 0;
@@ -184,20 +202,24 @@ Demand kernel_demand(const Op& op, Direction direction, std::int64_t sequences, 
   Demand d;
   d.flops = Flops(work.flops);
   KernelTime t;
-  t.seconds = t.arithmetic = by_calibration(op, direction, work, w, c.costs);  // measured whole: taken to keep the multiprocessors busy
+  t.seconds = t.arithmetic =
+      by_calibration(op, direction, work, w, c.costs);  // measured whole: taken to keep the multiprocessors busy
   if (t.seconds == 0) {
     if (c.cluster.host || memory_rate(c.cluster, c.costs) <= 0)
-      require_calibrated(
-          false, "'" + std::string(direction == Direction::forward ? "forward " : "backward ") + std::string(name(op.kind)) + "'",
-          c.costs);
+      require_calibrated(false,
+                         "'" + std::string(direction == Direction::forward ? "forward " : "backward ") +
+                             std::string(name(op.kind)) + "'",
+                         c.costs);
     t = by_formula(op, direction, work, w, c);
   }
   const double seconds = t.seconds;
-  d.host = (c.costs.host_per_operation + Seconds(c.implementation.host_seconds_per_launch * work.launches)) * c.costs.host_scale;
+  d.host = (c.costs.host_per_operation + Seconds(c.implementation.host_seconds_per_launch * work.launches)) *
+           c.costs.host_scale;
   d.alone = Seconds(seconds);
   d.resident = t.resident;
   if (seconds <= 0) return d;
-  d.use[static_cast<int>(Resource::compute)] = c.cluster.host ? 1 : std::min(1.0, t.arithmetic / seconds) * (t.resident > 0 ? t.resident : 1);
+  d.use[static_cast<int>(Resource::compute)] =
+      c.cluster.host ? 1 : std::min(1.0, t.arithmetic / seconds) * (t.resident > 0 ? t.resident : 1);
   if (!c.cluster.host)
     d.use[static_cast<int>(Resource::memory)] = std::min(1.0, work.bytes / seconds / memory_rate(c.cluster, c.costs));
   return d;

@@ -8,7 +8,8 @@ namespace fsdp {
 
 enum class Direction : std::uint8_t { forward, backward };
 
-// Whether backward has to make the gradient of the (first) input and of the (first) parameter; true where there is none.
+// Whether backward has to make the gradient of the (first) input and of the (first) parameter; true where there is
+// none.
 struct Gradients {
   bool input = true, weight = true;
   friend bool operator==(const Gradients&, const Gradients&) = default;

@@ -15,14 +15,15 @@ struct Tile {
 };
 constexpr std::array kTiles = {Tile{256, 128, 1.0}, Tile{128, 256, 1.0}, Tile{128, 128, 0.92}};
 
-// SimuMax's 183 products on A100 PCIe (k from 256 to 102400): 150 to 300 fit them equally well (mean error 4.3 to 5.5 %).
+// SimuMax's 183 products on A100 PCIe (k from 256 to 102400): 150 to 300 fit them equally well (mean error 4.3 to 5.5
+// %).
 constexpr double kPrologue = 256;
 // Products of at most this many waves split k, into parts no shorter than this.
 constexpr double kSplitWaves = 4, kShortestPart = 512;
 
-// A row of 16-byte pieces is loaded at full speed: SwiGLU of widths 10848 to 11008 that are multiples of 32 are equal on H100, 10922
-// (a multiple of 2) runs at 0.68 of them (ml-engineering). Odd rows: padding GPT-2's vocabulary of 50257 to 50304 made a whole step 25 %
-// faster (nanoGPT), with a good third of its arithmetic in the head: about half.
+// A row of 16-byte pieces is loaded at full speed: SwiGLU of widths 10848 to 11008 that are multiples of 32 are equal
+// on H100, 10922 (a multiple of 2) runs at 0.68 of them (ml-engineering). Odd rows: padding GPT-2's vocabulary of 50257
+// to 50304 made a whole step 25 % faster (nanoGPT), with a good third of its arithmetic in the head: about half.
 double alignment(const Product& p) {
   const double odd = 0.5, even = 0.68;
   double worst = 1;
@@ -47,8 +48,9 @@ ProductTime product_time(const Product& p, double peak, std::int64_t sms, double
   for (const Tile& tile : kTiles) {
     const double tiles = p.count * std::ceil(p.m / tile.m) * std::ceil(p.n / tile.n), flops = 2 * tile.m * tile.n;
     const auto consider = [&](double parts) {
-      const double seconds = std::ceil(tiles * parts / n_sm) * flops * (p.k / parts + kPrologue * p.speed) / (per_sm * tile.quality) +
-                             (parts > 1 ? 8 * parts * p.count * p.m * p.n / memory : 0);  // fp32 parts written and read
+      const double seconds =
+          std::ceil(tiles * parts / n_sm) * flops * (p.k / parts + kPrologue * p.speed) / (per_sm * tile.quality) +
+          (parts > 1 ? 8 * parts * p.count * p.m * p.n / memory : 0);  // fp32 parts written and read
       if (seconds < t.arithmetic) t.arithmetic = seconds, t.tiles = tiles * parts;
     };
     consider(1);

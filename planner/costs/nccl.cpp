@@ -65,7 +65,8 @@ struct NcclModel::Builder {
   void add(CollectiveKind kind, NcclAlgorithm a, NcclProtocol proto, double latency_us, double algorithm_bandwidth,
            std::int64_t ctas) {
     if (!(algorithm_bandwidth > 0)) return;
-    model.ways_[static_cast<std::size_t>(kind)].push_back({a, proto, latency_us * 1e-6, 1e-9 / algorithm_bandwidth, ctas});
+    model.ways_[static_cast<std::size_t>(kind)].push_back(
+        {a, proto, latency_us * 1e-6, 1e-9 / algorithm_bandwidth, ctas});
   }
 
   [[nodiscard]] double base(NcclAlgorithm a, NcclProtocol proto) const {
@@ -94,7 +95,8 @@ struct NcclModel::Builder {
   [[nodiscard]] double count() const { return static_cast<double>(ring.count); }
 
   void add_ring(CollectiveKind kind) {
-    const double passes = kind == CollectiveKind::all_reduce ? 2 : 1, steps = passes * (n - 1), crossings = passes * (nodes - 1);
+    const double passes = kind == CollectiveKind::all_reduce ? 2 : 1, steps = passes * (n - 1),
+                 crossings = passes * (nodes - 1);
     for (const NcclProtocol proto : {NcclProtocol::ll, NcclProtocol::ll128, NcclProtocol::simple}) {
       if (proto == NcclProtocol::ll128 && !ll128) continue;
       double width = bus;
@@ -115,18 +117,20 @@ struct NcclModel::Builder {
       double width = simple;
       if (proto == NcclProtocol::ll) width = std::min(simple / 3.8, ll_ceiling());
       if (proto == NcclProtocol::ll128)
-        width = std::min(simple * (nodes == 1 ? 7.0 / 9 : 120.0 / 128), count() * nccl::kTreeLl128PerChannel[gen][column]);
+        width =
+            std::min(simple * (nodes == 1 ? 7.0 / 9 : 120.0 / 128), count() * nccl::kTreeLl128PerChannel[gen][column]);
       const double latency = base(kTree, proto) + 2 * ((p - 1) * intra(kTree, proto) + depth() * inter(kTree, proto));
       add(CollectiveKind::all_reduce, kTree, proto, latency, width / 2, ring.ctas);
     }
   }
 
-  // NVLink SHARP: the switch reduces and multicasts. Over nodes it needs switches that reduce, or a tree between the nodes
-  // (all-reduce).
+  // NVLink SHARP: the switch reduces and multicasts. Over nodes it needs switches that reduce, or a tree between the
+  // nodes (all-reduce).
   void add_nvls(CollectiveKind kind) {
     if (nvls.count < 2) return;
     const bool reduce_all = kind == CollectiveKind::all_reduce;
-    const double heads = static_cast<double>(nvls.count), links = nvls_speed * nccl::kNvlsEfficiency[gen] * (heads - 1) / heads;
+    const double heads = static_cast<double>(nvls.count),
+                 links = nvls_speed * nccl::kNvlsEfficiency[gen] * (heads - 1) / heads;
     const double inside = links * (reduce_all ? 2 : (p - 1) / p);
     const double convert = reduce_all ? n / (2 * (n - 1)) : 1;
     constexpr auto kSimple = NcclProtocol::simple;
@@ -139,21 +143,25 @@ struct NcclModel::Builder {
     const double outside = nvls_speed * (nodes <= 2 ? 2 : 1);
     // A domain of many GPUs has more NICs than its own NVLink SHARP could feed: no faster than inside one domain.
     const Channels alone = nvls_channels(cluster, static_cast<std::int64_t>(p), 1);
-    const double most = static_cast<double>(alone.count - 1) * alone.speed / 1e9 * nccl::kNvlsEfficiency[gen] * 2 / heads;
+    const double most =
+        static_cast<double>(alone.count - 1) * alone.speed / 1e9 * nccl::kNvlsEfficiency[gen] * 2 / heads;
     const double each = std::min({inside, outside, nccl::kNvlsTreePerChannel[gen][column], most});
     add(kind, NcclAlgorithm::nvls_tree, kSimple,
-        intra(NcclAlgorithm::nvls_tree, kSimple) + 2 * depth() * inter(NcclAlgorithm::nvls_tree, kSimple), each * heads * convert,
-        nvls.ctas);
+        intra(NcclAlgorithm::nvls_tree, kSimple) + 2 * depth() * inter(NcclAlgorithm::nvls_tree, kSimple),
+        each * heads * convert, nvls.ctas);
   }
 
   // SHARP in the network switches, one NIC per rank.
   void add_collnet(CollectiveKind kind) {
-    if (!cluster.sharp || nodes == 1 || nics_of_group(cluster, static_cast<std::int64_t>(p)) != static_cast<std::int64_t>(p))
+    if (!cluster.sharp || nodes == 1 ||
+        nics_of_group(cluster, static_cast<std::int64_t>(p)) != static_cast<std::int64_t>(p))
       return;
     constexpr auto kDirect = NcclAlgorithm::collnet_direct, kChain = NcclAlgorithm::collnet_chain;
     constexpr auto kSimple = NcclProtocol::simple;
-    const double direct = 2 * (std::min(1.0, p - 1) * intra(kDirect, kSimple) + (p - 1) * 0.4) + inter(kDirect, kSimple);
-    if (kind != CollectiveKind::all_reduce) return add(kind, kDirect, kSimple, direct, p * per_channel * 0.9, ring.ctas);
+    const double direct =
+        2 * (std::min(1.0, p - 1) * intra(kDirect, kSimple) + (p - 1) * 0.4) + inter(kDirect, kSimple);
+    if (kind != CollectiveKind::all_reduce)
+      return add(kind, kDirect, kSimple, direct, p * per_channel * 0.9, ring.ctas);
     double factor = p / count();
     factor -= (factor - 1) / 2;
     add(kind, kDirect, kSimple, direct, bus / factor * (gen >= 2 ? 0.85 : 1) / 2, ring.ctas);
@@ -165,7 +173,8 @@ struct NcclModel::Builder {
     if (p != 1 || nodes == 1) return;
     constexpr auto kPat = NcclAlgorithm::pat;
     constexpr auto kSimple = NcclProtocol::simple;
-    add(kind, kPat, kSimple, base(kPat, kSimple) + depth() * inter(kPat, kSimple) / 3.5 + 2.8 * n, 0.75 * bus, ring.ctas);
+    add(kind, kPat, kSimple, base(kPat, kSimple) + depth() * inter(kPat, kSimple) / 3.5 + 2.8 * n, 0.75 * bus,
+        ring.ctas);
   }
 };
 
@@ -177,7 +186,8 @@ NcclModel::NcclModel(const ClusterSpec& cluster, std::int64_t ranks, std::int64_
   ring_channels_ = build.ring.count;
   slow_ring_ = build.bus <= 12;
   if (nodes_ > 1) all_reduce_correction_ = cluster.gpu.compute_capability >= 80 ? 1.4 : 1.9;
-  for (const CollectiveKind kind : {CollectiveKind::all_gather, CollectiveKind::reduce_scatter, CollectiveKind::all_reduce}) {
+  for (const CollectiveKind kind :
+       {CollectiveKind::all_gather, CollectiveKind::reduce_scatter, CollectiveKind::all_reduce}) {
     ways_[static_cast<std::size_t>(kind)].reserve(10);
     if (kind == CollectiveKind::all_reduce) build.add_tree();
     else build.add_pat(kind);
@@ -237,7 +247,8 @@ NcclChoice NcclModel::choose(CollectiveKind kind, Bytes full_tensor) const {
   return best;
 }
 
-NcclChoice NcclModel::price(NcclAlgorithm algorithm, NcclProtocol protocol, CollectiveKind kind, Bytes full_tensor) const {
+NcclChoice NcclModel::price(NcclAlgorithm algorithm, NcclProtocol protocol, CollectiveKind kind,
+                            Bytes full_tensor) const {
   const auto bytes = static_cast<double>(full_tensor.count());
   for (const Way& way : ways_[static_cast<std::size_t>(kind)]) {
     if (way.algorithm != algorithm || way.protocol != protocol) continue;

@@ -1,13 +1,15 @@
-// NCCL's own performance model: which algorithm and protocol it takes for a collective of a size, how long it expects that to
-// take and how many CTAs it spends. NCCL chooses by this model, so that the choice is right even where the time is not.
+// NCCL's own performance model: which algorithm and protocol it takes for a collective of a size, how long it expects
+// that to take and how many CTAs it spends. NCCL chooses by this model, so that the choice is right even where the time
+// is not.
 //
-//   NcclModel model(cluster, 64, 8, {});                                    // 64 ranks, 8 on each node: tables, made once
+//   NcclModel model(cluster, 64, 8, {});                                    // 64 ranks, 8 on each node: tables, made
+//                                                                           once
 //   NcclChoice c = model.choose(CollectiveKind::all_gather, Bytes(1 << 30));  // ring, Simple, 3.05 ms
 //
-// time = latency + bytes / bandwidth per legal (algorithm, protocol); the smallest wins. Bytes are those of the full tensor;
-// bandwidth is what nccl-tests calls algbw. Restated from NVIDIA/nccl 2.28.9 src/graph/tuning.cc and src/enqueue.cc; constants in
-// nccl_table.h, channels from models/topology.h. Not in it: what a fabric loses (Costs::fabric_efficiency), launches and skew
-// (Costs::collective_skew).
+// time = latency + bytes / bandwidth per legal (algorithm, protocol); the smallest wins. Bytes are those of the full
+// tensor; bandwidth is what nccl-tests calls algbw. Restated from NVIDIA/nccl 2.28.9 src/graph/tuning.cc and
+// src/enqueue.cc; constants in nccl_table.h, channels from models/topology.h. Not in it: what a fabric loses
+// (Costs::fabric_efficiency), launches and skew (Costs::collective_skew).
 //
 // Assumed where a cluster does not say: the host's network (no vendor latency), reductions other than averages with
 // premultiplication, no fp8 reductions, all GPUs alike, trees of NCCL's balanced pattern.
@@ -39,7 +41,8 @@ struct NcclChoice {
 
 class NcclModel {
  public:
-  // `pessimistic`: no LL128 over 16 nodes or more, where measured rings of middle sizes are up to twice slower than LL128's line.
+  // `pessimistic`: no LL128 over 16 nodes or more, where measured rings of middle sizes are up to twice slower than
+  // LL128's line.
   NcclModel(const ClusterSpec&, std::int64_t ranks, std::int64_t ranks_per_node, bool pessimistic);
 
   // Arithmetic on the tables only: well below 100 ns.

@@ -1,5 +1,5 @@
-// The constants of NCCL's performance model (2.28.9, src/graph/tuning.cc), one row each. Microseconds and GB/s = 1e9 B/s, NCCL's
-// units.
+// The constants of NCCL's performance model (2.28.9, src/graph/tuning.cc), one row each. Microseconds and GB/s = 1e9
+// B/s, NCCL's units.
 #pragma once
 
 #include <array>
@@ -9,7 +9,8 @@ namespace fsdp::nccl {
 using ByProtocol = std::array<double, 3>;  // LL, LL128, Simple
 using ByNodes = std::array<double, 3>;     // one node, two, more
 
-// Rows as NcclAlgorithm: tree, ring, CollNetDirect, CollNetChain, NVLS, NVLSTree, PAT. 0: the protocol does not exist there.
+// Rows as NcclAlgorithm: tree, ring, CollNetDirect, CollNetChain, NVLS, NVLSTree, PAT. 0: the protocol does not exist
+// there.
 inline constexpr std::array<ByProtocol, 7> kBaseLatency = {
     {{6.8, 14, 8.4}, {6.6, 14, 8.4}, {0, 0, 0}, {0, 0, 0}, {0, 0, 0}, {0, 0, 0}, {8, 8, 8}}};
 inline constexpr std::array<ByProtocol, 7> kNvlinkLatency = {
@@ -18,7 +19,8 @@ inline constexpr std::array<ByProtocol, 7> kPciLatency = {
     {{1.0, 1.9, 4.0}, {1.0, 2.5, 5.7}, {0, 0, 3.7}, {0, 0, 2.8}, {0, 0, 0}, {0, 0, 0}, {0, 0, 4.0}}};
 inline constexpr std::array<ByProtocol, 7> kNetLatency = {
     {{5.0, 8.5, 14}, {2.7, 4.0, 14}, {0, 0, 31}, {0, 0, 30}, {0, 0, 18}, {0, 0, 20.9}, {0, 0, 14}}};
-inline constexpr double kNetOverheadAmd = 2.0, kNetOverhead = 1.0;  // per ring step when nodes > 1; three times that for Simple
+inline constexpr double kNetOverheadAmd = 2.0,
+                        kNetOverhead = 1.0;  // per ring step when nodes > 1; three times that for Simple
 
 // Rows: Volta, Ampere, Hopper, Blackwell.
 inline constexpr std::array<ByNodes, 4> kLlMaxBus = {{{39, 39, 20.4}, {87.7, 22.5, 19}, {141, 45, 35}, {282, 90, 70}}};

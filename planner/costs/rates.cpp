@@ -28,7 +28,8 @@ void require_calibrated(bool present, std::string_view what, const Costs& costs)
                      "run `fsdp-plan calibrate` and pass its file with --costs");
 }
 
-KernelRate rate_or_default(const KernelRate& calibrated, std::string_view what, const ClusterSpec& cluster, const Costs& costs) {
+KernelRate rate_or_default(const KernelRate& calibrated, std::string_view what, const ClusterSpec& cluster,
+                           const Costs& costs) {
   if (calibrated.byte_rate.count() > 0) return calibrated;
   require_calibrated(!cluster.host && memory_rate(cluster, costs) > 0, what, costs);
   return {costs.kernel_overhead, FlopsPerSecond(0), BytesPerSecond(memory_rate(cluster, costs))};
@@ -55,7 +56,8 @@ double crowding(std::int64_t ranks, const Costs& costs) {
 
 void crowd(Demand& d, bool collective, const ClusterSpec& cluster, const Costs& costs) {
   if (!cluster.host || costs.cores <= 0) return;
-  const double slower = crowding(cluster.gpus, costs) / crowding(std::max<std::int64_t>(1, costs.collective_ranks), costs);
+  const double slower =
+      crowding(cluster.gpus, costs) / crowding(std::max<std::int64_t>(1, costs.collective_ranks), costs);
   d.alone = d.alone * slower;
   d.host = d.host * slower;
   double& use = d.use[static_cast<int>(Resource::compute)];

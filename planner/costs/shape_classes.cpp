@@ -15,8 +15,8 @@ struct OpInModel {
 
 bool alike(const OpInModel& x, const OpInModel& y) {
   const Op &a = x.op, &b = y.op;
-  return x.needed == y.needed && a.kind == b.kind && a.inputs.size() == b.inputs.size() && a.outputs.size() == b.outputs.size() &&
-         a.params.size() == b.params.size() && a.shape == b.shape;
+  return x.needed == y.needed && a.kind == b.kind && a.inputs.size() == b.inputs.size() &&
+         a.outputs.size() == b.outputs.size() && a.params.size() == b.params.size() && a.shape == b.shape;
 }
 
 bool alike(const UnitLayout& a, const UnitLayout& b) {

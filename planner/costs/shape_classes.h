@@ -15,8 +15,8 @@ struct ShapeClasses {
   std::size_t op_classes = 0, unit_classes = 0, batch_classes = 0;
 };
 
-// Ops are alike when kind, shape, the number of inputs, outputs and parameters, and what backward has to make are equal; units when
-// their parameters' sizes are.
+// Ops are alike when kind, shape, the number of inputs, outputs and parameters, and what backward has to make are
+// equal; units when their parameters' sizes are.
 [[nodiscard]] ShapeClasses shape_classes(const ModelGraph&, const std::vector<UnitLayout>&, const ShardingPlan&);
 
 }  // namespace fsdp

@@ -24,7 +24,8 @@ struct Constants {
   double base_low_latency, base, sm_gib, peak_gib, multicast_peak_gib;
 };
 
-// Hopper and before: 4.5 us for LL kernels, 7.8 for others; Blackwell: 8.5 (all-gather) or 11, and 13.0 or 19.5 (all-reduce).
+// Hopper and before: 4.5 us for LL kernels, 7.8 for others; Blackwell: 8.5 (all-gather) or 11, and 13.0 or 19.5
+// (all-reduce).
 Constants constants(CollectiveKind kind, bool blackwell) {
   const bool reduce_all = kind == CollectiveKind::all_reduce;
   if (blackwell) return {kind == CollectiveKind::all_gather ? 8.5 : 11, reduce_all ? 19.5 : 13.0, 55, 600, 1000};
@@ -33,7 +34,8 @@ Constants constants(CollectiveKind kind, bool blackwell) {
 
 double softplus(double x) { return x > 100 ? x : std::log1p(std::exp(x)); }
 
-// min(x, ceiling) with a rounded corner as wide as one SM's bandwidth. (exp(c/s) - 1) exp(-x/s) is written to stay finite.
+// min(x, ceiling) with a rounded corner as wide as one SM's bandwidth. (exp(c/s) - 1) exp(-x/s) is written to stay
+// finite.
 double smooth_min(double x, double ceiling, double width) {
   return ceiling - width * std::log1p(std::exp((ceiling - x) / width) - std::exp(-x / width));
 }
@@ -57,7 +59,8 @@ SymmetricPrice symmetric_price(CollectiveKind kind, Bytes bytes, std::int64_t ra
   Kernel kernels[4] = {{low, 1, true, kMaxBlocks, c.peak_gib}, {direct, 1, false, kMaxBlocks, c.peak_gib}};
   int count = 2;
   if (multicast) {
-    if (kind != CollectiveKind::reduce_scatter) kernels[count++] = {low, kLowLatencyMulticast, true, kMaxBlocks, c.peak_gib};
+    if (kind != CollectiveKind::reduce_scatter)
+      kernels[count++] = {low, kLowLatencyMulticast, true, kMaxBlocks, c.peak_gib};
     if (reduce_all) kernels[count++] = {full / n + full, n, false, multicast_blocks, c.multicast_peak_gib};
     else kernels[count++] = {direct, 0.55 * n, false, multicast_blocks, c.peak_gib};
   }
@@ -77,7 +80,8 @@ SymmetricPrice symmetric_price(CollectiveKind kind, Bytes bytes, std::int64_t ra
 }
 
 SymmetricPrice copy_engine_price(Bytes bytes, std::int64_t ranks, const ClusterSpec& cluster) {
-  const double barrier = constants(CollectiveKind::all_gather, cluster.gpu.compute_capability >= 100).base_low_latency * 1e-6;
+  const double barrier =
+      constants(CollectiveKind::all_gather, cluster.gpu.compute_capability >= 100).base_low_latency * 1e-6;
   const double wire = static_cast<double>(bytes.count()) * static_cast<double>(ranks - 1) / static_cast<double>(ranks);
   return {Seconds(2 * barrier + wire / cluster.intra_bus.count()), 0};
 }

@@ -15,7 +15,8 @@ struct Format {
   std::string_view name;
   Emitted (*make)(const ShardingPlan&, const ModelGraph&);
 };
-constexpr Format kFormats[] = {{"pytorch", emit_pytorch}, {"accelerate", emit_accelerate}, {"torchtitan", emit_torchtitan}};
+constexpr Format kFormats[] = {
+    {"pytorch", emit_pytorch}, {"accelerate", emit_accelerate}, {"torchtitan", emit_torchtitan}};
 
 // Names come from files: keep them from ending a comment line or from being no text at all.
 std::string one_line(std::string text) {
@@ -38,11 +39,13 @@ Emitted emit(std::string_view format, const ShardingPlan& plan, const ModelGraph
     if (f.name != format) continue;
     check(plan, model, "plan");
     if (plan.dialect == Dialect::fsdp1 && format != "accelerate")
-      throw InputError("--emit", "'" + std::string(format) + "' writes fully_shard (fsdp2) or DDP, and the plan is fsdp1",
+      throw InputError("--emit",
+                       "'" + std::string(format) + "' writes fully_shard (fsdp2) or DDP, and the plan is fsdp1",
                        "use accelerate, or plan with another --dialect");
     return f.make(plan, model);
   }
-  throw InputError("--emit", "unknown format '" + std::string(format) + "'", "use one of: " + join(emit_formats(), ", "));
+  throw InputError("--emit", "unknown format '" + std::string(format) + "'",
+                   "use one of: " + join(emit_formats(), ", "));
 }
 
 bool reshards(const Unit& unit) {
@@ -68,7 +71,9 @@ std::string join(const std::vector<std::string>& parts, const std::string& separ
   return text;
 }
 
-std::string norm_type_text(const ShardingPlan& plan) { return std::isinf(plan.clip_norm_type) ? "inf" : number(plan.clip_norm_type); }
+std::string norm_type_text(const ShardingPlan& plan) {
+  return std::isinf(plan.clip_norm_type) ? "inf" : number(plan.clip_norm_type);
+}
 
 std::string number(double value) {
   std::string text = fmt::format("{}", value);  // shortest text that reads back as the same double
@@ -96,8 +101,8 @@ std::string quoted(const std::string& text) {
 std::string header(const ShardingPlan& plan, const ModelGraph& model, const std::string& what,
                    const std::vector<std::string>& cannot_express) {
   std::string text = "# " + what + ", written by fsdp-plan.\n#\n";
-  text += one_line(
-              fmt::format("# model       {}, {} parameters, digest {}", model.name, model.parameter_count(), plan.model_digest)) +
+  text += one_line(fmt::format("# model       {}, {} parameters, digest {}", model.name, model.parameter_count(),
+                               plan.model_digest)) +
           "\n";
   text += one_line(fmt::format("# plan        {}, wrap {}, {} units, digest {}", dialect_text(plan),
                                plan.wrap.empty() ? "by hand" : plan.wrap, plan.units.size(), plan.digest())) +

@@ -23,7 +23,7 @@ namespace fsdp {
 [[nodiscard]] std::string join(const std::vector<std::string>&, const std::string& separator);
 // A number as every one of the targets reads it: 0.1, 1e-08, 3.0.
 [[nodiscard]] std::string number(double);
-[[nodiscard]] std::string norm_type_text(const ShardingPlan&);                            // "3.0", "inf"
+[[nodiscard]] std::string norm_type_text(const ShardingPlan&);  // "3.0", "inf"
 // A string literal that Python, YAML and TOML read alike.
 [[nodiscard]] std::string quoted(const std::string&);
 

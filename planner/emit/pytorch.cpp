@@ -49,7 +49,8 @@ std::string more_options(const ShardingPlan& plan) {
   std::vector<std::string> dims;
   for (const ShardDim& d : plan.shard_dims) dims.push_back(quoted(d.parameter) + ": " + std::to_string(d.dim));
   if (!dims.empty()) items.emplace_back("shard_dims", "{" + join(dims, ", ") + "}");
-  if (plan.reduce_scatter_buffers > 1) items.emplace_back("reduce_scatter_buffers", std::to_string(plan.reduce_scatter_buffers));
+  if (plan.reduce_scatter_buffers > 1)
+    items.emplace_back("reduce_scatter_buffers", std::to_string(plan.reduce_scatter_buffers));
   if (plan.separate_reduce_scatter) items.emplace_back("separate_reduce_scatter", "True");
   if (plan.force_sum_reduction) items.emplace_back("force_sum_reduction", "True");
   return dictionary(items);
@@ -62,17 +63,18 @@ std::string plan_text(const ShardingPlan& plan) {
   std::string text = "PLAN = {\n";
   text += fmt::format("    \"dialect\": \"{}\",\n    \"mesh\": ({}, {}),  # replicate, shard\n", name(plan.dialect),
                       plan.replicate(), plan.shard());
-  text += fmt::format("    \"micro_batches\": [{}],  # sequences per rank\n    \"seq_len\": {},\n", join(micro_batches, ", "),
-                      plan.seq_len);
+  text += fmt::format("    \"micro_batches\": [{}],  # sequences per rank\n    \"seq_len\": {},\n",
+                      join(micro_batches, ", "), plan.seq_len);
   text += fmt::format("    \"grad_sync\": \"{}\",\n    \"forward_prefetch\": {},\n    \"backward_prefetch\": {},\n",
                       name(plan.grad_sync), plan.forward_prefetch, plan.backward_prefetch);
   text += fmt::format("    \"param_dtype\": \"{}\",\n    \"reduce_dtype\": \"{}\",\n    \"master_dtype\": \"{}\",\n",
                       name(plan.param_dtype), name(plan.reduce_dtype), name(plan.master_dtype));
   text += fmt::format(
-      "    \"optimizer\": {{\"kind\": \"{}\", \"lr\": {}, \"beta1\": {}, \"beta2\": {}, \"eps\": {}, \"weight_decay\": {}}},\n",
+      "    \"optimizer\": {{\"kind\": \"{}\", \"lr\": {}, \"beta1\": {}, \"beta2\": {}, \"eps\": {}, \"weight_decay\": "
+      "{}}},\n",
       name(o.kind), number(o.lr), number(o.beta1), number(o.beta2), number(o.eps), number(o.weight_decay));
-  text +=
-      fmt::format("    \"clip_norm\": {},\n    \"seed\": {},\n", plan.clip_norm ? number(*plan.clip_norm) : "None", plan.seed);
+  text += fmt::format("    \"clip_norm\": {},\n    \"seed\": {},\n", plan.clip_norm ? number(*plan.clip_norm) : "None",
+                      plan.seed);
   if (const std::string more = more_options(plan); !more.empty()) text += "    \"more\": " + more + ",\n";
   text += "    \"checkpointed\": " + python_list(plan.checkpointed) +
           ",\n    \"units\": [  # modules, reshard_after_forward (None: PyTorch's default)\n";
@@ -112,14 +114,16 @@ struct Sizes {
 
 Sizes sizes_of(const ModelGraph& model, std::string_view intermediate_parameter) {
   Sizes s;
-  if (const auto embedding = first_shape(model, OpKind::embedding)) s.vocab = embedding->vocab, s.hidden = embedding->width;
+  if (const auto embedding = first_shape(model, OpKind::embedding))
+    s.vocab = embedding->vocab, s.hidden = embedding->width;
   if (const auto positions = first_shape(model, OpKind::position_embedding)) s.positions = positions->positions;
   s.layers = static_cast<std::int64_t>(block_names(model).size());
   s.intermediate = rows_of(model, intermediate_parameter);
   s.attention = first_shape(model, OpKind::attention).value_or(OpShape{});
   s.rotary = first_shape(model, OpKind::rotary).value_or(OpShape{});
   s.norm = first_shape(model, OpKind::rms_norm).value_or(first_shape(model, OpKind::layer_norm).value_or(OpShape{}));
-  s.tied = std::any_of(model.parameters.begin(), model.parameters.end(), [](const Parameter& p) { return !p.aliases.empty(); });
+  s.tied = std::any_of(model.parameters.begin(), model.parameters.end(),
+                       [](const Parameter& p) { return !p.aliases.empty(); });
   return s;
 }
 
@@ -145,12 +149,14 @@ def vocab_size(config):
 std::string llama_text(const ModelGraph& model) {
   const Sizes s = sizes_of(model, "mlp.gate_proj.weight");
   std::string text = fmt::format("MODEL_TYPE = {}\nCONFIG = {{\n", quoted(model.family));
-  text += fmt::format("    \"vocab_size\": {}, \"hidden_size\": {}, \"num_hidden_layers\": {}, \"intermediate_size\": {},\n",
-                      s.vocab, s.hidden, s.layers, s.intermediate);
-  text += fmt::format("    \"num_attention_heads\": {}, \"num_key_value_heads\": {}, \"head_dim\": {}, \"sliding_window\": {},\n",
-                      s.attention.heads, s.attention.kv_heads, s.attention.head_dim, s.attention.window);
-  text += fmt::format("    \"rms_norm_eps\": {}, \"rope_theta\": {}, \"tie_word_embeddings\": {},\n", number(s.norm.eps),
-                      number(s.rotary.theta), python(s.tied));
+  text += fmt::format(
+      "    \"vocab_size\": {}, \"hidden_size\": {}, \"num_hidden_layers\": {}, \"intermediate_size\": {},\n", s.vocab,
+      s.hidden, s.layers, s.intermediate);
+  text += fmt::format(
+      "    \"num_attention_heads\": {}, \"num_key_value_heads\": {}, \"head_dim\": {}, \"sliding_window\": {},\n",
+      s.attention.heads, s.attention.kv_heads, s.attention.head_dim, s.attention.window);
+  text += fmt::format("    \"rms_norm_eps\": {}, \"rope_theta\": {}, \"tie_word_embeddings\": {},\n",
+                      number(s.norm.eps), number(s.rotary.theta), python(s.tied));
   text += fmt::format("    \"qkv_bias\": {}, \"o_bias\": {}, \"mlp_bias\": {}, \"qk_norm\": {},\n}}\n",
                       python(has_parameter(model, "q_proj.bias")), python(has_parameter(model, "o_proj.bias")),
                       python(has_parameter(model, "gate_proj.bias")), python(has_parameter(model, "q_norm.weight")));
@@ -169,23 +175,27 @@ std::string experts_text(const ModelGraph& model) {
   const std::string count = mixtral ? "num_local_experts" : "num_experts";
   const std::string width = model.family == "qwen3_moe" ? "moe_intermediate_size" : "intermediate_size";
   std::string text = fmt::format("MODEL_TYPE = {}\nCONFIG = {{\n", quoted(model.family));
-  text += fmt::format("    \"vocab_size\": {}, \"hidden_size\": {}, \"num_hidden_layers\": {}, \"{}\": {},\n", s.vocab, s.hidden,
-                      s.layers, width, up.out / 2);
-  text += fmt::format("    \"num_attention_heads\": {}, \"num_key_value_heads\": {}, \"head_dim\": {},\n", s.attention.heads,
-                      s.attention.kv_heads, s.attention.head_dim);
+  text += fmt::format("    \"vocab_size\": {}, \"hidden_size\": {}, \"num_hidden_layers\": {}, \"{}\": {},\n", s.vocab,
+                      s.hidden, s.layers, width, up.out / 2);
+  text += fmt::format("    \"num_attention_heads\": {}, \"num_key_value_heads\": {}, \"head_dim\": {},\n",
+                      s.attention.heads, s.attention.kv_heads, s.attention.head_dim);
   text += fmt::format("    \"{}\": {}, \"num_experts_per_tok\": {},\n", count, up.experts.count, up.experts.top_k);
   text += fmt::format("    \"rms_norm_eps\": {}, \"tie_word_embeddings\": {},\n", number(s.norm.eps), python(s.tied));
-  text += fmt::format("    \"rope_parameters\": {{\"rope_theta\": {}, \"rope_type\": \"default\"}},\n", number(s.rotary.theta));
+  text += fmt::format("    \"rope_parameters\": {{\"rope_theta\": {}, \"rope_type\": \"default\"}},\n",
+                      number(s.rotary.theta));
   if (mixtral) {
-    text += fmt::format("    \"sliding_window\": {},\n}}\n", s.attention.window > 0 ? std::to_string(s.attention.window) : "None");
+    text += fmt::format("    \"sliding_window\": {},\n}}\n",
+                        s.attention.window > 0 ? std::to_string(s.attention.window) : "None");
   } else {
     const bool renormalised = first_shape(model, OpKind::moe_route).value_or(OpShape{}).renormalised;
     text += fmt::format("    \"norm_topk_prob\": {}, \"attention_bias\": {},\n}}\n", python(renormalised),
                         python(has_parameter(model, "q_proj.bias")));
   }
   text += fmt::format(
-      "TINY = {{\"vocab_size\": 250, \"hidden_size\": 64, \"{}\": 48, \"num_attention_heads\": 4, \"num_key_value_heads\": {}, "
-      "\"head_dim\": 16, \"{}\": {}, \"num_experts_per_tok\": 2, \"bos_token_id\": None, \"eos_token_id\": None, \"pad_token_id\": None}}\n\n",
+      "TINY = {{\"vocab_size\": 250, \"hidden_size\": 64, \"{}\": 48, \"num_attention_heads\": 4, "
+      "\"num_key_value_heads\": {}, "
+      "\"head_dim\": 16, \"{}\": {}, \"num_experts_per_tok\": 2, \"bos_token_id\": None, \"eos_token_id\": None, "
+      "\"pad_token_id\": None}}\n\n",
       width, tiny_kv_heads(s.attention), count, std::max<std::int64_t>(2, std::min<std::int64_t>(up.experts.count, 8)));
   return text + functions("num_hidden_layers", "vocab_size") + kTransformersOnly;
 }
@@ -193,11 +203,13 @@ std::string experts_text(const ModelGraph& model) {
 std::string gpt2_text(const ModelGraph& model) {
   const Sizes s = sizes_of(model, "mlp.c_proj.weight");
   std::string text = fmt::format(
-      "MODEL_TYPE = \"gpt2\"\nCONFIG = {{\n    \"vocab_size\": {}, \"n_positions\": {}, \"n_embd\": {}, \"n_layer\": {}, "
+      "MODEL_TYPE = \"gpt2\"\nCONFIG = {{\n    \"vocab_size\": {}, \"n_positions\": {}, \"n_embd\": {}, \"n_layer\": "
+      "{}, "
       "\"n_head\": {}, \"n_inner\": {},\n",
       s.vocab, s.positions, s.hidden, s.layers, s.attention.heads, s.intermediate);
-  text += fmt::format("    \"layer_norm_epsilon\": {}, \"resid_pdrop\": 0.0, \"embd_pdrop\": 0.0, \"attn_pdrop\": 0.0,\n}}\n",
-                      number(s.norm.eps));
+  text += fmt::format(
+      "    \"layer_norm_epsilon\": {}, \"resid_pdrop\": 0.0, \"embd_pdrop\": 0.0, \"attn_pdrop\": 0.0,\n}}\n",
+      number(s.norm.eps));
   text += "TINY = {\"vocab_size\": 250, \"n_embd\": 64, \"n_head\": 4, \"n_inner\": 256}\n\n";
   return text + functions("n_layer", "vocab_size") + kTransformersOnly;
 }
@@ -248,13 +260,18 @@ Emitted emit_pytorch(const ShardingPlan& plan, const ModelGraph& model) {
     out.cannot_express.push_back("which results recomputation keeps: the checkpointed modules are recomputed whole");
   if (const auto experts = first_shape(model, OpKind::expert_linear); experts && experts->experts.capacity_factor != 1)
     out.cannot_express.push_back("capacity_factor: transformers' experts take whatever is routed to them");
-  if (plan.loss_chunks > 1) out.cannot_express.push_back(fmt::format("a loss in {} parts: it is computed whole", plan.loss_chunks));
-  if (plan.offload && !plan.ignored.empty()) out.cannot_express.push_back("ignored parameters on the device: move them there after materialize()");
-  if (plan.torch != TorchVersion{}) out.cannot_express.push_back(fmt::format("the release: it was planned for {}", dialect_text(plan)));
+  if (plan.loss_chunks > 1)
+    out.cannot_express.push_back(fmt::format("a loss in {} parts: it is computed whole", plan.loss_chunks));
+  if (plan.offload && !plan.ignored.empty())
+    out.cannot_express.push_back("ignored parameters on the device: move them there after materialize()");
+  if (plan.torch != TorchVersion{})
+    out.cannot_express.push_back(fmt::format("the release: it was planned for {}", dialect_text(plan)));
   if (has_frozen_parameters(model))
-    out.cannot_express.push_back("parameters that are not trained: call requires_grad_(False) on them before apply_plan");
-  out.text = header(plan, model, "PyTorch FSDP2 script: torchrun --nproc-per-node GPUS THIS_FILE [--steps N] [--tiny] [--cpu]",
-                    out.cannot_express);
+    out.cannot_express.push_back(
+        "parameters that are not trained: call requires_grad_(False) on them before apply_plan");
+  out.text =
+      header(plan, model, "PyTorch FSDP2 script: torchrun --nproc-per-node GPUS THIS_FILE [--steps N] [--tiny] [--cpu]",
+             out.cannot_express);
   std::string body = kPytorchTemplate;
   put(body, "@PLAN@", plan_text(plan));
   put(body, "@MODEL@\n", model_text(model));

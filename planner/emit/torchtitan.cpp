@@ -52,7 +52,8 @@ Checkpointing checkpointing(const ShardingPlan& plan, const ModelGraph& model) {
   const std::vector<std::string> blocks = block_names(model);
   if (plan.checkpointed.empty()) return {};
   const bool per_op = plan.checkpoint_policy == CheckpointPolicy::selective_op;
-  if (plan.checkpointed == blocks) return per_op ? Checkpointing{"selective", "op", true} : Checkpointing{"full", "2", true};
+  if (plan.checkpointed == blocks)
+    return per_op ? Checkpointing{"selective", "op", true} : Checkpointing{"full", "2", true};
   if (per_op) return {"none", "2", false};
   for (std::size_t n = 2; n <= blocks.size(); ++n) {
     std::vector<std::string> here;
@@ -72,9 +73,12 @@ void missing_choices(const ShardingPlan& plan, std::vector<std::string>& list) {
     if (missing) list.emplace_back(what);
   };
   const auto any = [&](auto differs) { return std::any_of(plan.units.begin(), plan.units.end(), differs); };
-  add_if(any([](const Unit& u) { return u.reshard_after_forward.ranks > 1; }), "resharding to a part of the ranks: units reshard over all of them");
-  add_if(any([](const Unit& u) { return !u.forward_prefetch.empty() || !u.backward_prefetch.empty(); }), "prefetch lists of units");
-  add_if(any([](const Unit& u) { return !u.reshard_after_backward || !u.unshard_in_backward; }), "units that stay whole or sharded around backward");
+  add_if(any([](const Unit& u) { return u.reshard_after_forward.ranks > 1; }),
+         "resharding to a part of the ranks: units reshard over all of them");
+  add_if(any([](const Unit& u) { return !u.forward_prefetch.empty() || !u.backward_prefetch.empty(); }),
+         "prefetch lists of units");
+  add_if(any([](const Unit& u) { return !u.reshard_after_backward || !u.unshard_in_backward; }),
+         "units that stay whole or sharded around backward");
   add_if(any([](const Unit& u) { return u.grad_sync.has_value(); }), "gradient sync per unit");
   add_if(any([](const Unit& u) { return u.gradient_divide_factor.has_value(); }), "divide factors of gradients");
   add_if(!plan.ignored.empty(), "ignored parameters");
@@ -93,7 +97,8 @@ std::vector<std::string> missing(const ShardingPlan& plan, bool known, bool unit
   if (!known) list.push_back("the model: none of torchtitan's flavors; register it and set [model] name and flavor");
   if (fsdp2 && !units_equal)
     list.push_back(
-        "the plan's units: torchtitan makes one unit per block, one of the embedding and one of norm + output (our --wrap "
+        "the plan's units: torchtitan makes one unit per block, one of the embedding and one of norm + output (our "
+        "--wrap "
         "titan); use --emit pytorch for the units");
   if (fsdp2 && units_equal && !reshard)
     list.push_back("reshard after forward per unit: default, always and never are all there is");
@@ -101,7 +106,8 @@ std::vector<std::string> missing(const ShardingPlan& plan, bool known, bool unit
   if (!ac.exact && ac.mode != "none")
     list.push_back("which block recomputation starts at: torchtitan recomputes the last of every " + ac.option +
                    " blocks, the plan the first");
-  if (fsdp2 && plan.forward_prefetch > 0) list.push_back(fmt::format("forward prefetch of {} units", plan.forward_prefetch));
+  if (fsdp2 && plan.forward_prefetch > 0)
+    list.push_back(fmt::format("forward prefetch of {} units", plan.forward_prefetch));
   if (fsdp2 && plan.backward_prefetch != 1)
     list.push_back(fmt::format("backward prefetch of {} units (FSDP2 prefetches one)", plan.backward_prefetch));
   missing_choices(plan, list);
@@ -139,20 +145,24 @@ Emitted emit_torchtitan(const ShardingPlan& plan, const ModelGraph& model) {
   if (has_frozen_parameters(model)) out.cannot_express.push_back("parameters that are not trained: it trains all");
   out.text = header(plan, model, "torchtitan config (TOML, v0.2.2 and before): CONFIG_FILE=THIS_FILE ./run_train.sh",
                     out.cannot_express);
-  out.text += fmt::format("\n[model]\nname = {}\nflavor = {}\n", quoted(known ? std::string(flavor->name) : model.family),
-                          quoted(known ? std::string(flavor->flavor) : model.name));
-  out.text += fmt::format("\n[optimizer]\nname = \"AdamW\"\nlr = {}\nbeta1 = {}\nbeta2 = {}\neps = {}\nweight_decay = {}\n",
-                          number(plan.optimizer.lr), number(plan.optimizer.beta1), number(plan.optimizer.beta2),
-                          number(plan.optimizer.eps), number(plan.optimizer.weight_decay));
+  out.text +=
+      fmt::format("\n[model]\nname = {}\nflavor = {}\n", quoted(known ? std::string(flavor->name) : model.family),
+                  quoted(known ? std::string(flavor->flavor) : model.name));
+  out.text +=
+      fmt::format("\n[optimizer]\nname = \"AdamW\"\nlr = {}\nbeta1 = {}\nbeta2 = {}\neps = {}\nweight_decay = {}\n",
+                  number(plan.optimizer.lr), number(plan.optimizer.beta1), number(plan.optimizer.beta2),
+                  number(plan.optimizer.eps), number(plan.optimizer.weight_decay));
   out.text += "\n[lr_scheduler]\nwarmup_steps = 0\n";
-  out.text += fmt::format("\n[training]\nlocal_batch_size = {}\nglobal_batch_size = {}\nseq_len = {}\nmax_norm = {}\n", local,
-                          local * static_cast<std::int64_t>(plan.micro_batches.size()) * plan.ranks(), plan.seq_len,
-                          number(plan.clip_norm.value_or(1e30)));
+  out.text += fmt::format("\n[training]\nlocal_batch_size = {}\nglobal_batch_size = {}\nseq_len = {}\nmax_norm = {}\n",
+                          local, local * static_cast<std::int64_t>(plan.micro_batches.size()) * plan.ranks(),
+                          plan.seq_len, number(plan.clip_norm.value_or(1e30)));
   out.text += fmt::format(
       "enable_cpu_offload = {}\ndtype = \"{}\"\nmixed_precision_param = \"{}\"\nmixed_precision_reduce = \"float32\"\n",
-      plan.offload, titan_dtype(plan.master_dtype), titan_dtype(plan.param_dtype == DType::bf16 ? DType::bf16 : DType::f32));
+      plan.offload, titan_dtype(plan.master_dtype),
+      titan_dtype(plan.param_dtype == DType::bf16 ? DType::bf16 : DType::f32));
   out.text += fmt::format(
-      "\n[parallelism]\ndata_parallel_replicate_degree = {}\ndata_parallel_shard_degree = {}\nfsdp_reshard_after_forward = "
+      "\n[parallelism]\ndata_parallel_replicate_degree = {}\ndata_parallel_shard_degree = "
+      "{}\nfsdp_reshard_after_forward = "
       "\"{}\"\n",
       plan.replicate(), plan.shard(), reshard.value_or("default"));
   out.text += fmt::format("\n[activation_checkpoint]\nmode = \"{}\"\n", ac.mode);

@@ -1,5 +1,6 @@
-// The `ddp` dialect: every rank holds everything; gradients are averaged over all ranks, one bucket per unit of the plan, as soon as
-// the unit's backward is done (DistributedDataParallel with gradient_as_bucket_view). The baseline that sharding is measured by.
+// The `ddp` dialect: every rank holds everything; gradients are averaged over all ranks, one bucket per unit of the
+// plan, as soon as the unit's backward is done (DistributedDataParallel with gradient_as_bucket_view). The baseline
+// that sharding is measured by.
 #include <memory>
 #include <utility>
 #include <vector>
@@ -10,9 +11,10 @@ namespace fsdp {
 namespace {
 
 struct UnitState {
-  std::int32_t shard = -1, gradient = -1;    // flat, in layout order; the gradient lives from its first write to the next step
+  std::int32_t shard = -1,
+               gradient = -1;  // flat, in layout order; the gradient lives from its first write to the next step
   bool gradient_live = false, backward_done = false;
-  std::vector<bool> written;                 // per parameter, in this step
+  std::vector<bool> written;  // per parameter, in this step
   std::int32_t reduce_op = -1;
 };
 
@@ -104,7 +106,9 @@ class Ddp final : public DialectHooks {
  private:
   static std::size_t at(std::int32_t i) { return static_cast<std::size_t>(i); }
 
-  Operation op(Action action, Stream stream, std::int32_t unit) const { return operation(action, stream, unit, micro_batch_); }
+  Operation op(Action action, Stream stream, std::int32_t unit) const {
+    return operation(action, stream, unit, micro_batch_);
+  }
 
   Buffer flat(std::int32_t u, BufferKind kind) const {
     Buffer info;
@@ -123,7 +127,7 @@ class Ddp final : public DialectHooks {
 
   const LoweringContext c_;
   std::vector<UnitState> state_;
-  std::vector<std::pair<std::int32_t, std::size_t>> slot_;    // by parameter: its unit and its place there
+  std::vector<std::pair<std::int32_t, std::size_t>> slot_;  // by parameter: its unit and its place there
   std::vector<std::int32_t> units_;
   std::int16_t micro_batch_ = 0;
   bool sync_ = true;

@@ -1,10 +1,11 @@
 // The `fsdp1` dialect: the order of work of PyTorch's FullyShardedDataParallel, as 2.x does it (fsdp-semantics A2).
 //
-// Streams: compute (default), copy_in (pre_unshard), all_gather (unshard), reduce_scatter (post_backward), all_reduce. Strategies
-// follow from the plan: W > 1 shards and a unit that reshards is FULL_SHARD, one that does not SHARD_GRAD_OP, with replicas
-// HYBRID_SHARD and _HYBRID_SHARD_ZERO2; W = 1 is NO_SHARD over all ranks. The all-gather's output is the parameters' storage:
-// there is no copy into or out of it. Buffers are freed with the streams that PyTorch marks them for (Buffer::recorded_streams),
-// so what is allocated at host time is less than what a device needs whose host runs ahead.
+// Streams: compute (default), copy_in (pre_unshard), all_gather (unshard), reduce_scatter (post_backward), all_reduce.
+// Strategies follow from the plan: W > 1 shards and a unit that reshards is FULL_SHARD, one that does not
+// SHARD_GRAD_OP, with replicas HYBRID_SHARD and _HYBRID_SHARD_ZERO2; W = 1 is NO_SHARD over all ranks. The all-gather's
+// output is the parameters' storage: there is no copy into or out of it. Buffers are freed with the streams that
+// PyTorch marks them for (Buffer::recorded_streams), so what is allocated at host time is less than what a device needs
+// whose host runs ahead.
 #include <algorithm>
 #include <deque>
 #include <memory>
@@ -21,7 +22,8 @@ namespace {
 
 class Fsdp1 final : public DialectHooks {
  public:
-  explicit Fsdp1(const LoweringContext& c) : units_(c), limiter_(c.plan.limit_all_gathers), slot_(c.model.parameters.size()) {
+  explicit Fsdp1(const LoweringContext& c)
+      : units_(c), limiter_(c.plan.limit_all_gathers), slot_(c.model.parameters.size()) {
     for (std::int32_t u : units_.with_parameters)
       for (std::size_t i = 0; i < layout(u).params.size(); ++i) slot_[at(layout(u).params[i].param)] = {u, i};
   }
@@ -30,7 +32,8 @@ class Fsdp1 final : public DialectHooks {
     const ShardingPlan& plan = units_.c.plan;
     for (std::int32_t u : units_.with_parameters) {
       Fsdp1Unit& s = units_[u];
-      Buffer shard = units_.buffer(layout(u).shard_elements, plan.master_dtype, BufferKind::parameter_shard, Stream::compute, u);
+      Buffer shard =
+          units_.buffer(layout(u).shard_elements, plan.master_dtype, BufferKind::parameter_shard, Stream::compute, u);
       shard.host = plan.offload;
       s.shard = b.allocate_new(shard);
       s.sharded_gradient = b.declare(fsdp1_sharded_gradient(units_, u));
@@ -95,8 +98,8 @@ class Fsdp1 final : public DialectHooks {
 
   void after_backward(StepBuilder&, std::int32_t) override {}  // autograd decides: backward_passed
 
-  // Autograd runs what was made later first, and a unit's views of the flat parameter were made when it was gathered: their
-  // backward, which completes the flat gradient, comes when that of every operation since then has been.
+  // Autograd runs what was made later first, and a unit's views of the flat parameter were made when it was gathered:
+  // their backward, which completes the flat gradient, comes when that of every operation since then has been.
   void backward_passed(StepBuilder& b, std::int32_t graph_op) override {
     while (!views_.empty() && views_.back().first >= graph_op) {
       const std::int32_t u = views_.back().second;
@@ -153,14 +156,15 @@ class Fsdp1 final : public DialectHooks {
     }
   }
 
-  // pre_unshard, the limiter, unshard, post_unshard. Also asked for where the parameter is whole already: then nothing is
-  // gathered, but the limiter takes its event and an offloaded shard is copied in vain.
+  // pre_unshard, the limiter, unshard, post_unshard. Also asked for where the parameter is whole already: then nothing
+  // is gathered, but the limiter takes its event and an offloaded shard is copied in vain.
   void unshard(StepBuilder& b, std::int32_t u, bool forward) {
     Fsdp1Unit& s = units_[u];
     const ShardingPlan& plan = units_.c.plan;
     const bool gathers = units_.sharded() && s.full < 0;
     std::int32_t source = s.shard;
-    if (gathers || plan.offload || (!units_.sharded() && units_.casts_shards())) source = shard_to_gather(b, u, gathers);
+    if (gathers || plan.offload || (!units_.sharded() && units_.casts_shards()))
+      source = shard_to_gather(b, u, gathers);
     if (source != s.shard) b.wait_stream(Stream::all_gather, Stream::copy_in);
     limiter_.before_all_gather(b, units_.micro_batch);
     if (gathers) {
@@ -184,15 +188,17 @@ class Fsdp1 final : public DialectHooks {
     const std::int64_t n = layout(u).shard_elements;
     const bool casts = units_.casts_shards();
     if (!casts && !plan.offload) return s.shard;
-    // Without sharding this is what kernels read. A copy that is not gathered from is not marked, if it is not PyTorch's
+    // Without sharding this is what kernels read. A copy that is not gathered from is not marked, if it is not
+    // PyTorch's
     // `_mp_shard`.
     const Stream reader = units_.sharded() ? Stream::all_gather : Stream::compute;
     const bool marked = casts || gathers;
-    const std::int32_t copy = b.allocate_new(
-        units_.buffer(n, plan.param_dtype, BufferKind::cast_shard, Stream::copy_in, u, {marked ? reader : Stream::copy_in}));
+    const std::int32_t copy = b.allocate_new(units_.buffer(n, plan.param_dtype, BufferKind::cast_shard, Stream::copy_in,
+                                                           u, {marked ? reader : Stream::copy_in}));
     std::int32_t from = s.shard;
     if (plan.offload) {
-      from = casts ? b.allocate_new(units_.buffer(n, plan.master_dtype, BufferKind::cast_shard, Stream::copy_in, u)) : copy;
+      from = casts ? b.allocate_new(units_.buffer(n, plan.master_dtype, BufferKind::cast_shard, Stream::copy_in, u))
+                   : copy;
       b.issue(units_.op(Action::shard_to_device, Stream::copy_in, u), {{Arg{s.shard}, Arg{from, Access::write}}});
     }
     if (casts) b.issue(units_.op(Action::cast_shard, Stream::copy_in, u), {{Arg{from}, Arg{copy, Access::write}}});

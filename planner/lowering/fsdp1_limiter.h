@@ -1,8 +1,9 @@
 // FSDP1's rate limiter (limit_all_gathers): how far the host may run ahead of the compute stream.
 //
-// Every free of a gathered parameter queues an event on the compute stream. Before every all-gather, also one that turns out to
-// be unnecessary, the host takes the oldest event if there are at least two, and waits for it. One is taken at a time, so a queue
-// that has grown stays long, and what is left at the end of a step is waited for in the next.
+// Every free of a gathered parameter queues an event on the compute stream. Before every all-gather, also one that
+// turns out to be unnecessary, the host takes the oldest event if there are at least two, and waits for it. One is
+// taken at a time, so a queue that has grown stays long, and what is left at the end of a step is waited for in the
+// next.
 #pragma once
 
 #include <cstdint>
@@ -36,8 +37,8 @@ class Fsdp1Limiter {
     b.host_wait({&event, 1}, micro_batch);
   }
 
-  // A step has ended. Of steps that repeat, what this one leaves is what it found: then the events it found get their places in
-  // the step before, and true is returned. Else the step is not yet a steady one.
+  // A step has ended. Of steps that repeat, what this one leaves is what it found: then the events it found get their
+  // places in the step before, and true is returned. Else the step is not yet a steady one.
   bool end_step(Step& step) {
     if (queue_.size() != left_over_) return false;
     for (const Wait& w : waits_) {

@@ -6,7 +6,9 @@
 namespace fsdp {
 namespace {
 
-DType dtype_of(const Fsdp1Units& units, std::int32_t buffer) { return units.c.program.buffers[Fsdp1Units::at(buffer)].dtype; }
+DType dtype_of(const Fsdp1Units& units, std::int32_t buffer) {
+  return units.c.program.buffers[Fsdp1Units::at(buffer)].dtype;
+}
 
 void divide(Fsdp1Units& units, StepBuilder& b, std::int32_t u, std::int32_t buffer, double factor, Stream stream) {
   if (factor > 1) b.issue(units.op(Action::divide_gradient, stream, u), {{Arg{buffer, Access::accumulate}}});
@@ -28,13 +30,14 @@ void reduce_sharded(Fsdp1Units& units, StepBuilder& b, std::int32_t u) {
   std::int32_t input = std::exchange(s.flat_gradient, -1);
   done.push_back(input);
   if (dtype_of(units, input) != reduce) {
-    input =
-        converted(units, b, input, units.buffer(l.flat_elements, reduce, BufferKind::reduce_input, Stream::reduce_scatter, u));
+    input = converted(units, b, input,
+                      units.buffer(l.flat_elements, reduce, BufferKind::reduce_input, Stream::reduce_scatter, u));
     done.push_back(input);
   }
   if (l.flat_elements != l.shard_elements * l.shards) {
-    input = converted(units, b, input,
-                      units.buffer(l.shard_elements * l.shards, reduce, BufferKind::reduce_input, Stream::reduce_scatter, u));
+    input = converted(
+        units, b, input,
+        units.buffer(l.shard_elements * l.shards, reduce, BufferKind::reduce_input, Stream::reduce_scatter, u));
     done.push_back(input);
   }
   divide(units, b, u, input, l.scale.divide_before, Stream::reduce_scatter);
@@ -43,19 +46,22 @@ void reduce_sharded(Fsdp1Units& units, StepBuilder& b, std::int32_t u) {
   if (keeps && !units.c.plan.offload) {
     b.allocate(out);
   } else {
-    out = b.allocate_new(units.buffer(l.shard_elements, reduce, BufferKind::reduce_output, Stream::reduce_scatter, u, {end}));
+    out = b.allocate_new(
+        units.buffer(l.shard_elements, reduce, BufferKind::reduce_output, Stream::reduce_scatter, u, {end}));
   }
   b.issue(units.op(Action::reduce_scatter, Stream::reduce_scatter, u, Communicator::shard),
           {{Arg{input}, Arg{out, Access::write}}});
   if (units.hybrid()) {
     b.wait_stream(Stream::all_reduce, Stream::reduce_scatter);
-    b.issue(units.op(Action::all_reduce, Stream::all_reduce, u, Communicator::replicate), {{Arg{out, Access::accumulate}}});
+    b.issue(units.op(Action::all_reduce, Stream::all_reduce, u, Communicator::replicate),
+            {{Arg{out, Access::accumulate}}});
   }
   divide(units, b, u, out, l.scale.divide_after, end);
   if (reduce != master) {
     std::int32_t cast = s.sharded_gradient;
     if (s.has_sharded_gradient || units.c.plan.offload) {
-      cast = b.allocate_new(units.buffer(l.shard_elements, master, BufferKind::reduce_output, end, u, {Stream::reduce_scatter}));
+      cast = b.allocate_new(
+          units.buffer(l.shard_elements, master, BufferKind::reduce_output, end, u, {Stream::reduce_scatter}));
     } else {
       b.allocate(cast);
     }
@@ -115,9 +121,9 @@ Buffer fsdp1_sharded_gradient(const Fsdp1Units& units, std::int32_t u) {
   Stream pool = Stream::reduce_scatter;
   if (units.hybrid() && cast) pool = Stream::all_reduce;
   if (!units.sharded() && !cast && plan.param_dtype == plan.master_dtype) pool = Stream::compute;  // what autograd made
-  Buffer info =
-      units.buffer(units.sharded() ? l.shard_elements : l.flat_elements, plan.master_dtype, BufferKind::sharded_gradient, pool, u,
-                   units.hybrid() ? std::initializer_list<Stream>{Stream::all_reduce} : std::initializer_list<Stream>{});
+  Buffer info = units.buffer(
+      units.sharded() ? l.shard_elements : l.flat_elements, plan.master_dtype, BufferKind::sharded_gradient, pool, u,
+      units.hybrid() ? std::initializer_list<Stream>{Stream::all_reduce} : std::initializer_list<Stream>{});
   if (pool == Stream::compute) info.recorded_streams = 1U << static_cast<unsigned>(Stream::reduce_scatter);
   info.host = plan.offload;
   if (info.host) info.recorded_streams = 0;

@@ -1,9 +1,10 @@
-// The gradients of the `fsdp1` dialect, from what kernels write to what the optimizer reads (fsdp-semantics A2.4, A2.8, A2.9).
+// The gradients of the `fsdp1` dialect, from what kernels write to what the optimizer reads (fsdp-semantics A2.4, A2.8,
+// A2.9).
 //
-// Parameters are views of the flat one, so autograd concatenates their gradients into a flat gradient when the last of them is
-// there: for a moment both exist. The rest runs on the reduce_scatter stream (and all_reduce over replicas): cast to
-// reduce_dtype, padding to W equal parts, division, reduction, division, cast to master_dtype, addition to the sharded gradient
-// of earlier micro-batches.
+// Parameters are views of the flat one, so autograd concatenates their gradients into a flat gradient when the last of
+// them is there: for a moment both exist. The rest runs on the reduce_scatter stream (and all_reduce over replicas):
+// cast to reduce_dtype, padding to W equal parts, division, reduction, division, cast to master_dtype, addition to the
+// sharded gradient of earlier micro-batches.
 #pragma once
 
 #include <cstdint>
@@ -16,9 +17,11 @@ namespace fsdp {
 [[nodiscard]] Buffer fsdp1_sharded_gradient(const Fsdp1Units&, std::int32_t unit);
 
 // What a kernel that makes a parameter's gradient writes to, or adds to.
-[[nodiscard]] Arg fsdp1_gradient(Fsdp1Units&, StepBuilder&, std::int32_t unit, std::size_t position, std::int32_t param);
+[[nodiscard]] Arg fsdp1_gradient(Fsdp1Units&, StepBuilder&, std::int32_t unit, std::size_t position,
+                                 std::int32_t param);
 
-// Concatenates the pieces and adds the result to what earlier micro-batches left unreduced; then it is in Fsdp1Unit::added.
+// Concatenates the pieces and adds the result to what earlier micro-batches left unreduced; then it is in
+// Fsdp1Unit::added.
 void fsdp1_flatten(Fsdp1Units&, StepBuilder&, std::int32_t unit);
 
 // Reduces the flat gradient; the last micro-batch's result ends in the unit's sharded_gradient.

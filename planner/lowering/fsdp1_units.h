@@ -1,4 +1,5 @@
-// What the parts of the `fsdp1` dialect share: the state of every unit, and how buffers and operations of a unit are made.
+// What the parts of the `fsdp1` dialect share: the state of every unit, and how buffers and operations of a unit are
+// made.
 #pragma once
 
 #include <cstdint>
@@ -11,11 +12,12 @@ namespace fsdp {
 struct Fsdp1Unit {
   bool full_shard = true;   // FULL_SHARD or HYBRID_SHARD; else SHARD_GRAD_OP or _HYBRID_SHARD_ZERO2
   std::int32_t shard = -1;  // the (flat) parameter: this rank's part, or without sharding all of it
-  std::int32_t full = -1;   // what kernels read, if it is not `shard`: the gathered parameter, or its low-precision copy
+  std::int32_t full = -1;  // what kernels read, if it is not `shard`: the gathered parameter, or its low-precision copy
   bool prefetched = false, needs_forward = false, needs_backward = false;  // PyTorch's flags of those names
   std::vector<std::int32_t> pieces;  // per parameter: its gradient until autograd concatenates all; -1: not live
-  std::int32_t flat_gradient = -1;   // unsharded, of this micro-batch and those before it that were not reduced; -1: not live
-  std::int32_t added = -1;           // what autograd has just added to it and holds until its hooks have run
+  std::int32_t flat_gradient =
+      -1;                   // unsharded, of this micro-batch and those before it that were not reduced; -1: not live
+  std::int32_t added = -1;  // what autograd has just added to it and holds until its hooks have run
   std::int32_t sharded_gradient = -1;
   bool has_sharded_gradient = false;  // live in this step
   std::int32_t on_device = -1;        // offload: the sharded gradient until the end of backward
@@ -42,7 +44,8 @@ class Fsdp1Units {
   [[nodiscard]] bool casts_shards() const { return c.plan.param_dtype != c.plan.master_dtype; }
   [[nodiscard]] Stream reduction_end() const { return hybrid() ? Stream::all_reduce : Stream::reduce_scatter; }
 
-  [[nodiscard]] Operation op(Action action, Stream stream, std::int32_t unit, Communicator comm = Communicator::none) const {
+  [[nodiscard]] Operation op(Action action, Stream stream, std::int32_t unit,
+                             Communicator comm = Communicator::none) const {
     Operation o = operation(action, stream, unit, micro_batch);
     o.comm = comm;
     return o;
@@ -59,7 +62,8 @@ class Fsdp1Units {
     info.unit = unit;
     info.micro_batch = micro_batch;
     for (Stream s : recorded)
-      if (s != pool) info.recorded_streams = static_cast<std::uint8_t>(info.recorded_streams | (1U << static_cast<unsigned>(s)));
+      if (s != pool)
+        info.recorded_streams = static_cast<std::uint8_t>(info.recorded_streams | (1U << static_cast<unsigned>(s)));
     return info;
   }
 

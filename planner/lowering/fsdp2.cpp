@@ -1,8 +1,8 @@
 // The `fsdp2` dialect: the order of work of PyTorch's fully_shard (2.6 to 2.15, host-time frees, no record_stream).
 //
-// Streams: compute (D), copy_in (C), all_gather (G), reduce_scatter (R), all_reduce (A). Comments name the rule they follow:
-// forward order F1..F7, backward order B1..B6i of PyTorch's FSDPParamGroup pre/post hooks and `foreach_all_gather`,
-// `foreach_all_gather_copy_out`, `foreach_reduce`.
+// Streams: compute (D), copy_in (C), all_gather (G), reduce_scatter (R), all_reduce (A). Comments name the rule they
+// follow: forward order F1..F7, backward order B1..B6i of PyTorch's FSDPParamGroup pre/post hooks and
+// `foreach_all_gather`, `foreach_all_gather_copy_out`, `foreach_reduce`.
 #include <algorithm>
 #include <memory>
 #include <utility>
@@ -19,8 +19,13 @@ namespace {
 class Fsdp2 final : public DialectHooks {
  public:
   explicit Fsdp2(const LoweringContext& c)
-      : units_(c), unshard_(units_), reduce_(units_), slot_(c.model.parameters.size()), forward_lists_(c.plan.units.size()),
-        backward_lists_(c.plan.units.size()), post_forward_indices_(c.plan.units.size()) {
+      : units_(c),
+        unshard_(units_),
+        reduce_(units_),
+        slot_(c.model.parameters.size()),
+        forward_lists_(c.plan.units.size()),
+        backward_lists_(c.plan.units.size()),
+        post_forward_indices_(c.plan.units.size()) {
     for (std::int32_t u : units_.forward_order) {
       set_reshard(u);
       const auto& params = units_.layout(u).params;
@@ -32,11 +37,13 @@ class Fsdp2 final : public DialectHooks {
 
   void init(StepBuilder& b) override {
     for (std::int32_t u : units_.forward_order) {
-      Buffer info = units_.buffer(units_.layout(u).shard_elements, plan().master_dtype, BufferKind::parameter_shard, Stream::compute, u);
+      Buffer info = units_.buffer(units_.layout(u).shard_elements, plan().master_dtype, BufferKind::parameter_shard,
+                                  Stream::compute, u);
       info.host = plan().offload;
       units_[u].shard = b.allocate_new(info);
       reduce_.init(b, u);
-      const Operation here = plan().offload ? units_.on_host(Action::init_parameters, u) : units_.op(Action::init_parameters, Stream::compute, u);
+      const Operation here = plan().offload ? units_.on_host(Action::init_parameters, u)
+                                            : units_.op(Action::init_parameters, Stream::compute, u);
       b.issue(here, {{Arg{units_[u].shard, Access::write}}});
     }
   }
@@ -69,14 +76,14 @@ class Fsdp2 final : public DialectHooks {
   }
 
   void before_forward(StepBuilder& b, std::int32_t u) override {
-    if (units_.layout(u).root) {             // root pre-forward: C and G wait for the optimizer and the batch
+    if (units_.layout(u).root) {  // root pre-forward: C and G wait for the optimizer and the batch
       b.wait(Stream::copy_in, b.last(Stream::compute));
       b.wait(Stream::all_gather, b.last(Stream::compute));
     }
     if (units_.empty(u)) return;
-    unshard_.unshard(b, u);                                              // F2
-    unshard_.wait(b, u, /*forward=*/true);                               // F3
-    if (!forward_lists_[at(u)].empty()) {                                // F5
+    unshard_.unshard(b, u);                 // F2
+    unshard_.wait(b, u, /*forward=*/true);  // F3
+    if (!forward_lists_[at(u)].empty()) {   // F5
       for (std::int32_t target : forward_lists_[at(u)]) unshard_.unshard(b, target);
       return;
     }
@@ -85,7 +92,7 @@ class Fsdp2 final : public DialectHooks {
     for (int k = 1; k <= plan().forward_prefetch && order.end() - here > k; ++k) unshard_.unshard(b, *(here + k));
   }
 
-  void after_forward(StepBuilder& b, std::int32_t u) override {          // F7
+  void after_forward(StepBuilder& b, std::int32_t u) override {  // F7
     if (!units_.empty(u)) {
       unshard_.reshard_after_forward(b, u);
       post_forward_indices_[at(u)].push_back(post_forward_order_.size());
@@ -103,9 +110,9 @@ class Fsdp2 final : public DialectHooks {
   void before_backward(StepBuilder& b, std::int32_t u) override {
     if (units_.empty(u) || !units_.layout(u).outputs_require_grad) return;
     units_[u].backward_done = false;         // of this use
-    gather_for_backward(b, u);                                           // B2
-    unshard_.wait(b, u, /*forward=*/false);                              // B3
-    if (!backward_lists_[at(u)].empty()) {                               // B4
+    gather_for_backward(b, u);               // B2
+    unshard_.wait(b, u, /*forward=*/false);  // B3
+    if (!backward_lists_[at(u)].empty()) {   // B4
       for (std::int32_t target : backward_lists_[at(u)]) gather_for_backward(b, target);
       return;
     }
@@ -120,15 +127,15 @@ class Fsdp2 final : public DialectHooks {
     Fsdp2Unit& s = units_[u];
     if (s.backward_done || units_.empty(u)) return;
     s.backward_done = true;
-    reduce_.accumulate_late(b, u, /*only_into_existing=*/true);          // B6a
-    if (plan().units[at(u)].reshard_after_backward || last_) unshard_.reshard(b, u);   // B6b
+    reduce_.accumulate_late(b, u, /*only_into_existing=*/true);                       // B6a
+    if (plan().units[at(u)].reshard_after_backward || last_) unshard_.reshard(b, u);  // B6b
     if (s.sync) reduce_.reduce(b, u);
     else reduce_.accumulate_late(b, u, /*only_into_existing=*/false);
   }
 
   void end_backward(StepBuilder& b) override {
-    // The final callback: states in module pre-order, root first; then D waits for every reduction. Before PyTorch 2.15 it waited for
-    // each unit's before the next one's post-backward.
+    // The final callback: states in module pre-order, root first; then D waits for every reduction. Before PyTorch 2.15
+    // it waited for each unit's before the next one's post-backward.
     const bool one_by_one = plan().torch.before(2, 15);
     for (std::int32_t u : units_.forward_order) {
       after_backward(b, u);
@@ -141,8 +148,9 @@ class Fsdp2 final : public DialectHooks {
 
   Arg parameter(StepBuilder&, std::int32_t param) override {
     const auto [u, i] = slot_[at(param)];
-    if (!units_[u].gathered) return {};      // an op whose backward reads no weights, of a unit that stays sharded in backward
-    return {units_[u].full[i], Access::read, 0, units_.bytes_of(param)}; // a view: padding rows lie behind it
+    if (!units_[u].gathered)
+      return {};  // an op whose backward reads no weights, of a unit that stays sharded in backward
+    return {units_[u].full[i], Access::read, 0, units_.bytes_of(param)};  // a view: padding rows lie behind it
   }
 
   Arg gradient(StepBuilder& b, std::int32_t param) override {
@@ -170,7 +178,8 @@ class Fsdp2 final : public DialectHooks {
     const Reshard r = plan().units[at(u)].reshard_after_forward;
     const bool root = units_.layout(u).root;
     Fsdp2Unit& s = units_[u];
-    if (r == Reshard::automatic || (root && plan().torch.before(2, 8))) s.reshard_after_forward = !root;   // before 2.8 the root never resharded
+    if (r == Reshard::automatic || (root && plan().torch.before(2, 8)))
+      s.reshard_after_forward = !root;  // before 2.8 the root never resharded
     else s.reshard_after_forward = r != Reshard::no;
     if (s.reshard_after_forward && r.ranks > 1 && r.ranks < units_.layout(u).shards) s.small_group = r.ranks;
   }
@@ -187,11 +196,11 @@ class Fsdp2 final : public DialectHooks {
   Fsdp2Units units_;
   Fsdp2Unshard unshard_;
   Fsdp2Reduce reduce_;
-  std::vector<std::pair<std::int32_t, std::size_t>> slot_;               // by parameter: its unit and its place there
-  std::vector<std::vector<std::int32_t>> forward_lists_, backward_lists_;// explicit prefetch, by unit
-  std::vector<std::vector<std::size_t>> post_forward_indices_;           // by unit: where its uses stand in
+  std::vector<std::pair<std::int32_t, std::size_t>> slot_;                 // by parameter: its unit and its place there
+  std::vector<std::vector<std::int32_t>> forward_lists_, backward_lists_;  // explicit prefetch, by unit
+  std::vector<std::vector<std::size_t>> post_forward_indices_;             // by unit: where its uses stand in
   std::vector<std::int32_t> post_forward_order_;
-  bool last_ = true;                                                     // micro-batch of the step
+  bool last_ = true;  // micro-batch of the step
 };
 
 }  // namespace

@@ -3,8 +3,12 @@
 namespace fsdp {
 
 Fsdp2Reduce::Fsdp2Reduce(Fsdp2Units& units)
-    : units_(units), reduce_dtype_(units.c.plan.reduce_dtype), gradient_dtype_(units.c.plan.param_dtype),
-      master_dtype_(units.c.plan.master_dtype), early_(!units.c.plan.torch.before(2, 15)), uses_(units.c.model.parameters.size(), 0) {
+    : units_(units),
+      reduce_dtype_(units.c.plan.reduce_dtype),
+      gradient_dtype_(units.c.plan.param_dtype),
+      master_dtype_(units.c.plan.master_dtype),
+      early_(!units.c.plan.torch.before(2, 15)),
+      uses_(units.c.model.parameters.size(), 0) {
   for (const Op& op : units.c.model.ops)
     for (std::int32_t p : op.params) ++uses_[Fsdp2Units::at(p)];
 }
@@ -14,19 +18,22 @@ void Fsdp2Reduce::init(StepBuilder& b, std::int32_t u) {
   if (!l.trained()) return;
   Fsdp2Unit& s = units_[u];
   if (units_.c.plan.offload) {
-    Buffer info = units_.buffer(l.local_trained_elements(units_.shard_rank()), master_dtype_, BufferKind::sharded_gradient, Stream::compute, u);
+    Buffer info = units_.buffer(l.local_trained_elements(units_.shard_rank()), master_dtype_,
+                                BufferKind::sharded_gradient, Stream::compute, u);
     info.host = true;
     s.sharded_gradient = b.declare(info);
     return;
   }
   // A sharded gradient is the reduce-scatter's own output, or its cast where the dtypes differ.
   const Stream pool = reduce_dtype_ != master_dtype_ ? last_stream() : Stream::reduce_scatter;
-  s.sharded_gradient = b.declare(units_.buffer(l.reduce_elements, master_dtype_, BufferKind::sharded_gradient, pool, u));
+  s.sharded_gradient =
+      b.declare(units_.buffer(l.reduce_elements, master_dtype_, BufferKind::sharded_gradient, pool, u));
 }
 
 void Fsdp2Reduce::begin_micro_batch() {
   for (std::int32_t u : units_.forward_order)
-    for (std::size_t i = 0; i < units_[u].uses.size(); ++i) units_[u].uses[i] = uses_[Fsdp2Units::at(units_.layout(u).params[i].param)];
+    for (std::size_t i = 0; i < units_[u].uses.size(); ++i)
+      units_[u].uses[i] = uses_[Fsdp2Units::at(units_.layout(u).params[i].param)];
 }
 
 Arg Fsdp2Reduce::gradient(StepBuilder& b, std::int32_t u, std::size_t i) {
@@ -37,8 +44,8 @@ Arg Fsdp2Reduce::gradient(StepBuilder& b, std::int32_t u, std::size_t i) {
   return {g, Access::write};
 }
 
-// Gradients that do not go into a reduction of this micro-batch are kept in the reduce dtype; a narrower one is never made wider
-// first (param_dtype fp32, reduce_dtype bf16).
+// Gradients that do not go into a reduction of this micro-batch are kept in the reduce dtype; a narrower one is never
+// made wider first (param_dtype fp32, reduce_dtype bf16).
 bool Fsdp2Reduce::accumulates_now(std::int32_t u, std::size_t i) const {
   if (!early_ || reduce_dtype_ == gradient_dtype_) return false;
   return size_of(reduce_dtype_) <= size_of(gradient_dtype_) || !units_[u].sync || units_[u].accumulator[i] >= 0;
@@ -54,7 +61,8 @@ void Fsdp2Reduce::accumulate_late(StepBuilder& b, std::int32_t u, bool only_into
   if (!only_into_existing || Fsdp2Units::any_live(s.accumulator)) accumulate(b, u, -1);
 }
 
-// Converts gradients into accumulators of the reduce dtype, or adds them to those that exist. One parameter, or (-1) all of them.
+// Converts gradients into accumulators of the reduce dtype, or adds them to those that exist. One parameter, or (-1)
+// all of them.
 void Fsdp2Reduce::accumulate(StepBuilder& b, std::int32_t u, std::ptrdiff_t only) {
   Fsdp2Unit& s = units_[u];
   std::vector<Arg> args;
@@ -63,7 +71,8 @@ void Fsdp2Reduce::accumulate(StepBuilder& b, std::int32_t u, std::ptrdiff_t only
     const bool fresh = s.accumulator[i] < 0;
     if (fresh && now) {
       const ShardedParam& p = units_.layout(u).params[i];
-      s.accumulator[i] = b.allocate_new(units_.buffer(p.numel(), reduce_dtype_, BufferKind::gradient_accumulator, Stream::compute, u, p.param));
+      s.accumulator[i] = b.allocate_new(
+          units_.buffer(p.numel(), reduce_dtype_, BufferKind::gradient_accumulator, Stream::compute, u, p.param));
     }
     args.push_back({now ? s.gradient[i] : -1});
     args.push_back({now ? s.accumulator[i] : -1, fresh ? Access::write : Access::accumulate});
@@ -87,32 +96,35 @@ void Fsdp2Reduce::limit_inputs(StepBuilder& b, std::size_t at_most) {
 void Fsdp2Reduce::reduce(StepBuilder& b, std::int32_t u) {
   Fsdp2Unit& s = units_[u];
   const UnitLayout& l = units_.layout(u);
-  bool incomplete = false;                   // autograd hands a gradient over when it has added up all uses of the parameter
+  bool incomplete = false;  // autograd hands a gradient over when it has added up all uses of the parameter
   for (std::size_t i = 0; i < s.gradient.size(); ++i) incomplete = incomplete || (s.gradient[i] >= 0 && s.uses[i] > 0);
   const bool nothing = !Fsdp2Units::any_live(s.accumulator) && (incomplete || !Fsdp2Units::any_live(s.gradient));
   if (nothing && units_.c.plan.torch.before(2, 12)) return;
-  limit_inputs(b, static_cast<std::size_t>(units_.c.plan.reduce_scatter_buffers - 1));           // B6c
+  limit_inputs(b, static_cast<std::size_t>(units_.c.plan.reduce_scatter_buffers - 1));  // B6c
   if (nothing) return;
-  b.wait(Stream::compute, s.post_reduce_op);                                                     // B6d
+  b.wait(Stream::compute, s.post_reduce_op);  // B6d
   std::vector<std::int32_t>& source = Fsdp2Units::any_live(s.accumulator) ? s.accumulator : s.gradient;
-  reorder(b, u, source, &source == &s.accumulator);                                              // B6e
-  std::int32_t input = b.declare(units_.buffer(l.reduce_elements * l.shards, reduce_dtype_, BufferKind::reduce_input, Stream::compute, u));
-  const std::int32_t copied = copy_in(b, u, input);                                              // B6f
+  reorder(b, u, source, &source == &s.accumulator);  // B6e
+  std::int32_t input = b.declare(
+      units_.buffer(l.reduce_elements * l.shards, reduce_dtype_, BufferKind::reduce_input, Stream::compute, u));
+  const std::int32_t copied = copy_in(b, u, input);  // B6f
 
   // The output becomes the sharded gradient itself when nothing has to be cast, added or moved.
   const bool final_here = !units_.hsdp() || s.all_reduce;
   const bool keeps = reduce_dtype_ == master_dtype_ && !s.has_sharded_gradient && final_here && !units_.c.plan.offload;
   std::int32_t out = s.sharded_gradient;
-  if (!keeps) out = b.declare(units_.buffer(l.reduce_elements, reduce_dtype_, BufferKind::reduce_output, Stream::reduce_scatter, u));
+  if (!keeps)
+    out = b.declare(
+        units_.buffer(l.reduce_elements, reduce_dtype_, BufferKind::reduce_output, Stream::reduce_scatter, u));
   b.allocate(out);
   b.wait(Stream::reduce_scatter, copied);
   divide(b, u, Stream::reduce_scatter, input, l.scale.divide_before);
-  s.post_reduce_op = scatter(b, u, input, out);                                                  // B6g
+  s.post_reduce_op = scatter(b, u, input, out);  // B6g
   inputs_.push_back({input, s.post_reduce_op});
-  if (units_.hsdp() && !replicate_sum(b, u, out)) return;                                        // B6h
+  if (units_.hsdp() && !replicate_sum(b, u, out)) return;  // B6h
   divide(b, u, last_stream(), out, l.scale.divide_after);
   if (units_.c.plan.offload) return finish_on_host(b, u, out);
-  finish(b, u, out, keeps);                                                                      // B6i
+  finish(b, u, out, keeps);  // B6i
 }
 
 // A gradient whose parameter is sharded on a dimension d > 0: its W slabs are put one after the other, in a copy.
@@ -130,7 +142,8 @@ void Fsdp2Reduce::reorder(StepBuilder& b, std::int32_t u, std::vector<std::int32
   }
 }
 
-// Widening happens while copying. Where the reduce dtype is narrower (before 2.15), the copy is made in the gradients' dtype first.
+// Widening happens while copying. Where the reduce dtype is narrower (before 2.15), the copy is made in the gradients'
+// dtype first.
 std::int32_t Fsdp2Reduce::copy_in(StepBuilder& b, std::int32_t u, std::int32_t input) {
   Fsdp2Unit& s = units_[u];
   const UnitLayout& l = units_.layout(u);
@@ -142,7 +155,8 @@ std::int32_t Fsdp2Reduce::copy_in(StepBuilder& b, std::int32_t u, std::int32_t i
   args.push_back({input, Access::write});
   std::int32_t whole = -1;
   if (!accumulated && size_of(reduce_dtype_) < size_of(gradient_dtype_)) {
-    whole = b.allocate_new(units_.buffer(l.reduce_elements * l.shards, gradient_dtype_, BufferKind::scratch, Stream::compute, u));
+    whole = b.allocate_new(
+        units_.buffer(l.reduce_elements * l.shards, gradient_dtype_, BufferKind::scratch, Stream::compute, u));
     args.push_back({whole, Access::write});
   }
   const std::int32_t op = b.issue(units_.op(Action::scatter_copy_in, Stream::compute, u), args);
@@ -153,15 +167,18 @@ std::int32_t Fsdp2Reduce::copy_in(StepBuilder& b, std::int32_t u, std::int32_t i
 
 void Fsdp2Reduce::divide(StepBuilder& b, std::int32_t u, Stream stream, std::int32_t buffer, double by) {
   if (by == 1) return;
-  units_[u].post_reduce_op = b.issue(units_.op(Action::divide_gradient, stream, u), {{Arg{buffer, Access::accumulate}}});
+  units_[u].post_reduce_op =
+      b.issue(units_.op(Action::divide_gradient, stream, u), {{Arg{buffer, Access::accumulate}}});
 }
 
 std::int32_t Fsdp2Reduce::scatter(StepBuilder& b, std::int32_t u, std::int32_t input, std::int32_t out) {
   const UnitLayout& l = units_.layout(u);
   Operation scatter = units_.op(Action::reduce_scatter, Stream::reduce_scatter, u);
   scatter.comm = units_.c.plan.separate_reduce_scatter ? Communicator::shard_reduce : Communicator::shard;
-  if (!units_.copies_alone() || l.scale.divide_copy == 1) return b.issue(scatter, {{Arg{input}, Arg{out, Access::write}}});
-  const std::int32_t part = b.allocate_new(units_.buffer(l.reduce_elements, reduce_dtype_, BufferKind::scratch, Stream::reduce_scatter, u));
+  if (!units_.copies_alone() || l.scale.divide_copy == 1)
+    return b.issue(scatter, {{Arg{input}, Arg{out, Access::write}}});
+  const std::int32_t part =
+      b.allocate_new(units_.buffer(l.reduce_elements, reduce_dtype_, BufferKind::scratch, Stream::reduce_scatter, u));
   b.issue(units_.op(Action::divide_gradient, Stream::reduce_scatter, u), {{Arg{input}, Arg{part, Access::write}}});
   const std::int32_t op = b.issue(scatter, {{Arg{part}, Arg{out, Access::write}}});
   b.release(part);
@@ -172,7 +189,8 @@ std::int32_t Fsdp2Reduce::scatter(StepBuilder& b, std::int32_t u, std::int32_t i
 bool Fsdp2Reduce::replicate_sum(StepBuilder& b, std::int32_t u, std::int32_t out) {
   Fsdp2Unit& s = units_[u];
   const auto add = [&](std::int32_t from, std::int32_t into) {
-    s.post_reduce_op = b.issue(units_.op(Action::add_gradient, Stream::reduce_scatter, u), {{Arg{from}, Arg{into, Access::accumulate}}});
+    s.post_reduce_op = b.issue(units_.op(Action::add_gradient, Stream::reduce_scatter, u),
+                               {{Arg{from}, Arg{into, Access::accumulate}}});
     b.release(from);
   };
   if (!s.all_reduce) {
@@ -194,7 +212,8 @@ void Fsdp2Reduce::finish(StepBuilder& b, std::int32_t u, std::int32_t out, bool 
   if (!keeps) {
     const Access access = s.has_sharded_gradient ? Access::accumulate : Access::write;
     if (!s.has_sharded_gradient) b.allocate(s.sharded_gradient);
-    s.post_reduce_op = b.issue(units_.op(Action::finish_gradient, last_stream(), u), {{Arg{out}, Arg{s.sharded_gradient, access}}});
+    s.post_reduce_op =
+        b.issue(units_.op(Action::finish_gradient, last_stream(), u), {{Arg{out}, Arg{s.sharded_gradient, access}}});
     if (units_.hsdp()) held_outputs_.push_back(out);
     else b.release(out);
   }
@@ -206,8 +225,10 @@ void Fsdp2Reduce::finish_on_host(StepBuilder& b, std::int32_t u, std::int32_t ou
   Fsdp2Unit& s = units_[u];
   std::int32_t from = out;
   if (reduce_dtype_ != master_dtype_) {
-    from = b.allocate_new(units_.buffer(units_.layout(u).reduce_elements, master_dtype_, BufferKind::reduce_output, last_stream(), u));
-    s.post_reduce_op = b.issue(units_.op(Action::finish_gradient, last_stream(), u), {{Arg{out}, Arg{from, Access::write}}});
+    from = b.allocate_new(
+        units_.buffer(units_.layout(u).reduce_elements, master_dtype_, BufferKind::reduce_output, last_stream(), u));
+    s.post_reduce_op =
+        b.issue(units_.op(Action::finish_gradient, last_stream(), u), {{Arg{out}, Arg{from, Access::write}}});
     if (!units_.hsdp()) b.release(out);
   }
   if (units_.hsdp()) held_outputs_.push_back(out);
@@ -225,12 +246,15 @@ void Fsdp2Reduce::finish_on_host(StepBuilder& b, std::int32_t u, std::int32_t ou
       s.post_reduce_op = b.issue(units_.op(Action::gradient_to_host, last_stream(), u), {{source, into}});
       to_host_.push_back({u, s.post_reduce_op});
     } else {
-      Buffer info = units_.buffer(bytes / item, master_dtype_, BufferKind::sharded_gradient, Stream::compute, u, p.param);
+      Buffer info =
+          units_.buffer(bytes / item, master_dtype_, BufferKind::sharded_gradient, Stream::compute, u, p.param);
       info.host = true;
       const std::int32_t arrived = b.allocate_new(info);
-      s.post_reduce_op = b.issue(units_.op(Action::gradient_to_host, last_stream(), u), {{source, Arg{arrived, Access::write}}});
+      s.post_reduce_op =
+          b.issue(units_.op(Action::gradient_to_host, last_stream(), u), {{source, Arg{arrived, Access::write}}});
       b.host_wait({{s.post_reduce_op}}, units_.micro_batch);
-      b.issue(units_.on_host(Action::add_gradient, u), {{Arg{arrived}, Arg{s.sharded_gradient, Access::accumulate, host_at, bytes}}});
+      b.issue(units_.on_host(Action::add_gradient, u),
+              {{Arg{arrived}, Arg{s.sharded_gradient, Access::accumulate, host_at, bytes}}});
       b.release(arrived);
     }
     device_at += p.padded_shard() * item;
@@ -251,7 +275,8 @@ void Fsdp2Reduce::finalize(StepBuilder& b, std::int32_t u) {
 
 void Fsdp2Reduce::end_backward(StepBuilder& b) {
   for (const Input& input : inputs_) b.wait(Stream::compute, input.op);
-  for (std::size_t i = inputs_.size(); i-- > 1;) b.release(inputs_[i - 1].buffer);              // Python's order: the last goes last
+  for (std::size_t i = inputs_.size(); i-- > 1;)
+    b.release(inputs_[i - 1].buffer);  // Python's order: the last goes last
   if (!inputs_.empty()) b.release(inputs_.back().buffer);
   inputs_.clear();
   for (std::int32_t held : held_outputs_) b.release(held);

@@ -1,4 +1,5 @@
-// From gradients to sharded gradients in the `fsdp2` dialect (AccumulateGrad, FSDPParamGroup.post_backward, foreach_reduce).
+// From gradients to sharded gradients in the `fsdp2` dialect (AccumulateGrad, FSDPParamGroup.post_backward,
+// foreach_reduce).
 #pragma once
 
 #include <cstdint>
@@ -12,10 +13,14 @@ class Fsdp2Reduce {
  public:
   explicit Fsdp2Reduce(Fsdp2Units& units);
 
-  void init(StepBuilder&, std::int32_t u);   // declares what lives from step to step
-  void begin_step() { held_outputs_.clear(); inputs_.clear(); }
+  void init(StepBuilder&, std::int32_t u);  // declares what lives from step to step
+  void begin_step() {
+    held_outputs_.clear();
+    inputs_.clear();
+  }
   void begin_micro_batch();
-  // The gradient that a kernel writes or adds to, and what follows when autograd has added up all uses of the parameter.
+  // The gradient that a kernel writes or adds to, and what follows when autograd has added up all uses of the
+  // parameter.
   Arg gradient(StepBuilder&, std::int32_t u, std::size_t i);
   void after_gradient(StepBuilder&, std::int32_t u, std::size_t i);
   // Before PyTorch 2.15: gradients are converted or added when the unit's backward is over.
@@ -39,15 +44,19 @@ class Fsdp2Reduce {
   void finish_on_host(StepBuilder&, std::int32_t u, std::int32_t out);
   [[nodiscard]] Stream last_stream() const { return units_.hsdp() ? Stream::all_reduce : Stream::reduce_scatter; }
 
-  struct Input { std::int32_t buffer = -1, op = -1; };
-  struct Copy { std::int32_t unit = -1, op = -1; };
+  struct Input {
+    std::int32_t buffer = -1, op = -1;
+  };
+  struct Copy {
+    std::int32_t unit = -1, op = -1;
+  };
   Fsdp2Units& units_;
   const DType reduce_dtype_, gradient_dtype_, master_dtype_;
-  const bool early_;                         // gradients get their dtype from autograd as they are made (since PyTorch 2.15)
-  std::vector<int> uses_;                    // by parameter: kernels that make a part of its gradient
-  std::deque<Input> inputs_;                 // of reduce-scatters in flight
-  std::vector<std::int32_t> held_outputs_;   // R's pool, used on A: kept until D has waited at the end of backward
-  std::vector<Copy> to_host_;                // the host waits for them at the end of backward
+  const bool early_;          // gradients get their dtype from autograd as they are made (since PyTorch 2.15)
+  std::vector<int> uses_;     // by parameter: kernels that make a part of its gradient
+  std::deque<Input> inputs_;  // of reduce-scatters in flight
+  std::vector<std::int32_t> held_outputs_;  // R's pool, used on A: kept until D has waited at the end of backward
+  std::vector<Copy> to_host_;               // the host waits for them at the end of backward
 };
 
 }  // namespace fsdp

@@ -1,4 +1,5 @@
-// What the parts of the `fsdp2` dialect share: the state of every unit, and how buffers and operations of a unit are made.
+// What the parts of the `fsdp2` dialect share: the state of every unit, and how buffers and operations of a unit are
+// made.
 #pragma once
 
 #include <algorithm>
@@ -11,19 +12,20 @@ namespace fsdp {
 
 struct Fsdp2Unit {
   bool reshard_after_forward = true;
-  std::int64_t small_group = 0;              // ranks that keep the parameters together after forward; 0: resharded over all of W, or kept whole
-  bool gathered = false;                     // unsharded parameters are live
-  bool pending = false;                      // an all-gather was issued and not yet waited for
-  bool kept = false;                         // sharded over the small group
-  std::int32_t reshard_event = -1;           // the operation that made the kept parts; the next all-gather waits for it
+  std::int64_t small_group =
+      0;  // ranks that keep the parameters together after forward; 0: resharded over all of W, or kept whole
+  bool gathered = false;            // unsharded parameters are live
+  bool pending = false;             // an all-gather was issued and not yet waited for
+  bool kept = false;                // sharded over the small group
+  std::int32_t reshard_event = -1;  // the operation that made the kept parts; the next all-gather waits for it
   std::int32_t gather = -1, gather_op = -1;
-  std::vector<std::int32_t> full, kept_shards, gradient, accumulator;   // per parameter of the unit; -1: not live
-  std::vector<int> uses;                     // per parameter: gradients that autograd still adds up in this micro-batch
-  std::int32_t shard = -1, sharded_gradient = -1, partial = -1;         // buffers; partial: HSDP sum of reduce-scatter outputs
-  bool has_sharded_gradient = false;         // live in this step
-  bool backward_done = false;                // post-backward has run in this micro-batch
-  bool sync = true, all_reduce = true;       // in this micro-batch
-  std::int32_t post_reduce_op = -1;          // last operation of this unit's reduction in this step
+  std::vector<std::int32_t> full, kept_shards, gradient, accumulator;  // per parameter of the unit; -1: not live
+  std::vector<int> uses;  // per parameter: gradients that autograd still adds up in this micro-batch
+  std::int32_t shard = -1, sharded_gradient = -1, partial = -1;  // buffers; partial: HSDP sum of reduce-scatter outputs
+  bool has_sharded_gradient = false;                             // live in this step
+  bool backward_done = false;                                    // post-backward has run in this micro-batch
+  bool sync = true, all_reduce = true;                           // in this micro-batch
+  std::int32_t post_reduce_op = -1;                              // last operation of this unit's reduction in this step
 };
 
 class Fsdp2Units {
@@ -31,11 +33,13 @@ class Fsdp2Units {
   explicit Fsdp2Units(const LoweringContext& context) : c(context), units_(context.program.layouts.size()) {
     for (std::size_t u = 0; u < units_.size(); ++u) {
       const std::size_t n = layout(static_cast<std::int32_t>(u)).params.size();
-      for (auto* per_param : {&units_[u].full, &units_[u].kept_shards, &units_[u].gradient, &units_[u].accumulator}) per_param->assign(n, -1);
+      for (auto* per_param : {&units_[u].full, &units_[u].kept_shards, &units_[u].gradient, &units_[u].accumulator})
+        per_param->assign(n, -1);
       units_[u].uses.assign(n, 0);
       if (n > 0) forward_order.push_back(static_cast<std::int32_t>(u));
     }
-    // Execution order of the groups: by where their forward begins, outer before inner (the plan lists inner before outer).
+    // Execution order of the groups: by where their forward begins, outer before inner (the plan lists inner before
+    // outer).
     std::sort(forward_order.begin(), forward_order.end(), [&](std::int32_t a, std::int32_t b) {
       const UnitLayout &x = layout(a), &y = layout(b);
       if (x.op_begin != y.op_begin) return x.op_begin < y.op_begin;
@@ -56,14 +60,17 @@ class Fsdp2Units {
   [[nodiscard]] bool casts_shards() const { return c.plan.param_dtype != c.plan.master_dtype; }
   [[nodiscard]] std::int64_t shard_rank() const { return c.program.rank % c.plan.shard(); }
 
-  [[nodiscard]] Operation op(Action action, Stream stream, std::int32_t unit) const { return operation(action, stream, unit, micro_batch); }
+  [[nodiscard]] Operation op(Action action, Stream stream, std::int32_t unit) const {
+    return operation(action, stream, unit, micro_batch);
+  }
   [[nodiscard]] Operation on_host(Action action, std::int32_t unit) const {
     Operation o = op(action, Stream::compute, unit);
     o.host_only = true;
     return o;
   }
 
-  [[nodiscard]] Buffer buffer(std::int64_t elements, DType dtype, BufferKind kind, Stream pool, std::int32_t unit, std::int32_t param = -1) const {
+  [[nodiscard]] Buffer buffer(std::int64_t elements, DType dtype, BufferKind kind, Stream pool, std::int32_t unit,
+                              std::int32_t param = -1) const {
     Buffer info;
     info.bytes = elements * size_of(dtype);
     info.dtype = dtype;
@@ -91,7 +98,7 @@ class Fsdp2Units {
   }
 
   const LoweringContext c;
-  std::vector<std::int32_t> forward_order;   // units with parameters
+  std::vector<std::int32_t> forward_order;  // units with parameters
   std::int16_t micro_batch = 0;
 
  private:

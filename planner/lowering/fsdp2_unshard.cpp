@@ -6,7 +6,7 @@ void Fsdp2Unshard::unshard(StepBuilder& b, std::int32_t u) {
   Fsdp2Unit& s = units_[u];
   if (s.gathered || s.pending) return;
   s.pending = true;
-  if (units_.copies_alone()) return;         // wait copies the shard
+  if (units_.copies_alone()) return;  // wait copies the shard
   b.wait(Stream::copy_in, s.reshard_event);
   b.wait(Stream::all_gather, s.reshard_event);
   s.reshard_event = -1;
@@ -23,12 +23,14 @@ void Fsdp2Unshard::unshard(StepBuilder& b, std::int32_t u) {
   s.gather_op = b.issue(gather, {{Arg{s.gather, Access::accumulate}}});
 }
 
-// What is gathered, in the compute dtype: the shard, the parts kept after forward, or temporaries made of them on `stream`.
+// What is gathered, in the compute dtype: the shard, the parts kept after forward, or temporaries made of them on
+// `stream`.
 Fsdp2Unshard::Source Fsdp2Unshard::gather_source(StepBuilder& b, std::int32_t u, Stream stream) {
   const Fsdp2Unit& s = units_[u];
   const UnitLayout& l = units_.layout(u);
-  if (s.kept) {                              // in the compute dtype already, but mixed precision copies all the same
-    if (units_.casts_shards() && !units_.c.plan.offload) return cast_all(b, u, stream, s.kept_shards, l.shard_elements * l.shards / s.small_group);
+  if (s.kept) {  // in the compute dtype already, but mixed precision copies all the same
+    if (units_.casts_shards() && !units_.c.plan.offload)
+      return cast_all(b, u, stream, s.kept_shards, l.shard_elements * l.shards / s.small_group);
     Source source;
     for (std::int32_t kept : s.kept_shards) source.args.push_back({kept});
     return source;
@@ -38,11 +40,12 @@ Fsdp2Unshard::Source Fsdp2Unshard::gather_source(StepBuilder& b, std::int32_t u,
   return {{Arg{s.shard}}, {}};
 }
 
-Fsdp2Unshard::Source Fsdp2Unshard::cast_all(StepBuilder& b, std::int32_t u, Stream stream, const std::vector<std::int32_t>& from,
-                                            std::int64_t elements) {
+Fsdp2Unshard::Source Fsdp2Unshard::cast_all(StepBuilder& b, std::int32_t u, Stream stream,
+                                            const std::vector<std::int32_t>& from, std::int64_t elements) {
   std::vector<Arg> args;
   for (std::int32_t id : from) args.push_back({id});
-  const std::int32_t cast = b.allocate_new(units_.buffer(elements, units_.c.plan.param_dtype, BufferKind::cast_shard, stream, u));
+  const std::int32_t cast =
+      b.allocate_new(units_.buffer(elements, units_.c.plan.param_dtype, BufferKind::cast_shard, stream, u));
   args.push_back({cast, Access::write});
   b.issue(units_.op(Action::cast_shard, stream, u), args);
   return {{Arg{cast}}, {cast}};
@@ -54,11 +57,13 @@ Fsdp2Unshard::Source Fsdp2Unshard::from_host(StepBuilder& b, std::int32_t u, Str
   Source source;
   for (const ShardedParam& p : units_.layout(u).params) {
     const std::int64_t item = size_of(plan.master_dtype);
-    std::int32_t here = b.allocate_new(units_.buffer(p.padded_shard(), plan.master_dtype, BufferKind::cast_shard, stream, u, p.param));
+    std::int32_t here =
+        b.allocate_new(units_.buffer(p.padded_shard(), plan.master_dtype, BufferKind::cast_shard, stream, u, p.param));
     const Arg shard{units_[u].shard, Access::read, p.offset * item, p.padded_shard() * item};
     b.issue(units_.op(Action::shard_to_device, stream, u), {{shard, Arg{here, Access::write}}});
     if (units_.casts_shards()) {
-      const std::int32_t cast = b.allocate_new(units_.buffer(p.padded_shard(), plan.param_dtype, BufferKind::cast_shard, stream, u, p.param));
+      const std::int32_t cast =
+          b.allocate_new(units_.buffer(p.padded_shard(), plan.param_dtype, BufferKind::cast_shard, stream, u, p.param));
       b.issue(units_.op(Action::cast_shard, stream, u), {{Arg{here}, Arg{cast, Access::write}}});
       b.release(here);
       here = cast;
@@ -78,9 +83,9 @@ void Fsdp2Unshard::wait(StepBuilder& b, std::int32_t u, bool forward) {
     s.gathered = true;
     return;
   }
-  if (forward) drop_held(b);                                             // F3a
-  b.wait(Stream::compute, s.gather_op);                                  // F3b
-  const std::int32_t done = copy_out(b, u, {Arg{s.gather}});             // F3c
+  if (forward) drop_held(b);                                  // F3a
+  b.wait(Stream::compute, s.gather_op);                       // F3b
+  const std::int32_t done = copy_out(b, u, {Arg{s.gather}});  // F3c
   s.gathered = true;
   if (s.kept) Fsdp2Units::release_all(b, s.kept_shards);
   s.kept = false;
@@ -103,7 +108,8 @@ void Fsdp2Unshard::copy_alone(StepBuilder& b, std::int32_t u) {
   Fsdp2Units::release_all(b, source.temporaries);
 }
 
-// F3c and F3d. A parameter sharded on a dimension d > 0 arrives as W slabs one after the other, which then are put side by side.
+// F3c and F3d. A parameter sharded on a dimension d > 0 arrives as W slabs one after the other, which then are put side
+// by side.
 std::int32_t Fsdp2Unshard::copy_out(StepBuilder& b, std::int32_t u, const std::vector<Arg>& source) {
   Fsdp2Unit& s = units_[u];
   const UnitLayout& l = units_.layout(u);
@@ -113,13 +119,17 @@ std::int32_t Fsdp2Unshard::copy_out(StepBuilder& b, std::int32_t u, const std::v
   for (std::size_t i = 0; i < s.full.size(); ++i) {
     const ShardedParam& p = l.params[i];
     const std::int64_t elements = p.padded_shard() * l.shards;
-    s.full[i] = b.allocate_new(units_.buffer(elements, dtype, BufferKind::unsharded_parameter, Stream::compute, u, p.param));
-    if (p.dim > 0 && l.shards > 1) slabs[i] = b.allocate_new(units_.buffer(elements, dtype, BufferKind::scratch, Stream::compute, u, p.param));
+    s.full[i] =
+        b.allocate_new(units_.buffer(elements, dtype, BufferKind::unsharded_parameter, Stream::compute, u, p.param));
+    if (p.dim > 0 && l.shards > 1)
+      slabs[i] = b.allocate_new(units_.buffer(elements, dtype, BufferKind::scratch, Stream::compute, u, p.param));
     args.push_back({slabs[i] >= 0 ? slabs[i] : s.full[i], Access::write, 0, units_.bytes_of(p.param)});
   }
   std::int32_t done = b.issue(units_.op(Action::gather_copy_out, Stream::compute, u), args);
   for (std::size_t i = 0; i < s.full.size(); ++i)
-    if (slabs[i] >= 0) done = b.issue(units_.op(Action::reorder_shards, Stream::compute, u), {{Arg{slabs[i]}, Arg{s.full[i], Access::write}}});
+    if (slabs[i] >= 0)
+      done = b.issue(units_.op(Action::reorder_shards, Stream::compute, u),
+                     {{Arg{slabs[i]}, Arg{s.full[i], Access::write}}});
   Fsdp2Units::release_all(b, slabs);
   return done;
 }
@@ -139,9 +149,11 @@ void Fsdp2Unshard::keep_parts(StepBuilder& b, std::int32_t u) {
     const ShardedParam& p = l.params[i];
     const std::int64_t elements = p.padded_shard() * l.shards / s.small_group;
     const std::int64_t bytes = elements * size_of(units_.c.plan.param_dtype);
-    s.kept_shards[i] = b.allocate_new(units_.buffer(elements, units_.c.plan.param_dtype, BufferKind::kept_shard, Stream::compute, u, p.param));
+    s.kept_shards[i] = b.allocate_new(
+        units_.buffer(elements, units_.c.plan.param_dtype, BufferKind::kept_shard, Stream::compute, u, p.param));
     const Arg part{s.full[i], Access::read, units_.shard_rank() % s.small_group * bytes, bytes};
-    s.reshard_event = b.issue(units_.op(Action::keep_shard, Stream::compute, u), {{part, Arg{s.kept_shards[i], Access::write}}});
+    s.reshard_event =
+        b.issue(units_.op(Action::keep_shard, Stream::compute, u), {{part, Arg{s.kept_shards[i], Access::write}}});
     b.release(s.full[i]);
     s.full[i] = -1;
   }
@@ -164,13 +176,14 @@ void Fsdp2Unshard::drop_held(StepBuilder& b) {
 }
 
 void Fsdp2Unshard::drop_unused(StepBuilder& b) {
-  if (held_gather_ >= 0) b.release(held_gather_);                        // of a recomputation; D itself copied it out
+  if (held_gather_ >= 0) b.release(held_gather_);  // of a recomputation; D itself copied it out
   held_gather_ = -1;
   for (std::int32_t u : units_.forward_order) {
     Fsdp2Unit& s = units_[u];
     if (s.pending && s.gather >= 0) {
       b.wait(Stream::compute, s.gather_op);
-      // Where the host steps the shards, it must not overtake the copy that still reads them. (PyTorch's host does not wait here.)
+      // Where the host steps the shards, it must not overtake the copy that still reads them. (PyTorch's host does not
+      // wait here.)
       if (units_.c.plan.offload) b.host_wait({{s.gather_op}}, units_.micro_batch);
       b.release(s.gather);
     }

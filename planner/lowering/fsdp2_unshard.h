@@ -12,19 +12,24 @@ class Fsdp2Unshard {
  public:
   explicit Fsdp2Unshard(Fsdp2Units& units) : units_(units) {}
 
-  // F2: cast and copy the local shard into its slot of a fresh gather buffer on C, all-gather on G. Nothing if gathered or pending.
+  // F2: cast and copy the local shard into its slot of a fresh gather buffer on C, all-gather on G. Nothing if gathered
+  // or pending.
   void unshard(StepBuilder&, std::int32_t u);
-  // F3 and B3: D waits for the all-gather and copies out. In forward the gather buffer stays until the next group's wait.
+  // F3 and B3: D waits for the all-gather and copies out. In forward the gather buffer stays until the next group's
+  // wait.
   void wait(StepBuilder&, std::int32_t u, bool forward);
   void reshard_after_forward(StepBuilder&, std::int32_t u);
-  void reshard(StepBuilder&, std::int32_t u);                            // over all of W
+  void reshard(StepBuilder&, std::int32_t u);  // over all of W
   // The gather buffer kept in forward: C and G go on after its copy-out, then it is freed.
   void drop_held(StepBuilder&);
   // The end of backward: all-gathers that nobody has waited for are waited for and freed.
   void drop_unused(StepBuilder&);
 
  private:
-  struct Source { std::vector<Arg> args; std::vector<std::int32_t> temporaries; };
+  struct Source {
+    std::vector<Arg> args;
+    std::vector<std::int32_t> temporaries;
+  };
   Source gather_source(StepBuilder&, std::int32_t u, Stream);
   Source cast_all(StepBuilder&, std::int32_t u, Stream, const std::vector<std::int32_t>& from, std::int64_t elements);
   Source from_host(StepBuilder&, std::int32_t u, Stream);
@@ -33,7 +38,7 @@ class Fsdp2Unshard {
   void keep_parts(StepBuilder&, std::int32_t u);
 
   Fsdp2Units& units_;
-  std::int32_t held_gather_ = -1, held_copy_out_ = -1;                    // forward: the last group's gather buffer
+  std::int32_t held_gather_ = -1, held_copy_out_ = -1;  // forward: the last group's gather buffer
 };
 
 }  // namespace fsdp

@@ -61,8 +61,8 @@ void IgnoredParameters::optimize(StepBuilder& b, bool first) {
       o.state2 = b.allocate_new(buffer(param, BufferKind::optimizer_state));
       b.issue(operation(Action::init_optimizer), {{Arg{o.state1, Access::write}, Arg{o.state2, Access::write}}});
     }
-    b.issue(operation(Action::optimizer), {{Arg{o.gradient}, Arg{o.value, Access::accumulate}, Arg{o.state1, Access::accumulate},
-                                            Arg{o.state2, Access::accumulate}}});
+    b.issue(operation(Action::optimizer), {{Arg{o.gradient}, Arg{o.value, Access::accumulate},
+                                            Arg{o.state1, Access::accumulate}, Arg{o.state2, Access::accumulate}}});
   }
 }
 

@@ -1,5 +1,5 @@
-// Parameters that a plan leaves alone (`ignored`): every rank holds them whole, in the dtype that it was given, and steps them by
-// itself; nothing reduces their gradients.
+// Parameters that a plan leaves alone (`ignored`): every rank holds them whole, in the dtype that it was given, and
+// steps them by itself; nothing reduces their gradients.
 #pragma once
 
 #include <cstdint>
@@ -17,14 +17,17 @@ class IgnoredParameters {
 
   [[nodiscard]] bool holds(std::int32_t param) const { return owned_.contains(param); }
   void init(StepBuilder&);
-  void begin_step(StepBuilder&);             // gradients of the step before disappear
+  void begin_step(StepBuilder&);  // gradients of the step before disappear
   Arg parameter(std::int32_t param) const { return {owned_.at(param).value}; }
   Arg gradient(StepBuilder&, std::int32_t param);
   [[nodiscard]] std::vector<std::int32_t> gradients() const;
-  void optimize(StepBuilder&, bool first);   // first: its states appear
+  void optimize(StepBuilder&, bool first);  // first: its states appear
 
  private:
-  struct Owned { std::int32_t value = -1, gradient = -1, state1 = -1, state2 = -1; bool live = false; };
+  struct Owned {
+    std::int32_t value = -1, gradient = -1, state1 = -1, state2 = -1;
+    bool live = false;
+  };
   [[nodiscard]] Buffer buffer(std::int32_t param, BufferKind) const;
 
   const LoweringContext c_;

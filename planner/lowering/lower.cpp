@@ -1,5 +1,5 @@
-// Walks the tape of every micro-batch and calls the dialect's hooks around it; adds what a step has besides: the batch, clipping,
-// the optimizer, the loss.
+// Walks the tape of every micro-batch and calls the dialect's hooks around it; adds what a step has besides: the batch,
+// clipping, the optimizer, the loss.
 #include "planner/lower.h"
 
 #include <map>
@@ -32,18 +32,25 @@ std::unique_ptr<DialectHooks> make_dialect(const LoweringContext& c) {
   return make_fsdp2(c);
 }
 
-constexpr int kSettlingSteps = 64;           // until what is left for the next step repeats
+constexpr int kSettlingSteps = 64;  // until what is left for the next step repeats
 
 class Lowering {
  public:
-  Lowering(const ModelGraph& model, const ShardingPlan& plan, const Implementation& impl, std::int64_t rank, Program& program)
-      : model_(model), plan_(plan), impl_(impl), shard_rank_(rank % plan.shard()), program_(program), ignored_({model, plan, impl, program}) {
+  Lowering(const ModelGraph& model, const ShardingPlan& plan, const Implementation& impl, std::int64_t rank,
+           Program& program)
+      : model_(model),
+        plan_(plan),
+        impl_(impl),
+        shard_rank_(rank % plan.shard()),
+        program_(program),
+        ignored_({model, plan, impl, program}) {
     const LoweringContext context{model, plan, impl, program};
     dialect_ = make_dialect(context);
     for (std::int64_t sequences : plan.micro_batches) {
       if (tapes_.contains(sequences)) continue;
       const Workload work{sequences, plan.seq_len, size_of(plan.param_dtype), plan.loss_chunks};
-      tapes_.emplace(sequences, make_tape(model, impl, work, plan.param_dtype, plan.checkpointed, plan.checkpoint_policy));
+      tapes_.emplace(sequences,
+                     make_tape(model, impl, work, plan.param_dtype, plan.checkpointed, plan.checkpoint_policy));
     }
     index_hooks();
     unit_of_ = unit_of_parameters(program.layouts, model);
@@ -70,7 +77,7 @@ class Lowering {
     const std::size_t n = model_.ops.size();
     begins_.resize(n);
     ends_.resize(n);
-    for (std::size_t k = program_.layouts.size(); k-- > 0;) {            // the plan lists inner before outer
+    for (std::size_t k = program_.layouts.size(); k-- > 0;) {  // the plan lists inner before outer
       for (const UnitUse& use : program_.layouts[k].uses) {
         begins_[at(use.op_begin)].push_back({static_cast<std::int32_t>(k), use.inputs_require_grad});
         ends_[at(use.op_end - 1)].push_back(static_cast<std::int32_t>(k));
@@ -134,7 +141,8 @@ class Lowering {
       for (auto u = ends_[at(i)].rbegin(); u != ends_[at(i)].rend(); ++u) dialect_->after_forward(b, *u);
     }
     for (std::int32_t i = n - 1; i >= 0; --i) {
-      // Units that end here share the output, whose hooks run as they were registered: after forward, inner before outer.
+      // Units that end here share the output, whose hooks run as they were registered: after forward, inner before
+      // outer.
       for (auto u = ends_[at(i)].rbegin(); u != ends_[at(i)].rend(); ++u) dialect_->before_backward(b, *u);
       for (std::uint32_t o = tape_->backward_begin[at(i)]; o < tape_->backward_end[at(i)]; ++o) emit(b, tape_->ops[o]);
       dialect_->backward_passed(b, i);
@@ -171,12 +179,12 @@ class Lowering {
     args_.clear();
     to_add_.clear();
     for (const TapeArg& a : tape_->args_of(t)) args_.push_back(resolve(b, a));
-    if (t.action == Action::load_batch && micro_batch_ > 0) args_.back() = {};   // the loss is reset once per step
+    if (t.action == Action::load_batch && micro_batch_ > 0) args_.back() = {};  // the loss is reset once per step
     Operation o = simple(t.action);
     o.graph_op = t.graph_op;
     o.micro_batch = micro_batch_;
     b.issue(o, args_);
-    for (const auto& [from, into] : to_add_) {                           // PyTorch's AccumulateGrad: a kernel of its own
+    for (const auto& [from, into] : to_add_) {  // PyTorch's AccumulateGrad: a kernel of its own
       Operation add = simple(Action::add_gradient);
       add.micro_batch = micro_batch_;
       b.issue(add, {{from, into}});
@@ -191,7 +199,8 @@ class Lowering {
     switch (a.kind) {
       case TapeArg::Kind::absent: return {};
       case TapeArg::Kind::value: return {value_buffer_[at(a.id)], a.access};
-      case TapeArg::Kind::parameter: return ignored_.holds(a.id) ? ignored_.parameter(a.id) : dialect_->parameter(b, a.id);
+      case TapeArg::Kind::parameter:
+        return ignored_.holds(a.id) ? ignored_.parameter(a.id) : dialect_->parameter(b, a.id);
       case TapeArg::Kind::loss: return {loss_, a.access};
       case TapeArg::Kind::gradient: break;
     }
@@ -232,14 +241,17 @@ class Lowering {
     }
     if (first && plan_.optimizer.kind == OptimizerKind::adamw)
       for (std::int32_t u = 0; u < units(); ++u) init_optimizer(b, u);
-    std::vector<std::int32_t> temps;           // foreach: until all parameters are done
+    std::vector<std::int32_t> temps;  // foreach: until all parameters are done
     for (std::int32_t u = 0; u < units(); ++u) {
       if (dialect_->sharded_gradient(u) < 0) continue;
       Operation o = simple(Action::optimizer);
       o.unit = u;
       o.host_only = plan_.offload;
       const UnitLayout& layout = program_.layouts[at(u)];
-      std::vector<Arg> args = {{dialect_->sharded_gradient(u)}, {dialect_->parameter_shard(u), Access::accumulate}, {state1_[at(u)], Access::accumulate}, {state2_[at(u)], Access::accumulate}};
+      std::vector<Arg> args = {{dialect_->sharded_gradient(u)},
+                               {dialect_->parameter_shard(u), Access::accumulate},
+                               {state1_[at(u)], Access::accumulate},
+                               {state2_[at(u)], Access::accumulate}};
       std::int32_t temp = -1;
       if (impl_.optimizer_temp_bytes_per_element > 0) {
         Buffer info = optimizer_state(u);
@@ -286,10 +298,13 @@ class Lowering {
   Program& program_;
   IgnoredParameters ignored_;
   std::unique_ptr<DialectHooks> dialect_;
-  std::map<std::int64_t, Tape> tapes_;                        // by sequences of a micro-batch
-  struct Begin { std::int32_t unit = -1; bool inputs_require_grad = false; };
-  std::vector<std::vector<Begin>> begins_;                    // by op: uses of units that begin there, outermost first
-  std::vector<std::vector<std::int32_t>> ends_;               // and those that end there
+  std::map<std::int64_t, Tape> tapes_;  // by sequences of a micro-batch
+  struct Begin {
+    std::int32_t unit = -1;
+    bool inputs_require_grad = false;
+  };
+  std::vector<std::vector<Begin>> begins_;       // by op: uses of units that begin there, outermost first
+  std::vector<std::vector<std::int32_t>> ends_;  // and those that end there
   std::vector<std::int32_t> unit_of_;
   const Tape* tape_ = nullptr;
   std::vector<std::int32_t> value_buffer_, state1_, state2_;

@@ -7,9 +7,9 @@ namespace fsdp {
 void StepBuilder::wait(Stream stream, std::int32_t op) {
   if (op < 0) return;
   const Stream source = step_.ops[static_cast<std::size_t>(op)].stream;
-  if (source == stream) return;              // stream order says it already
+  if (source == stream) return;  // stream order says it already
   std::int32_t& known = known_[static_cast<std::size_t>(stream)][static_cast<std::size_t>(source)];
-  if (op <= known) return;                   // implied by an earlier wait
+  if (op <= known) return;  // implied by an earlier wait
   known = op;
   pending_waits_[static_cast<std::size_t>(stream)].push_back(op);
 }

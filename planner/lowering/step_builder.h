@@ -15,7 +15,8 @@
 namespace fsdp {
 
 // An operation on a stream, its argument lists still empty.
-[[nodiscard]] inline Operation operation(Action action, Stream stream = Stream::compute, std::int32_t unit = -1, std::int16_t micro_batch = 0) {
+[[nodiscard]] inline Operation operation(Action action, Stream stream = Stream::compute, std::int32_t unit = -1,
+                                         std::int16_t micro_batch = 0) {
   Operation o;
   o.action = action;
   o.stream = stream;
@@ -58,11 +59,14 @@ class StepBuilder {
 
   std::int32_t issue(Operation header, std::span<const Arg> args);
 
-  // The host goes on only when these operations have finished (-1 - i: operation i of the step before). None: no operation is issued.
+  // The host goes on only when these operations have finished (-1 - i: operation i of the step before). None: no
+  // operation is issued.
   void host_wait(std::span<const std::int32_t> ops, std::int16_t micro_batch);
 
   [[nodiscard]] Step& step() { return step_; }
-  [[nodiscard]] std::int32_t next() const { return static_cast<std::int32_t>(step_.ops.size()); }   // index of the operation to be issued
+  [[nodiscard]] std::int32_t next() const {
+    return static_cast<std::int32_t>(step_.ops.size());
+  }  // index of the operation to be issued
   [[nodiscard]] std::int32_t last(Stream stream) const { return last_[static_cast<std::size_t>(stream)]; }
 
  private:
@@ -71,7 +75,8 @@ class StepBuilder {
   std::vector<std::int32_t> pending_allocs_, pending_inner_;
   std::array<std::vector<std::int32_t>, kStreams> pending_waits_;
   std::array<std::int32_t, kStreams> last_ = {-1, -1, -1, -1, -1};
-  std::array<std::array<std::int32_t, kStreams>, kStreams> known_ = no_knowledge();   // [waiter][source]: latest operation known finished
+  std::array<std::array<std::int32_t, kStreams>, kStreams> known_ =
+      no_knowledge();  // [waiter][source]: latest operation known finished
 
   static std::array<std::array<std::int32_t, kStreams>, kStreams> no_knowledge() {
     std::array<std::array<std::int32_t, kStreams>, kStreams> none;

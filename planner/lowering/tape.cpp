@@ -52,7 +52,8 @@ class TapeBuilder {
       region_of_[at(i)] = id;
       const Op& op = model_.ops[at(i)];
       if (op.kind == OpKind::linear && op.params.size() == 1) ++products;
-      kept_[at(i)] = policy == CheckpointPolicy::selective_op && impl_.keeps_selectively && impl_.keeps_selectively(op, products);
+      kept_[at(i)] =
+          policy == CheckpointPolicy::selective_op && impl_.keeps_selectively && impl_.keeps_selectively(op, products);
     }
   }
 
@@ -66,9 +67,11 @@ class TapeBuilder {
     if (impl_.frames_hold_inputs) hold_inputs();
     for (std::int32_t i = n - 1; i >= 0; --i) {
       tape_.backward_begin[at(i)] = static_cast<std::uint32_t>(tape_.ops.size());
-      if (region_of_[at(i)] >= 0 && regions_[at(region_of_[at(i)])].end == i + 1) recompute(regions_[at(region_of_[at(i)])]);
+      if (region_of_[at(i)] >= 0 && regions_[at(region_of_[at(i)])].end == i + 1)
+        recompute(regions_[at(region_of_[at(i)])]);
       run_backward(i);
-      if (region_of_[at(i)] >= 0 && regions_[at(region_of_[at(i)])].begin == i) end_region(regions_[at(region_of_[at(i)])]);
+      if (region_of_[at(i)] >= 0 && regions_[at(region_of_[at(i)])].begin == i)
+        end_region(regions_[at(region_of_[at(i)])]);
       tape_.backward_end[at(i)] = static_cast<std::uint32_t>(tape_.ops.size());
     }
     place_lifetimes(tape_, spans_, events_);
@@ -117,7 +120,8 @@ class TapeBuilder {
     arg(Kind::loss, -1, Access::write);
   }
 
-  // The value of a tensor as this phase of op i sees it: inside a checkpointed region being recomputed, the recomputed one.
+  // The value of a tensor as this phase of op i sees it: inside a checkpointed region being recomputed, the recomputed
+  // one.
   std::int32_t seen(std::int32_t tensor, bool recomputing) const {
     const std::int32_t r = recomputed_value_[at(tensor)];
     return recomputing && r >= 0 ? r : forward_value_[at(tensor)];
@@ -146,7 +150,8 @@ class TapeBuilder {
     const bool detailed = !f.forward_inside.script.empty() && !kept_[at(i)];
     scratch_arg(detailed ? 0 : f.forward_scratch_bytes + (kept_[at(i)] ? f.saved_extra_bytes - extra : 0));
     if (detailed)
-      inside(f.forward_inside, op.outputs.size() == 1 ? one(output_value(op, again)) : Values{}, -1, {}, -1, extra_[at(i)]);
+      inside(f.forward_inside, op.outputs.size() == 1 ? one(output_value(op, again)) : Values{}, -1, {}, -1,
+             extra_[at(i)]);
   }
 
   using Values = std::vector<std::int32_t>;
@@ -204,7 +209,8 @@ class TapeBuilder {
         for (std::int32_t in : model_.ops[at(i)].inputs) {
           const std::int32_t p = producer_[at(in)];
           if (p >= 0 && p < m.op_begin)
-            spans_.push_back({forward_value_[at(in)], -1, static_cast<std::int32_t>(tape_.forward_of[at(m.op_end - 1)])});
+            spans_.push_back(
+                {forward_value_[at(in)], -1, static_cast<std::int32_t>(tape_.forward_of[at(m.op_end - 1)])});
         }
     }
   }
@@ -226,8 +232,8 @@ class TapeBuilder {
     return any && !impl_.recompute_stops_early ? r.end - 1 : last;
   }
 
-  // A kept result is taken as it is. What its op makes for backward beside it is made again, at the end of the op before
-  // (copies of k and v for all heads: the time of the copies is not counted).
+  // A kept result is taken as it is. What its op makes for backward beside it is made again, at the end of the op
+  // before (copies of k and v for all heads: the time of the copies is not counted).
   void recompute(const Region& r) {
     const std::int32_t last = last_recomputed(r);
     const std::size_t first = tape_.ops.size();
@@ -245,8 +251,8 @@ class TapeBuilder {
     }
   }
 
-  // The checkpoint of a Python module holds what the module was called with, and kept results that were not asked for, until its
-  // backward has ended.
+  // The checkpoint of a Python module holds what the module was called with, and kept results that were not asked for,
+  // until its backward has ended.
   void end_region(const Region& r) {
     if (last_recomputed(r) < r.begin) return;
     const auto here = static_cast<std::int32_t>(tape_.ops.size()) - 1;
@@ -268,8 +274,8 @@ class TapeBuilder {
     const Tensor& out = model_.tensors[at(op.outputs[0])];
     if (!out.requires_grad || (out_gradient < 0 && out.kind != TensorKind::loss)) return;  // nobody needs it
     if (passes_gradient_through(op.kind)) pass_through(i, out_gradient);
-    const bool trains =
-        std::any_of(op.params.begin(), op.params.end(), [&](std::int32_t p) { return model_.parameters[at(p)].trainable; });
+    const bool trains = std::any_of(op.params.begin(), op.params.end(),
+                                    [&](std::int32_t p) { return model_.parameters[at(p)].trainable; });
     const bool kernel = !passes_gradient_through(op.kind) || trains;
     if (!kernel) {
       if (out_gradient >= 0) --unread_[at(out_gradient)];
@@ -287,7 +293,8 @@ class TapeBuilder {
     value_arg(extra_[at(i)], Access::read);
     const bool detailed = !f.backward_inside.script.empty();
     scratch_arg(detailed ? 0 : f.backward_scratch_bytes);
-    if (made_again_[at(i)] >= 0) spans_.push_back({made_again_[at(i)], -1, static_cast<std::int32_t>(tape_.ops.size()) - 1});
+    if (made_again_[at(i)] >= 0)
+      spans_.push_back({made_again_[at(i)], -1, static_cast<std::int32_t>(tape_.ops.size()) - 1});
     std::vector<std::pair<std::int32_t, std::int32_t>> to_add;
     const std::size_t gradients = tape_.args.size();
     for (std::int32_t in : op.inputs) input_gradient(in, passes_gradient_through(op.kind), to_add);
@@ -301,8 +308,8 @@ class TapeBuilder {
              extra_[at(i)]);
     }
     for (std::int32_t p : op.params)
-      arg(model_.parameters[at(p)].trainable ? Kind::gradient : Kind::absent, model_.parameters[at(p)].trainable ? p : -1,
-          Access::write);
+      arg(model_.parameters[at(p)].trainable ? Kind::gradient : Kind::absent,
+          model_.parameters[at(p)].trainable ? p : -1, Access::write);
     for (auto [from, into] : to_add) add(from, into);
     for (std::int32_t o : op.outputs)
       if (gradient_[at(o)] >= 0) --unread_[at(gradient_[at(o)])];
@@ -318,7 +325,8 @@ class TapeBuilder {
       to_add.emplace_back(fresh, g);
       return;
     }
-    if (g >= 0) to_add.emplace_back(g, fresh);  // somebody still reads g under another name: add it into the new one instead
+    if (g >= 0)
+      to_add.emplace_back(g, fresh);  // somebody still reads g under another name: add it into the new one instead
     set_gradient(tensor, fresh);
   }
 
@@ -337,8 +345,9 @@ class TapeBuilder {
     }
   }
 
-  // May `value` be overwritten on behalf of one tensor? Yes when no other tensor whose gradient it also is still has to be
-  // read: a pass-through op gives one value to several tensors, each of which is read when its producer runs backward.
+  // May `value` be overwritten on behalf of one tensor? Yes when no other tensor whose gradient it also is still has to
+  // be read: a pass-through op gives one value to several tensors, each of which is read when its producer runs
+  // backward.
   bool exclusive(std::int32_t value) const { return unread_[at(value)] == 1; }
 
   void set_gradient(std::int32_t tensor, std::int32_t value) {
@@ -363,7 +372,7 @@ class TapeBuilder {
   std::vector<Region> regions_;
   std::vector<std::int32_t> producer_, region_of_;                         // by tensor, by op
   std::vector<std::int32_t> forward_value_, recomputed_value_, gradient_;  // by tensor
-  std::vector<std::int32_t> unread_;              // by value: tensors whose gradient it is and that are still to be read
+  std::vector<std::int32_t> unread_;  // by value: tensors whose gradient it is and that are still to be read
   std::vector<std::int32_t> extra_, made_again_;  // by op: the latest run's; what a kept op's recomputation makes
   std::vector<char> kept_;                        // by op: its result survives until backward
   std::vector<MemoryEvent> events_;

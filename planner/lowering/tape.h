@@ -1,9 +1,10 @@
 // Stage one of lowering: what one micro-batch computes, and how long its tensors live. It knows nothing of sharding.
 //
-// Forward ops in order, then for each op in reverse its recomputation (when the backward of a checkpointed module begins) and
-// its backward. A value is allocated just before the first op that writes it and freed just after the last op that touches it,
-// so memory rises and falls as the implementation's `facts` say. Under CheckpointPolicy::selective_op the results that the
-// implementation keeps are not recomputed; where parameters are frozen, there is no backward below the first trained one.
+// Forward ops in order, then for each op in reverse its recomputation (when the backward of a checkpointed module
+// begins) and its backward. A value is allocated just before the first op that writes it and freed just after the last
+// op that touches it, so memory rises and falls as the implementation's `facts` say. Under
+// CheckpointPolicy::selective_op the results that the implementation keeps are not recomputed; where parameters are
+// frozen, there is no backward below the first trained one.
 #pragma once
 
 #include <cstdint>
@@ -30,13 +31,13 @@ struct TapeArg {
   enum class Kind : std::uint8_t { absent, value, parameter, gradient, loss };
   Kind kind = Kind::absent;
   Access access = Access::read;
-  std::int32_t id = -1;                      // value index or parameter id
+  std::int32_t id = -1;  // value index or parameter id
 };
 
 struct TapeOp {
-  Action action{};                           // load_batch, forward, recompute, backward or add_gradient
+  Action action{};  // load_batch, forward, recompute, backward or add_gradient
   std::int32_t graph_op = -1;
-  Slice args, allocs, inner, frees;          // allocs and frees index values; inner: v appears, ~v goes (Step::inner)
+  Slice args, allocs, inner, frees;  // allocs and frees index values; inner: v appears, ~v goes (Step::inner)
 };
 
 struct Tape {
@@ -44,10 +45,12 @@ struct Tape {
   std::vector<TapeArg> args;
   std::vector<TapeValue> values;
   std::vector<std::int32_t> allocs, inner, frees;
-  // Tape ops of graph op i: forward ops[forward_of[i]]; backward (recomputation first) ops[backward_begin[i] .. backward_end[i]),
-  // possibly none. ops[0] is load_batch.
+  // Tape ops of graph op i: forward ops[forward_of[i]]; backward (recomputation first) ops[backward_begin[i] ..
+  // backward_end[i]), possibly none. ops[0] is load_batch.
   std::vector<std::uint32_t> forward_of, backward_begin, backward_end;
-  [[nodiscard]] std::span<const TapeArg> args_of(const TapeOp& o) const { return {args.data() + o.args.begin, o.args.count}; }
+  [[nodiscard]] std::span<const TapeArg> args_of(const TapeOp& o) const {
+    return {args.data() + o.args.begin, o.args.count};
+  }
 };
 
 [[nodiscard]] Tape make_tape(const ModelGraph&, const Implementation&, const Workload&, DType compute_dtype,

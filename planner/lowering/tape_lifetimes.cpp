@@ -9,7 +9,7 @@ namespace {
 
 std::size_t at(std::int32_t i) { return static_cast<std::size_t>(i); }
 
-using Ops = std::vector<std::int32_t>;       // by value: a tape op, -1: none
+using Ops = std::vector<std::int32_t>;  // by value: a tape op, -1: none
 
 void place_inner(Tape& tape, std::span<const MemoryEvent> events, Ops& first, Ops& last) {
   for (std::size_t e = 0; e < events.size();) {
@@ -28,7 +28,7 @@ void place_inner(Tape& tape, std::span<const MemoryEvent> events, Ops& first, Op
 }
 
 // Lists the values of each op, those with a smaller index first.
-void bucket(Tape& tape, const Ops& op_of, Slice TapeOp::* slice, std::vector<std::int32_t>& list) {
+void bucket(Tape& tape, const Ops& op_of, Slice TapeOp::*slice, std::vector<std::int32_t>& list) {
   for (std::int32_t o : op_of)
     if (o >= 0) ++(tape.ops[at(o)].*slice).count;
   std::uint32_t end = 0;

@@ -37,8 +37,8 @@ bool is_within(const std::string& inner, const std::string& outer) {  // the sam
 void check_model(const ShardingPlan& plan, const ModelGraph& model, std::string_view where) {
   if (plan.model_digest != model.digest()) {
     throw InputError(field(where, "model_digest"),
-                     "the plan was made for another model (" + plan.model_name + ", digest " + plan.model_digest + ") than '" +
-                         model.name + "' (digest " + model.digest() + ")",
+                     "the plan was made for another model (" + plan.model_name + ", digest " + plan.model_digest +
+                         ") than '" + model.name + "' (digest " + model.digest() + ")",
                      "make a plan for this model with `fsdp-plan plan`");
   }
 }
@@ -59,11 +59,13 @@ void check_mesh(const ShardingPlan& plan, std::string_view where) {
     const std::size_t index = d.name == "replicate" ? 0 : d.name == "shard" ? 1 : 2;
     if (index == 2) throw InputError(at, "there is no dimension '" + d.name + "'", "use replicate and shard");
     if (index < position)
-      throw InputError(at, "dimension '" + d.name + "' is repeated or out of order", "write replicate before shard, each once");
+      throw InputError(at, "dimension '" + d.name + "' is repeated or out of order",
+                       "write replicate before shard, each once");
     position = index + 1;
     if (d.size < 1)
       throw InputError(at, "dimension '" + d.name + "' has size " + std::to_string(d.size), "use a size of at least 1");
-    if (d.size > kMaxRanks || ranks * d.size > kMaxRanks) throw InputError(at, "more than 1,048,576 ranks", "use a smaller mesh");
+    if (d.size > kMaxRanks || ranks * d.size > kMaxRanks)
+      throw InputError(at, "more than 1,048,576 ranks", "use a smaller mesh");
     ranks *= d.size;
   }
 }
@@ -71,7 +73,8 @@ void check_mesh(const ShardingPlan& plan, std::string_view where) {
 void check_unit(const ShardingPlan& plan, const ModelGraph& model, std::size_t u, std::string_view where) {
   const Unit& unit = plan.units[u];
   const std::string at = field(where, "units[" + std::to_string(u) + "].modules");
-  if (unit.modules.empty()) throw InputError(at, "the unit has no modules", "name at least one module or remove the unit");
+  if (unit.modules.empty())
+    throw InputError(at, "the unit has no modules", "name at least one module or remove the unit");
   for (const std::string& module : unit.modules) {
     const std::int32_t id = model.find_module(module);
     if (id < 0) throw InputError(at, "no module is named '" + module + "'", kShowModel);
@@ -88,8 +91,9 @@ void check_unit(const ShardingPlan& plan, const ModelGraph& model, std::size_t u
   }
 }
 
-// Every pair of listed modules: none twice, none inside another of the same unit, none after a unit that holds it. Sorted by
-// name with '.' first, a module's subtree follows it directly, so one pass with a stack of open ancestors finds every pair.
+// Every pair of listed modules: none twice, none inside another of the same unit, none after a unit that holds it.
+// Sorted by name with '.' first, a module's subtree follows it directly, so one pass with a stack of open ancestors
+// finds every pair.
 void check_nesting(const ShardingPlan& plan, std::string_view where) {
   struct Listed {
     std::string key;
@@ -112,7 +116,8 @@ void check_nesting(const ShardingPlan& plan, std::string_view where) {
     while (!open.empty() && !is_within(*l.name, *open.back()->name)) open.pop_back();
     if (!open.empty()) {
       const Listed& outer = *open.back();
-      if (*l.name == *outer.name) throw InputError(at, shown(*l.name) + " is listed twice", "a module belongs to one unit");
+      if (*l.name == *outer.name)
+        throw InputError(at, shown(*l.name) + " is listed twice", "a module belongs to one unit");
       if (l.unit == outer.unit)
         throw InputError(at, shown(*l.name) + " lies inside " + shown(*outer.name) + " of the same unit",
                          "name the outer one only");
@@ -148,16 +153,17 @@ void check_parameters(const ShardingPlan& plan, const ModelGraph& model, std::st
     for (std::size_t k = 1; k < p.modules.size(); ++k) {
       if (unit_of[p.modules[k]] == unit) continue;
       throw InputError(field(where, "units"),
-                       "the tied parameter '" + p.name + "' (also '" + (k - 1 < p.aliases.size() ? p.aliases[k - 1] : "") +
-                           "') would lie in units[" + std::to_string(unit) + "] and units[" +
-                           std::to_string(unit_of[p.modules[k]]) + "]",
+                       "the tied parameter '" + p.name + "' (also '" +
+                           (k - 1 < p.aliases.size() ? p.aliases[k - 1] : "") + "') would lie in units[" +
+                           std::to_string(unit) + "] and units[" + std::to_string(unit_of[p.modules[k]]) + "]",
                        "put both modules into one unit, or leave both to the root");
     }
   }
   for (std::size_t u = 0; u + 1 < plan.units.size(); ++u) {
     if (has_parameters[u]) continue;
     throw InputError(field(where, "units[" + std::to_string(u) + "].modules"),
-                     "the unit of " + shown(plan.units[u].modules.front()) + " has no parameters of its own", "remove it");
+                     "the unit of " + shown(plan.units[u].modules.front()) + " has no parameters of its own",
+                     "remove it");
   }
 }
 
@@ -194,7 +200,8 @@ void check_checkpointed(const ShardingPlan& plan, const ModelGraph& model, std::
     const std::string& here = model.modules[ids[i]].name;
     if (ids[i] == ids[i - 1]) throw InputError(at, "'" + here + "' is listed twice", "remove one");
     if (is_within(here, before))
-      throw InputError(at, "'" + here + "' lies inside '" + before + "', which is recomputed as a whole", "remove one of them");
+      throw InputError(at, "'" + here + "' lies inside '" + before + "', which is recomputed as a whole",
+                       "remove one of them");
   }
 }
 
@@ -206,7 +213,8 @@ void check_batches(const ShardingPlan& plan, std::string_view where) {
   if (plan.seq_len < 1)
     throw InputError(field(where, "seq_len"), std::to_string(plan.seq_len) + " tokens per sequence", "use at least 1");
   if (plan.seq_len > kMaxSequence)
-    throw InputError(field(where, "seq_len"), std::to_string(plan.seq_len) + " tokens per sequence", "use at most 2,147,483,648");
+    throw InputError(field(where, "seq_len"), std::to_string(plan.seq_len) + " tokens per sequence",
+                     "use at most 2,147,483,648");
   std::int64_t sequences = 0;
   for (const std::int64_t s : plan.micro_batches) {
     if (s < 1) throw InputError(at, "a micro-batch of " + std::to_string(s) + " sequences", "use at least 1");
@@ -217,7 +225,8 @@ void check_batches(const ShardingPlan& plan, std::string_view where) {
 }
 
 void check_work(const ShardingPlan& plan, const ModelGraph& model, std::string_view where) {
-  const auto passes = static_cast<std::int64_t>(plan.micro_batches.size()) * static_cast<std::int64_t>(model.ops.size());
+  const auto passes =
+      static_cast<std::int64_t>(plan.micro_batches.size()) * static_cast<std::int64_t>(model.ops.size());
   if (passes > kMaxPasses) {
     throw InputError(field(where, "micro_batches"),
                      std::to_string(plan.micro_batches.size()) + " micro-batches of a model with " +
@@ -237,13 +246,15 @@ void check_work(const ShardingPlan& plan, const ModelGraph& model, std::string_v
 
 void check_numbers(const ShardingPlan& plan, std::string_view where) {
   const auto refuse_integer = [&](DType t, const char* key) {
-    if (t == DType::i64) throw InputError(field(where, key), "int64 cannot hold gradients", "use fp64, fp32, bf16 or fp16");
+    if (t == DType::i64)
+      throw InputError(field(where, key), "int64 cannot hold gradients", "use fp64, fp32, bf16 or fp16");
   };
   refuse_integer(plan.param_dtype, "param_dtype");
   refuse_integer(plan.reduce_dtype, "reduce_dtype");
   refuse_integer(plan.master_dtype, "master_dtype");
   const auto require = [&](bool ok, const char* key, double value, const char* remedy) {
-    if (!ok || !std::isfinite(value)) throw InputError(field(where, key), std::to_string(value) + " is out of range", remedy);
+    if (!ok || !std::isfinite(value))
+      throw InputError(field(where, key), std::to_string(value) + " is out of range", remedy);
   };
   const Optimizer& o = plan.optimizer;
   require(o.lr >= 0, "optimizer.lr", o.lr, "use a finite number of at least 0");
@@ -253,8 +264,9 @@ void check_numbers(const ShardingPlan& plan, std::string_view where) {
   require(o.weight_decay >= 0, "optimizer.weight_decay", o.weight_decay, "use a finite number of at least 0");
   if (plan.clip_norm)
     require(*plan.clip_norm > 0, "clip_norm", *plan.clip_norm, "use a finite number above 0, or null for no clipping");
-  if (!(plan.clip_norm_type >= 1))           // infinity is one
-    throw InputError(field(where, "clip_norm_type"), std::to_string(plan.clip_norm_type) + " is no norm", "use a number of at least 1, or inf");
+  if (!(plan.clip_norm_type >= 1))  // infinity is one
+    throw InputError(field(where, "clip_norm_type"), std::to_string(plan.clip_norm_type) + " is no norm",
+                     "use a number of at least 1, or inf");
   const auto prefetch = [&](int value, const char* key) {
     if (value < 0 || value > kMaxPrefetch)
       throw InputError(field(where, key), std::to_string(value) + " units ahead", "use 0 to 1024");
@@ -278,10 +290,10 @@ void check_dialect(const ShardingPlan& plan, std::string_view where) {
                      "ddp replicates parameters and cannot shard them over " + std::to_string(plan.shard()) + " ranks",
                      "put all ranks into the replicate dimension, or use fsdp2");
   if (plan.param_dtype != plan.master_dtype || plan.reduce_dtype != plan.master_dtype) {
-    throw InputError(
-        field(where, plan.param_dtype != plan.master_dtype ? "param_dtype" : "reduce_dtype"),
-        "ddp computes and reduces in the dtype its parameters are kept in (" + std::string(name(plan.master_dtype)) + ")",
-        "set param_dtype and reduce_dtype to master_dtype, or use fsdp2");
+    throw InputError(field(where, plan.param_dtype != plan.master_dtype ? "param_dtype" : "reduce_dtype"),
+                     "ddp computes and reduces in the dtype its parameters are kept in (" +
+                         std::string(name(plan.master_dtype)) + ")",
+                     "set param_dtype and reduce_dtype to master_dtype, or use fsdp2");
   }
   if (plan.grad_sync == GradSync::reduce_scatter_only)
     throw InputError(field(where, "grad_sync"), "ddp has no reduce-scatter", "use every or last");

@@ -23,16 +23,20 @@ void check_unit(const ShardingPlan& plan, std::size_t u, std::string_view where)
          "fsdp1 wraps one module at a time, and this unit has " + std::to_string(unit.modules.size()),
          "make a unit of each, or of the module around them, or use fsdp2");
   refuse(unit.reshard_after_forward.ranks > 1, "reshard_after_forward",
-         "fsdp1 cannot reshard to " + name(unit.reshard_after_forward) + " ranks", "use \"auto\", true or false, or fsdp2");
+         "fsdp1 cannot reshard to " + name(unit.reshard_after_forward) + " ranks",
+         "use \"auto\", true or false, or fsdp2");
   const std::string remedy = "leave it out, or use fsdp2";
   refuse(!unit.reshard_after_backward, "reshard_after_backward",
          "fsdp1 frees parameters after backward whenever gradients are reduced", remedy);
-  refuse(!unit.unshard_in_backward, "unshard_in_backward", "fsdp1 always gathers for backward what is not whole", remedy);
-  refuse(unit.grad_sync.has_value(), "grad_sync", "fsdp1 reduces the gradients of all units or of none (no_sync of the root)",
-         "set the plan's grad_sync, or use fsdp2");
-  refuse(unit.gradient_divide_factor.has_value(), "gradient_divide_factor", "fsdp1 divides gradients by the number of ranks",
+  refuse(!unit.unshard_in_backward, "unshard_in_backward", "fsdp1 always gathers for backward what is not whole",
          remedy);
-  refuse(!unit.forward_prefetch.empty(), "forward_prefetch", "fsdp1 prefetches the unit that ran next in the first iteration",
+  refuse(unit.grad_sync.has_value(), "grad_sync",
+         "fsdp1 reduces the gradients of all units or of none (no_sync of the root)",
+         "set the plan's grad_sync, or use fsdp2");
+  refuse(unit.gradient_divide_factor.has_value(), "gradient_divide_factor",
+         "fsdp1 divides gradients by the number of ranks", remedy);
+  refuse(!unit.forward_prefetch.empty(), "forward_prefetch",
+         "fsdp1 prefetches the unit that ran next in the first iteration",
          "set the plan's forward_prefetch to 1, or use fsdp2");
   refuse(!unit.backward_prefetch.empty(), "backward_prefetch", "fsdp1 prefetches the unit that ran before in forward",
          "set the plan's backward_prefetch to 1, or use fsdp2");
@@ -79,25 +83,29 @@ void check_fsdp1(const ShardingPlan& plan, std::string_view where) {
   refuse(plan.backward_prefetch > 1, "backward_prefetch",
          "fsdp1 prefetches at most one unit, not " + std::to_string(plan.backward_prefetch), "use 0 or 1, or fsdp2");
   refuse(plan.backward_post && plan.backward_prefetch == 0, "backward_post",
-         "there is no backward prefetch that could come later", "set backward_prefetch to 1, or backward_post to false");
+         "there is no backward prefetch that could come later",
+         "set backward_prefetch to 1, or backward_post to false");
   refuse(!plan.shard_dims.empty(), "shard_dims", "fsdp1 shards a unit's parameters as one flat vector",
          "leave it out, or use fsdp2");
-  refuse(plan.reduce_scatter_buffers != 1, "reduce_scatter_buffers", "fsdp1 does not wait for the reduce-scatter before",
-         "use 1");
+  refuse(plan.reduce_scatter_buffers != 1, "reduce_scatter_buffers",
+         "fsdp1 does not wait for the reduce-scatter before", "use 1");
   refuse(plan.separate_reduce_scatter, "separate_reduce_scatter", "fsdp1 gathers and reduces over one communicator",
          "use false, or fsdp2");
-  refuse(plan.force_sum_reduction, "force_sum_reduction", "fsdp1 always sums and divides before and after", "use false");
+  refuse(plan.force_sum_reduction, "force_sum_reduction", "fsdp1 always sums and divides before and after",
+         "use false");
   if (plan.offload) check_offload(plan, where);
   for (std::size_t u = 0; u < plan.units.size(); ++u) check_unit(plan, u, where);
 }
 
 void check_fsdp1(const ShardingPlan& plan, const ModelGraph& model, std::string_view where) {
   for (const Parameter& p : model.parameters)
-    refuse_if(!p.trainable, where, "dialect", "the frozen parameter '" + p.name + "' under fsdp1 is not known here", "use fsdp2");
+    refuse_if(!p.trainable, where, "dialect", "the frozen parameter '" + p.name + "' under fsdp1 is not known here",
+              "use fsdp2");
   for (std::size_t u = 0; u < plan.units.size(); ++u)
-    refuse_if(used_again(plan.units[u].modules.front(), model), where, "units[" + std::to_string(u) + "].modules",
-              "'" + plan.units[u].modules.front() + "' runs more than once in a forward, which under fsdp1 is not known here",
-              "leave it to the unit around it, or use fsdp2");
+    refuse_if(
+        used_again(plan.units[u].modules.front(), model), where, "units[" + std::to_string(u) + "].modules",
+        "'" + plan.units[u].modules.front() + "' runs more than once in a forward, which under fsdp1 is not known here",
+        "leave it to the unit around it, or use fsdp2");
   for (const Unit& unit : plan.units) {
     for (const std::string& checkpointed : plan.checkpointed)
       refuse_if(inside(unit.modules.front(), checkpointed), where, "checkpointed",
@@ -113,7 +121,8 @@ void refuse_fsdp1_choices(const ShardingPlan& plan, std::string_view where) {
             "leave it out, or use fsdp1");
   refuse_if(!plan.limit_all_gathers, where, "limit_all_gathers", dialect + " does not hold the host back",
             "leave it out, or use fsdp1");
-  refuse_if(!plan.use_orig_params, where, "use_orig_params", dialect + " has no flat parameters", "leave it out, or use fsdp1");
+  refuse_if(!plan.use_orig_params, where, "use_orig_params", dialect + " has no flat parameters",
+            "leave it out, or use fsdp1");
 }
 
 }  // namespace fsdp

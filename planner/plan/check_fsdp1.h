@@ -1,4 +1,5 @@
-// Rules of a plan that come from its dialect being fsdp1, or not. Called by `check`; each throws InputError(where: field, ...).
+// Rules of a plan that come from its dialect being fsdp1, or not. Called by `check`; each throws InputError(where:
+// field, ...).
 #pragma once
 
 #include <string_view>

@@ -11,17 +11,20 @@
 namespace fsdp {
 namespace {
 
-constexpr TorchVersion kOldest{2, 6}, kNewest{2, 15};        // fully_shard became public in 2.6
+constexpr TorchVersion kOldest{2, 6}, kNewest{2, 15};  // fully_shard became public in 2.6
 
 std::string field(std::string_view where, const std::string& name) { return std::string(where) + ": " + name; }
 
-void refuse_if(bool broken, std::string_view where, const std::string& name, const std::string& problem, const std::string& remedy) {
+void refuse_if(bool broken, std::string_view where, const std::string& name, const std::string& problem,
+               const std::string& remedy) {
   if (broken) throw InputError(field(where, name), problem, remedy);
 }
 
 std::string text(TorchVersion v) { return std::to_string(v.major) + "." + std::to_string(v.minor); }
 
-bool may_overflow(const ShardingPlan& plan) { return plan.reduce_dtype != DType::f32 && plan.reduce_dtype != DType::bf16; }
+bool may_overflow(const ShardingPlan& plan) {
+  return plan.reduce_dtype != DType::f32 && plan.reduce_dtype != DType::bf16;
+}
 
 void check_version(const ShardingPlan& plan, std::string_view where) {
   const TorchVersion v = plan.torch;
@@ -37,10 +40,12 @@ void check_version(const ShardingPlan& plan, std::string_view where) {
   since(plan.reduce_scatter_buffers > 1, 13, "reduce_scatter_buffers", "more than one reduce-scatter input at a time");
   since(plan.separate_reduce_scatter, 13, "separate_reduce_scatter", "a communicator for reduce-scatter");
   since(plan.force_sum_reduction, 8, "force_sum_reduction", "the forced sum");
-  for (const Unit& u : plan.units) since(u.gradient_divide_factor.has_value(), 8, "gradient_divide_factor", "a divide factor for all reductions");
+  for (const Unit& u : plan.units)
+    since(u.gradient_divide_factor.has_value(), 8, "gradient_divide_factor", "a divide factor for all reductions");
 }
 
-void check_names(const ShardingPlan& plan, const std::vector<std::string>& names, std::string_view where, const std::string& at) {
+void check_names(const ShardingPlan& plan, const std::vector<std::string>& names, std::string_view where,
+                 const std::string& at) {
   for (const std::string& name : names) {
     const auto named = [&](const Unit& u) { return !u.modules.empty() && u.modules.front() == name; };
     const bool found = std::any_of(plan.units.begin(), plan.units.end(), named);
@@ -53,16 +58,20 @@ void check_unit(const ShardingPlan& plan, std::size_t u, std::string_view where)
   const std::string at = "units[" + std::to_string(u) + "].";
   const std::int64_t n = unit.reshard_after_forward.ranks, shards = plan.shard();
   refuse_if(n > 1 && (n > shards || shards % n != 0), where, at + "reshard_after_forward",
-            std::to_string(n) + " ranks do not divide the " + std::to_string(shards) + " of a shard group", "use a divisor of it, true or false");
+            std::to_string(n) + " ranks do not divide the " + std::to_string(shards) + " of a shard group",
+            "use a divisor of it, true or false");
   refuse_if(unit.grad_sync == GradSync::reduce_scatter_only && plan.replicate() < 2, where, at + "grad_sync",
-            "reduce-scatter-only leaves out the all-reduce over replicas, but there is one replica", "use every or last");
+            "reduce-scatter-only leaves out the all-reduce over replicas, but there is one replica",
+            "use every or last");
   check_names(plan, unit.forward_prefetch, where, at + "forward_prefetch");
   check_names(plan, unit.backward_prefetch, where, at + "backward_prefetch");
   if (!unit.gradient_divide_factor) return;
   const double f = *unit.gradient_divide_factor;
-  refuse_if(!std::isfinite(f) || f <= 0, where, at + "gradient_divide_factor", std::to_string(f) + " is out of range", "use a finite number above 0");
-  refuse_if(shards == 1 && (may_overflow(plan) || plan.force_sum_reduction || plan.torch.before(2, 9)), where, at + "gradient_divide_factor",
-            "PyTorch would not divide the gradients of one shard by it once, as it says", "leave it out, or shard over at least 2 ranks");
+  refuse_if(!std::isfinite(f) || f <= 0, where, at + "gradient_divide_factor", std::to_string(f) + " is out of range",
+            "use a finite number above 0");
+  refuse_if(shards == 1 && (may_overflow(plan) || plan.force_sum_reduction || plan.torch.before(2, 9)), where,
+            at + "gradient_divide_factor", "PyTorch would not divide the gradients of one shard by it once, as it says",
+            "leave it out, or shard over at least 2 ranks");
 }
 
 bool backward_reads_weights(OpKind kind) { return kind != OpKind::embedding && kind != OpKind::position_embedding; }
@@ -73,8 +82,8 @@ void check_fsdp2(const ShardingPlan& plan, std::string_view where) {
   check_version(plan, where);
   refuse_if(plan.reduce_scatter_buffers < 1 || plan.reduce_scatter_buffers > 1024, where, "reduce_scatter_buffers",
             std::to_string(plan.reduce_scatter_buffers) + " reduce-scatter inputs", "use 1 to 1024");
-  refuse_if(plan.offload && plan.clip_norm.has_value(), where, "clip_norm", "clipping gradients in host memory is not known here",
-            "set it to null, or set offload to false");
+  refuse_if(plan.offload && plan.clip_norm.has_value(), where, "clip_norm",
+            "clipping gradients in host memory is not known here", "set it to null, or set offload to false");
   for (std::size_t i = 0; i < plan.shard_dims.size(); ++i)
     for (std::size_t k = 0; k < i; ++k)
       refuse_if(plan.shard_dims[i].parameter == plan.shard_dims[k].parameter, where, "shard_dims",
@@ -85,25 +94,33 @@ void check_fsdp2(const ShardingPlan& plan, std::string_view where) {
 void check_fsdp2(const ShardingPlan& plan, const ModelGraph& model, std::string_view where) {
   const std::vector<UnitLayout> layouts = unit_layouts(plan, model);
   const std::vector<std::int32_t> unit_of = unit_of_parameters(layouts, model);
-  refuse_if(std::none_of(model.parameters.begin(), model.parameters.end(), [](const Parameter& p) { return p.trainable; }), where, "model_digest",
-            "no parameter of '" + model.name + "' is trained", "train at least one");
+  refuse_if(
+      std::none_of(model.parameters.begin(), model.parameters.end(), [](const Parameter& p) { return p.trainable; }),
+      where, "model_digest", "no parameter of '" + model.name + "' is trained", "train at least one");
   for (std::size_t u = 0; u < layouts.size(); ++u) {
-    refuse_if(layouts[u].uses.size() > 1 && plan.micro_batches.size() > 1 && plan.units[u].grad_sync.value_or(plan.grad_sync) != GradSync::every,
-              where, "grad_sync", "'" + plan.units[u].modules.front() + "' runs more than once in a forward; gradients that wait for a later "
-                                  "micro-batch are not known for it", "use every");
+    refuse_if(layouts[u].uses.size() > 1 && plan.micro_batches.size() > 1 &&
+                  plan.units[u].grad_sync.value_or(plan.grad_sync) != GradSync::every,
+              where, "grad_sync",
+              "'" + plan.units[u].modules.front() +
+                  "' runs more than once in a forward; gradients that wait for a later "
+                  "micro-batch are not known for it",
+              "use every");
     const std::int64_t n = plan.units[u].reshard_after_forward.ranks;
     for (const ShardedParam& p : layouts[u].params)
       refuse_if(p.dim > 0 && n > 1 && n < plan.shard(), where, "units[" + std::to_string(u) + "].reshard_after_forward",
-                "PyTorch cannot gather '" + model.parameters[static_cast<std::size_t>(p.param)].name + "', sharded on dimension " +
-                    std::to_string(p.dim) + ", from a part of the ranks", "use true or false, or shard it on dimension 0");
+                "PyTorch cannot gather '" + model.parameters[static_cast<std::size_t>(p.param)].name +
+                    "', sharded on dimension " + std::to_string(p.dim) + ", from a part of the ranks",
+                "use true or false, or shard it on dimension 0");
   }
   for (const Op& op : model.ops) {
     for (const std::int32_t p : op.params) {
       const std::int32_t u = unit_of[static_cast<std::size_t>(p)];
-      refuse_if(u >= 0 && backward_reads_weights(op.kind) && !plan.units[static_cast<std::size_t>(u)].unshard_in_backward, where,
-                "units[" + std::to_string(u) + "].unshard_in_backward",
-                "the backward of its " + std::string(name(op.kind)) + " needs '" + model.parameters[static_cast<std::size_t>(p)].name + "'",
-                "use true, or a unit of embeddings alone");
+      refuse_if(
+          u >= 0 && backward_reads_weights(op.kind) && !plan.units[static_cast<std::size_t>(u)].unshard_in_backward,
+          where, "units[" + std::to_string(u) + "].unshard_in_backward",
+          "the backward of its " + std::string(name(op.kind)) + " needs '" +
+              model.parameters[static_cast<std::size_t>(p)].name + "'",
+          "use true, or a unit of embeddings alone");
     }
   }
 }
@@ -123,11 +140,13 @@ void refuse_sharding_choices(const ShardingPlan& plan, std::string_view where) {
   for (std::size_t u = 0; u < plan.units.size(); ++u) {
     const Unit& unit = plan.units[u];
     const std::string at = "units[" + std::to_string(u) + "].";
-    refuse(unit.reshard_after_forward.ranks > 1, at + "reshard_after_forward", dialect + " keeps parameters whole and cannot reshard them");
+    refuse(unit.reshard_after_forward.ranks > 1, at + "reshard_after_forward",
+           dialect + " keeps parameters whole and cannot reshard them");
     refuse(!unit.reshard_after_backward, at + "reshard_after_backward", dialect + " never gives parameters up");
     refuse(!unit.unshard_in_backward, at + "unshard_in_backward", dialect + " gathers nothing");
     refuse(unit.grad_sync.has_value(), at + "grad_sync", dialect + " reduces all gradients or none");
-    refuse(unit.gradient_divide_factor.has_value(), at + "gradient_divide_factor", dialect + " divides by the number of ranks");
+    refuse(unit.gradient_divide_factor.has_value(), at + "gradient_divide_factor",
+           dialect + " divides by the number of ranks");
     refuse(!unit.forward_prefetch.empty(), at + "forward_prefetch", dialect + " gathers nothing");
     refuse(!unit.backward_prefetch.empty(), at + "backward_prefetch", dialect + " gathers nothing");
   }
@@ -136,8 +155,9 @@ void refuse_sharding_choices(const ShardingPlan& plan, std::string_view where) {
 void check_ignored(const ShardingPlan& plan, const ModelGraph& model, std::string_view where) {
   if (plan.ignored.empty()) return;
   refuse_if(plan.param_dtype != plan.master_dtype, where, "ignored",
-            "ignored parameters stay in " + std::string(name(plan.master_dtype)) + ", and nothing casts what meets them from " +
-                std::string(name(plan.param_dtype)), "set param_dtype to master_dtype, or leave it out");
+            "ignored parameters stay in " + std::string(name(plan.master_dtype)) +
+                ", and nothing casts what meets them from " + std::string(name(plan.param_dtype)),
+            "set param_dtype to master_dtype, or leave it out");
   const std::vector<std::int32_t> unit_of = unit_of_parameters(unit_layouts(plan, model), model);
   refuse_if(std::all_of(unit_of.begin(), unit_of.end(), [](std::int32_t u) { return u < 0; }), where, "ignored",
             "every parameter is ignored", "leave some to the units");

@@ -1,10 +1,11 @@
 // A plan on disk: schema "fsdp-plan/plan/1". Types are checked here, meaning in `check`.
+#include "models/input/json.h"
+
 #include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
 
 #include "models/input/error.h"
-#include "models/input/json.h"
 #include "planner/plan.h"
 
 namespace fsdp {
@@ -24,7 +25,8 @@ Json reshard_json(Reshard r) {
 Reshard read_reshard(const JsonValue& value) {
   if (value.is_integer()) return {value.integer(1, kMaxInteger)};
   if (!value.is_text()) return value.boolean() ? Reshard::yes : Reshard::no;
-  if (value.text() != "auto") value.refuse("unknown value '" + value.text() + "'", "use \"auto\", true, false or a number of ranks");
+  if (value.text() != "auto")
+    value.refuse("unknown value '" + value.text() + "'", "use \"auto\", true, false or a number of ranks");
   return Reshard::automatic;
 }
 
@@ -75,7 +77,8 @@ Unit read_unit(JsonObject json) {
 Json unit_json(const Unit& u) {
   const Unit usual;
   Json json = {{"modules", u.modules}, {"reshard_after_forward", reshard_json(u.reshard_after_forward)}};
-  if (u.reshard_after_backward != usual.reshard_after_backward) json["reshard_after_backward"] = u.reshard_after_backward;
+  if (u.reshard_after_backward != usual.reshard_after_backward)
+    json["reshard_after_backward"] = u.reshard_after_backward;
   if (u.unshard_in_backward != usual.unshard_in_backward) json["unshard_in_backward"] = u.unshard_in_backward;
   if (u.grad_sync) json["grad_sync"] = name(*u.grad_sync);
   if (u.gradient_divide_factor) json["gradient_divide_factor"] = *u.gradient_divide_factor;
@@ -100,8 +103,10 @@ void write_uncommon(Json& json, const ShardingPlan& plan) {
   if (plan.offload != usual.offload) json["offload"] = plan.offload;
   if (!plan.ignored.empty()) json["ignored"] = plan.ignored;
   for (const ShardDim& d : plan.shard_dims) json["shard_dims"].push_back({{"parameter", d.parameter}, {"dim", d.dim}});
-  if (plan.reduce_scatter_buffers != usual.reduce_scatter_buffers) json["reduce_scatter_buffers"] = plan.reduce_scatter_buffers;
-  if (plan.separate_reduce_scatter != usual.separate_reduce_scatter) json["separate_reduce_scatter"] = plan.separate_reduce_scatter;
+  if (plan.reduce_scatter_buffers != usual.reduce_scatter_buffers)
+    json["reduce_scatter_buffers"] = plan.reduce_scatter_buffers;
+  if (plan.separate_reduce_scatter != usual.separate_reduce_scatter)
+    json["separate_reduce_scatter"] = plan.separate_reduce_scatter;
   if (plan.force_sum_reduction != usual.force_sum_reduction) json["force_sum_reduction"] = plan.force_sum_reduction;
   if (plan.backward_post != usual.backward_post) json["backward_post"] = plan.backward_post;
   if (plan.limit_all_gathers != usual.limit_all_gathers) json["limit_all_gathers"] = plan.limit_all_gathers;
@@ -116,7 +121,8 @@ double read_norm_type(const JsonValue& value) {
 
 void read_uncommon(JsonObject& json, ShardingPlan& plan) {
   if (const auto type = json.find("clip_norm_type")) plan.clip_norm_type = read_norm_type(*type);
-  if (const auto kind = json.optional_text("checkpoint_policy")) plan.checkpoint_policy = parse_checkpoint_policy(*kind, json.where("checkpoint_policy"));
+  if (const auto kind = json.optional_text("checkpoint_policy"))
+    plan.checkpoint_policy = parse_checkpoint_policy(*kind, json.where("checkpoint_policy"));
   plan.loss_chunks = json.optional_integer("loss_chunks", 1, kMaxInteger).value_or(plan.loss_chunks);
   plan.offload = json.optional_boolean("offload").value_or(plan.offload);
   plan.ignored = optional_texts(json, "ignored");
@@ -127,8 +133,10 @@ void read_uncommon(JsonObject& json, ShardingPlan& plan) {
       d.finish();
     }
   }
-  plan.reduce_scatter_buffers = static_cast<int>(json.optional_integer("reduce_scatter_buffers", 1, 1024).value_or(plan.reduce_scatter_buffers));
-  plan.separate_reduce_scatter = json.optional_boolean("separate_reduce_scatter").value_or(plan.separate_reduce_scatter);
+  plan.reduce_scatter_buffers =
+      static_cast<int>(json.optional_integer("reduce_scatter_buffers", 1, 1024).value_or(plan.reduce_scatter_buffers));
+  plan.separate_reduce_scatter =
+      json.optional_boolean("separate_reduce_scatter").value_or(plan.separate_reduce_scatter);
   plan.force_sum_reduction = json.optional_boolean("force_sum_reduction").value_or(plan.force_sum_reduction);
   plan.backward_post = json.optional_boolean("backward_post").value_or(plan.backward_post);
   plan.limit_all_gathers = json.optional_boolean("limit_all_gathers").value_or(plan.limit_all_gathers);

@@ -28,7 +28,8 @@ void check_positive(const std::optional<std::int64_t>& value, const char* flag) 
 // A rank's share of the global batch.
 std::int64_t share(const SearchOptions& o) {
   if (*o.global_batch % o.ranks != 0)
-    throw InputError("--global-batch", fmt::format("{} sequences cannot be split evenly over {} GPUs", *o.global_batch, o.ranks),
+    throw InputError("--global-batch",
+                     fmt::format("{} sequences cannot be split evenly over {} GPUs", *o.global_batch, o.ranks),
                      fmt::format("use a multiple of {}", o.ranks));
   return *o.global_batch / o.ranks;
 }
@@ -36,8 +37,8 @@ std::int64_t share(const SearchOptions& o) {
 std::int64_t quotient(std::int64_t whole, std::int64_t part, const char* flag, const SearchOptions& o) {
   if (whole % part != 0)
     throw InputError(flag,
-                     fmt::format("{} does not divide the {} sequences per GPU of --global-batch {} on {} GPUs", part, whole,
-                                 *o.global_batch, o.ranks),
+                     fmt::format("{} does not divide the {} sequences per GPU of --global-batch {} on {} GPUs", part,
+                                 whole, *o.global_batch, o.ranks),
                      fmt::format("use a divisor of {}", whole));
   return whole / part;
 }
@@ -47,8 +48,8 @@ std::vector<Batch> of_global_batch(const SearchOptions& o) {
   if (o.micro_batch && o.grad_accum) {
     if (whole % *o.micro_batch != 0 || whole / *o.micro_batch != *o.grad_accum)
       throw InputError("--global-batch",
-                       fmt::format("{} sequences contradict --micro-batch {} x --grad-accum {} on {} GPUs", *o.global_batch,
-                                   *o.micro_batch, *o.grad_accum, o.ranks),
+                       fmt::format("{} sequences contradict --micro-batch {} x --grad-accum {} on {} GPUs",
+                                   *o.global_batch, *o.micro_batch, *o.grad_accum, o.ranks),
                        "leave one of the three out");
     return {{*o.micro_batch, *o.grad_accum}};
   }
@@ -100,7 +101,8 @@ std::vector<Checkpointing> checkpointings(const ModelGraph& model, const SearchO
     if (policy == std::string_view("selective-op") && !o.selective_op) continue;
     try {
       Checkpointing c = checkpointing(model, policy);
-      if (std::none_of(found.begin(), found.end(), [&](const Checkpointing& f) { return f.modules == c.modules && f.policy == c.policy; }))
+      if (std::none_of(found.begin(), found.end(),
+                       [&](const Checkpointing& f) { return f.modules == c.modules && f.policy == c.policy; }))
         found.push_back(std::move(c));
     } catch (const InputError&) {  // a model without blocks
     }
@@ -112,17 +114,19 @@ std::vector<Checkpointing> checkpointings(const ModelGraph& model, const SearchO
 std::vector<std::int64_t> replicas(const ClusterSpec& cluster, const SearchOptions& o) {
   if (o.replicate) {
     if (*o.replicate < 1 || o.ranks % *o.replicate != 0)
-      throw InputError("--replicate", fmt::format("{} does not divide {} GPUs", *o.replicate, o.ranks), "use a divisor");
+      throw InputError("--replicate", fmt::format("{} does not divide {} GPUs", *o.replicate, o.ranks),
+                       "use a divisor");
     return {*o.replicate};
   }
   if (o.base.dialect == Dialect::ddp) return {o.ranks};
   std::vector<std::int64_t> found = {1};
   const std::int64_t node = cluster.gpus_per_node;
   if (node > 1 && o.ranks > node && o.ranks % node == 0) found.push_back(o.ranks / node);
-  const std::int64_t together = o.reshard ? o.reshard->ranks : 0;        // meshes whose shard groups these ranks divide
+  const std::int64_t together = o.reshard ? o.reshard->ranks : 0;  // meshes whose shard groups these ranks divide
   std::erase_if(found, [&](std::int64_t r) { return together > 1 && o.ranks / r % together != 0; });
   if (found.empty())
-    throw InputError("--reshard-after-forward", fmt::format("{} ranks do not divide the {} of a shard group", together, o.ranks),
+    throw InputError("--reshard-after-forward",
+                     fmt::format("{} ranks do not divide the {} of a shard group", together, o.ranks),
                      "use a divisor of it, true or false");
   return found;
 }
@@ -133,8 +137,8 @@ std::string reshard_label(Reshard r) {
   return r == Reshard::yes ? "reshard all" : "keep gathered";
 }
 
-Option make_option(const ModelGraph& model, const SearchOptions& o, const Named& w, Reshard reshard, const Checkpointing& c,
-                   Batch batch, std::int64_t replicate) {
+Option make_option(const ModelGraph& model, const SearchOptions& o, const Named& w, Reshard reshard,
+                   const Checkpointing& c, Batch batch, std::int64_t replicate) {
   Option option;
   ShardingPlan& p = option.plan = o.base;
   p.model_name = model.name;
@@ -147,8 +151,9 @@ Option make_option(const ModelGraph& model, const SearchOptions& o, const Named&
   p.mesh = {{"replicate", replicate}, {"shard", o.ranks / replicate}};
   p.shard_dims = expert_shard_dims(model, p.dialect, p.shard());
   option.batch = batch;
-  option.label = fmt::format("{}, {}, checkpoint {}, micro-batch {}{}, replicate {}", w.label, reshard_label(reshard), c.label,
-                             batch.micro_batch, batch.grad_accum > 1 ? fmt::format(" x {}", batch.grad_accum) : "", replicate);
+  option.label =
+      fmt::format("{}, {}, checkpoint {}, micro-batch {}{}, replicate {}", w.label, reshard_label(reshard), c.label,
+                  batch.micro_batch, batch.grad_accum > 1 ? fmt::format(" x {}", batch.grad_accum) : "", replicate);
   return option;
 }
 
@@ -168,7 +173,8 @@ std::vector<Batch> batches(const SearchOptions& o) {
   }
   for (const Batch& b : found)
     if (b.grad_accum > kMaxAccumulation)
-      throw InputError("--grad-accum", fmt::format("{} micro-batches per step are more than {}", b.grad_accum, kMaxAccumulation),
+      throw InputError("--grad-accum",
+                       fmt::format("{} micro-batches per step are more than {}", b.grad_accum, kMaxAccumulation),
                        "use a larger --micro-batch");
   return found;
 }
@@ -180,7 +186,8 @@ Option naive_option(const ModelGraph& model, const ClusterSpec& cluster, const S
   } catch (const InputError&) {  // no blocks: everything is the root's
     block = {"root", wrap_root(model)};
   }
-  Option naive = make_option(model, o, block, Reshard::automatic, {"none", {}}, batches(o).front(), replicas(cluster, o).front());
+  Option naive =
+      make_option(model, o, block, Reshard::automatic, {"none", {}}, batches(o).front(), replicas(cluster, o).front());
   naive.plan.model_digest = model.digest();
   naive.naive = true;
   return naive;
@@ -201,7 +208,8 @@ std::vector<Option> options(const ModelGraph& model, const ClusterSpec& cluster,
     };
     const Named& w = pick(all_wraps, Axis::wrap);
     const Reshard reshard = pick(all_reshards, Axis::reshard);
-    if (w.units.size() == 1 && reshard == Reshard::no && all_reshards.size() > 1) return;  // a lone root stays gathered anyway
+    if (w.units.size() == 1 && reshard == Reshard::no && all_reshards.size() > 1)
+      return;  // a lone root stays gathered anyway
     Option option = make_option(model, o, w, reshard, pick(all_checkpointings, Axis::checkpointing),
                                 pick(all_batches, Axis::batch), pick(all_replicas, Axis::mesh));
     option.choice = at;

@@ -16,8 +16,9 @@ struct Batch {
   friend bool operator==(const Batch&, const Batch&) = default;
 };
 
-// The batches that the three numbers allow, smallest micro-batch first. Two of them decide; all three must agree; with the global
-// batch alone every power of two (and the whole) that divides a rank's share; without it 1, 2, 4 ... 64. Throws InputError.
+// The batches that the three numbers allow, smallest micro-batch first. Two of them decide; all three must agree; with
+// the global batch alone every power of two (and the whole) that divides a rank's share; without it 1, 2, 4 ... 64.
+// Throws InputError.
 [[nodiscard]] std::vector<Batch> batches(const SearchOptions&);
 
 // One dimension of the search per entry: which value of it a choice has taken.
@@ -33,7 +34,8 @@ struct Option {
   bool naive = false;  // one unit per block, default reshard, no checkpointing, smallest micro-batch, one mesh
 };
 
-// Every legal combination; micro-batches ascend fastest. The naive one is among them unless the user has fixed otherwise.
+// Every legal combination; micro-batches ascend fastest. The naive one is among them unless the user has fixed
+// otherwise.
 [[nodiscard]] std::vector<Option> options(const ModelGraph&, const ClusterSpec&, const SearchOptions&);
 
 // The naive plan within what the user fixed about batch and mesh.

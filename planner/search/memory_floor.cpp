@@ -1,9 +1,11 @@
 // A lower bound on peak memory by looking at three moments that every step has:
 //   the optimizer runs:                   states + gradients
 //   the largest unit has been gathered:   states + its gather buffer + its parameters copied out
-//   a forward has ended:                  states + units kept gathered + saved activations, and from the second micro-batch on
+//   a forward has ended:                  states + units kept gathered + saved activations, and from the second
+//                                         micro-batch on
 //                                         the gradients that must not be lost
-// Allocator rounding, temporaries, prefetched units and activation gradients come on top, so the replayed peak is never below.
+// Allocator rounding, temporaries, prefetched units and activation gradients come on top, so the replayed peak is never
+// below.
 #include "planner/search/memory_floor.h"
 
 #include <algorithm>
@@ -35,7 +37,8 @@ std::vector<std::int32_t> regions_of(const ModelGraph& model, const ShardingPlan
 }
 
 // Bytes that forward leaves behind for backward. A recomputed module keeps what flows into it from outside.
-std::int64_t saved_bytes(const ModelGraph& model, const ShardingPlan& plan, const Implementation& impl, std::int64_t sequences) {
+std::int64_t saved_bytes(const ModelGraph& model, const ShardingPlan& plan, const Implementation& impl,
+                         std::int64_t sequences) {
   const Workload w{sequences, plan.seq_len, size_of(plan.param_dtype), plan.loss_chunks};
   const std::vector<std::int32_t> region = regions_of(model, plan);
   std::vector<char> saved(model.tensors.size(), 0);
@@ -44,7 +47,8 @@ std::int64_t saved_bytes(const ModelGraph& model, const ShardingPlan& plan, cons
   for (std::size_t i = 0; i < model.ops.size(); ++i) {
     const Op& op = model.ops[i];
     for (const std::int32_t t : op.outputs) made_in[static_cast<std::size_t>(t)] = region[i];
-    if (!model.tensors[static_cast<std::size_t>(op.outputs[0])].requires_grad) continue;   // nothing trained has a part in it
+    if (!model.tensors[static_cast<std::size_t>(op.outputs[0])].requires_grad)
+      continue;  // nothing trained has a part in it
     if (region[i] >= 0) {
       for (const std::int32_t t : op.inputs)
         saved[static_cast<std::size_t>(t)] |= made_in[static_cast<std::size_t>(t)] != region[i];
@@ -69,9 +73,7 @@ bool stays_gathered(const Unit& unit, const UnitLayout& layout) {
 
 }  // namespace
 
-std::int64_t MemoryFloor::bytes() const {
-  return states + std::max({gradients, largest_unit, forward_end()});
-}
+std::int64_t MemoryFloor::bytes() const { return states + std::max({gradients, largest_unit, forward_end()}); }
 
 MemoryFloor memory_floor(const ModelGraph& model, const ShardingPlan& plan, const Implementation& impl) {
   MemoryFloor floor;

@@ -11,19 +11,20 @@
 namespace fsdp {
 
 struct MemoryFloor {
-  std::int64_t states = 0;                   // parameter shards and optimizer states: there all the time
-  std::int64_t gradients = 0;                // sharded gradients, when the optimizer runs
-  std::int64_t waiting_gradients = 0;        // gradients that wait while a later micro-batch computes
-  std::int64_t gathered = 0;                 // units that stay gathered from forward to backward
-  std::int64_t largest_unit = 0;             // the largest unit, gathered: its buffer and the parameters copied out
-  std::int64_t saved = 0;                    // activations at the end of that micro-batch's forward (of the first's, where it needs more)
+  std::int64_t states = 0;             // parameter shards and optimizer states: there all the time
+  std::int64_t gradients = 0;          // sharded gradients, when the optimizer runs
+  std::int64_t waiting_gradients = 0;  // gradients that wait while a later micro-batch computes
+  std::int64_t gathered = 0;           // units that stay gathered from forward to backward
+  std::int64_t largest_unit = 0;       // the largest unit, gathered: its buffer and the parameters copied out
+  std::int64_t saved = 0;  // activations at the end of that micro-batch's forward (of the first's, where it needs more)
   [[nodiscard]] std::int64_t forward_end() const { return waiting_gradients + gathered + saved; }
   [[nodiscard]] std::int64_t bytes() const;  // the largest of the three moments
 };
 
 [[nodiscard]] MemoryFloor memory_floor(const ModelGraph&, const ShardingPlan&, const Implementation&);
 
-// "40.1 GiB of saved activations, 12.3 GiB of parameter and optimizer shards": of the moment that needs most, largest first.
+// "40.1 GiB of saved activations, 12.3 GiB of parameter and optimizer shards": of the moment that needs most, largest
+// first.
 [[nodiscard]] std::string describe(const MemoryFloor&);
 
 }  // namespace fsdp

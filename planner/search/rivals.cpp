@@ -40,12 +40,14 @@ std::string what_grew(const Judged& loser, const Judged& best) {
   // The same arithmetic takes longer only because communication beside it takes multiprocessors and memory bandwidth.
   const bool same_work = worst->member == &Breakdown::compute && loser.option.batch == best.option.batch;
   return fmt::format(": {} more {}{}{}", human(Seconds(most)), worst->words,
-                     same_work ? ", slowed by communication beside it" : "", scale == 1 ? "" : " per step of equal size");
+                     same_work ? ", slowed by communication beside it" : "",
+                     scale == 1 ? "" : " per step of equal size");
 }
 
 bool differs_only_on(const Choice& a, const Choice& b, Axis axis) {
   for (int i = 0; i < kAxes; ++i)
-    if ((a[static_cast<std::size_t>(i)] != b[static_cast<std::size_t>(i)]) != (i == static_cast<int>(axis))) return false;
+    if ((a[static_cast<std::size_t>(i)] != b[static_cast<std::size_t>(i)]) != (i == static_cast<int>(axis)))
+      return false;
   return true;
 }
 
@@ -78,7 +80,8 @@ bool better(const Judged& a, const Judged& b) {
 std::string why_lost(const Judged& loser, const Judged& best, Bytes limit) {
   if (!loser.score) return fmt::format("does not fit: needs at least {} of {}", human(loser.floor), human(limit));
   const Score& s = *loser.score;
-  if (s.verdict == Verdict::does_not_fit) return fmt::format("does not fit: needs {} of {}", human(s.peak_total), human(limit));
+  if (s.verdict == Verdict::does_not_fit)
+    return fmt::format("does not fit: needs {} of {}", human(s.peak_total), human(limit));
   if (rank_of(s.verdict) > rank_of(best.score->verdict))
     return fmt::format("tight: {} if the allocator may keep what it freed, of {}", human(s.peak_total), human(limit));
   const double slower = loser.seconds_per_sequence() / best.seconds_per_sequence() - 1;

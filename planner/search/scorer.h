@@ -5,8 +5,8 @@
 
 namespace fsdp {
 
-// Micro-batches of one size repeat the same work, so a step of n > 4 of them takes  t(4) + (n - 4) (t(4) - t(3))  and needs the
-// memory of 4 (first, middle and last ones are among them). Shorter steps are scored as they are.
+// Micro-batches of one size repeat the same work, so a step of n > 4 of them takes  t(4) + (n - 4) (t(4) - t(3))  and
+// needs the memory of 4 (first, middle and last ones are among them). Shorter steps are scored as they are.
 inline constexpr std::int64_t kRepresentative = 4;
 
 class Scorer {

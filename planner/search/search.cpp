@@ -1,6 +1,7 @@
-// The search. Every combination of what was left open is an option. Three rules rule options out without a score: a floor on
-// their memory, a smaller micro-batch of the same kind that did not fit, and a plan that fits and recomputes less but is
-// otherwise equal (recomputing adds work). The rest are scored; `better` picks, and of plans that are equally fast the smallest.
+// The search. Every combination of what was left open is an option. Three rules rule options out without a score: a
+// floor on their memory, a smaller micro-batch of the same kind that did not fit, and a plan that fits and recomputes
+// less but is otherwise equal (recomputing adds work). The rest are scored; `better` picks, and of plans that are
+// equally fast the smallest.
 #include "planner/search.h"
 
 #include <fmt/format.h>
@@ -30,7 +31,8 @@ bool same_but(Axis axis, const Choice& a, const Choice& b) {
 
 // Memory grows with the micro-batch as long as both steps accumulate gradients, or neither does.
 bool needs_no_less(const Option& larger, const Option& smaller) {
-  return same_but(Axis::batch, larger.choice, smaller.choice) && larger.batch.micro_batch >= smaller.batch.micro_batch &&
+  return same_but(Axis::batch, larger.choice, smaller.choice) &&
+         larger.batch.micro_batch >= smaller.batch.micro_batch &&
          (larger.batch.grad_accum > 1) == (smaller.batch.grad_accum > 1);
 }
 
@@ -60,14 +62,18 @@ std::vector<Judged> judge_floors(const ModelGraph& model, const ClusterSpec& clu
 // Does `a` recompute nothing that `b` does not? Parts of every block and every second block whole are not comparable.
 bool recomputes_no_more(const ShardingPlan& a, const ShardingPlan& b) {
   if (a.checkpointed.empty()) return true;
-  const auto held = [&](const std::string& m) { return std::find(b.checkpointed.begin(), b.checkpointed.end(), m) != b.checkpointed.end(); };
-  return b.checkpoint_policy == CheckpointPolicy::full && std::all_of(a.checkpointed.begin(), a.checkpointed.end(), held);
+  const auto held = [&](const std::string& m) {
+    return std::find(b.checkpointed.begin(), b.checkpointed.end(), m) != b.checkpointed.end();
+  };
+  return b.checkpoint_policy == CheckpointPolicy::full &&
+         std::all_of(a.checkpointed.begin(), a.checkpointed.end(), held);
 }
 
 // Does one of these, all listed before `j`, fit with less recomputation?
 bool recomputes_for_nothing(const Judged& j, std::span<const Judged> before) {
   return std::any_of(before.begin(), before.end(), [&](const Judged& b) {
-    return b.score && b.score->verdict == Verdict::fits && same_but(Axis::checkpointing, j.option.choice, b.option.choice) &&
+    return b.score && b.score->verdict == Verdict::fits &&
+           same_but(Axis::checkpointing, j.option.choice, b.option.choice) &&
            recomputes_no_more(b.option.plan, j.option.plan);
   });
 }
@@ -87,8 +93,8 @@ void score_all(std::vector<Judged>& all, Bytes limit, Scorer& scorer) {
   }
 }
 
-// Of plans with the verdict of the first by `better` that are as fast as it, the one that needs least; never one slower than the
-// naive plan. `all` is not empty.
+// Of plans with the verdict of the first by `better` that are as fast as it, the one that needs least; never one slower
+// than the naive plan. `all` is not empty.
 std::size_t choose(const std::vector<Judged>& all) {
   auto best = std::min_element(all.begin(), all.end(), better);
   if (!best->score) return static_cast<std::size_t>(best - all.begin());
@@ -103,11 +109,14 @@ std::size_t choose(const std::vector<Judged>& all) {
   return static_cast<std::size_t>(best - all.begin());
 }
 
-Candidate candidate(const Judged& j) { return {j.option.plan, j.score.value_or(Score{}), j.option.label, "", j.option.naive}; }
+Candidate candidate(const Judged& j) {
+  return {j.option.plan, j.score.value_or(Score{}), j.option.label, "", j.option.naive};
+}
 
-// The least that anything needed: a replayed peak where there is one, otherwise a floor, which is no less than what a smaller
-// micro-batch of the same kind was found to need.
-std::string nothing_fits(const ModelGraph& model, const Implementation& impl, const std::vector<Judged>& all, Bytes limit) {
+// The least that anything needed: a replayed peak where there is one, otherwise a floor, which is no less than what a
+// smaller micro-batch of the same kind was found to need.
+std::string nothing_fits(const ModelGraph& model, const Implementation& impl, const std::vector<Judged>& all,
+                         Bytes limit) {
   const auto need = [&](const Judged& j) {
     if (j.score) return j.score->peak_total;
     Bytes least = j.floor;
@@ -150,8 +159,8 @@ std::string_view name(Verdict v) {
   return "does not fit";
 }
 
-PlanResult search(const ModelGraph& model, const ClusterSpec& cluster, const Implementation& impl, const SearchOptions& o,
-                  const ScoreFunction& score) {
+PlanResult search(const ModelGraph& model, const ClusterSpec& cluster, const Implementation& impl,
+                  const SearchOptions& o, const ScoreFunction& score) {
   if (o.ranks < 1) throw InputError("--gpus", fmt::format("there are {} GPUs", o.ranks), "use at least 1");
   PlanResult result;
   result.searched = describe_search(o);

@@ -12,9 +12,9 @@ namespace {
 
 constexpr std::int64_t kMiB = std::int64_t{1} << 20;
 constexpr std::int64_t kMinBlock = 512;
-constexpr std::int64_t kSmall = kMiB;               // largest small request
+constexpr std::int64_t kSmall = kMiB;  // largest small request
 constexpr std::int64_t kSmallSegment = 2 * kMiB;
-constexpr std::int64_t kMinLarge = 10 * kMiB;       // from here on a request has a segment of its own
+constexpr std::int64_t kMinLarge = 10 * kMiB;  // from here on a request has a segment of its own
 constexpr std::int64_t kRoundLarge = 2 * kMiB;
 
 constexpr std::int64_t round_up(std::int64_t n, std::int64_t to) { return (n + to - 1) / to * to; }
@@ -29,14 +29,16 @@ void add(AllocatorStat& stat, std::int64_t amount) {
 
 CachingAllocator::CachingAllocator(const AllocatorSettings& settings) : settings_(settings) {}
 
-// With d divisions: the next of d equal steps between two powers of two; too few bytes for d steps of 512: multiples of 512.
+// With d divisions: the next of d equal steps between two powers of two; too few bytes for d steps of 512: multiples of
+// 512.
 std::int64_t CachingAllocator::round(std::int64_t bytes) const {
   if (bytes < kMinBlock) return kMinBlock;
   const std::int64_t divisions = settings_.roundup_power2_divisions;
   if (divisions <= 1 || bytes <= kMinBlock * divisions) return round_up(bytes, kMinBlock);
   const auto size = static_cast<std::uint64_t>(bytes);
   if (std::has_single_bit(size)) return bytes;
-  return round_up(bytes, static_cast<std::int64_t>(std::bit_floor(size) / std::bit_floor(static_cast<std::uint64_t>(divisions))));
+  return round_up(
+      bytes, static_cast<std::int64_t>(std::bit_floor(size) / std::bit_floor(static_cast<std::uint64_t>(divisions))));
 }
 
 CachingAllocator::Handle CachingAllocator::malloc(std::int64_t bytes, int stream, double now) {
@@ -120,7 +122,8 @@ CachingAllocator::Handle CachingAllocator::find_free(std::int16_t pool, std::int
   FreeList::Position it = list.lower_bound({size, 0, kNone});
   if (it == list.end()) return kNone;
   if (settings_.expandable_segments) {
-    // A block that can grow counts with all the room it can grow into: a hole further up is taken before the end of the range.
+    // A block that can grow counts with all the room it can grow into: a hole further up is taken before the end of the
+    // range.
     const auto room = [&](FreeList::Position p) {
       const FreeBlock& f = list.at(p);
       const Handle next = block(f.block).next;
@@ -142,7 +145,8 @@ CachingAllocator::Handle CachingAllocator::take(Handle found, std::int64_t size,
   const std::int64_t left = block(found).size - size;
   const std::int16_t pool = block(found).pool;
   const bool expandable = block(found).range >= 0, was_split = is_split(block(found));
-  const bool split = !is_large(pool) || expandable ? left >= kMinBlock : size < settings_.max_split_size && left > kSmall;
+  const bool split =
+      !is_large(pool) || expandable ? left >= kMinBlock : size < settings_.max_split_size && left > kSmall;
   Handle h = found;
   if (split) {
     h = make_block(block(found).address, size, pool, block(found).range);
@@ -164,7 +168,7 @@ CachingAllocator::Handle CachingAllocator::take(Handle found, std::int64_t size,
 
 // A block from the device, in no list yet.
 CachingAllocator::Handle CachingAllocator::new_segment(std::int16_t pool, std::int64_t size) {
-  const std::int64_t bytes = !is_large(pool)   ? kSmallSegment
+  const std::int64_t bytes = !is_large(pool)    ? kSmallSegment
                              : size < kMinLarge ? settings_.large_segment
                                                 : round_up(size, kRoundLarge);
   if (settings_.allowed != kNoLimit && stats_.reserved.current + bytes > settings_.allowed) return kNone;
@@ -214,7 +218,7 @@ void CachingAllocator::empty_cache() { release_cached(); }
 bool CachingAllocator::release_oversize(std::int16_t pool, std::int64_t size) {
   if (settings_.max_split_size == kNoLimit) return false;
   const std::int64_t wanted = std::max(size, settings_.max_split_size);
-  std::vector<Handle> smaller;               // at least max_split_size, less than wanted
+  std::vector<Handle> smaller;  // at least max_split_size, less than wanted
   for (const Handle h : free_blocks(static_cast<std::size_t>(pool))) {
     if (block(h).size < settings_.max_split_size) continue;
     if (block(h).size < wanted) {
@@ -234,10 +238,11 @@ bool CachingAllocator::release_oversize(std::int16_t pool, std::int64_t size) {
   return released >= wanted;
 }
 
-// Gives back whole free segments of the large pools that have been free for at least the average number of searches, until
-// reserved is below the threshold.
+// Gives back whole free segments of the large pools that have been free for at least the average number of searches,
+// until reserved is below the threshold.
 void CachingAllocator::collect_garbage() {
-  const auto threshold = static_cast<std::int64_t>(settings_.garbage_collection_threshold * static_cast<double>(settings_.allowed));
+  const auto threshold =
+      static_cast<std::int64_t>(settings_.garbage_collection_threshold * static_cast<double>(settings_.allowed));
   const std::int64_t target = stats_.reserved.current - threshold;
   if (target <= 0) return;
   std::vector<Handle> whole;
@@ -249,7 +254,8 @@ void CachingAllocator::collect_garbage() {
   std::int64_t reclaimed = 0;
   for (bool freed = true; freed && reclaimed < target && !whole.empty();) {
     const double old = static_cast<double>(total_age) / static_cast<double>(whole.size());
-    const auto keep = std::partition(whole.begin(), whole.end(), [&](Handle h) { return static_cast<double>(age(h)) < old; });
+    const auto keep =
+        std::partition(whole.begin(), whole.end(), [&](Handle h) { return static_cast<double>(age(h)) < old; });
     freed = keep != whole.end();
     for (auto it = keep; it != whole.end(); ++it) {
       reclaimed += block(*it).size;
@@ -260,7 +266,8 @@ void CachingAllocator::collect_garbage() {
   }
 }
 
-CachingAllocator::Handle CachingAllocator::make_block(std::int64_t address, std::int64_t size, std::int16_t pool, std::int32_t range) {
+CachingAllocator::Handle CachingAllocator::make_block(std::int64_t address, std::int64_t size, std::int16_t pool,
+                                                      std::int32_t range) {
   Handle h = static_cast<Handle>(blocks_.size());
   if (unused_.empty()) {
     blocks_.emplace_back();
@@ -277,7 +284,7 @@ CachingAllocator::Handle CachingAllocator::make_block(std::int64_t address, std:
 }
 
 void CachingAllocator::drop_block(Handle h) {
-  block(h).size = 0;                         // marks it unused
+  block(h).size = 0;  // marks it unused
   unused_.push_back(h);
 }
 
@@ -332,7 +339,8 @@ std::vector<BlockView> CachingAllocator::blocks() const {
     const BlockState idle = b.mapped ? BlockState::free : BlockState::unmapped;
     const BlockState state = b.allocated ? BlockState::allocated : b.events > 0 ? BlockState::waiting : idle;
     const std::int64_t requested = state == idle ? 0 : b.requested;
-    views.push_back({b.address, b.size, requested, state, b.pool / 2, !is_large(b.pool), b.range >= 0, b.prev == kNone});
+    views.push_back(
+        {b.address, b.size, requested, state, b.pool / 2, !is_large(b.pool), b.range >= 0, b.prev == kNone});
   }
   std::sort(views.begin(), views.end(), [](const BlockView& a, const BlockView& b) { return a.address < b.address; });
   return views;

@@ -1,24 +1,34 @@
-// PyTorch's CUDA caching allocator as arithmetic on addresses: which block a request gets, when a segment is taken from the device,
-// what stays reserved. No memory is touched, so the same decisions can be replayed for a device that is not there, or be backed
-// with real memory by whoever follows `changes()`.
+// PyTorch's CUDA caching allocator as arithmetic on addresses: which block a request gets, when a segment is taken from
+// the device, what stays reserved. No memory is touched, so the same decisions can be replayed for a device that is not
+// there, or be backed with real memory by whoever follows `changes()`.
 //
 //   CachingAllocator a({.capacity = 70 * kGiB});
-//   const auto block = a.malloc(12'000'000, stream, now);     // CachingAllocator::kNone: out of memory, a.out_of_memory() says how
+//   const auto block = a.malloc(12'000'000, stream, now);     // CachingAllocator::kNone: out of memory,
+//                                                             a.out_of_memory() says how
 //   a.record_stream(block, other);                            // also used on `other`
-//   a.free(block, done);                                      // done[s]: when everything issued on stream s so far will have ended
+//   a.free(block, done);                                      // done[s]: when everything issued on stream s so far
+//                                                             will have ended
 //
 // The rules, of c10/cuda/CUDACachingAllocator.cpp (PyTorch 2.15), checked against that very library by
 // tests/torch/record_allocator.py:
-// - A request is rounded up to 512 bytes (or to one of d steps between powers of two). Up to 1 MiB it is small, else large; each
+// - A request is rounded up to 512 bytes (or to one of d steps between powers of two). Up to 1 MiB it is small, else
+// large; each
 //   stream has its own small and large pool, and a block only ever serves its stream.
-// - The smallest free block that is large enough is taken, at the lowest address among equals. What is left of it is split off if it
+// - The smallest free block that is large enough is taken, at the lowest address among equals. What is left of it is
+// split off if it
 //   has 512 bytes (small pool, expandable) or more than 1 MiB (large pool); otherwise the request gets all of it.
-// - No block: a new segment, 2 MiB (small), 20 MiB (below 10 MiB) or the size rounded up to 2 MiB. With expandable segments instead
-//   one address range per pool, whose pages (2 MiB small, 20 MiB large) are mapped at the lowest address where the request fits.
-// - A freed block merges with free neighbours of its segment. If other streams were recorded on it, that happens only once all of
-//   them have passed the point of the free and a later malloc has looked: until then the block is active but not allocated.
-// - The device has nothing left: free enough blocks of max_split_size and more (if set); else wait for all streams, give every
-//   segment that is one free block back and try once more (a retry: milliseconds to seconds of a stalled device); else out of memory.
+// - No block: a new segment, 2 MiB (small), 20 MiB (below 10 MiB) or the size rounded up to 2 MiB. With expandable
+// segments instead
+//   one address range per pool, whose pages (2 MiB small, 20 MiB large) are mapped at the lowest address where the
+//     request fits.
+// - A freed block merges with free neighbours of its segment. If other streams were recorded on it, that happens only
+// once all of
+//   them have passed the point of the free and a later malloc has looked: until then the block is active but not
+//     allocated.
+// - The device has nothing left: free enough blocks of max_split_size and more (if set); else wait for all streams,
+// give every
+//   segment that is one free block back and try once more (a retry: milliseconds to seconds of a stalled device); else
+//     out of memory.
 #pragma once
 
 #include <array>
@@ -37,37 +47,38 @@ inline constexpr std::int64_t kNoLimit = std::numeric_limits<std::int64_t>::max(
 
 // PYTORCH_ALLOC_CONF, in bytes where it says MiB.
 struct AllocatorSettings {
-  std::int64_t capacity = kNoLimit;          // what the device has for segments
-  std::int64_t allowed = kNoLimit;           // set_per_process_memory_fraction, in bytes: checked before the device is asked
+  std::int64_t capacity = kNoLimit;  // what the device has for segments
+  std::int64_t allowed = kNoLimit;   // set_per_process_memory_fraction, in bytes: checked before the device is asked
   bool expandable_segments = false;
-  std::int64_t max_split_size = kNoLimit;    // blocks of this size and more are not split, nor given to smaller requests
-  std::int64_t max_non_split_rounding = std::int64_t{20} << 20;   // such a block serves requests up to this much smaller
+  std::int64_t max_split_size = kNoLimit;  // blocks of this size and more are not split, nor given to smaller requests
+  std::int64_t max_non_split_rounding = std::int64_t{20} << 20;  // such a block serves requests up to this much smaller
   std::int64_t large_segment = std::int64_t{20} << 20;
-  double garbage_collection_threshold = 0;   // share of `allowed`, which must be set, above which old free segments go; 0: never
-  std::int64_t roundup_power2_divisions = 0; // 0, 1: multiples of 512 bytes
+  double garbage_collection_threshold =
+      0;  // share of `allowed`, which must be set, above which old free segments go; 0: never
+  std::int64_t roundup_power2_divisions = 0;  // 0, 1: multiples of 512 bytes
 };
 
 struct AllocatorStat {
   std::int64_t current = 0, peak = 0;
   friend bool operator==(const AllocatorStat&, const AllocatorStat&) = default;
 };
-struct AllocatorStats {                      // bytes, as torch.cuda.memory_stats counts them
-  AllocatorStat allocated;                   // blocks handed out
-  AllocatorStat requested;                   // what was asked for, of active blocks
-  AllocatorStat active;                      // allocated, or freed and waiting for a stream
-  AllocatorStat reserved;                    // taken from the device
-  AllocatorStat inactive_split;              // free parts of segments in use; expandable segments are not counted
-  std::int64_t segments = 0;                 // in use now; expandable ranges are not counted
+struct AllocatorStats {          // bytes, as torch.cuda.memory_stats counts them
+  AllocatorStat allocated;       // blocks handed out
+  AllocatorStat requested;       // what was asked for, of active blocks
+  AllocatorStat active;          // allocated, or freed and waiting for a stream
+  AllocatorStat reserved;        // taken from the device
+  AllocatorStat inactive_split;  // free parts of segments in use; expandable segments are not counted
+  std::int64_t segments = 0;     // in use now; expandable ranges are not counted
   std::int64_t retries = 0, out_of_memory = 0;
   friend bool operator==(const AllocatorStats&, const AllocatorStats&) = default;
 };
 
-struct OutOfMemory {                         // what a malloc that failed wanted, and found after giving back all it could
-  std::int64_t bytes = 0;                    // asked for
+struct OutOfMemory {       // what a malloc that failed wanted, and found after giving back all it could
+  std::int64_t bytes = 0;  // asked for
   std::int64_t allocated = 0, active = 0, reserved = 0;
 };
 
-struct SegmentChange {                       // what the device gives (bytes > 0) or gets back
+struct SegmentChange {  // what the device gives (bytes > 0) or gets back
   std::int64_t address = 0, bytes = 0;
   friend bool operator==(const SegmentChange&, const SegmentChange&) = default;
 };
@@ -77,7 +88,7 @@ struct BlockView {
   std::int64_t address = 0, bytes = 0, requested = 0;
   BlockState state{};
   int stream = 0;
-  bool small = false, expandable = false, first = false;     // first of its segment or range
+  bool small = false, expandable = false, first = false;  // first of its segment or range
   friend bool operator==(const BlockView&, const BlockView&) = default;
 };
 
@@ -89,37 +100,49 @@ class CachingAllocator {
 
   explicit CachingAllocator(const AllocatorSettings& = {});
 
-  // A block of at least `bytes` > 0 for `stream` < kMaxStreams. `now` is the host's time; it never goes back between calls.
+  // A block of at least `bytes` > 0 for `stream` < kMaxStreams. `now` is the host's time; it never goes back between
+  // calls.
   [[nodiscard]] Handle malloc(std::int64_t bytes, int stream, double now);
   void record_stream(Handle, int stream);
-  // done[s]: when all that was issued on stream s before this free will have ended; only recorded streams are read, and a stream
-  // that `done` does not reach never ends by itself. The handle is dead afterwards.
+  // done[s]: when all that was issued on stream s before this free will have ended; only recorded streams are read, and
+  // a stream that `done` does not reach never ends by itself. The handle is dead afterwards.
   void free(Handle, std::span<const double> done = {});
-  void finish_all();                         // every event has completed; the blocks come back at the next malloc
-  void move_origin(double by);               // times are counted from `by` later on
-  void empty_cache();                        // waits for all streams and gives back every segment that is one free block
+  void finish_all();            // every event has completed; the blocks come back at the next malloc
+  void move_origin(double by);  // times are counted from `by` later on
+  void empty_cache();           // waits for all streams and gives back every segment that is one free block
 
   [[nodiscard]] std::int64_t address(Handle h) const { return block(h).address; }
   [[nodiscard]] std::int64_t size(Handle h) const { return block(h).size; }
   [[nodiscard]] const AllocatorStats& stats() const { return stats_; }
   [[nodiscard]] const OutOfMemory& out_of_memory() const { return oom_; }
-  [[nodiscard]] const std::vector<SegmentChange>& changes() const { return changes_; }   // since construction
-  [[nodiscard]] std::vector<BlockView> blocks() const;       // by address
-  struct Pending { std::int64_t address; int stream; double done; friend bool operator==(const Pending&, const Pending&) = default; };
-  [[nodiscard]] std::vector<Pending> pending() const;        // events not yet seen to have completed
+  [[nodiscard]] const std::vector<SegmentChange>& changes() const { return changes_; }  // since construction
+  [[nodiscard]] std::vector<BlockView> blocks() const;                                  // by address
+  struct Pending {
+    std::int64_t address;
+    int stream;
+    double done;
+    friend bool operator==(const Pending&, const Pending&) = default;
+  };
+  [[nodiscard]] std::vector<Pending> pending() const;  // events not yet seen to have completed
   [[nodiscard]] std::int64_t round(std::int64_t bytes) const;
 
  private:
   struct Block {
-    std::int64_t address = 0, size = 0, requested = 0, born = 0;   // born: of its life as a free block, in searches of its pool
+    std::int64_t address = 0, size = 0, requested = 0,
+                 born = 0;  // born: of its life as a free block, in searches of its pool
     Handle prev = kNone, next = kNone;
-    std::int32_t range = -1;                 // expandable: index into ranges_
-    std::int16_t pool = 0, events = 0;       // pool: 2 * stream + (large ? 1 : 0)
-    std::uint16_t uses = 0;                  // streams recorded
+    std::int32_t range = -1;            // expandable: index into ranges_
+    std::int16_t pool = 0, events = 0;  // pool: 2 * stream + (large ? 1 : 0)
+    std::uint16_t uses = 0;             // streams recorded
     bool allocated = false, mapped = true;
   };
-  struct Event { double done; Handle block; };
-  struct Range { std::int64_t address = 0, size = 0, page = 0; };
+  struct Event {
+    double done;
+    Handle block;
+  };
+  struct Range {
+    std::int64_t address = 0, size = 0, page = 0;
+  };
 
   [[nodiscard]] Block& block(Handle h) { return blocks_[static_cast<std::size_t>(h)]; }
   [[nodiscard]] const Block& block(Handle h) const { return blocks_[static_cast<std::size_t>(h)]; }
@@ -129,7 +152,7 @@ class CachingAllocator {
   void splice(Handle, Handle before, Handle after);
   void add_free(Handle);
   void remove_free(Handle);
-  [[nodiscard]] std::vector<Handle> free_blocks(std::size_t pool) const;   // by size, then address
+  [[nodiscard]] std::vector<Handle> free_blocks(std::size_t pool) const;  // by size, then address
   [[nodiscard]] std::int64_t merge(Handle into, Handle from);
   [[nodiscard]] bool idle(Handle h) const { return h != kNone && !block(h).allocated && block(h).events == 0; }
   [[nodiscard]] bool is_split(const Block& b) const { return b.prev != kNone || b.next != kNone; }
@@ -155,13 +178,13 @@ class CachingAllocator {
 
   AllocatorSettings settings_;
   std::vector<Block> blocks_;
-  std::vector<Handle> unused_;               // of blocks_
-  std::array<FreeList, 2 * kMaxStreams> free_;                   // by pool
-  std::array<std::vector<Handle>, 2 * kMaxStreams> unmapped_;    // by pool; ascending address
+  std::vector<Handle> unused_;                                 // of blocks_
+  std::array<FreeList, 2 * kMaxStreams> free_;                 // by pool
+  std::array<std::vector<Handle>, 2 * kMaxStreams> unmapped_;  // by pool; ascending address
   std::vector<Range> ranges_;
   std::array<std::deque<Event>, kMaxStreams> events_;
   std::int64_t events_waiting_ = 0;
-  std::array<std::int64_t, 2> searches_{};   // of the small and of the large pools, while garbage collection is on
+  std::array<std::int64_t, 2> searches_{};  // of the small and of the large pools, while garbage collection is on
   std::int64_t next_address_ = 0;
   AllocatorStats stats_;
   OutOfMemory oom_;

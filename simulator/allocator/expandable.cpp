@@ -1,5 +1,6 @@
-// Expandable segments: one range of addresses for each stream's small and large pool, 9/8 of the device long, of which only the pages
-// in use are mapped. A range is a chain of blocks as a segment is; blocks without pages are `!mapped`, page-aligned, in no free list.
+// Expandable segments: one range of addresses for each stream's small and large pool, 9/8 of the device long, of which
+// only the pages in use are mapped. A range is a chain of blocks as a segment is; blocks without pages are `!mapped`,
+// page-aligned, in no free list.
 #include <algorithm>
 
 #include "simulator/allocator/allocator.h"
@@ -10,7 +11,7 @@ namespace {
 
 constexpr std::int64_t kMiB = std::int64_t{1} << 20;
 constexpr std::int64_t kSmallPage = 2 * kMiB;
-constexpr std::int64_t kUnlimitedRange = std::int64_t{1} << 43;   // where the device's memory is not known
+constexpr std::int64_t kUnlimitedRange = std::int64_t{1} << 43;  // where the device's memory is not known
 
 constexpr std::int64_t round_up(std::int64_t n, std::int64_t to) { return (n + to - 1) / to * to; }
 
@@ -27,7 +28,8 @@ void CachingAllocator::remove_unmapped(Handle h) {
   list.erase(std::find(list.begin(), list.end(), h));
 }
 
-// The first of the idle blocks, mapped or not, that together hold `size` bytes at the lowest address where some of it is unmapped.
+// The first of the idle blocks, mapped or not, that together hold `size` bytes at the lowest address where some of it
+// is unmapped.
 CachingAllocator::Handle CachingAllocator::find_room(std::int16_t pool, std::int64_t size) {
   for (const Handle u : unmapped_[static_cast<std::size_t>(pool)]) {
     const Handle first = idle(block(u).prev) ? block(u).prev : u;
@@ -36,7 +38,8 @@ CachingAllocator::Handle CachingAllocator::find_room(std::int16_t pool, std::int
     if (bytes >= size) return first;
   }
   const std::int64_t page = (pool & 1) != 0 ? settings_.large_segment : kSmallPage;
-  const std::int64_t bytes = settings_.capacity == kNoLimit ? kUnlimitedRange : settings_.capacity + settings_.capacity / 8;
+  const std::int64_t bytes =
+      settings_.capacity == kNoLimit ? kUnlimitedRange : settings_.capacity + settings_.capacity / 8;
   ranges_.push_back({next_address_, round_up(bytes, page), page});
   const Handle h = make_block(next_address_, ranges_.back().size, pool, static_cast<std::int32_t>(ranges_.size()) - 1);
   next_address_ += round_up(ranges_.back().size, kSmallPage);

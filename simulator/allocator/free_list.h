@@ -1,5 +1,5 @@
-// The free blocks of one pool in order of size, then address: a sorted sequence in chunks, so that inserting and erasing move a
-// chunk's worth of entries and not the whole list. Only simulator/allocator*.cpp use it.
+// The free blocks of one pool in order of size, then address: a sorted sequence in chunks, so that inserting and
+// erasing move a chunk's worth of entries and not the whole list. Only simulator/allocator*.cpp use it.
 #pragma once
 
 #include <algorithm>
@@ -14,12 +14,14 @@ namespace fsdp {
 struct FreeBlock {
   std::int64_t size = 0, address = 0;
   std::int32_t block = -1;
-  friend bool operator<(const FreeBlock& a, const FreeBlock& b) { return a.size != b.size ? a.size < b.size : a.address < b.address; }
+  friend bool operator<(const FreeBlock& a, const FreeBlock& b) {
+    return a.size != b.size ? a.size < b.size : a.address < b.address;
+  }
 };
 
 class FreeList {
  public:
-  struct Position {                          // of an entry, or the end; any change of the list makes it void
+  struct Position {  // of an entry, or the end; any change of the list makes it void
     std::size_t chunk = 0, index = 0;
     friend bool operator==(const Position&, const Position&) = default;
   };
@@ -41,7 +43,8 @@ class FreeList {
 
   void insert(const FreeBlock& entry) {
     std::size_t chunk = chunks_.empty() ? 0 : std::min(chunk_of(entry), chunks_.size() - 1);
-    if (chunks_.empty()) chunks_.push_back(std::make_unique<Chunk>());   // after the search, which reads each chunk's last entry
+    if (chunks_.empty())
+      chunks_.push_back(std::make_unique<Chunk>());  // after the search, which reads each chunk's last entry
     if (chunks_[chunk]->count == kChunk) {
       auto upper = std::make_unique<Chunk>();
       Chunk& lower = *chunks_[chunk];
@@ -76,11 +79,12 @@ class FreeList {
 
   // The first chunk whose last entry is not less; the number of chunks if there is none.
   [[nodiscard]] std::size_t chunk_of(const FreeBlock& key) const {
-    const auto it = std::partition_point(chunks_.begin(), chunks_.end(), [&](const auto& c) { return *(c->end() - 1) < key; });
+    const auto it =
+        std::partition_point(chunks_.begin(), chunks_.end(), [&](const auto& c) { return *(c->end() - 1) < key; });
     return static_cast<std::size_t>(it - chunks_.begin());
   }
 
-  std::vector<std::unique_ptr<Chunk>> chunks_;   // none is empty
+  std::vector<std::unique_ptr<Chunk>> chunks_;  // none is empty
 };
 
 }  // namespace fsdp

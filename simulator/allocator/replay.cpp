@@ -14,7 +14,8 @@ std::vector<std::int64_t> tensors_of(const Buffer& buffer, const Program& progra
   const bool state = buffer.kind == BufferKind::optimizer_state;
   if ((!state && buffer.kind != BufferKind::parameter_shard) || buffer.unit < 0) return {buffer.bytes};
   const UnitLayout& unit = program.layouts[static_cast<std::size_t>(buffer.unit)];
-  const bool flat = unit.flat_elements > 0;  // one tensor; with use_orig_params the optimizer sees the parameters as views into it
+  const bool flat =
+      unit.flat_elements > 0;  // one tensor; with use_orig_params the optimizer sees the parameters as views into it
   if (flat && !(state && unit.flat_aligned)) return {buffer.bytes};
   const std::int64_t shard = program.rank % unit.shards, element = size_of(buffer.dtype);
   std::vector<std::int64_t> tensors;
@@ -25,16 +26,17 @@ std::vector<std::int64_t> tensors_of(const Buffer& buffer, const Program& progra
     tensors.push_back((state ? own : p.padded_shard()) * element);
     sum += tensors.back();
   }
-  return sum == buffer.bytes ? tensors : std::vector<std::int64_t>{buffer.bytes};   // of another shape than the unit: as it is
+  return sum == buffer.bytes ? tensors
+                             : std::vector<std::int64_t>{buffer.bytes};  // of another shape than the unit: as it is
 }
 
 namespace {
 
 using Handle = CachingAllocator::Handle;
 constexpr double kNever = std::numeric_limits<double>::infinity();
-constexpr Handle kDead = -2, kNoBytes = -3, kOffDevice = -4;   // beside CachingAllocator's own handles
+constexpr Handle kDead = -2, kNoBytes = -3, kOffDevice = -4;  // beside CachingAllocator's own handles
 
-struct Tensors {                             // of a buffer that is more than one tensor
+struct Tensors {  // of a buffer that is more than one tensor
   std::vector<std::int64_t> bytes;
   std::vector<Handle> handles;
 };
@@ -43,17 +45,22 @@ struct Tensors {                             // of a buffer that is more than on
 struct State {
   std::vector<BlockView> blocks;
   std::vector<CachingAllocator::Pending> pending;
-  std::vector<std::int64_t> addresses;       // of live buffers, by buffer
+  std::vector<std::int64_t> addresses;  // of live buffers, by buffer
   friend bool operator==(const State&, const State&) = default;
 };
 
 class Replay {
  public:
   Replay(const Program& program, const ReplayOptions& options)
-      : program_(program), options_(options), allocator_(options.settings), handles_(program.buffers.size(), kDead),
+      : program_(program),
+        options_(options),
+        allocator_(options.settings),
+        handles_(program.buffers.size(), kDead),
         split_(program.buffers.size(), -1) {
     for (std::size_t b = 0; b < program.buffers.size(); ++b) {
-      if (program.buffers[b].kind != BufferKind::parameter_shard && program.buffers[b].kind != BufferKind::optimizer_state) continue;
+      if (program.buffers[b].kind != BufferKind::parameter_shard &&
+          program.buffers[b].kind != BufferKind::optimizer_state)
+        continue;
       std::vector<std::int64_t> tensors = tensors_of(program.buffers[b], program);
       if (tensors.size() == 1) continue;
       split_[b] = static_cast<std::int32_t>(several_.size());
@@ -91,7 +98,8 @@ class Replay {
 
  private:
   [[noreturn]] void broken(std::int32_t buffer, const char* what) const {
-    throw MachineError("broken program: operation " + std::to_string(place_.op) + " " + what + " buffer " + std::to_string(buffer));
+    throw MachineError("broken program: operation " + std::to_string(place_.op) + " " + what + " buffer " +
+                       std::to_string(buffer));
   }
 
   bool fixed() {
@@ -158,12 +166,13 @@ class Replay {
 
   // false: out of memory.
   bool step(const Step& step, const Timeline* times, int number) {
-    const bool timed = times != nullptr && times->issued.size() == step.ops.size() && times->spans.size() == step.ops.size();
+    const bool timed =
+        times != nullptr && times->issued.size() == step.ops.size() && times->spans.size() == step.ops.size();
     if (!timed) {
       now_ = 0;
       ends_.fill(kNever);
     } else if (ends_[0] == kNever) {
-      ends_.fill(-kNever);                   // the step before had no times: what it issued has ended
+      ends_.fill(-kNever);  // the step before had no times: what it issued has ended
     }
     for (std::size_t i = 0; i < step.ops.size(); ++i) {
       const Operation& op = step.ops[i];
@@ -205,10 +214,10 @@ class Replay {
   const Program& program_;
   const ReplayOptions& options_;
   CachingAllocator allocator_;
-  std::vector<Handle> handles_;              // by buffer
-  std::vector<std::int32_t> split_;          // by buffer: index into several_, -1: one tensor
+  std::vector<Handle> handles_;      // by buffer
+  std::vector<std::int32_t> split_;  // by buffer: index into several_, -1: one tensor
   std::vector<Tensors> several_;
-  std::array<double, kStreams> ends_{};      // of the last operation issued on each stream
+  std::array<double, kStreams> ends_{};  // of the last operation issued on each stream
   double now_ = 0;
   AllocatorPlace place_;
   std::int64_t reserved_ = 0;
@@ -218,10 +227,12 @@ class Replay {
 }  // namespace
 
 FixedAllocation cublas_workspace(const GpuSpec& gpu) {
-  const bool old = gpu.compute_capability < 90 && !gpu.name.starts_with("mi");   // AMD's: hipBLAS gets the larger one
+  const bool old = gpu.compute_capability < 90 && !gpu.name.starts_with("mi");  // AMD's: hipBLAS gets the larger one
   return {old ? (std::int64_t{8} << 20) + (std::int64_t{128} << 10) : std::int64_t{32} << 20, Stream::compute};
 }
 
-AllocatorPrediction replay_allocator(const Program& program, const ReplayOptions& options) { return Replay(program, options).run(); }
+AllocatorPrediction replay_allocator(const Program& program, const ReplayOptions& options) {
+  return Replay(program, options).run();
+}
 
 }  // namespace fsdp

@@ -1,5 +1,5 @@
-// The fluid engine. State: per stream the operation that is next or running; time jumps from event to event (an operation ends,
-// the host issues one that a stream is waiting for), and rates change only at events.
+// The fluid engine. State: per stream the operation that is next or running; time jumps from event to event (an
+// operation ends, the host issues one that a stream is waiting for), and rates change only at events.
 #include "simulator/engine/engine.h"
 
 #include <algorithm>
@@ -13,33 +13,44 @@ namespace fsdp {
 
 namespace {
 
-constexpr std::size_t kCompute = static_cast<std::size_t>(Resource::compute), kMemory = static_cast<std::size_t>(Resource::memory);
-constexpr double kInterference = 0.6;   // see engine.h
-constexpr double kAwake = 20e-6;        // a thread that has nothing to do looks for work this long before it sleeps
-constexpr double kMostHeld = 0.9;       // a holder never starves the others for good
+constexpr std::size_t kCompute = static_cast<std::size_t>(Resource::compute),
+                      kMemory = static_cast<std::size_t>(Resource::memory);
+constexpr double kInterference = 0.6;  // see engine.h
+constexpr double kAwake = 20e-6;       // a thread that has nothing to do looks for work this long before it sleeps
+constexpr double kMostHeld = 0.9;      // a holder never starves the others for good
 
-// Progressive filling of the operations that hold compute, or of the others: all unfixed rates rise together until a resource is
-// full or a rate reaches 1.
-void fill(std::span<const Demand* const> running, std::span<double> rates, bool holders, std::array<double, kResources>& left) {
+// Progressive filling of the operations that hold compute, or of the others: all unfixed rates rise together until a
+// resource is full or a rate reaches 1.
+void fill(std::span<const Demand* const> running, std::span<double> rates, bool holders,
+          std::array<double, kResources>& left) {
   const std::size_t n = running.size();
   std::array<bool, 16> active{};
   std::size_t count = 0;
   for (std::size_t i = 0; i < n; ++i)
-    if (running[i]->holds_compute == holders) { active[i] = true; rates[i] = 0; ++count; }
+    if (running[i]->holds_compute == holders) {
+      active[i] = true;
+      rates[i] = 0;
+      ++count;
+    }
   while (count > 0) {
     double rise = std::numeric_limits<double>::infinity();
-    for (std::size_t i = 0; i < n; ++i) if (active[i]) rise = std::min(rise, 1.0 - rates[i]);
+    for (std::size_t i = 0; i < n; ++i)
+      if (active[i]) rise = std::min(rise, 1.0 - rates[i]);
     std::array<double, kResources> load{};
     for (std::size_t i = 0; i < n; ++i)
       for (std::size_t k = 0; active[i] && k < kResources; ++k) load[k] += running[i]->use[k];
-    for (std::size_t k = 0; k < kResources; ++k) if (load[k] > 0) rise = std::min(rise, left[k] / load[k]);
+    for (std::size_t k = 0; k < kResources; ++k)
+      if (load[k] > 0) rise = std::min(rise, left[k] / load[k]);
     for (std::size_t k = 0; k < kResources; ++k) left[k] = std::max(0.0, left[k] - rise * load[k]);
     for (std::size_t i = 0; i < n; ++i) {
       if (!active[i]) continue;
       rates[i] += rise;
       bool stuck = rates[i] >= 1.0 - 1e-12;
       for (std::size_t k = 0; k < kResources; ++k) stuck = stuck || (running[i]->use[k] > 0 && left[k] <= 1e-12);
-      if (stuck) { active[i] = false; --count; }
+      if (stuck) {
+        active[i] = false;
+        --count;
+      }
     }
   }
 }
@@ -51,11 +62,11 @@ void share_rates(std::span<const Demand* const> running, std::span<double> rates
   left.fill(1.0);
   fill(running, rates, true, left);
   const double held = std::min(kMostHeld, 1 - left[kCompute]), moved = std::min(kMostHeld, 1 - left[kMemory]);
-  std::array<double, 16> limit{};       // never more than is left ...
+  std::array<double, 16> limit{};  // never more than is left ...
   std::copy(rates.begin(), rates.end(), limit.begin());
   std::array<double, kResources> rest = left;
   fill(running, {limit.data(), running.size()}, false, rest);
-  left[kCompute] = left[kMemory] = 1;   // ... and of their fair part what holders leave
+  left[kCompute] = left[kMemory] = 1;  // ... and of their fair part what holders leave
   fill(running, rates, false, left);
   for (std::size_t i = 0; i < running.size(); ++i) {
     const Demand& d = *running[i];
@@ -75,10 +86,17 @@ constexpr double kNever = std::numeric_limits<double>::infinity();
 class Engine {
  public:
   Engine(const Step& step, std::span<const Demand> demands, const EngineOptions& options)
-      : step_(step), demands_(demands), options_(options), finish_(step.ops.size(), kNever), finish_before_(step.ops.size(), kNever), issue_(step.ops.size()), spans_(step.ops.size()) {
+      : step_(step),
+        demands_(demands),
+        options_(options),
+        finish_(step.ops.size(), kNever),
+        finish_before_(step.ops.size(), kNever),
+        issue_(step.ops.size()),
+        spans_(step.ops.size()) {
     for (auto& q : queue_) q.reserve(step.ops.size());
     for (std::size_t i = 0; i < step.ops.size(); ++i)
-      if (!step.ops[i].host_only) queue_[static_cast<std::size_t>(step.ops[i].stream)].push_back(static_cast<std::int32_t>(i));
+      if (!step.ops[i].host_only)
+        queue_[static_cast<std::size_t>(step.ops[i].stream)].push_back(static_cast<std::int32_t>(i));
     std::array<std::int32_t, kCommunicators> last;
     last.fill(-1);
     before_on_comm_.assign(step.ops.size(), -1);
@@ -120,7 +138,8 @@ class Engine {
     double queued = 0;        // of them, waiting for a core that other streams of the rank keep busy
   };
 
-  // One steady step. Nothing of it starts before the step before has ended (Program's promise), but the host may be ahead.
+  // One steady step. Nothing of it starts before the step before has ended (Program's promise), but the host may be
+  // ahead.
   double one_step() {
     finish_before_.swap(finish_);
     finish_.assign(step_.ops.size(), kNever);
@@ -138,9 +157,11 @@ class Engine {
     }
     for (std::size_t s = 0; s < kStreams; ++s)
       if (head_[s] != queue_[s].size())
-        throw MachineError("broken program: operation " + std::to_string(queue_[s][head_[s]]) + " waits for something that never happens");
+        throw MachineError("broken program: operation " + std::to_string(queue_[s][head_[s]]) +
+                           " waits for something that never happens");
     if (issued_ != step_.ops.size())
-      throw MachineError("broken program: the host waits at operation " + std::to_string(issued_) + " for something that never happens");
+      throw MachineError("broken program: the host waits at operation " + std::to_string(issued_) +
+                         " for something that never happens");
     return time_of_end();
   }
 
@@ -164,9 +185,10 @@ class Engine {
   bool pass(const Operation& op) {
     double until = host_;
     for (std::int32_t w : step_.waits_of(op)) {
-      const double end = w >= 0 ? finish_[static_cast<std::size_t>(w)] : finish_before_[static_cast<std::size_t>(-1 - w)];
+      const double end =
+          w >= 0 ? finish_[static_cast<std::size_t>(w)] : finish_before_[static_cast<std::size_t>(-1 - w)];
       if (end == kNever) {
-        if (w < 0) continue;                 // of the step before the first one
+        if (w < 0) continue;  // of the step before the first one
         return false;
       }
       until = std::max(until, end);
@@ -179,7 +201,8 @@ class Engine {
     const auto u = static_cast<std::size_t>(i);
     if (u >= issued_ || issue_[u] > now_) return false;
     const Operation& op = step_.ops[u];
-    for (std::int32_t w : step_.waits_of(op)) if (finish_[static_cast<std::size_t>(w)] > now_) return false;
+    for (std::int32_t w : step_.waits_of(op))
+      if (finish_[static_cast<std::size_t>(w)] > now_) return false;
     const std::int32_t c = before_on_comm_[u];
     return c < 0 || finish_[static_cast<std::size_t>(c)] <= now_;
   }
@@ -193,7 +216,8 @@ class Engine {
   }
   [[nodiscard]] double resident() const {
     double most = 0;
-    for (const Running& r : running_) if (r.op >= 0) most = std::max(most, demand(r).resident);
+    for (const Running& r : running_)
+      if (r.op >= 0) most = std::max(most, demand(r).resident);
     return most;
   }
   [[nodiscard]] const Demand& demand(const Running& r) const { return demands_[static_cast<std::size_t>(r.op)]; }
@@ -209,7 +233,8 @@ class Engine {
         if (options_.share && holders && resident() > 1 - d.use[kCompute]) continue;
         const bool two_rounds = options_.share && d.resident > 1 - held_by_collectives();
         const double woken = wake(d, s);
-        running_[s] = {i, d.alone.count() * (two_rounds ? 2 : 1), two_rounds, woken + wait_for_ranks(d), std::max(0.0, woken - d.wake.count())};
+        running_[s] = {i, d.alone.count() * (two_rounds ? 2 : 1), two_rounds, woken + wait_for_ranks(d),
+                       std::max(0.0, woken - d.wake.count())};
         spans_[static_cast<std::size_t>(i)].start = now_ + woken;
         changed_ = true;
       }
@@ -247,7 +272,8 @@ class Engine {
     std::array<const Demand*, kStreams> demands{};
     std::array<double, kStreams> rates{};
     std::size_t n = 0;
-    for (const Running& r : running_) if (works(r)) demands[n++] = &demands_[static_cast<std::size_t>(r.op)];
+    for (const Running& r : running_)
+      if (works(r)) demands[n++] = &demands_[static_cast<std::size_t>(r.op)];
     if (options_.share && n > 1) {
       share_rates({demands.data(), n}, {rates.data(), n});
     } else {
@@ -259,8 +285,9 @@ class Engine {
     for (std::size_t s = 0; s < kStreams; ++s) {
       Running& r = running_[s];
       if (!r.two_rounds) continue;
-      if (alone) r.left = std::min(r.left, demand(r).alone.count()), r.two_rounds = false;   // the rest finds its places now
-      else rate_[s] = 1;   // in the second round most of the machine is idle
+      if (alone)
+        r.left = std::min(r.left, demand(r).alone.count()), r.two_rounds = false;  // the rest finds its places now
+      else rate_[s] = 1;  // in the second round most of the machine is idle
     }
   }
 
@@ -326,22 +353,26 @@ class Engine {
   std::array<std::vector<std::int32_t>, kStreams> queue_;
   std::array<std::size_t, kStreams> head_{};
   std::array<Running, kStreams> running_{};
-  std::array<double, kStreams> rate_{}, free_since_{};   // free_since_: when the stream last finished something
+  std::array<double, kStreams> rate_{}, free_since_{};  // free_since_: when the stream last finished something
   std::vector<std::int32_t> before_on_comm_;
-  std::vector<double> finish_, finish_before_, issue_;   // finish_before_: of the step before
+  std::vector<double> finish_, finish_before_, issue_;  // finish_before_: of the step before
   std::vector<Span> spans_;
   std::size_t issued_ = 0;
-  double now_ = 0, host_ = 0, step_start_ = 0, met_ = 0;   // met_: when a collective last ended
+  double now_ = 0, host_ = 0, step_start_ = 0, met_ = 0;  // met_: when a collective last ended
   bool changed_ = false, host_reads_loss_ = false;
 };
 
 }  // namespace
 
 Timeline simulate(const Step& step, std::span<const Demand> demands, const EngineOptions& options) {
-  if (demands.size() != step.ops.size()) throw MachineError("broken costs: " + std::to_string(demands.size()) + " demands for " + std::to_string(step.ops.size()) + " operations");
-  for (std::size_t i = 0; i < demands.size(); ++i)                       // what is not a number would never end
-    if (!(demands[i].alone.count() >= 0 && demands[i].alone.count() < 1e12 && demands[i].host.count() >= 0 && demands[i].host.count() < 1e12))
-      throw MachineError("broken costs: operation " + std::to_string(i) + " (" + std::string(name(step.ops[i].action)) + ") has no finite duration");
+  if (demands.size() != step.ops.size())
+    throw MachineError("broken costs: " + std::to_string(demands.size()) + " demands for " +
+                       std::to_string(step.ops.size()) + " operations");
+  for (std::size_t i = 0; i < demands.size(); ++i)  // what is not a number would never end
+    if (!(demands[i].alone.count() >= 0 && demands[i].alone.count() < 1e12 && demands[i].host.count() >= 0 &&
+          demands[i].host.count() < 1e12))
+      throw MachineError("broken costs: operation " + std::to_string(i) + " (" + std::string(name(step.ops[i].action)) +
+                         ") has no finite duration");
   return Engine(step, demands, options).run();
 }
 

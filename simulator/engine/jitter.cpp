@@ -81,9 +81,10 @@ double maximum_mean(double n) {
   return sum * kStep / 3;
 }
 
-StepTimeDistribution step_time_distribution(Seconds step_time, const Breakdown& where, std::int64_t ranks, const Costs& costs,
-                                            std::optional<std::uint64_t> seed) {
-  const double compute = std::min(step_time.count(), (where.compute + where.recompute + where.copies + where.optimizer).count());
+StepTimeDistribution step_time_distribution(Seconds step_time, const Breakdown& where, std::int64_t ranks,
+                                            const Costs& costs, std::optional<std::uint64_t> seed) {
+  const double compute =
+      std::min(step_time.count(), (where.compute + where.recompute + where.copies + where.optimizer).count());
   const auto at = [&](double longest) { return Seconds(step_time.count() + compute * longest); };
   StepTimeDistribution d;
   if (!seed) {
@@ -98,7 +99,9 @@ StepTimeDistribution step_time_distribution(Seconds step_time, const Breakdown& 
   const std::vector<double> maxima = sample_steps(std::max<std::int64_t>(1, ranks), costs, *seed);
   double sum = 0;
   for (const double m : maxima) sum += m;
-  const auto quantile = [&](double q) { return maxima[static_cast<std::size_t>(q * static_cast<double>(maxima.size() - 1))]; };
+  const auto quantile = [&](double q) {
+    return maxima[static_cast<std::size_t>(q * static_cast<double>(maxima.size() - 1))];
+  };
   d.mean = at(sum / static_cast<double>(maxima.size()));
   d.p50 = at(quantile(0.50));
   d.p95 = at(quantile(0.95));

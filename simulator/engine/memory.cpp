@@ -8,9 +8,11 @@
 namespace fsdp {
 namespace {
 
-[[noreturn]] void broken(const Program& program, const Step& step, std::int32_t op, std::int32_t buffer, const char* what) {
+[[noreturn]] void broken(const Program& program, const Step& step, std::int32_t op, std::int32_t buffer,
+                         const char* what) {
   throw MachineError("broken program: operation " + std::to_string(op) + " (" +
-                     std::string(name(step.ops[static_cast<std::size_t>(op)].action)) + ") " + what + " buffer " + std::to_string(buffer) + " (" +
+                     std::string(name(step.ops[static_cast<std::size_t>(op)].action)) + ") " + what + " buffer " +
+                     std::to_string(buffer) + " (" +
                      std::string(name(program.buffers[static_cast<std::size_t>(buffer)].kind)) + ")");
 }
 
@@ -53,7 +55,8 @@ MemoryTimeline replay_memory(const Step& step, const Program& program, std::vect
 namespace {
 
 // What the peak, which stands at operation `target` of `step`, is made of, given the buffers live before the step.
-void made_of(const Step& step, const Program& program, const std::vector<char>& live, std::int32_t target, ProgramMemory& memory) {
+void made_of(const Step& step, const Program& program, const std::vector<char>& live, std::int32_t target,
+             ProgramMemory& memory) {
   std::array<std::int64_t, kBufferKinds> now{};
   std::int64_t total = 0;
   const auto change = [&](std::int32_t b, int sign) {
@@ -78,8 +81,13 @@ std::int64_t host_peak(const Program& program) {
   std::int64_t now = 0, peak = 0;
   for (const Step* step : {&program.init, &program.first_step, &program.steady_step}) {
     for (const Operation& op : step->ops) {
-      const auto bytes = [&](std::int32_t b) { return program.buffers[static_cast<std::size_t>(b)].host ? program.buffers[static_cast<std::size_t>(b)].bytes : 0; };
-      memory_events(*step, op, [&](std::int32_t b) { peak = std::max(peak, now += bytes(b)); }, [&](std::int32_t b) { now -= bytes(b); });
+      const auto bytes = [&](std::int32_t b) {
+        return program.buffers[static_cast<std::size_t>(b)].host ? program.buffers[static_cast<std::size_t>(b)].bytes
+                                                                 : 0;
+      };
+      memory_events(
+          *step, op, [&](std::int32_t b) { peak = std::max(peak, now += bytes(b)); },
+          [&](std::int32_t b) { now -= bytes(b); });
     }
   }
   return peak;
@@ -97,7 +105,8 @@ ProgramMemory replay_memory(const Program& program) {
     before[s] = live;
     *timelines[s] = replay_memory(*steps[s], program, live);
   }
-  if (live != before[2]) throw MachineError("broken program: a steady step does not end with the buffers that it began with");
+  if (live != before[2])
+    throw MachineError("broken program: a steady step does not end with the buffers that it began with");
   for (int s = 0; s < 3; ++s) {
     const auto& points = timelines[s]->points;
     for (std::size_t i = 0; i < points.size(); ++i) {
@@ -112,8 +121,7 @@ ProgramMemory replay_memory(const Program& program) {
     memory.host_peak = host_peak(program);
     break;
   }
-  if (memory.peak_op >= 0)
-    made_of(*steps[memory.peak_step], program, before[memory.peak_step], memory.peak_op, memory);
+  if (memory.peak_op >= 0) made_of(*steps[memory.peak_step], program, before[memory.peak_step], memory.peak_op, memory);
   return memory;
 }
 

@@ -1,4 +1,5 @@
-// One vector clock over the streams per operation: clock[op][s] = how many operations of stream s have finished when `op` has.
+// One vector clock over the streams per operation: clock[op][s] = how many operations of stream s have finished when
+// `op` has.
 #include "simulator/engine/race.h"
 
 #include <algorithm>
@@ -8,13 +9,16 @@
 namespace fsdp {
 namespace {
 
-using Clock = std::array<std::int32_t, kStreams>;             // counts of finished operations per stream
+using Clock = std::array<std::int32_t, kStreams>;  // counts of finished operations per stream
 
 void join(Clock& into, const Clock& from) {
   for (std::size_t s = 0; s < into.size(); ++s) into[s] = std::max(into[s], from[s]);
 }
 
-struct Place { int step = 0; std::int32_t op = -1; };          // where an access stands
+struct Place {
+  int step = 0;
+  std::int32_t op = -1;
+};  // where an access stands
 
 // Latest access per stream, as "number of operations of that stream that must have finished" (0: none).
 struct Accesses {
@@ -24,13 +28,14 @@ struct Accesses {
 
 struct BufferHistory {
   bool live = false;
-  Accesses writes, all;                      // since the allocation
-  Accesses earlier;                          // of buffers that had these bytes before
+  Accesses writes, all;  // since the allocation
+  Accesses earlier;      // of buffers that had these bytes before
 };
 
 class Prover {
  public:
-  Prover(const Program& program, std::size_t at_most) : program_(program), at_most_(at_most), history_(program.buffers.size()) {}
+  Prover(const Program& program, std::size_t at_most)
+      : program_(program), at_most_(at_most), history_(program.buffers.size()) {}
 
   std::vector<Race> prove() {
     const Step* steps[] = {&program_.init, &program_.first_step, &program_.steady_step, &program_.steady_step};
@@ -49,7 +54,7 @@ class Prover {
       const Operation& op = step.ops[i];
       for (std::int32_t b : step.allocs_of(op)) allocate(b);
       for (std::int32_t b : step.inner_of(op))
-        if (b >= 0) allocate(b);             // what an operation does inside itself is not ordered finer than it is
+        if (b >= 0) allocate(b);  // what an operation does inside itself is not ordered finer than it is
       if (op.action == Action::read_loss && op.args.count > 0) join(host_, stream_clock_[stream_of(op)]);
       if (op.action == Action::host_wait)
         for (std::int32_t w : step.waits_of(op))
@@ -69,7 +74,7 @@ class Prover {
     Clock start = stream_clock_[s];
     join(start, host_);
     for (std::int32_t w : step.waits_of(op)) join(start, clocks_[static_cast<std::size_t>(w)]);
-    if (op.stream == Stream::compute && first_on_compute_) {             // Program's promise between steps
+    if (op.stream == Stream::compute && first_on_compute_) {  // Program's promise between steps
       join(start, before_step_);
       first_on_compute_ = false;
     }
@@ -104,7 +109,8 @@ class Prover {
     BufferHistory& h = history_[static_cast<std::size_t>(a.buffer)];
     if (!h.live) return report({}, a.buffer, "a buffer is used outside of its lifetime");
     require(h.earlier, s, start, a.buffer, "bytes are used again before their former owner's operations have finished");
-    require(a.access == Access::read ? h.writes : h.all, s, start, a.buffer, "two operations on different streams use a buffer, unordered");
+    require(a.access == Access::read ? h.writes : h.all, s, start, a.buffer,
+            "two operations on different streams use a buffer, unordered");
   }
 
   void note(const Arg& a, std::size_t s) {
@@ -147,8 +153,8 @@ class Prover {
     if (b.offset >= 0 && b.bytes > 0) give_bytes(b, h.all);
   }
 
-  // Accesses that the allocator does not wait for by itself before it hands the block out again: those on streams that the block is
-  // not marked for. All of them were issued before the free, where the marks are made.
+  // Accesses that the allocator does not wait for by itself before it hands the block out again: those on streams that
+  // the block is not marked for. All of them were issued before the free, where the marks are made.
   static Accesses unrecorded(Accesses accesses, const Buffer& b) {
     for (std::size_t s = 0; s < accesses.until.size(); ++s)
       if (((b.recorded_streams >> s) & 1U) != 0) accesses.until[s] = 0;
@@ -156,12 +162,17 @@ class Prover {
   }
 
   void check_reuse(std::size_t s, const Clock& start) {
-    require(freed_[s], s, start, freed_buffer_[s], "a freed block may be reused by its pool's stream before its last use has finished");
+    require(freed_[s], s, start, freed_buffer_[s],
+            "a freed block may be reused by its pool's stream before its last use has finished");
     freed_[s] = {};
   }
 
   // Arena bytes, as disjoint segments: [begin, end) -> owner while live, and the accesses of former owners.
-  struct Segment { std::int64_t end = 0; std::int32_t owner = -1; Accesses past; };
+  struct Segment {
+    std::int64_t end = 0;
+    std::int32_t owner = -1;
+    Accesses past;
+  };
 
   using Arena = std::map<std::int64_t, Segment>;
   Arena& arena_of(const Buffer& b) { return arenas_[b.host ? 1 : 0]; }
@@ -202,13 +213,13 @@ class Prover {
   const Program& program_;
   const std::size_t at_most_;
   std::vector<BufferHistory> history_;
-  std::vector<Clock> clocks_;                // of this step's operations, when they have finished
+  std::vector<Clock> clocks_;  // of this step's operations, when they have finished
   std::array<Clock, kStreams> stream_clock_{};
   Clock issued_{}, host_{}, before_step_{};
   bool first_on_compute_ = true;
-  std::array<Accesses, kStreams> freed_;     // by pool: accesses of blocks freed since the stream's last operation
+  std::array<Accesses, kStreams> freed_;  // by pool: accesses of blocks freed since the stream's last operation
   std::array<std::int32_t, kStreams> freed_buffer_{};
-  std::array<Arena, 2> arenas_;              // of the device, of the host
+  std::array<Arena, 2> arenas_;  // of the device, of the host
   Place here_;
   std::vector<Race> races_;
 };

@@ -4,11 +4,13 @@
 // init, first step and two steady steps:
 //  - two accesses to one buffer, at least one a write, on different streams, are ordered;
 //  - every access of an allocation happens before the first later operation of its pool's stream after the free (only
-//    then may the allocator hand out the block again), except on streams that the block is marked for (Buffer::recorded_streams):
+//    then may the allocator hand out the block again), except on streams that the block is marked for
+//      (Buffer::recorded_streams):
 //    the allocator waits for what was issued on those before the free;
 //  - accesses lie between allocation and free in host order;
 //  - what the host reads or writes itself (offloaded shards) it has waited for;
-//  - buffers whose byte ranges overlap in the arena (when offsets are assigned) are never live together, and the accesses of
+//  - buffers whose byte ranges overlap in the arena (when offsets are assigned) are never live together, and the
+//  accesses of
 //    the earlier happen before those of the later; marks do not help here, as nothing waits for them.
 #pragma once
 
@@ -20,10 +22,10 @@
 namespace fsdp {
 
 struct Race {
-  int step = 0;                              // 0 init, 1 first, 2 and 3 steady
-  std::int32_t earlier = -1, later = -1;     // operation indices
+  int step = 0;                           // 0 init, 1 first, 2 and 3 steady
+  std::int32_t earlier = -1, later = -1;  // operation indices
   std::int32_t buffer = -1;
-  std::string rule;                          // which of them, in words
+  std::string rule;  // which of them, in words
 };
 
 // Linear in the program for a fixed number of streams. Empty: proven.

@@ -21,8 +21,8 @@ std::optional<double> error_of(const auto& predicted, const auto& measured) {
 
 // What is predicted for a run, whatever was measured: equal runs are predicted once.
 struct Forecast {
-  std::string refusal;                       // not empty: there is no prediction
-  ShardingPlan step;                         // mesh, micro-batches and sequence length alone: what measured_step_time asks for
+  std::string refusal;  // not empty: there is no prediction
+  ShardingPlan step;    // mesh, micro-batches and sequence length alone: what measured_step_time asks for
   double step_time_s = 0;
   std::optional<MemoryKind> kind;
   std::optional<std::int64_t> peak_bytes;
@@ -47,8 +47,10 @@ Forecast forecast(const PublishedRun& run, const PriceList& prices, const Accura
   const Bytes peak = predict_peak(prepared, costs, *f.kind);
   f.peak_bytes = peak.count();
   if (peak > device && predict_peak(prepared, costs, MemoryKind::allocated) > device)
-    f.refusal = fmt::format("peak_memory_gib: the run as described needs {} of a device of {}: it must have done something that its row does not say",
-                            human(peak), human(device));
+    f.refusal = fmt::format(
+        "peak_memory_gib: the run as described needs {} of a device of {}: it must have done something that its row "
+        "does not say",
+        human(peak), human(device));
   return f;
 }
 
@@ -77,16 +79,36 @@ class Forecasts {
 
   static std::string key_of(const PublishedRun& r) {
     std::string key;
-    for (const std::string* text :
-         {&r.source, &r.framework, &r.model, &r.gpu, &r.strategy, &r.wrap, &r.reshard, &r.backward_prefetch, &r.grad_sync, &r.param_dtype,
-          &r.reduce_dtype, &r.precision, &r.optimizer, &r.activation_checkpointing, &r.cpu_offload, &r.compile, &r.float8, &r.attention, &r.loss,
-          &r.expandable_segments, &r.memory_kind, &r.software, &r.software_generation, &r.notes})
+    for (const std::string* text : {&r.source,
+                                    &r.framework,
+                                    &r.model,
+                                    &r.gpu,
+                                    &r.strategy,
+                                    &r.wrap,
+                                    &r.reshard,
+                                    &r.backward_prefetch,
+                                    &r.grad_sync,
+                                    &r.param_dtype,
+                                    &r.reduce_dtype,
+                                    &r.precision,
+                                    &r.optimizer,
+                                    &r.activation_checkpointing,
+                                    &r.cpu_offload,
+                                    &r.compile,
+                                    &r.float8,
+                                    &r.attention,
+                                    &r.loss,
+                                    &r.expandable_segments,
+                                    &r.memory_kind,
+                                    &r.software,
+                                    &r.software_generation,
+                                    &r.notes})
       key += *text + '\n';
-    for (const auto& n : {r.params, r.layers, r.hidden, r.heads, r.kv_heads, r.ffn, r.vocab, r.seq_len, r.gpus, r.gpus_per_node, r.dp_shard,
-                          r.dp_replicate, r.micro_batch, r.grad_accum, r.global_batch})
+    for (const auto& n : {r.params, r.layers, r.hidden, r.heads, r.kv_heads, r.ffn, r.vocab, r.seq_len, r.gpus,
+                          r.gpus_per_node, r.dp_shard, r.dp_replicate, r.micro_batch, r.grad_accum, r.global_batch})
       key += fmt::format("{},", n.value_or(-1));
-    return key + fmt::format("{},{},{},{}", r.fabric_gbps_per_gpu.value_or(-1), r.clip_norm.value_or(-1), r.peak_memory_gib.has_value(),
-                             month_of(r).value_or(-1));
+    return key + fmt::format("{},{},{},{}", r.fabric_gbps_per_gpu.value_or(-1), r.clip_norm.value_or(-1),
+                             r.peak_memory_gib.has_value(), month_of(r).value_or(-1));
   }
 
   const PriceList& prices_;
@@ -101,7 +123,8 @@ AccuracyRow row_of(const PublishedRun& run, const Forecast& f) {
   row.float8 = uses_float8(run);
   row.measured_step_time_s = measured_step_time(run, f.step);
   if (run.peak_memory_gib) row.measured_peak_bytes = std::llround(*run.peak_memory_gib * kGib);
-  if (!row.measured_step_time_s && !row.measured_peak_bytes) throw InputError("step_time_s", "and peak_memory_gib are both empty: there is nothing to compare with");
+  if (!row.measured_step_time_s && !row.measured_peak_bytes)
+    throw InputError("step_time_s", "and peak_memory_gib are both empty: there is nothing to compare with");
   row.assumptions = f.assumptions;
   row.predicted_step_time_s = f.step_time_s;
   row.predicted_peak_bytes = f.peak_bytes;
@@ -118,11 +141,14 @@ std::optional<double> measured_step_time(const PublishedRun& run, const Sharding
   if (!run.step_time_s) return tokens / *run.tokens_per_s_per_gpu;
   const double ratio = tokens / *run.step_time_s / *run.tokens_per_s_per_gpu;
   if (ratio < 0.9 || ratio > 1.1)
-    throw InputError("step_time_s", "and tokens_per_s_per_gpu contradict each other: " + std::to_string(tokens / *run.step_time_s) + " tokens/s follow from the former");
+    throw InputError("step_time_s", "and tokens_per_s_per_gpu contradict each other: " +
+                                        std::to_string(tokens / *run.step_time_s) + " tokens/s follow from the former");
   return run.step_time_s;
 }
 
-std::optional<double> AccuracyRow::step_time_error() const { return error_of(predicted_step_time_s, measured_step_time_s); }
+std::optional<double> AccuracyRow::step_time_error() const {
+  return error_of(predicted_step_time_s, measured_step_time_s);
+}
 std::optional<double> AccuracyRow::peak_error() const { return error_of(predicted_peak_bytes, measured_peak_bytes); }
 
 PriceList datasheet_prices() {
@@ -136,7 +162,8 @@ PriceList prices_of(Costs costs) {
           0};
 }
 
-AccuracyReport accuracy_of(std::istream& in, std::string_view where, const PriceList& prices, const AccuracyOptions& options) {
+AccuracyReport accuracy_of(std::istream& in, std::string_view where, const PriceList& prices,
+                           const AccuracyOptions& options) {
   RunReader reader(in, where);
   AccuracyReport out;
   std::optional<PublishedRun> run;

@@ -28,36 +28,36 @@ struct AccuracyRow {
   bool float8 = false;
   std::optional<double> measured_step_time_s, predicted_step_time_s;
   std::optional<std::int64_t> measured_peak_bytes, predicted_peak_bytes;
-  MemoryKind memory_kind{};                  // of both peaks
+  MemoryKind memory_kind{};  // of both peaks
   std::vector<std::string> assumptions;
   [[nodiscard]] std::optional<double> step_time_error() const;
   [[nodiscard]] std::optional<double> peak_error() const;
 };
 
-struct ErrorSummary {                        // of absolute errors; bias: mean of the signed ones
+struct ErrorSummary {  // of absolute errors; bias: mean of the signed ones
   std::int64_t rows = 0;
   double mean = 0, median = 0, p90 = 0, worst = 0, bias = 0;
   std::string worst_id;
 };
 struct AccuracyGroup {
-  std::string by, name;                      // "source", "pytorch/torchtitan"
+  std::string by, name;  // "source", "pytorch/torchtitan"
   ErrorSummary step_time, peak;
 };
 
-// Order inside groups of the same source, GPU and model: of all pairs whose measured times differ by 2 % or more, the share predicted
-// in the right order less the share in the wrong order.
+// Order inside groups of the same source, GPU and model: of all pairs whose measured times differ by 2 % or more, the
+// share predicted in the right order less the share in the wrong order.
 struct RankAgreement {
   std::int64_t groups = 0, pairs = 0;
-  double tau = 0;                            // over all pairs of all groups; 0 without pairs
-  double mean_tau = 0;                       // mean over groups
+  double tau = 0;       // over all pairs of all groups; 0 without pairs
+  double mean_tau = 0;  // mean over groups
 };
 
 struct AccuracySummary {
-  AccuracyGroup headline, all;               // headline: trust A without 8-bit matrix products
-  std::vector<AccuracyGroup> groups;         // by source, GPU, scale, trust, in this order
+  AccuracyGroup headline, all;        // headline: trust A without 8-bit matrix products
+  std::vector<AccuracyGroup> groups;  // by source, GPU, scale, trust, in this order
   RankAgreement order, headline_order;
-  std::int64_t free_constants = 0;           // fitted numbers that the predictions rest on
-  std::vector<std::string> repeated_ids;     // at most 100 of them
+  std::int64_t free_constants = 0;        // fitted numbers that the predictions rest on
+  std::vector<std::string> repeated_ids;  // at most 100 of them
 };
 
 struct AccuracyReport {
@@ -76,15 +76,17 @@ struct PriceList {
 [[nodiscard]] PriceList prices_of(Costs);
 
 struct AccuracyOptions {
-  bool memory = true;                        // predict peaks too, where one was measured
-  std::function<void(std::int64_t rows)> progress;   // called after every row
+  bool memory = true;                               // predict peaks too, where one was measured
+  std::function<void(std::int64_t rows)> progress;  // called after every row
 };
 
-// What the row says a step took: its time, else global batch over throughput; empty: neither. Throws InputError where both contradict.
+// What the row says a step took: its time, else global batch over throughput; empty: neither. Throws InputError where
+// both contradict.
 [[nodiscard]] std::optional<double> measured_step_time(const PublishedRun&, const ShardingPlan&);
 
 // Reads, predicts and sums up. Throws InputError for a file that is no CSV of runs; bad rows are skipped with a reason.
-[[nodiscard]] AccuracyReport accuracy_of(std::istream&, std::string_view where, const PriceList&, const AccuracyOptions& = {});
+[[nodiscard]] AccuracyReport accuracy_of(std::istream&, std::string_view where, const PriceList&,
+                                         const AccuracyOptions& = {});
 [[nodiscard]] AccuracySummary summarize(std::span<const AccuracyRow>);
 
 [[nodiscard]] ErrorSummary summarize_errors(std::span<const double> signed_errors, std::span<const std::string> ids);

@@ -8,12 +8,21 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 template <class T>
-Json or_null(const std::optional<T>& value) { return value ? Json(*value) : Json(nullptr); }
+Json or_null(const std::optional<T>& value) {
+  return value ? Json(*value) : Json(nullptr);
+}
 
 Json json_of(const AccuracyRow& r) {
-  Json j{{"id", r.id}, {"source", r.source}, {"trust", r.trust}, {"gpu", r.gpu}, {"model", r.model}, {"gpus", r.gpus},
-         {"measured_step_time_s", or_null(r.measured_step_time_s)}, {"predicted_step_time_s", or_null(r.predicted_step_time_s)},
-         {"measured_peak_bytes", or_null(r.measured_peak_bytes)}, {"predicted_peak_bytes", or_null(r.predicted_peak_bytes)}};
+  Json j{{"id", r.id},
+         {"source", r.source},
+         {"trust", r.trust},
+         {"gpu", r.gpu},
+         {"model", r.model},
+         {"gpus", r.gpus},
+         {"measured_step_time_s", or_null(r.measured_step_time_s)},
+         {"predicted_step_time_s", or_null(r.predicted_step_time_s)},
+         {"measured_peak_bytes", or_null(r.measured_peak_bytes)},
+         {"predicted_peak_bytes", or_null(r.predicted_peak_bytes)}};
   j["memory_kind"] = r.measured_peak_bytes ? Json(name(r.memory_kind)) : Json(nullptr);
   j["assumptions"] = r.assumptions;
   return j;
@@ -21,11 +30,14 @@ Json json_of(const AccuracyRow& r) {
 
 Json json_of(const ErrorSummary& s) {
   if (s.rows == 0) return {{"rows", 0}};
-  return {{"rows", s.rows}, {"mean_abs_error", s.mean}, {"median_abs_error", s.median}, {"p90_abs_error", s.p90},
-          {"worst_abs_error", s.worst}, {"worst_id", s.worst_id}, {"bias", s.bias}};
+  return {{"rows", s.rows},         {"mean_abs_error", s.mean},   {"median_abs_error", s.median},
+          {"p90_abs_error", s.p90}, {"worst_abs_error", s.worst}, {"worst_id", s.worst_id},
+          {"bias", s.bias}};
 }
 
-Json json_of(const AccuracyGroup& g) { return {{"by", g.by}, {"name", g.name}, {"step_time", json_of(g.step_time)}, {"peak_memory", json_of(g.peak)}}; }
+Json json_of(const AccuracyGroup& g) {
+  return {{"by", g.by}, {"name", g.name}, {"step_time", json_of(g.step_time)}, {"peak_memory", json_of(g.peak)}};
+}
 
 Json json_of(const RankAgreement& r) {
   Json j{{"groups", r.groups}, {"pairs", r.pairs}};
@@ -51,7 +63,7 @@ std::string to_json_text(const AccuracyReport& report) {
   sum["repeated_ids"] = s.repeated_ids;
   sum["groups"] = Json::array();
   for (const AccuracyGroup& g : s.groups) sum["groups"].push_back(json_of(g));
-  return j.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";   // cells may be cut inside a character
+  return j.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";  // cells may be cut inside a character
 }
 
 }  // namespace fsdp

@@ -10,7 +10,7 @@
 namespace fsdp {
 namespace {
 
-constexpr double kSameTime = 0.02;           // measured times this close have no order
+constexpr double kSameTime = 0.02;  // measured times this close have no order
 constexpr std::size_t kLeastInGroup = 5;
 
 // The value below which a share q of the sorted numbers lies, between neighbours.
@@ -22,8 +22,12 @@ double quantile(const std::vector<double>& sorted, double q) {
 }
 
 std::string scale_of(std::int64_t gpus) {
-  struct Band { std::int64_t most; const char* name; };
-  constexpr std::array kBands{Band{8, "to 8 GPUs"}, Band{32, "9 to 32 GPUs"}, Band{128, "33 to 128 GPUs"}, Band{512, "129 to 512 GPUs"}};
+  struct Band {
+    std::int64_t most;
+    const char* name;
+  };
+  constexpr std::array kBands{Band{8, "to 8 GPUs"}, Band{32, "9 to 32 GPUs"}, Band{128, "33 to 128 GPUs"},
+                              Band{512, "129 to 512 GPUs"}};
   for (const Band& b : kBands)
     if (gpus <= b.most) return b.name;
   return "over 512 GPUs";
@@ -40,12 +44,15 @@ ErrorSummary errors_of(const Picked& rows, std::optional<double> (AccuracyRow::*
 }
 
 AccuracyGroup group(std::string by, std::string name, const Picked& rows) {
-  return {std::move(by), std::move(name), errors_of(rows, &AccuracyRow::step_time_error), errors_of(rows, &AccuracyRow::peak_error)};
+  return {std::move(by), std::move(name), errors_of(rows, &AccuracyRow::step_time_error),
+          errors_of(rows, &AccuracyRow::peak_error)};
 }
 
 template <class Key>
-void add_groups(std::vector<AccuracyGroup>& out, const std::string& by, std::span<const AccuracyRow> rows, const Key& key) {
-  std::map<decltype(key(rows[0])), std::pair<std::string, Picked>> groups;   // in the key's order, with the name that people read
+void add_groups(std::vector<AccuracyGroup>& out, const std::string& by, std::span<const AccuracyRow> rows,
+                const Key& key) {
+  std::map<decltype(key(rows[0])), std::pair<std::string, Picked>>
+      groups;  // in the key's order, with the name that people read
   for (const AccuracyRow& r : rows) groups[key(r)].second.push_back(&r);
   for (auto& [k, g] : groups) {
     if constexpr (std::is_same_v<std::decay_t<decltype(k)>, std::string>) g.first = k;
@@ -54,10 +61,16 @@ void add_groups(std::vector<AccuracyGroup>& out, const std::string& by, std::spa
   }
 }
 
-std::int64_t band(std::int64_t gpus) { return gpus <= 8 ? 8 : gpus <= 32 ? 32 : gpus <= 128 ? 128 : gpus <= 512 ? 512 : 513; }
+std::int64_t band(std::int64_t gpus) {
+  return gpus <= 8 ? 8 : gpus <= 32 ? 32 : gpus <= 128 ? 128 : gpus <= 512 ? 512 : 513;
+}
 
-struct Times { double measured, predicted; };
-struct Pairs { std::int64_t count = 0, score = 0; };
+struct Times {
+  double measured, predicted;
+};
+struct Pairs {
+  std::int64_t count = 0, score = 0;
+};
 
 // Counts of what was inserted so far, by rank (a Fenwick tree).
 class RankCounts {
@@ -76,21 +89,24 @@ class RankCounts {
   std::vector<std::int64_t> tree_;
 };
 
-// Pairs far enough apart, and those in the right order less those in the wrong one: a sweep from the shortest measured time on, in
-// which every row meets all that are shorter by kSameTime and more.
+// Pairs far enough apart, and those in the right order less those in the wrong one: a sweep from the shortest measured
+// time on, in which every row meets all that are shorter by kSameTime and more.
 Pairs pairs_of(std::vector<Times> times) {
   std::sort(times.begin(), times.end(), [](const Times& a, const Times& b) { return a.measured < b.measured; });
   std::vector<double> predicted;
   for (const Times& t : times) predicted.push_back(t.predicted);
   std::sort(predicted.begin(), predicted.end());
-  const auto rank = [&](auto bound, double value) { return static_cast<std::size_t>(bound(predicted.begin(), predicted.end(), value) - predicted.begin()); };
+  const auto rank = [&](auto bound, double value) {
+    return static_cast<std::size_t>(bound(predicted.begin(), predicted.end(), value) - predicted.begin());
+  };
   const auto lower = [&](double v) { return rank([](auto... a) { return std::lower_bound(a...); }, v); };
   const auto upper = [&](double v) { return rank([](auto... a) { return std::upper_bound(a...); }, v); };
   RankCounts seen(times.size());
   Pairs out;
   std::size_t inserted = 0;
   for (const Times& t : times) {
-    while (inserted < times.size() && t.measured - times[inserted].measured >= kSameTime * t.measured) seen.insert(lower(times[inserted++].predicted));
+    while (inserted < times.size() && t.measured - times[inserted].measured >= kSameTime * t.measured)
+      seen.insert(lower(times[inserted++].predicted));
     const std::int64_t faster = seen.below(lower(t.predicted)), not_slower = seen.below(upper(t.predicted));
     out.count += static_cast<std::int64_t>(inserted);
     out.score += faster - (static_cast<std::int64_t>(inserted) - not_slower);
@@ -141,7 +157,8 @@ RankAgreement rank_agreement(std::span<const AccuracyRow> rows) {
     agree += static_cast<double>(p.score);
     taus += static_cast<double>(p.score) / static_cast<double>(p.count);
   }
-  if (out.pairs > 0) out.tau = agree / static_cast<double>(out.pairs), out.mean_tau = taus / static_cast<double>(out.groups);
+  if (out.pairs > 0)
+    out.tau = agree / static_cast<double>(out.pairs), out.mean_tau = taus / static_cast<double>(out.groups);
   return out;
 }
 

@@ -49,7 +49,8 @@ AccuracyRow accuracy_row(const FitRun& r, double predicted) {
 }
 
 struct Split {
-  std::vector<const FitRun*> train, near, test;   // near: the part of train on GPUs that are tested, which is all that decides
+  std::vector<const FitRun*> train, near,
+      test;  // near: the part of train on GPUs that are tested, which is all that decides
 };
 
 Split split(std::span<const FitRun> runs, const Rows& fold) {
@@ -76,7 +77,8 @@ std::string_view name(HoldOut h) { return kNames[static_cast<std::size_t>(h)]; }
 HoldOut parse_hold_out(std::string_view text, std::string_view where) {
   for (std::size_t i = 0; i < kNames.size(); ++i)
     if (kNames[i] == text) return static_cast<HoldOut>(i);
-  throw InputError(std::string(where), "'" + printable(text) + "' is no way to hold rows out", "use source-model, source or random");
+  throw InputError(std::string(where), "'" + printable(text) + "' is no way to hold rows out",
+                   "use source-model, source or random");
 }
 
 CrossValidation cross_validate(std::span<FitRun> runs, HoldOut what, const CrossValidationOptions& options) {

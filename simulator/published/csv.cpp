@@ -34,8 +34,8 @@ bool CsvReader::keep(std::string& cell, int c) {
   return true;
 }
 
-// After the opening quote, up to the closing one. A quote that opens and never closes would swallow the rest of the file: past the
-// limit the record ends with its line.
+// After the opening quote, up to the closing one. A quote that opens and never closes would swallow the rest of the
+// file: past the limit the record ends with its line.
 void CsvReader::quoted(std::string& cell) {
   for (int c = get(); c != kEnd; c = get()) {
     if (c == '"') {
@@ -69,7 +69,7 @@ bool CsvReader::next() {
   problem_.clear();
   record_bytes_ = 0;
   line_ = at_line_;
-  bool closed = false;                       // a quoted cell has ended: only a comma or the end of the line may follow
+  bool closed = false;  // a quoted cell has ended: only a comma or the end of the line may follow
   for (int c = get();; c = get()) {
     if (c == kEnd) break;
     line_ends_ = at_line_;

@@ -1,12 +1,12 @@
-// Comma-separated records from a stream, one at a time, in bounded memory: RFC 4180 (quotes, doubled quotes, line breaks inside
-// quotes), lines that end with LF, CRLF or CR, a UTF-8 byte order mark.
+// Comma-separated records from a stream, one at a time, in bounded memory: RFC 4180 (quotes, doubled quotes, line
+// breaks inside quotes), lines that end with LF, CRLF or CR, a UTF-8 byte order mark.
 //
 //   std::ifstream file("runs.csv", std::ios::binary);
 //   CsvReader csv(file);
 //   while (csv.next()) use(csv.cells(), csv.line());
 //
-// Nothing is judged here: cells are bytes as they stand. A record may be broken (then `problem` says how and its cells must not be
-// used); reading goes on after it. Lines with nothing in them are no records.
+// Nothing is judged here: cells are bytes as they stand. A record may be broken (then `problem` says how and its cells
+// must not be used); reading goes on after it. Lines with nothing in them are no records.
 #pragma once
 
 #include <cstdint>
@@ -16,17 +16,17 @@
 
 namespace fsdp {
 
-inline constexpr std::size_t kMaxCsvRecord = std::size_t{1} << 20;   // bytes
+inline constexpr std::size_t kMaxCsvRecord = std::size_t{1} << 20;  // bytes
 
 class CsvReader {
  public:
   explicit CsvReader(std::istream& in) : in_(in), buffer_(std::size_t{1} << 16) {}
 
-  [[nodiscard]] bool next();                                           // false at the end
+  [[nodiscard]] bool next();  // false at the end
   [[nodiscard]] const std::vector<std::string>& cells() const { return cells_; }
-  [[nodiscard]] std::int64_t line() const { return line_; }            // where the record starts, from 1
+  [[nodiscard]] std::int64_t line() const { return line_; }  // where the record starts, from 1
   [[nodiscard]] std::int64_t last_line() const { return line_ends_; }
-  [[nodiscard]] const std::string& problem() const { return problem_; }   // empty: none
+  [[nodiscard]] const std::string& problem() const { return problem_; }  // empty: none
 
  private:
   [[nodiscard]] int get();

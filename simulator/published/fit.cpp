@@ -10,9 +10,9 @@ namespace fsdp {
 
 namespace {
 
-constexpr double kHuber = 1.345;             // 95 % of least squares' efficiency on normal errors
-constexpr double kMedianToSigma = 1.4826;    // of a normal distribution
-constexpr double kRowsOfOthers = 5;          // how many rows the spread of all blocks counts for in one block's
+constexpr double kHuber = 1.345;           // 95 % of least squares' efficiency on normal errors
+constexpr double kMedianToSigma = 1.4826;  // of a normal distribution
+constexpr double kRowsOfOthers = 5;        // how many rows the spread of all blocks counts for in one block's
 
 using Vector = Eigen::VectorXd;
 using Matrix = Eigen::MatrixXd;
@@ -41,7 +41,8 @@ void check(const FitProblem& p, const FitOptions& o) {
             "a prior names no constant, or its median or width is not positive");
   for (const FitBlock& b : p.blocks) {
     require(b.weights.empty() || b.weights.size() == b.rows, "a block has as many weights as rows, or none");
-    require(b.derivatives.empty() || b.derivatives.size() == b.rows * b.variables.size(), "a block's derivatives are not rows times constants");
+    require(b.derivatives.empty() || b.derivatives.size() == b.rows * b.variables.size(),
+            "a block's derivatives are not rows times constants");
     for (const int v : b.variables) require(v >= 0 && v < n, "a block names no constant");
   }
   require(o.noise > 0 && o.difference > 0, "noise and difference must be positive");
@@ -56,7 +57,8 @@ double median(std::vector<double> values) {
 
 class Solver {
  public:
-  Solver(const FitProblem& problem, const FitOptions& options) : p_(problem), o_(options), n_(static_cast<int>(p_.variables.size())) {
+  Solver(const FitProblem& problem, const FitOptions& options)
+      : p_(problem), o_(options), n_(static_cast<int>(p_.variables.size())) {
     x_.resize(n_);
     lower_.resize(n_);
     upper_.resize(n_);
@@ -183,7 +185,8 @@ class Solver {
     Residuals all = known;
     for (std::size_t b = 0; b < p_.blocks.size(); ++b) {
       const auto& own = p_.blocks[b].variables;
-      if (std::find(own.begin(), own.end(), variable) != own.end()) all[b] = evaluate(p_.blocks[b], values_of(p_.blocks[b], x));
+      if (std::find(own.begin(), own.end(), variable) != own.end())
+        all[b] = evaluate(p_.blocks[b], values_of(p_.blocks[b], x));
     }
     return all;
   }

@@ -15,13 +15,14 @@ namespace fsdp {
 namespace {
 
 constexpr std::int64_t kRowsNeeded = 5;
-constexpr double kInforms = 0.02;            // d log(step time) / d log(constant), in size
+constexpr double kInforms = 0.02;  // d log(step time) / d log(constant), in size
 constexpr double kDifference = 0.01;
-constexpr double kWide = 0.3;                // expected spread (log) from which a constant is searched for, not only followed downhill
-constexpr double kShared = 0.10;             // correlation of the errors of one model's rows on one platform: an estimate
-constexpr double kNoise = 0.009;             // the same configuration measured twice by the same people: median difference
+constexpr double kWide =
+    0.3;  // expected spread (log) from which a constant is searched for, not only followed downhill
+constexpr double kShared = 0.10;  // correlation of the errors of one model's rows on one platform: an estimate
+constexpr double kNoise = 0.009;  // the same configuration measured twice by the same people: median difference
 
-constexpr std::size_t kMostRuns = 5000;         // each keeps its lowered steps: a quarter of a megabyte
+constexpr std::size_t kMostRuns = 5000;  // each keeps its lowered steps: a quarter of a megabyte
 
 using Rows = std::vector<const FitRun*>;
 using Parameters = std::span<const CostParameter>;
@@ -77,8 +78,8 @@ struct Platform {
   Rows rows;
   std::vector<Costs> base;
   std::vector<double> before;
-  std::vector<std::int64_t> informed;        // rows per parameter
-  std::vector<int> variable;                 // per parameter: index of the variable that it has here; -1: the datasheet's
+  std::vector<std::int64_t> informed;  // rows per parameter
+  std::vector<int> variable;           // per parameter: index of the variable that it has here; -1: the datasheet's
 };
 
 std::vector<double> weights_of(const Rows& rows) {
@@ -100,7 +101,8 @@ class GpuFit {
       p.base = datasheets(p.rows);
       for (const FitRun* r : p.rows) p.before.push_back(r->datasheet_error);
       for (std::size_t k = 0; k < parameters_.size(); ++k)
-        p.informed.push_back(std::count_if(p.rows.begin(), p.rows.end(), [&](const FitRun* r) { return std::abs(r->derivatives[k]) >= kInforms; }));
+        p.informed.push_back(std::count_if(p.rows.begin(), p.rows.end(),
+                                           [&](const FitRun* r) { return std::abs(r->derivatives[k]) >= kInforms; }));
       platforms_.push_back(std::move(p));
     }
   }
@@ -127,7 +129,8 @@ class GpuFit {
     for (std::size_t k = 0; k < parameters_.size(); ++k) {
       const CostParameter& parameter = parameters_[k];
       if (informed(k) < kRowsNeeded) continue;
-      const double datasheet = std::clamp(value_of(platforms_.front().base.front(), parameter), parameter.lower, parameter.upper);
+      const double datasheet =
+          std::clamp(value_of(platforms_.front().base.front(), parameter), parameter.lower, parameter.upper);
       pooled_[k] = add(parameter, start_of(nullptr, parameter, datasheet));
       problem_.priors.push_back({pooled_[k], -1, datasheet, parameter.pool_width});
       for (Platform& p : platforms_) {
@@ -156,7 +159,8 @@ class GpuFit {
   [[nodiscard]] double start_of(const Platform* p, const CostParameter& parameter, double datasheet) const {
     if (options_.start == nullptr) return datasheet;
     const ClusterSpec& cluster = platforms_.front().rows.front()->prepared.setup.cluster;
-    const Costs costs = p ? costs_for(*options_.start, cluster, p->source, p->generation) : costs_for(*options_.start, cluster);
+    const Costs costs =
+        p ? costs_for(*options_.start, cluster, p->source, p->generation) : costs_for(*options_.start, cluster);
     return std::clamp(value_of(costs, parameter), parameter.lower, parameter.upper);
   }
 
@@ -244,9 +248,10 @@ class Reader {
       same.push_back(who);
       FitRun row{run, prepare(std::move(s)), *seconds, 0, {}};
       const Costs costs = default_costs(row.prepared.setup.cluster);
-      if (row.prepared.setup.memory_kind && predict_peak(row.prepared, costs, MemoryKind::allocated) > row.prepared.setup.cluster.gpu.memory)
+      if (row.prepared.setup.memory_kind &&
+          predict_peak(row.prepared, costs, MemoryKind::allocated) > row.prepared.setup.cluster.gpu.memory)
         return refuse("peak_memory_gib: the run as described does not fit its device");
-      row.prepared.program.init = row.prepared.program.first_step = {};   // only steady steps are priced
+      row.prepared.program.init = row.prepared.program.first_step = {};  // only steady steps are priced
       row.prepared.fewer_program.init = row.prepared.fewer_program.first_step = {};
       row.datasheet_error = log_error(row, costs);
       if (!std::isfinite(row.datasheet_error)) return refuse("the datasheet's costs give no step time");
@@ -275,11 +280,14 @@ FitRuns read_fit_runs(std::istream& in, std::string_view where, const FitRunsOpt
     if (run) rows.take(*run);
     else out.left_out.push_back(refused);
     if (out.rows.size() > kMostRuns)
-      throw InputError(std::string(where), "holds more than " + std::to_string(kMostRuns) + " different runs to fit to", "fit to a part of them");
+      throw InputError(std::string(where), "holds more than " + std::to_string(kMostRuns) + " different runs to fit to",
+                       "fit to a part of them");
   }
   if (out.rows.empty()) {
-    const std::string why = out.left_out.empty() ? "" : " (row " + out.left_out.front().id + ": " + out.left_out.front().reason + ")";
-    throw InputError(std::string(where), "holds no run to fit to" + why, "give runs with step_time_s or tokens_per_s_per_gpu");
+    const std::string why =
+        out.left_out.empty() ? "" : " (row " + out.left_out.front().id + ": " + out.left_out.front().reason + ")";
+    throw InputError(std::string(where), "holds no run to fit to" + why,
+                     "give runs with step_time_s or tokens_per_s_per_gpu");
   }
   if (options.progress) options.progress("derivatives of " + std::to_string(out.rows.size()) + " rows");
   differentiate(out.rows, {}, options.threads);

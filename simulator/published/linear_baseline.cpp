@@ -1,4 +1,5 @@
-// What a run's step time would be if it were a weighted sum of eight numbers that anybody can write down without knowing a schedule.
+// What a run's step time would be if it were a weighted sum of eight numbers that anybody can write down without
+// knowing a schedule.
 #include <Eigen/Dense>
 #include <array>
 #include <cmath>
@@ -12,16 +13,18 @@ namespace fsdp {
 namespace {
 
 constexpr int kFeatures = 8;
-constexpr double kRidge = 1e-6;              // keeps features that no row tells apart from growing without bound
+constexpr double kRidge = 1e-6;  // keeps features that no row tells apart from growing without bound
 
 using Features = std::array<double, kFeatures>;
 
-// Per GPU and step: flops of products and of attention, activations, logits, blocks launched, bytes gathered and reduced (inside a node,
-// between nodes), optimizer. In units that make each of the order of a second.
+// Per GPU and step: flops of products and of attention, activations, logits, blocks launched, bytes gathered and
+// reduced (inside a node, between nodes), optimizer. In units that make each of the order of a second.
 Features features(const FitRun& r) {
   const ShardingPlan& plan = r.prepared.setup.plan;
   const ClusterSpec& cluster = r.prepared.setup.cluster;
-  const auto of = [](const std::optional<std::int64_t>& v, double otherwise) { return v ? static_cast<double>(*v) : otherwise; };
+  const auto of = [](const std::optional<std::int64_t>& v, double otherwise) {
+    return v ? static_cast<double>(*v) : otherwise;
+  };
   double parameters = 0;
   for (const Parameter& p : r.prepared.setup.model.parameters) parameters += static_cast<double>(p.numel());
   const double layers = of(r.run.layers, 32), hidden = of(r.run.hidden, 4096), vocabulary = of(r.run.vocab, 50000);
@@ -45,7 +48,8 @@ Eigen::VectorXd solve(const Rows& rows) {
   Eigen::MatrixXd a(static_cast<Eigen::Index>(rows.size()), kFeatures);
   for (std::size_t i = 0; i < rows.size(); ++i) {
     const Features f = features(*rows[i]);
-    for (int k = 0; k < kFeatures; ++k) a(static_cast<Eigen::Index>(i), k) = f[static_cast<std::size_t>(k)] / rows[i]->measured_s;
+    for (int k = 0; k < kFeatures; ++k)
+      a(static_cast<Eigen::Index>(i), k) = f[static_cast<std::size_t>(k)] / rows[i]->measured_s;
   }
   Eigen::MatrixXd normal = a.transpose() * a;
   normal.diagonal().array() += kRidge;

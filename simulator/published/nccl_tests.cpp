@@ -57,7 +57,11 @@ bool is_type(std::string_view word) {
 bool is_text(std::string_view line) {
   for (std::size_t i = 0; i < line.size();) {
     const auto c = static_cast<unsigned char>(line[i]);
-    const std::size_t more = c < 0x80 ? 0 : c >= 0xC2 && c < 0xE0 ? 1 : c >= 0xE0 && c < 0xF0 ? 2 : c >= 0xF0 && c < 0xF5 ? 3 : 9;
+    const std::size_t more = c < 0x80                ? 0
+                             : c >= 0xC2 && c < 0xE0 ? 1
+                             : c >= 0xE0 && c < 0xF0 ? 2
+                             : c >= 0xF0 && c < 0xF5 ? 3
+                                                     : 9;
     if (c == 0 || more == 9 || i + more >= line.size()) return false;
     for (std::size_t k = 1; k <= more; ++k)
       if ((static_cast<unsigned char>(line[i + k]) & 0xC0) != 0x80) return false;
@@ -105,10 +109,12 @@ class Reader {
 
   void line(std::string_view text, std::int64_t at) {
     at_ = at;
-    const bool starts = text.find("nThread ") != std::string_view::npos && text.find("minBytes") != std::string_view::npos;
+    const bool starts =
+        text.find("nThread ") != std::string_view::npos && text.find("minBytes") != std::string_view::npos;
     if (starts) start_test();
     else if (text.find("_perf") != std::string_view::npos && text.find("concluded") == std::string_view::npos)
-      if (const Named named = collective_in(text.substr(0, text.find("_perf") + 5)); named != Named::unknown) next_named_ = named;
+      if (const Named named = collective_in(text.substr(0, text.find("_perf") + 5)); named != Named::unknown)
+        next_named_ = named;
     const Words words = words_of(text);
     if (!device_line(text, words) && !header(words)) row(words);
   }
@@ -159,7 +165,8 @@ class Reader {
       if (words[i] != "Rank" || !whole(words[i + 1])) continue;
       const bool group = words[i + 2] == "Group";
       const std::size_t pid = i + (group ? 4 : 2);
-      if (pid + 5 >= words.size() || words[pid] != "Pid" || words[pid + 2] != "on" || words[pid + 4] != "device") continue;
+      if (pid + 5 >= words.size() || words[pid] != "Pid" || words[pid + 2] != "on" || words[pid + 4] != "device")
+        continue;
       if (*whole(words[i + 1]) == 0 && !table_.empty()) start_test();
       if (group && words[i + 3] != "0") return true;  // communicators side by side: all alike
       ++hosts_[std::string(words[pid + 3])];
@@ -245,8 +252,8 @@ class Reader {
     return Half{*time, *algorithm, *bus};
   }
 
-  // All-reduce by the ratio of the two bandwidths where the table shows one, which no name overrules; the others by name, else by
-  // operation.
+  // All-reduce by the ratio of the two bandwidths where the table shows one, which no name overrules; the others by
+  // name, else by operation.
   [[nodiscard]] Named which(double n) const {
     const Half* widest = nullptr;
     bool operation = false, root = false;
@@ -278,12 +285,15 @@ class Reader {
     if (ranks > 0 && gpu_of_device(log_.device) == "gb200") per_node = ranks / ((ranks + 71) / 72);
     if (options_.ranks) ranks = *options_.ranks;
     if (ranks == 0)
-      throw InputError(place(), "a table without its list of devices (\"# Rank 0 ...\"): the number of ranks is not known",
+      throw InputError(place(),
+                       "a table without its list of devices (\"# Rank 0 ...\"): the number of ranks is not known",
                        "give the whole log, or --ranks and --ranks-per-node");
     if (options_.ranks_per_node) per_node = *options_.ranks_per_node;
     else if (hosts_.empty())
-      throw InputError(place(), "a table without its list of devices: the ranks per node are not known", "give --ranks-per-node");
-    if (ranks < 2) throw InputError(place(), "measured on one rank, which moves nothing", "run it on at least two GPUs");
+      throw InputError(place(), "a table without its list of devices: the ranks per node are not known",
+                       "give --ranks-per-node");
+    if (ranks < 2)
+      throw InputError(place(), "measured on one rank, which moves nothing", "run it on at least two GPUs");
     if (ranks > kMaxRanks || per_node < 1 || per_node > ranks)
       throw InputError(place(), fmt::format("{} ranks, {} per node, is impossible", ranks, per_node),
                        "correct --ranks and --ranks-per-node");
@@ -311,7 +321,8 @@ NcclLog read_nccl_tests(std::istream& in, std::string_view where, const NcclLogO
     ++at;
     if (line.size() > kMaxLine)
       throw InputError(fmt::format("{}: line {}", where, at), "is longer than 1 MiB", "give a log of nccl-tests");
-    if (!is_text(line)) throw InputError(fmt::format("{}: line {}", where, at), "is not UTF-8 text", "give a log of nccl-tests");
+    if (!is_text(line))
+      throw InputError(fmt::format("{}: line {}", where, at), "is not UTF-8 text", "give a log of nccl-tests");
     reader.line(line, at);
   }
   if (at == 0) throw InputError(std::string(where), "is empty", "give a log of nccl-tests");

@@ -1,20 +1,22 @@
 // What nccl-tests printed, as measured curves of collectives.
 //
 //   const NcclLog log = read_nccl_tests(file, "all_gather.log", {});
-//   costs.collective_curves = curves_of(log.samples);       // of several logs together: put their samples after one another
+//   costs.collective_curves = curves_of(log.samples);       // of several logs together: put their samples after one
+//                                                           another
 //
-// A log may hold several tests, one after another, between any other lines (NCCL's own messages, mpirun's tags before each line,
-// warnings), and may end anywhere. Columns are taken from the table's header, so that versions before 2.13 (no root, no redop for
-// all-gathers, "error" for "#wrong") are read too. Sizes are those of nccl-tests: the full tensor.
+// A log may hold several tests, one after another, between any other lines (NCCL's own messages, mpirun's tags before
+// each line, warnings), and may end anywhere. Columns are taken from the table's header, so that versions before 2.13
+// (no root, no redop for all-gathers, "error" for "#wrong") are read too. Sizes are those of nccl-tests: the full
+// tensor.
 //
-// Of the two halves of a row counts the one that FSDP does: all-gathers and all-reduces in place, reduce-scatters out of place;
-// the other where that one is missing. Rows of size or time 0 say nothing; rows with wrong results are not used; a row cut off is
-// not used.
+// Of the two halves of a row counts the one that FSDP does: all-gathers and all-reduces in place, reduce-scatters out
+// of place; the other where that one is missing. Rows of size or time 0 say nothing; rows with wrong results are not
+// used; a row cut off is not used.
 //
-// Which collective: as the log names it ("Collective test starting: all_gather_perf", a command line), else the file's name, else
-// the table: bus over algorithm bandwidth is 2(n-1)/n for all-reduce and (n-1)/n for the others; those are reduce-scatter with an
-// operation, all-gather without. Tests of other collectives are left out, with a note. Which ranks: from the list of devices; or
-// as the caller says.
+// Which collective: as the log names it ("Collective test starting: all_gather_perf", a command line), else the file's
+// name, else the table: bus over algorithm bandwidth is 2(n-1)/n for all-reduce and (n-1)/n for the others; those are
+// reduce-scatter with an operation, all-gather without. Tests of other collectives are left out, with a note. Which
+// ranks: from the list of devices; or as the caller says.
 #pragma once
 
 #include <cstdint>
@@ -43,7 +45,8 @@ struct NcclLog {
 };
 
 struct NcclLogOptions {
-  std::optional<std::int64_t> ranks, ranks_per_node;  // where logs lack their list of devices, or hosts are not NVLink domains
+  std::optional<std::int64_t> ranks,
+      ranks_per_node;  // where logs lack their list of devices, or hosts are not NVLink domains
 };
 
 // Throws InputError("FILE: line N", ...): empty, not text, no table of nccl-tests in it, or a table of unknown ranks.

@@ -9,7 +9,7 @@
 namespace fsdp {
 namespace {
 
-constexpr std::int64_t kFew = 4;             // equal micro-batches that are lowered at most
+constexpr std::int64_t kFew = 4;  // equal micro-batches that are lowered at most
 
 ShardingPlan without(ShardingPlan plan, std::int64_t micro_batches) {
   plan.micro_batches.erase(plan.micro_batches.begin(), plan.micro_batches.begin() + micro_batches);
@@ -26,7 +26,7 @@ double period(const Program& program, const ShardingPlan& plan, const RunSetup& 
 PreparedRun prepare(RunSetup setup) {
   PreparedRun out;
   const auto all = static_cast<std::int64_t>(setup.plan.micro_batches.size());
-  out.left_out = std::max<std::int64_t>(0, all - 1 - kFew);     // the last may be smaller
+  out.left_out = std::max<std::int64_t>(0, all - 1 - kFew);  // the last may be smaller
   out.few = without(setup.plan, out.left_out);
   out.program = lower(setup.model, out.few, *setup.implementation);
   if (out.left_out > 0) {
@@ -53,8 +53,11 @@ Bytes predict_peak(const PreparedRun& run, const Costs& costs, MemoryKind kind) 
   const FixedAllocation cublas = cublas_workspace(s.cluster.gpu);
   AllocatorSettings settings;
   settings.expandable_segments = s.expandable_segments;
-  const AllocatorPrediction a = replay_allocator(p, {.settings = settings, .fixed = {&cublas, 1}, .first_step = &first, .steady_step = &steady});
-  return Bytes(kind == MemoryKind::allocated ? a.peak_allocated : kind == MemoryKind::active ? a.peak_active : a.peak_reserved);
+  const AllocatorPrediction a =
+      replay_allocator(p, {.settings = settings, .fixed = {&cublas, 1}, .first_step = &first, .steady_step = &steady});
+  return Bytes(kind == MemoryKind::allocated ? a.peak_allocated
+               : kind == MemoryKind::active  ? a.peak_active
+                                             : a.peak_reserved);
 }
 
 }  // namespace fsdp

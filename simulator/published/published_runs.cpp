@@ -22,30 +22,59 @@ using NumberField = std::optional<double> Run::*;
 struct Column {
   std::string_view name;
   std::variant<TextField, CountField, NumberField> field;
-  double least = 0, most = 0;                // of numbers
+  double least = 0, most = 0;  // of numbers
 };
 
-constexpr std::size_t kMaxText = 16384;      // bytes of a cell
-constexpr double kBig = 9e15;                // whole numbers that a double holds exactly
+constexpr std::size_t kMaxText = 16384;  // bytes of a cell
+constexpr double kBig = 9e15;            // whole numbers that a double holds exactly
 // Ranges say what is impossible, not what is unusual.
 const std::array kColumns{
-    Column{"id", &Run::id}, Column{"source", &Run::source}, Column{"source_ref", &Run::source_ref}, Column{"trust", &Run::trust},
-    Column{"framework", &Run::framework}, Column{"model", &Run::model}, Column{"gpu", &Run::gpu}, Column{"strategy", &Run::strategy},
-    Column{"wrap", &Run::wrap}, Column{"reshard", &Run::reshard}, Column{"backward_prefetch", &Run::backward_prefetch},
-    Column{"grad_sync", &Run::grad_sync}, Column{"param_dtype", &Run::param_dtype}, Column{"reduce_dtype", &Run::reduce_dtype},
-    Column{"precision", &Run::precision}, Column{"optimizer", &Run::optimizer},
-    Column{"activation_checkpointing", &Run::activation_checkpointing}, Column{"cpu_offload", &Run::cpu_offload},
-    Column{"compile", &Run::compile}, Column{"float8", &Run::float8}, Column{"attention", &Run::attention}, Column{"loss", &Run::loss},
-    Column{"expandable_segments", &Run::expandable_segments}, Column{"memory_kind", &Run::memory_kind},
-    Column{"software", &Run::software}, Column{"software_generation", &Run::software_generation}, Column{"notes", &Run::notes},
-    Column{"params", &Run::params, 1, kBig}, Column{"layers", &Run::layers, 1, 1e4}, Column{"hidden", &Run::hidden, 1, 1 << 24},
-    Column{"heads", &Run::heads, 1, 65536}, Column{"kv_heads", &Run::kv_heads, 1, 65536}, Column{"ffn", &Run::ffn, 1, 1 << 24},
-    Column{"vocab", &Run::vocab, 1, 1 << 30}, Column{"seq_len", &Run::seq_len, 1, 1 << 30}, Column{"gpus", &Run::gpus, 1, 1 << 20},
-    Column{"gpus_per_node", &Run::gpus_per_node, 1, 1024}, Column{"dp_shard", &Run::dp_shard, 1, 1 << 20},
-    Column{"dp_replicate", &Run::dp_replicate, 1, 1 << 20}, Column{"micro_batch", &Run::micro_batch, 1, 1 << 20},
-    Column{"grad_accum", &Run::grad_accum, 1, 1 << 16}, Column{"global_batch", &Run::global_batch, 1, kBig},
-    Column{"fabric_gbps_per_gpu", &Run::fabric_gbps_per_gpu, 1e-3, 1e6}, Column{"clip_norm", &Run::clip_norm, 0, 1e30},
-    Column{"tokens_per_s_per_gpu", &Run::tokens_per_s_per_gpu, 1e-9, 1e12}, Column{"step_time_s", &Run::step_time_s, 1e-9, 1e9},
+    Column{"id", &Run::id},
+    Column{"source", &Run::source},
+    Column{"source_ref", &Run::source_ref},
+    Column{"trust", &Run::trust},
+    Column{"framework", &Run::framework},
+    Column{"model", &Run::model},
+    Column{"gpu", &Run::gpu},
+    Column{"strategy", &Run::strategy},
+    Column{"wrap", &Run::wrap},
+    Column{"reshard", &Run::reshard},
+    Column{"backward_prefetch", &Run::backward_prefetch},
+    Column{"grad_sync", &Run::grad_sync},
+    Column{"param_dtype", &Run::param_dtype},
+    Column{"reduce_dtype", &Run::reduce_dtype},
+    Column{"precision", &Run::precision},
+    Column{"optimizer", &Run::optimizer},
+    Column{"activation_checkpointing", &Run::activation_checkpointing},
+    Column{"cpu_offload", &Run::cpu_offload},
+    Column{"compile", &Run::compile},
+    Column{"float8", &Run::float8},
+    Column{"attention", &Run::attention},
+    Column{"loss", &Run::loss},
+    Column{"expandable_segments", &Run::expandable_segments},
+    Column{"memory_kind", &Run::memory_kind},
+    Column{"software", &Run::software},
+    Column{"software_generation", &Run::software_generation},
+    Column{"notes", &Run::notes},
+    Column{"params", &Run::params, 1, kBig},
+    Column{"layers", &Run::layers, 1, 1e4},
+    Column{"hidden", &Run::hidden, 1, 1 << 24},
+    Column{"heads", &Run::heads, 1, 65536},
+    Column{"kv_heads", &Run::kv_heads, 1, 65536},
+    Column{"ffn", &Run::ffn, 1, 1 << 24},
+    Column{"vocab", &Run::vocab, 1, 1 << 30},
+    Column{"seq_len", &Run::seq_len, 1, 1 << 30},
+    Column{"gpus", &Run::gpus, 1, 1 << 20},
+    Column{"gpus_per_node", &Run::gpus_per_node, 1, 1024},
+    Column{"dp_shard", &Run::dp_shard, 1, 1 << 20},
+    Column{"dp_replicate", &Run::dp_replicate, 1, 1 << 20},
+    Column{"micro_batch", &Run::micro_batch, 1, 1 << 20},
+    Column{"grad_accum", &Run::grad_accum, 1, 1 << 16},
+    Column{"global_batch", &Run::global_batch, 1, kBig},
+    Column{"fabric_gbps_per_gpu", &Run::fabric_gbps_per_gpu, 1e-3, 1e6},
+    Column{"clip_norm", &Run::clip_norm, 0, 1e30},
+    Column{"tokens_per_s_per_gpu", &Run::tokens_per_s_per_gpu, 1e-9, 1e12},
+    Column{"step_time_s", &Run::step_time_s, 1e-9, 1e9},
     Column{"peak_memory_gib", &Run::peak_memory_gib, 1e-6, 1e6},
 };
 
@@ -55,14 +84,19 @@ std::string trimmed(std::string_view text) {
 }
 
 std::string lower(std::string text) {
-  std::transform(text.begin(), text.end(), text.begin(), [](unsigned char c) { return c < 128 ? static_cast<char>(std::tolower(c)) : static_cast<char>(c); });
+  std::transform(text.begin(), text.end(), text.begin(),
+                 [](unsigned char c) { return c < 128 ? static_cast<char>(std::tolower(c)) : static_cast<char>(c); });
   return text;
 }
 
 bool is_utf8(std::string_view text) {
   for (std::size_t i = 0; i < text.size();) {
     const auto c = static_cast<unsigned char>(text[i]);
-    const std::size_t more = c < 0x80 ? 0 : c >= 0xC2 && c < 0xE0 ? 1 : (c & 0xF0) == 0xE0 ? 2 : c >= 0xF0 && c < 0xF5 ? 3 : 4;
+    const std::size_t more = c < 0x80                ? 0
+                             : c >= 0xC2 && c < 0xE0 ? 1
+                             : (c & 0xF0) == 0xE0    ? 2
+                             : c >= 0xF0 && c < 0xF5 ? 3
+                                                     : 4;
     if (more > 3 || i + more >= text.size()) return false;
     for (std::size_t k = 1; k <= more; ++k)
       if ((static_cast<unsigned char>(text[i + k]) & 0xC0) != 0x80) return false;
@@ -79,7 +113,8 @@ double number(const Column& column, std::string_view cell) {
   double value = 0;
   const auto [end, error] = std::from_chars(cell.data(), cell.data() + cell.size(), value);
   if (error == std::errc::result_out_of_range) refuse(column, cell, "is out of range");
-  if (error != std::errc() || end != cell.data() + cell.size() || !std::isfinite(value)) refuse(column, cell, "is not a number");
+  if (error != std::errc() || end != cell.data() + cell.size() || !std::isfinite(value))
+    refuse(column, cell, "is not a number");
   if (value < column.least || value > column.most)
     refuse(column, cell, fmt::format("is impossible: from {:g} to {:g} is expected", column.least, column.most));
   return value;
@@ -96,7 +131,9 @@ void fill(Run& run, const Column& column, const std::string& raw) {
   const std::string cell = trimmed(raw);
   if (const auto* text = std::get_if<TextField>(&column.field)) {
     if (!is_utf8(cell)) throw InputError(std::string(column.name), "\"" + printable(cell) + "\" is not UTF-8");
-    if (cell.size() > kMaxText) throw InputError(std::string(column.name), fmt::format("holds {} bytes; at most {} are expected", cell.size(), kMaxText));
+    if (cell.size() > kMaxText)
+      throw InputError(std::string(column.name),
+                       fmt::format("holds {} bytes; at most {} are expected", cell.size(), kMaxText));
     if (cell.find('\0') != std::string::npos) throw InputError(std::string(column.name), "holds a NUL byte");
     run.*(*text) = cell;
   } else if (cell.empty()) {
@@ -112,7 +149,9 @@ const Column& column_of(int index) { return kColumns[static_cast<std::size_t>(in
 
 }  // namespace
 
-std::string platform_of(const Run& run) { return fmt::format("{} | {} | {}", run.source, run.gpu, run.software_generation); }
+std::string platform_of(const Run& run) {
+  return fmt::format("{} | {} | {}", run.source, run.gpu, run.software_generation);
+}
 
 RunReader::RunReader(std::istream& in, std::string_view where) : csv_(in) {
   const std::string file(where);
@@ -123,7 +162,8 @@ RunReader::RunReader(std::istream& in, std::string_view where) : csv_(in) {
     const std::string name = lower(trimmed(cell));
     const auto at = std::find_if(kColumns.begin(), kColumns.end(), [&](const Column& c) { return c.name == name; });
     const int index = at == kColumns.end() ? -1 : static_cast<int>(at - kColumns.begin());
-    if (index >= 0 && seen[static_cast<std::size_t>(index)]++ > 0) throw InputError(file, "names the column " + name + " twice", "leave one of them out");
+    if (index >= 0 && seen[static_cast<std::size_t>(index)]++ > 0)
+      throw InputError(file, "names the column " + name + " twice", "leave one of them out");
     if (index == 0) id_column_ = static_cast<int>(field_of_.size());
     field_of_.push_back(index);
   }
@@ -138,7 +178,10 @@ RunReader::RunReader(std::istream& in, std::string_view where) : csv_(in) {
   if (!has("micro_batch") && !has("global_batch")) missing.emplace_back("micro_batch or global_batch");
   if (!missing.empty()) {
     const bool none = std::all_of(seen.begin(), seen.end(), [](int n) { return n == 0; });
-    throw InputError(file, none ? "is not a CSV of training runs: its first line names none of their columns" : "lacks the columns " + join(missing), remedy);
+    throw InputError(file,
+                     none ? "is not a CSV of training runs: its first line names none of their columns"
+                          : "lacks the columns " + join(missing),
+                     remedy);
   }
 }
 

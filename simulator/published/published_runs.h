@@ -1,10 +1,11 @@
-// Training runs that others measured and published, one per line of a CSV file: what the `accuracy` command and the fit read.
+// Training runs that others measured and published, one per line of a CSV file: what the `accuracy` command and the fit
+// read.
 //
 //   const PublishedRuns file = parse_runs(text, "runs.csv");
 //   file.runs, file.refused                 // every line is in one of them
 //
-// The columns are those of tests/accuracy/published_runs.csv; their order is free, unknown ones are not read, and of those that a
-// file lacks every cell counts as empty. An empty cell means that the source is silent.
+// The columns are those of tests/accuracy/published_runs.csv; their order is free, unknown ones are not read, and of
+// those that a file lacks every cell counts as empty. An empty cell means that the source is silent.
 #pragma once
 
 #include <cstdint>
@@ -19,10 +20,10 @@
 namespace fsdp {
 
 struct PublishedRun {
-  std::int64_t line = 0;                     // in the file, from 1
-  std::string id;                            // "line 7" where the file says none
-  std::string source, source_ref, trust;     // where it was read; "A" or "B"
-  std::string framework, model, gpu;         // "fsdp1"; "Llama-3-8B"; "h100-sxm-80"
+  std::int64_t line = 0;                  // in the file, from 1
+  std::string id;                         // "line 7" where the file says none
+  std::string source, source_ref, trust;  // where it was read; "A" or "B"
+  std::string framework, model, gpu;      // "fsdp1"; "Llama-3-8B"; "h100-sxm-80"
   std::string strategy, wrap, reshard, backward_prefetch, grad_sync;
   std::string param_dtype, reduce_dtype, precision, optimizer;
   std::string activation_checkpointing, cpu_offload, compile, float8, attention, loss, expandable_segments;
@@ -43,11 +44,12 @@ struct RefusedRow {
 
 struct PublishedRuns {
   std::vector<PublishedRun> runs;
-  std::vector<RefusedRow> refused;           // rows that could not be read: broken quoting, wrong number of cells, numbers that are none
+  std::vector<RefusedRow>
+      refused;  // rows that could not be read: broken quoting, wrong number of cells, numbers that are none
 };
 
-// Row by row, in bounded memory. The constructor reads the header line and throws InputError(where, ...) for a file that is no such
-// CSV: empty, binary, or without the columns model or layers, gpu, gpus, and one of the batch columns.
+// Row by row, in bounded memory. The constructor reads the header line and throws InputError(where, ...) for a file
+// that is no such CSV: empty, binary, or without the columns model or layers, gpu, gpus, and one of the batch columns.
 class RunReader {
  public:
   RunReader(std::istream&, std::string_view where);
@@ -58,7 +60,7 @@ class RunReader {
   [[nodiscard]] PublishedRun read() const;
   [[nodiscard]] std::string place() const;
   CsvReader csv_;
-  std::vector<int> field_of_;                // per column: which field it fills, -1: none
+  std::vector<int> field_of_;  // per column: which field it fills, -1: none
   int id_column_ = -1;
 };
 

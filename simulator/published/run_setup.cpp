@@ -18,7 +18,8 @@ namespace {
 
 std::string lower_case(std::string_view text) {
   std::string out(text);
-  std::transform(out.begin(), out.end(), out.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  std::transform(out.begin(), out.end(), out.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
   return out;
 }
 bool says(std::string_view cell, std::string_view word) { return lower_case(cell).find(word) != std::string::npos; }
@@ -27,7 +28,9 @@ bool says_no(std::string_view cell) {
   return c.empty() || c == "no" || c == "none" || c == "false" || c == "off" || c == "0" || c.starts_with("no ");
 }
 
-[[noreturn]] void cannot(std::string_view column, const std::string& why) { throw InputError(std::string(column), why); }
+[[noreturn]] void cannot(std::string_view column, const std::string& why) {
+  throw InputError(std::string(column), why);
+}
 [[noreturn]] void not_modelled(std::string_view column, std::string_view cell) {
   cannot(column, "\"" + printable(cell) + "\" is not modelled");
 }
@@ -36,13 +39,18 @@ constexpr int month(int year, int of_year) { return year * 12 + of_year - 1; }
 
 // The first "2024-08", "2024/08" or "202408" of a text; digits on either side make it something else.
 std::optional<int> month_in(std::string_view text) {
-  const auto digit = [&](std::size_t i) { return i < text.size() && std::isdigit(static_cast<unsigned char>(text[i])); };
+  const auto digit = [&](std::size_t i) {
+    return i < text.size() && std::isdigit(static_cast<unsigned char>(text[i]));
+  };
   for (std::size_t i = 0; i + 6 <= text.size(); ++i) {
-    if ((i > 0 && std::isalnum(static_cast<unsigned char>(text[i - 1]))) || !digit(i) || !digit(i + 1) || !digit(i + 2) || !digit(i + 3)) continue;
+    if ((i > 0 && std::isalnum(static_cast<unsigned char>(text[i - 1]))) || !digit(i) || !digit(i + 1) ||
+        !digit(i + 2) || !digit(i + 3))
+      continue;
     const std::size_t m = digit(i + 4) ? i + 4 : i + 5;
     if (m == i + 5 && text[i + 4] != '-' && text[i + 4] != '/') continue;
     if (!digit(m) || !digit(m + 1) || (digit(m + 2) && !(digit(m + 3) && !digit(m + 4)))) continue;
-    const int year = (text[i] - '0') * 1000 + (text[i + 1] - '0') * 100 + (text[i + 2] - '0') * 10 + (text[i + 3] - '0');
+    const int year =
+        (text[i] - '0') * 1000 + (text[i + 1] - '0') * 100 + (text[i + 2] - '0') * 10 + (text[i + 3] - '0');
     const int of_year = (text[m] - '0') * 10 + (text[m + 1] - '0');
     if (year >= 2016 && year < 2100 && of_year >= 1 && of_year <= 12) return month(year, of_year);
   }
@@ -50,12 +58,15 @@ std::optional<int> month_in(std::string_view text) {
 }
 
 // PyTorch's releases, the month each came out.
-struct Release { std::string_view name; int out; };
+struct Release {
+  std::string_view name;
+  int out;
+};
 constexpr std::array kReleases{
     Release{"torch-1.13", month(2022, 10)}, Release{"torch-2.0", month(2023, 3)}, Release{"torch-2.1", month(2023, 10)},
-    Release{"torch-2.2", month(2024, 1)}, Release{"torch-2.3", month(2024, 4)}, Release{"torch-2.4", month(2024, 7)},
-    Release{"torch-2.5", month(2024, 10)}, Release{"torch-2.6", month(2025, 1)}, Release{"torch-2.7", month(2025, 4)},
-    Release{"torch-2.8", month(2025, 8)}, Release{"torch-2.9", month(2025, 10)}};
+    Release{"torch-2.2", month(2024, 1)},   Release{"torch-2.3", month(2024, 4)}, Release{"torch-2.4", month(2024, 7)},
+    Release{"torch-2.5", month(2024, 10)},  Release{"torch-2.6", month(2025, 1)}, Release{"torch-2.7", month(2025, 4)},
+    Release{"torch-2.8", month(2025, 8)},   Release{"torch-2.9", month(2025, 10)}};
 
 // torchtitan as it was in a month; since when is in the implementations' own file.
 std::string_view titan_of(int m) {
@@ -99,14 +110,18 @@ class Builder {
   void assume(std::string what) { out_.assumptions.push_back(std::move(what)); }
 
   void refuse_unknown_numerics() const {
-    if (!says_no(run_.float8) && !float8_linear()) cannot("float8", "8-bit matrix products (\"" + printable(run_.float8) + "\") are not modelled");
-    // "bf16_amp" is torch.autocast around an FSDP that was not told a precision; "amp_bf16" is Composer's name for FSDP's own.
+    if (!says_no(run_.float8) && !float8_linear())
+      cannot("float8", "8-bit matrix products (\"" + printable(run_.float8) + "\") are not modelled");
+    // "bf16_amp" is torch.autocast around an FSDP that was not told a precision; "amp_bf16" is Composer's name for
+    // FSDP's own.
     if (lower_case(run_.precision).ends_with("_amp"))
       cannot("precision", "autocast over parameters in fp32 (\"" + printable(run_.precision) + "\") is not modelled");
-    if (says(run_.precision, "fp8") || says(run_.precision, "float8")) cannot("precision", "8-bit matrix products are not modelled");
+    if (says(run_.precision, "fp8") || says(run_.precision, "float8"))
+      cannot("precision", "8-bit matrix products are not modelled");
   }
 
-  // torchao's float8 linear layers with scales by tensor. Those with scales by row run other kernels; so do MXFP8, TransformerEngine.
+  // torchao's float8 linear layers with scales by tensor. Those with scales by row run other kernels; so do MXFP8,
+  // TransformerEngine.
   [[nodiscard]] bool float8_linear() const {
     const bool titan = says(run_.source, "titan") || says(run_.software, "titan");
     return titan && !says_no(run_.compile) && says(run_.float8, "tensorwise");
@@ -114,16 +129,20 @@ class Builder {
 
   Stack stack() const {
     const std::string who = lower_case(run_.source + " " + run_.software);
-    if (who.find("mosaic") != std::string::npos || who.find("foundry") != std::string::npos || who.find("composer") != std::string::npos) return Stack::foundry;
+    if (who.find("mosaic") != std::string::npos || who.find("foundry") != std::string::npos ||
+        who.find("composer") != std::string::npos)
+      return Stack::foundry;
     if (who.find("modalities") != std::string::npos) return Stack::modalities;
     return who.find("titan") != std::string::npos ? Stack::titan : Stack::hf;
   }
 
   void build_model() {
     Architecture a;
-    a.name = run_.model, a.layers = run_.layers, a.hidden = run_.hidden, a.heads = run_.heads, a.kv_heads = run_.kv_heads, a.ffn = run_.ffn;
+    a.name = run_.model, a.layers = run_.layers, a.hidden = run_.hidden, a.heads = run_.heads,
+    a.kv_heads = run_.kv_heads, a.ffn = run_.ffn;
     a.vocab = run_.vocab, a.seq_len = run_.seq_len, a.params = run_.params;
-    // Modalities' published configurations, whatever their models are called: rotary positions, SwiGLU, GPT-2's vocabulary padded to 64.
+    // Modalities' published configurations, whatever their models are called: rotary positions, SwiGLU, GPT-2's
+    // vocabulary padded to 64.
     if (stack_ == Stack::modalities && !a.ffn && !a.vocab) {
       a.family = "llama", a.vocab = 50304;
       assume("rotary positions, SwiGLU and a vocabulary of 50,304, as in Modalities' own configurations");
@@ -150,29 +169,34 @@ class Builder {
     else not_modelled("framework", run_.framework);
     if (s == "no_shard" || s == "ddp") p.dialect = Dialect::ddp;
     const bool hybrid = s.find("hybrid") != std::string::npos || s == "hsdp";
-    if (!s.empty() && !hybrid && s != "full_shard" && s != "shard_grad_op" && s != "fsdp2" && s != "fsdp" && s != "no_shard" && s != "ddp")
+    if (!s.empty() && !hybrid && s != "full_shard" && s != "shard_grad_op" && s != "fsdp2" && s != "fsdp" &&
+        s != "no_shard" && s != "ddp")
       not_modelled("strategy", run_.strategy);
     std::int64_t shard = gpus, replicate = 1;
-    if (run_.dp_shard) shard = *run_.dp_shard, replicate = run_.dp_replicate.value_or(gpus / std::max<std::int64_t>(shard, 1));
+    if (run_.dp_shard)
+      shard = *run_.dp_shard, replicate = run_.dp_replicate.value_or(gpus / std::max<std::int64_t>(shard, 1));
     else if (run_.dp_replicate) replicate = *run_.dp_replicate, shard = gpus / replicate;
     else if (hybrid) shard = std::min(gpus, run_.gpus_per_node.value_or(8)), replicate = gpus / shard;
     if (p.dialect == Dialect::ddp) replicate = gpus, shard = 1;
     if (shard * replicate != gpus)
-      cannot("dp_shard", fmt::format("{} x {} replicas are not the {} GPUs: only data parallelism is modelled", shard, replicate, gpus));
+      cannot("dp_shard", fmt::format("{} x {} replicas are not the {} GPUs: only data parallelism is modelled", shard,
+                                     replicate, gpus));
     p.mesh = {{"replicate", replicate}, {"shard", shard}};
   }
 
   // Any two of micro-batch, accumulation and global batch decide the third; the last micro-batch may be smaller.
   void set_batches() {
-    constexpr std::int64_t kMostMicroBatches = 4096;        // more is a slip of the pen, and would be lowered one by one
+    constexpr std::int64_t kMostMicroBatches = 4096;  // more is a slip of the pen, and would be lowered one by one
     const auto refuse_many = [&](std::int64_t n) {
-      if (n > kMostMicroBatches) cannot("grad_accum", fmt::format("{} micro-batches per step are more than {}", n, kMostMicroBatches));
+      if (n > kMostMicroBatches)
+        cannot("grad_accum", fmt::format("{} micro-batches per step are more than {}", n, kMostMicroBatches));
     };
     refuse_many(run_.grad_accum.value_or(1));
     const std::int64_t gpus = *run_.gpus;
     std::int64_t per_rank = 0;
     if (run_.global_batch) {
-      if (*run_.global_batch % gpus != 0) cannot("global_batch", fmt::format("{} sequences do not divide over {} GPUs", *run_.global_batch, gpus));
+      if (*run_.global_batch % gpus != 0)
+        cannot("global_batch", fmt::format("{} sequences do not divide over {} GPUs", *run_.global_batch, gpus));
       per_rank = *run_.global_batch / gpus;
     } else if (run_.micro_batch) {
       if (!run_.grad_accum) assume("one micro-batch per step");
@@ -180,16 +204,19 @@ class Builder {
     } else {
       cannot("micro_batch", "and global_batch are both empty");
     }
-    const std::int64_t accum = run_.grad_accum.value_or(run_.micro_batch ? (per_rank + *run_.micro_batch - 1) / *run_.micro_batch : 1);
+    const std::int64_t accum =
+        run_.grad_accum.value_or(run_.micro_batch ? (per_rank + *run_.micro_batch - 1) / *run_.micro_batch : 1);
     refuse_many(accum);
     const std::int64_t micro = run_.micro_batch.value_or((per_rank + accum - 1) / accum);
     if (micro * accum < per_rank || micro * (accum - 1) >= per_rank)
-      cannot("global_batch", fmt::format("{} sequences per GPU are not {} micro-batches of {}", per_rank, accum, micro));
+      cannot("global_batch",
+             fmt::format("{} sequences per GPU are not {} micro-batches of {}", per_rank, accum, micro));
     out_.plan.micro_batches.assign(static_cast<std::size_t>(accum), micro);
     out_.plan.micro_batches.back() = per_rank - micro * (accum - 1);
   }
 
-  // torchtitan's units before August 2025 (pull request 1094): its blocks and the root, the last block kept after forward.
+  // torchtitan's units before August 2025 (pull request 1094): its blocks and the root, the last block kept after
+  // forward.
   void set_units() {
     ShardingPlan& p = out_.plan;
     const bool own_units = says(run_.wrap, "tok_embeddings") || says(run_.wrap, "embedding");
@@ -198,7 +225,8 @@ class Builder {
     p.wrap = p.dialect == Dialect::fsdp2 && own_units && recent ? "titan" : "block";
     p.units = wrap(out_.model, p.wrap, where_);
     const std::string reshard = lower_case(run_.reshard);
-    if (!reshard.empty() && reshard != "default" && reshard != "true" && reshard != "false" && reshard != "always" && reshard != "never")
+    if (!reshard.empty() && reshard != "default" && reshard != "true" && reshard != "false" && reshard != "always" &&
+        reshard != "never")
       not_modelled("reshard", run_.reshard);
     const bool keep = says(run_.strategy, "shard_grad_op") || reshard == "false" || reshard == "never";
     if (p.dialect == Dialect::ddp) return;
@@ -209,14 +237,18 @@ class Builder {
       for (Unit& u : p.units) u.reshard_after_forward = Reshard::yes;
     if (p.wrap == "block" && stack_ == Stack::titan) {
       if (!all && p.units.size() > 1) p.units[p.units.size() - 2].reshard_after_forward = Reshard::no;
-      p.units.back().reshard_after_forward = Reshard::no;   // PyTorch's root, whatever was asked for
+      p.units.back().reshard_after_forward = Reshard::no;  // PyTorch's root, whatever was asked for
     }
   }
 
   void set_checkpointing_policy() {
     const std::string c = run_.activation_checkpointing.empty() ? "none" : lower_case(run_.activation_checkpointing);
     if (run_.activation_checkpointing.empty()) assume("no activation checkpointing");
-    set_checkpointing(out_.plan, out_.model, c == "no" ? "none" : c == "selective" ? "selective-op" : c, "activation_checkpointing");
+    set_checkpointing(out_.plan, out_.model,
+                      c == "no"          ? "none"
+                      : c == "selective" ? "selective-op"
+                                         : c,
+                      "activation_checkpointing");
   }
 
   DType type(const std::string& cell, std::string_view column, DType usual) const {
@@ -259,7 +291,8 @@ class Builder {
     const bool fewer_bits = says(optimizer, "8bit") || says(optimizer, "8-bit") || says(optimizer, "4bit");
     if (optimizer.empty()) assume("AdamW");
     if (optimizer == "sgd") p.optimizer.kind = OptimizerKind::sgd;
-    else if (!optimizer.empty() && (optimizer.find("adam") == std::string::npos || fewer_bits)) not_modelled("optimizer", run_.optimizer);
+    else if (!optimizer.empty() && (optimizer.find("adam") == std::string::npos || fewer_bits))
+      not_modelled("optimizer", run_.optimizer);
     const std::string offload = lower_case(run_.cpu_offload);
     if (offload == "yes" || offload == "true" || offload == "parameters") p.offload = true;
     else if (!says_no(offload)) cannot("cpu_offload", "of \"" + printable(run_.cpu_offload) + "\" is not modelled");
@@ -270,17 +303,18 @@ class Builder {
   void set_implementation() {
     const bool compiled = !says_no(run_.compile);
     const std::string attention = lower_case(run_.attention);
-    const bool written_out = attention.find("eager") != std::string::npos || attention.find("math") != std::string::npos || attention == "torch";
+    const bool written_out = attention.find("eager") != std::string::npos ||
+                             attention.find("math") != std::string::npos || attention == "torch";
     std::string name = "hf";
     if (stack_ == Stack::foundry) name = "foundry";
     if (stack_ == Stack::titan) name = titan_of(month_);
-    if (stack_ == Stack::modalities) name = "torchtitan";   // plain modules, fused norms, scaled_dot_product_attention
+    if (stack_ == Stack::modalities) name = "torchtitan";  // plain modules, fused norms, scaled_dot_product_attention
     if (written_out) {
       if (stack_ == Stack::foundry || stack_ == Stack::titan || compiled) not_modelled("attention", run_.attention);
       name = "hf-eager-attention";
     }
     if (!says_no(run_.float8)) {
-      if (name.starts_with("torchtitan-2024")) name = "torchtitan-2024";   // compiled, their norms are the same
+      if (name.starts_with("torchtitan-2024")) name = "torchtitan-2024";  // compiled, their norms are the same
       name += "-float8";
       if (says(run_.float8, "float8 all-gather")) assume("gathered in bf16, not in float8");
     }
@@ -288,9 +322,9 @@ class Builder {
     if (stack_ == Stack::foundry && !compiled) set_mosaic_of_2023();
   }
 
-  // Composer's mixed precision DEFAULT was another one before its pull request 2047 of March 2023. mosaicml/examples measured with it
-  // under PyTorch 1.13 only until then; its README of April has those tables as outdated, in a comment. What llm-foundry's README
-  // states in PURE without software was there in July 2023, before PyTorch 2.1.
+  // Composer's mixed precision DEFAULT was another one before its pull request 2047 of March 2023. mosaicml/examples
+  // measured with it under PyTorch 1.13 only until then; its README of April has those tables as outdated, in a
+  // comment. What llm-foundry's README states in PURE without software was there in July 2023, before PyTorch 2.1.
   void set_mosaic_of_2023() {
     const std::string generation = lower_case(run_.software_generation);
     const bool pure = says(run_.notes, "mixed_precision pure") && generation.empty();
@@ -313,22 +347,23 @@ class Builder {
       else if (kind == "active") out_.memory_kind = MemoryKind::active;
       else not_modelled("memory_kind", run_.memory_kind);
     }
-    out_.expandable_segments = run_.expandable_segments.empty() ? stack_ == Stack::titan && month_ >= month(2024, 9) : !says_no(run_.expandable_segments);
+    out_.expandable_segments = run_.expandable_segments.empty() ? stack_ == Stack::titan && month_ >= month(2024, 9)
+                                                                : !says_no(run_.expandable_segments);
   }
 
   void set_cluster() {
     const std::int64_t node = run_.gpus_per_node.value_or(8);
     if (!run_.gpus_per_node) assume("8 GPUs per node");
-    double gbps = run_.fabric_gbps_per_gpu.value_or(0);     // 0: as the vendor's reference designs have it
+    double gbps = run_.fabric_gbps_per_gpu.value_or(0);  // 0: as the vendor's reference designs have it
     if (gbps == 0 && *run_.gpus > node) gbps = assumed_fabric(gpu_, node);
     out_.cluster = cluster_of(gpu_, *run_.gpus, node, BytesPerSecond(gbps * 1e9 / 8));
   }
 
-  // Gb/s per GPU between nodes. Notes may know what a node of the same machines has. A100 hosts with the reference design's 1,600 Gb/s
-  // are usually said to be such; what is silent is taken for the 400 Gb/s of AWS's p4d and p4de, which also is what the step times of
-  // both sources of silent rows (YaFSDP, torchtitan) agree with.
+  // Gb/s per GPU between nodes. Notes may know what a node of the same machines has. A100 hosts with the reference
+  // design's 1,600 Gb/s are usually said to be such; what is silent is taken for the 400 Gb/s of AWS's p4d and p4de,
+  // which also is what the step times of both sources of silent rows (YaFSDP, torchtitan) agree with.
   double assumed_fabric(const GpuSpec& gpu, std::int64_t node) {
-    constexpr double kNode = 800;                            // no single NIC has more
+    constexpr double kNode = 800;  // no single NIC has more
     for (std::size_t at = run_.notes.find(" Gb/s"); at != std::string::npos; at = run_.notes.find(" Gb/s", at + 1)) {
       std::size_t from = at;
       while (from > 0 && at - from < 9 && std::isdigit(static_cast<unsigned char>(run_.notes[from - 1]))) --from;
@@ -361,8 +396,9 @@ std::optional<int> month_of(const PublishedRun& run) {
   const std::string generation = lower_case(run.software_generation);
   for (const Release& r : kReleases)
     if (generation == r.name) return r.out;
-  if (generation.size() == 4 && generation.find_first_not_of("0123456789") == std::string::npos) return month(std::stoi(generation), 7);
-  if (generation.starts_with("torch-2.1") && generation.size() > 9) return month(2026, 1);   // 2.10 and later
+  if (generation.size() == 4 && generation.find_first_not_of("0123456789") == std::string::npos)
+    return month(std::stoi(generation), 7);
+  if (generation.starts_with("torch-2.1") && generation.size() > 9) return month(2026, 1);  // 2.10 and later
   return std::nullopt;
 }
 

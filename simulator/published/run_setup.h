@@ -1,9 +1,10 @@
-// A published run as the simulator sees it: its row's cells turned into a model, a plan, an implementation and a cluster, or the reason
-// why that cannot be done. What a row leaves out is assumed, and every assumption is said.
+// A published run as the simulator sees it: its row's cells turned into a model, a plan, an implementation and a
+// cluster, or the reason why that cannot be done. What a row leaves out is assumed, and every assumption is said.
 //
 //   std::variant<RunSetup, std::string> s = set_up(run, "runs.csv");
 //   const PreparedRun prepared = prepare(std::get<RunSetup>(s));                 // lowers: the slow part, once
-//   Seconds t = predict_step_time(prepared, default_costs(prepared.setup.cluster));   // as often as there are costs to try
+//   Seconds t = predict_step_time(prepared, default_costs(prepared.setup.cluster));   // as often as there are costs to
+//                                                                                     try
 //   Bytes m = predict_peak(prepared, costs, MemoryKind::reserved);               // replays the allocator: slower
 //
 // The rules are over columns and the dates in them (`software`, `source_ref`, `notes`), never over single rows.
@@ -26,44 +27,44 @@
 
 namespace fsdp {
 
-enum class MemoryKind : std::uint8_t { reserved, allocated, active };   // as torch.cuda.memory_stats counts them
+enum class MemoryKind : std::uint8_t { reserved, allocated, active };  // as torch.cuda.memory_stats counts them
 
 struct RunSetup {
-  std::string platform;                      // platform_of the row
+  std::string platform;  // platform_of the row
   ModelGraph model;
   ShardingPlan plan;
-  const Implementation* implementation = nullptr;   // one of the program's constants
+  const Implementation* implementation = nullptr;  // one of the program's constants
   ClusterSpec cluster;
   bool expandable_segments = false;
-  std::optional<MemoryKind> memory_kind;     // of the peak that the row names; empty: none
-  std::vector<std::string> assumptions;      // for cells that are empty
+  std::optional<MemoryKind> memory_kind;  // of the peak that the row names; empty: none
+  std::vector<std::string> assumptions;   // for cells that are empty
 };
 
-// Why a row cannot be expressed is a sentence that begins with the column: "float8: ... is not modelled". Nothing is thrown for bad
-// cells.
+// Why a row cannot be expressed is a sentence that begins with the column: "float8: ... is not modelled". Nothing is
+// thrown for bad cells.
 [[nodiscard]] std::variant<RunSetup, std::string> set_up(const PublishedRun&, std::string_view where);
 
-// Month of the software: year * 12 + month - 1, from the first "2024-08" or "202408" in `software`, then `source_ref`, then `notes`;
-// else of its release ("torch-2.8"), else the middle of its `software_generation` ("2024").
+// Month of the software: year * 12 + month - 1, from the first "2024-08" or "202408" in `software`, then `source_ref`,
+// then `notes`; else of its release ("torch-2.8"), else the middle of its `software_generation` ("2024").
 [[nodiscard]] std::optional<int> month_of(const PublishedRun&);
 
 // Lowered once, priced often. Many equal micro-batches are lowered as `few` of them: see predict_step_time.
 struct PreparedRun {
-  RunSetup setup;                            // of the whole step
-  Program program;                           // of `few.plan`
+  RunSetup setup;   // of the whole step
+  Program program;  // of `few.plan`
   ShardingPlan few;
-  std::int64_t left_out = 0;                 // micro-batches that `few` lacks
-  Program fewer_program;                     // with one micro-batch less than `few`; empty if nothing is left out
+  std::int64_t left_out = 0;  // micro-batches that `few` lacks
+  Program fewer_program;      // with one micro-batch less than `few`; empty if nothing is left out
   ShardingPlan fewer;
 };
 [[nodiscard]] PreparedRun prepare(RunSetup);
 
-// The period of steady steps. With micro-batches left out each adds what the last one of `few` added over `fewer`; tests hold the
-// result against the whole step.
+// The period of steady steps. With micro-batches left out each adds what the last one of `few` added over `fewer`;
+// tests hold the result against the whole step.
 [[nodiscard]] Seconds predict_step_time(const PreparedRun&, const Costs&);
 
-// Peak over init and the first steps, by the caching allocator's model; the libraries' workspaces included, the CUDA context not.
-// Accumulating further micro-batches takes no more memory than `few` of them.
+// Peak over init and the first steps, by the caching allocator's model; the libraries' workspaces included, the CUDA
+// context not. Accumulating further micro-batches takes no more memory than `few` of them.
 [[nodiscard]] Bytes predict_peak(const PreparedRun&, const Costs&, MemoryKind);
 
 [[nodiscard]] std::string_view name(MemoryKind);

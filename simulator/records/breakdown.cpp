@@ -1,6 +1,6 @@
-// Where a step's time goes. The period is cut at the spans of the compute stream; what lies between them is charged to what else
-// runs there, an all-gather first, then a reduce-scatter, an all-reduce, a copy, the optimizer on the host; the rest is idle. So
-// the parts sum to the period.
+// Where a step's time goes. The period is cut at the spans of the compute stream; what lies between them is charged to
+// what else runs there, an all-gather first, then a reduce-scatter, an all-reduce, a copy, the optimizer on the host;
+// the rest is idle. So the parts sum to the period.
 #include <algorithm>
 #include <vector>
 
@@ -65,7 +65,9 @@ Seconds& part_of(Breakdown& b, Action action) {
   }
 }
 
-Span clipped(const Span& s, const Span& window) { return {std::max(s.start, window.start), std::min(s.end, window.end)}; }
+Span clipped(const Span& s, const Span& window) {
+  return {std::max(s.start, window.start), std::min(s.end, window.end)};
+}
 
 }  // namespace
 
@@ -76,12 +78,13 @@ Breakdown where_time_goes(const Step& step, const Timeline& timeline) {
   const Span window{end - timeline.duration, end};
   constexpr int kOthers = 5, kCopies = 3, kOptimizer = 4;
   Intervals busy, others[kOthers];
-  Seconds* const charged[kOthers] = {&b.exposed_all_gather, &b.exposed_reduce_scatter, &b.exposed_all_reduce, &b.copies, &b.optimizer};
+  Seconds* const charged[kOthers] = {&b.exposed_all_gather, &b.exposed_reduce_scatter, &b.exposed_all_reduce, &b.copies,
+                                     &b.optimizer};
   for (std::size_t i = 0; i < step.ops.size(); ++i) {
     const Operation& op = step.ops[i];
     const Span s = clipped(timeline.spans[i], window);
     if (op.action == Action::read_loss || s.end <= s.start) continue;
-    if (op.host_only) {                      // offloaded states are stepped by the host
+    if (op.host_only) {  // offloaded states are stepped by the host
       if (op.action == Action::optimizer) others[kOptimizer].push_back(s);
       continue;
     }

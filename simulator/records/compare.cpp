@@ -17,9 +17,10 @@ constexpr std::size_t kDifferences = 8;  // as many as are put into words
 
 void check_same(const std::string& predicted, const std::string& measured, const char* what, const char* remedy) {
   if (predicted != measured)
-    throw InputError(std::string("measurement: ") + what,
-                     fmt::format("was made from another {} than the prediction ({} there, {} here)", what, predicted, measured),
-                     remedy);
+    throw InputError(
+        std::string("measurement: ") + what,
+        fmt::format("was made from another {} than the prediction ({} there, {} here)", what, predicted, measured),
+        remedy);
 }
 
 void check_comparable(const Prediction& p, const Measurement& m) {
@@ -79,7 +80,8 @@ bool same_memory(const MemoryTimeline& p, const MemoryTimeline& m, std::int64_t 
   } else {
     const auto at = std::mismatch(p.points.begin(), p.points.end(), m.points.begin());
     differences.add(fmt::format("{}, operation {}: predicted {} B before and {} B after, measured {} B and {} B", where,
-                                at.first - p.points.begin(), at.first->at, at.first->after, at.second->at, at.second->after));
+                                at.first - p.points.begin(), at.first->at, at.first->after, at.second->at,
+                                at.second->after));
   }
   return false;
 }

@@ -8,32 +8,38 @@
 
 namespace fsdp {
 
-struct Tolerances { double time = 0.15, memory = 0.01; };
+struct Tolerances {
+  double time = 0.15, memory = 0.01;
+};
 
 struct CompareRow {
-  std::string what;                          // "step time", "peak allocated", "forward linear", ...
+  std::string what;  // "step time", "peak allocated", "forward linear", ...
   double predicted = 0, measured = 0;
-  std::string unit;                          // "s" or "B"
+  std::string unit;  // "s" or "B"
   [[nodiscard]] double error() const { return measured == 0 ? (predicted == 0 ? 0 : 1) : predicted / measured - 1; }
 };
 
 // A disagreement in words, with what most often causes one of its kind.
 struct Finding {
-  std::string text;                          // "forward linear takes 23 % longer than predicted on every rank (+41 ms): ..."
-  double seconds = 0;                        // of the step, measured less predicted
+  std::string text;    // "forward linear takes 23 % longer than predicted on every rank (+41 ms): ..."
+  double seconds = 0;  // of the step, measured less predicted
 };
 
 struct ValidationReport {
-  bool order_equal = false, memory_equal = false, within = false;   // within: step time and peak inside the tolerances, order and memory equal
+  bool order_equal = false, memory_equal = false,
+       within = false;  // within: step time and peak inside the tolerances, order and memory equal
   CompareRow step_time, peak;
-  std::vector<CompareRow> by_action;         // largest absolute disagreement first; measured: mean over the ranks
-  std::vector<CompareRow> by_unit;           // "unit 3 (model.layers.1), kernels" and "..., collectives"; likewise
-  std::vector<CompareRow> where;             // parts of the step on the compute stream ("compute", "exposed all-gather", "idle", ...)
-  std::vector<CompareRow> by_rank;           // "rank 1, kernels" and "rank 1, collectives": against the one prediction of all ranks
-  std::vector<std::string> differences;      // the first few, in words: "rank 1, all_gather stream, position 7: predicted ..., executed ..."
-  std::vector<Finding> findings;             // of time, largest first
-  std::vector<std::string> not_compared;     // and why
-  std::vector<std::string> doubts;           // of the measurement: what stands against its step time
+  std::vector<CompareRow> by_action;  // largest absolute disagreement first; measured: mean over the ranks
+  std::vector<CompareRow> by_unit;    // "unit 3 (model.layers.1), kernels" and "..., collectives"; likewise
+  std::vector<CompareRow>
+      where;  // parts of the step on the compute stream ("compute", "exposed all-gather", "idle", ...)
+  std::vector<CompareRow>
+      by_rank;  // "rank 1, kernels" and "rank 1, collectives": against the one prediction of all ranks
+  std::vector<std::string>
+      differences;  // the first few, in words: "rank 1, all_gather stream, position 7: predicted ..., executed ..."
+  std::vector<Finding> findings;          // of time, largest first
+  std::vector<std::string> not_compared;  // and why
+  std::vector<std::string> doubts;        // of the measurement: what stands against its step time
 };
 
 // What was compared only in parts, or not at all, is said in `not_compared`: documents of earlier versions hold less.

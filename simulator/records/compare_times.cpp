@@ -31,7 +31,8 @@ constexpr std::array<Part, 8> kParts = {{{"compute", &Breakdown::compute},
                                          {"idle", &Breakdown::idle}}};
 
 bool is_communication(const std::string& what) {
-  for (const Action a : {Action::all_gather, Action::reduce_scatter, Action::all_reduce, Action::clip_reduce, Action::reduce_loss})
+  for (const Action a :
+       {Action::all_gather, Action::reduce_scatter, Action::all_reduce, Action::clip_reduce, Action::reduce_loss})
     if (what == name(a)) return true;
   return false;
 }
@@ -76,8 +77,9 @@ void fill_units(const Prediction& p, const Measurement& m, ValidationReport& rep
   double ranks = 0;
   for (const RankMeasurement& r : m.ranks) ranks += r.by_unit.empty() ? 0 : 1;
   if (p.by_unit.empty() || ranks == 0) {
-    report.not_compared.push_back(fmt::format("times per unit: the {} has none (made by an earlier version, or while searching)",
-                                              p.by_unit.empty() ? "prediction" : "measurement"));
+    report.not_compared.push_back(
+        fmt::format("times per unit: the {} has none (made by an earlier version, or while searching)",
+                    p.by_unit.empty() ? "prediction" : "measurement"));
     return;
   }
   for (const UnitTime& u : p.by_unit) {
@@ -123,14 +125,16 @@ void fill_ranks(const Prediction& p, const Measurement& m, ValidationReport& rep
       continue;
     }
     report.by_rank.push_back({fmt::format("rank {}, kernels", r.rank), kernels, seconds_in(r.by_action, false), "s"});
-    report.by_rank.push_back({fmt::format("rank {}, collectives", r.rank), collectives, seconds_in(r.by_action, true), "s"});
+    report.by_rank.push_back(
+        {fmt::format("rank {}, collectives", r.rank), collectives, seconds_in(r.by_action, true), "s"});
   }
   if (missing > 0)
-    report.not_compared.push_back(fmt::format("kernels and collectives of {} of {} ranks: the measurement does not say (made by an earlier version)",
-                                              missing, m.ranks.size()));
+    report.not_compared.push_back(fmt::format(
+        "kernels and collectives of {} of {} ranks: the measurement does not say (made by an earlier version)", missing,
+        m.ranks.size()));
 }
 
-// --- words ------------------------------------------------------------------------------------------------------------------------
+// --- words ---
 
 class Findings {
  public:
@@ -146,7 +150,9 @@ class Findings {
   }
 
  private:
-  [[nodiscard]] bool worth(double seconds) const { return std::abs(seconds) > kWorthSaying * std::max(m_.median_step_seconds, p_.step_time.count()); }
+  [[nodiscard]] bool worth(double seconds) const {
+    return std::abs(seconds) > kWorthSaying * std::max(m_.median_step_seconds, p_.step_time.count());
+  }
   void add(double seconds, std::string text) {
     if (worth(seconds)) report_.findings.push_back({std::move(text), seconds});
   }
@@ -160,7 +166,8 @@ class Findings {
     std::sort(kernels.begin(), kernels.end());
     const double median = kernels[(kernels.size() - 1) / 2].first, most = kernels.back().first;
     if (median <= 0 || most / median - 1 < kLate) return;
-    add(most - median, fmt::format("rank {} is late: its kernels take {} longer than the median rank's ({}), and the others wait for it in collectives: "
+    add(most - median, fmt::format("rank {} is late: its kernels take {} longer than the median rank's ({}), and the "
+                                   "others wait for it in collectives: "
                                    "its core is slower or shared with something else",
                                    kernels.back().second, percent(most / median - 1), signed_time(most - median)));
   }
@@ -171,7 +178,9 @@ class Findings {
       if (is_communication(row.what)) {
         add(seconds, collective(row, seconds));
       } else if (row.predicted == 0 || row.measured == 0) {
-        add(seconds, fmt::format("{} {} ({})", row.what, row.predicted == 0 ? "was not predicted to take any time" : "took no time in the run", signed_time(seconds)));
+        add(seconds, fmt::format("{} {} ({})", row.what,
+                                 row.predicted == 0 ? "was not predicted to take any time" : "took no time in the run",
+                                 signed_time(seconds)));
       } else if (std::abs(row.measured / row.predicted - 1) >= kSlower) {
         add(seconds, kernel(row, seconds));
       }
@@ -179,10 +188,12 @@ class Findings {
   }
 
   static std::string collective(const CompareRow& row, double seconds) {
-    return fmt::format("{} takes {} than predicted ({}, waiting for other ranks included): {}", row.what,
-                       row.predicted == 0 ? "more" : percent(row.measured / row.predicted - 1) + (seconds > 0 ? " longer" : " less"), signed_time(seconds),
-                       seconds > 0 ? "ranks arrive at different times, or more is moved at once than when it was calibrated"
-                                   : "calibrated on a busier machine, or at another number of ranks");
+    return fmt::format(
+        "{} takes {} than predicted ({}, waiting for other ranks included): {}", row.what,
+        row.predicted == 0 ? "more" : percent(row.measured / row.predicted - 1) + (seconds > 0 ? " longer" : " less"),
+        signed_time(seconds),
+        seconds > 0 ? "ranks arrive at different times, or more is moved at once than when it was calibrated"
+                    : "calibrated on a busier machine, or at another number of ranks");
   }
 
   std::string kernel(const CompareRow& row, double seconds) const {
@@ -195,10 +206,12 @@ class Findings {
       most = std::max(most, sum / row.predicted);
     }
     const bool everywhere = seconds > 0 ? least > 1 + 0.5 * kSlower : most < 1 - 0.5 * kSlower;
-    const char* hint = !everywhere        ? "something else ran on the cores of those ranks"
-                       : seconds > 0      ? "its shapes are priced too low, or the machine is slower than when it was calibrated (caches and memory shared, a lower clock)"
-                                          : "its shapes are priced too high, or the machine was busy when it was calibrated";
-    return fmt::format("{} takes {} {} than predicted on {} ({}): {}", row.what, percent(row.measured / row.predicted - 1), seconds > 0 ? "longer" : "less",
+    const char* hint = !everywhere   ? "something else ran on the cores of those ranks"
+                       : seconds > 0 ? "its shapes are priced too low, or the machine is slower than when it was "
+                                       "calibrated (caches and memory shared, a lower clock)"
+                                     : "its shapes are priced too high, or the machine was busy when it was calibrated";
+    return fmt::format("{} takes {} {} than predicted on {} ({}): {}", row.what,
+                       percent(row.measured / row.predicted - 1), seconds > 0 ? "longer" : "less",
                        everywhere ? "every rank" : "some ranks", signed_time(seconds), hint);
   }
 
@@ -210,14 +223,17 @@ class Findings {
         measured += row.measured;
       }
       if (row.what == "idle")
-        add(row.measured - row.predicted, fmt::format("the compute stream stands still {} than predicted with nothing else running ({}): hand-over between "
-                                                      "streams, threads that wait for a core, or issuing",
-                                                      row.measured > row.predicted ? "longer" : "less", signed_time(row.measured - row.predicted)));
+        add(row.measured - row.predicted,
+            fmt::format(
+                "the compute stream stands still {} than predicted with nothing else running ({}): hand-over between "
+                "streams, threads that wait for a core, or issuing",
+                row.measured > row.predicted ? "longer" : "less", signed_time(row.measured - row.predicted)));
     }
     const double seconds = measured - predicted;
-    add(seconds, fmt::format("communication is {} exposed than predicted ({} of {}): {}", seconds > 0 ? "more" : "less", signed_time(seconds),
-                             human(Seconds(std::max(measured, 0.0))),
-                             seconds > 0 ? "it overlaps less with kernels, waits for other ranks, or is slower itself" : "it overlaps more with kernels, or is faster itself"));
+    add(seconds, fmt::format("communication is {} exposed than predicted ({} of {}): {}", seconds > 0 ? "more" : "less",
+                             signed_time(seconds), human(Seconds(std::max(measured, 0.0))),
+                             seconds > 0 ? "it overlaps less with kernels, waits for other ranks, or is slower itself"
+                                         : "it overlaps more with kernels, or is faster itself"));
   }
 
   const Prediction& p_;
@@ -232,7 +248,8 @@ void compare_times(const Prediction& p, const Measurement& m, ValidationReport& 
   fill_units(p, m, report);
   fill_where(p, m, report);
   fill_ranks(p, m, report);
-  if (p.step_time.count() <= 0 || m.median_step_seconds <= 0) report.not_compared.push_back("step times: one of the two is 0");
+  if (p.step_time.count() <= 0 || m.median_step_seconds <= 0)
+    report.not_compared.push_back("step times: one of the two is 0");
   Findings(p, m, report).fill();
 }
 

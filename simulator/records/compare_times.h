@@ -1,4 +1,5 @@
-// Where a step's time was predicted and where it went: rows, and the largest disagreements in words. For compare.cpp alone.
+// Where a step's time was predicted and where it went: rows, and the largest disagreements in words. For compare.cpp
+// alone.
 #pragma once
 
 #include "simulator/records/compare.h"

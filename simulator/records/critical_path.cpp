@@ -37,7 +37,8 @@ Previous previous_of(const Step& step) {
   return p;
 }
 
-// By operation: what the host waited for longest, at any host_wait before it issued the operation; -1: nothing of this step.
+// By operation: what the host waited for longest, at any host_wait before it issued the operation; -1: nothing of this
+// step.
 std::vector<std::int32_t> held_back_by(const Step& step, const Timeline& timeline) {
   std::vector<std::int32_t> latest(step.ops.size(), -1);
   const auto end_of = [&](std::int32_t i) { return timeline.spans[static_cast<std::size_t>(i)].end; };
@@ -80,7 +81,8 @@ std::vector<std::int32_t> critical_chain(const Step& step, const Timeline& timel
   return chain;
 }
 
-std::vector<std::string> critical_path(const Step& step, const Timeline& timeline, const ModelGraph& model, std::size_t rows) {
+std::vector<std::string> critical_path(const Step& step, const Timeline& timeline, const ModelGraph& model,
+                                       std::size_t rows) {
   std::map<std::string, double> seconds;
   double reached = 0;
   for (const std::int32_t i : critical_chain(step, timeline)) {

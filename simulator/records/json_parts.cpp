@@ -101,7 +101,8 @@ std::vector<UnitTime> unit_times(const std::vector<JsonValue>& rows) {
   std::vector<UnitTime> times;
   for (const JsonValue& row : rows) {
     JsonObject o = row.object();
-    times.push_back({o.text("what"), o.number("compute_s", 0, kMaxSeconds), o.number("communication_s", 0, kMaxSeconds)});
+    times.push_back(
+        {o.text("what"), o.number("compute_s", 0, kMaxSeconds), o.number("communication_s", 0, kMaxSeconds)});
     o.finish();
   }
   return times;
@@ -122,7 +123,8 @@ MemoryTimeline memory_timeline(JsonObject o) {
   MemoryTimeline m;
   m.start = o.integer("start_bytes", 0, kMaxBytes);
   const std::vector<std::int64_t> flat = o.integers("points_bytes", 0, kMaxBytes);
-  if (flat.size() % 2 != 0) o.refuse("points_bytes", "expected pairs of bytes before and after, found an odd number of values");
+  if (flat.size() % 2 != 0)
+    o.refuse("points_bytes", "expected pairs of bytes before and after, found an odd number of values");
   m.points.reserve(flat.size() / 2);
   for (std::size_t i = 0; i < flat.size(); i += 2) m.points.push_back({flat[i], flat[i + 1]});
   o.finish();

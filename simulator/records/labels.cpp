@@ -15,13 +15,16 @@ constexpr std::array<char, kStreams> kStreamLetters = {'D', 'C', 'G', 'R', 'A'};
 bool runs_on_a_stream(const Operation& op) { return !op.host_only && op.action != Action::read_loss; }
 
 bool is_typed(const Operation& op) {
-  return op.graph_op >= 0 && (op.action == Action::forward || op.action == Action::recompute || op.action == Action::backward);
+  return op.graph_op >= 0 &&
+         (op.action == Action::forward || op.action == Action::recompute || op.action == Action::backward);
 }
 
 }  // namespace
 
-std::string order_label(const Operation& op, const Program& program, const ShardingPlan& plan, const ModelGraph& model) {
-  return std::string(1, kStreamLetters[static_cast<std::size_t>(op.stream)]) + ": " + describe(op, program, plan, model);
+std::string order_label(const Operation& op, const Program& program, const ShardingPlan& plan,
+                        const ModelGraph& model) {
+  return std::string(1, kStreamLetters[static_cast<std::size_t>(op.stream)]) + ": " +
+         describe(op, program, plan, model);
 }
 
 std::vector<std::string> order_labels(const Step& step, const Program& program, const ShardingPlan& plan,
@@ -30,7 +33,8 @@ std::vector<std::string> order_labels(const Step& step, const Program& program, 
   labels.reserve(step.ops.size());
   for (int s = 0; s < kStreams; ++s) {
     for (const Operation& op : step.ops)
-      if (static_cast<int>(op.stream) == s && runs_on_a_stream(op)) labels.push_back(order_label(op, program, plan, model));
+      if (static_cast<int>(op.stream) == s && runs_on_a_stream(op))
+        labels.push_back(order_label(op, program, plan, model));
   }
   return labels;
 }
@@ -55,7 +59,8 @@ std::vector<ActionTime> times_by_action(const Step& step, const Timeline& timeli
     row.seconds += timeline.spans[i].end - timeline.spans[i].start;
   }
   std::erase_if(table, [](const ActionTime& row) { return row.count == 0; });
-  std::stable_sort(table.begin(), table.end(), [](const ActionTime& a, const ActionTime& b) { return a.seconds > b.seconds; });
+  std::stable_sort(table.begin(), table.end(),
+                   [](const ActionTime& a, const ActionTime& b) { return a.seconds > b.seconds; });
   return table;
 }
 
@@ -66,7 +71,8 @@ std::vector<std::int32_t> unit_of_modules(const ShardingPlan& plan, const ModelG
   std::vector<std::int32_t> unit_of(model.modules.size(), -1);
   for (std::size_t u = 0; u < plan.units.size(); ++u)
     for (const std::string& module : plan.units[u].modules)
-      if (const std::int32_t m = model.find_module(module); m >= 0) unit_of[static_cast<std::size_t>(m)] = static_cast<std::int32_t>(u);
+      if (const std::int32_t m = model.find_module(module); m >= 0)
+        unit_of[static_cast<std::size_t>(m)] = static_cast<std::int32_t>(u);
   for (std::size_t m = 1; m < model.modules.size(); ++m)  // pre-order: the parent comes first
     if (unit_of[m] < 0) unit_of[m] = unit_of[static_cast<std::size_t>(model.modules[m].parent)];
   return unit_of;
@@ -74,13 +80,15 @@ std::vector<std::int32_t> unit_of_modules(const ShardingPlan& plan, const ModelG
 
 }  // namespace
 
-std::vector<UnitTime> times_by_unit(const Step& step, const Timeline& timeline, const ShardingPlan& plan, const ModelGraph& model) {
+std::vector<UnitTime> times_by_unit(const Step& step, const Timeline& timeline, const ShardingPlan& plan,
+                                    const ModelGraph& model) {
   const std::vector<std::int32_t> unit_of = unit_of_modules(plan, model);
   std::vector<UnitTime> table(plan.units.size() + 1);
   for (std::size_t u = 0; u < plan.units.size(); ++u) {
     const auto& modules = plan.units[u].modules;
-    table[u].what = fmt::format("unit {} ({}{})", u, modules.empty() || modules.front().empty() ? "root" : modules.front(),
-                                modules.size() > 1 ? fmt::format(" and {} more", modules.size() - 1) : "");
+    table[u].what =
+        fmt::format("unit {} ({}{})", u, modules.empty() || modules.front().empty() ? "root" : modules.front(),
+                    modules.size() > 1 ? fmt::format(" and {} more", modules.size() - 1) : "");
   }
   table.back().what = "no unit";
   for (std::size_t i = 0; i < step.ops.size(); ++i) {
@@ -88,9 +96,11 @@ std::vector<UnitTime> times_by_unit(const Step& step, const Timeline& timeline, 
     if (!runs_on_a_stream(op)) continue;
     std::int32_t unit = op.unit;
     if (unit < 0 && op.graph_op >= 0)
-      if (const std::int32_t m = model.ops.at(static_cast<std::size_t>(op.graph_op)).module; m >= 0) unit = unit_of[static_cast<std::size_t>(m)];
+      if (const std::int32_t m = model.ops.at(static_cast<std::size_t>(op.graph_op)).module; m >= 0)
+        unit = unit_of[static_cast<std::size_t>(m)];
     UnitTime& row = unit < 0 ? table.back() : table.at(static_cast<std::size_t>(unit));
-    (is_collective(op.action) ? row.communication_seconds : row.compute_seconds) += timeline.spans[i].end - timeline.spans[i].start;
+    (is_collective(op.action) ? row.communication_seconds : row.compute_seconds) +=
+        timeline.spans[i].end - timeline.spans[i].start;
   }
   std::erase_if(table, [](const UnitTime& row) { return row.compute_seconds == 0 && row.communication_seconds == 0; });
   return table;

@@ -11,15 +11,19 @@ namespace fsdp {
 
 namespace {
 
-// Half a percent of a core and below is the machine's own housekeeping; more than a tenth of a core is felt by a run that uses all cores.
+// Half a percent of a core and below is the machine's own housekeeping; more than a tenth of a core is felt by a run
+// that uses all cores.
 constexpr double kFelt = 0.1, kStolen = 0.02, kUnsure = 0.05;
 
 void add_machine(std::vector<std::string>& words, const MachineState& m, std::int64_t ranks) {
   const auto cores = static_cast<double>(std::max<std::int64_t>(1, m.usable_cores));
   if (m.other_cores && *m.other_cores > kFelt)
-    words.push_back(fmt::format("the machine was busy: other processes kept {:.1f} of its {} cores at work during the run", *m.other_cores, m.cores));
+    words.push_back(
+        fmt::format("the machine was busy: other processes kept {:.1f} of its {} cores at work during the run",
+                    *m.other_cores, m.cores));
   else if (!m.other_cores && m.load_at_start > 0.5 * cores)
-    words.push_back(fmt::format("the machine was busy: a load of {:.1f} before the run began, on {} cores", m.load_at_start, m.usable_cores));
+    words.push_back(fmt::format("the machine was busy: a load of {:.1f} before the run began, on {} cores",
+                                m.load_at_start, m.usable_cores));
   if (m.stolen_cores && *m.stolen_cores > kStolen)
     words.push_back(fmt::format("the machine below this virtual one took {:.2f} cores away", *m.stolen_cores));
   if (ranks > m.usable_cores && m.usable_cores > 0)
@@ -28,12 +32,16 @@ void add_machine(std::vector<std::string>& words, const MachineState& m, std::in
 
 void add_steps(std::vector<std::string>& words, const Measurement& m) {
   const StepNoise& n = *m.steps;
-  if (!n.settled) words.push_back("steps had not settled: the first measured ones differ from the others; give --warmup more of them");
+  if (!n.settled)
+    words.push_back(
+        "steps had not settled: the first measured ones differ from the others; give --warmup more of them");
   if (!n.low_seconds) {
-    words.push_back(m.step_seconds.size() < 6
-                        ? fmt::format("{} steps are too few to say how sure their median is; 6 or more are needed", m.step_seconds.size())
-                        : fmt::format("{} steps tell as much as {:.0f} independent ones: too few to say how sure their median is",
-                                      m.step_seconds.size(), n.independent_steps));
+    words.push_back(
+        m.step_seconds.size() < 6
+            ? fmt::format("{} steps are too few to say how sure their median is; 6 or more are needed",
+                          m.step_seconds.size())
+            : fmt::format("{} steps tell as much as {:.0f} independent ones: too few to say how sure their median is",
+                          m.step_seconds.size(), n.independent_steps));
   } else if (const double half = 0.5 * (*n.high_seconds - *n.low_seconds) / m.median_step_seconds; half > kUnsure) {
     words.push_back(fmt::format("the median is known to {:.0f} % only (95 % confidence)", 100 * half));
   }

@@ -19,7 +19,8 @@ Json json_of_rank(const RankMeasurement& r) {
       {"arena_resident_bytes", r.arena_resident_bytes},
       {"order", r.order},
       {"timeline", json_of(r.timeline)},
-      {"memory", {{"init", json_of(r.init)}, {"first_step", json_of(r.first_step)}, {"steady_step", json_of(r.steady_step)}}}};
+      {"memory",
+       {{"init", json_of(r.init)}, {"first_step", json_of(r.first_step)}, {"steady_step", json_of(r.steady_step)}}}};
   if (!r.by_action.empty()) j["by_action"] = json_of(r.by_action);
   if (!r.by_unit.empty()) j["by_unit"] = json_of(r.by_unit);
   if (r.where) j["where"] = json_of(*r.where);
@@ -27,7 +28,7 @@ Json json_of_rank(const RankMeasurement& r) {
 }
 
 Json json_of(const StepNoise& n) {
-  Json j = {{"warmup_steps", n.warmup_steps}, {"settled", n.settled},         {"stopped", n.stopped},
+  Json j = {{"warmup_steps", n.warmup_steps}, {"settled", n.settled},   {"stopped", n.stopped},
             {"p10_s", n.p10_seconds},         {"p90_s", n.p90_seconds}, {"independent_steps", n.independent_steps}};
   if (n.low_seconds && n.high_seconds) j["median_interval_s"] = {*n.low_seconds, *n.high_seconds};
   return j;
@@ -52,10 +53,18 @@ StepNoise noise_of(JsonObject o) {
 }
 
 Json json_of(const MachineState& m) {
-  Json j = {{"processor", m.processor},       {"instructions", m.instructions},   {"libraries", m.libraries},
-            {"date", m.date},                 {"governor", m.governor},           {"turbo", m.turbo},
-            {"cores", m.cores},               {"usable_cores", m.usable_cores},   {"pinned", m.pinned},
-            {"load_at_start", m.load_at_start}, {"load_at_end", m.load_at_end},   {"wall_s", m.wall_seconds}};
+  Json j = {{"processor", m.processor},
+            {"instructions", m.instructions},
+            {"libraries", m.libraries},
+            {"date", m.date},
+            {"governor", m.governor},
+            {"turbo", m.turbo},
+            {"cores", m.cores},
+            {"usable_cores", m.usable_cores},
+            {"pinned", m.pinned},
+            {"load_at_start", m.load_at_start},
+            {"load_at_end", m.load_at_end},
+            {"wall_s", m.wall_seconds}};
   if (m.own_cores) j["own_cores"] = *m.own_cores;
   if (m.other_cores) j["other_cores"] = *m.other_cores;
   if (m.stolen_cores) j["stolen_cores"] = *m.stolen_cores;
@@ -85,8 +94,12 @@ MachineState machine_of(JsonObject o) {
 }
 
 Json json_of(const ProcessMemory& m) {
-  return {{"high_water_bytes", m.high_water_bytes}, {"resident_bytes", m.resident_bytes}, {"arenas_bytes", m.arenas_bytes},
-          {"heap_bytes", m.heap_bytes},             {"code_bytes", m.code_bytes},         {"rest_bytes", m.rest_bytes}};
+  return {{"high_water_bytes", m.high_water_bytes},
+          {"resident_bytes", m.resident_bytes},
+          {"arenas_bytes", m.arenas_bytes},
+          {"heap_bytes", m.heap_bytes},
+          {"code_bytes", m.code_bytes},
+          {"rest_bytes", m.rest_bytes}};
 }
 
 ProcessMemory process_memory_of(JsonObject o) {
@@ -107,7 +120,8 @@ RankMeasurement rank_of(JsonObject o) {
   r.peak_allocated_bytes = o.integer("peak_allocated_bytes", 0, kMaxBytes);
   r.undeclared_bytes = o.integer("undeclared_bytes", 0, kMaxBytes);
   r.wire_bytes = o.integer("wire_bytes", 0, kMaxBytes);
-  r.arena_bytes = o.optional_integer("arena_bytes", 0, kMaxBytes).value_or(0);  // this and what may be absent: not in earlier versions
+  r.arena_bytes = o.optional_integer("arena_bytes", 0, kMaxBytes)
+                      .value_or(0);  // this and what may be absent: not in earlier versions
   r.arena_resident_bytes = o.optional_integer("arena_resident_bytes", 0, kMaxBytes).value_or(0);
   r.order = o.texts("order");
   if (o.has("by_action")) r.by_action = action_times(o.array("by_action"));
@@ -129,15 +143,15 @@ std::string to_json_text(const Measurement& m) {
   Json ranks = Json::array();
   for (const RankMeasurement& r : m.ranks) ranks.push_back(json_of_rank(r));
   Json j = {{"schema", kSchema},
-                  {"provenance", json_of(m.provenance)},
-                  {"backend", m.backend},
-                  {"environment", m.environment},
-                  {"median_step_s", m.median_step_seconds},
-                  {"noise", m.noise},
-                  {"steps_s", m.step_seconds},
-                  {"losses", m.losses},
-                  {"process_high_water_bytes", m.process_high_water_bytes},
-                  {"by_action", json_of(m.by_action)}};
+            {"provenance", json_of(m.provenance)},
+            {"backend", m.backend},
+            {"environment", m.environment},
+            {"median_step_s", m.median_step_seconds},
+            {"noise", m.noise},
+            {"steps_s", m.step_seconds},
+            {"losses", m.losses},
+            {"process_high_water_bytes", m.process_high_water_bytes},
+            {"by_action", json_of(m.by_action)}};
   if (m.steps) j["noise_of_steps"] = json_of(*m.steps);
   if (m.machine) j["machine"] = json_of(*m.machine);
   if (m.memory) j["process_memory"] = json_of(*m.memory);

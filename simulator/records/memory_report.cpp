@@ -39,13 +39,17 @@ MemoryPart part_of_kind(BufferKind kind) {
 
 enum class Phase : std::uint8_t { init, first_forward, first_backward, first_optimizer, forward, backward, optimizer };
 constexpr int kPhases = 7;
-constexpr std::string_view kPhaseNames[kPhases] = {"init",    "first step: forward", "first step: backward", "first step: optimizer",
-                                                   "forward", "backward",            "optimizer"};
+constexpr std::string_view kPhaseNames[kPhases] = {
+    "init", "first step: forward", "first step: backward", "first step: optimizer", "forward", "backward", "optimizer"};
 
 class Reporter {
  public:
   Reporter(const Program& program, const ShardingPlan& plan, const ModelGraph& model)
-      : program_(program), plan_(plan), model_(model), live_(program.buffers.size(), 0), allocator_(program.buffers.size(), nullptr) {
+      : program_(program),
+        plan_(plan),
+        model_(model),
+        live_(program.buffers.size(), 0),
+        allocator_(program.buffers.size(), nullptr) {
     classify();
   }
 
@@ -73,7 +77,8 @@ class Reporter {
   // Buffers of the loss are those of the logits' tensor, and what the loss op saves and uses.
   void classify() {
     const auto loss = static_cast<std::int32_t>(model_.ops.size()) - 1;
-    const std::int32_t logits = loss >= 0 && !model_.ops[at(loss)].inputs.empty() ? model_.ops[at(loss)].inputs.front() : -1;
+    const std::int32_t logits =
+        loss >= 0 && !model_.ops[at(loss)].inputs.empty() ? model_.ops[at(loss)].inputs.front() : -1;
     part_.reserve(program_.buffers.size());
     for (const Buffer& b : program_.buffers)
       part_.push_back(b.tensor >= 0 && b.tensor == logits ? MemoryPart::logits_and_loss : part_of_kind(b.kind));
@@ -102,7 +107,7 @@ class Reporter {
       case Action::clip_local_norm:
       case Action::optimizer:
       case Action::init_optimizer: return first ? Phase::first_optimizer : Phase::optimizer;
-      default: return before;                // what stands between belongs to the phase that it stands in
+      default: return before;  // what stands between belongs to the phase that it stands in
     }
   }
 
@@ -172,16 +177,17 @@ class Reporter {
       item.what = what;
       sorted.push_back(std::move(item));
     }
-    std::stable_sort(sorted.begin(), sorted.end(), [](const MemoryItem& a, const MemoryItem& b) { return a.bytes > b.bytes; });
+    std::stable_sort(sorted.begin(), sorted.end(),
+                     [](const MemoryItem& a, const MemoryItem& b) { return a.bytes > b.bytes; });
     return sorted;
   }
 
   const Program& program_;
   const ShardingPlan& plan_;
   const ModelGraph& model_;
-  std::vector<MemoryPart> part_;             // by buffer
+  std::vector<MemoryPart> part_;  // by buffer
   std::vector<char> live_, at_peak_;
-  std::vector<const Operation*> allocator_, allocator_at_peak_;   // by buffer: the operation it was allocated for
+  std::vector<const Operation*> allocator_, allocator_at_peak_;  // by buffer: the operation it was allocated for
   std::array<Peak, kPhases> moments_{};
   std::array<std::int64_t, kMemoryParts> now_{};
   std::int64_t total_ = 0, highest_ = -1;
@@ -192,22 +198,28 @@ class Reporter {
 
 std::string_view name(MemoryPart p) {
   static constexpr std::array<std::string_view, kMemoryParts> names = {
-      "parameter shards", "optimizer states", "sharded gradients",    "gathered parameters", "gather buffers", "gradients",
-      "reduce buffers",   "activations",      "activation gradients", "logits and loss",     "temporaries",    "batch, scalars, workspaces"};
+      "parameter shards",     "optimizer states", "sharded gradients", "gathered parameters",
+      "gather buffers",       "gradients",        "reduce buffers",    "activations",
+      "activation gradients", "logits and loss",  "temporaries",       "batch, scalars, workspaces"};
   return names[static_cast<std::size_t>(p)];
 }
 
 std::string to_json_text(const MemoryReport& r) {
   using Json = nlohmann::ordered_json;
-  Json json = {{"schema", "fsdp-plan/memory/1"}, {"peak", r.moments.empty() ? "" : r.moments[r.peak].phase}, {"moments", Json::array()}};
+  Json json = {{"schema", "fsdp-plan/memory/1"},
+               {"peak", r.moments.empty() ? "" : r.moments[r.peak].phase},
+               {"moments", Json::array()}};
   for (const MemoryMoment& m : r.moments) {
     Json parts = Json::object();
     for (int p = 0; p < kMemoryParts; ++p)
-      if (m.bytes[static_cast<std::size_t>(p)] != 0) parts[std::string(name(static_cast<MemoryPart>(p)))] = m.bytes[static_cast<std::size_t>(p)];
-    json["moments"].push_back({{"phase", m.phase}, {"at", m.at}, {"allocated_bytes", m.total}, {"parts_bytes", std::move(parts)}});
+      if (m.bytes[static_cast<std::size_t>(p)] != 0)
+        parts[std::string(name(static_cast<MemoryPart>(p)))] = m.bytes[static_cast<std::size_t>(p)];
+    json["moments"].push_back(
+        {{"phase", m.phase}, {"at", m.at}, {"allocated_bytes", m.total}, {"parts_bytes", std::move(parts)}});
   }
   json["items_at_peak"] = Json::array();
-  for (const MemoryItem& i : r.items) json["items_at_peak"].push_back({{"what", i.what}, {"count", i.count}, {"bytes", i.bytes}});
+  for (const MemoryItem& i : r.items)
+    json["items_at_peak"].push_back({{"what", i.what}, {"count", i.count}, {"bytes", i.bytes}});
   json["host_peak_bytes"] = r.host_peak;
   return json.dump(2) + "\n";
 }

@@ -16,9 +16,12 @@ namespace {
 constexpr double kHeadRoom = 0.05;          // of usable memory, left free by the default limit
 constexpr std::int64_t kMaxRankRoles = 64;  // ranks up to which every rank's memory is predicted
 
-Bytes scaled(Bytes b, double factor) { return Bytes(static_cast<std::int64_t>(static_cast<double>(b.count()) * factor)); }
+Bytes scaled(Bytes b, double factor) {
+  return Bytes(static_cast<std::int64_t>(static_cast<double>(b.count()) * factor));
+}
 
-// Flops per second that utilisation is measured against: the datasheet's; on the host the best calibrated matrix product.
+// Flops per second that utilisation is measured against: the datasheet's; on the host the best calibrated matrix
+// product.
 double peak_flops(const CostContext& c) {
   if (!c.cluster.host) return matrix_peak(c.plan.param_dtype, c.cluster.gpu);
   double best = 0;
@@ -26,7 +29,8 @@ double peak_flops(const CostContext& c) {
   return best;
 }
 
-// Recomputed flops in the convention of model_flops_per_token, which counts the whole square of attention where kernels do half.
+// Recomputed flops in the convention of model_flops_per_token, which counts the whole square of attention where kernels
+// do half.
 double recomputed_flops(const Step& step, std::span<const Demand> demands, const ModelGraph& model) {
   double sum = 0;
   for (std::size_t i = 0; i < step.ops.size(); ++i) {
@@ -49,15 +53,16 @@ void fill_rates(Prediction& p, const Program& program, std::span<const Demand> d
   p.hfu = (model_flops + recomputed_flops(program.steady_step, demands, c.model)) / seconds / peak;
 }
 
-// What the caching allocator replays: the program and when its operations ran. Buffers that wait for streams need the first step's
-// times too.
+// What the caching allocator replays: the program and when its operations ran. Buffers that wait for streams need the
+// first step's times too.
 struct Replayed {
   const Program& program;
   const CostContext& c;
   const Timeline& steady;
   Timeline first;
 
-  Replayed(const Program& p, const CostContext& context, const Timeline& timeline) : program(p), c(context), steady(timeline) {
+  Replayed(const Program& p, const CostContext& context, const Timeline& timeline)
+      : program(p), c(context), steady(timeline) {
     const auto waits = [](const Buffer& b) { return b.recorded_streams != 0; };
     if (std::any_of(p.buffers.begin(), p.buffers.end(), waits))
       first = simulate(p.first_step, demands_of(p.first_step, p, c), {.steps = 1});
@@ -104,10 +109,12 @@ void fill_reserved(Prediction& p, const Program& program, const CostContext& c, 
   if (p.verdict == Verdict::fits || free.peak_allocated > capacity) return;
   const AllocatorPrediction limited = replayed.with(capacity, expandable);
   if (!limited.out_of_memory) p.alloc_retries = limited.retries_per_step;
-  if (!limited.out_of_memory || (!expandable && !replayed.with(capacity, true).out_of_memory)) p.verdict = Verdict::tight;
+  if (!limited.out_of_memory || (!expandable && !replayed.with(capacity, true).out_of_memory))
+    p.verdict = Verdict::tight;
 }
 
-void fill_memory(Prediction& p, const Program& program, const CostContext& c, const PredictOptions& options, const Timeline& steady) {
+void fill_memory(Prediction& p, const Program& program, const CostContext& c, const PredictOptions& options,
+                 const Timeline& steady) {
   p.memory = replay_memory(program);
   p.peak_allocated = Bytes(p.memory.peak);
   p.fixed = c.cluster.fixed_memory;

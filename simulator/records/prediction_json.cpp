@@ -17,7 +17,8 @@ using Kinds = std::array<std::int64_t, kBufferKinds>;
 
 Json json_of(const Kinds& kinds) {
   Json j;
-  for (int k = 0; k < kBufferKinds; ++k) j[std::string(name(static_cast<BufferKind>(k)))] = kinds[static_cast<std::size_t>(k)];
+  for (int k = 0; k < kBufferKinds; ++k)
+    j[std::string(name(static_cast<BufferKind>(k)))] = kinds[static_cast<std::size_t>(k)];
   return j;
 }
 
@@ -54,7 +55,11 @@ Json headline(const Prediction& p) {
 }
 
 Json json_of(const StepTimeDistribution& d) {
-  Json j = {{"mean_s", d.mean.count()}, {"p50_s", d.p50.count()}, {"p95_s", d.p95.count()}, {"p99_s", d.p99.count()}, {"samples", d.samples}};
+  Json j = {{"mean_s", d.mean.count()},
+            {"p50_s", d.p50.count()},
+            {"p95_s", d.p95.count()},
+            {"p99_s", d.p99.count()},
+            {"samples", d.samples}};
   if (d.seed) j["seed"] = *d.seed;
   return j;
 }
@@ -62,7 +67,8 @@ Json json_of(const StepTimeDistribution& d) {
 StepTimeDistribution distribution(JsonObject o) {
   StepTimeDistribution d{seconds(o, "mean_s"), seconds(o, "p50_s"), seconds(o, "p95_s"), seconds(o, "p99_s"), {}, 0};
   d.samples = o.integer("samples", 0, kMaxInteger);
-  if (const auto seed = o.optional_integer("seed", 0, std::numeric_limits<std::int64_t>::max())) d.seed = static_cast<std::uint64_t>(*seed);
+  if (const auto seed = o.optional_integer("seed", 0, std::numeric_limits<std::int64_t>::max()))
+    d.seed = static_cast<std::uint64_t>(*seed);
   o.finish();
   return d;
 }

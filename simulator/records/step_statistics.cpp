@@ -79,7 +79,8 @@ std::optional<std::size_t> settled_after(std::span<const double> seconds) {
     if (quarter >= rest.size()) break;
     const double early = quantile(rest.first(quarter), 0.5), late = quantile(rest.subspan(quarter), 0.5);
     const auto interval = median_interval(rest.subspan(quarter));
-    if (std::abs(early - late) <= kSame * late || (interval && early >= interval->low && early <= interval->high)) return d;
+    if (std::abs(early - late) <= kSame * late || (interval && early >= interval->low && early <= interval->high))
+      return d;
     if (d >= 4 && (d & (d - 1)) == 0) stride = d / 2;
   }
   return std::nullopt;

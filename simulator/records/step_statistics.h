@@ -1,7 +1,7 @@
 // What can be said about a run's steps from their times alone: where the warm-up ended, the median, how sure it is.
 //
-// All of it rests on order statistics, because a step is disturbed in one direction: a few steps take far longer (the machine did
-// something else), none takes less than its work.
+// All of it rests on order statistics, because a step is disturbed in one direction: a few steps take far longer (the
+// machine did something else), none takes less than its work.
 #pragma once
 
 #include <cstddef>
@@ -14,12 +14,13 @@ namespace fsdp {
 // Linear between order statistics (numpy's default). 0 of an empty list.
 [[nodiscard]] double quantile(std::span<const double> values, double q);
 
-// Neighbouring steps resemble each other (a disturbance lasts for several), so that n of them tell less than n independent ones would:
-// n (1 - r) / (1 + r) with r the correlation between the ranks (positions in the sorted list) of each step and the next, not below 0.
+// Neighbouring steps resemble each other (a disturbance lasts for several), so that n of them tell less than n
+// independent ones would: n (1 - r) / (1 + r) with r the correlation between the ranks (positions in the sorted list)
+// of each step and the next, not below 0.
 [[nodiscard]] double independent_steps(std::span<const double> seconds);
 
-// 95 % confidence interval of the median: the order statistics at n/2 -+ 0.98 sqrt(n) (normal approximation of the binomial), n the
-// independent steps. None below 6: then the smallest and the largest do not reach 95 %.
+// 95 % confidence interval of the median: the order statistics at n/2 -+ 0.98 sqrt(n) (normal approximation of the
+// binomial), n the independent steps. None below 6: then the smallest and the largest do not reach 95 %.
 struct Interval {
   double low = 0, high = 0;
   friend bool operator==(const Interval&, const Interval&) = default;
@@ -28,9 +29,9 @@ struct Interval {
 // Half of it over the median; infinite where there is none.
 [[nodiscard]] double median_uncertainty(std::span<const double> seconds);
 
-// How many leading steps are warm-up: the fewest of 0, 1, 2, 3, 4, 6, 8, 12, 16, ... such that the median of the first quarter of the rest (at
-// least 3 steps) lies inside the interval of the median of what follows that quarter, or within 1 % of it. None: not within half of
-// the steps, or fewer than 8 of them.
+// How many leading steps are warm-up: the fewest of 0, 1, 2, 3, 4, 6, 8, 12, 16, ... such that the median of the first
+// quarter of the rest (at least 3 steps) lies inside the interval of the median of what follows that quarter, or within
+// 1 % of it. None: not within half of the steps, or fewer than 8 of them.
 [[nodiscard]] std::optional<std::size_t> settled_after(std::span<const double> seconds);
 
 }  // namespace fsdp

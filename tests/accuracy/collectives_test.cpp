@@ -1,11 +1,12 @@
-// Published NCCL measurements beside NCCL's model as we price it, row by row: `accuracy_collectives_test -s` prints what is left
-// out and why, and the errors by size, by collective and by machine.
+// Published NCCL measurements beside NCCL's model as we price it, row by row: `accuracy_collectives_test -s` prints
+// what is left out and why, and the errors by size, by collective and by machine.
 //
-// The rows (tests/accuracy/collectives.csv, each with its source) are mostly nccl-tests, which start a collective when the last
-// one has ended: the skew of a training step is no part of them. Machines are described by their data sheets, the model is NCCL's,
-// the fabric gives its 0.95 or 0.90, and no number was fitted to these rows. One rule was made after seeing some of them: NVLink
-// SHARP in domains of more than 8 GPUs counts 8 heads, because the 72 GPUs of a GB200 rack measure what 8 B200 do (models/topology.cpp;
-// NVLS trees are capped likewise in planner/costs/nccl.cpp). Rows of GB200 are no independent check of it.
+// The rows (tests/accuracy/collectives.csv, each with its source) are mostly nccl-tests, which start a collective when
+// the last one has ended: the skew of a training step is no part of them. Machines are described by their data sheets,
+// the model is NCCL's, the fabric gives its 0.95 or 0.90, and no number was fitted to these rows. One rule was made
+// after seeing some of them: NVLink SHARP in domains of more than 8 GPUs counts 8 heads, because the 72 GPUs of a GB200
+// rack measure what 8 B200 do (models/topology.cpp; NVLS trees are capped likewise in planner/costs/nccl.cpp). Rows of
+// GB200 are no independent check of it.
 #include <doctest/doctest.h>
 #include <fmt/format.h>
 
@@ -82,8 +83,8 @@ std::optional<Asked> asked(const Row& row, std::string& reason) {
   if (has(row.at("gpu"), "MI300")) return reason = "RCCL on AMD: other constants than NCCL's", std::nullopt;
   if (has(row.at("hardware"), "unstated")) return reason = "hardware not stated", std::nullopt;
   if (row.at("time_us").empty() || std::stod(row.at("time_us")) <= 0) return reason = "no time", std::nullopt;
-  const auto machine =
-      std::find_if(kMachines.begin(), kMachines.end(), [&](const Machine& m) { return has(row.at("hardware"), m.hardware); });
+  const auto machine = std::find_if(kMachines.begin(), kMachines.end(),
+                                    [&](const Machine& m) { return has(row.at("hardware"), m.hardware); });
   if (machine == kMachines.end()) return reason = "unknown machine: " + row.at("hardware"), std::nullopt;
   const std::int64_t ranks = std::stoll(row.at("n_gpus")), nodes = std::stoll(row.at("n_nodes"));
   const GpuSpec gpu = load_gpu(machine->gpu, "test");
@@ -105,7 +106,8 @@ std::optional<Asked> asked(const Row& row, std::string& reason) {
 double predicted_us(const Asked& a) {
   Costs costs = default_costs(a.cluster);
   costs.collective_skew = Seconds(0);
-  if (!a.ring_only) return CollectiveModel(a.call, a.cluster, costs).price(a.call.kind, a.call.bytes).seconds.count() * 1e6;
+  if (!a.ring_only)
+    return CollectiveModel(a.call, a.cluster, costs).price(a.call.kind, a.call.bytes).seconds.count() * 1e6;
   const NcclModel model(a.cluster, a.call.ranks, a.call.ranks_per_node, false);
   double best = 1e30;
   for (const NcclProtocol p : {NcclProtocol::ll, NcclProtocol::ll128, NcclProtocol::simple})
@@ -165,8 +167,9 @@ TEST_CASE("published collectives: errors by size, collective and machine") {
     all.add(predicted, measured);
     by_size[nodes + ", " + decade(bytes)].add(predicted, measured);
     by_kind[row.at("collective") + (bytes >= 10e6 ? ", 10 MB and more" : ", below")].add(predicted, measured);
-    by_machine[row.at("hardware").substr(0, 50) + " x" + row.at("n_gpus") + (bytes >= 10e6 ? ", 10 MB and more" : ", below")].add(
-        predicted, measured);
+    by_machine[row.at("hardware").substr(0, 50) + " x" + row.at("n_gpus") +
+               (bytes >= 10e6 ? ", 10 MB and more" : ", below")]
+        .add(predicted, measured);
     if (bytes >= 100e6) large[nodes + " " + a->cluster.gpu.name.substr(0, 4)].add(predicted, measured);
   }
   CHECK(rows == 995);
@@ -177,17 +180,19 @@ TEST_CASE("published collectives: errors by size, collective and machine") {
     text += fmt::format("  {:4}  {}\n", count, reason);
   }
   text += "all: " + all.text() + "\n";
-  for (const auto& [title, table] :
-       {std::pair{"by size", &by_size}, {"by collective", &by_kind}, {"by machine", &by_machine}, {"100 MB and more", &large}}) {
+  for (const auto& [title, table] : {std::pair{"by size", &by_size},
+                                     {"by collective", &by_kind},
+                                     {"by machine", &by_machine},
+                                     {"100 MB and more", &large}}) {
     text += std::string(title) + ":\n";
     for (const auto& [what, errors] : *table) text += fmt::format("  {:74} {}\n", what, errors.text());
   }
   MESSAGE(text);
   CHECK(static_cast<int>(all.logs.size()) + out == rows);
   CHECK(out < rows / 5);
-  // What FSDP's large collectives need. Several A100 and B200 nodes are left to the table: two nodes exchange a tree's halves in
-  // both directions at once, so that an all-reduce beats the bus that NCCL's model (and ring) allows; GB200 racks, whose fabric
-  // is not stated, too.
+  // What FSDP's large collectives need. Several A100 and B200 nodes are left to the table: two nodes exchange a tree's
+  // halves in both directions at once, so that an all-reduce beats the bus that NCCL's model (and ring) allows; GB200
+  // racks, whose fabric is not stated, too.
   for (const char* gpu : {"a100", "h100", "h200", "b200"}) {
     CAPTURE(gpu);
     CHECK(large.at(std::string("one domain ") + gpu).median() < 0.10);
@@ -196,7 +201,8 @@ TEST_CASE("published collectives: errors by size, collective and machine") {
   CHECK(by_size.at("one domain, 6: 1 GB and more").median() < 0.05);
 }
 
-// SimAI (aliyun/SimAI) publishes what rings between nodes of 8 GPUs with 400 Gb/s NICs measured, as a fraction of 8 x 48.5 GB/s.
+// SimAI (aliyun/SimAI) publishes what rings between nodes of 8 GPUs with 400 Gb/s NICs measured, as a fraction of 8
+// x 48.5 GB/s.
 TEST_CASE("rings of 2 to 128 nodes against SimAI's measured fractions: within 20 % from 256 MiB on") {
   struct Line {
     double mib;

@@ -1,10 +1,11 @@
-// Published kernel measurements beside our kernel model, row by row: `accuracy_compute_test -s` prints what is left out and why, and the
-// errors by GPU, kind of kernel and library.
+// Published kernel measurements beside our kernel model, row by row: `accuracy_compute_test -s` prints what is left out
+// and why, and the errors by GPU, kind of kernel and library.
 //
-// The rows (tests/accuracy/gemm_attention.csv, each with its source) are micro-benchmarks. Ceilings (models/gpus/*.json: one number per
-// GPU and family of kernels) were read off some of them, and the few constants of planner/costs/matmul.cpp and attention.cpp off their
-// trend over shapes; nothing is set per row. Products are priced at the clock that a GPU sustains, as in training: benchmarks that
-// pause between kernels are faster than predicted, most of all on B200.
+// The rows (tests/accuracy/gemm_attention.csv, each with its source) are micro-benchmarks. Ceilings
+// (models/gpus/*.json: one number per GPU and family of kernels) were read off some of them, and the few constants of
+// planner/costs/matmul.cpp and attention.cpp off their trend over shapes; nothing is set per row. Products are priced
+// at the clock that a GPU sustains, as in training: benchmarks that pause between kernels are faster than predicted,
+// most of all on B200.
 #include <doctest/doctest.h>
 #include <fmt/format.h>
 
@@ -33,10 +34,15 @@ std::int64_t integer(const Row& row, const char* key) { return static_cast<std::
 
 // The catalog's GPU behind a source's words.
 std::string gpu_name(const std::string& words) {
-  static const std::vector<std::pair<const char*, const char*>> names = {
-      {"A100-PCIe", "a100-pcie-80"}, {"A100-SXM", "a100-sxm-80"}, {"H100-SXM", "h100-sxm-80"},
-      {"H100-class", "h100-sxm-80"}, {"H200", "h200-sxm"},        {"H800", "h800-sxm-80"},
-      {"GB200", "gb200"},            {"GB300", ""},               {"B200", "b200"}};
+  static const std::vector<std::pair<const char*, const char*>> names = {{"A100-PCIe", "a100-pcie-80"},
+                                                                         {"A100-SXM", "a100-sxm-80"},
+                                                                         {"H100-SXM", "h100-sxm-80"},
+                                                                         {"H100-class", "h100-sxm-80"},
+                                                                         {"H200", "h200-sxm"},
+                                                                         {"H800", "h800-sxm-80"},
+                                                                         {"GB200", "gb200"},
+                                                                         {"GB300", ""},
+                                                                         {"B200", "b200"}};
   if (has(words, "GH200")) return "";
   for (const auto& [part, name] : names)
     if (has(words, part)) return name;
@@ -47,7 +53,7 @@ struct Outcome {
   std::string skipped = {};  // why, or
   std::string family = {};   // "product", "attention", "norm"
   std::string gpu = {}, library = {};
-  double error = 0;          // predicted time over measured, less 1
+  double error = 0;  // predicted time over measured, less 1
 };
 
 // One op under a library's kernels, as the planner prices it. No model behind it: every gradient is needed.
@@ -94,10 +100,13 @@ Outcome product(const Row& row) {
   if (adds) p.result_bytes = has(row.at("backend"), "fp32") ? 8 : 4;
   const bool grouped = row.at("op") == "grouped_gemm";
   if (grouped) p.count = number(row, "batch");
-  const double seconds =
-      product_time(p, peak, g.sms, memory_rate(bench.cluster, bench.costs)).seconds + bench.costs.kernel_overhead.count();
+  const double seconds = product_time(p, peak, g.sms, memory_rate(bench.cluster, bench.costs)).seconds +
+                         bench.costs.kernel_overhead.count();
   const double measured = 2 * p.count * p.m * p.n * p.k / (number(row, "tflops") * 1e12);
-  return {.family = grouped ? "experts' products" : "product", .gpu = gpu, .library = fp8 ? "fp8" : "16-bit", .error = seconds / measured - 1};
+  return {.family = grouped ? "experts' products" : "product",
+          .gpu = gpu,
+          .library = fp8 ? "fp8" : "16-bit",
+          .error = seconds / measured - 1};
 }
 
 std::optional<std::pair<AttentionKernel, OpRule>> kernel_of(const Row& row) {
@@ -133,7 +142,8 @@ Outcome attention(const Row& row) {
   const std::int64_t sequences = integer(row, "batch");
   const Workload w{sequences, bench.plan.seq_len};
   const double forward = forward_flops(op, w) * (simumax ? 2 : 1);
-  const bool backward_only = has(row.at("op"), "bwd") && !has(row.at("op"), "fwd_bwd"), both = has(row.at("op"), "fwd_bwd");
+  const bool backward_only = has(row.at("op"), "bwd") && !has(row.at("op"), "fwd_bwd"),
+             both = has(row.at("op"), "fwd_bwd");
   double seconds = 0, flops = 0;
   if (!backward_only) seconds += bench.seconds(op, Direction::forward, sequences), flops += forward;
   if (backward_only || both) seconds += bench.seconds(op, Direction::backward, sequences), flops += 2.5 * forward;
@@ -215,14 +225,16 @@ TEST_CASE("published products, attention and norms") {
   }
   std::string table = fmt::format("{} rows predicted\n", predicted);
   for (const auto& [why, count] : skipped) table += fmt::format("{:5} left out: {}\n", count, why);
-  table += fmt::format("\n{:66} {:>5} {:>7} {:>7} {:>7} {:>7}\n", "time, predicted over measured", "rows", "mean", "median", "p90", "bias");
+  table += fmt::format("\n{:66} {:>5} {:>7} {:>7} {:>7} {:>7}\n", "time, predicted over measured", "rows", "mean",
+                       "median", "p90", "bias");
   for (const auto& [name, e] : groups)
     table += fmt::format("{:66} {:5} {:6.1f}% {:6.1f}% {:6.1f}% {:+6.1f}%\n", name, e.signed_.size(), 100 * e.mean(),
                          100 * e.quantile(0.5), 100 * e.quantile(0.9), 100 * e.bias());
   INFO(table);
   CHECK(predicted > 1500);
-  // Wide enough for another source's rows. Products and attention: the two GPUs that most published runs used, within a tenth; norms,
-  // many of them of a few microseconds, within a fifth; on B200 the rows themselves are a third apart, as its clock is.
+  // Wide enough for another source's rows. Products and attention: the two GPUs that most published runs used, within a
+  // tenth; norms, many of them of a few microseconds, within a fifth; on B200 the rows themselves are a third apart, as
+  // its clock is.
   CHECK(groups.at("product, a100-pcie-80").mean() < 0.10);
   CHECK(groups.at("product, h100-sxm-80").mean() < 0.15);
   CHECK(groups.at("product, b200").mean() < 0.25);

@@ -1,9 +1,10 @@
 // Published peaks of GPU memory beside ours, row by row. `accuracy_memory_test -s` prints the table.
 //
-// The rows (tests/accuracy/published_memory.json) were measured by others; nothing here was tuned on them. What is off and why, as far
-// as known: 1123, 1124 and 1135 (March 2024) ran a training loop that still held the logits during backward; 1140 and 1141 are too high
-// by one fp32 copy of the logits (7.83 GiB), as if their loss had been compiled; 1142 would be right with the compiled RMSNorm that runs
-// of that month used, 8.1 GiB less than the written-out one; 1175 is compiled full checkpointing, of which only the eager form is recorded.
+// The rows (tests/accuracy/published_memory.json) were measured by others; nothing here was tuned on them. What is off
+// and why, as far as known: 1123, 1124 and 1135 (March 2024) ran a training loop that still held the logits during
+// backward; 1140 and 1141 are too high by one fp32 copy of the logits (7.83 GiB), as if their loss had been compiled;
+// 1142 would be right with the compiled RMSNorm that runs of that month used, 8.1 GiB less than the written-out one;
+// 1175 is compiled full checkpointing, of which only the eager form is recorded.
 #include <doctest/doctest.h>
 #include <fmt/format.h>
 
@@ -44,7 +45,8 @@ ShardingPlan plan_of(const Json& row, const ModelGraph& model) {
   const std::string reshard = row.at("reshard");
   if (reshard == "true")
     for (Unit& u : plan.units) u.reshard_after_forward = Reshard::yes;
-  // torchtitan before July 2025: blocks are freed after forward but for the last; so was PyTorch's root, whatever was asked for.
+  // torchtitan before July 2025: blocks are freed after forward but for the last; so was PyTorch's root, whatever was
+  // asked for.
   if (reshard == "all but the last block") plan.units[plan.units.size() - 2].reshard_after_forward = Reshard::no;
   if (plan.wrap == "block") plan.units.back().reshard_after_forward = Reshard::no;
   const std::string checkpointing = row.at("checkpointing");
@@ -59,13 +61,16 @@ ShardingPlan plan_of(const Json& row, const ModelGraph& model) {
   return plan;
 }
 
-struct Result { Bytes allocated, ours; };
+struct Result {
+  Bytes allocated, ours;
+};
 
 Result predicted(const Json& row) {
   const ModelGraph model = model_of(row);
   const ShardingPlan plan = plan_of(row, model);
-  const Implementation& impl = find_implementation(row.at("implementation").get<std::string>(), row.at("compile").get<bool>(), "row");
-  const ClusterSpec cluster = load_cluster("dgx-h100", plan.ranks());    // times matter to fsdp1's frees alone
+  const Implementation& impl =
+      find_implementation(row.at("implementation").get<std::string>(), row.at("compile").get<bool>(), "row");
+  const ClusterSpec cluster = load_cluster("dgx-h100", plan.ranks());  // times matter to fsdp1's frees alone
   const Costs costs = default_costs(cluster);
   const CostContext context{model, plan, impl, cluster, costs};
   const Program program = lower(model, plan, impl);
@@ -74,9 +79,12 @@ Result predicted(const Json& row) {
   const FixedAllocation cublas = cublas_workspace(cluster.gpu);
   AllocatorSettings settings;
   settings.expandable_segments = row.at("expandable_segments");
-  const AllocatorPrediction p = replay_allocator(program, {.settings = settings, .fixed = {&cublas, 1}, .first_step = &first, .steady_step = &steady});
+  const AllocatorPrediction p = replay_allocator(
+      program, {.settings = settings, .fixed = {&cublas, 1}, .first_step = &first, .steady_step = &steady});
   const std::string kind = row.at("kind");
-  return {Bytes(p.peak_allocated), Bytes(kind == "allocated" ? p.peak_allocated : kind == "active" ? p.peak_active : p.peak_reserved)};
+  return {Bytes(p.peak_allocated), Bytes(kind == "allocated" ? p.peak_allocated
+                                         : kind == "active"  ? p.peak_active
+                                                             : p.peak_reserved)};
 }
 
 std::string gib(Bytes b) { return fmt::format("{:.2f}", static_cast<double>(b.count()) / (1 << 30)); }
@@ -99,13 +107,18 @@ TEST_CASE("published peaks of memory") {
     CHECK(std::abs(error) < 0.15);
     lines.push_back({std::to_string(row.at("id").get<int>()),
                      row.at("model").get<std::string>() + (row.at("compile").get<bool>() ? ", compiled" : "") +
-                         fmt::format(", {}, {} x {}", row.at("checkpointing").get<std::string>(), row.at("micro_batch").get<int>(), row.at("seq_len").get<int>()),
-                     row.at("dialect"), std::to_string(row.at("gpus").get<int>()), row.at("kind"), fmt::format("{:.2f}", measured), gib(r.ours),
+                         fmt::format(", {}, {} x {}", row.at("checkpointing").get<std::string>(),
+                                     row.at("micro_batch").get<int>(), row.at("seq_len").get<int>()),
+                     row.at("dialect"), std::to_string(row.at("gpus").get<int>()), row.at("kind"),
+                     fmt::format("{:.2f}", measured), gib(r.ours),
                      fmt::format("{:+.1f} %{}", 100 * error, doubt ? " (?)" : "    "), gib(r.allocated)});
   }
   const double mean = sum / counted;
-  MESSAGE("mean error " << fmt::format("{:.2f}", 100 * mean) << " % over " << counted << " rows; (?): a row in doubt, not counted\n"
-                        << table({"row", "run", "framework", ">GPUs", "kind", ">measured GiB", ">ours GiB", ">error", ">our allocated"}, lines));
+  MESSAGE("mean error " << fmt::format("{:.2f}", 100 * mean) << " % over " << counted
+                        << " rows; (?): a row in doubt, not counted\n"
+                        << table({"row", "run", "framework", ">GPUs", "kind", ">measured GiB", ">ours GiB", ">error",
+                                  ">our allocated"},
+                                 lines));
   CHECK(counted >= 19);
   CHECK(mean < 0.05);
 }

@@ -1,5 +1,5 @@
-// How long one plan takes from lowering to reserved memory: lowering, pricing and timing a steady step, and replaying init, the
-// first step and three steady steps through the allocator model.
+// How long one plan takes from lowering to reserved memory: lowering, pricing and timing a steady step, and replaying
+// init, the first step and three steady steps through the allocator model.
 #include <benchmark/benchmark.h>
 
 #include "models/catalog.h"
@@ -34,7 +34,7 @@ struct Case {
 
 Case llama3_8b() { return {"llama3-8b", 64, 1, 1}; }
 Case llama3_70b() { return {"llama3-70b", 1024, 1, 1}; }
-Case llama3_405b() { return {"llama3.1-405b", 4096, 8, 4}; }   // HSDP, 126 blocks
+Case llama3_405b() { return {"llama3.1-405b", 4096, 8, 4}; }  // HSDP, 126 blocks
 
 void whole(benchmark::State& state, const Case& c) {
   std::size_t ops = 0;
@@ -75,7 +75,8 @@ int main(int argc, char** argv) {
     const std::string n = name;
     benchmark::RegisterBenchmark(("lower_simulate_replay " + n).c_str(), whole, c)->Unit(benchmark::kMillisecond);
     benchmark::RegisterBenchmark(("replay " + n).c_str(), replay_only, c, false)->Unit(benchmark::kMillisecond);
-    benchmark::RegisterBenchmark(("replay_expandable " + n).c_str(), replay_only, c, true)->Unit(benchmark::kMillisecond);
+    benchmark::RegisterBenchmark(("replay_expandable " + n).c_str(), replay_only, c, true)
+        ->Unit(benchmark::kMillisecond);
   }
   benchmark::RunSpecifiedBenchmarks();
 }

@@ -1,6 +1,8 @@
-// Saving and loading a checkpoint against the disk's plain write (and fsync) and read of the same bytes by as many threads, in turns.
+// Saving and loading a checkpoint against the disk's plain write (and fsync) and read of the same bytes by as many
+// threads, in turns.
 //
-//   checkpoint_bench [MODEL [RANKS [ROUNDS [FOLDER]]]]         gpt2, 2, 3, the current folder (about 1.5 GB per round, removed again)
+//   checkpoint_bench [MODEL [RANKS [ROUNDS [FOLDER]]]]         gpt2, 2, 3, the current folder (about 1.5 GB per round,
+//                                                              removed again)
 //
 // Reads come from the disk as far as the system lets files out of its cache (posix_fadvise).
 #include <fcntl.h>
@@ -54,7 +56,8 @@ void plain_write(const std::string& path, const Rank& rank) {
   const int file = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
   require(file >= 0, "open");
   for (const Piece& p : rank.pieces) {
-    const std::byte* from = rank.buffers[static_cast<std::size_t>(p.unit) * 3 + static_cast<std::size_t>(p.part)].data() + p.offset;
+    const std::byte* from =
+        rank.buffers[static_cast<std::size_t>(p.unit) * 3 + static_cast<std::size_t>(p.part)].data() + p.offset;
     for (std::int64_t done = 0; done < p.bytes;) {
       const ssize_t n = ::write(file, from + done, static_cast<std::size_t>(p.bytes - done));
       require(n > 0, "write");
@@ -70,7 +73,9 @@ void plain_read(const std::string& path, std::vector<std::byte>& to) {
   require(file >= 0, "open");
   std::int64_t at = 0;
   while (true) {
-    const ssize_t n = ::pread(file, to.data() + at, std::min<std::size_t>(std::size_t{8} << 20U, to.size() - static_cast<std::size_t>(at)), at);
+    const ssize_t n =
+        ::pread(file, to.data() + at,
+                std::min<std::size_t>(std::size_t{8} << 20U, to.size() - static_cast<std::size_t>(at)), at);
     require(n >= 0, "pread");
     if (n == 0 || static_cast<std::size_t>(at += n) == to.size()) break;
   }
@@ -89,7 +94,8 @@ void drop_from_cache(const std::string& folder) {
 }
 
 void say(const char* what, std::int64_t bytes, double ours, double plain) {
-  fmt::print("{:<5} checkpoint {:7.0f} MB/s   plain {:7.0f} MB/s   {:.0f}%\n", what, static_cast<double>(bytes) / ours / 1e6, static_cast<double>(bytes) / plain / 1e6, 100 * plain / ours);
+  fmt::print("{:<5} checkpoint {:7.0f} MB/s   plain {:7.0f} MB/s   {:.0f}%\n", what,
+             static_cast<double>(bytes) / ours / 1e6, static_cast<double>(bytes) / plain / 1e6, 100 * plain / ours);
   std::fflush(stdout);
 }
 
@@ -109,17 +115,22 @@ int main(int argc, char** argv) {
   for (std::size_t r = 0; r < ranks.size(); ++r) {
     ranks[r].pieces = pieces_to_write(model, plan, layouts, static_cast<std::int64_t>(r));
     for (const UnitLayout& l : layouts)
-      for (int part = 0; part < 3; ++part) ranks[r].buffers.emplace_back(static_cast<std::size_t>(l.shard_elements * size_of(plan.master_dtype)), std::byte{static_cast<unsigned char>(r + 1)});
+      for (int part = 0; part < 3; ++part)
+        ranks[r].buffers.emplace_back(static_cast<std::size_t>(l.shard_elements * size_of(plan.master_dtype)),
+                                      std::byte{static_cast<unsigned char>(r + 1)});
     for (const Piece& p : ranks[r].pieces) ranks[r].bytes += p.bytes;
     all += ranks[r].bytes;
   }
-  fmt::print("{}: {:.0f} MB in {} files of {} ranks\n", model.name, static_cast<double>(all) / 1e6, ranks.size(), ranks.size());
+  fmt::print("{}: {:.0f} MB in {} files of {} ranks\n", model.name, static_cast<double>(all) / 1e6, ranks.size(),
+             ranks.size());
   const auto backend = make_host_backend({plan.replicate(), plan.shard()}, {600});
   SaveOptions save;
   save.directory = folder + "/ckpt";
   for (int round = 1; round <= rounds; ++round) {
     fs::create_directories(folder + "/plain");
-    const double plain = seconds([&] { on_threads(ranks.size(), [&](std::size_t r) { plain_write(fmt::format("{}/plain/{}", folder, r), ranks[r]); }); });
+    const double plain = seconds([&] {
+      on_threads(ranks.size(), [&](std::size_t r) { plain_write(fmt::format("{}/plain/{}", folder, r), ranks[r]); });
+    });
     static_cast<void>(claim_folder(save.files, save.directory, 0));
     const double ours = seconds([&] {
       backend->run([&](Device& device) {
@@ -138,13 +149,16 @@ int main(int argc, char** argv) {
       std::vector<std::vector<std::byte>> read(ranks.size());
       for (std::size_t r = 0; r < ranks.size(); ++r) read[r].resize(static_cast<std::size_t>(ranks[r].bytes));
       if (cold) drop_from_cache(folder);
-      const double plain_reading = seconds([&] { on_threads(ranks.size(), [&](std::size_t r) { plain_read(fmt::format("{}/plain/{}", folder, r), read[r]); }); });
+      const double plain_reading = seconds([&] {
+        on_threads(ranks.size(), [&](std::size_t r) { plain_read(fmt::format("{}/plain/{}", folder, r), read[r]); });
+      });
       const double loading = seconds([&] {
         const Checkpoint saved(save.directory);
         on_threads(ranks.size(), [&](std::size_t r) {
           std::int64_t at = 0;
           for (const Piece& p : ranks[r].pieces) {
-            saved.read(*saved.find(name_of(model.parameters[static_cast<std::size_t>(p.param)], p.part)), p.box, {read[r].data() + at, static_cast<std::size_t>(p.bytes)});
+            saved.read(*saved.find(name_of(model.parameters[static_cast<std::size_t>(p.param)], p.part)), p.box,
+                       {read[r].data() + at, static_cast<std::size_t>(p.bytes)});
             at += p.bytes;
           }
         });

@@ -1,4 +1,5 @@
-// How long a collective's cost takes to look up: on tables made for the group (what a search repeats), and from nothing.
+// How long a collective's cost takes to look up: on tables made for the group (what a search repeats), and from
+// nothing.
 #include <benchmark/benchmark.h>
 
 #include "models/catalog.h"
@@ -10,7 +11,8 @@ namespace {
 
 using namespace fsdp;
 
-constexpr CollectiveKind kKinds[] = {CollectiveKind::all_gather, CollectiveKind::reduce_scatter, CollectiveKind::all_reduce};
+constexpr CollectiveKind kKinds[] = {CollectiveKind::all_gather, CollectiveKind::reduce_scatter,
+                                     CollectiveKind::all_reduce};
 
 std::int64_t size_of_turn(std::int64_t i) { return (std::int64_t{1} << (16 + i % 14)) + 4096 * i % 65536; }
 

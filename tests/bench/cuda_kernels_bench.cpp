@@ -1,6 +1,6 @@
-// Kernels of the cuda backend on one GPU: matrix products of Llama-3-8B's layers and attention, in TFLOP/s and as a part of the
-// card's own best rate, that of the fastest of some large square products in the same run. Times are the GPU's, between events,
-// inputs warm.
+// Kernels of the cuda backend on one GPU: matrix products of Llama-3-8B's layers and attention, in TFLOP/s and as a
+// part of the card's own best rate, that of the fastest of some large square products in the same run. Times are the
+// GPU's, between events, inputs warm.
 //
 //   cuda_kernels_bench --benchmark_counters_tabular=true
 #include <benchmark/benchmark.h>
@@ -64,7 +64,7 @@ double seconds(const Work& work) {
   return static_cast<double>(milliseconds) * 1e-3 / kRuns;
 }
 
-double best_rate = 0;                        // flops per second, of the square products, which run first
+double best_rate = 0;  // flops per second, of the square products, which run first
 
 void report(benchmark::State& state, double flops, const std::function<void()>& work) {
   double total = 0;
@@ -81,7 +81,8 @@ void report(benchmark::State& state, double flops, const std::function<void()>& 
 void product(benchmark::State& state, cuda::Product p, bool sets_best) {
   p.type = DType::bf16;
   const Memory a(p.m * p.k), b(p.k * p.n), c(p.m * p.n), workspace(16 << 20);
-  cuda::Products products(cuda::Library::open(cuda::candidates({"libcublasLt.so.13", "libcublasLt.so.12"}, cuda::this_machine())));
+  cuda::Products products(
+      cuda::Library::open(cuda::candidates({"libcublasLt.so.13", "libcublasLt.so.12"}, cuda::this_machine())));
   const cuda::ProductRoom room{.workspace = workspace.data(), .workspace_bytes = 32 << 20};
   const cuda::ProductCall call{.product = p, .a = a.data(), .b = b.data(), .c = c.data()};
   const double flops = 2.0 * static_cast<double>(p.m) * static_cast<double>(p.n) * static_cast<double>(p.k);
@@ -94,14 +95,18 @@ void attention(benchmark::State& state, std::int32_t dim, std::int32_t length, b
   cuda::AttentionSizes z{.sequences = sequences, .length = length, .heads = heads, .kv_heads = kv_heads, .dim = dim};
   z.q_row = std::int64_t{heads} * dim, z.kv_row = std::int64_t{kv_heads} * dim;
   const std::int64_t tokens = std::int64_t{sequences} * length;
-  const Memory q(tokens * z.q_row), k(tokens * z.kv_row), v(tokens * z.kv_row), out(tokens * z.q_row), grad_out(tokens * z.q_row);
+  const Memory q(tokens * z.q_row), k(tokens * z.kv_row), v(tokens * z.kv_row), out(tokens * z.q_row),
+      grad_out(tokens * z.q_row);
   const Memory dq(tokens * z.q_row), dk(tokens * z.kv_row), dv(tokens * z.kv_row);
   const Memory lse(2 * cuda::attention_rows(z)), sums(2 * cuda::attention_rows(z));
-  const cuda::AttentionForward f{.sizes = z, .q = q.data(), .k = k.data(), .v = v.data(), .out = out.data(), .lse = lse.data()};
-  cuda::AttentionBackward b{.sizes = z, .q = q.data(), .k = k.data(), .v = v.data(), .out = out.data(), .grad_out = grad_out.data()};
+  const cuda::AttentionForward f{
+      .sizes = z, .q = q.data(), .k = k.data(), .v = v.data(), .out = out.data(), .lse = lse.data()};
+  cuda::AttentionBackward b{
+      .sizes = z, .q = q.data(), .k = k.data(), .v = v.data(), .out = out.data(), .grad_out = grad_out.data()};
   b.lse = lse.data(), b.sums = sums.data(), b.grad_q = dq.data(), b.grad_k = dk.data(), b.grad_v = dv.data();
   cuda::launch_attention_forward(DType::bf16, f, nullptr);
-  // Two products of which a causal mask leaves half; backward counts five, as is usual, though these kernels compute seven.
+  // Two products of which a causal mask leaves half; backward counts five, as is usual, though these kernels compute
+  // seven.
   const double flops = (backward ? 2.5 : 1.0) * 2.0 * static_cast<double>(tokens) * length * heads * dim;
   report(state, flops, [&] {
     if (backward) cuda::launch_attention_backward(DType::bf16, b, nullptr);
@@ -134,12 +139,14 @@ int main(int argc, char** argv) {
     const std::string name = l.name;
     add(name + "/forward", product, cuda::Product{.tb = Transpose::yes, .m = tokens, .n = l.out, .k = l.in}, false);
     add(name + "/input_gradient", product, cuda::Product{.m = tokens, .n = l.in, .k = l.out}, false);
-    add(name + "/weight_gradient", product, cuda::Product{.ta = Transpose::yes, .m = l.out, .n = l.in, .k = tokens}, false);
+    add(name + "/weight_gradient", product, cuda::Product{.ta = Transpose::yes, .m = l.out, .n = l.in, .k = tokens},
+        false);
   }
   for (const std::int32_t dim : {64, 128})
     for (const std::int32_t length : {2048, 8192})
       for (const bool backward : {false, true})
-        add("attention/dim" + std::to_string(dim) + "/length" + std::to_string(length) + (backward ? "/backward" : "/forward"),
+        add("attention/dim" + std::to_string(dim) + "/length" + std::to_string(length) +
+                (backward ? "/backward" : "/forward"),
             attention, dim, length, backward);
   benchmark::Initialize(&argc, argv);
   benchmark::RunSpecifiedBenchmarks();

@@ -1,6 +1,8 @@
-// Collectives of the host backend beside the same threads moving the same bytes by plain loops, turn by turn in one run: compare
-// the ratio, not the times. All-gather: each of W ranks copies the slots of the others, (W-1)/W of the buffer; reduce-scatter: it
-// adds its slot of each other rank into one of its own, a += b. On a machine that does other work, processor time tells more. Then what a small collective takes: issued alone and waited for, and issued many at once.
+// Collectives of the host backend beside the same threads moving the same bytes by plain loops, turn by turn in one
+// run: compare the ratio, not the times. All-gather: each of W ranks copies the slots of the others, (W-1)/W of the
+// buffer; reduce-scatter: it adds its slot of each other rank into one of its own, a += b. On a machine that does other
+// work, processor time tells more. Then what a small collective takes: issued alone and waited for, and issued many at
+// once.
 #include <fmt/format.h>
 #include <time.h>
 
@@ -79,26 +81,35 @@ void large(std::int64_t ranks) {
     std::fill_n(sum, slot, 0.0f);
     buffers[static_cast<std::size_t>(me)] = mine;
     const auto others = [=, &buffers](auto work) {
-      for (std::int64_t i = 1; i < ranks; ++i) work((me + i) % ranks, buffers[static_cast<std::size_t>((me + i) % ranks)]);
+      for (std::int64_t i = 1; i < ranks; ++i)
+        work((me + i) % ranks, buffers[static_cast<std::size_t>((me + i) % ranks)]);
     };
     Turns turns(dev, together);
     for (int i = 0; i < kTurns; ++i) {
       turns.take(times.copy, [&] {
         dev.launch(0, stream, {}, [=] {
-          others([=](std::int64_t r, const float* theirs) { std::memcpy(mine + r * slot, theirs + r * slot, static_cast<std::size_t>(4 * slot)); });
+          others([=](std::int64_t r, const float* theirs) {
+            std::memcpy(mine + r * slot, theirs + r * slot, static_cast<std::size_t>(4 * slot));
+          });
         });
       });
       turns.take(times.gather, [&] { dev.all_gather(0, stream, Communicator::shard, {}, all, slot, DType::f32); });
       turns.take(times.add, [&] {
-        dev.launch(0, stream, {}, [=] { others([=](std::int64_t, const float* theirs) { add(sum, theirs + me * slot, slot); }); });
+        dev.launch(0, stream, {},
+                   [=] { others([=](std::int64_t, const float* theirs) { add(sum, theirs + me * slot, slot); }); });
       });
-      turns.take(times.scatter, [&] { dev.reduce_scatter(0, stream, Communicator::shard, {}, all, out, slot, DType::f32, Reduction::sum); });
+      turns.take(times.scatter, [&] {
+        dev.reduce_scatter(0, stream, Communicator::shard, {}, all, out, slot, DType::f32, Reduction::sum);
+      });
     }
   });
   const auto line = [&](const char* what, const Samples& plain, const Samples& collective) {
     const double p = median(plain.seconds), c = median(collective.seconds);
-    fmt::print("{:<15} 64 MiB  {} ranks  plain {:6.2f} ms  collective {:6.2f} ms  {:3.0f}% of the plain speed, {:3.0f}% by processor time\n",
-               what, ranks, p * 1e3, c * 1e3, 100 * p / c, 100 * median(plain.processor_seconds) / median(collective.processor_seconds));
+    fmt::print(
+        "{:<15} 64 MiB  {} ranks  plain {:6.2f} ms  collective {:6.2f} ms  {:3.0f}% of the plain speed, {:3.0f}% by "
+        "processor time\n",
+        what, ranks, p * 1e3, c * 1e3, 100 * p / c,
+        100 * median(plain.processor_seconds) / median(collective.processor_seconds));
   };
   line("all-gather", times.copy, times.gather);
   line("reduce-scatter", times.add, times.scatter);
@@ -114,7 +125,9 @@ void small(std::int64_t ranks) {
       dev.begin_step();
       std::int32_t op = 0;
       dev.launch(op++, Stream::all_gather, {}, [a] { std::memset(a.data, 0, 4096); });
-      const auto gather = [&] { dev.all_gather(op++, Stream::all_gather, Communicator::shard, {}, a, 1024 / ranks, DType::f32); };
+      const auto gather = [&] {
+        dev.all_gather(op++, Stream::all_gather, Communicator::shard, {}, a, 1024 / ranks, DType::f32);
+      };
       dev.synchronize();
       double begin = now();
       for (std::int32_t k = 0; k < many; ++k) {
@@ -128,8 +141,10 @@ void small(std::int64_t ranks) {
       if (dev.rank() == 0) issued_at_once.push_back((now() - begin) / many);
     }
   });
-  fmt::print("all-gather      4 KiB   {} ranks  {:5.1f} us issued alone and waited for, {:5.1f} us each of {} issued at once\n", ranks,
-             median(alone) * 1e6, median(issued_at_once) * 1e6, many);
+  fmt::print(
+      "all-gather      4 KiB   {} ranks  {:5.1f} us issued alone and waited for, {:5.1f} us each of {} issued at "
+      "once\n",
+      ranks, median(alone) * 1e6, median(issued_at_once) * 1e6, many);
 }
 
 }  // namespace

@@ -1,7 +1,8 @@
-// Host matrix products as an executed plan makes them (a linear op's forward and backward: checks, layout changes, bias and, for
-// bf16, conversions included) beside the same three products by the library alone, in turns within one run; and attention's rate.
-// `ratio` = library seconds / our seconds: 0.8 or more is the goal for fp32. And every other kernel of a block of about 7 million
-// parameters at 512 tokens, by processor time; FSDP_PLAN_INSTRUCTIONS=baseline (or x86-64-v3) shows what wider vectors gain.
+// Host matrix products as an executed plan makes them (a linear op's forward and backward: checks, layout changes, bias
+// and, for bf16, conversions included) beside the same three products by the library alone, in turns within one run;
+// and attention's rate. `ratio` = library seconds / our seconds: 0.8 or more is the goal for fp32. And every other
+// kernel of a block of about 7 million parameters at 512 tokens, by processor time; FSDP_PLAN_INSTRUCTIONS=baseline (or
+// x86-64-v3) shows what wider vectors gain.
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
@@ -56,7 +57,8 @@ struct OpBench {
   }
   KernelArg room(std::int64_t bytes) { return {rooms.emplace_back(bytes).view()}; }
 
-  OpBench(const ModelGraph& m, const Op& o, std::int64_t tokens, DType t) : op(o), work{1, tokens, size_of(t)}, type(t) {
+  OpBench(const ModelGraph& m, const Op& o, std::int64_t tokens, DType t)
+      : op(o), work{1, tokens, size_of(t)}, type(t) {
     const OpFacts f = facts(native_implementation(), o, work);
     std::vector<KernelArg> inputs, params, outputs, grad_outputs, grad_inputs, grad_params;
     for (const auto i : o.inputs) inputs.push_back(room(bytes_of(m, i))), grad_inputs.push_back(room(bytes_of(m, i)));
@@ -64,12 +66,14 @@ struct OpBench {
       const std::int64_t bytes = m.parameters[static_cast<std::size_t>(p)].numel() * work.element_bytes;
       params.push_back(room(bytes)), grad_params.push_back(room(bytes));
     }
-    for (const auto i : o.outputs) outputs.push_back(room(bytes_of(m, i))), grad_outputs.push_back(room(bytes_of(m, i)));
+    for (const auto i : o.outputs)
+      outputs.push_back(room(bytes_of(m, i))), grad_outputs.push_back(room(bytes_of(m, i)));
     const KernelArg extra = room(f.saved_extra_bytes);
     const auto append = [](std::vector<KernelArg>& to, const std::vector<KernelArg>& from) {
       to.insert(to.end(), from.begin(), from.end());
     };
-    for (const auto& part : {inputs, params, outputs, {extra, room(f.forward_scratch_bytes)}}) append(forward_args, part);
+    for (const auto& part : {inputs, params, outputs, {extra, room(f.forward_scratch_bytes)}})
+      append(forward_args, part);
     for (const auto& part :
          {grad_outputs, inputs, outputs, params, {extra, room(f.backward_scratch_bytes)}, grad_inputs, grad_params})
       append(backward_args, part);
@@ -107,7 +111,8 @@ struct Library {
   }
 };
 
-void linear(benchmark::State& state, const std::string& model, const std::string& module, std::int64_t tokens, DType type) {
+void linear(benchmark::State& state, const std::string& model, const std::string& module, std::int64_t tokens,
+            DType type) {
   const ModelGraph m = load_model(model);
   const Op& op = find_op(m, OpKind::linear, module);
   OpBench ours(m, op, tokens, type);
@@ -120,13 +125,15 @@ void linear(benchmark::State& state, const std::string& model, const std::string
     library_seconds += library.run();
     state.SetIterationTime(step);
   }
-  const double flops = (forward_flops(op, ours.work) + backward_flops(op, ours.work)) * static_cast<double>(state.iterations());
+  const double flops =
+      (forward_flops(op, ours.work) + backward_flops(op, ours.work)) * static_cast<double>(state.iterations());
   state.counters["GFLOP/s"] = flops / our_seconds * 1e-9;
   state.counters["library"] = flops / library_seconds * 1e-9;
   state.counters["ratio"] = library_seconds / our_seconds;
 }
 
-void attention(benchmark::State& state, const std::string& model, const std::string& module, std::int64_t tokens, DType type) {
+void attention(benchmark::State& state, const std::string& model, const std::string& module, std::int64_t tokens,
+               DType type) {
   const ModelGraph m = load_model(model);
   const Op& op = find_op(m, OpKind::attention, module);
   OpBench ours(m, op, tokens, type);
@@ -171,14 +178,16 @@ void adamw_time(benchmark::State& state) {
   Room gradient(4 * n), shard(4 * n), first(4 * n), second(4 * n);
   double sum = 0;
   for (auto _ : state) {
-    const double t = seconds([&] { adamw(layout, 0, {}, 1, DType::f32, gradient.view(), shard.view(), first.view(), second.view()); });
+    const double t = seconds(
+        [&] { adamw(layout, 0, {}, 1, DType::f32, gradient.view(), shard.view(), first.view(), second.view()); });
     sum += t;
     state.SetIterationTime(t);
   }
   state.counters["GB/s"] = 28e-9 * static_cast<double>(n) * static_cast<double>(state.iterations()) / sum;
 }
 
-void add(const std::string& what, const std::string& model, const std::string& module, std::int64_t tokens, DType type) {
+void add(const std::string& what, const std::string& model, const std::string& module, std::int64_t tokens,
+         DType type) {
   const std::string title =
       what + " " + model + " " + module + " " + std::to_string(tokens) + " tokens " + std::string(name(type));
   auto* b = what == "linear" ? benchmark::RegisterBenchmark(title.c_str(), linear, model, module, tokens, type)
@@ -192,8 +201,8 @@ int main(int argc, char** argv) {
   benchmark::Initialize(&argc, argv);
   benchmark::AddCustomContext("matrix products", std::string(host_gemm_library()));
   benchmark::AddCustomContext("kernels", std::string(kernel_instructions()));
-  for (const OpKind kind : {OpKind::embedding, OpKind::rms_norm, OpKind::rotary, OpKind::attention, OpKind::swiglu, OpKind::add,
-                            OpKind::cross_entropy})
+  for (const OpKind kind : {OpKind::embedding, OpKind::rms_norm, OpKind::rotary, OpKind::attention, OpKind::swiglu,
+                            OpKind::add, OpKind::cross_entropy})
     benchmark::RegisterBenchmark(("op " + std::string(name(kind)) + " 512 tokens fp32").c_str(), op_time, kind)
         ->UseManualTime()
         ->Unit(benchmark::kMillisecond);

@@ -1,5 +1,5 @@
-// How long thinking takes: lowering and predicting llama3-70b (op level, no folding) at growing GPU counts, with the most heap
-// held at once, and a whole search for llama3-8b on 64 GPUs.
+// How long thinking takes: lowering and predicting llama3-70b (op level, no folding) at growing GPU counts, with the
+// most heap held at once, and a whole search for llama3-8b on 64 GPUs.
 #include <benchmark/benchmark.h>
 #include <malloc.h>
 
@@ -97,8 +97,8 @@ void search_llama3_8b_64_gpus(benchmark::State& state) {
   std::int64_t scored = 0;
   for (auto _ : state) {
     const PlanResult result = search(c.model, c.cluster, c.implementation, options, [&](const ShardingPlan& plan) {
-      const Prediction p =
-          predict(lower(c.model, plan, c.implementation), {c.model, plan, c.implementation, c.cluster, c.costs}, predict_options);
+      const Prediction p = predict(lower(c.model, plan, c.implementation),
+                                   {c.model, plan, c.implementation, c.cluster, c.costs}, predict_options);
       return Score{p.step_time, p.peak_total, p.verdict, p.where};
     });
     scored = result.scored;

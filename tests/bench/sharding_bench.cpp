@@ -1,13 +1,17 @@
-// What sharding costs on the host: a step of about 110 million parameters on 2 ranks (fully sharded, one thread each) beside the same
-// global batch unsharded in one process on 2 threads, in turns within one run:
+// What sharding costs on the host: a step of about 110 million parameters on 2 ranks (fully sharded, one thread each)
+// beside the same global batch unsharded in one process on 2 threads, in turns within one run:
 //
-//   halves   two unsharded replicas, half of the batch each, that never talk: no thread waits and no byte is moved, so it is the least
-//            that any unsharded step on 2 threads takes, but for the optimizer, which each of them runs over all parameters where a
-//            real one would run over half: `least` leaves out half of its time. (Summing the halves' gradients is left out too.)
-//   blas     one unsharded rank with the whole batch and two threads inside matrix products; every other kernel has one.
+//   halves   two unsharded replicas, half of the batch each, that never talk: no thread waits and no byte is moved, so
+//            it is the least
+//            that any unsharded step on 2 threads takes, but for the optimizer, which each of them runs over all
+//              parameters where a
+//            real one would run over half: `least` leaves out half of its time. (Summing the halves' gradients is left
+//              out too.)
+//   blas     one unsharded rank with the whole batch and two threads inside matrix products; every other kernel has
+//            one.
 //
-// `over_...` = sharded seconds / theirs: at most 1.25 over `halves` is the goal. `cpu_...`: the same of processor time per step, which
-// other load on the machine moves less. Not measured: what sharding saves, memory.
+// `over_...` = sharded seconds / theirs: at most 1.25 over `halves` is the goal. `cpu_...`: the same of processor time
+// per step, which other load on the machine moves less. Not measured: what sharding saves, memory.
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
@@ -39,7 +43,8 @@ ShardingPlan plan_of(const ModelGraph& model, std::int64_t ranks, std::int64_t s
   o.ranks = ranks;
   o.seq_len = 512;
   o.micro_batches = {sequences};
-  o.dialect = ranks == 1 ? Dialect::ddp : Dialect::fsdp2;  // ddp over one rank: nothing is gathered, scattered or copied for it
+  o.dialect =
+      ranks == 1 ? Dialect::ddp : Dialect::fsdp2;  // ddp over one rank: nothing is gathered, scattered or copied for it
   ShardingPlan p = naive_plan(model, o);
   p.param_dtype = p.reduce_dtype = p.master_dtype = DType::f32;
   return p;

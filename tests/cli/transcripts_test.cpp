@@ -1,13 +1,14 @@
 // Transcripts: command lines and what the real program must answer, one file per topic in tests/cli/*.txt.
 //
-//   $ fsdp-plan show model nope          a command (any shell command), run in a folder of its own that lasts for the file
+//   $ fsdp-plan show model nope          a command (any shell command), run in a folder of its own that lasts for the
+//                                        file
 //   = 2                                  its exit code (0 where not given)
 //   2~ nope                              standard error holds this text; 1~ : standard output does
 //   1! [                                 standard output does not hold this text
 //   1{ plan prediction                   standard output is one JSON object with these keys, and nothing else
 //
-// On top of that: exit 2 says exactly one sentence on standard error and nothing on standard output, and no command may show a
-// sanitizer's report. Lines that start with # are comments.
+// On top of that: exit 2 says exactly one sentence on standard error and nothing on standard output, and no command may
+// show a sanitizer's report. Lines that start with # are comments.
 #include <doctest/doctest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -78,8 +79,8 @@ class Sandbox {  // an empty folder with fsdp-plan on the PATH
     std::ofstream(root_ / "command") << command << "\n";
     const std::string root = root_.string();
     const std::string shell = "cd '" + root + "/work' && PATH='" + root +
-                              "/bin':\"$PATH\" CONFIGS='" FSDP_TESTS_DIR "/../models/configs' sh '" + root + "/command' >'" +
-                              root + "/out' 2>'" + root + "/err' </dev/null";
+                              "/bin':\"$PATH\" CONFIGS='" FSDP_TESTS_DIR "/../models/configs' sh '" + root +
+                              "/command' >'" + root + "/out' 2>'" + root + "/err' </dev/null";
     const int status = std::system(shell.c_str());
     return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
   }

@@ -1,13 +1,13 @@
-// Calibration yields costs that every plan of a known family can be predicted with, and that survive the disk. Times are not
-// tested.
+// Calibration yields costs that every plan of a known family can be predicted with, and that survive the disk. Times
+// are not tested.
 #include "executor/calibrate.h"
 
 #include <cmath>
 #include <map>
 
-#include "tests/support/run_support.h"
 #include "models/input/error.h"
 #include "simulator/records/prediction.h"
+#include "tests/support/run_support.h"
 #include "tests/support/small_models.h"
 
 using namespace fsdp;
@@ -15,8 +15,9 @@ using namespace fsdp::testing;
 
 namespace {
 
-// A clock that goes by what the instruments saw: a collective takes 10 us and a nanosecond per byte sent, a product 0.1 ns per flop of its
-// name, and any other kernel 10 us when it is asked about first (the small size) and 100 us after that (the large one).
+// A clock that goes by what the instruments saw: a collective takes 10 us and a nanosecond per byte sent, a product 0.1
+// ns per flop of its name, and any other kernel 10 us when it is asked about first (the small size) and 100 us after
+// that (the large one).
 class InstrumentClock {
  public:
   double operator()(const std::string& what, const std::vector<std::vector<OperationRecord>>& ranks) {
@@ -29,7 +30,9 @@ class InstrumentClock {
     CHECK((sent > 0) == is_collective(what));
     if (is_collective(what)) return 1e-5 + 1e-9 * static_cast<double>(sent);
     if (what == "empty kernel") return 1e-6;
-    if (what.starts_with("linear")) return 2e-10 * std::pow(std::stod(what.substr(what.rfind(' '))), 3) * (what.find("weight") == std::string::npos ? 1 : 3);
+    if (what.starts_with("linear"))
+      return 2e-10 * std::pow(std::stod(what.substr(what.rfind(' '))), 3) *
+             (what.find("weight") == std::string::npos ? 1 : 3);
     return before == 0 ? 1e-5 : 1e-4;
   }
 
@@ -45,7 +48,8 @@ double seconds(const KernelRate& r, double bytes) { return r.overhead.count() + 
 }  // namespace
 
 TEST_CASE("benchmarks run what they are named after, and every number comes to its place") {
-  const Costs costs = calibrate_host({.ranks = 2, .seconds_budget = 1, .type = DType::f32, .progress = {}, .clock = InstrumentClock()});
+  const Costs costs =
+      calibrate_host({.ranks = 2, .seconds_budget = 1, .type = DType::f32, .progress = {}, .clock = InstrumentClock()});
   for (std::size_t p = 0; p < 3; ++p) {
     REQUIRE(costs.matmul_curve[p].size() == 6);
     for (const CurvePoint& point : costs.matmul_curve[p])  // size is in flops
@@ -53,15 +57,18 @@ TEST_CASE("benchmarks run what they are named after, and every number comes to i
     CHECK(costs.matmul_curve[p].back().size == doctest::Approx(2e9));
   }
   // 64 x 1024 x 1024: by the clock as slow as 1024 cubed, by the curve 2^27 flops.
-  const double flops = 2.0 * 64 * 1024 * 1024, bytes = 4 * (2.0 * 64 * 1024 + 1024.0 * 1024 - 3 * std::pow(flops / 2, 2.0 / 3));
+  const double flops = 2.0 * 64 * 1024 * 1024,
+               bytes = 4 * (2.0 * 64 * 1024 + 1024.0 * 1024 - 3 * std::pow(flops / 2, 2.0 / 3));
   for (std::size_t p = 0; p < 3; ++p)
-    CHECK(costs.matmul_beyond_cube[p].count() == doctest::Approx(bytes / ((2e-10 * 1024 * 1024 * 1024 - 1e-10 * flops) * (p == 2 ? 3 : 1))).epsilon(1e-9));
+    CHECK(costs.matmul_beyond_cube[p].count() ==
+          doctest::Approx(bytes / ((2e-10 * 1024 * 1024 * 1024 - 1e-10 * flops) * (p == 2 ? 3 : 1))).epsilon(1e-9));
   // Sent by each of two ranks: half of the tensor, for all-reduce all of it. A round is an empty kernel beside.
   const auto check_curve = [](const std::vector<CurvePoint>& curve, double sent) {
     REQUIRE(curve.size() == 8);
     CHECK(curve.front().size == 4096);
     CHECK(curve.back().size == 64 << 20);
-    for (const CurvePoint& p : curve) CHECK(p.seconds == doctest::Approx(1e-5 + 1e-9 * sent * p.size - 1e-6).epsilon(1e-9));
+    for (const CurvePoint& p : curve)
+      CHECK(p.seconds == doctest::Approx(1e-5 + 1e-9 * sent * p.size - 1e-6).epsilon(1e-9));
   };
   check_curve(costs.all_gather, 0.5);
   check_curve(costs.reduce_scatter, 0.5);
@@ -84,8 +91,11 @@ TEST_CASE("benchmarks run what they are named after, and every number comes to i
 
 TEST_CASE("costs of this machine: complete, positive, ordered, and equal after the disk") {
   int said = 0;
-  const Costs costs =
-      calibrate_host({.ranks = 2, .seconds_budget = 1, .type = DType::f32, .progress = [&](const std::string&) { ++said; }, .clock = {}});
+  const Costs costs = calibrate_host({.ranks = 2,
+                                      .seconds_budget = 1,
+                                      .type = DType::f32,
+                                      .progress = [&](const std::string&) { ++said; },
+                                      .clock = {}});
   CHECK(said > 50);
   CHECK(costs.platform == "host");
   CHECK(costs.collective_ranks == 2);
@@ -107,12 +117,13 @@ TEST_CASE("costs of this machine: complete, positive, ordered, and equal after t
     CHECK(priced == (kind != OpKind::linear && kind != OpKind::expert_linear && kind != OpKind::opaque));
   }
 
-  const ModelGraph gpt2 =
-      model_from_config(R"({"model_type": "gpt2", "vocab_size": 37, "n_positions": 11, "n_embd": 30, "n_layer": 2, "n_head": 5,
+  const ModelGraph gpt2 = model_from_config(
+      R"({"model_type": "gpt2", "vocab_size": 37, "n_positions": 11, "n_embd": 30, "n_layer": 2, "n_head": 5,
       "n_inner": 47, "layer_norm_epsilon": 1e-5, "activation_function": "gelu_new"})",
-                        "gpt2", 7);
+      "gpt2", 7);
   for (const ModelGraph& model : {small_llama(), gpt2, load_model("tiny-mixtral")}) {
-    const ShardingPlan plan = make_plan(model, {.shard = 2, .checkpointing = "full", .micro_batches = {1, 1}, .clip_norm = 1.0});
+    const ShardingPlan plan =
+        make_plan(model, {.shard = 2, .checkpointing = "full", .micro_batches = {1, 1}, .clip_norm = 1.0});
     const Program program = lower(model, plan, native_implementation());
     const ClusterSpec cluster = load_cluster("host", 2);
     const Prediction p = predict(program, {model, plan, native_implementation(), cluster, costs});
@@ -122,10 +133,14 @@ TEST_CASE("costs of this machine: complete, positive, ordered, and equal after t
 }
 
 TEST_CASE("one rank, other types, and what is refused") {
-  const Costs one = calibrate_host({.ranks = 1, .seconds_budget = 0.3, .type = DType::bf16, .progress = {}, .clock = {}});
+  const Costs one =
+      calibrate_host({.ranks = 1, .seconds_budget = 0.3, .type = DType::bf16, .progress = {}, .clock = {}});
   CHECK(one.all_gather.empty());
   CHECK(one.matmul_curve[0].size() == 6);
-  CHECK_THROWS_AS(calibrate_host({.ranks = 2, .seconds_budget = 1, .type = DType::f16, .progress = {}, .clock = {}}), InputError);
-  CHECK_THROWS_AS(calibrate_host({.ranks = 0, .seconds_budget = 1, .type = DType::f32, .progress = {}, .clock = {}}), InputError);
-  CHECK_THROWS_AS(calibrate_host({.ranks = 2, .seconds_budget = 0, .type = DType::f32, .progress = {}, .clock = {}}), InputError);
+  CHECK_THROWS_AS(calibrate_host({.ranks = 2, .seconds_budget = 1, .type = DType::f16, .progress = {}, .clock = {}}),
+                  InputError);
+  CHECK_THROWS_AS(calibrate_host({.ranks = 0, .seconds_budget = 1, .type = DType::f32, .progress = {}, .clock = {}}),
+                  InputError);
+  CHECK_THROWS_AS(calibrate_host({.ranks = 2, .seconds_budget = 0, .type = DType::f32, .progress = {}, .clock = {}}),
+                  InputError);
 }

@@ -55,8 +55,8 @@ Outcome outcome(Fault fault, double watchdog = 0.4) {
 
 }  // namespace
 
-// A run of its own in a process of its own: what it says is its exit. First in this file: later ones leave threads behind, and a
-// process with threads does not fork well.
+// A run of its own in a process of its own: what it says is its exit. First in this file: later ones leave threads
+// behind, and a process with threads does not fork well.
 int interrupted_run(int signal) {
   const pid_t child = ::fork();
   if (child == 0) {
@@ -168,10 +168,12 @@ TEST_CASE("ranks that disagree about a collective: kind, elements, type") {
     CHECK_MESSAGE(o.says(words), o.what);
     CHECK(o.seconds < 5);
   };
-  different([](Device& d, std::int32_t op, BufferView b) { d.all_gather(op, G, Communicator::shard, {}, b, 5, DType::f32); },
-            "rank 1 issued all_gather of 5 fp32");
-  different([](Device& d, std::int32_t op, BufferView b) { d.all_gather(op, G, Communicator::shard, {}, b, 4, DType::bf16); },
-            "rank 1 issued all_gather of 4 bf16");
+  different(
+      [](Device& d, std::int32_t op, BufferView b) { d.all_gather(op, G, Communicator::shard, {}, b, 5, DType::f32); },
+      "rank 1 issued all_gather of 5 fp32");
+  different(
+      [](Device& d, std::int32_t op, BufferView b) { d.all_gather(op, G, Communicator::shard, {}, b, 4, DType::bf16); },
+      "rank 1 issued all_gather of 4 bf16");
   different([](Device& d, std::int32_t op,
                BufferView b) { d.all_reduce(op, G, Communicator::shard, {}, b, 4, DType::f32, Reduction::sum); },
             "rank 1 issued all_reduce of 4 fp32");
@@ -256,7 +258,8 @@ TEST_CASE("freed memory is poisoned in the time of its pool's stream, not of the
     dev.release(D, a);
     dev.launch(1, D, {}, [a, &wrong] { wrong += !host::is_poisoned(a.data) || !host::is_poisoned(a.data + 63); });
     const BufferView again = dev.allocate(D, 0, 32);
-    dev.launch(2, D, {}, [again, &wrong] { wrong += host::is_poisoned(again.data + 31) || !host::is_poisoned(again.data + 32); });
+    dev.launch(2, D, {},
+               [again, &wrong] { wrong += host::is_poisoned(again.data + 31) || !host::is_poisoned(again.data + 32); });
     dev.synchronize();
   });
   CHECK(wrong == 0);

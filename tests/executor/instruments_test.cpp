@@ -3,23 +3,27 @@
 #include <set>
 #include <thread>
 
-#include "tests/support/parity_support.h"
 #include "models/input/error.h"
-#include "tests/support/small_models.h"
+#include "tests/support/parity_support.h"
 #include "tests/support/relative.h"
+#include "tests/support/small_models.h"
 
 using namespace fsdp;
 using namespace fsdp::testing;
 
 namespace {
 
-ModelGraph tiny() { return small_llama({.layers = 3, .vocab = 37, .hidden = 20, .inner = 30, .heads = 5, .kv_heads = 1}); }
+ModelGraph tiny() {
+  return small_llama({.layers = 3, .vocab = 37, .hidden = 20, .inner = 30, .heads = 5, .kv_heads = 1});
+}
 
-// Of 7 tokens 2 choices of 3 experts, 3 slots each: some are dropped. Renormalised or not, other tensors are kept for backward.
+// Of 7 tokens 2 choices of 3 experts, 3 slots each: some are dropped. Renormalised or not, other tensors are kept for
+// backward.
 ModelGraph few_experts() {
-  return model_from_config(R"({"model_type": "olmoe", "vocab_size": 37, "hidden_size": 20, "intermediate_size": 14, "num_hidden_layers": 2,
+  return model_from_config(
+      R"({"model_type": "olmoe", "vocab_size": 37, "hidden_size": 20, "intermediate_size": 14, "num_hidden_layers": 2,
       "num_attention_heads": 5, "num_key_value_heads": 1, "num_experts": 3, "num_experts_per_tok": 2, "capacity_factor": 0.6})",
-                           "few_experts");
+      "few_experts");
 }
 
 struct NamedPlan {
@@ -39,12 +43,18 @@ std::vector<NamedPlan> plans() {
       {"block, accumulation 3 without sync", {.shard = 3, .micro_batches = {1, 2, 1}, .grad_sync = GradSync::last}},
       {"prefetch, bf16", {.shard = 2, .compute = DType::bf16, .forward_prefetch = 1, .backward_prefetch = 2}},
       {"2 x 2, mixed",
-       {.shard = 2, .replicate = 2, .micro_batches = {1, 1}, .compute = DType::bf16, .grad_sync = GradSync::reduce_scatter_only}},
+       {.shard = 2,
+        .replicate = 2,
+        .micro_batches = {1, 1},
+        .compute = DType::bf16,
+        .grad_sync = GradSync::reduce_scatter_only}},
       {"ddp", {.replicate = 2, .micro_batches = {1, 2}, .dialect = Dialect::ddp}},
       {"one rank", {.wrap = "titan"}},
       {"experts", {.shard = 3, .micro_batches = {1, 2}, .clip_norm = 1.0}, true},
       {"experts, full checkpointing, bf16", {.shard = 2, .checkpointing = "full", .compute = DType::bf16}, true},
-      {"experts, fp64, 2 x 2", {.shard = 2, .replicate = 2, .compute = DType::f64, .reduce = DType::f64, .master = DType::f64}, true},
+      {"experts, fp64, 2 x 2",
+       {.shard = 2, .replicate = 2, .compute = DType::f64, .reduce = DType::f64, .master = DType::f64},
+       true},
   };
 }
 
@@ -120,7 +130,8 @@ TEST_CASE("a free that is removed") {
 TEST_CASE("a size that is changed: smaller or larger, every kind of buffer") {
   const ModelGraph model = tiny();
   const ShardingPlan plan = make_plan(
-      model, {.shard = 2, .micro_batches = {1, 1}, .compute = DType::bf16, .clip_norm = 1.0, .grad_sync = GradSync::last});
+      model,
+      {.shard = 2, .micro_batches = {1, 1}, .compute = DType::bf16, .clip_norm = 1.0, .grad_sync = GradSync::last});
   const Program reference = lower(model, plan, native_implementation(), 1);
   std::set<BufferKind> kinds;
   for (const Buffer& b : reference.buffers)
@@ -155,14 +166,16 @@ TEST_CASE("a size that is changed: smaller or larger, every kind of buffer") {
         error = e.what();
       }
       CHECK((differs || error.find("rank 1") != std::string::npos));
-      // The last rows of an unsharded parameter are padding, which no kernel touches: only the allocator sees that it shrank.
+      // The last rows of an unsharded parameter are padding, which no kernel touches: only the allocator sees that it
+      // shrank.
       if (change < 0 && kind != BufferKind::unsharded_parameter)
         CHECK_MESSAGE(error.find("operation") != std::string::npos, error);
     }
 }
 
 TEST_CASE("two operations that are swapped") {
-  // Neighbours on one stream that need not wait for each other: the run is right, its order is not, and the instruments tell.
+  // Neighbours on one stream that need not wait for each other: the run is right, its order is not, and the instruments
+  // tell.
   const ModelGraph model = tiny();
   const ShardingPlan plan = make_plan(model, {.shard = 2});
   RunOptions o = five_steps(false);
@@ -224,7 +237,8 @@ TEST_CASE("a kernel that allocates scratch nobody declared") {
   const ShardingPlan plan = make_plan(model, {.shard = 2});
   RunOptions o = five_steps(false);
   o.in_kernel = [&](const Operation& op, std::int64_t rank) {
-    if (rank != 1 || op.action != Action::forward || model.ops[static_cast<std::size_t>(op.graph_op)].kind != OpKind::swiglu)
+    if (rank != 1 || op.action != Action::forward ||
+        model.ops[static_cast<std::size_t>(op.graph_op)].kind != OpKind::swiglu)
       return;
     const std::vector<char> scratch(1000);
     if (scratch[0] != 0) std::abort();

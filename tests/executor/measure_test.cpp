@@ -1,14 +1,14 @@
-// How long a run measures, what it keeps, and what it says of the machine. Nothing here depends on how long a step takes.
+// How long a run measures, what it keeps, and what it says of the machine. Nothing here depends on how long a step
+// takes.
 #include <doctest/doctest.h>
+#include <sys/mman.h>
 
 #include "executor/training/machine.h"
 #include "executor/training/step_log.h"
-#include "tests/support/run_support.h"
 #include "models/input/error.h"
 #include "simulator/records/step_statistics.h"
+#include "tests/support/run_support.h"
 #include "tests/support/small_models.h"
-
-#include <sys/mman.h>
 
 using namespace fsdp;
 using namespace fsdp::testing;
@@ -41,7 +41,8 @@ TEST_CASE("a log keeps every time and loss, and few whole records, evenly") {
   const std::size_t stride = log.kept()[1].step - log.kept()[0].step;
   CHECK(log.kept()[0].step == 3);
   for (std::size_t i = 0; i < log.kept().size(); ++i) CHECK_UNARY(log.kept()[i].step == 3 + i * stride);
-  for (const StepLog::Kept& k : log.kept()) CHECK_UNARY(k.record.seconds == static_cast<double>(k.step) && k.record.memory.points.empty());
+  for (const StepLog::Kept& k : log.kept())
+    CHECK_UNARY(k.record.seconds == static_cast<double>(k.step) && k.record.memory.points.empty());
   CHECK(3 + log.kept().size() * stride >= kSteps);  // to the end
   // The nearest of those that are kept.
   const double wanted = 5000;
@@ -119,7 +120,8 @@ TEST_CASE("until the noise is small: it stops when told so, at the latest at the
 
 TEST_CASE("memory of a process: its parts sum, and touched pages are seen") {
   constexpr std::int64_t kBytes = 8 << 20;
-  auto* bytes = static_cast<std::byte*>(::mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+  auto* bytes =
+      static_cast<std::byte*>(::mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
   REQUIRE(static_cast<void*>(bytes) != MAP_FAILED);
   ::madvise(bytes, kBytes, MADV_NOHUGEPAGE);
   CHECK(resident_bytes(bytes, kBytes) == 0);

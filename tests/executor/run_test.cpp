@@ -1,10 +1,10 @@
-// Sharded training is training: against PyTorch's recorded runs (tests/golden/tiny_models.json) and against one rank, on rank
-// counts that divide neither dimensions nor each other.
+// Sharded training is training: against PyTorch's recorded runs (tests/golden/tiny_models.json) and against one rank,
+// on rank counts that divide neither dimensions nor each other.
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "tests/support/run_support.h"
 #include "models/input/error.h"
+#include "tests/support/run_support.h"
 
 using namespace fsdp;
 using namespace fsdp::testing;
@@ -36,7 +36,8 @@ PlanWords in_double(PlanWords w) {
   return w;
 }
 
-// The recorded runs have 24 sequences in a step. fp64: sums in another order differ by some 1e-15; 1e-10 is what a run must keep.
+// The recorded runs have 24 sequences in a step. fp64: sums in another order differ by some 1e-15; 1e-10 is what a run
+// must keep.
 void check_equals_pytorch(const Recorded& r, const ShardingPlan& plan) {
   CAPTURE(r.title);
   const RunResult result = execute(r.model, plan, five_steps());
@@ -67,7 +68,8 @@ void check_equals_pytorch(const Recorded& r, const PlanWords& words) {
 
 TEST_CASE("five steps on 1, 2, 3, 4 and 8 ranks equal PyTorch's five steps on one") {
   for (const Recorded& r : recorded_models())
-    for (const std::int64_t ranks : {1, 2, 3, 4, 8}) check_equals_pytorch(r, {.shard = ranks, .micro_batches = {24 / ranks}});
+    for (const std::int64_t ranks : {1, 2, 3, 4, 8})
+      check_equals_pytorch(r, {.shard = ranks, .micro_batches = {24 / ranks}});
 }
 
 TEST_CASE("every way to run the same step equals PyTorch's") {
@@ -76,22 +78,27 @@ TEST_CASE("every way to run the same step equals PyTorch's") {
     check_equals_pytorch(r, {.shard = 2, .wrap = "block:2", .reshard = Reshard::no, .micro_batches = {12}});
     check_equals_pytorch(r, {.shard = 2, .checkpointing = "full", .reshard = Reshard::yes, .micro_batches = {12}});
     check_equals_pytorch(
-        r, {.shard = 3, .checkpointing = "every-2", .micro_batches = {8}, .forward_prefetch = 1, .backward_prefetch = 2});
+        r,
+        {.shard = 3, .checkpointing = "every-2", .micro_batches = {8}, .forward_prefetch = 1, .backward_prefetch = 2});
     check_equals_pytorch(r, {.shard = 2, .micro_batches = {3, 8, 1}});  // weighted by tokens
     check_equals_pytorch(r, {.shard = 2, .micro_batches = {5, 5, 2}, .grad_sync = GradSync::last});
     check_equals_pytorch(r, {.shard = 2, .replicate = 2, .micro_batches = {6}});
-    check_equals_pytorch(r, {.shard = 3, .replicate = 2, .micro_batches = {1, 3}, .grad_sync = GradSync::reduce_scatter_only});
+    check_equals_pytorch(
+        r, {.shard = 3, .replicate = 2, .micro_batches = {1, 3}, .grad_sync = GradSync::reduce_scatter_only});
     check_equals_pytorch(r, {.shard = 2, .replicate = 3, .micro_batches = {1, 3}, .grad_sync = GradSync::last});
     check_equals_pytorch(r, {.replicate = 3, .micro_batches = {8}, .dialect = Dialect::ddp});
-    check_equals_pytorch(
-        r,
-        {.replicate = 2, .checkpointing = "full", .micro_batches = {4, 8}, .grad_sync = GradSync::last, .dialect = Dialect::ddp});
+    check_equals_pytorch(r, {.replicate = 2,
+                             .checkpointing = "full",
+                             .micro_batches = {4, 8},
+                             .grad_sync = GradSync::last,
+                             .dialect = Dialect::ddp});
   }
 }
 
 TEST_CASE("fsdp2's run-time switches change the order of work, not the result") {
   for (const Recorded& r : recorded_models()) {
-    const ShardingPlan plan = make_plan(r.model, in_double({.shard = 2, .replicate = 2, .reshard = Reshard::yes, .micro_batches = {3, 2, 1}}));
+    const ShardingPlan plan = make_plan(
+        r.model, in_double({.shard = 2, .replicate = 2, .reshard = Reshard::yes, .micro_batches = {3, 2, 1}}));
     const auto with = [&](auto change) {
       ShardingPlan p = plan;
       change(p);
@@ -115,13 +122,14 @@ TEST_CASE("fsdp2's run-time switches change the order of work, not the result") 
       p.units.back().forward_prefetch = {second, first};
       p.units.front().forward_prefetch = {first, second};
       p.units[1].backward_prefetch = {second, first};
-      p.units.front().backward_prefetch = {second};                     // in vain: its backward is over
+      p.units.front().backward_prefetch = {second};  // in vain: its backward is over
     });
     with([](ShardingPlan& p) { p.torch = {2, 7}; });
   }
 }
 
-TEST_CASE("gradients that are narrowed while they are copied in (PyTorch before 2.15) equal those narrowed one by one") {
+TEST_CASE(
+    "gradients that are narrowed while they are copied in (PyTorch before 2.15) equal those narrowed one by one") {
   const Recorded r = recorded_models()[0];
   ShardingPlan plan = make_plan(r.model, {.shard = 2, .micro_batches = {3}});
   plan.param_dtype = plan.master_dtype = DType::f32;
@@ -130,16 +138,18 @@ TEST_CASE("gradients that are narrowed while they are copied in (PyTorch before 
   plan.torch = {2, 11};
   const RunResult before = execute(r.model, plan, five_steps());
   REQUIRE(now.parameters.size() == before.parameters.size());
-  for (std::size_t i = 0; i < now.parameters.size(); ++i) CHECK(now.parameters[i].values == before.parameters[i].values);
+  for (std::size_t i = 0; i < now.parameters.size(); ++i)
+    CHECK(now.parameters[i].values == before.parameters[i].values);
 }
 
-// Without a recording: clipping binds (the limit is a tenth of the norm), sgd, every family's oddities, against one rank in fp64.
+// Without a recording: clipping binds (the limit is a tenth of the norm), sgd, every family's oddities, against one
+// rank in fp64.
 TEST_CASE("clipping and sgd on several ranks equal one rank") {
   for (const Recorded& r : recorded_models())
     for (const OptimizerKind optimizer : {OptimizerKind::adamw, OptimizerKind::sgd}) {
-      const RunResult one =
-          execute(r.model, make_plan(r.model, in_double({.micro_batches = {6}, .clip_norm = 0.05, .optimizer = optimizer})),
-                  five_steps());
+      const RunResult one = execute(
+          r.model, make_plan(r.model, in_double({.micro_batches = {6}, .clip_norm = 0.05, .optimizer = optimizer})),
+          five_steps());
       const RunResult free =
           execute(r.model, make_plan(r.model, in_double({.micro_batches = {6}, .optimizer = optimizer})), five_steps());
       if (optimizer == OptimizerKind::sgd)
@@ -158,7 +168,8 @@ TEST_CASE("clipping and sgd on several ranks equal one rank") {
     }
 }
 
-// A key's bias shifts all scores of a query alike, so its gradient is zero by structure: compared with the scale of its layer.
+// A key's bias shifts all scores of a query alike, so its gradient is zero by structure: compared with the scale of its
+// layer.
 TEST_CASE("fp32: losses and first gradients of several ranks equal one rank's to 1e-5") {
   std::vector<ModelGraph> models;
   for (const Recorded& r : recorded_models()) models.push_back(r.model);
@@ -172,7 +183,8 @@ TEST_CASE("fp32: losses and first gradients of several ranks equal one rank's to
     const RunResult one = execute(model, make_plan(model, {.micro_batches = {24}}), five_steps());
     for (const std::int64_t ranks : {2, 3, 4, 8}) {
       CAPTURE(ranks);
-      const RunResult many = execute(model, make_plan(model, {.shard = ranks, .micro_batches = {24 / ranks}}), five_steps());
+      const RunResult many =
+          execute(model, make_plan(model, {.shard = ranks, .micro_batches = {24 / ranks}}), five_steps());
       CHECK(distance(many.measurement.losses, one.measurement.losses) <= 1e-5);
       for (std::size_t i = 0; i < one.first_gradients.size(); ++i) {
         const std::string& name = one.first_gradients[i].name;
@@ -196,7 +208,8 @@ TEST_CASE("bf16 compute stays near fp32") {
   CHECK(mixed.measurement.losses.back() < mixed.measurement.losses.front() + 0.05);
   const RunResult reduced = execute(
       r.model,
-      make_plan(r.model, {.shard = 2, .replicate = 2, .micro_batches = {3}, .compute = DType::bf16, .reduce = DType::bf16}),
+      make_plan(r.model,
+                {.shard = 2, .replicate = 2, .micro_batches = {3}, .compute = DType::bf16, .reduce = DType::bf16}),
       five_steps());
   CHECK(distance(reduced.measurement.losses, full.measurement.losses) <= 1e-2);
 }
@@ -222,7 +235,8 @@ TEST_CASE("what cannot run is refused in one sentence") {
     return "";
   };
   const ShardingPlan plan = make_plan(r.model, {.shard = 2});
-  CHECK(refusal(r.model, plan, {1, 3}, five_steps()).find("1 x 2 ranks cannot run on a backend of 1 x 3") != std::string::npos);
+  CHECK(refusal(r.model, plan, {1, 3}, five_steps()).find("1 x 2 ranks cannot run on a backend of 1 x 3") !=
+        std::string::npos);
   CHECK(refusal(r.model, plan, {2, 1}, five_steps()).find("cannot run on a backend") != std::string::npos);
   RunOptions none = five_steps();
   none.steps = 0;

@@ -1,5 +1,5 @@
-// Manifests of checkpoints from arbitrary text: an InputError, or a manifest that survives the trip through its text. The checksum would
-// refuse almost everything, so the text is also tried with the right one in its place.
+// Manifests of checkpoints from arbitrary text: an InputError, or a manifest that survives the trip through its text.
+// The checksum would refuse almost everything, so the text is also tried with the right one in its place.
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -14,10 +14,13 @@ namespace {
 void parse(std::string_view text) {
   fsdp::fuzz::refuses_politely([&] {
     const fsdp::Manifest m = fsdp::parse_manifest(text, "fuzz");
-    fsdp::fuzz::require(fsdp::parse_manifest(fsdp::to_json_text(m), "fuzz") == m, "parse_manifest(to_json_text(m)) == m");
+    fsdp::fuzz::require(fsdp::parse_manifest(fsdp::to_json_text(m), "fuzz") == m,
+                        "parse_manifest(to_json_text(m)) == m");
     for (const fsdp::SavedTensor& t : m.tensors)
       for (const fsdp::SavedBox& b : t.boxes)
-        fsdp::fuzz::require(b.begin >= 0 && b.bytes > 0 && b.begin + b.bytes <= m.files.at(static_cast<std::size_t>(b.file)).bytes, "boxes lie in their files");
+        fsdp::fuzz::require(
+            b.begin >= 0 && b.bytes > 0 && b.begin + b.bytes <= m.files.at(static_cast<std::size_t>(b.file)).bytes,
+            "boxes lie in their files");
   });
 }
 

@@ -1,5 +1,5 @@
-// Plans from arbitrary text: an InputError, or a plan that survives the trip through its JSON; checking it against a model never
-// ends in anything but an InputError.
+// Plans from arbitrary text: an InputError, or a plan that survives the trip through its JSON; checking it against a
+// model never ends in anything but an InputError.
 #include <cstddef>
 #include <cstdint>
 #include <string_view>

@@ -16,7 +16,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     std::int64_t end = 0;
     for (const fsdp::SafetensorsTensor& t : header.tensors) {
       fsdp::fuzz::require(t.begin == end && t.bytes >= 0, "tensors lie one after the other");
-      fsdp::fuzz::require(!t.type || t.numel() * fsdp::size_of(*t.type) == t.bytes, "a tensor has the bytes that its shape needs");
+      fsdp::fuzz::require(!t.type || t.numel() * fsdp::size_of(*t.type) == t.bytes,
+                          "a tensor has the bytes that its shape needs");
       end += t.bytes;
     }
     fsdp::fuzz::require(end == bytes, "tensors cover the data");

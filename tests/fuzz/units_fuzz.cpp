@@ -1,4 +1,5 @@
-// Units from arbitrary text: an InputError, or a value that is not negative and survives the trip through its exact text.
+// Units from arbitrary text: an InputError, or a value that is not negative and survives the trip through its exact
+// text.
 #include <cmath>
 #include <cstddef>
 #include <cstdint>

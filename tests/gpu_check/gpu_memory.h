@@ -18,7 +18,8 @@ inline bool gpu_is_here() {
   int devices = 0;
   const cudaError_t status = cudaGetDeviceCount(&devices);
   if (status == cudaSuccess && devices > 0) return true;
-  MESSAGE("skipped: no GPU here (" << std::string(status == cudaSuccess ? "no device" : cudaGetErrorString(status)) << ")");
+  MESSAGE("skipped: no GPU here (" << std::string(status == cudaSuccess ? "no device" : cudaGetErrorString(status))
+                                   << ")");
   return false;
 }
 
@@ -38,7 +39,8 @@ class GpuMemory {
   }
   void to_host(BufferView from, BufferView to) {
     require(cudaDeviceSynchronize());
-    if (to.bytes > 0) require(cudaMemcpy(to.data, from.data, static_cast<std::size_t>(to.bytes), cudaMemcpyDeviceToHost));
+    if (to.bytes > 0)
+      require(cudaMemcpy(to.data, from.data, static_cast<std::size_t>(to.bytes), cudaMemcpyDeviceToHost));
   }
 
  private:

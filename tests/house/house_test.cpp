@@ -1,7 +1,8 @@
 // The house: a folder includes only folders to its left.
 //
 //     models  <--  planner  <--  simulator  <--  executor
-//                     ^------------^---- viz            viz sees records, never the executor; nobody but cli and tests sees viz
+//                     ^------------^---- viz            viz sees records, never the executor; nobody but cli and tests
+//                                                       sees viz
 //
 // The rule is written here once; the last test plants wrong includes in a copy and sees them found.
 #include <doctest/doctest.h>
@@ -36,15 +37,16 @@ bool is_source(const fs::path& path) {
   return kExtensions.count(path.extension().string()) > 0;
 }
 
-// Headers whose weight every includer would pay for. They belong in .cpp files, or in headers that only .cpp files of the same
-// room include.
+// Headers whose weight every includer would pay for. They belong in .cpp files, or in headers that only .cpp files of
+// the same room include.
 bool is_heavy(const std::string& included) {
   if (included == "nlohmann/json_fwd.hpp") return false;
   return included.rfind("nlohmann/", 0) == 0 || included.rfind("boost/", 0) == 0 || included.rfind("Eigen/", 0) == 0;
 }
 
 struct Include {
-  std::string from, room, target, where;  // "models/input/json.cpp", "models", "models/input/json.h", "models/input/json.cpp:3"
+  std::string from, room, target,
+      where;  // "models/input/json.cpp", "models", "models/input/json.h", "models/input/json.cpp:3"
   [[nodiscard]] bool from_header() const { return fs::path(from).extension() == ".h"; }
 };
 
@@ -54,7 +56,8 @@ std::string included_by(const std::string& line) {
   return std::regex_search(line, match, kInclude) ? match[1].str() : std::string();
 }
 
-void read_includes(const fs::path& file, const std::string& room, const fs::path& root, std::vector<Include>& includes) {
+void read_includes(const fs::path& file, const std::string& room, const fs::path& root,
+                   std::vector<Include>& includes) {
   std::ifstream in(file);
   std::string line;
   const std::string from = fs::relative(file, root).string();

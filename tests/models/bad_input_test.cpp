@@ -84,14 +84,16 @@ TEST_CASE("fields that are missing, of the wrong type or out of range") {
   CHECK(config_refusal(llama("hidden_size", "")) == "config.json: hidden_size: is missing; add it");
   CHECK(config_refusal(llama("model_type", "")) == "config.json: model_type: is missing; add it");
   CHECK(config_refusal(llama("model_type", "\"mamba\"")) ==
-        "config.json: model_type: \"mamba\" is not a known family; known are llama, mistral, qwen2, qwen3, mixtral, qwen3_moe, "
+        "config.json: model_type: \"mamba\" is not a known family; known are llama, mistral, qwen2, qwen3, mixtral, "
+        "qwen3_moe, "
         "olmoe, gpt2, mpt");
   CHECK(config_refusal(llama("hidden_size", "\"32\"")) ==
         "config.json: hidden_size: is a text; expected an integer from 1 to 16777216");
   CHECK(config_refusal(llama("hidden_size", "32.0")) ==
         "config.json: hidden_size: is a fraction; expected an integer from 1 to 16777216");
   for (const char* value : {"0", "-32", "99999999999", "18446744073709551615", "null", "[32]", "true", "1e3"}) {
-    for (const char* key : {"vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"}) {
+    for (const char* key :
+         {"vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"}) {
       CAPTURE(key);
       CAPTURE(value);
       CHECK(holds(config_refusal(llama(key, value)), std::string("config.json: ") + key + ": "));
@@ -103,13 +105,16 @@ TEST_CASE("fields that are missing, of the wrong type or out of range") {
   CHECK(holds(config_refusal(llama("rms_norm_eps", "-1")), "rms_norm_eps"));
   CHECK(holds(config_refusal(llama("rope_theta", "0")), "rope_theta"));
   CHECK(holds(config_refusal(llama("rope_theta", "[]")), "rope_theta: is an array; expected a number"));
-  CHECK(holds(config_refusal(llama("hidden_act", "\"relu\"")), "hidden_act: \"relu\" is not modelled; only \"silu\" is"));
+  CHECK(
+      holds(config_refusal(llama("hidden_act", "\"relu\"")), "hidden_act: \"relu\" is not modelled; only \"silu\" is"));
   CHECK(holds(config_refusal(llama("tie_word_embeddings", "1")), "expected true or false"));
 }
 
 TEST_CASE("sizes whose product overflows are refused, not wrapped") {
   std::string huge = llama("num_hidden_layers", "10000");
-  const auto put = [&](const std::string& from, const std::string& to) { huge.replace(huge.find(from), from.size(), to); };
+  const auto put = [&](const std::string& from, const std::string& to) {
+    huge.replace(huge.find(from), from.size(), to);
+  };
   put("\"intermediate_size\":48", "\"intermediate_size\":16777216");
   put("\"hidden_size\":32", "\"hidden_size\":16777216");
   put("\"vocab_size\":64", "\"vocab_size\":2147483648");
@@ -119,16 +124,21 @@ TEST_CASE("sizes whose product overflows are refused, not wrapped") {
 }
 
 TEST_CASE("other families: what is not modelled is named") {
-  const std::string gpt2 = R"({"model_type":"gpt2","vocab_size":64,"n_positions":16,"n_embd":32,"n_layer":1,"n_head":4)";
+  const std::string gpt2 =
+      R"({"model_type":"gpt2","vocab_size":64,"n_positions":16,"n_embd":32,"n_layer":1,"n_head":4)";
   CHECK(config_refusal(gpt2 + "}").empty());
-  CHECK(holds(config_refusal(gpt2 + R"(,"activation_function":"relu"})"), "activation_function: \"relu\" is not modelled"));
+  CHECK(holds(config_refusal(gpt2 + R"(,"activation_function":"relu"})"),
+              "activation_function: \"relu\" is not modelled"));
   CHECK(holds(config_refusal(gpt2 + R"(,"add_cross_attention":true})"), "add_cross_attention"));
-  CHECK(holds(config_refusal(R"({"model_type":"gpt2","vocab_size":64,"n_positions":16,"n_embd":30,"n_layer":1,"n_head":4})"),
-              "not divisible by 4 heads"));
-  const std::string mpt = R"({"model_type":"mpt","vocab_size":64,"max_seq_len":16,"d_model":32,"n_layers":1,"n_heads":4)";
+  CHECK(holds(
+      config_refusal(R"({"model_type":"gpt2","vocab_size":64,"n_positions":16,"n_embd":30,"n_layer":1,"n_head":4})"),
+      "not divisible by 4 heads"));
+  const std::string mpt =
+      R"({"model_type":"mpt","vocab_size":64,"max_seq_len":16,"d_model":32,"n_layers":1,"n_heads":4)";
   CHECK(config_refusal(mpt + "}").empty());
   CHECK(holds(config_refusal(mpt + R"(,"attn_config":{"clip_qkv":6}})"), "attn_config.clip_qkv: is not modelled"));
-  CHECK(holds(config_refusal(mpt + R"(,"attn_config":{"attn_type":"multiquery_attention"}})"), "attn_config.attn_type"));
+  CHECK(
+      holds(config_refusal(mpt + R"(,"attn_config":{"attn_type":"multiquery_attention"}})"), "attn_config.attn_type"));
   CHECK(holds(config_refusal(mpt + R"(,"attn_config":7})"), "attn_config: is an integer; expected an object"));
   CHECK_THROWS_AS((void)load_model("mpt-7b-bench", -1), InputError);
   CHECK_THROWS_AS((void)load_model("mpt-7b-bench", std::int64_t{1} << 40), InputError);
@@ -163,20 +173,22 @@ TEST_CASE("strict objects: unknown keys, paths, ranges") {
           root.finish();
           return 0;
         }) == "plan.json: n: is not a known key; use one of: schema, seed, units");
-  CHECK(refusal([&] { return root.integers("n", 0, 9); }) == "plan.json: n[1]: is a fraction; expected an integer from 0 to 9");
+  CHECK(refusal([&] { return root.integers("n", 0, 9); }) ==
+        "plan.json: n[1]: is a fraction; expected an integer from 0 to 9");
   CHECK(root.numbers("n", 0, 9) == std::vector<double>{1, 2.5});
   CHECK(holds(refusal([&] { return root.numbers("n", 0, 2); }), "n[1]: 2.5 is out of range"));
   CHECK_NOTHROW(root.finish());
   CHECK_FALSE(root.optional_integer("absent", 0, 1));
-  CHECK(refusal([] { return parse_document("{}", "p.json", "fsdp-plan/plan/1"); }) == "p.json: schema: is missing; add it");
+  CHECK(refusal([] { return parse_document("{}", "p.json", "fsdp-plan/plan/1"); }) ==
+        "p.json: schema: is missing; add it");
   CHECK(refusal([] { return parse_document(R"({"schema":"fsdp-plan/costs/1"})", "p.json", "fsdp-plan/plan/1"); }) ==
         "p.json: schema: is \"fsdp-plan/costs/1\"; expected \"fsdp-plan/plan/1\"");
 }
 
 TEST_CASE("files that cannot be read") {
   const auto folder = std::filesystem::temp_directory_path();
-  CHECK(
-      holds(refusal([] { return read_file("/no/such/file", "--model"); }), "--model: \"/no/such/file\": there is no such file"));
+  CHECK(holds(refusal([] { return read_file("/no/such/file", "--model"); }),
+              "--model: \"/no/such/file\": there is no such file"));
   CHECK(holds(refusal([&] { return read_file(folder.string(), "--model"); }), "not a regular file"));
   CHECK(holds(refusal([] { return read_file("/dev/zero", "--model"); }), "not a regular file"));
   const auto big = folder / ("fsdp-plan-big-" + std::to_string(std::random_device()()));
@@ -188,8 +200,10 @@ TEST_CASE("files that cannot be read") {
 
 TEST_CASE("experts that cannot be") {
   const auto moe = [](const std::string& type, const std::string& more) {
-    return config_refusal("{\"model_type\": \"" + type + R"(", "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48,
-      "moe_intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 8)" + more + "}");
+    return config_refusal("{\"model_type\": \"" + type +
+                          R"(", "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48,
+      "moe_intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 8)" +
+                          more + "}");
   };
   const std::string four = R"(, "num_local_experts": 4, "num_experts": 4, "num_experts_per_tok": 2)";
   for (const char* type : {"mixtral", "qwen3_moe", "olmoe"}) CHECK(moe(type, four) == "");
@@ -200,17 +214,25 @@ TEST_CASE("experts that cannot be") {
   CHECK(moe("mixtral", R"(, "num_local_experts": 4, "num_experts_per_tok": 5)") ==
         "config.json: num_experts_per_tok: 5 of 4 experts; choose at most as many as there are");
   CHECK(holds(moe("mixtral", R"(, "num_local_experts": 99999999, "num_experts_per_tok": 5)"), "num_local_experts: "));
-  for (const char* factor : {"0", "-1", "1e30", "\"2\"", "true"}) CHECK(holds(moe("mixtral", four + ", \"capacity_factor\": " + factor), "capacity_factor: "));
-  CHECK(holds(moe("mixtral", four + R"(, "output_router_logits": true)"), "output_router_logits: true is not modelled"));
+  for (const char* factor : {"0", "-1", "1e30", "\"2\"", "true"})
+    CHECK(holds(moe("mixtral", four + ", \"capacity_factor\": " + factor), "capacity_factor: "));
+  CHECK(
+      holds(moe("mixtral", four + R"(, "output_router_logits": true)"), "output_router_logits: true is not modelled"));
   CHECK(holds(moe("mixtral", four + R"(, "router_jitter_noise": 0.1)"), "router_jitter_noise: noise is not modelled"));
   CHECK(holds(moe("qwen3_moe", four + R"(, "decoder_sparse_step": 2)"), "decoder_sparse_step: dense layers"));
   CHECK(holds(moe("qwen3_moe", four + R"(, "mlp_only_layers": [1])"), "mlp_only_layers: layers without experts"));
   CHECK(holds(moe("qwen3_moe", four + R"(, "use_sliding_window": true)"), "use_sliding_window: true is not modelled"));
   CHECK(holds(moe("olmoe", four + R"(, "clip_qkv": 8.0)"), "clip_qkv: is not modelled"));
   // 65536 slots of 2^24 for each of 2^36 tokens: no such tensor.
-  const ModelGraph wide = model_from_config(R"({"model_type": "mixtral", "vocab_size": 64, "hidden_size": 16777216, "intermediate_size": 8,
-    "num_hidden_layers": 1, "num_attention_heads": 4, "head_dim": 8, "num_local_experts": 65536, "num_experts_per_tok": 65536})", "c");
+  const ModelGraph wide =
+      model_from_config(R"({"model_type": "mixtral", "vocab_size": 64, "hidden_size": 16777216, "intermediate_size": 8,
+    "num_hidden_layers": 1, "num_attention_heads": 4, "head_dim": 8, "num_local_experts": 65536, "num_experts_per_tok": 65536})",
+                        "c");
   for (const Op& op : wide.ops)
     if (op.kind == OpKind::moe_dispatch)
-      CHECK(holds(refusal([&] { return elements(wide.tensors[static_cast<std::size_t>(op.outputs[0])], {1, std::int64_t{1} << 36, 2}); }), "overflows"));
+      CHECK(
+          holds(refusal([&] {
+                  return elements(wide.tensors[static_cast<std::size_t>(op.outputs[0])], {1, std::int64_t{1} << 36, 2});
+                }),
+                "overflows"));
 }

@@ -1,4 +1,6 @@
 // The catalog: parameter counts are exact, and every file in it loads.
+#include "models/catalog.h"
+
 #include <doctest/doctest.h>
 
 #include <filesystem>
@@ -6,7 +8,6 @@
 #include <random>
 #include <string>
 
-#include "models/catalog.h"
 #include "models/input/error.h"
 #include "tests/support/refusal.h"
 
@@ -28,8 +29,8 @@ constexpr std::int64_t mosaic(std::int64_t layers, std::int64_t d, std::int64_t 
 }
 static_assert(mosaic(32, 4096, 2048) == 6'658'859'008);
 
-// tiny-llama: 2 * 1024 * 128 embedding and head; per layer 2 * 128 * 128 (q, o) + 2 * 128 * 64 (k, v) + 3 * 128 * 352 + 2 * 128;
-// 128.
+// tiny-llama: 2 * 1024 * 128 embedding and head; per layer 2 * 128 * 128 (q, o) + 2 * 128 * 64 (k, v) + 3 * 128 * 352 +
+// 2 * 128; 128.
 constexpr std::int64_t kTiny = 2 * 1024 * 128 + 4 * (2 * 128 * 128 + 2 * 128 * 64 + 3 * 128 * 352 + 2 * 128) + 128;
 // small-llama: the same with vocab 8192, hidden 384, kv 128, ffn 1024, 8 layers.
 constexpr std::int64_t kSmall = 2 * 8192 * 384 + 8 * (2 * 384 * 384 + 2 * 384 * 128 + 3 * 384 * 1024 + 2 * 384) + 384;
@@ -71,7 +72,8 @@ constexpr Count kCounts[] = {
 };
 
 struct TempFolder {
-  std::filesystem::path path = std::filesystem::temp_directory_path() / ("fsdp-plan-test-" + std::to_string(std::random_device()()));
+  std::filesystem::path path =
+      std::filesystem::temp_directory_path() / ("fsdp-plan-test-" + std::to_string(std::random_device()()));
   TempFolder() { std::filesystem::create_directories(path); }
   ~TempFolder() { std::filesystem::remove_all(path); }
 };
@@ -90,7 +92,8 @@ TEST_CASE("benchmark models have one learned position per position of the run") 
   CHECK(load_model("mpt-7b-bench", 512).parameter_count() == mosaic(32, 4096, 512));
   CHECK(load_model("mpt-7b-bench", 65536).parameter_count() == mosaic(32, 4096, 65536));
   CHECK(load_model("mpt-7b", 512).parameter_count() == load_model("mpt-7b").parameter_count());  // ALiBi: no table
-  CHECK(load_model("gpt2", 512).parameter_count() == load_model("gpt2").parameter_count());  // n_positions rows, whatever the run
+  CHECK(load_model("gpt2", 512).parameter_count() ==
+        load_model("gpt2").parameter_count());  // n_positions rows, whatever the run
 }
 
 TEST_CASE("a config.json, its folder and the catalog give the same model") {
@@ -136,8 +139,8 @@ TEST_CASE("every GPU of the catalog is plausible") {
 }
 
 TEST_CASE("clusters: node types of any size in whole nodes") {
-  CHECK(cluster_names() ==
-        std::vector<std::string>{"dgx-a100-40", "dgx-a100-80", "dgx-b200", "dgx-h100", "dgx-h200", "host", "p4d", "p5"});
+  CHECK(cluster_names() == std::vector<std::string>{"dgx-a100-40", "dgx-a100-80", "dgx-b200", "dgx-h100", "dgx-h200",
+                                                    "host", "p4d", "p5"});
   for (const std::string& name : cluster_names()) {
     CAPTURE(name);
     CHECK(load_cluster(name).name == name);
@@ -183,7 +186,8 @@ TEST_CASE("cluster files are strict") {
   CHECK(holds(load(with("\"360GB/s\"", "\"-1GB/s\"")), "expected a rate"));
   CHECK(holds(load(with("\"gpus_per_node\": 8", "\"gpus_per_node\": 0")), "c.json: gpus_per_node"));
   CHECK(holds(load(with("\"intra_bus\"", "\"intra_buss\"")), "intra_bus: is missing"));
-  CHECK(holds(load(with("\"gpus_per_node\": 8", "\"gpus_per_node\": 8, \"gpus_pernode\": 4")), "did you mean \"gpus_per_node\""));
+  CHECK(holds(load(with("\"gpus_per_node\": 8", "\"gpus_per_node\": 8, \"gpus_pernode\": 4")),
+              "did you mean \"gpus_per_node\""));
   CHECK(holds(load(with("h100-sxm-80", "h100-sxm-81")), "c.json: gpu"));
   CHECK(holds(load(with("cluster/1", "cluster/2")), "expected \"fsdp-plan/cluster/1\""));
   CHECK(holds(load(good.substr(0, good.size() / 2)), "ends too early"));

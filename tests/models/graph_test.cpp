@@ -44,15 +44,15 @@ TEST_CASE("forward flops of Llama-3-8B are 2 per weight and token, and the causa
 
 TEST_CASE("a tied head counts its product, once") {
   const ModelGraph m = load_model("gpt2");
-  // nanoGPT's count for GPT-2: 6 N with N = parameters without positions (the tied table counts as the head's), less what is no
-  // matrix: biases and norms. Per block 12 * 768^2 weights.
+  // nanoGPT's count for GPT-2: 6 N with N = parameters without positions (the tied table counts as the head's), less
+  // what is no matrix: biases and norms. Per block 12 * 768^2 weights.
   CHECK(model_flops_per_token(m, 1024) == 6.0 * (12 * 12.0 * 768 * 768 + 50257.0 * 768) + 12.0 * 12 * 768 * 1024);
 }
 
 TEST_CASE("a window leaves out the far triangle") {
   Op op{OpKind::attention, 0, {}, {}, {}, {.heads = 1, .kv_heads = 1, .head_dim = 1, .window = 3}};
-  // Query i of 0..9 sees min(i + 1, 3) keys: 1 + 2 + 3 * 8 = 27 pairs. In the continuous count that "half of the square" is:
-  // (100 - 49) / 2 = 25.5; 4 flops per pair.
+  // Query i of 0..9 sees min(i + 1, 3) keys: 1 + 2 + 3 * 8 = 27 pairs. In the continuous count that "half of the
+  // square" is: (100 - 49) / 2 = 25.5; 4 flops per pair.
   CHECK(forward_flops(op, {1, 10, 2}) == 4 * 25.5);
   op.shape.window = 0;
   CHECK(forward_flops(op, {1, 10, 2}) == 4 * 50.0);
@@ -71,7 +71,8 @@ TEST_CASE("the graph of a Llama block") {
   std::string kinds;
   for (std::int32_t i = block.op_begin; i < block.op_end; ++i)
     kinds += std::string(name(m.ops[static_cast<std::size_t>(i)].kind)) + " ";
-  CHECK(kinds == "rms_norm linear linear linear rotary rotary attention linear add rms_norm linear linear swiglu linear add ");
+  CHECK(kinds ==
+        "rms_norm linear linear linear rotary rotary attention linear add rms_norm linear linear swiglu linear add ");
   CHECK(m.modules[static_cast<std::size_t>(m.find_module("model.layers"))].container);
   const Module& rotary = m.modules[static_cast<std::size_t>(m.find_module("model.rotary_emb"))];
   CHECK(rotary.op_begin == rotary.op_end);
@@ -157,23 +158,28 @@ TEST_CASE("a mixture of experts: slots, work, and what a token uses of it") {
   CHECK(elements(m.tensors[static_cast<std::size_t>(up.outputs[0])], w) == 8 * 1024 * 2 * 14336);
   CHECK(forward_flops(up, w) == 2.0 * 8 * 1024 * 4096 * 2 * 14336);
   CHECK(backward_flops(up, w) == 2 * forward_flops(up, w));
-  // Active: 32 layers of q, o (2 * 4096^2), k, v (2 * 4096 * 1024), the router and 2 experts of 3 * 4096 * 14336; the head.
+  // Active: 32 layers of q, o (2 * 4096^2), k, v (2 * 4096 * 1024), the router and 2 experts of 3 * 4096 * 14336; the
+  // head.
   const double active = 32.0 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 4096 * 8 + 2.0 * 3 * 4096 * 14336) + 32000.0 * 4096;
   CHECK(model_flops_per_token(m, 4096) == 6 * active + 12.0 * 32 * 32 * 128 * 4096);
-  CHECK(active / 1e9 == doctest::Approx(12.75).epsilon(0.001));   // "12.9B active", with the embedding
+  CHECK(active / 1e9 == doctest::Approx(12.75).epsilon(0.001));  // "12.9B active", with the embedding
   // More room is more work, of which a token does not use more.
-  ModelGraph roomy = model_from_config(R"({"model_type": "mixtral", "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 14336,
+  ModelGraph roomy = model_from_config(
+      R"({"model_type": "mixtral", "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 14336,
     "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "num_local_experts": 8, "num_experts_per_tok": 2,
-    "capacity_factor": 1.25})", "roomy");
+    "capacity_factor": 1.25})",
+      "roomy");
   CHECK(roomy.digest() != m.digest());
-  CHECK(forward_flops(roomy.ops[static_cast<std::size_t>(op_of(roomy, OpKind::expert_linear))], w) == 1.25 * forward_flops(up, w));
+  CHECK(forward_flops(roomy.ops[static_cast<std::size_t>(op_of(roomy, OpKind::expert_linear))], w) ==
+        1.25 * forward_flops(up, w));
   CHECK(model_flops_per_token(roomy, 4096) == model_flops_per_token(m, 4096));
 }
 
 TEST_CASE("freezing everything below the experts leaves no gradient in front of them, and ids have none ever") {
   const ModelGraph m = load_model("tiny-mixtral");
-  const std::vector<std::string> names = {"model.embed_tokens", "model.layers.0.self_attn", "model.layers.0.input_layernorm",
-                                          "model.layers.0.post_attention_layernorm", "model.layers.0.mlp.gate"};
+  const std::vector<std::string> names = {"model.embed_tokens", "model.layers.0.self_attn",
+                                          "model.layers.0.input_layernorm", "model.layers.0.post_attention_layernorm",
+                                          "model.layers.0.mlp.gate"};
   const ModelGraph frozen = freeze(m, names, "test");
   CHECK_NOTHROW(check_graph(frozen, "test"));
   const Op& route = frozen.ops[static_cast<std::size_t>(op_of(frozen, OpKind::moe_route))];
@@ -186,11 +192,14 @@ TEST_CASE("freezing everything below the experts leaves no gradient in front of 
 
 TEST_CASE("check_graph refuses every broken promise of a mixture of experts") {
   const auto op = [](ModelGraph& g, OpKind kind) -> Op& { return g.ops[static_cast<std::size_t>(op_of(g, kind))]; };
-  const auto made = [&](ModelGraph& g, OpKind kind, std::size_t k) -> Tensor& { return g.tensors[static_cast<std::size_t>(op(g, kind).outputs[k])]; };
+  const auto made = [&](ModelGraph& g, OpKind kind, std::size_t k) -> Tensor& {
+    return g.tensors[static_cast<std::size_t>(op(g, kind).outputs[k])];
+  };
   const std::pair<const char*, std::function<void(ModelGraph&)>> breaks[] = {
       {"top_k must be 1", [&](ModelGraph& g) { op(g, OpKind::moe_route).shape.experts.top_k = 5; }},
       {"top_k must be 1", [&](ModelGraph& g) { op(g, OpKind::moe_route).shape.experts.count = -4; }},
-      {"capacity_factor must be positive", [&](ModelGraph& g) { op(g, OpKind::moe_combine).shape.experts.capacity_factor = 0; }},
+      {"capacity_factor must be positive",
+       [&](ModelGraph& g) { op(g, OpKind::moe_combine).shape.experts.capacity_factor = 0; }},
       {"needs experts", [&](ModelGraph& g) { op(g, OpKind::moe_dispatch).shape.experts = {}; }},
       {"has no experts", [&](ModelGraph& g) { op(g, OpKind::rms_norm).shape.experts = {.count = 4, .top_k = 2}; }},
       {"inputs do not match", [&](ModelGraph& g) { op(g, OpKind::expert_linear).shape.experts.capacity_factor = 1; }},
@@ -199,7 +208,10 @@ TEST_CASE("check_graph refuses every broken promise of a mixture of experts") {
       {"outputs do not match", [&](ModelGraph& g) { made(g, OpKind::moe_dispatch, 0).experts = {}; }},
       {"without experts", [&](ModelGraph& g) { made(g, OpKind::rms_norm, 0).experts.top_k = 2; }},
       {"inputs do not match", [&](ModelGraph& g) { op(g, OpKind::swiglu).shape.packed = false; }},
-      {"has another shape", [&](ModelGraph& g) { g.parameters[static_cast<std::size_t>(op(g, OpKind::expert_linear).params[0])].shape[0] = 5; }},
+      {"has another shape",
+       [&](ModelGraph& g) {
+         g.parameters[static_cast<std::size_t>(op(g, OpKind::expert_linear).params[0])].shape[0] = 5;
+       }},
       {"width 1", [](ModelGraph& g) { g.tensors[static_cast<std::size_t>(g.targets)].width = 2; }},
   };
   for (const auto& [message, change] : breaks) {

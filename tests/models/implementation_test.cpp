@@ -1,4 +1,7 @@
-// Implementations: what each op keeps and takes, against PyTorch's autograd (tests/torch/record_saved.py) and closed forms.
+// Implementations: what each op keeps and takes, against PyTorch's autograd (tests/torch/record_saved.py) and closed
+// forms.
+#include "models/implementation.h"
+
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -9,7 +12,6 @@
 
 #include "models/catalog.h"
 #include "models/input/error.h"
-#include "models/implementation.h"
 
 using namespace fsdp;
 using nlohmann::json;
@@ -55,7 +57,8 @@ std::int64_t inside_kernels(const Op& op, const Workload& w) {
   return delta_and_dq;
 }
 
-TEST_CASE("eager stacks: what is saved, alive at the worst moment and launched is what PyTorch saves, holds and launches") {
+TEST_CASE(
+    "eager stacks: what is saved, alive at the worst moment and launched is what PyTorch saves, holds and launches") {
   const json golden = json::parse(std::ifstream(FSDP_TESTS_DIR "/torch/golden/models_saved.json"));
   const json& s = golden["shapes"];
   CHECK(golden["ops"].size() >= 70);
@@ -85,15 +88,16 @@ TEST_CASE("eager stacks: what is saved, alive at the worst moment and launched i
     CHECK(f.forward_scratch_bytes == row["forward_scratch_bytes"].get<std::int64_t>());
     const std::int64_t seen = std::max<std::int64_t>(0, row["backward_scratch_bytes"]), inside = inside_kernels(op, w);
     const bool flash = op.kind == OpKind::attention && f.saved_outputs != 0;
-    // 4 bytes: the loss's own gradient. Grouped heads: flash makes dk and dv of all heads inside, or repeat_kv's backward is
-    // given them.
+    // 4 bytes: the loss's own gradient. Grouped heads: flash makes dk and dv of all heads inside, or repeat_kv's
+    // backward is given them.
     if (!flash) CHECK(std::abs(f.backward_scratch_bytes - seen - (op.kind == OpKind::embedding ? inside : 0)) <= 4);
     else if (!says("grouped")) CHECK(f.backward_scratch_bytes == seen + inside);
     else CHECK(f.backward_scratch_bytes >= seen + inside);
     const bool fused = flash || op.kind == OpKind::embedding || op.kind == OpKind::layer_norm || i.name == "foundry" ||
                        (op.kind == OpKind::rms_norm && f.saved_extra_bytes < w.tokens() * 8);
     if (fused)
-      CHECK(f.forward_launches + f.backward_launches >= row["forward_kernels"].get<int>() + row["backward_kernels"].get<int>());
+      CHECK(f.forward_launches + f.backward_launches >=
+            row["forward_kernels"].get<int>() + row["backward_kernels"].get<int>());
     else
       CHECK(std::pair(int{f.forward_launches}, int{f.backward_launches}) ==
             std::pair(row["forward_kernels"].get<int>(), row["backward_kernels"].get<int>()));
@@ -101,8 +105,8 @@ TEST_CASE("eager stacks: what is saved, alive at the worst moment and launched i
 }
 
 TEST_CASE("saved activations of one Llama block, in closed form") {
-  // Two models that differ by one block; the difference is what a block saves. Widths: h hidden, q = h (heads * head_dim),
-  // k kv heads * head_dim, f feed-forward; s elements bytes; T tokens.
+  // Two models that differ by one block; the difference is what a block saves. Widths: h hidden, q = h (heads *
+  // head_dim), k kv heads * head_dim, f feed-forward; s elements bytes; T tokens.
   const auto layers = [](int n) {
     return model_from_config(
         R"({"model_type":"llama","vocab_size":64,"hidden_size":32,"intermediate_size":48,"num_attention_heads":4,
@@ -112,16 +116,19 @@ TEST_CASE("saved activations of one Llama block, in closed form") {
   };
   const Workload w{3, 8, 2};
   const std::int64_t t = 24, h = 32, k = 16, f = 48, s = 2, heads = 4;
-  const auto block = [&](const Implementation& i) { return saved_bytes(i, layers(3), w) - saved_bytes(i, layers(2), w); };
+  const auto block = [&](const Implementation& i) {
+    return saved_bytes(i, layers(3), w) - saved_bytes(i, layers(2), w);
+  };
   // native: norm input, normed (h each, twice: 4h), q k v (h + 2k), attention output (h), gate, up, product (3f);
   // fp32: 1/rms twice, log-sum-exp per head.
   CHECK(block(native_implementation()) == t * s * (4 * h + h + 2 * k + h + 3 * f) + t * 4 * (2 + heads));
   // torchtitan, eager: silu(gate) (f) besides; before 2026 k and v repeated to all heads instead (2h).
   CHECK(block(torchtitan_implementation(false)) == t * s * (4 * h + h + 2 * k + h + 4 * f) + t * 4 * (2 + heads));
   CHECK(block(torchtitan_implementation(true)) == t * s * (4 * h + h + 2 * k + h + 3 * f) + t * 4 * (2 + heads));
-  CHECK(block(find_implementation("torchtitan-2025", true, "test")) == t * s * (4 * h + h + 2 * h + h + 3 * f) + t * 4 * (2 + heads));
-  // RMSNorm written out: x and the result before the weight in fp32 instead of x (2 * (8 - 2) bytes more of h per token); in 2024
-  // and in transformers the latter in bf16.
+  CHECK(block(find_implementation("torchtitan-2025", true, "test")) ==
+        t * s * (4 * h + h + 2 * h + h + 3 * f) + t * 4 * (2 + heads));
+  // RMSNorm written out: x and the result before the weight in fp32 instead of x (2 * (8 - 2) bytes more of h per
+  // token); in 2024 and in transformers the latter in bf16.
   CHECK(block(find_implementation("torchtitan-2025", false, "test")) ==
         t * s * (4 * h + h + 2 * h + h + 4 * f) + t * 12 * h + t * 4 * (2 + heads));
   CHECK(block(find_implementation("torchtitan-2024", false, "test")) ==
@@ -132,10 +139,11 @@ TEST_CASE("saved activations of one Llama block, in closed form") {
 TEST_CASE("every implementation states plausible facts for every op of every family") {
   for (const char* model : {"tiny-llama", "qwen3-0.6b", "gpt2", "mpt-125m-bench"}) {
     const ModelGraph m = load_model(model);
-    for (const Implementation* i : {&native_implementation(), &torchtitan_implementation(false), &torchtitan_implementation(true),
-                                    &find_implementation("torchtitan-2025", false, "test"), &find_implementation("torchtitan-2024", true, "test"),
-                                    &hf_implementation(false), &hf_implementation(true), &hf_eager_attention_implementation(),
-                                    &foundry_implementation(false), &foundry_implementation(true)}) {
+    for (const Implementation* i :
+         {&native_implementation(), &torchtitan_implementation(false), &torchtitan_implementation(true),
+          &find_implementation("torchtitan-2025", false, "test"), &find_implementation("torchtitan-2024", true, "test"),
+          &hf_implementation(false), &hf_implementation(true), &hf_eager_attention_implementation(),
+          &foundry_implementation(false), &foundry_implementation(true)}) {
       for (const Op& op : m.ops) {
         CAPTURE(model);
         CAPTURE(name(op.kind));
@@ -163,16 +171,18 @@ TEST_CASE("compiling never saves, launches or moves more") {
       CHECK(fused.backward_launches <= eager.backward_launches);
       CHECK(fused.saved_extra_bytes <= eager.saved_extra_bytes);
       CHECK(fused.forward_scratch_bytes <= eager.forward_scratch_bytes);
-      CHECK(fused.forward_traffic_bytes <= eager.forward_traffic_bytes + 8 * 64);  // + maximum and log-sum of the fused loss
+      CHECK(fused.forward_traffic_bytes <=
+            eager.forward_traffic_bytes + 8 * 64);  // + maximum and log-sum of the fused loss
       CHECK(fused.backward_traffic_bytes <= eager.backward_traffic_bytes);
     }
   }
 }
 
 TEST_CASE("a loss reads its logits as often as its kernels do") {
-  // Bytes per logit. PyTorch's, in fp32 of bf16 logits: a cast 2 + 4; log-softmax, whose kernel takes three passes over long rows
-  // (SoftMax.cu, cunn_SoftMaxForward), 3 * 4 + 4; backward a fill 4, log-softmax 3 * 4 + 4 (the gradient twice, the output once), a
-  // cast 4 + 2. Rows of up to 48 KB are in shared memory after the first pass (cunn_SoftMaxForwardSmem).
+  // Bytes per logit. PyTorch's, in fp32 of bf16 logits: a cast 2 + 4; log-softmax, whose kernel takes three passes over
+  // long rows (SoftMax.cu, cunn_SoftMaxForward), 3 * 4 + 4; backward a fill 4, log-softmax 3 * 4 + 4 (the gradient
+  // twice, the output once), a cast 4 + 2. Rows of up to 48 KB are in shared memory after the first pass
+  // (cunn_SoftMaxForwardSmem).
   Op op;
   op.kind = OpKind::cross_entropy;
   const Workload w{3, 100, 2};
@@ -185,9 +195,10 @@ TEST_CASE("a loss reads its logits as often as its kernels do") {
   CHECK(per_logit(facts(titan, op, w).forward_traffic_bytes, 12288) == 14);
   CHECK(per_logit(facts(titan, op, w).backward_traffic_bytes, 12288) == 22);
 
-  // MPT's: flash-attn's xentropy reads bf16 logits twice forward, once backward where it writes as many (xentropy_kernel.cu); then
-  // Composer's two metrics, each a cast and a log-softmax. Launches: the kernel and a sum; the loss's own backward, its kernel and a
-  // scaling; the labels shifted (3), and per metric cast, log-softmax, sum over labels, labels compared and counted, two additions.
+  // MPT's: flash-attn's xentropy reads bf16 logits twice forward, once backward where it writes as many
+  // (xentropy_kernel.cu); then Composer's two metrics, each a cast and a log-softmax. Launches: the kernel and a sum;
+  // the loss's own backward, its kernel and a scaling; the labels shifted (3), and per metric cast, log-softmax, sum
+  // over labels, labels compared and counted, two additions.
   op.shape.vocab = 50368;
   for (const bool compiled : {false, true}) {
     const OpFacts f = facts(foundry_implementation(compiled), op, w);
@@ -195,13 +206,14 @@ TEST_CASE("a loss reads its logits as often as its kernels do") {
     CHECK(per_logit(f.backward_traffic_bytes, 50368) == 2 * 2 + 2 * (2 + 4 + 3 * 4 + 4));
     CHECK(f.forward_launches == 2);
     CHECK(f.backward_launches == 3 + 3 + 2 * 7);
-    CHECK(f.saved_extra_bytes == 300 * 4);   // metrics keep nothing
+    CHECK(f.saved_extra_bytes == 300 * 4);  // metrics keep nothing
   }
 }
 
 TEST_CASE("MosaicGPT before March 2023: a residual stream in fp32") {
-  // Bytes per element over those of a stream in bf16. Autocast: nn.LayerNorm runs in fp32, so that it reads and writes twice as
-  // much and a linear layer casts its result, 4 + 2; parameters are fp32 and cast per use. Additions read 4 + 2 and write 4.
+  // Bytes per element over those of a stream in bf16. Autocast: nn.LayerNorm runs in fp32, so that it reads and writes
+  // twice as much and a linear layer casts its result, 4 + 2; parameters are fp32 and cast per use. Additions read 4 +
+  // 2 and write 4.
   const Implementation &old = foundry_2023_01_implementation(), &now = foundry_implementation(false);
   const Workload w{2, 64, 2};
   const std::int64_t n = 128 * 48;
@@ -228,7 +240,7 @@ TEST_CASE("MosaicGPT before March 2023: a residual stream in fp32") {
   CHECK(facts(old, op, w).backward_traffic_bytes == 128 * 50257 * (26 + 2 * 22));
   CHECK(old.batch_read_every_forward);
   CHECK_FALSE(now.batch_read_every_forward);
-  CHECK(now.recompute_stops_early);            // PyTorch 2.1 and later
+  CHECK(now.recompute_stops_early);  // PyTorch 2.1 and later
   CHECK_FALSE(old.recompute_stops_early);
 }
 
@@ -271,7 +283,8 @@ TEST_CASE("experts: known facts are plausible, unknown ones refused with the nam
     return "";
   };
   CHECK(refusal_of(torchtitan_implementation(false), m) ==
-        "--implementation: torchtitan has no known memory and time for moe_route; those that have: native, native-cuda, hf, hf-eager-attention");
+        "--implementation: torchtitan has no known memory and time for moe_route; those that have: native, "
+        "native-cuda, hf, hf-eager-attention");
   CHECK(refusal_of(hf_implementation(true), m).find("hf, compiled, has no known memory") != std::string::npos);
   CHECK(refusal_of(foundry_implementation(false), m) != "");
   CHECK(refusal_of(torch_cpu_implementation(), m) != "");

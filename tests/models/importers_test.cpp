@@ -1,4 +1,5 @@
-// Importers against PyTorch: what tests/torch/record_models.py saw of the models that transformers builds from the same configs.
+// Importers against PyTorch: what tests/torch/record_models.py saw of the models that transformers builds from the same
+// configs.
 #include <doctest/doctest.h>
 
 #include <filesystem>
@@ -42,7 +43,8 @@ TEST_CASE("modules, parameters, order of forward and flops are those of PyTorch"
 
     json modules = json::array(), parameters = json::array(), order = json::array();
     for (const Module& x : m.modules) modules.push_back({x.name, x.class_name});
-    for (const Parameter& p : m.parameters) parameters.push_back({{"name", p.name}, {"shape", p.shape}, {"aliases", p.aliases}});
+    for (const Parameter& p : m.parameters)
+      parameters.push_back({{"name", p.name}, {"shape", p.shape}, {"aliases", p.aliases}});
     for (const Op& op : m.ops) {  // experts multiply twice in one module
       const std::string& name = op.module >= 0 ? m.modules[static_cast<std::size_t>(op.module)].name : "";
       if (!op.params.empty() && (order.empty() || order.back() != name)) order.push_back(name);
@@ -62,7 +64,8 @@ TEST_CASE("modules, parameters, order of forward and flops are those of PyTorch"
     };
     CHECK(products(forward_flops) == golden["run"]["linear_forward_flops"].get<double>());
     CHECK(products(backward_flops) == golden["run"]["linear_backward_flops"].get<double>());
-    CHECK(flops(m, w, OpKind::attention, forward_flops) == doctest::Approx(square * (windowed ? (576.0 - 64.0) / 1152.0 : 0.5)));
+    CHECK(flops(m, w, OpKind::attention, forward_flops) ==
+          doctest::Approx(square * (windowed ? (576.0 - 64.0) / 1152.0 : 0.5)));
   }
 }
 
@@ -80,12 +83,14 @@ TEST_CASE("what a config says of attention reaches the op") {
   CHECK(llama.causal);
   CHECK_FALSE(llama.packed);
   CHECK(attention(load_model("mistral-7b"), 31).window == 4096);
-  CHECK(attention(load_model("qwen2.5-7b"), 0).window == 0);  // sliding_window is stated but use_sliding_window is false
+  CHECK(attention(load_model("qwen2.5-7b"), 0).window ==
+        0);  // sliding_window is stated but use_sliding_window is false
   CHECK(attention(load_model("gpt2"), 0).packed);
   CHECK(attention(load_model("mpt-7b"), 0).alibi);
   CHECK_FALSE(attention(load_model("mpt-7b-bench"), 0).alibi);
 
-  const std::string qwen = R"({"model_type":"qwen2","vocab_size":8,"hidden_size":8,"intermediate_size":8,"num_hidden_layers":3,
+  const std::string qwen =
+      R"({"model_type":"qwen2","vocab_size":8,"hidden_size":8,"intermediate_size":8,"num_hidden_layers":3,
     "num_attention_heads":2,"sliding_window":5,"use_sliding_window":true,"max_window_layers":2)";
   CHECK(attention(model_from_config(qwen + "}", "q"), 1).window == 0);
   CHECK(attention(model_from_config(qwen + "}", "q"), 2).window == 5);

@@ -1,3 +1,5 @@
+#include "models/units.h"
+
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -6,10 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "models/input/digest.h"
 #include "models/dtype.h"
+#include "models/input/digest.h"
 #include "models/input/error.h"
-#include "models/units.h"
 
 using namespace fsdp;
 

@@ -1,4 +1,6 @@
 // Demands against closed forms, and rings against the figures of NCCL's own model.
+#include "planner/costs.h"
+
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -8,7 +10,6 @@
 #include <string>
 
 #include "models/input/error.h"
-#include "planner/costs.h"
 #include "planner/costs/collective_model.h"
 #include "planner/costs/curve.h"
 #include "planner/costs/kernels.h"
@@ -53,9 +54,10 @@ ClusterSpec a100(std::int64_t gpus) {
   return c;
 }
 
-double microseconds(CollectiveKind kind, double bytes, std::int64_t ranks, std::int64_t per_node, const ClusterSpec& cluster) {
-  const Demand d =
-      collective_demand({kind, Bytes(static_cast<std::int64_t>(bytes)), ranks, per_node}, cluster, default_costs(cluster));
+double microseconds(CollectiveKind kind, double bytes, std::int64_t ranks, std::int64_t per_node,
+                    const ClusterSpec& cluster) {
+  const Demand d = collective_demand({kind, Bytes(static_cast<std::int64_t>(bytes)), ranks, per_node}, cluster,
+                                     default_costs(cluster));
   return d.alone.count() * 1e6;
 }
 
@@ -108,12 +110,14 @@ TEST_CASE("collectives: NCCL's time, the fabric's loss, and the skew of a traini
   };
   const auto ag = CollectiveKind::all_gather, rs = CollectiveKind::reduce_scatter, ar = CollectiveKind::all_reduce;
   const Row rows[] = {
-      {h100(8), ag, kGiB / 4, 8, 8, 684.6},    {h100(8), rs, kGiB, 8, 8, 2642.0},      {a100(8), ag, kGiB / 4, 8, 8, 1010.9},
-      {a100(8), ag, kGiB, 8, 8, 3946.9},       {a100(8), ar, kGiB, 8, 8, 7885},        {h100(16), ag, kGiB / 4, 16, 8, 725.4},
-      {h100(16), ag, kGiB, 16, 8, 2691.4},     {h100(64), ag, kGiB / 4, 64, 8, 984.9}, {h100(64), ag, kGiB, 64, 8, 3049.3},
-      {h100(64), ar, kGiB / 4, 64, 8, 1602.3}, {h100(64), ar, kGiB, 64, 8, 5957.9},    {a100(64), ag, kGiB / 4, 64, 8, 1805.5},
-      {a100(64), ag, kGiB, 64, 8, 5947.4},     {h100(512), ag, kGiB, 512, 8, 4767},    {h100(64, 1), ag, kGiB, 64, 1, 22910},
-      {h100(8, 1), ag, kGiB, 8, 1, 19680},
+      {h100(8), ag, kGiB / 4, 8, 8, 684.6},  {h100(8), rs, kGiB, 8, 8, 2642.0},
+      {a100(8), ag, kGiB / 4, 8, 8, 1010.9}, {a100(8), ag, kGiB, 8, 8, 3946.9},
+      {a100(8), ar, kGiB, 8, 8, 7885},       {h100(16), ag, kGiB / 4, 16, 8, 725.4},
+      {h100(16), ag, kGiB, 16, 8, 2691.4},   {h100(64), ag, kGiB / 4, 64, 8, 984.9},
+      {h100(64), ag, kGiB, 64, 8, 3049.3},   {h100(64), ar, kGiB / 4, 64, 8, 1602.3},
+      {h100(64), ar, kGiB, 64, 8, 5957.9},   {a100(64), ag, kGiB / 4, 64, 8, 1805.5},
+      {a100(64), ag, kGiB, 64, 8, 5947.4},   {h100(512), ag, kGiB, 512, 8, 4767},
+      {h100(64, 1), ag, kGiB, 64, 1, 22910}, {h100(8, 1), ag, kGiB, 8, 1, 19680},
   };
   for (const Row& r : rows) {
     CAPTURE(r.expected);
@@ -125,14 +129,16 @@ TEST_CASE("collectives: NCCL's time, the fabric's loss, and the skew of a traini
     const double without_skew = seconds();
     CHECK(usual - without_skew == relative(20e-6));
     costs.fabric_efficiency = costs.fabric_efficiency_at_scale = 1;
-    costs.pessimistic_collectives = false;                 // NCCL's own choice
+    costs.pessimistic_collectives = false;  // NCCL's own choice
     CHECK(seconds() * 1e6 == relative(r.expected).epsilon(0.005));
     if (r.ranks == r.per_node) CHECK(seconds() == relative(without_skew));
   }
-  // 64 H100, 1 GiB, Simple ring: 8.4 + 56 hops of 3.4 + 7 of 14 us, then 63/64 GiB at 384 GB/s, of which the fabric gives 0.95.
+  // 64 H100, 1 GiB, Simple ring: 8.4 + 56 hops of 3.4 + 7 of 14 us, then 63/64 GiB at 384 GB/s, of which the fabric
+  // gives 0.95.
   CHECK(microseconds(ag, kGiB, 64, 8, h100(64)) ==
         relative(20 + 8.4 + 56 * 3.4 + 7 * 14 + kGiB * 63 / 64 / 384e3 / 0.95).epsilon(1e-6));
-  // 512 H100 choose LL128 (1 stays 14 + 448 hops of 1.9 and 63 of 4 us; 0.92 of 384, at most 8 * 36.7 GB/s), or, pessimistic as by default, Simple.
+  // 512 H100 choose LL128 (1 stays 14 + 448 hops of 1.9 and 63 of 4 us; 0.92 of 384, at most 8 * 36.7 GB/s), or,
+  // pessimistic as by default, Simple.
   Costs costs = default_costs(h100(512));
   CHECK(costs.pessimistic_collectives);
   costs.pessimistic_collectives = false;
@@ -154,17 +160,17 @@ TEST_CASE("fabrics: groups that share NICs, switches that are oversubscribed") {
   };
   CHECK(factor(8, 8) == 1);
   CHECK(factor(64, 8) == 1);
-  CHECK(factor(8, 1) == 1);      // eight groups side by side, a NIC each
+  CHECK(factor(8, 1) == 1);  // eight groups side by side, a NIC each
   cluster.nics_per_node = 4;
   CHECK(factor(64, 8) == 1);
-  CHECK(factor(16, 2) == 1);     // four groups, a NIC each
-  CHECK(factor(8, 1) == 0.5);    // eight groups on four NICs
+  CHECK(factor(16, 2) == 1);   // four groups, a NIC each
+  CHECK(factor(8, 1) == 0.5);  // eight groups on four NICs
   cluster = h100(8 * 256);
   cluster.oversubscription = 4;
-  CHECK(factor(8 * 32, 8) == 1);                                       // 32 nodes below one leaf of a rail
+  CHECK(factor(8 * 32, 8) == 1);  // 32 nodes below one leaf of a rail
   CHECK(factor(8 * 256, 8) == relative(255.0 / (4 * 224)));
-  CHECK(factor(128, 1, 2) == relative(127.0 / (4 * (128 - 16))));      // every second node: 16 of a group below a leaf
-  cluster.rail_optimized = false;                                      // 8 NICs of a node on one leaf of 32 ports: 4 nodes
+  CHECK(factor(128, 1, 2) == relative(127.0 / (4 * (128 - 16))));  // every second node: 16 of a group below a leaf
+  cluster.rail_optimized = false;                                  // 8 NICs of a node on one leaf of 32 ports: 4 nodes
   CHECK(factor(8 * 4, 8) == 1);
   CHECK(factor(8 * 32, 8) == relative(31.0 / (4 * 28)));
   cluster.oversubscription = 1;
@@ -180,7 +186,8 @@ TEST_CASE("a measured curve of sizes that nothing has still gives a time") {
   Costs costs = default_costs(h100(8));
   costs.collective_curves = {{CollectiveKind::all_gather, 8, 8, {{1e20, 1}, {1e24, 2}}}};
   costs.collective_skew = Seconds(0);
-  const double seconds = collective_demand({CollectiveKind::all_gather, Bytes(1 << 20), 8, 8}, h100(8), costs).alone.count();
+  const double seconds =
+      collective_demand({CollectiveKind::all_gather, Bytes(1 << 20), 8, 8}, h100(8), costs).alone.count();
   CHECK(seconds > 0);
   CHECK(seconds < 1);
 }
@@ -195,8 +202,9 @@ TEST_CASE("symmetric memory and copy engines: fewer SMs inside a node, nothing e
   };
   using enum CollectiveVariant;
   using enum CollectiveKind;
-  // 1 GiB, multicast: ceil(16 / 8) = 2 blocks. 7/8 GiB at the smooth minimum of 2 * 44 * 0.55 * 8 = 387 and 320 GiB/s, rounded over 44:
-  // 320 - 44 ln(1 + e^((320 - 387.2) / 44) - e^(-387.2 / 44)) = 311.4 GiB/s; base 7.8 us, less the 1 us of the softplus.
+  // 1 GiB, multicast: ceil(16 / 8) = 2 blocks. 7/8 GiB at the smooth minimum of 2 * 44 * 0.55 * 8 = 387 and 320 GiB/s,
+  // rounded over 44: 320 - 44 ln(1 + e^((320 - 387.2) / 44) - e^(-387.2 / 44)) = 311.4 GiB/s; base 7.8 us, less the 1
+  // us of the softplus.
   const Demand gather = demand(symmetric_memory, all_gather, 1LL << 30, 8);
   CHECK(gather.alone.count() * 1e6 == relative(7.8 - 1 + 7.0 / 8 / 311.4 * 1e6).epsilon(1e-3));
   CHECK(gather.use[0] == relative(2.0 / 132));
@@ -204,13 +212,15 @@ TEST_CASE("symmetric memory and copy engines: fewer SMs inside a node, nothing e
   const double small = demand(symmetric_memory, all_gather, 1024, 8).alone.count() * 1e6;
   CHECK(small > 4.5);
   CHECK(small < 5.5);
-  // 1 MiB: nine times its bytes keep an LL kernel 30 us busy; multicast as above takes 7.8 + ln(1 + e^(7/8 MiB / 311.4 GiB/s - 1)), 9.7.
+  // 1 MiB: nine times its bytes keep an LL kernel 30 us busy; multicast as above takes 7.8 + ln(1 + e^(7/8 MiB / 311.4
+  // GiB/s - 1)), 9.7.
   CHECK(demand(symmetric_memory, all_gather, 1 << 20, 8).alone.count() * 1e6 == relative(9.705).epsilon(1e-3));
   const Demand copied = demand(copy_engine, all_gather, 1LL << 30, 8);
   CHECK(copied.use[0] == 0);
   CHECK(!copied.holds_compute);
   CHECK(copied.alone.count() * 1e6 == relative(2 * 4.5 + kGiB * 7 / 8 / 360e3).epsilon(1e-6));
-  CHECK(demand(copy_engine, reduce_scatter, 1LL << 30, 8).alone == demand(symmetric_memory, reduce_scatter, 1LL << 30, 8).alone);
+  CHECK(demand(copy_engine, reduce_scatter, 1LL << 30, 8).alone ==
+        demand(symmetric_memory, reduce_scatter, 1LL << 30, 8).alone);
   CHECK(demand(symmetric_memory, all_gather, 1LL << 30, 64).alone == demand(nccl, all_gather, 1LL << 30, 64).alone);
 }
 
@@ -219,21 +229,23 @@ TEST_CASE("measured curves: their own shape inside the sizes, the formula's rati
   Costs costs = default_costs(cluster);
   costs.collective_skew = Seconds(0);
   const Costs formula = costs;
-  costs.collective_curves = {{CollectiveKind::all_gather, 8, 8, {{1e6, 50e-6}, {1e8, 500e-6}, {1e9, 400e-6}, {2e9, 10e-3}}},
-                             {CollectiveKind::all_gather, 32, 8, {{1e8, 1e-3}}}};
+  costs.collective_curves = {
+      {CollectiveKind::all_gather, 8, 8, {{1e6, 50e-6}, {1e8, 500e-6}, {1e9, 400e-6}, {2e9, 10e-3}}},
+      {CollectiveKind::all_gather, 32, 8, {{1e8, 1e-3}}}};
   const auto seconds = [&](const Costs& c, double bytes, std::int64_t ranks, std::int64_t per_node) {
     const CollectiveCall call{CollectiveKind::all_gather, Bytes(static_cast<std::int64_t>(bytes)), ranks, per_node};
     return collective_demand(call, cluster, c).alone.count();
   };
   CHECK(seconds(costs, 1e6, 8, 8) == relative(50e-6));
-  CHECK(seconds(costs, 1e7, 8, 8) == relative(std::sqrt(50e-6 * 500e-6)));   // log-log: the geometric mean
-  CHECK(seconds(costs, 1e9, 8, 8) == relative(500e-6));                      // a falling point is lifted
+  CHECK(seconds(costs, 1e7, 8, 8) == relative(std::sqrt(50e-6 * 500e-6)));  // log-log: the geometric mean
+  CHECK(seconds(costs, 1e9, 8, 8) == relative(500e-6));                     // a falling point is lifted
   CHECK(seconds(costs, 8e9, 8, 8) == relative(10e-3 * seconds(formula, 8e9, 8, 8) / seconds(formula, 2e9, 8, 8)));
   CHECK(seconds(costs, 1e4, 8, 8) == relative(50e-6 * seconds(formula, 1e4, 8, 8) / seconds(formula, 1e6, 8, 8)));
   CHECK(seconds(costs, 1e6, 4, 4) == relative(50e-6 * seconds(formula, 1e6, 4, 4) / seconds(formula, 1e6, 8, 8)));
   CHECK(seconds(costs, 1e8, 64, 8) == relative(1e-3 * seconds(formula, 1e8, 64, 8) / seconds(formula, 1e8, 32, 8)));
   const CollectiveCall other{CollectiveKind::reduce_scatter, Bytes(1000), 8, 8};
-  CHECK(collective_demand(other, cluster, costs).alone == collective_demand(other, cluster, formula).alone);   // not measured
+  CHECK(collective_demand(other, cluster, costs).alone ==
+        collective_demand(other, cluster, formula).alone);  // not measured
   CHECK(parse_costs(to_json_text(costs), "costs.json") == costs);
 }
 
@@ -309,8 +321,9 @@ TEST_CASE("kernels: the slower of arithmetic and memory, plus launches") {
   const Program none;
   const Step step;
   const Demand d = demand_of(forward, step, none, s.context());
-  // Tiles of 256 x 128: 1024 * 32 = 32768 on 132 SMs are 249 waves of 2 * 256 * 128 * (4096 + 256) flops at an SM's share of 0.75 of
-  // 989 TFLOP/s, of whose clock 0.95 is sustained: 13.3 ms. Memory: 4.4 GB / 2.85 TB/s = 1.5 ms, is not the bound.
+  // Tiles of 256 x 128: 1024 * 32 = 32768 on 132 SMs are 249 waves of 2 * 256 * 128 * (4096 + 256) flops at an SM's
+  // share of 0.75 of 989 TFLOP/s, of whose clock 0.95 is sustained: 13.3 ms. Memory: 4.4 GB / 2.85 TB/s = 1.5 ms, is
+  // not the bound.
   const double flops = 2.0 * 64 * 4096 * 4096 * 4096;
   CHECK(d.flops.count() == relative(flops));
   CHECK(d.alone.count() == relative(2e-6 + 249 * 65536.0 * 4352 / (0.75 * 0.95 * 989e12 / 132)));
@@ -327,7 +340,8 @@ TEST_CASE("kernels: the slower of arithmetic and memory, plus launches") {
   s.model.ops[0] = linear;
   forward.action = Action::forward;
   const Demand thin = demand_of(forward, step, none, s.context());
-  CHECK(thin.alone.count() == relative(2e-6 + static_cast<double>(traffic(s, linear, false).count()) / (0.85 * 3.35e12)));
+  CHECK(thin.alone.count() ==
+        relative(2e-6 + static_cast<double>(traffic(s, linear, false).count()) / (0.85 * 3.35e12)));
   CHECK(thin.use[1] > 0.9);
   forward.action = Action::backward;  // the weight's gradient, of 128 terms only, is not cheaper
   CHECK(demand_of(forward, step, none, s.context()).alone.count() > 2 * thin.alone.count());
@@ -343,10 +357,11 @@ TEST_CASE("a loss in chunks pays for each chunk's launches") {
   op.graph_op = loss;
   const auto launched = [&] {
     const CostContext c{s.model, s.plan, eager, s.cluster, s.costs};
-    return (demand_of(op, Step{}, Program{}, c).host.count() - s.costs.host_per_operation.count()) / eager.host_seconds_per_launch;
+    return (demand_of(op, Step{}, Program{}, c).host.count() - s.costs.host_per_operation.count()) /
+           eager.host_seconds_per_launch;
   };
   REQUIRE(s.model.ops.back().kind == OpKind::cross_entropy);
-  CHECK(launched() == relative(3));          // cast, log_softmax, nll
+  CHECK(launched() == relative(3));  // cast, log_softmax, nll
   s.plan.loss_chunks = 4;
   CHECK(launched() == relative(12));
 }
@@ -415,10 +430,13 @@ TEST_CASE("collectives of a step: bytes and dtype of each, over its own group") 
     seen.insert(op.action);
     const double seconds = demands[i].alone.count();
     const std::int64_t shard = op.unit < 0 ? 0 : program.layouts[static_cast<std::size_t>(op.unit)].shard_elements;
-    if (op.action == Action::all_gather) CHECK(seconds == relative(price(CollectiveKind::all_gather, 2 * 4 * shard, 4)));
-    if (op.action == Action::reduce_scatter) CHECK(seconds == relative(price(CollectiveKind::reduce_scatter, 4 * 4 * shard, 4)));
+    if (op.action == Action::all_gather)
+      CHECK(seconds == relative(price(CollectiveKind::all_gather, 2 * 4 * shard, 4)));
+    if (op.action == Action::reduce_scatter)
+      CHECK(seconds == relative(price(CollectiveKind::reduce_scatter, 4 * 4 * shard, 4)));
     if (op.action == Action::all_reduce) CHECK(seconds == relative(price(CollectiveKind::all_reduce, 4 * shard, 2)));
-    if (op.action == Action::clip_reduce) CHECK(seconds == relative(price(CollectiveKind::all_reduce, 8, 4)));  // replicas agree
+    if (op.action == Action::clip_reduce)
+      CHECK(seconds == relative(price(CollectiveKind::all_reduce, 8, 4)));  // replicas agree
     if (op.action == Action::reduce_loss) CHECK(seconds == relative(price(CollectiveKind::all_reduce, 8, 8)));
   }
   CHECK(seen.size() == 5);
@@ -428,14 +446,17 @@ TEST_CASE("collectives of a step: bytes and dtype of each, over its own group") 
 
 TEST_CASE("a frozen weight leaves one of backward's two products, a first trained one the other") {
   Setup s;
-  const auto first_linear = static_cast<std::int32_t>(std::find_if(s.model.ops.begin(), s.model.ops.end(), [](const Op& o) { return o.kind == OpKind::linear; }) - s.model.ops.begin());
+  const auto first_linear = static_cast<std::int32_t>(
+      std::find_if(s.model.ops.begin(), s.model.ops.end(), [](const Op& o) { return o.kind == OpKind::linear; }) -
+      s.model.ops.begin());
   Operation backward;
   backward.action = Action::backward;
   backward.graph_op = first_linear;
   const auto flops = [&] { return demand_of(backward, {}, {}, s.context()).flops.count(); };
   const double both = flops();
   const ModelGraph whole = s.model;
-  const Parameter& weight = whole.parameters[static_cast<std::size_t>(whole.ops[static_cast<std::size_t>(first_linear)].params[0])];
+  const Parameter& weight =
+      whole.parameters[static_cast<std::size_t>(whole.ops[static_cast<std::size_t>(first_linear)].params[0])];
   s.model = freeze(whole, std::vector<std::string>{weight.name}, "t");
   CHECK(flops() == relative(both / 2));
   const Parameter& embedding = whole.parameters[static_cast<std::size_t>(whole.ops[0].params[0])];
@@ -480,9 +501,10 @@ TEST_CASE("pricing a step at once equals pricing its operations one by one") {
 TEST_CASE("on the host everything takes the rank's one core, and nothing is priced without calibration") {
   Setup s;
   s.cluster = host_cluster();
-  CHECK_THROWS_WITH_AS(default_costs(s.cluster),
-                       doctest::Contains("run `fsdp-plan calibrate --backend host -o costs.json` and pass --costs costs.json"),
-                       InputError);
+  CHECK_THROWS_WITH_AS(
+      default_costs(s.cluster),
+      doctest::Contains("run `fsdp-plan calibrate --backend host -o costs.json` and pass --costs costs.json"),
+      InputError);
   s.costs = host_costs();
   const Program program = lower(s.model, s.plan, s.impl);
   const std::vector<Demand> demands = demands_of(program.steady_step, program, s.context());
@@ -501,8 +523,8 @@ TEST_CASE("on the host everything takes the rank's one core, and nothing is pric
   s.costs.all_gather.clear();
   CHECK_THROWS_AS((void)demands_of(program.steady_step, program, s.context()), InputError);
   s.costs = default_costs(h100(2));
-  CHECK_THROWS_WITH_AS((void)demands_of(program.steady_step, program, s.context()), doctest::Contains("of platform 'test-gpu'"),
-                       InputError);
+  CHECK_THROWS_WITH_AS((void)demands_of(program.steady_step, program, s.context()),
+                       doctest::Contains("of platform 'test-gpu'"), InputError);
 }
 
 TEST_CASE("ranks that share cores take turns; ranks with several cores overlap; threads have delays") {
@@ -528,7 +550,8 @@ TEST_CASE("ranks that share cores take turns; ranks with several cores overlap; 
       if (op.host_only || op.action == Action::read_loss) continue;
       const bool collective = is_collective(op.action);
       // A collective's curve is of that many ranks, too.
-      if (!collective || s.costs.collective_ranks == 2) CHECK(after[i].alone.count() == relative(before[i].alone.count() * slower));
+      if (!collective || s.costs.collective_ranks == 2)
+        CHECK(after[i].alone.count() == relative(before[i].alone.count() * slower));
       CHECK(after[i].host.count() == relative(before[i].host.count() * slower));
       CHECK(after[i].use[0] == relative(use));
       CHECK(after[i].wake.count() == 1e-5);
@@ -557,7 +580,8 @@ TEST_CASE("calibrated curves") {
   const std::vector<CurvePoint> bent = {{1, 1}, {10, 1}, {1000, 100}};  // flat, then slope 1
   CHECK(interpolate(bent, 0.01) == relative(1));
   CHECK(interpolate(bent, 100) == relative(10));
-  const std::vector<CurvePoint> noisy = {{1, 2}, {10, 1}, {100, 4}};  // the dip is lifted to 2: from (10, 2) to (100, 4)
+  const std::vector<CurvePoint> noisy = {
+      {1, 2}, {10, 1}, {100, 4}};  // the dip is lifted to 2: from (10, 2) to (100, 4)
   CHECK(interpolate(noisy, 5) == relative(2));
   CHECK(interpolate(noisy, 31.622776601683793) == relative(2 * std::sqrt(2.0)));
   CHECK(interpolate(std::vector<CurvePoint>{{4, 8}}, 1) == relative(2));
@@ -590,14 +614,17 @@ TEST_CASE("a product that moves more than a cube of as many flops takes longer")
   int products = 0;
   for (std::size_t i = 0; i < after.size(); ++i) {
     const Operation& op = program.steady_step.ops[i];
-    if (op.graph_op < 0 || op.action == Action::add_gradient || s.model.ops[static_cast<std::size_t>(op.graph_op)].kind != OpKind::linear) {
+    if (op.graph_op < 0 || op.action == Action::add_gradient ||
+        s.model.ops[static_cast<std::size_t>(op.graph_op)].kind != OpKind::linear) {
       CHECK(after[i].alone.count() == before[i].alone.count());
       continue;
     }
     ++products;
     const OpShape& shape = s.model.ops[static_cast<std::size_t>(op.graph_op)].shape;
-    const double rows = 2 * 5, in = static_cast<double>(shape.in), out = static_cast<double>(shape.out);  // 2 sequences of 5 tokens
-    const double beyond = 4 * (rows * in + in * out + rows * out - 3 * std::cbrt(rows * in * out) * std::cbrt(rows * in * out));
+    const double rows = 2 * 5, in = static_cast<double>(shape.in),
+                 out = static_cast<double>(shape.out);  // 2 sequences of 5 tokens
+    const double beyond =
+        4 * (rows * in + in * out + rows * out - 3 * std::cbrt(rows * in * out) * std::cbrt(rows * in * out));
     CHECK(beyond >= 0);
     const double rates = op.action == Action::backward ? 1 / 2e6 + 1 / 4e6 : 1 / 1e6;
     CHECK(after[i].alone.count() - before[i].alone.count() == relative(beyond * rates));
@@ -651,14 +678,16 @@ TEST_CASE("float8 linear layers: products at the 8-bit rate, casts by their byte
     const Implementation& i = find_implementation(name, true, "test");
     return kernel_demand(linear, direction, 1, {s.model, s.plan, i, s.cluster, s.costs}).alone.count();
   };
-  // 32 * 128 tiles of 256 x 128 on 132 SMs are 32 waves; k = 4096 and, at twice the rate, twice the 256 of a tile's fixed time (1979 over
-  // 989). Casts: 3 bytes of 8192 x 4096 inputs and 5 of 4096 x 16384 weights. Four launches of 2 us.
-  const double wave = 65536 * (4096 + 256 * 1979.0 / 989) / (0.7 * 1979e12 / 132), casts = 3.0 * 8192 * 4096 + 5.0 * 4096 * 16384;
+  // 32 * 128 tiles of 256 x 128 on 132 SMs are 32 waves; k = 4096 and, at twice the rate, twice the 256 of a tile's
+  // fixed time (1979 over 989). Casts: 3 bytes of 8192 x 4096 inputs and 5 of 4096 x 16384 weights. Four launches of 2
+  // us.
+  const double wave = 65536 * (4096 + 256 * 1979.0 / 989) / (0.7 * 1979e12 / 132),
+               casts = 3.0 * 8192 * 4096 + 5.0 * 4096 * 16384;
   CHECK(seconds("torchtitan-float8", Direction::forward) == relative(32 * wave + casts / (0.85 * 3.35e12) + 4 * 2e-6));
   const double faster = seconds("torchtitan", Direction::backward) / seconds("torchtitan-float8", Direction::backward);
-  CHECK(faster > 1.2);   // torchtitan publishes steps 1.3 to 1.5 times as fast, other kernels included
+  CHECK(faster > 1.2);  // torchtitan publishes steps 1.3 to 1.5 times as fast, other kernels included
   CHECK(faster < 2.2);
-  linear.shape.out = s.model.vocab;   // the head
+  linear.shape.out = s.model.vocab;  // the head
   CHECK(seconds("torchtitan-float8", Direction::forward) == seconds("torchtitan", Direction::forward));
   linear.shape.out = 16384;
   s.cluster.gpu.fp8 = FlopsPerSecond(0);

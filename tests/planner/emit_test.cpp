@@ -1,4 +1,7 @@
-// Emitted files: what they say, what they admit they cannot say, and that PyTorch makes the plan's units from the script.
+// Emitted files: what they say, what they admit they cannot say, and that PyTorch makes the plan's units from the
+// script.
+#include "planner/emit.h"
+
 #include <doctest/doctest.h>
 #include <fmt/format.h>
 #include <sys/wait.h>
@@ -10,7 +13,6 @@
 #include <nlohmann/json.hpp>
 
 #include "models/input/error.h"
-#include "planner/emit.h"
 #include "planner/layout.h"
 #include "planner/wrap.h"
 #include "tests/support/small_models.h"
@@ -28,7 +30,8 @@ bool any_has(const std::vector<std::string>& lines, const std::string& part) {
   return false;
 }
 
-ShardingPlan plan_of(const ModelGraph& model, std::string_view policy, std::int64_t ranks = 2, std::int64_t replicate = 1) {
+ShardingPlan plan_of(const ModelGraph& model, std::string_view policy, std::int64_t ranks = 2,
+                     std::int64_t replicate = 1) {
   ShardingPlan plan = naive_plan(model, {.ranks = ranks, .replicate = replicate, .seq_len = 16});
   plan.wrap = std::string(policy);
   plan.units = wrap(model, policy, "test");
@@ -36,7 +39,8 @@ ShardingPlan plan_of(const ModelGraph& model, std::string_view policy, std::int6
 }
 
 struct Folder {  // removed at the end
-  std::filesystem::path path = std::filesystem::temp_directory_path() / ("fsdp-plan-emit-" + std::to_string(::getpid()));
+  std::filesystem::path path =
+      std::filesystem::temp_directory_path() / ("fsdp-plan-emit-" + std::to_string(::getpid()));
   Folder() { std::filesystem::create_directories(path); }
   ~Folder() {
     std::error_code ignored;
@@ -162,11 +166,12 @@ TEST_CASE("accelerate: keys of an FSDP2 config") {
   ShardingPlan plan = plan_of(model, "block", 8, 2);
   plan.checkpointed = checkpointed_modules(model, "full", "test");
   const Emitted out = emit("accelerate", plan, model);
-  for (const char* line : {"\ndistributed_type: FSDP\n", "\nmixed_precision: 'bf16'\n", "\nnum_processes: 8\n",
-                           "\nfsdp_config:\n  fsdp_version: 2\n", "\n  fsdp_activation_checkpointing: true\n",
-                           "\n  fsdp_reshard_after_forward: true\n", "\n  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n",
-                           "\n  fsdp_transformer_layer_cls_to_wrap: LlamaDecoderLayer\n",
-                           "\n  parallelism_config_dp_replicate_size: 2\n", "\n  parallelism_config_dp_shard_size: 4\n"}) {
+  for (const char* line :
+       {"\ndistributed_type: FSDP\n", "\nmixed_precision: 'bf16'\n", "\nnum_processes: 8\n",
+        "\nfsdp_config:\n  fsdp_version: 2\n", "\n  fsdp_activation_checkpointing: true\n",
+        "\n  fsdp_reshard_after_forward: true\n", "\n  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n",
+        "\n  fsdp_transformer_layer_cls_to_wrap: LlamaDecoderLayer\n", "\n  parallelism_config_dp_replicate_size: 2\n",
+        "\n  parallelism_config_dp_shard_size: 4\n"}) {
     CAPTURE(line);
     CHECK(has(out.text, line));
   }
@@ -186,15 +191,17 @@ TEST_CASE("accelerate: keys of an FSDP1 config") {
   plan.dialect = Dialect::fsdp1;
   plan.checkpointed = checkpointed_modules(model, "full", "test");
   Emitted out = emit("accelerate", plan, model);
-  for (const char* line : {"\ndistributed_type: FSDP\n", "\nfsdp_config:\n  fsdp_version: 1\n", "\n  fsdp_activation_checkpointing: true\n",
-                           "\n  fsdp_sharding_strategy: FULL_SHARD\n", "\n  fsdp_backward_prefetch: BACKWARD_PRE\n",
-                           "\n  fsdp_forward_prefetch: false\n", "\n  fsdp_use_orig_params: true\n", "\n  fsdp_offload_params: false\n",
-                           "\n  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n", "\n  fsdp_transformer_layer_cls_to_wrap: LlamaDecoderLayer\n"}) {
+  for (const char* line : {"\ndistributed_type: FSDP\n", "\nfsdp_config:\n  fsdp_version: 1\n",
+                           "\n  fsdp_activation_checkpointing: true\n", "\n  fsdp_sharding_strategy: FULL_SHARD\n",
+                           "\n  fsdp_backward_prefetch: BACKWARD_PRE\n", "\n  fsdp_forward_prefetch: false\n",
+                           "\n  fsdp_use_orig_params: true\n", "\n  fsdp_offload_params: false\n",
+                           "\n  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n",
+                           "\n  fsdp_transformer_layer_cls_to_wrap: LlamaDecoderLayer\n"}) {
     CAPTURE(line);
     CHECK(has(out.text, line));
   }
   CHECK_FALSE(has(out.text, "reshard_after_forward"));
-  CHECK_FALSE(any_has(out.cannot_express, "recomputation"));           // FSDP1 recomputes what it wraps
+  CHECK_FALSE(any_has(out.cannot_express, "recomputation"));  // FSDP1 recomputes what it wraps
   CHECK_FALSE(any_has(out.cannot_express, "root"));
 
   plan.backward_post = true;
@@ -202,7 +209,9 @@ TEST_CASE("accelerate: keys of an FSDP1 config") {
   plan.use_orig_params = plan.limit_all_gathers = false;
   set_reshard(plan, Reshard::no);
   out = emit("accelerate", plan, model);
-  for (const char* line : {"SHARD_GRAD_OP", "BACKWARD_POST", "fsdp_forward_prefetch: true", "fsdp_use_orig_params: false"}) CHECK(has(out.text, line));
+  for (const char* line :
+       {"SHARD_GRAD_OP", "BACKWARD_POST", "fsdp_forward_prefetch: true", "fsdp_use_orig_params: false"})
+    CHECK(has(out.text, line));
   CHECK(any_has(out.cannot_express, "limit_all_gathers"));
   plan.mesh = {{"replicate", 2}, {"shard", 4}};
   CHECK(has(emit("accelerate", plan, model).text, "fsdp_sharding_strategy: HYBRID_SHARD_ZERO2\n"));
@@ -250,7 +259,8 @@ TEST_CASE("accelerate says what it has no key for") {
   plan.param_dtype = plan.reduce_dtype = DType::f32;
   const Emitted out = emit("accelerate", plan, model);
   CHECK(has(out.text, "\n  fsdp_offload_params: true\n"));
-  for (const char* part : {"smaller group", "switches of single units", "2 reduce-scatter buffers", "communicator", "sums instead", "4 chunks", "model.norm", "fsdp2@2.14"}) {
+  for (const char* part : {"smaller group", "switches of single units", "2 reduce-scatter buffers", "communicator",
+                           "sums instead", "4 chunks", "model.norm", "fsdp2@2.14"}) {
     CAPTURE(part);
     CHECK(any_has(out.cannot_express, part));
   }
@@ -269,16 +279,19 @@ TEST_CASE("every format says that it does not freeze parameters") {
 
 // Built by transformers alone: read here, not run. The sizes are those of the catalog's files.
 TEST_CASE("mixtures of experts: transformers' keys, and what it has no word for") {
-  const ModelGraph mixtral = load_model("mixtral-8x7b"), qwen = load_model("qwen3-30b-a3b"), tiny = load_model("tiny-mixtral");
+  const ModelGraph mixtral = load_model("mixtral-8x7b"), qwen = load_model("qwen3-30b-a3b"),
+                   tiny = load_model("tiny-mixtral");
   const Emitted out = emit("pytorch", plan_of(mixtral, "block", 64), mixtral);
-  for (const char* line : {"MODEL_TYPE = \"mixtral\"", "\"intermediate_size\": 14336,", "\"num_local_experts\": 8, \"num_experts_per_tok\": 2,",
-                           "\"sliding_window\": None,", "\"rope_theta\": 1000000.0", "\"model.layers.31.mlp.experts.down_proj\": 1"}) {
+  for (const char* line : {"MODEL_TYPE = \"mixtral\"", "\"intermediate_size\": 14336,",
+                           "\"num_local_experts\": 8, \"num_experts_per_tok\": 2,", "\"sliding_window\": None,",
+                           "\"rope_theta\": 1000000.0", "\"model.layers.31.mlp.experts.down_proj\": 1"}) {
     CAPTURE(line);
     CHECK(has(out.text, line));
   }
   CHECK_FALSE(any_has(out.cannot_express, "capacity_factor"));
   const Emitted of_qwen = emit("pytorch", plan_of(qwen, "block", 8), qwen);
-  for (const char* line : {"\"moe_intermediate_size\": 768,", "\"num_experts\": 128, \"num_experts_per_tok\": 8,", "\"norm_topk_prob\": True,"}) {
+  for (const char* line : {"\"moe_intermediate_size\": 768,", "\"num_experts\": 128, \"num_experts_per_tok\": 8,",
+                           "\"norm_topk_prob\": True,"}) {
     CAPTURE(line);
     CHECK(has(of_qwen.text, line));
   }
@@ -292,10 +305,11 @@ TEST_CASE("torchtitan: keys of a TOML config") {
   plan.clip_norm = 1.0;
   plan.checkpointed = {"model.layers.1", "model.layers.3"};
   const Emitted out = emit("torchtitan", plan, model);
-  for (const char* line : {"\nlocal_batch_size = 3\n", "\nglobal_batch_size = 48\n", "\nseq_len = 16\n", "\nmax_norm = 1.0\n",
-                           "\ndata_parallel_replicate_degree = 2\n", "\ndata_parallel_shard_degree = 4\n",
-                           "\nfsdp_reshard_after_forward = \"default\"\n",
-                           "\nmode = \"selective\"\nselective_ac_option = \"2\"\n", "\nmixed_precision_param = \"bfloat16\"\n"}) {
+  for (const char* line :
+       {"\nlocal_batch_size = 3\n", "\nglobal_batch_size = 48\n", "\nseq_len = 16\n", "\nmax_norm = 1.0\n",
+        "\ndata_parallel_replicate_degree = 2\n", "\ndata_parallel_shard_degree = 4\n",
+        "\nfsdp_reshard_after_forward = \"default\"\n", "\nmode = \"selective\"\nselective_ac_option = \"2\"\n",
+        "\nmixed_precision_param = \"bfloat16\"\n"}) {
     CAPTURE(line);
     CHECK(has(out.text, line));
   }
@@ -334,7 +348,8 @@ TEST_CASE("emitted PyTorch scripts parse, and train with the plan's units where 
   CHECK(run(python() + " -m py_compile" + scripts) == 0);
   const int code = run(python() + " '" FSDP_TESTS_DIR "/torch/run_emitted.py'" + arguments);
   if (code == 77) {
-    MESSAGE("skipped: '" << python() << "' cannot import torch, so the scripts were read but not run (set FSDP_PLAN_PYTHON)");
+    MESSAGE("skipped: '" << python()
+                         << "' cannot import torch, so the scripts were read but not run (set FSDP_PLAN_PYTHON)");
     return;
   }
   CHECK(code == 0);

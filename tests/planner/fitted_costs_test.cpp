@@ -1,11 +1,12 @@
 // Fitted costs: which constants hold where, and the document.
+#include "planner/fitted_costs.h"
+
 #include <doctest/doctest.h>
 
 #include <string>
 
 #include "models/catalog.h"
 #include "models/input/error.h"
-#include "planner/fitted_costs.h"
 #include "tests/support/relative.h"
 
 using namespace fsdp;
@@ -24,7 +25,9 @@ FittedCosts example() {
 
 }  // namespace
 
-TEST_CASE("every parameter: its default lies in its range, it is set and read back, and what follows it moves in the same ratio") {
+TEST_CASE(
+    "every parameter: its default lies in its range, it is set and read back, and what follows it moves in the same "
+    "ratio") {
   const Costs costs = default_costs(load_cluster("dgx-h100", 8));
   for (const CostParameter& p : cost_parameters()) {
     CAPTURE(p.name);
@@ -54,18 +57,19 @@ TEST_CASE("every parameter: its default lies in its range, it is set and read ba
 
 TEST_CASE("a platform's own constant, else its GPU's, else the datasheet's") {
   const FittedCosts f = example();
-  const ClusterSpec h100 = load_cluster("dgx-h100", 8), a100 = load_cluster("dgx-a100-80", 8), h200 = load_cluster("dgx-h200", 8);
+  const ClusterSpec h100 = load_cluster("dgx-h100", 8), a100 = load_cluster("dgx-a100-80", 8),
+                    h200 = load_cluster("dgx-h200", 8);
   const Costs none = default_costs(h100);
   const Costs own = costs_for(f, h100, "someone", "");
   CHECK(own.matmul_efficiency == 0.62);
-  CHECK(own.host_scale == 1.5);                                           // pooled
-  CHECK(own.memory_efficiency == none.memory_efficiency);                 // the datasheet's
+  CHECK(own.host_scale == 1.5);                            // pooled
+  CHECK(own.memory_efficiency == none.memory_efficiency);  // the datasheet's
   CHECK(own.source.find("someone") != std::string::npos);
   CHECK(own.platform == "h100-sxm-80");
   CHECK(costs_for(f, h100, "someone", "torch-2.1").matmul_efficiency == 0.6);
   CHECK(costs_for(f, h100, "nobody", "torch-2.1").matmul_efficiency == 0.6);
   CHECK(costs_for(f, h100) == costs_for(f, h100, "nobody", ""));
-  CHECK(costs_for(f, a100) == default_costs(a100));                       // no pool of that GPU
+  CHECK(costs_for(f, a100) == default_costs(a100));  // no pool of that GPU
   CHECK(costs_for(f, a100, "someone", "torch-2.1").memory_efficiency == 0.7);
   CHECK(costs_for(f, h200, "someone", "") == default_costs(h200));
   CHECK_THROWS_AS((void)costs_for(f, load_cluster("host", 2)), InputError);

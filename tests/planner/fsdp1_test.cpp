@@ -1,5 +1,5 @@
-// The `fsdp1` dialect by hand and by law: rules of a plan, the flat layout, memory of a step derived in comments, the rate
-// limiter, counts and properties on generated plans. What PyTorch itself does: planner_torch_fsdp1_test.
+// The `fsdp1` dialect by hand and by law: rules of a plan, the flat layout, memory of a step derived in comments, the
+// rate limiter, counts and properties on generated plans. What PyTorch itself does: planner_torch_fsdp1_test.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -69,10 +69,12 @@ TEST_CASE("rules: what FullyShardedDataParallel does not have is refused by name
        [](ShardingPlan& p) {
          p.torch = {2, 1};
        }},
-      {"grad_sync: fsdp1 all-reduces over replicas", [](ShardingPlan& p) { p.grad_sync = GradSync::reduce_scatter_only; }},
+      {"grad_sync: fsdp1 all-reduces over replicas",
+       [](ShardingPlan& p) { p.grad_sync = GradSync::reduce_scatter_only; }},
       {"forward_prefetch: fsdp1 prefetches at most one unit, not 2", [](ShardingPlan& p) { p.forward_prefetch = 2; }},
       {"backward_prefetch: fsdp1 prefetches at most one unit, not 2", [](ShardingPlan& p) { p.backward_prefetch = 2; }},
-      {"backward_post: there is no backward prefetch", [](ShardingPlan& p) { p.backward_prefetch = 0, p.backward_post = true; }},
+      {"backward_post: there is no backward prefetch",
+       [](ShardingPlan& p) { p.backward_prefetch = 0, p.backward_post = true; }},
       {"shard_dims: ",
        [](ShardingPlan& p) {
          p.shard_dims = {{"layers.0.up.weight", 1}};
@@ -90,7 +92,9 @@ TEST_CASE("rules: what FullyShardedDataParallel does not have is refused by name
        }},
       {"clip_norm: clipping gradients in host memory", [](ShardingPlan& p) { p.offload = true, p.clip_norm = 1.0; }},
       {"checkpointed: 'layers.0' holds the unit of 'layers.0.down'",
-       [](ShardingPlan& p) { p.checkpointed = {"layers.0"}, p.units.insert(p.units.begin(), Unit{{"layers.0.down"}}); }},
+       [](ShardingPlan& p) {
+         p.checkpointed = {"layers.0"}, p.units.insert(p.units.begin(), Unit{{"layers.0.down"}});
+       }},
   };
   CHECK_NOTHROW(check(fsdp1(model, 4), model));
   for (const Rule& rule : rules) {
@@ -100,7 +104,7 @@ TEST_CASE("rules: what FullyShardedDataParallel does not have is refused by name
     const std::string said = testing::refusal([&] { check(plan, model); });
     CHECK(said.starts_with(std::string("plan: ") + rule.says));
   }
-  ModelGraph again = model;                  // layers.0.up runs once more, after layers.1
+  ModelGraph again = model;  // layers.0.up runs once more, after layers.1
   again.modules[static_cast<std::size_t>(again.find_module("layers.0.up"))].op_end = 6;
   ShardingPlan of_up = fsdp1(again, 4);
   of_up.units.insert(of_up.units.begin(), Unit{{"layers.0.up"}});
@@ -126,7 +130,8 @@ TEST_CASE("flat layout: aligned to 16 bytes and the ranks, or not at all") {
   // bf16: 8 elements. 72 again; the master dtype does not count.
   plan.param_dtype = DType::bf16;
   CHECK(unit_layouts(plan, model)[0].params[1].offset == 72);
-  // Without original parameters: 140 elements, ceil(140 / 8) = 18 a rank, the last one holds 14 and an optimizer steps all 18.
+  // Without original parameters: 140 elements, ceil(140 / 8) = 18 a rank, the last one holds 14 and an optimizer steps
+  // all 18.
   plan.use_orig_params = false;
   l = unit_layouts(plan, model)[0];
   CHECK(l.flat_elements == 140);
@@ -163,14 +168,15 @@ TEST_CASE("memory: parameters once, gradients twice while autograd concatenates 
   const Step& step = program.steady_step;
   // Backward of a block: it, the one before it (prefetched) and the root are whole.
   CHECK(most(program, step, BufferKind::unsharded_parameter) == 4 * (134 + 120 + 120));
-  // Gradients: at the end of a block's backward its pieces and the flat one, besides the root's head (66 elements) of long ago.
-  // The root's own at the end: pieces 132 and the flat 134.
+  // Gradients: at the end of a block's backward its pieces and the flat one, besides the root's head (66 elements) of
+  // long ago. The root's own at the end: pieces 132 and the flat 134.
   CHECK(most(program, step, BufferKind::gradient) == 4 * std::max(66 + 120 + 120, 132 + 134));
   // The zeros between the root's parameters, while they are concatenated.
   std::int64_t zeros = 0;
   for (const Operation& op : step.ops)
     if (op.action == Action::scatter_copy_in)
-      for (std::int32_t b : step.allocs_of(op)) zeros += of(program, b).kind == BufferKind::scratch ? of(program, b).bytes : 0;
+      for (std::int32_t b : step.allocs_of(op))
+        zeros += of(program, b).kind == BufferKind::scratch ? of(program, b).bytes : 0;
   CHECK(zeros == 4 * 2);
   // BACKWARD_POST and no prefetch hold one block at a time.
   plan.backward_post = true;
@@ -180,7 +186,8 @@ TEST_CASE("memory: parameters once, gradients twice while autograd concatenates 
   plan.backward_prefetch = 0;
   const Program none = lower(model, plan, native());
   CHECK(most(none, none.steady_step, BufferKind::unsharded_parameter) == 4 * (134 + 120));
-  // Forward prefetch delays a unit's flat gradient until the unit before it has computed its own: both units' pieces are there.
+  // Forward prefetch delays a unit's flat gradient until the unit before it has computed its own: both units' pieces
+  // are there.
   plan.backward_prefetch = 1;
   plan.forward_prefetch = 1;
   const Program ahead = lower(model, plan, native());
@@ -226,15 +233,19 @@ TEST_CASE("the rate limiter: one event per all-gather, queued from step to step"
 }
 
 TEST_CASE(
-    "properties on generated plans: counts, race-free, closed memory, every gathered parameter freed, shards make the whole") {
+    "properties on generated plans: counts, race-free, closed memory, every gathered parameter freed, shards make the "
+    "whole") {
   constexpr unsigned seed = 20261121;
   CAPTURE(seed);
   std::mt19937 random(seed);
   const auto pick = [&](int n) { return static_cast<int>(random() % static_cast<unsigned>(n)); };
   for (int trial = 0; trial < 300; ++trial) {
     CAPTURE(trial);
-    const ModelGraph model = toy::model(
-        {.blocks = 1 + pick(5), .vocab = 5 + pick(9), .width = 3 + pick(9), .hidden = 4 + pick(9), .tied = pick(2) == 0});
+    const ModelGraph model = toy::model({.blocks = 1 + pick(5),
+                                         .vocab = 5 + pick(9),
+                                         .width = 3 + pick(9),
+                                         .hidden = 4 + pick(9),
+                                         .tied = pick(2) == 0});
     ShardingPlan plan = fsdp1(model, 1 + pick(6), 1 + pick(3));
     const bool nested = pick(3) == 0;
     if (nested) plan.units.insert(plan.units.begin(), Unit{{"layers.0.down"}});
@@ -260,8 +271,8 @@ TEST_CASE(
     CHECK(memory_lower_bound(model, plan, impl).count() <= replay_memory(program).peak);
     const auto races = find_races(program);
     if (!races.empty())
-      FAIL("race: " << races[0].rule << " step " << races[0].step << " ops " << races[0].earlier << " " << races[0].later
-                    << " buffer " << races[0].buffer);
+      FAIL("race: " << races[0].rule << " step " << races[0].step << " ops " << races[0].earlier << " "
+                    << races[0].later << " buffer " << races[0].buffer);
 
     const Step& step = program.steady_step;
     std::set<std::int32_t> gathered;
@@ -274,8 +285,8 @@ TEST_CASE(
       for (std::int32_t b : step.frees_of(op)) gathered.erase(b);
     }
     CHECK(gathered.empty());
-    // A micro-batch gathers a unit in forward, and again in backward if it was freed after it; without reduction SHARD_GRAD_OP
-    // keeps it.
+    // A micro-batch gathers a unit in forward, and again in backward if it was freed after it; without reduction
+    // SHARD_GRAD_OP keeps it.
     const std::size_t micro = plan.micro_batches.size(), syncs = plan.grad_sync == GradSync::every ? micro : 1;
     for (std::size_t u = 0; u < plan.units.size(); ++u) {
       CAPTURE(u);

@@ -1,6 +1,6 @@
-// fsdp2's less common choices: counts of test_gradient_accumulation (PyTorch, fsdp-semantics A1.12), integer reshard, offload, gradient
-// scaling, other shard dimensions, PyTorch releases; and properties of generated plans over all of them. What PyTorch's own recording
-// says is in order_test.cpp.
+// fsdp2's less common choices: counts of test_gradient_accumulation (PyTorch, fsdp-semantics A1.12), integer reshard,
+// offload, gradient scaling, other shard dimensions, PyTorch releases; and properties of generated plans over all of
+// them. What PyTorch's own recording says is in order_test.cpp.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -60,15 +60,19 @@ TEST_CASE("gradient accumulation: the counts that PyTorch's test asserts") {
   const ModelGraph model = toy::model({.blocks = B});
   for (const std::int64_t replicate : {1, 2}) {
     for (const Reshard reshard : {Reshard::yes, Reshard{2}, Reshard::no}) {
-      for (const int skipping : {0, 1, 2, 3, 4}) {                       // 0: all units, 1: the root alone, 2..4: that many blocks less one
-        for (const int keep : {0, 1, 2}) {                               // after backward: 0 nothing, 1 everything, 2 the root
-          CAPTURE(replicate); CAPTURE(name(reshard)); CAPTURE(skipping); CAPTURE(keep);
+      for (const int skipping : {0, 1, 2, 3, 4}) {  // 0: all units, 1: the root alone, 2..4: that many blocks less one
+        for (const int keep : {0, 1, 2}) {          // after backward: 0 nothing, 1 everything, 2 the root
+          CAPTURE(replicate);
+          CAPTURE(name(reshard));
+          CAPTURE(skipping);
+          CAPTURE(keep);
           ShardingPlan plan = toy::plan(model, 4, replicate);
           set_all(plan, reshard);
           plan.micro_batches.assign(M, 1);
           for (std::size_t u = 0; u < plan.units.size(); ++u) {
             const bool root = u + 1 == plan.units.size();
-            if (skipping == 0 || (skipping == 1 && root) || (skipping > 1 && !root && static_cast<int>(u) < skipping - 1))
+            if (skipping == 0 || (skipping == 1 && root) ||
+                (skipping > 1 && !root && static_cast<int>(u) < skipping - 1))
               plan.units[u].grad_sync = GradSync::last;
             if (keep == 1 || (keep == 2 && root)) plan.units[u].reshard_after_backward = false;
           }
@@ -101,13 +105,16 @@ TEST_CASE("gradient accumulation: the counts that PyTorch's test asserts") {
   CHECK(n[Action::all_reduce] == B + 1);
 }
 
-TEST_CASE("integer reshard: every rank of a small group keeps its part in the compute dtype; backward gathers over that group") {
+TEST_CASE(
+    "integer reshard: every rank of a small group keeps its part in the compute dtype; backward gathers over that "
+    "group") {
   const ModelGraph model = toy::model({.blocks = 2, .vocab = 17, .width = 8, .hidden = 24});
   ShardingPlan plan = toy::plan(model, 8);
   set_all(plan, Reshard{4});
   plan.param_dtype = DType::bf16;
-  const Program program = lower(model, plan, native(), 6);               // rank 6: the third of its group of four
-  // Block: 24 x 8 on 8 ranks: 3 rows; 8 x 24: one row. Root: twice 17 x 8: 3 rows (24 with padding). Parts: W * S / n elements of 2 B.
+  const Program program = lower(model, plan, native(), 6);  // rank 6: the third of its group of four
+  // Block: 24 x 8 on 8 ranks: 3 rows; 8 x 24: one row. Root: twice 17 x 8: 3 rows (24 with padding). Parts: W * S / n
+  // elements of 2 B.
   const std::int64_t block = 8 * (3 * 8 + 1 * 24), root = 8 * 2 * 3 * 8;
   CHECK(bytes_of(program, BufferKind::kept_shard) == 2 * (2 * block + root) / 4);
   int small = 0;
@@ -124,7 +131,9 @@ TEST_CASE("integer reshard: every rank of a small group keeps its part in the co
 
 TEST_CASE("gradient scaling: PyTorch's table") {
   using R = ReduceOp;
-  const auto scale = [](std::int64_t w, std::int64_t r, DType t, std::optional<double> f = {}, bool sum = false) { return gradient_scale(w, r, t, f, sum); };
+  const auto scale = [](std::int64_t w, std::int64_t r, DType t, std::optional<double> f = {}, bool sum = false) {
+    return gradient_scale(w, r, t, f, sum);
+  };
   CHECK(scale(4, 1, DType::f32) == GradientScale{});
   CHECK(scale(1, 1, DType::f32) == GradientScale{R::sum, R::sum});
   CHECK(scale(4, 2, DType::bf16, 4.0) == GradientScale{R::average, R::sum});
@@ -132,7 +141,10 @@ TEST_CASE("gradient scaling: PyTorch's table") {
   CHECK(scale(4, 2, DType::f32, {}, true) == GradientScale{R::sum, R::sum, 1, 1, 8});
   CHECK(scale(4, 2, DType::f32, 3.0, true) == GradientScale{R::sum, R::sum, 1, 1, 3});
   // fp16, N ranks: before / after as A1.8 lists them.
-  struct Row { std::int64_t n; double before, after; };
+  struct Row {
+    std::int64_t n;
+    double before, after;
+  };
   for (const Row row : {Row{2, 2, 1}, Row{4, 2, 2}, Row{6, 4, 1.5}, Row{8, 4, 2}, Row{128, 16, 8}}) {
     CAPTURE(row.n);
     CHECK(scale(row.n, 1, DType::f16) == GradientScale{R::sum, R::sum, 1, row.before, row.after});
@@ -151,19 +163,19 @@ TEST_CASE("cpu offload: shards over the link for every gather, gradients back, t
   auto n = counts(program);
   const int parameters = 6, gathers = n[Action::all_gather];
   CHECK(gathers == 2 * (2 * 2 + 1));
-  CHECK(n[Action::shard_to_device] == 2 * (2 * 4 + 2));                  // two per gather of each unit
+  CHECK(n[Action::shard_to_device] == 2 * (2 * 4 + 2));  // two per gather of each unit
   CHECK(n[Action::gradient_to_host] == 2 * parameters);
-  CHECK(n[Action::host_wait] == 3 + parameters);                         // the first micro-batch for each unit, the second for each addition
+  CHECK(n[Action::host_wait] == 3 + parameters);  // the first micro-batch for each unit, the second for each addition
   CHECK(n[Action::add_gradient] == parameters);
   for (const Operation* op : of(program, Action::optimizer)) CHECK(op->host_only);
   CHECK(find_races(program).empty());
   const ProgramMemory memory = replay_memory(program);
-  // On the host: shards (padded), gradients, two Adam states, all of fp32; W = 2 and only 11 rows are padded (rank 0 has 6 of them). On
-  // the device nothing stays.
+  // On the host: shards (padded), gradients, two Adam states, all of fp32; W = 2 and only 11 rows are padded (rank 0
+  // has 6 of them). On the device nothing stays.
   const std::int64_t shard = 2 * (60 + 60) / 2 + 2 * 6 * 6;
   CHECK(memory.steady_step.start == 0);
   CHECK(memory.host_peak >= 4 * 4 * shard);
-  CHECK(memory.host_peak <= 4 * 4 * shard + 4 * 36);                     // and one gradient that has just arrived
+  CHECK(memory.host_peak <= 4 * 4 * shard + 4 * 36);  // and one gradient that has just arrived
 
   // Without the host's wait its additions read what may still be on the way.
   Program broken = program;
@@ -178,7 +190,7 @@ TEST_CASE("a parameter sharded on another dimension is reordered after its gathe
   plan.shard_dims = {{"layers.0.up.weight", 1}};
   check(plan, model);
   const Program program = lower(model, plan, native());
-  CHECK(of(program, Action::reorder_shards).size() == 3);                // forward, backward, gradient
+  CHECK(of(program, Action::reorder_shards).size() == 3);  // forward, backward, gradient
   const ShardedParam& up = program.layouts[0].params[0];
   CHECK(up.dim == 1);
   CHECK(up.local_elements(0) == 10 * 3);
@@ -190,7 +202,8 @@ TEST_CASE("a parameter sharded on another dimension is reordered after its gathe
 TEST_CASE("frozen parameters: no backward below the first trained one, smaller reductions, no optimizer for them") {
   ModelGraph model = toy::model({.blocks = 3});
   for (Parameter& p : model.parameters)
-    if (p.name == "embed.weight" || p.name.starts_with("layers.0") || p.name == "layers.1.up.weight") p.trainable = false;
+    if (p.name == "embed.weight" || p.name.starts_with("layers.0") || p.name == "layers.1.up.weight")
+      p.trainable = false;
   ShardingPlan plan = toy::plan(model, 2);
   plan.model_digest = model.digest();
   check(plan, model);
@@ -198,7 +211,7 @@ TEST_CASE("frozen parameters: no backward below the first trained one, smaller r
   for (const Operation* op : of(program, Action::reduce_scatter)) {
     CHECK(op->unit != 0);
     const Buffer& input = program.buffers[static_cast<std::size_t>(program.steady_step.args_of(*op)[0].buffer)];
-    if (op->unit == 1) CHECK(input.bytes == 4 * 60);                     // of layers.1 only `down`
+    if (op->unit == 1) CHECK(input.bytes == 4 * 60);  // of layers.1 only `down`
   }
   CHECK(of(program, Action::optimizer).size() == 3);
   CHECK(find_races(program).empty());
@@ -213,22 +226,23 @@ TEST_CASE("by PyTorch release: the root's explicit reshard, one shard alone, gra
   };
   ShardingPlan yes = toy::plan(model, 2);
   set_all(yes, Reshard::yes);
-  CHECK(of(lowered(yes, "2.7"), Action::all_gather).size() == 5);        // before 2.8 the root stayed whole
+  CHECK(of(lowered(yes, "2.7"), Action::all_gather).size() == 5);  // before 2.8 the root stayed whole
   CHECK(of(lowered(yes, "2.8"), Action::all_gather).size() == 6);
   const ShardingPlan alone = toy::plan(model, 1);
-  CHECK(of(lowered(alone, "2.8"), Action::all_gather).size() == 5);      // collectives of one rank
+  CHECK(of(lowered(alone, "2.8"), Action::all_gather).size() == 5);  // collectives of one rank
   CHECK(of(lowered(alone, "2.9"), Action::all_gather).empty());
-  // Two micro-batches, reduced after the last, bf16 gradients kept in fp32: since 2.15 each as it comes (6 parameters, twice), before
-  // that a unit's together (3 units, twice).
+  // Two micro-batches, reduced after the last, bf16 gradients kept in fp32: since 2.15 each as it comes (6 parameters,
+  // twice), before that a unit's together (3 units, twice).
   ShardingPlan waiting = toy::plan(model, 2);
   waiting.param_dtype = DType::bf16;
   waiting.micro_batches = {1, 1};
   waiting.grad_sync = GradSync::last;
   CHECK(of(lowered(waiting, "2.14"), Action::accumulate_gradient).size() == 6);
   CHECK(of(lowered(waiting, "2.15"), Action::accumulate_gradient).size() == 12);
-  CHECK(bytes_of(lowered(waiting, "2.14"), BufferKind::gradient_accumulator) == bytes_of(lowered(waiting, "2.15"), BufferKind::gradient_accumulator));
-  // Two units whose inputs need no gradient (root and embedding): before 2.15 the second's post-backward waited for the first's reduction,
-  // even where reduce-scatter inputs may wait.
+  CHECK(bytes_of(lowered(waiting, "2.14"), BufferKind::gradient_accumulator) ==
+        bytes_of(lowered(waiting, "2.15"), BufferKind::gradient_accumulator));
+  // Two units whose inputs need no gradient (root and embedding): before 2.15 the second's post-backward waited for the
+  // first's reduction, even where reduce-scatter inputs may wait.
   ShardingPlan late = toy::plan(model, 2);
   late.units.insert(late.units.begin(), {{"embed"}});
   late.reduce_scatter_buffers = 3;
@@ -245,12 +259,15 @@ TEST_CASE("by PyTorch release: the root's explicit reshard, one shard alone, gra
   };
   CHECK(waits_for_root("2.14"));
   CHECK_FALSE(waits_for_root("2.15"));
-  // fp32 gradients reduced in bf16: before 2.15 the copy-in makes them whole in fp32 first; since then autograd has narrowed them.
+  // fp32 gradients reduced in bf16: before 2.15 the copy-in makes them whole in fp32 first; since then autograd has
+  // narrowed them.
   ShardingPlan narrow = toy::plan(model, 2);
   narrow.reduce_dtype = DType::bf16;
   const auto copies = of(lowered(narrow, "2.14"), Action::scatter_copy_in);
   CHECK(copies.size() == 3);
-  CHECK(bytes_of(lowered(narrow, "2.14"), BufferKind::scratch) - bytes_of(lowered(narrow, "2.15"), BufferKind::scratch) == 4 * (2 * 120 + 2 * 72));
+  CHECK(bytes_of(lowered(narrow, "2.14"), BufferKind::scratch) -
+            bytes_of(lowered(narrow, "2.15"), BufferKind::scratch) ==
+        4 * (2 * 120 + 2 * 72));
   CHECK(bytes_of(lowered(narrow, "2.15"), BufferKind::gradient_accumulator) == 2 * (2 * 120 + 2 * 66));
 }
 
@@ -264,27 +281,60 @@ TEST_CASE("what a plan cannot ask of fully_shard is refused by name") {
   const auto has = [](const std::string& text, const char* part) { return text.find(part) != std::string::npos; };
   CHECK(has(refused([](ShardingPlan& p) { p.torch = {2, 5}; }), "PyTorch 2.5 is not known"));
   CHECK(has(refused([](ShardingPlan& p) { p.torch = {2, 16}; }), "PyTorch 2.16 is not known"));
-  CHECK(has(refused([](ShardingPlan& p) { p.torch = {2, 12}; p.reduce_scatter_buffers = 2; }), "came with PyTorch 2.13"));
-  CHECK(has(refused([](ShardingPlan& p) { p.torch = {2, 12}; p.separate_reduce_scatter = true; }), "came with PyTorch 2.13"));
-  CHECK(has(refused([](ShardingPlan& p) { p.torch = {2, 7}; p.force_sum_reduction = true; }), "came with PyTorch 2.8"));
-  CHECK(has(refused([](ShardingPlan& p) { p.units[0].reshard_after_forward = {3}; }), "units[0].reshard_after_forward"));
-  CHECK(has(refused([](ShardingPlan& p) { p.units[0].grad_sync = GradSync::reduce_scatter_only; }), "units[0].grad_sync"));
+  CHECK(has(refused([](ShardingPlan& p) {
+              p.torch = {2, 12};
+              p.reduce_scatter_buffers = 2;
+            }),
+            "came with PyTorch 2.13"));
+  CHECK(has(refused([](ShardingPlan& p) {
+              p.torch = {2, 12};
+              p.separate_reduce_scatter = true;
+            }),
+            "came with PyTorch 2.13"));
+  CHECK(has(refused([](ShardingPlan& p) {
+              p.torch = {2, 7};
+              p.force_sum_reduction = true;
+            }),
+            "came with PyTorch 2.8"));
+  CHECK(
+      has(refused([](ShardingPlan& p) { p.units[0].reshard_after_forward = {3}; }), "units[0].reshard_after_forward"));
+  CHECK(has(refused([](ShardingPlan& p) { p.units[0].grad_sync = GradSync::reduce_scatter_only; }),
+            "units[0].grad_sync"));
   CHECK(has(refused([](ShardingPlan& p) { p.units[0].gradient_divide_factor = 0; }), "out of range"));
   CHECK(has(refused([](ShardingPlan& p) { p.units[1].forward_prefetch = {"layers.7"}; }), "units[1].forward_prefetch"));
-  CHECK(has(refused([](ShardingPlan& p) { p.units[0].unshard_in_backward = false; }), "the backward of its linear needs"));
+  CHECK(has(refused([](ShardingPlan& p) { p.units[0].unshard_in_backward = false; }),
+            "the backward of its linear needs"));
   CHECK(has(refused([](ShardingPlan& p) { p.shard_dims = {{"nothing", 1}}; }), "no parameter is named 'nothing'"));
   CHECK(has(refused([](ShardingPlan& p) { p.shard_dims = {{"head.weight", 2}}; }), "has no dimension 2"));
-  CHECK(has(refused([](ShardingPlan& p) { p.mesh = {{"shard", 2}}; p.shard_dims = {{"head.weight", 1}, {"head.weight", 1}}; }), "listed twice"));
+  CHECK(has(refused([](ShardingPlan& p) {
+              p.mesh = {{"shard", 2}};
+              p.shard_dims = {{"head.weight", 1}, {"head.weight", 1}};
+            }),
+            "listed twice"));
   CHECK(has(refused([](ShardingPlan& p) { p.ignored = {"nothing"}; }), "no module or parameter is named"));
   CHECK(has(refused([](ShardingPlan& p) { p.ignored = {""}; }), "every parameter is ignored"));
-  CHECK(has(refused([](ShardingPlan& p) { p.ignored = {"head"}; p.param_dtype = DType::bf16; }), "nothing casts"));
-  CHECK(has(refused([](ShardingPlan& p) { p.offload = true; p.clip_norm = 1; }), "clip_norm"));
   CHECK(has(refused([](ShardingPlan& p) {
-          p.mesh = {{"shard", 6}};
-          p.shard_dims = {{"layers.0.up.weight", 1}};
-          p.units[0].reshard_after_forward = {2};
-        }), "cannot gather 'layers.0.up.weight'"));
-  CHECK(has(refused([](ShardingPlan& p) { p.mesh = {{"shard", 1}}; p.force_sum_reduction = true; p.units[0].gradient_divide_factor = 2; }), "once"));
+              p.ignored = {"head"};
+              p.param_dtype = DType::bf16;
+            }),
+            "nothing casts"));
+  CHECK(has(refused([](ShardingPlan& p) {
+              p.offload = true;
+              p.clip_norm = 1;
+            }),
+            "clip_norm"));
+  CHECK(has(refused([](ShardingPlan& p) {
+              p.mesh = {{"shard", 6}};
+              p.shard_dims = {{"layers.0.up.weight", 1}};
+              p.units[0].reshard_after_forward = {2};
+            }),
+            "cannot gather 'layers.0.up.weight'"));
+  CHECK(has(refused([](ShardingPlan& p) {
+              p.mesh = {{"shard", 1}};
+              p.force_sum_reduction = true;
+              p.units[0].gradient_divide_factor = 2;
+            }),
+            "once"));
   const auto ddp = [&](auto change) {
     return refused([&](ShardingPlan& p) {
       p.dialect = Dialect::ddp;
@@ -301,7 +351,8 @@ TEST_CASE("what a plan cannot ask of fully_shard is refused by name") {
 
 namespace {
 
-// Reductions of the steady step that the plan asks for: one per unit that trains something and micro-batch that it does not skip.
+// Reductions of the steady step that the plan asks for: one per unit that trains something and micro-batch that it does
+// not skip.
 int expected_reductions(const ShardingPlan& plan, const Program& program) {
   int n = 0;
   for (std::size_t u = 0; u < plan.units.size(); ++u) {
@@ -314,7 +365,9 @@ int expected_reductions(const ShardingPlan& plan, const Program& program) {
 
 }  // namespace
 
-TEST_CASE("properties over every choice: race-free in an arena, closed memory, nothing gathered stays, counts, shards reassemble") {
+TEST_CASE(
+    "properties over every choice: race-free in an arena, closed memory, nothing gathered stays, counts, shards "
+    "reassemble") {
   const unsigned seed = 20261121;
   std::mt19937 random(seed);
   CAPTURE(seed);
@@ -323,8 +376,9 @@ TEST_CASE("properties over every choice: race-free in an arena, closed memory, n
   for (int trial = 0; trial < 600; ++trial) {
     CAPTURE(trial);
     const auto pick = [&](int n) { return static_cast<int>(random() % static_cast<unsigned>(n)); };
-    toy::Shape shape{.blocks = 1 + pick(5), .vocab = 5 + pick(9), .width = 3 + pick(9), .hidden = 4 + pick(9), .tied = pick(3) == 0};
-    const bool repeats = shape.blocks > 1 && pick(5) == 0;               // a block runs twice
+    toy::Shape shape{
+        .blocks = 1 + pick(5), .vocab = 5 + pick(9), .width = 3 + pick(9), .hidden = 4 + pick(9), .tied = pick(3) == 0};
+    const bool repeats = shape.blocks > 1 && pick(5) == 0;  // a block runs twice
     if (repeats) {
       for (int b = 0; b < shape.blocks; ++b) shape.order.push_back(b);
       shape.order.push_back(pick(shape.blocks - 1));
@@ -339,22 +393,28 @@ TEST_CASE("properties over every choice: race-free in an arena, closed memory, n
     assign_arena(program);
     CHECK(program.arena_bytes >= memory.peak);
     CHECK(memory_lower_bound(model, plan, impl).count() <= memory.peak);
-    if (trial % 4 == 0) {                    // the host and the streams wait for nothing that never happens
+    if (trial % 4 == 0) {  // the host and the streams wait for nothing that never happens
       const std::vector<Demand> demands = demands_of(program.steady_step, program, {model, plan, impl, cluster, costs});
       CHECK(simulate(program.steady_step, demands).duration > 0);
     }
     const auto races = find_races(program);
     if (!races.empty()) {
-      const Step& step = races[0].step == 0 ? program.init : races[0].step == 1 ? program.first_step : program.steady_step;
-      const auto text = [&](std::int32_t i) { return i < 0 ? "?" : describe(step.ops[static_cast<std::size_t>(i)], program, plan, model); };
-      FAIL("race: " << races[0].rule << "; step " << races[0].step << ", " << text(races[0].earlier) << ", " << text(races[0].later));
+      const Step& step = races[0].step == 0   ? program.init
+                         : races[0].step == 1 ? program.first_step
+                                              : program.steady_step;
+      const auto text = [&](std::int32_t i) {
+        return i < 0 ? "?" : describe(step.ops[static_cast<std::size_t>(i)], program, plan, model);
+      };
+      FAIL("race: " << races[0].rule << "; step " << races[0].step << ", " << text(races[0].earlier) << ", "
+                    << text(races[0].later));
     }
 
     std::set<std::int32_t> gathered;
     for (const Operation& op : program.steady_step.ops) {
       for (const std::int32_t b : program.steady_step.allocs_of(op)) {
         const BufferKind k = program.buffers[static_cast<std::size_t>(b)].kind;
-        if (k == BufferKind::gather || k == BufferKind::unsharded_parameter || k == BufferKind::kept_shard || k == BufferKind::reduce_input)
+        if (k == BufferKind::gather || k == BufferKind::unsharded_parameter || k == BufferKind::kept_shard ||
+            k == BufferKind::reduce_input)
           gathered.insert(b);
       }
       for (const std::int32_t b : program.steady_step.frees_of(op)) gathered.erase(b);
@@ -369,7 +429,7 @@ TEST_CASE("properties over every choice: race-free in an arena, closed memory, n
     int units = 0;
     for (const UnitLayout& l : program.layouts) units += l.params.empty() ? 0 : 1;
     const int batches = static_cast<int>(plan.micro_batches.size());
-    const int again = repeats ? 3 : 0;       // the block's unit, and one inside of it
+    const int again = repeats ? 3 : 0;  // the block's unit, and one inside of it
     if (plan.shard() > 1 && !prefetches_at_random) CHECK(n[Action::all_gather] <= 2 * (units + again) * batches);
     CHECK(n[Action::gather_copy_out] <= 2 * (units + again) * batches);
     CHECK(n[Action::gather_copy_out] >= units);

@@ -1,9 +1,10 @@
 // Products and attention against closed forms and laws; published measurements are in compute_test.cpp.
+#include "planner/costs/kernels.h"
+
 #include <doctest/doctest.h>
 
 #include "models/catalog.h"
 #include "planner/costs/attention.h"
-#include "planner/costs/kernels.h"
 #include "planner/costs/matmul.h"
 #include "tests/support/relative.h"
 
@@ -11,7 +12,7 @@ using namespace fsdp;
 
 namespace {
 
-constexpr double kPeak = 108e12, kMemory = 1e15;   // 1 TFLOP/s for each of 108 SMs; memory is no bound
+constexpr double kPeak = 108e12, kMemory = 1e15;  // 1 TFLOP/s for each of 108 SMs; memory is no bound
 double seconds(double m, double n, double k) { return product_time({m, n, k}, kPeak, 108, kMemory).seconds; }
 
 double factor(AttentionKernel kernel, std::int64_t heads, std::int64_t head_dim, std::int64_t length, bool causal) {
@@ -28,7 +29,8 @@ TEST_CASE("a wave more than fits is a whole wave") {
   // 256 x 128 tiles, k = 65536 (+ 256): a wave takes 2 * 256 * 128 * 65792 flops at 1 TFLOP/s.
   const double wave = 65536.0 * 65792 / 1e12;
   CHECK(seconds(256 * 108.0 * 8, 128, 65536) == relative(8 * wave));
-  // 8 * 108 + 1 row tiles: 9 waves, with the other shape (432.5 -> 433 of 256 x 128 rows ...) no better: 128 x 256 tiles would be half empty.
+  // 8 * 108 + 1 row tiles: 9 waves, with the other shape (432.5 -> 433 of 256 x 128 rows ...) no better: 128 x 256
+  // tiles would be half empty.
   CHECK(seconds(256 * (108.0 * 8 + 1), 128, 65536) > 8.5 * wave);
   CHECK(seconds(256 * (108.0 * 8 + 1), 128, 65536) <= 9 * wave * (1 + 1e-12));
 }
@@ -36,11 +38,12 @@ TEST_CASE("a wave more than fits is a whole wave") {
 TEST_CASE("products: laws") {
   for (const double k : {256.0, 1024.0, 8192.0}) {
     CHECK(seconds(4096, 4096, 2 * k) > seconds(4096, 4096, k));
-    CHECK(seconds(4096, 4096, 2 * k) < 2 * seconds(4096, 4096, k));       // a tile's fixed time is paid once
-    CHECK(seconds(4096, 8192, k) == seconds(8192, 4096, k));              // either way round
-    CHECK(2.0 * 8192 * 8192 * k / seconds(8192, 8192, k) < kPeak);        // never above the peak
+    CHECK(seconds(4096, 4096, 2 * k) < 2 * seconds(4096, 4096, k));  // a tile's fixed time is paid once
+    CHECK(seconds(4096, 8192, k) == seconds(8192, 4096, k));         // either way round
+    CHECK(2.0 * 8192 * 8192 * k / seconds(8192, 8192, k) < kPeak);   // never above the peak
   }
-  // Few tiles and a long k: parts of k on more SMs. 16 tiles of 128 x 128 cannot keep 108 SMs busy; eight parts of each, in two waves, do better.
+  // Few tiles and a long k: parts of k on more SMs. 16 tiles of 128 x 128 cannot keep 108 SMs busy; eight parts of
+  // each, in two waves, do better.
   CHECK(seconds(512, 512, 65536) < 0.5 * 2 * 128 * 128 * 65792.0 / 0.92e12);
   // Bound by memory: 1 x 8192 x 8192 reads the weight.
   const ProductTime thin = product_time({1, 8192, 8192}, kPeak, 108, 1e11);
@@ -79,7 +82,9 @@ TEST_CASE("attention: which kernel, and how a fit moves it") {
   blackwell.gpu = load_gpu("b200", "test");
   Costs h = default_costs(hopper), b = default_costs(blackwell);
   using K = AttentionKernel;
-  const auto forward = [](K k, const ClusterSpec& c, const Costs& costs) { return attention_ceiling(k, c.gpu, costs).forward; };
+  const auto forward = [](K k, const ClusterSpec& c, const Costs& costs) {
+    return attention_ceiling(k, c.gpu, costs).forward;
+  };
   CHECK(forward(K::sdpa, hopper, h) == forward(K::flash2, hopper, h));
   CHECK(forward(K::sdpa, blackwell, b) == forward(K::cudnn, blackwell, b));
   CHECK(forward(K::flash3, hopper, h) > forward(K::flash2, hopper, h));
@@ -91,8 +96,8 @@ TEST_CASE("attention: which kernel, and how a fit moves it") {
 }
 
 TEST_CASE("attention: cuDNN 9.19 on H200, forward and backward, within 15 % of what its benchmark files say") {
-  // cudnn-frontend, benchmark/sdpa_benchmark_training: 64 query heads, 8 of keys, size 128, bf16; TFLOP/s, half of the square where
-  // causal, 2.5 times forward's flops in backward.
+  // cudnn-frontend, benchmark/sdpa_benchmark_training: 64 query heads, 8 of keys, size 128, bf16; TFLOP/s, half of the
+  // square where causal, 2.5 times forward's flops in backward.
   struct Row {
     std::int64_t length;
     double forward_causal, backward_causal, forward_full, backward_full;
@@ -101,12 +106,14 @@ TEST_CASE("attention: cuDNN 9.19 on H200, forward and backward, within 15 % of w
   cluster.gpu = load_gpu("h200-sxm", "test");
   const Costs costs = default_costs(cluster);
   const double peak = 989e12;
-  for (const Row& r : {Row{2048, 484, 370, 633, 504}, Row{4096, 591, 474, 671, 560}, Row{8192, 644, 541, 691, 594}, Row{16384, 673, 579, 702, 612}}) {
+  for (const Row& r : {Row{2048, 484, 370, 633, 504}, Row{4096, 591, 474, 671, 560}, Row{8192, 644, 541, 691, 594},
+                       Row{16384, 673, 579, 702, 612}}) {
     CAPTURE(r.length);
     const auto reached = [&](Direction direction, bool causal) {
       OpShape s;
       s.heads = 64, s.kv_heads = 8, s.head_dim = 128, s.causal = causal;
-      return 1 / attention_arithmetic(AttentionKernel::cudnn, direction, 1e12, peak, s, {1, r.length}, cluster.gpu, costs);
+      return 1 /
+             attention_arithmetic(AttentionKernel::cudnn, direction, 1e12, peak, s, {1, r.length}, cluster.gpu, costs);
     };
     CHECK(reached(Direction::forward, true) == relative(r.forward_causal).epsilon(0.15));
     CHECK(reached(Direction::backward, true) == relative(r.backward_causal).epsilon(0.15));
@@ -115,7 +122,9 @@ TEST_CASE("attention: cuDNN 9.19 on H200, forward and backward, within 15 % of w
   }
 }
 
-TEST_CASE("attention with its scores written out: two products over the whole square, four in backward, at the products' rate") {
+TEST_CASE(
+    "attention with its scores written out: two products over the whole square, four in backward, at the products' "
+    "rate") {
   ModelGraph model;
   ShardingPlan plan;
   plan.param_dtype = DType::bf16;
@@ -145,17 +154,21 @@ TEST_CASE("experts: so many products of their slots each; one expert is a linear
   const ClusterSpec cluster = load_cluster("dgx-h100");
   const Costs costs = default_costs(cluster);
   const CostContext context{model, plan, native_implementation(), cluster, costs};
-  const auto op = [](OpKind kind, Experts e) { return Op{kind, 0, {}, {}, {}, {.in = 4096, .out = 14336, .experts = e}}; };
+  const auto op = [](OpKind kind, Experts e) {
+    return Op{kind, 0, {}, {}, {}, {.in = 4096, .out = 14336, .experts = e}};
+  };
   const auto seconds = [&](const Op& o, Direction d) { return kernel_demand(o, d, 1, context).alone.count(); };
   for (const Direction d : {Direction::forward, Direction::backward}) {
     const double linear = seconds(op(OpKind::linear, {}), d);
     CHECK(seconds(op(OpKind::expert_linear, {.count = 1, .top_k = 1}), d) == relative(linear));
-    // 8 experts, 2 per token: twice the rows, in eight products of 1024 rows: never quicker than twice, and not by far slower.
+    // 8 experts, 2 per token: twice the rows, in eight products of 1024 rows: never quicker than twice, and not by far
+    // slower.
     const double of_eight = seconds(op(OpKind::expert_linear, {.count = 8, .top_k = 2}), d);
     CHECK(of_eight >= 1.9 * linear);
     CHECK(of_eight <= 2.6 * linear);
     // Room for every token at every expert: four times the work.
-    CHECK(seconds(op(OpKind::expert_linear, {.count = 8, .top_k = 2, .capacity_factor = 4}), d) == relative(4 * of_eight).epsilon(0.1));
+    CHECK(seconds(op(OpKind::expert_linear, {.count = 8, .top_k = 2, .capacity_factor = 4}), d) ==
+          relative(4 * of_eight).epsilon(0.1));
   }
   // Calibrated, as on the host: one product after the other, by the curves.
   Costs measured = costs;

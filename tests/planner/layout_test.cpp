@@ -1,5 +1,7 @@
-// Where every element of a unit lives: sizes against PyTorch's rule (dim-0 chunks of ceil(d0 / W) rows), claims against hand-made
-// trees.
+// Where every element of a unit lives: sizes against PyTorch's rule (dim-0 chunks of ceil(d0 / W) rows), claims against
+// hand-made trees.
+#include "planner/layout.h"
+
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -7,7 +9,6 @@
 
 #include "models/catalog.h"
 #include "models/input/error.h"
-#include "planner/layout.h"
 #include "planner/wrap.h"
 #include "tests/support/small_models.h"
 
@@ -46,14 +47,17 @@ ModelGraph model_of_shapes(const std::vector<std::vector<std::int64_t>>& shapes)
   ModelGraph model;
   model.name = "shapes";
   model.modules = {Module{"", "Shapes", -1, 0, 0}};
-  for (std::size_t i = 0; i < shapes.size(); ++i) model.parameters.push_back({"p" + std::to_string(i), {}, {0}, shapes[i]});
+  for (std::size_t i = 0; i < shapes.size(); ++i)
+    model.parameters.push_back({"p" + std::to_string(i), {}, {0}, shapes[i]});
   return model;
 }
 
 // Where element e of a parameter lies among the elements of rank r's slot of the gather buffer, [W, S_g].
-struct Slot { std::int64_t rank, element; };
+struct Slot {
+  std::int64_t rank, element;
+};
 Slot slot_of(const ShardedParam& p, const std::vector<std::int64_t>& shape, std::int64_t e) {
-  std::int64_t inner = 1;                    // elements per step of the sharded dimension
+  std::int64_t inner = 1;  // elements per step of the sharded dimension
   for (std::size_t d = static_cast<std::size_t>(p.dim) + 1; d < shape.size(); ++d) inner *= shape[d];
   const std::int64_t outer = e / (inner * p.rows), row = e / inner % p.rows, column = e % inner;
   const std::int64_t rank = row / p.chunk_rows;
@@ -62,8 +66,11 @@ Slot slot_of(const ShardedParam& p, const std::vector<std::int64_t>& shape, std:
 
 }  // namespace
 
-TEST_CASE("grouped all-gather and reduce-scatter over 128 ranks: the shapes of PyTorch's comm test reassemble, padding and all") {
-  const std::vector<std::vector<std::int64_t>> shapes = {{17, 257}, {17}, {64, 312}, {64}, {64, 64}, {512, 64}, {256}, {64, 297}};
+TEST_CASE(
+    "grouped all-gather and reduce-scatter over 128 ranks: the shapes of PyTorch's comm test reassemble, padding and "
+    "all") {
+  const std::vector<std::vector<std::int64_t>> shapes = {{17, 257}, {17},      {64, 312}, {64},
+                                                         {64, 64},  {512, 64}, {256},     {64, 297}};
   const ModelGraph model = model_of_shapes(shapes);
   for (const std::int64_t ranks : {128, 8, 2, 3}) {
     CAPTURE(ranks);
@@ -100,7 +107,7 @@ TEST_CASE("a bias of one element becomes W of them; a scalar row count below W l
   plan.mesh = {{"shard", 8}};
   plan.units = {{{""}}};
   const UnitLayout layout = unit_layouts(plan, model).front();
-  CHECK(layout.shard_elements * 8 == 8 + 40);                                // padding per parameter, not per unit: 16 would do for that
+  CHECK(layout.shard_elements * 8 == 8 + 40);  // padding per parameter, not per unit: 16 would do for that
   CHECK(layout.params[1].local_rows(2) == 1);
   CHECK(layout.params[1].local_rows(3) == 0);
 }
@@ -121,10 +128,12 @@ TEST_CASE("another dimension: W equal slabs, and what W does not divide is refus
   CHECK(s.rank == 2);
   CHECK(s.element == 2 * 3 + 1);
   plan.shard_dims = {{"p1", 2}};
-  CHECK_THROWS_AS((void)unit_layouts(plan, model), InputError);              // 6 columns on 4 ranks
+  CHECK_THROWS_AS((void)unit_layouts(plan, model), InputError);  // 6 columns on 4 ranks
 }
 
-TEST_CASE("laws on generated plans: every parameter once, shards sum to the whole, padded shards are equal and large enough") {
+TEST_CASE(
+    "laws on generated plans: every parameter once, shards sum to the whole, padded shards are equal and large "
+    "enough") {
   const ModelGraph models[] = {small_llama(), small_llama({.layers = 4, .tied = true})};
   const char* policies[] = {"root", "block", "block:2", "params:1", "params:300", "titan"};
   std::mt19937_64 random(20240607);
@@ -205,7 +214,8 @@ TEST_CASE("a tied parameter is claimed by the unit that comes first to any of it
   }
 }
 
-TEST_CASE("op ranges: a group's runs from its first module's begin to its last one's end; the root's leaves out the loss") {
+TEST_CASE(
+    "op ranges: a group's runs from its first module's begin to its last one's end; the root's leaves out the loss") {
   const ModelGraph model = small_llama({.layers = 4});
   const ShardingPlan plan = plan_with(model, wrap_blocks(model, 2), 2);
   const std::vector<UnitLayout> layouts = unit_layouts(plan, model);

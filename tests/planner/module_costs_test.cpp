@@ -1,8 +1,9 @@
 // What each module costs by itself, against counts that follow from the shapes.
+#include "planner/module_costs.h"
+
 #include <doctest/doctest.h>
 
 #include "models/catalog.h"
-#include "planner/module_costs.h"
 #include "tests/support/relative.h"
 
 using namespace fsdp;
@@ -38,7 +39,8 @@ TEST_CASE("the root is the whole model and a parent is at least its children") {
   }
   // A block: q and o 4096 x 4096, k and v 1024 x 4096, three of 14336 x 4096, two norms of 4096.
   const std::int32_t block = model.find_module("model.layers.0");
-  CHECK(costs[static_cast<std::size_t>(block)].parameters == 2 * 4096 * 4096 + 2 * 1024 * 4096 + 3 * 14336 * 4096 + 2 * 4096);
+  CHECK(costs[static_cast<std::size_t>(block)].parameters ==
+        2 * 4096 * 4096 + 2 * 1024 * 4096 + 3 * 14336 * 4096 + 2 * 4096);
 }
 
 TEST_CASE("equal blocks cost the same; fp32 gradients move twice the bytes of bf16 parameters") {

@@ -1,5 +1,7 @@
-// NCCL's model against a table of its values that an independent script computed from the same source (NCCL 2.28.9): winner and
-// time of 105 cells, and the channels of ten machines as public NCCL graph logs and measurements have them.
+// NCCL's model against a table of its values that an independent script computed from the same source (NCCL 2.28.9):
+// winner and time of 105 cells, and the channels of ten machines as public NCCL graph logs and measurements have them.
+#include "planner/costs/nccl.h"
+
 #include <doctest/doctest.h>
 
 #include <array>
@@ -8,7 +10,6 @@
 
 #include "models/catalog.h"
 #include "models/topology.h"
-#include "planner/costs/nccl.h"
 #include "tests/support/relative.h"
 
 using namespace fsdp;
@@ -208,8 +209,11 @@ TEST_CASE("golden table: winner and time of every cell") {
   }
 }
 
-TEST_CASE("a ring all-reduce over nodes pays 1.4 times its latency from 64 bytes per channel and rank on, 1.9 times before Ampere") {
-  // 64 ranks on 8 nodes: 126 steps, 14 of them between nodes. 8.4 + 112 * 3.4 + 14 * 14 us, then 2 * 63 / 64 of the bytes at 8 * 48 GB/s.
+TEST_CASE(
+    "a ring all-reduce over nodes pays 1.4 times its latency from 64 bytes per channel and rank on, 1.9 times before "
+    "Ampere") {
+  // 64 ranks on 8 nodes: 126 steps, 14 of them between nodes. 8.4 + 112 * 3.4 + 14 * 14 us, then 2 * 63 / 64 of the
+  // bytes at 8 * 48 GB/s.
   const NcclModel hopper(load_cluster("dgx-h100", 64), 64, 8, false);
   const auto us = [](const NcclModel& m, std::int64_t bytes) {
     return m.price(NcclAlgorithm::ring, NcclProtocol::simple, AR, Bytes(bytes)).seconds().count() * 1e6;
@@ -221,7 +225,8 @@ TEST_CASE("a ring all-reduce over nodes pays 1.4 times its latency from 64 bytes
   const ClusterSpec volta = cluster_of(load_gpu("v100-sxm2-32", "test"), 64, 8);
   const NcclModel old(volta, 64, 8, false);
   const Channels ring = ring_channels(volta, 8, 8);
-  CHECK(us(old, GiB) == relative(1.9 * latency + GiB * 2.0 * 63 / 64 / (static_cast<double>(ring.count) * ring.speed * 1e-6)));
+  CHECK(us(old, GiB) ==
+        relative(1.9 * latency + GiB * 2.0 * 63 / 64 / (static_cast<double>(ring.count) * ring.speed * 1e-6)));
   // Inside a node it does not.
   const NcclModel node(load_cluster("dgx-h100"), 8, 8, false);
   CHECK(us(node, GiB) == relative(8.4 + 14 * 3.4 + GiB * 2.0 * 7 / 8 / 360e3));
@@ -252,7 +257,8 @@ TEST_CASE("channels: what NCCL's graph logs show") {
   CHECK(p4d.count == 4);
   CHECK(p4d.speed == relative(12e9));
   CHECK(p4d.ctas == 8);
-  const Channels heads = nvls_channels(load_cluster("dgx-h100"), 8, 1), many = nvls_channels(load_cluster("dgx-b200"), 8, 1);
+  const Channels heads = nvls_channels(load_cluster("dgx-h100"), 8, 1),
+                 many = nvls_channels(load_cluster("dgx-b200"), 8, 1);
   CHECK(heads.count == 8);
   CHECK(heads.speed == relative(40e9));
   CHECK(many.speed == relative(80e9));

@@ -35,7 +35,9 @@ void check_has(const std::string& text, const std::string& part) {
   CHECK(text.find(part) != std::string::npos);
 }
 
-ShardingPlan naive(const ModelGraph& model, std::int64_t ranks = 4) { return naive_plan(model, {.ranks = ranks, .seq_len = 8}); }
+ShardingPlan naive(const ModelGraph& model, std::int64_t ranks = 4) {
+  return naive_plan(model, {.ranks = ranks, .seq_len = 8});
+}
 
 struct Rule {
   const char* says;
@@ -66,18 +68,22 @@ TEST_CASE("every rule refuses by name") {
   const Rule rules[] = {
       {"plan.json: model_digest: the plan was made for another model",
        [](ShardingPlan& p) { p.model_digest = "0123456789abcdef"; }},
-      {"units[1].modules: no module is named 'model.layers.9'", [](ShardingPlan& p) { p.units[1].modules = {"model.layers.9"}; }},
-      {"units[1].modules: 'model.layers.0' is listed twice", [](ShardingPlan& p) { p.units[1].modules = {"model.layers.0"}; }},
+      {"units[1].modules: no module is named 'model.layers.9'",
+       [](ShardingPlan& p) { p.units[1].modules = {"model.layers.9"}; }},
+      {"units[1].modules: 'model.layers.0' is listed twice",
+       [](ShardingPlan& p) { p.units[1].modules = {"model.layers.0"}; }},
       {"units[0].modules: 'model.layers.0' is listed twice",
        [](ShardingPlan& p) {
          p.units[0].modules = {"model.layers.0", "model.layers.0"};
        }},
-      {"units[0].modules: 'model.layers' is a ModuleList", [](ShardingPlan& p) { p.units[0].modules = {"model.layers"}; }},
+      {"units[0].modules: 'model.layers' is a ModuleList",
+       [](ShardingPlan& p) { p.units[0].modules = {"model.layers"}; }},
       {"units[0].modules: the unit has no modules", [](ShardingPlan& p) { p.units[0].modules.clear(); }},
       {"units[1].modules: the unit of 'model.layers.0' has no parameters of its own",  // inner units took them all
        [](ShardingPlan& p) {
-         p.units.insert(p.units.begin(), {{"model.layers.0.self_attn", "model.layers.0.mlp", "model.layers.0.input_layernorm",
-                                           "model.layers.0.post_attention_layernorm"}});
+         p.units.insert(p.units.begin(),
+                        {{"model.layers.0.self_attn", "model.layers.0.mlp", "model.layers.0.input_layernorm",
+                          "model.layers.0.post_attention_layernorm"}});
        }},
       {"units[1].modules: 'model.layers.0.mlp' comes after units[0], which holds 'model.layers.0' around it",
        [](ShardingPlan& p) { p.units.insert(p.units.begin() + 1, {{"model.layers.0.mlp"}}); }},
@@ -87,7 +93,8 @@ TEST_CASE("every rule refuses by name") {
       {"units: the last unit must be the root", [](ShardingPlan& p) { p.units.clear(); }},
       {"units[0].modules: the root \"\" must be a unit by itself",
        [](ShardingPlan& p) { p.units.insert(p.units.begin(), p.units.back()); }},
-      {"units[0].modules: the root \"\" must be a unit by itself", [](ShardingPlan& p) { p.units[0].modules.push_back(""); }},
+      {"units[0].modules: the root \"\" must be a unit by itself",
+       [](ShardingPlan& p) { p.units[0].modules.push_back(""); }},
       {"mesh: there is no dimension 'tensor'",
        [](ShardingPlan& p) {
          p.mesh.push_back({"tensor", 2});
@@ -124,7 +131,8 @@ TEST_CASE("every rule refuses by name") {
       {"micro_batches: a micro-batch of -1 sequences", [](ShardingPlan& p) { p.micro_batches = {-1}; }},
       {"micro_batches: more than 2^36 tokens",
        [](ShardingPlan& p) { p.micro_batches = {std::numeric_limits<std::int64_t>::max()}; }},
-      {"micro_batches: more than 2^36 tokens", [](ShardingPlan& p) { p.micro_batches.assign(4000, std::int64_t{1} << 30); }},
+      {"micro_batches: more than 2^36 tokens",
+       [](ShardingPlan& p) { p.micro_batches.assign(4000, std::int64_t{1} << 30); }},
       {"micro_batches: more than 4,096 micro-batches", [](ShardingPlan& p) { p.micro_batches.assign(4097, 1); }},
       {"seq_len: 0 tokens per sequence", [](ShardingPlan& p) { p.seq_len = 0; }},
       {"seq_len: 4294967296 tokens per sequence", [](ShardingPlan& p) { p.seq_len = std::int64_t{1} << 32; }},
@@ -160,7 +168,8 @@ TEST_CASE("every rule refuses by name") {
       {"use_orig_params: fsdp2 has no flat parameters", [](ShardingPlan& p) { p.use_orig_params = false; }},
       {"grad_sync: reduce-scatter-only leaves out the all-reduce over replicas, but there is one",
        [](ShardingPlan& p) { p.grad_sync = GradSync::reduce_scatter_only; }},
-      {"mesh: ddp replicates parameters and cannot shard them over 4 ranks", [](ShardingPlan& p) { p.dialect = Dialect::ddp; }},
+      {"mesh: ddp replicates parameters and cannot shard them over 4 ranks",
+       [](ShardingPlan& p) { p.dialect = Dialect::ddp; }},
   };
   for (const Rule& rule : rules) {
     ShardingPlan plan = naive(model);
@@ -176,7 +185,8 @@ TEST_CASE("ddp has no sharding, no second dtype, no prefetch") {
   const ShardingPlan good = naive_plan(model, {.ranks = 4, .seq_len = 8, .dialect = Dialect::ddp});
   ShardingPlan plan = good;
   plan.param_dtype = DType::bf16;
-  check_has(refusal(plan, model), "param_dtype: ddp computes and reduces in the dtype its parameters are kept in (fp32)");
+  check_has(refusal(plan, model),
+            "param_dtype: ddp computes and reduces in the dtype its parameters are kept in (fp32)");
   plan = good;
   plan.reduce_dtype = DType::bf16;
   check_has(refusal(plan, model), "reduce_dtype: ddp computes");
@@ -197,7 +207,8 @@ TEST_CASE("tied parameters may not be split over two units") {
   CHECK_NOTHROW(check(plan, model));  // both in the root
   plan.units.insert(plan.units.begin(), {{"model.embed_tokens"}});
   check_has(refusal(plan, model),
-            "units: the tied parameter 'model.embed_tokens.weight' (also 'lm_head.weight') would lie in units[0] and units[4]");
+            "units: the tied parameter 'model.embed_tokens.weight' (also 'lm_head.weight') would lie in units[0] and "
+            "units[4]");
   plan.units[0].modules = {"model.embed_tokens", "lm_head"};
   CHECK_NOTHROW(check(plan, model));
 }
@@ -330,7 +341,9 @@ TEST_CASE("the digest ignores what is for people and how a mesh is written, and 
       [](ShardingPlan& p) { p.clip_norm_type = 1; },
       [](ShardingPlan& p) { p.clip_norm_type = std::numeric_limits<double>::infinity(); },
       [](ShardingPlan& p) { p.seed = 1; },
-      [](ShardingPlan& p) { p.torch = {2, 11}; },
+      [](ShardingPlan& p) {
+        p.torch = {2, 11};
+      },
       [](ShardingPlan& p) { p.units[0].reshard_after_forward = {2}; },
       [](ShardingPlan& p) { p.units[0].reshard_after_backward = false; },
       [](ShardingPlan& p) { p.units[0].unshard_in_backward = false; },
@@ -342,7 +355,9 @@ TEST_CASE("the digest ignores what is for people and how a mesh is written, and 
       [](ShardingPlan& p) { p.loss_chunks = 4; },
       [](ShardingPlan& p) { p.offload = true; },
       [](ShardingPlan& p) { p.ignored = {"lm_head"}; },
-      [](ShardingPlan& p) { p.shard_dims = {{"lm_head.weight", 1}}; },
+      [](ShardingPlan& p) {
+        p.shard_dims = {{"lm_head.weight", 1}};
+      },
       [](ShardingPlan& p) { p.reduce_scatter_buffers = 2; },
       [](ShardingPlan& p) { p.separate_reduce_scatter = true; },
       [](ShardingPlan& p) { p.force_sum_reduction = true; },

@@ -1,4 +1,6 @@
 // The search against brute force, its laws, and the words it finds for losers.
+#include "planner/search.h"
+
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -8,7 +10,6 @@
 
 #include "models/input/error.h"
 #include "planner/lower.h"
-#include "planner/search.h"
 #include "planner/search/candidates.h"
 #include "planner/search/memory_floor.h"
 #include "planner/search/rivals.h"
@@ -52,8 +53,8 @@ std::uint64_t hash_of(const ShardingPlan& p, std::uint64_t seed, bool with_batch
   return h;
 }
 
-// A landscape without structure but for what the search relies on: more recomputation takes longer, a larger micro-batch needs
-// more.
+// A landscape without structure but for what the search relies on: more recomputation takes longer, a larger
+// micro-batch needs more.
 Score score_of(const ShardingPlan& p, std::uint64_t seed) {
   const double t = (1.0 + static_cast<double>(hash_of(p, seed, true) % 100000) / 1e4) *
                    (1.0 + 0.01 * static_cast<double>(p.checkpointed.size()));
@@ -73,7 +74,8 @@ TEST_CASE("the best of all combinations, by brute force") {
     CAPTURE(seed);
     SearchOptions o = options_for(model, 8);
     o.global_batch = 64;  // 8 sequences per GPU: micro-batches 1, 2, 4, 8
-    const PlanResult r = search(model, cluster(8, 4), native(), o, [&](const ShardingPlan& p) { return score_of(p, seed); });
+    const PlanResult r =
+        search(model, cluster(8, 4), native(), o, [&](const ShardingPlan& p) { return score_of(p, seed); });
     double best = std::numeric_limits<double>::infinity();
     for (const char* policy : {"block", "block:2", "block:4", "titan", "root"})
       for (const Reshard reshard : {Reshard::automatic, Reshard::no, Reshard::yes})
@@ -104,7 +106,8 @@ TEST_CASE("never worse than the naive plan, which is always scored") {
     CAPTURE(seed);
     SearchOptions o = options_for(model, 4);
     o.micro_batch = 2;
-    const PlanResult r = search(model, cluster(4, 4), native(), o, [&](const ShardingPlan& p) { return score_of(p, seed); });
+    const PlanResult r =
+        search(model, cluster(4, 4), native(), o, [&](const ShardingPlan& p) { return score_of(p, seed); });
     const ShardingPlan naive = naive_plan(model, {.ranks = 4, .seq_len = 5, .micro_batches = {2}});
     CHECK(r.naive.naive);
     CHECK(r.naive.plan.units == naive.units);
@@ -187,7 +190,8 @@ TEST_CASE("automatic resharding is the wrap policy's own choice") {
     (void)search(model, cluster(4, 4), native(), o, score);
     return seen;
   };
-  const std::vector<Reshard> naive(3, Reshard::automatic), kept(5, Reshard::no), freed(5, Reshard::yes), automatic(5, Reshard::automatic);
+  const std::vector<Reshard> naive(3, Reshard::automatic), kept(5, Reshard::no), freed(5, Reshard::yes),
+      automatic(5, Reshard::automatic);
   std::vector<Reshard> titan = automatic;
   titan[3] = Reshard::no;  // embedding, two blocks, the head, the root: backward needs the head at once
   CHECK(searched() == std::set{naive, titan, kept, freed});
@@ -203,7 +207,8 @@ TEST_CASE("automatic resharding is the wrap policy's own choice") {
 
 TEST_CASE("micro-batch, accumulation and global batch: any two decide") {
   const ModelGraph model = toy::model();
-  const auto of = [&](std::optional<std::int64_t> micro, std::optional<std::int64_t> accum, std::optional<std::int64_t> global) {
+  const auto of = [&](std::optional<std::int64_t> micro, std::optional<std::int64_t> accum,
+                      std::optional<std::int64_t> global) {
     SearchOptions o = options_for(model, 8);
     o.micro_batch = micro;
     o.grad_accum = accum;
@@ -301,7 +306,7 @@ TEST_CASE("memory floor: a unit's own gradient sync decides what waits of it") {
   for (Unit& u : unit_by_unit.units) u.grad_sync = GradSync::every;
   const std::int64_t shards = memory_floor(model, every, native()).waiting_gradients;
   CHECK(shards > 0);
-  CHECK(whole > 2 * shards);                 // of 4 ranks, less padding
+  CHECK(whole > 2 * shards);  // of 4 ranks, less padding
   CHECK(memory_floor(model, unit_by_unit, native()).waiting_gradients == shards);
 }
 
@@ -347,7 +352,8 @@ TEST_CASE("what a floor is made of are the parts of one moment") {
   CHECK(describe(floor) == "100 MiB of parameter and optimizer shards, 60.0 MiB of the largest unit gathered");
   floor.waiting_gradients = 120 << 20;
   CHECK(describe(floor) ==
-        "120 MiB of gradients of earlier micro-batches, 100 MiB of parameter and optimizer shards, 30.0 MiB of saved activations, "
+        "120 MiB of gradients of earlier micro-batches, 100 MiB of parameter and optimizer shards, 30.0 MiB of saved "
+        "activations, "
         "5.00 MiB of units kept gathered");
 }
 
@@ -360,7 +366,8 @@ TEST_CASE("a smaller micro-batch that did not fit rules the larger ones out") {
   std::vector<std::int64_t> tried;
   const PlanResult r = search(model, cluster(2, 2), native(), o, [&](const ShardingPlan& p) {
     tried.push_back(p.micro_batches[0]);
-    return Score{Seconds(1), Bytes(p.micro_batches[0]), p.micro_batches[0] <= 4 ? Verdict::fits : Verdict::does_not_fit, {}};
+    return Score{
+        Seconds(1), Bytes(p.micro_batches[0]), p.micro_batches[0] <= 4 ? Verdict::fits : Verdict::does_not_fit, {}};
   });
   CHECK(tried.front() == 1);
   CHECK(std::count(tried.begin(), tried.end(), 16) == 0);
@@ -380,7 +387,8 @@ TEST_CASE("of equally fast plans the smallest wins, unless the naive one is fast
   o.checkpointing = "none";
   double naive_seconds = 1.0005;
   const auto score = [&](const ShardingPlan& p) {
-    if (p.units.size() == 1) return Score{Seconds(1.0009), Bytes(5), Verdict::fits, {}};  // root: slightly slower, smallest
+    if (p.units.size() == 1)
+      return Score{Seconds(1.0009), Bytes(5), Verdict::fits, {}};  // root: slightly slower, smallest
     const bool naive = p.units.size() == 3 && p.units[0].reshard_after_forward == Reshard::automatic;
     return Score{Seconds(naive ? naive_seconds : 1.0), Bytes(10), Verdict::fits, {}};
   };
@@ -403,7 +411,10 @@ TEST_CASE("many micro-batches cost no more than few: the rest is extrapolated, t
     const auto n = static_cast<double>(p.micro_batches.size());
     if (p.micro_batches.size() > 4) ++long_steps;
     const bool kept = p.units.size() > 1 && p.units[0].reshard_after_forward == Reshard::no;
-    Score s{Seconds(5 + (n - 1) * (kept ? 2 : 3)), Bytes(1), p.micro_batches[0] == 1 ? Verdict::fits : Verdict::does_not_fit, {}};
+    Score s{Seconds(5 + (n - 1) * (kept ? 2 : 3)),
+            Bytes(1),
+            p.micro_batches[0] == 1 ? Verdict::fits : Verdict::does_not_fit,
+            {}};
     s.where.compute = s.step;
     return s;
   });
@@ -433,7 +444,8 @@ TEST_CASE("a plan that recomputes for nothing is not scored") {
   });
   REQUIRE(r.best);
   CHECK(r.best->plan.checkpointed.empty());
-  CHECK(recomputing == 2);  // every-2 of the kept-gathered kind, whose plain one does not fit; and one to show as a rival
+  CHECK(recomputing ==
+        2);  // every-2 of the kept-gathered kind, whose plain one does not fit; and one to show as a rival
 }
 
 TEST_CASE("why a rival lost, in words") {
@@ -449,7 +461,8 @@ TEST_CASE("why a rival lost, in words") {
   slower.score->where.compute = Seconds(0.86);
   slower.score->where.exposed_all_gather = Seconds(0.12);
   CHECK(why_lost(slower, best, limit) == "8.0% slower: 120 ms more exposed all-gather");
-  CHECK(why_lost(judged(0.5, 120LL << 30, Verdict::does_not_fit), best, limit) == "does not fit: needs 120 GiB of 100 GiB");
+  CHECK(why_lost(judged(0.5, 120LL << 30, Verdict::does_not_fit), best, limit) ==
+        "does not fit: needs 120 GiB of 100 GiB");
   CHECK(why_lost(judged(0.5, 101LL << 30, Verdict::tight), best, limit).starts_with("tight: 101 GiB"));
   CHECK(why_lost(judged(1.0, 60LL << 30, Verdict::fits), best, limit) == "as fast, but needs 10.0 GiB more");
   // Half the sequences in 0.6 of the time: 20% slower for equal work, and the all-gather of 0.1 s counts twice.
@@ -472,7 +485,8 @@ TEST_CASE("rivals: at most five, all different, none the best") {
       CHECK(done == ++steps);
       total = of;
     };
-    const PlanResult r = search(model, cluster(8, 4), native(), o, [&](const ShardingPlan& p) { return score_of(p, seed); });
+    const PlanResult r =
+        search(model, cluster(8, 4), native(), o, [&](const ShardingPlan& p) { return score_of(p, seed); });
     CHECK(steps == total);
     CHECK(r.rivals.size() <= 5);
     CHECK(r.rivals.size() >= 3);
@@ -483,6 +497,7 @@ TEST_CASE("rivals: at most five, all different, none the best") {
       CHECK(labels.insert(c.label).second);
     }
     CHECK(r.searched ==
-          "wrap, reshard, checkpointing, micro-batch and mesh for the most tokens per second (the global batch was left free)");
+          "wrap, reshard, checkpointing, micro-batch and mesh for the most tokens per second (the global batch was "
+          "left free)");
   }
 }

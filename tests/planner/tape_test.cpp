@@ -1,5 +1,7 @@
-// The tape against eager PyTorch: which bytes are alive after each op of forward and before each op of backward, the peaks, and
-// what checkpointing computes again (tests/torch/record_tape.py, torchtitan's way to write a Llama).
+// The tape against eager PyTorch: which bytes are alive after each op of forward and before each op of backward, the
+// peaks, and what checkpointing computes again (tests/torch/record_tape.py, torchtitan's way to write a Llama).
+#include "planner/lowering/tape.h"
+
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -10,7 +12,6 @@
 
 #include "models/catalog.h"
 #include "models/implementation.h"
-#include "planner/lowering/tape.h"
 
 using namespace fsdp;
 using nlohmann::json;
@@ -29,10 +30,11 @@ ModelGraph llama(const json& s) {
 
 // A multiple of 4 tokens with 2 of 4 experts: a whole number of slots each.
 ModelGraph mixtral(const json& s) {
-  const json config = {
-      {"model_type", "mixtral"},         {"vocab_size", s["vocab"]},          {"hidden_size", s["width"]},
-      {"intermediate_size", s["ffn"]},   {"num_attention_heads", s["heads"]}, {"num_key_value_heads", s["kv_heads"]},
-      {"num_hidden_layers", s["layers"]}, {"num_local_experts", 4},           {"num_experts_per_tok", 2}};
+  const json config = {{"model_type", "mixtral"},           {"vocab_size", s["vocab"]},
+                       {"hidden_size", s["width"]},         {"intermediate_size", s["ffn"]},
+                       {"num_attention_heads", s["heads"]}, {"num_key_value_heads", s["kv_heads"]},
+                       {"num_hidden_layers", s["layers"]},  {"num_local_experts", 4},
+                       {"num_experts_per_tok", 2}};
   return model_from_config(config.dump(), "c");
 }
 
@@ -62,7 +64,9 @@ OpFacts embedding_outside(const Op& op, const Workload& w) {
   f.backward_scratch_bytes = 0;
   return f;
 }
-const Implementation& torchtitan_of_2025(bool compiled) { return find_implementation("torchtitan-2025", compiled, "test"); }
+const Implementation& torchtitan_of_2025(bool compiled) {
+  return find_implementation("torchtitan-2025", compiled, "test");
+}
 template <const Implementation& (*Of)(bool)>
 OpFacts attention_outside(const Op& op, const Workload& w) {
   OpFacts f = facts(Of(false), op, w);
@@ -91,7 +95,9 @@ Replay replay(const Tape& tape, const ModelGraph& model) {
   Replay r;
   std::int64_t live = 0;
   std::vector<char> has_gradient(model.parameters.size(), 0);
-  const auto bytes = [&](std::int32_t v) { return tape.values[at(v)].kind == BufferKind::batch ? 0 : tape.values[at(v)].bytes; };
+  const auto bytes = [&](std::int32_t v) {
+    return tape.values[at(v)].kind == BufferKind::batch ? 0 : tape.values[at(v)].bytes;
+  };
   for (const TapeOp& op : tape.ops) {
     for (std::uint32_t k = 0; k < op.allocs.count; ++k) live += bytes(tape.allocs[op.allocs.begin + k]);
     for (const TapeArg& a : tape.args_of(op))
@@ -156,20 +162,26 @@ Comparison comparison(const json& row) {
   std::vector<std::string> checkpointed;
   for (int i = 0; i < s["layers"].get<int>() && row["checkpointing"] != "none"; ++i)
     checkpointed.push_back("model.layers." + std::to_string(i));
-  Tape tape = make_tape(model, seen_from_outside(s["repeat"], row["early_stop"]),
-                        {s["sequences"], s["seq_len"], 2, row["loss_chunks"]}, DType::bf16, checkpointed,
-                        row["checkpointing"] == "selective_op" ? CheckpointPolicy::selective_op : CheckpointPolicy::full);
+  Tape tape =
+      make_tape(model, seen_from_outside(s["repeat"], row["early_stop"]),
+                {s["sequences"], s["seq_len"], 2, row["loss_chunks"]}, DType::bf16, checkpointed,
+                row["checkpointing"] == "selective_op" ? CheckpointPolicy::selective_op : CheckpointPolicy::full);
   Replay mine = replay(tape, model);
   const std::size_t loss = tape.forward_of.back();
   return {row, std::move(model), std::move(tape), std::move(mine), loss};
 }
 
-// Within 0.1 %: the recorder also sees the loss, the random state of each attention (24 bytes) and nothing else besides.
-bool near(std::int64_t ours, std::int64_t theirs) { return std::abs(ours - theirs) <= std::max<std::int64_t>(theirs / 1000, 64); }
+// Within 0.1 %: the recorder also sees the loss, the random state of each attention (24 bytes) and nothing else
+// besides.
+bool near(std::int64_t ours, std::int64_t theirs) {
+  return std::abs(ours - theirs) <= std::max<std::int64_t>(theirs / 1000, 64);
+}
 
 }  // namespace
 
-TEST_CASE("peaks, saved bytes, gradients: PyTorch's, without checkpointing and with each kind, chunked loss, frozen parameters") {
+TEST_CASE(
+    "peaks, saved bytes, gradients: PyTorch's, without checkpointing and with each kind, chunked loss, frozen "
+    "parameters") {
   const json golden = json::parse(std::ifstream(FSDP_TESTS_DIR "/torch/golden/tape.json"));
   REQUIRE(golden["cases"].size() == 18);
   for (const json& row : golden["cases"]) {
@@ -190,11 +202,14 @@ TEST_CASE("bytes alive between ops: PyTorch's") {
     const Comparison c = comparison(row);
     const std::int32_t layers = row["shape"]["layers"];
     int compared = 0;
-    const auto compare = [&](const std::string& when, const std::string& label, std::int64_t ours, std::int64_t theirs) {
+    const auto compare = [&](const std::string& when, const std::string& label, std::int64_t ours,
+                             std::int64_t theirs) {
       ++compared;
-      CHECK_MESSAGE(near(ours, theirs), row["name"].get<std::string>(), " ", when, " ", label, ": ", ours, ", PyTorch ", theirs);
+      CHECK_MESSAGE(near(ours, theirs), row["name"].get<std::string>(), " ", when, " ", label, ": ", ours, ", PyTorch ",
+                    theirs);
     };
-    // Where nothing is kept, forward's locals in the middle of a module are Python's: not modelled, and far below the peak.
+    // Where nothing is kept, forward's locals in the middle of a module are Python's: not modelled, and far below the
+    // peak.
     if (row["checkpointing"] == "none" && !row.contains("frozen"))
       for (const auto& [label, bytes] : row["forward"].items())
         compare("after", label, c.mine.after[c.tape.forward_of[at(op_named(label, layers))]], bytes);
@@ -231,20 +246,22 @@ TEST_CASE("whole models of transformers: peaks and saved bytes are PyTorch's") {
     const Replay mine = replay(tape, model);
     const std::size_t loss = tape.forward_of.back();
     const auto during = mine.during.begin(), backward = during + static_cast<std::ptrdiff_t>(loss) + 1;
-    // What a whole step has besides: shifted labels, and cosines and sines for all layers; checkpoints hold their positions, too.
+    // What a whole step has besides: shifted labels, and cosines and sines for all layers; checkpoints hold their
+    // positions, too.
     const std::int64_t tokens = s["sequences"].get<std::int64_t>() * s["seq_len"].get<std::int64_t>();
-    const std::int64_t besides = 8 * tokens +
-                                 (is_llama ? 4 * s["seq_len"].get<std::int64_t>() * s["head_dim"].get<std::int64_t>() : 0) +
-                                 (is_llama && !checkpointed.empty() ? 8 * s["seq_len"].get<std::int64_t>() : 0);
+    const std::int64_t besides =
+        8 * tokens + (is_llama ? 4 * s["seq_len"].get<std::int64_t>() * s["head_dim"].get<std::int64_t>() : 0) +
+        (is_llama && !checkpointed.empty() ? 8 * s["seq_len"].get<std::int64_t>() : 0);
     CHECK(near(mine.after[loss] + besides, row["saved"]));
-    // Experts' rows (2 choices per token): where they were computed again, PyTorch lets them and their weights go inside their backward, we
-    // after it; in forward its frame holds them.
-    const std::int64_t rows = row["model"] == "mixtral" && !checkpointed.empty() ? 2 * tokens * s["width"].get<std::int64_t>() * 2 : 0;
+    // Experts' rows (2 choices per token): where they were computed again, PyTorch lets them and their weights go
+    // inside their backward, we after it; in forward its frame holds them.
+    const std::int64_t rows =
+        row["model"] == "mixtral" && !checkpointed.empty() ? 2 * tokens * s["width"].get<std::int64_t>() * 2 : 0;
     const std::int64_t early = rows > 0 ? rows + 2 * tokens * 4 : 0;
     CHECK(near(*std::max_element(backward, mine.during.end()) + besides - early, row["backward_peak"]));
     CHECK(near(mine.after.back(), row["end"]));
-    // Forward: transformers' model holds the embedded tokens to its end; inside a checkpoint, where nothing is kept, an op's
-    // temporaries go earlier than ours. Neither is the peak of a step.
+    // Forward: transformers' model holds the embedded tokens to its end; inside a checkpoint, where nothing is kept, an
+    // op's temporaries go earlier than ours. Neither is the peak of a step.
     const std::int64_t ours = *std::max_element(during, backward) + besides, theirs = row["forward_peak"],
                        embedded = tokens * s["width"].get<std::int64_t>() * 2;
     if (checkpointed.empty()) CHECK((ours <= theirs + theirs / 1000 && theirs <= ours + embedded + theirs / 1000));
@@ -260,8 +277,9 @@ TEST_CASE("compiled: what one more block saves is what PyTorch's partitioner han
     const ModelGraph model = llama(shape);
     std::vector<std::string> checkpointed;
     for (int i = 0; i < layers && how != "none"; ++i) checkpointed.push_back("model.layers." + std::to_string(i));
-    const Tape tape = make_tape(model, torchtitan_implementation(true), {shape["sequences"], shape["seq_len"], 2}, DType::bf16,
-                                checkpointed, how == "selective_op" ? CheckpointPolicy::selective_op : CheckpointPolicy::full);
+    const Tape tape =
+        make_tape(model, torchtitan_implementation(true), {shape["sequences"], shape["seq_len"], 2}, DType::bf16,
+                  checkpointed, how == "selective_op" ? CheckpointPolicy::selective_op : CheckpointPolicy::full);
     return replay(tape, model).after[tape.forward_of.back()];
   };
   for (const auto& [how, bytes] : golden["compiled_block"].items()) {
@@ -274,13 +292,14 @@ TEST_CASE("temporaries of AdamW and of clipping: PyTorch's") {
   const json golden = json::parse(std::ifstream(FSDP_TESTS_DIR "/torch/golden/tape.json"))["optimizers"];
   const auto bytes = [&](const char* which) { return golden[which]["bytes"].get<std::int64_t>(); };
   const std::int64_t elements = golden["adamw_foreach"]["elements"], largest = golden["adamw_loop"]["largest"];
-  const Implementation& foreach = find_implementation("torchtitan-2024", false, "test"), &fused = torchtitan_implementation(false),
-                        &loop = foundry_implementation(false);
+  const Implementation& foreach = find_implementation("torchtitan-2024", false, "test"),
+                        &fused = torchtitan_implementation(false), &loop = foundry_implementation(false);
   CHECK(bytes("adamw_foreach") == foreach.optimizer_temp_bytes_per_element * elements);
   CHECK(foreach.optimizer_temps_at_once);
   CHECK(bytes("adamw_fused") == fused.optimizer_temp_bytes_per_element);
   CHECK(fused.optimizer_temp_bytes_per_element == 0);
-  // One after the other: 8 bytes per element of the largest parameter and 4 of the one before, which is a quarter of it here.
+  // One after the other: 8 bytes per element of the largest parameter and 4 of the one before, which is a quarter of it
+  // here.
   CHECK(bytes("adamw_loop") == 8 * largest + 4 * largest / 4);
   CHECK(loop.optimizer_temp_bytes_per_element == 12);
   CHECK_FALSE(loop.optimizer_temps_at_once);
@@ -289,22 +308,23 @@ TEST_CASE("temporaries of AdamW and of clipping: PyTorch's") {
 
 TEST_CASE("a stack without selective checkpointing refuses it") {
   const ModelGraph m = load_model("tiny-llama");
-  CHECK_THROWS_WITH(
-      (void)make_tape(m, hf_implementation(false), {1, 16, 2}, DType::bf16, {"model.layers.0"}, CheckpointPolicy::selective_op),
-      "plan: checkpoint_policy: hf has no selective checkpointing; use full");
+  CHECK_THROWS_WITH((void)make_tape(m, hf_implementation(false), {1, 16, 2}, DType::bf16, {"model.layers.0"},
+                                    CheckpointPolicy::selective_op),
+                    "plan: checkpoint_policy: hf has no selective checkpointing; use full");
 }
 
 TEST_CASE("freezing: what a tensor takes part in, refusals, digest") {
   const ModelGraph m = load_model("tiny-llama");
-  const std::vector<std::string> embedding = {"model.embed_tokens"}, weight = {"model.layers.0.mlp.up_proj.weight"}, all = {""},
-                                 wrong = {"model.layer"};
+  const std::vector<std::string> embedding = {"model.embed_tokens"}, weight = {"model.layers.0.mlp.up_proj.weight"},
+                                 all = {""}, wrong = {"model.layer"};
   const ModelGraph f = freeze(m, embedding, "t");
   CHECK_FALSE(f.tensors[at(f.ops[0].outputs[0])].requires_grad);
   CHECK(f.tensors[at(f.ops[1].outputs[0])].requires_grad);
   CHECK(f.digest() != m.digest());
   CHECK(freeze(m, {}, "t") == m);
   const ModelGraph one = freeze(m, weight, "t");
-  CHECK(std::count_if(one.parameters.begin(), one.parameters.end(), [](const Parameter& p) { return !p.trainable; }) == 1);
+  CHECK(std::count_if(one.parameters.begin(), one.parameters.end(), [](const Parameter& p) { return !p.trainable; }) ==
+        1);
   CHECK(one.tensors == m.tensors);
   const ModelGraph none = freeze(m, all, "t");
   CHECK_FALSE(none.tensors[at(none.ops.back().outputs[0])].requires_grad);

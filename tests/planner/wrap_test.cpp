@@ -1,4 +1,6 @@
 // Wrap policies against PyTorch's own (tests/torch/record_wrap.py -> tests/torch/golden/wrap.json) and by hand.
+#include "planner/wrap.h"
+
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -8,7 +10,6 @@
 #include <set>
 
 #include "models/input/error.h"
-#include "planner/wrap.h"
 #include "tests/support/small_models.h"
 
 using namespace fsdp;
@@ -37,15 +38,19 @@ ModelGraph tree(const nlohmann::json& json) {
 }
 
 bool within(const std::string& module, const std::vector<std::string>& ignored) {
-  return std::any_of(ignored.begin(), ignored.end(), [&](const std::string& i) { return module == i || module.starts_with(i + "."); });
+  return std::any_of(ignored.begin(), ignored.end(),
+                     [&](const std::string& i) { return module == i || module.starts_with(i + "."); });
 }
 
-// PyTorch wraps a match even if inner matches have taken all its parameters, or they are ignored; it holds nothing then, and we leave
-// it out.
-std::vector<std::string> holding_parameters(const std::vector<std::string>& wrapped, const ModelGraph& model, const std::vector<std::string>& ignored) {
+// PyTorch wraps a match even if inner matches have taken all its parameters, or they are ignored; it holds nothing
+// then, and we leave it out.
+std::vector<std::string> holding_parameters(const std::vector<std::string>& wrapped, const ModelGraph& model,
+                                            const std::vector<std::string>& ignored) {
   std::set<std::string> all(wrapped.begin(), wrapped.end()), holding;
   for (const Parameter& p : model.parameters) {
-    if (std::any_of(p.modules.begin(), p.modules.end(), [&](std::int32_t m) { return within(model.modules[m].name, ignored); })) continue;
+    if (std::any_of(p.modules.begin(), p.modules.end(),
+                    [&](std::int32_t m) { return within(model.modules[m].name, ignored); }))
+      continue;
     for (std::int32_t m : p.modules) {
       while (m > 0 && !all.contains(model.modules[m].name)) m = model.modules[m].parent;
       holding.insert(model.modules[m].name);
@@ -102,8 +107,10 @@ TEST_CASE("policies choose the modules that PyTorch's choose, in their order and
     CAPTURE(ignored.size());
     const auto wrapped = c.at("wrapped").get<std::vector<std::string>>();
     // A container that PyTorch would wrap could never be gathered: refused.
-    if (std::any_of(wrapped.begin(), wrapped.end(), [&](const std::string& w) { return model.modules[model.find_module(w)].container; })) {
-      CHECK(message([&] { (void)wrap(model, policy, "test", ignored); }).find("has no forward of its own") != std::string::npos);
+    if (std::any_of(wrapped.begin(), wrapped.end(),
+                    [&](const std::string& w) { return model.modules[model.find_module(w)].container; })) {
+      CHECK(message([&] { (void)wrap(model, policy, "test", ignored); }).find("has no forward of its own") !=
+            std::string::npos);
       ++containers;
       continue;
     }
@@ -115,7 +122,8 @@ TEST_CASE("policies choose the modules that PyTorch's choose, in their order and
     for (const Unit& u : units) {
       const auto set = c.value("reshard", std::map<std::string, std::string>{});
       const auto found = set.find(u.modules.front());
-      CHECK(u.reshard_after_forward == (found == set.end() ? Reshard::automatic : parse_reshard(found->second, "golden")));
+      CHECK(u.reshard_after_forward ==
+            (found == set.end() ? Reshard::automatic : parse_reshard(found->second, "golden")));
       settings += found != set.end();
     }
   }
@@ -126,8 +134,9 @@ TEST_CASE("policies choose the modules that PyTorch's choose, in their order and
 
 TEST_CASE("block policies") {
   const ModelGraph model = small_llama({.layers = 5});
-  CHECK(lists(wrap(model, "block", "test")) ==
-        Lists{{"model.layers.0"}, {"model.layers.1"}, {"model.layers.2"}, {"model.layers.3"}, {"model.layers.4"}, {""}});
+  CHECK(
+      lists(wrap(model, "block", "test")) ==
+      Lists{{"model.layers.0"}, {"model.layers.1"}, {"model.layers.2"}, {"model.layers.3"}, {"model.layers.4"}, {""}});
   CHECK(lists(wrap(model, "block:2", "test")) ==
         Lists{{"model.layers.0", "model.layers.1"}, {"model.layers.2", "model.layers.3"}, {"model.layers.4"}, {""}});
   CHECK(lists(wrap(model, "block:5", "test")).size() == 2);
@@ -136,7 +145,8 @@ TEST_CASE("block policies") {
 
 TEST_CASE("titan: embedding, blocks, norm + head kept after forward; tied weights in one unit") {
   const std::vector<Unit> units = wrap(small_llama({.layers = 2}), "titan", "test");
-  CHECK(lists(units) == Lists{{"model.embed_tokens"}, {"model.layers.0"}, {"model.layers.1"}, {"model.norm", "lm_head"}, {""}});
+  CHECK(lists(units) ==
+        Lists{{"model.embed_tokens"}, {"model.layers.0"}, {"model.layers.1"}, {"model.norm", "lm_head"}, {""}});
   CHECK(units[3].reshard_after_forward == Reshard::no);
   CHECK(units[0].reshard_after_forward == Reshard::automatic);
   CHECK(lists(wrap(small_llama({.layers = 2, .tied = true}), "titan", "test")) ==
@@ -155,9 +165,10 @@ TEST_CASE("every policy's plan passes check on every family, units in execution 
       CAPTURE(policy);
       ShardingPlan plan = naive_plan(model, {.ranks = 2, .seq_len = 8});
       plan.units = wrap(model, policy, "test");
-      const bool tied =
-          std::any_of(model.parameters.begin(), model.parameters.end(), [](const Parameter& p) { return p.modules.size() > 1; });
-      // A size policy does not know of tied weights: where it takes one of the two modules, `check` refuses it, as PyTorch does.
+      const bool tied = std::any_of(model.parameters.begin(), model.parameters.end(),
+                                    [](const Parameter& p) { return p.modules.size() > 1; });
+      // A size policy does not know of tied weights: where it takes one of the two modules, `check` refuses it, as
+      // PyTorch does.
       if (tied && std::string(policy).starts_with("params")) continue;
       CHECK(message([&] { check(plan, model); }) == "(accepted)");
       std::int32_t last = 0;
@@ -181,21 +192,54 @@ TEST_CASE("class policy: units come in execution order, not in registration orde
 
 TEST_CASE("bad policies are refused with what there is") {
   const ModelGraph model = small_llama();
-  for (const char* bad : {"",           "blocks",     "block:",   "block:0",         "block:-1",
-                          "block:9",    "block:1.5",  "block:x",  "block:1x",        "block:99999999999999999999",
-                          "params",     "params:",    "params:0", "params:nan",      "params:inf",
-                          "params:-1",  "params:0.5", "class",    "class:",          "class:,",
-                          "class:Nope", "root:1",     "titan:2",  "class:ModuleList",
-                          "|",          "block|",     "root|block", "block:2|params:10",  "class:LlamaMLP=false|block",
-                          "class:LlamaMLP=maybe", "class:LlamaMLP,LlamaMLP", "class:=true", "params:10;", "params:10;leaf", "params:10;leaf=Nope",
-                          "params:10;size=3", "params:10;exclude=,", ";", "params:;leaf=LlamaMLP"}) {
+  for (const char* bad : {"",
+                          "blocks",
+                          "block:",
+                          "block:0",
+                          "block:-1",
+                          "block:9",
+                          "block:1.5",
+                          "block:x",
+                          "block:1x",
+                          "block:99999999999999999999",
+                          "params",
+                          "params:",
+                          "params:0",
+                          "params:nan",
+                          "params:inf",
+                          "params:-1",
+                          "params:0.5",
+                          "class",
+                          "class:",
+                          "class:,",
+                          "class:Nope",
+                          "root:1",
+                          "titan:2",
+                          "class:ModuleList",
+                          "|",
+                          "block|",
+                          "root|block",
+                          "block:2|params:10",
+                          "class:LlamaMLP=false|block",
+                          "class:LlamaMLP=maybe",
+                          "class:LlamaMLP,LlamaMLP",
+                          "class:=true",
+                          "params:10;",
+                          "params:10;leaf",
+                          "params:10;leaf=Nope",
+                          "params:10;size=3",
+                          "params:10;exclude=,",
+                          ";",
+                          "params:;leaf=LlamaMLP"}) {
     CAPTURE(bad);
     CHECK(message([&] { (void)wrap(model, bad, "--wrap"); }).starts_with("--wrap: "));
   }
   CHECK(message([&] { (void)wrap(model, "class:Nope", "--wrap"); }).find("LlamaDecoderLayer") != std::string::npos);
   CHECK(message([&] { (void)wrap(model, "sizes", "--wrap"); }).find("params:1e8") != std::string::npos);
-  CHECK(message([&] { (void)wrap(model, "block", "--wrap", {"nope"}); }) == "(accepted)");   // not PyTorch's: counts nothing
-  CHECK(message([&] { (void)wrap(model, "params:10", "--wrap", {"nope"}); }).find("no module is named 'nope'") != std::string::npos);
+  CHECK(message([&] { (void)wrap(model, "block", "--wrap", {"nope"}); }) ==
+        "(accepted)");  // not PyTorch's: counts nothing
+  CHECK(message([&] { (void)wrap(model, "params:10", "--wrap", {"nope"}); }).find("no module is named 'nope'") !=
+        std::string::npos);
   CHECK(wrap(model, "params:1e3", "--wrap") == wrap(model, "params:1000", "--wrap"));
 }
 

@@ -1,4 +1,6 @@
 // Errors of predictions: sums on numbers that were worked out by hand, and the whole file.
+#include "simulator/published/accuracy.h"
+
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -10,7 +12,6 @@
 
 #include "models/input/error.h"
 #include "tests/support/relative.h"
-#include "simulator/published/accuracy.h"
 #include "viz/scatter.h"
 
 using namespace fsdp;
@@ -44,7 +45,7 @@ TEST_CASE("errors summed up") {
   CHECK(s.rows == 5);
   CHECK(s.mean == relative(0.2));
   CHECK(s.median == relative(0.2));
-  CHECK(s.p90 == relative(0.36));            // between the fourth, 0.3, and the fifth, 0.4
+  CHECK(s.p90 == relative(0.36));  // between the fourth, 0.3, and the fifth, 0.4
   CHECK(s.worst == relative(0.4));
   CHECK(s.worst_id == "d");
   CHECK(std::abs(s.bias) < 1e-15);
@@ -53,18 +54,20 @@ TEST_CASE("errors summed up") {
 
 TEST_CASE("Kendall's tau") {
   // Measured 1 2 3 4 5; predicted swaps one neighbouring pair: 9 of 10 pairs agree, tau 0.8.
-  std::vector<AccuracyRow> rows = {made("1", 1, 10), made("2", 2, 30), made("3", 3, 20), made("4", 4, 40), made("5", 5, 50)};
+  std::vector<AccuracyRow> rows = {made("1", 1, 10), made("2", 2, 30), made("3", 3, 20), made("4", 4, 40),
+                                   made("5", 5, 50)};
   CHECK(rank_agreement(rows).tau == relative(0.8));
   CHECK(rank_agreement(rows).pairs == 10);
   CHECK(rank_agreement(rows).groups == 1);
-  rows[2].measured_step_time_s = 2.03;       // within 2 % of row 2: that pair no longer counts
+  rows[2].measured_step_time_s = 2.03;  // within 2 % of row 2: that pair no longer counts
   CHECK(rank_agreement(rows).tau == 1.0);
   CHECK(rank_agreement(rows).pairs == 9);
-  rows[1].predicted_step_time_s = 40;        // a tie in the prediction is neither
+  rows[1].predicted_step_time_s = 40;  // a tie in the prediction is neither
   CHECK(rank_agreement(rows).tau == relative(8.0 / 9));
   rows.pop_back();
-  CHECK(rank_agreement(rows).groups == 0);   // four rows are no group
-  std::vector<AccuracyRow> mixed = {made("1", 1, 1), made("2", 2, 2), made("3", 3, 3), made("4", 4, 4), made("5", 5, 5)};
+  CHECK(rank_agreement(rows).groups == 0);  // four rows are no group
+  std::vector<AccuracyRow> mixed = {made("1", 1, 1), made("2", 2, 2), made("3", 3, 3), made("4", 4, 4),
+                                    made("5", 5, 5)};
   mixed[0].model = "other";
   CHECK(rank_agreement(mixed).pairs == 0);
 }
@@ -73,12 +76,14 @@ TEST_CASE("Kendall's tau counts as comparing every pair does") {
   std::mt19937 random(3);
   for (int round = 0; round < 50; ++round) {
     std::vector<AccuracyRow> rows;
-    for (int i = 0; i < 40; ++i)           // few values, so that there are ties and times within 2 %
-      rows.push_back(made(std::to_string(i), 1 + 0.01 * static_cast<double>(random() % 30), 1 + static_cast<double>(random() % 20)));
+    for (int i = 0; i < 40; ++i)  // few values, so that there are ties and times within 2 %
+      rows.push_back(made(std::to_string(i), 1 + 0.01 * static_cast<double>(random() % 30),
+                          1 + static_cast<double>(random() % 20)));
     std::int64_t pairs = 0, score = 0;
     for (std::size_t i = 0; i < rows.size(); ++i)
       for (std::size_t j = 0; j < i; ++j) {
-        const double a = *rows[i].measured_step_time_s, b = *rows[j].measured_step_time_s, p = *rows[i].predicted_step_time_s, q = *rows[j].predicted_step_time_s;
+        const double a = *rows[i].measured_step_time_s, b = *rows[j].measured_step_time_s,
+                     p = *rows[i].predicted_step_time_s, q = *rows[j].predicted_step_time_s;
         if (std::abs(a - b) < 0.02 * std::max(a, b)) continue;
         ++pairs;
         score += p == q ? 0 : (a < b) == (p < q) ? 1 : -1;
@@ -145,16 +150,18 @@ TEST_CASE("the file: every row is predicted or skipped, and the JSON says so") {
 }
 
 TEST_CASE("rows that say too little or the wrong thing") {
-  const std::string header = "id,trust,model,gpu,gpus,seq_len,micro_batch,tokens_per_s_per_gpu,step_time_s,peak_memory_gib,memory_kind\n";
+  const std::string header =
+      "id,trust,model,gpu,gpus,seq_len,micro_batch,tokens_per_s_per_gpu,step_time_s,peak_memory_gib,memory_kind\n";
   const auto of = [&](const std::string& rows) {
     std::istringstream in(header + rows);
     return accuracy_of(in, "runs.csv", datasheet_prices());
   };
-  const AccuracyReport r = of("a,A,llama3-8b,h100-sxm-80,8,8192,1,,,,\n"
-                              "b,A,llama3-8b,h100-sxm-80,8,8192,1,8192,2,,\n"
-                              "c,A,llama3-8b,h100-sxm-80,8,8192,1,8192,1,,\n"
-                              "c,A,llama3-8b,h100-sxm-80,8,8192,1,4096,,,\n"
-                              "d,A,llama3-8b,h100-sxm-80,8,8192,16,,,70,allocated\n");
+  const AccuracyReport r =
+      of("a,A,llama3-8b,h100-sxm-80,8,8192,1,,,,\n"
+         "b,A,llama3-8b,h100-sxm-80,8,8192,1,8192,2,,\n"
+         "c,A,llama3-8b,h100-sxm-80,8,8192,1,8192,1,,\n"
+         "c,A,llama3-8b,h100-sxm-80,8,8192,1,4096,,,\n"
+         "d,A,llama3-8b,h100-sxm-80,8,8192,16,,,70,allocated\n");
   REQUIRE(r.skipped.size() == 3);
   CHECK(r.skipped[0].reason.find("nothing to compare") != std::string::npos);
   CHECK(r.skipped[1].reason.find("contradict") != std::string::npos);

@@ -5,8 +5,8 @@
 #include <string>
 
 #include "models/catalog.h"
-#include "models/input/error.h"
 #include "models/implementation.h"
+#include "models/input/error.h"
 #include "planner/lower.h"
 #include "simulator/allocator/replay.h"
 #include "simulator/engine/memory.h"
@@ -31,7 +31,8 @@ class Hand {
     program.buffers.push_back(b);
     return static_cast<std::int32_t>(program.buffers.size()) - 1;
   }
-  static void op(Step& step, Stream stream, const std::vector<std::int32_t>& allocs, const std::vector<std::int32_t>& frees) {
+  static void op(Step& step, Stream stream, const std::vector<std::int32_t>& allocs,
+                 const std::vector<std::int32_t>& frees) {
     Operation o;
     o.action = Action::forward;
     o.stream = stream;
@@ -48,7 +49,8 @@ class Hand {
 
 TEST_CASE("init, the first step and steady steps are replayed; the highest reserved is named") {
   Hand h;
-  const auto weights = h.buffer(30 * kMiB), states = h.buffer(60 * kMiB), activation = h.buffer(12 * kMiB), scratch = h.buffer(11 * kMiB);
+  const auto weights = h.buffer(30 * kMiB), states = h.buffer(60 * kMiB), activation = h.buffer(12 * kMiB),
+             scratch = h.buffer(11 * kMiB);
   const auto nothing = h.buffer(0), pinned = h.buffer(500 * kMiB);
   h.program.buffers[static_cast<std::size_t>(pinned)].host = true;
   Hand::op(h.program.init, Stream::compute, {weights, nothing, pinned}, {});
@@ -57,14 +59,14 @@ TEST_CASE("init, the first step and steady steps are replayed; the highest reser
   Hand::op(h.program.steady_step, Stream::compute, {activation}, {activation});
   Hand::op(h.program.steady_step, Stream::compute, {scratch}, {scratch});
   const AllocatorPrediction p = replay_allocator(h.program);
-  // 30 + 12 + 60 in segments of their own. scratch fits into the activation's segment of 12: 1 MiB is left, which is not more than
-  // 1 MiB, so the block of 12 serves it whole. Pinned memory is not the device's.
+  // 30 + 12 + 60 in segments of their own. scratch fits into the activation's segment of 12: 1 MiB is left, which is
+  // not more than 1 MiB, so the block of 12 serves it whole. Pinned memory is not the device's.
   CHECK(p.peak_reserved == 102 * kMiB);
-  CHECK(p.peak_allocated == 102 * kMiB);             // 90 + 12, in the steady step
+  CHECK(p.peak_allocated == 102 * kMiB);  // 90 + 12, in the steady step
   CHECK(p.peak_requested == 102 * kMiB);
   CHECK(p.peak_active == 102 * kMiB);
   CHECK(p.at == AllocatorPlace{1, 1});
-  CHECK(p.allocated == 90 * kMiB);                   // there the activation's block was free, and whole
+  CHECK(p.allocated == 90 * kMiB);  // there the activation's block was free, and whole
   CHECK(p.inactive_split == 0);
   CHECK(p.segments == 3);
   CHECK_FALSE(p.out_of_memory);
@@ -76,13 +78,14 @@ TEST_CASE("fixed allocations come first, from the pool of their stream") {
   Hand h;
   const auto weights = h.buffer(30 * kMiB);
   Hand::op(h.program.init, Stream::compute, {weights}, {});
-  const std::array fixed = {FixedAllocation{32 * kMiB, Stream::compute}, FixedAllocation{100, Stream::all_gather}, FixedAllocation{0, Stream::compute}};
+  const std::array fixed = {FixedAllocation{32 * kMiB, Stream::compute}, FixedAllocation{100, Stream::all_gather},
+                            FixedAllocation{0, Stream::compute}};
   ReplayOptions options;
   options.fixed = fixed;
   const AllocatorPrediction p = replay_allocator(h.program, options);
   CHECK(p.peak_reserved == (32 + 2 + 30) * kMiB);
   CHECK(p.peak_requested == (32 + 30) * kMiB + 100);
-  options.settings.capacity = 33 * kMiB;             // 32 and 2 are too much already
+  options.settings.capacity = 33 * kMiB;  // 32 and 2 are too much already
   const AllocatorPrediction none = replay_allocator(h.program, options);
   CHECK(none.out_of_memory);
   CHECK(none.failed == AllocatorPlace{0, -1});
@@ -99,7 +102,8 @@ namespace {
 Program two_gathers(Timeline& timeline, double end) {
   Hand h;
   const auto compute_mark = static_cast<std::uint8_t>(1u << static_cast<unsigned>(Stream::compute));
-  const auto a = h.buffer(40 * kMiB, Stream::all_gather, compute_mark), b = h.buffer(40 * kMiB, Stream::all_gather, compute_mark);
+  const auto a = h.buffer(40 * kMiB, Stream::all_gather, compute_mark),
+             b = h.buffer(40 * kMiB, Stream::all_gather, compute_mark);
   Hand::op(h.program.init, Stream::compute, {}, {});
   for (Step* step : {&h.program.first_step, &h.program.steady_step}) {
     Hand::op(*step, Stream::all_gather, {a}, {});
@@ -124,17 +128,17 @@ TEST_CASE("a buffer with recorded streams comes back when their last operation b
     const AllocatorPrediction p = replay_allocator(program, options);
     CHECK(p.peak_allocated == 40 * kMiB);
     CHECK(p.peak_active == p.peak_reserved);
-    CHECK(p.steady_steps_replayed == 1);             // what waits at the end of a step waits equally long in the next
+    CHECK(p.steady_steps_replayed == 1);  // what waits at the end of a step waits equally long in the next
     return p.peak_reserved;
   };
-  CHECK(reserved(9.5) == 40 * kMiB);                 // B is allocated at 10: A's block is free again
+  CHECK(reserved(9.5) == 40 * kMiB);  // B is allocated at 10: A's block is free again
   CHECK(reserved(10) == 40 * kMiB);
   CHECK(reserved(10.5) == 80 * kMiB);
 }
 
 TEST_CASE("a step's waiting buffers reach into the next one") {
-  // The host issues the next step's first gather at 1 - the step's start. If B's last use ends at 25, 5 into the next step, A cannot
-  // have its block; A's own block of the step before has long come back.
+  // The host issues the next step's first gather at 1 - the step's start. If B's last use ends at 25, 5 into the next
+  // step, A cannot have its block; A's own block of the step before has long come back.
   Timeline timeline;
   const Program program = two_gathers(timeline, 9);
   timeline.spans[3].end = 25;
@@ -163,15 +167,16 @@ TEST_CASE("a limit: retries of every step, then out of memory with its place") {
     Hand::op(*step, Stream::all_gather, {}, {});
     Hand::op(*step, Stream::compute, {y}, {y});
   }
-  // x and y come from different pools: 30 + 50 + 70 = 150 without a limit. With 110 each step has to give one back for the other.
+  // x and y come from different pools: 30 + 50 + 70 = 150 without a limit. With 110 each step has to give one back for
+  // the other.
   h.program.buffers[static_cast<std::size_t>(y)].pool = Stream::all_gather;
   CHECK(replay_allocator(h.program).peak_reserved == 150 * kMiB);
   ReplayOptions options;
   options.settings.capacity = 110 * kMiB;
   const AllocatorPrediction tight = replay_allocator(h.program, options);
   CHECK(tight.peak_reserved == 100 * kMiB);
-  CHECK(tight.retries_per_step == 2);                // x displaces y, y displaces x
-  CHECK(tight.retries == 1 + 3 * 2);                 // the first step has only x to give back
+  CHECK(tight.retries_per_step == 2);  // x displaces y, y displaces x
+  CHECK(tight.retries == 1 + 3 * 2);   // the first step has only x to give back
   CHECK_FALSE(tight.out_of_memory);
   options.settings.capacity = 99 * kMiB;
   const AllocatorPrediction full = replay_allocator(h.program, options);
@@ -195,8 +200,9 @@ TEST_CASE("a program that frees what is not live is refused") {
 }
 
 TEST_CASE("FSDP2 holds one tensor per parameter where the program has a buffer per unit") {
-  // A block of the toy: up [10, 6] and down [6, 10] in fp32 on 4 ranks. Padded shards: 3 rows * 6 and 2 rows * 10 elements; rank 3 of
-  // `up` has rows 9 .. 10: one row, and of `down` rows 6 .. 6: none. Optimizer states are of the rows themselves.
+  // A block of the toy: up [10, 6] and down [6, 10] in fp32 on 4 ranks. Padded shards: 3 rows * 6 and 2 rows * 10
+  // elements; rank 3 of `up` has rows 9 .. 10: one row, and of `down` rows 6 .. 6: none. Optimizer states are of the
+  // rows themselves.
   const ModelGraph m = toy::model();
   const ShardingPlan plan = toy::plan(m, 4);
   Program program = lower(m, plan, find_implementation("torchtitan", false, "test"), 3);
@@ -217,9 +223,12 @@ TEST_CASE("FSDP2 holds one tensor per parameter where the program has a buffer p
   CHECK(states == 2);
 }
 
-TEST_CASE("FSDP1 holds one flat tensor per unit, and optimizer states per parameter where the optimizer sees the parameters") {
-  // The same block in bf16: `up` takes elements 0 .. 60, `down` begins at the next multiple of 16 bytes, 64, and ends at 124, a multiple
-  // of 4 ranks. Rank 1 holds 31 .. 62, all but two elements of it of `up`, rank 2 62 .. 93: 29 elements of `down` behind padding.
+TEST_CASE(
+    "FSDP1 holds one flat tensor per unit, and optimizer states per parameter where the optimizer sees the "
+    "parameters") {
+  // The same block in bf16: `up` takes elements 0 .. 60, `down` begins at the next multiple of 16 bytes, 64, and ends
+  // at 124, a multiple of 4 ranks. Rank 1 holds 31 .. 62, all but two elements of it of `up`, rank 2 62 .. 93: 29
+  // elements of `down` behind padding.
   const ModelGraph m = toy::model();
   ShardingPlan plan = toy::plan(m, 4);
   plan.dialect = Dialect::fsdp1;
@@ -233,7 +242,7 @@ TEST_CASE("FSDP1 holds one flat tensor per unit, and optimizer states per parame
   CHECK(tensors(BufferKind::parameter_shard, 1) == std::vector<std::int64_t>{31 * 4});
   CHECK(tensors(BufferKind::optimizer_state, 1) == std::vector<std::int64_t>{29 * 4, 0});
   CHECK(tensors(BufferKind::optimizer_state, 2) == std::vector<std::int64_t>{0, 29 * 4});
-  plan.use_orig_params = false;              // 120 elements, none between the parameters: rank 1 holds 30 .. 60
+  plan.use_orig_params = false;  // 120 elements, none between the parameters: rank 1 holds 30 .. 60
   CHECK(tensors(BufferKind::optimizer_state, 1) == std::vector<std::int64_t>{30 * 4});
 }
 
@@ -247,7 +256,9 @@ AllocatorStats replay_plainly(const Program& program, const AllocatorSettings& s
     for (const Operation& op : step.ops) {
       const auto allocate = [&](std::int32_t b) {
         for (const std::int64_t bytes : tensors_of(program.buffers[static_cast<std::size_t>(b)], program))
-          if (bytes > 0) live[static_cast<std::size_t>(b)].push_back(a.malloc(bytes, static_cast<int>(program.buffers[static_cast<std::size_t>(b)].pool), 0));
+          if (bytes > 0)
+            live[static_cast<std::size_t>(b)].push_back(
+                a.malloc(bytes, static_cast<int>(program.buffers[static_cast<std::size_t>(b)].pool), 0));
       };
       const auto release = [&](std::int32_t b) {
         for (const auto h : live[static_cast<std::size_t>(b)]) a.free(h);
@@ -285,9 +296,10 @@ TEST_CASE("lowered programs: requested is what memory says, and stopping early c
         CHECK(p.peak_requested == replay_memory(program).peak);
         CHECK(p.peak_reserved == plain.reserved.peak);
         CHECK(p.peak_allocated == plain.allocated.peak);
-        CHECK(p.peak_active == p.peak_allocated);    // nothing is recorded in these dialects
+        CHECK(p.peak_active == p.peak_allocated);  // nothing is recorded in these dialects
         CHECK(p.segments == plain.segments);
-        // Rounding costs little, what lies between blocks more: published runs reserve 1.13 to 1.20 times what they allocate.
+        // Rounding costs little, what lies between blocks more: published runs reserve 1.13 to 1.20 times what they
+        // allocate.
         CHECK(p.peak_allocated >= p.peak_requested);
         CHECK(static_cast<double>(p.peak_allocated) < 1.01 * static_cast<double>(p.peak_requested));
         CHECK(static_cast<double>(p.peak_reserved) < (expandable ? 1.1 : 1.25) * static_cast<double>(p.peak_allocated));

@@ -1,6 +1,8 @@
-// The caching allocator model. What it must do is said twice, independently: by sequences whose numbers are derived in comments, and
-// by what PyTorch's own library did with other sequences (tests/torch/golden/allocator.json, recorded by
+// The caching allocator model. What it must do is said twice, independently: by sequences whose numbers are derived in
+// comments, and by what PyTorch's own library did with other sequences (tests/torch/golden/allocator.json, recorded by
 // tests/torch/record_allocator.py).
+#include "simulator/allocator/allocator.h"
+
 #include <doctest/doctest.h>
 
 #include <cstdlib>
@@ -10,8 +12,6 @@
 #include <random>
 #include <sstream>
 
-#include "simulator/allocator/allocator.h"
-
 using namespace fsdp;
 using Json = nlohmann::json;
 
@@ -20,7 +20,7 @@ namespace {
 constexpr std::int64_t kKiB = 1024, kMiB = 1024 * kKiB, kGiB = 1024 * kMiB;
 constexpr double kNever = std::numeric_limits<double>::infinity();
 
-// --- PyTorch's own answers ---------------------------------------------------------------------------------------------------
+// --- PyTorch's own answers ---
 
 AllocatorSettings settings_of(const Json& c) {
   const Json& given = c.at("settings");
@@ -70,7 +70,13 @@ std::vector<double> ends_after(const std::vector<Request>& requests, std::size_t
 }
 
 Json counters(std::size_t i, const AllocatorStats& s) {
-  return {i, s.allocated.current, s.requested.current, s.active.current, s.reserved.current, s.inactive_split.current, s.segments,
+  return {i,
+          s.allocated.current,
+          s.requested.current,
+          s.active.current,
+          s.reserved.current,
+          s.inactive_split.current,
+          s.segments,
           s.retries};
 }
 
@@ -92,7 +98,8 @@ void check_case(const Json& c) {
     } else if (r.what == 'e') {
       a.empty_cache();
     }
-    if (rows < c.at("counters").size() && c.at("counters")[rows][0] == i) REQUIRE(counters(i, a.stats()) == c.at("counters")[rows++]);
+    if (rows < c.at("counters").size() && c.at("counters")[rows][0] == i)
+      REQUIRE(counters(i, a.stats()) == c.at("counters")[rows++]);
   }
   CHECK(rows == c.at("counters").size());
   const AllocatorStats& s = a.stats();
@@ -113,7 +120,7 @@ TEST_CASE("every decision is PyTorch's") {
   }
 }
 
-// --- Derived by hand -----------------------------------------------------------------------------------------------------------
+// --- Derived by hand ---
 
 TEST_CASE("sizes are rounded to 512 bytes, or to steps between powers of two") {
   const CachingAllocator plain;
@@ -122,10 +129,10 @@ TEST_CASE("sizes are rounded to 512 bytes, or to steps between powers of two") {
   CHECK(plain.round(513) == 1024);
   CHECK(plain.round(1'000'000) == 1954 * 512);
   const CachingAllocator quarters({.roundup_power2_divisions = 4});
-  CHECK(quarters.round(2048) == 2048);       // up to 4 * 512 bytes there is no room for four steps of 512
-  CHECK(quarters.round(2049) == 2560);       // 2048, 2560, 3072, 3584, 4096
+  CHECK(quarters.round(2048) == 2048);  // up to 4 * 512 bytes there is no room for four steps of 512
+  CHECK(quarters.round(2049) == 2560);  // 2048, 2560, 3072, 3584, 4096
   CHECK(quarters.round(3073) == 3584);
-  CHECK(quarters.round(70 * kMiB) == 80 * kMiB);    // 64, 80, 96, 112, 128
+  CHECK(quarters.round(70 * kMiB) == 80 * kMiB);  // 64, 80, 96, 112, 128
   CHECK(quarters.round(64 * kMiB) == 64 * kMiB);
 }
 
@@ -139,7 +146,7 @@ TEST_CASE("a segment has 2 MiB, 20 MiB, or the request rounded up to 2 MiB") {
   CHECK(segment_for(kMiB) == 2 * kMiB);
   CHECK(segment_for(kMiB + 1) == 20 * kMiB);
   CHECK(segment_for(10 * kMiB - 512) == 20 * kMiB);
-  CHECK(segment_for(10 * kMiB - 1) == 10 * kMiB);    // rounds to 10 MiB first
+  CHECK(segment_for(10 * kMiB - 1) == 10 * kMiB);  // rounds to 10 MiB first
   CHECK(segment_for(10 * kMiB) == 10 * kMiB);
   CHECK(segment_for(10 * kMiB + 1) == 12 * kMiB);
   CHECK(segment_for(33 * kMiB) == 34 * kMiB);
@@ -155,8 +162,8 @@ TEST_CASE("what is left of a block is split off if it is worth it") {
   CHECK(a.size(a.malloc(kMiB - 512, 0, 0)) == kMiB - 512);
   CHECK(a.address(a.malloc(1, 0, 0)) == 2 * kMiB - 512);
   CHECK(a.stats().inactive_split.current == 0);
-  // Large pool: of 34 MiB for 33 MiB, 1 MiB is left, not more: the request has all of it. allocated counts the block, requested
-  // the bytes.
+  // Large pool: of 34 MiB for 33 MiB, 1 MiB is left, not more: the request has all of it. allocated counts the block,
+  // requested the bytes.
   const auto whole = a.malloc(33 * kMiB, 0, 0);
   CHECK(a.size(whole) == 34 * kMiB);
   CHECK(a.stats().allocated.current == 36 * kMiB);
@@ -172,7 +179,8 @@ TEST_CASE("what is left of a block is split off if it is worth it") {
 TEST_CASE("the smallest free block that is large enough is taken; neighbours merge; streams do not share") {
   CachingAllocator a;
   // One segment of 20 MiB: [a 4][b 2][c 3][d 2][9 free].
-  const auto b1 = a.malloc(4 * kMiB, 0, 0), b2 = a.malloc(2 * kMiB, 0, 0), b3 = a.malloc(3 * kMiB, 0, 0), b4 = a.malloc(2 * kMiB, 0, 0);
+  const auto b1 = a.malloc(4 * kMiB, 0, 0), b2 = a.malloc(2 * kMiB, 0, 0), b3 = a.malloc(3 * kMiB, 0, 0),
+             b4 = a.malloc(2 * kMiB, 0, 0);
   CHECK(a.address(b4) == 9 * kMiB);
   a.free(b1);
   a.free(b3);
@@ -186,7 +194,7 @@ TEST_CASE("the smallest free block that is large enough is taken; neighbours mer
   a.free(b2);
   a.free(best);
   const auto merged = a.malloc(9 * kMiB, 0, 0);
-  CHECK(a.address(merged) == 0);             // the lower one of two equals
+  CHECK(a.address(merged) == 0);  // the lower one of two equals
   CHECK(a.stats().reserved.current == 40 * kMiB);
 }
 
@@ -195,7 +203,7 @@ TEST_CASE("a recorded block is active until every recorded stream has passed its
   const auto block = a.malloc(30 * kMiB, 2, 0);
   a.record_stream(block, 0);
   a.record_stream(block, 1);
-  a.record_stream(block, 2);                 // its own stream: nothing
+  a.record_stream(block, 2);  // its own stream: nothing
   const double done[] = {5, 7};
   a.free(block, done);
   CHECK(a.stats().allocated.current == 0);
@@ -226,7 +234,9 @@ TEST_CASE("an event behind one that has not completed is not seen") {
   CHECK(a.address(a.malloc(30 * kMiB, 1, 8)) == 0);
 }
 
-TEST_CASE("a device that is full: whole free segments are given back and the request is tried again; then it is out of memory") {
+TEST_CASE(
+    "a device that is full: whole free segments are given back and the request is tried again; then it is out of "
+    "memory") {
   CachingAllocator a({.capacity = 100 * kMiB});
   const auto first = a.malloc(40 * kMiB, 0, 0), second = a.malloc(40 * kMiB, 0, 0), small = a.malloc(100, 0, 0);
   a.free(first);
@@ -244,7 +254,9 @@ TEST_CASE("a device that is full: whole free segments are given back and the req
   CHECK(a.out_of_memory().allocated == 90 * kMiB + 512);
   CHECK(a.out_of_memory().reserved == 92 * kMiB);
   // The device gave 40, 40, 2, got 40, gave 50.
-  CHECK(a.changes() == std::vector<SegmentChange>{{0, 40 * kMiB}, {40 * kMiB, 40 * kMiB}, {80 * kMiB, 2 * kMiB}, {0, -40 * kMiB}, {82 * kMiB, 50 * kMiB}});
+  CHECK(a.changes() ==
+        std::vector<SegmentChange>{
+            {0, 40 * kMiB}, {40 * kMiB, 40 * kMiB}, {80 * kMiB, 2 * kMiB}, {0, -40 * kMiB}, {82 * kMiB, 50 * kMiB}});
   for (const auto h : {second, small, third}) a.free(h);
   a.empty_cache();
   CHECK(a.stats().reserved.current == 0);
@@ -273,12 +285,14 @@ TEST_CASE("blocks of max_split_size are not split, nor lent to small requests, n
   CHECK(a.stats().reserved.current == 200 * kMiB);
 }
 
-TEST_CASE("a full device gives back oversize blocks before everything: one that is large enough, else the largest ones") {
+TEST_CASE(
+    "a full device gives back oversize blocks before everything: one that is large enough, else the largest ones") {
   CachingAllocator a({.capacity = 300 * kMiB, .max_split_size = 64 * kMiB});
   std::vector<CachingAllocator::Handle> blocks;
   for (const std::int64_t size : {120, 90, 70}) blocks.push_back(a.malloc(size * kMiB, 0, 0));
   for (const auto h : blocks) a.free(h);
-  // 280 of 300 are reserved. 95 MiB: 120 >= 95 + 20 may not serve it, but is given back for it: 280 - 120 + 96 (rounded).
+  // 280 of 300 are reserved. 95 MiB: 120 >= 95 + 20 may not serve it, but is given back for it: 280 - 120 + 96
+  // (rounded).
   (void)a.malloc(95 * kMiB, 0, 0);
   CHECK(a.stats().reserved.current == (90 + 70 + 96) * kMiB);
   CHECK(a.stats().retries == 0);
@@ -291,7 +305,7 @@ TEST_CASE("a full device gives back oversize blocks before everything: one that 
 TEST_CASE("a process may have less than the device: the limit is on what a new segment would make") {
   CachingAllocator a({.capacity = 400 * kMiB, .allowed = 100 * kMiB});
   a.free(a.malloc(60 * kMiB, 0, 0));
-  CHECK(a.malloc(70 * kMiB, 0, 0) != CachingAllocator::kNone);   // the 60 had to go
+  CHECK(a.malloc(70 * kMiB, 0, 0) != CachingAllocator::kNone);  // the 60 had to go
   CHECK(a.stats().retries == 1);
   CHECK(a.malloc(32 * kMiB, 0, 0) == CachingAllocator::kNone);
 }
@@ -317,7 +331,7 @@ TEST_CASE("expandable segments: pages are mapped at the lowest address that fits
   const auto first = a.malloc(30 * kMiB, 0, 0), second = a.malloc(10 * kMiB, 0, 0);
   CHECK(a.stats().reserved.current == 40 * kMiB);
   CHECK(a.address(second) == 30 * kMiB);
-  const auto third = a.malloc(25 * kMiB, 0, 0);      // 40 .. 65 of pages up to 80
+  const auto third = a.malloc(25 * kMiB, 0, 0);  // 40 .. 65 of pages up to 80
   CHECK(a.stats().reserved.current == 80 * kMiB);
   a.free(first);
   // 0 .. 30 is free and so is 65 .. 80, which can grow: 15 MiB go into the hole, whose room is smaller.
@@ -342,8 +356,8 @@ TEST_CASE("expandable segments: pages are mapped at the lowest address that fits
 }
 
 TEST_CASE("activations that grow: segments are wasted, a range is not") {
-  // Each round frees 8 blocks and asks for 8 that are 1 MiB larger: no segment is large enough, all are new. In a range the freed
-  // neighbours are one block and only what is more is mapped: 8 * 40 MiB, to a page.
+  // Each round frees 8 blocks and asks for 8 that are 1 MiB larger: no segment is large enough, all are new. In a range
+  // the freed neighbours are one block and only what is more is mapped: 8 * 40 MiB, to a page.
   const auto reserved = [](bool expandable) {
     CachingAllocator a({.expandable_segments = expandable});
     std::vector<CachingAllocator::Handle> live;
@@ -359,12 +373,13 @@ TEST_CASE("activations that grow: segments are wasted, a range is not") {
   CHECK(reserved(false) == 8 * (30 + 32 + 34 + 36 + 38 + 40) * kMiB);
 }
 
-// --- Laws, on random sequences ---------------------------------------------------------------------------------------------------
+// --- Laws, on random sequences ---
 
 namespace {
 
 void check_laws(const CachingAllocator& a, const AllocatorSettings& settings) {
-  std::int64_t allocated = 0, active = 0, requested = 0, reserved = 0, split = 0, segments = 0, segment_free = 0, in_segment = 0;
+  std::int64_t allocated = 0, active = 0, requested = 0, reserved = 0, split = 0, segments = 0, segment_free = 0,
+               in_segment = 0;
   const std::vector<BlockView> blocks = a.blocks();
   const auto end_segment = [&] {
     if (in_segment > 1) split += segment_free;
@@ -378,7 +393,8 @@ void check_laws(const CachingAllocator& a, const AllocatorSettings& settings) {
     // Blocks lie side by side, and two free neighbours would have merged.
     if (!b.first) REQUIRE(blocks[i - 1].address + blocks[i - 1].bytes == b.address);
     if (i > 0) REQUIRE(blocks[i - 1].address + blocks[i - 1].bytes <= b.address);
-    if (!b.first && b.state == blocks[i - 1].state) REQUIRE((b.state == BlockState::allocated || b.state == BlockState::waiting));
+    if (!b.first && b.state == blocks[i - 1].state)
+      REQUIRE((b.state == BlockState::allocated || b.state == BlockState::waiting));
     segments += b.first && !b.expandable ? 1 : 0;
     ++in_segment;
     allocated += b.state == BlockState::allocated ? b.bytes : 0;
@@ -440,7 +456,8 @@ void check_random_sequence(std::uint64_t seed) {
   REQUIRE(a.malloc(512, 2, 1000) != CachingAllocator::kNone);
   check_laws(a, settings);
   CHECK(a.stats().active.current == 512);
-  // Everything is freed but those 512 bytes: a segment is one free block, but for that one (two); what is given back is all but that.
+  // Everything is freed but those 512 bytes: a segment is one free block, but for that one (two); what is given back is
+  // all but that.
   std::int64_t not_whole = 0;
   const std::vector<BlockView> blocks = a.blocks();
   for (std::size_t i = 0; i < blocks.size(); ++i) not_whole += !blocks[i].expandable && !blocks[i].first;

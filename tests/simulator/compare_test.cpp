@@ -1,8 +1,9 @@
 // A comparison must be able to fail: every test changes one thing that an instrument would see.
+#include "simulator/records/compare.h"
+
 #include <doctest/doctest.h>
 
 #include "models/input/error.h"
-#include "simulator/records/compare.h"
 #include "tests/support/relative.h"
 
 using namespace fsdp;
@@ -82,10 +83,12 @@ TEST_CASE("order: a swap, a missing and an extra operation are named") {
   ValidationReport r = compare(p, m);
   CHECK_FALSE(r.order_equal);
   CHECK_FALSE(r.within);
-  CHECK(mentions(r, "rank 1, stream G, position 0: predicted 'G: all_gather unit 0 mb 0', executed 'G: all_gather unit 1 mb 0'"));
+  CHECK(mentions(
+      r, "rank 1, stream G, position 0: predicted 'G: all_gather unit 0 mb 0', executed 'G: all_gather unit 1 mb 0'"));
   m = measured(p);
   m.ranks[0].order.pop_back();
-  CHECK(mentions(compare(p, m), "rank 0, stream G, position 1: predicted 'G: all_gather unit 1 mb 0', executed nothing"));
+  CHECK(
+      mentions(compare(p, m), "rank 0, stream G, position 1: predicted 'G: all_gather unit 1 mb 0', executed nothing"));
   m.ranks[0].order = p.order;
   m.ranks[0].order.push_back("R: reduce_scatter");
   CHECK(mentions(compare(p, m), "rank 0, stream R, position 0: predicted nothing, executed 'R: reduce_scatter'"));
@@ -104,7 +107,8 @@ TEST_CASE("memory: one byte anywhere, on any rank, is a difference") {
   fails([](Measurement& m) { m.ranks[0].init.points[0].after = 99; },
         "rank 0, init, operation 0: predicted 100 B before and 100 B after, measured 100 B and 99 B");
   fails([](Measurement& m) { m.ranks[1].first_step = m.ranks[0].first_step; }, "rank 1, first step, operation 1");
-  fails([](Measurement& m) { m.ranks[0].steady_step.start += 1; }, "rank 0, steady step: predicted 120 B allocated at its start");
+  fails([](Measurement& m) { m.ranks[0].steady_step.start += 1; },
+        "rank 0, steady step: predicted 120 B allocated at its start");
   fails([](Measurement& m) { m.ranks[0].steady_step.points.clear(); }, "predicted 1 operations, measured 0");
   fails([](Measurement& m) { m.ranks[1].undeclared_bytes = 64; }, "rank 1: kernels took 64 B");
 }
@@ -234,5 +238,5 @@ TEST_CASE("what an earlier version did not write is said to be not compared") {
   const ValidationReport r = compare(prediction(), measured(prediction()));
   CHECK(r.not_compared.size() == 3);  // units, exposed communication, ranks
   CHECK(r.by_unit.empty());
-  CHECK_FALSE(r.by_action.empty());   // of rank 0, as before
+  CHECK_FALSE(r.by_action.empty());  // of rank 0, as before
 }

@@ -1,11 +1,12 @@
 // The engine against closed forms.
+#include "simulator/engine/engine.h"
+
 #include <doctest/doctest.h>
 
 #include <random>
 
 #include "models/implementation.h"
 #include "planner/lower.h"
-#include "simulator/engine/engine.h"
 #include "tests/support/relative.h"
 #include "tests/support/toy_model.h"
 
@@ -41,7 +42,8 @@ TEST_CASE("max-min shares") {
   CHECK(rates({memory(0.4), memory(0.5)}) == std::vector<double>{1, 1});
   // 0.8 r + 0.8 r = 1 -> r = 0.625 each.
   CHECK(rates({memory(0.8), memory(0.8)})[0] == relative(0.625));
-  // The small one rises with the big one until memory is full: 0.2 r + 1.0 r = 1 -> r = 1 / 1.2 each (rates, not shares, are equal).
+  // The small one rises with the big one until memory is full: 0.2 r + 1.0 r = 1 -> r = 1 / 1.2 each (rates, not
+  // shares, are equal).
   CHECK(rates({memory(0.2), memory(1.0)})[0] == relative(1 / 1.2));
   // A collective holds 24 of 132 SMs and runs at full speed; a kernel that wants all of them gets 108 / 132.
   const auto r = rates({uses(1, Resource::compute, 1.0), uses(1, Resource::compute, 24.0 / 132, true)});
@@ -62,7 +64,10 @@ TEST_CASE("rates are feasible and bounded on generated cases") {
       d.holds_compute = random() % 4 == 0;
     }
     const auto r = rates(demands);
-    for (double x : r) { CHECK(x > 0); CHECK(x <= 1 + 1e-9); }
+    for (double x : r) {
+      CHECK(x > 0);
+      CHECK(x <= 1 + 1e-9);
+    }
     bool starved = false;
     for (double x : r) starved = starved || x <= 1e-3;
     for (std::size_t k = 0; k < kResources && !starved; ++k) {
@@ -76,8 +81,8 @@ TEST_CASE("rates are feasible and bounded on generated cases") {
 TEST_CASE("overlap of PyTorch's test_fully_shard_training_overlap, which only asserts 'faster than serial'") {
   // Three linears of 25 ms forward and 50 ms backward, every all-gather and reduce-scatter 10 ms on one communicator.
   // Forward: the first all-gather is exposed, the rest hides: 10 + 3 * 25 = 85. Root without parameters.
-  // Backward with resharding: AG(2) is prefetched after... its pre-backward: exposed 10; AG(1) overlaps B(2); RS(2), AG(0) overlap
-  // B(1); RS(1) overlaps B(0); RS(0) exposed: 10 + 3 * 50 + 10 = 170.
+  // Backward with resharding: AG(2) is prefetched after... its pre-backward: exposed 10; AG(1) overlaps B(2); RS(2),
+  // AG(0) overlap B(1); RS(1) overlaps B(0); RS(0) exposed: 10 + 3 * 50 + 10 = 170.
   const ModelGraph model = toy::model({.blocks = 3});
   ShardingPlan plan = toy::plan(model, 2);
   for (Unit& u : plan.units) u.reshard_after_forward = Reshard::yes;
@@ -90,17 +95,20 @@ TEST_CASE("overlap of PyTorch's test_fully_shard_training_overlap, which only as
     if (is_collective(op.action) && op.unit >= 0 && op.unit != root) demands[i] = seconds(0.010);
     if (op.graph_op < 0) continue;
     const Op& graph_op = model.ops[static_cast<std::size_t>(op.graph_op)];
-    const std::string& module = graph_op.module < 0 ? "" : model.modules[static_cast<std::size_t>(graph_op.module)].name;
+    const std::string& module =
+        graph_op.module < 0 ? "" : model.modules[static_cast<std::size_t>(graph_op.module)].name;
     if (graph_op.kind != OpKind::linear || module.find(".up") == std::string::npos) continue;
     demands[i] = seconds(op.action == Action::forward ? 0.025 : 0.050);
   }
-  // Block 2 reshards after forward and is gathered again at once: its copy-in waits for nothing but C's order, so AG(2) of backward
-  // starts right after the forward ends.
+  // Block 2 reshards after forward and is gathered again at once: its copy-in waits for nothing but C's order, so AG(2)
+  // of backward starts right after the forward ends.
   const Timeline t = simulate(step, demands, {.share = false});
   CHECK(t.duration == relative(0.085 + 0.170).epsilon(1e-9));
 }
 
-TEST_CASE("laws: busiest stream <= step <= sum; more bandwidth never hurts without sharing; host-bound steps cost host time") {
+TEST_CASE(
+    "laws: busiest stream <= step <= sum; more bandwidth never hurts without sharing; host-bound steps cost host "
+    "time") {
   const ModelGraph model = toy::model({.blocks = 4});
   ShardingPlan plan = toy::plan(model, 2, 2);
   plan.micro_batches = {1, 2};
@@ -123,7 +131,8 @@ TEST_CASE("laws: busiest stream <= step <= sum; more bandwidth never hurts witho
     CHECK(period <= sum * (1 + 1e-9));
     for (double b : busy) CHECK(period >= b * (1 - 1e-9));
     std::vector<Demand> faster = demands;
-    for (std::size_t i = 0; i < step.ops.size(); ++i) if (is_collective(step.ops[i].action)) faster[i] = seconds(demands[i].alone.count() / 2);
+    for (std::size_t i = 0; i < step.ops.size(); ++i)
+      if (is_collective(step.ops[i].action)) faster[i] = seconds(demands[i].alone.count() / 2);
     CHECK(simulate(step, faster, {.share = false}).duration <= period * (1 + 1e-9));
     for (Demand& d : demands) d.use[static_cast<std::size_t>(Resource::memory)] = u(random);
     CHECK(simulate(step, demands).duration >= period * (1 - 1e-9));
@@ -148,9 +157,10 @@ TEST_CASE("one communicator runs one collective at a time, whatever their stream
 }
 
 TEST_CASE("the host runs ahead, and waits where it reads the loss") {
-  // 10 ms of work issued in 1 ms, then 1 ms issued in 5 ms. Running ahead the device is never idle: 11 ms. When the loss is read
-  // in between, the host is at 10 ms (it issued the first operation of the step while the one before it ran out), the second is
-  // issued at 10 + 5, runs until 16, by which time the next step's first one has been issued: 16 ms.
+  // 10 ms of work issued in 1 ms, then 1 ms issued in 5 ms. Running ahead the device is never idle: 11 ms. When the
+  // loss is read in between, the host is at 10 ms (it issued the first operation of the step while the one before it
+  // ran out), the second is issued at 10 + 5, runs until 16, by which time the next step's first one has been issued:
+  // 16 ms.
   Step step;
   for (const Action a : {Action::forward, Action::read_loss, Action::optimizer}) {
     Operation op;

@@ -1,5 +1,8 @@
-// The fit against runs that the simulator itself made up with known constants: it must find them again through noise and wild rows. (This
-// tests the fit, not the model: whether the model is right, tests/accuracy/published_runs.csv says.)
+// The fit against runs that the simulator itself made up with known constants: it must find them again through noise
+// and wild rows. (This tests the fit, not the model: whether the model is right, tests/accuracy/published_runs.csv
+// says.)
+#include "simulator/published/fit_runs.h"
+
 #include <doctest/doctest.h>
 #include <fmt/format.h>
 
@@ -9,14 +12,14 @@
 
 #include "models/input/error.h"
 #include "simulator/published/cross_validation.h"
-#include "simulator/published/fit_runs.h"
 
 using namespace fsdp;
 
 namespace {
 
 const std::string kHeader =
-    "id,source,trust,framework,model,layers,hidden,heads,ffn,vocab,seq_len,gpu,gpus,gpus_per_node,fabric_gbps_per_gpu,param_dtype,reduce_dtype,"
+    "id,source,trust,framework,model,layers,hidden,heads,ffn,vocab,seq_len,gpu,gpus,gpus_per_node,fabric_gbps_per_gpu,"
+    "param_dtype,reduce_dtype,"
     "micro_batch,grad_accum,activation_checkpointing,optimizer,step_time_s,software_generation\n";
 
 struct Made {
@@ -29,9 +32,10 @@ struct Made {
 std::string csv(const std::vector<Made>& rows, bool with_times = true) {
   std::string text = kHeader;
   for (const Made& m : rows)
-    text += fmt::format("{},{},A,fsdp2,GPT made up,{},{},{},{},32000,{},{},{},8,200,bf16,fp32,{},{},{},adamw,{},{}\n", m.id, m.source, m.layers,
-                        m.hidden, m.hidden / 64, 4 * m.hidden, m.seq, m.gpu, m.gpus, m.micro, m.accum, m.checkpointed ? "full" : "none",
-                        with_times ? fmt::format("{:.9g}", m.seconds) : "", m.generation);
+    text +=
+        fmt::format("{},{},A,fsdp2,GPT made up,{},{},{},{},32000,{},{},{},8,200,bf16,fp32,{},{},{},adamw,{},{}\n", m.id,
+                    m.source, m.layers, m.hidden, m.hidden / 64, 4 * m.hidden, m.seq, m.gpu, m.gpus, m.micro, m.accum,
+                    m.checkpointed ? "full" : "none", with_times ? fmt::format("{:.9g}", m.seconds) : "", m.generation);
   return text;
 }
 
@@ -52,7 +56,7 @@ std::vector<Made> shapes(const std::string& source, const std::string& generatio
   return rows;
 }
 
-using Truth = std::vector<std::pair<const char*, double>>;   // constant, ratio to the datasheet's
+using Truth = std::vector<std::pair<const char*, double>>;  // constant, ratio to the datasheet's
 
 // Fills in the times that the simulator predicts with other constants than the datasheet's.
 void measure(std::vector<Made>& rows, const Truth& truth, double noise, double wild, std::uint32_t seed) {
@@ -66,7 +70,8 @@ void measure(std::vector<Made>& rows, const Truth& truth, double noise, double w
     if (const auto* why = std::get_if<std::string>(&setup)) FAIL(*why);
     const PreparedRun run = prepare(std::get<RunSetup>(std::move(setup)));
     Costs costs = default_costs(run.setup.cluster);
-    for (const auto& [name, ratio] : truth) set_value(costs, *find_parameter(name), value_of(costs, *find_parameter(name)) * ratio);
+    for (const auto& [name, ratio] : truth)
+      set_value(costs, *find_parameter(name), value_of(costs, *find_parameter(name)) * ratio);
     rows[i].seconds = predict_step_time(run, costs).count() * std::exp(noise * normal(random));
     if (uniform(random) < wild) rows[i].seconds *= uniform(random) < 0.5 ? 2.2 : 0.5;
   }
@@ -77,9 +82,12 @@ FitRuns read(const std::vector<Made>& rows) {
   return read_fit_runs(in, "made.csv");
 }
 
-double default_of(const char* name, const FitRun& run) { return value_of(default_costs(run.prepared.setup.cluster), *find_parameter(name)); }
+double default_of(const char* name, const FitRun& run) {
+  return value_of(default_costs(run.prepared.setup.cluster), *find_parameter(name));
+}
 
-const FittedPlatform* find(const std::vector<FittedPlatform>& all, const std::string& source, const std::string& generation = "") {
+const FittedPlatform* find(const std::vector<FittedPlatform>& all, const std::string& source,
+                           const std::string& generation = "") {
   for (const FittedPlatform& p : all)
     if (p.source == source && p.software_generation == generation) return &p;
   return nullptr;
@@ -99,7 +107,8 @@ std::vector<Made> joined(std::vector<Made> a, const std::vector<Made>& b) {
 }  // namespace
 
 TEST_CASE("known constants come back from runs with 1 % noise and 5 % wild rows") {
-  const Truth truth = {{"matmul_efficiency", 0.93}, {"attention_forward_efficiency", 0.85}, {"memory_efficiency", 0.88}};
+  const Truth truth = {
+      {"matmul_efficiency", 0.93}, {"attention_forward_efficiency", 0.85}, {"memory_efficiency", 0.88}};
   std::vector<Made> rows = shapes("lab", "torch-2.1", "h100-sxm-80", 120);
   measure(rows, truth, 0.01, 0.05, 4);
   const FitRuns runs = read(rows);
@@ -143,7 +152,7 @@ TEST_CASE("rows held out are predicted as well as the noise allows, and one sour
   for (const FitRun& r : runs.rows) datasheet += std::abs(std::exp(r.datasheet_error) - 1) / 52;
   CHECK(source.summary.all.step_time.mean < 0.85 * datasheet);
   const CrossValidation model = cross_validate(runs.rows, HoldOut::source_model);
-  CHECK(model.folds == 2);   // one model name in two sources
+  CHECK(model.folds == 2);  // one model name in two sources
 }
 
 TEST_CASE("what a row measured does not move its own prediction when it is held out") {
@@ -153,19 +162,22 @@ TEST_CASE("what a row measured does not move its own prediction when it is held 
   std::vector<Made> slower = two;
   for (Made& m : slower) m.seconds *= 1.2;
   FitRuns before = read(joined(one, two)), after = read(joined(one, slower));
-  const CrossValidation a = cross_validate(before.rows, HoldOut::source), b = cross_validate(after.rows, HoldOut::source);
+  const CrossValidation a = cross_validate(before.rows, HoldOut::source),
+                        b = cross_validate(after.rows, HoldOut::source);
   REQUIRE(a.rows.size() == 28);
   REQUIRE(b.rows.size() == 28);
   for (std::size_t i = 0; i < a.rows.size(); ++i) {
     CAPTURE(a.rows[i].id);
     const double ratio = *b.rows[i].predicted_step_time_s / *a.rows[i].predicted_step_time_s;
-    if (a.rows[i].source == "other") CHECK(std::abs(ratio - 1) < 0.01);   // the fit to all rows, near which a part's begins, moved
-    else CHECK(ratio > 1.02);                                             // their constants come from the rows that changed
+    if (a.rows[i].source == "other")
+      CHECK(std::abs(ratio - 1) < 0.01);  // the fit to all rows, near which a part's begins, moved
+    else CHECK(ratio > 1.02);             // their constants come from the rows that changed
   }
 }
 
 TEST_CASE("a platform with four rows has the pooled constants; a GPU with four rows has the datasheet's") {
-  std::vector<Made> lab = shapes("lab", "", "h100-sxm-80", 20), few = shapes("few", "", "h100-sxm-80", 4), rare = shapes("rare", "", "a100-sxm-40", 4);
+  std::vector<Made> lab = shapes("lab", "", "h100-sxm-80", 20), few = shapes("few", "", "h100-sxm-80", 4),
+                    rare = shapes("rare", "", "a100-sxm-40", 4);
   for (auto* rows : {&lab, &few, &rare}) measure(*rows, {{"matmul_efficiency", 0.9}}, 0.005, 0, 3);
   const FitRuns runs = read(joined(joined(lab, few), rare));
   const CalibratedRuns fitted = fit_runs(runs.rows, "test");
@@ -194,7 +206,8 @@ TEST_CASE("two threads and one give the same bits; so do two runs") {
   CHECK(fit_runs(runs.rows, "test").costs == one);
 }
 
-TEST_CASE("rows that are odd throughout still give constants inside their physical range, and the error left over is said") {
+TEST_CASE(
+    "rows that are odd throughout still give constants inside their physical range, and the error left over is said") {
   std::vector<Made> rows = shapes("lab", "", "h100-sxm-80", 20);
   measure(rows, {}, 0, 0, 5);
   for (Made& m : rows) m.seconds *= 20;
@@ -206,7 +219,7 @@ TEST_CASE("rows that are odd throughout still give constants inside their physic
   }
   CHECK(parse_fitted_costs(to_json_text(slow.costs), "costs.json") == slow.costs);
   std::mt19937 random(1);
-  for (Made& m : rows) m.seconds *= std::exp(static_cast<double>(random() % 1000) / 100 - 5);   // and without any order
+  for (Made& m : rows) m.seconds *= std::exp(static_cast<double>(random() % 1000) / 100 - 5);  // and without any order
   CHECK(parse_fitted_costs(to_json_text(fit_runs(read(rows).rows, "test").costs), "costs.json").platforms.size() == 1);
 }
 
@@ -218,7 +231,7 @@ TEST_CASE("few rows: one, equal ones, none") {
   CHECK(nothing.costs.gpus.empty());
   CHECK(nothing.costs.platforms.empty());
   CHECK_THROWS_WITH_AS((void)cross_validate(runs.rows, HoldOut::random), doctest::Contains("one run only"), InputError);
-  std::vector<Made> ten(10, one[0]);   // published ten times
+  std::vector<Made> ten(10, one[0]);  // published ten times
   const FitRuns same = read(ten);
   CHECK(same.rows.size() == 1);
   REQUIRE(same.left_out.size() == 9);
@@ -229,7 +242,10 @@ TEST_CASE("few rows: one, equal ones, none") {
     CHECK_THROWS_WITH_AS((void)read_fit_runs(in, "made.csv"), doctest::Contains(words), InputError);
   };
   refused("", "made.csv");
-  refused("\x7f" "ELF\x01\x02", "made.csv");
+  refused(
+      "\x7f"
+      "ELF\x01\x02",
+      "made.csv");
   refused(kHeader, "holds no run to fit to");
   refused(csv(one, false), "step_time_s");
   std::string zero = csv(one);
@@ -240,6 +256,7 @@ TEST_CASE("few rows: one, equal ones, none") {
 }
 
 TEST_CASE("ways to hold rows out") {
-  for (const HoldOut h : {HoldOut::source_model, HoldOut::source, HoldOut::random}) CHECK(parse_hold_out(name(h), "flag") == h);
+  for (const HoldOut h : {HoldOut::source_model, HoldOut::source, HoldOut::random})
+    CHECK(parse_hold_out(name(h), "flag") == h);
   CHECK_THROWS_WITH_AS((void)parse_hold_out("rows", "--cross-validate"), doctest::Contains("source-model"), InputError);
 }

@@ -1,11 +1,12 @@
 // The solver against problems whose answers are known in closed form, and against noise and wild rows.
+#include "simulator/published/fit.h"
+
 #include <doctest/doctest.h>
 
 #include <cmath>
 #include <random>
 
 #include "models/input/error.h"
-#include "simulator/published/fit.h"
 #include "tests/support/relative.h"
 
 using namespace fsdp;
@@ -13,7 +14,9 @@ using namespace fsdp;
 namespace {
 
 // Rows t_i = a / x + b / y: time of two kinds of work at two efficiencies.
-struct Work { double a, b, seconds; };
+struct Work {
+  double a, b, seconds;
+};
 
 FitBlock block_of(std::vector<Work> rows, std::vector<int> variables) {
   FitBlock block;
@@ -50,12 +53,15 @@ FitBlock with_derivatives(FitBlock block, const std::vector<Work>& rows, double 
   return block;
 }
 
-FitVariable efficiency(const char* name, double start = 0.7, double upper = 1) { return {name, start, 0.2, upper, false}; }
+FitVariable efficiency(const char* name, double start = 0.7, double upper = 1) {
+  return {name, start, 0.2, upper, false};
+}
 
 }  // namespace
 
 TEST_CASE("exact rows give the constants back exactly") {
-  const FitResult r = fit({{efficiency("x"), efficiency("y")}, {}, {block_of(runs(0.55, 0.83, 30, 0, 0, 1), {0, 1})}}, {.tolerance = 1e-9});
+  const FitResult r = fit({{efficiency("x"), efficiency("y")}, {}, {block_of(runs(0.55, 0.83, 30, 0, 0, 1), {0, 1})}},
+                          {.tolerance = 1e-9});
   CHECK(r.converged);
   CHECK(r.values[0] == doctest::Approx(0.55).epsilon(1e-6));
   CHECK(r.values[1] == doctest::Approx(0.83).epsilon(1e-6));
@@ -65,7 +71,8 @@ TEST_CASE("exact rows give the constants back exactly") {
 TEST_CASE("1 % of noise and 5 % of wild rows move the constants by less than 2 %, and the stated error covers that") {
   int covered = 0;
   for (std::uint32_t seed = 1; seed <= 20; ++seed) {
-    const FitResult r = fit({{efficiency("x"), efficiency("y")}, {}, {block_of(runs(0.55, 0.83, 100, 0.01, 0.05, seed), {0, 1})}});
+    const FitResult r =
+        fit({{efficiency("x"), efficiency("y")}, {}, {block_of(runs(0.55, 0.83, 100, 0.01, 0.05, seed), {0, 1})}});
     CHECK(r.converged);
     CHECK(std::abs(std::log(r.values[0] / 0.55)) < 0.02);
     CHECK(std::abs(std::log(r.values[1] / 0.83)) < 0.02);
@@ -77,7 +84,8 @@ TEST_CASE("1 % of noise and 5 % of wild rows move the constants by less than 2 %
 
 TEST_CASE("a mean under a prior: the closed form") {
   // r = x - log 2 once per row with spread s: posterior mean of n rows at log 2 and a prior at 0 of width w is
-  // log 2 * (n / s^2) / (n / s^2 + 1 / w^2), its variance 1 / (n / s^2 + 1 / w^2). Small enough for Huber: |r| < 1.345 s by choice of s.
+  // log 2 * (n / s^2) / (n / s^2 + 1 / w^2), its variance 1 / (n / s^2 + 1 / w^2). Small enough for Huber: |r| < 1.345
+  // s by choice of s.
   FitBlock block;
   block.variables = {0};
   block.rows = 4;
@@ -85,7 +93,8 @@ TEST_CASE("a mean under a prior: the closed form") {
     const double d = std::log(x[0]) - std::log(1.02);
     return std::vector<double>{d + 0.03, d - 0.03, d + 0.03, d - 0.03};
   };
-  const FitResult r = fit({{{"x", 1, 0.1, 10, false}}, {{0, -1, 1, 0.05}}, {block}}, {.noise = 0.1, .tolerance = 1e-10});
+  const FitResult r =
+      fit({{{"x", 1, 0.1, 10, false}}, {{0, -1, 1, 0.05}}, {block}}, {.noise = 0.1, .tolerance = 1e-10});
   const double data = 4 / (0.1 * 0.1), prior = 1 / (0.05 * 0.05);
   CHECK(std::log(r.values[0]) == doctest::Approx(std::log(1.02) * data / (data + prior)).epsilon(1e-6));
   CHECK(r.standard_errors[0] == doctest::Approx(1 / std::sqrt(data + prior)).epsilon(1e-6));
@@ -94,22 +103,26 @@ TEST_CASE("a mean under a prior: the closed form") {
 TEST_CASE("a constant at its bound stays there and the other one is as if it had been given") {
   // Truth x = 0.9, bound 0.8: y must make up for it.
   std::vector<Work> rows = runs(0.9, 0.5, 50, 0, 0, 3);
-  const FitResult r = fit({{efficiency("x", 0.7, 0.8), efficiency("y")}, {}, {block_of(rows, {0, 1})}}, {.tolerance = 1e-8});
+  const FitResult r =
+      fit({{efficiency("x", 0.7, 0.8), efficiency("y")}, {}, {block_of(rows, {0, 1})}}, {.tolerance = 1e-8});
   CHECK(r.at_bound[0]);
   CHECK(r.values[0] == 0.8);
   CHECK_FALSE(r.at_bound[1]);
   CHECK(r.values[1] > 0.5);
-  const FitResult alone = fit({{{"x", 0.8, 0.8, 0.8, false}, efficiency("y")}, {}, {block_of(rows, {0, 1})}}, {.tolerance = 1e-8});
+  const FitResult alone =
+      fit({{{"x", 0.8, 0.8, 0.8, false}, efficiency("y")}, {}, {block_of(rows, {0, 1})}}, {.tolerance = 1e-8});
   CHECK(alone.values[1] == doctest::Approx(r.values[1]).epsilon(1e-5));
 }
 
 TEST_CASE("platforms share a pool: many rows stand for themselves, few are drawn to it, none sits on it") {
   // Variables: pool x y, then platforms A (200 rows), B (1 row), C (no rows), each tied to the pool by 10 %.
   FitProblem p;
-  for (const char* name : {"pool x", "pool y", "A x", "A y", "B x", "B y", "C x", "C y"}) p.variables.push_back(efficiency(name));
+  for (const char* name : {"pool x", "pool y", "A x", "A y", "B x", "B y", "C x", "C y"})
+    p.variables.push_back(efficiency(name));
   for (int v = 0; v < 2; ++v) p.priors.push_back({v, -1, 0.7, 0.3});
   for (int v = 2; v < 8; ++v) p.priors.push_back({v, v % 2, 1, 0.1});
-  p.blocks = {block_of(runs(0.6, 0.8, 200, 0.01, 0, 5), {2, 3}), block_of(runs(0.5, 0.5, 1, 0, 0, 6), {4, 5}), block_of({}, {6, 7})};
+  p.blocks = {block_of(runs(0.6, 0.8, 200, 0.01, 0, 5), {2, 3}), block_of(runs(0.5, 0.5, 1, 0, 0, 6), {4, 5}),
+              block_of({}, {6, 7})};
   const FitResult r = fit(p);
   CHECK(r.values[2] == doctest::Approx(0.6).epsilon(0.01));
   CHECK(r.values[3] == doctest::Approx(0.8).epsilon(0.01));
@@ -141,7 +154,8 @@ TEST_CASE("derivatives that are given, and kept, lead to the same place") {
   keep.tolerance = 1e-7;
   keep.keep_derivatives = 1000;
   keep.iterations = 100;
-  const FitResult given = fit({{efficiency("x"), efficiency("y")}, {}, {with_derivatives(block_of(rows, {0, 1}), rows, 0.6, 0.8)}}, keep);
+  const FitResult given =
+      fit({{efficiency("x"), efficiency("y")}, {}, {with_derivatives(block_of(rows, {0, 1}), rows, 0.6, 0.8)}}, keep);
   CHECK(given.values[0] == doctest::Approx(plain.values[0]).epsilon(2e-3));
   CHECK(given.values[1] == doctest::Approx(plain.values[1]).epsilon(2e-3));
   FitBlock wrong = block_of(rows, {0, 1});
@@ -150,13 +164,19 @@ TEST_CASE("derivatives that are given, and kept, lead to the same place") {
 }
 
 TEST_CASE("a constant that rows feel only once it is far away is found by the search") {
-  // max(1, 0.3 / x): a link hidden behind one second of work unless it is slower than 0.3. The truth is 0.15: two seconds.
+  // max(1, 0.3 / x): a link hidden behind one second of work unless it is slower than 0.3. The truth is 0.15: two
+  // seconds.
   const auto hidden = [](bool search) {
-    FitBlock b{{0}, 8, {}, [](std::span<const double> x) {
+    FitBlock b{{0},
+               8,
+               {},
+               [](std::span<const double> x) {
                  std::vector<double> r;
-                 for (int i = 0; i < 8; ++i) r.push_back(std::log(std::max(1.0, 0.3 / x[0]) / 2 * (1 + 0.01 * (i % 3 - 1))));
+                 for (int i = 0; i < 8; ++i)
+                   r.push_back(std::log(std::max(1.0, 0.3 / x[0]) / 2 * (1 + 0.01 * (i % 3 - 1))));
                  return r;
-               }, {}};
+               },
+               {}};
     return fit({{{"link", 0.9, 0.1, 1, search}}, {{0, -1, 0.9, 0.5}}, {b}}).values[0];
   };
   CHECK(hidden(false) == doctest::Approx(0.9));
@@ -178,9 +198,14 @@ TEST_CASE("nothing to fit, and nonsense") {
 }
 
 TEST_CASE("a block that becomes infinite away from the start is stepped around") {
-  FitBlock cliff{{0}, 1, {}, [](std::span<const double> x) {
-                   return std::vector<double>{x[0] > 0.8 ? std::numeric_limits<double>::infinity() : std::log(x[0] / 0.79)};
-                 }, {}};
+  FitBlock cliff{
+      {0},
+      1,
+      {},
+      [](std::span<const double> x) {
+        return std::vector<double>{x[0] > 0.8 ? std::numeric_limits<double>::infinity() : std::log(x[0] / 0.79)};
+      },
+      {}};
   const FitResult r = fit({{{"x", 0.3, 0.1, 1, false}}, {}, {cliff}});
   CHECK(r.values[0] <= 0.8);
   CHECK(r.values[0] > 0.7);

@@ -1,4 +1,6 @@
 // The slowest of n ranks: order statistics against closed forms and tables, sampling against order statistics.
+#include "simulator/engine/jitter.h"
+
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -7,7 +9,6 @@
 #include <random>
 #include <vector>
 
-#include "simulator/engine/jitter.h"
 #include "simulator/records/prediction.h"
 #include "tests/support/relative.h"
 
@@ -117,7 +118,9 @@ TEST_CASE("laws: quantiles in order, more ranks are slower, no spread leaves the
 TEST_CASE("predictions keep it on disk") {
   Prediction p;
   const StepTimeDistribution over_clusters{Seconds(1.1), Seconds(1.0), Seconds(1.2), Seconds(1.3), {}, 0};
-  for (const auto& d : {std::optional<StepTimeDistribution>{}, {over_clusters}, {StepTimeDistribution{Seconds(1), {}, {}, {}, 7, 2000}}}) {
+  for (const auto& d : {std::optional<StepTimeDistribution>{},
+                        {over_clusters},
+                        {StepTimeDistribution{Seconds(1), {}, {}, {}, 7, 2000}}}) {
     p.step_time_distribution = d;
     CHECK(parse_prediction(to_json_text(p), "p.json").step_time_distribution == d);
   }

@@ -1,4 +1,6 @@
 // The memory report adds up: parts to totals, items to the peak, and the peak to the replay's.
+#include "simulator/records/memory_report.h"
+
 #include <doctest/doctest.h>
 
 #include <nlohmann/json.hpp>
@@ -6,7 +8,6 @@
 
 #include "planner/lower.h"
 #include "simulator/engine/memory.h"
-#include "simulator/records/memory_report.h"
 #include "tests/support/small_models.h"
 #include "tests/support/toy_model.h"
 
@@ -30,17 +31,19 @@ TEST_CASE("parts add up to the total of each phase, items to the highest, and th
   for (const std::string& impl : implementation_names()) {
     CAPTURE(impl);
     const ShardingPlan plan = toy::plan(model, 4);
-    const bool compiled = impl.ends_with("-float8");       // those have no eager form
+    const bool compiled = impl.ends_with("-float8");  // those have no eager form
     const Program program = lower(model, plan, find_implementation(impl, compiled, "test"));
     const MemoryReport r = memory_report(program, plan, model);
     const ProgramMemory replayed = replay_memory(program);
     REQUIRE(r.moments.size() == 7);
-    for (const MemoryMoment& m : r.moments) CHECK(std::accumulate(m.bytes.begin(), m.bytes.end(), std::int64_t{0}) == m.total);
+    for (const MemoryMoment& m : r.moments)
+      CHECK(std::accumulate(m.bytes.begin(), m.bytes.end(), std::int64_t{0}) == m.total);
     CHECK(r.moments[r.peak].total == replayed.peak);
     std::int64_t sum = 0;
     for (const MemoryItem& i : r.items) sum += i.bytes;
     CHECK(sum == replayed.peak);
-    // What does not depend on the implementation: shards are there from init on, AdamW's states from the first optimizer on.
+    // What does not depend on the implementation: shards are there from init on, AdamW's states from the first
+    // optimizer on.
     std::int64_t shards = 0;
     for (const UnitLayout& u : program.layouts) shards += u.shard_elements * size_of(plan.master_dtype);
     for (const MemoryMoment& m : r.moments) CHECK(part(m, MemoryPart::parameter_shards) == shards);
@@ -48,7 +51,9 @@ TEST_CASE("parts add up to the total of each phase, items to the highest, and th
     CHECK(part(moment(r, "first step: backward"), MemoryPart::optimizer_states) == 0);
     CHECK(part(moment(r, "forward"), MemoryPart::optimizer_states) > 0);
     CHECK(part(moment(r, "optimizer"), MemoryPart::activations) == 0);
-    CHECK(part(moment(r, "backward"), MemoryPart::gradients) + part(moment(r, "backward"), MemoryPart::logits_and_loss) > 0);
+    CHECK(part(moment(r, "backward"), MemoryPart::gradients) +
+              part(moment(r, "backward"), MemoryPart::logits_and_loss) >
+          0);
     const nlohmann::json json = nlohmann::json::parse(to_json_text(r));
     CHECK(json["schema"] == "fsdp-plan/memory/1");
     CHECK(json["moments"].size() == r.moments.size());
@@ -57,7 +62,8 @@ TEST_CASE("parts add up to the total of each phase, items to the highest, and th
 }
 
 TEST_CASE("logits and what the loss keeps are told from other activations") {
-  // torchtitan eager, bf16: at the loss's backward the fp32 log-softmax (4 bytes per logit) and two fp32 gradients (8) are alive.
+  // torchtitan eager, bf16: at the loss's backward the fp32 log-softmax (4 bytes per logit) and two fp32 gradients (8)
+  // are alive.
   const ModelGraph model = toy::model();
   ShardingPlan plan = toy::plan(model, 1);
   plan.param_dtype = DType::bf16;

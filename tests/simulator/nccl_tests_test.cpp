@@ -1,5 +1,7 @@
-// Logs of nccl-tests: what is read from them, and what is said of those that are none. The logs are written here in the layouts
-// that nccl-tests prints (2.0 to 2.19).
+// Logs of nccl-tests: what is read from them, and what is said of those that are none. The logs are written here in the
+// layouts that nccl-tests prints (2.0 to 2.19).
+#include "simulator/published/nccl_tests.h"
+
 #include <doctest/doctest.h>
 
 #include <random>
@@ -8,7 +10,6 @@
 
 #include "models/catalog.h"
 #include "planner/costs/curve.h"
-#include "simulator/published/nccl_tests.h"
 #include "tests/support/refusal.h"
 #include "tests/support/relative.h"
 
@@ -17,7 +18,8 @@ using fsdp::testing::refusal;
 
 namespace {
 
-std::string devices(int nodes, int per_node, const std::string& gpu = "NVIDIA H100 80GB HBM3", const std::string& tag = "") {
+std::string devices(int nodes, int per_node, const std::string& gpu = "NVIDIA H100 80GB HBM3",
+                    const std::string& tag = "") {
   std::string text = tag + "# Using devices\n";
   for (int r = 0; r < nodes * per_node; ++r)
     text += tag + "#  Rank " + std::to_string(r) + " Group  0 Pid  " + std::to_string(4000 + r) + " on  node" +
@@ -27,15 +29,22 @@ std::string devices(int nodes, int per_node, const std::string& gpu = "NVIDIA H1
 const std::string kStart =
     "# nThread 1 nGpus 1 minBytes 8 maxBytes 1073741824 step: 2(factor) warmup iters: 5 iters: 20 agg iters: 1\n#\n";
 const std::string kHeader =
-    "#                                                              out-of-place                       in-place          \n"
-    "#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong\n"
-    "#        (B)    (elements)                               (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)       \n";
+    "#                                                              out-of-place                       in-place        "
+    "  \n"
+    "#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw "
+    "#wrong\n"
+    "#        (B)    (elements)                               (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)     "
+    "  \n";
 const std::string kGather =
-    "           0             0     float    none      -1     5.10    0.00    0.00      0     5.20    0.00    0.00      0\n"
-    "     1048576         32768     float    none      -1    40.00   26.21   22.94      0    39.00   26.89   23.53      0\n"
-    "  1073741824      33554432     float    none      -1  2700.50  397.61  347.91      0   2690.0  399.16  349.27    N/A\n";
+    "           0             0     float    none      -1     5.10    0.00    0.00      0     5.20    0.00    0.00     "
+    " 0\n"
+    "     1048576         32768     float    none      -1    40.00   26.21   22.94      0    39.00   26.89   23.53     "
+    " 0\n"
+    "  1073741824      33554432     float    none      -1  2700.50  397.61  347.91      0   2690.0  399.16  349.27    "
+    "N/A\n";
 const std::string kReduce =
-    "     1048576        262144     float     sum      -1    60.00   17.48   30.58      0    59.00   17.77   31.10      0\n";
+    "     1048576        262144     float     sum      -1    60.00   17.48   30.58      0    59.00   17.77   31.10     "
+    " 0\n";
 const std::string kEnd = "# Out of bounds values : 0 OK\n# Avg bus bandwidth    : 127.6 \n#\n";
 
 NcclLog read(const std::string& text, const std::string& where = "a.log", const NcclLogOptions& options = {}) {
@@ -59,9 +68,9 @@ TEST_CASE("a log of one test: sizes, the half that FSDP does, ranks and nodes") 
   REQUIRE(log.notes.size() == 1);
   CHECK(has(log.notes[0], "1 row left out: size or time 0"));
 
-  const NcclLog reduce = read(
-      "reduce_scatter_perf -b 8\n" + kStart + devices(1, 8) + kHeader +
-      "     1048576         32768     float     sum      -1    42.00   24.97   21.85      0    39.00   26.89   23.53      0\n");
+  const NcclLog reduce = read("reduce_scatter_perf -b 8\n" + kStart + devices(1, 8) + kHeader +
+                              "     1048576         32768     float     sum      -1    42.00   24.97   21.85      0    "
+                              "39.00   26.89   23.53      0\n");
   REQUIRE(reduce.samples.size() == 1);
   CHECK(reduce.samples[0] == NcclSample{CollectiveKind::reduce_scatter, 8, 8, 1048576, 42.00 * 1e-6});  // out of place
 }
@@ -72,12 +81,12 @@ TEST_CASE("several tests in one log, noise between, mpirun's tags, a log cut off
   std::string tagged;
   std::istringstream lines(kHeader + kReduce);
   for (std::string line; std::getline(lines, line);) tagged += tag + line + "\n" + noise;
-  const NcclLog log =
-      read(noise + "# Collective test starting: all_gather_perf\n" + kStart + devices(1, 8) + noise + kHeader + kGather + noise +
-           kEnd + "# Collective test concluded: all_gather_perf\n" + kStart + devices(2, 4) + kHeader + kReduce + kEnd);
+  const NcclLog log = read(noise + "# Collective test starting: all_gather_perf\n" + kStart + devices(1, 8) + noise +
+                           kHeader + kGather + noise + kEnd + "# Collective test concluded: all_gather_perf\n" +
+                           kStart + devices(2, 4) + kHeader + kReduce + kEnd);
   REQUIRE(log.samples.size() == 3);
-  CHECK(log.samples[2] ==
-        NcclSample{CollectiveKind::all_reduce, 8, 4, 1048576, 59.00 * 1e-6});  // by its bandwidths: 31.10 / 17.77 = 2 * 7/8
+  CHECK(log.samples[2] == NcclSample{CollectiveKind::all_reduce, 8, 4, 1048576,
+                                     59.00 * 1e-6});  // by its bandwidths: 31.10 / 17.77 = 2 * 7/8
   const NcclLog mpi = read(tag + kStart + devices(1, 8, "NVIDIA A100-SXM4-80GB", tag) + tagged);
   REQUIRE(mpi.samples.size() == 1);
   CHECK(mpi.samples[0].kind == CollectiveKind::all_reduce);
@@ -102,7 +111,8 @@ TEST_CASE("several tests in one log, noise between, mpirun's tags, a log cut off
 
   // 2.0 to 2.12: no root, no operation for all-gathers, an error instead of a count.
   const NcclLog old = read(
-      "# nThread 1 nGpus 4 minBytes 8 maxBytes 8 \n#   Rank  0 Pid  20141 on       gpu9 device  0 [0x3d] Tesla V100-SXM2-32GB\n"
+      "# nThread 1 nGpus 4 minBytes 8 maxBytes 8 \n#   Rank  0 Pid  20141 on       gpu9 device  0 [0x3d] Tesla "
+      "V100-SXM2-32GB\n"
       "#   Rank  1 Pid  20142 on       gpu9 device  1 [0x3e] Tesla V100-SXM2-32GB\n"
       "#       size         count      type     time   algbw   busbw  error     time   algbw   busbw  error\n"
       "     1048576         32768     float    40.00   26.21   13.11  1e-07    39.00   26.89   13.45  0e+00\n");
@@ -113,19 +123,21 @@ TEST_CASE("several tests in one log, noise between, mpirun's tags, a log cut off
 
 TEST_CASE("which collective: by the log's words, the file's name, the bandwidths") {
   const std::string rows =
-      "     1048576        262144     float     sum      -1    60.00    0.01    0.01      0    59.00    0.01    0.01      0\n";
+      "     1048576        262144     float     sum      -1    60.00    0.01    0.01      0    59.00    0.01    0.01   "
+      "   0\n";
   const std::string small = kStart + devices(1, 8) + kHeader + rows;
   CHECK(has(refused(small), "a.log: line 15: cannot tell"));
   CHECK(read(small, "runs/reduce-scatter.log").samples[0].kind == CollectiveKind::reduce_scatter);
   CHECK(read(small, "AllReduce_8.txt").samples[0].kind == CollectiveKind::all_reduce);
   // A bandwidth ratio is stronger than a name.
-  CHECK(read(kStart + devices(1, 8) + kHeader + kReduce, "all_gather.log").samples[0].kind == CollectiveKind::all_reduce);
+  CHECK(read(kStart + devices(1, 8) + kHeader + kReduce, "all_gather.log").samples[0].kind ==
+        CollectiveKind::all_reduce);
   const NcclLog other = read("./build/alltoall_perf -b 8\n" + kStart + devices(1, 8) + kHeader + kGather);
   CHECK(other.samples.empty());
   CHECK(has(other.notes[0], "3 rows left out: of a collective that FSDP does not use"));
-  const NcclLog wrong = read(
-      kStart + devices(1, 8) + kHeader + kGather +
-      "     2097152         65536     float    none      -1    50.00   41.94   36.70     12    49.00   42.80   37.45      0\n");
+  const NcclLog wrong = read(kStart + devices(1, 8) + kHeader + kGather +
+                             "     2097152         65536     float    none      -1    50.00   41.94   36.70     12    "
+                             "49.00   42.80   37.45      0\n");
   CHECK(wrong.samples.size() == 2);
   CHECK(has(wrong.notes[0], "wrong results"));
 }

@@ -1,4 +1,6 @@
 // Predictions and their records.
+#include "simulator/records/prediction.h"
+
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -9,9 +11,8 @@
 #include "planner/costs/kernels.h"
 #include "planner/lower.h"
 #include "simulator/allocator/replay.h"
-#include "simulator/records/compare.h"
 #include "simulator/engine/engine.h"
-#include "simulator/records/prediction.h"
+#include "simulator/records/compare.h"
 #include "simulator/records/critical_path.h"
 #include "tests/support/relative.h"
 #include "tests/support/toy_model.h"
@@ -123,15 +124,16 @@ TEST_CASE("where time goes: what the host does itself is the optimizer's, where 
 }
 
 TEST_CASE("critical path: the host waited before it issued") {
-  // fsdp1's limiter: the third all-gather is not issued before the first forward has ended. A wait for the step before is no part of it.
+  // fsdp1's limiter: the third all-gather is not issued before the first forward has ended. A wait for the step before
+  // is no part of it.
   HandMade h;
-  h.add(Action::host_wait, Stream::compute, 0, 0, {-1 - 4});                              // 0
-  h.add(Action::all_gather, Stream::all_gather, 0, 1, {}, Communicator::shard);           // 1
-  h.add(Action::forward, Stream::compute, 1, 5, {1});                                     // 2
-  h.add(Action::host_wait, Stream::compute, 5, 5, {2});                                   // 3
-  h.add(Action::all_gather, Stream::all_gather, 5, 7, {}, Communicator::shard);           // 4
-  h.add(Action::cast_shard, Stream::copy_in, 7, 7.5, {4});                                // 5
-  h.add(Action::optimizer, Stream::compute, 7.5, 8, {5});                                 // 6
+  h.add(Action::host_wait, Stream::compute, 0, 0, {-1 - 4});                     // 0
+  h.add(Action::all_gather, Stream::all_gather, 0, 1, {}, Communicator::shard);  // 1
+  h.add(Action::forward, Stream::compute, 1, 5, {1});                            // 2
+  h.add(Action::host_wait, Stream::compute, 5, 5, {2});                          // 3
+  h.add(Action::all_gather, Stream::all_gather, 5, 7, {}, Communicator::shard);  // 4
+  h.add(Action::cast_shard, Stream::copy_in, 7, 7.5, {4});                       // 5
+  h.add(Action::optimizer, Stream::compute, 7.5, 8, {5});                        // 6
   h.step.ops[0].host_only = h.step.ops[3].host_only = true;
   CHECK(critical_chain(h.step, h.timeline) == std::vector<std::int32_t>{1, 2, 4, 5, 6});
 }
@@ -142,8 +144,8 @@ TEST_CASE("critical path, by hand") {
   h.add(Action::load_batch, Stream::compute, 0, 1);                                       // 1
   h.add(Action::gather_copy_out, Stream::compute, 3, 4, {0});                             // 2 waits for 0
   h.add(Action::reduce_scatter, Stream::reduce_scatter, 4, 9, {2}, Communicator::shard);  // 3
-  h.add(Action::all_gather, Stream::all_gather, 9, 11, {}, Communicator::shard);          // 4 behind 3 on the communicator
-  h.add(Action::optimizer, Stream::compute, 11.5, 12, {4});                               // 5, half a second late
+  h.add(Action::all_gather, Stream::all_gather, 9, 11, {}, Communicator::shard);  // 4 behind 3 on the communicator
+  h.add(Action::optimizer, Stream::compute, 11.5, 12, {4});                       // 5, half a second late
   CHECK(critical_chain(h.step, h.timeline) == std::vector<std::int32_t>{0, 2, 3, 4, 5});
   const ModelGraph model = toy::model();
   const std::vector<std::string> words = critical_path(h.step, h.timeline, model);
@@ -187,8 +189,8 @@ TEST_CASE("utilisation: closed form") {
   const double flops = model_flops_per_token(s.model, 5) * 10;
   CHECK(p.mfu == relative(flops / p.step_time.count() / 10e12));
   CHECK(p.hfu == p.mfu);
-  // Recomputing every block: its first linear again, 2 * 10 tokens * 6 * 10 flops, and the gelu between (what the second linear
-  // and the add make, no backward reads).
+  // Recomputing every block: its first linear again, 2 * 10 tokens * 6 * 10 flops, and the gelu between (what the
+  // second linear and the add make, no backward reads).
   Setup c(1);
   c.plan.checkpointed = {"layers.0", "layers.1", "layers.2"};
   const Prediction q = c.predicted();
@@ -221,7 +223,8 @@ TEST_CASE("a static arena: reserved is planned, and there is nothing between fit
   s.costs.platform = "host";
   s.costs.kernels.resize(2 * kOpKinds, {Seconds(1e-6), FlopsPerSecond(0), BytesPerSecond(1e9)});
   for (auto& curve : s.costs.matmul_curve) curve = {{1e3, 1e-6}, {1e9, 1e-1}};
-  s.costs.copy = s.costs.cast = s.costs.optimizer = s.costs.norm = {Seconds(1e-6), FlopsPerSecond(0), BytesPerSecond(2e9)};
+  s.costs.copy = s.costs.cast = s.costs.optimizer =
+      s.costs.norm = {Seconds(1e-6), FlopsPerSecond(0), BytesPerSecond(2e9)};
   s.costs.all_gather = s.costs.reduce_scatter = s.costs.all_reduce = {{8, 1e-5}, {1e6, 1e-3}};
   const Implementation& hf = find_implementation("hf", false, "test");
   Program imitated = lower(s.model, s.plan, hf);
@@ -245,23 +248,25 @@ TEST_CASE("the caching allocator: fits, tight with retries or expandable segment
     const bool expandable = impl.memory == MemorySource::caching_expandable;
     CHECK(expandable == (impl.name == "torchtitan"));
     const Program program = lower(model, plan, impl);
-    const FixedAllocation cublas{33554432, Stream::compute};   // 8 pieces of 4 MiB on an H100
+    const FixedAllocation cublas{33554432, Stream::compute};  // 8 pieces of 4 MiB on an H100
     ReplayOptions replay;
     replay.fixed = {&cublas, 1};
     replay.settings.expandable_segments = expandable;
     const AllocatorPrediction free = replay_allocator(program, replay);
     const std::int64_t fixed = cluster.fixed_memory.count();
     const auto with_limit = [&](std::int64_t device) {
-      return predict(program, {model, plan, impl, cluster, costs}, {.memory_limit = Bytes(device + fixed), .keep_timeline = false});
+      return predict(program, {model, plan, impl, cluster, costs},
+                     {.memory_limit = Bytes(device + fixed), .keep_timeline = false});
     };
-    const Prediction fits = with_limit(free.peak_reserved), less = with_limit(free.peak_reserved - 1), none = with_limit(free.peak_allocated - 1);
+    const Prediction fits = with_limit(free.peak_reserved), less = with_limit(free.peak_reserved - 1),
+                     none = with_limit(free.peak_allocated - 1);
     CHECK(fits.verdict == Verdict::fits);
     CHECK(fits.alloc_retries == 0);
     CHECK(fits.peak_reserved_estimate.count() == free.peak_reserved);
     CHECK(fits.peak_active.count() == free.peak_active);
     CHECK(fits.peak_total.count() == free.peak_reserved + fixed);
     CHECK(less.verdict == Verdict::tight);
-    CHECK(less.peak_total == fits.peak_total);       // what it would reserve, if it could
+    CHECK(less.peak_total == fits.peak_total);  // what it would reserve, if it could
     CHECK(none.verdict == Verdict::does_not_fit);
     CHECK(none.alloc_retries == 0);
     reserved_of[expandable] = free.peak_reserved;
@@ -273,9 +278,9 @@ TEST_CASE("the caching allocator: fits, tight with retries or expandable segment
 }
 
 TEST_CASE("roles: ranks with smaller shards have their own memory") {
-  // 3 ranks. Rows 11 (embedding, head) -> chunks 4, 4, 3; rows 10 (up) -> 4, 4, 2; rows 6 (down) -> 2, 2, 2. So ranks 0 and 1 are
-  // alike, and rank 2 holds 2 * 1 row of 6 and, per block, 2 rows of 6 less: (12 + 3 * 12) elements * 8 bytes less of AdamW
-  // states.
+  // 3 ranks. Rows 11 (embedding, head) -> chunks 4, 4, 3; rows 10 (up) -> 4, 4, 2; rows 6 (down) -> 2, 2, 2. So ranks 0
+  // and 1 are alike, and rank 2 holds 2 * 1 row of 6 and, per block, 2 rows of 6 less: (12 + 3 * 12) elements * 8 bytes
+  // less of AdamW states.
   Setup s(3);
   const Prediction p = s.predicted();
   CHECK(p.roles == 2);
@@ -365,7 +370,9 @@ TEST_CASE("what later versions add to a measurement comes back, and may be absen
   for (const char* key : {"noise_of_steps", "machine", "process_memory"}) CHECK(old.find(key) == std::string::npos);
   CHECK_FALSE(parse_measurement(old, "m.json").steps.has_value());
   m.steps = StepNoise{3, false, "5 steps, as asked", 0.26, 0.49, 0.25, 0.5, 1.5};
-  m.machine = MachineState{"cpu", "x86-64-v4", "BLAS 1", "2026-11-21 09:00 UTC", "performance", "on", 8, 4, true, 0.5, 1.5, 12, 3.5, 0.25, 0.125};
+  m.machine =
+      MachineState{"cpu", "x86-64-v4", "BLAS 1", "2026-11-21 09:00 UTC", "performance", "on", 8, 4, true, 0.5, 1.5, 12,
+                   3.5,   0.25,        0.125};
   m.memory = ProcessMemory{100, 90, 50, 20, 15, 5};
   RankMeasurement r;
   r.by_action = {{"forward linear", 2, 0.25}};

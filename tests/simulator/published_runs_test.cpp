@@ -8,10 +8,10 @@
 #include <sstream>
 
 #include "planner/lower.h"
-#include "tests/support/refusal.h"
-#include "tests/support/relative.h"
 #include "simulator/engine/engine.h"
 #include "simulator/published/run_setup.h"
+#include "tests/support/refusal.h"
+#include "tests/support/relative.h"
 
 using namespace fsdp;
 using namespace fsdp::testing;
@@ -39,9 +39,11 @@ RunSetup setup(const PublishedRun& run) {
 // A small run that can be expressed.
 PublishedRun small() {
   PublishedRun r;
-  r.id = "1", r.source = "someone", r.trust = "A", r.framework = "fsdp2", r.model = "Llama of ours", r.gpu = "h100-sxm-80", r.strategy = "FSDP2";
+  r.id = "1", r.source = "someone", r.trust = "A", r.framework = "fsdp2", r.model = "Llama of ours",
+  r.gpu = "h100-sxm-80", r.strategy = "FSDP2";
   r.layers = 4, r.hidden = 1024, r.heads = 8, r.kv_heads = 2, r.ffn = 2816, r.vocab = 32000, r.seq_len = 1024;
-  r.gpus = 8, r.gpus_per_node = 8, r.dp_shard = 8, r.dp_replicate = 1, r.micro_batch = 2, r.grad_accum = 1, r.global_batch = 16;
+  r.gpus = 8, r.gpus_per_node = 8, r.dp_shard = 8, r.dp_replicate = 1, r.micro_batch = 2, r.grad_accum = 1,
+  r.global_batch = 16;
   r.param_dtype = "bf16", r.reduce_dtype = "fp32", r.activation_checkpointing = "none", r.step_time_s = 0.1;
   return r;
 }
@@ -66,18 +68,21 @@ const PublishedRun& row(const std::string& id) {
 }  // namespace
 
 TEST_CASE("cells as RFC 4180 writes them") {
-  const PublishedRuns r = parse_runs("\xEF\xBB\xBF" "notes,id,gpu,gpus,model,micro_batch,extra,\"step_time_s\"\r\n"
-                                     "\"a \"\"quote\"\", a comma\r\nand a line\",7,h100-sxm-80,8,m,1,x,2.5\r\n"
-                                     "\r\n"
-                                     ",,h100-sxm-80,16.0,m,1,,\r"
-                                     "last,9,h100-sxm-80,8,m,1,,1e-3", "runs.csv");
+  const PublishedRuns r = parse_runs(
+      "\xEF\xBB\xBF"
+      "notes,id,gpu,gpus,model,micro_batch,extra,\"step_time_s\"\r\n"
+      "\"a \"\"quote\"\", a comma\r\nand a line\",7,h100-sxm-80,8,m,1,x,2.5\r\n"
+      "\r\n"
+      ",,h100-sxm-80,16.0,m,1,,\r"
+      "last,9,h100-sxm-80,8,m,1,,1e-3",
+      "runs.csv");
   CHECK(r.refused.empty());
   REQUIRE(r.runs.size() == 3);
   CHECK(r.runs[0].notes == "a \"quote\", a comma\r\nand a line");
   CHECK(r.runs[0].id == "7");
   CHECK(r.runs[0].step_time_s == 2.5);
   CHECK(r.runs[0].line == 2);
-  CHECK(r.runs[1].id == "line 5");           // the first row ends on line 3, line 4 is empty
+  CHECK(r.runs[1].id == "line 5");  // the first row ends on line 3, line 4 is empty
   CHECK(r.runs[1].gpus == 16);
   CHECK_FALSE(r.runs[1].step_time_s.has_value());
   CHECK_FALSE(r.runs[1].layers.has_value());
@@ -154,7 +159,7 @@ TEST_CASE("the parameters of every model that states its numbers are those that 
   for (const PublishedRun& r : published().runs) {
     if (!r.params || !r.vocab || r.model.find("LoRA") != std::string::npos) continue;
     if (!seen.insert(r.model + std::to_string(*r.seq_len)).second) continue;
-    PublishedRun plain = r;                  // of 8-bit rows the model alone
+    PublishedRun plain = r;  // of 8-bit rows the model alone
     plain.float8 = plain.precision = plain.cpu_offload = "";
     CAPTURE(r.id);
     CHECK(setup(plain).model.parameter_count() == *r.params);
@@ -183,12 +188,12 @@ TEST_CASE("typical rows as setups") {
   CHECK(mosaic.plan.reduce_dtype == DType::f32);
   CHECK(mosaic.plan.clip_norm == 1.0);
   CHECK(mosaic.implementation->name == "foundry");
-  CHECK(setup(row("782")).implementation->name == "foundry-2023-01");   // of January 2023
-  CHECK(setup(row("440")).implementation->name == "foundry-2023-01");   // in a comment of April's README, as outdated
-  CHECK(setup(row("402")).implementation->name == "foundry-2023");      // PyTorch 1.13, PURE
-  CHECK(setup(row("158")).implementation->name == "foundry-2023");      // no software stated, PURE
+  CHECK(setup(row("782")).implementation->name == "foundry-2023-01");  // of January 2023
+  CHECK(setup(row("440")).implementation->name == "foundry-2023-01");  // in a comment of April's README, as outdated
+  CHECK(setup(row("402")).implementation->name == "foundry-2023");     // PyTorch 1.13, PURE
+  CHECK(setup(row("158")).implementation->name == "foundry-2023");     // no software stated, PURE
   CHECK_FALSE(setup(row("158")).implementation->recompute_stops_early);
-  CHECK(setup(row("86")).implementation->name == "foundry");            // PyTorch 2.1
+  CHECK(setup(row("86")).implementation->name == "foundry");  // PyTorch 2.1
   CHECK(mosaic.cluster.gpus_per_node == 8);
   CHECK(mosaic.platform == "mosaicml/llm-foundry MPT benchmarks | h100-sxm-80 | ");
 
@@ -196,13 +201,13 @@ TEST_CASE("typical rows as setups") {
   CHECK(titan.implementation->name == "torchtitan-2024");
   CHECK(titan.implementation->compiled);
   CHECK(titan.plan.checkpoint_policy == CheckpointPolicy::selective_op);
-  CHECK(titan.plan.units.size() == 33);      // blocks and root: the embedding had no unit of its own in December 2024
+  CHECK(titan.plan.units.size() == 33);  // blocks and root: the embedding had no unit of its own in December 2024
   CHECK(titan.plan.units[31].reshard_after_forward == Reshard::no);
   CHECK(titan.memory_kind == MemoryKind::reserved);
   CHECK(titan.expandable_segments);
   CHECK(titan.assumptions.empty());
 
-  const RunSetup recent = setup(row("1180"));   // September 2025
+  const RunSetup recent = setup(row("1180"));  // September 2025
   CHECK(recent.implementation->name == "torchtitan");
   CHECK(recent.model.family == "qwen3");
   CHECK(recent.plan.units.size() == 67);
@@ -261,7 +266,8 @@ TEST_CASE("what cannot be expressed says so") {
   CHECK(holds(with([](auto& r) { r.heads = 7; }), "heads"));
   CHECK(holds(with([](auto& r) { r.kv_heads = 3; }), "kv_heads"));
   CHECK(holds(with([](auto& r) { r.dp_shard = 4; }), "dp_shard: 4 x 1 replicas are not the 8 GPUs"));
-  CHECK(holds(with([](auto& r) { r.global_batch = 32; }), "global_batch: 4 sequences per GPU are not 1 micro-batches of 2"));
+  CHECK(holds(with([](auto& r) { r.global_batch = 32; }),
+              "global_batch: 4 sequences per GPU are not 1 micro-batches of 2"));
   CHECK(holds(with([](auto& r) { r.global_batch = 12; }), "do not divide"));
   CHECK(holds(with([](auto& r) { r.global_batch = 8, r.grad_accum = 4; }), "global_batch"));
   CHECK(holds(with([](auto& r) { r.micro_batch.reset(), r.global_batch.reset(); }), "micro_batch"));
@@ -290,7 +296,7 @@ TEST_CASE("a model that nobody has named is built from its columns") {
   r.kv_heads.reset(), r.ffn = 4096, r.vocab = 50304;
   CHECK(setup(r).model.family == "gpt2");
   const std::int64_t gpt = setup(r).model.parameter_count();
-  r.params = 4 * (4 * 1024 * 1024 + 3 * 1024 * 4096) + 2 * 50304 * 1024;     // three matrices in the feed-forward, untied
+  r.params = 4 * (4 * 1024 * 1024 + 3 * 1024 * 4096) + 2 * 50304 * 1024;  // three matrices in the feed-forward, untied
   CHECK(setup(r).model.family == "llama");
   r.params = gpt;
   CHECK(setup(r).model.parameter_count() == gpt);
@@ -323,7 +329,8 @@ TEST_CASE("cuBLAS holds 8 MiB and 128 KiB before Hopper, 32 MiB from it on") {
   const double ampere = static_cast<double>(peak("a100-sxm-80")), more = (24 << 20) - (128 << 10);
   for (const char* gpu : {"l40s", "v100-sxm2-32"}) CHECK(peak(gpu) == ampere);
   // Blocks of the pool are not split for a rest below 1 MiB.
-  for (const char* gpu : {"h100-sxm-80", "b200"}) CHECK(std::abs(static_cast<double>(peak(gpu)) - ampere - more) < 2 << 20);
+  for (const char* gpu : {"h100-sxm-80", "b200"})
+    CHECK(std::abs(static_cast<double>(peak(gpu)) - ampere - more) < 2 << 20);
 }
 
 TEST_CASE("many equal micro-batches take as long as all of them") {

@@ -1,5 +1,7 @@
-// The race proof against an independent oracle (transitive closure by Boost.Graph, rules checked pair by pair), and mutants of lowered
-// programs that it must refuse.
+// The race proof against an independent oracle (transitive closure by Boost.Graph, rules checked pair by pair), and
+// mutants of lowered programs that it must refuse.
+#include "simulator/engine/race.h"
+
 #include <doctest/doctest.h>
 
 #include <boost/graph/adjacency_list.hpp>
@@ -8,7 +10,6 @@
 
 #include "models/implementation.h"
 #include "planner/lower.h"
-#include "simulator/engine/race.h"
 #include "tests/support/toy_model.h"
 
 using namespace fsdp;
@@ -17,7 +18,7 @@ namespace {
 
 const Implementation& native() { return find_implementation("native", false, "test"); }
 
-struct Event {                               // one operation of the unrolled program
+struct Event {  // one operation of the unrolled program
   const Step* step = nullptr;
   const Operation* op = nullptr;
   std::size_t index = 0;
@@ -52,7 +53,8 @@ class Oracle {
         previous = me;
         for (std::int32_t w : s->waits_of(op)) edges.emplace_back(base + w, me);
         if (op.stream == Stream::compute && first_compute) {
-          for (int b : before) if (b >= 0) edges.emplace_back(b, me);
+          for (int b : before)
+            if (b >= 0) edges.emplace_back(b, me);
           first_compute = false;
         }
       }
@@ -61,11 +63,16 @@ class Oracle {
     Graph graph(edges.begin(), edges.end(), events_.size()), closed;
     boost::transitive_closure(graph, closed);
     before_.assign(events_.size() * events_.size(), 0);
-    for (auto [e, end] = boost::edges(closed); e != end; ++e) before_[source(*e, closed) * events_.size() + target(*e, closed)] = 1;
+    for (auto [e, end] = boost::edges(closed); e != end; ++e)
+      before_[source(*e, closed) * events_.size() + target(*e, closed)] = 1;
   }
 
   bool racy() const {
-    struct Life { int begin = 0, end = 0; std::vector<std::pair<int, bool>> uses; std::int32_t buffer = 0; };
+    struct Life {
+      int begin = 0, end = 0;
+      std::vector<std::pair<int, bool>> uses;
+      std::int32_t buffer = 0;
+    };
     std::vector<Life> lives;
     std::vector<int> open(p_.buffers.size(), -1);
     for (std::size_t e = 0; e < events_.size(); ++e) {
@@ -87,18 +94,25 @@ class Oracle {
       }
     }
     for (const Life& l : lives) {
-      for (auto [x, wx] : l.uses) for (auto [y, wy] : l.uses) if (x < y && (wx || wy) && !hb(x, y)) return true;
+      for (auto [x, wx] : l.uses)
+        for (auto [y, wy] : l.uses)
+          if (x < y && (wx || wy) && !hb(x, y)) return true;
       const Stream pool = p_.buffers[at(l.buffer)].pool;
       for (std::size_t e = static_cast<std::size_t>(l.end) + 1; e < events_.size(); ++e) {
         if (events_[e].op->host_only || events_[e].op->stream != pool) continue;
-        for (auto [x, w] : l.uses) if (!marked(l.buffer, x) && !hb(x, static_cast<int>(e))) return true;
+        for (auto [x, w] : l.uses)
+          if (!marked(l.buffer, x) && !hb(x, static_cast<int>(e))) return true;
         break;
       }
       for (const Life& m : lives) {
         const Buffer &a = p_.buffers[at(l.buffer)], &b = p_.buffers[at(m.buffer)];
-        if (&l == &m || a.offset < 0 || b.offset < 0 || a.offset + a.bytes <= b.offset || b.offset + b.bytes <= a.offset) continue;
+        if (&l == &m || a.offset < 0 || b.offset < 0 || a.offset + a.bytes <= b.offset ||
+            b.offset + b.bytes <= a.offset)
+          continue;
         if (m.begin > l.end) {
-          for (auto [x, wx] : l.uses) for (auto [y, wy] : m.uses) if (!hb(x, y)) return true;
+          for (auto [x, wx] : l.uses)
+            for (auto [y, wy] : m.uses)
+              if (!hb(x, y)) return true;
         } else if (l.begin <= m.begin) {
           return true;
         }
@@ -116,7 +130,7 @@ class Oracle {
   bool hb(int a, int b) const { return before_[at(a) * events_.size() + at(b)] != 0; }
   const Program& p_;
   std::vector<Event> events_;
-  std::vector<int> host_waits_;              // what the host has waited for: before everything that it issues from then on
+  std::vector<int> host_waits_;  // what the host has waited for: before everything that it issues from then on
   std::vector<char> before_;
 };
 
@@ -147,7 +161,8 @@ TEST_CASE("an event removed is a race, whichever it is, or is implied by others:
       Program mutant = program;
       drop_wait(mutant.steady_step, i, k);
       const bool found = !find_races(mutant).empty();
-      CAPTURE(i); CAPTURE(k);
+      CAPTURE(i);
+      CAPTURE(k);
       CHECK(found == Oracle(mutant).racy());
       racy += found;
       ++checked;
@@ -169,9 +184,21 @@ TEST_CASE("random mutants: proof and oracle agree") {
     const auto pick = [&](std::size_t n) { return static_cast<std::size_t>(random() % n); };
     switch (trial % 4) {
       case 0: step.ops[pick(step.ops.size())].stream = static_cast<Stream>(pick(kStreams)); break;
-      case 1: { const std::size_t i = pick(step.ops.size() - 1); std::swap(step.ops[i].frees, step.ops[i + 1].frees); break; }
-      case 2: { Buffer& b = mutant.buffers[pick(mutant.buffers.size())]; b.offset = mutant.buffers[pick(mutant.buffers.size())].offset; break; }
-      default: { Buffer& b = mutant.buffers[pick(mutant.buffers.size())]; b.pool = static_cast<Stream>(pick(kStreams)); break; }
+      case 1: {
+        const std::size_t i = pick(step.ops.size() - 1);
+        std::swap(step.ops[i].frees, step.ops[i + 1].frees);
+        break;
+      }
+      case 2: {
+        Buffer& b = mutant.buffers[pick(mutant.buffers.size())];
+        b.offset = mutant.buffers[pick(mutant.buffers.size())].offset;
+        break;
+      }
+      default: {
+        Buffer& b = mutant.buffers[pick(mutant.buffers.size())];
+        b.pool = static_cast<Stream>(pick(kStreams));
+        break;
+      }
     }
     CAPTURE(trial);
     const bool found = !find_races(mutant).empty();
@@ -190,7 +217,7 @@ TEST_CASE("the gather buffer freed before its last reader") {
   for (std::size_t i = 0; i < step.ops.size() && !tried; ++i) {
     if (step.ops[i].action != Action::gather_copy_out) continue;
     const std::int32_t gather = step.args_of(step.ops[i])[0].buffer;
-    for (std::size_t j = i; j < step.ops.size(); ++j) {                  // take its free away and put it at the all-gather
+    for (std::size_t j = i; j < step.ops.size(); ++j) {  // take its free away and put it at the all-gather
       for (std::int32_t& b : std::span(step.frees.data() + step.ops[j].frees.begin, step.ops[j].frees.count)) {
         if (b != gather) continue;
         std::size_t k = i;
@@ -217,7 +244,8 @@ TEST_CASE("two buffers that live together may not share bytes") {
   Program program = lower(model, small_plan(model), native());
   assign_arena(program);
   std::vector<std::size_t> shards;
-  for (std::size_t b = 0; b < program.buffers.size(); ++b) if (program.buffers[b].kind == BufferKind::parameter_shard) shards.push_back(b);
+  for (std::size_t b = 0; b < program.buffers.size(); ++b)
+    if (program.buffers[b].kind == BufferKind::parameter_shard) shards.push_back(b);
   program.buffers[shards[1]].offset = program.buffers[shards[0]].offset + 4;
   REQUIRE_FALSE(find_races(program).empty());
   CHECK(find_races(program)[0].rule == "two live buffers share bytes of the arena");
@@ -263,7 +291,11 @@ TEST_CASE("fsdp1: random mutants: proof and oracle agree") {
     const auto pick = [&](std::size_t n) { return static_cast<std::size_t>(random() % n); };
     switch (trial % 3) {
       case 0: step.ops[pick(step.ops.size())].stream = static_cast<Stream>(pick(kStreams)); break;
-      case 1: { const std::size_t i = pick(step.ops.size() - 1); std::swap(step.ops[i].frees, step.ops[i + 1].frees); break; }
+      case 1: {
+        const std::size_t i = pick(step.ops.size() - 1);
+        std::swap(step.ops[i].frees, step.ops[i + 1].frees);
+        break;
+      }
       default: {
         Operation* o = &step.ops[pick(step.ops.size())];
         while (o->waits.count == 0 || o->host_only) o = &step.ops[pick(step.ops.size())];

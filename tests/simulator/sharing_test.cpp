@@ -1,4 +1,5 @@
-// Kernels beside collectives: published ranges from the demands of real shapes, and closed forms for persistent kernels.
+// Kernels beside collectives: published ranges from the demands of real shapes, and closed forms for persistent
+// kernels.
 #include <doctest/doctest.h>
 
 #include <array>
@@ -74,7 +75,8 @@ Timeline run(const std::vector<Line>& lines, bool share = true) {
   for (const Line& l : lines) {
     Operation op;
     op.stream = l.stream;
-    if (l.stream != Stream::compute) op.comm = l.stream == Stream::all_gather ? Communicator::shard : Communicator::replicate;
+    if (l.stream != Stream::compute)
+      op.comm = l.stream == Stream::all_gather ? Communicator::shard : Communicator::replicate;
     step.ops.push_back(op);
     demands.push_back(l.demand);
     demands.back().host = Seconds(l.host);
@@ -101,13 +103,13 @@ Demand persistent(double seconds, double sms) {
 }  // namespace
 
 TEST_CASE("A100 beside an all-gather of 8: products and attention 1.4 to 2.1 times slower, elementwise about 2.5") {
-  // NCCL issue 1428, on 8 A100: product 1.18 -> 2.08 ms, attention 0.18 -> 0.33, elementwise 0.02 -> 0.05 (rounded to 0.01: between
-  // 0.045 / 0.025 = 1.8 and 0.055 / 0.015 = 3.7).
+  // NCCL issue 1428, on 8 A100: product 1.18 -> 2.08 ms, attention 0.18 -> 0.33, elementwise 0.02 -> 0.05 (rounded to
+  // 0.01: between 0.045 / 0.025 = 1.8 and 0.055 / 0.015 = 3.7).
   const Machine m("dgx-a100-80");
   const Demand gather = m.all_gather(1LL << 30);
   CHECK(gather.use[0] == relative(24.0 / 108));
-  const double product = slowdown(m.kernel(linear(5120, 5120), 1), gather), heads = slowdown(m.kernel(attention(8), 1), gather),
-               sums = slowdown(m.kernel(add(2048), 1), gather);
+  const double product = slowdown(m.kernel(linear(5120, 5120), 1), gather),
+               heads = slowdown(m.kernel(attention(8), 1), gather), sums = slowdown(m.kernel(add(2048), 1), gather);
   INFO("product ", product, ", attention ", heads, ", elementwise ", sums);
   for (const double s : {product, heads}) {
     CHECK(s >= 1.4);
@@ -125,7 +127,8 @@ TEST_CASE("a persistent product of H100 beside 24 CTAs takes 1.7 to 2.2 times as
   CHECK(product.resident == relative(1));
   CHECK(gather.use[0] == relative(24.0 / 132));
   REQUIRE(gather.alone.count() > 2 * product.alone.count());
-  const double ratio = duration(run({{Stream::all_gather, gather}, {Stream::compute, product}}), 1) / product.alone.count();
+  const double ratio =
+      duration(run({{Stream::all_gather, gather}, {Stream::compute, product}}), 1) / product.alone.count();
   CHECK(ratio >= 1.7);
   CHECK(ratio <= 2.2);
   // Attention has CTAs that come and go: what is left of 132 multiprocessors and of the bandwidth.
@@ -137,17 +140,22 @@ TEST_CASE("a persistent product of H100 beside 24 CTAs takes 1.7 to 2.2 times as
 TEST_CASE("persistent kernels: who came first") {
   const Demand product = persistent(0.010, 1.0);
   // The collective holds 0.2 for 50 ms: all tiles of the CTAs without a place wait for the first round. 10 + 10.
-  CHECK(duration(run({{Stream::all_gather, collective(0.050, 0.2)}, {Stream::compute, product}}), 1) == relative(0.020));
+  CHECK(duration(run({{Stream::all_gather, collective(0.050, 0.2)}, {Stream::compute, product}}), 1) ==
+        relative(0.020));
   // It ends after 3 ms: they begin then. 3 + 10.
-  CHECK(duration(run({{Stream::all_gather, collective(0.003, 0.2)}, {Stream::compute, product}}), 1) == relative(0.013));
+  CHECK(duration(run({{Stream::all_gather, collective(0.003, 0.2)}, {Stream::compute, product}}), 1) ==
+        relative(0.013));
   // It ends after 15 ms, in the second round, which is not shortened.
-  CHECK(duration(run({{Stream::all_gather, collective(0.015, 0.2)}, {Stream::compute, product}}), 1) == relative(0.020));
+  CHECK(duration(run({{Stream::all_gather, collective(0.015, 0.2)}, {Stream::compute, product}}), 1) ==
+        relative(0.020));
   // A product of few tiles finds its places: no round is lost.
   CHECK(duration(run({{Stream::all_gather, collective(0.050, 0.2)}, {Stream::compute, persistent(0.010, 0.8)}}), 1) ==
         relative(0.010));
 
-  // Issued 2 ms later, the collective waits until the product has ended, goes before the next product, and makes that one wait.
-  const Timeline late = run({{Stream::compute, product}, {Stream::all_gather, collective(0.004, 0.2), 0.002}, {Stream::compute, product}});
+  // Issued 2 ms later, the collective waits until the product has ended, goes before the next product, and makes that
+  // one wait.
+  const Timeline late = run(
+      {{Stream::compute, product}, {Stream::all_gather, collective(0.004, 0.2), 0.002}, {Stream::compute, product}});
   CHECK(late.spans[0].end == relative(0.010));
   CHECK(late.spans[1].start == relative(0.010));
   CHECK(late.spans[1].end == relative(0.014));
@@ -157,7 +165,8 @@ TEST_CASE("persistent kernels: who came first") {
   copies.holds_compute = false;
   CHECK(run({{Stream::compute, product}, {Stream::all_gather, copies, 0.002}}).spans[1].start == relative(0.002));
   // Without sharing nothing waits for anything.
-  CHECK(run({{Stream::all_gather, collective(0.050, 0.2)}, {Stream::compute, product}}, false).spans[1].end == relative(0.010));
+  CHECK(run({{Stream::all_gather, collective(0.050, 0.2)}, {Stream::compute, product}}, false).spans[1].end ==
+        relative(0.010));
 }
 
 TEST_CASE("overlapping never costs more than one after the other") {

@@ -1,10 +1,11 @@
 // What is said of step times, against numbers worked out by hand and against simulated runs whose truth is known.
+#include "simulator/records/step_statistics.h"
+
 #include <doctest/doctest.h>
 
 #include <cmath>
 #include <random>
 
-#include "simulator/records/step_statistics.h"
 #include "tests/support/relative.h"
 
 using namespace fsdp;
@@ -67,7 +68,8 @@ TEST_CASE("warm-up ends where the median settles") {
   run.insert(run.end(), steady.begin(), steady.end());
   const auto settled = settled_after(run);
   REQUIRE(settled.has_value());
-  // What a median of three can still hold of the warm-up is at most one step of it ... and the median of all does not show it.
+  // What a median of three can still hold of the warm-up is at most one step of it ... and the median of all does not
+  // show it.
   CHECK(*settled <= 8);
   CHECK(std::abs(quantile(std::span(run).subspan(*settled), 0.5) - 1) < 0.01);
   // One slow step is no warm-up.

@@ -1,5 +1,5 @@
-// What the tests of checkpoints share: a folder of their own, chains of linears with uneven sizes, and the whole state of a
-// run, put together from what its ranks hold without the code that saves.
+// What the tests of checkpoints share: a folder of their own, chains of linears with uneven sizes, and the whole state
+// of a run, put together from what its ranks hold without the code that saves.
 #pragma once
 
 #include <doctest/doctest.h>
@@ -18,11 +18,11 @@
 #include "executor/checkpoint/folder.h"
 #include "executor/checkpoint/save.h"
 #include "executor/kernels/kernels.h"
-#include "tests/support/run_support.h"
-#include "tests/support/mlp_model.h"
 #include "models/input/error.h"
 #include "planner/layout.h"
+#include "tests/support/mlp_model.h"
 #include "tests/support/refusal.h"
+#include "tests/support/run_support.h"
 
 namespace fsdp::testing {
 
@@ -47,18 +47,21 @@ inline std::string read_bytes(const std::string& path) {
   std::ifstream in(path, std::ios::binary);
   return {std::istreambuf_iterator<char>(in), {}};
 }
-inline void write_bytes(const std::string& path, const std::string& bytes) { std::ofstream(path, std::ios::binary | std::ios::trunc) << bytes; }
+inline void write_bytes(const std::string& path, const std::string& bytes) {
+  std::ofstream(path, std::ios::binary | std::ios::trunc) << bytes;
+}
 
 // Every file below a folder and what it holds.
 inline std::map<std::string, std::string> files_below(const std::string& folder) {
   std::map<std::string, std::string> files;
   for (const auto& entry : std::filesystem::recursive_directory_iterator(folder))
-    if (entry.is_regular_file()) files[std::filesystem::relative(entry.path(), folder).string()] = read_bytes(entry.path().string());
+    if (entry.is_regular_file())
+      files[std::filesystem::relative(entry.path(), folder).string()] = read_bytes(entry.path().string());
   return files;
 }
 
-// PyTorch's test models are chains of linears such as 5-8-4-12; here each linear is a block, so that it can be a unit, and weights are
-// named embed.weight, layers.0.0.weight, layers.1.0.weight and so on.
+// PyTorch's test models are chains of linears such as 5-8-4-12; here each linear is a block, so that it can be a unit,
+// and weights are named embed.weight, layers.0.0.weight, layers.1.0.weight and so on.
 inline ModelGraph chain(const std::vector<std::int64_t>& sizes) {
   Mlp m{.blocks = {}};
   for (std::size_t i = 0; i + 1 < sizes.size(); ++i) m.blocks.push_back({sizes[i], sizes[i + 1]});
@@ -71,7 +74,8 @@ inline ModelGraph uneven_chain() { return chain({5, 10, 15, 30, 5}); }
 using State = std::map<std::string, std::string>;
 
 // Element `index` (row-major) of a rank's slab of a parameter: which element of the whole one it is, by dimension.
-inline std::int64_t whole_index(const std::vector<std::int64_t>& shape, std::size_t dim, std::int64_t begin, std::int64_t rows, std::int64_t index) {
+inline std::int64_t whole_index(const std::vector<std::int64_t>& shape, std::size_t dim, std::int64_t begin,
+                                std::int64_t rows, std::int64_t index) {
   std::int64_t whole = 0, stride = 1;
   for (std::size_t d = shape.size(); d-- > 0;) {
     const std::int64_t size = d == dim ? rows : shape[d];
@@ -95,11 +99,17 @@ inline void gather(const RankState& s, const ModelGraph& model, const ShardingPl
         const bool moment = part != StatePart::parameter;
         if (moment && (!p.trainable || plan.optimizer.kind == OptimizerKind::sgd)) continue;
         const Parameter& parameter = model.parameters[static_cast<std::size_t>(p.param)];
-        std::string& whole = into.at((part == StatePart::parameter ? "" : part == StatePart::first_moment ? "optimizer.exp_avg." : "optimizer.exp_avg_sq.") + parameter.name);
-        const std::int64_t rows = std::max<std::int64_t>(0, std::min((shard + 1) * p.chunk_rows, p.rows) - shard * p.chunk_rows);
+        std::string& whole = into.at((part == StatePart::parameter      ? ""
+                                      : part == StatePart::first_moment ? "optimizer.exp_avg."
+                                                                        : "optimizer.exp_avg_sq.") +
+                                     parameter.name);
+        const std::int64_t rows =
+            std::max<std::int64_t>(0, std::min((shard + 1) * p.chunk_rows, p.rows) - shard * p.chunk_rows);
         for (std::int64_t i = 0; i < rows * p.row_elements; ++i) {
-          const std::int64_t to = whole_index(parameter.shape, static_cast<std::size_t>(p.dim), shard * p.chunk_rows, rows, i);
-          std::memcpy(whole.data() + to * width, view.data + ((moment ? dense : p.offset) + i) * width, static_cast<std::size_t>(width));
+          const std::int64_t to =
+              whole_index(parameter.shape, static_cast<std::size_t>(p.dim), shard * p.chunk_rows, rows, i);
+          std::memcpy(whole.data() + to * width, view.data + ((moment ? dense : p.offset) + i) * width,
+                      static_cast<std::size_t>(width));
         }
         dense += rows * p.row_elements;
       }
@@ -139,7 +149,8 @@ inline Trained train(const ModelGraph& model, const ShardingPlan& plan, int step
   return t;
 }
 
-inline RunOptions saving(const ModelGraph& model, const ShardingPlan& plan, const std::string& directory, std::int64_t every = 0, std::int64_t keep = 0) {
+inline RunOptions saving(const ModelGraph& model, const ShardingPlan& plan, const std::string& directory,
+                         std::int64_t every = 0, std::int64_t keep = 0) {
   SaveOptions save;
   save.directory = directory;
   save.every = every;

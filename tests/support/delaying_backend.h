@@ -1,4 +1,5 @@
-// A backend whose streams stand still where a test says: before and after kernels and collectives. What is not ordered by waits shows.
+// A backend whose streams stand still where a test says: before and after kernels and collectives. What is not ordered
+// by waits shows.
 #pragma once
 
 #include <chrono>
@@ -8,26 +9,28 @@
 
 namespace fsdp::testing {
 
-struct Delays {                              // milliseconds; asymmetric on purpose: each rank its own
-  int before_all_gather = 0, after_all_gather = 0, before_reduce_scatter = 0, after_reduce_scatter = 0, before_all_reduce = 0;
+struct Delays {  // milliseconds; asymmetric on purpose: each rank its own
+  int before_all_gather = 0, after_all_gather = 0, before_reduce_scatter = 0, after_reduce_scatter = 0,
+      before_all_reduce = 0;
 };
 
 class DelayingDevice final : public ForwardingDevice {
  public:
   DelayingDevice(Device& inner, const Delays& d) : ForwardingDevice(inner), delays_(d) {}
-  void all_gather(std::int32_t op, Stream s, Comm c, std::span<const std::int32_t> waits, BufferView b, const Slots& slots, DType t) override {
+  void all_gather(std::int32_t op, Stream s, Comm c, std::span<const std::int32_t> waits, BufferView b,
+                  const Slots& slots, DType t) override {
     sleep(op, 0, s, delays_.before_all_gather);
     d_.all_gather(op, s, c, waits, b, slots, t);
     sleep(op, 1, s, delays_.after_all_gather);
   }
-  void reduce_scatter(std::int32_t op, Stream s, Comm c, std::span<const std::int32_t> waits, BufferView in, BufferView out, const Slots& slots,
-                      DType t, Reduction r) override {
+  void reduce_scatter(std::int32_t op, Stream s, Comm c, std::span<const std::int32_t> waits, BufferView in,
+                      BufferView out, const Slots& slots, DType t, Reduction r) override {
     sleep(op, 0, s, delays_.before_reduce_scatter);
     d_.reduce_scatter(op, s, c, waits, in, out, slots, t, r);
     sleep(op, 1, s, delays_.after_reduce_scatter);
   }
-  void all_reduce(std::int32_t op, Stream s, Comm c, std::span<const std::int32_t> waits, BufferView b, std::int64_t n, DType t,
-                  Reduction r) override {
+  void all_reduce(std::int32_t op, Stream s, Comm c, std::span<const std::int32_t> waits, BufferView b, std::int64_t n,
+                  DType t, Reduction r) override {
     sleep(op, 0, s, delays_.before_all_reduce);
     d_.all_reduce(op, s, c, waits, b, n, t, r);
   }

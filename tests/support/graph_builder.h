@@ -1,4 +1,5 @@
-// What hand-made graphs of the tests are put together from: ids come in, modules in registration order, ops in execution order.
+// What hand-made graphs of the tests are put together from: ids come in, modules in registration order, ops in
+// execution order.
 #pragma once
 
 #include <string>
@@ -45,9 +46,10 @@ class GraphBuilder {
     return static_cast<std::int32_t>(g_.parameters.size()) - 1;
   }
 
-  // Appends an op with one activation of this width, and answers with it. It belongs to the module and to those around it; of what runs
-  // twice, ranges are hulls.
-  std::int32_t op(OpKind kind, std::int32_t m, std::vector<std::int32_t> in, std::int64_t width, std::vector<std::int32_t> params, const OpShape& shape) {
+  // Appends an op with one activation of this width, and answers with it. It belongs to the module and to those around
+  // it; of what runs twice, ranges are hulls.
+  std::int32_t op(OpKind kind, std::int32_t m, std::vector<std::int32_t> in, std::int64_t width,
+                  std::vector<std::int32_t> params, const OpShape& shape) {
     Op o;
     o.kind = kind;
     o.module = m;
@@ -74,7 +76,8 @@ class GraphBuilder {
   }
 
   // params: the weight, and a bias where there is one.
-  std::int32_t linear(std::int32_t m, std::int32_t x, std::vector<std::int32_t> params, std::int64_t in, std::int64_t out) {
+  std::int32_t linear(std::int32_t m, std::int32_t x, std::vector<std::int32_t> params, std::int64_t in,
+                      std::int64_t out) {
     OpShape shape;
     shape.in = in;
     shape.out = out;

@@ -1,6 +1,6 @@
-// Runs one op through run_forward and run_backward on plain numbers, with exactly the buffers that the `native` implementation
-// declares: what it does not save is absent in backward, extra and scratch have its sizes. So the table and the kernels check
-// each other.
+// Runs one op through run_forward and run_backward on plain numbers, with exactly the buffers that the `native`
+// implementation declares: what it does not save is absent in backward, extra and scratch have its sizes. So the table
+// and the kernels check each other.
 #pragma once
 
 #include <algorithm>
@@ -30,7 +30,9 @@ class Block {
  public:
   Block() = default;
   explicit Block(std::int64_t bytes) : bytes_(static_cast<std::size_t>(bytes)) {}
-  [[nodiscard]] BufferView view() { return {bytes_.empty() ? nullptr : bytes_.data(), static_cast<std::int64_t>(bytes_.size())}; }
+  [[nodiscard]] BufferView view() {
+    return {bytes_.empty() ? nullptr : bytes_.data(), static_cast<std::int64_t>(bytes_.size())};
+  }
 
  private:
   std::vector<std::byte> bytes_;
@@ -93,7 +95,8 @@ class OpRun {
     work_ = c.work;
     work_.element_bytes = size_of(mode.type);
     facts_ = facts(native_implementation(), c.op, work_);
-    for (std::size_t i = 0; i < c.inputs.size(); ++i) inputs_.push_back(encode(c.ids[i] ? DType::i64 : mode.type, c.inputs[i]));
+    for (std::size_t i = 0; i < c.inputs.size(); ++i)
+      inputs_.push_back(encode(c.ids[i] ? DType::i64 : mode.type, c.inputs[i]));
     for (const Numbers& p : c.params) params_.push_back(encode(mode.type, p));
     extra_ = Block(facts_.saved_extra_bytes);
   }
@@ -154,7 +157,9 @@ class OpRun {
   Block output_, extra_;
 };
 
-inline std::size_t output_elements(const OpCase& c) { return c.op.kind == OpKind::cross_entropy ? 1 : c.grad_output.size(); }
+inline std::size_t output_elements(const OpCase& c) {
+  return c.op.kind == OpKind::cross_entropy ? 1 : c.grad_output.size();
+}
 inline OpResult run_case(const OpCase& c, const RunMode& mode = {}) { return OpRun(c, mode).run(output_elements(c)); }
 
 // max |a - b| over max |b|; both empty: 0. Different sizes or a NaN: infinity.

@@ -1,5 +1,5 @@
-// Networks of linear layers by their sizes, as PyTorch's tests of fully_shard use them. A batch here is tokens, so an embedding comes
-// first, and the last width is the vocabulary of the loss; gelu stands where those tests have relu.
+// Networks of linear layers by their sizes, as PyTorch's tests of fully_shard use them. A batch here is tokens, so an
+// embedding comes first, and the last width is the vocabulary of the loss; gelu stands where those tests have relu.
 #pragma once
 
 #include <string>
@@ -11,11 +11,12 @@
 namespace fsdp::testing {
 
 struct Mlp {
-  std::vector<std::vector<std::int64_t>> blocks = {{16, 15, 8}};   // widths: in, hidden..., out; a block's in is the last one's out
-  std::int64_t vocab = 0;                    // with a head: linear from the last width to it; 0: none, the last width is the vocabulary
+  std::vector<std::vector<std::int64_t>> blocks = {
+      {16, 15, 8}};        // widths: in, hidden..., out; a block's in is the last one's out
+  std::int64_t vocab = 0;  // with a head: linear from the last width to it; 0: none, the last width is the vocabulary
   bool bias = true;
-  std::vector<int> order = {};               // of the blocks' runs; empty: once each
-  bool unused = false;                       // a linear layer beside the first block whose result nobody reads
+  std::vector<int> order = {};  // of the blocks' runs; empty: once each
+  bool unused = false;          // a linear layer beside the first block whose result nobody reads
 };
 
 class MlpBuilder : GraphBuilder {
@@ -43,15 +44,24 @@ class MlpBuilder : GraphBuilder {
       x = linear(head, x, layer_params("head", head, last, m_.vocab), last, m_.vocab);
     }
     loss(x);
-    if (m_.order.empty()) check_graph(g_, "mlp");                        // of what runs twice, ranges are hulls
+    if (m_.order.empty()) check_graph(g_, "mlp");  // of what runs twice, ranges are hulls
     return g_;
   }
 
  private:
-  struct Layer { std::int32_t module = -1; std::int64_t in = 0, out = 0; std::vector<std::int32_t> params; };
-  struct Block { std::int32_t module = -1; std::vector<Layer> layers; std::vector<std::int32_t> acts; };
+  struct Layer {
+    std::int32_t module = -1;
+    std::int64_t in = 0, out = 0;
+    std::vector<std::int32_t> params;
+  };
+  struct Block {
+    std::int32_t module = -1;
+    std::vector<Layer> layers;
+    std::vector<std::int32_t> acts;
+  };
 
-  std::vector<std::int32_t> layer_params(const std::string& name, std::int32_t owner, std::int64_t in, std::int64_t out) {
+  std::vector<std::int32_t> layer_params(const std::string& name, std::int32_t owner, std::int64_t in,
+                                         std::int64_t out) {
     std::vector<std::int32_t> ids = {parameter(name + ".weight", owner, {out, in})};
     if (m_.bias) ids.push_back(parameter(name + ".bias", owner, {out}));
     return ids;

@@ -1,9 +1,10 @@
-// Launches of the test's own program under mpirun, one rank of which misbehaves: what is left of them, what they said, how long it took. Each process runs the
-// program's (skipped) case "one rank of a launch", which learns from the environment what to do. Needs FSDP_MPI_LAUNCH: the words of mpirun; empty: there is none.
+// Launches of the test's own program under mpirun, one rank of which misbehaves: what is left of them, what they said,
+// how long it took. Each process runs the program's (skipped) case "one rank of a launch", which learns from the
+// environment what to do. Needs FSDP_MPI_LAUNCH: the words of mpirun; empty: there is none.
 #pragma once
 
-#include <doctest/doctest.h>
 #include <dirent.h>
+#include <doctest/doctest.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -50,18 +51,19 @@ inline void misbehave(const std::string& fault) {
     ::kill(::getpid(), SIGSTOP);
     std::this_thread::sleep_for(200ms);  // it takes effect a little later
   }
-  if (fault == "slow") std::ofstream(from_environment("TMPDIR") + "/reached").flush();  // the launch may be interrupted now
+  if (fault == "slow")
+    std::ofstream(from_environment("TMPDIR") + "/reached").flush();  // the launch may be interrupted now
   if (fault == "stuck" || fault == "slow") sleep_forever();
 }
 
-// --- all of them -----------------------------------------------------------------------------------------------------------------------
+// --- all of them ---
 
 struct Outcome {
   int code = -1;
   double seconds = 0;
-  std::string errors;                 // standard error
-  std::vector<std::string> sentences; // ours
-  std::vector<std::string> left;      // processes and files
+  std::string errors;                  // standard error
+  std::vector<std::string> sentences;  // ours
+  std::vector<std::string> left;       // processes and files
 };
 
 inline std::string read_text(const fs::path& path) {
@@ -83,7 +85,8 @@ inline std::vector<std::string> processes_of(const std::string& launch) {
   for (const auto& entry : fs::directory_iterator("/proc")) {
     const std::string pid = entry.path().filename().string();
     if (pid.find_first_not_of("0123456789") != std::string::npos || pid == std::to_string(::getpid())) continue;
-    if (read_text(entry.path() / "environ").find("FSDP_TEST_LAUNCH=" + launch) != std::string::npos) found.push_back("process " + pid);
+    if (read_text(entry.path() / "environ").find("FSDP_TEST_LAUNCH=" + launch) != std::string::npos)
+      found.push_back("process " + pid);
   }
   return found;
 }
@@ -93,15 +96,17 @@ inline std::vector<std::string> words_of(const std::string& text) {
   return {std::istream_iterator<std::string>(in), {}};
 }
 
-// Runs `mpirun -n ranks` of this program; `interrupt` > 0: sends mpirun that signal half a second after a rank has become slow. (To start may
-// take MPI ten seconds, where it looks up names that nobody answers for.)
-inline Outcome launch(std::int64_t ranks, const std::string& fault, const std::string& moment, std::int64_t victim, int interrupt = 0) {
+// Runs `mpirun -n ranks` of this program; `interrupt` > 0: sends mpirun that signal half a second after a rank has
+// become slow. (To start may take MPI ten seconds, where it looks up names that nobody answers for.)
+inline Outcome launch(std::int64_t ranks, const std::string& fault, const std::string& moment, std::int64_t victim,
+                      int interrupt = 0) {
   static int count = 0;
   const Folder folder;
   const std::string name = std::to_string(::getpid()) + "-" + std::to_string(++count);
   std::vector<std::string> words = words_of(FSDP_MPI_LAUNCH);
-  for (const std::string& w : {std::string("-n"), std::to_string(ranks), fs::read_symlink("/proc/self/exe").string(),
-                               std::string("--test-case=one rank of a launch"), std::string("--no-skip"), std::string("--minimal")})
+  for (const std::string& w :
+       {std::string("-n"), std::to_string(ranks), fs::read_symlink("/proc/self/exe").string(),
+        std::string("--test-case=one rank of a launch"), std::string("--no-skip"), std::string("--minimal")})
     words.push_back(w);
   const auto begin = Clock::now();
   const pid_t child = ::fork();
@@ -109,8 +114,12 @@ inline Outcome launch(std::int64_t ranks, const std::string& fault, const std::s
   if (child == 0) {
     ::setpgid(0, 0);
     for (const auto& [key, value] : std::vector<std::pair<const char*, std::string>>{
-             {"FSDP_TEST_FAULT", fault}, {"FSDP_TEST_MOMENT", moment}, {"FSDP_TEST_VICTIM", std::to_string(victim)},
-             {"FSDP_TEST_LAUNCH", name}, {"TMPDIR", folder.path.string()}, {"OMPI_MCA_btl_vader_backing_directory", folder.path.string()}})
+             {"FSDP_TEST_FAULT", fault},
+             {"FSDP_TEST_MOMENT", moment},
+             {"FSDP_TEST_VICTIM", std::to_string(victim)},
+             {"FSDP_TEST_LAUNCH", name},
+             {"TMPDIR", folder.path.string()},
+             {"OMPI_MCA_btl_vader_backing_directory", folder.path.string()}})
       ::setenv(key, value.c_str(), 1);
     ::dup2(::open((folder.path / "out").c_str(), O_WRONLY | O_CREAT, 0600), STDOUT_FILENO);
     ::dup2(::open((folder.path / "err").c_str(), O_WRONLY | O_CREAT, 0600), STDERR_FILENO);
@@ -134,13 +143,15 @@ inline Outcome launch(std::int64_t ranks, const std::string& fault, const std::s
   }
   o.seconds = std::chrono::duration<double>(Clock::now() - begin).count();
   o.code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-  for (const auto limit = Clock::now() + 3s; !(o.left = processes_of(name)).empty() && Clock::now() < limit;) std::this_thread::sleep_for(50ms);
+  for (const auto limit = Clock::now() + 3s; !(o.left = processes_of(name)).empty() && Clock::now() < limit;)
+    std::this_thread::sleep_for(50ms);
   o.errors = read_text(folder.path / "err");
   std::istringstream lines(o.errors);
   for (std::string line; std::getline(lines, line);)
     if (line.starts_with("fsdp-plan: ")) o.sentences.push_back(line);
   for (const auto& entry : fs::directory_iterator(folder.path))
-    if (const std::string file = entry.path().filename().string(); file != "out" && file != "err" && file != "reached") o.left.push_back(file);
+    if (const std::string file = entry.path().filename().string(); file != "out" && file != "err" && file != "reached")
+      o.left.push_back(file);
   return o;
 }
 

@@ -4,9 +4,9 @@
 #include <map>
 #include <string>
 
-#include "tests/support/run_support.h"
 #include "simulator/engine/memory.h"
 #include "simulator/records/prediction.h"
+#include "tests/support/run_support.h"
 
 namespace fsdp::testing {
 
@@ -17,7 +17,8 @@ inline PlanWords in_double(PlanWords w) {
 
 // The same batches on one rank, in one micro-batch, one unit, nothing else asked for.
 inline ShardingPlan unsharded(const ModelGraph& model, const ShardingPlan& plan) {
-  ShardingPlan p = make_plan(model, {.wrap = "root", .micro_batches = {plan.sequences_per_rank() * plan.ranks()}, .seq_len = plan.seq_len});
+  ShardingPlan p = make_plan(
+      model, {.wrap = "root", .micro_batches = {plan.sequences_per_rank() * plan.ranks()}, .seq_len = plan.seq_len});
   p.param_dtype = p.reduce_dtype = p.master_dtype = plan.master_dtype;
   p.optimizer = plan.optimizer;
   p.clip_norm = plan.clip_norm;
@@ -29,7 +30,8 @@ inline ShardingPlan unsharded(const ModelGraph& model, const ShardingPlan& plan)
 // What each rank receives of a step's collectives by the ring formula, from the layouts alone.
 inline std::int64_t expected_wire_bytes(const Program& p, const ShardingPlan& plan) {
   std::int64_t total = 0;
-  const auto all_reduce = [](std::int64_t n, std::int64_t ranks, std::int64_t me) {  // two phases over near-equal chunks
+  const auto all_reduce = [](std::int64_t n, std::int64_t ranks,
+                             std::int64_t me) {  // two phases over near-equal chunks
     const std::int64_t chunk = (n + ranks - 1) / ranks;
     const std::int64_t mine = std::max<std::int64_t>(0, std::min(n, (me + 1) * chunk) - std::min(n, me * chunk));
     return (ranks - 1) * mine + n - mine;
@@ -41,7 +43,8 @@ inline std::int64_t expected_wire_bytes(const Program& p, const ShardingPlan& pl
     const std::int64_t reduced = op.unit < 0 ? 0 : ddp ? p.layouts[u].shard_elements : p.layouts[u].reduce_elements;
     const DType reduce = ddp ? plan.master_dtype : plan.reduce_dtype;
     if (op.action == Action::all_gather) {
-      const std::int64_t ranks = op.comm == Communicator::reshard ? plan.units[u].reshard_after_forward.ranks : plan.shard();
+      const std::int64_t ranks =
+          op.comm == Communicator::reshard ? plan.units[u].reshard_after_forward.ranks : plan.shard();
       total += (ranks - 1) * (p.layouts[u].shard_elements * plan.shard() / ranks) * size_of(plan.param_dtype);
     }
     if (op.action == Action::reduce_scatter) total += (plan.shard() - 1) * reduced * size_of(reduce);
@@ -81,7 +84,8 @@ inline void check_equal(const RunResult& many, const RunResult& one, double tole
 
 inline bool equal_bits(const RunResult& a, const RunResult& b) {
   bool equal = a.measurement.losses == b.measurement.losses;
-  for (std::size_t i = 0; i < a.parameters.size(); ++i) equal = equal && a.parameters[i].values == b.parameters[i].values;
+  for (std::size_t i = 0; i < a.parameters.size(); ++i)
+    equal = equal && a.parameters[i].values == b.parameters[i].values;
   return equal;
 }
 
@@ -94,9 +98,10 @@ inline const RunResult& reference(const ModelGraph& model, const ShardingPlan& p
   return found != known.end() ? found->second : known.emplace(key, execute(model, one, five_steps())).first->second;
 }
 
-// Five steps equal those of one rank (in fp64; 1e-10 is what sums in another order leave room for), and what was predicted.
-inline RunResult check_parity(const ModelGraph& model, const ShardingPlan& plan, const RunOptions& options = five_steps(),
-                              double tolerance = 1e-10) {
+// Five steps equal those of one rank (in fp64; 1e-10 is what sums in another order leave room for), and what was
+// predicted.
+inline RunResult check_parity(const ModelGraph& model, const ShardingPlan& plan,
+                              const RunOptions& options = five_steps(), double tolerance = 1e-10) {
   CAPTURE(to_json_text(plan));
   RunResult result = execute(model, plan, options);
   check_equal(result, reference(model, plan), tolerance);

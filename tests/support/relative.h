@@ -1,5 +1,5 @@
-// doctest::Approx tolerates epsilon * (1 + |x|): next to seconds and other small numbers everything would be equal. This one is
-// relative alone.
+// doctest::Approx tolerates epsilon * (1 + |x|): next to seconds and other small numbers everything would be equal.
+// This one is relative alone.
 //
 //   CHECK(demand.alone.count() == relative(12e-6));
 #pragma once

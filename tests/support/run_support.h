@@ -76,7 +76,8 @@ inline double norm(const std::vector<double>& x) {
   return std::sqrt(sum);
 }
 
-// ||a - b|| / max(||b||, floor). The floor stands for tensors that are zero by structure (key biases): the layer's scale.
+// ||a - b|| / max(||b||, floor). The floor stands for tensors that are zero by structure (key biases): the layer's
+// scale.
 inline double distance(const std::vector<double>& a, const std::vector<double>& b, double floor = 0) {
   REQUIRE(a.size() == b.size());
   double sum = 0;

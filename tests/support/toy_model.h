@@ -1,19 +1,24 @@
-// A small network for tests of order and memory, built by hand so that its numbers can be derived in comments: an embedding, L
-// blocks of linear - gelu - linear - add, a head and the loss. Root parameters: embedding and head.
+// A small network for tests of order and memory, built by hand so that its numbers can be derived in comments: an
+// embedding, L blocks of linear - gelu - linear - add, a head and the loss. Root parameters: embedding and head.
 #pragma once
 
 #include <string>
 #include <vector>
 
-#include "tests/support/graph_builder.h"
 #include "planner/plan.h"
+#include "tests/support/graph_builder.h"
 
 namespace toy {
 
 using namespace fsdp;
 
 // order: the blocks as they run, each first in its place; empty: once each. A block that runs again has others between.
-struct Shape { int blocks = 3; std::int64_t vocab = 11, width = 6, hidden = 10; bool tied = false; std::vector<int> order = {}; };
+struct Shape {
+  int blocks = 3;
+  std::int64_t vocab = 11, width = 6, hidden = 10;
+  bool tied = false;
+  std::vector<int> order = {};
+};
 
 class Builder : testing::GraphBuilder {
  public:
@@ -64,8 +69,11 @@ class Builder : testing::GraphBuilder {
     return run(m, {m + 1, m + 2, m + 3}, weight(m + 1), weight(m + 3), x);
   }
 
-  struct Parts { std::int32_t up = -1, act = -1, down = -1; };
-  std::int32_t run(std::int32_t m, const Parts& parts, std::int32_t up_weight, std::int32_t down_weight, std::int32_t x) {
+  struct Parts {
+    std::int32_t up = -1, act = -1, down = -1;
+  };
+  std::int32_t run(std::int32_t m, const Parts& parts, std::int32_t up_weight, std::int32_t down_weight,
+                   std::int32_t x) {
     std::int32_t h = linear(parts.up, x, {up_weight}, s_.width, s_.hidden);
     h = pointwise(OpKind::gelu, parts.act, {h}, s_.hidden);
     h = linear(parts.down, h, {down_weight}, s_.hidden, s_.width);

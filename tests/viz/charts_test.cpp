@@ -5,8 +5,8 @@
 #include <cmath>
 #include <sstream>
 
-#include "viz/viz.h"
 #include "tests/support/refusal.h"
+#include "viz/viz.h"
 
 using namespace fsdp;
 using namespace fsdp::testing;
@@ -19,7 +19,6 @@ std::vector<std::string> lines_of(const std::string& text) {
   for (std::string line; std::getline(in, line);) lines.push_back(line);
   return lines;
 }
-
 
 std::size_t full_cells(const std::string& line) {
   std::size_t n = 0;
@@ -36,7 +35,8 @@ MemoryTimeline ramp(std::int64_t unit) {  // 0, 1, 2, ... 7 units: a staircase
 }  // namespace
 
 TEST_CASE("a table aligns its columns") {
-  const auto lines = lines_of(table({"plan", ">step", "why"}, {{"block", "1.5 s", "chosen"}, {"a longer one", "12.25 s", ""}}));
+  const auto lines =
+      lines_of(table({"plan", ">step", "why"}, {{"block", "1.5 s", "chosen"}, {"a longer one", "12.25 s", ""}}));
   REQUIRE(lines.size() == 4);
   CHECK(lines[0] == "plan             step  why");
   CHECK(lines[1] == "------------  -------  ------");
@@ -51,7 +51,8 @@ TEST_CASE("a table counts characters, not bytes, and survives short rows") {
 }
 
 TEST_CASE("the memory chart fills what is allocated and marks peak and limit") {
-  // A staircase of 8 steps in 8 columns and 7 rows: the row k from below is filled from column k + 1 on, so 7 - k cells.
+  // A staircase of 8 steps in 8 columns and 7 rows: the row k from below is filled from column k + 1 on, so 7 - k
+  // cells.
   const std::int64_t gib = std::int64_t{1} << 30;
   const auto lines = lines_of(memory_chart(ramp(gib), Bytes(0), 8, 7));
   for (std::size_t row = 0; row < 7; ++row) CHECK(full_cells(lines[row]) == row + 1);

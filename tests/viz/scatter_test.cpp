@@ -1,4 +1,6 @@
 // The picture of measured against predicted: well-formed XML whatever the labels hold, and points where they belong.
+#include "viz/scatter.h"
+
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -7,14 +9,12 @@
 #include <string>
 #include <vector>
 
-#include "viz/scatter.h"
-
 using namespace fsdp;
 
 namespace {
 
-// A checker for the XML that pictures consist of: tags nest, attributes are quoted, text holds no bare & or < and is UTF-8 of
-// characters that XML knows.
+// A checker for the XML that pictures consist of: tags nest, attributes are quoted, text holds no bare & or < and is
+// UTF-8 of characters that XML knows.
 bool well_formed(const std::string& text) {
   std::vector<std::string> open;
   std::size_t i = 0;
@@ -93,7 +93,7 @@ TEST_CASE("points lie where their values say") {
   const auto [x1, y1] = place("even");
   const auto [x2, y2] = place("slow");
   const auto [x3, y3] = place("fast");
-  CHECK(x2 - x1 == doctest::Approx(x3 - x2).epsilon(0.01));      // decades are equally wide
+  CHECK(x2 - x1 == doctest::Approx(x3 - x2).epsilon(0.01));  // decades are equally wide
   CHECK(y1 - y2 == doctest::Approx((x2 - x1) * std::log10(20)).epsilon(0.01));
   CHECK(y1 - y3 == doctest::Approx((x2 - x1) * std::log10(50)).epsilon(0.01));
 }
@@ -101,7 +101,9 @@ TEST_CASE("points lie where their values say") {
 TEST_CASE("nothing, nonsense and hostile labels") {
   CHECK(well_formed(scatter_svg({}, {"", ""})));
   const double inf = std::numeric_limits<double>::infinity(), nan = std::nan("");
-  const std::vector<ScatterPoint> odd = {{0, 1, "", ""}, {-1, 1, "", ""}, {inf, 1, "", ""}, {1, nan, "", ""}, {1e-300, 1e300, "", ""}, {1e-9, 1e9, "<&>\"'", "]]>"}, {3, 3, "g", "x"}};
+  const std::vector<ScatterPoint> odd = {{0, 1, "", ""},   {-1, 1, "", ""},         {inf, 1, "", ""},
+                                         {1, nan, "", ""}, {1e-300, 1e300, "", ""}, {1e-9, 1e9, "<&>\"'", "]]>"},
+                                         {3, 3, "g", "x"}};
   const std::string svg = scatter_svg(odd, {"t", "u"});
   CHECK(well_formed(svg));
   CHECK(count(svg, "<title>") == 2);

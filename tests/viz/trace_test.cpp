@@ -29,7 +29,8 @@ struct Made {
              op_on(Stream::compute, Action::zero_gradients), op_on(Stream::compute, Action::clip_scale),
              op_on(Stream::all_gather, Action::reduce_loss)};
     s.ops[2].host_only = true;
-    // The all-gather stream's second span starts a rounding error before the first ends; the first begins before the step does.
+    // The all-gather stream's second span starts a rounding error before the first ends; the first begins before the
+    // step does.
     prediction.timeline.spans = {{0.0, 1.0}, {-0.25, 1.5}, {0.5, 0.5}, {1.5, 2.0}, {1.4999999999, 3.0}};
     prediction.memory.steady_step = {{{100, 100}, {700, 100}, {100, 50}, {60, 60}, {60, 10}}, 10};
     measurement.ranks.resize(2);

@@ -10,24 +10,30 @@ struct CUstream_st;  // cudaStream_t is a pointer to it; so this header needs no
 
 namespace fsdp::cuda {
 
-struct Libraries;                            // machine/libraries.h
+struct Libraries;  // machine/libraries.h
 
-// What the kernels of one rank use beside their buffers. One per rank, used by that rank's host thread alone; its GPU is the current one.
+// What the kernels of one rank use beside their buffers. One per rank, used by that rank's host thread alone; its GPU
+// is the current one.
 struct KernelContext {
-  const Libraries* libraries = nullptr;      // cuBLASLt, cuDNN
-  int device = 0;                            // the driver's number
-  int multiprocessors = 0;                   // of the GPU
-  int reserved_multiprocessors = 0;          // of those, what a collective may take at the same time (CudaOptions::nccl_ctas): products leave them out
-  std::shared_ptr<void> products;            // handles and algorithms of matrix products: made by their code at first use, kept for the run
-  std::shared_ptr<void> memory;              // 2 KiB of device memory for norms and pinned memory for batches: made by run_kernels at first use
+  const Libraries* libraries = nullptr;  // cuBLASLt, cuDNN
+  int device = 0;                        // the driver's number
+  int multiprocessors = 0;               // of the GPU
+  int reserved_multiprocessors =
+      0;  // of those, what a collective may take at the same time (CudaOptions::nccl_ctas): products leave them out
+  std::shared_ptr<void>
+      products;  // handles and algorithms of matrix products: made by their code at first use, kept for the run
+  std::shared_ptr<void>
+      memory;  // 2 KiB of device memory for norms and pinned memory for batches: made by run_kernels at first use
 };
 
-// The kernels that calls of make_kernel (kernel_call.h) use, on one stream; used while the context lives, by its rank's host thread.
+// The kernels that calls of make_kernel (kernel_call.h) use, on one stream; used while the context lives, by its rank's
+// host thread.
 [[nodiscard]] std::unique_ptr<MachineKernels> stream_kernels(CUstream_st* stream, KernelContext& context);
 
-// Puts the kernels of one operation on the stream, by op.action and, in forward, recompute and backward, by its op's kind. Scratch and workspace are
-// among the call's views, as the implementation declares them; nothing else is allocated but the context's memory. `call` may be gone when this returns, except what
-// call.training points to. Throws MachineError for buffers that do not fit, for what has no kernel, and for what the driver or a library refuses.
+// Puts the kernels of one operation on the stream, by op.action and, in forward, recompute and backward, by its op's
+// kind. Scratch and workspace are among the call's views, as the implementation declares them; nothing else is
+// allocated but the context's memory. `call` may be gone when this returns, except what call.training points to. Throws
+// MachineError for buffers that do not fit, for what has no kernel, and for what the driver or a library refuses.
 void enqueue_kernel(const KernelCall& call, CUstream_st* stream, KernelContext& context);
 
 }  // namespace fsdp::cuda

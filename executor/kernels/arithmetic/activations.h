@@ -23,8 +23,8 @@ struct ErfGelu {
   }
 };
 
-// The tanh approximation: x/2 (1 + tanh(u)) with u = sqrt(2/pi) (x + 0.044715 x^3), written as x sigmoid(2u), which is the same
-// and loses no digits for large negative x.
+// The tanh approximation: x/2 (1 + tanh(u)) with u = sqrt(2/pi) (x + 0.044715 x^3), written as x sigmoid(2u), which is
+// the same and loses no digits for large negative x.
 template <class M>
 struct TanhGelu {
   static constexpr M c = M(0.79788456080286535588), k = M(0.044715);

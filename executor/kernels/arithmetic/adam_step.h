@@ -1,5 +1,5 @@
-// AdamW of one element, as torch.optim.AdamW computes it. Scalars of a step in double, rounded to the arithmetic type M where they meet a
-// tensor, as PyTorch does.
+// AdamW of one element, as torch.optim.AdamW computes it. Scalars of a step in double, rounded to the arithmetic type M
+// where they meet a tensor, as PyTorch does.
 //   p <- p (1 - lr wd);  m <- m + (1 - b1)(g - m);  v <- b2 v + (1 - b2) g^2
 //   p <- p - (lr / (1 - b1^t)) m / (sqrt(v) / sqrt(1 - b2^t) + eps)
 #pragma once

@@ -8,8 +8,8 @@
 
 namespace fsdp {
 
-// to[c] (+)= sum over rows of term(row, c), summed in the arithmetic type. term(row, c) is evaluated row by row over a few
-// hundred columns at a time, whose sums live on the stack.
+// to[c] (+)= sum over rows of term(row, c), summed in the arithmetic type. term(row, c) is evaluated row by row over a
+// few hundred columns at a time, whose sums live on the stack.
 template <class T, class Term>
 void column_sum(std::int64_t rows, std::int64_t columns, T* to, bool accumulate, const Term& term) {
   constexpr std::int64_t kChunk = 256;

@@ -1,4 +1,5 @@
-// Marks what runs on both sides: plain functions that CUDA kernels call as well. Nothing where no CUDA compiler is at work.
+// Marks what runs on both sides: plain functions that CUDA kernels call as well. Nothing where no CUDA compiler is at
+// work.
 #pragma once
 
 #ifdef __CUDACC__

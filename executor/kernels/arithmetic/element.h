@@ -1,5 +1,5 @@
-// Storage types of the host kernels and the arithmetic that goes with them: double computes in double; float, bf16 and fp16 in
-// float. The same code, hence the same bits, in CUDA kernels.
+// Storage types of the host kernels and the arithmetic that goes with them: double computes in double; float, bf16 and
+// fp16 in float. The same code, hence the same bits, in CUDA kernels.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,8 @@ struct BFloat16 {
   std::uint16_t bits = 0;
 };
 
-// IEEE 754 binary16: sign, 5 bits of exponent (bias 15), 10 of fraction; stored with round to nearest, ties to even, as bf16 is.
+// IEEE 754 binary16: sign, 5 bits of exponent (bias 15), 10 of fraction; stored with round to nearest, ties to even, as
+// bf16 is.
 struct Float16 {
   std::uint16_t bits = 0;
 };

@@ -10,9 +10,10 @@ namespace fsdp {
 
 [[nodiscard]] FSDP_DEVICE inline double exp_of(double x) { return std::exp(x); }
 
-// Within 2 ulp of std::exp on [-87, 88]; saturates outside (1.6e-38 and 1.7e38), which softmax and silu do not notice; NaN stays
-// NaN. x = n ln 2 + r with |r| <= ln(2) / 2 (ln 2 in two parts, Cody and Waite); e^r by its Taylor polynomial of degree 7, whose
-// first left-out term is (ln(2) / 2)^8 / 8! = 5e-9 relative, a twelfth of an ulp; then times 2^n through the exponent bits.
+// Within 2 ulp of std::exp on [-87, 88]; saturates outside (1.6e-38 and 1.7e38), which softmax and silu do not notice;
+// NaN stays NaN. x = n ln 2 + r with |r| <= ln(2) / 2 (ln 2 in two parts, Cody and Waite); e^r by its Taylor polynomial
+// of degree 7, whose first left-out term is (ln(2) / 2)^8 / 8! = 5e-9 relative, a twelfth of an ulp; then times 2^n
+// through the exponent bits.
 [[nodiscard]] FSDP_DEVICE inline float exp_of(float x) {
   x = -87.0f > x ? -87.0f : x;
   x = 88.0f < x ? 88.0f : x;

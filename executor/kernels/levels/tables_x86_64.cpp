@@ -18,14 +18,15 @@ bool has_v3() {
          __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("fma");
 }
 bool has_v4() {
-  return has_v3() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512cd") &&
-         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  return has_v3() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 }
 
 }  // namespace
 
 std::span<const KernelTable* const> kernel_tables() {
-  static const std::array<const KernelTable*, 3> all = {&fsdp_kernels_x86_64_v4, &fsdp_kernels_x86_64_v3, &fsdp_kernels_baseline};
+  static const std::array<const KernelTable*, 3> all = {&fsdp_kernels_x86_64_v4, &fsdp_kernels_x86_64_v3,
+                                                        &fsdp_kernels_baseline};
   return std::span(all).subspan(has_v4() ? 0 : has_v3() ? 1 : 2);
 }
 

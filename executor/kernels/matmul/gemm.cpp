@@ -66,8 +66,8 @@ template <class T>
 void multiply(Transpose ta, Transpose tb, std::int64_t m, std::int64_t n, std::int64_t k, const T* a, const T* b, T* c,
               bool accumulate, BufferView scratch) {
   if constexpr (std::is_same_v<T, Math<T>>) {
-    gemm(m, n, k, T(1), Operand<T>{a, ta == Transpose::yes ? m : k, ta}, Operand<T>{b, tb == Transpose::yes ? k : n, tb},
-         accumulate ? T(1) : T(0), c, n);
+    gemm(m, n, k, T(1), Operand<T>{a, ta == Transpose::yes ? m : k, ta},
+         Operand<T>{b, tb == Transpose::yes ? k : n, tb}, accumulate ? T(1) : T(0), c, n);
   } else {
     check_extent("matrix product", "scratch", 0, scratch, host_gemm_scratch_bytes(DType::bf16, m, n, k), 1);
     float* a_tile = reinterpret_cast<float*>(scratch.data);
@@ -79,20 +79,21 @@ void multiply(Transpose ta, Transpose tb, std::int64_t m, std::int64_t n, std::i
   }
 }
 
-template void multiply<double>(Transpose, Transpose, std::int64_t, std::int64_t, std::int64_t, const double*, const double*,
-                               double*, bool, BufferView);
-template void multiply<float>(Transpose, Transpose, std::int64_t, std::int64_t, std::int64_t, const float*, const float*, float*,
-                              bool, BufferView);
-template void multiply<BFloat16>(Transpose, Transpose, std::int64_t, std::int64_t, std::int64_t, const BFloat16*, const BFloat16*,
-                                 BFloat16*, bool, BufferView);
-template void multiply<Float16>(Transpose, Transpose, std::int64_t, std::int64_t, std::int64_t, const Float16*, const Float16*,
-                                Float16*, bool, BufferView);
+template void multiply<double>(Transpose, Transpose, std::int64_t, std::int64_t, std::int64_t, const double*,
+                               const double*, double*, bool, BufferView);
+template void multiply<float>(Transpose, Transpose, std::int64_t, std::int64_t, std::int64_t, const float*,
+                              const float*, float*, bool, BufferView);
+template void multiply<BFloat16>(Transpose, Transpose, std::int64_t, std::int64_t, std::int64_t, const BFloat16*,
+                                 const BFloat16*, BFloat16*, bool, BufferView);
+template void multiply<Float16>(Transpose, Transpose, std::int64_t, std::int64_t, std::int64_t, const Float16*,
+                                const Float16*, Float16*, bool, BufferView);
 
-void kernels::host_gemm(DType type, Transpose ta, Transpose tb, std::int64_t m, std::int64_t n, std::int64_t k, const void* a,
-               const void* b, void* c, bool accumulate, BufferView scratch) {
+void kernels::host_gemm(DType type, Transpose ta, Transpose tb, std::int64_t m, std::int64_t n, std::int64_t k,
+                        const void* a, const void* b, void* c, bool accumulate, BufferView scratch) {
   with_type(type, [&](auto element) {
     using T = decltype(element);
-    multiply<T>(ta, tb, m, n, k, static_cast<const T*>(a), static_cast<const T*>(b), static_cast<T*>(c), accumulate, scratch);
+    multiply<T>(ta, tb, m, n, k, static_cast<const T*>(a), static_cast<const T*>(b), static_cast<T*>(c), accumulate,
+                scratch);
   });
 }
 

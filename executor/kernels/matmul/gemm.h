@@ -1,11 +1,11 @@
-// Matrix products on fp32 or fp64 with leading dimensions and factors: what host_gemm and the attention kernel are built from.
-// One definition in gemm_openblas.cpp or gemm_eigen.cpp; CMake compiles one of them.
+// Matrix products on fp32 or fp64 with leading dimensions and factors: what host_gemm and the attention kernel are
+// built from. One definition in gemm_openblas.cpp or gemm_eigen.cpp; CMake compiles one of them.
 #pragma once
 
 #include <cstdint>
 
-#include "executor/kernels/kernels.h"
 #include "executor/kernels/arithmetic/element.h"
+#include "executor/kernels/kernels.h"
 
 namespace fsdp {
 
@@ -18,10 +18,10 @@ struct Operand {
 };
 
 // c[m, n] = alpha * a[m, k] * b[k, n] + beta * c, one thread. beta 0: c is not read.
-void gemm(std::int64_t m, std::int64_t n, std::int64_t k, float alpha, Operand<float> a, Operand<float> b, float beta, float* c,
-          std::int64_t c_stride);
-void gemm(std::int64_t m, std::int64_t n, std::int64_t k, double alpha, Operand<double> a, Operand<double> b, double beta,
-          double* c, std::int64_t c_stride);
+void gemm(std::int64_t m, std::int64_t n, std::int64_t k, float alpha, Operand<float> a, Operand<float> b, float beta,
+          float* c, std::int64_t c_stride);
+void gemm(std::int64_t m, std::int64_t n, std::int64_t k, double alpha, Operand<double> a, Operand<double> b,
+          double beta, double* c, std::int64_t c_stride);
 
 // How many threads the library would use for the next product; 1 once the first has run.
 [[nodiscard]] int library_threads();

@@ -8,10 +8,12 @@
 namespace fsdp {
 namespace {
 
-constexpr std::int64_t kColumns = 1024, kDepth = 512;  // of one call into Eigen, so that its packing buffers stay bounded
+constexpr std::int64_t kColumns = 1024,
+                       kDepth = 512;  // of one call into Eigen, so that its packing buffers stay bounded
 
 template <class M>
-using Matrix = Eigen::Map<const Eigen::Matrix<M, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>, 0, Eigen::OuterStride<>>;
+using Matrix =
+    Eigen::Map<const Eigen::Matrix<M, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>, 0, Eigen::OuterStride<>>;
 template <class M>
 using Result = Eigen::Map<Eigen::Matrix<M, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>, 0, Eigen::OuterStride<>>;
 
@@ -24,7 +26,8 @@ Matrix<M> part(const Operand<M>& x, std::int64_t row, std::int64_t column, std::
 }
 
 template <class M>
-void add_product(M alpha, const Operand<M>& a, const Matrix<M>& pa, const Operand<M>& b, const Matrix<M>& pb, Result<M> c) {
+void add_product(M alpha, const Operand<M>& a, const Matrix<M>& pa, const Operand<M>& b, const Matrix<M>& pb,
+                 Result<M> c) {
   const bool ta = a.transpose == Transpose::yes, tb = b.transpose == Transpose::yes;
   if (ta && tb) c.noalias() += alpha * (pa.transpose() * pb.transpose());
   else if (ta) c.noalias() += alpha * (pa.transpose() * pb);
@@ -33,8 +36,8 @@ void add_product(M alpha, const Operand<M>& a, const Matrix<M>& pa, const Operan
 }
 
 template <class M>
-void product(std::int64_t m, std::int64_t n, std::int64_t k, M alpha, const Operand<M>& a, const Operand<M>& b, M beta, M* c,
-             std::int64_t c_stride) {
+void product(std::int64_t m, std::int64_t n, std::int64_t k, M alpha, const Operand<M>& a, const Operand<M>& b, M beta,
+             M* c, std::int64_t c_stride) {
   Result<M> all(c, m, n, Eigen::OuterStride<>(c_stride));
   if (beta == M(0)) all.setZero();
   else if (beta != M(1)) all *= beta;
@@ -50,13 +53,13 @@ void product(std::int64_t m, std::int64_t n, std::int64_t k, M alpha, const Oper
 
 }  // namespace
 
-void gemm(std::int64_t m, std::int64_t n, std::int64_t k, float alpha, Operand<float> a, Operand<float> b, float beta, float* c,
-          std::int64_t c_stride) {
+void gemm(std::int64_t m, std::int64_t n, std::int64_t k, float alpha, Operand<float> a, Operand<float> b, float beta,
+          float* c, std::int64_t c_stride) {
   product(m, n, k, alpha, a, b, beta, c, c_stride);
 }
 
-void gemm(std::int64_t m, std::int64_t n, std::int64_t k, double alpha, Operand<double> a, Operand<double> b, double beta,
-          double* c, std::int64_t c_stride) {
+void gemm(std::int64_t m, std::int64_t n, std::int64_t k, double alpha, Operand<double> a, Operand<double> b,
+          double beta, double* c, std::int64_t c_stride) {
   product(m, n, k, alpha, a, b, beta, c, c_stride);
 }
 
@@ -64,12 +67,13 @@ int library_threads() { return Eigen::nbThreads(); }
 void use_library_threads(int) {}  // has none of its own
 
 std::string_view host_gemm_library() {
-  static const std::string text = "Eigen " + std::to_string(EIGEN_WORLD_VERSION) + "." + std::to_string(EIGEN_MAJOR_VERSION) +
-                                  "." + std::to_string(EIGEN_MINOR_VERSION);
+  static const std::string text = "Eigen " + std::to_string(EIGEN_WORLD_VERSION) + "." +
+                                  std::to_string(EIGEN_MAJOR_VERSION) + "." + std::to_string(EIGEN_MINOR_VERSION);
   return text;
 }
 
-// Eigen packs one panel of each operand: at most kDepth * kColumns of b and kDepth * 1024 rows of a, in fp64, with room to align.
+// Eigen packs one panel of each operand: at most kDepth * kColumns of b and kDepth * 1024 rows of a, in fp64, with room
+// to align.
 std::int64_t host_gemm_library_workspace(std::int64_t) { return 2 * kDepth * kColumns * 8 + 4096; }
 
 }  // namespace fsdp

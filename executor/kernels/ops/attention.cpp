@@ -1,11 +1,14 @@
-// Softmax attention by rows: for each head and each block of up to 64 queries, the scores against all keys that the block can see
-// are one matrix product, the softmax is taken row by row, and a second product gives the outputs. No square of seq_len is held.
+// Softmax attention by rows: for each head and each block of up to 64 queries, the scores against all keys that the
+// block can see are one matrix product, the softmax is taken row by row, and a second product gives the outputs. No
+// square of seq_len is held.
 //
-//   S = (q / sqrt(d)) k^T + bias,  P = exp(S - lse),  o = P v;      kept for backward: lse of each head and position, and o
+//   S = (q / sqrt(d)) k^T + bias,  P = exp(S - lse),  o = P v;      kept for backward: lse of each head and position,
+//                                                                   and o
 //   dP = do v^T,  dS = P (dP - rowsum(do o)),  dq = dS k / sqrt(d),  dk = dS^T q / sqrt(d),  dv = P^T do
 //
-// Query i sees keys j <= i (causal) and, with a window w, only i - j < w. Alibi adds -slope_h |i - j|. Query heads h share the
-// key and value head h / (heads / kv_heads). Everything is computed in the arithmetic type, on packed copies of one head.
+// Query i sees keys j <= i (causal) and, with a window w, only i - j < w. Alibi adds -slope_h |i - j|. Query heads h
+// share the key and value head h / (heads / kv_heads). Everything is computed in the arithmetic type, on packed copies
+// of one head.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -19,8 +22,8 @@ namespace {
 
 constexpr std::int64_t kRows = 64;  // queries of a block
 
-// Slopes of MPT's gen_slopes (the ALiBi paper's, with alibi_bias_max 8): 2^(-8 i / n) for i = 1 .. n, n the power of two at or
-// above `heads`; if n > heads, first the even i, then the odd i.
+// Slopes of MPT's gen_slopes (the ALiBi paper's, with alibi_bias_max 8): 2^(-8 i / n) for i = 1 .. n, n the power of
+// two at or above `heads`; if n > heads, first the even i, then the odd i.
 double alibi_slope(std::int64_t heads, std::int64_t head) {
   std::int64_t n = 1;
   while (n < heads) n *= 2;
@@ -118,7 +121,8 @@ Seen seen(const OpShape& shape, const Block& b, std::int64_t i) {
   return {first - b.first, (shape.causal ? i + 1 : b.last) - b.first};
 }
 
-// Scores of row i become exp(score + bias - lse); columns that i does not see become 0. Without `lse` it is computed; returned.
+// Scores of row i become exp(score + bias - lse); columns that i does not see become 0. Without `lse` it is computed;
+// returned.
 template <class M>
 M softmax_row(const OpShape& shape, const Block& b, std::int64_t i, M slope, M* row, const M* lse) {
   const Seen s = seen(shape, b, i);
@@ -166,7 +170,9 @@ Math<T> slope_of(const Call& call, std::int64_t head) {
 }
 
 // Scratch of forward, in elements of the arithmetic type: k, v [length, dim]; q, o [rows, dim]; scores [rows, length].
-std::int64_t forward_scratch(const Sizes& z) { return extent(2 * z.length + 2 * z.rows, z.dim) + extent(z.rows, z.length); }
+std::int64_t forward_scratch(const Sizes& z) {
+  return extent(2 * z.length + 2 * z.rows, z.dim) + extent(z.rows, z.length);
+}
 // Backward: k, v, dk, dv [length, dim]; q, o, do, dq [rows, dim]; P, dS [rows, length]; rowsum(do o) [rows].
 std::int64_t backward_scratch(const Sizes& z) {
   return extent(4 * z.length + 4 * z.rows, z.dim) + extent(2 * z.rows, z.length) + z.rows;
@@ -222,7 +228,8 @@ void backward_block(const OpShape& shape, const Sizes& z, const Block& b, M slop
   const std::int64_t n = b.keys(), d = z.dim;
   const M *k = w.k + b.first * d, *v = w.v + b.first * d;
   gemm(b.rows, n, d, M(1), plain(w.q, d), turned(k, d), M(0), w.p, n);
-  for (std::int64_t r = 0; r < b.rows; ++r) softmax_row<M>(shape, b, b.begin + r, slope, w.p + r * n, lse + b.begin + r);
+  for (std::int64_t r = 0; r < b.rows; ++r)
+    softmax_row<M>(shape, b, b.begin + r, slope, w.p + r * n, lse + b.begin + r);
   gemm(n, d, b.rows, M(1), turned(w.p, n), plain(w.dout, d), M(1), w.dv + b.first * d, d);
   gemm(b.rows, n, d, M(1), plain(w.dout, d), turned(v, d), M(0), w.ds, n);
   score_gradient(w, b.rows, d, n);
@@ -289,7 +296,8 @@ void attention_backward(const Call& call) {
       pack(in.value(token, g), z.length, z.dim, M(1), w.v);
       std::fill_n(w.dk, 2 * z.length * z.dim, M(0));  // dk and dv lie side by side
       for (std::int64_t h = g * shared; h < (g + 1) * shared; ++h) {
-        const Head<T> o{out + token * z.q_width + h * z.dim, z.q_width}, d{dout + token * z.q_width + h * z.dim, z.q_width};
+        const Head<T> o{out + token * z.q_width + h * z.dim, z.q_width},
+            d{dout + token * z.q_width + h * z.dim, z.q_width};
         backward_head<T>(call, z, h, in.query(token, h), o, d, grad.query(token, h), adds(0), w,
                          lse + (s * z.heads + h) * z.length);
       }

@@ -31,7 +31,8 @@ void kernels::add_into(DType type, BufferView from, BufferView into, std::int64_
   });
 }
 
-void kernels::convert(DType from_type, BufferView from, DType to_type, BufferView to, std::int64_t elements, bool accumulate) {
+void kernels::convert(DType from_type, BufferView from, DType to_type, BufferView to, std::int64_t elements,
+                      bool accumulate) {
   check_extent("convert", "source", 0, from, elements, size_of(from_type));
   check_extent("convert", "target", 0, to, elements, size_of(to_type));
   with_type(from_type, [&](auto source) {
@@ -47,7 +48,8 @@ double kernels::sum_of_squares(DType type, BufferView values, std::int64_t eleme
     const auto* x = typed<decltype(element)>(values);
     double sum = 0;
 #pragma omp simd reduction(+ : sum)
-    for (std::int64_t i = 0; i < elements; ++i) sum += static_cast<double>(load(x[i])) * static_cast<double>(load(x[i]));
+    for (std::int64_t i = 0; i < elements; ++i)
+      sum += static_cast<double>(load(x[i])) * static_cast<double>(load(x[i]));
     return sum;
   });
 }

@@ -1,6 +1,7 @@
 // Softmax cross-entropy over the vocabulary. Kept for backward: log(sum(exp(logits))) of each token.
 //
-//   loss += weight * sum over tokens of (lse - logits[target]);   dlogits = weight * (exp(logits - lse) - [i == target])
+//   loss += weight * sum over tokens of (lse - logits[target]);   dlogits = weight * (exp(logits - lse) - [i ==
+//                                                                 target])
 #include <cmath>
 #include <limits>
 #include <string>

@@ -34,7 +34,8 @@ void swiglu_forward(const Call& call) {
 
 // One row of gradients; null: nobody wants it.
 template <class T>
-void swiglu_gradient(const T* gate, const T* up, const T* dy, T* dgate, bool gate_adds, T* dup, bool up_adds, std::int64_t n) {
+void swiglu_gradient(const T* gate, const T* up, const T* dy, T* dgate, bool gate_adds, T* dup, bool up_adds,
+                     std::int64_t n) {
   using M = Math<T>;
   if (dgate != nullptr && dup != nullptr && !gate_adds && !up_adds) {  // the usual case: one exponential for both
 #pragma omp simd

@@ -12,8 +12,8 @@ namespace {
 void check_ids(const Call& call, const std::int64_t* ids) {
   for (std::int64_t t = 0; t < call.tokens; ++t)
     if (ids[t] < 0 || ids[t] >= call.shape.vocab)
-      call.fail("token " + std::to_string(ids[t]) + " at position " + std::to_string(t) + " is outside of the vocabulary of " +
-                std::to_string(call.shape.vocab));
+      call.fail("token " + std::to_string(ids[t]) + " at position " + std::to_string(t) +
+                " is outside of the vocabulary of " + std::to_string(call.shape.vocab));
 }
 
 void check_positions(const Call& call) {
@@ -34,8 +34,8 @@ void embedding_forward(const Call& call) {
   for (std::int64_t t = 0; t < call.tokens; ++t) std::copy_n(weight + ids[t] * width, width, y + t * width);
 }
 
-// The gradient of a row is the sum over the tokens that looked it up, in token order and in the arithmetic type: tokens are
-// sorted by (id, position) in scratch ([tokens] of int64), so that each row is written once.
+// The gradient of a row is the sum over the tokens that looked it up, in token order and in the arithmetic type: tokens
+// are sorted by (id, position) in scratch ([tokens] of int64), so that each row is written once.
 template <class T>
 void embedding_backward(const Call& call) {
   const std::int64_t width = call.shape.width;

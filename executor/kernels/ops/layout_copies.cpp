@@ -1,11 +1,12 @@
-// Copy-in and copy-out of a unit: between whole parameters and the [W, S_g] layout of the collectives (planner/layout.h).
+// Copy-in and copy-out of a unit: between whole parameters and the [W, S_g] layout of the collectives
+// (planner/layout.h).
 #include <algorithm>
 #include <cstring>
 #include <string>
 
 #include "executor/kernels/call.h"
-#include "planner/layout.h"
 #include "executor/kernels/levels/table.h"
+#include "planner/layout.h"
 
 namespace fsdp {
 namespace {
@@ -14,10 +15,11 @@ void check_call(std::string_view operation, const UnitLayout& layout, std::span<
                 const BufferView& flat, std::int64_t slot, DType flat_type) {
   check_extent(operation, "flat buffer", 0, flat, extent(layout.shards, slot), size_of(flat_type));
   if (full.size() != layout.params.size())
-    throw MachineError("operation " + std::string(operation) + ": " + std::to_string(full.size()) + " tensors for a unit of " +
-                       std::to_string(layout.params.size()) + " parameters");
+    throw MachineError("operation " + std::string(operation) + ": " + std::to_string(full.size()) +
+                       " tensors for a unit of " + std::to_string(layout.params.size()) + " parameters");
   for (std::size_t i = 0; i < full.size(); ++i)
-    if (full[i].data != nullptr) check_extent(operation, "parameter", i, full[i], layout.params[i].numel(), size_of(full_type));
+    if (full[i].data != nullptr)
+      check_extent(operation, "parameter", i, full[i], layout.params[i].numel(), size_of(full_type));
 }
 
 template <class From, class To>
@@ -40,7 +42,8 @@ void spread(const UnitLayout& layout, const ShardedParam& p, std::int64_t offset
 
 }  // namespace
 
-void kernels::scatter_copy_in(const UnitLayout& layout, DType from, std::span<const BufferView> full, DType to, BufferView input) {
+void kernels::scatter_copy_in(const UnitLayout& layout, DType from, std::span<const BufferView> full, DType to,
+                              BufferView input) {
   check_call("scatter_copy_in", layout, full, from, input, layout.reduce_elements, to);
   with_type(from, [&](auto source) {
     with_type(to, [&](auto target) {
@@ -48,14 +51,16 @@ void kernels::scatter_copy_in(const UnitLayout& layout, DType from, std::span<co
       for (std::size_t i = 0; i < full.size(); ++i) {
         const ShardedParam& p = layout.params[i];
         if (!p.trainable) continue;
-        spread(layout, p, offset, reinterpret_cast<const decltype(source)*>(full[i].data), reinterpret_cast<decltype(target)*>(input.data));
+        spread(layout, p, offset, reinterpret_cast<const decltype(source)*>(full[i].data),
+               reinterpret_cast<decltype(target)*>(input.data));
         offset += p.padded_shard();
       }
     });
   });
 }
 
-void kernels::gather_copy_out(const UnitLayout& layout, DType type, BufferView gathered, std::span<const BufferView> full) {
+void kernels::gather_copy_out(const UnitLayout& layout, DType type, BufferView gathered,
+                              std::span<const BufferView> full) {
   check_call("gather_copy_out", layout, full, type, gathered, layout.shard_elements, type);
   const std::int64_t size = size_of(type);
   for (std::size_t i = 0; i < full.size(); ++i) {
@@ -64,7 +69,8 @@ void kernels::gather_copy_out(const UnitLayout& layout, DType type, BufferView g
     for (std::int64_t rank = 0; rank < layout.shards; ++rank)
       if (const std::int64_t there = p.local_elements(rank); there > 0)
         std::memcpy(full[i].data + p.local_row_begin(rank) * p.row_elements * size,
-                    gathered.data + (rank * layout.shard_elements + p.offset) * size, static_cast<std::size_t>(there * size));
+                    gathered.data + (rank * layout.shard_elements + p.offset) * size,
+                    static_cast<std::size_t>(there * size));
   }
 }
 

@@ -32,12 +32,14 @@ void linear_backward(const Call& call) {
   if (T* dw = call.grad_param<T>(0, extent(in, out))) {
     const T* x = call.input<T>(0, extent(tokens, in));
     const bool add = call.adds_to_param(0);
-    if (call.shape.transposed) multiply<T>(Transpose::yes, Transpose::no, in, out, tokens, x, dy, dw, add, call.scratch_view());
+    if (call.shape.transposed)
+      multiply<T>(Transpose::yes, Transpose::no, in, out, tokens, x, dy, dw, add, call.scratch_view());
     else multiply<T>(Transpose::yes, Transpose::no, out, in, tokens, dy, x, dw, add, call.scratch_view());
   }
   if (call.params() < 2) return;
   if (T* db = call.grad_param<T>(1, out))
-    column_sum(tokens, out, db, call.adds_to_param(1), [=](std::int64_t t, std::int64_t i) { return load(dy[t * out + i]); });
+    column_sum(tokens, out, db, call.adds_to_param(1),
+               [=](std::int64_t t, std::int64_t i) { return load(dy[t * out + i]); });
 }
 
 template void linear_forward<double>(const Call&);

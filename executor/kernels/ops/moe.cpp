@@ -1,11 +1,15 @@
-// Mixtures of experts. Routing, dispatching, each expert's product and combining; slots and drops as struct Experts has them.
+// Mixtures of experts. Routing, dispatching, each expert's product and combining; slots and drops as struct Experts has
+// them.
 //
-//   route:    p = softmax(l) over the experts; of the k largest w_j = p_j, or renormalised p_j / sum of the chosen p = softmax over the
-//             chosen alone. Backward: renormalised dl_j = w_j (dw_j - sum_i w_i dw_i) for the chosen, 0 for the others; else
+//   route:    p = softmax(l) over the experts; of the k largest w_j = p_j, or renormalised p_j / sum of the chosen p =
+//             softmax over the
+//             chosen alone. Backward: renormalised dl_j = w_j (dw_j - sum_i w_i dw_i) for the chosen, 0 for the others;
+//               else
 //             dl_e = p_e ([e chosen] dw_e - sum_i p_i dw_i) for all, with p made again from the logits.
 //   dispatch: d[s] = x[token of s];  dx[t] = sum over its slots of dd[s]
 //   linear:   y[e] = x[e] W[e]^T, one product per expert over all its slots
-//   combine:  o[t] = sum_j w[t, j] y[s_j];  dy[s_j] = w[t, j] do[t],  dw[t, j] = <do[t], y[s_j]>;  a dropped choice has neither
+//   combine:  o[t] = sum_j w[t, j] y[s_j];  dy[s_j] = w[t, j] do[t],  dw[t, j] = <do[t], y[s_j]>;  a dropped choice has
+//     neither
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -21,7 +25,8 @@ namespace {
 // What comes from another op is checked where it is used as an address.
 const std::int64_t* checked_slots(const Call& call, const std::int64_t* ids, const ExpertSizes& z) {
   for (std::int64_t c = 0; c < z.choices; ++c)
-    if (ids[c] >= z.slots || ids[c] < -z.experts) call.fail("slot " + std::to_string(ids[c]) + " of " + std::to_string(z.slots));
+    if (ids[c] >= z.slots || ids[c] < -z.experts)
+      call.fail("slot " + std::to_string(ids[c]) + " of " + std::to_string(z.slots));
   return ids;
 }
 
@@ -108,7 +113,8 @@ void moe_route_backward(const Call& call) {
     Math<T> mean = 0;  // of the gradients, by weight
     for (std::int64_t j = 0; j < z.k; ++j) mean += weight(j) * load(dw[c + j]);
     for (std::int64_t e = 0; e < z.experts; ++e) {
-      Math<T> g = renormalised ? Math<T>(0) : -exp_of(load(l[e]) - most) / sum * mean;  // renormalised, the unchosen have no part
+      Math<T> g = renormalised ? Math<T>(0)
+                               : -exp_of(load(l[e]) - most) / sum * mean;  // renormalised, the unchosen have no part
       for (std::int64_t j = 0; j < z.k; ++j)
         if (expert(j) == e) g += weight(j) * (load(dw[c + j]) - (renormalised ? mean : Math<T>(0)));
       put(row[e], g, add);
@@ -211,7 +217,8 @@ void moe_combine_backward(const Call& call) {
     const T* y = call.input<T>(0, extent(z.slots, width));
     for (std::int64_t c = 0; c < z.choices; ++c) {
       Math<T> sum = 0;
-      for (std::int64_t i = 0; i < width && is_slot(slots[c]); ++i) sum += load(dout[c / z.k * width + i]) * load(y[slots[c] * width + i]);
+      for (std::int64_t i = 0; i < width && is_slot(slots[c]); ++i)
+        sum += load(dout[c / z.k * width + i]) * load(y[slots[c] * width + i]);
       put(dw[c], sum, call.adds_to_input(1));
     }
   }

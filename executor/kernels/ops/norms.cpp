@@ -1,4 +1,5 @@
-// RMSNorm and LayerNorm. `groups` norms of `width` elements stand side by side in one token (per-head norms of q and k).
+// RMSNorm and LayerNorm. `groups` norms of `width` elements stand side by side in one token (per-head norms of q and
+// k).
 //
 // RMSNorm:   r = 1 / sqrt(mean(x^2) + eps), n = r x,           y = n w
 // LayerNorm: r = 1 / sqrt(var(x) + eps),    n = r (x - mean),  y = n w + b          (biased variance, as PyTorch)
@@ -42,8 +43,8 @@ void write_row(const T* x, Math<T> centre, Math<T> r, const T* weight, const T* 
 
 // dx of one row; `centred`: LayerNorm, which also takes out mean(g).
 template <class T>
-void backward_row(const T* x, Math<T> centre, Math<T> r, bool centred, const T* weight, const T* dy, T* dx, bool accumulate,
-                  std::int64_t width) {
+void backward_row(const T* x, Math<T> centre, Math<T> r, bool centred, const T* weight, const T* dy, T* dx,
+                  bool accumulate, std::int64_t width) {
   Math<T> g_sum = 0, gn_sum = 0;
 #pragma omp simd reduction(+ : g_sum, gn_sum)
   for (std::int64_t i = 0; i < width; ++i) {
@@ -86,11 +87,12 @@ void rms_norm_backward(const Call& call) {
   const Math<T>* rs = call.extra<Math<T>>(e.rows);
   if (T* dx = call.grad_input<T>(0, e.elements))
     for (std::int64_t t = 0; t < e.rows; ++t)
-      backward_row<T>(x + t * e.width, 0, rs[t], false, weight, dy + t * e.width, dx + t * e.width, call.adds_to_input(0),
-                      e.width);
+      backward_row<T>(x + t * e.width, 0, rs[t], false, weight, dy + t * e.width, dx + t * e.width,
+                      call.adds_to_input(0), e.width);
   if (T* dw = call.grad_param<T>(0, e.width))
-    column_sum(e.rows, e.width, dw, call.adds_to_param(0),
-               [=](std::int64_t t, std::int64_t i) { return load(dy[t * e.width + i]) * load(x[t * e.width + i]) * rs[t]; });
+    column_sum(e.rows, e.width, dw, call.adds_to_param(0), [=](std::int64_t t, std::int64_t i) {
+      return load(dy[t * e.width + i]) * load(x[t * e.width + i]) * rs[t];
+    });
 }
 
 template <class T>
@@ -121,8 +123,8 @@ void layer_norm_backward(const Call& call) {
   const Math<T>* rs = means + e.rows;
   if (T* dx = call.grad_input<T>(0, e.elements))
     for (std::int64_t t = 0; t < e.rows; ++t)
-      backward_row<T>(x + t * e.width, means[t], rs[t], true, weight, dy + t * e.width, dx + t * e.width, call.adds_to_input(0),
-                      e.width);
+      backward_row<T>(x + t * e.width, means[t], rs[t], true, weight, dy + t * e.width, dx + t * e.width,
+                      call.adds_to_input(0), e.width);
   if (T* dw = call.grad_param<T>(0, e.width))
     column_sum(e.rows, e.width, dw, call.adds_to_param(0), [=](std::int64_t t, std::int64_t i) {
       return load(dy[t * e.width + i]) * (load(x[t * e.width + i]) - means[t]) * rs[t];

@@ -1,21 +1,23 @@
 // AdamW and SGD on one rank's shard of a unit, as torch.optim.AdamW and torch.optim.SGD (no momentum) compute them.
 #include "executor/kernels/arithmetic/adam_step.h"
 #include "executor/kernels/call.h"
-#include "planner/layout.h"
 #include "executor/kernels/levels/table.h"
+#include "planner/layout.h"
 
 namespace fsdp {
 namespace {
 
 void check_rank(const UnitLayout& layout, std::int64_t rank) {
   if (rank < 0 || rank >= layout.shards)
-    throw MachineError("optimizer: shard " + std::to_string(rank) + " of " + std::to_string(layout.shards) + " does not exist");
+    throw MachineError("optimizer: shard " + std::to_string(rank) + " of " + std::to_string(layout.shards) +
+                       " does not exist");
 }
 
 }  // namespace
 
-void kernels::adamw(const UnitLayout& layout, std::int64_t shard_rank, const Optimizer& optimizer, std::int64_t step, DType master,
-           BufferView gradient, BufferView shard, BufferView state1, BufferView state2, GradientPlaces places) {
+void kernels::adamw(const UnitLayout& layout, std::int64_t shard_rank, const Optimizer& optimizer, std::int64_t step,
+                    DType master, BufferView gradient, BufferView shard, BufferView state1, BufferView state2,
+                    GradientPlaces places) {
   check_rank(layout, shard_rank);
   if (step < 1) throw MachineError("optimizer: steps count from 1, not " + std::to_string(step));
   const std::int64_t local = layout.local_trained_elements(shard_rank), size = size_of(master);
@@ -34,14 +36,15 @@ void kernels::adamw(const UnitLayout& layout, std::int64_t shard_rank, const Opt
       const AdamStep<Math<T>> of_this_step = adam;  // on the stack: no element can be one of its scalars
       const T* gradients = g + part.gradient;
       T *values = p + part.shard, *means = m + part.state, *squares = v + part.state;
-      for (std::int64_t i = 0; i < part.elements; ++i) of_this_step.apply(gradients[i], values[i], means[i], squares[i]);
+      for (std::int64_t i = 0; i < part.elements; ++i)
+        of_this_step.apply(gradients[i], values[i], means[i], squares[i]);
     });
   });
 }
 
 // Without momentum there is no state: `state1` may be absent and is left as it is.
-void kernels::sgd(const UnitLayout& layout, std::int64_t shard_rank, const Optimizer& optimizer, DType master, BufferView gradient,
-         BufferView shard, BufferView, GradientPlaces places) {
+void kernels::sgd(const UnitLayout& layout, std::int64_t shard_rank, const Optimizer& optimizer, DType master,
+                  BufferView gradient, BufferView shard, BufferView, GradientPlaces places) {
   check_rank(layout, shard_rank);
   check_extent("sgd", "gradient", 0, gradient, gradient_elements(layout, shard_rank, places), size_of(master));
   check_extent("sgd", "shard", 0, shard, layout.shard_elements, size_of(master));

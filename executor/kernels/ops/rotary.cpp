@@ -1,5 +1,5 @@
-// Rotary position embedding in the half-rotation form of Hugging Face's Llama: at position p, the pair (x[i], x[i + d/2]) of each
-// head is turned by the angle p * theta^(-2i/d). The gradient is turned back: a rotation is orthogonal.
+// Rotary position embedding in the half-rotation form of Hugging Face's Llama: at position p, the pair (x[i], x[i +
+// d/2]) of each head is turned by the angle p * theta^(-2i/d). The gradient is turned back: a rotation is orthogonal.
 #include <algorithm>
 #include <cmath>
 #include <string>
@@ -14,7 +14,8 @@ constexpr std::int64_t kPairs = 64;  // turned together: their cosines and sines
 
 // y = x turned; they never overlap. For `count` pairs (x[i], x[half + i]).
 template <class T>
-void turn(const T* x, T* y, std::int64_t half, std::int64_t count, const Math<T>* cosine, const Math<T>* sine, bool accumulate) {
+void turn(const T* x, T* y, std::int64_t half, std::int64_t count, const Math<T>* cosine, const Math<T>* sine,
+          bool accumulate) {
 #pragma omp simd
   for (std::int64_t i = 0; i < count; ++i) {
     const Math<T> a = load(x[i]), b = load(x[half + i]);
@@ -23,9 +24,9 @@ void turn(const T* x, T* y, std::int64_t half, std::int64_t count, const Math<T>
   }
 }
 
-// Cosines and sines of one position's angles for some pairs, made one position after the other in fp64. Where the arithmetic is fp32
-// most are turned on from the position before (cos(a + b) = cos a cos b - sin a sin b), and made anew at every 128th: 127 such turns
-// round to 3e-14 at most, a millionth of an fp32's ulp.
+// Cosines and sines of one position's angles for some pairs, made one position after the other in fp64. Where the
+// arithmetic is fp32 most are turned on from the position before (cos(a + b) = cos a cos b - sin a sin b), and made
+// anew at every 128th: 127 such turns round to 3e-14 at most, a millionth of an fp32's ulp.
 template <class M>
 class Angles {
  public:

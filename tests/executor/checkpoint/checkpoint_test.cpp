@@ -1,17 +1,16 @@
-// Checkpoints: what is saved is what the ranks held, and any mesh goes on from it. Cases named test_* stand for PyTorch's tests of
-// that name (tests/PARITY.md).
-#include <nlohmann/json.hpp>
-
+// Checkpoints: what is saved is what the ranks held, and any mesh goes on from it. Cases named test_* stand for
+// PyTorch's tests of that name (tests/PARITY.md).
 #include <atomic>
 #include <cstdlib>
+#include <nlohmann/json.hpp>
 #include <random>
 
-#include "tests/support/checkpoint_support.h"
 #include "executor/checkpoint/checksum.h"
 #include "executor/checkpoint/export.h"
-#include "executor/data/initial_weights.h"
 #include "executor/checkpoint/pieces.h"
+#include "executor/data/initial_weights.h"
 #include "executor/data/safetensors.h"
+#include "tests/support/checkpoint_support.h"
 #include "tests/support/small_models.h"
 
 using namespace fsdp;
@@ -46,12 +45,17 @@ void check_near(const State& a, const State& b, double tolerance) {
   }
 }
 
-std::vector<double> last(const std::vector<double>& losses, std::size_t n) { return {losses.end() - static_cast<std::ptrdiff_t>(n), losses.end()}; }
+std::vector<double> last(const std::vector<double>& losses, std::size_t n) {
+  return {losses.end() - static_cast<std::ptrdiff_t>(n), losses.end()};
+}
 
-double value_at(std::size_t parameter, std::int64_t index, int part) { return static_cast<double>(parameter * 100'000) + static_cast<double>(index) + 0.25 * part; }
+double value_at(std::size_t parameter, std::int64_t index, int part) {
+  return static_cast<double>(parameter * 100'000) + static_cast<double>(index) + 0.25 * part;
+}
 
 // A checkpoint without a run, of buffers whose values say where they are: for layouts that no run takes yet.
-void save_by_hand(const ModelGraph& model, const ShardingPlan& plan, const SaveOptions& options, std::int64_t step = 7) {
+void save_by_hand(const ModelGraph& model, const ShardingPlan& plan, const SaveOptions& options,
+                  std::int64_t step = 7) {
   const std::vector<UnitLayout> layouts = unit_layouts(plan, model);
   static_cast<void>(claim_folder(options.files, options.directory, 0));
   const auto backend = make_host_backend({plan.replicate(), plan.shard()}, {30});
@@ -65,10 +69,13 @@ void save_by_hand(const ModelGraph& model, const ShardingPlan& plan, const SaveO
         std::vector<double>& buffer = buffers[u * 3 + static_cast<std::size_t>(part)];
         if (part == 0) buffer.assign(static_cast<std::size_t>(layouts[u].shard_elements), -1);
         for (const ShardedParam& p : layouts[u].params) {
-          const std::int64_t rows = std::max<std::int64_t>(0, std::min((shard + 1) * p.chunk_rows, p.rows) - shard * p.chunk_rows);
+          const std::int64_t rows =
+              std::max<std::int64_t>(0, std::min((shard + 1) * p.chunk_rows, p.rows) - shard * p.chunk_rows);
           for (std::int64_t i = 0; i < rows * p.row_elements; ++i) {
             const auto& shape = model.parameters[static_cast<std::size_t>(p.param)].shape;
-            const double v = value_at(static_cast<std::size_t>(p.param), whole_index(shape, static_cast<std::size_t>(p.dim), shard * p.chunk_rows, rows, i), part);
+            const double v =
+                value_at(static_cast<std::size_t>(p.param),
+                         whole_index(shape, static_cast<std::size_t>(p.dim), shard * p.chunk_rows, rows, i), part);
             if (part == 0) buffer[static_cast<std::size_t>(p.offset + i)] = v;
             else if (p.trainable) buffer.push_back(v);
           }
@@ -95,8 +102,10 @@ void check_by_hand(const Checkpoint& saved, const ModelGraph& model, const Shard
             const std::int64_t rows = std::min(chunk, p.shape[dim] - begin);
             const Box box = box_of({static_cast<std::int64_t>(dim), begin, rows}, p.shape);
             std::vector<double> values(static_cast<std::size_t>(box.volume()), -2), expected;
-            saved.read(*saved.find(name_of(p, static_cast<StatePart>(part))), box, std::as_writable_bytes(std::span(values)));
-            for (std::int64_t e = 0; e < box.volume(); ++e) expected.push_back(value_at(i, whole_index(p.shape, dim, begin, rows, e), part));
+            saved.read(*saved.find(name_of(p, static_cast<StatePart>(part))), box,
+                       std::as_writable_bytes(std::span(values)));
+            for (std::int64_t e = 0; e < box.volume(); ++e)
+              expected.push_back(value_at(i, whole_index(p.shape, dim, begin, rows, e), part));
             CHECK(values == expected);
           }
         }
@@ -129,7 +138,9 @@ TEST_CASE("CRC-32C: the values of RFC 3720, and table and instruction agree") {
 
 TEST_CASE("runs of a box between two others are the elements that counting gives") {
   std::mt19937 random(2);
-  const auto below = [&](std::int64_t n) { return static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(n)); };
+  const auto below = [&](std::int64_t n) {
+    return static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(n));
+  };
   const auto index_in = [](const Box& b, const std::vector<std::int64_t>& at) {
     std::int64_t i = 0;
     for (std::size_t d = 0; d < at.size(); ++d) i = i * b.sizes[d] + at[d] - b.offsets[d];
@@ -156,7 +167,8 @@ TEST_CASE("runs of a box between two others are the elements that counting gives
       bool in_both = true;
       for (std::size_t d = dims; d-- > 0; rest /= shape[d]) at[d] = rest % shape[d];
       for (std::size_t d = 0; d < dims; ++d)
-        for (const Box* x : {&a, &b}) in_both = in_both && at[d] >= x->offsets[d] && at[d] < x->offsets[d] + x->sizes[d];
+        for (const Box* x : {&a, &b})
+          in_both = in_both && at[d] >= x->offsets[d] && at[d] < x->offsets[d] + x->sizes[d];
       if (in_both) expected[index_in(a, at)] = index_in(b, at);
     }
     const std::optional<Box> both = intersection(a, b);
@@ -174,7 +186,8 @@ TEST_CASE("runs of a box between two others are the elements that counting gives
 
 TEST_CASE("test_dp_state_dict_save_load: what ranks hold is what is saved and loaded, dims 2 to 5, FSDP and HSDP") {
   for (const std::int64_t dim : {2, 3, 4, 5})
-    for (const auto& [replicate, shard] : {std::pair{1, 1}, std::pair{1, 2}, std::pair{1, 4}, std::pair{2, 2}, std::pair{2, 3}}) {
+    for (const auto& [replicate, shard] :
+         {std::pair{1, 1}, std::pair{1, 2}, std::pair{1, 4}, std::pair{2, 2}, std::pair{2, 3}}) {
       CAPTURE(dim);
       CAPTURE(replicate);
       CAPTURE(shard);
@@ -204,7 +217,8 @@ TEST_CASE("test_dp_state_dict_save_load: shards of the largest dimension, not th
 }
 
 TEST_CASE("10 steps straight are 5, a checkpoint and 5 more, to the last bit") {
-  const ModelGraph models[] = {even_chain(), uneven_chain(), small_llama({.layers = 2}), small_llama({.layers = 2, .tied = true})};
+  const ModelGraph models[] = {even_chain(), uneven_chain(), small_llama({.layers = 2}),
+                               small_llama({.layers = 2, .tied = true})};
   for (const ModelGraph& model : models)
     for (const OptimizerKind optimizer : {OptimizerKind::adamw, OptimizerKind::sgd})
       for (const auto& [replicate, shard] : {std::pair{1, 3}, std::pair{2, 2}}) {
@@ -248,7 +262,8 @@ TEST_CASE("a checkpoint of any mesh and wrap policy is gone on from at any other
     w.wrap = wrap;
     return make_plan(model, w);
   };
-  const std::vector<ShardingPlan> plans = {plan_of(1, 1, "root"), plan_of(1, 3, "block"), plan_of(2, 2, "block"), plan_of(2, 3, "block:2"), plan_of(4, 1, "block"), plan_of(1, 8, "root")};
+  const std::vector<ShardingPlan> plans = {plan_of(1, 1, "root"),    plan_of(1, 3, "block"), plan_of(2, 2, "block"),
+                                           plan_of(2, 3, "block:2"), plan_of(4, 1, "block"), plan_of(1, 8, "root")};
   const Trained straight = train(model, plans[0], 6);
   for (const ShardingPlan& from : plans) {
     const Folder folder;
@@ -276,7 +291,8 @@ TEST_CASE("test_hsdp_checkpoint: saved, trained on, loaded: as it was saved; eve
 
 TEST_CASE("test_hsdp_fsdp_checkpoint_conversion: HSDP to FSDP and back; even and uneven models") {
   for (const ModelGraph& model : {even_chain(), uneven_chain()}) {
-    const ShardingPlan hsdp = make_plan(model, words(2, 2, DType::f64)), fsdp = make_plan(model, words(1, 8, DType::f64));
+    const ShardingPlan hsdp = make_plan(model, words(2, 2, DType::f64)),
+                       fsdp = make_plan(model, words(1, 8, DType::f64));
     for (const auto& [from, to] : {std::pair{hsdp, fsdp}, std::pair{fsdp, hsdp}}) {
       const Folder folder;
       const Trained straight = train(model, from, 4);
@@ -352,11 +368,11 @@ TEST_CASE("a rank reads only the blocks that its shard touches") {
     return bytes;
   };
   CHECK(cost({{0, 0}, {64, 16}}) == 64 * 16 * 8);
-  CHECK(cost({{16, 0}, {16, 16}}) == 16 * 16 * 8);          // a quarter
-  CHECK(cost({{24, 0}, {16, 16}}) == 16 * 16 * 8);          // across both files
+  CHECK(cost({{16, 0}, {16, 16}}) == 16 * 16 * 8);  // a quarter
+  CHECK(cost({{24, 0}, {16, 16}}) == 16 * 16 * 8);  // across both files
   CHECK(cost({{5, 0}, {1, 16}}) == 16 * 8);
-  CHECK(cost({{0, 8}, {64, 8}}) == 64 * 8 * 8);             // columns: a block of each row
-  CHECK(cost({{0, 6}, {64, 4}}) == 64 * 16 * 8);            // columns that touch both blocks of each row
+  CHECK(cost({{0, 8}, {64, 8}}) == 64 * 8 * 8);   // columns: a block of each row
+  CHECK(cost({{0, 6}, {64, 4}}) == 64 * 16 * 8);  // columns that touch both blocks of each row
   CHECK(cost({{3, 1}, {1, 2}}) == block);
   CHECK(cost({{31, 15}, {2, 1}}) == 2 * block);
 }
@@ -423,8 +439,11 @@ TEST_CASE("values that are infinite are not saved, and what was saved before sta
   const ShardingPlan plan = make_plan(model, words(1, 2));
   const Folder folder;
   RunOptions options = saving(model, plan, folder / "ckpt", 1, 1);
-  options.training.learning_rate = [](std::int64_t step) { return step == 2 ? 1e300 : 1e-3; };  // the third step's update; its loss is finite
-  CHECK_THROWS_WITH_AS(train(model, plan, 3, options), doctest::Contains("has values that are infinite or not numbers"), MachineError);
+  options.training.learning_rate = [](std::int64_t step) {
+    return step == 2 ? 1e300 : 1e-3;
+  };  // the third step's update; its loss is finite
+  CHECK_THROWS_WITH_AS(train(model, plan, 3, options), doctest::Contains("has values that are infinite or not numbers"),
+                       MachineError);
   CHECK(saved_steps(machine_file_system(), folder / "ckpt") == std::vector<std::int64_t>{2});
 }
 
@@ -435,7 +454,8 @@ TEST_CASE("a checkpoint without its manifest is named, not passed over") {
   static_cast<void>(train(model, plan, 3, saving(model, plan, folder / "ckpt", 1)));
   std::filesystem::remove(folder / "ckpt/step-00000003/manifest.json");
   CHECK(holds(refusal([&] { return Checkpoint(folder / "ckpt").folder(); }), "step-00000003: has no manifest.json"));
-  CHECK(holds(refusal([&] { return claim_folder(machine_file_system(), folder / "ckpt", 2); }), "step-00000003: has no manifest.json"));
+  CHECK(holds(refusal([&] { return claim_folder(machine_file_system(), folder / "ckpt", 2); }),
+              "step-00000003: has no manifest.json"));
   CHECK(Checkpoint(folder / "ckpt/step-00000002").manifest().step == 2);
 }
 
@@ -446,7 +466,8 @@ TEST_CASE("a folder that a run may not save into is refused before it starts") {
   const FileSystem files = machine_file_system();
   static_cast<void>(train(model, plan, 3, saving(model, plan, folder / "deep/er/ckpt")));
   const std::string directory = folder / "deep/er/ckpt";
-  CHECK(holds(refusal([&] { return claim_folder(files, directory, 0); }), "holds a checkpoint of step 3, after the 0 steps"));
+  CHECK(holds(refusal([&] { return claim_folder(files, directory, 0); }),
+              "holds a checkpoint of step 3, after the 0 steps"));
   CHECK(refusal([&] { return claim_folder(files, directory, 3); }).empty());
   const auto claim = claim_folder(files, directory, 3);
   CHECK(holds(refusal([&] { return claim_folder(files, directory, 3); }), "another run is saving into it"));
@@ -530,7 +551,9 @@ TEST_CASE("parse(format(manifest)) is the manifest") {
 TEST_CASE("Python reads the export") {
   const char* chosen = std::getenv("FSDP_PLAN_PYTHON");
   const std::string python = chosen != nullptr ? chosen : "python3";
-  const auto runs = [&](const std::string& code) { return std::system((python + " -c '" + code + "' >/dev/null 2>&1").c_str()) == 0; };
+  const auto runs = [&](const std::string& code) {
+    return std::system((python + " -c '" + code + "' >/dev/null 2>&1").c_str()) == 0;
+  };
   if (!runs("import torch, transformers, safetensors")) {
     MESSAGE("skipped: '" << python << "' cannot import torch, transformers and safetensors (set FSDP_PLAN_PYTHON)");
     return;
@@ -544,23 +567,28 @@ TEST_CASE("Python reads the export") {
     o.output = folder / ("out" + std::to_string(limit));
     o.max_file_bytes = limit;
     static_cast<void>(export_checkpoint(Checkpoint(folder / "ckpt"), o));
-    write_bytes(o.output + "/config.json",
-                R"({"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 40, "hidden_size": 24, "intermediate_size": 36, "num_hidden_layers": 2,
+    write_bytes(
+        o.output + "/config.json",
+        R"({"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 40, "hidden_size": 24, "intermediate_size": 36, "num_hidden_layers": 2,
                     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
                     "hidden_act": "silu", "tie_word_embeddings": false})");
     const std::string expected = folder / "expected";
     std::filesystem::create_directories(expected);
     for (const Parameter& p : model.parameters) write_bytes(expected + "/" + p.name, t.after.at(2).at(p.name));
-    write_bytes(folder / "read.py",
-                "import sys, torch, transformers\n"
-                "model, info = transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1], output_loading_info=True, dtype=torch.float32)\n"
-                "assert not info['missing_keys'] and not info['unexpected_keys'] and not info['mismatched_keys'], info\n"
-                "n = 0\n"
-                "for name, p in model.named_parameters():\n"
-                "    assert p.detach().numpy().tobytes() == open(sys.argv[2] + '/' + name, 'rb').read(), name\n"
-                "    n += 1\n"
-                "assert n == int(sys.argv[3]), n\n");
-    CHECK(std::system((python + " " + (folder / "read.py") + " " + o.output + " " + expected + " " + std::to_string(model.parameters.size()) + " >" + (folder / "log") + " 2>&1").c_str()) == 0);
+    write_bytes(
+        folder / "read.py",
+        "import sys, torch, transformers\n"
+        "model, info = transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1], output_loading_info=True, "
+        "dtype=torch.float32)\n"
+        "assert not info['missing_keys'] and not info['unexpected_keys'] and not info['mismatched_keys'], info\n"
+        "n = 0\n"
+        "for name, p in model.named_parameters():\n"
+        "    assert p.detach().numpy().tobytes() == open(sys.argv[2] + '/' + name, 'rb').read(), name\n"
+        "    n += 1\n"
+        "assert n == int(sys.argv[3]), n\n");
+    CHECK(std::system((python + " " + (folder / "read.py") + " " + o.output + " " + expected + " " +
+                       std::to_string(model.parameters.size()) + " >" + (folder / "log") + " 2>&1")
+                          .c_str()) == 0);
     INFO(read_bytes(folder / "log"));
   }
 }

@@ -1,5 +1,5 @@
-// What can go wrong with checkpoints: a run that is killed at any moment, a machine that loses power, disks that fill up or fail, files
-// that are damaged or mixed up. What was saved before is always there, and whole.
+// What can go wrong with checkpoints: a run that is killed at any moment, a machine that loses power, disks that fill
+// up or fail, files that are damaged or mixed up. What was saved before is always there, and whole.
 #include <fcntl.h>
 #include <signal.h>
 #include <spawn.h>
@@ -22,8 +22,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// --- the run that things happen to ------------------------------------------------------------------------------------------
-// Two ranks; a checkpoint of step 2 is there, steps 3 and 4 are to be saved, two are kept.
+// --- the run that things happen to
+// ------------------------------------------------------------------------------------------ Two ranks; a checkpoint of
+// step 2 is there, steps 3 and 4 are to be saved, two are kept.
 
 ModelGraph small_model() { return chain({3, 4, 6}); }
 ShardingPlan small_plan() {
@@ -44,7 +45,8 @@ void make_base(const std::string& directory) {
   write_bytes(directory + "/step-3/a", "b");
 }
 
-RunResult go_on(const std::string& directory, const FileSystem& files, const std::function<void(std::int64_t)>& saved = {},
+RunResult go_on(const std::string& directory, const FileSystem& files,
+                const std::function<void(std::int64_t)>& saved = {},
                 const std::function<void(const Operation&, std::int64_t)>& in_kernel = {}) {
   const ModelGraph model = small_model();
   const ShardingPlan plan = small_plan();
@@ -77,13 +79,14 @@ std::map<std::int64_t, State> undisturbed() {
   make_base(folder / "ckpt");
   std::map<std::int64_t, State> states;
   states[kBefore] = state_in(Checkpoint(folder / "ckpt"));
-  static_cast<void>(go_on(folder / "ckpt", machine_file_system(), [&](std::int64_t step) { states[step] = state_in(Checkpoint(folder / "ckpt")); }));
+  static_cast<void>(go_on(folder / "ckpt", machine_file_system(),
+                          [&](std::int64_t step) { states[step] = state_in(Checkpoint(folder / "ckpt")); }));
   REQUIRE(states.size() == 3);
   return states;
 }
 
-// Everything with the name of a checkpoint is one, equal to the undisturbed one's; the newest is of step `at_least` or later; what is
-// not ours is as it was; and the next run that saves clears up.
+// Everything with the name of a checkpoint is one, equal to the undisturbed one's; the newest is of step `at_least` or
+// later; what is not ours is as it was; and the next run that saves clears up.
 void check_recovered(const std::string& directory, const std::map<std::int64_t, State>& states, std::int64_t at_least) {
   const FileSystem files = machine_file_system();
   const std::vector<std::int64_t> steps = saved_steps(files, directory);
@@ -102,7 +105,22 @@ void check_recovered(const std::string& directory, const std::map<std::int64_t, 
 }
 
 // Calls `before(call)` ahead of every call; what it gives (if not 0) is the call's answer.
-enum class Call : std::uint8_t { create, open, open_folder, write, read, sync, close, lock, make_folder, remove_file, remove_folder, rename, list, inspect };
+enum class Call : std::uint8_t {
+  create,
+  open,
+  open_folder,
+  write,
+  read,
+  sync,
+  close,
+  lock,
+  make_folder,
+  remove_file,
+  remove_folder,
+  rename,
+  list,
+  inspect
+};
 FileSystem watched(std::function<int(Call)> before) {
   FileSystem f = machine_file_system();
   const auto wrap = [&before]<class Result, class... Args>(Call call, std::function<Result(Args...)>& inner) {
@@ -178,7 +196,9 @@ TEST_CASE("the run that is killed" * doctest::skip()) {
   static_cast<void>(go_on(directory, files, {}, [&](const Operation&, std::int64_t) {
     if (++kernels == k && kind == "k:") ::raise(SIGKILL);
   }));
-  if (kind == "c:") write_bytes(std::string(directory) + "/counts", std::to_string(calls) + " " + std::to_string(writes) + " " + std::to_string(kernels));
+  if (kind == "c:")
+    write_bytes(std::string(directory) + "/counts",
+                std::to_string(calls) + " " + std::to_string(writes) + " " + std::to_string(kernels));
 }
 
 TEST_CASE("a kill at any file operation or kernel, while loading, stepping and saving, leaves a whole checkpoint") {
@@ -211,7 +231,7 @@ TEST_CASE("a kill at any file operation or kernel, while loading, stepping and s
   CHECK(killed >= 300);
 }
 
-// --- loss of power ----------------------------------------------------------------------------------------------------------
+// --- loss of power ---
 
 namespace {
 
@@ -230,7 +250,9 @@ struct Recorder {
   FileSystem files() {
     FileSystem f = machine_file_system();
     const FileSystem real = f;
-    f.create = [this, real](const std::string& p) { return noted(real.create(p), {LogEntry::What::create, p, "", "", 0}, true); };
+    f.create = [this, real](const std::string& p) {
+      return noted(real.create(p), {LogEntry::What::create, p, "", "", 0}, true);
+    };
     f.open_folder = [this, real](const std::string& p) {
       const std::scoped_lock lock(mutex);
       const int file = real.open_folder(p);
@@ -240,7 +262,9 @@ struct Recorder {
     f.write = [this, real](int file, std::span<const std::byte> bytes) -> std::int64_t {
       const std::scoped_lock lock(mutex);
       const std::int64_t n = real.write(file, bytes);
-      if (n > 0) log.push_back({LogEntry::What::write, open.at(file), "", std::string(reinterpret_cast<const char*>(bytes.data()), static_cast<std::size_t>(n)), 0});
+      if (n > 0)
+        log.push_back({LogEntry::What::write, open.at(file), "",
+                       std::string(reinterpret_cast<const char*>(bytes.data()), static_cast<std::size_t>(n)), 0});
       return n;
     };
     f.sync = [this, real](int file) {
@@ -248,10 +272,18 @@ struct Recorder {
       log.push_back({LogEntry::What::sync, open.at(file), "", "", 0});
       return real.sync(file);
     };
-    f.make_folder = [this, real](const std::string& p) { return noted(real.make_folder(p), {LogEntry::What::make_folder, p, "", "", 0}); };
-    f.remove_file = [this, real](const std::string& p) { return noted(real.remove_file(p), {LogEntry::What::remove, p, "", "", 0}); };
-    f.remove_folder = [this, real](const std::string& p) { return noted(real.remove_folder(p), {LogEntry::What::remove, p, "", "", 0}); };
-    f.rename = [this, real](const std::string& a, const std::string& b) { return noted(real.rename(a, b), {LogEntry::What::rename, a, b, "", 0}); };
+    f.make_folder = [this, real](const std::string& p) {
+      return noted(real.make_folder(p), {LogEntry::What::make_folder, p, "", "", 0});
+    };
+    f.remove_file = [this, real](const std::string& p) {
+      return noted(real.remove_file(p), {LogEntry::What::remove, p, "", "", 0});
+    };
+    f.remove_folder = [this, real](const std::string& p) {
+      return noted(real.remove_folder(p), {LogEntry::What::remove, p, "", "", 0});
+    };
+    f.rename = [this, real](const std::string& a, const std::string& b) {
+      return noted(real.rename(a, b), {LogEntry::What::rename, a, b, "", 0});
+    };
     return f;
   }
   int noted(int result, LogEntry entry, bool opens = false) {
@@ -262,8 +294,8 @@ struct Recorder {
   }
 };
 
-// A disk behind a cache: what has been asked of it, and what a loss of power leaves. A file's bytes are safe when it was synced, a name
-// when its folder was.
+// A disk behind a cache: what has been asked of it, and what a loss of power leaves. A file's bytes are safe when it
+// was synced, a name when its folder was.
 class Disk {
  public:
   explicit Disk(const std::string& folder) : root_(folder) {
@@ -378,8 +410,10 @@ TEST_CASE("a loss of power at any moment leaves a whole checkpoint, whatever was
   REQUIRE(recorder.log.size() > 30);
   using Names = Disk::Names;
   using Data = Disk::Data;
-  const std::pair<Names, Data> outcomes[] = {{Names::all, Data::all}, {Names::safe, Data::safe}, {Names::all, Data::safe}, {Names::all, Data::half}, {Names::all, Data::zeros},
-                                             {Names::safe, Data::all}, {Names::some, Data::any}, {Names::some, Data::any}, {Names::some, Data::any}};
+  const std::pair<Names, Data> outcomes[] = {
+      {Names::all, Data::all},  {Names::safe, Data::safe}, {Names::all, Data::safe},
+      {Names::all, Data::half}, {Names::all, Data::zeros}, {Names::safe, Data::all},
+      {Names::some, Data::any}, {Names::some, Data::any},  {Names::some, Data::any}};
   std::mt19937 random(3);
   std::int64_t at_least = kBefore;
   int points = 0;
@@ -414,12 +448,16 @@ TEST_CASE("the loss of power would be noticed: without a sync it tears checkpoin
     fs::remove_all(folder / "after");
     disk.restore(folder / "after", Disk::Names::all, Disk::Data::safe, random);
     for (const std::int64_t step : saved_steps(machine_file_system(), folder / "after"))
-      if (!refusal([&] { Checkpoint(folder / ("after/" + step_folder_name(step))).verify(); return 0; }).empty()) ++torn;
+      if (!refusal([&] {
+             Checkpoint(folder / ("after/" + step_folder_name(step))).verify();
+             return 0;
+           }).empty())
+        ++torn;
   }
   CHECK(torn > 0);
 }
 
-// --- disks that fill up or fail ---------------------------------------------------------------------------------------------
+// --- disks that fill up or fail ---
 
 namespace {
 
@@ -443,10 +481,12 @@ TEST_CASE("a call that fails ends the run, names the file, and leaves what was t
     bool for_good;  // and every later one of its kind
   };
   int failures = 0;
-  for (const Fault& fault : {Fault{Call::write, ENOSPC, true}, Fault{Call::write, ENOSPC, false}, Fault{Call::sync, EIO, false}, Fault{Call::create, EACCES, false}, Fault{Call::create, EROFS, true},
-                             Fault{Call::make_folder, EROFS, false}, Fault{Call::make_folder, ENOSPC, true}, Fault{Call::rename, EIO, false}, Fault{Call::close, EIO, false},
-                             Fault{Call::open_folder, EMFILE, false}, Fault{Call::list, EIO, false}, Fault{Call::remove_file, EIO, false}, Fault{Call::remove_folder, EIO, false},
-                             Fault{Call::read, EIO, false}, Fault{Call::open, EACCES, false}}) {
+  for (const Fault& fault :
+       {Fault{Call::write, ENOSPC, true}, Fault{Call::write, ENOSPC, false}, Fault{Call::sync, EIO, false},
+        Fault{Call::create, EACCES, false}, Fault{Call::create, EROFS, true}, Fault{Call::make_folder, EROFS, false},
+        Fault{Call::make_folder, ENOSPC, true}, Fault{Call::rename, EIO, false}, Fault{Call::close, EIO, false},
+        Fault{Call::open_folder, EMFILE, false}, Fault{Call::list, EIO, false}, Fault{Call::remove_file, EIO, false},
+        Fault{Call::remove_folder, EIO, false}, Fault{Call::read, EIO, false}, Fault{Call::open, EACCES, false}}) {
     for (int n = 1;; ++n) {
       CAPTURE(std::string(std::strerror(fault.error)));
       CAPTURE(n);
@@ -459,12 +499,15 @@ TEST_CASE("a call that fails ends the run, names the file, and leaves what was t
         return i == n || (fault.for_good && i > n) ? -fault.error : 0;
       });
       std::int64_t at_least = kBefore;
-      const std::string said = failure([&] { static_cast<void>(go_on(folder / "ckpt", files, [&](std::int64_t step) { at_least = step; })); });
+      const std::string said = failure(
+          [&] { static_cast<void>(go_on(folder / "ckpt", files, [&](std::int64_t step) { at_least = step; })); });
       if (seen < n) break;
       bool saving_left = false;
-      for (const auto& entry : fs::directory_iterator(folder / "ckpt")) saving_left = saving_left || entry.path().filename().string().starts_with(".saving");
+      for (const auto& entry : fs::directory_iterator(folder / "ckpt"))
+        saving_left = saving_left || entry.path().filename().string().starts_with(".saving");
       check_recovered(folder / "ckpt", states, at_least);
-      // Closing what was only read cannot fail in a way that matters, and the probe of a folder that is claimed leaves nothing behind.
+      // Closing what was only read cannot fail in a way that matters, and the probe of a folder that is claimed leaves
+      // nothing behind.
       if (fault.call == Call::close || fault.call == Call::remove_folder) {
         if (said.empty()) continue;
       } else {
@@ -499,13 +542,14 @@ TEST_CASE("a disk that takes less than it was given gets the rest; one that is i
   check_recovered(folder / "ckpt", states, kAfter);
 }
 
-// --- damaged, mixed up, missing ---------------------------------------------------------------------------------------------
+// --- damaged, mixed up, missing ---
 
 namespace {
 
 struct Damage {
   std::string what;
-  std::function<void(const std::string& step, const std::string& other)> harm;  // folders of the checkpoint and of another one
+  std::function<void(const std::string& step, const std::string& other)>
+      harm;  // folders of the checkpoint and of another one
   std::vector<std::string> says;
 };
 
@@ -524,7 +568,8 @@ void edit(const std::string& step, const std::function<void(Manifest&)>& change)
   write_bytes(file, to_json_text(m));
 }
 SavedTensor& tensor(Manifest& m, const std::string& name) {
-  const auto found = std::find_if(m.tensors.begin(), m.tensors.end(), [&](const SavedTensor& t) { return t.name == name; });
+  const auto found =
+      std::find_if(m.tensors.begin(), m.tensors.end(), [&](const SavedTensor& t) { return t.name == name; });
   REQUIRE(found != m.tensors.end());
   return *found;
 }
@@ -543,10 +588,18 @@ TEST_CASE("damaged, truncated, mixed up and missing files are refused by name; n
   const std::string rank0 = "/rank-00000.safetensors", rank1 = "/rank-00001.safetensors", manifest = "/manifest.json";
   const auto to = [](std::size_t size, const std::string& file) { fs::resize_file(file, size); };
   const Damage cases[] = {
-      {"a byte of data", [&](auto& s, auto&) { flip(s + rank1, read_bytes(s + rank1).size() - 1); }, {rank1, "tensor '", "do not match their checksum"}},
-      {"a byte of the first tensor", [&](auto& s, auto&) { flip(s + rank0, static_cast<std::size_t>(Checkpoint(s).manifest().files[0].header_bytes)); }, {rank0, "tensor '", "do not match"}},
+      {"a byte of data",
+       [&](auto& s, auto&) { flip(s + rank1, read_bytes(s + rank1).size() - 1); },
+       {rank1, "tensor '", "do not match their checksum"}},
+      {"a byte of the first tensor",
+       [&](auto& s, auto&) {
+         flip(s + rank0, static_cast<std::size_t>(Checkpoint(s).manifest().files[0].header_bytes));
+       },
+       {rank0, "tensor '", "do not match"}},
       {"a byte of a header", [&](auto& s, auto&) { flip(s + rank0, 20); }, {rank0, "header differs"}},
-      {"cut by one byte", [&](auto& s, auto&) { to(fs::file_size(s + rank1) - 1, s + rank1); }, {rank1, "it is truncated"}},
+      {"cut by one byte",
+       [&](auto& s, auto&) { to(fs::file_size(s + rank1) - 1, s + rank1); },
+       {rank1, "it is truncated"}},
       {"cut in its header", [&](auto& s, auto&) { to(100, s + rank1); }, {rank1}},
       {"empty", [&](auto& s, auto&) { to(0, s + rank1); }, {rank1}},
       {"longer", [&](auto& s, auto&) { write_bytes(s + rank1, read_bytes(s + rank1) + "x"); }, {rank1, "where"}},
@@ -558,47 +611,118 @@ TEST_CASE("damaged, truncated, mixed up and missing files are refused by name; n
          fs::rename(s + "/x", s + rank1);
        },
        {rank0, "model mlp, step 4, rank 1, not of mlp, step 4, rank 0"}},
-      {"of another step", [&](auto& s, auto&) { fs::copy_file(folder / "ckpt/step-00000003/rank-00000.safetensors", s + rank0, fs::copy_options::overwrite_existing); }, {rank0, "step 3, rank 0, not of mlp, step 4"}},
-      {"of another model", [&](auto& s, auto& o) { fs::copy_file(o + rank1, s + rank1, fs::copy_options::overwrite_existing); }, {rank1, "is not the file"}},
-      {"manifest of another step", [&](auto& s, auto&) { fs::copy_file(folder / "ckpt/step-00000003/manifest.json", s + manifest, fs::copy_options::overwrite_existing); }, {manifest, "is of step 3"}},
+      {"of another step",
+       [&](auto& s, auto&) {
+         fs::copy_file(folder / "ckpt/step-00000003/rank-00000.safetensors", s + rank0,
+                       fs::copy_options::overwrite_existing);
+       },
+       {rank0, "step 3, rank 0, not of mlp, step 4"}},
+      {"of another model",
+       [&](auto& s, auto& o) { fs::copy_file(o + rank1, s + rank1, fs::copy_options::overwrite_existing); },
+       {rank1, "is not the file"}},
+      {"manifest of another step",
+       [&](auto& s, auto&) {
+         fs::copy_file(folder / "ckpt/step-00000003/manifest.json", s + manifest, fs::copy_options::overwrite_existing);
+       },
+       {manifest, "is of step 3"}},
       {"all of another model",
        [&](auto& s, auto& o) {
          fs::remove_all(s);
          fs::copy(o, s);
        },
        {manifest, "tensor '"}},
-      {"a link", [&](auto& s, auto& o) { fs::remove(s + rank0); fs::create_symlink(o + rank0, s + rank0); }, {rank0, "is not a file (links are not followed)"}},
-      {"a folder", [&](auto& s, auto&) { fs::remove(s + rank0); fs::create_directory(s + rank0); }, {rank0, "is not a file"}},
+      {"a link",
+       [&](auto& s, auto& o) {
+         fs::remove(s + rank0);
+         fs::create_symlink(o + rank0, s + rank0);
+       },
+       {rank0, "is not a file (links are not followed)"}},
+      {"a folder",
+       [&](auto& s, auto&) {
+         fs::remove(s + rank0);
+         fs::create_directory(s + rank0);
+       },
+       {rank0, "is not a file"}},
       {"manifest cut", [&](auto& s, auto&) { to(500, s + manifest); }, {manifest}},
-      {"manifest changed", [&](auto& s, auto&) {
+      {"manifest changed",
+       [&](auto& s, auto&) {
          std::string text = read_bytes(s + manifest);
          text.replace(text.find("\"sequences\": "), 13, "\"sequences\": 1");
          write_bytes(s + manifest, text);
-       }, {manifest, "does not match its own checksum"}},
-      {"boxes overlap", [&](auto& s, auto&) { edit(s, [](Manifest& m) { tensor(m, "embed.weight").boxes[1].box.offsets[0] -= 1; }); }, {manifest, "embed.weight", "overlap"}},
-      {"a hole", [&](auto& s, auto&) { edit(s, [](Manifest& m) { tensor(m, "embed.weight").boxes.pop_back(); }); }, {manifest, "embed.weight", "hold 9 of 18 elements"}},
-      {"a box outside", [&](auto& s, auto&) { edit(s, [](Manifest& m) { tensor(m, "embed.weight").boxes[1].box.offsets[0] += 1; }); }, {manifest, "embed.weight", "not inside"}},
-      {"sizes that overflow", [&](auto& s, auto&) { edit(s, [](Manifest& m) {
-         m.tensors[0].shape = {std::int64_t{1} << 53, std::int64_t{1} << 53};
-         m.tensors[0].boxes[0].box.sizes = m.tensors[0].shape;
-       }); }, {manifest, "tensors[0]"}},
-      {"a box beyond its file", [&](auto& s, auto&) { edit(s, [](Manifest& m) { m.tensors[0].boxes[0].begin = m.files[0].bytes; }); }, {manifest, "tensors[0]"}},
-      {"bytes used twice", [&](auto& s, auto&) { edit(s, [](Manifest& m) { tensor(m, "optimizer.exp_avg.embed.weight").boxes[0].begin = tensor(m, "embed.weight").boxes[0].begin; }); }, {manifest, "share bytes of rank-00000"}},
-      {"a tensor twice", [&](auto& s, auto&) { edit(s, [](Manifest& m) { m.tensors.push_back(m.tensors[0]); }); }, {manifest, "listed twice"}},
-      {"a file elsewhere", [&](auto& s, auto&) { edit(s, [](Manifest& m) { m.files[0].name = "../../x"; }); }, {manifest, "files[0].name"}},
-      {"a file that is not there", [&](auto& s, auto&) { edit(s, [](Manifest& m) { m.tensors[0].boxes[0].file = 2; }); }, {manifest, "tensors[0]"}},
-      {"too few checksums", [&](auto& s, auto&) { edit(s, [](Manifest& m) { m.tensors[0].boxes[0].checksums.pop_back(); }); }, {manifest, "checksums, where"}},
-      {"another dtype", [&](auto& s, auto&) { edit(s, [](Manifest& m) { m.tensors[0].dtype = DType::f64; }); }, {manifest, "tensors[0]"}},
-      {"another shape", [&](auto& s, auto&) { edit(s, [](Manifest& m) {
-         SavedTensor& t = tensor(m, "layers.0.0.weight");
-         t.shape = {3, 4};
-         for (std::size_t i = 0; i < 2; ++i) t.boxes[i].box = i == 0 ? Box{{0, 0}, {3, 2}} : Box{{0, 2}, {3, 2}};
-       }); }, {manifest, "layers.0.0.weight", "has shape [3, 4], the model's is [4, 3]"}},
-      {"no moments", [&](auto& s, auto&) { edit(s, [](Manifest& m) { std::erase_if(m.tensors, [](const SavedTensor& t) { return t.name == "optimizer.exp_avg.layers.0.0.bias"; }); }); }, {manifest, "optimizer.exp_avg.layers.0.0.bias", "is missing"}},
-      {"one tensor too many", [&](auto& s, auto&) { edit(s, [](Manifest& m) { tensor(m, "optimizer.exp_avg.layers.0.0.bias").name = "other"; }); }, {manifest, "optimizer.exp_avg.layers.0.0.bias", "is missing"}},
-      {"another seed", [&](auto& s, auto&) { edit(s, [](Manifest& m) { m.seed = 5; }); }, {manifest, "seed 5", "--seed 5"}},
-      {"another optimizer", [&](auto& s, auto&) { edit(s, [](Manifest& m) { m.optimizer = OptimizerKind::sgd; }); }, {manifest, "holds no moments for adamw"}},
-      {"another sequence length", [&](auto& s, auto&) { edit(s, [](Manifest& m) { m.seq_len = 9; }); }, {manifest, "sequences of 9 tokens"}},
+       },
+       {manifest, "does not match its own checksum"}},
+      {"boxes overlap",
+       [&](auto& s, auto&) { edit(s, [](Manifest& m) { tensor(m, "embed.weight").boxes[1].box.offsets[0] -= 1; }); },
+       {manifest, "embed.weight", "overlap"}},
+      {"a hole",
+       [&](auto& s, auto&) { edit(s, [](Manifest& m) { tensor(m, "embed.weight").boxes.pop_back(); }); },
+       {manifest, "embed.weight", "hold 9 of 18 elements"}},
+      {"a box outside",
+       [&](auto& s, auto&) { edit(s, [](Manifest& m) { tensor(m, "embed.weight").boxes[1].box.offsets[0] += 1; }); },
+       {manifest, "embed.weight", "not inside"}},
+      {"sizes that overflow",
+       [&](auto& s, auto&) {
+         edit(s, [](Manifest& m) {
+           m.tensors[0].shape = {std::int64_t{1} << 53, std::int64_t{1} << 53};
+           m.tensors[0].boxes[0].box.sizes = m.tensors[0].shape;
+         });
+       },
+       {manifest, "tensors[0]"}},
+      {"a box beyond its file",
+       [&](auto& s, auto&) { edit(s, [](Manifest& m) { m.tensors[0].boxes[0].begin = m.files[0].bytes; }); },
+       {manifest, "tensors[0]"}},
+      {"bytes used twice",
+       [&](auto& s, auto&) {
+         edit(s, [](Manifest& m) {
+           tensor(m, "optimizer.exp_avg.embed.weight").boxes[0].begin = tensor(m, "embed.weight").boxes[0].begin;
+         });
+       },
+       {manifest, "share bytes of rank-00000"}},
+      {"a tensor twice",
+       [&](auto& s, auto&) { edit(s, [](Manifest& m) { m.tensors.push_back(m.tensors[0]); }); },
+       {manifest, "listed twice"}},
+      {"a file elsewhere",
+       [&](auto& s, auto&) { edit(s, [](Manifest& m) { m.files[0].name = "../../x"; }); },
+       {manifest, "files[0].name"}},
+      {"a file that is not there",
+       [&](auto& s, auto&) { edit(s, [](Manifest& m) { m.tensors[0].boxes[0].file = 2; }); },
+       {manifest, "tensors[0]"}},
+      {"too few checksums",
+       [&](auto& s, auto&) { edit(s, [](Manifest& m) { m.tensors[0].boxes[0].checksums.pop_back(); }); },
+       {manifest, "checksums, where"}},
+      {"another dtype",
+       [&](auto& s, auto&) { edit(s, [](Manifest& m) { m.tensors[0].dtype = DType::f64; }); },
+       {manifest, "tensors[0]"}},
+      {"another shape",
+       [&](auto& s, auto&) {
+         edit(s, [](Manifest& m) {
+           SavedTensor& t = tensor(m, "layers.0.0.weight");
+           t.shape = {3, 4};
+           for (std::size_t i = 0; i < 2; ++i) t.boxes[i].box = i == 0 ? Box{{0, 0}, {3, 2}} : Box{{0, 2}, {3, 2}};
+         });
+       },
+       {manifest, "layers.0.0.weight", "has shape [3, 4], the model's is [4, 3]"}},
+      {"no moments",
+       [&](auto& s, auto&) {
+         edit(s, [](Manifest& m) {
+           std::erase_if(m.tensors, [](const SavedTensor& t) { return t.name == "optimizer.exp_avg.layers.0.0.bias"; });
+         });
+       },
+       {manifest, "optimizer.exp_avg.layers.0.0.bias", "is missing"}},
+      {"one tensor too many",
+       [&](auto& s, auto&) {
+         edit(s, [](Manifest& m) { tensor(m, "optimizer.exp_avg.layers.0.0.bias").name = "other"; });
+       },
+       {manifest, "optimizer.exp_avg.layers.0.0.bias", "is missing"}},
+      {"another seed",
+       [&](auto& s, auto&) { edit(s, [](Manifest& m) { m.seed = 5; }); },
+       {manifest, "seed 5", "--seed 5"}},
+      {"another optimizer",
+       [&](auto& s, auto&) { edit(s, [](Manifest& m) { m.optimizer = OptimizerKind::sgd; }); },
+       {manifest, "holds no moments for adamw"}},
+      {"another sequence length",
+       [&](auto& s, auto&) { edit(s, [](Manifest& m) { m.seq_len = 9; }); },
+       {manifest, "sequences of 9 tokens"}},
   };
   for (const Damage& d : cases) {
     CAPTURE(d.what);
@@ -638,11 +762,12 @@ TEST_CASE("a plan that cannot go on from a checkpoint is refused") {
   CHECK(holds(with([](ShardingPlan& p) { p.optimizer.kind = OptimizerKind::sgd; }), "was saved by adamw"));
   CHECK(holds(with([](ShardingPlan& p) { p.seed = 9; }), "seed 1234, the plan's is 9"));
   CHECK(holds(refusal([&] {
-    ModelGraph wider = model;
-    wider.ops[1].shape.in += 0;
-    wider.modules[1].class_name = "Other";
-    return resuming(wider, small_plan(), folder / "ckpt");
-  }), "is of another model"));
+                ModelGraph wider = model;
+                wider.ops[1].shape.in += 0;
+                wider.modules[1].class_name = "Other";
+                return resuming(wider, small_plan(), folder / "ckpt");
+              }),
+              "is of another model"));
   SaveOptions save;
   save.directory = folder / "x";
   ShardingPlan flat = small_plan();

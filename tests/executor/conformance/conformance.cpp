@@ -6,7 +6,8 @@ namespace fsdp::conformance {
 
 std::vector<MeshShape> meshes() {
   std::vector<MeshShape> result;
-  for (const MeshShape m : {MeshShape{1, 1}, {1, 2}, {2, 1}, {1, 3}, {3, 1}, {2, 2}, {1, 4}, {4, 1}, {2, 3}, {2, 4}, {4, 2}, {1, 8}})
+  for (const MeshShape m :
+       {MeshShape{1, 1}, {1, 2}, {2, 1}, {1, 3}, {3, 1}, {2, 2}, {1, 4}, {4, 1}, {2, 3}, {2, 4}, {4, 2}, {1, 8}})
     if (subject().ranks == 0 || m.replicate * m.shard == subject().ranks) result.push_back(m);
   if (result.empty()) result.push_back(mesh_like({1, 1}));
   return result;

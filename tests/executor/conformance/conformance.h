@@ -1,8 +1,8 @@
-// The conformance suite of Backends: what each must do, written once over the interface. A test program defines `subject()` and
-// links the executor_conformance*.cpp files; the cases register themselves with doctest.
+// The conformance suite of Backends: what each must do, written once over the interface. A test program defines
+// `subject()` and links the executor_conformance*.cpp files; the cases register themselves with doctest.
 //
-// Ranks may be threads of this process or processes of their own. So a body speaks for one rank, shares nothing with the others
-// but what goes through the Device, and every process checks what its own ranks saw.
+// Ranks may be threads of this process or processes of their own. So a body speaks for one rank, shares nothing with
+// the others but what goes through the Device, and every process checks what its own ranks saw.
 #pragma once
 
 #include <doctest/doctest.h>
@@ -89,7 +89,8 @@ inline void put(DType type, std::byte* at, std::int64_t i, double v) {
   });
 }
 [[nodiscard]] inline double get(DType type, const std::byte* at, std::int64_t i) {
-  return with_type(type, [&](auto element) { return static_cast<double>(load(reinterpret_cast<const decltype(element)*>(at)[i])); });
+  return with_type(
+      type, [&](auto element) { return static_cast<double>(load(reinterpret_cast<const decltype(element)*>(at)[i])); });
 }
 
 }  // namespace fsdp::conformance

@@ -1,4 +1,5 @@
-// Collectives: every kind, type, group and division gives the numbers known beforehand, bit for bit and whatever the timing.
+// Collectives: every kind, type, group and division gives the numbers known beforehand, bit for bit and whatever the
+// timing.
 #include <algorithm>
 #include <bit>
 #include <chrono>
@@ -17,9 +18,12 @@ constexpr DType kTypes[] = {DType::f64, DType::f32, DType::bf16, DType::f16};
 double value(std::int64_t rank, std::int64_t i) { return static_cast<double>((rank * 5 + i * 3) % 13); }
 
 // One relative rounding of each type.
-double rounding(DType t) { return t == DType::f64 ? 0x1p-53 : t == DType::f32 ? 0x1p-24 : t == DType::bf16 ? 0x1p-8 : 0x1p-11; }
+double rounding(DType t) {
+  return t == DType::f64 ? 0x1p-53 : t == DType::f32 ? 0x1p-24 : t == DType::bf16 ? 0x1p-8 : 0x1p-11;
+}
 
-constexpr Reduction kReductions[] = {Reduction::sum, Reduction::average, {ReductionKind::scaled_sum, 0.5}, Reduction::maximum};
+constexpr Reduction kReductions[] = {
+    Reduction::sum, Reduction::average, {ReductionKind::scaled_sum, 0.5}, Reduction::maximum};
 
 // What a reduction gives, from its definition.
 double reduced(const std::vector<std::int64_t>& group, Reduction reduction, std::int64_t i) {
@@ -43,7 +47,9 @@ struct Division {  // of a buffer over the members of a group
   [[nodiscard]] Slots slots() const { return even ? Slots(counts[0]) : Slots(counts); }
   [[nodiscard]] std::int64_t all() const { return std::accumulate(counts.begin(), counts.end(), std::int64_t{0}); }
   [[nodiscard]] std::int64_t count(std::int64_t m) const { return counts[static_cast<std::size_t>(m)]; }
-  [[nodiscard]] std::int64_t begin(std::int64_t m) const { return std::accumulate(counts.begin(), counts.begin() + m, std::int64_t{0}); }
+  [[nodiscard]] std::int64_t begin(std::int64_t m) const {
+    return std::accumulate(counts.begin(), counts.begin() + m, std::int64_t{0});
+  }
 };
 
 std::vector<Division> divisions(std::int64_t members) {
@@ -52,15 +58,17 @@ std::vector<Division> divisions(std::int64_t members) {
   for (const std::int64_t each : {0, 1, 7, 1025}) result.push_back({true, std::vector<std::int64_t>(n, each)});
   std::vector<std::int64_t> uneven(n), first(n, 0), last(n, 0), middle(n, 3);
   for (std::size_t i = 0; i < n; ++i) uneven[i] = static_cast<std::int64_t>(17 + 100 * i * i);
-  first.front() = 5;   // one slot holds all, the others nothing
+  first.front() = 5;  // one slot holds all, the others nothing
   last.back() = 1030;
   middle[n / 2] = 0;
-  for (const auto& counts : {uneven, first, last, middle, std::vector<std::int64_t>(n, 0)}) result.push_back({false, counts});
+  for (const auto& counts : {uneven, first, last, middle, std::vector<std::int64_t>(n, 0)})
+    result.push_back({false, counts});
   return result;
 }
 
 std::vector<Comm> comms_of(MeshShape mesh) {
-  std::vector<Comm> comms = {Communicator::shard, Communicator::replicate, Communicator::world, Communicator::shard_reduce};
+  std::vector<Comm> comms = {Communicator::shard, Communicator::replicate, Communicator::world,
+                             Communicator::shard_reduce};
   for (std::int64_t n = 1; n <= mesh.shard; ++n)
     if (mesh.shard % n == 0) comms.emplace_back(Communicator::reshard, n);
   return comms;
@@ -76,8 +84,16 @@ std::vector<std::int64_t> reshard_sizes(MeshShape mesh) {
 class Round {
  public:
   Round(Device& device, Checks& checks, MeshShape mesh, Comm comm, DType type, Division division, std::int32_t& op)
-      : device_(device), checks_(checks), comm_(comm), type_(type), group_(group_of(mesh, comm, device.rank())),
-        me_(member_of(group_, device.rank())), division_(std::move(division)), all_(division_.all()), pieces_(device), op_(op) {}
+      : device_(device),
+        checks_(checks),
+        comm_(comm),
+        type_(type),
+        group_(group_of(mesh, comm, device.rank())),
+        me_(member_of(group_, device.rank())),
+        division_(std::move(division)),
+        all_(division_.all()),
+        pieces_(device),
+        op_(op) {}
 
   void run() {
     const std::int64_t width = size_of(type_), own = division_.count(me_), begin = division_.begin(me_);
@@ -91,8 +107,8 @@ class Round {
       device_.all_reduce(op_++, A, comm_, {}, reduced_all.back(), all_, type_, r);
     }
     const BufferView in_place = filled(R);  // the output is this rank's slot of the input
-    device_.reduce_scatter(op_++, R, comm_, {}, in_place, {in_place.data + begin * width, own * width}, division_.slots(), type_,
-                           Reduction::sum);
+    device_.reduce_scatter(op_++, R, comm_, {}, in_place, {in_place.data + begin * width, own * width},
+                           division_.slots(), type_, Reduction::sum);
     for (const std::int64_t root : roots()) {
       sent.push_back(filled(D, [=, this](std::int64_t) { return root == me_ ? 1 : -1; }));
       device_.broadcast(op_++, D, comm_, {}, sent.back(), all_, type_, root);
@@ -107,7 +123,8 @@ class Round {
     check_reduced({in_place.data + begin * width, own * width}, begin, own, Reduction::sum, "reduce-scatter in place");
     for (std::size_t k = 0; k < sent.size(); ++k)
       for (std::int64_t i = 0; i < all_; ++i)
-        checks_.expect(get(type_, sent[k].data, i) == value(group_[static_cast<std::size_t>(roots()[k])], i), "broadcast");
+        checks_.expect(get(type_, sent[k].data, i) == value(group_[static_cast<std::size_t>(roots()[k])], i),
+                       "broadcast");
     pieces_.release_all();
   }
 
@@ -115,7 +132,8 @@ class Round {
   [[nodiscard]] std::vector<std::int64_t> roots() const { return {0, static_cast<std::int64_t>(group_.size()) - 1}; }
 
   // A buffer that this rank's value is written to where `keep` is positive, and rubbish elsewhere.
-  BufferView filled(Stream stream, const std::function<int(std::int64_t)>& keep = [](std::int64_t) { return 1; }) {
+  BufferView filled(
+      Stream stream, const std::function<int(std::int64_t)>& keep = [](std::int64_t) { return 1; }) {
     const BufferView b = pieces_.take(stream, all_ * size_of(type_));
     device_.launch(op_++, stream, {}, [=, n = all_, type = type_, rank = device_.rank()] {
       for (std::int64_t i = 0; i < n; ++i) put(type, b.data, i, keep(i) > 0 ? value(rank, i) : -77);
@@ -183,7 +201,8 @@ TEST_CASE("sub-groups of consecutive ranks work at the same time as each other a
           for (const Comm& comm : comms_of(mesh)) {
             const Stream stream = comm.size == 2 ? G : comm.size == 4 ? R : A;
             const BufferView b = pieces.take(stream, 8);
-            dev.launch(op++, stream, {}, [=, rank = dev.rank()] { put(DType::f64, b.data, 0, std::ldexp(1.0, static_cast<int>(rank))); });
+            dev.launch(op++, stream, {},
+                       [=, rank = dev.rank()] { put(DType::f64, b.data, 0, std::ldexp(1.0, static_cast<int>(rank))); });
             dev.all_reduce(op++, stream, comm, {}, b, 1, DType::f64, Reduction::sum);
             issued.emplace_back(comm, b);
           }
@@ -204,7 +223,8 @@ double scattered_value(std::int64_t rank, std::int64_t i) {
   return std::ldexp((h & 1u) != 0 ? fraction : -fraction, static_cast<int>(h >> 8 & 15u) - 8);
 }
 
-// In the order of the ranks, in the arithmetic of the type, rounded to the type once. What is stored is compared bit for bit.
+// In the order of the ranks, in the arithmetic of the type, rounded to the type once. What is stored is compared bit
+// for bit.
 template <class T>
 T in_rank_order(std::int64_t ranks, std::int64_t i, Reduction r) {
   using Sum = Math<T>;
@@ -215,8 +235,10 @@ T in_rank_order(std::int64_t ranks, std::int64_t i, Reduction r) {
     const auto part = static_cast<Sum>(load(stored));
     if (rank == 0) sum = r.kind == ReductionKind::scaled_sum ? static_cast<Sum>(r.multiply) * part : part;
     else if (r.kind == ReductionKind::maximum) sum = std::max(sum, part);
-    else if (r.kind == ReductionKind::scaled_sum) { const volatile Sum product = static_cast<Sum>(r.multiply) * part; sum += product; }
-    else sum += part;
+    else if (r.kind == ReductionKind::scaled_sum) {
+      const volatile Sum product = static_cast<Sum>(r.multiply) * part;
+      sum += product;
+    } else sum += part;
   }
   if (r.kind == ReductionKind::average) sum /= static_cast<Sum>(ranks);
   T result;
@@ -241,10 +263,12 @@ TEST_CASE("reductions add in the order of the ranks, to the same bits on every r
       dev.reserve_arena(1 << 20);
       std::int64_t delay = dev.rank() * 7 + trial;
       for (const DType type : kTypes)
-        for (const Reduction r : {Reduction::sum, Reduction::average, Reduction{ReductionKind::scaled_sum, 0.3}, Reduction::maximum}) {
+        for (const Reduction r :
+             {Reduction::sum, Reduction::average, Reduction{ReductionKind::scaled_sum, 0.3}, Reduction::maximum}) {
           dev.begin_step();
           Pieces pieces(dev);
-          const BufferView in = pieces.take(R, all * size_of(type)), out = pieces.take(R, n * size_of(type)), b = pieces.take(A, all * size_of(type));
+          const BufferView in = pieces.take(R, all * size_of(type)), out = pieces.take(R, n * size_of(type)),
+                           b = pieces.take(A, all * size_of(type));
           delay = delay * 5 % 23;
           if (delay % 3 == 0) std::this_thread::sleep_for(std::chrono::microseconds(100 * delay));
           const auto fill = [=, rank = dev.rank()](BufferView to) {
@@ -293,8 +317,8 @@ TEST_CASE("what is not a number, and infinities, go through collectives as arith
   });
 }
 
-// Bytes that a rank takes from others: of an all-gather the slots of the others, of a reduce-scatter its own slot from each other,
-// of an all-reduce the two of them over near-equal chunks, of a broadcast all of it except on the root.
+// Bytes that a rank takes from others: of an all-gather the slots of the others, of a reduce-scatter its own slot from
+// each other, of an all-reduce the two of them over near-equal chunks, of a broadcast all of it except on the root.
 TEST_CASE("the instruments count the bytes that move between ranks") {
   for (const MeshShape mesh : meshes())
     on_ranks(mesh, [mesh](Device& dev, Checks& checks) {
@@ -314,7 +338,8 @@ TEST_CASE("the instruments count the bytes that move between ranks") {
       dev.all_reduce(5, G, Communicator::shard, {}, b, 8 * w, DType::f32, Reduction::sum);
       dev.broadcast(6, G, Communicator::shard, {}, b, 5, DType::f32, w - 1);
       dev.synchronize();
-      const std::int64_t expected[] = {0, 8 * (w - 1), uneven - 3 * me, 8 * (w - 1), 3 * me * (w - 1), 2 * 8 * (w - 1), me == w - 1 ? 0 : 5};
+      const std::int64_t expected[] = {
+          0, 8 * (w - 1), uneven - 3 * me, 8 * (w - 1), 3 * me * (w - 1), 2 * 8 * (w - 1), me == w - 1 ? 0 : 5};
       for (const OperationRecord& r : dev.records())
         checks.expect(r.sent_bytes == 4 * expected[static_cast<std::size_t>(r.op)], "sent bytes");
     });

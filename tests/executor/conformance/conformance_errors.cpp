@@ -21,25 +21,40 @@ TEST_CASE("wrong calls are refused: unknown events, an index twice, sizes beyond
           d.launch(0, D, {}, [] {});
           d.launch(0, D, {}, [] {});
         }).says("twice"));
-  CHECK(of_call([&](Device& d, BufferView v) { d.all_gather(0, G, Communicator::shard, {}, v, 17, DType::f32); }).says("does not fit"));
-  CHECK(of_call([&](Device& d, BufferView v) { d.all_gather(0, G, Communicator::none, {}, v, 1, DType::f32); })
-            .says("without a communicator"));
-  CHECK(of_call([&](Device& d, BufferView v) { d.all_gather(0, G, {Communicator::reshard, 1}, {}, v, 1, DType::f32); })
-            .says("has not asked for"));
+  CHECK(of_call([&](Device& d, BufferView v) {
+          d.all_gather(0, G, Communicator::shard, {}, v, 17, DType::f32);
+        }).says("does not fit"));
+  CHECK(of_call([&](Device& d, BufferView v) {
+          d.all_gather(0, G, Communicator::none, {}, v, 1, DType::f32);
+        }).says("without a communicator"));
+  CHECK(of_call([&](Device& d, BufferView v) {
+          d.all_gather(0, G, {Communicator::reshard, 1}, {}, v, 1, DType::f32);
+        }).says("has not asked for"));
   CHECK(of_call([&](Device& d, BufferView v) {
           d.reduce_scatter(0, R, Communicator::shard, {}, v, {v.data, 4}, 2, DType::f32, Reduction::sum);
         }).says("does not fit"));
-  CHECK(of_call([&](Device& d, BufferView v) { d.broadcast(0, R, Communicator::shard, {}, v, 17, DType::f32, 0); }).says("does not fit"));
-  CHECK(of_call([&](Device& d, BufferView v) { d.broadcast(0, R, Communicator::shard, {}, v, 1, DType::f32, 99); }).says("member 99"));
-  CHECK(of_call([&](Device& d, BufferView v) { d.broadcast(0, R, Communicator::shard, {}, v, 1, DType::f32, -1); }).says("member -1"));
+  CHECK(of_call([&](Device& d, BufferView v) {
+          d.broadcast(0, R, Communicator::shard, {}, v, 17, DType::f32, 0);
+        }).says("does not fit"));
+  CHECK(of_call([&](Device& d, BufferView v) {
+          d.broadcast(0, R, Communicator::shard, {}, v, 1, DType::f32, 99);
+        }).says("member 99"));
+  CHECK(of_call([&](Device& d, BufferView v) {
+          d.broadcast(0, R, Communicator::shard, {}, v, 1, DType::f32, -1);
+        }).says("member -1"));
   CHECK(of_call([&](Device& d, BufferView v) {
           d.all_gather(0, R, Communicator::shard, {}, v, Slots(std::vector<std::int64_t>(99, 0)), DType::f32);
         }).says("99 slots"));
-  CHECK(of_call([&](Device& d, BufferView v) { d.all_gather(0, R, Communicator::shard, {}, v, -1, DType::f32); }).says("-1"));
-  CHECK(of_call([&](Device& d, BufferView v) { d.all_reduce(0, R, Communicator::shard, {}, v, 1, DType::i64, Reduction::sum); })
-            .says("does not reduce"));
+  CHECK(of_call([&](Device& d, BufferView v) {
+          d.all_gather(0, R, Communicator::shard, {}, v, -1, DType::f32);
+        }).says("-1"));
+  CHECK(of_call([&](Device& d, BufferView v) {
+          d.all_reduce(0, R, Communicator::shard, {}, v, 1, DType::i64, Reduction::sum);
+        }).says("does not reduce"));
   for (const std::int64_t huge : {INT64_MAX, INT64_MAX / 4, INT64_MAX / 8 + 1})
-    CHECK(of_call([&](Device& d, BufferView v) { d.all_gather(0, G, Communicator::shard, {}, v, huge, DType::f64); }).what != "");
+    CHECK(of_call([&](Device& d, BufferView v) {
+            d.all_gather(0, G, Communicator::shard, {}, v, huge, DType::f64);
+          }).what != "");
   CHECK(failure_of(mesh_like({1, 1}), [](Device&) {}).what.empty());
   CHECK_THROWS_AS((void)subject().make({0, 2}, {}), InputError);
   CHECK_THROWS_AS((void)subject().make({1 << 20, 1LL << 60}, {}), InputError);
@@ -58,7 +73,8 @@ Failure disagreement(const std::function<void(Device&, std::int32_t, BufferView,
   });
 }
 
-void check_disagreement(const char* first, const char* last, const std::function<void(Device&, std::int32_t, BufferView, bool)>& issue) {
+void check_disagreement(const char* first, const char* last,
+                        const std::function<void(Device&, std::int32_t, BufferView, bool)>& issue) {
   const Failure f = disagreement(issue);
   CHECK_MESSAGE(f.says("ranks disagree about a collective"), f.what);
   CHECK_MESSAGE(f.says(first), f.what);
@@ -68,16 +84,19 @@ void check_disagreement(const char* first, const char* last, const std::function
 
 TEST_CASE("ranks that disagree about a collective: action, elements, type, reduction, factor, root, slots") {
   const Comm comm = Communicator::shard;
-  check_disagreement("all_gather of 4 fp32", "all_reduce of 4 fp32", [&](Device& d, std::int32_t op, BufferView b, bool odd) {
-    if (odd) d.all_reduce(op, G, comm, {}, b, 4, DType::f32, Reduction::sum);
-    else d.all_gather(op, G, comm, {}, b, 4, DType::f32);
-  });
-  check_disagreement("all_gather of 4 fp32", "all_gather of 5 fp32", [&](Device& d, std::int32_t op, BufferView b, bool odd) {
-    d.all_gather(op, G, comm, {}, b, odd ? 5 : 4, DType::f32);
-  });
-  check_disagreement("all_gather of 4 fp32", "all_gather of 4 bf16", [&](Device& d, std::int32_t op, BufferView b, bool odd) {
-    d.all_gather(op, G, comm, {}, b, 4, odd ? DType::bf16 : DType::f32);
-  });
+  check_disagreement("all_gather of 4 fp32", "all_reduce of 4 fp32",
+                     [&](Device& d, std::int32_t op, BufferView b, bool odd) {
+                       if (odd) d.all_reduce(op, G, comm, {}, b, 4, DType::f32, Reduction::sum);
+                       else d.all_gather(op, G, comm, {}, b, 4, DType::f32);
+                     });
+  check_disagreement("all_gather of 4 fp32", "all_gather of 5 fp32",
+                     [&](Device& d, std::int32_t op, BufferView b, bool odd) {
+                       d.all_gather(op, G, comm, {}, b, odd ? 5 : 4, DType::f32);
+                     });
+  check_disagreement("all_gather of 4 fp32", "all_gather of 4 bf16",
+                     [&](Device& d, std::int32_t op, BufferView b, bool odd) {
+                       d.all_gather(op, G, comm, {}, b, 4, odd ? DType::bf16 : DType::f32);
+                     });
   check_disagreement("sum", "average", [&](Device& d, std::int32_t op, BufferView b, bool odd) {
     d.reduce_scatter(op, G, comm, {}, b, {b.data, 16}, 4, DType::f32, odd ? Reduction::average : Reduction::sum);
   });

@@ -17,9 +17,10 @@ void nap(int milliseconds) { std::this_thread::sleep_for(std::chrono::millisecon
 struct GatherThenReduce {
   OperationRecord gather, reduce;
 };
-// An all-gather whose stream is busy with `before`, then a reduce-scatter over `reduce_over` whose stream is free and goes on with `after`.
-GatherThenReduce gather_then_reduce(Device& dev, std::int64_t shard, Communicator reduce_over, const std::function<void()>& before,
-                                    const std::function<void()>& after) {
+// An all-gather whose stream is busy with `before`, then a reduce-scatter over `reduce_over` whose stream is free and
+// goes on with `after`.
+GatherThenReduce gather_then_reduce(Device& dev, std::int64_t shard, Communicator reduce_over,
+                                    const std::function<void()>& before, const std::function<void()>& after) {
   dev.reserve_arena(4096);
   dev.begin_step();
   Pieces pieces(dev);
@@ -132,20 +133,23 @@ TEST_CASE("one communicator runs one collective at a time in issue order, whatev
   // The reduce-scatter could begin at once and yet must come second.
   const MeshShape mesh = mesh_like({1, 2});
   on_ranks(mesh, [mesh](Device& dev, Checks& checks) {
-    const GatherThenReduce r = gather_then_reduce(dev, mesh.shard, Communicator::shard, [] { nap(20); }, [] {});
+    const GatherThenReduce r = gather_then_reduce(
+        dev, mesh.shard, Communicator::shard, [] { nap(20); }, [] {});
     checks.expect(r.gather.end > 0 && r.reduce.start >= r.gather.end);
   });
 }
 
 TEST_CASE("two communicators over the same ranks run at once") {
-  // shard_reduce may go first although shard was issued first: the kernel before the all-gather waits for the reduce-scatter.
+  // shard_reduce may go first although shard was issued first: the kernel before the all-gather waits for the
+  // reduce-scatter.
   const MeshShape mesh = mesh_like({1, 2});
   on_ranks(mesh, [mesh](Device& dev, Checks& checks) {
     std::atomic<bool> reduced{false};
     const auto wait = [&] {
       for (int i = 0; i < 30'000 && !reduced; ++i) nap(1);
     };
-    const GatherThenReduce r = gather_then_reduce(dev, mesh.shard, Communicator::shard_reduce, wait, [&] { reduced = true; });
+    const GatherThenReduce r =
+        gather_then_reduce(dev, mesh.shard, Communicator::shard_reduce, wait, [&] { reduced = true; });
     checks.expect(r.reduce.end > 0 && r.gather.start >= r.reduce.end);
   });
 }
@@ -172,7 +176,8 @@ TEST_CASE("many collectives in flight on every stream of a 2 x 4 mesh") {
     dev.synchronize();
     const auto replicate = static_cast<double>(mesh.replicate), all = static_cast<double>(mesh.replicate * mesh.shard);
     for (std::size_t i = 0; i < kMany; ++i)
-      checks.expect(get(DType::f32, views[3 * i].data, 7) == 1 && get(DType::f32, views[3 * i + 1].data, 7) == replicate &&
+      checks.expect(get(DType::f32, views[3 * i].data, 7) == 1 &&
+                    get(DType::f32, views[3 * i + 1].data, 7) == replicate &&
                     get(DType::f32, views[3 * i + 2].data, 3) == all);
   });
 }
@@ -272,7 +277,8 @@ TEST_CASE("host memory is an arena of its own, which kernels and collectives rea
     dev.all_gather(3, G, Communicator::shard, e2, host, 1, DType::f64);
     dev.synchronize();
     for (std::int64_t i = 0; i < w; ++i)
-      for (const BufferView b : {device, host}) checks.expect(get(DType::f64, b.data, i) == 100.0 + static_cast<double>(i));
+      for (const BufferView b : {device, host})
+        checks.expect(get(DType::f64, b.data, i) == 100.0 + static_cast<double>(i));
     dev.release(D, host);
     refused([&] { dev.release(D, host); });
     checks.expect(dev.allocated_bytes() == 8 * w);
@@ -287,7 +293,8 @@ TEST_CASE("the heap instrument sees what a kernel takes, and nothing of the runt
     dev.reserve_arena(4096);
     dev.begin_step();
     const BufferView b = dev.allocate(D, 0, 32 * mesh.shard);
-    dev.launch(0, D, {}, [b, big = std::vector<char>(4096)] { std::memset(b.data, static_cast<int>(big.size() % 7), 32); });
+    dev.launch(0, D, {},
+               [b, big = std::vector<char>(4096)] { std::memset(b.data, static_cast<int>(big.size() % 7), 32); });
     dev.launch(1, D, {}, [] {  // 1000 and 3000 bytes one after the other, then both at once
       { const std::vector<char> one(1000); }
       const std::vector<char> two(3000), three(1000);

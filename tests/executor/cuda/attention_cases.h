@@ -1,11 +1,12 @@
-// Cases of attention's CUDA kernels, for whoever can run them: the emulator (executor_cuda_attention_emulated_test) or a GPU
-// (executor_cuda_attention_test). Each case is compared with the host's kernel in fp64 on the same, already rounded numbers.
+// Cases of attention's CUDA kernels, for whoever can run them: the emulator (executor_cuda_attention_emulated_test) or
+// a GPU (executor_cuda_attention_test). Each case is compared with the host's kernel in fp64 on the same, already
+// rounded numbers.
 //
-// How far they may be apart, element by element. u: half a unit in the last place of the storage type, relative (2^-8 of bf16,
-// 2^-11 of fp16; of fp32 and fp64 that of the arithmetic). e: what the arithmetic itself may do to a probability: the score is
-// a sum of dim products (an error of dim half units, relative to the sum of their magnitudes), the exponential and the
-// log-sum-exp add a few. A probability p is thus known to e p, and to u p once it is rounded, and a gradient of scores ds = p
-// (dp - s), s = rowsum(do o), to
+// How far they may be apart, element by element. u: half a unit in the last place of the storage type, relative (2^-8
+// of bf16, 2^-11 of fp16; of fp32 and fp64 that of the arithmetic). e: what the arithmetic itself may do to a
+// probability: the score is a sum of dim products (an error of dim half units, relative to the sum of their
+// magnitudes), the exponential and the log-sum-exp add a few. A probability p is thus known to e p, and to u p once it
+// is rounded, and a gradient of scores ds = p (dp - s), s = rowsum(do o), to
 //   u |ds| + e p (sum |do v| + sum |do o|).
 // Then, to first order, with a result rounded once to u of its size (of what was there too, if it is added to):
 //   o_i   (u + e) sum_j p_ij |v_j|        dv_j  (u + e) sum_i p_ij |do_i|
@@ -31,18 +32,18 @@ struct AttentionCase {
   DType type = DType::bf16;
   std::int64_t dim = 64, length = 1, heads = 1, kv_heads = 1, sequences = 1, window = 0;
   bool causal = true, alibi = false, packed = false, accumulate = false;
-  unsigned wanted = 0b111;                   // gradients of q, k, v
+  unsigned wanted = 0b111;  // gradients of q, k, v
 };
 
 inline std::string name(const AttentionCase& c) {
-  return std::string(fsdp::name(c.type)) + " dim " + std::to_string(c.dim) + " length " + std::to_string(c.length) + " heads " +
-         std::to_string(c.heads) + "/" + std::to_string(c.kv_heads) + " sequences " + std::to_string(c.sequences) + " window " +
-         std::to_string(c.window) + (c.causal ? "" : " not causal") + (c.alibi ? " alibi" : "") + (c.packed ? " packed" : "") +
-         (c.accumulate ? " accumulate" : "");
+  return std::string(fsdp::name(c.type)) + " dim " + std::to_string(c.dim) + " length " + std::to_string(c.length) +
+         " heads " + std::to_string(c.heads) + "/" + std::to_string(c.kv_heads) + " sequences " +
+         std::to_string(c.sequences) + " window " + std::to_string(c.window) + (c.causal ? "" : " not causal") +
+         (c.alibi ? " alibi" : "") + (c.packed ? " packed" : "") + (c.accumulate ? " accumulate" : "");
 }
 
-// Lengths around the sizes of tiles (32, 64 and 128 rows), every variant at least once on tensor cores (dim 64 and 128 in 16
-// bits) and without them.
+// Lengths around the sizes of tiles (32, 64 and 128 rows), every variant at least once on tensor cores (dim 64 and 128
+// in 16 bits) and without them.
 inline std::vector<AttentionCase> attention_cases() {
   using enum DType;
   return {
@@ -79,8 +80,12 @@ class AttentionProblem {
   };
 
   AttentionProblem(const AttentionCase& c, unsigned seed)
-      : c_(c), tokens_(c.sequences * c.length), q_row_((c.heads + (c.packed ? 2 * c.kv_heads : 0)) * c.dim),
-        kv_row_(c.packed ? q_row_ : c.kv_heads * c.dim), out_(size(c.heads * c.dim)), lse_(count(c.sequences * c.heads * c.length)) {
+      : c_(c),
+        tokens_(c.sequences * c.length),
+        q_row_((c.heads + (c.packed ? 2 * c.kv_heads : 0)) * c.dim),
+        kv_row_(c.packed ? q_row_ : c.kv_heads * c.dim),
+        out_(size(c.heads * c.dim)),
+        lse_(count(c.sequences * c.heads * c.length)) {
     op.kind = OpKind::attention;
     op.shape.heads = c.heads, op.shape.kv_heads = c.kv_heads, op.shape.head_dim = c.dim, op.shape.window = c.window;
     op.shape.causal = c.causal, op.shape.alibi = c.alibi, op.shape.packed = c.packed;
@@ -88,7 +93,8 @@ class AttentionProblem {
     op.outputs = {3};
     work.sequences = c.sequences, work.seq_len = c.length, work.element_bytes = size_of(c.type);
     for (std::size_t i = 0; i < op.inputs.size(); ++i) {
-      inputs.push_back(rounded(c.type, random_numbers(size(i == 0 ? q_row_ : kv_row_), seed + static_cast<unsigned>(i))));
+      inputs.push_back(
+          rounded(c.type, random_numbers(size(i == 0 ? q_row_ : kv_row_), seed + static_cast<unsigned>(i))));
       before.push_back(rounded(c.type, random_numbers(inputs[i].size(), seed + 10 + static_cast<unsigned>(i))));
       gradients.emplace_back(inputs[i].size());
     }
@@ -98,9 +104,9 @@ class AttentionProblem {
 
   Op op;
   Workload work;
-  std::vector<Numbers> inputs, before;       // before: what gradients hold that are added to
+  std::vector<Numbers> inputs, before;  // before: what gradients hold that are added to
   Numbers grad_out;
-  std::vector<Answer> gradients;             // per input
+  std::vector<Answer> gradients;  // per input
   [[nodiscard]] const Answer& out() const { return out_; }
   [[nodiscard]] const Answer& lse() const { return lse_; }
   [[nodiscard]] bool wants(std::size_t i) const { return c_.packed || (c_.wanted >> i & 1u) != 0; }
@@ -195,14 +201,15 @@ class AttentionProblem {
     }
   }
 
-  // Of the ALiBi paper, for any number of heads: powers of 2^(-8 / n), n the next power of two; the even ones first if there
-  // are fewer heads.
+  // Of the ALiBi paper, for any number of heads: powers of 2^(-8 / n), n the next power of two; the even ones first if
+  // there are fewer heads.
   [[nodiscard]] double slope(std::int64_t h) const {
     if (!c_.alibi) return 0;
     std::int64_t n = 1;
     while (n < c_.heads) n *= 2;
     std::vector<double> powers;
-    for (std::int64_t i = 1; i <= n; ++i) powers.push_back(std::exp2(-8.0 * static_cast<double>(i) / static_cast<double>(n)));
+    for (std::int64_t i = 1; i <= n; ++i)
+      powers.push_back(std::exp2(-8.0 * static_cast<double>(i) / static_cast<double>(n)));
     if (n == c_.heads) return powers[count(h)];
     std::vector<double> chosen;
     for (std::size_t i = 1; i < powers.size(); i += 2) chosen.push_back(powers[i]);
@@ -239,7 +246,7 @@ inline Block poisoned(std::int64_t bytes) {
 
 struct AttentionResult {
   Numbers out, lse;
-  std::vector<Numbers> gradients;            // empty: not wanted
+  std::vector<Numbers> gradients;  // empty: not wanted
 };
 
 // Runs a case on `machine`: to_device(BufferView) -> BufferView, to_host(device view, BufferView), forward(DType,
@@ -268,7 +275,8 @@ AttentionResult run_attention(Machine& machine, const AttentionCase& c, Attentio
   Block lse = encode(math, p.lse().value), sums = poisoned(row_bytes);
   std::vector<KernelArg> args{{machine.to_device(grad_out.view())}};
   for (const BufferView v : in_device) args.push_back({v});
-  args.insert(args.end(), {{machine.to_device(out.view())}, {machine.to_device(lse.view())}, {machine.to_device(sums.view())}});
+  args.insert(args.end(),
+              {{machine.to_device(out.view())}, {machine.to_device(lse.view())}, {machine.to_device(sums.view())}});
   std::vector<Block> grads;
   std::vector<BufferView> grads_device;
   for (std::size_t i = 0; i < in.size(); ++i) {

@@ -1,9 +1,8 @@
 // Attention's CUDA kernels on the processor (cuda.h) against the host's kernel. The same cases run on a GPU in
 // executor_cuda_attention_test.
-#include "tests/fakes/emulated/cuda.h"
-
 #include "executor/cuda/toolkit/kernels/attention/attention_launch.cuh"
 #include "tests/executor/cuda/attention_cases.h"
+#include "tests/fakes/emulated/cuda.h"
 
 namespace fsdp::testing {
 namespace {
@@ -19,7 +18,8 @@ struct Emulator {
   template <class Argument>
   void operator()(void (*kernel)(Argument), dim3 grid, int threads, int shared_bytes, const Argument& argument) const {
     const dim3 block{static_cast<unsigned>(threads)};
-    emulation::emulate(grid, block, static_cast<std::size_t>(shared_bytes), [&] { kernel(argument); }, seed);
+    emulation::emulate(
+        grid, block, static_cast<std::size_t>(shared_bytes), [&] { kernel(argument); }, seed);
   }
 };
 

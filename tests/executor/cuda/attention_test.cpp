@@ -1,4 +1,5 @@
-// Attention's kernels on a GPU against the host's kernel: the cases of executor_cuda_attention_emulated_test, and longer ones.
+// Attention's kernels on a GPU against the host's kernel: the cases of executor_cuda_attention_emulated_test, and
+// longer ones.
 #include "tests/executor/cuda/attention_cases.h"
 #include "tests/gpu_check/gpu_memory.h"
 
@@ -7,7 +8,9 @@ namespace {
 
 struct Gpu : GpuMemory {
   void forward(DType type, const cuda::AttentionForward& a) const { cuda::launch_attention_forward(type, a, nullptr); }
-  void backward(DType type, const cuda::AttentionBackward& a) const { cuda::launch_attention_backward(type, a, nullptr); }
+  void backward(DType type, const cuda::AttentionBackward& a) const {
+    cuda::launch_attention_backward(type, a, nullptr);
+  }
 };
 
 TEST_CASE("attention on the GPU, forward and backward, agrees with the host") {
@@ -17,7 +20,8 @@ TEST_CASE("attention on the GPU, forward and backward, agrees with the host") {
   using enum DType;
   cases.push_back({.type = bf16, .dim = 128, .length = 777, .heads = 8, .kv_heads = 2, .sequences = 2});
   cases.push_back({.type = f16, .dim = 64, .length = 1025, .heads = 4, .kv_heads = 4, .packed = true});
-  cases.push_back({.type = bf16, .dim = 128, .length = 1000, .heads = 2, .kv_heads = 1, .window = 300, .accumulate = true});
+  cases.push_back(
+      {.type = bf16, .dim = 128, .length = 1000, .heads = 2, .kv_heads = 1, .window = 300, .accumulate = true});
   cases.push_back({.type = f32, .dim = 96, .length = 300, .heads = 4, .kv_heads = 2});
   for (const AttentionCase& c : cases) {
     Gpu gpu;

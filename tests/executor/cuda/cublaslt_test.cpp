@@ -1,11 +1,12 @@
-// How products talk to cuBLASLt, with a library of ours in its place that interprets what it is told (cublaslt_on_host/): no GPU needed.
+// How products talk to cuBLASLt, with a library of ours in its place that interprets what it is told
+// (cublaslt_on_host/): no GPU needed.
 #include "tests/executor/cuda/matmul_cases.h"
 
 namespace fsdp::testing {
 namespace {
 
 struct HostMemory {
-  BufferView to_device(BufferView v) {       // aligned as memory of a GPU is
+  BufferView to_device(BufferView v) {  // aligned as memory of a GPU is
     if (v.bytes == 0) return {};
     auto& m = memory_.emplace_back(static_cast<std::size_t>(v.bytes) + 256);
     auto* at = m.data() + (256 - reinterpret_cast<std::uintptr_t>(m.data()) % 256);
@@ -29,7 +30,8 @@ TEST_CASE("an algorithm is asked for once per shape and alignment") {
   std::vector<std::byte> bytes(1 << 16);
   std::byte* const at = memory.to_device({bytes.data(), 1 << 16}).data;
   const auto call = [&](std::int64_t m, std::size_t offset) {
-    return cuda::ProductCall{.product = {.type = DType::bf16, .m = m, .n = 8, .k = 16}, .a = at + offset, .b = at + 8192, .c = at + 16384};
+    return cuda::ProductCall{
+        .product = {.type = DType::bf16, .m = m, .n = 8, .k = 16}, .a = at + offset, .b = at + 8192, .c = at + 16384};
   };
   cuda::Products products(on_host());
   const cuda::ProductRoom room{.workspace = at + 32768 + 64, .workspace_bytes = 4096};
@@ -40,9 +42,11 @@ TEST_CASE("an algorithm is asked for once per shape and alignment") {
   CHECK(products.algorithms() == 2);
   products.multiply(call(9, 0), room, nullptr);
   CHECK(products.algorithms() == 3);
-  products.multiply(call(8, 0), {.workspace = room.workspace, .workspace_bytes = 4096, .multiprocessors = 100}, nullptr);
+  products.multiply(call(8, 0), {.workspace = room.workspace, .workspace_bytes = 4096, .multiprocessors = 100},
+                    nullptr);
   CHECK(products.algorithms() == 4);
-  products.multiply(call(8, 0), {.workspace = room.workspace, .workspace_bytes = 2048}, nullptr);  // what was chosen may need more
+  products.multiply(call(8, 0), {.workspace = room.workspace, .workspace_bytes = 2048},
+                    nullptr);  // what was chosen may need more
   CHECK(products.algorithms() == 1);
   products.multiply(call(0, 0), room, nullptr);
 }

@@ -1,9 +1,9 @@
-// What MachineKernels do besides ops, compared with the host: conversions, layouts, optimizers, norms, data. Copies and generated values are
-// compared byte by byte, arithmetic within the tolerance of cuda_op_cases.h.
+// What MachineKernels do besides ops, compared with the host: conversions, layouts, optimizers, norms, data. Copies and
+// generated values are compared byte by byte, arithmetic within the tolerance of cuda_op_cases.h.
 #pragma once
 
-#include "tests/executor/cuda/cuda_op_cases.h"
 #include "executor/run.h"
+#include "tests/executor/cuda/cuda_op_cases.h"
 
 namespace fsdp::testing {
 
@@ -67,7 +67,10 @@ inline void check_conversions(const Subject& subject) {
   }
 }
 
-struct Rows { std::int64_t rows, row_elements; bool trainable = true; };
+struct Rows {
+  std::int64_t rows, row_elements;
+  bool trainable = true;
+};
 inline UnitLayout layout_by_hand(std::int64_t shards, const std::vector<Rows>& params) {
   UnitLayout layout;
   layout.shards = shards;
@@ -84,12 +87,14 @@ inline UnitLayout layout_by_hand(std::int64_t shards, const std::vector<Rows>& p
   return layout;
 }
 
-// With whole packs and without; rows fewer than ranks; a parameter that is not trained; more parameters than one table holds.
+// With whole packs and without; rows fewer than ranks; a parameter that is not trained; more parameters than one table
+// holds.
 inline std::vector<UnitLayout> layouts_by_hand() {
   std::vector<Rows> many(70, Rows{3, 5});
   many[7].trainable = many[66].trainable = false;
-  return {layout_by_hand(4, {{8, 16}, {4, 32}, {1, 64}}), layout_by_hand(4, {{7, 3}, {2, 5}, {1, 1}, {9, 2, false}, {33, 7}}),
-          layout_by_hand(1, {{5, 3}, {2, 8}}), layout_by_hand(2, many)};
+  return {layout_by_hand(4, {{8, 16}, {4, 32}, {1, 64}}),
+          layout_by_hand(4, {{7, 3}, {2, 5}, {1, 1}, {9, 2, false}, {33, 7}}), layout_by_hand(1, {{5, 3}, {2, 8}}),
+          layout_by_hand(2, many)};
 }
 
 inline void check_layouts(const Subject& subject) {
@@ -102,7 +107,9 @@ inline void check_layouts(const Subject& subject) {
           std::vector<Tensor> full, input;
           for (const ShardedParam& p : layout.params) {
             if (p.param == 1) full.emplace_back();  // no gradient has come
-            else full.emplace_back(s, from, random_numbers(static_cast<std::size_t>(p.numel()), static_cast<unsigned>(90 + p.param)));
+            else
+              full.emplace_back(
+                  s, from, random_numbers(static_cast<std::size_t>(p.numel()), static_cast<unsigned>(90 + p.param)));
           }
           input.push_back(Tensor::poisoned(s, to, static_cast<std::size_t>(layout.shards * layout.reduce_elements)));
           s.kernels.scatter_copy_in(layout, from, views_of(full), to, input[0].view());
@@ -114,7 +121,8 @@ inline void check_layouts(const Subject& subject) {
       for (const std::int64_t group : {std::int64_t{0}, std::int64_t{2}}) {
         if (group > 0 && layout.shards % group != 0) continue;
         const auto [got, expected] = on_both(subject, [&](const Subject& s) {
-          const Tensor gathered(s, from, random_numbers(static_cast<std::size_t>(layout.shards * layout.shard_elements), 95));
+          const Tensor gathered(s, from,
+                                random_numbers(static_cast<std::size_t>(layout.shards * layout.shard_elements), 95));
           std::vector<Tensor> full;
           for (const ShardedParam& p : layout.params) {
             if (p.param == 1) full.emplace_back();
@@ -142,33 +150,38 @@ inline void check_layouts(const Subject& subject) {
     }
 }
 
-// Adam divides by the root of a mean of squares plus eps: for elements of order 1 a few roundings of that order reach the value.
+// Adam divides by the root of a mean of squares plus eps: for elements of order 1 a few roundings of that order reach
+// the value.
 inline void check_updates(const Subject& subject) {
   Optimizer settings;
   settings.lr = 0.01, settings.weight_decay = 0.1;
   for (const UnitLayout& layout : layouts_by_hand())
     for (std::int64_t rank = 0; rank < layout.shards; rank += 3)
       for (const GradientPlaces places : {GradientPlaces::as_shard, GradientPlaces::trained, GradientPlaces::dense})
-        for (const auto& [type, adam] : {std::pair{DType::f64, true}, {DType::f32, true}, {DType::f32, false}, {DType::bf16, true}}) {
-            CAPTURE(layout.shards);
-            CAPTURE(rank);
-            CAPTURE(name(type));
-            const auto local = static_cast<std::size_t>(layout.local_trained_elements(rank));
-            const auto [got, expected] = on_both(subject, [&](const Subject& s) {
-              std::vector<Tensor> t;
-              t.emplace_back(s, type, random_numbers(static_cast<std::size_t>(layout.shard_elements), 101));
-              t.emplace_back(s, type, random_numbers(local, 102));
-              Numbers squares = random_numbers(local, 103);
-              for (double& v : squares) v = v * v + 0.5;
-              t.emplace_back(s, type, squares);
-              const Tensor gradient(s, type, random_numbers(static_cast<std::size_t>(gradient_elements(layout, rank, places)), 104));
-              if (adam) s.kernels.adamw(layout, rank, settings, 3, type, gradient.view(), t[0].view(), t[1].view(), t[2].view(), places);
-              else s.kernels.sgd(layout, rank, settings, type, gradient.view(), t[0].view(), places);
-              s.finish();
-              return t;
-            });
-            for (std::size_t i = 0; i < 3; ++i) check_same(got[i].numbers(), expected[i].numbers(), tolerance(type, 4));
-          }
+        for (const auto& [type, adam] :
+             {std::pair{DType::f64, true}, {DType::f32, true}, {DType::f32, false}, {DType::bf16, true}}) {
+          CAPTURE(layout.shards);
+          CAPTURE(rank);
+          CAPTURE(name(type));
+          const auto local = static_cast<std::size_t>(layout.local_trained_elements(rank));
+          const auto [got, expected] = on_both(subject, [&](const Subject& s) {
+            std::vector<Tensor> t;
+            t.emplace_back(s, type, random_numbers(static_cast<std::size_t>(layout.shard_elements), 101));
+            t.emplace_back(s, type, random_numbers(local, 102));
+            Numbers squares = random_numbers(local, 103);
+            for (double& v : squares) v = v * v + 0.5;
+            t.emplace_back(s, type, squares);
+            const Tensor gradient(
+                s, type, random_numbers(static_cast<std::size_t>(gradient_elements(layout, rank, places)), 104));
+            if (adam)
+              s.kernels.adamw(layout, rank, settings, 3, type, gradient.view(), t[0].view(), t[1].view(), t[2].view(),
+                              places);
+            else s.kernels.sgd(layout, rank, settings, type, gradient.view(), t[0].view(), places);
+            s.finish();
+            return t;
+          });
+          for (std::size_t i = 0; i < 3; ++i) check_same(got[i].numbers(), expected[i].numbers(), tolerance(type, 4));
+        }
 }
 
 inline void check_clipping(const Subject& subject) {
@@ -201,8 +214,10 @@ inline void check_clipping(const Subject& subject) {
             if (parts > 1) check_same(got[0].numbers(), expected[0].numbers(), 0);  // by 1, as torch does
             continue;
           }
-          CHECK(std::abs(norm - right) <= 1e-12 * right);  // sums in fp64 of at most 10^4 terms of one sign: 10^4 * 2^-53
-          for (std::size_t i = 0; i < parts; ++i) check_same(got[i].numbers(), expected[i].numbers(), tolerance(type, 1));
+          CHECK(std::abs(norm - right) <=
+                1e-12 * right);  // sums in fp64 of at most 10^4 terms of one sign: 10^4 * 2^-53
+          for (std::size_t i = 0; i < parts; ++i)
+            check_same(got[i].numbers(), expected[i].numbers(), tolerance(type, 1));
         }
 }
 
@@ -215,7 +230,8 @@ inline void check_data(const Subject& subject) {
     const auto [got, expected] = on_both(subject, [&](const Subject& s) {
       std::vector<Tensor> t;
       for (int i = 0; i < 2; ++i) t.push_back(Tensor::poisoned(s, DType::i64, 123));
-      for (int again = 0; again < 6; ++again) s.kernels.batch(read, 77, 1000 + again, work, 97, t[0].view(), t[1].view());
+      for (int again = 0; again < 6; ++again)
+        s.kernels.batch(read, 77, 1000 + again, work, 97, t[0].view(), t[1].view());
       s.finish();
       return t;
     });
@@ -238,7 +254,8 @@ inline void check_data(const Subject& subject) {
     }
   const StateReader state = [](const Parameter& p, StatePart part, const Slab& slab, DType type, std::byte* to) {
     Numbers x(static_cast<std::size_t>(slab.rows * p.shape[1]));
-    for (std::size_t i = 0; i < x.size(); ++i) x[i] = static_cast<double>(slab.begin) + static_cast<double>(i) + (part == StatePart::parameter ? 0 : 0.5);
+    for (std::size_t i = 0; i < x.size(); ++i)
+      x[i] = static_cast<double>(slab.begin) + static_cast<double>(i) + (part == StatePart::parameter ? 0 : 0.5);
     Block b = encode(type, x);
     std::memcpy(to, b.view().data, static_cast<std::size_t>(b.view().bytes));
   };

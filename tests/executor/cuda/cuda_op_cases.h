@@ -1,5 +1,6 @@
-// Ops through a machine's kernels, compared with the host's: the same fresh random inputs, outputs poisoned with NaN, exactly the buffers that
-// each machine's implementation declares (what it does not save is absent in backward), odd sizes.
+// Ops through a machine's kernels, compared with the host's: the same fresh random inputs, outputs poisoned with NaN,
+// exactly the buffers that each machine's implementation declares (what it does not save is absent in backward), odd
+// sizes.
 #pragma once
 
 #include <doctest/doctest.h>
@@ -13,21 +14,26 @@
 
 namespace fsdp::testing {
 
-// Kernels under test and the memory that they work on, which the test touches as well: the host's, or pinned memory that a GPU reaches.
+// Kernels under test and the memory that they work on, which the test touches as well: the host's, or pinned memory
+// that a GPU reaches.
 struct Subject {
   const MachineKernels& kernels;
   const Implementation& implementation;
   std::function<std::shared_ptr<std::byte>(std::int64_t bytes)> allocate;
-  std::function<void()> finish;              // until all work is done; throws what it failed with
+  std::function<void()> finish;  // until all work is done; throws what it failed with
 };
 
 inline Subject host_subject() {
   return {host_kernels(), native_implementation(),
-          [](std::int64_t bytes) { return std::shared_ptr<std::byte>(new std::byte[static_cast<std::size_t>(bytes)], std::default_delete<std::byte[]>()); },
+          [](std::int64_t bytes) {
+            return std::shared_ptr<std::byte>(new std::byte[static_cast<std::size_t>(bytes)],
+                                              std::default_delete<std::byte[]>());
+          },
           [] {}};
 }
 
-// Memory of a subject. `shift`: elements begin so many bytes behind an aligned address, so that nothing can be read in packs of 16 bytes.
+// Memory of a subject. `shift`: elements begin so many bytes behind an aligned address, so that nothing can be read in
+// packs of 16 bytes.
 class Tensor {
  public:
   Tensor() = default;
@@ -70,9 +76,9 @@ class Tensor {
   BufferView view_;
 };
 
-struct Made {                                // a tensor that an op makes
+struct Made {  // a tensor that an op makes
   std::size_t elements = 0;
-  bool ids = false, loss = false;            // ids: int64; loss: one fp64 number that is added to
+  bool ids = false, loss = false;  // ids: int64; loss: one fp64 number that is added to
 };
 
 struct CudaOpCase {
@@ -81,16 +87,16 @@ struct CudaOpCase {
   Workload work{};
   double token_weight = 0;
   std::vector<Numbers> inputs{}, params{};
-  std::vector<bool> ids;                     // inputs of int64
+  std::vector<bool> ids;  // inputs of int64
   std::vector<Made> outputs;
-  std::vector<bool> wanted;                  // gradients of inputs that there are; by default of all that are no ids
+  std::vector<bool> wanted;  // gradients of inputs that there are; by default of all that are no ids
   bool backward = true;
-  double terms = 64;                         // the longest sum of roundings on the way to one number (see tolerance)
+  double terms = 64;  // the longest sum of roundings on the way to one number (see tolerance)
 };
 
 struct CudaOpMode {
   DType type = DType::f32;
-  double before = std::nan("");              // set: gradients are added to this
+  double before = std::nan("");  // set: gradients are added to this
   bool wants_inputs = true, wants_params = true;
   std::int64_t shift = 0;
 };
@@ -104,7 +110,8 @@ inline CudaOpResult run_op(const Subject& s, const CudaOpCase& c, const CudaOpMo
   work.element_bytes = size_of(mode.type);
   const OpFacts f = facts(s.implementation, c.op, work);
   std::vector<Tensor> inputs, params, outputs;
-  for (std::size_t i = 0; i < c.inputs.size(); ++i) inputs.emplace_back(s, c.ids[i] ? DType::i64 : mode.type, c.inputs[i], c.ids[i] ? 0 : mode.shift);
+  for (std::size_t i = 0; i < c.inputs.size(); ++i)
+    inputs.emplace_back(s, c.ids[i] ? DType::i64 : mode.type, c.inputs[i], c.ids[i] ? 0 : mode.shift);
   for (const Numbers& p : c.params) params.emplace_back(s, mode.type, p, mode.shift);
   for (const Made& m : c.outputs) {
     if (m.loss) outputs.emplace_back(s, DType::f64, Numbers{0.25});
@@ -131,11 +138,14 @@ inline CudaOpResult run_op(const Subject& s, const CudaOpCase& c, const CudaOpMo
   for (std::size_t o = 0; o < c.outputs.size(); ++o) {
     grad_outputs.emplace_back();
     if (!c.outputs[o].ids && !c.outputs[o].loss)
-      grad_outputs.back() = Tensor(s, mode.type, random_numbers(c.outputs[o].elements, static_cast<unsigned>(900 + o)), mode.shift);
+      grad_outputs.back() =
+          Tensor(s, mode.type, random_numbers(c.outputs[o].elements, static_cast<unsigned>(900 + o)), mode.shift);
   }
   for (const Tensor& t : grad_outputs) args.push_back({t.view()});
-  for (std::size_t i = 0; i < inputs.size(); ++i) args.push_back({(f.saved_inputs >> i & 1) != 0 ? inputs[i].view() : BufferView{}});
-  for (std::size_t i = 0; i < outputs.size(); ++i) args.push_back({(f.saved_outputs >> i & 1) != 0 ? outputs[i].view() : BufferView{}});
+  for (std::size_t i = 0; i < inputs.size(); ++i)
+    args.push_back({(f.saved_inputs >> i & 1) != 0 ? inputs[i].view() : BufferView{}});
+  for (std::size_t i = 0; i < outputs.size(); ++i)
+    args.push_back({(f.saved_outputs >> i & 1) != 0 ? outputs[i].view() : BufferView{}});
   for (const Tensor& t : params) args.push_back({t.view()});
   args.push_back({extra.view()});
   args.push_back({scratch.view()});
@@ -151,15 +161,17 @@ inline CudaOpResult run_op(const Subject& s, const CudaOpCase& c, const CudaOpMo
   for (const Tensor& g : grads) args.push_back({g.view(), adds});
   s.kernels.backward(c.op, work, mode.type, args, c.token_weight);
   s.finish();
-  for (std::size_t i = 0; i < grads.size(); ++i) (i < inputs.size() ? r.grad_inputs : r.grad_params).push_back(grads[i].numbers());
+  for (std::size_t i = 0; i < grads.size(); ++i)
+    (i < inputs.size() ? r.grad_inputs : r.grad_params).push_back(grads[i].numbers());
   return r;
 }
 
-// How far two right answers can be apart, relative to the largest number of a tensor. Both machines compute in the arithmetic type, with unit
-// roundoff u = 2^-53 (fp64) or 2^-24: sums of n terms in different orders differ by at most 2 n u times the sum of magnitudes, which for these
-// random terms of both signs is at most about sqrt(n) <= 32 times the largest result; elementwise functions by a few u. So (64 n^(1/2) + 64) u
-// with n = `terms` is safe, and far below what a wrong term (1 / n) would cost. 16-bit storage then rounds once, to a neighbour at most:
-// 2^-8 (bf16), 2^-11 (fp16) of the value; twice where a gradient is added to what is there.
+// How far two right answers can be apart, relative to the largest number of a tensor. Both machines compute in the
+// arithmetic type, with unit roundoff u = 2^-53 (fp64) or 2^-24: sums of n terms in different orders differ by at most
+// 2 n u times the sum of magnitudes, which for these random terms of both signs is at most about sqrt(n) <= 32 times
+// the largest result; elementwise functions by a few u. So (64 n^(1/2) + 64) u with n = `terms` is safe, and far below
+// what a wrong term (1 / n) would cost. 16-bit storage then rounds once, to a neighbour at most: 2^-8 (bf16), 2^-11
+// (fp16) of the value; twice where a gradient is added to what is there.
 inline double tolerance(DType type, double terms) {
   const double sums = (64 * std::sqrt(terms) + 64) * (type == DType::f64 ? 0x1p-53 : 0x1p-24);
   return sums + (type == DType::bf16 ? 0x1p-7 : type == DType::f16 ? 0x1p-10 : 0);
@@ -178,9 +190,14 @@ inline void check_op(const Subject& subject, const CudaOpCase& c, const CudaOpMo
   const CudaOpResult got = run_op(subject, c, mode), expected = run_op(host_subject(), c, mode);
   const double allowed = tolerance(mode.type, c.terms);
   for (std::size_t i = 0; i < c.outputs.size(); ++i)
-    check_same(got.outputs[i], expected.outputs[i], c.outputs[i].ids ? 0 : c.outputs[i].loss ? tolerance(mode.type == DType::f64 ? DType::f64 : DType::f32, c.terms) : allowed);
-  for (std::size_t i = 0; i < got.grad_inputs.size(); ++i) check_same(got.grad_inputs[i], expected.grad_inputs[i], allowed);
-  for (std::size_t i = 0; i < got.grad_params.size(); ++i) check_same(got.grad_params[i], expected.grad_params[i], allowed);
+    check_same(got.outputs[i], expected.outputs[i],
+               c.outputs[i].ids    ? 0
+               : c.outputs[i].loss ? tolerance(mode.type == DType::f64 ? DType::f64 : DType::f32, c.terms)
+                                   : allowed);
+  for (std::size_t i = 0; i < got.grad_inputs.size(); ++i)
+    check_same(got.grad_inputs[i], expected.grad_inputs[i], allowed);
+  for (std::size_t i = 0; i < got.grad_params.size(); ++i)
+    check_same(got.grad_params[i], expected.grad_params[i], allowed);
 }
 
 inline void check_op(const Subject& subject, const CudaOpCase& c) {
@@ -223,8 +240,10 @@ inline CudaOpCase elementwise_case(OpKind kind, OpShape shape, std::int64_t toke
 inline std::vector<CudaOpCase> elementwise_cases() {
   std::vector<CudaOpCase> all;
   for (const std::int64_t width : {24, 37, 1}) {
-    for (const bool packed : {false, true}) all.push_back(elementwise_case(OpKind::swiglu, {.width = width, .packed = packed}, 29));
-    for (const bool tanh : {false, true}) all.push_back(elementwise_case(OpKind::gelu, {.width = width, .tanh = tanh}, 29));
+    for (const bool packed : {false, true})
+      all.push_back(elementwise_case(OpKind::swiglu, {.width = width, .packed = packed}, 29));
+    for (const bool tanh : {false, true})
+      all.push_back(elementwise_case(OpKind::gelu, {.width = width, .tanh = tanh}, 29));
     all.push_back(elementwise_case(OpKind::add, {.width = width}, 29));
   }
   return all;
@@ -232,13 +251,16 @@ inline std::vector<CudaOpCase> elementwise_cases() {
 
 inline CudaOpCase norm_case(OpKind kind, std::int64_t width, std::int64_t groups, std::int64_t tokens, bool bias) {
   CudaOpCase c;
-  c.name = std::string(name(kind)) + " " + std::to_string(tokens) + " x " + std::to_string(groups) + " x " + std::to_string(width);
-  c.op.kind = kind, c.op.shape = {.width = width, .groups = groups, .eps = width == 1 ? 0.5 : 1e-5};  // of one element, dx cancels to eps
+  c.name = std::string(name(kind)) + " " + std::to_string(tokens) + " x " + std::to_string(groups) + " x " +
+           std::to_string(width);
+  c.op.kind = kind,
+  c.op.shape = {.width = width, .groups = groups, .eps = width == 1 ? 0.5 : 1e-5};  // of one element, dx cancels to eps
   c.op.inputs = {0}, c.op.outputs = {1}, c.op.params.resize(bias ? 2 : 1);
   c.work.sequences = 1, c.work.seq_len = tokens;
   c.inputs = {random_numbers(static_cast<std::size_t>(tokens * groups * width), 31, 3.0)};
   for (double& x : c.inputs[0]) x += 0.5;
-  for (std::size_t i = 0; i < c.op.params.size(); ++i) c.params.push_back(random_numbers(static_cast<std::size_t>(width), static_cast<unsigned>(32 + i)));
+  for (std::size_t i = 0; i < c.op.params.size(); ++i)
+    c.params.push_back(random_numbers(static_cast<std::size_t>(width), static_cast<unsigned>(32 + i)));
   c.ids = {false};
   c.outputs = {{c.inputs[0].size()}};
   c.terms = static_cast<double>(std::max(width, tokens * groups));
@@ -246,21 +268,23 @@ inline CudaOpCase norm_case(OpKind kind, std::int64_t width, std::int64_t groups
 }
 
 inline std::vector<CudaOpCase> norm_cases() {
-  return {norm_case(OpKind::rms_norm, 64, 1, 9, false),   norm_case(OpKind::rms_norm, 37, 3, 11, false),  norm_case(OpKind::rms_norm, 1, 1, 5, false),
-          norm_case(OpKind::rms_norm, 8, 2, 300, false),  norm_case(OpKind::rms_norm, 1240, 1, 2, false), norm_case(OpKind::layer_norm, 64, 1, 9, true),
-          norm_case(OpKind::layer_norm, 37, 1, 11, true), norm_case(OpKind::layer_norm, 40, 1, 7, false), norm_case(OpKind::layer_norm, 5, 1, 530, true)};
+  return {norm_case(OpKind::rms_norm, 64, 1, 9, false),   norm_case(OpKind::rms_norm, 37, 3, 11, false),
+          norm_case(OpKind::rms_norm, 1, 1, 5, false),    norm_case(OpKind::rms_norm, 8, 2, 300, false),
+          norm_case(OpKind::rms_norm, 1240, 1, 2, false), norm_case(OpKind::layer_norm, 64, 1, 9, true),
+          norm_case(OpKind::layer_norm, 37, 1, 11, true), norm_case(OpKind::layer_norm, 40, 1, 7, false),
+          norm_case(OpKind::layer_norm, 5, 1, 530, true)};
 }
 
 inline std::vector<CudaOpCase> embedding_cases() {
   std::vector<CudaOpCase> all;
   for (const std::int64_t width : {24, 13, 130}) {
     CudaOpCase c;
-  c.name = "embedding " + std::to_string(width);
+    c.name = "embedding " + std::to_string(width);
     c.op.kind = OpKind::embedding, c.op.shape = {.width = width, .vocab = 19};
     c.op.inputs = {0}, c.op.outputs = {1}, c.op.params = {0};
     c.work.sequences = 2, c.work.seq_len = 71;
-    c.inputs = {random_ids(142, 11, 41)};    // some ids often, the upper ones never
-    c.inputs[0][17] = 18;                    // the last one once
+    c.inputs = {random_ids(142, 11, 41)};  // some ids often, the upper ones never
+    c.inputs[0][17] = 18;                  // the last one once
     c.ids = {true};
     c.params = {random_numbers(static_cast<std::size_t>(19 * width), 42)};
     c.outputs = {{static_cast<std::size_t>(142 * width)}};
@@ -269,7 +293,7 @@ inline std::vector<CudaOpCase> embedding_cases() {
     c.op.kind = OpKind::position_embedding, c.op.shape = {.width = width, .positions = 9};
     c.work.sequences = 3, c.work.seq_len = 7;
     c.inputs = {random_numbers(static_cast<std::size_t>(21 * width), 43)};
-    c.ids = {false}, c.wanted = {false};     // the gradient of x is that of the output: an alias
+    c.ids = {false}, c.wanted = {false};  // the gradient of x is that of the output: an alias
     c.params = {random_numbers(static_cast<std::size_t>(9 * width), 44)};
     c.outputs = {{c.inputs[0].size()}};
     all.push_back(c);
@@ -297,7 +321,7 @@ inline std::vector<CudaOpCase> rotary_cases() {
   std::vector<CudaOpCase> all;
   for (const std::int64_t dim : {6, 16, 130}) {
     CudaOpCase c;
-  c.name = "rotary " + std::to_string(dim);
+    c.name = "rotary " + std::to_string(dim);
     c.op.kind = OpKind::rotary, c.op.shape = {.heads = 3, .head_dim = dim, .theta = 10000.0};
     c.op.inputs = {0}, c.op.outputs = {1};
     c.work.sequences = 2, c.work.seq_len = 133;
@@ -315,7 +339,7 @@ inline std::vector<CudaOpCase> cross_entropy_cases() {
   for (const std::int64_t vocab : {37, 64, 1, 9001})
     for (const double scale : {1.0, 40.0}) {
       CudaOpCase c;
-  c.name = "cross_entropy " + std::to_string(vocab);
+      c.name = "cross_entropy " + std::to_string(vocab);
       c.op.kind = OpKind::cross_entropy, c.op.shape = {.vocab = vocab};
       c.op.inputs = {0, 1}, c.op.outputs = {2};
       c.work.sequences = 1, c.work.seq_len = vocab > 1000 ? 3 : 21;
@@ -345,8 +369,10 @@ inline Numbers given_slots(const Numbers& experts, std::int64_t count, std::int6
 inline std::vector<CudaOpCase> moe_cases() {
   std::vector<CudaOpCase> all;
   const auto tokens = std::size_t{67};
-  for (const Experts& experts : {Experts{.count = 5, .top_k = 2, .capacity_factor = 1.0}, Experts{.count = 40, .top_k = 3, .capacity_factor = 0.75}}) {
-    const auto choices = tokens * static_cast<std::size_t>(experts.top_k), count = static_cast<std::size_t>(experts.count);
+  for (const Experts& experts : {Experts{.count = 5, .top_k = 2, .capacity_factor = 1.0},
+                                 Experts{.count = 40, .top_k = 3, .capacity_factor = 0.75}}) {
+    const auto choices = tokens * static_cast<std::size_t>(experts.top_k),
+               count = static_cast<std::size_t>(experts.count);
     CudaOpCase c;
     c.work.sequences = 1, c.work.seq_len = static_cast<std::int64_t>(tokens);
     for (const bool renormalised : {false, true}) {
@@ -358,16 +384,18 @@ inline std::vector<CudaOpCase> moe_cases() {
       c.outputs = {{choices}, {.elements = choices, .ids = true}};
       all.push_back(c);
     }
-    Numbers chosen;                          // different experts for one token
+    Numbers chosen;  // different experts for one token
     std::mt19937_64 engine(72);
     for (std::size_t t = 0; t < tokens; ++t) {
       const std::uint64_t first = engine();
-      for (std::size_t j = 0; j < static_cast<std::size_t>(experts.top_k); ++j) chosen.push_back(static_cast<double>((first + j * (1 + t % 3)) % count));
+      for (std::size_t j = 0; j < static_cast<std::size_t>(experts.top_k); ++j)
+        chosen.push_back(static_cast<double>((first + j * (1 + t % 3)) % count));
     }
     const std::int64_t capacity = experts.capacity(static_cast<std::int64_t>(tokens));
     const Numbers slots = given_slots(chosen, experts.count, capacity);
     for (const std::int64_t width : {24, 13}) {
-      const auto of_slots = static_cast<std::size_t>(experts.count * capacity * width), of_tokens = tokens * static_cast<std::size_t>(width);
+      const auto of_slots = static_cast<std::size_t>(experts.count * capacity * width),
+                 of_tokens = tokens * static_cast<std::size_t>(width);
       c.name = "moe_dispatch " + std::to_string(width);
       c.op = {OpKind::moe_dispatch, 0, {0, 1}, {2}, {}, {.width = width, .experts = experts}};
       c.inputs = {random_numbers(of_tokens, 73), slots};

@@ -1,8 +1,9 @@
-// Faults that the cuda backend must survive wherever its code runs: on a GPU, and on a runtime of our own. For files that define subject().
+// Faults that the cuda backend must survive wherever its code runs: on a GPU, and on a runtime of our own. For files
+// that define subject().
 #pragma once
 
-#include "tests/executor/conformance/conformance.h"
 #include "models/input/error.h"
+#include "tests/executor/conformance/conformance.h"
 
 namespace fsdp::conformance {
 
@@ -42,14 +43,16 @@ inline void check_throwing_host_function() {
 
 // Rank 1 does not come to operation 7.
 [[nodiscard]] inline Failure failure_of_absent_rank(double watchdog_seconds) {
-  return failure_of({1, 2}, [](Device& dev) {
-    dev.reserve_arena(4096);
-    dev.begin_step();
-    const BufferView b = dev.allocate(G, 0, 1024);
-    if (dev.rank() != 0) return;
-    dev.all_gather(7, G, Communicator::shard, {}, b, 8, DType::f32);
-    dev.synchronize();
-  }, {watchdog_seconds});
+  return failure_of({1, 2},
+                    [](Device& dev) {
+                      dev.reserve_arena(4096);
+                      dev.begin_step();
+                      const BufferView b = dev.allocate(G, 0, 1024);
+                      if (dev.rank() != 0) return;
+                      dev.all_gather(7, G, Communicator::shard, {}, b, 8, DType::f32);
+                      dev.synchronize();
+                    },
+                    {watchdog_seconds});
 }
 
 }  // namespace fsdp::conformance

@@ -37,9 +37,10 @@ std::string error_of(Action action) {
 }
 bool says(const std::string& text, const std::string& words) { return text.find(words) != std::string::npos; }
 
-// --- libraries ------------------------------------------------------------------------------------------------------------------------
+// --- libraries ---
 
-Surroundings made_up(std::map<std::string, std::string> variables, std::map<std::string, std::vector<std::string>> folders) {
+Surroundings made_up(std::map<std::string, std::string> variables,
+                     std::map<std::string, std::vector<std::string>> folders) {
   return {[=](const char* name) -> std::optional<std::string> {
             const auto found = variables.find(name);
             return found == variables.end() ? std::nullopt : std::optional(found->second);
@@ -52,19 +53,21 @@ Surroundings made_up(std::map<std::string, std::string> variables, std::map<std:
 
 TEST_CASE("libraries are looked for in the toolkit, then by the loader, then in Python packages") {
   const std::vector<std::string> files = {"libcublasLt.so.13", "libcublasLt.so.12"};
-  const Surroundings s = made_up({{"CUDA_HOME", "/opt/cuda"}, {"VIRTUAL_ENV", "/venv"}, {"FSDP_PLAN_PYTHON", "/torch/bin/python"}},
-                                 {{"/opt/cuda/lib64", {"libcublasLt.so.12", "libfoo.so"}},
-                                  {"/usr/local/cuda/lib", {"libcublasLt.so.12", "libcublasLt.so.13"}},
-                                  {"/venv/lib", {"python3.11", "pkgconfig"}},
-                                  {"/venv/lib/python3.11/site-packages/nvidia", {"cublas", "nccl"}},
-                                  {"/venv/lib/python3.11/site-packages/nvidia/cublas/lib", {"libcublasLt.so.12"}},
-                                  {"/torch/lib", {"python3.12"}},
-                                  {"/torch/lib/python3.12/site-packages/nvidia", {"cu13"}},
-                                  {"/torch/lib/python3.12/site-packages/nvidia/cu13/lib", {"libcublasLt.so.13"}}});
-  CHECK(candidates(files, s) == std::vector<std::string>{
-                                    "/opt/cuda/lib64/libcublasLt.so.12", "/usr/local/cuda/lib/libcublasLt.so.13", "/usr/local/cuda/lib/libcublasLt.so.12",
-                                    "libcublasLt.so.13", "libcublasLt.so.12", "/torch/lib/python3.12/site-packages/nvidia/cu13/lib/libcublasLt.so.13",
-                                    "/venv/lib/python3.11/site-packages/nvidia/cublas/lib/libcublasLt.so.12"});
+  const Surroundings s =
+      made_up({{"CUDA_HOME", "/opt/cuda"}, {"VIRTUAL_ENV", "/venv"}, {"FSDP_PLAN_PYTHON", "/torch/bin/python"}},
+              {{"/opt/cuda/lib64", {"libcublasLt.so.12", "libfoo.so"}},
+               {"/usr/local/cuda/lib", {"libcublasLt.so.12", "libcublasLt.so.13"}},
+               {"/venv/lib", {"python3.11", "pkgconfig"}},
+               {"/venv/lib/python3.11/site-packages/nvidia", {"cublas", "nccl"}},
+               {"/venv/lib/python3.11/site-packages/nvidia/cublas/lib", {"libcublasLt.so.12"}},
+               {"/torch/lib", {"python3.12"}},
+               {"/torch/lib/python3.12/site-packages/nvidia", {"cu13"}},
+               {"/torch/lib/python3.12/site-packages/nvidia/cu13/lib", {"libcublasLt.so.13"}}});
+  CHECK(candidates(files, s) ==
+        std::vector<std::string>{"/opt/cuda/lib64/libcublasLt.so.12", "/usr/local/cuda/lib/libcublasLt.so.13",
+                                 "/usr/local/cuda/lib/libcublasLt.so.12", "libcublasLt.so.13", "libcublasLt.so.12",
+                                 "/torch/lib/python3.12/site-packages/nvidia/cu13/lib/libcublasLt.so.13",
+                                 "/venv/lib/python3.11/site-packages/nvidia/cublas/lib/libcublasLt.so.12"});
   CHECK(candidates(files, made_up({}, {})) == files);  // the loader alone
 }
 
@@ -99,13 +102,14 @@ TEST_CASE("versions are read as the libraries write them, and compare") {
   CHECK(Version{2, 9, 9} < Version{2, 28, 0});
 }
 
-// --- errors and places ------------------------------------------------------------------------------------------------------------------
+// --- errors and places ---
 
 TEST_CASE("refusals name rank, call, error and remedy") {
   const std::string memory = refusal(3, "cudaMalloc of 9 GiB", "cudaErrorMemoryAllocation", "out of memory");
   CHECK(memory.starts_with("rank 3: cudaMalloc of 9 GiB: cudaErrorMemoryAllocation: out of memory; "));
   CHECK(says(memory, "nvidia-smi"));
-  CHECK(refusal(-1, "asking for GPUs", "cudaErrorSomethingNew", "words") == "asking for GPUs: cudaErrorSomethingNew: words");
+  CHECK(refusal(-1, "asking for GPUs", "cudaErrorSomethingNew", "words") ==
+        "asking for GPUs: cudaErrorSomethingNew: words");
   CHECK(refusal(0, "a call", "X", "") == "rank 0: a call: X");
   CHECK(says(refusal(0, "init", "ncclInvalidUsage", "invalid usage"), "--virtual-ranks"));
   CHECK(is_sticky("cudaErrorIllegalAddress"));
@@ -138,24 +142,26 @@ TEST_CASE("processes take the GPUs of their machine in turn, whether they see al
 }
 
 TEST_CASE("two ranks on one GPU are named; GPUs of one number on two machines are two") {
-  const std::vector<Seat> apart = {{"node1", "GPU-a", 0}, {"node1", "GPU-b", 1}, {"node2", "GPU-c", 0}, {"node2", "GPU-d", 1}};
+  const std::vector<Seat> apart = {
+      {"node1", "GPU-a", 0}, {"node1", "GPU-b", 1}, {"node2", "GPU-c", 0}, {"node2", "GPU-d", 1}};
   CHECK_NOTHROW(check_seats(apart));
   for (const Seat& s : apart) CHECK(parse_seat(format_seat(s)) == s);
   std::vector<Seat> shared = apart;
   shared[3] = shared[2];
   CHECK(says(error_of([&] { check_seats(shared); }), "ranks 2 and 3 are on one GPU, 0 of node2 (GPU-c)"));
-  for (const char* damaged : {"", "0", "0\nGPU-a", "x\nGPU-a\nnode", "1 \nGPU-a\nnode", "\n\n"}) CHECK_THROWS_AS((void)parse_seat(damaged), MachineError);
+  for (const char* damaged : {"", "0", "0\nGPU-a", "x\nGPU-a\nnode", "1 \nGPU-a\nnode", "\n\n"})
+    CHECK_THROWS_AS((void)parse_seat(damaged), MachineError);
 }
 
 TEST_CASE("without a GPU, or not built in, the backend says so") {
   const std::string why = why_no_cuda();
-  if (why.empty()) return;  // there is a GPU
+  if (why.empty()) return;                                 // there is a GPU
   CHECK_MESSAGE(why.find(';') != std::string::npos, why);  // a remedy
   const std::string error = error_of([] { (void)make_cuda_backend({1, 1}); });
   CHECK_MESSAGE((says(error, "not built in") || says(error, "no NVIDIA GPU or driver here")), error);
 }
 
-// --- reductions between virtual ranks ---------------------------------------------------------------------------------------------------
+// --- reductions between virtual ranks ---
 
 template <class T>
 void check_same_bits(DType type, Combine combine, Reduction reduction, int ranks) {
@@ -165,7 +171,9 @@ void check_same_bits(DType type, Combine combine, Reduction reduction, int ranks
   Inputs inputs{};
   std::vector<const std::byte*> addresses;
   for (std::size_t r = 0; r < parts.size(); ++r) {
-    for (T& x : parts[r]) store(x, static_cast<Math<T>>(std::ldexp(static_cast<double>(random() >> 11) * 0x1p-53 - 0.5, static_cast<int>(random() % 16) - 8)));
+    for (T& x : parts[r])
+      store(x, static_cast<Math<T>>(std::ldexp(static_cast<double>(random() >> 11) * 0x1p-53 - 0.5,
+                                               static_cast<int>(random() % 16) - 8)));
     parts[r][7] = T{};
     store(parts[r][8], static_cast<Math<T>>(r == 1 ? HUGE_VAL : 1));
     store(parts[r][9], static_cast<Math<T>>(-0.0));
@@ -183,8 +191,11 @@ void check_same_bits(DType type, Combine combine, Reduction reduction, int ranks
 }
 
 TEST_CASE("virtual ranks reduce to the bits of the host backend") {
-  const std::array<std::pair<Combine, Reduction>, 4> manners = {{{Combine::sum, Reduction::sum}, {Combine::average, Reduction::average},
-                                                                 {Combine::scaled_sum, {ReductionKind::scaled_sum, 0.3}}, {Combine::maximum, Reduction::maximum}}};
+  const std::array<std::pair<Combine, Reduction>, 4> manners = {
+      {{Combine::sum, Reduction::sum},
+       {Combine::average, Reduction::average},
+       {Combine::scaled_sum, {ReductionKind::scaled_sum, 0.3}},
+       {Combine::maximum, Reduction::maximum}}};
   for (const int ranks : {1, 2, 3, 5, 8, 13})
     for (const auto& [combine, reduction] : manners) {
       CAPTURE(ranks);
@@ -196,7 +207,7 @@ TEST_CASE("virtual ranks reduce to the bits of the host backend") {
     }
 }
 
-// --- a world that is not there ------------------------------------------------------------------------------------------------------------
+// --- a world that is not there ---
 
 TEST_CASE("a played collective holds the multiprocessors, the time and the traffic of its demand") {
   Demand d;
@@ -221,9 +232,12 @@ TEST_CASE("all-reduce's chunks cover all elements once, and bytes from others ad
       }
       CHECK(chunk_begin(elements, members, 0) == 0);
       CHECK(chunk_begin(elements, members, members) == elements);
-      CHECK(received == 4 * 2 * (members - 1) * elements);  // each element comes to its owner from all others, and goes to all others
+      CHECK(received == 4 * 2 * (members - 1) *
+                            elements);  // each element comes to its owner from all others, and goes to all others
     }
-  host::Post gather{.action = host::CollectiveAction::all_gather, .counts = std::make_shared<const std::vector<std::int64_t>>(std::vector<std::int64_t>{3, 0, 5}), .type = DType::bf16};
+  host::Post gather{.action = host::CollectiveAction::all_gather,
+                    .counts = std::make_shared<const std::vector<std::int64_t>>(std::vector<std::int64_t>{3, 0, 5}),
+                    .type = DType::bf16};
   CHECK(bytes_from_others(gather, 0, 3) == 10);
   CHECK(bytes_from_others(gather, 1, 3) == 16);
   host::Post cast{.action = host::CollectiveAction::broadcast, .elements = 10, .type = DType::f64, .root = 1};

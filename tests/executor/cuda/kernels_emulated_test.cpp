@@ -1,11 +1,10 @@
 // The CUDA kernels, emulated on the processor, against the host's kernels; the same cases run on a GPU in
 // executor_cuda_kernels_test.
-#include "tests/fakes/emulated/kernels.h"
-
 #include <doctest/doctest.h>
 
 #include "tests/executor/cuda/cuda_machine_cases.h"
 #include "tests/executor/cuda/cuda_op_cases.h"
+#include "tests/fakes/emulated/kernels.h"
 
 using namespace fsdp;
 using namespace fsdp::testing;
@@ -63,9 +62,12 @@ TEST_CASE("the gradient may be written where the logits are") {
   Op op;
   op.kind = OpKind::cross_entropy, op.shape.vocab = vocab, op.inputs = {0, 1}, op.outputs = {2};
   const Workload work{1, tokens, 4};
-  Block logits = encode(DType::f32, random_numbers(static_cast<std::size_t>(vocab * tokens), 5, 3.0)), targets = encode(DType::i64, {0, 1002, 7, 8}),
-        loss = encode(DType::f64, {0.0}), lse(4 * tokens), scratch(8 * tokens), apart(4 * vocab * tokens);
-  emulated().forward(op, work, DType::f32, std::vector<KernelArg>{{logits.view()}, {targets.view()}, {loss.view()}, {lse.view()}, {scratch.view()}}, 0.25);
+  Block logits = encode(DType::f32, random_numbers(static_cast<std::size_t>(vocab * tokens), 5, 3.0)),
+        targets = encode(DType::i64, {0, 1002, 7, 8}), loss = encode(DType::f64, {0.0}), lse(4 * tokens),
+        scratch(8 * tokens), apart(4 * vocab * tokens);
+  emulated().forward(
+      op, work, DType::f32,
+      std::vector<KernelArg>{{logits.view()}, {targets.view()}, {loss.view()}, {lse.view()}, {scratch.view()}}, 0.25);
   const auto backward = [&](BufferView into) {
     const std::vector<KernelArg> args{{}, {logits.view()}, {targets.view()}, {}, {lse.view()}, {}, {into}, {}};
     emulated().backward(op, work, DType::f32, args, 0.25);
@@ -82,7 +84,9 @@ TEST_CASE("cross-entropy of rising logits, and of rows of mostly minus infinity"
     for (std::size_t i = 0; i < c.inputs[0].size(); ++i) {
       const std::size_t token = i / vocab, column = i % vocab;
       const bool kept = column % 11 == 0 || static_cast<double>(column) == c.inputs[1][token];
-      c.inputs[0][i] = token % 2 == 0 ? 40.0 * static_cast<double>(column) / static_cast<double>(vocab) : kept ? c.inputs[0][i] : -std::numeric_limits<double>::infinity();
+      c.inputs[0][i] = token % 2 == 0 ? 40.0 * static_cast<double>(column) / static_cast<double>(vocab)
+                       : kept         ? c.inputs[0][i]
+                                      : -std::numeric_limits<double>::infinity();
     }
     for (const DType type : {DType::f64, DType::f32, DType::bf16}) check_op(subject(), c, {.type = type});
   }
@@ -117,7 +121,8 @@ TEST_CASE("gradients of tables whose tokens fill several tiles and pieces") {
 TEST_CASE("results do not depend on which thread goes first") {
   const EmulatedKernels other(12345);
   const Subject first = subject(), second{other, native_cuda_implementation(), first.allocate, first.finish};
-  for (const auto& cases : {norm_cases(), embedding_cases(), std::vector{table_case(97, 24, 4097, 3)}, moe_cases(), cross_entropy_cases()})
+  for (const auto& cases :
+       {norm_cases(), embedding_cases(), std::vector{table_case(97, 24, 4097, 3)}, moe_cases(), cross_entropy_cases()})
     for (const CudaOpCase& c : cases) {
       CAPTURE(c.name);
       const CudaOpResult a = run_op(first, c, {}), b = run_op(second, c, {});
@@ -127,15 +132,18 @@ TEST_CASE("results do not depend on which thread goes first") {
     }
 }
 
-// In one part, in many, and in as many as fit; by packs, one by one, and from where packs would not be aligned. u = 2^-24 and at most 700 terms of both signs.
+// In one part, in many, and in as many as fit; by packs, one by one, and from where packs would not be aligned. u =
+// 2^-24 and at most 700 terms of both signs.
 TEST_CASE("the gradient of a bias") {
   for (const std::int64_t rows : {1, 255, 700})
     for (const std::int64_t room : {1, 2, 64})
       for (const auto& [columns, shift] : {std::pair{std::int64_t{37}, 0}, {40, 0}, {300, 0}, {40, 4}}) {
-        const Numbers x = random_numbers(static_cast<std::size_t>(rows * columns), 3), before = random_numbers(static_cast<std::size_t>(columns), 4);
+        const Numbers x = random_numbers(static_cast<std::size_t>(rows * columns), 3),
+                      before = random_numbers(static_cast<std::size_t>(columns), 4);
         const testing::Tensor from(host_subject(), DType::f32, x, shift);
         Block to = encode(DType::f32, before), scratch(room * columns * 4 + 3);
-        cuda::launch_bias_gradient(DType::f32, from.view().data, rows, columns, to.view().data, true, scratch.view(), EmulatedLaunch{});
+        cuda::launch_bias_gradient(DType::f32, from.view().data, rows, columns, to.view().data, true, scratch.view(),
+                                   EmulatedLaunch{});
         Numbers sums = rounded(DType::f32, before), held = rounded(DType::f32, x);
         for (std::size_t i = 0; i < held.size(); ++i) sums[i % static_cast<std::size_t>(columns)] += held[i];
         CHECK(distance(decode(DType::f32, to.view()), sums) <= tolerance(DType::f32, 700));

@@ -1,8 +1,8 @@
-// The CUDA kernels on a GPU, against the host's: the cases that executor_cuda_kernels_emulated_test runs, and larger ones. The memory that both
-// touch is pinned.
+// The CUDA kernels on a GPU, against the host's: the cases that executor_cuda_kernels_emulated_test runs, and larger
+// ones. The memory that both touch is pinned.
+#include "executor/cuda/toolkit/operation_kernels.h"
 #include "tests/executor/cuda/cuda_machine_cases.h"
 #include "tests/executor/cuda/cuda_op_cases.h"
-#include "executor/cuda/toolkit/operation_kernels.h"
 #include "tests/gpu_check/gpu_memory.h"
 
 namespace fsdp::testing {
@@ -29,7 +29,8 @@ TEST_CASE("every kernel on the GPU agrees with the host's") {
   if (!gpu_is_here()) return;
   const Gpu gpu;
   const Subject s = gpu.subject();
-  for (const auto& cases : {elementwise_cases(), norm_cases(), embedding_cases(), rotary_cases(), cross_entropy_cases(), moe_cases()})
+  for (const auto& cases :
+       {elementwise_cases(), norm_cases(), embedding_cases(), rotary_cases(), cross_entropy_cases(), moe_cases()})
     for (const CudaOpCase& c : cases) check_op(s, c);
   check_conversions(s);
   check_layouts(s);
@@ -41,16 +42,20 @@ TEST_CASE("every kernel on the GPU agrees with the host's") {
 TEST_CASE("sizes of models on the GPU") {
   if (!gpu_is_here()) return;
   const Gpu gpu;
-  for (const CudaOpCase& c : {elementwise_case(OpKind::swiglu, {.width = 14336}, 100), elementwise_case(OpKind::gelu, {.width = 12288, .tanh = true}, 100),
-                              norm_case(OpKind::rms_norm, 4096, 1, 1000, false), norm_case(OpKind::rms_norm, 128, 32, 500, false),
-                              norm_case(OpKind::layer_norm, 8192, 1, 300, true), table_case(32000, 256, 9001, 20000), table_case(97, 256, 9001, 3)})
+  for (const CudaOpCase& c :
+       {elementwise_case(OpKind::swiglu, {.width = 14336}, 100),
+        elementwise_case(OpKind::gelu, {.width = 12288, .tanh = true}, 100),
+        norm_case(OpKind::rms_norm, 4096, 1, 1000, false), norm_case(OpKind::rms_norm, 128, 32, 500, false),
+        norm_case(OpKind::layer_norm, 8192, 1, 300, true), table_case(32000, 256, 9001, 20000),
+        table_case(97, 256, 9001, 3)})
     for (const DType type : {DType::f32, DType::bf16}) check_op(gpu.subject(), c, {.type = type});
 }
 
 TEST_CASE("kernels on the GPU give the same bits every time") {
   if (!gpu_is_here()) return;
   const Gpu gpu;
-  for (const auto& cases : {norm_cases(), embedding_cases(), std::vector{table_case(97, 256, 9001, 3)}, cross_entropy_cases(), moe_cases()})
+  for (const auto& cases :
+       {norm_cases(), embedding_cases(), std::vector{table_case(97, 256, 9001, 3)}, cross_entropy_cases(), moe_cases()})
     for (const CudaOpCase& c : cases) {
       CAPTURE(c.name);
       const CudaOpResult a = run_op(gpu.subject(), c, {}), b = run_op(gpu.subject(), c, {});

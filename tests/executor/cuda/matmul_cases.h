@@ -1,9 +1,10 @@
-// Matrix products through cuda::Products, as linear and expert_linear make them, against the host's kernels in fp64 on the same
-// numbers: on a GPU (executor_cuda_matmul_test) or with a library that only interprets (executor_cublaslt_test).
+// Matrix products through cuda::Products, as linear and expert_linear make them, against the host's kernels in fp64 on
+// the same numbers: on a GPU (executor_cuda_matmul_test) or with a library that only interprets
+// (executor_cublaslt_test).
 //
-// A product of depth k is off by at most k half units of its arithmetic relative to the sum of its terms' magnitudes (which the
-// same product of magnitudes gives), and by half a unit of the storage type of what is stored; of TF32 the operands are off by
-// 2^-11 each.
+// A product of depth k is off by at most k half units of its arithmetic relative to the sum of its terms' magnitudes
+// (which the same product of magnitudes gives), and by half a unit of the storage type of what is stored; of TF32 the
+// operands are off by 2^-11 each.
 #pragma once
 
 #include <doctest/doctest.h>
@@ -24,13 +25,14 @@ struct MatmulCase {
   DType type = DType::bf16;
   std::int64_t in = 0, out = 0, seq_len = 0;
   bool experts = false, transposed = false, bias = false, accumulate = false, tf32 = false;
-  bool bias_apart = false;                   // where the library cannot read it: one element beyond an aligned address
+  bool bias_apart = false;  // where the library cannot read it: one element beyond an aligned address
 };
 
 inline std::string name(const MatmulCase& c) {
   return std::string(fsdp::name(c.type)) + " " + std::to_string(c.in) + " -> " + std::to_string(c.out) + " tokens " +
-         std::to_string(c.seq_len) + (c.experts ? " experts" : "") + (c.transposed ? " transposed" : "") + (c.bias ? " bias" : "") +
-         (c.accumulate ? " accumulate" : "") + (c.tf32 ? " tf32" : "") + (c.bias_apart ? " apart" : "");
+         std::to_string(c.seq_len) + (c.experts ? " experts" : "") + (c.transposed ? " transposed" : "") +
+         (c.bias ? " bias" : "") + (c.accumulate ? " accumulate" : "") + (c.tf32 ? " tf32" : "") +
+         (c.bias_apart ? " apart" : "");
 }
 
 struct Arguments {
@@ -39,8 +41,11 @@ struct Arguments {
 };
 
 inline Arguments magnitudes(Arguments a) {
-  const auto positive = [](Numbers& x) { std::transform(x.begin(), x.end(), x.begin(), [](double v) { return std::abs(v); }); };
-  for (auto* group : {&a.inputs, &a.params, &a.grads, &a.outputs}) std::for_each(group->begin(), group->end(), positive);
+  const auto positive = [](Numbers& x) {
+    std::transform(x.begin(), x.end(), x.begin(), [](double v) { return std::abs(v); });
+  };
+  for (auto* group : {&a.inputs, &a.params, &a.grads, &a.outputs})
+    std::for_each(group->begin(), group->end(), positive);
   positive(a.grad_output);
   return a;
 }
@@ -83,15 +88,21 @@ void check_matmul_case(Machine&& machine, const cuda::Library& cublas_lt, const 
   INFO(name(c));
   Op op;
   op.kind = c.experts ? OpKind::expert_linear : OpKind::linear;
-  op.inputs = {0}, op.outputs = {1}, op.params = c.bias ? std::vector<std::int32_t>{0, 1} : std::vector<std::int32_t>{0};
+  op.inputs = {0}, op.outputs = {1},
+  op.params = c.bias ? std::vector<std::int32_t>{0, 1} : std::vector<std::int32_t>{0};
   op.shape.in = c.in, op.shape.out = c.out, op.shape.transposed = c.transposed;
   if (c.experts) op.shape.experts = {.count = 4, .top_k = 2, .capacity_factor = 1.25};
   const Workload work{.sequences = 1, .seq_len = c.seq_len, .element_bytes = size_of(c.type), .loss_chunks = 1};
   const std::int64_t rows = c.experts ? 4 * op.shape.experts.capacity(c.seq_len) : c.seq_len;
   const std::int64_t weights = (c.experts ? 4 : 1) * c.in * c.out;
-  const auto numbers = [&](std::int64_t n) { return rounded(c.type, random_numbers(static_cast<std::size_t>(n), ++seed)); };
-  Arguments host{.inputs = {numbers(rows * c.in)}, .params = {numbers(weights)}, .grads = {numbers(rows * c.in), numbers(weights)},
-                 .outputs = {numbers(rows * c.out)}, .grad_output = numbers(rows * c.out)};
+  const auto numbers = [&](std::int64_t n) {
+    return rounded(c.type, random_numbers(static_cast<std::size_t>(n), ++seed));
+  };
+  Arguments host{.inputs = {numbers(rows * c.in)},
+                 .params = {numbers(weights)},
+                 .grads = {numbers(rows * c.in), numbers(weights)},
+                 .outputs = {numbers(rows * c.out)},
+                 .grad_output = numbers(rows * c.out)};
   if (c.bias) host.params.push_back(numbers(c.out));
 
   const auto put = [&](const Numbers& x) {
@@ -110,12 +121,14 @@ void check_matmul_case(Machine&& machine, const cuda::Library& cublas_lt, const 
   for (const Numbers& x : host.grads) grads.push_back(put(x));
   const BufferView y = put(host.outputs[0]), dy = put(host.grad_output);
   Block room(32 << 20);
-  const cuda::ProductRoom workspace{.workspace = machine.to_device(room.view()).data, .workspace_bytes = room.view().bytes};
+  const cuda::ProductRoom workspace{.workspace = machine.to_device(room.view()).data,
+                                    .workspace_bytes = room.view().bytes};
   cuda::Products products(cublas_lt, c.tf32);
   const auto forward = forward_args(in, params, y), backward = backward_args(dy, in, params, grads, c.accumulate);
   const Call forward_call(op, work, forward, 0, false), backward_call(op, work, backward, 0, true);
-  const auto both = {(c.experts ? cuda::expert_linear_forward_calls : cuda::linear_forward_calls)(c.type, forward_call),
-                     (c.experts ? cuda::expert_linear_backward_calls : cuda::linear_backward_calls)(c.type, backward_call)};
+  const auto both = {
+      (c.experts ? cuda::expert_linear_forward_calls : cuda::linear_forward_calls)(c.type, forward_call),
+      (c.experts ? cuda::expert_linear_backward_calls : cuda::linear_backward_calls)(c.type, backward_call)};
   for (const cuda::LinearCalls& calls : both)
     for (const cuda::ProductCall& p : calls.products) products.multiply(p, workspace, nullptr);
 

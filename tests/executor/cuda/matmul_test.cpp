@@ -7,7 +7,8 @@ namespace {
 
 TEST_CASE("products on the GPU agree with the host") {
   if (!gpu_is_here()) return;
-  const auto library = cuda::Library::open(cuda::candidates({"libcublasLt.so.13", "libcublasLt.so.12"}, cuda::this_machine()));
+  const auto library =
+      cuda::Library::open(cuda::candidates({"libcublasLt.so.13", "libcublasLt.so.12"}, cuda::this_machine()));
   unsigned seed = 300;
   for (const MatmulCase& c : matmul_cases()) check_matmul_case(GpuMemory(), library, c, seed += 20);
 }

@@ -1,17 +1,15 @@
-// Descriptions of matrix products for cuBLASLt, interpreted on the processor as the library's documentation defines them:
-// column-major, d = op(A) op(B) + beta d, a bias along each column. Against a triple loop, and the calls of whole operations
-// against the host's kernels.
-#include "tests/fakes/emulated/cuda.h"
-
-#include "executor/cuda/product_shape.h"
-
+// Descriptions of matrix products for cuBLASLt, interpreted on the processor as the library's documentation defines
+// them: column-major, d = op(A) op(B) + beta d, a bias along each column. Against a triple loop, and the calls of whole
+// operations against the host's kernels.
 #include <doctest/doctest.h>
 
 #include <algorithm>
 #include <limits>
 #include <set>
 
+#include "executor/cuda/product_shape.h"
 #include "executor/cuda/toolkit/kernels/matmul/product_bias.cuh"
+#include "tests/fakes/emulated/cuda.h"
 #include "tests/support/kernels_support.h"
 
 namespace fsdp::testing {
@@ -70,8 +68,15 @@ TEST_CASE("column-major descriptions of row-major products, in all their variant
       for (const bool tb : {false, true})
         for (const int extra : {0, 1, 2}) {  // nothing, what is there, a bias
           const auto transpose = [](bool yes) { return yes ? Transpose::yes : Transpose::no; };
-          const Product p{.type = DType::f64, .ta = transpose(ta), .tb = transpose(tb), .m = m, .n = n, .k = k, .batch = batch,
-                          .accumulate = extra == 1, .bias = extra == 2};
+          const Product p{.type = DType::f64,
+                          .ta = transpose(ta),
+                          .tb = transpose(tb),
+                          .m = m,
+                          .n = n,
+                          .k = k,
+                          .batch = batch,
+                          .accumulate = extra == 1,
+                          .bias = extra == 2};
           INFO(cuda::text(p), " ", ta, tb, extra);
           const Numbers a = random_numbers(count(batch * m * k), 1), b = random_numbers(count(batch * k * n), 2);
           const Numbers bias = random_numbers(count(n), 3);
@@ -81,7 +86,8 @@ TEST_CASE("column-major descriptions of row-major products, in all their variant
               for (std::int64_t j = 0; j < n; ++j) {
                 double sum = extra == 1 ? c[count((g * m + i) * n + j)] : extra == 2 ? bias[count(j)] : 0;
                 for (std::int64_t l = 0; l < k; ++l)
-                  sum += a[count(g * m * k + (ta ? l * m + i : i * k + l))] * b[count(g * k * n + (tb ? j * k + l : l * n + j))];
+                  sum += a[count(g * m * k + (ta ? l * m + i : i * k + l))] *
+                         b[count(g * k * n + (tb ? j * k + l : l * n + j))];
                 expected[count((g * m + i) * n + j)] = sum;
               }
           if (extra != 1) std::fill(c.begin(), c.end(), std::numeric_limits<double>::quiet_NaN());
@@ -93,7 +99,7 @@ TEST_CASE("column-major descriptions of row-major products, in all their variant
 struct LinearCase {
   OpCase op;
   bool accumulate = false;
-  std::vector<bool> wanted;                  // gradients of the input, then of the parameters
+  std::vector<bool> wanted;  // gradients of the input, then of the parameters
 };
 
 std::vector<LinearCase> linear_cases() {
@@ -108,7 +114,8 @@ std::vector<LinearCase> linear_cases() {
           c.accumulate = accumulate;
           Op& op = c.op.op;
           op.kind = experts ? OpKind::expert_linear : OpKind::linear;
-          op.inputs = {0}, op.outputs = {1}, op.params = bias ? std::vector<std::int32_t>{0, 1} : std::vector<std::int32_t>{0};
+          op.inputs = {0}, op.outputs = {1},
+          op.params = bias ? std::vector<std::int32_t>{0, 1} : std::vector<std::int32_t>{0};
           op.shape.in = 6, op.shape.out = 9, op.shape.transposed = transposed;
           if (experts) op.shape.experts = {.count = 4, .top_k = 2, .capacity_factor = 1.3};
           c.op.work = {.sequences = 2, .seq_len = 5, .element_bytes = 8, .loss_chunks = 1};
@@ -132,7 +139,8 @@ TEST_CASE("the products of linear and expert_linear are those of the host's kern
   for (LinearCase& c : linear_cases()) {
     OpCase& o = c.op;
     const bool experts = o.op.kind == OpKind::expert_linear;
-    INFO(name(o.op.kind), " transposed ", o.op.shape.transposed, " parameters ", o.params.size(), " accumulate ", c.accumulate);
+    INFO(name(o.op.kind), " transposed ", o.op.shape.transposed, " parameters ", o.params.size(), " accumulate ",
+         c.accumulate);
     const double nan = std::numeric_limits<double>::quiet_NaN();
     Numbers y(o.grad_output.size(), nan), host_y(y.size(), nan);
     const auto forward = [&](Numbers& to) {
@@ -150,13 +158,15 @@ TEST_CASE("the products of linear and expert_linear are those of the host's kern
     std::vector<Numbers> grads{Numbers(o.inputs[0].size())}, host_grads;
     for (const Numbers& p : o.params) grads.emplace_back(p.size());
     for (std::size_t i = 0; i < grads.size(); ++i)
-      grads[i] = c.accumulate ? random_numbers(grads[i].size(), 900 + static_cast<unsigned>(i)) : Numbers(grads[i].size(), nan);
+      grads[i] = c.accumulate ? random_numbers(grads[i].size(), 900 + static_cast<unsigned>(i))
+                              : Numbers(grads[i].size(), nan);
     host_grads = grads;
     const auto backward = [&](std::vector<Numbers>& to) {
       std::vector<KernelArg> args{{view_of(o.grad_output)}, {view_of(o.inputs[0])}, {}};
       for (Numbers& p : o.params) args.push_back({view_of(p)});
       args.insert(args.end(), {{}, {}});
-      for (std::size_t i = 0; i < to.size(); ++i) args.push_back({c.wanted[i] ? view_of(to[i]) : BufferView{}, c.accumulate});
+      for (std::size_t i = 0; i < to.size(); ++i)
+        args.push_back({c.wanted[i] ? view_of(to[i]) : BufferView{}, c.accumulate});
       return args;
     };
     run_backward(o.op, o.work, DType::f64, backward(host_grads), 0);
@@ -191,29 +201,34 @@ TEST_CASE("an algorithm is chosen again for another shape, alignment, share of t
   CHECK(cuda::alignment(memory + 48) == 16);
   CHECK(cuda::alignment(memory + 2) == 2);
   CHECK(cuda::alignment(memory + 1) == 1);
-  const auto key = [](const Product& of, std::size_t a = 0, std::size_t b = 0, std::size_t c = 0, int share = 0, bool tf32 = false) {
-    return cuda::key_of({.product = of, .a = memory + a, .b = memory + b, .bias = memory + 128, .c = memory + c}, share, tf32);
+  const auto key = [](const Product& of, std::size_t a = 0, std::size_t b = 0, std::size_t c = 0, int share = 0,
+                      bool tf32 = false) {
+    return cuda::key_of({.product = of, .a = memory + a, .b = memory + b, .bias = memory + 128, .c = memory + c}, share,
+                        tf32);
   };
   CHECK(key(p) == key(p, 256, 512));
-  std::set<cuda::ProductKey> keys{key(p), key(p, 16), key(p, 0, 16), key(p, 0, 0, 16), key(p, 0, 0, 0, 100), key(p, 0, 0, 0, 0, true)};
-  for (const Product& other :
-       {Product{DType::bf16, {}, {}, 4, 5, 6}, Product{DType::f32, Transpose::yes, {}, 4, 5, 6},
-        Product{DType::f32, {}, Transpose::yes, 4, 5, 6}, Product{DType::f32, {}, {}, 5, 5, 6}, Product{DType::f32, {}, {}, 4, 6, 6},
-        Product{DType::f32, {}, {}, 4, 5, 7}, Product{DType::f32, {}, {}, 4, 5, 6, 2}, Product{DType::f32, {}, {}, 4, 5, 6, 1, true},
-        Product{DType::f32, {}, {}, 4, 5, 6, 1, false, true}})
+  std::set<cuda::ProductKey> keys{key(p),           key(p, 16),           key(p, 0, 16),
+                                  key(p, 0, 0, 16), key(p, 0, 0, 0, 100), key(p, 0, 0, 0, 0, true)};
+  for (const Product& other : {Product{DType::bf16, {}, {}, 4, 5, 6}, Product{DType::f32, Transpose::yes, {}, 4, 5, 6},
+                               Product{DType::f32, {}, Transpose::yes, 4, 5, 6}, Product{DType::f32, {}, {}, 5, 5, 6},
+                               Product{DType::f32, {}, {}, 4, 6, 6}, Product{DType::f32, {}, {}, 4, 5, 7},
+                               Product{DType::f32, {}, {}, 4, 5, 6, 2}, Product{DType::f32, {}, {}, 4, 5, 6, 1, true},
+                               Product{DType::f32, {}, {}, 4, 5, 6, 1, false, true}})
     keys.insert(key(other));
   CHECK(keys.size() == 15);
   const Product biased{DType::f32, {}, {}, 4, 5, 6, 1, false, true};
   CHECK(key(biased).align_c == 128);  // of the bias
   CHECK(key(biased).bias_in_epilogue);
-  const cuda::ProductKey apart = cuda::key_of({.product = biased, .a = memory, .b = memory, .bias = memory + 8, .c = memory}, 0, false);
+  const cuda::ProductKey apart =
+      cuda::key_of({.product = biased, .a = memory, .b = memory, .bias = memory + 8, .c = memory}, 0, false);
   CHECK(!apart.bias_in_epilogue);
   CHECK(apart.align_c == 256);
   for (const std::size_t at : {0, 1, 64, 255}) {
     const cuda::AlignedRoom room = cuda::aligned_room(memory + at, 512);
     CHECK(cuda::alignment(room.data) == 256);
     CHECK(room.bytes == 256);
-    CHECK((static_cast<std::byte*>(room.data) >= memory + at && static_cast<std::byte*>(room.data) + room.bytes <= memory + at + 512));
+    CHECK((static_cast<std::byte*>(room.data) >= memory + at &&
+           static_cast<std::byte*>(room.data) + room.bytes <= memory + at + 512));
   }
   CHECK(cuda::aligned_room(memory, 100).bytes == 0);
   // Only fp32 has TF32.

@@ -1,11 +1,11 @@
-// Whole training runs on ranks that are threads, every kernel of the Programs of native-cuda emulated on the processor, against the same runs on
-// the host: lowering, arena, checks of extents and kernels fit together. (Matrix products and attention are the host's.)
-#include "tests/fakes/emulated/kernels.h"
-
+// Whole training runs on ranks that are threads, every kernel of the Programs of native-cuda emulated on the processor,
+// against the same runs on the host: lowering, arena, checks of extents and kernels fit together. (Matrix products and
+// attention are the host's.)
 #include <doctest/doctest.h>
 
-#include "tests/support/run_support.h"
+#include "tests/fakes/emulated/kernels.h"
 #include "tests/support/forwarding_backend.h"
+#include "tests/support/run_support.h"
 #include "tests/support/small_models.h"
 
 using namespace fsdp;
@@ -43,9 +43,10 @@ class EmulatedBackend final : public ForwardingBackend {
 };
 
 ModelGraph gpt2() {
-  return model_from_config(R"({"model_type": "gpt2", "vocab_size": 41, "n_positions": 16, "n_embd": 20, "n_layer": 1, "n_head": 4,
+  return model_from_config(
+      R"({"model_type": "gpt2", "vocab_size": 41, "n_positions": 16, "n_embd": 20, "n_layer": 1, "n_head": 4,
                             "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5})",
-                           "gpt2");
+      "gpt2");
 }
 
 RunOptions two_steps() {
@@ -55,7 +56,8 @@ RunOptions two_steps() {
   return options;
 }
 
-// fp64: sums in other orders, over two steps of Adam whose update of an element near zero gradient is steep: 1e-9 of a tensor's norm.
+// fp64: sums in other orders, over two steps of Adam whose update of an element near zero gradient is steep: 1e-9 of a
+// tensor's norm.
 void check_equal_training(const ModelGraph& model, const PlanWords& words, double allowed) {
   const ShardingPlan plan = make_plan(model, words);
   const MeshShape mesh{words.replicate, words.shard};
@@ -66,7 +68,8 @@ void check_equal_training(const ModelGraph& model, const PlanWords& words, doubl
   const RunResult expected = run(model, plan, cluster, *host, two_steps());
   REQUIRE(got.parameters.size() == expected.parameters.size());
   REQUIRE(got.first_gradients.size() == expected.first_gradients.size());
-  for (const auto& [a, b] : {std::pair{&got.parameters, &expected.parameters}, {&got.first_gradients, &expected.first_gradients}})
+  for (const auto& [a, b] :
+       {std::pair{&got.parameters, &expected.parameters}, {&got.first_gradients, &expected.first_gradients}})
     for (std::size_t i = 0; i < a->size(); ++i) {
       CAPTURE((*b)[i].name);
       REQUIRE((*a)[i].values.size() == (*b)[i].values.size());

@@ -1,12 +1,12 @@
-// The cuda backend's own dispatch (run_kernels.cpp), its own products and kernels, on one stream of a CUDA runtime (runtime.cpp) and a cuBLASLt of ours: whatever a machine
-// of kernels does, against the host's.
+// The cuda backend's own dispatch (run_kernels.cpp), its own products and kernels, on one stream of a CUDA runtime
+// (runtime.cpp) and a cuBLASLt of ours: whatever a machine of kernels does, against the host's.
 #include <cuda_runtime_api.h>
 
 #include <set>
 
+#include "executor/cuda/toolkit/operation_kernels.h"
 #include "tests/executor/cuda/cuda_machine_cases.h"
 #include "tests/executor/cuda_on_host/dispatch_support.h"
-#include "executor/cuda/toolkit/operation_kernels.h"
 
 namespace fsdp::testing {
 namespace {
@@ -25,7 +25,8 @@ class Machine {
   [[nodiscard]] const MachineKernels& kernels() const { return *kernels_; }
   [[nodiscard]] Subject subject() const {
     Subject s = host_subject();
-    return {*kernels_, native_cuda_implementation(), s.allocate, [this] { REQUIRE(cudaStreamSynchronize(stream_) == cudaSuccess); }};
+    return {*kernels_, native_cuda_implementation(), s.allocate,
+            [this] { REQUIRE(cudaStreamSynchronize(stream_) == cudaSuccess); }};
   }
 
  private:
@@ -57,7 +58,9 @@ CudaOpCase attention_case(std::int64_t dim, bool packed) {
   c.op.kind = OpKind::attention, c.op.shape = {.packed = packed};
   c.op.shape.heads = 2, c.op.shape.kv_heads = 1, c.op.shape.head_dim = dim, c.op.shape.causal = true;
   c.work.sequences = 2, c.work.seq_len = 9;
-  const auto of = [&](std::int64_t heads, unsigned seed) { c.inputs.push_back(random_numbers(static_cast<std::size_t>(18 * heads * dim), seed)); };
+  const auto of = [&](std::int64_t heads, unsigned seed) {
+    c.inputs.push_back(random_numbers(static_cast<std::size_t>(18 * heads * dim), seed));
+  };
   if (packed) of(4, 94);
   else of(2, 94), of(1, 95), of(1, 96);
   c.op.inputs.resize(c.inputs.size());
@@ -69,12 +72,14 @@ CudaOpCase attention_case(std::int64_t dim, bool packed) {
 
 std::vector<CudaOpCase> all_op_cases() {
   std::vector<CudaOpCase> all;
-  for (const auto& cases : {elementwise_cases(), norm_cases(), embedding_cases(), rotary_cases(), cross_entropy_cases(), moe_cases()})
+  for (const auto& cases :
+       {elementwise_cases(), norm_cases(), embedding_cases(), rotary_cases(), cross_entropy_cases(), moe_cases()})
     all.insert(all.end(), cases.begin(), cases.end());
   for (const bool transposed : {false, true})
     for (const bool bias : {false, true}) all.push_back(linear_case(false, transposed, bias));
   all.push_back(linear_case(true, false, false));
-  for (const bool packed : {false, true}) all.push_back(attention_case(6, packed)), all.push_back(attention_case(64, packed));
+  for (const bool packed : {false, true})
+    all.push_back(attention_case(6, packed)), all.push_back(attention_case(64, packed));
   return all;
 }
 
@@ -86,7 +91,7 @@ TEST_CASE("every kind of op through the dispatch agrees with the host's kernels"
     check_op(machine.subject(), c, {.type = DType::f32});
     check_op(machine.subject(), c, {.type = DType::bf16, .before = 3.0});
   }
-  CHECK(seen.size() == kOpKinds - 1);        // all but opaque ones
+  CHECK(seen.size() == kOpKinds - 1);  // all but opaque ones
 }
 
 TEST_CASE("conversions, layouts, optimizers, clipping and data through the dispatch") {
@@ -104,7 +109,8 @@ TEST_CASE("an op without a kernel, and a product without cuBLASLt, are refused i
   opaque.kind = OpKind::opaque;
   CHECK_THROWS_WITH_AS(machine.kernels().forward(opaque, {1, 1, 4}, DType::f32, std::vector<KernelArg>(2), 0),
                        doctest::Contains("the cuda backend has no kernel for it"), MachineError);
-  CHECK_THROWS_WITH_AS((void)run_op(machine.subject(), linear_case(false, false, false), {}), doctest::Contains("matrix products on a GPU need cuBLASLt"), MachineError);
+  CHECK_THROWS_WITH_AS((void)run_op(machine.subject(), linear_case(false, false, false), {}),
+                       doctest::Contains("matrix products on a GPU need cuBLASLt"), MachineError);
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// The cuda backend with a GPU for each rank, on a CUDA runtime and an NCCL of our own (runtime.cpp, nccl.cpp; that one adds in the order of the ranks, which
-// NCCL does not promise): the conformance suite, and training.
+// The cuda backend with a GPU for each rank, on a CUDA runtime and an NCCL of our own (runtime.cpp, nccl.cpp; that one
+// adds in the order of the ranks, which NCCL does not promise): the conformance suite, and training.
 #include <cstdlib>
 
 #include "executor/cuda_backend.h"
@@ -12,7 +12,8 @@ namespace fsdp::conformance {
 
 const Subject& subject() {
   static const bool found = ::setenv("CUDA_HOME", FSDP_NCCL_HOME, 1) == 0;
-  static const Subject cuda{found ? "cuda and nccl on the host" : "", 0, [](MeshShape mesh, const BackendOptions& options) {
+  static const Subject cuda{found ? "cuda and nccl on the host" : "", 0,
+                            [](MeshShape mesh, const BackendOptions& options) {
                               return make_cuda_backend(mesh, {.run = options, .arena = Memory::host});
                             }};
   return cuda;
@@ -31,11 +32,14 @@ TEST_CASE("the NCCL that answers is the one beside the test") {
 }
 
 TEST_CASE("a sharded run over NCCL trains as the host backend does") {
-  const ModelGraph model = small_llama({.layers = 2, .vocab = 37, .hidden = 20, .inner = 30, .heads = 5, .kv_heads = 1});
-  for (const PlanWords& words : {PlanWords{.shard = 3, .micro_batches = {1, 2}}, PlanWords{.shard = 2, .replicate = 2}, PlanWords{.replicate = 2, .dialect = Dialect::ddp}}) {
+  const ModelGraph model =
+      small_llama({.layers = 2, .vocab = 37, .hidden = 20, .inner = 30, .heads = 5, .kv_heads = 1});
+  for (const PlanWords& words : {PlanWords{.shard = 3, .micro_batches = {1, 2}}, PlanWords{.shard = 2, .replicate = 2},
+                                 PlanWords{.replicate = 2, .dialect = Dialect::ddp}}) {
     const ShardingPlan plan = make_plan(model, words);
     const auto backend = subject().make({plan.replicate(), plan.shard()}, {});
-    const RunResult mine = run(model, plan, load_cluster("host", plan.ranks()), *backend, five_steps()), host = execute(model, plan, five_steps());
+    const RunResult mine = run(model, plan, load_cluster("host", plan.ranks()), *backend, five_steps()),
+                    host = execute(model, plan, five_steps());
     CHECK(mine.measurement.losses == host.measurement.losses);  // this NCCL adds in the order of the ranks
     CHECK(mine.measurement.ranks.back().wire_bytes == host.measurement.ranks.back().wire_bytes);
   }

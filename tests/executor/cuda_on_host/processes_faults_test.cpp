@@ -1,5 +1,6 @@
-// When a process of the cuda backend fails, is killed, stopped or gets stuck while others wait for it inside NCCL, every process of the launch ends, soon, with one
-// message that names the rank, the operation and the step, and nothing is left behind.
+// When a process of the cuda backend fails, is killed, stopped or gets stuck while others wait for it inside NCCL,
+// every process of the launch ends, soon, with one message that names the rank, the operation and the step, and nothing
+// is left behind.
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
@@ -7,12 +8,13 @@
 
 #include "executor/cuda_backend.h"
 #include "executor/mpi_backend.h"
-#include "tests/support/run_support.h"
 #include "tests/support/mpi_launch.h"
+#include "tests/support/run_support.h"
 #include "tests/support/small_models.h"
 
 namespace fsdp::cuda {
-std::function<void(const Operation&)>& kernel_hook();  // kernels.cpp: called by the rank's thread before it puts a kernel on a stream
+std::function<void(const Operation&)>&
+kernel_hook();  // kernels.cpp: called by the rank's thread before it puts a kernel on a stream
 }
 
 using namespace fsdp;
@@ -20,13 +22,14 @@ using namespace fsdp::testing;
 
 namespace {
 
-// Five steps; the fault comes when the victim launches the first kernel of the moment's kind in the second (or in init, between steps 1 and 2, before the run, or
-// "after 1234" microseconds of it).
+// Five steps; the fault comes when the victim launches the first kernel of the moment's kind in the second (or in init,
+// between steps 1 and 2, before the run, or "after 1234" microseconds of it).
 void one_rank(const std::string& fault, const std::string& moment, std::int64_t victim) {
   ::setenv("CUDA_HOME", FSDP_NCCL_HOME, 1);
   Launch& launch = join_launch();
   const bool mine = launch.rank() == victim;
-  const ModelGraph model = small_llama({.layers = 3, .vocab = 37, .hidden = 20, .inner = 30, .heads = 5, .kv_heads = 1});
+  const ModelGraph model =
+      small_llama({.layers = 3, .vocab = 37, .hidden = 20, .inner = 30, .heads = 5, .kv_heads = 1});
   const ShardingPlan plan = make_plan(model, {.shard = launch.ranks(), .reshard = Reshard::yes, .clip_norm = 1.0});
   auto steps = std::make_shared<std::atomic<std::int64_t>>(0);
   RunOptions options = five_steps(false);
@@ -37,8 +40,8 @@ void one_rank(const std::string& fault, const std::string& moment, std::int64_t 
   };
   if (mine)
     cuda::kernel_hook() = [=](const Operation& op) {
-      const bool now = moment == "init"     ? op.action == Action::init_parameters
-                       : steps->load() != 1 ? false
+      const bool now = moment == "init"      ? op.action == Action::init_parameters
+                       : steps->load() != 1  ? false
                        : moment == "forward" ? op.action == Action::forward
                                              : moment == "backward" && op.action == Action::backward;
       if (now) misbehave(fault);
@@ -50,9 +53,11 @@ void one_rank(const std::string& fault, const std::string& moment, std::int64_t 
     }).detach();
   if (mine && moment == "joined") misbehave(fault);
   try {
-    const auto backend = make_cuda_backend({plan.replicate(), plan.shard()}, {.run = {fault == "stuck" ? 3.0 : 60.0}, .processes = true, .arena = Memory::host});
+    const auto backend =
+        make_cuda_backend({plan.replicate(), plan.shard()},
+                          {.run = {fault == "stuck" ? 3.0 : 60.0}, .processes = true, .arena = Memory::host});
     (void)run(model, plan, load_cluster("host", plan.ranks()), *backend, options);
-  } catch (const std::exception& e) {        // as cli/commands/run.cpp does
+  } catch (const std::exception& e) {  // as cli/commands/run.cpp does
     if (launch.may_speak()) std::fprintf(stderr, "fsdp-plan: %s\n", e.what());
     std::fflush(nullptr);
     launch.end(3);
@@ -66,7 +71,9 @@ void check_fault(const std::string& fault, const std::string& words, const std::
     const std::int64_t victim = i % 2 == 0 ? 2 : 0;
     CAPTURE(fault);
     CAPTURE(moments[i]);
-    const std::string where = moments[i] == "init" ? "[init" : moments[i] == "between" ? "[step 1" : "[step 2, operation";
+    const std::string where = moments[i] == "init"      ? "[init"
+                              : moments[i] == "between" ? "[step 1"
+                                                        : "[step 2, operation";
     check_ends(launch(4, fault, moments[i], victim), {"rank " + std::to_string(victim), words, where});
   }
 }
@@ -74,7 +81,8 @@ void check_fault(const std::string& fault, const std::string& words, const std::
 }  // namespace
 
 TEST_CASE("one rank of a launch" * doctest::skip()) {
-  one_rank(from_environment("FSDP_TEST_FAULT"), from_environment("FSDP_TEST_MOMENT"), std::stol(from_environment("FSDP_TEST_VICTIM")));
+  one_rank(from_environment("FSDP_TEST_FAULT"), from_environment("FSDP_TEST_MOMENT"),
+           std::stol(from_environment("FSDP_TEST_VICTIM")));
 }
 
 TEST_CASE("without a fault the launch ends with 0, says nothing and leaves nothing") {
@@ -88,10 +96,14 @@ TEST_CASE("without a fault the launch ends with 0, says nothing and leaves nothi
 
 TEST_CASE("a rank that is killed") { check_fault("kill", "died", {"init", "forward", "backward", "between"}); }
 TEST_CASE("a rank that crashes") { check_fault("abort", "died", {"forward"}); }
-TEST_CASE("a rank that throws") { check_fault("throw", "the disk is on fire", {"init", "forward", "backward", "between"}); }
+TEST_CASE("a rank that throws") {
+  check_fault("throw", "the disk is on fire", {"init", "forward", "backward", "between"});
+}
 TEST_CASE("a rank that calls exit(0)") { check_fault("exit", "called exit(0)", {"forward"}); }
 TEST_CASE("a rank that is stopped") { check_fault("stop", "is stopped", {"forward", "between"}); }
-TEST_CASE("a rank that gets stuck") { check_fault("stuck", "no rank has made progress for 3 s", {"forward", "backward"}); }
+TEST_CASE("a rank that gets stuck") {
+  check_fault("stuck", "no rank has made progress for 3 s", {"forward", "backward"});
+}
 
 TEST_CASE("a rank that is killed before the run, or at any time of it") {
   if (!can_launch()) return;

@@ -1,20 +1,21 @@
-// The cuda backend on a CUDA runtime of our own (runtime.cpp): the conformance suite with virtual ranks, whole training runs that equal the host backend's
-// bit by bit, and one rank of an emulated world.
+// The cuda backend on a CUDA runtime of our own (runtime.cpp): the conformance suite with virtual ranks, whole training
+// runs that equal the host backend's bit by bit, and one rank of an emulated world.
 #include <thread>
 
 #include "executor/cuda_backend.h"
+#include "models/cluster.h"
+#include "simulator/engine/memory.h"
 #include "tests/executor/conformance/conformance.h"
 #include "tests/executor/cuda/faults.h"
 #include "tests/support/run_support.h"
-#include "models/cluster.h"
-#include "simulator/engine/memory.h"
 #include "tests/support/small_models.h"
 
 namespace fsdp::conformance {
 
 const Subject& subject() {
   static const Subject cuda{"cuda on the host", 0, [](MeshShape mesh, const BackendOptions& options) {
-                              return make_cuda_backend(mesh, {.run = options, .virtual_ranks = true, .arena = Memory::host});
+                              return make_cuda_backend(mesh,
+                                                       {.run = options, .virtual_ranks = true, .arena = Memory::host});
                             }};
   return cuda;
 }
@@ -29,7 +30,8 @@ namespace {
 
 bool same_bits(const std::vector<NamedTensor>& a, const std::vector<NamedTensor>& b) {
   return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const NamedTensor& x, const NamedTensor& y) {
-    return x.name == y.name && x.values.size() == y.values.size() && std::memcmp(x.values.data(), y.values.data(), x.values.size() * sizeof(double)) == 0;
+    return x.name == y.name && x.values.size() == y.values.size() &&
+           std::memcmp(x.values.data(), y.values.data(), x.values.size() * sizeof(double)) == 0;
   });
 }
 
@@ -58,17 +60,21 @@ void check_equals_host(const ModelGraph& model, PlanWords words, Memory arena) {
 }  // namespace
 
 TEST_CASE("a run with virtual ranks equals the host backend's, bit by bit") {
-  const ModelGraph model = small_llama({.layers = 3, .vocab = 37, .hidden = 20, .inner = 30, .heads = 5, .kv_heads = 1});
+  const ModelGraph model =
+      small_llama({.layers = 3, .vocab = 37, .hidden = 20, .inner = 30, .heads = 5, .kv_heads = 1});
   for (const Memory arena : {Memory::host, Memory::device}) {
     check_equals_host(model, {.shard = 1, .micro_batches = {1}}, arena);
     check_equals_host(model, {.shard = 3, .micro_batches = {1, 2}, .clip_norm = 0.05}, arena);
-    check_equals_host(model, {.shard = 2, .replicate = 2, .compute = DType::bf16, .forward_prefetch = 1, .backward_prefetch = 2}, arena);
+    check_equals_host(
+        model, {.shard = 2, .replicate = 2, .compute = DType::bf16, .forward_prefetch = 1, .backward_prefetch = 2},
+        arena);
     check_equals_host(model, {.replicate = 2, .micro_batches = {1, 2}, .dialect = Dialect::ddp}, arena);
   }
 }
 
 TEST_CASE("one rank of an emulated world runs its plan alone, and says that it is emulated") {
-  const ModelGraph model = small_llama({.layers = 2, .vocab = 37, .hidden = 20, .inner = 30, .heads = 5, .kv_heads = 1});
+  const ModelGraph model =
+      small_llama({.layers = 2, .vocab = 37, .hidden = 20, .inner = 30, .heads = 5, .kv_heads = 1});
   const ShardingPlan plan = make_plan(model, {.shard = 64, .replicate = 8, .micro_batches = {1}});
   const ClusterSpec cluster = load_cluster("dgx-h100", 512);
   const auto backend = make_cuda_backend({8, 64}, {.emulate = EmulatedWorld{plan, cluster, default_costs(cluster)}});
@@ -84,11 +90,13 @@ TEST_CASE("one rank of an emulated world runs its plan alone, and says that it i
   CHECK(result.measurement.ranks.front().steady_step == replay_memory(program).steady_step);
   CHECK(result.measurement.ranks.front().order == order_labels(program.steady_step, program, plan, model));
   // Each collective took at least the time that the costs say: the sum over the step's is known from them.
-  const std::vector<Demand> demands = demands_of(program.steady_step, program, {model, plan, native_cuda_implementation(), cluster, default_costs(cluster)});
+  const std::vector<Demand> demands = demands_of(
+      program.steady_step, program, {model, plan, native_cuda_implementation(), cluster, default_costs(cluster)});
   double least = 0, took = 0;
   for (std::size_t i = 0; i < demands.size(); ++i) {
     const Operation& op = program.steady_step.ops[i];
-    if (op.action != Action::all_gather && op.action != Action::reduce_scatter && op.action != Action::all_reduce) continue;
+    if (op.action != Action::all_gather && op.action != Action::reduce_scatter && op.action != Action::all_reduce)
+      continue;
     least += demands[i].alone.count();
     const auto span = result.measurement.ranks.front().timeline.spans[i];
     took += span.end - span.start;
@@ -104,14 +112,16 @@ TEST_CASE("the watchdog names a rank that does not come, and one whose host func
   const Failure absent = failure_of_absent_rank(1.0);
   CHECK_MESSAGE(absent.says("no rank has made progress"), absent.what);
   CHECK_MESSAGE(absent.says("waits in collective operation 7 for rank 1"), absent.what);
-  const Failure stuck = failure_of({1, 2}, [](Device& dev) {
-    dev.reserve_arena(4096);
-    dev.begin_step();
-    dev.launch(3, D, {}, [rank = dev.rank()] {
-      if (rank == 1) std::this_thread::sleep_for(std::chrono::seconds(20));
-    });
-    dev.synchronize();
-  }, {1.0});
+  const Failure stuck = failure_of({1, 2},
+                                   [](Device& dev) {
+                                     dev.reserve_arena(4096);
+                                     dev.begin_step();
+                                     dev.launch(3, D, {}, [rank = dev.rank()] {
+                                       if (rank == 1) std::this_thread::sleep_for(std::chrono::seconds(20));
+                                     });
+                                     dev.synchronize();
+                                   },
+                                   {1.0});
   CHECK_MESSAGE(stuck.says("rank 1 is inside operation 3 on stream compute"), stuck.what);
   CHECK(stuck.op == 3);
 }

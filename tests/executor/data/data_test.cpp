@@ -39,7 +39,9 @@ std::vector<T> counting(std::size_t n) {
   return numbers;
 }
 
-DataOptions options(std::int64_t vocab = 1000, std::int64_t seq_len = 4, DataType type = DataType::automatic) { return {type, vocab, seq_len, 7}; }
+DataOptions options(std::int64_t vocab = 1000, std::int64_t seq_len = 4, DataType type = DataType::automatic) {
+  return {type, vocab, seq_len, 7};
+}
 
 struct Sequence {
   std::vector<std::int64_t> ids, targets;
@@ -56,8 +58,10 @@ TEST_CASE("an epoch holds each window once, in an order of its own") {
   for (const std::int64_t n : {1, 2, 3, 4, 5, 15, 16, 17, 64, 65, 1000, 4097}) {
     CAPTURE(n);
     std::vector<std::int64_t> first, second;
-    for (std::int64_t i = 0; i < n; ++i) first.push_back(window_of_sequence(3, i, n)), second.push_back(window_of_sequence(3, n + i, n));
-    for (const auto& epoch : {first, second}) CHECK(std::set(epoch.begin(), epoch.end()).size() == static_cast<std::size_t>(n));
+    for (std::int64_t i = 0; i < n; ++i)
+      first.push_back(window_of_sequence(3, i, n)), second.push_back(window_of_sequence(3, n + i, n));
+    for (const auto& epoch : {first, second})
+      CHECK(std::set(epoch.begin(), epoch.end()).size() == static_cast<std::size_t>(n));
     CHECK(*std::min_element(first.begin(), first.end()) == 0);
     CHECK(*std::max_element(first.begin(), first.end()) == n - 1);
     if (n > 10) {
@@ -73,7 +77,8 @@ TEST_CASE("an epoch holds each window once, in an order of its own") {
 }
 
 TEST_CASE("a shuffle prefers no window and keeps no neighbours") {
-  // Over 4,000 epochs of 10 windows each window should stand first 400 times; the deviation of such a count is sqrt(4000 * .1 * .9) = 19.
+  // Over 4,000 epochs of 10 windows each window should stand first 400 times; the deviation of such a count is
+  // sqrt(4000 * .1 * .9) = 19.
   std::vector<int> first(10);
   int neighbours = 0;
   for (std::int64_t epoch = 0; epoch < 4000; ++epoch) {
@@ -88,7 +93,8 @@ TEST_CASE("the order is the recorder's") {
   std::ifstream file(FSDP_TESTS_DIR "/golden/hf_models.json");
   const auto golden = nlohmann::json::parse(file);
   const auto starts = golden["first_starts"].get<std::vector<std::int64_t>>();
-  const TokenFile text(FSDP_TESTS_DIR "/golden/text.txt", "--data", {DataType::automatic, 256, golden["seq_len"], golden["seed"]});
+  const TokenFile text(FSDP_TESTS_DIR "/golden/text.txt", "--data",
+                       {DataType::automatic, 256, golden["seq_len"], golden["seed"]});
   for (std::size_t s = 0; s < starts.size(); ++s)
     CHECK(window_of_sequence(golden["seed"], static_cast<std::int64_t>(s), text.windows()) * 12 == starts[s]);
 }
@@ -134,7 +140,8 @@ TEST_CASE("the same tokens as bytes, 16 bits, 32 bits and with llm.c's headers")
   describes(folder.write("a.txt", text), DataType::text, "text, by its name");
   describes(folder.write("README", text), DataType::text, "assumed: it reads as text");
   describes(folder.write("a.bin", bytes_of(narrow)), DataType::uint16, "assumed for .bin");
-  describes(folder.write("b.bin", bytes_of(wide)), DataType::uint32, "assumed: every second 16-bit word at its start is zero");
+  describes(folder.write("b.bin", bytes_of(wide)), DataType::uint32,
+            "assumed: every second 16-bit word at its start is zero");
   describes(folder.write("a.u32", bytes_of(wide)), DataType::uint32, "by its name");
   describes(folder.write("c.bin", header(20240520, 1, 200) + bytes_of(narrow)), DataType::uint16, "by llm.c's header");
   describes(folder.write("d.bin", header(20240801, 7, 200) + bytes_of(wide)), DataType::uint32, "by llm.c's header");
@@ -169,12 +176,15 @@ TEST_CASE("a long sequence crosses the parts in which a file is read") {
   const TokenFile data(folder.write("a.u16", bytes_of(counting<std::uint16_t>(5001))), "--data", options(5001, 5000));
   const Sequence s = sequence_of(data, 0, 5000);
   for (std::size_t i = 0; i < 5000; ++i)
-    if (s.ids[i] != static_cast<std::int64_t>(i) || s.targets[i] != static_cast<std::int64_t>(i + 1)) FAIL("position ", i);
+    if (s.ids[i] != static_cast<std::int64_t>(i) || s.targets[i] != static_cast<std::int64_t>(i + 1))
+      FAIL("position ", i);
 }
 
 TEST_CASE("data that are none are refused by name") {
   const TemporaryFolder folder;
-  const auto says = [&](const std::string& path, const DataOptions& o = options()) { return refusal([&] { return TokenFile(path, "--data", o).tokens(); }); };
+  const auto says = [&](const std::string& path, const DataOptions& o = options()) {
+    return refusal([&] { return TokenFile(path, "--data", o).tokens(); });
+  };
   CHECK(holds(says(folder.at("absent")), "--data: \"" + folder.at("absent") + "\": there is no such file"));
   CHECK(holds(says(folder.path().string()), "is a folder"));
   REQUIRE(::mkfifo(folder.at("pipe").c_str(), 0600) == 0);
@@ -183,23 +193,31 @@ TEST_CASE("data that are none are refused by name") {
   CHECK(holds(says(folder.write("empty.txt", "")), "is empty"));
   CHECK(holds(says(folder.write("short.txt", "four")), "has 4 tokens (text), but one sequence needs 5"));
   CHECK(says(folder.write("enough.txt", "fives")) == "");
-  CHECK(holds(says(folder.at("enough.txt"), options(255)), "is read as bytes, but the model has only 255 tokens; use a model with a vocabulary of 256"));
-  CHECK(holds(says(folder.write("odd.u16", "123456789ab")), "has 11 bytes, which is not a multiple of the 2 of a token (uint16, by its name)"));
+  CHECK(holds(says(folder.at("enough.txt"), options(255)),
+              "is read as bytes, but the model has only 255 tokens; use a model with a vocabulary of 256"));
+  CHECK(holds(says(folder.write("odd.u16", "123456789ab")),
+              "has 11 bytes, which is not a multiple of the 2 of a token (uint16, by its name)"));
   CHECK(holds(says(folder.write("odd.u32", "123456789abcdef1234512")), "not a multiple of the 4"));
-  CHECK(holds(says(folder.write("cut.bin", header(20240520, 1, 9) + "123456789")), "says that it has 9 tokens, but has room for 4"));
+  CHECK(holds(says(folder.write("cut.bin", header(20240520, 1, 9) + "123456789")),
+              "says that it has 9 tokens, but has room for 4"));
   CHECK(holds(says(folder.write("many.bin", header(20240520, 1, -5) + "1234567890")), "says that it has -5 tokens"));
-  CHECK(holds(says(folder.at("cut.bin"), options(70000, 4, DataType::uint32)), "has llm.c's header for uint16; leave --data-type out"));
-  CHECK(holds(says(folder.write("unknown.dat", std::string("\x01\x00\x02\x00\x03\x00\x01\x00\x02\x00\x03\x00", 12))), "does not say what it holds"));
+  CHECK(holds(says(folder.at("cut.bin"), options(70000, 4, DataType::uint32)),
+              "has llm.c's header for uint16; leave --data-type out"));
+  CHECK(holds(says(folder.write("unknown.dat", std::string("\x01\x00\x02\x00\x03\x00\x01\x00\x02\x00\x03\x00", 12))),
+              "does not say what it holds"));
   CHECK(says(folder.at("unknown.dat"), options(1000, 4, DataType::uint16)) == "");
   // Beyond the vocabulary: the position is said.
   std::vector<std::uint16_t> tokens(5000, 1);
   tokens[4321] = 1000;
-  CHECK(holds(says(folder.write("beyond.bin", bytes_of(tokens))), "token 1000, at position 4321, is not one of the model's 1000 (read as uint16, assumed for .bin)"));
+  CHECK(holds(says(folder.write("beyond.bin", bytes_of(tokens))),
+              "token 1000, at position 4321, is not one of the model's 1000 (read as uint16, assumed for .bin)"));
   std::vector<std::uint32_t> wide(50, 1);
   wide[7] = 0xFFFFFFFFu;
   CHECK(holds(says(folder.write("beyond.u32", bytes_of(wide)), options(INT32_MAX)), "token 4294967295, at position 7"));
-  CHECK(holds(refusal([] { return parse_data_type("uint8", "--data-type"); }), "--data-type: 'uint8' is not a type of data; give auto, text, uint16 or uint32"));
-  for (const DataType t : {DataType::automatic, DataType::text, DataType::uint16, DataType::uint32}) CHECK(parse_data_type(name(t), "t") == t);
+  CHECK(holds(refusal([] { return parse_data_type("uint8", "--data-type"); }),
+              "--data-type: 'uint8' is not a type of data; give auto, text, uint16 or uint32"));
+  for (const DataType t : {DataType::automatic, DataType::text, DataType::uint16, DataType::uint32})
+    CHECK(parse_data_type(name(t), "t") == t);
 }
 
 TEST_CASE("a file that changes during a run ends with a message, not with a signal") {

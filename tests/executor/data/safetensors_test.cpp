@@ -1,11 +1,12 @@
 // safetensors files: what the reference library writes is read, what the format forbids is refused by name.
+#include "executor/data/safetensors.h"
+
 #include <doctest/doctest.h>
 #include <sys/stat.h>
 
 #include <cstring>
 #include <filesystem>
 
-#include "executor/data/safetensors.h"
 #include "tests/support/refusal.h"
 #include "tests/support/temporary_folder.h"
 
@@ -19,10 +20,12 @@ std::string length(std::uint64_t n) {
   std::memcpy(bytes.data(), &n, 8);
   return bytes;
 }
-std::string file_of(const std::string& json, std::size_t data) { return length(json.size()) + json + std::string(data, '\x01'); }
+std::string file_of(const std::string& json, std::size_t data) {
+  return length(json.size()) + json + std::string(data, '\x01');
+}
 
-// safetensors 0.8.0 (Python): save_file({"w": [[1, -2.5, 3], [0.1, 65504, -0.]] fp32, "h": [0.1, -1, 6e-8] fp16, "b": [0.1, -3] bf16, "d": 0.1 fp64,
-// "none": zeros(0, 3), "mask": [T, F, T, T, F]}, metadata={"format": "pt"})
+// safetensors 0.8.0 (Python): save_file({"w": [[1, -2.5, 3], [0.1, 65504, -0.]] fp32, "h": [0.1, -1, 6e-8] fp16, "b":
+// [0.1, -3] bf16, "d": 0.1 fp64, "none": zeros(0, 3), "mask": [T, F, T, T, F]}, metadata={"format": "pt"})
 std::string of_the_reference() {
   const std::string json =
       R"({"__metadata__":{"format":"pt"},"d":{"dtype":"F64","shape":[],"data_offsets":[0,8]},"none":{"dtype":"F32","shape":[0,3],"data_offsets":[8,8]},)"
@@ -31,7 +34,8 @@ std::string of_the_reference() {
   REQUIRE(json.size() == 0x170);
   const char* hex = "9a9999999999b93f0000803f000020c000004040cdcccc3d00e07f4700000080cd3d40c0662e00bc01000100010100";
   std::string data;
-  for (const char* c = hex; *c != 0; c += 2) data.push_back(static_cast<char>(std::stoi(std::string(c, 2), nullptr, 16)));
+  for (const char* c = hex; *c != 0; c += 2)
+    data.push_back(static_cast<char>(std::stoi(std::string(c, 2), nullptr, 16)));
   return length(json.size()) + json + data;
 }
 
@@ -74,7 +78,7 @@ TEST_CASE("a file of the reference library is read, converted, in parts") {
 
 TEST_CASE("long tensors are converted part by part") {
   const TemporaryFolder folder;
-  const std::size_t n = 100'001;   // more than one part of 64 KiB, and no multiple of it
+  const std::size_t n = 100'001;  // more than one part of 64 KiB, and no multiple of it
   std::string data(4 * n, '\0');
   for (std::size_t i = 0; i < n; ++i) {
     const auto x = static_cast<float>(i);
@@ -88,15 +92,19 @@ TEST_CASE("long tensors are converted part by part") {
 }
 
 TEST_CASE("names of types go both ways") {
-  for (const DType t : {DType::f64, DType::f32, DType::f16, DType::bf16, DType::i64}) CHECK(safetensors_type(safetensors_name(t)) == t);
+  for (const DType t : {DType::f64, DType::f32, DType::f16, DType::bf16, DType::i64})
+    CHECK(safetensors_type(safetensors_name(t)) == t);
   CHECK(safetensors_name(DType::bf16) == "BF16");
   CHECK(!safetensors_type("BOOL"));
   CHECK(!safetensors_type("F31"));
 }
 
 TEST_CASE("headers that the format forbids are refused by name") {
-  const auto says = [](const std::string& json, std::int64_t data = 8) { return refusal([&] { return parse_safetensors_header(json, data, "f"); }); };
-  const auto tensor = [](const std::string& name, const std::string& type, const std::string& shape, const std::string& range) {
+  const auto says = [](const std::string& json, std::int64_t data = 8) {
+    return refusal([&] { return parse_safetensors_header(json, data, "f"); });
+  };
+  const auto tensor = [](const std::string& name, const std::string& type, const std::string& shape,
+                         const std::string& range) {
     return "\"" + name + R"(":{"dtype":")" + type + R"(","shape":)" + shape + R"(,"data_offsets":)" + range + "}";
   };
   CHECK(says("{" + tensor("a", "F32", "[2]", "[0,8]") + "}  ") == "");
@@ -111,7 +119,8 @@ TEST_CASE("headers that the format forbids are refused by name") {
   CHECK(holds(says("{" + tensor("a", "F31", "[2]", "[0,8]") + "}"), "a.dtype: \"F31\" is not a type"));
   CHECK(holds(says("{" + tensor("a", "F32", "[-2]", "[0,8]") + "}"), "a.shape"));
   CHECK(holds(says("{" + tensor("a", "F32", "[2.0]", "[0,8]") + "}"), "a.shape"));
-  CHECK(holds(says("{" + tensor("a", "F32", "[4611686018427387904,4611686018427387904]", "[0,8]") + "}"), "a.shape: is larger than 64 bits"));
+  CHECK(holds(says("{" + tensor("a", "F32", "[4611686018427387904,4611686018427387904]", "[0,8]") + "}"),
+              "a.shape: is larger than 64 bits"));
   CHECK(holds(says("{" + tensor("a", "F32", "[3]", "[0,8]") + "}"), "spans 8 bytes, but the shape needs 12"));
   CHECK(holds(says("{" + tensor("a", "F32", "[2]", "[8,0]") + "}"), "not a range"));
   CHECK(holds(says("{" + tensor("a", "F32", "[2]", "[0,8,16]") + "}"), "not a range"));
@@ -120,22 +129,28 @@ TEST_CASE("headers that the format forbids are refused by name") {
   CHECK(holds(says(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8],"more":1}})"), "more"));
   CHECK(holds(says(R"({"a":{"dtype":"F32","shape":[2]}})"), "data_offsets"));
   CHECK(holds(says(R"({"__metadata__":{"a":1}})", 0), "__metadata__.a"));
-  CHECK(holds(says("{" + tensor("a", "F32", "[2]", "[0,8]") + "," + tensor("a", "F32", "[2]", "[0,8]") + "}"), "\"a\" occurs twice"));
+  CHECK(holds(says("{" + tensor("a", "F32", "[2]", "[0,8]") + "," + tensor("a", "F32", "[2]", "[0,8]") + "}"),
+              "\"a\" occurs twice"));
   CHECK(holds(says("{" + tensor("", "F32", "[2]", "[0,8]") + "}"), "empty or has control characters"));
   CHECK(holds(says("{" + tensor("a\\u001b[31m", "F32", "[2]", "[0,8]") + "}"), "empty or has control characters"));
   // Ranges: overlap, hole in front, between and behind, beyond the end.
   CHECK(holds(says("{" + tensor("a", "F32", "[2]", "[0,8]") + "," + tensor("b", "F32", "[1]", "[4,8]") + "}"),
               "tensor \"b\", [4, 8), overlap those of \"a\""));
-  CHECK(holds(says("{" + tensor("a", "F32", "[2]", "[0,8]") + "," + tensor("b", "F32", "[2]", "[0,8]") + "}"), "overlap"));
+  CHECK(holds(says("{" + tensor("a", "F32", "[2]", "[0,8]") + "," + tensor("b", "F32", "[2]", "[0,8]") + "}"),
+              "overlap"));
   CHECK(holds(says("{" + tensor("a", "F32", "[1]", "[4,8]") + "}"), "bytes [0, 4) of the data, before tensor \"a\""));
   CHECK(holds(says("{" + tensor("a", "F32", "[1]", "[0,4]") + "}"), "the last 4 bytes"));
-  CHECK(holds(says("{" + tensor("a", "F32", "[2]", "[0,8]") + "," + tensor("none", "F32", "[0]", "[9,9]") + "}", 9), "bytes [8, 9)"));
-  CHECK(holds(says("{" + tensor("a", "F32", "[2]", "[0,8]") + "}", 7), "should have 8 bytes, but has 7: the file was cut short"));
+  CHECK(holds(says("{" + tensor("a", "F32", "[2]", "[0,8]") + "," + tensor("none", "F32", "[0]", "[9,9]") + "}", 9),
+              "bytes [8, 9)"));
+  CHECK(holds(says("{" + tensor("a", "F32", "[2]", "[0,8]") + "}", 7),
+              "should have 8 bytes, but has 7: the file was cut short"));
 }
 
 TEST_CASE("files that are none are refused by name, and nothing waits for a pipe") {
   const TemporaryFolder folder;
-  const auto says = [&](const std::string& path) { return refusal([&] { return SafetensorsFile(path, "--init-from").header().data_bytes; }); };
+  const auto says = [&](const std::string& path) {
+    return refusal([&] { return SafetensorsFile(path, "--init-from").header().data_bytes; });
+  };
   CHECK(holds(says(folder.at("absent")), "there is no such file"));
   CHECK(holds(says(folder.path().string()), "is a folder"));
   const std::string pipe = folder.at("pipe");
@@ -143,7 +158,8 @@ TEST_CASE("files that are none are refused by name, and nothing waits for a pipe
   CHECK(holds(says(pipe), "is not a regular file"));
   CHECK(holds(says(folder.write("empty", "")), "has 0 bytes"));
   CHECK(holds(says(folder.write("seven", "1234567")), "has 7 bytes"));
-  CHECK(holds(says(folder.write("huge", length(~0ULL) + "{}")), "says that its header has 18446744073709551615 bytes, but only 2 follow"));
+  CHECK(holds(says(folder.write("huge", length(~0ULL) + "{}")),
+              "says that its header has 18446744073709551615 bytes, but only 2 follow"));
   CHECK(holds(says(folder.write("cut", length(100) + "{}")), "but only 2 follow"));
   const std::string good = file_of(R"({"a":{"dtype":"U8","shape":[8],"data_offsets":[0,8]}})", 8);
   CHECK(says(folder.write("good", good)) == "");
@@ -152,9 +168,11 @@ TEST_CASE("files that are none are refused by name, and nothing waits for a pipe
 
 TEST_CASE("a file that shrinks while it is open ends with a message, not with a signal") {
   const TemporaryFolder folder;
-  const std::string path = folder.write("a", file_of(R"({"a":{"dtype":"F32","shape":[2048],"data_offsets":[0,8192]}})", 8192));
+  const std::string path =
+      folder.write("a", file_of(R"({"a":{"dtype":"F32","shape":[2048],"data_offsets":[0,8192]}})", 8192));
   const SafetensorsFile file(path, "t");
   std::filesystem::resize_file(path, 4096);
   std::vector<std::byte> to(8192);
-  CHECK_THROWS_WITH_AS(file.read(file.header().tensors[0], 0, 2048, DType::f32, to.data()), doctest::Contains("cut short meanwhile"), MachineError);
+  CHECK_THROWS_WITH_AS(file.read(file.header().tensors[0], 0, 2048, DType::f32, to.data()),
+                       doctest::Contains("cut short meanwhile"), MachineError);
 }

@@ -1,4 +1,5 @@
-// IEEE 754 binary16 as a storage type, against its definition: (-1)^s * 2^(e - 15) * (1 + f / 1024), subnormals f * 2^-24.
+// IEEE 754 binary16 as a storage type, against its definition: (-1)^s * 2^(e - 15) * (1 + f / 1024), subnormals f *
+// 2^-24.
 #include <doctest/doctest.h>
 
 #include <bit>
@@ -56,7 +57,8 @@ TEST_CASE("between two neighbours: the nearer one, and at the middle the even on
   }
 }
 
-// A sample of all fp32 numbers by bit pattern, each beside the candidates that a search in the table of all values finds.
+// A sample of all fp32 numbers by bit pattern, each beside the candidates that a search in the table of all values
+// finds.
 TEST_CASE("any fp32 number goes to the nearest value") {
   for (std::uint64_t step = 0; step < (1u << 22); ++step) {
     const auto u = static_cast<std::uint32_t>(step * 1021 % (std::uint64_t{1} << 32));

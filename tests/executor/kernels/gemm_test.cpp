@@ -1,13 +1,14 @@
 // host_gemm: every orientation, type and odd size against the definition; one thread; no heap.
+#include "executor/kernels/matmul/gemm.h"
+
 #include <doctest/doctest.h>
 
 #include <thread>
 
-#include "executor/ranks/heap_meter.h"
 #include "executor/kernels/arithmetic/exp.h"
-#include "executor/kernels/matmul/gemm.h"
-#include "tests/support/kernels_support.h"
+#include "executor/ranks/heap_meter.h"
 #include "models/input/error.h"
+#include "tests/support/kernels_support.h"
 
 using namespace fsdp;
 using namespace fsdp::testing;
@@ -40,25 +41,28 @@ double error_of(const Product& p, DType type, bool accumulate) {
       expected[at] = element(p, a, b, i, j) + (accumulate ? before[at] : 0.0);
     }
   Block ma = encode(type, a), mb = encode(type, b), mc = encode(type, before),
-         scratch(host_gemm_scratch_bytes(type, p.m, p.n, p.k));
-  host_gemm(type, p.ta, p.tb, p.m, p.n, p.k, ma.view().data, mb.view().data, mc.view().data, accumulate, scratch.view());
+        scratch(host_gemm_scratch_bytes(type, p.m, p.n, p.k));
+  host_gemm(type, p.ta, p.tb, p.m, p.n, p.k, ma.view().data, mb.view().data, mc.view().data, accumulate,
+            scratch.view());
   return distance(decode(type, mc.view()), expected);
 }
 
 }  // namespace
 
-// Rounding: fp64 and fp32 grow with the depth k <= 600, at worst k u of the largest entry (7e-14, 4e-5), typically sqrt(k) u;
-// bf16 and fp16 add one rounding of the result, 2^-9 and 2^-12 of it.
+// Rounding: fp64 and fp32 grow with the depth k <= 600, at worst k u of the largest entry (7e-14, 4e-5), typically
+// sqrt(k) u; bf16 and fp16 add one rounding of the result, 2^-9 and 2^-12 of it.
 TEST_CASE("products equal their definition in every orientation") {
   const Transpose both[] = {Transpose::no, Transpose::yes};
-  for (const auto& [type, tolerance] : {std::pair{DType::f64, 7e-14}, {DType::f32, 4e-5}, {DType::bf16, 1.0 / 256}, {DType::f16, 1.0 / 2048}})
+  for (const auto& [type, tolerance] :
+       {std::pair{DType::f64, 7e-14}, {DType::f32, 4e-5}, {DType::bf16, 1.0 / 256}, {DType::f16, 1.0 / 2048}})
     for (const Transpose ta : both)
       for (const Transpose tb : both)
         for (const bool accumulate : {false, true}) {
           for (const std::int64_t m : {1, 3, 17})
             for (const std::int64_t n : {1, 5, 31})
               for (const std::int64_t k : {1, 7, 64}) CHECK(error_of({ta, tb, m, n, k}, type, accumulate) <= tolerance);
-          CHECK(error_of({ta, tb, 515, 3, 5}, type, accumulate) <= tolerance);  // beyond one bf16 tile in each dimension
+          CHECK(error_of({ta, tb, 515, 3, 5}, type, accumulate) <=
+                tolerance);  // beyond one bf16 tile in each dimension
           CHECK(error_of({ta, tb, 3, 600, 5}, type, accumulate) <= tolerance);
           CHECK(error_of({ta, tb, 5, 3, 600}, type, accumulate) <= tolerance);
         }
@@ -78,7 +82,8 @@ TEST_CASE("bf16 products want the scratch that they say") {
   CHECK(host_gemm_scratch_bytes(DType::bf16, 1 << 20, 1 << 20, 1 << 20) == 3 << 20);
   CHECK(host_gemm_scratch_bytes(DType::f32, 512, 512, 512) == 0);
   const auto multiply = [&](BufferView s) {
-    host_gemm(DType::bf16, Transpose::no, Transpose::no, 3, 3, 3, x.view().data, x.view().data, x.view().data, false, s);
+    host_gemm(DType::bf16, Transpose::no, Transpose::no, 3, 3, 3, x.view().data, x.view().data, x.view().data, false,
+              s);
   };
   CHECK_NOTHROW(multiply(scratch.view()));
   CHECK_THROWS_AS(multiply(small.view()), MachineError);
@@ -116,7 +121,8 @@ TEST_CASE("products take no more heap than they say") {
     Block a(n * n * size_of(type)), b(n * n * size_of(type)), c(n * n * size_of(type)),
         scratch(host_gemm_scratch_bytes(type, n, n, n));
     host::heap_meter_begin();
-    host_gemm(type, Transpose::yes, Transpose::no, n, n, n, a.view().data, b.view().data, c.view().data, false, scratch.view());
+    host_gemm(type, Transpose::yes, Transpose::no, n, n, n, a.view().data, b.view().data, c.view().data, false,
+              scratch.view());
     CHECK(host::heap_meter_end() <= host_gemm_library_workspace(n));
   }
 }

@@ -1,5 +1,6 @@
-// The kernels' compilations for several instruction sets beside each other, in one process: what rounds once is equal bit by bit,
-// what is summed or may be fused differs by roundings. (The other kernel tests run under each of them: CMakeLists.txt.)
+// The kernels' compilations for several instruction sets beside each other, in one process: what rounds once is equal
+// bit by bit, what is summed or may be fused differs by roundings. (The other kernel tests run under each of them:
+// CMakeLists.txt.)
 #include <doctest/doctest.h>
 
 #include <cstdlib>
@@ -19,7 +20,8 @@ constexpr DType kTypes[] = {DType::f64, DType::f32, DType::bf16, DType::f16};
 Numbers awkward_numbers() {
   Numbers x = random_numbers(1003, 5, 100);  // no multiple of any vector
   const double least = std::numeric_limits<float>::denorm_min(), most = std::numeric_limits<float>::max();
-  for (const double v : {0.0, -0.0, least, -least, most, -most, 65504.0, 65520.0, 6.1e-5, 5.9e-8, 1e300, 1e-300}) x.push_back(v);
+  for (const double v : {0.0, -0.0, least, -least, most, -most, 65504.0, 65520.0, 6.1e-5, 5.9e-8, 1e300, 1e-300})
+    x.push_back(v);
   x.push_back(std::numeric_limits<double>::infinity());
   x.push_back(-std::numeric_limits<double>::infinity());
   return x;
@@ -53,21 +55,26 @@ TEST_CASE("conversions and sums of two are the same bits in every instruction se
     for (const DType from : kTypes)
       for (const DType to : kTypes)
         for (const bool accumulate : {false, true})
-          CHECK_MESSAGE(same_bits(converted(*t, from, to, accumulate), converted(*kernel_tables().back(), from, to, accumulate)),
-                        t->instructions, " ", name(from), " to ", name(to));
+          CHECK_MESSAGE(
+              same_bits(converted(*t, from, to, accumulate), converted(*kernel_tables().back(), from, to, accumulate)),
+              t->instructions, " ", name(from), " to ", name(to));
 }
 
-// 500 sums of products of order 1: each instruction set adds in its own order, at most 500 u of the sum of the absolute values; the
-// largest entry stands for that sum within a factor of a few.
+// 500 sums of products of order 1: each instruction set adds in its own order, at most 500 u of the sum of the absolute
+// values; the largest entry stands for that sum within a factor of a few.
 TEST_CASE("matrix products, sums of squares and scalings agree to their roundings") {
   const std::int64_t m = 33, n = 17, k = 500;
-  const Numbers a = random_numbers(static_cast<std::size_t>(m * k), 1), b = random_numbers(static_cast<std::size_t>(k * n), 2);
-  for (const auto& [type, tolerance] : {std::pair{DType::f64, 1e-13}, {DType::f32, 5e-5}, {DType::bf16, 1.0 / 128}, {DType::f16, 1.0 / 1024}}) {
+  const Numbers a = random_numbers(static_cast<std::size_t>(m * k), 1),
+                b = random_numbers(static_cast<std::size_t>(k * n), 2);
+  for (const auto& [type, tolerance] :
+       {std::pair{DType::f64, 1e-13}, {DType::f32, 5e-5}, {DType::bf16, 1.0 / 128}, {DType::f16, 1.0 / 1024}}) {
     std::vector<Numbers> products, squares;
     for (const KernelTable* t : kernel_tables()) {
-      Block ma = encode(type, a), mb = encode(type, b), mc = encode(type, Numbers(static_cast<std::size_t>(m * n), 0.0)),
+      Block ma = encode(type, a), mb = encode(type, b),
+            mc = encode(type, Numbers(static_cast<std::size_t>(m * n), 0.0)),
             scratch(host_gemm_scratch_bytes(type, m, n, k));
-      t->host_gemm(type, Transpose::no, Transpose::no, m, n, k, ma.view().data, mb.view().data, mc.view().data, false, scratch.view());
+      t->host_gemm(type, Transpose::no, Transpose::no, m, n, k, ma.view().data, mb.view().data, mc.view().data, false,
+                   scratch.view());
       products.push_back(decode(type, mc.view()));
       squares.push_back({t->sum_of_squares(type, ma.view(), m * k)});
       t->scale(type, ma.view(), m * k, 1.0 / 3);

@@ -1,10 +1,11 @@
-// What is not an op: layouts, conversions, optimizers, norms. Expected values are index formulas, PyTorch's numbers or small
-// integers that every type holds exactly.
+// What is not an op: layouts, conversions, optimizers, norms. Expected values are index formulas, PyTorch's numbers or
+// small integers that every type holds exactly.
+#include "planner/layout.h"
+
 #include <doctest/doctest.h>
 
-#include "tests/support/kernels_support.h"
 #include "models/input/error.h"
-#include "planner/layout.h"
+#include "tests/support/kernels_support.h"
 
 using namespace fsdp;
 using namespace fsdp::testing;
@@ -13,7 +14,8 @@ namespace {
 
 using Shape = std::vector<std::int64_t>;
 
-// fully_shard's layout, from its definition: rows are chunked as torch.chunk does, every chunk is padded to the first one's rows.
+// fully_shard's layout, from its definition: rows are chunked as torch.chunk does, every chunk is padded to the first
+// one's rows.
 UnitLayout layout_of(const std::vector<Shape>& shapes, std::int64_t world) {
   UnitLayout layout;
   layout.shards = world;
@@ -57,7 +59,8 @@ std::vector<BufferView> views(std::vector<Block>& memory) {
   return v;
 }
 
-// The [W, S_g] buffer: every element of every parameter at its place, zeros elsewhere. `absent`: a parameter without a gradient.
+// The [W, S_g] buffer: every element of every parameter at its place, zeros elsewhere. `absent`: a parameter without a
+// gradient.
 Numbers expected_flat(const UnitLayout& layout, std::size_t absent) {
   Numbers flat(index(layout.shards * layout.shard_elements), 0.0);
   for (std::size_t i = 0; i < layout.params.size(); ++i) {
@@ -77,8 +80,10 @@ BufferView none() { return {}; }
 TEST_CASE("copy-in puts every element where the layout says, and zeros elsewhere") {
   for (const auto& shapes : kUnits)
     for (const std::int64_t world : {1, 2, 3, 4, 8})
-      for (const auto& [from, to] :
-           {std::pair{DType::f64, DType::f64}, {DType::f32, DType::f32}, {DType::bf16, DType::f32}, {DType::f32, DType::bf16}}) {
+      for (const auto& [from, to] : {std::pair{DType::f64, DType::f64},
+                                     {DType::f32, DType::f32},
+                                     {DType::bf16, DType::f32},
+                                     {DType::f32, DType::bf16}}) {
         const UnitLayout layout = layout_of(shapes, world);
         std::vector<Block> full = whole_parameters(layout, from);
         Block flat = encode(to, Numbers(index(world * layout.shard_elements), -9.0));
@@ -101,7 +106,8 @@ TEST_CASE("copy-out is the inverse of copy-in") {
         for (const ShardedParam& p : layout.params) full.push_back(encode(type, Numbers(index(p.numel()), -9.0)));
         gather_copy_out(layout, type, flat.view(), views(full));
         std::vector<Block> truth = whole_parameters(layout, type);
-        for (std::size_t i = 0; i < full.size(); ++i) CHECK(decode(type, full[i].view()) == decode(type, truth[i].view()));
+        for (std::size_t i = 0; i < full.size(); ++i)
+          CHECK(decode(type, full[i].view()) == decode(type, truth[i].view()));
       }
 }
 
@@ -141,8 +147,8 @@ TEST_CASE("layout copies refuse other sizes") {
   CHECK_THROWS_AS(scatter_copy_in(layout, DType::i64, views(full), DType::f32, flat.view()), MachineError);
 }
 
-// Spacing of bf16 at 1 is 2^-7. 1 + 2^-8 is half way between 1 (even) and 1 + 2^-7; 1 + 3 * 2^-8 between 1 + 2^-7 and 1 + 2^-6
-// (even).
+// Spacing of bf16 at 1 is 2^-7. 1 + 2^-8 is half way between 1 (even) and 1 + 2^-7; 1 + 3 * 2^-8 between 1 + 2^-7 and 1
+// + 2^-6 (even).
 TEST_CASE("bf16 rounds to nearest, ties to even") {
   const double u = 1.0 / 256, tiny = 1.0 / (1 << 20);
   const auto round = [](double x) { return rounded(DType::bf16, {x})[0]; };
@@ -180,7 +186,8 @@ TEST_CASE("conversions and sums between all types") {
   CHECK_THROWS_AS(static_cast<void>(sum_of_squares(DType::f32, x.view(), 4)), MachineError);
 }
 
-// Three steps on one vector of 7 cut over 1, 2, 3 and 4 ranks, padding in between; fp32 within a few of its rounding steps.
+// Three steps on one vector of 7 cut over 1, 2, 3 and 4 ranks, padding in between; fp32 within a few of its rounding
+// steps.
 TEST_CASE("AdamW equals torch.optim.AdamW on every shard, and leaves padding alone") {
   const nlohmann::json r = golden("kernels.json")["adamw"];
   const Optimizer o{OptimizerKind::adamw, r["lr"], r["beta1"], r["beta2"], r["eps"], r["weight_decay"]};
@@ -190,14 +197,18 @@ TEST_CASE("AdamW equals torch.optim.AdamW on every shard, and leaves padding alo
       for (std::int64_t rank = 0; rank < world; ++rank) {
         const UnitLayout layout = layout_of({{2}, {7}}, world);  // a second parameter, so that offsets matter
         const ShardedParam& p = layout.params[1];
-        const std::int64_t first = p.local_row_begin(rank), n = p.local_rows(rank), other = layout.params[0].local_rows(rank);
-        const auto part = [&](const Numbers& whole) { return Numbers(whole.begin() + first, whole.begin() + first + n); };
+        const std::int64_t first = p.local_row_begin(rank), n = p.local_rows(rank),
+                           other = layout.params[0].local_rows(rank);
+        const auto part = [&](const Numbers& whole) {
+          return Numbers(whole.begin() + first, whole.begin() + first + n);
+        };
         const auto padded = [&](const Numbers& whole) {
           Numbers x(index(layout.shard_elements), 77.0);
           std::copy_n(whole.begin() + first, n, x.begin() + p.offset);
           return encode(type, x);
         };
-        Block shard = padded(begin), m = encode(type, Numbers(index(other + n))), v = encode(type, Numbers(index(other + n)));
+        Block shard = padded(begin), m = encode(type, Numbers(index(other + n))),
+              v = encode(type, Numbers(index(other + n)));
         for (std::int64_t step = 1; step <= 3; ++step) {
           Block gradient = padded(r["gradients"][index(step - 1)]);
           adamw(layout, rank, o, step, type, gradient.view(), shard.view(), m.view(), v.view());
@@ -224,7 +235,8 @@ TEST_CASE("optimizers refuse other sizes, ranks and steps") {
   const UnitLayout layout = layout_of({{5}}, 2);
   Block a(12), b(12), m(12), v(12), small(8);
   CHECK_NOTHROW(adamw(layout, 0, {}, 1, DType::f32, a.view(), b.view(), m.view(), v.view()));
-  CHECK_THROWS_AS(adamw(layout, 1, {}, 1, DType::f32, a.view(), b.view(), m.view(), v.view()), MachineError);  // holds 2, not 3
+  CHECK_THROWS_AS(adamw(layout, 1, {}, 1, DType::f32, a.view(), b.view(), m.view(), v.view()),
+                  MachineError);  // holds 2, not 3
   CHECK_THROWS_AS(adamw(layout, 2, {}, 1, DType::f32, a.view(), b.view(), m.view(), v.view()), MachineError);
   CHECK_THROWS_AS(adamw(layout, 0, {}, 0, DType::f32, a.view(), b.view(), m.view(), v.view()), MachineError);
   CHECK_THROWS_AS(adamw(layout, 0, {}, 1, DType::f32, small.view(), b.view(), m.view(), v.view()), MachineError);

@@ -1,13 +1,13 @@
-// Whole tiny models from their config.json, trained by the kernels alone (no sharding, no runtime: forward ops in order, backward
-// in reverse order), against PyTorch: tests/golden/tiny_models.json.
+// Whole tiny models from their config.json, trained by the kernels alone (no sharding, no runtime: forward ops in
+// order, backward in reverse order), against PyTorch: tests/golden/tiny_models.json.
 #include <doctest/doctest.h>
 
 #include <numeric>
 
 #include "executor/run.h"
-#include "tests/support/kernels_support.h"
 #include "models/catalog.h"
 #include "planner/layout.h"
+#include "tests/support/kernels_support.h"
 
 using namespace fsdp;
 using namespace fsdp::testing;
@@ -140,8 +140,8 @@ void check_tensors(const ModelGraph& model, const std::vector<Numbers>& ours, co
 
 }  // namespace
 
-// Sums in another order: some 10^4 operations deep at 1.1e-16 each stays far below 1e-10, the bound that sharded runs must keep
-// too.
+// Sums in another order: some 10^4 operations deep at 1.1e-16 each stays far below 1e-10, the bound that sharded runs
+// must keep too.
 TEST_CASE("five steps of AdamW equal PyTorch's") {
   const nlohmann::json golden = testing::golden("tiny_models.json");
   REQUIRE(golden["models"].size() == 5);
@@ -152,7 +152,8 @@ TEST_CASE("five steps of AdamW equal PyTorch's") {
     Trainer trainer(model, golden);
     for (std::int64_t s = 0; s < golden["steps"]; ++s) {
       CHECK(distance({trainer.step(s)}, {recorded["losses"][static_cast<std::size_t>(s)].get<double>()}) <= 1e-12);
-      if (s == 0) check_tensors(model, trainer.gradients(), recorded["first_gradient_norms"], recorded["first_gradients"], 1e-10);
+      if (s == 0)
+        check_tensors(model, trainer.gradients(), recorded["first_gradient_norms"], recorded["first_gradients"], 1e-10);
     }
     check_tensors(model, trainer.values(), recorded["final_norms"], recorded["final_values"], 1e-10);
   }
@@ -170,7 +171,8 @@ TEST_CASE("weights and tokens equal the Python hash bit for bit") {
     CHECK(initial_value(golden["seed"], matrix, i) == golden["first_weights"][static_cast<std::size_t>(i)]);
 }
 
-// 10^6 draws: the mean's standard error is 0.02 / 1000 = 2e-5, the deviation's about 0.02 / 1400; five of each are allowed.
+// 10^6 draws: the mean's standard error is 0.02 / 1000 = 2e-5, the deviation's about 0.02 / 1400; five of each are
+// allowed.
 TEST_CASE("weights are centred, 0.02 wide, bounded, and differ by name, seed and place") {
   Parameter p;
   p.name = "a.weight", p.shape = {1000, 1000};

@@ -1,11 +1,11 @@
-// Mixtures of experts: routing by hand, every kernel against finite differences and against sums written out here, fp32, bf16 and fp16
-// against fp64, and what comes in from other ops checked before it is used as an address.
+// Mixtures of experts: routing by hand, every kernel against finite differences and against sums written out here,
+// fp32, bf16 and fp16 against fp64, and what comes in from other ops checked before it is used as an address.
 #include <doctest/doctest.h>
 
 #include <set>
 
-#include "tests/support/kernels_support.h"
 #include "models/input/error.h"
+#include "tests/support/kernels_support.h"
 
 using namespace fsdp;
 using namespace fsdp::testing;
@@ -27,31 +27,42 @@ Op route_op(const Experts& e, bool renormalised) {
 }
 
 // Exactly the buffers that `native` declares.
-Routed route(const Experts& e, bool renormalised, std::int64_t tokens, const Numbers& logits, const Numbers& grad_weights = {},
-             DType type = DType::f64, double before = 0) {
+Routed route(const Experts& e, bool renormalised, std::int64_t tokens, const Numbers& logits,
+             const Numbers& grad_weights = {}, DType type = DType::f64, double before = 0) {
   const Op op = route_op(e, renormalised);
   const Workload w{1, tokens, size_of(type)};
   const OpFacts f = facts(native_implementation(), op, w);
   const auto choices = static_cast<std::size_t>(tokens * e.top_k);
-  Block in = encode(type, logits), weights = encode(type, Numbers(choices, 7.0)), slots(static_cast<std::int64_t>(8 * choices)),
-         scratch(f.forward_scratch_bytes), extra(f.saved_extra_bytes);
-  run_forward(op, w, type, std::vector<KernelArg>{{in.view()}, {weights.view()}, {slots.view()}, {extra.view()}, {scratch.view()}}, 0);
+  Block in = encode(type, logits), weights = encode(type, Numbers(choices, 7.0)),
+        slots(static_cast<std::int64_t>(8 * choices)), scratch(f.forward_scratch_bytes), extra(f.saved_extra_bytes);
+  run_forward(op, w, type,
+              std::vector<KernelArg>{{in.view()}, {weights.view()}, {slots.view()}, {extra.view()}, {scratch.view()}},
+              0);
   Routed r;
   r.weights = decode(type, weights.view());
   r.slots.resize(choices);
   std::memcpy(r.slots.data(), slots.view().data, 8 * choices);
   if (grad_weights.empty()) return r;
-  const auto saved = [](std::uint8_t mask, unsigned bit, Block& m) { return (mask >> bit & 1) != 0 ? m.view() : BufferView{}; };
+  const auto saved = [](std::uint8_t mask, unsigned bit, Block& m) {
+    return (mask >> bit & 1) != 0 ? m.view() : BufferView{};
+  };
   Block dw = encode(type, grad_weights), dl = encode(type, Numbers(logits.size(), before));
   run_backward(op, w, type,
-               std::vector<KernelArg>{{dw.view()}, {}, {saved(f.saved_inputs, 0, in)}, {saved(f.saved_outputs, 0, weights)},
-                                      {saved(f.saved_outputs, 1, slots)}, {extra.view()}, {}, {dl.view(), before != 0}},
+               std::vector<KernelArg>{{dw.view()},
+                                      {},
+                                      {saved(f.saved_inputs, 0, in)},
+                                      {saved(f.saved_outputs, 0, weights)},
+                                      {saved(f.saved_outputs, 1, slots)},
+                                      {extra.view()},
+                                      {},
+                                      {dl.view(), before != 0}},
                0);
   r.grad_logits = decode(type, dl.view());
   return r;
 }
 
-double softmax_part(const Numbers& logits, std::size_t row, std::size_t experts, std::size_t which, const std::set<std::size_t>& among) {
+double softmax_part(const Numbers& logits, std::size_t row, std::size_t experts, std::size_t which,
+                    const std::set<std::size_t>& among) {
   double sum = 0;
   for (std::size_t e = 0; e < experts; ++e)
     if (among.empty() || among.contains(e)) sum += std::exp(logits[row * experts + e]);
@@ -66,7 +77,8 @@ OpCase op_on_slots(OpKind kind, const Experts& e, std::int64_t tokens, std::int6
   c.op.shape.experts = e;
   c.work = {1, tokens, 8};
   c.op.outputs.resize(1);
-  const auto rows_of_slots = static_cast<std::size_t>(rows(e, c.work) * width), of_tokens = static_cast<std::size_t>(tokens * width);
+  const auto rows_of_slots = static_cast<std::size_t>(rows(e, c.work) * width),
+             of_tokens = static_cast<std::size_t>(tokens * width);
   if (kind == OpKind::moe_dispatch) {
     c.inputs = {random_numbers(of_tokens, 3), as_numbers(slots)};
     c.ids = {false, true};
@@ -110,8 +122,9 @@ constexpr Experts kTight{.count = 5, .top_k = 3, .capacity_factor = 0.7};
 Ids tight_slots() { return route(kTight, true, 7, random_numbers(35, 2)).slots; }
 
 std::vector<OpCase> cases() {
-  return {op_on_slots(OpKind::moe_dispatch, kTight, 7, 4, tight_slots()), op_on_slots(OpKind::moe_combine, kTight, 7, 4, tight_slots()),
-          expert_linear_case(kTight, 7, 6, 5), packed_swiglu_case(kTight, 7, 3)};
+  return {op_on_slots(OpKind::moe_dispatch, kTight, 7, 4, tight_slots()),
+          op_on_slots(OpKind::moe_combine, kTight, 7, 4, tight_slots()), expert_linear_case(kTight, 7, 6, 5),
+          packed_swiglu_case(kTight, 7, 3)};
 }
 
 double dot(const Numbers& a, const Numbers& b) {
@@ -120,7 +133,8 @@ double dot(const Numbers& a, const Numbers& b) {
   return sum;
 }
 
-// <dy, f(x + h d)> differenced against <gradient, d>: h^2 = 1e-10 of third derivatives and 1e-16 / h of rounding, some hundred of each.
+// <dy, f(x + h d)> differenced against <gradient, d>: h^2 = 1e-10 of third derivatives and 1e-16 / h of rounding, some
+// hundred of each.
 double slope_error(const OpCase& c, std::vector<Numbers> OpCase::*group, std::size_t i, const Numbers& gradient) {
   const Numbers direction = random_numbers(gradient.size(), 99 + static_cast<unsigned>(i));
   const double h = 1e-5;
@@ -141,30 +155,34 @@ TEST_CASE("capacity: rounded up, never more than the tokens, a whole number wher
     return Experts{.count = count, .top_k = k, .capacity_factor = factor}.capacity(tokens);
   };
   CHECK(capacity(16, 8, 2, 1.0) == 4);
-  CHECK(capacity(17, 8, 2, 1.0) == 5);     // 4.25
+  CHECK(capacity(17, 8, 2, 1.0) == 5);  // 4.25
   CHECK(capacity(16, 8, 2, 1.25) == 5);
-  CHECK(capacity(80, 8, 1, 1.1) == 11);    // 10 * 1.1 is 11.000000000000002 in double
+  CHECK(capacity(80, 8, 1, 1.1) == 11);  // 10 * 1.1 is 11.000000000000002 in double
   CHECK(capacity(1, 64, 1, 0.01) == 1);
   CHECK(capacity(10, 4, 2, 100.0) == 10);
   for (const auto& [count, k] : {std::pair{64, 6}, {60, 4}, {7, 3}, {128, 8}, {8, 8}})  // nothing can be dropped
-    for (const std::int64_t tokens : {1, 7, 4096, 1'000'003}) CHECK(capacity(tokens, count, k, static_cast<double>(count) / k) == tokens);
+    for (const std::int64_t tokens : {1, 7, 4096, 1'000'003})
+      CHECK(capacity(tokens, count, k, static_cast<double>(count) / k) == tokens);
   CHECK(rows({}, {3, 5, 8}) == 15);
   CHECK(rows({.count = 8, .top_k = 2}, {1, 17, 8}) == 40);
   CHECK(elements({TensorKind::activation, 10, true, {.count = 8, .top_k = 2}}, {1, 17, 8}) == 400);
-  CHECK_THROWS_AS(static_cast<void>(elements({TensorKind::activation, std::int64_t{1} << 24, true, {.count = 65536, .top_k = 65536}},
-                                             {1, std::int64_t{1} << 36, 8})),
+  CHECK_THROWS_AS(static_cast<void>(
+                      elements({TensorKind::activation, std::int64_t{1} << 24, true, {.count = 65536, .top_k = 65536}},
+                               {1, std::int64_t{1} << 36, 8})),
                   InputError);
 }
 
 TEST_CASE("routing by hand: order, ties, slots, drops") {
-  // Tokens x experts. Token 0: 2 then 0. Token 1: 1 and 2 are equal: the lower first. Token 2: all equal: 0, 1. Token 3: 2, then 0.
+  // Tokens x experts. Token 0: 2 then 0. Token 1: 1 and 2 are equal: the lower first. Token 2: all equal: 0, 1. Token
+  // 3: 2, then 0.
   const Numbers logits = {1, 0, 3, /**/ 0, 5, 5, /**/ 2, 2, 2, /**/ 1, -9, 4};
   const Experts one_each{.count = 3, .top_k = 2, .capacity_factor = 0.75};  // 4 * 2 / 3 * 0.75 = 2 slots
   const Routed r = route(one_each, true, 4, logits);
   CHECK(r.slots == Ids{4, 0, /**/ 2, 5, /**/ 1, 3, /**/ -3, -1});  // experts 2 and 0 are full: -1 - 2, -1 - 0
   CHECK(r.weights[0] == doctest::Approx(std::exp(3) / (std::exp(3) + std::exp(1))));
   CHECK(r.weights[2] == 0.5);
-  CHECK(r.weights[6] == doctest::Approx(std::exp(4) / (std::exp(4) + std::exp(1))));  // a dropped choice keeps its weight
+  CHECK(r.weights[6] ==
+        doctest::Approx(std::exp(4) / (std::exp(4) + std::exp(1))));  // a dropped choice keeps its weight
   const double nan = std::numeric_limits<double>::quiet_NaN();
   CHECK(route(one_each, true, 1, {nan, 1, nan}).slots == Ids{0, 2});  // counts as largest; slots stay valid
 }
@@ -199,11 +217,13 @@ TEST_CASE("weights and their gradients: softmax over the chosen, or over all") {
       const double h = 1e-6;
       Numbers up = logits, down = logits;
       up[i] += h, down[i] -= h;
-      const double slope = (dot(dw, route(e, renormalised, 8, up).weights) - dot(dw, route(e, renormalised, 8, down).weights)) / (2 * h);
+      const double slope =
+          (dot(dw, route(e, renormalised, 8, up).weights) - dot(dw, route(e, renormalised, 8, down).weights)) / (2 * h);
       CHECK(r.grad_logits[i] == doctest::Approx(slope).epsilon(1e-6).scale(1.0));
     }
     const Routed added = route(e, renormalised, 8, logits, dw, DType::f64, 2.5);
-    for (std::size_t i = 0; i < logits.size(); ++i) CHECK(added.grad_logits[i] == doctest::Approx(r.grad_logits[i] + 2.5).epsilon(1e-13));
+    for (std::size_t i = 0; i < logits.size(); ++i)
+      CHECK(added.grad_logits[i] == doctest::Approx(r.grad_logits[i] + 2.5).epsilon(1e-13));
     for (const auto& [type, tolerance] : {std::pair{DType::f32, 1e-5}, {DType::bf16, 2e-2}, {DType::f16, 3e-3}}) {
       const Routed exact = route(e, renormalised, 8, rounded(type, logits), rounded(type, dw)),
                    narrow = route(e, renormalised, 8, logits, dw, type);
@@ -217,7 +237,8 @@ TEST_CASE("weights and their gradients: softmax over the chosen, or over all") {
 TEST_CASE("dispatching and combining, written out; dropped choices have no part and no gradient") {
   const Ids slots = tight_slots();
   REQUIRE(std::count_if(slots.begin(), slots.end(), [](std::int64_t s) { return s < 0; }) > 3);
-  const OpCase dispatch = op_on_slots(OpKind::moe_dispatch, kTight, 7, 4, slots), combine = op_on_slots(OpKind::moe_combine, kTight, 7, 4, slots);
+  const OpCase dispatch = op_on_slots(OpKind::moe_dispatch, kTight, 7, 4, slots),
+               combine = op_on_slots(OpKind::moe_combine, kTight, 7, 4, slots);
   Numbers spread(dispatch.grad_output.size(), 0.0), sum(28, 0.0), weight_gradient(slots.size(), 0.0);
   for (std::size_t c = 0; c < slots.size(); ++c)
     for (std::size_t i = 0; i < 4 && slots[c] >= 0; ++i) {
@@ -264,8 +285,10 @@ TEST_CASE("narrow types stay near fp64") {
       c.grad_output = rounded(type, c.grad_output);
       const OpResult wide = run_case(c), narrow = run_case(c, {.type = type});
       CHECK(distance(narrow.output, wide.output) <= tolerance);
-      for (std::size_t i = 0; i < c.inputs.size(); ++i) CHECK(distance(narrow.grad_inputs[i], wide.grad_inputs[i]) <= tolerance);
-      for (std::size_t i = 0; i < c.params.size(); ++i) CHECK(distance(narrow.grad_params[i], wide.grad_params[i]) <= tolerance);
+      for (std::size_t i = 0; i < c.inputs.size(); ++i)
+        CHECK(distance(narrow.grad_inputs[i], wide.grad_inputs[i]) <= tolerance);
+      for (std::size_t i = 0; i < c.params.size(); ++i)
+        CHECK(distance(narrow.grad_params[i], wide.grad_params[i]) <= tolerance);
     }
 }
 

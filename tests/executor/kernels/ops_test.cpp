@@ -1,9 +1,9 @@
-// Every op, forward and backward: against PyTorch in fp64 (tests/golden/kernels.json), against finite differences, in fp32 and
-// bf16 against fp64, and against broken buffers.
+// Every op, forward and backward: against PyTorch in fp64 (tests/golden/kernels.json), against finite differences, in
+// fp32 and bf16 against fp64, and against broken buffers.
 #include <doctest/doctest.h>
 
-#include "tests/support/kernels_support.h"
 #include "models/input/error.h"
+#include "tests/support/kernels_support.h"
 
 using namespace fsdp;
 using namespace fsdp::testing;
@@ -20,8 +20,10 @@ OpShape shape_of(const nlohmann::json& j) {
   OpShape s;
   s.in = j.value("in", s.in), s.out = j.value("out", s.out), s.width = j.value("width", s.width),
   s.groups = j.value("groups", s.groups);
-  s.heads = j.value("heads", s.heads), s.kv_heads = j.value("kv_heads", s.kv_heads), s.head_dim = j.value("head_dim", s.head_dim);
-  s.window = j.value("window", s.window), s.vocab = j.value("vocab", s.vocab), s.positions = j.value("positions", s.positions);
+  s.heads = j.value("heads", s.heads), s.kv_heads = j.value("kv_heads", s.kv_heads),
+  s.head_dim = j.value("head_dim", s.head_dim);
+  s.window = j.value("window", s.window), s.vocab = j.value("vocab", s.vocab),
+  s.positions = j.value("positions", s.positions);
   s.causal = j.value("causal", s.causal), s.alibi = j.value("alibi", s.alibi), s.packed = j.value("packed", s.packed);
   s.transposed = j.value("transposed", s.transposed), s.tanh = j.value("tanh", s.tanh), s.eps = j.value("eps", s.eps);
   s.theta = j.value("theta", s.theta);
@@ -60,8 +62,10 @@ bool has_backward(const OpCase& c) { return c.op.kind != OpKind::add; }
 void check_gradients(const OpResult& r, const OpResult& expected, double tolerance) {
   REQUIRE(r.grad_inputs.size() == expected.grad_inputs.size());
   REQUIRE(r.grad_params.size() == expected.grad_params.size());
-  for (std::size_t i = 0; i < r.grad_inputs.size(); ++i) CHECK(distance(r.grad_inputs[i], expected.grad_inputs[i]) <= tolerance);
-  for (std::size_t i = 0; i < r.grad_params.size(); ++i) CHECK(distance(r.grad_params[i], expected.grad_params[i]) <= tolerance);
+  for (std::size_t i = 0; i < r.grad_inputs.size(); ++i)
+    CHECK(distance(r.grad_inputs[i], expected.grad_inputs[i]) <= tolerance);
+  for (std::size_t i = 0; i < r.grad_params.size(); ++i)
+    CHECK(distance(r.grad_params[i], expected.grad_params[i]) <= tolerance);
 }
 
 double dot(const Numbers& a, const Numbers& b) {
@@ -71,9 +75,10 @@ double dot(const Numbers& a, const Numbers& b) {
 }
 
 // d/dh of <dy, f(x + h direction)> by a central difference against <gradient, direction>. With h = 1e-5 the difference
-// quotient is off by about h^2 = 1e-10 times third derivatives and by 1e-16 / h = 1e-11; sums of a few hundred of those stay
-// below 1e-6.
-void check_slope(const OpCase& c, std::vector<Numbers> OpCase::*group, std::size_t i, const Numbers& gradient, unsigned seed) {
+// quotient is off by about h^2 = 1e-10 times third derivatives and by 1e-16 / h = 1e-11; sums of a few hundred of those
+// stay below 1e-6.
+void check_slope(const OpCase& c, std::vector<Numbers> OpCase::*group, std::size_t i, const Numbers& gradient,
+                 unsigned seed) {
   const Numbers direction = random_numbers(gradient.size(), seed);
   const double h = 1e-5;
   double value[2];
@@ -99,9 +104,13 @@ OpCase attention_case(const OpShape& shape, std::int64_t sequences, std::int64_t
   c.op.kind = OpKind::attention;
   c.op.shape = shape;
   c.work.sequences = sequences, c.work.seq_len = seq_len;
-  const auto n = [&](std::int64_t heads) { return static_cast<std::size_t>(sequences * seq_len * heads * shape.head_dim); };
+  const auto n = [&](std::int64_t heads) {
+    return static_cast<std::size_t>(sequences * seq_len * heads * shape.head_dim);
+  };
   if (shape.packed) c.inputs = {random_numbers(n(shape.heads + 2 * shape.kv_heads), 1)};
-  else c.inputs = {random_numbers(n(shape.heads), 1), random_numbers(n(shape.kv_heads), 2), random_numbers(n(shape.kv_heads), 3)};
+  else
+    c.inputs = {random_numbers(n(shape.heads), 1), random_numbers(n(shape.kv_heads), 2),
+                random_numbers(n(shape.kv_heads), 3)};
   c.ids.assign(c.inputs.size(), false);
   c.grad_output = random_numbers(n(shape.heads), 4);
   c.op.inputs.resize(c.inputs.size()), c.op.outputs.resize(1);
@@ -133,7 +142,8 @@ Numbers naive_attention(const OpCase& c) {
         }
         for (std::int64_t e = 0; e < s.head_dim; ++e) {
           double sum = 0;
-          for (std::int64_t j = 0; j < length; ++j) sum += p[static_cast<std::size_t>(j)] / total * kv(2, n * length + j, h, e);
+          for (std::int64_t j = 0; j < length; ++j)
+            sum += p[static_cast<std::size_t>(j)] / total * kv(2, n * length + j, h, e);
           y[static_cast<std::size_t>((n * length + i) * q_width + h * s.head_dim + e)] = sum;
         }
       }
@@ -169,7 +179,8 @@ TEST_CASE("gradients that nobody wants are left out") {
   for (const auto& [c, expected] : recorded_cases()) {
     if (!has_backward(c)) continue;
     CAPTURE(c.name);
-    const OpResult params_only = run_case(c, {.wants_inputs = false}), inputs_only = run_case(c, {.wants_params = false});
+    const OpResult params_only = run_case(c, {.wants_inputs = false}),
+                   inputs_only = run_case(c, {.wants_params = false});
     for (std::size_t i = 0; i < c.params.size(); ++i)
       CHECK(distance(params_only.grad_params[i], expected.grad_params[i]) <= 1e-12);
     for (std::size_t i = 0; i < c.inputs.size(); ++i)
@@ -184,12 +195,14 @@ TEST_CASE("gradients equal finite differences") {
   }
 }
 
-// Narrow types get the inputs that they can hold; fp64 on those same inputs is the truth. fp32: sums of at most ~100 rounded
-// products, each within 2^-24 of the largest term: 100 * 2^-24 = 6e-6, and a few terms per output. bf16 computes in fp32 and
-// rounds once on storing, 2^-9 of the value (fp16 keeps three bits more, and these values are well inside its range); attention's backward reads the rounded output, which costs as much again, twice.
+// Narrow types get the inputs that they can hold; fp64 on those same inputs is the truth. fp32: sums of at most ~100
+// rounded products, each within 2^-24 of the largest term: 100 * 2^-24 = 6e-6, and a few terms per output. bf16
+// computes in fp32 and rounds once on storing, 2^-9 of the value (fp16 keeps three bits more, and these values are well
+// inside its range); attention's backward reads the rounded output, which costs as much again, twice.
 TEST_CASE("fp32, bf16 and fp16 are as close to fp64 as their digits allow") {
   for (auto& [c, expected] : recorded_cases()) {
-    for (const auto& [type, tolerance] : {std::pair{DType::f32, 1e-5}, {DType::bf16, 1.0 / 128}, {DType::f16, 1.0 / 512}}) {
+    for (const auto& [type, tolerance] :
+         {std::pair{DType::f32, 1e-5}, {DType::bf16, 1.0 / 128}, {DType::f16, 1.0 / 512}}) {
       OpCase narrow = c;
       CAPTURE(c.name);
       CAPTURE(name(type));
@@ -207,10 +220,10 @@ TEST_CASE("fp32, bf16 and fp16 are as close to fp64 as their digits allow") {
 
 TEST_CASE("attention over several blocks of rows") {
   const OpShape plain{.heads = 2, .kv_heads = 2, .head_dim = 3};
-  for (const OpShape& shape :
-       {plain, OpShape{.heads = 4, .kv_heads = 2, .head_dim = 5}, OpShape{.heads = 2, .kv_heads = 1, .head_dim = 3, .window = 70},
-        OpShape{.heads = 2, .kv_heads = 2, .head_dim = 3, .window = 5},
-        OpShape{.heads = 1, .kv_heads = 1, .head_dim = 4, .causal = false}}) {
+  for (const OpShape& shape : {plain, OpShape{.heads = 4, .kv_heads = 2, .head_dim = 5},
+                               OpShape{.heads = 2, .kv_heads = 1, .head_dim = 3, .window = 70},
+                               OpShape{.heads = 2, .kv_heads = 2, .head_dim = 3, .window = 5},
+                               OpShape{.heads = 1, .kv_heads = 1, .head_dim = 4, .causal = false}}) {
     for (const std::int64_t length : {63, 64, 65, 150}) {
       CAPTURE(length);
       const OpCase c = attention_case(shape, 2, length);
@@ -263,7 +276,8 @@ TEST_CASE("a buffer of another size, or one that is missing, is refused by name"
   };
   Block out(24);
   CHECK(message({{good.view()}, {out.view()}, {}, {}}).empty());
-  CHECK(message({{bad.view()}, {out.view()}, {}, {}}) == "operation gelu: input 0: buffer of 20 bytes where the model needs 24");
+  CHECK(message({{bad.view()}, {out.view()}, {}, {}}) ==
+        "operation gelu: input 0: buffer of 20 bytes where the model needs 24");
   CHECK(message({{good.view()}, {bad.view()}, {}, {}}) ==
         "operation gelu: output 0: buffer of 20 bytes where the model needs 24");
   CHECK(message({{}, {out.view()}, {}, {}}) == "operation gelu: input 0 is absent, but this kernel needs it");

@@ -1,14 +1,15 @@
-// When a rank that is a process fails, is killed, stopped or gets stuck, every process of the launch ends, soon, with one message that
-// names the rank, the operation and the step, and nothing is left behind. The test starts mpirun with itself; each process of that runs
-// one rank of a small model (the skipped case below), and one of them misbehaves as the environment says.
+// When a rank that is a process fails, is killed, stopped or gets stuck, every process of the launch ends, soon, with
+// one message that names the rank, the operation and the step, and nothing is left behind. The test starts mpirun with
+// itself; each process of that runs one rank of a small model (the skipped case below), and one of them misbehaves as
+// the environment says.
 #include <atomic>
 #include <cstdio>
 #include <fstream>
 #include <memory>
 
 #include "executor/mpi_backend.h"
-#include "tests/support/run_support.h"
 #include "tests/support/mpi_launch.h"
+#include "tests/support/run_support.h"
 #include "tests/support/small_models.h"
 
 using namespace fsdp;
@@ -16,7 +17,7 @@ using namespace fsdp::testing;
 
 namespace {
 
-// --- one rank -----------------------------------------------------------------------------------------------------------------------
+// --- one rank ---
 
 bool is_moment(const std::string& moment, const Operation& op) {
   if (moment == "init") return op.action == Action::init_parameters;
@@ -25,11 +26,13 @@ bool is_moment(const std::string& moment, const Operation& op) {
   return moment == "optimizer" && op.action == Action::optimizer;
 }
 
-// Five steps; the fault comes in the second (or in init, between steps 1 and 2, before the run, or "after 1234" microseconds of it).
+// Five steps; the fault comes in the second (or in init, between steps 1 and 2, before the run, or "after 1234"
+// microseconds of it).
 int one_rank(const std::string& fault, const std::string& moment, std::int64_t victim) {
   Launch& launch = join_launch();
   const bool mine = launch.rank() == victim;
-  const ModelGraph model = small_llama({.layers = 3, .vocab = 37, .hidden = 20, .inner = 30, .heads = 5, .kv_heads = 1});
+  const ModelGraph model =
+      small_llama({.layers = 3, .vocab = 37, .hidden = 20, .inner = 30, .heads = 5, .kv_heads = 1});
   const ShardingPlan plan = make_plan(model, {.shard = launch.ranks(), .reshard = Reshard::yes, .clip_norm = 1.0});
   auto steps = std::make_shared<std::atomic<std::int64_t>>(0);
   auto begun = std::make_shared<std::atomic<bool>>(false);
@@ -45,10 +48,11 @@ int one_rank(const std::string& fault, const std::string& moment, std::int64_t v
     if (!now || moment != "collective") return;
     // The others are late for the collectives that come, so that the victim is inside one after a while.
     if (!mine) std::this_thread::sleep_for(500ms);
-    else std::thread([fault] {
-           std::this_thread::sleep_for(250ms);
-           misbehave(fault);
-         }).detach();
+    else
+      std::thread([fault] {
+        std::this_thread::sleep_for(250ms);
+        misbehave(fault);
+      }).detach();
   };
   if (mine && moment.starts_with("after "))
     std::thread([fault, us = std::stol(moment.substr(6))] {
@@ -67,7 +71,7 @@ int one_rank(const std::string& fault, const std::string& moment, std::int64_t v
   return 0;
 }
 
-// --- all of them ----------------------------------------------------------------------------------------------------------------------
+// --- all of them ---
 
 const std::vector<std::string> kMoments = {"init", "forward", "collective", "backward", "optimizer", "between"};
 
@@ -95,7 +99,8 @@ void check_fault(const std::string& fault, const std::string& words, const std::
 }  // namespace
 
 TEST_CASE("one rank of a launch" * doctest::skip()) {
-  std::exit(one_rank(from_environment("FSDP_TEST_FAULT"), from_environment("FSDP_TEST_MOMENT"), std::stol(from_environment("FSDP_TEST_VICTIM"))));
+  std::exit(one_rank(from_environment("FSDP_TEST_FAULT"), from_environment("FSDP_TEST_MOMENT"),
+                     std::stol(from_environment("FSDP_TEST_VICTIM"))));
 }
 
 TEST_CASE("without a fault the launch ends with 0, says nothing and leaves nothing") {
@@ -109,13 +114,21 @@ TEST_CASE("without a fault the launch ends with 0, says nothing and leaves nothi
 
 TEST_CASE("a rank that is killed") { check_fault("kill", "died", kMoments); }
 TEST_CASE("a rank that crashes") { check_fault("abort", "died", {"forward", "collective", "between"}); }
-TEST_CASE("a rank that throws") { check_fault("throw", "the disk is on fire", {"init", "forward", "backward", "optimizer", "between"}); }
-TEST_CASE("a rank that runs out of memory") { check_fault("bad_alloc", "out of memory on this machine", {"init", "forward", "optimizer"}); }
+TEST_CASE("a rank that throws") {
+  check_fault("throw", "the disk is on fire", {"init", "forward", "backward", "optimizer", "between"});
+}
+TEST_CASE("a rank that runs out of memory") {
+  check_fault("bad_alloc", "out of memory on this machine", {"init", "forward", "optimizer"});
+}
 TEST_CASE("a rank that calls exit(0)") { check_fault("exit", "called exit(0)", kMoments); }
 TEST_CASE("a rank that calls exit(5)") { check_fault("exit5", "called exit(5)", {"forward"}); }
 TEST_CASE("a rank that calls _exit(0)") { check_fault("_exit", "died", {"forward", "collective"}); }
-TEST_CASE("a rank that is stopped") { check_fault("stop", "is stopped", {"init", "forward", "collective", "optimizer", "between"}); }
-TEST_CASE("a rank that gets stuck") { check_fault("stuck", "no rank has made progress for 1 s", {"init", "forward", "backward", "between"}); }
+TEST_CASE("a rank that is stopped") {
+  check_fault("stop", "is stopped", {"init", "forward", "collective", "optimizer", "between"});
+}
+TEST_CASE("a rank that gets stuck") {
+  check_fault("stuck", "no rank has made progress for 1 s", {"init", "forward", "backward", "between"});
+}
 
 TEST_CASE("a rank that is killed or stopped before the run, or at any time") {
   if (!can_launch()) return;
@@ -127,7 +140,8 @@ TEST_CASE("a rank that is killed or stopped before the run, or at any time") {
     CAPTURE(moment);
     check_ends(launch(i % 2 == 0 ? 4 : 2, "kill", moment, i % 2), {"rank " + std::to_string(i % 2) + " died"});
   }
-  for (const char* moment : {"after 20000", "after 70000", "after 300000"}) check_ends(launch(4, "stop", moment, 1), {"rank 1 is stopped"});
+  for (const char* moment : {"after 20000", "after 70000", "after 300000"})
+    check_ends(launch(4, "stop", moment, 1), {"rank 1 is stopped"});
 }
 
 TEST_CASE("Ctrl-C and SIGTERM end all ranks, wherever they are") {

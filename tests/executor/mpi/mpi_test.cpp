@@ -1,11 +1,11 @@
-// The mpi backend: the conformance suite over processes, and runs that equal those over threads bit by bit. CTest starts it with
-// mpirun (tests/support/mpi.cmake).
+// The mpi backend: the conformance suite over processes, and runs that equal those over threads bit by bit. CTest
+// starts it with mpirun (tests/support/mpi.cmake).
 #include <fmt/format.h>
 
 #include "executor/mpi_backend.h"
+#include "simulator/engine/memory.h"
 #include "tests/executor/conformance/conformance.h"
 #include "tests/support/run_support.h"
-#include "simulator/engine/memory.h"
 #include "tests/support/small_models.h"
 
 namespace fsdp::conformance {
@@ -72,13 +72,17 @@ void check_equals_threads(const ModelGraph& model, PlanWords words) {
 }  // namespace
 
 TEST_CASE("a sharded run over processes equals the same run over threads, bit by bit") {
-  const ModelGraph model = small_llama({.layers = 3, .vocab = 37, .hidden = 20, .inner = 30, .heads = 5, .kv_heads = 1});
+  const ModelGraph model =
+      small_llama({.layers = 3, .vocab = 37, .hidden = 20, .inner = 30, .heads = 5, .kv_heads = 1});
   const std::int64_t n = ranks();
   check_equals_threads(model, {.shard = n, .micro_batches = {1, 2}, .clip_norm = 0.05});
   check_equals_threads(model, {.shard = n, .compute = DType::bf16, .forward_prefetch = 1, .backward_prefetch = 2});
-  check_equals_threads(model, {.shard = n, .checkpointing = "full", .compute = DType::f64, .reduce = DType::f64, .master = DType::f64});
+  check_equals_threads(
+      model, {.shard = n, .checkpointing = "full", .compute = DType::f64, .reduce = DType::f64, .master = DType::f64});
   check_equals_threads(model, {.replicate = n, .micro_batches = {1, 2}, .dialect = Dialect::ddp});
-  if (n % 2 == 0) check_equals_threads(model, {.shard = n / 2, .replicate = 2, .micro_batches = {1, 1}, .grad_sync = GradSync::reduce_scatter_only});
+  if (n % 2 == 0)
+    check_equals_threads(
+        model, {.shard = n / 2, .replicate = 2, .micro_batches = {1, 1}, .grad_sync = GradSync::reduce_scatter_only});
   if (n % 2 == 0) check_equals_threads(model, {.shard = 2, .replicate = n / 2, .wrap = "root"});
 }
 
@@ -101,10 +105,12 @@ TEST_CASE("the mesh must have as many ranks as there are processes; the measurem
 TEST_CASE("texts of any size reach every rank in the order of the ranks") {
   conformance::on_ranks({1, ranks()}, [](Device& device, conformance::Checks& checks) {
     for (const std::size_t size : {std::size_t{0}, std::size_t{1}, std::size_t{100'000}, std::size_t{3'000'000}}) {
-      const std::string mine(size * static_cast<std::size_t>(device.rank() % 3), static_cast<char>('a' + device.rank()));
+      const std::string mine(size * static_cast<std::size_t>(device.rank() % 3),
+                             static_cast<char>('a' + device.rank()));
       const std::vector<std::string> all = device.exchange(mine);
       checks.expect(static_cast<std::int64_t>(all.size()) == ranks());
-      for (std::size_t r = 0; r < all.size(); ++r) checks.expect(all[r] == std::string(size * (r % 3), static_cast<char>('a' + r)));
+      for (std::size_t r = 0; r < all.size(); ++r)
+        checks.expect(all[r] == std::string(size * (r % 3), static_cast<char>('a' + r)));
     }
   });
 }
@@ -128,10 +134,13 @@ TEST_CASE("after a failed run the next one works: nothing of it is left on its w
       device.reserve_arena(4096);
       device.begin_step();
       const BufferView b = device.allocate(G, 0, 8 * ranks());
-      device.launch(0, G, {}, [b, trial, &device] { conformance::put(DType::f64, b.data, device.rank(), static_cast<double>(device.rank() + trial)); });
+      device.launch(0, G, {}, [b, trial, &device] {
+        conformance::put(DType::f64, b.data, device.rank(), static_cast<double>(device.rank() + trial));
+      });
       device.all_gather(1, G, Communicator::shard, {}, b, 1, DType::f64);
       device.synchronize();
-      for (std::int64_t r = 0; r < ranks(); ++r) checks.expect(conformance::get(DType::f64, b.data, r) == static_cast<double>(r + trial));
+      for (std::int64_t r = 0; r < ranks(); ++r)
+        checks.expect(conformance::get(DType::f64, b.data, r) == static_cast<double>(r + trial));
     });
   }
 }

@@ -1,12 +1,12 @@
-// What PyTorch's test_fully_shard_comm.py, and its tests of mixed precision and clipping, demand, run. tests/PARITY.md says which test
-// case stands for which of its tests.
+// What PyTorch's test_fully_shard_comm.py, and its tests of mixed precision and clipping, demand, run. tests/PARITY.md
+// says which test case stands for which of its tests.
 #include <cmath>
 #include <functional>
 #include <set>
 
 #include "executor/kernels/arithmetic/element.h"
-#include "tests/support/parity_support.h"
 #include "tests/support/mlp_model.h"
+#include "tests/support/parity_support.h"
 #include "tests/support/refusal.h"
 #include "tests/support/small_models.h"
 
@@ -15,7 +15,9 @@ using namespace fsdp::testing;
 
 namespace {
 
-ModelGraph blocks(int n = 3) { return mlp({.blocks = std::vector<std::vector<std::int64_t>>(static_cast<std::size_t>(n), {6, 9, 6}), .vocab = 11}); }
+ModelGraph blocks(int n = 3) {
+  return mlp({.blocks = std::vector<std::vector<std::int64_t>>(static_cast<std::size_t>(n), {6, 9, 6}), .vocab = 11});
+}
 ShardingPlan double_plan(const ModelGraph& model, const PlanWords& words) { return make_plan(model, in_double(words)); }
 
 void check_counts(const RunResult& r, int gathers, int scatters, int reduces) {
@@ -34,11 +36,12 @@ double rounded(DType type, double x) {
   });
 }
 
-// Sequences [first, first + 1), [first + stride, ...) of the data: what one rank of several sees, given to a rank alone.
+// Sequences [first, first + 1), [first + stride, ...) of the data: what one rank of several sees, given to a rank
+// alone.
 RunOptions one_sequence(const ModelGraph& model, const ShardingPlan& plan, std::int64_t first, std::int64_t stride) {
   RunOptions o = five_steps();
-  o.training.tokens = [vocab = model.vocab, seed = plan.seed, first, stride](std::int64_t sequence, std::int64_t length, std::int64_t* ids,
-                                                                            std::int64_t* targets) {
+  o.training.tokens = [vocab = model.vocab, seed = plan.seed, first, stride](std::int64_t sequence, std::int64_t length,
+                                                                             std::int64_t* ids, std::int64_t* targets) {
     for (std::int64_t p = 0; p < length; ++p) {
       ids[p] = synthetic_token(seed, first + sequence * stride, p, vocab);
       targets[p] = synthetic_token(seed, first + sequence * stride, p + 1, vocab);
@@ -88,11 +91,13 @@ TEST_CASE("test_set_reshard_after_forward: of the root alone, of all but the roo
   check_counts(check_parity(model, plan), 4 + 3, 4, 0);
 }
 
-TEST_CASE("test_set_reduce_scatter_divide_factor: W and 2 W, of one unit and not of those inside it, on a 1-D and a 2-D mesh") {
+TEST_CASE(
+    "test_set_reduce_scatter_divide_factor: W and 2 W, of one unit and not of those inside it, on a 1-D and a 2-D "
+    "mesh") {
   const ModelGraph model = blocks(2);
   for (const std::int64_t replicate : {1, 2})
     for (const double times : {1.0, 2.0})
-      for (const DType reduce : {DType::f64, DType::f32}) {              // f64 divides by itself, f32 in the reduction
+      for (const DType reduce : {DType::f64, DType::f32}) {  // f64 divides by itself, f32 in the reduction
         ShardingPlan plan = double_plan(model, {.shard = 4 / replicate, .replicate = replicate});
         plan.reduce_dtype = reduce;
         const double factor = times * static_cast<double>(plan.shard()), mean = static_cast<double>(plan.ranks());
@@ -136,40 +141,51 @@ TEST_CASE("test_set_reduce_scatter_max_input_buffers: 1, 2 and 3 give the same b
   const ModelGraph model = blocks(5);
   ShardingPlan plan = double_plan(model, {.shard = 3, .reshard = Reshard::yes});
   std::vector<RunResult> results;
-  std::vector<std::int64_t> most;                                        // reduce-scatter inputs of the blocks alive at once
+  std::vector<std::int64_t> most;  // reduce-scatter inputs of the blocks alive at once
   for (const int k : {1, 2, 3}) {
     plan.reduce_scatter_buffers = k;
     results.push_back(check_parity(model, plan));
     const Program program = lower(model, plan, native_implementation());
     std::int64_t live = 0, peak = 0;
-    const auto input = [&](std::int32_t b) { return program.buffers[static_cast<std::size_t>(b)].kind == BufferKind::reduce_input ? 1 : 0; };
+    const auto input = [&](std::int32_t b) {
+      return program.buffers[static_cast<std::size_t>(b)].kind == BufferKind::reduce_input ? 1 : 0;
+    };
     for (const Operation& op : program.steady_step.ops)
-      memory_events(program.steady_step, op, [&](std::int32_t b) { peak = std::max(peak, live += input(b)); },
-                    [&](std::int32_t b) { live -= input(b); });
+      memory_events(
+          program.steady_step, op, [&](std::int32_t b) { peak = std::max(peak, live += input(b)); },
+          [&](std::int32_t b) { live -= input(b); });
     most.push_back(peak);
   }
   CHECK(equal_bits(results[0], results[1]));
   CHECK(equal_bits(results[0], results[2]));
   CHECK(most == std::vector<std::int64_t>{1, 2, 3});
   plan.reduce_scatter_buffers = 0;
-  CHECK(refusal([&] { static_cast<void>(execute(model, plan, five_steps())); }).find("reduce_scatter_buffers") != std::string::npos);
+  CHECK(refusal([&] { static_cast<void>(execute(model, plan, five_steps())); }).find("reduce_scatter_buffers") !=
+        std::string::npos);
 }
 
 TEST_CASE("test_set_separate_reduce_scatter_group: a communicator for reduce-scatters gives the same bits") {
   const ModelGraph model = blocks(4);
   for (const std::int64_t replicate : {1, 2}) {
-    ShardingPlan plan = double_plan(model, {.shard = 4 / replicate, .replicate = replicate, .reshard = Reshard::yes, .micro_batches = {1, 1}});
+    ShardingPlan plan = double_plan(
+        model, {.shard = 4 / replicate, .replicate = replicate, .reshard = Reshard::yes, .micro_batches = {1, 1}});
     const RunResult one = check_parity(model, plan);
     plan.separate_reduce_scatter = true;
     CHECK(equal_bits(check_parity(model, plan), one));
   }
 }
 
-TEST_CASE("test_fully_shard_multi_module_backward_prefetch: groups of two layers, embeddings, and norm with head that stays whole") {
-  const ModelGraph model = small_llama({.layers = 4, .vocab = 37, .hidden = 20, .inner = 30, .heads = 5, .kv_heads = 1});
+TEST_CASE(
+    "test_fully_shard_multi_module_backward_prefetch: groups of two layers, embeddings, and norm with head that stays "
+    "whole") {
+  const ModelGraph model =
+      small_llama({.layers = 4, .vocab = 37, .hidden = 20, .inner = 30, .heads = 5, .kv_heads = 1});
   ShardingPlan plan = double_plan(model, {.shard = 4});
-  plan.units = {{{"model.embed_tokens"}}, {{"model.layers.0", "model.layers.1"}}, {{"model.layers.2", "model.layers.3"}},
-                {{"model.norm", "lm_head"}}, {{""}}};
+  plan.units = {{{"model.embed_tokens"}},
+                {{"model.layers.0", "model.layers.1"}},
+                {{"model.layers.2", "model.layers.3"}},
+                {{"model.norm", "lm_head"}},
+                {{""}}};
   plan.units[3].reshard_after_forward = Reshard::no;
   check_counts(check_parity(model, plan), 4 + 3, 4, 0);
 }
@@ -184,8 +200,10 @@ TEST_CASE("test_backward_misprefetch: gathering what is not needed next changes 
   CHECK(equal_bits(check_parity(model, plan), plain));
 }
 
-TEST_CASE("test_set_modules_to_backward_prefetch_inside_ac: a block with a unit inside it, recomputed, prefetched by name") {
-  const ModelGraph model = small_llama({.layers = 3, .vocab = 37, .hidden = 20, .inner = 30, .heads = 5, .kv_heads = 1});
+TEST_CASE(
+    "test_set_modules_to_backward_prefetch_inside_ac: a block with a unit inside it, recomputed, prefetched by name") {
+  const ModelGraph model =
+      small_llama({.layers = 3, .vocab = 37, .hidden = 20, .inner = 30, .heads = 5, .kv_heads = 1});
   ShardingPlan plan = double_plan(model, {.shard = 2});
   plan.units.clear();
   for (int i = 0; i < 3; ++i) {
@@ -203,7 +221,8 @@ TEST_CASE("test_set_modules_to_backward_prefetch_inside_ac: a block with a unit 
   CHECK(equal_bits(check_parity(model, plan), plain));
 }
 
-TEST_CASE("test_singleton_copy_division, test_size1_reduceop: one shard divides by what it is told, and by nothing else") {
+TEST_CASE(
+    "test_singleton_copy_division, test_size1_reduceop: one shard divides by what it is told, and by nothing else") {
   const ModelGraph model = blocks(2);
   for (const std::int64_t replicate : {1, 2}) {
     ShardingPlan plan = double_plan(model, {.replicate = replicate});
@@ -216,22 +235,26 @@ TEST_CASE("test_singleton_copy_division, test_size1_reduceop: one shard divides 
     for (std::size_t i = 0; i < model.parameters.size(); ++i) {
       std::vector<double> expected = plain.first_gradients[i].values;
       if (model.parameters[i].name.starts_with("layers.0."))
-        for (double& g : expected) g *= static_cast<double>(replicate) / 4;   // summed over replicas, not averaged
+        for (double& g : expected) g *= static_cast<double>(replicate) / 4;  // summed over replicas, not averaged
       CHECK(distance(divided.first_gradients[i].values, expected) <= 1e-6);
     }
   }
 }
 
-// --- mixed precision ----------------------------------------------------------------------------------------------------------
+// --- mixed precision ---
 
 namespace {
 
 // Norms keep its gradients within the range of fp16.
-ModelGraph llama() { return small_llama({.layers = 2, .vocab = 37, .hidden = 20, .inner = 30, .heads = 5, .kv_heads = 1}); }
+ModelGraph llama() {
+  return small_llama({.layers = 2, .vocab = 37, .hidden = 20, .inner = 30, .heads = 5, .kv_heads = 1});
+}
 
 }  // namespace
 
-TEST_CASE("test_compute_dtype, test_reduce_dtype: what is reduced are the ranks' gradients, rounded once to the reduce dtype") {
+TEST_CASE(
+    "test_compute_dtype, test_reduce_dtype: what is reduced are the ranks' gradients, rounded once to the reduce "
+    "dtype") {
   const ModelGraph model = llama();
   for (const DType compute : {DType::bf16, DType::f16, DType::f32})
     for (const DType reduce : {DType::f32, DType::bf16, DType::f16}) {
@@ -248,11 +271,13 @@ TEST_CASE("test_compute_dtype, test_reduce_dtype: what is reduced are the ranks'
         std::vector<double> expected(got.size());
         for (std::size_t e = 0; e < got.size(); ++e) {
           double sum = 0;
-          for (const RunResult& r : ranks) sum += rounded(reduce, rounded(reduce, r.first_gradients[i].values[e]) / scale.divide_before);
+          for (const RunResult& r : ranks)
+            sum += rounded(reduce, rounded(reduce, r.first_gradients[i].values[e]) / scale.divide_before);
           const double after = scale.reduce_scatter == ReduceOp::average ? 2 : scale.divide_after;
           expected[e] = rounded(reduce, rounded(reduce, sum) / after);
         }
-        if (scale.reduce_scatter == ReduceOp::average) CHECK(distance(got, expected) <= (reduce == DType::bf16 ? 4e-3 : 1e-6));
+        if (scale.reduce_scatter == ReduceOp::average)
+          CHECK(distance(got, expected) <= (reduce == DType::bf16 ? 4e-3 : 1e-6));
         else CHECK(got == expected);
       }
     }
@@ -260,10 +285,12 @@ TEST_CASE("test_compute_dtype, test_reduce_dtype: what is reduced are the ranks'
 
 TEST_CASE("test_reduce_dtype: bf16 and fp16 compute with fp32 reduction learn what fp32 learns; and the reverse") {
   const ModelGraph model = llama();
-  for (const PlanWords& words : {PlanWords{.shard = 2, .compute = DType::bf16}, PlanWords{.shard = 4, .compute = DType::f16, .reduce = DType::f32},
-                                 PlanWords{.shard = 2, .replicate = 2, .reduce = DType::bf16}, PlanWords{.shard = 3, .reduce = DType::f16},
-                                 PlanWords{.shard = 2, .compute = DType::bf16, .reduce = DType::bf16},
-                                 PlanWords{.shard = 2, .replicate = 2, .compute = DType::f16, .reduce = DType::f16}}) {
+  for (const PlanWords& words :
+       {PlanWords{.shard = 2, .compute = DType::bf16},
+        PlanWords{.shard = 4, .compute = DType::f16, .reduce = DType::f32},
+        PlanWords{.shard = 2, .replicate = 2, .reduce = DType::bf16}, PlanWords{.shard = 3, .reduce = DType::f16},
+        PlanWords{.shard = 2, .compute = DType::bf16, .reduce = DType::bf16},
+        PlanWords{.shard = 2, .replicate = 2, .compute = DType::f16, .reduce = DType::f16}}) {
     const ShardingPlan plan = make_plan(model, words);
     const RunResult mixed = execute(model, plan, five_steps());
     check_as_predicted(model, plan, mixed.measurement);
@@ -274,13 +301,16 @@ TEST_CASE("test_reduce_dtype: bf16 and fp16 compute with fp32 reduction learn wh
   }
 }
 
-TEST_CASE("test_grad_acc_with_reduce_dtype: gradients that wait are kept in the reduce dtype, not in the compute dtype") {
+TEST_CASE(
+    "test_grad_acc_with_reduce_dtype: gradients that wait are kept in the reduce dtype, not in the compute dtype") {
   const ModelGraph model = blocks(2);
-  // Two ranks with a micro-batch each, and one rank with both micro-batches: bf16 gradients, the same ones, added in fp32.
+  // Two ranks with a micro-batch each, and one rank with both micro-batches: bf16 gradients, the same ones, added in
+  // fp32.
   const RunResult two = execute(model, make_plan(model, {.shard = 2, .compute = DType::bf16}), five_steps());
   ShardingPlan alone = make_plan(model, {.micro_batches = {1, 1}, .compute = DType::bf16, .grad_sync = GradSync::last});
   const RunResult one = execute(model, alone, five_steps());
-  for (std::size_t i = 0; i < two.first_gradients.size(); ++i) CHECK(two.first_gradients[i].values == one.first_gradients[i].values);
+  for (std::size_t i = 0; i < two.first_gradients.size(); ++i)
+    CHECK(two.first_gradients[i].values == one.first_gradients[i].values);
   const Program program = lower(model, alone, native_implementation());
   bool any = false;
   for (const Buffer& b : program.buffers) {
@@ -292,12 +322,13 @@ TEST_CASE("test_grad_acc_with_reduce_dtype: gradients that wait are kept in the 
   check_as_predicted(model, alone, one.measurement);
 }
 
-// --- clipping -----------------------------------------------------------------------------------------------------------------
+// --- clipping ---
 
 TEST_CASE("test_clip_grad_norm_1d, _2d: norms 1, 2, 3 and inf over the mesh, one all-reduce over the shards") {
   const ModelGraph model = mlp({.blocks = {{7, 15, 3}}});
   const double infinity = std::numeric_limits<double>::infinity();
-  for (const PlanWords& words : {PlanWords{.shard = 1}, PlanWords{.shard = 3}, PlanWords{.shard = 2, .replicate = 2}, PlanWords{.shard = 8}})
+  for (const PlanWords& words :
+       {PlanWords{.shard = 1}, PlanWords{.shard = 3}, PlanWords{.shard = 2, .replicate = 2}, PlanWords{.shard = 8}})
     for (const double type : {1.0, 2.0, 3.0, infinity})
       for (const double limit : {0.01, 1e6}) {
         CAPTURE(type);
@@ -309,24 +340,29 @@ TEST_CASE("test_clip_grad_norm_1d, _2d: norms 1, 2, 3 and inf over the mesh, one
         plan.clip_norm_type = type;
         plan.optimizer.weight_decay = 0;
         RunOptions o = five_steps();
-        o.training.learning_rate = [](std::int64_t step) { return step == 0 ? 0.5 : 0.0; };   // one step shows what was clipped
+        o.training.learning_rate = [](std::int64_t step) {
+          return step == 0 ? 0.5 : 0.0;
+        };  // one step shows what was clipped
         const RunResult result = execute(model, plan, o);
         check_as_predicted(model, plan, result.measurement);
         double norm = 0;
         for (const NamedTensor& g : result.first_gradients)
-          for (const double x : g.values) norm = std::isinf(type) ? std::max(norm, std::abs(x)) : norm + std::pow(std::abs(x), type);
+          for (const double x : g.values)
+            norm = std::isinf(type) ? std::max(norm, std::abs(x)) : norm + std::pow(std::abs(x), type);
         if (!std::isinf(type)) norm = std::pow(norm, 1 / type);
         const double factor = std::min(1.0, limit / (norm + 1e-6));
         CHECK((factor < 1) == (limit < 1));
         for (std::size_t i = 0; i < model.parameters.size(); ++i) {
           std::vector<double> expected = result.first_gradients[i].values;
           for (std::size_t e = 0; e < expected.size(); ++e)
-            expected[e] = initial_value(plan.seed, model.parameters[i], static_cast<std::int64_t>(e)) - 0.5 * factor * expected[e];
+            expected[e] = initial_value(plan.seed, model.parameters[i], static_cast<std::int64_t>(e)) -
+                          0.5 * factor * expected[e];
           CHECK(distance(result.parameters[i].values, expected, 1e-6) <= 1e-12);
         }
         CHECK(count(model, plan, Action::clip_reduce) == 1);
         int reduces = 0;
-        for (const std::string& label : result.measurement.ranks[0].order) reduces += label.find("clip_reduce") != std::string::npos ? 1 : 0;
+        for (const std::string& label : result.measurement.ranks[0].order)
+          reduces += label.find("clip_reduce") != std::string::npos ? 1 : 0;
         CHECK(reduces == 1);
       }
 }

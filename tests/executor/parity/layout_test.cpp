@@ -1,13 +1,15 @@
-// Where every element goes in the collectives of a group: PyTorch's test_fully_shard_comm.py gathers and reduces a group of these
-// shapes over 128 ranks that are threads; here over 128 ranks that are buffers, and the collectives are loops.
+// Where every element goes in the collectives of a group: PyTorch's test_fully_shard_comm.py gathers and reduces a
+// group of these shapes over 128 ranks that are threads; here over 128 ranks that are buffers, and the collectives are
+// loops.
+#include "planner/layout.h"
+
 #include <doctest/doctest.h>
 
 #include <numeric>
 
-#include "executor/kernels/kernels.h"
 #include "executor/kernels/arithmetic/element.h"
+#include "executor/kernels/kernels.h"
 #include "tests/support/kernels_support.h"
-#include "planner/layout.h"
 
 using namespace fsdp;
 using namespace fsdp::testing;
@@ -51,12 +53,16 @@ double value(std::size_t param, std::int64_t element, std::int64_t rank = 0) {
 }
 
 // Element e of a tensor of this shape, cut along its first dimension as torch.chunk does: which rank has it, and where.
-struct Place { std::int64_t rank, offset; };
+struct Place {
+  std::int64_t rank, offset;
+};
 Place place_of(const Shape& shape, std::int64_t ranks, std::int64_t element) {
   const std::int64_t row = numel(shape) / shape[0], rows = (shape[0] + ranks - 1) / ranks, rank = element / row / rows;
   return {rank, element - rank * rows * row};
 }
-std::int64_t padded(const Shape& shape, std::int64_t ranks) { return (shape[0] + ranks - 1) / ranks * (numel(shape) / shape[0]); }
+std::int64_t padded(const Shape& shape, std::int64_t ranks) {
+  return (shape[0] + ranks - 1) / ranks * (numel(shape) / shape[0]);
+}
 
 std::vector<Block> targets(const std::vector<Shape>& shapes, DType type) {
   std::vector<Block> full;
@@ -82,7 +88,8 @@ void check_whole(std::vector<Block>& full, const std::vector<Shape>& shapes, DTy
 
 }  // namespace
 
-TEST_CASE("test_all_gather_fp32: 128 ranks give their shards of a group, every rank has every parameter; then groups of 8") {
+TEST_CASE(
+    "test_all_gather_fp32: 128 ranks give their shards of a group, every rank has every parameter; then groups of 8") {
   const UnitLayout layout = group(kShapes, kRanks);
   Numbers gathered(static_cast<std::size_t>(kRanks * layout.shard_elements), 0.0);
   std::int64_t offset = 0;
@@ -139,7 +146,7 @@ void check_reduced(std::size_t frozen, DType from, DType to) {
   }
   if (to == DType::f16) CHECK(std::pair(scale.divide_before, scale.divide_after) == std::pair(16.0, 8.0));
   const double after = to == DType::f16 ? scale.divide_after : static_cast<double>(kRanks);
-  Numbers expected(sum.size(), 0.0);                                      // padding stays zero
+  Numbers expected(sum.size(), 0.0);  // padding stays zero
   std::int64_t offset = 0;
   for (std::size_t i = frozen; i < kShapes.size(); ++i) {
     for (std::int64_t e = 0; e < numel(kShapes[i]); ++e) {
@@ -153,20 +160,25 @@ void check_reduced(std::size_t frozen, DType from, DType to) {
   CHECK(offset == layout.reduce_elements);
   double worst = 0;
   for (std::size_t e = 0; e < sum.size(); ++e) worst = std::max(worst, std::abs(sum[e] / after - expected[e]));
-  CHECK(worst == 0);                                                     // integers and powers of two: nothing is rounded
+  CHECK(worst == 0);  // integers and powers of two: nothing is rounded
 }
 
 }  // namespace
 
-TEST_CASE("test_reduce_scatter_fp32, _fp16: 128 ranks copy gradients in, each is left with its chunk of the mean; fp16 divides by 16, then by 8") {
+TEST_CASE(
+    "test_reduce_scatter_fp32, _fp16: 128 ranks copy gradients in, each is left with its chunk of the mean; fp16 "
+    "divides by 16, then by 8") {
   check_reduced(0, DType::f32, DType::f32);
   check_reduced(0, DType::bf16, DType::f32);
   check_reduced(0, DType::f16, DType::f16);
 }
 
-TEST_CASE("frozen parameters of a group are gathered, and left out of what is reduced") { check_reduced(3, DType::f32, DType::f32); }
+TEST_CASE("frozen parameters of a group are gathered, and left out of what is reduced") {
+  check_reduced(3, DType::f32, DType::f32);
+}
 
-// PyTorch's chunk_cat test: a mix of bf16 and fp32 gradients. A plan here has one compute dtype, so each by itself, into fp32.
+// PyTorch's chunk_cat test: a mix of bf16 and fp32 gradients. A plan here has one compute dtype, so each by itself,
+// into fp32.
 TEST_CASE("chunk_cat: (5, 3), (7), (2049, 2, 2) on 4 ranks, from bf16 and from fp32 into fp32") {
   const std::vector<Shape> shapes = {{5, 3}, {7}, {2049, 2, 2}};
   const UnitLayout layout = group(shapes, 4);
@@ -184,7 +196,7 @@ TEST_CASE("chunk_cat: (5, 3), (7), (2049, 2, 2) on 4 ranks, from bf16 and from f
       offset += padded(shapes[i], 4);
       gradients.push_back(encode(from, x));
     }
-    Block flat = encode(DType::f32, Numbers(expected.size(), -9.0));     // what is not written would show
+    Block flat = encode(DType::f32, Numbers(expected.size(), -9.0));  // what is not written would show
     scatter_copy_in(layout, from, views(gradients), DType::f32, flat.view());
     CHECK(decode(DType::f32, flat.view()) == expected);
   }

@@ -1,5 +1,5 @@
-// Plans with any of fsdp2's choices, run: equal to one rank, and what was predicted. What each choice does by itself is in the other
-// executor_parity_*_test.cpp.
+// Plans with any of fsdp2's choices, run: equal to one rank, and what was predicted. What each choice does by itself is
+// in the other executor_parity_*_test.cpp.
 #include "tests/support/any_plan.h"
 #include "tests/support/parity_support.h"
 
@@ -17,7 +17,8 @@ struct Drawn {
 Drawn draw(std::mt19937& random) {
   for (;;) {
     const auto pick = [&](int n) { return static_cast<int>(random() % static_cast<unsigned>(n)); };
-    toy::Shape shape{.blocks = 1 + pick(3), .vocab = 5 + pick(9), .width = 3 + pick(9), .hidden = 4 + pick(9), .tied = pick(3) == 0};
+    toy::Shape shape{
+        .blocks = 1 + pick(3), .vocab = 5 + pick(9), .width = 3 + pick(9), .hidden = 4 + pick(9), .tied = pick(3) == 0};
     const bool repeats = shape.blocks > 1 && pick(4) == 0;
     if (repeats) {
       for (int b = 0; b < shape.blocks; ++b) shape.order.push_back(b);
@@ -33,7 +34,7 @@ Drawn draw(std::mt19937& random) {
     if (d.plan.ranks() > 8) continue;
     d.plan.optimizer.lr = 3e-3;
     if (!d.plan.ignored.empty()) d.plan.clip_norm.reset();
-    for (Unit& u : d.plan.units)               // by any other factor it would be another training
+    for (Unit& u : d.plan.units)  // by any other factor it would be another training
       if (u.gradient_divide_factor) u.gradient_divide_factor = static_cast<double>(d.plan.ranks());
     return d;
   }
@@ -65,7 +66,7 @@ TEST_CASE("random plans in fp64: five steps equal those of one rank; order, memo
     same_tokens(o, d.model, d.plan);
     const RunResult many = execute(d.model, d.plan, o);
     ShardingPlan one = unsharded(d.model, d.plan);
-    one.micro_batches = {d.plan.sequences_per_rank()};                   // of one rank: all have the same
+    one.micro_batches = {d.plan.sequences_per_rank()};  // of one rank: all have the same
     RunOptions alone = five_steps();
     same_tokens(alone, d.model, one);
     check_equal(many, execute(d.model, one, alone), 1e-10);

@@ -21,7 +21,9 @@ std::vector<std::string> lines_of(const std::filesystem::path& path) {
   return lines;
 }
 
-struct Row { std::string name, here, shows; };
+struct Row {
+  std::string name, here, shows;
+};
 
 // "## section" headings, then rows "| name | here | what it shows |".
 std::vector<Row> rows_of(const std::vector<std::string>& lines) {

@@ -1,7 +1,8 @@
-// The functions of cuBLASLt that products use, on the processor and on host memory, strictly: a wrong size of an attribute, operands that do
-// not fit together, an address less aligned than was promised or a workspace smaller than was said are errors. As the library's
-// documentation defines them: column-major d = alpha op(a) op(b) + beta c, a bias added along each column, in the scale type. Work is done at
-// once, or in the order of its stream where the program has streams (fakes/cuda_on_host/runtime.cpp).
+// The functions of cuBLASLt that products use, on the processor and on host memory, strictly: a wrong size of an
+// attribute, operands that do not fit together, an address less aligned than was promised or a workspace smaller than
+// was said are errors. As the library's documentation defines them: column-major d = alpha op(a) op(b) + beta c, a bias
+// added along each column, in the scale type. Work is done at once, or in the order of its stream where the program has
+// streams (fakes/cuda_on_host/runtime.cpp).
 #include <cublasLt.h>
 
 #include <atomic>
@@ -45,9 +46,11 @@ struct Layout : Attributes {
   cudaDataType_t type{};
   std::int64_t rows = 0, columns = 0, ld = 0;
   [[nodiscard]] std::int64_t batch() const { return get<std::int32_t>(CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, 1); }
-  [[nodiscard]] std::int64_t stride() const { return get<std::int64_t>(CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, 0); }
+  [[nodiscard]] std::int64_t stride() const {
+    return get<std::int64_t>(CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, 0);
+  }
 };
-struct Promises {                            // an algorithm: what it was chosen for
+struct Promises {  // an algorithm: what it was chosen for
   std::uint64_t workspace;
   std::uint32_t a, b, d, magic;
 };
@@ -74,11 +77,12 @@ Extents extents(const Desc& desc, const Layout& a, const Layout& b, const Layout
 }
 
 template <class T>
-void multiply(const Desc& desc, const Extents& e, fsdp::Math<T> alpha, const T* a, const Layout& la, const T* b, const Layout& lb,
-              fsdp::Math<T> beta, T* d, const Layout& ld) {
+void multiply(const Desc& desc, const Extents& e, fsdp::Math<T> alpha, const T* a, const Layout& la, const T* b,
+              const Layout& lb, fsdp::Math<T> beta, T* d, const Layout& ld) {
   using M = fsdp::Math<T>;
   const bool ta = desc.transposed(CUBLASLT_MATMUL_DESC_TRANSA), tb = desc.transposed(CUBLASLT_MATMUL_DESC_TRANSB);
-  const bool biased = desc.get<std::uint32_t>(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_DEFAULT) == CUBLASLT_EPILOGUE_BIAS;
+  const bool biased =
+      desc.get<std::uint32_t>(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_DEFAULT) == CUBLASLT_EPILOGUE_BIAS;
   const auto* bias = static_cast<const T*>(desc.get<const void*>(CUBLASLT_MATMUL_DESC_BIAS_POINTER, nullptr));
   for (std::int64_t g = 0; g < ld.batch(); ++g)
     for (std::int64_t j = 0; j < e.n; ++j)
@@ -95,7 +99,7 @@ void multiply(const Desc& desc, const Extents& e, fsdp::Math<T> alpha, const T* 
       }
 }
 
-std::atomic<int> last_target{0};             // multiprocessors that the last product counted on, 0: all
+std::atomic<int> last_target{0};  // multiprocessors that the last product counted on, 0: all
 
 bool aligned(const void* p, std::uint32_t bytes) { return reinterpret_cast<std::uintptr_t>(p) % bytes == 0; }
 
@@ -127,17 +131,21 @@ cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t d) {
   delete &mine<Desc>(d);
   return CUBLAS_STATUS_SUCCESS;
 }
-cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t d, cublasLtMatmulDescAttributes_t what, const void* data,
-                                              size_t bytes) {
-  const std::map<int, std::size_t> sizes{{CUBLASLT_MATMUL_DESC_TRANSA, 4}, {CUBLASLT_MATMUL_DESC_TRANSB, 4},
-                                         {CUBLASLT_MATMUL_DESC_EPILOGUE, 4}, {CUBLASLT_MATMUL_DESC_BIAS_POINTER, 8},
+cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t d, cublasLtMatmulDescAttributes_t what,
+                                              const void* data, size_t bytes) {
+  const std::map<int, std::size_t> sizes{{CUBLASLT_MATMUL_DESC_TRANSA, 4},
+                                         {CUBLASLT_MATMUL_DESC_TRANSB, 4},
+                                         {CUBLASLT_MATMUL_DESC_EPILOGUE, 4},
+                                         {CUBLASLT_MATMUL_DESC_BIAS_POINTER, 8},
                                          {CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, 4}};
   return mine<Desc>(d).set(what, data, bytes, sizes.count(what) > 0 ? sizes.at(what) : 0);
 }
 
-cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* to, cudaDataType type, uint64_t rows, uint64_t columns, int64_t ld) {
+cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* to, cudaDataType type, uint64_t rows,
+                                          uint64_t columns, int64_t ld) {
   auto* l = new Layout;
-  l->type = type, l->rows = static_cast<std::int64_t>(rows), l->columns = static_cast<std::int64_t>(columns), l->ld = ld;
+  l->type = type, l->rows = static_cast<std::int64_t>(rows), l->columns = static_cast<std::int64_t>(columns),
+  l->ld = ld;
   *to = reinterpret_cast<cublasLtMatrixLayout_t>(l);
   return CUBLAS_STATUS_SUCCESS;
 }
@@ -145,9 +153,10 @@ cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t l) {
   delete &mine<Layout>(l);
   return CUBLAS_STATUS_SUCCESS;
 }
-cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t l, cublasLtMatrixLayoutAttribute_t what, const void* data,
-                                                size_t bytes) {
-  const std::map<int, std::size_t> sizes{{CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, 4}, {CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, 8}};
+cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t l, cublasLtMatrixLayoutAttribute_t what,
+                                                const void* data, size_t bytes) {
+  const std::map<int, std::size_t> sizes{{CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, 4},
+                                         {CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, 8}};
   return mine<Layout>(l).set(what, data, bytes, sizes.count(what) > 0 ? sizes.at(what) : 0);
 }
 
@@ -159,19 +168,20 @@ cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t p) {
   delete &mine<Attributes>(p);
   return CUBLAS_STATUS_SUCCESS;
 }
-cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p, cublasLtMatmulPreferenceAttributes_t what,
-                                                    const void* data, size_t bytes) {
+cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p,
+                                                    cublasLtMatmulPreferenceAttributes_t what, const void* data,
+                                                    size_t bytes) {
   const std::map<int, std::size_t> sizes{
-      {CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, 8},     {CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, 4},
+      {CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, 8},   {CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, 4},
       {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, 4}, {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, 4},
       {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, 4}, {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, 4}};
   return mine<Attributes>(p).set(what, data, bytes, sizes.count(what) > 0 ? sizes.at(what) : 0);
 }
 
 cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a,
-                                              cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t, cublasLtMatrixLayout_t d,
-                                              cublasLtMatmulPreference_t preference, int requested,
-                                              cublasLtMatmulHeuristicResult_t* results, int* count) {
+                                              cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t,
+                                              cublasLtMatrixLayout_t d, cublasLtMatmulPreference_t preference,
+                                              int requested, cublasLtMatmulHeuristicResult_t* results, int* count) {
   *count = 0;
   if (requested < 1 || !extents(mine<Desc>(desc), mine<Layout>(a), mine<Layout>(b), mine<Layout>(d)).fit)
     return CUBLAS_STATUS_NOT_SUPPORTED;
@@ -189,17 +199,18 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
 }
 
 cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc_handle, const void* alpha, const void* a,
-                              cublasLtMatrixLayout_t a_layout, const void* b, cublasLtMatrixLayout_t b_layout, const void* beta,
-                              const void* c, cublasLtMatrixLayout_t, void* d, cublasLtMatrixLayout_t d_layout,
-                              const cublasLtMatmulAlgo_t* algorithm, void* workspace, size_t workspace_bytes, cudaStream_t stream) {
+                              cublasLtMatrixLayout_t a_layout, const void* b, cublasLtMatrixLayout_t b_layout,
+                              const void* beta, const void* c, cublasLtMatrixLayout_t, void* d,
+                              cublasLtMatrixLayout_t d_layout, const cublasLtMatmulAlgo_t* algorithm, void* workspace,
+                              size_t workspace_bytes, cudaStream_t stream) {
   const Desc& desc = mine<Desc>(desc_handle);
   const Layout &la = mine<Layout>(a_layout), &lb = mine<Layout>(b_layout), &ld = mine<Layout>(d_layout);
   Promises promises{};
   std::memcpy(&promises, algorithm, sizeof promises);
   const Extents e = extents(desc, la, lb, ld);
   last_target = desc.get<std::int32_t>(CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, 0);
-  if (promises.magic != kMagic || !e.fit || c != d || workspace_bytes < promises.workspace || !aligned(workspace, 256) ||
-      !aligned(a, promises.a) || !aligned(b, promises.b) || !aligned(d, promises.d))
+  if (promises.magic != kMagic || !e.fit || c != d || workspace_bytes < promises.workspace ||
+      !aligned(workspace, 256) || !aligned(a, promises.a) || !aligned(b, promises.b) || !aligned(d, promises.d))
     return CUBLAS_STATUS_INVALID_VALUE;
   // Descriptors and factors are read now, matrices when the stream is there.
   const auto run = [&](auto element) {

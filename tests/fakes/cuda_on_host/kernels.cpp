@@ -1,4 +1,5 @@
-// In place of run_kernels.cpp and of the kernels behind it: the host's kernels, which see the same memory, in the order of the stream.
+// In place of run_kernels.cpp and of the kernels behind it: the host's kernels, which see the same memory, in the order
+// of the stream.
 #include <functional>
 #include <memory>
 #include <vector>
@@ -18,14 +19,18 @@ std::function<void(const Operation&)>& kernel_hook() {
 void enqueue_kernel(const KernelCall& call, CUstream_st* stream, KernelContext&) {
   if (kernel_hook()) kernel_hook()(call.op);
   const Action action = call.op.action;
-  if (action != Action::forward && action != Action::recompute && action != Action::backward) return push_on_stream(stream, make_kernel(call));
+  if (action != Action::forward && action != Action::recompute && action != Action::backward)
+    return push_on_stream(stream, make_kernel(call));
   const Op& op = call.model.ops.at(static_cast<std::size_t>(call.op.graph_op));
-  const Workload work{call.plan.micro_batches.at(static_cast<std::size_t>(call.op.micro_batch)), call.plan.seq_len, size_of(call.plan.param_dtype)};
+  const Workload work{call.plan.micro_batches.at(static_cast<std::size_t>(call.op.micro_batch)), call.plan.seq_len,
+                      size_of(call.plan.param_dtype)};
   const OpFacts f = facts(native_implementation(), op, work);
   const bool backward = action == Action::backward;
-  auto scratch = std::make_shared<std::vector<std::byte>>(static_cast<std::size_t>(backward ? f.backward_scratch_bytes : f.forward_scratch_bytes));
+  auto scratch = std::make_shared<std::vector<std::byte>>(
+      static_cast<std::size_t>(backward ? f.backward_scratch_bytes : f.forward_scratch_bytes));
   KernelCall with = call;
-  const std::size_t before = op.inputs.size() + op.params.size() + op.outputs.size() * (backward ? 2 : 1);  // and the extra
+  const std::size_t before =
+      op.inputs.size() + op.params.size() + op.outputs.size() * (backward ? 2 : 1);  // and the extra
   with.views.at(before + 1) = {scratch->data(), static_cast<std::int64_t>(scratch->size())};
   push_on_stream(stream, [scratch, body = make_kernel(with)] { body(); });
 }

@@ -1,11 +1,11 @@
-// The .cu files of executor/cuda/kernels/ on a runtime of our own (runtime.cpp): a launch puts a kernel and copies of its arguments on the stream,
-// as CUDA does, and the stream's thread emulates it, thread by thread.
-#include "tests/fakes/emulated/cuda.h"
+// The .cu files of executor/cuda/kernels/ on a runtime of our own (runtime.cpp): a launch puts a kernel and copies of
+// its arguments on the stream, as CUDA does, and the stream's thread emulates it, thread by thread.
+#include "executor/cuda/toolkit/kernels/launches.h"
 
 #include <functional>
 
 #include "executor/cuda/toolkit/kernels/launch.cuh"
-#include "executor/cuda/toolkit/kernels/launches.h"
+#include "tests/fakes/emulated/cuda.h"
 
 void push_on_stream(CUstream_st*, std::function<void()>);
 
@@ -17,7 +17,8 @@ struct StreamLaunch {
   template <class... P, class... A>
   void operator()(Extent3 grid, Extent3 block, std::size_t shared_bytes, void (*kernel)(P...), A... arguments) const {
     push_on_stream(stream, [=] {
-      emulation::emulate({grid.x, grid.y, grid.z}, {block.x, block.y, block.z}, shared_bytes, [&] { kernel(arguments...); });
+      emulation::emulate({grid.x, grid.y, grid.z}, {block.x, block.y, block.z}, shared_bytes,
+                         [&] { kernel(arguments...); });
     });
   }
   void copy(void* to, const void* from, std::int64_t bytes) const {
@@ -35,8 +36,8 @@ struct StreamLaunch {
 #include "executor/cuda/toolkit/kernels/elementwise.cu"
 #include "executor/cuda/toolkit/kernels/embedding.cu"
 #include "executor/cuda/toolkit/kernels/layouts.cu"
+#include "executor/cuda/toolkit/kernels/matmul/product_bias.cu"
 #include "executor/cuda/toolkit/kernels/moe/moe.cu"
 #include "executor/cuda/toolkit/kernels/norms.cu"
-#include "executor/cuda/toolkit/kernels/matmul/product_bias.cu"
 #include "executor/cuda/toolkit/kernels/rotary.cu"
 #include "executor/cuda/toolkit/kernels/update.cu"

@@ -12,12 +12,14 @@ namespace fsdp::cuda {
 
 Combine combine_of(ReductionKind kind) { return static_cast<Combine>(kind); }
 
-void enqueue_reduction(DType type, Reduction reduction, const Inputs& inputs, int n, std::int64_t count, std::byte* output, CUstream_st* stream) {
+void enqueue_reduction(DType type, Reduction reduction, const Inputs& inputs, int n, std::int64_t count,
+                       std::byte* output, CUstream_st* stream) {
   push_on_stream(stream, [=] {
     with_type(type, [&](auto element) {
       using T = decltype(element);
       for (std::int64_t i = 0; i < count; ++i)
-        reinterpret_cast<T*>(output)[i] = reduce_element<T>(combine_of(reduction.kind), reduction.multiply, inputs, n, i);
+        reinterpret_cast<T*>(output)[i] =
+            reduce_element<T>(combine_of(reduction.kind), reduction.multiply, inputs, n, i);
     });
   });
 }

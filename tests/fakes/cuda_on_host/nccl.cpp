@@ -1,7 +1,8 @@
-// The part of NCCL that executor/cuda/machine uses, on streams of tests/fakes/cuda_on_host/runtime.cpp; a shared library of NCCL's name that the backend finds as it
-// finds NCCL. Ranks are threads of a process or processes of one machine: all that they share lies in memory without a name, which the others find by the
-// process that made it (/proc/PID/fd/N), so that nothing is left behind, however they end. Communicators are non-blocking: they answer "in progress" for
-// a while. Ranks must issue the same collectives in the same order.
+// The part of NCCL that executor/cuda/machine uses, on streams of tests/fakes/cuda_on_host/runtime.cpp; a shared
+// library of NCCL's name that the backend finds as it finds NCCL. Ranks are threads of a process or processes of one
+// machine: all that they share lies in memory without a name, which the others find by the process that made it
+// (/proc/PID/fd/N), so that nothing is left behind, however they end. Communicators are non-blocking: they answer "in
+// progress" for a while. Ranks must issue the same collectives in the same order.
 #include <fcntl.h>
 #include <nccl.h>
 #include <sys/mman.h>
@@ -62,7 +63,7 @@ class Segment {
   Segment& operator=(const Segment&) = delete;
   [[nodiscard]] std::byte* data() const { return data_; }  // null: the process that made it is gone
   [[nodiscard]] const Name& name() const { return name_; }
-  void forget_name() {                       // once all have mapped it
+  void forget_name() {  // once all have mapped it
     if (fd_ >= 0) ::close(std::exchange(fd_, -1));
   }
 
@@ -85,20 +86,24 @@ constexpr std::size_t kLargest = std::size_t{16} << 20;  // bytes that one rank 
 class Group {
  public:
   struct alignas(64) Shared {
-    std::atomic<int> here, aborted;          // aborted: by some rank; the others hear of it, and wait on until they abort as well
+    std::atomic<int> here,
+        aborted;  // aborted: by some rank; the others hear of it, and wait on until they abort as well
     std::atomic<std::uint64_t> generation;
     struct Split {
       int color, key;
-      Name child;                            // made by the first rank of a color
+      Name child;  // made by the first rank of a color
     };
     std::array<Split, kMostRanks> splits;
   };
   static constexpr std::size_t bytes_for(int n) { return sizeof(Shared) + static_cast<std::size_t>(n) * kLargest; }
 
-  Group(int n, std::shared_ptr<Segment> memory) : size(n), memory_(std::move(memory)), shared_(reinterpret_cast<Shared*>(memory_->data())) {}
+  Group(int n, std::shared_ptr<Segment> memory)
+      : size(n), memory_(std::move(memory)), shared_(reinterpret_cast<Shared*>(memory_->data())) {}
   const int size;
   [[nodiscard]] Shared& shared() { return *shared_; }
-  [[nodiscard]] std::byte* sent(int rank) const { return memory_->data() + sizeof(Shared) + static_cast<std::size_t>(rank) * kLargest; }
+  [[nodiscard]] std::byte* sent(int rank) const {
+    return memory_->data() + sizeof(Shared) + static_cast<std::size_t>(rank) * kLargest;
+  }
   void forget_name() { memory_->forget_name(); }
 
   void abort() {
@@ -144,7 +149,7 @@ struct ncclComm {
   ncclComm(std::shared_ptr<Group> g, int r) : group(std::move(g)), rank(r) {}
   const std::shared_ptr<Group> group;
   const int rank;
-  std::atomic<int> polls{0};                 // answers of "in progress" that are left
+  std::atomic<int> polls{0};  // answers of "in progress" that are left
   std::atomic<bool> ready{true};
   std::map<int, Operation> operations;
 };
@@ -160,9 +165,12 @@ Operation operation_of(ncclComm_t c, ncclRedOp_t op) {
   }
 }
 
-// Every rank shows what it sends; when all have, `make` makes this rank's result, which is written when all have made theirs.
-ncclResult_t enqueue(ncclComm_t c, const void* send, std::size_t bytes, cudaStream_t stream, std::function<std::vector<std::byte>(const Group&)> make, void* to) {
-  if (bytes > kLargest) return std::fprintf(stderr, "nccl on host: %zu bytes at once are too many\n", bytes), ncclInvalidArgument;
+// Every rank shows what it sends; when all have, `make` makes this rank's result, which is written when all have made
+// theirs.
+ncclResult_t enqueue(ncclComm_t c, const void* send, std::size_t bytes, cudaStream_t stream,
+                     std::function<std::vector<std::byte>(const Group&)> make, void* to) {
+  if (bytes > kLargest)
+    return std::fprintf(stderr, "nccl on host: %zu bytes at once are too many\n", bytes), ncclInvalidArgument;
   auto action = [=, group = c->group, rank = c->rank] {
     if (bytes > 0) std::memcpy(group->sent(rank), send, bytes);
     if (!group->meet()) return;
@@ -181,11 +189,15 @@ std::vector<std::byte> reduced(const Group& g, std::size_t first, std::size_t n,
   std::vector<std::byte> result(n * width(t));
   fsdp::cuda::Inputs inputs{};
   for (int r = 0; r < g.size; ++r) inputs.of[r] = g.sent(r) + first * width(t);
-  const fsdp::DType type = t == ncclFloat64 ? fsdp::DType::f64 : t == ncclFloat32 ? fsdp::DType::f32 : t == ncclBfloat16 ? fsdp::DType::bf16 : fsdp::DType::f16;
+  const fsdp::DType type = t == ncclFloat64    ? fsdp::DType::f64
+                           : t == ncclFloat32  ? fsdp::DType::f32
+                           : t == ncclBfloat16 ? fsdp::DType::bf16
+                                               : fsdp::DType::f16;
   fsdp::with_type(type, [&](auto element) {
     using T = decltype(element);
     for (std::size_t i = 0; i < n; ++i)
-      reinterpret_cast<T*>(result.data())[i] = fsdp::cuda::reduce_element<T>(op.combine, op.factor, inputs, g.size, static_cast<std::int64_t>(i));
+      reinterpret_cast<T*>(result.data())[i] =
+          fsdp::cuda::reduce_element<T>(op.combine, op.factor, inputs, g.size, static_cast<std::int64_t>(i));
   });
   return result;
 }
@@ -255,7 +267,8 @@ ncclResult_t ncclCommSplit(ncclComm_t c, int color, int key, ncclComm_t* child, 
       }
       const bool named = g.meet();
       if (named && rank > 0) memory = std::make_shared<Segment>(name, Group::bytes_for(n));
-      if (named && g.meet() && memory->data() != nullptr) {  // all have mapped it, and nobody splits again before all have read
+      if (named && g.meet() &&
+          memory->data() != nullptr) {  // all have mapped it, and nobody splits again before all have read
         memory->forget_name();
         auto* made_child = new ncclComm(std::make_shared<Group>(n, memory), rank);
         made_child->polls = 3;
@@ -279,7 +292,8 @@ ncclResult_t ncclCommAbort(ncclComm_t c) {
   while (!c->ready) std::this_thread::yield();
   return delete c, ncclSuccess;
 }
-ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t* op, void* scalar, ncclDataType_t t, ncclScalarResidence_t where, ncclComm_t c) {
+ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t* op, void* scalar, ncclDataType_t t, ncclScalarResidence_t where,
+                                      ncclComm_t c) {
   if (where != ncclScalarHostImmediate || group_depth > 0) return ncclInvalidUsage;
   const int id = ncclNumOps + 1 + static_cast<int>(c->operations.size());
   Operation o{Combine::scaled_sum};
@@ -300,25 +314,43 @@ ncclResult_t ncclGroupEnd() {
 }
 ncclResult_t ncclAllGather(const void* send, void* to, size_t n, ncclDataType_t t, ncclComm_t c, cudaStream_t s) {
   const std::size_t bytes = n * width(t);
-  return enqueue(c, send, bytes, s, [=](const Group& g) {
-    std::vector<std::byte> all;
-    for (int r = 0; r < g.size; ++r) all.insert(all.end(), g.sent(r), g.sent(r) + bytes);
-    return all;
-  }, to);
+  return enqueue(
+      c, send, bytes, s,
+      [=](const Group& g) {
+        std::vector<std::byte> all;
+        for (int r = 0; r < g.size; ++r) all.insert(all.end(), g.sent(r), g.sent(r) + bytes);
+        return all;
+      },
+      to);
 }
-ncclResult_t ncclReduceScatter(const void* send, void* to, size_t n, ncclDataType_t t, ncclRedOp_t op, ncclComm_t c, cudaStream_t s) {
-  return enqueue(c, send, n * width(t) * static_cast<std::size_t>(c->group->size), s,
-                 [=, o = operation_of(c, op), rank = c->rank](const Group& g) { return reduced(g, static_cast<std::size_t>(rank) * n, n, t, o); }, to);
+ncclResult_t ncclReduceScatter(const void* send, void* to, size_t n, ncclDataType_t t, ncclRedOp_t op, ncclComm_t c,
+                               cudaStream_t s) {
+  return enqueue(
+      c, send, n * width(t) * static_cast<std::size_t>(c->group->size), s,
+      [=, o = operation_of(c, op), rank = c->rank](const Group& g) {
+        return reduced(g, static_cast<std::size_t>(rank) * n, n, t, o);
+      },
+      to);
 }
-ncclResult_t ncclAllReduce(const void* send, void* to, size_t n, ncclDataType_t t, ncclRedOp_t op, ncclComm_t c, cudaStream_t s) {
-  return enqueue(c, send, n * width(t), s, [=, o = operation_of(c, op)](const Group& g) { return reduced(g, 0, n, t, o); }, to);
+ncclResult_t ncclAllReduce(const void* send, void* to, size_t n, ncclDataType_t t, ncclRedOp_t op, ncclComm_t c,
+                           cudaStream_t s) {
+  return enqueue(
+      c, send, n * width(t), s, [=, o = operation_of(c, op)](const Group& g) { return reduced(g, 0, n, t, o); }, to);
 }
-ncclResult_t ncclReduce(const void* send, void* to, size_t n, ncclDataType_t t, ncclRedOp_t op, int root, ncclComm_t c, cudaStream_t s) {
-  return enqueue(c, send, n * width(t), s,
-                 [=, o = operation_of(c, op), rank = c->rank](const Group& g) { return rank == root ? reduced(g, 0, n, t, o) : std::vector<std::byte>{}; }, to);
+ncclResult_t ncclReduce(const void* send, void* to, size_t n, ncclDataType_t t, ncclRedOp_t op, int root, ncclComm_t c,
+                        cudaStream_t s) {
+  return enqueue(
+      c, send, n * width(t), s,
+      [=, o = operation_of(c, op), rank = c->rank](const Group& g) {
+        return rank == root ? reduced(g, 0, n, t, o) : std::vector<std::byte>{};
+      },
+      to);
 }
-ncclResult_t ncclBroadcast(const void* send, void* to, size_t n, ncclDataType_t t, int root, ncclComm_t c, cudaStream_t s) {
-  return enqueue(c, send, c->rank == root ? n * width(t) : 0, s, [=](const Group& g) { return copied(g.sent(root), n * width(t)); }, to);
+ncclResult_t ncclBroadcast(const void* send, void* to, size_t n, ncclDataType_t t, int root, ncclComm_t c,
+                           cudaStream_t s) {
+  return enqueue(
+      c, send, c->rank == root ? n * width(t) : 0, s,
+      [=](const Group& g) { return copied(g.sent(root), n * width(t)); }, to);
 }
 
 }  // extern "C"

@@ -1,7 +1,8 @@
-// The part of the CUDA runtime that executor/cuda/machine uses, on threads of the host: streams run in order and apart from each other, events are
-// what they were when they were last recorded, host functions of all streams run one at a time (as the driver may do). Streams stumble at random, so
-// that what is not ordered shows. Memory is the host's. Nothing here says how fast or how right a GPU is; it shows that the backend asks for the
-// right things in the right order.
+// The part of the CUDA runtime that executor/cuda/machine uses, on threads of the host: streams run in order and apart
+// from each other, events are what they were when they were last recorded, host functions of all streams run one at a
+// time (as the driver may do). Streams stumble at random, so that what is not ordered shows. Memory is the host's.
+// Nothing here says how fast or how right a GPU is; it shows that the backend asks for the right things in the right
+// order.
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 
@@ -16,7 +17,6 @@
 #include <mutex>
 #include <thread>
 
-
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -28,7 +28,7 @@ std::uint64_t random_bits() {
   return x ^ (x >> 27);
 }
 
-struct Record {                              // one recording of an event
+struct Record {  // one recording of an event
   std::atomic<bool> done{false};
   Clock::time_point time;
 };
@@ -104,19 +104,24 @@ cudaError_t cudaDriverGetVersion(int* v) { return *v = CUDART_VERSION, cudaSucce
 cudaError_t cudaRuntimeGetVersion(int* v) { return *v = CUDART_VERSION, cudaSuccess; }
 cudaError_t cudaGetLastError() { return cudaSuccess; }
 cudaError_t cudaPeekAtLastError() { return cudaSuccess; }
-const char* cudaGetErrorName(cudaError_t e) { return e == cudaErrorMemoryAllocation ? "cudaErrorMemoryAllocation" : "cudaErrorOfTheTest"; }
+const char* cudaGetErrorName(cudaError_t e) {
+  return e == cudaErrorMemoryAllocation ? "cudaErrorMemoryAllocation" : "cudaErrorOfTheTest";
+}
 const char* cudaGetErrorString(cudaError_t) { return "words"; }
 
 cudaError_t cudaMalloc(void** p, size_t n) {
   if (n > size_t{1} << 40) return cudaErrorMemoryAllocation;
-  return *p = std::aligned_alloc(4096, (n + 4095) / 4096 * 4096), *p != nullptr ? cudaSuccess : cudaErrorMemoryAllocation;
+  return *p = std::aligned_alloc(4096, (n + 4095) / 4096 * 4096),
+         *p != nullptr ? cudaSuccess : cudaErrorMemoryAllocation;
 }
 cudaError_t cudaFree(void* p) { return std::free(p), cudaSuccess; }
 cudaError_t cudaHostAlloc(void** p, size_t n, unsigned) { return cudaMalloc(p, n); }
 cudaError_t cudaMallocHost(void** p, size_t n) { return cudaMalloc(p, n); }
 cudaError_t cudaFreeHost(void* p) { return cudaFree(p); }
 
-cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) { return *least = 0, *greatest = -5, cudaSuccess; }
+cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
+  return *least = 0, *greatest = -5, cudaSuccess;
+}
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t* s, unsigned, int) { return *s = new CUstream_st, cudaSuccess; }
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* s, unsigned) { return *s = new CUstream_st, cudaSuccess; }
 cudaError_t cudaStreamDestroy(cudaStream_t s) {
@@ -189,7 +194,8 @@ static CUresult wait_value(CUstream s, CUdeviceptr address, cuuint32_t value, un
   });
   return CUDA_SUCCESS;
 }
-cudaError_t cudaGetDriverEntryPointByVersion(const char*, void** function, unsigned, unsigned long long, cudaDriverEntryPointQueryResult* answer) {
+cudaError_t cudaGetDriverEntryPointByVersion(const char*, void** function, unsigned, unsigned long long,
+                                             cudaDriverEntryPointQueryResult* answer) {
   *function = reinterpret_cast<void*>(&wait_value);
   *answer = cudaDriverEntryPointSuccess;
   return cudaSuccess;

@@ -1,16 +1,18 @@
-// Runs CUDA kernels on the processor: no CUDA toolkit, no GPU. Included before the header of a kernel (executor/cuda/kernels/*.cuh), in
-// place of what nvcc brings along.
+// Runs CUDA kernels on the processor: no CUDA toolkit, no GPU. Included before the header of a kernel
+// (executor/cuda/kernels/*.cuh), in place of what nvcc brings along.
 //
 //   emulate({blocks}, {256}, shared_bytes, [&] { my_kernel<float>(x, y, n); });
 //
-// Blocks run one after the other, in an order made from `seed`; the threads of a block are fibers of the calling thread. A thread runs until
-// it waits: at __syncthreads, or in a warp operation until all lanes of its mask have come. Which thread goes first changes with the block and
-// the seed, so that a missing barrier shows; two runs with one seed are equal.
+// Blocks run one after the other, in an order made from `seed`; the threads of a block are fibers of the calling
+// thread. A thread runs until it waits: at __syncthreads, or in a warp operation until all lanes of its mask have come.
+// Which thread goes first changes with the block and the seed, so that a missing barrier shows; two runs with one seed
+// are equal.
 //
-// Throws EmulationError where a GPU would hang or be undefined: threads at different barriers, a thread that has exited while others wait for
-// it, a lane that is not in its own mask, a shuffle from a lane outside of the mask, a misaligned address of ldmatrix or cp.async, a write
-// beside the dynamic shared memory, memory of which begins as NaN in each block. `__shared__` arrays are static: they keep what the block
-// before left. Emulated: atomics, votes, shuffles, mma.sync m16n8k16, ldmatrix, cp.async (its bytes arrive no earlier than its wait).
+// Throws EmulationError where a GPU would hang or be undefined: threads at different barriers, a thread that has exited
+// while others wait for it, a lane that is not in its own mask, a shuffle from a lane outside of the mask, a misaligned
+// address of ldmatrix or cp.async, a write beside the dynamic shared memory, memory of which begins as NaN in each
+// block. `__shared__` arrays are static: they keep what the block before left. Emulated: atomics, votes, shuffles,
+// mma.sync m16n8k16, ldmatrix, cp.async (its bytes arrive no earlier than its wait).
 #pragma once
 
 #include <sys/mman.h>
@@ -72,7 +74,7 @@ inline constexpr std::size_t kStackBytes = std::size_t{128} << 10;
 inline constexpr std::size_t kCanaryBytes = 1024;
 inline constexpr unsigned kWholeWarp = 0xffffffffu;
 
-struct Copy {                                // of cp.async
+struct Copy {  // of cp.async
   void* to;
   const void* from;
   bool present;
@@ -80,13 +82,14 @@ struct Copy {                                // of cp.async
 
 // What a thread waits for. Lanes of a warp operation meet when kind, place and mask agree.
 struct Wait {
-  const char* kind = nullptr;                // null: it does not wait
+  const char* kind = nullptr;  // null: it does not wait
   std::source_location place;
-  unsigned mask = 0;                         // 0: the barrier of the block
+  unsigned mask = 0;  // 0: the barrier of the block
   void* operand = nullptr;
   [[nodiscard]] bool meets(const Wait& o) const {
-    return kind != nullptr && o.kind != nullptr && std::strcmp(kind, o.kind) == 0 && mask == o.mask && place.line() == o.place.line() &&
-           place.column() == o.place.column() && std::strcmp(place.file_name(), o.place.file_name()) == 0;
+    return kind != nullptr && o.kind != nullptr && std::strcmp(kind, o.kind) == 0 && mask == o.mask &&
+           place.line() == o.place.line() && place.column() == o.place.column() &&
+           std::strcmp(place.file_name(), o.place.file_name()) == 0;
   }
 };
 
@@ -96,7 +99,7 @@ struct Fiber {
   void *fake_stack = nullptr, *race_fiber = nullptr;  // of the sanitizers
   bool exited = false;
   Wait wait;
-  std::vector<Copy> copies;                  // not committed
+  std::vector<Copy> copies;  // not committed
   std::deque<std::vector<Copy>> committed;
 };
 
@@ -111,7 +114,8 @@ inline Fiber& pooled_fiber(std::size_t i) {
   static thread_local Pool pool;
   while (pool.fibers.size() <= i) {
     auto fiber = std::make_unique<Fiber>();
-    fiber->stack = ::mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    fiber->stack =
+        ::mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (fiber->stack == MAP_FAILED) throw EmulationError("no memory for the stacks of a block");
     if (__tsan_create_fiber != nullptr) fiber->race_fiber = __tsan_create_fiber(0);
     pool.fibers.push_back(std::move(fiber));
@@ -174,14 +178,17 @@ class Block {
     const auto* b = static_cast<const std::byte*>(p);
     return b >= dynamic_ && b + bytes <= dynamic_ + dynamic_bytes_;
   }
-  [[noreturn]] void fail(const std::string& what) const { throw EmulationError(what + ", in " + thread_name(running_)); }
+  [[noreturn]] void fail(const std::string& what) const {
+    throw EmulationError(what + ", in " + thread_name(running_));
+  }
 
   void barrier(const std::source_location& place) {
     me().wait = {"__syncthreads", place, 0, nullptr};
     yield();
   }
 
-  // All lanes of `mask` bring an operand; the last to come runs `work` on the operands, by lane (null: not in the mask).
+  // All lanes of `mask` bring an operand; the last to come runs `work` on the operands, by lane (null: not in the
+  // mask).
   template <class Operand, class Work>
   void warp(const char* kind, unsigned mask, Operand& operand, const Work& work, const std::source_location& place) {
     if ((mask >> lane() & 1u) == 0) fail(std::string(kind) + " with a mask that its own lane is not in");
@@ -203,13 +210,14 @@ class Block {
 
  private:
   [[nodiscard]] std::string thread_name(std::size_t t) const {
-    return "thread " + std::to_string(t) + " of block (" + std::to_string(blockIdx.x) + ", " + std::to_string(blockIdx.y) + ", " +
-           std::to_string(blockIdx.z) + ")";
+    return "thread " + std::to_string(t) + " of block (" + std::to_string(blockIdx.x) + ", " +
+           std::to_string(blockIdx.y) + ", " + std::to_string(blockIdx.z) + ")";
   }
 
   static void entry() {
     Block& block = *current();
-    if (__sanitizer_finish_switch_fiber != nullptr) __sanitizer_finish_switch_fiber(nullptr, &block.host_bottom_, &block.host_size_);
+    if (__sanitizer_finish_switch_fiber != nullptr)
+      __sanitizer_finish_switch_fiber(nullptr, &block.host_bottom_, &block.host_size_);
     try {
       block.kernel_();
     } catch (...) {
@@ -217,7 +225,8 @@ class Block {
     }
     Fiber& f = block.me();
     f.exited = true;
-    if (__sanitizer_start_switch_fiber != nullptr) __sanitizer_start_switch_fiber(nullptr, block.host_bottom_, block.host_size_);
+    if (__sanitizer_start_switch_fiber != nullptr)
+      __sanitizer_start_switch_fiber(nullptr, block.host_bottom_, block.host_size_);
     if (__tsan_switch_to_fiber != nullptr) __tsan_switch_to_fiber(block.host_race_fiber_, 0);
     ::swapcontext(&f.context, &block.host_);
   }
@@ -242,17 +251,20 @@ class Block {
       host_race_fiber_ = __tsan_get_current_fiber();
       __tsan_switch_to_fiber(f.race_fiber, 0);
     }
-    if (__sanitizer_start_switch_fiber != nullptr) __sanitizer_start_switch_fiber(&host_fake_stack_, f.stack, kStackBytes);
+    if (__sanitizer_start_switch_fiber != nullptr)
+      __sanitizer_start_switch_fiber(&host_fake_stack_, f.stack, kStackBytes);
     ::swapcontext(&host_, &f.context);
     if (__sanitizer_finish_switch_fiber != nullptr) __sanitizer_finish_switch_fiber(host_fake_stack_, nullptr, nullptr);
   }
 
   void yield() {
     Fiber& f = me();
-    if (__sanitizer_start_switch_fiber != nullptr) __sanitizer_start_switch_fiber(&f.fake_stack, host_bottom_, host_size_);
+    if (__sanitizer_start_switch_fiber != nullptr)
+      __sanitizer_start_switch_fiber(&f.fake_stack, host_bottom_, host_size_);
     if (__tsan_switch_to_fiber != nullptr) __tsan_switch_to_fiber(host_race_fiber_, 0);
     ::swapcontext(&f.context, &host_);
-    if (__sanitizer_finish_switch_fiber != nullptr) __sanitizer_finish_switch_fiber(f.fake_stack, &host_bottom_, &host_size_);
+    if (__sanitizer_finish_switch_fiber != nullptr)
+      __sanitizer_finish_switch_fiber(f.fake_stack, &host_bottom_, &host_size_);
   }
 
   // Nobody can run. True: all were at one barrier, which is open now; false: all have exited.
@@ -275,8 +287,10 @@ class Block {
     std::vector<std::string> seen;
     for (std::size_t t = 0; t < threads_; ++t) {
       const Fiber& f = pooled_fiber(t);
-      const std::string what = f.exited ? "has exited" : "is in " + std::string(f.wait.kind) + " at line " + std::to_string(f.wait.place.line()) +
-                                                             (f.wait.mask != 0 ? " with mask " + std::to_string(f.wait.mask) : "");
+      const std::string what = f.exited ? "has exited"
+                                        : "is in " + std::string(f.wait.kind) + " at line " +
+                                              std::to_string(f.wait.place.line()) +
+                                              (f.wait.mask != 0 ? " with mask " + std::to_string(f.wait.mask) : "");
       if (std::find(seen.begin(), seen.end(), what) != seen.end()) continue;
       seen.push_back(what);
       text += " thread " + std::to_string(t) + " " + what + ";";
@@ -289,8 +303,8 @@ class Block {
     const auto* data = reinterpret_cast<const std::byte*>(shared_.data());
     for (std::size_t i = 0; i < shared_.size(); ++i)
       if (!in_dynamic(data + i, 1) && data[i] != std::byte{0xff})
-        throw EmulationError("a write beside the " + std::to_string(dynamic_bytes_) + " bytes of dynamic shared memory, at " +
-                             std::to_string(data + i - dynamic_));
+        throw EmulationError("a write beside the " + std::to_string(dynamic_bytes_) +
+                             " bytes of dynamic shared memory, at " + std::to_string(data + i - dynamic_));
   }
 
   const dim3 size_;
@@ -306,7 +320,8 @@ class Block {
   std::size_t host_size_ = 0;
 };
 
-inline void emulate(dim3 grid, dim3 block, std::size_t shared_bytes, const std::function<void()>& kernel, std::uint64_t seed = 1) {
+inline void emulate(dim3 grid, dim3 block, std::size_t shared_bytes, const std::function<void()>& kernel,
+                    std::uint64_t seed = 1) {
   if (grid.x == 0 || grid.y == 0 || grid.z == 0 || grid.x > 0x7fffffffu || grid.y > 65535 || grid.z > 65535)
     throw EmulationError("a grid that no GPU takes");
   if (shared_bytes > std::size_t{227} << 10) throw EmulationError("more dynamic shared memory than a block can have");
@@ -316,7 +331,8 @@ inline void emulate(dim3 grid, dim3 block, std::size_t shared_bytes, const std::
   std::iota(order.begin(), order.end(), std::uint64_t{0});
   std::shuffle(order.begin(), order.end(), std::mt19937_64(seed));
   for (const std::uint64_t b : order) {
-    blockIdx = {static_cast<unsigned>(b % grid.x), static_cast<unsigned>(b / grid.x % grid.y), static_cast<unsigned>(b / grid.x / grid.y)};
+    blockIdx = {static_cast<unsigned>(b % grid.x), static_cast<unsigned>(b / grid.x % grid.y),
+                static_cast<unsigned>(b / grid.x / grid.y)};
     Block(block, shared_bytes, kernel, seed * 1000003 + b).run();
   }
 }

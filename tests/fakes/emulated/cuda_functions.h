@@ -1,4 +1,5 @@
-// The functions of CUDA C++ and of executor/cuda/toolkit/kernels/primitives.cuh, by the fibers of cuda.h, which includes this.
+// The functions of CUDA C++ and of executor/cuda/toolkit/kernels/primitives.cuh, by the fibers of cuda.h, which
+// includes this.
 #pragma once
 
 #define FSDP_CUDA_PRIMITIVES  // primitives.cuh has nothing to add
@@ -12,7 +13,7 @@ namespace fsdp::emulation {
 template <class T>
 struct ShuffleOperand {
   T value, result;
-  unsigned from;                             // lane
+  unsigned from;  // lane
 };
 
 template <class T>
@@ -23,7 +24,8 @@ T shuffle(const char* kind, unsigned mask, T value, unsigned from, const std::so
   const auto work = [&block](ShuffleOperand<T>* const* lanes) {
     for (unsigned l = 0; l < 32; ++l) {
       if (lanes[l] == nullptr) continue;
-      if (lanes[lanes[l]->from] == nullptr) block.fail("a shuffle reads lane " + std::to_string(lanes[l]->from) + ", which is not in its mask");
+      if (lanes[lanes[l]->from] == nullptr)
+        block.fail("a shuffle reads lane " + std::to_string(lanes[l]->from) + ", which is not in its mask");
       lanes[l]->result = lanes[lanes[l]->from]->value;
     }
   };
@@ -51,37 +53,46 @@ inline unsigned vote(const char* kind, unsigned mask, bool predicate, const std:
 
 }  // namespace fsdp::emulation
 
-inline void __syncwarp(unsigned mask = 0xffffffffu, const std::source_location& place = std::source_location::current()) {
+inline void __syncwarp(unsigned mask = 0xffffffffu,
+                       const std::source_location& place = std::source_location::current()) {
   (void)fsdp::emulation::vote("__syncwarp", mask, false, place);
 }
-inline unsigned __ballot_sync(unsigned mask, int predicate, const std::source_location& place = std::source_location::current()) {
+inline unsigned __ballot_sync(unsigned mask, int predicate,
+                              const std::source_location& place = std::source_location::current()) {
   return fsdp::emulation::vote("__ballot_sync", mask, predicate != 0, place);
 }
-inline int __any_sync(unsigned mask, int predicate, const std::source_location& place = std::source_location::current()) {
+inline int __any_sync(unsigned mask, int predicate,
+                      const std::source_location& place = std::source_location::current()) {
   return fsdp::emulation::vote("__any_sync", mask, predicate != 0, place) != 0 ? 1 : 0;
 }
-inline int __all_sync(unsigned mask, int predicate, const std::source_location& place = std::source_location::current()) {
+inline int __all_sync(unsigned mask, int predicate,
+                      const std::source_location& place = std::source_location::current()) {
   return fsdp::emulation::vote("__all_sync", mask, predicate != 0, place) == mask ? 1 : 0;
 }
 
 // `width`: a power of two; lanes shuffle within groups of that many. Out of the group: the own value.
 template <class T>
-T __shfl_sync(unsigned mask, T value, int from, int width = 32, const std::source_location& place = std::source_location::current()) {
+T __shfl_sync(unsigned mask, T value, int from, int width = 32,
+              const std::source_location& place = std::source_location::current()) {
   const unsigned lane = fsdp::emulation::Block::here().lane(), w = static_cast<unsigned>(width);
   return fsdp::emulation::shuffle("__shfl_sync", mask, value, lane / w * w + static_cast<unsigned>(from) % w, place);
 }
 template <class T>
-T __shfl_xor_sync(unsigned mask, T value, int bits, int width = 32, const std::source_location& place = std::source_location::current()) {
-  const unsigned lane = fsdp::emulation::Block::here().lane(), w = static_cast<unsigned>(width), from = lane ^ static_cast<unsigned>(bits);
+T __shfl_xor_sync(unsigned mask, T value, int bits, int width = 32,
+                  const std::source_location& place = std::source_location::current()) {
+  const unsigned lane = fsdp::emulation::Block::here().lane(), w = static_cast<unsigned>(width),
+                 from = lane ^ static_cast<unsigned>(bits);
   return fsdp::emulation::shuffle("__shfl_xor_sync", mask, value, from < (lane / w + 1) * w ? from : lane, place);
 }
 template <class T>
-T __shfl_up_sync(unsigned mask, T value, unsigned by, int width = 32, const std::source_location& place = std::source_location::current()) {
+T __shfl_up_sync(unsigned mask, T value, unsigned by, int width = 32,
+                 const std::source_location& place = std::source_location::current()) {
   const unsigned lane = fsdp::emulation::Block::here().lane(), w = static_cast<unsigned>(width);
   return fsdp::emulation::shuffle("__shfl_up_sync", mask, value, lane % w >= by ? lane - by : lane, place);
 }
 template <class T>
-T __shfl_down_sync(unsigned mask, T value, unsigned by, int width = 32, const std::source_location& place = std::source_location::current()) {
+T __shfl_down_sync(unsigned mask, T value, unsigned by, int width = 32,
+                   const std::source_location& place = std::source_location::current()) {
   const unsigned lane = fsdp::emulation::Block::here().lane(), w = static_cast<unsigned>(width);
   return fsdp::emulation::shuffle("__shfl_down_sync", mask, value, lane % w + by < w ? lane + by : lane, place);
 }
@@ -120,8 +131,8 @@ T* dynamic_shared() {
 
 [[noreturn]] inline void device_fail(const char* what) { emulation::Block::here().fail(what); }
 
-// ---- the matrix units. Fragments as the PTX ISA has them for m16n8k16 in 16 bits; lane l is (g, t) = (l / 4, l % 4), the lower of two
-// elements in a register in its lower half:
+// ---- the matrix units. Fragments as the PTX ISA has them for m16n8k16 in 16 bits; lane l is (g, t) = (l / 4, l % 4),
+// the lower of two elements in a register in its lower half:
 //   A, 16 x 16:  a[0] = A[g][2t, 2t+1]   a[1] = A[g+8][2t, 2t+1]   a[2] = A[g][2t+8, 2t+9]   a[3] = A[g+8][2t+8, 2t+9]
 //   B, 16 x 8:   b[0] = B[2t, 2t+1][g]   b[1] = B[2t+8, 2t+9][g]
 //   D, 16 x 8:   d[0], d[1] = D[g][2t, 2t+1]   d[2], d[3] = D[g+8][2t, 2t+1]
@@ -162,8 +173,8 @@ struct LoadOperand {
   const void* row;
 };
 
-// kCount matrices of 8 rows of 16 bytes; lanes 8 i ... 8 i + 7 bring the addresses of the rows of matrix i. Lane l gets elements (l / 4,
-// 2 (l % 4) + {0, 1}) of each, transposed: (2 (l % 4) + {0, 1}, l / 4).
+// kCount matrices of 8 rows of 16 bytes; lanes 8 i ... 8 i + 7 bring the addresses of the rows of matrix i. Lane l gets
+// elements (l / 4, 2 (l % 4) + {0, 1}) of each, transposed: (2 (l % 4) + {0, 1}, l / 4).
 template <int kCount>
 void ldmatrix(std::uint32_t* r, const void* row, bool transposed, const std::source_location& place) {
   LoadOperand mine{r, row};
@@ -173,7 +184,8 @@ void ldmatrix(std::uint32_t* r, const void* row, bool transposed, const std::sou
       std::uint16_t matrix[8][8];
       for (int i = 0; i < 8; ++i) {
         const void* from = lanes[m * 8 + i]->row;
-        if (reinterpret_cast<std::uintptr_t>(from) % 16 != 0) block.fail("ldmatrix of a row that is not aligned to 16 bytes");
+        if (reinterpret_cast<std::uintptr_t>(from) % 16 != 0)
+          block.fail("ldmatrix of a row that is not aligned to 16 bytes");
         std::memcpy(matrix[i], from, 16);
       }
       for (int l = 0; l < 32; ++l) {
@@ -189,10 +201,12 @@ void ldmatrix(std::uint32_t* r, const void* row, bool transposed, const std::sou
   block.warp("ldmatrix", emulation::kWholeWarp, mine, work, place);
 }
 
-inline void ldmatrix_x2(std::uint32_t (&r)[2], const void* row, const std::source_location& place = std::source_location::current()) {
+inline void ldmatrix_x2(std::uint32_t (&r)[2], const void* row,
+                        const std::source_location& place = std::source_location::current()) {
   ldmatrix<2>(r, row, false, place);
 }
-inline void ldmatrix_x4(std::uint32_t (&r)[4], const void* row, const std::source_location& place = std::source_location::current()) {
+inline void ldmatrix_x4(std::uint32_t (&r)[4], const void* row,
+                        const std::source_location& place = std::source_location::current()) {
   ldmatrix<4>(r, row, false, place);
 }
 inline void ldmatrix_x2_transposed(std::uint32_t (&r)[2], const void* row,

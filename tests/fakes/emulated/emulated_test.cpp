@@ -1,9 +1,9 @@
-// The emulator itself: kernels with known answers, the fragments of the matrix units against their definition, and planted mistakes.
-#include "tests/fakes/emulated/cuda.h"
-
+// The emulator itself: kernels with known answers, the fragments of the matrix units against their definition, and
+// planted mistakes.
 #include <doctest/doctest.h>
 
 #include "executor/cuda/toolkit/kernels/reduce.cuh"
+#include "tests/fakes/emulated/cuda.h"
 
 using namespace fsdp;
 using namespace fsdp::cuda;
@@ -15,7 +15,8 @@ namespace {
 // All warps but the last may hold whatever order: integers add exactly.
 __global__ void sum_kernel(const float* x, float* sums, int n) {
   float sum = 0;
-  for (unsigned i = blockIdx.x * blockDim.x + threadIdx.x; i < static_cast<unsigned>(n); i += gridDim.x * blockDim.x) sum += x[i];
+  for (unsigned i = blockIdx.x * blockDim.x + threadIdx.x; i < static_cast<unsigned>(n); i += gridDim.x * blockDim.x)
+    sum += x[i];
   sum = block_sum(sum);
   const float most = block_reduce<Largest>(static_cast<float>(threadIdx.x), 0.0f);
   if (threadIdx.x == 0) sums[blockIdx.x] = sum + (most == static_cast<float>(blockDim.x - 1) ? 0.0f : 1e9f);
@@ -26,7 +27,8 @@ __global__ void transpose_kernel(const int* x, int* y, int rows, int columns, bo
   const int c = static_cast<int>(blockIdx.x * 16 + threadIdx.x), r = static_cast<int>(blockIdx.y * 16 + threadIdx.y);
   if (r < rows && c < columns) tile[threadIdx.y * 17 + threadIdx.x] = x[r * columns + c];
   if (!forget_the_barrier) __syncthreads();
-  const int to_c = static_cast<int>(blockIdx.y * 16 + threadIdx.x), to_r = static_cast<int>(blockIdx.x * 16 + threadIdx.y);
+  const int to_c = static_cast<int>(blockIdx.y * 16 + threadIdx.x),
+            to_r = static_cast<int>(blockIdx.x * 16 + threadIdx.y);
   if (to_r < columns && to_c < rows) y[to_r * rows + to_c] = tile[threadIdx.x * 17 + threadIdx.y];
 }
 
@@ -34,7 +36,8 @@ std::vector<int> transposed(int rows, int columns, bool forget_the_barrier) {
   std::vector<int> x(static_cast<std::size_t>(rows * columns)), y(x.size(), -7);
   std::iota(x.begin(), x.end(), 0);
   const dim3 grid{static_cast<unsigned>(columns + 15) / 16, static_cast<unsigned>(rows + 15) / 16};
-  emulate(grid, {16, 16}, 16 * 17 * sizeof(int), [&] { transpose_kernel(x.data(), y.data(), rows, columns, forget_the_barrier); });
+  emulate(grid, {16, 16}, 16 * 17 * sizeof(int),
+          [&] { transpose_kernel(x.data(), y.data(), rows, columns, forget_the_barrier); });
   return y;
 }
 
@@ -55,9 +58,11 @@ float small_integer(std::mt19937& random) { return static_cast<float>(static_cas
 std::uint16_t bits(BFloat16, float x) { return to_bfloat16(x).bits; }
 std::uint16_t bits(Float16, float x) { return to_float16(x).bits; }
 
-// D = A B by one warp: A row-major and B column-major as 16-bit numbers in shared memory, read by ldmatrix or by the definition of fragments.
+// D = A B by one warp: A row-major and B column-major as 16-bit numbers in shared memory, read by ldmatrix or by the
+// definition of fragments.
 template <class T>
-__global__ void product_kernel(const std::uint16_t* a, const std::uint16_t* b, float* d, bool by_ldmatrix, bool b_row_major) {
+__global__ void product_kernel(const std::uint16_t* a, const std::uint16_t* b, float* d, bool by_ldmatrix,
+                               bool b_row_major) {
   std::uint16_t *sa = dynamic_shared<std::uint16_t>(), *sb = sa + 256;
   for (unsigned i = threadIdx.x; i < 256; i += 32) sa[i] = a[i];
   for (unsigned i = threadIdx.x; i < 128; i += 32) sb[i] = b[i];
@@ -69,9 +74,13 @@ __global__ void product_kernel(const std::uint16_t* a, const std::uint16_t* b, f
     if (b_row_major) ldmatrix_x2_transposed(fb, sb + (lane % 16) * 8);
     else ldmatrix_x2(fb, sb + (lane % 8) * 16 + lane / 8 % 2 * 8);
   } else {
-    const auto pair = [](std::uint16_t low, std::uint16_t high) { return static_cast<std::uint32_t>(low) | static_cast<std::uint32_t>(high) << 16; };
+    const auto pair = [](std::uint16_t low, std::uint16_t high) {
+      return static_cast<std::uint32_t>(low) | static_cast<std::uint32_t>(high) << 16;
+    };
     const auto at_a = [&](unsigned r, unsigned c) { return pair(sa[r * 16 + c], sa[r * 16 + c + 1]); };
-    const auto at_b = [&](unsigned k) { return b_row_major ? pair(sb[k * 8 + g], sb[(k + 1) * 8 + g]) : pair(sb[g * 16 + k], sb[g * 16 + k + 1]); };
+    const auto at_b = [&](unsigned k) {
+      return b_row_major ? pair(sb[k * 8 + g], sb[(k + 1) * 8 + g]) : pair(sb[g * 16 + k], sb[g * 16 + k + 1]);
+    };
     fa[0] = at_a(g, 2 * t), fa[1] = at_a(g + 8, 2 * t), fa[2] = at_a(g, 2 * t + 8), fa[3] = at_a(g + 8, 2 * t + 8);
     fb[0] = at_b(2 * t), fb[1] = at_b(2 * t + 8);
   }
@@ -91,7 +100,8 @@ void check_products() {
       for (std::size_t r = 0; r < 16; ++r)
         for (std::size_t k = 0; k < 16; ++k) a[r * 16 + k] = bits(T{}, A[r][k] = small_integer(random));
       for (std::size_t k = 0; k < 16; ++k)
-        for (std::size_t c = 0; c < 8; ++c) b[b_row_major ? k * 8 + c : c * 16 + k] = bits(T{}, B[k][c] = small_integer(random));
+        for (std::size_t c = 0; c < 8; ++c)
+          b[b_row_major ? k * 8 + c : c * 16 + k] = bits(T{}, B[k][c] = small_integer(random));
       std::vector<float> d(128, std::nanf(""));
       emulate({1}, {32}, 384 * 2, [&] { product_kernel<T>(a.data(), b.data(), d.data(), by_ldmatrix, b_row_major); });
       for (std::size_t r = 0; r < 16; ++r)
@@ -184,7 +194,9 @@ TEST_CASE("ldmatrix of four matrices and its transpose give every element back")
 }
 
 TEST_CASE("asynchronous copies arrive with their wait, not before") {
-  struct alignas(16) Four { float x[4]; };
+  struct alignas(16) Four {
+    float x[4];
+  };
   std::vector<Four> from(64);
   for (std::size_t i = 0; i < 64; ++i) from[i] = {{static_cast<float>(i), 1, 2, 3}};
   std::vector<float> early(32), first(32), second(32), absent(32);
@@ -212,26 +224,44 @@ TEST_CASE("asynchronous copies arrive with their wait, not before") {
 }
 
 TEST_CASE("threads that wait for each other are found") {
-  CHECK(mentions(refusal({64}, 0, [] { if (threadIdx.x != 40) __syncthreads(); }), "thread 40 has exited"));
+  CHECK(mentions(refusal({64}, 0,
+                         [] {
+                           if (threadIdx.x != 40) __syncthreads();
+                         }),
+                 "thread 40 has exited"));
   const auto two_barriers = [] {
     if (threadIdx.x < 32) __syncthreads();
     else __syncthreads();
   };
   CHECK(mentions(refusal({64}, 0, two_barriers), "wait for each other"));
-  CHECK(mentions(refusal({32}, 0, [] { if (threadIdx.x != 3) (void)__shfl_sync(0xffffffffu, 1, 0); }), "thread 3 has exited"));
-  CHECK(mentions(refusal({64}, 0, [] {
-    if (threadIdx.x == 7) __syncthreads();
-    else if (threadIdx.x < 32) __syncwarp();
-    else __syncthreads();
-  }), "is in __syncwarp"));
+  CHECK(mentions(refusal({32}, 0,
+                         [] {
+                           if (threadIdx.x != 3) (void)__shfl_sync(0xffffffffu, 1, 0);
+                         }),
+                 "thread 3 has exited"));
+  CHECK(mentions(refusal({64}, 0,
+                         [] {
+                           if (threadIdx.x == 7) __syncthreads();
+                           else if (threadIdx.x < 32) __syncwarp();
+                           else __syncthreads();
+                         }),
+                 "is in __syncwarp"));
   CHECK(mentions(refusal({32}, 0, [] { (void)__shfl_sync(0xffffu, 1, 0); }), "its own lane is not in"));
-  CHECK(mentions(refusal({32}, 0, [] { if (threadIdx.x < 4) (void)__shfl_sync(0xfu, 1, 9); }), "reads lane 9"));
+  CHECK(mentions(refusal({32}, 0,
+                         [] {
+                           if (threadIdx.x < 4) (void)__shfl_sync(0xfu, 1, 9);
+                         }),
+                 "reads lane 9"));
   CHECK(mentions(refusal({16}, 0, [] { __syncwarp(); }), "beyond the block"));
 }
 
 TEST_CASE("writes beside the dynamic shared memory are found, and what nobody wrote is not a number") {
   CHECK(mentions(refusal({32}, 64, [] { dynamic_shared<float>()[threadIdx.x] = 1; }), "at 64"));
-  CHECK(mentions(refusal({32}, 64, [] { if (threadIdx.x == 0) dynamic_shared<float>()[-1] = 1; }), "at -4"));
+  CHECK(mentions(refusal({32}, 64,
+                         [] {
+                           if (threadIdx.x == 0) dynamic_shared<float>()[-1] = 1;
+                         }),
+                 "at -4"));
   CHECK(refusal({16}, 64, [] { dynamic_shared<float>()[threadIdx.x] = 1; }).empty());
   float x = 0;
   emulate({2}, {1}, 4, [&] {
@@ -239,16 +269,19 @@ TEST_CASE("writes beside the dynamic shared memory are found, and what nobody wr
     dynamic_shared<float>()[0] = 1;
   });
   CHECK(std::isnan(x));
-  CHECK(mentions(refusal({32}, 640, [] {
-    std::uint32_t r[4];
-    ldmatrix_x4(r, dynamic_shared<std::uint16_t>() + threadIdx.x * 8 + 4);
-  }), "not aligned"));
+  CHECK(mentions(refusal({32}, 640,
+                         [] {
+                           std::uint32_t r[4];
+                           ldmatrix_x4(r, dynamic_shared<std::uint16_t>() + threadIdx.x * 8 + 4);
+                         }),
+                 "not aligned"));
 }
 
 TEST_CASE("one seed, one order; another seed, another") {
   const auto order = [](std::uint64_t seed) {
     std::vector<unsigned> seen;
-    emulate({2}, {33}, 0, [&] { seen.push_back(blockIdx.x * 100 + threadIdx.x); }, seed);
+    emulate(
+        {2}, {33}, 0, [&] { seen.push_back(blockIdx.x * 100 + threadIdx.x); }, seed);
     return seen;
   };
   CHECK(order(1) == order(1));

@@ -1,9 +1,8 @@
-// The kernels of executor/cuda/kernels/ as a machine of the host's memory: each runs on the processor, emulated. Matrix products and
-// attention, which are not among them, are the host's.
+// The kernels of executor/cuda/kernels/ as a machine of the host's memory: each runs on the processor, emulated. Matrix
+// products and attention, which are not among them, are the host's.
 #pragma once
 
-#include "tests/fakes/emulated/launch.h"
-
+#include "executor/actions/kernel_set.h"
 #include "executor/cuda/toolkit/kernels/cross_entropy.cuh"
 #include "executor/cuda/toolkit/kernels/data.cuh"
 #include "executor/cuda/toolkit/kernels/elementwise.cuh"
@@ -14,8 +13,8 @@
 #include "executor/cuda/toolkit/kernels/norms.cuh"
 #include "executor/cuda/toolkit/kernels/rotary.cuh"
 #include "executor/cuda/toolkit/kernels/update.cuh"
-#include "executor/actions/kernel_set.h"
 #include "models/implementation.h"
+#include "tests/fakes/emulated/launch.h"
 
 namespace fsdp::testing {
 
@@ -23,37 +22,46 @@ class EmulatedKernels final : public MachineKernels {
  public:
   explicit EmulatedKernels(std::uint64_t seed = 1) : launch_{seed} {}
 
-  void forward(const Op& op, const Workload& work, DType type, std::span<const KernelArg> args, double token_weight) const override {
+  void forward(const Op& op, const Workload& work, DType type, std::span<const KernelArg> args,
+               double token_weight) const override {
     run(op, work, type, args, token_weight, false);
   }
-  void backward(const Op& op, const Workload& work, DType type, std::span<const KernelArg> args, double token_weight) const override {
+  void backward(const Op& op, const Workload& work, DType type, std::span<const KernelArg> args,
+                double token_weight) const override {
     run(op, work, type, args, token_weight, true);
   }
-  void convert(DType from_type, BufferView from, DType to_type, BufferView to, std::int64_t n, bool accumulate) const override {
+  void convert(DType from_type, BufferView from, DType to_type, BufferView to, std::int64_t n,
+               bool accumulate) const override {
     cuda::launch_convert(from_type, from, to_type, to, n, accumulate, launch_);
   }
-  void scale(DType type, BufferView values, std::int64_t n, double factor) const override { cuda::launch_scale(type, values, n, factor, launch_); }
-  void scatter_copy_in(const UnitLayout& layout, DType from, std::span<const BufferView> full, DType to, BufferView input) const override {
+  void scale(DType type, BufferView values, std::int64_t n, double factor) const override {
+    cuda::launch_scale(type, values, n, factor, launch_);
+  }
+  void scatter_copy_in(const UnitLayout& layout, DType from, std::span<const BufferView> full, DType to,
+                       BufferView input) const override {
     cuda::launch_scatter_copy_in(layout, from, full, to, input, launch_);
   }
-  void gather_copy_out(const UnitLayout& layout, DType type, BufferView gathered, std::span<const BufferView> full) const override {
+  void gather_copy_out(const UnitLayout& layout, DType type, BufferView gathered,
+                       std::span<const BufferView> full) const override {
     cuda::launch_gather_copy_out(layout, type, gathered, full, launch_);
   }
   void gather_parts_copy_out(const UnitLayout& layout, std::int64_t n, DType type, BufferView gathered,
                              std::span<const BufferView> full) const override {
     cuda::launch_gather_parts_copy_out(layout, n, type, gathered, full, launch_);
   }
-  void adamw(const UnitLayout& layout, std::int64_t rank, const Optimizer& optimizer, std::int64_t step, DType master, BufferView gradient,
-             BufferView shard, BufferView state1, BufferView state2, GradientPlaces places) const override {
+  void adamw(const UnitLayout& layout, std::int64_t rank, const Optimizer& optimizer, std::int64_t step, DType master,
+             BufferView gradient, BufferView shard, BufferView state1, BufferView state2,
+             GradientPlaces places) const override {
     cuda::launch_adamw(layout, rank, optimizer, step, master, gradient, shard, state1, state2, places, launch_);
   }
-  void sgd(const UnitLayout& layout, std::int64_t rank, const Optimizer& optimizer, DType master, BufferView gradient, BufferView shard,
-           GradientPlaces places) const override {
+  void sgd(const UnitLayout& layout, std::int64_t rank, const Optimizer& optimizer, DType master, BufferView gradient,
+           BufferView shard, GradientPlaces places) const override {
     cuda::launch_sgd(layout, rank, optimizer, master, gradient, shard, places, launch_);
   }
   void copy(std::byte* to, const std::byte* from, std::int64_t bytes) const override { launch_.copy(to, from, bytes); }
   void zero(BufferView view) const override { launch_.zero(view.data, view.bytes); }
-  void reorder(BufferView from, BufferView to, std::int64_t shards, std::int64_t outer, std::int64_t piece_bytes, bool to_rows) const override {
+  void reorder(BufferView from, BufferView to, std::int64_t shards, std::int64_t outer, std::int64_t piece_bytes,
+               bool to_rows) const override {
     cuda::launch_reorder(from, to, shards, outer, piece_bytes, to_rows, launch_);
   }
   void local_norm(DType type, std::span<const BufferView> values, double p, BufferView norm) const override {
@@ -63,22 +71,23 @@ class EmulatedKernels final : public MachineKernels {
   void clip(DType type, std::span<const BufferView> values, double p, double limit, BufferView norm) const override {
     cuda::launch_clip(type, values, p, limit, norm, launch_);
   }
-  void batch(const TokenReader& read, std::uint64_t seed, std::int64_t first, const Workload& work, std::int64_t vocab, BufferView ids,
-             BufferView targets) const override {
+  void batch(const TokenReader& read, std::uint64_t seed, std::int64_t first, const Workload& work, std::int64_t vocab,
+             BufferView ids, BufferView targets) const override {
     if (read) host_kernels().batch(read, seed, first, work, vocab, ids, targets);
     else cuda::launch_synthetic_tokens(seed, first, work, vocab, ids, targets, launch_);
   }
-  void initial_values(std::uint64_t seed, const Parameter& parameter, std::int64_t begin, std::int64_t count, DType type,
-                      std::byte* to) const override {
+  void initial_values(std::uint64_t seed, const Parameter& parameter, std::int64_t begin, std::int64_t count,
+                      DType type, std::byte* to) const override {
     cuda::launch_initial_values(initial_values_of(seed, parameter), begin, count, type, to, launch_);
   }
-  void read_state(const StateReader& read, const Parameter& parameter, StatePart part, const Slab& slab, DType type, std::int64_t elements,
-                  std::byte* to) const override {
+  void read_state(const StateReader& read, const Parameter& parameter, StatePart part, const Slab& slab, DType type,
+                  std::int64_t elements, std::byte* to) const override {
     host_kernels().read_state(read, parameter, part, slab, type, elements, to);
   }
 
  private:
-  void run(const Op& op, const Workload& work, DType type, std::span<const KernelArg> args, double token_weight, bool backward) const {
+  void run(const Op& op, const Workload& work, DType type, std::span<const KernelArg> args, double token_weight,
+           bool backward) const {
     const Call call(op, work, args, token_weight, backward);
     switch (cuda::theme_of(op.kind)) {
       case cuda::Theme::elementwise: return cuda::launch_elementwise(call, type, backward, launch_);
@@ -92,9 +101,11 @@ class EmulatedKernels final : public MachineKernels {
   }
 
   // With the scratch that the host's kernel takes instead.
-  static void on_host(const Op& op, const Workload& work, DType type, std::span<const KernelArg> args, double token_weight, bool backward) {
+  static void on_host(const Op& op, const Workload& work, DType type, std::span<const KernelArg> args,
+                      double token_weight, bool backward) {
     const OpFacts f = facts(native_implementation(), op, work);
-    std::vector<std::byte> scratch(static_cast<std::size_t>(backward ? f.backward_scratch_bytes : f.forward_scratch_bytes));
+    std::vector<std::byte> scratch(
+        static_cast<std::size_t>(backward ? f.backward_scratch_bytes : f.forward_scratch_bytes));
     std::vector<KernelArg> with(args.begin(), args.end());
     const std::size_t at = backward ? 2 * op.outputs.size() + op.inputs.size() + op.params.size() + 1
                                     : op.inputs.size() + op.params.size() + op.outputs.size() + 1;

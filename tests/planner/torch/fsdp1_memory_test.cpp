@@ -1,6 +1,6 @@
 // Replayed memory of lowered fsdp1 programs against what PyTorch's FullyShardedDataParallel has allocated
-// (tests/torch/golden/fsdp1_memory.json, recorded by tests/torch/record_fsdp1_memory.py): bytes after every all-gather, free and
-// reduction of every unit, after forward, backward and the optimizer, and the peak of a steady step.
+// (tests/torch/golden/fsdp1_memory.json, recorded by tests/torch/record_fsdp1_memory.py): bytes after every all-gather,
+// free and reduction of every unit, after forward, backward and the optimizer, and the peak of a steady step.
 #include <doctest/doctest.h>
 #include <fmt/format.h>
 
@@ -23,13 +23,16 @@ struct Moment {
   std::int64_t bytes = 0;
 };
 
-// Walks a step in host order. What PyTorch holds and a Program does not is added: the training loop keeps ids and targets to the
-// end of a micro-batch; Python keeps a block's input until the block returns, which shows in 2-byte types, where the CPU's
-// rms_norm saves an fp32 copy instead. Scalars are left out on both sides: losses, and the counters of AdamW.
+// Walks a step in host order. What PyTorch holds and a Program does not is added: the training loop keeps ids and
+// targets to the end of a micro-batch; Python keeps a block's input until the block returns, which shows in 2-byte
+// types, where the CPU's rms_norm saves an fp32 copy instead. Scalars are left out on both sides: losses, and the
+// counters of AdamW.
 class Replay {
  public:
-  Replay(const Program& program, const ModelGraph& model, const ShardingPlan& plan) : p_(program), model_(model), plan_(plan) {
-    if (plan.param_dtype == DType::bf16) block_input_ = plan.micro_batches[0] * plan.seq_len * model.ops[0].shape.width * 2;
+  Replay(const Program& program, const ModelGraph& model, const ShardingPlan& plan)
+      : p_(program), model_(model), plan_(plan) {
+    if (plan.param_dtype == DType::bf16)
+      block_input_ = plan.micro_batches[0] * plan.seq_len * model.ops[0].shape.width * 2;
     run(program.init);
     run(program.first_step);
   }
@@ -49,7 +52,8 @@ class Replay {
       std::int32_t held = -1;
       for (std::int32_t b : step.frees_of(op)) {
         const Buffer& buffer = p_.buffers[static_cast<std::size_t>(b)];
-        if (buffer.kind == BufferKind::gradient && buffer.param < 0 && op.stream != Stream::compute && plan_.shard() > 1)
+        if (buffer.kind == BufferKind::gradient && buffer.param < 0 && op.stream != Stream::compute &&
+            plan_.shard() > 1)
           held = b;
       }
       for (std::int32_t b : step.frees_of(op)) {
@@ -60,10 +64,12 @@ class Replay {
           note("free", buffer.unit, op.action == Action::forward ? block_input_ : 0);
       }
       if (op.action == Action::zero_gradients) note("zero", -1);
-      if (op.action == Action::forward && op.graph_op + 1 == static_cast<std::int32_t>(model_.ops.size())) note("forward", -1);
+      if (op.action == Action::forward && op.graph_op + 1 == static_cast<std::int32_t>(model_.ops.size()))
+        note("forward", -1);
       const bool in_backward =
           op.action != Action::zero_gradients && op.action != Action::optimizer && op.action != Action::init_optimizer;
-      if (in_backward && (next_is(Action::load_batch) || next_is(Action::optimizer) || next_is(Action::init_optimizer))) {
+      if (in_backward &&
+          (next_is(Action::load_batch) || next_is(Action::optimizer) || next_is(Action::init_optimizer))) {
         batch_ = 0;
         note("backward", -1);
       }
@@ -76,7 +82,9 @@ class Replay {
 
  private:
   [[nodiscard]] std::int64_t now() const { return now_ + batch_; }
-  void note(const char* name, std::int32_t unit, std::int64_t held = 0) { moments_.push_back({name, unit, now() + held}); }
+  void note(const char* name, std::int32_t unit, std::int64_t held = 0) {
+    moments_.push_back({name, unit, now() + held});
+  }
   void change(std::int32_t id, int sign) {
     const Buffer& b = p_.buffers[static_cast<std::size_t>(id)];
     if (b.kind != BufferKind::scalar && b.kind != BufferKind::batch) now_ += sign * b.bytes;
@@ -95,8 +103,8 @@ ModelGraph model_of(const Json& c) {
           R"({{"model_type": "llama", "vocab_size": {}, "hidden_size": {}, "intermediate_size": {}, "num_hidden_layers": {},
                       "num_attention_heads": {}, "num_key_value_heads": {}, "max_position_embeddings": 8192, "rms_norm_eps": 1e-5,
                       "rope_theta": 10000.0, "hidden_act": "silu", "tie_word_embeddings": {}}})",
-          c["vocab"].get<int>(), c["hidden"].get<int>(), c["inner"].get<int>(), c["layers"].get<int>(), c["heads"].get<int>(),
-          c["kv_heads"].get<int>(), c["tied"].get<bool>()),
+          c["vocab"].get<int>(), c["hidden"].get<int>(), c["inner"].get<int>(), c["layers"].get<int>(),
+          c["heads"].get<int>(), c["kv_heads"].get<int>(), c["tied"].get<bool>()),
       "golden");
 }
 

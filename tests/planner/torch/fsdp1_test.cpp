@@ -1,6 +1,7 @@
-// Lowered programs against what PyTorch's FullyShardedDataParallel really issued (tests/torch/golden/fsdp1_order.json, recorded
-// by tests/torch/record_fsdp1.py): order, sizes, dtypes and streams of casts, all-gathers, frees, reductions and divisions; when
-// the host waits and for what; which blocks are marked for which stream; what every operation knows to have finished; the layout.
+// Lowered programs against what PyTorch's FullyShardedDataParallel really issued (tests/torch/golden/fsdp1_order.json,
+// recorded by tests/torch/record_fsdp1.py): order, sizes, dtypes and streams of casts, all-gathers, frees, reductions
+// and divisions; when the host waits and for what; which blocks are marked for which stream; what every operation knows
+// to have finished; the layout.
 #include <doctest/doctest.h>
 
 #include <array>
@@ -70,7 +71,8 @@ Log recorded(const Json& golden, bool whole) {
       join(streams[event.at(1)], streams[event.at(2)]);
       continue;
     }
-    if (whole && event.at(0) == "record" && event.at(3) == "reduce_scatter") continue;  // of a gradient that is not freed
+    if (whole && event.at(0) == "record" && event.at(3) == "reduce_scatter")
+      continue;  // of a gradient that is not freed
     log.events.push_back(event);
     if (!runs(event)) continue;
     const std::string stream = event.at(0) == "flatten" ? "compute" : event.back().get<std::string>();
@@ -82,7 +84,8 @@ Log recorded(const Json& golden, bool whole) {
 
 class Lowered {
  public:
-  Lowered(const Program& program, const ShardingPlan& plan, const Step& step) : program_(program), plan_(plan), step_(step) {
+  Lowered(const Program& program, const ShardingPlan& plan, const Step& step)
+      : program_(program), plan_(plan), step_(step) {
     clocks_.resize(step.ops.size());
     find_frees();
     for (std::size_t i = 0; i < step.ops.size(); ++i) operation(i);
@@ -113,7 +116,8 @@ class Lowered {
       for (std::int32_t w : step_.waits_of(op)) join(now, clocks_[static_cast<std::size_t>(w)]);
       const Json event = event_of(op);
       if (!event.is_null()) {
-        if (op.action == Action::all_reduce && plan_.shard() > 1) record(buffer(step_.args_of(op)[0].buffer), Stream::all_reduce);
+        if (op.action == Action::all_reduce && plan_.shard() > 1)
+          record(buffer(step_.args_of(op)[0].buffer), Stream::all_reduce);
         log.events.push_back(event);
         log.known.push_back(now);
         ++now[std::string(name(op.stream))];
@@ -135,7 +139,9 @@ class Lowered {
   Json event_of(const Operation& op) {
     const auto args = step_.args_of(op);
     const std::string stream(name(op.stream));
-    const auto of_unit = [&](const char* what, const Buffer& b) { return Json{what, op.unit, sized(b)[0], sized(b)[1], stream}; };
+    const auto of_unit = [&](const char* what, const Buffer& b) {
+      return Json{what, op.unit, sized(b)[0], sized(b)[1], stream};
+    };
     switch (op.action) {
       case Action::shard_to_device:
         return nullptr;  // the CPU copies nothing to itself; where the copy is cast next, that was logged
@@ -150,7 +156,8 @@ class Lowered {
       }
       case Action::divide_gradient: {
         const GradientScale& scale = program_.layouts[static_cast<std::size_t>(op.unit)].scale;
-        return {"divide", sized(buffer(args[0].buffer))[0], reduced_[op.unit] ? scale.divide_after : scale.divide_before, stream};
+        return {"divide", sized(buffer(args[0].buffer))[0],
+                reduced_[op.unit] ? scale.divide_after : scale.divide_before, stream};
       }
       case Action::reduce_scatter: reduced_[op.unit] = true; return of_unit("reduce_scatter", buffer(args[0].buffer));
       case Action::all_reduce: reduced_[op.unit] = true; return of_unit("all_reduce", buffer(args[0].buffer));
@@ -245,6 +252,7 @@ TEST_CASE("fsdp1 issues what PyTorch's FullyShardedDataParallel issues") {
     const Program program = lower(model, plan, find_implementation("native", false, "test"));
     compare(c.at("first"), program, plan, program.first_step);
     compare(c.at("steady"), program, plan, program.steady_step);
-    for (const Json& unit : c.at("layout")) compare_layout(unit, program.layouts.at(unit.at("unit").get<std::size_t>()), model);
+    for (const Json& unit : c.at("layout"))
+      compare_layout(unit, program.layouts.at(unit.at("unit").get<std::size_t>()), model);
   }
 }

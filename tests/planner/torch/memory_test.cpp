@@ -1,6 +1,9 @@
-// Replayed memory of lowered programs against what PyTorch's fully_shard really holds (tests/torch/golden/fsdp2_memory.json, recorded
-// by tests/torch/record_memory.py): bytes by category after every all-gather, copy-out, reshard and reduction of every unit, after
-// forward, backward, the optimizer and zero_grad, and the peak, in a first and in a steady step. `-s` prints a table.
+// Replayed memory of lowered programs against what PyTorch's fully_shard really holds
+// (tests/torch/golden/fsdp2_memory.json, recorded by tests/torch/record_memory.py): bytes by category after every
+// all-gather, copy-out, reshard and reduction of every unit, after forward, backward, the optimizer and zero_grad, and
+// the peak, in a first and in a steady step. `-s` prints a table.
+#include "simulator/engine/memory.h"
+
 #include <doctest/doctest.h>
 #include <fmt/format.h>
 
@@ -17,7 +20,6 @@
 #include "models/catalog.h"
 #include "models/implementation.h"
 #include "planner/lower.h"
-#include "simulator/engine/memory.h"
 
 using namespace fsdp;
 using Json = nlohmann::json;
@@ -27,8 +29,22 @@ namespace {
 
 // The categories of the recording, in its order.
 enum Category {
-  sharded_param, optimizer, optimizer_step, sharded_grad, cast_shard, all_gather, unsharded_param, post_forward_shard, unsharded_grad,
-  reduce_scatter, reduce_output, activation, temp, input, scalar, kCategories
+  sharded_param,
+  optimizer,
+  optimizer_step,
+  sharded_grad,
+  cast_shard,
+  all_gather,
+  unsharded_param,
+  post_forward_shard,
+  unsharded_grad,
+  reduce_scatter,
+  reduce_output,
+  activation,
+  temp,
+  input,
+  scalar,
+  kCategories
 };
 using Sizes = std::array<std::int64_t, kCategories>;
 
@@ -62,27 +78,33 @@ struct Moment {
 std::int64_t total(const Sizes& s) {
   std::int64_t sum = 0;
   for (std::int64_t v : s) sum += v;
-  return sum - s[scalar];                    // see Replay
+  return sum - s[scalar];  // see Replay
 }
 
 // Walks a step in host order and notes memory where the recording does.
 //
-// PyTorch holds a little that a Program does not. Each such thing is added here by name, in full, so that everything can be
-// compared exactly:
-//  batch       the training loop holds ids and targets to the end of a micro-batch; a Program frees them after their last use
+// PyTorch holds a little that a Program does not. Each such thing is added here by name, in full, so that everything
+// can be compared exactly:
+//  batch       the training loop holds ids and targets to the end of a micro-batch; a Program frees them after their
+//              last use
 //  counters    AdamW counts steps in a 4-byte tensor per trained parameter
-//  frames      Python holds a block's input until the block returns, and under checkpointing until its backward is over. Only seen
+//  frames      Python holds a block's input until the block returns, and under checkpointing until its backward is
+//              over. Only seen
 //              where nothing else keeps it: with the CPU's rms_norm in 2-byte types, which saves an fp32 copy instead
-//  norms       with 2-byte parameters and a wider reduce_dtype autograd may leave a gradient in the type that it was computed in: fp32
+//  norms       with 2-byte parameters and a wider reduce_dtype autograd may leave a gradient in the type that it was
+//              computed in: fp32
 //              for the weights of the CPU's rms_norm (PyTorch 2.15; GPUs have a fused kernel, which casts)
-//  unsaved     where a norm's input needs no gradient (frozen below), the CPU's rms_norm does not save what only that gradient needs
-//  tied        the first gradient of a tied weight waits inside autograd for the second, as a temporary: another category; in a wider
+//  unsaved     where a norm's input needs no gradient (frozen below), the CPU's rms_norm does not save what only that
+//              gradient needs
+//  tied        the first gradient of a tied weight waits inside autograd for the second, as a temporary: another
+//              category; in a wider
 //              type where the parameter's gradient is kept in one and none is there yet
 //  one rank    without sharding PyTorch casts one parameter at a time, a Program a unit at once
 // Never compared: scalars (the loss and the sum of its weights are 4 bytes each; a Program has one accumulator of 8).
 class Replay {
  public:
-  Replay(const Program& program, const ModelGraph& model, const ShardingPlan& plan) : p_(program), model_(model), plan_(plan) {
+  Replay(const Program& program, const ModelGraph& model, const ShardingPlan& plan)
+      : p_(program), model_(model), plan_(plan) {
     for (const Op& op : model.ops)
       for (std::int32_t param : op.params) ++uses_[param];
     for (const Module& m : model.modules)
@@ -106,7 +128,7 @@ class Replay {
   struct StepMemory {
     std::vector<Moment> moments;
     Sizes at_peak{};
-    std::int64_t program_peak = 0;           // without what is added here
+    std::int64_t program_peak = 0;  // without what is added here
   };
   StepMemory run(const Step& step) {
     out_ = {};
@@ -119,24 +141,29 @@ class Replay {
       if (op.action == Action::load_batch) batch_ = true;
       for (std::int32_t b : step.allocs_of(op)) change(b, +1);
       out_.program_peak = std::max(out_.program_peak, std::accumulate(now_.begin(), now_.end(), std::int64_t{0}));
-      const Sizes here = op.action == Action::gather_copy_out && plan_.shard() == 1 ? one_by_one(step.args_of(op)) : now();
+      const Sizes here =
+          op.action == Action::gather_copy_out && plan_.shard() == 1 ? one_by_one(step.args_of(op)) : now();
       if (total(here) > total(out_.at_peak) && op.action != Action::cast_shard) out_.at_peak = here;
       widened_ = late(op.micro_batch);
       if (op.action == Action::forward) note_unsaved(op, +1);
-      if (op.action == Action::add_gradient && buffer(step.args_of(op)[1].buffer).kind == BufferKind::gradient) waiting_ = 0;
+      if (op.action == Action::add_gradient && buffer(step.args_of(op)[1].buffer).kind == BufferKind::gradient)
+        waiting_ = 0;
       if (op.action == Action::all_gather) note("gather", op.unit);
       if (op.action == Action::backward) release_held(op.graph_op, /*backward=*/true);
       if (op.action == Action::backward) note_unsaved(op, -1);
       frees(i);
       if (op.action == Action::forward) last_forward = op.graph_op;
       const Action next = i + 1 < n ? step.ops[i + 1].action : Action::reduce_loss;
-      if ((op.action == Action::forward || op.action == Action::keep_shard) && next != Action::keep_shard)   // after the unit's hooks
+      if ((op.action == Action::forward || op.action == Action::keep_shard) &&
+          next != Action::keep_shard)  // after the unit's hooks
         release_held(last_forward, /*backward=*/false);
       if (op.action == Action::zero_gradients) note("zero", -1);
       if (ends_copy_out(i)) note("unshard", op.unit);
-      if (op.action == Action::forward && op.graph_op + 1 == static_cast<std::int32_t>(model_.ops.size())) note("forward", -1);
+      if (op.action == Action::forward && op.graph_op + 1 == static_cast<std::int32_t>(model_.ops.size()))
+        note("forward", -1);
       const bool ends = next == Action::load_batch || next == Action::init_optimizer || next == Action::optimizer;
-      if (ends && op.action != Action::init_optimizer && op.action != Action::optimizer && op.action != Action::zero_gradients) {
+      if (ends && op.action != Action::init_optimizer && op.action != Action::optimizer &&
+          op.action != Action::zero_gradients) {
         batch_ = false;
         note("backward", -1);
       }
@@ -147,7 +174,9 @@ class Replay {
   }
 
  private:
-  struct Block { std::int32_t op_begin, op_end, input; };
+  struct Block {
+    std::int32_t op_begin, op_end, input;
+  };
 
   const Buffer& buffer(std::int32_t b) const { return p_.buffers[static_cast<std::size_t>(b)]; }
   void note(const char* name, std::int32_t unit) { out_.moments.push_back({name, unit, now()}); }
@@ -173,7 +202,8 @@ class Replay {
     Sizes most{}, s = now();
     s[cast_shard] = 0;
     for (const Arg& a : args)
-      if (a.buffer >= 0 && buffer(a.buffer).kind == BufferKind::unsharded_parameter) s[unsharded_param] -= buffer(a.buffer).bytes;
+      if (a.buffer >= 0 && buffer(a.buffer).kind == BufferKind::unsharded_parameter)
+        s[unsharded_param] -= buffer(a.buffer).bytes;
     for (const Arg& a : args) {
       if (a.buffer < 0 || buffer(a.buffer).kind != BufferKind::unsharded_parameter) continue;
       s[unsharded_param] += buffer(a.buffer).bytes;
@@ -183,20 +213,23 @@ class Replay {
     return most;
   }
 
-  // What the CPU's rms_norm in 2-byte types does not save where its input needs no gradient: its input in fp32 and 1/rms.
+  // What the CPU's rms_norm in 2-byte types does not save where its input needs no gradient: its input in fp32 and
+  // 1/rms.
   void note_unsaved(const Operation& op, int sign) {
     const Op& norm = model_.ops[static_cast<std::size_t>(op.graph_op)];
     if (norm.kind != OpKind::rms_norm || plan_.param_dtype == DType::f32) return;
     if (!model_.parameters[static_cast<std::size_t>(norm.params[0])].trainable) return;
     const Tensor& in = model_.tensors[static_cast<std::size_t>(norm.inputs[0])];
-    if (!in.requires_grad) unsaved_ += sign * 4 * plan_.micro_batches[0] * plan_.seq_len * (in.width + norm.shape.groups);
+    if (!in.requires_grad)
+      unsaved_ += sign * 4 * plan_.micro_batches[0] * plan_.seq_len * (in.width + norm.shape.groups);
   }
 
   // A block's input that nobody reads again in forward or recomputation.
   void hold(const Buffer& b, const Operation& op) {
     if (b.kind != BufferKind::activation || (op.action != Action::forward && op.action != Action::recompute)) return;
     for (const Block& block : blocks_)
-      if (b.tensor == block.input && block.op_begin <= op.graph_op && op.graph_op < block.op_end) held_[block.op_begin] = b.bytes;
+      if (b.tensor == block.input && block.op_begin <= op.graph_op && op.graph_op < block.op_end)
+        held_[block.op_begin] = b.bytes;
   }
 
   void release_held(std::int32_t graph_op, bool backward) {
@@ -206,7 +239,9 @@ class Replay {
 
   // Whether operation i is the last of a unit's copy-out: some parameters are put in order afterwards.
   bool ends_copy_out(std::size_t i) const {
-    const auto reorders = [&](std::size_t k) { return k < step_->ops.size() && step_->ops[k].action == Action::reorder_shards; };
+    const auto reorders = [&](std::size_t k) {
+      return k < step_->ops.size() && step_->ops[k].action == Action::reorder_shards;
+    };
     std::size_t begin = i;
     while (begin > 0 && reorders(begin)) --begin;
     return step_->ops[begin].action == Action::gather_copy_out && !reorders(i + 1);
@@ -215,8 +250,9 @@ class Replay {
   // Whether operation i is the last of a unit's reduction.
   bool ends_reduction(std::size_t i) const {
     const auto belongs = [&](const Operation& op) {
-      return op.action == Action::reduce_scatter || op.action == Action::all_reduce || op.action == Action::finish_gradient ||
-             op.action == Action::divide_gradient || (op.action == Action::add_gradient && op.stream == Stream::reduce_scatter);
+      return op.action == Action::reduce_scatter || op.action == Action::all_reduce ||
+             op.action == Action::finish_gradient || op.action == Action::divide_gradient ||
+             (op.action == Action::add_gradient && op.stream == Stream::reduce_scatter);
     };
     const Operation& op = step_->ops[i];
     if (!belongs(op)) return false;
@@ -239,9 +275,12 @@ class Replay {
       hold(b, op);
       if (b.kind != BufferKind::unsharded_parameter) continue;
       const Buffer* following = k + 1 < list.size() ? &buffer(list[k + 1]) : nullptr;
-      const bool more = following != nullptr && following->kind == BufferKind::unsharded_parameter && following->unit == b.unit;
-      const Operation* next = i + 1 < step_->ops.size() ? &step_->ops[i + 1] : nullptr;      // integer reshard: one per parameter
-      if (!more && (next == nullptr || next->action != Action::keep_shard || op.action != Action::keep_shard || next->unit != b.unit))
+      const bool more =
+          following != nullptr && following->kind == BufferKind::unsharded_parameter && following->unit == b.unit;
+      const Operation* next =
+          i + 1 < step_->ops.size() ? &step_->ops[i + 1] : nullptr;  // integer reshard: one per parameter
+      if (!more && (next == nullptr || next->action != Action::keep_shard || op.action != Action::keep_shard ||
+                    next->unit != b.unit))
         note("reshard", b.unit);
     }
     if (open) note("reduce", op.unit);
@@ -253,21 +292,22 @@ class Replay {
   const Step* step_ = nullptr;
   Sizes now_{};
   StepMemory out_;
-  std::map<std::int32_t, int> uses_;         // by parameter
+  std::map<std::int32_t, int> uses_;  // by parameter
   std::vector<Block> blocks_;
   bool batch_ = false, stepped_ = false;
-  std::map<std::int32_t, std::int64_t> held_;    // inputs of blocks, by first op
+  std::map<std::int32_t, std::int64_t> held_;  // inputs of blocks, by first op
   std::int64_t norms_ = 0, waiting_ = 0, unsaved_ = 0;
   bool widened_ = false;
 };
 
 ModelGraph model_of(const Json& c) {
   const ModelGraph model = model_from_config(
-      fmt::format(R"({{"model_type": "llama", "vocab_size": {}, "hidden_size": {}, "intermediate_size": {}, "num_hidden_layers": {},
+      fmt::format(
+          R"({{"model_type": "llama", "vocab_size": {}, "hidden_size": {}, "intermediate_size": {}, "num_hidden_layers": {},
                       "num_attention_heads": {}, "num_key_value_heads": {}, "max_position_embeddings": 8192, "rms_norm_eps": 1e-5,
                       "rope_theta": 10000.0, "hidden_act": "silu", "tie_word_embeddings": {}}})",
-                  c["vocab"].get<int>(), c["hidden"].get<int>(), c["inner"].get<int>(), c["layers"].get<int>(), c["heads"].get<int>(),
-                  c["kv_heads"].get<int>(), c["tied"].get<bool>()),
+          c["vocab"].get<int>(), c["hidden"].get<int>(), c["inner"].get<int>(), c["layers"].get<int>(),
+          c["heads"].get<int>(), c["kv_heads"].get<int>(), c["tied"].get<bool>()),
       "golden");
   Names frozen;
   for (const std::string& start : c.value("frozen", Names{}))
@@ -307,13 +347,22 @@ ShardingPlan plan_of(const Json& c, const ModelGraph& model) {
   return plan;
 }
 
-// What an operation is about to make or has just unmade is named differently in the middle of it: a weight's gradient is a temporary of
-// autograd until it is the parameter's, a temporary of one op may be the saved tensor of another that is gone by then, an optimizer
-// state is a temporary until the optimizer owns it, a reduce output becomes the sharded gradients. At the peak, which is always in
-// the middle of an operation, these are compared together; everything else, and everything between operations, one by one.
+// What an operation is about to make or has just unmade is named differently in the middle of it: a weight's gradient
+// is a temporary of autograd until it is the parameter's, a temporary of one op may be the saved tensor of another that
+// is gone by then, an optimizer state is a temporary until the optimizer owns it, a reduce output becomes the sharded
+// gradients. At the peak, which is always in the middle of an operation, these are compared together; everything else,
+// and everything between operations, one by one.
 std::vector<std::vector<Category>> groups_at_peak() {
-  return {{activation, temp, unsharded_grad, optimizer}, {sharded_grad, reduce_output}, {sharded_param}, {optimizer_step}, {cast_shard},
-          {all_gather}, {unsharded_param}, {post_forward_shard}, {reduce_scatter}, {input}};
+  return {{activation, temp, unsharded_grad, optimizer},
+          {sharded_grad, reduce_output},
+          {sharded_param},
+          {optimizer_step},
+          {cast_shard},
+          {all_gather},
+          {unsharded_param},
+          {post_forward_shard},
+          {reduce_scatter},
+          {input}};
 }
 
 }  // namespace
@@ -343,7 +392,8 @@ TEST_CASE("memory of fsdp2 by category is what PyTorch's fully_shard holds") {
       if (which == "first") std::erase_if(memory.moments, [](const Moment& m) { return m.unit >= 0; });
       std::string order, their_order;
       for (const Moment& m : memory.moments) order += fmt::format("{} {}, ", m.name, m.unit);
-      for (const Json& m : theirs["moments"]) their_order += fmt::format("{} {}, ", m[0].get<std::string>(), m[1].get<int>());
+      for (const Json& m : theirs["moments"])
+        their_order += fmt::format("{} {}, ", m[0].get<std::string>(), m[1].get<int>());
       REQUIRE(order == their_order);
       for (std::size_t i = 0; i < memory.moments.size(); ++i) {
         const Moment& m = memory.moments[i];
@@ -368,9 +418,11 @@ TEST_CASE("memory of fsdp2 by category is what PyTorch's fully_shard holds") {
       const std::int64_t ours = total(memory.at_peak), expected = total(peak);
       CHECK(memory.program_peak == (which == "first" ? replayed.first_step : replayed.steady_step).peak());
       CHECK(std::accumulate(peak.begin(), peak.end(), std::int64_t{0}) == theirs["peak"].get<std::int64_t>());
-      CHECK_MESSAGE(ours == expected,
-                    fmt::format("{:26} {:6} order matched, our peak {:12}, PyTorch's {:12}, difference {:+} ({:+.2f} %)", name, which, ours, expected,
-                                ours - expected, 100.0 * static_cast<double>(ours - expected) / static_cast<double>(expected)));
+      CHECK_MESSAGE(
+          ours == expected,
+          fmt::format("{:26} {:6} order matched, our peak {:12}, PyTorch's {:12}, difference {:+} ({:+.2f} %)", name,
+                      which, ours, expected, ours - expected,
+                      100.0 * static_cast<double>(ours - expected) / static_cast<double>(expected)));
       ++compared;
     }
   }

@@ -1,6 +1,7 @@
 // Lowered programs against what PyTorch's fully_shard really issued (tests/torch/golden/fsdp2_order.json, recorded by
-// tests/torch/record_fsdp2.py): order, element counts, dtypes, communicator and reduction of every collective, when parameters,
-// gather buffers and reduce-scatter inputs are freed, which gradients a micro-batch leaves behind, shard shapes.
+// tests/torch/record_fsdp2.py): order, element counts, dtypes, communicator and reduction of every collective, when
+// parameters, gather buffers and reduce-scatter inputs are freed, which gradients a micro-batch leaves behind, shard
+// shapes.
 #include <doctest/doctest.h>
 
 #include <fstream>
@@ -20,9 +21,11 @@ namespace {
 using Names = std::vector<std::string>;
 
 void set_unit(Unit& unit, const Json& own) {
-  if (own.contains("reshard")) unit.reshard_after_forward = parse_reshard(own.at("reshard").get<std::string>(), "golden");
+  if (own.contains("reshard"))
+    unit.reshard_after_forward = parse_reshard(own.at("reshard").get<std::string>(), "golden");
   if (own.contains("grad_sync")) unit.grad_sync = parse_grad_sync(own.at("grad_sync").get<std::string>(), "golden");
-  if (own.contains("gradient_divide_factor")) unit.gradient_divide_factor = own.at("gradient_divide_factor").get<double>();
+  if (own.contains("gradient_divide_factor"))
+    unit.gradient_divide_factor = own.at("gradient_divide_factor").get<double>();
   unit.unshard_in_backward = own.value("unshard_in_backward", true);
   unit.reshard_after_backward = own.value("reshard_after_backward", unit.reshard_after_backward);
   unit.forward_prefetch = own.value("forward_prefetch", Names{});
@@ -37,7 +40,8 @@ ShardingPlan plan_of(const Json& config, const Json& units, const ModelGraph& mo
     Unit unit{u.get<Names>(), reshard};
     unit.reshard_after_backward = config.value("reshard_after_backward", true);
     const std::string index = std::to_string(plan.units.size());
-    if (config.contains("unit_options") && config.at("unit_options").contains(index)) set_unit(unit, config.at("unit_options").at(index));
+    if (config.contains("unit_options") && config.at("unit_options").contains(index))
+      set_unit(unit, config.at("unit_options").at(index));
     plan.units.push_back(unit);
   }
   plan.micro_batches.assign(config.at("micro_batches").get<std::size_t>(), 2);
@@ -57,12 +61,15 @@ ShardingPlan plan_of(const Json& config, const Json& units, const ModelGraph& mo
   return plan;
 }
 
-std::string text(ReduceOp op) { return op == ReduceOp::average ? "average" : op == ReduceOp::sum ? "sum" : "scaled_sum"; }
+std::string text(ReduceOp op) {
+  return op == ReduceOp::average ? "average" : op == ReduceOp::sum ? "sum" : "scaled_sum";
+}
 
 // What a program issues, in the words of the recording.
 class Events {
  public:
-  Events(const Program& program, const ShardingPlan& plan) : program_(program), plan_(plan), live_(program.buffers.size(), 0) {
+  Events(const Program& program, const ShardingPlan& plan)
+      : program_(program), plan_(plan), live_(program.buffers.size(), 0) {
     for (const Operation& op : program.steady_step.ops) {
       if (op.action == Action::load_batch && op.micro_batch > 0) retained();
       for (std::int32_t b : program.steady_step.allocs_of(op)) live_[static_cast<std::size_t>(b)] = 1;
@@ -97,7 +104,8 @@ class Events {
 
   void issued(const Operation& op) {
     const auto args = program_.steady_step.args_of(op);
-    if (op.action != Action::keep_shard || op.unit != last_freed_) last_freed_ = -1;   // integer reshard: one operation per parameter
+    if (op.action != Action::keep_shard || op.unit != last_freed_)
+      last_freed_ = -1;  // integer reshard: one operation per parameter
     if (op.unit < 0) return;
     const UnitLayout& layout = program_.layouts[static_cast<std::size_t>(op.unit)];
     if (op.action == Action::all_gather) events.push_back(collective("all_gather", op, args[0].buffer));
@@ -119,7 +127,8 @@ class Events {
   void freed(std::int32_t id) {
     live_[static_cast<std::size_t>(id)] = 0;
     const Buffer& b = buffer(id);
-    if (b.kind == BufferKind::unsharded_parameter && b.unit != last_freed_) events.push_back({"free", last_freed_ = b.unit, 0, ""});
+    if (b.kind == BufferKind::unsharded_parameter && b.unit != last_freed_)
+      events.push_back({"free", last_freed_ = b.unit, 0, ""});
     if (b.kind == BufferKind::gather) events.push_back({"free_gather", b.unit, elements(b), ""});
     if (b.kind == BufferKind::reduce_input) events.push_back({"free_input", b.unit, elements(b), ""});
   }
@@ -129,7 +138,9 @@ class Events {
       for (const ShardedParam& p : program_.layouts[u].params) {
         for (std::size_t i = 0; i < program_.buffers.size(); ++i) {
           const Buffer& b = program_.buffers[i];
-          if (live_[i] == 0 || b.param != p.param || (b.kind != BufferKind::gradient && b.kind != BufferKind::gradient_accumulator)) continue;
+          if (live_[i] == 0 || b.param != p.param ||
+              (b.kind != BufferKind::gradient && b.kind != BufferKind::gradient_accumulator))
+            continue;
           events.push_back({"retained", u, elements(b), std::string(name(b.dtype))});
         }
       }
@@ -152,8 +163,11 @@ TEST_CASE("fsdp2 issues what PyTorch's fully_shard issues") {
   for (const Json& c : golden.at("cases")) {
     const Json& config = c.at("config");
     CAPTURE(config.at("name").get<std::string>());
-    ModelGraph model = toy::model({.blocks = config.at("blocks"), .vocab = config.at("vocab"), .width = config.at("width"),
-                                         .hidden = config.at("hidden"), .tied = config.value("tied", false),
+    ModelGraph model = toy::model({.blocks = config.at("blocks"),
+                                   .vocab = config.at("vocab"),
+                                   .width = config.at("width"),
+                                   .hidden = config.at("hidden"),
+                                   .tied = config.value("tied", false),
                                    .order = config.value("order", std::vector<int>{})});
     for (const std::string& frozen : config.value("frozen", Names{}))
       for (Parameter& p : model.parameters)
@@ -169,7 +183,7 @@ TEST_CASE("fsdp2 issues what PyTorch's fully_shard issues") {
     CAPTURE(same < c.at("events").size() ? c.at("events")[same].dump() : "end");
     CHECK((same == events.size() && same == c.at("events").size()));
     CHECK(find_races(program).empty());
-    (void)replay_memory(program);            // closed
+    (void)replay_memory(program);  // closed
     std::size_t compared = 0;
     for (const UnitLayout& layout : program.layouts) {
       for (const ShardedParam& p : layout.params) {

@@ -1,12 +1,13 @@
-// Runs PyTorch's own caching allocator over a sequence of requests and says what it did. Settings come from PYTORCH_ALLOC_CONF.
+// Runs PyTorch's own caching allocator over a sequence of requests and says what it did. Settings come from
+// PYTORCH_ALLOC_CONF.
 //
 // Input, one request a line, after "device BYTES" and optionally "fraction F":
 //   m ID BYTES STREAM     malloc          f ID    free          u ID STREAM    record_stream
 //   (f and u of a block that was not to be had do nothing)
 //   d STREAM              everything issued on STREAM so far has completed          e    empty_cache
-// Output, one line per request: the address (from the device's lowest; of an m only, -1 when out of memory, else 0), then current
-// allocated, requested, active, reserved and inactive split bytes, segments, and retries so far. Last line: "peak" and those of the
-// first five.
+// Output, one line per request: the address (from the device's lowest; of an m only, -1 when out of memory, else 0),
+// then current allocated, requested, active, reserved and inactive split bytes, segments, and retries so far. Last
+// line: "peak" and those of the first five.
 #include <c10/core/Allocator.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
@@ -19,20 +20,24 @@
 #include "fake_cuda.h"
 
 namespace c10::cuda::_internal {
-void setHasPrimaryContext(bool (*)(c10::DeviceIndex));   // in the library, in no header: libtorch_cuda sets it on a real machine
+void setHasPrimaryContext(
+    bool (*)(c10::DeviceIndex));  // in the library, in no header: libtorch_cuda sets it on a real machine
 }
 namespace allocator = c10::cuda::CUDACachingAllocator;
 
 namespace {
 
-cudaStream_t stream_of(unsigned long s) { return reinterpret_cast<cudaStream_t>(s << 12); }   // 0 is the default stream
+cudaStream_t stream_of(unsigned long s) { return reinterpret_cast<cudaStream_t>(s << 12); }  // 0 is the default stream
 
 void print_stats(const char* first, bool peak) {
   const auto s = allocator::getDeviceStats(0);
   std::printf("%s", first);
-  for (const auto* stat : {&s.allocated_bytes, &s.requested_bytes, &s.active_bytes, &s.reserved_bytes, &s.inactive_split_bytes})
+  for (const auto* stat :
+       {&s.allocated_bytes, &s.requested_bytes, &s.active_bytes, &s.reserved_bytes, &s.inactive_split_bytes})
     std::printf(" %lld", static_cast<long long>(peak ? (*stat)[0].peak : (*stat)[0].current));
-  if (!peak) std::printf(" %lld %lld", static_cast<long long>(s.segment[0].current), static_cast<long long>(s.num_alloc_retries));
+  if (!peak)
+    std::printf(" %lld %lld", static_cast<long long>(s.segment[0].current),
+                static_cast<long long>(s.num_alloc_retries));
   std::printf("\n");
 }
 
@@ -43,7 +48,8 @@ int main() {
   if (std::scanf("device %lu\n", &bytes) != 1) return 1;
   fake_device(bytes);
   c10::cuda::_internal::setHasPrimaryContext([](c10::DeviceIndex) { return true; });
-  allocator::CUDAAllocatorConfig::set_expandable_segments_handle_type(allocator::Expandable_Segments_Handle_Type::POSIX_FD);   // asks no NVML
+  allocator::CUDAAllocatorConfig::set_expandable_segments_handle_type(
+      allocator::Expandable_Segments_Handle_Type::POSIX_FD);  // asks no NVML
   allocator::init(c10::cuda::device_count_ensure_non_zero());
   std::map<unsigned long, void*> blocks;
   char what[16];
@@ -76,7 +82,8 @@ int main() {
         continue;
       }
       // A pointer that knows its owner, as tensors hold it; released, not freed, after the call.
-      c10::DataPtr pointer(blocks.at(id), blocks.at(id), allocator::get()->raw_deleter(), c10::Device(c10::DeviceType::CUDA, 0));
+      c10::DataPtr pointer(blocks.at(id), blocks.at(id), allocator::get()->raw_deleter(),
+                           c10::Device(c10::DeviceType::CUDA, 0));
       allocator::recordStream(pointer, c10::cuda::getStreamFromExternal(stream_of(stream), 0));
       pointer.release_context();
     } else if (word == "d") {

@@ -1,7 +1,7 @@
-// A device that is only addresses: enough of the CUDA runtime and driver for PyTorch's caching allocator (libc10_cuda) to run on a
-// machine without a GPU. Memory is counted, never touched; an address is never given out twice; an event has completed when its
-// stream has been told so. Built by ../record_allocator.py as a library named libcudart.so.13, which the dynamic loader then takes
-// for the real one.
+// A device that is only addresses: enough of the CUDA runtime and driver for PyTorch's caching allocator (libc10_cuda)
+// to run on a machine without a GPU. Memory is counted, never touched; an address is never given out twice; an event
+// has completed when its stream has been told so. Built by ../record_allocator.py as a library named libcudart.so.13,
+// which the dynamic loader then takes for the real one.
 #include "fake_cuda.h"
 
 #include <cuda.h>
@@ -19,10 +19,10 @@ constexpr size_t kBase = size_t{1} << 44;
 
 struct Device {
   size_t total = size_t{64} << 30, used = 0, next = kBase;
-  std::map<size_t, size_t> segments;                   // cudaMalloc: address -> bytes
+  std::map<size_t, size_t> segments;                     // cudaMalloc: address -> bytes
   std::map<CUmemGenericAllocationHandle, size_t> pages;  // cuMemCreate: handle -> bytes
   CUmemGenericAllocationHandle next_page = 1;
-  std::map<size_t, size_t> recorded, done;             // per stream: events recorded, events completed
+  std::map<size_t, size_t> recorded, done;  // per stream: events recorded, events completed
   int device = 0;
 };
 Device& device() {
@@ -56,7 +56,9 @@ CUresult map(CUdeviceptr, size_t, size_t, CUmemGenericAllocationHandle, unsigned
 CUresult unmap(CUdeviceptr, size_t) { return CUDA_SUCCESS; }
 CUresult set_access(CUdeviceptr, size_t, const CUmemAccessDesc*, size_t) { return CUDA_SUCCESS; }
 CUresult device_get(CUdevice* d, int ordinal) { return *d = ordinal, CUDA_SUCCESS; }
-CUresult attribute(int* value, CUdevice_attribute, CUdevice) { return *value = 0, CUDA_SUCCESS; }   // no fabric handles, no RDMA
+CUresult attribute(int* value, CUdevice_attribute, CUdevice) {
+  return *value = 0, CUDA_SUCCESS;
+}  // no fabric handles, no RDMA
 CUresult error_string(CUresult, const char** text) { return *text = "fake driver", CUDA_SUCCESS; }
 CUresult unsupported() { return CUDA_ERROR_NOT_SUPPORTED; }
 
@@ -127,18 +129,28 @@ cudaError_t cudaGetLastError() { return cudaSuccess; }
 cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
 cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
 cudaError_t cudaDriverGetVersion(int* v) { return *v = 13020, cudaSuccess; }
-cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* s) { return *s = cudaStreamCaptureStatusNone, cudaSuccess; }
-cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) { return *least = 0, *greatest = 0, cudaSuccess; }
+cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* s) {
+  return *s = cudaStreamCaptureStatusNone, cudaSuccess;
+}
+cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
+  return *least = 0, *greatest = 0, cudaSuccess;
+}
 const char* cudaGetErrorName(cudaError_t) { return "fake"; }
 const char* cudaGetErrorString(cudaError_t) { return "fake runtime"; }
 
-cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** fn, unsigned, unsigned long long, cudaDriverEntryPointQueryResult* found) {
+cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** fn, unsigned, unsigned long long,
+                                             cudaDriverEntryPointQueryResult* found) {
   static const std::map<std::string, void*> kFunctions = {
-      {"cuMemAddressReserve", reinterpret_cast<void*>(address_reserve)}, {"cuMemAddressFree", reinterpret_cast<void*>(address_free)},
-      {"cuMemCreate", reinterpret_cast<void*>(create)},                  {"cuMemRelease", reinterpret_cast<void*>(release)},
-      {"cuMemMap", reinterpret_cast<void*>(map)},                        {"cuMemUnmap", reinterpret_cast<void*>(unmap)},
-      {"cuMemSetAccess", reinterpret_cast<void*>(set_access)},           {"cuDeviceGet", reinterpret_cast<void*>(device_get)},
-      {"cuDeviceGetAttribute", reinterpret_cast<void*>(attribute)},      {"cuGetErrorString", reinterpret_cast<void*>(error_string)}};
+      {"cuMemAddressReserve", reinterpret_cast<void*>(address_reserve)},
+      {"cuMemAddressFree", reinterpret_cast<void*>(address_free)},
+      {"cuMemCreate", reinterpret_cast<void*>(create)},
+      {"cuMemRelease", reinterpret_cast<void*>(release)},
+      {"cuMemMap", reinterpret_cast<void*>(map)},
+      {"cuMemUnmap", reinterpret_cast<void*>(unmap)},
+      {"cuMemSetAccess", reinterpret_cast<void*>(set_access)},
+      {"cuDeviceGet", reinterpret_cast<void*>(device_get)},
+      {"cuDeviceGetAttribute", reinterpret_cast<void*>(attribute)},
+      {"cuGetErrorString", reinterpret_cast<void*>(error_string)}};
   const auto it = kFunctions.find(symbol);
   *fn = it == kFunctions.end() ? reinterpret_cast<void*>(unsupported) : it->second;
   if (found != nullptr) *found = cudaDriverEntryPointSuccess;
@@ -146,7 +158,7 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** fn, unsi
 }
 
 // Named by libc10_cuda, not reached from the allocator's own paths.
-#define FAKE_UNSUPPORTED(name) \
+#define FAKE_UNSUPPORTED(name)              \
   cudaError_t name##_fake() __asm__(#name); \
   cudaError_t name##_fake() { return cudaErrorNotSupported; }
 FAKE_UNSUPPORTED(cudaDeviceCanAccessPeer)

@@ -3,6 +3,6 @@
 
 #include <cstddef>
 
-void fake_device(std::size_t bytes);           // its memory
-void fake_stream_done(std::size_t stream);     // every event recorded on it so far has completed
-std::size_t fake_base();                       // the lowest address that is given out
+void fake_device(std::size_t bytes);        // its memory
+void fake_stream_done(std::size_t stream);  // every event recorded on it so far has completed
+std::size_t fake_base();                    // the lowest address that is given out

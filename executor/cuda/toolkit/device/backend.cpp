@@ -14,14 +14,14 @@
 #include <thread>
 
 #include "executor/cuda/errors.h"
-#include "executor/cuda/toolkit/device/check.h"
-#include "executor/cuda/toolkit/device/device.h"
 #include "executor/cuda/placement.h"
 #include "executor/cuda/rank_reduction.h"
+#include "executor/cuda/toolkit/device/check.h"
+#include "executor/cuda/toolkit/device/device.h"
 #include "executor/cuda_backend.h"
-#include "executor/ranks/processor.h"
-#include "executor/ranks/control_plane.h"
 #include "executor/mpi/process_control.h"
+#include "executor/ranks/control_plane.h"
+#include "executor/ranks/processor.h"
 #include "models/input/error.h"
 #include "models/units.h"
 
@@ -37,28 +37,31 @@ constexpr std::int64_t kMostVirtual = cuda::kMostInputs, kMostEmulated = 1 << 20
 struct World {
   MeshShape mesh;
   CudaOptions options;
-  std::vector<std::int64_t> local;           // ranks of this process
-  std::vector<int> gpus;                     // of those
+  std::vector<std::int64_t> local;  // ranks of this process
+  std::vector<int> gpus;            // of those
   std::shared_ptr<const cuda::Libraries> libraries;
   Clock::time_point epoch;
-  const Launch* launch = nullptr;            // whose processes are the ranks; null: threads of this process are
+  const Launch* launch = nullptr;  // whose processes are the ranks; null: threads of this process are
   [[nodiscard]] std::int64_t ranks() const { return mesh.replicate * mesh.shard; }
 };
 
 cuda::PlayedTime played_time(const EmulatedWorld& world) {
   return [world](const host::Post& p, Comm comm, std::int64_t members) {
-    CollectiveCall call = comm.kind == Communicator::reshard ? reshard_shape(comm.size, world.plan, world.cluster) : call_shape(comm.kind, world.plan, world.cluster);
+    CollectiveCall call = comm.kind == Communicator::reshard ? reshard_shape(comm.size, world.plan, world.cluster)
+                                                             : call_shape(comm.kind, world.plan, world.cluster);
     call.kind = p.action == host::CollectiveAction::all_gather       ? CollectiveKind::all_gather
                 : p.action == host::CollectiveAction::reduce_scatter ? CollectiveKind::reduce_scatter
                                                                      : CollectiveKind::all_reduce;
-    const bool in_slots = p.action == host::CollectiveAction::all_gather || p.action == host::CollectiveAction::reduce_scatter;
+    const bool in_slots =
+        p.action == host::CollectiveAction::all_gather || p.action == host::CollectiveAction::reduce_scatter;
     call.bytes = Bytes((in_slots ? p.slot_begin(members) : p.elements) * size_of(p.type));
-    return cuda::play(collective_demand(call, world.cluster, world.costs), world.cluster.gpu.sms, world.cluster.gpu.memory_bandwidth.count());
+    return cuda::play(collective_demand(call, world.cluster, world.costs), world.cluster.gpu.sms,
+                      world.cluster.gpu.memory_bandwidth.count());
   };
 }
 
-// A GPU that is at work and one that waits for another look alike from here: all get the watchdog's time. Streams get two seconds of the grace to
-// run dry (CudaDevice::give_up).
+// A GPU that is at work and one that waits for another look alike from here: all get the watchdog's time. Streams get
+// two seconds of the grace to run dry (CudaDevice::give_up).
 std::shared_ptr<host::Ties> tie(const World& world) {
   const double watchdog = world.options.run.watchdog_seconds;
   const host::WatchTimes times{watchdog, watchdog, std::chrono::seconds(6)};
@@ -84,11 +87,13 @@ struct CudaRun {
 
   // `memberships`: of each rank of this process.
   void make_devices(const World& world, const std::vector<std::vector<host::Membership>>& all_memberships) {
-    struct Shared {                          // by the members of a group
+    struct Shared {  // by the members of a group
       std::shared_ptr<cuda::VirtualRanks> ranks;
       std::shared_ptr<cuda::Agreement> agreement;
     };
-    const auto shared = std::make_shared<std::map<std::pair<std::size_t, std::int64_t>, Shared>>();  // by place among the memberships, and first rank
+    const auto shared =
+        std::make_shared<std::map<std::pair<std::size_t, std::int64_t>, Shared>>();  // by place among the memberships,
+                                                                                     // and first rank
     const bool together = world.options.virtual_ranks;
     const auto nccl = together || world.options.emulate || world.ranks() == 1 ? nullptr : world.libraries->nccl;
     const int ctas = nccl ? world.options.nccl_ctas : 0;
@@ -99,19 +104,25 @@ struct CudaRun {
         Shared& group = (*shared)[{m, memberships[m].ranks.front()}];
         const bool by_events = together || memberships[m].ranks.size() == 1;
         if (by_events && !group.ranks) group.ranks = std::make_shared<cuda::VirtualRanks>(memberships[m].ranks);
-        if (!by_events && !group.agreement && world.launch == nullptr) group.agreement = std::make_shared<cuda::Agreement>(memberships[m].ranks.size());
+        if (!by_events && !group.agreement && world.launch == nullptr)
+          group.agreement = std::make_shared<cuda::Agreement>(memberships[m].ranks.size());
       }
-      cuda::DeviceSetup setup{rank, world.gpus[i], world.options.arena, control, world.epoch, world.libraries, {}, ties->journal(), ctas, {}};
-      setup.exchange = [rank, t = ties, ranks = world.ranks(), alone = world.options.emulate.has_value()](const std::string& mine) {
+      cuda::DeviceSetup setup{
+          rank, world.gpus[i], world.options.arena, control, world.epoch, world.libraries, {}, ties->journal(), ctas,
+          {}};
+      setup.exchange = [rank, t = ties, ranks = world.ranks(),
+                        alone = world.options.emulate.has_value()](const std::string& mine) {
         return alone ? std::vector<std::string>(static_cast<std::size_t>(ranks), mine) : t->exchange(rank, mine);
       };
-      setup.connect = [=, t = ties, control = control, ranks = world.ranks(), emulate = world.options.emulate](std::unique_ptr<cuda::NcclWorld>& joined) {
+      setup.connect = [=, t = ties, control = control, ranks = world.ranks(),
+                       emulate = world.options.emulate](std::unique_ptr<cuda::NcclWorld>& joined) {
         std::vector<cuda::GpuLink> links;
         if (nccl) joined = cuda::join_nccl_world(nccl, share_nccl_id(*nccl, *t, rank), rank, ranks, ctas, control);
         for (std::size_t m = 0; m < memberships.size(); ++m) {
           const host::Membership& membership = memberships[m];
           const auto& group = shared->at({m, membership.ranks.front()});
-          if (emulate) links.push_back({membership.comm, cuda::make_emulated_group(membership, rank, played_time(*emulate))});
+          if (emulate)
+            links.push_back({membership.comm, cuda::make_emulated_group(membership, rank, played_time(*emulate))});
           else if (together || membership.ranks.size() == 1)
             links.push_back({membership.comm, cuda::make_virtual_group(group.ranks, rank, control)});
           else links.push_back({membership.comm, joined->split(membership, group.agreement)});
@@ -132,7 +143,8 @@ struct CudaRun {
         });
       } catch (const std::system_error& e) {
         control->thread_ends();
-        control->fail(device->rank(), -1, fmt::format("rank {}: this machine has no thread for it ({})", device->rank(), e.what()));
+        control->fail(device->rank(), -1,
+                      fmt::format("rank {}: this machine has no thread for it ({})", device->rank(), e.what()));
         return;
       }
     }
@@ -157,7 +169,9 @@ struct CudaRun {
 std::string gpu_name(int gpu) {
   cudaDeviceProp p{};
   cuda::check(cudaGetDeviceProperties(&p, gpu), -1, "asking a GPU for its name");
-  return fmt::format("{} ({}, {} multiprocessors, sm_{}{})", p.name, human(Bytes(static_cast<std::int64_t>(p.totalGlobalMem))), p.multiProcessorCount, p.major, p.minor);
+  return fmt::format("{} ({}, {} multiprocessors, sm_{}{})", p.name,
+                     human(Bytes(static_cast<std::int64_t>(p.totalGlobalMem))), p.multiProcessorCount, p.major,
+                     p.minor);
 }
 
 class CudaBackend final : public Backend {
@@ -183,7 +197,7 @@ class CudaBackend final : public Backend {
     run->make_devices(world_, memberships);
     run->start();
     const bool idle = run->finish(ties->watch([&](std::size_t i) { return run->devices[i]->doing(); }));
-    if (!idle) (void)run.release();          // kept until the process ends: threads or the GPU may still use it
+    if (!idle) (void)run.release();  // kept until the process ends: threads or the GPU may still use it
     run.reset();
     ties->end(nullptr);
   }
@@ -195,21 +209,28 @@ class CudaBackend final : public Backend {
     cuda::check(cudaRuntimeGetVersion(&runtime), -1, "asking for the runtime's version");
     std::vector<std::string> names;
     for (const int gpu : world_.gpus)
-      if (const std::string n = gpu_name(gpu); std::find(names.begin(), names.end(), n) == names.end()) names.push_back(n);
-    const std::string how = world_.options.emulate         ? fmt::format("one rank of an emulated world of {}: collectives are played, nothing is communicated", world_.ranks())
-                            : world_.launch != nullptr     ? fmt::format("{} processes with a GPU each on {}", world_.ranks(), world_.launch->hosts())
-                            : world_.options.virtual_ranks ? fmt::format("{} virtual ranks on one GPU", world_.ranks())
-                                                           : fmt::format("{} GPU{}", world_.gpus.size(), world_.gpus.size() == 1 ? "" : "s");
+      if (const std::string n = gpu_name(gpu); std::find(names.begin(), names.end(), n) == names.end())
+        names.push_back(n);
+    const std::string how =
+        world_.options.emulate
+            ? fmt::format("one rank of an emulated world of {}: collectives are played, nothing is communicated",
+                          world_.ranks())
+        : world_.launch != nullptr
+            ? fmt::format("{} processes with a GPU each on {}", world_.ranks(), world_.launch->hosts())
+        : world_.options.virtual_ranks
+            ? fmt::format("{} virtual ranks on one GPU", world_.ranks())
+            : fmt::format("{} GPU{}", world_.gpus.size(), world_.gpus.size() == 1 ? "" : "s");
     const cuda::Version d = cuda::cuda_version(driver), r = cuda::cuda_version(runtime);
-    return fmt::format("{}; {}; driver for CUDA {}.{}, runtime {}.{}; {}; {}", fmt::join(names, ", "), how, d.major, d.minor, r.major, r.minor,
-                       cuda::describe(*world_.libraries), host::host_description());
+    return fmt::format("{}; {}; driver for CUDA {}.{}, runtime {}.{}; {}; {}", fmt::join(names, ", "), how, d.major,
+                       d.minor, r.major, r.minor, cuda::describe(*world_.libraries), host::host_description());
   }
 
   World world_;
   std::string environment_;
 };
 
-// Before the driver's first call: with few queues, streams of several ranks would wait for each other in one. A value that is set stays.
+// Before the driver's first call: with few queues, streams of several ranks would wait for each other in one. A value
+// that is set stays.
 void want_queues() { (void)::setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0); }
 
 int count_gpus(std::string& why) {
@@ -219,7 +240,8 @@ int count_gpus(std::string& why) {
   if (error == cudaSuccess && count > 0) return count;
   (void)cudaGetLastError();
   const cudaError_t said = error == cudaSuccess ? cudaErrorNoDevice : error;
-  why = "no NVIDIA GPU or driver here: " + cuda::refusal(-1, "asking the driver for GPUs", cudaGetErrorName(said), cudaGetErrorString(said));
+  why = "no NVIDIA GPU or driver here: " +
+        cuda::refusal(-1, "asking the driver for GPUs", cudaGetErrorName(said), cudaGetErrorString(said));
   return 0;
 }
 
@@ -227,12 +249,15 @@ void check_options(MeshShape mesh, const CudaOptions& options) {
   if (!(options.run.watchdog_seconds > 0)) throw InputError("watchdog_seconds", "must be positive");
   const std::int64_t most = options.emulate || options.processes ? kMostEmulated : kMostVirtual;
   if (mesh.replicate < 1 || mesh.shard < 1 || checked_mul(mesh.replicate, mesh.shard, "mesh") > most)
-    throw InputError("mesh", fmt::format("{} x {} ranks cannot run on the cuda backend", mesh.replicate, mesh.shard), fmt::format("use 1 to {} ranks", most));
-  if (options.nccl_ctas < 0) throw InputError("nccl_ctas", "must not be negative", "give a number of CTAs, or 0 to let NCCL choose");
+    throw InputError("mesh", fmt::format("{} x {} ranks cannot run on the cuda backend", mesh.replicate, mesh.shard),
+                     fmt::format("use 1 to {} ranks", most));
+  if (options.nccl_ctas < 0)
+    throw InputError("nccl_ctas", "must not be negative", "give a number of CTAs, or 0 to let NCCL choose");
   if (options.virtual_ranks && options.emulate)
     throw InputError("--virtual-ranks", "has no meaning with --emulate-world", "give one of them");
   if (options.processes && (options.virtual_ranks || options.emulate))
-    throw InputError(options.emulate ? "--emulate-world" : "--virtual-ranks", "has no meaning where ranks are the processes of a launcher", "start one process, without it");
+    throw InputError(options.emulate ? "--emulate-world" : "--virtual-ranks",
+                     "has no meaning where ranks are the processes of a launcher", "start one process, without it");
 }
 
 // This process's rank, and its GPU, which is no other rank's: every process of the launch comes here.
@@ -246,7 +271,9 @@ void take_seat(World& world, int present) {
   std::string uuid;
   for (const char byte : p.uuid.bytes) uuid += fmt::format("{:02x}", static_cast<unsigned char>(byte));
   std::vector<cuda::Seat> seats;
-  for (const std::string& text : mpi::exchange_between_runs(cuda::format_seat({host.data(), "GPU-" + uuid, world.gpus.front()}))) seats.push_back(cuda::parse_seat(text));
+  for (const std::string& text :
+       mpi::exchange_between_runs(cuda::format_seat({host.data(), "GPU-" + uuid, world.gpus.front()})))
+    seats.push_back(cuda::parse_seat(text));
   const char* shared = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE");  // newer NCCL allows it where this is set
   if (shared == nullptr || std::strcmp(shared, "0") == 0) cuda::check_seats(seats);
 }
@@ -259,27 +286,33 @@ std::unique_ptr<Backend> make_cuda_backend(MeshShape mesh, const CudaOptions& op
   if (options.processes) world.launch = &mpi::join_launch_for(mesh, "cuda");
   std::string why;
   const int present = count_gpus(why);
-  if (present == 0) throw MachineError(world.launch != nullptr ? fmt::format("rank {}: {}", world.launch->rank(), why) : why);
+  if (present == 0)
+    throw MachineError(world.launch != nullptr ? fmt::format("rank {}: {}", world.launch->rank(), why) : why);
   if (world.launch != nullptr) {
     take_seat(world, present);
   } else {
     world.local.resize(options.emulate ? 1 : static_cast<std::size_t>(world.ranks()));
     std::iota(world.local.begin(), world.local.end(), 0);
-    world.gpus = cuda::place_ranks(static_cast<std::int64_t>(world.local.size()), present, options.devices, options.virtual_ranks);
+    world.gpus = cuda::place_ranks(static_cast<std::int64_t>(world.local.size()), present, options.devices,
+                                   options.virtual_ranks);
   }
-  for (const int gpu : world.gpus) {         // contexts are made here, where nobody watches how long it takes
+  for (const int gpu : world.gpus) {  // contexts are made here, where nobody watches how long it takes
     cuda::check(cudaSetDevice(gpu), -1, fmt::format("using GPU {}", gpu));
     cuda::check(cudaFree(nullptr), -1, fmt::format("starting GPU {}", gpu));
     int multiprocessors = 0;
-    cuda::check(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, gpu), -1, "asking for multiprocessors");
+    cuda::check(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, gpu), -1,
+                "asking for multiprocessors");
     if (options.nccl_ctas >= multiprocessors)
-      throw InputError("nccl_ctas", fmt::format("{} CTAs of a collective leave nothing of GPU {} to matrix products", options.nccl_ctas, gpu),
-                       fmt::format("give fewer than its {} multiprocessors", multiprocessors));
+      throw InputError(
+          "nccl_ctas",
+          fmt::format("{} CTAs of a collective leave nothing of GPU {} to matrix products", options.nccl_ctas, gpu),
+          fmt::format("give fewer than its {} multiprocessors", multiprocessors));
   }
   world.libraries = cuda::find_libraries();
   if (world.ranks() > 1 && !options.emulate && !options.virtual_ranks && !world.libraries->nccl)
     throw InputError("--backend cuda", "ranks on several GPUs need NCCL: " + world.libraries->why_no_nccl,
-                     "install libnccl2 or the Python package nvidia-nccl-cu13, name the toolkit with CUDA_HOME, or put all ranks on one GPU with --virtual-ranks");
+                     "install libnccl2 or the Python package nvidia-nccl-cu13, name the toolkit with CUDA_HOME, or put "
+                     "all ranks on one GPU with --virtual-ranks");
   return std::make_unique<CudaBackend>(std::move(world));
 }
 

@@ -15,10 +15,12 @@
 namespace fsdp::cuda {
 
 namespace {
-constexpr std::int64_t kGap = 4096;          // behind each arena, so that no address is the end of one and the beginning of another
+constexpr std::int64_t kGap =
+    4096;  // behind each arena, so that no address is the end of one and the beginning of another
 }  // namespace
 
-CudaDevice::CudaDevice(DeviceSetup setup) : s_(std::move(setup)), journal_(*s_.journal), arena_(s_.rank), host_arena_(s_.rank) {}
+CudaDevice::CudaDevice(DeviceSetup setup)
+    : s_(std::move(setup)), journal_(*s_.journal), arena_(s_.rank), host_arena_(s_.rank) {}
 
 // Communication before compute: its kernels are few and others wait for them.
 void CudaDevice::open() {
@@ -26,18 +28,21 @@ void CudaDevice::open() {
   int least = 0, greatest = 0;
   check(cudaDeviceGetStreamPriorityRange(&least, &greatest), s_.rank, "asking for priorities of streams");
   for (int i = 0; i < kStreams; ++i)
-    check(cudaStreamCreateWithPriority(&streams_[static_cast<std::size_t>(i)].raw, cudaStreamNonBlocking, static_cast<Stream>(i) == Stream::compute ? least : greatest),
+    check(cudaStreamCreateWithPriority(&streams_[static_cast<std::size_t>(i)].raw, cudaStreamNonBlocking,
+                                       static_cast<Stream>(i) == Stream::compute ? least : greatest),
           s_.rank, "making a stream");
   check(cudaStreamCreateWithFlags(&reads_, cudaStreamNonBlocking), s_.rank, "making a stream");
   check(cudaEventCreate(&step_begin_), s_.rank, "making an event");
   void* flags = nullptr;
-  check(cudaHostAlloc(&flags, kStreams * kFlagsApart * sizeof(std::uint32_t), cudaHostAllocMapped), s_.rank, "pinned memory for flags");
+  check(cudaHostAlloc(&flags, kStreams * kFlagsApart * sizeof(std::uint32_t), cudaHostAllocMapped), s_.rank,
+        "pinned memory for flags");
   flags_ = static_cast<std::uint32_t*>(flags);
   std::fill_n(flags_, kStreams * kFlagsApart, 0U);
   usable_ = true;
   context_.libraries = s_.libraries.get();
   context_.device = s_.gpu;
-  check(cudaDeviceGetAttribute(&context_.multiprocessors, cudaDevAttrMultiProcessorCount, s_.gpu), s_.rank, "asking for multiprocessors");
+  check(cudaDeviceGetAttribute(&context_.multiprocessors, cudaDevAttrMultiProcessorCount, s_.gpu), s_.rank,
+        "asking for multiprocessors");
   context_.reserved_multiprocessors = s_.nccl_ctas;
   preload_reductions(reads_);
   check(cudaStreamSynchronize(reads_), s_.rank, "loading kernels");
@@ -59,7 +64,9 @@ void CudaDevice::give_up() noexcept {
   if (world_) world_->abort();
   const auto limit = Clock::now() + std::chrono::seconds(2);
   const auto busy = [&] {
-    return std::any_of(streams_.begin(), streams_.end(), [](const OnStream& s) { return s.raw != nullptr && cudaStreamQuery(s.raw) == cudaErrorNotReady; });
+    return std::any_of(streams_.begin(), streams_.end(), [](const OnStream& s) {
+      return s.raw != nullptr && cudaStreamQuery(s.raw) == cudaErrorNotReady;
+    });
   };
   while (busy() && Clock::now() < limit) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   idle_ = !busy();
@@ -119,7 +126,9 @@ void CudaDevice::reserve_arena(std::int64_t bytes, Memory where) {
   if (bytes == 0) return;
   void* p = nullptr;
   const auto size = static_cast<std::size_t>(checked_add(bytes, kGap, "arena"));
-  if (in_host || s_.arena == Memory::host) check(cudaHostAlloc(&p, size, cudaHostAllocPortable), s_.rank, fmt::format("{} of pinned memory for the arena", human(Bytes(bytes))));
+  if (in_host || s_.arena == Memory::host)
+    check(cudaHostAlloc(&p, size, cudaHostAllocPortable), s_.rank,
+          fmt::format("{} of pinned memory for the arena", human(Bytes(bytes))));
   else check(cudaMalloc(&p, size), s_.rank, fmt::format("{} for the arena", human(Bytes(bytes))));
   memory = static_cast<std::byte*>(p);
   arena.reserve(bytes, memory);

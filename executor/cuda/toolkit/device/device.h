@@ -1,4 +1,5 @@
-// One rank on a GPU: a stream of the GPU per Stream, an event before and after every operation, the arena in one allocation.
+// One rank on a GPU: a stream of the GPU per Stream, an event before and after every operation, the arena in one
+// allocation.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -21,31 +22,34 @@
 namespace fsdp::cuda {
 
 using Clock = std::chrono::steady_clock;
-inline constexpr std::size_t kFlagsApart = 64;  // flags of streams: so many 4-byte numbers apart, lines of the cache of their own
+inline constexpr std::size_t kFlagsApart =
+    64;  // flags of streams: so many 4-byte numbers apart, lines of the cache of their own
 
-struct GpuLink {                             // to the other ranks of one communicator
+struct GpuLink {  // to the other ranks of one communicator
   Comm comm;
   std::unique_ptr<GpuGroup> group;
 };
 
 struct DeviceSetup {
   std::int64_t rank = 0;
-  int gpu = 0;                               // the driver's number
-  Memory arena = Memory::device;             // where Memory::device lies
+  int gpu = 0;                    // the driver's number
+  Memory arena = Memory::device;  // where Memory::device lies
   std::shared_ptr<host::RunControl> control;
   Clock::time_point epoch;
   std::shared_ptr<const Libraries> libraries;
   std::function<std::vector<std::string>(const std::string& mine)> exchange;
-  std::shared_ptr<host::Journal> journal = std::make_shared<host::Journal>();  // of this rank; processes put it where others can read it
-  int nccl_ctas = 0;                         // CudaOptions::nccl_ctas where NCCL is used, else 0
-  // Called by the rank's own thread with its GPU current: the groups that it belongs to. `world` goes with them, where NCCL has one.
+  std::shared_ptr<host::Journal> journal =
+      std::make_shared<host::Journal>();  // of this rank; processes put it where others can read it
+  int nccl_ctas = 0;                      // CudaOptions::nccl_ctas where NCCL is used, else 0
+  // Called by the rank's own thread with its GPU current: the groups that it belongs to. `world` goes with them, where
+  // NCCL has one.
   std::function<std::vector<GpuLink>(std::unique_ptr<NcclWorld>& world)> connect;
 };
 
 class CudaDevice final : public Device {
  public:
   explicit CudaDevice(DeviceSetup);
-  ~CudaDevice() override;                    // by any thread, once all ranks have ended
+  ~CudaDevice() override;  // by any thread, once all ranks have ended
   CudaDevice(const CudaDevice&) = delete;
   CudaDevice& operator=(const CudaDevice&) = delete;
 
@@ -57,10 +61,14 @@ class CudaDevice final : public Device {
   void begin_step() override;
   void launch(std::int32_t op, Stream, std::span<const std::int32_t> waits, KernelBody) override;
   void launch_kernel(std::int32_t op, Stream, std::span<const std::int32_t> waits, KernelCall) override;
-  void all_gather(std::int32_t op, Stream, Comm, std::span<const std::int32_t> waits, BufferView, const Slots&, DType) override;
-  void reduce_scatter(std::int32_t op, Stream, Comm, std::span<const std::int32_t> waits, BufferView input, BufferView output, const Slots&, DType, Reduction) override;
-  void all_reduce(std::int32_t op, Stream, Comm, std::span<const std::int32_t> waits, BufferView, std::int64_t elements, DType, Reduction) override;
-  void broadcast(std::int32_t op, Stream, Comm, std::span<const std::int32_t> waits, BufferView, std::int64_t elements, DType, std::int64_t root) override;
+  void all_gather(std::int32_t op, Stream, Comm, std::span<const std::int32_t> waits, BufferView, const Slots&,
+                  DType) override;
+  void reduce_scatter(std::int32_t op, Stream, Comm, std::span<const std::int32_t> waits, BufferView input,
+                      BufferView output, const Slots&, DType, Reduction) override;
+  void all_reduce(std::int32_t op, Stream, Comm, std::span<const std::int32_t> waits, BufferView, std::int64_t elements,
+                  DType, Reduction) override;
+  void broadcast(std::int32_t op, Stream, Comm, std::span<const std::int32_t> waits, BufferView, std::int64_t elements,
+                 DType, std::int64_t root) override;
   void wait_host(std::int32_t op) override;
   void synchronize() override;
   [[nodiscard]] std::vector<OperationRecord> records() const override;
@@ -70,10 +78,12 @@ class CudaDevice final : public Device {
 
   // For the backend: the rank's own thread; how it ends, and what it does when nothing moves any more.
   void run_body(const std::function<void(Device&)>& body);
-  void join();                               // its host tasks' threads have ended or are about to
-  void leave();                              // threads that cannot be ended are left behind: then this object must not go
-  [[nodiscard]] bool idle() const { return idle_; }  // false: after a failure its GPU still worked, and this object must not go
-  [[nodiscard]] host::Doing doing() const;   // from any thread
+  void join();   // its host tasks' threads have ended or are about to
+  void leave();  // threads that cannot be ended are left behind: then this object must not go
+  [[nodiscard]] bool idle() const {
+    return idle_;
+  }                                         // false: after a failure its GPU still worked, and this object must not go
+  [[nodiscard]] host::Doing doing() const;  // from any thread
 
  private:
   struct Issued {
@@ -87,44 +97,45 @@ class CudaDevice final : public Device {
   };
   struct OnStream {
     cudaStream_t raw = nullptr;
-    std::unique_ptr<HostTasks> tasks;        // made at the first
-    std::vector<std::size_t> issued;         // of this step, indices into issued_
-    std::size_t finished = 0;                // of those, as far as was looked
+    std::unique_ptr<HostTasks> tasks;  // made at the first
+    std::vector<std::size_t> issued;   // of this step, indices into issued_
+    std::size_t finished = 0;          // of those, as far as was looked
   };
 
   void open();
-  void close();                              // after a good end: streams are idle
-  void give_up() noexcept;                   // after a failure: what can be ended ends
+  void close();             // after a good end: streams are idle
+  void give_up() noexcept;  // after a failure: what can be ended ends
   [[nodiscard]] OnStream& on(Stream s) { return streams_[static_cast<std::size_t>(s)]; }
   // An operation's place: its waits are put on its stream, its start is recorded.
   std::size_t begin_operation(std::int32_t op, Stream, std::span<const std::int32_t> waits, std::int32_t previous = -1);
   void end_operation(std::size_t index);
   [[nodiscard]] std::size_t index_of(std::int32_t op) const;
   [[nodiscard]] std::size_t link_of(Comm, std::int32_t op) const;
-  void issue_collective(std::size_t link, std::span<const std::int32_t> waits, const host::Post&, std::int64_t group_elements, BufferView large, BufferView small);
-  void poll();                               // what has finished; throws for what failed
+  void issue_collective(std::size_t link, std::span<const std::int32_t> waits, const host::Post&,
+                        std::int64_t group_elements, BufferView large, BufferView small);
+  void poll();  // what has finished; throws for what failed
   template <class Done>
   void wait(Done done);
   [[nodiscard]] double now() const { return std::chrono::duration<double>(Clock::now() - s_.epoch).count(); }
 
   const DeviceSetup s_;
-  host::Journal& journal_;                   // s_'s
+  host::Journal& journal_;  // s_'s
   host::Arena arena_, host_arena_;
   std::byte *memory_ = nullptr, *host_memory_ = nullptr;
-  std::uint32_t* flags_ = nullptr;           // pinned, one for each stream's host tasks
+  std::uint32_t* flags_ = nullptr;  // pinned, one for each stream's host tasks
   KernelContext context_;
   std::unique_ptr<NcclWorld> world_;
   std::vector<GpuLink> links_;
   std::vector<std::int32_t> last_collective_;  // of this step, by link; -1: none yet
   std::array<OnStream, kStreams> streams_;
-  cudaStream_t reads_ = nullptr;             // of bytes_of
-  std::vector<Events> events_;               // by position in issued_, made when first needed
-  std::vector<Issued> issued_;               // of this step
-  std::vector<std::int32_t> place_;          // by operation: index into issued_, -1: not issued
+  cudaStream_t reads_ = nullptr;     // of bytes_of
+  std::vector<Events> events_;       // by position in issued_, made when first needed
+  std::vector<Issued> issued_;       // of this step
+  std::vector<std::int32_t> place_;  // by operation: index into issued_, -1: not issued
   cudaEvent_t step_begin_ = nullptr;
   double step_begin_seconds_ = 0;
   mutable std::vector<OperationRecord> records_;
-  bool usable_ = false, idle_ = true;        // the GPU's objects exist; its streams were seen idle after the last failure
+  bool usable_ = false, idle_ = true;  // the GPU's objects exist; its streams were seen idle after the last failure
   std::atomic<GpuGroup*> meeting_{nullptr};  // the group whose other ranks this host waits for
 };
 

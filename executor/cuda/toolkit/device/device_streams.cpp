@@ -40,14 +40,17 @@ std::size_t CudaDevice::index_of(std::int32_t op) const {
   return at(place_[at(op)]);
 }
 
-std::size_t CudaDevice::begin_operation(std::int32_t op, Stream stream, std::span<const std::int32_t> waits, std::int32_t previous) {
+std::size_t CudaDevice::begin_operation(std::int32_t op, Stream stream, std::span<const std::int32_t> waits,
+                                        std::int32_t previous) {
   s_.control->throw_if_failed();
   if (op < 0 || op > kMostOperations) throw MachineError(fmt::format("{} is no operation's index", op));
-  if (at(op) < place_.size() && place_[at(op)] >= 0) throw MachineError(fmt::format("operation {} is issued twice in one step", op));
+  if (at(op) < place_.size() && place_[at(op)] >= 0)
+    throw MachineError(fmt::format("operation {} is issued twice in one step", op));
   OnStream& s = on(stream);
   const auto wait_for = [&](std::int32_t w) {
     const Issued& other = issued_[at(place_[at(w)])];
-    if (other.stream != stream) check(cudaStreamWaitEvent(s.raw, events_[at(place_[at(w)])].end, 0), s_.rank, "putting a wait on a stream");
+    if (other.stream != stream)
+      check(cudaStreamWaitEvent(s.raw, events_[at(place_[at(w)])].end, 0), s_.rank, "putting a wait on a stream");
   };
   for (const std::int32_t w : waits) {
     if (w < 0 || at(w) >= place_.size() || place_[at(w)] < 0)
@@ -79,7 +82,9 @@ void CudaDevice::end_operation(std::size_t index) {
 void CudaDevice::launch(std::int32_t op, Stream stream, std::span<const std::int32_t> waits, KernelBody body) {
   const std::size_t index = begin_operation(op, stream, waits);
   OnStream& s = on(stream);
-  if (!s.tasks) s.tasks = std::make_unique<HostTasks>(s_.rank, stream, flags_ + static_cast<std::size_t>(stream) * kFlagsApart, s_.control, journal_);
+  if (!s.tasks)
+    s.tasks = std::make_unique<HostTasks>(s_.rank, stream, flags_ + static_cast<std::size_t>(stream) * kFlagsApart,
+                                          s_.control, journal_);
   s.tasks->enqueue(op, std::move(body), s.raw);
   issued_[index].host = true;
   end_operation(index);
@@ -95,13 +100,16 @@ void CudaDevice::launch_kernel(std::int32_t op, Stream stream, std::span<const s
 std::size_t CudaDevice::link_of(Comm comm, std::int32_t op) const {
   for (std::size_t i = 0; i < links_.size(); ++i)
     if (links_[i].comm == comm) return i;
-  if (comm.kind == Communicator::none) throw MachineError(fmt::format("operation {} is a collective without a communicator", op));
-  throw MachineError(fmt::format("operation {} is a collective over groups of {} consecutive ranks, which this run has not asked for", op, comm.size));
+  if (comm.kind == Communicator::none)
+    throw MachineError(fmt::format("operation {} is a collective without a communicator", op));
+  throw MachineError(
+      fmt::format("operation {} is a collective over groups of {} consecutive ranks, which this run has not asked for",
+                  op, comm.size));
 }
 
 // One communicator runs one collective at a time, in issue order, whatever the stream.
-void CudaDevice::issue_collective(std::size_t link, std::span<const std::int32_t> waits, const host::Post& post, std::int64_t group_elements, BufferView large,
-                                  BufferView small) {
+void CudaDevice::issue_collective(std::size_t link, std::span<const std::int32_t> waits, const host::Post& post,
+                                  std::int64_t group_elements, BufferView large, BufferView small) {
   GpuGroup& group = *links_[link].group;
   host::check_fits(post, group.member(), group.size(), group_elements, large.bytes, small.bytes);
   const std::size_t index = begin_operation(post.op, post.stream, waits, last_collective_[link]);
@@ -116,41 +124,68 @@ void CudaDevice::issue_collective(std::size_t link, std::span<const std::int32_t
   end_operation(index);
 }
 
-void CudaDevice::all_gather(std::int32_t op, Stream stream, Comm comm, std::span<const std::int32_t> waits, BufferView buffer, const Slots& slots, DType type) {
+void CudaDevice::all_gather(std::int32_t op, Stream stream, Comm comm, std::span<const std::int32_t> waits,
+                            BufferView buffer, const Slots& slots, DType type) {
   const std::size_t link = link_of(comm, op);
-  host::Post post{.action = host::CollectiveAction::all_gather, .op = op, .stream = stream, .input = buffer.data, .output = buffer.data, .type = type};
+  host::Post post{.action = host::CollectiveAction::all_gather,
+                  .op = op,
+                  .stream = stream,
+                  .input = buffer.data,
+                  .output = buffer.data,
+                  .type = type};
   const std::int64_t all = host::set_slots(post, slots, links_[link].group->size());
   issue_collective(link, waits, post, all, buffer, buffer);
 }
 
-void CudaDevice::reduce_scatter(std::int32_t op, Stream stream, Comm comm, std::span<const std::int32_t> waits, BufferView input, BufferView output, const Slots& slots,
-                                DType type, Reduction reduction) {
+void CudaDevice::reduce_scatter(std::int32_t op, Stream stream, Comm comm, std::span<const std::int32_t> waits,
+                                BufferView input, BufferView output, const Slots& slots, DType type,
+                                Reduction reduction) {
   const std::size_t link = link_of(comm, op);
-  host::Post post{.action = host::CollectiveAction::reduce_scatter, .op = op, .stream = stream, .input = input.data, .output = output.data, .type = type, .reduction = reduction};
+  host::Post post{.action = host::CollectiveAction::reduce_scatter,
+                  .op = op,
+                  .stream = stream,
+                  .input = input.data,
+                  .output = output.data,
+                  .type = type,
+                  .reduction = reduction};
   const std::int64_t all = host::set_slots(post, slots, links_[link].group->size());
   issue_collective(link, waits, post, all, input, output);
 }
 
-void CudaDevice::all_reduce(std::int32_t op, Stream stream, Comm comm, std::span<const std::int32_t> waits, BufferView buffer, std::int64_t elements, DType type,
-                            Reduction reduction) {
+void CudaDevice::all_reduce(std::int32_t op, Stream stream, Comm comm, std::span<const std::int32_t> waits,
+                            BufferView buffer, std::int64_t elements, DType type, Reduction reduction) {
   issue_collective(link_of(comm, op), waits,
-                   {.action = host::CollectiveAction::all_reduce, .op = op, .stream = stream, .input = buffer.data, .output = buffer.data, .elements = elements,
-                    .type = type, .reduction = reduction},
+                   {.action = host::CollectiveAction::all_reduce,
+                    .op = op,
+                    .stream = stream,
+                    .input = buffer.data,
+                    .output = buffer.data,
+                    .elements = elements,
+                    .type = type,
+                    .reduction = reduction},
                    elements, buffer, buffer);
 }
 
-void CudaDevice::broadcast(std::int32_t op, Stream stream, Comm comm, std::span<const std::int32_t> waits, BufferView buffer, std::int64_t elements, DType type,
-                           std::int64_t root) {
+void CudaDevice::broadcast(std::int32_t op, Stream stream, Comm comm, std::span<const std::int32_t> waits,
+                           BufferView buffer, std::int64_t elements, DType type, std::int64_t root) {
   const std::size_t link = link_of(comm, op);
   if (root < 0 || root >= links_[link].group->size())
-    throw MachineError(fmt::format("operation {}: broadcast from member {} of a group of {}", op, root, links_[link].group->size()));
+    throw MachineError(
+        fmt::format("operation {}: broadcast from member {} of a group of {}", op, root, links_[link].group->size()));
   issue_collective(link, waits,
-                   {.action = host::CollectiveAction::broadcast, .op = op, .stream = stream, .input = buffer.data, .output = buffer.data, .elements = elements, .type = type,
+                   {.action = host::CollectiveAction::broadcast,
+                    .op = op,
+                    .stream = stream,
+                    .input = buffer.data,
+                    .output = buffer.data,
+                    .elements = elements,
+                    .type = type,
                     .root = root},
                    elements, buffer, buffer);
 }
 
-// Looks at each stream's oldest operation that had not finished. A failure of the GPU's is put down to the oldest of all.
+// Looks at each stream's oldest operation that had not finished. A failure of the GPU's is put down to the oldest of
+// all.
 void CudaDevice::poll() {
   std::size_t oldest = issued_.size();
   cudaError_t error = cudaSuccess;
@@ -172,11 +207,13 @@ void CudaDevice::poll() {
       throw RankFailure(s_.rank, op, e.what());
     }
   }
-  for (std::size_t i = 0; i < streams_.size(); ++i) {  // for doing(): the oldest waits for nothing but itself
+  for (std::size_t i = 0; i < streams_.size(); ++i) {            // for doing(): the oldest waits for nothing but itself
     if (oldest < issued_.size() && issued_[oldest].host) break;  // its thread says what it does
     const bool here = oldest < issued_.size() && static_cast<std::size_t>(issued_[oldest].stream) == i;
     journal_.streams[i].op.store(op);
-    journal_.streams[i].state.store(!here ? host::Journal::idle : issued_[oldest].collective ? host::Journal::collective : host::Journal::kernel);
+    journal_.streams[i].state.store(!here                        ? host::Journal::idle
+                                    : issued_[oldest].collective ? host::Journal::collective
+                                                                 : host::Journal::kernel);
   }
 }
 
@@ -203,12 +240,16 @@ void CudaDevice::wait(Done done) {
 void CudaDevice::wait_host(std::int32_t op) {
   const std::size_t index = index_of(op);
   const OnStream& s = on(issued_[index].stream);
-  const auto place = static_cast<std::size_t>(std::lower_bound(s.issued.begin(), s.issued.end(), index) - s.issued.begin());
+  const auto place =
+      static_cast<std::size_t>(std::lower_bound(s.issued.begin(), s.issued.end(), index) - s.issued.begin());
   wait([&] { return s.finished > place; });
 }
 
 void CudaDevice::synchronize() {
-  wait([&] { return std::all_of(streams_.begin(), streams_.end(), [](const OnStream& s) { return s.finished == s.issued.size(); }); });
+  wait([&] {
+    return std::all_of(streams_.begin(), streams_.end(),
+                       [](const OnStream& s) { return s.finished == s.issued.size(); });
+  });
 }
 
 std::vector<OperationRecord> CudaDevice::records() const {
@@ -217,7 +258,8 @@ std::vector<OperationRecord> CudaDevice::records() const {
       const std::size_t first = records_.size();
       for (std::size_t k = 0; k < s.finished; ++k) {
         const Issued& i = issued_[s.issued[k]];
-        float start = 0, end = 0;            // milliseconds; both from one event, so that what happened before is not said to be after
+        float start = 0,
+              end = 0;  // milliseconds; both from one event, so that what happened before is not said to be after
         check(cudaEventElapsedTime(&start, step_begin_, events_[s.issued[k]].start), s_.rank, "reading a time");
         check(cudaEventElapsedTime(&end, step_begin_, events_[s.issued[k]].end), s_.rank, "reading a time");
         const auto seconds = [&](float ms) { return step_begin_seconds_ + static_cast<double>(ms) * 1e-3; };
@@ -225,7 +267,8 @@ std::vector<OperationRecord> CudaDevice::records() const {
         if (i.host) r.heap_bytes = s.tasks->heap_bytes(i.op);
         records_.push_back(r);
       }
-      std::stable_sort(records_.begin() + static_cast<std::ptrdiff_t>(first), records_.end(), [](const auto& a, const auto& b) { return a.start < b.start; });
+      std::stable_sort(records_.begin() + static_cast<std::ptrdiff_t>(first), records_.end(),
+                       [](const auto& a, const auto& b) { return a.start < b.start; });
     }
   }
   return records_;

@@ -19,49 +19,58 @@ class GpuGroup {
  public:
   virtual ~GpuGroup() = default;
   [[nodiscard]] virtual std::int64_t size() const = 0;
-  [[nodiscard]] virtual std::int64_t member() const = 0;    // of this rank
+  [[nodiscard]] virtual std::int64_t member() const = 0;  // of this rank
   // Puts this rank's part on the stream. The rank's GPU is the current one; one collective at a time per group.
   virtual void enqueue(const host::Post&, cudaStream_t) = 0;
   virtual void register_memory(std::byte*, std::int64_t) {}  // that collectives will use
-  virtual void poll() {}                     // throws MachineError for what failed on its own since
-  virtual void close() {}                    // after the last collective, on all ranks
-  virtual void abort() noexcept {}           // what runs ends; nothing else may be called
-  [[nodiscard]] virtual std::vector<std::int64_t> absent() const { return {}; }  // ranks that this one's host waits for; from any thread
+  virtual void poll() {}                                     // throws MachineError for what failed on its own since
+  virtual void close() {}                                    // after the last collective, on all ranks
+  virtual void abort() noexcept {}                           // what runs ends; nothing else may be called
+  [[nodiscard]] virtual std::vector<std::int64_t> absent() const {
+    return {};
+  }  // ranks that this one's host waits for; from any thread
 };
 
-// --- Ranks that share a GPU (or a group of one). Their hosts meet when they issue a collective, so that each stream can be told to wait for what the
-// others have put on theirs; then each copies and reduces its own share from the others' buffers.
-class VirtualRanks {                         // what the members of a group share
+// --- Ranks that share a GPU (or a group of one). Their hosts meet when they issue a collective, so that each stream
+// can be told to wait for what the others have put on theirs; then each copies and reduces its own share from the
+// others' buffers.
+class VirtualRanks {  // what the members of a group share
  public:
   explicit VirtualRanks(std::vector<std::int64_t> ranks);
   ~VirtualRanks();
   VirtualRanks(const VirtualRanks&) = delete;
   VirtualRanks& operator=(const VirtualRanks&) = delete;
   enum Moment : std::uint8_t { ready, reduced, done, kMoments };
-  [[nodiscard]] cudaEvent_t& event(std::int64_t member, Moment m) { return events_[static_cast<std::size_t>(member * kMoments + m)]; }
+  [[nodiscard]] cudaEvent_t& event(std::int64_t member, Moment m) {
+    return events_[static_cast<std::size_t>(member * kMoments + m)];
+  }
   [[nodiscard]] host::ThreadGroup& meeting() { return meeting_; }
 
  private:
   host::ThreadGroup meeting_;
-  std::vector<cudaEvent_t> events_;          // made by their member
+  std::vector<cudaEvent_t> events_;  // made by their member
 };
-[[nodiscard]] std::unique_ptr<GpuGroup> make_virtual_group(std::shared_ptr<VirtualRanks>, std::int64_t rank, std::shared_ptr<host::RunControl>);
+[[nodiscard]] std::unique_ptr<GpuGroup> make_virtual_group(std::shared_ptr<VirtualRanks>, std::int64_t rank,
+                                                           std::shared_ptr<host::RunControl>);
 
 // --- A GPU for each rank, NCCL between them.
 struct Nccl;
-class NcclWorld {                            // one rank's communicators
+class NcclWorld {  // one rank's communicators
  public:
   virtual ~NcclWorld() = default;
-  // Of the ranks of one membership, over ncclCommSplit; all ranks of the run call it in the same order. They share the Agreement; none: they are processes.
+  // Of the ranks of one membership, over ncclCommSplit; all ranks of the run call it in the same order. They share the
+  // Agreement; none: they are processes.
   [[nodiscard]] virtual std::unique_ptr<GpuGroup> split(const host::Membership&, std::shared_ptr<Agreement>) = 0;
   virtual void close() = 0;
   virtual void abort() noexcept = 0;
 };
 using NcclIdBytes = std::vector<std::byte>;
 [[nodiscard]] NcclIdBytes make_nccl_id(const Nccl&);
-// Blocks until all ranks have come, or the run has failed (RankFailure). `ctas`: most of a collective, in all of its communicators; 0: NCCL chooses.
-[[nodiscard]] std::unique_ptr<NcclWorld> join_nccl_world(std::shared_ptr<const Nccl>, const NcclIdBytes&, std::int64_t rank, std::int64_t ranks,
-                                                         int ctas, std::shared_ptr<host::RunControl>);
+// Blocks until all ranks have come, or the run has failed (RankFailure). `ctas`: most of a collective, in all of its
+// communicators; 0: NCCL chooses.
+[[nodiscard]] std::unique_ptr<NcclWorld> join_nccl_world(std::shared_ptr<const Nccl>, const NcclIdBytes&,
+                                                         std::int64_t rank, std::int64_t ranks, int ctas,
+                                                         std::shared_ptr<host::RunControl>);
 
 // --- One rank of many (--emulate-world): what others would send is this rank's own.
 using PlayedTime = std::function<Played(const host::Post&, Comm, std::int64_t members)>;

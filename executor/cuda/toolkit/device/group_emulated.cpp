@@ -1,5 +1,5 @@
-// Collectives of a world that is not there: this rank's own part stands for every other's, and a kernel takes the time, the multiprocessors and the
-// memory traffic that the costs say.
+// Collectives of a world that is not there: this rank's own part stands for every other's, and a kernel takes the time,
+// the multiprocessors and the memory traffic that the costs say.
 #include <algorithm>
 
 #include "executor/cuda/toolkit/device/check.h"
@@ -16,12 +16,16 @@ using host::Post;
 class EmulatedGroup final : public GpuGroup {
  public:
   EmulatedGroup(const host::Membership& m, std::int64_t rank, PlayedTime time)
-      : comm_(m.comm), rank_(rank), size_(static_cast<std::int64_t>(m.ranks.size())),
-        member_(std::find(m.ranks.begin(), m.ranks.end(), rank) - m.ranks.begin()), time_(std::move(time)) {}
+      : comm_(m.comm),
+        rank_(rank),
+        size_(static_cast<std::int64_t>(m.ranks.size())),
+        member_(std::find(m.ranks.begin(), m.ranks.end(), rank) - m.ranks.begin()),
+        time_(std::move(time)) {}
   [[nodiscard]] std::int64_t size() const override { return size_; }
   [[nodiscard]] std::int64_t member() const override { return member_; }
 
-  // The values first: a plausible number in every place, so that losses stay finite. They take part of the time that is played.
+  // The values first: a plausible number in every place, so that losses stay finite. They take part of the time that is
+  // played.
   void enqueue(const Post& p, cudaStream_t stream) override {
     const std::int64_t width = size_of(p.type);
     std::byte* touched = p.output;
@@ -29,7 +33,8 @@ class EmulatedGroup final : public GpuGroup {
     if (p.action == CollectiveAction::all_gather) {
       const std::byte* own = p.input + p.slot_begin(member_) * width;
       for (std::int64_t m = 0; m < size_; ++m)
-        if (m != member_) copy(p.output + p.slot_begin(m) * width, own, std::min(p.slot(m), p.slot(member_)) * width, stream);
+        if (m != member_)
+          copy(p.output + p.slot_begin(m) * width, own, std::min(p.slot(m), p.slot(member_)) * width, stream);
       bytes = p.slot_begin(size_) * width;
     } else if (p.action == CollectiveAction::reduce_scatter) {
       Inputs inputs{};
@@ -41,16 +46,21 @@ class EmulatedGroup final : public GpuGroup {
     const Played played = size_ > 1 ? time_(p, comm_, size_) : Played{};
     if (played.nanoseconds > 0) {
       const auto first = reinterpret_cast<std::uintptr_t>(touched);
-      const std::int64_t skip = static_cast<std::int64_t>((16 - first % 16) % 16), usable = std::max<std::int64_t>(bytes - skip, 0) / 16 * 16;
+      const std::int64_t skip = static_cast<std::int64_t>((16 - first % 16) % 16),
+                         usable = std::max<std::int64_t>(bytes - skip, 0) / 16 * 16;
       std::byte* const aligned = touched + skip;  // each word is written where it was read: the values stay
-      enqueue_occupation({played.blocks, 512, played.nanoseconds, aligned, aligned, usable, usable > 0 ? played.traffic_bytes : 0}, stream);
+      enqueue_occupation(
+          {played.blocks, 512, played.nanoseconds, aligned, aligned, usable, usable > 0 ? played.traffic_bytes : 0},
+          stream);
     }
     check(cudaPeekAtLastError(), rank_, "launching a played collective");
   }
 
  private:
   void copy(std::byte* to, const std::byte* from, std::int64_t bytes, cudaStream_t stream) {
-    if (bytes > 0) check(cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), cudaMemcpyDefault, stream), rank_, "copying this rank's part");
+    if (bytes > 0)
+      check(cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), cudaMemcpyDefault, stream), rank_,
+            "copying this rank's part");
   }
   Comm comm_;
   std::int64_t rank_, size_, member_;

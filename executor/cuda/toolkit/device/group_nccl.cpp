@@ -1,5 +1,5 @@
-// Ranks with a GPU each. Communicators are non-blocking: every call may say that it is still in progress, and is asked about until it is not, so that
-// a rank whose neighbours have failed can leave (NCCL user guide, "Fault Tolerance").
+// Ranks with a GPU each. Communicators are non-blocking: every call may say that it is still in progress, and is asked
+// about until it is not, so that a rank whose neighbours have failed can leave (NCCL user guide, "Fault Tolerance").
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -18,7 +18,7 @@ namespace {
 using host::CollectiveAction;
 using host::Post;
 
-struct Shared {                              // of one rank's communicators
+struct Shared {  // of one rank's communicators
   std::shared_ptr<const Nccl> nccl;
   std::shared_ptr<host::RunControl> control;
   std::int64_t rank = 0;
@@ -33,7 +33,8 @@ class NcclCommunicator {
 
   // Until the call that gave `result` has happened, or the run has failed.
   void await(ncclResult_t result, std::string_view call) {
-    if (result == ncclSuccess) return;       // then all of it has: the answer of non-blocking calls that did not have to wait
+    if (result == ncclSuccess)
+      return;  // then all of it has: the answer of non-blocking calls that did not have to wait
     for (int tries = 0;; ++tries) {
       hear_of_others(result);
       check(*s_.nccl, result, comm_, s_.rank, fmt::format("{} ({})", call, what_));
@@ -65,10 +66,12 @@ class NcclCommunicator {
   }
 
  private:
-  // What NCCL answers when another rank has gone away: that rank is the cause, and in a moment it is known which (RankFailure).
+  // What NCCL answers when another rank has gone away: that rank is the cause, and in a moment it is known which
+  // (RankFailure).
   void hear_of_others(ncclResult_t result) const {
     if (result != ncclRemoteError && result != ncclSystemError) return;
-    for (int tries = 0; tries < 200 && !s_.control->failed(); ++tries) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    for (int tries = 0; tries < 200 && !s_.control->failed(); ++tries)
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
     s_.control->throw_if_failed();
   }
 
@@ -91,21 +94,30 @@ ncclDataType_t nccl_type(DType t) {
 class NcclGroup final : public GpuGroup {
  public:
   NcclGroup(const host::Membership& m, std::shared_ptr<Agreement> agreement, NcclCommunicator comm)
-      : size_(static_cast<std::int64_t>(m.ranks.size())), member_(std::find(m.ranks.begin(), m.ranks.end(), comm.shared().rank) - m.ranks.begin()),
-        agreement_(std::move(agreement)), comm_(std::move(comm)), nccl_(*comm_.shared().nccl) {}
+      : size_(static_cast<std::int64_t>(m.ranks.size())),
+        member_(std::find(m.ranks.begin(), m.ranks.end(), comm.shared().rank) - m.ranks.begin()),
+        agreement_(std::move(agreement)),
+        comm_(std::move(comm)),
+        nccl_(*comm_.shared().nccl) {}
   [[nodiscard]] std::int64_t size() const override { return size_; }
   [[nodiscard]] std::int64_t member() const override { return member_; }
-  
+
   void enqueue(const Post& p, cudaStream_t stream) override {
     if (agreement_) agreement_->see(static_cast<std::size_t>(member_), comm_.shared().rank, p);
     const std::string_view call = name(p.action);
     switch (p.action) {
-      case CollectiveAction::all_gather: return p.counts ? gather_slots(p, stream) : comm_.await(gather(p, stream), call);
-      case CollectiveAction::reduce_scatter: return p.counts ? reduce_slots(p, stream) : comm_.await(scatter(p, stream), call);
+      case CollectiveAction::all_gather:
+        return p.counts ? gather_slots(p, stream) : comm_.await(gather(p, stream), call);
+      case CollectiveAction::reduce_scatter:
+        return p.counts ? reduce_slots(p, stream) : comm_.await(scatter(p, stream), call);
       case CollectiveAction::all_reduce:
-        return comm_.await(nccl_.all_reduce(p.input, p.output, count(p.elements), nccl_type(p.type), operation(p), comm_.raw(), stream), call);
+        return comm_.await(nccl_.all_reduce(p.input, p.output, count(p.elements), nccl_type(p.type), operation(p),
+                                            comm_.raw(), stream),
+                           call);
       case CollectiveAction::broadcast:
-        return comm_.await(nccl_.broadcast(p.input, p.output, count(p.elements), nccl_type(p.type), static_cast<int>(p.root), comm_.raw(), stream), call);
+        return comm_.await(nccl_.broadcast(p.input, p.output, count(p.elements), nccl_type(p.type),
+                                           static_cast<int>(p.root), comm_.raw(), stream),
+                           call);
     }
   }
   void register_memory(std::byte* base, std::int64_t bytes) override {
@@ -128,18 +140,23 @@ class NcclGroup final : public GpuGroup {
   static std::size_t count(std::int64_t n) { return static_cast<std::size_t>(n); }
 
   ncclResult_t gather(const Post& p, cudaStream_t stream) {
-    return nccl_.all_gather(p.input + p.slot_begin(member_) * size_of(p.type), p.output, count(p.elements), nccl_type(p.type), comm_.raw(), stream);
+    return nccl_.all_gather(p.input + p.slot_begin(member_) * size_of(p.type), p.output, count(p.elements),
+                            nccl_type(p.type), comm_.raw(), stream);
   }
   ncclResult_t scatter(const Post& p, cudaStream_t stream) {
-    return nccl_.reduce_scatter(p.input, p.output, count(p.elements), nccl_type(p.type), operation(p), comm_.raw(), stream);
+    return nccl_.reduce_scatter(p.input, p.output, count(p.elements), nccl_type(p.type), operation(p), comm_.raw(),
+                                stream);
   }
   // Slots of their own sizes: one broadcast or reduction for each, launched as one.
   template <class Call>
   void one_by_one(const Post& p, Call call) {
-    const ncclRedOp_t op = p.action == CollectiveAction::reduce_scatter ? operation(p) : ncclSum;  // made outside of the group of calls
+    const ncclRedOp_t op =
+        p.action == CollectiveAction::reduce_scatter ? operation(p) : ncclSum;  // made outside of the group of calls
     comm_.await(nccl_.group_start(), "ncclGroupStart");
     for (std::int64_t m = 0; m < size_; ++m)
-      if (p.slot(m) > 0) check(nccl_, call(static_cast<int>(m), p.slot_begin(m) * size_of(p.type), count(p.slot(m)), op), comm_.raw(), comm_.shared().rank, name(p.action));
+      if (p.slot(m) > 0)
+        check(nccl_, call(static_cast<int>(m), p.slot_begin(m) * size_of(p.type), count(p.slot(m)), op), comm_.raw(),
+              comm_.shared().rank, name(p.action));
     comm_.await(nccl_.group_end(), "ncclGroupEnd");
   }
   void gather_slots(const Post& p, cudaStream_t stream) {
@@ -149,7 +166,8 @@ class NcclGroup final : public GpuGroup {
   }
   void reduce_slots(const Post& p, cudaStream_t stream) {
     one_by_one(p, [&](int root, std::int64_t at, std::size_t n, ncclRedOp_t op) {
-      return nccl_.reduce(p.input + at, p.output, n, nccl_type(p.type), op, root, comm_.raw(), stream);  // output: of the root alone
+      return nccl_.reduce(p.input + at, p.output, n, nccl_type(p.type), op, root, comm_.raw(),
+                          stream);  // output: of the root alone
     });
   }
 
@@ -163,9 +181,11 @@ class NcclGroup final : public GpuGroup {
     const auto key = std::pair(p.type, p.reduction.multiply);
     if (const auto found = operations_.find(key); found != operations_.end()) return found->second;
     ncclRedOp_t op = ncclSum;
-    with_type(p.type, [&](auto element) {    // the factor is of the elements' type
+    with_type(p.type, [&](auto element) {  // the factor is of the elements' type
       store(element, static_cast<Math<decltype(element)>>(p.reduction.multiply));
-      comm_.await(nccl_.red_op_create_pre_mul_sum(&op, &element, nccl_type(p.type), ncclScalarHostImmediate, comm_.raw()), "ncclRedOpCreatePreMulSum");
+      comm_.await(
+          nccl_.red_op_create_pre_mul_sum(&op, &element, nccl_type(p.type), ncclScalarHostImmediate, comm_.raw()),
+          "ncclRedOpCreatePreMulSum");
     });
     return operations_[key] = op;
   }
@@ -190,23 +210,29 @@ class World final : public NcclWorld {
   World(Shared shared, const NcclIdBytes& id, std::int64_t ranks, int ctas)
       : comm_(std::move(shared), fmt::format("the world of {} ranks", ranks)), ctas_(ctas) {
     ncclUniqueId raw{};
-    if (id.size() != sizeof raw) throw MachineError(fmt::format("a communicator's id of {} bytes, where NCCL's have {}", id.size(), sizeof raw));
+    if (id.size() != sizeof raw)
+      throw MachineError(fmt::format("a communicator's id of {} bytes, where NCCL's have {}", id.size(), sizeof raw));
     std::memcpy(&raw, id.data(), sizeof raw);
     ncclConfig_t config = configuration(ctas_);
     const Shared& s = comm_.shared();
     try {
-      comm_.await(s.nccl->comm_init_rank_config(&comm_.raw(), static_cast<int>(ranks), raw, static_cast<int>(s.rank), &config), "ncclCommInitRankConfig");
+      comm_.await(
+          s.nccl->comm_init_rank_config(&comm_.raw(), static_cast<int>(ranks), raw, static_cast<int>(s.rank), &config),
+          "ncclCommInitRankConfig");
     } catch (...) {
       comm_.abort();
       throw;
     }
   }
-  [[nodiscard]] std::unique_ptr<GpuGroup> split(const host::Membership& m, std::shared_ptr<Agreement> agreement) override {
+  [[nodiscard]] std::unique_ptr<GpuGroup> split(const host::Membership& m,
+                                                std::shared_ptr<Agreement> agreement) override {
     const Shared& s = comm_.shared();
     NcclCommunicator child(s, fmt::format("the group of ranks {}", fmt::join(m.ranks, ", ")));
     ncclConfig_t config = configuration(ctas_);  // resources of its own: two groups may work at the same time
-    try {                                    // first the parent has split, then the child is ready
-      comm_.await(s.nccl->comm_split(comm_.raw(), static_cast<int>(m.ranks.front()), static_cast<int>(s.rank), &child.raw(), &config), "ncclCommSplit");
+    try {                                        // first the parent has split, then the child is ready
+      comm_.await(s.nccl->comm_split(comm_.raw(), static_cast<int>(m.ranks.front()), static_cast<int>(s.rank),
+                                     &child.raw(), &config),
+                  "ncclCommSplit");
       child.await(ncclInProgress, "ncclCommSplit");
     } catch (...) {
       child.abort();
@@ -232,8 +258,8 @@ NcclIdBytes make_nccl_id(const Nccl& nccl) {
   return bytes;
 }
 
-std::unique_ptr<NcclWorld> join_nccl_world(std::shared_ptr<const Nccl> nccl, const NcclIdBytes& id, std::int64_t rank, std::int64_t ranks,
-                                           int ctas, std::shared_ptr<host::RunControl> control) {
+std::unique_ptr<NcclWorld> join_nccl_world(std::shared_ptr<const Nccl> nccl, const NcclIdBytes& id, std::int64_t rank,
+                                           std::int64_t ranks, int ctas, std::shared_ptr<host::RunControl> control) {
   return std::make_unique<World>(Shared{std::move(nccl), std::move(control), rank}, id, ranks, ctas);
 }
 

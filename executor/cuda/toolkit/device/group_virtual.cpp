@@ -1,11 +1,13 @@
-// Collectives between ranks that share a GPU: events across their streams, copies, and reductions in the order of the ranks. A group of one, too.
+// Collectives between ranks that share a GPU: events across their streams, copies, and reductions in the order of the
+// ranks. A group of one, too.
 #include "executor/cuda/toolkit/device/check.h"
 #include "executor/cuda/toolkit/device/group.h"
 #include "executor/cuda/toolkit/device/reduce.h"
 
 namespace fsdp::cuda {
 
-VirtualRanks::VirtualRanks(std::vector<std::int64_t> ranks) : meeting_(ranks), events_(ranks.size() * kMoments, nullptr) {}
+VirtualRanks::VirtualRanks(std::vector<std::int64_t> ranks)
+    : meeting_(ranks), events_(ranks.size() * kMoments, nullptr) {}
 VirtualRanks::~VirtualRanks() {
   for (const cudaEvent_t e : events_)
     if (e != nullptr) (void)cudaEventDestroy(e);
@@ -19,9 +21,15 @@ using host::Post;
 class VirtualGroup final : public GpuGroup {
  public:
   VirtualGroup(std::shared_ptr<VirtualRanks> all, std::int64_t rank, std::shared_ptr<host::RunControl> control)
-      : all_(std::move(all)), control_(std::move(control)), rank_(rank), member_(all_->meeting().member(rank)), size_(all_->meeting().size()) {
+      : all_(std::move(all)),
+        control_(std::move(control)),
+        rank_(rank),
+        member_(all_->meeting().member(rank)),
+        size_(all_->meeting().size()) {
     for (int m = 0; m < VirtualRanks::kMoments; ++m)
-      check(cudaEventCreateWithFlags(&all_->event(member_, static_cast<VirtualRanks::Moment>(m)), cudaEventDisableTiming), rank_, "making an event");
+      check(
+          cudaEventCreateWithFlags(&all_->event(member_, static_cast<VirtualRanks::Moment>(m)), cudaEventDisableTiming),
+          rank_, "making an event");
   }
   [[nodiscard]] std::int64_t size() const override { return size_; }
   [[nodiscard]] std::int64_t member() const override { return member_; }
@@ -45,17 +53,24 @@ class VirtualGroup final : public GpuGroup {
     wait_for_others(VirtualRanks::done, stream);  // nobody reads this rank's buffers any more
   }
 
-  [[nodiscard]] std::vector<std::int64_t> absent() const override { return meeting_.load() ? all_->meeting().absent() : std::vector<std::int64_t>{}; }
+  [[nodiscard]] std::vector<std::int64_t> absent() const override {
+    return meeting_.load() ? all_->meeting().absent() : std::vector<std::int64_t>{};
+  }
 
  private:
-  void record(VirtualRanks::Moment m, cudaStream_t stream) { check(cudaEventRecord(all_->event(member_, m), stream), rank_, "recording an event"); }
+  void record(VirtualRanks::Moment m, cudaStream_t stream) {
+    check(cudaEventRecord(all_->event(member_, m), stream), rank_, "recording an event");
+  }
   // After a meeting: an event counts as it was last recorded when the wait is put on the stream.
   void wait_for_others(VirtualRanks::Moment m, cudaStream_t stream) {
     for (std::int64_t i = 0; i < size_; ++i)
-      if (i != member_) check(cudaStreamWaitEvent(stream, all_->event(i, m), 0), rank_, "waiting for another rank's event");
+      if (i != member_)
+        check(cudaStreamWaitEvent(stream, all_->event(i, m), 0), rank_, "waiting for another rank's event");
   }
   void copy(std::byte* to, const std::byte* from, std::int64_t bytes, cudaStream_t stream) {
-    if (bytes > 0) check(cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), cudaMemcpyDefault, stream), rank_, "copying from another rank");
+    if (bytes > 0)
+      check(cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), cudaMemcpyDefault, stream), rank_,
+            "copying from another rank");
   }
   void gather(const Post& p, cudaStream_t stream) {
     const std::int64_t width = size_of(p.type);
@@ -71,16 +86,19 @@ class VirtualGroup final : public GpuGroup {
     enqueue_reduction(p.type, p.reduction, inputs, static_cast<int>(size_), count, output, stream);
     check(cudaPeekAtLastError(), rank_, "launching a reduction");
   }
-  // Each rank reduces a chunk in place, then fetches the others': three meetings, as the posts must be read before the second.
+  // Each rank reduces a chunk in place, then fetches the others': three meetings, as the posts must be read before the
+  // second.
   void reduce_all(const Post& p, cudaStream_t stream) {
-    const std::int64_t width = size_of(p.type), begin = chunk_begin(p.elements, size_, member_), end = chunk_begin(p.elements, size_, member_ + 1);
+    const std::int64_t width = size_of(p.type), begin = chunk_begin(p.elements, size_, member_),
+                       end = chunk_begin(p.elements, size_, member_ + 1);
     reduce(p, begin, end - begin, p.output + begin * width, stream);
     record(VirtualRanks::reduced, stream);
     all_->meeting().meet(*control_, member_);
     wait_for_others(VirtualRanks::reduced, stream);
     for (std::int64_t i = 1; i < size_; ++i) {
       const std::int64_t other = (member_ + i) % size_, at = chunk_begin(p.elements, size_, other) * width;
-      copy(p.output + at, all_->meeting().post(other).output + at, chunk_begin(p.elements, size_, other + 1) * width - at, stream);
+      copy(p.output + at, all_->meeting().post(other).output + at,
+           chunk_begin(p.elements, size_, other + 1) * width - at, stream);
     }
   }
 
@@ -92,7 +110,8 @@ class VirtualGroup final : public GpuGroup {
 
 }  // namespace
 
-std::unique_ptr<GpuGroup> make_virtual_group(std::shared_ptr<VirtualRanks> all, std::int64_t rank, std::shared_ptr<host::RunControl> control) {
+std::unique_ptr<GpuGroup> make_virtual_group(std::shared_ptr<VirtualRanks> all, std::int64_t rank,
+                                             std::shared_ptr<host::RunControl> control) {
   return std::make_unique<VirtualGroup>(std::move(all), rank, std::move(control));
 }
 

@@ -21,7 +21,8 @@ using WaitValue = CUresult(CUDAAPI*)(CUstream, CUdeviceptr, cuuint32_t, unsigned
 WaitValue find_wait_value() {
   void* function = nullptr;
   cudaDriverEntryPointQueryResult answer{};
-  check(cudaGetDriverEntryPointByVersion("cuStreamWaitValue32", &function, 12000, cudaEnableDefault, &answer), -1, "looking for cuStreamWaitValue32");
+  check(cudaGetDriverEntryPointByVersion("cuStreamWaitValue32", &function, 12000, cudaEnableDefault, &answer), -1,
+        "looking for cuStreamWaitValue32");
   if (answer != cudaDriverEntryPointSuccess || function == nullptr)
     throw MachineError("the NVIDIA driver has no cuStreamWaitValue32; install one of CUDA 12 or newer");
   return reinterpret_cast<WaitValue>(function);
@@ -29,8 +30,13 @@ WaitValue find_wait_value() {
 
 }  // namespace
 
-HostTasks::HostTasks(std::int64_t rank, Stream stream, std::uint32_t* flag, std::shared_ptr<host::RunControl> control, host::Journal& journal)
-    : rank_(rank), stream_(stream), flag_(flag), control_(std::move(control)), journal_(journal.streams[static_cast<std::size_t>(stream)]) {}
+HostTasks::HostTasks(std::int64_t rank, Stream stream, std::uint32_t* flag, std::shared_ptr<host::RunControl> control,
+                     host::Journal& journal)
+    : rank_(rank),
+      stream_(stream),
+      flag_(flag),
+      control_(std::move(control)),
+      journal_(journal.streams[static_cast<std::size_t>(stream)]) {}
 
 void HostTasks::enqueue(std::int32_t op, KernelBody body, cudaStream_t stream) {
   static const WaitValue wait_value = find_wait_value();
@@ -48,12 +54,14 @@ void HostTasks::enqueue(std::int32_t op, KernelBody body, cudaStream_t stream) {
         });
       } catch (const std::system_error& e) {
         control_->thread_ends();
-        throw MachineError(fmt::format("operation {}: this machine has no thread for stream {} ({})", op, name(stream_), e.what()));
+        throw MachineError(
+            fmt::format("operation {}: this machine has no thread for stream {} ({})", op, name(stream_), e.what()));
       }
     }
   }
   check(cudaLaunchHostFunc(stream, &HostTasks::reached, this), rank_, "cudaLaunchHostFunc");
-  if (const CUresult r = wait_value(stream, reinterpret_cast<CUdeviceptr>(flag_), ticket, CU_STREAM_WAIT_VALUE_GEQ); r != CUDA_SUCCESS)
+  if (const CUresult r = wait_value(stream, reinterpret_cast<CUdeviceptr>(flag_), ticket, CU_STREAM_WAIT_VALUE_GEQ);
+      r != CUDA_SUCCESS)
     throw MachineError(fmt::format("rank {}: cuStreamWaitValue32: the driver's error {}", rank_, static_cast<int>(r)));
 }
 
@@ -64,7 +72,9 @@ void HostTasks::reached(void* self) {
   tasks.changed_.notify_one();
 }
 
-void HostTasks::release(std::uint32_t ticket) const { std::atomic_ref<std::uint32_t>(*flag_).store(ticket, std::memory_order_release); }
+void HostTasks::release(std::uint32_t ticket) const {
+  std::atomic_ref<std::uint32_t>(*flag_).store(ticket, std::memory_order_release);
+}
 
 void HostTasks::work() {
   try {
@@ -83,7 +93,7 @@ void HostTasks::work() {
   }
   const std::lock_guard lock(mutex_);
   journal_.state.store(host::Journal::idle);
-  release(last_ticket_ + (1U << 30));        // whatever waits, and may still come, goes on
+  release(last_ticket_ + (1U << 30));  // whatever waits, and may still come, goes on
 }
 
 // A deque's elements stay where they are while others are added at its end.
@@ -94,7 +104,7 @@ void HostTasks::run(Task& task, std::unique_lock<std::mutex>& lock) {
   host::heap_meter_begin();
   if (task.body) task.body();
   const std::int64_t heap = host::heap_meter_end();
-  task.body = {};                            // what the closure held goes before anybody hears that it has finished
+  task.body = {};  // what the closure held goes before anybody hears that it has finished
   lock.lock();
   task.heap_bytes = heap;
   journal_.state.store(host::Journal::idle);

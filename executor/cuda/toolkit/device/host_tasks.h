@@ -1,7 +1,8 @@
-// Host code in the order of a stream. The stream waits at a number in pinned memory until a thread of ours has run the code and written it.
+// Host code in the order of a stream. The stream waits at a number in pinned memory until a thread of ours has run the
+// code and written it.
 //
-// Not as a callback of the driver's alone: those "may be serialized" (CUDA runtime API, cudaLaunchHostFunc), and one that waits for another stream's would
-// wait for ever. Here the callback only wakes the stream's own thread.
+// Not as a callback of the driver's alone: those "may be serialized" (CUDA runtime API, cudaLaunchHostFunc), and one
+// that waits for another stream's would wait for ever. Here the callback only wakes the stream's own thread.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -21,7 +22,8 @@ namespace fsdp::cuda {
 
 class HostTasks {
  public:
-  // `flag`: 4 bytes of pinned memory, zero, of this object alone. `journal`: where what the thread does is kept. All must outlive it.
+  // `flag`: 4 bytes of pinned memory, zero, of this object alone. `journal`: where what the thread does is kept. All
+  // must outlive it.
   HostTasks(std::int64_t rank, Stream, std::uint32_t* flag, std::shared_ptr<host::RunControl>, host::Journal&);
   HostTasks(const HostTasks&) = delete;
   HostTasks& operator=(const HostTasks&) = delete;
@@ -30,15 +32,15 @@ class HostTasks {
     std::int32_t op = -1;
     std::uint32_t ticket = 0;
     KernelBody body;
-    std::int64_t heap_bytes = 0;             // once it has run
+    std::int64_t heap_bytes = 0;  // once it has run
   };
   void enqueue(std::int32_t op, KernelBody, cudaStream_t);
-  [[nodiscard]] std::int64_t heap_bytes(std::int32_t op) const;   // 0 for what is none of these tasks
-  void forget();                             // what has run; for an idle stream
+  [[nodiscard]] std::int64_t heap_bytes(std::int32_t op) const;  // 0 for what is none of these tasks
+  void forget();                                                 // what has run; for an idle stream
   // The thread ends as soon as it runs nothing; a stream that waits goes on. Safe from any thread.
   void stop();
   void join();
-  void leave();                              // a body that does not return is left behind
+  void leave();  // a body that does not return is left behind
 
  private:
   static void CUDART_CB reached(void* self);
@@ -53,8 +55,8 @@ class HostTasks {
   host::Journal::OnStream& journal_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<Task> tasks_;                   // of this step
-  std::size_t reached_ = 0, done_ = 0;       // of them: the stream has come there; they have run
+  std::deque<Task> tasks_;              // of this step
+  std::size_t reached_ = 0, done_ = 0;  // of them: the stream has come there; they have run
   std::uint32_t last_ticket_ = 0;
   bool stopping_ = false;
   std::thread thread_;

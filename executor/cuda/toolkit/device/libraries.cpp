@@ -13,7 +13,8 @@ std::shared_ptr<const Libraries> find_libraries() {
   // That of this build's CUDA first: both work, with a driver that is new enough for them.
   const bool newest = CUDART_VERSION >= 13000;
   l->cublas_lt = Library::open(candidates(newest ? std::vector<std::string>{"libcublasLt.so.13", "libcublasLt.so.12"}
-                                                 : std::vector<std::string>{"libcublasLt.so.12", "libcublasLt.so.13"}, here));
+                                                 : std::vector<std::string>{"libcublasLt.so.12", "libcublasLt.so.13"},
+                                          here));
   l->why_no_cublas_lt = l->cublas_lt.why();
   std::size_t (*version)() = nullptr;
   if (l->cublas_lt) l->cublas_lt.set(version, "cublasLtGetVersion");
@@ -31,9 +32,10 @@ std::string describe(const Libraries& l) {
   const auto one = [](const char* name, bool there, Version v, const std::string& path) {
     return there ? fmt::format("{} {} ({})", name, text(v), path) : fmt::format("{} none", name);
   };
-  return fmt::format("{}, {}, {}", one("cuBLASLt", static_cast<bool>(l.cublas_lt), l.cublas_lt_version, l.cublas_lt.path()),
-                     one("cuDNN", static_cast<bool>(l.cudnn), l.cudnn_version, l.cudnn.path()),
-                     one("NCCL", l.nccl != nullptr, l.nccl ? l.nccl->version : Version{}, l.nccl ? l.nccl->library.path() : ""));
+  return fmt::format(
+      "{}, {}, {}", one("cuBLASLt", static_cast<bool>(l.cublas_lt), l.cublas_lt_version, l.cublas_lt.path()),
+      one("cuDNN", static_cast<bool>(l.cudnn), l.cudnn_version, l.cudnn.path()),
+      one("NCCL", l.nccl != nullptr, l.nccl ? l.nccl->version : Version{}, l.nccl ? l.nccl->library.path() : ""));
 }
 
 }  // namespace fsdp::cuda

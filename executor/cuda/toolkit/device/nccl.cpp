@@ -40,7 +40,8 @@ std::shared_ptr<const Nccl> find_nccl(std::string& why) {
   int code = 0;
   if (missing.empty() && n->get_version(&code) == ncclSuccess) n->version = nccl_version(code);
   if (!missing.empty() || n->version < Version{2, 18, 0}) {
-    why = fmt::format("{} is too old: version {}{}{}; 2.18 or later is needed", n->library.path(), text(n->version), missing.empty() ? "" : ", without ", missing);
+    why = fmt::format("{} is too old: version {}{}{}; 2.18 or later is needed", n->library.path(), text(n->version),
+                      missing.empty() ? "" : ", without ", missing);
     return nullptr;
   }
   return n;
@@ -63,7 +64,9 @@ std::string_view name_of(ncclResult_t result) {
 void check(const Nccl& nccl, ncclResult_t result, ncclComm_t comm, std::int64_t rank, std::string_view what) {
   if (result == ncclSuccess || result == ncclInProgress) return;
   const char* more = nccl.get_last_error(comm);
-  const std::string words = fmt::format("{}{}{}", nccl.get_error_string(result), more != nullptr && *more != '\0' ? "; its last error: " : "", more != nullptr ? more : "");
+  const std::string words =
+      fmt::format("{}{}{}", nccl.get_error_string(result), more != nullptr && *more != '\0' ? "; its last error: " : "",
+                  more != nullptr ? more : "");
   throw MachineError(refusal(rank, what, name_of(result), words));
 }
 

@@ -1,5 +1,5 @@
-// NCCL's functions as this program uses them, from a library that was found at start. Compiled against the toolkit's nccl.h where it has
-// one; what newer libraries add is used where both know it.
+// NCCL's functions as this program uses them, from a library that was found at start. Compiled against the toolkit's
+// nccl.h where it has one; what newer libraries add is used where both know it.
 #pragma once
 
 #include <nccl.h>
@@ -35,11 +35,12 @@ struct Nccl {
   decltype(&::ncclBroadcast) broadcast = nullptr;
   decltype(&::ncclGroupStart) group_start = nullptr;
   decltype(&::ncclGroupEnd) group_end = nullptr;
-  decltype(&::ncclCommRegister) comm_register = nullptr;         // from 2.19; null in older ones
+  decltype(&::ncclCommRegister) comm_register = nullptr;  // from 2.19; null in older ones
   decltype(&::ncclCommDeregister) comm_deregister = nullptr;
 };
 
-// The NCCL of this machine, or null; then `why` says what was tried. One that lacks a function or is older than 2.18 (ncclCommSplit) counts as none.
+// The NCCL of this machine, or null; then `why` says what was tried. One that lacks a function or is older than 2.18
+// (ncclCommSplit) counts as none.
 [[nodiscard]] std::shared_ptr<const Nccl> find_nccl(std::string& why);
 
 // "ncclInvalidUsage"

@@ -1,4 +1,5 @@
-// A collective of a world that is not there: blocks of threads that hold their multiprocessors and move bytes, for so long.
+// A collective of a world that is not there: blocks of threads that hold their multiprocessors and move bytes, for so
+// long.
 #pragma once
 
 #include <cstddef>
@@ -9,12 +10,13 @@ struct CUstream_st;
 namespace fsdp::cuda {
 
 struct Occupation {
-  int blocks = 1, threads = 512;             // of the collective's kernel
-  std::int64_t nanoseconds = 0;              // of the GPU's own clock, from when a block starts
-  const std::byte* from = nullptr;           // moved again and again from here to there, 16 bytes at a time; may be null with bytes 0
+  int blocks = 1, threads = 512;  // of the collective's kernel
+  std::int64_t nanoseconds = 0;   // of the GPU's own clock, from when a block starts
+  const std::byte* from =
+      nullptr;  // moved again and again from here to there, 16 bytes at a time; may be null with bytes 0
   std::byte* to = nullptr;
-  std::int64_t bytes = 0;                    // of the buffers, per pass
-  std::int64_t traffic_bytes = 0;            // read and written in all, evenly over the time
+  std::int64_t bytes = 0;          // of the buffers, per pass
+  std::int64_t traffic_bytes = 0;  // read and written in all, evenly over the time
 };
 
 // Enqueues it. The driver's error is left for cudaPeekAtLastError.

@@ -26,17 +26,21 @@ Combine combine_of(ReductionKind kind) {
   return Combine::sum;
 }
 
-void enqueue_reduction(DType type, Reduction reduction, const Inputs& inputs, int n, std::int64_t count, std::byte* output, CUstream_st* stream) {
+void enqueue_reduction(DType type, Reduction reduction, const Inputs& inputs, int n, std::int64_t count,
+                       std::byte* output, CUstream_st* stream) {
   constexpr std::int64_t kThreads = 256, kMostBlocks = 4096;
-  const auto blocks = static_cast<unsigned>(std::clamp<std::int64_t>((count + kThreads - 1) / kThreads, 1, kMostBlocks));
+  const auto blocks =
+      static_cast<unsigned>(std::clamp<std::int64_t>((count + kThreads - 1) / kThreads, 1, kMostBlocks));
   with_type(type, [&](auto element) {
     using T = decltype(element);
-    reduce<T><<<blocks, static_cast<unsigned>(kThreads), 0, stream>>>(combine_of(reduction.kind), reduction.multiply, inputs, n, count, reinterpret_cast<T*>(output));
+    reduce<T><<<blocks, static_cast<unsigned>(kThreads), 0, stream>>>(combine_of(reduction.kind), reduction.multiply,
+                                                                      inputs, n, count, reinterpret_cast<T*>(output));
   });
 }
 
 void preload_reductions(CUstream_st* stream) {
-  for (const DType type : {DType::f64, DType::f32, DType::bf16, DType::f16}) enqueue_reduction(type, Reduction::sum, Inputs{}, 0, 0, nullptr, stream);
+  for (const DType type : {DType::f64, DType::f32, DType::bf16, DType::f16})
+    enqueue_reduction(type, Reduction::sum, Inputs{}, 0, 0, nullptr, stream);
 }
 
 }  // namespace fsdp::cuda

@@ -12,11 +12,12 @@ namespace fsdp::cuda {
 
 [[nodiscard]] Combine combine_of(ReductionKind);
 
-// output[i] = reduction over inputs.of[0 .. n)[i], i < count: the bits of host::reduce_in_order. output may be one of the inputs. The driver's error is left for
-// cudaPeekAtLastError; MachineError for types without arithmetic.
+// output[i] = reduction over inputs.of[0 .. n)[i], i < count: the bits of host::reduce_in_order. output may be one of
+// the inputs. The driver's error is left for cudaPeekAtLastError; MachineError for types without arithmetic.
 void enqueue_reduction(DType, Reduction, const Inputs&, int n, std::int64_t count, std::byte* output, CUstream_st*);
 
-// Loads all of them: a kernel that is loaded at its first launch may wait for the whole GPU, which may be waiting for that launch.
+// Loads all of them: a kernel that is loaded at its first launch may wait for the whole GPU, which may be waiting for
+// that launch.
 void preload_reductions(CUstream_st*);
 
 }  // namespace fsdp::cuda

@@ -1,5 +1,5 @@
-// Sums over rows, column by column: gradients of biases and of norms' weights. The same bits every time: parts of rows are summed in a
-// fixed order into scratch, then the parts in order.
+// Sums over rows, column by column: gradients of biases and of norms' weights. The same bits every time: parts of rows
+// are summed in a fixed order into scratch, then the parts in order.
 #pragma once
 
 #include "executor/cuda/toolkit/kernels/launch.cuh"
@@ -12,7 +12,8 @@ inline constexpr unsigned kColumnThreads = 32, kRowsAtOnce = 8;  // of a block o
 
 // parts[p, c] = sum over rows of part p of term(row, c). A thread has kCount columns, which divides their number.
 template <class M, int kCount, class Term>
-__global__ void column_parts_kernel(std::int64_t rows, std::int64_t columns, std::int64_t rows_of_part, M* parts, Term term) {
+__global__ void column_parts_kernel(std::int64_t rows, std::int64_t columns, std::int64_t rows_of_part, M* parts,
+                                    Term term) {
   __shared__ M sums[kRowsAtOnce][kColumnThreads * kCount + 1];
   const std::int64_t column = (static_cast<std::int64_t>(blockIdx.x) * kColumnThreads + threadIdx.x) * kCount;
   const std::int64_t begin = blockIdx.y * rows_of_part, end = begin + rows_of_part < rows ? begin + rows_of_part : rows;
@@ -32,7 +33,8 @@ __global__ void column_parts_kernel(std::int64_t rows, std::int64_t columns, std
 }
 
 template <class T>
-__global__ void column_finish_kernel(const Math<T>* parts, std::int64_t count, std::int64_t columns, T* to, bool accumulate) {
+__global__ void column_finish_kernel(const Math<T>* parts, std::int64_t count, std::int64_t columns, T* to,
+                                     bool accumulate) {
   const std::int64_t column = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (column >= columns) return;
   Math<T> sum = 0;
@@ -42,14 +44,16 @@ __global__ void column_finish_kernel(const Math<T>* parts, std::int64_t count, s
 
 // to[c] (+)= sum over rows of term(row, c). `parts`: `count` x columns.
 template <class T, class Term, class Launch>
-void launch_column_sum(std::int64_t rows, std::int64_t columns, std::int64_t count, Math<T>* parts, T* to, bool accumulate, const Term& term, const Launch& launch) {
+void launch_column_sum(std::int64_t rows, std::int64_t columns, std::int64_t count, Math<T>* parts, T* to,
+                       bool accumulate, const Term& term, const Launch& launch) {
   if (columns == 0) return;
   const std::int64_t rows_of_part = (rows + count - 1) / count;
   with_packs<kPack<T>>(columns % kPack<T> == 0 && term.aligned(), [&](auto columns_of_thread) {
     constexpr int c = decltype(columns_of_thread)::value;
     constexpr std::int64_t of_block = std::int64_t{kColumnThreads} * c;
-    launch({static_cast<unsigned>((columns + of_block - 1) / of_block), static_cast<unsigned>(count)}, {kColumnThreads, kRowsAtOnce}, 0,
-           column_parts_kernel<Math<T>, c, Term>, rows, columns, rows_of_part, parts, term);
+    launch({static_cast<unsigned>((columns + of_block - 1) / of_block), static_cast<unsigned>(count)},
+           {kColumnThreads, kRowsAtOnce}, 0, column_parts_kernel<Math<T>, c, Term>, rows, columns, rows_of_part, parts,
+           term);
   });
   launch({static_cast<unsigned>((columns + kThreads - 1) / kThreads)}, {kThreads}, 0, column_finish_kernel<T>,
          static_cast<const Math<T>*>(parts), count, columns, to, accumulate);
@@ -70,16 +74,19 @@ struct ValueTerm {
   }
 };
 
-// The gradient of a linear layer's bias: to[c] (+)= sum over rows of from[row, c], in as many parts as `scratch` has room for.
+// The gradient of a linear layer's bias: to[c] (+)= sum over rows of from[row, c], in as many parts as `scratch` has
+// room for.
 template <class Launch>
-void launch_bias_gradient(DType type, const void* from, std::int64_t rows, std::int64_t columns, void* to, bool accumulate, BufferView scratch,
-                          const Launch& launch) {
+void launch_bias_gradient(DType type, const void* from, std::int64_t rows, std::int64_t columns, void* to,
+                          bool accumulate, BufferView scratch, const Launch& launch) {
   with_type(type, [&](auto element) {
     using T = decltype(element);
-    const std::int64_t fitting = columns == 0 ? 1 : scratch.bytes / (columns * static_cast<std::int64_t>(sizeof(Math<T>)));
+    const std::int64_t fitting =
+        columns == 0 ? 1 : scratch.bytes / (columns * static_cast<std::int64_t>(sizeof(Math<T>)));
     if (fitting < 1) throw MachineError("column_sum: no room for " + std::to_string(columns) + " partial sums");
-    launch_column_sum<T>(rows, columns, std::min(column_sum_parts(rows), fitting), reinterpret_cast<Math<T>*>(scratch.data), static_cast<T*>(to),
-                         accumulate, ValueTerm<T>{static_cast<const T*>(from), columns}, launch);
+    launch_column_sum<T>(rows, columns, std::min(column_sum_parts(rows), fitting),
+                         reinterpret_cast<Math<T>*>(scratch.data), static_cast<T*>(to), accumulate,
+                         ValueTerm<T>{static_cast<const T*>(from), columns}, launch);
   });
 }
 

@@ -3,6 +3,8 @@
 
 namespace fsdp::cuda {
 
-void run_cross_entropy(const Call& call, DType type, bool backward, StreamHandle stream) { launch_cross_entropy(call, type, backward, StreamLaunch{stream}); }
+void run_cross_entropy(const Call& call, DType type, bool backward, StreamHandle stream) {
+  launch_cross_entropy(call, type, backward, StreamLaunch{stream});
+}
 
 }  // namespace fsdp::cuda

@@ -1,5 +1,6 @@
-// Softmax cross-entropy over the vocabulary (executor/kernels/ops/cross_entropy.cpp); a block has a token. The gradient may be written where the
-// logits are. Scratch of forward: the loss of each token, fp64, which one block then adds up in a fixed order.
+// Softmax cross-entropy over the vocabulary (executor/kernels/ops/cross_entropy.cpp); a block has a token. The gradient
+// may be written where the logits are. Scratch of forward: the loss of each token, fp64, which one block then adds up
+// in a fixed order.
 #pragma once
 
 #include <cmath>
@@ -7,14 +8,15 @@
 
 #include "executor/cuda/toolkit/kernels/launch.cuh"
 #include "executor/cuda/toolkit/kernels/reduce.cuh"
-#include "executor/kernels/call.h"
 #include "executor/kernels/arithmetic/exp.h"
+#include "executor/kernels/call.h"
 
 namespace fsdp::cuda {
 
 // `kept`: log-sum-exp of each token, or null.
 template <class T, int kCount>
-__global__ void cross_entropy_forward_kernel(const T* logits, const std::int64_t* targets, Math<T>* kept, double* losses, std::int64_t vocab) {
+__global__ void cross_entropy_forward_kernel(const T* logits, const std::int64_t* targets, Math<T>* kept,
+                                             double* losses, std::int64_t vocab) {
   using M = Math<T>;
   const std::int64_t token = blockIdx.x, target = targets[token];
   const T* x = logits + token * vocab;
@@ -46,8 +48,8 @@ __global__ inline void add_losses_kernel(const double* losses, std::int64_t toke
 }
 
 template <class T, int kCount>
-__global__ void cross_entropy_backward_kernel(const T* logits, const std::int64_t* targets, const Math<T>* lse, T* dlogits, std::int64_t vocab,
-                                              Math<T> weight, bool accumulate) {
+__global__ void cross_entropy_backward_kernel(const T* logits, const std::int64_t* targets, const Math<T>* lse,
+                                              T* dlogits, std::int64_t vocab, Math<T> weight, bool accumulate) {
   const std::int64_t token = blockIdx.x, target = targets[token];
   if (target < 0 || target >= vocab) device_fail("a target is outside of the vocabulary");
   const Math<T> of_row = lse[token];
@@ -55,7 +57,8 @@ __global__ void cross_entropy_backward_kernel(const T* logits, const std::int64_
     const Pack<T, kCount> p = load_pack<kCount>(logits + token * vocab + i);
     Pack<T, kCount> to = accumulate ? load_pack<kCount>(dlogits + token * vocab + i) : Pack<T, kCount>{};
     for (int k = 0; k < kCount; ++k)
-      put(to.at[k], weight * (exp_of(load(p.at[k]) - of_row) - (i + k == target ? Math<T>(1) : Math<T>(0))), accumulate);
+      put(to.at[k], weight * (exp_of(load(p.at[k]) - of_row) - (i + k == target ? Math<T>(1) : Math<T>(0))),
+          accumulate);
     store_pack(dlogits + token * vocab + i, to);
   });
 }
@@ -71,8 +74,8 @@ void launch_cross_entropy_forward(const Call& call, const Launch& launch) {
   if (call.tokens == 0) return;
   with_packs<kPack<T>>(vocab % kPack<T> == 0 && aligned_to_16(logits), [&](auto count) {
     constexpr int c = decltype(count)::value;
-    launch({static_cast<unsigned>(call.tokens)}, {threads_for_row(vocab, 1024)}, 0, cross_entropy_forward_kernel<T, c>, logits, targets, kept, losses,
-           vocab);
+    launch({static_cast<unsigned>(call.tokens)}, {threads_for_row(vocab, 1024)}, 0, cross_entropy_forward_kernel<T, c>,
+           logits, targets, kept, losses, vocab);
   });
   launch({1}, {1024}, 0, add_losses_kernel, static_cast<const double*>(losses), call.tokens, call.token_weight, loss);
 }
@@ -87,8 +90,8 @@ void launch_cross_entropy_backward(const Call& call, const Launch& launch) {
   if (dlogits == nullptr || call.tokens == 0) return;
   with_packs<kPack<T>>(vocab % kPack<T> == 0 && aligned_to_16(logits, dlogits), [&](auto count) {
     constexpr int c = decltype(count)::value;
-    launch({static_cast<unsigned>(call.tokens)}, {threads_for_row(vocab, 1024)}, 0, cross_entropy_backward_kernel<T, c>, logits, targets, lse,
-           dlogits, vocab, static_cast<Math<T>>(call.token_weight), call.adds_to_input(0));
+    launch({static_cast<unsigned>(call.tokens)}, {threads_for_row(vocab, 1024)}, 0, cross_entropy_backward_kernel<T, c>,
+           logits, targets, lse, dlogits, vocab, static_cast<Math<T>>(call.token_weight), call.adds_to_input(0));
   });
 }
 

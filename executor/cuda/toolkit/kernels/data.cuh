@@ -1,14 +1,15 @@
-// Data and beginnings on the device: the tokens and weights of executor/data/synthetic.h, the same values as on the host.
+// Data and beginnings on the device: the tokens and weights of executor/data/synthetic.h, the same values as on the
+// host.
 #pragma once
 
 #include "executor/cuda/toolkit/kernels/launch.cuh"
-#include "executor/kernels/call.h"
 #include "executor/data/synthetic.h"
+#include "executor/kernels/call.h"
 
 namespace fsdp::cuda {
 
-__global__ inline void tokens_kernel(std::uint64_t seed, std::int64_t first, std::int64_t tokens, std::int64_t seq_len, std::int64_t vocab,
-                                     std::int64_t* ids, std::int64_t* targets) {
+__global__ inline void tokens_kernel(std::uint64_t seed, std::int64_t first, std::int64_t tokens, std::int64_t seq_len,
+                                     std::int64_t vocab, std::int64_t* ids, std::int64_t* targets) {
   for_elements<1>(tokens, [=](auto, std::int64_t i) {
     ids[i] = hashed_token(seed, first + i / seq_len, i % seq_len, vocab);
     targets[i] = hashed_token(seed, first + i / seq_len, i % seq_len + 1, vocab);
@@ -17,9 +18,10 @@ __global__ inline void tokens_kernel(std::uint64_t seed, std::int64_t first, std
 
 // Sequences `first` and the following.
 template <class Launch>
-void launch_synthetic_tokens(std::uint64_t seed, std::int64_t first, const Workload& work, std::int64_t vocab, BufferView ids, BufferView targets,
-                             const Launch& launch) {
-  if (vocab <= 0) throw MachineError("synthetic tokens need a vocabulary of at least one token, not " + std::to_string(vocab));
+void launch_synthetic_tokens(std::uint64_t seed, std::int64_t first, const Workload& work, std::int64_t vocab,
+                             BufferView ids, BufferView targets, const Launch& launch) {
+  if (vocab <= 0)
+    throw MachineError("synthetic tokens need a vocabulary of at least one token, not " + std::to_string(vocab));
   check_extent("load_batch", "ids", 0, ids, work.tokens(), 8);
   check_extent("load_batch", "targets", 1, targets, work.tokens(), 8);
   if (work.tokens() == 0) return;
@@ -37,7 +39,8 @@ __global__ void fill_kernel(Math<T> value, std::int64_t n, T* to) {
 }
 
 template <class Launch>
-void launch_initial_values(const InitialValues& initial, std::int64_t begin, std::int64_t n, DType type, std::byte* to, const Launch& launch) {
+void launch_initial_values(const InitialValues& initial, std::int64_t begin, std::int64_t n, DType type, std::byte* to,
+                           const Launch& launch) {
   if (n == 0) return;
   with_type(type, [&](auto element) {
     using T = decltype(element);

@@ -76,7 +76,8 @@ void launch_gelu_backward(const Call& call, const Launch& launch) {
 
 // Rows of gate and up `stride` apart, rows of y `width` apart.
 template <class T, int kCount>
-__global__ void swiglu_forward_kernel(const T* gate, const T* up, T* y, std::int64_t rows, std::int64_t width, std::int64_t stride) {
+__global__ void swiglu_forward_kernel(const T* gate, const T* up, T* y, std::int64_t rows, std::int64_t width,
+                                      std::int64_t stride) {
   for (std::int64_t r = blockIdx.y; r < rows; r += gridDim.y)
     for_elements<kCount>(width, [=](auto count, std::int64_t i) {
       constexpr int c = decltype(count)::value;
@@ -92,8 +93,8 @@ __global__ void swiglu_forward_kernel(const T* gate, const T* up, T* y, std::int
 
 // Gradients that nobody wants are null.
 template <class T, int kCount>
-__global__ void swiglu_backward_kernel(const T* gate, const T* up, const T* dy, T* dgate, bool gate_adds, T* dup, bool up_adds,
-                                       std::int64_t rows, std::int64_t width, std::int64_t stride) {
+__global__ void swiglu_backward_kernel(const T* gate, const T* up, const T* dy, T* dgate, bool gate_adds, T* dup,
+                                       bool up_adds, std::int64_t rows, std::int64_t width, std::int64_t stride) {
   for (std::int64_t r = blockIdx.y; r < rows; r += gridDim.y)
     for_elements<kCount>(width, [=](auto count, std::int64_t i) {
       constexpr int c = decltype(count)::value;
@@ -125,7 +126,8 @@ void launch_swiglu_forward(const Call& call, const Launch& launch) {
   if (z.made() == 0) return;
   with_packs<kPack<T>>(gated_packs<T>(z) && aligned_to_16(gate, up, y), [&](auto count) {
     constexpr int c = decltype(count)::value;
-    launch({blocks_for(z.width / c + 1), rows_of_grid(z.rows)}, {kThreads}, 0, swiglu_forward_kernel<T, c>, gate, up, y, z.rows, z.width, z.stride);
+    launch({blocks_for(z.width / c + 1), rows_of_grid(z.rows)}, {kThreads}, 0, swiglu_forward_kernel<T, c>, gate, up, y,
+           z.rows, z.width, z.stride);
   });
 }
 
@@ -140,8 +142,8 @@ void launch_swiglu_backward(const Call& call, const Launch& launch) {
   const bool gate_adds = call.adds_to_input(0), up_adds = call.adds_to_input(z.packed ? 0 : 1);
   with_packs<kPack<T>>(gated_packs<T>(z) && aligned_to_16(gate, up, dy, dgate, dup), [&](auto count) {
     constexpr int c = decltype(count)::value;
-    launch({blocks_for(z.width / c + 1), rows_of_grid(z.rows)}, {kThreads}, 0, swiglu_backward_kernel<T, c>, gate, up, dy, dgate, gate_adds, dup,
-           up_adds, z.rows, z.width, z.stride);
+    launch({blocks_for(z.width / c + 1), rows_of_grid(z.rows)}, {kThreads}, 0, swiglu_backward_kernel<T, c>, gate, up,
+           dy, dgate, gate_adds, dup, up_adds, z.rows, z.width, z.stride);
   });
 }
 
@@ -162,7 +164,8 @@ __global__ void convert_kernel(const From* from, To* to, std::int64_t n, bool ac
 }
 
 template <class Launch>
-void launch_convert(DType from_type, BufferView from, DType to_type, BufferView to, std::int64_t n, bool accumulate, const Launch& launch) {
+void launch_convert(DType from_type, BufferView from, DType to_type, BufferView to, std::int64_t n, bool accumulate,
+                    const Launch& launch) {
   check_extent("convert", "source", 0, from, n, size_of(from_type));
   check_extent("convert", "target", 0, to, n, size_of(to_type));
   if (n == 0) return;
@@ -209,10 +212,12 @@ template <class Launch>
 void launch_elementwise(const Call& call, DType type, bool backward, const Launch& launch) {
   with_type(type, [&](auto element) {
     using T = decltype(element);
-    if (call.op.kind == OpKind::swiglu) return backward ? launch_swiglu_backward<T>(call, launch) : launch_swiglu_forward<T>(call, launch);
-    if (call.op.kind == OpKind::gelu) return backward ? launch_gelu_backward<T>(call, launch) : launch_gelu_forward<T>(call, launch);
+    if (call.op.kind == OpKind::swiglu)
+      return backward ? launch_swiglu_backward<T>(call, launch) : launch_swiglu_forward<T>(call, launch);
+    if (call.op.kind == OpKind::gelu)
+      return backward ? launch_gelu_backward<T>(call, launch) : launch_gelu_forward<T>(call, launch);
     if (call.op.kind != OpKind::add || backward) call.fail("no elementwise kernel for it");
-    launch_add_forward<T>(call, launch);     // its gradients are aliases of the output's
+    launch_add_forward<T>(call, launch);  // its gradients are aliases of the output's
   });
 }
 

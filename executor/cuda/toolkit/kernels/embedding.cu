@@ -3,6 +3,8 @@
 
 namespace fsdp::cuda {
 
-void run_embeddings(const Call& call, DType type, bool backward, StreamHandle stream) { launch_embeddings(call, type, backward, StreamLaunch{stream}); }
+void run_embeddings(const Call& call, DType type, bool backward, StreamHandle stream) {
+  launch_embeddings(call, type, backward, StreamLaunch{stream});
+}
 
 }  // namespace fsdp::cuda

@@ -1,7 +1,7 @@
 // What every kernel here is made with: pieces of 16 bytes, loops over the grid, and how kernels are started.
 //
-// Functions that start kernels (`template <class Launch> void launch_...`) take a Launch, which either puts a kernel on a CUDA stream
-// (stream.cuh) or runs it on the processor (tests):
+// Functions that start kernels (`template <class Launch> void launch_...`) take a Launch, which either puts a kernel on
+// a CUDA stream (stream.cuh) or runs it on the processor (tests):
 //   launch(grid, block, shared_bytes, kernel, arguments...);   launch.copy(to, from, bytes);   launch.zero(to, bytes);
 #pragma once
 
@@ -19,14 +19,17 @@ struct Extent3 {
 };
 
 inline constexpr unsigned kThreads = 256;
-inline constexpr std::int64_t kMostBlocks = 4096;  // of loops over the grid: more than any GPU runs at once, so all get an even part
+inline constexpr std::int64_t kMostBlocks =
+    4096;  // of loops over the grid: more than any GPU runs at once, so all get an even part
 
 // Blocks for `work` threads' work, at least one.
 inline unsigned blocks_for(std::int64_t work, std::int64_t threads = kThreads) {
   return static_cast<unsigned>(std::clamp<std::int64_t>((work + threads - 1) / threads, 1, kMostBlocks));
 }
 // For grid.y and grid.z, over which kernels loop.
-inline unsigned rows_of_grid(std::int64_t rows) { return static_cast<unsigned>(std::clamp<std::int64_t>(rows, 1, 65535)); }
+inline unsigned rows_of_grid(std::int64_t rows) {
+  return static_cast<unsigned>(std::clamp<std::int64_t>(rows, 1, 65535));
+}
 
 // n elements read or written at once.
 template <class T, int n>
@@ -57,12 +60,14 @@ void with_packs(bool packs, F&& f) {
   else f(std::integral_constant<int, 1>{});
 }
 
-// Elements [0, n) by the threads of the grid's x: f(constant count, first index). Packs of `kCount`, then what is left one by one.
+// Elements [0, n) by the threads of the grid's x: f(constant count, first index). Packs of `kCount`, then what is left
+// one by one.
 template <int kCount, class F>
 __device__ __forceinline__ void for_elements(std::int64_t n, const F& f) {
   const std::int64_t thread = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   const std::int64_t threads = static_cast<std::int64_t>(gridDim.x) * blockDim.x;
-  for (std::int64_t i = thread * kCount; i + kCount <= n; i += threads * kCount) f(std::integral_constant<int, kCount>{}, i);
+  for (std::int64_t i = thread * kCount; i + kCount <= n; i += threads * kCount)
+    f(std::integral_constant<int, kCount>{}, i);
   if constexpr (kCount > 1)
     for (std::int64_t i = n / kCount * kCount + thread; i < n; i += threads) f(std::integral_constant<int, 1>{}, i);
 }
@@ -70,7 +75,9 @@ __device__ __forceinline__ void for_elements(std::int64_t n, const F& f) {
 // The same by the threads of one block, for rows whose length `kCount` divides.
 template <int kCount, class F>
 __device__ __forceinline__ void for_row(std::int64_t n, const F& f) {
-  for (std::int64_t i = static_cast<std::int64_t>(threadIdx.x) * kCount; i < n; i += static_cast<std::int64_t>(blockDim.x) * kCount) f(i);
+  for (std::int64_t i = static_cast<std::int64_t>(threadIdx.x) * kCount; i < n;
+       i += static_cast<std::int64_t>(blockDim.x) * kCount)
+    f(i);
 }
 
 // Threads of a block that has a row of n elements to itself: whole warps, each thread with several packs of a long row.

@@ -3,21 +3,23 @@
 
 namespace fsdp::cuda {
 
-void run_scatter_copy_in(const UnitLayout& layout, DType from, std::span<const BufferView> full, DType to, BufferView input, StreamHandle stream) {
+void run_scatter_copy_in(const UnitLayout& layout, DType from, std::span<const BufferView> full, DType to,
+                         BufferView input, StreamHandle stream) {
   launch_scatter_copy_in(layout, from, full, to, input, StreamLaunch{stream});
 }
 
-void run_gather_copy_out(const UnitLayout& layout, DType type, BufferView gathered, std::span<const BufferView> full, StreamHandle stream) {
+void run_gather_copy_out(const UnitLayout& layout, DType type, BufferView gathered, std::span<const BufferView> full,
+                         StreamHandle stream) {
   launch_gather_copy_out(layout, type, gathered, full, StreamLaunch{stream});
 }
 
-void run_gather_parts_copy_out(const UnitLayout& layout, std::int64_t n, DType type, BufferView gathered, std::span<const BufferView> full,
-                               StreamHandle stream) {
+void run_gather_parts_copy_out(const UnitLayout& layout, std::int64_t n, DType type, BufferView gathered,
+                               std::span<const BufferView> full, StreamHandle stream) {
   launch_gather_parts_copy_out(layout, n, type, gathered, full, StreamLaunch{stream});
 }
 
-void run_reorder(BufferView from, BufferView to, std::int64_t shards, std::int64_t outer, std::int64_t piece_bytes, bool to_rows,
-                 StreamHandle stream) {
+void run_reorder(BufferView from, BufferView to, std::int64_t shards, std::int64_t outer, std::int64_t piece_bytes,
+                 bool to_rows, StreamHandle stream) {
   launch_reorder(from, to, shards, outer, piece_bytes, to_rows, StreamLaunch{stream});
 }
 

@@ -11,7 +11,7 @@ struct Sum {
     return a + b;
   }
 };
-struct Largest {                             // not a number wins
+struct Largest {  // not a number wins
   template <class M>
   __device__ M operator()(M a, M b) const {
     return a != a || a >= b ? a : b;
@@ -25,8 +25,8 @@ __device__ M warp_reduce(M x, Op op = {}) {
   return x;
 }
 
-// Over a one-dimensional block of whole warps, at most 1024 threads; every thread gets the result. `zero`: what changes nothing. All threads
-// must call it; it may be called again at once.
+// Over a one-dimensional block of whole warps, at most 1024 threads; every thread gets the result. `zero`: what changes
+// nothing. All threads must call it; it may be called again at once.
 template <class Op, class M>
 __device__ M block_reduce(M x, M zero, Op op = {}) {
   __shared__ M of_warp[32];
@@ -36,7 +36,7 @@ __device__ M block_reduce(M x, M zero, Op op = {}) {
   if (lane == 0) of_warp[threadIdx.x / 32] = x;
   __syncthreads();
   x = warp_reduce<Op>(lane < warps ? of_warp[lane] : zero, op);
-  __syncthreads();                           // the next call writes where this one has read
+  __syncthreads();  // the next call writes where this one has read
   return x;
 }
 

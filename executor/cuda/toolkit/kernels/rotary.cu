@@ -3,6 +3,8 @@
 
 namespace fsdp::cuda {
 
-void run_rotary(const Call& call, DType type, bool backward, StreamHandle stream) { launch_rotary(call, type, backward, StreamLaunch{stream}); }
+void run_rotary(const Call& call, DType type, bool backward, StreamHandle stream) {
+  launch_rotary(call, type, backward, StreamLaunch{stream});
+}
 
 }  // namespace fsdp::cuda

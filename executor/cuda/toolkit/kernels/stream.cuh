@@ -1,5 +1,5 @@
-// A Launch (launch.cuh) that puts kernels on a CUDA stream. For .cu files. Where those are compiled for the processor instead (tests), the test has
-// a StreamLaunch of its own, defines FSDP_CUDA_STREAM_LAUNCH and leaves nothing here.
+// A Launch (launch.cuh) that puts kernels on a CUDA stream. For .cu files. Where those are compiled for the processor
+// instead (tests), the test has a StreamLaunch of its own, defines FSDP_CUDA_STREAM_LAUNCH and leaves nothing here.
 #pragma once
 
 #ifndef FSDP_CUDA_STREAM_LAUNCH
@@ -24,13 +24,16 @@ struct StreamLaunch {
   template <class... P, class... A>
   void operator()(Extent3 grid, Extent3 block, std::size_t shared_bytes, void (*kernel)(P...), A... arguments) const {
     if (shared_bytes > std::size_t{48} << 10)  // beyond that a kernel must be told, on each device
-      check(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes)),
+      check(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 static_cast<int>(shared_bytes)),
             "a kernel was refused its shared memory");
     kernel<<<dim3(grid.x, grid.y, grid.z), dim3(block.x, block.y, block.z), shared_bytes, stream>>>(arguments...);
     check(cudaGetLastError(), "a kernel was not started");
   }
   void copy(void* to, const void* from, std::int64_t bytes) const {
-    if (bytes > 0) check(cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), cudaMemcpyDefault, stream), "a copy was not started");
+    if (bytes > 0)
+      check(cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), cudaMemcpyDefault, stream),
+            "a copy was not started");
   }
   void zero(void* to, std::int64_t bytes) const {
     if (bytes > 0) check(cudaMemsetAsync(to, 0, static_cast<std::size_t>(bytes), stream), "memory was not zeroed");

@@ -6,9 +6,9 @@
 
 #include "executor/cuda/toolkit/kernels/launch.cuh"
 #include "executor/cuda/toolkit/kernels/reduce.cuh"
-#include "planner/layout_gradients.h"
 #include "executor/kernels/arithmetic/adam_step.h"
 #include "executor/kernels/call.h"
+#include "planner/layout_gradients.h"
 
 namespace fsdp::cuda {
 
@@ -61,7 +61,8 @@ __global__ void norm_finish_kernel(const double* partial, double* norm) {
   if (threadIdx.x == 0) *norm = x;
 }
 
-// factor = min(1, limit / (norm + 1e-6)), as torch.nn.utils.clip_grad_norm_; 1 where that is not a number. `sum`: of the powers, or the largest.
+// factor = min(1, limit / (norm + 1e-6)), as torch.nn.utils.clip_grad_norm_; 1 where that is not a number. `sum`: of
+// the powers, or the largest.
 template <class T, int kCount>
 __global__ void clip_kernel(PieceTable table, const double* sum, double p, double limit) {
   const double root = p == 0 ? *sum : p == 2 ? std::sqrt(*sum) : std::pow(*sum, 1 / p);  // 0 stands for infinity
@@ -76,7 +77,8 @@ __global__ void clip_kernel(PieceTable table, const double* sum, double p, doubl
   });
 }
 
-// Calls f(table, parts of it, most elements of one, whether all of them begin aligned to 16 bytes, whether it is the first).
+// Calls f(table, parts of it, most elements of one, whether all of them begin aligned to 16 bytes, whether it is the
+// first).
 template <class F>
 void with_pieces(DType type, std::span<const BufferView> values, const F& f) {
   for (std::size_t begin = 0; begin < values.size(); begin += kParts) {
@@ -93,9 +95,11 @@ void with_pieces(DType type, std::span<const BufferView> values, const F& f) {
   }
 }
 
-// `p`: 2, another power, or infinity (the largest magnitude; not a number wins). `scratch`: kNormScratchBytes on the device.
+// `p`: 2, another power, or infinity (the largest magnitude; not a number wins). `scratch`: kNormScratchBytes on the
+// device.
 template <class Launch>
-void launch_local_norm(DType type, std::span<const BufferView> values, double p, BufferView norm, std::byte* scratch, const Launch& launch) {
+void launch_local_norm(DType type, std::span<const BufferView> values, double p, BufferView norm, std::byte* scratch,
+                       const Launch& launch) {
   check_extent("clip_local_norm", "norm", 0, norm, 1, 8);
   auto *partial = reinterpret_cast<double*>(scratch), *to = reinterpret_cast<double*>(norm.data);
   if (values.empty()) return launch.zero(to, 8);
@@ -107,11 +111,13 @@ void launch_local_norm(DType type, std::span<const BufferView> values, double p,
       with_pieces(type, values, [&](const PieceTable& table, int pieces, std::int64_t, bool packs, bool first) {
         with_packs<kPack<T>>(packs, [&](auto count) {
           constexpr int c = decltype(count)::value;
-          launch({static_cast<unsigned>(kNormBlocks)}, {kThreads}, 0, norm_parts_kernel<T, c, F, Op>, table, pieces, f, partial, !first);
+          launch({static_cast<unsigned>(kNormBlocks)}, {kThreads}, 0, norm_parts_kernel<T, c, F, Op>, table, pieces, f,
+                 partial, !first);
         });
       });
     });
-    launch({1}, {static_cast<unsigned>(kNormBlocks)}, 0, norm_finish_kernel<Op>, static_cast<const double*>(partial), to);
+    launch({1}, {static_cast<unsigned>(kNormBlocks)}, 0, norm_finish_kernel<Op>, static_cast<const double*>(partial),
+           to);
   };
   if (std::isinf(p)) all(MagnitudeOf{}, Largest{});
   else if (p == 2) all(SquareOf{}, Sum{});
@@ -119,7 +125,8 @@ void launch_local_norm(DType type, std::span<const BufferView> values, double p,
 }
 
 template <class Launch>
-void launch_clip(DType type, std::span<const BufferView> values, double p, double limit, BufferView norm, const Launch& launch) {
+void launch_clip(DType type, std::span<const BufferView> values, double p, double limit, BufferView norm,
+                 const Launch& launch) {
   check_extent("clip_scale", "norm", 0, norm, 1, 8);
   with_type(type, [&](auto element) {
     using T = decltype(element);
@@ -135,7 +142,8 @@ void launch_clip(DType type, std::span<const BufferView> values, double p, doubl
 
 // ---- optimizers. Grid: x elements, y parts.
 template <class T, int kCount>
-__global__ void adamw_kernel(UpdateTable table, AdamStep<Math<T>> adam, const T* gradient, T* value, T* mean, T* square) {
+__global__ void adamw_kernel(UpdateTable table, AdamStep<Math<T>> adam, const T* gradient, T* value, T* mean,
+                             T* square) {
   const TrainedPart& part = table.part[blockIdx.y];
   const T* g = gradient + part.gradient;
   T *p = value + part.shard, *m = mean + part.state, *v = square + part.state;
@@ -183,47 +191,55 @@ void with_trained(const UnitLayout& layout, std::int64_t rank, GradientPlaces pl
   }
 }
 
-inline void check_update(const UnitLayout& layout, std::int64_t rank, std::int64_t step, DType type, BufferView gradient, BufferView shard,
-                         GradientPlaces places) {
+inline void check_update(const UnitLayout& layout, std::int64_t rank, std::int64_t step, DType type,
+                         BufferView gradient, BufferView shard, GradientPlaces places) {
   if (rank < 0 || rank >= layout.shards)
-    throw MachineError("optimizer: shard " + std::to_string(rank) + " of " + std::to_string(layout.shards) + " does not exist");
+    throw MachineError("optimizer: shard " + std::to_string(rank) + " of " + std::to_string(layout.shards) +
+                       " does not exist");
   if (step < 1) throw MachineError("optimizer: steps count from 1, not " + std::to_string(step));
   check_extent("optimizer", "gradient", 0, gradient, gradient_elements(layout, rank, places), size_of(type));
   check_extent("optimizer", "shard", 0, shard, layout.shard_elements, size_of(type));
 }
 
 template <class Launch>
-void launch_adamw(const UnitLayout& layout, std::int64_t rank, const Optimizer& optimizer, std::int64_t step, DType type, BufferView gradient,
-                  BufferView shard, BufferView state1, BufferView state2, GradientPlaces places, const Launch& launch) {
+void launch_adamw(const UnitLayout& layout, std::int64_t rank, const Optimizer& optimizer, std::int64_t step,
+                  DType type, BufferView gradient, BufferView shard, BufferView state1, BufferView state2,
+                  GradientPlaces places, const Launch& launch) {
   check_update(layout, rank, step, type, gradient, shard, places);
-  for (const BufferView& state : {state1, state2}) check_extent("optimizer", "state", 0, state, layout.local_trained_elements(rank), size_of(type));
+  for (const BufferView& state : {state1, state2})
+    check_extent("optimizer", "state", 0, state, layout.local_trained_elements(rank), size_of(type));
   with_type(type, [&](auto element) {
     using T = decltype(element);
     const auto* g = reinterpret_cast<const T*>(gradient.data);
-    auto *p = reinterpret_cast<T*>(shard.data), *m = reinterpret_cast<T*>(state1.data), *v = reinterpret_cast<T*>(state2.data);
-    with_trained(layout, rank, places, kPack<T>, [&](const UpdateTable& table, unsigned parts, std::int64_t most, bool packs) {
-      with_packs<kPack<T>>(packs && aligned_to_16(g, p, m, v), [&](auto count) {
-        constexpr int c = decltype(count)::value;
-        launch({blocks_for(most / c + 1), parts}, {kThreads}, 0, adamw_kernel<T, c>, table, AdamStep<Math<T>>(optimizer, step), g, p, m, v);
-      });
-    });
+    auto *p = reinterpret_cast<T*>(shard.data), *m = reinterpret_cast<T*>(state1.data),
+         *v = reinterpret_cast<T*>(state2.data);
+    with_trained(layout, rank, places, kPack<T>,
+                 [&](const UpdateTable& table, unsigned parts, std::int64_t most, bool packs) {
+                   with_packs<kPack<T>>(packs && aligned_to_16(g, p, m, v), [&](auto count) {
+                     constexpr int c = decltype(count)::value;
+                     launch({blocks_for(most / c + 1), parts}, {kThreads}, 0, adamw_kernel<T, c>, table,
+                            AdamStep<Math<T>>(optimizer, step), g, p, m, v);
+                   });
+                 });
   });
 }
 
 template <class Launch>
-void launch_sgd(const UnitLayout& layout, std::int64_t rank, const Optimizer& optimizer, DType type, BufferView gradient, BufferView shard,
-                GradientPlaces places, const Launch& launch) {
+void launch_sgd(const UnitLayout& layout, std::int64_t rank, const Optimizer& optimizer, DType type,
+                BufferView gradient, BufferView shard, GradientPlaces places, const Launch& launch) {
   check_update(layout, rank, 1, type, gradient, shard, places);
   with_type(type, [&](auto element) {
     using T = decltype(element);
     const auto* g = reinterpret_cast<const T*>(gradient.data);
     auto* p = reinterpret_cast<T*>(shard.data);
-    with_trained(layout, rank, places, kPack<T>, [&](const UpdateTable& table, unsigned parts, std::int64_t most, bool packs) {
-      with_packs<kPack<T>>(packs && aligned_to_16(g, p), [&](auto count) {
-        constexpr int c = decltype(count)::value;
-        launch({blocks_for(most / c + 1), parts}, {kThreads}, 0, sgd_kernel<T, c>, table, SgdStep<Math<T>>(optimizer), g, p);
-      });
-    });
+    with_trained(layout, rank, places, kPack<T>,
+                 [&](const UpdateTable& table, unsigned parts, std::int64_t most, bool packs) {
+                   with_packs<kPack<T>>(packs && aligned_to_16(g, p), [&](auto count) {
+                     constexpr int c = decltype(count)::value;
+                     launch({blocks_for(most / c + 1), parts}, {kThreads}, 0, sgd_kernel<T, c>, table,
+                            SgdStep<Math<T>>(optimizer), g, p);
+                   });
+                 });
   });
 }
 

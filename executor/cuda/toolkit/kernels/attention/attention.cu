@@ -1,5 +1,4 @@
 #include "executor/cuda/toolkit/kernels/attention/attention.h"
-
 #include "executor/cuda/toolkit/kernels/attention/attention_launch.cuh"
 #include "executor/cuda/toolkit/kernels/stream.cuh"
 
@@ -10,7 +9,8 @@ struct AttentionLaunch {
   StreamLaunch launch;
   template <class Argument>
   void operator()(void (*kernel)(Argument), dim3 grid, int threads, int shared_bytes, const Argument& argument) const {
-    launch({grid.x, grid.y, grid.z}, {static_cast<unsigned>(threads)}, static_cast<std::size_t>(shared_bytes), kernel, argument);
+    launch({grid.x, grid.y, grid.z}, {static_cast<unsigned>(threads)}, static_cast<std::size_t>(shared_bytes), kernel,
+           argument);
   }
 };
 

@@ -1,5 +1,5 @@
-// What a lane of the attention kernels does in one or two instructions of the machine; elsewhere (tests on the processor) by
-// its meaning.
+// What a lane of the attention kernels does in one or two instructions of the machine; elsewhere (tests on the
+// processor) by its meaning.
 #pragma once
 
 #include <cmath>

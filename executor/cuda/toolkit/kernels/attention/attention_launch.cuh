@@ -1,5 +1,5 @@
-// Which attention kernel runs for which sizes, with which grid. `launch(kernel, grid, block, shared bytes, argument)` starts
-// it: by the CUDA runtime in attention.cu, by the emulator in tests.
+// Which attention kernel runs for which sizes, with which grid. `launch(kernel, grid, block, shared bytes, argument)`
+// starts it: by the CUDA runtime in attention.cu, by the emulator in tests.
 #pragma once
 
 #include <cstdint>
@@ -20,12 +20,15 @@ inline bool aligned_to_16(std::initializer_list<const void*> pointers) {
 
 inline void check_attention(const AttentionSizes& z) {
   const auto fail = [](const std::string& problem) { throw MachineError("attention on the GPU: " + problem); };
-  if (z.sequences <= 0 || z.length <= 0 || z.heads <= 0 || z.kv_heads <= 0 || z.dim <= 0) fail("sizes that are not positive");
+  if (z.sequences <= 0 || z.length <= 0 || z.heads <= 0 || z.kv_heads <= 0 || z.dim <= 0)
+    fail("sizes that are not positive");
   if (z.heads % z.kv_heads != 0) fail("the query heads are no multiple of the key heads");
   if (!z.causal && z.window > 0) fail("a window without a causal mask is not defined");
-  if (z.dim > kMostAttentionDim) fail("head_dim " + std::to_string(z.dim) + " is above " + std::to_string(kMostAttentionDim));
+  if (z.dim > kMostAttentionDim)
+    fail("head_dim " + std::to_string(z.dim) + " is above " + std::to_string(kMostAttentionDim));
   if (z.sequences > 65535 || z.heads > 65535) fail("more than 65535 sequences or heads");
-  if (z.length > (1 << 24)) fail("sequences of more than 2^24 tokens");  // indices of tokens and tiles stay within 32 bits
+  if (z.length > (1 << 24))
+    fail("sequences of more than 2^24 tokens");  // indices of tokens and tiles stay within 32 bits
 }
 
 // A window that no sequence reaches is none: then no index of a token plus a window exceeds 32 bits.
@@ -35,7 +38,9 @@ inline AttentionSizes effective(AttentionSizes z) {
 }
 
 // Rows of a head must be copied 16 bytes at a time.
-inline bool fits_tiles(const AttentionSizes& z) { return (z.dim == 64 || z.dim == 128) && z.q_row % 8 == 0 && z.kv_row % 8 == 0; }
+inline bool fits_tiles(const AttentionSizes& z) {
+  return (z.dim == 64 || z.dim == 128) && z.q_row % 8 == 0 && z.kv_row % 8 == 0;
+}
 
 inline dim3 attention_grid(const AttentionSizes& z, int rows_of_block, int heads) {
   return {static_cast<unsigned>((z.length + rows_of_block - 1) / rows_of_block), static_cast<unsigned>(heads),
@@ -53,9 +58,11 @@ void backward_on_tiles(const AttentionBackward& a, const Launch& launch) {
   using Tiles = BackwardTiles<DIM>;
   const AttentionSizes& z = a.sizes;
   if (a.grad_q != nullptr)
-    launch(attention_query_gradient<T, DIM>, attention_grid(z, Tiles::kKept, z.heads), kAttentionThreads, Tiles::kBytes, a);
+    launch(attention_query_gradient<T, DIM>, attention_grid(z, Tiles::kKept, z.heads), kAttentionThreads, Tiles::kBytes,
+           a);
   if (a.grad_k != nullptr || a.grad_v != nullptr)
-    launch(attention_key_gradient<T, DIM>, attention_grid(z, Tiles::kKept, z.kv_heads), kAttentionThreads, Tiles::kBytes, a);
+    launch(attention_key_gradient<T, DIM>, attention_grid(z, Tiles::kKept, z.kv_heads), kAttentionThreads,
+           Tiles::kBytes, a);
 }
 
 template <class T, class Launch>

@@ -1,6 +1,6 @@
-// Attention for any head_dim up to 256 and any storage type, without tensor cores: a warp has one query (gradients of keys: one
-// key). Lanes take 32 partners at a time, one dot product each; then they take elements of the head and sum over those
-// partners.
+// Attention for any head_dim up to 256 and any storage type, without tensor cores: a warp has one query (gradients of
+// keys: one key). Lanes take 32 partners at a time, one dot product each; then they take elements of the head and sum
+// over those partners.
 #pragma once
 
 #include <cmath>
@@ -35,7 +35,8 @@ __device__ Math<T> dot(const Math<T>* x, const T* y, int dim) {
 }
 // sums[n] += weight[j] * rows[j][lane + 32 n], for j below count.
 template <class T>
-__device__ void add_rows(Math<T> (&sums)[kSlices], const Math<T>* weight, const T* rows, std::int64_t stride, int count, int dim) {
+__device__ void add_rows(Math<T> (&sums)[kSlices], const Math<T>* weight, const T* rows, std::int64_t stride, int count,
+                         int dim) {
   FSDP_UNROLL for (int n = 0; n < kSlices; ++n) {
     const int i = lane_id() + 32 * n;
     if (i < dim)
@@ -44,11 +45,13 @@ __device__ void add_rows(Math<T> (&sums)[kSlices], const Math<T>* weight, const 
 }
 template <class T>
 __device__ void put_slices(const Math<T> (&sums)[kSlices], Math<T> factor, T* to, int dim, bool add) {
-  FSDP_UNROLL for (int n = 0; n < kSlices; ++n)
-    if (lane_id() + 32 * n < dim) put(to[lane_id() + 32 * n], sums[n] * factor, add);
+  FSDP_UNROLL for (int n = 0; n < kSlices; ++n) if (lane_id() + 32 * n < dim)
+      put(to[lane_id() + 32 * n], sums[n] * factor, add);
 }
 __device__ inline int partners(int base, int end) { return end - base < 32 ? end - base : 32; }
-__device__ inline int simple_row() { return static_cast<int>(blockIdx.x) * kSimpleWarps + static_cast<int>(threadIdx.x) / 32; }
+__device__ inline int simple_row() {
+  return static_cast<int>(blockIdx.x) * kSimpleWarps + static_cast<int>(threadIdx.x) / 32;
+}
 __device__ inline std::int64_t row_index(const AttentionSizes& z, int sequence, int head, int query) {
   return (std::int64_t{sequence} * z.heads + head) * z.length + query;
 }
@@ -86,11 +89,14 @@ __global__ void __launch_bounds__(kSimpleThreads) attention_forward_simple(Atten
     add_rows(out, w.weight[0], v + base * z.kv_row, z.kv_row, partners(base, keys.end), z.dim);
     __syncwarp();
   }
-  put_slices(out, M(1) / sum, head_of(static_cast<T*>(a.out), z, z.out_row(), sequence, head) + query * z.out_row(), z.dim, false);
-  if (a.lse != nullptr && lane_id() == 0) static_cast<M*>(a.lse)[row_index(z, sequence, head, query)] = most + std::log(sum);
+  put_slices(out, M(1) / sum, head_of(static_cast<T*>(a.out), z, z.out_row(), sequence, head) + query * z.out_row(),
+             z.dim, false);
+  if (a.lse != nullptr && lane_id() == 0)
+    static_cast<M*>(a.lse)[row_index(z, sequence, head, query)] = most + std::log(sum);
 }
 
-// rowsum(do o) of each query: what the backward kernels, these and those on tensor cores, take from the gradients of probabilities.
+// rowsum(do o) of each query: what the backward kernels, these and those on tensor cores, take from the gradients of
+// probabilities.
 template <class T>
 __global__ void __launch_bounds__(kSimpleThreads) attention_row_sums(AttentionBackward a) {
   const AttentionSizes& z = a.sizes;
@@ -119,7 +125,8 @@ __global__ void __launch_bounds__(kSimpleThreads) attention_query_gradient_simpl
   const M lse = static_cast<const M*>(a.lse)[row_index(z, sequence, head, query)];
   const M sum = static_cast<const M*>(a.sums)[row_index(z, sequence, head, query)];
   keep_row(w.row[0], head_of(static_cast<const T*>(a.q), z, z.q_row, sequence, head) + query * z.q_row, z.dim);
-  keep_row(w.row[1], head_of(static_cast<const T*>(a.grad_out), z, z.out_row(), sequence, head) + query * z.out_row(), z.dim);
+  keep_row(w.row[1], head_of(static_cast<const T*>(a.grad_out), z, z.out_row(), sequence, head) + query * z.out_row(),
+           z.dim);
   __syncwarp();
 
   const Range keys = keys_seen(z, query, 1);
@@ -134,7 +141,8 @@ __global__ void __launch_bounds__(kSimpleThreads) attention_query_gradient_simpl
     add_rows(dq, w.weight[0], k + base * z.kv_row, z.kv_row, partners(base, keys.end), z.dim);
     __syncwarp();
   }
-  put_slices(dq, scale, head_of(static_cast<T*>(a.grad_q), z, z.q_row, sequence, head) + query * z.q_row, z.dim, a.add_q);
+  put_slices(dq, scale, head_of(static_cast<T*>(a.grad_q), z, z.q_row, sequence, head) + query * z.q_row, z.dim,
+             a.add_q);
 }
 
 template <class T>
@@ -164,7 +172,8 @@ __global__ void __launch_bounds__(kSimpleThreads) attention_key_gradient_simple(
         const M score = mask.lowered(dot(w.row[0], q + query * z.q_row, z.dim) * scale, query, key);
         const M p = std::exp(score - static_cast<const M*>(a.lse)[at]);
         w.weight[0][lane_id()] = p;
-        w.weight[1][lane_id()] = p * (dot(w.row[1], grad + query * z.out_row(), z.dim) - static_cast<const M*>(a.sums)[at]);
+        w.weight[1][lane_id()] =
+            p * (dot(w.row[1], grad + query * z.out_row(), z.dim) - static_cast<const M*>(a.sums)[at]);
       }
       __syncwarp();
       const int count = partners(base, queries.end);

@@ -1,8 +1,8 @@
 // What the tensor-core attention kernels share: tiles in shared memory, and products of a warp over them.
 //
-// A warp multiplies 16 x 8 x 16 pieces (primitives.cuh). Lane l holds, with g = l / 4 and t = l % 4, of a 16 x 8 piece of sums the
-// elements (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1). Two such pieces side by side, rounded to the storage type, are
-// already the left operand of the next product: probabilities never pass through memory.
+// A warp multiplies 16 x 8 x 16 pieces (primitives.cuh). Lane l holds, with g = l / 4 and t = l % 4, of a 16 x 8 piece
+// of sums the elements (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1). Two such pieces side by side, rounded to the
+// storage type, are already the left operand of the next product: probabilities never pass through memory.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +17,8 @@ namespace fsdp::cuda {
 inline constexpr int kAttentionWarps = 4;
 inline constexpr int kAttentionThreads = 32 * kAttentionWarps;
 
-// Rows of DIM 16-bit elements. The 16-byte piece p of row r lies at place p ^ (r & 7): the eight rows that a matrix load touches
-// at once are in different banks.
+// Rows of DIM 16-bit elements. The 16-byte piece p of row r lies at place p ^ (r & 7): the eight rows that a matrix
+// load touches at once are in different banks.
 template <class T, int DIM>
 struct Tile {
   static constexpr int kPieces = DIM / 8;  // of a row
@@ -26,7 +26,8 @@ struct Tile {
   __device__ T* piece(int row, int p) const { return data + row * DIM + ((p ^ (row & 7)) * 8); }
 };
 
-// Rows [first, first + ROWS) of one head, from rows of `stride` elements; rows from `length` on become zeros. Asynchronous.
+// Rows [first, first + ROWS) of one head, from rows of `stride` elements; rows from `length` on become zeros.
+// Asynchronous.
 template <int ROWS, class T, int DIM>
 __device__ void copy_rows(Tile<T, DIM> to, const T* from, std::int64_t stride, int first, int length) {
   constexpr int kPieces = Tile<T, DIM>::kPieces;
@@ -44,7 +45,8 @@ __device__ void load_left(std::uint32_t (&a)[4], Tile<T, DIM> x, int row, int co
   const int lane = lane_id();
   ldmatrix_x4(a, x.piece(row + lane % 16, column / 8 + lane / 16));
 }
-// Two 16 x 8 pieces of x^T (contraction over the columns of x): rows [row, row + 16) of x are the 16 columns of the result.
+// Two 16 x 8 pieces of x^T (contraction over the columns of x): rows [row, row + 16) of x are the 16 columns of the
+// result.
 template <class T, int DIM>
 __device__ void load_right_transposed(std::uint32_t (&b)[2][2], Tile<T, DIM> x, int row, int column) {
   const int lane = lane_id();
@@ -66,8 +68,7 @@ template <int ROWS, int PIECES>
 struct Sums {
   float at[ROWS][PIECES][4];
   __device__ void clear() {
-    FSDP_UNROLL for (int r = 0; r < ROWS; ++r)
-      FSDP_UNROLL for (int n = 0; n < PIECES; ++n)
+    FSDP_UNROLL for (int r = 0; r < ROWS; ++r) FSDP_UNROLL for (int n = 0; n < PIECES; ++n)
         FSDP_UNROLL for (int e = 0; e < 4; ++e) at[r][n][e] = 0.0f;
   }
 };
@@ -95,8 +96,8 @@ template <class T, int DIM, int ROWS, int KEYS>
 __device__ void add_product(Sums<ROWS, DIM / 8>& sums, const Sums<ROWS, KEYS>& p, Tile<T, DIM> y) {
   FSDP_UNROLL for (int k = 0; k < KEYS; k += 2) {
     std::uint32_t a[ROWS][4];
-    FSDP_UNROLL for (int r = 0; r < ROWS; ++r)
-      FSDP_UNROLL for (int e = 0; e < 4; ++e) a[r][e] = pack_pair<T>(p.at[r][k + e / 2][e % 2 * 2], p.at[r][k + e / 2][e % 2 * 2 + 1]);
+    FSDP_UNROLL for (int r = 0; r < ROWS; ++r) FSDP_UNROLL for (int e = 0; e < 4; ++e) a[r][e] =
+        pack_pair<T>(p.at[r][k + e / 2][e % 2 * 2], p.at[r][k + e / 2][e % 2 * 2 + 1]);
     FSDP_UNROLL for (int n = 0; n < DIM / 8; n += 2) {
       std::uint32_t b[2][2];
       load_right(b, y, 8 * k, 8 * n);
@@ -119,13 +120,15 @@ __device__ void put_pair(T* to, float x, float y, bool add) {
 
 // Sums of 16 rows of a warp, times `factor`, to rows [row, row + 16) of a head; rows from `length` on are not written.
 template <class T, int PIECES>
-__device__ void put_rows(const float (&sums)[PIECES][4], float factor, T* to, std::int64_t stride, int row, int length, bool add) {
+__device__ void put_rows(const float (&sums)[PIECES][4], float factor, T* to, std::int64_t stride, int row, int length,
+                         bool add) {
   const int lane = lane_id();
   FSDP_UNROLL for (int half = 0; half < 2; ++half) {
     const int r = row + lane / 4 + 8 * half;
     if (r >= length) continue;
     T* at = to + r * stride + lane % 4 * 2;
-    FSDP_UNROLL for (int n = 0; n < PIECES; ++n) put_pair(at + 8 * n, sums[n][2 * half] * factor, sums[n][2 * half + 1] * factor, add);
+    FSDP_UNROLL for (int n = 0; n < PIECES; ++n)
+        put_pair(at + 8 * n, sums[n][2 * half] * factor, sums[n][2 * half + 1] * factor, add);
   }
 }
 

@@ -13,7 +13,7 @@ struct CublasLt {
   // MachineError if there is no library, or if it lacks a function.
   explicit CublasLt(const Library&);
 
-  Library library;                           // stays open as long as its functions are used
+  Library library;  // stays open as long as its functions are used
   decltype(&cublasLtCreate) create = nullptr;
   decltype(&cublasLtDestroy) destroy = nullptr;
   decltype(&cublasLtGetStatusName) status_name = nullptr;

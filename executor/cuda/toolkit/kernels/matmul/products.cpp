@@ -11,7 +11,7 @@ namespace fsdp::cuda {
 namespace {
 
 struct Types {
-  cudaDataType_t storage, scale;             // scale: of alpha and beta
+  cudaDataType_t storage, scale;  // scale: of alpha and beta
   cublasComputeType_t compute;
 };
 Types types_of(DType type, bool tf32) {
@@ -61,8 +61,14 @@ struct Chosen {
 
 class Chooser {
  public:
-  Chooser(const CublasLt& lt, cublasLtHandle_t handle, const ProductKey& key, const void* bias, std::int64_t workspace_bytes)
-      : lt_(lt), handle_(handle), key_(key), bias_(bias), workspace_bytes_(workspace_bytes), types_(types_of(key.product.type, key.tf32)),
+  Chooser(const CublasLt& lt, cublasLtHandle_t handle, const ProductKey& key, const void* bias,
+          std::int64_t workspace_bytes)
+      : lt_(lt),
+        handle_(handle),
+        key_(key),
+        bias_(bias),
+        workspace_bytes_(workspace_bytes),
+        types_(types_of(key.product.type, key.tf32)),
         shape_(column_major(key.product)) {}
 
   // With the bias in the epilogue where the library has such a product, else without one.
@@ -70,7 +76,8 @@ class Chooser {
     if (key_.bias_in_epilogue)
       if (Chosen fused = attempt(true); fused.found) return fused;
     Chosen plain = attempt(false);
-    if (!plain.found) throw MachineError("cuBLASLt (" + lt_.library.path() + ") has no matrix product " + text(key_.product));
+    if (!plain.found)
+      throw MachineError("cuBLASLt (" + lt_.library.path() + ") has no matrix product " + text(key_.product));
     return plain;
   }
 
@@ -83,8 +90,8 @@ class Chooser {
     const Preference wishes = preference();
     cublasLtMatmulHeuristicResult_t result{};
     int results = 0;
-    const cublasStatus_t status = lt_.heuristic(handle_, c.desc.get(), c.first.get(), c.second.get(), c.d.get(), c.d.get(),
-                                                wishes.get(), 1, &result, &results);
+    const cublasStatus_t status = lt_.heuristic(handle_, c.desc.get(), c.first.get(), c.second.get(), c.d.get(),
+                                                c.d.get(), wishes.get(), 1, &result, &results);
     if (status != CUBLAS_STATUS_NOT_SUPPORTED && status != CUBLAS_STATUS_INVALID_VALUE) check(status);
     c.found = status == CUBLAS_STATUS_SUCCESS && results == 1 && result.state == CUBLAS_STATUS_SUCCESS;
     c.algorithm = result.algo;
@@ -98,20 +105,24 @@ class Chooser {
     const auto set = [&](cublasLtMatmulDescAttributes_t what, auto value) {
       check(lt_.desc_set(made, what, &value, sizeof value));
     };
-    const auto operation = [](bool transpose) { return static_cast<std::int32_t>(transpose ? CUBLAS_OP_T : CUBLAS_OP_N); };
+    const auto operation = [](bool transpose) {
+      return static_cast<std::int32_t>(transpose ? CUBLAS_OP_T : CUBLAS_OP_N);
+    };
     set(CUBLASLT_MATMUL_DESC_TRANSA, operation(shape_.transpose_first));
     set(CUBLASLT_MATMUL_DESC_TRANSB, operation(shape_.transpose_second));
     if (epilogue) {
       set(CUBLASLT_MATMUL_DESC_EPILOGUE, static_cast<std::uint32_t>(CUBLASLT_EPILOGUE_BIAS));
       set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias_);
     }
-    if (key_.multiprocessors > 0) set(CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, static_cast<std::int32_t>(key_.multiprocessors));
+    if (key_.multiprocessors > 0)
+      set(CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, static_cast<std::int32_t>(key_.multiprocessors));
     return desc;
   }
 
   [[nodiscard]] Layout layout(const StoredMatrix& m) const {
     cublasLtMatrixLayout_t made = nullptr;
-    check(lt_.layout_create(&made, types_.storage, static_cast<std::uint64_t>(m.rows), static_cast<std::uint64_t>(m.columns), m.ld));
+    check(lt_.layout_create(&made, types_.storage, static_cast<std::uint64_t>(m.rows),
+                            static_cast<std::uint64_t>(m.columns), m.ld));
     Layout layout(made, lt_.layout_destroy);
     const auto batch = static_cast<std::int32_t>(shape_.batch);
     if (batch == 1) return layout;
@@ -150,7 +161,9 @@ class Chooser {
 }  // namespace
 
 struct Products::State {
-  State(const Library& library, bool use_tf32) : lt(library), tf32(use_tf32) { lt.check(lt.create(&handle), "cuBLASLt for this GPU"); }
+  State(const Library& library, bool use_tf32) : lt(library), tf32(use_tf32) {
+    lt.check(lt.create(&handle), "cuBLASLt for this GPU");
+  }
   ~State() {
     chosen.clear();
     lt.destroy(handle);
@@ -175,12 +188,14 @@ void Products::multiply(const ProductCall& call, const ProductRoom& room, CUstre
   State& s = *state_;
   const Product& p = call.product;
   if (p.m == 0 || p.n == 0 || p.batch == 0) return;
-  if (p.accumulate && p.bias) throw MachineError("matrix product " + text(p) + ": a bias or what is there is added, not both");
+  if (p.accumulate && p.bias)
+    throw MachineError("matrix product " + text(p) + ": a bias or what is there is added, not both");
   const AlignedRoom workspace = aligned_room(room.workspace, room.workspace_bytes);
   if (s.workspace_bytes != workspace.bytes) s.chosen.clear(), s.workspace_bytes = workspace.bytes;
   const ProductKey key = key_of(call, room.multiprocessors, s.tf32);
   auto at = s.chosen.find(key);
-  if (at == s.chosen.end()) at = s.chosen.emplace(key, Chooser(s.lt, s.handle, key, call.bias, workspace.bytes).choose()).first;
+  if (at == s.chosen.end())
+    at = s.chosen.emplace(key, Chooser(s.lt, s.handle, key, call.bias, workspace.bytes).choose()).first;
   const Chosen& c = at->second;
   const std::string what = "matrix product " + text(p);
 
@@ -192,10 +207,12 @@ void Products::multiply(const ProductCall& call, const ProductRoom& room, CUstre
   const double one64 = 1, beta64 = adds ? 1 : 0;
   const float one32 = 1, beta32 = adds ? 1 : 0;
   const bool wide = p.type == DType::f64;
-  const void *alpha = wide ? static_cast<const void*>(&one64) : &one32, *beta = wide ? static_cast<const void*>(&beta64) : &beta32;
-  s.lt.check(s.lt.matmul(s.handle, c.desc.get(), alpha, call.b, c.first.get(), call.a, c.second.get(), beta, call.c, c.d.get(), call.c,
-                         c.d.get(), &c.algorithm, workspace.data, static_cast<std::size_t>(workspace.bytes), stream),
-             what);
+  const void *alpha = wide ? static_cast<const void*>(&one64) : &one32,
+             *beta = wide ? static_cast<const void*>(&beta64) : &beta32;
+  s.lt.check(
+      s.lt.matmul(s.handle, c.desc.get(), alpha, call.b, c.first.get(), call.a, c.second.get(), beta, call.c, c.d.get(),
+                  call.c, c.d.get(), &c.algorithm, workspace.data, static_cast<std::size_t>(workspace.bytes), stream),
+      what);
 }
 
 }  // namespace fsdp::cuda

@@ -3,6 +3,8 @@
 
 namespace fsdp::cuda {
 
-void run_moe(const Call& call, DType type, bool backward, StreamHandle stream) { launch_moe(call, type, backward, StreamLaunch{stream}); }
+void run_moe(const Call& call, DType type, bool backward, StreamHandle stream) {
+  launch_moe(call, type, backward, StreamLaunch{stream});
+}
 
 }  // namespace fsdp::cuda

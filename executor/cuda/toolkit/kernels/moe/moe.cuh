@@ -1,5 +1,5 @@
-// Mixtures of experts: routing, dispatching, combining. Formulas: executor/kernels/ops/moe.cpp; slots are given in the order of tokens, then of
-// their choices, as there.
+// Mixtures of experts: routing, dispatching, combining. Formulas: executor/kernels/ops/moe.cpp; slots are given in the
+// order of tokens, then of their choices, as there.
 #pragma once
 
 #include <cmath>
@@ -12,7 +12,7 @@
 
 namespace fsdp::cuda {
 
-struct Route {                               // extents
+struct Route {  // extents
   std::int64_t tokens, experts, k, capacity, slots;
   bool renormalised;
 };
@@ -33,7 +33,8 @@ __device__ M rank_of(M x) {
   return x != x ? std::numeric_limits<M>::infinity() : x;
 }
 
-// By a warp: the expert of the largest logit after `before` in the order of falling logits, equal ones by expert; -1: none.
+// By a warp: the expert of the largest logit after `before` in the order of falling logits, equal ones by expert; -1:
+// none.
 template <class T>
 __device__ std::int64_t next_expert(const T* logits, std::int64_t experts, std::int64_t before) {
   using M = Math<T>;
@@ -112,7 +113,8 @@ __global__ inline void give_slots_kernel(std::int64_t* slots, std::int64_t choic
 
 // A warp has a token.
 template <class T>
-__global__ void route_backward_kernel(const T* logits, const T* weights, const std::int64_t* slots, const T* dw, T* dl, Route z, bool accumulate) {
+__global__ void route_backward_kernel(const T* logits, const T* weights, const std::int64_t* slots, const T* dw, T* dl,
+                                      Route z, bool accumulate) {
   using M = Math<T>;
   const std::int64_t token = (static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / 32;
   if (token >= z.tokens) return;
@@ -120,9 +122,13 @@ __global__ void route_backward_kernel(const T* logits, const T* weights, const s
   const T* l = z.renormalised ? nullptr : logits + token * z.experts;
   const M most = z.renormalised ? M(0) : largest_of_row(l, z.experts);
   const M sum = z.renormalised ? M(1) : exponentials_of_row(l, z.experts, most);
-  const auto expert = [&](std::int64_t j) { return expert_of(checked_slot(slots[c + j], z.slots, z.experts), z.capacity); };
-  const auto weight = [&](std::int64_t j) -> M { return z.renormalised ? load(weights[c + j]) : exp_of(load(l[expert(j)]) - most) / sum; };
-  M mean = 0;                                // of the gradients, by weight
+  const auto expert = [&](std::int64_t j) {
+    return expert_of(checked_slot(slots[c + j], z.slots, z.experts), z.capacity);
+  };
+  const auto weight = [&](std::int64_t j) -> M {
+    return z.renormalised ? load(weights[c + j]) : exp_of(load(l[expert(j)]) - most) / sum;
+  };
+  M mean = 0;  // of the gradients, by weight
   for (std::int64_t j = 0; j < z.k; ++j) mean += weight(j) * load(dw[c + j]);
   for (std::int64_t e = threadIdx.x % 32; e < z.experts; e += 32) {
     M g = z.renormalised ? M(0) : -exp_of(load(l[e]) - most) / sum * mean;
@@ -137,12 +143,15 @@ template <class T, int kCount>
 __global__ void dispatch_forward_kernel(const T* x, const std::int64_t* slots, T* y, std::int64_t width, Route z) {
   const std::int64_t c = blockIdx.x, slot = checked_slot(slots[c], z.slots, z.experts);
   if (!is_slot(slot)) return;
-  for_row<kCount>(width, [&](std::int64_t i) { store_pack(y + slot * width + i, load_pack<kCount>(x + c / z.k * width + i)); });
+  for_row<kCount>(
+      width, [&](std::int64_t i) { store_pack(y + slot * width + i, load_pack<kCount>(x + c / z.k * width + i)); });
 }
 
-// A block has a token. y[t] (+)= sum over its slots of (weight) rows[slot], in the order of its choices. `weights` null: 1 each.
+// A block has a token. y[t] (+)= sum over its slots of (weight) rows[slot], in the order of its choices. `weights`
+// null: 1 each.
 template <class T, int kCount>
-__global__ void gather_rows_kernel(const T* rows, const T* weights, const std::int64_t* slots, T* y, std::int64_t width, Route z, bool accumulate) {
+__global__ void gather_rows_kernel(const T* rows, const T* weights, const std::int64_t* slots, T* y, std::int64_t width,
+                                   Route z, bool accumulate) {
   using M = Math<T>;
   const std::int64_t token = blockIdx.x;
   for_row<kCount>(width, [&](std::int64_t i) {
@@ -162,8 +171,8 @@ __global__ void gather_rows_kernel(const T* rows, const T* weights, const std::i
 
 // A block has a choice: dy[slot] (+)= w do[t] and dw (+)= <do[t], y[slot]>. dy, dw: null where nobody wants them.
 template <class T, int kCount>
-__global__ void combine_backward_kernel(const T* dout, const T* y, const T* weights, const std::int64_t* slots, T* dy, bool dy_adds, T* dw,
-                                        bool dw_adds, std::int64_t width, Route z) {
+__global__ void combine_backward_kernel(const T* dout, const T* y, const T* weights, const std::int64_t* slots, T* dy,
+                                        bool dy_adds, T* dw, bool dw_adds, std::int64_t width, Route z) {
   using M = Math<T>;
   const std::int64_t c = blockIdx.x, slot = checked_slot(slots[c], z.slots, z.experts);
   const T* d = dout + c / z.k * width;

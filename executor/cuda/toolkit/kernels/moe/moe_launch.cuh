@@ -32,8 +32,8 @@ void launch_moe_route_backward(const Call& call, const Launch& launch) {
   const auto* slots = call.output<std::int64_t>(1, s.choices);
   T* dl = call.grad_input<T>(0, extent(s.tokens, s.experts));
   if (dl == nullptr || s.tokens == 0) return;
-  launch({static_cast<unsigned>((s.tokens + 3) / 4)}, {128}, 0, route_backward_kernel<T>, logits, weights, slots, dw, dl, route_of(call),
-         call.adds_to_input(0));
+  launch({static_cast<unsigned>((s.tokens + 3) / 4)}, {128}, 0, route_backward_kernel<T>, logits, weights, slots, dw,
+         dl, route_of(call), call.adds_to_input(0));
 }
 
 template <class T, class Launch>
@@ -47,18 +47,20 @@ void launch_moe_dispatch_forward(const Call& call, const Launch& launch) {
   if (s.choices == 0) return;
   with_packs<kPack<T>>(width_in_packs<T>(width) && aligned_to_16(x, y), [&](auto count) {
     constexpr int c = decltype(count)::value;
-    launch({static_cast<unsigned>(s.choices)}, {threads_for_row(width, 256)}, 0, dispatch_forward_kernel<T, c>, x, slots, y, width, route_of(call));
+    launch({static_cast<unsigned>(s.choices)}, {threads_for_row(width, 256)}, 0, dispatch_forward_kernel<T, c>, x,
+           slots, y, width, route_of(call));
   });
 }
 
 template <class T, class Launch>
-void launch_gather_rows(const T* rows, const T* weights, const std::int64_t* slots, T* y, const Call& call, bool accumulate, const Launch& launch) {
+void launch_gather_rows(const T* rows, const T* weights, const std::int64_t* slots, T* y, const Call& call,
+                        bool accumulate, const Launch& launch) {
   const std::int64_t width = call.shape.width;
   if (call.tokens == 0) return;
   with_packs<kPack<T>>(width_in_packs<T>(width) && aligned_to_16(rows, y), [&](auto count) {
     constexpr int c = decltype(count)::value;
-    launch({static_cast<unsigned>(call.tokens)}, {threads_for_row(width, 256)}, 0, gather_rows_kernel<T, c>, rows, weights, slots, y, width,
-           route_of(call), accumulate);
+    launch({static_cast<unsigned>(call.tokens)}, {threads_for_row(width, 256)}, 0, gather_rows_kernel<T, c>, rows,
+           weights, slots, y, width, route_of(call), accumulate);
   });
 }
 
@@ -93,8 +95,8 @@ void launch_moe_combine_backward(const Call& call, const Launch& launch) {
   if (s.choices == 0 || (dy == nullptr && dw == nullptr)) return;
   with_packs<kPack<T>>(width_in_packs<T>(width) && aligned_to_16(dout, y, dy), [&](auto count) {
     constexpr int c = decltype(count)::value;
-    launch({static_cast<unsigned>(s.choices)}, {threads_for_row(width, 256)}, 0, combine_backward_kernel<T, c>, dout, y, weights, slots, dy,
-           call.adds_to_input(0), dw, call.adds_to_input(1), width, route_of(call));
+    launch({static_cast<unsigned>(s.choices)}, {threads_for_row(width, 256)}, 0, combine_backward_kernel<T, c>, dout, y,
+           weights, slots, dy, call.adds_to_input(0), dw, call.adds_to_input(1), width, route_of(call));
   });
 }
 
@@ -102,8 +104,10 @@ template <class Launch>
 void launch_moe(const Call& call, DType type, bool backward, const Launch& launch) {
   with_type(type, [&](auto element) {
     using T = decltype(element);
-    if (call.op.kind == OpKind::moe_route) return backward ? launch_moe_route_backward<T>(call, launch) : launch_moe_route_forward<T>(call, launch);
-    if (call.op.kind == OpKind::moe_dispatch) return backward ? launch_moe_dispatch_backward<T>(call, launch) : launch_moe_dispatch_forward<T>(call, launch);
+    if (call.op.kind == OpKind::moe_route)
+      return backward ? launch_moe_route_backward<T>(call, launch) : launch_moe_route_forward<T>(call, launch);
+    if (call.op.kind == OpKind::moe_dispatch)
+      return backward ? launch_moe_dispatch_backward<T>(call, launch) : launch_moe_dispatch_forward<T>(call, launch);
     return backward ? launch_moe_combine_backward<T>(call, launch) : launch_moe_combine_forward<T>(call, launch);
   });
 }
