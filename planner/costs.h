@@ -1,12 +1,12 @@
 // What an operation demands: the one place with cost formulas. A demand is not a duration; the simulator's engine turns
 // demands into time by sharing what the machine has.
 //
-//   Costs costs = default_costs(cluster);                      // datasheet and cost-facts
+//   Costs costs = default_costs(cluster);                      // datasheet, published efficiencies
 //   Demand d = demand_of(op, program.steady_step, program, model, plan, impl, cluster, costs);
 //
 // Where: costs/demands.cpp (an operation's price), costs/kernels.cpp with matmul.* and attention.*,
 // costs/collectives.cpp with nccl.*, costs/defaults.cpp (before anybody measured), costs/costs.cpp (the Costs value as
-// JSON), costs/fitted.cpp (fitted to runs).
+// JSON), costs/fitted.cpp (fitted to runs). Formulas, constants and their sources: docs/costs.md.
 #pragma once
 
 #include <array>

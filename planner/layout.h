@@ -1,4 +1,4 @@
-// Where every element of a unit lives: FSDP2's per-parameter sharding (fsdp-semantics A1.11).
+// Where every element of a unit lives: FSDP2's per-parameter sharding (docs/fsdp-order.md A1.11).
 //
 // Parameter p of shape [d0, ...] on W ranks: chunk rows c = ceil(d0 / W); rank r holds rows [r*c, min((r+1)*c, d0)),
 // possibly none, stored padded to c rows. S_g = sum of padded shard elements. The all-gather output is [W, S_g],
@@ -35,9 +35,9 @@ struct ShardedParam {
   [[nodiscard]] std::int64_t local_elements(std::int64_t rank) const { return local_rows(rank) * row_elements; }
 };
 
-// How PyTorch averages a unit's gradients over W shards and R replicas (fsdp-semantics A1.8). By default NCCL does it.
-// A reduction that could overflow (fp16) divides by about the root of the factor before and by the rest after; a forced
-// sum divides after.
+// How PyTorch averages a unit's gradients over W shards and R replicas (docs/fsdp-order.md A1.8). By default NCCL does
+// it. A reduction that could overflow (fp16) divides by about the root of the factor before and by the rest after; a
+// forced sum divides after.
 enum class ReduceOp : std::uint8_t { average, sum, scaled_sum };
 struct GradientScale {
   ReduceOp reduce_scatter = ReduceOp::average, all_reduce = ReduceOp::average;

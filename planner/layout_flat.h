@@ -1,4 +1,4 @@
-// FSDP1's layout: one flat vector per unit (fsdp-semantics A2.8), which cuts through parameters.
+// FSDP1's layout: one flat vector per unit (docs/fsdp-order.md A2.8), which cuts through parameters.
 //
 //   UnitLayout l = unit_layouts(plan, model)[u];       // of a plan of the fsdp1 dialect: l.flat_elements > 0
 //   FlatRange r = flat_range(l, l.params[0], rank);    // which elements of the parameter this rank holds, and where

@@ -24,7 +24,7 @@ enum class Stream : std::uint8_t {
   all_gather,
   reduce_scatter,
   all_reduce
-};  // D C G R A of the semantics
+};  // D C G R A of docs/fsdp-order.md
 inline constexpr int kStreams = 5;
 // shard_reduce: the same ranks as `shard`, for reduce-scatters that may overlap all-gathers. reshard: groups of n
 // consecutive ranks of a shard group (integer reshard after forward).

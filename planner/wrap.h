@@ -41,7 +41,8 @@ namespace fsdp {
 [[nodiscard]] std::vector<Unit> wrap_blocks(const ModelGraph&, std::int64_t blocks_per_unit);
 [[nodiscard]] std::vector<Unit> wrap_classes(const ModelGraph&,
                                              const std::vector<std::string>& classes);  // ModuleWrapPolicy
-// size_based_auto_wrap_policy (semantics D1): greedy bottom-up; force-leaf and exclude lists as PyTorch's defaults.
+// size_based_auto_wrap_policy (docs/fsdp-order.md D1): greedy bottom-up; force-leaf and exclude lists as
+// PyTorch's defaults.
 [[nodiscard]] std::vector<Unit> wrap_by_size(const ModelGraph&, std::int64_t min_num_params);
 [[nodiscard]] std::vector<Unit> wrap_root(const ModelGraph&);
 [[nodiscard]] std::vector<Unit> wrap_titan(const ModelGraph&);

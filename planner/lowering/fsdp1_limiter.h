@@ -1,4 +1,5 @@
-// FSDP1's rate limiter (limit_all_gathers): how far the host may run ahead of the compute stream.
+// FSDP1's rate limiter (limit_all_gathers): how far the host may run ahead of the compute stream
+// (docs/fsdp-order.md A2.6).
 //
 // Every free of a gathered parameter queues an event on the compute stream. Before every all-gather, also one that
 // turns out to be unnecessary, the host takes the oldest event if there are at least two, and waits for it. One is

@@ -1,5 +1,5 @@
-// The gradients of the `fsdp1` dialect, from what kernels write to what the optimizer reads (fsdp-semantics A2.4, A2.8,
-// A2.9).
+// The gradients of the `fsdp1` dialect, from what kernels write to what the optimizer reads (docs/fsdp-order.md A2.4,
+// A2.8, A2.9).
 //
 // Parameters are views of the flat one, so autograd concatenates their gradients into a flat gradient when the last of
 // them is there: for a moment both exist. The rest runs on the reduce_scatter stream (and all_reduce over replicas):

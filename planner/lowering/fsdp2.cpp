@@ -1,8 +1,8 @@
 // The `fsdp2` dialect: the order of work of PyTorch's fully_shard (2.6 to 2.15, host-time frees, no record_stream).
 //
-// Streams: compute (D), copy_in (C), all_gather (G), reduce_scatter (R), all_reduce (A). Comments name the rule they
-// follow: forward order F1..F7, backward order B1..B6i of PyTorch's FSDPParamGroup pre/post hooks and
-// `foreach_all_gather`, `foreach_all_gather_copy_out`, `foreach_reduce`.
+// Streams: compute (D), copy_in (C), all_gather (G), reduce_scatter (R), all_reduce (A). Comments name the rule of
+// docs/fsdp-order.md that they follow: forward order F1..F7, backward order B1..B7 of PyTorch's FSDPParamGroup pre/post
+// hooks and `foreach_all_gather`, `foreach_all_gather_copy_out`, `foreach_reduce`.
 #include <algorithm>
 #include <memory>
 #include <utility>

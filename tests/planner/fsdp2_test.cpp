@@ -1,6 +1,6 @@
-// fsdp2's less common choices: counts of test_gradient_accumulation (PyTorch, fsdp-semantics A1.12), integer reshard,
-// offload, gradient scaling, other shard dimensions, PyTorch releases; and properties of generated plans over all of
-// them. What PyTorch's own recording says is in order_test.cpp.
+// fsdp2's less common choices: counts of test_gradient_accumulation (PyTorch, docs/fsdp-order.md A1.12), integer
+// reshard, offload, gradient scaling, other shard dimensions, PyTorch releases; and properties of generated plans over
+// all of them. What PyTorch's own recording says is in order_test.cpp.
 #include <doctest/doctest.h>
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// Bounds on memory: those that PyTorch's own memory test asserts for its small Transformer, and closed forms for
-// generated plans.
+// Bounds on memory: those that PyTorch's own memory test asserts for its small Transformer (docs/fsdp-order.md M2), and
+// closed forms for generated plans (M1).
 #include <doctest/doctest.h>
 
 #include <algorithm>
