@@ -10,7 +10,8 @@ root=$(cd "$(dirname "$0")/../.." && pwd)
 [ -x "$program" ] || { echo "no program at $program" >&2; exit 1; }
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
-awk '/^```sh$/ {inside = 1; next} /^```/ {inside = 0} inside && /\\$/ {printf "%s", substr($0, 1, length - 1); next} inside' "$document" |
+awk '/^```sh$/ {inside = 1; next} /^```/ {inside = 0}
+  inside {if (continued) sub(/^ +/, ""); continued = sub(/\\$/, ""); printf "%s%s", $0, continued ? "" : "\n"}' "$document" |
   sed -e 's/^\$ //' | grep -v -e '^#' -e '^\./dev' -e '^$' >"$folder/commands" || true
 count=$(wc -l <"$folder/commands")
 [ "$count" -ge 1 ] || { echo "no commands found in $document: the extraction is broken" >&2; exit 1; }
