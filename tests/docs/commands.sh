@@ -18,7 +18,8 @@ count=$(wc -l <"$folder/commands")
 mkdir "$folder/bin" "$folder/here"
 ln -s "$program" "$folder/bin/fsdp-plan"
 PATH=$folder/bin:$PATH
-cp "$root/README.md" "$document" "$folder/here/"
+cp "$root/README.md" "$folder/here/"
+cp "$document" "$folder/here/"
 cd "$folder/here"
 first=1
 while IFS= read -r command; do
