@@ -1,4 +1,4 @@
-// How the errors of published runs read: on a terminal, in README, as a picture.
+// How the errors of published runs read: on a terminal, in docs/accuracy.md, as a picture.
 #pragma once
 
 #include <cstddef>
