@@ -1,8 +1,10 @@
 // Attention's CUDA kernels on the processor (cuda.h) against the host's kernel. The same cases run on a GPU in
 // executor_cuda_attention_test.
+// First: it defines what .cuh files take for granted.
+#include "tests/fakes/emulated/cuda.h"
+
 #include "executor/cuda/toolkit/kernels/attention/attention_launch.cuh"
 #include "tests/executor/cuda/attention_cases.h"
-#include "tests/fakes/emulated/cuda.h"
 
 namespace fsdp::testing {
 namespace {

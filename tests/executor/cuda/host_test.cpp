@@ -18,11 +18,9 @@
 #include "executor/cuda_backend.h"
 #include "executor/ranks/reduce.h"
 #include "models/input/error.h"
-#include "tests/support/temporary_folder.h"
 
 using namespace fsdp;
 using namespace fsdp::cuda;
-using namespace std::chrono_literals;
 
 namespace {
 
@@ -244,3 +242,5 @@ TEST_CASE("all-reduce's chunks cover all elements once, and bytes from others ad
   CHECK(bytes_from_others(cast, 1, 3) == 0);
   CHECK(bytes_from_others(cast, 2, 3) == 80);
 }
+
+}  // namespace

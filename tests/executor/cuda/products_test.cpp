@@ -1,6 +1,9 @@
 // Descriptions of matrix products for cuBLASLt, interpreted on the processor as the library's documentation defines
 // them: column-major, d = op(A) op(B) + beta d, a bias along each column. Against a triple loop, and the calls of whole
 // operations against the host's kernels.
+// First: it defines what .cuh files take for granted.
+#include "tests/fakes/emulated/cuda.h"
+
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -9,7 +12,6 @@
 
 #include "executor/cuda/product_shape.h"
 #include "executor/cuda/toolkit/kernels/matmul/product_bias.cuh"
-#include "tests/fakes/emulated/cuda.h"
 #include "tests/support/kernels_support.h"
 
 namespace fsdp::testing {

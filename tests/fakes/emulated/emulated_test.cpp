@@ -1,9 +1,11 @@
 // The emulator itself: kernels with known answers, the fragments of the matrix units against their definition, and
 // planted mistakes.
+// First: it defines what .cuh files take for granted.
+#include "tests/fakes/emulated/cuda.h"
+
 #include <doctest/doctest.h>
 
 #include "executor/cuda/toolkit/kernels/reduce.cuh"
-#include "tests/fakes/emulated/cuda.h"
 
 using namespace fsdp;
 using namespace fsdp::cuda;

@@ -2,6 +2,9 @@
 // products and attention, which are not among them, are the host's.
 #pragma once
 
+// First: it defines what .cuh files take for granted.
+#include "tests/fakes/emulated/launch.h"
+
 #include "executor/actions/kernel_set.h"
 #include "executor/cuda/toolkit/kernels/cross_entropy.cuh"
 #include "executor/cuda/toolkit/kernels/data.cuh"
@@ -14,7 +17,6 @@
 #include "executor/cuda/toolkit/kernels/rotary.cuh"
 #include "executor/cuda/toolkit/kernels/update.cuh"
 #include "models/implementation.h"
-#include "tests/fakes/emulated/launch.h"
 
 namespace fsdp::testing {
 

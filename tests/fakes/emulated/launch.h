@@ -1,8 +1,10 @@
 // A Launch (executor/cuda/toolkit/kernels/launch.cuh) that runs kernels on the processor.
 #pragma once
 
-#include "executor/cuda/toolkit/kernels/launch.cuh"
+// First: it defines what .cuh files take for granted.
 #include "tests/fakes/emulated/cuda.h"
+
+#include "executor/cuda/toolkit/kernels/launch.cuh"
 
 namespace fsdp::testing {
 
