@@ -5,8 +5,8 @@
 //   Demand d = demand_of(op, program.steady_step, program, model, plan, impl, cluster, costs);
 //
 // Where: costs/demands.cpp (an operation's price), costs/kernels.cpp with matmul.* and attention.*,
-// costs/collectives.cpp with nccl.*, costs/defaults.cpp (before anybody measured), costs/costs.cpp (the Costs value as
-// JSON), costs/fitted.cpp (fitted to runs). Formulas, constants and their sources: docs/costs.md.
+// costs/collectives/collectives.cpp with nccl.*, costs/defaults.cpp (before anybody measured), costs/costs.cpp (the
+// Costs value as JSON), costs/fitted.cpp (fitted to runs). Formulas, constants and their sources: docs/costs.md.
 #pragma once
 
 #include <array>
@@ -68,7 +68,7 @@ enum class CollectiveKind : std::uint8_t { all_gather, reduce_scatter, all_reduc
 // What moves the bytes. The other two need one NVLink domain (and buffers registered with NCCL); elsewhere NCCL's own
 // kernels do.
 enum class CollectiveVariant : std::uint8_t {
-  nccl,              // NCCL's kernels, chosen by its model (costs/nccl.h)
+  nccl,              // NCCL's kernels, chosen by its model (costs/collectives/nccl.h)
   symmetric_memory,  // NCCL's kernels for symmetric memory windows (from 2.27): few SMs, low latency
   copy_engine,       // all-gathers by copy engines, no SM (NCCL 2.28; PyTorch's set_symm_mem_for_comm); else as above
 };
@@ -116,7 +116,7 @@ struct Costs {
   Seconds wake, wake_beside, collective_beside, skew, skew_most;
   double skew_share = 0;
   std::int64_t cores = 0;  // that those ranks had; 0: not known
-  // Collectives on GPUs (costs/collective_model.h). Fabric: of the NICs' counted bandwidth, on up to 8 nodes and from
+  // Collectives on GPUs (costs/collectives/model.h). Fabric: of the NICs' counted bandwidth, on up to 8 nodes and from
   // 16 on.
   double fabric_efficiency = 0.95, fabric_efficiency_at_scale = 0.90;
   Seconds collective_skew;  // per collective of a training step: launch, and waiting for the last rank to come

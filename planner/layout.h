@@ -69,7 +69,7 @@ struct UnitLayout {
   bool inputs_require_grad = false;   // false: post-backward runs in the final callback
   bool outputs_require_grad = false;  // false: pre-backward never runs (nothing inside or before it is trained)
   std::int64_t flat_elements =
-      0;                      // fsdp1: of the flat parameter, which is sharded as one (planner/layout_flat.h); else 0
+      0;                      // fsdp1: of the flat parameter, which is sharded as one (planner/layout/flat.h); else 0
   bool flat_aligned = false;  // fsdp1 with use_orig_params
   std::vector<UnitUse> uses;  // in forward order; one for almost every unit, none if it computes nothing
   GradientScale scale;

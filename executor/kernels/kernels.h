@@ -14,7 +14,7 @@
 #include "executor/backend.h"
 #include "models/dtype.h"
 #include "models/graph.h"
-#include "planner/layout_gradients.h"
+#include "planner/layout/gradients.h"
 
 namespace fsdp {
 

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "models/input/error.h"
-#include "planner/layout_flat.h"
+#include "planner/layout/flat.h"
 
 namespace fsdp {
 

@@ -4,8 +4,8 @@
 
 #include "models/catalog.h"
 #include "planner/costs.h"
-#include "planner/costs/collective_model.h"
-#include "planner/costs/nccl.h"
+#include "planner/costs/collectives/model.h"
+#include "planner/costs/collectives/nccl.h"
 
 namespace {
 

@@ -10,7 +10,7 @@
 #include <string>
 
 #include "models/input/error.h"
-#include "planner/costs/collective_model.h"
+#include "planner/costs/collectives/model.h"
 #include "planner/costs/curve.h"
 #include "planner/costs/kernels.h"
 #include "planner/lower.h"

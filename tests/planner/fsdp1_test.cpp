@@ -8,7 +8,7 @@
 #include <set>
 
 #include "models/implementation.h"
-#include "planner/layout_flat.h"
+#include "planner/layout/flat.h"
 #include "planner/lower.h"
 #include "planner/search.h"
 #include "simulator/engine/memory.h"

@@ -1,6 +1,6 @@
 // NCCL's model against a table of its values that an independent script computed from the same source (NCCL 2.28.9):
 // winner and time of 105 cells, and the channels of ten machines as public NCCL graph logs and measurements have them.
-#include "planner/costs/nccl.h"
+#include "planner/costs/collectives/nccl.h"
 
 #include <doctest/doctest.h>
 

@@ -10,7 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "models/implementation.h"
-#include "planner/layout_flat.h"
+#include "planner/layout/flat.h"
 #include "planner/lower.h"
 #include "tests/support/toy_model.h"
 

@@ -8,7 +8,7 @@
 #include "executor/cuda/toolkit/kernels/reduce.cuh"
 #include "executor/kernels/arithmetic/adam_step.h"
 #include "executor/kernels/call.h"
-#include "planner/layout_gradients.h"
+#include "planner/layout/gradients.h"
 
 namespace fsdp::cuda {
 

@@ -1,4 +1,4 @@
-#include "planner/costs/symmetric.h"
+#include "planner/costs/collectives/symmetric.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,4 +1,4 @@
-#include "planner/layout_flat.h"
+#include "planner/layout/flat.h"
 
 #include <algorithm>
 #include <string>

@@ -1,4 +1,4 @@
-#include "planner/costs/nccl.h"
+#include "planner/costs/collectives/nccl.h"
 
 #include <algorithm>
 #include <bit>
@@ -6,7 +6,7 @@
 #include <limits>
 
 #include "models/topology.h"
-#include "planner/costs/nccl_table.h"
+#include "planner/costs/collectives/nccl_table.h"
 
 namespace fsdp {
 

@@ -7,7 +7,7 @@
 #include <set>
 
 #include "models/input/error.h"
-#include "planner/wrap_policy.h"
+#include "planner/wrap/policy.h"
 
 namespace fsdp {
 namespace {

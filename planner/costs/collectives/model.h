@@ -1,5 +1,6 @@
-// What a collective of one group costs alone, prepared once for the group's shape: NCCL's model (costs/nccl.h), what
-// the fabric leaves of it, the variants without NCCL's rings, and measured curves in place of all that.
+// What a collective of one group costs alone, prepared once for the group's shape: NCCL's model
+// (costs/collectives/nccl.h), what the fabric leaves of it, the variants without NCCL's rings, and measured curves in
+// place of all that.
 //
 //   CollectiveModel model(call, cluster, costs);           // call: ranks, ranks_per_node, nodes_apart
 //   CollectivePrice p = model.price(CollectiveKind::all_gather, Bytes(400'000'000));
@@ -27,7 +28,7 @@
 #include <vector>
 
 #include "planner/costs.h"
-#include "planner/costs/nccl.h"
+#include "planner/costs/collectives/nccl.h"
 
 namespace fsdp {
 

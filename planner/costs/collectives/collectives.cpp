@@ -1,4 +1,4 @@
-// Collectives as demands: how long alone (costs/collective_model.h), and what they take from others while they run:
+// Collectives as demands: how long alone (costs/collectives/model.h), and what they take from others while they run:
 //
 // SMs                held by the channels that NCCL spends on that size (none for copy engines);
 // device memory      3 bytes per wire byte: NCCL's rings hand on through buffers, so that a neighbour writes one, we
@@ -17,7 +17,7 @@
 #include <numeric>
 
 #include "planner/costs.h"
-#include "planner/costs/collective_model.h"
+#include "planner/costs/collectives/model.h"
 #include "planner/costs/curve.h"
 #include "planner/costs/rates.h"
 

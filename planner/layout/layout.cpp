@@ -5,7 +5,7 @@
 
 #include "models/input/error.h"
 #include "models/units.h"
-#include "planner/layout_flat.h"
+#include "planner/layout/flat.h"
 
 namespace fsdp {
 namespace {

@@ -1,11 +1,11 @@
-#include "planner/costs/collective_model.h"
+#include "planner/costs/collectives/model.h"
 
 #include <algorithm>
 #include <cmath>
 
 #include "models/topology.h"
+#include "planner/costs/collectives/symmetric.h"
 #include "planner/costs/curve.h"
-#include "planner/costs/symmetric.h"
 
 namespace fsdp {
 namespace {

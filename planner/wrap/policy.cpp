@@ -1,4 +1,4 @@
-#include "planner/wrap_policy.h"
+#include "planner/wrap/policy.h"
 
 #include <algorithm>
 

@@ -1,0 +1,218 @@
+// Clusters and GPUs: JSON to values. The formats are those of models/clusters/*.json and models/gpus/*.json.
+#include <fmt/format.h>
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "models/catalog.h"
+#include "models/cluster.h"
+#include "models/host.h"
+#include "models/input/error.h"
+#include "models/input/json.h"
+#include "models/input/suggest.h"
+
+namespace fsdp {
+namespace {
+
+constexpr std::int64_t kMaxGpus = std::int64_t{1} << 24, kMaxGpusPerNode = 1024;
+
+FlopsPerSecond peak(JsonObject& o, std::string_view key) {
+  const auto text = o.optional_text(key);
+  if (!text) return {};
+  const FlopsPerSecond value = parse_flops_rate(*text, o.where(key));
+  if (value.count() != 0 && (value.count() < 1e3 || value.count() > 1e21))
+    o.refuse(key, human(value) + " is out of range",
+             "give the dense peak of a real GPU, from 1kFLOP/s to 1000000PFLOP/s");
+  return value;
+}
+
+template <class Q>
+Q positive(Q value, const JsonObject& o, std::string_view key) {
+  if (!(value.count() > 0)) o.refuse(key, "is zero", "give a positive value");
+  return value;
+}
+
+Bytes size(JsonObject& o, std::string_view key) { return positive(parse_bytes(o.text(key), o.where(key)), o, key); }
+BytesPerSecond rate(JsonObject& o, std::string_view key) {
+  const BytesPerSecond value = positive(parse_rate(o.text(key), o.where(key)), o, key);
+  if (value.count() < 1 || value.count() > 1e18)
+    o.refuse(key, human(value) + " is out of range", "give the rate of a real link, from 1B/s to 1000000TB/s");
+  return value;
+}
+
+Seconds latency(JsonObject& o, std::string_view key) {
+  const Seconds value = parse_seconds(o.text(key), o.where(key));
+  if (value.count() > 1000) o.refuse(key, "is longer than 1000 s", "give the latency of a real link, such as \"14us\"");
+  return value;
+}
+
+std::string nonempty(JsonObject& o, std::string_view key) {
+  std::string text = o.text(key);
+  if (text.empty()) o.refuse(key, "is empty", "give a name");
+  return text;
+}
+
+// "source": where the numbers come from, in words: one text, or one per field.
+void read_source(JsonObject& o) {
+  const auto source = o.find("source");
+  if (!source || source->is_text()) return;
+  JsonObject by_field = source->object();
+  for (const std::string& key : by_field.keys()) (void)by_field.text(key);
+}
+
+// "attention": {"cudnn": [0.66, 0.58], ...}: forward and backward.
+void read_attention(JsonObject& o, GpuSpec& g) {
+  constexpr std::array<std::string_view, kFusedAttentionKernels> kNames = {"flash1", "flash2", "cudnn", "flash3"};
+  auto kernels = o.optional_object("attention");
+  if (!kernels) return;
+  for (std::size_t k = 0; k < kNames.size(); ++k) {
+    if (!kernels->has(kNames[k])) continue;
+    const std::vector<double> pair = kernels->numbers(kNames[k], 0.001, 1);
+    if (pair.size() != 2) kernels->refuse(kNames[k], "expected a pair [forward, backward]");
+    g.attention[k] = {pair[0], pair[1]};
+  }
+  kernels->finish();
+}
+
+GpuSpec gpu_from(JsonObject o) {
+  GpuSpec g;
+  g.name = nonempty(o, "name");
+  g.fp32 = positive(peak(o, "fp32"), o, "fp32");
+  g.tf32 = peak(o, "tf32");
+  g.bf16 = peak(o, "bf16");
+  g.fp8 = peak(o, "fp8");
+  g.memory = size(o, "memory");
+  g.usable_memory = size(o, "usable_memory");
+  if (g.usable_memory > g.memory) o.refuse("usable_memory", "is more than \"memory\"", "correct one of them");
+  g.memory_bandwidth = rate(o, "memory_bandwidth");
+  g.sms = o.integer("sms", 1, 100'000);
+  g.l2 = size(o, "l2");
+  g.host_link = rate(o, "host_link");
+  if (o.has("nvlink")) g.nvlink = rate(o, "nvlink");
+  g.compute_capability = o.optional_integer("compute_capability", 10, 1000).value_or(g.compute_capability);
+  const auto fraction = [&](std::string_view key, double usual) {
+    return o.optional_number(key, 0.001, 1).value_or(usual);
+  };
+  g.matmul_efficiency = fraction("matmul_efficiency", g.matmul_efficiency);
+  g.fp8_matmul_efficiency = fraction("fp8_matmul_efficiency", g.fp8_matmul_efficiency);
+  g.sustained_clock = fraction("sustained_clock", g.sustained_clock);
+  g.attention_forward_efficiency = fraction("attention_forward_efficiency", g.attention_forward_efficiency);
+  g.attention_backward_efficiency = fraction("attention_backward_efficiency", g.attention_backward_efficiency);
+  g.memory_efficiency = fraction("memory_efficiency", g.memory_efficiency);
+  read_attention(o, g);
+  o.ignore("schema");  // an inline object may be a pasted gpus/*.json
+  read_source(o);
+  o.finish();
+  return g;
+}
+
+GpuSpec gpu_of(JsonObject& cluster) {
+  const JsonValue value = cluster.at("gpu");
+  return value.is_text() ? load_gpu(value.text(), value.where()) : gpu_from(value.object());
+}
+
+CpuVendor cpu_vendor(JsonObject& o) {
+  const std::string vendor = o.optional_text("cpu").value_or("intel");
+  if (vendor == "intel") return CpuVendor::intel;
+  if (vendor == "amd") return CpuVendor::amd;
+  if (vendor != "arm") o.refuse("cpu", "\"" + printable(vendor) + "\" is not known", "use intel, amd or arm");
+  return CpuVendor::arm;
+}
+
+// What files may leave out: see ClusterSpec for what is taken then.
+void read_fabric(JsonObject& o, ClusterSpec& c) {
+  c.nvlink_domain = o.optional_integer("nvlink_domain", 1, kMaxGpus).value_or(0);
+  if (c.nvlink_domain % c.gpus_per_node != 0)
+    o.refuse("nvlink_domain", "is not whole nodes", "give a multiple of \"gpus_per_node\"");
+  c.nics_per_node = o.optional_integer("nics_per_node", 1, kMaxGpusPerNode).value_or(0);
+  c.cpu = cpu_vendor(o);
+  c.sharp = o.optional_boolean("sharp").value_or(false);
+  c.oversubscription = o.optional_number("oversubscription", 1, 1000).value_or(1);
+  c.rail_optimized = o.optional_boolean("rail_optimized").value_or(true);
+  if (o.has("intra_latency")) c.intra_latency = latency(o, "intra_latency");
+  if (o.has("inter_latency")) c.inter_latency = latency(o, "inter_latency");
+  if (o.has("collective_base_latency")) c.collective_base_latency = latency(o, "collective_base_latency");
+  c.collective_sms = o.optional_integer("collective_sms", 0, c.gpu.sms).value_or(0);
+}
+
+// How many GPUs: what was asked for, one node by default, or the nodes that the file states.
+std::int64_t gpu_count(std::int64_t asked, const ClusterSpec& c, std::optional<std::int64_t> nodes,
+                       std::string_view where) {
+  const std::string flag = "--gpus";
+  const std::int64_t all = nodes.value_or(1) * c.gpus_per_node;
+  if (asked == 0) return all;
+  if (asked < 0 || asked > kMaxGpus)
+    throw InputError(flag, fmt::format("{} is out of range", asked), fmt::format("use 1 to {}", kMaxGpus));
+  if (nodes && asked > all) {
+    throw InputError(flag, fmt::format("{} GPUs are more than the {} that {} has", asked, all, where),
+                     fmt::format("use at most {}", all));
+  }
+  if (asked > c.gpus_per_node && asked % c.gpus_per_node != 0) {
+    throw InputError(flag,
+                     fmt::format("{} GPUs do not fill whole nodes of {} (cluster {})", asked, c.gpus_per_node, c.name),
+                     fmt::format("use {} or {}", asked / c.gpus_per_node * c.gpus_per_node,
+                                 (asked / c.gpus_per_node + 1) * c.gpus_per_node));
+  }
+  return asked;
+}
+
+}  // namespace
+
+GpuSpec load_gpu(std::string_view name, std::string_view where) {
+  const std::string file = fmt::format("gpus/{}.json", name);
+  const std::string_view text = embedded_file(file);
+  if (text.empty())
+    throw InputError(std::string(where), "\"" + printable(name) + "\" is not a known GPU",
+                     suggestion(name, gpu_names()));
+  const JsonDocument document = parse_document(text, file, "fsdp-plan/gpu/1");
+  return gpu_from(document.root());
+}
+
+ClusterSpec cluster_from_json(std::string_view json_text, std::string_view where, std::int64_t gpus) {
+  const JsonDocument document = parse_document(json_text, where, "fsdp-plan/cluster/1");
+  JsonObject o = document.root();
+  ClusterSpec c;
+  c.name = nonempty(o, "name");
+  c.gpu = gpu_of(o);
+  c.gpus_per_node = o.integer("gpus_per_node", 1, kMaxGpusPerNode);
+  const auto nodes = o.optional_integer("nodes", 1, kMaxGpus / kMaxGpusPerNode);
+  c.intra_bus = rate(o, "intra_bus");
+  c.inter_bus = rate(o, "inter_bus");
+  read_fabric(o, c);
+  c.fixed_memory = parse_bytes(o.text("fixed_memory"), o.where("fixed_memory"));
+  read_source(o);
+  o.finish();
+  c.gpus = gpu_count(gpus, c, nodes, where);
+  return c;
+}
+
+std::string cluster_file(std::string_view name) {
+  if (name == "host")
+    throw InputError("--file", "\"host\" is this machine and has no file", "name another cluster, such as dgx-h100");
+  const std::string_view text = embedded_file(fmt::format("clusters/{}.json", name));
+  if (text.empty())
+    throw InputError("--file", "\"" + printable(name) + "\" is not in the catalog", suggestion(name, cluster_names()));
+  auto cluster = nlohmann::ordered_json::parse(text);
+  if (auto& gpu = cluster["gpu"]; gpu.is_string()) {
+    gpu = nlohmann::ordered_json::parse(embedded_file(fmt::format("gpus/{}.json", gpu.get<std::string>())));
+    gpu.erase("schema");
+  }
+  return cluster.dump(2) + "\n";
+}
+
+ClusterSpec load_cluster(std::string_view spec, std::int64_t gpus) {
+  if (spec == "host") return host_cluster(gpus);
+  const std::string catalog = fmt::format("clusters/{}.json", spec);
+  if (const std::string_view text = embedded_file(catalog); !text.empty())
+    return cluster_from_json(text, catalog, gpus);
+  const std::string path(spec);
+  std::error_code error;
+  if (std::filesystem::exists(path, error) || path.find('/') != std::string::npos || path.ends_with(".json")) {
+    return cluster_from_json(read_file(path, "--cluster"), path, gpus);
+  }
+  throw InputError("--cluster", "\"" + printable(spec) + "\" is not in the catalog, nor a file",
+                   suggestion(spec, cluster_names()));
+}
+
+}  // namespace fsdp
