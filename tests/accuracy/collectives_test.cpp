@@ -5,8 +5,8 @@
 // the last one has ended: the skew of a training step is no part of them. Machines are described by their data sheets,
 // the model is NCCL's, the fabric gives its 0.95 or 0.90, and no number was fitted to these rows. One rule was made
 // after seeing some of them: NVLink SHARP in domains of more than 8 GPUs counts 8 heads, because the 72 GPUs of a GB200
-// rack measure what 8 B200 do (models/topology.cpp; NVLS trees are capped likewise in
-// planner/costs/collectives/nccl.cpp). Rows of GB200 are no independent check of it.
+// rack measure what 8 B200 do (models/topology.cpp; NVLS trees are capped likewise in planner/costs/nccl.cpp). Rows of
+// GB200 are no independent check of it.
 #include <doctest/doctest.h>
 #include <fmt/format.h>
 
@@ -20,6 +20,7 @@
 
 #include "models/catalog.h"
 #include "planner/costs/collectives/model.h"
+#include "tests/accuracy/recorded_table.h"
 #include "tests/support/csv_rows.h"
 #include "tests/support/relative.h"
 
@@ -147,21 +148,23 @@ struct Errors {
 
 }  // namespace
 
-TEST_CASE("published collectives: errors by size, collective and machine") {
+TEST_CASE("published collectives: every row as recorded, errors no larger than they were") {
   std::map<std::string, int> left_out;
   std::map<std::string, Errors> by_size, by_kind, by_machine, large;
   Errors all;
   int rows = 0;
+  RecordedTable now("collectives.csv", {"row_id", "predicted_us"});
   for (const Row& row : read_csv_rows("accuracy/collectives.csv")) {
     ++rows;
     std::string reason;
     const auto a = asked(row, reason);
     if (!a) {
       ++left_out[reason];
+      now.add(row.at("row_id"), {"skipped"});
       continue;
     }
     const double measured = std::stod(row.at("time_us")), predicted = predicted_us(*a);
-    REQUIRE(std::isfinite(predicted));
+    now.add(row.at("row_id"), {decimal(predicted)});
     const double bytes = static_cast<double>(a->call.bytes.count());
     const std::string nodes = a->call.ranks == a->call.ranks_per_node ? "one domain" : "several";
     all.add(predicted, measured);
@@ -188,17 +191,37 @@ TEST_CASE("published collectives: errors by size, collective and machine") {
     for (const auto& [what, errors] : *table) text += fmt::format("  {:74} {}\n", what, errors.text());
   }
   MESSAGE(text);
+  CHECK(now.differences() == "");
   CHECK(static_cast<int>(all.logs.size()) + out == rows);
-  CHECK(out < rows / 5);
-  // What FSDP's large collectives need. Several A100 and B200 nodes are left to the table: two nodes exchange a tree's
-  // halves in both directions at once, so that an all-reduce beats the bus that NCCL's model (and ring) allows; GB200
-  // racks, whose fabric is not stated, too.
-  for (const char* gpu : {"a100", "h100", "h200", "b200"}) {
-    CAPTURE(gpu);
-    CHECK(large.at(std::string("one domain ") + gpu).median() < 0.10);
+  CHECK(out <= 995 - 868);
+  // What was reached, rounded up: a change may make these smaller only. FSDP's collectives are large. Several A100 and
+  // B200 nodes are far off: two nodes exchange a tree's halves in both directions at once, so that an all-reduce beats
+  // the bus that NCCL's model (and ring) allows. So are GB200 racks, whose fabric is not stated.
+  struct Reached {
+    const std::map<std::string, Errors>& table;
+    const char* group;
+    double median, p90;
+  };
+  const Reached reached[] = {
+      {large, "one domain a100", 0.0405, 0.2025},
+      {large, "one domain b200", 0.0605, 0.1775},
+      {large, "one domain gb20", 0.0665, 0.3875},
+      {large, "one domain h100", 0.0355, 0.0975},
+      {large, "one domain h200", 0.0145, 0.0745},
+      {large, "several a100", 0.4505, 0.6935},
+      {large, "several b200", 0.2965, 0.4335},
+      {large, "several gb20", 0.5195, 2.1955},
+      {large, "several h100", 0.0735, 0.8035},
+      {large, "several h200", 0.0885, 0.1555},
+      {by_size, "one domain, 6: 1 GB and more", 0.0155, 0.0695},
+      {by_size, "several, 6: 1 GB and more", 0.0815, 0.8165},
+  };
+  for (const Reached& r : reached) {
+    CAPTURE(r.group);
+    CHECK(r.table.at(r.group).median() < r.median);
+    CHECK(r.table.at(r.group).quantile(0.9) < r.p90);
   }
-  for (const char* gpu : {"h100", "h200"}) CHECK(large.at(std::string("several ") + gpu).median() < 0.15);
-  CHECK(by_size.at("one domain, 6: 1 GB and more").median() < 0.05);
+  CHECK(all.median() < 0.3705);
 }
 
 // SimAI (aliyun/SimAI) publishes what rings between nodes of 8 GPUs with 400 Gb/s NICs measured, as a fraction of 8

@@ -3,7 +3,7 @@
 //
 // The rows (tests/accuracy/gemm_attention.csv, each with its source) are micro-benchmarks. Ceilings
 // (models/gpus/*.json: one number per GPU and family of kernels) were read off some of them, and the few constants of
-// planner/costs/matmul.cpp and attention.cpp off their trend over shapes; nothing is set per row. Products are priced
+// planner/costs/matmul.cpp and attention.cpp off their trend over shapes; nothing is set per row. Matmuls are priced
 // at the clock that a GPU sustains, as in training: benchmarks that pause between kernels are faster than predicted,
 // most of all on B200.
 #include <doctest/doctest.h>
@@ -20,6 +20,7 @@
 #include "planner/costs/kernels.h"
 #include "planner/costs/matmul.h"
 #include "planner/costs/rates.h"
+#include "tests/accuracy/recorded_table.h"
 #include "tests/support/csv_rows.h"
 
 using namespace fsdp;
@@ -51,7 +52,7 @@ std::string gpu_name(const std::string& words) {
 
 struct Outcome {
   std::string skipped = {};  // why, or
-  std::string family = {};   // "product", "attention", "norm"
+  std::string family = {};   // "matmul", "attention", "norm"
   std::string gpu = {}, library = {};
   double error = 0;  // predicted time over measured, less 1
 };
@@ -83,13 +84,13 @@ OpFacts attention_rule(const Op& op, const Workload& w) {
 
 Outcome skip(const char* why) { return {.skipped = why}; }
 
-Outcome product(const Row& row) {
+Outcome matmul(const Row& row) {
   const std::string& source = row.at("source_ref");
-  if (has(source, "stas00")) return skip("product: the ceiling itself (search for the best shape)");
-  if (row.at("m").empty() || row.at("n").empty() || row.at("k").empty()) return skip("product: no sizes stated");
+  if (has(source, "stas00")) return skip("matmul: the ceiling itself (search for the best shape)");
+  if (row.at("m").empty() || row.at("n").empty() || row.at("k").empty()) return skip("matmul: no sizes stated");
   const std::string gpu = gpu_name(row.at("gpu"));
   if (gpu.empty()) return skip("GPU not in the catalog, or not stated");
-  if (has(source, "DeepGEMM")) return skip("product: scales for every 128 elements are not modelled");
+  if (has(source, "DeepGEMM")) return skip("matmul: scales for every 128 elements are not modelled");
   const Bench bench(gpu);
   const GpuSpec& g = bench.cluster.gpu;
   const bool fp8 = has(row.at("dtype"), "FP8");
@@ -103,7 +104,7 @@ Outcome product(const Row& row) {
   const double seconds = product_time(p, peak, g.sms, memory_rate(bench.cluster, bench.costs)).seconds +
                          bench.costs.kernel_overhead.count();
   const double measured = 2 * p.count * p.m * p.n * p.k / (number(row, "tflops") * 1e12);
-  return {.family = grouped ? "experts' products" : "product",
+  return {.family = grouped ? "experts' matmuls" : "matmul",
           .gpu = gpu,
           .library = fp8 ? "fp8" : "16-bit",
           .error = seconds / measured - 1};
@@ -172,13 +173,13 @@ Outcome norm(const Row& row) {
 
 Outcome outcome(const Row& row) {
   const std::string& op = row.at("op");
-  if (op == "gemm" || op == "grouped_gemm") return product(row);
+  if (op == "gemm" || op == "grouped_gemm") return matmul(row);
   if (op.starts_with("gemm (")) return skip("GPU not in the catalog, or not stated");
   if (op.starts_with("attention") || op.starts_with("sdp")) return attention(row);
   if (op.starts_with("rms_norm") || op.starts_with("layer_norm")) return norm(row);
   if (op.starts_with("hbm")) return skip("memory bandwidth: the ceiling itself");
   if (has(op, "train_step")) return skip("a whole step");
-  return skip("product: no sizes stated");
+  return skip("matmul: no sizes stated");
 }
 
 struct Errors {
@@ -194,6 +195,11 @@ struct Errors {
     for (double e : signed_) sum += std::abs(e);
     return sum / static_cast<double>(signed_.size());
   }
+  [[nodiscard]] double worst() const {
+    double most = 0;
+    for (double e : signed_) most = std::max(most, std::abs(std::log1p(e)));
+    return most;
+  }
   [[nodiscard]] double bias() const {
     double sum = 0;
     for (double e : signed_) sum += e;
@@ -203,47 +209,68 @@ struct Errors {
 
 }  // namespace
 
-TEST_CASE("published products, attention and norms") {
+TEST_CASE("published matmuls, attention and norms: every row as recorded, errors no larger than they were") {
   std::map<std::string, int> skipped;
   std::map<std::string, Errors> groups;
   const std::vector<Row> rows = read_csv_rows("accuracy/gemm_attention.csv");
   REQUIRE(rows.size() == 2790);
   std::size_t predicted = 0;
+  RecordedTable now("gemm_attention.csv", {"row_id", "predicted_over_measured"});
   for (const Row& row : rows) {
     CAPTURE(row.at("row_id"));
     const Outcome o = outcome(row);
+    now.add(row.at("row_id"), {o.skipped.empty() ? decimal(1 + o.error) : "skipped"});
     if (!o.skipped.empty()) {
       ++skipped[o.skipped];
       continue;
     }
     ++predicted;
-    CHECK(std::isfinite(o.error));
-    CHECK(o.error > -0.95);
     groups[o.family].signed_.push_back(o.error);
     groups[o.family + ", " + o.gpu].signed_.push_back(o.error);
     groups[o.family + ", " + o.gpu + ", " + o.library].signed_.push_back(o.error);
   }
   std::string table = fmt::format("{} rows predicted\n", predicted);
   for (const auto& [why, count] : skipped) table += fmt::format("{:5} left out: {}\n", count, why);
-  table += fmt::format("\n{:66} {:>5} {:>7} {:>7} {:>7} {:>7}\n", "time, predicted over measured", "rows", "mean",
-                       "median", "p90", "bias");
+  table += fmt::format("\n{:66} {:>5} {:>7} {:>7} {:>7} {:>7} {:>7}\n", "time, predicted over measured", "rows", "mean",
+                       "median", "p90", "bias", "worst ln");
   for (const auto& [name, e] : groups)
-    table += fmt::format("{:66} {:5} {:6.1f}% {:6.1f}% {:6.1f}% {:+6.1f}%\n", name, e.signed_.size(), 100 * e.mean(),
-                         100 * e.quantile(0.5), 100 * e.quantile(0.9), 100 * e.bias());
+    table += fmt::format("{:66} {:5} {:6.1f}% {:6.1f}% {:6.1f}% {:+6.1f}% {:7.3f}\n", name, e.signed_.size(),
+                         100 * e.mean(), 100 * e.quantile(0.5), 100 * e.quantile(0.9), 100 * e.bias(), e.worst());
   INFO(table);
-  CHECK(predicted > 1500);
-  // Wide enough for another source's rows. Products and attention: the two GPUs that most published runs used, within a
-  // tenth; norms, many of them of a few microseconds, within a fifth; on B200 the rows themselves are a third apart, as
-  // its clock is.
-  CHECK(groups.at("product, a100-pcie-80").mean() < 0.10);
-  CHECK(groups.at("product, h100-sxm-80").mean() < 0.15);
-  CHECK(groups.at("product, b200").mean() < 0.25);
-  // Grouped launches on B200 take a quarter longer than their tiles say.
-  CHECK(groups.at("experts' products, a100-pcie-80").mean() < 0.12);
-  CHECK(groups.at("experts' products, b200").mean() < 0.35);
-  CHECK(groups.at("attention, a100-sxm-80").mean() < 0.10);
-  CHECK(groups.at("attention, h100-sxm-80").mean() < 0.10);
-  CHECK(groups.at("attention, h200-sxm").mean() < 0.15);
-  CHECK(groups.at("norm, h200-sxm").mean() < 0.20);
-  for (const char* family : {"product", "attention", "norm"}) CHECK(std::abs(groups.at(family).bias()) < 0.20);
+  CHECK(now.differences() == "");
+  CHECK(predicted >= 1651);
+  // What was reached, rounded up: a change may make these smaller only. Norms of a few microseconds and B200, whose
+  // published rows are a third apart as its clock is, are the worst; grouped launches on B200 take a quarter longer
+  // than their tiles say.
+  struct Reached {
+    const char* group;
+    double mean, worst;  // worst: |ln(predicted / measured)|
+  };
+  const Reached reached[] = {
+      {"attention", 0.1195, 2.451},
+      {"attention, a100-pcie-80", 0.1005, 0.378},
+      {"attention, a100-sxm-80", 0.0605, 0.198},
+      {"attention, b200", 0.2205, 1.741},
+      {"attention, gb200", 0.1545, 2.451},
+      {"attention, h100-sxm-80", 0.0705, 0.283},
+      {"attention, h200-sxm", 0.0685, 0.314},
+      {"experts' matmuls", 0.2585, 1.543},
+      {"experts' matmuls, a100-pcie-80", 0.0755, 0.282},
+      {"experts' matmuls, b200", 0.2785, 1.543},
+      {"matmul", 0.1335, 0.886},
+      {"matmul, a100-pcie-80", 0.0515, 0.273},
+      {"matmul, a100-sxm-80", 0.0905, 0.296},
+      {"matmul, b200", 0.1665, 0.886},
+      {"matmul, h100-sxm-80", 0.0495, 0.084},
+      {"matmul, h200-sxm", 0.0625, 0.171},
+      {"norm", 0.1865, 1.872},
+      {"norm, gb200", 0.2295, 1.872},
+      {"norm, h200-sxm", 0.1445, 1.451},
+  };
+  for (const Reached& r : reached) {
+    CAPTURE(r.group);
+    CHECK(groups.at(r.group).mean() < r.mean);
+    CHECK(groups.at(r.group).worst() < r.worst);
+  }
+  for (const char* family : {"matmul", "attention", "norm"}) CHECK(std::abs(groups.at(family).bias()) < 0.13);
 }

@@ -8,8 +8,10 @@
 #include <doctest/doctest.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
@@ -20,6 +22,7 @@
 #include "planner/wrap.h"
 #include "simulator/allocator/replay.h"
 #include "simulator/engine/engine.h"
+#include "tests/accuracy/recorded_table.h"
 #include "viz/viz.h"
 
 using namespace fsdp;
@@ -91,20 +94,23 @@ std::string gib(Bytes b) { return fmt::format("{:.2f}", static_cast<double>(b.co
 
 }  // namespace
 
-TEST_CASE("published peaks of memory") {
+TEST_CASE("published peaks of memory: every row as recorded, errors no larger than they were") {
   std::ifstream file(kFolder + "published_memory.json");
   const Json rows = Json::parse(file).at("rows");
   REQUIRE(rows.size() >= 22);
   std::vector<std::vector<std::string>> lines;
-  double sum = 0;
+  double sum = 0, worst = 0, worst_doubted = 0;
   int counted = 0;
+  RecordedTable now("published_memory.csv", {"id", "ours_bytes", "allocated_bytes"});
   for (const Json& row : rows) {
     CAPTURE(row.at("id").get<int>());
     const Result r = predicted(row);
     const double measured = row.at("gib"), error = static_cast<double>(r.ours.count()) / (1 << 30) / measured - 1;
     const bool doubt = row.contains("doubt");
     if (!doubt) sum += std::abs(error), ++counted;
-    CHECK(std::abs(error) < 0.15);
+    double& bound = doubt ? worst_doubted : worst;
+    bound = std::max(bound, std::abs(error));
+    now.add(std::to_string(row.at("id").get<int>()), {whole(r.ours.count()), whole(r.allocated.count())});
     lines.push_back({std::to_string(row.at("id").get<int>()),
                      row.at("model").get<std::string>() + (row.at("compile").get<bool>() ? ", compiled" : "") +
                          fmt::format(", {}, {} x {}", row.at("checkpointing").get<std::string>(),
@@ -120,5 +126,25 @@ TEST_CASE("published peaks of memory") {
                                   ">our allocated"},
                                  lines));
   CHECK(counted >= 19);
-  CHECK(mean < 0.05);
+  CHECK(now.differences() == "");
+  // What was reached, rounded up: a change may make these smaller only.
+  CHECK(mean < 0.0209);
+  CHECK(worst < 0.1177);
+  CHECK(worst_doubted < 0.0492);
+}
+
+TEST_CASE("a row that differs from the recorded one, is new or is gone is found") {
+  const std::map<std::string, std::string> recorded = {{"a", "7,1.00000000e+00"}, {"b", "8,-"}, {"b#2", "9,-"}};
+  RecordedTable same("published_memory.csv", {}), different("published_memory.csv", {});
+  same.add("a", {whole(7), decimal(1 + 1e-7)});
+  same.add("b", {whole(8), "-"});
+  CHECK(same.differences_from(recorded, false) == "\n  row b#2: recorded 9,-, now missing");
+  CHECK(same.differences_from(recorded, true) == "");
+  different.add("a", {whole(7), decimal(1 + 1e-5)});
+  different.add("b", {whole(9), "-"});
+  different.add("b", {whole(9)});
+  different.add("c", {"skipped"});
+  CHECK(different.differences_from(recorded, false) ==
+        "\n  row a: recorded 7,1.00000000e+00, now 7,1.00001000e+00\n  row b: recorded 8,-, now 9,-"
+        "\n  row b#2: recorded 9,-, now 9\n  row c: not recorded");
 }

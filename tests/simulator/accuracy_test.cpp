@@ -1,4 +1,5 @@
-// Errors of predictions: sums on numbers that were worked out by hand, and the whole file.
+// Errors of predictions, summed up: numbers that were worked out by hand. The published runs themselves are in
+// tests/accuracy/step_time_test.cpp.
 #include "simulator/published/accuracy.h"
 
 #include <doctest/doctest.h>
@@ -24,16 +25,6 @@ AccuracyRow made(const std::string& id, double measured, double predicted, const
   r.id = id, r.source = "s", r.gpu = "g", r.model = "m", r.trust = trust, r.gpus = 8;
   r.measured_step_time_s = measured, r.predicted_step_time_s = predicted;
   return r;
-}
-
-// Of the file, each `every`-th row.
-AccuracyReport of_file(int every, const AccuracyOptions& options = {}) {
-  std::ifstream file(std::string(FSDP_TESTS_DIR) + "/accuracy/published_runs.csv", std::ios::binary);
-  std::string text, line;
-  for (int i = 0; std::getline(file, line); ++i)
-    if (i % every == 0) text += line + "\n";
-  std::istringstream in(text);
-  return accuracy_of(in, "published_runs.csv", datasheet_prices(), options);
 }
 
 }  // namespace
@@ -108,44 +99,6 @@ TEST_CASE("the headline is trust A; groups hold every row once") {
     std::int64_t rows_in_groups = 0;
     for (const AccuracyGroup& g : s.groups) rows_in_groups += g.by == by ? g.step_time.rows : 0;
     CHECK(rows_in_groups == 3);
-  }
-}
-
-TEST_CASE("the file: every row is predicted or skipped, and the JSON says so") {
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-  constexpr int kEvery = 9;
-#else
-  constexpr int kEvery = 1;
-#endif
-  std::int64_t told = 0;
-  AccuracyOptions options;
-  options.progress = [&](std::int64_t row) { told = row; };
-  const AccuracyReport report = of_file(kEvery, options);
-  CHECK(report.rows.size() + report.skipped.size() == static_cast<std::size_t>(told));
-  CHECK(told == 677 / kEvery);
-  const Json j = Json::parse(to_json_text(report));
-  REQUIRE(j.at("rows").size() == report.rows.size());
-  std::set<std::string> ids;
-  for (const Json& r : j.at("rows")) {
-    ids.insert(r.at("id").get<std::string>());
-    CHECK(r.at("source").is_string());
-    CHECK(r.at("trust").is_string());
-    CHECK(r.at("predicted_step_time_s").get<double>() > 0);
-    for (const char* key : {"measured_step_time_s", "measured_peak_bytes", "predicted_peak_bytes"})
-      CHECK((r.at(key).is_null() || r.at(key).get<double>() > 0));
-    CHECK(r.at("measured_peak_bytes").is_null() == r.at("predicted_peak_bytes").is_null());
-    CHECK_FALSE((r.at("measured_step_time_s").is_null() && r.at("measured_peak_bytes").is_null()));
-  }
-  for (const Json& r : j.at("skipped")) {
-    ids.insert(r.at("id").get<std::string>());
-    CHECK_FALSE(r.at("reason").get<std::string>().empty());
-  }
-  CHECK(ids.size() == static_cast<std::size_t>(told));
-  CHECK(j.at("summary").at("free_constants") == 0);
-  // Wide bounds that a broken rule breaks: units, precision, batch.
-  for (const AccuracyRow& r : report.rows) {
-    CAPTURE(r.id);
-    if (r.trust == "A" && r.step_time_error()) CHECK(std::abs(*r.step_time_error()) < 1);
   }
 }
 

@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
 """Runs every recorder of PyTorch's behaviour, tests/torch/record_*.py, and compares with the files that are committed.
 
-    python -m venv venv && venv/bin/pip install -r tests/torch/requirements.txt     (an environment; CPU only, any machine)
-    venv/bin/python tests/torch/record.py                                           prints what changed; exit 1 if anything did
+    python -m venv venv && venv/bin/pip install -r tests/torch/requirements.txt     (an environment; CPU only, any
+      machine)
+    venv/bin/python tests/torch/record.py                                           prints what changed; exit 1 if
+      anything did
     venv/bin/python tests/torch/record.py --write                                   and keeps it
     venv/bin/python tests/torch/record.py fsdp2 memory                              these only
 
-The recorders run in a copy of tests/golden and tests/torch, so that nothing here is touched without --write. Versions are pinned in
-requirements.txt: another PyTorch is another truth, recorded only with --any-version. A recorder that is run by itself may differ in
-the last digits of floating-point results.
+The recorders run in a copy of tests/golden and tests/torch, so that nothing here is touched without --write. Versions
+are pinned in requirements.txt: another PyTorch is another truth, recorded only with --any-version. A recorder that is
+run by itself may differ in the last digits of floating-point results.
 """
 import argparse
 import difflib
@@ -83,9 +85,11 @@ def report(name, before, after):
 def run(recorder, copy):
     """One recorder with --write in the copy; False if it failed."""
     # The last digits of sums depend on threads and vector widths: one thread, the plainest instructions.
-    environment = dict(os.environ, OMP_NUM_THREADS="1", ATEN_CPU_CAPABILITY="default", MKL_CBWR="COMPATIBLE", PYTHONHASHSEED="0",
+    environment = dict(os.environ, OMP_NUM_THREADS="1", ATEN_CPU_CAPABILITY="default", MKL_CBWR="COMPATIBLE",
+                       PYTHONHASHSEED="0",
                        PYTHONDONTWRITEBYTECODE="1")
-    done = subprocess.run([sys.executable, str(recorder), "--write"], cwd=copy, env=environment, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, str(recorder), "--write"], cwd=copy, env=environment, capture_output=True,
+                          text=True)
     if done.returncode != 0:
         print(f"  failed:\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
     return done.returncode == 0
@@ -101,7 +105,8 @@ def main():
     if problems:
         print("\n".join(problems), file=sys.stderr)
         if not args.any_version:
-            print("make an environment with `pip install -r tests/torch/requirements.txt`, or say --any-version", file=sys.stderr)
+            print("make an environment with `pip install -r tests/torch/requirements.txt`, or say --any-version",
+                  file=sys.stderr)
             return 2
     recorders = sorted(TESTS.glob("torch/record_*.py"))
     unknown = set(args.names) - {r.stem.removeprefix("record_") for r in recorders}

@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
 """Records what PyTorch's FullyShardedDataParallel really issues for the toy model of tests/support/toy_model.h.
 
-One process with the fake process group plays one rank of W (or of R x W) on the CPU. CPU streams do nothing, but FSDP still
-enters them, lets them wait for one another, marks blocks for them and asks its rate limiter, so all of that is logged in
-host order:
+One process with the fake process group plays one rank of W (or of R x W) on the CPU. CPU streams do nothing, but FSDP
+still enters them, lets them wait for one another, marks blocks for them and asks its rate limiter, so all of that is
+logged in host order:
 
     ["cast", unit, elements, dtype, stream]            the shard in the compute dtype
     ["all_gather", unit, elements of the output, dtype, stream]
     ["free", unit]                                     of the gathered flat parameter
-    ["host_wait", n]                                   the limiter waits for the n-th free of this step (-1: the last of the step before)
+    ["host_wait", n]                                   the limiter waits for the n-th free of this step (-1: the last of
+      the step before)
     ["flatten", elements, dtype]                       autograd concatenates the parameters' gradients into the flat one
     ["divide", elements, factor, stream]
     ["reduce_scatter", unit, elements of the input, dtype, stream]
@@ -19,7 +20,8 @@ host order:
 
 Besides: the flat parameters (offset of every parameter, padded size) and every rank's shard of them. Usage:
 
-    python3 tests/torch/record_fsdp1.py            compares with tests/torch/golden/fsdp1_order.json, prints what changed
+    python3 tests/torch/record_fsdp1.py            compares with tests/torch/golden/fsdp1_order.json, prints what
+      changed
     python3 tests/torch/record_fsdp1.py --write    records it again
 """
 import contextlib
@@ -36,7 +38,8 @@ import torch.distributed as dist
 import torch.nn as nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import BackwardPrefetch, CPUOffload, FullyShardedDataParallel as FSDP, MixedPrecision, ShardingStrategy
+from torch.distributed.fsdp import BackwardPrefetch, CPUOffload, FullyShardedDataParallel as FSDP
+from torch.distributed.fsdp import MixedPrecision, ShardingStrategy
 from torch.distributed.fsdp import _flat_param, _limiter_utils, _runtime_utils
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -78,7 +81,8 @@ def wrapped(config, rank):
     if replicate > 1 and shard > 1:
         mesh["device_mesh"] = init_device_mesh("cpu", (replicate, shard), mesh_dim_names=("replicate", "shard"))
     if config["param_dtype"] != "fp32" or config["reduce_dtype"] != "fp32":
-        mesh["mixed_precision"] = MixedPrecision(param_dtype=DTYPES[config["param_dtype"]], reduce_dtype=DTYPES[config["reduce_dtype"]])
+        mesh["mixed_precision"] = MixedPrecision(param_dtype=DTYPES[config["param_dtype"]],
+                                                 reduce_dtype=DTYPES[config["reduce_dtype"]])
     if config.get("offload"):
         mesh["cpu_offload"] = CPUOffload(offload_params=True)
     if config.get("checkpoint"):
@@ -89,9 +93,12 @@ def wrapped(config, rank):
     for u, (name,) in enumerate(units):
         module = model.get_submodule(name)
         unit = FSDP(module, device_id=torch.device("cpu"), sharding_strategy=strategy(config, u),
-                    use_orig_params=config.get("use_orig_params", True), backward_prefetch=PREFETCH[config.get("backward_prefetch", "pre")],
-                    forward_prefetch=config.get("forward_prefetch", False), limit_all_gathers=config.get("limit_all_gathers", True),
-                    ignored_modules=[m for n, m in module.named_modules() if any(i == (name + "." + n).strip(".") for i in ignored)], **mesh)
+                    use_orig_params=config.get("use_orig_params", True),
+                    backward_prefetch=PREFETCH[config.get("backward_prefetch", "pre")],
+                    forward_prefetch=config.get("forward_prefetch", False),
+                    limit_all_gathers=config.get("limit_all_gathers", True),
+                    ignored_modules=[m for n, m in module.named_modules()
+                                     if any(i == (name + "." + n).strip(".") for i in ignored)], **mesh)
         if unit._handle is not None:
             handles[unit._handle] = u
         if name:
@@ -124,7 +131,8 @@ class Recorder:
 
     def name_streams(self, root):
         if root._is_root and not self.streams:
-            self.streams = {root._default_stream: "compute", root._pre_unshard_stream: "copy_in", root._unshard_stream: "all_gather",
+            self.streams = {root._default_stream: "compute", root._pre_unshard_stream: "copy_in",
+                            root._unshard_stream: "all_gather",
                             root._post_backward_stream: "reduce_scatter"}
             self.streams.setdefault(root._all_reduce_stream, "all_reduce")
 
@@ -154,7 +162,8 @@ class Recorder:
 
         def casted(original):
             def call(handle):
-                log(["cast", self.handles[handle], handle.flat_param._local_shard.numel(), NAMES[handle._fwd_bwd_param_dtype], self.stream()])
+                log(["cast", self.handles[handle], handle.flat_param._local_shard.numel(),
+                     NAMES[handle._fwd_bwd_param_dtype], self.stream()])
                 return original(handle)
             return call
 
@@ -185,11 +194,12 @@ class Recorder:
 
         def recorded(original):
             def call(tensor, stream):
-                # Without effect, and left out: the result of a reduction is marked for its own stream when it is cast or offloaded, a
-                # cast shard that is gone once more, and one in use twice.
+                # Without effect, and left out: the result of a reduction is marked for its own stream when it is cast
+                # or offloaded, a cast shard that is gone once more, and one in use twice.
                 event = ["record", tensor.numel(), NAMES[tensor.dtype], self.stream(stream)]
                 caller = sys._getframe(1).f_code.co_name
-                if caller not in ("_cast_grad_to_param_dtype", "_offload_grad") and tensor.untyped_storage().size() > 0 and self.log[-1] != event:
+                if caller not in ("_cast_grad_to_param_dtype",
+                                  "_offload_grad") and tensor.untyped_storage().size() > 0 and self.log[-1] != event:
                     log(event)
                 return original(tensor, stream)
             return call
@@ -227,7 +237,8 @@ class Recorder:
         self.patch(handle, "_free_unsharded_flat_param", freed)
         self.patch(handle, "_use_low_precision_shard", casted)
         self.patch(dist, "all_gather", collective("all_gather", lambda a: (a[1], a[1].numel() * len(a[0]))))
-        scatter = next(n for n in ("reduce_scatter_single", "reduce_scatter_tensor") if hasattr(dist, n))   # renamed in PyTorch 2.15
+        # renamed in PyTorch 2.15
+        scatter = next(n for n in ("reduce_scatter_single", "reduce_scatter_tensor") if hasattr(dist, n))
         self.patch(dist, scatter, collective("reduce_scatter", lambda a: (a[1], a[1].numel())))
         self.patch(dist, "all_reduce", collective("all_reduce", lambda a: (a[0], a[0].numel())))
         self.patch(_runtime_utils, "_reduce_grad", reduced)
@@ -262,7 +273,8 @@ def train(config):
             optimizer.zero_grad()
             for m in range(config["micro_batches"]):
                 last = m + 1 == config["micro_batches"]
-                with contextlib.nullcontext() if last or config.get("grad_sync", "every") == "every" else model.no_sync():
+                with contextlib.nullcontext() if last or config.get("grad_sync",
+                                                                    "every") == "every" else model.no_sync():
                     ids = torch.randint(0, config["vocab"], (2, 5))
                     out = model(ids)
                     loss = nn.functional.cross_entropy(out.flatten(0, 1).float(), ids.flatten())
@@ -286,9 +298,11 @@ def layout(config):
             offsets = [s for (s, _), pad in zip(handle._get_flat_param_offsets(), p._is_padding_mask) if not pad]
             names = [plain(config_prefix(units_of(config)[u][0]) + n) for n in p._fqns]
             if rank == 0:
-                flat[u] = {"unit": u, "params": dict(zip(names, offsets)), "elements": p._unpadded_unsharded_size.numel(), "shard": p._local_shard.numel()
+                flat[u] = {"unit": u, "params": dict(zip(names, offsets)),
+                           "elements": p._unpadded_unsharded_size.numel(), "shard": p._local_shard.numel()
                            if hasattr(p, "_local_shard") else p._sharded_size.numel()}
-            shards.setdefault(u, {})[rank] = [[i.offset_in_shard, i.numel_in_shard, i.intra_param_start_idx] if i.in_shard else None
+            shards.setdefault(u, {})[rank] = [[i.offset_in_shard, i.numel_in_shard, i.intra_param_start_idx]
+                                              if i.in_shard else None
                                               for i in p._shard_param_infos]
         dist.destroy_process_group()
     return [dict(flat[u], ranks=shards[u]) for u in sorted(flat)]
@@ -304,7 +318,8 @@ def record(config):
 
 
 def configs():
-    base = dict(blocks=3, vocab=11, width=6, hidden=10, shard=4, reshard="auto", micro_batches=1, param_dtype="fp32", reduce_dtype="fp32")
+    base = dict(blocks=3, vocab=11, width=6, hidden=10, shard=4, reshard="auto", micro_batches=1, param_dtype="fp32",
+                reduce_dtype="fp32")
     nested = [["layers.0.down"], ["layers.0"], ["layers.1.up"], ["layers.1"], ["head"], [""]]
     accumulate = dict(base, micro_batches=3)
     return [
@@ -355,14 +370,17 @@ def configs():
 def main():
     warnings.filterwarnings("ignore")
     logging.disable(logging.WARNING)
-    torch.Tensor.pin_memory = lambda tensor, *_: tensor                     # needs a GPU; the address is all that changes
+    # needs a GPU; the address is all that changes
+    torch.Tensor.pin_memory = lambda tensor, *_: tensor
     cases = []
     for c in configs():
         if "--only" in sys.argv and c["name"] not in sys.argv:
             continue
         cases.append(record(c))
-    result = {"_about": "What PyTorch's FullyShardedDataParallel issues on rank 0 in the first and in a steady step of the toy model, and how "
-                        "it lays flat parameters out. Recorded by tests/torch/record_fsdp1.py, which explains the events.",
+    result = {"_about": "What PyTorch's FullyShardedDataParallel issues on rank 0 in the first and in a steady step of "
+                        "the toy model, and how "
+                        "it lays flat parameters out. Recorded by tests/torch/record_fsdp1.py, which explains the "
+                        "events.",
               "torch": torch.__version__.split("+")[0], "cases": cases}
     text = golden_file.text_of(result)
     if "--only" in sys.argv:

@@ -1,15 +1,19 @@
 #!/usr/bin/env python3
-"""Records how many bytes PyTorch's FullyShardedDataParallel has allocated at moments of two training steps of small Llamas.
+"""Records how many bytes PyTorch's FullyShardedDataParallel has allocated at moments of two training steps of small
+Llamas.
 
-One process plays rank 0 of a fake process group on the CPU, with real tensors. The tracker of record_memory.py sees every storage
-appear, change size and go away; what is freed counts as gone at once, as in PyTorch's count of allocated bytes on a GPU. Usage:
+One process plays rank 0 of a fake process group on the CPU, with real tensors. The tracker of record_memory.py sees
+every storage appear, change size and go away; what is freed counts as gone at once, as in PyTorch's count of allocated
+bytes on a GPU. Usage:
 
-    python tests/torch/record_fsdp1_memory.py            compares with tests/torch/golden/fsdp1_memory.json, prints what changed
+    python tests/torch/record_fsdp1_memory.py            compares with tests/torch/golden/fsdp1_memory.json, prints what
+      changed
     python tests/torch/record_fsdp1_memory.py --write    records it again
 
-Moments, [name, unit, bytes], taken just after: zero (zero_grad), gather (a unit's all-gather was issued), free (of its gathered
-parameter), reduce (its gradients' reduction was issued; autograd lets go of the flat gradient next), forward (of a micro-batch), backward (of a micro-batch), step. Scalars
-(the loss) are left out. `peak` is the most that is there at once in a step.
+Moments, [name, unit, bytes], taken just after: zero (zero_grad), gather (a unit's all-gather was issued), free (of its
+gathered parameter), reduce (its gradients' reduction was issued; autograd lets go of the flat gradient next), forward
+(of a micro-batch), backward (of a micro-batch), step. Scalars (the loss) are left out. `peak` is the most that is there
+at once in a step.
 """
 import contextlib
 import gc
@@ -77,13 +81,16 @@ class Recording:
         c = self.config
         options = {"device_mesh": mesh} if mesh else {}
         if (c["param_dtype"], c["reduce_dtype"]) != ("fp32", "fp32"):
-            options["mixed_precision"] = MixedPrecision(param_dtype=DTYPES[c["param_dtype"]], reduce_dtype=DTYPES[c["reduce_dtype"]])
+            options["mixed_precision"] = MixedPrecision(param_dtype=DTYPES[c["param_dtype"]],
+                                                        reduce_dtype=DTYPES[c["reduce_dtype"]])
         if c["checkpoint"]:
             for i in range(c["layers"]):
                 model.model.layers[i] = checkpoint_wrapper(model.model.layers[i])
         for u, (name,) in enumerate(c["units"]):
-            unit = FSDP(model.get_submodule(name), device_id=torch.device("cpu"), sharding_strategy=strategy(c, u), use_orig_params=c["use_orig_params"],
-                        backward_prefetch=PREFETCH[c["backward_prefetch"]], forward_prefetch=c["forward_prefetch"], **options)
+            unit = FSDP(model.get_submodule(name), device_id=torch.device("cpu"), sharding_strategy=strategy(c, u),
+                        use_orig_params=c["use_orig_params"],
+                        backward_prefetch=PREFETCH[c["backward_prefetch"]], forward_prefetch=c["forward_prefetch"],
+                        **options)
             self.handles[unit._handle] = u
             if name:
                 setattr(model.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2], unit)
@@ -93,7 +100,8 @@ class Recording:
         c, result = self.config, {}
         dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=c["shard"] * c["replicate"])
         hybrid = c["replicate"] > 1 and c["shard"] > 1
-        mesh = init_device_mesh("cpu", (c["replicate"], c["shard"]), mesh_dim_names=("replicate", "shard")) if hybrid else None
+        mesh = init_device_mesh("cpu", (c["replicate"], c["shard"]),
+                                mesh_dim_names=("replicate", "shard")) if hybrid else None
         freqs = torch.zeros(c["seq_len"], 1, c["hidden"] // c["heads"] // 2, dtype=torch.complex64)
         self.tracker = Tracker(None)
         self.tracker.constants = [freqs.untyped_storage()]
@@ -112,7 +120,8 @@ class Recording:
                 self.tracker.reset_peak()
                 self.step(model, optimizer, freqs)
                 peak = self.tracker.peak - self.tracker.at_peak[CATEGORIES.index("scalar")]
-                # The first forward also makes every tensor that FSDP keeps for later once, and frees it: no part of the comparison.
+                # The first forward also makes every tensor that FSDP keeps for later once, and frees it: no part of the
+                # comparison.
                 if step > 0:
                     result["second" if step == 1 else "third"] = {"peak": peak, "moments": self.moments}
             model = optimizer = None
@@ -140,8 +149,10 @@ class Recording:
 
 
 def configs():
-    base = dict(layers=3, vocab=1000, hidden=128, inner=344, heads=4, kv_heads=2, tied=False, sequences=2, seq_len=32, shard=8, replicate=1,
-                reshard="auto", param_dtype="fp32", reduce_dtype="fp32", micro_batches=1, grad_sync="every", checkpoint=False,
+    base = dict(layers=3, vocab=1000, hidden=128, inner=344, heads=4, kv_heads=2, tied=False, sequences=2, seq_len=32,
+                shard=8, replicate=1,
+                reshard="auto", param_dtype="fp32", reduce_dtype="fp32", micro_batches=1, grad_sync="every",
+                checkpoint=False,
                 forward_prefetch=False, backward_prefetch="pre", use_orig_params=True)
     odd = dict(vocab=997, hidden=140, inner=339, heads=5, kv_heads=1)
     bf16 = dict(param_dtype="bf16")
@@ -183,7 +194,8 @@ def main():
     warnings.filterwarnings("ignore")
     logging.disable(logging.WARNING)
     chosen = [c for c in configs() if "--only" not in sys.argv or c["name"] in sys.argv]
-    result = {"_about": "Bytes that PyTorch's FullyShardedDataParallel has allocated on rank 0 at moments of a later training step. "
+    result = {"_about": "Bytes that PyTorch's FullyShardedDataParallel has allocated on rank 0 at moments of a later "
+                        "training step. "
                         "Recorded by tests/torch/record_fsdp1_memory.py, which says what the moments are.",
               "torch": torch.__version__.split("+")[0], "cases": [Recording(c).run() for c in chosen]}
     text = golden_file.text_of(result)

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Records what PyTorch's fully_shard really issues for the toy model of tests/support/toy_model.h.
 
-One process with the fake process group plays rank 0 of W (or of R x W) ranks. Logged in host order: collectives with element
-counts, dtypes, communicator and reduction; divisions; frees of unsharded parameters, gather buffers and reduce-scatter inputs; the
-unsharded gradients that a micro-batch leaves behind. Usage:
+One process with the fake process group plays rank 0 of W (or of R x W) ranks. Logged in host order: collectives with
+element counts, dtypes, communicator and reduction; divisions; frees of unsharded parameters, gather buffers and
+reduce-scatter inputs; the unsharded gradients that a micro-batch leaves behind. Usage:
 
-    python3 tests/torch/record_fsdp2.py            compares with tests/torch/golden/fsdp2_order.json, prints what changed
+    python3 tests/torch/record_fsdp2.py            compares with tests/torch/golden/fsdp2_order.json, prints what
+      changed
     python3 tests/torch/record_fsdp2.py --write    records it again
 """
 import json
@@ -76,11 +77,14 @@ def reshard_value(text):
 
 
 def apply_fully_shard(model, config, units, mesh):
-    """fully_shard on every unit, with its options; returns the unit of each parameter group and the first module of each unit."""
-    policy = MixedPrecisionPolicy(param_dtype=DTYPES[config["param_dtype"]], reduce_dtype=DTYPES[config["reduce_dtype"]])
+    """fully_shard on every unit, with its options; returns the unit of each parameter group and the first module of
+    each unit."""
+    policy = MixedPrecisionPolicy(param_dtype=DTYPES[config["param_dtype"]],
+                                  reduce_dtype=DTYPES[config["reduce_dtype"]])
     ignored = {p for n, p in model.named_parameters() if n in config.get("ignored", [])}
     dims = {id(p): config["shard_dims"][n] for n, p in model.named_parameters() if n in config.get("shard_dims", {})}
-    options = dict(mp_policy=policy, offload_policy=CPUOffloadPolicy(pin_memory=False) if config.get("offload") else OffloadPolicy())
+    options = dict(mp_policy=policy, offload_policy=CPUOffloadPolicy(pin_memory=False) if config.get("offload")
+                   else OffloadPolicy())
     if ignored:
         options["ignored_params"] = ignored
     if dims:
@@ -119,7 +123,8 @@ def apply_fully_shard(model, config, units, mesh):
         if config.get("forward_prefetch"):
             layer.set_modules_to_forward_prefetch(list(model.layers)[i + 1:i + 1 + config["forward_prefetch"]])
         if config.get("backward_prefetch", 1) > 1:
-            layer.set_modules_to_backward_prefetch(list(reversed(list(model.layers)[max(0, i - config["backward_prefetch"]):i])))
+            first = max(0, i - config["backward_prefetch"])
+            layer.set_modules_to_backward_prefetch(list(reversed(list(model.layers)[first:i])))
     return groups, firsts
 
 
@@ -143,7 +148,8 @@ def reduction(op):
 
 def record(config):
     torch.manual_seed(0)
-    model = Toy(config["blocks"], config["vocab"], config["width"], config["hidden"], config.get("tied", False), config.get("order"))
+    model = Toy(config["blocks"], config["vocab"], config["width"], config["hidden"], config.get("tied", False),
+                config.get("order"))
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name not in config.get("frozen", []))
     log, state = [], {"unit": None}
@@ -158,7 +164,8 @@ def record(config):
     groups, firsts = apply_fully_shard(model, config, units, mesh)
 
     group = group_module.FSDPParamGroup
-    originals = {n: getattr(group, n) for n in ("unshard", "_to_sharded", "_to_sharded_post_forward", "post_backward", "wait_for_unshard")}
+    originals = {n: getattr(group, n)
+                 for n in ("unshard", "_to_sharded", "_to_sharded_post_forward", "post_backward", "wait_for_unshard")}
 
     def inside(name):
         def call(self, *args, **kwargs):
@@ -172,9 +179,11 @@ def record(config):
         return call
 
     # Renamed in PyTorch 2.15.
-    names = [("all_gather_single", "all_gather_into_tensor"), ("reduce_scatter_single", "reduce_scatter_tensor"), ("all_reduce",)]
+    names = [("all_gather_single", "all_gather_into_tensor"), ("reduce_scatter_single", "reduce_scatter_tensor"),
+             ("all_reduce",)]
     names = [next(n for n in options if hasattr(dist, n)) for options in names]
-    collectives = dict(zip(names, [("all_gather", "output_tensor", 0), ("reduce_scatter", "input_tensor", 1), ("all_reduce", "tensor", 0)]))
+    collectives = dict(zip(names,
+        [("all_gather", "output_tensor", 0), ("reduce_scatter", "input_tensor", 1), ("all_reduce", "tensor", 0)]))
     plain = {n: getattr(dist, n) for n in collectives}
 
     def communicator(what, process_group):
@@ -190,7 +199,8 @@ def record(config):
         def call(*args, **kwargs):
             tensor = kwargs.get(keyword, kwargs.get("input" if what == "reduce_scatter" else "output"))
             tensor = args[position] if tensor is None else tensor
-            event = [what, state["unit"], tensor.numel(), NAMES[tensor.dtype], communicator(what, kwargs["group"]), kwargs["group"].size()]
+            event = [what, state["unit"], tensor.numel(), NAMES[tensor.dtype], communicator(what, kwargs["group"]),
+                     kwargs["group"].size()]
             log.append(event if what == "all_gather" else event + [reduction(kwargs["op"])])
             if what != "reduce_scatter" or reduction(kwargs["op"]) != "scaled_sum":
                 return plain[name](*args, **kwargs)
@@ -202,7 +212,8 @@ def record(config):
         weakref.finalize(tensor, lambda: log.append([what, unit, tensor_numel, ""]) if state["logging"] else None)
         tensor_numel = tensor.numel()
 
-    gather, divide, scatter_state = group_module.foreach_all_gather, collectives_module._div_if_needed, group_module.ReduceScatterState
+    gather, scatter_state = group_module.foreach_all_gather, group_module.ReduceScatterState
+    divide = collectives_module._div_if_needed
 
     def gathered(*args, **kwargs):
         result = gather(*args, **kwargs)
@@ -222,7 +233,8 @@ def record(config):
         setattr(group, n, inside(n))
     for n in collectives:
         setattr(dist, n, logged(n))
-    group_module.foreach_all_gather, collectives_module._div_if_needed, group_module.ReduceScatterState = gathered, divided, reduced
+    group_module.foreach_all_gather, group_module.ReduceScatterState = gathered, reduced
+    collectives_module._div_if_needed = divided
     state["logging"] = True
     try:
         optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], foreach=False)
@@ -248,7 +260,8 @@ def record(config):
             setattr(group, n, f)
         for n, f in plain.items():
             setattr(dist, n, f)
-        group_module.foreach_all_gather, collectives_module._div_if_needed, group_module.ReduceScatterState = gather, divide, scatter_state
+        group_module.foreach_all_gather, group_module.ReduceScatterState = gather, scatter_state
+        collectives_module._div_if_needed = divide
         dist.destroy_process_group()
     local = {n.replace("_checkpoint_wrapped_module.", ""): list(p.to_local().shape)
              for n, p in model.named_parameters() if hasattr(p, "to_local")}
@@ -283,7 +296,8 @@ def configs():
         dict(base, name="forward-prefetch-2", blocks=4, forward_prefetch=2, reshard="true"),
         dict(base, name="one-rank", shard=1),
         dict(base, name="unit-as-long-as-the-root", blocks=2, units=[["layers.1"], ["embed", "head"], [""]]),
-        dict(base, name="unit-as-long-as-the-root-reshard", blocks=2, units=[["layers.1"], ["embed", "head"], [""]], reshard="true"),
+        dict(base, name="unit-as-long-as-the-root-reshard", blocks=2, units=[["layers.1"], ["embed", "head"], [""]],
+             reshard="true"),
         dict(base, name="nested", blocks=2, units=nested),
         dict(base, name="nested-reshard", blocks=2, units=nested, reshard="true", param_dtype="bf16"),
         dict(base, name="nested-keep", blocks=2, units=nested, reshard="false"),
@@ -304,41 +318,54 @@ def more_configs(base, nested):
         dict(base, name="reshard-1", reshard="1"),
         dict(base, name="reshard-whole-group", reshard="4"),
         dict(base, name="reshard-4-of-8-hsdp", reshard="4", shard=8, replicate=2),
-        dict(base, name="reshard-mixed", unit_options={"0": {"reshard": "2"}, "1": {"reshard": "false"}, "3": {"reshard": "true"}}),
+        dict(base, name="reshard-mixed",
+             unit_options={"0": {"reshard": "2"}, "1": {"reshard": "false"}, "3": {"reshard": "true"}}),
         dict(base, name="reshard-2-nested", blocks=2, units=nested, reshard="2"),
         dict(base, name="reshard-2-checkpoint", reshard="2", checkpoint=True),
         dict(base, name="prefetch-lists", unit_options=every, reshard="true"),
         dict(base, name="prefetch-backward-2", blocks=4, reshard="true", unit_options={
             "3": {"backward_prefetch": ["layers.2", "layers.1"]}, "2": {"backward_prefetch": ["layers.1", "layers.0"]},
             "1": {"backward_prefetch": ["layers.0"]}}),
-        dict(base, name="prefetch-mistargeted", reshard="true", unit_options={"0": {"backward_prefetch": ["layers.2"]}}),
+        dict(base, name="prefetch-mistargeted", reshard="true",
+             unit_options={"0": {"backward_prefetch": ["layers.2"]}}),
         dict(base, name="prefetch-mistargeted-forward", unit_options={"2": {"forward_prefetch": ["layers.0"]}}),
         dict(base, name="prefetch-all-at-once", blocks=4, reshard="true",
              unit_options={"4": {"forward_prefetch": [f"layers.{i}" for i in range(4)]}}),
-        dict(base, name="prefetch-none-in-backward", unit_options={str(u): {"backward_prefetch": [f"layers.{u}"]} for u in range(3)}),
+        dict(base, name="prefetch-none-in-backward",
+             unit_options={str(u): {"backward_prefetch": [f"layers.{u}"]} for u in range(3)}),
         dict(titan, name="unshard-in-backward-off", reshard="true", unit_options={"0": {"unshard_in_backward": False}}),
         dict(base, name="keep-after-backward", reshard="false", micro_batches=3, reshard_after_backward=False),
         dict(base, name="keep-after-backward-reshard", reshard="true", micro_batches=2, reshard_after_backward=False),
-        dict(base, name="keep-root-after-backward", reshard="false", micro_batches=3, unit_options={"3": {"reshard_after_backward": False}}),
-        dict(base, name="keep-after-backward-last", reshard="false", micro_batches=3, reshard_after_backward=False, grad_sync="last"),
-        dict(base, name="some-skip-sync", micro_batches=3, unit_options={"0": {"grad_sync": "last"}, "2": {"grad_sync": "last"}}),
-        dict(base, name="root-skips-sync", micro_batches=3, unit_options={"3": {"grad_sync": "last"}}, param_dtype="bf16"),
-        dict(base, name="accumulate-last-bf16", micro_batches=2, grad_sync="last", param_dtype="bf16", reduce_dtype="bf16"),
+        dict(base, name="keep-root-after-backward", reshard="false", micro_batches=3,
+             unit_options={"3": {"reshard_after_backward": False}}),
+        dict(base, name="keep-after-backward-last", reshard="false", micro_batches=3, reshard_after_backward=False,
+             grad_sync="last"),
+        dict(base, name="some-skip-sync", micro_batches=3,
+             unit_options={"0": {"grad_sync": "last"}, "2": {"grad_sync": "last"}}),
+        dict(base, name="root-skips-sync", micro_batches=3, unit_options={"3": {"grad_sync": "last"}},
+             param_dtype="bf16"),
+        dict(base, name="accumulate-last-bf16", micro_batches=2, grad_sync="last", param_dtype="bf16",
+             reduce_dtype="bf16"),
         dict(base, name="accumulate-last-tied", micro_batches=2, grad_sync="last", param_dtype="bf16", tied=True),
         dict(base, name="narrow-reduce", reduce_dtype="bf16"),
         dict(base, name="narrow-reduce-accumulate", reduce_dtype="bf16", micro_batches=2, grad_sync="last"),
-        dict(base, name="hsdp-rs-only-bf16", shard=2, replicate=2, micro_batches=3, grad_sync="reduce-scatter-only", param_dtype="bf16"),
-        dict(base, name="hsdp-rs-only-one-unit", shard=2, replicate=2, micro_batches=2, unit_options={"1": {"grad_sync": "reduce-scatter-only"}}),
+        dict(base, name="hsdp-rs-only-bf16", shard=2, replicate=2, micro_batches=3, grad_sync="reduce-scatter-only",
+             param_dtype="bf16"),
+        dict(base, name="hsdp-rs-only-one-unit", shard=2, replicate=2, micro_batches=2,
+             unit_options={"1": {"grad_sync": "reduce-scatter-only"}}),
         dict(base, name="hsdp-last", shard=2, replicate=2, micro_batches=2, grad_sync="last"),
         dict(base, name="hsdp-reduce-bf16", shard=2, replicate=2, param_dtype="bf16", reduce_dtype="bf16"),
         dict(base, name="scatter-buffers-2", blocks=4, reduce_scatter_buffers=2),
         dict(base, name="scatter-buffers-3", blocks=5, reduce_scatter_buffers=3, reshard="true"),
         dict(base, name="separate-scatter", separate_reduce_scatter=True),
-        dict(base, name="separate-scatter-hsdp-buffers-2", shard=2, replicate=2, separate_reduce_scatter=True, reduce_scatter_buffers=2),
+        dict(base, name="separate-scatter-hsdp-buffers-2", shard=2, replicate=2, separate_reduce_scatter=True,
+             reduce_scatter_buffers=2),
         dict(base, name="divide-by-7", unit_options={"1": {"gradient_divide_factor": 7.0}}),
-        dict(base, name="divide-by-shards-hsdp", shard=2, replicate=2, unit_options={str(u): {"gradient_divide_factor": 2.0} for u in range(4)}),
+        dict(base, name="divide-by-shards-hsdp", shard=2, replicate=2,
+             unit_options={str(u): {"gradient_divide_factor": 2.0} for u in range(4)}),
         dict(base, name="force-sum", force_sum_reduction=True),
-        dict(base, name="force-sum-hsdp-divide", shard=2, replicate=3, force_sum_reduction=True, unit_options={"0": {"gradient_divide_factor": 5.0}}),
+        dict(base, name="force-sum-hsdp-divide", shard=2, replicate=3, force_sum_reduction=True,
+             unit_options={"0": {"gradient_divide_factor": 5.0}}),
         dict(base, name="fp16", param_dtype="fp16", reduce_dtype="fp16"),
         dict(base, name="fp16-6-ranks", param_dtype="fp16", reduce_dtype="fp16", shard=3, replicate=2),
         dict(base, name="fp16-128-ranks", reduce_dtype="fp16", shard=16, replicate=8),
@@ -346,8 +373,10 @@ def more_configs(base, nested):
         dict(base, name="one-rank-bf16", shard=1, param_dtype="bf16", reduce_dtype="bf16", reshard="true"),
         dict(base, name="one-rank-divide", shard=1, unit_options={"0": {"gradient_divide_factor": 3.0}}),
         dict(base, name="offload", offload=True),
-        dict(base, name="shard-dim-1", shard=2, shard_dims={"layers.0.up.weight": 1, "layers.1.down.weight": 1, "embed.weight": 1}),
-        dict(base, name="shard-dim-1-bf16-accumulate", shard=2, shard_dims={"layers.0.up.weight": 1}, param_dtype="bf16", micro_batches=2, grad_sync="last"),
+        dict(base, name="shard-dim-1", shard=2,
+             shard_dims={"layers.0.up.weight": 1, "layers.1.down.weight": 1, "embed.weight": 1}),
+        dict(base, name="shard-dim-1-bf16-accumulate", shard=2, shard_dims={"layers.0.up.weight": 1},
+             param_dtype="bf16", micro_batches=2, grad_sync="last"),
         dict(base, name="ignored", ignored=["head.weight", "layers.1.up.weight"]),
         dict(base, name="frozen-some", frozen=["layers.0.up.weight", "layers.2.down.weight"]),
         dict(base, name="frozen-below", frozen=half),
@@ -355,7 +384,8 @@ def more_configs(base, nested):
         dict(base, name="frozen-unit", frozen=["layers.1.up.weight", "layers.1.down.weight"]),
         dict(titan, name="frozen-below-titan", frozen=half, reshard="true"),
         dict(titan, name="frozen-below-reshard-2", frozen=half, reshard="2"),
-        dict(base, name="tied-grouped", tied=True, units=[["layers.0"], ["layers.1"], ["layers.2"], ["embed", "head"], [""]], reshard="true"),
+        dict(base, name="tied-grouped", tied=True,
+             units=[["layers.0"], ["layers.1"], ["layers.2"], ["embed", "head"], [""]], reshard="true"),
         dict(base, name="used-twice", order=[0, 1, 2, 0]),
         dict(base, name="used-twice-reshard", order=[0, 1, 0, 2, 1], reshard="true"),
         dict(base, name="used-twice-keep", order=[0, 1, 2, 1], reshard="false"),
@@ -365,8 +395,10 @@ def more_configs(base, nested):
 
 
 def main():
-    result = {"_about": "What PyTorch's fully_shard issues on rank 0 in a steady step of the toy model: [what, unit, elements, dtype, "
-                        "communicator, ranks, reduction]. Elements: all_gather output, reduce_scatter input, all_reduce tensor. "
+    result = {"_about": "What PyTorch's fully_shard issues on rank 0 in a steady step of the toy model: [what, unit, "
+                        "elements, dtype, "
+                        "communicator, ranks, reduction]. Elements: all_gather output, reduce_scatter input, "
+                        "all_reduce tensor. "
                         "Recorded by tests/torch/record_fsdp2.py.",
               "torch": torch.__version__.split("+")[0], "cases": [record(c) for c in configs()]}
     text = golden_file.text_of(result)

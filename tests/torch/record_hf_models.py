@@ -1,11 +1,12 @@
-"""Records tests/golden/hf_models.json and tests/golden/hf/: tiny models of transformers' own classes (eager attention), trained on text by
-PyTorch's AdamW with clipping and a learning-rate schedule, in one process.
+"""Records tests/golden/hf_models.json and tests/golden/hf/: tiny models of transformers' own classes (eager attention),
+trained on text by PyTorch's AdamW with clipping and a learning-rate schedule, in one process.
 
     python tests/torch/record_hf_models.py         (rewrites the files)
 
-Weights: the hash of executor/data/synthetic.cpp. Order of the data: executor/data/order.h, written again here. transformers computes norms,
-rotary angles and softmax in fp32 whatever the model's type; for the fp64 records its modules are given torch.float64 instead, so that 1e-9
-means something. fp32 and bf16 are recorded as they are: bf16 casts an fp32 model for forward and backward and trains the fp32 one.
+Weights: the hash of executor/data/synthetic.cpp. Order of the data: executor/data/order.h, written again here.
+transformers computes norms, rotary angles and softmax in fp32 whatever the model's type; for the fp64 records its
+modules are given torch.float64 instead, so that 1e-9 means something. fp32 and bf16 are recorded as they are: bf16
+casts an fp32 model for forward and backward and trains the fp32 one.
 """
 
 import contextlib
@@ -16,7 +17,8 @@ import shutil
 import torch
 import torch.nn.functional as F
 import transformers
-from transformers import GPT2Config, GPT2LMHeadModel, GPT2Model, LlamaConfig, LlamaForCausalLM, MptConfig, MptForCausalLM
+from transformers import GPT2Config, GPT2LMHeadModel, GPT2Model, LlamaConfig, LlamaForCausalLM
+from transformers import MptConfig, MptForCausalLM
 from transformers.models.gpt2 import modeling_gpt2
 from transformers.models.llama import modeling_llama
 from transformers.models.mpt import modeling_mpt
@@ -79,7 +81,8 @@ def computing_in(dtype):
 def build(make, dtype, seed=SEED):
     torch.manual_seed(0)
     model = make().to(dtype)
-    if hasattr(model.base_model, "rotary_emb"):  # not narrowed with the weights: neither from_pretrained nor FSDP narrows buffers
+    # not narrowed with the weights: neither from_pretrained nor FSDP narrows buffers
+    if hasattr(model.base_model, "rotary_emb"):
         model.base_model.rotary_emb = modeling_llama.LlamaRotaryEmbedding(model.config)
     with torch.no_grad():
         for name, p in model.named_parameters():
@@ -99,7 +102,8 @@ def schedule(optimizer, kind, warmup, total, least):
     peak = optimizer.param_groups[0]["lr"]
     after = {"constant": lambda: ConstantLR(optimizer, factor=1.0, total_iters=1),
              "cosine": lambda: CosineAnnealingLR(optimizer, T_max=total - warmup, eta_min=least),
-             "linear": lambda: LinearLR(optimizer, start_factor=1.0, end_factor=least / peak, total_iters=total - warmup)}[kind]
+             "linear": lambda: LinearLR(optimizer, start_factor=1.0, end_factor=least / peak,
+                                        total_iters=total - warmup)}[kind]
     if warmup == 0:
         return after()
     rise = LinearLR(optimizer, start_factor=1 / (warmup + 1), end_factor=1.0, total_iters=warmup)
@@ -144,7 +148,8 @@ def schedules():
     """Learning rates of every step, and two beyond the last."""
     cases = []
     for kind in ("constant", "cosine", "linear"):
-        for warmup, total, peak, least in ((0, 7, 1e-3, 0.0), (3, 10, 3e-4, 3e-5), (1, 2, 0.5, 0.1), (5, 6, 1e-2, 1e-3)):
+        for warmup, total, peak, least in ((0, 7, 1e-3, 0.0), (3, 10, 3e-4, 3e-5), (1, 2, 0.5, 0.1),
+                                           (5, 6, 1e-2, 1e-3)):
             optimizer = torch.optim.SGD([torch.zeros(1, dtype=torch.float64, requires_grad=True)], lr=peak)
             scheduler, lrs = schedule(optimizer, kind, warmup, total, least), []
             for _ in range(total):
@@ -165,7 +170,8 @@ def saved(name, model, config, tokens, dtype, **options):
     for written in folder.glob("*.safetensors"):
         written.chmod(0o644)
     (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
-    whole = {LlamaForCausalLM: LlamaForCausalLM, GPT2Model: GPT2LMHeadModel, MptForCausalLM: MptForCausalLM}[type(model)]
+    whole = {LlamaForCausalLM: LlamaForCausalLM, GPT2Model: GPT2LMHeadModel,
+             MptForCausalLM: MptForCausalLM}[type(model)]
     ids, targets = batch(tokens, 0)
     with computing_in(torch.float64), torch.no_grad():
         again = whole.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32).double()
@@ -177,21 +183,27 @@ def saved(name, model, config, tokens, dtype, **options):
 
 def main():
     tokens = list((GOLDEN / "text.txt").read_bytes())
-    llama = {"model_type": "llama", "vocab_size": 259, "hidden_size": 24, "intermediate_size": 37, "num_hidden_layers": 2,
-             "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 6, "max_position_embeddings": 64, "rms_norm_eps": 1e-5,
+    llama = {"model_type": "llama", "vocab_size": 259, "hidden_size": 24, "intermediate_size": 37,
+             "num_hidden_layers": 2,
+             "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 6, "max_position_embeddings": 64,
+             "rms_norm_eps": 1e-5,
              "rope_theta": 500.0, "hidden_act": "silu", "tie_word_embeddings": False}
-    tied = {**llama, "vocab_size": 257, "hidden_size": 15, "intermediate_size": 29, "num_attention_heads": 5, "num_key_value_heads": 1,
+    tied = {**llama, "vocab_size": 257, "hidden_size": 15, "intermediate_size": 29, "num_attention_heads": 5,
+            "num_key_value_heads": 1,
             "head_dim": 4, "tie_word_embeddings": True}
-    gpt2 = {"model_type": "gpt2", "vocab_size": 261, "n_positions": 19, "n_embd": 21, "n_layer": 2, "n_head": 3, "n_inner": 47,
+    gpt2 = {"model_type": "gpt2", "vocab_size": 261, "n_positions": 19, "n_embd": 21, "n_layer": 2, "n_head": 3,
+            "n_inner": 47,
             "layer_norm_epsilon": 1e-5, "activation_function": "gelu_new"}
-    mpt = {"model_type": "mpt", "vocab_size": 263, "d_model": 21, "n_layers": 2, "n_heads": 3, "expansion_ratio": 4, "max_seq_len": 32,
+    mpt = {"model_type": "mpt", "vocab_size": 263, "d_model": 21, "n_layers": 2, "n_heads": 3, "expansion_ratio": 4,
+           "max_seq_len": 32,
            "layer_norm_epsilon": 1e-5, "no_bias": True, "attn_config": {"alibi": True}}
     quiet = {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0}
     without = lambda c: {k: v for k, v in c.items() if k != "model_type"}
 
     def make_llama(config):
         rope = {"rope_type": "default", "rope_theta": config["rope_theta"]}
-        return LlamaForCausalLM(LlamaConfig(**{k: v for k, v in without(config).items() if k != "rope_theta"}, rope_parameters=rope,
+        return LlamaForCausalLM(LlamaConfig(**{k: v for k, v in without(config).items() if k != "rope_theta"},
+                                            rope_parameters=rope,
                                             attn_implementation="eager"))
 
     def make_gpt2(kind=GPT2LMHeadModel):
@@ -204,22 +216,29 @@ def main():
     for title, config, make, full in (
             ("LlamaForCausalLM, grouped queries", llama, lambda: make_llama(llama),
              ["model.layers.0.self_attn.k_proj.weight", "model.layers.1.input_layernorm.weight"]),
-            ("LlamaForCausalLM, tied", tied, lambda: make_llama(tied), ["model.layers.1.mlp.down_proj.weight", "model.norm.weight"]),
-            ("GPT2LMHeadModel", gpt2, make_gpt2, ["transformer.h.0.attn.c_attn.bias", "transformer.h.1.attn.c_proj.weight"]),
-            ("MptForCausalLM", mpt, make_mpt, ["transformer.blocks.0.attn.out_proj.weight", "transformer.norm_f.weight"])):
+            ("LlamaForCausalLM, tied", tied, lambda: make_llama(tied),
+             ["model.layers.1.mlp.down_proj.weight", "model.norm.weight"]),
+            ("GPT2LMHeadModel", gpt2, make_gpt2,
+             ["transformer.h.0.attn.c_attn.bias", "transformer.h.1.attn.c_proj.weight"]),
+            ("MptForCausalLM", mpt, make_mpt,
+             ["transformer.blocks.0.attn.out_proj.weight", "transformer.norm_f.weight"])):
         models.append({"name": title, "config": json.dumps(config, indent=1),
                        **{k: train(make, tokens, t, full if k != "bf16" else [])
                           for k, t in (("fp64", torch.float64), ("fp32", torch.float32), ("bf16", torch.bfloat16))}})
     document = {
-        "_about": f"Tiny models of transformers {transformers.__version__} trained on text.txt by PyTorch {torch.__version__.split('+')[0]}, one process; made "
-                  "by tests/torch/record_hf_models.py, which says how. `saved`: models that save_pretrained wrote to golden/hf, and the fp64 loss "
+        "_about": f"Tiny models of transformers {transformers.__version__} trained on text.txt by PyTorch "
+                  f"{torch.__version__.split('+')[0]}, one process; made "
+                  "by tests/torch/record_hf_models.py, which says how. `saved`: models that save_pretrained wrote to "
+                  "golden/hf, and the fp64 loss "
                   "of the first batch.",
-        "seed": SEED, "global_batch": GLOBAL_BATCH, "seq_len": SEQ_LEN, "steps": STEPS, "clip_norm": CLIP, "adamw": ADAMW,
+        "seed": SEED, "global_batch": GLOBAL_BATCH, "seq_len": SEQ_LEN, "steps": STEPS, "clip_norm": CLIP,
+        "adamw": ADAMW,
         "lr_warmup": WARMUP, "lr_min": LR_MIN,
         "first_starts": [SEQ_LEN * window(SEED, s, (len(tokens) - 1) // SEQ_LEN) for s in range(GLOBAL_BATCH * STEPS)],
         "schedules": schedules(),
         "saved": [
-            saved("llama", build(lambda: make_llama(tied), torch.float32, SEED + 1), tied, tokens, torch.bfloat16, max_shard_size="10KB"),
+            saved("llama", build(lambda: make_llama(tied), torch.float32, SEED + 1), tied, tokens, torch.bfloat16,
+                  max_shard_size="10KB"),
             saved("gpt2", build(lambda: make_gpt2(GPT2Model), torch.float32, SEED + 1), gpt2, tokens, torch.float32),
             saved("mpt", build(make_mpt, torch.float32, SEED + 1), mpt, tokens, torch.float16),
         ],

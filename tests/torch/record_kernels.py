@@ -1,10 +1,12 @@
-"""Records tests/golden/kernels.json: every op of models/graph.h, forward and backward, as PyTorch computes them in fp64.
+"""Records tests/golden/kernels.json: every op of models/graph.h, forward and backward, as PyTorch computes them in
+fp64.
 
     python tests/torch/record_kernels.py         (rewrites the file)
 
-Sizes are odd on purpose. Each case holds the op's shape (fields of OpShape that differ from their defaults), the micro-batch, its
-inputs, parameters and the gradient of its output, and what PyTorch returned: the output and the gradient of every input and parameter.
-Numbers are fp64 with all digits. Formulas are PyTorch's own functions wherever it has one.
+Sizes are odd on purpose. Each case holds the op's shape (fields of OpShape that differ from their defaults), the
+micro-batch, its inputs, parameters and the gradient of its output, and what PyTorch returned: the output and the
+gradient of every input and parameter. Numbers are fp64 with all digits. Formulas are PyTorch's own functions wherever
+it has one.
 """
 
 import json
@@ -34,9 +36,12 @@ def case(name, kind, shape, sequences, seq_len, inputs, params, f, weight=None):
     y.backward(dy)
     grads = [[] if t.grad is None else flat(t.grad) for t in leaves]
     return {
-        "name": name, "kind": kind, "shape": shape, "sequences": sequences, "seq_len": seq_len, "token_weight": weight or 0.0,
-        "inputs": [flat(t) for t in inputs], "ids": [not t.is_floating_point() for t in inputs], "params": [flat(t) for t in params],
-        "output": flat(y), "grad_output": flat(dy), "grad_inputs": grads[: len(inputs)], "grad_params": grads[len(inputs):],
+        "name": name, "kind": kind, "shape": shape, "sequences": sequences, "seq_len": seq_len,
+        "token_weight": weight or 0.0,
+        "inputs": [flat(t) for t in inputs], "ids": [not t.is_floating_point() for t in inputs],
+        "params": [flat(t) for t in params],
+        "output": flat(y), "grad_output": flat(dy), "grad_inputs": grads[: len(inputs)],
+        "grad_params": grads[len(inputs):],
     }
 
 
@@ -96,19 +101,25 @@ def cases():
     s, n = 3, 5
     t = s * n
     ids = torch.randint(0, 7, (t,))
-    yield case("embedding, repeated ids", "embedding", {"vocab": 11, "width": 3}, s, n, [ids], [randn(11, 3)], lambda i, w: F.embedding(i, w))
-    yield case("position embedding, longer than the sequence", "position_embedding", {"positions": 7, "width": 3}, s, n, [randn(t, 3)],
+    yield case("embedding, repeated ids", "embedding", {"vocab": 11, "width": 3}, s, n, [ids], [randn(11, 3)],
+               lambda i, w: F.embedding(i, w))
+    yield case("position embedding, longer than the sequence", "position_embedding", {"positions": 7, "width": 3}, s, n,
+               [randn(t, 3)],
                [randn(7, 3)], lambda x, w: x + w[:n].repeat(s, 1))
-    yield case("rms norm", "rms_norm", {"width": 7, "eps": 1e-3}, s, n, [randn(t, 7)], [randn(7)], lambda x, w: rms_norm(x, w, 1, 1e-3))
-    yield case("rms norm, 3 groups", "rms_norm", {"width": 5, "groups": 3, "eps": 1e-6}, 1, n, [randn(n, 15)], [randn(5)],
+    yield case("rms norm", "rms_norm", {"width": 7, "eps": 1e-3}, s, n, [randn(t, 7)], [randn(7)],
+               lambda x, w: rms_norm(x, w, 1, 1e-3))
+    yield case("rms norm, 3 groups", "rms_norm", {"width": 5, "groups": 3, "eps": 1e-6}, 1, n, [randn(n, 15)],
+               [randn(5)],
                lambda x, w: rms_norm(x, w, 3, 1e-6))
     yield case("layer norm", "layer_norm", {"width": 7, "eps": 1e-3}, s, n, [randn(t, 7) + 2], [randn(7), randn(7)],
                lambda x, w, b: F.layer_norm(x, (7,), w, b, 1e-3))
     yield case("layer norm without bias", "layer_norm", {"width": 9, "eps": 1e-5}, 1, n, [randn(n, 9) + 2], [randn(9)],
                lambda x, w: F.layer_norm(x, (9,), w, None, 1e-5))
     yield case("linear", "linear", {"in": 7, "out": 5}, s, n, [randn(t, 7)], [randn(5, 7)], F.linear)
-    yield case("linear with bias", "linear", {"in": 3, "out": 9}, s, n, [randn(t, 3)], [randn(9, 3), randn(9)], F.linear)
-    yield case("linear as Conv1D", "linear", {"in": 5, "out": 11, "transposed": True}, s, n, [randn(t, 5)], [randn(5, 11), randn(11)],
+    yield case("linear with bias", "linear", {"in": 3, "out": 9}, s, n, [randn(t, 3)], [randn(9, 3), randn(9)],
+               F.linear)
+    yield case("linear as Conv1D", "linear", {"in": 5, "out": 11, "transposed": True}, s, n, [randn(t, 5)],
+               [randn(5, 11), randn(11)],
                lambda x, w, b: torch.addmm(b, x, w))
     yield case("rotary", "rotary", {"heads": 3, "head_dim": 6, "theta": 500.0}, 2, n, [randn(2 * n, 18)], [],
                lambda x: rotary(x, 2, n, 3, 6, 500.0))
@@ -120,9 +131,11 @@ def cases():
     yield attention_case("attention, alibi, 8 heads", 1, 5, 8, 8, 1, alibi=True)
     yield attention_case("attention, packed and grouped", 2, 5, 4, 2, 3, packed=True)
     yield attention_case("attention, packed, alibi", 1, 5, 5, 5, 2, packed=True, alibi=True)
-    yield case("swiglu", "swiglu", {"width": 7}, 1, n, [randn(n, 7, scale=4), randn(n, 7)], [], lambda g, u: F.silu(g) * u)
+    yield case("swiglu", "swiglu", {"width": 7}, 1, n, [randn(n, 7, scale=4), randn(n, 7)], [],
+               lambda g, u: F.silu(g) * u)
     yield case("gelu, erf", "gelu", {"width": 7}, 1, n, [randn(n, 7, scale=4)], [], F.gelu)
-    yield case("gelu, tanh", "gelu", {"width": 7, "tanh": True}, 1, n, [randn(n, 7, scale=4)], [], lambda x: F.gelu(x, approximate="tanh"))
+    yield case("gelu, tanh", "gelu", {"width": 7, "tanh": True}, 1, n, [randn(n, 7, scale=4)], [],
+               lambda x: F.gelu(x, approximate="tanh"))
     yield case("add", "add", {"width": 7}, 1, n, [randn(n, 7), randn(n, 7)], [], torch.add)
     targets = torch.randint(0, 13, (n,))
     weight = 1 / 37
@@ -141,7 +154,8 @@ def adamw_case():
         p.grad = g.clone()
         optimizer.step()
     state = optimizer.state[p]
-    return {**options, "begin": begin, "gradients": [flat(g) for g in gradients], "end": flat(p), "mean": flat(state["exp_avg"]),
+    return {**options, "begin": begin, "gradients": [flat(g) for g in gradients], "end": flat(p),
+            "mean": flat(state["exp_avg"]),
             "square": flat(state["exp_avg_sq"])}
 
 
@@ -154,8 +168,8 @@ def sgd_case():
 
 
 def chunk_cat_case():
-    """The reduce-scatter input of torch.distributed.fsdp: torch._chunk_cat of bf16 gradients into fp32, W = 4. Values are small
-    integers, exact in bf16; only a checksum of the large parameter is kept."""
+    """The reduce-scatter input of torch.distributed.fsdp: torch._chunk_cat of bf16 gradients into fp32, W = 4. Values
+    are small integers, exact in bf16; only a checksum of the large parameter is kept."""
     shapes = [(5, 3), (7,), (2049, 2, 2)]
     fill = lambda shape: (torch.arange(math.prod(shape)) % 251 - 125).to(torch.bfloat16).view(shape)
     out = torch._chunk_cat([fill(s) for s in shapes], 0, 4)
@@ -167,8 +181,10 @@ def chunk_cat_case():
 
 def main():
     document = {
-        "_about": "Ops of models/graph.h forward and backward as PyTorch " + torch.__version__.split("+")[0] + " computes them in fp64; made by "
-                  "tests/torch/record_kernels.py. Tensors are row-major lists; ids are integers stored as numbers; an empty gradient: none.",
+        "_about": "Ops of models/graph.h forward and backward as PyTorch " + torch.__version__.split("+")[0]
+        + " computes them in fp64; made by "
+                  "tests/torch/record_kernels.py. Tensors are row-major lists; ids are integers stored as numbers; an "
+                  "empty gradient: none.",
         "cases": list(cases()), "adamw": adamw_case(), "sgd": sgd_case(), "chunk_cat": chunk_cat_case(),
     }
     with open(pathlib.Path(__file__).parent.parent / "golden" / "kernels.json", "w") as f:

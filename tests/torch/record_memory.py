@@ -1,16 +1,20 @@
 #!/usr/bin/env python3
-"""Records how much memory PyTorch's fully_shard holds, by category, at defined moments of two training steps of small Llamas.
+"""Records how much memory PyTorch's fully_shard holds, by category, at defined moments of two training steps of small
+Llamas.
 
-One process plays rank 0 of a fake process group (8, 64, 128 ranks and others); tensors are fake CPU tensors, so sizes are real and no
-memory is. A dispatch mode sees every storage appear, change size and go away, and names it by what owns it or by the code that
-made it. torch.distributed._tools.fsdp2_mem_tracker runs beside it where it can: its total must be ours. Usage:
+One process plays rank 0 of a fake process group (8, 64, 128 ranks and others); tensors are fake CPU tensors, so sizes
+are real and no memory is. A dispatch mode sees every storage appear, change size and go away, and names it by what owns
+it or by the code that made it. torch.distributed._tools.fsdp2_mem_tracker runs beside it where it can: its total must
+be ours. Usage:
 
-    python tests/torch/record_memory.py            compares with tests/torch/golden/fsdp2_memory.json, prints what changed
+    python tests/torch/record_memory.py            compares with tests/torch/golden/fsdp2_memory.json, prints what
+      changed
     python tests/torch/record_memory.py --write    records it again
 
-Moments, [name, unit, bytes by category], taken just after: init (once), zero (zero_grad), gather (a unit's all-gather was issued),
-unshard (its copy-out), reshard (its parameters were freed), reduce (its post-backward, where gradients are reduced), forward (of a
-micro-batch, loss included), backward (of a micro-batch), step (of the optimizer). Of the first step: those of no unit.
+Moments, [name, unit, bytes by category], taken just after: init (once), zero (zero_grad), gather (a unit's all-gather
+was issued), unshard (its copy-out), reshard (its parameters were freed), reduce (its post-backward, where gradients are
+reduced), forward (of a micro-batch, loss included), backward (of a micro-batch), step (of the optimizer). Of the first
+step: those of no unit.
 """
 import functools
 import gc
@@ -43,8 +47,10 @@ import golden_file
 
 GOLDEN = pathlib.Path(__file__).parent / "golden" / "fsdp2_memory.json"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-CATEGORIES = ["sharded_param", "optimizer", "optimizer_step", "sharded_grad", "cast_shard", "all_gather", "unsharded_param",
-              "post_forward_shard", "unsharded_grad", "reduce_scatter", "reduce_output", "activation", "temp", "input", "scalar"]
+CATEGORIES = ["sharded_param", "optimizer", "optimizer_step", "sharded_grad", "cast_shard", "all_gather",
+              "unsharded_param",
+              "post_forward_shard", "unsharded_grad", "reduce_scatter", "reduce_output", "activation", "temp", "input",
+              "scalar"]
 
 
 # ---- the model: Llama as torchtitan computes it, with the module names of transformers ----
@@ -130,7 +136,8 @@ class Llama(nn.Module):
 # ---- the tracker ----
 
 def storages(tensor):
-    return [] if tensor is None else [(tensor._local_tensor if isinstance(tensor, DTensor) else tensor).untyped_storage()]
+    return [] if tensor is None else [(tensor._local_tensor if isinstance(tensor, DTensor) else tensor)
+                                      .untyped_storage()]
 
 
 class Tracker(TorchDispatchMode):
@@ -303,12 +310,14 @@ class Recording:
             original = getattr(where, name)
             return where, name, functools.wraps(original)(lambda *a, **k: wrapper(original, *a, **k))
         return [
-            patch(group, "unshard", unshard), patch(group, "wait_for_unshard", wait_for_unshard), patch(group, "_to_sharded", free),
+            patch(group, "unshard", unshard), patch(group, "wait_for_unshard", wait_for_unshard),
+            patch(group, "_to_sharded", free),
             patch(group, "_to_sharded_post_forward", free), patch(group, "post_backward", post_backward),
             patch(group, "_set_unsharded_grad_dtypes", set_grad_dtypes),
             patch(group, "_take_unsharded_grads_to_reduce", take_gradients),
             patch(ShardingPropagator, "_propagate_tensor_meta_non_cached", propagate),
-            patch(group_module, "foreach_all_gather", making("cast_shard")), patch(group_module, "foreach_reduce", making("reduce_output")),
+            patch(group_module, "foreach_all_gather", making("cast_shard")),
+            patch(group_module, "foreach_reduce", making("reduce_output")),
             patch(collectives.DefaultAllGather, "allocate", making("all_gather")),
             patch(collectives.DefaultReduceScatter, "allocate", self.allocate_reduce),
         ]
@@ -330,7 +339,8 @@ class Recording:
     def shard(self, model, mesh):
         c = self.config
         policy = MixedPrecisionPolicy(param_dtype=DTYPES[c["param_dtype"]], reduce_dtype=DTYPES[c["reduce_dtype"]])
-        reshard = {"auto": None, "true": True, "false": False}[c["reshard"]] if c["reshard"].isalpha() else int(c["reshard"])
+        reshard = {"auto": None, "true": True,
+                   "false": False}[c["reshard"]] if c["reshard"].isalpha() else int(c["reshard"])
         if c["checkpoint"]:
             for i in range(c["layers"]):
                 model.model.layers[i] = checkpoint_wrapper(model.model.layers[i])
@@ -347,7 +357,8 @@ class Recording:
         fully_shard_module._get_post_forward_mesh_info = real_tensors
         for u, names in enumerate(c["units"]):
             modules = [model.get_submodule(n) for n in names]
-            fully_shard(modules[0] if len(modules) == 1 else modules, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy,
+            fully_shard(modules[0] if len(modules) == 1 else modules, mesh=mesh, reshard_after_forward=reshard,
+                        mp_policy=policy,
                         **placement)
             group = fully_shard.state(modules[0])._fsdp_param_group
             if group is not None:
@@ -364,13 +375,15 @@ class Recording:
                 modules[0].set_modules_to_forward_prefetch([m[0] for m in lists[i + 1:i + 1 + c["forward_prefetch"]]])
             if c["backward_prefetch"] > 1:   # in the order in which units end: the root last
                 j = (i - 1) % len(lists)
-                modules[0].set_modules_to_backward_prefetch([m[0] for m in reversed(order[max(0, j - c["backward_prefetch"]):j])])
+                modules[0].set_modules_to_backward_prefetch([m[0]
+                    for m in reversed(order[max(0, j - c["backward_prefetch"]):j])])
 
     def run(self):
         c = self.config
         dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=c["shard"] * c["replicate"])
         try:
-            mesh = (init_device_mesh("cpu", (c["replicate"], c["shard"]), mesh_dim_names=("replicate", "shard")) if c["replicate"] > 1
+            mesh = (init_device_mesh("cpu", (c["replicate"], c["shard"]), mesh_dim_names=("replicate", "shard"))
+                    if c["replicate"] > 1
                     else init_device_mesh("cpu", (c["shard"],), mesh_dim_names=("shard",)))
             fake = FakeTensorMode()
             with fake:
@@ -386,7 +399,8 @@ class Recording:
         self.tracker.constants = [self.freqs.untyped_storage()]
 
     def make_optimizer(self, model):
-        self.optimizer = torch.optim.AdamW(model.parameters(), **{"single": {"foreach": False}, "fused": {"fused": True}}[self.config["adamw"]])
+        self.optimizer = torch.optim.AdamW(model.parameters(),
+            **{"single": {"foreach": False}, "fused": {"fused": True}}[self.config["adamw"]])
 
     def train(self, mesh, fake):
         self.build(mesh, fake)
@@ -416,13 +430,14 @@ class Recording:
             for where, name, original in saved:
                 delattr(where, name) if original is None else setattr(where, name, original)
         self.optimizer, self.inputs = None, []
-        if self.config["layers"] < 8 and all(len(u) == 1 for u in self.config["units"]):   # its hooks take a group's modules apart
+        # its hooks take a group's modules apart
+        if self.config["layers"] < 8 and all(len(u) == 1 for u in self.config["units"]):
             self.compare_with_pytorchs_tracker(mesh, fake, max(result[step]["peak"] for step in result))
         return {"config": self.config, "init": init, **result}
 
     def compare_with_pytorchs_tracker(self, mesh, fake, peak):
-        """Its peak over both steps, without the table of angles, is ours. It runs after us: the first time, it takes the shapes that
-        DTensor works out for memory."""
+        """Its peak over both steps, without the table of angles, is ours. It runs after us: the first time, it takes
+        the shapes that DTensor works out for memory."""
         self.build(mesh, fake)
         model = Llama(self.config, self.recomputing)
         self.shard(model, mesh)
@@ -466,8 +481,10 @@ class Recording:
 
 
 def configs():
-    base = dict(layers=3, vocab=1000, hidden=128, inner=344, heads=4, kv_heads=2, tied=False, sequences=2, seq_len=32, shard=8, replicate=1,
-                wrap="block", group=1, reshard="auto", param_dtype="bf16", reduce_dtype="fp32", micro_batches=1, grad_sync="every",
+    base = dict(layers=3, vocab=1000, hidden=128, inner=344, heads=4, kv_heads=2, tied=False, sequences=2, seq_len=32,
+                shard=8, replicate=1,
+                wrap="block", group=1, reshard="auto", param_dtype="bf16", reduce_dtype="fp32", micro_batches=1,
+                grad_sync="every",
                 checkpoint=False, forward_prefetch=0, backward_prefetch=1, adamw="fused")
     odd = dict(vocab=997, hidden=140, inner=339, heads=5, kv_heads=1)
     full = dict(param_dtype="fp32")
@@ -521,11 +538,14 @@ def configs():
         case("accumulate-every-reduce-bf16", micro_batches=2, reduce_dtype="bf16"),
         case("hsdp-accumulate-every-reduce-bf16", shard=2, replicate=4, micro_batches=2, reduce_dtype="bf16"),
         case("accumulate-whole", micro_batches=3, grad_sync="last", reshard="false", reshard_after_backward=False),
-        case("accumulate-whole-fp32", micro_batches=3, grad_sync="last", reshard="false", reshard_after_backward=False, **full),
+        case("accumulate-whole-fp32", micro_batches=3, grad_sync="last", reshard="false", reshard_after_backward=False,
+             **full),
         case("reduce-scatter-buffers-3", layers=5, reduce_scatter_buffers=3),
         case("embedding-not-unsharded", wrap="titan", reshard="true", not_unsharded_in_backward=["model.embed_tokens"]),
-        case("columns", shard_dims={"model.layers.1.self_attn.o_proj.weight": 1, "model.layers.2.mlp.down_proj.weight": 1}),
-        case("columns-fp32", wrap="titan", shard_dims={"lm_head.weight": 1, "model.layers.2.mlp.down_proj.weight": 1}, **full),
+        case("columns", shard_dims={"model.layers.1.self_attn.o_proj.weight": 1,
+                                    "model.layers.2.mlp.down_proj.weight": 1}),
+        case("columns-fp32", wrap="titan", shard_dims={"lm_head.weight": 1, "model.layers.2.mlp.down_proj.weight": 1},
+             **full),
         case("frozen", wrap="titan", frozen=["model.embed_tokens", "model.layers.0."]),
         case("frozen-products-fp32", frozen=["model.layers.1.mlp", "model.layers.2.self_attn.q_proj"], **full),
         case("fp16", param_dtype="fp16", reduce_dtype="fp16"),
@@ -537,9 +557,11 @@ def configs():
 
 def document():
     warnings.filterwarnings("ignore")
-    return {"_about": "Bytes that PyTorch's fully_shard holds on rank 0, by category, at moments of a first and of a later training step. "
+    return {"_about": "Bytes that PyTorch's fully_shard holds on rank 0, by category, at moments of a first and of a "
+                      "later training step. "
                       "Recorded by tests/torch/record_memory.py, which says what the moments are.",
-            "torch": torch.__version__.split("+")[0], "categories": CATEGORIES, "cases": [Recording(c).run() for c in configs()]}
+            "torch": torch.__version__.split("+")[0], "categories": CATEGORIES,
+            "cases": [Recording(c).run() for c in configs()]}
 
 
 def text_of(document):
@@ -548,7 +570,8 @@ def text_of(document):
         for step in ("first", "steady"):
             s = c[step]
             moments = ",\n     ".join(json.dumps(m, separators=(",", ":")) for m in s["moments"])
-            rows.append(f'"{step}": {{"peak": {s["peak"]}, "at_peak": {json.dumps(s["at_peak"])}, "moments": [\n     {moments}]}}')
+            peak = f'"peak": {s["peak"]}, "at_peak": {json.dumps(s["at_peak"])}'
+            rows.append(f'"{step}": {{{peak}, "moments": [\n     {moments}]}}')
         return "{" + ",\n   ".join(rows) + "}"
     return golden_file.text_of(document, case)
 

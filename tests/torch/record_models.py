@@ -1,6 +1,7 @@
-"""Records what PyTorch shows of tiny models that transformers builds, a few per family: names and classes of modules, names,
-shapes and ties of parameters, the order in which modules with parameters run, and the flops of matrix products that PyTorch's own
-counter sees in a forward and backward. tests/models/importers_test.cpp compares our importers with it.
+"""Records what PyTorch shows of tiny models that transformers builds, a few per family: names and classes of modules,
+names, shapes and ties of parameters, the order in which modules with parameters run, and the flops of matrix products
+that PyTorch's own counter sees in a forward and backward. tests/models/importers_test.cpp compares our importers with
+it.
 
     python tests/torch/record_models.py        (needs torch and transformers; rewrites tests/torch/golden/models_*.json)
 """
@@ -20,20 +21,24 @@ SHARED = dict(vocab_size=96, hidden_size=32, intermediate_size=48, num_hidden_la
 
 CONFIGS = {
     "llama": dict(model_type="llama", **SHARED),
-    "llama_bias_tied": dict(model_type="llama", attention_bias=True, mlp_bias=True, tie_word_embeddings=True, head_dim=10, **SHARED),
+    "llama_bias_tied": dict(model_type="llama", attention_bias=True, mlp_bias=True, tie_word_embeddings=True,
+                            head_dim=10, **SHARED),
     "mistral": dict(model_type="mistral", sliding_window=16, head_dim=6, **SHARED),
     "qwen2": dict(model_type="qwen2", **SHARED),
     "qwen2_tied": dict(model_type="qwen2", tie_word_embeddings=True, **SHARED),
     "qwen3": dict(model_type="qwen3", head_dim=16, **SHARED),
     "qwen3_bias": dict(model_type="qwen3", head_dim=16, attention_bias=True, tie_word_embeddings=True, **SHARED),
     "mixtral": dict(model_type="mixtral", num_local_experts=4, num_experts_per_tok=2, **SHARED),
-    "qwen3_moe": dict(model_type="qwen3_moe", head_dim=16, num_experts=8, num_experts_per_tok=3, moe_intermediate_size=20,
+    "qwen3_moe": dict(model_type="qwen3_moe", head_dim=16, num_experts=8, num_experts_per_tok=3,
+                      moe_intermediate_size=20,
                       norm_topk_prob=True, **SHARED),
     "olmoe": dict(model_type="olmoe", num_experts=6, num_experts_per_tok=3, eos_token_id=0, **SHARED),
     "gpt2": dict(model_type="gpt2", vocab_size=96, n_positions=64, n_embd=32, n_layer=2, n_head=4,
                  bos_token_id=0, eos_token_id=0),
-    "gpt2_inner_untied": dict(model_type="gpt2", vocab_size=96, n_positions=64, n_embd=32, n_layer=2, n_head=4, n_inner=80,
-                              activation_function="gelu_pytorch_tanh", tie_word_embeddings=False, bos_token_id=0, eos_token_id=0),
+    "gpt2_inner_untied": dict(model_type="gpt2", vocab_size=96, n_positions=64, n_embd=32, n_layer=2, n_head=4,
+                              n_inner=80,
+                              activation_function="gelu_pytorch_tanh", tie_word_embeddings=False, bos_token_id=0,
+                              eos_token_id=0),
     "gpt2_gelu": dict(model_type="gpt2", vocab_size=96, n_positions=64, n_embd=32, n_layer=1, n_head=2,
                       activation_function="gelu", bos_token_id=0, eos_token_id=0),
     "mpt": dict(model_type="mpt", vocab_size=96, d_model=32, n_heads=4, n_layers=2, max_seq_len=64),
@@ -50,7 +55,8 @@ def counted(counter, operators, module_suffix=None):
 
 
 def run(model, attention):
-    """One forward and backward: the order of modules that own parameters, and flops of linear layers and of attention."""
+    """One forward and backward: the order of modules that own parameters, and flops of linear layers and of
+    attention."""
     order = []
     for name, module in model.named_modules():
         if next(module.parameters(recurse=False), None) is not None:
@@ -70,7 +76,8 @@ def run(model, attention):
 
 def record(config):
     config = AutoConfig.for_model(**config)
-    # Eager experts: a product per expert, over the tokens routed to it, which the counter sees as it sees linear layers.
+    # Eager experts: a product per expert, over the tokens routed to it, which the counter sees as it sees linear
+    # layers.
     experts = {"experts_implementation": "eager"} if hasattr(config, "num_experts_per_tok") else {}
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", **experts)
     first_name = {}
@@ -96,7 +103,8 @@ def main():
     golden.mkdir(exist_ok=True)
     for name, config in CONFIGS.items():
         document = {"config": config, **record(config)}
-        lines = [f'  "{key}": {json.dumps(document[key])}' for key in ("recorded_with", "config", "parameter_count", "run")]
+        lines = [f'  "{key}": {json.dumps(document[key])}'
+                 for key in ("recorded_with", "config", "parameter_count", "run")]
         for key in ("modules", "parameters"):
             rows = ",\n".join("    " + json.dumps(row) for row in document[key])
             lines.append(f'  "{key}": [\n{rows}\n  ]')

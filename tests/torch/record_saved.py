@@ -1,17 +1,22 @@
-"""Records what PyTorch's autograd keeps and what is alive at the worst moment, for each op as each stack calls it: torchtitan (of 2026;
-of 2025, which copied k and v to all heads; of 2024, which had its own RMSNorm), transformers ("hf", with SDPA and with eager attention) and llm-foundry's MPT.
-tests/models/implementation_test.cpp compares the eager implementations with it.
+"""Records what PyTorch's autograd keeps and what is alive at the worst moment, for each op as each stack calls it:
+torchtitan (of 2026; of 2025, which copied k and v to all heads; of 2024, which had its own RMSNorm), transformers
+("hf", with SDPA and with eager attention) and llm-foundry's MPT. tests/models/implementation_test.cpp compares the
+eager implementations with it.
 
-    python tests/torch/record_saved.py            compares with tests/torch/golden/models_saved.json, prints what changed; exit 1
-    python tests/torch/record_saved.py --write    writes it            (needs torch and transformers, which it calls for "hf")
+    python tests/torch/record_saved.py            compares with tests/torch/golden/models_saved.json, prints what
+      changed; exit 1
+    python tests/torch/record_saved.py --write    writes it            (needs torch and transformers, which it calls for
+      "hf")
 
-Runs on fake tensors and needs no GPU. What is saved is read off fake CUDA tensors, so that PyTorch dispatches as on a GPU (rms_norm is one
-fused operator there, layer_norm's statistics are fp32); memory off fake CPU tensors, because the autograd engine asks a GPU for its streams.
-F.scaled_dot_product_attention, which picks a kernel by asking the GPU, is replaced by the flash kernel, which takes grouped heads.
+Runs on fake tensors and needs no GPU. What is saved is read off fake CUDA tensors, so that PyTorch dispatches as on a
+GPU (rms_norm is one fused operator there, layer_norm's statistics are fp32); memory off fake CPU tensors, because the
+autograd engine asks a GPU for its streams. F.scaled_dot_product_attention, which picks a kernel by asking the GPU, is
+replaced by the flash kernel, which takes grouped heads.
 
-saved_*: bits of the inputs and outputs that stay, and bytes that exist for backward only. *_scratch_bytes: bytes alive at the worst moment
-less those of inputs, outputs (gradients) and saved tensors; negative where those are not alive together. What a kernel allocates inside
-itself is not seen. *_kernels: operators that compute, each a kernel; a custom function or fused operator counts 1 (its backward 2 or 3).
+saved_*: bits of the inputs and outputs that stay, and bytes that exist for backward only. *_scratch_bytes: bytes alive
+at the worst moment less those of inputs, outputs (gradients) and saved tensors; negative where those are not alive
+together. What a kernel allocates inside itself is not seen. *_kernels: operators that compute, each a kernel; a custom
+function or fused operator counts 1 (its backward 2 or 3).
 """
 
 import argparse
@@ -38,7 +43,8 @@ from transformers.pytorch_utils import Conv1D
 GOLDEN = pathlib.Path(__file__).parent / "golden" / "models_saved.json"
 SEQUENCES, SEQ_LEN = 2, 64
 WIDTH, OUT, VOCAB, HEADS, KV_HEADS, HEAD_DIM = 64, 96, 160, 4, 2, 16
-NO_KERNEL = ("empty", "view", "detach", "alias", "transpose", "t.", "expand", "unsqueeze", "squeeze", "slice", "select", "split", "unbind",
+NO_KERNEL = ("empty", "view", "detach", "alias", "transpose", "t.", "expand", "unsqueeze", "squeeze", "slice", "select",
+             "split", "unbind",
              "permute", "reshape", "lift_fresh", "as_strided", "new_empty", "real", "device", "_unsafe_view", "_conj")
 
 
@@ -77,7 +83,8 @@ def size(tensor):
 
 
 def saved_by(call, inputs, parameters):
-    """(bits of inputs, bits of outputs, extra bytes). Scalars, random state, and constants that outlive the step do not count."""
+    """(bits of inputs, bits of outputs, extra bytes). Scalars, random state, and constants that outlive the step do not
+    count."""
     saved = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: (saved.append(t), t)[1], lambda t: t):
         out = call(*inputs)
@@ -86,7 +93,8 @@ def saved_by(call, inputs, parameters):
     def bits(tensors):
         return sum(1 << i for i, t in enumerate(tensors) if any(storage(s) == storage(t) for s in saved))
     known = {storage(t) for t in [*inputs, *parameters, out]}
-    extra = {storage(s): s.untyped_storage().nbytes() for s in saved if storage(s) not in known and s.dim() > 0 and s.dtype != torch.uint64}
+    extra = {storage(s): s.untyped_storage().nbytes()
+             for s in saved if storage(s) not in known and s.dim() > 0 and s.dtype != torch.uint64}
     return {"saved_inputs": bits(inputs), "saved_outputs": bits([out]), "saved_extra_bytes": sum(extra.values())}
 
 
@@ -115,8 +123,10 @@ def memory_of(call, shapes, dtype, parameters):
         loss.backward()
     gradients += sum(size(p.grad) for p in parameters if p.grad is not None)
     activations = sum(isinstance(s, tuple) for s in shapes)
-    helpers = max(0, 2 * activations - 1) + (1 if result else 0)   # the seed's gradients and their sum; the gradient of Consume's output
-    return {"forward_scratch_bytes": peak - alive, "backward_scratch_bytes": memory.peak - kept - gradients - result - (dtype.itemsize if result else 0),
+    # the seed's gradients and their sum; the gradient of Consume's output
+    helpers = max(0, 2 * activations - 1) + (1 if result else 0)
+    return {"forward_scratch_bytes": peak - alive,
+            "backward_scratch_bytes": memory.peak - kept - gradients - result - (dtype.itemsize if result else 0),
             "forward_kernels": forward_kernels, "backward_kernels": memory.count - helpers}
 
 
@@ -132,11 +142,13 @@ class MPTNorm(nn.Module):
 
 
 class FusedCrossEntropy(torch.autograd.Function):
-    """What flash-attn's CrossEntropyLoss, llm-foundry's default loss, keeps and allocates: logits, log-sum-exp and labels; a loss per row."""
+    """What flash-attn's CrossEntropyLoss, llm-foundry's default loss, keeps and allocates: logits, log-sum-exp and
+    labels; a loss per row."""
 
     @staticmethod
     def forward(ctx, logits, labels):
-        losses, lse = logits.new_empty(len(logits), dtype=torch.float32), logits.new_empty(len(logits), dtype=torch.float32)
+        losses, lse = logits.new_empty(len(logits), dtype=torch.float32), logits.new_empty(len(logits),
+            dtype=torch.float32)
         ctx.save_for_backward(logits, lse, labels)
         return losses
 
@@ -178,7 +190,8 @@ def cases(stack, dtype, device):
         k, v = heads(k), heads(v)
         if stack == "torchtitan-2025":
             k, v = repeat(k, n), repeat(v, n)
-        return flash(heads(q).transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), None, 0.0, True, None, True).transpose(1, 2).reshape(rows)
+        return flash(heads(q).transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), None, 0.0, True, None,
+                     True).transpose(1, 2).reshape(rows)
 
     def hf_rotary(x):
         x = heads(x).transpose(1, 2)
@@ -217,11 +230,13 @@ def cases(stack, dtype, device):
     yield "gelu", F.gelu, [rows], []
     yield "attention_packed", packed_attention, [(SEQUENCES, SEQ_LEN, 3 * WIDTH)], []
     if foundry:
-        yield "cross_entropy", lambda x, t: FusedCrossEntropy.apply(x.flatten(0, 1), t).mean(), [vocab, ids.flatten()], []
+        yield "cross_entropy", lambda x, t: FusedCrossEntropy.apply(x.flatten(0, 1), t).mean(), [vocab,
+            ids.flatten()], []
         return
     yield "swiglu", lambda gate, up: F.silu(gate) * up, [rows, rows], []
     if titan:
-        yield "rms_norm", (lambda x: F.rms_norm(x, (WIDTH,), norm, 1e-5)) if on_gpu else lambda x: FusedNorm.apply(x, norm), [rows], [norm]
+        yield "rms_norm", (lambda x: F.rms_norm(x, (WIDTH,), norm, 1e-5)) if on_gpu else lambda x: FusedNorm.apply(x,
+            norm), [rows], [norm]
         yield "attention", titan_attention, [rows, rows, rows], []
         yield "attention_grouped", titan_attention, [rows, kv, kv], []
         yield "rotary", titan_rotary, [rows], [angles]
@@ -248,33 +263,39 @@ def record(stack, dtype):
         on_gpu = list(cases(stack, dtype, "cuda"))
         on_cpu = list(cases(stack, dtype, "cpu"))
         for (op, call, shapes, parameters), other in zip(on_gpu, on_cpu, strict=True):
-            inputs = [torch.empty(s, dtype=dtype, device="cuda", requires_grad=True) if isinstance(s, tuple) else s for s in shapes]
-            yield {"stack": stack, "op": op, "element_bytes": dtype.itemsize, **saved_by(call, inputs, parameters), **memory_of(*other[1:3], dtype, other[3])}
+            inputs = [torch.empty(s, dtype=dtype, device="cuda", requires_grad=True) if isinstance(s, tuple) else s
+                      for s in shapes]
+            yield {"stack": stack, "op": op, "element_bytes": dtype.itemsize, **saved_by(call, inputs, parameters),
+                   **memory_of(*other[1:3], dtype, other[3])}
 
 
 def record_model(model, attention, recompute, vocab, seq_len):
-    """Peaks of forward and backward of a whole model of transformers, logits and loss included, as record_tape.py takes them. Its causal mask is
-    None under SDPA (the kernel knows) and one tensor for all layers under eager attention."""
+    """Peaks of forward and backward of a whole model of transformers, logits and loss included, as record_tape.py takes
+    them. Its causal mask is None under SDPA (the kernel knows) and one tensor for all layers under eager attention."""
     ffn = {"llama": 640, "mixtral": 320, "gpt2": 1024}[model]
     shape = dict(layers=3, width=256, heads=8, kv_heads=8 if model == "gpt2" else 2, head_dim=32, ffn=ffn, vocab=vocab,
                  sequences=2, seq_len=seq_len)
     F.scaled_dot_product_attention = flash
     with FakeTensorMode():
         mask = None if attention == "sdpa" else torch.empty(1, 1, seq_len, seq_len, dtype=torch.bfloat16)
-        modeling_llama.create_causal_mask = modeling_gpt2.create_causal_mask = modeling_mixtral.create_causal_mask = lambda **_: mask
+        for module in (modeling_llama, modeling_gpt2, modeling_mixtral):
+            module.create_causal_mask = lambda **_: mask
         tokens = dict(bos_token_id=None, eos_token_id=None, pad_token_id=None)
         if model == "llama":
             net = transformers.LlamaForCausalLM(transformers.LlamaConfig(
-                vocab_size=vocab, hidden_size=256, intermediate_size=640, num_attention_heads=8, num_key_value_heads=2, num_hidden_layers=3,
+                vocab_size=vocab, hidden_size=256, intermediate_size=640, num_attention_heads=8, num_key_value_heads=2,
+                num_hidden_layers=3,
                 use_cache=False, attn_implementation=attention, **tokens))
         elif model == "mixtral":
             net = transformers.MixtralForCausalLM(transformers.MixtralConfig(
-                vocab_size=vocab, hidden_size=256, intermediate_size=320, num_local_experts=4, num_experts_per_tok=2, num_attention_heads=8,
+                vocab_size=vocab, hidden_size=256, intermediate_size=320, num_local_experts=4, num_experts_per_tok=2,
+                num_attention_heads=8,
                 num_key_value_heads=2, num_hidden_layers=3, use_cache=False, attn_implementation=attention, **tokens))
             assert net.config._experts_implementation == "grouped_mm"
         else:
             net = transformers.GPT2LMHeadModel(transformers.GPT2Config(
-                vocab_size=vocab, n_embd=256, n_head=8, n_layer=3, n_positions=seq_len, use_cache=False, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0,
+                vocab_size=vocab, n_embd=256, n_head=8, n_layer=3, n_positions=seq_len, use_cache=False, resid_pdrop=0,
+                embd_pdrop=0, attn_pdrop=0,
                 attn_implementation=attention, **tokens))
         for name, p in list(net.named_parameters()):
             owner, leaf = name.rsplit(".", 1)
@@ -294,7 +315,8 @@ def record_model(model, attention, recompute, vocab, seq_len):
             del out
             saved, memory.phase, memory.peak = memory.live, "backward", 0
             loss.backward()
-    return {"model": model, "attention": attention, "checkpointing": "full" if recompute else "none", "shape": shape, "forward_peak": forward_peak,
+    return {"model": model, "attention": attention, "checkpointing": "full" if recompute else "none", "shape": shape,
+            "forward_peak": forward_peak,
             "saved": saved, "backward_peak": memory.peak, "end": memory.live}
 
 
@@ -302,17 +324,24 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--write", action="store_true")
     args = parser.parse_args()
-    shapes = dict(sequences=SEQUENCES, seq_len=SEQ_LEN, width=WIDTH, out=OUT, vocab=VOCAB, heads=HEADS, kv_heads=KV_HEADS, head_dim=HEAD_DIM)
-    found = [row for stack in ("torchtitan", "torchtitan-2025", "torchtitan-2024", "hf", "hf-eager-attention", "foundry") for dtype in (torch.bfloat16, torch.float32)
+    shapes = dict(sequences=SEQUENCES, seq_len=SEQ_LEN, width=WIDTH, out=OUT, vocab=VOCAB, heads=HEADS,
+                  kv_heads=KV_HEADS, head_dim=HEAD_DIM)
+    found = [row for stack in ("torchtitan", "torchtitan-2025", "torchtitan-2024", "hf", "hf-eager-attention",
+                               "foundry") for dtype in (torch.bfloat16, torch.float32)
              for row in record(stack, dtype)]
-    models = [record_model(*m) for m in (("llama", "sdpa", False, 1024, 256), ("llama", "sdpa", False, 64, 4096), ("llama", "sdpa", True, 64, 4096),
-                                         ("llama", "eager", False, 64, 512), ("llama", "eager", True, 64, 512), ("gpt2", "sdpa", False, 1024, 256),
+    models = [record_model(*m)
+        for m in (("llama", "sdpa", False, 1024, 256), ("llama", "sdpa", False, 64, 4096),
+                  ("llama", "sdpa", True, 64, 4096),
+                                         ("llama", "eager", False, 64, 512), ("llama", "eager", True, 64, 512),
+                                         ("gpt2", "sdpa", False, 1024, 256),
                                          ("gpt2", "sdpa", True, 64, 1024), ("mixtral", "sdpa", False, 1024, 256),
                                          ("mixtral", "sdpa", False, 64, 4096), ("mixtral", "sdpa", True, 64, 4096))]
     if args.write:
         rows = ",\n    ".join(map(json.dumps, found))
-        GOLDEN.write_text(f'{{\n  "recorded_with": "torch {torch.__version__.split("+")[0]}, transformers {transformers.__version__}",\n'
-                          f'  "shapes": {json.dumps(shapes)},\n  "ops": [\n    {rows}\n  ],\n  "models": [\n    ' + ",\n    ".join(map(json.dumps, models)) + "\n  ]\n}\n")
+        GOLDEN.write_text(f'{{\n  "recorded_with": "torch {torch.__version__.split("+")[0]}, '
+                          f'transformers {transformers.__version__}",\n'
+                          f'  "shapes": {json.dumps(shapes)},\n  "ops": [\n    {rows}\n  ],\n  "models": [\n    '
+                          + ",\n    ".join(map(json.dumps, models)) + "\n  ]\n}\n")
         return
     golden = json.loads(GOLDEN.read_text())
     before, found = golden["ops"] + golden["models"], found + models

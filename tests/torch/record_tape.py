@@ -1,13 +1,15 @@
-"""Records when eager PyTorch holds which bytes: one forward and backward of small models on one device, nothing sharded. Bytes alive after
-each op's forward and before each op's backward, the peaks, and what activation checkpointing computes again. tests/planner/tape_test.cpp
-replays the tape of the same model and compares.
+"""Records when eager PyTorch holds which bytes: one forward and backward of small models on one device, nothing
+sharded. Bytes alive after each op's forward and before each op's backward, the peaks, and what activation checkpointing
+computes again. tests/planner/tape_test.cpp replays the tape of the same model and compares.
 
-    python tests/torch/record_tape.py             compares with tests/torch/golden/tape.json, prints what changed; exit 1
+    python tests/torch/record_tape.py             compares with tests/torch/golden/tape.json, prints what changed; exit
+      1
     python tests/torch/record_tape.py --write     writes it            (needs torch only)
 
-Tensors are fake and on the CPU; operators that a GPU would run (fused RMSNorm, flash attention) are called by name, so that what autograd
-saves is what it saves on a GPU. What a kernel allocates inside itself is not visible. A storage counts from the operator that returns it
-until the last reference to it is gone. Parameters and the batch exist before and do not count; parameters' gradients do.
+Tensors are fake and on the CPU; operators that a GPU would run (fused RMSNorm, flash attention) are called by name, so
+that what autograd saves is what it saves on a GPU. What a kernel allocates inside itself is not visible. A storage
+counts from the operator that returns it until the last reference to it is gone. Parameters and the batch exist before
+and do not count; parameters' gradients do.
 """
 
 import argparse
@@ -64,7 +66,8 @@ class Memory(TorchDispatchMode):
                 x.register_hook(lambda g: self.backward.__setitem__(label, self.live))
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        # The engine adds gradients that meet at one tensor in place when nobody else holds the first; under a dispatch mode it does not.
+        # The engine adds gradients that meet at one tensor in place when nobody else holds the first; under a dispatch
+        # mode it does not.
         if self.phase == "backward" and func is aten.add.Tensor and torch._C._current_autograd_node() is None:
             func = aten.add_.Tensor
         out = func(*args, **(kwargs or {}))
@@ -78,7 +81,8 @@ class Memory(TorchDispatchMode):
 
 
 class FusedNorm(torch.autograd.Function):
-    """What aten._fused_rms_norm saves and returns on a GPU (record_saved.py sees the real one); on the CPU it is many operators."""
+    """What aten._fused_rms_norm saves and returns on a GPU (record_saved.py sees the real one); on the CPU it is many
+    operators."""
 
     @staticmethod
     def forward(ctx, x, weight):
@@ -89,7 +93,8 @@ class FusedNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient):
         x, weight, _ = ctx.saved_tensors
-        return torch.empty_like(x) if ctx.needs_input_grad[0] else None, torch.empty_like(weight) if ctx.needs_input_grad[1] else None
+        return (torch.empty_like(x) if ctx.needs_input_grad[0] else None,
+                torch.empty_like(weight) if ctx.needs_input_grad[1] else None)
 
 
 class Norm(nn.Module):
@@ -144,7 +149,8 @@ class Attention(nn.Module):
 class FeedForward(nn.Module):
     def __init__(self, c, note):
         super().__init__()
-        self.w1, self.w2, self.w3 = linear(c["width"], c["ffn"]), linear(c["ffn"], c["width"]), linear(c["width"], c["ffn"])
+        self.w1, self.w2, self.w3 = linear(c["width"], c["ffn"]), linear(c["ffn"], c["width"]), linear(c["width"],
+            c["ffn"])
         self.note = note
 
     def forward(self, x):
@@ -191,7 +197,8 @@ class Llama(nn.Module):
 
 def save_every_second_product():
     count = Counter()
-    saved = {aten.mm.default, aten._scaled_dot_product_flash_attention.default, aten._scaled_dot_product_efficient_attention.default, aten.max.default}
+    saved = {aten.mm.default, aten._scaled_dot_product_flash_attention.default,
+             aten._scaled_dot_product_efficient_attention.default, aten.max.default}
 
     def policy(ctx, func, *args, **kwargs):
         if func is aten.mm.default:
@@ -223,7 +230,8 @@ def record(case):
         if case["checkpointing"] != "none":
             more = {"context_fn": save_every_second_product} if case["checkpointing"] == "selective_op" else {}
             for i, layer in model.layers.items():
-                model.layers[i] = checkpoint_wrapper(layer, preserve_rng_state=False, early_stop=case["early_stop"], **more)
+                model.layers[i] = checkpoint_wrapper(layer, preserve_rng_state=False, early_stop=case["early_stop"],
+                                                     **more)
         ids = torch.zeros(c["sequences"], c["seq_len"], dtype=torch.int64)
         memory.ignore(ids)
         with memory:
@@ -235,8 +243,10 @@ def record(case):
             memory.phase, memory.peak = "backward", 0
             loss.backward()
         gradients = sum(p.grad.untyped_storage().nbytes() for p in model.parameters() if p.grad is not None)
-        return {**case, "saved": saved, "forward_peak": forward_peak, "backward_peak": memory.peak, "end": memory.live, "gradients": gradients,
-                "forward": memory.forward, "backward": memory.backward, "again": {str(f): n for f, n in sorted(memory.again.items(), key=str)
+        return {**case, "saved": saved, "forward_peak": forward_peak, "backward_peak": memory.peak, "end": memory.live,
+                "gradients": gradients,
+                "forward": memory.forward, "backward": memory.backward,
+                "again": {str(f): n for f, n in sorted(memory.again.items(), key=str)
                                                                                    if str(f) in COUNTED}}
 
 
@@ -245,29 +255,33 @@ COUNTED = {"aten.mm.default", "aten._scaled_dot_product_flash_attention.default"
 
 
 def cases():
-    small = dict(layers=3, width=256, heads=8, kv_heads=2, head_dim=32, ffn=640, vocab=1024, sequences=2, seq_len=256, repeat=True)
+    small = dict(layers=3, width=256, heads=8, kv_heads=2, head_dim=32, ffn=640, vocab=1024, sequences=2, seq_len=256,
+                 repeat=True)
     base = dict(shape=small, checkpointing="none", early_stop=True, loss_chunks=1)
     yield {"name": "plain", **base}
     yield {"name": "grouped", **base, "shape": {**small, "repeat": False}}
-    yield {"name": "grouped_selective_op", **base, "checkpointing": "selective_op", "shape": {**small, "repeat": False, "vocab": 64, "seq_len": 4096}}
+    yield {"name": "grouped_selective_op", **base, "checkpointing": "selective_op",
+           "shape": {**small, "repeat": False, "vocab": 64, "seq_len": 4096}}
     yield {"name": "multi_head_small_vocab", **base, "shape": {**small, "kv_heads": 8, "vocab": 64}}
     yield {"name": "long", **base, "shape": {**small, "vocab": 64, "seq_len": 4096}}
     for how in ("full", "selective_op"):
         for early in (True, False):
             for vocab, seq_len in ((1024, 256), (64, 4096)):
-                yield {"name": f"{how}_{'early' if early else 'whole'}_{vocab}", **base, "checkpointing": how, "early_stop": early,
+                yield {"name": f"{how}_{'early' if early else 'whole'}_{vocab}", **base, "checkpointing": how,
+                       "early_stop": early,
                        "shape": {**small, "vocab": vocab, "seq_len": seq_len}}
     yield {"name": "chunked_loss", **base, "loss_chunks": 4, "shape": {**small, "vocab": 8192}}
     yield {"name": "frozen_embedding", **base, "frozen": ["tok_embeddings"]}
     yield {"name": "frozen_first_blocks", **base, "frozen": ["tok_embeddings", "layers.0", "layers.1"]}
     yield {"name": "frozen_feed_forward", **base, "frozen": [f"layers.{i}.feed_forward" for i in range(3)]}
     yield {"name": "frozen_products", **base,
-           "frozen": ["tok_embeddings", "output"] + [f"layers.{i}.{w}" for i in range(3) for w in ("attention.w", "feed_forward.w")]}
+           "frozen": ["tok_embeddings", "output"]
+           + [f"layers.{i}.{w}" for i in range(3) for w in ("attention.w", "feed_forward.w")]}
 
 
 def saved_by_compiled_block(checkpointing):
-    """Bytes that the compiled forward of one block hands to its backward: what PyTorch's partitioner chooses before Inductor generates
-    code. Parameters, angles, random state and the 0-dimensional do not count."""
+    """Bytes that the compiled forward of one block hands to its backward: what PyTorch's partitioner chooses before
+    Inductor generates code. Parameters, angles, random state and the 0-dimensional do not count."""
     torch._dynamo.reset()
     shape = next(cases())["shape"] | {"repeat": False}
     block = Block(shape, 0, lambda *_: None)
@@ -280,32 +294,37 @@ def saved_by_compiled_block(checkpointing):
     saved = {}
 
     def source(node):
-        while node.op == "call_function" and node.target in (aten.permute.default, aten._conj.default, aten.view.default, aten.alias.default):
+        while node.op == "call_function" and node.target in (aten.permute.default, aten._conj.default,
+                                                             aten.view.default, aten.alias.default):
             node = node.args[0]
         return node
 
     def forward_compiler(graph, _):
         for node in list(graph.graph.nodes)[-1].args[0][1:]:
             value, origin = node.meta.get("val"), source(node)
-            if isinstance(value, torch.Tensor) and value.dtype != torch.uint64 and (origin.op != "placeholder" or origin.meta["val"].shape == x.shape):
+            if isinstance(value, torch.Tensor) and value.dtype != torch.uint64 and (origin.op != "placeholder"
+                    or origin.meta["val"].shape == x.shape):
                 saved[value.untyped_storage()._cdata] = value.numel() * value.element_size()
         return graph.forward
 
-    backend = aot_autograd(fw_compiler=forward_compiler, bw_compiler=lambda graph, _: graph.forward, decompositions=select_decomp_table(),
+    backend = aot_autograd(fw_compiler=forward_compiler, bw_compiler=lambda graph, _: graph.forward,
+                           decompositions=select_decomp_table(),
                            partition_fn=min_cut_rematerialization_partition)
     try:
-        torch.compile(block, backend=backend, fullgraph=True)(x, torch.empty(shape["seq_len"], shape["head_dim"] // 2, dtype=torch.complex64))
+        torch.compile(block, backend=backend, fullgraph=True)(x,
+            torch.empty(shape["seq_len"], shape["head_dim"] // 2, dtype=torch.complex64))
     except NotImplementedError:   # flash attention cannot run here; it has been compiled
         pass
     return sum(saved.values())
 
 
 def optimizer_temporaries():
-    """Bytes per element that AdamW's step and clip_grad_norm_ hold at once beside parameters, gradients and states, over all parameters and of
-    the largest one: 24 parameters of 2048 elements, 1 of 8192."""
+    """Bytes per element that AdamW's step and clip_grad_norm_ hold at once beside parameters, gradients and states,
+    over all parameters and of the largest one: 24 parameters of 2048 elements, 1 of 8192."""
     found = {}
     with FakeTensorMode():
-        for name, call in {"adamw_foreach": lambda p: torch.optim.AdamW(p, foreach=True).step, "adamw_loop": lambda p: torch.optim.AdamW(p, foreach=False).step,
+        for name, call in {"adamw_foreach": lambda p: torch.optim.AdamW(p, foreach=True).step,
+                           "adamw_loop": lambda p: torch.optim.AdamW(p, foreach=False).step,
                            "adamw_fused": lambda p: torch.optim.AdamW(p, fused=True).step,
                            "clip_foreach": lambda p: lambda: nn.utils.clip_grad_norm_(p, 1.0, foreach=True)}.items():
             parameters = [nn.Parameter(torch.empty(64, 32)) for _ in range(24)] + [nn.Parameter(torch.empty(256, 32))]
@@ -328,13 +347,16 @@ def main():
     found = [record(case) for case in cases()]
     others = {"optimizers": optimizer_temporaries(),
               "compiled_block": {how: saved_by_compiled_block(how) for how in ("none", "full", "selective_op")}}
-    text = f'{{\n  "recorded_with": "torch {torch.__version__.split("+")[0]}",\n  ' + "".join(f'"{k}": {json.dumps(v)},\n  ' for k, v in others.items()) + '"cases": [\n    ' + ",\n    ".join(map(json.dumps, found)) + "\n  ]\n}\n"
+    text = (f'{{\n  "recorded_with": "torch {torch.__version__.split("+")[0]}",\n  '
+            + "".join(f'"{k}": {json.dumps(v)},\n  ' for k, v in others.items())
+            + '"cases": [\n    ' + ",\n    ".join(map(json.dumps, found)) + "\n  ]\n}\n")
     if args.write:
         GOLDEN.write_text(text)
         return
     golden = json.loads(GOLDEN.read_text())
     before = {c["name"]: c for c in golden["cases"]}
-    changed = [f"{c['name']}: {key}: {before.get(c['name'], {}).get(key)} -> {value}" for c in found for key, value in c.items()
+    changed = [f"{c['name']}: {key}: {before.get(c['name'], {}).get(key)} -> {value}" for c in found
+               for key, value in c.items()
                if before.get(c["name"], {}).get(key) != value]
     changed += [f"{key}: {golden.get(key)} -> {value}" for key, value in others.items() if golden.get(key) != value]
     print("\n".join(changed) or "nothing changed")

@@ -1,10 +1,11 @@
-"""Records tests/golden/tiny_models.json: five tiny models trained for five AdamW steps in plain PyTorch, fp64, one process.
+"""Records tests/golden/tiny_models.json: five tiny models trained for five AdamW steps in plain PyTorch, fp64, one
+process.
 
     python tests/torch/record_tiny_models.py         (rewrites the file)
 
-Weights and tokens come from the hash of executor/data/synthetic.cpp, so that C++ starts from the same bits. The models are written out
-here as functions of named parameters; nothing is imported from the code under test. Sizes do not divide by 2, 3 or 8 where the
-architecture allows it (a rotated head has an even size).
+Weights and tokens come from the hash of executor/data/synthetic.cpp, so that C++ starts from the same bits. The models
+are written out here as functions of named parameters; nothing is imported from the code under test. Sizes do not divide
+by 2, 3 or 8 where the architecture allows it (a rotated head has an even size).
 """
 
 import json
@@ -43,8 +44,10 @@ def llama_shapes(c):
     yield "model.embed_tokens.weight", (c["vocab_size"], hidden)
     for i in range(c["num_hidden_layers"]):
         p = f"model.layers.{i}."
-        for name, shape in [("self_attn.q_proj", (q, hidden)), ("self_attn.k_proj", (kv, hidden)), ("self_attn.v_proj", (kv, hidden)),
-                            ("self_attn.o_proj", (hidden, q)), ("input_layernorm", (hidden,)), ("post_attention_layernorm", (hidden,))]:
+        for name, shape in [("self_attn.q_proj", (q, hidden)), ("self_attn.k_proj", (kv, hidden)),
+                            ("self_attn.v_proj", (kv, hidden)),
+                            ("self_attn.o_proj", (hidden, q)), ("input_layernorm", (hidden,)),
+                            ("post_attention_layernorm", (hidden,))]:
             yield p + name + ".weight", shape
         if c["model_type"] == "olmoe":
             yield p + "self_attn.q_norm.weight", (q,)
@@ -66,7 +69,8 @@ def number_of_experts(c):
 
 
 def experts_forward(c, w, p, x):
-    """x: [tokens, hidden]. Every token's experts one by one; nothing is dropped, whatever the config's capacity_factor."""
+    """x: [tokens, hidden]. Every token's experts one by one; nothing is dropped, whatever the config's
+    capacity_factor."""
     probabilities = torch.softmax(x @ w[p + "gate.weight"].T, dim=-1)
     weights, chosen = torch.topk(probabilities, c["num_experts_per_tok"], dim=-1)
     if c["model_type"] == "mixtral" or c.get("norm_topk_prob"):
@@ -75,7 +79,8 @@ def experts_forward(c, w, p, x):
     for e in range(number_of_experts(c)):
         token, choice = torch.where(chosen == e)
         gate, up = (x[token] @ w[p + "experts.gate_up_proj"][e].T).chunk(2, dim=-1)
-        y = y.index_add(0, token, weights[token, choice, None] * ((F.silu(gate) * up) @ w[p + "experts.down_proj"][e].T))
+        y = y.index_add(0, token,
+                        weights[token, choice, None] * ((F.silu(gate) * up) @ w[p + "experts.down_proj"][e].T))
     return y
 
 
@@ -99,7 +104,8 @@ def llama_logits(c, w, ids):
         if number_of_experts(c):
             x = x + experts_forward(c, w, p + "mlp.", h.flatten(0, 1)).view_as(x)
             continue
-        x = x + (F.silu(h @ w[p + "mlp.gate_proj.weight"].T) * (h @ w[p + "mlp.up_proj.weight"].T)) @ w[p + "mlp.down_proj.weight"].T
+        x = x + (F.silu(h @ w[p + "mlp.gate_proj.weight"].T) * (h @ w[p + "mlp.up_proj.weight"].T)) @ w[p
+            + "mlp.down_proj.weight"].T
     head = "model.embed_tokens.weight" if c["tie_word_embeddings"] else "lm_head.weight"
     return norm(x, "model.norm.weight") @ w[head].T
 
@@ -136,7 +142,8 @@ def gpt2_logits(c, w, ids):
 def check_against_transformers(config, w):
     """The functions above are our reading of the architecture; transformers routes in fp32, so 1e-5 of the logits."""
     import transformers
-    model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**config), attn_implementation="eager",
+    model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**config),
+                                                          attn_implementation="eager",
                                                             experts_implementation="eager").double()
     model.load_state_dict({k: v.detach() for k, v in w.items()})
     ids, _ = batch(0, config["vocab_size"])
@@ -163,32 +170,48 @@ def train(name, config, shapes, logits, full):
             gradients = {k: w[k].grad.flatten().tolist() for k in full}
         optimizer.step()
     return {
-        "name": name, "config": json.dumps(config, indent=1), "losses": losses, "first_gradient_norms": norms, "first_gradients": gradients,
-        "final_norms": {k: p.norm().item() for k, p in w.items()}, "final_values": {k: w[k].flatten().tolist() for k in full},
+        "name": name, "config": json.dumps(config, indent=1), "losses": losses, "first_gradient_norms": norms,
+        "first_gradients": gradients,
+        "final_norms": {k: p.norm().item() for k, p in w.items()},
+        "final_values": {k: w[k].flatten().tolist() for k in full},
     }
 
 
 def main():
-    llama = {"model_type": "llama", "vocab_size": 67, "hidden_size": 35, "intermediate_size": 53, "num_hidden_layers": 2,
-             "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 10, "max_position_embeddings": 64, "rms_norm_eps": 1e-5,
+    llama = {"model_type": "llama", "vocab_size": 67, "hidden_size": 35, "intermediate_size": 53,
+             "num_hidden_layers": 2,
+             "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 10, "max_position_embeddings": 64,
+             "rms_norm_eps": 1e-5,
              "rope_theta": 500.0, "hidden_act": "silu", "tie_word_embeddings": False}
-    tied = {**llama, "vocab_size": 43, "hidden_size": 25, "intermediate_size": 29, "num_attention_heads": 5, "num_key_value_heads": 1,
+    tied = {**llama, "vocab_size": 43, "hidden_size": 25, "intermediate_size": 29, "num_attention_heads": 5,
+            "num_key_value_heads": 1,
             "head_dim": 6, "tie_word_embeddings": True}
     # With capacity_factor = experts / experts per token nothing is dropped.
-    attention = {"vocab_size": 41, "num_hidden_layers": 2, "num_attention_heads": 3, "max_position_embeddings": 64, "rms_norm_eps": 1e-5,
+    attention = {"vocab_size": 41, "num_hidden_layers": 2, "num_attention_heads": 3, "max_position_embeddings": 64,
+                 "rms_norm_eps": 1e-5,
                  "rope_theta": 500.0, "hidden_act": "silu", "tie_word_embeddings": False}
-    mixtral = {"model_type": "mixtral", "hidden_size": 23, "intermediate_size": 11, "num_key_value_heads": 1, "head_dim": 6,
-               "num_local_experts": 5, "num_experts_per_tok": 2, "capacity_factor": 2.5, "sliding_window": None, **attention}
-    olmoe = {"model_type": "olmoe", "hidden_size": 30, "intermediate_size": 9, "num_key_value_heads": 3, "head_dim": 10, "num_experts": 7,
-             "num_experts_per_tok": 3, "capacity_factor": 7 / 3, "norm_topk_prob": False, "eos_token_id": 0, **attention}
-    gpt2 = {"model_type": "gpt2", "vocab_size": 37, "n_positions": 11, "n_embd": 35, "n_layer": 2, "n_head": 5, "n_inner": 47,
+    mixtral = {"model_type": "mixtral", "hidden_size": 23, "intermediate_size": 11, "num_key_value_heads": 1,
+               "head_dim": 6,
+               "num_local_experts": 5, "num_experts_per_tok": 2, "capacity_factor": 2.5, "sliding_window": None,
+               **attention}
+    olmoe = {"model_type": "olmoe", "hidden_size": 30, "intermediate_size": 9, "num_key_value_heads": 3, "head_dim": 10,
+             "num_experts": 7,
+             "num_experts_per_tok": 3, "capacity_factor": 7 / 3, "norm_topk_prob": False, "eos_token_id": 0,
+             **attention}
+    gpt2 = {"model_type": "gpt2", "vocab_size": 37, "n_positions": 11, "n_embd": 35, "n_layer": 2, "n_head": 5,
+            "n_inner": 47,
             "layer_norm_epsilon": 1e-5, "activation_function": "gelu_new"}
     document = {
-        "_about": "Tiny models trained in plain PyTorch " + torch.__version__.split("+")[0] + ", fp64, one process; made by "
-                  "tests/torch/record_tiny_models.py. Initial weights and tokens: the hash of executor/data/synthetic.cpp with `seed`. Step s uses "
-                  "sequences [s * global_batch, (s + 1) * global_batch); of a sequence, ids are tokens 0 .. seq_len - 1 and targets are tokens "
-                  "1 .. seq_len. The loss is the mean over all tokens of the step; AdamW without clipping. Gradients are those of the first "
-                  "step; norms are 2-norms; tensors are row-major lists; `config` is the text of the model's config.json.",
+        "_about": "Tiny models trained in plain PyTorch " + torch.__version__.split("+")[0]
+        + ", fp64, one process; made by "
+                  "tests/torch/record_tiny_models.py. Initial weights and tokens: the hash of "
+                  "executor/data/synthetic.cpp with `seed`. Step s uses "
+                  "sequences [s * global_batch, (s + 1) * global_batch); of a sequence, ids are tokens 0 .. seq_len - "
+                  "1 and targets are tokens "
+                  "1 .. seq_len. The loss is the mean over all tokens of the step; AdamW without clipping. Gradients "
+                  "are those of the first "
+                  "step; norms are 2-norms; tensors are row-major lists; `config` is the text of the model's "
+                  "config.json.",
         "seed": SEED, "global_batch": GLOBAL_BATCH, "seq_len": SEQ_LEN, "steps": STEPS, "adamw": ADAMW,
         "models": [
             train("llama, grouped queries, untied", llama, llama_shapes, llama_logits,
@@ -196,11 +219,14 @@ def main():
             train("llama, one key head, tied", tied, llama_shapes, llama_logits,
                   ["model.embed_tokens.weight", "model.layers.1.mlp.down_proj.weight", "model.norm.weight"]),
             train("gpt2", gpt2, gpt2_shapes, gpt2_logits,
-                  ["transformer.wpe.weight", "transformer.h.0.attn.c_attn.bias", "transformer.h.1.attn.c_proj.weight", "transformer.ln_f.bias"]),
+                  ["transformer.wpe.weight", "transformer.h.0.attn.c_attn.bias", "transformer.h.1.attn.c_proj.weight",
+                   "transformer.ln_f.bias"]),
             train("mixtral, 2 of 5 experts", mixtral, llama_shapes, llama_logits,
-                  ["model.layers.0.mlp.gate.weight", "model.layers.1.mlp.experts.gate_up_proj", "model.layers.0.self_attn.v_proj.weight"]),
+                  ["model.layers.0.mlp.gate.weight", "model.layers.1.mlp.experts.gate_up_proj",
+                   "model.layers.0.self_attn.v_proj.weight"]),
             train("olmoe, 3 of 7 experts, not renormalised", olmoe, llama_shapes, llama_logits,
-                  ["model.layers.1.mlp.gate.weight", "model.layers.0.mlp.experts.down_proj", "model.layers.0.self_attn.q_norm.weight"]),
+                  ["model.layers.1.mlp.gate.weight", "model.layers.0.mlp.experts.down_proj",
+                   "model.layers.0.self_attn.q_norm.weight"]),
         ],
         "first_tokens": [[token(SEED, s, p, 37) for p in range(5)] for s in range(3)],
         "first_weights": initial(SEED, "model.norm.weight.not_a_vector", (2, 3)).flatten().tolist(),

@@ -2,9 +2,9 @@
 
     python tests/torch/record_wrap.py          (needs torch; rewrites tests/torch/golden/wrap.json)
 
-Each tree is written as a list of modules in named_modules() order and a list of parameters in named_parameters() order with
-the modules that own them; each case is a policy and the modules that torch.distributed.fsdp.wrap wrapped, in the order in
-which it wrapped them (post-order). The root itself is never wrapped by a policy.
+Each tree is written as a list of modules in named_modules() order and a list of parameters in named_parameters() order
+with the modules that own them; each case is a policy and the modules that torch.distributed.fsdp.wrap wrapped, in the
+order in which it wrapped them (post-order). The root itself is never wrapped by a policy.
 """
 import functools
 import json
@@ -76,8 +76,10 @@ class Mixed(nn.Module):
         super().__init__()
         self.scale = nn.Parameter(torch.empty(7))
         self.attention = nn.MultiheadAttention(8, 2)
-        self.stack = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 30), nn.ModuleList([nn.Linear(30, 3), nn.Sequential(nn.Linear(3, 50))]))
-        self.table = nn.ModuleDict({"a": nn.Linear(10, 10), "b": nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(5, 5))})
+        self.stack = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 30),
+                                   nn.ModuleList([nn.Linear(30, 3), nn.Sequential(nn.Linear(3, 50))]))
+        self.table = nn.ModuleDict({"a": nn.Linear(10, 10),
+                                    "b": nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(5, 5))})
         self.act = nn.GELU()
         self.nested = nn.Sequential(nn.Sequential(nn.Sequential(nn.Linear(9, 9))), nn.Linear(2, 2))
 
@@ -92,7 +94,8 @@ def tree(root):
         for p in m.parameters(recurse=False):
             owners.setdefault(id(p), []).append(ids[id(m)])
     return {"modules": modules,
-            "parameters": [{"name": n, "shape": list(p.shape), "modules": owners[id(p)]} for n, p in root.named_parameters()]}
+            "parameters": [{"name": n, "shape": list(p.shape), "modules": owners[id(p)]}
+                           for n, p in root.named_parameters()]}
 
 
 def wrapped_by(root, policy, ignored=()):
@@ -124,16 +127,24 @@ def by_class(classes):
 def main():
     trees = {"llama": Llama, "llama-tied": functools.partial(Llama, tied=True), "mixed": Mixed,
              "wide-head": functools.partial(Llama, vocab=400)}
-    sizes = [1, 2, 8, 31, 32, 33, 64, 80, 100, 110, 160, 192, 193, 288, 320, 480, 481, 640, 672, 673, 688, 689, 1000, 1376, 2000, 2064, 2065, 5000]
-    classes = [["Block"], ["Linear"], ["Norm"], ["Attention", "MLP"], ["Block", "Linear"], ["Block", "Attention", "MLP", "Norm"], ["Sequential"], ["Embedding", "Block"]]
-    overrides = [{"Block": "false"}, {"Block": "true", "Embedding": "false"}, {"Linear": "2", "Block": None}, {"Sequential": "false", "Linear": None},
+    sizes = [1, 2, 8, 31, 32, 33, 64, 80, 100, 110, 160, 192, 193, 288, 320, 480, 481, 640, 672, 673, 688, 689, 1000,
+             1376, 2000, 2064, 2065, 5000]
+    classes = [["Block"], ["Linear"], ["Norm"], ["Attention", "MLP"], ["Block", "Linear"],
+               ["Block", "Attention", "MLP", "Norm"], ["Sequential"], ["Embedding", "Block"]]
+    overrides = [{"Block": "false"}, {"Block": "true", "Embedding": "false"}, {"Linear": "2", "Block": None},
+                 {"Sequential": "false", "Linear": None},
                  {"Norm": "false", "MLP": "true", "Attention": None}]
-    leaves = [(["Attention"], None), (["MLP"], []), (None, ["Block"]), ([], ["ModuleList", "ModuleDict", "Linear"]), (["Sequential"], None),
+    leaves = [(["Attention"], None), (["MLP"], []), (None, ["Block"]), ([], ["ModuleList", "ModuleDict", "Linear"]),
+              (["Sequential"], None),
               (None, ["Sequential"]), (None, []), (["Block", "MLP"], ["ModuleList", "Embedding"])]
-    joined = [(["Norm"], 200), (["Block"], 300), (["Linear"], 1000), (["Sequential"], 20), (["MultiheadAttention"], 100), (["Attention", "Norm"], 64)]
-    ignored = {"llama": [["lm_head"], ["model.layers.1"], ["model.layers.0.mlp", "model.norm"], ["model.embed_tokens", "lm_head"], ["model.layers"]],
-               "llama-tied": [["lm_head"]], "mixed": [["attention"], ["stack"], ["table.a", "nested"], ["stack.2"]], "wide-head": [["model"]]}
-    out = {"source": "torch " + torch.__version__.split("+")[0] + ", torch.distributed.fsdp.wrap", "trees": {}, "cases": []}
+    joined = [(["Norm"], 200), (["Block"], 300), (["Linear"], 1000), (["Sequential"], 20),
+              (["MultiheadAttention"], 100), (["Attention", "Norm"], 64)]
+    ignored = {"llama": [["lm_head"], ["model.layers.1"], ["model.layers.0.mlp", "model.norm"],
+                         ["model.embed_tokens", "lm_head"], ["model.layers"]],
+               "llama-tied": [["lm_head"]], "mixed": [["attention"], ["stack"], ["table.a", "nested"], ["stack.2"]],
+               "wide-head": [["model"]]}
+    out = {"source": "torch " + torch.__version__.split("+")[0] + ", torch.distributed.fsdp.wrap", "trees": {},
+           "cases": []}
 
     def case(name, text, policy, left_out=()):
         wrapped, settings = wrapped_by(trees[name](), policy, left_out)
@@ -154,7 +165,8 @@ def main():
                 """None where a class is absent, or matches subclasses by instance: ours goes by name."""
                 if not all(c in found for c in wanted):
                     return None
-                matched = [m for m in root.modules() if m is not root and isinstance(m, tuple(found[c] for c in wanted))]
+                matched = [m for m in root.modules() if m is not root
+                           and isinstance(m, tuple(found[c] for c in wanted))]
                 return [found[c] for c in wanted] if all(type(m).__name__ in wanted for m in matched) else None
 
             def policies(numbers):
@@ -172,31 +184,41 @@ def main():
                     named = [c for c in [*(leaf or []), *(exclude or [])] if c not in ("ModuleList", "ModuleDict")]
                     if types(named) is None:
                         continue
-                    text = f"params:{n}" + ("" if leaf is None else ";leaf=" + ",".join(leaf)) + ("" if exclude is None else ";exclude=" + ",".join(exclude))
+                    text = f"params:{n}" + ("" if leaf is None else ";leaf=" + ",".join(leaf)) + ("" if exclude is None
+                        else ";exclude=" + ",".join(exclude))
                     case(name, text, functools.partial(wrap.size_based_auto_wrap_policy, min_num_params=n,
-                                                       force_leaf_modules=None if leaf is None else {known[c] for c in leaf},
-                                                       exclude_wrap_modules=None if exclude is None else {known[c] for c in exclude}))
+                                                       force_leaf_modules=None if leaf is None
+                                                       else {known[c] for c in leaf},
+                                                       exclude_wrap_modules=None if exclude is None
+                                                       else {known[c] for c in exclude}))
             for wanted, n in joined:
                 if types(wanted):
                     size = functools.partial(wrap.size_based_auto_wrap_policy, min_num_params=n)
-                    case(name, f"class:{','.join(wanted)}|params:{n}", functools.partial(wrap._or_policy, policies=[by_class(types(wanted)), size]))
+                    case(name, f"class:{','.join(wanted)}|params:{n}",
+                         functools.partial(wrap._or_policy, policies=[by_class(types(wanted)), size]))
             for a, b in [("Linear", "Norm"), ("Sequential", "MultiheadAttention")]:
                 if types([a]) and types([b]):
-                    case(name, f"class:{a}|class:{b}", functools.partial(wrap._or_policy, policies=[by_class(types([a])), by_class(types([b]))]))
+                    case(name, f"class:{a}|class:{b}",
+                         functools.partial(wrap._or_policy, policies=[by_class(types([a])), by_class(types([b]))]))
             for custom in overrides:
                 if types(list(custom)):
                     kinds = {found[c]: r for c, r in custom.items()}
-                    policy = wrap.CustomPolicy(lambda m, kinds=kinds: (False if type(m) not in kinds else {"reshard": kinds[type(m)]} if kinds[type(m)] else True))
+                    policy = wrap.CustomPolicy(lambda m, kinds=kinds: (False if type(m) not in kinds
+                        else {"reshard": kinds[type(m)]} if kinds[type(m)] else True))
                     case(name, "class:" + ",".join(c if r is None else f"{c}={r}" for c, r in custom.items()), policy)
             for left_out in ignored[name]:
                 for text, policy in policies([64, 192, 480]):
                     case(name, text, policy, left_out)
                 size = functools.partial(wrap.size_based_auto_wrap_policy, min_num_params=100)
                 kind = "Linear" if types(["Linear"]) else "Sequential"
-                case(name, f"class:{kind}|params:100", functools.partial(wrap._or_policy, policies=[by_class(types([kind])), size]), left_out)
+                case(name, f"class:{kind}|params:100",
+                     functools.partial(wrap._or_policy, policies=[by_class(types([kind])), size]), left_out)
     rows = lambda items: "[\n" + ",\n".join("  " + json.dumps(i) for i in items) + "\n]"
-    trees_text = ",\n".join(f'{json.dumps(n)}: {{"modules": {rows(t["modules"])},\n"parameters": {rows(t["parameters"])}}}' for n, t in out["trees"].items())
-    text = f'{{"source": {json.dumps(out["source"])},\n"trees": {{\n{trees_text}\n}},\n"cases": {rows(out["cases"])}\n}}\n'
+    trees_text = ",\n".join(
+        f'{json.dumps(n)}: {{"modules": {rows(t["modules"])},\n"parameters": {rows(t["parameters"])}}}'
+        for n, t in out["trees"].items())
+    text = (f'{{"source": {json.dumps(out["source"])},\n"trees": {{\n{trees_text}\n}},\n'
+            f'"cases": {rows(out["cases"])}\n}}\n')
     (pathlib.Path(__file__).parent / "golden" / "wrap.json").write_text(text)
 
 

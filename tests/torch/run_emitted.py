@@ -2,9 +2,9 @@
 
     python run_emitted.py SCRIPT EXPECTED.json [SCRIPT EXPECTED.json ...]
 
-EXPECTED.json: {"units": [{"modules": [...], "parameters": [...], "reshard": true|false}, ...], "checkpointed": [...]}, the units as
-unit_layouts computes them.
-Exit codes: 0 equal, 1 different, 77 torch cannot be imported (the reason is printed).
+EXPECTED.json: {"units": [{"modules": [...], "parameters": [...], "reshard": true|false}, ...], "checkpointed": [...]},
+the units as unit_layouts computes them. Exit codes: 0 equal, 1 different, 77 torch cannot be imported (the reason is
+printed).
 """
 import importlib.util
 import json
@@ -27,7 +27,8 @@ def plain(name):
 
 
 def fsdp_units(model):
-    """What PyTorch holds: per FSDP state with parameters its modules, its parameters and whether it reshards after forward."""
+    """What PyTorch holds: per FSDP state with parameters its modules, its parameters and whether it reshards after
+    forward."""
     from torch.distributed.fsdp import FSDPModule
     names = {id(p): plain(n) for n, p in model.named_parameters()}
     units = {}
@@ -57,9 +58,11 @@ def worker(arguments):
         spec.loader.exec_module(emitted)
         with open(expected_file) as f:
             expected = json.load(f)
-        units = sorted([sorted(u["modules"]), sorted(u["parameters"]), u["reshard"]] for u in expected["units"] if u["parameters"])
+        units = sorted([sorted(u["modules"]), sorted(u["parameters"]), u["reshard"]]
+                       for u in expected["units"] if u["parameters"])
         seen = []
-        losses = emitted.main(["--steps", "2", "--tiny", "--cpu", "--reference"], inspect=lambda model: seen.extend([fsdp_units(model), recomputed(model)]))
+        losses = emitted.main(["--steps", "2", "--tiny", "--cpu", "--reference"],
+                              inspect=lambda model: seen.extend([fsdp_units(model), recomputed(model)]))
         if emitted.PLAN["dialect"] != "ddp" and seen[0] != units:
             fail(f"{script}: PyTorch's units are\n{json.dumps(seen[0])}\nthe plan's are\n{json.dumps(units)}")
         if seen[1] != sorted(expected["checkpointed"]):
@@ -80,7 +83,8 @@ def main():
     for s in sockets:
         s.close()
     ranks = [subprocess.Popen([sys.executable, "-W", "ignore", *sys.argv],
-                              env={**os.environ, "RANK": str(r), "LOCAL_RANK": str(r), "WORLD_SIZE": str(RANKS), "OMP_NUM_THREADS": "1",
+                              env={**os.environ, "RANK": str(r), "LOCAL_RANK": str(r), "WORLD_SIZE": str(RANKS),
+                                   "OMP_NUM_THREADS": "1",
                                    "MASTER_ADDR": "127.0.0.1", "RUN_EMITTED_PORTS": ports}) for r in range(RANKS)]
     while any(p.poll() is None for p in ranks) and not any(p.poll() for p in ranks):
         time.sleep(0.1)

@@ -28,7 +28,8 @@ def initial(seed, name, shape):
     key, values = mix(seed ^ fnv(name)), []
     for i in range(math.prod(shape)):
         h = mix(key ^ i)
-        values.append(((h & 65535) + (h >> 16 & 65535) + (h >> 32 & 65535) + (h >> 48) - 131070) * 5.285799584260604e-07)
+        values.append(((h & 65535) + (h >> 16 & 65535) + (h >> 32 & 65535)
+                       + (h >> 48) - 131070) * 5.285799584260604e-07)
     return torch.tensor(values, dtype=torch.float64).view(shape)
 
 

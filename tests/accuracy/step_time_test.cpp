@@ -1,0 +1,118 @@
+// Published step times and peaks beside ours, row by row (tests/accuracy/published_runs.csv, each with its source).
+// Predictions are from data sheets; no constant was fitted to these rows.
+#include <doctest/doctest.h>
+#include <fmt/format.h>
+
+#include <cmath>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <sstream>
+#include <string>
+
+#include "simulator/published/accuracy.h"
+#include "tests/accuracy/recorded_table.h"
+
+using namespace fsdp;
+using Json = nlohmann::json;
+
+namespace {
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr int kEvery = 9;
+#else
+constexpr int kEvery = 1;
+#endif
+
+// Of the file, each `every`-th row.
+AccuracyReport of_file(int every, const AccuracyOptions& options) {
+  std::ifstream file(std::string(FSDP_TESTS_DIR) + "/accuracy/published_runs.csv", std::ios::binary);
+  std::string text, line;
+  for (int i = 0; std::getline(file, line); ++i)
+    if (i % every == 0) text += line + "\n";
+  std::istringstream in(text);
+  return accuracy_of(in, "published_runs.csv", datasheet_prices(), options);
+}
+
+struct Whole {
+  AccuracyReport report;
+  std::int64_t rows = 0;
+};
+
+// Predicted once for all cases of this file.
+const Whole& whole_file() {
+  static const Whole kWhole = [] {
+    Whole w;
+    AccuracyOptions options;
+    options.progress = [&](std::int64_t row) { w.rows = row; };
+    w.report = of_file(kEvery, options);
+    return w;
+  }();
+  return kWhole;
+}
+
+// |ln(predicted / measured)|: twice too fast and twice too slow weigh the same.
+double log_error(const AccuracyRow& row) { return std::abs(std::log1p(*row.step_time_error())); }
+
+}  // namespace
+
+TEST_CASE("every published run is predicted or skipped, and the JSON says so") {
+  const auto& [report, told] = whole_file();
+  CHECK(report.rows.size() + report.skipped.size() == static_cast<std::size_t>(told));
+  CHECK(told == 677 / kEvery);
+  const Json j = Json::parse(to_json_text(report));
+  REQUIRE(j.at("rows").size() == report.rows.size());
+  std::set<std::string> ids;
+  for (const Json& r : j.at("rows")) {
+    ids.insert(r.at("id").get<std::string>());
+    CHECK(r.at("source").is_string());
+    CHECK(r.at("trust").is_string());
+    CHECK(r.at("predicted_step_time_s").get<double>() > 0);
+    for (const char* key : {"measured_step_time_s", "measured_peak_bytes", "predicted_peak_bytes"})
+      CHECK((r.at(key).is_null() || r.at(key).get<double>() > 0));
+    CHECK(r.at("measured_peak_bytes").is_null() == r.at("predicted_peak_bytes").is_null());
+    CHECK_FALSE((r.at("measured_step_time_s").is_null() && r.at("measured_peak_bytes").is_null()));
+  }
+  for (const Json& r : j.at("skipped")) {
+    ids.insert(r.at("id").get<std::string>());
+    CHECK_FALSE(r.at("reason").get<std::string>().empty());
+  }
+  CHECK(ids.size() == static_cast<std::size_t>(told));
+  CHECK(j.at("summary").at("free_constants") == 0);
+}
+
+TEST_CASE("every published run is predicted as it was when it was last recorded") {
+  const AccuracyReport& report = whole_file().report;
+  RecordedTable now("published_runs.csv", {"id", "predicted_step_time_s", "predicted_peak_bytes"});
+  for (const AccuracyRow& r : report.rows) {
+    now.add(r.id, {r.step_time_error() ? decimal(*r.predicted_step_time_s) : "-",
+                   r.predicted_peak_bytes ? whole(*r.predicted_peak_bytes) : "-"});
+  }
+  for (const RefusedRow& r : report.skipped) now.add(r.id, {"skipped", "skipped"});
+  CHECK(now.differences(kEvery != 1) == "");
+}
+
+// What was reached, rounded up: a change may make these smaller only. Whoever makes one smaller writes it down here.
+TEST_CASE("errors over the published runs are no larger than they were") {
+  if (kEvery != 1) return;
+  const AccuracyReport& report = whole_file().report;
+  const ErrorSummary& a = report.summary.headline.step_time;
+  std::map<std::string, double> worst;  // by trust, |ln|
+  for (const AccuracyRow& r : report.rows)
+    if (r.step_time_error()) worst[r.trust] = std::max(worst[r.trust], log_error(r));
+  std::string text = fmt::format("trust A: mean {:.4f} median {:.4f} p90 {:.4f} bias {:+.4f}, tau {:.4f}\n", a.mean,
+                                 a.median, a.p90, a.bias, report.summary.headline_order.tau);
+  for (const auto& [trust, error] : worst) text += fmt::format("worst |ln| of trust {}: {:.4f}\n", trust, error);
+  const ErrorSummary& peak = report.summary.headline.peak;
+  MESSAGE(text << fmt::format("peaks: {} rows, mean {:.4f} worst {:.4f}\n", peak.rows, peak.mean, peak.worst));
+  CHECK(a.mean < 0.0428);
+  CHECK(a.median < 0.0287);
+  CHECK(a.p90 < 0.0982);
+  CHECK(std::abs(a.bias) < 0.01);
+  CHECK(report.summary.headline_order.tau > 0.9153);
+  CHECK(worst.at("A") < 0.3158);
+  CHECK(worst.at("B") < 1.6690);
+  CHECK(peak.mean < 0.0370);
+  CHECK(peak.worst < 0.2058);
+}

@@ -1,0 +1,142 @@
+// The inner order of the rooms: which folders of its own room a folder may include. A folder always includes itself.
+//
+// A header at the top of a room that is the interface of one folder belongs to that folder (kInterfaces); the others
+// belong to the room's own top, the ground that its folders stand on.
+#pragma once
+
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+namespace fsdp {
+
+using Order = std::map<std::string, std::set<std::string>>;
+
+inline const std::map<std::string, std::string>& interfaces() {
+  static const std::map<std::string, std::string> kInterfaces = {
+      {"planner/costs.h", "planner/costs"},           {"planner/emit.h", "planner/emit"},
+      {"planner/fitted_costs.h", "planner/costs"},    {"planner/lower.h", "planner/lowering"},
+      {"planner/module_costs.h", "planner/costs"},    {"planner/search.h", "planner/search"},
+      {"executor/calibrate.h", "executor/calibrate"}, {"executor/cuda_backend.h", "executor/cuda"},
+      {"executor/mpi_backend.h", "executor/mpi"},     {"executor/run.h", "executor/training"},
+  };
+  return kInterfaces;
+}
+
+inline const Order& inner_order() {
+  static const Order kOrder = {
+      // models: input, then values, then what makes them.
+      {"models/input", {}},
+      {"models", {"models/input"}},
+      {"models/implementations", {"models", "models/input"}},
+      {"models/importers", {"models", "models/input"}},
+
+      // planner: values (plan, wrap, layout, program); every other folder stands on them alone, costs on lowering's
+      // interface too.
+      {"planner", {}},
+      {"planner/plan", {"planner"}},
+      {"planner/lowering", {"planner"}},
+      {"planner/costs", {"planner", "planner/lowering"}},
+      {"planner/search", {"planner"}},
+      {"planner/emit", {"planner"}},
+
+      {"simulator/engine", {}},
+      {"simulator/allocator", {}},
+      {"simulator/records", {"simulator/allocator", "simulator/engine"}},
+      {"simulator/published", {"simulator/allocator", "simulator/engine"}},
+
+      // executor: the interface of backends, kernels, what backends share, backends; beside them what a run is made of.
+      {"executor", {}},
+      {"executor/kernels/arithmetic", {}},
+      {"executor/kernels", {"executor", "executor/kernels/arithmetic"}},
+      {"executor/kernels/levels", {"executor/kernels"}},
+      {"executor/kernels/matmul", {"executor/kernels", "executor/kernels/arithmetic", "executor/kernels/levels"}},
+      {"executor/kernels/ops",
+       {"executor/kernels", "executor/kernels/arithmetic", "executor/kernels/levels", "executor/kernels/matmul"}},
+      {"executor/data", {"executor", "executor/kernels", "executor/kernels/arithmetic"}},
+      {"executor/ranks", {"executor", "executor/kernels", "executor/kernels/arithmetic"}},
+      {"executor/actions", {"executor", "executor/kernels", "executor/kernels/arithmetic"}},
+      {"executor/training", {"executor", "executor/actions", "executor/kernels", "executor/ranks"}},
+      {"executor/checkpoint", {"executor", "executor/data", "executor/kernels", "executor/kernels/arithmetic"}},
+      {"executor/calibrate",
+       {"executor", "executor/actions", "executor/kernels", "executor/kernels/arithmetic", "executor/training"}},
+      {"executor/host", {"executor", "executor/actions", "executor/ranks"}},
+      {"executor/mpi", {"executor", "executor/host", "executor/ranks"}},
+      {"executor/cuda", {"executor", "executor/kernels", "executor/kernels/arithmetic", "executor/ranks"}},
+      {"executor/cuda/toolkit/kernels", {"executor/data", "executor/kernels", "executor/kernels/arithmetic"}},
+      {"executor/cuda/toolkit/kernels/attention", {"executor/cuda/toolkit/kernels", "executor/kernels/arithmetic"}},
+      {"executor/cuda/toolkit/kernels/matmul", {"executor/cuda", "executor/cuda/toolkit/kernels"}},
+      {"executor/cuda/toolkit/kernels/moe",
+       {"executor/cuda/toolkit/kernels", "executor/kernels", "executor/kernels/arithmetic"}},
+      {"executor/cuda/toolkit/device",
+       {"executor", "executor/cuda", "executor/kernels/arithmetic", "executor/mpi", "executor/ranks"}},
+      {"executor/cuda/toolkit",
+       {"executor/actions", "executor/cuda", "executor/cuda/toolkit/device", "executor/cuda/toolkit/kernels",
+        "executor/cuda/toolkit/kernels/attention", "executor/cuda/toolkit/kernels/matmul"}},
+
+      {"viz", {}},
+
+      {"cli", {}},
+      {"cli/report", {}},
+      {"cli/commands", {"cli", "cli/report"}},
+
+      // tests: by room; they share support, fakes and the conformance suite.
+      {"tests/support", {}},
+      {"tests/gpu_check", {}},
+      {"tests/fuzz", {}},
+      {"tests/bench", {"tests/support"}},
+      {"tests/fakes/emulated", {}},
+      {"tests/fakes/cublaslt_on_host", {}},
+      {"tests/fakes/cuda_on_host", {"tests/fakes/emulated"}},
+      {"tests/house", {}},
+      {"tests/docs", {}},
+      {"tests/accuracy", {"tests/support"}},
+      {"tests/models", {"tests/support"}},
+      {"tests/planner", {"tests/support"}},
+      {"tests/planner/torch", {"tests/support"}},
+      {"tests/simulator", {"tests/support"}},
+      {"tests/viz", {"tests/support"}},
+      {"tests/cli", {"tests/support"}},
+      {"tests/executor/conformance", {"tests/support"}},
+      {"tests/executor", {"tests/executor/conformance", "tests/support"}},
+      {"tests/executor/checkpoint", {"tests/support"}},
+      {"tests/executor/data", {"tests/support"}},
+      {"tests/executor/kernels", {"tests/support"}},
+      {"tests/executor/parity", {"tests/support"}},
+      {"tests/executor/mpi", {"tests/executor/conformance", "tests/support"}},
+      {"tests/executor/cuda",
+       {"tests/executor/conformance", "tests/fakes/emulated", "tests/gpu_check", "tests/support"}},
+      {"tests/executor/cuda_on_host", {"tests/executor/conformance", "tests/executor/cuda", "tests/support"}},
+  };
+  return kOrder;
+}
+
+// Includes against the order, each with the reason why it stands. One that no file has any more must leave this list.
+struct Exception {
+  std::string file, included, reason;
+};
+
+inline const std::vector<Exception>& exceptions() {
+  static const std::vector<Exception> kExceptions = {
+      {"models/architecture.cpp", "models/importers/builder.h", "a description of layers is built as an import is"},
+      {"models/catalog.cpp", "models/importers/importers.h", "load_model reads every kind of configuration"},
+      {"executor/kernels/dispatch.cpp", "executor/kernels/levels/table.h", "chooses the table at run time"},
+      {"executor/kernels/kernels.cpp", "executor/kernels/levels/table.h", "chooses the table at run time"},
+      {"executor/cuda/attention_call.h", "executor/cuda/toolkit/kernels/attention/attention.h",
+       "names the kernel's arguments; needs no toolkit"},
+      {"executor/cuda/toolkit/device/device.h", "executor/cuda/toolkit/operation_kernels.h",
+       "a device owns the kernels of its operations"},
+      {"executor/actions/actions.cpp", "executor/run.h", "a knot that is to be cut"},
+      {"executor/actions/actions.h", "executor/training/interpreter.h", "a knot that is to be cut"},
+      {"executor/actions/host_kernel_set.cpp", "executor/run.h", "a knot that is to be cut"},
+      {"executor/actions/shards.cpp", "executor/run.h", "a knot that is to be cut"},
+      {"executor/data/synthetic.cpp", "executor/run.h", "a knot that is to be cut"},
+      {"executor/mpi/world.cpp", "executor/training/signals.h", "a knot that is to be cut"},
+      {"executor/ranks/watch.cpp", "executor/training/signals.h", "a knot that is to be cut"},
+      {"executor/training/run.cpp", "executor/mpi_backend.h", "a knot that is to be cut"},
+  };
+  return kExceptions;
+}
+
+}  // namespace fsdp
