@@ -8,6 +8,7 @@
 #include <set>
 
 #include "models/input/error.h"
+#include "simulator/published/run_software.h"
 
 namespace fsdp {
 namespace {

@@ -44,10 +44,6 @@ struct RunSetup {
 // thrown for bad cells.
 [[nodiscard]] std::variant<RunSetup, std::string> set_up(const PublishedRun&, std::string_view where);
 
-// Month of the software: year * 12 + month - 1, from the first "2024-08" or "202408" in `software`, then `source_ref`,
-// then `notes`; else of its release ("torch-2.8"), else the middle of its `software_generation` ("2024").
-[[nodiscard]] std::optional<int> month_of(const PublishedRun&);
-
 // Lowered once, priced often. Many equal micro-batches are lowered as `few` of them: see predict_step_time.
 struct PreparedRun {
   RunSetup setup;   // of the whole step
@@ -68,6 +64,5 @@ struct PreparedRun {
 [[nodiscard]] Bytes predict_peak(const PreparedRun&, const Costs&, MemoryKind);
 
 [[nodiscard]] std::string_view name(MemoryKind);
-[[nodiscard]] bool uses_float8(const PublishedRun&);
 
 }  // namespace fsdp

@@ -10,6 +10,7 @@
 #include "planner/lower.h"
 #include "simulator/engine/engine.h"
 #include "simulator/published/run_setup.h"
+#include "simulator/published/run_software.h"
 #include "tests/support/refusal.h"
 #include "tests/support/relative.h"
 

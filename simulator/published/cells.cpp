@@ -1,0 +1,28 @@
+#include "simulator/published/cells.h"
+
+#include <algorithm>
+#include <cctype>
+
+#include "models/input/error.h"
+#include "models/input/suggest.h"
+
+namespace fsdp {
+
+std::string lower_case(std::string_view text) {
+  std::string out(text);
+  std::transform(out.begin(), out.end(), out.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  return out;
+}
+bool says(std::string_view cell, std::string_view word) { return lower_case(cell).find(word) != std::string::npos; }
+bool says_no(std::string_view cell) {
+  const std::string c = lower_case(cell);
+  return c.empty() || c == "no" || c == "none" || c == "false" || c == "off" || c == "0" || c.starts_with("no ");
+}
+
+void cannot(std::string_view column, const std::string& why) { throw InputError(std::string(column), why); }
+void not_modelled(std::string_view column, std::string_view cell) {
+  cannot(column, "\"" + printable(cell) + "\" is not modelled");
+}
+
+}  // namespace fsdp

@@ -1,0 +1,137 @@
+#include "simulator/published/run_software.h"
+
+#include <array>
+#include <cctype>
+#include <string_view>
+
+#include "simulator/published/cells.h"
+
+namespace fsdp {
+namespace {
+
+// The first "2024-08", "2024/08" or "202408" of a text; digits on either side make it something else.
+std::optional<int> month_in(std::string_view text) {
+  const auto digit = [&](std::size_t i) {
+    return i < text.size() && std::isdigit(static_cast<unsigned char>(text[i]));
+  };
+  for (std::size_t i = 0; i + 6 <= text.size(); ++i) {
+    if ((i > 0 && std::isalnum(static_cast<unsigned char>(text[i - 1]))) || !digit(i) || !digit(i + 1) ||
+        !digit(i + 2) || !digit(i + 3))
+      continue;
+    const std::size_t m = digit(i + 4) ? i + 4 : i + 5;
+    if (m == i + 5 && text[i + 4] != '-' && text[i + 4] != '/') continue;
+    if (!digit(m) || !digit(m + 1) || (digit(m + 2) && !(digit(m + 3) && !digit(m + 4)))) continue;
+    const int year =
+        (text[i] - '0') * 1000 + (text[i + 1] - '0') * 100 + (text[i + 2] - '0') * 10 + (text[i + 3] - '0');
+    const int of_year = (text[m] - '0') * 10 + (text[m + 1] - '0');
+    if (year >= 2016 && year < 2100 && of_year >= 1 && of_year <= 12) return month(year, of_year);
+  }
+  return std::nullopt;
+}
+
+// PyTorch's releases, the month each came out.
+struct Release {
+  std::string_view name;
+  int out;
+};
+constexpr std::array kReleases{
+    Release{"torch-1.13", month(2022, 10)}, Release{"torch-2.0", month(2023, 3)}, Release{"torch-2.1", month(2023, 10)},
+    Release{"torch-2.2", month(2024, 1)},   Release{"torch-2.3", month(2024, 4)}, Release{"torch-2.4", month(2024, 7)},
+    Release{"torch-2.5", month(2024, 10)},  Release{"torch-2.6", month(2025, 1)}, Release{"torch-2.7", month(2025, 4)},
+    Release{"torch-2.8", month(2025, 8)},   Release{"torch-2.9", month(2025, 10)}};
+
+// torchtitan as it was in a month; since when is in the implementations' own file.
+std::string_view titan_of(int m) {
+  if (m < month(2024, 4)) return "torchtitan-2024-03";
+  if (m < month(2024, 9)) return "torchtitan-2024-07";
+  if (m < month(2025, 4)) return "torchtitan-2024";
+  return m < month(2025, 9) ? "torchtitan-2025" : "torchtitan";
+}
+
+// The choice of one row.
+class Chooser {
+ public:
+  Chooser(const PublishedRun& run, Stack stack, int of_month) : run_(run), stack_(stack), month_(of_month) {}
+
+  RunImplementation choose() {
+    const bool compiled = !says_no(run_.compile);
+    const std::string attention = lower_case(run_.attention);
+    const bool written_out = attention.find("eager") != std::string::npos ||
+                             attention.find("math") != std::string::npos || attention == "torch";
+    std::string name = "hf";
+    if (stack_ == Stack::foundry) name = "foundry";
+    if (stack_ == Stack::titan) name = titan_of(month_);
+    if (stack_ == Stack::modalities) name = "torchtitan";  // plain modules, fused norms, scaled_dot_product_attention
+    if (written_out) {
+      if (stack_ == Stack::foundry || stack_ == Stack::titan || compiled) not_modelled("attention", run_.attention);
+      name = "hf-eager-attention";
+    }
+    if (!says_no(run_.float8)) {
+      if (name.starts_with("torchtitan-2024")) name = "torchtitan-2024";  // compiled, their norms are the same
+      name += "-float8";
+      if (says(run_.float8, "float8 all-gather")) assume("gathered in bf16, not in float8");
+    }
+    chosen_.implementation = &find_implementation(name, compiled, "compile");
+    if (stack_ == Stack::foundry && !compiled) set_mosaic_of_2023();
+    return std::move(chosen_);
+  }
+
+ private:
+  void assume(std::string what) { chosen_.assumptions.push_back(std::move(what)); }
+
+  // Composer's mixed precision DEFAULT was another one before its pull request 2047 of March 2023. mosaicml/examples
+  // measured with it under PyTorch 1.13 only until then; its README of April has those tables as outdated, in a
+  // comment. What llm-foundry's README states in PURE without software was there in July 2023, before PyTorch 2.1.
+  void set_mosaic_of_2023() {
+    const std::string generation = lower_case(run_.software_generation);
+    const bool pure = says(run_.notes, "mixed_precision pure") && generation.empty();
+    if (generation == "torch-1.13" && says(run_.notes, "mixed_precision default")) {
+      if (run_.peak_memory_gib) cannot("peak_memory_gib", "of MPT before March 2023 is not modelled");
+      chosen_.implementation = &foundry_2023_01_implementation();
+    } else if (generation == "torch-1.13" || generation == "torch-2.0" || pure) {
+      chosen_.implementation = &foundry_2023_implementation();
+    }
+    if (pure) assume("PyTorch before 2.1, as Mosaic's tables in PURE had it until October 2023");
+  }
+
+  const PublishedRun& run_;
+  Stack stack_;
+  int month_;
+  RunImplementation chosen_;
+};
+
+}  // namespace
+
+Stack stack_of(const PublishedRun& run) {
+  const std::string who = lower_case(run.source + " " + run.software);
+  if (who.find("mosaic") != std::string::npos || who.find("foundry") != std::string::npos ||
+      who.find("composer") != std::string::npos)
+    return Stack::foundry;
+  if (who.find("modalities") != std::string::npos) return Stack::modalities;
+  return who.find("titan") != std::string::npos ? Stack::titan : Stack::hf;
+}
+
+bool float8_linear(const PublishedRun& run) {
+  const bool titan = says(run.source, "titan") || says(run.software, "titan");
+  return titan && !says_no(run.compile) && says(run.float8, "tensorwise");
+}
+
+std::optional<int> month_of(const PublishedRun& run) {
+  for (const std::string* text : {&run.software, &run.source_ref, &run.notes})
+    if (const auto m = month_in(*text)) return m;
+  const std::string generation = lower_case(run.software_generation);
+  for (const Release& r : kReleases)
+    if (generation == r.name) return r.out;
+  if (generation.size() == 4 && generation.find_first_not_of("0123456789") == std::string::npos)
+    return month(std::stoi(generation), 7);
+  if (generation.starts_with("torch-2.1") && generation.size() > 9) return month(2026, 1);  // 2.10 and later
+  return std::nullopt;
+}
+
+bool uses_float8(const PublishedRun& run) { return !says_no(run.float8); }
+
+RunImplementation implementation_of(const PublishedRun& run, Stack stack, int of_month) {
+  return Chooser(run, stack, of_month).choose();
+}
+
+}  // namespace fsdp

@@ -1,0 +1,35 @@
+// The software behind a published row: whose it is, the month it is from, and the implementation that models it.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "models/implementation.h"
+#include "simulator/published/published_runs.h"
+
+namespace fsdp {
+
+enum class Stack : std::uint8_t { foundry, titan, modalities, hf };
+[[nodiscard]] Stack stack_of(const PublishedRun&);
+
+// Months are counted from year 0: year * 12 + month - 1.
+[[nodiscard]] constexpr int month(int year, int of_year) { return year * 12 + of_year - 1; }
+// Month of the software, from the first "2024-08" or "202408" in `software`, then `source_ref`, then `notes`; else of
+// its release ("torch-2.8"), else the middle of its `software_generation` ("2024").
+[[nodiscard]] std::optional<int> month_of(const PublishedRun&);
+
+[[nodiscard]] bool uses_float8(const PublishedRun&);
+// torchao's float8 linear layers with scales by tensor. Those with scales by row run other kernels; so do MXFP8 and
+// TransformerEngine.
+[[nodiscard]] bool float8_linear(const PublishedRun&);
+
+struct RunImplementation {
+  const Implementation* implementation = nullptr;  // one of the program's constants
+  std::vector<std::string> assumptions;            // for cells that are empty
+};
+// Throws InputError for what no implementation models.
+[[nodiscard]] RunImplementation implementation_of(const PublishedRun&, Stack, int of_month);
+
+}  // namespace fsdp
