@@ -4,6 +4,7 @@
 
 #include <cstdlib>
 
+#include "executor/cuda/gpu_cluster.h"
 #include "executor/cuda_backend.h"
 #include "executor/mpi_backend.h"
 
@@ -62,9 +63,11 @@ void add_backend_flags(const Command& command, BackendFlags& f) {
                "cuda: all ranks on one GPU: real numerics and memory, no real communication");
   command.option("--emulate-world", f.emulate_world,
                  "cuda: rank 0 of the plan's N on one GPU, its collectives played as long as the costs say", "N");
-  command.option("--cluster", f.emulated.cluster, "of --emulate-world: what is emulated", "CLUSTER");
-  command.option("--costs", f.emulated.costs, "of --emulate-world: costs.json; default the cluster's datasheet",
-                 "FILE");
+  command.option("--cluster", f.cluster.cluster,
+                 "cuda: what these GPUs are, for the measurement; default: as the driver describes them. Of "
+                 "--emulate-world: what is emulated",
+                 "CLUSTER");
+  command.option("--costs", f.cluster.costs, "of --emulate-world: costs.json; default the cluster's datasheet", "FILE");
 }
 
 void check_backend_flags(const BackendFlags& f) {
@@ -76,12 +79,12 @@ void check_backend_flags(const BackendFlags& f) {
                                     {f.devices.has_value(), "--devices"},
                                     {f.emulate_world.has_value(), "--emulate-world"}})
     if (given && !cuda) throw InputError(flag, "has no meaning with --backend " + *f.backend, "give --backend cuda");
-  for (const auto& [given, flag] :
-       {std::pair{f.emulated.cluster.has_value(), "--cluster"}, {f.emulated.costs.has_value(), "--costs"}})
-    if (given && !f.emulate_world)
-      throw InputError(flag, "has no meaning without --emulate-world",
-                       "leave it out: what runs here is measured, not predicted");
-  if (f.emulate_world && !f.emulated.cluster)
+  if (f.cluster.cluster && !cuda)
+    throw InputError("--cluster", "has no meaning with --backend " + *f.backend, "leave it out: it is this machine");
+  if (f.cluster.costs && !f.emulate_world)
+    throw InputError("--costs", "has no meaning without --emulate-world",
+                     "leave it out: what runs here is measured, not predicted");
+  if (f.emulate_world && !f.cluster.cluster)
     throw InputError("--cluster", "is missing", "name the cluster whose collectives --emulate-world plays");
   if (f.emulate_world && f.virtual_ranks)
     throw InputError("--virtual-ranks", "has no meaning with --emulate-world", "give one of them");
@@ -95,25 +98,37 @@ const Implementation& implementation_of(const BackendFlags& f) {
   return *f.backend == "cuda" ? native_cuda_implementation() : native_implementation();
 }
 
-std::unique_ptr<Backend> make_backend(const BackendFlags& f, const std::string& model, const ShardingPlan& plan,
-                                      const BackendOptions& options) {
+namespace {
+
+// The emulated world's cluster and costs.
+EmulatedWorld emulated_world(const BackendFlags& f, const std::string& model, const ShardingPlan& plan) {
+  if (const std::int64_t n = parse_count(*f.emulate_world, "--emulate-world", 1, 1 << 20); n != plan.ranks())
+    throw InputError("--emulate-world", fmt::format("the plan is for {} ranks, not {}", plan.ranks(), n),
+                     "give the plan's, or plan for as many GPUs");
+  Flags flags = f.cluster;
+  flags.model = model;
+  const Setup setup = resolve_setup(flags, &plan);
+  if (setup.cluster.host)
+    throw InputError("--cluster", "'host' has no GPUs", "name a cluster of GPUs, such as dgx-h100");
+  return {plan, setup.cluster, setup.costs};
+}
+
+}  // namespace
+
+ChosenBackend make_backend(const BackendFlags& f, const std::string& model, const ShardingPlan& plan,
+                           const BackendOptions& options) {
   const MeshShape mesh{plan.replicate(), plan.shard()};
-  if (*f.backend == "mpi") return make_mpi_backend(mesh, options);
-  if (*f.backend == "host") return make_host_backend(mesh, options);
+  if (*f.backend == "mpi") return {make_mpi_backend(mesh, options), load_cluster("host", plan.ranks())};
+  if (*f.backend == "host") return {make_host_backend(mesh, options), load_cluster("host", plan.ranks())};
   CudaOptions cuda{.run = options, .virtual_ranks = f.virtual_ranks, .processes = among_processes(f)};
   if (f.devices) cuda.devices = parse_devices(*f.devices);
-  if (f.emulate_world) {
-    if (const std::int64_t n = parse_count(*f.emulate_world, "--emulate-world", 1, 1 << 20); n != plan.ranks())
-      throw InputError("--emulate-world", fmt::format("the plan is for {} ranks, not {}", plan.ranks(), n),
-                       "give the plan's, or plan for as many GPUs");
-    Flags flags = f.emulated;
-    flags.model = model;
-    const Setup setup = resolve_setup(flags, &plan);
-    if (setup.cluster.host)
-      throw InputError("--cluster", "'host' has no GPUs", "name a cluster of GPUs, such as dgx-h100");
-    cuda.emulate = EmulatedWorld{plan, setup.cluster, setup.costs};
-  }
-  return make_cuda_backend(mesh, cuda);
+  std::optional<ClusterSpec> named;
+  if (f.emulate_world) cuda.emulate = emulated_world(f, model, plan);
+  else if (f.cluster.cluster) named = load_cluster(*f.cluster.cluster, plan.ranks());
+  auto backend = make_cuda_backend(mesh, cuda);
+  const ClusterSpec found = backend->cluster();
+  if (named) cuda::check_names_these_gpus(*named, found);
+  return {std::move(backend), named.value_or(found)};
 }
 
 }  // namespace fsdp::cli

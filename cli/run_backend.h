@@ -11,7 +11,7 @@ namespace fsdp::cli {
 struct BackendFlags {
   Text backend, devices, emulate_world;
   bool virtual_ranks = false;
-  Flags emulated;  // --cluster and --costs of --emulate-world
+  Flags cluster;  // --cluster, and --costs of --emulate-world
 };
 void add_backend_flags(const Command&, BackendFlags&);
 
@@ -24,7 +24,13 @@ void add_backend_flags(const Command&, BackendFlags&);
 void check_backend_flags(const BackendFlags&);
 
 [[nodiscard]] const Implementation& implementation_of(const BackendFlags&);  // of the backend's kernels
-[[nodiscard]] std::unique_ptr<Backend> make_backend(const BackendFlags&, const std::string& model, const ShardingPlan&,
-                                                    const BackendOptions&);
+
+struct ChosenBackend {
+  std::unique_ptr<Backend> backend;
+  // What the measurement says that it ran on. GPUs: --cluster, where given and possible, else the GPUs that are there.
+  ClusterSpec cluster;
+};
+[[nodiscard]] ChosenBackend make_backend(const BackendFlags&, const std::string& model, const ShardingPlan&,
+                                         const BackendOptions&);
 
 }  // namespace fsdp::cli

@@ -60,10 +60,17 @@ struct CudaOptions {
       Memory::device;  // where Memory::device lies. host: pinned, so that host code may touch buffers (tests)
 };
 
+// A backend that knows which GPUs it runs on.
+class GpuBackend : public Backend {
+ public:
+  // The GPUs that its ranks compute on, as the driver describes them; of an emulated world the emulated cluster.
+  [[nodiscard]] virtual ClusterSpec cluster() const = 0;
+};
+
 // Throws InputError for a mesh that these GPUs cannot hold (more ranks than GPUs without virtual_ranks, a GPU named
 // twice or unknown), for one of another size than the launch, for two processes on one GPU, for processes where no MPI
 // is built in.
-[[nodiscard]] std::unique_ptr<Backend> make_cuda_backend(MeshShape, const CudaOptions& = {});
+[[nodiscard]] std::unique_ptr<GpuBackend> make_cuda_backend(MeshShape, const CudaOptions& = {});
 
 // Empty where the backend can be made; else why not, with the remedy: not built, no driver, no GPU. Touches the driver,
 // changes nothing.

@@ -111,8 +111,7 @@ struct Trained {
   RunResult result;
   std::int64_t steps_before = 0;  // of the checkpoint that it went on from
 };
-Trained execute(const RunFlags& f, const ModelGraph& model, const ShardingPlan& plan, const ClusterSpec& cluster,
-                Launch* others) {
+Trained execute(const RunFlags& f, const ModelGraph& model, const ShardingPlan& plan, Launch* others) {
   const bool reports = others == nullptr || others->rank() == 0;
   BackendOptions backend_options;
   if (f.watchdog) backend_options.watchdog_seconds = parse_seconds(*f.watchdog, "--watchdog").count();
@@ -130,7 +129,7 @@ Trained execute(const RunFlags& f, const ModelGraph& model, const ShardingPlan& 
   const TrainingSetup training = apply_training_flags(f.training, model, plan, options);
   std::optional<TrainLog> log;
   if (f.training.log && reports) log.emplace(*f.training.log, "--log");
-  const auto backend = make_backend(f.machine, *f.shared.model, plan, backend_options);
+  const auto [backend, cluster] = make_backend(f.machine, *f.shared.model, plan, backend_options);
   Progress progress;
   options.progress = [&](const StepReport& s) {
     if (s.done == 1)  // not before: a run that is refused says one sentence
@@ -188,9 +187,9 @@ int run_here(const RunFlags& f, Launch* others) {
     prediction = parse_prediction(read_file(*f.prediction), *f.prediction);
     check_prediction(*prediction, model, plan, implementation_of(f.machine), *f.prediction);
   }
-  const ClusterSpec cluster = load_cluster("host", plan.ranks());
-  if (*f.machine.backend != "cuda") check_memory(model, plan, cluster, *f.shared.plan, others);
-  const Trained trained = execute(f, model, plan, cluster, others);
+  if (*f.machine.backend != "cuda")
+    check_memory(model, plan, load_cluster("host", plan.ranks()), *f.shared.plan, others);
+  const Trained trained = execute(f, model, plan, others);
   if (!reports) return kDone;
   const Measurement& measured = trained.result.measurement;
   if (f.output) write_file(*f.output, to_json_text(measured));

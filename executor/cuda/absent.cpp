@@ -4,7 +4,7 @@
 
 namespace fsdp {
 
-std::unique_ptr<Backend> make_cuda_backend(MeshShape, const CudaOptions&) {
+std::unique_ptr<GpuBackend> make_cuda_backend(MeshShape, const CudaOptions&) {
   throw InputError("--backend", "cuda is not built in",
                    "install the CUDA toolkit 12 or 13 (nvcc) and build again, or use host");
 }

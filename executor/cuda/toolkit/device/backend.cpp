@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "executor/cuda/errors.h"
+#include "executor/cuda/gpu_cluster.h"
 #include "executor/cuda/placement.h"
 #include "executor/cuda/rank_reduction.h"
 #include "executor/cuda/toolkit/device/check.h"
@@ -166,23 +167,38 @@ struct CudaRun {
   }
 };
 
-std::string gpu_name(int gpu) {
+cuda::GpuFacts facts_of(int gpu) {
   cudaDeviceProp p{};
   cuda::check(cudaGetDeviceProperties(&p, gpu), -1, "asking a GPU for its name");
-  return fmt::format("{} ({}, {} multiprocessors, sm_{}{})", p.name,
-                     human(Bytes(static_cast<std::int64_t>(p.totalGlobalMem))), p.multiProcessorCount, p.major,
-                     p.minor);
+  return {p.name, Bytes(static_cast<std::int64_t>(p.totalGlobalMem)), Bytes(p.l2CacheSize), p.multiProcessorCount,
+          10 * p.major + p.minor};
 }
 
-class CudaBackend final : public Backend {
+// Of each once, in the order of the ranks.
+std::vector<cuda::GpuFacts> facts_of(const std::vector<int>& gpus) {
+  std::vector<cuda::GpuFacts> facts;
+  for (auto gpu = gpus.begin(); gpu != gpus.end(); ++gpu)
+    if (std::find(gpus.begin(), gpu, *gpu) == gpu) facts.push_back(facts_of(*gpu));
+  return facts;
+}
+
+class CudaBackend final : public GpuBackend {
  public:
-  explicit CudaBackend(World world) : world_(std::move(world)), environment_(describe()) {}
+  explicit CudaBackend(World world)
+      : world_(std::move(world)), gpus_(facts_of(world_.gpus)), environment_(describe()) {}
   [[nodiscard]] std::string name() const override { return world_.options.emulate ? "cuda-emulated" : "cuda"; }
   [[nodiscard]] std::string environment() const override { return environment_; }
   [[nodiscard]] const Implementation& implementation() const override { return native_cuda_implementation(); }
   [[nodiscard]] std::int64_t ranks() const override { return world_.ranks(); }
   [[nodiscard]] MeshShape mesh() const override { return world_.mesh; }
   [[nodiscard]] std::vector<std::int64_t> local_ranks() const override { return world_.local; }
+
+  [[nodiscard]] ClusterSpec cluster() const override {
+    if (world_.options.emulate) return world_.options.emulate->cluster;
+    if (world_.launch != nullptr) return cuda::cluster_of_gpus(gpus_, world_.ranks(), world_.launch->ranks_here());
+    const auto gpus = static_cast<std::int64_t>(gpus_.size());
+    return cuda::cluster_of_gpus(gpus_, gpus, gpus);
+  }
 
   [[nodiscard]] bool emulated() const override { return world_.options.emulate.has_value(); }
 
@@ -208,9 +224,11 @@ class CudaBackend final : public Backend {
     cuda::check(cudaDriverGetVersion(&driver), -1, "asking for the driver's version");
     cuda::check(cudaRuntimeGetVersion(&runtime), -1, "asking for the runtime's version");
     std::vector<std::string> names;
-    for (const int gpu : world_.gpus)
-      if (const std::string n = gpu_name(gpu); std::find(names.begin(), names.end(), n) == names.end())
-        names.push_back(n);
+    for (const cuda::GpuFacts& g : gpus_) {
+      std::string n = fmt::format("{} ({}, {} multiprocessors, sm_{})", g.name, human(g.memory), g.multiprocessors,
+                                  g.compute_capability);
+      if (std::find(names.begin(), names.end(), n) == names.end()) names.push_back(std::move(n));
+    }
     const std::string how =
         world_.options.emulate
             ? fmt::format("one rank of an emulated world of {}: collectives are played, nothing is communicated",
@@ -226,6 +244,7 @@ class CudaBackend final : public Backend {
   }
 
   World world_;
+  std::vector<cuda::GpuFacts> gpus_;  // each of them once
   std::string environment_;
 };
 
@@ -280,7 +299,7 @@ void take_seat(World& world, int present) {
 
 }  // namespace
 
-std::unique_ptr<Backend> make_cuda_backend(MeshShape mesh, const CudaOptions& options) {
+std::unique_ptr<GpuBackend> make_cuda_backend(MeshShape mesh, const CudaOptions& options) {
   check_options(mesh, options);
   World world{mesh, options, {}, {}, nullptr, Clock::now()};
   if (options.processes) world.launch = &mpi::join_launch_for(mesh, "cuda");
