@@ -13,7 +13,7 @@
 #include "planner/costs.h"
 #include "planner/plan.h"
 #include "planner/search.h"
-#include "simulator/records/prediction.h"
+#include "simulator/predict.h"
 
 namespace fsdp::cli {
 

@@ -3,6 +3,7 @@
 
 #include "cli/options.h"
 #include "planner/program.h"
+#include "planner/search.h"
 #include "simulator/records/prediction.h"
 
 namespace fsdp::cli {

@@ -12,7 +12,7 @@
 #include "planner/costs.h"
 #include "planner/plan.h"
 #include "planner/program.h"
-#include "simulator/records/prediction.h"
+#include "simulator/records/measurement.h"
 
 namespace fsdp {
 

@@ -16,17 +16,11 @@
 #include "models/graph.h"
 #include "models/implementation.h"
 #include "models/units.h"
+#include "planner/breakdown.h"
 #include "planner/plan.h"
+#include "planner/verdict.h"
 
 namespace fsdp {
-
-enum class Verdict : std::uint8_t { fits, tight, does_not_fit };
-[[nodiscard]] std::string_view name(Verdict);
-
-// Where the period of a step goes, by exposed time (compute wins where both run).
-struct Breakdown {
-  Seconds compute, recompute, exposed_all_gather, exposed_reduce_scatter, exposed_all_reduce, copies, optimizer, idle;
-};
 
 struct Score {
   Seconds step;
@@ -49,11 +43,19 @@ struct SearchOptions {
   std::function<void(std::int64_t done, std::int64_t total)> progress;  // may be empty
 };
 
+// Why a candidate is not the best, in one clause.
+struct WhyLost {
+  std::optional<Verdict> verdict;  // where a worse verdict is the reason
+  std::string clause;              // "needs 91.2 GiB of 75.2 GiB", "8.1% slower: 120 ms more exposed all-gather"
+  friend bool operator==(const WhyLost&, const WhyLost&) = default;
+};
+[[nodiscard]] std::string text(const WhyLost&);  // "does not fit: needs 91.2 GiB of 75.2 GiB"
+
 struct Candidate {
   ShardingPlan plan;
   Score score;
-  std::string label;     // "block:2, reshard, checkpoint full, micro-batch 2, replicate 1"
-  std::string why_lost;  // against the best, in one clause; empty for the best
+  std::string label;  // "block:2, reshard, checkpoint full, micro-batch 2, replicate 1"
+  WhyLost why_lost;   // against the best; empty for the best
   bool naive = false;
 };
 

@@ -33,22 +33,8 @@ std::string_view cell(std::int64_t eighths, int row) {
   return kFill[static_cast<std::size_t>(std::clamp<std::int64_t>(eighths - 8LL * row, 0, 8))];
 }
 
-struct Share {
-  char mark;
-  std::string_view what;
-  Seconds seconds;
-};
-
-std::array<Share, 8> shares_of(const Breakdown& b) {
-  return {{{'C', "compute", b.compute},
-           {'R', "recompute", b.recompute},
-           {'A', "exposed all-gather", b.exposed_all_gather},
-           {'S', "exposed reduce-scatter", b.exposed_reduce_scatter},
-           {'L', "exposed all-reduce", b.exposed_all_reduce},
-           {'y', "copies", b.copies},
-           {'O', "optimizer", b.optimizer},
-           {'.', "idle", b.idle}}};
-}
+// What the parts of a breakdown are drawn with, in the table's order.
+constexpr std::array<char, kBreakdownParts.size()> kMarks = {'C', 'R', 'A', 'S', 'L', 'y', 'O', '.'};
 
 }  // namespace
 
@@ -88,20 +74,18 @@ std::string memory_chart(const MemoryTimeline& memory, Bytes limit, int width, i
 
 std::string time_bar(const Breakdown& breakdown, Seconds step, int width) {
   width = std::clamp(width, 8, 400);
-  const auto shares = shares_of(breakdown);
-  double total = 0;
-  for (const Share& s : shares) total += s.seconds.count();
-  const double whole = std::max(step.count(), total);
+  const double whole = std::max(step.count(), total(breakdown).count());
   std::string bar;
   std::string legend;
   double upto = 0;
-  for (const Share& s : shares) {
-    if (!(s.seconds.count() > 0) || !(whole > 0)) continue;
-    upto += s.seconds.count();
+  for (std::size_t i = 0; i < kBreakdownParts.size(); ++i) {
+    const Seconds seconds = breakdown.*kBreakdownParts[i].member;
+    if (!(seconds.count() > 0) || !(whole > 0)) continue;
+    upto += seconds.count();
     const auto end = static_cast<std::size_t>(std::llround(upto / whole * width));
-    if (end > bar.size()) bar.append(end - bar.size(), s.mark);
-    legend += fmt::format("  {} {:<22} {:>10} {:>5.1f} %\n", s.mark, s.what, human(s.seconds),
-                          100 * s.seconds.count() / whole);
+    if (end > bar.size()) bar.append(end - bar.size(), kMarks[i]);
+    legend += fmt::format("  {} {:<22} {:>10} {:>5.1f} %\n", kMarks[i], kBreakdownParts[i].label, human(seconds),
+                          100 * seconds.count() / whole);
   }
   bar.resize(static_cast<std::size_t>(width), ' ');
   return "[" + bar + "] " + human(step) + "\n" + legend;

@@ -5,8 +5,10 @@
 #include <vector>
 
 #include "models/graph.h"
+#include "planner/breakdown.h"
 #include "planner/plan.h"
 #include "planner/program.h"
+#include "simulator/records/measurement.h"
 #include "simulator/records/prediction.h"
 
 namespace fsdp {

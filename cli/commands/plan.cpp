@@ -39,12 +39,11 @@ PlanResult search_with_progress(const Flags& flags, const Setup& setup) {
   }
 }
 
+// The verdict has a column of its own: `why` is a clause without it.
 std::vector<std::string> row_of(const Candidate& c, std::string why) {
-  const std::string verdict(name(c.score.verdict));
-  if (why.starts_with(verdict + ": ")) why.erase(0, verdict.size() + 2);  // it has a column of its own
-  const bool scored = c.score.step.count() > 0;                           // what memory pruned was never timed
+  const bool scored = c.score.step.count() > 0;  // what memory pruned was never timed
   return {(c.naive ? "naive: " : "") + c.label, scored ? human(c.score.step) : "-",
-          scored ? human(c.score.peak_total) : "-", verdict, why};
+          scored ? human(c.score.peak_total) : "-", std::string(name(c.score.verdict)), std::move(why)};
 }
 
 // The choice, its rivals, and in any case the naive plan (which is among the rivals unless the flags rule it out).
@@ -53,11 +52,11 @@ std::string rivals_table(const PlanResult& result) {
   bool naive_shown = result.best->naive;
   for (const Candidate& rival : result.rivals) {
     if (rival.naive) continue;
-    rows.push_back(row_of(rival, rival.why_lost));
+    rows.push_back(row_of(rival, rival.why_lost.clause));
   }
   for (const Candidate& rival : result.rivals) {
     if (!rival.naive) continue;
-    rows.push_back(row_of(rival, rival.why_lost));
+    rows.push_back(row_of(rival, rival.why_lost.clause));
     naive_shown = true;
   }
   if (!naive_shown) rows.push_back(row_of(result.naive, "for comparison: the flags rule it out"));
@@ -80,7 +79,7 @@ Json candidate_json(const Candidate& c) {
           {"step_time_s", c.score.step.count()},
           {"peak_total_bytes", c.score.peak_total.count()},
           {"verdict", std::string(name(c.score.verdict))},
-          {"why_lost", c.why_lost},
+          {"why_lost", text(c.why_lost)},
           {"naive", c.naive}};
 }
 

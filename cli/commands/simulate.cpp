@@ -8,7 +8,10 @@
 #include "cli/report/report.h"
 #include "models/input/error.h"
 #include "planner/lower.h"
-#include "simulator/records/memory_report.h"
+#include "planner/verdict.h"
+#include "simulator/analysis/memory_report.h"
+#include "simulator/engine/jitter.h"
+#include "simulator/records/prediction.h"
 #include "viz/viz.h"
 
 namespace fsdp::cli {

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cmath>
 #include <vector>
 
@@ -76,7 +77,8 @@ std::string verdict_line(const Prediction& p) {
   if (p.verdict == Verdict::tight && p.alloc_retries > 0)
     room += fmt::format(" unless the allocator gives memory back, {} times a step", p.alloc_retries);
   else if (p.verdict == Verdict::tight) room += " unless the allocator gives memory back or has expandable segments";
-  const char* verdict = p.verdict == Verdict::fits ? "Fits" : p.verdict == Verdict::tight ? "Tight" : "Does not fit";
+  std::string verdict(name(p.verdict));
+  verdict[0] = static_cast<char>(std::toupper(static_cast<unsigned char>(verdict[0])));
   const auto whole = [](double x) { return with_commas(std::llround(x)); };
   const std::string mfu = p.mfu > 0 ? ", MFU " + percent(p.mfu) : "";
   return fmt::format("{}: step {}, {} tokens/s ({} per GPU){}, peak {} of {}, {}.\n", verdict, human(p.step_time),

@@ -5,11 +5,14 @@
 
 #include "models/cluster.h"
 #include "models/graph.h"
+#include "planner/costs.h"
 #include "planner/plan.h"
 #include "planner/search.h"
+#include "simulator/analysis/memory_report.h"
 #include "simulator/records/compare.h"
-#include "simulator/records/memory_report.h"
+#include "simulator/records/measurement.h"
 #include "simulator/records/prediction.h"
+#include "simulator/records/step_time.h"
 
 namespace fsdp::cli {
 

@@ -70,9 +70,10 @@ std::string measurement_lines(const Measurement& m) {
     out += fmt::format("Steps: {} warm-up, {} measured ({}): p10 {}, median {}, p90 {}", n.warmup_steps,
                        m.step_seconds.size(), n.stopped, human(Seconds(n.p10_seconds)),
                        human(Seconds(m.median_step_seconds)), human(Seconds(n.p90_seconds)));
-    out += n.low_seconds ? fmt::format("; 95 % interval of the median {} to {}.\n", human(Seconds(*n.low_seconds)),
-                                       human(Seconds(*n.high_seconds)))
-                         : ".\n";
+    out += n.median_interval
+               ? fmt::format("; 95 % interval of the median {} to {}.\n", human(Seconds(n.median_interval->low)),
+                             human(Seconds(n.median_interval->high)))
+               : ".\n";
   }
   if (m.machine) {
     const MachineState& s = *m.machine;

@@ -7,7 +7,7 @@
 #include <optional>
 #include <string>
 
-#include "simulator/records/prediction.h"
+#include "simulator/records/measurement.h"
 
 namespace fsdp {
 

@@ -6,6 +6,9 @@
 
 #include "executor/kernels/kernels.h"
 #include "executor/training/rank_run.h"
+#include "simulator/analysis/breakdown.h"
+#include "simulator/analysis/order.h"
+#include "simulator/analysis/times.h"
 #include "simulator/records/step_statistics.h"
 
 namespace fsdp {
@@ -13,13 +16,12 @@ namespace {
 
 std::size_t at(std::int32_t i) { return static_cast<std::size_t>(i); }
 
-// Labels of what started, in the order in which it did: the step with its operations put in that order, labelled as
-// predictions are.
-std::vector<std::string> executed_order(const StepRecord& record, const RankJob& rank, const RunJob& job) {
+// What started, in the order in which it did: the step with its operations put in that order.
+std::vector<OrderedOperation> executed_order(const StepRecord& record, const RankJob& rank, const RunJob& job) {
   Step started = rank.program.steady_step;
   started.ops.clear();
   for (const OperationRecord& r : record.operations) started.ops.push_back(rank.program.steady_step.ops.at(at(r.op)));
-  return order_labels(started, rank.program, job.plan, job.model);
+  return order_of(started, job.plan, job.model);
 }
 
 // Operations that run on no stream get the time at which the host came to them: not before anything issued earlier
@@ -79,10 +81,7 @@ StepNoise noise_of(const RankJob& rank, std::span<const double> measured) {
   n.p10_seconds = quantile(measured, 0.1);
   n.p90_seconds = quantile(measured, 0.9);
   n.independent_steps = independent_steps(measured);
-  if (const auto interval = median_interval(measured)) {
-    n.low_seconds = interval->low;
-    n.high_seconds = interval->high;
-  }
+  n.median_interval = median_interval(measured);
   return n;
 }
 

@@ -3,6 +3,7 @@
 #include <array>
 
 #include "models/graph.h"
+#include "planner/describe.h"
 
 namespace fsdp {
 
@@ -57,17 +58,21 @@ std::string unit_text(std::int32_t unit, const ShardingPlan& plan) {
 
 }  // namespace
 
-std::string describe(const Operation& op, const Program&, const ShardingPlan& plan, const ModelGraph& model) {
-  std::string text(name(op.action));
+std::string describe_object(const Operation& op, const ShardingPlan& plan, const ModelGraph& model) {
+  std::string text;
   if (op.graph_op >= 0) {
     const Op& graph_op = model.ops[static_cast<std::size_t>(op.graph_op)];
     const std::string module =
         graph_op.module >= 0 ? model.modules[static_cast<std::size_t>(graph_op.module)].name : "loss";
-    text += " " + std::string(name(graph_op.kind)) + " " + module + " op " + std::to_string(op.graph_op);
+    text = std::string(name(graph_op.kind)) + " " + module + " op " + std::to_string(op.graph_op) + " ";
   } else if (op.unit >= 0) {
-    text += " " + unit_text(op.unit, plan);
+    text = unit_text(op.unit, plan) + " ";
   }
-  return text + " mb " + std::to_string(op.micro_batch);
+  return text + "mb " + std::to_string(op.micro_batch);
+}
+
+std::string describe(const Operation& op, const Program&, const ShardingPlan& plan, const ModelGraph& model) {
+  return std::string(name(op.action)) + " " + describe_object(op, plan, model);
 }
 
 }  // namespace fsdp

@@ -3,25 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <tuple>
 
 namespace fsdp {
 
 namespace {
-
-struct Part {
-  const char* words;
-  Seconds Breakdown::*member;
-};
-constexpr std::array<Part, 8> kParts = {{{"compute", &Breakdown::compute},
-                                         {"recomputation", &Breakdown::recompute},
-                                         {"exposed all-gather", &Breakdown::exposed_all_gather},
-                                         {"exposed reduce-scatter", &Breakdown::exposed_reduce_scatter},
-                                         {"exposed all-reduce", &Breakdown::exposed_all_reduce},
-                                         {"copying", &Breakdown::copies},
-                                         {"optimizer", &Breakdown::optimizer},
-                                         {"idle time", &Breakdown::idle}}};
 
 double sequences(const Judged& j) {
   return static_cast<double>(j.option.batch.micro_batch) * static_cast<double>(j.option.batch.grad_accum);
@@ -30,16 +16,16 @@ double sequences(const Judged& j) {
 // The part of the step that grew most, both steps scaled to the winner's number of sequences.
 std::string what_grew(const Judged& loser, const Judged& best) {
   const double scale = sequences(best) / sequences(loser);
-  const Part* worst = &kParts[0];
+  const BreakdownPart* worst = &kBreakdownParts[0];
   double most = -1;
-  for (const Part& p : kParts) {
+  for (const BreakdownPart& p : kBreakdownParts) {
     const double grown = (loser.score->where.*p.member).count() * scale - (best.score->where.*p.member).count();
     if (grown > most) std::tie(most, worst) = std::pair(grown, &p);
   }
   if (most <= 0) return "";
   // The same arithmetic takes longer only because communication beside it takes multiprocessors and memory bandwidth.
   const bool same_work = worst->member == &Breakdown::compute && loser.option.batch == best.option.batch;
-  return fmt::format(": {} more {}{}{}", human(Seconds(most)), worst->words,
+  return fmt::format(": {} more {}{}{}", human(Seconds(most)), worst->noun,
                      same_work ? ", slowed by communication beside it" : "",
                      scale == 1 ? "" : " per step of equal size");
 }
@@ -77,17 +63,23 @@ bool better(const Judged& a, const Judged& b) {
          std::tuple(rank_of(b.score->verdict), b.seconds_per_sequence(), b.score->peak_total, !b.option.naive);
 }
 
-std::string why_lost(const Judged& loser, const Judged& best, Bytes limit) {
-  if (!loser.score) return fmt::format("does not fit: needs at least {} of {}", human(loser.floor), human(limit));
+std::string text(const WhyLost& why) {
+  return why.verdict ? fmt::format("{}: {}", name(*why.verdict), why.clause) : why.clause;
+}
+
+WhyLost why_lost(const Judged& loser, const Judged& best, Bytes limit) {
+  if (!loser.score)
+    return {Verdict::does_not_fit, fmt::format("needs at least {} of {}", human(loser.floor), human(limit))};
   const Score& s = *loser.score;
   if (s.verdict == Verdict::does_not_fit)
-    return fmt::format("does not fit: needs {} of {}", human(s.peak_total), human(limit));
+    return {s.verdict, fmt::format("needs {} of {}", human(s.peak_total), human(limit))};
   if (rank_of(s.verdict) > rank_of(best.score->verdict))
-    return fmt::format("tight: {} if the allocator may keep what it freed, of {}", human(s.peak_total), human(limit));
+    return {s.verdict,
+            fmt::format("{} if the allocator may keep what it freed, of {}", human(s.peak_total), human(limit))};
   const double slower = loser.seconds_per_sequence() / best.seconds_per_sequence() - 1;
-  if (slower >= 0.001) return fmt::format("{:.1f}% slower{}", 100 * slower, what_grew(loser, best));
+  if (slower >= 0.001) return {std::nullopt, fmt::format("{:.1f}% slower{}", 100 * slower, what_grew(loser, best))};
   const Bytes more = s.peak_total - best.score->peak_total;
-  return more > Bytes(0) ? fmt::format("as fast, but needs {} more", human(more)) : "no faster";
+  return {std::nullopt, more > Bytes(0) ? fmt::format("as fast, but needs {} more", human(more)) : "no faster"};
 }
 
 std::vector<std::size_t> rivals(const std::vector<Judged>& all, std::size_t best, std::size_t most) {

@@ -16,10 +16,8 @@ Seconds extended(Seconds shorter, Seconds longer, double more) { return longer +
 Score extrapolated(const Score& shorter, const Score& longer, double more) {
   Score s = longer;
   s.step = extended(shorter.step, longer.step, more);
-  for (Seconds Breakdown::*part :
-       {&Breakdown::compute, &Breakdown::recompute, &Breakdown::exposed_all_gather, &Breakdown::exposed_reduce_scatter,
-        &Breakdown::exposed_all_reduce, &Breakdown::copies, &Breakdown::optimizer, &Breakdown::idle})
-    s.where.*part = extended(shorter.where.*part, longer.where.*part, more);
+  for (const BreakdownPart& part : kBreakdownParts)
+    s.where.*part.member = extended(shorter.where.*part.member, longer.where.*part.member, more);
   return s;
 }
 

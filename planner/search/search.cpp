@@ -110,7 +110,7 @@ std::size_t choose(const std::vector<Judged>& all) {
 }
 
 Candidate candidate(const Judged& j) {
-  return {j.option.plan, j.score.value_or(Score{}), j.option.label, "", j.option.naive};
+  return {j.option.plan, j.score.value_or(Score{}), j.option.label, {}, j.option.naive};
 }
 
 // The least that anything needed: a replayed peak where there is one, otherwise a floor, which is no less than what a
@@ -149,15 +149,6 @@ std::size_t choose_exactly(std::vector<Judged>& all, Judged* naive, Scorer& scor
 }
 
 }  // namespace
-
-std::string_view name(Verdict v) {
-  switch (v) {
-    case Verdict::fits: return "fits";
-    case Verdict::tight: return "tight";
-    case Verdict::does_not_fit: break;
-  }
-  return "does not fit";
-}
 
 PlanResult search(const ModelGraph& model, const ClusterSpec& cluster, const Implementation& impl,
                   const SearchOptions& o, const ScoreFunction& score) {

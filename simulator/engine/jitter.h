@@ -19,20 +19,13 @@
 
 #include <cstdint>
 #include <optional>
-#include <string_view>
 
 #include "models/units.h"
+#include "planner/breakdown.h"
 #include "planner/costs.h"
-#include "planner/search.h"
+#include "simulator/records/step_time.h"
 
 namespace fsdp {
-
-struct StepTimeDistribution {
-  Seconds mean, p50, p95, p99;
-  std::optional<std::uint64_t> seed;  // of the cluster drawn; nullopt: over clusters, by order statistics
-  std::int64_t samples = 0;           // steps sampled; 0: none were needed
-  friend bool operator==(const StepTimeDistribution&, const StepTimeDistribution&) = default;
-};
 
 [[nodiscard]] StepTimeDistribution step_time_distribution(Seconds step_time, const Breakdown& where, std::int64_t ranks,
                                                           const Costs&, std::optional<std::uint64_t> seed = {});

@@ -121,7 +121,7 @@ ProgramMemory replay_memory(const Program& program) {
     memory.host_peak = host_peak(program);
     break;
   }
-  if (memory.peak_op >= 0) made_of(*steps[memory.peak_step], program, before[memory.peak_step], memory.peak_op, memory);
+  if (memory.peak_op) made_of(*steps[memory.peak_step], program, before[memory.peak_step], *memory.peak_op, memory);
   return memory;
 }
 

@@ -48,12 +48,10 @@ class Differences {
   std::vector<std::string>& out_;
 };
 
-std::string stream_of(const std::string& label) { return label.substr(0, label.find(':')); }
-
-// Lists are stream by stream: the position within a stream is the distance to the first label of the same stream.
-std::size_t position_in_stream(const std::vector<std::string>& order, std::size_t i) {
+// Lists are stream by stream: the position within a stream is the distance to the first operation of the same stream.
+std::size_t position_in_stream(const std::vector<OrderedOperation>& order, std::size_t i) {
   std::size_t begin = i;
-  while (begin > 0 && stream_of(order[begin - 1]) == stream_of(order[i])) --begin;
+  while (begin > 0 && order[begin - 1].stream == order[i].stream) --begin;
   return i - begin;
 }
 
@@ -63,9 +61,10 @@ bool same_order(const Prediction& p, const RankMeasurement& r, Differences& diff
   const bool none_predicted = a == p.order.end(), none_executed = b == r.order.end();
   const auto& list = none_predicted ? r.order : p.order;
   const auto i = static_cast<std::size_t>(none_predicted ? b - r.order.begin() : a - p.order.begin());
-  differences.add(fmt::format("rank {}, stream {}, position {}: predicted {}, executed {}", r.rank, stream_of(list[i]),
-                              position_in_stream(list, i), none_predicted ? "nothing" : "'" + *a + "'",
-                              none_executed ? "nothing" : "'" + *b + "'"));
+  differences.add(fmt::format("rank {}, stream {}, position {}: predicted {}, executed {}", r.rank,
+                              letter(list[i].stream), position_in_stream(list, i),
+                              none_predicted ? "nothing" : "'" + text(*a) + "'",
+                              none_executed ? "nothing" : "'" + text(*b) + "'"));
   return false;
 }
 

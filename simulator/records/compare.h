@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "simulator/records/measurement.h"
 #include "simulator/records/prediction.h"
 
 namespace fsdp {

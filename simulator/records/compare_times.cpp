@@ -17,33 +17,40 @@ constexpr double kWorthSaying = 0.02;  // of the step
 constexpr double kSlower = 0.10;       // of a kind of operation, on every rank
 constexpr double kLate = 0.05;         // of a rank's kernels over the median rank's
 
-struct Part {
-  const char* what;
-  Seconds Breakdown::*member;
+// Seconds of one thing, whose key is a value: findings go by it, and only the report's rows are text.
+template <class Key>
+struct Row {
+  Key what{};
+  double predicted = 0, measured = 0;
 };
-constexpr std::array<Part, 8> kParts = {{{"compute", &Breakdown::compute},
-                                         {"recompute", &Breakdown::recompute},
-                                         {"exposed all-gather", &Breakdown::exposed_all_gather},
-                                         {"exposed reduce-scatter", &Breakdown::exposed_reduce_scatter},
-                                         {"exposed all-reduce", &Breakdown::exposed_all_reduce},
-                                         {"copies", &Breakdown::copies},
-                                         {"optimizer", &Breakdown::optimizer},
-                                         {"idle", &Breakdown::idle}}};
+using ActionRow = Row<ActionKey>;
+using PartRow = Row<const BreakdownPart*>;
 
-bool is_communication(const std::string& what) {
-  for (const Action a :
-       {Action::all_gather, Action::reduce_scatter, Action::all_reduce, Action::clip_reduce, Action::reduce_loss})
-    if (what == name(a)) return true;
-  return false;
-}
+// Rows that differ equally stay in the order of their text.
+struct ByText {
+  template <class Key>
+  bool operator()(const Key& a, const Key& b) const {
+    return text(a) < text(b);
+  }
+};
+
+std::string text(const BreakdownPart* part) { return std::string(part->label); }
 
 std::string signed_time(double seconds) { return (seconds < 0 ? "-" : "+") + human(Seconds(std::abs(seconds))); }
 std::string percent(double fraction) { return fmt::format("{:.0f} %", 100 * std::abs(fraction)); }
 
-void sort_by_disagreement(std::vector<CompareRow>& rows) {
-  std::stable_sort(rows.begin(), rows.end(), [](const CompareRow& a, const CompareRow& b) {
+template <class AnyRow>
+void sort_by_disagreement(std::vector<AnyRow>& rows) {
+  std::stable_sort(rows.begin(), rows.end(), [](const AnyRow& a, const AnyRow& b) {
     return std::abs(a.predicted - a.measured) > std::abs(b.predicted - b.measured);
   });
+}
+
+template <class Key>
+std::vector<CompareRow> in_words(const std::vector<Row<Key>>& rows) {
+  std::vector<CompareRow> words;
+  for (const Row<Key>& row : rows) words.push_back({text(row.what), row.predicted, row.measured, "s"});
+  return words;
 }
 
 // Of every rank where the document says it; else of rank 0.
@@ -58,22 +65,25 @@ std::vector<const std::vector<ActionTime>*> actions_of_ranks(const Measurement& 
 double seconds_in(const std::vector<ActionTime>& actions, bool communication) {
   double sum = 0;
   for (const ActionTime& a : actions)
-    if (is_communication(a.what) == communication) sum += a.seconds;
+    if (is_collective(a.what.action) == communication) sum += a.seconds;
   return sum;
 }
 
-void fill_actions(const Prediction& p, const Measurement& m, ValidationReport& report) {
-  std::map<std::string, CompareRow> rows;
+// Largest disagreement first, as all rows. Measured: mean over the ranks.
+std::vector<ActionRow> compare_actions(const Prediction& p, const Measurement& m) {
+  std::map<ActionKey, ActionRow, ByText> rows;
   for (const ActionTime& a : p.by_action) rows[a.what].predicted += a.seconds;
   const auto ranks = actions_of_ranks(m);
   for (const auto* actions : ranks)
     for (const ActionTime& a : *actions) rows[a.what].measured += a.seconds / static_cast<double>(ranks.size());
-  for (auto& [what, row] : rows) report.by_action.push_back({what, row.predicted, row.measured, "s"});
-  sort_by_disagreement(report.by_action);
+  std::vector<ActionRow> list;
+  for (const auto& [what, row] : rows) list.push_back({what, row.predicted, row.measured});
+  sort_by_disagreement(list);
+  return list;
 }
 
 void fill_units(const Prediction& p, const Measurement& m, ValidationReport& report) {
-  std::map<std::string, std::array<CompareRow, 2>> rows;
+  std::map<UnitKey, std::array<Row<UnitKey>, 2>, ByText> rows;
   double ranks = 0;
   for (const RankMeasurement& r : m.ranks) ranks += r.by_unit.empty() ? 0 : 1;
   if (p.by_unit.empty() || ranks == 0) {
@@ -93,27 +103,30 @@ void fill_units(const Prediction& p, const Measurement& m, ValidationReport& rep
     }
   for (auto& [what, both] : rows)
     for (int i = 0; i < 2; ++i) {
-      const CompareRow& row = both[static_cast<std::size_t>(i)];
+      const Row<UnitKey>& row = both[static_cast<std::size_t>(i)];
       if (row.predicted == 0 && row.measured == 0) continue;
-      report.by_unit.push_back({what + (i == 0 ? ", kernels" : ", collectives"), row.predicted, row.measured, "s"});
+      report.by_unit.push_back(
+          {text(what) + (i == 0 ? ", kernels" : ", collectives"), row.predicted, row.measured, "s"});
     }
   sort_by_disagreement(report.by_unit);
 }
 
-void fill_where(const Prediction& p, const Measurement& m, ValidationReport& report) {
+std::vector<PartRow> compare_parts(const Prediction& p, const Measurement& m, ValidationReport& report) {
   double ranks = 0;
   for (const RankMeasurement& r : m.ranks) ranks += r.where ? 1 : 0;
   if (ranks == 0) {
     report.not_compared.push_back("exposed communication: the measurement does not say (made by an earlier version)");
-    return;
+    return {};
   }
-  for (const Part& part : kParts) {
-    CompareRow row{part.what, (p.where.*part.member).count(), 0, "s"};
+  std::vector<PartRow> rows;
+  for (const BreakdownPart& part : kBreakdownParts) {
+    PartRow row{&part, (p.where.*part.member).count(), 0};
     for (const RankMeasurement& r : m.ranks)
       if (r.where) row.measured += ((*r.where).*part.member).count() / ranks;
-    if (row.predicted != 0 || row.measured != 0) report.where.push_back(row);
+    if (row.predicted != 0 || row.measured != 0) rows.push_back(row);
   }
-  sort_by_disagreement(report.where);
+  sort_by_disagreement(rows);
+  return rows;
 }
 
 void fill_ranks(const Prediction& p, const Measurement& m, ValidationReport& report) {
@@ -140,10 +153,10 @@ class Findings {
  public:
   Findings(const Prediction& p, const Measurement& m, ValidationReport& report) : p_(p), m_(m), report_(report) {}
 
-  void fill() {
+  void fill(const std::vector<ActionRow>& action_rows, const std::vector<PartRow>& part_rows) {
     late_rank();
-    actions();
-    exposed();
+    actions(action_rows);
+    exposed(part_rows);
     std::stable_sort(report_.findings.begin(), report_.findings.end(),
                      [](const Finding& a, const Finding& b) { return std::abs(a.seconds) > std::abs(b.seconds); });
     if (report_.findings.size() > kFindings) report_.findings.resize(kFindings);
@@ -172,13 +185,13 @@ class Findings {
                                    kernels.back().second, percent(most / median - 1), signed_time(most - median)));
   }
 
-  void actions() {
-    for (const CompareRow& row : report_.by_action) {
+  void actions(const std::vector<ActionRow>& rows) {
+    for (const ActionRow& row : rows) {
       const double seconds = row.measured - row.predicted;
-      if (is_communication(row.what)) {
+      if (is_collective(row.what.action)) {
         add(seconds, collective(row, seconds));
       } else if (row.predicted == 0 || row.measured == 0) {
-        add(seconds, fmt::format("{} {} ({})", row.what,
+        add(seconds, fmt::format("{} {} ({})", text(row.what),
                                  row.predicted == 0 ? "was not predicted to take any time" : "took no time in the run",
                                  signed_time(seconds)));
       } else if (std::abs(row.measured / row.predicted - 1) >= kSlower) {
@@ -187,16 +200,16 @@ class Findings {
     }
   }
 
-  static std::string collective(const CompareRow& row, double seconds) {
+  static std::string collective(const ActionRow& row, double seconds) {
     return fmt::format(
-        "{} takes {} than predicted ({}, waiting for other ranks included): {}", row.what,
+        "{} takes {} than predicted ({}, waiting for other ranks included): {}", text(row.what),
         row.predicted == 0 ? "more" : percent(row.measured / row.predicted - 1) + (seconds > 0 ? " longer" : " less"),
         signed_time(seconds),
         seconds > 0 ? "ranks arrive at different times, or more is moved at once than when it was calibrated"
                     : "calibrated on a busier machine, or at another number of ranks");
   }
 
-  std::string kernel(const CompareRow& row, double seconds) const {
+  std::string kernel(const ActionRow& row, double seconds) const {
     double least = std::numeric_limits<double>::infinity(), most = 0;
     for (const auto* actions : actions_of_ranks(m_)) {
       double sum = 0;
@@ -210,19 +223,19 @@ class Findings {
                        : seconds > 0 ? "its shapes are priced too low, or the machine is slower than when it was "
                                        "calibrated (caches and memory shared, a lower clock)"
                                      : "its shapes are priced too high, or the machine was busy when it was calibrated";
-    return fmt::format("{} takes {} {} than predicted on {} ({}): {}", row.what,
+    return fmt::format("{} takes {} {} than predicted on {} ({}): {}", text(row.what),
                        percent(row.measured / row.predicted - 1), seconds > 0 ? "longer" : "less",
                        everywhere ? "every rank" : "some ranks", signed_time(seconds), hint);
   }
 
-  void exposed() {
+  void exposed(const std::vector<PartRow>& rows) {
     double predicted = 0, measured = 0;
-    for (const CompareRow& row : report_.where) {
-      if (row.what.starts_with("exposed")) {
+    for (const PartRow& row : rows) {
+      if (is_communication(*row.what)) {
         predicted += row.predicted;
         measured += row.measured;
       }
-      if (row.what == "idle")
+      if (row.what->member == &Breakdown::idle)
         add(row.measured - row.predicted,
             fmt::format(
                 "the compute stream stands still {} than predicted with nothing else running ({}): hand-over between "
@@ -244,13 +257,15 @@ class Findings {
 }  // namespace
 
 void compare_times(const Prediction& p, const Measurement& m, ValidationReport& report) {
-  fill_actions(p, m, report);
+  const std::vector<ActionRow> actions = compare_actions(p, m);
+  report.by_action = in_words(actions);
   fill_units(p, m, report);
-  fill_where(p, m, report);
+  const std::vector<PartRow> parts = compare_parts(p, m, report);
+  report.where = in_words(parts);
   fill_ranks(p, m, report);
   if (p.step_time.count() <= 0 || m.median_step_seconds <= 0)
     report.not_compared.push_back("step times: one of the two is 0");
-  Findings(p, m, report).fill();
+  Findings(p, m, report).fill(actions, parts);
 }
 
 }  // namespace fsdp

@@ -4,8 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "simulator/records/prediction.h"
-#include "simulator/records/step_statistics.h"
+#include "simulator/records/measurement.h"
 
 namespace fsdp {
 
@@ -35,14 +34,15 @@ void add_steps(std::vector<std::string>& words, const Measurement& m) {
   if (!n.settled)
     words.push_back(
         "steps had not settled: the first measured ones differ from the others; give --warmup more of them");
-  if (!n.low_seconds) {
+  if (!n.median_interval) {
     words.push_back(
         m.step_seconds.size() < 6
             ? fmt::format("{} steps are too few to say how sure their median is; 6 or more are needed",
                           m.step_seconds.size())
             : fmt::format("{} steps tell as much as {:.0f} independent ones: too few to say how sure their median is",
                           m.step_seconds.size(), n.independent_steps));
-  } else if (const double half = 0.5 * (*n.high_seconds - *n.low_seconds) / m.median_step_seconds; half > kUnsure) {
+  } else if (const double half = 0.5 * (n.median_interval->high - n.median_interval->low) / m.median_step_seconds;
+             half > kUnsure) {
     words.push_back(fmt::format("the median is known to {:.0f} % only (95 % confidence)", 100 * half));
   }
 }

@@ -7,7 +7,6 @@
 #include "planner/wrap.h"
 #include "simulator/allocator/replay.h"
 #include "simulator/engine/engine.h"
-#include "simulator/records/prediction.h"
 
 namespace {
 

@@ -14,6 +14,7 @@
 #include "planner/wrap.h"
 #include "simulator/engine/engine.h"
 #include "simulator/engine/memory.h"
+#include "simulator/predict.h"
 #include "simulator/records/prediction.h"
 
 namespace {

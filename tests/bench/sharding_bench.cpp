@@ -66,7 +66,7 @@ Timed steps_of(const ModelGraph& model, const ShardingPlan& plan) {
   const Measurement m = run(model, plan, load_cluster("host", plan.ranks()), *backend, o).measurement;
   Timed t{m.median_step_seconds, (end - begin) / kSteps, 0};
   for (const auto& a : m.by_action)
-    if (a.what == "optimizer") t.optimizer = a.seconds;
+    if (a.what.action == Action::optimizer) t.optimizer = a.seconds;
   return t;
 }
 

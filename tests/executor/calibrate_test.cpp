@@ -6,6 +6,7 @@
 #include <map>
 
 #include "models/input/error.h"
+#include "simulator/predict.h"
 #include "simulator/records/prediction.h"
 #include "tests/support/run_support.h"
 #include "tests/support/small_models.h"

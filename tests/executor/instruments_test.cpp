@@ -195,10 +195,10 @@ TEST_CASE("two operations that are swapped") {
   };
   const Measurement m = execute(model, plan, o).measurement;
   const Program program = lower(model, plan, native_implementation(), 0);
-  const std::vector<std::string> predicted = order_labels(program.steady_step, program, plan, model);
+  const std::vector<OrderedOperation> predicted = order_of(program.steady_step, plan, model);
   CHECK(m.ranks[0].order != predicted);
-  CHECK(std::multiset<std::string>(m.ranks[0].order.begin(), m.ranks[0].order.end()) ==
-        std::multiset<std::string>(predicted.begin(), predicted.end()));
+  CHECK(std::multiset<OrderedOperation>(m.ranks[0].order.begin(), m.ranks[0].order.end()) ==
+        std::multiset<OrderedOperation>(predicted.begin(), predicted.end()));
   CHECK(m.ranks[1].order == predicted);
 }
 

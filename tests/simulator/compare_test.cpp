@@ -18,8 +18,11 @@ Prediction prediction() {
   p.ranks = 2;
   p.roles = 2;
   p.step_time = Seconds(0.1);
-  p.order = {"D: forward a mb 0", "D: forward b mb 0", "G: all_gather unit 0 mb 0", "G: all_gather unit 1 mb 0"};
-  p.by_action = {{"forward linear", 2, 0.06}, {"all_gather", 2, 0.02}};
+  p.order = {{Stream::compute, Action::forward, "a mb 0"},
+             {Stream::compute, Action::forward, "b mb 0"},
+             {Stream::all_gather, Action::all_gather, "unit 0 mb 0"},
+             {Stream::all_gather, Action::all_gather, "unit 1 mb 0"}};
+  p.by_action = {{{Action::forward, OpKind::linear}, 2, 0.06}, {{Action::all_gather}, 2, 0.02}};
   p.memory.init = memory(0, {{100, 100}});
   p.memory.first_step = memory(100, {{150, 120}, {200, 120}});
   p.memory.steady_step = memory(120, {{180, 120}});
@@ -36,7 +39,7 @@ Measurement measured(const Prediction& p) {
   Measurement m;
   m.provenance = p.provenance;
   m.median_step_seconds = 0.1;
-  m.by_action = {{"forward linear", 2, 0.05}, {"optimizer", 1, 0.001}};
+  m.by_action = {{{Action::forward, OpKind::linear}, 2, 0.05}, {{Action::optimizer}, 1, 0.001}};
   for (std::int64_t r = 0; r < p.ranks; ++r) {
     const ProgramMemory& own = *memory_of(p, r);
     RankMeasurement rank;
@@ -90,7 +93,7 @@ TEST_CASE("order: a swap, a missing and an extra operation are named") {
   CHECK(
       mentions(compare(p, m), "rank 0, stream G, position 1: predicted 'G: all_gather unit 1 mb 0', executed nothing"));
   m.ranks[0].order = p.order;
-  m.ranks[0].order.push_back("R: reduce_scatter");
+  m.ranks[0].order.push_back({Stream::reduce_scatter, Action::reduce_scatter});
   CHECK(mentions(compare(p, m), "rank 0, stream R, position 0: predicted nothing, executed 'R: reduce_scatter'"));
 }
 
@@ -172,7 +175,7 @@ bool finds(const ValidationReport& r, const std::string& words) {
 // Two ranks that did what was predicted: 60 ms of products, 20 ms of all-gathers of which 10 are exposed.
 Prediction with_times() {
   Prediction p = prediction();
-  p.by_unit = {{"unit 0 (a)", 0.04, 0.012}, {"unit 1 (b)", 0.02, 0.008}};
+  p.by_unit = {{{0, "a"}, 0.04, 0.012}, {{1, "b"}, 0.02, 0.008}};
   p.where.compute = Seconds(0.06);
   p.where.exposed_all_gather = Seconds(0.01);
   p.where.idle = Seconds(0.03);

@@ -9,7 +9,9 @@
 #include <random>
 #include <vector>
 
+#include "planner/breakdown.h"
 #include "simulator/records/prediction.h"
+#include "simulator/records/step_time.h"
 #include "tests/support/relative.h"
 
 using namespace fsdp;

@@ -1,5 +1,5 @@
 // The memory report adds up: parts to totals, items to the peak, and the peak to the replay's.
-#include "simulator/records/memory_report.h"
+#include "simulator/analysis/memory_report.h"
 
 #include <doctest/doctest.h>
 

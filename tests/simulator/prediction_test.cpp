@@ -8,12 +8,18 @@
 
 #include "models/catalog.h"
 #include "models/input/error.h"
+#include "planner/breakdown.h"
 #include "planner/costs/kernels.h"
 #include "planner/lower.h"
+#include "planner/verdict.h"
 #include "simulator/allocator/replay.h"
+#include "simulator/analysis/breakdown.h"
+#include "simulator/analysis/critical_path.h"
 #include "simulator/engine/engine.h"
+#include "simulator/engine/memory.h"
+#include "simulator/predict.h"
 #include "simulator/records/compare.h"
-#include "simulator/records/critical_path.h"
+#include "simulator/records/measurement.h"
 #include "tests/support/relative.h"
 #include "tests/support/toy_model.h"
 
@@ -369,14 +375,14 @@ TEST_CASE("what later versions add to a measurement comes back, and may be absen
   const std::string old = to_json_text(m);
   for (const char* key : {"noise_of_steps", "machine", "process_memory"}) CHECK(old.find(key) == std::string::npos);
   CHECK_FALSE(parse_measurement(old, "m.json").steps.has_value());
-  m.steps = StepNoise{3, false, "5 steps, as asked", 0.26, 0.49, 0.25, 0.5, 1.5};
+  m.steps = StepNoise{3, false, "5 steps, as asked", 0.26, 0.49, Interval{0.25, 0.5}, 1.5};
   m.machine =
       MachineState{"cpu", "x86-64-v4", "BLAS 1", "2026-11-21 09:00 UTC", "performance", "on", 8, 4, true, 0.5, 1.5, 12,
                    3.5,   0.25,        0.125};
   m.memory = ProcessMemory{100, 90, 50, 20, 15, 5};
   RankMeasurement r;
-  r.by_action = {{"forward linear", 2, 0.25}};
-  r.by_unit = {{"unit 0 (root)", 0.25, 0.125}};
+  r.by_action = {{{Action::forward, OpKind::linear}, 2, 0.25}};
+  r.by_unit = {{{0, "root"}, 0.25, 0.125}};
   r.where = Breakdown{};
   r.where->idle = Seconds(0.5);
   r.arena_bytes = 4096;
@@ -391,10 +397,10 @@ TEST_CASE("what later versions add to a measurement comes back, and may be absen
   CHECK(back.ranks[0].arena_resident_bytes == 2048);
   CHECK(to_json_text(back) == to_json_text(m));
   m.machine->other_cores.reset();
-  m.steps->low_seconds.reset();
+  m.steps->median_interval.reset();
   const Measurement less = parse_measurement(to_json_text(m), "m.json");
   CHECK_FALSE(less.machine->other_cores.has_value());
-  CHECK_FALSE(less.steps->high_seconds.has_value());
+  CHECK_FALSE(less.steps->median_interval.has_value());
   const auto refused_with = [&](const std::string& from, const std::string& to) {
     std::string text = to_json_text(back);
     const std::size_t found = text.find(from);
@@ -414,7 +420,7 @@ TEST_CASE("doubts: a busy machine, steps that had not settled, a median that is 
   m.ranks.resize(2);
   m.step_seconds.assign(20, 1.0);
   m.median_step_seconds = 1;
-  m.steps = StepNoise{2, true, "20 steps, as asked", 1, 1, 0.99, 1.01, 20};
+  m.steps = StepNoise{2, true, "20 steps, as asked", 1, 1, Interval{0.99, 1.01}, 20};
   m.machine = MachineState{};
   m.machine->cores = m.machine->usable_cores = 4;
   m.machine->other_cores = 0.05;
@@ -436,10 +442,9 @@ TEST_CASE("doubts: a busy machine, steps that had not settled, a median that is 
   CHECK(says("8 ranks shared 4 cores"));
   m.steps->settled = false;
   CHECK(says("had not settled"));
-  m.steps->low_seconds = 0.8;
-  m.steps->high_seconds = 1.2;
+  m.steps->median_interval = Interval{0.8, 1.2};
   CHECK(says("known to 20 % only"));
-  m.steps->low_seconds.reset();
+  m.steps->median_interval.reset();
   CHECK(says("as much as 20 independent ones"));
   m.step_seconds.resize(3);
   CHECK(says("3 steps are too few"));

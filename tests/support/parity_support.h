@@ -4,8 +4,9 @@
 #include <map>
 #include <string>
 
+#include "simulator/analysis/order.h"
 #include "simulator/engine/memory.h"
-#include "simulator/records/prediction.h"
+#include "simulator/records/measurement.h"
 #include "tests/support/run_support.h"
 
 namespace fsdp::testing {
@@ -62,7 +63,7 @@ inline void check_as_predicted(const ModelGraph& model, const ShardingPlan& plan
     CAPTURE(r.rank);
     const Program program = lower(model, plan, native_implementation(), r.rank);
     const ProgramMemory memory = replay_memory(program);
-    CHECK(r.order == order_labels(program.steady_step, program, plan, model));
+    CHECK(r.order == order_of(program.steady_step, plan, model));
     CHECK(r.init == memory.init);
     CHECK(r.first_step == memory.first_step);
     CHECK(r.steady_step == memory.steady_step);
@@ -116,10 +117,9 @@ inline int count(const ModelGraph& model, const ShardingPlan& plan, Action actio
 }
 
 // Collectives of one kind that a rank's instruments saw in a step.
-inline int executed(const RankMeasurement& rank, const std::string& action) {
-  return static_cast<int>(std::count_if(rank.order.begin(), rank.order.end(), [&](const std::string& label) {
-    return label.find(action + " unit") != std::string::npos;
-  }));
+inline int executed(const RankMeasurement& rank, Action action) {
+  return static_cast<int>(std::count_if(rank.order.begin(), rank.order.end(),
+                                        [&](const OrderedOperation& o) { return o.action == action; }));
 }
 
 }  // namespace fsdp::testing

@@ -4,6 +4,7 @@
 
 #include "executor/cuda_backend.h"
 #include "models/cluster.h"
+#include "simulator/analysis/order.h"
 #include "simulator/engine/memory.h"
 #include "tests/executor/conformance/conformance.h"
 #include "tests/executor/cuda/faults.h"
@@ -88,7 +89,7 @@ TEST_CASE("one rank of an emulated world runs its plan alone, and says that it i
   CHECK(result.measurement.backend == "cuda-emulated");
   CHECK(result.measurement.ranks.size() == 1);
   CHECK(result.measurement.ranks.front().steady_step == replay_memory(program).steady_step);
-  CHECK(result.measurement.ranks.front().order == order_labels(program.steady_step, program, plan, model));
+  CHECK(result.measurement.ranks.front().order == order_of(program.steady_step, plan, model));
   // Each collective took at least the time that the costs say: the sum over the step's is known from them.
   const std::vector<Demand> demands = demands_of(
       program.steady_step, program, {model, plan, native_cuda_implementation(), cluster, default_costs(cluster)});

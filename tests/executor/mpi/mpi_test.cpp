@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "executor/mpi_backend.h"
+#include "simulator/analysis/order.h"
 #include "simulator/engine/memory.h"
 #include "tests/executor/conformance/conformance.h"
 #include "tests/support/run_support.h"
@@ -46,7 +47,7 @@ void check_as_predicted(const Measurement& m, const ModelGraph& model, const Sha
     const Program program = lower(model, plan, native_implementation(), r);
     const ProgramMemory memory = replay_memory(program);
     CHECK(rank.rank == r);
-    CHECK(rank.order == order_labels(program.steady_step, program, plan, model));
+    CHECK(rank.order == order_of(program.steady_step, plan, model));
     CHECK(rank.init == memory.init);
     CHECK(rank.first_step == memory.first_step);
     CHECK(rank.steady_step == memory.steady_step);

@@ -140,7 +140,8 @@ TEST_CASE("test_multi_forward_module: a unit that runs twice in a forward") {
       for (const std::vector<std::int64_t>& batches : {std::vector<std::int64_t>{2}, {1, 1}}) {
         const ShardingPlan plan = double_plan(model, {.shard = 4, .reshard = r, .micro_batches = batches});
         const RunResult result = check_parity(model, plan);
-        CHECK(executed(result.measurement.ranks[0], "reduce_scatter") == count(model, plan, Action::reduce_scatter));
+        CHECK(executed(result.measurement.ranks[0], Action::reduce_scatter) ==
+              count(model, plan, Action::reduce_scatter));
       }
   }
 }
@@ -188,7 +189,7 @@ TEST_CASE(
         if (plan.units.front().modules.front() == "model.embed_tokens") plan.units.front().unshard_in_backward = false;
         const RunResult result = check_parity(model, plan);
         const bool embeds = !plan.units.front().unshard_in_backward && r != Reshard::no;
-        CHECK(executed(result.measurement.ranks[0], "all_gather") ==
+        CHECK(executed(result.measurement.ranks[0], Action::all_gather) ==
               gathers - (embeds ? 1 : 0));  // recomputing adds none
       }
   }
@@ -295,9 +296,9 @@ TEST_CASE(
         }
         const RunResult result = check_parity(model, plan);
         for (const RankMeasurement& rank : result.measurement.ranks) {
-          if (want.gathers >= 0) CHECK(executed(rank, "all_gather") == want.gathers);
-          CHECK(executed(rank, "reduce_scatter") == want.scatters);
-          CHECK(executed(rank, "all_reduce") == want.reduces);
+          if (want.gathers >= 0) CHECK(executed(rank, Action::all_gather) == want.gathers);
+          CHECK(executed(rank, Action::reduce_scatter) == want.scatters);
+          CHECK(executed(rank, Action::all_reduce) == want.reduces);
         }
       }
 }
@@ -347,7 +348,7 @@ TEST_CASE("test_train_parity_single_worldsize1: no collective but that of the lo
       plan.offload = offload;
       const RunResult result = check_parity(model, plan);
       CHECK(result.measurement.ranks[0].wire_bytes == 0);
-      CHECK(executed(result.measurement.ranks[0], "all_gather") == 0);
+      CHECK(executed(result.measurement.ranks[0], Action::all_gather) == 0);
     }
 }
 
@@ -394,10 +395,10 @@ TEST_CASE("test_root_move_forward_input_to_device: every micro-batch is loaded o
   const ModelGraph model = llama();
   const ShardingPlan plan = double_plan(model, {.shard = 2, .micro_batches = {1, 2}});
   const RunResult result = check_parity(model, plan);
-  const std::vector<std::string>& order = result.measurement.ranks[1].order;
+  const std::vector<OrderedOperation>& order = result.measurement.ranks[1].order;
   std::vector<std::size_t> loads;
   for (std::size_t i = 0; i < order.size(); ++i)
-    if (order[i].find("load_batch") != std::string::npos) loads.push_back(i);
+    if (order[i].action == Action::load_batch) loads.push_back(i);
   CHECK(loads.size() == 2);
   CHECK(loads.front() == 0);
 }
@@ -407,8 +408,8 @@ TEST_CASE("test_root_no_forward_inputs: what needs no gradient of its inputs is 
   const ShardingPlan plan = double_plan(model, {.shard = 2, .reshard = Reshard::yes});
   const RunResult result = check_parity(model, plan);
   std::string last;
-  for (const std::string& label : result.measurement.ranks[0].order)
-    if (label.find("reduce_scatter unit") != std::string::npos) last = label;
+  for (const OrderedOperation& o : result.measurement.ranks[0].order)
+    if (o.action == Action::reduce_scatter) last = o.object;
   CHECK(last.find("(root)") != std::string::npos);
 }
 

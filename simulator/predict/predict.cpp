@@ -1,4 +1,4 @@
-#include "simulator/records/prediction.h"
+#include "simulator/predict.h"
 
 #include <algorithm>
 #include <map>
@@ -6,8 +6,12 @@
 #include "planner/costs/rates.h"
 #include "planner/lower.h"
 #include "simulator/allocator/replay.h"
+#include "simulator/analysis/breakdown.h"
+#include "simulator/analysis/critical_path.h"
+#include "simulator/analysis/order.h"
+#include "simulator/analysis/times.h"
 #include "simulator/engine/engine.h"
-#include "simulator/records/critical_path.h"
+#include "simulator/engine/memory.h"
 
 namespace fsdp {
 
@@ -127,8 +131,8 @@ void fill_memory(Prediction& p, const Program& program, const CostContext& c, co
 std::string peak_place(const Prediction& p, const Program& program, const CostContext& c) {
   const Step* const steps[3] = {&program.init, &program.first_step, &program.steady_step};
   const char* const names[3] = {"init", "first step", "steady step"};
-  if (p.memory.peak_op < 0) return "before the first operation";
-  const Operation& op = steps[p.memory.peak_step]->ops.at(static_cast<std::size_t>(p.memory.peak_op));
+  if (!p.memory.peak_op) return "before the first operation";
+  const Operation& op = steps[p.memory.peak_step]->ops.at(static_cast<std::size_t>(*p.memory.peak_op));
   return describe(op, program, c.plan, c.model) + ", " + names[p.memory.peak_step];
 }
 
@@ -150,12 +154,6 @@ void fill_roles(Prediction& p, const Program& program, const CostContext& c) {
 
 }  // namespace
 
-Provenance provenance_of(const Program& program, const CostContext& c) {
-  return {c.plan.model_name,      program.model_digest,     program.plan_digest,
-          c.cluster.name,         c.cluster.digest(),       digest(c.costs),
-          program.implementation, digest(c.implementation), std::string(name(program.dialect))};
-}
-
 Bytes default_memory_limit(const ClusterSpec& cluster) { return scaled(cluster.gpu.usable_memory, 1 - kHeadRoom); }
 
 Prediction predict(const Program& program, const CostContext& c, const PredictOptions& options) {
@@ -165,7 +163,7 @@ Prediction predict(const Program& program, const CostContext& c, const PredictOp
   p.ranks = c.plan.ranks();
   p.step_time = Seconds(timeline.duration);
   p.where = where_time_goes(program.steady_step, timeline);
-  p.exposed_communication = p.where.exposed_all_gather + p.where.exposed_reduce_scatter + p.where.exposed_all_reduce;
+  p.exposed_communication = exposed_communication(p.where);
   fill_memory(p, program, c, options, timeline);
   fill_rates(p, program, demands, c);
   if (!options.keep_timeline) return p;
@@ -175,7 +173,7 @@ Prediction predict(const Program& program, const CostContext& c, const PredictOp
   p.critical_path = critical_path(program.steady_step, timeline, c.model);
   p.by_action = times_by_action(program.steady_step, timeline, c.model);
   p.by_unit = times_by_unit(program.steady_step, timeline, c.plan, c.model);
-  p.order = order_labels(program.steady_step, program, c.plan, c.model);
+  p.order = order_of(program.steady_step, c.plan, c.model);
   p.timeline = std::move(timeline);
   return p;
 }

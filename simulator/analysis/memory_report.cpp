@@ -1,12 +1,12 @@
-#include "simulator/records/memory_report.h"
+#include "simulator/analysis/memory_report.h"
 
 #include <algorithm>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "simulator/analysis/times.h"
 #include "simulator/engine/memory.h"
-#include "simulator/records/prediction.h"
 
 namespace fsdp {
 namespace {
@@ -160,7 +160,7 @@ class Reporter {
       else if (plan_.units.size() > 2) text += " of units";
     }
     const Operation* op = allocator_at_peak_[at(id)];
-    if (op != nullptr && op->graph_op >= 0) text += ", " + action_label(*op, model_);
+    if (op != nullptr && op->graph_op >= 0) text += ", " + fsdp::text(action_key(*op, model_));
     return text;
   }
 

@@ -1,10 +1,10 @@
-// Where a step's time goes. The period is cut at the spans of the compute stream; what lies between them is charged to
+// The period is cut at the spans of the compute stream; what lies between them is charged to
 // what else runs there, an all-gather first, then a reduce-scatter, an all-reduce, a copy, the optimizer on the host;
 // the rest is idle. So the parts sum to the period.
+#include "simulator/analysis/breakdown.h"
+
 #include <algorithm>
 #include <vector>
-
-#include "simulator/records/prediction.h"
 
 namespace fsdp {
 

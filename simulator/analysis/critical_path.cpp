@@ -1,18 +1,19 @@
-#include "simulator/records/critical_path.h"
+#include "simulator/analysis/critical_path.h"
 
 #include <algorithm>
 #include <array>
 #include <map>
+#include <optional>
+#include <tuple>
 #include <utility>
 
 #include "models/units.h"
-#include "simulator/records/prediction.h"
+#include "simulator/analysis/order.h"
+#include "simulator/analysis/times.h"
 
 namespace fsdp {
 
 namespace {
-
-bool on_stream(const Operation& op) { return !op.host_only && op.action != Action::read_loss; }
 
 // previous[i]: the operation before i on its stream, and on its communicator; -1: none.
 struct Previous {
@@ -27,7 +28,7 @@ Previous previous_of(const Step& step) {
   comm.fill(-1);
   for (std::size_t i = 0; i < step.ops.size(); ++i) {
     const Operation& op = step.ops[i];
-    if (!on_stream(op)) continue;
+    if (!runs_on_a_stream(op)) continue;
     std::int32_t& last = stream[static_cast<std::size_t>(op.stream)];
     p.on_stream[i] = std::exchange(last, static_cast<std::int32_t>(i));
     if (op.comm == Communicator::none) continue;
@@ -61,14 +62,14 @@ std::vector<std::int32_t> critical_chain(const Step& step, const Timeline& timel
   const std::vector<std::int32_t> held_back = held_back_by(step, timeline);
   std::int32_t at = -1;
   for (std::size_t i = 0; i < step.ops.size(); ++i)
-    if (on_stream(step.ops[i]) && (at < 0 || end_of(static_cast<std::int32_t>(i)) >= end_of(at)))
+    if (runs_on_a_stream(step.ops[i]) && (at < 0 || end_of(static_cast<std::int32_t>(i)) >= end_of(at)))
       at = static_cast<std::int32_t>(i);
   while (at >= 0) {
     chain.push_back(at);
     const auto i = static_cast<std::size_t>(at);
     std::int32_t latest = previous.on_stream[i];
     const auto consider = [&](std::int32_t other) {
-      if (other >= 0 && other < at && on_stream(step.ops[static_cast<std::size_t>(other)]) &&
+      if (other >= 0 && other < at && runs_on_a_stream(step.ops[static_cast<std::size_t>(other)]) &&
           (latest < 0 || end_of(other) > end_of(latest)))
         latest = other;
     };
@@ -83,17 +84,18 @@ std::vector<std::int32_t> critical_chain(const Step& step, const Timeline& timel
 
 std::vector<std::string> critical_path(const Step& step, const Timeline& timeline, const ModelGraph& model,
                                        std::size_t rows) {
-  std::map<std::string, double> seconds;
+  std::map<std::optional<ActionKey>, double> seconds;  // empty: waiting
   double reached = 0;
   for (const std::int32_t i : critical_chain(step, timeline)) {
     const Span& s = timeline.spans[static_cast<std::size_t>(i)];
-    if (s.start > reached) seconds["waiting"] += s.start - reached;
-    seconds[action_label(step.ops[static_cast<std::size_t>(i)], model)] += s.end - s.start;
+    if (s.start > reached) seconds[std::nullopt] += s.start - reached;
+    seconds[action_key(step.ops[static_cast<std::size_t>(i)], model)] += s.end - s.start;
     reached = std::max(reached, s.end);
   }
   std::vector<std::pair<double, std::string>> sorted;
-  for (const auto& [what, time] : seconds) sorted.emplace_back(time, what);
-  std::stable_sort(sorted.begin(), sorted.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
+  for (const auto& [what, time] : seconds) sorted.emplace_back(time, what ? text(*what) : "waiting");
+  std::sort(sorted.begin(), sorted.end(),
+            [](const auto& a, const auto& b) { return std::tie(b.first, a.second) < std::tie(a.first, b.second); });
   if (sorted.size() > rows) sorted.resize(rows);
   std::vector<std::string> words;
   for (const auto& [time, what] : sorted) words.push_back(what + ": " + human(Seconds(time)));

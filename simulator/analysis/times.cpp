@@ -1,18 +1,14 @@
-// Names of operations as records carry them, and sums of times under those names.
+#include "simulator/analysis/times.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 
-#include "simulator/records/prediction.h"
+#include "simulator/analysis/order.h"
 
 namespace fsdp {
 
 namespace {
-
-constexpr std::array<char, kStreams> kStreamLetters = {'D', 'C', 'G', 'R', 'A'};  // as the FSDP2 literature calls them
-
-bool runs_on_a_stream(const Operation& op) { return !op.host_only && op.action != Action::read_loss; }
 
 bool is_typed(const Operation& op) {
   return op.graph_op >= 0 &&
@@ -21,28 +17,9 @@ bool is_typed(const Operation& op) {
 
 }  // namespace
 
-std::string order_label(const Operation& op, const Program& program, const ShardingPlan& plan,
-                        const ModelGraph& model) {
-  return std::string(1, kStreamLetters[static_cast<std::size_t>(op.stream)]) + ": " +
-         describe(op, program, plan, model);
-}
-
-std::vector<std::string> order_labels(const Step& step, const Program& program, const ShardingPlan& plan,
-                                      const ModelGraph& model) {
-  std::vector<std::string> labels;
-  labels.reserve(step.ops.size());
-  for (int s = 0; s < kStreams; ++s) {
-    for (const Operation& op : step.ops)
-      if (static_cast<int>(op.stream) == s && runs_on_a_stream(op))
-        labels.push_back(order_label(op, program, plan, model));
-  }
-  return labels;
-}
-
-std::string action_label(const Operation& op, const ModelGraph& model) {
-  std::string label(name(op.action));
-  if (is_typed(op)) label += " " + std::string(name(model.ops.at(static_cast<std::size_t>(op.graph_op)).kind));
-  return label;
+ActionKey action_key(const Operation& op, const ModelGraph& model) {
+  if (!is_typed(op)) return {op.action};
+  return {op.action, model.ops.at(static_cast<std::size_t>(op.graph_op)).kind};
 }
 
 std::vector<ActionTime> times_by_action(const Step& step, const Timeline& timeline, const ModelGraph& model) {
@@ -55,7 +32,7 @@ std::vector<ActionTime> times_by_action(const Step& step, const Timeline& timeli
     const std::size_t column =
         is_typed(op) ? 1 + static_cast<std::size_t>(model.ops[static_cast<std::size_t>(op.graph_op)].kind) : 0;
     ActionTime& row = table[static_cast<std::size_t>(op.action) * kColumns + column];
-    if (row.count++ == 0) row.what = action_label(op, model);
+    if (row.count++ == 0) row.what = action_key(op, model);
     row.seconds += timeline.spans[i].end - timeline.spans[i].start;
   }
   std::erase_if(table, [](const ActionTime& row) { return row.count == 0; });
@@ -86,11 +63,10 @@ std::vector<UnitTime> times_by_unit(const Step& step, const Timeline& timeline, 
   std::vector<UnitTime> table(plan.units.size() + 1);
   for (std::size_t u = 0; u < plan.units.size(); ++u) {
     const auto& modules = plan.units[u].modules;
-    table[u].what =
-        fmt::format("unit {} ({}{})", u, modules.empty() || modules.front().empty() ? "root" : modules.front(),
-                    modules.size() > 1 ? fmt::format(" and {} more", modules.size() - 1) : "");
+    table[u].what = {static_cast<std::int32_t>(u),
+                     fmt::format("{}{}", modules.empty() || modules.front().empty() ? "root" : modules.front(),
+                                 modules.size() > 1 ? fmt::format(" and {} more", modules.size() - 1) : "")};
   }
-  table.back().what = "no unit";
   for (std::size_t i = 0; i < step.ops.size(); ++i) {
     const Operation& op = step.ops[i];
     if (!runs_on_a_stream(op)) continue;

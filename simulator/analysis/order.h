@@ -1,0 +1,19 @@
+// The order in which the operations of a step start: what a prediction and a measurement are compared by.
+#pragma once
+
+#include <vector>
+
+#include "models/graph.h"
+#include "planner/plan.h"
+#include "planner/program.h"
+#include "simulator/records/rows.h"
+
+namespace fsdp {
+
+// False for what only the host does (zero_gradients, read_loss).
+[[nodiscard]] bool runs_on_a_stream(const Operation&);
+
+// The operations of a step stream by stream, each stream in its own order. What runs on no stream is left out.
+[[nodiscard]] std::vector<OrderedOperation> order_of(const Step&, const ShardingPlan&, const ModelGraph&);
+
+}  // namespace fsdp

@@ -1,0 +1,22 @@
+// The allocated bytes of a whole program, as a replay finds them, and where they peak.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+
+#include "planner/program.h"
+#include "planner/timeline.h"
+
+namespace fsdp {
+
+struct ProgramMemory {
+  MemoryTimeline init, first_step, steady_step;
+  std::int64_t peak = 0;                             // over all of them, on the device
+  std::int64_t host_peak = 0;                        // pinned host memory (offload)
+  std::array<std::int64_t, kBufferKinds> at_peak{};  // what it is made of, by BufferKind
+  int peak_step = 0;                                 // 0 init, 1 first, 2 steady
+  std::optional<std::int32_t> peak_op = {};          // index of the operation in that step; empty: nothing is allocated
+};
+
+}  // namespace fsdp
