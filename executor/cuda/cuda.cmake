@@ -1,7 +1,8 @@
 # The cuda backend: a choice of source files. Changes `sources`, sets `cuda_libraries`.
 #
-#   executor/cuda/*.cpp     what needs no CUDA: always built, tested everywhere
-#   executor/cuda/toolkit/  what includes the toolkit's headers, or calls what a .cu file defines; .cu files are compiled by nvcc
+#   executor/cuda/*.cpp       what needs no CUDA: always built, tested everywhere
+#   executor/cuda/toolkit/    what includes the toolkit's headers, or calls what a .cu file defines; .cu files are
+#                             compiled by nvcc
 #   executor/cuda/absent.cpp  in place of toolkit/ where there is no toolkit
 set(cuda_libraries)
 if(FSDP_PLAN_CUDA_FOUND)
@@ -10,11 +11,15 @@ if(FSDP_PLAN_CUDA_FOUND)
   add_library(fsdp_cuda STATIC ${cuda_sources})
   target_include_directories(fsdp_cuda PRIVATE ${CMAKE_SOURCE_DIR})
   # No product may be fused with a sum there, so that virtual ranks get the host backend's bits.
-  set_source_files_properties(${CMAKE_CURRENT_LIST_DIR}/toolkit/device/reduce.cu PROPERTIES COMPILE_OPTIONS "-fmad=false")
+  set_source_files_properties(${CMAKE_CURRENT_LIST_DIR}/toolkit/device/reduce.cu PROPERTIES
+    COMPILE_OPTIONS "-fmad=false")
   set_target_properties(fsdp_cuda PROPERTIES CUDA_RUNTIME_LIBRARY None)  # linked below, once
   # No -Wpedantic: what nvcc hands to the host compiler has line markers of GCC's own kind.
-  target_compile_options(fsdp_cuda PRIVATE --Werror=all-warnings -Xcompiler=-Wall,-Wextra,-Werror --expt-relaxed-constexpr
-    --diag-suppress=20012,20013,20014,20015)  # "a __host__ function called from a __host__ __device__ one": constexpr functions of the standard library
+  # The suppressed ones say "a __host__ function called from a __host__ __device__ one": constexpr functions of the
+  # standard library.
+  target_compile_options(fsdp_cuda PRIVATE
+    --Werror=all-warnings -Xcompiler=-Wall,-Wextra,-Werror --expt-relaxed-constexpr
+    --diag-suppress=20012,20013,20014,20015)
   find_package(Threads REQUIRED)
   target_link_libraries(fsdp_cuda PUBLIC CUDA::cudart_static)
   set(cuda_libraries fsdp_cuda CUDA::cudart_static ${CMAKE_DL_LIBS})

@@ -1,23 +1,27 @@
-# Is there a CUDA toolkit? Included at the top, because a language holds for the folders below the one that enables it. Sets
-# FSDP_PLAN_CUDA_FOUND, and says once what was found.
-set(FSDP_PLAN_CUDA AUTO CACHE STRING "the cuda backend: AUTO builds it where there is a CUDA toolkit; ON stops where there is none; OFF")
+# Is there a CUDA toolkit? Included at the top, because a language holds for the folders below the one that enables it.
+# Sets FSDP_PLAN_CUDA_FOUND, and says once what was found.
+set(FSDP_PLAN_CUDA AUTO CACHE STRING
+  "the cuda backend: AUTO builds it where there is a CUDA toolkit; ON stops where there is none; OFF")
 set_property(CACHE FSDP_PLAN_CUDA PROPERTY STRINGS AUTO ON OFF)
 set(FSDP_PLAN_CUDA_ARCHITECTURES "" CACHE STRING
-  "GPUs that the cuda backend is built for, as CMAKE_CUDA_ARCHITECTURES; empty: this machine's, or PTX of the A100, which drivers compile for newer GPUs")
+  "GPUs that the cuda backend is built for, as CMAKE_CUDA_ARCHITECTURES; empty: this machine's, or PTX of the A100, \
+which drivers compile for newer GPUs")
 set(FSDP_PLAN_CUDA_FOUND OFF)
 set(cuda_missing "FSDP_PLAN_CUDA is OFF")
 if(FSDP_PLAN_CUDA AND NOT FSDP_PLAN_CUDA STREQUAL "OFF")
   # One architecture, so that a build takes minutes; the preset `gpu` names all of them.
   set(CMAKE_CUDA_ARCHITECTURES ${FSDP_PLAN_CUDA_ARCHITECTURES})
   if(NOT CMAKE_CUDA_ARCHITECTURES)
-    execute_process(COMMAND nvidia-smi --query-gpu=compute_cap --format=csv,noheader OUTPUT_VARIABLE capability ERROR_QUIET RESULT_VARIABLE no_gpu)
+    execute_process(COMMAND nvidia-smi --query-gpu=compute_cap --format=csv,noheader
+      OUTPUT_VARIABLE capability ERROR_QUIET RESULT_VARIABLE no_gpu)
     if(capability MATCHES "^([0-9]+)\\.([0-9]+)" AND NOT no_gpu)
       set(CMAKE_CUDA_ARCHITECTURES ${CMAKE_MATCH_1}${CMAKE_MATCH_2}-real)
     else()
       set(CMAKE_CUDA_ARCHITECTURES 80-virtual)
     endif()
   endif()
-  find_program(FSDP_PLAN_NVCC nvcc HINTS ENV CUDACXX ENV CUDA_HOME ENV CUDA_PATH PATHS /usr/local/cuda /opt/cuda PATH_SUFFIXES bin)
+  find_program(FSDP_PLAN_NVCC nvcc HINTS ENV CUDACXX ENV CUDA_HOME ENV CUDA_PATH
+    PATHS /usr/local/cuda /opt/cuda PATH_SUFFIXES bin)
   mark_as_advanced(FSDP_PLAN_NVCC)
   if(FSDP_PLAN_NVCC AND NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})
     set(ENV{CUDACXX} ${FSDP_PLAN_NVCC})  # tried before it is believed
@@ -51,7 +55,8 @@ if(FSDP_PLAN_CUDA_FOUND)
   endif()
   string(REGEX REPLACE "([0-9]+)(-real|-virtual)?" "sm_\\1" cuda_names "${CMAKE_CUDA_ARCHITECTURES}")
   string(REPLACE ";" ", " cuda_names "${cuda_names}")
-  message(STATUS "fsdp-plan: CUDA ${CUDAToolkit_VERSION_MAJOR}.${CUDAToolkit_VERSION_MINOR} found: the cuda backend is built for ${cuda_names}")
+  set(cuda_version ${CUDAToolkit_VERSION_MAJOR}.${CUDAToolkit_VERSION_MINOR})
+  message(STATUS "fsdp-plan: CUDA ${cuda_version} found: the cuda backend is built for ${cuda_names}")
 elseif(FSDP_PLAN_CUDA STREQUAL "AUTO")
   message(STATUS "fsdp-plan: ${cuda_missing}; `run --backend cuda` is not built in")
 elseif(FSDP_PLAN_CUDA AND NOT FSDP_PLAN_CUDA STREQUAL "OFF")

@@ -9,7 +9,8 @@ if(FSDP_PLAN_MPI AND MPI_CXX_FOUND)
   list(FILTER sources EXCLUDE REGEX "/mpi/absent\\.cpp$")
   set(mpi_libraries ${MPI_CXX_LIBRARIES})
   set(launcher ${MPIEXEC_EXECUTABLE})
-  list(TRANSFORM MPI_CXX_INCLUDE_DIRS PREPEND -isystem OUTPUT_VARIABLE mpi_includes)  # of the one file that includes mpi.h
+  # Of the one file that includes mpi.h.
+  list(TRANSFORM MPI_CXX_INCLUDE_DIRS PREPEND -isystem OUTPUT_VARIABLE mpi_includes)
   set_source_files_properties(${CMAKE_CURRENT_LIST_DIR}/wire.cpp PROPERTIES
     COMPILE_OPTIONS "${mpi_includes}" COMPILE_DEFINITIONS "OMPI_SKIP_MPICXX;MPICH_SKIP_MPICXX")
 else()

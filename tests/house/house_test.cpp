@@ -149,6 +149,25 @@ Findings leaks(const Tree& tree) {
   return wrong;
 }
 
+// A header is guarded; the source of its name includes it first, which proves that it compiles alone (headers.cmake).
+Findings wrong_headers(const Tree& tree) {
+  Findings wrong;
+  std::set<std::string> paths;
+  std::map<std::string, std::string> first;  // of a source: what it includes first
+  for (const SourceFile& file : tree) {
+    paths.insert(file.path);
+    if (is_header(file.path) && file.text.find("#pragma once\n") == std::string::npos)
+      wrong.push_back(file.path + ": no #pragma once");
+  }
+  for (const Include& i : includes_of(tree)) first.emplace(i.from, i.target);
+  for (const auto& [source, included] : first) {
+    const std::string own = source.substr(0, source.rfind('.')) + ".h";
+    if (source.ends_with(".cpp") && room_of(source) != "tests" && paths.contains(own) && included != own)
+      wrong.push_back(source + ": includes " + included + " before its own header");
+  }
+  return wrong;
+}
+
 std::size_t count(const Tree& tree, bool (*is_one)(const std::string& path)) {
   std::size_t n = 0;
   for (const SourceFile& file : tree) n += is_one(file.path) ? 1 : 0;
@@ -236,6 +255,15 @@ TEST_CASE("a planted heavy header that leaks is found") {
   CHECK(found("models/b.cpp") == 0);
   CHECK(found("models/b.h") == 1);
   CHECK(found("planner/b.cpp") == 1);
+}
+
+TEST_CASE("headers are guarded, and a source includes its own first") {
+  CHECK(listed(wrong_headers(read_repository())) == "");
+  const SourceFile header = {"models/a.h", "// a\n#pragma once\n"};
+  CHECK(wrong_headers({header, {"models/a.cpp", "#include \"models/a.h\"\n#include <map>\n"}}).empty());
+  CHECK(wrong_headers({header, {"models/a.cpp", "#include <map>\n#include \"models/a.h\"\n"}}).size() == 1);
+  CHECK(wrong_headers({header, {"models/b.cpp", "#include <map>\n"}}).empty());
+  CHECK(wrong_headers({{"executor/a.cuh", "int x;\n"}}).size() == 1);
 }
 
 // At least as many as there were when this was last looked at: a search that breaks finds fewer.

@@ -1,9 +1,11 @@
-# The cuda backend's own code on a CUDA runtime made of threads (tests/fakes/README.md): needs the toolkit's headers, no GPU.
+# The cuda backend's own code on a CUDA runtime made of threads (tests/fakes/README.md): needs the toolkit's headers, no
+# GPU.
 file(GLOB machine_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/executor/cuda/toolkit/device/*.cpp)
 add_library(nccl_on_host SHARED ${CMAKE_CURRENT_SOURCE_DIR}/fakes/cuda_on_host/nccl.cpp)
 target_include_directories(nccl_on_host SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
 target_link_libraries(nccl_on_host PRIVATE fsdp_options)
-set_target_properties(nccl_on_host PROPERTIES PREFIX "" OUTPUT_NAME libnccl SUFFIX .so.2 LIBRARY_OUTPUT_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/cuda_on_host/lib)
+set_target_properties(nccl_on_host PROPERTIES PREFIX "" OUTPUT_NAME libnccl SUFFIX .so.2
+  LIBRARY_OUTPUT_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/cuda_on_host/lib)
 # cuBLASLt by its own name, that of the toolkit's version, in a folder that the backend is told of as a toolkit's.
 set(cublaslt_suffix .so.13)
 if(CUDAToolkit_VERSION VERSION_LESS 13)
@@ -14,18 +16,23 @@ target_include_directories(cublaslt_in_toolkit SYSTEM PRIVATE ${CUDAToolkit_INCL
 target_link_libraries(cublaslt_in_toolkit PRIVATE fsdp_options)
 set_target_properties(cublaslt_in_toolkit PROPERTIES PREFIX "" OUTPUT_NAME libcublasLt SUFFIX ${cublaslt_suffix}
   LIBRARY_OUTPUT_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/cuda_on_host/lib)
-# The backend and its machine; kernels are the host's in its tests, the backend's own, emulated, in that of the dispatch.
+# The backend and its machine; kernels are the host's in its tests, the backend's own, emulated, in that of the
+# dispatch.
 file(GLOB_RECURSE kernel_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/executor/cuda/toolkit/kernels/*.cpp)
 add_library(cuda_on_host OBJECT fakes/cuda_on_host/runtime.cpp fakes/cuda_on_host/machine.cpp ${machine_sources})
 add_library(cuda_on_host_kernels OBJECT fakes/cuda_on_host/kernels.cpp)
-add_executable(executor_cuda_on_host_dispatch_test executor/cuda_on_host/dispatch_test.cpp executor/cuda_on_host/dispatch_ops.cpp fakes/cuda_on_host/launches.cpp
+add_executable(executor_cuda_on_host_dispatch_test
+  executor/cuda_on_host/dispatch_test.cpp executor/cuda_on_host/dispatch_ops.cpp fakes/cuda_on_host/launches.cpp
   ${CMAKE_SOURCE_DIR}/executor/cuda/toolkit/operation_kernels.cpp ${kernel_sources})
-set_target_properties(executor_cuda_on_host_dispatch_test PROPERTIES ENABLE_EXPORTS ON)  # the libraries put work on the runtime's streams
+# The libraries put work on the runtime's streams.
+set_target_properties(executor_cuda_on_host_dispatch_test PROPERTIES ENABLE_EXPORTS ON)
 add_dependencies(executor_cuda_on_host_dispatch_test nccl_on_host cublaslt_in_toolkit)
 target_include_directories(executor_cuda_on_host_dispatch_test PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})
-target_compile_definitions(executor_cuda_on_host_dispatch_test PRIVATE FSDP_LIBRARIES_ON_HOST="${CMAKE_CURRENT_BINARY_DIR}/cuda_on_host"
+target_compile_definitions(executor_cuda_on_host_dispatch_test PRIVATE
+  FSDP_LIBRARIES_ON_HOST="${CMAKE_CURRENT_BINARY_DIR}/cuda_on_host"
   FSDP_CUBLASLT_NAME="libcublasLt${cublaslt_suffix}" FSDP_TESTS_DIR="${CMAKE_CURRENT_SOURCE_DIR}")
-target_link_libraries(executor_cuda_on_host_dispatch_test PRIVATE doctest_main cuda_on_host fsdp_executor nlohmann_json::nlohmann_json)
+target_link_libraries(executor_cuda_on_host_dispatch_test PRIVATE
+  doctest_main cuda_on_host fsdp_executor nlohmann_json::nlohmann_json)
 add_test(NAME executor_cuda_on_host_dispatch_test COMMAND executor_cuda_on_host_dispatch_test)
 set_tests_properties(executor_cuda_on_host_dispatch_test PROPERTIES TIMEOUT 600)
 foreach(target cuda_on_host cuda_on_host_kernels executor_cuda_on_host_dispatch_test)
@@ -43,7 +50,8 @@ foreach(between virtual nccl processes processes_faults)
   if(NOT between STREQUAL "processes_faults")
     target_link_libraries(${test} PRIVATE executor_conformance)
   endif()
-  # NCCL takes the factor of a sum in the type of the elements, and adds in an order of its own. Only threads see that they issue the same collectives.
+  # NCCL takes the factor of a sum in the type of the elements, and adds in an order of its own. Only threads see that
+  # they issue the same collectives.
   if(between STREQUAL "processes")
     foreach(ranks 2 4)
       add_mpi_test(${test} ${ranks} "-tce=reductions add in the order*,ranks that disagree*")
