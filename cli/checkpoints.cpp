@@ -7,6 +7,7 @@
 #include <mutex>
 #include <vector>
 
+#include "cli/field_flags.h"
 #include "executor/checkpoint/checkpoint.h"
 #include "executor/checkpoint/folder.h"
 #include "executor/checkpoint/save.h"
@@ -18,7 +19,7 @@ namespace {
 constexpr std::int64_t kMostSteps = 1'000'000'000;
 
 // The state reader, with the first damage kept for rethrow_damage.
-StateReader keeping_damage(StateReader read, const std::shared_ptr<std::optional<std::string>>& damage) {
+StateReader keeping_damage(StateReader read, const std::shared_ptr<std::optional<InputError>>& damage) {
   const auto mutex = std::make_shared<std::mutex>();
   return [read = std::move(read), damage, mutex](const Parameter& p, StatePart part, const Slab& slab, DType type,
                                                  std::byte* to) {
@@ -26,7 +27,7 @@ StateReader keeping_damage(StateReader read, const std::shared_ptr<std::optional
       read(p, part, slab, type, to);
     } catch (const InputError& e) {
       const std::scoped_lock lock(*mutex);
-      if (!*damage) *damage = e.what();
+      if (!*damage) *damage = e;
       throw;
     }
   };
@@ -44,7 +45,7 @@ void resume(const CheckpointFlags& f, const ModelGraph& model, const ShardingPla
   try {
     saved = std::make_shared<const Checkpoint>(*f.resume);
   } catch (const InputError& e) {
-    throw InputError("--resume", e.what());
+    throw said_of("--resume", e);
   }
   if (options.training.state && !f.fresh_if_none)
     throw InputError("--resume", "has weights of its own, and --init-from gives others", "give one of them");
@@ -103,7 +104,7 @@ void add_checkpoint_flags(const Command& app, CheckpointFlags& f) {
 RunCheckpoints apply_checkpoint_flags(const CheckpointFlags& f, const ModelGraph& model, const ShardingPlan& plan,
                                       Backend& backend, RunOptions& options) {
   RunCheckpoints result;
-  result.damage = std::make_shared<std::optional<std::string>>();
+  result.damage = std::make_shared<std::optional<InputError>>();
   for (const auto& [flag, given] : {std::pair{"--save-every", f.every}, std::pair{"--keep", f.keep}})
     if (given && !f.save) throw InputError(flag, "needs a folder to save into", "give --save DIR");
   if (f.fresh_if_none && !f.resume)
@@ -125,7 +126,7 @@ RunCheckpoints apply_checkpoint_flags(const CheckpointFlags& f, const ModelGraph
 }
 
 void rethrow_damage(const RunCheckpoints& c) {
-  if (c.damage && *c.damage) throw InputError("--resume", **c.damage);
+  if (c.damage && *c.damage) throw said_of("--resume", **c.damage);
 }
 
 }  // namespace fsdp::cli

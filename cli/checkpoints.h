@@ -17,9 +17,9 @@ void add_checkpoint_flags(const Command&, CheckpointFlags&);
 
 // What a run holds on to while it lasts.
 struct RunCheckpoints {
-  std::shared_ptr<void> claim;                         // of the folder that it saves into
-  std::shared_ptr<std::optional<std::string>> damage;  // the first file that a rank found damaged while it loaded
-  std::string resumed;                                 // "ckpt/step-00000010", or empty
+  std::shared_ptr<void> claim;                        // of the folder that it saves into
+  std::shared_ptr<std::optional<InputError>> damage;  // the first file that a rank found damaged while it loaded
+  std::string resumed;                                // "ckpt/step-00000010", or empty
 };
 // Sets where the run starts and what it does after steps. Everything is checked that can be before a step is run; what
 // one rank finds, all do. Throws InputError.

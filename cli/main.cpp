@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cli/commands.h"
+#include "cli/field_flags.h"
 #include "models/input/error.h"
 
 namespace fsdp::cli {
@@ -32,7 +33,9 @@ int call(const Work& work) {
   try {
     return flushed(work());
   } catch (const InputError& e) {
-    return say(kBadInput, e.what());
+    return say(kBadInput, naming_flags(e).what());
+  } catch (const InternalError& e) {
+    return say(kBrokenInvariant, e.what());
   } catch (const std::bad_alloc&) {
     return say(kMachineFailed, "out of memory on this machine");
   } catch (const std::length_error&) {

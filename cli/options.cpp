@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "cli/batch.h"
+#include "cli/field_flags.h"
 #include "cli/files.h"
 #include "planner/fitted_costs.h"
 #include "planner/wrap.h"
@@ -164,46 +165,7 @@ std::optional<std::int64_t> replicate_of(const Flags& flags, std::int64_t ranks)
   return replicate;
 }
 
-// The flag that decides each field of a plan.
-struct FieldRow {
-  std::string_view field, flag;
-};
-constexpr FieldRow kFieldFlags[] = {
-    {"dialect", "--dialect"},
-    {"mesh", "--replicate"},
-    {"units", "--wrap"},
-    {"modules", "--wrap"},
-    {"reshard_after_forward", "--reshard-after-forward"},
-    {"checkpointed", "--activation-checkpointing"},
-    {"checkpoint_policy", "--activation-checkpointing"},
-    {"micro_batches", "--grad-accum"},
-    {"seq_len", "--seq-len"},
-    {"grad_sync", "--grad-sync"},
-    {"forward_prefetch", "--forward-prefetch"},
-    {"backward_prefetch", "--backward-prefetch"},
-    {"backward_post", "--backward-prefetch"},
-    {"limit_all_gathers", "--limit-all-gathers"},
-    {"use_orig_params", "--use-orig-params"},
-    {"offload", "--offload"},
-    {"param_dtype", "--param-dtype"},
-    {"reduce_dtype", "--reduce-dtype"},
-    {"clip_norm", "--clip-norm"},
-};
-
 }  // namespace
-
-InputError naming_the_flag(const InputError& error) {
-  const std::string text = error.what();
-  const std::string prefix = "plan: ";
-  const std::size_t end = text.find(": ", prefix.size());
-  if (!text.starts_with(prefix) || end == std::string::npos) return error;
-  std::string field = text.substr(prefix.size(), end - prefix.size());
-  field = field.substr(field.rfind('.') == std::string::npos ? 0 : field.rfind('.') + 1);
-  field = field.substr(0, field.find('['));
-  for (const FieldRow& row : kFieldFlags)
-    if (row.field == field) return {std::string(row.flag), text.substr(end + 2)};
-  return error;
-}
 
 void add_setup_flags(const Command& command, Flags& flags) {
   add_rows(command, flags, std::begin(kSetup), std::end(kSetup));
@@ -307,7 +269,7 @@ ShardingPlan plan_from_flags(const Flags& flags, const Setup& setup) {
   try {
     check(plan, setup.model);
   } catch (const InputError& e) {
-    throw naming_the_flag(e);
+    throw naming_plan_flags(e);
   }
   return plan;
 }

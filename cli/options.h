@@ -56,9 +56,6 @@ struct Setup {
 // What the flags fix for a search; the rest is left open.
 [[nodiscard]] SearchOptions search_from_flags(const Flags&, const Setup&);
 
-// "plan: param_dtype: ..." of a plan that was made from flags becomes "--param-dtype: ...".
-[[nodiscard]] InputError naming_the_flag(const InputError&);
-
 // Whole numbers from text: "--gpus: '-3' is not a whole number from 1 to 1,000,000; ...".
 [[nodiscard]] std::int64_t parse_count(const std::string& text, const std::string& where, std::int64_t least,
                                        std::int64_t most);

@@ -27,7 +27,7 @@ namespace fsdp {
 // The file of a catalog cluster, its GPU written out: a start for one's own. Throws InputError for "host" and unknown
 // names.
 [[nodiscard]] std::string cluster_file(std::string_view name);
-[[nodiscard]] GpuSpec load_gpu(std::string_view name, std::string_view where);
+[[nodiscard]] GpuSpec load_gpu(std::string_view name, const Origin& where);
 
 [[nodiscard]] std::vector<std::string> model_names();
 [[nodiscard]] std::vector<std::string> cluster_names();

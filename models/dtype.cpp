@@ -17,12 +17,11 @@ std::string_view name(DType t) {
   return "?";
 }
 
-DType parse_dtype(std::string_view text, std::string_view where) {
+DType parse_dtype(std::string_view text, const Origin& where) {
   for (DType t : {DType::f64, DType::f32, DType::bf16, DType::f16, DType::i64}) {
     if (text == name(t)) return t;
   }
-  throw InputError(std::string(where), "\"" + std::string(text) + "\" is no element type",
-                   "use fp64, fp32, bf16, fp16 or int64");
+  throw InputError(where, "\"" + std::string(text) + "\" is no element type", "use fp64, fp32, bf16, fp16 or int64");
 }
 
 }  // namespace fsdp

@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <string_view>
 
+#include "models/input/error.h"
+
 namespace fsdp {
 
 enum class DType : std::uint8_t { f64, f32, bf16, f16, i64 };
@@ -19,7 +21,7 @@ enum class DType : std::uint8_t { f64, f32, bf16, f16, i64 };
   return 0;
 }
 
-[[nodiscard]] std::string_view name(DType);                                      // "fp64" "fp32" "bf16" "fp16" "int64"
-[[nodiscard]] DType parse_dtype(std::string_view text, std::string_view where);  // throws InputError with the list
+[[nodiscard]] std::string_view name(DType);                                   // "fp64" "fp32" "bf16" "fp16" "int64"
+[[nodiscard]] DType parse_dtype(std::string_view text, const Origin& where);  // throws InputError with the list
 
 }  // namespace fsdp

@@ -46,7 +46,7 @@ std::int64_t usable_cores() {
 
 ClusterSpec host_cluster(std::int64_t gpus) {
   if (gpus < 0 || gpus > kMaxRanks)
-    throw InputError("--gpus", fmt::format("{} CPU ranks are out of range", gpus),
+    throw InputError(setting("gpus"), fmt::format("{} CPU ranks are out of range", gpus),
                      fmt::format("use 1 to {}", kMaxRanks));
   ClusterSpec c;
   c.name = "host";

@@ -71,7 +71,7 @@ OpFacts facts(const Implementation& implementation, const Op& op, const Workload
     for (const Implementation* i : all())
       if (i->rules[static_cast<std::size_t>(op.kind)] != nullptr)
         known += (known.empty() ? "" : ", ") + std::string(i->name) + (i->compiled ? " with --compile" : "");
-    throw InputError("--implementation",
+    throw InputError(setting("implementation"),
                      std::string(implementation.name) + (implementation.compiled ? ", compiled," : "") +
                          " has no known memory and time for " + std::string(name(op.kind)),
                      "those that have: " + known);

@@ -57,12 +57,11 @@ std::optional<Parsed> split(std::string_view text, std::span<const Unit> units) 
   return std::nullopt;
 }
 
-[[noreturn]] void refuse(std::string_view text, std::string_view where, std::string_view expected) {
-  throw InputError(std::string(where), "\"" + printable(text) + "\" was not understood",
-                   "expected " + std::string(expected));
+[[noreturn]] void refuse(std::string_view text, const Origin& where, std::string_view expected) {
+  throw InputError(where, "\"" + printable(text) + "\" was not understood", "expected " + std::string(expected));
 }
 
-double parse_double(std::string_view text, std::string_view where, std::span<const Unit> units,
+double parse_double(std::string_view text, const Origin& where, std::span<const Unit> units,
                     std::string_view expected) {
   const auto p = split(text, units);
   if (!p) refuse(text, where, expected);
@@ -91,7 +90,7 @@ std::string scaled(double v, std::span<const Unit> ascending) {
 
 }  // namespace
 
-Bytes parse_bytes(std::string_view text, std::string_view where) {
+Bytes parse_bytes(std::string_view text, const Origin& where) {
   constexpr std::string_view expected = "a size with its unit, such as \"80GiB\" or \"512MiB\"";
   const auto p = split(text, kByteUnits);
   if (!p) refuse(text, where, expected);
@@ -109,16 +108,16 @@ Bytes parse_bytes(std::string_view text, std::string_view where) {
   return Bytes(static_cast<std::int64_t>(std::llround(value)));
 }
 
-BytesPerSecond parse_rate(std::string_view text, std::string_view where) {
+BytesPerSecond parse_rate(std::string_view text, const Origin& where) {
   return BytesPerSecond(
       parse_double(text, where, kRateUnits, "a rate with its unit, such as \"450GB/s\" or \"400Gb/s\""));
 }
 
-FlopsPerSecond parse_flops_rate(std::string_view text, std::string_view where) {
+FlopsPerSecond parse_flops_rate(std::string_view text, const Origin& where) {
   return FlopsPerSecond(parse_double(text, where, kFlopsUnits, "a compute rate with its unit, such as \"989TFLOP/s\""));
 }
 
-Seconds parse_seconds(std::string_view text, std::string_view where) {
+Seconds parse_seconds(std::string_view text, const Origin& where) {
   const auto p = split(text, kSecondUnits);
   if (!p) refuse(text, where, "a time with its unit, such as \"14us\" or \"1.5ms\"");
   return Seconds(p->number / p->unit.factor);

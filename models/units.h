@@ -15,6 +15,8 @@
 #include <string>
 #include <string_view>
 
+#include "models/input/error.h"
+
 namespace fsdp {
 
 template <class Tag, class Rep>
@@ -62,10 +64,10 @@ constexpr FlopsPerSecond operator/(Flops f, Seconds s) { return FlopsPerSecond(f
 
 // Strict parsers: a number, directly followed by a unit, nothing else. Throw InputError(where, ...) on anything else,
 // on negative, non-finite or overflowing values.
-[[nodiscard]] Bytes parse_bytes(std::string_view text, std::string_view where);  // B KiB MiB GiB TiB kB MB GB TB
-[[nodiscard]] BytesPerSecond parse_rate(std::string_view text, std::string_view where);  // B/s .. TB/s, b/s .. Tb/s
-[[nodiscard]] FlopsPerSecond parse_flops_rate(std::string_view text, std::string_view where);  // FLOP/s .. PFLOP/s
-[[nodiscard]] Seconds parse_seconds(std::string_view text, std::string_view where);            // ns us ms s
+[[nodiscard]] Bytes parse_bytes(std::string_view text, const Origin& where);          // B KiB MiB GiB TiB kB MB GB TB
+[[nodiscard]] BytesPerSecond parse_rate(std::string_view text, const Origin& where);  // B/s .. TB/s, b/s .. Tb/s
+[[nodiscard]] FlopsPerSecond parse_flops_rate(std::string_view text, const Origin& where);  // FLOP/s .. PFLOP/s
+[[nodiscard]] Seconds parse_seconds(std::string_view text, const Origin& where);            // ns us ms s
 
 // Exact text: parse_x(exact_text(x)) == x for every value that parse_x can return. For files.
 [[nodiscard]] std::string exact_text(Bytes);

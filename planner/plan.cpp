@@ -36,13 +36,13 @@ std::string_view name_of(const Named<E> (&names)[N], E value) {
 }
 
 template <class E, std::size_t N>
-E parse_name(const Named<E> (&names)[N], std::string_view text, std::string_view where, const std::string& what) {
+E parse_name(const Named<E> (&names)[N], std::string_view text, const Origin& where, const std::string& what) {
   std::string known;
   for (const Named<E>& n : names) {
     if (n.text == text) return n.value;
     known += (known.empty() ? "" : ", ") + std::string(n.text);
   }
-  throw InputError(std::string(where), "unknown " + what + " '" + std::string(text) + "'", "use one of: " + known);
+  throw InputError(where, "unknown " + what + " '" + std::string(text) + "'", "use one of: " + known);
 }
 
 }  // namespace
@@ -59,36 +59,35 @@ std::string dialect_text(const ShardingPlan& plan) {
 }
 std::string_view name(OptimizerKind o) { return name_of(kOptimizers, o); }
 
-Dialect parse_dialect(std::string_view text, std::string_view where) {
+Dialect parse_dialect(std::string_view text, const Origin& where) {
   return parse_name(kDialects, text, where, "dialect");
 }
-GradSync parse_grad_sync(std::string_view text, std::string_view where) {
+GradSync parse_grad_sync(std::string_view text, const Origin& where) {
   return parse_name(kGradSyncs, text, where, "gradient sync");
 }
-Reshard parse_reshard(std::string_view text, std::string_view where) {
+Reshard parse_reshard(std::string_view text, const Origin& where) {
   std::int64_t ranks = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), ranks);
   if (error == std::errc{} && end == text.data() + text.size()) {
     if (ranks >= 1) return {ranks};
-    throw InputError(std::string(where), "'" + std::string(text) + "' ranks",
-                     "use auto, true, false or a number of at least 1");
+    throw InputError(where, "'" + std::string(text) + "' ranks", "use auto, true, false or a number of at least 1");
   }
   return parse_name(kReshards, text, where, "value of reshard-after-forward");
 }
-CheckpointPolicy parse_checkpoint_policy(std::string_view text, std::string_view where) {
+CheckpointPolicy parse_checkpoint_policy(std::string_view text, const Origin& where) {
   return parse_name(kCheckpointPolicies, text, where, "checkpoint policy");
 }
-TorchVersion parse_torch_version(std::string_view text, std::string_view where) {
+TorchVersion parse_torch_version(std::string_view text, const Origin& where) {
   TorchVersion v;
   const char* const last = text.data() + text.size();
   const auto major = std::from_chars(text.data(), last, v.major);
   const bool dot = major.ec == std::errc{} && major.ptr != last && *major.ptr == '.';
   const auto minor = dot ? std::from_chars(major.ptr + 1, last, v.minor) : major;
   if (!dot || minor.ec != std::errc{} || minor.ptr != last || v.major < 1 || v.minor < 0)
-    throw InputError(std::string(where), "'" + std::string(text) + "' is not a PyTorch release", "write it as 2.11");
+    throw InputError(where, "'" + std::string(text) + "' is not a PyTorch release", "write it as 2.11");
   return v;
 }
-OptimizerKind parse_optimizer(std::string_view text, std::string_view where) {
+OptimizerKind parse_optimizer(std::string_view text, const Origin& where) {
   return parse_name(kOptimizers, text, where, "optimizer");
 }
 
@@ -142,13 +141,13 @@ std::vector<ShardDim> expert_shard_dims(const ModelGraph& model, Dialect dialect
 
 ShardingPlan naive_plan(const ModelGraph& model, const PlanOptions& options) {
   if (options.ranks < 1)
-    throw InputError("--gpus", "there are " + std::to_string(options.ranks) + " ranks", "use at least 1");
+    throw InputError(setting("gpus"), "there are " + std::to_string(options.ranks) + " ranks", "use at least 1");
   const bool ddp = options.dialect == Dialect::ddp;
   const std::int64_t replicate =
       ddp && options.replicate == 1 ? options.ranks : options.replicate;  // ddp replicates over all ranks
   if (replicate < 1 || options.ranks % replicate != 0) {
     throw InputError(
-        "--replicate",
+        setting("replicate"),
         std::to_string(options.ranks) + " ranks cannot be split into " + std::to_string(replicate) + " equal replicas",
         "use a divisor of " + std::to_string(options.ranks));
   }

@@ -178,13 +178,13 @@ void check(const ShardingPlan&, std::string_view where);
 [[nodiscard]] std::string_view name(CheckpointPolicy);
 [[nodiscard]] std::string dialect_text(const ShardingPlan&);  // "fsdp1", "fsdp2@2.11"
 [[nodiscard]] std::string_view name(OptimizerKind);
-[[nodiscard]] Dialect parse_dialect(std::string_view, std::string_view where);
-[[nodiscard]] GradSync parse_grad_sync(std::string_view, std::string_view where);
+[[nodiscard]] Dialect parse_dialect(std::string_view, const Origin& where);
+[[nodiscard]] GradSync parse_grad_sync(std::string_view, const Origin& where);
 [[nodiscard]] Reshard parse_reshard(std::string_view,
-                                    std::string_view where);  // auto | true | false | a number of ranks
+                                    const Origin& where);  // auto | true | false | a number of ranks
 [[nodiscard]] CheckpointPolicy parse_checkpoint_policy(std::string_view,
-                                                       std::string_view where);            // full | selective-op
-[[nodiscard]] TorchVersion parse_torch_version(std::string_view, std::string_view where);  // "2.11"
-[[nodiscard]] OptimizerKind parse_optimizer(std::string_view, std::string_view where);
+                                                       const Origin& where);            // full | selective-op
+[[nodiscard]] TorchVersion parse_torch_version(std::string_view, const Origin& where);  // "2.11"
+[[nodiscard]] OptimizerKind parse_optimizer(std::string_view, const Origin& where);
 
 }  // namespace fsdp

@@ -35,7 +35,7 @@ namespace fsdp {
 // Policies of PyTorch leave out `ignored` modules (names) and do not count their parameters.
 // Throws InputError for an unknown policy, a class that matches no module (with the classes there are), a bad number, a
 // container as unit.
-[[nodiscard]] std::vector<Unit> wrap(const ModelGraph&, std::string_view policy, std::string_view where,
+[[nodiscard]] std::vector<Unit> wrap(const ModelGraph&, std::string_view policy, const Origin& where,
                                      const std::vector<std::string>& ignored = {});
 
 [[nodiscard]] std::vector<Unit> wrap_blocks(const ModelGraph&, std::int64_t blocks_per_unit);
@@ -51,7 +51,7 @@ namespace fsdp {
 // block: 0, N, 2N ...), "first-N" (blocks 0 .. N-1) -> the modules of plan.checkpointed; set_checkpointing also says
 // how they are recomputed.
 [[nodiscard]] std::vector<std::string> checkpointed_modules(const ModelGraph&, std::string_view policy,
-                                                            std::string_view where);
-void set_checkpointing(ShardingPlan&, const ModelGraph&, std::string_view policy, std::string_view where);
+                                                            const Origin& where);
+void set_checkpointing(ShardingPlan&, const ModelGraph&, std::string_view policy, const Origin& where);
 
 }  // namespace fsdp

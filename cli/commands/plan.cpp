@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/commands.h"
+#include "cli/field_flags.h"
 #include "cli/files.h"
 #include "cli/options.h"
 #include "cli/predict.h"
@@ -35,7 +36,7 @@ PlanResult search_with_progress(const Flags& flags, const Setup& setup) {
     return search(setup.model, setup.cluster, *setup.implementation, options,
                   [&](const ShardingPlan& plan) { return score_plan(plan, setup); });
   } catch (const InputError& e) {
-    throw naming_the_flag(e);
+    throw naming_plan_flags(e);
   }
 }
 

@@ -1,8 +1,6 @@
 // fsdp-plan validate: predicted beside measured.
 #include <memory>
 #include <nlohmann/json.hpp>
-#include <string_view>
-#include <utility>
 
 #include "cli/commands.h"
 #include "cli/files.h"
@@ -56,16 +54,14 @@ Json report_json(const ValidationReport& report, const Tolerances& tolerances) {
           {"doubts", report.doubts}};
 }
 
-// "prediction: order: ..." and "measurement: plan: ..." become the names of the files.
+// "prediction: order: ..." and "measurement: plan: ..." name the files.
 ValidationReport compare_files(const ValidateFlags& f, const Prediction& prediction, const Measurement& measurement,
                                const Tolerances& tolerances) {
   try {
     return compare(prediction, measurement, tolerances);
   } catch (const InputError& e) {
-    const std::string text = e.what();
-    for (const auto& [what, file] :
-         {std::pair("prediction: ", f.prediction), std::pair("measurement: ", f.measurement)})
-      if (text.starts_with(what)) throw InputError(file, text.substr(std::string_view(what).size()));
+    if (e.file() == "prediction") throw e.at({f.prediction, e.field()});
+    if (e.file() == "measurement") throw e.at({f.measurement, e.field()});
     throw;
   }
 }

@@ -180,9 +180,9 @@ std::string today() {
 
 void check_options(const CalibrateOptions& o) {
   if (o.type != DType::f64 && o.type != DType::f32 && o.type != DType::bf16)
-    throw InputError("--dtype", fmt::format("{} has no host kernels", name(o.type)), "use fp64, fp32 or bf16");
+    throw InputError(setting("dtype"), fmt::format("{} has no host kernels", name(o.type)), "use fp64, fp32 or bf16");
   if (!(o.seconds_budget > 0) || o.seconds_budget > 3600)
-    throw InputError("--budget", "is not between 0 and 1 h", "give it in seconds, such as 20s");
+    throw InputError(setting("budget"), "is not between 0 and 1 h", "give it in seconds, such as 20s");
 }
 
 class Calibration {
@@ -375,7 +375,7 @@ Costs calibrate_host(const CalibrateOptions& options) {
 Costs calibrate_gpu(const CalibrateOptions& options, const std::string& platform, Backend& backend) {
   check_options(options);
   if (backend.ranks() != options.ranks)
-    throw InputError("--ranks", fmt::format("is {}, the backend has {}", options.ranks, backend.ranks()),
+    throw InputError(setting("ranks"), fmt::format("is {}, the backend has {}", options.ranks, backend.ranks()),
                      "make both the same");
   return Calibration(options, gpu_range(), platform, backend).run();
 }

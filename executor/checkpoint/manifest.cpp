@@ -91,7 +91,7 @@ SavedBox parse_box(const JsonValue& item, const SavedTensor& tensor, const Manif
   const SavedFile& file = m.files[static_cast<std::size_t>(b.file)];
   b.begin = part[3].integer(file.header_bytes, file.bytes);
   b.bytes = part[4].integer(1, file.bytes - b.begin);
-  if (checked_mul(b.box.volume(item.where()), size_of(tensor.dtype), item.where()) != b.bytes)
+  if (checked_mul(b.box.volume(item.where().text()), size_of(tensor.dtype), item.where().text()) != b.bytes)
     part[4].refuse(fmt::format("is not what {} elements of {} take", b.box.volume(), name(tensor.dtype)));
   for (const std::int64_t s : part[5].integers(0, 0xFFFFFFFF)) b.checksums.push_back(sum(s));
   const auto blocks = static_cast<std::size_t>((b.bytes + m.block_bytes - 1) / m.block_bytes);
@@ -112,8 +112,8 @@ SavedTensor parse_tensor(const JsonValue& item, const Manifest& m) {
     boxes.push_back(t.boxes.back().box);
   }
   o.finish();
-  static_cast<void>(checked_mul(whole(t.shape).volume(o.where()), size_of(t.dtype), o.where()));
-  check_cover(t.shape, boxes, o.where() + " (" + printable(t.name) + ")");
+  static_cast<void>(checked_mul(whole(t.shape).volume(o.where().text()), size_of(t.dtype), o.where().text()));
+  check_cover(t.shape, boxes, o.where().text() + " (" + printable(t.name) + ")");
   return t;
 }
 

@@ -37,7 +37,7 @@ void add_unit(const UnitLayout& layout, std::int32_t unit, const ModelGraph& mod
 
 void check_savable(const ShardingPlan& plan) {
   const auto refuse = [](const char* what) {
-    throw InputError("--save", std::string("checkpoints of ") + what + " are not written yet",
+    throw InputError(setting("save"), std::string("checkpoints of ") + what + " are not written yet",
                      "run it without --save, or plan it with fsdp2");
   };
   if (plan.dialect == Dialect::fsdp1) refuse("dialect fsdp1");

@@ -5,7 +5,7 @@
 namespace fsdp {
 
 std::unique_ptr<GpuBackend> make_cuda_backend(MeshShape, const CudaOptions&) {
-  throw InputError("--backend", "cuda is not built in",
+  throw InputError(setting("backend"), "cuda is not built in",
                    "install the CUDA toolkit 12 or 13 (nvcc) and build again, or use host");
 }
 

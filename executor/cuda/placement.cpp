@@ -22,15 +22,15 @@ std::vector<int> usable(int present, const std::vector<int>& wanted) {
   for (std::size_t i = 0; i < gpus.size(); ++i) {
     if (gpus[i] < 0 || gpus[i] >= present)
       throw InputError(
-          "--devices", fmt::format("there is no GPU {}", gpus[i]),
+          setting("devices"), fmt::format("there is no GPU {}", gpus[i]),
           present == 0 ? std::string("nvidia-smi lists none") : fmt::format("name some of 0 to {}", present - 1));
     if (std::find(gpus.begin(), gpus.begin() + static_cast<std::ptrdiff_t>(i), gpus[i]) !=
         gpus.begin() + static_cast<std::ptrdiff_t>(i))
-      throw InputError("--devices", fmt::format("GPU {} is named twice", gpus[i]),
+      throw InputError(setting("devices"), fmt::format("GPU {} is named twice", gpus[i]),
                        "name each once; --virtual-ranks puts all ranks on one");
   }
   if (gpus.empty())
-    throw InputError("--backend cuda", "this machine shows no GPU",
+    throw InputError(setting("cuda_backend"), "this machine shows no GPU",
                      "see nvidia-smi and CUDA_VISIBLE_DEVICES, or use host");
   return gpus;
 }
@@ -43,7 +43,7 @@ std::vector<int> place_ranks(std::int64_t ranks, int present, const std::vector<
   if (together) return std::vector<int>(static_cast<std::size_t>(ranks), gpus.front());
   if (ranks > static_cast<std::int64_t>(gpus.size()))
     throw InputError(
-        "--backend cuda",
+        setting("cuda_backend"),
         fmt::format("the plan has {} ranks, but there {} {} GPU{}", ranks, gpus.size() == 1 ? "is" : "are", gpus.size(),
                     gpus.size() == 1 ? "" : "s"),
         "plan for fewer ranks, put all on one GPU with --virtual-ranks, or run one rank of them with --emulate-world");
@@ -74,7 +74,7 @@ void check_seats(const std::vector<Seat>& by_rank) {
   for (std::size_t i = 0; i < by_rank.size(); ++i)
     for (std::size_t j = 0; j < i; ++j)
       if (by_rank[i].gpu == by_rank[j].gpu)
-        throw InputError("--backend cuda",
+        throw InputError(setting("cuda_backend"),
                          fmt::format("ranks {} and {} are on one GPU, {} of {} ({})", j, i, by_rank[j].number,
                                      by_rank[j].host, by_rank[j].gpu),
                          "start no more processes on a machine than it shows GPUs (CUDA_VISIBLE_DEVICES, --devices), "

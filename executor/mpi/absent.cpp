@@ -6,7 +6,7 @@ namespace fsdp {
 namespace {
 
 [[noreturn]] void refuse() {
-  throw InputError("--backend", "mpi is not built in, and without it ranks are threads of one process",
+  throw InputError(setting("backend"), "mpi is not built in, and without it ranks are threads of one process",
                    "install an MPI (Debian, Ubuntu: libopenmpi-dev and openmpi-bin) and build again, or use host or "
                    "cuda without a launcher");
 }

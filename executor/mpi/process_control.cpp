@@ -168,7 +168,7 @@ Launch& join_launch_for(MeshShape mesh, const std::string& backend) {
   World& world = World::get();
   const std::int64_t needed = mesh.replicate * mesh.shard;
   if (needed != world.ranks())
-    throw InputError("--backend " + backend,
+    throw InputError(setting(backend + "_backend"),
                      fmt::format("the plan is for {} x {} = {} ranks, but {} process{} started", mesh.replicate,
                                  mesh.shard, needed, world.ranks(), world.ranks() == 1 ? " was" : "es were"),
                      fmt::format("start as many as the plan has ranks: `mpirun -n {} fsdp-plan run --backend {} ...`",

@@ -51,7 +51,7 @@ std::string config_path(std::string_view spec) {
   if (fs::is_directory(path, error)) {
     const fs::path config = path / "config.json";
     if (!fs::exists(config, error))
-      throw InputError("--model: \"" + printable(spec) + "\"", "the folder holds no config.json",
+      throw InputError(setting("model"), "\"" + printable(spec) + "\": the folder holds no config.json",
                        "give the folder of a Hugging Face model");
     return config.string();
   }
@@ -83,7 +83,7 @@ std::vector<std::string> model_families() {
 
 ModelGraph model_from_config(std::string_view json_text, std::string_view where, std::int64_t seq_len) {
   if (seq_len < 0 || seq_len > std::int64_t{1} << 31)
-    throw InputError("--seq-len", fmt::format("{} is out of range", seq_len), "use 1 to 2147483648");
+    throw InputError(setting("seq_len"), fmt::format("{} is out of range", seq_len), "use 1 to 2147483648");
   const JsonDocument document = parse_document(json_text, where, "");
   JsonObject config = document.root();
   const std::string type = config.text("model_type");
@@ -105,15 +105,16 @@ ModelGraph load_model(std::string_view spec, std::int64_t seq_len) {
   if (path.empty()) {
     const bool looks_like_path = spec.find('/') != std::string_view::npos || spec.ends_with(".json");
     if (looks_like_path)
-      throw InputError("--model: \"" + printable(spec) + "\"", "there is no such file or folder", "check the path");
-    throw InputError("--model", "\"" + printable(spec) + "\" is not in the catalog, nor a file",
+      throw InputError(setting("model"), "\"" + printable(spec) + "\": there is no such file or folder",
+                       "check the path");
+    throw InputError(setting("model"), "\"" + printable(spec) + "\" is not in the catalog, nor a file",
                      suggestion(spec, model_names()));
   }
   if (path.ends_with(".safetensors")) {
-    throw InputError("--model: \"" + printable(path) + "\"", "weights files cannot be read yet",
+    throw InputError(setting("model"), "\"" + printable(path) + "\": weights files cannot be read yet",
                      "give the config.json beside it");
   }
-  return model_from_config(read_file(path, "--model"), path, seq_len);
+  return model_from_config(read_file(path, setting("model")), path, seq_len);
 }
 
 }  // namespace fsdp

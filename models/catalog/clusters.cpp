@@ -139,17 +139,17 @@ void read_fabric(JsonObject& o, ClusterSpec& c) {
 // How many GPUs: what was asked for, one node by default, or the nodes that the file states.
 std::int64_t gpu_count(std::int64_t asked, const ClusterSpec& c, std::optional<std::int64_t> nodes,
                        std::string_view where) {
-  const std::string flag = "--gpus";
+  const Origin gpus = setting("gpus");
   const std::int64_t all = nodes.value_or(1) * c.gpus_per_node;
   if (asked == 0) return all;
   if (asked < 0 || asked > kMaxGpus)
-    throw InputError(flag, fmt::format("{} is out of range", asked), fmt::format("use 1 to {}", kMaxGpus));
+    throw InputError(gpus, fmt::format("{} is out of range", asked), fmt::format("use 1 to {}", kMaxGpus));
   if (nodes && asked > all) {
-    throw InputError(flag, fmt::format("{} GPUs are more than the {} that {} has", asked, all, where),
+    throw InputError(gpus, fmt::format("{} GPUs are more than the {} that {} has", asked, all, where),
                      fmt::format("use at most {}", all));
   }
   if (asked > c.gpus_per_node && asked % c.gpus_per_node != 0) {
-    throw InputError(flag,
+    throw InputError(gpus,
                      fmt::format("{} GPUs do not fill whole nodes of {} (cluster {})", asked, c.gpus_per_node, c.name),
                      fmt::format("use {} or {}", asked / c.gpus_per_node * c.gpus_per_node,
                                  (asked / c.gpus_per_node + 1) * c.gpus_per_node));
@@ -159,12 +159,11 @@ std::int64_t gpu_count(std::int64_t asked, const ClusterSpec& c, std::optional<s
 
 }  // namespace
 
-GpuSpec load_gpu(std::string_view name, std::string_view where) {
+GpuSpec load_gpu(std::string_view name, const Origin& where) {
   const std::string file = fmt::format("gpus/{}.json", name);
   const std::string_view text = embedded_file(file);
   if (text.empty())
-    throw InputError(std::string(where), "\"" + printable(name) + "\" is not a known GPU",
-                     suggestion(name, gpu_names()));
+    throw InputError(where, "\"" + printable(name) + "\" is not a known GPU", suggestion(name, gpu_names()));
   const JsonDocument document = parse_document(text, file, "fsdp-plan/gpu/1");
   return gpu_from(document.root());
 }
@@ -189,10 +188,12 @@ ClusterSpec cluster_from_json(std::string_view json_text, std::string_view where
 
 std::string cluster_file(std::string_view name) {
   if (name == "host")
-    throw InputError("--file", "\"host\" is this machine and has no file", "name another cluster, such as dgx-h100");
+    throw InputError(setting("cluster_file"), "\"host\" is this machine and has no file",
+                     "name another cluster, such as dgx-h100");
   const std::string_view text = embedded_file(fmt::format("clusters/{}.json", name));
   if (text.empty())
-    throw InputError("--file", "\"" + printable(name) + "\" is not in the catalog", suggestion(name, cluster_names()));
+    throw InputError(setting("cluster_file"), "\"" + printable(name) + "\" is not in the catalog",
+                     suggestion(name, cluster_names()));
   auto cluster = nlohmann::ordered_json::parse(text);
   if (auto& gpu = cluster["gpu"]; gpu.is_string()) {
     gpu = nlohmann::ordered_json::parse(embedded_file(fmt::format("gpus/{}.json", gpu.get<std::string>())));
@@ -209,9 +210,9 @@ ClusterSpec load_cluster(std::string_view spec, std::int64_t gpus) {
   const std::string path(spec);
   std::error_code error;
   if (std::filesystem::exists(path, error) || path.find('/') != std::string::npos || path.ends_with(".json")) {
-    return cluster_from_json(read_file(path, "--cluster"), path, gpus);
+    return cluster_from_json(read_file(path, setting("cluster")), path, gpus);
   }
-  throw InputError("--cluster", "\"" + printable(spec) + "\" is not in the catalog, nor a file",
+  throw InputError(setting("cluster"), "\"" + printable(spec) + "\" is not in the catalog, nor a file",
                    suggestion(spec, cluster_names()));
 }
 

@@ -24,7 +24,8 @@ struct Sizes {
         row(times(op.shape.width, w.element_bytes)),
         wide(times(op.shape.width, 4)) {
     if (op.shape.experts.capacity_factor != 1)
-      throw InputError("--implementation", "hf drops no tokens: a capacity_factor other than 1 has no meaning there",
+      throw InputError(setting("implementation"),
+                       "hf drops no tokens: a capacity_factor other than 1 has no meaning there",
                        "leave it out of the config, or use native");
   }
   const bool cast;                             // activations are not fp32

@@ -73,7 +73,7 @@ class Guard {
 
 // --- JsonValue
 
-std::string JsonValue::where() const { return path_.empty() ? file_ : file_ + ": " + path_; }
+Origin JsonValue::where() const { return {file_, path_}; }
 bool JsonValue::is_null() const { return value_->is_null(); }
 bool JsonValue::is_integer() const { return value_->is_number_integer(); }
 bool JsonValue::is_text() const { return value_->is_string(); }
@@ -198,8 +198,8 @@ JsonObject::JsonObject(JsonValue value) : value_(std::move(value)) {
   if (!value_.value_->is_object()) value_.wrong_type("an object");
 }
 
-std::string JsonObject::where(std::string_view key) const {
-  return value_.file_ + ": " + value_.path_ + (value_.path_.empty() ? "" : ".") + printable(key);
+Origin JsonObject::where(std::string_view key) const {
+  return {value_.file_, value_.path_ + (value_.path_.empty() ? "" : ".") + printable(key)};
 }
 
 JsonValue JsonObject::at(std::string_view key) {
@@ -294,20 +294,22 @@ JsonDocument parse_document(std::string_view text, std::string_view where, std::
   return document;
 }
 
-std::string read_file(const std::string& path, std::string_view where) {
+std::string read_file(const std::string& path, const Origin& where) {
   namespace fs = std::filesystem;
-  const std::string named = std::string(where) + ": \"" + printable(path) + "\"";
+  const auto refuse = [&](const char* problem, const char* remedy) {
+    throw InputError(where, "\"" + printable(path) + "\": " + problem, remedy);
+  };
   std::error_code error;
   const fs::file_status status = fs::status(path, error);
-  if (!fs::exists(status)) throw InputError(named, "there is no such file", "check the path");
-  if (!fs::is_regular_file(status)) throw InputError(named, "is not a regular file", "give a file");
+  if (!fs::exists(status)) refuse("there is no such file", "check the path");
+  if (!fs::is_regular_file(status)) refuse("is not a regular file", "give a file");
   const auto size = fs::file_size(path, error);
   if (!error && size > static_cast<std::uintmax_t>(kMaxJsonBytes))
-    throw InputError(named, "is larger than 64 MiB", "give a smaller file");
+    refuse("is larger than 64 MiB", "give a smaller file");
   std::ifstream in(path, std::ios::binary);
   std::string text(error ? 0 : static_cast<std::size_t>(size), '\0');
   if (error || !in.read(text.data(), static_cast<std::streamsize>(text.size()))) {
-    throw InputError(named, "cannot be read", "check its permissions");
+    refuse("cannot be read", "check its permissions");
   }
   return text;
 }

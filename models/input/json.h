@@ -28,6 +28,8 @@
 #include <utility>
 #include <vector>
 
+#include "models/input/error.h"
+
 namespace fsdp {
 
 inline constexpr std::int64_t kMaxJsonBytes = std::int64_t{64} << 20;
@@ -62,7 +64,7 @@ class JsonValue {
   [[nodiscard]] bool is_text() const;
   [[nodiscard]] bool is_integer() const;
   [[nodiscard]] bool is_object() const;
-  [[nodiscard]] std::string where() const;  // "plan.json: units[3].modules"
+  [[nodiscard]] Origin where() const;  // "plan.json: units[3].modules"
   [[noreturn]] void refuse(const std::string& problem,
                            const std::string& remedy = "") const;  // throws InputError(where(), ...)
 
@@ -107,12 +109,12 @@ class JsonObject {
   [[nodiscard]] std::optional<std::string> optional_text(std::string_view key);
   [[nodiscard]] std::optional<JsonObject> optional_object(std::string_view key);
 
-  [[nodiscard]] bool has(std::string_view key);                 // present, null included
-  void ignore(std::string_view key) { asked_.emplace(key); }    // allowed, unread (comments, "source")
-  void finish() const;                                          // throws InputError naming the first unknown key
-  [[nodiscard]] std::vector<std::string> keys() const;          // as they stand, sorted
-  [[nodiscard]] std::string where(std::string_view key) const;  // of a field, present or not: for parse_bytes & Co.
-  [[nodiscard]] std::string where() const { return value_.where(); }
+  [[nodiscard]] bool has(std::string_view key);               // present, null included
+  void ignore(std::string_view key) { asked_.emplace(key); }  // allowed, unread (comments, "source")
+  void finish() const;                                        // throws InputError naming the first unknown key
+  [[nodiscard]] std::vector<std::string> keys() const;        // as they stand, sorted
+  [[nodiscard]] Origin where(std::string_view key) const;     // of a field, present or not: for parse_bytes & Co.
+  [[nodiscard]] Origin where() const { return value_.where(); }
   [[noreturn]] void refuse(std::string_view key, const std::string& problem, const std::string& remedy = "") const;
 
  private:
@@ -140,8 +142,7 @@ class JsonDocument {
 [[nodiscard]] JsonDocument parse_document(std::string_view text, std::string_view where,
                                           std::string_view expected_schema);
 
-// The text of a regular file of at most kMaxJsonBytes; throws InputError. `where`: the flag or field that named the
-// file.
-[[nodiscard]] std::string read_file(const std::string& path, std::string_view where);
+// The text of a regular file of at most kMaxJsonBytes; throws InputError. `where`: what named the file.
+[[nodiscard]] std::string read_file(const std::string& path, const Origin& where);
 
 }  // namespace fsdp

@@ -31,9 +31,9 @@ double interpolate(std::span<const CurvePoint> curve, double size) {
   return on_piece(curve[i - 1].size, low, curve[i].size, high, size);
 }
 
-void check_curve(std::span<const CurvePoint> curve, std::string_view where) {
+void check_curve(std::span<const CurvePoint> curve, const Origin& where) {
   for (std::size_t i = 0; i < curve.size(); ++i) {
-    const std::string at = std::string(where) + "[" + std::to_string(i) + "]";
+    const Origin at{where.file, where.field + "[" + std::to_string(i) + "]"};
     if (!std::isfinite(curve[i].size) || !std::isfinite(curve[i].seconds) || curve[i].size <= 0 ||
         curve[i].seconds <= 0)
       throw InputError(at, "size and seconds must be positive numbers", "calibrate again");

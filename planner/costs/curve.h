@@ -18,7 +18,7 @@ namespace fsdp {
 [[nodiscard]] double interpolate(std::span<const CurvePoint> curve, double size);
 
 // Sizes strictly increase, everything is positive and finite; throws InputError(where, ...) otherwise.
-void check_curve(std::span<const CurvePoint> curve, std::string_view where);
+void check_curve(std::span<const CurvePoint> curve, const Origin& where);
 
 // What was measured at Costs::collective_ranks; empty: nothing.
 [[nodiscard]] const std::vector<CurvePoint>& collective_curve(CollectiveKind, const Costs&);

@@ -30,7 +30,7 @@ constexpr bool kPessimisticCollectives = true;
 
 Costs default_costs(const ClusterSpec& cluster) {
   if (cluster.host)
-    throw InputError("--costs", "cluster host has no costs",
+    throw InputError(setting("costs"), "cluster host has no costs",
                      "run `fsdp-plan calibrate --backend host -o costs.json` and pass --costs costs.json");
   const GpuSpec& gpu = cluster.gpu;
   Costs c;

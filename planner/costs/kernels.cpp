@@ -67,7 +67,7 @@ double matrix_rate(const CostContext& c) {
 bool in_float8(const Op& op, const CostContext& c) {
   if (!c.implementation.float8_linear || op.kind != OpKind::linear || op.shape.out == c.model.vocab) return false;
   if (c.cluster.gpu.fp8.count() <= 0)
-    throw InputError("--implementation",
+    throw InputError(setting("implementation"),
                      std::string(c.implementation.name) + ": " + c.cluster.gpu.name + " multiplies no 8-bit numbers",
                      "use a GPU that does, such as h100-sxm-80, or another implementation");
   return op.shape.in % 16 == 0 && op.shape.out % 16 == 0;

@@ -39,12 +39,12 @@ Emitted emit(std::string_view format, const ShardingPlan& plan, const ModelGraph
     if (f.name != format) continue;
     check(plan, model, "plan");
     if (plan.dialect == Dialect::fsdp1 && format != "accelerate")
-      throw InputError("--emit",
+      throw InputError(setting("emit"),
                        "'" + std::string(format) + "' writes fully_shard (fsdp2) or DDP, and the plan is fsdp1",
                        "use accelerate, or plan with another --dialect");
     return f.make(plan, model);
   }
-  throw InputError("--emit", "unknown format '" + std::string(format) + "'",
+  throw InputError(setting("emit"), "unknown format '" + std::string(format) + "'",
                    "use one of: " + join(emit_formats(), ", "));
 }
 

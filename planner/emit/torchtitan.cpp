@@ -97,9 +97,8 @@ std::vector<std::string> missing(const ShardingPlan& plan, bool known, bool unit
   if (!known) list.push_back("the model: none of torchtitan's flavors; register it and set [model] name and flavor");
   if (fsdp2 && !units_equal)
     list.push_back(
-        "the plan's units: torchtitan makes one unit per block, one of the embedding and one of norm + output (our "
-        "--wrap "
-        "titan); use --emit pytorch for the units");
+        "the plan's units: torchtitan makes one unit per block, one of the embedding and one of norm + "
+        "output (our --wrap titan); use --emit pytorch for the units");
   if (fsdp2 && units_equal && !reshard)
     list.push_back("reshard after forward per unit: default, always and never are all there is");
   if (!ac.exact && ac.mode == "none") list.push_back("recomputation of these modules: it is left off here");

@@ -27,7 +27,7 @@ std::vector<std::int32_t> module_ids(const Unit& unit, const ModelGraph& model, 
   for (const std::string& name : unit.modules) {
     const std::int32_t id = model.find_module(name);
     if (id < 0) {
-      throw InputError("plan: units[" + std::to_string(index) + "].modules", "no module is named '" + name + "'",
+      throw InputError({"plan", "units[" + std::to_string(index) + "].modules"}, "no module is named '" + name + "'",
                        "run `fsdp-plan show model NAME` for the names");
     }
     ids.push_back(id);
@@ -133,10 +133,10 @@ std::vector<std::int64_t> dims_of_parameters(const ShardingPlan& plan, const Mod
     const auto named = [&](const Parameter& p) { return p.name == d.parameter; };
     const auto found = std::find_if(model.parameters.begin(), model.parameters.end(), named);
     if (found == model.parameters.end())
-      throw InputError("plan: shard_dims", "no parameter is named '" + d.parameter + "'",
+      throw InputError({"plan", "shard_dims"}, "no parameter is named '" + d.parameter + "'",
                        "run `fsdp-plan show model NAME` for the names");
     if (d.dim < 0 || d.dim >= static_cast<std::int64_t>(found->shape.size()))
-      throw InputError("plan: shard_dims", "'" + d.parameter + "' has no dimension " + std::to_string(d.dim),
+      throw InputError({"plan", "shard_dims"}, "'" + d.parameter + "' has no dimension " + std::to_string(d.dim),
                        "use 0 or another dimension that it has");
     dims[static_cast<std::size_t>(found - model.parameters.begin())] = d.dim;
   }
@@ -157,7 +157,7 @@ std::vector<char> ignored_parameters(const ShardingPlan& plan, const ModelGraph&
       found = true;
     }
     if (!found)
-      throw InputError("plan: ignored", "no module or parameter is named '" + name + "'",
+      throw InputError({"plan", "ignored"}, "no module or parameter is named '" + name + "'",
                        "run `fsdp-plan show model NAME` for the names");
   }
   for (std::size_t p = 0; p < model.parameters.size(); ++p) {
@@ -178,7 +178,7 @@ ShardedParam sharded(std::int32_t id, const Parameter& p, bool trainable, std::i
   for (std::size_t d = 0; d < p.shape.size(); ++d)
     if (d != static_cast<std::size_t>(dim)) s.row_elements = checked_mul(s.row_elements, p.shape[d], where);
   if (dim > 0 && s.rows % layout.shards != 0)
-    throw InputError("plan: shard_dims",
+    throw InputError({"plan", "shard_dims"},
                      "dimension " + std::to_string(dim) + " of '" + p.name + "' has size " + std::to_string(s.rows) +
                          ", which " + std::to_string(layout.shards) + " ranks do not divide",
                      "shard another dimension (only dimension 0 can be padded)");
@@ -262,7 +262,7 @@ std::vector<UnitLayout> unit_layouts(const ShardingPlan& plan, const ModelGraph&
     std::int32_t unit = none;  // tied: the unit that comes first to any of its owners
     for (const std::int32_t owner : parameter.modules) unit = std::min(unit, unit_of_module[owner]);
     if (unit == none) {
-      throw InputError("plan: units", "no unit holds parameter '" + parameter.name + "'",
+      throw InputError({"plan", "units"}, "no unit holds parameter '" + parameter.name + "'",
                        "add the root unit {\"\"} as the last one");
     }
     UnitLayout& layout = layouts[unit];

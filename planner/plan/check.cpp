@@ -25,7 +25,7 @@ constexpr int kMaxPrefetch = 1024;
 
 const std::string kShowModel = "run `fsdp-plan show model NAME` for the names";
 
-std::string field(std::string_view where, const std::string& name) { return std::string(where) + ": " + name; }
+Origin field(std::string_view where, const std::string& name) { return {std::string(where), name}; }
 
 std::string shown(const std::string& module) { return module.empty() ? "the root" : "'" + module + "'"; }
 
@@ -52,7 +52,7 @@ void check_label(const ShardingPlan& plan, std::string_view where) {
 }
 
 void check_mesh(const ShardingPlan& plan, std::string_view where) {
-  const std::string at = field(where, "mesh");
+  const Origin at = field(where, "mesh");
   std::int64_t ranks = 1;
   std::size_t position = 0;
   for (const MeshDim& d : plan.mesh) {
@@ -72,7 +72,7 @@ void check_mesh(const ShardingPlan& plan, std::string_view where) {
 
 void check_unit(const ShardingPlan& plan, const ModelGraph& model, std::size_t u, std::string_view where) {
   const Unit& unit = plan.units[u];
-  const std::string at = field(where, "units[" + std::to_string(u) + "].modules");
+  const Origin at = field(where, "units[" + std::to_string(u) + "].modules");
   if (unit.modules.empty())
     throw InputError(at, "the unit has no modules", "name at least one module or remove the unit");
   for (const std::string& module : unit.modules) {
@@ -112,7 +112,7 @@ void check_nesting(const ShardingPlan& plan, std::string_view where) {
             [](const Listed& a, const Listed& b) { return a.key != b.key ? a.key < b.key : a.unit < b.unit; });
   std::vector<const Listed*> open;
   for (const Listed& l : listed) {
-    const std::string at = field(where, "units[" + std::to_string(l.unit) + "].modules");
+    const Origin at = field(where, "units[" + std::to_string(l.unit) + "].modules");
     while (!open.empty() && !is_within(*l.name, *open.back()->name)) open.pop_back();
     if (!open.empty()) {
       const Listed& outer = *open.back();
@@ -168,7 +168,7 @@ void check_parameters(const ShardingPlan& plan, const ModelGraph& model, std::st
 }
 
 void check_units(const ShardingPlan& plan, const ModelGraph& model, std::string_view where) {
-  const std::string at = field(where, "units");
+  const Origin at = field(where, "units");
   if (plan.units.empty() || plan.units.back().modules != std::vector<std::string>{""}) {
     throw InputError(at, "the last unit must be the root", "add {\"modules\": [\"\"]} at the end");
   }
@@ -181,7 +181,7 @@ void check_units(const ShardingPlan& plan, const ModelGraph& model, std::string_
 }
 
 void check_checkpointed(const ShardingPlan& plan, const ModelGraph& model, std::string_view where) {
-  const std::string at = field(where, "checkpointed");
+  const Origin at = field(where, "checkpointed");
   std::vector<std::int32_t> ids;
   for (const std::string& module : plan.checkpointed) {
     const std::int32_t id = model.find_module(module);
@@ -206,7 +206,7 @@ void check_checkpointed(const ShardingPlan& plan, const ModelGraph& model, std::
 }
 
 void check_batches(const ShardingPlan& plan, std::string_view where) {
-  const std::string at = field(where, "micro_batches");
+  const Origin at = field(where, "micro_batches");
   if (plan.micro_batches.empty()) throw InputError(at, "there is no micro-batch", "give at least one, such as [1]");
   if (plan.micro_batches.size() > kMaxMicroBatches)
     throw InputError(at, "more than 4,096 micro-batches", "use fewer and larger ones");

@@ -7,7 +7,7 @@
 namespace fsdp {
 namespace {
 
-std::string field(std::string_view where, const std::string& name) { return std::string(where) + ": " + name; }
+Origin field(std::string_view where, const std::string& name) { return {std::string(where), name}; }
 
 void refuse_if(bool broken, std::string_view where, const std::string& name, const std::string& problem,
                const std::string& remedy) {

@@ -13,7 +13,7 @@ namespace {
 
 constexpr TorchVersion kOldest{2, 6}, kNewest{2, 15};  // fully_shard became public in 2.6
 
-std::string field(std::string_view where, const std::string& name) { return std::string(where) + ": " + name; }
+Origin field(std::string_view where, const std::string& name) { return {std::string(where), name}; }
 
 void refuse_if(bool broken, std::string_view where, const std::string& name, const std::string& problem,
                const std::string& remedy) {

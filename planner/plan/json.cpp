@@ -145,7 +145,8 @@ void read_uncommon(JsonObject& json, ShardingPlan& plan) {
 
 // "fsdp2" or "fsdp2@2.11".
 void read_dialect(JsonObject& json, ShardingPlan& plan) {
-  const std::string text = json.text("dialect"), where = json.where("dialect");
+  const std::string text = json.text("dialect");
+  const Origin where = json.where("dialect");
   const std::size_t at = text.find('@');
   plan.dialect = parse_dialect(std::string_view(text).substr(0, at), where);
   if (at != std::string::npos) plan.torch = parse_torch_version(std::string_view(text).substr(at + 1), where);

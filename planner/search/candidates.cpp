@@ -21,22 +21,23 @@ struct Named {
   std::vector<Unit> units;
 };
 
-void check_positive(const std::optional<std::int64_t>& value, const char* flag) {
-  if (value && *value < 1) throw InputError(flag, fmt::format("{} is not a batch size", *value), "use 1 or more");
+void check_positive(const std::optional<std::int64_t>& value, const char* name) {
+  if (value && *value < 1)
+    throw InputError(setting(name), fmt::format("{} is not a batch size", *value), "use 1 or more");
 }
 
 // A rank's share of the global batch.
 std::int64_t share(const SearchOptions& o) {
   if (*o.global_batch % o.ranks != 0)
-    throw InputError("--global-batch",
+    throw InputError(setting("global_batch"),
                      fmt::format("{} sequences cannot be split evenly over {} GPUs", *o.global_batch, o.ranks),
                      fmt::format("use a multiple of {}", o.ranks));
   return *o.global_batch / o.ranks;
 }
 
-std::int64_t quotient(std::int64_t whole, std::int64_t part, const char* flag, const SearchOptions& o) {
+std::int64_t quotient(std::int64_t whole, std::int64_t part, const char* name, const SearchOptions& o) {
   if (whole % part != 0)
-    throw InputError(flag,
+    throw InputError(setting(name),
                      fmt::format("{} does not divide the {} sequences per GPU of --global-batch {} on {} GPUs", part,
                                  whole, *o.global_batch, o.ranks),
                      fmt::format("use a divisor of {}", whole));
@@ -47,14 +48,14 @@ std::vector<Batch> of_global_batch(const SearchOptions& o) {
   const std::int64_t whole = share(o);
   if (o.micro_batch && o.grad_accum) {
     if (whole % *o.micro_batch != 0 || whole / *o.micro_batch != *o.grad_accum)
-      throw InputError("--global-batch",
+      throw InputError(setting("global_batch"),
                        fmt::format("{} sequences contradict --micro-batch {} x --grad-accum {} on {} GPUs",
                                    *o.global_batch, *o.micro_batch, *o.grad_accum, o.ranks),
                        "leave one of the three out");
     return {{*o.micro_batch, *o.grad_accum}};
   }
-  if (o.micro_batch) return {{*o.micro_batch, quotient(whole, *o.micro_batch, "--micro-batch", o)}};
-  if (o.grad_accum) return {{quotient(whole, *o.grad_accum, "--grad-accum", o), *o.grad_accum}};
+  if (o.micro_batch) return {{*o.micro_batch, quotient(whole, *o.micro_batch, "micro_batch", o)}};
+  if (o.grad_accum) return {{quotient(whole, *o.grad_accum, "grad_accum", o), *o.grad_accum}};
   std::vector<Batch> found;
   for (std::int64_t m = 1; m <= std::min(whole, kMaxMicroBatch); m *= 2)
     if (whole % m == 0 && whole / m <= kMaxAccumulation) found.push_back({m, whole / m});
@@ -63,11 +64,11 @@ std::vector<Batch> of_global_batch(const SearchOptions& o) {
 }
 
 std::vector<Named> wraps(const ModelGraph& model, const SearchOptions& o) {
-  if (o.wrap) return {{*o.wrap, wrap(model, *o.wrap, "--wrap")}};
+  if (o.wrap) return {{*o.wrap, wrap(model, *o.wrap, setting("wrap"))}};
   std::vector<Named> found;
   for (const char* policy : {"block", "block:2", "block:4", "titan", "root"}) {
     try {
-      Named n{policy, wrap(model, policy, "--wrap")};
+      Named n{policy, wrap(model, policy, setting("wrap"))};
       if (std::none_of(found.begin(), found.end(), [&](const Named& f) { return f.units == n.units; }))
         found.push_back(std::move(n));
     } catch (const InputError&) {  // a policy that this model has no modules for
@@ -90,7 +91,7 @@ struct Checkpointing {
 
 Checkpointing checkpointing(const ModelGraph& model, const std::string& policy) {
   ShardingPlan plan;
-  set_checkpointing(plan, model, policy, "--activation-checkpointing");
+  set_checkpointing(plan, model, policy, setting("activation_checkpointing"));
   return {policy, plan.checkpointed, plan.checkpoint_policy};
 }
 
@@ -114,7 +115,7 @@ std::vector<Checkpointing> checkpointings(const ModelGraph& model, const SearchO
 std::vector<std::int64_t> replicas(const ClusterSpec& cluster, const SearchOptions& o) {
   if (o.replicate) {
     if (*o.replicate < 1 || o.ranks % *o.replicate != 0)
-      throw InputError("--replicate", fmt::format("{} does not divide {} GPUs", *o.replicate, o.ranks),
+      throw InputError(setting("replicate"), fmt::format("{} does not divide {} GPUs", *o.replicate, o.ranks),
                        "use a divisor");
     return {*o.replicate};
   }
@@ -125,7 +126,7 @@ std::vector<std::int64_t> replicas(const ClusterSpec& cluster, const SearchOptio
   const std::int64_t together = o.reshard ? o.reshard->ranks : 0;  // meshes whose shard groups these ranks divide
   std::erase_if(found, [&](std::int64_t r) { return together > 1 && o.ranks / r % together != 0; });
   if (found.empty())
-    throw InputError("--reshard-after-forward",
+    throw InputError(setting("reshard_after_forward"),
                      fmt::format("{} ranks do not divide the {} of a shard group", together, o.ranks),
                      "use a divisor of it, true or false");
   return found;
@@ -160,9 +161,9 @@ Option make_option(const ModelGraph& model, const SearchOptions& o, const Named&
 }  // namespace
 
 std::vector<Batch> batches(const SearchOptions& o) {
-  check_positive(o.micro_batch, "--micro-batch");
-  check_positive(o.grad_accum, "--grad-accum");
-  check_positive(o.global_batch, "--global-batch");
+  check_positive(o.micro_batch, "micro_batch");
+  check_positive(o.grad_accum, "grad_accum");
+  check_positive(o.global_batch, "global_batch");
   std::vector<Batch> found;
   if (o.global_batch) {
     found = of_global_batch(o);
@@ -173,7 +174,7 @@ std::vector<Batch> batches(const SearchOptions& o) {
   }
   for (const Batch& b : found)
     if (b.grad_accum > kMaxAccumulation)
-      throw InputError("--grad-accum",
+      throw InputError(setting("grad_accum"),
                        fmt::format("{} micro-batches per step are more than {}", b.grad_accum, kMaxAccumulation),
                        "use a larger --micro-batch");
   return found;

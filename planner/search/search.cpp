@@ -152,7 +152,7 @@ std::size_t choose_exactly(std::vector<Judged>& all, Judged* naive, Scorer& scor
 
 PlanResult search(const ModelGraph& model, const ClusterSpec& cluster, const Implementation& impl,
                   const SearchOptions& o, const ScoreFunction& score) {
-  if (o.ranks < 1) throw InputError("--gpus", fmt::format("there are {} GPUs", o.ranks), "use at least 1");
+  if (o.ranks < 1) throw InputError(setting("gpus"), fmt::format("there are {} GPUs", o.ranks), "use at least 1");
   PlanResult result;
   result.searched = describe_search(o);
   std::vector<Judged> all = judge_floors(model, cluster, impl, o);

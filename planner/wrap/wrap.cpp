@@ -14,13 +14,12 @@ namespace {
 
 Unit root_unit() { return {{""}, Reshard::automatic}; }
 
-std::vector<std::int32_t> blocks_of(const ModelGraph& model, std::string_view where) {
+std::vector<std::int32_t> blocks_of(const ModelGraph& model, const Origin& where) {
   std::vector<std::int32_t> blocks;
   for (std::size_t m = 0; m < model.modules.size(); ++m) {
     if (model.modules[m].block) blocks.push_back(static_cast<std::int32_t>(m));
   }
-  if (blocks.empty())
-    throw InputError(std::string(where), "'" + model.name + "' has no repeated blocks", "use params:N or root");
+  if (blocks.empty()) throw InputError(where, "'" + model.name + "' has no repeated blocks", "use params:N or root");
   std::stable_sort(blocks.begin(), blocks.end(),
                    [&](auto a, auto b) { return model.modules[a].op_begin < model.modules[b].op_begin; });
   return blocks;
@@ -86,23 +85,23 @@ bool has_class(const ModelGraph& model, const std::string& name) {
                      [&](const Module& m) { return m.class_name == name; });
 }
 
-void require_class(const ModelGraph& model, const std::string& name, std::string_view where) {
+void require_class(const ModelGraph& model, const std::string& name, const Origin& where) {
   if (has_class(model, name)) return;
-  throw InputError(std::string(where), "no module of '" + model.name + "' has class '" + name + "'",
+  throw InputError(where, "no module of '" + model.name + "' has class '" + name + "'",
                    "its classes are " + class_list(model));
 }
 
 // A container runs no forward, so nothing would ever gather it.
-void refuse_containers(const ModelGraph& model, const std::vector<char>& chosen, std::string_view where,
+void refuse_containers(const ModelGraph& model, const std::vector<char>& chosen, const Origin& where,
                        const std::string& remedy) {
   for (std::size_t m = 1; m < model.modules.size(); ++m) {
     if (chosen[m] && model.modules[m].container)
-      throw InputError(std::string(where),
-                       "a " + model.modules[m].class_name + " has no forward of its own and cannot be a unit", remedy);
+      throw InputError(where, "a " + model.modules[m].class_name + " has no forward of its own and cannot be a unit",
+                       remedy);
   }
 }
 
-WrapPolicy class_policy(const ModelGraph& model, const std::vector<std::string>& classes, std::string_view where) {
+WrapPolicy class_policy(const ModelGraph& model, const std::vector<std::string>& classes, const Origin& where) {
   WrapPolicy policy;
   policy.wanted.assign(model.modules.size(), 0);
   for (const std::string& wanted : classes) {
@@ -114,19 +113,19 @@ WrapPolicy class_policy(const ModelGraph& model, const std::vector<std::string>&
   return policy;
 }
 
-WrapPolicy block_policy(const ModelGraph& model, std::string_view where) {
+WrapPolicy block_policy(const ModelGraph& model, const Origin& where) {
   WrapPolicy policy;
   policy.wanted.assign(model.modules.size(), 0);
   for (std::int32_t b : blocks_of(model, where)) policy.wanted[b] = 1;
   return policy;
 }
 
-std::vector<Unit> wrap_blocks_at(const ModelGraph& model, std::int64_t blocks_per_unit, std::string_view where) {
+std::vector<Unit> wrap_blocks_at(const ModelGraph& model, std::int64_t blocks_per_unit, const Origin& where) {
   const std::vector<std::int32_t> blocks = blocks_of(model, where);
   const auto count = static_cast<std::int64_t>(blocks.size());
   if (blocks_per_unit < 1 || blocks_per_unit > count) {
     throw InputError(
-        std::string(where),
+        where,
         std::to_string(blocks_per_unit) + " blocks per unit, but '" + model.name + "' has " + std::to_string(count),
         "use 1 to " + std::to_string(count));
   }
@@ -140,12 +139,12 @@ std::vector<Unit> wrap_blocks_at(const ModelGraph& model, std::int64_t blocks_pe
 }
 
 // A whole number of at least 1: "8", "1e8", "2.5e6".
-std::int64_t parse_count(std::string_view text, std::string_view where, const std::string& example) {
+std::int64_t parse_count(std::string_view text, const Origin& where, const std::string& example) {
   double value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (text.empty() || error != std::errc{} || end != text.data() + text.size() || !(value >= 1) || value > 9e15 ||
       value != std::floor(value)) {
-    throw InputError(std::string(where), "'" + std::string(text) + "' is not a whole number of at least 1",
+    throw InputError(where, "'" + std::string(text) + "' is not a whole number of at least 1",
                      "write it like " + example);
   }
   return static_cast<std::int64_t>(value);  // exact: below 2^53
@@ -162,7 +161,7 @@ std::vector<std::string> split(std::string_view text, char separator) {
 }
 
 // "1e8", "1e8;leaf=A,B", "1e8;exclude=C", both: "leaf=" alone is an empty set.
-WrapPolicy size_policy(const ModelGraph& model, std::string_view text, std::string_view where) {
+WrapPolicy size_policy(const ModelGraph& model, std::string_view text, const Origin& where) {
   const std::vector<std::string> parts = split(text, ';');
   WrapPolicy policy;
   policy.min_params = parse_count(parts.front(), where, "params:1e8");
@@ -170,7 +169,7 @@ WrapPolicy size_policy(const ModelGraph& model, std::string_view text, std::stri
     const std::size_t equals = parts[i].find('=');
     const std::string key = parts[i].substr(0, equals);
     if (equals == std::string::npos || (key != "leaf" && key != "exclude"))
-      throw InputError(std::string(where), "'" + parts[i] + "' after params:N is neither leaf=... nor exclude=...",
+      throw InputError(where, "'" + parts[i] + "' after params:N is neither leaf=... nor exclude=...",
                        "write it like params:1e8;leaf=LlamaMLP;exclude=ModuleList,ModuleDict");
     std::set<std::string>& names = key == "leaf" ? policy.leaf : policy.exclude;
     const std::set<std::string> defaults = names;
@@ -185,20 +184,19 @@ WrapPolicy size_policy(const ModelGraph& model, std::string_view text, std::stri
 }
 
 std::vector<std::int32_t> module_ids(const ModelGraph& model, const std::vector<std::string>& names,
-                                     std::string_view where) {
+                                     const Origin& where) {
   std::vector<std::int32_t> ids;
   for (const std::string& name : names) {
     const std::int32_t id = model.find_module(name);
     if (id < 0)
-      throw InputError(std::string(where), "no module is named '" + name + "'",
-                       "run `fsdp-plan show model NAME` for the names");
+      throw InputError(where, "no module is named '" + name + "'", "run `fsdp-plan show model NAME` for the names");
     ids.push_back(id);
   }
   return ids;
 }
 
 // Policies joined by '|': what any of them wants.
-std::vector<Unit> wrap_any(const ModelGraph& model, std::string_view text, std::string_view where,
+std::vector<Unit> wrap_any(const ModelGraph& model, std::string_view text, const Origin& where,
                            const std::vector<std::string>& ignored) {
   std::vector<WrapPolicy> policies;
   for (const std::string& part : split(text, '|')) {
@@ -210,7 +208,7 @@ std::vector<Unit> wrap_any(const ModelGraph& model, std::string_view text, std::
     } else if (policy.starts_with("params:")) {
       policies.push_back(size_policy(model, policy.substr(7), where));
     } else {
-      throw InputError(std::string(where), "'" + part + "' cannot be joined with other policies",
+      throw InputError(where, "'" + part + "' cannot be joined with other policies",
                        "join block, class:Name[,Name] and params:N by |");
     }
   }
@@ -221,7 +219,7 @@ std::vector<Unit> wrap_any(const ModelGraph& model, std::string_view text, std::
 }
 
 // "A,B=false,C=8": each class with the setting of its units, automatic where none is given.
-std::vector<Unit> wrap_custom(const ModelGraph& model, std::string_view text, std::string_view where,
+std::vector<Unit> wrap_custom(const ModelGraph& model, std::string_view text, const Origin& where,
                               const std::vector<std::string>& ignored) {
   std::map<std::string, Reshard> setting;
   std::vector<std::string> classes;
@@ -231,7 +229,7 @@ std::vector<Unit> wrap_custom(const ModelGraph& model, std::string_view text, st
     const Reshard reshard =
         equals == std::string::npos ? Reshard::automatic : parse_reshard(part.substr(equals + 1), where);
     if (!setting.emplace(classes.back(), reshard).second)
-      throw InputError(std::string(where), "class '" + classes.back() + "' is named twice", "name it once");
+      throw InputError(where, "class '" + classes.back() + "' is named twice", "name it once");
   }
   const std::vector<std::int32_t> left_out = module_ids(model, ignored, where);
   std::vector<Unit> units = units_of(model, choose(model, {class_policy(model, classes, where)}, left_out), left_out);
@@ -266,17 +264,17 @@ enum class Argument : std::uint8_t { none, optional };
 struct Policy {
   std::string_view name;  // before the colon
   Argument argument;
-  std::vector<Unit> (*make)(const ModelGraph&, std::string_view argument, std::string_view where);
+  std::vector<Unit> (*make)(const ModelGraph&, std::string_view argument, const Origin& where);
 };
 
 // An empty argument stands for none given.
 constexpr Policy kPolicies[] = {
     {"block", Argument::optional,
-     [](const ModelGraph& m, std::string_view a, std::string_view w) {
+     [](const ModelGraph& m, std::string_view a, const Origin& w) {
        return wrap_blocks_at(m, a.empty() ? 1 : parse_count(a, w, "block:2"), w);
      }},
-    {"root", Argument::none, [](const ModelGraph& m, std::string_view, std::string_view) { return wrap_root(m); }},
-    {"titan", Argument::none, [](const ModelGraph& m, std::string_view, std::string_view) { return wrap_titan(m); }},
+    {"root", Argument::none, [](const ModelGraph& m, std::string_view, const Origin&) { return wrap_root(m); }},
+    {"titan", Argument::none, [](const ModelGraph& m, std::string_view, const Origin&) { return wrap_titan(m); }},
 };
 constexpr std::string_view kPolicyForms =
     "use block, block:N, class:Name[=RESHARD][,...], params:1e8[;leaf=...][;exclude=...], root or titan; several "
@@ -284,7 +282,7 @@ constexpr std::string_view kPolicyForms =
 
 }  // namespace
 
-std::vector<Unit> wrap(const ModelGraph& model, std::string_view policy, std::string_view where,
+std::vector<Unit> wrap(const ModelGraph& model, std::string_view policy, const Origin& where,
                        const std::vector<std::string>& ignored) {
   const std::size_t colon = policy.find(':');
   const std::string_view head = policy.substr(0, colon);
@@ -298,7 +296,7 @@ std::vector<Unit> wrap(const ModelGraph& model, std::string_view policy, std::st
     if (given && (argument.empty() || p.argument == Argument::none)) break;
     return p.make(model, argument, where);
   }
-  throw InputError(std::string(where), "unknown wrap policy '" + std::string(policy) + "'", std::string(kPolicyForms));
+  throw InputError(where, "unknown wrap policy '" + std::string(policy) + "'", std::string(kPolicyForms));
 }
 
 std::vector<Unit> wrap_blocks(const ModelGraph& model, std::int64_t blocks_per_unit) {
@@ -344,25 +342,24 @@ std::vector<Unit> wrap_titan(const ModelGraph& model) {
   return units;
 }
 
-void set_checkpointing(ShardingPlan& plan, const ModelGraph& model, std::string_view policy, std::string_view where) {
+void set_checkpointing(ShardingPlan& plan, const ModelGraph& model, std::string_view policy, const Origin& where) {
   plan.checkpointed = checkpointed_modules(model, policy, where);
   plan.checkpoint_policy = policy == "selective-op" ? CheckpointPolicy::selective_op : CheckpointPolicy::full;
 }
 
-std::vector<std::string> checkpointed_modules(const ModelGraph& model, std::string_view policy,
-                                              std::string_view where) {
+std::vector<std::string> checkpointed_modules(const ModelGraph& model, std::string_view policy, const Origin& where) {
   if (policy == "none") return {};
   const bool every = policy.starts_with("every-"), first = policy.starts_with("first-"),
              all = policy == "full" || policy == "selective-op";
   if (!all && !every && !first) {
-    throw InputError(std::string(where), "unknown activation checkpointing '" + std::string(policy) + "'",
+    throw InputError(where, "unknown activation checkpointing '" + std::string(policy) + "'",
                      "use none, full, selective-op, every-N or first-N");
   }
   const std::vector<std::int32_t> blocks = blocks_of(model, where);
   const auto count = static_cast<std::int64_t>(blocks.size());
   const std::int64_t n = all ? 1 : parse_count(policy.substr(6), where, "every-2 or first-8");
   if (n > count) {
-    throw InputError(std::string(where),
+    throw InputError(where,
                      "'" + std::string(policy) + "', but '" + model.name + "' has " + std::to_string(count) + " blocks",
                      "use a number up to " + std::to_string(count));
   }

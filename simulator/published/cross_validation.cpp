@@ -82,7 +82,7 @@ HoldOut parse_hold_out(std::string_view text, std::string_view where) {
 }
 
 CrossValidation cross_validate(std::span<FitRun> runs, HoldOut what, const CrossValidationOptions& options) {
-  if (runs.size() < 2) throw InputError("--cross-validate", "there is one run only", "give at least two");
+  if (runs.size() < 2) throw InputError(setting("cross_validation"), "there is one run only", "give at least two");
   const auto say = [&](const std::string& text) {
     if (options.progress) options.progress(text);
   };

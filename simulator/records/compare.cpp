@@ -18,7 +18,7 @@ constexpr std::size_t kDifferences = 8;  // as many as are put into words
 void check_same(const std::string& predicted, const std::string& measured, const char* what, const char* remedy) {
   if (predicted != measured)
     throw InputError(
-        std::string("measurement: ") + what,
+        {"measurement", what},
         fmt::format("was made from another {} than the prediction ({} there, {} here)", what, predicted, measured),
         remedy);
 }
@@ -28,11 +28,11 @@ void check_comparable(const Prediction& p, const Measurement& m) {
   check_same(p.provenance.plan_digest, m.provenance.plan_digest, "plan", "predict and run the same plan file");
   check_same(p.provenance.implementation, m.provenance.implementation, "implementation",
              "predict with the implementation that ran (--implementation native)");
-  if (p.order.empty()) throw InputError("prediction: order", "is empty", "predict again with its timeline kept");
+  if (p.order.empty()) throw InputError({"prediction", "order"}, "is empty", "predict again with its timeline kept");
   std::set<std::int64_t> seen;
   for (const RankMeasurement& r : m.ranks) {
     if (r.rank < 0 || r.rank >= p.ranks || !seen.insert(r.rank).second)
-      throw InputError("measurement: ranks",
+      throw InputError({"measurement", "ranks"},
                        fmt::format("rank {} is unexpected or there twice; the plan has {}", r.rank, p.ranks));
   }
 }

@@ -283,7 +283,7 @@ TEST_CASE("experts: known facts are plausible, unknown ones refused with the nam
     return "";
   };
   CHECK(refusal_of(torchtitan_implementation(false), m) ==
-        "--implementation: torchtitan has no known memory and time for moe_route; those that have: native, "
+        "implementation: torchtitan has no known memory and time for moe_route; those that have: native, "
         "native-cuda, hf, hf-eager-attention");
   CHECK(refusal_of(hf_implementation(true), m).find("hf, compiled, has no known memory") != std::string::npos);
   CHECK(refusal_of(foundry_implementation(false), m) != "");

@@ -233,8 +233,8 @@ TEST_CASE("micro-batch, accumulation and global batch: any two decide") {
   refused(none, none, 65, "use a multiple of 8");
   refused(3, none, 64, "3 does not divide the 8 sequences per GPU");
   refused(none, 3, 64, "3 does not divide");
-  refused(0, none, none, "--micro-batch");
-  refused(none, -1, none, "--grad-accum");
+  refused(0, none, none, "micro_batch: ");
+  refused(none, -1, none, "grad_accum: ");
   refused(none, 1 << 20, none, "more than 4096");
   refused(std::int64_t{1} << 62, 4, 8, "contradict");
   refused(1, none, std::int64_t{1} << 60, "more than 4096");

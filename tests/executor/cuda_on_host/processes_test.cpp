@@ -93,7 +93,7 @@ TEST_CASE("the mesh is of as many ranks as there are processes") {
   CHECK_MESSAGE(what.find(fmt::format("= {} ranks, but {} process", ranks() + 1, ranks())) != std::string::npos, what);
   CHECK_MESSAGE(what.find(fmt::format("mpirun -n {} fsdp-plan run --backend cuda", ranks() + 1)) != std::string::npos,
                 what);
-  CHECK(refusal({1, ranks()}, {.virtual_ranks = true, .processes = true}).find("--virtual-ranks") == 0);
+  CHECK(refusal({1, ranks()}, {.virtual_ranks = true, .processes = true}).find("virtual_ranks: ") == 0);
 }
 
 TEST_CASE("each process takes a GPU of its own; two on one are refused by name, unless NCCL is told to allow it") {

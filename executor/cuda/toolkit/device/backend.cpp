@@ -273,9 +273,9 @@ void check_options(MeshShape mesh, const CudaOptions& options) {
   if (options.nccl_ctas < 0)
     throw InputError("nccl_ctas", "must not be negative", "give a number of CTAs, or 0 to let NCCL choose");
   if (options.virtual_ranks && options.emulate)
-    throw InputError("--virtual-ranks", "has no meaning with --emulate-world", "give one of them");
+    throw InputError(setting("virtual_ranks"), "has no meaning with --emulate-world", "give one of them");
   if (options.processes && (options.virtual_ranks || options.emulate))
-    throw InputError(options.emulate ? "--emulate-world" : "--virtual-ranks",
+    throw InputError(setting(options.emulate ? "emulate_world" : "virtual_ranks"),
                      "has no meaning where ranks are the processes of a launcher", "start one process, without it");
 }
 
@@ -329,7 +329,7 @@ std::unique_ptr<GpuBackend> make_cuda_backend(MeshShape mesh, const CudaOptions&
   }
   world.libraries = cuda::find_libraries();
   if (world.ranks() > 1 && !options.emulate && !options.virtual_ranks && !world.libraries->nccl)
-    throw InputError("--backend cuda", "ranks on several GPUs need NCCL: " + world.libraries->why_no_nccl,
+    throw InputError(setting("cuda_backend"), "ranks on several GPUs need NCCL: " + world.libraries->why_no_nccl,
                      "install libnccl2 or the Python package nvidia-nccl-cu13, name the toolkit with CUDA_HOME, or put "
                      "all ranks on one GPU with --virtual-ranks");
   return std::make_unique<CudaBackend>(std::move(world));

@@ -1,0 +1,98 @@
+#include "cli/field_flags.h"
+
+#include <algorithm>
+#include <iterator>
+
+namespace fsdp::cli {
+namespace {
+
+struct FieldRow {
+  std::string_view field, flag;
+};
+// clang-format off
+constexpr FieldRow kFieldFlags[] = {
+    // what a command works on
+    {"model", "--model"},
+    {"cluster", "--cluster"},
+    {"cluster_file", "--file"},
+    {"gpus", "--gpus"},
+    {"costs", "--costs"},
+    {"implementation", "--implementation"},
+    {"memory_limit", "--memory-limit"},
+    // a plan's fields, and the choices that a search starts from
+    {"dialect", "--dialect"},
+    {"mesh", "--replicate"},
+    {"replicate", "--replicate"},
+    {"units", "--wrap"},
+    {"modules", "--wrap"},
+    {"wrap", "--wrap"},
+    {"reshard_after_forward", "--reshard-after-forward"},
+    {"checkpointed", "--activation-checkpointing"},
+    {"checkpoint_policy", "--activation-checkpointing"},
+    {"activation_checkpointing", "--activation-checkpointing"},
+    {"micro_batch", "--micro-batch"},
+    {"micro_batches", "--grad-accum"},
+    {"grad_accum", "--grad-accum"},
+    {"global_batch", "--global-batch"},
+    {"seq_len", "--seq-len"},
+    {"grad_sync", "--grad-sync"},
+    {"forward_prefetch", "--forward-prefetch"},
+    {"backward_prefetch", "--backward-prefetch"},
+    {"backward_post", "--backward-prefetch"},
+    {"limit_all_gathers", "--limit-all-gathers"},
+    {"use_orig_params", "--use-orig-params"},
+    {"offload", "--offload"},
+    {"param_dtype", "--param-dtype"},
+    {"reduce_dtype", "--reduce-dtype"},
+    {"clip_norm", "--clip-norm"},
+    {"seed", "--seed"},
+    {"emit", "--emit"},
+    // running a plan
+    {"backend", "--backend"},
+    {"cuda_backend", "--backend cuda"},
+    {"mpi_backend", "--backend mpi"},
+    {"devices", "--devices"},
+    {"virtual_ranks", "--virtual-ranks"},
+    {"emulate_world", "--emulate-world"},
+    {"steps", "--steps"},
+    {"until_noise", "--until-noise"},
+    {"save", "--save"},
+    // calibrating
+    {"ranks", "--ranks"},
+    {"dtype", "--dtype"},
+    {"budget", "--budget"},
+    {"cross_validation", "--cross-validate"},
+};
+// clang-format on
+
+// "units[3].modules" -> "modules"
+std::string_view last_name(std::string_view path) {
+  path.remove_prefix(path.rfind('.') == std::string_view::npos ? 0 : path.rfind('.') + 1);
+  return path.substr(0, path.find('['));
+}
+
+InputError naming(const InputError& error, std::string_view field) {
+  const std::string_view flag = flag_of(field);
+  return flag.empty() ? error : error.at(flag);
+}
+
+}  // namespace
+
+std::string_view flag_of(std::string_view field) {
+  const auto* const row =
+      std::find_if(std::begin(kFieldFlags), std::end(kFieldFlags), [&](const FieldRow& r) { return r.field == field; });
+  return row == std::end(kFieldFlags) ? std::string_view() : row->flag;
+}
+
+InputError naming_flags(const InputError& error) { return error.file().empty() ? naming(error, error.field()) : error; }
+
+InputError naming_plan_flags(const InputError& error) {
+  return error.file() == "plan" ? naming(error, last_name(error.field())) : error;
+}
+
+InputError said_of(const std::string& flag, const InputError& error) {
+  const std::string& file = error.file();
+  return error.at(Origin(file.empty() ? flag : flag + ": " + file, error.field()));
+}
+
+}  // namespace fsdp::cli
