@@ -19,7 +19,9 @@ using Json = nlohmann::ordered_json;
 
 constexpr std::string_view kSchema = "fsdp-plan/costs/1";
 constexpr double kMinFactor = 0.01, kMaxFactor = 100;
-constexpr double kMaxSeconds = 1e6, kMaxRate = 1e21, kMaxSize = 1e24;
+constexpr double kMaxSeconds = 1e6, kMaxSize = 1e24;
+constexpr double kMinRate = 1e3, kMaxRate = 1e21;  // per second: below any machine, above any
+constexpr double kMinFraction = 1e-4;
 constexpr std::array<const char*, 3> kVariants = {"nccl", "symmetric-memory", "copy-engine"};
 constexpr std::array<std::string_view, 3> kCollectives = {"all_gather", "reduce_scatter", "all_reduce"};
 constexpr std::array<const char*, 3> kProducts = {"forward", "backward_input", "backward_weight"};
@@ -60,9 +62,18 @@ Json json_of_kernels(const std::vector<KernelRate>& kernels) {
 
 // --- reading
 
+// 0 where nothing was measured.
+double rate(JsonObject& o, std::string_view key) {
+  const double value = o.number(key, 0, kMaxRate);
+  if (value != 0 && value < kMinRate)
+    o.refuse(key, std::to_string(value) + " per second is slower than any machine",
+             "calibrate again; 0 stands for what was not measured");
+  return value;
+}
+
 KernelRate kernel_rate(JsonObject& o) {
-  return {Seconds(o.number("overhead_s", 0, kMaxSeconds)), FlopsPerSecond(o.number("flops_per_s", 0, kMaxRate)),
-          BytesPerSecond(o.number("bytes_per_s", 0, kMaxRate))};
+  return {Seconds(o.number("overhead_s", 0, kMaxSeconds)), FlopsPerSecond(rate(o, "flops_per_s")),
+          BytesPerSecond(rate(o, "bytes_per_s"))};
 }
 
 KernelRate kernel_rate(JsonObject& root, std::string_view key) {
@@ -78,6 +89,7 @@ std::vector<CurvePoint> curve(JsonObject& parent, std::string_view key) {
   for (const JsonValue& item : parent.array(key)) {
     const std::vector<double> pair = item.numbers(0, kMaxSize);
     if (pair.size() != 2) item.refuse("expected a pair [size, seconds]");
+    if (pair[1] > kMaxSeconds) item.refuse("takes longer than 1e6 seconds", "calibrate again");
     points.push_back({pair[0], pair[1]});
   }
   check_curve(points, parent.where(key));
@@ -110,6 +122,7 @@ std::vector<KernelRate> kernels(JsonObject& root) {
 double fraction(JsonObject& root, std::string_view key) {
   const double value = root.number(key, 0, 1);
   if (value <= 0) root.refuse(key, "must be more than 0", "use a fraction such as 0.75");
+  if (value < kMinFraction) root.refuse(key, "is less than any machine reaches", "use a fraction such as 0.75");
   return value;
 }
 
@@ -118,7 +131,7 @@ void read_curves(JsonObject& root, Costs& c) {
     for (std::size_t i = 0; i < kProducts.size(); ++i) c.matmul_curve[i] = curve(*matmul, kProducts[i]);
     if (auto beyond = matmul->optional_object("beyond_cube_bytes_per_s")) {
       for (std::size_t i = 0; i < kProducts.size(); ++i)
-        c.matmul_beyond_cube[i] = BytesPerSecond(beyond->number(kProducts[i], 0, 1e18));
+        c.matmul_beyond_cube[i] = BytesPerSecond(rate(*beyond, kProducts[i]));
       beyond->finish();
     }
     matmul->finish();

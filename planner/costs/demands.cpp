@@ -141,9 +141,23 @@ Demand price(const Operation& op, const Step& step, const Program& program, cons
 void check_platform(const CostContext& c) {
   const std::string& expected = c.cluster.host ? std::string("host") : c.cluster.gpu.name;
   if (!c.costs.platform.empty() && c.costs.platform != expected)
-    throw InputError("--costs",
+    throw InputError(setting("costs"),
                      "these costs are of platform '" + c.costs.platform + "', the cluster's is '" + expected + "'",
                      "pass costs of that platform, or leave --costs out");
+}
+
+// Costs and clusters are read within ranges, but a curve may rise so steeply that no number holds what it says of
+// larger sizes.
+void check_finite(const Demand& d, std::size_t i, const Operation& op, const CostContext& c) {
+  constexpr double kMostSeconds = 1e12;  // the simulator adds them up
+  const auto finite = [](Seconds s) { return s.count() >= 0 && s.count() < kMostSeconds; };
+  if (finite(d.alone) && finite(d.host)) return;
+  const bool datasheet = !c.cluster.host && c.costs == default_costs(c.cluster);
+  throw InputError(
+      setting(datasheet ? "cluster" : "costs"),
+      "operation " + std::to_string(i) + " (" + std::string(name(op.action)) + ") would take " +
+          human(finite(d.alone) ? d.host : d.alone),
+      datasheet ? "correct the rates of the cluster file" : "calibrate again, or leave out what is unreal");
 }
 
 // Operations with equal keys have equal demands. Collectives and copies of a unit depend on its sizes alone, kernels on
@@ -213,10 +227,12 @@ std::vector<Demand> demands_of(const Step& step, const Program& program, const C
   Memo memo(program, c);
   std::vector<Demand> demands;
   demands.reserve(step.ops.size());
-  for (const Operation& op : step.ops) {
+  for (std::size_t i = 0; i < step.ops.size(); ++i) {
+    const Operation& op = step.ops[i];
     const std::ptrdiff_t at = memo.slot(op);
     const auto priced = [&] { return price(op, step, program, c); };
     demands.push_back(at < 0 ? priced() : memo.get(at, priced));
+    check_finite(demands.back(), i, op, c);
   }
   return demands;
 }

@@ -663,6 +663,47 @@ TEST_CASE("costs on disk") {
   refused("1000000.0", "1.0", "sizes must increase");
 }
 
+TEST_CASE("costs that no machine has are refused with file and field, when they are read") {
+  const auto refused = [](const Costs& costs, const char* words) {
+    CHECK_THROWS_WITH_AS((void)parse_costs(to_json_text(costs), "costs.json"), doctest::Contains(words), InputError);
+  };
+  const Costs host = host_costs(), gpu = default_costs(h100(8));
+  for (const double slow : {1e-300, 1e-9, 999.0}) {
+    Costs c = host;
+    c.copy.byte_rate = BytesPerSecond(slow);
+    refused(c, "costs.json: copy.bytes_per_s: ");
+    c = host;
+    c.kernels[2 * static_cast<std::size_t>(OpKind::embedding)].flops_rate = FlopsPerSecond(slow);
+    refused(c, ".flops_per_s: ");
+    c = host;
+    c.matmul_beyond_cube[1] = BytesPerSecond(slow);
+    refused(c, "costs.json: matmul.beyond_cube_bytes_per_s.backward_input: ");
+  }
+  Costs c = gpu;
+  c.matmul_efficiency = 1e-300;
+  refused(c, "costs.json: matmul_efficiency: ");
+  c = gpu;
+  c.memory_efficiency = -0.5;
+  refused(c, "costs.json: memory_efficiency: ");
+  c = host;
+  c.matmul_curve[0].back().seconds = 1e7;
+  refused(c, "costs.json: matmul.forward[");
+}
+
+TEST_CASE("a curve that says of larger sizes what no number holds is refused before it is simulated") {
+  Setup s;
+  const Program program = lower(s.model, s.plan, s.impl);
+  const auto refused = [&](const char* words) {
+    CHECK_THROWS_WITH_AS((void)demands_of(program.steady_step, program, s.context()), doctest::Contains(words),
+                         InputError);
+  };
+  s.costs.matmul_curve[0] = {{1, 1e-6}, {1.0000001, 1}};
+  refused("costs: operation ");
+  s.costs = default_costs(s.cluster);
+  s.cluster.gpu.memory_bandwidth = BytesPerSecond(1e-300);
+  refused("cluster: operation ");
+}
+
 TEST_CASE("float8 linear layers: products at the 8-bit rate, casts by their bytes, the head as before") {
   Setup s;
   s.plan.param_dtype = DType::bf16;
