@@ -53,8 +53,8 @@ struct RunResult {
 };
 
 // Lowers the plan for each rank with the `native` implementation, proves it free of races, runs it. Throws InputError
-// for a plan that this backend cannot run (ranks, ops, dtypes), MachineError when the machine fails or an instrument
-// finds the program wrong.
+// for a plan that this backend cannot run (ranks, ops, dtypes), InternalError for a race, MachineError when the machine
+// fails or an instrument finds the program wrong.
 [[nodiscard]] RunResult run(const ModelGraph&, const ShardingPlan&, const ClusterSpec&, Backend&,
                             const RunOptions& = {});
 

@@ -16,14 +16,14 @@ Workload workload_of(const KernelCall& c) {
 
 void expect_args(const KernelCall& c, std::size_t count) {
   if (c.views.size() != count)
-    throw MachineError(fmt::format("{} has {} arguments where {} belong", name(c.op.action), c.views.size(), count));
+    throw InternalError(fmt::format("{} has {} arguments where {} belong", name(c.op.action), c.views.size(), count));
 }
 
 const ShardedParam& sharded_param(const KernelCall& c, std::size_t arg) {
   const std::int32_t id = buffer_of(c, arg).param;
   for (const ShardedParam& p : layout_of(c).params)
     if (p.param == id) return p;
-  throw MachineError(fmt::format("{}: parameter {} is not of unit {}", name(c.op.action), id, c.op.unit));
+  throw InternalError(fmt::format("{}: parameter {} is not of unit {}", name(c.op.action), id, c.op.unit));
 }
 
 GradientPlaces gradient_places(const KernelCall& c, std::size_t arg) {
@@ -101,7 +101,7 @@ KernelBody make_kernel(const KernelCall& c, const MachineKernels& m) {
     case Action::host_wait:
     case Action::cast_gradient: break;
   }
-  throw MachineError(fmt::format("{} is no kernel", name(c.op.action)));
+  throw InternalError(fmt::format("{} is no kernel", name(c.op.action)));
 }
 
 KernelBody make_kernel(const KernelCall& c) { return make_kernel(c, host_kernels()); }

@@ -17,10 +17,10 @@ std::size_t at(std::int32_t i) { return static_cast<std::size_t>(i); }
 }  // namespace
 
 void expect_elements(BufferView view, std::int64_t elements, DType type, const char* what) {
-  if (view.data == nullptr) throw MachineError(fmt::format("{}: no buffer was given", what));
+  if (view.data == nullptr) throw InternalError(fmt::format("{}: no buffer was given", what));
   if (elements < 0 || view.bytes / size_of(type) != elements || view.bytes % size_of(type) != 0)
-    throw MachineError(fmt::format("{}: a buffer of {} bytes where the model needs {} {} elements", what, view.bytes,
-                                   elements, name(type)));
+    throw InternalError(fmt::format("{}: a buffer of {} bytes where the model needs {} {} elements", what, view.bytes,
+                                    elements, name(type)));
 }
 
 std::int64_t reduced_elements(const UnitLayout& layout, const ShardingPlan& plan) {
@@ -51,7 +51,7 @@ Interpreter::Interpreter(const ModelGraph& model, const ShardingPlan& plan, cons
 
 BufferView Interpreter::view(std::int32_t buffer) const {
   if (buffer < 0 || at(buffer) >= live_.size() || live_[at(buffer)].data == nullptr)
-    throw MachineError(fmt::format("buffer {} is used while it is not allocated", buffer));
+    throw InternalError(fmt::format("buffer {} is used while it is not allocated", buffer));
   return live_[at(buffer)];
 }
 
@@ -66,8 +66,8 @@ std::vector<BufferView> Interpreter::views(std::span<const Arg> args) const {
     const BufferView whole = view(a.buffer);
     const std::int64_t bytes = a.bytes < 0 ? whole.bytes : a.bytes;
     if (a.offset < 0 || a.offset > whole.bytes || bytes > whole.bytes - a.offset)
-      throw MachineError(fmt::format("bytes [{}, +{}) are asked of buffer {}, which holds {}", a.offset, bytes,
-                                     a.buffer, whole.bytes));
+      throw InternalError(fmt::format("bytes [{}, +{}) are asked of buffer {}, which holds {}", a.offset, bytes,
+                                      a.buffer, whole.bytes));
     result.push_back({whole.data + a.offset, bytes});
   }
   return result;
@@ -77,7 +77,7 @@ void Interpreter::allocate(std::span<const std::int32_t> buffers) {
   for (const std::int32_t b : buffers) {
     const Buffer& buffer = program_.buffers.at(at(b));
     if (live_[at(b)].data != nullptr)
-      throw MachineError(fmt::format("buffer {} ({}) is allocated twice", b, name(buffer.kind)));
+      throw InternalError(fmt::format("buffer {} ({}) is allocated twice", b, name(buffer.kind)));
     live_[at(b)] =
         device_.allocate(buffer.pool, buffer.offset, buffer.bytes, buffer.host ? Memory::host : Memory::device);
   }
@@ -104,7 +104,7 @@ StepRecord Interpreter::run(const Step& step, std::int64_t index, const std::fun
     try {
       if (before) before(op);
       if (!step.inner_of(op).empty())
-        throw MachineError("an operation with temporaries of several kernels is not one of the native implementation");
+        throw InternalError("an operation with temporaries of several kernels is not one of the native implementation");
       allocate(step.allocs_of(op));
       MemoryPoint point;
       point.at = device_.allocated_bytes();
@@ -227,7 +227,7 @@ void Interpreter::issue_collective(const Operation& op, std::int32_t index, std:
                                 op.action != Action::clip_reduce   ? Reduction::average
                                 : std::isinf(plan_.clip_norm_type) ? Reduction::maximum
                                                                    : Reduction::sum);
-    default: throw MachineError(fmt::format("{} is no collective", name(op.action)));
+    default: throw InternalError(fmt::format("{} is no collective", name(op.action)));
   }
 }
 

@@ -40,7 +40,7 @@ class Interpreter {
   [[nodiscard]] StepRecord run(const Step&, std::int64_t index,
                                const std::function<void(const Operation&)>& before = {});
 
-  [[nodiscard]] BufferView view(std::int32_t buffer) const;  // throws MachineError if it is not allocated
+  [[nodiscard]] BufferView view(std::int32_t buffer) const;  // throws InternalError if it is not allocated
   [[nodiscard]] Device& device() { return device_; }
 
  private:
@@ -68,7 +68,7 @@ class Interpreter {
   std::int64_t step_ = 0;
 };
 
-// Throws MachineError unless the buffer holds exactly so many elements.
+// Throws InternalError unless the buffer holds exactly so many elements.
 void expect_elements(BufferView, std::int64_t elements, DType, const char* what);
 // How much of a unit is reduced: the dialect's.
 [[nodiscard]] std::int64_t reduced_elements(const UnitLayout&, const ShardingPlan&);

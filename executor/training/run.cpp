@@ -21,24 +21,24 @@ void check_runnable(const ModelGraph& model, const ShardingPlan& plan, const Bac
                     const RunOptions& options) {
   check(plan, model);
   if (plan.ranks() != backend.ranks() || plan.shard() != backend.mesh().shard)
-    throw InputError("plan: mesh",
+    throw InputError({"plan", "mesh"},
                      fmt::format("{} x {} ranks cannot run on a backend of {} x {}", plan.replicate(), plan.shard(),
                                  backend.mesh().replicate, backend.mesh().shard),
                      "make both of one shape");
   for (const DType t : {plan.param_dtype, plan.reduce_dtype, plan.master_dtype})
     if (t == DType::i64)
-      throw InputError("plan: dtypes", fmt::format("{} cannot run on the {} backend", name(t), backend.name()),
+      throw InputError({"plan", "dtypes"}, fmt::format("{} cannot run on the {} backend", name(t), backend.name()),
                        "use fp64, fp32, bf16 or fp16");
   if (std::any_of(model.ops.begin(), model.ops.end(), [](const Op& o) { return o.kind == OpKind::opaque; }))
     throw InputError("model", "it has opaque operations, which have no kernels",
                      "predict it with `fsdp-plan simulate` instead");
   if (options.steps < 1 || options.warmup_steps < 0)
-    throw InputError("--steps", "must be at least 1", "give a positive number");
+    throw InputError(setting("steps"), "must be at least 1", "give a positive number");
   if (options.until_noise && options.after_step)
-    throw InputError("--until-noise", "does not know its last step beforehand, which work between steps is told",
+    throw InputError(setting("until_noise"), "does not know its last step beforehand, which work between steps is told",
                      "give --steps");
   if (options.until_noise && (!(*options.until_noise > 0) || options.steps < 8))
-    throw InputError("--until-noise", "needs a positive fraction and at least 8 steps to reach it in",
+    throw InputError(setting("until_noise"), "needs a positive fraction and at least 8 steps to reach it in",
                      "give it such as 2%, and more --max-steps");
 }
 
@@ -47,7 +47,7 @@ void check_runnable(const ShardingPlan& plan) {
   if (plan.dialect == Dialect::fsdp1)
     throw InputError("plan", "dialect fsdp1 cannot be executed yet", "predict it with `fsdp-plan simulate` instead");
   if (!plan.ignored.empty() && plan.clip_norm && plan.shard() > 1)
-    throw InputError("plan: clip_norm", "PyTorch cannot take one norm over sharded and ignored parameters",
+    throw InputError({"plan", "clip_norm"}, "PyTorch cannot take one norm over sharded and ignored parameters",
                      "clip without ignored, or the other way round");
 }
 
@@ -63,7 +63,7 @@ Program prepare(const RunJob& job, const Implementation& implementation, std::in
                  ? describe(step.ops[static_cast<std::size_t>(i)], program, job.plan, job.model)
                  : std::string("the step before");
     };
-    throw MachineError(fmt::format(
+    throw InternalError(fmt::format(
         "the program of rank {} is not run, it has a race: {}; operation {} ({}) and operation {} ({}), buffer {}",
         rank, r.rule, r.earlier, text(r.earlier), r.later, text(r.later), r.buffer));
   }

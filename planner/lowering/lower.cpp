@@ -65,7 +65,7 @@ class Lowering {
     (void)lower_step(program_.first_step, /*first=*/true);
     const std::size_t buffers = program_.buffers.size();
     for (int tries = 0; !lower_step(program_.steady_step, /*first=*/false); ++tries) {
-      if (tries == kSettlingSteps) throw MachineError("broken lowering: steps never repeat");
+      if (tries == kSettlingSteps) throw InternalError("broken lowering: steps never repeat");
       program_.steady_step = {};
       program_.buffers.resize(buffers);
     }

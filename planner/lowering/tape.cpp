@@ -190,8 +190,8 @@ class TapeBuilder {
       } else if (what == 'e' || what == 'y' || what == 'r') {
         say(what == 'e' ? extra : what == 'y' ? gradient : output, appears);
       } else {
-        throw std::logic_error("tape: '" + std::string(word) + "' in the memory script of " +
-                               std::string(name(model_.ops[at(tape_.ops.back().graph_op)].kind)));
+        throw InternalError("tape: '" + std::string(word) + "' in the memory script of " +
+                            std::string(name(model_.ops[at(tape_.ops.back().graph_op)].kind)));
       }
     }
   }
@@ -340,7 +340,7 @@ class TapeBuilder {
       } else if (exclusive(g)) {
         add(out_gradient, g);
       } else {
-        throw std::logic_error("tape: a shared gradient is added to while others still read it");
+        throw InternalError("tape: a shared gradient is added to while others still read it");
       }
     }
   }
@@ -385,7 +385,8 @@ class TapeBuilder {
 Tape make_tape(const ModelGraph& model, const Implementation& impl, const Workload& work, DType compute_dtype,
                const std::vector<std::string>& checkpointed, CheckpointPolicy policy) {
   if (policy == CheckpointPolicy::selective_op && !checkpointed.empty() && !impl.keeps_selectively)
-    throw InputError("plan: checkpoint_policy", std::string(impl.name) + " has no selective checkpointing", "use full");
+    throw InputError({"plan", "checkpoint_policy"}, std::string(impl.name) + " has no selective checkpointing",
+                     "use full");
   TapeBuilder builder(model, impl, work, compute_dtype);
   for (const std::string& name : checkpointed) {
     const Module& m = model.modules[static_cast<std::size_t>(model.find_module(name))];

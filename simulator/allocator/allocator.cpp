@@ -43,7 +43,7 @@ std::int64_t CachingAllocator::round(std::int64_t bytes) const {
 
 CachingAllocator::Handle CachingAllocator::malloc(std::int64_t bytes, int stream, double now) {
   if (bytes <= 0 || stream < 0 || stream >= kMaxStreams)
-    throw MachineError("caching allocator: " + std::to_string(bytes) + " bytes for stream " + std::to_string(stream));
+    throw InternalError("caching allocator: " + std::to_string(bytes) + " bytes for stream " + std::to_string(stream));
   if (events_waiting_ > 0) poll(now);
   const std::int64_t size = round(bytes);
   const auto pool = static_cast<std::int16_t>(2 * stream + (size > kSmall ? 1 : 0));
@@ -71,7 +71,7 @@ void CachingAllocator::record_stream(Handle h, int stream) {
 
 void CachingAllocator::free(Handle h, std::span<const double> done) {
   Block& b = block(h);
-  if (!b.allocated) throw MachineError("caching allocator: a block is freed twice");
+  if (!b.allocated) throw InternalError("caching allocator: a block is freed twice");
   b.allocated = false;
   add(stats_.allocated, -b.size);
   if (b.uses == 0) return free_block(h);

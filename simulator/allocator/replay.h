@@ -59,7 +59,7 @@ struct AllocatorPrediction {  // bytes
   int steady_steps_replayed = 0;
 };
 
-// Throws MachineError for a program that allocates what is live or frees what is not.
+// Throws InternalError for a program that allocates what is live or frees what is not.
 [[nodiscard]] AllocatorPrediction replay_allocator(const Program&, const ReplayOptions& = {});
 
 // The bytes of the tensors that PyTorch makes where the program has this one buffer.

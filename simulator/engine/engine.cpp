@@ -157,11 +157,11 @@ class Engine {
     }
     for (std::size_t s = 0; s < kStreams; ++s)
       if (head_[s] != queue_[s].size())
-        throw MachineError("broken program: operation " + std::to_string(queue_[s][head_[s]]) +
-                           " waits for something that never happens");
+        throw InternalError("broken program: operation " + std::to_string(queue_[s][head_[s]]) +
+                            " waits for something that never happens");
     if (issued_ != step_.ops.size())
-      throw MachineError("broken program: the host waits at operation " + std::to_string(issued_) +
-                         " for something that never happens");
+      throw InternalError("broken program: the host waits at operation " + std::to_string(issued_) +
+                          " for something that never happens");
     return time_of_end();
   }
 
@@ -366,13 +366,13 @@ class Engine {
 
 Timeline simulate(const Step& step, std::span<const Demand> demands, const EngineOptions& options) {
   if (demands.size() != step.ops.size())
-    throw MachineError("broken costs: " + std::to_string(demands.size()) + " demands for " +
-                       std::to_string(step.ops.size()) + " operations");
+    throw InternalError("broken demands: " + std::to_string(demands.size()) + " demands for " +
+                        std::to_string(step.ops.size()) + " operations");
   for (std::size_t i = 0; i < demands.size(); ++i)  // what is not a number would never end
     if (!(demands[i].alone.count() >= 0 && demands[i].alone.count() < 1e12 && demands[i].host.count() >= 0 &&
           demands[i].host.count() < 1e12))
-      throw MachineError("broken costs: operation " + std::to_string(i) + " (" + std::string(name(step.ops[i].action)) +
-                         ") has no finite duration");
+      throw InternalError("broken demands: operation " + std::to_string(i) + " (" +
+                          std::string(name(step.ops[i].action)) + ") has no finite duration");
   return Engine(step, demands, options).run();
 }
 

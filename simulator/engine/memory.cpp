@@ -10,10 +10,10 @@ namespace {
 
 [[noreturn]] void broken(const Program& program, const Step& step, std::int32_t op, std::int32_t buffer,
                          const char* what) {
-  throw MachineError("broken program: operation " + std::to_string(op) + " (" +
-                     std::string(name(step.ops[static_cast<std::size_t>(op)].action)) + ") " + what + " buffer " +
-                     std::to_string(buffer) + " (" +
-                     std::string(name(program.buffers[static_cast<std::size_t>(buffer)].kind)) + ")");
+  throw InternalError("broken program: operation " + std::to_string(op) + " (" +
+                      std::string(name(step.ops[static_cast<std::size_t>(op)].action)) + ") " + what + " buffer " +
+                      std::to_string(buffer) + " (" +
+                      std::string(name(program.buffers[static_cast<std::size_t>(buffer)].kind)) + ")");
 }
 
 std::int64_t device_bytes(const Buffer& b) { return b.host ? 0 : b.bytes; }
@@ -106,7 +106,7 @@ ProgramMemory replay_memory(const Program& program) {
     *timelines[s] = replay_memory(*steps[s], program, live);
   }
   if (live != before[2])
-    throw MachineError("broken program: a steady step does not end with the buffers that it began with");
+    throw InternalError("broken program: a steady step does not end with the buffers that it began with");
   for (int s = 0; s < 3; ++s) {
     const auto& points = timelines[s]->points;
     for (std::size_t i = 0; i < points.size(); ++i) {

@@ -10,12 +10,12 @@
 namespace fsdp {
 
 // Replays one step. `live` holds a byte per buffer of the program (1: allocated before the step) and is updated.
-// Throws MachineError when the step allocates what is live or frees what is not (a broken lowering).
+// Throws InternalError when the step allocates what is live or frees what is not (a broken lowering).
 [[nodiscard]] MemoryTimeline replay_memory(const Step&, const Program&, std::vector<char>& live);
 
 // Frees take effect at their place in host order, which is what PyTorch counts as allocated. A block with
 // recorded_streams is taken for longer, until those streams have passed (PyTorch's "active"): a device needs more than
-// this where the host runs ahead of them. Init, first step, and two steady steps; throws MachineError if a steady step
+// this where the host runs ahead of them. Init, first step, and two steady steps; throws InternalError if a steady step
 // does not end where it began.
 [[nodiscard]] ProgramMemory replay_memory(const Program&);
 

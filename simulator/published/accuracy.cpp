@@ -69,7 +69,7 @@ class Forecasts {
       f = forecast(run, prices_, options_);
     } catch (const InputError& e) {
       f.refusal = e.what();
-    } catch (const MachineError& e) {
+    } catch (const InternalError& e) {
       f.refusal = fmt::format("cannot be simulated: {}", e.what());
     }
     return known_.emplace(std::move(key), std::move(f)).first->second;

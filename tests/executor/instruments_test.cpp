@@ -63,6 +63,8 @@ std::string failure(const ModelGraph& model, const ShardingPlan& plan, const Run
     static_cast<void>(execute(model, plan, options));
   } catch (const MachineError& e) {
     return e.what();
+  } catch (const InternalError& e) {
+    return e.what();
   }
   return "";
 }
