@@ -31,14 +31,15 @@ void check_names_these_gpus(const ClusterSpec& named, const ClusterSpec& found) 
       "name the cluster that these GPUs are part of, or leave it out: the measurement then says which "
       "GPUs it found";
   const auto differs = [](double a, double b) { return std::abs(a - b) > 0.1 * std::max(a, b); };
-  if (named.host) throw InputError("--cluster", "'host' has no GPUs", "name a cluster of GPUs, such as dgx-h100");
+  if (named.host)
+    throw InputError(setting("cluster"), "'host' has no GPUs", "name a cluster of GPUs, such as dgx-h100");
   if (named.gpu.sms != found.gpu.sms)
-    throw InputError("--cluster",
+    throw InputError(setting("cluster"),
                      fmt::format("a GPU of {} has {} multiprocessors, but {} has {}", named.name, named.gpu.sms,
                                  found.name, found.gpu.sms),
                      remedy);
   if (differs(static_cast<double>(named.gpu.usable_memory.count()), static_cast<double>(found.gpu.memory.count())))
-    throw InputError("--cluster",
+    throw InputError(setting("cluster"),
                      fmt::format("a GPU of {} has {} of memory, but {} has {}", named.name,
                                  human(named.gpu.usable_memory), found.name, human(found.gpu.memory)),
                      remedy);
