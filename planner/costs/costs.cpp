@@ -1,6 +1,8 @@
 // The Costs value on disk: "fsdp-plan/costs/1". Times in seconds, rates per second, curves as [size, seconds] pairs.
 #include "planner/costs.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <nlohmann/json.hpp>
@@ -66,7 +68,7 @@ Json json_of_kernels(const std::vector<KernelRate>& kernels) {
 double rate(JsonObject& o, std::string_view key) {
   const double value = o.number(key, 0, kMaxRate);
   if (value != 0 && value < kMinRate)
-    o.refuse(key, std::to_string(value) + " per second is slower than any machine",
+    o.refuse(key, fmt::format("{} per second is slower than any machine", value),
              "calibrate again; 0 stands for what was not measured");
   return value;
 }
