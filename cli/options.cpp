@@ -9,6 +9,7 @@
 #include "cli/field_flags.h"
 #include "cli/files.h"
 #include "planner/fitted_costs.h"
+#include "planner/plan/naive_plan.h"
 #include "planner/wrap.h"
 
 namespace fsdp::cli {

@@ -1,16 +1,16 @@
-// Lower and predict, the two calls that several commands make in a row.
+// From what the flags name to a job's programs, and the score that a search asks for.
 #pragma once
 
 #include "cli/options.h"
-#include "planner/program.h"
+#include "planner/job.h"
 #include "planner/search.h"
-#include "simulator/records/prediction.h"
+#include "simulator/predict.h"
 
 namespace fsdp::cli {
 
-[[nodiscard]] Prediction predict_plan(const ShardingPlan&, const Setup&);
-[[nodiscard]] Prediction predict_program(const Program&, const ShardingPlan&, const Setup&);
-// Without timeline and order: what a search asks for.
+// The plan has passed `check` against the setup's model.
+[[nodiscard]] Programs programs_of(const ShardingPlan&, const Setup&);
+// A prediction without timeline and order.
 [[nodiscard]] Score score_plan(const ShardingPlan&, const Setup&);
 
 }  // namespace fsdp::cli

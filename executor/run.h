@@ -9,8 +9,7 @@
 
 #include "executor/backend.h"
 #include "executor/training_inputs.h"
-#include "planner/costs.h"
-#include "planner/plan.h"
+#include "planner/job.h"
 #include "planner/program.h"
 #include "simulator/records/measurement.h"
 
@@ -52,11 +51,14 @@ struct RunResult {
   std::vector<NamedTensor> first_gradients;  // of the first step (after averaging, before clipping), if asked for
 };
 
-// Lowers the plan for each rank with the `native` implementation, proves it free of races, runs it. Throws InputError
-// for a plan that this backend cannot run (ranks, ops, dtypes), InternalError for a race, MachineError when the machine
-// fails or an instrument finds the program wrong.
-[[nodiscard]] RunResult run(const ModelGraph&, const ShardingPlan&, const ClusterSpec&, Backend&,
-                            const RunOptions& = {});
+// Lays out each rank's program in its arena, proves it free of races and runs it. The job's cluster is what the
+// measurement says that it ran on. Throws InputError for a job that this backend cannot run (implementation, ranks,
+// ops, dtypes), InternalError for a race, MachineError when the machine fails or an instrument finds the program wrong.
+[[nodiscard]] RunResult run(Programs&, Backend&, const RunOptions& = {});
+
+// May a process whose run failed end as usual? False where ranks are threads of it: a thread that could not be ended
+// may be left, and what libraries do at exit would wait for it.
+[[nodiscard]] bool may_exit_after_failure(const Backend&);
 
 // Initial value of one element of a parameter: a pure function, so that every rank fills its own shard. Matrices:
 // bell-shaped, mean 0, deviation 0.02, from a counter-based hash of (seed, name, index); one-dimensional weights

@@ -13,6 +13,7 @@
 
 #include "models/graph.h"
 #include "planner/plan.h"
+#include "planner/plan_ids.h"
 
 namespace fsdp {
 
@@ -79,6 +80,8 @@ struct UnitLayout {
 };
 
 // One per unit of the plan, same order. A unit without parameters has an empty list.
+[[nodiscard]] std::vector<UnitLayout> unit_layouts(const ShardingPlan&, const PlanIds&, const ModelGraph&);
+// The same of a plan whose names are not resolved yet.
 [[nodiscard]] std::vector<UnitLayout> unit_layouts(const ShardingPlan&, const ModelGraph&);
 
 // unit_of[p]: which unit owns parameter p; -1: none, the plan ignores it.

@@ -11,6 +11,7 @@
 #include "models/graph.h"
 #include "models/implementation.h"
 #include "planner/plan.h"
+#include "planner/plan_ids.h"
 #include "planner/program.h"
 
 namespace fsdp {
@@ -18,6 +19,10 @@ namespace fsdp {
 // `rank` in [0, plan.ranks()): decides only unpadded shard sizes; rank 0 bounds the memory of every rank (its chunks
 // are never shorter; fsdp1: but for what lies between parameters, less than 16 bytes each). The plan has passed
 // `check`.
+[[nodiscard]] Program lower(const ModelGraph&, const ShardingPlan&, const PlanIds&, const Implementation&,
+                            std::int64_t rank);
+// The same for one program of a plan whose names are not resolved yet. Where several are needed, or a prediction or a
+// run of them, start from a Job (planner/job.h).
 [[nodiscard]] Program lower(const ModelGraph&, const ShardingPlan&, const Implementation&, std::int64_t rank = 0);
 
 }  // namespace fsdp

@@ -7,7 +7,6 @@
 #include "models/input/digest.h"
 #include "models/input/error.h"
 #include "models/units.h"
-#include "planner/wrap.h"
 
 namespace fsdp {
 namespace {
@@ -121,49 +120,6 @@ std::string ShardingPlan::digest() const {
   canonical.model_name.clear();
   canonical.mesh = {{"replicate", replicate()}, {"shard", shard()}};
   return digest_of(to_json_text(canonical));
-}
-
-void set_reshard(ShardingPlan& plan, Reshard reshard) {
-  if (reshard == Reshard::automatic && plan.dialect != Dialect::ddp) return;
-  for (Unit& unit : plan.units) unit.reshard_after_forward = reshard;
-}
-
-std::vector<ShardDim> expert_shard_dims(const ModelGraph& model, Dialect dialect, std::int64_t shards) {
-  std::vector<ShardDim> dims;
-  if (dialect != Dialect::fsdp2) return dims;
-  for (const Op& op : model.ops) {
-    if (op.kind != OpKind::expert_linear) continue;
-    const Parameter& p = model.parameters[static_cast<std::size_t>(op.params[0])];
-    if (shards > p.shape[0] && p.shape[1] % shards == 0) dims.push_back({p.name, 1});
-  }
-  return dims;
-}
-
-ShardingPlan naive_plan(const ModelGraph& model, const PlanOptions& options) {
-  if (options.ranks < 1)
-    throw InputError(setting("gpus"), "there are " + std::to_string(options.ranks) + " ranks", "use at least 1");
-  const bool ddp = options.dialect == Dialect::ddp;
-  const std::int64_t replicate =
-      ddp && options.replicate == 1 ? options.ranks : options.replicate;  // ddp replicates over all ranks
-  if (replicate < 1 || options.ranks % replicate != 0) {
-    throw InputError(
-        setting("replicate"),
-        std::to_string(options.ranks) + " ranks cannot be split into " + std::to_string(replicate) + " equal replicas",
-        "use a divisor of " + std::to_string(options.ranks));
-  }
-  ShardingPlan plan;
-  plan.dialect = options.dialect;
-  plan.model_name = model.name;
-  plan.model_digest = model.digest();
-  plan.wrap = "block";
-  plan.mesh = {{"replicate", replicate}, {"shard", options.ranks / replicate}};
-  plan.units = wrap_blocks(model, 1);
-  for (Unit& unit : plan.units) unit.reshard_after_forward = options.reshard;
-  plan.micro_batches = options.micro_batches;
-  plan.seq_len = options.seq_len;
-  plan.shard_dims = expert_shard_dims(model, plan.dialect, plan.shard());
-  if (ddp) plan.param_dtype = plan.reduce_dtype = plan.master_dtype;  // DDP keeps and reduces one full-precision copy
-  return plan;
 }
 
 }  // namespace fsdp

@@ -1,9 +1,9 @@
 // A sharding plan: everything that decides the order of work, the memory and the result of a training step, and nothing
 // else.
 //
-//   ShardingPlan plan = naive_plan(model, PlanOptions{.ranks = 8, .seq_len = 8192, .micro_batches = {1}});
-//   check(plan, model);                       // throws InputError with the first rule that is broken
-//   std::string text = to_json_text(plan);    // plan.json; parse_plan(text, "plan.json") == plan
+//   ShardingPlan plan = parse_plan(text, "plan.json");   // or naive_plan (planner/plan/naive_plan.h), or a search's answer
+//   check(plan, model, "plan.json");                     // throws InputError with the first rule that is broken
+//   to_json_text(plan)                                   // parse_plan of it == plan
 #pragma once
 
 #include <cstdint>
@@ -136,28 +136,6 @@ struct ShardingPlan {
   [[nodiscard]] std::string digest() const;
   friend bool operator==(const ShardingPlan&, const ShardingPlan&) = default;
 };
-
-// What a user fixes before units are chosen; the rest of a plan's fields keep their defaults.
-struct PlanOptions {
-  std::int64_t ranks = 1, replicate = 1;
-  std::int64_t seq_len = 0;
-  std::vector<std::int64_t> micro_batches = {1};
-  Reshard reshard = Reshard::automatic;  // for every unit
-  Dialect dialect = Dialect::fsdp2;
-};
-
-// The baseline that every search must beat: one unit per block, the rest in the root, default reshard, no
-// checkpointing.
-[[nodiscard]] ShardingPlan naive_plan(const ModelGraph&, const PlanOptions&);
-
-// Experts are stacked along dimension 0, which is short: with more ranks than experts most would hold nothing of them,
-// and padding. There dimension 1 is sharded instead, if the ranks divide it (as torchtitan does); fsdp2 only.
-// naive_plan and the search set it.
-[[nodiscard]] std::vector<ShardDim> expert_shard_dims(const ModelGraph&, Dialect, std::int64_t shards);
-
-// Reshard after forward for every unit; automatic leaves what the wrap policy chose. ddp reshards nothing, so there all
-// are automatic.
-void set_reshard(ShardingPlan&, Reshard);
 
 // Every rule of a plan, on its own and against its model. Throws InputError(`where`: field, problem, remedy):
 // unknown or duplicate module, container as unit, unit without parameters (but the root may be empty), outer before

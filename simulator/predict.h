@@ -1,14 +1,14 @@
 // The simulator's answer: what one plan takes of time and memory.
 //
-//   const Program program = lower(model, plan, implementation);
-//   Prediction p = predict(program, {model, plan, implementation, cluster, costs});
+//   Programs programs(resolve(model, plan, implementation, cluster));   // planner/job.h
+//   Prediction p = predict(programs, costs);
 #pragma once
 
 #include <optional>
 
 #include "models/cluster.h"
 #include "planner/costs.h"
-#include "planner/program.h"
+#include "planner/job.h"
 #include "simulator/records/prediction.h"
 
 namespace fsdp {
@@ -20,6 +20,6 @@ struct PredictOptions {
 
 // The GPU's usable memory less 5 %.
 [[nodiscard]] Bytes default_memory_limit(const ClusterSpec&);
-[[nodiscard]] Prediction predict(const Program&, const CostContext&, const PredictOptions& = {});
+[[nodiscard]] Prediction predict(Programs&, const Costs&, const PredictOptions& = {});
 
 }  // namespace fsdp

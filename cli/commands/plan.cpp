@@ -142,7 +142,8 @@ int plan_command(const PlanFlags& f) {
   const PlanResult result = search_with_progress(f.shared, setup);
   if (!result.best) return nothing_fits(f, setup, result);
   const ShardingPlan& plan = result.best->plan;
-  const Prediction prediction = predict_plan(plan, setup);
+  Programs programs = programs_of(plan, setup);
+  const Prediction prediction = predict(programs, setup.costs, setup.options);
   if (f.output) write_file(*f.output, to_json_text(plan));
   if (f.emit) emit_plan(f, plan, setup.model);
   if (f.json) {

@@ -19,12 +19,10 @@
 #include "cli/run_backend.h"
 #include "cli/training.h"
 #include "executor/mpi_backend.h"
-#include "executor/training/machine.h"
+#include "executor/training/room_for.h"
 #include "executor/training/signals.h"
 #include "models/input/error.h"
 #include "models/input/suggest.h"
-#include "planner/lower.h"
-#include "simulator/engine/memory.h"
 #include "simulator/records/compare.h"
 #include "viz/viz.h"
 
@@ -69,29 +67,6 @@ std::string measured_line(const Measurement& m, std::int64_t tokens) {
       human(Bytes(undeclared)), loss);
 }
 
-// Running out of memory would end more than this process. What a rank allocates is known before: the executor's peak is
-// the replay's. `others`: nullptr where all ranks are threads of this process; else some may be on other machines.
-void check_memory(const ModelGraph& model, const ShardingPlan& plan, const ClusterSpec& cluster,
-                  const std::string& where, const Launch* others) {
-  const Bytes peak(replay_memory(lower(model, plan, native_implementation())).peak);
-  const std::int64_t here = others != nullptr ? others->ranks_here() : plan.ranks(),
-                     threads = others != nullptr ? 1 : plan.ranks();
-  // OpenBLAS maps 128 MiB for each thread that multiplies, and asks for ever where it gets none; a rank has about six
-  // threads, each with a stack of 8 MiB and a heap of 64 MiB of address space.
-  const std::int64_t mapped =
-      checked_mul(checked_add(peak.count(), std::int64_t{560} << 20, "address space"), threads, "address space");
-  if (const auto left = address_space_left(); left && *left < mapped)
-    throw MachineError(fmt::format(
-        "this process may map {} more (ulimit -v), and {} rank{} of this plan need{} about {}; raise the limit",
-        human(Bytes(std::max<std::int64_t>(0, *left))), threads, threads == 1 ? "" : "s", threads == 1 ? "s" : "",
-        human(Bytes(mapped))));
-  if (peak.count() <= cluster.gpu.usable_memory.count() / here * plan.ranks()) return;
-  throw MachineError(fmt::format(
-      "{}: needs {} for each of {} ranks, but this machine has {} for each; plan a smaller model, fewer ranks "
-      "or shorter sequences with `fsdp-plan plan --cluster host`",
-      where, human(peak), plan.ranks(), human(cluster.gpu.usable_memory)));
-}
-
 // What `compare` would refuse after the run is refused before it.
 void check_prediction(const Prediction& p, const ModelGraph& model, const ShardingPlan& plan,
                       const Implementation& runs, const std::string& file) {
@@ -107,18 +82,17 @@ void check_prediction(const Prediction& p, const ModelGraph& model, const Shardi
   if (p.order.empty()) throw InputError(file + ": order", "is empty", remedy);
 }
 
-struct Trained {
-  RunResult result;
-  std::int64_t steps_before = 0;  // of the checkpoint that it went on from
-};
-Trained execute(const RunFlags& f, const ModelGraph& model, const ShardingPlan& plan, Launch* others) {
-  const bool reports = others == nullptr || others->rank() == 0;
-  BackendOptions backend_options;
-  if (f.watchdog) backend_options.watchdog_seconds = parse_seconds(*f.watchdog, "--watchdog").count();
-  if (!(backend_options.watchdog_seconds > 0) || backend_options.watchdog_seconds > kLongestWatchdog) {
+BackendOptions backend_options(const RunFlags& f) {
+  BackendOptions options;
+  if (f.watchdog) options.watchdog_seconds = parse_seconds(*f.watchdog, "--watchdog").count();
+  if (!(options.watchdog_seconds > 0) || options.watchdog_seconds > kLongestWatchdog) {
     throw InputError("--watchdog", "is not between 0 and 24 hours",
                      "give the longest time without progress, such as 60s");
   }
+  return options;
+}
+
+RunOptions run_options(const RunFlags& f) {
   RunOptions options;
   if (f.steps) options.steps = static_cast<int>(parse_count(*f.steps, "--steps", 1, 1'000'000));
   if (f.until_noise) {
@@ -126,10 +100,35 @@ Trained execute(const RunFlags& f, const ModelGraph& model, const ShardingPlan& 
     options.steps = f.max_steps ? static_cast<int>(parse_count(*f.max_steps, "--max-steps", 8, 1'000'000)) : kMostSteps;
   }
   if (f.warmup) options.warmup_steps = static_cast<int>(parse_count(*f.warmup, "--warmup", 1, 1000));
+  return options;
+}
+
+RanksHere ranks_here(const ShardingPlan& plan, const Launch* others) {
+  return others != nullptr ? RanksHere{others->ranks_here(), 1} : RanksHere{plan.ranks(), plan.ranks()};
+}
+
+// Without what libraries do at exit.
+[[noreturn]] void end_at_once(Launch* others, int status) {
+  std::fflush(nullptr);
+  if (others != nullptr) others->end(status);
+  ::_exit(status);
+}
+
+struct Trained {
+  RunResult result;
+  std::int64_t steps_before = 0;  // of the checkpoint that it went on from
+  Programs programs;
+};
+Trained execute(const RunFlags& f, const ModelGraph& model, const ShardingPlan& plan, Launch* others) {
+  const bool reports = others == nullptr || others->rank() == 0;
+  const BackendOptions watchdog = backend_options(f);
+  RunOptions options = run_options(f);
   const TrainingSetup training = apply_training_flags(f.training, model, plan, options);
   std::optional<TrainLog> log;
   if (f.training.log && reports) log.emplace(*f.training.log, "--log");
-  const auto [backend, cluster] = make_backend(f.machine, *f.shared.model, plan, backend_options);
+  const auto [backend, cluster] = make_backend(f.machine, *f.shared.model, plan, watchdog);
+  Programs programs(resolve(model, plan, backend->implementation(), cluster));
+  check_room(programs, ranks_here(plan, others), *f.shared.plan);
   Progress progress;
   options.progress = [&](const StepReport& s) {
     if (s.done == 1)  // not before: a run that is refused says one sentence
@@ -150,15 +149,13 @@ Trained execute(const RunFlags& f, const ModelGraph& model, const ShardingPlan& 
                       options.training.learning_rate ? training.rate.describe()
                                                      : fmt::format("the plan's learning rate, {}", plan.optimizer.lr)));
   try {
-    return {run(model, plan, cluster, *backend, options), options.training.steps_done};
+    RunResult result = run(programs, *backend, options);
+    return {std::move(result), options.training.steps_done, std::move(programs)};
   } catch (const RankFailure& e) {
     rethrow_damage(checkpoints);
-    if (*f.machine.backend == "mpi") throw;
-    // A thread that could not be ended may be left, and what libraries do at exit would wait for it.
+    if (may_exit_after_failure(*backend)) throw;
     if (others == nullptr || others->may_speak()) std::fprintf(stderr, "fsdp-plan: %s\n", e.what());
-    std::fflush(nullptr);
-    if (others != nullptr) others->end(kMachineFailed);
-    ::_exit(kMachineFailed);
+    end_at_once(others, kMachineFailed);
   }
 }
 
@@ -187,14 +184,12 @@ int run_here(const RunFlags& f, Launch* others) {
     prediction = parse_prediction(read_file(*f.prediction), *f.prediction);
     check_prediction(*prediction, model, plan, implementation_of(f.machine), *f.prediction);
   }
-  if (*f.machine.backend != "cuda")
-    check_memory(model, plan, load_cluster("host", plan.ranks()), *f.shared.plan, others);
-  const Trained trained = execute(f, model, plan, others);
+  Trained trained = execute(f, model, plan, others);
   if (!reports) return kDone;
   const Measurement& measured = trained.result.measurement;
   if (f.output) write_file(*f.output, to_json_text(measured));
   if (f.trace) {
-    const Program program = lower(model, plan, implementation_of(f.machine));
+    const Program& program = trained.programs.of(0);
     write_file(*f.trace,
                trace_json(program.steady_step, program, plan, model, prediction ? &*prediction : nullptr, &measured));
   }

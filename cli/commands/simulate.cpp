@@ -7,7 +7,6 @@
 #include "cli/predict.h"
 #include "cli/report/report.h"
 #include "models/input/error.h"
-#include "planner/lower.h"
 #include "planner/verdict.h"
 #include "simulator/analysis/memory_report.h"
 #include "simulator/engine/jitter.h"
@@ -42,8 +41,9 @@ int simulate_command(const SimulateFlags& f) {
   const Setup setup = resolve_setup(f.shared, f.shared.plan ? &plan : nullptr);
   if (f.shared.plan) check(plan, setup.model, *f.shared.plan);
   else plan = plan_from_flags(f.shared, setup);
-  const Program program = lower(setup.model, plan, *setup.implementation);
-  Prediction prediction = predict_program(program, plan, setup);
+  Programs programs = programs_of(plan, setup);
+  const Program& program = programs.of(0);
+  Prediction prediction = predict(programs, setup.costs, setup.options);
   add_distribution(prediction, f, setup);
   if (f.output) write_file(*f.output, to_json_text(prediction));
   if (f.trace) write_file(*f.trace, trace_json(program.steady_step, program, plan, setup.model, &prediction, nullptr));

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 #include <memory>
 
 #include "executor/mpi_backend.h"
@@ -11,15 +12,19 @@
 #include "executor/training/rank_run.h"
 #include "models/implementation.h"
 #include "models/input/error.h"
-#include "planner/lower.h"
 #include "simulator/engine/race.h"
 
 namespace fsdp {
 namespace {
 
-void check_runnable(const ModelGraph& model, const ShardingPlan& plan, const Backend& backend,
-                    const RunOptions& options) {
-  check(plan, model);
+void check_runnable(const Job& job, const Backend& backend, const RunOptions& options) {
+  const ModelGraph& model = job.model;
+  const ShardingPlan& plan = job.plan;
+  if (digest(job.implementation) != digest(backend.implementation()))
+    throw InputError("implementation",
+                     fmt::format("{} cannot run on the {} backend, which runs {}", job.implementation.name,
+                                 backend.name(), backend.implementation().name),
+                     "resolve the job with the backend's implementation");
   if (plan.ranks() != backend.ranks() || plan.shard() != backend.mesh().shard)
     throw InputError({"plan", "mesh"},
                      fmt::format("{} x {} ranks cannot run on a backend of {} x {}", plan.replicate(), plan.shard(),
@@ -51,24 +56,52 @@ void check_runnable(const ShardingPlan& plan) {
                      "clip without ignored, or the other way round");
 }
 
-Program prepare(const RunJob& job, const Implementation& implementation, std::int64_t rank) {
-  Program program = lower(job.model, job.plan, implementation, rank);
-  if (job.options.mutate) job.options.mutate(program, rank);
-  assign_arena(program);
-  if (const std::vector<Race> races = find_races(program, 1); !races.empty()) {
-    const Race& r = races.front();
-    const Step& step = r.step == 0 ? program.init : r.step == 1 ? program.first_step : program.steady_step;
-    const auto text = [&](std::int32_t i) {
-      return i >= 0 && static_cast<std::size_t>(i) < step.ops.size()
-                 ? describe(step.ops[static_cast<std::size_t>(i)], program, job.plan, job.model)
-                 : std::string("the step before");
-    };
-    throw InternalError(fmt::format(
-        "the program of rank {} is not run, it has a race: {}; operation {} ({}) and operation {} ({}), buffer {}",
-        rank, r.rule, r.earlier, text(r.earlier), r.later, text(r.later), r.buffer));
-  }
-  return program;
+// Throws InternalError for a program that has a race.
+void prove_free_of_races(const Program& program, const Job& job, std::int64_t rank) {
+  const std::vector<Race> races = find_races(program, 1);
+  if (races.empty()) return;
+  const Race& r = races.front();
+  const Step& step = r.step == 0 ? program.init : r.step == 1 ? program.first_step : program.steady_step;
+  const auto text = [&](std::int32_t i) {
+    return i >= 0 && static_cast<std::size_t>(i) < step.ops.size()
+               ? describe(step.ops[static_cast<std::size_t>(i)], program, job.plan, job.model)
+               : std::string("the step before");
+  };
+  throw InternalError(
+      fmt::format("the program of rank {} is not run, it has a race: {}; operation {} ({}) and operation {} ({}), "
+                  "buffer {}",
+                  rank, r.rule, r.earlier, text(r.earlier), r.later, text(r.later), r.buffer));
 }
+
+// Programs that may run: laid out in their arenas and free of races. Each role is prepared once; a rank's program that
+// `mutate` has changed is its own.
+class ProvenPrograms {
+ public:
+  ProvenPrograms(Programs& programs, const RunOptions& options) : programs_(programs), options_(options) {}
+
+  [[nodiscard]] Program of(std::int64_t rank) {
+    const Program& lowered = programs_.of(rank);
+    if (options_.mutate) return prepare(lowered, rank);
+    auto role = by_role_.find(&lowered);
+    if (role == by_role_.end()) role = by_role_.emplace(&lowered, prepare(lowered, rank)).first;
+    Program program = role->second;
+    program.rank = rank;
+    return program;
+  }
+
+ private:
+  [[nodiscard]] Program prepare(Program program, std::int64_t rank) const {
+    program.rank = rank;
+    if (options_.mutate) options_.mutate(program, rank);
+    assign_arena(program);
+    prove_free_of_races(program, programs_.job(), rank);
+    return program;
+  }
+
+  Programs& programs_;
+  const RunOptions& options_;
+  std::map<const Program*, Program> by_role_;  // by the lowered program
+};
 
 // A failure in words of the plan: what the operation was that it happened in. All ranks run the same operations; those
 // of a rank that is another process are described by this one's.
@@ -88,14 +121,14 @@ Program prepare(const RunJob& job, const Implementation& implementation, std::in
 
 }  // namespace
 
-RunResult run(const ModelGraph& model, const ShardingPlan& plan, const ClusterSpec& cluster, Backend& backend,
-              const RunOptions& options) {
-  check_runnable(model, plan, backend, options);
+RunResult run(Programs& programs, Backend& backend, const RunOptions& options) {
+  const ShardingPlan& plan = programs.job().plan;
+  check_runnable(programs.job(), backend, options);
   check_runnable(plan);
-  const auto job = std::make_shared<RunJob>(model, plan, options, backend);
+  const auto job = std::make_shared<RunJob>(programs.job().model, plan, options, backend);
+  ProvenPrograms proven(programs, options);
   const std::vector<std::int64_t>& here = job->local_ranks;
-  for (const std::int64_t r : here)
-    job->ranks[static_cast<std::size_t>(r)].program = prepare(*job, backend.implementation(), r);
+  for (const std::int64_t r : here) job->ranks[static_cast<std::size_t>(r)].program = proven.of(r);
   if (options.keep_parameters) job->reserve_results();
   try {
     backend.run([job](Device& device) { job->run_rank(device); }, reshard_sizes(plan));
@@ -107,12 +140,14 @@ RunResult run(const ModelGraph& model, const ShardingPlan& plan, const ClusterSp
   RunResult result;
   if (here.front() == 0) {
     for (std::int64_t r = static_cast<std::int64_t>(here.size()); r < backend.ranks() && !backend.emulated(); ++r)
-      job->ranks[static_cast<std::size_t>(r)].program = prepare(*job, backend.implementation(), r);
-    result.measurement = measure(*job, cluster, backend);
+      job->ranks[static_cast<std::size_t>(r)].program = proven.of(r);
+    result.measurement = measure(*job, programs.job().cluster, backend);
   }
   result.parameters = std::move(job->parameters);
   result.first_gradients = std::move(job->first_gradients);
   return result;
 }
+
+bool may_exit_after_failure(const Backend& backend) { return backend.name() == "mpi"; }
 
 }  // namespace fsdp

@@ -22,19 +22,6 @@ std::vector<std::int32_t> subtree_ends(const ModelGraph& model) {
   return end;
 }
 
-std::vector<std::int32_t> module_ids(const Unit& unit, const ModelGraph& model, std::size_t index) {
-  std::vector<std::int32_t> ids;
-  for (const std::string& name : unit.modules) {
-    const std::int32_t id = model.find_module(name);
-    if (id < 0) {
-      throw InputError({"plan", "units[" + std::to_string(index) + "].modules"}, "no module is named '" + name + "'",
-                       "run `fsdp-plan show model NAME` for the names");
-    }
-    ids.push_back(id);
-  }
-  return ids;
-}
-
 // Tensors that depend on a trained parameter and that the loss depends on: autograd makes gradients of those alone.
 std::vector<char> tensors_in_backward(const ModelGraph& model) {
   std::vector<char> in(model.tensors.size(), 0);
@@ -127,39 +114,13 @@ void set_uses(UnitLayout& layout, std::int32_t module, std::int32_t end, const M
   }
 }
 
-std::vector<std::int64_t> dims_of_parameters(const ShardingPlan& plan, const ModelGraph& model) {
-  std::vector<std::int64_t> dims(model.parameters.size(), 0);
-  for (const ShardDim& d : plan.shard_dims) {
-    const auto named = [&](const Parameter& p) { return p.name == d.parameter; };
-    const auto found = std::find_if(model.parameters.begin(), model.parameters.end(), named);
-    if (found == model.parameters.end())
-      throw InputError({"plan", "shard_dims"}, "no parameter is named '" + d.parameter + "'",
-                       "run `fsdp-plan show model NAME` for the names");
-    if (d.dim < 0 || d.dim >= static_cast<std::int64_t>(found->shape.size()))
-      throw InputError({"plan", "shard_dims"}, "'" + d.parameter + "' has no dimension " + std::to_string(d.dim),
-                       "use 0 or another dimension that it has");
-    dims[static_cast<std::size_t>(found - model.parameters.begin())] = d.dim;
-  }
-  return dims;
-}
-
-// Parameters that the plan leaves alone: named themselves, or inside a named module and of no module outside of those.
-std::vector<char> ignored_parameters(const ShardingPlan& plan, const ModelGraph& model,
+// Parameters that the plan ignores: named themselves, or inside a named module and of no module outside of those.
+std::vector<char> ignored_parameters(const PlanIds& ids, const ModelGraph& model,
                                      const std::vector<std::int32_t>& end) {
   std::vector<char> ignored(model.parameters.size(), 0), module(model.modules.size(), 0);
-  for (const std::string& name : plan.ignored) {
-    const std::int32_t id = model.find_module(name);
-    for (std::int32_t m = id; id >= 0 && m < end[id]; ++m) module[m] = 1;
-    bool found = id >= 0;
-    for (std::size_t p = 0; p < model.parameters.size(); ++p) {
-      if (model.parameters[p].name != name) continue;
-      ignored[p] = 1;
-      found = true;
-    }
-    if (!found)
-      throw InputError({"plan", "ignored"}, "no module or parameter is named '" + name + "'",
-                       "run `fsdp-plan show model NAME` for the names");
-  }
+  for (const std::int32_t id : ids.ignored_modules)
+    for (std::int32_t m = id; m < end[id]; ++m) module[m] = 1;
+  for (const std::int32_t p : ids.ignored_parameters) ignored[p] = 1;
   for (std::size_t p = 0; p < model.parameters.size(); ++p) {
     const std::vector<std::int32_t>& owners = model.parameters[p].modules;
     if (std::any_of(owners.begin(), owners.end(), [&](std::int32_t m) { return module[m] != 0; })) ignored[p] = 1;
@@ -230,27 +191,26 @@ GradientScale gradient_scale(std::int64_t shards, std::int64_t replicas, DType r
   return s;
 }
 
-std::vector<UnitLayout> unit_layouts(const ShardingPlan& plan, const ModelGraph& model) {
+std::vector<UnitLayout> unit_layouts(const ShardingPlan& plan, const PlanIds& ids, const ModelGraph& model) {
   const std::vector<std::int32_t> end = subtree_ends(model);
   const auto none = static_cast<std::int32_t>(plan.units.size());
   std::vector<std::int32_t> unit_of_module(model.modules.size(),
                                            none);  // the first (innermost) unit that holds the module
-  const std::vector<char> in_backward = tensors_in_backward(model), ignored = ignored_parameters(plan, model, end);
-  const std::vector<std::int64_t> dims = dims_of_parameters(plan, model);
+  const std::vector<char> in_backward = tensors_in_backward(model), ignored = ignored_parameters(ids, model, end);
   const std::vector<char> has_gradient = parameters_with_gradient(model, in_backward);
   std::vector<UnitLayout> layouts(plan.units.size());
   for (std::size_t u = 0; u < plan.units.size(); ++u) {
     UnitLayout& layout = layouts[u];
     layout.shards = plan.dialect == Dialect::ddp ? 1 : std::max<std::int64_t>(1, plan.shard());
-    const std::vector<std::int32_t> ids = module_ids(plan.units[u], model, u);
-    for (const std::int32_t id : ids) {
+    const std::vector<std::int32_t>& modules = ids.units[u];
+    for (const std::int32_t id : modules) {
       layout.root = layout.root || id == 0;
       for (std::int32_t m = id; m < end[id]; ++m)
         unit_of_module[m] = std::min(unit_of_module[m], static_cast<std::int32_t>(u));
     }
-    set_op_range(layout, ids, model, in_backward);
-    const bool one = plan.dialect == Dialect::fsdp2 && ids.size() == 1;
-    set_uses(layout, one ? ids.front() : -1, one ? end[ids.front()] : -1, model, in_backward);
+    set_op_range(layout, modules, model, in_backward);
+    const bool one = plan.dialect == Dialect::fsdp2 && modules.size() == 1;
+    set_uses(layout, one ? modules.front() : -1, one ? end[modules.front()] : -1, model, in_backward);
     if (plan.dialect == Dialect::fsdp2) {
       layout.scale = gradient_scale(layout.shards, plan.replicate(), plan.reduce_dtype,
                                     plan.units[u].gradient_divide_factor, plan.force_sum_reduction);
@@ -266,7 +226,8 @@ std::vector<UnitLayout> unit_layouts(const ShardingPlan& plan, const ModelGraph&
                        "add the root unit {\"\"} as the last one");
     }
     UnitLayout& layout = layouts[unit];
-    layout.params.push_back(sharded(static_cast<std::int32_t>(p), parameter, has_gradient[p] != 0, dims[p], layout));
+    layout.params.push_back(
+        sharded(static_cast<std::int32_t>(p), parameter, has_gradient[p] != 0, ids.shard_dims[p], layout));
     layout.shard_elements =
         checked_add(layout.shard_elements, layout.params.back().padded_shard(), "parameter " + parameter.name);
     if (has_gradient[p] != 0) layout.reduce_elements += layout.params.back().padded_shard();
@@ -274,6 +235,10 @@ std::vector<UnitLayout> unit_layouts(const ShardingPlan& plan, const ModelGraph&
   }
   if (plan.dialect == Dialect::fsdp1) flatten_layouts(layouts, plan, model);
   return layouts;
+}
+
+std::vector<UnitLayout> unit_layouts(const ShardingPlan& plan, const ModelGraph& model) {
+  return unit_layouts(plan, resolve_ids(plan, model), model);
 }
 
 std::vector<std::int32_t> unit_of_parameters(const std::vector<UnitLayout>& layouts, const ModelGraph& model) {

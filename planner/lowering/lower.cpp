@@ -36,8 +36,8 @@ constexpr int kSettlingSteps = 64;  // until what is left for the next step repe
 
 class Lowering {
  public:
-  Lowering(const ModelGraph& model, const ShardingPlan& plan, const Implementation& impl, std::int64_t rank,
-           Program& program)
+  Lowering(const ModelGraph& model, const ShardingPlan& plan, const PlanIds& ids, const Implementation& impl,
+           std::int64_t rank, Program& program)
       : model_(model),
         plan_(plan),
         impl_(impl),
@@ -50,7 +50,7 @@ class Lowering {
       if (tapes_.contains(sequences)) continue;
       const Workload work{sequences, plan.seq_len, size_of(plan.param_dtype), plan.loss_chunks};
       tapes_.emplace(sequences,
-                     make_tape(model, impl, work, plan.param_dtype, plan.checkpointed, plan.checkpoint_policy));
+                     make_tape(model, impl, work, plan.param_dtype, ids.checkpointed, plan.checkpoint_policy));
     }
     index_hooks();
     unit_of_ = unit_of_parameters(program.layouts, model);
@@ -316,16 +316,21 @@ class Lowering {
 
 }  // namespace
 
-Program lower(const ModelGraph& model, const ShardingPlan& plan, const Implementation& impl, std::int64_t rank) {
+Program lower(const ModelGraph& model, const ShardingPlan& plan, const PlanIds& ids, const Implementation& impl,
+              std::int64_t rank) {
   Program program;
   program.model_digest = plan.model_digest;
   program.plan_digest = plan.digest();
   program.implementation = std::string(impl.name) + (impl.compiled ? "+compile" : "");
   program.dialect = plan.dialect;
   program.rank = rank;
-  program.layouts = unit_layouts(plan, model);
-  Lowering(model, plan, impl, rank, program).lower();
+  program.layouts = unit_layouts(plan, ids, model);
+  Lowering(model, plan, ids, impl, rank, program).lower();
   return program;
+}
+
+Program lower(const ModelGraph& model, const ShardingPlan& plan, const Implementation& impl, std::int64_t rank) {
+  return lower(model, plan, resolve_ids(plan, model), impl, rank);
 }
 
 }  // namespace fsdp

@@ -383,13 +383,13 @@ class TapeBuilder {
 }  // namespace
 
 Tape make_tape(const ModelGraph& model, const Implementation& impl, const Workload& work, DType compute_dtype,
-               const std::vector<std::string>& checkpointed, CheckpointPolicy policy) {
+               const std::vector<std::int32_t>& checkpointed, CheckpointPolicy policy) {
   if (policy == CheckpointPolicy::selective_op && !checkpointed.empty() && !impl.keeps_selectively)
     throw InputError({"plan", "checkpoint_policy"}, std::string(impl.name) + " has no selective checkpointing",
                      "use full");
   TapeBuilder builder(model, impl, work, compute_dtype);
-  for (const std::string& name : checkpointed) {
-    const Module& m = model.modules[static_cast<std::size_t>(model.find_module(name))];
+  for (const std::int32_t id : checkpointed) {
+    const Module& m = model.modules[static_cast<std::size_t>(id)];
     builder.add_region({m.op_begin, m.op_end}, policy);
   }
   return builder.build();

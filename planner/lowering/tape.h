@@ -54,6 +54,7 @@ struct Tape {
 };
 
 [[nodiscard]] Tape make_tape(const ModelGraph&, const Implementation&, const Workload&, DType compute_dtype,
-                             const std::vector<std::string>& checkpointed, CheckpointPolicy = CheckpointPolicy::full);
+                             const std::vector<std::int32_t>& checkpointed,  // modules
+                             CheckpointPolicy = CheckpointPolicy::full);
 
 }  // namespace fsdp

@@ -10,6 +10,7 @@
 #include "planner/plan.h"
 #include "planner/plan/check_fsdp1.h"
 #include "planner/plan/check_fsdp2.h"
+#include "planner/plan_ids.h"
 
 namespace fsdp {
 namespace {
@@ -70,13 +71,14 @@ void check_mesh(const ShardingPlan& plan, std::string_view where) {
   }
 }
 
-void check_unit(const ShardingPlan& plan, const ModelGraph& model, std::size_t u, std::string_view where) {
+void check_unit(const ShardingPlan& plan, const ModelGraph& model, const ModuleIndex& modules, std::size_t u,
+                std::string_view where) {
   const Unit& unit = plan.units[u];
   const Origin at = field(where, "units[" + std::to_string(u) + "].modules");
   if (unit.modules.empty())
     throw InputError(at, "the unit has no modules", "name at least one module or remove the unit");
   for (const std::string& module : unit.modules) {
-    const std::int32_t id = model.find_module(module);
+    const std::int32_t id = modules.find(module);
     if (id < 0) throw InputError(at, "no module is named '" + module + "'", kShowModel);
     if (id == 0 && (unit.modules.size() > 1 || u + 1 != plan.units.size())) {
       throw InputError(at, "the root \"\" must be a unit by itself and the last one", "move it to the end");
@@ -133,10 +135,11 @@ void check_nesting(const ShardingPlan& plan, std::string_view where) {
 }
 
 // units[unit_of[m]] is the innermost unit around module m.
-std::vector<std::size_t> innermost_units(const ShardingPlan& plan, const ModelGraph& model) {
+std::vector<std::size_t> innermost_units(const ShardingPlan& plan, const ModelGraph& model,
+                                         const ModuleIndex& modules) {
   std::vector<std::size_t> unit_of(model.modules.size(), plan.units.size());
   for (std::size_t u = 0; u < plan.units.size(); ++u) {
-    for (const std::string& module : plan.units[u].modules) unit_of[model.find_module(module)] = u;
+    for (const std::string& module : plan.units[u].modules) unit_of[modules.find(module)] = u;
   }
   for (std::size_t m = 1; m < model.modules.size(); ++m) {  // pre-order: the parent comes first
     if (unit_of[m] == plan.units.size()) unit_of[m] = unit_of[model.modules[m].parent];
@@ -144,8 +147,9 @@ std::vector<std::size_t> innermost_units(const ShardingPlan& plan, const ModelGr
   return unit_of;
 }
 
-void check_parameters(const ShardingPlan& plan, const ModelGraph& model, std::string_view where) {
-  const std::vector<std::size_t> unit_of = innermost_units(plan, model);
+void check_parameters(const ShardingPlan& plan, const ModelGraph& model, const ModuleIndex& modules,
+                      std::string_view where) {
+  const std::vector<std::size_t> unit_of = innermost_units(plan, model, modules);
   std::vector<char> has_parameters(plan.units.size(), 0);
   for (const Parameter& p : model.parameters) {
     const std::size_t unit = unit_of[p.modules.front()];
@@ -167,24 +171,25 @@ void check_parameters(const ShardingPlan& plan, const ModelGraph& model, std::st
   }
 }
 
-void check_units(const ShardingPlan& plan, const ModelGraph& model, std::string_view where) {
+void check_units(const ShardingPlan& plan, const ModelGraph& model, const ModuleIndex& modules,
+                 std::string_view where) {
   const Origin at = field(where, "units");
   if (plan.units.empty() || plan.units.back().modules != std::vector<std::string>{""}) {
     throw InputError(at, "the last unit must be the root", "add {\"modules\": [\"\"]} at the end");
   }
   if (plan.units.size() > model.modules.size())
     throw InputError(at, "there are more units than the model has modules", kShowModel);
-  for (std::size_t u = 0; u < plan.units.size(); ++u) check_unit(plan, model, u, where);
+  for (std::size_t u = 0; u < plan.units.size(); ++u) check_unit(plan, model, modules, u, where);
   check_nesting(plan, where);
-  check_parameters(plan, model, where);
-  (void)unit_layouts(plan, model);  // every padded size fits 64 bits
+  check_parameters(plan, model, modules, where);
 }
 
-void check_checkpointed(const ShardingPlan& plan, const ModelGraph& model, std::string_view where) {
+void check_checkpointed(const ShardingPlan& plan, const ModelGraph& model, const ModuleIndex& modules,
+                        std::string_view where) {
   const Origin at = field(where, "checkpointed");
   std::vector<std::int32_t> ids;
   for (const std::string& module : plan.checkpointed) {
-    const std::int32_t id = model.find_module(module);
+    const std::int32_t id = modules.find(module);
     if (id < 0) throw InputError(at, "no module is named '" + module + "'", kShowModel);
     if (id == 0) throw InputError(at, "the root cannot be recomputed as a whole", "name its blocks");
     const Module& m = model.modules[id];
@@ -320,11 +325,14 @@ void check(const ShardingPlan& plan, const ModelGraph& model, std::string_view w
   check_model(plan, model, where);
   check(plan, where);
   check_work(plan, model, where);
-  check_units(plan, model, where);
-  check_checkpointed(plan, model, where);
-  check_ignored(plan, model, where);
-  if (plan.dialect == Dialect::fsdp1) check_fsdp1(plan, model, where);
-  if (plan.dialect == Dialect::fsdp2) check_fsdp2(plan, model, where);
+  const ModuleIndex modules(model);
+  check_units(plan, model, modules, where);
+  check_checkpointed(plan, model, modules, where);
+  const PlanIds ids = resolve_ids(plan, model);
+  const std::vector<UnitLayout> layouts = unit_layouts(plan, ids, model);  // every padded size fits 64 bits
+  check_ignored(plan, model, layouts, where);
+  if (plan.dialect == Dialect::fsdp1) check_fsdp1(plan, ids, model, where);
+  if (plan.dialect == Dialect::fsdp2) check_fsdp2(plan, model, layouts, where);
 }
 
 }  // namespace fsdp

@@ -58,13 +58,13 @@ bool inside(const std::string& inner, const std::string& outer) {
 }
 
 // Do operations of other modules lie between those of this one?
-bool used_again(const std::string& name, const ModelGraph& model) {
-  const std::int32_t id = model.find_module(name);
+bool used_again(std::int32_t id, const ModelGraph& model) {
   if (id <= 0) return false;
   const Module& module = model.modules[static_cast<std::size_t>(id)];
   for (std::int32_t op = module.op_begin; op < module.op_end; ++op) {
     const std::int32_t owner = model.ops[static_cast<std::size_t>(op)].module;
-    if (owner >= 0 && owner != id && !inside(model.modules[static_cast<std::size_t>(owner)].name, name)) return true;
+    if (owner >= 0 && owner != id && !inside(model.modules[static_cast<std::size_t>(owner)].name, module.name))
+      return true;
   }
   return false;
 }
@@ -97,13 +97,13 @@ void check_fsdp1(const ShardingPlan& plan, std::string_view where) {
   for (std::size_t u = 0; u < plan.units.size(); ++u) check_unit(plan, u, where);
 }
 
-void check_fsdp1(const ShardingPlan& plan, const ModelGraph& model, std::string_view where) {
+void check_fsdp1(const ShardingPlan& plan, const PlanIds& ids, const ModelGraph& model, std::string_view where) {
   for (const Parameter& p : model.parameters)
     refuse_if(!p.trainable, where, "dialect", "the frozen parameter '" + p.name + "' under fsdp1 is not known here",
               "use fsdp2");
   for (std::size_t u = 0; u < plan.units.size(); ++u)
     refuse_if(
-        used_again(plan.units[u].modules.front(), model), where, "units[" + std::to_string(u) + "].modules",
+        used_again(ids.units[u].front(), model), where, "units[" + std::to_string(u) + "].modules",
         "'" + plan.units[u].modules.front() + "' runs more than once in a forward, which under fsdp1 is not known here",
         "leave it to the unit around it, or use fsdp2");
   for (const Unit& unit : plan.units) {

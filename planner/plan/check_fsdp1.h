@@ -6,12 +6,13 @@
 
 #include "models/graph.h"
 #include "planner/plan.h"
+#include "planner/plan_ids.h"
 
 namespace fsdp {
 
 // What FullyShardedDataParallel does not have or has in another form.
 void check_fsdp1(const ShardingPlan&, std::string_view where);
-void check_fsdp1(const ShardingPlan&, const ModelGraph&, std::string_view where);
+void check_fsdp1(const ShardingPlan&, const PlanIds&, const ModelGraph&, std::string_view where);
 
 // What only FullyShardedDataParallel has, in a plan of another dialect.
 void refuse_fsdp1_choices(const ShardingPlan&, std::string_view where);

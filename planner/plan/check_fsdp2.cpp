@@ -91,8 +91,8 @@ void check_fsdp2(const ShardingPlan& plan, std::string_view where) {
   for (std::size_t u = 0; u < plan.units.size(); ++u) check_unit(plan, u, where);
 }
 
-void check_fsdp2(const ShardingPlan& plan, const ModelGraph& model, std::string_view where) {
-  const std::vector<UnitLayout> layouts = unit_layouts(plan, model);
+void check_fsdp2(const ShardingPlan& plan, const ModelGraph& model, const std::vector<UnitLayout>& layouts,
+                 std::string_view where) {
   const std::vector<std::int32_t> unit_of = unit_of_parameters(layouts, model);
   refuse_if(
       std::none_of(model.parameters.begin(), model.parameters.end(), [](const Parameter& p) { return p.trainable; }),
@@ -152,13 +152,14 @@ void refuse_sharding_choices(const ShardingPlan& plan, std::string_view where) {
   }
 }
 
-void check_ignored(const ShardingPlan& plan, const ModelGraph& model, std::string_view where) {
+void check_ignored(const ShardingPlan& plan, const ModelGraph& model, const std::vector<UnitLayout>& layouts,
+                   std::string_view where) {
   if (plan.ignored.empty()) return;
   refuse_if(plan.param_dtype != plan.master_dtype, where, "ignored",
             "ignored parameters stay in " + std::string(name(plan.master_dtype)) +
                 ", and nothing casts what meets them from " + std::string(name(plan.param_dtype)),
             "set param_dtype to master_dtype, or leave it out");
-  const std::vector<std::int32_t> unit_of = unit_of_parameters(unit_layouts(plan, model), model);
+  const std::vector<std::int32_t> unit_of = unit_of_parameters(layouts, model);
   refuse_if(std::all_of(unit_of.begin(), unit_of.end(), [](std::int32_t u) { return u < 0; }), where, "ignored",
             "every parameter is ignored", "leave some to the units");
 }

@@ -3,20 +3,22 @@
 #pragma once
 
 #include <string_view>
+#include <vector>
 
 #include "models/graph.h"
+#include "planner/layout.h"
 #include "planner/plan.h"
 
 namespace fsdp {
 
 // What fully_shard, of the PyTorch that the plan names, does not have or cannot do.
 void check_fsdp2(const ShardingPlan&, std::string_view where);
-void check_fsdp2(const ShardingPlan&, const ModelGraph&, std::string_view where);
+void check_fsdp2(const ShardingPlan&, const ModelGraph&, const std::vector<UnitLayout>&, std::string_view where);
 
 // What a plan of another dialect than fsdp2 and fsdp1 cannot have.
 void refuse_sharding_choices(const ShardingPlan&, std::string_view where);
 
 // Parameters that the plan ignores, under any dialect.
-void check_ignored(const ShardingPlan&, const ModelGraph&, std::string_view where);
+void check_ignored(const ShardingPlan&, const ModelGraph&, const std::vector<UnitLayout>&, std::string_view where);
 
 }  // namespace fsdp

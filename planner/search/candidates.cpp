@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "models/input/error.h"
+#include "planner/plan/naive_plan.h"
 #include "planner/wrap.h"
 
 namespace fsdp {

@@ -25,11 +25,9 @@ std::int64_t times(std::int64_t a, std::int64_t b) { return checked_mul(a, b, kW
 void add(std::int64_t& sum, std::int64_t bytes) { sum = checked_add(sum, bytes, kWhere); }
 
 // Which recomputed module each op lies in; -1: none.
-std::vector<std::int32_t> regions_of(const ModelGraph& model, const ShardingPlan& plan) {
+std::vector<std::int32_t> regions_of(const ModelGraph& model, const PlanIds& ids) {
   std::vector<std::int32_t> regions(model.ops.size(), -1);
-  for (const std::string& name : plan.checkpointed) {
-    const std::int32_t id = model.find_module(name);
-    if (id < 0) continue;
+  for (const std::int32_t id : ids.checkpointed) {
     const Module& m = model.modules[static_cast<std::size_t>(id)];
     std::fill(regions.begin() + m.op_begin, regions.begin() + m.op_end, id);
   }
@@ -37,10 +35,10 @@ std::vector<std::int32_t> regions_of(const ModelGraph& model, const ShardingPlan
 }
 
 // Bytes that forward leaves behind for backward. A recomputed module keeps what flows into it from outside.
-std::int64_t saved_bytes(const ModelGraph& model, const ShardingPlan& plan, const Implementation& impl,
-                         std::int64_t sequences) {
+std::int64_t saved_bytes(const ModelGraph& model, const ShardingPlan& plan, const PlanIds& ids,
+                         const Implementation& impl, std::int64_t sequences) {
   const Workload w{sequences, plan.seq_len, size_of(plan.param_dtype), plan.loss_chunks};
-  const std::vector<std::int32_t> region = regions_of(model, plan);
+  const std::vector<std::int32_t> region = regions_of(model, ids);
   std::vector<char> saved(model.tensors.size(), 0);
   std::vector<std::int32_t> made_in(model.tensors.size(), -1);  // region
   std::int64_t bytes = 0;
@@ -80,7 +78,8 @@ MemoryFloor memory_floor(const ModelGraph& model, const ShardingPlan& plan, cons
   const std::int64_t master = size_of(plan.master_dtype), compute = size_of(plan.param_dtype);
   const std::int64_t moments = plan.optimizer.kind == OptimizerKind::adamw ? 2 : 0;
   const bool sharded = plan.shard() > 1 && plan.dialect != Dialect::ddp;
-  const std::vector<UnitLayout> layouts = unit_layouts(plan, model);
+  const PlanIds ids = resolve_ids(plan, model);
+  const std::vector<UnitLayout> layouts = unit_layouts(plan, ids, model);
   const std::int64_t reduce = size_of(plan.reduce_dtype);
   std::int64_t waiting = 0;
   for (std::size_t u = 0; u < layouts.size(); ++u) {
@@ -102,10 +101,10 @@ MemoryFloor memory_floor(const ModelGraph& model, const ShardingPlan& plan, cons
   }
   // The first micro-batch has nothing to lose yet; of the later ones the largest counts.
   const auto& batches = plan.micro_batches;
-  floor.saved = saved_bytes(model, plan, impl, batches.front());
+  floor.saved = saved_bytes(model, plan, ids, impl, batches.front());
   if (batches.size() == 1) return floor;
   const std::int64_t later = *std::max_element(batches.begin() + 1, batches.end());
-  const std::int64_t saved = later == batches.front() ? floor.saved : saved_bytes(model, plan, impl, later);
+  const std::int64_t saved = later == batches.front() ? floor.saved : saved_bytes(model, plan, ids, impl, later);
   if (waiting + saved <= floor.saved) return floor;
   floor.waiting_gradients = waiting;
   floor.saved = saved;

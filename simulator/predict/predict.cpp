@@ -4,7 +4,6 @@
 #include <map>
 
 #include "planner/costs/rates.h"
-#include "planner/lower.h"
 #include "simulator/allocator/replay.h"
 #include "simulator/analysis/breakdown.h"
 #include "simulator/analysis/critical_path.h"
@@ -137,17 +136,19 @@ std::string peak_place(const Prediction& p, const Program& program, const CostCo
 }
 
 // Ranks with equal unpadded shards have equal Steps. Replicas repeat the roles of their shard group.
-void fill_roles(Prediction& p, const Program& program, const CostContext& c) {
+void fill_roles(Prediction& p, Programs& programs) {
+  const ShardingPlan& plan = programs.job().plan;
+  const std::vector<UnitLayout>& layouts = programs.of(0).layouts;
   std::map<std::vector<std::int64_t>, std::int32_t> roles;
   std::vector<std::int32_t> of_shard;
-  for (std::int64_t s = 0; s < c.plan.shard(); ++s) {
+  for (std::int64_t s = 0; s < plan.shard(); ++s) {
     std::vector<std::int64_t> sizes;
-    for (const UnitLayout& unit : program.layouts) sizes.push_back(unit.local_elements(s));
+    for (const UnitLayout& unit : layouts) sizes.push_back(unit.local_elements(s));
     const auto [it, fresh] = roles.try_emplace(std::move(sizes), static_cast<std::int32_t>(roles.size()));
-    if (fresh && it->second > 0) p.other_roles.push_back(replay_memory(lower(c.model, c.plan, c.implementation, s)));
+    if (fresh && it->second > 0) p.other_roles.push_back(replay_memory(programs.of(s)));
     of_shard.push_back(it->second);
   }
-  for (std::int64_t r = 0; r < c.plan.replicate(); ++r)
+  for (std::int64_t r = 0; r < plan.replicate(); ++r)
     p.role_of_rank.insert(p.role_of_rank.end(), of_shard.begin(), of_shard.end());
   p.roles = static_cast<std::int64_t>(roles.size());
 }
@@ -156,7 +157,10 @@ void fill_roles(Prediction& p, const Program& program, const CostContext& c) {
 
 Bytes default_memory_limit(const ClusterSpec& cluster) { return scaled(cluster.gpu.usable_memory, 1 - kHeadRoom); }
 
-Prediction predict(const Program& program, const CostContext& c, const PredictOptions& options) {
+Prediction predict(Programs& programs, const Costs& costs, const PredictOptions& options) {
+  const Job& job = programs.job();
+  const CostContext c{job.model, job.plan, job.implementation, job.cluster, costs};
+  const Program& program = programs.of(0);
   Prediction p;
   const std::vector<Demand> demands = demands_of(program.steady_step, program, c);
   Timeline timeline = simulate(program.steady_step, demands);
@@ -169,7 +173,7 @@ Prediction predict(const Program& program, const CostContext& c, const PredictOp
   if (!options.keep_timeline) return p;
   p.provenance = provenance_of(program, c);
   p.peak_at = peak_place(p, program, c);
-  if (p.ranks <= kMaxRankRoles) fill_roles(p, program, c);
+  if (p.ranks <= kMaxRankRoles) fill_roles(p, programs);
   p.critical_path = critical_path(program.steady_step, timeline, c.model);
   p.by_action = times_by_action(program.steady_step, timeline, c.model);
   p.by_unit = times_by_unit(program.steady_step, timeline, c.plan, c.model);

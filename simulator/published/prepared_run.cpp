@@ -28,10 +28,11 @@ PreparedRun prepare(RunSetup setup) {
   const auto all = static_cast<std::int64_t>(setup.plan.micro_batches.size());
   out.left_out = std::max<std::int64_t>(0, all - 1 - kFew);  // the last may be smaller
   out.few = without(setup.plan, out.left_out);
-  out.program = lower(setup.model, out.few, *setup.implementation);
+  const auto lowered = [&](const ShardingPlan& plan) { return lower(setup.model, plan, *setup.implementation); };
+  out.program = lowered(out.few);
   if (out.left_out > 0) {
     out.fewer = without(out.few, 1);
-    out.fewer_program = lower(setup.model, out.fewer, *setup.implementation);
+    out.fewer_program = lowered(out.fewer);
   }
   out.setup = std::move(setup);
   return out;

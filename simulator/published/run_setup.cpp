@@ -10,6 +10,7 @@
 #include "models/catalog.h"
 #include "models/input/error.h"
 #include "models/input/suggest.h"
+#include "planner/plan/naive_plan.h"
 #include "planner/wrap.h"
 #include "simulator/published/cells.h"
 #include "simulator/published/run_software.h"

@@ -4,6 +4,7 @@
 
 #include "models/catalog.h"
 #include "planner/lower.h"
+#include "planner/plan/naive_plan.h"
 #include "planner/wrap.h"
 #include "simulator/allocator/replay.h"
 #include "simulator/engine/engine.h"

@@ -22,6 +22,7 @@
 #include "executor/checkpoint/save.h"
 #include "models/catalog.h"
 #include "planner/layout.h"
+#include "planner/plan/naive_plan.h"
 
 namespace {
 

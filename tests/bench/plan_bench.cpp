@@ -9,7 +9,9 @@
 #include <new>
 
 #include "models/catalog.h"
+#include "planner/job.h"
 #include "planner/lower.h"
+#include "planner/plan/naive_plan.h"
 #include "planner/search.h"
 #include "planner/wrap.h"
 #include "simulator/engine/engine.h"
@@ -98,8 +100,8 @@ void search_llama3_8b_64_gpus(benchmark::State& state) {
   std::int64_t scored = 0;
   for (auto _ : state) {
     const PlanResult result = search(c.model, c.cluster, c.implementation, options, [&](const ShardingPlan& plan) {
-      const Prediction p = predict(lower(c.model, plan, c.implementation),
-                                   {c.model, plan, c.implementation, c.cluster, c.costs}, predict_options);
+      Programs programs(resolve(c.model, plan, c.implementation, c.cluster));
+      const Prediction p = predict(programs, c.costs, predict_options);
       return Score{p.step_time, p.peak_total, p.verdict, p.where};
     });
     scored = result.scored;

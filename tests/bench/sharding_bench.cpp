@@ -24,7 +24,9 @@
 #include "executor/kernels/matmul/gemm.h"
 #include "executor/run.h"
 #include "models/catalog.h"
+#include "planner/job.h"
 #include "planner/plan.h"
+#include "planner/plan/naive_plan.h"
 
 namespace {
 
@@ -63,7 +65,8 @@ Timed steps_of(const ModelGraph& model, const ShardingPlan& plan) {
     if (step.done == step.total - kSteps) begin = processor_seconds();
     if (step.done == step.total) end = processor_seconds();
   };
-  const Measurement m = run(model, plan, load_cluster("host", plan.ranks()), *backend, o).measurement;
+  Programs programs(resolve(model, plan, backend->implementation(), load_cluster("host", plan.ranks())));
+  const Measurement m = run(programs, *backend, o).measurement;
   Timed t{m.median_step_seconds, (end - begin) / kSteps, 0};
   for (const auto& a : m.by_action)
     if (a.what.action == Action::optimizer) t.optimizer = a.seconds;

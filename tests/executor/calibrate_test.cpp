@@ -8,6 +8,7 @@
 #include "models/input/error.h"
 #include "simulator/predict.h"
 #include "simulator/records/prediction.h"
+#include "tests/support/predict_support.h"
 #include "tests/support/run_support.h"
 #include "tests/support/small_models.h"
 
@@ -125,9 +126,8 @@ TEST_CASE("costs of this machine: complete, positive, ordered, and equal after t
   for (const ModelGraph& model : {small_llama(), gpt2, load_model("tiny-mixtral")}) {
     const ShardingPlan plan =
         make_plan(model, {.shard = 2, .checkpointing = "full", .micro_batches = {1, 1}, .clip_norm = 1.0});
-    const Program program = lower(model, plan, native_implementation());
     const ClusterSpec cluster = load_cluster("host", 2);
-    const Prediction p = predict(program, {model, plan, native_implementation(), cluster, costs});
+    const Prediction p = predict({model, plan, native_implementation(), cluster, costs});
     CHECK(p.step_time.count() > 0);
     CHECK(std::isfinite(p.step_time.count()));
   }

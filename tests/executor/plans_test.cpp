@@ -4,6 +4,7 @@
 
 #include "simulator/records/compare.h"
 #include "tests/support/host_costs.h"
+#include "tests/support/predict_support.h"
 #include "tests/support/run_support.h"
 #include "tests/support/small_models.h"
 
@@ -73,8 +74,7 @@ TEST_CASE("12 plans on 2 and 4 ranks: order and memory equal the prediction on e
       const ModelGraph& model = models[p.model - 'a'];
       const ShardingPlan plan = make_plan(model, p.words);
       REQUIRE(plan.ranks() == ranks);
-      const Program program = lower(model, plan, native_implementation());
-      const Prediction prediction = predict(program, {model, plan, native_implementation(), cluster, costs});
+      const Prediction prediction = predict({model, plan, native_implementation(), cluster, costs});
       const Measurement measurement = execute(model, plan, five_steps(false)).measurement;
       REQUIRE(measurement.ranks.size() == static_cast<std::size_t>(ranks));
       // By way of the disk, as `validate` does it.
@@ -101,9 +101,8 @@ TEST_CASE("12 plans on 2 and 4 ranks: order and memory equal the prediction on e
 TEST_CASE("one operation swapped, or one byte more, on one of four ranks, is a difference") {
   const ModelGraph model = small_llama();
   const ShardingPlan plan = make_plan(model, {.shard = 2, .replicate = 2, .reshard = Reshard::yes});
-  const Program program = lower(model, plan, native_implementation());
   const Prediction prediction =
-      predict(program, {model, plan, native_implementation(), load_cluster("host", 4), host_costs_by_hand(4)});
+      predict({model, plan, native_implementation(), load_cluster("host", 4), host_costs_by_hand(4)});
   const Measurement measurement = execute(model, plan, five_steps(false)).measurement;
   REQUIRE(compare(prediction, measurement).order_equal);
   Measurement swapped = measurement;

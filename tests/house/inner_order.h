@@ -15,11 +15,17 @@ using Order = std::map<std::string, std::set<std::string>>;
 
 inline const std::map<std::string, std::string>& interfaces() {
   static const std::map<std::string, std::string> kInterfaces = {
-      {"planner/costs.h", "planner/costs"},           {"planner/emit.h", "planner/emit"},
-      {"planner/fitted_costs.h", "planner/costs"},    {"planner/lower.h", "planner/lowering"},
-      {"planner/module_costs.h", "planner/costs"},    {"planner/search.h", "planner/search"},
-      {"executor/calibrate.h", "executor/calibrate"}, {"executor/cuda_backend.h", "executor/cuda"},
-      {"executor/mpi_backend.h", "executor/mpi"},     {"executor/run.h", "executor/training"},
+      {"planner/costs.h", "planner/costs"},
+      {"planner/emit.h", "planner/emit"},
+      {"planner/fitted_costs.h", "planner/costs"},
+      {"planner/lower.h", "planner/lowering"},
+      {"planner/job.h", "planner/job"},
+      {"planner/module_costs.h", "planner/costs"},
+      {"planner/search.h", "planner/search"},
+      {"executor/calibrate.h", "executor/calibrate"},
+      {"executor/cuda_backend.h", "executor/cuda"},
+      {"executor/mpi_backend.h", "executor/mpi"},
+      {"executor/run.h", "executor/training"},
   };
   return kInterfaces;
 }
@@ -37,8 +43,9 @@ inline const Order& inner_order() {
       {"planner", {}},
       {"planner/plan", {"planner"}},
       {"planner/lowering", {"planner"}},
+      {"planner/job", {"planner", "planner/lowering"}},
       {"planner/costs", {"planner", "planner/lowering"}},
-      {"planner/search", {"planner"}},
+      {"planner/search", {"planner", "planner/plan"}},
       {"planner/emit", {"planner"}},
 
       {"simulator/engine", {}},

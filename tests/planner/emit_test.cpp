@@ -14,6 +14,7 @@
 
 #include "models/input/error.h"
 #include "planner/layout.h"
+#include "planner/plan/naive_plan.h"
 #include "planner/wrap.h"
 #include "tests/support/small_models.h"
 

@@ -9,6 +9,7 @@
 
 #include "models/catalog.h"
 #include "models/input/error.h"
+#include "planner/plan/naive_plan.h"
 #include "planner/wrap.h"
 #include "tests/support/small_models.h"
 

@@ -4,6 +4,7 @@
 #include <doctest/doctest.h>
 
 #include "models/catalog.h"
+#include "planner/plan/naive_plan.h"
 #include "tests/support/relative.h"
 
 using namespace fsdp;

@@ -10,6 +10,7 @@
 
 #include "models/input/error.h"
 #include "planner/lower.h"
+#include "planner/plan/naive_plan.h"
 #include "planner/search/candidates.h"
 #include "planner/search/memory_floor.h"
 #include "planner/search/rivals.h"

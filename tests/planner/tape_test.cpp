@@ -159,9 +159,9 @@ struct Comparison {
 Comparison comparison(const json& row) {
   const json& s = row["shape"];
   ModelGraph model = freeze(llama(s), frozen(row), "t");
-  std::vector<std::string> checkpointed;
+  std::vector<std::int32_t> checkpointed;
   for (int i = 0; i < s["layers"].get<int>() && row["checkpointing"] != "none"; ++i)
-    checkpointed.push_back("model.layers." + std::to_string(i));
+    checkpointed.push_back(model.find_module("model.layers." + std::to_string(i)));
   Tape tape =
       make_tape(model, seen_from_outside(s["repeat"], row["early_stop"]),
                 {s["sequences"], s["seq_len"], 2, row["loss_chunks"]}, DType::bf16, checkpointed,
@@ -236,9 +236,9 @@ TEST_CASE("whole models of transformers: peaks and saved bytes are PyTorch's") {
     const json& s = row["shape"];
     const bool is_llama = row["model"] != "gpt2", eager = row["attention"] == "eager";
     const ModelGraph model = row["model"] == "mixtral" ? mixtral(s) : is_llama ? llama(s) : gpt2(s);
-    std::vector<std::string> checkpointed;
+    std::vector<std::int32_t> checkpointed;
     for (int i = 0; i < s["layers"].get<int>() && row["checkpointing"] != "none"; ++i)
-      checkpointed.push_back((is_llama ? "model.layers." : "transformer.h.") + std::to_string(i));
+      checkpointed.push_back(model.find_module((is_llama ? "model.layers." : "transformer.h.") + std::to_string(i)));
     Implementation i = eager ? hf_eager_attention_implementation() : hf_implementation(false);
     i.rules[static_cast<std::size_t>(OpKind::embedding)] = embedding_outside;
     if (!eager) i.rules[static_cast<std::size_t>(OpKind::attention)] = attention_outside<torchtitan_implementation>;
@@ -275,8 +275,9 @@ TEST_CASE("compiled: what one more block saves is what PyTorch's partitioner han
   const auto saved = [&](int layers, const std::string& how) {
     shape["layers"] = layers;
     const ModelGraph model = llama(shape);
-    std::vector<std::string> checkpointed;
-    for (int i = 0; i < layers && how != "none"; ++i) checkpointed.push_back("model.layers." + std::to_string(i));
+    std::vector<std::int32_t> checkpointed;
+    for (int i = 0; i < layers && how != "none"; ++i)
+      checkpointed.push_back(model.find_module("model.layers." + std::to_string(i)));
     const Tape tape =
         make_tape(model, torchtitan_implementation(true), {shape["sequences"], shape["seq_len"], 2}, DType::bf16,
                   checkpointed, how == "selective_op" ? CheckpointPolicy::selective_op : CheckpointPolicy::full);
@@ -308,8 +309,8 @@ TEST_CASE("temporaries of AdamW and of clipping: PyTorch's") {
 
 TEST_CASE("a stack without selective checkpointing refuses it") {
   const ModelGraph m = load_model("tiny-llama");
-  CHECK_THROWS_WITH((void)make_tape(m, hf_implementation(false), {1, 16, 2}, DType::bf16, {"model.layers.0"},
-                                    CheckpointPolicy::selective_op),
+  CHECK_THROWS_WITH((void)make_tape(m, hf_implementation(false), {1, 16, 2}, DType::bf16,
+                                    {m.find_module("model.layers.0")}, CheckpointPolicy::selective_op),
                     "plan: checkpoint_policy: hf has no selective checkpointing; use full");
 }
 

@@ -10,6 +10,7 @@
 #include <set>
 
 #include "models/input/error.h"
+#include "planner/plan/naive_plan.h"
 #include "tests/support/small_models.h"
 
 using namespace fsdp;

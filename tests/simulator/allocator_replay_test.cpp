@@ -8,6 +8,7 @@
 #include "models/implementation.h"
 #include "models/input/error.h"
 #include "planner/lower.h"
+#include "planner/plan/naive_plan.h"
 #include "simulator/allocator/replay.h"
 #include "simulator/engine/memory.h"
 #include "tests/support/small_models.h"

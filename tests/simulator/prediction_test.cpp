@@ -11,6 +11,7 @@
 #include "planner/breakdown.h"
 #include "planner/costs/kernels.h"
 #include "planner/lower.h"
+#include "planner/plan/naive_plan.h"
 #include "planner/verdict.h"
 #include "simulator/allocator/replay.h"
 #include "simulator/analysis/breakdown.h"
@@ -20,6 +21,7 @@
 #include "simulator/predict.h"
 #include "simulator/records/compare.h"
 #include "simulator/records/measurement.h"
+#include "tests/support/predict_support.h"
 #include "tests/support/relative.h"
 #include "tests/support/toy_model.h"
 
@@ -54,9 +56,7 @@ struct Setup {
   ClusterSpec cluster;
   Costs costs = default_costs(cluster);
   [[nodiscard]] CostContext context() const { return {model, plan, impl, cluster, costs}; }
-  [[nodiscard]] Prediction predicted(const PredictOptions& o = {}) const {
-    return predict(lower(model, plan, impl), context(), o);
-  }
+  [[nodiscard]] Prediction predicted(const PredictOptions& o = {}) const { return testing::predict(context(), o); }
 };
 
 double sum(const Breakdown& b) {
@@ -234,7 +234,7 @@ TEST_CASE("a static arena: reserved is planned, and there is nothing between fit
   s.costs.all_gather = s.costs.reduce_scatter = s.costs.all_reduce = {{8, 1e-5}, {1e6, 1e-3}};
   const Implementation& hf = find_implementation("hf", false, "test");
   Program imitated = lower(s.model, s.plan, hf);
-  const Prediction on_host = predict(imitated, {s.model, s.plan, hf, s.cluster, s.costs});
+  const Prediction on_host = testing::predict({s.model, s.plan, hf, s.cluster, s.costs});
   assign_arena(imitated);
   CHECK(on_host.peak_reserved_estimate.count() == imitated.arena_bytes);
 }
@@ -261,8 +261,8 @@ TEST_CASE("the caching allocator: fits, tight with retries or expandable segment
     const AllocatorPrediction free = replay_allocator(program, replay);
     const std::int64_t fixed = cluster.fixed_memory.count();
     const auto with_limit = [&](std::int64_t device) {
-      return predict(program, {model, plan, impl, cluster, costs},
-                     {.memory_limit = Bytes(device + fixed), .keep_timeline = false});
+      return testing::predict({model, plan, impl, cluster, costs},
+                              {.memory_limit = Bytes(device + fixed), .keep_timeline = false});
     };
     const Prediction fits = with_limit(free.peak_reserved), less = with_limit(free.peak_reserved - 1),
                      none = with_limit(free.peak_allocated - 1);

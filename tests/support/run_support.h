@@ -10,6 +10,7 @@
 
 #include "executor/run.h"
 #include "models/catalog.h"
+#include "planner/job.h"
 #include "planner/lower.h"
 #include "planner/plan.h"
 #include "planner/wrap.h"
@@ -63,6 +64,14 @@ inline RunOptions five_steps(bool keep = true) {
   o.steps = 4;
   o.keep_parameters = keep;
   return o;
+}
+
+// A run of a plan that is checked, resolved and lowered for this run alone.
+inline RunResult run(const ModelGraph& model, const ShardingPlan& plan, const ClusterSpec& cluster, Backend& backend,
+                     const RunOptions& options = {}) {
+  check(plan, model);
+  Programs programs(resolve(model, plan, backend.implementation(), cluster));
+  return fsdp::run(programs, backend, options);
 }
 
 inline RunResult execute(const ModelGraph& model, const ShardingPlan& plan, const RunOptions& options) {

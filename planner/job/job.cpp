@@ -1,0 +1,35 @@
+#include "planner/job.h"
+
+#include <utility>
+
+#include "planner/lower.h"
+
+namespace fsdp {
+
+Job resolve(ModelGraph model, ShardingPlan plan, const Implementation& implementation, ClusterSpec cluster) {
+  PlanIds ids = resolve_ids(plan, model);
+  return {std::move(model), std::move(plan), std::move(ids), implementation, std::move(cluster)};
+}
+
+Programs::Programs(Job job) : job_(std::move(job)) {}
+
+Programs::Role Programs::role_of(const std::vector<UnitLayout>& layouts, std::int64_t rank) const {
+  const std::int64_t shard_rank = rank % job_.plan.shard();
+  Role role;
+  for (const UnitLayout& layout : layouts) role.push_back(layout.local_elements(shard_rank));
+  for (const Unit& unit : job_.plan.units)
+    if (unit.reshard_after_forward.ranks > 1) role.push_back(shard_rank % unit.reshard_after_forward.ranks);
+  return role;
+}
+
+const Program& Programs::of(std::int64_t rank) {
+  if (!by_role_.empty()) {  // layouts are those of every rank
+    const auto known = by_role_.find(role_of(by_role_.begin()->second.layouts, rank));
+    if (known != by_role_.end()) return known->second;
+  }
+  Program program = lower(job_.model, job_.plan, job_.ids, job_.implementation, rank);
+  Role role = role_of(program.layouts, rank);
+  return by_role_.emplace(std::move(role), std::move(program)).first->second;
+}
+
+}  // namespace fsdp

@@ -1,0 +1,75 @@
+#include <algorithm>
+#include <string>
+
+#include "models/input/error.h"
+#include "planner/plan_ids.h"
+
+namespace fsdp {
+namespace {
+
+const std::string kShowModel = "run `fsdp-plan show model NAME` for the names";
+
+void resolve_ignored(PlanIds& ids, const ShardingPlan& plan, const ModelGraph& model, const ModuleIndex& modules) {
+  for (const std::string& name : plan.ignored) {
+    const std::int32_t module = modules.find(name);
+    bool found = module >= 0;
+    if (found) ids.ignored_modules.push_back(module);
+    for (std::size_t p = 0; p < model.parameters.size(); ++p) {
+      if (model.parameters[p].name != name) continue;
+      ids.ignored_parameters.push_back(static_cast<std::int32_t>(p));
+      found = true;
+    }
+    if (!found) throw InputError({"plan", "ignored"}, "no module or parameter is named '" + name + "'", kShowModel);
+  }
+}
+
+std::vector<std::int64_t> shard_dims(const ShardingPlan& plan, const ModelGraph& model) {
+  std::vector<std::int64_t> dims(model.parameters.size(), 0);
+  for (const ShardDim& d : plan.shard_dims) {
+    const auto named = [&](const Parameter& p) { return p.name == d.parameter; };
+    const auto found = std::find_if(model.parameters.begin(), model.parameters.end(), named);
+    if (found == model.parameters.end())
+      throw InputError({"plan", "shard_dims"}, "no parameter is named '" + d.parameter + "'", kShowModel);
+    if (d.dim < 0 || d.dim >= static_cast<std::int64_t>(found->shape.size()))
+      throw InputError({"plan", "shard_dims"}, "'" + d.parameter + "' has no dimension " + std::to_string(d.dim),
+                       "use 0 or another dimension that it has");
+    dims[static_cast<std::size_t>(found - model.parameters.begin())] = d.dim;
+  }
+  return dims;
+}
+
+std::vector<std::int32_t> resolve_modules(const std::vector<std::string>& names, const ModuleIndex& modules,
+                                          const std::string& field) {
+  std::vector<std::int32_t> ids;
+  for (const std::string& name : names) {
+    ids.push_back(modules.find(name));
+    if (ids.back() < 0) throw InputError({"plan", field}, "no module is named '" + name + "'", kShowModel);
+  }
+  return ids;
+}
+
+}  // namespace
+
+ModuleIndex::ModuleIndex(const ModelGraph& model) {
+  ids_.reserve(model.modules.size());
+  for (std::size_t i = 0; i < model.modules.size(); ++i)
+    ids_.try_emplace(model.modules[i].name, static_cast<std::int32_t>(i));
+}
+
+std::int32_t ModuleIndex::find(std::string_view name) const {
+  const auto found = ids_.find(name);
+  return found == ids_.end() ? -1 : found->second;
+}
+
+PlanIds resolve_ids(const ShardingPlan& plan, const ModelGraph& model) {
+  const ModuleIndex modules(model);
+  PlanIds ids;
+  resolve_ignored(ids, plan, model, modules);
+  ids.shard_dims = shard_dims(plan, model);
+  for (std::size_t u = 0; u < plan.units.size(); ++u)
+    ids.units.push_back(resolve_modules(plan.units[u].modules, modules, "units[" + std::to_string(u) + "].modules"));
+  ids.checkpointed = resolve_modules(plan.checkpointed, modules, "checkpointed");
+  return ids;
+}
+
+}  // namespace fsdp

@@ -1,0 +1,36 @@
+// The default plan of a model: the baseline that a search must beat, and the choices that it shares with a search.
+//
+//   ShardingPlan plan = naive_plan(model, PlanOptions{.ranks = 8, .seq_len = 8192, .micro_batches = {1}});
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "models/graph.h"
+#include "planner/plan.h"
+
+namespace fsdp {
+
+// What a user fixes before units are chosen; the rest of a plan's fields keep their defaults.
+struct PlanOptions {
+  std::int64_t ranks = 1, replicate = 1;
+  std::int64_t seq_len = 0;
+  std::vector<std::int64_t> micro_batches = {1};
+  Reshard reshard = Reshard::automatic;  // for every unit
+  Dialect dialect = Dialect::fsdp2;
+};
+
+// The baseline that every search must beat: one unit per block, the rest in the root, default reshard, no
+// checkpointing.
+[[nodiscard]] ShardingPlan naive_plan(const ModelGraph&, const PlanOptions&);
+
+// Experts are stacked along dimension 0, which is short: with more ranks than experts most would hold nothing of them,
+// and padding. There dimension 1 is sharded instead, if the ranks divide it (as torchtitan does); fsdp2 only.
+// naive_plan and the search set it.
+[[nodiscard]] std::vector<ShardDim> expert_shard_dims(const ModelGraph&, Dialect, std::int64_t shards);
+
+// Reshard after forward for every unit; automatic leaves what the wrap policy chose. ddp reshards nothing, so there all
+// are automatic.
+void set_reshard(ShardingPlan&, Reshard);
+
+}  // namespace fsdp
