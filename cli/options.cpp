@@ -5,12 +5,10 @@
 #include <charconv>
 #include <cmath>
 
-#include "cli/batch.h"
 #include "cli/field_flags.h"
 #include "cli/files.h"
 #include "planner/fitted_costs.h"
-#include "planner/plan/naive_plan.h"
-#include "planner/wrap.h"
+#include "planner/search/plan_choices.h"
 
 namespace fsdp::cli {
 namespace {
@@ -60,6 +58,7 @@ constexpr FlagRow kPlan[] = {
 };
 
 constexpr std::int64_t kMostGpus = 1'000'000, kMostSequence = std::int64_t{1} << 24U;
+constexpr std::int64_t kMostSequences = 65'536, kMostMicroBatches = 1024;
 
 void add_rows(const Command& command, Flags& flags, const FlagRow* begin, const FlagRow* end) {
   for (const FlagRow* row = begin; row != end; ++row) command.option(row->name, flags.*(row->value), row->help);
@@ -119,52 +118,47 @@ double clip_of(const std::string& text) {
 }
 
 // "fsdp2@2.11": the dialect, and the release of PyTorch that it follows.
-Dialect dialect_of(const Flags& flags) {
-  return flags.dialect
-             ? parse_dialect(std::string_view(*flags.dialect).substr(0, flags.dialect->find('@')), "--dialect")
-             : Dialect::fsdp2;
+void parse_dialect_of(const std::string& text, PlanChoices& c) {
+  const std::size_t at = text.find('@');
+  c.dialect = parse_dialect(std::string_view(text).substr(0, at), "--dialect");
+  if (at != std::string::npos) c.torch = parse_torch_version(std::string_view(text).substr(at + 1), "--dialect");
 }
 
-TorchVersion release_of(const std::string& dialect) {
-  const std::size_t at = dialect.find('@');
-  return at == std::string::npos ? TorchVersion{}
-                                 : parse_torch_version(std::string_view(dialect).substr(at + 1), "--dialect");
+template <class T, class Parse>
+std::optional<T> parsed(const Text& text, const Parse& parse) {
+  if (!text) return std::nullopt;
+  return static_cast<T>(parse(*text));
 }
 
-// What neither search nor wrap policy decides.
-void apply_details(const Flags& flags, const Setup& setup, ShardingPlan& plan) {
-  if (setup.cluster.host) plan.param_dtype = DType::f32;
-  if (flags.grad_sync) plan.grad_sync = parse_grad_sync(*flags.grad_sync, "--grad-sync");
-  if (flags.forward_prefetch)
-    plan.forward_prefetch = static_cast<int>(parse_count(*flags.forward_prefetch, "--forward-prefetch", 0, 1000));
-  if (flags.backward_prefetch) {
-    plan.backward_prefetch = backward_prefetch_of(*flags.backward_prefetch, plan.dialect);
-    plan.backward_post = *flags.backward_prefetch == "post";
-  }
-  if (flags.offload) plan.offload = parse_switch(*flags.offload, "--offload");
-  if (flags.dialect) plan.torch = release_of(*flags.dialect);
-  if (flags.limit_all_gathers) plan.limit_all_gathers = parse_switch(*flags.limit_all_gathers, "--limit-all-gathers");
-  if (flags.use_orig_params) plan.use_orig_params = parse_switch(*flags.use_orig_params, "--use-orig-params");
-  if (flags.param_dtype) plan.param_dtype = parse_dtype(*flags.param_dtype, "--param-dtype");
-  if (plan.param_dtype == DType::f64) plan.reduce_dtype = plan.master_dtype = DType::f64;
-  if (flags.reduce_dtype) plan.reduce_dtype = parse_dtype(*flags.reduce_dtype, "--reduce-dtype");
-  if (flags.optimizer) plan.optimizer.kind = parse_optimizer(*flags.optimizer, "--optimizer");
-  if (flags.clip_norm) plan.clip_norm = clip_of(*flags.clip_norm);
-  if (flags.seed) plan.seed = static_cast<std::uint64_t>(parse_count(*flags.seed, "--seed", 0, INT64_MAX));
+// The flags of add_plan_flags as values; `ranks` bounds the global batch.
+PlanChoices choices_of(const Flags& f, std::int64_t ranks) {
+  PlanChoices c;
+  c.micro_batch = parse_optional_count(f.micro_batch, "--micro-batch", 1, kMostSequences);
+  c.grad_accum = parse_optional_count(f.grad_accum, "--grad-accum", 1, kMostMicroBatches);
+  c.global_batch = parse_optional_count(f.global_batch, "--global-batch", 1, ranks * kMostSequences);
+  if (f.dialect) parse_dialect_of(*f.dialect, c);
+  c.wrap = f.wrap;
+  c.checkpointing = f.checkpointing;
+  c.reshard = parsed<Reshard>(f.reshard, [](auto& t) { return parse_reshard(t, "--reshard-after-forward"); });
+  c.replicate = parse_optional_count(f.replicate, "--replicate", 1, kMostGpus);
+  c.grad_sync = parsed<GradSync>(f.grad_sync, [](auto& t) { return parse_grad_sync(t, "--grad-sync"); });
+  c.forward_prefetch =
+      parsed<int>(f.forward_prefetch, [](auto& t) { return parse_count(t, "--forward-prefetch", 0, 1000); });
+  c.backward_prefetch = parsed<int>(f.backward_prefetch, [&](auto& t) { return backward_prefetch_of(t, c.dialect); });
+  c.backward_post = f.backward_prefetch == "post";
+  c.offload = parsed<bool>(f.offload, [](auto& t) { return parse_switch(t, "--offload"); });
+  c.limit_all_gathers =
+      parsed<bool>(f.limit_all_gathers, [](auto& t) { return parse_switch(t, "--limit-all-gathers"); });
+  c.use_orig_params = parsed<bool>(f.use_orig_params, [](auto& t) { return parse_switch(t, "--use-orig-params"); });
+  c.param_dtype = parsed<DType>(f.param_dtype, [](auto& t) { return parse_dtype(t, "--param-dtype"); });
+  c.reduce_dtype = parsed<DType>(f.reduce_dtype, [](auto& t) { return parse_dtype(t, "--reduce-dtype"); });
+  c.optimizer = parsed<OptimizerKind>(f.optimizer, [](auto& t) { return parse_optimizer(t, "--optimizer"); });
+  c.clip_norm = parsed<double>(f.clip_norm, clip_of);
+  c.seed = parsed<std::uint64_t>(f.seed, [](auto& t) { return parse_count(t, "--seed", 0, INT64_MAX); });
+  return c;
 }
 
-std::optional<std::int64_t> replicate_of(const Flags& flags, std::int64_t ranks) {
-  const auto replicate = parse_optional_count(flags.replicate, "--replicate", 1, kMostGpus);
-  if (dialect_of(flags) == Dialect::ddp) {
-    if (replicate && *replicate != ranks)
-      throw InputError("--replicate", "the ddp dialect replicates on every GPU", "leave it out");
-    return ranks;
-  }
-  if (replicate && ranks % *replicate != 0) {
-    throw InputError("--replicate", fmt::format("{} does not divide {} GPUs", *replicate, ranks), "give a divisor");
-  }
-  return replicate;
-}
+PlanTarget target_of(const Setup& setup) { return {setup.cluster.gpus, setup.seq_len, setup.cluster.host}; }
 
 }  // namespace
 
@@ -247,55 +241,16 @@ ShardingPlan plan_from_file(const Flags& flags) {
 }
 
 ShardingPlan plan_from_flags(const Flags& flags, const Setup& setup) {
-  const std::int64_t ranks = setup.cluster.gpus;
-  Batch batch = batch_of(flags, ranks);
-  const std::int64_t micro = batch.micro.value_or(1);
-  const std::int64_t accum = batch.accum.value_or(batch.global ? *batch.global / ranks / micro : 1);
-  check_sizes(micro, accum, setup.seq_len);
-  PlanOptions options;
-  options.ranks = ranks;
-  options.replicate = replicate_of(flags, ranks).value_or(1);
-  options.seq_len = setup.seq_len;
-  options.micro_batches.assign(static_cast<std::size_t>(accum), micro);
-  options.dialect = dialect_of(flags);
-  if (flags.reshard) options.reshard = parse_reshard(*flags.reshard, "--reshard-after-forward");
-  ShardingPlan plan = naive_plan(setup.model, options);
-  if (flags.wrap) {
-    plan.units = wrap(setup.model, *flags.wrap, "--wrap");
-    set_reshard(plan, options.reshard);
-    plan.wrap = *flags.wrap;
-  }
-  if (flags.checkpointing) set_checkpointing(plan, setup.model, *flags.checkpointing, "--activation-checkpointing");
-  apply_details(flags, setup, plan);
   try {
-    check(plan, setup.model);
+    return plan_of(choices_of(flags, setup.cluster.gpus), setup.model, target_of(setup));
   } catch (const InputError& e) {
     throw naming_plan_flags(e);
   }
-  return plan;
 }
 
 SearchOptions search_from_flags(const Flags& flags, const Setup& setup) {
-  const std::int64_t ranks = setup.cluster.gpus;
-  const Batch batch = batch_of(flags, ranks);
-  check_sizes(batch.micro.value_or(1), batch.accum.value_or(1), setup.seq_len);
-  SearchOptions options;
-  PlanOptions base;
-  base.ranks = ranks;
-  base.seq_len = setup.seq_len;
-  base.dialect = dialect_of(flags);
-  base.replicate = replicate_of(flags, ranks).value_or(1);
-  options.base = naive_plan(setup.model, base);
-  apply_details(flags, setup, options.base);
-  options.ranks = ranks;
-  options.micro_batch = batch.micro;
-  options.grad_accum = batch.accum;
-  options.global_batch = batch.global;
-  options.wrap = flags.wrap;
-  options.checkpointing = flags.checkpointing;
+  SearchOptions options = search_of(choices_of(flags, setup.cluster.gpus), setup.model, target_of(setup));
   options.selective_op = setup.implementation->keeps_selectively != nullptr;
-  if (flags.reshard) options.reshard = parse_reshard(*flags.reshard, "--reshard-after-forward");
-  options.replicate = replicate_of(flags, ranks);
   options.memory_limit = *setup.options.memory_limit;
   return options;
 }

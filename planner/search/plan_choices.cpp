@@ -1,0 +1,139 @@
+#include "planner/search/plan_choices.h"
+
+#include <fmt/format.h>
+
+#include "models/input/error.h"
+#include "models/units.h"
+#include "planner/plan/naive_plan.h"
+#include "planner/wrap.h"
+
+namespace fsdp {
+namespace {
+
+constexpr std::int64_t kMostMicroBatches = 1024;
+constexpr std::int64_t kMostTokens = std::int64_t{1} << 28U;  // of a micro-batch
+
+// The third of the three sizes, where two are chosen. Throws InputError for a contradiction and for what does not
+// divide.
+void complete_batch(PlanChoices& c, std::int64_t ranks) {
+  if (!c.global_batch) return;
+  const std::int64_t per_rank = *c.global_batch / ranks;
+  const bool divides = *c.global_batch % ranks == 0;
+  if (c.micro_batch && c.grad_accum && (!divides || *c.micro_batch * *c.grad_accum != per_rank)) {
+    throw InputError(setting("global_batch"),
+                     fmt::format("{} sequences per step are not {} per micro-batch x {} micro-batches x {} GPUs",
+                                 *c.global_batch, *c.micro_batch, *c.grad_accum, ranks),
+                     "leave out one of --global-batch, --micro-batch and --grad-accum");
+  }
+  if (!divides)
+    throw InputError(setting("global_batch"),
+                     fmt::format("{} sequences do not divide over {} GPUs", *c.global_batch, ranks),
+                     fmt::format("give a multiple of {}", ranks));
+  const auto third = [&](std::int64_t given, const char* field) {
+    if (per_rank % given != 0)
+      throw InputError(setting(field), fmt::format("{} does not divide the {} sequences of each GPU", given, per_rank),
+                       "give a divisor");
+    return per_rank / given;
+  };
+  if (c.micro_batch && !c.grad_accum) c.grad_accum = third(*c.micro_batch, "micro_batch");
+  else if (c.grad_accum && !c.micro_batch) c.micro_batch = third(*c.grad_accum, "grad_accum");
+}
+
+// Refuses sizes that no machine holds, so that every product of sizes stays far below 2^63.
+void check_sizes(std::int64_t micro, std::int64_t accum, std::int64_t seq_len) {
+  if (accum > kMostMicroBatches) {
+    throw InputError(setting("global_batch"),
+                     fmt::format("needs {} micro-batches per step, more than {}", accum, kMostMicroBatches),
+                     "give a larger --micro-batch");
+  }
+  if (micro * seq_len > kMostTokens) {
+    throw InputError(setting("micro_batch"),
+                     fmt::format("{} sequences of {} tokens are more than {} tokens at once", micro, seq_len,
+                                 with_commas(kMostTokens)),
+                     "give fewer sequences or a shorter --seq-len");
+  }
+}
+
+std::optional<std::int64_t> replicas(const PlanChoices& c, std::int64_t ranks) {
+  if (c.dialect == Dialect::ddp) {
+    if (c.replicate && *c.replicate != ranks)
+      throw InputError(setting("replicate"), "the ddp dialect replicates on every GPU", "leave it out");
+    return ranks;
+  }
+  if (c.replicate && ranks % *c.replicate != 0)
+    throw InputError(setting("replicate"), fmt::format("{} does not divide {} GPUs", *c.replicate, ranks),
+                     "give a divisor");
+  return c.replicate;
+}
+
+// What neither a search nor a wrap policy decides.
+void apply_details(const PlanChoices& c, const PlanTarget& target, ShardingPlan& plan) {
+  if (target.host) plan.param_dtype = DType::f32;
+  plan.grad_sync = c.grad_sync.value_or(plan.grad_sync);
+  plan.forward_prefetch = c.forward_prefetch.value_or(plan.forward_prefetch);
+  plan.backward_prefetch = c.backward_prefetch.value_or(plan.backward_prefetch);
+  plan.backward_post = c.backward_post;
+  plan.offload = c.offload.value_or(plan.offload);
+  plan.torch = c.torch;
+  plan.limit_all_gathers = c.limit_all_gathers.value_or(plan.limit_all_gathers);
+  plan.use_orig_params = c.use_orig_params.value_or(plan.use_orig_params);
+  plan.param_dtype = c.param_dtype.value_or(plan.param_dtype);
+  if (plan.param_dtype == DType::f64) plan.reduce_dtype = plan.master_dtype = DType::f64;
+  plan.reduce_dtype = c.reduce_dtype.value_or(plan.reduce_dtype);
+  plan.optimizer.kind = c.optimizer.value_or(plan.optimizer.kind);
+  if (c.clip_norm) plan.clip_norm = c.clip_norm;
+  plan.seed = c.seed.value_or(plan.seed);
+}
+
+// The naive plan of the target's mesh, before wrap and batch are chosen.
+PlanOptions naive_options(const PlanChoices& c, const PlanTarget& target) {
+  PlanOptions options;
+  options.ranks = target.ranks;
+  options.replicate = replicas(c, target.ranks).value_or(1);
+  options.seq_len = target.seq_len;
+  options.dialect = c.dialect;
+  return options;
+}
+
+}  // namespace
+
+ShardingPlan plan_of(const PlanChoices& choices, const ModelGraph& model, const PlanTarget& target) {
+  PlanChoices c = choices;
+  complete_batch(c, target.ranks);
+  const std::int64_t micro = c.micro_batch.value_or(1);
+  const std::int64_t accum = c.grad_accum.value_or(c.global_batch ? *c.global_batch / target.ranks / micro : 1);
+  check_sizes(micro, accum, target.seq_len);
+  PlanOptions options = naive_options(c, target);
+  options.micro_batches.assign(static_cast<std::size_t>(accum), micro);
+  options.reshard = c.reshard.value_or(options.reshard);
+  ShardingPlan plan = naive_plan(model, options);
+  if (c.wrap) {
+    plan.units = wrap(model, *c.wrap, setting("wrap"));
+    set_reshard(plan, options.reshard);
+    plan.wrap = *c.wrap;
+  }
+  if (c.checkpointing) set_checkpointing(plan, model, *c.checkpointing, setting("activation_checkpointing"));
+  apply_details(c, target, plan);
+  check(plan, model);
+  return plan;
+}
+
+SearchOptions search_of(const PlanChoices& choices, const ModelGraph& model, const PlanTarget& target) {
+  PlanChoices c = choices;
+  complete_batch(c, target.ranks);
+  check_sizes(c.micro_batch.value_or(1), c.grad_accum.value_or(1), target.seq_len);
+  SearchOptions options;
+  options.base = naive_plan(model, naive_options(c, target));
+  apply_details(c, target, options.base);
+  options.ranks = target.ranks;
+  options.micro_batch = c.micro_batch;
+  options.grad_accum = c.grad_accum;
+  options.global_batch = c.global_batch;
+  options.wrap = c.wrap;
+  options.checkpointing = c.checkpointing;
+  options.reshard = c.reshard;
+  options.replicate = replicas(c, target.ranks);
+  return options;
+}
+
+}  // namespace fsdp
