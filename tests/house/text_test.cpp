@@ -73,41 +73,15 @@ Findings wide_lines(const Tree& tree, const std::set<std::string>& except = {}) 
   return found;
 }
 
-// Files whose errors still name flags, until errors are values (a field, a problem, a remedy).
-const std::set<std::string>& files_with_flags() {
-  static const std::set<std::string> kFiles = {
-      "executor/calibrate/calibrate.cpp",
-      "executor/checkpoint/pieces.cpp",
-      "executor/cuda/absent.cpp",
-      "executor/cuda/placement.cpp",
-      "executor/cuda/toolkit/device/backend.cpp",
-      "executor/mpi/absent.cpp",
-      "executor/mpi/process_control.cpp",
-      "executor/training/run.cpp",
-      "models/catalog.cpp",
-      "models/cluster.cpp",
-      "models/host.cpp",
-      "models/implementation.cpp",
-      "models/implementations/hf_experts.cpp",
-      "planner/costs/defaults.cpp",
-      "planner/costs/demands.cpp",
-      "planner/costs/kernels.cpp",
-      "planner/emit/emit.cpp",
-      "planner/emit/torchtitan.cpp",
-      "planner/plan.cpp",
-      "planner/search/candidates.cpp",
-      "planner/search/search.cpp",
-      "simulator/published/cross_validation.cpp",
-  };
-  return kFiles;
-}
+// Literals that still name flags, until errors are values (a field, a problem, a remedy). At most.
+constexpr std::size_t kFlagsLeft = 59;
 
 // Flags belong to cli: the other rooms name fields.
-Findings flag_names(const Tree& tree, const std::set<std::string>& except = {}) {
+Findings flag_names(const Tree& tree) {
   static const std::set<std::string> kRooms = {"models", "planner", "simulator", "executor", "viz"};
   Findings found;
   for (const SourceFile& file : tree) {
-    if (!is_source(file.path) || !kRooms.contains(room_of(file.path)) || except.contains(file.path)) continue;
+    if (!is_source(file.path) || !kRooms.contains(room_of(file.path))) continue;
     for (const Literal& literal : split(file.text).literals)
       if (literal.text.starts_with("--")) found.push_back(place(file, literal.line) + ": \"" + literal.text + "\"");
   }
@@ -201,7 +175,11 @@ TEST_CASE("a planted wide line is found, but for raw strings and addresses") {
   CHECK(found("models/a.cpp", "// R\"( " + full + "\n") == 1);
 }
 
-TEST_CASE("no room but cli names a flag") { CHECK(listed(flag_names(read_repository(), files_with_flags())) == ""); }
+TEST_CASE("no room but cli names a flag") {
+  const Findings found = flag_names(read_repository());
+  INFO(listed(found));
+  CHECK(found.size() <= kFlagsLeft);
+}
 
 TEST_CASE("a planted name of a flag is found, but for comments and the emitted script") {
   const auto found = [](const std::string& path, const std::string& text) { return flag_names({{path, text}}).size(); };
