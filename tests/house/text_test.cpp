@@ -48,7 +48,6 @@ std::set<std::size_t> raw_lines(const SourceFile& file) {
 // Still to be wrapped.
 const std::set<std::string>& wide_files() {
   static const std::set<std::string> kWide = {
-      "tests/accuracy/host_accuracy.sh",
       "tests/docs/commands.sh",
       "tests/docs/docs.cmake",
       "tests/docs/links.sh",
