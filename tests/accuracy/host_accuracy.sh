@@ -1,8 +1,8 @@
 #!/bin/sh
 # Step-time error of predictions on this machine: twelve plans of two models that calibration never saw, on 2 ranks and
-# on 4. Each round calibrates (micro-benchmarks only), then predicts and runs each plan. A row holds the medians over the
-# rounds. Order and memory are compared on every rank in every round. The script wants an otherwise idle machine, and
-# says how busy the machine was.
+# on 4. Each round calibrates (micro-benchmarks only), then predicts and runs each plan. A row holds the medians over
+# the rounds. Order and memory are compared on every rank in every round. The script wants an otherwise idle machine,
+# and says how busy the machine was.
 #
 #   tests/accuracy/host_accuracy.sh [--update] [PROGRAM] [ROUNDS] [RANKS ...]
 #
