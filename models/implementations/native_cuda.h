@@ -1,4 +1,4 @@
-// What the kernels of native-cuda take that both they (executor/cuda/kernels/) and the facts about them
+// What the kernels of native-cuda take that both they (executor/cuda/toolkit/kernels/) and the facts about them
 // (native_cuda.cpp) must know.
 #pragma once
 

@@ -5,8 +5,8 @@
 // the last one has ended: the skew of a training step is no part of them. Machines are described by their data sheets,
 // the model is NCCL's, the fabric gives its 0.95 or 0.90, and no number was fitted to these rows. One rule was made
 // after seeing some of them: NVLink SHARP in domains of more than 8 GPUs counts 8 heads, because the 72 GPUs of a GB200
-// rack measure what 8 B200 do (models/topology.cpp; NVLS trees are capped likewise in planner/costs/nccl.cpp). Rows of
-// GB200 are no independent check of it.
+// rack measure what 8 B200 do (models/topology.cpp; NVLS trees are capped likewise in
+// planner/costs/collectives/nccl.cpp). Rows of GB200 are no independent check of it.
 #include <doctest/doctest.h>
 #include <fmt/format.h>
 

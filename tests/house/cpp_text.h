@@ -18,7 +18,8 @@ struct Literal {
 };
 
 struct CppText {
-  std::string code;  // the text with comments and the insides of literals blanked; line breaks stay
+  std::string code;      // the text with comments and the insides of literals blanked; line breaks stay
+  std::string comments;  // and its reverse: comments alone
   std::vector<Literal> literals;
 };
 
@@ -32,11 +33,18 @@ inline bool starts_character(std::string_view text, std::size_t quote) {
 }
 
 inline CppText split(std::string_view text) {
-  CppText result{std::string(text), {}};
+  CppText result{std::string(text), std::string(text.size(), ' '), {}};
   const auto blank = [&](std::size_t from, std::size_t to) {
     for (std::size_t i = from; i < to; ++i)
       if (result.code[i] != '\n') result.code[i] = ' ';
   };
+  const auto comment = [&](std::size_t from, std::size_t to) {
+    blank(from, to);
+    std::copy(text.begin() + static_cast<std::ptrdiff_t>(from), text.begin() + static_cast<std::ptrdiff_t>(to),
+              result.comments.begin() + static_cast<std::ptrdiff_t>(from));
+  };
+  for (std::size_t i = 0; i < text.size(); ++i)
+    if (text[i] == '\n') result.comments[i] = '\n';
   std::size_t line = 0;
   const auto count_lines = [&](std::size_t from, std::size_t to) {
     for (std::size_t i = from; i < to; ++i) line += text[i] == '\n' ? 1 : 0;
@@ -49,10 +57,10 @@ inline CppText split(std::string_view text) {
     std::size_t end = i + 1;
     if (text.substr(i, 2) == "//") {
       end = end_of("\n", i);
-      blank(i, end);
+      comment(i, end);
     } else if (text.substr(i, 2) == "/*") {
       end = std::min(end_of("*/", i + 2) + 2, text.size());
-      blank(i, end);
+      comment(i, end);
     } else if (text[i] == '"' && i > 0 && text[i - 1] == 'R') {
       const std::size_t open = end_of("(", i);
       const std::string close = ")" + std::string(text.substr(i + 1, open - i - 1)) + "\"";

@@ -1,6 +1,7 @@
-// Rules about the text of sources: width, tabs, names of flags, texts of errors.
+// Rules about the text of sources: width, tabs, names of flags, texts of errors, paths in comments.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <array>
 #include <cctype>
 #include <map>
@@ -48,7 +49,6 @@ std::set<std::size_t> raw_lines(const SourceFile& file) {
 // Still to be wrapped.
 const std::set<std::string>& wide_files() {
   static const std::set<std::string> kWide = {
-      "tests/accuracy/host_accuracy.sh",
       "tests/docs/commands.sh",
       "tests/docs/docs.cmake",
       "tests/docs/links.sh",
@@ -143,6 +143,34 @@ Findings parsed_errors(const Tree& tree) {
   return found;
 }
 
+// Paths in comments ("models/input/json.h", "planner/costs/", "executor/cuda/*.cpp") that no file's path begins with.
+Findings stale_paths(const Tree& tree) {
+  static const std::set<std::string> kRooms = {"models", "planner", "simulator", "executor",
+                                               "viz",    "cli",     "tests",     "docs"};
+  const auto exists = [&](std::string_view path) {
+    return std::any_of(tree.begin(), tree.end(), [&](const SourceFile& f) { return f.path.starts_with(path); });
+  };
+  const auto in_path = [](char c) { return is_word(c) || c == '/' || c == '.' || c == '-'; };
+  Findings found;
+  for (const SourceFile& file : tree) {
+    if (!is_source(file.path) || folder_of(file.path) == "tests/house") continue;  // whose examples are made up
+    const std::string comments = split(file.text).comments;
+    const auto lines = lines_of(comments);
+    for (std::size_t i = 0; i < lines.size(); ++i) {
+      for (std::size_t begin = 0; begin < lines[i].size();) {
+        std::size_t end = begin;
+        while (end < lines[i].size() && in_path(lines[i][end])) ++end;
+        std::string_view path = lines[i].substr(begin, end - begin);
+        while (!path.empty() && (path.back() == '.' || path.back() == '/')) path.remove_suffix(1);
+        if (path.find('/') != std::string_view::npos && kRooms.contains(room_of(path)) && !exists(path))
+          found.push_back(place(file, i) + ": there is no " + std::string(path));
+        begin = end + 1;
+      }
+    }
+  }
+  return found;
+}
+
 }  // namespace
 
 TEST_CASE("no line is wider than 120 characters, and no source has a tab") {
@@ -198,6 +226,18 @@ TEST_CASE("a planted search in an error's text is found") {
   CHECK(found("say(e.what());  // what().find(\"x\")\n") == 0);
 }
 
+TEST_CASE("every path that a comment names exists") { CHECK(listed(stale_paths(read_repository())) == ""); }
+
+TEST_CASE("a planted path in a comment that does not exist is found") {
+  const auto found = [](const std::string& line) {
+    return stale_paths({{"models/input/json.h", ""}, {"cli/a.cpp", line + "\n"}}).size();
+  };
+  CHECK(found("// as models/input/xml.h does.") == 1);
+  CHECK(found("/* see\n planner/costs/ */ int x;") == 1);
+  CHECK(found("// models/input/json.h, models/input/, models/input/*.h: models/inp") == 0);
+  CHECK(found("f(\"planner/costs\");  // and/or, read/write, https://docs/x") == 0);
+}
+
 TEST_CASE("C++ is split into code, comments and literals") {
   const CppText text =
       split("a(\"b\\\"c\", 1'000, 'd', u8'\"');  // \"e\"\n/* \"f\"\n */ g(R\"x(h)\"\ni)x\", \"j\");\n");
@@ -209,6 +249,8 @@ TEST_CASE("C++ is split into code, comments and literals") {
   CHECK(text.literals[2].text == "j");
   CHECK(text.literals[2].line == 3);
   CHECK(text.code.find('f') == std::string::npos);
+  CHECK(text.comments.find("\"e\"\n/* \"f\"\n */") != std::string::npos);
+  CHECK(text.comments.find('g') == std::string::npos);
   CHECK(text.code.find("g(R\"") != std::string::npos);
   CHECK(lines_of(text.code).size() == 4);
 }

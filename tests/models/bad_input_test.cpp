@@ -40,7 +40,7 @@ std::string llama(const std::string& key = "", const std::string& value = "") {
 
 }  // namespace
 
-TEST_CASE("files that are no JSON") {
+TEST_CASE("files that are no JSON are refused with the place") {
   CHECK(config_refusal(llama()).empty());
   CHECK(holds(config_refusal(""), "config.json: the JSON ends too early"));
   CHECK(holds(config_refusal("{\n  \"model_type\": llama\n}"), "not valid JSON at line 2, column 17"));
@@ -185,7 +185,7 @@ TEST_CASE("strict objects: unknown keys, paths, ranges") {
         "p.json: schema: is \"fsdp-plan/costs/1\"; expected \"fsdp-plan/plan/1\"");
 }
 
-TEST_CASE("files that cannot be read") {
+TEST_CASE("files that cannot be read are refused with the reason") {
   const auto folder = std::filesystem::temp_directory_path();
   CHECK(holds(refusal([] { return read_file("/no/such/file", "--model"); }),
               "--model: \"/no/such/file\": there is no such file"));
@@ -198,7 +198,7 @@ TEST_CASE("files that cannot be read") {
   std::filesystem::remove(big);
 }
 
-TEST_CASE("experts that cannot be") {
+TEST_CASE("configurations of experts that contradict themselves are refused") {
   const auto moe = [](const std::string& type, const std::string& more) {
     return config_refusal("{\"model_type\": \"" + type +
                           R"(", "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48,

@@ -61,7 +61,7 @@ TEST_CASE("a window leaves out the far triangle") {
   CHECK(forward_flops(op, {1, 10, 2}) == 4 * 100.0);
 }
 
-TEST_CASE("the graph of a Llama block") {
+TEST_CASE("a Llama block has the ops, parameters and shapes of its configuration") {
   const ModelGraph& m = tiny();
   const std::int32_t id = m.find_module("model.layers.1");
   REQUIRE(id >= 0);

@@ -70,7 +70,7 @@ TEST_CASE("parse(exact_text(x)) == x") {
   CHECK(exact_text(Bytes(0)) == "0B");
 }
 
-TEST_CASE("text for people") {
+TEST_CASE("sizes, times and rates are printed with three digits and a unit") {
   CHECK(human(Bytes(76'558'000'000)) == "71.3 GiB");
   CHECK(human(Bytes(0)) == "0 B");
   CHECK(human(Bytes(1023)) == "1023 B");
@@ -96,7 +96,7 @@ TEST_CASE("products and sums of sizes do not wrap") {
   CHECK(checked_add(big, big - 1, "t") == std::numeric_limits<std::int64_t>::max());
 }
 
-TEST_CASE("element types") {
+TEST_CASE("element types are parsed by name; others are refused") {
   for (DType t : {DType::f64, DType::f32, DType::bf16, DType::f16, DType::i64}) CHECK(parse_dtype(name(t), "t") == t);
   CHECK(size_of(parse_dtype("bf16", "t")) == 2);
   CHECK_THROWS_WITH((void)parse_dtype("float8", "--param-dtype"),

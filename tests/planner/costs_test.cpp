@@ -286,7 +286,7 @@ TEST_CASE("laws of collectives: more bytes or less bandwidth never take less tim
   }
 }
 
-TEST_CASE("groups of a mesh on nodes") {
+TEST_CASE("ranks of a communicator lie on nodes as the mesh numbers them") {
   const ModelGraph model = toy::model();
   const auto shape = [&](Communicator comm, std::int64_t replicate, std::int64_t shard, std::int64_t per_node) {
     const CollectiveCall call = call_shape(comm, toy::plan(model, shard, replicate), h100(replicate * shard, per_node));
@@ -572,7 +572,7 @@ TEST_CASE("ranks that share cores take turns; ranks with several cores overlap; 
   CHECK(parse_costs(to_json_text(s.costs), "costs.json") == s.costs);
 }
 
-TEST_CASE("calibrated curves") {
+TEST_CASE("calibrated curves are interpolated, extended and never fall") {
   const std::vector<CurvePoint> line = {{1e6, 1e-3}, {1e9, 1.0}};  // slope 1: proportional, inside and outside
   CHECK(interpolate(line, 1e8) == relative(0.1));
   CHECK(interpolate(line, 1e12) == relative(1e3));
@@ -633,7 +633,7 @@ TEST_CASE("a product that moves more than a cube of as many flops takes longer")
   CHECK(parse_costs(to_json_text(s.costs), "costs.json") == s.costs);
 }
 
-TEST_CASE("costs on disk") {
+TEST_CASE("costs written to disk read back equal") {
   for (Costs c : {default_costs(h100(8)), host_costs()}) {
     c.source = "with \"quotes\" and \xc3\xbc";
     c.kernel_overhead = Seconds(0.1 + 0.2);  // every bit comes back

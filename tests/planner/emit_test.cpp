@@ -141,7 +141,7 @@ std::vector<Case> cases() {
 
 }  // namespace
 
-TEST_CASE("formats are known by name") {
+TEST_CASE("emit knows its formats by name and refuses others, and broken plans") {
   const ModelGraph model = small_llama();
   CHECK(emit_formats() == std::vector<std::string>{"pytorch", "accelerate", "torchtitan"});
   CHECK_THROWS_AS((void)emit("deepspeed", plan_of(model, "block"), model), InputError);

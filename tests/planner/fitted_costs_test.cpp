@@ -75,7 +75,7 @@ TEST_CASE("a platform's own constant, else its GPU's, else the datasheet's") {
   CHECK_THROWS_AS((void)costs_for(f, load_cluster("host", 2)), InputError);
 }
 
-TEST_CASE("on disk") {
+TEST_CASE("fitted costs read back equal; cut or changed files are refused") {
   const FittedCosts f = example();
   const std::string text = to_json_text(f);
   CHECK(parse_fitted_costs(text, "costs.json") == f);

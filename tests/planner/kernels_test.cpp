@@ -35,7 +35,7 @@ TEST_CASE("a wave more than fits is a whole wave") {
   CHECK(seconds(256 * (108.0 * 8 + 1), 128, 65536) <= 9 * wave * (1 + 1e-12));
 }
 
-TEST_CASE("products: laws") {
+TEST_CASE("time of a matmul grows with its sizes and never beats the peak") {
   for (const double k : {256.0, 1024.0, 8192.0}) {
     CHECK(seconds(4096, 4096, 2 * k) > seconds(4096, 4096, k));
     CHECK(seconds(4096, 4096, 2 * k) < 2 * seconds(4096, 4096, k));  // a tile's fixed time is paid once

@@ -119,7 +119,7 @@ TEST_CASE("order of collectives, as PyTorch's prefetch tests assert it") {
         "u(r) u(0) u(1) u(2) u(3) u(r) u(3) p(3) u(2) p(2) u(1) p(1) u(0) p(0) p(r)");
 }
 
-TEST_CASE("collective counts per step") {
+TEST_CASE("a step has the collectives that reshard mode and gradient sync say") {
   const int B = 3;
   const ModelGraph model = toy::model({.blocks = B});
   struct Case {

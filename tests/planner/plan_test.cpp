@@ -64,7 +64,7 @@ TEST_CASE("the naive plan is one unit per block and the root, and passes") {
   CHECK_THROWS_AS((void)naive_plan(model, {.ranks = 6, .replicate = 0}), InputError);
 }
 
-TEST_CASE("every rule refuses by name") {
+TEST_CASE("a plan that breaks a rule is refused with the field that breaks it") {
   const ModelGraph model = small_llama();
   const Rule rules[] = {
       {"plan.json: model_digest: the plan was made for another model",

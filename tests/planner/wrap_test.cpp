@@ -133,7 +133,7 @@ TEST_CASE("policies choose the modules that PyTorch's choose, in their order and
   CHECK(settings > 20);
 }
 
-TEST_CASE("block policies") {
+TEST_CASE("block policies make units of so many blocks, and the root") {
   const ModelGraph model = small_llama({.layers = 5});
   CHECK(
       lists(wrap(model, "block", "test")) ==

@@ -255,7 +255,7 @@ TEST_CASE("few rows: one, equal ones, none") {
   refused(csv(unknown), "abacus-9000");
 }
 
-TEST_CASE("ways to hold rows out") {
+TEST_CASE("ways to hold rows out have names; others are refused") {
   for (const HoldOut h : {HoldOut::source_model, HoldOut::source, HoldOut::random})
     CHECK(parse_hold_out(name(h), "flag") == h);
   CHECK_THROWS_WITH_AS((void)parse_hold_out("rows", "--cross-validate"), doctest::Contains("source-model"), InputError);

@@ -117,7 +117,7 @@ TEST_CASE("laws: quantiles in order, more ranks are slower, no spread leaves the
   CHECK(step_time_distribution(Seconds(1), breakdown(0.8, 0.2), 64, costs, 1).p99.count() == relative(1));
 }
 
-TEST_CASE("predictions keep it on disk") {
+TEST_CASE("predictions keep the distribution of step times on disk") {
   Prediction p;
   const StepTimeDistribution over_clusters{Seconds(1.1), Seconds(1.0), Seconds(1.2), Seconds(1.3), {}, 0};
   for (const auto& d : {std::optional<StepTimeDistribution>{},

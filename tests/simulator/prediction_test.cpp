@@ -85,7 +85,7 @@ struct HandMade {
 
 }  // namespace
 
-TEST_CASE("where time goes, by hand") {
+TEST_CASE("a step's time is broken down as worked out by hand") {
   HandMade h;
   //       0    1    2    3    4    5    6    7    8    9    10
   // D     copy .    [forward  ][recompute].    .    [opt]
@@ -144,7 +144,7 @@ TEST_CASE("critical path: the host waited before it issued") {
   CHECK(critical_chain(h.step, h.timeline) == std::vector<std::int32_t>{1, 2, 4, 5, 6});
 }
 
-TEST_CASE("critical path, by hand") {
+TEST_CASE("the critical path is the one worked out by hand") {
   HandMade h;
   h.add(Action::all_gather, Stream::all_gather, 0, 3, {}, Communicator::shard);           // 0
   h.add(Action::load_batch, Stream::compute, 0, 1);                                       // 1
@@ -188,7 +188,7 @@ TEST_CASE("a prediction's parts fit together") {
   }
 }
 
-TEST_CASE("utilisation: closed form") {
+TEST_CASE("utilisation equals its closed form, with and without recomputation") {
   Setup s(1);
   const Prediction p = s.predicted();
   // 2 sequences of 5 tokens on one rank; fp32 without TF32 units: peak 10 TFLOP/s.
@@ -328,7 +328,7 @@ TEST_CASE("micro-batches repeat: four of them tell the time of twelve (what the 
   }
 }
 
-TEST_CASE("predictions on disk") {
+TEST_CASE("predictions written to disk read back equal") {
   Setup s(3);
   s.plan.clip_norm = 0.5;
   const Prediction p = s.predicted();

@@ -124,7 +124,7 @@ TEST_CASE("a quote that never closes costs its own lines, not the rest of a long
   CHECK(r.runs.size() > 30000);
 }
 
-TEST_CASE("files that are no such CSV") {
+TEST_CASE("files that are no CSV of training runs are refused") {
   const auto of = [](const std::string& text) { return refusal([&] { return parse_runs(text, "runs.csv"); }); };
   CHECK(holds(of(""), "runs.csv: is empty"));
   CHECK(holds(of("\xEF\xBB\xBF"), "is empty"));
@@ -178,7 +178,7 @@ TEST_CASE("a vocabulary that the parameters contradict by whole rows") {
   CHECK(setup(row("1")).model.vocab == 50368);
 }
 
-TEST_CASE("typical rows as setups") {
+TEST_CASE("typical rows become the model, plan and cluster that they state") {
   const RunSetup mosaic = setup(row("1"));
   CHECK(mosaic.model.family == "mpt");
   CHECK(mosaic.plan.dialect == Dialect::fsdp1);
@@ -305,7 +305,7 @@ TEST_CASE("a model that nobody has named is built from its columns") {
   CHECK(setup(r).assumptions.size() >= 4);
 }
 
-TEST_CASE("months") {
+TEST_CASE("a run's month comes from its notes, source or software") {
   PublishedRun r;
   CHECK_FALSE(month_of(r).has_value());
   r.software_generation = "torch-2.8";

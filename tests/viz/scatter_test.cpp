@@ -73,7 +73,7 @@ double attribute(const std::string& svg, std::size_t from, const std::string& na
 
 }  // namespace
 
-TEST_CASE("the checker") {
+TEST_CASE("the test refuses malformed XML") {
   CHECK(well_formed("<a b=\"c\"><d/>&amp;</a>"));
   CHECK_FALSE(well_formed("<a><b></a></b>"));
   CHECK_FALSE(well_formed("<a>&</a>"));

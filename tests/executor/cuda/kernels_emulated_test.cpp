@@ -23,39 +23,39 @@ Subject subject() {
 
 }  // namespace
 
-TEST_CASE("swiglu, gelu and sums") {
+TEST_CASE("emulated swiglu, gelu and sums equal the host's") {
   for (const CudaOpCase& c : elementwise_cases()) check_op(subject(), c);
 }
 
-TEST_CASE("norms") {
+TEST_CASE("emulated norms equal the host's") {
   for (const CudaOpCase& c : norm_cases()) check_op(subject(), c);
 }
 
-TEST_CASE("embeddings") {
+TEST_CASE("emulated embeddings equal the host's") {
   for (const CudaOpCase& c : embedding_cases()) check_op(subject(), c);
 }
 
-TEST_CASE("rotary embedding") {
+TEST_CASE("the emulated rotary embedding equals the host's") {
   for (const CudaOpCase& c : rotary_cases()) check_op(subject(), c);
 }
 
-TEST_CASE("cross-entropy") {
+TEST_CASE("the emulated cross-entropy equals the host's") {
   for (const CudaOpCase& c : cross_entropy_cases()) check_op(subject(), c);
 }
 
-TEST_CASE("mixtures of experts") {
+TEST_CASE("emulated mixtures of experts equal the host's") {
   for (const CudaOpCase& c : moe_cases()) check_op(subject(), c);
 }
 
-TEST_CASE("conversions and scaling") { check_conversions(subject()); }
+TEST_CASE("emulated conversions and scaling equal the host's") { check_conversions(subject()); }
 
-TEST_CASE("layouts of the collectives") { check_layouts(subject()); }
+TEST_CASE("emulated layout copies of collectives equal the host's") { check_layouts(subject()); }
 
-TEST_CASE("optimizers") { check_updates(subject()); }
+TEST_CASE("emulated optimizers equal the host's") { check_updates(subject()); }
 
-TEST_CASE("norms and clipping of gradients") { check_clipping(subject()); }
+TEST_CASE("emulated gradient norms and clipping equal the host's") { check_clipping(subject()); }
 
-TEST_CASE("tokens, initial values and states") { check_data(subject()); }
+TEST_CASE("emulated tokens, initial values and states equal the host's") { check_data(subject()); }
 
 TEST_CASE("the gradient may be written where the logits are") {
   const std::int64_t vocab = 1003, tokens = 4;

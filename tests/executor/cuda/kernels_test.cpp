@@ -39,7 +39,7 @@ TEST_CASE("every kernel on the GPU agrees with the host's") {
   check_data(s);
 }
 
-TEST_CASE("sizes of models on the GPU") {
+TEST_CASE("kernels on the GPU equal the host's at the sizes of real models") {
   if (!gpu_is_here()) return;
   const Gpu gpu;
   for (const CudaOpCase& c :

@@ -72,7 +72,8 @@ add_dependencies(fsdp-plan-cuda-on-host nccl_on_host)
 add_executable(executor_cuda_on_host_transcripts_test cli/transcripts_test.cpp)
 target_link_libraries(executor_cuda_on_host_transcripts_test PRIVATE doctest_main nlohmann_json::nlohmann_json)
 add_dependencies(executor_cuda_on_host_transcripts_test fsdp-plan-cuda-on-host)
-target_compile_definitions(executor_cuda_on_host_transcripts_test PRIVATE FSDP_PLAN_PROGRAM="$<TARGET_FILE:fsdp-plan-cuda-on-host>"
-  FSDP_TESTS_DIR="${CMAKE_CURRENT_SOURCE_DIR}" FSDP_TRANSCRIPTS="${CMAKE_CURRENT_SOURCE_DIR}/cli/cuda_on_host" FSDP_TRANSCRIPT_FILES=1)
+target_compile_definitions(executor_cuda_on_host_transcripts_test PRIVATE
+  FSDP_PLAN_PROGRAM="$<TARGET_FILE:fsdp-plan-cuda-on-host>" FSDP_TESTS_DIR="${CMAKE_CURRENT_SOURCE_DIR}"
+  FSDP_TRANSCRIPTS="${CMAKE_CURRENT_SOURCE_DIR}/cli/cuda_on_host" FSDP_TRANSCRIPT_FILES=1)
 add_test(NAME executor_cuda_on_host_transcripts_test COMMAND executor_cuda_on_host_transcripts_test)
 set_tests_properties(executor_cuda_on_host_transcripts_test PROPERTIES TIMEOUT 600)

@@ -68,7 +68,7 @@ TEST_CASE("products equal their definition in every orientation") {
         }
 }
 
-TEST_CASE("empty products") {
+TEST_CASE("matmuls of no elements give zeros or add nothing") {
   for (const DType type : {DType::f64, DType::f32, DType::bf16, DType::f16}) {
     CHECK(error_of({Transpose::no, Transpose::no, 3, 2, 0}, type, false) == 0);  // sums of nothing: zeros
     CHECK(error_of({Transpose::no, Transpose::yes, 3, 2, 0}, type, true) == 0);  // nothing is added

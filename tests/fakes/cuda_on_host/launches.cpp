@@ -1,6 +1,6 @@
-// The .cu files of executor/cuda/kernels/ on a runtime of our own (runtime.cpp): a launch puts a kernel and copies of
-// its arguments on the stream, as CUDA does, and the stream's thread emulates it, thread by thread.
-// First: it defines what .cuh files take for granted.
+// The .cu files of executor/cuda/toolkit/kernels/ on the fake runtime (runtime.cpp): a launch puts a kernel and copies
+// of its arguments on the stream, as CUDA does, and the stream's thread emulates it, thread by thread. First: it
+// defines what .cuh files take for granted.
 #include "tests/fakes/emulated/cuda.h"
 
 #include "executor/cuda/toolkit/kernels/launches.h"

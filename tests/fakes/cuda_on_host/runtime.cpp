@@ -1,7 +1,7 @@
-// The part of the CUDA runtime that executor/cuda/machine uses, on threads of the host: streams run in order and apart
-// from each other, events are what they were when they were last recorded, host functions of all streams run one at a
-// time (as the driver may do). Streams stumble at random, so that what is not ordered shows. Memory is the host's.
-// Nothing here says how fast or how right a GPU is; it shows that the backend asks for the right things in the right
+// The part of the CUDA runtime that executor/cuda/toolkit/device uses, on threads of the host. Each stream runs in
+// order, apart from the others. An event stands for its last recording. Host functions of all streams run one at a
+// time, as the driver may do. Streams pause at random, so that missing synchronization shows. Memory is the host's. The
+// fake says nothing about a GPU's speed or arithmetic; it shows that the backend issues the right calls in the right
 // order.
 #include <cuda.h>
 #include <cuda_runtime_api.h>

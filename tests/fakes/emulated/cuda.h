@@ -1,5 +1,5 @@
 // Runs CUDA kernels on the processor: no CUDA toolkit, no GPU. Included before the header of a kernel
-// (executor/cuda/kernels/*.cuh), in place of what nvcc brings along.
+// (executor/cuda/toolkit/kernels/*.cuh), in place of what nvcc brings along.
 //
 //   emulate({blocks}, {256}, shared_bytes, [&] { my_kernel<float>(x, y, n); });
 //

@@ -136,7 +136,7 @@ TEST_CASE("a transpose through shared memory, and the same without its barrier")
   CHECK(transposed(37, 50, true) != y);
 }
 
-TEST_CASE("shuffles and votes") {
+TEST_CASE("shuffles and votes give the known answers") {
   std::vector<int> got(32 * 6, -1);
   emulate({1}, {32}, 0, [&] {
     const int lane = static_cast<int>(threadIdx.x), x = 100 + lane;

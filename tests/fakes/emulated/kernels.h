@@ -1,5 +1,5 @@
-// The kernels of executor/cuda/kernels/ as a machine of the host's memory: each runs on the processor, emulated. Matrix
-// products and attention, which are not among them, are the host's.
+// The kernels of executor/cuda/toolkit/kernels/ as a kernel set on host memory: each runs on the processor, emulated.
+// Matmuls and attention, which are not among them, are the host's.
 #pragma once
 
 // First: it defines what .cuh files take for granted.
