@@ -43,19 +43,18 @@ struct SearchOptions {
   std::function<void(std::int64_t done, std::int64_t total)> progress;  // may be empty
 };
 
-// Why a candidate is not the best, in one clause.
-struct WhyLost {
-  std::optional<Verdict> verdict;  // where a worse verdict is the reason
-  std::string clause;              // "needs 91.2 GiB of 75.2 GiB", "8.1% slower: 120 ms more exposed all-gather"
-  friend bool operator==(const WhyLost&, const WhyLost&) = default;
+// Why a candidate lost against the best, in one clause.
+struct Reason {
+  std::optional<Verdict> verdict;  // that decided it
+  std::string clause;              // empty for the best
+  [[nodiscard]] std::string text() const { return verdict ? std::string(name(*verdict)) + ": " + clause : clause; }
 };
-[[nodiscard]] std::string text(const WhyLost&);  // "does not fit: needs 91.2 GiB of 75.2 GiB"
 
 struct Candidate {
   ShardingPlan plan;
   Score score;
   std::string label;  // "block:2, reshard, checkpoint full, micro-batch 2, replicate 1"
-  WhyLost why_lost;   // against the best; empty for the best
+  Reason why_lost;
   bool naive = false;
 };
 

@@ -40,11 +40,10 @@ PlanResult search_with_progress(const Flags& flags, const Setup& setup) {
   }
 }
 
-// The verdict has a column of its own: `why` is a clause without it.
-std::vector<std::string> row_of(const Candidate& c, std::string why) {
+std::vector<std::string> row_of(const Candidate& c, const std::string& why) {
   const bool scored = c.score.step.count() > 0;  // what memory pruned was never timed
   return {(c.naive ? "naive: " : "") + c.label, scored ? human(c.score.step) : "-",
-          scored ? human(c.score.peak_total) : "-", std::string(name(c.score.verdict)), std::move(why)};
+          scored ? human(c.score.peak_total) : "-", std::string(name(c.score.verdict)), why};
 }
 
 // The choice, its rivals, and in any case the naive plan (which is among the rivals unless the flags rule it out).
@@ -80,7 +79,7 @@ Json candidate_json(const Candidate& c) {
           {"step_time_s", c.score.step.count()},
           {"peak_total_bytes", c.score.peak_total.count()},
           {"verdict", std::string(name(c.score.verdict))},
-          {"why_lost", text(c.why_lost)},
+          {"why_lost", c.why_lost.text()},
           {"naive", c.naive}};
 }
 

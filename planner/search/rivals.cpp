@@ -63,18 +63,14 @@ bool better(const Judged& a, const Judged& b) {
          std::tuple(rank_of(b.score->verdict), b.seconds_per_sequence(), b.score->peak_total, !b.option.naive);
 }
 
-std::string text(const WhyLost& why) {
-  return why.verdict ? fmt::format("{}: {}", name(*why.verdict), why.clause) : why.clause;
-}
-
-WhyLost why_lost(const Judged& loser, const Judged& best, Bytes limit) {
+Reason why_lost(const Judged& loser, const Judged& best, Bytes limit) {
   if (!loser.score)
     return {Verdict::does_not_fit, fmt::format("needs at least {} of {}", human(loser.floor), human(limit))};
   const Score& s = *loser.score;
   if (s.verdict == Verdict::does_not_fit)
-    return {s.verdict, fmt::format("needs {} of {}", human(s.peak_total), human(limit))};
+    return {Verdict::does_not_fit, fmt::format("needs {} of {}", human(s.peak_total), human(limit))};
   if (rank_of(s.verdict) > rank_of(best.score->verdict))
-    return {s.verdict,
+    return {Verdict::tight,
             fmt::format("{} if the allocator may keep what it freed, of {}", human(s.peak_total), human(limit))};
   const double slower = loser.seconds_per_sequence() / best.seconds_per_sequence() - 1;
   if (slower >= 0.001) return {std::nullopt, fmt::format("{:.1f}% slower{}", 100 * slower, what_grew(loser, best))};

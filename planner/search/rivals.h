@@ -20,7 +20,8 @@ struct Judged {
 // Best first: plans that fit, then tight ones, then the rest; by time per sequence, then memory.
 [[nodiscard]] bool better(const Judged&, const Judged&);
 
-[[nodiscard]] WhyLost why_lost(const Judged& loser, const Judged& best, Bytes limit);
+// One clause: "does not fit: needs 91.2 GiB of 75.2 GiB", "8.1% slower: 120 ms more exposed all-gather".
+[[nodiscard]] Reason why_lost(const Judged& loser, const Judged& best, Bytes limit);
 
 // At most `most` indices into `all`: the naive plan, then for each axis what lies nearest to the best on it: equal to
 // it on every other axis, the most tempting one there (the fastest scored; of batches the next larger).

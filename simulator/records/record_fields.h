@@ -4,7 +4,7 @@
 #include <array>
 #include <string_view>
 
-#include "models/input/fields.h"
+#include "models/fields.h"
 #include "planner/breakdown.h"
 #include "planner/timeline.h"
 #include "simulator/records/provenance.h"

@@ -376,9 +376,9 @@ TEST_CASE("a smaller micro-batch that did not fit rules the larger ones out") {
   CHECK(r.best->plan.micro_batches[0] == 4);  // equal steps: the most sequences
   REQUIRE(r.rivals.size() == 2);
   CHECK(r.rivals[0].naive);
-  CHECK(text(r.rivals[0].why_lost).starts_with("300.0% slower"));
+  CHECK(r.rivals[0].why_lost.text().starts_with("300.0% slower"));
   CHECK(r.rivals[1].plan.micro_batches[0] == 8);
-  CHECK(text(r.rivals[1].why_lost) == "does not fit: needs 8.00 B of 1.00 TiB");
+  CHECK(r.rivals[1].why_lost.text() == "does not fit: needs 8.00 B of 1.00 TiB");
 }
 
 TEST_CASE("of equally fast plans the smallest wins, unless the naive one is faster") {
@@ -461,17 +461,17 @@ TEST_CASE("why a rival lost, in words") {
   best.score->where.compute = Seconds(0.9);
   slower.score->where.compute = Seconds(0.86);
   slower.score->where.exposed_all_gather = Seconds(0.12);
-  CHECK(text(why_lost(slower, best, limit)) == "8.0% slower: 120 ms more exposed all-gather");
-  CHECK(text(why_lost(judged(0.5, 120LL << 30, Verdict::does_not_fit), best, limit)) ==
+  CHECK(why_lost(slower, best, limit).text() == "8.0% slower: 120 ms more exposed all-gather");
+  CHECK(why_lost(judged(0.5, 120LL << 30, Verdict::does_not_fit), best, limit).text() ==
         "does not fit: needs 120 GiB of 100 GiB");
-  CHECK(text(why_lost(judged(0.5, 101LL << 30, Verdict::tight), best, limit)).starts_with("tight: 101 GiB"));
-  CHECK(text(why_lost(judged(1.0, 60LL << 30, Verdict::fits), best, limit)) == "as fast, but needs 10.0 GiB more");
+  CHECK(why_lost(judged(0.5, 101LL << 30, Verdict::tight), best, limit).text().starts_with("tight: 101 GiB"));
+  CHECK(why_lost(judged(1.0, 60LL << 30, Verdict::fits), best, limit).text() == "as fast, but needs 10.0 GiB more");
   // Half the sequences in 0.6 of the time: 20% slower for equal work, and the all-gather of 0.1 s counts twice.
   Judged half = judged(0.6, 1, Verdict::fits, 1);
   best.option.batch.micro_batch = 2;
   half.score->where.compute = Seconds(0.45);
   half.score->where.exposed_all_gather = Seconds(0.1);
-  CHECK(text(why_lost(half, best, limit)) == "20.0% slower: 200 ms more exposed all-gather per step of equal size");
+  CHECK(why_lost(half, best, limit).text() == "20.0% slower: 200 ms more exposed all-gather per step of equal size");
   CHECK(better(best, half));
   CHECK(better(half, judged(0.1, 1, Verdict::tight)));
   CHECK(better(judged(0.1, 1, Verdict::tight), judged(0.01, 1, Verdict::does_not_fit)));
