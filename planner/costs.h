@@ -11,6 +11,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -81,6 +82,18 @@ struct CollectiveCurve {
   friend bool operator==(const CollectiveCurve&, const CollectiveCurve&) = default;
 };
 
+// What threads cost that share a host's cores; all measured with Costs::collective_ranks ranks at once. A thread that
+// sleeps is woken: `wake` while its rank does nothing else, `wake_beside` while another of its threads works (it queues
+// for the core); for a collective, all of whose threads must get a core, `collective_beside`. Ranks that do the same
+// for d seconds reach a collective min(skew + skew_share d, skew_most) apart (the last one, over their mean): ranks
+// that take turns on a core are soon as far apart as they get.
+struct HostThreads {
+  std::int64_t cores = 1;  // that those ranks had
+  Seconds wake, wake_beside, collective_beside, skew, skew_most;
+  double skew_share = 0;
+  friend bool operator==(const HostThreads&, const HostThreads&) = default;
+};
+
 // Constants of one platform, each with a source. Calibrated entries replace the formulas' defaults.
 struct Costs {
   std::string platform;  // "h100-sxm-80", "host"
@@ -102,20 +115,13 @@ struct Costs {
   std::vector<CurvePoint>
       matmul_curve[3];  // forward (NT), backward input (NN), backward weight (TN): flops -> seconds, of cubes
   // What a product of another shape moves (its operands and its result, once) beyond a cube of as many flops takes so
-  // long more. A few rows by a large weight move several times as much. 0: not measured, or as fast as a cube.
-  BytesPerSecond matmul_beyond_cube[3] = {};
+  // long more. A few rows by a large weight move several times as much. Empty: not measured, or as fast as a cube.
+  std::array<std::optional<BytesPerSecond>, 3> matmul_beyond_cube = {};
   KernelRate copy, cast, optimizer, norm;  // copy-in/out, casts, AdamW, gradient norm: byte rates
   std::vector<CurvePoint> all_gather, reduce_scatter,
-      all_reduce;  // full-tensor bytes -> seconds, at `collective_ranks`
-  std::int64_t collective_ranks = 0;
-  // Hosts, whose streams are threads that share cores; all measured with `collective_ranks` ranks at once. A thread
-  // that sleeps is woken: `wake` while its rank does nothing else, `wake_beside` while another of its threads works (it
-  // queues for the core); for a collective, all of whose threads must get a core, `collective_beside`. Ranks that do
-  // the same for d seconds reach a collective min(skew + skew_share d, skew_most) apart (the last one, over their
-  // mean): ranks that take turns on a core are soon as far apart as they get. 0: not measured.
-  Seconds wake, wake_beside, collective_beside, skew, skew_most;
-  double skew_share = 0;
-  std::int64_t cores = 0;  // that those ranks had; 0: not known
+      all_reduce;                                // full-tensor bytes -> seconds, at `collective_ranks`
+  std::optional<std::int64_t> collective_ranks;  // empty: not measured
+  std::optional<HostThreads> threads;            // of hosts, whose streams are threads; empty: not measured
   // Collectives on GPUs (costs/collectives/model.h). Fabric: of the NICs' counted bandwidth, on up to 8 nodes and from
   // 16 on.
   double fabric_efficiency = 0.95, fabric_efficiency_at_scale = 0.90;

@@ -1,4 +1,4 @@
-// Pictures of records: Perfetto / Chrome trace and terminal charts. Reads records, decides nothing.
+// Pictures of records: Perfetto / Chrome trace and terminal charts. Records in, text out.
 #pragma once
 
 #include <string>
@@ -24,7 +24,7 @@ namespace fsdp {
 [[nodiscard]] std::string time_bar(const Breakdown&, Seconds step, int width = 72);
 
 // The loss of each step, as many columns as steps up to `width`: a column stands for the mean of its steps; '?': one of
-// them is no number.
+// them is NaN or infinite.
 [[nodiscard]] std::string loss_chart(const std::vector<double>& losses, int width = 72, int height = 8);
 
 // A text table with aligned columns. Numbers right-aligned (a column is numeric when its header starts with '>').

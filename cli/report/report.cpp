@@ -107,12 +107,12 @@ std::string basis(const Prediction& p, const ShardingPlan& plan, const Costs& co
   std::string text = fmt::format("{}; {} implementation; costs: {}.\n",
                                  workload(p.provenance.model, plan.seq_len, p.ranks, p.provenance.cluster),
                                  p.provenance.implementation, costs.source);
-  if (costs.cores > 0 && p.ranks > costs.cores)
-    text += fmt::format("{} ranks share {} cores: they take turns.\n", p.ranks, costs.cores);
-  if (costs.collective_ranks > 0 && costs.collective_ranks != p.ranks)
+  if (costs.threads && p.ranks > costs.threads->cores)
+    text += fmt::format("{} ranks share {} cores: they take turns.\n", p.ranks, costs.threads->cores);
+  if (costs.collective_ranks && *costs.collective_ranks != p.ranks)
     text += fmt::format(
         "Note: these costs were measured with {} ranks at once; times hold better with `calibrate --ranks {}`.\n",
-        costs.collective_ranks, p.ranks);
+        *costs.collective_ranks, p.ranks);
   return text;
 }
 

@@ -298,13 +298,13 @@ class Calibration {
       if (options_.progress) options_.progress("threads: waking, and waiting for the slowest rank");
       t = time_threads(backend_, options_.type, 0.2 * options_.seconds_budget);
     }
-    costs.wake = Seconds(t.wake);
-    costs.wake_beside = Seconds(t.wake_beside);
-    costs.collective_beside = Seconds(t.collective_beside);
-    costs.skew = Seconds(t.skew);
-    costs.skew_share = t.skew_share;
-    costs.skew_most = Seconds(t.skew_most);
-    costs.cores = load_cluster("host").gpus;
+    costs.threads = HostThreads{.cores = load_cluster("host").gpus,
+                                .wake = Seconds(t.wake),
+                                .wake_beside = Seconds(t.wake_beside),
+                                .collective_beside = Seconds(t.collective_beside),
+                                .skew = Seconds(t.skew),
+                                .skew_most = Seconds(t.skew_most),
+                                .skew_share = t.skew_share};
   }
 
   // See Costs::matmul_beyond_cube. Less than a twentieth beside what the cubes say is noise.

@@ -133,7 +133,8 @@ void read_curves(JsonObject& root, Costs& c) {
     for (std::size_t i = 0; i < kProducts.size(); ++i) c.matmul_curve[i] = curve(*matmul, kProducts[i]);
     if (auto beyond = matmul->optional_object("beyond_cube_bytes_per_s")) {
       for (std::size_t i = 0; i < kProducts.size(); ++i)
-        c.matmul_beyond_cube[i] = BytesPerSecond(rate(*beyond, kProducts[i]));
+        if (const double beyond_cube = rate(*beyond, kProducts[i]); beyond_cube > 0)
+          c.matmul_beyond_cube[i] = BytesPerSecond(beyond_cube);
       beyond->finish();
     }
     matmul->finish();
@@ -141,18 +142,20 @@ void read_curves(JsonObject& root, Costs& c) {
   c.all_gather = curve(root, "all_gather");
   c.reduce_scatter = curve(root, "reduce_scatter");
   c.all_reduce = curve(root, "all_reduce");
-  c.collective_ranks = root.integer("collective_ranks", 0, 1 << 24);
+  if (const std::int64_t ranks = root.integer("collective_ranks", 0, 1 << 24); ranks > 0) c.collective_ranks = ranks;
   if (auto threads = root.optional_object("threads")) {  // hosts only
-    c.wake = Seconds(threads->number("wake_s", 0, 10));
-    c.wake_beside = Seconds(threads->number("wake_beside_s", 0, 10));
-    c.collective_beside = Seconds(threads->number("collective_beside_s", 0, 10));
-    c.skew = Seconds(threads->number("skew_s", 0, 10));
-    c.skew_share = threads->number("skew_share", 0, 10);
-    c.skew_most = Seconds(threads->number("skew_most_s", 0, 100));
-    c.cores = threads->integer("cores", 0, 1 << 24);
+    HostThreads t;
+    t.wake = Seconds(threads->number("wake_s", 0, 10));
+    t.wake_beside = Seconds(threads->number("wake_beside_s", 0, 10));
+    t.collective_beside = Seconds(threads->number("collective_beside_s", 0, 10));
+    t.skew = Seconds(threads->number("skew_s", 0, 10));
+    t.skew_share = threads->number("skew_share", 0, 10);
+    t.skew_most = Seconds(threads->number("skew_most_s", 0, 100));
+    t.cores = threads->integer("cores", 0, 1 << 24);
     threads->finish();
+    if (t.cores > 0) c.threads = t;
   }
-  if (c.collective_ranks < 2 && !(c.all_gather.empty() && c.reduce_scatter.empty() && c.all_reduce.empty()))
+  if (c.collective_ranks.value_or(0) < 2 && !(c.all_gather.empty() && c.reduce_scatter.empty() && c.all_reduce.empty()))
     root.refuse("collective_ranks", "curves of collectives need the number of ranks they were measured on, at least 2");
 }
 
@@ -218,7 +221,8 @@ std::string to_json_text(const Costs& c) {
   for (std::size_t i = 0; i < kProducts.size(); ++i) j["matmul"][kProducts[i]] = json_of(c.matmul_curve[i]);
   for (std::size_t i = 0; i < kProducts.size(); ++i)
     if (!c.matmul_curve[i].empty())
-      j["matmul"]["beyond_cube_bytes_per_s"][kProducts[i]] = c.matmul_beyond_cube[i].count();
+      j["matmul"]["beyond_cube_bytes_per_s"][kProducts[i]] =
+          c.matmul_beyond_cube[i].value_or(BytesPerSecond(0)).count();
   j["copy"] = json_of(c.copy);
   j["cast"] = json_of(c.cast);
   j["optimizer"] = json_of(c.optimizer);
@@ -226,15 +230,15 @@ std::string to_json_text(const Costs& c) {
   j["all_gather"] = json_of(c.all_gather);
   j["reduce_scatter"] = json_of(c.reduce_scatter);
   j["all_reduce"] = json_of(c.all_reduce);
-  j["collective_ranks"] = c.collective_ranks;
-  if (c.cores > 0)
-    j["threads"] = {{"cores", c.cores},
-                    {"wake_s", c.wake.count()},
-                    {"wake_beside_s", c.wake_beside.count()},
-                    {"collective_beside_s", c.collective_beside.count()},
-                    {"skew_s", c.skew.count()},
-                    {"skew_share", c.skew_share},
-                    {"skew_most_s", c.skew_most.count()}};
+  j["collective_ranks"] = c.collective_ranks.value_or(0);
+  if (c.threads)
+    j["threads"] = {{"cores", c.threads->cores},
+                    {"wake_s", c.threads->wake.count()},
+                    {"wake_beside_s", c.threads->wake_beside.count()},
+                    {"collective_beside_s", c.threads->collective_beside.count()},
+                    {"skew_s", c.threads->skew.count()},
+                    {"skew_share", c.threads->skew_share},
+                    {"skew_most_s", c.threads->skew_most.count()}};
   j["fabric_efficiency"] = c.fabric_efficiency;
   j["fabric_efficiency_at_scale"] = c.fabric_efficiency_at_scale;
   j["collective_skew_s"] = c.collective_skew.count();

@@ -179,8 +179,8 @@ double by_calibration(const Op& op, Direction direction, const Work& work, const
     const auto in = static_cast<double>(op.shape.in), out = static_cast<double>(op.shape.out);
     const double beyond =
         static_cast<double>(w.element_bytes) * (rows * in + in * out + rows * out - 3 * std::pow(flops / 2, 2.0 / 3));
-    const double rate = costs.matmul_beyond_cube[which].count();
-    return interpolate(curve[which], flops) + (rate > 0 ? std::max(0.0, beyond) / rate : 0);
+    const auto& rate = costs.matmul_beyond_cube[which];
+    return interpolate(curve[which], flops) + (rate ? std::max(0.0, beyond) / rate->count() : 0);
   };
   const double count = op.kind == OpKind::expert_linear ? static_cast<double>(op.shape.experts.count) : 1;
   if (is_product(op) && direction == Direction::forward && !curve[0].empty())

@@ -50,24 +50,24 @@ Demand traffic_demand(double bytes, const KernelRate& rate, const ClusterSpec& c
 }
 
 double crowding(std::int64_t ranks, const Costs& costs) {
-  if (costs.cores <= 0) return 1;
-  return std::max(1.0, static_cast<double>(ranks) / static_cast<double>(costs.cores));
+  if (!costs.threads) return 1;
+  return std::max(1.0, static_cast<double>(ranks) / static_cast<double>(costs.threads->cores));
 }
 
 void crowd(Demand& d, bool collective, const ClusterSpec& cluster, const Costs& costs) {
-  if (!cluster.host || costs.cores <= 0) return;
-  const double slower =
-      crowding(cluster.gpus, costs) / crowding(std::max<std::int64_t>(1, costs.collective_ranks), costs);
+  if (!cluster.host || !costs.threads) return;
+  const HostThreads& threads = *costs.threads;
+  const double slower = crowding(cluster.gpus, costs) / crowding(costs.collective_ranks.value_or(1), costs);
   d.alone = d.alone * slower;
   d.host = d.host * slower;
   double& use = d.use[static_cast<int>(Resource::compute)];
-  use = std::min(use, static_cast<double>(cluster.gpus) / static_cast<double>(costs.cores));
-  d.wake = costs.wake;
-  d.wake_beside = collective ? costs.collective_beside : costs.wake_beside;
+  use = std::min(use, static_cast<double>(cluster.gpus) / static_cast<double>(threads.cores));
+  d.wake = threads.wake;
+  d.wake_beside = collective ? threads.collective_beside : threads.wake_beside;
   if (!collective || cluster.gpus < 2) return;
-  d.skew = costs.skew;
-  d.skew_share = costs.skew_share;
-  d.skew_most = costs.skew_most;
+  d.skew = threads.skew;
+  d.skew_share = threads.skew_share;
+  d.skew_most = threads.skew_most;
 }
 
 }  // namespace fsdp

@@ -1,6 +1,6 @@
 // PyTorch's CUDA caching allocator as arithmetic on addresses: which block a request gets, when a segment is taken from
-// the device, what stays reserved. No memory is touched, so the same decisions can be replayed for a device that is not
-// there, or be backed with real memory by whoever follows `changes()`.
+// the device, what stays reserved. No memory is touched. The same decisions can therefore be replayed for a device that
+// does not exist, or be backed with real memory by a caller that follows `changes()`.
 //
 //   CachingAllocator a({.capacity = 70 * kGiB});
 //   const auto block = a.malloc(12'000'000, stream, now);     // CachingAllocator::kNone: out of memory,
@@ -9,26 +9,23 @@
 //   a.free(block, done);                                      // done[s]: when everything issued on stream s so far
 //                                                             will have ended
 //
-// The rules, of c10/cuda/CUDACachingAllocator.cpp (PyTorch 2.15), checked against that very library by
-// tests/torch/record_allocator.py:
-// - A request is rounded up to 512 bytes (or to one of d steps between powers of two). Up to 1 MiB it is small, else
-// large; each
-//   stream has its own small and large pool, and a block only ever serves its stream.
-// - The smallest free block that is large enough is taken, at the lowest address among equals. What is left of it is
-// split off if it
-//   has 512 bytes (small pool, expandable) or more than 1 MiB (large pool); otherwise the request gets all of it.
-// - No block: a new segment, 2 MiB (small), 20 MiB (below 10 MiB) or the size rounded up to 2 MiB. With expandable
-// segments instead
-//   one address range per pool, whose pages (2 MiB small, 20 MiB large) are mapped at the lowest address where the
-//     request fits.
-// - A freed block merges with free neighbours of its segment. If other streams were recorded on it, that happens only
-// once all of
-//   them have passed the point of the free and a later malloc has looked: until then the block is active but not
-//     allocated.
-// - The device has nothing left: free enough blocks of max_split_size and more (if set); else wait for all streams,
-// give every
-//   segment that is one free block back and try once more (a retry: milliseconds to seconds of a stalled device); else
-//     out of memory.
+// The rules are those of c10/cuda/CUDACachingAllocator.cpp (PyTorch 2.15). tests/torch/record_allocator.py checks them
+// against that library.
+// - Rounding: a request is rounded up to 512 bytes (or to one of d steps between powers of two). Requests up to 1 MiB
+//   are small, all others large. Each stream has a small and a large pool of its own, and a block only serves its
+//   stream.
+// - Best fit: a request takes the smallest free block that is large enough, at the lowest address among equals. The
+//   rest of the block is split off if it has 512 bytes (small pool, expandable) or more than 1 MiB (large pool);
+//   otherwise the request gets the whole block.
+// - No free block: a new segment of 2 MiB (small), 20 MiB (below 10 MiB), or the size rounded up to 2 MiB. Expandable
+//   segments use one address range per pool instead, whose pages (2 MiB small, 20 MiB large) are mapped at the lowest
+//   address where the request fits.
+// - Free: a freed block merges with free neighbours of its segment. A block with other streams recorded on it merges
+//   once all of them have passed the point of the free and a later malloc has looked; until then it is active but not
+//   allocated.
+// - The device is full: free enough blocks of max_split_size and more (if set). Otherwise wait for all streams, give
+//   back every segment that is one free block, and try once more (a retry: milliseconds to seconds of a stalled
+//   device). If that fails, the request is out of memory.
 #pragma once
 
 #include <array>

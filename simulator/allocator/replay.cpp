@@ -98,8 +98,8 @@ class Replay {
 
  private:
   [[noreturn]] void broken(std::int32_t buffer, const char* what) const {
-    throw InternalError("broken program: operation " + std::to_string(place_.op) + " " + what + " buffer " +
-                        std::to_string(buffer));
+    throw InternalError("broken program: operation " + std::to_string(place_.op.value_or(-1)) + " " + what +
+                        " buffer " + std::to_string(buffer));
   }
 
   bool fixed() {

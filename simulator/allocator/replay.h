@@ -11,6 +11,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 
 #include "models/cluster.h"
@@ -41,8 +42,8 @@ struct ReplayOptions {
 };
 
 struct AllocatorPlace {
-  int step = 0;          // 0 init, 1 first, 2 and up: steady steps
-  std::int32_t op = -1;  // in that step; -1: before the first operation
+  int step = 0;                         // 0 init, 1 first, 2 and up: steady steps
+  std::optional<std::int32_t> op = {};  // in that step; empty: before the first operation
   friend bool operator==(const AllocatorPlace&, const AllocatorPlace&) = default;
 };
 

@@ -254,7 +254,7 @@ class Engine {
   }
   [[nodiscard]] static bool works(const Running& r) { return r.op >= 0 && r.delay <= 0; }
 
-  // Nobody queues for a core that is free.
+  // A free core has no queue.
   void leave_queue() {
     if (std::any_of(running_.begin(), running_.end(), works)) return;
     for (Running& r : running_) {
@@ -368,7 +368,7 @@ Timeline simulate(const Step& step, std::span<const Demand> demands, const Engin
   if (demands.size() != step.ops.size())
     throw InternalError("broken demands: " + std::to_string(demands.size()) + " demands for " +
                         std::to_string(step.ops.size()) + " operations");
-  for (std::size_t i = 0; i < demands.size(); ++i)  // what is not a number would never end
+  for (std::size_t i = 0; i < demands.size(); ++i)  // NaN would never end
     if (!(demands[i].alone.count() >= 0 && demands[i].alone.count() < 1e12 && demands[i].host.count() >= 0 &&
           demands[i].host.count() < 1e12))
       throw InternalError("broken demands: operation " + std::to_string(i) + " (" +

@@ -11,27 +11,26 @@
 //   (1 - h) (1 - m)         bound by memory: fewer multiprocessors ask for what is left of the bandwidth
 //   (1 - h) (1 - 0.6 m)     bound by arithmetic: it shares caches and memory with the collective's copies
 //
-// times its share among the kernels. 0.6: a product that slows from 1.18 to 2.08 ms and attention from 0.18 to 0.33 ms
-// beside an all-gather on 8 A100 (NCCL issue 1428), which holds 24 of 108 and moves 2 to 3 bytes of memory traffic for
-// each on the wire.
+// times its share among the kernels. The factor 0.6: on 8 A100, a matmul slows from 1.18 to 2.08 ms and attention from
+// 0.18 to 0.33 ms beside an all-gather (NCCL issue 1428) that holds 24 of 108 multiprocessors and moves 2 to 3 bytes of
+// memory traffic for each byte on the wire.
 //
-// A persistent kernel (Demand::resident) puts a CTA on each of its multiprocessors and gives every CTA its tiles
-// beforehand. What decides is who came first:
-//   - it runs already: nobody takes its multiprocessors. A collective that finds too few free starts when it has ended,
-//     and before
-//     the kernel that follows.
-//   - the collective runs already: the CTAs that find no place begin when others of the kernel end, after its whole
-//     time, or when the
-//     collective ends, and then take that whole time: seconds = alone + min(alone, what the collective still needs).
-//     (pytorch issue 143988: 80 % of the peak alone, 47 % beside 24 CTAs of an all-gather that lasts longer.)
-// So a collective that is shorter than the kernels around it costs no more than its own time, where the ratio of
-// microbenchmarks with endless collectives would charge every kernel of the step.
+// A persistent kernel (Demand::resident) puts a CTA on each of its multiprocessors and gives every CTA its tiles at the
+// start. The operation that starts first decides:
+//   - The kernel runs first: it keeps its multiprocessors. A collective that finds too few free ones starts when the
+//     kernel has ended, and before the next kernel.
+//   - The collective runs first: CTAs that find no place start when other CTAs of the kernel end (after the kernel's
+//     whole time) or when the collective ends, and then take the whole time again:
+//     seconds = alone + min(alone, what the collective still needs).
+//     (PyTorch issue 143988: 80 % of the peak alone, 47 % beside 24 CTAs of an all-gather that lasts longer.)
+// So a collective that is shorter than the kernels around it costs its own time at most. A ratio from microbenchmarks
+// with endless collectives would charge every kernel of the step instead.
 //
-// Streams that are threads (Demand::wake and its like; hosts): an operation whose stream has had nothing to do for 20
-// us (threads look for work that long before they sleep) starts `wake` after it could have, or `wake_beside` if another
-// stream of the rank is working then (sooner if all others stop: the core is free), and uses nothing meanwhile. A
-// collective first waits for the slowest rank: skew + skew_share times what has passed since a collective last ended,
-// at most skew_most. The host, too, is woken when it reads the loss.
+// Streams that are threads (Demand::wake and the fields after it; hosts only): a thread looks for work for 20 us before
+// it sleeps. An operation on a stream that has slept starts `wake` later, or `wake_beside` later if another stream of
+// the rank is working (sooner if all others stop, because the core is free then), and uses nothing meanwhile. A
+// collective first waits for the slowest rank: skew + skew_share times the time since the last collective ended, at
+// most skew_most. The host is woken likewise when it reads the loss.
 #pragma once
 
 #include <cstdint>

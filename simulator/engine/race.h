@@ -1,17 +1,15 @@
 // The race proof: no plan is executed without it.
 //
-// Happens-before comes from stream order and waits alone (issue order of communicators is not relied on). Checked over
-// init, first step and two steady steps:
-//  - two accesses to one buffer, at least one a write, on different streams, are ordered;
-//  - every access of an allocation happens before the first later operation of its pool's stream after the free (only
-//    then may the allocator hand out the block again), except on streams that the block is marked for
-//      (Buffer::recorded_streams):
-//    the allocator waits for what was issued on those before the free;
-//  - accesses lie between allocation and free in host order;
-//  - what the host reads or writes itself (offloaded shards) it has waited for;
-//  - buffers whose byte ranges overlap in the arena (when offsets are assigned) are never live together, and the
-//  accesses of
-//    the earlier happen before those of the later; marks do not help here, as nothing waits for them.
+// Happens-before comes from stream order and waits alone; the issue order of communicators is not relied on. Checked
+// over init, the first step and two steady steps:
+//  - Two accesses to one buffer on different streams, at least one of them a write, are ordered.
+//  - Every access of an allocation happens before the first operation of its pool's stream after the free, because the
+//    allocator may hand out the block from then on. Exempt are streams that the block is marked for
+//    (Buffer::recorded_streams): the allocator waits for what was issued on those before the free.
+//  - Accesses lie between allocation and free in host order.
+//  - The host has waited for what it reads or writes itself (offloaded shards).
+//  - Buffers whose byte ranges overlap in the arena (when offsets are assigned) are never live together, and the
+//    accesses of the earlier happen before those of the later. Marks do not help here, because nothing waits for them.
 #pragma once
 
 #include <string>

@@ -23,8 +23,7 @@ Bytes scaled(Bytes b, double factor) {
   return Bytes(static_cast<std::int64_t>(static_cast<double>(b.count()) * factor));
 }
 
-// Flops per second that utilisation is measured against: the datasheet's; on the host the best calibrated matrix
-// product.
+// Flops per second that utilisation is measured against: the datasheet's; on the host the best calibrated matmul.
 double peak_flops(const CostContext& c) {
   if (!c.cluster.host) return matrix_peak(c.plan.param_dtype, c.cluster.gpu);
   double best = 0;
@@ -32,8 +31,8 @@ double peak_flops(const CostContext& c) {
   return best;
 }
 
-// Recomputed flops in the convention of model_flops_per_token, which counts the whole square of attention where kernels
-// do half.
+// Recomputed flops in the convention of model_flops_per_token: the whole square of attention counts, although kernels
+// compute half of it.
 double recomputed_flops(const Step& step, std::span<const Demand> demands, const ModelGraph& model) {
   double sum = 0;
   for (std::size_t i = 0; i < step.ops.size(); ++i) {

@@ -3,7 +3,7 @@
 //   std::ifstream file("runs.csv", std::ios::binary);
 //   const AccuracyReport report = accuracy_of(file, "runs.csv", datasheet_prices());
 //   report.rows[0].step_time_error()         // +0.07: predicted 7 % too slow
-//   report.summary.headline.step_time.mean   // mean absolute error over trust A rows without 8-bit matrix products
+//   report.summary.headline.step_time.mean   // mean absolute error over trust A rows without 8-bit matmuls
 //
 // An error is predicted / measured - 1. Every row of the file is in `rows` or in `skipped`.
 #pragma once
@@ -53,7 +53,7 @@ struct RankAgreement {
 };
 
 struct AccuracySummary {
-  AccuracyGroup headline, all;        // headline: trust A without 8-bit matrix products
+  AccuracyGroup headline, all;        // headline: trust A without 8-bit matmuls
   std::vector<AccuracyGroup> groups;  // by source, GPU, scale, trust, in this order
   RankAgreement order, headline_order;
   std::int64_t free_constants = 0;        // fitted numbers that the predictions rest on
@@ -80,11 +80,12 @@ struct AccuracyOptions {
   std::function<void(std::int64_t rows)> progress;  // called after every row
 };
 
-// What the row says a step took: its time, else global batch over throughput; empty: neither. Throws InputError where
-// both contradict.
+// The step time that the row states, else its global batch over its throughput; empty if it has neither. Throws
+// InputError where the two contradict.
 [[nodiscard]] std::optional<double> measured_step_time(const PublishedRun&, const ShardingPlan&);
 
-// Reads, predicts and sums up. Throws InputError for a file that is no CSV of runs; bad rows are skipped with a reason.
+// Reads, predicts and sums up. Throws InputError for a file that is not a CSV of runs; bad rows are skipped with a
+// reason.
 [[nodiscard]] AccuracyReport accuracy_of(std::istream&, std::string_view where, const PriceList&,
                                          const AccuracyOptions& = {});
 [[nodiscard]] AccuracySummary summarize(std::span<const AccuracyRow>);

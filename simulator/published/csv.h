@@ -5,8 +5,8 @@
 //   CsvReader csv(file);
 //   while (csv.next()) use(csv.cells(), csv.line());
 //
-// Nothing is judged here: cells are bytes as they stand. A record may be broken (then `problem` says how and its cells
-// must not be used); reading goes on after it. Lines with nothing in them are no records.
+// Cells are bytes, exactly as they stand in the file. A record may be broken: then `problem` says how, its cells must
+// not be used, and reading continues with the next record. Empty lines are skipped.
 #pragma once
 
 #include <cstdint>

@@ -37,7 +37,8 @@ void check(const FitProblem& p, const FitOptions& o) {
     require(std::isfinite(v.upper) && v.lower > 0 && v.lower <= v.start && v.start <= v.upper,
             "'" + v.name + "' does not start within its bounds, which must be positive");
   for (const FitPrior& q : p.priors)
-    require(q.variable >= 0 && q.variable < n && q.other >= -1 && q.other < n && q.median > 0 && q.width > 0,
+    require(q.variable >= 0 && q.variable < n && (!q.other || (*q.other >= 0 && *q.other < n)) && q.median > 0 &&
+                q.width > 0,
             "a prior names no constant, or its median or width is not positive");
   for (const FitBlock& b : p.blocks) {
     require(b.weights.empty() || b.weights.size() == b.rows, "a block has as many weights as rows, or none");
@@ -143,7 +144,7 @@ class Solver {
   }
 
   static double prior_residual(const FitPrior& q, const Vector& x) {
-    return (x[q.variable] - (q.other >= 0 ? x[q.other] : 0) - std::log(q.median)) / q.width;
+    return (x[q.variable] - (q.other ? x[*q.other] : 0) - std::log(q.median)) / q.width;
   }
 
   // How unlikely all this is: the objective, and what the spreads that it is measured in cost themselves.
@@ -246,11 +247,11 @@ class Solver {
       const double d = 1 / q.width, g = prior_residual(q, x_) * d;
       gradient_[q.variable] += g;
       curvature_(q.variable, q.variable) += d * d;
-      if (q.other < 0) continue;
-      gradient_[q.other] -= g;
-      curvature_(q.other, q.other) += d * d;
-      curvature_(q.variable, q.other) -= d * d;
-      curvature_(q.other, q.variable) -= d * d;
+      if (!q.other) continue;
+      gradient_[*q.other] -= g;
+      curvature_(*q.other, *q.other) += d * d;
+      curvature_(q.variable, *q.other) -= d * d;
+      curvature_(*q.other, q.variable) -= d * d;
     }
   }
 

@@ -18,6 +18,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -29,9 +30,10 @@ struct FitVariable {
   double start = 1, lower = 0, upper = 0;  // 0 < lower <= start <= upper, in natural units
   bool search = false;  // try starts far away first: rows may not feel the constant until it is far from its start
 };
-// log x_variable ~ Normal(log(median) + log(x_other), width); other = -1: of the constant alone.
+// log x_variable ~ Normal(log(median) + log(x_other), width); without `other`: Normal(log(median), width).
 struct FitPrior {
-  int variable = 0, other = -1;
+  int variable = 0;
+  std::optional<int> other;
   double median = 1, width = 0.1;
 };
 // Rows that depend on the same constants: residuals(values of `variables`, in that order) has `rows` entries. Weights:

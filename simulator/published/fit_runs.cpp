@@ -133,7 +133,7 @@ class GpuFit {
       const double datasheet =
           std::clamp(value_of(platforms_.front().base.front(), parameter), parameter.lower, parameter.upper);
       pooled_[k] = add(parameter, start_of(nullptr, parameter, datasheet));
-      problem_.priors.push_back({pooled_[k], -1, datasheet, parameter.pool_width});
+      problem_.priors.push_back({pooled_[k], std::nullopt, datasheet, parameter.pool_width});
       for (Platform& p : platforms_) {
         p.variable[k] = pooled_[k];
         if (p.informed[k] < kRowsNeeded) continue;

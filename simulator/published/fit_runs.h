@@ -45,7 +45,7 @@ struct FitRunsOptions {
       nullptr;  // near the result (a fit to these rows and a few more): the rows' derivatives are kept
   std::function<void(const std::string& what)> progress{};
 };
-// Lowers every row. Throws InputError for a file that is no CSV of runs or that holds no row to fit to.
+// Lowers every row. Throws InputError for a file that is not a CSV of runs or that holds no row to fit to.
 [[nodiscard]] FitRuns read_fit_runs(std::istream&, std::string_view where, const FitRunsOptions& = {});
 // The derivatives at these constants.
 void differentiate(std::span<FitRun>, const FittedCosts&, int threads);

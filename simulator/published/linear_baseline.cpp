@@ -17,7 +17,7 @@ constexpr double kRidge = 1e-6;  // keeps features that no row tells apart from 
 
 using Features = std::array<double, kFeatures>;
 
-// Per GPU and step: flops of products and of attention, activations, logits, blocks launched, bytes gathered and
+// Per GPU and step: flops of matmuls and of attention, activations, logits, blocks launched, bytes gathered and
 // reduced (inside a node, between nodes), optimizer. In units that make each of the order of a second.
 Features features(const FitRun& r) {
   const ShardingPlan& plan = r.prepared.setup.plan;

@@ -9,14 +9,14 @@
 // (no root, no redop for all-gathers, "error" for "#wrong") are read too. Sizes are those of nccl-tests: the full
 // tensor.
 //
-// Of the two halves of a row counts the one that FSDP does: all-gathers and all-reduces in place, reduce-scatters out
-// of place; the other where that one is missing. Rows of size or time 0 say nothing; rows with wrong results are not
-// used; a row cut off is not used.
+// A row has two halves. The one that FSDP uses counts: in place for all-gathers and all-reduces, out of place for
+// reduce-scatters; the other half stands in where that one is missing. Rows of size or time 0, rows with wrong results
+// and truncated rows are not used.
 //
-// Which collective: as the log names it ("Collective test starting: all_gather_perf", a command line), else the file's
-// name, else the table: bus over algorithm bandwidth is 2(n-1)/n for all-reduce and (n-1)/n for the others; those are
-// reduce-scatter with an operation, all-gather without. Tests of other collectives are left out, with a note. Which
-// ranks: from the list of devices; or as the caller says.
+// The collective is the one that the log names ("Collective test starting: all_gather_perf", a command line), else the
+// file's name, else the table: bus over algorithm bandwidth is 2(n-1)/n for all-reduce and (n-1)/n for the other two,
+// of which reduce-scatter has an operation and all-gather has none. Tests of other collectives are left out, with a
+// note. The ranks are those of the list of devices, unless the caller gives them.
 #pragma once
 
 #include <cstdint>

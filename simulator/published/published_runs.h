@@ -4,8 +4,8 @@
 //   const PublishedRuns file = parse_runs(text, "runs.csv");
 //   file.runs, file.refused                 // every line is in one of them
 //
-// The columns are those of tests/accuracy/published_runs.csv; their order is free, unknown ones are not read, and of
-// those that a file lacks every cell counts as empty. An empty cell means that the source is silent.
+// The columns are those of tests/accuracy/published_runs.csv, in any order. Unknown columns are ignored; a missing
+// column counts as empty in every row. An empty cell means that the source does not say.
 #pragma once
 
 #include <cstdint>
@@ -45,15 +45,16 @@ struct RefusedRow {
 struct PublishedRuns {
   std::vector<PublishedRun> runs;
   std::vector<RefusedRow>
-      refused;  // rows that could not be read: broken quoting, wrong number of cells, numbers that are none
+      refused;  // rows that could not be read: broken quoting, wrong number of cells, cells that should be numbers
 };
 
 // Row by row, in bounded memory. The constructor reads the header line and throws InputError(where, ...) for a file
-// that is no such CSV: empty, binary, or without the columns model or layers, gpu, gpus, and one of the batch columns.
+// that is not such a CSV: empty, binary, or without the columns model or layers, gpu, gpus, and one of the batch
+// columns.
 class RunReader {
  public:
   RunReader(std::istream&, std::string_view where);
-  // The next row, as a run or as the reason why it is none; false at the end.
+  // The next row, as a run or as the reason why it cannot be read; false at the end.
   [[nodiscard]] bool next(std::optional<PublishedRun>& run, RefusedRow& refused);
 
  private:

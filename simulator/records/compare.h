@@ -40,10 +40,10 @@ struct ValidationReport {
       differences;  // the first few, in words: "rank 1, all_gather stream, position 7: predicted ..., executed ..."
   std::vector<Finding> findings;          // of time, largest first
   std::vector<std::string> not_compared;  // and why
-  std::vector<std::string> doubts;        // of the measurement: what stands against its step time
+  std::vector<std::string> doubts;        // reasons to doubt the measured step time
 };
 
-// What was compared only in parts, or not at all, is said in `not_compared`: documents of earlier versions hold less.
+// `not_compared` says what was compared only in parts or not at all: documents of earlier versions hold less.
 // Throws InputError when the two were made from different models or plans (which digest, of which file).
 [[nodiscard]] ValidationReport compare(const Prediction&, const Measurement&, const Tolerances& = {});
 

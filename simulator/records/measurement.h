@@ -33,7 +33,7 @@ struct RankMeasurement {
   std::optional<std::int64_t> arena_bytes = {}, arena_resident_bytes = {};
 };
 
-// The machine, and what else it did meanwhile. Empty texts and empty optionals: it does not say.
+// The machine, and what else ran on it meanwhile. An empty text or optional: the machine does not say.
 struct MachineState {
   std::string processor, instructions, libraries, date;  // instructions: what the kernels use; date: UTC, at the start
   std::string governor, turbo;                           // "performance", "on": of the first core
@@ -84,8 +84,8 @@ struct Measurement {
   std::optional<ProcessMemory> memory;  // of the process of rank 0
 };
 
-// What a reader must know before believing the step time: the machine was busy, steps had not settled, the median is
-// not sure. Words for a person, most important first; empty: nothing stands against it.
+// Reasons to doubt the measured step time: the machine was busy, steps had not settled, the median is uncertain. In
+// words, most important first.
 [[nodiscard]] std::vector<std::string> doubts(const Measurement&);
 
 // "fsdp-plan/measurement/1"; parse(to_json_text(m)) compares equal in every field that is written.

@@ -1,4 +1,4 @@
-// What stands against a measured step time, in words.
+// Reasons to doubt a measured step time, in words.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -10,8 +10,8 @@ namespace fsdp {
 
 namespace {
 
-// Half a percent of a core and below is the machine's own housekeeping; more than a tenth of a core is felt by a run
-// that uses all cores.
+// Up to half a percent of a core is the machine's own housekeeping. A run that uses all cores notices more than a tenth
+// of a core.
 constexpr double kFelt = 0.1, kStolen = 0.02, kUnsure = 0.05;
 
 void add_machine(std::vector<std::string>& words, const MachineState& m, std::int64_t ranks) {

@@ -1,7 +1,7 @@
-// What can be said about a run's steps from their times alone: where the warm-up ended, the median, how sure it is.
+// Statistics of a run's step times: where the warm-up ended, the median, how sure it is.
 //
-// All of it rests on order statistics, because a step is disturbed in one direction: a few steps take far longer (the
-// machine did something else), none takes less than its work.
+// All of them are order statistics, because disturbances go in one direction: a few steps take far longer (the machine
+// did something else), and no step takes less than its work.
 #pragma once
 
 #include <cstddef>
@@ -14,8 +14,8 @@ namespace fsdp {
 // Linear between order statistics (numpy's default). 0 of an empty list.
 [[nodiscard]] double quantile(std::span<const double> values, double q);
 
-// Neighbouring steps resemble each other (a disturbance lasts for several), so that n of them tell less than n
-// independent ones would: n (1 - r) / (1 + r) with r the correlation between the ranks (positions in the sorted list)
+// Neighbouring steps resemble each other, because a disturbance lasts for several. So n steps are worth fewer
+// independent ones: n (1 - r) / (1 + r) with r the correlation between the ranks (positions in the sorted list)
 // of each step and the next, not below 0.
 [[nodiscard]] double independent_steps(std::span<const double> seconds);
 

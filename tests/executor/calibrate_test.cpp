@@ -62,7 +62,7 @@ TEST_CASE("benchmarks run what they are named after, and every number comes to i
   const double flops = 2.0 * 64 * 1024 * 1024,
                bytes = 4 * (2.0 * 64 * 1024 + 1024.0 * 1024 - 3 * std::pow(flops / 2, 2.0 / 3));
   for (std::size_t p = 0; p < 3; ++p)
-    CHECK(costs.matmul_beyond_cube[p].count() ==
+    CHECK(costs.matmul_beyond_cube[p].value().count() ==
           doctest::Approx(bytes / ((2e-10 * 1024 * 1024 * 1024 - 1e-10 * flops) * (p == 2 ? 3 : 1))).epsilon(1e-9));
   // Sent by each of two ranks: half of the tensor, for all-reduce all of it. A round is an empty kernel beside.
   const auto check_curve = [](const std::vector<CurvePoint>& curve, double sent) {
@@ -82,13 +82,13 @@ TEST_CASE("benchmarks run what they are named after, and every number comes to i
   }
   CHECK(costs.kernel_overhead.count() == 1e-6);
   CHECK(costs.host_per_operation.count() == 1e-6);  // 3 us said, but never more than an empty kernel takes
-  CHECK(costs.wake.count() == 0.5e-6);
-  CHECK(costs.wake_beside.count() == 3e-6);
-  CHECK(costs.collective_beside.count() == 3e-6);
-  CHECK(costs.skew.count() == 3e-6);
-  CHECK(costs.skew_share == 0.125);
-  CHECK(costs.skew_most.count() == 3e-6);
-  CHECK(costs.cores == load_cluster("host").gpus);
+  CHECK(costs.threads->wake.count() == 0.5e-6);
+  CHECK(costs.threads->wake_beside.count() == 3e-6);
+  CHECK(costs.threads->collective_beside.count() == 3e-6);
+  CHECK(costs.threads->skew.count() == 3e-6);
+  CHECK(costs.threads->skew_share == 0.125);
+  CHECK(costs.threads->skew_most.count() == 3e-6);
+  CHECK(costs.threads->cores == load_cluster("host").gpus);
 }
 
 TEST_CASE("costs of this machine: complete, positive, ordered, and equal after the disk") {
@@ -102,9 +102,9 @@ TEST_CASE("costs of this machine: complete, positive, ordered, and equal after t
   CHECK(costs.platform == "host");
   CHECK(costs.collective_ranks == 2);
   CHECK(parse_costs(to_json_text(costs), "costs.json") == costs);
-  CHECK(costs.wake.count() > 0);
-  CHECK(costs.wake_beside >= costs.wake);
-  CHECK(costs.cores >= 1);
+  CHECK(costs.threads->wake.count() > 0);
+  CHECK(costs.threads->wake_beside >= costs.threads->wake);
+  CHECK(costs.threads->cores >= 1);
   for (const auto* curve : {&costs.all_gather, &costs.reduce_scatter, &costs.all_reduce}) {
     REQUIRE(curve->size() == 8);
     for (const CurvePoint& p : *curve) CHECK(p.seconds > 0);

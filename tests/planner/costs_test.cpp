@@ -534,13 +534,13 @@ TEST_CASE("ranks that share cores take turns; ranks with several cores overlap; 
   const Program program = lower(s.model, s.plan, s.impl);
   const std::vector<Demand> before = demands_of(program.steady_step, program, s.context());
   s.costs.collective_ranks = 2;
-  s.costs.cores = 2;
-  s.costs.wake = Seconds(1e-5);
-  s.costs.wake_beside = Seconds(2e-5);
-  s.costs.collective_beside = Seconds(3e-5);
-  s.costs.skew = Seconds(4e-5);
-  s.costs.skew_share = 0.25;
-  s.costs.skew_most = Seconds(5e-5);
+  s.costs.threads = HostThreads{.cores = 2,
+                                .wake = Seconds(1e-5),
+                                .wake_beside = Seconds(2e-5),
+                                .collective_beside = Seconds(3e-5),
+                                .skew = Seconds(4e-5),
+                                .skew_most = Seconds(5e-5),
+                                .skew_share = 0.25};
   const auto check = [&](std::int64_t ranks, double slower, double use) {
     s.cluster.gpus = ranks;
     CAPTURE(ranks);
@@ -560,13 +560,13 @@ TEST_CASE("ranks that share cores take turns; ranks with several cores overlap; 
       CHECK(after[i].skew_share == (collective ? 0.25 : 0));
     }
   };
-  check(2, 1, 1);     // measured so
-  check(4, 2, 1);     // two ranks on each core
-  s.costs.cores = 8;  // four for each of the two ranks: four threads run side by side
+  check(2, 1, 1);              // measured so
+  check(4, 2, 1);              // two ranks on each core
+  s.costs.threads->cores = 8;  // four for each of the two ranks: four threads run side by side
   check(2, 1, 0.25);
-  s.costs.cores = 1;  // measured with two ranks on one core
+  s.costs.threads->cores = 1;  // measured with two ranks on one core
   check(4, 2, 1);
-  s.costs.cores = 8;
+  s.costs.threads->cores = 8;
   s.costs.collective_ranks = 16;  // measured with two on each core, used with one
   check(8, 0.5, 1);
   CHECK(parse_costs(to_json_text(s.costs), "costs.json") == s.costs);

@@ -89,7 +89,7 @@ TEST_CASE("fixed allocations come first, from the pool of their stream") {
   options.settings.capacity = 33 * kMiB;  // 32 and 2 are too much already
   const AllocatorPrediction none = replay_allocator(h.program, options);
   CHECK(none.out_of_memory);
-  CHECK(none.failed == AllocatorPlace{0, -1});
+  CHECK(none.failed == AllocatorPlace{0});
   CHECK(none.failure.bytes == 100);
 }
 

@@ -94,7 +94,7 @@ TEST_CASE("a mean under a prior: the closed form") {
     return std::vector<double>{d + 0.03, d - 0.03, d + 0.03, d - 0.03};
   };
   const FitResult r =
-      fit({{{"x", 1, 0.1, 10, false}}, {{0, -1, 1, 0.05}}, {block}}, {.noise = 0.1, .tolerance = 1e-10});
+      fit({{{"x", 1, 0.1, 10, false}}, {{0, std::nullopt, 1, 0.05}}, {block}}, {.noise = 0.1, .tolerance = 1e-10});
   const double data = 4 / (0.1 * 0.1), prior = 1 / (0.05 * 0.05);
   CHECK(std::log(r.values[0]) == doctest::Approx(std::log(1.02) * data / (data + prior)).epsilon(1e-6));
   CHECK(r.standard_errors[0] == doctest::Approx(1 / std::sqrt(data + prior)).epsilon(1e-6));
@@ -119,7 +119,7 @@ TEST_CASE("platforms share a pool: many rows stand for themselves, few are drawn
   FitProblem p;
   for (const char* name : {"pool x", "pool y", "A x", "A y", "B x", "B y", "C x", "C y"})
     p.variables.push_back(efficiency(name));
-  for (int v = 0; v < 2; ++v) p.priors.push_back({v, -1, 0.7, 0.3});
+  for (int v = 0; v < 2; ++v) p.priors.push_back({v, std::nullopt, 0.7, 0.3});
   for (int v = 2; v < 8; ++v) p.priors.push_back({v, v % 2, 1, 0.1});
   p.blocks = {block_of(runs(0.6, 0.8, 200, 0.01, 0, 5), {2, 3}), block_of(runs(0.5, 0.5, 1, 0, 0, 6), {4, 5}),
               block_of({}, {6, 7})};
@@ -177,7 +177,7 @@ TEST_CASE("a constant that rows feel only once it is far away is found by the se
                  return r;
                },
                {}};
-    return fit({{{"link", 0.9, 0.1, 1, search}}, {{0, -1, 0.9, 0.5}}, {b}}).values[0];
+    return fit({{{"link", 0.9, 0.1, 1, search}}, {{0, std::nullopt, 0.9, 0.5}}, {b}}).values[0];
   };
   CHECK(hidden(false) == doctest::Approx(0.9));
   CHECK(hidden(true) == doctest::Approx(0.15).epsilon(0.02));
@@ -185,12 +185,12 @@ TEST_CASE("a constant that rows feel only once it is far away is found by the se
 
 TEST_CASE("nothing to fit, and nonsense") {
   CHECK(fit({}).values.empty());
-  const FitResult prior_only = fit({{efficiency("x", 0.7)}, {{0, -1, 0.5, 0.1}}, {}});
+  const FitResult prior_only = fit({{efficiency("x", 0.7)}, {{0, std::nullopt, 0.5, 0.1}}, {}});
   CHECK(prior_only.values[0] == doctest::Approx(0.5).epsilon(1e-3));
   CHECK_THROWS_AS((void)fit({{efficiency("x", 2)}, {}, {}}), InputError);
   CHECK_THROWS_AS((void)fit({{{"x", 1, 0, 1, false}}, {}, {}}), InputError);
-  CHECK_THROWS_AS((void)fit({{efficiency("x")}, {{1, -1, 1, 1}}, {}}), InputError);
-  CHECK_THROWS_AS((void)fit({{efficiency("x")}, {{0, -1, 1, 0}}, {}}), InputError);
+  CHECK_THROWS_AS((void)fit({{efficiency("x")}, {{1, std::nullopt, 1, 1}}, {}}), InputError);
+  CHECK_THROWS_AS((void)fit({{efficiency("x")}, {{0, std::nullopt, 1, 0}}, {}}), InputError);
   FitBlock bad{{0}, 1, {}, [](std::span<const double>) { return std::vector<double>{std::nan("")}; }, {}};
   CHECK_THROWS_WITH_AS((void)fit({{efficiency("x")}, {}, {bad}}), doctest::Contains("not finite"), InputError);
   bad.residuals = [](std::span<const double>) { return std::vector<double>{}; };

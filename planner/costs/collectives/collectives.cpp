@@ -31,7 +31,7 @@ double host_seconds(const CollectiveCall& call, const Costs& costs) {
   const auto& curve = collective_curve(call.kind, costs);
   require_calibrated(!curve.empty(), "a curve for this collective", costs);
   const double n = static_cast<double>(call.ranks),
-               c = static_cast<double>(std::max<std::int64_t>(2, costs.collective_ranks));
+               c = static_cast<double>(std::max<std::int64_t>(2, costs.collective_ranks.value_or(2)));
   return interpolate(curve, static_cast<double>(call.bytes.count())) * ((n - 1) / n) / ((c - 1) / c);
 }
 

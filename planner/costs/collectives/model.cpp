@@ -89,8 +89,8 @@ CollectiveModel::CollectiveModel(const CollectiveCall& shape, const ClusterSpec&
     auto& measured = measured_[static_cast<std::size_t>(kind)];
     // Curves without nodes are of one node.
     std::vector<CollectiveCurve> single;
-    if (const auto& points = collective_curve(kind, costs); !points.empty())
-      single.push_back({kind, costs.collective_ranks, costs.collective_ranks, points});
+    if (const auto& points = collective_curve(kind, costs); !points.empty() && costs.collective_ranks)
+      single.push_back({kind, *costs.collective_ranks, *costs.collective_ranks, points});
     const CollectiveCurve* curve = nearest(kind, shape, costs.collective_curves);
     if (!curve) curve = nearest(kind, shape, single);
     if (!curve) continue;
