@@ -1,9 +1,9 @@
 // A sharding plan: everything that decides the order of work, the memory and the result of a training step, and nothing
 // else.
 //
-//   ShardingPlan plan = parse_plan(text, "plan.json");   // or naive_plan (planner/plan/naive_plan.h), or a search's answer
-//   check(plan, model, "plan.json");                     // throws InputError with the first rule that is broken
-//   to_json_text(plan)                                   // parse_plan of it == plan
+//   ShardingPlan plan = parse_plan(text, "plan.json");  // or naive_plan (planner/plan/naive_plan.h), or a search's
+//   check(plan, model, "plan.json");                    // throws InputError with the first rule that is broken
+//   to_json_text(plan)                                  // parse_plan of it == plan
 #pragma once
 
 #include <cstdint>

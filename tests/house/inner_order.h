@@ -119,6 +119,7 @@ inline const Order& inner_order() {
       {"tests/accuracy", {"tests/support"}},
       {"tests/models", {"tests/support"}},
       {"tests/planner", {"tests/support"}},
+      {"tests/planner/costs", {"tests/support"}},
       {"tests/planner/torch", {"tests/support"}},
       {"tests/simulator", {"tests/support"}},
       {"tests/viz", {"tests/support"}},

@@ -50,8 +50,6 @@ std::set<std::size_t> raw_lines(const SourceFile& file) {
 const std::set<std::string>& wide_files() {
   static const std::set<std::string> kWide = {
       "tests/docs/commands.sh",
-      "tests/docs/docs.cmake",
-      "tests/docs/links.sh",
       "tests/docs/tables.sh",
   };
   return kWide;

@@ -100,7 +100,8 @@ Bytes traffic(const Setup& s, const Op& op, bool backward) {
 }  // namespace
 
 TEST_CASE("collectives: NCCL's time, the fabric's loss, and the skew of a training step") {
-  // Expected microseconds of NCCL alone: its cost model (2.28.9), evaluated independently: tests/planner/nccl_test.cpp.
+  // Expected microseconds of NCCL alone: its cost model (2.28.9), evaluated independently:
+  // tests/planner/costs/nccl_test.cpp.
   struct Row {
     ClusterSpec cluster;
     CollectiveKind kind;
