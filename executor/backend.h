@@ -1,5 +1,5 @@
-// The one virtual seam: what an interpreter of Programs needs from a machine. One Device per rank; the interpreter
-// (run.cpp) calls it from that rank's host thread in host issue order.
+// The one virtual seam: what the interpreter of Programs needs from a backend. One Device per rank; the interpreter
+// (training/interpreter.cpp) calls it from that rank's host thread in host issue order.
 //
 // Everything is asynchronous: `launch` and `collective` put work on a stream and return; work on one stream runs in
 // order; it starts after the operations it waits for. `allocate` and `release` act at host time, as PyTorch's allocator
@@ -130,6 +130,18 @@ class RankFailure : public MachineError {
   std::int32_t op_;
 };
 
+// A RankFailure of a rank that may live in another process (or no longer lives).
+class ProcessFailure : public RankFailure {
+ public:
+  ProcessFailure(std::int64_t rank, std::int32_t op, std::int32_t steps_begun, const std::string& what)
+      : RankFailure(rank, op, what), steps_begun_(steps_begun) {}
+  // Calls of Device::begin_step; op() is an operation of the last of these steps.
+  [[nodiscard]] std::int32_t steps_begun() const { return steps_begun_; }
+
+ private:
+  std::int32_t steps_begun_;
+};
+
 struct MeshShape {
   std::int64_t replicate = 1, shard = 1;
 };  // rank = replicate_index * shard + shard_index
@@ -149,7 +161,7 @@ class Backend {
   // Ranks of this process, ascending: all of them where ranks are threads. The process of rank 0 leads: it alone
   // reports.
   [[nodiscard]] virtual std::vector<std::int64_t> local_ranks() const = 0;
-  // One rank runs and the others are played: what it measures is its own alone.
+  // One rank runs and the others are modelled: what it measures is its own alone.
   [[nodiscard]] virtual bool emulated() const { return false; }
   // `reshard`: sizes of the groups of Communicator::reshard that the body uses.
   virtual void run(const std::function<void(Device&)>& body, std::span<const std::int64_t> reshard = {}) = 0;

@@ -53,7 +53,7 @@ struct CudaOptions {
   std::vector<int> devices = {};  // the driver's numbers of the GPUs to use, rank by rank; empty: all that there are
   std::optional<EmulatedWorld> emulate = {};  // instead of all ranks
   // Most CTAs, each of which takes a multiprocessor, that NCCL may give to one collective (ncclConfig_t::maxCTAs).
-  // Matrix products then count on the other multiprocessors (cuBLASLt's SM-count target). 0: NCCL chooses, and products
+  // Matmuls then count on the other multiprocessors (cuBLASLt's SM-count target). 0: NCCL chooses, and matmuls
   // count on all. No meaning where NCCL has nothing to do: one rank, virtual ranks, an emulated world.
   int nccl_ctas = 0;
   Memory arena =

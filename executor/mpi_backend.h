@@ -18,7 +18,7 @@ namespace fsdp {
 
 // The processes of this launch, whose ranks run on this backend or on `cuda` (CudaOptions::processes). MPI is one per
 // process, and so is this: it starts with the first call of join_launch and ends with the process. When one process
-// fails, dies or is stopped, all end; one of them says why (`may_speak`).
+// fails, dies or is stopped, all end; one of them says why (`is_reporter`).
 class Launch {
  public:
   virtual ~Launch() = default;
@@ -28,7 +28,7 @@ class Launch {
   [[nodiscard]] virtual std::int64_t place_here() const = 0;   // of this process among those, from 0
   [[nodiscard]] virtual const std::string& hosts() const = 0;  // "node1 (ranks 0 1 2 3), node2 (rank 4)"
   // True for one process of the launch: the first that asks. For errors that several processes see at once.
-  [[nodiscard]] virtual bool may_speak() = 0;
+  [[nodiscard]] virtual bool is_reporter() = 0;
   // Ends this process at once, and with it all others, without what libraries do at exit: after a failed run, whose
   // threads may be left.
   [[noreturn]] virtual void end(int status) = 0;
@@ -38,18 +38,5 @@ class Launch {
 
 // `mesh` must have as many ranks as the launch has processes: InputError.
 [[nodiscard]] std::unique_ptr<Backend> make_mpi_backend(MeshShape mesh, const BackendOptions& = {});
-
-// A RankFailure of a rank that may live in another process (or no longer).
-class ProcessFailure : public RankFailure {
- public:
-  ProcessFailure(std::int64_t rank, std::int32_t op, std::int32_t steps_begun, const std::string& what)
-      : RankFailure(rank, op, what), steps_begun_(steps_begun) {}
-  [[nodiscard]] std::int32_t steps_begun() const {
-    return steps_begun_;
-  }  // calls of Device::begin_step; op is of the last of them
-
- private:
-  std::int32_t steps_begun_;
-};
 
 }  // namespace fsdp

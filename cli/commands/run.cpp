@@ -19,8 +19,8 @@
 #include "cli/run_backend.h"
 #include "cli/training.h"
 #include "executor/mpi_backend.h"
+#include "executor/ranks/signals.h"
 #include "executor/training/machine.h"
-#include "executor/training/signals.h"
 #include "models/input/error.h"
 #include "models/input/suggest.h"
 #include "planner/lower.h"
@@ -155,7 +155,7 @@ Trained execute(const RunFlags& f, const ModelGraph& model, const ShardingPlan& 
     rethrow_damage(checkpoints);
     if (*f.machine.backend == "mpi") throw;
     // A thread that could not be ended may be left, and what libraries do at exit would wait for it.
-    if (others == nullptr || others->may_speak()) std::fprintf(stderr, "fsdp-plan: %s\n", e.what());
+    if (others == nullptr || others->is_reporter()) std::fprintf(stderr, "fsdp-plan: %s\n", e.what());
     std::fflush(nullptr);
     if (others != nullptr) others->end(kMachineFailed);
     ::_exit(kMachineFailed);
@@ -228,10 +228,10 @@ int run_among_others(const RunFlags& f) {
   try {
     return run_here(f, &launch);
   } catch (const InputError&) {
-    if (launch.may_speak()) throw;
+    if (launch.is_reporter()) throw;
     return kBadInput;
   } catch (const std::exception&) {
-    if (launch.may_speak()) throw;
+    if (launch.is_reporter()) throw;
     return kMachineFailed;
   }
 }

@@ -4,8 +4,8 @@
 #include <cstring>
 
 #include "executor/actions/kernel_set.h"
-#include "executor/kernels/arithmetic/element.h"
-#include "executor/run.h"
+#include "executor/arithmetic/element.h"
+#include "executor/data/synthetic.h"
 
 namespace fsdp {
 namespace {
@@ -30,7 +30,7 @@ double sum_of_powers(DType type, BufferView values, std::int64_t n, double p) {
   });
 }
 
-class HostKernels final : public MachineKernels {
+class HostKernels final : public KernelSet {
  public:
   void forward(const Op& op, const Workload& work, DType type, std::span<const KernelArg> args,
                double token_weight) const override {
@@ -129,7 +129,7 @@ class HostKernels final : public MachineKernels {
 
 }  // namespace
 
-const MachineKernels& host_kernels() {
+const KernelSet& host_kernel_set() {
   static const HostKernels host;
   return host;
 }

@@ -32,8 +32,8 @@ struct KernelCall {
 // A machine's kernel, by its Action: what it does, or puts on a stream, when it is called. All but forward, recompute
 // and backward check their buffers when they are made. The machine, the model and the program must outlive it. Without
 // a machine: the host.
-class MachineKernels;
-[[nodiscard]] KernelBody make_kernel(const KernelCall&, const MachineKernels&);
+class KernelSet;
+[[nodiscard]] KernelBody make_kernel(const KernelCall&, const KernelSet&);
 [[nodiscard]] KernelBody make_kernel(const KernelCall&);
 
 }  // namespace fsdp

@@ -16,9 +16,9 @@
 
 namespace fsdp {
 
-class MachineKernels {
+class KernelSet {
  public:
-  virtual ~MachineKernels() = default;
+  virtual ~KernelSet() = default;
 
   // As the functions of these names in kernels.h.
   virtual void forward(const Op&, const Workload&, DType, std::span<const KernelArg>, double token_weight) const = 0;
@@ -62,6 +62,6 @@ class MachineKernels {
                           std::byte* to) const = 0;
 };
 
-[[nodiscard]] const MachineKernels& host_kernels();
+[[nodiscard]] const KernelSet& host_kernel_set();
 
 }  // namespace fsdp

@@ -14,25 +14,25 @@
 
 namespace fsdp::cuda {
 
-class Agreement {  // of one group
+class CallChecker {  // of one group
  public:
-  explicit Agreement(std::size_t members) : next_(members, 0) {}
+  explicit CallChecker(std::size_t members) : next_(members, 0) {}
   // The member's next collective. RankFailure if the first member that came to this one brought another.
-  void see(std::size_t member, std::int64_t rank, const host::Post& post) {
+  void see(std::size_t member, std::int64_t rank, const host::CollectiveCall& call) {
     const std::lock_guard lock(mutex_);
     const std::size_t index = next_[member]++ - gone_;
-    if (index == firsts_.size()) firsts_.push_back({rank, post, 0});
+    if (index == firsts_.size()) firsts_.push_back({rank, call, 0});
     First& first = firsts_[index];
     const std::array<std::int64_t, 2> ranks = {first.rank, rank};
-    const std::array<host::Post, 2> posts = {first.post, post};
-    host::check_same_call(ranks, posts);
+    const std::array<host::CollectiveCall, 2> calls = {first.call, call};
+    host::check_same_call(ranks, calls);
     for (++first.seen; !firsts_.empty() && firsts_.front().seen == next_.size(); ++gone_) firsts_.pop_front();
   }
 
  private:
   struct First {
     std::int64_t rank = 0;
-    host::Post post;
+    host::CollectiveCall call;
     std::size_t seen = 0;  // members that have come
   };
   std::mutex mutex_;

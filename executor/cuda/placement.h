@@ -18,14 +18,14 @@ namespace fsdp::cuda {
 // own (CUDA_VISIBLE_DEVICES).
 [[nodiscard]] int place_process(std::int64_t place, int present, const std::vector<int>& wanted);
 
-struct Seat {             // where a rank computes
-  std::string host, gpu;  // its name in all the world: the driver's UUID
-  int number = 0;         // in its process
-  friend bool operator==(const Seat&, const Seat&) = default;
+struct DeviceAssignment {  // where a rank computes
+  std::string host, gpu;   // its name in all the world: the driver's UUID
+  int number = 0;          // in its process
+  friend bool operator==(const DeviceAssignment&, const DeviceAssignment&) = default;
 };
-[[nodiscard]] std::string format_seat(const Seat&);
-[[nodiscard]] Seat parse_seat(const std::string&);  // MachineError
+[[nodiscard]] std::string format_assignment(const DeviceAssignment&);
+[[nodiscard]] DeviceAssignment parse_assignment(const std::string&);  // MachineError
 // InputError where two ranks are on one GPU, which NCCL refuses.
-void check_seats(const std::vector<Seat>& by_rank);
+void check_assignments(const std::vector<DeviceAssignment>& by_rank);
 
 }  // namespace fsdp::cuda

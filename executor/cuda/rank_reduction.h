@@ -5,8 +5,8 @@
 
 #include <cstdint>
 
-#include "executor/kernels/arithmetic/device.h"
-#include "executor/kernels/arithmetic/element.h"
+#include "executor/arithmetic/device.h"
+#include "executor/arithmetic/element.h"
 
 namespace fsdp::cuda {
 

@@ -27,8 +27,8 @@ struct Link {  // to the other ranks of one communicator
 struct Links {
   std::vector<Link> groups;
   std::function<std::vector<std::string>(std::int64_t rank, const std::string& mine)> exchange;
-  std::shared_ptr<Journal> journal =
-      std::make_shared<Journal>();  // of this rank; processes put it where others can read it
+  std::shared_ptr<RankStatus> status =
+      std::make_shared<RankStatus>();  // of this rank; processes put it where others can read it
 };
 
 struct PoisonChange {  // waits for its stream (see Device::release)
@@ -43,7 +43,7 @@ struct Task {
   std::vector<PoisonChange> poison;
   KernelBody body;         // a kernel, or
   Group* group = nullptr;  // a collective
-  Post post;
+  CollectiveCall call;
 };
 
 class HostDevice final : public Device, public std::enable_shared_from_this<HostDevice> {
@@ -90,19 +90,19 @@ class HostDevice final : public Device, public std::enable_shared_from_this<Host
     std::deque<Task> queue;
     std::vector<OperationRecord> records;
     std::vector<PoisonChange> poison;  // for the next task (host thread only)
-    Journal::State state = Journal::idle;
+    RankStatus::State state = RankStatus::idle;
     std::int32_t op = -1, waiting_for = -1;
     const Group* group = nullptr;
     std::thread thread;
   };
 
-  // Changes what the rank does, and its journal.
-  void set(Worker& w, Stream, Journal::State, std::int32_t event = -1);
-  void set(Journal::Host host) { links_.journal->host.store(host); }
+  // Changes what the rank does, and its status.
+  void set(Worker& w, Stream, RankStatus::State, std::int32_t event = -1);
+  void set(RankStatus::Host host) { links_.status->host.store(host); }
   void change_poison(Stream pool, PoisonChange change);
   void enqueue(Stream, std::int32_t* previous, std::span<const std::int32_t> waits, Task);
   void check_new(std::int32_t op, std::span<const std::int32_t> waits) const;
-  void issue_collective(std::size_t link, std::int32_t op, Stream, std::span<const std::int32_t> waits, Post,
+  void issue_collective(std::size_t link, std::int32_t op, Stream, std::span<const std::int32_t> waits, CollectiveCall,
                         std::int64_t group_elements, BufferView, BufferView);
   [[nodiscard]] std::size_t link_of(Comm, std::int32_t op) const;
   void wait_for(std::int32_t op);

@@ -8,7 +8,7 @@
 #include <string>
 #include <string_view>
 
-#include "executor/kernels/arithmetic/element.h"
+#include "executor/arithmetic/element.h"
 #include "executor/kernels/kernels.h"
 #include "models/graph.h"
 

@@ -73,9 +73,9 @@ double sum_of_squares(DType type, BufferView values, std::int64_t elements) {
 void scale(DType type, BufferView values, std::int64_t elements, double factor) {
   table().scale(type, values, elements, factor);
 }
-void host_gemm(DType type, Transpose ta, Transpose tb, std::int64_t m, std::int64_t n, std::int64_t k, const void* a,
-               const void* b, void* c, bool accumulate, BufferView scratch) {
-  table().host_gemm(type, ta, tb, m, n, k, a, b, c, accumulate, scratch);
+void host_matmul(DType type, Transpose ta, Transpose tb, std::int64_t m, std::int64_t n, std::int64_t k, const void* a,
+                 const void* b, void* c, bool accumulate, BufferView scratch) {
+  table().host_matmul(type, ta, tb, m, n, k, a, b, c, accumulate, scratch);
 }
 
 }  // namespace fsdp

@@ -1,6 +1,6 @@
 // Host kernels: one function per op kind and direction, on plain spans. Storage type T is double, float, bf16 or fp16
 // (structs BFloat16, Float16); arithmetic is double for double and float otherwise. Reference quality first, then
-// speed: loops that a compiler vectorises, matrix products through the BLAS that `host_gemm` found. None of them
+// speed: loops that a compiler vectorises, matmuls through the BLAS that `host_matmul` found. None of them
 // allocates; scratch comes in.
 //
 // Extents come from the model (Op, Workload), never from a buffer: a buffer of another size makes `check_extent` throw.
@@ -54,21 +54,21 @@ void scale(DType type, BufferView values, std::int64_t elements, double factor);
 
 // c[m, n] (+)= a[m, k] * b[k, n], row-major, with either operand transposed in storage. One thread.
 enum class Transpose : std::uint8_t { no, yes };
-void host_gemm(DType type, Transpose ta, Transpose tb, std::int64_t m, std::int64_t n, std::int64_t k, const void* a,
-               const void* b, void* c, bool accumulate, BufferView scratch);
+void host_matmul(DType type, Transpose ta, Transpose tb, std::int64_t m, std::int64_t n, std::int64_t k, const void* a,
+                 const void* b, void* c, bool accumulate, BufferView scratch);
 // bf16 and fp16 are multiplied in fp32 tiles: what `scratch` must hold (0 for fp64 and fp32). The same for any order of
 // m, n, k.
-[[nodiscard]] std::int64_t host_gemm_scratch_bytes(DType type, std::int64_t m, std::int64_t n, std::int64_t k);
+[[nodiscard]] std::int64_t host_matmul_scratch_bytes(DType type, std::int64_t m, std::int64_t n, std::int64_t k);
 [[nodiscard]] std::string_view
-host_gemm_library();  // "OpenBLAS 0.3.21 (Cooperlake)": the processor it works for; "Eigen 3.4.0"
+host_matmul_library();  // "OpenBLAS 0.3.21 (Cooperlake)": the processor it works for; "Eigen 3.4.0"
 // The instruction set that the kernels of this process use: the best of those they were compiled for that the processor
 // has
 // ("x86-64-v4", "x86-64-v3", "baseline"), or the one named by the environment variable FSDP_PLAN_INSTRUCTIONS
 // (InputError if that cannot be had). Results differ in last bits between instruction sets: some multiply and add in
 // one rounding.
 [[nodiscard]] std::string_view kernel_instructions();
-// Heap that the library itself may take inside a product whose longest extent is `longest`; nobody declares it as a
+// Heap that the library itself may take inside a matmul whose longest extent is `longest`; nobody declares it as a
 // buffer.
-[[nodiscard]] std::int64_t host_gemm_library_workspace(std::int64_t longest);
+[[nodiscard]] std::int64_t host_matmul_library_workspace(std::int64_t longest);
 
 }  // namespace fsdp

@@ -16,7 +16,7 @@ namespace fsdp::mpi {
 
 // For one run. A failure in one process fails the run in all of them; one that died or is stopped is named, with what
 // it did last: end() throws a ProcessFailure. Of `times` the standstill has no meaning.
-[[nodiscard]] std::shared_ptr<host::Ties> tie_processes(const host::WatchTimes& times);
+[[nodiscard]] std::shared_ptr<host::ControlPlane> make_process_control_plane(const host::WatchTimes& times);
 
 // Between runs: every process gives a text and gets all of them, in the order of the ranks. Blocks; when a process is
 // lost, all end.

@@ -17,7 +17,7 @@ namespace fsdp::mpi {
 enum class Life : std::int32_t { absent, here, left, exits };  // exits: somebody called exit() in the middle of a run
 
 struct Slot {
-  host::Journal journal;
+  host::RankStatus status;
   std::atomic<std::int64_t> pid{0},
       started{0};  // as the system tells it: tells a process from a later one of the same pid
   std::atomic<std::int32_t> life{static_cast<std::int32_t>(Life::absent)}, exit_status{0};
@@ -26,17 +26,17 @@ struct Slot {
 };
 static_assert(std::atomic<std::int64_t>::is_always_lock_free);
 
-class Board {
+class StatusBoard {
  public:
   // `path`: a folder of this user's that does not exist or was made by another rank for the same purpose. MachineError.
-  Board(const std::string& path, std::int64_t ranks);
-  ~Board();
-  Board(const Board&) = delete;
-  Board& operator=(const Board&) = delete;
+  StatusBoard(const std::string& path, std::int64_t ranks);
+  ~StatusBoard();
+  StatusBoard(const StatusBoard&) = delete;
+  StatusBoard& operator=(const StatusBoard&) = delete;
 
   void unlink() noexcept;  // once all have mapped it; again: nothing
   [[nodiscard]] Slot& slot(std::int64_t rank) { return slots_[static_cast<std::size_t>(rank)]; }
-  [[nodiscard]] bool claim_voice() { return claim(0); }  // true for the first process that asks
+  [[nodiscard]] bool claim_reporter() { return claim(0); }  // true for the first process that asks
   [[nodiscard]] bool claim_abort() { return claim(1); }
 
  private:

@@ -26,11 +26,11 @@ class World final : public Launch {
   [[nodiscard]] std::int64_t ranks_here() const override;
   [[nodiscard]] std::int64_t place_here() const override;
   [[nodiscard]] const std::string& hosts() const override { return hosts_; }
-  [[nodiscard]] bool may_speak() override;
+  [[nodiscard]] bool is_reporter() override;
   [[noreturn]] void end(int status) override;
   [[nodiscard]] const Channel& channel() const { return *channel_; }
 
-  [[nodiscard]] std::shared_ptr<host::Journal> fresh_journal();  // this rank's, on the board
+  [[nodiscard]] std::shared_ptr<host::RankStatus> fresh_status();  // this rank's, on the board
   [[nodiscard]] bool sees(std::int64_t rank) const {
     return visible_[static_cast<std::size_t>(rank)] != 0;
   }                                                           // it is on this machine
@@ -58,13 +58,13 @@ class World final : public Launch {
   void on_signal(int signal);
   [[noreturn]] void end_now(int code, const std::string& sentence);
   void at_exit(int status);
-  void say_farewell();
+  void finalize_barrier();
   static void called_at_exit(int status, void* self);
 
   std::int64_t rank_ = 0, ranks_ = 1;
   std::string hosts_;
-  std::unique_ptr<Board> board_;
-  std::unique_ptr<Channel> channel_, farewell_;
+  std::unique_ptr<StatusBoard> board_;
+  std::unique_ptr<Channel> channel_, finalize_;
   std::vector<char> visible_;
   std::vector<int> stopped_looks_;  // guard only: how many looks in a row found it stopped
   std::thread::id main_thread_;

@@ -15,11 +15,11 @@
 
 namespace fsdp::host {
 
-class Ties {  // of one call of Backend::run; threads that are left behind may use it for ever
+class ControlPlane {  // of one call of Backend::run; threads that are left behind may use it for ever
  public:
-  virtual ~Ties() = default;
+  virtual ~ControlPlane() = default;
   [[nodiscard]] virtual const std::shared_ptr<RunControl>& control() const = 0;
-  [[nodiscard]] virtual std::shared_ptr<Journal> journal() = 0;  // a fresh one, for one rank of this process
+  [[nodiscard]] virtual std::shared_ptr<RankStatus> status() = 0;  // a fresh one, for one rank of this process
   [[nodiscard]] virtual std::vector<std::string> exchange(std::int64_t rank,
                                                           const std::string& mine) = 0;  // Device::exchange
   // Blocks. True: every thread of the run in this process has ended, and, unless the run failed, every other process's
@@ -31,6 +31,7 @@ class Ties {  // of one call of Backend::run; threads that are left behind may u
   virtual void end(std::shared_ptr<const void> used) = 0;
 };
 
-[[nodiscard]] std::shared_ptr<Ties> tie_threads(std::vector<std::int64_t> ranks, const WatchTimes&);
+[[nodiscard]] std::shared_ptr<ControlPlane> make_thread_control_plane(std::vector<std::int64_t> ranks,
+                                                                      const WatchTimes&);
 
 }  // namespace fsdp::host

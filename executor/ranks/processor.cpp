@@ -21,7 +21,7 @@ std::string processor_name() {
 
 std::string host_description() {
   return fmt::format("{}, {} cores, {}, kernels {}", processor_name(), std::thread::hardware_concurrency(),
-                     host_gemm_library(), kernel_instructions());
+                     host_matmul_library(), kernel_instructions());
 }
 
 }  // namespace fsdp::host

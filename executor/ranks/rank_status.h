@@ -13,7 +13,7 @@
 
 namespace fsdp::host {
 
-struct Journal {
+struct RankStatus {
   enum Host : std::int32_t { busy, waiting, ended };
   enum State : std::int32_t { idle, waiting_for_event, kernel, collective };
   struct OnStream {
@@ -33,6 +33,6 @@ struct Doing {
   std::string what;                          // continues "rank 3 "
   std::vector<std::int64_t> waits_for = {};  // ranks, where it waits for them in a collective
 };
-[[nodiscard]] Doing doing(const Journal&);
+[[nodiscard]] Doing doing(const RankStatus&);
 
 }  // namespace fsdp::host

@@ -20,7 +20,7 @@ struct WatchTimes {
 
 // Blocks. True: every thread has ended. False: the run failed and some thread did not end within the grace. Fails the
 // run (RunControl::fail) for a standstill, naming the rank that is most likely its cause, and for a signal that was
-// noted (executor/training/signals.h). `ranks` of this process, and what each of them does now, by its place among
+// noted (executor/ranks/signals.h). `ranks` of this process, and what each of them does now, by its place among
 // them.
 [[nodiscard]] bool watch(RunControl&, const std::vector<std::int64_t>& ranks,
                          const std::function<Doing(std::size_t place)>& doing, const WatchTimes&);

@@ -12,7 +12,7 @@
 
 #include "executor/backend.h"
 #include "executor/ranks/poison.h"
-#include "executor/training/signals.h"
+#include "executor/ranks/signals.h"
 #include "models/input/error.h"
 
 using namespace fsdp;

@@ -7,12 +7,12 @@
 #include <vector>
 
 #include "executor/cuda/attention_call.h"
-#include "executor/cuda/product_shape.h"
+#include "executor/cuda/matmul_shape.h"
 #include "executor/cuda/toolkit/device/check.h"
 #include "executor/cuda/toolkit/device/libraries.h"
 #include "executor/cuda/toolkit/kernels/attention/attention.h"
 #include "executor/cuda/toolkit/kernels/launches.h"
-#include "executor/cuda/toolkit/kernels/matmul/products.h"
+#include "executor/cuda/toolkit/kernels/matmul/matmul_runner.h"
 #include "models/implementations/native_cuda.h"
 #include "models/input/error.h"
 
@@ -69,7 +69,7 @@ T& kept(std::shared_ptr<void>& place, const A&... arguments) {
   return *static_cast<T*>(place.get());
 }
 
-class StreamKernels final : public MachineKernels {
+class StreamKernels final : public KernelSet {
  public:
   StreamKernels(StreamHandle stream, KernelContext& context) : stream_(stream), context_(context) {}
 
@@ -176,14 +176,14 @@ class StreamKernels final : public MachineKernels {
     call.fail("the cuda backend has no kernel for it");
   }
 
-  // Products in the workspace; then, in its place, partial sums of the bias's gradient.
+  // Matmuls in the workspace; then, in its place, partial sums of the bias's gradient.
   void multiply(const LinearCalls& calls, const Call& call) const {
     const BufferView room{call.scratch<std::byte>(kMatmulWorkspaceBytes), kMatmulWorkspaceBytes};
-    if (!context_.products && (context_.libraries == nullptr || !context_.libraries->cublas_lt))
+    if (!context_.matmul_runner && (context_.libraries == nullptr || !context_.libraries->cublas_lt))
       throw MachineError("matrix products on a GPU need cuBLASLt" +
                          (context_.libraries == nullptr ? std::string() : ": " + context_.libraries->why_no_cublas_lt));
-    for (const ProductCall& p : calls.products)
-      kept<Products>(context_.products, context_.libraries->cublas_lt)
+    for (const MatmulCall& p : calls.matmuls)
+      kept<MatmulRunner>(context_.matmul_runner, context_.libraries->cublas_lt)
           .multiply(
               p,
               {room.data, room.bytes,
@@ -200,7 +200,7 @@ class StreamKernels final : public MachineKernels {
 
 }  // namespace
 
-std::unique_ptr<MachineKernels> stream_kernels(CUstream_st* stream, KernelContext& context) {
+std::unique_ptr<KernelSet> stream_kernels(CUstream_st* stream, KernelContext& context) {
   return std::make_unique<StreamKernels>(stream, context);
 }
 

@@ -19,16 +19,16 @@ struct KernelContext {
   int device = 0;                        // the driver's number
   int multiprocessors = 0;               // of the GPU
   int reserved_multiprocessors =
-      0;  // of those, what a collective may take at the same time (CudaOptions::nccl_ctas): products leave them out
+      0;  // of those, what a collective may take at the same time (CudaOptions::nccl_ctas): matmuls leave them out
   std::shared_ptr<void>
-      products;  // handles and algorithms of matrix products: made by their code at first use, kept for the run
+      matmul_runner;  // handles and algorithms of matmuls: made by their code at first use, kept for the run
   std::shared_ptr<void>
       memory;  // 2 KiB of device memory for norms and pinned memory for batches: made by run_kernels at first use
 };
 
 // The kernels that calls of make_kernel (kernel_call.h) use, on one stream; used while the context lives, by its rank's
 // host thread.
-[[nodiscard]] std::unique_ptr<MachineKernels> stream_kernels(CUstream_st* stream, KernelContext& context);
+[[nodiscard]] std::unique_ptr<KernelSet> stream_kernels(CUstream_st* stream, KernelContext& context);
 
 // Puts the kernels of one operation on the stream, by op.action and, in forward, recompute and backward, by its op's
 // kind. Scratch and workspace are among the call's views, as the implementation declares them; nothing else is

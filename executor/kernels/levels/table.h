@@ -25,7 +25,7 @@ struct KernelTable {
   decltype(&fsdp::sgd) sgd;
   decltype(&fsdp::sum_of_squares) sum_of_squares;
   decltype(&fsdp::scale) scale;
-  decltype(&fsdp::host_gemm) host_gemm;
+  decltype(&fsdp::host_matmul) host_matmul;
 };
 
 // The tables that this program holds and this processor can run, the best first, the baseline last. Which there are is
@@ -45,14 +45,14 @@ decltype(fsdp::adamw) adamw;
 decltype(fsdp::sgd) sgd;
 decltype(fsdp::sum_of_squares) sum_of_squares;
 decltype(fsdp::scale) scale;
-decltype(fsdp::host_gemm) host_gemm;
+decltype(fsdp::host_matmul) host_matmul;
 
 }  // namespace kernels
 
 [[nodiscard]] constexpr KernelTable table_of_this_compilation(const char* instructions) {
   return {instructions,     kernels::run_forward,     kernels::run_backward,    kernels::add_into,
           kernels::convert, kernels::scatter_copy_in, kernels::gather_copy_out, kernels::adamw,
-          kernels::sgd,     kernels::sum_of_squares,  kernels::scale,           kernels::host_gemm};
+          kernels::sgd,     kernels::sum_of_squares,  kernels::scale,           kernels::host_matmul};
 }
 
 }  // namespace fsdp

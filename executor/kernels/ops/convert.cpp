@@ -1,19 +1,11 @@
 // Conversions between element types, sums, norms and scalings of whole buffers.
+#include "executor/arithmetic/convert.h"
+
 #include "executor/kernels/call.h"
 #include "executor/kernels/levels/table.h"
 
 namespace fsdp {
 namespace {
-
-template <class From, class To>
-void convert_all(const From* from, To* to, std::int64_t n, bool accumulate) {
-  // fp64 -> fp64 stays fp64; anything else passes through the wider of the two arithmetic types.
-  using Wide = std::conditional_t<std::is_same_v<From, double> || std::is_same_v<To, double>, double, float>;
-  for (std::int64_t i = 0; i < n; ++i) {
-    const Wide x = static_cast<Wide>(load(from[i]));
-    store(to[i], static_cast<Math<To>>(accumulate ? static_cast<Wide>(load(to[i])) + x : x));
-  }
-}
 
 template <class T>
 T* typed(const BufferView& view) {
@@ -27,7 +19,7 @@ void kernels::add_into(DType type, BufferView from, BufferView into, std::int64_
   check_extent("add_into", "target", 0, into, elements, size_of(type));
   with_type(type, [&](auto element) {
     using T = decltype(element);
-    convert_all(typed<T>(from), typed<T>(into), elements, true);
+    convert_elements(typed<T>(from), typed<T>(into), elements, true);
   });
 }
 
@@ -37,7 +29,7 @@ void kernels::convert(DType from_type, BufferView from, DType to_type, BufferVie
   check_extent("convert", "target", 0, to, elements, size_of(to_type));
   with_type(from_type, [&](auto source) {
     with_type(to_type, [&](auto target) {
-      convert_all(typed<decltype(source)>(from), typed<decltype(target)>(to), elements, accumulate);
+      convert_elements(typed<decltype(source)>(from), typed<decltype(target)>(to), elements, accumulate);
     });
   });
 }

@@ -1,5 +1,5 @@
 // AdamW and SGD on one rank's shard of a unit, as torch.optim.AdamW and torch.optim.SGD (no momentum) compute them.
-#include "executor/kernels/arithmetic/adam_step.h"
+#include "executor/arithmetic/adam_step.h"
 #include "executor/kernels/call.h"
 #include "executor/kernels/levels/table.h"
 #include "planner/layout.h"

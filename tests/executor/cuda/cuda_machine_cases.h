@@ -1,4 +1,4 @@
-// What MachineKernels do besides ops, compared with the host: conversions, layouts, optimizers, norms, data. Copies and
+// What KernelSet do besides ops, compared with the host: conversions, layouts, optimizers, norms, data. Copies and
 // generated values are compared byte by byte, arithmetic within the tolerance of cuda_op_cases.h.
 #pragma once
 

@@ -17,14 +17,14 @@ namespace fsdp::testing {
 // Kernels under test and the memory that they work on, which the test touches as well: the host's, or pinned memory
 // that a GPU reaches.
 struct Subject {
-  const MachineKernels& kernels;
+  const KernelSet& kernels;
   const Implementation& implementation;
   std::function<std::shared_ptr<std::byte>(std::int64_t bytes)> allocate;
   std::function<void()> finish;  // until all work is done; throws what it failed with
 };
 
 inline Subject host_subject() {
-  return {host_kernels(), native_implementation(),
+  return {host_kernel_set(), native_implementation(),
           [](std::int64_t bytes) {
             return std::shared_ptr<std::byte>(new std::byte[static_cast<std::size_t>(bytes)],
                                               std::default_delete<std::byte[]>());

@@ -22,7 +22,7 @@ class Gpu {
 
  private:
   cuda::KernelContext context_;
-  std::unique_ptr<MachineKernels> kernels_ = cuda::stream_kernels(nullptr, context_);
+  std::unique_ptr<KernelSet> kernels_ = cuda::stream_kernels(nullptr, context_);
 };
 
 TEST_CASE("every kernel on the GPU agrees with the host's") {

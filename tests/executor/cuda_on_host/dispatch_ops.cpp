@@ -1,4 +1,4 @@
-// The cuda backend's own dispatch (run_kernels.cpp), its own products and kernels, on one stream of a CUDA runtime
+// The cuda backend's own dispatch (operation_kernels.cpp), its own matmuls and kernels, on one stream of a CUDA runtime
 // (runtime.cpp) and a cuBLASLt of ours: whatever a machine of kernels does, against the host's.
 #include <cuda_runtime_api.h>
 
@@ -22,7 +22,7 @@ class Machine {
   }
   ~Machine() { cudaStreamDestroy(stream_); }
   Machine(const Machine&) = delete;
-  [[nodiscard]] const MachineKernels& kernels() const { return *kernels_; }
+  [[nodiscard]] const KernelSet& kernels() const { return *kernels_; }
   [[nodiscard]] Subject subject() const {
     Subject s = host_subject();
     return {*kernels_, native_cuda_implementation(), s.allocate,
@@ -32,7 +32,7 @@ class Machine {
  private:
   cuda::KernelContext context_;
   cudaStream_t stream_ = nullptr;
-  std::unique_ptr<MachineKernels> kernels_;
+  std::unique_ptr<KernelSet> kernels_;
 };
 
 // What the cases of cuda_op_cases.h leave out.

@@ -68,14 +68,14 @@ TEST_CASE("matrix products, sums of squares and scalings agree to their rounding
                 b = random_numbers(static_cast<std::size_t>(k * n), 2);
   for (const auto& [type, tolerance] :
        {std::pair{DType::f64, 1e-13}, {DType::f32, 5e-5}, {DType::bf16, 1.0 / 128}, {DType::f16, 1.0 / 1024}}) {
-    std::vector<Numbers> products, squares;
+    std::vector<Numbers> matmuls, squares;
     for (const KernelTable* t : kernel_tables()) {
       Block ma = encode(type, a), mb = encode(type, b),
             mc = encode(type, Numbers(static_cast<std::size_t>(m * n), 0.0)),
-            scratch(host_gemm_scratch_bytes(type, m, n, k));
-      t->host_gemm(type, Transpose::no, Transpose::no, m, n, k, ma.view().data, mb.view().data, mc.view().data, false,
-                   scratch.view());
-      products.push_back(decode(type, mc.view()));
+            scratch(host_matmul_scratch_bytes(type, m, n, k));
+      t->host_matmul(type, Transpose::no, Transpose::no, m, n, k, ma.view().data, mb.view().data, mc.view().data, false,
+                     scratch.view());
+      matmuls.push_back(decode(type, mc.view()));
       squares.push_back({t->sum_of_squares(type, ma.view(), m * k)});
       t->scale(type, ma.view(), m * k, 1.0 / 3);
       CHECK(distance(decode(type, ma.view()), rounded(type, [&] {
@@ -84,7 +84,7 @@ TEST_CASE("matrix products, sums of squares and scalings agree to their rounding
                        return x;
                      }())) <= tolerance);
     }
-    for (const Numbers& p : products) CHECK(distance(p, products.back()) <= tolerance);
+    for (const Numbers& p : matmuls) CHECK(distance(p, matmuls.back()) <= tolerance);
     for (const Numbers& s : squares) CHECK(distance(s, squares.back()) <= 1e-12);  // summed in double
   }
 }

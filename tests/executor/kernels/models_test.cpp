@@ -4,6 +4,7 @@
 
 #include <numeric>
 
+#include "executor/data/synthetic.h"
 #include "executor/run.h"
 #include "models/catalog.h"
 #include "planner/layout.h"

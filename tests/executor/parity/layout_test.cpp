@@ -7,7 +7,7 @@
 
 #include <numeric>
 
-#include "executor/kernels/arithmetic/element.h"
+#include "executor/arithmetic/element.h"
 #include "executor/kernels/kernels.h"
 #include "tests/support/kernels_support.h"
 

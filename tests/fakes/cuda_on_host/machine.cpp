@@ -2,9 +2,9 @@
 #include <functional>
 #include <thread>
 
+#include "executor/arithmetic/element.h"
 #include "executor/cuda/toolkit/device/occupy.h"
 #include "executor/cuda/toolkit/device/reduce.h"
-#include "executor/kernels/arithmetic/element.h"
 
 void push_on_stream(CUstream_st*, std::function<void()>);
 

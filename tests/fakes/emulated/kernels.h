@@ -1,5 +1,5 @@
 // The kernels of executor/cuda/kernels/ as a machine of the host's memory: each runs on the processor, emulated. Matrix
-// products and attention, which are not among them, are the host's.
+// matmuls and attention, which are not among them, are the host's.
 #pragma once
 
 // First: it defines what .cuh files take for granted.
@@ -20,7 +20,7 @@
 
 namespace fsdp::testing {
 
-class EmulatedKernels final : public MachineKernels {
+class EmulatedKernels final : public KernelSet {
  public:
   explicit EmulatedKernels(std::uint64_t seed = 1) : launch_{seed} {}
 
@@ -75,7 +75,7 @@ class EmulatedKernels final : public MachineKernels {
   }
   void batch(const TokenReader& read, std::uint64_t seed, std::int64_t first, const Workload& work, std::int64_t vocab,
              BufferView ids, BufferView targets) const override {
-    if (read) host_kernels().batch(read, seed, first, work, vocab, ids, targets);
+    if (read) host_kernel_set().batch(read, seed, first, work, vocab, ids, targets);
     else cuda::launch_synthetic_tokens(seed, first, work, vocab, ids, targets, launch_);
   }
   void initial_values(std::uint64_t seed, const Parameter& parameter, std::int64_t begin, std::int64_t count,
@@ -84,7 +84,7 @@ class EmulatedKernels final : public MachineKernels {
   }
   void read_state(const StateReader& read, const Parameter& parameter, StatePart part, const Slab& slab, DType type,
                   std::int64_t elements, std::byte* to) const override {
-    host_kernels().read_state(read, parameter, part, slab, type, elements, to);
+    host_kernel_set().read_state(read, parameter, part, slab, type, elements, to);
   }
 
  private:

@@ -38,9 +38,9 @@ struct DeviceSetup {
   Clock::time_point epoch;
   std::shared_ptr<const Libraries> libraries;
   std::function<std::vector<std::string>(const std::string& mine)> exchange;
-  std::shared_ptr<host::Journal> journal =
-      std::make_shared<host::Journal>();  // of this rank; processes put it where others can read it
-  int nccl_ctas = 0;                      // CudaOptions::nccl_ctas where NCCL is used, else 0
+  std::shared_ptr<host::RankStatus> status =
+      std::make_shared<host::RankStatus>();  // of this rank; processes put it where others can read it
+  int nccl_ctas = 0;                         // CudaOptions::nccl_ctas where NCCL is used, else 0
   // Called by the rank's own thread with its GPU current: the groups that it belongs to. `world` goes with them, where
   // NCCL has one.
   std::function<std::vector<GpuLink>(std::unique_ptr<NcclWorld>& world)> connect;
@@ -111,7 +111,7 @@ class CudaDevice final : public Device {
   void end_operation(std::size_t index);
   [[nodiscard]] std::size_t index_of(std::int32_t op) const;
   [[nodiscard]] std::size_t link_of(Comm, std::int32_t op) const;
-  void issue_collective(std::size_t link, std::span<const std::int32_t> waits, const host::Post&,
+  void issue_collective(std::size_t link, std::span<const std::int32_t> waits, const host::CollectiveCall&,
                         std::int64_t group_elements, BufferView large, BufferView small);
   void poll();  // what has finished; throws for what failed
   template <class Done>
@@ -119,7 +119,7 @@ class CudaDevice final : public Device {
   [[nodiscard]] double now() const { return std::chrono::duration<double>(Clock::now() - s_.epoch).count(); }
 
   const DeviceSetup s_;
-  host::Journal& journal_;  // s_'s
+  host::RankStatus& status_;  // s_'s
   host::Arena arena_, host_arena_;
   std::byte *memory_ = nullptr, *host_memory_ = nullptr;
   std::uint32_t* flags_ = nullptr;  // pinned, one for each stream's host tasks

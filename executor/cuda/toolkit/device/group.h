@@ -21,7 +21,7 @@ class GpuGroup {
   [[nodiscard]] virtual std::int64_t size() const = 0;
   [[nodiscard]] virtual std::int64_t member() const = 0;  // of this rank
   // Puts this rank's part on the stream. The rank's GPU is the current one; one collective at a time per group.
-  virtual void enqueue(const host::Post&, cudaStream_t) = 0;
+  virtual void enqueue(const host::CollectiveCall&, cudaStream_t) = 0;
   virtual void register_memory(std::byte*, std::int64_t) {}  // that collectives will use
   virtual void poll() {}                                     // throws MachineError for what failed on its own since
   virtual void close() {}                                    // after the last collective, on all ranks
@@ -59,8 +59,8 @@ class NcclWorld {  // one rank's communicators
  public:
   virtual ~NcclWorld() = default;
   // Of the ranks of one membership, over ncclCommSplit; all ranks of the run call it in the same order. They share the
-  // Agreement; none: they are processes.
-  [[nodiscard]] virtual std::unique_ptr<GpuGroup> split(const host::Membership&, std::shared_ptr<Agreement>) = 0;
+  // CallChecker; none: they are processes.
+  [[nodiscard]] virtual std::unique_ptr<GpuGroup> split(const host::Membership&, std::shared_ptr<CallChecker>) = 0;
   virtual void close() = 0;
   virtual void abort() noexcept = 0;
 };
@@ -73,7 +73,8 @@ using NcclIdBytes = std::vector<std::byte>;
                                                          std::shared_ptr<host::RunControl>);
 
 // --- One rank of many (--emulate-world): what others would send is this rank's own.
-using PlayedTime = std::function<Played(const host::Post&, Comm, std::int64_t members)>;
-[[nodiscard]] std::unique_ptr<GpuGroup> make_emulated_group(const host::Membership&, std::int64_t rank, PlayedTime);
+using CollectiveModel = std::function<ModelledCollective(const host::CollectiveCall&, Comm, std::int64_t members)>;
+[[nodiscard]] std::unique_ptr<GpuGroup> make_emulated_group(const host::Membership&, std::int64_t rank,
+                                                            CollectiveModel);
 
 }  // namespace fsdp::cuda

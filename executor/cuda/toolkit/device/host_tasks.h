@@ -22,9 +22,9 @@ namespace fsdp::cuda {
 
 class HostTasks {
  public:
-  // `flag`: 4 bytes of pinned memory, zero, of this object alone. `journal`: where what the thread does is kept. All
+  // `flag`: 4 bytes of pinned memory, zero, of this object alone. `status`: where what the thread does is kept. All
   // must outlive it.
-  HostTasks(std::int64_t rank, Stream, std::uint32_t* flag, std::shared_ptr<host::RunControl>, host::Journal&);
+  HostTasks(std::int64_t rank, Stream, std::uint32_t* flag, std::shared_ptr<host::RunControl>, host::RankStatus&);
   HostTasks(const HostTasks&) = delete;
   HostTasks& operator=(const HostTasks&) = delete;
 
@@ -52,7 +52,7 @@ class HostTasks {
   const Stream stream_;
   std::uint32_t* const flag_;
   const std::shared_ptr<host::RunControl> control_;
-  host::Journal::OnStream& journal_;
+  host::RankStatus::OnStream& status_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Task> tasks_;              // of this step

@@ -1,6 +1,6 @@
 // Kernels on a CUDA stream, for plain C++: each puts its work on the stream and returns. Arguments as those of the
 // host's kernels of the same name (executor/kernels/kernels.h); pointers are the device's. Throws MachineError for
-// extents that do not fit and for launches that the driver refuses. Matrix products and attention have headers of their
+// extents that do not fit and for launches that the driver refuses. Matmuls and attention have headers of their
 // own.
 #pragma once
 

@@ -4,9 +4,9 @@
 #include <cmath>
 #include <vector>
 
+#include "executor/arithmetic/adam_step.h"
 #include "executor/cuda/toolkit/kernels/launch.cuh"
 #include "executor/cuda/toolkit/kernels/reduce.cuh"
-#include "executor/kernels/arithmetic/adam_step.h"
 #include "executor/kernels/call.h"
 #include "planner/layout/gradients.h"
 

@@ -1,5 +1,5 @@
-#include "executor/cuda/toolkit/kernels/matmul/product_bias.cuh"
-#include "executor/cuda/toolkit/kernels/matmul/product_bias.h"
+#include "executor/cuda/toolkit/kernels/matmul/matmul_bias.cuh"
+#include "executor/cuda/toolkit/kernels/matmul/matmul_bias.h"
 #include "executor/cuda/toolkit/kernels/stream.cuh"
 
 namespace fsdp::cuda {

@@ -1,4 +1,4 @@
-#include "executor/training/signals.h"
+#include "executor/ranks/signals.h"
 
 #include <atomic>
 #include <csignal>

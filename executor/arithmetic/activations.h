@@ -3,8 +3,8 @@
 
 #include <cmath>
 
-#include "executor/kernels/arithmetic/device.h"
-#include "executor/kernels/arithmetic/exp.h"
+#include "executor/arithmetic/device.h"
+#include "executor/arithmetic/exp.h"
 
 namespace fsdp {
 

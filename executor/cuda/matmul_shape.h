@@ -1,6 +1,6 @@
-// Matrix products as the operations want them (row-major) and as cuBLASLt takes them (column-major), as plain data; and
-// which products `linear` and `expert_linear` are made of. Needs no CUDA: products.cpp hands these descriptions to the
-// library, tests interpret them.
+// Matmuls as the operations want them (row-major) and as cuBLASLt takes them (column-major), as plain data; and
+// which matmuls `linear` and `expert_linear` are made of. Needs no CUDA: matmul_runner.cpp hands these descriptions to
+// the library, tests interpret them.
 #pragma once
 
 #include <compare>
@@ -15,15 +15,15 @@
 namespace fsdp::cuda {
 
 // c[m, n] = op(a)[m, k] op(b)[k, n] (+ c) (+ bias[n] on every row), row-major and dense, `batch` of them one after the
-// other. An operand whose Transpose is yes is stored as its transpose, as in host_gemm.
-struct Product {
+// other. An operand whose Transpose is yes is stored as its transpose, as in host_matmul.
+struct Matmul {
   DType type = DType::f32;
   Transpose ta = Transpose::no, tb = Transpose::no;
   std::int64_t m = 0, n = 0, k = 0, batch = 1;
   bool accumulate = false, bias = false;  // never both
-  friend auto operator<=>(const Product&, const Product&) = default;
+  friend auto operator<=>(const Matmul&, const Matmul&) = default;
 };
-[[nodiscard]] std::string text(const Product&);  // "bf16 4096 x 14336 x 4096"
+[[nodiscard]] std::string text(const Matmul&);  // "bf16 4096 x 14336 x 4096"
 
 // A matrix as column-major storage: element (i, j) is at i + j * ld.
 struct StoredMatrix {
@@ -32,32 +32,32 @@ struct StoredMatrix {
 };
 
 // d = op(first) op(second) (+ d) (+ bias on every column). Row-major c is column-major c^T = op(b)^T op(a)^T: `first`
-// is the product's b.
-struct ColumnMajorProduct {
+// is the matmul's b.
+struct ColumnMajorMatmul {
   bool transpose_first = false, transpose_second = false;
   StoredMatrix first, second, d;
   std::int64_t batch = 1;
 };
-[[nodiscard]] ColumnMajorProduct column_major(const Product&);
+[[nodiscard]] ColumnMajorMatmul column_major(const Matmul&);
 
-// What an algorithm is chosen for, once: the product, how far its addresses are aligned, and what the GPU is to be used
+// What an algorithm is chosen for, once: the matmul, how far its addresses are aligned, and what the GPU is to be used
 // for.
-struct ProductKey {
-  Product product;
+struct MatmulKey {
+  Matmul matmul;
   std::uint32_t align_a = 0, align_b = 0, align_c = 0;  // bytes: powers of two up to 256; c: and a bias in the epilogue
   bool bias_in_epilogue = false;  // its address allows it: the library reads it 16 bytes at a time
-  int multiprocessors = 0;        // that the product should count on; 0: all
-  bool tf32 = false;              // fp32 products may round their operands to TF32
-  friend auto operator<=>(const ProductKey&, const ProductKey&) = default;
+  int multiprocessors = 0;        // that the matmul should count on; 0: all
+  bool tf32 = false;              // fp32 matmuls may round their operands to TF32
+  friend auto operator<=>(const MatmulKey&, const MatmulKey&) = default;
 };
 [[nodiscard]] std::uint32_t alignment(const void*);  // the largest power of two up to 256 that divides the address
 
-struct ProductCall {
-  Product product;
+struct MatmulCall {
+  Matmul matmul;
   const void *a = nullptr, *b = nullptr, *bias = nullptr;
   void* c = nullptr;
 };
-[[nodiscard]] ProductKey key_of(const ProductCall&, int multiprocessors, bool tf32);
+[[nodiscard]] MatmulKey key_of(const MatmulCall&, int multiprocessors, bool tf32);
 
 // to[c] (+)= sum over rows of from[row, c].
 struct ColumnSumCall {
@@ -76,11 +76,11 @@ struct AlignedRoom {
 [[nodiscard]] AlignedRoom aligned_room(void* workspace, std::int64_t bytes);
 
 struct LinearCalls {  // in this order
-  std::vector<ProductCall> products;
+  std::vector<MatmulCall> matmuls;
   std::vector<ColumnSumCall> sums;
 };
 // Forward y = x W^T + b; backward dx = dy W, dW = dy^T x, db = column sums of dy, each where wanted (W transposed: y =
-// x W + b and so on). Of experts: one product over all their slots, batched. MachineError for buffers of other sizes
+// x W + b and so on). Of experts: one matmul over all their slots, batched. MachineError for buffers of other sizes
 // than the model's.
 [[nodiscard]] LinearCalls linear_forward_calls(DType, const Call&);
 [[nodiscard]] LinearCalls linear_backward_calls(DType, const Call&);

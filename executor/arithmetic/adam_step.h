@@ -7,7 +7,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "executor/kernels/arithmetic/element.h"
+#include "executor/arithmetic/element.h"
 #include "planner/plan.h"
 
 namespace fsdp {

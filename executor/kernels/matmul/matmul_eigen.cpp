@@ -1,9 +1,9 @@
-// Matrix products by Eigen alone, where the distribution has no OpenBLAS.
+// Matmuls by Eigen alone, where the distribution has no OpenBLAS.
 #include <Eigen/Core>
 #include <algorithm>
 #include <string>
 
-#include "executor/kernels/matmul/gemm.h"
+#include "executor/kernels/matmul/matmul.h"
 
 namespace fsdp {
 namespace {
@@ -17,7 +17,7 @@ using Matrix =
 template <class M>
 using Result = Eigen::Map<Eigen::Matrix<M, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>, 0, Eigen::OuterStride<>>;
 
-// The part [rows, columns] of an operand as the product sees it, starting at (row, column), in its stored orientation.
+// The part [rows, columns] of an operand as the matmul sees it, starting at (row, column), in its stored orientation.
 template <class M>
 Matrix<M> part(const Operand<M>& x, std::int64_t row, std::int64_t column, std::int64_t rows, std::int64_t columns) {
   if (x.transpose == Transpose::yes)
@@ -26,8 +26,8 @@ Matrix<M> part(const Operand<M>& x, std::int64_t row, std::int64_t column, std::
 }
 
 template <class M>
-void add_product(M alpha, const Operand<M>& a, const Matrix<M>& pa, const Operand<M>& b, const Matrix<M>& pb,
-                 Result<M> c) {
+void add_matmul(M alpha, const Operand<M>& a, const Matrix<M>& pa, const Operand<M>& b, const Matrix<M>& pb,
+                Result<M> c) {
   const bool ta = a.transpose == Transpose::yes, tb = b.transpose == Transpose::yes;
   if (ta && tb) c.noalias() += alpha * (pa.transpose() * pb.transpose());
   else if (ta) c.noalias() += alpha * (pa.transpose() * pb);
@@ -36,7 +36,7 @@ void add_product(M alpha, const Operand<M>& a, const Matrix<M>& pa, const Operan
 }
 
 template <class M>
-void product(std::int64_t m, std::int64_t n, std::int64_t k, M alpha, const Operand<M>& a, const Operand<M>& b, M beta,
+void add_all(std::int64_t m, std::int64_t n, std::int64_t k, M alpha, const Operand<M>& a, const Operand<M>& b, M beta,
              M* c, std::int64_t c_stride) {
   Result<M> all(c, m, n, Eigen::OuterStride<>(c_stride));
   if (beta == M(0)) all.setZero();
@@ -45,28 +45,28 @@ void product(std::int64_t m, std::int64_t n, std::int64_t k, M alpha, const Oper
     const std::int64_t columns = std::min(kColumns, n - j);
     for (std::int64_t l = 0; l < k; l += kDepth) {
       const std::int64_t depth = std::min(kDepth, k - l);
-      add_product(alpha, a, part(a, 0, l, m, depth), b, part(b, l, j, depth, columns),
-                  Result<M>(c + j, m, columns, Eigen::OuterStride<>(c_stride)));
+      add_matmul(alpha, a, part(a, 0, l, m, depth), b, part(b, l, j, depth, columns),
+                 Result<M>(c + j, m, columns, Eigen::OuterStride<>(c_stride)));
     }
   }
 }
 
 }  // namespace
 
-void gemm(std::int64_t m, std::int64_t n, std::int64_t k, float alpha, Operand<float> a, Operand<float> b, float beta,
-          float* c, std::int64_t c_stride) {
-  product(m, n, k, alpha, a, b, beta, c, c_stride);
+void matmul(std::int64_t m, std::int64_t n, std::int64_t k, float alpha, Operand<float> a, Operand<float> b, float beta,
+            float* c, std::int64_t c_stride) {
+  add_all(m, n, k, alpha, a, b, beta, c, c_stride);
 }
 
-void gemm(std::int64_t m, std::int64_t n, std::int64_t k, double alpha, Operand<double> a, Operand<double> b,
-          double beta, double* c, std::int64_t c_stride) {
-  product(m, n, k, alpha, a, b, beta, c, c_stride);
+void matmul(std::int64_t m, std::int64_t n, std::int64_t k, double alpha, Operand<double> a, Operand<double> b,
+            double beta, double* c, std::int64_t c_stride) {
+  add_all(m, n, k, alpha, a, b, beta, c, c_stride);
 }
 
 int library_threads() { return Eigen::nbThreads(); }
 void use_library_threads(int) {}  // has none of its own
 
-std::string_view host_gemm_library() {
+std::string_view host_matmul_library() {
   static const std::string text = "Eigen " + std::to_string(EIGEN_WORLD_VERSION) + "." +
                                   std::to_string(EIGEN_MAJOR_VERSION) + "." + std::to_string(EIGEN_MINOR_VERSION);
   return text;
@@ -74,6 +74,6 @@ std::string_view host_gemm_library() {
 
 // Eigen packs one panel of each operand: at most kDepth * kColumns of b and kDepth * 1024 rows of a, in fp64, with room
 // to align.
-std::int64_t host_gemm_library_workspace(std::int64_t) { return 2 * kDepth * kColumns * 8 + 4096; }
+std::int64_t host_matmul_library_workspace(std::int64_t) { return 2 * kDepth * kColumns * 8 + 4096; }
 
 }  // namespace fsdp

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "executor/kernels/arithmetic/device.h"
+#include "executor/arithmetic/device.h"
 #include "models/dtype.h"
 #include "models/input/error.h"
 

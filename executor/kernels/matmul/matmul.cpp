@@ -1,5 +1,5 @@
-// host_gemm over the products of the library that CMake chose, and products of bf16 and fp16 in fp32 tiles.
-#include "executor/kernels/matmul/gemm.h"
+// host_matmul over the matmuls of the library that CMake chose, and matmuls of bf16 and fp16 in fp32 tiles.
+#include "executor/kernels/matmul/matmul.h"
 
 #include <algorithm>
 
@@ -18,7 +18,7 @@ void convert_tile(const T* from, std::int64_t stride, std::int64_t rows, std::in
     for (std::int64_t c = 0; c < columns; ++c) to[r * columns + c] = load(from[r * stride + c]);
 }
 
-// The tile [rows, columns] at (row, column) of an operand whose product shape is [full_rows, full_columns].
+// The tile [rows, columns] at (row, column) of an operand whose matmul shape is [full_rows, full_columns].
 template <class T>
 Operand<float> tile(const T* x, Transpose t, std::int64_t full_rows, std::int64_t full_columns, std::int64_t row,
                     std::int64_t column, std::int64_t rows, std::int64_t columns, float* to) {
@@ -46,8 +46,8 @@ struct Tiled {
     else std::fill_n(c_tile, rows * columns, 0.0f);
     for (std::int64_t l = 0; l < k; l += kTile) {
       const std::int64_t depth = std::min(kTile, k - l);
-      gemm(rows, columns, depth, 1.0f, tile(a, ta, m, k, i, l, rows, depth, a_tile),
-           tile(b, tb, k, n, l, j, depth, columns, b_tile), 1.0f, c_tile, columns);
+      matmul(rows, columns, depth, 1.0f, tile(a, ta, m, k, i, l, rows, depth, a_tile),
+             tile(b, tb, k, n, l, j, depth, columns, b_tile), 1.0f, c_tile, columns);
     }
     for (std::int64_t r = 0; r < rows; ++r)
       for (std::int64_t q = 0; q < columns; ++q) store(c[(i + r) * n + j + q], c_tile[r * columns + q]);
@@ -56,7 +56,7 @@ struct Tiled {
 
 }  // namespace
 
-std::int64_t host_gemm_scratch_bytes(DType type, std::int64_t m, std::int64_t n, std::int64_t k) {
+std::int64_t host_matmul_scratch_bytes(DType type, std::int64_t m, std::int64_t n, std::int64_t k) {
   if (type != DType::bf16 && type != DType::f16) return 0;
   const std::int64_t a = std::min(m, kTile), b = std::min(n, kTile), c = std::min(k, kTile);
   return 4 * (a * b + b * c + a * c);
@@ -66,10 +66,10 @@ template <class T>
 void multiply(Transpose ta, Transpose tb, std::int64_t m, std::int64_t n, std::int64_t k, const T* a, const T* b, T* c,
               bool accumulate, BufferView scratch) {
   if constexpr (std::is_same_v<T, Math<T>>) {
-    gemm(m, n, k, T(1), Operand<T>{a, ta == Transpose::yes ? m : k, ta},
-         Operand<T>{b, tb == Transpose::yes ? k : n, tb}, accumulate ? T(1) : T(0), c, n);
+    matmul(m, n, k, T(1), Operand<T>{a, ta == Transpose::yes ? m : k, ta},
+           Operand<T>{b, tb == Transpose::yes ? k : n, tb}, accumulate ? T(1) : T(0), c, n);
   } else {
-    check_extent("matrix product", "scratch", 0, scratch, host_gemm_scratch_bytes(DType::bf16, m, n, k), 1);
+    check_extent("matrix product", "scratch", 0, scratch, host_matmul_scratch_bytes(DType::bf16, m, n, k), 1);
     float* a_tile = reinterpret_cast<float*>(scratch.data);
     float* b_tile = a_tile + std::min(m, kTile) * std::min(k, kTile);
     float* c_tile = b_tile + std::min(k, kTile) * std::min(n, kTile);
@@ -88,8 +88,8 @@ template void multiply<BFloat16>(Transpose, Transpose, std::int64_t, std::int64_
 template void multiply<Float16>(Transpose, Transpose, std::int64_t, std::int64_t, std::int64_t, const Float16*,
                                 const Float16*, Float16*, bool, BufferView);
 
-void kernels::host_gemm(DType type, Transpose ta, Transpose tb, std::int64_t m, std::int64_t n, std::int64_t k,
-                        const void* a, const void* b, void* c, bool accumulate, BufferView scratch) {
+void kernels::host_matmul(DType type, Transpose ta, Transpose tb, std::int64_t m, std::int64_t n, std::int64_t k,
+                          const void* a, const void* b, void* c, bool accumulate, BufferView scratch) {
   with_type(type, [&](auto element) {
     using T = decltype(element);
     multiply<T>(ta, tb, m, n, k, static_cast<const T*>(a), static_cast<const T*>(b), static_cast<T*>(c), accumulate,

@@ -1,11 +1,11 @@
-// host_gemm: every orientation, type and odd size against the definition; one thread; no heap.
-#include "executor/kernels/matmul/gemm.h"
+// host_matmul: every orientation, type and odd size against the definition; one thread; no heap.
+#include "executor/kernels/matmul/matmul.h"
 
 #include <doctest/doctest.h>
 
 #include <thread>
 
-#include "executor/kernels/arithmetic/exp.h"
+#include "executor/arithmetic/exp.h"
 #include "executor/ranks/heap_meter.h"
 #include "models/input/error.h"
 #include "tests/support/kernels_support.h"
@@ -15,13 +15,13 @@ using namespace fsdp::testing;
 
 namespace {
 
-struct Product {
+struct Matmul {
   Transpose ta, tb;
   std::int64_t m, n, k;
 };
 
 // c[i, j] of the definition, from operands as they are stored.
-double element(const Product& p, const Numbers& a, const Numbers& b, std::int64_t i, std::int64_t j) {
+double element(const Matmul& p, const Numbers& a, const Numbers& b, std::int64_t i, std::int64_t j) {
   double sum = 0;
   for (std::int64_t l = 0; l < p.k; ++l)
     sum += a[static_cast<std::size_t>(p.ta == Transpose::yes ? l * p.m + i : i * p.k + l)] *
@@ -29,7 +29,7 @@ double element(const Product& p, const Numbers& a, const Numbers& b, std::int64_
   return sum;
 }
 
-double error_of(const Product& p, DType type, bool accumulate) {
+double error_of(const Matmul& p, DType type, bool accumulate) {
   const auto numbers = [&](std::int64_t n, unsigned seed) {
     return rounded(type, random_numbers(static_cast<std::size_t>(n), seed));
   };
@@ -41,9 +41,9 @@ double error_of(const Product& p, DType type, bool accumulate) {
       expected[at] = element(p, a, b, i, j) + (accumulate ? before[at] : 0.0);
     }
   Block ma = encode(type, a), mb = encode(type, b), mc = encode(type, before),
-        scratch(host_gemm_scratch_bytes(type, p.m, p.n, p.k));
-  host_gemm(type, p.ta, p.tb, p.m, p.n, p.k, ma.view().data, mb.view().data, mc.view().data, accumulate,
-            scratch.view());
+        scratch(host_matmul_scratch_bytes(type, p.m, p.n, p.k));
+  host_matmul(type, p.ta, p.tb, p.m, p.n, p.k, ma.view().data, mb.view().data, mc.view().data, accumulate,
+              scratch.view());
   return distance(decode(type, mc.view()), expected);
 }
 
@@ -77,13 +77,13 @@ TEST_CASE("empty products") {
 }
 
 TEST_CASE("bf16 products want the scratch that they say") {
-  Block x(2 * 9), scratch(host_gemm_scratch_bytes(DType::bf16, 3, 3, 3)), small(4);
+  Block x(2 * 9), scratch(host_matmul_scratch_bytes(DType::bf16, 3, 3, 3)), small(4);
   CHECK(scratch.view().bytes == 3 * 9 * 4);
-  CHECK(host_gemm_scratch_bytes(DType::bf16, 1 << 20, 1 << 20, 1 << 20) == 3 << 20);
-  CHECK(host_gemm_scratch_bytes(DType::f32, 512, 512, 512) == 0);
+  CHECK(host_matmul_scratch_bytes(DType::bf16, 1 << 20, 1 << 20, 1 << 20) == 3 << 20);
+  CHECK(host_matmul_scratch_bytes(DType::f32, 512, 512, 512) == 0);
   const auto multiply = [&](BufferView s) {
-    host_gemm(DType::bf16, Transpose::no, Transpose::no, 3, 3, 3, x.view().data, x.view().data, x.view().data, false,
-              s);
+    host_matmul(DType::bf16, Transpose::no, Transpose::no, 3, 3, 3, x.view().data, x.view().data, x.view().data, false,
+                s);
   };
   CHECK_NOTHROW(multiply(scratch.view()));
   CHECK_THROWS_AS(multiply(small.view()), MachineError);
@@ -96,7 +96,7 @@ TEST_CASE("products of several ranks run on the threads that ask for them") {
   const Numbers x = random_numbers(n * n, 1);
   Block a = encode(DType::f32, x), alone(n * n * 4), c[2] = {Block(n * n * 4), Block(n * n * 4)};
   const auto multiply = [&](BufferView to) {
-    host_gemm(DType::f32, Transpose::no, Transpose::yes, n, n, n, a.view().data, a.view().data, to.data, false, {});
+    host_matmul(DType::f32, Transpose::no, Transpose::yes, n, n, n, a.view().data, a.view().data, to.data, false, {});
   };
   multiply(alone.view());
   CHECK(library_threads() == 1);
@@ -112,18 +112,18 @@ TEST_CASE("products of several ranks run on the threads that ask for them") {
   CHECK(threads[0] == 1);
   CHECK(threads[1] == 1);
   for (Block& result : c) CHECK(decode(DType::f32, result.view()) == decode(DType::f32, alone.view()));
-  CHECK(!host_gemm_library().empty());
+  CHECK(!host_matmul_library().empty());
 }
 
 TEST_CASE("products take no more heap than they say") {
   for (const DType type : {DType::f64, DType::f32, DType::bf16}) {
     const std::int64_t n = 600;
     Block a(n * n * size_of(type)), b(n * n * size_of(type)), c(n * n * size_of(type)),
-        scratch(host_gemm_scratch_bytes(type, n, n, n));
+        scratch(host_matmul_scratch_bytes(type, n, n, n));
     host::heap_meter_begin();
-    host_gemm(type, Transpose::yes, Transpose::no, n, n, n, a.view().data, b.view().data, c.view().data, false,
-              scratch.view());
-    CHECK(host::heap_meter_end() <= host_gemm_library_workspace(n));
+    host_matmul(type, Transpose::yes, Transpose::no, n, n, n, a.view().data, b.view().data, c.view().data, false,
+                scratch.view());
+    CHECK(host::heap_meter_end() <= host_matmul_library_workspace(n));
   }
 }
 

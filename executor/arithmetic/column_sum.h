@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "executor/kernels/arithmetic/element.h"
+#include "executor/arithmetic/element.h"
 
 namespace fsdp {
 

@@ -1,4 +1,4 @@
-// Descriptions of matrix products for cuBLASLt, interpreted on the processor as the library's documentation defines
+// Descriptions of matmuls for cuBLASLt, interpreted on the processor as the library's documentation defines
 // them: column-major, d = op(A) op(B) + beta d, a bias along each column. Against a triple loop, and the calls of whole
 // operations against the host's kernels.
 // First: it defines what .cuh files take for granted.
@@ -10,15 +10,15 @@
 #include <limits>
 #include <set>
 
-#include "executor/cuda/product_shape.h"
-#include "executor/cuda/toolkit/kernels/matmul/product_bias.cuh"
+#include "executor/cuda/matmul_shape.h"
+#include "executor/cuda/toolkit/kernels/matmul/matmul_bias.cuh"
 #include "tests/support/kernels_support.h"
 
 namespace fsdp::testing {
 namespace {
 
-using cuda::ColumnMajorProduct;
-using cuda::Product;
+using cuda::ColumnMajorMatmul;
+using cuda::Matmul;
 using cuda::StoredMatrix;
 
 // Element (i, j) of batch member `b`, as the library finds it.
@@ -28,9 +28,9 @@ std::size_t place(const StoredMatrix& m, std::int64_t b, std::int64_t i, std::in
 }
 
 // fp64 only.
-void interpret(const cuda::ProductCall& call) {
-  REQUIRE(call.product.type == DType::f64);
-  const ColumnMajorProduct p = cuda::column_major(call.product);
+void interpret(const cuda::MatmulCall& call) {
+  REQUIRE(call.matmul.type == DType::f64);
+  const ColumnMajorMatmul p = cuda::column_major(call.matmul);
   const auto *first = static_cast<const double*>(call.b), *second = static_cast<const double*>(call.a);
   const auto* bias = static_cast<const double*>(call.bias);
   auto* d = static_cast<double*>(call.c);
@@ -44,12 +44,12 @@ void interpret(const cuda::ProductCall& call) {
           sum += first[p.transpose_first ? place(p.first, b, l, i) : place(p.first, b, i, l)] *
                  second[p.transpose_second ? place(p.second, b, j, l) : place(p.second, b, l, j)];
         double& to = d[place(p.d, b, i, j)];
-        to = sum + (call.product.accumulate ? to : 0) + (call.product.bias ? bias[i] : 0);
+        to = sum + (call.matmul.accumulate ? to : 0) + (call.matmul.bias ? bias[i] : 0);
       }
 }
 
 void interpret(const cuda::LinearCalls& calls) {
-  for (const cuda::ProductCall& p : calls.products) interpret(p);
+  for (const cuda::MatmulCall& p : calls.matmuls) interpret(p);
   for (const cuda::ColumnSumCall& s : calls.sums) {
     REQUIRE(s.type == DType::f64);
     for (std::int64_t c = 0; c < s.columns; ++c) {
@@ -70,15 +70,15 @@ TEST_CASE("column-major descriptions of row-major products, in all their variant
       for (const bool tb : {false, true})
         for (const int extra : {0, 1, 2}) {  // nothing, what is there, a bias
           const auto transpose = [](bool yes) { return yes ? Transpose::yes : Transpose::no; };
-          const Product p{.type = DType::f64,
-                          .ta = transpose(ta),
-                          .tb = transpose(tb),
-                          .m = m,
-                          .n = n,
-                          .k = k,
-                          .batch = batch,
-                          .accumulate = extra == 1,
-                          .bias = extra == 2};
+          const Matmul p{.type = DType::f64,
+                         .ta = transpose(ta),
+                         .tb = transpose(tb),
+                         .m = m,
+                         .n = n,
+                         .k = k,
+                         .batch = batch,
+                         .accumulate = extra == 1,
+                         .bias = extra == 2};
           INFO(cuda::text(p), " ", ta, tb, extra);
           const Numbers a = random_numbers(count(batch * m * k), 1), b = random_numbers(count(batch * k * n), 2);
           const Numbers bias = random_numbers(count(n), 3);
@@ -93,7 +93,7 @@ TEST_CASE("column-major descriptions of row-major products, in all their variant
                 expected[count((g * m + i) * n + j)] = sum;
               }
           if (extra != 1) std::fill(c.begin(), c.end(), std::numeric_limits<double>::quiet_NaN());
-          interpret(cuda::ProductCall{.product = p, .a = a.data(), .b = b.data(), .bias = bias.data(), .c = c.data()});
+          interpret(cuda::MatmulCall{.matmul = p, .a = a.data(), .b = b.data(), .bias = bias.data(), .c = c.data()});
           CHECK(distance(c, expected) < 1e-14);
         }
 }
@@ -198,31 +198,31 @@ TEST_CASE("rows of a bias, for a product that adds to them") {
 
 TEST_CASE("an algorithm is chosen again for another shape, alignment, share of the GPU or precision, and only then") {
   alignas(512) static std::byte memory[1024];
-  const Product p{.type = DType::f32, .m = 4, .n = 5, .k = 6};
+  const Matmul p{.type = DType::f32, .m = 4, .n = 5, .k = 6};
   CHECK(cuda::alignment(memory) == 256);
   CHECK(cuda::alignment(memory + 48) == 16);
   CHECK(cuda::alignment(memory + 2) == 2);
   CHECK(cuda::alignment(memory + 1) == 1);
-  const auto key = [](const Product& of, std::size_t a = 0, std::size_t b = 0, std::size_t c = 0, int share = 0,
+  const auto key = [](const Matmul& of, std::size_t a = 0, std::size_t b = 0, std::size_t c = 0, int share = 0,
                       bool tf32 = false) {
-    return cuda::key_of({.product = of, .a = memory + a, .b = memory + b, .bias = memory + 128, .c = memory + c}, share,
+    return cuda::key_of({.matmul = of, .a = memory + a, .b = memory + b, .bias = memory + 128, .c = memory + c}, share,
                         tf32);
   };
   CHECK(key(p) == key(p, 256, 512));
-  std::set<cuda::ProductKey> keys{key(p),           key(p, 16),           key(p, 0, 16),
-                                  key(p, 0, 0, 16), key(p, 0, 0, 0, 100), key(p, 0, 0, 0, 0, true)};
-  for (const Product& other : {Product{DType::bf16, {}, {}, 4, 5, 6}, Product{DType::f32, Transpose::yes, {}, 4, 5, 6},
-                               Product{DType::f32, {}, Transpose::yes, 4, 5, 6}, Product{DType::f32, {}, {}, 5, 5, 6},
-                               Product{DType::f32, {}, {}, 4, 6, 6}, Product{DType::f32, {}, {}, 4, 5, 7},
-                               Product{DType::f32, {}, {}, 4, 5, 6, 2}, Product{DType::f32, {}, {}, 4, 5, 6, 1, true},
-                               Product{DType::f32, {}, {}, 4, 5, 6, 1, false, true}})
+  std::set<cuda::MatmulKey> keys{key(p),           key(p, 16),           key(p, 0, 16),
+                                 key(p, 0, 0, 16), key(p, 0, 0, 0, 100), key(p, 0, 0, 0, 0, true)};
+  for (const Matmul& other : {Matmul{DType::bf16, {}, {}, 4, 5, 6}, Matmul{DType::f32, Transpose::yes, {}, 4, 5, 6},
+                              Matmul{DType::f32, {}, Transpose::yes, 4, 5, 6}, Matmul{DType::f32, {}, {}, 5, 5, 6},
+                              Matmul{DType::f32, {}, {}, 4, 6, 6}, Matmul{DType::f32, {}, {}, 4, 5, 7},
+                              Matmul{DType::f32, {}, {}, 4, 5, 6, 2}, Matmul{DType::f32, {}, {}, 4, 5, 6, 1, true},
+                              Matmul{DType::f32, {}, {}, 4, 5, 6, 1, false, true}})
     keys.insert(key(other));
   CHECK(keys.size() == 15);
-  const Product biased{DType::f32, {}, {}, 4, 5, 6, 1, false, true};
+  const Matmul biased{DType::f32, {}, {}, 4, 5, 6, 1, false, true};
   CHECK(key(biased).align_c == 128);  // of the bias
   CHECK(key(biased).bias_in_epilogue);
-  const cuda::ProductKey apart =
-      cuda::key_of({.product = biased, .a = memory, .b = memory, .bias = memory + 8, .c = memory}, 0, false);
+  const cuda::MatmulKey apart =
+      cuda::key_of({.matmul = biased, .a = memory, .b = memory, .bias = memory + 8, .c = memory}, 0, false);
   CHECK(!apart.bias_in_epilogue);
   CHECK(apart.align_c == 256);
   for (const std::size_t at : {0, 1, 64, 255}) {
@@ -234,7 +234,7 @@ TEST_CASE("an algorithm is chosen again for another shape, alignment, share of t
   }
   CHECK(cuda::aligned_room(memory, 100).bytes == 0);
   // Only fp32 has TF32.
-  const Product half{DType::bf16, {}, {}, 4, 5, 6};
+  const Matmul half{DType::bf16, {}, {}, 4, 5, 6};
   CHECK(key(half, 0, 0, 0, 0, true) == key(half));
 }
 

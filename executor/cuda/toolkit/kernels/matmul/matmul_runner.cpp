@@ -1,10 +1,10 @@
-#include "executor/cuda/toolkit/kernels/matmul/products.h"
+#include "executor/cuda/toolkit/kernels/matmul/matmul_runner.h"
 
 #include <map>
 #include <utility>
 
 #include "executor/cuda/toolkit/kernels/matmul/cublaslt.h"
-#include "executor/cuda/toolkit/kernels/matmul/product_bias.h"
+#include "executor/cuda/toolkit/kernels/matmul/matmul_bias.h"
 #include "models/input/error.h"
 
 namespace fsdp::cuda {
@@ -51,7 +51,7 @@ using Desc = Owned<cublasLtMatmulDesc_t>;
 using Layout = Owned<cublasLtMatrixLayout_t>;
 using Preference = Owned<cublasLtMatmulPreference_t>;
 
-// A product as the library has been told of it, and the algorithm that it named.
+// A matmul as the library has been told of it, and the algorithm that it named.
 struct Chosen {
   Desc desc;
   Layout first, second, d;
@@ -61,23 +61,23 @@ struct Chosen {
 
 class Chooser {
  public:
-  Chooser(const CublasLt& lt, cublasLtHandle_t handle, const ProductKey& key, const void* bias,
+  Chooser(const CublasLt& lt, cublasLtHandle_t handle, const MatmulKey& key, const void* bias,
           std::int64_t workspace_bytes)
       : lt_(lt),
         handle_(handle),
         key_(key),
         bias_(bias),
         workspace_bytes_(workspace_bytes),
-        types_(types_of(key.product.type, key.tf32)),
-        shape_(column_major(key.product)) {}
+        types_(types_of(key.matmul.type, key.tf32)),
+        shape_(column_major(key.matmul)) {}
 
-  // With the bias in the epilogue where the library has such a product, else without one.
+  // With the bias in the epilogue where the library has such a matmul, else without one.
   [[nodiscard]] Chosen choose() const {
     if (key_.bias_in_epilogue)
       if (Chosen fused = attempt(true); fused.found) return fused;
     Chosen plain = attempt(false);
     if (!plain.found)
-      throw MachineError("cuBLASLt (" + lt_.library.path() + ") has no matrix product " + text(key_.product));
+      throw MachineError("cuBLASLt (" + lt_.library.path() + ") has no matrix product " + text(key_.matmul));
     return plain;
   }
 
@@ -147,20 +147,20 @@ class Chooser {
     return preference;
   }
 
-  void check(cublasStatus_t status) const { lt_.check(status, "matrix product " + text(key_.product)); }
+  void check(cublasStatus_t status) const { lt_.check(status, "matrix product " + text(key_.matmul)); }
 
   const CublasLt& lt_;
   cublasLtHandle_t handle_;
-  const ProductKey& key_;
+  const MatmulKey& key_;
   const void* bias_;
   const std::int64_t workspace_bytes_;
   const Types types_;
-  const ColumnMajorProduct shape_;
+  const ColumnMajorMatmul shape_;
 };
 
 }  // namespace
 
-struct Products::State {
+struct MatmulRunner::State {
   State(const Library& library, bool use_tf32) : lt(library), tf32(use_tf32) {
     lt.check(lt.create(&handle), "cuBLASLt for this GPU");
   }
@@ -174,25 +174,25 @@ struct Products::State {
   bool tf32 = false;
   cublasLtHandle_t handle = nullptr;
   std::int64_t workspace_bytes = -1;
-  std::map<ProductKey, Chosen> chosen;
+  std::map<MatmulKey, Chosen> chosen;
 };
 
-Products::Products(const Library& cublas_lt, bool tf32) : state_(std::make_unique<State>(cublas_lt, tf32)) {}
-Products::~Products() = default;
-Products::Products(Products&&) noexcept = default;
-Products& Products::operator=(Products&&) noexcept = default;
+MatmulRunner::MatmulRunner(const Library& cublas_lt, bool tf32) : state_(std::make_unique<State>(cublas_lt, tf32)) {}
+MatmulRunner::~MatmulRunner() = default;
+MatmulRunner::MatmulRunner(MatmulRunner&&) noexcept = default;
+MatmulRunner& MatmulRunner::operator=(MatmulRunner&&) noexcept = default;
 
-std::int64_t Products::algorithms() const { return static_cast<std::int64_t>(state_->chosen.size()); }
+std::int64_t MatmulRunner::algorithms() const { return static_cast<std::int64_t>(state_->chosen.size()); }
 
-void Products::multiply(const ProductCall& call, const ProductRoom& room, CUstream_st* stream) {
+void MatmulRunner::multiply(const MatmulCall& call, const MatmulRoom& room, CUstream_st* stream) {
   State& s = *state_;
-  const Product& p = call.product;
+  const Matmul& p = call.matmul;
   if (p.m == 0 || p.n == 0 || p.batch == 0) return;
   if (p.accumulate && p.bias)
     throw MachineError("matrix product " + text(p) + ": a bias or what is there is added, not both");
   const AlignedRoom workspace = aligned_room(room.workspace, room.workspace_bytes);
   if (s.workspace_bytes != workspace.bytes) s.chosen.clear(), s.workspace_bytes = workspace.bytes;
-  const ProductKey key = key_of(call, room.multiprocessors, s.tf32);
+  const MatmulKey key = key_of(call, room.multiprocessors, s.tf32);
   auto at = s.chosen.find(key);
   if (at == s.chosen.end())
     at = s.chosen.emplace(key, Chooser(s.lt, s.handle, key, call.bias, workspace.bytes).choose()).first;

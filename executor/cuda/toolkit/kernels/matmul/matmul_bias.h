@@ -1,5 +1,5 @@
 // Where cuBLASLt has no epilogue that adds a bias, or cannot read it where it lies: rows are set to the bias first, and
-// the product adds to them.
+// the matmul adds to them.
 #pragma once
 
 #include <cstdint>
