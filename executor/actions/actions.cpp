@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include "executor/kernels/host_kernel_set.h"
 #include "models/input/error.h"
 
 namespace fsdp {

@@ -7,7 +7,7 @@
 
 #include "executor/actions/extents.h"
 #include "executor/actions/kernel_call.h"
-#include "executor/actions/kernel_set.h"
+#include "executor/kernels/kernel_set.h"
 #include "planner/layout.h"
 
 namespace fsdp::actions {

@@ -1,35 +1,8 @@
 // Shards: how they begin, and the copies between them and whole parameters.
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <cstring>
-
 #include "executor/actions/actions.h"
 #include "models/input/error.h"
-
-namespace fsdp {
-
-// Each of the n slots holds an n-th of every padded parameter; its padding lies at the end.
-void gather_parts_copy_out(const UnitLayout& layout, std::int64_t n, DType type, BufferView gathered,
-                           std::span<const BufferView> full) {
-  if (n < 1 || layout.shards % n != 0)
-    throw MachineError(fmt::format("gather_copy_out: groups of {} do not divide {} shards", n, layout.shards));
-  expect_elements(gathered, layout.shard_elements * layout.shards, type, "gather buffer");
-  if (full.size() != layout.params.size()) throw MachineError("gather_copy_out: not one tensor per parameter");
-  const std::int64_t size = size_of(type), slot = layout.shard_elements * layout.shards / n;
-  for (std::size_t i = 0; i < full.size(); ++i) {
-    const ShardedParam& p = layout.params[i];
-    if (full[i].data == nullptr) continue;
-    expect_elements(full[i], p.numel(), type, "parameter");
-    const std::int64_t part = p.padded_shard() * layout.shards / n, before = p.offset * layout.shards / n;
-    for (std::int64_t k = 0; k < n; ++k)
-      if (const std::int64_t there = std::min(part, p.numel() - k * part); there > 0)
-        std::memcpy(full[i].data + k * part * size, gathered.data + (k * slot + before) * size,
-                    static_cast<std::size_t>(there * size));
-  }
-}
-
-}  // namespace fsdp
 
 namespace fsdp::actions {
 namespace {

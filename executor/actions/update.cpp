@@ -73,8 +73,12 @@ KernelBody optimizer_step(const KernelCall& c, const KernelSet& kernels) {
   if (c.training.learning_rate) settings.lr = c.training.learning_rate(c.step);
   return
       [&kernels, layout = std::move(layout), places, type, rank, adam, settings, step = c.step + 1, views = c.views] {
-        if (adam) kernels.adamw(layout, rank, settings, step, type, views[0], views[1], views[2], views[3], places);
-        else kernels.sgd(layout, rank, settings, type, views[0], views[1], places);
+        OptimizerUpdate update{layout, rank, settings, step, type, views[0], views[1]};
+        update.places = places;
+        if (!adam) return kernels.sgd(update);
+        update.state1 = views[2];
+        update.state2 = views[3];
+        kernels.adamw(update);
       };
 }
 

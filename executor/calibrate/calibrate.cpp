@@ -14,7 +14,7 @@
 
 #include "executor/calibrate/ops.h"
 #include "executor/calibrate/threads.h"
-#include "executor/kernels/kernels.h"
+#include "executor/kernels/host_kernel_set.h"
 #include "models/catalog.h"
 #include "models/implementation.h"
 #include "models/input/error.h"

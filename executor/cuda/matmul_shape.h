@@ -9,13 +9,13 @@
 #include <vector>
 
 #include "executor/kernels/call.h"
-#include "executor/kernels/kernels.h"
+#include "executor/kernels/matmul/transpose.h"
 #include "models/dtype.h"
 
 namespace fsdp::cuda {
 
 // c[m, n] = op(a)[m, k] op(b)[k, n] (+ c) (+ bias[n] on every row), row-major and dense, `batch` of them one after the
-// other. An operand whose Transpose is yes is stored as its transpose, as in host_matmul.
+// other. An operand whose Transpose is yes is stored as its transpose, as in HostKernelSet::matmul.
 struct Matmul {
   DType type = DType::f32;
   Transpose ta = Transpose::no, tb = Transpose::no;

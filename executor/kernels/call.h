@@ -9,7 +9,7 @@
 #include <string_view>
 
 #include "executor/arithmetic/element.h"
-#include "executor/kernels/kernels.h"
+#include "executor/kernels/kernel_set.h"
 #include "models/graph.h"
 
 namespace fsdp {

@@ -1,8 +1,7 @@
 // Op kind and storage type -> kernel.
 #include <array>
 
-#include "executor/kernels/kernels.h"
-#include "executor/kernels/levels/table.h"
+#include "executor/kernels/levels/host_kernels.h"
 #include "executor/kernels/ops.h"
 
 namespace fsdp {
@@ -49,13 +48,13 @@ void run(const Call& call, DType type, Kernel Kernels::*direction) {
 
 }  // namespace
 
-void kernels::run_forward(const Op& op, const Workload& work, DType type, std::span<const KernelArg> args,
-                          double token_weight) {
+void HostKernels::forward(const Op& op, const Workload& work, DType type, std::span<const KernelArg> args,
+                          double token_weight) const {
   run(Call(op, work, args, token_weight, false), type, &Kernels::forward);
 }
 
-void kernels::run_backward(const Op& op, const Workload& work, DType type, std::span<const KernelArg> args,
-                           double token_weight) {
+void HostKernels::backward(const Op& op, const Workload& work, DType type, std::span<const KernelArg> args,
+                           double token_weight) const {
   run(Call(op, work, args, token_weight, true), type, &Kernels::backward);
 }
 

@@ -227,8 +227,9 @@ void RunJob::keep_rows(const ShardedParam& p, std::int64_t rank, const std::byte
   const std::int64_t inner = p.row_elements / outer, n = p.local_rows(rank) * inner, width = size_of(plan.master_dtype);
   double* to = into.at(static_cast<std::size_t>(p.param)).values.data() + p.local_row_begin(rank) * inner;
   for (std::int64_t o = 0; o < outer; ++o)
-    convert(plan.master_dtype, {const_cast<std::byte*>(from) + o * n * width, n * width}, DType::f64,
-            {reinterpret_cast<std::byte*>(to + o * p.rows * inner), n * size_of(DType::f64)}, n, false);
+    host_kernel_set().convert(plan.master_dtype, {const_cast<std::byte*>(from) + o * n * width, n * width}, DType::f64,
+                              {reinterpret_cast<std::byte*>(to + o * p.rows * inner), n * size_of(DType::f64)}, n,
+                              false);
 }
 
 // Replicas hold the same; the first speaks. Of what the plan ignores, rank 0.

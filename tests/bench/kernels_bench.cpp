@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "executor/kernels/kernels.h"
+#include "executor/kernels/host_kernel_set.h"
 #include "executor/kernels/matmul/matmul.h"
 #include "models/catalog.h"
 #include "models/implementation.h"
@@ -77,14 +77,14 @@ struct OpBench {
     for (const auto& part :
          {grad_outputs, inputs, outputs, params, {extra, room(f.backward_scratch_bytes)}, grad_inputs, grad_params})
       append(backward_args, part);
-    run_forward(op, work, type, forward_args, 1);  // warms up, and fills what backward reads
-    if (op.kind != OpKind::add) run_backward(op, work, type, backward_args, 1);  // a sum has none
+    host_kernel_set().forward(op, work, type, forward_args, 1);  // warms up, and fills what backward reads
+    if (op.kind != OpKind::add) host_kernel_set().backward(op, work, type, backward_args, 1);  // a sum has none
   }
   double forward() {
-    return seconds([&] { run_forward(op, work, type, forward_args, 1); });
+    return seconds([&] { host_kernel_set().forward(op, work, type, forward_args, 1); });
   }
   double backward() {
-    return seconds([&] { run_backward(op, work, type, backward_args, 1); });
+    return seconds([&] { host_kernel_set().backward(op, work, type, backward_args, 1); });
   }
 };
 
@@ -178,8 +178,10 @@ void adamw_time(benchmark::State& state) {
   Room gradient(4 * n), shard(4 * n), first(4 * n), second(4 * n);
   double sum = 0;
   for (auto _ : state) {
-    const double t = seconds(
-        [&] { adamw(layout, 0, {}, 1, DType::f32, gradient.view(), shard.view(), first.view(), second.view()); });
+    const double t = seconds([&] {
+      host_kernel_set().adamw(
+          {layout, 0, {}, 1, DType::f32, gradient.view(), shard.view(), first.view(), second.view()});
+    });
     sum += t;
     state.SetIterationTime(t);
   }
@@ -200,7 +202,7 @@ void add(const std::string& what, const std::string& model, const std::string& m
 int main(int argc, char** argv) {
   benchmark::Initialize(&argc, argv);
   benchmark::AddCustomContext("matrix products", std::string(host_matmul_library()));
-  benchmark::AddCustomContext("kernels", std::string(kernel_instructions()));
+  benchmark::AddCustomContext("kernels", std::string(host_kernel_set().instructions()));
   for (const OpKind kind : {OpKind::embedding, OpKind::rms_norm, OpKind::rotary, OpKind::attention, OpKind::swiglu,
                             OpKind::add, OpKind::cross_entropy})
     benchmark::RegisterBenchmark(("op " + std::string(name(kind)) + " 512 tokens fp32").c_str(), op_time, kind)

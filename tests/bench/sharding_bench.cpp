@@ -20,7 +20,7 @@
 #include <thread>
 #include <vector>
 
-#include "executor/kernels/kernels.h"
+#include "executor/kernels/host_kernel_set.h"
 #include "executor/kernels/matmul/matmul.h"
 #include "executor/run.h"
 #include "models/catalog.h"
@@ -113,6 +113,6 @@ BENCHMARK(sharded_over_unsharded)->UseManualTime()->Unit(benchmark::kSecond)->It
 int main(int argc, char** argv) {
   benchmark::Initialize(&argc, argv);
   benchmark::AddCustomContext("matrix products", std::string(host_matmul_library()));
-  benchmark::AddCustomContext("kernels", std::string(kernel_instructions()));
+  benchmark::AddCustomContext("kernels", std::string(host_kernel_set().instructions()));
   benchmark::RunSpecifiedBenchmarks();
 }

@@ -4,7 +4,6 @@
 #include <memory>
 
 #include "executor/actions/kernel_call.h"
-#include "executor/actions/kernel_set.h"
 
 struct CUstream_st;  // cudaStream_t is a pointer to it; so this header needs no CUDA toolkit
 
@@ -23,12 +22,8 @@ struct KernelContext {
   std::shared_ptr<void>
       matmul_runner;  // handles and algorithms of matmuls: made by their code at first use, kept for the run
   std::shared_ptr<void>
-      memory;  // 2 KiB of device memory for norms and pinned memory for batches: made by run_kernels at first use
+      memory;  // 2 KiB of device memory for norms and pinned memory for batches: made by StreamKernels at first use
 };
-
-// The kernels that calls of make_kernel (kernel_call.h) use, on one stream; used while the context lives, by its rank's
-// host thread.
-[[nodiscard]] std::unique_ptr<KernelSet> stream_kernels(CUstream_st* stream, KernelContext& context);
 
 // Puts the kernels of one operation on the stream, by op.action and, in forward, recompute and backward, by its op's
 // kind. Scratch and workspace are among the call's views, as the implementation declares them; nothing else is

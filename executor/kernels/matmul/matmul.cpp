@@ -1,10 +1,10 @@
-// host_matmul over the matmuls of the library that CMake chose, and matmuls of bf16 and fp16 in fp32 tiles.
+// HostKernels::matmul over the matmuls of the library that CMake chose, and matmuls of bf16 and fp16 in fp32 tiles.
 #include "executor/kernels/matmul/matmul.h"
 
 #include <algorithm>
 
 #include "executor/kernels/call.h"
-#include "executor/kernels/levels/table.h"
+#include "executor/kernels/levels/host_kernels.h"
 
 namespace fsdp {
 namespace {
@@ -88,8 +88,8 @@ template void multiply<BFloat16>(Transpose, Transpose, std::int64_t, std::int64_
 template void multiply<Float16>(Transpose, Transpose, std::int64_t, std::int64_t, std::int64_t, const Float16*,
                                 const Float16*, Float16*, bool, BufferView);
 
-void kernels::host_matmul(DType type, Transpose ta, Transpose tb, std::int64_t m, std::int64_t n, std::int64_t k,
-                          const void* a, const void* b, void* c, bool accumulate, BufferView scratch) {
+void HostKernels::matmul(DType type, Transpose ta, Transpose tb, std::int64_t m, std::int64_t n, std::int64_t k,
+                         const void* a, const void* b, void* c, bool accumulate, BufferView scratch) const {
   with_type(type, [&](auto element) {
     using T = decltype(element);
     multiply<T>(ta, tb, m, n, k, static_cast<const T*>(a), static_cast<const T*>(b), static_cast<T*>(c), accumulate,

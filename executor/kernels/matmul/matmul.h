@@ -1,11 +1,12 @@
-// Matmuls on fp32 or fp64 with leading dimensions and factors: what host_matmul and the attention kernel are
+// Matmuls on fp32 or fp64 with leading dimensions and factors: what HostKernels::matmul and the attention kernel are
 // built from. One definition in matmul_openblas.cpp or matmul_eigen.cpp; CMake compiles one of them.
 #pragma once
 
 #include <cstdint>
 
 #include "executor/arithmetic/element.h"
-#include "executor/kernels/kernels.h"
+#include "executor/backend.h"
+#include "executor/kernels/matmul/transpose.h"
 
 namespace fsdp {
 
@@ -28,7 +29,7 @@ void matmul(std::int64_t m, std::int64_t n, std::int64_t k, double alpha, Operan
 // For benchmarks of one rank: later matmuls may use so many, where the library can.
 void use_library_threads(int threads);
 
-// host_matmul for a known storage type.
+// HostKernels::matmul for a known storage type.
 template <class T>
 void multiply(Transpose ta, Transpose tb, std::int64_t m, std::int64_t n, std::int64_t k, const T* a, const T* b, T* c,
               bool accumulate, BufferView scratch);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <string>
 
+#include "executor/kernels/host_kernel_set.h"
 #include "executor/kernels/matmul/matmul.h"
 
 namespace fsdp {

@@ -5,6 +5,7 @@
 #include <limits>
 #include <string>
 
+#include "executor/kernels/host_kernel_set.h"
 #include "executor/kernels/matmul/matmul.h"
 #include "models/input/error.h"
 

@@ -1,4 +1,4 @@
-// What KernelSet do besides ops, compared with the host: conversions, layouts, optimizers, norms, data. Copies and
+// What a KernelSet does besides ops, compared with the host: conversions, layouts, optimizers, norms, data. Copies and
 // generated values are compared byte by byte, arithmetic within the tolerance of cuda_op_cases.h.
 #pragma once
 
@@ -173,10 +173,10 @@ inline void check_updates(const Subject& subject) {
             t.emplace_back(s, type, squares);
             const Tensor gradient(
                 s, type, random_numbers(static_cast<std::size_t>(gradient_elements(layout, rank, places)), 104));
-            if (adam)
-              s.kernels.adamw(layout, rank, settings, 3, type, gradient.view(), t[0].view(), t[1].view(), t[2].view(),
-                              places);
-            else s.kernels.sgd(layout, rank, settings, type, gradient.view(), t[0].view(), places);
+            const OptimizerUpdate update{layout,          rank,        settings,    3,           type,
+                                         gradient.view(), t[0].view(), t[1].view(), t[2].view(), places};
+            if (adam) s.kernels.adamw(update);
+            else s.kernels.sgd(update);
             s.finish();
             return t;
           });

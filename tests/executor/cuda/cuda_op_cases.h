@@ -9,7 +9,7 @@
 #include <memory>
 #include <string>
 
-#include "executor/actions/kernel_set.h"
+#include "executor/kernels/kernel_set.h"
 #include "tests/support/kernels_support.h"
 
 namespace fsdp::testing {

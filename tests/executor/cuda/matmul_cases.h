@@ -77,9 +77,11 @@ inline std::vector<BufferView> views(std::vector<Numbers>& numbers) {
 
 inline void run_host(const Op& op, Workload work, bool accumulate, Arguments& a) {
   work.element_bytes = 8;
-  run_forward(op, work, DType::f64, forward_args(views(a.inputs), views(a.params), view_of(a.outputs[0])), 0);
-  run_backward(op, work, DType::f64,
-               backward_args(view_of(a.grad_output), views(a.inputs), views(a.params), views(a.grads), accumulate), 0);
+  host_kernel_set().forward(op, work, DType::f64, forward_args(views(a.inputs), views(a.params), view_of(a.outputs[0])),
+                            0);
+  host_kernel_set().backward(
+      op, work, DType::f64,
+      backward_args(view_of(a.grad_output), views(a.inputs), views(a.params), views(a.grads), accumulate), 0);
 }
 
 // `machine`: to_device(BufferView) -> BufferView, to_host(device view, BufferView), as GpuMemory.

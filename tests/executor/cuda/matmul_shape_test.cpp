@@ -151,7 +151,7 @@ TEST_CASE("the products of linear and expert_linear are those of the host's kern
       args.insert(args.end(), {{view_of(to)}, {}, {}});
       return args;
     };
-    run_forward(o.op, o.work, DType::f64, forward(host_y), 0);
+    host_kernel_set().forward(o.op, o.work, DType::f64, forward(host_y), 0);
     const auto forward_args = forward(y);
     const Call forward_call(o.op, o.work, forward_args, 0, false);
     interpret((experts ? cuda::expert_linear_forward_calls : cuda::linear_forward_calls)(DType::f64, forward_call));
@@ -171,7 +171,7 @@ TEST_CASE("the products of linear and expert_linear are those of the host's kern
         args.push_back({c.wanted[i] ? view_of(to[i]) : BufferView{}, c.accumulate});
       return args;
     };
-    run_backward(o.op, o.work, DType::f64, backward(host_grads), 0);
+    host_kernel_set().backward(o.op, o.work, DType::f64, backward(host_grads), 0);
     const auto backward_args = backward(grads);
     const Call backward_call(o.op, o.work, backward_args, 0, true);
     interpret((experts ? cuda::expert_linear_backward_calls : cuda::linear_backward_calls)(DType::f64, backward_call));

@@ -23,7 +23,7 @@ add_library(cuda_on_host OBJECT fakes/cuda_on_host/runtime.cpp fakes/cuda_on_hos
 add_library(cuda_on_host_kernels OBJECT fakes/cuda_on_host/kernels.cpp)
 add_executable(executor_cuda_on_host_dispatch_test
   executor/cuda_on_host/dispatch_test.cpp executor/cuda_on_host/dispatch_ops.cpp fakes/cuda_on_host/launches.cpp
-  ${CMAKE_SOURCE_DIR}/executor/cuda/toolkit/operation_kernels.cpp ${kernel_sources})
+  ${CMAKE_SOURCE_DIR}/executor/cuda/toolkit/stream_kernels.cpp ${kernel_sources})
 # The libraries put work on the runtime's streams.
 set_target_properties(executor_cuda_on_host_dispatch_test PROPERTIES ENABLE_EXPORTS ON)
 add_dependencies(executor_cuda_on_host_dispatch_test nccl_on_host cublaslt_in_toolkit)

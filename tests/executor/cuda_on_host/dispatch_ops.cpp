@@ -1,10 +1,10 @@
-// The cuda backend's own dispatch (operation_kernels.cpp), its own matmuls and kernels, on one stream of a CUDA runtime
+// The cuda backend's own dispatch (stream_kernels.cpp), its own matmuls and kernels, on one stream of a CUDA runtime
 // (runtime.cpp) and a cuBLASLt of ours: whatever a machine of kernels does, against the host's.
 #include <cuda_runtime_api.h>
 
 #include <set>
 
-#include "executor/cuda/toolkit/operation_kernels.h"
+#include "executor/cuda/toolkit/stream_kernels.h"
 #include "tests/executor/cuda/cuda_machine_cases.h"
 #include "tests/executor/cuda_on_host/dispatch_support.h"
 
@@ -18,7 +18,7 @@ class Machine {
     if (with_libraries) context_.libraries = &libraries();
     context_.multiprocessors = 4;
     REQUIRE(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking) == cudaSuccess);
-    kernels_ = cuda::stream_kernels(stream_, context_);
+    kernels_ = std::make_unique<cuda::StreamKernels>(stream_, context_);
   }
   ~Machine() { cudaStreamDestroy(stream_); }
   Machine(const Machine&) = delete;
@@ -32,7 +32,7 @@ class Machine {
  private:
   cuda::KernelContext context_;
   cudaStream_t stream_ = nullptr;
-  std::unique_ptr<KernelSet> kernels_;
+  std::unique_ptr<cuda::StreamKernels> kernels_;
 };
 
 // What the cases of cuda_op_cases.h leave out.

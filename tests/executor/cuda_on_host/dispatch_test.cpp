@@ -1,4 +1,4 @@
-// Training by the whole cuda backend on virtual ranks, with its own dispatch (operation_kernels.cpp), its own matmuls
+// Training by the whole cuda backend on virtual ranks, with its own dispatch (stream_kernels.cpp), its own matmuls
 // and kernels, on a CUDA runtime (runtime.cpp) and a cuBLASLt of ours: against training on the host, and what was
 // predicted of it. Nothing of it says how fast a GPU is.
 #include <cuda_runtime_api.h>

@@ -42,8 +42,8 @@ double error_of(const Matmul& p, DType type, bool accumulate) {
     }
   Block ma = encode(type, a), mb = encode(type, b), mc = encode(type, before),
         scratch(host_matmul_scratch_bytes(type, p.m, p.n, p.k));
-  host_matmul(type, p.ta, p.tb, p.m, p.n, p.k, ma.view().data, mb.view().data, mc.view().data, accumulate,
-              scratch.view());
+  host_kernel_set().matmul(type, p.ta, p.tb, p.m, p.n, p.k, ma.view().data, mb.view().data, mc.view().data, accumulate,
+                           scratch.view());
   return distance(decode(type, mc.view()), expected);
 }
 
@@ -82,8 +82,8 @@ TEST_CASE("bf16 products want the scratch that they say") {
   CHECK(host_matmul_scratch_bytes(DType::bf16, 1 << 20, 1 << 20, 1 << 20) == 3 << 20);
   CHECK(host_matmul_scratch_bytes(DType::f32, 512, 512, 512) == 0);
   const auto multiply = [&](BufferView s) {
-    host_matmul(DType::bf16, Transpose::no, Transpose::no, 3, 3, 3, x.view().data, x.view().data, x.view().data, false,
-                s);
+    host_kernel_set().matmul(DType::bf16, Transpose::no, Transpose::no, 3, 3, 3, x.view().data, x.view().data,
+                             x.view().data, false, s);
   };
   CHECK_NOTHROW(multiply(scratch.view()));
   CHECK_THROWS_AS(multiply(small.view()), MachineError);
@@ -96,7 +96,8 @@ TEST_CASE("products of several ranks run on the threads that ask for them") {
   const Numbers x = random_numbers(n * n, 1);
   Block a = encode(DType::f32, x), alone(n * n * 4), c[2] = {Block(n * n * 4), Block(n * n * 4)};
   const auto multiply = [&](BufferView to) {
-    host_matmul(DType::f32, Transpose::no, Transpose::yes, n, n, n, a.view().data, a.view().data, to.data, false, {});
+    host_kernel_set().matmul(DType::f32, Transpose::no, Transpose::yes, n, n, n, a.view().data, a.view().data, to.data,
+                             false, {});
   };
   multiply(alone.view());
   CHECK(library_threads() == 1);
@@ -121,8 +122,8 @@ TEST_CASE("products take no more heap than they say") {
     Block a(n * n * size_of(type)), b(n * n * size_of(type)), c(n * n * size_of(type)),
         scratch(host_matmul_scratch_bytes(type, n, n, n));
     host::heap_meter_begin();
-    host_matmul(type, Transpose::yes, Transpose::no, n, n, n, a.view().data, b.view().data, c.view().data, false,
-                scratch.view());
+    host_kernel_set().matmul(type, Transpose::yes, Transpose::no, n, n, n, a.view().data, b.view().data, c.view().data,
+                             false, scratch.view());
     CHECK(host::heap_meter_end() <= host_matmul_library_workspace(n));
   }
 }

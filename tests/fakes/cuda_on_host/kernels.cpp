@@ -1,5 +1,5 @@
-// In place of run_kernels.cpp and of the kernels behind it: the host's kernels, which see the same memory, in the order
-// of the stream.
+// In place of stream_kernels.cpp and of the kernels behind it: the host's kernels, which see the same memory, in the
+// order of the stream.
 #include <functional>
 #include <memory>
 #include <vector>

@@ -1,11 +1,10 @@
-// The kernels of executor/cuda/kernels/ as a machine of the host's memory: each runs on the processor, emulated. Matrix
-// matmuls and attention, which are not among them, are the host's.
+// The kernels of executor/cuda/toolkit/kernels/ as a KernelSet on the host's memory: each runs on the processor,
+// emulated. Matmuls and attention, which are not among them, are the host's.
 #pragma once
 
 // First: it defines what .cuh files take for granted.
 #include "tests/fakes/emulated/launch.h"
 
-#include "executor/actions/kernel_set.h"
 #include "executor/cuda/toolkit/kernels/cross_entropy.cuh"
 #include "executor/cuda/toolkit/kernels/data.cuh"
 #include "executor/cuda/toolkit/kernels/elementwise.cuh"
@@ -16,6 +15,7 @@
 #include "executor/cuda/toolkit/kernels/norms.cuh"
 #include "executor/cuda/toolkit/kernels/rotary.cuh"
 #include "executor/cuda/toolkit/kernels/update.cuh"
+#include "executor/kernels/host_kernel_set.h"
 #include "models/implementation.h"
 
 namespace fsdp::testing {
@@ -51,15 +51,8 @@ class EmulatedKernels final : public KernelSet {
                              std::span<const BufferView> full) const override {
     cuda::launch_gather_parts_copy_out(layout, n, type, gathered, full, launch_);
   }
-  void adamw(const UnitLayout& layout, std::int64_t rank, const Optimizer& optimizer, std::int64_t step, DType master,
-             BufferView gradient, BufferView shard, BufferView state1, BufferView state2,
-             GradientPlaces places) const override {
-    cuda::launch_adamw(layout, rank, optimizer, step, master, gradient, shard, state1, state2, places, launch_);
-  }
-  void sgd(const UnitLayout& layout, std::int64_t rank, const Optimizer& optimizer, DType master, BufferView gradient,
-           BufferView shard, GradientPlaces places) const override {
-    cuda::launch_sgd(layout, rank, optimizer, master, gradient, shard, places, launch_);
-  }
+  void adamw(const OptimizerUpdate& update) const override { cuda::launch_adamw(update, launch_); }
+  void sgd(const OptimizerUpdate& update) const override { cuda::launch_sgd(update, launch_); }
   void copy(std::byte* to, const std::byte* from, std::int64_t bytes) const override { launch_.copy(to, from, bytes); }
   void zero(BufferView view) const override { launch_.zero(view.data, view.bytes); }
   void reorder(BufferView from, BufferView to, std::int64_t shards, std::int64_t outer, std::int64_t piece_bytes,
@@ -112,8 +105,8 @@ class EmulatedKernels final : public KernelSet {
     const std::size_t at = backward ? 2 * op.outputs.size() + op.inputs.size() + op.params.size() + 1
                                     : op.inputs.size() + op.params.size() + op.outputs.size() + 1;
     with.at(at).view = {scratch.data(), static_cast<std::int64_t>(scratch.size())};
-    if (backward) run_backward(op, work, type, with, token_weight);
-    else run_forward(op, work, type, with, token_weight);
+    if (backward) host_kernel_set().backward(op, work, type, with, token_weight);
+    else host_kernel_set().forward(op, work, type, with, token_weight);
   }
 
   EmulatedLaunch launch_;

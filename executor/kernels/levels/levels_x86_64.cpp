@@ -1,12 +1,12 @@
 // x86-64: the levels v4 and v3 of its psABI, where the processor and the system have them, and the baseline.
 #include <array>
 
-#include "executor/kernels/levels/table.h"
+#include "executor/kernels/host_kernel_set.h"
 
 extern "C" {
-extern const fsdp::KernelTable fsdp_kernels_baseline;
-extern const fsdp::KernelTable fsdp_kernels_x86_64_v3;
-extern const fsdp::KernelTable fsdp_kernels_x86_64_v4;
+extern const fsdp::HostKernelSet* const fsdp_kernels_baseline;
+extern const fsdp::HostKernelSet* const fsdp_kernels_x86_64_v3;
+extern const fsdp::HostKernelSet* const fsdp_kernels_x86_64_v4;
 }
 
 namespace fsdp {
@@ -24,9 +24,9 @@ bool has_v4() {
 
 }  // namespace
 
-std::span<const KernelTable* const> kernel_tables() {
-  static const std::array<const KernelTable*, 3> all = {&fsdp_kernels_x86_64_v4, &fsdp_kernels_x86_64_v3,
-                                                        &fsdp_kernels_baseline};
+std::span<const HostKernelSet* const> host_kernel_sets() {
+  static const std::array<const HostKernelSet*, 3> all = {fsdp_kernels_x86_64_v4, fsdp_kernels_x86_64_v3,
+                                                          fsdp_kernels_baseline};
   return std::span(all).subspan(has_v4() ? 0 : has_v3() ? 1 : 2);
 }
 
