@@ -1,4 +1,4 @@
-// What each Action does, on any machine: argument positions as planner/program.h lists them.
+// What each Action does, with any kernel set. Argument positions are those that planner/program.h lists.
 #include "executor/actions/actions.h"
 
 #include <fmt/format.h>

@@ -1,5 +1,5 @@
-// Kernels by theme: what run_kernels.cpp dispatches to, and what they share. For run_kernels*.cpp alone. Bodies keep
-// the machine by reference.
+// The actions by theme, and helpers that they share. For executor/actions/ alone. Kernel bodies keep the kernel set by
+// reference.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// SwiGLU and GELU of one number, in the arithmetic type M: what the kernels of every machine compute.
+// SwiGLU and GELU of one number, in the arithmetic type M: what the kernels of the host and of GPUs compute.
 #pragma once
 
 #include <cmath>

@@ -1,4 +1,4 @@
-// What it costs that a rank's streams are threads: waking them, and waiting for the slowest rank. For calibrate*.cpp
+// What it costs that a rank's streams are threads: waking them, and waiting for the slowest rank. For calibrate/
 // alone.
 #pragma once
 

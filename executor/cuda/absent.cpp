@@ -1,4 +1,4 @@
-// In place of executor/cuda/machine where the build found no CUDA toolkit.
+// In place of executor/cuda/toolkit where the build found no CUDA toolkit.
 #include "executor/cuda_backend.h"
 #include "models/input/error.h"
 

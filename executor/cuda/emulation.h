@@ -1,6 +1,6 @@
-// --emulate-world: one rank of many computes, its collectives are played: so many blocks of threads hold their
-// multiprocessors and move so many bytes of device memory, for as long as the costs say. Proves overlap and memory,
-// never communication time.
+// Emulated world: one rank of many computes, and its collectives are modelled. A kernel holds as many multiprocessors
+// and moves as many bytes of device memory as the costs say, for as long as they say. Proves overlap and memory, never
+// communication time.
 #pragma once
 
 #include <cstdint>
@@ -21,9 +21,9 @@ struct ModelledCollective {
 // `multiprocessors` and `bytes_per_second`: of the GPU that the demand is of.
 [[nodiscard]] ModelledCollective model_collective(const Demand&, std::int64_t multiprocessors, double bytes_per_second);
 
-// What one rank's part of a collective takes from others, as the instruments of all backends count it (see
-// host::Group::run): all-gather and reduce-scatter the slots of the others, all-reduce those of both over near-equal
-// chunks, broadcast all but on the root.
+// Bytes that one rank takes from others in a collective, as the instruments of all backends count them (see
+// host::Group::run): the slots of the others for all-gather and reduce-scatter, those of both over near-equal chunks
+// for all-reduce, everything for broadcast except on the root.
 [[nodiscard]] std::int64_t bytes_from_others(const host::CollectiveCall&, std::int64_t member, std::int64_t members);
 
 // All-reduce works on near-equal chunks of consecutive elements, one per member: where that of `member` begins.

@@ -19,16 +19,17 @@
 namespace fsdp::host {
 
 using Clock = std::chrono::steady_clock;
-struct Link {  // to the other ranks of one communicator
+// Connection to the other ranks of one communicator.
+struct Link {
   Comm comm;
   std::shared_ptr<Group> group;
 };
-// What joins one rank to the others.
+// Connections of one rank.
 struct Links {
   std::vector<Link> groups;
   std::function<std::vector<std::string>(std::int64_t rank, const std::string& mine)> exchange;
-  std::shared_ptr<RankStatus> status =
-      std::make_shared<RankStatus>();  // of this rank; processes put it where others can read it
+  // Of this rank. Ranks that are processes keep it where others can read it.
+  std::shared_ptr<RankStatus> status = std::make_shared<RankStatus>();
 };
 
 struct PoisonChange {  // waits for its stream (see Device::release)
@@ -77,11 +78,11 @@ class HostDevice final : public Device, public std::enable_shared_from_this<Host
   }
   [[nodiscard]] std::vector<std::string> exchange(const std::string& mine) override;
 
-  // For the backend: the rank's own thread, how it ends, and what it is doing when nothing moves any more.
+  // For the backend.
   void run_body(const std::function<void(Device&)>& body);
-  void join();  // every worker has ended or is about to
-  void abandon(
-      std::shared_ptr<const void> needed);  // a thread that cannot be ended is left behind, with what it may still use
+  void join();  // once every worker has ended or is about to
+  // Leaves a thread behind that cannot be ended, with the memory that it may still use.
+  void abandon(std::shared_ptr<const void> needed);
   [[nodiscard]] Doing doing() const;
 
  private:
@@ -96,7 +97,7 @@ class HostDevice final : public Device, public std::enable_shared_from_this<Host
     std::thread thread;
   };
 
-  // Changes what the rank does, and its status.
+  // Changes the worker's state and the rank's status.
   void set(Worker& w, Stream, RankStatus::State, std::int32_t event = -1);
   void set(RankStatus::Host host) { links_.status->host.store(host); }
   void change_poison(Stream pool, PoisonChange change);

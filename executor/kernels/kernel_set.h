@@ -1,4 +1,4 @@
-// The kernels of one machine: everything that the actions of a Program compute with. The host's (host_kernel_set.h)
+// A kernel set: everything that the actions of a Program compute with. The host's (host_kernel_set.h)
 // work at once on the calling thread; those of a GPU stream put their work on the stream and return.
 //
 // This is the only list of kernels. A new kernel is declared here and implemented by each kernel set.
@@ -16,7 +16,7 @@
 #include "models/dtype.h"
 #include "models/graph.h"
 #include "planner/layout.h"
-#include "planner/layout_gradients.h"
+#include "planner/layout/gradients.h"
 #include "planner/plan.h"
 
 namespace fsdp {
@@ -64,7 +64,7 @@ class KernelSet {
   virtual void adamw(const OptimizerUpdate&) const = 0;
   virtual void sgd(const OptimizerUpdate&) const = 0;  // without momentum
 
-  // Between any of the machine's memories.
+  // Between host and device memory in any direction.
   virtual void copy(std::byte* to, const std::byte* from, std::int64_t bytes) const = 0;
   virtual void zero(BufferView) const = 0;
   // `shards` slabs of `outer` pieces each, to (`to_rows`) or from `outer` rows of `shards` pieces each.

@@ -50,7 +50,7 @@ class MpiBackend final : public Backend {
     links.exchange = [&all = *control_plane](std::int64_t rank, const std::string& mine) {
       return all.exchange(rank, mine);
     };
-    links.status = control_plane->status();
+    links.status = control_plane->fresh_status();
     const auto device = std::make_shared<host::HostDevice>(world_.rank(), std::move(links), control, epoch_);
     const auto body = std::make_shared<const std::function<void(Device&)>>(run_body);
     control->thread_starts();

@@ -85,7 +85,7 @@ class ProcessControlPlane final : public host::ControlPlane, public std::enable_
     ends_.emplace(world_);
   }
   [[nodiscard]] const std::shared_ptr<host::RunControl>& control() const override { return control_; }
-  [[nodiscard]] std::shared_ptr<host::RankStatus> status() override { return world_.fresh_status(); }
+  [[nodiscard]] std::shared_ptr<host::RankStatus> fresh_status() override { return world_.fresh_status(); }
   [[nodiscard]] std::vector<std::string> exchange(std::int64_t rank, const std::string& mine) override {
     return exchange_texts(world_.channel(), *control_, rank, world_.ranks(), kText, mine, texts_);
   }

@@ -1,5 +1,5 @@
-// The allocator instrument: one range of memory per rank, handed out at the offsets that lowering assigned. It refuses
-// what overlaps and what it did not hand out, and counts the bytes that are out.
+// Allocator instrument: one range of memory per rank, handed out at the offsets that lowering assigned. Refuses
+// overlapping allocations and releases of memory that it did not hand out. Counts the bytes handed out.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +17,8 @@ class Arena {
   Arena& operator=(const Arena&) = delete;
 
   void reserve(std::int64_t bytes);  // once; page-aligned, poisoned until handed out
-  // The same over memory of somebody else's, which must outlive this; nothing touches it here. It may not end where
-  // another arena begins.
+  // The same over memory that the caller owns and that must outlive the arena, which never reads or writes it. It may
+  // not end where another arena begins.
   void reserve(std::int64_t bytes, std::byte* memory);
   [[nodiscard]] BufferView allocate(std::int64_t offset, std::int64_t bytes);
   void release(BufferView);
@@ -33,7 +33,7 @@ class Arena {
   std::int64_t bytes_ = 0, allocated_ = 0;
   bool owns_ = false;
   std::map<std::int64_t, std::int64_t> live_;   // offset -> bytes, never overlapping
-  std::map<std::int64_t, std::int64_t> empty_;  // offset -> how many of zero bytes are out
+  std::map<std::int64_t, std::int64_t> empty_;  // offset -> how many allocations of zero bytes are live
 };
 
 }  // namespace fsdp::host

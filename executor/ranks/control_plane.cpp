@@ -12,7 +12,7 @@ class ThreadControlPlane final : public ControlPlane {
   ThreadControlPlane(std::vector<std::int64_t> ranks, const WatchTimes& times)
       : ranks_(std::move(ranks)), times_(times), mailbox_(static_cast<std::int64_t>(ranks_.size()), control_) {}
   [[nodiscard]] const std::shared_ptr<RunControl>& control() const override { return control_; }
-  [[nodiscard]] std::shared_ptr<RankStatus> status() override { return std::make_shared<RankStatus>(); }
+  [[nodiscard]] std::shared_ptr<RankStatus> fresh_status() override { return std::make_shared<RankStatus>(); }
   [[nodiscard]] std::vector<std::string> exchange(std::int64_t rank, const std::string& mine) override {
     return mailbox_.exchange(rank, mine);
   }

@@ -1,6 +1,6 @@
-// The heap instrument: how much heap the calling thread held at once between begin and end, beyond what it held at
-// begin. It watches malloc and everything that ends there (new, containers, libraries). The build picks
-// heap_meter_glibc.cpp, or heap_meter_sanitizer.cpp where a sanitizer owns malloc.
+// Heap instrument: the most heap that the calling thread held at once between begin and end, beyond what it held at
+// begin. Watches malloc and everything built on it (new, containers, libraries). The build picks heap_meter_glibc.cpp,
+// or heap_meter_sanitizer.cpp where a sanitizer owns malloc.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@ namespace fsdp::host {
 void heap_meter_begin();
 [[nodiscard]] std::int64_t heap_meter_end();  // bytes
 
-// A stretch of the calling thread that is not counted: what a communication library takes for itself.
+// While one lives, the calling thread is not metered: for heap that a communication library takes for itself.
 class HeapMeterPause {
  public:
   HeapMeterPause();

@@ -1,5 +1,5 @@
-// Marks memory that nobody may touch, so that AddressSanitizer reports a use after free inside the arena. Does nothing
-// in other builds: the build picks poison_asan.cpp or poison_none.cpp.
+// Marks memory as unusable, so that AddressSanitizer reports a use after free inside the arena. Does nothing in other
+// builds: the build picks poison_asan.cpp or poison_none.cpp.
 #pragma once
 
 #include <cstddef>

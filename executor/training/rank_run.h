@@ -1,4 +1,4 @@
-// One call of run(): what its ranks share and what each has measured. For run*.cpp alone.
+// One call of run(): what its ranks share and what each has measured. For training/ alone.
 #pragma once
 
 #include <atomic>

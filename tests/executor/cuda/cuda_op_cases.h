@@ -1,5 +1,5 @@
-// Ops through a machine's kernels, compared with the host's: the same fresh random inputs, outputs poisoned with NaN,
-// exactly the buffers that each machine's implementation declares (what it does not save is absent in backward), odd
+// Ops through a kernel set, compared with the host's: the same fresh random inputs, outputs poisoned with NaN,
+// exactly the buffers that each set's implementation declares (what it does not save is absent in backward), odd
 // sizes.
 #pragma once
 
@@ -166,7 +166,7 @@ inline CudaOpResult run_op(const Subject& s, const CudaOpCase& c, const CudaOpMo
   return r;
 }
 
-// How far two right answers can be apart, relative to the largest number of a tensor. Both machines compute in the
+// How far two right answers can be apart, relative to the largest number of a tensor. Both sets compute in the
 // arithmetic type, with unit roundoff u = 2^-53 (fp64) or 2^-24: sums of n terms in different orders differ by at most
 // 2 n u times the sum of magnitudes, which for these random terms of both signs is at most about sqrt(n) <= 32 times
 // the largest result; elementwise functions by a few u. So (64 n^(1/2) + 64) u with n = `terms` is safe, and far below

@@ -19,7 +19,7 @@ set_target_properties(cublaslt_in_toolkit PROPERTIES PREFIX "" OUTPUT_NAME libcu
 # The backend and its machine; kernels are the host's in its tests, the backend's own, emulated, in that of the
 # dispatch.
 file(GLOB_RECURSE kernel_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/executor/cuda/toolkit/kernels/*.cpp)
-add_library(cuda_on_host OBJECT fakes/cuda_on_host/runtime.cpp fakes/cuda_on_host/machine.cpp ${machine_sources})
+add_library(cuda_on_host OBJECT fakes/cuda_on_host/runtime.cpp fakes/cuda_on_host/device.cpp ${device_sources})
 add_library(cuda_on_host_kernels OBJECT fakes/cuda_on_host/kernels.cpp)
 add_executable(executor_cuda_on_host_dispatch_test
   executor/cuda_on_host/dispatch_test.cpp executor/cuda_on_host/dispatch_ops.cpp fakes/cuda_on_host/launches.cpp

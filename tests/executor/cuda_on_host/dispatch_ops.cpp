@@ -1,11 +1,11 @@
 // The cuda backend's own dispatch (stream_kernels.cpp), its own matmuls and kernels, on one stream of a CUDA runtime
-// (runtime.cpp) and a cuBLASLt of ours: whatever a machine of kernels does, against the host's.
+// (runtime.cpp) and a cuBLASLt of ours: everything that a kernel set does, against the host's.
 #include <cuda_runtime_api.h>
 
 #include <set>
 
 #include "executor/cuda/toolkit/stream_kernels.h"
-#include "tests/executor/cuda/cuda_machine_cases.h"
+#include "tests/executor/cuda/kernel_set_cases.h"
 #include "tests/executor/cuda_on_host/dispatch_support.h"
 
 namespace fsdp::testing {

@@ -1,4 +1,4 @@
-// The part of NCCL that executor/cuda/machine uses, on streams of tests/fakes/cuda_on_host/runtime.cpp; a shared
+// The part of NCCL that executor/cuda/toolkit/device uses, on streams of tests/fakes/cuda_on_host/runtime.cpp; a shared
 // library of NCCL's name that the backend finds as it finds NCCL. Ranks are threads of a process or processes of one
 // machine: all that they share lies in memory without a name, which the others find by the process that made it
 // (/proc/PID/fd/N), so that nothing is left behind, however they end. Communicators are non-blocking: they answer "in

@@ -1,6 +1,6 @@
-// The part of the CUDA runtime that executor/cuda/machine uses, on threads of the host: streams run in order and apart
-// from each other, events are what they were when they were last recorded, host functions of all streams run one at a
-// time (as the driver may do). Streams stumble at random, so that what is not ordered shows. Memory is the host's.
+// The part of the CUDA runtime that executor/cuda/toolkit/device uses, on threads of the host: streams run in order and
+// apart from each other, events are what they were when they were last recorded, host functions of all streams run one
+// at a time (as the driver may do). Streams stumble at random, so that what is not ordered shows. Memory is the host's.
 // Nothing here says how fast or how right a GPU is; it shows that the backend asks for the right things in the right
 // order.
 #include <cuda.h>

@@ -99,7 +99,7 @@ struct CudaRun {
                                                                                      // and first rank
     const bool together = world.options.virtual_ranks;
     const auto nccl = together || world.options.emulate || world.ranks() == 1 ? nullptr : world.libraries->nccl;
-    const int ctas = nccl ? world.options.nccl_ctas : 0;
+    const int ctas = nccl ? world.options.nccl_ctas.value_or(0) : 0;
     for (std::size_t i = 0; i < world.local.size(); ++i) {
       const std::int64_t rank = world.local[i];
       const std::vector<host::Membership>& memberships = all_memberships[i];
@@ -117,7 +117,7 @@ struct CudaRun {
                               world.epoch,
                               world.libraries,
                               {},
-                              control_plane->status(),
+                              control_plane->fresh_status(),
                               ctas,
                               {}};
       setup.exchange = [rank, t = control_plane, ranks = world.ranks(),
@@ -279,8 +279,8 @@ void check_options(MeshShape mesh, const CudaOptions& options) {
   if (mesh.replicate < 1 || mesh.shard < 1 || checked_mul(mesh.replicate, mesh.shard, "mesh") > most)
     throw InputError("mesh", fmt::format("{} x {} ranks cannot run on the cuda backend", mesh.replicate, mesh.shard),
                      fmt::format("use 1 to {} ranks", most));
-  if (options.nccl_ctas < 0)
-    throw InputError("nccl_ctas", "must not be negative", "give a number of CTAs, or 0 to let NCCL choose");
+  if (options.nccl_ctas && *options.nccl_ctas < 1)
+    throw InputError("nccl_ctas", "must be at least 1", "give a number of CTAs, or none to let NCCL choose");
   if (options.virtual_ranks && options.emulate)
     throw InputError("--virtual-ranks", "has no meaning with --emulate-world", "give one of them");
   if (options.processes && (options.virtual_ranks || options.emulate))
@@ -330,10 +330,10 @@ std::unique_ptr<GpuBackend> make_cuda_backend(MeshShape mesh, const CudaOptions&
     int multiprocessors = 0;
     cuda::check(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, gpu), -1,
                 "asking for multiprocessors");
-    if (options.nccl_ctas >= multiprocessors)
+    if (options.nccl_ctas && *options.nccl_ctas >= multiprocessors)
       throw InputError(
           "nccl_ctas",
-          fmt::format("{} CTAs of a collective leave nothing of GPU {} to matrix products", options.nccl_ctas, gpu),
+          fmt::format("{} CTAs of a collective leave nothing of GPU {} to matrix products", *options.nccl_ctas, gpu),
           fmt::format("give fewer than its {} multiprocessors", multiprocessors));
   }
   world.libraries = cuda::find_libraries();

@@ -1,4 +1,4 @@
-// In place of the .cu files of executor/cuda/machine/: the same work in the order of the stream.
+// In place of the .cu files of executor/cuda/toolkit/device/: the same work in the order of the stream.
 #include <functional>
 #include <thread>
 
