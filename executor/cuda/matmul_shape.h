@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "executor/kernels/call.h"
-#include "executor/kernels/matmul/transpose.h"
+#include "executor/kernels/transpose.h"
 #include "models/dtype.h"
 
 namespace fsdp::cuda {

@@ -9,7 +9,7 @@
 #include <system_error>
 
 #include "executor/actions/kernel_call.h"
-#include "executor/ranks/poison.h"
+#include "executor/ranks/instruments/poison.h"
 #include "models/input/error.h"
 #include "models/units.h"
 

@@ -11,9 +11,9 @@
 #include <mutex>
 #include <thread>
 
-#include "executor/ranks/arena.h"
 #include "executor/ranks/control.h"
 #include "executor/ranks/group.h"
+#include "executor/ranks/instruments/arena.h"
 #include "executor/ranks/rank_status.h"
 
 namespace fsdp::host {

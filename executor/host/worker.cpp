@@ -5,8 +5,8 @@
 #include <array>
 
 #include "executor/host/device.h"
-#include "executor/ranks/heap_meter.h"
-#include "executor/ranks/poison.h"
+#include "executor/ranks/instruments/heap_meter.h"
+#include "executor/ranks/instruments/poison.h"
 
 namespace fsdp::host {
 

@@ -12,7 +12,7 @@
 #include <string_view>
 
 #include "executor/kernels/kernel_set.h"
-#include "executor/kernels/matmul/transpose.h"
+#include "executor/kernels/transpose.h"
 
 namespace fsdp {
 

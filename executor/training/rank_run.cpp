@@ -8,7 +8,9 @@
 #include <cstring>
 #include <span>
 
+#include "executor/kernels/host_kernel_set.h"
 #include "models/input/error.h"
+#include "planner/layout/gradients.h"
 #include "simulator/records/step_statistics.h"
 
 namespace fsdp {

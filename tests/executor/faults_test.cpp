@@ -11,7 +11,7 @@
 #include <thread>
 
 #include "executor/backend.h"
-#include "executor/ranks/poison.h"
+#include "executor/ranks/instruments/poison.h"
 #include "executor/ranks/signals.h"
 #include "models/input/error.h"
 

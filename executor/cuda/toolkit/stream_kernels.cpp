@@ -1,4 +1,4 @@
-#include "executor/cuda/toolkit/stream_kernels.h"
+#include "executor/cuda/toolkit/kernels/stream_kernels.h"
 
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>

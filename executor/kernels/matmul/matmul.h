@@ -6,7 +6,7 @@
 
 #include "executor/arithmetic/element.h"
 #include "executor/backend.h"
-#include "executor/kernels/matmul/transpose.h"
+#include "executor/kernels/transpose.h"
 
 namespace fsdp {
 

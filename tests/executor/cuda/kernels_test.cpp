@@ -1,6 +1,6 @@
 // The CUDA kernels on a GPU, against the host's: the cases that executor_cuda_kernels_emulated_test runs, and larger
 // ones. The memory that both touch is pinned.
-#include "executor/cuda/toolkit/stream_kernels.h"
+#include "executor/cuda/toolkit/kernels/stream_kernels.h"
 #include "tests/executor/cuda/cuda_op_cases.h"
 #include "tests/executor/cuda/kernel_set_cases.h"
 #include "tests/gpu_check/gpu_memory.h"

@@ -4,7 +4,7 @@
 
 #include <set>
 
-#include "executor/cuda/toolkit/stream_kernels.h"
+#include "executor/cuda/toolkit/kernels/stream_kernels.h"
 #include "tests/executor/cuda/kernel_set_cases.h"
 #include "tests/executor/cuda_on_host/dispatch_support.h"
 

@@ -6,7 +6,7 @@
 #include <thread>
 
 #include "executor/arithmetic/exp.h"
-#include "executor/ranks/heap_meter.h"
+#include "executor/ranks/instruments/heap_meter.h"
 #include "models/input/error.h"
 #include "tests/support/kernels_support.h"
 

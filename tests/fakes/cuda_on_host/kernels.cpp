@@ -4,7 +4,7 @@
 #include <memory>
 #include <vector>
 
-#include "executor/cuda/toolkit/operation_kernels.h"
+#include "executor/cuda/toolkit/kernels/stream_kernels.h"
 
 void push_on_stream(CUstream_st*, std::function<void()>);
 

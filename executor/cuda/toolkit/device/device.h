@@ -15,8 +15,8 @@
 #include "executor/cuda/toolkit/device/group.h"
 #include "executor/cuda/toolkit/device/host_tasks.h"
 #include "executor/cuda/toolkit/device/libraries.h"
-#include "executor/cuda/toolkit/operation_kernels.h"
-#include "executor/ranks/arena.h"
+#include "executor/cuda/toolkit/kernels/stream_kernels.h"
+#include "executor/ranks/instruments/arena.h"
 #include "executor/ranks/rank_status.h"
 
 namespace fsdp::cuda {

@@ -9,7 +9,7 @@
 #include <system_error>
 
 #include "executor/cuda/toolkit/device/check.h"
-#include "executor/ranks/heap_meter.h"
+#include "executor/ranks/instruments/heap_meter.h"
 #include "models/input/error.h"
 
 namespace fsdp::cuda {

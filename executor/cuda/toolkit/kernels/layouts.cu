@@ -1,6 +1,6 @@
 #include "executor/cuda/toolkit/kernels/layouts.cuh"
 #include "executor/cuda/toolkit/kernels/stream.cuh"
-#include "executor/cuda/toolkit/stream_kernels.h"
+#include "executor/cuda/toolkit/kernels/stream_kernels.h"
 
 namespace fsdp::cuda {
 

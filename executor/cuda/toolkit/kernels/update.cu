@@ -1,7 +1,7 @@
 #include "executor/cuda/toolkit/kernels/data.cuh"
 #include "executor/cuda/toolkit/kernels/stream.cuh"
+#include "executor/cuda/toolkit/kernels/stream_kernels.h"
 #include "executor/cuda/toolkit/kernels/update.cuh"
-#include "executor/cuda/toolkit/stream_kernels.h"
 
 namespace fsdp::cuda {
 

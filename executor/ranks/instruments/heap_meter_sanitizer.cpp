@@ -3,7 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "executor/ranks/heap_meter.h"
+#include "executor/ranks/instruments/heap_meter.h"
 
 // Of sanitizer/allocator_interface.h, which GCC does not install.
 extern "C" int __sanitizer_install_malloc_and_free_hooks(void (*on_malloc)(const volatile void*, std::size_t),

@@ -1,6 +1,6 @@
 #include <sanitizer/asan_interface.h>
 
-#include "executor/ranks/poison.h"
+#include "executor/ranks/instruments/poison.h"
 
 namespace fsdp::host {
 

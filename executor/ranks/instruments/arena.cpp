@@ -1,9 +1,9 @@
-#include "executor/ranks/arena.h"
+#include "executor/ranks/instruments/arena.h"
 
 #include <fmt/format.h>
 #include <sys/mman.h>
 
-#include "executor/ranks/poison.h"
+#include "executor/ranks/instruments/poison.h"
 #include "models/input/error.h"
 #include "models/units.h"
 

@@ -1,4 +1,4 @@
-#include "executor/ranks/poison.h"
+#include "executor/ranks/instruments/poison.h"
 
 namespace fsdp::host {
 

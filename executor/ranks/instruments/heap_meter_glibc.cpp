@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "executor/ranks/heap_meter.h"
+#include "executor/ranks/instruments/heap_meter.h"
 
 extern "C" {
 void* __libc_malloc(std::size_t);
