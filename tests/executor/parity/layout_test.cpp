@@ -140,7 +140,7 @@ void check_reduced(std::size_t frozen, DType from, DType to) {
       gradients.push_back(encode(from, x));
     }
     host_kernel_set().scatter_copy_in(layout, from, views(gradients), to, flat.view());
-    fsdp::scale(to, flat.view(), kRanks * layout.reduce_elements, 1 / scale.divide_before);
+    host_kernel_set().scale(to, flat.view(), kRanks * layout.reduce_elements, 1 / scale.divide_before);
     const Numbers row = decode(to, flat.view());
     for (std::size_t e = 0; e < sum.size(); ++e) sum[e] += row[e];
   }
