@@ -1,10 +1,9 @@
-// The one virtual seam: what an interpreter of Programs needs from a machine. One Device per rank; the interpreter
-// (run.cpp) calls it from that rank's host thread in host issue order.
+// The one virtual seam: what the interpreter of Programs needs from a backend. One Device per rank; the interpreter
+// (training/interpreter.cpp) calls it from that rank's host thread in host issue order.
 //
 // Everything is asynchronous: `launch` and `collective` put work on a stream and return; work on one stream runs in
 // order; it starts after the operations it waits for. `allocate` and `release` act at host time, as PyTorch's allocator
-// does. Instruments: a Device reports what it really did (order of starts, times, bytes handed out), not what it was
-// told.
+// does. Instruments: a Device reports what it did (order of starts, times, bytes handed out), not what it was told.
 #pragma once
 
 #include <cstdint>
@@ -57,12 +56,12 @@ struct Slots {
   explicit Slots(std::vector<std::int64_t> n) : counts(std::move(n)) {}
 };
 
-enum class Memory : std::uint8_t { device, host };  // host: pinned, on machines where that differs
+enum class Memory : std::uint8_t { device, host };  // host: pinned, where that differs
 
 // Host code in a stream's order: runs on the stream's worker, or as a callback of the device's stream. It must not
 // allocate: heap taken inside is reported as undeclared.
 using KernelBody = std::function<void()>;
-struct KernelCall;  // an operation of a Program with all that its kernel needs: executor/actions/kernel_call.h
+struct KernelCall;  // one operation of a Program with all that its kernel needs: executor/actions/kernel_call.h
 
 struct OperationRecord {  // from the instruments, one per operation that ran on a stream
   std::int32_t op = -1;
@@ -89,7 +88,7 @@ class Device {
   // step.
   virtual void begin_step() = 0;  // host-synchronises; forgets the records
   virtual void launch(std::int32_t op, Stream, std::span<const std::int32_t> waits, KernelBody) = 0;
-  // The machine's own kernel for an operation. The call is read before this returns, except `training.tokens` and
+  // The backend's own kernel for an operation. The call is read before this returns, except `training.tokens` and
   // `training.state`.
   virtual void launch_kernel(std::int32_t op, Stream, std::span<const std::int32_t> waits, KernelCall) = 0;
   // In elements of `type`. Reductions add in the order of the ranks: the same bits on every machine, whatever the
@@ -108,13 +107,13 @@ class Device {
       const = 0;  // since begin_step, in order of start per stream
   // Puts bytes into live memory that no operation under way uses; over when it returns.
   virtual void write(BufferView to, std::span<const std::byte> from) = 0;
-  // What live memory holds, for the host to read once the operations that write it have finished: the memory itself, or
-  // a copy of it that `copy` is made to hold.
+  // Contents of live memory, once the operations that write it have finished: the memory itself, or a copy that `copy`
+  // then holds.
   [[nodiscard]] virtual std::span<const std::byte> bytes_of(BufferView, std::vector<std::byte>& copy) const = 0;
 
-  // Between ranks, not on a stream: every rank of the run gives a text and gets all of them, in the order of the ranks.
-  // Blocks the host until all have come. For what is said a few times per run (results, a checkpoint's manifest), not
-  // for tensors.
+  // Text exchange between ranks, not on a stream: every rank of the run gives a text and gets all of them, in the order
+  // of the ranks. Blocks the host until all have called it. For a few texts per run (results, a checkpoint's manifest),
+  // not for tensors.
   [[nodiscard]] virtual std::vector<std::string> exchange(const std::string& mine) = 0;
 };
 
@@ -130,13 +129,25 @@ class RankFailure : public MachineError {
   std::int32_t op_;
 };
 
+// A RankFailure of a rank that may live in another process (or no longer lives).
+class ProcessFailure : public RankFailure {
+ public:
+  ProcessFailure(std::int64_t rank, std::int32_t op, std::int32_t steps_begun, const std::string& what)
+      : RankFailure(rank, op, what), steps_begun_(steps_begun) {}
+  // Calls of Device::begin_step; op() is an operation of the last of these steps.
+  [[nodiscard]] std::int32_t steps_begun() const { return steps_begun_; }
+
+ private:
+  std::int32_t steps_begun_;
+};
+
 struct MeshShape {
   std::int64_t replicate = 1, shard = 1;
 };  // rank = replicate_index * shard + shard_index
 
-// Runs `body(device)` on every rank of this process at once (threads; other processes run theirs) and returns when all
-// have returned. The first rank that throws makes every rank stop soon; the exception that comes out (RankFailure)
-// names the rank and the operation it was in.
+// Runs `body(device)` on every rank of this process at once, each on a thread, and returns when all have returned. When
+// a rank throws, every rank stops soon, and run() throws a RankFailure that names the first failed rank and its
+// operation.
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -146,10 +157,9 @@ class Backend {
       const = 0;  // of its kernels: what programs are lowered with that it runs
   [[nodiscard]] virtual std::int64_t ranks() const = 0;
   [[nodiscard]] virtual MeshShape mesh() const = 0;
-  // Ranks of this process, ascending: all of them where ranks are threads. The process of rank 0 leads: it alone
-  // reports.
+  // Ranks of this process, ascending: all of them where ranks are threads. Only the process of rank 0 reports results.
   [[nodiscard]] virtual std::vector<std::int64_t> local_ranks() const = 0;
-  // One rank runs and the others are played: what it measures is its own alone.
+  // One rank runs and the others are modelled. It measures itself alone.
   [[nodiscard]] virtual bool emulated() const { return false; }
   // `reshard`: sizes of the groups of Communicator::reshard that the body uses.
   virtual void run(const std::function<void(Device&)>& body, std::span<const std::int64_t> reshard = {}) = 0;

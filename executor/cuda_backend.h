@@ -36,10 +36,10 @@
 
 namespace fsdp {
 
-// One rank of many on one GPU: it computes and holds memory as rank 0 of the plan does; each collective is a kernel
-// that holds as many multiprocessors, for as long, and with as much memory traffic, as the costs say. Proves overlap
-// and memory, never communication time. What other ranks would send is this rank's own part again, so losses mean
-// nothing. The backend calls itself "cuda-emulated".
+// One rank of many on one GPU. It computes and holds memory as rank 0 of the plan does. Each collective is modelled: a
+// kernel holds as many multiprocessors, for as long, and with as much memory traffic, as the costs say. Proves overlap
+// and memory, never communication time. This rank's own part stands for what other ranks would send, so losses mean
+// nothing. The backend's name is "cuda-emulated".
 struct EmulatedWorld {
   ShardingPlan plan;
   ClusterSpec cluster;
@@ -53,9 +53,9 @@ struct CudaOptions {
   std::vector<int> devices = {};  // the driver's numbers of the GPUs to use, rank by rank; empty: all that there are
   std::optional<EmulatedWorld> emulate = {};  // instead of all ranks
   // Most CTAs, each of which takes a multiprocessor, that NCCL may give to one collective (ncclConfig_t::maxCTAs).
-  // Matrix products then count on the other multiprocessors (cuBLASLt's SM-count target). 0: NCCL chooses, and products
-  // count on all. No meaning where NCCL has nothing to do: one rank, virtual ranks, an emulated world.
-  int nccl_ctas = 0;
+  // Matmuls then count on the other multiprocessors (cuBLASLt's SM-count target). Empty: NCCL chooses, and matmuls
+  // count on all. No effect where NCCL is not used: one rank, virtual ranks, an emulated world.
+  std::optional<int> nccl_ctas = {};
   Memory arena =
       Memory::device;  // where Memory::device lies. host: pinned, so that host code may touch buffers (tests)
 };

@@ -16,9 +16,9 @@
 
 namespace fsdp {
 
-// The processes of this launch, whose ranks run on this backend or on `cuda` (CudaOptions::processes). MPI is one per
-// process, and so is this: it starts with the first call of join_launch and ends with the process. When one process
-// fails, dies or is stopped, all end; one of them says why (`may_speak`).
+// The processes of this launch, whose ranks run on this backend or on `cuda` (CudaOptions::processes). There is one per
+// process, as there is one MPI: it starts with the first call of join_launch and ends with the process. When one
+// process fails, dies or is stopped, the whole job stops, and one process reports why (`is_reporter`).
 class Launch {
  public:
   virtual ~Launch() = default;
@@ -27,29 +27,15 @@ class Launch {
   [[nodiscard]] virtual std::int64_t ranks_here() const = 0;   // on this machine
   [[nodiscard]] virtual std::int64_t place_here() const = 0;   // of this process among those, from 0
   [[nodiscard]] virtual const std::string& hosts() const = 0;  // "node1 (ranks 0 1 2 3), node2 (rank 4)"
-  // True for one process of the launch: the first that asks. For errors that several processes see at once.
-  [[nodiscard]] virtual bool may_speak() = 0;
-  // Ends this process at once, and with it all others, without what libraries do at exit: after a failed run, whose
-  // threads may be left.
+  // True in exactly one process of the launch (the first caller): that one prints an error that several processes see.
+  [[nodiscard]] virtual bool is_reporter() = 0;
+  // Ends this process and all others at once, without exit handlers: for a failed run, whose threads may still run.
   [[noreturn]] virtual void end(int status) = 0;
 };
-// Blocks until all processes have come here. MachineError if the MPI library does not let several threads use it.
+// Blocks until all processes have called it. MachineError if the MPI library does not let several threads use it.
 [[nodiscard]] Launch& join_launch();
 
 // `mesh` must have as many ranks as the launch has processes: InputError.
 [[nodiscard]] std::unique_ptr<Backend> make_mpi_backend(MeshShape mesh, const BackendOptions& = {});
-
-// A RankFailure of a rank that may live in another process (or no longer).
-class ProcessFailure : public RankFailure {
- public:
-  ProcessFailure(std::int64_t rank, std::int32_t op, std::int32_t steps_begun, const std::string& what)
-      : RankFailure(rank, op, what), steps_begun_(steps_begun) {}
-  [[nodiscard]] std::int32_t steps_begun() const {
-    return steps_begun_;
-  }  // calls of Device::begin_step; op is of the last of them
-
- private:
-  std::int32_t steps_begun_;
-};
 
 }  // namespace fsdp

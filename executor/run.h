@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "executor/backend.h"
+#include "executor/checkpoint/rank_state.h"
 #include "executor/training_inputs.h"
 #include "planner/job.h"
 #include "planner/program.h"
@@ -59,16 +60,5 @@ struct RunResult {
 // May a process whose run failed end as usual? False where ranks are threads of it: a thread that could not be ended
 // may be left, and what libraries do at exit would wait for it.
 [[nodiscard]] bool may_exit_after_failure(const Backend&);
-
-// Initial value of one element of a parameter: a pure function, so that every rank fills its own shard. Matrices:
-// bell-shaped, mean 0, deviation 0.02, from a counter-based hash of (seed, name, index); one-dimensional weights
-// (norms) 1; biases 0. Exact: synthetic.cpp.
-[[nodiscard]] double initial_value(std::uint64_t seed, const Parameter&, std::int64_t index);
-// The same for elements [begin, begin + count), stored at `to` as `type` (fp64, fp32 or bf16); hashes the name once.
-void fill_initial_values(std::uint64_t seed, const Parameter&, std::int64_t begin, std::int64_t count, DType type,
-                         std::byte* to);
-// Token `position` of global sequence `sequence`.
-[[nodiscard]] std::int64_t synthetic_token(std::uint64_t seed, std::int64_t sequence, std::int64_t position,
-                                           std::int64_t vocab);
 
 }  // namespace fsdp

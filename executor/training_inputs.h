@@ -1,5 +1,5 @@
-// What a run trains on, starts from and does between steps. Everything has a default: synthetic tokens, initial values
-// that are a pure function of the seed, the plan's learning rate in every step, nothing between steps.
+// What a run trains on and starts from. Everything has a default: synthetic tokens, initial values that are a pure
+// function of the seed, the plan's learning rate in every step.
 #pragma once
 
 #include <cstddef>
@@ -7,10 +7,8 @@
 #include <functional>
 #include <optional>
 
-#include "executor/backend.h"
 #include "models/dtype.h"
 #include "models/graph.h"
-#include "planner/program.h"
 
 namespace fsdp {
 
@@ -31,23 +29,12 @@ using TokenReader =
 using StateReader = std::function<void(const Parameter&, StatePart, const Slab&, DType type, std::byte* to)>;
 
 struct Training {
-  TokenReader tokens;           // empty: synthetic_token of run.h
-  StateReader state;            // empty: initial_value of run.h, moments zero
+  TokenReader tokens;           // empty: synthetic_token of data/synthetic.h
+  StateReader state;            // empty: initial_value of data/synthetic.h, moments zero
   std::int64_t steps_done = 0;  // before this run: data, learning rate and Adam's bias correction go on from there
   std::optional<std::int64_t> sequences_done =
       {};  // of data, taken by those steps; empty: as many per step as this run's take
   std::function<double(std::int64_t step)> learning_rate;  // of training step `step` (from 0); empty: the plan's
-};
-
-// What a rank holds between two steps.
-struct RankState {
-  const Program& program;
-  Device& device;
-  std::int64_t steps_done = 0;  // of training, this run's included
-  // Of one unit: the padded shard, or a moment (unpadded, densely, in parameter order: planner/layout.h). Data null:
-  // there is none.
-  std::function<BufferView(std::int32_t unit, StatePart)> view;
-  bool last = false;  // step of this run
 };
 
 }  // namespace fsdp

@@ -19,8 +19,8 @@
 #include "cli/run_backend.h"
 #include "cli/training.h"
 #include "executor/mpi_backend.h"
+#include "executor/ranks/signals.h"
 #include "executor/training/room_for.h"
-#include "executor/training/signals.h"
 #include "models/input/error.h"
 #include "models/input/suggest.h"
 #include "simulator/records/compare.h"
@@ -154,7 +154,7 @@ Trained execute(const RunFlags& f, const ModelGraph& model, const ShardingPlan& 
   } catch (const RankFailure& e) {
     rethrow_damage(checkpoints);
     if (may_exit_after_failure(*backend)) throw;
-    if (others == nullptr || others->may_speak()) std::fprintf(stderr, "fsdp-plan: %s\n", e.what());
+    if (others == nullptr || others->is_reporter()) std::fprintf(stderr, "fsdp-plan: %s\n", e.what());
     end_at_once(others, kMachineFailed);
   }
 }
@@ -223,10 +223,10 @@ int run_among_others(const RunFlags& f) {
   try {
     return run_here(f, &launch);
   } catch (const InputError&) {
-    if (launch.may_speak()) throw;
+    if (launch.is_reporter()) throw;
     return kBadInput;
   } catch (const std::exception&) {
-    if (launch.may_speak()) throw;
+    if (launch.is_reporter()) throw;
     return kMachineFailed;
   }
 }

@@ -1,13 +1,13 @@
-// What each Action does, on any machine: argument positions as planner/program.h lists them.
+// What each Action does, with any kernel set. Argument positions are those that planner/program.h lists.
 #include "executor/actions/actions.h"
 
 #include <fmt/format.h>
 
-#include "executor/run.h"
+#include "executor/kernels/host_kernel_set.h"
 #include "models/input/error.h"
 
 namespace fsdp {
-namespace run_kernels {
+namespace actions {
 
 Workload workload_of(const KernelCall& c) {
   return {c.plan.micro_batches.at(static_cast<std::size_t>(c.op.micro_batch)), c.plan.seq_len,
@@ -33,22 +33,22 @@ GradientPlaces gradient_places(const KernelCall& c, std::size_t arg) {
 
 namespace {
 
-KernelBody typed(const KernelCall& c, const MachineKernels& m) {
+KernelBody typed(const KernelCall& c, const KernelSet& kernels) {
   std::vector<KernelArg> args;
   for (std::size_t i = 0; i < c.views.size(); ++i) args.push_back({c.views[i], c.args[i].access == Access::accumulate});
   const Op& op = c.model.ops.at(at(c.op.graph_op));
   const double weight = 1.0 / (static_cast<double>(c.plan.sequences_per_rank()) * static_cast<double>(c.plan.seq_len));
-  return [&m, &op, work = workload_of(c), type = c.plan.param_dtype, args = std::move(args), weight,
+  return [&kernels, &op, work = workload_of(c), type = c.plan.param_dtype, args = std::move(args), weight,
           backward = c.op.action == Action::backward] {
-    if (backward) m.backward(op, work, type, args, weight);
-    else m.forward(op, work, type, args, weight);
+    if (backward) kernels.backward(op, work, type, args, weight);
+    else kernels.forward(op, work, type, args, weight);
   };
 }
 
 // Rank r of R takes sequences [r B, (r + 1) B) of a step's R B, so that any split of a global batch sees the same data.
 // A run that goes on from a checkpoint takes the sequence after its last one first, also where its global batch is
 // another.
-KernelBody load_batch(const KernelCall& c, const MachineKernels& m) {
+KernelBody load_batch(const KernelCall& c, const KernelSet& kernels) {
   expect_args(c, 3);
   const Workload work = workload_of(c);
   for (const std::size_t i : {0, 1}) expect_elements(c.views[i], work.tokens(), DType::i64, "batch");
@@ -58,39 +58,40 @@ KernelBody load_batch(const KernelCall& c, const MachineKernels& m) {
   std::int64_t first =
       c.training.sequences_done.value_or(before * per_step) + (c.step - before) * per_step + c.rank * per_rank;
   for (std::int16_t b = 0; b < c.op.micro_batch; ++b) first += c.plan.micro_batches[static_cast<std::size_t>(b)];
-  return [&m, work, first, &read = c.training.tokens, seed = c.plan.seed, vocab = c.model.vocab, views = c.views] {
-    m.batch(read, seed, first, work, vocab, views[0], views[1]);
-    if (views[2].data != nullptr) m.zero(views[2]);
-  };
+  return
+      [&kernels, work, first, &read = c.training.tokens, seed = c.plan.seed, vocab = c.model.vocab, views = c.views] {
+        kernels.batch(read, seed, first, work, vocab, views[0], views[1]);
+        if (views[2].data != nullptr) kernels.zero(views[2]);
+      };
 }
 
 }  // namespace
-}  // namespace run_kernels
+}  // namespace actions
 
-KernelBody make_kernel(const KernelCall& c, const MachineKernels& m) {
-  using namespace run_kernels;
+KernelBody make_kernel(const KernelCall& c, const KernelSet& kernels) {
+  using namespace actions;
   switch (c.op.action) {
-    case Action::init_parameters: return init_parameters(c, m);
-    case Action::init_optimizer: return init_optimizer(c, m);
-    case Action::load_batch: return load_batch(c, m);
+    case Action::init_parameters: return init_parameters(c, kernels);
+    case Action::init_optimizer: return init_optimizer(c, kernels);
+    case Action::load_batch: return load_batch(c, kernels);
     case Action::forward:
     case Action::recompute:
-    case Action::backward: return typed(c, m);
-    case Action::add_gradient: return add_gradient(c, m);
-    case Action::cast_shard: return cast_shard(c, m);
-    case Action::gather_copy_in: return copy_in(c, m);
-    case Action::gather_copy_out: return copy_out(c, m);
-    case Action::accumulate_gradient: return accumulate_gradient(c, m);
-    case Action::scatter_copy_in: return copy_in_gradients(c, m);
-    case Action::finish_gradient: return finish_gradient(c, m);
-    case Action::divide_gradient: return divide_gradient(c, m);
-    case Action::clip_local_norm: return clip_local_norm(c, m);
-    case Action::clip_scale: return clip_scale(c, m);
-    case Action::optimizer: return optimizer_step(c, m);
-    case Action::keep_shard: return keep_shard(c, m);
-    case Action::reorder_shards: return reorder_shards(c, m);
-    case Action::shard_to_device: return shard_to_device(c, m);
-    case Action::gradient_to_host: return gradient_to_host(c, m);
+    case Action::backward: return typed(c, kernels);
+    case Action::add_gradient: return add_gradient(c, kernels);
+    case Action::cast_shard: return cast_shard(c, kernels);
+    case Action::gather_copy_in: return copy_in(c, kernels);
+    case Action::gather_copy_out: return copy_out(c, kernels);
+    case Action::accumulate_gradient: return accumulate_gradient(c, kernels);
+    case Action::scatter_copy_in: return copy_in_gradients(c, kernels);
+    case Action::finish_gradient: return finish_gradient(c, kernels);
+    case Action::divide_gradient: return divide_gradient(c, kernels);
+    case Action::clip_local_norm: return clip_local_norm(c, kernels);
+    case Action::clip_scale: return clip_scale(c, kernels);
+    case Action::optimizer: return optimizer_step(c, kernels);
+    case Action::keep_shard: return keep_shard(c, kernels);
+    case Action::reorder_shards: return reorder_shards(c, kernels);
+    case Action::shard_to_device: return shard_to_device(c, kernels);
+    case Action::gradient_to_host: return gradient_to_host(c, kernels);
     case Action::all_gather:
     case Action::reduce_scatter:
     case Action::all_reduce:
@@ -104,6 +105,6 @@ KernelBody make_kernel(const KernelCall& c, const MachineKernels& m) {
   throw InternalError(fmt::format("{} is no kernel", name(c.op.action)));
 }
 
-KernelBody make_kernel(const KernelCall& c) { return make_kernel(c, host_kernels()); }
+KernelBody make_kernel(const KernelCall& c) { return make_kernel(c, host_kernel_set()); }
 
 }  // namespace fsdp

@@ -1,15 +1,16 @@
-// Kernels by theme: what run_kernels.cpp dispatches to, and what they share. For run_kernels*.cpp alone. Bodies keep
-// the machine by reference.
+// The actions by theme, and helpers that they share. For executor/actions/ alone. Kernel bodies keep the kernel set by
+// reference.
 #pragma once
 
 #include <cstdint>
 #include <vector>
 
-#include "executor/actions/kernel_set.h"
-#include "executor/training/interpreter.h"
+#include "executor/actions/extents.h"
+#include "executor/actions/kernel_call.h"
+#include "executor/kernels/kernel_set.h"
 #include "planner/layout.h"
 
-namespace fsdp::run_kernels {
+namespace fsdp::actions {
 
 inline std::size_t at(std::int32_t i) { return static_cast<std::size_t>(i); }
 inline const UnitLayout& layout_of(const KernelCall& c) { return c.program.layouts.at(at(c.op.unit)); }
@@ -31,26 +32,26 @@ void expect_args(const KernelCall&, std::size_t count);
 [[nodiscard]] GradientPlaces gradient_places(const KernelCall&, std::size_t arg);
 
 // shards and their copies (shards.cpp)
-KernelBody init_parameters(const KernelCall&, const MachineKernels&);
-KernelBody init_optimizer(const KernelCall&, const MachineKernels&);
-KernelBody cast_shard(const KernelCall&, const MachineKernels&);
-KernelBody copy_in(const KernelCall&, const MachineKernels&);
-KernelBody copy_out(const KernelCall&, const MachineKernels&);
-KernelBody keep_shard(const KernelCall&, const MachineKernels&);
-KernelBody reorder_shards(const KernelCall&, const MachineKernels&);
-KernelBody shard_to_device(const KernelCall&, const MachineKernels&);
+KernelBody init_parameters(const KernelCall&, const KernelSet&);
+KernelBody init_optimizer(const KernelCall&, const KernelSet&);
+KernelBody cast_shard(const KernelCall&, const KernelSet&);
+KernelBody copy_in(const KernelCall&, const KernelSet&);
+KernelBody copy_out(const KernelCall&, const KernelSet&);
+KernelBody keep_shard(const KernelCall&, const KernelSet&);
+KernelBody reorder_shards(const KernelCall&, const KernelSet&);
+KernelBody shard_to_device(const KernelCall&, const KernelSet&);
 
 // gradients on their way to shards (gradients.cpp)
-KernelBody add_gradient(const KernelCall&, const MachineKernels&);
-KernelBody accumulate_gradient(const KernelCall&, const MachineKernels&);
-KernelBody copy_in_gradients(const KernelCall&, const MachineKernels&);
-KernelBody divide_gradient(const KernelCall&, const MachineKernels&);
-KernelBody finish_gradient(const KernelCall&, const MachineKernels&);
-KernelBody gradient_to_host(const KernelCall&, const MachineKernels&);
+KernelBody add_gradient(const KernelCall&, const KernelSet&);
+KernelBody accumulate_gradient(const KernelCall&, const KernelSet&);
+KernelBody copy_in_gradients(const KernelCall&, const KernelSet&);
+KernelBody divide_gradient(const KernelCall&, const KernelSet&);
+KernelBody finish_gradient(const KernelCall&, const KernelSet&);
+KernelBody gradient_to_host(const KernelCall&, const KernelSet&);
 
 // clipping and the optimizer (update.cpp)
-KernelBody clip_local_norm(const KernelCall&, const MachineKernels&);
-KernelBody clip_scale(const KernelCall&, const MachineKernels&);
-KernelBody optimizer_step(const KernelCall&, const MachineKernels&);
+KernelBody clip_local_norm(const KernelCall&, const KernelSet&);
+KernelBody clip_scale(const KernelCall&, const KernelSet&);
+KernelBody optimizer_step(const KernelCall&, const KernelSet&);
 
-}  // namespace fsdp::run_kernels
+}  // namespace fsdp::actions

@@ -6,7 +6,7 @@
 #include "executor/actions/actions.h"
 #include "models/input/error.h"
 
-namespace fsdp::run_kernels {
+namespace fsdp::actions {
 namespace {
 
 // Of a unit: one parameter's, where the host adds what has arrived, or all that is reduced.
@@ -18,7 +18,7 @@ std::int64_t elements_of_unit(const KernelCall& c) {
 }  // namespace
 
 // Elements and type of what a buffer holds: reduced gradients, a tensor's gradient, a parameter's.
-KernelBody add_gradient(const KernelCall& c, const MachineKernels& m) {
+KernelBody add_gradient(const KernelCall& c, const KernelSet& kernels) {
   expect_args(c, 2);
   const Buffer& buffer = buffer_of(c, 1);
   DType type = c.plan.param_dtype;
@@ -33,12 +33,12 @@ KernelBody add_gradient(const KernelCall& c, const MachineKernels& m) {
     elements_to_add = parameter(c, param).numel();
   }
   for (const BufferView v : c.views) expect_elements(v, elements_to_add, type, "add_gradient");
-  return [&m, type, from = c.views[0], into = c.views[1], elements_to_add] {
-    m.convert(type, from, type, into, elements_to_add, true);
+  return [&kernels, type, from = c.views[0], into = c.views[1], elements_to_add] {
+    kernels.convert(type, from, type, into, elements_to_add, true);
   };
 }
 
-KernelBody accumulate_gradient(const KernelCall& c, const MachineKernels& m) {
+KernelBody accumulate_gradient(const KernelCall& c, const KernelSet& kernels) {
   const UnitLayout& layout = layout_of(c);
   expect_args(c, 2 * layout.params.size());
   struct Pair {
@@ -55,14 +55,14 @@ KernelBody accumulate_gradient(const KernelCall& c, const MachineKernels& m) {
     expect_elements(into, n, c.plan.reduce_dtype, "gradient accumulator");
     pairs.push_back({from, into, n, c.args[2 * i + 1].access == Access::accumulate});
   }
-  return [&m, from = c.plan.param_dtype, to = c.plan.reduce_dtype, pairs = std::move(pairs)] {
-    for (const Pair& p : pairs) m.convert(from, p.from, to, p.into, p.n, p.add);
+  return [&kernels, from = c.plan.param_dtype, to = c.plan.reduce_dtype, pairs = std::move(pairs)] {
+    for (const Pair& p : pairs) kernels.convert(from, p.from, to, p.into, p.n, p.add);
   };
 }
 
 // All of a unit's gradients, or all of its accumulators: they differ in type. PyTorch narrows from a copy
 // (before 2.15), here every element is narrowed as it is copied: the same values.
-KernelBody copy_in_gradients(const KernelCall& c, const MachineKernels& m) {
+KernelBody copy_in_gradients(const KernelCall& c, const KernelSet& kernels) {
   const std::size_t n = layout_of(c).params.size();
   const bool has_copy = c.args.size() == n + 2 && buffer_of(c, n + 1).kind == BufferKind::scratch;
   expect_args(c, n + (has_copy ? 2 : 1));
@@ -74,42 +74,42 @@ KernelBody copy_in_gradients(const KernelCall& c, const MachineKernels& m) {
     kind = k;
   }
   const DType from = kind == BufferKind::gradient_accumulator ? c.plan.reduce_dtype : c.plan.param_dtype;
-  return [&m, &layout = layout_of(c), n, from, to = c.plan.reduce_dtype, views = c.views] {
-    m.scatter_copy_in(layout, from, std::span(views).first(n), to, views[n]);
+  return [&kernels, &layout = layout_of(c), n, from, to = c.plan.reduce_dtype, views = c.views] {
+    kernels.scatter_copy_in(layout, from, std::span(views).first(n), to, views[n]);
   };
 }
 
-KernelBody divide_gradient(const KernelCall& c, const MachineKernels& m) {
+KernelBody divide_gradient(const KernelCall& c, const KernelSet& kernels) {
   const UnitLayout& layout = layout_of(c);
   const DType type = c.plan.reduce_dtype;
   const bool before = buffer_of(c, 0).kind == BufferKind::reduce_input;
   const std::int64_t n = reduced_elements(layout, c.plan) * (before ? layout.shards : 1);
   for (const BufferView v : c.views) expect_elements(v, n, type, "divide_gradient");
   if (c.views.size() == 1)
-    return [&m, type, n, v = c.views[0], by = before ? layout.scale.divide_before : layout.scale.divide_after] {
-      m.scale(type, v, n, 1 / by);
+    return [&kernels, type, n, v = c.views[0], by = before ? layout.scale.divide_before : layout.scale.divide_after] {
+      kernels.scale(type, v, n, 1 / by);
     };
   expect_args(c, 2);
-  return [&m, type, n, views = c.views, by = layout.scale.divide_copy] {
-    m.convert(type, views[0], type, views[1], n, false);
-    m.scale(type, views[1], n, 1 / by);
+  return [&kernels, type, n, views = c.views, by = layout.scale.divide_copy] {
+    kernels.convert(type, views[0], type, views[1], n, false);
+    kernels.scale(type, views[1], n, 1 / by);
   };
 }
 
-KernelBody finish_gradient(const KernelCall& c, const MachineKernels& m) {
+KernelBody finish_gradient(const KernelCall& c, const KernelSet& kernels) {
   expect_args(c, 2);
   const std::int64_t n = reduced_elements(layout_of(c), c.plan);
   expect_elements(c.views[0], n, c.plan.reduce_dtype, "reduce output");
   expect_elements(c.views[1], n, c.plan.master_dtype, "sharded gradient");
-  return [&m, from = c.plan.reduce_dtype, to = c.plan.master_dtype, views = c.views, n,
-          add = c.args[1].access == Access::accumulate] { m.convert(from, views[0], to, views[1], n, add); };
+  return [&kernels, from = c.plan.reduce_dtype, to = c.plan.master_dtype, views = c.views, n,
+          add = c.args[1].access == Access::accumulate] { kernels.convert(from, views[0], to, views[1], n, add); };
 }
 
 // One parameter, without its padding.
-KernelBody gradient_to_host(const KernelCall& c, const MachineKernels& m) {
+KernelBody gradient_to_host(const KernelCall& c, const KernelSet& kernels) {
   expect_args(c, 2);
   if (c.views[0].bytes != c.views[1].bytes) throw MachineError("gradient_to_host: source and target differ in size");
-  return [&m, views = c.views] { m.copy(views[1].data, views[0].data, views[0].bytes); };
+  return [&kernels, views = c.views] { kernels.copy(views[1].data, views[0].data, views[0].bytes); };
 }
 
-}  // namespace fsdp::run_kernels
+}  // namespace fsdp::actions

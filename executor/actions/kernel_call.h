@@ -1,5 +1,4 @@
-// One operation of a Program, for whoever makes its kernel: the host's (make_kernel, run_kernels.cpp) or another
-// machine's (Device::launch_kernel).
+// One operation of a Program with all that its kernel needs, for Device::launch_kernel and make_kernel.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +13,8 @@
 
 namespace fsdp {
 
-// Extents come from the model and the layouts, and are compared with the buffers that it was given. Argument positions
-// are those that planner/program.h lists.
+// Extents come from the model and the layouts, and are compared with the buffers. Argument positions are those that
+// planner/program.h lists.
 struct KernelCall {
   const ModelGraph& model;
   const ShardingPlan& plan;
@@ -25,15 +24,16 @@ struct KernelCall {
   std::span<const Arg> args;
   std::vector<BufferView> views;  // of args, in order
   std::int64_t rank = 0, step = 0;
-  std::int64_t group =
-      1;  // copies around a gather: ranks that it is over, fewer than the shards after an integer reshard
+  // Copies around a gather: ranks that it is over, fewer than the shards after an integer reshard.
+  std::int64_t group = 1;
 };
 
-// A machine's kernel, by its Action: what it does, or puts on a stream, when it is called. All but forward, recompute
-// and backward check their buffers when they are made. The machine, the model and the program must outlive it. Without
-// a machine: the host.
-class MachineKernels;
-[[nodiscard]] KernelBody make_kernel(const KernelCall&, const MachineKernels&);
+class KernelSet;
+// Host code that computes the operation with the kernels of a set (or puts them on its stream) when it is called. All
+// actions but forward, recompute and backward check their buffers now. The set, the model and the program must outlive
+// the result.
+[[nodiscard]] KernelBody make_kernel(const KernelCall&, const KernelSet&);
+// With host_kernel_set().
 [[nodiscard]] KernelBody make_kernel(const KernelCall&);
 
 }  // namespace fsdp

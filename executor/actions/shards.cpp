@@ -1,38 +1,10 @@
 // Shards: how they begin, and the copies between them and whole parameters.
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <cstring>
-
 #include "executor/actions/actions.h"
-#include "executor/run.h"
 #include "models/input/error.h"
 
-namespace fsdp {
-
-// Each of the n slots holds an n-th of every padded parameter; its padding lies at the end.
-void gather_parts_copy_out(const UnitLayout& layout, std::int64_t n, DType type, BufferView gathered,
-                           std::span<const BufferView> full) {
-  if (n < 1 || layout.shards % n != 0)
-    throw MachineError(fmt::format("gather_copy_out: groups of {} do not divide {} shards", n, layout.shards));
-  expect_elements(gathered, layout.shard_elements * layout.shards, type, "gather buffer");
-  if (full.size() != layout.params.size()) throw MachineError("gather_copy_out: not one tensor per parameter");
-  const std::int64_t size = size_of(type), slot = layout.shard_elements * layout.shards / n;
-  for (std::size_t i = 0; i < full.size(); ++i) {
-    const ShardedParam& p = layout.params[i];
-    if (full[i].data == nullptr) continue;
-    expect_elements(full[i], p.numel(), type, "parameter");
-    const std::int64_t part = p.padded_shard() * layout.shards / n, before = p.offset * layout.shards / n;
-    for (std::int64_t k = 0; k < n; ++k)
-      if (const std::int64_t there = std::min(part, p.numel() - k * part); there > 0)
-        std::memcpy(full[i].data + k * part * size, gathered.data + (k * slot + before) * size,
-                    static_cast<std::size_t>(there * size));
-  }
-}
-
-}  // namespace fsdp
-
-namespace fsdp::run_kernels {
+namespace fsdp::actions {
 namespace {
 
 Slab slab(const ShardedParam& p, std::int64_t rank) { return {p.dim, p.local_row_begin(rank), p.local_rows(rank)}; }
@@ -51,13 +23,13 @@ Rows rows_of(const Parameter& p, std::int64_t dim) {
 }
 
 // A parameter's slab from the run's source, densely.
-void fill_slab(const MachineKernels& m, const StateReader& state, StatePart part, std::uint64_t seed,
+void fill_slab(const KernelSet& kernels, const StateReader& state, StatePart part, std::uint64_t seed,
                const Parameter& p, const Slab& s, DType type, std::byte* to) {
   const Rows r = rows_of(p, s.dim);
-  if (state) return m.read_state(state, p, part, s, type, s.rows * r.inner * r.outer, to);
+  if (state) return kernels.read_state(state, p, part, s, type, s.rows * r.inner * r.outer, to);
   const std::int64_t width = s.rows * r.inner, whole = p.shape[static_cast<std::size_t>(s.dim)] * r.inner;
   for (std::int64_t o = 0; o < r.outer && width > 0; ++o)
-    m.initial_values(seed, p, o * whole + s.begin * r.inner, width, type, to + o * width * size_of(type));
+    kernels.initial_values(seed, p, o * whole + s.begin * r.inner, width, type, to + o * width * size_of(type));
 }
 
 // A parameter that the plan ignores is held whole.
@@ -71,7 +43,7 @@ ShardedParam whole(const KernelCall& c, std::int32_t id) {
 
 }  // namespace
 
-KernelBody init_parameters(const KernelCall& c, const MachineKernels& m) {
+KernelBody init_parameters(const KernelCall& c, const KernelSet& kernels) {
   expect_args(c, 1);
   const DType type = c.plan.master_dtype;
   std::vector<ShardedParam> params;
@@ -85,16 +57,16 @@ KernelBody init_parameters(const KernelCall& c, const MachineKernels& m) {
     elements = layout_of(c).shard_elements;
   }
   expect_elements(c.views[0], elements, type, "parameter shard");
-  return [&m, params = std::move(params), &model = c.model, type, seed = c.plan.seed, rank, shard = c.views[0],
+  return [&kernels, params = std::move(params), &model = c.model, type, seed = c.plan.seed, rank, shard = c.views[0],
           &state = c.training.state] {
-    m.zero(shard);
+    kernels.zero(shard);
     for (const ShardedParam& p : params)
-      fill_slab(m, state, StatePart::parameter, seed, model.parameters[at(p.param)], slab(p, rank), type,
+      fill_slab(kernels, state, StatePart::parameter, seed, model.parameters[at(p.param)], slab(p, rank), type,
                 shard.data + p.offset * size_of(type));
   };
 }
 
-KernelBody init_optimizer(const KernelCall& c, const MachineKernels& m) {
+KernelBody init_optimizer(const KernelCall& c, const KernelSet& kernels) {
   expect_args(c, 2);
   std::vector<ShardedParam> params;
   std::int64_t rank = shard_rank(c), elements = 0;
@@ -109,16 +81,17 @@ KernelBody init_optimizer(const KernelCall& c, const MachineKernels& m) {
   }
   for (const BufferView v : c.views)
     if (v.data != nullptr) expect_elements(v, elements, c.plan.master_dtype, "optimizer state");
-  return [&m, views = c.views, &state = c.training.state, params = std::move(params), &model = c.model,
+  return [&kernels, views = c.views, &state = c.training.state, params = std::move(params), &model = c.model,
           type = c.plan.master_dtype, rank] {
     for (std::size_t i = 0; i < views.size(); ++i) {
       if (views[i].bytes <= 0) continue;
-      m.zero(views[i]);
+      kernels.zero(views[i]);
       std::byte* to = views[i].data;
       for (const ShardedParam& p : params) {
         if (!state) continue;
         const StatePart moment = i == 0 ? StatePart::first_moment : StatePart::second_moment;
-        m.read_state(state, model.parameters[at(p.param)], moment, slab(p, rank), type, p.local_elements(rank), to);
+        kernels.read_state(state, model.parameters[at(p.param)], moment, slab(p, rank), type, p.local_elements(rank),
+                           to);
         to += p.local_elements(rank) * size_of(type);
       }
     }
@@ -127,7 +100,7 @@ KernelBody init_optimizer(const KernelCall& c, const MachineKernels& m) {
 
 // A unit's shard, one parameter of it (on its way from the host), or the parts kept after forward (which are in the
 // compute dtype).
-KernelBody cast_shard(const KernelCall& c, const MachineKernels& m) {
+KernelBody cast_shard(const KernelCall& c, const KernelSet& kernels) {
   if (c.views.size() < 2) expect_args(c, 2);
   const std::size_t sources = c.views.size() - 1;
   const UnitLayout& layout = layout_of(c);
@@ -150,13 +123,13 @@ KernelBody cast_shard(const KernelCall& c, const MachineKernels& m) {
     done += bytes;
   }
   if (done != c.views.back().bytes) throw MachineError("cast_shard: the cast shard is too large");
-  return [&m, from, to, parts = std::move(parts)] {
-    for (const Part& p : parts) m.convert(from, p.from, to, p.to, p.n, false);
+  return [&kernels, from, to, parts = std::move(parts)] {
+    for (const Part& p : parts) kernels.convert(from, p.from, to, p.to, p.n, false);
   };
 }
 
 // Its sources, one after the other, into this rank's slot.
-KernelBody copy_in(const KernelCall& c, const MachineKernels& m) {
+KernelBody copy_in(const KernelCall& c, const KernelSet& kernels) {
   if (c.views.size() < 2) expect_args(c, 2);
   const UnitLayout& layout = layout_of(c);
   const DType type = c.plan.param_dtype;
@@ -167,17 +140,17 @@ KernelBody copy_in(const KernelCall& c, const MachineKernels& m) {
   std::int64_t bytes = 0;
   for (const BufferView s : sources) bytes += s.bytes;
   expect_elements({into.data, bytes}, slot, type, "shard");
-  return [&m, sources = std::move(sources), to = into.data + shard_rank(c) % c.group * slot * size_of(type)] {
+  return [&kernels, sources = std::move(sources), to = into.data + shard_rank(c) % c.group * slot * size_of(type)] {
     std::byte* next = to;
     for (const BufferView s : sources) {
-      m.copy(next, s.data, s.bytes);
+      kernels.copy(next, s.data, s.bytes);
       next += s.bytes;
     }
   };
 }
 
 // From the gather buffer; or, on one shard alone, from the shard or its parameters one by one.
-KernelBody copy_out(const KernelCall& c, const MachineKernels& m) {
+KernelBody copy_out(const KernelCall& c, const KernelSet& kernels) {
   const UnitLayout& layout = layout_of(c);
   const std::size_t params = layout.params.size();
   const DType type = c.plan.param_dtype;
@@ -185,11 +158,11 @@ KernelBody copy_out(const KernelCall& c, const MachineKernels& m) {
   const std::size_t sources = c.views.size() - params;
   if (sources == 1) {
     if (c.group < layout.shards)
-      return [&m, &layout, type, group = c.group, views = c.views] {
-        m.gather_parts_copy_out(layout, group, type, views[0], std::span(views).subspan(1));
+      return [&kernels, &layout, type, group = c.group, views = c.views] {
+        kernels.gather_parts_copy_out(layout, group, type, views[0], std::span(views).subspan(1));
       };
-    return [&m, &layout, type, views = c.views] {
-      m.gather_copy_out(layout, type, views[0], std::span(views).subspan(1));
+    return [&kernels, &layout, type, views = c.views] {
+      kernels.gather_copy_out(layout, type, views[0], std::span(views).subspan(1));
     };
   }
   expect_args(c, 2 * params);
@@ -197,21 +170,21 @@ KernelBody copy_out(const KernelCall& c, const MachineKernels& m) {
   for (std::size_t i = 0; i < params; ++i)
     for (const std::size_t k : {i, params + i})
       expect_elements(c.views[k], layout.params[i].numel(), type, "parameter");
-  return [&m, params, views = c.views] {
-    for (std::size_t i = 0; i < params; ++i) m.copy(views[params + i].data, views[i].data, views[i].bytes);
+  return [&kernels, params, views = c.views] {
+    for (std::size_t i = 0; i < params; ++i) kernels.copy(views[params + i].data, views[i].data, views[i].bytes);
   };
 }
 
-KernelBody keep_shard(const KernelCall& c, const MachineKernels& m) {
+KernelBody keep_shard(const KernelCall& c, const KernelSet& kernels) {
   expect_args(c, 2);
   const UnitLayout& layout = layout_of(c);
   const std::int64_t n = sharded_param(c, 1).padded_shard() * layout.shards / c.group;
   for (const BufferView v : c.views) expect_elements(v, n, c.plan.param_dtype, "kept part");
-  return [&m, views = c.views] { m.copy(views[1].data, views[0].data, views[0].bytes); };
+  return [&kernels, views = c.views] { kernels.copy(views[1].data, views[0].data, views[0].bytes); };
 }
 
 // Towards the parameter's own order after a gather, away from it before a reduction.
-KernelBody reorder_shards(const KernelCall& c, const MachineKernels& m) {
+KernelBody reorder_shards(const KernelCall& c, const KernelSet& kernels) {
   expect_args(c, 2);
   const ShardedParam& p = sharded_param(c, 1);
   const bool gathered = buffer_of(c, 1).kind == BufferKind::unsharded_parameter;
@@ -220,16 +193,16 @@ KernelBody reorder_shards(const KernelCall& c, const MachineKernels& m) {
   for (const BufferView v : c.views) expect_elements(v, p.numel(), type, "parameter");
   const Rows r = rows_of(parameter(c, p.param), p.dim);
   const std::int64_t piece = p.chunk_rows * r.inner * size_of(type);
-  return [&m, views = c.views, gathered, outer = r.outer, piece, shards = layout_of(c).shards] {
-    m.reorder(views[0], views[1], shards, outer, piece, gathered);
+  return [&kernels, views = c.views, gathered, outer = r.outer, piece, shards = layout_of(c).shards] {
+    kernels.reorder(views[0], views[1], shards, outer, piece, gathered);
   };
 }
 
-KernelBody shard_to_device(const KernelCall& c, const MachineKernels& m) {
+KernelBody shard_to_device(const KernelCall& c, const KernelSet& kernels) {
   expect_args(c, 2);
   for (const BufferView v : c.views)
     expect_elements(v, sharded_param(c, 1).padded_shard(), c.plan.master_dtype, "shard of a parameter");
-  return [&m, views = c.views] { m.copy(views[1].data, views[0].data, views[0].bytes); };
+  return [&kernels, views = c.views] { kernels.copy(views[1].data, views[0].data, views[0].bytes); };
 }
 
-}  // namespace fsdp::run_kernels
+}  // namespace fsdp::actions

@@ -2,7 +2,7 @@
 #include "executor/actions/actions.h"
 #include "models/input/error.h"
 
-namespace fsdp::run_kernels {
+namespace fsdp::actions {
 namespace {
 
 // What this rank holds of the gradients, without padding and without what is not trained.
@@ -29,21 +29,22 @@ std::vector<BufferView> gradients_of(const KernelCall& c, std::size_t first, std
 
 }  // namespace
 
-KernelBody clip_local_norm(const KernelCall& c, const MachineKernels& m) {
+KernelBody clip_local_norm(const KernelCall& c, const KernelSet& kernels) {
   if (c.views.empty()) expect_args(c, 1);
   expect_elements(c.views.back(), 1, DType::f64, "norm");
-  return [&m, gradients = gradients_of(c, 0, c.views.size() - 1), type = c.plan.master_dtype, p = c.plan.clip_norm_type,
-          norm = c.views.back()] { m.local_norm(type, gradients, p, norm); };
+  return [&kernels, gradients = gradients_of(c, 0, c.views.size() - 1), type = c.plan.master_dtype,
+          p = c.plan.clip_norm_type, norm = c.views.back()] { kernels.local_norm(type, gradients, p, norm); };
 }
 
-KernelBody clip_scale(const KernelCall& c, const MachineKernels& m) {
+KernelBody clip_scale(const KernelCall& c, const KernelSet& kernels) {
   if (c.views.empty()) expect_args(c, 1);
   expect_elements(c.views[0], 1, DType::f64, "norm");
-  return [&m, gradients = gradients_of(c, 1, c.views.size() - 1), type = c.plan.master_dtype, norm = c.views[0],
-          limit = c.plan.clip_norm.value_or(0), p = c.plan.clip_norm_type] { m.clip(type, gradients, p, limit, norm); };
+  return [&kernels, gradients = gradients_of(c, 1, c.views.size() - 1), type = c.plan.master_dtype, norm = c.views[0],
+          limit = c.plan.clip_norm.value_or(0),
+          p = c.plan.clip_norm_type] { kernels.clip(type, gradients, p, limit, norm); };
 }
 
-KernelBody optimizer_step(const KernelCall& c, const MachineKernels& m) {
+KernelBody optimizer_step(const KernelCall& c, const KernelSet& kernels) {
   if (c.views.size() != 4 && c.views.size() != 5) expect_args(c, 4);  // the fifth: scratch of other implementations
   const DType type = c.plan.master_dtype;
   UnitLayout layout;
@@ -70,10 +71,15 @@ KernelBody optimizer_step(const KernelCall& c, const MachineKernels& m) {
       expect_elements(c.views[i], layout.local_trained_elements(rank), type, "optimizer state");
   Optimizer settings = c.plan.optimizer;
   if (c.training.learning_rate) settings.lr = c.training.learning_rate(c.step);
-  return [&m, layout = std::move(layout), places, type, rank, adam, settings, step = c.step + 1, views = c.views] {
-    if (adam) m.adamw(layout, rank, settings, step, type, views[0], views[1], views[2], views[3], places);
-    else m.sgd(layout, rank, settings, type, views[0], views[1], places);
-  };
+  return
+      [&kernels, layout = std::move(layout), places, type, rank, adam, settings, step = c.step + 1, views = c.views] {
+        OptimizerUpdate update{layout, rank, settings, step, type, views[0], views[1]};
+        update.places = places;
+        if (!adam) return kernels.sgd(update);
+        update.state1 = views[2];
+        update.state2 = views[3];
+        kernels.adamw(update);
+      };
 }
 
-}  // namespace fsdp::run_kernels
+}  // namespace fsdp::actions

@@ -14,7 +14,7 @@
 
 #include "executor/calibrate/ops.h"
 #include "executor/calibrate/threads.h"
-#include "executor/kernels/kernels.h"
+#include "executor/kernels/host_kernel_set.h"
 #include "models/catalog.h"
 #include "models/implementation.h"
 #include "models/input/error.h"
@@ -28,7 +28,7 @@ constexpr int kPasses = 3;
 // What is measured. Of a machine whose streams are threads, the threads too.
 struct Range {
   bool threads = false;
-  std::vector<std::int64_t> cube;     // products of n x n x n
+  std::vector<std::int64_t> cube;     // matmuls of n x n x n
   std::int64_t few = 0, wide = 0;     // and of few x wide x wide
   std::vector<std::int64_t> full;     // of collectives: bytes, as nccl-tests counts
   std::int64_t small = 0, large = 0;  // elements
@@ -190,7 +190,7 @@ class Calibration {
   Calibration(const CalibrateOptions& o, Range range, std::string platform, Backend& backend)
       : options_(o), range_(std::move(range)), platform_(std::move(platform)), backend_(backend) {
     empty_ = suite_.add("empty kernel", range_.threads ? empty_setup() : copy_setup(1, o.type));
-    add_products();
+    add_matmuls();
     add_kernels();
     add_pairs();
     if (o.ranks > 1) add_collectives();
@@ -213,7 +213,7 @@ class Calibration {
   }
 
  private:
-  static constexpr Part kProducts[] = {Part::forward, Part::backward_input, Part::backward_weight};
+  static constexpr Part kMatmuls[] = {Part::forward, Part::backward_input, Part::backward_weight};
   static constexpr CollectiveKind kCollectives[] = {CollectiveKind::all_gather, CollectiveKind::reduce_scatter,
                                                     CollectiveKind::all_reduce};
 
@@ -223,20 +223,20 @@ class Calibration {
   }
   static bool benchmarked(OpKind kind, bool backward) {
     if (kind == OpKind::linear || kind == OpKind::expert_linear || kind == OpKind::opaque)
-      return false;                             // products have curves
+      return false;                             // matmuls have curves
     return !(kind == OpKind::add && backward);  // hands its gradient on: no kernel
   }
 
-  void add_products() {
+  void add_matmuls() {
     static constexpr const char* names[] = {"forward", "backward input", "backward weight"};
     for (std::size_t p = 0; p < 3; ++p)
       for (const std::int64_t n : range_.cube)
-        products_[p].push_back(suite_.add(fmt::format("linear {} {} x {} x {}", names[p], n, n, n),
-                                          kernel_setup(linear_case(n, options_.type), kProducts[p], options_.type)));
+        matmuls_[p].push_back(suite_.add(fmt::format("linear {} {} x {} x {}", names[p], n, n, n),
+                                         kernel_setup(linear_case(n, options_.type), kMatmuls[p], options_.type)));
     for (std::size_t p = 0; p < 3; ++p)
       flat_[p] =
           suite_.add(fmt::format("linear {} {} x {} x {}", names[p], range_.few, range_.wide, range_.wide),
-                     kernel_setup(linear_case(range_.wide, options_.type, range_.few), kProducts[p], options_.type));
+                     kernel_setup(linear_case(range_.wide, options_.type, range_.few), kMatmuls[p], options_.type));
   }
 
   void add_kernels() {
@@ -323,7 +323,7 @@ class Calibration {
     for (std::size_t p = 0; p < 3; ++p)
       for (std::size_t i = 0; i < range_.cube.size(); ++i)
         costs.matmul_curve[p].push_back(
-            {2.0 * std::pow(static_cast<double>(range_.cube[i]), 3), suite_.seconds(products_[p][i])});
+            {2.0 * std::pow(static_cast<double>(range_.cube[i]), 3), suite_.seconds(matmuls_[p][i])});
     fill_beyond_cubes(costs);
     costs.kernels.resize(2 * kOpKinds);
     for (int k = 0; k < kOpKinds; ++k)
@@ -358,7 +358,7 @@ class Calibration {
   Backend& backend_;
   Suite suite_{range_.arena_bytes};
   std::size_t empty_ = 0;
-  std::vector<std::size_t> products_[3], collectives_[3];
+  std::vector<std::size_t> matmuls_[3], collectives_[3];
   std::size_t flat_[3] = {};
   std::vector<Pair> kernels_;
   Pair copy_, cast_, optimizer_, norm_;

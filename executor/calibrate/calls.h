@@ -1,5 +1,5 @@
-// One operation that belongs to no training, for a machine's own kernel (Device::launch_kernel): a Program of that
-// operation alone. For calibrate*.cpp alone.
+// One operation that belongs to no training, for a backend's own kernel (Device::launch_kernel): a Program of that
+// operation alone. For calibrate/ alone.
 #pragma once
 
 #include <memory>

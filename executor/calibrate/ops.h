@@ -1,5 +1,5 @@
 // What is benchmarked: kernels of the model (one op kind and direction at one size), and the rest of a step. For
-// calibrate*.cpp alone.
+// calibrate/ alone.
 #pragma once
 
 #include "executor/calibrate/timer.h"

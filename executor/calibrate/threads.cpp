@@ -1,17 +1,17 @@
 // Every number comes from the instruments' records of operations that wait for each other as those of a step do:
 //
-//   wake               products, then an empty kernel on another stream, which has slept meanwhile, and for which the
-//                      next products wait:
-//                      from the products' end to its start
-//   wake_beside        an empty kernel on another stream, after one of a row of products that goes on: from that
-//                      product's end
+//   wake               matmuls, then an empty kernel on another stream, which has slept meanwhile, and for which the
+//                      next matmuls wait:
+//                      from the matmuls' end to its start
+//   wake_beside        an empty kernel on another stream, after one of a row of matmuls that goes on: from that
+//                      matmul's end
 //   collective_beside  the same with a small collective, from when the last rank was ready to its end, less what it
 //     takes alone
-//   skew               products, then a small collective that the next products wait for: the last rank's time for the
-//                      products less what
+//   skew               matmuls, then a small collective that the next matmuls wait for: the last rank's time for the
+//                      matmuls less what
 //                      they take (their share of the ranks' mean in a very long row, where a queue for the cores is of
 //                        no account), for a short
-//                      row of products and a long one: a line; and for the very long one, less that mean: where the
+//                      row of matmuls and a long one: a line; and for the very long one, less that mean: where the
 //                        line ends
 #include "executor/calibrate/threads.h"
 
@@ -29,7 +29,7 @@
 namespace fsdp {
 namespace {
 
-constexpr std::int64_t kArenaBytes = std::int64_t{1} << 30, kProduct = 160, kElements = 1024;
+constexpr std::int64_t kArenaBytes = std::int64_t{1} << 30, kMatmul = 160, kElements = 1024;
 constexpr int kRounds = 7;
 constexpr int kTurns = 24, kRow = 48, kEvery = 8, kMeetings = 12, kShort = 4, kLong = 32, kVeryLong = 256;
 
@@ -50,7 +50,7 @@ double median(std::vector<double> values) {
 }
 
 // One rank's part of an experiment: issues everything once.
-using Script = std::function<void(Device&, const Issue& product, BufferView small)>;
+using Script = std::function<void(Device&, const Issue& matmul, BufferView small)>;
 
 // Runs the script kRounds times (at most for `seconds`) on all ranks; what the records of all ranks say each time, the
 // median of it.
@@ -62,11 +62,11 @@ double measure(Backend& backend, DType type, double seconds, const Script& scrip
     device.reserve_arena(kArenaBytes);
     BenchMemory memory(device, backend.implementation());
     const BufferView small = memory.take(kElements, type);
-    const Issue product = kernel_setup(linear_case(kProduct, type), Part::forward, type)(memory);
+    const Issue matmul = kernel_setup(linear_case(kMatmul, type), Part::forward, type)(memory);
     const double until = now() + seconds;
     for (int round = -1; round < kRounds; ++round) {  // the first is to warm up
       device.begin_step();
-      script(device, product, small);
+      script(device, matmul, small);
       device.synchronize();
       Records by_operation;
       for (const OperationRecord& r : device.records()) {
@@ -90,14 +90,14 @@ double measure(Backend& backend, DType type, double seconds, const Script& scrip
 
 double after_sleep(Backend& backend, DType type, double seconds) {
   constexpr std::int32_t each = kShort + 1;  // operations of one turn
-  const auto script = [](Device& device, const Issue& product, BufferView) {
+  const auto script = [](Device& device, const Issue& matmul, BufferView) {
     std::int32_t op = 0;
     for (int turn = 0; turn < kTurns; ++turn) {
-      if (turn > 0) {  // an empty kernel is what the products wait with
+      if (turn > 0) {  // an empty kernel is what the matmuls wait with
         const std::int32_t woken[] = {op - 1};
         device.launch(op++, Stream::compute, woken, [] {});
       }
-      for (int i = 0; i < kShort; ++i) product(device, op, i);
+      for (int i = 0; i < kShort; ++i) matmul(device, op, i);
       const std::int32_t ready[] = {op - 1};
       device.launch(op++, Stream::copy_in, ready, [] {});
     }
@@ -113,14 +113,14 @@ double after_sleep(Backend& backend, DType type, double seconds) {
   });
 }
 
-// A row of products with something on another stream after every kEvery-th: the indices of that product and of that
+// A row of matmuls with something on another stream after every kEvery-th: the indices of that matmul and of that
 // thing.
 std::vector<std::array<std::int32_t, 2>> row_beside(
-    Device& device, const Issue& product, const std::function<void(std::int32_t op, std::int32_t after)>& beside) {
+    Device& device, const Issue& matmul, const std::function<void(std::int32_t op, std::int32_t after)>& beside) {
   std::vector<std::array<std::int32_t, 2>> pairs;
   std::int32_t op = 0;
   for (int i = 0; i < kRow; ++i) {
-    product(device, op, i);
+    matmul(device, op, i);
     if (i % kEvery != kEvery / 2) continue;
     pairs.push_back({op - 1, op});
     beside(op, op - 1);
@@ -143,8 +143,8 @@ std::vector<std::array<std::int32_t, 2>> row_pairs() {  // as row_beside numbers
 }
 
 double beside(Backend& backend, DType type, double seconds) {
-  const auto script = [](Device& device, const Issue& product, BufferView) {
-    static_cast<void>(row_beside(device, product, [&](std::int32_t op, std::int32_t after) {
+  const auto script = [](Device& device, const Issue& matmul, BufferView) {
+    static_cast<void>(row_beside(device, matmul, [&](std::int32_t op, std::int32_t after) {
       const std::int32_t waits[] = {after};
       device.launch(op, Stream::copy_in, waits, [] {});
     }));
@@ -152,8 +152,8 @@ double beside(Backend& backend, DType type, double seconds) {
   return measure(backend, type, seconds, script, [](const std::vector<Records>& ranks) {
     std::vector<double> gaps;
     for (const Records& r : ranks)
-      for (const auto& [product, other] : row_pairs())
-        gaps.push_back(std::max(0.0, r[at(other)].start - r[at(product)].end));
+      for (const auto& [matmul, other] : row_pairs())
+        gaps.push_back(std::max(0.0, r[at(other)].start - r[at(matmul)].end));
     return mean(gaps);
   });
 }
@@ -174,9 +174,9 @@ double from_last_ready(const std::vector<Records>& ranks, std::int32_t ready, st
 }
 
 double collective_after(Backend& backend, DType type, double seconds, bool row_goes_on) {
-  const auto script = [=](Device& device, const Issue& product, BufferView small) {
+  const auto script = [=](Device& device, const Issue& matmul, BufferView small) {
     if (row_goes_on) {
-      static_cast<void>(row_beside(device, product, [&](std::int32_t op, std::int32_t after) {
+      static_cast<void>(row_beside(device, matmul, [&](std::int32_t op, std::int32_t after) {
         const std::int32_t waits[] = {after};
         small_all_reduce(device, op, waits, small, type);
       }));
@@ -191,32 +191,31 @@ double collective_after(Backend& backend, DType type, double seconds, bool row_g
   return measure(backend, type, seconds, script, [=](const std::vector<Records>& ranks) {
     std::vector<double> times;
     if (row_goes_on)
-      for (const auto& [product, collective] : row_pairs())
-        times.push_back(from_last_ready(ranks, product, collective));
+      for (const auto& [matmul, collective] : row_pairs()) times.push_back(from_last_ready(ranks, matmul, collective));
     else
       for (std::int32_t i = 2; i < 2 * kMeetings; i += 2) times.push_back(from_last_ready(ranks, i, i + 1));
     return mean(times);
   });
 }
 
-// Seconds of products between two meetings: the last rank's and the mean of the ranks'.
+// Seconds of matmuls between two meetings: the last rank's and the mean of the ranks'.
 struct Meeting {
   double last = 0, mean = 0;
 };
-Meeting meeting(Backend& backend, DType type, double seconds, int products) {
-  const std::int32_t meetings = products > kLong ? 4 : kMeetings;
-  const auto script = [=](Device& device, const Issue& product, BufferView small) {
+Meeting meeting(Backend& backend, DType type, double seconds, int matmuls) {
+  const std::int32_t meetings = matmuls > kLong ? 4 : kMeetings;
+  const auto script = [=](Device& device, const Issue& matmul, BufferView small) {
     std::int32_t op = 0;
     for (int m = 0; m < meetings; ++m) {
       const std::int32_t met[] = {op - 1};
       device.launch(op, Stream::compute, op == 0 ? std::span<const std::int32_t>{} : met, [] {});
       ++op;
-      for (int i = 0; i < products; ++i) product(device, op, i);
+      for (int i = 0; i < matmuls; ++i) matmul(device, op, i);
       const std::int32_t ready[] = {op - 1};
       small_all_reduce(device, op++, ready, small, type);
     }
   };
-  const std::int32_t each = products + 2;  // operations of one meeting
+  const std::int32_t each = matmuls + 2;  // operations of one meeting
   std::vector<double> means;
   Meeting result;
   result.last = measure(backend, type, seconds, script, [&](const std::vector<Records>& ranks) {
@@ -224,7 +223,7 @@ Meeting meeting(Backend& backend, DType type, double seconds, int products) {
     for (std::int32_t m = 1; m < meetings; ++m) {
       double most = 0, sum = 0;
       for (const Records& r : ranks) {
-        const double own = r[at(m * each + products)].end - r[at(m * each)].start;
+        const double own = r[at(m * each + matmuls)].end - r[at(m * each)].start;
         most = std::max(most, own);
         sum += own / static_cast<double>(ranks.size());
       }
@@ -250,11 +249,11 @@ ThreadCosts time_threads(Backend& backend, DType type, double seconds_budget) {
                                                    collective_after(backend, type, each, false));
   const Meeting few = meeting(backend, type, each, kShort), many = meeting(backend, type, each, kLong);
   const Meeting most = meeting(backend, type, 2 * each, kVeryLong);
-  const double product = most.mean / kVeryLong;
-  const double few_late = std::max(0.0, few.last - kShort * product),
-               many_late = std::max(0.0, many.last - kLong * product);
-  c.skew_share = std::clamp((many_late - few_late) / ((kLong - kShort) * product), 0.0, 1.0);
-  c.skew = std::max(0.0, few_late - c.skew_share * kShort * product);
+  const double matmul = most.mean / kVeryLong;
+  const double few_late = std::max(0.0, few.last - kShort * matmul),
+               many_late = std::max(0.0, many.last - kLong * matmul);
+  c.skew_share = std::clamp((many_late - few_late) / ((kLong - kShort) * matmul), 0.0, 1.0);
+  c.skew = std::max(0.0, few_late - c.skew_share * kShort * matmul);
   c.skew_most = std::max({few_late, many_late, most.last - most.mean});
   return c;
 }

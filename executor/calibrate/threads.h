@@ -1,4 +1,4 @@
-// What it costs that a rank's streams are threads: waking them, and waiting for the slowest rank. For calibrate*.cpp
+// What it costs that a rank's streams are threads: waking them, and waiting for the slowest rank. For calibrate/
 // alone.
 #pragma once
 
@@ -11,7 +11,7 @@ namespace fsdp {
 struct ThreadCosts {
   double wake = 0, wake_beside = 0, collective_beside = 0, skew = 0, skew_share = 0, skew_most = 0;
 };
-// All ranks at once, on small matrix products of `type`. What needs two ranks is 0 on one.
+// All ranks at once, on small matmuls of `type`. What needs two ranks is 0 on one.
 [[nodiscard]] ThreadCosts time_threads(Backend&, DType type, double seconds_budget);
 
 }  // namespace fsdp

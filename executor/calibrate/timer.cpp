@@ -8,7 +8,7 @@
 #include <span>
 #include <vector>
 
-#include "executor/kernels/arithmetic/element.h"
+#include "executor/arithmetic/element.h"
 #include "executor/training/machine.h"
 #include "models/host.h"
 

@@ -1,5 +1,5 @@
 // How micro-benchmarks are timed: operations go through a real Device, in batches, on every rank at once. For
-// calibrate*.cpp alone.
+// calibrate/ alone.
 //
 // What is timed is the period of operations that follow one another on a stream: the kernel, the stream's hand-over to
 // the next one, and what issuing takes away from the rank's core. That is what an operation costs in a run.

@@ -8,7 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "executor/data/safetensors_writer.h"
-#include "executor/kernels/kernels.h"
+#include "executor/kernels/host_kernel_set.h"
 #include "models/input/error.h"
 #include "models/units.h"
 
@@ -65,8 +65,8 @@ void write_tensor(const Checkpoint& saved, const SavedTensor& t, const ExportOpt
       continue;
     }
     converted.resize(static_cast<std::size_t>(elements * size_of(type)));
-    convert(t.dtype, {read.data(), elements * size_of(t.dtype)}, type, {converted.data(), elements * size_of(type)},
-            elements, false);
+    host_kernel_set().convert(t.dtype, {read.data(), elements * size_of(t.dtype)}, type,
+                              {converted.data(), elements * size_of(type)}, elements, false);
     file.append(converted);
   }
 }

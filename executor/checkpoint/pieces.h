@@ -1,5 +1,4 @@
-// What each rank writes of a checkpoint: the boxes that it holds, shared out among the replicas that hold the same
-// ones.
+// The boxes that each rank writes into a checkpoint. Replicas hold the same boxes and share the work.
 #pragma once
 
 #include <cstdint>

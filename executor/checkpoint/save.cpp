@@ -7,12 +7,12 @@
 #include <memory>
 #include <optional>
 
+#include "executor/arithmetic/element.h"
 #include "executor/checkpoint/checksum.h"
 #include "executor/checkpoint/folder.h"
 #include "executor/checkpoint/manifest.h"
 #include "executor/checkpoint/pieces.h"
 #include "executor/data/safetensors_writer.h"
-#include "executor/kernels/arithmetic/element.h"
 #include "models/input/error.h"
 #include "models/input/json.h"
 #include "models/units.h"

@@ -10,7 +10,7 @@
 #include <string>
 
 #include "executor/checkpoint/file_system.h"
-#include "executor/training_inputs.h"
+#include "executor/checkpoint/rank_state.h"
 #include "planner/plan.h"
 
 namespace fsdp {

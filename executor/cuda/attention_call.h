@@ -1,5 +1,5 @@
 // The arguments of attention's CUDA kernels, from those of the operation (executor/kernels/call.h): packed or not, in
-// the order of Action::forward and Action::backward. Pointers are passed on, nothing is read.
+// the order of Action::forward and Action::backward. Reads no memory that pointers point to.
 #pragma once
 
 #include "executor/cuda/toolkit/kernels/attention/attention.h"

@@ -5,9 +5,9 @@
 
 namespace fsdp::cuda {
 
-Played play(const Demand& d, std::int64_t multiprocessors, double bytes_per_second) {
+ModelledCollective model_collective(const Demand& d, std::int64_t multiprocessors, double bytes_per_second) {
   const double share = std::max(d.use[static_cast<std::size_t>(Resource::compute)], d.resident);
-  Played p;
+  ModelledCollective p;
   p.blocks = static_cast<int>(std::clamp<std::int64_t>(std::llround(share * static_cast<double>(multiprocessors)), 1,
                                                        std::max<std::int64_t>(multiprocessors, 1)));
   p.nanoseconds = std::llround(d.alone.count() * 1e9);
@@ -21,7 +21,7 @@ std::int64_t chunk_begin(std::int64_t elements, std::int64_t members, std::int64
   return std::min(member * chunk, elements);
 }
 
-std::int64_t bytes_from_others(const host::Post& p, std::int64_t member, std::int64_t members) {
+std::int64_t bytes_from_others(const host::CollectiveCall& p, std::int64_t member, std::int64_t members) {
   using host::CollectiveAction;
   const std::int64_t width = size_of(p.type);
   switch (p.action) {

@@ -1,4 +1,4 @@
-// What CUDA and its libraries refuse, in words with a remedy. Knows no CUDA header: errors come by their names.
+// Error texts of CUDA and its libraries, with a remedy. Includes no CUDA header: errors are given by name.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,4 @@
-// Libraries that are looked for when the program runs: where, in which order, and which versions they say they are.
-// Knows no CUDA header.
+// Libraries that are found at run time: search paths, their order, and version numbers. Includes no CUDA header.
 #pragma once
 
 #include <functional>
@@ -16,14 +15,14 @@ struct Version {
   friend auto operator<=>(const Version&, const Version&) = default;
 };
 [[nodiscard]] std::string text(Version);  // "2.28.9"
-// As the libraries' own functions answer: 22809 (NCCL; 2708 before 2.9), 130100 (cuBLASLt), 91900 (cuDNN; 8907 before
-// 9), 13000 (CUDA; no patch).
+// From the numbers that the libraries' own functions return: 22809 (NCCL; 2708 before 2.9), 130100 (cuBLASLt), 91900
+// (cuDNN; 8907 before 9), 13000 (CUDA; no patch).
 [[nodiscard]] Version nccl_version(int code);
 [[nodiscard]] Version cublas_version(std::size_t code);
 [[nodiscard]] Version cudnn_version(std::size_t code);
 [[nodiscard]] Version cuda_version(int code);
 
-// What the search sees of this machine; tests give another one.
+// What the search may see of this machine. Tests pass their own.
 struct Surroundings {
   std::function<std::optional<std::string>(const char* variable)> environment;
   std::function<std::vector<std::string>(const std::string& folder)>

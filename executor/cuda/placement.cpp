@@ -56,11 +56,11 @@ int place_process(std::int64_t place, int present, const std::vector<int>& wante
   return gpus[static_cast<std::size_t>(place) % gpus.size()];
 }
 
-std::string format_seat(const Seat& s) { return fmt::format("{}\n{}\n{}", s.number, s.gpu, s.host); }
+std::string format_assignment(const DeviceAssignment& s) { return fmt::format("{}\n{}\n{}", s.number, s.gpu, s.host); }
 
-Seat parse_seat(const std::string& text) {
+DeviceAssignment parse_assignment(const std::string& text) {
   const std::size_t first = text.find('\n'), second = first == std::string::npos ? first : text.find('\n', first + 1);
-  Seat s;
+  DeviceAssignment s;
   const auto digits = second == std::string::npos ? std::from_chars_result{nullptr, std::errc::invalid_argument}
                                                   : std::from_chars(text.data(), text.data() + first, s.number);
   if (digits.ec != std::errc{} || digits.ptr != text.data() + first)
@@ -70,7 +70,7 @@ Seat parse_seat(const std::string& text) {
   return s;
 }
 
-void check_seats(const std::vector<Seat>& by_rank) {
+void check_assignments(const std::vector<DeviceAssignment>& by_rank) {
   for (std::size_t i = 0; i < by_rank.size(); ++i)
     for (std::size_t j = 0; j < i; ++j)
       if (by_rank[i].gpu == by_rank[j].gpu)

@@ -13,19 +13,20 @@ namespace fsdp::cuda {
 [[nodiscard]] std::vector<int> place_ranks(std::int64_t ranks, int present, const std::vector<int>& wanted,
                                            bool together);
 
-// The GPU of a rank that is a process: the `place`th of its machine (from 0) takes the `place`th of the GPUs that it
-// sees, in turn. So it works where the launcher shows all GPUs to every process, and where it gives each some of its
-// own (CUDA_VISIBLE_DEVICES).
+// The GPU of a rank that is a process. Processes of one machine (`place` from 0) take the GPUs that they see in turn.
+// This works where the launcher shows all GPUs to every process, and where it gives each process its own
+// (CUDA_VISIBLE_DEVICES).
 [[nodiscard]] int place_process(std::int64_t place, int present, const std::vector<int>& wanted);
 
-struct Seat {             // where a rank computes
-  std::string host, gpu;  // its name in all the world: the driver's UUID
-  int number = 0;         // in its process
-  friend bool operator==(const Seat&, const Seat&) = default;
+// Where a rank computes.
+struct DeviceAssignment {
+  std::string host, gpu;  // gpu: the driver's UUID
+  int number = 0;         // of the GPU in its process
+  friend bool operator==(const DeviceAssignment&, const DeviceAssignment&) = default;
 };
-[[nodiscard]] std::string format_seat(const Seat&);
-[[nodiscard]] Seat parse_seat(const std::string&);  // MachineError
+[[nodiscard]] std::string format_assignment(const DeviceAssignment&);
+[[nodiscard]] DeviceAssignment parse_assignment(const std::string&);  // MachineError
 // InputError where two ranks are on one GPU, which NCCL refuses.
-void check_seats(const std::vector<Seat>& by_rank);
+void check_assignments(const std::vector<DeviceAssignment>& by_rank);
 
 }  // namespace fsdp::cuda

@@ -1,12 +1,12 @@
 // The arithmetic of reductions between virtual ranks, one element at a time: over the ranks in their order, in double
-// for f64 and in float otherwise, an average divided once at the end. The bits are those of ranks/reduce.cpp, which
-// tests compare; products and sums stay apart (the kernel is compiled without contraction, as that file is).
+// for f64 and in float otherwise, an average divided once at the end. The bits are those of ranks/reduce.cpp, as
+// tests check; both files are compiled without fused multiply-add.
 #pragma once
 
 #include <cstdint>
 
-#include "executor/kernels/arithmetic/device.h"
-#include "executor/kernels/arithmetic/element.h"
+#include "executor/arithmetic/device.h"
+#include "executor/arithmetic/element.h"
 
 namespace fsdp::cuda {
 
@@ -29,7 +29,7 @@ FSDP_DEVICE inline T reduce_element(Combine combine, double factor, const Inputs
   Acc total = part(0);
   for (int m = 1; m < n; ++m) {
     const Acc x = part(m);
-    if (combine == Combine::maximum) total = total > x || total != total ? total : x;  // what is not a number stays
+    if (combine == Combine::maximum) total = total > x || total != total ? total : x;  // NaN propagates
     else total = total + x;
   }
   if (combine == Combine::average) total = total / static_cast<Acc>(n);

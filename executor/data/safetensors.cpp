@@ -6,7 +6,7 @@
 #include <array>
 #include <bit>
 
-#include "executor/kernels/kernels.h"
+#include "executor/arithmetic/convert.h"
 #include "models/input/error.h"
 #include "models/input/json.h"
 #include "models/input/suggest.h"
@@ -187,7 +187,12 @@ void SafetensorsFile::read(const SafetensorsTensor& tensor, std::int64_t first, 
   while (count > 0) {
     const std::int64_t n = std::min(count, static_cast<std::int64_t>(part.size()) / width);
     file_.read(at, n * width, part.data());
-    convert(from, {part.data(), n * width}, type, {to, n * size_of(type)}, n, false);
+    with_type(from, [&](auto source) {
+      with_type(type, [&](auto target) {
+        convert_elements(reinterpret_cast<const decltype(source)*>(part.data()),
+                         reinterpret_cast<decltype(target)*>(to), n, false);
+      });
+    });
     at += n * width;
     to += n * size_of(type);
     count -= n;

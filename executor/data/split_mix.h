@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "executor/kernels/arithmetic/device.h"
+#include "executor/arithmetic/device.h"
 
 namespace fsdp {
 

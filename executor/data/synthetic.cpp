@@ -26,8 +26,8 @@
 #include <string>
 #include <string_view>
 
-#include "executor/kernels/arithmetic/element.h"
-#include "executor/run.h"
+#include "executor/arithmetic/element.h"
+#include "models/input/error.h"
 
 namespace fsdp {
 namespace {

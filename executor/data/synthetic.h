@@ -1,10 +1,13 @@
-// Initial weights and synthetic tokens of one index, for every machine; synthetic.cpp defines them.
+// Initial weights and synthetic tokens of one index, the same on the host and in CUDA kernels; synthetic.cpp defines
+// them.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
+#include "executor/arithmetic/device.h"
 #include "executor/data/split_mix.h"
-#include "executor/kernels/arithmetic/device.h"
+#include "models/dtype.h"
 #include "models/graph.h"
 
 namespace fsdp {
@@ -30,5 +33,18 @@ FSDP_DEVICE inline std::int64_t hashed_token(std::uint64_t seed, std::int64_t se
   return static_cast<std::int64_t>(split_mix(of_sequence ^ static_cast<std::uint64_t>(position)) %
                                    static_cast<std::uint64_t>(vocab));
 }
+
+// Initial value of one element of a parameter: a pure function, so that every rank fills its own shard. Matrices:
+// bell-shaped, mean 0, deviation 0.02, from a counter-based hash of (seed, name, index). One-dimensional weights
+// (norms):
+// 1. Biases: 0.
+[[nodiscard]] double initial_value(std::uint64_t seed, const Parameter&, std::int64_t index);
+// The same for elements [begin, begin + count), stored at `to` as `type` (fp64, fp32, bf16 or fp16). Hashes the name
+// once.
+void fill_initial_values(std::uint64_t seed, const Parameter&, std::int64_t begin, std::int64_t count, DType type,
+                         std::byte* to);
+// Token `position` of global sequence `sequence`. Throws MachineError for an empty vocabulary.
+[[nodiscard]] std::int64_t synthetic_token(std::uint64_t seed, std::int64_t sequence, std::int64_t position,
+                                           std::int64_t vocab);
 
 }  // namespace fsdp

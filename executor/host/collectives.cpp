@@ -11,11 +11,12 @@ namespace fsdp::host {
 namespace {
 
 // output[0, count) = reduction over the ranks of their input[first, first + count).
-void reduce(const ThreadGroup& group, const Post& p, std::int64_t first, std::int64_t count, std::byte* output) {
+void reduce(const ThreadGroup& group, const CollectiveCall& p, std::int64_t first, std::int64_t count,
+            std::byte* output) {
   std::array<const std::byte*, kMostThreads> inputs{};
   const auto n = static_cast<std::size_t>(group.size());
   for (std::size_t m = 0; m < n; ++m)
-    inputs[m] = group.post(static_cast<std::int64_t>(m)).input + first * size_of(p.type);
+    inputs[m] = group.call(static_cast<std::int64_t>(m)).input + first * size_of(p.type);
   reduce_in_order(p.type, p.reduction, {inputs.data(), n}, count, output);
 }
 
@@ -24,36 +25,36 @@ void copy_bytes(std::byte* to, const std::byte* from, std::int64_t bytes) {
 }
 
 // Starts with the next rank, so that not all read the same one at once.
-std::int64_t all_gather(ThreadGroup& group, const RunControl& control, std::int64_t me, const Post& p) {
+std::int64_t all_gather(ThreadGroup& group, const RunControl& control, std::int64_t me, const CollectiveCall& p) {
   group.meet(control, me, p);
   const std::int64_t width = size_of(p.type);
   std::int64_t moved = 0;
   for (std::int64_t i = 1; i < group.size(); ++i) {
     const std::int64_t other = (me + i) % group.size(), at = p.slot_begin(other) * width, bytes = p.slot(other) * width;
-    copy_bytes(p.output + at, group.post(other).input + at, bytes);
+    copy_bytes(p.output + at, group.call(other).input + at, bytes);
     moved += bytes;
   }
   group.meet(control, me);
   return moved;
 }
 
-std::int64_t reduce_scatter(ThreadGroup& group, const RunControl& control, std::int64_t me, const Post& p) {
+std::int64_t reduce_scatter(ThreadGroup& group, const RunControl& control, std::int64_t me, const CollectiveCall& p) {
   group.meet(control, me, p);
   reduce(group, p, p.slot_begin(me), p.slot(me), p.output);
   group.meet(control, me);
   return (group.size() - 1) * p.slot(me) * size_of(p.type);
 }
 
-std::int64_t broadcast(ThreadGroup& group, const RunControl& control, std::int64_t me, const Post& p) {
+std::int64_t broadcast(ThreadGroup& group, const RunControl& control, std::int64_t me, const CollectiveCall& p) {
   group.meet(control, me, p);
   const std::int64_t bytes = p.elements * size_of(p.type);
-  if (me != p.root) copy_bytes(p.output, group.post(p.root).input, bytes);
+  if (me != p.root) copy_bytes(p.output, group.call(p.root).input, bytes);
   group.meet(control, me);
   return me == p.root ? 0 : bytes;
 }
 
 // Reduce-scatter in place over near-equal chunks, then all-gather of them.
-std::int64_t all_reduce(ThreadGroup& group, const RunControl& control, std::int64_t me, const Post& p) {
+std::int64_t all_reduce(ThreadGroup& group, const RunControl& control, std::int64_t me, const CollectiveCall& p) {
   const std::int64_t chunk = (p.elements + group.size() - 1) / group.size(), width = size_of(p.type);
   const auto begin = [&](std::int64_t m) { return std::min(m * chunk, p.elements); };
   group.meet(control, me, p);
@@ -62,7 +63,7 @@ std::int64_t all_reduce(ThreadGroup& group, const RunControl& control, std::int6
   group.meet(control, me);
   for (std::int64_t i = 1; i < group.size(); ++i) {
     const std::int64_t other = (me + i) % group.size(), at = begin(other) * width;
-    copy_bytes(p.output + at, group.post(other).output + at, begin(other + 1) * width - at);
+    copy_bytes(p.output + at, group.call(other).output + at, begin(other + 1) * width - at);
   }
   group.meet(control, me);
   return ((group.size() - 1) * mine + p.elements - mine) * width;
@@ -70,7 +71,7 @@ std::int64_t all_reduce(ThreadGroup& group, const RunControl& control, std::int6
 
 }  // namespace
 
-std::int64_t ThreadGroup::run(const RunControl& control, std::int64_t member, const Post& p) {
+std::int64_t ThreadGroup::run(const RunControl& control, std::int64_t member, const CollectiveCall& p) {
   switch (p.action) {
     case CollectiveAction::all_gather: return all_gather(*this, control, member, p);
     case CollectiveAction::reduce_scatter: return reduce_scatter(*this, control, member, p);

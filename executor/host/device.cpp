@@ -9,7 +9,7 @@
 #include <system_error>
 
 #include "executor/actions/kernel_call.h"
-#include "executor/ranks/poison.h"
+#include "executor/ranks/instruments/poison.h"
 #include "models/input/error.h"
 #include "models/units.h"
 
@@ -64,8 +64,8 @@ void HostDevice::begin_step() {
   done_.clear();
   std::fill(last_collective_.begin(), last_collective_.end(), -1);
   last_issued_ = -1;
-  links_.journal->issued.store(-1);
-  ++links_.journal->begun;
+  links_.status->issued.store(-1);
+  ++links_.status->begun;
 }
 
 void HostDevice::check_new(std::int32_t op, std::span<const std::int32_t> waits) const {
@@ -96,7 +96,7 @@ void HostDevice::enqueue(Stream stream, std::int32_t* previous, std::span<const 
   }
   issued_[at(op)] = 1;
   last_issued_ = op;
-  links_.journal->issued.store(op);
+  links_.status->issued.store(op);
   ++outstanding_;
   w.queue.push_back(std::move(task));
   if (!w.thread.joinable()) {
@@ -112,7 +112,7 @@ void HostDevice::enqueue(Stream stream, std::int32_t* previous, std::span<const 
           fmt::format("operation {}: this machine has no thread for stream {} ({})", op, name(stream), e.what()));
     }
   }
-  const bool wake = w.state == Journal::idle;
+  const bool wake = w.state == RankStatus::idle;
   lock.unlock();
   if (wake) w.changed.notify_one();
 }
@@ -140,42 +140,43 @@ std::size_t HostDevice::link_of(Comm comm, std::int32_t op) const {
 
 // `group_elements`: how much of `large` the collective touches; `small` holds one slot (reduce-scatter's output).
 void HostDevice::issue_collective(std::size_t link, std::int32_t op, Stream stream, std::span<const std::int32_t> waits,
-                                  Post post, std::int64_t group_elements, BufferView large, BufferView small) {
+                                  CollectiveCall call, std::int64_t group_elements, BufferView large,
+                                  BufferView small) {
   Group& group = *links_.groups[link].group;
-  check_fits(post, group.member(rank_), group.size(), group_elements, large.bytes, small.bytes);
+  check_fits(call, group.member(rank_), group.size(), group_elements, large.bytes, small.bytes);
   Task task;
   task.op = op;
   task.group = &group;
-  task.post = std::move(post);
+  task.call = std::move(call);
   enqueue(stream, &last_collective_[link], waits, std::move(task));
 }
 
 void HostDevice::all_gather(std::int32_t op, Stream stream, Comm comm, std::span<const std::int32_t> waits,
                             BufferView buffer, const Slots& slots, DType type) {
   const std::size_t link = link_of(comm, op);
-  Post post{.action = CollectiveAction::all_gather,
-            .op = op,
-            .stream = stream,
-            .input = buffer.data,
-            .output = buffer.data,
-            .type = type};
-  const std::int64_t all = set_slots(post, slots, links_.groups[link].group->size());
-  issue_collective(link, op, stream, waits, std::move(post), all, buffer, buffer);
+  CollectiveCall call{.action = CollectiveAction::all_gather,
+                      .op = op,
+                      .stream = stream,
+                      .input = buffer.data,
+                      .output = buffer.data,
+                      .type = type};
+  const std::int64_t all = set_slots(call, slots, links_.groups[link].group->size());
+  issue_collective(link, op, stream, waits, std::move(call), all, buffer, buffer);
 }
 
 void HostDevice::reduce_scatter(std::int32_t op, Stream stream, Comm comm, std::span<const std::int32_t> waits,
                                 BufferView input, BufferView output, const Slots& slots, DType type,
                                 Reduction reduction) {
   const std::size_t link = link_of(comm, op);
-  Post post{.action = CollectiveAction::reduce_scatter,
-            .op = op,
-            .stream = stream,
-            .input = input.data,
-            .output = output.data,
-            .type = type,
-            .reduction = reduction};
-  const std::int64_t all = set_slots(post, slots, links_.groups[link].group->size());
-  issue_collective(link, op, stream, waits, std::move(post), all, input, output);
+  CollectiveCall call{.action = CollectiveAction::reduce_scatter,
+                      .op = op,
+                      .stream = stream,
+                      .input = input.data,
+                      .output = output.data,
+                      .type = type,
+                      .reduction = reduction};
+  const std::int64_t all = set_slots(call, slots, links_.groups[link].group->size());
+  issue_collective(link, op, stream, waits, std::move(call), all, input, output);
 }
 
 void HostDevice::all_reduce(std::int32_t op, Stream stream, Comm comm, std::span<const std::int32_t> waits,
@@ -211,9 +212,9 @@ void HostDevice::broadcast(std::int32_t op, Stream stream, Comm comm, std::span<
 }
 
 std::vector<std::string> HostDevice::exchange(const std::string& mine) {
-  set(Journal::waiting);
+  set(RankStatus::waiting);
   std::vector<std::string> all = links_.exchange(rank_, mine);
-  set(Journal::busy);
+  set(RankStatus::busy);
   return all;
 }
 
@@ -224,10 +225,10 @@ void HostDevice::wait_for(std::int32_t op) {
       throw MachineError(fmt::format("the host waits for operation {}, which has not been issued", op));
   }
   host_waiting_for_ = op;
-  set(Journal::waiting);
+  set(RankStatus::waiting);
   control_->wait_until(host_changed_, lock, [&] { return op == kEverything ? outstanding_ == 0 : done_[at(op)] != 0; });
   host_waiting_for_ = -1;
-  set(Journal::busy);
+  set(RankStatus::busy);
 }
 
 void HostDevice::wait_host(std::int32_t op) { wait_for(op); }
@@ -254,7 +255,7 @@ void HostDevice::run_body(const std::function<void(Device&)>& body) {
     control_->fail_with_exception(rank_, last_issued_, where.data());
   }
   const std::lock_guard lock(mutex_);
-  set(Journal::ended);
+  set(RankStatus::ended);
   stopping_ = true;
   for (Worker& w : workers_) w.changed.notify_all();
 }

@@ -11,24 +11,25 @@
 #include <mutex>
 #include <thread>
 
-#include "executor/ranks/arena.h"
 #include "executor/ranks/control.h"
 #include "executor/ranks/group.h"
+#include "executor/ranks/instruments/arena.h"
 #include "executor/ranks/rank_status.h"
 
 namespace fsdp::host {
 
 using Clock = std::chrono::steady_clock;
-struct Link {  // to the other ranks of one communicator
+// Connection to the other ranks of one communicator.
+struct Link {
   Comm comm;
   std::shared_ptr<Group> group;
 };
-// What joins one rank to the others.
+// Connections of one rank.
 struct Links {
   std::vector<Link> groups;
   std::function<std::vector<std::string>(std::int64_t rank, const std::string& mine)> exchange;
-  std::shared_ptr<Journal> journal =
-      std::make_shared<Journal>();  // of this rank; processes put it where others can read it
+  // Of this rank. Ranks that are processes keep it where others can read it.
+  std::shared_ptr<RankStatus> status = std::make_shared<RankStatus>();
 };
 
 struct PoisonChange {  // waits for its stream (see Device::release)
@@ -43,7 +44,7 @@ struct Task {
   std::vector<PoisonChange> poison;
   KernelBody body;         // a kernel, or
   Group* group = nullptr;  // a collective
-  Post post;
+  CollectiveCall call;
 };
 
 class HostDevice final : public Device, public std::enable_shared_from_this<HostDevice> {
@@ -77,11 +78,11 @@ class HostDevice final : public Device, public std::enable_shared_from_this<Host
   }
   [[nodiscard]] std::vector<std::string> exchange(const std::string& mine) override;
 
-  // For the backend: the rank's own thread, how it ends, and what it is doing when nothing moves any more.
+  // For the backend.
   void run_body(const std::function<void(Device&)>& body);
-  void join();  // every worker has ended or is about to
-  void abandon(
-      std::shared_ptr<const void> needed);  // a thread that cannot be ended is left behind, with what it may still use
+  void join();  // once every worker has ended or is about to
+  // Leaves a thread behind that cannot be ended, with the memory that it may still use.
+  void abandon(std::shared_ptr<const void> needed);
   [[nodiscard]] Doing doing() const;
 
  private:
@@ -90,19 +91,19 @@ class HostDevice final : public Device, public std::enable_shared_from_this<Host
     std::deque<Task> queue;
     std::vector<OperationRecord> records;
     std::vector<PoisonChange> poison;  // for the next task (host thread only)
-    Journal::State state = Journal::idle;
+    RankStatus::State state = RankStatus::idle;
     std::int32_t op = -1, waiting_for = -1;
     const Group* group = nullptr;
     std::thread thread;
   };
 
-  // Changes what the rank does, and its journal.
-  void set(Worker& w, Stream, Journal::State, std::int32_t event = -1);
-  void set(Journal::Host host) { links_.journal->host.store(host); }
+  // Changes the worker's state and the rank's status.
+  void set(Worker& w, Stream, RankStatus::State, std::int32_t event = -1);
+  void set(RankStatus::Host host) { links_.status->host.store(host); }
   void change_poison(Stream pool, PoisonChange change);
   void enqueue(Stream, std::int32_t* previous, std::span<const std::int32_t> waits, Task);
   void check_new(std::int32_t op, std::span<const std::int32_t> waits) const;
-  void issue_collective(std::size_t link, std::int32_t op, Stream, std::span<const std::int32_t> waits, Post,
+  void issue_collective(std::size_t link, std::int32_t op, Stream, std::span<const std::int32_t> waits, CollectiveCall,
                         std::int64_t group_elements, BufferView, BufferView);
   [[nodiscard]] std::size_t link_of(Comm, std::int32_t op) const;
   void wait_for(std::int32_t op);

@@ -5,8 +5,8 @@
 #include <array>
 
 #include "executor/host/device.h"
-#include "executor/ranks/heap_meter.h"
-#include "executor/ranks/poison.h"
+#include "executor/ranks/instruments/heap_meter.h"
+#include "executor/ranks/instruments/poison.h"
 
 namespace fsdp::host {
 
@@ -34,12 +34,12 @@ void HostDevice::take_tasks(Worker& w, Stream stream, std::unique_lock<std::mute
     Task task = std::move(w.queue.front());
     w.queue.pop_front();
     w.op = task.op;
-    set(w, stream, Journal::waiting_for_event);
+    set(w, stream, RankStatus::waiting_for_event);
     for (const std::int32_t event : task.waits) {
-      set(w, stream, Journal::waiting_for_event, event);
+      set(w, stream, RankStatus::waiting_for_event, event);
       if (done_[at(event)] == 0) control_->wait_until(w.changed, lock, [&] { return done_[at(event)] != 0; });
     }
-    set(w, stream, task.group != nullptr ? Journal::collective : Journal::kernel);
+    set(w, stream, task.group != nullptr ? RankStatus::collective : RankStatus::kernel);
     w.group = task.group;
     lock.unlock();
     const OperationRecord record = run_task(task, stream);
@@ -56,7 +56,7 @@ OperationRecord HostDevice::run_task(const Task& task, Stream stream) const {
   }
   OperationRecord record{task.op, stream, now(), 0, 0, 0};
   heap_meter_begin();
-  if (task.group != nullptr) record.sent_bytes = task.group->run(*control_, task.group->member(rank_), task.post);
+  if (task.group != nullptr) record.sent_bytes = task.group->run(*control_, task.group->member(rank_), task.call);
   else if (task.body) task.body();
   record.heap_bytes = heap_meter_end();
   record.end = now();
@@ -65,7 +65,7 @@ OperationRecord HostDevice::run_task(const Task& task, Stream stream) const {
 
 void HostDevice::finish(Worker& w, const OperationRecord& record) {
   w.records.push_back(record);
-  set(w, record.stream, Journal::idle);
+  set(w, record.stream, RankStatus::idle);
   w.group = nullptr;
   done_[at(record.op)] = 1;
   --outstanding_;
@@ -75,8 +75,8 @@ void HostDevice::finish(Worker& w, const OperationRecord& record) {
   if (host_waiting_for_ == record.op || outstanding_ == 0) host_changed_.notify_one();
 }
 
-void HostDevice::set(Worker& w, Stream stream, Journal::State state, std::int32_t event) {
-  Journal::OnStream& entry = links_.journal->streams[static_cast<std::size_t>(stream)];
+void HostDevice::set(Worker& w, Stream stream, RankStatus::State state, std::int32_t event) {
+  RankStatus::OnStream& entry = links_.status->streams[static_cast<std::size_t>(stream)];
   w.state = state;
   w.waiting_for = event;
   entry.op.store(w.op);
@@ -87,9 +87,9 @@ void HostDevice::set(Worker& w, Stream stream, Journal::State state, std::int32_
 // In a collective: for which ranks it waits, or, where this rank is one of those, that it moves bytes.
 Doing HostDevice::doing() const {
   const std::lock_guard lock(mutex_);
-  Doing result = host::doing(*links_.journal);
+  Doing result = host::doing(*links_.status);
   for (const Worker& w : workers_) {
-    if (w.state != Journal::collective || w.group == nullptr) continue;
+    if (w.state != RankStatus::collective || w.group == nullptr) continue;
     const std::vector<std::int64_t> absent = w.group->absent();
     const bool moves = std::find(absent.begin(), absent.end(), rank_) != absent.end();
     if (moves && result.blame < kRuns)

@@ -8,8 +8,8 @@
 #include <string>
 #include <string_view>
 
-#include "executor/kernels/arithmetic/element.h"
-#include "executor/kernels/kernels.h"
+#include "executor/arithmetic/element.h"
+#include "executor/kernels/kernel_set.h"
 #include "models/graph.h"
 
 namespace fsdp {
@@ -60,7 +60,7 @@ class Call {
   T* grad_output(std::size_t i, std::int64_t n) const {
     return get<T>("gradient of output", grad_outputs_, i, n);
   }
-  // Null when nobody wants it.
+  // Null where it is not wanted.
   template <class T>
   T* grad_input(std::size_t i, std::int64_t n) const {
     return optional<T>("gradient of input", grad_inputs_, i, n);

@@ -1,5 +1,5 @@
-// The kernels behind run_forward and run_backward: one pair per op kind, for the storage types double, float, BFloat16
-// and Float16.
+// The kernels behind HostKernels::forward and backward: one pair per op kind, for the storage types double, float,
+// BFloat16 and Float16.
 #pragma once
 
 #include "executor/kernels/call.h"

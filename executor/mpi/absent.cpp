@@ -19,7 +19,7 @@ std::unique_ptr<Backend> make_mpi_backend(MeshShape, const BackendOptions&) { re
 namespace mpi {
 
 Launch& join_launch_for(MeshShape, const std::string&) { refuse(); }
-std::shared_ptr<host::Ties> tie_processes(const host::WatchTimes&) { refuse(); }
+std::shared_ptr<host::ControlPlane> make_process_control_plane(const host::WatchTimes&) { refuse(); }
 std::vector<std::string> exchange_between_runs(const std::string&) { refuse(); }
 
 }  // namespace mpi

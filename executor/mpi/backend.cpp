@@ -40,14 +40,17 @@ class MpiBackend final : public Backend {
 
   void run(const std::function<void(Device&)>& run_body, std::span<const std::int64_t> reshard) override {
     std::vector<host::Membership> memberships = host::memberships(mesh_, reshard, world_.rank());
-    const auto ties = mpi::tie_processes({options_.watchdog_seconds, options_.watchdog_seconds, kGrace});
-    const auto control = ties->control();
+    const auto control_plane =
+        mpi::make_process_control_plane({options_.watchdog_seconds, options_.watchdog_seconds, kGrace});
+    const auto control = control_plane->control();
     host::Links links;
     for (host::Membership& m : memberships)
       links.groups.push_back(
           {m.comm, mpi::make_group(world_.channel(), std::move(m.ranks), world_.rank(), tag_of(m.comm))});
-    links.exchange = [&all = *ties](std::int64_t rank, const std::string& mine) { return all.exchange(rank, mine); };
-    links.journal = ties->journal();
+    links.exchange = [&all = *control_plane](std::int64_t rank, const std::string& mine) {
+      return all.exchange(rank, mine);
+    };
+    links.status = control_plane->fresh_status();
     const auto device = std::make_shared<host::HostDevice>(world_.rank(), std::move(links), control, epoch_);
     const auto body = std::make_shared<const std::function<void(Device&)>>(run_body);
     control->thread_starts();
@@ -55,9 +58,9 @@ class MpiBackend final : public Backend {
       device->run_body(*body);
       control->thread_ends();
     });
-    if (ties->watch([&](std::size_t) { return device->doing(); })) thread.join(), device->join();
+    if (control_plane->watch([&](std::size_t) { return device->doing(); })) thread.join(), device->join();
     else thread.detach(), device->abandon(body);
-    ties->end(device);
+    control_plane->end(device);
   }
 
  private:

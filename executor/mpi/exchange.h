@@ -1,4 +1,4 @@
-// Texts between all ranks (Device::exchange): first how long they are, then themselves.
+// Text exchange between ranks that are processes (Device::exchange): first the lengths, then the texts.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +9,8 @@
 
 namespace fsdp::mpi {
 
-// Where texts lie on their way. After a failure (exchange_texts throws) it must stay: what others have sent may still
-// be written there.
+// Buffers of one exchange. They must stay after a failure (exchange_texts throws), because messages of other ranks may
+// still be written there.
 struct Texts {
   std::string mine;
   std::vector<std::int64_t> lengths;

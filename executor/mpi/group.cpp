@@ -10,14 +10,14 @@ namespace fsdp::mpi {
 namespace {
 
 using host::CollectiveAction;
-using host::Post;
+using host::CollectiveCall;
 using host::RunControl;
 
 constexpr std::int64_t kStaging = 4 << 20, kLargestChunk = 1 << 20,
                        kSmallestChunk = 16 << 10;  // bytes; of a group, of one rank's part
 
-// A Post as it is sent, followed by the slots' sizes, zeros where they are all alike. What means nothing for the call
-// is the same on all ranks, so that equal calls are equal bytes up to `op`.
+// A CollectiveCall as it is sent, followed by the slots' sizes, zeros where they are all alike. What means nothing for
+// the call is the same on all ranks, so that equal calls are equal bytes up to `op`.
 struct Header {
   std::int32_t action = 0, type = 0, reduction = 0, uneven = 0;
   std::int64_t elements = 0, root = 0;
@@ -26,7 +26,7 @@ struct Header {
 };
 constexpr std::size_t kCompared = offsetof(Header, op);
 
-Header header_of(const Post& p) {
+Header header_of(const CollectiveCall& p) {
   Header h;
   h.action = static_cast<std::int32_t>(p.action);
   h.type = static_cast<std::int32_t>(p.type);
@@ -43,9 +43,9 @@ Header header_of(const Post& p) {
 
 // How a buffer is divided among the members: their slots, or for an all-reduce near-equal parts.
 struct Parts {
-  const Post& p;
+  const CollectiveCall& p;
   std::int64_t members, chunk;
-  Parts(const Post& post, std::int64_t n) : p(post), members(n), chunk((post.elements + n - 1) / n) {}
+  Parts(const CollectiveCall& call, std::int64_t n) : p(call), members(n), chunk((call.elements + n - 1) / n) {}
   [[nodiscard]] bool near_equal() const { return p.action == CollectiveAction::all_reduce; }
   [[nodiscard]] std::int64_t begin(std::int64_t m) const {
     return near_equal() ? std::min(m * chunk, p.elements) : p.slot_begin(m);
@@ -79,7 +79,7 @@ class MpiGroup final : public host::Group {
   [[nodiscard]] std::int64_t member(std::int64_t rank) const override {
     return std::find(ranks_.begin(), ranks_.end(), rank) - ranks_.begin();
   }
-  std::int64_t run(const RunControl&, std::int64_t member, const Post&) override;
+  std::int64_t run(const RunControl&, std::int64_t member, const CollectiveCall&) override;
   [[nodiscard]] std::vector<std::int64_t> absent() const override;
 
  private:
@@ -91,11 +91,11 @@ class MpiGroup final : public host::Group {
   [[nodiscard]] std::byte* staging(std::int64_t turn, std::int64_t m) {
     return staging_.data() + ((turn % 2) * (size() - 1) + (m < me_ ? m : m - 1)) * chunk_bytes_;
   }
-  void meet(const RunControl&, const Post&);
+  void meet(const RunControl&, const CollectiveCall&);
   void check_headers();
-  void all_gather(const RunControl&, const Post&, const Parts&);
-  void reduce_scatter(const RunControl&, const Post&, const Parts&, std::byte* output);
-  void broadcast(const RunControl&, const Post&);
+  void all_gather(const RunControl&, const CollectiveCall&, const Parts&);
+  void reduce_scatter(const RunControl&, const CollectiveCall&, const Parts&, std::byte* output);
+  void broadcast(const RunControl&, const CollectiveCall&);
 
   std::vector<std::int64_t> ranks_;
   std::int64_t me_;
@@ -111,7 +111,7 @@ class MpiGroup final : public host::Group {
 
 // No byte of data moves before every rank has said what it brings. The messages of member m have index m (receive; own:
 // unused).
-void MpiGroup::meet(const RunControl& control, const Post& p) {
+void MpiGroup::meet(const RunControl& control, const CollectiveCall& p) {
   std::byte* mine = header_of_member(me_);
   const Header h = header_of(p);
   std::memset(mine, 0, header_bytes_);
@@ -132,9 +132,9 @@ void MpiGroup::meet(const RunControl& control, const Post& p) {
 }
 
 void MpiGroup::check_headers() {
-  std::vector<Post> posts(ranks_.size());
+  std::vector<CollectiveCall> calls(ranks_.size());
   for (std::int64_t m = 0; m < size(); ++m) {
-    Post& p = posts[static_cast<std::size_t>(m)];
+    CollectiveCall& p = calls[static_cast<std::size_t>(m)];
     Header h;
     std::memcpy(&h, header_of_member(m), sizeof(h));
     p.action = static_cast<CollectiveAction>(h.action);
@@ -148,7 +148,7 @@ void MpiGroup::check_headers() {
     std::memcpy(counts.data(), header_of_member(m) + sizeof(h), 8 * counts.size());
     p.counts = std::make_shared<const std::vector<std::int64_t>>(std::move(counts));
   }
-  host::check_same_call(ranks_, posts);
+  host::check_same_call(ranks_, calls);
 }
 
 std::vector<std::int64_t> MpiGroup::absent() const {
@@ -161,7 +161,7 @@ std::vector<std::int64_t> MpiGroup::absent() const {
   return result;
 }
 
-void MpiGroup::all_gather(const RunControl& control, const Post& p, const Parts& parts) {
+void MpiGroup::all_gather(const RunControl& control, const CollectiveCall& p, const Parts& parts) {
   const std::int64_t width = size_of(p.type), most = parts.largest(), window = Requests::kLargest / width;
   for (std::int64_t first = 0; first < most; first += window) {
     const auto bytes = [&](std::int64_t m) {
@@ -179,7 +179,8 @@ void MpiGroup::all_gather(const RunControl& control, const Post& p, const Parts&
 }
 
 // While one chunk is added, the next is on its way.
-void MpiGroup::reduce_scatter(const RunControl& control, const Post& p, const Parts& parts, std::byte* output) {
+void MpiGroup::reduce_scatter(const RunControl& control, const CollectiveCall& p, const Parts& parts,
+                              std::byte* output) {
   const std::int64_t width = size_of(p.type), chunk = chunk_bytes_ / width,
                      turns = (parts.largest() + chunk - 1) / chunk;
   const auto count = [&](std::int64_t m, std::int64_t turn) {
@@ -207,7 +208,7 @@ void MpiGroup::reduce_scatter(const RunControl& control, const Post& p, const Pa
   }
 }
 
-void MpiGroup::broadcast(const RunControl& control, const Post& p) {
+void MpiGroup::broadcast(const RunControl& control, const CollectiveCall& p) {
   const std::int64_t bytes = p.elements * size_of(p.type);
   for (std::int64_t first = 0; first < bytes; first += Requests::kLargest) {
     const std::int64_t n = std::min(bytes - first, Requests::kLargest);
@@ -218,7 +219,7 @@ void MpiGroup::broadcast(const RunControl& control, const Post& p) {
   }
 }
 
-std::int64_t MpiGroup::run(const RunControl& control, std::int64_t, const Post& p) {
+std::int64_t MpiGroup::run(const RunControl& control, std::int64_t, const CollectiveCall& p) {
   meet(control, p);
   const Parts parts(p, size());
   const std::int64_t width = size_of(p.type), mine = parts.count(me_);

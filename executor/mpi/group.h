@@ -1,5 +1,5 @@
-// The collectives of one communicator group between processes: every message goes straight from the rank that has the
-// bytes to the one that needs them, in chunks, into space that was made beforehand.
+// Collectives of one communicator group between processes: each message goes directly from the rank that has the bytes
+// to the one that needs them, in chunks, into preallocated memory.
 #pragma once
 
 #include <cstdint>

@@ -78,14 +78,14 @@ class Ends {
   std::optional<End> first_;
 };
 
-class ProcessTies final : public host::Ties, public std::enable_shared_from_this<ProcessTies> {
+class ProcessControlPlane final : public host::ControlPlane, public std::enable_shared_from_this<ProcessControlPlane> {
  public:
-  ProcessTies(World& world, const host::WatchTimes& times) : world_(world), times_(times) {
+  ProcessControlPlane(World& world, const host::WatchTimes& times) : world_(world), times_(times) {
     world_.run_begins(control_);
     ends_.emplace(world_);
   }
   [[nodiscard]] const std::shared_ptr<host::RunControl>& control() const override { return control_; }
-  [[nodiscard]] std::shared_ptr<host::Journal> journal() override { return world_.fresh_journal(); }
+  [[nodiscard]] std::shared_ptr<host::RankStatus> fresh_status() override { return world_.fresh_status(); }
   [[nodiscard]] std::vector<std::string> exchange(std::int64_t rank, const std::string& mine) override {
     return exchange_texts(world_.channel(), *control_, rank, world_.ranks(), kText, mine, texts_);
   }
@@ -176,8 +176,8 @@ Launch& join_launch_for(MeshShape mesh, const std::string& backend) {
   return world;
 }
 
-std::shared_ptr<host::Ties> tie_processes(const host::WatchTimes& times) {
-  return std::make_shared<ProcessTies>(World::get(), times);
+std::shared_ptr<host::ControlPlane> make_process_control_plane(const host::WatchTimes& times) {
+  return std::make_shared<ProcessControlPlane>(World::get(), times);
 }
 
 std::vector<std::string> exchange_between_runs(const std::string& mine) {

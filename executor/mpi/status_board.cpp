@@ -35,7 +35,7 @@ std::string make_board_folder() {
 }
 
 // Every atomic starts as zero bytes, which is what a fresh file holds; each rank constructs its own slot.
-Board::Board(const std::string& path, std::int64_t ranks) : folder_(path), file_(path + "/ranks") {
+StatusBoard::StatusBoard(const std::string& path, std::int64_t ranks) : folder_(path), file_(path + "/ranks") {
   if (::mkdir(folder_.c_str(), 0700) != 0 && errno != EEXIST) fail("cannot make this folder", folder_);
   struct stat found {};
   if (::lstat(folder_.c_str(), &found) != 0 || !S_ISDIR(found.st_mode) || found.st_uid != ::geteuid())
@@ -52,16 +52,16 @@ Board::Board(const std::string& path, std::int64_t ranks) : folder_(path), file_
   slots_ = {reinterpret_cast<Slot*>(first), static_cast<std::size_t>(ranks)};
 }
 
-Board::~Board() { unlink(); }  // stays mapped: threads that were left behind may still write
+StatusBoard::~StatusBoard() { unlink(); }  // stays mapped: threads that were left behind may still write
 
-void Board::unlink() noexcept {
+void StatusBoard::unlink() noexcept {
   if (file_.empty()) return;
   ::unlink(file_.c_str());
   ::rmdir(folder_.c_str());
   file_.clear();
 }
 
-bool Board::claim(std::size_t which) {
+bool StatusBoard::claim(std::size_t which) {
   std::int32_t nobody = 0;
   return (*claims_)[which].compare_exchange_strong(nobody, 1);
 }

@@ -1,6 +1,6 @@
-// What the processes of one machine tell each other without MPI: a small file that all of them map. Each rank keeps
-// here what it does, so that one that was killed or stopped can still be named. The file is unlinked as soon as all
-// have mapped it: nothing is left behind, however the processes end.
+// Status board of the processes of one machine: a small file that all of them map, without MPI. Each rank keeps its
+// status here, so that errors can name what a killed or stopped rank did last. The file is unlinked as soon as all have
+// mapped it, so nothing is left behind however the processes end.
 #pragma once
 
 #include <array>
@@ -14,29 +14,28 @@
 
 namespace fsdp::mpi {
 
-enum class Life : std::int32_t { absent, here, left, exits };  // exits: somebody called exit() in the middle of a run
+enum class Life : std::int32_t { absent, here, left, exits };  // exits: exit() was called in the middle of a run
 
 struct Slot {
-  host::Journal journal;
-  std::atomic<std::int64_t> pid{0},
-      started{0};  // as the system tells it: tells a process from a later one of the same pid
+  host::RankStatus status;
+  std::atomic<std::int64_t> pid{0}, started{0};  // the start time tells a process from a later one of the same pid
   std::atomic<std::int32_t> life{static_cast<std::int32_t>(Life::absent)}, exit_status{0};
   std::atomic<std::uint64_t> progress{0};
   std::atomic<std::int32_t> given_up{0};  // it was stopped for so long that another rank kills it
 };
 static_assert(std::atomic<std::int64_t>::is_always_lock_free);
 
-class Board {
+class StatusBoard {
  public:
-  // `path`: a folder of this user's that does not exist or was made by another rank for the same purpose. MachineError.
-  Board(const std::string& path, std::int64_t ranks);
-  ~Board();
-  Board(const Board&) = delete;
-  Board& operator=(const Board&) = delete;
+  // `path`: a folder of this user that does not exist yet, or that another rank made for this. MachineError.
+  StatusBoard(const std::string& path, std::int64_t ranks);
+  ~StatusBoard();
+  StatusBoard(const StatusBoard&) = delete;
+  StatusBoard& operator=(const StatusBoard&) = delete;
 
   void unlink() noexcept;  // once all have mapped it; again: nothing
   [[nodiscard]] Slot& slot(std::int64_t rank) { return slots_[static_cast<std::size_t>(rank)]; }
-  [[nodiscard]] bool claim_voice() { return claim(0); }  // true for the first process that asks
+  [[nodiscard]] bool claim_reporter() { return claim(0); }  // true in exactly one process: the first caller
   [[nodiscard]] bool claim_abort() { return claim(1); }
 
  private:
@@ -50,7 +49,7 @@ class Board {
   std::span<Slot> slots_;
 };
 
-// A name in the system's folder for temporary files that nobody else uses; the folder is made. MachineError.
+// Makes a new folder in the system's folder for temporary files and returns its path. MachineError.
 [[nodiscard]] std::string make_board_folder();
 
 enum class ProcessState : std::uint8_t { runs, stopped, gone };

@@ -10,7 +10,7 @@
 #include <thread>
 #include <vector>
 
-#include "executor/ranks/heap_meter.h"
+#include "executor/ranks/instruments/heap_meter.h"
 #include "models/input/error.h"
 
 namespace fsdp::mpi {

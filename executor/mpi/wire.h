@@ -1,5 +1,5 @@
-// All that this backend asks of MPI, in our words: wire.cpp alone includes mpi.h. Setup may block; everything else
-// polls, so that it can be left when a rank has failed.
+// The only door to MPI: wire.cpp alone includes mpi.h. Setup may block; everything else polls, so that waits end when a
+// rank has failed.
 #pragma once
 
 #include <cstddef>
@@ -16,20 +16,20 @@ struct Joined {
 };
 [[nodiscard]] Joined join();                   // starts MPI; MachineError without MPI_THREAD_MULTIPLE
 void leave();                                  // ends it; blocks until every process does the same
-void abort_all(int code);                      // ends every process of the launch; may return where MPI is not running
-[[nodiscard]] std::string library_version();   // first line of what the library says of itself
+void abort_all(int code);                      // ends every process of the launch; may return if MPI does not run
+[[nodiscard]] std::string library_version();   // the first line of the library's own description
 void share_from_first(void* data, int bytes);  // blocks
 void gather_from_all(const void* mine, void* all, int bytes_each);  // blocks
 void meet_all();                                                    // blocks
 
-// Messages between all ranks of the launch, apart from those of any other channel.
+// Messages between all ranks of the launch, separate from every other channel.
 class Channel {
  public:
   Channel();  // blocks until all ranks make theirs
   ~Channel();
   Channel(const Channel&) = delete;
   Channel& operator=(const Channel&) = delete;
-  void renew(const host::RunControl&);  // messages that were still under way are never seen again
+  void renew(const host::RunControl&);  // messages still under way are dropped
 
  private:
   friend class Requests;
@@ -37,8 +37,8 @@ class Channel {
   std::unique_ptr<Impl> impl_;
 };
 
-// Messages on their way, of one thread. Their memory must stay until they have arrived; after a failure they are left
-// behind.
+// Messages under way, of one thread. Their memory must stay until they have arrived. After a failure they are
+// abandoned.
 class Requests {
  public:
   Requests(const Channel&, std::size_t most);  // at once
@@ -60,8 +60,8 @@ class Requests {
   std::unique_ptr<Impl> impl_;
 };
 
-// How a thread waits for other processes: a few looks in a row, then short sleeps, so that whoever it waits for gets
-// the core.
+// How a thread waits for other processes: it polls a few times, then sleeps shortly between polls, so that the awaited
+// process gets the core.
 class Backoff {
  public:
   void pause();

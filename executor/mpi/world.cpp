@@ -10,7 +10,7 @@
 #include <cstring>
 #include <new>
 
-#include "executor/training/signals.h"
+#include "executor/ranks/signals.h"
 #include "models/input/error.h"
 
 namespace fsdp {
@@ -67,7 +67,7 @@ World::World() : main_thread_(std::this_thread::get_id()) {
     join_board();
     hosts_ = join_hosts(ranks_);
     channel_ = std::make_unique<Channel>();
-    farewell_ = std::make_unique<Channel>();
+    finalize_ = std::make_unique<Channel>();
   } catch (...) {
     ending_ = true;
     guard_.join();
@@ -93,7 +93,7 @@ void World::join_board() {
   share_from_first(name.data(), static_cast<int>(name.size()));
   if (name[0] == '\0')
     throw MachineError(problem.empty() ? "rank 0 could not make a folder for temporary files" : problem);
-  board_ = std::make_unique<Board>(name.data(), ranks_);
+  board_ = std::make_unique<StatusBoard>(name.data(), ranks_);
   Slot& mine = *new (&board_->slot(rank_)) Slot;
   mine.pid = ::getpid();
   mine.started = look_at(::getpid()).started;
@@ -114,24 +114,24 @@ std::int64_t World::ranks_here() const { return std::count(visible_.begin(), vis
 
 std::int64_t World::place_here() const { return std::count(visible_.begin(), visible_.begin() + rank_, 1); }
 
-bool World::may_speak() { return !heard_from_afar_ && board_->claim_voice(); }
+bool World::is_reporter() { return !heard_from_afar_ && board_->claim_reporter(); }
 
-std::shared_ptr<host::Journal> World::fresh_journal() {
-  host::Journal& j = board_->slot(rank_).journal;
-  new (&j) host::Journal;
+std::shared_ptr<host::RankStatus> World::fresh_status() {
+  host::RankStatus& j = board_->slot(rank_).status;
+  new (&j) host::RankStatus;
   return {std::shared_ptr<void>(), &j};
 }
 
 std::int32_t World::steps_begun(std::int64_t rank) {
   const bool known = rank >= 0 && rank < ranks_ && sees(rank);
-  return board_->slot(known ? rank : rank_).journal.begun.load();
+  return board_->slot(known ? rank : rank_).status.begun.load();
 }
 
 std::uint64_t World::progress() {
   std::uint64_t sum = 0;
   for (std::int64_t r = 0; r < ranks_; ++r)
     if (sees(r))
-      sum += board_->slot(r).progress.load() + static_cast<std::uint64_t>(board_->slot(r).journal.begun.load());
+      sum += board_->slot(r).progress.load() + static_cast<std::uint64_t>(board_->slot(r).status.begun.load());
   return sum;
 }
 
@@ -139,7 +139,7 @@ World::Blame World::worst() {
   Blame worst;
   for (std::int64_t r = 0; r < ranks_; ++r)
     if (sees(r))
-      if (host::Doing d = host::doing(board_->slot(r).journal); d.blame > worst.doing.blame) worst = {r, std::move(d)};
+      if (host::Doing d = host::doing(board_->slot(r).status); d.blame > worst.doing.blame) worst = {r, std::move(d)};
   return worst;
 }
 
@@ -213,7 +213,7 @@ void World::look_at_others() {
 }
 
 void World::lost(std::int64_t rank, const std::string& how) {
-  const host::Doing doing = host::doing(board_->slot(rank).journal);
+  const host::Doing doing = host::doing(board_->slot(rank).status);
   std::shared_ptr<host::RunControl> control;
   {
     const std::lock_guard lock(mutex_);
@@ -249,7 +249,7 @@ void World::end_now(int code, const std::string& sentence) {
     board_->slot(rank_).life = static_cast<std::int32_t>(Life::left);
     board_->unlink();
   }
-  if (!sentence.empty() && (!board_ || may_speak())) {
+  if (!sentence.empty() && (!board_ || is_reporter())) {
     const std::string line = "fsdp-plan: " + sentence + "\n";
     [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, line.data(), line.size());
   }
@@ -283,7 +283,7 @@ void World::at_exit(int status) {
     return;
   }
   if (std::this_thread::get_id() != main_thread_) return left();
-  say_farewell();
+  finalize_barrier();
   left();
   leave();
   ending_ = true;
@@ -291,9 +291,9 @@ void World::at_exit(int status) {
 }
 
 // Returns when every rank is about to end: MPI's own end, which cannot be left, then takes no time.
-void World::say_farewell() {
+void World::finalize_barrier() {
   const host::RunControl never_fails;  // the guard ends the process when a rank is lost
-  Requests messages(*farewell_, 2 * static_cast<std::size_t>(ranks_));
+  Requests messages(*finalize_, 2 * static_cast<std::size_t>(ranks_));
   std::vector<char> words(static_cast<std::size_t>(ranks_) + 1);
   for (std::int64_t r = 0; r < ranks_; ++r)
     if (r != rank_) (void)messages.receive(r, 0, &words[static_cast<std::size_t>(r)], 1);

@@ -1,4 +1,4 @@
-// This process among those of the launch: how it joins them, watches those of its own machine, and leaves.
+// This process among those of the launch: joins them, watches the processes of its machine, and leaves.
 #pragma once
 
 #include <atomic>
@@ -26,31 +26,30 @@ class World final : public Launch {
   [[nodiscard]] std::int64_t ranks_here() const override;
   [[nodiscard]] std::int64_t place_here() const override;
   [[nodiscard]] const std::string& hosts() const override { return hosts_; }
-  [[nodiscard]] bool may_speak() override;
+  [[nodiscard]] bool is_reporter() override;
   [[noreturn]] void end(int status) override;
   [[nodiscard]] const Channel& channel() const { return *channel_; }
 
-  [[nodiscard]] std::shared_ptr<host::Journal> fresh_journal();  // this rank's, on the board
-  [[nodiscard]] bool sees(std::int64_t rank) const {
-    return visible_[static_cast<std::size_t>(rank)] != 0;
-  }                                                           // it is on this machine
-  [[nodiscard]] std::int32_t steps_begun(std::int64_t rank);  // of those it sees; of others this rank's
-  [[nodiscard]] std::uint64_t progress();                     // of all that it sees
+  [[nodiscard]] std::shared_ptr<host::RankStatus> fresh_status();  // this rank's, on the status board
+  // The rank is on this machine.
+  [[nodiscard]] bool sees(std::int64_t rank) const { return visible_[static_cast<std::size_t>(rank)] != 0; }
+  [[nodiscard]] std::int32_t steps_begun(std::int64_t rank);  // this rank's for ranks that it does not see
+  [[nodiscard]] std::uint64_t progress();                     // of all ranks that it sees
   struct Blame {
     std::int64_t rank = -1;
     host::Doing doing{-1, -1, ""};
   };
-  [[nodiscard]] Blame worst();  // who most likely holds the others up
+  [[nodiscard]] Blame worst();  // the rank that most likely blocks the others
 
-  // One run at a time. Between these a rank that is lost fails the run's control; at other times the process ends.
+  // One run at a time. Between these calls a lost rank fails the run's control; at other times it ends the process.
   void run_begins(std::shared_ptr<host::RunControl>);
   void run_ends(bool failed, std::shared_ptr<const void> left_behind);
   [[nodiscard]] bool leaving() const { return leaving_.load(); }  // a signal asks this process to end soon
-  void heard_from_afar() { heard_from_afar_ = true; }  // another machine knows of the failure first, and speaks
+  void heard_from_afar() { heard_from_afar_ = true; }  // another machine saw the failure first, and reports it
 
  private:
   World();
-  ~World() override = default;  // never: it lasts as long as the process
+  ~World() override = default;  // never called: it lasts as long as the process
   void join_board();
   void guard();
   void look_at_others();
@@ -58,13 +57,13 @@ class World final : public Launch {
   void on_signal(int signal);
   [[noreturn]] void end_now(int code, const std::string& sentence);
   void at_exit(int status);
-  void say_farewell();
+  void finalize_barrier();
   static void called_at_exit(int status, void* self);
 
   std::int64_t rank_ = 0, ranks_ = 1;
   std::string hosts_;
-  std::unique_ptr<Board> board_;
-  std::unique_ptr<Channel> channel_, farewell_;
+  std::unique_ptr<StatusBoard> board_;
+  std::unique_ptr<Channel> channel_, finalize_;
   std::vector<char> visible_;
   std::vector<int> stopped_looks_;  // guard only: how many looks in a row found it stopped
   std::thread::id main_thread_;
@@ -74,7 +73,7 @@ class World final : public Launch {
 
   std::mutex mutex_;  // protects the rest
   std::shared_ptr<host::RunControl> control_;
-  std::string sentence_;  // what is said if the process does not get to say it itself
+  std::string sentence_;  // the error to print if the run cannot report it in time
   std::vector<std::shared_ptr<const void>> left_behind_;
 };
 

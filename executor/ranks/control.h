@@ -1,5 +1,5 @@
-// What the threads of one run share: the first failure, and a sign of life. Every wait of the host backend goes through
-// `wait_until`, so that the failure of any rank ends every wait soon.
+// State that the threads of one run share: the first failure and a progress counter. Every wait of the host backend
+// goes through `wait_until`, so the failure of any rank ends every wait soon.
 #pragma once
 
 #include <atomic>
@@ -16,10 +16,10 @@ namespace fsdp::host {
 
 class RunControl {
  public:
-  RunControl() { what_.reserve(4096); }  // so that a failure for want of memory can be told
+  RunControl() { what_.reserve(4096); }  // so that running out of memory can be reported
   // Keeps the first failure; later ones are consequences of it.
   void fail(std::int64_t rank, std::int32_t op, const std::string& what);
-  // The exception being handled, in the words "WHERE: what happened"; a RankFailure speaks for itself.
+  // Records the exception being handled as "WHERE: what happened". A RankFailure keeps its own text.
   void fail_with_exception(std::int64_t rank, std::int32_t op, const char* where) noexcept;
   [[nodiscard]] bool failed() const { return failed_.load(std::memory_order_acquire); }
   void throw_if_failed() const;  // RankFailure: the first one
@@ -31,9 +31,8 @@ class RunControl {
   void thread_ends();
   [[nodiscard]] bool wait_for_end(std::chrono::milliseconds at_most);  // true: all have ended
 
-  // Blocks until `ready()`; `lock` protects what it reads. Throws RankFailure when the run has failed. What is awaited
-  // often comes within microseconds, and waking a thread takes longer: so it looks again for a moment, letting others
-  // run, before it sleeps.
+  // Blocks until `ready()`; `lock` protects what it reads. Throws RankFailure when the run has failed. Polls for kSpin
+  // before it sleeps, because most waits end within microseconds and waking a thread takes longer.
   template <class Ready>
   void wait_until(std::condition_variable& changed, std::unique_lock<std::mutex>& lock, Ready ready) const {
     for (const auto begin = std::chrono::steady_clock::now();

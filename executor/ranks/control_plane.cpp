@@ -7,12 +7,12 @@
 namespace fsdp::host {
 namespace {
 
-class ThreadTies final : public Ties {
+class ThreadControlPlane final : public ControlPlane {
  public:
-  ThreadTies(std::vector<std::int64_t> ranks, const WatchTimes& times)
+  ThreadControlPlane(std::vector<std::int64_t> ranks, const WatchTimes& times)
       : ranks_(std::move(ranks)), times_(times), mailbox_(static_cast<std::int64_t>(ranks_.size()), control_) {}
   [[nodiscard]] const std::shared_ptr<RunControl>& control() const override { return control_; }
-  [[nodiscard]] std::shared_ptr<Journal> journal() override { return std::make_shared<Journal>(); }
+  [[nodiscard]] std::shared_ptr<RankStatus> fresh_status() override { return std::make_shared<RankStatus>(); }
   [[nodiscard]] std::vector<std::string> exchange(std::int64_t rank, const std::string& mine) override {
     return mailbox_.exchange(rank, mine);
   }
@@ -30,8 +30,8 @@ class ThreadTies final : public Ties {
 
 }  // namespace
 
-std::shared_ptr<Ties> tie_threads(std::vector<std::int64_t> ranks, const WatchTimes& times) {
-  return std::make_shared<ThreadTies>(std::move(ranks), times);
+std::shared_ptr<ControlPlane> make_thread_control_plane(std::vector<std::int64_t> ranks, const WatchTimes& times) {
+  return std::make_shared<ThreadControlPlane>(std::move(ranks), times);
 }
 
 }  // namespace fsdp::host

@@ -40,39 +40,39 @@ std::vector<Membership> memberships(MeshShape mesh, std::span<const std::int64_t
   return result;
 }
 
-std::int64_t Post::slot_begin(std::int64_t member) const {
+std::int64_t CollectiveCall::slot_begin(std::int64_t member) const {
   if (!counts) return member * elements;
   std::int64_t begin = 0;
   for (std::int64_t m = 0; m < member; ++m) begin += (*counts)[static_cast<std::size_t>(m)];
   return begin;
 }
 
-std::int64_t set_slots(Post& post, const Slots& slots, std::int64_t members) {
-  const char* what = name(post.action);
-  post.elements = slots.each;
+std::int64_t set_slots(CollectiveCall& call, const Slots& slots, std::int64_t members) {
+  const char* what = name(call.action);
+  call.elements = slots.each;
   if (slots.counts.empty()) return checked_mul(slots.each, members, what);
   if (static_cast<std::int64_t>(slots.counts.size()) != members)
     throw MachineError(
-        fmt::format("operation {}: {} with {} slots over {} ranks", post.op, what, slots.counts.size(), members));
+        fmt::format("operation {}: {} with {} slots over {} ranks", call.op, what, slots.counts.size(), members));
   std::int64_t all = 0;
   for (const std::int64_t n : slots.counts) {
-    if (n < 0) throw MachineError(fmt::format("operation {}: {} with a slot of {} elements", post.op, what, n));
+    if (n < 0) throw MachineError(fmt::format("operation {}: {} with a slot of {} elements", call.op, what, n));
     all = checked_add(all, n, what);
   }
-  post.counts = std::make_shared<const std::vector<std::int64_t>>(slots.counts);
+  call.counts = std::make_shared<const std::vector<std::int64_t>>(slots.counts);
   return all;
 }
 
-void check_fits(const Post& post, std::int64_t member, std::int64_t members, std::int64_t group_elements,
+void check_fits(const CollectiveCall& call, std::int64_t member, std::int64_t members, std::int64_t group_elements,
                 std::int64_t large_bytes, std::int64_t small_bytes) {
-  const std::int64_t width = size_of(post.type), own = post.counts ? post.slot(member) : post.elements;
+  const std::int64_t width = size_of(call.type), own = call.counts ? call.slot(member) : call.elements;
   if (own < 0 || group_elements < 0 || group_elements > large_bytes / width || own > small_bytes / width)
     throw MachineError(
         fmt::format("operation {}: {} of {} {} elements over {} ranks does not fit its buffers of {} and {} bytes",
-                    post.op, name(post.action), own, fsdp::name(post.type), members, large_bytes, small_bytes));
-  if (post.type == DType::i64 &&
-      (post.action == CollectiveAction::reduce_scatter || post.action == CollectiveAction::all_reduce))
-    throw MachineError(fmt::format("operation {}: this backend does not reduce {}", post.op, fsdp::name(post.type)));
+                    call.op, name(call.action), own, fsdp::name(call.type), members, large_bytes, small_bytes));
+  if (call.type == DType::i64 &&
+      (call.action == CollectiveAction::reduce_scatter || call.action == CollectiveAction::all_reduce))
+    throw MachineError(fmt::format("operation {}: this backend does not reduce {}", call.op, fsdp::name(call.type)));
 }
 
 std::int64_t ThreadGroup::member(std::int64_t rank) const {
@@ -81,11 +81,11 @@ std::int64_t ThreadGroup::member(std::int64_t rank) const {
 
 namespace {
 
-bool reduces(const Post& p) {
+bool reduces(const CollectiveCall& p) {
   return p.action == CollectiveAction::reduce_scatter || p.action == CollectiveAction::all_reduce;
 }
 
-std::string manner(const Post& p) {
+std::string manner(const CollectiveCall& p) {
   if (p.action == CollectiveAction::broadcast) return fmt::format(" from member {}", p.root);
   if (!reduces(p)) return "";
   switch (p.reduction.kind) {
@@ -97,7 +97,7 @@ std::string manner(const Post& p) {
   return "";
 }
 
-std::string describe(const Post& p) {
+std::string describe(const CollectiveCall& p) {
   const std::string elements = p.counts ? fmt::format("{}", fmt::join(*p.counts, ", ")) : fmt::format("{}", p.elements);
   return fmt::format("{} of {} {} elements{} (operation {})", name(p.action), elements, fsdp::name(p.type), manner(p),
                      p.op);
@@ -107,7 +107,7 @@ bool same_reduction(const Reduction& a, const Reduction& b) {
   return a.kind == b.kind && (a.kind != ReductionKind::scaled_sum || a.multiply == b.multiply);
 }
 
-bool same_call(const Post& a, const Post& b) {
+bool same_call(const CollectiveCall& a, const CollectiveCall& b) {
   const bool same_slots =
       a.counts && b.counts ? *a.counts == *b.counts : !a.counts && !b.counts && a.elements == b.elements;
   return a.action == b.action && same_slots && a.type == b.type && a.root == b.root &&
@@ -116,19 +116,19 @@ bool same_call(const Post& a, const Post& b) {
 
 }  // namespace
 
-void check_same_call(std::span<const std::int64_t> ranks, std::span<const Post> posts) {
-  for (std::size_t i = 1; i < posts.size(); ++i)
-    if (!same_call(posts[0], posts[i]))
-      throw RankFailure(ranks[i], posts[i].op,
+void check_same_call(std::span<const std::int64_t> ranks, std::span<const CollectiveCall> calls) {
+  for (std::size_t i = 1; i < calls.size(); ++i)
+    if (!same_call(calls[0], calls[i]))
+      throw RankFailure(ranks[i], calls[i].op,
                         fmt::format("ranks disagree about a collective: rank {} issued {}, rank {} issued {}", ranks[0],
-                                    describe(posts[0]), ranks[i], describe(posts[i])));
+                                    describe(calls[0]), ranks[i], describe(calls[i])));
 }
 
 void ThreadGroup::wait(const RunControl& control, std::unique_lock<std::mutex>& lock, std::int64_t member,
-                       bool posting) {
+                       bool calling) {
   present_[static_cast<std::size_t>(member)] = 1;
-  if (++count_ == posts_.size()) {
-    if (posting) check_same_call(ranks_, posts_);
+  if (++count_ == calls_.size()) {
+    if (calling) check_same_call(ranks_, calls_);
     std::fill(present_.begin(), present_.end(), char{0});
     count_ = 0;
     ++generation_;
@@ -139,9 +139,9 @@ void ThreadGroup::wait(const RunControl& control, std::unique_lock<std::mutex>& 
   control.wait_until(met_, lock, [&] { return generation_ != mine; });
 }
 
-void ThreadGroup::meet(const RunControl& control, std::int64_t member, const Post& post) {
+void ThreadGroup::meet(const RunControl& control, std::int64_t member, const CollectiveCall& call) {
   std::unique_lock lock(mutex_);
-  posts_[static_cast<std::size_t>(member)] = post;
+  calls_[static_cast<std::size_t>(member)] = call;
   wait(control, lock, member, true);
 }
 

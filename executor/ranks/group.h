@@ -1,5 +1,5 @@
-// The ranks of one communicator group: what each brings to a collective, and how it is carried out. Each rank runs at
-// most one collective of a group at a time.
+// The ranks of one communicator group, and how their collectives are carried out. Each rank runs at most one collective
+// of a group at a time.
 #pragma once
 
 #include <condition_variable>
@@ -16,7 +16,8 @@ namespace fsdp::host {
 
 enum class CollectiveAction : std::uint8_t { all_gather, reduce_scatter, all_reduce, broadcast };
 
-struct Post {  // what one rank brings; copied without heap
+// One rank's call of a collective. Copying it takes no heap.
+struct CollectiveCall {
   CollectiveAction action{};
   std::int32_t op = -1;  // in its Step, for messages
   Stream stream{};
@@ -39,39 +40,41 @@ class Group {
   virtual ~Group() = default;
   [[nodiscard]] virtual std::int64_t size() const = 0;
   [[nodiscard]] virtual std::int64_t member(std::int64_t rank) const = 0;
-  // Moves the bytes of one collective; returns how many this rank took from other ranks (the share of the ring formula:
-  // all-gather and reduce-scatter the slots of the others, all-reduce about 2 (W-1)/W of the buffer). Sums run over the
-  // ranks in their order, whatever the timing, in double for f64 and float otherwise; an average divides once at the
-  // end. Takes no heap. RankFailure if the ranks do not bring the same collective.
-  virtual std::int64_t run(const RunControl&, std::int64_t member, const Post&) = 0;
-  [[nodiscard]] virtual std::vector<std::int64_t> absent() const = 0;  // ranks that the others wait for
+  // Runs one collective and returns how many bytes this rank took from others: the slots of the others for all-gather
+  // and reduce-scatter, about 2 (W-1)/W of the buffer for all-reduce. Sums run over the ranks in their order, whatever
+  // the timing, in double for f64 and float otherwise; an average divides once at the end. Takes no heap. Throws
+  // RankFailure if the ranks call different collectives.
+  virtual std::int64_t run(const RunControl&, std::int64_t member, const CollectiveCall&) = 0;
+  [[nodiscard]] virtual std::vector<std::int64_t> absent() const = 0;  // ranks that have not called yet
 };
 
 inline constexpr std::int64_t kMostThreads = 256;  // ranks of one process
 
-// Ranks are threads, which read each other's buffers; one set of posts and one barrier serve all collectives.
+// Ranks are threads that read each other's buffers. One set of calls and one barrier serve all collectives.
 class ThreadGroup final : public Group {
  public:
   explicit ThreadGroup(std::vector<std::int64_t> ranks)
-      : ranks_(std::move(ranks)), posts_(ranks_.size()), present_(ranks_.size(), 0) {}
+      : ranks_(std::move(ranks)), calls_(ranks_.size()), present_(ranks_.size(), 0) {}
   [[nodiscard]] std::int64_t size() const override { return static_cast<std::int64_t>(ranks_.size()); }
   [[nodiscard]] std::int64_t member(std::int64_t rank) const override;
-  std::int64_t run(const RunControl&, std::int64_t member, const Post&) override;
+  std::int64_t run(const RunControl&, std::int64_t member, const CollectiveCall&) override;
   [[nodiscard]] std::vector<std::int64_t> absent() const override;
 
-  [[nodiscard]] const Post& post(std::int64_t member) const { return posts_[static_cast<std::size_t>(member)]; }
-  // Returns when every rank has posted; then post() may be read until the next meet. RankFailure if they disagree.
-  void meet(const RunControl&, std::int64_t member, const Post&);
-  // Returns when every rank has come here.
+  [[nodiscard]] const CollectiveCall& call(std::int64_t member) const {
+    return calls_[static_cast<std::size_t>(member)];
+  }
+  // Returns when every rank has called; then call() may be read until the next meet. RankFailure if the calls differ.
+  void meet(const RunControl&, std::int64_t member, const CollectiveCall&);
+  // A barrier: returns when every rank has come here.
   void meet(const RunControl&, std::int64_t member);
 
  private:
-  void wait(const RunControl&, std::unique_lock<std::mutex>&, std::int64_t member, bool posting);
+  void wait(const RunControl&, std::unique_lock<std::mutex>&, std::int64_t member, bool calling);
 
   std::vector<std::int64_t> ranks_;
   mutable std::mutex mutex_;
   std::condition_variable met_;
-  std::vector<Post> posts_;
+  std::vector<CollectiveCall> calls_;
   std::vector<char> present_;
   std::size_t count_ = 0;
   std::uint64_t generation_ = 0;
@@ -87,15 +90,15 @@ struct Membership {
 
 [[nodiscard]] const char* name(CollectiveAction);
 
-// Sets the slots of a post over so many members; returns how many elements they have together. MachineError for slots
-// that cannot be.
-[[nodiscard]] std::int64_t set_slots(Post&, const Slots&, std::int64_t members);
-// Throws MachineError unless the collective fits its buffers, `group_elements` the larger and one slot the smaller, and
-// can reduce its type.
-void check_fits(const Post&, std::int64_t member, std::int64_t members, std::int64_t group_elements,
+// Sets the slots of a call over `members` ranks and returns the elements of all slots together. MachineError for
+// impossible slots.
+[[nodiscard]] std::int64_t set_slots(CollectiveCall&, const Slots&, std::int64_t members);
+// Throws MachineError unless the buffers fit (the larger holds `group_elements`, the smaller one slot) and the element
+// type can be reduced.
+void check_fits(const CollectiveCall&, std::int64_t member, std::int64_t members, std::int64_t group_elements,
                 std::int64_t large_bytes, std::int64_t small_bytes);
 
-// Throws RankFailure unless all of `posts`, of `ranks` in order, are the same call.
-void check_same_call(std::span<const std::int64_t> ranks, std::span<const Post> posts);
+// Throws RankFailure unless all calls are the same. `calls` in the order of `ranks`.
+void check_same_call(std::span<const std::int64_t> ranks, std::span<const CollectiveCall> calls);
 
 }  // namespace fsdp::host

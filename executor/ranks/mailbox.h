@@ -1,4 +1,4 @@
-// How ranks that are threads exchange texts (Device::exchange).
+// Text exchange between ranks that are threads (Device::exchange).
 #pragma once
 
 #include <condition_variable>

@@ -6,7 +6,7 @@
 #include <fstream>
 #include <thread>
 
-#include "executor/kernels/kernels.h"
+#include "executor/kernels/host_kernel_set.h"
 
 namespace fsdp::host {
 
@@ -21,7 +21,7 @@ std::string processor_name() {
 
 std::string host_description() {
   return fmt::format("{}, {} cores, {}, kernels {}", processor_name(), std::thread::hardware_concurrency(),
-                     host_gemm_library(), kernel_instructions());
+                     host_matmul_library(), host_kernel_set().instructions());
 }
 
 }  // namespace fsdp::host

@@ -1,4 +1,4 @@
-// What the host backends run on, in words.
+// Describes the processor that the host backends run on.
 #pragma once
 
 #include <string>
@@ -7,7 +7,7 @@ namespace fsdp::host {
 
 [[nodiscard]] std::string processor_name();
 
-// "AMD EPYC, 2 cores, OpenBLAS 0.3.21 (Cooperlake), kernels x86-64-v4": what ranks of this machine compute with.
+// "AMD EPYC, 2 cores, OpenBLAS 0.3.21 (Cooperlake), kernels x86-64-v4".
 [[nodiscard]] std::string host_description();
 
 }  // namespace fsdp::host

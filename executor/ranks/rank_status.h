@@ -1,6 +1,6 @@
-// What a rank does at this moment, kept where others can read it: in memory of the process, or in memory that several
-// processes map, so that a rank that was killed or stopped can still be named. Written with plain atomic stores, never
-// locked.
+// Status of a rank: what it does now, readable by other ranks. It lies in memory of the process, or in memory that
+// several processes map, so that errors can name what a killed or stopped rank did last. Written with plain atomic
+// stores, never locked.
 #pragma once
 
 #include <array>
@@ -13,7 +13,7 @@
 
 namespace fsdp::host {
 
-struct Journal {
+struct RankStatus {
   enum Host : std::int32_t { busy, waiting, ended };
   enum State : std::int32_t { idle, waiting_for_event, kernel, collective };
   struct OnStream {
@@ -26,13 +26,13 @@ struct Journal {
 };
 static_assert(std::atomic<std::int32_t>::is_always_lock_free);
 
-inline constexpr int kRuns = 3;  // blame from which on a rank does something that may end by itself
+inline constexpr int kRuns = 3;  // from this blame on, a rank is at work and may end by itself
 struct Doing {
   int blame = 0;  // higher: more likely the cause of a standstill
   std::int32_t op = -1;
   std::string what;                          // continues "rank 3 "
-  std::vector<std::int64_t> waits_for = {};  // ranks, where it waits for them in a collective
+  std::vector<std::int64_t> waits_for = {};  // the ranks that a collective still lacks
 };
-[[nodiscard]] Doing doing(const Journal&);
+[[nodiscard]] Doing doing(const RankStatus&);
 
 }  // namespace fsdp::host

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <array>
 
-#include "executor/kernels/arithmetic/element.h"
+#include "executor/arithmetic/element.h"
 
 namespace fsdp::host {
 namespace {

@@ -1,6 +1,5 @@
-// The arithmetic of reductions, the same for every backend that runs on the host: over the ranks in their order, in
-// double for f64 and in float otherwise, an average divided once at the end. So the result does not depend on how the
-// bytes came.
+// Arithmetic of reductions for every backend that runs on the host: over the ranks in their order, in double for f64
+// and in float otherwise; an average divides once at the end. The result does not depend on how the bytes arrived.
 #pragma once
 
 #include <cstddef>

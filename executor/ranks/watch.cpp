@@ -6,7 +6,7 @@
 #include <optional>
 #include <string>
 
-#include "executor/training/signals.h"
+#include "executor/ranks/signals.h"
 
 namespace fsdp::host {
 namespace {

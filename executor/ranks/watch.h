@@ -1,5 +1,5 @@
-// What watches the threads of a run of one process: its end, a rank that fails, a standstill, a signal. For backends
-// whose ranks are threads.
+// Watches the threads of a run in one process: its end, a failing rank, a standstill, a signal. For backends whose
+// ranks are threads.
 #pragma once
 
 #include <chrono>
@@ -13,15 +13,14 @@
 namespace fsdp::host {
 
 struct WatchTimes {
-  double watchdog_seconds = 60;    // without progress, of a rank that does something
-  double standstill_seconds = 60;  // without progress, of ranks that all wait: at most the watchdog's
+  double watchdog_seconds = 60;    // longest time without progress while a rank is at work
+  double standstill_seconds = 60;  // the same while all ranks wait; at most watchdog_seconds
   std::chrono::seconds grace{4};   // for threads to end after a failure
 };
 
-// Blocks. True: every thread has ended. False: the run failed and some thread did not end within the grace. Fails the
-// run (RunControl::fail) for a standstill, naming the rank that is most likely its cause, and for a signal that was
-// noted (executor/training/signals.h). `ranks` of this process, and what each of them does now, by its place among
-// them.
+// Blocks until the run is over. True: every thread has ended. False: the run failed and a thread did not end within the
+// grace period. Fails the run (RunControl::fail) for a standstill, naming its most likely cause, and for a noted signal
+// (signals.h). `ranks`: of this process. `doing`: what a rank does now, by its place among them.
 [[nodiscard]] bool watch(RunControl&, const std::vector<std::int64_t>& ranks,
                          const std::function<Doing(std::size_t place)>& doing, const WatchTimes&);
 

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <limits>
 
+#include "executor/actions/extents.h"
 #include "models/input/error.h"
 
 namespace fsdp {
@@ -15,17 +16,6 @@ namespace fsdp {
 namespace {
 std::size_t at(std::int32_t i) { return static_cast<std::size_t>(i); }
 }  // namespace
-
-void expect_elements(BufferView view, std::int64_t elements, DType type, const char* what) {
-  if (view.data == nullptr) throw InternalError(fmt::format("{}: no buffer was given", what));
-  if (elements < 0 || view.bytes / size_of(type) != elements || view.bytes % size_of(type) != 0)
-    throw InternalError(fmt::format("{}: a buffer of {} bytes where the model needs {} {} elements", what, view.bytes,
-                                    elements, name(type)));
-}
-
-std::int64_t reduced_elements(const UnitLayout& layout, const ShardingPlan& plan) {
-  return plan.dialect == Dialect::ddp ? layout.shard_elements : layout.reduce_elements;
-}
 
 std::vector<std::int64_t> reshard_sizes(const ShardingPlan& plan) {
   std::vector<std::int64_t> sizes;

@@ -1,4 +1,4 @@
-// Interprets the Steps of one rank's Program on a Device. For run.cpp alone.
+// Interprets the Steps of one rank's Program on a Device. For training/ alone.
 #pragma once
 
 #include <array>
@@ -9,7 +9,6 @@
 
 #include "executor/actions/kernel_call.h"
 #include "executor/backend.h"
-#include "executor/kernels/kernels.h"
 #include "executor/training_inputs.h"
 #include "models/graph.h"
 #include "planner/plan.h"
@@ -68,10 +67,6 @@ class Interpreter {
   std::int64_t step_ = 0;
 };
 
-// Throws InternalError unless the buffer holds exactly so many elements.
-void expect_elements(BufferView, std::int64_t elements, DType, const char* what);
-// How much of a unit is reduced: the dialect's.
-[[nodiscard]] std::int64_t reduced_elements(const UnitLayout&, const ShardingPlan&);
 // Sizes of the small groups that integer reshards gather over, each once.
 [[nodiscard]] std::vector<std::int64_t> reshard_sizes(const ShardingPlan&);
 

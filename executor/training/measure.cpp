@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <span>
 
-#include "executor/kernels/kernels.h"
+#include "executor/kernels/host_kernel_set.h"
 #include "executor/training/rank_run.h"
 #include "simulator/analysis/breakdown.h"
 #include "simulator/analysis/order.h"
@@ -107,7 +107,8 @@ Measurement measure(const RunJob& job, const ClusterSpec& cluster, const Backend
   double other_processes = 0;
   for (std::size_t r = job.local_ranks.size(); r < job.ranks.size(); ++r)
     other_processes += job.ranks[r].process_seconds;
-  m.machine = job.watch.finish(std::string(host_gemm_library()), std::string(kernel_instructions()), other_processes);
+  m.machine = job.watch.finish(std::string(host_matmul_library()), std::string(host_kernel_set().instructions()),
+                               other_processes);
   m.memory = job.memory;
   m.process_high_water_bytes = job.memory.high_water_bytes;
   return m;

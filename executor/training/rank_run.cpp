@@ -8,7 +8,9 @@
 #include <cstring>
 #include <span>
 
+#include "executor/kernels/host_kernel_set.h"
 #include "models/input/error.h"
+#include "planner/layout/gradients.h"
 #include "simulator/records/step_statistics.h"
 
 namespace fsdp {
@@ -182,7 +184,7 @@ void RunJob::after_step(Interpreter& interpreter, const RankJob& mine, int done)
       {mine.program, interpreter.device(), options.training.steps_done + done, view, done == 1 + steady_steps()});
 }
 
-// What the library of matrix products may take by itself is not the kernel's.
+// What the library of matmuls may take by itself is not the kernel's.
 std::int64_t RunJob::undeclared(const OperationRecord& record, const Operation& operation) const {
   const bool loads = options.training.state != nullptr;  // reading files takes heap
   if (loads && (operation.action == Action::init_parameters || operation.action == Action::init_optimizer)) return 0;
@@ -195,7 +197,7 @@ std::int64_t RunJob::undeclared(const OperationRecord& record, const Operation& 
       longest = std::max({op.shape.experts.capacity(sequences * plan.seq_len), op.shape.in, op.shape.out});
     if (op.kind == OpKind::attention) longest = std::max(plan.seq_len, op.shape.head_dim);
   }
-  return std::max<std::int64_t>(0, record.heap_bytes - (longest > 0 ? host_gemm_library_workspace(longest) : 0));
+  return std::max<std::int64_t>(0, record.heap_bytes - (longest > 0 ? host_matmul_library_workspace(longest) : 0));
 }
 
 void RunJob::check_step(const StepRecord& step, const std::vector<Operation>& ops, RankJob& mine, std::int64_t rank,
@@ -227,15 +229,16 @@ void RunJob::keep_rows(const ShardedParam& p, std::int64_t rank, const std::byte
   const std::int64_t inner = p.row_elements / outer, n = p.local_rows(rank) * inner, width = size_of(plan.master_dtype);
   double* to = into.at(static_cast<std::size_t>(p.param)).values.data() + p.local_row_begin(rank) * inner;
   for (std::int64_t o = 0; o < outer; ++o)
-    convert(plan.master_dtype, {const_cast<std::byte*>(from) + o * n * width, n * width}, DType::f64,
-            {reinterpret_cast<std::byte*>(to + o * p.rows * inner), n * size_of(DType::f64)}, n, false);
+    host_kernel_set().convert(plan.master_dtype, {const_cast<std::byte*>(from) + o * n * width, n * width}, DType::f64,
+                              {reinterpret_cast<std::byte*>(to + o * p.rows * inner), n * size_of(DType::f64)}, n,
+                              false);
 }
 
 // Replicas hold the same; the first speaks. Of what the plan ignores, rank 0.
-std::int64_t RunJob::speakers() const { return plan.dialect == Dialect::ddp ? 1 : plan.shard(); }
+std::int64_t RunJob::reporting_ranks() const { return plan.dialect == Dialect::ddp ? 1 : plan.shard(); }
 
 void RunJob::keep_parameters(Interpreter& interpreter, const Program& program, std::int64_t rank) {
-  if (rank >= speakers()) return;
+  if (rank >= reporting_ranks()) return;
   for (const Operation& op : program.init.ops) {
     if (op.action != Action::init_parameters) continue;
     const std::int32_t buffer = program.init.args_of(op)[0].buffer;
@@ -251,7 +254,7 @@ void RunJob::keep_parameters(Interpreter& interpreter, const Program& program, s
 }
 
 void RunJob::keep_gradients(Interpreter& interpreter, const Program& program, std::int64_t rank) {
-  if (rank >= speakers()) return;
+  if (rank >= reporting_ranks()) return;
   for (const Operation& op : program.first_step.ops) {
     if (op.action != Action::optimizer) continue;
     const std::int32_t id = program.first_step.args_of(op)[0].buffer;

@@ -1,4 +1,4 @@
-// One call of run(): what its ranks share and what each has measured. For run*.cpp alone.
+// One call of run(): what its ranks share and what each has measured. For training/ alone.
 #pragma once
 
 #include <atomic>
@@ -61,7 +61,7 @@ struct RunJob {
   void keep_gradients(Interpreter&, const Program&, std::int64_t rank);
   void keep_rows(const ShardedParam&, std::int64_t rank, const std::byte* from, std::vector<NamedTensor>& into) const;
   void keep_whole(std::int32_t param, std::int64_t rank, const std::byte* from, std::vector<NamedTensor>& into) const;
-  [[nodiscard]] std::int64_t speakers() const;
+  [[nodiscard]] std::int64_t reporting_ranks() const;
 };
 
 // Where each process has run one rank: brings what all have measured and kept to every one of them

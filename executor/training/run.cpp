@@ -7,7 +7,6 @@
 #include <map>
 #include <memory>
 
-#include "executor/mpi_backend.h"
 #include "executor/training/interpreter.h"
 #include "executor/training/rank_run.h"
 #include "models/implementation.h"

@@ -1,5 +1,5 @@
 // What a rank keeps of its steady steps, so that a run may have as many as it likes: of every one its time and its
-// loss, whole records of a few. For run*.cpp alone.
+// loss, whole records of a few. For training/ alone.
 #pragma once
 
 #include <algorithm>

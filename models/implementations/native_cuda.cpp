@@ -1,6 +1,6 @@
 // Our kernels on GPUs (executor/cuda/toolkit/kernels/): what native saves, but other scratch and more launches. Storage
 // in one type of `element_bytes`, arithmetic in double for double and in float otherwise. Device memory beside the
-// arena: constants of the run (executor/cuda/toolkit/operation_kernels.h), none per operation.
+// arena: constants of the run (executor/cuda/toolkit/kernels/stream_kernels.h), none per operation.
 #include "models/implementations/native_cuda.h"
 
 #include "models/implementation.h"

@@ -1,5 +1,5 @@
-// Kernels of the cuda backend on one GPU: matrix products of Llama-3-8B's layers and attention, in TFLOP/s and as a
-// part of the card's own best rate, that of the fastest of some large square products in the same run. Times are the
+// Kernels of the cuda backend on one GPU: matmuls of Llama-3-8B's layers and attention, in TFLOP/s and as a
+// part of the card's own best rate, that of the fastest of some large square matmuls in the same run. Times are the
 // GPU's, between events, inputs warm.
 //
 //   cuda_kernels_bench --benchmark_counters_tabular=true
@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "executor/cuda/toolkit/kernels/attention/attention.h"
-#include "executor/cuda/toolkit/kernels/matmul/products.h"
+#include "executor/cuda/toolkit/kernels/matmul/matmul_runner.h"
 
 namespace {
 
@@ -64,7 +64,7 @@ double seconds(const Work& work) {
   return static_cast<double>(milliseconds) * 1e-3 / kRuns;
 }
 
-double best_rate = 0;  // flops per second, of the square products, which run first
+double best_rate = 0;  // flops per second, of the square matmuls, which run first
 
 void report(benchmark::State& state, double flops, const std::function<void()>& work) {
   double total = 0;
@@ -78,15 +78,15 @@ void report(benchmark::State& state, double flops, const std::function<void()>& 
   if (best_rate > 0) state.counters["of_best"] = rate / best_rate;
 }
 
-void product(benchmark::State& state, cuda::Product p, bool sets_best) {
+void matmul(benchmark::State& state, cuda::Matmul p, bool sets_best) {
   p.type = DType::bf16;
   const Memory a(p.m * p.k), b(p.k * p.n), c(p.m * p.n), workspace(16 << 20);
-  cuda::Products products(
+  cuda::MatmulRunner runner(
       cuda::Library::open(cuda::candidates({"libcublasLt.so.13", "libcublasLt.so.12"}, cuda::this_machine())));
-  const cuda::ProductRoom room{.workspace = workspace.data(), .workspace_bytes = 32 << 20};
-  const cuda::ProductCall call{.product = p, .a = a.data(), .b = b.data(), .c = c.data()};
+  const cuda::MatmulRoom room{.workspace = workspace.data(), .workspace_bytes = 32 << 20};
+  const cuda::MatmulCall call{.matmul = p, .a = a.data(), .b = b.data(), .c = c.data()};
   const double flops = 2.0 * static_cast<double>(p.m) * static_cast<double>(p.n) * static_cast<double>(p.k);
-  report(state, flops, [&] { products.multiply(call, room, nullptr); });
+  report(state, flops, [&] { runner.multiply(call, room, nullptr); });
   if (sets_best) best_rate = std::max(best_rate, state.counters["TFLOP/s"].value * 1e12);
 }
 
@@ -105,7 +105,7 @@ void attention(benchmark::State& state, std::int32_t dim, std::int32_t length, b
       .sizes = z, .q = q.data(), .k = k.data(), .v = v.data(), .out = out.data(), .grad_out = grad_out.data()};
   b.lse = lse.data(), b.sums = sums.data(), b.grad_q = dq.data(), b.grad_k = dk.data(), b.grad_v = dv.data();
   cuda::launch_attention_forward(DType::bf16, f, nullptr);
-  // Two products of which a causal mask leaves half; backward counts five, as is usual, though these kernels compute
+  // Two matmuls of which a causal mask leaves half; backward counts five, as is usual, though these kernels compute
   // seven.
   const double flops = (backward ? 2.5 : 1.0) * 2.0 * static_cast<double>(tokens) * length * heads * dim;
   report(state, flops, [&] {
@@ -128,7 +128,7 @@ int main(int argc, char** argv) {
     return 0;
   }
   for (const std::int64_t n : {4096, 8192, 12288})
-    add("best/square/" + std::to_string(n), product, cuda::Product{.tb = Transpose::yes, .m = n, .n = n, .k = n}, true);
+    add("best/square/" + std::to_string(n), matmul, cuda::Matmul{.tb = Transpose::yes, .m = n, .n = n, .k = n}, true);
   struct Layer {
     const char* name;
     std::int64_t in, out;
@@ -137,9 +137,9 @@ int main(int argc, char** argv) {
                         Layer{"down_proj", 14336, 4096}, Layer{"lm_head", 4096, 128256}}) {
     const std::int64_t tokens = 4096;
     const std::string name = l.name;
-    add(name + "/forward", product, cuda::Product{.tb = Transpose::yes, .m = tokens, .n = l.out, .k = l.in}, false);
-    add(name + "/input_gradient", product, cuda::Product{.m = tokens, .n = l.in, .k = l.out}, false);
-    add(name + "/weight_gradient", product, cuda::Product{.ta = Transpose::yes, .m = l.out, .n = l.in, .k = tokens},
+    add(name + "/forward", matmul, cuda::Matmul{.tb = Transpose::yes, .m = tokens, .n = l.out, .k = l.in}, false);
+    add(name + "/input_gradient", matmul, cuda::Matmul{.m = tokens, .n = l.in, .k = l.out}, false);
+    add(name + "/weight_gradient", matmul, cuda::Matmul{.ta = Transpose::yes, .m = l.out, .n = l.in, .k = tokens},
         false);
   }
   for (const std::int32_t dim : {64, 128})

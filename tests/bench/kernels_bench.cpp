@@ -1,5 +1,5 @@
-// Host matrix products as an executed plan makes them (a linear op's forward and backward: checks, layout changes, bias
-// and, for bf16, conversions included) beside the same three products by the library alone, in turns within one run;
+// Host matmuls as an executed plan makes them (a linear op's forward and backward: checks, layout changes, bias
+// and, for bf16, conversions included) beside the same three matmuls by the library alone, in turns within one run;
 // and attention's rate. `ratio` = library seconds / our seconds: 0.8 or more is the goal for fp32. And every other
 // kernel of a block of about 7 million parameters at 512 tokens, by processor time; FSDP_PLAN_INSTRUCTIONS=baseline (or
 // x86-64-v3) shows what wider vectors gain.
@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "executor/kernels/kernels.h"
-#include "executor/kernels/matmul/gemm.h"
+#include "executor/kernels/host_kernel_set.h"
+#include "executor/kernels/matmul/matmul.h"
 #include "models/catalog.h"
 #include "models/implementation.h"
 #include "planner/layout.h"
@@ -77,14 +77,14 @@ struct OpBench {
     for (const auto& part :
          {grad_outputs, inputs, outputs, params, {extra, room(f.backward_scratch_bytes)}, grad_inputs, grad_params})
       append(backward_args, part);
-    run_forward(op, work, type, forward_args, 1);  // warms up, and fills what backward reads
-    if (op.kind != OpKind::add) run_backward(op, work, type, backward_args, 1);  // a sum has none
+    host_kernel_set().forward(op, work, type, forward_args, 1);  // warms up, and fills what backward reads
+    if (op.kind != OpKind::add) host_kernel_set().backward(op, work, type, backward_args, 1);  // a sum has none
   }
   double forward() {
-    return seconds([&] { run_forward(op, work, type, forward_args, 1); });
+    return seconds([&] { host_kernel_set().forward(op, work, type, forward_args, 1); });
   }
   double backward() {
-    return seconds([&] { run_backward(op, work, type, backward_args, 1); });
+    return seconds([&] { host_kernel_set().backward(op, work, type, backward_args, 1); });
   }
 };
 
@@ -104,9 +104,9 @@ struct Library {
     const auto plain = [](Room& r, std::int64_t stride) { return Operand<float>{r.floats(), stride, Transpose::no}; };
     const auto turned = [](Room& r, std::int64_t stride) { return Operand<float>{r.floats(), stride, Transpose::yes}; };
     return seconds([&] {
-      gemm(t, out, in, 1.0f, plain(x, in), turned(w, in), 0.0f, y.floats(), out);
-      gemm(t, in, out, 1.0f, plain(y, out), plain(w, in), 0.0f, x.floats(), in);
-      gemm(out, in, t, 1.0f, turned(y, out), plain(x, in), 0.0f, w.floats(), in);
+      matmul(t, out, in, 1.0f, plain(x, in), turned(w, in), 0.0f, y.floats(), out);
+      matmul(t, in, out, 1.0f, plain(y, out), plain(w, in), 0.0f, x.floats(), in);
+      matmul(out, in, t, 1.0f, turned(y, out), plain(x, in), 0.0f, w.floats(), in);
     });
   }
 };
@@ -178,8 +178,10 @@ void adamw_time(benchmark::State& state) {
   Room gradient(4 * n), shard(4 * n), first(4 * n), second(4 * n);
   double sum = 0;
   for (auto _ : state) {
-    const double t = seconds(
-        [&] { adamw(layout, 0, {}, 1, DType::f32, gradient.view(), shard.view(), first.view(), second.view()); });
+    const double t = seconds([&] {
+      host_kernel_set().adamw(
+          {layout, 0, {}, 1, DType::f32, gradient.view(), shard.view(), first.view(), second.view()});
+    });
     sum += t;
     state.SetIterationTime(t);
   }
@@ -199,8 +201,8 @@ void add(const std::string& what, const std::string& model, const std::string& m
 
 int main(int argc, char** argv) {
   benchmark::Initialize(&argc, argv);
-  benchmark::AddCustomContext("matrix products", std::string(host_gemm_library()));
-  benchmark::AddCustomContext("kernels", std::string(kernel_instructions()));
+  benchmark::AddCustomContext("matrix products", std::string(host_matmul_library()));
+  benchmark::AddCustomContext("kernels", std::string(host_kernel_set().instructions()));
   for (const OpKind kind : {OpKind::embedding, OpKind::rms_norm, OpKind::rotary, OpKind::attention, OpKind::swiglu,
                             OpKind::add, OpKind::cross_entropy})
     benchmark::RegisterBenchmark(("op " + std::string(name(kind)) + " 512 tokens fp32").c_str(), op_time, kind)

@@ -7,7 +7,7 @@
 //              parameters where a
 //            real one would run over half: `least` leaves out half of its time. (Summing the halves' gradients is left
 //              out too.)
-//   blas     one unsharded rank with the whole batch and two threads inside matrix products; every other kernel has
+//   blas     one unsharded rank with the whole batch and two threads inside matmuls; every other kernel has
 //            one.
 //
 // `over_...` = sharded seconds / theirs: at most 1.25 over `halves` is the goal. `cpu_...`: the same of processor time
@@ -20,8 +20,8 @@
 #include <thread>
 #include <vector>
 
-#include "executor/kernels/kernels.h"
-#include "executor/kernels/matmul/gemm.h"
+#include "executor/kernels/host_kernel_set.h"
+#include "executor/kernels/matmul/matmul.h"
 #include "executor/run.h"
 #include "models/catalog.h"
 #include "planner/job.h"
@@ -115,7 +115,7 @@ BENCHMARK(sharded_over_unsharded)->UseManualTime()->Unit(benchmark::kSecond)->It
 
 int main(int argc, char** argv) {
   benchmark::Initialize(&argc, argv);
-  benchmark::AddCustomContext("matrix products", std::string(host_gemm_library()));
-  benchmark::AddCustomContext("kernels", std::string(kernel_instructions()));
+  benchmark::AddCustomContext("matrix products", std::string(host_matmul_library()));
+  benchmark::AddCustomContext("kernels", std::string(host_kernel_set().instructions()));
   benchmark::RunSpecifiedBenchmarks();
 }

@@ -11,8 +11,8 @@
 #include <thread>
 
 #include "executor/backend.h"
-#include "executor/ranks/poison.h"
-#include "executor/training/signals.h"
+#include "executor/ranks/instruments/poison.h"
+#include "executor/ranks/signals.h"
 #include "models/input/error.h"
 
 using namespace fsdp;

@@ -17,7 +17,7 @@
 #include "executor/checkpoint/checkpoint.h"
 #include "executor/checkpoint/folder.h"
 #include "executor/checkpoint/save.h"
-#include "executor/kernels/kernels.h"
+#include "executor/kernels/host_kernel_set.h"
 #include "models/input/error.h"
 #include "planner/layout.h"
 #include "tests/support/mlp_model.h"
@@ -184,8 +184,9 @@ inline std::vector<double> as_doubles(const std::string& bytes, DType type) {
   const std::int64_t n = static_cast<std::int64_t>(bytes.size()) / size_of(type);
   std::vector<double> values(static_cast<std::size_t>(n));
   std::string copy = bytes;
-  convert(type, {reinterpret_cast<std::byte*>(copy.data()), static_cast<std::int64_t>(copy.size())}, DType::f64,
-          {reinterpret_cast<std::byte*>(values.data()), n * size_of(DType::f64)}, n, false);
+  host_kernel_set().convert(type, {reinterpret_cast<std::byte*>(copy.data()), static_cast<std::int64_t>(copy.size())},
+                            DType::f64, {reinterpret_cast<std::byte*>(values.data()), n * size_of(DType::f64)}, n,
+                            false);
   return values;
 }
 

@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "executor/kernels/kernels.h"
+#include "executor/kernels/host_kernel_set.h"
 #include "models/implementation.h"
 
 namespace fsdp::testing {
@@ -51,7 +51,7 @@ inline Block encode(DType type, Numbers values) {
       std::memcpy(b.view().data + 8 * i, &id, 8);
     }
   } else {
-    convert(DType::f64, view_of(values), type, b.view(), n, false);
+    host_kernel_set().convert(DType::f64, view_of(values), type, b.view(), n, false);
   }
   return b;
 }
@@ -59,8 +59,14 @@ inline Block encode(DType type, Numbers values) {
 inline Numbers decode(DType type, BufferView view) {
   const std::int64_t n = view.bytes / size_of(type);
   Numbers values(static_cast<std::size_t>(n));
-  convert(type, view, DType::f64, view_of(values), n, false);
+  host_kernel_set().convert(type, view, DType::f64, view_of(values), n, false);
   return values;
+}
+
+inline double sum_of_squares(const KernelSet& kernels, DType type, BufferView values) {
+  Numbers norm(1);
+  kernels.local_norm(type, std::span(&values, 1), 2, view_of(norm));
+  return norm[0];
 }
 
 // The values as `type` stores them.
@@ -119,7 +125,7 @@ class OpRun {
     args.push_back({output_.view()});
     args.push_back({extra_.view()});
     args.push_back({scratch.view()});
-    run_forward(c_.op, work_, mode_.type, args, c_.token_weight);
+    host_kernel_set().forward(c_.op, work_, mode_.type, args, c_.token_weight);
   }
 
   void backward(OpResult& r) {
@@ -143,7 +149,7 @@ class OpRun {
     for (const Numbers& p : c_.params)
       grads.push_back(mode_.wants_params ? encode(mode_.type, Numbers(p.size(), before)) : Block());
     for (Block& g : grads) args.push_back({g.view(), mode_.accumulate()});
-    run_backward(c_.op, work_, mode_.type, args, c_.token_weight);
+    host_kernel_set().backward(c_.op, work_, mode_.type, args, c_.token_weight);
     for (std::size_t i = 0; i < grads.size(); ++i)
       (i < inputs_.size() ? r.grad_inputs : r.grad_params).push_back(decode(mode_.type, grads[i].view()));
   }

@@ -1,5 +1,5 @@
 // Softmax attention by rows: for each head and each block of up to 64 queries, the scores against all keys that the
-// block can see are one matrix product, the softmax is taken row by row, and a second product gives the outputs. No
+// block can see are one matmul, the softmax is taken row by row, and a second matmul gives the outputs. No
 // square of seq_len is held.
 //
 //   S = (q / sqrt(d)) k^T + bias,  P = exp(S - lse),  o = P v;      kept for backward: lse of each head and position,
@@ -13,8 +13,8 @@
 #include <cmath>
 #include <limits>
 
-#include "executor/kernels/arithmetic/exp.h"
-#include "executor/kernels/matmul/gemm.h"
+#include "executor/arithmetic/exp.h"
+#include "executor/kernels/matmul/matmul.h"
 #include "executor/kernels/ops.h"
 
 namespace fsdp {
@@ -186,13 +186,13 @@ void forward_block(const Call& call, const Sizes& z, const Block& b, std::int64_
   M *q = work, *o = q + z.rows * z.dim, *scores = o + z.rows * z.dim;
   const std::int64_t n = b.keys();
   pack(q_from, b.rows, z.dim, query_factor<T>(z), q);
-  gemm(b.rows, n, z.dim, M(1), plain(q, z.dim), turned(k + b.first * z.dim, z.dim), M(0), scores, n);
+  matmul(b.rows, n, z.dim, M(1), plain(q, z.dim), turned(k + b.first * z.dim, z.dim), M(0), scores, n);
   const M slope = slope_of<T>(call, head);
   for (std::int64_t r = 0; r < b.rows; ++r) {
     const M l = softmax_row<M>(call.shape, b, b.begin + r, slope, scores + r * n, nullptr);
     if (lse != nullptr) lse[b.begin + r] = l;
   }
-  gemm(b.rows, z.dim, n, M(1), plain(scores, n), plain(v + b.first * z.dim, z.dim), M(0), o, z.dim);
+  matmul(b.rows, z.dim, n, M(1), plain(scores, n), plain(v + b.first * z.dim, z.dim), M(0), o, z.dim);
   unpack(o, b.rows, z.dim, to, false);
 }
 
@@ -227,14 +227,14 @@ void backward_block(const OpShape& shape, const Sizes& z, const Block& b, M slop
                     const M* lse) {
   const std::int64_t n = b.keys(), d = z.dim;
   const M *k = w.k + b.first * d, *v = w.v + b.first * d;
-  gemm(b.rows, n, d, M(1), plain(w.q, d), turned(k, d), M(0), w.p, n);
+  matmul(b.rows, n, d, M(1), plain(w.q, d), turned(k, d), M(0), w.p, n);
   for (std::int64_t r = 0; r < b.rows; ++r)
     softmax_row<M>(shape, b, b.begin + r, slope, w.p + r * n, lse + b.begin + r);
-  gemm(n, d, b.rows, M(1), turned(w.p, n), plain(w.dout, d), M(1), w.dv + b.first * d, d);
-  gemm(b.rows, n, d, M(1), plain(w.dout, d), turned(v, d), M(0), w.ds, n);
+  matmul(n, d, b.rows, M(1), turned(w.p, n), plain(w.dout, d), M(1), w.dv + b.first * d, d);
+  matmul(b.rows, n, d, M(1), plain(w.dout, d), turned(v, d), M(0), w.ds, n);
   score_gradient(w, b.rows, d, n);
-  gemm(b.rows, d, n, factor, plain(w.ds, n), plain(k, d), M(0), w.dq, d);
-  gemm(n, d, b.rows, M(1), turned(w.ds, n), plain(w.q, d), M(1), w.dk + b.first * d, d);  // q carries the factor
+  matmul(b.rows, d, n, factor, plain(w.ds, n), plain(k, d), M(0), w.dq, d);
+  matmul(n, d, b.rows, M(1), turned(w.ds, n), plain(w.q, d), M(1), w.dk + b.first * d, d);  // q carries the factor
 }
 
 // Backward of one head of one sequence, block by block; q, o, dout and dq start at its first token.

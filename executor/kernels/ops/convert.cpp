@@ -1,19 +1,11 @@
-// Conversions between element types, sums, norms and scalings of whole buffers.
+// Conversions between element types and scalings of whole buffers.
+#include "executor/arithmetic/convert.h"
+
 #include "executor/kernels/call.h"
-#include "executor/kernels/levels/table.h"
+#include "executor/kernels/levels/host_kernels.h"
 
 namespace fsdp {
 namespace {
-
-template <class From, class To>
-void convert_all(const From* from, To* to, std::int64_t n, bool accumulate) {
-  // fp64 -> fp64 stays fp64; anything else passes through the wider of the two arithmetic types.
-  using Wide = std::conditional_t<std::is_same_v<From, double> || std::is_same_v<To, double>, double, float>;
-  for (std::int64_t i = 0; i < n; ++i) {
-    const Wide x = static_cast<Wide>(load(from[i]));
-    store(to[i], static_cast<Math<To>>(accumulate ? static_cast<Wide>(load(to[i])) + x : x));
-  }
-}
 
 template <class T>
 T* typed(const BufferView& view) {
@@ -22,39 +14,18 @@ T* typed(const BufferView& view) {
 
 }  // namespace
 
-void kernels::add_into(DType type, BufferView from, BufferView into, std::int64_t elements) {
-  check_extent("add_into", "source", 0, from, elements, size_of(type));
-  check_extent("add_into", "target", 0, into, elements, size_of(type));
-  with_type(type, [&](auto element) {
-    using T = decltype(element);
-    convert_all(typed<T>(from), typed<T>(into), elements, true);
-  });
-}
-
-void kernels::convert(DType from_type, BufferView from, DType to_type, BufferView to, std::int64_t elements,
-                      bool accumulate) {
+void HostKernels::convert(DType from_type, BufferView from, DType to_type, BufferView to, std::int64_t elements,
+                          bool accumulate) const {
   check_extent("convert", "source", 0, from, elements, size_of(from_type));
   check_extent("convert", "target", 0, to, elements, size_of(to_type));
   with_type(from_type, [&](auto source) {
     with_type(to_type, [&](auto target) {
-      convert_all(typed<decltype(source)>(from), typed<decltype(target)>(to), elements, accumulate);
+      convert_elements(typed<decltype(source)>(from), typed<decltype(target)>(to), elements, accumulate);
     });
   });
 }
 
-double kernels::sum_of_squares(DType type, BufferView values, std::int64_t elements) {
-  check_extent("sum_of_squares", "values", 0, values, elements, size_of(type));
-  return with_type(type, [&](auto element) {
-    const auto* x = typed<decltype(element)>(values);
-    double sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (std::int64_t i = 0; i < elements; ++i)
-      sum += static_cast<double>(load(x[i])) * static_cast<double>(load(x[i]));
-    return sum;
-  });
-}
-
-void kernels::scale(DType type, BufferView values, std::int64_t elements, double factor) {
+void HostKernels::scale(DType type, BufferView values, std::int64_t elements, double factor) const {
   check_extent("scale", "values", 0, values, elements, size_of(type));
   with_type(type, [&](auto element) {
     using T = decltype(element);

@@ -6,7 +6,7 @@
 #include <limits>
 #include <string>
 
-#include "executor/kernels/arithmetic/exp.h"
+#include "executor/arithmetic/exp.h"
 #include "executor/kernels/ops.h"
 
 namespace fsdp {

@@ -1,5 +1,5 @@
 // SwiGLU, GELU and the residual sum.
-#include "executor/kernels/arithmetic/activations.h"
+#include "executor/arithmetic/activations.h"
 #include "executor/kernels/extents.h"
 #include "executor/kernels/ops.h"
 

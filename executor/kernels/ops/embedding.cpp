@@ -3,7 +3,7 @@
 #include <numeric>
 #include <string>
 
-#include "executor/kernels/arithmetic/column_sum.h"
+#include "executor/arithmetic/column_sum.h"
 #include "executor/kernels/ops.h"
 
 namespace fsdp {

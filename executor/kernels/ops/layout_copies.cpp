@@ -1,11 +1,11 @@
-// Copy-in and copy-out of a unit: between whole parameters and the [W, S_g] layout of the collectives
-// (planner/layout.h).
+// Copies: copy-in and copy-out of a unit, between whole parameters and the [W, S_g] layout of the collectives
+// (planner/layout.h); plain and reordered ones.
 #include <algorithm>
 #include <cstring>
 #include <string>
 
 #include "executor/kernels/call.h"
-#include "executor/kernels/levels/table.h"
+#include "executor/kernels/levels/host_kernels.h"
 #include "planner/layout.h"
 
 namespace fsdp {
@@ -42,8 +42,8 @@ void spread(const UnitLayout& layout, const ShardedParam& p, std::int64_t offset
 
 }  // namespace
 
-void kernels::scatter_copy_in(const UnitLayout& layout, DType from, std::span<const BufferView> full, DType to,
-                              BufferView input) {
+void HostKernels::scatter_copy_in(const UnitLayout& layout, DType from, std::span<const BufferView> full, DType to,
+                                  BufferView input) const {
   check_call("scatter_copy_in", layout, full, from, input, layout.reduce_elements, to);
   with_type(from, [&](auto source) {
     with_type(to, [&](auto target) {
@@ -59,8 +59,8 @@ void kernels::scatter_copy_in(const UnitLayout& layout, DType from, std::span<co
   });
 }
 
-void kernels::gather_copy_out(const UnitLayout& layout, DType type, BufferView gathered,
-                              std::span<const BufferView> full) {
+void HostKernels::gather_copy_out(const UnitLayout& layout, DType type, BufferView gathered,
+                                  std::span<const BufferView> full) const {
   check_call("gather_copy_out", layout, full, type, gathered, layout.shard_elements, type);
   const std::int64_t size = size_of(type);
   for (std::size_t i = 0; i < full.size(); ++i) {
@@ -72,6 +72,41 @@ void kernels::gather_copy_out(const UnitLayout& layout, DType type, BufferView g
                     gathered.data + (rank * layout.shard_elements + p.offset) * size,
                     static_cast<std::size_t>(there * size));
   }
+}
+
+void HostKernels::gather_parts_copy_out(const UnitLayout& layout, std::int64_t n, DType type, BufferView gathered,
+                                        std::span<const BufferView> full) const {
+  if (n < 1 || layout.shards % n != 0)
+    throw MachineError("gather_copy_out: groups of " + std::to_string(n) + " do not divide " +
+                       std::to_string(layout.shards) + " shards");
+  check_call("gather_copy_out", layout, full, type, gathered, layout.shard_elements, type);
+  const std::int64_t size = size_of(type), slot = layout.shard_elements * layout.shards / n;
+  for (std::size_t i = 0; i < full.size(); ++i) {
+    const ShardedParam& p = layout.params[i];
+    if (full[i].data == nullptr) continue;
+    const std::int64_t part = p.padded_shard() * layout.shards / n, before = p.offset * layout.shards / n;
+    for (std::int64_t k = 0; k < n; ++k)
+      if (const std::int64_t there = std::min(part, p.numel() - k * part); there > 0)
+        std::memcpy(full[i].data + k * part * size, gathered.data + (k * slot + before) * size,
+                    static_cast<std::size_t>(there * size));
+  }
+}
+
+void HostKernels::copy(std::byte* to, const std::byte* from, std::int64_t bytes) const {
+  if (bytes > 0) std::memcpy(to, from, static_cast<std::size_t>(bytes));
+}
+
+void HostKernels::zero(BufferView view) const {
+  if (view.bytes > 0) std::memset(view.data, 0, static_cast<std::size_t>(view.bytes));
+}
+
+void HostKernels::reorder(BufferView from, BufferView to, std::int64_t shards, std::int64_t outer,
+                          std::int64_t piece_bytes, bool to_rows) const {
+  for (std::int64_t s = 0; s < shards; ++s)
+    for (std::int64_t o = 0; o < outer; ++o) {
+      const std::int64_t in_slabs = (s * outer + o) * piece_bytes, in_rows = (o * shards + s) * piece_bytes;
+      copy(to.data + (to_rows ? in_rows : in_slabs), from.data + (to_rows ? in_slabs : in_rows), piece_bytes);
+    }
 }
 
 }  // namespace fsdp

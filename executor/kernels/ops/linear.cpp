@@ -2,8 +2,8 @@
 // Backward: dx = dy W,  dW = dy^T x (transposed: x^T dy),  db = column sums of dy.
 #include <algorithm>
 
-#include "executor/kernels/arithmetic/column_sum.h"
-#include "executor/kernels/matmul/gemm.h"
+#include "executor/arithmetic/column_sum.h"
+#include "executor/kernels/matmul/matmul.h"
 #include "executor/kernels/ops.h"
 
 namespace fsdp {
@@ -15,7 +15,7 @@ void linear_forward(const Call& call) {
   const T* weight = call.param<T>(0, extent(in, out));
   const T* bias = call.params() > 1 ? call.param<T>(1, out) : nullptr;
   T* y = call.output<T>(0, extent(call.tokens, out));
-  if (bias != nullptr)  // the product adds to it
+  if (bias != nullptr)  // the matmul adds to it
     for (std::int64_t t = 0; t < call.tokens; ++t) std::copy_n(bias, out, y + t * out);
   multiply<T>(Transpose::no, call.shape.transposed ? Transpose::no : Transpose::yes, call.tokens, out, in, x, weight, y,
               bias != nullptr, call.scratch_view());

@@ -1,4 +1,4 @@
-// Mixtures of experts. Routing, dispatching, each expert's product and combining; slots and drops as struct Experts has
+// Mixtures of experts. Routing, dispatching, each expert's matmul and combining; slots and drops as struct Experts has
 // them.
 //
 //   route:    p = softmax(l) over the experts; of the k largest w_j = p_j, or renormalised p_j / sum of the chosen p =
@@ -7,16 +7,16 @@
 //               else
 //             dl_e = p_e ([e chosen] dw_e - sum_i p_i dw_i) for all, with p made again from the logits.
 //   dispatch: d[s] = x[token of s];  dx[t] = sum over its slots of dd[s]
-//   linear:   y[e] = x[e] W[e]^T, one product per expert over all its slots
+//   linear:   y[e] = x[e] W[e]^T, one matmul per expert over all its slots
 //   combine:  o[t] = sum_j w[t, j] y[s_j];  dy[s_j] = w[t, j] do[t],  dw[t, j] = <do[t], y[s_j]>;  a dropped choice has
 //     neither
 #include <algorithm>
 #include <cmath>
 #include <limits>
 
-#include "executor/kernels/arithmetic/exp.h"
+#include "executor/arithmetic/exp.h"
 #include "executor/kernels/extents.h"
-#include "executor/kernels/matmul/gemm.h"
+#include "executor/kernels/matmul/matmul.h"
 #include "executor/kernels/ops.h"
 
 namespace fsdp {

@@ -8,7 +8,7 @@
 // Kept for backward: r, and for LayerNorm the mean before it, [rows] each.
 #include <cmath>
 
-#include "executor/kernels/arithmetic/column_sum.h"
+#include "executor/arithmetic/column_sum.h"
 #include "executor/kernels/extents.h"
 #include "executor/kernels/ops.h"
 

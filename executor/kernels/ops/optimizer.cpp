@@ -1,7 +1,7 @@
 // AdamW and SGD on one rank's shard of a unit, as torch.optim.AdamW and torch.optim.SGD (no momentum) compute them.
-#include "executor/kernels/arithmetic/adam_step.h"
+#include "executor/arithmetic/adam_step.h"
 #include "executor/kernels/call.h"
-#include "executor/kernels/levels/table.h"
+#include "executor/kernels/levels/host_kernels.h"
 #include "planner/layout.h"
 
 namespace fsdp {
@@ -15,24 +15,22 @@ void check_rank(const UnitLayout& layout, std::int64_t rank) {
 
 }  // namespace
 
-void kernels::adamw(const UnitLayout& layout, std::int64_t shard_rank, const Optimizer& optimizer, std::int64_t step,
-                    DType master, BufferView gradient, BufferView shard, BufferView state1, BufferView state2,
-                    GradientPlaces places) {
-  check_rank(layout, shard_rank);
-  if (step < 1) throw MachineError("optimizer: steps count from 1, not " + std::to_string(step));
-  const std::int64_t local = layout.local_trained_elements(shard_rank), size = size_of(master);
-  check_extent("adamw", "gradient", 0, gradient, gradient_elements(layout, shard_rank, places), size);
-  check_extent("adamw", "shard", 0, shard, layout.shard_elements, size);
-  check_extent("adamw", "state", 1, state1, local, size);
-  check_extent("adamw", "state", 2, state2, local, size);
-  with_type(master, [&](auto element) {
+void HostKernels::adamw(const OptimizerUpdate& u) const {
+  check_rank(u.layout, u.shard_rank);
+  if (u.step < 1) throw MachineError("optimizer: steps count from 1, not " + std::to_string(u.step));
+  const std::int64_t local = u.layout.local_trained_elements(u.shard_rank), size = size_of(u.type);
+  check_extent("adamw", "gradient", 0, u.gradient, gradient_elements(u.layout, u.shard_rank, u.places), size);
+  check_extent("adamw", "shard", 0, u.shard, u.layout.shard_elements, size);
+  check_extent("adamw", "state", 1, u.state1, local, size);
+  check_extent("adamw", "state", 2, u.state2, local, size);
+  with_type(u.type, [&](auto element) {
     using T = decltype(element);
-    const AdamStep<Math<T>> adam(optimizer, step);
-    auto* g = reinterpret_cast<T*>(gradient.data);
-    auto* p = reinterpret_cast<T*>(shard.data);
-    auto* m = reinterpret_cast<T*>(state1.data);
-    auto* v = reinterpret_cast<T*>(state2.data);
-    for_each_trained(layout, shard_rank, places, [=](const TrainedPart& part) {
+    const AdamStep<Math<T>> adam(u.optimizer, u.step);
+    auto* g = reinterpret_cast<T*>(u.gradient.data);
+    auto* p = reinterpret_cast<T*>(u.shard.data);
+    auto* m = reinterpret_cast<T*>(u.state1.data);
+    auto* v = reinterpret_cast<T*>(u.state2.data);
+    for_each_trained(u.layout, u.shard_rank, u.places, [=](const TrainedPart& part) {
       const AdamStep<Math<T>> of_this_step = adam;  // on the stack: no element can be one of its scalars
       const T* gradients = g + part.gradient;
       T *values = p + part.shard, *means = m + part.state, *squares = v + part.state;
@@ -42,18 +40,16 @@ void kernels::adamw(const UnitLayout& layout, std::int64_t shard_rank, const Opt
   });
 }
 
-// Without momentum there is no state: `state1` may be absent and is left as it is.
-void kernels::sgd(const UnitLayout& layout, std::int64_t shard_rank, const Optimizer& optimizer, DType master,
-                  BufferView gradient, BufferView shard, BufferView, GradientPlaces places) {
-  check_rank(layout, shard_rank);
-  check_extent("sgd", "gradient", 0, gradient, gradient_elements(layout, shard_rank, places), size_of(master));
-  check_extent("sgd", "shard", 0, shard, layout.shard_elements, size_of(master));
-  with_type(master, [&](auto element) {
+void HostKernels::sgd(const OptimizerUpdate& u) const {
+  check_rank(u.layout, u.shard_rank);
+  check_extent("sgd", "gradient", 0, u.gradient, gradient_elements(u.layout, u.shard_rank, u.places), size_of(u.type));
+  check_extent("sgd", "shard", 0, u.shard, u.layout.shard_elements, size_of(u.type));
+  with_type(u.type, [&](auto element) {
     using T = decltype(element);
-    const SgdStep<Math<T>> sgd_step(optimizer);
-    auto* g = reinterpret_cast<const T*>(gradient.data);
-    auto* p = reinterpret_cast<T*>(shard.data);
-    for_each_trained(layout, shard_rank, places, [&](const TrainedPart& part) {
+    const SgdStep<Math<T>> sgd_step(u.optimizer);
+    auto* g = reinterpret_cast<const T*>(u.gradient.data);
+    auto* p = reinterpret_cast<T*>(u.shard.data);
+    for_each_trained(u.layout, u.shard_rank, u.places, [&](const TrainedPart& part) {
       for (std::int64_t i = 0; i < part.elements; ++i) sgd_step.apply(g[part.gradient + i], p[part.shard + i]);
     });
   });

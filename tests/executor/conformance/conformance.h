@@ -15,8 +15,8 @@
 #include <string>
 #include <vector>
 
+#include "executor/arithmetic/element.h"
 #include "executor/backend.h"
-#include "executor/kernels/arithmetic/element.h"
 #include "models/input/error.h"
 
 namespace fsdp::conformance {

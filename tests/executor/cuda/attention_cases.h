@@ -143,11 +143,11 @@ class AttentionProblem {
     for (Numbers& x : inputs) forward.push_back({view_of(x)});
     for (Numbers& x : inputs) backward.push_back({view_of(x)});
     forward.insert(forward.end(), {{view_of(out_.value)}, {view_of(lse_.value)}, {scratch.view()}});
-    run_forward(op, wide, DType::f64, forward, 0);
+    host_kernel_set().forward(op, wide, DType::f64, forward, 0);
     stored_out = rounded(c_.type, out_.value);
     backward.insert(backward.end(), {{view_of(stored_out)}, {view_of(lse_.value)}, {back_scratch.view()}});
     for (Answer& g : gradients) backward.push_back({view_of(g.value)});
-    run_backward(op, wide, DType::f64, backward, 0);
+    host_kernel_set().backward(op, wide, DType::f64, backward, 0);
   }
 
   [[nodiscard]] double arithmetic() const { return c_.type == DType::f64 ? 0x1p-53 : 0x1p-24; }

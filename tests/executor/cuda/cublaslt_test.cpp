@@ -1,4 +1,4 @@
-// How products talk to cuBLASLt, with a library of ours in its place that interprets what it is told
+// How matmuls talk to cuBLASLt, with a library of ours in its place that interprets what it is told
 // (cublaslt_on_host/): no GPU needed.
 #include "tests/executor/cuda/matmul_cases.h"
 
@@ -30,31 +30,30 @@ TEST_CASE("an algorithm is asked for once per shape and alignment") {
   std::vector<std::byte> bytes(1 << 16);
   std::byte* const at = memory.to_device({bytes.data(), 1 << 16}).data;
   const auto call = [&](std::int64_t m, std::size_t offset) {
-    return cuda::ProductCall{
-        .product = {.type = DType::bf16, .m = m, .n = 8, .k = 16}, .a = at + offset, .b = at + 8192, .c = at + 16384};
+    return cuda::MatmulCall{
+        .matmul = {.type = DType::bf16, .m = m, .n = 8, .k = 16}, .a = at + offset, .b = at + 8192, .c = at + 16384};
   };
-  cuda::Products products(on_host());
-  const cuda::ProductRoom room{.workspace = at + 32768 + 64, .workspace_bytes = 4096};
-  products.multiply(call(8, 0), room, nullptr);
-  products.multiply(call(8, 256), room, nullptr);
-  CHECK(products.algorithms() == 1);
-  products.multiply(call(8, 16), room, nullptr);
-  CHECK(products.algorithms() == 2);
-  products.multiply(call(9, 0), room, nullptr);
-  CHECK(products.algorithms() == 3);
-  products.multiply(call(8, 0), {.workspace = room.workspace, .workspace_bytes = 4096, .multiprocessors = 100},
-                    nullptr);
-  CHECK(products.algorithms() == 4);
-  products.multiply(call(8, 0), {.workspace = room.workspace, .workspace_bytes = 2048},
-                    nullptr);  // what was chosen may need more
-  CHECK(products.algorithms() == 1);
-  products.multiply(call(0, 0), room, nullptr);
+  cuda::MatmulRunner runner(on_host());
+  const cuda::MatmulRoom room{.workspace = at + 32768 + 64, .workspace_bytes = 4096};
+  runner.multiply(call(8, 0), room, nullptr);
+  runner.multiply(call(8, 256), room, nullptr);
+  CHECK(runner.algorithms() == 1);
+  runner.multiply(call(8, 16), room, nullptr);
+  CHECK(runner.algorithms() == 2);
+  runner.multiply(call(9, 0), room, nullptr);
+  CHECK(runner.algorithms() == 3);
+  runner.multiply(call(8, 0), {.workspace = room.workspace, .workspace_bytes = 4096, .multiprocessors = 100}, nullptr);
+  CHECK(runner.algorithms() == 4);
+  runner.multiply(call(8, 0), {.workspace = room.workspace, .workspace_bytes = 2048},
+                  nullptr);  // what was chosen may need more
+  CHECK(runner.algorithms() == 1);
+  runner.multiply(call(0, 0), room, nullptr);
 }
 
 TEST_CASE("without the library, or with one that lacks a function, the error says so") {
   const auto words = [](const cuda::Library& library) -> std::string {
     try {
-      cuda::Products products(library);
+      cuda::MatmulRunner runner(library);
     } catch (const MachineError& e) {
       return e.what();
     }

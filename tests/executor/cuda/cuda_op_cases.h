@@ -1,5 +1,5 @@
-// Ops through a machine's kernels, compared with the host's: the same fresh random inputs, outputs poisoned with NaN,
-// exactly the buffers that each machine's implementation declares (what it does not save is absent in backward), odd
+// Ops through a kernel set, compared with the host's: the same fresh random inputs, outputs poisoned with NaN,
+// exactly the buffers that each set's implementation declares (what it does not save is absent in backward), odd
 // sizes.
 #pragma once
 
@@ -9,7 +9,7 @@
 #include <memory>
 #include <string>
 
-#include "executor/actions/kernel_set.h"
+#include "executor/kernels/kernel_set.h"
 #include "tests/support/kernels_support.h"
 
 namespace fsdp::testing {
@@ -17,14 +17,14 @@ namespace fsdp::testing {
 // Kernels under test and the memory that they work on, which the test touches as well: the host's, or pinned memory
 // that a GPU reaches.
 struct Subject {
-  const MachineKernels& kernels;
+  const KernelSet& kernels;
   const Implementation& implementation;
   std::function<std::shared_ptr<std::byte>(std::int64_t bytes)> allocate;
   std::function<void()> finish;  // until all work is done; throws what it failed with
 };
 
 inline Subject host_subject() {
-  return {host_kernels(), native_implementation(),
+  return {host_kernel_set(), native_implementation(),
           [](std::int64_t bytes) {
             return std::shared_ptr<std::byte>(new std::byte[static_cast<std::size_t>(bytes)],
                                               std::default_delete<std::byte[]>());
@@ -166,7 +166,7 @@ inline CudaOpResult run_op(const Subject& s, const CudaOpCase& c, const CudaOpMo
   return r;
 }
 
-// How far two right answers can be apart, relative to the largest number of a tensor. Both machines compute in the
+// How far two right answers can be apart, relative to the largest number of a tensor. Both sets compute in the
 // arithmetic type, with unit roundoff u = 2^-53 (fp64) or 2^-24: sums of n terms in different orders differ by at most
 // 2 n u times the sum of magnitudes, which for these random terms of both signs is at most about sqrt(n) <= 32 times
 // the largest result; elementwise functions by a few u. So (64 n^(1/2) + 64) u with n = `terms` is safe, and far below

@@ -140,15 +140,15 @@ TEST_CASE("processes take the GPUs of their machine in turn, whether they see al
 }
 
 TEST_CASE("two ranks on one GPU are named; GPUs of one number on two machines are two") {
-  const std::vector<Seat> apart = {
+  const std::vector<DeviceAssignment> apart = {
       {"node1", "GPU-a", 0}, {"node1", "GPU-b", 1}, {"node2", "GPU-c", 0}, {"node2", "GPU-d", 1}};
-  CHECK_NOTHROW(check_seats(apart));
-  for (const Seat& s : apart) CHECK(parse_seat(format_seat(s)) == s);
-  std::vector<Seat> shared = apart;
+  CHECK_NOTHROW(check_assignments(apart));
+  for (const DeviceAssignment& s : apart) CHECK(parse_assignment(format_assignment(s)) == s);
+  std::vector<DeviceAssignment> shared = apart;
   shared[3] = shared[2];
-  CHECK(says(error_of([&] { check_seats(shared); }), "ranks 2 and 3 are on one GPU, 0 of node2 (GPU-c)"));
+  CHECK(says(error_of([&] { check_assignments(shared); }), "ranks 2 and 3 are on one GPU, 0 of node2 (GPU-c)"));
   for (const char* damaged : {"", "0", "0\nGPU-a", "x\nGPU-a\nnode", "1 \nGPU-a\nnode", "\n\n"})
-    CHECK_THROWS_AS((void)parse_seat(damaged), MachineError);
+    CHECK_THROWS_AS((void)parse_assignment(damaged), MachineError);
 }
 
 TEST_CASE("without a GPU, or not built in, the backend says so") {
@@ -212,18 +212,19 @@ TEST_CASE("a played collective holds the multiprocessors, the time and the traff
   d.alone = Seconds(2e-3);
   d.use[static_cast<std::size_t>(Resource::compute)] = 24.0 / 132;
   d.use[static_cast<std::size_t>(Resource::memory)] = 0.25;
-  CHECK(play(d, 132, 3.2e12) == Played{24, 2'000'000, 1'600'000'000});
+  CHECK(model_collective(d, 132, 3.2e12) == ModelledCollective{24, 2'000'000, 1'600'000'000});
   d.use = {};
-  CHECK(play(d, 132, 3.2e12) == Played{1, 2'000'000, 0});  // copy engines: a single block keeps the time
+  CHECK(model_collective(d, 132, 3.2e12) ==
+        ModelledCollective{1, 2'000'000, 0});  // copy engines: a single block keeps the time
   d.use[static_cast<std::size_t>(Resource::compute)] = 9;
-  CHECK(play(d, 132, 3.2e12).blocks == 132);
+  CHECK(model_collective(d, 132, 3.2e12).blocks == 132);
 }
 
 TEST_CASE("all-reduce's chunks cover all elements once, and bytes from others add up") {
   for (const std::int64_t members : {1, 2, 3, 7, 8})
     for (const std::int64_t elements : {0, 1, 6, 8, 1000}) {
       std::int64_t received = 0;
-      host::Post p{.action = host::CollectiveAction::all_reduce, .elements = elements, .type = DType::f32};
+      host::CollectiveCall p{.action = host::CollectiveAction::all_reduce, .elements = elements, .type = DType::f32};
       for (std::int64_t m = 0; m < members; ++m) {
         CHECK(chunk_begin(elements, members, m) <= chunk_begin(elements, members, m + 1));
         received += bytes_from_others(p, m, members);
@@ -233,12 +234,13 @@ TEST_CASE("all-reduce's chunks cover all elements once, and bytes from others ad
       CHECK(received == 4 * 2 * (members - 1) *
                             elements);  // each element comes to its owner from all others, and goes to all others
     }
-  host::Post gather{.action = host::CollectiveAction::all_gather,
-                    .counts = std::make_shared<const std::vector<std::int64_t>>(std::vector<std::int64_t>{3, 0, 5}),
-                    .type = DType::bf16};
+  host::CollectiveCall gather{
+      .action = host::CollectiveAction::all_gather,
+      .counts = std::make_shared<const std::vector<std::int64_t>>(std::vector<std::int64_t>{3, 0, 5}),
+      .type = DType::bf16};
   CHECK(bytes_from_others(gather, 0, 3) == 10);
   CHECK(bytes_from_others(gather, 1, 3) == 16);
-  host::Post cast{.action = host::CollectiveAction::broadcast, .elements = 10, .type = DType::f64, .root = 1};
+  host::CollectiveCall cast{.action = host::CollectiveAction::broadcast, .elements = 10, .type = DType::f64, .root = 1};
   CHECK(bytes_from_others(cast, 1, 3) == 0);
   CHECK(bytes_from_others(cast, 2, 3) == 80);
 }

@@ -2,8 +2,8 @@
 // executor_cuda_kernels_test.
 #include <doctest/doctest.h>
 
-#include "tests/executor/cuda/cuda_machine_cases.h"
 #include "tests/executor/cuda/cuda_op_cases.h"
+#include "tests/executor/cuda/kernel_set_cases.h"
 #include "tests/fakes/emulated/kernels.h"
 
 using namespace fsdp;

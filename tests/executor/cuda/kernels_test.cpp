@@ -1,8 +1,8 @@
 // The CUDA kernels on a GPU, against the host's: the cases that executor_cuda_kernels_emulated_test runs, and larger
 // ones. The memory that both touch is pinned.
-#include "executor/cuda/toolkit/operation_kernels.h"
-#include "tests/executor/cuda/cuda_machine_cases.h"
+#include "executor/cuda/toolkit/kernels/stream_kernels.h"
 #include "tests/executor/cuda/cuda_op_cases.h"
+#include "tests/executor/cuda/kernel_set_cases.h"
 #include "tests/gpu_check/gpu_memory.h"
 
 namespace fsdp::testing {
@@ -22,7 +22,7 @@ class Gpu {
 
  private:
   cuda::KernelContext context_;
-  std::unique_ptr<MachineKernels> kernels_ = cuda::stream_kernels(nullptr, context_);
+  std::unique_ptr<cuda::StreamKernels> kernels_ = std::make_unique<cuda::StreamKernels>(nullptr, context_);
 };
 
 TEST_CASE("every kernel on the GPU agrees with the host's") {

@@ -1,9 +1,9 @@
-// Matrix products through cuda::Products, as linear and expert_linear make them, against the host's kernels in fp64 on
+// Matmuls through cuda::MatmulRunner, as linear and expert_linear make them, against the host's kernels in fp64 on
 // the same numbers: on a GPU (executor_cuda_matmul_test) or with a library that only interprets
 // (executor_cublaslt_test).
 //
-// A product of depth k is off by at most k half units of its arithmetic relative to the sum of its terms' magnitudes
-// (which the same product of magnitudes gives), and by half a unit of the storage type of what is stored; of TF32 the
+// A matmul of depth k is off by at most k half units of its arithmetic relative to the sum of its terms' magnitudes
+// (which the same matmul of magnitudes gives), and by half a unit of the storage type of what is stored; of TF32 the
 // operands are off by 2^-11 each.
 #pragma once
 
@@ -16,7 +16,7 @@
 #include <string>
 #include <vector>
 
-#include "executor/cuda/toolkit/kernels/matmul/products.h"
+#include "executor/cuda/toolkit/kernels/matmul/matmul_runner.h"
 #include "tests/support/kernels_support.h"
 
 namespace fsdp::testing {
@@ -65,7 +65,7 @@ inline std::vector<KernelArg> backward_args(BufferView dy, Views in, Views param
   for (const BufferView v : params) args.push_back({v});
   args.insert(args.end(), {{}, {}});
   for (const BufferView v : grads) args.push_back({v, accumulate});
-  if (params.size() > 1) args.push_back({});  // the gradient of a bias is a column sum, not a product
+  if (params.size() > 1) args.push_back({});  // the gradient of a bias is a column sum, not a matmul
   return args;
 }
 
@@ -77,9 +77,11 @@ inline std::vector<BufferView> views(std::vector<Numbers>& numbers) {
 
 inline void run_host(const Op& op, Workload work, bool accumulate, Arguments& a) {
   work.element_bytes = 8;
-  run_forward(op, work, DType::f64, forward_args(views(a.inputs), views(a.params), view_of(a.outputs[0])), 0);
-  run_backward(op, work, DType::f64,
-               backward_args(view_of(a.grad_output), views(a.inputs), views(a.params), views(a.grads), accumulate), 0);
+  host_kernel_set().forward(op, work, DType::f64, forward_args(views(a.inputs), views(a.params), view_of(a.outputs[0])),
+                            0);
+  host_kernel_set().backward(
+      op, work, DType::f64,
+      backward_args(view_of(a.grad_output), views(a.inputs), views(a.params), views(a.grads), accumulate), 0);
 }
 
 // `machine`: to_device(BufferView) -> BufferView, to_host(device view, BufferView), as GpuMemory.
@@ -121,16 +123,16 @@ void check_matmul_case(Machine&& machine, const cuda::Library& cublas_lt, const 
   for (const Numbers& x : host.grads) grads.push_back(put(x));
   const BufferView y = put(host.outputs[0]), dy = put(host.grad_output);
   Block room(32 << 20);
-  const cuda::ProductRoom workspace{.workspace = machine.to_device(room.view()).data,
-                                    .workspace_bytes = room.view().bytes};
-  cuda::Products products(cublas_lt, c.tf32);
+  const cuda::MatmulRoom workspace{.workspace = machine.to_device(room.view()).data,
+                                   .workspace_bytes = room.view().bytes};
+  cuda::MatmulRunner runner(cublas_lt, c.tf32);
   const auto forward = forward_args(in, params, y), backward = backward_args(dy, in, params, grads, c.accumulate);
   const Call forward_call(op, work, forward, 0, false), backward_call(op, work, backward, 0, true);
   const auto both = {
       (c.experts ? cuda::expert_linear_forward_calls : cuda::linear_forward_calls)(c.type, forward_call),
       (c.experts ? cuda::expert_linear_backward_calls : cuda::linear_backward_calls)(c.type, backward_call)};
   for (const cuda::LinearCalls& calls : both)
-    for (const cuda::ProductCall& p : calls.products) products.multiply(p, workspace, nullptr);
+    for (const cuda::MatmulCall& p : calls.matmuls) runner.multiply(p, workspace, nullptr);
 
   Arguments bound = magnitudes(host);
   run_host(op, work, c.accumulate, host);

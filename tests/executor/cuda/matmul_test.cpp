@@ -1,4 +1,4 @@
-// Matrix products by cuBLASLt on a GPU.
+// Matmuls by cuBLASLt on a GPU.
 #include "tests/executor/cuda/matmul_cases.h"
 #include "tests/gpu_check/gpu_memory.h"
 

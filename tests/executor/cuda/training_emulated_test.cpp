@@ -1,5 +1,5 @@
 // Whole training runs on ranks that are threads, every kernel of the Programs of native-cuda emulated on the processor,
-// against the same runs on the host: lowering, arena, checks of extents and kernels fit together. (Matrix products and
+// against the same runs on the host: lowering, arena, checks of extents and kernels fit together. (Matmuls and
 // attention are the host's.)
 #include <doctest/doctest.h>
 

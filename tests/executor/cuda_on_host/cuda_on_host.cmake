@@ -1,6 +1,6 @@
 # The cuda backend's own code on a CUDA runtime made of threads (tests/fakes/README.md): needs the toolkit's headers, no
 # GPU.
-file(GLOB machine_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/executor/cuda/toolkit/device/*.cpp)
+file(GLOB device_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/executor/cuda/toolkit/device/*.cpp)
 add_library(nccl_on_host SHARED ${CMAKE_CURRENT_SOURCE_DIR}/fakes/cuda_on_host/nccl.cpp)
 target_include_directories(nccl_on_host SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
 target_link_libraries(nccl_on_host PRIVATE fsdp_options)
@@ -16,14 +16,14 @@ target_include_directories(cublaslt_in_toolkit SYSTEM PRIVATE ${CUDAToolkit_INCL
 target_link_libraries(cublaslt_in_toolkit PRIVATE fsdp_options)
 set_target_properties(cublaslt_in_toolkit PROPERTIES PREFIX "" OUTPUT_NAME libcublasLt SUFFIX ${cublaslt_suffix}
   LIBRARY_OUTPUT_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/cuda_on_host/lib)
-# The backend and its machine; kernels are the host's in its tests, the backend's own, emulated, in that of the
+# The backend and its device; kernels are the host's in its tests, the backend's own, emulated, in that of the
 # dispatch.
 file(GLOB_RECURSE kernel_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/executor/cuda/toolkit/kernels/*.cpp)
-add_library(cuda_on_host OBJECT fakes/cuda_on_host/runtime.cpp fakes/cuda_on_host/machine.cpp ${machine_sources})
+add_library(cuda_on_host OBJECT fakes/cuda_on_host/runtime.cpp fakes/cuda_on_host/device.cpp ${device_sources})
 add_library(cuda_on_host_kernels OBJECT fakes/cuda_on_host/kernels.cpp)
 add_executable(executor_cuda_on_host_dispatch_test
   executor/cuda_on_host/dispatch_test.cpp executor/cuda_on_host/dispatch_ops.cpp fakes/cuda_on_host/launches.cpp
-  ${CMAKE_SOURCE_DIR}/executor/cuda/toolkit/operation_kernels.cpp ${kernel_sources})
+  ${CMAKE_SOURCE_DIR}/executor/cuda/toolkit/stream_kernels.cpp ${kernel_sources})
 # The libraries put work on the runtime's streams.
 set_target_properties(executor_cuda_on_host_dispatch_test PROPERTIES ENABLE_EXPORTS ON)
 add_dependencies(executor_cuda_on_host_dispatch_test nccl_on_host cublaslt_in_toolkit)

@@ -1,11 +1,11 @@
-// The cuda backend's own dispatch (run_kernels.cpp), its own products and kernels, on one stream of a CUDA runtime
-// (runtime.cpp) and a cuBLASLt of ours: whatever a machine of kernels does, against the host's.
+// The cuda backend's own dispatch (stream_kernels.cpp), its own matmuls and kernels, on one stream of a CUDA runtime
+// (runtime.cpp) and a cuBLASLt of ours: everything that a kernel set does, against the host's.
 #include <cuda_runtime_api.h>
 
 #include <set>
 
-#include "executor/cuda/toolkit/operation_kernels.h"
-#include "tests/executor/cuda/cuda_machine_cases.h"
+#include "executor/cuda/toolkit/kernels/stream_kernels.h"
+#include "tests/executor/cuda/kernel_set_cases.h"
 #include "tests/executor/cuda_on_host/dispatch_support.h"
 
 namespace fsdp::testing {
@@ -18,11 +18,11 @@ class Machine {
     if (with_libraries) context_.libraries = &libraries();
     context_.multiprocessors = 4;
     REQUIRE(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking) == cudaSuccess);
-    kernels_ = cuda::stream_kernels(stream_, context_);
+    kernels_ = std::make_unique<cuda::StreamKernels>(stream_, context_);
   }
   ~Machine() { cudaStreamDestroy(stream_); }
   Machine(const Machine&) = delete;
-  [[nodiscard]] const MachineKernels& kernels() const { return *kernels_; }
+  [[nodiscard]] const KernelSet& kernels() const { return *kernels_; }
   [[nodiscard]] Subject subject() const {
     Subject s = host_subject();
     return {*kernels_, native_cuda_implementation(), s.allocate,
@@ -32,7 +32,7 @@ class Machine {
  private:
   cuda::KernelContext context_;
   cudaStream_t stream_ = nullptr;
-  std::unique_ptr<MachineKernels> kernels_;
+  std::unique_ptr<cuda::StreamKernels> kernels_;
 };
 
 // What the cases of cuda_op_cases.h leave out.

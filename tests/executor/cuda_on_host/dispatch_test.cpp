@@ -1,6 +1,6 @@
-// Training by the whole cuda backend on virtual ranks, with its own dispatch (run_kernels.cpp), its own products and
-// kernels, on a CUDA runtime (runtime.cpp) and a cuBLASLt of ours: against training on the host, and what was predicted
-// of it. Nothing of it says how fast a GPU is.
+// Training by the whole cuda backend on virtual ranks, with its own dispatch (stream_kernels.cpp), its own matmuls
+// and kernels, on a CUDA runtime (runtime.cpp) and a cuBLASLt of ours: against training on the host, and what was
+// predicted of it. Nothing of it says how fast a GPU is.
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
 
@@ -194,17 +194,16 @@ TEST_CASE(
     REQUIRE(handle != nullptr);
     return ::dlsym(handle, name);
   };
-  for (const int ctas : {3, 0}) {  // of this runtime's 4
+  for (const std::optional<int> ctas : {std::optional<int>(3), std::optional<int>()}) {  // of this runtime's 4
     const auto backend = make_cuda_backend({1, 2}, {.run = {.watchdog_seconds = 300}, .nccl_ctas = ctas});
     (void)run(model, plan, load_cluster("host", 2), *backend, two_steps());
     const auto ctas_of = reinterpret_cast<int (*)(bool)>(function("libnccl.so.2", "cuda_on_host_nccl_ctas"));
     const auto target = reinterpret_cast<int (*)()>(function(FSDP_CUBLASLT_NAME, "cublaslt_on_host_multiprocessors"));
-    for (const bool split : {false, true})
-      CHECK(ctas_of(split) == (ctas > 0 ? ctas : INT_MIN));  // NCCL_CONFIG_UNDEF_INT
-    CHECK(target() == (ctas > 0 ? 1 : 0));
+    for (const bool split : {false, true}) CHECK(ctas_of(split) == ctas.value_or(INT_MIN));  // NCCL_CONFIG_UNDEF_INT
+    CHECK(target() == (ctas ? 1 : 0));
   }
   CHECK_THROWS_WITH_AS((void)make_cuda_backend({1, 2}, {.nccl_ctas = 4}), doctest::Contains("leave nothing of GPU 0"),
                        InputError);
-  CHECK_THROWS_WITH_AS((void)make_cuda_backend({1, 2}, {.nccl_ctas = -1}), doctest::Contains("must not be negative"),
+  CHECK_THROWS_WITH_AS((void)make_cuda_backend({1, 2}, {.nccl_ctas = 0}), doctest::Contains("must be at least 1"),
                        InputError);
 }

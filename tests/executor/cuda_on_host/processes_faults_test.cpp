@@ -58,7 +58,7 @@ void one_rank(const std::string& fault, const std::string& moment, std::int64_t 
                           {.run = {fault == "stuck" ? 3.0 : 60.0}, .processes = true, .arena = Memory::host});
     (void)run(model, plan, load_cluster("host", plan.ranks()), *backend, options);
   } catch (const std::exception& e) {  // as cli/commands/run.cpp does
-    if (launch.may_speak()) std::fprintf(stderr, "fsdp-plan: %s\n", e.what());
+    if (launch.is_reporter()) std::fprintf(stderr, "fsdp-plan: %s\n", e.what());
     std::fflush(nullptr);
     launch.end(3);
   }

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <limits>
 
-#include "executor/kernels/arithmetic/element.h"
+#include "executor/arithmetic/element.h"
 
 using namespace fsdp;
 

@@ -3,11 +3,12 @@
 // CMakeLists.txt.)
 #include <doctest/doctest.h>
 
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <limits>
 
-#include "executor/kernels/levels/table.h"
+#include "executor/kernels/host_kernel_set.h"
 #include "tests/support/kernels_support.h"
 
 using namespace fsdp;
@@ -27,7 +28,7 @@ Numbers awkward_numbers() {
   return x;
 }
 
-Numbers converted(const KernelTable& kernels, DType from, DType to, bool accumulate) {
+Numbers converted(const KernelSet& kernels, DType from, DType to, bool accumulate) {
   const Numbers values = awkward_numbers();
   const auto n = static_cast<std::int64_t>(values.size());
   Block source = encode(from, values), target = encode(to, random_numbers(values.size(), 6));
@@ -42,22 +43,22 @@ bool same_bits(const Numbers& a, const Numbers& b) {
 }  // namespace
 
 TEST_CASE("the best instruction set is used unless another is asked for; the baseline is always there") {
-  const auto tables = kernel_tables();
-  REQUIRE(!tables.empty());
-  CHECK(std::string(tables.back()->instructions) == "baseline");
+  const auto sets = host_kernel_sets();
+  REQUIRE(!sets.empty());
+  CHECK(std::string(sets.back()->instructions()) == "baseline");
   const char* asked = std::getenv("FSDP_PLAN_INSTRUCTIONS");
-  CHECK(kernel_instructions() == (asked == nullptr || *asked == 0 ? tables.front()->instructions : asked));
-  for (const KernelTable* t : tables) MESSAGE("kernels: " << std::string(t->instructions));
+  CHECK(host_kernel_set().instructions() == (asked == nullptr || *asked == 0 ? sets.front()->instructions() : asked));
+  for (const HostKernelSet* t : sets) MESSAGE("kernels: " << std::string(t->instructions()));
 }
 
 TEST_CASE("conversions and sums of two are the same bits in every instruction set") {
-  for (const KernelTable* t : kernel_tables())
+  for (const HostKernelSet* t : host_kernel_sets())
     for (const DType from : kTypes)
       for (const DType to : kTypes)
         for (const bool accumulate : {false, true})
-          CHECK_MESSAGE(
-              same_bits(converted(*t, from, to, accumulate), converted(*kernel_tables().back(), from, to, accumulate)),
-              t->instructions, " ", name(from), " to ", name(to));
+          CHECK_MESSAGE(same_bits(converted(*t, from, to, accumulate),
+                                  converted(*host_kernel_sets().back(), from, to, accumulate)),
+                        t->instructions(), " ", name(from), " to ", name(to));
 }
 
 // 500 sums of products of order 1: each instruction set adds in its own order, at most 500 u of the sum of the absolute
@@ -68,15 +69,15 @@ TEST_CASE("matrix products, sums of squares and scalings agree to their rounding
                 b = random_numbers(static_cast<std::size_t>(k * n), 2);
   for (const auto& [type, tolerance] :
        {std::pair{DType::f64, 1e-13}, {DType::f32, 5e-5}, {DType::bf16, 1.0 / 128}, {DType::f16, 1.0 / 1024}}) {
-    std::vector<Numbers> products, squares;
-    for (const KernelTable* t : kernel_tables()) {
+    std::vector<Numbers> matmuls, squares;
+    for (const HostKernelSet* t : host_kernel_sets()) {
       Block ma = encode(type, a), mb = encode(type, b),
             mc = encode(type, Numbers(static_cast<std::size_t>(m * n), 0.0)),
-            scratch(host_gemm_scratch_bytes(type, m, n, k));
-      t->host_gemm(type, Transpose::no, Transpose::no, m, n, k, ma.view().data, mb.view().data, mc.view().data, false,
-                   scratch.view());
-      products.push_back(decode(type, mc.view()));
-      squares.push_back({t->sum_of_squares(type, ma.view(), m * k)});
+            scratch(host_matmul_scratch_bytes(type, m, n, k));
+      t->matmul(type, Transpose::no, Transpose::no, m, n, k, ma.view().data, mb.view().data, mc.view().data, false,
+                scratch.view());
+      matmuls.push_back(decode(type, mc.view()));
+      squares.push_back({sum_of_squares(*t, type, ma.view())});
       t->scale(type, ma.view(), m * k, 1.0 / 3);
       CHECK(distance(decode(type, ma.view()), rounded(type, [&] {
                        Numbers x = rounded(type, a);
@@ -84,7 +85,26 @@ TEST_CASE("matrix products, sums of squares and scalings agree to their rounding
                        return x;
                      }())) <= tolerance);
     }
-    for (const Numbers& p : products) CHECK(distance(p, products.back()) <= tolerance);
+    for (const Numbers& p : matmuls) CHECK(distance(p, matmuls.back()) <= tolerance);
     for (const Numbers& s : squares) CHECK(distance(s, squares.back()) <= 1e-12);  // summed in double
+  }
+}
+
+TEST_CASE("norms by powers and the largest magnitude are the same bits in every instruction set; NaN propagates") {
+  Numbers some = random_numbers(1003, 7), more = random_numbers(77, 8);
+  for (const bool nan : {false, true}) {
+    if (nan) more[40] = std::numeric_limits<double>::quiet_NaN();
+    for (const DType type : kTypes)
+      for (const double p : {1.0, 3.0, 2.5, std::numeric_limits<double>::infinity()}) {
+        std::vector<double> norms;
+        for (const HostKernelSet* t : host_kernel_sets()) {
+          Block a = encode(type, some), b = encode(type, more), norm(8);
+          const std::vector<BufferView> values = {a.view(), b.view()};
+          t->local_norm(type, values, p, norm.view());
+          norms.push_back(decode(DType::f64, norm.view())[0]);
+          CHECK(std::isnan(norms.back()) == nan);
+          CHECK((nan || std::memcmp(&norms.front(), &norms.back(), sizeof(double)) == 0));
+        }
+      }
   }
 }

@@ -4,6 +4,7 @@
 
 #include <numeric>
 
+#include "executor/data/synthetic.h"
 #include "executor/run.h"
 #include "models/catalog.h"
 #include "planner/layout.h"
@@ -51,9 +52,7 @@ class Trainer {
     load_batch(number);
     for (const Op& op : model_.ops) forward(op);
     for (std::size_t i = model_.ops.size(); i-- > 0;) backward(i);
-    for (std::size_t i = 0; i < values_.size(); ++i)
-      adamw(whole(model_.parameters[i]), 0, adamw_, number + 1, DType::f64, view_of(gradients_[i]), view_of(values_[i]),
-            view_of(means_[i]), view_of(squares_[i]));
+    for (std::size_t i = 0; i < values_.size(); ++i) update(whole(model_.parameters[i]), number + 1, i);
     return tensors_[static_cast<std::size_t>(model_.ops.back().outputs[0])][0];
   }
 
@@ -61,6 +60,10 @@ class Trainer {
   const std::vector<Numbers>& gradients() const { return gradients_; }
 
  private:
+  void update(const UnitLayout& layout, std::int64_t step, std::size_t i) {
+    host_kernel_set().adamw({layout, 0, adamw_, step, DType::f64, view_of(gradients_[i]), view_of(values_[i]),
+                             view_of(means_[i]), view_of(squares_[i])});
+  }
   void load_batch(std::int64_t number) {
     std::size_t at = 0;
     for (std::int64_t s = 0; s < work_.sequences; ++s)
@@ -84,7 +87,7 @@ class Trainer {
     for (const auto t : op.outputs) args.push_back(tensor(t));
     args.push_back({extras_.back().view()});
     args.push_back({scratch.view()});
-    run_forward(op, work_, DType::f64, args, weight());
+    host_kernel_set().forward(op, work_, DType::f64, args, weight());
   }
 
   // add, and the x of position_embedding, hand the gradient on.
@@ -115,7 +118,7 @@ class Trainer {
     for (const auto t : op.inputs)
       args.push_back(model_.tensors[static_cast<std::size_t>(t)].requires_grad ? gradient(t) : KernelArg{});
     for (const auto p : op.params) args.push_back({view_of(gradients_[static_cast<std::size_t>(p)]), true});
-    run_backward(op, work_, DType::f64, args, weight());
+    host_kernel_set().backward(op, work_, DType::f64, args, weight());
   }
 
   const ModelGraph& model_;

@@ -35,9 +35,9 @@ Routed route(const Experts& e, bool renormalised, std::int64_t tokens, const Num
   const auto choices = static_cast<std::size_t>(tokens * e.top_k);
   Block in = encode(type, logits), weights = encode(type, Numbers(choices, 7.0)),
         slots(static_cast<std::int64_t>(8 * choices)), scratch(f.forward_scratch_bytes), extra(f.saved_extra_bytes);
-  run_forward(op, w, type,
-              std::vector<KernelArg>{{in.view()}, {weights.view()}, {slots.view()}, {extra.view()}, {scratch.view()}},
-              0);
+  host_kernel_set().forward(
+      op, w, type,
+      std::vector<KernelArg>{{in.view()}, {weights.view()}, {slots.view()}, {extra.view()}, {scratch.view()}}, 0);
   Routed r;
   r.weights = decode(type, weights.view());
   r.slots.resize(choices);
@@ -47,16 +47,16 @@ Routed route(const Experts& e, bool renormalised, std::int64_t tokens, const Num
     return (mask >> bit & 1) != 0 ? m.view() : BufferView{};
   };
   Block dw = encode(type, grad_weights), dl = encode(type, Numbers(logits.size(), before));
-  run_backward(op, w, type,
-               std::vector<KernelArg>{{dw.view()},
-                                      {},
-                                      {saved(f.saved_inputs, 0, in)},
-                                      {saved(f.saved_outputs, 0, weights)},
-                                      {saved(f.saved_outputs, 1, slots)},
-                                      {extra.view()},
-                                      {},
-                                      {dl.view(), before != 0}},
-               0);
+  host_kernel_set().backward(op, w, type,
+                             std::vector<KernelArg>{{dw.view()},
+                                                    {},
+                                                    {saved(f.saved_inputs, 0, in)},
+                                                    {saved(f.saved_outputs, 0, weights)},
+                                                    {saved(f.saved_outputs, 1, slots)},
+                                                    {extra.view()},
+                                                    {},
+                                                    {dl.view(), before != 0}},
+                             0);
   r.grad_logits = decode(type, dl.view());
   return r;
 }

@@ -268,7 +268,7 @@ TEST_CASE("a buffer of another size, or one that is missing, is refused by name"
   Block good(24), bad(20);
   const auto message = [&](std::vector<KernelArg> args) {
     try {
-      run_forward(op, work, DType::f32, args, 0);
+      host_kernel_set().forward(op, work, DType::f32, args, 0);
     } catch (const MachineError& e) {
       return std::string(e.what());
     }

@@ -65,7 +65,7 @@ int one_rank(const std::string& fault, const std::string& moment, std::int64_t v
     (void)run(model, plan, load_cluster("host", plan.ranks()), *backend, options);
     if (moment == "afterwards" && mine) misbehave(fault);
   } catch (const std::exception& e) {
-    if (launch.may_speak()) std::fprintf(stderr, "fsdp-plan: %s\n", e.what());
+    if (launch.is_reporter()) std::fprintf(stderr, "fsdp-plan: %s\n", e.what());
     return 3;
   }
   return 0;

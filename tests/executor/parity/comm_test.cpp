@@ -4,7 +4,8 @@
 #include <functional>
 #include <set>
 
-#include "executor/kernels/arithmetic/element.h"
+#include "executor/arithmetic/element.h"
+#include "executor/data/synthetic.h"
 #include "tests/support/mlp_model.h"
 #include "tests/support/parity_support.h"
 #include "tests/support/refusal.h"

@@ -7,8 +7,8 @@
 
 #include <numeric>
 
-#include "executor/kernels/arithmetic/element.h"
-#include "executor/kernels/kernels.h"
+#include "executor/arithmetic/element.h"
+#include "executor/kernels/host_kernel_set.h"
 #include "tests/support/kernels_support.h"
 
 using namespace fsdp;
@@ -104,7 +104,7 @@ TEST_CASE(
   for (const DType type : {DType::f32, DType::f16}) {
     Block flat = encode(type, gathered);
     std::vector<Block> full = targets(kShapes, type);
-    gather_copy_out(layout, type, flat.view(), views(full));
+    host_kernel_set().gather_copy_out(layout, type, flat.view(), views(full));
     check_whole(full, kShapes, type);
 
     // After forward each rank keeps an eighth of every padded parameter; groups of 8 put them together again.
@@ -119,7 +119,7 @@ TEST_CASE(
     }
     Block kept = encode(type, parts);
     std::vector<Block> again = targets(kShapes, type);
-    gather_parts_copy_out(layout, n, type, kept.view(), views(again));
+    host_kernel_set().gather_parts_copy_out(layout, n, type, kept.view(), views(again));
     check_whole(again, kShapes, type);
   }
 }
@@ -139,8 +139,8 @@ void check_reduced(std::size_t frozen, DType from, DType to) {
       for (std::size_t e = 0; e < x.size(); ++e) x[e] = value(i, static_cast<std::int64_t>(e), rank);
       gradients.push_back(encode(from, x));
     }
-    scatter_copy_in(layout, from, views(gradients), to, flat.view());
-    fsdp::scale(to, flat.view(), kRanks * layout.reduce_elements, 1 / scale.divide_before);
+    host_kernel_set().scatter_copy_in(layout, from, views(gradients), to, flat.view());
+    host_kernel_set().scale(to, flat.view(), kRanks * layout.reduce_elements, 1 / scale.divide_before);
     const Numbers row = decode(to, flat.view());
     for (std::size_t e = 0; e < sum.size(); ++e) sum[e] += row[e];
   }
@@ -197,7 +197,7 @@ TEST_CASE("chunk_cat: (5, 3), (7), (2049, 2, 2) on 4 ranks, from bf16 and from f
       gradients.push_back(encode(from, x));
     }
     Block flat = encode(DType::f32, Numbers(expected.size(), -9.0));  // what is not written would show
-    scatter_copy_in(layout, from, views(gradients), DType::f32, flat.view());
+    host_kernel_set().scatter_copy_in(layout, from, views(gradients), DType::f32, flat.view());
     CHECK(decode(DType::f32, flat.view()) == expected);
   }
 }

@@ -1,5 +1,6 @@
 // Plans with any of fsdp2's choices, run: equal to one rank, and what was predicted. What each choice does by itself is
 // in the other executor_parity_*_test.cpp.
+#include "executor/data/synthetic.h"
 #include "tests/support/any_plan.h"
 #include "tests/support/parity_support.h"
 

@@ -4,6 +4,7 @@
 #include <set>
 #include <thread>
 
+#include "executor/data/synthetic.h"
 #include "models/input/error.h"
 #include "tests/support/delaying_backend.h"
 #include "tests/support/mlp_model.h"

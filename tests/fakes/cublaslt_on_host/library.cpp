@@ -1,4 +1,4 @@
-// The functions of cuBLASLt that products use, on the processor and on host memory, strictly: a wrong size of an
+// The functions of cuBLASLt that matmuls use, on the processor and on host memory, strictly: a wrong size of an
 // attribute, operands that do not fit together, an address less aligned than was promised or a workspace smaller than
 // was said are errors. As the library's documentation defines them: column-major d = alpha op(a) op(b) + beta c, a bias
 // added along each column, in the scale type. Work is done at once, or in the order of its stream where the program has
@@ -13,7 +13,7 @@
 #include <memory>
 #include <vector>
 
-#include "executor/kernels/arithmetic/element.h"
+#include "executor/arithmetic/element.h"
 
 __attribute__((weak)) void push_on_stream(CUstream_st*, std::function<void()>);  // of the program, if it has one
 
@@ -99,7 +99,7 @@ void multiply(const Desc& desc, const Extents& e, fsdp::Math<T> alpha, const T* 
       }
 }
 
-std::atomic<int> last_target{0};  // multiprocessors that the last product counted on, 0: all
+std::atomic<int> last_target{0};  // multiprocessors that the last matmul counted on, 0: all
 
 bool aligned(const void* p, std::uint32_t bytes) { return reinterpret_cast<std::uintptr_t>(p) % bytes == 0; }
 

@@ -1,10 +1,10 @@
-// Stands in for executor/cuda/toolkit/operation_kernels.cpp and the kernels behind it: the host's kernels, which see
+// Stands in for executor/cuda/toolkit/stream_kernels.cpp and the kernels behind it: the host's kernels, which see
 // the same memory, in the order of the stream.
 #include <functional>
 #include <memory>
 #include <vector>
 
-#include "executor/cuda/toolkit/operation_kernels.h"
+#include "executor/cuda/toolkit/kernels/stream_kernels.h"
 
 void push_on_stream(CUstream_st*, std::function<void()>);
 

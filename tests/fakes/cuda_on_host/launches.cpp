@@ -38,7 +38,7 @@ struct StreamLaunch {
 #include "executor/cuda/toolkit/kernels/elementwise.cu"
 #include "executor/cuda/toolkit/kernels/embedding.cu"
 #include "executor/cuda/toolkit/kernels/layouts.cu"
-#include "executor/cuda/toolkit/kernels/matmul/product_bias.cu"
+#include "executor/cuda/toolkit/kernels/matmul/matmul_bias.cu"
 #include "executor/cuda/toolkit/kernels/moe/moe.cu"
 #include "executor/cuda/toolkit/kernels/norms.cu"
 #include "executor/cuda/toolkit/kernels/rotary.cu"

@@ -23,8 +23,8 @@
 #include <utility>
 #include <vector>
 
+#include "executor/arithmetic/element.h"
 #include "executor/cuda/rank_reduction.h"
-#include "executor/kernels/arithmetic/element.h"
 
 void push_on_stream(CUstream_st*, std::function<void()>);  // of the program
 

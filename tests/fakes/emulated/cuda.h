@@ -34,7 +34,7 @@
 #include <string>
 #include <vector>
 
-#include "executor/kernels/arithmetic/element.h"
+#include "executor/arithmetic/element.h"
 
 #define __global__
 #define __device__

@@ -63,8 +63,8 @@ std::uint16_t bits(Float16, float x) { return to_float16(x).bits; }
 // D = A B by one warp: A row-major and B column-major as 16-bit numbers in shared memory, read by ldmatrix or by the
 // definition of fragments.
 template <class T>
-__global__ void product_kernel(const std::uint16_t* a, const std::uint16_t* b, float* d, bool by_ldmatrix,
-                               bool b_row_major) {
+__global__ void matmul_kernel(const std::uint16_t* a, const std::uint16_t* b, float* d, bool by_ldmatrix,
+                              bool b_row_major) {
   std::uint16_t *sa = dynamic_shared<std::uint16_t>(), *sb = sa + 256;
   for (unsigned i = threadIdx.x; i < 256; i += 32) sa[i] = a[i];
   for (unsigned i = threadIdx.x; i < 128; i += 32) sb[i] = b[i];
@@ -93,7 +93,7 @@ __global__ void product_kernel(const std::uint16_t* a, const std::uint16_t* b, f
 }
 
 template <class T>
-void check_products() {
+void check_matmuls() {
   std::mt19937 random(11);
   for (const bool by_ldmatrix : {false, true})
     for (const bool b_row_major : {false, true}) {
@@ -105,7 +105,7 @@ void check_products() {
         for (std::size_t c = 0; c < 8; ++c)
           b[b_row_major ? k * 8 + c : c * 16 + k] = bits(T{}, B[k][c] = small_integer(random));
       std::vector<float> d(128, std::nanf(""));
-      emulate({1}, {32}, 384 * 2, [&] { product_kernel<T>(a.data(), b.data(), d.data(), by_ldmatrix, b_row_major); });
+      emulate({1}, {32}, 384 * 2, [&] { matmul_kernel<T>(a.data(), b.data(), d.data(), by_ldmatrix, b_row_major); });
       for (std::size_t r = 0; r < 16; ++r)
         for (std::size_t c = 0; c < 8; ++c) {
           float sum = 0.5f;
@@ -172,8 +172,8 @@ TEST_CASE("atomics add up, whatever the order of threads") {
 }
 
 TEST_CASE("matrix products, every element of every fragment, with and without ldmatrix") {
-  check_products<BFloat16>();
-  check_products<Float16>();
+  check_matmuls<BFloat16>();
+  check_matmuls<Float16>();
 }
 
 TEST_CASE("ldmatrix of four matrices and its transpose give every element back") {

@@ -5,7 +5,6 @@
 // First: it defines what .cuh files take for granted.
 #include "tests/fakes/emulated/launch.h"
 
-#include "executor/actions/kernel_set.h"
 #include "executor/cuda/toolkit/kernels/cross_entropy.cuh"
 #include "executor/cuda/toolkit/kernels/data.cuh"
 #include "executor/cuda/toolkit/kernels/elementwise.cuh"
@@ -16,11 +15,12 @@
 #include "executor/cuda/toolkit/kernels/norms.cuh"
 #include "executor/cuda/toolkit/kernels/rotary.cuh"
 #include "executor/cuda/toolkit/kernels/update.cuh"
+#include "executor/kernels/host_kernel_set.h"
 #include "models/implementation.h"
 
 namespace fsdp::testing {
 
-class EmulatedKernels final : public MachineKernels {
+class EmulatedKernels final : public KernelSet {
  public:
   explicit EmulatedKernels(std::uint64_t seed = 1) : launch_{seed} {}
 
@@ -51,15 +51,8 @@ class EmulatedKernels final : public MachineKernels {
                              std::span<const BufferView> full) const override {
     cuda::launch_gather_parts_copy_out(layout, n, type, gathered, full, launch_);
   }
-  void adamw(const UnitLayout& layout, std::int64_t rank, const Optimizer& optimizer, std::int64_t step, DType master,
-             BufferView gradient, BufferView shard, BufferView state1, BufferView state2,
-             GradientPlaces places) const override {
-    cuda::launch_adamw(layout, rank, optimizer, step, master, gradient, shard, state1, state2, places, launch_);
-  }
-  void sgd(const UnitLayout& layout, std::int64_t rank, const Optimizer& optimizer, DType master, BufferView gradient,
-           BufferView shard, GradientPlaces places) const override {
-    cuda::launch_sgd(layout, rank, optimizer, master, gradient, shard, places, launch_);
-  }
+  void adamw(const OptimizerUpdate& update) const override { cuda::launch_adamw(update, launch_); }
+  void sgd(const OptimizerUpdate& update) const override { cuda::launch_sgd(update, launch_); }
   void copy(std::byte* to, const std::byte* from, std::int64_t bytes) const override { launch_.copy(to, from, bytes); }
   void zero(BufferView view) const override { launch_.zero(view.data, view.bytes); }
   void reorder(BufferView from, BufferView to, std::int64_t shards, std::int64_t outer, std::int64_t piece_bytes,
@@ -75,7 +68,7 @@ class EmulatedKernels final : public MachineKernels {
   }
   void batch(const TokenReader& read, std::uint64_t seed, std::int64_t first, const Workload& work, std::int64_t vocab,
              BufferView ids, BufferView targets) const override {
-    if (read) host_kernels().batch(read, seed, first, work, vocab, ids, targets);
+    if (read) host_kernel_set().batch(read, seed, first, work, vocab, ids, targets);
     else cuda::launch_synthetic_tokens(seed, first, work, vocab, ids, targets, launch_);
   }
   void initial_values(std::uint64_t seed, const Parameter& parameter, std::int64_t begin, std::int64_t count,
@@ -84,7 +77,7 @@ class EmulatedKernels final : public MachineKernels {
   }
   void read_state(const StateReader& read, const Parameter& parameter, StatePart part, const Slab& slab, DType type,
                   std::int64_t elements, std::byte* to) const override {
-    host_kernels().read_state(read, parameter, part, slab, type, elements, to);
+    host_kernel_set().read_state(read, parameter, part, slab, type, elements, to);
   }
 
  private:
@@ -112,8 +105,8 @@ class EmulatedKernels final : public MachineKernels {
     const std::size_t at = backward ? 2 * op.outputs.size() + op.inputs.size() + op.params.size() + 1
                                     : op.inputs.size() + op.params.size() + op.outputs.size() + 1;
     with.at(at).view = {scratch.data(), static_cast<std::int64_t>(scratch.size())};
-    if (backward) run_backward(op, work, type, with, token_weight);
-    else run_forward(op, work, type, with, token_weight);
+    if (backward) host_kernel_set().backward(op, work, type, with, token_weight);
+    else host_kernel_set().forward(op, work, type, with, token_weight);
   }
 
   EmulatedLaunch launch_;

@@ -46,8 +46,8 @@ struct World {
   [[nodiscard]] std::int64_t ranks() const { return mesh.replicate * mesh.shard; }
 };
 
-cuda::PlayedTime played_time(const EmulatedWorld& world) {
-  return [world](const host::Post& p, Comm comm, std::int64_t members) {
+cuda::CollectiveModel collective_model(const EmulatedWorld& world) {
+  return [world](const host::CollectiveCall& p, Comm comm, std::int64_t members) {
     CollectiveCall call = comm.kind == Communicator::reshard ? reshard_shape(comm.size, world.plan, world.cluster)
                                                              : call_shape(comm.kind, world.plan, world.cluster);
     call.kind = p.action == host::CollectiveAction::all_gather       ? CollectiveKind::all_gather
@@ -56,23 +56,25 @@ cuda::PlayedTime played_time(const EmulatedWorld& world) {
     const bool in_slots =
         p.action == host::CollectiveAction::all_gather || p.action == host::CollectiveAction::reduce_scatter;
     call.bytes = Bytes((in_slots ? p.slot_begin(members) : p.elements) * size_of(p.type));
-    return cuda::play(collective_demand(call, world.cluster, world.costs), world.cluster.gpu.sms,
-                      world.cluster.gpu.memory_bandwidth.count());
+    return cuda::model_collective(collective_demand(call, world.cluster, world.costs), world.cluster.gpu.sms,
+                                  world.cluster.gpu.memory_bandwidth.count());
   };
 }
 
 // A GPU that is at work and one that waits for another look alike from here: all get the watchdog's time. Streams get
 // two seconds of the grace to run dry (CudaDevice::give_up).
-std::shared_ptr<host::Ties> tie(const World& world) {
+std::shared_ptr<host::ControlPlane> make_control_plane(const World& world) {
   const double watchdog = world.options.run.watchdog_seconds;
   const host::WatchTimes times{watchdog, watchdog, std::chrono::seconds(6)};
-  return world.launch != nullptr ? mpi::tie_processes(times) : host::tie_threads(world.local, times);
+  return world.launch != nullptr ? mpi::make_process_control_plane(times)
+                                 : host::make_thread_control_plane(world.local, times);
 }
 
 // Rank 0 makes the id of all ranks' communicator.
-cuda::NcclIdBytes share_nccl_id(const cuda::Nccl& nccl, host::Ties& ties, std::int64_t rank) {
+cuda::NcclIdBytes share_nccl_id(const cuda::Nccl& nccl, host::ControlPlane& control_plane, std::int64_t rank) {
   const cuda::NcclIdBytes mine = rank == 0 ? cuda::make_nccl_id(nccl) : cuda::NcclIdBytes{};
-  const std::string first = ties.exchange(rank, {reinterpret_cast<const char*>(mine.data()), mine.size()}).front();
+  const std::string first =
+      control_plane.exchange(rank, {reinterpret_cast<const char*>(mine.data()), mine.size()}).front();
   cuda::NcclIdBytes id(first.size());
   std::memcpy(id.data(), first.data(), first.size());
   return id;
@@ -80,7 +82,7 @@ cuda::NcclIdBytes share_nccl_id(const cuda::Nccl& nccl, host::Ties& ties, std::i
 
 // One call of Backend::run.
 struct CudaRun {
-  std::shared_ptr<host::Ties> ties;
+  std::shared_ptr<host::ControlPlane> control_plane;
   std::shared_ptr<host::RunControl> control;
   std::function<void(Device&)> body;
   std::vector<std::unique_ptr<CudaDevice>> devices;
@@ -90,14 +92,14 @@ struct CudaRun {
   void make_devices(const World& world, const std::vector<std::vector<host::Membership>>& all_memberships) {
     struct Shared {  // by the members of a group
       std::shared_ptr<cuda::VirtualRanks> ranks;
-      std::shared_ptr<cuda::Agreement> agreement;
+      std::shared_ptr<cuda::CallChecker> checker;
     };
     const auto shared =
         std::make_shared<std::map<std::pair<std::size_t, std::int64_t>, Shared>>();  // by place among the memberships,
                                                                                      // and first rank
     const bool together = world.options.virtual_ranks;
     const auto nccl = together || world.options.emulate || world.ranks() == 1 ? nullptr : world.libraries->nccl;
-    const int ctas = nccl ? world.options.nccl_ctas : 0;
+    const int ctas = nccl ? world.options.nccl_ctas.value_or(0) : 0;
     for (std::size_t i = 0; i < world.local.size(); ++i) {
       const std::int64_t rank = world.local[i];
       const std::vector<host::Membership>& memberships = all_memberships[i];
@@ -105,17 +107,24 @@ struct CudaRun {
         Shared& group = (*shared)[{m, memberships[m].ranks.front()}];
         const bool by_events = together || memberships[m].ranks.size() == 1;
         if (by_events && !group.ranks) group.ranks = std::make_shared<cuda::VirtualRanks>(memberships[m].ranks);
-        if (!by_events && !group.agreement && world.launch == nullptr)
-          group.agreement = std::make_shared<cuda::Agreement>(memberships[m].ranks.size());
+        if (!by_events && !group.checker && world.launch == nullptr)
+          group.checker = std::make_shared<cuda::CallChecker>(memberships[m].ranks.size());
       }
-      cuda::DeviceSetup setup{
-          rank, world.gpus[i], world.options.arena, control, world.epoch, world.libraries, {}, ties->journal(), ctas,
-          {}};
-      setup.exchange = [rank, t = ties, ranks = world.ranks(),
+      cuda::DeviceSetup setup{rank,
+                              world.gpus[i],
+                              world.options.arena,
+                              control,
+                              world.epoch,
+                              world.libraries,
+                              {},
+                              control_plane->fresh_status(),
+                              ctas,
+                              {}};
+      setup.exchange = [rank, t = control_plane, ranks = world.ranks(),
                         alone = world.options.emulate.has_value()](const std::string& mine) {
         return alone ? std::vector<std::string>(static_cast<std::size_t>(ranks), mine) : t->exchange(rank, mine);
       };
-      setup.connect = [=, t = ties, control = control, ranks = world.ranks(),
+      setup.connect = [=, t = control_plane, control = control, ranks = world.ranks(),
                        emulate = world.options.emulate](std::unique_ptr<cuda::NcclWorld>& joined) {
         std::vector<cuda::GpuLink> links;
         if (nccl) joined = cuda::join_nccl_world(nccl, share_nccl_id(*nccl, *t, rank), rank, ranks, ctas, control);
@@ -123,10 +132,10 @@ struct CudaRun {
           const host::Membership& membership = memberships[m];
           const auto& group = shared->at({m, membership.ranks.front()});
           if (emulate)
-            links.push_back({membership.comm, cuda::make_emulated_group(membership, rank, played_time(*emulate))});
+            links.push_back({membership.comm, cuda::make_emulated_group(membership, rank, collective_model(*emulate))});
           else if (together || membership.ranks.size() == 1)
             links.push_back({membership.comm, cuda::make_virtual_group(group.ranks, rank, control)});
-          else links.push_back({membership.comm, joined->split(membership, group.agreement)});
+          else links.push_back({membership.comm, joined->split(membership, group.checker)});
         }
         return links;
       };
@@ -205,17 +214,17 @@ class CudaBackend final : public GpuBackend {
   void run(const std::function<void(Device&)>& body, std::span<const std::int64_t> reshard) override {
     std::vector<std::vector<host::Membership>> memberships;
     for (const std::int64_t rank : world_.local) memberships.push_back(host::memberships(world_.mesh, reshard, rank));
-    const auto ties = tie(world_);
+    const auto control_plane = make_control_plane(world_);
     auto run = std::make_unique<CudaRun>();
-    run->ties = ties;
-    run->control = ties->control();
+    run->control_plane = control_plane;
+    run->control = control_plane->control();
     run->body = body;
     run->make_devices(world_, memberships);
     run->start();
-    const bool idle = run->finish(ties->watch([&](std::size_t i) { return run->devices[i]->doing(); }));
+    const bool idle = run->finish(control_plane->watch([&](std::size_t i) { return run->devices[i]->doing(); }));
     if (!idle) (void)run.release();  // kept until the process ends: threads or the GPU may still use it
     run.reset();
-    ties->end(nullptr);
+    control_plane->end(nullptr);
   }
 
  private:
@@ -270,8 +279,8 @@ void check_options(MeshShape mesh, const CudaOptions& options) {
   if (mesh.replicate < 1 || mesh.shard < 1 || checked_mul(mesh.replicate, mesh.shard, "mesh") > most)
     throw InputError("mesh", fmt::format("{} x {} ranks cannot run on the cuda backend", mesh.replicate, mesh.shard),
                      fmt::format("use 1 to {} ranks", most));
-  if (options.nccl_ctas < 0)
-    throw InputError("nccl_ctas", "must not be negative", "give a number of CTAs, or 0 to let NCCL choose");
+  if (options.nccl_ctas && *options.nccl_ctas < 1)
+    throw InputError("nccl_ctas", "must be at least 1", "give a number of CTAs, or none to let NCCL choose");
   if (options.virtual_ranks && options.emulate)
     throw InputError(setting("virtual_ranks"), "has no meaning with --emulate-world", "give one of them");
   if (options.processes && (options.virtual_ranks || options.emulate))
@@ -280,7 +289,7 @@ void check_options(MeshShape mesh, const CudaOptions& options) {
 }
 
 // This process's rank, and its GPU, which is no other rank's: every process of the launch comes here.
-void take_seat(World& world, int present) {
+void assign_device(World& world, int present) {
   world.local = {world.launch->rank()};
   world.gpus = {cuda::place_process(world.launch->place_here(), present, world.options.devices)};
   cudaDeviceProp p{};
@@ -289,12 +298,12 @@ void take_seat(World& world, int present) {
   (void)::gethostname(host.data(), host.size() - 1);
   std::string uuid;
   for (const char byte : p.uuid.bytes) uuid += fmt::format("{:02x}", static_cast<unsigned char>(byte));
-  std::vector<cuda::Seat> seats;
+  std::vector<cuda::DeviceAssignment> assignments;
   for (const std::string& text :
-       mpi::exchange_between_runs(cuda::format_seat({host.data(), "GPU-" + uuid, world.gpus.front()})))
-    seats.push_back(cuda::parse_seat(text));
+       mpi::exchange_between_runs(cuda::format_assignment({host.data(), "GPU-" + uuid, world.gpus.front()})))
+    assignments.push_back(cuda::parse_assignment(text));
   const char* shared = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE");  // newer NCCL allows it where this is set
-  if (shared == nullptr || std::strcmp(shared, "0") == 0) cuda::check_seats(seats);
+  if (shared == nullptr || std::strcmp(shared, "0") == 0) cuda::check_assignments(assignments);
 }
 
 }  // namespace
@@ -308,7 +317,7 @@ std::unique_ptr<GpuBackend> make_cuda_backend(MeshShape mesh, const CudaOptions&
   if (present == 0)
     throw MachineError(world.launch != nullptr ? fmt::format("rank {}: {}", world.launch->rank(), why) : why);
   if (world.launch != nullptr) {
-    take_seat(world, present);
+    assign_device(world, present);
   } else {
     world.local.resize(options.emulate ? 1 : static_cast<std::size_t>(world.ranks()));
     std::iota(world.local.begin(), world.local.end(), 0);
@@ -321,10 +330,10 @@ std::unique_ptr<GpuBackend> make_cuda_backend(MeshShape mesh, const CudaOptions&
     int multiprocessors = 0;
     cuda::check(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, gpu), -1,
                 "asking for multiprocessors");
-    if (options.nccl_ctas >= multiprocessors)
+    if (options.nccl_ctas && *options.nccl_ctas >= multiprocessors)
       throw InputError(
           "nccl_ctas",
-          fmt::format("{} CTAs of a collective leave nothing of GPU {} to matrix products", options.nccl_ctas, gpu),
+          fmt::format("{} CTAs of a collective leave nothing of GPU {} to matrix products", *options.nccl_ctas, gpu),
           fmt::format("give fewer than its {} multiprocessors", multiprocessors));
   }
   world.libraries = cuda::find_libraries();

@@ -1,4 +1,4 @@
-// Every answer of the CUDA runtime goes through here.
+// Checks the result of every call of the CUDA runtime.
 #pragma once
 
 #include <cuda_runtime_api.h>

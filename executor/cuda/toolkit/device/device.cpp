@@ -20,7 +20,7 @@ constexpr std::int64_t kGap =
 }  // namespace
 
 CudaDevice::CudaDevice(DeviceSetup setup)
-    : s_(std::move(setup)), journal_(*s_.journal), arena_(s_.rank), host_arena_(s_.rank) {}
+    : s_(std::move(setup)), status_(*s_.status), arena_(s_.rank), host_arena_(s_.rank) {}
 
 // Communication before compute: its kernels are few and others wait for them.
 void CudaDevice::open() {
@@ -80,11 +80,11 @@ void CudaDevice::run_body(const std::function<void(Device&)>& body) {
     close();
   } catch (...) {
     std::array<char, 64> where{};
-    fmt::format_to_n(where.data(), where.size() - 1, "after issuing operation {}", journal_.issued.load());
-    s_.control->fail_with_exception(s_.rank, journal_.issued.load(), where.data());
+    fmt::format_to_n(where.data(), where.size() - 1, "after issuing operation {}", status_.issued.load());
+    s_.control->fail_with_exception(s_.rank, status_.issued.load(), where.data());
     give_up();
   }
-  journal_.host.store(host::Journal::ended);
+  status_.host.store(host::RankStatus::ended);
   for (OnStream& s : streams_)
     if (s.tasks) s.tasks->stop();
 }
@@ -104,7 +104,7 @@ CudaDevice::~CudaDevice() {
   (void)cudaSetDevice(s_.gpu);
   links_.clear();
   world_.reset();
-  context_.products.reset();
+  context_.matmul_runner.reset();
   for (const Events& e : events_) {
     if (e.start != nullptr) (void)cudaEventDestroy(e.start);
     if (e.end != nullptr) (void)cudaEventDestroy(e.end);
@@ -161,16 +161,16 @@ void CudaDevice::write(BufferView to, std::span<const std::byte> from) {
 }
 
 std::vector<std::string> CudaDevice::exchange(const std::string& mine) {
-  journal_.host.store(host::Journal::waiting);
+  status_.host.store(host::RankStatus::waiting);
   std::vector<std::string> all = s_.exchange(mine);
-  journal_.host.store(host::Journal::busy);
+  status_.host.store(host::RankStatus::busy);
   return all;
 }
 
 host::Doing CudaDevice::doing() const {
-  host::Doing result = host::doing(journal_);
+  host::Doing result = host::doing(status_);
   if (GpuGroup* group = meeting_.load(); group != nullptr && result.blame < host::kRuns) {
-    const std::int32_t op = journal_.issued.load();
+    const std::int32_t op = status_.issued.load();
     const std::vector<std::int64_t> absent = group->absent();
     result = {2, op, fmt::format("waits in collective operation {} for rank {}", op, fmt::join(absent, ", ")), absent};
   }

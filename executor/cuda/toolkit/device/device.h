@@ -15,17 +15,18 @@
 #include "executor/cuda/toolkit/device/group.h"
 #include "executor/cuda/toolkit/device/host_tasks.h"
 #include "executor/cuda/toolkit/device/libraries.h"
-#include "executor/cuda/toolkit/operation_kernels.h"
-#include "executor/ranks/arena.h"
+#include "executor/cuda/toolkit/kernels/stream_kernels.h"
+#include "executor/ranks/instruments/arena.h"
 #include "executor/ranks/rank_status.h"
 
 namespace fsdp::cuda {
 
 using Clock = std::chrono::steady_clock;
-inline constexpr std::size_t kFlagsApart =
-    64;  // flags of streams: so many 4-byte numbers apart, lines of the cache of their own
+// Distance of the streams' flags, in 4-byte numbers: each has cache lines of its own.
+inline constexpr std::size_t kFlagsApart = 64;
 
-struct GpuLink {  // to the other ranks of one communicator
+// Connection to the other ranks of one communicator.
+struct GpuLink {
   Comm comm;
   std::unique_ptr<GpuGroup> group;
 };
@@ -38,11 +39,11 @@ struct DeviceSetup {
   Clock::time_point epoch;
   std::shared_ptr<const Libraries> libraries;
   std::function<std::vector<std::string>(const std::string& mine)> exchange;
-  std::shared_ptr<host::Journal> journal =
-      std::make_shared<host::Journal>();  // of this rank; processes put it where others can read it
-  int nccl_ctas = 0;                      // CudaOptions::nccl_ctas where NCCL is used, else 0
-  // Called by the rank's own thread with its GPU current: the groups that it belongs to. `world` goes with them, where
-  // NCCL has one.
+  // Of this rank. Ranks that are processes keep it where others can read it.
+  std::shared_ptr<host::RankStatus> status = std::make_shared<host::RankStatus>();
+  int nccl_ctas = 0;  // CudaOptions::nccl_ctas where NCCL is used; 0: none
+  // Returns the groups that the rank belongs to, and sets `world` where NCCL is used. Called by the rank's own thread
+  // with its GPU current.
   std::function<std::vector<GpuLink>(std::unique_ptr<NcclWorld>& world)> connect;
 };
 
@@ -76,13 +77,12 @@ class CudaDevice final : public Device {
   void write(BufferView to, std::span<const std::byte> from) override;
   [[nodiscard]] std::vector<std::string> exchange(const std::string& mine) override;
 
-  // For the backend: the rank's own thread; how it ends, and what it does when nothing moves any more.
+  // For the backend.
   void run_body(const std::function<void(Device&)>& body);
-  void join();   // its host tasks' threads have ended or are about to
-  void leave();  // threads that cannot be ended are left behind: then this object must not go
-  [[nodiscard]] bool idle() const {
-    return idle_;
-  }                                         // false: after a failure its GPU still worked, and this object must not go
+  void join();   // once the threads of its host tasks have ended or are about to
+  void leave();  // leaves threads behind that cannot be ended; then this object must not be destroyed
+  // False: its GPU still worked after a failure; then this object must not be destroyed.
+  [[nodiscard]] bool idle() const { return idle_; }
   [[nodiscard]] host::Doing doing() const;  // from any thread
 
  private:
@@ -111,7 +111,7 @@ class CudaDevice final : public Device {
   void end_operation(std::size_t index);
   [[nodiscard]] std::size_t index_of(std::int32_t op) const;
   [[nodiscard]] std::size_t link_of(Comm, std::int32_t op) const;
-  void issue_collective(std::size_t link, std::span<const std::int32_t> waits, const host::Post&,
+  void issue_collective(std::size_t link, std::span<const std::int32_t> waits, const host::CollectiveCall&,
                         std::int64_t group_elements, BufferView large, BufferView small);
   void poll();  // what has finished; throws for what failed
   template <class Done>
@@ -119,7 +119,7 @@ class CudaDevice final : public Device {
   [[nodiscard]] double now() const { return std::chrono::duration<double>(Clock::now() - s_.epoch).count(); }
 
   const DeviceSetup s_;
-  host::Journal& journal_;  // s_'s
+  host::RankStatus& status_;  // s_'s
   host::Arena arena_, host_arena_;
   std::byte *memory_ = nullptr, *host_memory_ = nullptr;
   std::uint32_t* flags_ = nullptr;  // pinned, one for each stream's host tasks

@@ -26,8 +26,8 @@ void CudaDevice::begin_step() {
   std::fill(place_.begin(), place_.end(), -1);
   std::fill(last_collective_.begin(), last_collective_.end(), -1);
   records_.clear();
-  journal_.issued.store(-1);
-  ++journal_.begun;
+  status_.issued.store(-1);
+  ++status_.begun;
   // Times of a step count from here: cudaEventElapsedTime answers in float, whose steps grow with what it counts.
   check(cudaEventRecord(step_begin_, on(Stream::compute).raw), s_.rank, "recording an event");
   check(cudaEventSynchronize(step_begin_), s_.rank, "waiting for an event");
@@ -68,7 +68,7 @@ std::size_t CudaDevice::begin_operation(std::int32_t op, Stream stream, std::spa
   check(cudaEventRecord(events_[index].start, s.raw), s_.rank, "recording an event");
   issued_.push_back({op, stream});
   place_[at(op)] = static_cast<std::int32_t>(index);
-  journal_.issued.store(op);
+  status_.issued.store(op);
   return index;
 }
 
@@ -84,7 +84,7 @@ void CudaDevice::launch(std::int32_t op, Stream stream, std::span<const std::int
   OnStream& s = on(stream);
   if (!s.tasks)
     s.tasks = std::make_unique<HostTasks>(s_.rank, stream, flags_ + static_cast<std::size_t>(stream) * kFlagsApart,
-                                          s_.control, journal_);
+                                          s_.control, status_);
   s.tasks->enqueue(op, std::move(body), s.raw);
   issued_[index].host = true;
   end_operation(index);
@@ -108,48 +108,49 @@ std::size_t CudaDevice::link_of(Comm comm, std::int32_t op) const {
 }
 
 // One communicator runs one collective at a time, in issue order, whatever the stream.
-void CudaDevice::issue_collective(std::size_t link, std::span<const std::int32_t> waits, const host::Post& post,
-                                  std::int64_t group_elements, BufferView large, BufferView small) {
+void CudaDevice::issue_collective(std::size_t link, std::span<const std::int32_t> waits,
+                                  const host::CollectiveCall& call, std::int64_t group_elements, BufferView large,
+                                  BufferView small) {
   GpuGroup& group = *links_[link].group;
-  host::check_fits(post, group.member(), group.size(), group_elements, large.bytes, small.bytes);
-  const std::size_t index = begin_operation(post.op, post.stream, waits, last_collective_[link]);
-  last_collective_[link] = post.op;
-  journal_.host.store(host::Journal::waiting);
+  host::check_fits(call, group.member(), group.size(), group_elements, large.bytes, small.bytes);
+  const std::size_t index = begin_operation(call.op, call.stream, waits, last_collective_[link]);
+  last_collective_[link] = call.op;
+  status_.host.store(host::RankStatus::waiting);
   meeting_.store(&group);
-  group.enqueue(post, on(post.stream).raw);
+  group.enqueue(call, on(call.stream).raw);
   meeting_.store(nullptr);
-  journal_.host.store(host::Journal::busy);
+  status_.host.store(host::RankStatus::busy);
   issued_[index].collective = true;
-  issued_[index].sent_bytes = bytes_from_others(post, group.member(), group.size());
+  issued_[index].sent_bytes = bytes_from_others(call, group.member(), group.size());
   end_operation(index);
 }
 
 void CudaDevice::all_gather(std::int32_t op, Stream stream, Comm comm, std::span<const std::int32_t> waits,
                             BufferView buffer, const Slots& slots, DType type) {
   const std::size_t link = link_of(comm, op);
-  host::Post post{.action = host::CollectiveAction::all_gather,
-                  .op = op,
-                  .stream = stream,
-                  .input = buffer.data,
-                  .output = buffer.data,
-                  .type = type};
-  const std::int64_t all = host::set_slots(post, slots, links_[link].group->size());
-  issue_collective(link, waits, post, all, buffer, buffer);
+  host::CollectiveCall call{.action = host::CollectiveAction::all_gather,
+                            .op = op,
+                            .stream = stream,
+                            .input = buffer.data,
+                            .output = buffer.data,
+                            .type = type};
+  const std::int64_t all = host::set_slots(call, slots, links_[link].group->size());
+  issue_collective(link, waits, call, all, buffer, buffer);
 }
 
 void CudaDevice::reduce_scatter(std::int32_t op, Stream stream, Comm comm, std::span<const std::int32_t> waits,
                                 BufferView input, BufferView output, const Slots& slots, DType type,
                                 Reduction reduction) {
   const std::size_t link = link_of(comm, op);
-  host::Post post{.action = host::CollectiveAction::reduce_scatter,
-                  .op = op,
-                  .stream = stream,
-                  .input = input.data,
-                  .output = output.data,
-                  .type = type,
-                  .reduction = reduction};
-  const std::int64_t all = host::set_slots(post, slots, links_[link].group->size());
-  issue_collective(link, waits, post, all, input, output);
+  host::CollectiveCall call{.action = host::CollectiveAction::reduce_scatter,
+                            .op = op,
+                            .stream = stream,
+                            .input = input.data,
+                            .output = output.data,
+                            .type = type,
+                            .reduction = reduction};
+  const std::int64_t all = host::set_slots(call, slots, links_[link].group->size());
+  issue_collective(link, waits, call, all, input, output);
 }
 
 void CudaDevice::all_reduce(std::int32_t op, Stream stream, Comm comm, std::span<const std::int32_t> waits,
@@ -210,16 +211,16 @@ void CudaDevice::poll() {
   for (std::size_t i = 0; i < streams_.size(); ++i) {            // for doing(): the oldest waits for nothing but itself
     if (oldest < issued_.size() && issued_[oldest].host) break;  // its thread says what it does
     const bool here = oldest < issued_.size() && static_cast<std::size_t>(issued_[oldest].stream) == i;
-    journal_.streams[i].op.store(op);
-    journal_.streams[i].state.store(!here                        ? host::Journal::idle
-                                    : issued_[oldest].collective ? host::Journal::collective
-                                                                 : host::Journal::kernel);
+    status_.streams[i].op.store(op);
+    status_.streams[i].state.store(!here                        ? host::RankStatus::idle
+                                   : issued_[oldest].collective ? host::RankStatus::collective
+                                                                : host::RankStatus::kernel);
   }
 }
 
 template <class Done>
 void CudaDevice::wait(Done done) {
-  journal_.host.store(host::Journal::waiting);
+  status_.host.store(host::RankStatus::waiting);
   const auto begin = Clock::now();
   auto looked = begin;
   while (true) {
@@ -234,7 +235,7 @@ void CudaDevice::wait(Done done) {
       for (GpuLink& l : links_) l.group->poll();
     }
   }
-  journal_.host.store(host::Journal::busy);
+  status_.host.store(host::RankStatus::busy);
 }
 
 void CudaDevice::wait_host(std::int32_t op) {

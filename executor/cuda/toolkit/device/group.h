@@ -21,20 +21,20 @@ class GpuGroup {
   [[nodiscard]] virtual std::int64_t size() const = 0;
   [[nodiscard]] virtual std::int64_t member() const = 0;  // of this rank
   // Puts this rank's part on the stream. The rank's GPU is the current one; one collective at a time per group.
-  virtual void enqueue(const host::Post&, cudaStream_t) = 0;
-  virtual void register_memory(std::byte*, std::int64_t) {}  // that collectives will use
-  virtual void poll() {}                                     // throws MachineError for what failed on its own since
+  virtual void enqueue(const host::CollectiveCall&, cudaStream_t) = 0;
+  virtual void register_memory(std::byte*, std::int64_t) {}  // memory that collectives will use
+  virtual void poll() {}                                     // throws MachineError for an asynchronous failure
   virtual void close() {}                                    // after the last collective, on all ranks
-  virtual void abort() noexcept {}                           // what runs ends; nothing else may be called
-  [[nodiscard]] virtual std::vector<std::int64_t> absent() const {
-    return {};
-  }  // ranks that this one's host waits for; from any thread
+  virtual void abort() noexcept {}                           // ends running collectives; the last call
+  // Ranks that this rank's host waits for. From any thread.
+  [[nodiscard]] virtual std::vector<std::int64_t> absent() const { return {}; }
 };
 
 // --- Ranks that share a GPU (or a group of one). Their hosts meet when they issue a collective, so that each stream
-// can be told to wait for what the others have put on theirs; then each copies and reduces its own share from the
-// others' buffers.
-class VirtualRanks {  // what the members of a group share
+// can wait for events on the others' streams. Then each copies and reduces its own share from the others' buffers.
+
+// State that the members of a group share.
+class VirtualRanks {
  public:
   explicit VirtualRanks(std::vector<std::int64_t> ranks);
   ~VirtualRanks();
@@ -55,25 +55,27 @@ class VirtualRanks {  // what the members of a group share
 
 // --- A GPU for each rank, NCCL between them.
 struct Nccl;
-class NcclWorld {  // one rank's communicators
+// The communicators of one rank.
+class NcclWorld {
  public:
   virtual ~NcclWorld() = default;
   // Of the ranks of one membership, over ncclCommSplit; all ranks of the run call it in the same order. They share the
-  // Agreement; none: they are processes.
-  [[nodiscard]] virtual std::unique_ptr<GpuGroup> split(const host::Membership&, std::shared_ptr<Agreement>) = 0;
+  // CallChecker. Null: ranks are processes.
+  [[nodiscard]] virtual std::unique_ptr<GpuGroup> split(const host::Membership&, std::shared_ptr<CallChecker>) = 0;
   virtual void close() = 0;
   virtual void abort() noexcept = 0;
 };
 using NcclIdBytes = std::vector<std::byte>;
 [[nodiscard]] NcclIdBytes make_nccl_id(const Nccl&);
-// Blocks until all ranks have come, or the run has failed (RankFailure). `ctas`: most of a collective, in all of its
-// communicators; 0: NCCL chooses.
+// Blocks until all ranks have joined, or the run has failed (RankFailure). `ctas`: most CTAs of one collective; 0: NCCL
+// chooses.
 [[nodiscard]] std::unique_ptr<NcclWorld> join_nccl_world(std::shared_ptr<const Nccl>, const NcclIdBytes&,
                                                          std::int64_t rank, std::int64_t ranks, int ctas,
                                                          std::shared_ptr<host::RunControl>);
 
-// --- One rank of many (--emulate-world): what others would send is this rank's own.
-using PlayedTime = std::function<Played(const host::Post&, Comm, std::int64_t members)>;
-[[nodiscard]] std::unique_ptr<GpuGroup> make_emulated_group(const host::Membership&, std::int64_t rank, PlayedTime);
+// --- One rank of many (EmulatedWorld). Other ranks' data is this rank's own.
+using CollectiveModel = std::function<ModelledCollective(const host::CollectiveCall&, Comm, std::int64_t members)>;
+[[nodiscard]] std::unique_ptr<GpuGroup> make_emulated_group(const host::Membership&, std::int64_t rank,
+                                                            CollectiveModel);
 
 }  // namespace fsdp::cuda

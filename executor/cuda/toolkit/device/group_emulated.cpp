@@ -11,11 +11,11 @@ namespace fsdp::cuda {
 namespace {
 
 using host::CollectiveAction;
-using host::Post;
+using host::CollectiveCall;
 
 class EmulatedGroup final : public GpuGroup {
  public:
-  EmulatedGroup(const host::Membership& m, std::int64_t rank, PlayedTime time)
+  EmulatedGroup(const host::Membership& m, std::int64_t rank, CollectiveModel time)
       : comm_(m.comm),
         rank_(rank),
         size_(static_cast<std::int64_t>(m.ranks.size())),
@@ -25,8 +25,8 @@ class EmulatedGroup final : public GpuGroup {
   [[nodiscard]] std::int64_t member() const override { return member_; }
 
   // The values first: a plausible number in every place, so that losses stay finite. They take part of the time that is
-  // played.
-  void enqueue(const Post& p, cudaStream_t stream) override {
+  // modelled.
+  void enqueue(const CollectiveCall& p, cudaStream_t stream) override {
     const std::int64_t width = size_of(p.type);
     std::byte* touched = p.output;
     std::int64_t bytes = p.elements * width;
@@ -43,15 +43,15 @@ class EmulatedGroup final : public GpuGroup {
       // Of equal parts the average is one of them; a sum of `size` parts is left at one of them.
       if (bytes > 0) enqueue_reduction(p.type, Reduction::average, inputs, 1, p.slot(member_), p.output, stream);
     }
-    const Played played = size_ > 1 ? time_(p, comm_, size_) : Played{};
-    if (played.nanoseconds > 0) {
+    const ModelledCollective modelled = size_ > 1 ? time_(p, comm_, size_) : ModelledCollective{};
+    if (modelled.nanoseconds > 0) {
       const auto first = reinterpret_cast<std::uintptr_t>(touched);
       const std::int64_t skip = static_cast<std::int64_t>((16 - first % 16) % 16),
                          usable = std::max<std::int64_t>(bytes - skip, 0) / 16 * 16;
       std::byte* const aligned = touched + skip;  // each word is written where it was read: the values stay
-      enqueue_occupation(
-          {played.blocks, 512, played.nanoseconds, aligned, aligned, usable, usable > 0 ? played.traffic_bytes : 0},
-          stream);
+      enqueue_occupation({modelled.blocks, 512, modelled.nanoseconds, aligned, aligned, usable,
+                          usable > 0 ? modelled.traffic_bytes : 0},
+                         stream);
     }
     check(cudaPeekAtLastError(), rank_, "launching a played collective");
   }
@@ -64,12 +64,12 @@ class EmulatedGroup final : public GpuGroup {
   }
   Comm comm_;
   std::int64_t rank_, size_, member_;
-  PlayedTime time_;
+  CollectiveModel time_;
 };
 
 }  // namespace
 
-std::unique_ptr<GpuGroup> make_emulated_group(const host::Membership& m, std::int64_t rank, PlayedTime time) {
+std::unique_ptr<GpuGroup> make_emulated_group(const host::Membership& m, std::int64_t rank, CollectiveModel time) {
   return std::make_unique<EmulatedGroup>(m, rank, std::move(time));
 }
 

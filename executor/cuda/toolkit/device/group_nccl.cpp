@@ -7,16 +7,16 @@
 #include <map>
 #include <thread>
 
+#include "executor/arithmetic/element.h"
 #include "executor/cuda/toolkit/device/group.h"
 #include "executor/cuda/toolkit/device/nccl.h"
-#include "executor/kernels/arithmetic/element.h"
 #include "models/input/error.h"
 
 namespace fsdp::cuda {
 namespace {
 
 using host::CollectiveAction;
-using host::Post;
+using host::CollectiveCall;
 
 struct Shared {  // of one rank's communicators
   std::shared_ptr<const Nccl> nccl;
@@ -93,17 +93,17 @@ ncclDataType_t nccl_type(DType t) {
 
 class NcclGroup final : public GpuGroup {
  public:
-  NcclGroup(const host::Membership& m, std::shared_ptr<Agreement> agreement, NcclCommunicator comm)
+  NcclGroup(const host::Membership& m, std::shared_ptr<CallChecker> checker, NcclCommunicator comm)
       : size_(static_cast<std::int64_t>(m.ranks.size())),
         member_(std::find(m.ranks.begin(), m.ranks.end(), comm.shared().rank) - m.ranks.begin()),
-        agreement_(std::move(agreement)),
+        checker_(std::move(checker)),
         comm_(std::move(comm)),
         nccl_(*comm_.shared().nccl) {}
   [[nodiscard]] std::int64_t size() const override { return size_; }
   [[nodiscard]] std::int64_t member() const override { return member_; }
 
-  void enqueue(const Post& p, cudaStream_t stream) override {
-    if (agreement_) agreement_->see(static_cast<std::size_t>(member_), comm_.shared().rank, p);
+  void enqueue(const CollectiveCall& p, cudaStream_t stream) override {
+    if (checker_) checker_->check(static_cast<std::size_t>(member_), comm_.shared().rank, p);
     const std::string_view call = name(p.action);
     switch (p.action) {
       case CollectiveAction::all_gather:
@@ -139,17 +139,17 @@ class NcclGroup final : public GpuGroup {
  private:
   static std::size_t count(std::int64_t n) { return static_cast<std::size_t>(n); }
 
-  ncclResult_t gather(const Post& p, cudaStream_t stream) {
+  ncclResult_t gather(const CollectiveCall& p, cudaStream_t stream) {
     return nccl_.all_gather(p.input + p.slot_begin(member_) * size_of(p.type), p.output, count(p.elements),
                             nccl_type(p.type), comm_.raw(), stream);
   }
-  ncclResult_t scatter(const Post& p, cudaStream_t stream) {
+  ncclResult_t scatter(const CollectiveCall& p, cudaStream_t stream) {
     return nccl_.reduce_scatter(p.input, p.output, count(p.elements), nccl_type(p.type), operation(p), comm_.raw(),
                                 stream);
   }
   // Slots of their own sizes: one broadcast or reduction for each, launched as one.
   template <class Call>
-  void one_by_one(const Post& p, Call call) {
+  void one_by_one(const CollectiveCall& p, Call call) {
     const ncclRedOp_t op =
         p.action == CollectiveAction::reduce_scatter ? operation(p) : ncclSum;  // made outside of the group of calls
     comm_.await(nccl_.group_start(), "ncclGroupStart");
@@ -159,19 +159,19 @@ class NcclGroup final : public GpuGroup {
               comm_.shared().rank, name(p.action));
     comm_.await(nccl_.group_end(), "ncclGroupEnd");
   }
-  void gather_slots(const Post& p, cudaStream_t stream) {
+  void gather_slots(const CollectiveCall& p, cudaStream_t stream) {
     one_by_one(p, [&](int root, std::int64_t at, std::size_t n, ncclRedOp_t) {
       return nccl_.broadcast(p.input + at, p.output + at, n, nccl_type(p.type), root, comm_.raw(), stream);
     });
   }
-  void reduce_slots(const Post& p, cudaStream_t stream) {
+  void reduce_slots(const CollectiveCall& p, cudaStream_t stream) {
     one_by_one(p, [&](int root, std::int64_t at, std::size_t n, ncclRedOp_t op) {
       return nccl_.reduce(p.input + at, p.output, n, nccl_type(p.type), op, root, comm_.raw(),
                           stream);  // output: of the root alone
     });
   }
 
-  ncclRedOp_t operation(const Post& p) {
+  ncclRedOp_t operation(const CollectiveCall& p) {
     switch (p.reduction.kind) {
       case ReductionKind::sum: return ncclSum;
       case ReductionKind::average: return ncclAvg;
@@ -191,7 +191,7 @@ class NcclGroup final : public GpuGroup {
   }
 
   std::int64_t size_, member_;
-  std::shared_ptr<Agreement> agreement_;
+  std::shared_ptr<CallChecker> checker_;
   NcclCommunicator comm_;
   const Nccl& nccl_;
   std::map<std::pair<DType, double>, ncclRedOp_t> operations_;
@@ -225,7 +225,7 @@ class World final : public NcclWorld {
     }
   }
   [[nodiscard]] std::unique_ptr<GpuGroup> split(const host::Membership& m,
-                                                std::shared_ptr<Agreement> agreement) override {
+                                                std::shared_ptr<CallChecker> checker) override {
     const Shared& s = comm_.shared();
     NcclCommunicator child(s, fmt::format("the group of ranks {}", fmt::join(m.ranks, ", ")));
     ncclConfig_t config = configuration(ctas_);  // resources of its own: two groups may work at the same time
@@ -238,7 +238,7 @@ class World final : public NcclWorld {
       child.abort();
       throw;
     }
-    return std::make_unique<NcclGroup>(m, std::move(agreement), std::move(child));
+    return std::make_unique<NcclGroup>(m, std::move(checker), std::move(child));
   }
   void close() override { comm_.close(); }
   void abort() noexcept override { comm_.abort(); }

@@ -16,7 +16,7 @@ VirtualRanks::~VirtualRanks() {
 namespace {
 
 using host::CollectiveAction;
-using host::Post;
+using host::CollectiveCall;
 
 class VirtualGroup final : public GpuGroup {
  public:
@@ -34,7 +34,7 @@ class VirtualGroup final : public GpuGroup {
   [[nodiscard]] std::int64_t size() const override { return size_; }
   [[nodiscard]] std::int64_t member() const override { return member_; }
 
-  void enqueue(const Post& p, cudaStream_t stream) override {
+  void enqueue(const CollectiveCall& p, cudaStream_t stream) override {
     record(VirtualRanks::ready, stream);
     meeting_.store(true);
     all_->meeting().meet(*control_, member_, p);
@@ -43,7 +43,7 @@ class VirtualGroup final : public GpuGroup {
       case CollectiveAction::all_gather: gather(p, stream); break;
       case CollectiveAction::reduce_scatter: reduce(p, p.slot_begin(member_), p.slot(member_), p.output, stream); break;
       case CollectiveAction::broadcast:
-        if (member_ != p.root) copy(p.output, all_->meeting().post(p.root).input, p.elements * size_of(p.type), stream);
+        if (member_ != p.root) copy(p.output, all_->meeting().call(p.root).input, p.elements * size_of(p.type), stream);
         break;
       case CollectiveAction::all_reduce: reduce_all(p, stream); break;
     }
@@ -72,23 +72,23 @@ class VirtualGroup final : public GpuGroup {
       check(cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), cudaMemcpyDefault, stream), rank_,
             "copying from another rank");
   }
-  void gather(const Post& p, cudaStream_t stream) {
+  void gather(const CollectiveCall& p, cudaStream_t stream) {
     const std::int64_t width = size_of(p.type);
     for (std::int64_t i = 1; i < size_; ++i) {
       const std::int64_t other = (member_ + i) % size_, at = p.slot_begin(other) * width;
-      copy(p.output + at, all_->meeting().post(other).input + at, p.slot(other) * width, stream);
+      copy(p.output + at, all_->meeting().call(other).input + at, p.slot(other) * width, stream);
     }
   }
-  void reduce(const Post& p, std::int64_t first, std::int64_t count, std::byte* output, cudaStream_t stream) {
+  void reduce(const CollectiveCall& p, std::int64_t first, std::int64_t count, std::byte* output, cudaStream_t stream) {
     if (count == 0) return;
     Inputs inputs{};
-    for (std::int64_t m = 0; m < size_; ++m) inputs.of[m] = all_->meeting().post(m).input + first * size_of(p.type);
+    for (std::int64_t m = 0; m < size_; ++m) inputs.of[m] = all_->meeting().call(m).input + first * size_of(p.type);
     enqueue_reduction(p.type, p.reduction, inputs, static_cast<int>(size_), count, output, stream);
     check(cudaPeekAtLastError(), rank_, "launching a reduction");
   }
-  // Each rank reduces a chunk in place, then fetches the others': three meetings, as the posts must be read before the
+  // Each rank reduces a chunk in place, then fetches the others': three meetings, as the calls must be read before the
   // second.
-  void reduce_all(const Post& p, cudaStream_t stream) {
+  void reduce_all(const CollectiveCall& p, cudaStream_t stream) {
     const std::int64_t width = size_of(p.type), begin = chunk_begin(p.elements, size_, member_),
                        end = chunk_begin(p.elements, size_, member_ + 1);
     reduce(p, begin, end - begin, p.output + begin * width, stream);
@@ -97,7 +97,7 @@ class VirtualGroup final : public GpuGroup {
     wait_for_others(VirtualRanks::reduced, stream);
     for (std::int64_t i = 1; i < size_; ++i) {
       const std::int64_t other = (member_ + i) % size_, at = chunk_begin(p.elements, size_, other) * width;
-      copy(p.output + at, all_->meeting().post(other).output + at,
+      copy(p.output + at, all_->meeting().call(other).output + at,
            chunk_begin(p.elements, size_, other + 1) * width - at, stream);
     }
   }

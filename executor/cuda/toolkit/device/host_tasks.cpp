@@ -9,7 +9,7 @@
 #include <system_error>
 
 #include "executor/cuda/toolkit/device/check.h"
-#include "executor/ranks/heap_meter.h"
+#include "executor/ranks/instruments/heap_meter.h"
 #include "models/input/error.h"
 
 namespace fsdp::cuda {
@@ -31,12 +31,12 @@ WaitValue find_wait_value() {
 }  // namespace
 
 HostTasks::HostTasks(std::int64_t rank, Stream stream, std::uint32_t* flag, std::shared_ptr<host::RunControl> control,
-                     host::Journal& journal)
+                     host::RankStatus& status)
     : rank_(rank),
       stream_(stream),
       flag_(flag),
       control_(std::move(control)),
-      journal_(journal.streams[static_cast<std::size_t>(stream)]) {}
+      status_(status.streams[static_cast<std::size_t>(stream)]) {}
 
 void HostTasks::enqueue(std::int32_t op, KernelBody body, cudaStream_t stream) {
   static const WaitValue wait_value = find_wait_value();
@@ -92,22 +92,22 @@ void HostTasks::work() {
     control_->fail_with_exception(rank_, op, where.data());
   }
   const std::lock_guard lock(mutex_);
-  journal_.state.store(host::Journal::idle);
+  status_.state.store(host::RankStatus::idle);
   release(last_ticket_ + (1U << 30));  // whatever waits, and may still come, goes on
 }
 
 // A deque's elements stay where they are while others are added at its end.
 void HostTasks::run(Task& task, std::unique_lock<std::mutex>& lock) {
   lock.unlock();
-  journal_.op.store(task.op);
-  journal_.state.store(host::Journal::kernel);
+  status_.op.store(task.op);
+  status_.state.store(host::RankStatus::kernel);
   host::heap_meter_begin();
   if (task.body) task.body();
   const std::int64_t heap = host::heap_meter_end();
   task.body = {};  // what the closure held goes before anybody hears that it has finished
   lock.lock();
   task.heap_bytes = heap;
-  journal_.state.store(host::Journal::idle);
+  status_.state.store(host::RankStatus::idle);
   ++done_;
   control_->tick();
   release(task.ticket);

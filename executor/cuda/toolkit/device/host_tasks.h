@@ -1,8 +1,8 @@
-// Host code in the order of a stream. The stream waits at a number in pinned memory until a thread of ours has run the
-// code and written it.
+// Host code in the order of a stream. The stream waits for a number in pinned memory, which a thread of ours writes
+// when the code has run.
 //
-// Not as a callback of the driver's alone: those "may be serialized" (CUDA runtime API, cudaLaunchHostFunc), and one
-// that waits for another stream's would wait for ever. Here the callback only wakes the stream's own thread.
+// A callback of the driver alone is not enough: callbacks "may be serialized" (CUDA runtime API, cudaLaunchHostFunc),
+// and one that waits for another stream's would wait for ever. Here the callback only wakes the stream's own thread.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -22,9 +22,9 @@ namespace fsdp::cuda {
 
 class HostTasks {
  public:
-  // `flag`: 4 bytes of pinned memory, zero, of this object alone. `journal`: where what the thread does is kept. All
+  // `flag`: 4 bytes of pinned memory, zero, of this object alone. `status`: of the stream. Both
   // must outlive it.
-  HostTasks(std::int64_t rank, Stream, std::uint32_t* flag, std::shared_ptr<host::RunControl>, host::Journal&);
+  HostTasks(std::int64_t rank, Stream, std::uint32_t* flag, std::shared_ptr<host::RunControl>, host::RankStatus&);
   HostTasks(const HostTasks&) = delete;
   HostTasks& operator=(const HostTasks&) = delete;
 
@@ -35,12 +35,12 @@ class HostTasks {
     std::int64_t heap_bytes = 0;  // once it has run
   };
   void enqueue(std::int32_t op, KernelBody, cudaStream_t);
-  [[nodiscard]] std::int64_t heap_bytes(std::int32_t op) const;  // 0 for what is none of these tasks
-  void forget();                                                 // what has run; for an idle stream
-  // The thread ends as soon as it runs nothing; a stream that waits goes on. Safe from any thread.
+  [[nodiscard]] std::int64_t heap_bytes(std::int32_t op) const;  // 0 for operations that are no host task
+  void forget();                                                 // forgets finished tasks; for an idle stream
+  // Ends the thread as soon as it is idle; waiting streams go on. Safe from any thread.
   void stop();
   void join();
-  void leave();  // a body that does not return is left behind
+  void leave();  // leaves a body behind that does not return
 
  private:
   static void CUDART_CB reached(void* self);
@@ -52,7 +52,7 @@ class HostTasks {
   const Stream stream_;
   std::uint32_t* const flag_;
   const std::shared_ptr<host::RunControl> control_;
-  host::Journal::OnStream& journal_;
+  host::RankStatus::OnStream& status_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Task> tasks_;              // of this step

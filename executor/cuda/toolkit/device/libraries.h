@@ -8,12 +8,12 @@
 
 namespace fsdp::cuda {
 
-struct Nccl;  // machine/nccl.h
+struct Nccl;  // nccl.h
 
 struct Libraries {
-  Library cublas_lt, cudnn;  // empty: none; their functions are looked up by those who call them
+  Library cublas_lt, cudnn;  // empty: not found. Their callers look up the functions.
   Version cublas_lt_version, cudnn_version;
-  std::shared_ptr<const Nccl> nccl;  // null: none
+  std::shared_ptr<const Nccl> nccl;  // null: not found
   std::string why_no_cublas_lt, why_no_cudnn, why_no_nccl;
 };
 [[nodiscard]] std::shared_ptr<const Libraries> find_libraries();

@@ -1,5 +1,5 @@
-// A collective of a world that is not there: blocks of threads that hold their multiprocessors and move bytes, for so
-// long.
+// The kernel of a modelled collective: blocks of threads that hold their multiprocessors and move bytes for a given
+// time.
 #pragma once
 
 #include <cstddef>
@@ -12,8 +12,8 @@ namespace fsdp::cuda {
 struct Occupation {
   int blocks = 1, threads = 512;  // of the collective's kernel
   std::int64_t nanoseconds = 0;   // of the GPU's own clock, from when a block starts
-  const std::byte* from =
-      nullptr;  // moved again and again from here to there, 16 bytes at a time; may be null with bytes 0
+  // Copied again and again, 16 bytes at a time. May be null with bytes 0.
+  const std::byte* from = nullptr;
   std::byte* to = nullptr;
   std::int64_t bytes = 0;          // of the buffers, per pass
   std::int64_t traffic_bytes = 0;  // read and written in all, evenly over the time

@@ -16,8 +16,8 @@ namespace fsdp::cuda {
 // the inputs. The driver's error is left for cudaPeekAtLastError; MachineError for types without arithmetic.
 void enqueue_reduction(DType, Reduction, const Inputs&, int n, std::int64_t count, std::byte* output, CUstream_st*);
 
-// Loads all of them: a kernel that is loaded at its first launch may wait for the whole GPU, which may be waiting for
-// that launch.
+// Loads all reduction kernels. A kernel that is loaded at its first launch may wait for the whole GPU, which may wait
+// for that launch.
 void preload_reductions(CUstream_st*);
 
 }  // namespace fsdp::cuda

@@ -2,8 +2,8 @@
 // are summed in a fixed order into scratch, then the parts in order.
 #pragma once
 
+#include "executor/backend.h"
 #include "executor/cuda/toolkit/kernels/launch.cuh"
-#include "executor/kernels/kernels.h"
 #include "models/implementations/native_cuda.h"
 
 namespace fsdp::cuda {

@@ -6,9 +6,9 @@
 #include <cmath>
 #include <limits>
 
+#include "executor/arithmetic/exp.h"
 #include "executor/cuda/toolkit/kernels/launch.cuh"
 #include "executor/cuda/toolkit/kernels/reduce.cuh"
-#include "executor/kernels/arithmetic/exp.h"
 #include "executor/kernels/call.h"
 
 namespace fsdp::cuda {

@@ -1,5 +1,6 @@
 #include "executor/cuda/toolkit/kernels/elementwise.cuh"
 #include "executor/cuda/toolkit/kernels/stream.cuh"
+#include "executor/cuda/toolkit/kernels/stream_kernels.h"
 
 namespace fsdp::cuda {
 
@@ -7,19 +8,19 @@ void run_elementwise(const Call& call, DType type, bool backward, StreamHandle s
   launch_elementwise(call, type, backward, StreamLaunch{stream});
 }
 
-void run_convert(DType from_type, BufferView from, DType to_type, BufferView to, std::int64_t n, bool accumulate,
-                 StreamHandle stream) {
-  launch_convert(from_type, from, to_type, to, n, accumulate, StreamLaunch{stream});
+void StreamKernels::convert(DType from_type, BufferView from, DType to_type, BufferView to, std::int64_t elements,
+                            bool accumulate) const {
+  launch_convert(from_type, from, to_type, to, elements, accumulate, StreamLaunch{stream_});
 }
 
-void run_scale(DType type, BufferView values, std::int64_t n, double factor, StreamHandle stream) {
-  launch_scale(type, values, n, factor, StreamLaunch{stream});
+void StreamKernels::scale(DType type, BufferView values, std::int64_t elements, double factor) const {
+  launch_scale(type, values, elements, factor, StreamLaunch{stream_});
 }
 
-void run_copy(std::byte* to, const std::byte* from, std::int64_t bytes, StreamHandle stream) {
-  StreamLaunch{stream}.copy(to, from, bytes);
+void StreamKernels::copy(std::byte* to, const std::byte* from, std::int64_t bytes) const {
+  StreamLaunch{stream_}.copy(to, from, bytes);
 }
 
-void run_zero(std::byte* to, std::int64_t bytes, StreamHandle stream) { StreamLaunch{stream}.zero(to, bytes); }
+void StreamKernels::zero(BufferView view) const { StreamLaunch{stream_}.zero(view.data, view.bytes); }
 
 }  // namespace fsdp::cuda

@@ -1,8 +1,8 @@
 // SwiGLU, GELU, sums; conversions and scalings of whole buffers.
 #pragma once
 
+#include "executor/arithmetic/activations.h"
 #include "executor/cuda/toolkit/kernels/launch.cuh"
-#include "executor/kernels/arithmetic/activations.h"
 #include "executor/kernels/extents.h"
 
 namespace fsdp::cuda {

@@ -9,8 +9,8 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "executor/arithmetic/element.h"
 #include "executor/cuda/toolkit/kernels/primitives.cuh"
-#include "executor/kernels/arithmetic/element.h"
 
 namespace fsdp::cuda {
 

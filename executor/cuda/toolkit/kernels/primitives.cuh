@@ -15,7 +15,7 @@
 #include <cstdio>
 #include <type_traits>
 
-#include "executor/kernels/arithmetic/element.h"
+#include "executor/arithmetic/element.h"
 
 namespace fsdp::cuda {
 

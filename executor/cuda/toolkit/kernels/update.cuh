@@ -4,10 +4,11 @@
 #include <cmath>
 #include <vector>
 
+#include "executor/arithmetic/adam_step.h"
 #include "executor/cuda/toolkit/kernels/launch.cuh"
 #include "executor/cuda/toolkit/kernels/reduce.cuh"
-#include "executor/kernels/arithmetic/adam_step.h"
 #include "executor/kernels/call.h"
+#include "executor/kernels/kernel_set.h"
 #include "planner/layout/gradients.h"
 
 namespace fsdp::cuda {
@@ -95,7 +96,7 @@ void with_pieces(DType type, std::span<const BufferView> values, const F& f) {
   }
 }
 
-// `p`: 2, another power, or infinity (the largest magnitude; not a number wins). `scratch`: kNormScratchBytes on the
+// `p`: 2, another power, or infinity (the largest magnitude; NaN propagates). `scratch`: kNormScratchBytes on the
 // device.
 template <class Launch>
 void launch_local_norm(DType type, std::span<const BufferView> values, double p, BufferView norm, std::byte* scratch,
@@ -191,53 +192,50 @@ void with_trained(const UnitLayout& layout, std::int64_t rank, GradientPlaces pl
   }
 }
 
-inline void check_update(const UnitLayout& layout, std::int64_t rank, std::int64_t step, DType type,
-                         BufferView gradient, BufferView shard, GradientPlaces places) {
-  if (rank < 0 || rank >= layout.shards)
-    throw MachineError("optimizer: shard " + std::to_string(rank) + " of " + std::to_string(layout.shards) +
+inline void check_update(const OptimizerUpdate& u) {
+  if (u.shard_rank < 0 || u.shard_rank >= u.layout.shards)
+    throw MachineError("optimizer: shard " + std::to_string(u.shard_rank) + " of " + std::to_string(u.layout.shards) +
                        " does not exist");
-  if (step < 1) throw MachineError("optimizer: steps count from 1, not " + std::to_string(step));
-  check_extent("optimizer", "gradient", 0, gradient, gradient_elements(layout, rank, places), size_of(type));
-  check_extent("optimizer", "shard", 0, shard, layout.shard_elements, size_of(type));
+  if (u.step < 1) throw MachineError("optimizer: steps count from 1, not " + std::to_string(u.step));
+  check_extent("optimizer", "gradient", 0, u.gradient, gradient_elements(u.layout, u.shard_rank, u.places),
+               size_of(u.type));
+  check_extent("optimizer", "shard", 0, u.shard, u.layout.shard_elements, size_of(u.type));
 }
 
 template <class Launch>
-void launch_adamw(const UnitLayout& layout, std::int64_t rank, const Optimizer& optimizer, std::int64_t step,
-                  DType type, BufferView gradient, BufferView shard, BufferView state1, BufferView state2,
-                  GradientPlaces places, const Launch& launch) {
-  check_update(layout, rank, step, type, gradient, shard, places);
-  for (const BufferView& state : {state1, state2})
-    check_extent("optimizer", "state", 0, state, layout.local_trained_elements(rank), size_of(type));
-  with_type(type, [&](auto element) {
+void launch_adamw(const OptimizerUpdate& u, const Launch& launch) {
+  check_update(u);
+  for (const BufferView& state : {u.state1, u.state2})
+    check_extent("optimizer", "state", 0, state, u.layout.local_trained_elements(u.shard_rank), size_of(u.type));
+  with_type(u.type, [&](auto element) {
     using T = decltype(element);
-    const auto* g = reinterpret_cast<const T*>(gradient.data);
-    auto *p = reinterpret_cast<T*>(shard.data), *m = reinterpret_cast<T*>(state1.data),
-         *v = reinterpret_cast<T*>(state2.data);
-    with_trained(layout, rank, places, kPack<T>,
+    const auto* g = reinterpret_cast<const T*>(u.gradient.data);
+    auto *p = reinterpret_cast<T*>(u.shard.data), *m = reinterpret_cast<T*>(u.state1.data),
+         *v = reinterpret_cast<T*>(u.state2.data);
+    with_trained(u.layout, u.shard_rank, u.places, kPack<T>,
                  [&](const UpdateTable& table, unsigned parts, std::int64_t most, bool packs) {
                    with_packs<kPack<T>>(packs && aligned_to_16(g, p, m, v), [&](auto count) {
                      constexpr int c = decltype(count)::value;
                      launch({blocks_for(most / c + 1), parts}, {kThreads}, 0, adamw_kernel<T, c>, table,
-                            AdamStep<Math<T>>(optimizer, step), g, p, m, v);
+                            AdamStep<Math<T>>(u.optimizer, u.step), g, p, m, v);
                    });
                  });
   });
 }
 
 template <class Launch>
-void launch_sgd(const UnitLayout& layout, std::int64_t rank, const Optimizer& optimizer, DType type,
-                BufferView gradient, BufferView shard, GradientPlaces places, const Launch& launch) {
-  check_update(layout, rank, 1, type, gradient, shard, places);
-  with_type(type, [&](auto element) {
+void launch_sgd(const OptimizerUpdate& u, const Launch& launch) {
+  check_update(u);
+  with_type(u.type, [&](auto element) {
     using T = decltype(element);
-    const auto* g = reinterpret_cast<const T*>(gradient.data);
-    auto* p = reinterpret_cast<T*>(shard.data);
-    with_trained(layout, rank, places, kPack<T>,
+    const auto* g = reinterpret_cast<const T*>(u.gradient.data);
+    auto* p = reinterpret_cast<T*>(u.shard.data);
+    with_trained(u.layout, u.shard_rank, u.places, kPack<T>,
                  [&](const UpdateTable& table, unsigned parts, std::int64_t most, bool packs) {
                    with_packs<kPack<T>>(packs && aligned_to_16(g, p), [&](auto count) {
                      constexpr int c = decltype(count)::value;
                      launch({blocks_for(most / c + 1), parts}, {kThreads}, 0, sgd_kernel<T, c>, table,
-                            SgdStep<Math<T>>(optimizer), g, p);
+                            SgdStep<Math<T>>(u.optimizer), g, p);
                    });
                  });
   });

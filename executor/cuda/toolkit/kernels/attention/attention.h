@@ -43,7 +43,7 @@ struct AttentionBackward {
   AttentionSizes sizes;
   const void *q = nullptr, *k = nullptr, *v = nullptr, *out = nullptr, *grad_out = nullptr, *lse = nullptr;
   void* sums = nullptr;                                          // scratch: rowsum(grad_out * out)
-  void *grad_q = nullptr, *grad_k = nullptr, *grad_v = nullptr;  // null: nobody wants it
+  void *grad_q = nullptr, *grad_k = nullptr, *grad_v = nullptr;  // null: not wanted
   bool add_q = false, add_k = false, add_v = false;              // added to what is there
 };
 

@@ -45,10 +45,10 @@ __device__ void each_element(Sums<1, PIECES>& s, const F& f) {
       f(s.at[0][n][e], n, e, lane / 4 + e / 2 * 8, 8 * n + lane % 4 * 2 + e % 2);
 }
 
-// A raw product as probability, given the log-sum-exp of its query in units of log 2.
-__device__ inline float probability(float product, float scale, bool plain, const Mask<float>& mask, int query, int key,
+// A raw dot product as probability, given the log-sum-exp of its query in units of log 2.
+__device__ inline float probability(float dot, float scale, bool plain, const Mask<float>& mask, int query, int key,
                                     float lse) {
-  float x = product * scale;
+  float x = dot * scale;
   if (!plain) x = mask.sees(query, key) ? mask.lowered(x, query, key) : -INFINITY;
   return power_of_two(x - lse);
 }
@@ -100,13 +100,13 @@ __global__ void __launch_bounds__(kAttentionThreads, 2) attention_query_gradient
     if (mask.empty(first + row, 16, key, kKeys)) continue;
     const bool plain = mask.plain(first + row, 16, key, kKeys);
     Sums<1, kKeys / 8> p, ds;
-    score_product(p, q_tile, row, m.passing(0, at));
-    score_product(ds, do_tile, row, m.passing(1, at));
+    score_matmul(p, q_tile, row, m.passing(0, at));
+    score_matmul(ds, do_tile, row, m.passing(1, at));
     each_element(ds, [&](float& x, int n, int e, int r, int c) {
       x = probability(p.at[0][n][e], scale * kLog2e, plain, mask, first + row + r, key + c, lse[e / 2]) *
           (x - sums[e / 2]);
     });
-    add_product(dq, ds, m.passing(0, at));
+    add_matmul(dq, ds, m.passing(0, at));
   }
   put_rows(dq.at[0], scale, head_of(static_cast<T*>(a.grad_q), z, z.q_row, sequence, head), z.q_row, first + row,
            z.length, a.add_q);
@@ -162,14 +162,14 @@ __global__ void __launch_bounds__(kAttentionThreads, 2) attention_key_gradient(A
     const bool plain = mask.plain(query, kQueries, first + row, 16);
     const float *lse = m.rows(0, at), *sums = m.rows(1, at);
     Sums<1, kQueries / 8> p, ds;
-    score_product(p, k_tile, row, m.passing(0, at));
+    score_matmul(p, k_tile, row, m.passing(0, at));
     each_element(p, [&](float& x, int, int, int r, int c) {
       x = probability(x, scale * kLog2e, plain, mask, query + c, first + row + r, lse[c]);
     });
-    add_product(dv, p, m.passing(1, at));
-    score_product(ds, v_tile, row, m.passing(1, at));
+    add_matmul(dv, p, m.passing(1, at));
+    score_matmul(ds, v_tile, row, m.passing(1, at));
     each_element(ds, [&](float& x, int n, int e, int, int c) { x = p.at[0][n][e] * (x - sums[c]); });
-    add_product(dk, ds, m.passing(0, at));
+    add_matmul(dk, ds, m.passing(0, at));
   }
   const int last = z.length;
   T* const to_k = head_of(static_cast<T*>(a.grad_k), z, z.kv_row, sequence, kv_head);

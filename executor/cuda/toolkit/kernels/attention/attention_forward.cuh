@@ -32,7 +32,7 @@ __device__ inline float quad_max(float x) {
   return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
 }
 
-// Raw products become scores, in units of log 2; what is not seen becomes -infinity.
+// Raw dot products become scores, in units of log 2; what is not seen becomes -infinity.
 template <int ROWS, int PIECES>
 __device__ void mask_scores(Sums<ROWS, PIECES>& s, const Mask<float>& mask, float scale, int query, int key) {
   const bool plain = mask.plain(query, 16 * ROWS, key, 8 * PIECES);
@@ -131,10 +131,10 @@ __global__ void __launch_bounds__(kAttentionThreads, 2) attention_forward_tiles(
     if (key + kKeys < keys.end) fetch(key + kKeys, at ^ 1);
     if (mask.empty(first + row, 16 * kRows, key, kKeys)) continue;
     Sums<kRows, kKeys / 8> s;
-    score_product(s, q_tile, row, k_tile(at));
+    score_matmul(s, q_tile, row, k_tile(at));
     mask_scores(s, mask, scale, first + row, key);
     online_softmax(s, state, out);
-    add_product(out, s, v_tile(at));
+    add_matmul(out, s, v_tile(at));
   }
   float* const lse = static_cast<float*>(a.lse);
   finish_rows(out, state, head_of(static_cast<T*>(a.out), z, z.out_row(), sequence, head), z.out_row(),

@@ -5,8 +5,8 @@
 #include <cmath>
 #include <cstdint>
 
+#include "executor/arithmetic/element.h"
 #include "executor/cuda/toolkit/kernels/primitives.cuh"
-#include "executor/kernels/arithmetic/element.h"
 
 namespace fsdp::cuda {
 

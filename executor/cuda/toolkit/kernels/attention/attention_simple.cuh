@@ -6,10 +6,10 @@
 #include <cmath>
 #include <cstdint>
 
+#include "executor/arithmetic/element.h"
 #include "executor/cuda/toolkit/kernels/attention/attention_lanes.cuh"
 #include "executor/cuda/toolkit/kernels/attention/attention_mask.cuh"
 #include "executor/cuda/toolkit/kernels/reduce.cuh"
-#include "executor/kernels/arithmetic/element.h"
 
 namespace fsdp::cuda {
 

@@ -1,16 +1,16 @@
-// What the tensor-core attention kernels share: tiles in shared memory, and products of a warp over them.
+// What the tensor-core attention kernels share: tiles in shared memory, and matmuls of a warp over them.
 //
 // A warp multiplies 16 x 8 x 16 pieces (primitives.cuh). Lane l holds, with g = l / 4 and t = l % 4, of a 16 x 8 piece
 // of sums the elements (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1). Two such pieces side by side, rounded to the
-// storage type, are already the left operand of the next product: probabilities never pass through memory.
+// storage type, are already the left operand of the next matmul: probabilities never pass through memory.
 #pragma once
 
 #include <cstdint>
 
+#include "executor/arithmetic/element.h"
 #include "executor/cuda/toolkit/kernels/attention/attention_lanes.cuh"
 #include "executor/cuda/toolkit/kernels/attention/attention_mask.cuh"
 #include "executor/cuda/toolkit/kernels/primitives.cuh"
-#include "executor/kernels/arithmetic/element.h"
 
 namespace fsdp::cuda {
 
@@ -39,7 +39,7 @@ __device__ void copy_rows(Tile<T, DIM> to, const T* from, std::int64_t stride, i
   }
 }
 
-// Operands of a product, from a tile: `row` and `column` are where the piece begins in the tile.
+// Operands of a matmul, from a tile: `row` and `column` are where the piece begins in the tile.
 template <class T, int DIM>
 __device__ void load_left(std::uint32_t (&a)[4], Tile<T, DIM> x, int row, int column) {  // 16 x 16
   const int lane = lane_id();
@@ -75,7 +75,7 @@ struct Sums {
 
 // sums = x[row .. row + 16 ROWS) y[0 .. 8 PIECES)^T, over all DIM columns.
 template <class T, int DIM, int ROWS, int PIECES>
-__device__ void score_product(Sums<ROWS, PIECES>& sums, Tile<T, DIM> x, int row, Tile<T, DIM> y) {
+__device__ void score_matmul(Sums<ROWS, PIECES>& sums, Tile<T, DIM> x, int row, Tile<T, DIM> y) {
   sums.clear();
   FSDP_UNROLL for (int k = 0; k < DIM; k += 16) {
     std::uint32_t a[ROWS][4];
@@ -93,7 +93,7 @@ __device__ void score_product(Sums<ROWS, PIECES>& sums, Tile<T, DIM> x, int row,
 
 // sums += p y, with p of 8 KEYS columns rounded to T and y of 8 KEYS rows.
 template <class T, int DIM, int ROWS, int KEYS>
-__device__ void add_product(Sums<ROWS, DIM / 8>& sums, const Sums<ROWS, KEYS>& p, Tile<T, DIM> y) {
+__device__ void add_matmul(Sums<ROWS, DIM / 8>& sums, const Sums<ROWS, KEYS>& p, Tile<T, DIM> y) {
   FSDP_UNROLL for (int k = 0; k < KEYS; k += 2) {
     std::uint32_t a[ROWS][4];
     FSDP_UNROLL for (int r = 0; r < ROWS; ++r) FSDP_UNROLL for (int e = 0; e < 4; ++e) a[r][e] =

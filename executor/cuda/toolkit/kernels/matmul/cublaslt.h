@@ -1,4 +1,4 @@
-// The functions of cuBLASLt that products use, from a library that was found at run time.
+// The functions of cuBLASLt that matmuls use, from a library that was found at run time.
 #pragma once
 
 #include <cublasLt.h>
