@@ -6,6 +6,7 @@
 
 #include "executor/kernels/host_kernel_set.h"
 #include "executor/training/rank_run.h"
+#include "planner/costs.h"
 #include "simulator/analysis/breakdown.h"
 #include "simulator/analysis/order.h"
 #include "simulator/analysis/times.h"
