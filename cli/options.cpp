@@ -7,7 +7,7 @@
 
 #include "cli/field_flags.h"
 #include "cli/files.h"
-#include "planner/fitted_costs.h"
+#include "planner/costs/fitted.h"
 #include "planner/search/plan_choices.h"
 
 namespace fsdp::cli {
@@ -66,7 +66,7 @@ void add_rows(const Command& command, Flags& flags, const FlagRow* begin, const 
 
 std::int64_t sequence_length(const Flags& flags, const ModelGraph& model) {
   if (flags.seq_len) return parse_count(*flags.seq_len, "--seq-len", 1, kMostSequence);
-  if (model.max_seq_len > 0) return model.max_seq_len;
+  if (model.max_seq_len) return *model.max_seq_len;
   throw InputError("--seq-len", "is missing and " + model.name + " does not state one",
                    "give the tokens per sequence, such as --seq-len 4096");
 }

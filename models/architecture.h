@@ -1,5 +1,5 @@
-// A model from the handful of numbers that a table of runs has room for: layers, hidden size, heads and so on. What a
-// table leaves out is assumed from its family's customs, and every assumption is said.
+// A model from the few numbers that a table of runs has room for: layers, hidden size, heads and so on. What the table
+// leaves out is assumed from the customs of the family, and every assumption is reported.
 //
 //   const ArchitectureModel m = model_from_architecture({.name = "Llama-3-8B", .layers = 32, .hidden = 4096, ...},
 //     "runs.csv: 7");
@@ -29,14 +29,14 @@ struct ArchitectureModel {
   std::vector<std::string> assumptions;  // one sentence each
 };
 
-// The family comes from the name (MPT, GPT-2, Llama, Mistral, Qwen2, Qwen3); for any other name it is the decoder, of
-// those modelled, whose parameters come nearest to `params`, or without them the one that the feed-forward size
+// The family comes from the name (MPT, GPT-2, Llama, Mistral, Qwen2, Qwen3). For any other name it is the modelled
+// decoder whose number of parameters comes nearest to `params`; without `params`, the one that the feed-forward size
 // suggests (4 hidden: GPT-like; else Llama-like). Throws InputError(where, ...): no layers or hidden size and a name
 // that is not in the catalog, impossible sizes, a kind of model that is not modelled (mixture of experts, encoders,
-// adapters), parameters that none of the forms comes near.
+// adapters), a number of parameters that no form comes near.
 [[nodiscard]] ArchitectureModel model_from_architecture(const Architecture&, std::string_view where);
 
-// By how much a graph may miss the published number of parameters: they are often rounded ("2.7 B").
+// How far the parameters of a graph may be from the published number, which is often rounded ("2.7 B").
 inline constexpr double kParameterTolerance = 0.05;
 
 }  // namespace fsdp

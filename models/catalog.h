@@ -1,4 +1,4 @@
-// Names and files to values. `fsdp-plan show model` and `show cluster` print what these return.
+// Models, clusters and GPUs by name or file. `fsdp-plan show model` and `show cluster` print what these return.
 #pragma once
 
 #include <cstdint>
@@ -21,11 +21,12 @@ namespace fsdp {
 [[nodiscard]] ModelGraph model_from_config(std::string_view json_text, std::string_view where,
                                            std::int64_t seq_len = 0);
 
-// `spec`: a catalog name or a cluster JSON file. `gpus` 0: one node. "host": this machine's cores as ranks.
+// `spec`: a catalog name, "host" (this computer's cores as ranks) or a cluster JSON file. `gpus` 0: one node, or the
+// nodes that the file states.
 [[nodiscard]] ClusterSpec load_cluster(std::string_view spec, std::int64_t gpus = 0);
 [[nodiscard]] ClusterSpec cluster_from_json(std::string_view json_text, std::string_view where, std::int64_t gpus = 0);
-// The file of a catalog cluster, its GPU written out: a start for one's own. Throws InputError for "host" and unknown
-// names.
+// The file of a catalog cluster with its GPU written out: a start for a file of one's own. Throws InputError for "host"
+// and unknown names.
 [[nodiscard]] std::string cluster_file(std::string_view name);
 [[nodiscard]] GpuSpec load_gpu(std::string_view name, const Origin& where);
 

@@ -1,6 +1,7 @@
 #include "models/cluster.h"
 
 #include "models/input/digest.h"
+#include "models/input/names.h"
 
 namespace fsdp {
 namespace {
@@ -13,24 +14,52 @@ void add(Digest& d, const GpuSpec& g) {
   for (double e : {g.matmul_efficiency, g.fp8_matmul_efficiency, g.attention_forward_efficiency,
                    g.attention_backward_efficiency, g.memory_efficiency, g.sustained_clock})
     d.add("efficiency", e);
-  for (const AttentionCeiling& a : g.attention) {
-    d.add("attention", a.forward);
-    d.add("attention", a.backward);
+  for (const auto& a : g.attention) {
+    d.add("attention", a ? a->forward : 0);
+    d.add("attention", a ? a->backward : 0);
   }
   d.add("sms", g.sms);
   d.add("capability", g.compute_capability);
 }
 
+constexpr std::string_view text(AttentionKernel k) {
+  switch (k) {
+    case AttentionKernel::flash1: return "flash1";
+    case AttentionKernel::flash2: return "flash2";
+    case AttentionKernel::cudnn: return "cudnn";
+    case AttentionKernel::flash3: return "flash3";
+    case AttentionKernel::sdpa: return "sdpa";
+    case AttentionKernel::math: return "math";
+  }
+  return {};
+}
+static_assert(names_all<AttentionKernel>(text, kAttentionKernels));
+
+constexpr std::string_view text(CpuVendor v) {
+  switch (v) {
+    case CpuVendor::intel: return "intel";
+    case CpuVendor::amd: return "amd";
+    case CpuVendor::arm: return "arm";
+  }
+  return {};
+}
+static_assert(names_all<CpuVendor>(text, kCpuVendors));
+
 }  // namespace
+
+std::string_view name(AttentionKernel k) { return text(k); }
+std::string_view name(CpuVendor v) { return text(v); }
 
 std::string ClusterSpec::digest() const {
   Digest d;
   d.add("cluster", name);
   fsdp::add(d, gpu);
-  for (std::int64_t n : {gpus, gpus_per_node, nvlink_domain, nics_per_node, collective_sms, fixed_memory.count()})
+  for (std::int64_t n : {gpus, gpus_per_node, nvlink_domain.value_or(0), nics_per_node.value_or(0),
+                         collective_sms.value_or(0), fixed_memory.count()})
     d.add("count", n);
   for (BytesPerSecond r : {intra_bus, inter_bus}) d.add("bus", r.count());
-  for (Seconds s : {intra_latency, inter_latency, collective_base_latency}) d.add("latency", s.count());
+  for (const auto& s : {intra_latency, inter_latency, collective_base_latency})
+    d.add("latency", s.value_or(Seconds()).count());
   d.add("cpu", static_cast<std::int64_t>(cpu));
   d.add("sharp", sharp);
   d.add("oversubscription", oversubscription);

@@ -1,6 +1,6 @@
-// What it runs on: a GPU, a node of them, and the fabric between nodes. Datasheet facts and measured ceilings, each
-// with its source in the data file (models/gpus/*.json, models/clusters/*.json, embedded into the program at build
-// time).
+// The hardware of a training run: a GPU, a node of them, and the fabric between nodes. It holds datasheet facts and
+// measured ceilings, each with its source in the data file (models/gpus/*.json, models/clusters/*.json, embedded into
+// the program at build time).
 //
 //   ClusterSpec c = load_cluster("dgx-h100", 64);      // 8 nodes of 8 H100
 #pragma once
@@ -26,52 +26,49 @@ struct GpuSpec {
   std::int64_t sms = 0;
   Bytes l2;
   BytesPerSecond host_link;  // PCIe or C2C, one direction
-  BytesPerSecond nvlink;     // all NVLinks of a GPU, one direction, datasheet; 0: none
-  std::int64_t compute_capability =
-      80;  // 70, 80, 89, 90, 100: which of NCCL's constants hold. Others' GPUs: the nearest in age
+  BytesPerSecond nvlink;     // all NVLinks of a GPU, one direction, datasheet; 0: it has none
+  // 70, 80, 89, 90, 100: selects NCCL's constants. GPUs of other vendors state the one nearest in age.
+  std::int64_t compute_capability = 80;
   double matmul_efficiency = 0.75;     // best achievable fraction of the dense peak (MAMF)
   double fp8_matmul_efficiency = 0.7;  // the same of the fp8 peak
-  double attention_forward_efficiency = 0.5,
-         attention_backward_efficiency = 0.4;  // of the dense peak: FlashAttention-2, or the usual kernel
-  std::array<AttentionCeiling, kFusedAttentionKernels> attention{};  // by AttentionKernel, where it was measured
-  double sustained_clock =
-      0.95;  // clock under hours of random data over that of the short benchmarks behind the ceilings
+  // Fractions of the dense peak: FlashAttention-2, or the usual kernel.
+  double attention_forward_efficiency = 0.5, attention_backward_efficiency = 0.4;
+  // By AttentionKernel, where it was measured; elsewhere attention_ceiling (planner/costs/attention.h) decides.
+  std::array<std::optional<AttentionCeiling>, kFusedAttentionKernels> attention{};
+  double sustained_clock = 0.95;    // clock under hours of random data over that of the ceilings' short benchmarks
   double memory_efficiency = 0.85;  // of memory_bandwidth, fused memory-bound kernels
   friend bool operator==(const GpuSpec&, const GpuSpec&) = default;
 };
 
-enum class CpuVendor : std::uint8_t {
-  intel,
-  amd,
-  arm
-};  // NCCL's constants ask; what hosts are not known counts as Intel
+enum class CpuVendor : std::uint8_t { intel, amd, arm };  // NCCL's constants depend on it; an unknown CPU is Intel
+inline constexpr int kCpuVendors = static_cast<int>(CpuVendor::arm) + 1;
+[[nodiscard]] std::string_view name(CpuVendor);
 
 struct ClusterSpec {
   std::string name;  // "dgx-h100"
   GpuSpec gpu;
   std::int64_t gpus = 1;  // asked for
   std::int64_t gpus_per_node = 8;
-  std::int64_t nvlink_domain = 0;  // GPUs that NVLink joins, over several hosts (GB200 NVL72: 72); 0: a node's
-  BytesPerSecond intra_bus;        // what NCCL's rings inside a node carry together, per GPU: channels times speed
-  BytesPerSecond
-      inter_bus;  // what its rings between nodes carry, per GPU: a GPU's share of the node's NICs, one direction
-  std::int64_t nics_per_node = 0;  // 0: one per GPU
+  // GPUs that NVLink joins over several nodes (GB200 NVL72: 72); nullopt: those of one node.
+  std::optional<std::int64_t> nvlink_domain;
+  // What NCCL's rings carry together, per GPU and direction: inside a node, channels times speed; between nodes, a
+  // GPU's share of the node's NICs.
+  BytesPerSecond intra_bus, inter_bus;
+  std::optional<std::int64_t> nics_per_node;  // nullopt: one per GPU
   CpuVendor cpu = CpuVendor::intel;
   bool sharp = false;           // switches that reduce (InfiniBand SHARP with NCCL's CollNet plugin)
   double oversubscription = 1;  // bandwidth below a leaf switch over that of its uplinks; 1: a full fat tree
   bool rail_optimized = true;   // NIC i of every node on leaf switch i; false: all NICs of a node on one leaf
-  // Simple protocol's latency per ring step and per collective, where this machine's differ from NCCL's own constants;
-  // the other protocols' follow in proportion. 0: NCCL's (3.4 us over NVLink, 14 us between nodes, 8.4 us per
-  // collective).
-  Seconds intra_latency, inter_latency, collective_base_latency;
-  std::int64_t collective_sms =
-      0;               // most SMs (CTAs, channels) a collective may hold, as NCCL_MAX_CTAS; 0: as many as NCCL takes
+  // The Simple protocol's latency per ring step (inside a node, between nodes) and per collective, where they differ
+  // from NCCL's own constants (3.4 us over NVLink, 14 us, 8.4 us); the other protocols' follow in proportion.
+  std::optional<Seconds> intra_latency, inter_latency, collective_base_latency;
+  // Most SMs (CTAs, channels) that a collective may hold, as NCCL_MAX_CTAS; nullopt: as many as NCCL takes.
+  std::optional<std::int64_t> collective_sms;
   Bytes fixed_memory;  // context + communicators, per GPU, outside of the allocator
-  bool host = false;   // CPU ranks of this machine: costs come from calibration only
+  bool host = false;   // CPU ranks of this computer: costs come from calibration only
   [[nodiscard]] std::int64_t nodes() const { return (gpus + gpus_per_node - 1) / gpus_per_node; }
-  [[nodiscard]] std::int64_t domain() const {
-    return nvlink_domain > 0 ? nvlink_domain : gpus_per_node;
-  }  // NCCL's "node"
+  [[nodiscard]] std::int64_t domain() const { return nvlink_domain.value_or(gpus_per_node); }  // NCCL's "node"
+  [[nodiscard]] std::int64_t nics() const { return nics_per_node.value_or(gpus_per_node); }    // of a node
   [[nodiscard]] std::string digest() const;
   friend bool operator==(const ClusterSpec&, const ClusterSpec&) = default;
 };
@@ -79,10 +76,10 @@ struct ClusterSpec {
 // A cluster of which only the GPU and the fabric are known, as published runs state it. Assumed: NVSwitch inside nodes
 // of more than one GPU where the GPU has NVLink, else PCIe; one NIC per GPU on a full, rail-optimized fabric without
 // SHARP; hosts as these GPUs are sold with (A100: AMD, GB200: Arm, others Intel); GB200 in NVLink domains of 72.
-// `fabric` is the nominal rate per GPU, one direction (400 Gb/s = BytesPerSecond(5e10)); 0, unknown: 200 Gb/s for A100
-// and older, 400 Gb/s from H100 on, the vendor's reference designs. Nodes need not be full. Throws
+// `fabric` is the nominal rate per GPU, one direction (400 Gb/s = BytesPerSecond(5e10)); nullopt, not known: 200 Gb/s
+// for A100 and older, 400 Gb/s from H100 on, the vendor's reference designs. Nodes need not be full. Throws
 // InputError("cluster", ...) for counts below 1.
 [[nodiscard]] ClusterSpec cluster_of(const GpuSpec&, std::int64_t gpus, std::int64_t gpus_per_node,
-                                     BytesPerSecond fabric = {});
+                                     std::optional<BytesPerSecond> fabric = {});
 
 }  // namespace fsdp

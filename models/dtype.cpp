@@ -3,10 +3,13 @@
 #include <string>
 
 #include "models/input/error.h"
+#include "models/input/names.h"
 
 namespace fsdp {
 
-std::string_view name(DType t) {
+namespace {
+
+constexpr std::string_view text(DType t) {
   switch (t) {
     case DType::f64: return "fp64";
     case DType::f32: return "fp32";
@@ -14,14 +17,19 @@ std::string_view name(DType t) {
     case DType::f16: return "fp16";
     case DType::i64: return "int64";
   }
-  return "?";
+  return {};
 }
+static_assert(names_all<DType>(text, kDTypes));
 
-DType parse_dtype(std::string_view text, const Origin& where) {
-  for (DType t : {DType::f64, DType::f32, DType::bf16, DType::f16, DType::i64}) {
-    if (text == name(t)) return t;
+}  // namespace
+
+std::string_view name(DType t) { return text(t); }
+
+DType parse_dtype(std::string_view typed, const Origin& where) {
+  for (int t = 0; t < kDTypes; ++t) {
+    if (typed == text(static_cast<DType>(t))) return static_cast<DType>(t);
   }
-  throw InputError(where, "\"" + std::string(text) + "\" is no element type", "use fp64, fp32, bf16, fp16 or int64");
+  throw InputError(where, "\"" + std::string(typed) + "\" is no element type", "use fp64, fp32, bf16, fp16 or int64");
 }
 
 }  // namespace fsdp

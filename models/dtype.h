@@ -9,6 +9,7 @@
 namespace fsdp {
 
 enum class DType : std::uint8_t { f64, f32, bf16, f16, i64 };
+inline constexpr int kDTypes = static_cast<int>(DType::i64) + 1;
 
 [[nodiscard]] constexpr std::int64_t size_of(DType t) {
   switch (t) {

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -16,58 +17,59 @@
 
 namespace fsdp {
 
-// One kind of op per row; how each counts flops and bytes is in `op_work` below, what each saves for backward is an
-// Implementation's business (implementation.h), how it computes is a kernel's (executor). [T] = tokens = sequences *
-// seq_len.
-// clang-format off: a table
+// In place of an id (an index into a flat array), here and in the flat arrays of a Step: there is none. Sizes and rates
+// that may be absent are std::optional instead.
+inline constexpr std::int32_t kNone = -1;
+
+// The kinds of ops. A kind's flops and bytes are counted in graph/op_work.cpp; what it saves for backward is the
+// Implementation's business (implementation.h); how it computes is the kernel's (executor).
+// [T] = tokens = sequences * seq_len; [S] = expert slots, a fixed number per expert (Experts below).
+// clang-format off
 enum class OpKind : std::uint8_t {
-  embedding,           // in: ids [T]                 params: weight [vocab, width]           out: [T, width]
-  position_embedding,  // in: x [T, width]            params: weight [positions, width]       out: x + weight[t %
-                       //                                                                     seq_len]
-  rms_norm,            // in: x [T, groups*width]     params: weight [width]                  out: same; normalised over
-                       //                                                                     `width`, eps
-  layer_norm,          // in: x [T, width]            params: weight [width] (, bias [width]) out: same
-  linear,              // in: x [T, in]               params: weight [out, in] (, bias [out]) out: [T, out]; transposed:
-                       //                             weight is [in, out]
-  rotary,              // in: x [T, heads*head_dim]   params: -                               out: same; half-rotation
-                       //                                                                     as in Llama (HF), theta
-  attention,           // in: q [T, heads*head_dim], k, v [T, kv_heads*head_dim], or one packed qkv [T,
-                       // (heads+2*kv_heads)*head_dim]
-                       //                             params: -                               out: [T, heads*head_dim];
-                       //                                                                     causal, window, alibi
-  swiglu,              // in: gate, up [T, width]     params: -                               out: silu(gate) * up; of
-                       //                                                                     experts: [S, width];
-                       //   or one packed [gate, up] of 2*width
-  gelu,                // in: x [T, width]            params: -                               out: gelu(x); tanh: the
-                       //                                                                     tanh approximation
-  add,                 // in: a, b [T, width]         params: -                               out: a + b
-  cross_entropy,       // in: logits [T, vocab], targets [T]   params: -                      out: mean loss over the
-                       //                                                                     tokens of the step
-                       //                                                                       (scalar)
-  opaque,              // flops, bytes and saved bytes only
-  // Mixtures of experts. [S] = slots, a fixed number per expert (Experts below); ids name slots.
-  moe_route,      // in: logits [T, experts]     params: -                               out: weights [T, top_k],
-                  //                                                                     slots [T, top_k] (ids):
-                  //   the top_k largest probabilities (of equal ones the lower expert), renormalised: divided by
-                  //     their sum
-  moe_dispatch,   // in: x [T, width], slots     params: -                               out: [S, width]: rows of
-                  //                                                                     x; empty slots: zeros
-  expert_linear,  // in: x [S, in]               params: weight [experts, out, in]       out: [S, out]: each
-                  //                                                                     expert's slots by its
-                  //                                                                       matrix
-  moe_combine,    // in: y [S, width], weights, slots   params: -                        out: [T, width]: sum of
-                  //                                                                     weight * its slot's row of
-                  //                                                                       y
+                       // inputs                     parameters                             output
+  embedding,           // ids [T]                    weight [vocab, width]                  [T, width]
+  position_embedding,  // x [T, width]               weight [positions, width]              x + weight[t % seq_len]
+  rms_norm,            // x [T, groups*width]        weight [width]                         as x; over `width`, with eps
+  layer_norm,          // x [T, width]               weight [width] (, bias [width])        as x
+  linear,              // x [T, in]                  weight [out, in] (, bias [out])        [T, out]
+                       //                            transposed: weight is [in, out]
+  rotary,              // x [T, heads*head_dim]      -                                      as x; half-rotation as in
+                       //                                                                   Llama (HF), theta
+  attention,           // q [T, heads*head_dim],     -                                      [T, heads*head_dim];
+                       // k, v [T, kv_heads*head_dim],                                      causal, window, alibi
+                       // or one packed qkv [T, (heads+2*kv_heads)*head_dim]
+  swiglu,              // gate, up [T, width],       -                                      silu(gate) * up
+                       // or one packed [gate, up] of 2*width; of experts: [S, width]
+  gelu,                // x [T, width]               -                                      gelu(x); tanh: the tanh
+                       //                                                                   approximation
+  add,                 // a, b [T, width]            -                                      a + b
+  cross_entropy,       // logits [T, vocab],         -                                      mean loss over the tokens of
+                       // targets [T]                                                       the step (scalar)
+  opaque,              // only flops, bytes and saved bytes are known
+  // Mixtures of experts.
+  moe_route,           // logits [T, experts]        -                                      weights [T, top_k],
+                       //                                                                   slots [T, top_k] (ids)
+                       // the top_k largest probabilities (of equal ones the lower expert); renormalised: divided by
+                       // their sum
+  moe_dispatch,        // x [T, width], slots        -                                      [S, width]: rows of x;
+                       //                                                                   empty slots: zeros
+  expert_linear,       // x [S, in]                  weight [experts, out, in]              [S, out]: an expert's slots
+                       //                                                                   by its matrix
+  moe_combine,         // y [S, width], weights,     -                                      [T, width]: sum of weight *
+                       // slots                                                             its slot's row of y
 };
 // clang-format on
-inline constexpr int kOpKinds = 16;
+inline constexpr int kOpKinds = static_cast<int>(OpKind::moe_combine) + 1;
 [[nodiscard]] std::string_view name(OpKind);
 
+// True for the ops whose work is a matrix multiplication (matmul) with a weight: linear and expert_linear.
+[[nodiscard]] constexpr bool is_matmul(OpKind k) { return k == OpKind::linear || k == OpKind::expert_linear; }
+
 // How tokens share experts. Each expert has a fixed number of slots, its capacity, so that memory and work do not
-// depend on what is routed. Tokens take slots in their order in the micro-batch, and a token's choices theirs; a choice
-// that finds its expert full is dropped: it counts as zero and has no gradient, the token's other choices keep their
-// weights. With capacity_factor = count / top_k nothing is ever dropped: then, and only then, results do not depend on
-// how a batch is split.
+// depend on what is routed. Tokens take slots in their order in the micro-batch, and the choices of a token in theirs.
+// A choice is dropped if its expert is full: it counts as zero and has no gradient, and the token's other choices keep
+// their weights. With capacity_factor = count / top_k no choice is ever dropped; with any lower factor results can
+// depend on how the batch is split.
 struct Experts {
   std::int64_t count = 0, top_k = 0;  // count 0: no experts
   double capacity_factor = 1;
@@ -75,12 +77,12 @@ struct Experts {
   [[nodiscard]] std::int64_t capacity(std::int64_t tokens) const;
   friend bool operator==(const Experts&, const Experts&) = default;
 };
-// A choice in the ids that moe_route makes: expert * capacity + place, or, dropped, -1 - expert.
+// A choice in the ids that moe_route makes: expert * capacity + place; a dropped one: -1 - expert.
 
 struct OpShape {
   std::int64_t in = 0, out = 0;                                    // linear
   std::int64_t width = 0, groups = 1;                              // norms, elementwise, embedding
-  std::int64_t heads = 0, kv_heads = 0, head_dim = 0, window = 0;  // rotary, attention; window 0: none
+  std::int64_t heads = 0, kv_heads = 0, head_dim = 0, window = 0;  // rotary, attention; window 0: all tokens
   std::int64_t vocab = 0;                                          // embedding, cross_entropy
   std::int64_t positions = 0;                                      // position_embedding
   Experts experts = {};                                            // mixtures of experts, and a swiglu over their slots
@@ -97,7 +99,7 @@ struct OpShape {
 
 struct Op {
   OpKind kind{};
-  std::int32_t module = -1;                   // -1: outside the model (the loss)
+  std::int32_t module = kNone;                // none: outside the model (the loss)
   std::vector<std::int32_t> inputs, outputs;  // tensor ids
   std::vector<std::int32_t> params;           // parameter ids, in the order of the table above
   OpShape shape;
@@ -109,7 +111,7 @@ enum class TensorKind : std::uint8_t { ids, activation, loss };
 struct Tensor {
   TensorKind kind = TensorKind::activation;
   std::int64_t width = 0;     // elements per token
-  bool requires_grad = true;  // false for ids, and for what no trained parameter has a part in
+  bool requires_grad = true;  // false for ids and where no trained parameter contributes
   Experts experts = {};       // a row per slot instead of one per token
   friend bool operator==(const Tensor&, const Tensor&) = default;
 };
@@ -117,11 +119,11 @@ struct Tensor {
 struct Module {
   std::string name;        // "" for the root, "model.layers.0.mlp", ... as named_modules() prints it
   std::string class_name;  // "LlamaDecoderLayer", "Linear", ...
-  std::int32_t parent = -1;
-  std::int32_t op_begin = 0,
-               op_end = 0;  // its ops are ops[op_begin, op_end), children included; empty: it has no forward of its own
-  bool container = false;   // ModuleList / ModuleDict: no forward, cannot be a unit by itself
-  bool block = false;       // one of the model's repeated transformer blocks
+  std::int32_t parent = kNone;
+  // Its ops are ops[op_begin, op_end), children included. Empty: it has no forward of its own.
+  std::int32_t op_begin = 0, op_end = 0;
+  bool container = false;  // ModuleList / ModuleDict: no forward, cannot be a unit by itself
+  bool block = false;      // one of the model's repeated transformer blocks
   friend bool operator==(const Module&, const Module&) = default;
 };
 
@@ -136,18 +138,18 @@ struct Parameter {
 };
 
 struct ModelGraph {
-  std::string name;              // "llama3-8b", or what the file calls itself
-  std::string family;            // "llama", "gpt2", ...
-  std::int64_t max_seq_len = 0;  // what the config allows; 0: not stated
+  std::string name;                         // "llama3-8b", or what the file calls itself
+  std::string family;                       // "llama", "gpt2", ...
+  std::optional<std::int64_t> max_seq_len;  // what the config allows, where it says so
   std::int64_t vocab = 0;
   std::vector<Module> modules;        // pre-order, registration order; modules[0] is the root
   std::vector<Parameter> parameters;  // in named_parameters() order, each storage once
   std::vector<Tensor> tensors;
-  std::vector<Op> ops;                  // forward order; the last is the loss
-  std::int32_t ids = -1, targets = -1;  // tensors that a batch fills
+  std::vector<Op> ops;                        // forward order; the last is the loss
+  std::int32_t ids = kNone, targets = kNone;  // tensors that a batch fills
 
   [[nodiscard]] std::int64_t parameter_count() const;
-  [[nodiscard]] std::int32_t find_module(std::string_view name) const;  // -1 if absent
+  [[nodiscard]] std::int32_t find_module(std::string_view name) const;  // kNone if absent
   [[nodiscard]] std::string digest() const;  // 16 hex digits over everything that decides a result
   friend bool operator==(const ModelGraph&, const ModelGraph&) = default;
 };
@@ -163,22 +165,23 @@ struct Workload {
 [[nodiscard]] std::int64_t rows(const Experts&, const Workload&);  // tokens; with experts: slots = count * capacity
 [[nodiscard]] std::int64_t elements(const Tensor&, const Workload&);
 
-// Arithmetic of one op. Forward; backward of a matrix product is twice it, of attention 2.5 times (cost-model practice:
-// the backward recomputes the scores). Causal attention counts half of the square, as published TFLOP/s figures do.
+// Arithmetic of one op. Backward of a matmul is twice its forward, of attention 2.5 times (cost-model practice: the
+// backward recomputes the scores). Causal attention counts half of the square, as published TFLOP/s figures do.
 [[nodiscard]] double forward_flops(const Op&, const Workload&);
 [[nodiscard]] double backward_flops(const Op&, const Workload&);
 
-// Model flops of a training step per token, for MFU: 6 * (parameters in matrix products) + 12 * layers * heads *
-// head_dim * seq_len (the PaLM / nanoGPT convention: full attention square, no recomputation; of experts the top_k that
-// a token is routed to).
+// Model flops of a training step per token, for MFU: 6 * (parameters in matmuls) + 12 * layers * heads * head_dim *
+// seq_len (the PaLM / nanoGPT convention: full attention square, no recomputation; of experts the top_k that a token is
+// routed to).
 [[nodiscard]] double model_flops_per_token(const ModelGraph&, std::int64_t seq_len);
 
-// The same model with these parameters, or all parameters in and below these modules, not trained; which tensors take
-// part in backward follows. Names as the graph has them, aliases too. Throws InputError(where, ...) for a name that the
-// model does not have.
+// The same model with some parameters not trained: those named, and all in and below the modules named. The tensors
+// that take part in backward follow from that. Names are those of the graph, aliases included. Throws
+// InputError(where, ...) for a name that the model does not have.
 [[nodiscard]] ModelGraph freeze(ModelGraph, std::span<const std::string> modules_or_parameters, std::string_view where);
 
-// Every invariant that the comments above promise; throws InputError(where, ...) naming the first that does not hold.
+// Checks every invariant that the comments above promise. Throws InputError(where, ...) naming the first that does not
+// hold.
 void check_graph(const ModelGraph&, std::string_view where);
 
 }  // namespace fsdp

@@ -1,4 +1,4 @@
-// This machine as a cluster of CPU ranks: cores and memory are read at run time; rates stay 0 until they are
+// This computer as a cluster of CPU ranks. Cores and memory are read at run time; rates stay 0 until they are
 // calibrated.
 #pragma once
 

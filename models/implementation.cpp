@@ -86,9 +86,9 @@ OpFacts facts(const Implementation& implementation, const Op& op, const Workload
   };
   const auto trained = [&](std::int32_t p) { return model.parameters[static_cast<std::size_t>(p)].trainable; };
   if (!model.tensors[static_cast<std::size_t>(op.outputs[0])].requires_grad) keep_nothing();
-  const bool product =  // only the weight's gradient reads the input
-      op.kind == OpKind::linear || op.kind == OpKind::embedding || op.kind == OpKind::expert_linear;
-  if (product && !trained(op.params[0])) keep_nothing();
+  const bool input_for_weight =
+      is_matmul(op.kind) || op.kind == OpKind::embedding;  // only its gradient reads the input
+  if (input_for_weight && !trained(op.params[0])) keep_nothing();
   return f;
 }
 
@@ -107,8 +107,8 @@ std::string digest(const Implementation& i) {
   d.add("host_hook", i.host_seconds_per_unit_hook);
   for (int k = 0; k < kOpKinds; ++k) {
     if (i.rules[static_cast<std::size_t>(k)] == nullptr) continue;
-    for (std::int64_t product : {1, 2})
-      d.add("keeps", i.keeps_selectively && i.keeps_selectively(probe(static_cast<OpKind>(k)), product));
+    for (std::int64_t matmul : {1, 2})
+      d.add("keeps", i.keeps_selectively && i.keeps_selectively(probe(static_cast<OpKind>(k)), matmul));
     for (std::int64_t element_bytes : {2, 4, 8}) {
       const OpFacts f = facts(i, probe(static_cast<OpKind>(k)), Workload{2, 13, element_bytes});
       d.add("op", k);
@@ -122,7 +122,7 @@ std::string digest(const Implementation& i) {
       d.add("rate", f.backward_rate);
       d.add("attention", static_cast<std::int64_t>(f.attention));
       for (const Inside* inside : {&f.forward_inside, &f.backward_inside}) {
-        d.add("inside", inside->script);
+        d.add("inside", inside->script.text());
         for (const std::int64_t bytes : inside->bytes) d.add("", bytes);
       }
     }

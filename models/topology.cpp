@@ -40,8 +40,8 @@ struct Choice {
   double speed = 0;  // GB/s
 };
 
-// The largest count * speed that `total` GB/s holds; at equal products the faster channels. Speeds below half of the
-// best found so far are not tried. A link slower than the slowest speed has one channel.
+// The channels with the largest count * speed that `total` GB/s holds; of equal ones the faster. Speeds below half of
+// the best found so far are not tried. A link slower than the slowest speed has one channel.
 Choice search(std::span<const double> speeds, double total) {
   Choice best{1, 0};
   for (const double s : speeds) {
@@ -75,13 +75,11 @@ bool has_nvlink(const ClusterSpec& c) {
 }
 
 std::int64_t nics_of_group(const ClusterSpec& c, std::int64_t ranks_per_node) {
-  const std::int64_t nics = c.nics_per_node > 0 ? c.nics_per_node : c.gpus_per_node;
-  return std::max<std::int64_t>(1, (nics * std::min(ranks_per_node, c.domain())) / c.gpus_per_node);
+  return std::max<std::int64_t>(1, (c.nics() * std::min(ranks_per_node, c.domain())) / c.gpus_per_node);
 }
 
 BytesPerSecond nic_rate(const ClusterSpec& c) {
-  const double nics = static_cast<double>(c.nics_per_node > 0 ? c.nics_per_node : c.gpus_per_node);
-  return c.inter_bus * (static_cast<double>(c.gpus_per_node) / nics);
+  return c.inter_bus * (static_cast<double>(c.gpus_per_node) / static_cast<double>(c.nics()));
 }
 
 Channels ring_channels(const ClusterSpec& c, std::int64_t ranks_per_node, std::int64_t nodes) {
@@ -106,8 +104,8 @@ Channels ring_channels(const ClusterSpec& c, std::int64_t ranks_per_node, std::i
   }
   Channels out{found.count, found.speed * kGiga, std::min(kMaxChannels, 2 * found.count)};
   if (capability >= 90 && nodes > 1 && found.speed > 45 && out.ctas < 16) out.ctas *= 2;
-  if (c.collective_sms > 0) {
-    out.ctas = std::min(out.ctas, c.collective_sms);
+  if (c.collective_sms) {
+    out.ctas = std::min(out.ctas, *c.collective_sms);
     out.count = std::min(out.count, out.ctas);
   }
   return out;
@@ -128,7 +126,7 @@ Channels nvls_channels(const ClusterSpec& c, std::int64_t ranks_per_node, std::i
     out = {std::min(ranks_per_node, nics_of_group(c, ranks_per_node)), nic_rate(c).count(), 0};
   }
   out.ctas = capability < 100 ? 16 : nodes <= 1 ? 24 : 32;
-  if (c.collective_sms > 0) out.ctas = std::min(out.ctas, c.collective_sms);
+  if (c.collective_sms) out.ctas = std::min(out.ctas, *c.collective_sms);
   return out;
 }
 
@@ -153,7 +151,8 @@ BytesPerSecond counted_inter_bus(const GpuSpec& gpu, BytesPerSecond nic, std::in
   return BytesPerSecond(each * kGiga * static_cast<double>(nics) / static_cast<double>(gpus));
 }
 
-ClusterSpec cluster_of(const GpuSpec& gpu, std::int64_t gpus, std::int64_t gpus_per_node, BytesPerSecond fabric) {
+ClusterSpec cluster_of(const GpuSpec& gpu, std::int64_t gpus, std::int64_t gpus_per_node,
+                       std::optional<BytesPerSecond> fabric) {
   if (gpus < 1 || gpus_per_node < 1)
     throw InputError("cluster", "GPUs and GPUs per node must be at least 1", "give both");
   const std::int64_t capability = gpu.compute_capability;
@@ -168,7 +167,7 @@ ClusterSpec cluster_of(const GpuSpec& gpu, std::int64_t gpus, std::int64_t gpus_
   } else if (capability == 80) {
     c.cpu = CpuVendor::amd;
   }
-  const BytesPerSecond nic = fabric.count() > 0 ? fabric : BytesPerSecond(capability >= 90 ? 50e9 : 25e9);
+  const BytesPerSecond nic = fabric.value_or(BytesPerSecond(capability >= 90 ? 50e9 : 25e9));
   c.intra_bus = counted_intra_bus(gpu, c.cpu);
   c.inter_bus = counted_inter_bus(gpu, nic, gpus_per_node, gpus_per_node);
   // 0.55 GiB of CUDA context with PyTorch's kernels; per channel about 12 MiB of ring buffers (NCCL issue 1685); 0.25

@@ -1,10 +1,10 @@
-// What NCCL's graph search finds on a machine: how many channels a ring gets and how fast each runs. A channel is one
-// ring (or tree) of its own and costs one CTA or two; together they fill the links.
+// What NCCL's graph search finds on a cluster: how many channels a ring gets and how fast each runs. A channel is one
+// ring (or tree) of its own and costs one CTA or two; together the channels fill the links.
 //
 //   Channels c = ring_channels(cluster, 8, 1);         // 8 ranks of one DGX H100: 12 channels of 30 GB/s, 24 CTAs
 //
-// The search walks a falling list of speeds s and keeps the (count, s) with the largest product that every GPU's links
-// (inside a node) or every NIC (between nodes) can carry; then duplicates channels. Source: NCCL 2.28
+// The search walks a falling list of speeds s and keeps the pair (count, s) with the largest count * s that every GPU's
+// links (inside a node) or every NIC (between nodes) can carry; then it duplicates channels. Source: NCCL 2.28
 // src/graph/search.cc, topo.h, connect.cc.
 #pragma once
 
@@ -34,8 +34,8 @@ struct Channels {
 [[nodiscard]] std::int64_t nics_of_group(const ClusterSpec&, std::int64_t ranks_per_node);
 [[nodiscard]] BytesPerSecond nic_rate(const ClusterSpec&);
 
-// What NCCL counts, as intra_bus and inter_bus: from the GPU's links; from `nics` NICs of a nominal rate for `gpus`
-// GPUs.
+// The rates that NCCL counts: intra_bus from the GPU's links; inter_bus from `nics` NICs of a nominal rate that `gpus`
+// GPUs share.
 [[nodiscard]] BytesPerSecond counted_intra_bus(const GpuSpec&, CpuVendor);
 [[nodiscard]] BytesPerSecond counted_inter_bus(const GpuSpec&, BytesPerSecond nic, std::int64_t nics,
                                                std::int64_t gpus);

@@ -26,13 +26,13 @@ namespace fsdp {
 
 // Resources of one rank that running operations share.
 enum class Resource : std::uint8_t {
-  compute,
-  memory,
-  intra_link,
-  inter_link,
-  host_link
-};  // SMs or cores; device memory; NVLink; NIC; PCIe
-inline constexpr int kResources = 5;
+  compute,     // SMs or cores
+  memory,      // of the device
+  intra_link,  // NVLink
+  inter_link,  // NIC
+  host_link,   // PCIe
+};
+inline constexpr int kResources = static_cast<int>(Resource::host_link) + 1;
 
 struct Demand {
   Seconds alone;  // how long it takes when it has the machine to itself
@@ -57,13 +57,14 @@ struct KernelRate {
   BytesPerSecond byte_rate;
   friend bool operator==(const KernelRate&, const KernelRate&) = default;
 };
-// One calibrated point of a size-dependent rate (matrix products: flops -> seconds per flop, log-log interpolated).
+// One calibrated point of a size-dependent rate (matmuls: flops -> seconds per flop, log-log interpolated).
 struct CurvePoint {
   double size = 0, seconds = 0;
   friend bool operator==(const CurvePoint&, const CurvePoint&) = default;
 };
 
 enum class CollectiveKind : std::uint8_t { all_gather, reduce_scatter, all_reduce };
+inline constexpr int kCollectiveKinds = static_cast<int>(CollectiveKind::all_reduce) + 1;
 [[nodiscard]] std::string_view name(CollectiveKind);  // "all_gather"
 
 // What moves the bytes. The other two need one NVLink domain (and buffers registered with NCCL); elsewhere NCCL's own
@@ -73,6 +74,7 @@ enum class CollectiveVariant : std::uint8_t {
   symmetric_memory,  // NCCL's kernels for symmetric memory windows (from 2.27): few SMs, low latency
   copy_engine,       // all-gathers by copy engines, no SM (NCCL 2.28; PyTorch's set_symm_mem_for_comm); else as above
 };
+inline constexpr int kCollectiveVariants = static_cast<int>(CollectiveVariant::copy_engine) + 1;
 
 // What nccl-tests measured: full-tensor bytes -> seconds, for one shape of group.
 struct CollectiveCurve {
@@ -100,7 +102,7 @@ struct Costs {
   std::string source;    // "datasheet", "calibrate --backend host, 2 ranks, 2026-11-20"
   // Ceilings, as fractions of the datasheet's peak or bandwidth: what a kernel of the best shape reaches in a short
   // benchmark. Shapes take their part off by themselves (costs/matmul.h, costs/attention.h), power takes
-  // `sustained_clock` of matrix products.
+  // `sustained_clock` of matmuls.
   double matmul_efficiency = 0.75, fp8_matmul_efficiency = 0.7;
   double attention_forward_efficiency = 0.5,
          attention_backward_efficiency = 0.4;  // FlashAttention-2, head size 128, long sequences
@@ -114,7 +116,7 @@ struct Costs {
   std::vector<KernelRate> kernels;
   std::vector<CurvePoint>
       matmul_curve[3];  // forward (NT), backward input (NN), backward weight (TN): flops -> seconds, of cubes
-  // What a product of another shape moves (its operands and its result, once) beyond a cube of as many flops takes so
+  // What a matmul of another shape moves (its operands and its result, once) beyond a cube of as many flops takes so
   // long more. A few rows by a large weight move several times as much. Empty: not measured, or as fast as a cube.
   std::array<std::optional<BytesPerSecond>, 3> matmul_beyond_cube = {};
   KernelRate copy, cast, optimizer, norm;  // copy-in/out, casts, AdamW, gradient norm: byte rates

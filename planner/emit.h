@@ -1,4 +1,4 @@
-// A plan as something to paste into another tool.
+// A plan as a script or a configuration for another tool.
 #pragma once
 
 #include <string>
@@ -12,11 +12,11 @@ namespace fsdp {
 
 struct Emitted {
   std::string text;                         // a Python script, a YAML file, a TOML file
-  std::vector<std::string> cannot_express;  // what the target has no word for; also written as comments at the top
+  std::vector<std::string> cannot_express;  // what the target cannot express; also in comments at the top
 };
 
-[[nodiscard]] Emitted emit(std::string_view format, const ShardingPlan&,
-                           const ModelGraph&);  // pytorch | accelerate | torchtitan
+// `format`: pytorch, accelerate or torchtitan.
+[[nodiscard]] Emitted emit(std::string_view format, const ShardingPlan&, const ModelGraph&);
 [[nodiscard]] std::vector<std::string> emit_formats();
 
 }  // namespace fsdp

@@ -1,10 +1,10 @@
-// Where every element of a unit lives: FSDP2's per-parameter sharding (docs/fsdp-order.md A1.11).
+// The place of every element of a unit: FSDP2's per-parameter sharding (docs/fsdp-order.md A1.11).
 //
 // Parameter p of shape [d0, ...] on W ranks: chunk rows c = ceil(d0 / W); rank r holds rows [r*c, min((r+1)*c, d0)),
 // possibly none, stored padded to c rows. S_g = sum of padded shard elements. The all-gather output is [W, S_g],
-// rank-major, each row the concatenation of the unit's padded shards in parameter order; the reduce-scatter input has
-// the same layout, without the parameters that are not trained. A parameter sharded on a dimension d > 0 (which W must
-// divide) is cut into W equal slabs of it.
+// rank-major; each row is the concatenation of the unit's padded shards in parameter order. The reduce-scatter input
+// has the same layout, without the parameters that are not trained. A parameter sharded on a dimension d > 0 (which W
+// must divide) is cut into W equal slabs along it.
 #pragma once
 
 #include <cstdint>
@@ -18,12 +18,12 @@
 namespace fsdp {
 
 struct ShardedParam {
-  std::int32_t param = -1;                  // id in ModelGraph::parameters
-  std::int64_t rows = 0, row_elements = 0;  // size of the sharded dimension and the product of the others
+  std::int32_t param = kNone;               // id in ModelGraph::parameters
+  std::int64_t rows = 0, row_elements = 0;  // size of the sharded dimension; the other sizes, multiplied
   std::int64_t chunk_rows = 0;              // c
   std::int64_t offset = 0;                  // of its padded shard within the unit's shard, in elements
   std::int64_t dim = 0;                     // the sharded dimension
-  bool trainable = true;  // and a gradient reaches it: PyTorch leaves out the others as it does frozen ones
+  bool trainable = true;  // trained, and a gradient reaches it; PyTorch leaves out the others as it does frozen ones
   [[nodiscard]] std::int64_t numel() const { return rows * row_elements; }
   [[nodiscard]] std::int64_t padded_shard() const { return chunk_rows * row_elements; }
   [[nodiscard]] std::int64_t local_row_begin(std::int64_t rank) const {
@@ -42,17 +42,18 @@ struct ShardedParam {
 enum class ReduceOp : std::uint8_t { average, sum, scaled_sum };
 struct GradientScale {
   ReduceOp reduce_scatter = ReduceOp::average, all_reduce = ReduceOp::average;
-  double multiply = 1;  // by this each rank's part of a scaled sum
-  double divide_before = 1,
-         divide_after = 1;  // Action::divide_gradient on the reduce-scatter's input and on the reduced output
-  double divide_copy = 1;   // W = 1: where there is no reduce-scatter, while its input is copied
+  double multiply = 1;  // factor of each rank's part of a scaled sum
+  // Action::divide_gradient on the reduce-scatter's input, and on the reduced output.
+  double divide_before = 1, divide_after = 1;
+  double divide_copy = 1;  // W = 1, where there is no reduce-scatter: while its input is copied
   friend bool operator==(const GradientScale&, const GradientScale&) = default;
 };
 [[nodiscard]] GradientScale gradient_scale(std::int64_t shards, std::int64_t replicas, DType reduce_dtype,
                                            std::optional<double> divide_factor, bool force_sum);
 
 // One forward of a unit within a pass: ops [op_begin, op_end), hooks before the first and after the last. A module
-// whose ops come in several runs with others between them is used that often (fsdp2, units of one module).
+// whose ops form several groups, with other modules' ops between them, has one use per group (fsdp2, units of one
+// module).
 struct UnitUse {
   std::int32_t op_begin = 0, op_end = 0;
   bool inputs_require_grad = false, outputs_require_grad = false;  // as below, of this use
@@ -64,19 +65,18 @@ struct UnitLayout {
   std::int64_t shard_elements = 0;   // S_g, padded, equal on every rank
   std::int64_t reduce_elements = 0;  // of S_g, those of trained parameters: what reduce-scatter leaves on each rank
   std::int64_t numel = 0;            // N_g
-  std::int32_t op_begin = 0,
-               op_end = 0;  // forward range of its modules: pre-forward before op_begin, post-forward after op_end - 1
+  // Forward range of its modules: pre-forward before op_begin, post-forward after op_end - 1.
+  std::int32_t op_begin = 0, op_end = 0;
   bool root = false;
   bool inputs_require_grad = false;   // false: post-backward runs in the final callback
   bool outputs_require_grad = false;  // false: pre-backward never runs (nothing inside or before it is trained)
-  std::int64_t flat_elements =
-      0;                      // fsdp1: of the flat parameter, which is sharded as one (planner/layout/flat.h); else 0
-  bool flat_aligned = false;  // fsdp1 with use_orig_params
-  std::vector<UnitUse> uses;  // in forward order; one for almost every unit, none if it computes nothing
+  std::int64_t flat_elements = 0;     // fsdp1: of the flat parameter, which is sharded as one (layout/flat.h); else 0
+  bool flat_aligned = false;          // fsdp1 with use_orig_params
+  std::vector<UnitUse> uses;          // in forward order; one for almost every unit, none if it computes nothing
   GradientScale scale;
   [[nodiscard]] std::int64_t local_elements(std::int64_t shard_rank) const;          // unpadded
   [[nodiscard]] std::int64_t local_trained_elements(std::int64_t shard_rank) const;  // what the optimizer state holds
-  [[nodiscard]] bool trained() const { return reduce_elements > 0; }  // has a parameter that gets a gradient
+  [[nodiscard]] bool trained() const { return reduce_elements > 0; }                 // some parameter gets a gradient
 };
 
 // One per unit of the plan, same order. A unit without parameters has an empty list.
@@ -84,7 +84,7 @@ struct UnitLayout {
 // The same of a plan whose names are not resolved yet.
 [[nodiscard]] std::vector<UnitLayout> unit_layouts(const ShardingPlan&, const ModelGraph&);
 
-// unit_of[p]: which unit owns parameter p; -1: none, the plan ignores it.
+// unit_of[p]: the unit that owns parameter p; kNone: the plan ignores it.
 [[nodiscard]] std::vector<std::int32_t> unit_of_parameters(const std::vector<UnitLayout>&, const ModelGraph&);
 
 }  // namespace fsdp

@@ -6,63 +6,73 @@
 
 #include "models/input/digest.h"
 #include "models/input/error.h"
+#include "models/input/names.h"
 #include "models/units.h"
 
 namespace fsdp {
 namespace {
 
-template <class E>
-struct Named {
-  std::string_view text;
-  E value;
-};
-
-// One table per closed choice: names for people and files, in the order in which errors list them.
-constexpr Named<Dialect> kDialects[] = {{"fsdp2", Dialect::fsdp2}, {"fsdp1", Dialect::fsdp1}, {"ddp", Dialect::ddp}};
-constexpr Named<GradSync> kGradSyncs[] = {
-    {"every", GradSync::every}, {"last", GradSync::last}, {"reduce-scatter-only", GradSync::reduce_scatter_only}};
-constexpr Named<Reshard> kReshards[] = {{"auto", Reshard::automatic}, {"true", Reshard::yes}, {"false", Reshard::no}};
-constexpr Named<CheckpointPolicy> kCheckpointPolicies[] = {{"full", CheckpointPolicy::full},
-                                                           {"selective-op", CheckpointPolicy::selective_op}};
-constexpr Named<OptimizerKind> kOptimizers[] = {{"adamw", OptimizerKind::adamw}, {"sgd", OptimizerKind::sgd}};
-
-template <class E, std::size_t N>
-std::string_view name_of(const Named<E> (&names)[N], E value) {
-  for (const Named<E>& n : names) {
-    if (n.value == value) return n.text;
+// Names for people and files, in the order in which errors list them.
+constexpr std::string_view label(Dialect d) {
+  switch (d) {
+    case Dialect::fsdp2: return "fsdp2";
+    case Dialect::fsdp1: return "fsdp1";
+    case Dialect::ddp: return "ddp";
   }
-  return "?";
+  return {};
 }
+static_assert(names_all<Dialect>(label, kDialects));
 
-template <class E, std::size_t N>
-E parse_name(const Named<E> (&names)[N], std::string_view text, const Origin& where, const std::string& what) {
-  std::string known;
-  for (const Named<E>& n : names) {
-    if (n.text == text) return n.value;
-    known += (known.empty() ? "" : ", ") + std::string(n.text);
+constexpr std::string_view label(GradSync s) {
+  switch (s) {
+    case GradSync::every: return "every";
+    case GradSync::last: return "last";
+    case GradSync::reduce_scatter_only: return "reduce-scatter-only";
   }
-  throw InputError(where, "unknown " + what + " '" + std::string(text) + "'", "use one of: " + known);
+  return {};
 }
+static_assert(names_all<GradSync>(label, kGradSyncs));
+
+constexpr std::string_view label(CheckpointPolicy c) {
+  switch (c) {
+    case CheckpointPolicy::full: return "full";
+    case CheckpointPolicy::selective_op: return "selective-op";
+  }
+  return {};
+}
+static_assert(names_all<CheckpointPolicy>(label, kCheckpointPolicies));
+
+constexpr std::string_view label(OptimizerKind o) {
+  switch (o) {
+    case OptimizerKind::adamw: return "adamw";
+    case OptimizerKind::sgd: return "sgd";
+  }
+  return {};
+}
+static_assert(names_all<OptimizerKind>(label, kOptimizers));
 
 }  // namespace
 
-std::string_view name(Dialect d) { return name_of(kDialects, d); }
-std::string_view name(GradSync s) { return name_of(kGradSyncs, s); }
-std::string name(Reshard r) { return r.ranks > 1 ? std::to_string(r.ranks) : std::string(name_of(kReshards, r)); }
-std::string_view name(CheckpointPolicy c) { return name_of(kCheckpointPolicies, c); }
+std::string_view name(Dialect d) { return label(d); }
+std::string_view name(GradSync s) { return label(s); }
+std::string name(Reshard r) {
+  if (r.ranks > 1) return std::to_string(r.ranks);
+  return r == Reshard::automatic ? "auto" : r == Reshard::yes ? "true" : "false";
+}
+std::string_view name(CheckpointPolicy c) { return label(c); }
 std::string dialect_text(const ShardingPlan& plan) {
   std::string text(name(plan.dialect));
   if (plan.torch != TorchVersion{})
     text += "@" + std::to_string(plan.torch.major) + "." + std::to_string(plan.torch.minor);
   return text;
 }
-std::string_view name(OptimizerKind o) { return name_of(kOptimizers, o); }
+std::string_view name(OptimizerKind o) { return label(o); }
 
 Dialect parse_dialect(std::string_view text, const Origin& where) {
-  return parse_name(kDialects, text, where, "dialect");
+  return parse_name<Dialect>(label, kDialects, text, where, "dialect");
 }
 GradSync parse_grad_sync(std::string_view text, const Origin& where) {
-  return parse_name(kGradSyncs, text, where, "gradient sync");
+  return parse_name<GradSync>(label, kGradSyncs, text, where, "gradient sync");
 }
 Reshard parse_reshard(std::string_view text, const Origin& where) {
   std::int64_t ranks = 0;
@@ -71,10 +81,13 @@ Reshard parse_reshard(std::string_view text, const Origin& where) {
     if (ranks >= 1) return {ranks};
     throw InputError(where, "'" + std::string(text) + "' ranks", "use auto, true, false or a number of at least 1");
   }
-  return parse_name(kReshards, text, where, "value of reshard-after-forward");
+  for (const Reshard r : {Reshard::automatic, Reshard::yes, Reshard::no})
+    if (text == name(r)) return r;
+  throw InputError(where, "unknown value of reshard-after-forward '" + std::string(text) + "'",
+                   "use one of: auto, true, false");
 }
 CheckpointPolicy parse_checkpoint_policy(std::string_view text, const Origin& where) {
-  return parse_name(kCheckpointPolicies, text, where, "checkpoint policy");
+  return parse_name<CheckpointPolicy>(label, kCheckpointPolicies, text, where, "checkpoint policy");
 }
 TorchVersion parse_torch_version(std::string_view text, const Origin& where) {
   TorchVersion v;
@@ -87,7 +100,7 @@ TorchVersion parse_torch_version(std::string_view text, const Origin& where) {
   return v;
 }
 OptimizerKind parse_optimizer(std::string_view text, const Origin& where) {
-  return parse_name(kOptimizers, text, where, "optimizer");
+  return parse_name<OptimizerKind>(label, kOptimizers, text, where, "optimizer");
 }
 
 std::int64_t ShardingPlan::dim(std::string_view dimension) const {

@@ -1,9 +1,9 @@
 // A sharding plan: everything that decides the order of work, the memory and the result of a training step, and nothing
 // else.
 //
-//   ShardingPlan plan = parse_plan(text, "plan.json");  // or naive_plan (planner/plan/naive_plan.h), or a search's
-//   check(plan, model, "plan.json");                    // throws InputError with the first rule that is broken
-//   to_json_text(plan)                                  // parse_plan of it == plan
+//   ShardingPlan plan = parse_plan(text, "plan.json");   // or naive_plan (plan/naive_plan.h), or a search's answer
+//   check(plan, model, "plan.json");                     // throws InputError with the first rule that is broken
+//   to_json_text(plan)                                   // parse_plan of it == plan
 #pragma once
 
 #include <cstdint>
@@ -41,11 +41,13 @@ inline constexpr Reshard Reshard::yes{0};
 inline constexpr Reshard Reshard::no{1};
 
 enum class Dialect : std::uint8_t { fsdp2, fsdp1, ddp };
+inline constexpr int kDialects = static_cast<int>(Dialect::ddp) + 1;
 enum class GradSync : std::uint8_t {
   every,                // reduce after every micro-batch
   last,                 // only after the last (no_sync before)
   reduce_scatter_only,  // reduce-scatter every micro-batch, all-reduce over `replicate` after the last
 };
+inline constexpr int kGradSyncs = static_cast<int>(GradSync::reduce_scatter_only) + 1;
 
 // One call of fully_shard: its modules' parameters that no inner unit has claimed share one all-gather and one
 // reduce-scatter. Everything below `reshard_after_forward` is one of fsdp2's run-time switches, at PyTorch's default.
@@ -63,6 +65,7 @@ struct Unit {
   friend bool operator==(const Unit&, const Unit&) = default;
 };
 enum class OptimizerKind : std::uint8_t { adamw, sgd };
+inline constexpr int kOptimizers = static_cast<int>(OptimizerKind::sgd) + 1;
 struct Optimizer {
   OptimizerKind kind = OptimizerKind::adamw;
   double lr = 3e-4, beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0.1;
@@ -72,8 +75,9 @@ struct Optimizer {
 // How the modules in `checkpointed` are recomputed.
 enum class CheckpointPolicy : std::uint8_t {
   full,          // everything inside is recomputed
-  selective_op,  // torchtitan's policy: results of attention and of every second matrix product are kept
+  selective_op,  // torchtitan's policy: results of attention and of every second matmul are kept
 };
+inline constexpr int kCheckpointPolicies = static_cast<int>(CheckpointPolicy::selective_op) + 1;
 
 // A PyTorch release whose behaviour a dialect follows where releases differ; {0, 0} is the newest one known here.
 struct TorchVersion {

@@ -1,10 +1,10 @@
-// What one rank does: the Program that `lower` makes, that the simulator times and the executor runs.
+// What one rank does: `lower` makes the Program, the simulator times it and the executor runs it.
 //
 // A Step is a list of operations in host issue order. Each names its stream, the operations of other streams it waits
 // for (an event is "that operation has finished"), the buffers it reads and writes, and the buffers that the host
 // allocates just before and frees just after issuing it. Operations on one stream run in order; collectives on one
 // communicator run in issue order. Everything is stored flat: `ops[i]` points into `args`, `waits`, `allocs`, `frees`
-// of the same Step.
+// of the same Step. Where an index may be absent it is kNone (models/graph.h).
 #pragma once
 
 #include <cstdint>
@@ -18,78 +18,70 @@
 
 namespace fsdp {
 
-enum class Stream : std::uint8_t {
-  compute,
-  copy_in,
-  all_gather,
-  reduce_scatter,
-  all_reduce
-};  // D C G R A of docs/fsdp-order.md
-inline constexpr int kStreams = 5;
+// D C G R A of docs/fsdp-order.md.
+enum class Stream : std::uint8_t { compute, copy_in, all_gather, reduce_scatter, all_reduce };
+inline constexpr int kStreams = static_cast<int>(Stream::all_reduce) + 1;
+
 // shard_reduce: the same ranks as `shard`, for reduce-scatters that may overlap all-gathers. reshard: groups of n
 // consecutive ranks of a shard group (integer reshard after forward).
 enum class Communicator : std::uint8_t { none, shard, replicate, world, shard_reduce, reshard };
-inline constexpr int kCommunicators = 6;
+inline constexpr int kCommunicators = static_cast<int>(Communicator::reshard) + 1;
 
-// args, in order ("[k]" = position; buffer -1 = absent). P = params of the unit in layout order.
-// clang-format off: a table
+// Each row: what the action belongs to, then its args in order ("[k]" = position; an absent one has buffer kNone).
+// P = params of the unit in layout order.
+// clang-format off
 enum class Action : std::uint8_t {
-  init_parameters,  // unit          writes: shard
-  init_optimizer,   // unit          writes: state1, state2 (zeros; state2 -1 for sgd)
-  load_batch,       // micro_batch   writes: ids, targets; and resets the loss accumulator when micro_batch is 0:
-                    //               loss
-  forward,
-  recompute,            // graph_op      reads: inputs..., params... (unsharded); writes: outputs..., extra; scratch
-                        //               (order: inputs, params, outputs, extra, scratch)
-  backward,             // graph_op      reads: grad of each output, each input or -1 if not saved, each output or -1,
-                        //               params..., extra;
-                        //               scratch; then writes: grad of each input or -1, grad of each param or -1
-                        //               (order: grad_outputs, inputs, outputs, params, extra, scratch, grad_inputs,
-                        //                 grad_params)
-  add_gradient,         // graph_op      adds args[0] into args[1] (a second use of a tensor or parameter; `tensor` or
-                        //               `param` of the buffers)
-  cast_shard,           // unit          reads: shard; writes: shard in param_dtype
-  gather_copy_in,       // unit          reads: (cast) shard, or its pieces; writes: own slot of the gather buffer
-  all_gather,           // unit          reads + writes: gather buffer, in place
-  gather_copy_out,      // unit          reads: gather buffer (W = 1: the (cast) shard); writes: P unsharded parameters
-  accumulate_gradient,  // unit, no-sync: args: P pairs (gradient, accumulator): converts or adds gradient into
-                        // accumulator; gradient -1: none
-  scatter_copy_in,      // unit          reads: P gradients or accumulators (-1: not trained); writes: reduce-scatter
-                        //               input
-                        //               [W, S_g], and before that, where it narrows, the same in the gradients' dtype
-  reduce_scatter,       // unit          reads: input; writes: output [S_g]; average over the mesh as PyTorch does (W =
-                        //               1: a copy)
-  all_reduce,           // unit          in place on the reduce output, average over `replicate` (ddp: over `replicate`,
-                        //               on the gradient buffer)
-  finish_gradient,      // unit          reads: reduce output; writes: sharded gradient (cast) or adds into it
-                        //               (Access::accumulate)
-  clip_local_norm,      // -             reads: all sharded gradients; writes: norm accumulator (1 element of fp64; sum
-                        //               of powers, or the maximum)
-  clip_reduce,          // -             all-reduce (sum; of the infinity norm: maximum) of the norm accumulator over
-                        //               `shard`
-  clip_scale,           // -             reads: norm; scales all sharded gradients by min(1, clip / (norm + 1e-6))
-  optimizer,            // unit          reads: sharded gradient; reads + writes: shard, state1, state2
-  reduce_loss,          // -             all-reduce (average over `world`) of the loss accumulator (1 element of fp64)
-  zero_gradients,       // -             host only: frees the sharded gradients of the step before
-  read_loss,            // -             host waits for args[0] (the loss)
-  host_wait,            // -             host only: the host goes on when `waits` have finished, and every operation
-                        //               that ended then
-  keep_shard,           // unit          reads: this rank's part, over the small group, of an unsharded parameter;
-                        //               writes: a copy of it
-  divide_gradient,      // unit          in place on the reduce input or output (UnitLayout::scale says by what); with
-                        //               two buffers: from one
-                        //               to the other
-  shard_to_device,      // unit          reads: one parameter of the shard in host memory; writes: its copy on the
-                        //               device
-  gradient_to_host,     // unit          reads: one parameter of the reduce output (cast); writes: sharded gradient in
-                        //               host memory
-  cast_gradient,        // unit          reads: flat gradient; writes: the same in reduce_dtype, padded to W equal parts
-  reorder_shards,       // unit          reads: one parameter (or gradient) as W slabs of its sharded dimension; writes:
-                        //               it in its own
-                        //               order (or the other way round)
+  init_parameters,      // unit        writes: shard
+  init_optimizer,       // unit        writes: state1, state2 (zeros; state2 absent for sgd)
+  load_batch,           // micro_batch writes: ids, targets; loss, if micro_batch is 0: resets the loss accumulator
+  forward,              // graph_op    as recompute
+  recompute,            // graph_op    reads: inputs..., params... (unsharded); writes: outputs..., extra; scratch
+                        //             (order: inputs, params, outputs, extra, scratch)
+  backward,             // graph_op    reads: grad of each output; each input and each output, absent if not saved;
+                        //             params..., extra; scratch; then writes: grad of each input, grad of each param,
+                        //             absent if not needed
+                        //             (order: grad_outputs, inputs, outputs, params, extra, scratch, grad_inputs,
+                        //             grad_params)
+  add_gradient,         // graph_op    adds args[0] into args[1]: a second use of a tensor or parameter (`tensor` or
+                        //             `param` of the buffers)
+  cast_shard,           // unit        reads: shard; writes: shard in param_dtype
+  gather_copy_in,       // unit        reads: (cast) shard, or its pieces; writes: own slot of the gather buffer
+  all_gather,           // unit        reads + writes: gather buffer, in place
+  gather_copy_out,      // unit        reads: gather buffer (W = 1: the (cast) shard); writes: P unsharded parameters
+  accumulate_gradient,  // unit        no-sync; args: P pairs (gradient, accumulator): converts or adds gradient into
+                        //             accumulator; an absent gradient: none
+  scatter_copy_in,      // unit        reads: P gradients or accumulators (absent: not trained); writes: reduce-scatter
+                        //             input [W, S_g], and before it, where it narrows, the same in the gradients' dtype
+  reduce_scatter,       // unit        reads: input; writes: output [S_g]; average over the mesh as PyTorch does (W = 1:
+                        //             a copy)
+  all_reduce,           // unit        in place on the reduce output, average over `replicate` (ddp: over `replicate`,
+                        //             on the gradient buffer)
+  finish_gradient,      // unit        reads: reduce output; writes: sharded gradient (cast) or adds into it
+                        //             (Access::accumulate)
+  clip_local_norm,      // -           reads: all sharded gradients; writes: norm accumulator (1 element of fp64; sum of
+                        //             powers, or the maximum)
+  clip_reduce,          // -           all-reduce (sum; of the infinity norm: maximum) of the norm accumulator over
+                        //             `shard`
+  clip_scale,           // -           reads: norm; scales all sharded gradients by min(1, clip / (norm + 1e-6))
+  optimizer,            // unit        reads: sharded gradient; reads + writes: shard, state1, state2
+  reduce_loss,          // -           all-reduce (average over `world`) of the loss accumulator (1 element of fp64)
+  zero_gradients,       // -           host only: frees the sharded gradients of the step before
+  read_loss,            // -           host waits for args[0] (the loss)
+  host_wait,            // -           host only: the host goes on when `waits` have finished, and every operation that
+                        //             ended then
+  keep_shard,           // unit        reads: this rank's part, over the small group, of an unsharded parameter; writes:
+                        //             a copy of it
+  divide_gradient,      // unit        in place on the reduce input or output (UnitLayout::scale says by what); with two
+                        //             buffers: from one to the other
+  shard_to_device,      // unit        reads: one parameter of the shard in host memory; writes: its copy on the device
+  gradient_to_host,     // unit        reads: one parameter of the reduce output (cast); writes: sharded gradient in
+                        //             host memory
+  cast_gradient,        // unit        reads: flat gradient; writes: the same in reduce_dtype, padded to W equal parts
+  reorder_shards,       // unit        reads: one parameter (or gradient) as W slabs of its sharded dimension; writes:
+                        //             it in its own order (or the other way round)
 };
 // clang-format on
-inline constexpr int kActions = 30;
+inline constexpr int kActions = static_cast<int>(Action::reorder_shards) + 1;
 [[nodiscard]] std::string_view name(Action);
 [[nodiscard]] std::string_view name(Stream);
 [[nodiscard]] constexpr bool is_collective(Action a) {
@@ -117,7 +109,7 @@ enum class BufferKind : std::uint8_t {
   workspace,
   kept_shard,  // integer reshard: a unit's parameters over the small group
 };
-inline constexpr int kBufferKinds = 18;
+inline constexpr int kBufferKinds = static_cast<int>(BufferKind::kept_shard) + 1;
 [[nodiscard]] std::string_view name(BufferKind);
 
 struct Buffer {
@@ -127,19 +119,18 @@ struct Buffer {
   Stream pool = Stream::compute;  // the stream whose pool it comes from
   DType dtype = DType::f32;
   bool host = false;  // pinned host memory: not in the device's total
-  // Bit s: PyTorch's record_stream marks stream s when it is freed; the block can be used again once everything issued
-  // on s before the free has finished (stream-time free). 0: at once (host-time free).
+  // Bit s: PyTorch's record_stream marks stream s when the buffer is freed, and the block can be used again once
+  // everything issued on s before the free has finished (stream-time free). 0: at once (host-time free).
   std::uint8_t recorded_streams = 0;
-  std::int32_t unit = -1, param = -1, tensor = -1;  // what it holds, where that applies
-  std::int16_t micro_batch = -1;
+  std::int32_t unit = kNone, param = kNone, tensor = kNone;  // what it holds, where that applies
+  std::int16_t micro_batch = kNone;
 };
 
 enum class Access : std::uint8_t { read, write, accumulate };  // accumulate: read and write
 struct Arg {
-  std::int32_t buffer = -1;
+  std::int32_t buffer = kNone;
   Access access = Access::read;
-  std::int64_t offset = 0,
-               bytes = -1;  // the part of the buffer that is meant (ddp: a parameter within its unit); -1: all of it
+  std::int64_t offset = 0, bytes = -1;  // part of the buffer (ddp: a parameter within its unit); bytes -1: all of it
 };
 
 struct Slice {
@@ -151,20 +142,21 @@ struct Operation {
   Communicator comm = Communicator::none;
   bool host_only = false;  // runs on no stream (zero_gradients, host_wait, an optimizer of offloaded states)
   std::int16_t micro_batch = 0;
-  std::int32_t unit = -1, graph_op = -1;
+  std::int32_t unit = kNone, graph_op = kNone;
   Slice args, waits, allocs, inner, frees;
 };
 
 struct Step {
   std::vector<Operation> ops;  // host issue order
   std::vector<Arg> args;
-  std::vector<std::int32_t> waits;  // operation indices of this Step that must have finished; of host_wait also -1 - i:
-                                    // operation i of the step before
-  std::vector<std::int32_t> allocs,
-      frees;  // buffer ids: allocated just before / freed just after the host issues the operation
-  // What happens to memory while the host issues an operation of several kernels, in order: b >= 0: buffer b is
-  // allocated, ~b: freed. Between allocs and frees; PyTorch's temporaries come and go here. Empty for what our own
-  // executor runs.
+  // Operations of this Step, by index, that must have finished; of host_wait also -1 - i: operation i of the step
+  // before.
+  std::vector<std::int32_t> waits;
+  // Buffers, by index, allocated just before and freed just after the host issues the operation.
+  std::vector<std::int32_t> allocs, frees;
+  // Changes of memory while the host issues an operation of several kernels, in order, between allocs and frees: b >=
+  // 0: buffer b is allocated; ~b: freed. PyTorch's temporaries are allocated and freed here. Empty for Steps that our
+  // own executor runs.
   std::vector<std::int32_t> inner;
   [[nodiscard]] std::span<const Arg> args_of(const Operation& o) const {
     return {args.data() + o.args.begin, o.args.count};
@@ -194,9 +186,9 @@ void memory_events(const Step& step, const Operation& op, const Allocate& alloca
   for (const std::int32_t b : step.frees_of(op)) release(b);
 }
 
-// Steps follow one another without a host synchronisation except read_loss and host_wait; streams carry over: the first
-// operation of a stream in a Step comes after that stream's last one in the Step before, and the compute stream's first
-// operation of a Step comes after everything of the Step before (the optimizer has waited for all).
+// Steps follow one another; the host synchronises at read_loss and host_wait only. Streams carry over: the first
+// operation of a stream in a Step runs after that stream's last one in the Step before, and the compute stream's first
+// operation of a Step runs after everything in the Step before (the optimizer has waited for all).
 struct Program {
   std::string model_digest, plan_digest, implementation;
   Dialect dialect{};
@@ -207,13 +199,12 @@ struct Program {
   std::int64_t arena_bytes = 0, host_arena_bytes = 0;  // after assign_arena
 };
 
-// "forward model.layers.3.mlp.gate_proj mb 0", "all_gather unit 4 (model.layers.3)": for errors, traces and `show
-// step`.
+// "forward model.layers.3.mlp.gate_proj mb 0", "all_gather unit 4 (model.layers.3)": for errors, traces, `show step`.
 [[nodiscard]] std::string describe(const Operation&, const Program&, const ShardingPlan&, const ModelGraph&);
 
-// Fills Buffer::offset and the sizes of the arenas: one region per pool, and one of its own for host memory; buffers
-// with overlapping lifetimes (over init, first step and any number of steady steps) never share bytes. Alignment 64
-// bytes. Throws MachineError for buffers with recorded_streams.
+// Fills Buffer::offset and the sizes of the arenas: one region per pool, and a separate one for host memory. Buffers
+// with overlapping lifetimes (over init, first step and any number of steady steps) never share bytes. Offsets are
+// multiples of 64 bytes. Throws MachineError for buffers with recorded_streams.
 void assign_arena(Program&);
 
 }  // namespace fsdp

@@ -19,18 +19,14 @@ namespace fsdp {
 
 // `policy` as typed:
 //   block, block:N                     blocks, N consecutive ones per unit
-//   class:Name[=RESHARD][,...]         every module of these classes, also inside one another (by name: a class's
-//                                      subclasses have
-//   their
-//                                      own); RESHARD (auto, true, false or a number) is its units' reshard after
-//                                        forward, as with
-//                                      PyTorch's CustomPolicy
-//   params:1e8[;leaf=A,B][;exclude=C]  PyTorch's size policy: nothing in or below a leaf is wrapped, no exclude is; the
-//     defaults
-//                                      are MultiheadAttention, and ModuleList and ModuleDict
+//   class:Name[=RESHARD][,...]         every module of these classes, also inside one another; classes by name (the
+//                                      subclasses of a class have their own). RESHARD (auto, true, false or a number)
+//                                      is its units' reshard after forward, as with PyTorch's CustomPolicy
+//   params:1e8[;leaf=A,B][;exclude=C]  PyTorch's size policy: nothing in or below a leaf is wrapped, and no excluded
+//                                      class is; the defaults are MultiheadAttention, and ModuleList and ModuleDict
 //   P|Q                                block, class and params policies: what any of them wants (PyTorch's or)
-//   root, titan                        one unit; torchtitan's: one unit per block, the embedding by itself, final norm
-//                                      + output
+//   root                               one unit
+//   titan                              torchtitan's: one unit per block, the embedding by itself, final norm and output
 //                                      head together, tied weights in one unit
 // Policies of PyTorch leave out `ignored` modules (names) and do not count their parameters.
 // Throws InputError for an unknown policy, a class that matches no module (with the classes there are), a bad number, a
@@ -47,8 +43,8 @@ namespace fsdp {
 [[nodiscard]] std::vector<Unit> wrap_root(const ModelGraph&);
 [[nodiscard]] std::vector<Unit> wrap_titan(const ModelGraph&);
 
-// "none", "full" (every block), "selective-op" (every block, by torchtitan's policy per op), "every-N" (each N-th
-// block: 0, N, 2N ...), "first-N" (blocks 0 .. N-1) -> the modules of plan.checkpointed; set_checkpointing also says
+// The modules of plan.checkpointed for "none", "full" (every block), "selective-op" (every block, by torchtitan's
+// policy per op), "every-N" (each N-th block: 0, N, 2N ...) or "first-N" (blocks 0 .. N-1). set_checkpointing also sets
 // how they are recomputed.
 [[nodiscard]] std::vector<std::string> checkpointed_modules(const ModelGraph&, std::string_view policy,
                                                             const Origin& where);

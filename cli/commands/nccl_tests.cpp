@@ -9,7 +9,7 @@
 
 #include "cli/files.h"
 #include "models/input/suggest.h"
-#include "planner/fitted_costs.h"
+#include "planner/costs/fitted.h"
 #include "simulator/published/nccl_tests.h"
 #include "viz/viz.h"
 

@@ -144,7 +144,7 @@ Json model_json(const ModelGraph& model, std::int64_t seq_len, const std::vector
           {"digest", model.digest()},
           {"parameters", model.parameter_count()},
           {"vocab", model.vocab},
-          {"max_seq_len", model.max_seq_len},
+          {"max_seq_len", model.max_seq_len.value_or(0)},
           {"seq_len", seq_len},
           {"flops_per_token", model_flops_per_token(model, seq_len)},
           {"modules", std::move(modules)},
@@ -172,7 +172,7 @@ int show_model(const ShowFlags& given) {
     const std::int64_t asked =
         f.shared.seq_len ? parse_count(*f.shared.seq_len, "--seq-len", 1, std::int64_t{1} << 24U) : 0;
     const ModelGraph model = load_model(*f.name, asked);
-    const std::int64_t seq_len = asked > 0 ? asked : model.max_seq_len > 0 ? model.max_seq_len : 2048;
+    const std::int64_t seq_len = asked > 0 ? asked : model.max_seq_len.value_or(2048);
     print(stdout,
           f.json ? model_json(model, seq_len, {}).dump(2) + "\n" : headline(model, seq_len) + plain_table(model));
     return kDone;

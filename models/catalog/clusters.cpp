@@ -41,10 +41,13 @@ BytesPerSecond rate(JsonObject& o, std::string_view key) {
   return value;
 }
 
-Seconds latency(JsonObject& o, std::string_view key) {
+// Absent, or 0 as in files of before: NCCL's own.
+std::optional<Seconds> latency(JsonObject& o, std::string_view key) {
+  if (!o.has(key)) return {};
   const Seconds value = parse_seconds(o.text(key), o.where(key));
   if (value.count() > 1000) o.refuse(key, "is longer than 1000 s", "give the latency of a real link, such as \"14us\"");
-  return value;
+  if (value.count() > 0) return value;
+  return {};
 }
 
 std::string nonempty(JsonObject& o, std::string_view key) {
@@ -63,13 +66,13 @@ void read_source(JsonObject& o) {
 
 // "attention": {"cudnn": [0.66, 0.58], ...}: forward and backward.
 void read_attention(JsonObject& o, GpuSpec& g) {
-  constexpr std::array<std::string_view, kFusedAttentionKernels> kNames = {"flash1", "flash2", "cudnn", "flash3"};
   auto kernels = o.optional_object("attention");
   if (!kernels) return;
-  for (std::size_t k = 0; k < kNames.size(); ++k) {
-    if (!kernels->has(kNames[k])) continue;
-    const std::vector<double> pair = kernels->numbers(kNames[k], 0.001, 1);
-    if (pair.size() != 2) kernels->refuse(kNames[k], "expected a pair [forward, backward]");
+  for (std::size_t k = 0; k < g.attention.size(); ++k) {
+    const std::string_view key = name(static_cast<AttentionKernel>(k));
+    if (!kernels->has(key)) continue;
+    const std::vector<double> pair = kernels->numbers(key, 0.001, 1);
+    if (pair.size() != 2) kernels->refuse(key, "expected a pair [forward, backward]");
     g.attention[k] = {pair[0], pair[1]};
   }
   kernels->finish();
@@ -114,26 +117,26 @@ GpuSpec gpu_of(JsonObject& cluster) {
 
 CpuVendor cpu_vendor(JsonObject& o) {
   const std::string vendor = o.optional_text("cpu").value_or("intel");
-  if (vendor == "intel") return CpuVendor::intel;
-  if (vendor == "amd") return CpuVendor::amd;
-  if (vendor != "arm") o.refuse("cpu", "\"" + printable(vendor) + "\" is not known", "use intel, amd or arm");
-  return CpuVendor::arm;
+  for (int v = 0; v < kCpuVendors; ++v)
+    if (vendor == name(static_cast<CpuVendor>(v))) return static_cast<CpuVendor>(v);
+  o.refuse("cpu", "\"" + printable(vendor) + "\" is not known", "use intel, amd or arm");
 }
 
-// What files may leave out: see ClusterSpec for what is taken then.
+// Fields that files may leave out; ClusterSpec says what holds then.
 void read_fabric(JsonObject& o, ClusterSpec& c) {
-  c.nvlink_domain = o.optional_integer("nvlink_domain", 1, kMaxGpus).value_or(0);
-  if (c.nvlink_domain % c.gpus_per_node != 0)
+  c.nvlink_domain = o.optional_integer("nvlink_domain", 1, kMaxGpus);
+  if (c.domain() % c.gpus_per_node != 0)
     o.refuse("nvlink_domain", "is not whole nodes", "give a multiple of \"gpus_per_node\"");
-  c.nics_per_node = o.optional_integer("nics_per_node", 1, kMaxGpusPerNode).value_or(0);
+  c.nics_per_node = o.optional_integer("nics_per_node", 1, kMaxGpusPerNode);
   c.cpu = cpu_vendor(o);
   c.sharp = o.optional_boolean("sharp").value_or(false);
   c.oversubscription = o.optional_number("oversubscription", 1, 1000).value_or(1);
   c.rail_optimized = o.optional_boolean("rail_optimized").value_or(true);
-  if (o.has("intra_latency")) c.intra_latency = latency(o, "intra_latency");
-  if (o.has("inter_latency")) c.inter_latency = latency(o, "inter_latency");
-  if (o.has("collective_base_latency")) c.collective_base_latency = latency(o, "collective_base_latency");
-  c.collective_sms = o.optional_integer("collective_sms", 0, c.gpu.sms).value_or(0);
+  c.intra_latency = latency(o, "intra_latency");
+  c.inter_latency = latency(o, "inter_latency");
+  c.collective_base_latency = latency(o, "collective_base_latency");
+  c.collective_sms = o.optional_integer("collective_sms", 0, c.gpu.sms);
+  if (c.collective_sms == 0) c.collective_sms.reset();  // as in NCCL_MAX_CTAS: no limit
 }
 
 // How many GPUs: what was asked for, one node by default, or the nodes that the file states.

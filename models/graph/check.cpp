@@ -21,7 +21,7 @@ struct Form {
 };
 using Extents = std::vector<std::int64_t>;
 
-// What the table over OpKind says of one op. Optional biases are the last entry of `params`.
+// One op against the table over OpKind. Optional biases are the last entry of `params`.
 struct Signature {
   std::vector<Form> inputs, outputs;
   std::vector<Extents> params;

@@ -1,4 +1,4 @@
-// Parameters that are not trained. A tensor takes part in backward when something trained has a part in it.
+// Parameters that are not trained. A tensor takes part in backward if it depends on a trained parameter.
 #include <algorithm>
 
 #include "models/graph.h"

@@ -5,19 +5,34 @@
 #include <cmath>
 
 #include "models/input/digest.h"
+#include "models/input/names.h"
 #include "models/units.h"
 
 namespace fsdp {
 namespace {
 
-constexpr std::array<std::string_view, kOpKinds> kOpNames{"embedding",     "position_embedding",
-                                                          "rms_norm",      "layer_norm",
-                                                          "linear",        "rotary",
-                                                          "attention",     "swiglu",
-                                                          "gelu",          "add",
-                                                          "cross_entropy", "opaque",
-                                                          "moe_route",     "moe_dispatch",
-                                                          "expert_linear", "moe_combine"};
+constexpr std::string_view text(OpKind k) {
+  switch (k) {
+    case OpKind::embedding: return "embedding";
+    case OpKind::position_embedding: return "position_embedding";
+    case OpKind::rms_norm: return "rms_norm";
+    case OpKind::layer_norm: return "layer_norm";
+    case OpKind::linear: return "linear";
+    case OpKind::rotary: return "rotary";
+    case OpKind::attention: return "attention";
+    case OpKind::swiglu: return "swiglu";
+    case OpKind::gelu: return "gelu";
+    case OpKind::add: return "add";
+    case OpKind::cross_entropy: return "cross_entropy";
+    case OpKind::opaque: return "opaque";
+    case OpKind::moe_route: return "moe_route";
+    case OpKind::moe_dispatch: return "moe_dispatch";
+    case OpKind::expert_linear: return "expert_linear";
+    case OpKind::moe_combine: return "moe_combine";
+  }
+  return {};
+}
+static_assert(names_all<OpKind>(text, kOpKinds));
 
 // Fields at their default are left out: the key says which field it is, so the text stays unambiguous.
 template <class T>
@@ -66,7 +81,7 @@ void add_list(Digest& d, std::string_view key, const List& list) {
 
 }  // namespace
 
-std::string_view name(OpKind kind) { return kOpNames[static_cast<std::size_t>(kind)]; }
+std::string_view name(OpKind kind) { return text(kind); }
 
 std::int64_t Parameter::numel() const {
   std::int64_t n = 1;
@@ -124,8 +139,8 @@ std::string ModelGraph::digest() const {
   return d.text();
 }
 
-// What double arithmetic adds to an exact product is not rounded up to one more slot. Up to 10^12 tokens (far beyond a
-// micro-batch) that takes less than one slot from a capacity that is whole.
+// The rounding error of double arithmetic must not round up to one more slot. The correction takes less than one slot
+// from a whole capacity up to 10^12 tokens (far beyond a micro-batch).
 std::int64_t Experts::capacity(std::int64_t tokens) const {
   const double share =
       static_cast<double>(tokens) * static_cast<double>(top_k) / static_cast<double>(count) * capacity_factor;

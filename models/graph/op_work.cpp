@@ -1,5 +1,5 @@
-// Arithmetic of each op kind. Matrix products and attention decide step time; the memory-bound kinds carry small
-// per-element counts (an exponential, a division and a square root count one each) so that sums stay honest.
+// Arithmetic of each op kind. Matmuls and attention decide step time; the memory-bound kinds have small per-element
+// counts (an exponential, a division and a square root count one each) so that sums are complete.
 #include "models/graph.h"
 
 namespace fsdp {

@@ -94,10 +94,11 @@ OpFacts grouped_moe_combine(const Op& op, const Workload& w) {
           .forward_traffic_bytes = plus(plus(rows, plus(4 * wide, sum)), plus(cast, 4 * ids)),
           .backward_traffic_bytes =
               plus(plus(plus(sum, 12 * wide), 2 * rows), plus(cast, plus(s.cast ? wide : 0, 4 * ids))),
-          .forward_inside = {{wide, wide, sum}, s.cast ? "+e +0 +1 -0 +2 +o -1 -2" : "+e +0 +1 -0 +o -1"},
+          .forward_inside = {{wide, wide, sum},
+                             s.cast ? MemoryScript("+e +0 +1 -0 +2 +o -1 -2") : MemoryScript("+e +0 +1 -0 +o -1")},
           .backward_inside = {{sum, wide, wide, wide},
-                              s.cast ? "+0 -y +1 -0 +2 +3 -2 -1 +1 +2 +o0 -1 +o1 -2 -3 -i0 -e"
-                                     : "+1 -y +2 +3 -2 -1 +o0 +2 +o1 -2 -3 -i0 -e"}};
+                              s.cast ? MemoryScript("+0 -y +1 -0 +2 +3 -2 -1 +1 +2 +o0 -1 +o1 -2 -3 -i0 -e")
+                                     : MemoryScript("+1 -y +2 +3 -2 -1 +o0 +2 +o1 -2 -3 -i0 -e")}};
 }
 
 }  // namespace fsdp::pytorch

@@ -53,10 +53,10 @@ OpFacts layer_norm(const Op& op, const Workload& w) {
           .backward_traffic_bytes = 3 * x + statistics};
 }
 
-// `count` products [rows,in]x[in,out]; backward has those of the input [rows,out]x[out,in] and of the weight
+// `count` matmuls [rows,in]x[in,out]; backward has those of the input [rows,out]x[out,in] and of the weight
 // [out,rows]x[rows,in]: the same three extents, hence the same tiles. 2-byte storage is multiplied as float, in tiles
-// of at most 512 x 512 of both operands and the result (kernels/gemm.cpp).
-OpFacts products(std::int64_t count, std::int64_t rows, const OpShape& s, const Workload& w) {
+// of at most 512 x 512 of both operands and the result (executor/kernels/matmul/).
+OpFacts matmuls(std::int64_t count, std::int64_t rows, const OpShape& s, const Workload& w) {
   const std::int64_t elements =
       checked_add(checked_add(times(rows, s.in), times(s.in, s.out), "op size"), times(rows, s.out), "op size");
   const std::int64_t bytes = times(times(elements, count), w.element_bytes), a = std::min<std::int64_t>(rows, 512);
@@ -70,7 +70,7 @@ OpFacts products(std::int64_t count, std::int64_t rows, const OpShape& s, const 
           .backward_traffic_bytes = 2 * bytes};
 }
 
-OpFacts linear(const Op& op, const Workload& w) { return products(1, w.tokens(), op.shape, w); }
+OpFacts linear(const Op& op, const Workload& w) { return matmuls(1, w.tokens(), op.shape, w); }
 
 // The rotation is orthogonal and its angles are recomputed.
 OpFacts rotary(const Op& op, const Workload& w) {
@@ -164,9 +164,9 @@ OpFacts moe_dispatch(const Op& op, const Workload& w) {
           .backward_traffic_bytes = b.chosen_rows + b.tokens + b.ids};
 }
 
-// One product per expert, each over the whole capacity.
+// One matmul per expert, each over the whole capacity.
 OpFacts expert_linear(const Op& op, const Workload& w) {
-  return products(op.shape.experts.count, op.shape.experts.capacity(w.tokens()), op.shape, w);
+  return matmuls(op.shape.experts.count, op.shape.experts.capacity(w.tokens()), op.shape, w);
 }
 
 OpFacts moe_combine(const Op& op, const Workload& w) {
@@ -176,9 +176,9 @@ OpFacts moe_combine(const Op& op, const Workload& w) {
           .backward_traffic_bytes = b.tokens + b.chosen_rows + b.slot_rows + 2 * b.weights + b.ids};
 }
 
-// torchtitan's choice: attention and every second product.
-bool keeps(const Op& op, std::int64_t product) {
-  return op.kind == OpKind::attention || (op.kind == OpKind::linear && (op.params.size() > 1 || product % 2 == 1));
+// torchtitan's choice: attention and every second matmul.
+bool keeps(const Op& op, std::int64_t matmul) {
+  return op.kind == OpKind::attention || (op.kind == OpKind::linear && (op.params.size() > 1 || matmul % 2 == 1));
 }
 
 }  // namespace

@@ -47,8 +47,8 @@ OpFacts norm(const Op& op, const Workload& w) {
   return f;
 }
 
-// cuBLASLt. A bias is part of the forward product; its gradient takes a launch of its own.
-OpFacts product(const Op& op, const Workload& w) {
+// cuBLASLt. A bias is part of the forward matmul; its gradient takes a separate launch.
+OpFacts matmul(const Op& op, const Workload& w) {
   OpFacts f = as_native(op, w);
   f.forward_scratch_bytes = f.backward_scratch_bytes = kMatmulWorkspaceBytes;
   f.backward_launches = static_cast<std::int16_t>(op.params.size() > 1 ? 3 : 2);
@@ -104,12 +104,12 @@ const Implementation& native_cuda_implementation() {
     rule(OpKind::position_embedding, position_embedding);
     rule(OpKind::rms_norm, norm);
     rule(OpKind::layer_norm, norm);
-    rule(OpKind::linear, product);
+    rule(OpKind::linear, matmul);
     rule(OpKind::attention, attention);
     rule(OpKind::cross_entropy, cross_entropy);
     rule(OpKind::moe_route, moe_route);
     rule(OpKind::moe_dispatch, moe_dispatch);
-    rule(OpKind::expert_linear, product);
+    rule(OpKind::expert_linear, matmul);
     rule(OpKind::moe_combine, moe_combine);
     return i;
   }();

@@ -1,5 +1,5 @@
-// What the kernels of native-cuda take that both they (executor/cuda/toolkit/kernels/) and the facts about them
-// (native_cuda.cpp) must know.
+// Constants of native-cuda's kernels that both the kernels (executor/cuda/toolkit/kernels/) and the facts about them
+// (native_cuda.cpp) use.
 #pragma once
 
 #include <algorithm>
@@ -7,7 +7,7 @@
 
 namespace fsdp {
 
-// cuBLASLt's workspace, the whole scratch of a matrix product: 32 MiB, what cuBLAS's documentation
+// cuBLASLt's workspace, the whole scratch of a matmul: 32 MiB, what cuBLAS's documentation
 // recommends for sm_90; the same on every GPU, so that a plan does not depend on it.
 inline constexpr std::int64_t kMatmulWorkspaceBytes = std::int64_t{32} << 20;
 

@@ -130,7 +130,7 @@ OpFacts layer_norm_compiled(const Op& op, const Workload& w) {
   return f;
 }
 
-// aten::mm saves its input (the weight belongs to FSDP); backward is two products, and a column sum for a bias. The
+// aten::mm saves its input (the weight belongs to FSDP); backward is two matmuls, and a column sum for a bias. The
 // cuBLAS workspace is allocated once per handle and stream, not per call.
 OpFacts linear(const Op& op, const Workload& w) {
   const std::int64_t t = w.tokens(), in = op.shape.in, out = op.shape.out;
@@ -197,7 +197,7 @@ OpFacts swiglu_compiled(const Op& op, const Workload& w) {
           .backward_traffic_bytes = 5 * x};
 }
 
-// aten::gelu saves its input; one kernel each way, compiled too (its neighbours are matrix products, which stay in
+// aten::gelu saves its input; one kernel each way, compiled too (its neighbours are matmuls, which stay in
 // cuBLAS).
 OpFacts gelu(const Op& op, const Workload& w) {
   const std::int64_t x = row_bytes(w, op.shape.width);

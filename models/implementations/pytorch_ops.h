@@ -42,7 +42,7 @@ OpFacts grouped_moe_dispatch(const Op&, const Workload&);
 OpFacts grouped_expert_linear(const Op&, const Workload&);
 OpFacts grouped_moe_combine(const Op&, const Workload&);
 
-// What Inductor makes of a model of these operators; rotary positions and attention are the stack's.
+// Rules of a model of these operators compiled by Inductor; rotary positions and attention are the stack's.
 [[nodiscard]] std::array<OpRule, kOpKinds> compiled_rules(OpRule rotary, OpRule attention);
 
 }  // namespace fsdp::pytorch

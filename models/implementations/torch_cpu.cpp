@@ -1,6 +1,6 @@
 // PyTorch 2.15, eager, on CPU tensors: what torchtitan's Llama keeps and allocates when it runs there. It exists to be
 // compared with recordings of PyTorch on CPU or fake tensors (tests/torch/record_memory.py), which see tensors and not
-// what a kernel takes inside, and know no 512-byte rounding. It says nothing about time and is nobody's default; memory
+// what a kernel takes inside, and know no 512-byte rounding. It says nothing about time and is never a default; memory
 // of GPU runs is `torchtitan`'s business.
 //
 // It differs from `torchtitan` where PyTorch's CPU build does: rms_norm is made of elementwise ops, and no kernel's own

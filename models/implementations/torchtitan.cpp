@@ -56,14 +56,14 @@ OpFacts attention_repeated(const Op& op, const Workload& w) {
   return f;
 }
 
-// _save_list of torchtitan's selective activation checkpointing: attention, and products without bias but every second
-// one (q, v, gate and down of a Llama block stay; k, o and up are made again). Since 2026 a product with a bias
+// _save_list of torchtitan's selective activation checkpointing: attention, and matmuls without bias but every second
+// one (q, v, gate and down of a Llama block stay; k, o and up are made again). Since 2026 a matmul with a bias
 // (aten::addmm) always stays.
-bool keeps(const Op& op, std::int64_t product) {
-  return op.kind == OpKind::attention || (op.kind == OpKind::linear && (op.params.size() > 1 || product % 2 == 1));
+bool keeps(const Op& op, std::int64_t matmul) {
+  return op.kind == OpKind::attention || (op.kind == OpKind::linear && (op.params.size() > 1 || matmul % 2 == 1));
 }
-bool keeps_2024(const Op& op, std::int64_t product) {
-  return op.kind == OpKind::attention || (op.kind == OpKind::linear && op.params.size() == 1 && product % 2 == 1);
+bool keeps_2024(const Op& op, std::int64_t matmul) {
+  return op.kind == OpKind::attention || (op.kind == OpKind::linear && op.params.size() == 1 && matmul % 2 == 1);
 }
 
 // Host time. An eager PyTorch op costs the CPU 10-20 us (llm.c and PyTorch issue reports agree): 12 us, as backward
@@ -88,7 +88,7 @@ Implementation newest(bool compiled) {
                    .host_seconds_per_unit_hook = 5e-4};
   if (!compiled) return i;
   i.rules = compiled_rules(rotary_compiled, flash_attention);
-  i.keeps_unneeded_results = false;  // one graph: what nobody reads is not an output
+  i.keeps_unneeded_results = false;  // one graph: a value that nothing reads is not an output
   i.recompute_stops_early = true;
   i.frames_hold_inputs = false;
   i.host_seconds_per_launch = 6e-6;

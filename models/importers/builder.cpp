@@ -160,7 +160,7 @@ GraphBuilder::Id GraphBuilder::add(Id module, Id a, Id b) {
   return op(OpKind::add, module, {a, b}, {.width = width(a)}, width(a));
 }
 
-// What has slots instead of tokens says so itself: only routing, dispatching and combining need to be told.
+// Tensors with slots instead of tokens carry that themselves: only routing, dispatching and combining set it.
 GraphBuilder::Id GraphBuilder::packed_swiglu(Id module, Id gate_up) {
   const std::int64_t half = width(gate_up) / 2;
   const Experts experts = at(graph_.tensors, gate_up).experts;
@@ -210,7 +210,8 @@ GraphBuilder::Id GraphBuilder::moe_combine(Id module, Id y, const Routing& routi
   return out;
 }
 
-ModelGraph GraphBuilder::finish(Id logits, std::int64_t vocab, std::int64_t max_seq_len, std::string_view where) {
+ModelGraph GraphBuilder::finish(Id logits, std::int64_t vocab, std::optional<std::int64_t> max_seq_len,
+                                std::string_view where) {
   graph_.vocab = vocab;
   graph_.max_seq_len = max_seq_len;
   graph_.tensors.push_back({TensorKind::loss, 1, true});

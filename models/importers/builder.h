@@ -1,15 +1,15 @@
-// What importers share: a ModelGraph grown in two passes. First the module tree with its parameters, in the order in
+// Builds a ModelGraph for the importers, in two passes: first the module tree with its parameters, in the order in
 // which PyTorch registers them; then the ops, in the order in which the forward runs them.
 //
 //   GraphBuilder b("llama", "LlamaForCausalLM");
 //   const auto q = b.linear_module(attention, "q_proj", hidden, heads * head_dim, /*bias=*/false);
 //   ...
 //   x = b.linear(q, x);
-//   return b.finish(logits, vocab);          // adds the loss, fills op ranges and the order of parameters, checks
-//                                            everything
+//   return b.finish(logits, vocab, max_seq_len, where);    // adds the loss, op ranges, order of parameters; checks all
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -61,8 +61,9 @@ class GraphBuilder {
   Id expert_linear(Id module, std::size_t which, Id x);  // by the module's `which`-th parameter
   Id moe_combine(Id module, Id y, const Routing&);
 
-  // `max_seq_len` 0: not stated. Throws InputError(where, ...) if the graph breaks a rule (impossible sizes).
-  [[nodiscard]] ModelGraph finish(Id logits, std::int64_t vocab, std::int64_t max_seq_len, std::string_view where);
+  // Throws InputError(where, ...) if the graph breaks a rule (impossible sizes).
+  [[nodiscard]] ModelGraph finish(Id logits, std::int64_t vocab, std::optional<std::int64_t> max_seq_len,
+                                  std::string_view where);
 
  private:
   Id tensor(std::int64_t width, const Experts& = {});

@@ -11,7 +11,7 @@
 
 namespace fsdp {
 
-// How a family names and registers what it has.
+// How a family names and registers its experts.
 struct ExpertVariant {
   std::string_view count_key, width_key;  // config keys: number of experts, width of one
   bool router_first = true;               // its router is registered before its experts
@@ -29,7 +29,7 @@ struct ExpertShape {
 [[nodiscard]] ExpertShape read_experts(JsonObject& config, const ExpertVariant&, std::int64_t hidden);
 
 struct ExpertModules {
-  std::int32_t router = -1, experts = -1;
+  std::int32_t router = kNone, experts = kNone;
 };
 [[nodiscard]] ExpertModules add_experts(GraphBuilder&, std::int32_t parent, std::string_view class_prefix,
                                         const ExpertVariant&, const ExpertShape&);

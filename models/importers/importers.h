@@ -11,8 +11,8 @@
 
 namespace fsdp {
 
-// Keys that only tune initialisation, dropout or generation are not looked at; keys that change the architecture in a
-// way that is not modelled are refused by name. `seq_len` 0: the config's own.
+// Keys that only tune initialisation, dropout or generation are ignored. Keys that change the architecture in a way
+// that is not modelled are refused by name. `seq_len` 0: the config's own.
 using Importer = ModelGraph (*)(JsonObject& config, std::string_view where, std::int64_t seq_len);
 
 [[nodiscard]] ModelGraph import_llama(JsonObject& config, std::string_view where,

@@ -39,7 +39,8 @@ constexpr std::array kVariants{
 
 struct LlamaShape {
   const Variant* variant;
-  std::int64_t vocab, hidden, ffn, layers, heads, kv_heads, head_dim, positions;
+  std::int64_t vocab, hidden, ffn, layers, heads, kv_heads, head_dim;
+  std::optional<std::int64_t> positions;
   ExpertShape experts;  // where the variant has some, `ffn` is theirs
   double eps, theta;
   bool qkv_bias, output_bias, mlp_bias, tied;
@@ -112,7 +113,7 @@ LlamaShape read(JsonObject& config) {
                                          : split_heads(config, "hidden_size", s.hidden, s.heads);
   if (s.head_dim % 2 != 0)
     config.refuse("head_dim", fmt::format("{} is odd", s.head_dim), "rotary positions need an even one");
-  s.positions = config.optional_integer("max_position_embeddings", 1, kMaxPositions).value_or(0);
+  s.positions = config.optional_integer("max_position_embeddings", 1, kMaxPositions);
   s.eps = config.optional_number("rms_norm_eps", 1e-30, 1).value_or(v.eps);
   s.theta = rope_theta(config, v);
   require_text(config, "hidden_act", "silu");

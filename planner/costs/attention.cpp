@@ -15,7 +15,7 @@ constexpr double kPrologueFull = 170, kPrologueCausal = 520;
 // CTAs take 128 queries of a head. The last wave is not full: SimuMax's A100 rows of 4 to 64 heads of 4096 tokens (1.2
 // to 19 waves) rise as w / (w + 1.2).
 constexpr double kTileQueries = 128, kTail = 1.2;
-// Smaller heads do more softmax per product, d / (d + d0) relative to 128. 64 against 128: FlashAttention-2 0.87 on
+// Smaller heads do more softmax per matmul, d / (d + d0) relative to 128. 64 against 128: FlashAttention-2 0.87 on
 // A100 and H100 (d0 = 22); FlashAttention-3 0.77, cuDNN 0.69 on H100 (d0 = 80). FlashAttention 1 has no such order
 // (heads of 128 spill registers).
 double smallness(AttentionKernel kernel) {
@@ -39,13 +39,12 @@ AttentionCeiling attention_ceiling(AttentionKernel kernel, const GpuSpec& gpu, c
   const AttentionCeiling base{costs.attention_forward_efficiency, costs.attention_backward_efficiency};
   const AttentionKernel k = behind(kernel, gpu);
   if (k == AttentionKernel::flash2 || k == AttentionKernel::math) return base;
-  AttentionCeiling own = gpu.attention[static_cast<std::size_t>(k)];
-  // Not stated: the first version ran at half the speed of the second (A100: 97 against 200 TFLOP/s), the others' is
-  // not known.
-  if (own.forward <= 0)
-    return k == AttentionKernel::flash1 ? AttentionCeiling{0.5 * base.forward, 0.5 * base.backward} : base;
+  const std::optional<AttentionCeiling>& own = gpu.attention[static_cast<std::size_t>(k)];
+  // Not stated: the first version ran at half the speed of the second (A100: 97 against 200 TFLOP/s); the others' speed
+  // is not known.
+  if (!own) return k == AttentionKernel::flash1 ? AttentionCeiling{0.5 * base.forward, 0.5 * base.backward} : base;
   const double forward = gpu.attention_forward_efficiency, backward = gpu.attention_backward_efficiency;
-  return {own.forward * base.forward / forward, own.backward * base.backward / backward};
+  return {own->forward * base.forward / forward, own->backward * base.backward / backward};
 }
 
 double attention_shape_factor(AttentionKernel kernel, const OpShape& s, const Workload& w, const GpuSpec& gpu) {

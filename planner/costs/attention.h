@@ -1,5 +1,5 @@
-// Time of fused attention by shape: arithmetic at the kernel's ceiling, less what short sequences, few tiles and small
-// heads cost, or the bytes of q, k, v and the result, whichever takes longer.
+// Time of fused attention by shape: arithmetic at the kernel's ceiling, reduced for short sequences, few tiles and
+// small heads; or the bytes of q, k, v and the result, if they take longer.
 #pragma once
 
 #include "models/attention_kernel.h"
@@ -10,15 +10,15 @@
 
 namespace fsdp {
 
-// Fraction of the dense 16-bit peak that this kernel reaches on this GPU on long sequences with heads of 128, before
-// power.
+// Fraction of the dense 16-bit peak that this kernel reaches on this GPU on long sequences with heads of 128, without
+// loss to the power limit.
 [[nodiscard]] AttentionCeiling attention_ceiling(AttentionKernel, const GpuSpec&, const Costs&);
 
 // The part of the ceiling that a shape leaves, in (0, 1].
 [[nodiscard]] double attention_shape_factor(AttentionKernel, const OpShape&, const Workload&, const GpuSpec&);
 
 // Seconds of arithmetic. Attention leaves the matrix units idle for half of the time or more and keeps its clock:
-// kernels of 0.4 s on B200 run at the speed of short ones, where products lose a third. `flops` as forward_flops and
+// kernels of 0.4 s on B200 run at the speed of short ones, where matmuls lose a third. `flops` as forward_flops and
 // backward_flops count them, `peak` of the matrix units in the tensors' type.
 [[nodiscard]] double attention_arithmetic(AttentionKernel, Direction, double flops, double peak, const OpShape&,
                                           const Workload&, const GpuSpec&, const Costs&);

@@ -11,6 +11,7 @@
 #include "models/input/digest.h"
 #include "models/input/error.h"
 #include "models/input/json.h"
+#include "models/input/names.h"
 #include "planner/costs/curve.h"
 
 namespace fsdp {
@@ -24,9 +25,35 @@ constexpr double kMinFactor = 0.01, kMaxFactor = 100;
 constexpr double kMaxSeconds = 1e6, kMaxSize = 1e24;
 constexpr double kMinRate = 1e3, kMaxRate = 1e21;  // per second: below any machine, above any
 constexpr double kMinFraction = 1e-4;
-constexpr std::array<const char*, 3> kVariants = {"nccl", "symmetric-memory", "copy-engine"};
-constexpr std::array<std::string_view, 3> kCollectives = {"all_gather", "reduce_scatter", "all_reduce"};
-constexpr std::array<const char*, 3> kProducts = {"forward", "backward_input", "backward_weight"};
+constexpr std::array<const char*, 3> kMatmuls = {"forward", "backward_input", "backward_weight"};
+
+constexpr std::string_view label(CollectiveVariant v) {
+  switch (v) {
+    case CollectiveVariant::nccl: return "nccl";
+    case CollectiveVariant::symmetric_memory: return "symmetric-memory";
+    case CollectiveVariant::copy_engine: return "copy-engine";
+  }
+  return {};
+}
+static_assert(names_all<CollectiveVariant>(label, kCollectiveVariants));
+
+constexpr std::string_view label(CollectiveKind k) {
+  switch (k) {
+    case CollectiveKind::all_gather: return "all_gather";
+    case CollectiveKind::reduce_scatter: return "reduce_scatter";
+    case CollectiveKind::all_reduce: return "all_reduce";
+  }
+  return {};
+}
+static_assert(names_all<CollectiveKind>(label, kCollectiveKinds));
+
+// The value of that name, if there is one.
+template <class E>
+std::optional<E> named(std::string_view text, int count) {
+  for (int i = 0; i < count; ++i)
+    if (text == label(static_cast<E>(i))) return static_cast<E>(i);
+  return {};
+}
 
 // --- writing
 
@@ -130,10 +157,10 @@ double fraction(JsonObject& root, std::string_view key) {
 
 void read_curves(JsonObject& root, Costs& c) {
   if (auto matmul = root.optional_object("matmul")) {
-    for (std::size_t i = 0; i < kProducts.size(); ++i) c.matmul_curve[i] = curve(*matmul, kProducts[i]);
+    for (std::size_t i = 0; i < kMatmuls.size(); ++i) c.matmul_curve[i] = curve(*matmul, kMatmuls[i]);
     if (auto beyond = matmul->optional_object("beyond_cube_bytes_per_s")) {
-      for (std::size_t i = 0; i < kProducts.size(); ++i)
-        if (const double beyond_cube = rate(*beyond, kProducts[i]); beyond_cube > 0)
+      for (std::size_t i = 0; i < kMatmuls.size(); ++i)
+        if (const double beyond_cube = rate(*beyond, kMatmuls[i]); beyond_cube > 0)
           c.matmul_beyond_cube[i] = BytesPerSecond(beyond_cube);
       beyond->finish();
     }
@@ -162,10 +189,9 @@ void read_curves(JsonObject& root, Costs& c) {
 CollectiveCurve collective_curve(JsonObject& row) {
   CollectiveCurve c;
   const std::string kind = row.text("collective");
-  const auto at = std::find(kCollectives.begin(), kCollectives.end(), kind);
-  if (at == kCollectives.end())
-    row.refuse("collective", "is not known", "use all_gather, reduce_scatter or all_reduce");
-  c.kind = static_cast<CollectiveKind>(at - kCollectives.begin());
+  const auto known = named<CollectiveKind>(kind, kCollectiveKinds);
+  if (!known) row.refuse("collective", "is not known", "use all_gather, reduce_scatter or all_reduce");
+  c.kind = *known;
   c.ranks = row.integer("ranks", 2, 1 << 24);
   c.ranks_per_node = row.integer("ranks_per_node", 1, c.ranks);
   c.points = curve(row, "seconds");
@@ -183,10 +209,9 @@ void read_collectives(JsonObject& root, Costs& c) {
   c.gpu_spread = root.optional_number("gpu_spread", 0, 1).value_or(c.gpu_spread);
   c.step_jitter = root.optional_number("step_jitter", 0, 1).value_or(c.step_jitter);
   if (const auto variant = root.optional_text("collective_variant")) {
-    const auto at = std::find(kVariants.begin(), kVariants.end(), *variant);
-    if (at == kVariants.end())
-      root.refuse("collective_variant", "is not known", "use nccl, symmetric-memory or copy-engine");
-    c.collective_variant = static_cast<CollectiveVariant>(at - kVariants.begin());
+    const auto known = named<CollectiveVariant>(*variant, kCollectiveVariants);
+    if (!known) root.refuse("collective_variant", "is not known", "use nccl, symmetric-memory or copy-engine");
+    c.collective_variant = *known;
   }
   if (!root.has("collective_curves")) return;
   for (const JsonValue& item : root.array("collective_curves")) {
@@ -202,7 +227,7 @@ void read_collectives(JsonObject& root, Costs& c) {
 
 }  // namespace
 
-std::string_view name(CollectiveKind kind) { return kCollectives[static_cast<std::size_t>(kind)]; }
+std::string_view name(CollectiveKind kind) { return label(kind); }
 
 std::string to_json_text(const Costs& c) {
   Json j = {{"schema", kSchema},
@@ -218,11 +243,10 @@ std::string to_json_text(const Costs& c) {
             {"kernel_overhead_s", c.kernel_overhead.count()},
             {"host_per_operation_s", c.host_per_operation.count()}};
   if (!c.kernels.empty()) j["kernels"] = json_of_kernels(c.kernels);
-  for (std::size_t i = 0; i < kProducts.size(); ++i) j["matmul"][kProducts[i]] = json_of(c.matmul_curve[i]);
-  for (std::size_t i = 0; i < kProducts.size(); ++i)
+  for (std::size_t i = 0; i < kMatmuls.size(); ++i) j["matmul"][kMatmuls[i]] = json_of(c.matmul_curve[i]);
+  for (std::size_t i = 0; i < kMatmuls.size(); ++i)
     if (!c.matmul_curve[i].empty())
-      j["matmul"]["beyond_cube_bytes_per_s"][kProducts[i]] =
-          c.matmul_beyond_cube[i].value_or(BytesPerSecond(0)).count();
+      j["matmul"]["beyond_cube_bytes_per_s"][kMatmuls[i]] = c.matmul_beyond_cube[i].value_or(BytesPerSecond(0)).count();
   j["copy"] = json_of(c.copy);
   j["cast"] = json_of(c.cast);
   j["optimizer"] = json_of(c.optimizer);
@@ -243,7 +267,7 @@ std::string to_json_text(const Costs& c) {
   j["fabric_efficiency_at_scale"] = c.fabric_efficiency_at_scale;
   j["collective_skew_s"] = c.collective_skew.count();
   j["pessimistic_collectives"] = c.pessimistic_collectives;
-  j["collective_variant"] = kVariants[static_cast<std::size_t>(c.collective_variant)];
+  j["collective_variant"] = label(c.collective_variant);
   if (!c.collective_curves.empty()) j["collective_curves"] = json_of(c.collective_curves);
   j["gpu_spread"] = c.gpu_spread;
   j["step_jitter"] = c.step_jitter;

@@ -20,7 +20,7 @@ namespace fsdp {
 // Sizes strictly increase, everything is positive and finite; throws InputError(where, ...) otherwise.
 void check_curve(std::span<const CurvePoint> curve, const Origin& where);
 
-// What was measured at Costs::collective_ranks; empty: nothing.
+// The curve measured at Costs::collective_ranks; empty if there is none.
 [[nodiscard]] const std::vector<CurvePoint>& collective_curve(CollectiveKind, const Costs&);
 
 }  // namespace fsdp

@@ -1,4 +1,4 @@
-// What a platform costs before anybody has measured it: the GPU's datasheet and published efficiencies.
+// Costs of a platform without measurements: the GPU's datasheet and published efficiencies.
 #include "models/input/error.h"
 #include "planner/costs.h"
 

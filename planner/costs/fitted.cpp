@@ -1,4 +1,6 @@
 // Fitted costs on disk: "fsdp-plan/fitted-costs/1".
+#include "planner/costs/fitted.h"
+
 #include <nlohmann/json.hpp>
 #include <set>
 #include <tuple>
@@ -6,7 +8,6 @@
 #include "models/input/error.h"
 #include "models/input/json.h"
 #include "models/input/suggest.h"
-#include "planner/fitted_costs.h"
 
 namespace fsdp {
 

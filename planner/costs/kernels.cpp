@@ -1,10 +1,10 @@
-// Kernels. Formula (GPU):   seconds = launches * overhead + max(arithmetic, bytes / memory rate),
-// arithmetic as matmul.h and attention.h say; every other op is bound by its bytes, which OpFacts count together with
-// the fraction of the memory rate that its kernels reach. What it uses of the machine follows: the share of its time
-// that arithmetic, or memory, alone would take.
+// Time of the kernels of an op. Formula (GPU):   seconds = launches * overhead + max(arithmetic, bytes / memory rate),
+// with arithmetic from matmul.h and attention.h. Every other op is bound by its bytes, which OpFacts count together
+// with the fraction of the memory rate that its kernels reach. An op uses compute and memory for the share of its time
+// that arithmetic, or memory traffic, alone would take.
 //
-// Calibrated entries replace the formula: a line per op kind and direction, and for matrix products a curve over flops
-// for each of the three products y = x W^T, dx = dy W, dW = dy^T x.
+// Calibrated entries replace the formula: a line per op kind and direction, and for matmuls a curve over flops for each
+// of y = x W^T, dx = dy W, dW = dy^T x.
 #include "planner/costs/kernels.h"
 
 #include <algorithm>
@@ -34,8 +34,6 @@ struct Work {
   OpFacts facts;
 };
 
-bool is_product(const Op& op) { return op.kind == OpKind::linear || op.kind == OpKind::expert_linear; }
-
 Work work_of(const Op& op, Direction direction, const Workload& w, const CostContext& c) {
   const OpFacts f = facts(c.implementation, op, w);
   if (direction == Direction::forward)
@@ -46,7 +44,7 @@ Work work_of(const Op& op, Direction direction, const Workload& w, const CostCon
             f};
   Work all{backward_flops(op, w), static_cast<double>(f.backward_traffic_bytes),
            static_cast<double>(f.backward_launches), needed_gradients(op, c.model), f};
-  if (is_product(op) && all.needed.input != all.needed.weight) {  // one product of two
+  if (is_matmul(op.kind) && all.needed.input != all.needed.weight) {  // one matmul of two
     all.flops /= 2;
     all.bytes /= 2;
     all.launches -= 1;
@@ -63,7 +61,7 @@ double matrix_rate(const CostContext& c) {
   return c.costs.matmul_efficiency * c.costs.sustained_clock * matrix_peak(c.plan.param_dtype, c.cluster.gpu);
 }
 
-// Linear layers whose sides are multiples of 16 and that are not the head, as torchtitan's filter has it.
+// As in torchtitan's filter: linear layers whose sides are multiples of 16, except the head.
 bool in_float8(const Op& op, const CostContext& c) {
   if (!c.implementation.float8_linear || op.kind != OpKind::linear || op.shape.out == c.model.vocab) return false;
   if (c.cluster.gpu.fp8.count() <= 0)
@@ -82,10 +80,9 @@ double cast_bytes(const Op& op, Direction direction, double tokens) {
                                          : 5 * tokens * out + 3 * tokens * in + 3 * in * out;
 }
 
-// y = x W^T, dx = dy W, dW = dy^T x: the same three extents, each contracted in turn. What is moved beside them (a
-// bias, casts) is added. Of experts: as many such products as there are experts, each over one expert's slots, in one
-// grouped launch.
-KernelTime linear_time(const Op& op, Direction direction, Work& work, const Workload& w, const CostContext& c) {
+// y = x W^T, dx = dy W, dW = dy^T x: the same three extents, each contracted in turn. Other bytes (a bias, casts) are
+// added. Of experts: one such matmul per expert, over its slots, in one grouped launch.
+KernelTime matmul_op_time(const Op& op, Direction direction, Work& work, const Workload& w, const CostContext& c) {
   const GpuSpec& gpu = c.cluster.gpu;
   const bool grouped = op.kind == OpKind::expert_linear;
   const double count = grouped ? static_cast<double>(op.shape.experts.count) : 1;
@@ -99,11 +96,11 @@ KernelTime linear_time(const Op& op, Direction direction, Work& work, const Work
   KernelTime t;
   double moved = 0;
   const auto add = [&](double m, double n, double k) {
-    const ProductTime one = product_time({m, n, k, element, e, in, out, speed, count}, rate, gpu.sms, memory);
+    const MatmulTime one = matmul_time({m, n, k, element, e, in, out, speed, count}, rate, gpu.sms, memory);
     t.seconds += one.seconds;
     t.arithmetic += std::min(one.arithmetic, one.seconds);
     moved += one.bytes;
-    if (persistent_products(gpu) && gpu.sms > 0)
+    if (persistent_matmuls(gpu) && gpu.sms > 0)
       t.resident = std::max(t.resident, std::min(1.0, one.tiles / static_cast<double>(gpu.sms)));
   };
   if (direction == Direction::forward) {
@@ -121,8 +118,8 @@ KernelTime linear_time(const Op& op, Direction direction, Work& work, const Work
   return t;
 }
 
-// Scores written out are products over the whole square (forward_flops counts half of a causal one) and as many more in
-// backward, which has kept the probabilities; then the softmax and the copies, which only move bytes.
+// Scores that are written out are matmuls over the whole square (forward_flops counts half of a causal one), and twice
+// as many in backward, which has the probabilities; then come the softmax and the copies, which only move bytes.
 KernelTime attention_time(const Op& op, Direction direction, const Work& work, const Workload& w,
                           const CostContext& c) {
   const GpuSpec& gpu = c.cluster.gpu;
@@ -142,7 +139,7 @@ KernelTime by_formula(const Op& op, Direction direction, Work& work, const Workl
   KernelTime t;
   switch (op.kind) {
     case OpKind::linear:
-    case OpKind::expert_linear: t = linear_time(op, direction, work, w, c); break;
+    case OpKind::expert_linear: t = matmul_op_time(op, direction, work, w, c); break;
     case OpKind::attention: t = attention_time(op, direction, work, w, c); break;
     case OpKind::opaque:
       t.arithmetic = work.flops / matrix_rate(c);
@@ -169,11 +166,11 @@ double by_line(const KernelRate& rate, const Work& work) {
   return rate.overhead.count() + std::max(arithmetic, moving);
 }
 
-// 0: not calibrated. The two backward products are each half of backward's flops; experts are multiplied one after the
+// 0: not calibrated. Each of the two matmuls of backward has half of its flops. Experts are multiplied one after the
 // other.
 double by_calibration(const Op& op, Direction direction, const Work& work, const Workload& w, const Costs& costs) {
   const auto& curve = costs.matmul_curve;
-  const auto product_time = [&](std::size_t which, double flops) {
+  const auto matmul_time = [&](std::size_t which, double flops) {
     const double rows =
         static_cast<double>(op.kind == OpKind::expert_linear ? op.shape.experts.capacity(w.tokens()) : w.tokens());
     const auto in = static_cast<double>(op.shape.in), out = static_cast<double>(op.shape.out);
@@ -183,12 +180,11 @@ double by_calibration(const Op& op, Direction direction, const Work& work, const
     return interpolate(curve[which], flops) + (rate ? std::max(0.0, beyond) / rate->count() : 0);
   };
   const double count = op.kind == OpKind::expert_linear ? static_cast<double>(op.shape.experts.count) : 1;
-  if (is_product(op) && direction == Direction::forward && !curve[0].empty())
-    return count * product_time(0, work.flops / count);
-  if (is_product(op) && direction == Direction::backward && !curve[1].empty() && !curve[2].empty()) {
-    const double product = (work.needed.input && work.needed.weight ? work.flops / 2 : work.flops) / count;
-    return count *
-           ((work.needed.input ? product_time(1, product) : 0) + (work.needed.weight ? product_time(2, product) : 0));
+  if (is_matmul(op.kind) && direction == Direction::forward && !curve[0].empty())
+    return count * matmul_time(0, work.flops / count);
+  if (is_matmul(op.kind) && direction == Direction::backward && !curve[1].empty() && !curve[2].empty()) {
+    const double flops = (work.needed.input && work.needed.weight ? work.flops / 2 : work.flops) / count;
+    return count * ((work.needed.input ? matmul_time(1, flops) : 0) + (work.needed.weight ? matmul_time(2, flops) : 0));
   }
   const KernelRate* rate = calibrated_rate(op.kind, direction, costs);
   return rate ? by_line(*rate, work) : 0;
@@ -203,7 +199,7 @@ Demand kernel_demand(const Op& op, Direction direction, std::int64_t sequences, 
   d.flops = Flops(work.flops);
   KernelTime t;
   t.seconds = t.arithmetic =
-      by_calibration(op, direction, work, w, c.costs);  // measured whole: taken to keep the multiprocessors busy
+      by_calibration(op, direction, work, w, c.costs);  // measured as a whole: assumed to keep the SMs busy
   if (t.seconds == 0) {
     if (c.cluster.host || memory_rate(c.cluster, c.costs) <= 0)
       require_calibrated(false,

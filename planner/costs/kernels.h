@@ -1,4 +1,4 @@
-// Time of one typed op in one direction.
+// Time of the GPU or CPU kernels of one typed op, in one direction.
 #pragma once
 
 #include "models/graph.h"
@@ -8,15 +8,14 @@ namespace fsdp {
 
 enum class Direction : std::uint8_t { forward, backward };
 
-// Whether backward has to make the gradient of the (first) input and of the (first) parameter; true where there is
-// none.
+// Whether backward makes the gradient of the (first) input and of the (first) parameter; true if the op has none.
 struct Gradients {
   bool input = true, weight = true;
   friend bool operator==(const Gradients&, const Gradients&) = default;
 };
 [[nodiscard]] Gradients needed_gradients(const Op&, const ModelGraph&);
 
-// Demand of an op's kernels on `sequences` sequences, host issue time and flops included. Recomputing is a forward.
+// Demand of an op on `sequences` sequences, with the host's time to issue it and its flops. Recomputing is a forward.
 [[nodiscard]] Demand kernel_demand(const Op&, Direction, std::int64_t sequences, const CostContext&);
 
 }  // namespace fsdp

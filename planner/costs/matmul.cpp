@@ -11,20 +11,20 @@ namespace {
 
 struct Tile {
   double m, n;
-  double quality;  // 128x128 moves a third more bytes per flop from L2; measured products of one wave lose 5 to 15 %
+  double quality;  // 128x128 moves a third more bytes per flop from L2; measured matmuls of one wave lose 5 to 15 %
 };
 constexpr std::array kTiles = {Tile{256, 128, 1.0}, Tile{128, 256, 1.0}, Tile{128, 128, 0.92}};
 
-// SimuMax's 183 products on A100 PCIe (k from 256 to 102400): 150 to 300 fit them equally well (mean error 4.3 to 5.5
+// SimuMax's 183 matmuls on A100 PCIe (k from 256 to 102400): 150 to 300 fit them equally well (mean error 4.3 to 5.5
 // %).
 constexpr double kPrologue = 256;
-// Products of at most this many waves split k, into parts no shorter than this.
+// Matmuls of at most this many waves split k, into parts no shorter than this.
 constexpr double kSplitWaves = 4, kShortestPart = 512;
 
 // A row of 16-byte pieces is loaded at full speed: SwiGLU of widths 10848 to 11008 that are multiples of 32 are equal
 // on H100, 10922 (a multiple of 2) runs at 0.68 of them (ml-engineering). Odd rows: padding GPT-2's vocabulary of 50257
 // to 50304 made a whole step 25 % faster (nanoGPT), with a good third of its arithmetic in the head: about half.
-double alignment(const Product& p) {
+double alignment(const Matmul& p) {
   const double odd = 0.5, even = 0.68;
   double worst = 1;
   for (const double extent : {p.row_a, p.row_b}) {
@@ -37,10 +37,10 @@ double alignment(const Product& p) {
 
 }  // namespace
 
-bool persistent_products(const GpuSpec& gpu) { return gpu.compute_capability >= 90; }
+bool persistent_matmuls(const GpuSpec& gpu) { return gpu.compute_capability >= 90; }
 
-ProductTime product_time(const Product& p, double peak, std::int64_t sms, double memory) {
-  ProductTime t;
+MatmulTime matmul_time(const Matmul& p, double peak, std::int64_t sms, double memory) {
+  MatmulTime t;
   t.bytes = p.count * ((p.m * p.k + p.k * p.n) * p.element_bytes + p.m * p.n * p.result_bytes);
   if (p.m <= 0 || p.n <= 0 || p.k <= 0) return t;
   const double n_sm = static_cast<double>(std::max<std::int64_t>(1, sms)), per_sm = peak / n_sm;

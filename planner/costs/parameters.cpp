@@ -1,7 +1,7 @@
-// What a fit may move, and how far.
+// The constants that a fit may move, and how far.
 #include <array>
 
-#include "planner/fitted_costs.h"
+#include "planner/costs/fitted.h"
 
 namespace fsdp {
 

@@ -1,5 +1,5 @@
-// How fast the machine moves bytes and does arithmetic, as `Costs` and the datasheet say. Shared by the files of
-// costs/.
+// Rates at which a GPU or a CPU rank moves bytes and does arithmetic, from `Costs` and the datasheet. Shared by the
+// files of costs/.
 #pragma once
 
 #include <string_view>
@@ -10,15 +10,16 @@
 
 namespace fsdp {
 
-// Device memory bytes per second that a good kernel reaches: the capacity that running operations share. 0 on the host.
+// Device memory bytes per second that a good kernel reaches: the capacity that running operations share. 0 for CPU
+// ranks.
 [[nodiscard]] double memory_rate(const ClusterSpec&, const Costs&);
 
 // Flops per second of the units that multiply matrices in this type: bf16 and fp16 at the bf16 peak, fp32 at the fp32
 // peak (PyTorch's default, float32_matmul_precision "highest", does not use TF32), fp64 at half of fp32 (datasheet
-// ratio of data-center GPUs, tensor cores not counted). 0: unknown (host).
+// ratio of data-center GPUs, tensor cores not counted). 0: not known (CPU ranks).
 [[nodiscard]] double matrix_peak(DType, const GpuSpec&);
 
-// The calibrated line where there is one, else the default; the host has no default.
+// The calibrated line where there is one, else the default; CPU ranks have no default.
 [[nodiscard]] KernelRate copy_rate(const ClusterSpec&, const Costs&);
 [[nodiscard]] KernelRate rate_or_default(const KernelRate& calibrated, std::string_view what, const ClusterSpec&,
                                          const Costs&);
@@ -26,12 +27,12 @@ namespace fsdp {
 // An operation that only moves `bytes` (read + written).
 [[nodiscard]] Demand traffic_demand(double bytes, const KernelRate&, const ClusterSpec&, const Costs&);
 
-// Hosts. How many ranks share a core, at least 1: with as many ranks as cores, or fewer, each has one. 1 where cores
-// are not known.
+// CPU ranks. How many ranks share a core, at least 1: with at most as many ranks as cores, each has its own. 1 where
+// the cores are not known.
 [[nodiscard]] double crowding(std::int64_t ranks, const Costs&);
-// What a demand measured with `costs.collective_ranks` ranks at once takes with those of the cluster: times by how many
-// share a core; of a rank's cores one thread uses one, so that with fewer ranks than cores several run side by side;
-// and the delays of its threads.
+// Turns a demand measured with `costs.collective_ranks` ranks at once into that of the cluster's ranks. Times grow with
+// the ranks that share a core. A thread uses one of its rank's cores, so with fewer ranks than cores several run side
+// by side. The delays of its threads change likewise.
 void crowd(Demand&, bool collective, const ClusterSpec&, const Costs&);
 
 // Throws InputError naming what `costs` lacks.

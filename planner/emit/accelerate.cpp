@@ -106,7 +106,7 @@ void list_new_choices(const ShardingPlan& plan, std::vector<std::string>& list) 
   if (!plan.limit_all_gathers) list.push_back("limit_all_gathers: false: set it on the plugin in your script");
 }
 
-// What Accelerate decides by itself, against what the plan says.
+// Choices that Accelerate makes itself, where the plan says otherwise.
 std::vector<std::string> missing(const ShardingPlan& plan, const ModelGraph& model, const WrapKeys& wrap,
                                  bool reshard) {
   std::vector<std::string> list;

@@ -222,8 +222,7 @@ std::string mpt_text(const ModelGraph& model) {
   std::string text = fmt::format(
       "MODEL_TYPE = \"mpt\"\nCONFIG = {{\n    \"vocab_size\": {}, \"d_model\": {}, \"n_layers\": {}, \"n_heads\": {}, "
       "\"expansion_ratio\": {}, \"max_seq_len\": {},\n    \"no_bias\": True,\n}}\n",
-      s.vocab, s.hidden, s.layers, s.attention.heads, s.intermediate / s.hidden,
-      model.max_seq_len > 0 ? model.max_seq_len : 2048);
+      s.vocab, s.hidden, s.layers, s.attention.heads, s.intermediate / s.hidden, model.max_seq_len.value_or(2048));
   text += "TINY = {\"vocab_size\": 250, \"d_model\": 64, \"n_heads\": 4}\n\n";
   return text + functions("n_layers", "vocab_size") + kTransformersOnly;
 }

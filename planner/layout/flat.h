@@ -5,9 +5,9 @@
 //
 // The unit's parameters lie one after another in named_parameters() order; ShardedParam::offset is a parameter's place
 // in the whole vector. With use_orig_params every parameter begins at a multiple of 16 bytes of the compute dtype, and
-// the vector ends at a multiple of the number of ranks; without, nothing is aligned and the vector has N elements. Rank
-// r owns [r*c, (r+1)*c), c = ceil(elements / W), padded to c. One shard (NO_SHARD): every rank holds the whole vector,
-// which is padded to a multiple of the ranks all the same.
+// the vector ends at a multiple of the number of ranks; without it nothing is aligned and the vector has N elements.
+// Rank r owns [r*c, (r+1)*c), c = ceil(elements / W), padded to c. One shard (NO_SHARD): every rank holds the whole
+// vector, which is still padded to a multiple of the ranks.
 #pragma once
 
 #include <cstdint>
@@ -31,7 +31,8 @@ struct FlatRange {
 };
 [[nodiscard]] FlatRange flat_range(const UnitLayout&, const ShardedParam&, std::int64_t shard_rank);
 
-// What an optimizer sees of a rank's shard: with use_orig_params the parameters' elements alone, else the padded shard.
+// Elements of a rank's shard that the optimizer sees: with use_orig_params those of the parameters, else the padded
+// shard.
 [[nodiscard]] std::int64_t flat_local_elements(const UnitLayout&, std::int64_t shard_rank);
 
 }  // namespace fsdp

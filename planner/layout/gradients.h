@@ -1,5 +1,5 @@
-// Where the parts of a unit's sharded gradient lie in its buffer, beside those of the parameters and of the optimizer's
-// state.
+// The places of the parts of a unit's sharded gradient in its buffer, with those of the parameters and of the
+// optimizer's state.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ enum class GradientPlaces : std::uint8_t {
   dense,     // the same without padding (in host memory)
 };
 
-// What this rank holds of one trained parameter: offsets in elements. The state is always dense.
+// This rank's part of one trained parameter: offsets in elements. The state is always dense.
 struct TrainedPart {
   std::int64_t shard = 0, gradient = 0, state = 0, elements = 0;
 };

@@ -31,19 +31,19 @@ class DialectHooks {
   virtual void after_forward(StepBuilder&, std::int32_t unit) = 0;
   virtual void before_backward(StepBuilder&, std::int32_t unit) = 0;
   virtual void after_backward(StepBuilder&, std::int32_t unit) = 0;
-  virtual void backward_passed(StepBuilder&, std::int32_t /*graph_op*/) {
-  }                                             // its backward and that of all after it has been issued
-  virtual void end_backward(StepBuilder&) = 0;  // the final callback of a micro-batch
+  // The backward of this op and of all ops after it has been issued.
+  virtual void backward_passed(StepBuilder&, std::int32_t /*graph_op*/) {}
+  virtual void end_backward(StepBuilder&) = 0;                         // the final callback of a micro-batch
   virtual void before_recompute(StepBuilder&, std::int32_t unit) = 0;  // an op of this unit is about to be recomputed
-  // False: what the step leaves behind is not what it found, so it is not yet a steady one and must be lowered again.
+  // False: the step leaves behind another state than it found, so it is not yet a steady one and must be lowered again.
   virtual bool end_step(StepBuilder&) { return true; }
   // Arguments of kernels. `gradient` also says whether there is something to add to; it allocates the first time.
   virtual Arg parameter(StepBuilder&, std::int32_t param) = 0;
   virtual Arg gradient(StepBuilder&, std::int32_t param) = 0;
-  virtual void after_gradient(StepBuilder&, std::int32_t /*param*/) {
-  }  // the kernel that was asked for it has been issued
-  [[nodiscard]] virtual std::int32_t sharded_gradient(
-      std::int32_t unit) const = 0;  // buffer; -1: nothing of the unit is trained
+  // The kernel that makes the gradient has been issued.
+  virtual void after_gradient(StepBuilder&, std::int32_t /*param*/) {}
+  // The buffer; kNone: nothing of the unit is trained.
+  [[nodiscard]] virtual std::int32_t sharded_gradient(std::int32_t unit) const = 0;
   [[nodiscard]] virtual std::int32_t parameter_shard(std::int32_t unit) const = 0;
 };
 

@@ -189,8 +189,7 @@ class Fsdp1 final : public DialectHooks {
     const std::int64_t n = layout(u).shard_elements;
     const bool casts = units_.casts_shards();
     if (!casts && !plan.offload) return s.shard;
-    // Without sharding this is what kernels read. A copy that is not gathered from is not marked, if it is not
-    // PyTorch's
+    // Without sharding the kernels read this. PyTorch does not mark a copy that is not gathered from, unless it is its
     // `_mp_shard`.
     const Stream reader = units_.sharded() ? Stream::all_gather : Stream::compute;
     const bool marked = casts || gathers;
@@ -245,7 +244,7 @@ class Fsdp1 final : public DialectHooks {
     if (units_[u].added >= 0) b.release(std::exchange(units_[u].added, -1));
   }
 
-  // The host waits for the gradients that are on their way to it; what they came from is dropped.
+  // The host waits for the gradients that are copied to it; their sources are dropped.
   void end_offload(StepBuilder& b) {
     std::vector<std::int32_t> last;
     for (Stream s : {Stream::compute, Stream::reduce_scatter, Stream::all_reduce})

@@ -16,7 +16,7 @@ namespace fsdp {
 // The sharded gradient (without sharding: the gradient) that lives from step to step, not yet allocated.
 [[nodiscard]] Buffer fsdp1_sharded_gradient(const Fsdp1Units&, std::int32_t unit);
 
-// What a kernel that makes a parameter's gradient writes to, or adds to.
+// The place that a kernel making a parameter's gradient writes to, or adds to.
 [[nodiscard]] Arg fsdp1_gradient(Fsdp1Units&, StepBuilder&, std::int32_t unit, std::size_t position,
                                  std::int32_t param);
 

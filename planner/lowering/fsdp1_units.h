@@ -1,5 +1,5 @@
-// What the parts of the `fsdp1` dialect share: the state of every unit, and how buffers and operations of a unit are
-// made.
+// Shared by the parts of the `fsdp1` dialect: the state of every unit, and the making of a unit's buffers and
+// operations.
 #pragma once
 
 #include <cstdint>
@@ -10,17 +10,18 @@
 namespace fsdp {
 
 struct Fsdp1Unit {
-  bool full_shard = true;   // FULL_SHARD or HYBRID_SHARD; else SHARD_GRAD_OP or _HYBRID_SHARD_ZERO2
-  std::int32_t shard = -1;  // the (flat) parameter: this rank's part, or without sharding all of it
-  std::int32_t full = -1;  // what kernels read, if it is not `shard`: the gathered parameter, or its low-precision copy
+  bool full_shard = true;      // FULL_SHARD or HYBRID_SHARD; else SHARD_GRAD_OP or _HYBRID_SHARD_ZERO2
+  std::int32_t shard = kNone;  // the (flat) parameter: this rank's part, or without sharding all of it
+  std::int32_t full =
+      kNone;  // what kernels read, if it is not `shard`: the gathered parameter, or its low-precision copy
   bool prefetched = false, needs_forward = false, needs_backward = false;  // PyTorch's flags of those names
-  std::vector<std::int32_t> pieces;  // per parameter: its gradient until autograd concatenates all; -1: not live
-  std::int32_t flat_gradient =
-      -1;                   // unsharded, of this micro-batch and those before it that were not reduced; -1: not live
-  std::int32_t added = -1;  // what autograd has just added to it and holds until its hooks have run
-  std::int32_t sharded_gradient = -1;
+  std::vector<std::int32_t> pieces;  // per parameter: its gradient until autograd concatenates all; kNone: not live
+  // Unsharded, of this micro-batch and of those before it that were not reduced; kNone: not live.
+  std::int32_t flat_gradient = kNone;
+  std::int32_t added = kNone;  // the sum that autograd has just made of it and holds until its hooks have run
+  std::int32_t sharded_gradient = kNone;
   bool has_sharded_gradient = false;  // live in this step
-  std::int32_t on_device = -1;        // offload: the sharded gradient until the end of backward
+  std::int32_t on_device = kNone;     // offload: the sharded gradient until the end of backward
 };
 
 class Fsdp1Units {
@@ -28,7 +29,7 @@ class Fsdp1Units {
   explicit Fsdp1Units(const LoweringContext& context) : c(context), units_(context.program.layouts.size()) {
     for (std::size_t u = 0; u < units_.size(); ++u) {
       units_[u].full_shard = c.plan.units[u].reshard_after_forward != Reshard::no;
-      units_[u].pieces.assign(c.program.layouts[u].params.size(), -1);
+      units_[u].pieces.assign(c.program.layouts[u].params.size(), kNone);
       if (!c.program.layouts[u].params.empty()) with_parameters.push_back(static_cast<std::int32_t>(u));
     }
   }

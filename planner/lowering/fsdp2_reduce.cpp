@@ -220,7 +220,7 @@ void Fsdp2Reduce::finish(StepBuilder& b, std::int32_t u, std::int32_t out, bool 
   s.has_sharded_gradient = true;
 }
 
-// Each parameter by itself. Gradients that the host already has make it wait: it adds by itself.
+// One parameter after the other. If host memory holds gradients already, the host waits and adds.
 void Fsdp2Reduce::finish_on_host(StepBuilder& b, std::int32_t u, std::int32_t out) {
   Fsdp2Unit& s = units_[u];
   std::int32_t from = out;

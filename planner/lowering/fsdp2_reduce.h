@@ -25,9 +25,9 @@ class Fsdp2Reduce {
   void after_gradient(StepBuilder&, std::int32_t u, std::size_t i);
   // Before PyTorch 2.15: gradients are converted or added when the unit's backward is over.
   void accumulate_late(StepBuilder&, std::int32_t u, bool only_into_existing);
-  // B6c to B6i.
+  // Rules B6c to B6i of docs/fsdp-order.md.
   void reduce(StepBuilder&, std::int32_t u);
-  // The end of backward, for one unit: D and, where gradients go there, the host wait for its reduction.
+  // The end of backward, for one unit: D waits for its reduction; so does the host where gradients go to host memory.
   void finalize(StepBuilder&, std::int32_t u);
   void end_backward(StepBuilder&);
 
@@ -45,10 +45,10 @@ class Fsdp2Reduce {
   [[nodiscard]] Stream last_stream() const { return units_.hsdp() ? Stream::all_reduce : Stream::reduce_scatter; }
 
   struct Input {
-    std::int32_t buffer = -1, op = -1;
+    std::int32_t buffer = kNone, op = kNone;
   };
   struct Copy {
-    std::int32_t unit = -1, op = -1;
+    std::int32_t unit = kNone, op = kNone;
   };
   Fsdp2Units& units_;
   const DType reduce_dtype_, gradient_dtype_, master_dtype_;

@@ -1,5 +1,5 @@
-// What the parts of the `fsdp2` dialect share: the state of every unit, and how buffers and operations of a unit are
-// made.
+// Shared by the parts of the `fsdp2` dialect: the state of every unit, and the making of a unit's buffers and
+// operations.
 #pragma once
 
 #include <algorithm>
@@ -12,20 +12,21 @@ namespace fsdp {
 
 struct Fsdp2Unit {
   bool reshard_after_forward = true;
-  std::int64_t small_group =
-      0;  // ranks that keep the parameters together after forward; 0: resharded over all of W, or kept whole
-  bool gathered = false;            // unsharded parameters are live
-  bool pending = false;             // an all-gather was issued and not yet waited for
-  bool kept = false;                // sharded over the small group
-  std::int32_t reshard_event = -1;  // the operation that made the kept parts; the next all-gather waits for it
-  std::int32_t gather = -1, gather_op = -1;
-  std::vector<std::int32_t> full, kept_shards, gradient, accumulator;  // per parameter of the unit; -1: not live
+  // Ranks that keep the parameters together after forward; 0: resharded over all of W, or kept whole.
+  std::int64_t small_group = 0;
+  bool gathered = false;               // unsharded parameters are live
+  bool pending = false;                // an all-gather was issued and not yet waited for
+  bool kept = false;                   // sharded over the small group
+  std::int32_t reshard_event = kNone;  // the operation that made the kept parts; the next all-gather waits for it
+  std::int32_t gather = kNone, gather_op = kNone;
+  std::vector<std::int32_t> full, kept_shards, gradient, accumulator;  // per parameter of the unit; kNone: not live
   std::vector<int> uses;  // per parameter: gradients that autograd still adds up in this micro-batch
-  std::int32_t shard = -1, sharded_gradient = -1, partial = -1;  // buffers; partial: HSDP sum of reduce-scatter outputs
-  bool has_sharded_gradient = false;                             // live in this step
-  bool backward_done = false;                                    // post-backward has run in this micro-batch
-  bool sync = true, all_reduce = true;                           // in this micro-batch
-  std::int32_t post_reduce_op = -1;                              // last operation of this unit's reduction in this step
+  std::int32_t shard = kNone, sharded_gradient = kNone,
+               partial = kNone;         // buffers; partial: HSDP sum of reduce-scatter outputs
+  bool has_sharded_gradient = false;    // live in this step
+  bool backward_done = false;           // post-backward has run in this micro-batch
+  bool sync = true, all_reduce = true;  // in this micro-batch
+  std::int32_t post_reduce_op = kNone;  // last operation of this unit's reduction in this step
 };
 
 class Fsdp2Units {
@@ -34,7 +35,7 @@ class Fsdp2Units {
     for (std::size_t u = 0; u < units_.size(); ++u) {
       const std::size_t n = layout(static_cast<std::int32_t>(u)).params.size();
       for (auto* per_param : {&units_[u].full, &units_[u].kept_shards, &units_[u].gradient, &units_[u].accumulator})
-        per_param->assign(n, -1);
+        per_param->assign(n, kNone);
       units_[u].uses.assign(n, 0);
       if (n > 0) forward_order.push_back(static_cast<std::int32_t>(u));
     }
@@ -70,7 +71,7 @@ class Fsdp2Units {
   }
 
   [[nodiscard]] Buffer buffer(std::int64_t elements, DType dtype, BufferKind kind, Stream pool, std::int32_t unit,
-                              std::int32_t param = -1) const {
+                              std::int32_t param = kNone) const {
     Buffer info;
     info.bytes = elements * size_of(dtype);
     info.dtype = dtype;
@@ -93,7 +94,7 @@ class Fsdp2Units {
   static void release_all(StepBuilder& b, std::vector<std::int32_t>& buffers) {
     for (std::int32_t& id : buffers) {
       if (id >= 0) b.release(id);
-      id = -1;
+      id = kNone;
     }
   }
 

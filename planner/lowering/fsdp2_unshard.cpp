@@ -23,12 +23,12 @@ void Fsdp2Unshard::unshard(StepBuilder& b, std::int32_t u) {
   s.gather_op = b.issue(gather, {{Arg{s.gather, Access::accumulate}}});
 }
 
-// What is gathered, in the compute dtype: the shard, the parts kept after forward, or temporaries made of them on
-// `stream`.
+// The source of the all-gather, in the compute dtype: the shard, the parts kept after forward, or temporaries made of
+// them on `stream`.
 Fsdp2Unshard::Source Fsdp2Unshard::gather_source(StepBuilder& b, std::int32_t u, Stream stream) {
   const Fsdp2Unit& s = units_[u];
   const UnitLayout& l = units_.layout(u);
-  if (s.kept) {  // in the compute dtype already, but mixed precision copies all the same
+  if (s.kept) {  // in the compute dtype already, but mixed precision copies nevertheless
     if (units_.casts_shards() && !units_.c.plan.offload)
       return cast_all(b, u, stream, s.kept_shards, l.shard_elements * l.shards / s.small_group);
     Source source;
@@ -51,7 +51,8 @@ Fsdp2Unshard::Source Fsdp2Unshard::cast_all(StepBuilder& b, std::int32_t u, Stre
   return {{Arg{cast}}, {cast}};
 }
 
-// Each parameter by itself: its shard over the host link, then its cast; the copy before the cast is freed at once.
+// One parameter after the other: its shard over the host link, then its cast; the copy before the cast is freed at
+// once.
 Fsdp2Unshard::Source Fsdp2Unshard::from_host(StepBuilder& b, std::int32_t u, Stream stream) {
   const ShardingPlan& plan = units_.c.plan;
   Source source;

@@ -12,17 +12,17 @@ class Fsdp2Unshard {
  public:
   explicit Fsdp2Unshard(Fsdp2Units& units) : units_(units) {}
 
-  // F2: cast and copy the local shard into its slot of a fresh gather buffer on C, all-gather on G. Nothing if gathered
-  // or pending.
+  // F2: casts and copies the local shard into its slot of a new gather buffer on C, then all-gathers on G. Does nothing
+  // if the unit is gathered or pending.
   void unshard(StepBuilder&, std::int32_t u);
   // F3 and B3: D waits for the all-gather and copies out. In forward the gather buffer stays until the next group's
   // wait.
   void wait(StepBuilder&, std::int32_t u, bool forward);
   void reshard_after_forward(StepBuilder&, std::int32_t u);
   void reshard(StepBuilder&, std::int32_t u);  // over all of W
-  // The gather buffer kept in forward: C and G go on after its copy-out, then it is freed.
+  // Frees the gather buffer kept in forward: C and G go on after its copy-out.
   void drop_held(StepBuilder&);
-  // The end of backward: all-gathers that nobody has waited for are waited for and freed.
+  // The end of backward: waits for all-gathers that no operation has waited for, and frees them.
   void drop_unused(StepBuilder&);
 
  private:
@@ -38,7 +38,7 @@ class Fsdp2Unshard {
   void keep_parts(StepBuilder&, std::int32_t u);
 
   Fsdp2Units& units_;
-  std::int32_t held_gather_ = -1, held_copy_out_ = -1;  // forward: the last group's gather buffer
+  std::int32_t held_gather_ = kNone, held_copy_out_ = kNone;  // forward: the last group's gather buffer
 };
 
 }  // namespace fsdp

@@ -1,5 +1,5 @@
-// Parameters that a plan leaves alone (`ignored`): every rank holds them whole, in the dtype that it was given, and
-// steps them by itself; nothing reduces their gradients.
+// Parameters that a plan ignores (`ignored`): every rank holds them whole, in the dtype that they were given, and runs
+// their optimizer by itself; their gradients are not reduced.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +25,7 @@ class IgnoredParameters {
 
  private:
   struct Owned {
-    std::int32_t value = -1, gradient = -1, state1 = -1, state2 = -1;
+    std::int32_t value = kNone, gradient = kNone, state1 = kNone, state2 = kNone;
     bool live = false;
   };
   [[nodiscard]] Buffer buffer(std::int32_t param, BufferKind) const;

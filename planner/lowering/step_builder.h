@@ -1,4 +1,5 @@
-// Stage three of lowering: streams, events and buffers. A dialect says what happens in host order; this writes it down.
+// Stage three of lowering: streams, events and buffers. A dialect calls the builder in host order; the builder fills
+// the Step.
 //
 //   int32 op = b.issue({.action = Action::all_gather, .stream = Stream::all_gather, ...}, args);
 //   b.wait(Stream::compute, op);              // the next operation on the compute stream starts after it
@@ -15,7 +16,7 @@
 namespace fsdp {
 
 // An operation on a stream, its argument lists still empty.
-[[nodiscard]] inline Operation operation(Action action, Stream stream = Stream::compute, std::int32_t unit = -1,
+[[nodiscard]] inline Operation operation(Action action, Stream stream = Stream::compute, std::int32_t unit = kNone,
                                          std::int16_t micro_batch = 0) {
   Operation o;
   o.action = action;
@@ -52,7 +53,7 @@ class StepBuilder {
     ++step_.ops.back().frees.count;
   }
 
-  // `stream`'s next operation starts after operation `op` (of this step) has finished. -1: nothing to wait for.
+  // `stream`'s next operation starts after operation `op` (of this step) has finished; kNone: nothing to wait for.
   void wait(Stream stream, std::int32_t op);
   // ... after everything that `source` holds so far and everything that its own next operation would wait for.
   void wait_stream(Stream stream, Stream source);
@@ -64,9 +65,8 @@ class StepBuilder {
   void host_wait(std::span<const std::int32_t> ops, std::int16_t micro_batch);
 
   [[nodiscard]] Step& step() { return step_; }
-  [[nodiscard]] std::int32_t next() const {
-    return static_cast<std::int32_t>(step_.ops.size());
-  }  // index of the operation to be issued
+  // Index of the next operation to be issued, and of the last one of a stream (kNone: it has none).
+  [[nodiscard]] std::int32_t next() const { return static_cast<std::int32_t>(step_.ops.size()); }
   [[nodiscard]] std::int32_t last(Stream stream) const { return last_[static_cast<std::size_t>(stream)]; }
 
  private:
@@ -74,15 +74,19 @@ class StepBuilder {
   Step& step_;
   std::vector<std::int32_t> pending_allocs_, pending_inner_;
   std::array<std::vector<std::int32_t>, kStreams> pending_waits_;
-  std::array<std::int32_t, kStreams> last_ = {-1, -1, -1, -1, -1};
-  std::array<std::array<std::int32_t, kStreams>, kStreams> known_ =
-      no_knowledge();  // [waiter][source]: latest operation known finished
-
-  static std::array<std::array<std::int32_t, kStreams>, kStreams> no_knowledge() {
-    std::array<std::array<std::int32_t, kStreams>, kStreams> none;
-    for (auto& row : none) row.fill(-1);
+  using ByStream = std::array<std::int32_t, kStreams>;
+  static ByStream none_by_stream() {
+    ByStream none;
+    none.fill(kNone);
     return none;
   }
+  static std::array<ByStream, kStreams> nothing_known() {
+    std::array<ByStream, kStreams> nothing;
+    nothing.fill(none_by_stream());
+    return nothing;
+  }
+  ByStream last_ = none_by_stream();
+  std::array<ByStream, kStreams> known_ = nothing_known();  // [waiter][source]: latest operation known to have finished
 };
 
 }  // namespace fsdp

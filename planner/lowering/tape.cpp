@@ -47,13 +47,13 @@ class TapeBuilder {
   void add_region(Region r, CheckpointPolicy policy) {
     const auto id = static_cast<std::int32_t>(regions_.size());
     regions_.push_back(r);
-    std::int64_t products = 0;
+    std::int64_t matmuls = 0;
     for (std::int32_t i = r.begin; i < r.end; ++i) {
       region_of_[at(i)] = id;
       const Op& op = model_.ops[at(i)];
-      if (op.kind == OpKind::linear && op.params.size() == 1) ++products;
+      if (op.kind == OpKind::linear && op.params.size() == 1) ++matmuls;
       kept_[at(i)] =
-          policy == CheckpointPolicy::selective_op && impl_.keeps_selectively && impl_.keeps_selectively(op, products);
+          policy == CheckpointPolicy::selective_op && impl_.keeps_selectively && impl_.keeps_selectively(op, matmuls);
     }
   }
 
@@ -160,38 +160,37 @@ class TapeBuilder {
     return (again ? recomputed_value_ : forward_value_)[at(op.outputs[0])];
   }
 
-  // What an op's script says of the values of the op that was begun last.
+  // Carries out an op's memory script on the values of the op that was begun last.
   void inside(const Inside& in, const Values& results, std::int32_t gradient, const Values& inputs, std::int32_t output,
               std::int32_t extra) {
     const auto o = static_cast<std::int32_t>(tape_.ops.size()) - 1;
-    std::array<std::int32_t, 4> temporaries = {-1, -1, -1, -1};
+    std::array<std::int32_t, MemoryScript::kTemporaries> temporaries;
+    temporaries.fill(kNone);
     const auto say = [&](std::int32_t value, bool appears) {
       if (value >= 0) events_.push_back({o, appears ? value : ~value});
     };
-    for (std::size_t at_word = 0; at_word + 1 < in.script.size();) {
-      const std::size_t end = std::min(in.script.find(' ', at_word), in.script.size());
-      const std::string_view word = in.script.substr(at_word, end - at_word);
-      at_word = end + 1;
-      const bool appears = word[0] == '+';
-      const auto digit = [&](std::size_t k) { return static_cast<std::size_t>(word[k] - '0'); };
-      const char what = word.size() > 1 ? word[1] : ' ';
-      if (what >= '0' && what <= '3') {
-        std::int32_t& t = temporaries[digit(1)];
-        if (appears && in.bytes[digit(1)] > 0) {
-          t = new_value(in.bytes[digit(1)], BufferKind::scratch, dtype_, -1);
-          spans_.push_back({t, o, o});
-        }
-        say(t, appears);
-      } else if (what == 'o') {
-        for (std::size_t k = 0; k < results.size(); ++k)
-          if (word.size() == 2 || digit(2) == k) say(results[k], appears);
-      } else if (what == 'i') {
-        if (digit(2) < inputs.size()) say(inputs[digit(2)], appears);
-      } else if (what == 'e' || what == 'y' || what == 'r') {
-        say(what == 'e' ? extra : what == 'y' ? gradient : output, appears);
-      } else {
-        throw InternalError("tape: '" + std::string(word) + "' in the memory script of " +
-                            std::string(name(model_.ops[at(tape_.ops.back().graph_op)].kind)));
+    for (const MemoryScript::Step& step : in.script.steps()) {
+      const std::size_t k = step.index;
+      switch (step.what) {
+        case MemoryScript::What::temporary:
+          if (step.appears && in.bytes[k] > 0) {
+            temporaries[k] = new_value(in.bytes[k], BufferKind::scratch, dtype_, kNone);
+            spans_.push_back({temporaries[k], o, o});
+          }
+          say(temporaries[k], step.appears);
+          break;
+        case MemoryScript::What::result:
+          if (k < results.size()) say(results[k], step.appears);
+          break;
+        case MemoryScript::What::all_results:
+          for (const std::int32_t r : results) say(r, step.appears);
+          break;
+        case MemoryScript::What::extra: say(extra, step.appears); break;
+        case MemoryScript::What::output_gradient: say(gradient, step.appears); break;
+        case MemoryScript::What::saved_input:
+          if (k < inputs.size()) say(inputs[k], step.appears);
+          break;
+        case MemoryScript::What::saved_output: say(output, step.appears); break;
       }
     }
   }
@@ -201,7 +200,7 @@ class TapeBuilder {
                        [&](std::int32_t in) { return producer_[at(in)] >= 0 && kept_[at(producer_[at(in)])]; });
   }
 
-  // What a module reads from outside lives as long as its last op runs.
+  // A module's inputs live until its last op has run.
   void hold_inputs() {
     for (const Module& m : model_.modules) {
       if (m.container || m.op_end - m.op_begin < 2) continue;
@@ -269,10 +268,10 @@ class TapeBuilder {
 
   void run_backward(std::int32_t i) {
     const Op& op = model_.ops[at(i)];
-    // Of several results the first has a gradient, and decides whether anybody needs this; the others may be ids.
+    // Of several results the first has a gradient, and decides whether this op is needed; the others may be ids.
     const std::int32_t out_gradient = gradient_[at(op.outputs[0])];
     const Tensor& out = model_.tensors[at(op.outputs[0])];
-    if (!out.requires_grad || (out_gradient < 0 && out.kind != TensorKind::loss)) return;  // nobody needs it
+    if (!out.requires_grad || (out_gradient < 0 && out.kind != TensorKind::loss)) return;  // not needed
     if (passes_gradient_through(op.kind)) pass_through(i, out_gradient);
     const bool trains = std::any_of(op.params.begin(), op.params.end(),
                                     [&](std::int32_t p) { return model_.parameters[at(p)].trainable; });
@@ -325,8 +324,7 @@ class TapeBuilder {
       to_add.emplace_back(fresh, g);
       return;
     }
-    if (g >= 0)
-      to_add.emplace_back(g, fresh);  // somebody still reads g under another name: add it into the new one instead
+    if (g >= 0) to_add.emplace_back(g, fresh);  // g is still read under another name: add it into the new one
     set_gradient(tensor, fresh);
   }
 

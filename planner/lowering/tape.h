@@ -1,4 +1,5 @@
-// Stage one of lowering: what one micro-batch computes, and how long its tensors live. It knows nothing of sharding.
+// Stage one of lowering: the computation of one micro-batch and the lifetimes of its tensors. It knows nothing of
+// sharding.
 //
 // Forward ops in order, then for each op in reverse its recomputation (when the backward of a checkpointed module
 // begins) and its backward. A value is allocated just before the first op that writes it and freed just after the last
@@ -24,19 +25,19 @@ struct TapeValue {
   std::int64_t bytes = 0;
   BufferKind kind{};
   DType dtype{};
-  std::int32_t tensor = -1;
+  std::int32_t tensor = kNone;
 };
 
 struct TapeArg {
   enum class Kind : std::uint8_t { absent, value, parameter, gradient, loss };
   Kind kind = Kind::absent;
   Access access = Access::read;
-  std::int32_t id = -1;  // value index or parameter id
+  std::int32_t id = kNone;  // value index or parameter id
 };
 
 struct TapeOp {
   Action action{};  // load_batch, forward, recompute, backward or add_gradient
-  std::int32_t graph_op = -1;
+  std::int32_t graph_op = kNone;
   Slice args, allocs, inner, frees;  // allocs and frees index values; inner: v appears, ~v goes (Step::inner)
 };
 

@@ -8,15 +8,17 @@
 
 namespace fsdp {
 
+// A value that is alive from tape op `from` to tape op `to`, whatever reads it; kNone: that end is open.
 struct Held {
-  std::int32_t value = -1, from = -1, to = -1;
-};  // alive from tape op to tape op, whatever reads it; -1: no statement
+  std::int32_t value = kNone, from = kNone, to = kNone;
+};
+// Inside tape op `op`: value v appears, ~v goes; in order.
 struct MemoryEvent {
-  std::int32_t op = -1, value = -1;
-};  // inside tape op: value v appears, ~v goes; in order
+  std::int32_t op = kNone, value = kNone;
+};
 
 // Fills allocs, inner and frees of every op: a value is allocated just before the first op that names it and freed just
-// after the last. `held` adds to that; what has an event inside its first or last op appears or goes there instead.
+// after the last. `held` extends that. A value with an event inside its first or last op appears or goes there instead.
 void place_lifetimes(Tape&, std::span<const Held> held, std::span<const MemoryEvent> events);
 
 }  // namespace fsdp

@@ -44,7 +44,7 @@ void check_model(const ShardingPlan& plan, const ModelGraph& model, std::string_
   }
 }
 
-// What only people read still reaches terminals and the comments of emitted scripts.
+// Labels that only people read still reach terminals and the comments of emitted scripts.
 void check_label(const ShardingPlan& plan, std::string_view where) {
   const auto control = [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; };
   if (std::any_of(plan.wrap.begin(), plan.wrap.end(), control))

@@ -10,11 +10,11 @@
 
 namespace fsdp {
 
-// What FullyShardedDataParallel does not have or has in another form.
+// Refuses what FullyShardedDataParallel does not have or has in another form.
 void check_fsdp1(const ShardingPlan&, std::string_view where);
 void check_fsdp1(const ShardingPlan&, const PlanIds&, const ModelGraph&, std::string_view where);
 
-// What only FullyShardedDataParallel has, in a plan of another dialect.
+// Refuses, in a plan of another dialect, what only FullyShardedDataParallel has.
 void refuse_fsdp1_choices(const ShardingPlan&, std::string_view where);
 
 }  // namespace fsdp

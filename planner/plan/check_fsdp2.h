@@ -11,11 +11,11 @@
 
 namespace fsdp {
 
-// What fully_shard, of the PyTorch that the plan names, does not have or cannot do.
+// Refuses what fully_shard of the plan's PyTorch release does not have or cannot do.
 void check_fsdp2(const ShardingPlan&, std::string_view where);
 void check_fsdp2(const ShardingPlan&, const ModelGraph&, const std::vector<UnitLayout>&, std::string_view where);
 
-// What a plan of another dialect than fsdp2 and fsdp1 cannot have.
+// Refuses what a plan of another dialect than fsdp2 and fsdp1 cannot have.
 void refuse_sharding_choices(const ShardingPlan&, std::string_view where);
 
 // Parameters that the plan ignores, under any dialect.

@@ -119,7 +119,7 @@ void assign_arena(Program& program) {
         const Buffer& b = program.buffers[static_cast<std::size_t>(id)];
         if (!forever[static_cast<std::size_t>(id)]) region(b).give(b.offset, rounded(b.bytes));
       };
-      // An operation is one kernel to whoever runs in the arena: what it frees inside is free after it.
+      // Our executor runs an operation as one kernel: buffers freed inside it are free after it.
       for (std::int32_t id : step->allocs_of(op)) take(id);
       for (std::int32_t id : step->inner_of(op))
         if (id >= 0) take(id);

@@ -1,52 +1,86 @@
 #include "planner/program.h"
 
-#include <array>
-
 #include "models/graph.h"
-#include "planner/describe.h"
+#include "models/input/names.h"
+#include "planner/program/describe.h"
 
 namespace fsdp {
 
-std::string_view name(Action a) {
-  static constexpr std::array<std::string_view, kActions> names = {
-      "init_parameters", "init_optimizer",      "load_batch",       "forward",        "recompute",
-      "backward",        "add_gradient",        "cast_shard",       "gather_copy_in", "all_gather",
-      "gather_copy_out", "accumulate_gradient", "scatter_copy_in",  "reduce_scatter", "all_reduce",
-      "finish_gradient", "clip_local_norm",     "clip_reduce",      "clip_scale",     "optimizer",
-      "reduce_loss",     "zero_gradients",      "read_loss",        "host_wait",      "keep_shard",
-      "divide_gradient", "shard_to_device",     "gradient_to_host", "cast_gradient",  "reorder_shards"};
-  return names[static_cast<std::size_t>(a)];
-}
-
-std::string_view name(Stream s) {
-  static constexpr std::array<std::string_view, kStreams> names = {"compute", "copy_in", "all_gather", "reduce_scatter",
-                                                                   "all_reduce"};
-  return names[static_cast<std::size_t>(s)];
-}
-
-std::string_view name(BufferKind k) {
-  static constexpr std::array<std::string_view, kBufferKinds> names = {"parameter shards",
-                                                                       "optimizer states",
-                                                                       "sharded gradients",
-                                                                       "cast shards",
-                                                                       "gather buffers",
-                                                                       "unsharded parameters",
-                                                                       "gradients",
-                                                                       "accumulators",
-                                                                       "reduce inputs",
-                                                                       "reduce outputs",
-                                                                       "activations",
-                                                                       "saved for backward",
-                                                                       "activation gradients",
-                                                                       "scratch",
-                                                                       "batch",
-                                                                       "scalars",
-                                                                       "workspaces",
-                                                                       "kept shards"};
-  return names[static_cast<std::size_t>(k)];
-}
-
 namespace {
+
+constexpr std::string_view text(Action a) {
+  switch (a) {
+    case Action::init_parameters: return "init_parameters";
+    case Action::init_optimizer: return "init_optimizer";
+    case Action::load_batch: return "load_batch";
+    case Action::forward: return "forward";
+    case Action::recompute: return "recompute";
+    case Action::backward: return "backward";
+    case Action::add_gradient: return "add_gradient";
+    case Action::cast_shard: return "cast_shard";
+    case Action::gather_copy_in: return "gather_copy_in";
+    case Action::all_gather: return "all_gather";
+    case Action::gather_copy_out: return "gather_copy_out";
+    case Action::accumulate_gradient: return "accumulate_gradient";
+    case Action::scatter_copy_in: return "scatter_copy_in";
+    case Action::reduce_scatter: return "reduce_scatter";
+    case Action::all_reduce: return "all_reduce";
+    case Action::finish_gradient: return "finish_gradient";
+    case Action::clip_local_norm: return "clip_local_norm";
+    case Action::clip_reduce: return "clip_reduce";
+    case Action::clip_scale: return "clip_scale";
+    case Action::optimizer: return "optimizer";
+    case Action::reduce_loss: return "reduce_loss";
+    case Action::zero_gradients: return "zero_gradients";
+    case Action::read_loss: return "read_loss";
+    case Action::host_wait: return "host_wait";
+    case Action::keep_shard: return "keep_shard";
+    case Action::divide_gradient: return "divide_gradient";
+    case Action::shard_to_device: return "shard_to_device";
+    case Action::gradient_to_host: return "gradient_to_host";
+    case Action::cast_gradient: return "cast_gradient";
+    case Action::reorder_shards: return "reorder_shards";
+  }
+  return {};
+}
+static_assert(names_all<Action>(text, kActions));
+
+constexpr std::string_view text(Stream s) {
+  switch (s) {
+    case Stream::compute: return "compute";
+    case Stream::copy_in: return "copy_in";
+    case Stream::all_gather: return "all_gather";
+    case Stream::reduce_scatter: return "reduce_scatter";
+    case Stream::all_reduce: return "all_reduce";
+  }
+  return {};
+}
+static_assert(names_all<Stream>(text, kStreams));
+
+constexpr std::string_view text(BufferKind k) {
+  switch (k) {
+    case BufferKind::parameter_shard: return "parameter shards";
+    case BufferKind::optimizer_state: return "optimizer states";
+    case BufferKind::sharded_gradient: return "sharded gradients";
+    case BufferKind::cast_shard: return "cast shards";
+    case BufferKind::gather: return "gather buffers";
+    case BufferKind::unsharded_parameter: return "unsharded parameters";
+    case BufferKind::gradient: return "gradients";
+    case BufferKind::gradient_accumulator: return "accumulators";
+    case BufferKind::reduce_input: return "reduce inputs";
+    case BufferKind::reduce_output: return "reduce outputs";
+    case BufferKind::activation: return "activations";
+    case BufferKind::saved: return "saved for backward";
+    case BufferKind::activation_gradient: return "activation gradients";
+    case BufferKind::scratch: return "scratch";
+    case BufferKind::batch: return "batch";
+    case BufferKind::scalar: return "scalars";
+    case BufferKind::workspace: return "workspaces";
+    case BufferKind::kept_shard: return "kept shards";
+  }
+  return {};
+}
+static_assert(names_all<BufferKind>(text, kBufferKinds));
 
 std::string unit_text(std::int32_t unit, const ShardingPlan& plan) {
   std::string text = "unit " + std::to_string(unit) + " (";
@@ -57,6 +91,10 @@ std::string unit_text(std::int32_t unit, const ShardingPlan& plan) {
 }
 
 }  // namespace
+
+std::string_view name(Action a) { return text(a); }
+std::string_view name(Stream s) { return text(s); }
+std::string_view name(BufferKind k) { return text(k); }
 
 std::string describe_object(const Operation& op, const ShardingPlan& plan, const ModelGraph& model) {
   std::string text;

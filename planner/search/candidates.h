@@ -1,4 +1,4 @@
-// What a search may choose from: the options that the user left open, multiplied out.
+// The options of a search: every combination of the choices that the user left open.
 #pragma once
 
 #include <array>
@@ -21,9 +21,9 @@ struct Batch {
 // Throws InputError.
 [[nodiscard]] std::vector<Batch> batches(const SearchOptions&);
 
-// One dimension of the search per entry: which value of it a choice has taken.
+// The dimensions of the search. A Choice holds the index of the value taken on each.
 enum class Axis : std::uint8_t { wrap, reshard, checkpointing, batch, mesh };
-inline constexpr int kAxes = 5;
+inline constexpr int kAxes = static_cast<int>(Axis::mesh) + 1;
 using Choice = std::array<int, kAxes>;
 
 struct Option {

@@ -1,9 +1,8 @@
-// A lower bound on peak memory by looking at three moments that every step has:
+// A lower bound on peak memory, from three moments that every step has:
 //   the optimizer runs:                   states + gradients
 //   the largest unit has been gathered:   states + its gather buffer + its parameters copied out
 //   a forward has ended:                  states + units kept gathered + saved activations, and from the second
-//                                         micro-batch on
-//                                         the gradients that must not be lost
+//                                         micro-batch on the gradients that must not be lost
 // Allocator rounding, temporaries, prefetched units and activation gradients come on top, so the replayed peak is never
 // below.
 #include "planner/search/memory_floor.h"

@@ -1,4 +1,4 @@
-// What no schedule of a plan can do without, part by part.
+// Lower bound on the memory of any schedule of a plan, part by part.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Which losers to show beside the winner, and why each lost.
+// Chooses the losers to show beside the winner, and says why each lost.
 #pragma once
 
 #include <optional>
@@ -23,8 +23,8 @@ struct Judged {
 // One clause: "does not fit: needs 91.2 GiB of 75.2 GiB", "8.1% slower: 120 ms more exposed all-gather".
 [[nodiscard]] Reason why_lost(const Judged& loser, const Judged& best, Bytes limit);
 
-// At most `most` indices into `all`: the naive plan, then for each axis what lies nearest to the best on it: equal to
-// it on every other axis, the most tempting one there (the fastest scored; of batches the next larger).
+// At most `most` indices into `all`: the naive plan; then, for each axis, the best option that differs from the winner
+// on that axis alone (the fastest scored one; of batches the next larger).
 [[nodiscard]] std::vector<std::size_t> rivals(const std::vector<Judged>& all, std::size_t best, std::size_t most);
 
 }  // namespace fsdp

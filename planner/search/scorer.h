@@ -16,7 +16,7 @@ class Scorer {
 
   void score(Judged&);          // unless it has been scored
   void score_exactly(Judged&);  // the whole step, replacing an extrapolated score
-  void advance();               // one option more is dealt with: tells the caller's progress
+  void advance();               // counts one more option as done and reports progress to the caller
 
  private:
   const SearchOptions& options_;

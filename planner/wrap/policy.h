@@ -1,12 +1,11 @@
-// PyTorch's auto-wrap policies over a module tree (torch.distributed.fsdp.wrap): which modules become units of their
-// own.
+// PyTorch's auto-wrap policies over a module tree (torch.distributed.fsdp.wrap): which modules become separate units.
 //
 //   WrapPolicy blocks{...classes...}, large{...}; choose(model, {blocks, large}, {});      "or": what any of them wants
 //
-// The recursion: a module is entered if every module above it was, and some policy wants to go on below it (size: it is
-// large enough and no forced leaf; classes: always). Bottom-up, an entered module is wrapped if some policy wants it
-// (size: what is not wrapped yet is large enough and it is no excluded container; classes: it is one of them). The root
-// never is.
+// The recursion enters a module if it entered every module above it and some policy wants to go on below it (size: it
+// is large enough and not a forced leaf; classes: always). Bottom-up, an entered module is wrapped if some policy wants
+// it (size: the part not yet wrapped is large enough and the module is not an excluded container; classes: it is one of
+// them). The root is never wrapped.
 #pragma once
 
 #include <cstdint>

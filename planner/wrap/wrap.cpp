@@ -242,7 +242,8 @@ struct HeadModules {
   std::int32_t embedding = -1, norm = -1, head = -1;
 };
 
-// Found by what they do, not by name: who looks up the ids, who makes the logits, who normalises what the head reads.
+// Modules found by their ops, not by name: the one that looks up the ids, the one that makes the logits, and the one
+// that normalises the head's input.
 HeadModules find_head(const ModelGraph& model) {
   HeadModules found;
   std::vector<std::int32_t> producer(model.tensors.size(), -1);

@@ -1,6 +1,6 @@
 #include "simulator/analysis/order.h"
 
-#include "planner/describe.h"
+#include "planner/program/describe.h"
 
 namespace fsdp {
 

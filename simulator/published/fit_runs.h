@@ -20,7 +20,7 @@
 #include <string_view>
 #include <vector>
 
-#include "planner/fitted_costs.h"
+#include "planner/costs/fitted.h"
 #include "simulator/published/accuracy.h"
 #include "simulator/published/run_setup.h"
 

@@ -243,9 +243,11 @@ class Builder {
   void set_cluster() {
     const std::int64_t node = run_.gpus_per_node.value_or(8);
     if (!run_.gpus_per_node) assume("8 GPUs per node");
-    double gbps = run_.fabric_gbps_per_gpu.value_or(0);  // 0: as the vendor's reference designs have it
+    double gbps = run_.fabric_gbps_per_gpu.value_or(0);
     if (gbps == 0 && *run_.gpus > node) gbps = assumed_fabric(gpu_, node);
-    out_.cluster = cluster_of(gpu_, *run_.gpus, node, BytesPerSecond(gbps * 1e9 / 8));
+    std::optional<BytesPerSecond> fabric;  // none: as the vendor's reference designs have it
+    if (gbps > 0) fabric = BytesPerSecond(gbps * 1e9 / 8);
+    out_.cluster = cluster_of(gpu_, *run_.gpus, node, fabric);
   }
 
   // Gb/s per GPU between nodes. Notes may know what a node of the same machines has. A100 hosts with the reference

@@ -97,11 +97,11 @@ Outcome matmul(const Row& row) {
   const double peak = fp8 ? bench.costs.fp8_matmul_efficiency * g.fp8.count()
                           : bench.costs.matmul_efficiency * bench.costs.sustained_clock * g.bf16.count();
   const bool adds = has(row.at("backend"), "accumulate=True");  // reads what it adds to
-  Product p{number(row, "m"), number(row, "n"), number(row, "k"), fp8 ? 1.0 : 2.0, 2.0, 0, 0, fp8 ? 2.0 : 1.0};
+  Matmul p{number(row, "m"), number(row, "n"), number(row, "k"), fp8 ? 1.0 : 2.0, 2.0, 0, 0, fp8 ? 2.0 : 1.0};
   if (adds) p.result_bytes = has(row.at("backend"), "fp32") ? 8 : 4;
   const bool grouped = row.at("op") == "grouped_gemm";
   if (grouped) p.count = number(row, "batch");
-  const double seconds = product_time(p, peak, g.sms, memory_rate(bench.cluster, bench.costs)).seconds +
+  const double seconds = matmul_time(p, peak, g.sms, memory_rate(bench.cluster, bench.costs)).seconds +
                          bench.costs.kernel_overhead.count();
   const double measured = 2 * p.count * p.m * p.n * p.k / (number(row, "tflops") * 1e12);
   return {.family = grouped ? "experts' matmuls" : "matmul",

@@ -16,18 +16,22 @@ using Order = std::map<std::string, std::set<std::string>>;
 
 inline const std::map<std::string, std::string>& interfaces() {
   static const std::map<std::string, std::string> kInterfaces = {
+      {"models/graph.h", "models/graph"},
+      {"models/implementation.h", "models/implementations"},
+      {"models/implementation.cpp", "models/implementations"},
+      {"models/catalog.h", "models/catalog"},
+      {"models/architecture.h", "models/catalog"},
+      {"planner/layout.h", "planner/layout"},
+      {"planner/wrap.h", "planner/wrap"},
+      {"planner/program.h", "planner/program"},
       {"planner/costs.h", "planner/costs"},
-      {"planner/emit.h", "planner/emit"},
-      {"planner/fitted_costs.h", "planner/costs"},
       {"planner/lower.h", "planner/lowering"},
       {"planner/job.h", "planner/job"},
       {"planner/module_costs.h", "planner/module_costs"},
       {"planner/module_costs.cpp", "planner/module_costs"},
-      {"models/catalog.h", "models/catalog"},
-      {"models/architecture.h", "models/architecture"},
-      {"models/architecture.cpp", "models/architecture"},
-      {"simulator/predict.h", "simulator/predict"},
       {"planner/search.h", "planner/search"},
+      {"planner/emit.h", "planner/emit"},
+      {"simulator/predict.h", "simulator/predict"},
       {"executor/calibrate.h", "executor/calibrate"},
       {"executor/cuda_backend.h", "executor/cuda"},
       {"executor/mpi_backend.h", "executor/mpi"},
@@ -38,30 +42,29 @@ inline const std::map<std::string, std::string>& interfaces() {
 
 inline const Order& inner_order() {
   static const Order kOrder = {
-      // models: input, then values and what they are made of, then what makes them.
+      // models: input < values at the top (units, dtype, cluster, topology, host) < graph < implementations and
+      // importers < catalog.
       {"models/input", {}},
       {"models", {"models/input"}},
       {"models/graph", {"models", "models/input"}},
-      {"models/implementations", {"models", "models/input"}},
-      {"models/importers", {"models", "models/input"}},
-      {"models/catalog", {"models", "models/importers", "models/input"}},
-      {"models/architecture", {"models", "models/catalog", "models/importers", "models/input"}},
+      {"models/implementations", {"models", "models/graph", "models/input"}},
+      {"models/importers", {"models", "models/graph", "models/input"}},
+      {"models/catalog", {"models", "models/graph", "models/importers", "models/input"}},
 
-      // planner: values at the top (plan, wrap, layout, program), each with its folder. Costs, lowering, search and
-      // emit
-      // stand on values alone; module costs lower a step.
+      // planner: the plan and small values at the top < layout and wrap < the plan's rules, program < costs and
+      // lowering, which do not see each other < job, module costs. Search and emit see neither costs nor lowering.
       {"planner", {}},
-      {"planner/plan", {"planner"}},
-      {"planner/wrap", {"planner"}},
       {"planner/layout", {"planner"}},
-      {"planner/program", {"planner"}},
-      {"planner/lowering", {"planner"}},
-      {"planner/job", {"planner", "planner/lowering"}},
-      {"planner/costs", {"planner"}},
+      {"planner/wrap", {"planner"}},
+      {"planner/plan", {"planner", "planner/layout", "planner/wrap"}},
+      {"planner/program", {"planner", "planner/layout"}},
+      {"planner/costs", {"planner", "planner/layout", "planner/program"}},
       {"planner/costs/collectives", {"planner/costs"}},
-      {"planner/module_costs", {"planner", "planner/costs", "planner/lowering"}},
-      {"planner/search", {"planner", "planner/plan"}},
-      {"planner/emit", {"planner"}},
+      {"planner/lowering", {"planner", "planner/layout", "planner/program"}},
+      {"planner/job", {"planner", "planner/lowering", "planner/program"}},
+      {"planner/module_costs", {"planner", "planner/costs", "planner/lowering", "planner/program"}},
+      {"planner/search", {"planner", "planner/layout", "planner/plan", "planner/wrap"}},
+      {"planner/emit", {"planner", "planner/wrap"}},
 
       // simulator: records are values; engine and allocator make them, analysis and predict put them together.
       {"simulator/records", {}},

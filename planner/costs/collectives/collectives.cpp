@@ -1,18 +1,13 @@
-// Collectives as demands: how long alone (costs/collectives/model.h), and what they take from others while they run:
+// Collectives as demands: their time alone (costs/collectives/model.h), and the resources that they take from others:
 //
 // SMs                held by the channels that NCCL spends on that size (none for copy engines);
-// device memory      3 bytes per wire byte: NCCL's rings hand on through buffers, so that a neighbour writes one, we
-//                    read it and
-//                    write the result; where it is summed, we read what is ours and write what the next one gets. Its
-//                      maintainers
-//                    say 2 to 3 times the bus bandwidth (NVIDIA/nccl issue 1428). A reduction in fp32 moves twice the
-//                      bytes of one
-//                    in bf16 and counts so by its size;
+// device memory      3 bytes per wire byte: NCCL's rings pass data on through buffers, so a neighbour writes a byte, we
+//                    read it and write the result; where bytes are summed, we read our own and write the next rank's.
+//                    NCCL's maintainers say 2 to 3 times the bus bandwidth (NVIDIA/nccl issue 1428). A reduction in
+//                    fp32 moves twice the bytes of one in bf16, and its size says so;
 // links              every rank sends wire = B (n-1)/n bytes (all-reduce: twice), one in p of them through its NIC when
-//                    a node has
-//                    p ranks of the group: a ring leaves a node once, and p rings side by side each leave through
-//                      another rank's
-//                    NIC.
+//                    a node has p ranks of the group: a ring leaves a node once, and p rings side by side each leave
+//                    through the NIC of another rank.
 #include <algorithm>
 #include <numeric>
 
@@ -25,8 +20,8 @@ namespace fsdp {
 
 namespace {
 
-// CPU ranks have no formula: a curve measured on c of them stands for other group sizes by the bytes that move, (n-1)/n
-// against (c-1)/c.
+// CPU ranks have no formula: a curve measured on c of them is scaled to other group sizes by the bytes that move,
+// (n-1)/n over (c-1)/c.
 double host_seconds(const CollectiveCall& call, const Costs& costs) {
   const auto& curve = collective_curve(call.kind, costs);
   require_calibrated(!curve.empty(), "a curve for this collective", costs);
@@ -35,7 +30,7 @@ double host_seconds(const CollectiveCall& call, const Costs& costs) {
   return interpolate(curve, static_cast<double>(call.bytes.count())) * ((n - 1) / n) / ((c - 1) / c);
 }
 
-// One rank: a reduce-scatter is a copy from its input to its output; the others, in place, are nothing.
+// One rank: a reduce-scatter is a copy from its input to its output; the others, in place, do nothing.
 Demand single_rank(const CollectiveCall& call, const ClusterSpec& cluster, const Costs& costs) {
   const double bytes = call.kind == CollectiveKind::reduce_scatter ? 2.0 * static_cast<double>(call.bytes.count()) : 0;
   return traffic_demand(bytes, copy_rate(cluster, costs), cluster, costs);

@@ -1,25 +1,22 @@
-// What a collective of one group costs alone, prepared once for the group's shape: NCCL's model
-// (costs/collectives/nccl.h), what the fabric leaves of it, the variants without NCCL's rings, and measured curves in
-// place of all that.
+// Time of a collective of one group that runs alone, prepared once for the group's shape: NCCL's model
+// (costs/collectives/nccl.h), the part of it that the fabric leaves, the variants without NCCL's rings, and measured
+// curves in place of all that.
 //
 //   CollectiveModel model(call, cluster, costs);           // call: ranks, ranks_per_node, nodes_apart
 //   CollectivePrice p = model.price(CollectiveKind::all_gather, Bytes(400'000'000));
 //
-// Between nodes NCCL's bandwidth, by which it chooses, is not all there: the transfer takes 1/f of its time, f the
-// product of
+// Between nodes less than NCCL's bandwidth, by which it chooses, is there: the transfer takes 1/f of its time, with f
+// the product of
 //   fabric efficiency   Costs::fabric_efficiency up to 8 nodes, fabric_efficiency_at_scale from 16 on, between them on
-//                       a line
-//                       of log nodes;
+//                       a line of log nodes;
 //   shared NICs         groups side by side in a node use its NICs at once: NICs / (groups * NICs of a group), at most
 //                       1;
 //   oversubscription o  L nodes are below one leaf switch (64 ports, half of them down: 32 nodes rail-optimized,
-//     otherwise
-//                       32 / NICs per node). Of a ring over N > L nodes placed at random a hop leaves its leaf with
-//                         probability
-//                       (N-L)/(N-1), and the uplinks carry 1/o: f = min(1, (N-1) / (o (N-L))).
+//                       otherwise 32 / NICs per node). In a ring over N > L nodes placed at random a hop leaves its
+//                       leaf with probability (N-L)/(N-1), and the uplinks carry 1/o: f = min(1, (N-1) / (o (N-L))).
 //
-// A measured curve stands for its own shape inside the measured sizes, monotone in log size. Beyond them, and for other
-// shapes on the same side (one node, or several), it is continued by the formula: seconds(edge) * formula(x) /
+// A measured curve holds for its own shape inside the measured sizes, made monotone in log size. Beyond them, and for
+// other shapes on the same side (one node, or several), the formula continues it: seconds(edge) * formula(x) /
 // formula(edge). The nearest shape in log ranks is taken.
 #pragma once
 
@@ -58,7 +55,7 @@ class CollectiveModel {
   [[nodiscard]] double measured_seconds(const Measured&, CollectiveKind, double bytes) const;
 
   Formula own_;
-  std::array<std::optional<Measured>, 3> measured_;
+  std::array<std::optional<Measured>, kCollectiveKinds> measured_;
   Seconds skew_;
   CollectiveVariant variant_;
   std::int64_t ranks_;

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 
+#include "models/input/names.h"
 #include "models/topology.h"
 #include "planner/costs/collectives/nccl_table.h"
 
@@ -22,19 +23,39 @@ std::size_t generation(std::int64_t capability) {
   return capability >= 80 ? 1 : 0;
 }
 
-// What the cluster's stated latency is of NCCL's constant; 1 where it states none.
-double scale(Seconds stated, double usual_us) { return stated.count() > 0 ? stated.count() * 1e6 / usual_us : 1; }
+// The cluster's stated latency over NCCL's constant; 1 where it states none.
+double scale(std::optional<Seconds> stated, double usual_us) { return stated ? stated->count() * 1e6 / usual_us : 1; }
+
+constexpr std::string_view text(NcclAlgorithm a) {
+  switch (a) {
+    case NcclAlgorithm::tree: return "Tree";
+    case NcclAlgorithm::ring: return "Ring";
+    case NcclAlgorithm::collnet_direct: return "CollNetDirect";
+    case NcclAlgorithm::collnet_chain: return "CollNetChain";
+    case NcclAlgorithm::nvls: return "NVLS";
+    case NcclAlgorithm::nvls_tree: return "NVLSTree";
+    case NcclAlgorithm::pat: return "PAT";
+  }
+  return {};
+}
+static_assert(names_all<NcclAlgorithm>(text, kNcclAlgorithms));
+static_assert(nccl::kBaseLatency.size() == kNcclAlgorithms);  // a row each, in all tables of nccl_table.h
+
+constexpr std::string_view text(NcclProtocol p) {
+  switch (p) {
+    case NcclProtocol::ll: return "LL";
+    case NcclProtocol::ll128: return "LL128";
+    case NcclProtocol::simple: return "Simple";
+  }
+  return {};
+}
+static_assert(names_all<NcclProtocol>(text, kNcclProtocols));
+static_assert(nccl::ByProtocol{}.size() == kNcclProtocols);
 
 }  // namespace
 
-std::string_view name(NcclAlgorithm a) {
-  constexpr std::array names = {"Tree", "Ring", "CollNetDirect", "CollNetChain", "NVLS", "NVLSTree", "PAT"};
-  return names[index(a)];
-}
-std::string_view name(NcclProtocol p) {
-  constexpr std::array names = {"LL", "LL128", "Simple"};
-  return names[index(p)];
-}
+std::string_view name(NcclAlgorithm a) { return text(a); }
+std::string_view name(NcclProtocol p) { return text(p); }
 
 // Fills the tables of a model: latencies in microseconds, bandwidths in GB/s.
 struct NcclModel::Builder {

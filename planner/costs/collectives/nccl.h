@@ -1,9 +1,7 @@
-// NCCL's own performance model: which algorithm and protocol it takes for a collective of a size, how long it expects
-// that to take and how many CTAs it spends. NCCL chooses by this model, so that the choice is right even where the time
-// is not.
+// NCCL's own performance model: the algorithm and protocol it takes for a collective of some size, the time it expects
+// and the CTAs it spends. NCCL chooses by this model, so the choice is right even where the time is not.
 //
-//   NcclModel model(cluster, 64, 8, {});                                    // 64 ranks, 8 on each node: tables, made
-//                                                                           once
+//   NcclModel model(cluster, 64, 8, {});                                      // 64 ranks, 8 on each node; makes tables
 //   NcclChoice c = model.choose(CollectiveKind::all_gather, Bytes(1 << 30));  // ring, Simple, 3.05 ms
 //
 // time = latency + bytes / bandwidth per legal (algorithm, protocol); the smallest wins. Bytes are those of the full
@@ -26,7 +24,9 @@
 namespace fsdp {
 
 enum class NcclAlgorithm : std::uint8_t { tree, ring, collnet_direct, collnet_chain, nvls, nvls_tree, pat };
+inline constexpr int kNcclAlgorithms = static_cast<int>(NcclAlgorithm::pat) + 1;
 enum class NcclProtocol : std::uint8_t { ll, ll128, simple };
+inline constexpr int kNcclProtocols = static_cast<int>(NcclProtocol::simple) + 1;
 [[nodiscard]] std::string_view name(NcclAlgorithm);
 [[nodiscard]] std::string_view name(NcclProtocol);
 
@@ -63,7 +63,7 @@ class NcclModel {
   struct Builder;
   [[nodiscard]] NcclChoice priced(const Way&, CollectiveKind, double bytes) const;
 
-  std::array<std::vector<Way>, 3> ways_;  // by CollectiveKind
+  std::array<std::vector<Way>, kCollectiveKinds> ways_;  // by CollectiveKind
   std::int64_t ranks_, nodes_;
   std::int64_t ring_channels_ = 0;
   bool slow_ring_ = false;            // 12 GB/s or less: Simple runs with half the threads

@@ -1,11 +1,10 @@
 // NCCL's kernels for symmetric memory (windows that every rank registers, one NVLink domain; from NCCL 2.27) and its
 // all-gather by copy engines (2.28). NCCL has a model of its own for the former, restated from src/sym_kernels.cc:
 //
-//   us = base + softplus(bus_bytes / bandwidth - 1),   bandwidth = smooth minimum of (blocks * bandwidth of an SM *
-//                                                      multicast
-//   gain) and a peak
+//   us = base + softplus(bus_bytes / bandwidth - 1)
+//   bandwidth = smooth minimum of (blocks * bandwidth of an SM * multicast gain) and a peak
 //
-// with the fewest blocks within 2.5 % of the best time, and, between kernels, 2.5 % against each block.
+// with the fewest blocks within 2.5 % of the best time; between kernels each block counts 2.5 % against.
 #pragma once
 
 #include "models/cluster.h"

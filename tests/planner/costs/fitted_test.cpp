@@ -1,5 +1,5 @@
 // Fitted costs: which constants hold where, and the document.
-#include "planner/fitted_costs.h"
+#include "planner/costs/fitted.h"
 
 #include <doctest/doctest.h>
 

@@ -13,7 +13,7 @@ using namespace fsdp;
 namespace {
 
 constexpr double kPeak = 108e12, kMemory = 1e15;  // 1 TFLOP/s for each of 108 SMs; memory is no bound
-double seconds(double m, double n, double k) { return product_time({m, n, k}, kPeak, 108, kMemory).seconds; }
+double seconds(double m, double n, double k) { return matmul_time({m, n, k}, kPeak, 108, kMemory).seconds; }
 
 double factor(AttentionKernel kernel, std::int64_t heads, std::int64_t head_dim, std::int64_t length, bool causal) {
   OpShape s;
@@ -46,11 +46,11 @@ TEST_CASE("time of a matmul grows with its sizes and never beats the peak") {
   // each, in two waves, do better.
   CHECK(seconds(512, 512, 65536) < 0.5 * 2 * 128 * 128 * 65792.0 / 0.92e12);
   // Bound by memory: 1 x 8192 x 8192 reads the weight.
-  const ProductTime thin = product_time({1, 8192, 8192}, kPeak, 108, 1e11);
+  const MatmulTime thin = matmul_time({1, 8192, 8192}, kPeak, 108, 1e11);
   CHECK(thin.seconds == relative((8192 + 8192.0 * 8192 + 8192) * 2 / 1e11));
   // Rows of 50257 two-byte elements cannot be read 16 bytes at a time, rows of 50304 can.
-  const double odd = product_time({4096, 50257, 768, 2, 2, 768, 50257}, kPeak, 108, kMemory).seconds;
-  const double padded = product_time({4096, 50304, 768, 2, 2, 768, 50304}, kPeak, 108, kMemory).seconds;
+  const double odd = matmul_time({4096, 50257, 768, 2, 2, 768, 50257}, kPeak, 108, kMemory).seconds;
+  const double padded = matmul_time({4096, 50304, 768, 2, 2, 768, 50304}, kPeak, 108, kMemory).seconds;
   CHECK(odd / padded == relative(2).epsilon(0.01));
 }
 

@@ -1,13 +1,12 @@
 // Constants of the cost model that were fitted to runs, and where they hold.
 //
 //   const FittedCosts fitted = parse_fitted_costs(text, "costs.json");             // "fsdp-plan/fitted-costs/1"
-//   Costs c = costs_for(fitted, cluster);                                          // of the cluster's GPU, whoever
-//                                                                                  runs it
+//   Costs c = costs_for(fitted, cluster);                                          // of the cluster's GPU, pooled
 //   Costs c = costs_for(fitted, cluster, "pytorch/torchtitan", "2024");            // of one platform
 //
-// A platform is who measured, on which GPU, with which generation of software. What a platform does not state holds as
-// pooled over its GPU, and what that does not state as the datasheet has it (default_costs). There is no constant of a
-// model, a size or a row.
+// A platform is a source of measurements, a GPU and a generation of software. A constant that the platform does not
+// state is that of its GPU, pooled over platforms; one that the GPU does not state is the datasheet's (default_costs).
+// There is no constant of a model, a size or a row.
 #pragma once
 
 #include <cstdint>
@@ -27,10 +26,10 @@ struct CostParameter {
   std::string_view name;  // the key of the member in "fsdp-plan/costs/1"
   std::variant<double Costs::*, Seconds Costs::*> member;
   double lower, upper;  // physical range
-  double pool_width,
-      platform_width;    // how far (log) a GPU's value is expected from the datasheet's, a platform's from its GPU's
-  std::string_view why;  // where range and widths come from
-  void (*follow)(Costs&, double ratio) = nullptr;  // what moves with it, in the same ratio; null: nothing
+  // Expected distance (log) of a GPU's value from the datasheet's, and of a platform's from its GPU's.
+  double pool_width, platform_width;
+  std::string_view why;                            // the source of range and widths
+  void (*follow)(Costs&, double ratio) = nullptr;  // moves other constants in the same ratio; null: none
 };
 [[nodiscard]] std::span<const CostParameter> cost_parameters();
 [[nodiscard]] const CostParameter* find_parameter(std::string_view name);  // nullptr: there is none
@@ -45,8 +44,8 @@ struct FittedConstant {
   friend bool operator==(const FittedConstant&, const FittedConstant&) = default;
 };
 struct FittedPlatform {
-  std::string gpu, source,
-      software_generation;  // source and generation: empty when pooled over the GPU; a generation may be unknown: empty
+  // Source and generation are empty when pooled over the GPU; the generation also if it is not known.
+  std::string gpu, source, software_generation;
   std::int64_t rows = 0;
   std::vector<FittedConstant> constants;
   friend bool operator==(const FittedPlatform&, const FittedPlatform&) = default;

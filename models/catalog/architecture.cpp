@@ -110,7 +110,7 @@ double rough_parameters(const Form& form, const Sizes& s, std::int64_t head_dim)
          (gelu ? static_cast<double>(s.seq_len) * d : 0);
 }
 
-// "Llama-3-8B" -> llama; empty: nobody has named it. "GPT 2.7B" is no GPT-2, "GPT-2-like (llama arch)" is a Llama.
+// "Llama-3-8B" -> llama; empty: no known family. "GPT 2.7B" is no GPT-2, "GPT-2-like (llama arch)" is a Llama.
 std::string_view family_of(const std::vector<std::string>& words) {
   constexpr std::array kFamilies{Word{"mpt", "mpt"},         Word{"mosaicgpt", "mpt"}, Word{"llama", "llama"},
                                  Word{"codellama", "llama"}, Word{"vicuna", "llama"},  Word{"mistral", "mistral"},

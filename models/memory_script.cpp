@@ -1,0 +1,28 @@
+#include "models/memory_script.h"
+
+namespace fsdp {
+namespace {
+
+std::string word(const MemoryScript::Step& step) {
+  const std::string index = std::to_string(step.index);
+  switch (step.what) {
+    case MemoryScript::What::temporary: return index;
+    case MemoryScript::What::result: return "o" + index;
+    case MemoryScript::What::all_results: return "o";
+    case MemoryScript::What::extra: return "e";
+    case MemoryScript::What::output_gradient: return "y";
+    case MemoryScript::What::saved_input: return "i" + index;
+    case MemoryScript::What::saved_output: return "r";
+  }
+  return {};
+}
+
+}  // namespace
+
+std::string MemoryScript::text() const {
+  std::string all;
+  for (const Step& step : steps()) all += (all.empty() ? "" : " ") + ((step.appears ? "+" : "-") + word(step));
+  return all;
+}
+
+}  // namespace fsdp
