@@ -1,6 +1,8 @@
 // Operation -> demand. Kernels are priced by kernels.cpp, collectives by collectives.cpp; copies, casts, gradient norms
 // and the optimizer by the bytes they read and write, which their arguments say: AdamW in fp32 reads p, g, m, v and
 // writes p, m, v = 28 bytes per parameter (cost-model practice, also for a fused kernel).
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -155,8 +157,8 @@ void check_finite(const Demand& d, std::size_t i, const Operation& op, const Cos
   const bool datasheet = !c.cluster.host && c.costs == default_costs(c.cluster);
   throw InputError(
       setting(datasheet ? "cluster" : "costs"),
-      "operation " + std::to_string(i) + " (" + std::string(name(op.action)) + ") would take " +
-          human(finite(d.alone) ? d.host : d.alone),
+      fmt::format("operation {} ({}) would take {:.3g} s", i, name(op.action),
+                  (finite(d.alone) ? d.host : d.alone).count()),
       datasheet ? "correct the rates of the cluster file" : "calibrate again, or leave out what is unreal");
 }
 

@@ -700,8 +700,8 @@ TEST_CASE("a curve that says of larger sizes what no number holds is refused bef
   };
   s.costs.matmul_curve[0] = {{1, 1e-6}, {1.0000001, 1}};
   refused("costs: operation ");
-  s.costs = default_costs(s.cluster);
   s.cluster.gpu.memory_bandwidth = BytesPerSecond(1e-300);
+  s.costs = default_costs(s.cluster);
   refused("cluster: operation ");
 }
 
