@@ -24,7 +24,6 @@ using LargeFolders = std::map<std::string, LargeFolder>;
 
 const LargeFolders& large_folders() {
   static const LargeFolders kLarge = {
-      {"planner", {16, "public headers: one of each folder, and the values"}},
       {"tests/support", {19, "small headers, one helper each; folders would hold one or two"}},
       {"tests/executor/cuda", {17, "pairs: cases in a header, run on a GPU by one test and emulated by another"}},
   };
