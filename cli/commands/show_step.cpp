@@ -6,7 +6,7 @@
 #include "cli/commands/show.h"
 #include "cli/files.h"
 #include "models/input/error.h"
-#include "planner/lower.h"
+#include "planner/job.h"
 #include "viz/viz.h"
 
 namespace fsdp::cli {
@@ -96,7 +96,8 @@ int show_step(const ShowFlags& f) {
   check(plan, model, *f.shared.plan);
   const Implementation& implementation =
       find_implementation(f.shared.implementation.value_or("torchtitan"), f.shared.compile, "--implementation");
-  const Program program = lower(model, plan, implementation);
+  Programs programs(resolve(model, plan, implementation, {}));
+  const Program& program = programs.of(0);
   const Step& step = step_of(program, f.which);
   const std::size_t all = step.ops.size();
   const auto asked = f.first ? static_cast<std::size_t>(parse_count(*f.first, "--first", 1, INT32_MAX)) : all;
