@@ -1,6 +1,7 @@
 #!/bin/sh
-# Runs every command of the ```sh blocks of a document, in order, in a folder that holds only that document and README.md.
-# A line that ends in \ continues on the next one. A command may exit with code 1 if it ends in a comment that starts with "exit code 1".
+# Runs every command of the ```sh blocks of a document, in order, in a folder that holds only that document and
+# README.md. A line that ends in \ continues on the next one. A command may exit with code 1 if it ends in a comment
+# that starts with "exit code 1".
 # `./dev` commands are left out: they run the tests themselves.
 # If the document has a ```text block, it must be what the first command prints; --update replaces it instead.
 # usage: commands.sh DOCUMENT.md path/to/fsdp-plan [--update]
@@ -12,7 +13,11 @@ root=$(cd "$(dirname "$0")/../.." && pwd)
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 awk '/^```sh$/ {inside = 1; next} /^```/ {inside = 0}
-  inside {if (continued) sub(/^ +/, ""); continued = sub(/\\$/, ""); printf "%s%s", $0, continued ? "" : "\n"}' "$document" |
+  inside {
+    if (continued) sub(/^ +/, "")
+    continued = sub(/\\$/, "")
+    printf "%s%s", $0, continued ? "" : "\n"
+  }' "$document" |
   sed -e 's/^\$ //' | grep -v -e '^#' -e '^\./dev' -e '^$' >"$folder/commands" || true
 count=$(wc -l <"$folder/commands")
 [ "$count" -ge 1 ] || { echo "no commands found in $document: the extraction is broken" >&2; exit 1; }

@@ -46,19 +46,10 @@ std::set<std::size_t> raw_lines(const SourceFile& file) {
   return lines;
 }
 
-// Still to be wrapped.
-const std::set<std::string>& wide_files() {
-  static const std::set<std::string> kWide = {
-      "tests/docs/commands.sh",
-      "tests/docs/tables.sh",
-  };
-  return kWide;
-}
-
-Findings wide_lines(const Tree& tree, const std::set<std::string>& except = {}) {
+Findings wide_lines(const Tree& tree) {
   Findings found;
   for (const SourceFile& file : tree) {
-    if (!is_code(file.path) || except.contains(file.path)) continue;
+    if (!is_code(file.path)) continue;
     const std::set<std::size_t> raw = raw_lines(file);
     const auto lines = lines_of(file.text);
     for (std::size_t i = 0; i < lines.size(); ++i) {
@@ -172,7 +163,7 @@ Findings stale_paths(const Tree& tree) {
 }  // namespace
 
 TEST_CASE("no line is wider than 120 characters, and no source has a tab") {
-  CHECK(listed(wide_lines(read_repository(), wide_files())) == "");
+  CHECK(listed(wide_lines(read_repository())) == "");
 }
 
 TEST_CASE("a planted wide line is found, but for raw strings and addresses") {
