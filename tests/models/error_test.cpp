@@ -11,6 +11,7 @@
 #include "models/graph.h"
 #include "models/input/json.h"
 #include "planner/plan.h"
+#include "planner/plan/naive_plan.h"
 
 using namespace fsdp;
 

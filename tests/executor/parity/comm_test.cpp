@@ -362,8 +362,8 @@ TEST_CASE("test_clip_grad_norm_1d, _2d: norms 1, 2, 3 and inf over the mesh, one
         }
         CHECK(count(model, plan, Action::clip_reduce) == 1);
         int reduces = 0;
-        for (const OrderedOperation& o : result.measurement.ranks[0].order)
-          reduces += o.action == Action::clip_reduce ? 1 : 0;
+        for (const OrderedOperation& ordered : result.measurement.ranks[0].order)
+          reduces += ordered.action == Action::clip_reduce ? 1 : 0;
         CHECK(reduces == 1);
       }
 }
