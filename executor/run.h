@@ -22,8 +22,7 @@ struct StepReport {
   double loss = 0, seconds = 0;
 };
 
-// Where tokens come from. Synthetic: tokens[i] = hash(seed, global sequence index, position) mod vocab, targets are the
-// next token, so that any partition of a global batch over ranks and micro-batches sees the same data.
+// How long a run is, and what it trains on (`training`).
 struct RunOptions {
   int warmup_steps = 2;  // at least 1: the first step is never measured
   int steps = 5;         // measured; with `until_noise`: at most, and at least 8

@@ -1,5 +1,7 @@
 // What a run trains on and starts from. Everything has a default: synthetic tokens, initial values that are a pure
-// function of the seed, the plan's learning rate in every step.
+// function of the seed, the plan's learning rate in every step. Synthetic tokens are a function of seed, global
+// sequence index and position, and targets are the next token, so that any partition of a global batch over ranks and
+// micro-batches sees the same data.
 #pragma once
 
 #include <cstddef>

@@ -84,7 +84,7 @@ struct Implementation {
 [[nodiscard]] const Implementation& find_implementation(std::string_view name, bool compiled,
                                                         std::string_view where);  // throws InputError, lists names
 [[nodiscard]] std::vector<std::string> implementation_names();
-// As if every parameter were trained. Throws InputError("--implementation", ...) for a kind of op that the
+// As if every parameter were trained. Throws InputError(setting("implementation"), ...) for a kind of op that the
 // implementation has no rule for.
 [[nodiscard]] OpFacts facts(const Implementation&, const Op&, const Workload&);
 // With frozen parameters (Parameter::trainable, Tensor::requires_grad): a linear layer with a frozen weight does not

@@ -5,8 +5,9 @@
 //   Demand d = demand_of(op, program.steady_step, program, model, plan, impl, cluster, costs);
 //
 // Where: costs/demands.cpp (an operation's price), costs/kernels.cpp with matmul.* and attention.*,
-// costs/collectives/collectives.cpp with nccl.*, costs/defaults.cpp (before anybody measured), costs/costs.cpp (the
-// Costs value as JSON), costs/fitted.cpp (fitted to runs). Formulas, constants and their sources: docs/costs.md.
+// costs/collectives/collectives.cpp with model.*, nccl.* and symmetric.*, costs/defaults.cpp (before anybody measured),
+// costs/costs.cpp (the Costs value as JSON), costs/fitted.cpp (fitted to runs). Formulas, constants and their sources:
+// docs/costs.md.
 #pragma once
 
 #include <array>

@@ -34,8 +34,8 @@ struct PlanIds {
   friend bool operator==(const PlanIds&, const PlanIds&) = default;
 };
 
-// Throws InputError("plan: ...") for a name that the model does not have, and for a dimension that a parameter does not
-// have. A plan that has passed `check` has neither.
+// Throws InputError({"plan", ...}) for a name that the model does not have, and for a dimension that a parameter does
+// not have. A plan that has passed `check` has neither.
 [[nodiscard]] PlanIds resolve_ids(const ShardingPlan&, const ModelGraph&);
 
 }  // namespace fsdp

@@ -4,7 +4,7 @@
 //   wrap(model, "class:LlamaDecoderLayer,Embedding=false", ...)    classes; embeddings stay whole after forward
 //   wrap(model, "class:LlamaDecoderLayer|params:1e8", ...)         what either of two policies wants
 //
-// To add one: a function here, a row in the table of wrap/wrap.cpp, a line in docs/using.md.
+// To add one: docs/extending.md.
 #pragma once
 
 #include <cstdint>

@@ -36,8 +36,7 @@ FSDP_DEVICE inline std::int64_t hashed_token(std::uint64_t seed, std::int64_t se
 
 // Initial value of one element of a parameter: a pure function, so that every rank fills its own shard. Matrices:
 // bell-shaped, mean 0, deviation 0.02, from a counter-based hash of (seed, name, index). One-dimensional weights
-// (norms):
-// 1. Biases: 0.
+// (norms) are 1, biases 0.
 [[nodiscard]] double initial_value(std::uint64_t seed, const Parameter&, std::int64_t index);
 // The same for elements [begin, begin + count), stored at `to` as `type` (fp64, fp32, bf16 or fp16). Hashes the name
 // once.

@@ -10,8 +10,8 @@
 // Three kinds of file:
 //   text            a token is a byte; the model needs 256 or more
 //   uint16, uint32  little-endian numbers without a header, as nanoGPT writes them; or with llm.c's header (1,024
-//     bytes: magic number 20240520,
-//                   version 1, count for uint16; 20240801, 7, count for uint32), which decides
+//                   bytes: magic number 20240520, version 1, count for uint16; 20240801, 7, count for uint32), which
+//                   decides
 // Left to itself, the reader goes by llm.c's header, then by the name (.bin, .u16, .uint16, .u32, .uint32; .txt, .md,
 // .text, .csv, .json, .jsonl, .html, .xml: text), then by the content (UTF-8 without control characters: text). Of a
 // .bin it is uint32 if every second 16-bit word of its start is zero, else uint16. What was assumed is said;

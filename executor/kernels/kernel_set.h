@@ -1,7 +1,7 @@
-// A kernel set: everything that the actions of a Program compute with. The host's (host_kernel_set.h)
-// work at once on the calling thread; those of a GPU stream put their work on the stream and return.
+// A kernel set: everything that the actions of a Program compute with. The host's (host_kernel_set.h) work at once on
+// the calling thread; those of a GPU stream put their work on the stream and return.
 //
-// This is the only list of kernels. A new kernel is declared here and implemented by each kernel set.
+// A new kernel that is not an op's is declared here and implemented by each kernel set (docs/extending.md).
 //
 // Extents come from the model (Op, Workload, UnitLayout), never from a buffer. A buffer of another size is a broken
 // lowering: MachineError.

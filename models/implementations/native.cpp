@@ -79,8 +79,9 @@ OpFacts rotary(const Op& op, const Workload& w) {
 }
 
 // q, k, v (or the packed tensor) and the output stay, and the log-sum-exp of each row of scores. Scratch holds one head
-// in the accumulate type and blocks of up to 64 queries (kernels/attention.cpp): forward k, v; a block of q and o; its
-// scores. Backward k, v, dk, dv; a block of q, o, do, dq; its probabilities and their gradient; rowsum(do o).
+// in the accumulate type and blocks of up to 64 queries (executor/kernels/ops/attention.cpp): forward k, v; a block of
+// q and o; its scores. Backward k, v, dk, dv; a block of q, o, do, dq; its probabilities and their gradient; rowsum(do
+// o).
 OpFacts attention(const Op& op, const Workload& w) {
   const OpShape& s = op.shape;
   const std::int64_t a = accumulate_bytes(w), rows = times(times(w.tokens(), s.heads), a),
@@ -132,9 +133,9 @@ OpFacts opaque(const Op& op, const Workload& w) {
           .backward_traffic_bytes = 2 * bytes};
 }
 
-// Mixtures of experts (kernels/moe.cpp). k: choices of all tokens. Routing counts the taken slots of each expert; what
-// was chosen is in the slots, and renormalised weights are all that their gradient needs; otherwise the probabilities
-// are made again from the logits.
+// Mixtures of experts (executor/kernels/ops/moe.cpp). k: choices of all tokens. Routing counts the taken slots of each
+// expert; what was chosen is in the slots, and renormalised weights are all that their gradient needs; otherwise the
+// probabilities are made again from the logits.
 struct ExpertBytes {
   ExpertBytes(const Op& op, const Workload& w)
       : choices(times(w.tokens(), op.shape.experts.top_k)),

@@ -1,4 +1,4 @@
-// Private to the emitters: helpers of the formats. One file per format; a row in emit.cpp's table.
+// Private to the emitters: helpers of the formats. One file per format, and a row in emit.cpp's table.
 #pragma once
 
 #include <string>

@@ -1,5 +1,5 @@
 // Stage two of lowering: when sharded work happens around the tape. A dialect is a set of hooks; the walk over the tape
-// (lower.cpp) calls them in host order. To add one: a class here, its file, and a case in make_dialect.
+// (lower.cpp) calls them in host order. To add one: a file with its class, a declaration below, a case in make_dialect.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // The free blocks of one pool in order of size, then address: a sorted sequence in chunks, so that inserting and
-// erasing move a chunk's worth of entries and not the whole list. Only simulator/allocator*.cpp use it.
+// erasing move a chunk's worth of entries and not the whole list. For simulator/allocator/ alone.
 #pragma once
 
 #include <algorithm>

@@ -1,6 +1,6 @@
 // Matmuls through cuda::MatmulRunner, as linear and expert_linear make them, against the host's kernels in fp64 on
 // the same numbers: on a GPU (executor_cuda_matmul_test) or with a library that only interprets
-// (executor_cublaslt_test).
+// (executor_cuda_cublaslt_test).
 //
 // A matmul of depth k is off by at most k half units of its arithmetic relative to the sum of its terms' magnitudes
 // (which the same matmul of magnitudes gives), and by half a unit of the storage type of what is stored; of TF32 the

@@ -1,8 +1,8 @@
 // The kernels of a GPU as a KernelSet on one stream: each puts its work on the stream and returns. Used while its
 // context lives, by the host thread of that context's rank.
 //
-// A kernel's definition stands in the .cu file of its theme, beside its launch; those that need only the driver or a
-// library, in toolkit/stream_kernels.cpp.
+// A member is defined in the .cu file of its theme, which puts the launch on the stream; those that need only the
+// driver or a library, in toolkit/stream_kernels.cpp.
 #pragma once
 
 #include <memory>
