@@ -26,7 +26,7 @@ ModelGraph gpt2() {
       "gpt2");
 }
 
-struct Job {
+struct TrainingCase {
   std::string name;
   ModelGraph model;
   ShardingPlan plan;
@@ -38,8 +38,8 @@ PlanWords in_double(PlanWords w) {
 }
 
 // Together they have every Action that is a kernel and every kind of op.
-std::vector<Job> jobs() {
-  std::vector<Job> all;
+std::vector<TrainingCase> jobs() {
+  std::vector<TrainingCase> all;
   const auto add = [&](const char* name, const ModelGraph& model, const PlanWords& words) -> ShardingPlan& {
     all.push_back({name, model, make_plan(model, words)});
     return all.back().plan;
@@ -77,7 +77,7 @@ RunOptions two_steps() {
   return o;
 }
 
-RunResult on_cuda(const Job& job, const RunOptions& options) {
+RunResult on_cuda(const TrainingCase& job, const RunOptions& options) {
   (void)libraries();
   const auto backend = make_cuda_backend({job.plan.replicate(), job.plan.shard()},
                                          {.run = {.watchdog_seconds = 300}, .virtual_ranks = true});
@@ -91,7 +91,7 @@ double allowed(const ShardingPlan& plan) {
   return plan.param_dtype == DType::f64 ? 1e-9 : plan.param_dtype == DType::f32 ? 1e-6 : 0.03;
 }
 
-void check_equal(const Job& job, const RunResult& got, const RunResult& expected) {
+void check_equal(const TrainingCase& job, const RunResult& got, const RunResult& expected) {
   CHECK(distance(got.measurement.losses, expected.measurement.losses) <= allowed(job.plan));
   REQUIRE(got.parameters.size() == expected.parameters.size());
   REQUIRE(got.first_gradients.size() == expected.first_gradients.size());
@@ -107,7 +107,7 @@ void check_equal(const Job& job, const RunResult& got, const RunResult& expected
 TEST_CASE("the jobs below have every Action that is a kernel, and every kind of op forward and backward") {
   std::set<Action> actions;
   std::set<std::pair<OpKind, bool>> kinds;
-  for (const Job& job : jobs()) {
+  for (const TrainingCase& job : jobs()) {
     const Program program = lower(job.model, job.plan, native_cuda_implementation());
     for (const Step* step : {&program.init, &program.first_step, &program.steady_step})
       for (const Operation& op : step->ops) {
@@ -136,7 +136,7 @@ TEST_CASE("the jobs below have every Action that is a kernel, and every kind of 
 TEST_CASE(
     "training by the whole cuda backend on virtual ranks is training on the host, in the order and the memory that "
     "were predicted") {
-  for (const Job& job : jobs()) {
+  for (const TrainingCase& job : jobs()) {
     CAPTURE(job.name);
     const RunResult got = on_cuda(job, two_steps()), expected = execute(job.model, job.plan, two_steps());
     check_equal(job, got, expected);
@@ -157,7 +157,7 @@ TEST_CASE(
 
 TEST_CASE("batches of a reader, more than there is pinned memory for at once, and a state that is read") {
   const ModelGraph model = small_llama({.layers = 1});
-  const Job job{"read", model, make_plan(model, in_double({.shard = 2, .micro_batches = {1, 2, 1, 1, 3, 1}}))};
+  const TrainingCase job{"read", model, make_plan(model, in_double({.shard = 2, .micro_batches = {1, 2, 1, 1, 3, 1}}))};
   RunOptions options = two_steps();
   options.training.steps_done = 3;
   options.training.tokens = [vocab = model.vocab](std::int64_t sequence, std::int64_t length, std::int64_t* ids,
