@@ -115,11 +115,16 @@ EmulatedWorld emulated_world(const BackendFlags& f, const std::string& model, co
 
 }  // namespace
 
+std::optional<ClusterSpec> processors_of(const BackendFlags& f, const ShardingPlan& plan) {
+  if (*f.backend == "cuda") return std::nullopt;
+  return load_cluster("host", plan.ranks());
+}
+
 ChosenBackend make_backend(const BackendFlags& f, const std::string& model, const ShardingPlan& plan,
                            const BackendOptions& options) {
   const MeshShape mesh{plan.replicate(), plan.shard()};
-  if (*f.backend == "mpi") return {make_mpi_backend(mesh, options), load_cluster("host", plan.ranks())};
-  if (*f.backend == "host") return {make_host_backend(mesh, options), load_cluster("host", plan.ranks())};
+  if (const auto host = processors_of(f, plan))
+    return {*f.backend == "mpi" ? make_mpi_backend(mesh, options) : make_host_backend(mesh, options), *host};
   CudaOptions cuda{.run = options, .virtual_ranks = f.virtual_ranks, .processes = among_processes(f)};
   if (f.devices) cuda.devices = parse_devices(*f.devices);
   std::optional<ClusterSpec> named;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 
 #include "cli/options.h"
 #include "executor/backend.h"
@@ -24,6 +25,9 @@ void add_backend_flags(const Command&, BackendFlags&);
 void check_backend_flags(const BackendFlags&);
 
 [[nodiscard]] const Implementation& implementation_of(const BackendFlags&);  // of the backend's kernels
+
+// This machine, where ranks run on its processors (host, mpi); none where they run on GPUs.
+[[nodiscard]] std::optional<ClusterSpec> processors_of(const BackendFlags&, const ShardingPlan&);
 
 struct ChosenBackend {
   std::unique_ptr<Backend> backend;

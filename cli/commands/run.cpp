@@ -121,14 +121,19 @@ struct Trained {
 };
 Trained execute(const RunFlags& f, const ModelGraph& model, const ShardingPlan& plan, Launch* others) {
   const bool reports = others == nullptr || others->rank() == 0;
+  // Ranks on processors that have no room are refused before anything is opened.
+  std::optional<Programs> programs;
+  if (const auto host = processors_of(f.machine, plan)) {
+    programs.emplace(resolve(model, plan, implementation_of(f.machine), *host));
+    check_room(*programs, ranks_here(plan, others), *f.shared.plan);
+  }
   const BackendOptions watchdog = backend_options(f);
   RunOptions options = run_options(f);
   const TrainingSetup training = apply_training_flags(f.training, model, plan, options);
   std::optional<TrainLog> log;
   if (f.training.log && reports) log.emplace(*f.training.log, "--log");
   const auto [backend, cluster] = make_backend(f.machine, *f.shared.model, plan, watchdog);
-  Programs programs(resolve(model, plan, backend->implementation(), cluster));
-  check_room(programs, ranks_here(plan, others), *f.shared.plan);
+  if (!programs) programs.emplace(resolve(model, plan, backend->implementation(), cluster));
   Progress progress;
   options.progress = [&](const StepReport& s) {
     if (s.done == 1)  // not before: a run that is refused says one sentence
@@ -149,8 +154,8 @@ Trained execute(const RunFlags& f, const ModelGraph& model, const ShardingPlan& 
                       options.training.learning_rate ? training.rate.describe()
                                                      : fmt::format("the plan's learning rate, {}", plan.optimizer.lr)));
   try {
-    RunResult result = run(programs, *backend, options);
-    return {std::move(result), options.training.steps_done, std::move(programs)};
+    RunResult result = run(*programs, *backend, options);
+    return {std::move(result), options.training.steps_done, std::move(*programs)};
   } catch (const RankFailure& e) {
     rethrow_damage(checkpoints);
     if (may_exit_after_failure(*backend)) throw;
