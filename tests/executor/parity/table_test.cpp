@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <regex>
 #include <set>
 #include <sstream>
 #include <string>
@@ -62,7 +63,8 @@ bool has_case(const std::string& file, const std::string& name) {
     std::ifstream source(kTests / file);
     std::stringstream text;
     text << source.rdbuf();
-    known[file] = text.str();
+    // A name that is too long for its line is written as several literals, and TEST_CASE( may stand alone.
+    known[file] = std::regex_replace(text.str(), std::regex("\"\\s*\n\\s*\"|(TEST_CASE\\()\\s*\n\\s*"), "$1");
   }
   return known[file].find("TEST_CASE(\"" + name + "\")") != std::string::npos;
 }
