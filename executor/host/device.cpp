@@ -128,87 +128,18 @@ void HostDevice::launch_kernel(std::int32_t op, Stream stream, std::span<const s
   launch(op, stream, waits, make_kernel(call));
 }
 
-std::size_t HostDevice::link_of(Comm comm, std::int32_t op) const {
-  for (std::size_t i = 0; i < links_.groups.size(); ++i)
-    if (links_.groups[i].comm == comm) return i;
-  if (comm.kind == Communicator::none)
-    throw MachineError(fmt::format("operation {} is a collective without a communicator", op));
-  throw MachineError(
-      fmt::format("operation {} is a collective over groups of {} consecutive ranks, which this run has not asked for",
-                  op, comm.size));
+GroupPlace HostDevice::place(std::size_t link) const {
+  const Group& group = *links_.groups[link].group;
+  return {group.member(rank_), group.size()};
 }
 
-// `group_elements`: how much of `large` the collective touches; `small` holds one slot (reduce-scatter's output).
-void HostDevice::issue_collective(std::size_t link, std::int32_t op, Stream stream, std::span<const std::int32_t> waits,
-                                  CollectiveCall call, std::int64_t group_elements, BufferView large,
-                                  BufferView small) {
-  Group& group = *links_.groups[link].group;
-  check_fits(call, group.member(rank_), group.size(), group_elements, large.bytes, small.bytes);
+void HostDevice::issue_collective(std::size_t link, std::span<const std::int32_t> waits, CollectiveCall call) {
+  const Stream stream = call.stream;
   Task task;
-  task.op = op;
-  task.group = &group;
+  task.op = call.op;
+  task.group = links_.groups[link].group.get();
   task.call = std::move(call);
   enqueue(stream, &last_collective_[link], waits, std::move(task));
-}
-
-void HostDevice::all_gather(std::int32_t op, Stream stream, Comm comm, std::span<const std::int32_t> waits,
-                            BufferView buffer, const Slots& slots, DType type) {
-  const std::size_t link = link_of(comm, op);
-  CollectiveCall call{.action = CollectiveAction::all_gather,
-                      .op = op,
-                      .stream = stream,
-                      .input = buffer.data,
-                      .output = buffer.data,
-                      .type = type};
-  const std::int64_t all = set_slots(call, slots, links_.groups[link].group->size());
-  issue_collective(link, op, stream, waits, std::move(call), all, buffer, buffer);
-}
-
-void HostDevice::reduce_scatter(std::int32_t op, Stream stream, Comm comm, std::span<const std::int32_t> waits,
-                                BufferView input, BufferView output, const Slots& slots, DType type,
-                                Reduction reduction) {
-  const std::size_t link = link_of(comm, op);
-  CollectiveCall call{.action = CollectiveAction::reduce_scatter,
-                      .op = op,
-                      .stream = stream,
-                      .input = input.data,
-                      .output = output.data,
-                      .type = type,
-                      .reduction = reduction};
-  const std::int64_t all = set_slots(call, slots, links_.groups[link].group->size());
-  issue_collective(link, op, stream, waits, std::move(call), all, input, output);
-}
-
-void HostDevice::all_reduce(std::int32_t op, Stream stream, Comm comm, std::span<const std::int32_t> waits,
-                            BufferView buffer, std::int64_t elements, DType type, Reduction reduction) {
-  issue_collective(link_of(comm, op), op, stream, waits,
-                   {.action = CollectiveAction::all_reduce,
-                    .op = op,
-                    .stream = stream,
-                    .input = buffer.data,
-                    .output = buffer.data,
-                    .elements = elements,
-                    .type = type,
-                    .reduction = reduction},
-                   elements, buffer, buffer);
-}
-
-void HostDevice::broadcast(std::int32_t op, Stream stream, Comm comm, std::span<const std::int32_t> waits,
-                           BufferView buffer, std::int64_t elements, DType type, std::int64_t root) {
-  const std::size_t link = link_of(comm, op);
-  if (root < 0 || root >= links_.groups[link].group->size())
-    throw MachineError(fmt::format("operation {}: broadcast from member {} of a group of {}", op, root,
-                                   links_.groups[link].group->size()));
-  issue_collective(link, op, stream, waits,
-                   {.action = CollectiveAction::broadcast,
-                    .op = op,
-                    .stream = stream,
-                    .input = buffer.data,
-                    .output = buffer.data,
-                    .elements = elements,
-                    .type = type,
-                    .root = root},
-                   elements, buffer, buffer);
 }
 
 std::vector<std::string> HostDevice::exchange(const std::string& mine) {

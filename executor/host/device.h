@@ -11,6 +11,7 @@
 #include <mutex>
 #include <thread>
 
+#include "executor/ranks/collective_device.h"
 #include "executor/ranks/control.h"
 #include "executor/ranks/group.h"
 #include "executor/ranks/instruments/arena.h"
@@ -47,7 +48,7 @@ struct Task {
   CollectiveCall call;
 };
 
-class HostDevice final : public Device, public std::enable_shared_from_this<HostDevice> {
+class HostDevice final : public CollectiveDevice, public std::enable_shared_from_this<HostDevice> {
  public:
   HostDevice(std::int64_t rank, Links links, std::shared_ptr<RunControl> control, Clock::time_point epoch);
 
@@ -61,14 +62,6 @@ class HostDevice final : public Device, public std::enable_shared_from_this<Host
   void begin_step() override;
   void launch(std::int32_t op, Stream, std::span<const std::int32_t> waits, KernelBody) override;
   void launch_kernel(std::int32_t op, Stream, std::span<const std::int32_t> waits, KernelCall) override;
-  void all_gather(std::int32_t op, Stream, Comm, std::span<const std::int32_t> waits, BufferView buffer, const Slots&,
-                  DType) override;
-  void reduce_scatter(std::int32_t op, Stream, Comm, std::span<const std::int32_t> waits, BufferView input,
-                      BufferView output, const Slots&, DType, Reduction) override;
-  void all_reduce(std::int32_t op, Stream, Comm, std::span<const std::int32_t> waits, BufferView buffer,
-                  std::int64_t elements, DType, Reduction) override;
-  void broadcast(std::int32_t op, Stream, Comm, std::span<const std::int32_t> waits, BufferView buffer,
-                 std::int64_t elements, DType, std::int64_t root) override;
   void wait_host(std::int32_t op) override;
   void synchronize() override;
   [[nodiscard]] std::vector<OperationRecord> records() const override;
@@ -103,9 +96,10 @@ class HostDevice final : public Device, public std::enable_shared_from_this<Host
   void change_poison(Stream pool, PoisonChange change);
   void enqueue(Stream, std::int32_t* previous, std::span<const std::int32_t> waits, Task);
   void check_new(std::int32_t op, std::span<const std::int32_t> waits) const;
-  void issue_collective(std::size_t link, std::int32_t op, Stream, std::span<const std::int32_t> waits, CollectiveCall,
-                        std::int64_t group_elements, BufferView, BufferView);
-  [[nodiscard]] std::size_t link_of(Comm, std::int32_t op) const;
+  [[nodiscard]] std::size_t links() const override { return links_.groups.size(); }
+  [[nodiscard]] Comm comm(std::size_t link) const override { return links_.groups[link].comm; }
+  [[nodiscard]] GroupPlace place(std::size_t link) const override;
+  void issue_collective(std::size_t link, std::span<const std::int32_t> waits, CollectiveCall) override;
   void wait_for(std::int32_t op);
   void work(Worker&, Stream);
   void take_tasks(Worker&, Stream, std::unique_lock<std::mutex>&);

@@ -10,12 +10,14 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <memory>
 #include <new>
 #include <sstream>
 #include <stdexcept>
@@ -23,6 +25,10 @@
 #include <thread>
 #include <utility>
 #include <vector>
+
+#include "executor/mpi_backend.h"
+#include "tests/support/run_support.h"
+#include "tests/support/small_models.h"
 
 namespace fsdp::testing {
 
@@ -54,6 +60,43 @@ inline void misbehave(const std::string& fault) {
   if (fault == "slow")
     std::ofstream(from_environment("TMPDIR") + "/reached").flush();  // the launch may be interrupted now
   if (fault == "stuck" || fault == "slow") sleep_forever();
+}
+
+// --- one rank ---
+
+// What a rank of a launch runs, and when the victim misbehaves: five steps of a small model, sharded over all ranks.
+// Here the moments "joined" (before the run), "between" (steps 1 and 2) and "after 1234" (microseconds of the run,
+// which then takes `many_steps`); the caller adds those inside a step, where `steps_done` is 1.
+struct FaultyRank {
+  Launch& launch;
+  bool mine = false;  // this rank is the victim
+  ModelGraph model;
+  ShardingPlan plan;
+  RunOptions options;
+  std::shared_ptr<std::atomic<std::int64_t>> steps_done = std::make_shared<std::atomic<std::int64_t>>(0);
+};
+
+inline FaultyRank faulty_rank(const std::string& fault, const std::string& moment, std::int64_t victim,
+                              int many_steps) {
+  Launch& launch = join_launch();
+  FaultyRank r{launch,
+               launch.rank() == victim,
+               small_llama({.layers = 3, .vocab = 37, .hidden = 20, .inner = 30, .heads = 5, .kv_heads = 1}),
+               {},
+               five_steps(false)};
+  r.plan = make_plan(r.model, {.shard = launch.ranks(), .reshard = Reshard::yes, .clip_norm = 1.0});
+  r.options.steps = moment.starts_with("after ") ? many_steps : 4;
+  r.options.after_step = [=, mine = r.mine, steps = r.steps_done](const RankState& state) {
+    steps->store(state.steps_done);
+    if (mine && moment == "between" && state.steps_done == 1) misbehave(fault);
+  };
+  if (r.mine && moment.starts_with("after "))
+    std::thread([fault, us = std::stol(moment.substr(6))] {
+      std::this_thread::sleep_for(std::chrono::microseconds(us));
+      misbehave(fault);
+    }).detach();
+  if (r.mine && moment == "joined") misbehave(fault);
+  return r;
 }
 
 // --- all of them ---
@@ -166,6 +209,14 @@ inline void check_ends(const Outcome& o, const std::vector<std::string>& says) {
   for (const std::string& words : says) CHECK_MESSAGE(o.sentences[0].find(words) != std::string::npos, words);
   for (const std::string& what : o.left) CHECK_MESSAGE(what.empty(), "left behind: " << what);
   MESSAGE(o.sentences[0] << " (" << o.seconds << " s)");
+}
+
+// Without a fault the launch ends with 0, says nothing and leaves nothing.
+inline void check_ends_well(const Outcome& o) {
+  CAPTURE(o.errors);
+  CHECK(o.code == 0);
+  CHECK(o.errors.empty());
+  CHECK(o.left.empty());
 }
 
 inline bool can_launch() {

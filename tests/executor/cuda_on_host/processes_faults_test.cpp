@@ -1,7 +1,6 @@
 // When a process of the cuda backend fails, is killed, stopped or gets stuck while others wait for it inside NCCL,
 // every process of the launch ends, soon, with one message that names the rank, the operation and the step, and nothing
 // is left behind.
-#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
@@ -9,8 +8,6 @@
 #include "executor/cuda_backend.h"
 #include "executor/mpi_backend.h"
 #include "tests/support/mpi_launch.h"
-#include "tests/support/run_support.h"
-#include "tests/support/small_models.h"
 
 namespace fsdp::cuda {
 std::function<void(const Operation&)>&
@@ -22,45 +19,28 @@ using namespace fsdp::testing;
 
 namespace {
 
-// Five steps; the fault comes when the victim launches the first kernel of the moment's kind in the second (or in init,
-// between steps 1 and 2, before the run, or "after 1234" microseconds of it).
+// Inside a step the fault comes when the victim launches the first kernel of the moment's kind in the second (or in
+// init).
 void one_rank(const std::string& fault, const std::string& moment, std::int64_t victim) {
   ::setenv("CUDA_HOME", FSDP_NCCL_HOME, 1);
-  Launch& launch = join_launch();
-  const bool mine = launch.rank() == victim;
-  const ModelGraph model =
-      small_llama({.layers = 3, .vocab = 37, .hidden = 20, .inner = 30, .heads = 5, .kv_heads = 1});
-  const ShardingPlan plan = make_plan(model, {.shard = launch.ranks(), .reshard = Reshard::yes, .clip_norm = 1.0});
-  auto steps = std::make_shared<std::atomic<std::int64_t>>(0);
-  RunOptions options = five_steps(false);
-  options.steps = moment.starts_with("after ") ? 4000 : 4;
-  options.after_step = [=](const RankState& state) {
-    steps->store(state.steps_done);
-    if (mine && moment == "between" && state.steps_done == 1) misbehave(fault);
-  };
-  if (mine)
-    cuda::kernel_hook() = [=](const Operation& op) {
+  FaultyRank r = faulty_rank(fault, moment, victim, 4000);
+  if (r.mine)
+    cuda::kernel_hook() = [=, steps = r.steps_done](const Operation& op) {
       const bool now = moment == "init"      ? op.action == Action::init_parameters
                        : steps->load() != 1  ? false
                        : moment == "forward" ? op.action == Action::forward
                                              : moment == "backward" && op.action == Action::backward;
       if (now) misbehave(fault);
     };
-  if (mine && moment.starts_with("after "))
-    std::thread([fault, us = std::stol(moment.substr(6))] {
-      std::this_thread::sleep_for(std::chrono::microseconds(us));
-      misbehave(fault);
-    }).detach();
-  if (mine && moment == "joined") misbehave(fault);
   try {
     const auto backend =
-        make_cuda_backend({plan.replicate(), plan.shard()},
+        make_cuda_backend({r.plan.replicate(), r.plan.shard()},
                           {.run = {fault == "stuck" ? 3.0 : 60.0}, .processes = true, .arena = Memory::host});
-    (void)run(model, plan, load_cluster("host", plan.ranks()), *backend, options);
+    (void)run(r.model, r.plan, load_cluster("host", r.plan.ranks()), *backend, r.options);
   } catch (const std::exception& e) {  // as cli/commands/run.cpp does
-    if (launch.is_reporter()) std::fprintf(stderr, "fsdp-plan: %s\n", e.what());
+    if (r.launch.is_reporter()) std::fprintf(stderr, "fsdp-plan: %s\n", e.what());
     std::fflush(nullptr);
-    launch.end(3);
+    r.launch.end(3);
   }
   std::exit(0);
 }
@@ -87,11 +67,7 @@ TEST_CASE("one rank of a launch" * doctest::skip()) {
 
 TEST_CASE("without a fault the launch ends with 0, says nothing and leaves nothing") {
   if (!can_launch()) return;
-  const Outcome o = launch(4, "none", "never", 2);
-  CAPTURE(o.errors);
-  CHECK(o.code == 0);
-  CHECK(o.errors.empty());
-  CHECK(o.left.empty());
+  check_ends_well(launch(4, "none", "never", 2));
 }
 
 TEST_CASE("a rank that is killed") { check_fault("kill", "died", {"init", "forward", "backward", "between"}); }

@@ -9,6 +9,7 @@
 #include "executor/cuda_backend.h"
 #include "executor/mpi_backend.h"
 #include "tests/executor/conformance/conformance.h"
+#include "tests/executor/cuda/faults.h"
 #include "tests/support/run_support.h"
 #include "tests/support/small_models.h"
 
@@ -123,22 +124,7 @@ TEST_CASE("processes that read different plans are told so before they hang") {
 }
 
 TEST_CASE("a rank that fails ends the others although they wait inside NCCL, and the next run works") {
-  const MeshShape mesh{1, ranks()};
-  for (std::int32_t trial = 0; trial < 3; ++trial) {
-    const std::int64_t victim = trial % ranks();
-    const Failure f = failure_of(mesh, [&](Device& dev) {
-      dev.reserve_arena(1 << 16);
-      dev.begin_step();
-      const BufferView b = dev.allocate(G, 0, 4096);
-      for (std::int32_t op = 0; op < 20; ++op) {
-        if (op == 5 + trial && dev.rank() == victim) throw InputError("here", "no more");
-        dev.all_gather(op, G, Communicator::shard, {}, b, 64, DType::f32);
-      }
-    });
-    CHECK_MESSAGE(f.says("no more"), f.what);
-    CHECK(f.rank == victim);
-    CHECK(failure_of(mesh, [](Device&) {}).what.empty());
-  }
+  check_failing_rank_ends_all(ranks());
 }
 
 TEST_CASE("a rank that does not come is named by the watchdog") {

@@ -9,8 +9,6 @@
 
 #include "executor/mpi_backend.h"
 #include "tests/support/mpi_launch.h"
-#include "tests/support/run_support.h"
-#include "tests/support/small_models.h"
 
 using namespace fsdp;
 using namespace fsdp::testing;
@@ -26,23 +24,11 @@ bool is_moment(const std::string& moment, const Operation& op) {
   return moment == "optimizer" && op.action == Action::optimizer;
 }
 
-// Five steps; the fault comes in the second (or in init, between steps 1 and 2, before the run, or "after 1234"
-// microseconds of it).
+// Inside a step the fault comes in the second (or in init).
 int one_rank(const std::string& fault, const std::string& moment, std::int64_t victim) {
-  Launch& launch = join_launch();
-  const bool mine = launch.rank() == victim;
-  const ModelGraph model =
-      small_llama({.layers = 3, .vocab = 37, .hidden = 20, .inner = 30, .heads = 5, .kv_heads = 1});
-  const ShardingPlan plan = make_plan(model, {.shard = launch.ranks(), .reshard = Reshard::yes, .clip_norm = 1.0});
-  auto steps = std::make_shared<std::atomic<std::int64_t>>(0);
+  FaultyRank r = faulty_rank(fault, moment, victim, 400);
   auto begun = std::make_shared<std::atomic<bool>>(false);
-  RunOptions options = five_steps(false);
-  options.steps = moment.starts_with("after ") ? 400 : 4;
-  options.after_step = [=](const RankState& state) {
-    steps->store(state.steps_done);
-    if (mine && moment == "between" && state.steps_done == 1) misbehave(fault);
-  };
-  options.in_kernel = [=](const Operation& op, std::int64_t) {
+  r.options.in_kernel = [=, mine = r.mine, steps = r.steps_done](const Operation& op, std::int64_t) {
     const bool now = is_moment(moment, op) && (moment == "init" || steps->load() == 1) && !begun->exchange(true);
     if (now && moment != "collective" && mine) misbehave(fault);
     if (!now || moment != "collective") return;
@@ -54,18 +40,12 @@ int one_rank(const std::string& fault, const std::string& moment, std::int64_t v
         misbehave(fault);
       }).detach();
   };
-  if (mine && moment.starts_with("after "))
-    std::thread([fault, us = std::stol(moment.substr(6))] {
-      std::this_thread::sleep_for(std::chrono::microseconds(us));
-      misbehave(fault);
-    }).detach();
-  if (mine && moment == "joined") misbehave(fault);
   try {
-    const auto backend = make_mpi_backend({plan.replicate(), plan.shard()}, {fault == "stuck" ? 1.0 : 60.0});
-    (void)run(model, plan, load_cluster("host", plan.ranks()), *backend, options);
-    if (moment == "afterwards" && mine) misbehave(fault);
+    const auto backend = make_mpi_backend({r.plan.replicate(), r.plan.shard()}, {fault == "stuck" ? 1.0 : 60.0});
+    (void)run(r.model, r.plan, load_cluster("host", r.plan.ranks()), *backend, r.options);
+    if (moment == "afterwards" && r.mine) misbehave(fault);
   } catch (const std::exception& e) {
-    if (launch.is_reporter()) std::fprintf(stderr, "fsdp-plan: %s\n", e.what());
+    if (r.launch.is_reporter()) std::fprintf(stderr, "fsdp-plan: %s\n", e.what());
     return 3;
   }
   return 0;
@@ -105,11 +85,7 @@ TEST_CASE("one rank of a launch" * doctest::skip()) {
 
 TEST_CASE("without a fault the launch ends with 0, says nothing and leaves nothing") {
   if (!can_launch()) return;
-  const Outcome o = launch(4, "none", "never", 2);
-  CAPTURE(o.errors);
-  CHECK(o.code == 0);
-  CHECK(o.errors.empty());
-  CHECK(o.left.empty());
+  check_ends_well(launch(4, "none", "never", 2));
 }
 
 TEST_CASE("a rank that is killed") { check_fault("kill", "died", kMoments); }

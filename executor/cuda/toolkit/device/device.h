@@ -16,6 +16,7 @@
 #include "executor/cuda/toolkit/device/host_tasks.h"
 #include "executor/cuda/toolkit/device/libraries.h"
 #include "executor/cuda/toolkit/kernels/stream_kernels.h"
+#include "executor/ranks/collective_device.h"
 #include "executor/ranks/instruments/arena.h"
 #include "executor/ranks/rank_status.h"
 
@@ -47,7 +48,7 @@ struct DeviceSetup {
   std::function<std::vector<GpuLink>(std::unique_ptr<NcclWorld>& world)> connect;
 };
 
-class CudaDevice final : public Device {
+class CudaDevice final : public host::CollectiveDevice {
  public:
   explicit CudaDevice(DeviceSetup);
   ~CudaDevice() override;  // by any thread, once all ranks have ended
@@ -62,14 +63,6 @@ class CudaDevice final : public Device {
   void begin_step() override;
   void launch(std::int32_t op, Stream, std::span<const std::int32_t> waits, KernelBody) override;
   void launch_kernel(std::int32_t op, Stream, std::span<const std::int32_t> waits, KernelCall) override;
-  void all_gather(std::int32_t op, Stream, Comm, std::span<const std::int32_t> waits, BufferView, const Slots&,
-                  DType) override;
-  void reduce_scatter(std::int32_t op, Stream, Comm, std::span<const std::int32_t> waits, BufferView input,
-                      BufferView output, const Slots&, DType, Reduction) override;
-  void all_reduce(std::int32_t op, Stream, Comm, std::span<const std::int32_t> waits, BufferView, std::int64_t elements,
-                  DType, Reduction) override;
-  void broadcast(std::int32_t op, Stream, Comm, std::span<const std::int32_t> waits, BufferView, std::int64_t elements,
-                 DType, std::int64_t root) override;
   void wait_host(std::int32_t op) override;
   void synchronize() override;
   [[nodiscard]] std::vector<OperationRecord> records() const override;
@@ -110,9 +103,10 @@ class CudaDevice final : public Device {
   std::size_t begin_operation(std::int32_t op, Stream, std::span<const std::int32_t> waits, std::int32_t previous = -1);
   void end_operation(std::size_t index);
   [[nodiscard]] std::size_t index_of(std::int32_t op) const;
-  [[nodiscard]] std::size_t link_of(Comm, std::int32_t op) const;
-  void issue_collective(std::size_t link, std::span<const std::int32_t> waits, const host::CollectiveCall&,
-                        std::int64_t group_elements, BufferView large, BufferView small);
+  [[nodiscard]] std::size_t links() const override { return links_.size(); }
+  [[nodiscard]] Comm comm(std::size_t link) const override { return links_[link].comm; }
+  [[nodiscard]] host::GroupPlace place(std::size_t link) const override;
+  void issue_collective(std::size_t link, std::span<const std::int32_t> waits, host::CollectiveCall) override;
   void poll();  // what has finished; throws for what failed
   template <class Done>
   void wait(Done done);

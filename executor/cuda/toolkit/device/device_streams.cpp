@@ -97,22 +97,13 @@ void CudaDevice::launch_kernel(std::int32_t op, Stream stream, std::span<const s
   end_operation(index);
 }
 
-std::size_t CudaDevice::link_of(Comm comm, std::int32_t op) const {
-  for (std::size_t i = 0; i < links_.size(); ++i)
-    if (links_[i].comm == comm) return i;
-  if (comm.kind == Communicator::none)
-    throw MachineError(fmt::format("operation {} is a collective without a communicator", op));
-  throw MachineError(
-      fmt::format("operation {} is a collective over groups of {} consecutive ranks, which this run has not asked for",
-                  op, comm.size));
+host::GroupPlace CudaDevice::place(std::size_t link) const {
+  const GpuGroup& group = *links_[link].group;
+  return {group.member(), group.size()};
 }
 
-// One communicator runs one collective at a time, in issue order, whatever the stream.
-void CudaDevice::issue_collective(std::size_t link, std::span<const std::int32_t> waits,
-                                  const host::CollectiveCall& call, std::int64_t group_elements, BufferView large,
-                                  BufferView small) {
+void CudaDevice::issue_collective(std::size_t link, std::span<const std::int32_t> waits, host::CollectiveCall call) {
   GpuGroup& group = *links_[link].group;
-  host::check_fits(call, group.member(), group.size(), group_elements, large.bytes, small.bytes);
   const std::size_t index = begin_operation(call.op, call.stream, waits, last_collective_[link]);
   last_collective_[link] = call.op;
   status_.host.store(host::RankStatus::waiting);
@@ -123,66 +114,6 @@ void CudaDevice::issue_collective(std::size_t link, std::span<const std::int32_t
   issued_[index].collective = true;
   issued_[index].sent_bytes = bytes_from_others(call, group.member(), group.size());
   end_operation(index);
-}
-
-void CudaDevice::all_gather(std::int32_t op, Stream stream, Comm comm, std::span<const std::int32_t> waits,
-                            BufferView buffer, const Slots& slots, DType type) {
-  const std::size_t link = link_of(comm, op);
-  host::CollectiveCall call{.action = host::CollectiveAction::all_gather,
-                            .op = op,
-                            .stream = stream,
-                            .input = buffer.data,
-                            .output = buffer.data,
-                            .type = type};
-  const std::int64_t all = host::set_slots(call, slots, links_[link].group->size());
-  issue_collective(link, waits, call, all, buffer, buffer);
-}
-
-void CudaDevice::reduce_scatter(std::int32_t op, Stream stream, Comm comm, std::span<const std::int32_t> waits,
-                                BufferView input, BufferView output, const Slots& slots, DType type,
-                                Reduction reduction) {
-  const std::size_t link = link_of(comm, op);
-  host::CollectiveCall call{.action = host::CollectiveAction::reduce_scatter,
-                            .op = op,
-                            .stream = stream,
-                            .input = input.data,
-                            .output = output.data,
-                            .type = type,
-                            .reduction = reduction};
-  const std::int64_t all = host::set_slots(call, slots, links_[link].group->size());
-  issue_collective(link, waits, call, all, input, output);
-}
-
-void CudaDevice::all_reduce(std::int32_t op, Stream stream, Comm comm, std::span<const std::int32_t> waits,
-                            BufferView buffer, std::int64_t elements, DType type, Reduction reduction) {
-  issue_collective(link_of(comm, op), waits,
-                   {.action = host::CollectiveAction::all_reduce,
-                    .op = op,
-                    .stream = stream,
-                    .input = buffer.data,
-                    .output = buffer.data,
-                    .elements = elements,
-                    .type = type,
-                    .reduction = reduction},
-                   elements, buffer, buffer);
-}
-
-void CudaDevice::broadcast(std::int32_t op, Stream stream, Comm comm, std::span<const std::int32_t> waits,
-                           BufferView buffer, std::int64_t elements, DType type, std::int64_t root) {
-  const std::size_t link = link_of(comm, op);
-  if (root < 0 || root >= links_[link].group->size())
-    throw MachineError(
-        fmt::format("operation {}: broadcast from member {} of a group of {}", op, root, links_[link].group->size()));
-  issue_collective(link, waits,
-                   {.action = host::CollectiveAction::broadcast,
-                    .op = op,
-                    .stream = stream,
-                    .input = buffer.data,
-                    .output = buffer.data,
-                    .elements = elements,
-                    .type = type,
-                    .root = root},
-                   elements, buffer, buffer);
 }
 
 // Looks at each stream's oldest operation that had not finished. A failure of the GPU's is put down to the oldest of
