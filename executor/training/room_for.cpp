@@ -16,9 +16,9 @@ namespace {
 // threads, each with a stack of 8 MiB and a heap of 64 MiB of address space.
 constexpr std::int64_t kMappedPerRank = std::int64_t{560} << 20;
 
-void check_address_space(Bytes peak, std::int64_t threads) {
+void check_address_space(Bytes needed, std::int64_t threads) {
   const std::int64_t mapped =
-      checked_mul(checked_add(peak.count(), kMappedPerRank, "address space"), threads, "address space");
+      checked_mul(checked_add(needed.count(), kMappedPerRank, "address space"), threads, "address space");
   const auto left = address_space_left();
   if (!left || *left >= mapped) return;
   throw MachineError(fmt::format(
@@ -32,14 +32,17 @@ void check_address_space(Bytes peak, std::int64_t threads) {
 void check_room(Programs& programs, const RanksHere& here, const std::string& where) {
   const ClusterSpec& cluster = programs.job().cluster;
   if (!cluster.host) return;
+  // Offloaded buffers have an arena of their own, in the same memory.
+  const ProgramMemory memory = replay_memory(programs.of(0));
+  const Bytes needed(checked_add(memory.peak, memory.host_peak, "memory of a rank"));
+  check_address_space(needed, here.process);
   const std::int64_t ranks = programs.job().plan.ranks();
-  const Bytes peak(replay_memory(programs.of(0)).peak);
-  check_address_space(peak, here.process);
-  if (peak.count() <= cluster.gpu.usable_memory.count() / here.machine * ranks) return;
+  const Bytes limit(checked_mul(cluster.gpu.usable_memory.count(), ranks, "memory of this machine") / here.machine);
+  if (needed <= limit) return;
   throw MachineError(fmt::format(
-      "{}: needs {} for each of {} ranks, but this machine has {} for each; plan a smaller model, fewer ranks "
+      "{}: needs {} for each of {} rank{}, but this machine has {} for each; plan a smaller model, fewer ranks "
       "or shorter sequences with `fsdp-plan plan --cluster host`",
-      where, human(peak), ranks, human(cluster.gpu.usable_memory)));
+      where, human(needed), here.machine, here.machine == 1 ? "" : "s", human(limit)));
 }
 
 }  // namespace fsdp
