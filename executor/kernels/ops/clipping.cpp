@@ -1,8 +1,8 @@
 // Norms of gradients, and clipping by them.
-#include <algorithm>
 #include <cmath>
 #include <cstring>
 
+#include "executor/arithmetic/clip_factor.h"
 #include "executor/kernels/call.h"
 #include "executor/kernels/levels/host_kernels.h"
 
@@ -58,7 +58,7 @@ void HostKernels::clip(DType type, std::span<const BufferView> values, double p,
   double sum = 0;
   std::memcpy(&sum, norm.data, sizeof sum);
   const double root = std::isinf(p) ? sum : p == 2 ? std::sqrt(sum) : std::pow(sum, 1 / p);
-  const double factor = std::min(1.0, limit / (root + 1e-6));
+  const double factor = clip_factor(root, limit);
   for (const BufferView v : values) scale(type, v, v.bytes / size_of(type), factor);
 }
 

@@ -90,6 +90,22 @@ TEST_CASE("matrix products, sums of squares and scalings agree to their rounding
   }
 }
 
+TEST_CASE("clipping by a norm that is not finite leaves what PyTorch leaves, in every instruction set") {
+  // torch 2.15, clip_grad_norm_([1, x, 3], 1.0): x = nan gives [nan, nan, nan], x = inf gives [0, nan, 0].
+  const double kNan = std::numeric_limits<double>::quiet_NaN(), kInfinity = std::numeric_limits<double>::infinity();
+  for (const DType type : kTypes)
+    for (const double p : {2.0, 3.0, kInfinity})
+      for (const double x : {kNan, kInfinity})
+        for (const HostKernelSet* t : host_kernel_sets()) {
+          Block a = encode(type, {1, x, 3}), norm(8);
+          t->local_norm(type, std::vector<BufferView>{a.view()}, p, norm.view());
+          t->clip(type, std::vector<BufferView>{a.view()}, p, 1.0, norm.view());
+          const Numbers clipped = decode(type, a.view());
+          CHECK(std::isnan(clipped[1]));
+          for (const double other : {clipped[0], clipped[2]}) CHECK((std::isnan(x) ? std::isnan(other) : other == 0));
+        }
+}
+
 TEST_CASE("norms by powers and the largest magnitude are the same bits in every instruction set; NaN propagates") {
   Numbers some = random_numbers(1003, 7), more = random_numbers(77, 8);
   for (const bool nan : {false, true}) {

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "executor/arithmetic/adam_step.h"
+#include "executor/arithmetic/clip_factor.h"
 #include "executor/cuda/toolkit/kernels/launch.cuh"
 #include "executor/cuda/toolkit/kernels/reduce.cuh"
 #include "executor/kernels/call.h"
@@ -62,13 +63,11 @@ __global__ void norm_finish_kernel(const double* partial, double* norm) {
   if (threadIdx.x == 0) *norm = x;
 }
 
-// factor = min(1, limit / (norm + 1e-6)), as torch.nn.utils.clip_grad_norm_; 1 where that is not a number. `sum`: of
-// the powers, or the largest.
+// `sum`: of the powers, or the largest.
 template <class T, int kCount>
 __global__ void clip_kernel(PieceTable table, const double* sum, double p, double limit) {
   const double root = p == 0 ? *sum : p == 2 ? std::sqrt(*sum) : std::pow(*sum, 1 / p);  // 0 stands for infinity
-  const double wanted = limit / (root + 1e-6);
-  const auto factor = static_cast<Math<T>>(wanted < 1 ? wanted : 1.0);
+  const auto factor = static_cast<Math<T>>(clip_factor(root, limit));
   auto* x = reinterpret_cast<T*>(table.piece[blockIdx.y].data);
   for_elements<kCount>(table.piece[blockIdx.y].elements, [=](auto count, std::int64_t i) {
     constexpr int c = decltype(count)::value;
