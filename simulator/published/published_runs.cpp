@@ -11,6 +11,7 @@
 
 #include "models/input/error.h"
 #include "models/input/suggest.h"
+#include "simulator/published/cells.h"
 
 namespace fsdp {
 namespace {
@@ -83,12 +84,6 @@ std::string trimmed(std::string_view text) {
   return first == std::string_view::npos ? std::string() : std::string(text.substr(first, last - first + 1));
 }
 
-std::string lower(std::string text) {
-  std::transform(text.begin(), text.end(), text.begin(),
-                 [](unsigned char c) { return c < 128 ? static_cast<char>(std::tolower(c)) : static_cast<char>(c); });
-  return text;
-}
-
 bool is_utf8(std::string_view text) {
   for (std::size_t i = 0; i < text.size();) {
     const auto c = static_cast<unsigned char>(text[i]);
@@ -159,7 +154,7 @@ RunReader::RunReader(std::istream& in, std::string_view where) : csv_(in) {
   if (!csv_.next()) throw InputError(file, "is empty", remedy);
   std::vector<int> seen(kColumns.size(), 0);
   for (const std::string& cell : csv_.cells()) {
-    const std::string name = lower(trimmed(cell));
+    const std::string name = lower_case(trimmed(cell));
     const auto at = std::find_if(kColumns.begin(), kColumns.end(), [&](const Column& c) { return c.name == name; });
     const int index = at == kColumns.end() ? -1 : static_cast<int>(at - kColumns.begin());
     if (index >= 0 && seen[static_cast<std::size_t>(index)]++ > 0)

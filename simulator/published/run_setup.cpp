@@ -52,7 +52,7 @@ class Builder {
   void assume(std::string what) { out_.assumptions.push_back(std::move(what)); }
 
   void refuse_unknown_numerics() const {
-    if (!says_no(run_.float8) && !float8_linear(run_))
+    if (uses_float8(run_) && !float8_linear(run_))
       cannot("float8", "8-bit matrix products (\"" + printable(run_.float8) + "\") are not modelled");
     // "bf16_amp" is torch.autocast around an FSDP that was not told a precision; "amp_bf16" is Composer's name for
     // FSDP's own.

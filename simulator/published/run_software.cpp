@@ -1,5 +1,6 @@
 #include "simulator/published/run_software.h"
 
+#include <algorithm>
 #include <array>
 #include <cctype>
 #include <string_view>
@@ -29,6 +30,8 @@ std::optional<int> month_in(std::string_view text) {
   return std::nullopt;
 }
 
+constexpr std::string_view kDigits = "0123456789";
+
 // PyTorch's releases, the month each came out.
 struct Release {
   std::string_view name;
@@ -39,6 +42,20 @@ constexpr std::array kReleases{
     Release{"torch-2.2", month(2024, 1)},   Release{"torch-2.3", month(2024, 4)}, Release{"torch-2.4", month(2024, 7)},
     Release{"torch-2.5", month(2024, 10)},  Release{"torch-2.6", month(2025, 1)}, Release{"torch-2.7", month(2025, 4)},
     Release{"torch-2.8", month(2025, 8)},   Release{"torch-2.9", month(2025, 10)}};
+
+// "torch-2.1" of "torch-2.1.2" or "torch-2.1+cu121"; other generations ("2024") as they are; lower case.
+std::string generation_of(const PublishedRun& run) {
+  std::string text = lower_case(run.software_generation);
+  if (!text.starts_with("torch-")) return text;
+  const std::size_t minor = std::min(text.find('.'), text.size() - 1) + 1;
+  return text.substr(0, text.find_first_not_of(kDigits, minor));
+}
+
+// PyTorch 2.10 and later.
+bool since_2_10(std::string_view generation) {
+  constexpr std::string_view kTwo = "torch-2.";
+  return generation.starts_with(kTwo) && generation.size() >= kTwo.size() + 2 && generation[kTwo.size()] != '0';
+}
 
 // torchtitan as it was in a month; since when is in the implementations' own file.
 std::string_view titan_of(int m) {
@@ -55,9 +72,8 @@ class Chooser {
 
   RunImplementation choose() {
     const bool compiled = !says_no(run_.compile);
-    const std::string attention = lower_case(run_.attention);
-    const bool written_out = attention.find("eager") != std::string::npos ||
-                             attention.find("math") != std::string::npos || attention == "torch";
+    const bool written_out =
+        says(run_.attention, "eager") || says(run_.attention, "math") || lower_case(run_.attention) == "torch";
     std::string name = "hf";
     if (stack_ == Stack::foundry) name = "foundry";
     if (stack_ == Stack::titan) name = titan_of(month_);
@@ -66,7 +82,7 @@ class Chooser {
       if (stack_ == Stack::foundry || stack_ == Stack::titan || compiled) not_modelled("attention", run_.attention);
       name = "hf-eager-attention";
     }
-    if (!says_no(run_.float8)) {
+    if (uses_float8(run_)) {
       if (name.starts_with("torchtitan-2024")) name = "torchtitan-2024";  // compiled, their norms are the same
       name += "-float8";
       if (says(run_.float8, "float8 all-gather")) assume("gathered in bf16, not in float8");
@@ -83,7 +99,7 @@ class Chooser {
   // measured with it under PyTorch 1.13 only until then; its README of April has those tables as outdated, in a
   // comment. What llm-foundry's README states in PURE without software was there in July 2023, before PyTorch 2.1.
   void set_mosaic_of_2023() {
-    const std::string generation = lower_case(run_.software_generation);
+    const std::string generation = generation_of(run_);
     const bool pure = says(run_.notes, "mixed_precision pure") && generation.empty();
     if (generation == "torch-1.13" && says(run_.notes, "mixed_precision default")) {
       if (run_.peak_memory_gib) cannot("peak_memory_gib", "of MPT before March 2023 is not modelled");
@@ -103,12 +119,10 @@ class Chooser {
 }  // namespace
 
 Stack stack_of(const PublishedRun& run) {
-  const std::string who = lower_case(run.source + " " + run.software);
-  if (who.find("mosaic") != std::string::npos || who.find("foundry") != std::string::npos ||
-      who.find("composer") != std::string::npos)
-    return Stack::foundry;
-  if (who.find("modalities") != std::string::npos) return Stack::modalities;
-  return who.find("titan") != std::string::npos ? Stack::titan : Stack::hf;
+  const std::string who = run.source + " " + run.software;
+  if (says(who, "mosaic") || says(who, "foundry") || says(who, "composer")) return Stack::foundry;
+  if (says(who, "modalities")) return Stack::modalities;
+  return says(who, "titan") ? Stack::titan : Stack::hf;
 }
 
 bool float8_linear(const PublishedRun& run) {
@@ -119,12 +133,12 @@ bool float8_linear(const PublishedRun& run) {
 std::optional<int> month_of(const PublishedRun& run) {
   for (const std::string* text : {&run.software, &run.source_ref, &run.notes})
     if (const auto m = month_in(*text)) return m;
-  const std::string generation = lower_case(run.software_generation);
+  const std::string generation = generation_of(run);
   for (const Release& r : kReleases)
     if (generation == r.name) return r.out;
-  if (generation.size() == 4 && generation.find_first_not_of("0123456789") == std::string::npos)
+  if (generation.size() == 4 && generation.find_first_not_of(kDigits) == std::string::npos)
     return month(std::stoi(generation), 7);
-  if (generation.starts_with("torch-2.1") && generation.size() > 9) return month(2026, 1);  // 2.10 and later
+  if (since_2_10(generation)) return month(2026, 1);
   return std::nullopt;
 }
 

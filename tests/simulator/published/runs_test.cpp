@@ -310,6 +310,23 @@ TEST_CASE("a run's month comes from its notes, source or software") {
   CHECK_FALSE(month_of(r).has_value());
   r.software_generation = "torch-2.8";
   CHECK(month_of(r) == 2025 * 12 + 7);
+  for (const auto& [generation, out] : {std::pair{"torch-2.1", month(2023, 10)},
+                                        {"torch-2.1.2", month(2023, 10)},
+                                        {"Torch-2.1+cu121", month(2023, 10)},
+                                        {"torch-1.13.1", month(2022, 10)},
+                                        {"torch-2.10", month(2026, 1)},
+                                        {"torch-2.14.1", month(2026, 1)},
+                                        {"torch-2.20", month(2026, 1)},
+                                        {"2024", month(2024, 7)}}) {
+    CAPTURE(generation);
+    r.software_generation = generation;
+    CHECK(month_of(r) == out);
+  }
+  for (const char* unknown : {"torch", "torch-", "torch-2", "torch-2.", "torch-2.x", "torch-3.1"}) {
+    CAPTURE(unknown);
+    r.software_generation = unknown;
+    CHECK_FALSE(month_of(r).has_value());
+  }
   r.notes = "step 4 of 5, 2024-07-11";
   CHECK(month_of(r) == 2024 * 12 + 6);
   r.source_ref = "titan@b5bcd76c6:benchmarks/llama3_h100_202412_torchtitan.md#L29";
