@@ -2,24 +2,20 @@
 // project cites no document that a reader does not have.
 #include <doctest/doctest.h>
 
-#include <algorithm>
 #include <array>
 #include <cctype>
-#include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <map>
-#include <set>
-#include <sstream>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "tests/house/cpp_text.h"
+#include "tests/house/inner_order.h"
+#include "tests/house/tree.h"
+
+using namespace fsdp;
+
 namespace {
-
-namespace fs = std::filesystem;
-
-const fs::path kRoot = fs::path(FSDP_TESTS_DIR) / "..";
 
 // At least as many different labels as were cited when this test was written.
 constexpr std::size_t kRulesCited = 34;
@@ -64,62 +60,21 @@ std::vector<std::string> labels_in(std::string_view text) {
   return labels;
 }
 
-// What follows `//` in a line of C++, outside of strings and characters.
-std::string_view comment_in(std::string_view line) {
-  char quote = 0;
-  for (std::size_t i = 0; i < line.size(); ++i) {
-    const char c = line[i];
-    if (quote != 0) {
-      if (c == '\\') ++i;
-      else if (c == quote) quote = 0;
-    } else if (c == '"' || (c == '\'' && (i == 0 || !is_word(line[i - 1])))) {
-      quote = c;
-    } else if (c == '/' && i + 1 < line.size() && line[i + 1] == '/') {
-      return line.substr(i + 2);
-    }
-  }
-  return {};
-}
-
-std::vector<fs::path> files_below(const fs::path& folder) {
-  std::vector<fs::path> files;
-  if (!fs::exists(folder)) return files;
-  for (const auto& entry : fs::recursive_directory_iterator(folder)) {
-    if (entry.is_regular_file()) files.push_back(entry.path());
-  }
-  std::sort(files.begin(), files.end());
-  return files;
-}
-
-std::string text_of(const fs::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  REQUIRE_MESSAGE(file.good(), path.string());
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
 // Label -> where it is cited.
 using Citations = std::map<std::string, std::vector<std::string>>;
 
-void add_citations(const std::string& source, const std::string& where, Citations& citations) {
-  std::istringstream lines(source);
-  int number = 0;
-  for (std::string line; std::getline(lines, line);) {
-    ++number;
-    for (const std::string& label : labels_in(comment_in(line)))
-      citations[label].push_back(where + ":" + std::to_string(number));
-  }
+void add_citations(const SourceFile& file, Citations& citations) {
+  const std::string comments = split(file.text).comments;
+  const auto lines = lines_of(comments);
+  for (std::size_t i = 0; i < lines.size(); ++i)
+    for (const std::string& label : labels_in(lines[i])) citations[label].push_back(place(file, i));
 }
 
-Citations citations_of_code() {
-  static const std::set<std::string> kExtensions = {".h", ".cpp", ".cu", ".cuh"};
+Citations citations_of_code(const Tree& tree) {
   Citations citations;
-  for (const char* folder : {"models", "planner", "simulator", "executor", "viz", "cli", "tests"}) {
-    REQUIRE_MESSAGE(fs::is_directory(kRoot / folder), folder);
-    for (const fs::path& path : files_below(kRoot / folder)) {
-      const bool this_file = path.filename() == fs::path(__FILE__).filename();  // its examples are no citations
-      if (!this_file && kExtensions.contains(path.extension().string()))
-        add_citations(text_of(path), fs::relative(path, kRoot).string(), citations);
-    }
+  for (const SourceFile& file : tree) {
+    const bool this_file = file.path == "tests/docs/rules_test.cpp";  // its examples are no citations
+    if (!this_file && is_source(file.path) && rooms().contains(room_of(file.path))) add_citations(file, citations);
   }
   return citations;
 }
@@ -127,12 +82,11 @@ Citations citations_of_code() {
 // Label -> how many headings begin with it: "### B6c: bound on reduce-scatter inputs".
 std::map<std::string, int> headings_of(const std::string& document) {
   std::map<std::string, int> headings;
-  std::istringstream lines(document);
-  for (std::string line; std::getline(lines, line);) {
+  for (const std::string_view line : lines_of(document)) {
     const std::size_t begin = line.find_first_not_of('#');
     if (begin == 0 || begin == std::string::npos || line[begin] != ' ') continue;
     const std::size_t colon = line.find(':', begin);
-    if (colon != std::string::npos) ++headings[line.substr(begin + 1, colon - begin - 1)];
+    if (colon != std::string::npos) ++headings[std::string(line.substr(begin + 1, colon - begin - 1))];
   }
   return headings;
 }
@@ -154,19 +108,19 @@ std::vector<std::string> outside_names() {
   return names;
 }
 
-std::string outside_citations(const std::string& text, const std::string& where) {
-  std::string found;
-  for (const std::string& name : outside_names()) {
-    if (text.find(name) != std::string::npos) found += where + " cites '" + name + "'\n";
-  }
+Findings outside_citations(const Tree& tree) {
+  Findings found;
+  for (const SourceFile& file : tree)
+    for (const std::string& name : outside_names())
+      if (file.text.find(name) != std::string::npos) found.push_back(file.path + " cites '" + name + "'");
   return found;
 }
 
 }  // namespace
 
 TEST_CASE("every rule that a comment names is a heading of docs/fsdp-order.md") {
-  const Citations citations = citations_of_code();
-  const std::map<std::string, int> headings = headings_of(text_of(kRoot / "docs" / "fsdp-order.md"));
+  const Citations citations = citations_of_code(read_repository());
+  const std::map<std::string, int> headings = headings_of(text_of(repository() / "docs" / "fsdp-order.md"));
   CHECK(unknown(citations, headings) == "");
   CHECK(citations.size() >= kRulesCited);
   for (const auto& [label, count] : headings) {
@@ -181,33 +135,20 @@ TEST_CASE("labels are found in comments alone, and an unknown one is reported wi
         Labels{"F1", "F7", "B1", "B6i", "A2.4", "A2.8"});
   CHECK(labels_in(" A1, D1: M2; F3a-F3e") == Labels{"A1", "D1", "M2", "F3a", "F3e"});
   CHECK(labels_in(" B200 A100 A10 BM.GPU.B4.8 F8_E4M3 F32 fp8 H2D D2H B6C F0 B6ab x_F1 2.F A3").empty());
-  CHECK(comment_in("  f(\"// F1 \\\" // F2\", '\"', 1'000'000);  // F3") == " F3");
-  CHECK(comment_in("  f(a / b);").empty());
 
   Citations planted;
-  add_citations("int a;  // B6c\nint b = f(\"// F8\");\n  // after B9x, as A1.99 says\n", "planted.cpp", planted);
+  add_citations({"planted.cpp", "int a;  // B6c\nint b = f(\"// F8\");\n  // after B9x, as A1.99 says\n"}, planted);
   const std::map<std::string, int> headings = headings_of("# Title\n\n### B6c: a bound\n## B6c: again\ntext B9x: no\n");
   CHECK(headings.at("B6c") == 2);
   CHECK(unknown(planted, headings) == "A1.99 at planted.cpp:3\nB9x at planted.cpp:3\n");
 }
 
 TEST_CASE("the project cites no document that its readers do not have") {
-  std::string found;
-  std::size_t files = 0;
-  const auto look = [&](const fs::path& path) {
-    ++files;
-    found += outside_citations(text_of(path), fs::relative(path, kRoot).string());
-  };
-  for (const char* folder : {"models", "planner", "simulator", "executor", "viz", "cli", "tests", "docs", "python"}) {
-    for (const fs::path& path : files_below(kRoot / folder)) look(path);
-  }
-  for (const auto& entry : fs::directory_iterator(kRoot)) {
-    if (entry.is_regular_file()) look(entry.path());
-  }
-  CHECK(files > 300);
-  CHECK(found == "");
+  const Tree tree = read_repository();
+  CHECK(tree.size() > 300);
+  CHECK(listed(outside_citations(tree)) == "");
 
-  CHECK(outside_citations("as fsdp-order.md and costs.md say", "a.h") == "");
+  CHECK(outside_citations({{"a.h", "as fsdp-order.md and costs.md say"}}).empty());
   const std::string name = outside_names().at(1);
-  CHECK(outside_citations("see " + name + " 3", "a.h") == "a.h cites '" + name + "'\n");
+  CHECK(outside_citations({{"a.h", "see " + name + " 3"}}) == Findings{"a.h cites '" + name + "'"});
 }

@@ -11,6 +11,7 @@
 #include <map>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tests/house/inner_order.h"
@@ -19,19 +20,6 @@
 using namespace fsdp;
 
 namespace {
-
-const Order& rooms() {
-  static const Order kRooms = {
-      {"models", {}},
-      {"planner", {"models"}},
-      {"simulator", {"models", "planner"}},
-      {"executor", {"models", "planner", "simulator"}},
-      {"viz", {"models", "planner", "simulator"}},
-      {"cli", {"models", "planner", "simulator", "executor", "viz"}},
-      {"tests", {"models", "planner", "simulator", "executor", "viz", "cli"}},
-  };
-  return kRooms;
-}
 
 struct Include {
   std::string from, target, where;  // "models/input/json.cpp", "models/input/json.h", "models/input/json.cpp:3"
@@ -106,6 +94,17 @@ Findings wrong_folders(const Tree& tree, const std::vector<Exception>& except) {
       wrong.push_back(except[e].file + " no longer includes " + except[e].included + ": remove the exception");
   }
   return wrong;
+}
+
+// What the table allows and no file does.
+Findings unused_permissions(const Tree& tree, const Order& order) {
+  std::set<std::pair<std::string, std::string>> used;
+  for (const Include& i : includes_of(tree)) used.emplace(home_of(i.from), home_of(i.target));
+  Findings unused;
+  for (const auto& [folder, allowed] : order)
+    for (const std::string& other : allowed)
+      if (!used.contains({folder, other})) unused.push_back(folder + " includes nothing of " + other);
+  return unused;
 }
 
 // Folders that come back to themselves.
@@ -228,6 +227,14 @@ TEST_CASE("a planted include against the inner order is found") {
   const std::vector<Exception> except = {{"planner/plan.cpp", "planner/plan/check_fsdp1.h", "planted"}};
   CHECK(wrong_folders(wrong, except).empty());
   CHECK(wrong_folders({}, except).size() == 1);  // an exception that nothing needs
+}
+
+TEST_CASE("the table of folders allows only what some file includes") {
+  CHECK(listed(unused_permissions(read_repository(), inner_order())) == "");
+  const Tree uses = planted("planner/lowering/a.cpp", "#include \"planner/program.h\"");
+  CHECK(unused_permissions(uses, {{"planner/lowering", {"planner/program"}}, {"planner/program", {}}}).empty());
+  CHECK(unused_permissions(uses, {{"planner/lowering", {"planner/program", "planner/layout"}}}) ==
+        Findings{"planner/lowering includes nothing of planner/layout"});
 }
 
 TEST_CASE("neither the rooms nor the folders form a circle") {

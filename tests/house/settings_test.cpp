@@ -2,24 +2,18 @@
 // names a flag that no command has.
 #include <doctest/doctest.h>
 
-#include <filesystem>
-#include <fstream>
 #include <regex>
 #include <set>
-#include <sstream>
 #include <string>
+
+#include "tests/house/inner_order.h"
+#include "tests/house/tree.h"
+
+using namespace fsdp;
 
 namespace {
 
-namespace fs = std::filesystem;
-
-const fs::path kRoot = fs::path(FSDP_TESTS_DIR).parent_path();
-
-std::string text_of(const fs::path& file) {
-  std::ostringstream text;
-  text << std::ifstream(file).rdbuf();
-  return text.str();
-}
+const std::filesystem::path kTable = "cli/field_flags.cpp";
 
 std::set<std::string> matches(const std::string& text, const std::string& pattern) {
   std::set<std::string> found;
@@ -37,19 +31,19 @@ std::set<std::string> settings_in(const std::string& text) {
   return names;
 }
 
-std::set<std::string> settings_below_cli() {
+std::set<std::string> settings_below_cli(const Tree& tree) {
   std::set<std::string> names;
-  for (const char* room : {"models", "planner", "simulator", "executor", "viz"})
-    for (const auto& entry : fs::recursive_directory_iterator(kRoot / room))
-      if (entry.path().extension() == ".cpp") names.merge(settings_in(text_of(entry.path())));
+  for (const SourceFile& file : tree)
+    if (rooms_below_cli().contains(room_of(file.path)) && file.path.ends_with(".cpp"))
+      names.merge(settings_in(file.text));
   return names;
 }
 
 }  // namespace
 
 TEST_CASE("every setting below cli has its flag") {
-  const std::set<std::string> rows = matches(text_of(kRoot / "cli/field_flags.cpp"), R"re(\{"([a-z_]+)", "--)re");
-  const std::set<std::string> names = settings_below_cli();
+  const std::set<std::string> rows = matches(text_of(repository() / kTable), R"re(\{"([a-z_]+)", "--)re");
+  const std::set<std::string> names = settings_below_cli(read_repository());
   CHECK(names.size() >= 20);
   for (const std::string& name : names) CHECK_MESSAGE(rows.count(name) == 1, "no flag for the setting ", name);
   CHECK(settings_in(R"(throw InputError(setting(a ? "one" : "two"), "three");)") ==
@@ -58,10 +52,9 @@ TEST_CASE("every setting below cli has its flag") {
 
 TEST_CASE("every flag of the table is one that a command has") {
   std::string commands;
-  for (const auto& entry : fs::recursive_directory_iterator(kRoot / "cli"))
-    if (entry.path().extension() == ".cpp" && entry.path().filename() != "field_flags.cpp")
-      commands += text_of(entry.path());
-  const std::set<std::string> flags = matches(text_of(kRoot / "cli/field_flags.cpp"), R"re("(--[a-z-]+))re");
+  for (const SourceFile& file : read_repository())
+    if (room_of(file.path) == "cli" && file.path.ends_with(".cpp") && file.path != kTable) commands += file.text;
+  const std::set<std::string> flags = matches(text_of(repository() / kTable), R"re("(--[a-z-]+))re");
   CHECK(flags.size() >= 30);
   for (const std::string& flag : flags)
     CHECK_MESSAGE(commands.find("\"" + flag + "\"") != std::string::npos, "no command has ", flag);

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "tests/house/cpp_text.h"
+#include "tests/house/inner_order.h"
 #include "tests/house/tree.h"
 
 using namespace fsdp;
@@ -64,10 +65,9 @@ Findings wide_lines(const Tree& tree) {
 
 // Flags belong to cli: the other rooms name fields.
 Findings flag_names(const Tree& tree) {
-  static const std::set<std::string> kRooms = {"models", "planner", "simulator", "executor", "viz"};
   Findings found;
   for (const SourceFile& file : tree) {
-    if (!is_source(file.path) || !kRooms.contains(room_of(file.path))) continue;
+    if (!is_source(file.path) || !rooms_below_cli().contains(room_of(file.path))) continue;
     for (const Literal& literal : split(file.text).literals)
       if (literal.text.starts_with("--")) found.push_back(place(file, literal.line) + ": \"" + literal.text + "\"");
   }
@@ -134,8 +134,7 @@ Findings parsed_errors(const Tree& tree) {
 
 // Paths in comments ("models/input/json.h", "planner/costs/", "executor/cuda/*.cpp") that no file's path begins with.
 Findings stale_paths(const Tree& tree) {
-  static const std::set<std::string> kRooms = {"models", "planner", "simulator", "executor",
-                                               "viz",    "cli",     "tests",     "docs"};
+  const auto is_place = [](const std::string& room) { return rooms().contains(room) || room == "docs"; };
   const auto exists = [&](std::string_view path) {
     return std::any_of(tree.begin(), tree.end(), [&](const SourceFile& f) { return f.path.starts_with(path); });
   };
@@ -151,7 +150,7 @@ Findings stale_paths(const Tree& tree) {
         while (end < lines[i].size() && in_path(lines[i][end])) ++end;
         std::string_view path = lines[i].substr(begin, end - begin);
         while (!path.empty() && (path.back() == '.' || path.back() == '/')) path.remove_suffix(1);
-        if (path.find('/') != std::string_view::npos && kRooms.contains(room_of(path)) && !exists(path))
+        if (path.find('/') != std::string_view::npos && is_place(room_of(path)) && !exists(path))
           found.push_back(place(file, i) + ": there is no " + std::string(path));
         begin = end + 1;
       }
