@@ -16,6 +16,7 @@ constexpr std::int64_t kSmall = kMiB;  // largest small request
 constexpr std::int64_t kSmallSegment = 2 * kMiB;
 constexpr std::int64_t kMinLarge = 10 * kMiB;  // from here on a request has a segment of its own
 constexpr std::int64_t kRoundLarge = 2 * kMiB;
+constexpr std::int64_t kMostAddress = std::int64_t{1} << 62;
 
 constexpr std::int64_t round_up(std::int64_t n, std::int64_t to) { return (n + to - 1) / to * to; }
 constexpr bool is_large(std::int16_t pool) { return (pool & 1) != 0; }
@@ -27,7 +28,11 @@ void add(AllocatorStat& stat, std::int64_t amount) {
 
 }  // namespace
 
-CachingAllocator::CachingAllocator(const AllocatorSettings& settings) : settings_(settings) {}
+CachingAllocator::CachingAllocator(const AllocatorSettings& settings) : settings_(settings) {
+  if (settings_.large_segment < 1 || settings_.large_segment > kMostReserved)
+    throw InternalError("caching allocator: segments of " + std::to_string(settings_.large_segment) + " bytes");
+  settings_.capacity = std::clamp<std::int64_t>(settings_.capacity, 0, kMostReserved);
+}
 
 // With d divisions: the next of d equal steps between two powers of two; too few bytes for d steps of 512: multiples of
 // 512.
@@ -45,6 +50,7 @@ CachingAllocator::Handle CachingAllocator::malloc(std::int64_t bytes, int stream
   if (bytes <= 0 || stream < 0 || stream >= kMaxStreams)
     throw InternalError("caching allocator: " + std::to_string(bytes) + " bytes for stream " + std::to_string(stream));
   if (events_waiting_ > 0) poll(now);
+  if (bytes > kMostReserved) return fail(bytes);
   const std::int64_t size = round(bytes);
   const auto pool = static_cast<std::int16_t>(2 * stream + (size > kSmall ? 1 : 0));
   Handle found = find_free(pool, size);
@@ -58,13 +64,18 @@ CachingAllocator::Handle CachingAllocator::malloc(std::int64_t bytes, int stream
       found = new_segment(pool, size);
     }
   }
-  if (found != kNone) return take(found, size, bytes);
+  return found == kNone ? fail(bytes) : take(found, size, bytes);
+}
+
+CachingAllocator::Handle CachingAllocator::fail(std::int64_t bytes) {
   ++stats_.out_of_memory;
   oom_ = {bytes, stats_.allocated.current, stats_.active.current, stats_.reserved.current};
   return kNone;
 }
 
 void CachingAllocator::record_stream(Handle h, int stream) {
+  if (stream < 0 || stream >= kMaxStreams)
+    throw InternalError("caching allocator: there is no stream " + std::to_string(stream));
   Block& b = block(h);
   if (stream != b.pool / 2) b.uses = static_cast<std::uint16_t>(b.uses | 1u << static_cast<unsigned>(stream));
 }
@@ -134,7 +145,7 @@ CachingAllocator::Handle CachingAllocator::find_free(std::int16_t pool, std::int
   const bool oversize = size >= settings_.max_split_size;
   const std::int64_t offered = list.at(it).size;
   if (!oversize && offered >= settings_.max_split_size) return kNone;
-  if (oversize && offered >= size + settings_.max_non_split_rounding) return kNone;
+  if (oversize && offered - size >= settings_.max_non_split_rounding) return kNone;
   const Handle found = list.at(it).block;
   list.erase(it);
   return found;
@@ -173,12 +184,15 @@ CachingAllocator::Handle CachingAllocator::new_segment(std::int16_t pool, std::i
                                                 : round_up(size, kRoundLarge);
   if (settings_.allowed != kNoLimit && stats_.reserved.current + bytes > settings_.allowed) return kNone;
   if (settings_.expandable_segments) return expand(pool, size);
-  if (!reserve(next_address_, bytes)) return kNone;
+  if (!has_addresses(bytes) || !reserve(next_address_, bytes)) return kNone;
   const Handle h = make_block(next_address_, bytes, pool, -1);
   next_address_ += round_up(bytes, kRoundLarge);
   ++stats_.segments;
   return h;
 }
+
+// Addresses are never used twice.
+bool CachingAllocator::has_addresses(std::int64_t bytes) const { return bytes <= kMostAddress - next_address_; }
 
 bool CachingAllocator::reserve(std::int64_t address, std::int64_t bytes) {
   if (bytes > settings_.capacity - stats_.reserved.current) return false;

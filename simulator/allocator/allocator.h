@@ -41,10 +41,13 @@
 namespace fsdp {
 
 inline constexpr std::int64_t kNoLimit = std::numeric_limits<std::int64_t>::max();
+// What a device without a limit has. It is more than the tensors of any Program (kMostMicroBatchBytes in
+// models/limits.h), and small enough that no sum of addresses and sizes overflows.
+inline constexpr std::int64_t kMostReserved = std::int64_t{1} << 57;
 
 // PYTORCH_ALLOC_CONF, in bytes where it says MiB.
 struct AllocatorSettings {
-  std::int64_t capacity = kNoLimit;  // what the device has for segments
+  std::int64_t capacity = kNoLimit;  // what the device has for segments; below 0: nothing
   std::int64_t allowed = kNoLimit;   // set_per_process_memory_fraction, in bytes: checked before the device is asked
   bool expandable_segments = false;
   std::int64_t max_split_size = kNoLimit;  // blocks of this size and more are not split, nor given to smaller requests
@@ -95,7 +98,7 @@ class CachingAllocator {
   static constexpr Handle kNone = -1;
   static constexpr int kMaxStreams = 16;
 
-  explicit CachingAllocator(const AllocatorSettings& = {});
+  explicit CachingAllocator(const AllocatorSettings& = {});  // throws InternalError for a large_segment below 1
 
   // A block of at least `bytes` > 0 for `stream` < kMaxStreams. `now` is the host's time; it never goes back between
   // calls.
@@ -154,11 +157,13 @@ class CachingAllocator {
   [[nodiscard]] bool idle(Handle h) const { return h != kNone && !block(h).allocated && block(h).events == 0; }
   [[nodiscard]] bool is_split(const Block& b) const { return b.prev != kNone || b.next != kNone; }
 
+  [[nodiscard]] Handle fail(std::int64_t bytes);
   void poll(double now);
   void free_block(Handle);
   [[nodiscard]] Handle take(Handle, std::int64_t size, std::int64_t requested);
   [[nodiscard]] Handle find_free(std::int16_t pool, std::int64_t size);
   [[nodiscard]] Handle new_segment(std::int16_t pool, std::int64_t size);
+  [[nodiscard]] bool has_addresses(std::int64_t bytes) const;
   [[nodiscard]] bool reserve(std::int64_t address, std::int64_t bytes);
   void unreserve(std::int64_t address, std::int64_t bytes);
   void release_segment(Handle);

@@ -3,6 +3,7 @@
 // page-aligned, in no free list.
 #include <algorithm>
 
+#include "models/input/error.h"
 #include "simulator/allocator/allocator.h"
 
 namespace fsdp {
@@ -11,7 +12,6 @@ namespace {
 
 constexpr std::int64_t kMiB = std::int64_t{1} << 20;
 constexpr std::int64_t kSmallPage = 2 * kMiB;
-constexpr std::int64_t kUnlimitedRange = std::int64_t{1} << 43;  // where the device's memory is not known
 
 constexpr std::int64_t round_up(std::int64_t n, std::int64_t to) { return (n + to - 1) / to * to; }
 
@@ -29,7 +29,7 @@ void CachingAllocator::remove_unmapped(Handle h) {
 }
 
 // The first of the idle blocks, mapped or not, that together hold `size` bytes at the lowest address where some of it
-// is unmapped.
+// is unmapped; kNone: no range can hold it.
 CachingAllocator::Handle CachingAllocator::find_room(std::int16_t pool, std::int64_t size) {
   for (const Handle u : unmapped_[static_cast<std::size_t>(pool)]) {
     const Handle first = idle(block(u).prev) ? block(u).prev : u;
@@ -38,9 +38,9 @@ CachingAllocator::Handle CachingAllocator::find_room(std::int16_t pool, std::int
     if (bytes >= size) return first;
   }
   const std::int64_t page = (pool & 1) != 0 ? settings_.large_segment : kSmallPage;
-  const std::int64_t bytes =
-      settings_.capacity == kNoLimit ? kUnlimitedRange : settings_.capacity + settings_.capacity / 8;
-  ranges_.push_back({next_address_, round_up(bytes, page), page});
+  const std::int64_t bytes = round_up(settings_.capacity + settings_.capacity / 8, page);
+  if (bytes < size || !has_addresses(bytes)) return kNone;
+  ranges_.push_back({next_address_, bytes, page});
   const Handle h = make_block(next_address_, ranges_.back().size, pool, static_cast<std::int32_t>(ranges_.size()) - 1);
   next_address_ += round_up(ranges_.back().size, kSmallPage);
   block(h).mapped = false;
@@ -70,9 +70,11 @@ bool CachingAllocator::map(Handle h, std::int64_t size) {
 // A mapped block of at least `size` bytes, in no list; what was mapped before the device ran out stays, free.
 CachingAllocator::Handle CachingAllocator::expand(std::int16_t pool, std::int64_t size) {
   Handle h = find_room(pool, size);
+  if (h == kNone) return kNone;
   if (!block(h).mapped && !map(h, std::min(block(h).size, size))) return kNone;
   while (block(h).size < size) {
     const Handle next = block(h).next;
+    if (!idle(next) || block(next).mapped) throw InternalError("caching allocator: a range ends before its room does");
     if (!map(next, std::min(size - block(h).size, block(next).size))) return kNone;
     h = next;
   }
