@@ -10,6 +10,7 @@
 #include <cstring>
 #include <filesystem>
 
+#include "cli/output_target.h"
 #include "models/input/error.h"
 
 namespace fsdp::cli {
@@ -24,23 +25,45 @@ bool is_folder(const std::string& path) {
   return ::stat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode);
 }
 
-// Devices and pipes (/dev/stdout) are written in place: there is nothing to rename onto.
-bool is_special(const std::string& path) {
+// Devices and pipes are written in place: there is nothing to rename onto.
+bool is_special(const OutputTarget& target) {
   struct stat info {};
-  return ::stat(path.c_str(), &info) == 0 && !S_ISREG(info.st_mode);
+  return target.descriptor || (::stat(target.path.c_str(), &info) == 0 && !S_ISREG(info.st_mode));
+}
+
+[[noreturn]] void refuse_to_write(const std::string& path, const OutputTarget& target) {
+  const std::string why = reason();
+  const std::string leads =
+      target.path != path && ::access(path.c_str(), F_OK) != 0 ? "leads to " + target.path + ", which " : "";
+  throw InputError(path, leads + "cannot be written (" + why + ")",
+                   "give a file in a folder that exists and can be written");
 }
 
 // False when the disk failed (errno says why).
-bool write_all(const std::string& path, std::string_view text) {
-  std::FILE* file = std::fopen(path.c_str(), "wb");
-  if (file == nullptr)
-    throw InputError(path, "cannot be written (" + reason() + ")",
-                     "give a file in a folder that exists and can be written");
+bool write_all(std::FILE* file, std::string_view text) {
   const bool wrote = std::fwrite(text.data(), 1, text.size(), file) == text.size() && std::fflush(file) == 0;
   const int problem = errno;
   const bool closed = std::fclose(file) == 0;
   if (!wrote) errno = problem;
   return wrote && closed;
+}
+
+// After what was printed there so far.
+std::FILE* open_in_place(const OutputTarget& target) {
+  if (!target.descriptor) return std::fopen(target.path.c_str(), "wb");
+  std::fflush(stdout);
+  const int copy = ::dup(*target.descriptor);
+  return copy < 0 ? nullptr : ::fdopen(copy, "wb");
+}
+
+// A file beside the target, with the target's permissions if that exists.
+std::FILE* open_beside(const std::string& beside, const OutputTarget& target) {
+  std::FILE* file = std::fopen(beside.c_str(), "wb");
+  struct stat info {};
+  if (file != nullptr && ::stat(target.path.c_str(), &info) == 0) {
+    if (::fchmod(::fileno(file), info.st_mode & 07777U) != 0) errno = 0;  // as a new file has them, then
+  }
+  return file;
 }
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
@@ -67,15 +90,16 @@ void check_output(const std::optional<std::string>& path, std::initializer_list<
   if (!path) return;
   if (path->empty()) throw InputError("-o", "the name of the output is empty", "give the name of a file to write");
   if (*path == "-") throw InputError("-o", "'-' is not the name of a file", "give one, or print with --json");
-  if (is_folder(*path)) throw InputError(*path, "is a folder", "give the name of a file to write");
-  const std::size_t slash = path->rfind('/');
-  const std::string folder = slash == std::string::npos ? "." : path->substr(0, slash + 1);
-  if (::access(is_special(*path) ? path->c_str() : folder.c_str(), W_OK) != 0)
-    throw InputError(*path, "cannot be written (" + reason() + ")",
-                     "give a file in a folder that exists and can be written");
+  const OutputTarget target = output_target(*path);
+  if (!target.descriptor && is_folder(target.path))
+    throw InputError(*path, "is a folder", "give the name of a file to write");
+  const bool special = is_special(target);
+  if (!target.descriptor && ::access(special ? target.path.c_str() : folder_of(target.path).c_str(), W_OK) != 0)
+    refuse_to_write(*path, target);
   for (const std::optional<std::string>& other : others) {
-    if (!other || is_special(*path)) continue;
-    if (*other == *path) throw InputError(*path, "is named for two files at once", "give another name for the output");
+    if (!other || special) continue;
+    if (*other == *path || (!other->empty() && output_target(*other) == target))
+      throw InputError(*path, "is named for two files at once", "give another name for the output");
     check_apart(*path, *other);
   }
 }
@@ -87,22 +111,17 @@ void check_apart(const std::string& output, const std::string& input) {
 }
 
 void write_file(const std::string& path, std::string_view text) {
-  if (is_folder(path)) throw InputError(path, "is a folder", "give the name of a file to write");
-  if (is_special(path)) {
-    if (!write_all(path, text)) throw MachineError(path + ": could not be written (" + reason() + ")");
-    return;
-  }
-  const std::string beside = fmt::format("{}.tmp.{}", path, ::getpid());
-  bool written = false;
-  try {
-    written = write_all(beside, text);
-  } catch (const InputError&) {
-    throw InputError(path, "cannot be written (" + reason() + ")",
-                     "give a file in a folder that exists and can be written");
-  }
-  if (written && std::rename(beside.c_str(), path.c_str()) == 0) return;
+  const OutputTarget target = output_target(path);
+  if (!target.descriptor && is_folder(target.path))
+    throw InputError(path, "is a folder", "give the name of a file to write");
+  const bool in_place = is_special(target);
+  const std::string beside = fmt::format("{}.tmp.{}", target.path, ::getpid());
+  std::FILE* file = in_place ? open_in_place(target) : open_beside(beside, target);
+  if (file == nullptr) refuse_to_write(path, target);
+  const bool written = write_all(file, text);
+  if (written && (in_place || std::rename(beside.c_str(), target.path.c_str()) == 0)) return;
   const std::string why = reason();
-  std::remove(beside.c_str());
+  if (!in_place) std::remove(beside.c_str());
   throw MachineError(path + ": could not be written (" + why + ")");
 }
 

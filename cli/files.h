@@ -13,8 +13,9 @@ namespace fsdp::cli {
 // Throws InputError naming the file: absent, a folder, unreadable, larger than 1 GiB.
 [[nodiscard]] std::string read_file(const std::string& path);
 
-// Complete or absent: written beside its place and renamed. Throws InputError when the folder is not there or not
-// writable, MachineError when the disk fails.
+// Complete or as it was before: written beside its place and renamed. Behind a symbolic link, that is the place of the
+// file that the link leads to. Devices, pipes and descriptors (/dev/stdout) are written in place. Throws InputError
+// when the folder is not there or not writable, MachineError when the disk fails.
 void write_file(const std::string& path, std::string_view text);
 
 // Before long work: throws InputError if `path` could not be written, without touching it, or is one of the files that

@@ -13,21 +13,28 @@
 namespace fsdp::cli {
 namespace {
 
+enum class KeptBy : std::uint8_t { plan_file, command_line };  // once a plan is written
+
 struct FlagRow {
   const char* name;
   Text Flags::*value;
   const char* help;
+  KeptBy kept = KeptBy::plan_file;
 };
 
 constexpr FlagRow kSetup[] = {
-    {"--model", &Flags::model, "catalog name (llama3-8b), config.json, or a folder that holds one"},
-    {"--cluster", &Flags::cluster, "catalog name (dgx-h100, host) or a cluster file"},
-    {"--gpus", &Flags::gpus, "GPUs in all; default: one node"},
-    {"--costs", &Flags::costs, "costs.json of `calibrate`; default: datasheet and measured ceilings"},
+    {"--model", &Flags::model, "catalog name (llama3-8b), config.json, or a folder that holds one",
+     KeptBy::command_line},
+    {"--cluster", &Flags::cluster, "catalog name (dgx-h100, host) or a cluster file", KeptBy::command_line},
+    {"--gpus", &Flags::gpus, "GPUs in all; default: one node", KeptBy::plan_file},
+    {"--costs", &Flags::costs, "costs.json of `calibrate`; default: datasheet and measured ceilings",
+     KeptBy::command_line},
     {"--implementation", &Flags::implementation,
      "torchtitan (default), torchtitan-2025, torchtitan-2024, torchtitan-2024-07, hf, foundry, ... or native (default "
-     "on --cluster host)"},
-    {"--memory-limit", &Flags::memory_limit, "per GPU, such as 76GiB; default: usable memory less 5%"},
+     "on --cluster host)",
+     KeptBy::command_line},
+    {"--memory-limit", &Flags::memory_limit, "per GPU, such as 76GiB; default: usable memory less 5%",
+     KeptBy::command_line},
 };
 constexpr FlagRow kPlan[] = {
     {"--seq-len", &Flags::seq_len, "tokens per sequence; default: what the model allows"},
@@ -169,6 +176,22 @@ void add_setup_flags(const Command& command, Flags& flags) {
 
 void add_plan_flags(const Command& command, Flags& flags) {
   add_rows(command, flags, std::begin(kPlan), std::end(kPlan));
+}
+
+std::string flags_beside_the_plan(const Flags& flags) {
+  std::string text;
+  for (const FlagRow& row : kSetup)
+    if (const Text& value = flags.*(row.value); value && row.kept == KeptBy::command_line)
+      text += fmt::format("{}{} {}", text.empty() ? "" : " ", row.name, shell_word(*value));
+  return text + (flags.compile ? " --compile" : "");
+}
+
+std::string shell_word(const std::string& text) {
+  constexpr std::string_view kPlain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-./:=,+@%";
+  if (!text.empty() && text.find_first_not_of(kPlain) == std::string::npos) return text;
+  std::string word = "'";
+  for (const char c : text) word += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return word + "'";
 }
 
 std::int64_t parse_count(const std::string& text, const std::string& where, std::int64_t least, std::int64_t most) {

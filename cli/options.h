@@ -56,6 +56,12 @@ struct Setup {
 // What the flags fix for a search; the rest is left open.
 [[nodiscard]] SearchOptions search_from_flags(const Flags&, const Setup&);
 
+// For a command that goes on with the plan's file: the given flags that decide a prediction and that the file does not
+// hold, as one would type them: "--model llama3-8b --cluster dgx-h100 --compile".
+[[nodiscard]] std::string flags_beside_the_plan(const Flags&);
+// A word as a shell reads it back: quoted where it has to be.
+[[nodiscard]] std::string shell_word(const std::string&);
+
 // Whole numbers from text: "--gpus: '-3' is not a whole number from 1 to 1,000,000; ...".
 [[nodiscard]] std::int64_t parse_count(const std::string& text, const std::string& where, std::int64_t least,
                                        std::int64_t most);

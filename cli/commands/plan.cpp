@@ -64,14 +64,13 @@ std::string rivals_table(const PlanResult& result) {
 }
 
 std::string next_command(const PlanFlags& f, const Setup& setup) {
-  const std::string plan = f.output.value_or("plan.json");
-  std::string first;
-  if (!f.output) first = "add `-o plan.json` to keep the plan, then ";
-  std::string flags = fmt::format("--model {} --cluster {}", *f.shared.model, *f.shared.cluster);
-  if (f.shared.costs) flags += " --costs " + *f.shared.costs;
+  const std::string plan = shell_word(f.output.value_or("plan.json"));
+  const std::string first = f.output ? "" : "add `-o plan.json` to keep the plan, then ";
   if (setup.cluster.host)
-    return fmt::format("\nnext: {}`fsdp-plan run --plan {} --model {} --backend host`\n", first, plan, *f.shared.model);
-  return fmt::format("\nnext: {}`fsdp-plan simulate --plan {} {} --trace trace.json`\n", first, plan, flags);
+    return fmt::format("\nnext: {}`fsdp-plan run --plan {} --model {} --backend host`\n", first, plan,
+                       shell_word(*f.shared.model));
+  return fmt::format("\nnext: {}`fsdp-plan simulate --plan {} {} --trace trace.json`\n", first, plan,
+                     flags_beside_the_plan(f.shared));
 }
 
 Json candidate_json(const Candidate& c) {

@@ -175,6 +175,19 @@ std::string trained_text(const Measurement& m, const ShardingPlan& plan) {
       with_commas(static_cast<std::int64_t>(steps) * plan.tokens_per_step()), m.losses.front(), m.losses.back());
 }
 
+// The comparison; without --prediction also the command that makes what to compare with.
+std::string next_command(const RunFlags& f) {
+  const std::string prediction = f.prediction.value_or("prediction.json");
+  std::string text = fmt::format("\nnext: `fsdp-plan validate {} {}`", shell_word(prediction), shell_word(*f.output));
+  if (!f.prediction)
+    text += fmt::format(
+        "; prediction.json comes from `fsdp-plan simulate --plan {} --model {} --cluster {} --implementation {} "
+        "--costs COSTS.json -o prediction.json`",
+        shell_word(*f.shared.plan), shell_word(*f.shared.model), f.machine.backend == "cuda" ? "CLUSTER" : "host",
+        implementation_of(f.machine).name);
+  return text + "\n";
+}
+
 int run_here(const RunFlags& f, Launch* others) {
   const bool reports = others == nullptr || others->rank() == 0;
   const auto& t = f.training;
@@ -216,9 +229,7 @@ int run_here(const RunFlags& f, Launch* others) {
   print(stdout, trained_text(measured, plan));
   if (prediction) print(stdout, validation_line(compare(*prediction, measured), Tolerances{}));
   if (f.trace) print(stdout, "\ntrace: " + *f.trace + " (open it in ui.perfetto.dev)\n");
-  if (f.output)
-    print(stdout,
-          fmt::format("\nnext: `fsdp-plan validate {} {}`\n", f.prediction.value_or("prediction.json"), *f.output));
+  if (f.output) print(stdout, next_command(f));
   return kDone;
 }
 

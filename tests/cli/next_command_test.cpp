@@ -1,0 +1,166 @@
+// The commands that the program prints to go on with: as printed, they give the prediction that was printed above them.
+#include <doctest/doctest.h>
+
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "tests/cli/program.h"
+
+using fsdp::testing::Answer;
+using fsdp::testing::Program;
+
+namespace {
+
+// What stands between the backticks of "next: ...", the last pair of them.
+std::string next_of(const std::string& text) {
+  const std::size_t next = text.find("next: ");
+  REQUIRE_MESSAGE(next != std::string::npos, text);
+  const std::size_t end = text.rfind('`'), begin = text.rfind('`', end - 1);
+  REQUIRE(begin > next);
+  return text.substr(begin + 1, end - begin - 1);
+}
+
+std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
+
+// The long flags of a command, as its help lists them.
+std::set<std::string> flags_of(const Program& program, const std::string& command) {
+  std::istringstream help(program.run("fsdp-plan " + command + " --help").out);
+  std::set<std::string> flags;
+  for (std::string line; std::getline(help, line);) {
+    const std::size_t at = line.find("--");
+    if (line.rfind("  -", 0) == 0 && at != std::string::npos)
+      flags.insert(line.substr(at, line.find_first_of(" ,", at) - at));
+  }
+  return flags;
+}
+
+enum class Kept { plan_file, next_command, nowhere };
+
+// Every flag of `simulate`: where it goes when `plan` was called with it; and, if a prediction depends on it, a value
+// that is not its default. "nowhere": what to write, not what to predict, or no flag of `plan`.
+struct FlagCase {
+  Kept kept;
+  std::string value;
+};
+const std::map<std::string, FlagCase> kFlags = {
+    {"--model", {Kept::next_command, ""}},  // given in every call below
+    {"--cluster", {Kept::next_command, ""}},
+    {"--costs", {Kept::next_command, "costs.json"}},
+    {"--implementation", {Kept::next_command, "hf"}},
+    {"--compile", {Kept::next_command, ""}},
+    {"--memory-limit", {Kept::next_command, "70GiB"}},
+    {"--gpus", {Kept::plan_file, "4"}},
+    {"--seq-len", {Kept::plan_file, "512"}},
+    {"--micro-batch", {Kept::plan_file, "2"}},
+    {"--grad-accum", {Kept::plan_file, "3"}},
+    {"--global-batch", {Kept::plan_file, "32"}},
+    {"--dialect", {Kept::plan_file, "fsdp2@2.11"}},
+    {"--wrap", {Kept::plan_file, "block:2"}},
+    {"--reshard-after-forward", {Kept::plan_file, "2"}},
+    {"--replicate", {Kept::plan_file, "2"}},
+    {"--grad-sync", {Kept::plan_file, "last"}},
+    {"--forward-prefetch", {Kept::plan_file, "2"}},
+    {"--backward-prefetch", {Kept::plan_file, "none"}},
+    {"--limit-all-gathers", {Kept::plan_file, "false"}},
+    {"--use-orig-params", {Kept::plan_file, "false"}},
+    {"--activation-checkpointing", {Kept::plan_file, "every-2"}},
+    {"--offload", {Kept::plan_file, "true"}},
+    {"--param-dtype", {Kept::plan_file, "fp32"}},
+    {"--reduce-dtype", {Kept::plan_file, "bf16"}},
+    {"--optimizer", {Kept::plan_file, "sgd"}},
+    {"--clip-norm", {Kept::plan_file, "1"}},
+    {"--seed", {Kept::plan_file, "7"}},
+    {"--plan", {Kept::nowhere, ""}},
+    {"--output", {Kept::nowhere, ""}},
+    {"--trace", {Kept::nowhere, ""}},
+    {"--jitter", {Kept::nowhere, ""}},
+    {"--jitter-seed", {Kept::nowhere, ""}},
+    {"--memory", {Kept::nowhere, ""}},
+    {"--json", {Kept::nowhere, ""}},
+    {"--help", {Kept::nowhere, ""}},
+};
+
+void predicts_the_same(const Program& program, const std::string& flags) {
+  CAPTURE(flags);
+  const Answer plan = program.run("fsdp-plan plan " + flags + " -o plan.json");
+  REQUIRE_MESSAGE(plan.code == 0, plan.err);
+  const std::string next = next_of(plan.out);
+  CAPTURE(next);
+  const Answer simulated = program.run(next);
+  CHECK_MESSAGE(simulated.code == 0, simulated.err);
+  CHECK(first_line(simulated.out) == first_line(plan.out));  // step time, peak, limit
+}
+
+const std::string kSmall = "--model gpt2 --cluster dgx-h100 --seq-len 1024";
+
+}  // namespace
+
+TEST_CASE("every flag of simulate that decides a prediction is in the plan's file or in the next command") {
+  const Program program;
+  std::set<std::string> known;
+  for (const auto& [flag, unused] : kFlags) known.insert(flag);
+  CHECK(flags_of(program, "simulate") == known);  // a new flag: say here where it is kept
+
+  REQUIRE(program.run("cp '" FSDP_TESTS_DIR "/accuracy/fitted_costs.json' costs.json").code == 0);
+  const std::set<std::string> of_plan = flags_of(program, "plan");
+  for (const auto& [flag, c] : kFlags) {
+    if (c.kept == Kept::nowhere) continue;
+    CAPTURE(flag);
+    CHECK(of_plan.contains(flag));
+    if (flag == "--model" || flag == "--cluster") continue;
+    const bool fsdp1 = flag == "--limit-all-gathers" || flag == "--use-orig-params";
+    std::string words = flag == "--seq-len" || flag == "--gpus" ? "--model gpt2 --cluster dgx-h100" : kSmall;
+    words += (fsdp1 ? " --dialect fsdp1 " : " ") + flag + (c.value.empty() ? "" : " " + c.value);
+    predicts_the_same(program, words);
+    const std::string next = next_of(program.run("fsdp-plan plan " + words + " -o plan.json").out);
+    CHECK((next.find(flag) != std::string::npos) == (c.kept == Kept::next_command));
+  }
+}
+
+TEST_CASE("the next command of a plan predicts what the plan said, with many flags at once") {
+  const Program program;
+  REQUIRE(program.run("fsdp-plan show cluster dgx-h100 --file > \"my cluster's.json\"").code == 0);
+  for (const char* flags :
+       {"--model qwen2.5-7b --cluster dgx-h100 --gpus 16 --implementation hf --seq-len 4096 --compile "
+        "--memory-limit 72GiB --wrap block --micro-batch 1",
+        "--model gpt2 --cluster \"my cluster's.json\" --implementation hf --offload true "
+        "--wrap block:2 --memory-limit 40GiB",
+        "--model gpt2-xl --cluster dgx-a100-40 --gpus 16 --global-batch 64 --dialect fsdp1 --wrap block "
+        "--implementation hf --reduce-dtype bf16"})
+    predicts_the_same(program, flags);
+}
+
+TEST_CASE("without -o the next command says what to add, and works when it was added") {
+  const Program program;
+  const std::string words = "fsdp-plan plan " + kSmall + " --wrap block --compile";
+  const Answer plan = program.run(words);
+  CHECK(plan.out.find("next: add `-o plan.json` to keep the plan") != std::string::npos);
+  const Answer kept = program.run(words + " -o plan.json");
+  const Answer next = program.run(next_of(plan.out));
+  CHECK(first_line(next.out) == first_line(kept.out));
+}
+
+TEST_CASE("on this machine the next commands lead from plan to run to validate") {
+  const Program program;
+  REQUIRE(program.run("fsdp-plan calibrate --backend host --ranks 2 --budget 1s -o costs.json").code == 0);
+  const Answer plan = program.run(
+      "fsdp-plan plan --model tiny-llama --cluster host --gpus 2 --costs costs.json --seq-len 16 --micro-batch 1 "
+      "--wrap block -o 'a plan.json'");
+  REQUIRE_MESSAGE(plan.code == 0, plan.err);
+  const Answer run = program.run(next_of(plan.out) + " --steps 2 -o 'a measurement.json'");
+  REQUIRE_MESSAGE(run.code == 0, run.err);
+  std::string predict = next_of(run.out);  // how to make what `validate` compares with
+  const std::size_t costs = predict.find("COSTS.json");
+  REQUIRE(costs != std::string::npos);
+  CHECK(program.run(predict.replace(costs, 10, "costs.json")).code == 0);
+  const std::size_t begin = run.out.find("`fsdp-plan validate");
+  REQUIRE(begin != std::string::npos);
+  const std::string validate = run.out.substr(begin + 1, run.out.find('`', begin + 1) - begin - 1);
+  const Answer compared = program.run(validate);
+  CHECK_MESSAGE((compared.code == 0 || compared.code == 1), compared.err);  // 1: outside the tolerance of time
+  CHECK(compared.out.find("step") != std::string::npos);
+}
