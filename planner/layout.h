@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string_view>
 #include <vector>
 
 #include "models/graph.h"
@@ -34,6 +35,7 @@ struct ShardedParam {
     return end - local_row_begin(rank);
   }
   [[nodiscard]] std::int64_t local_elements(std::int64_t rank) const { return local_rows(rank) * row_elements; }
+  friend bool operator==(const ShardedParam&, const ShardedParam&) = default;
 };
 
 // How PyTorch averages a unit's gradients over W shards and R replicas (docs/fsdp-order.md A1.8). By default NCCL does
@@ -57,6 +59,7 @@ struct GradientScale {
 struct UnitUse {
   std::int32_t op_begin = 0, op_end = 0;
   bool inputs_require_grad = false, outputs_require_grad = false;  // as below, of this use
+  friend bool operator==(const UnitUse&, const UnitUse&) = default;
 };
 
 struct UnitLayout {
@@ -77,10 +80,13 @@ struct UnitLayout {
   [[nodiscard]] std::int64_t local_elements(std::int64_t shard_rank) const;          // unpadded
   [[nodiscard]] std::int64_t local_trained_elements(std::int64_t shard_rank) const;  // what the optimizer state holds
   [[nodiscard]] bool trained() const { return reduce_elements > 0; }                 // some parameter gets a gradient
+  friend bool operator==(const UnitLayout&, const UnitLayout&) = default;
 };
 
-// One per unit of the plan, same order. A unit without parameters has an empty list.
-[[nodiscard]] std::vector<UnitLayout> unit_layouts(const ShardingPlan&, const PlanIds&, const ModelGraph&);
+// One per unit of the plan, same order. A unit without parameters has an empty list. Throws InputError({where, ...})
+// for a parameter that no unit holds, and for a sharded dimension that the ranks do not divide.
+[[nodiscard]] std::vector<UnitLayout> unit_layouts(const ShardingPlan&, const PlanIds&, const ModelGraph&,
+                                                   std::string_view where = "plan");
 // The same of a plan whose names are not resolved yet.
 [[nodiscard]] std::vector<UnitLayout> unit_layouts(const ShardingPlan&, const ModelGraph&);
 

@@ -1,7 +1,7 @@
-// What a plan names by text, as ids in its model. Names are looked up once; from here on everything uses ids.
+// What a plan names by text, as ids in its model. `check` and `resolve` look the names up; layouts and lowering use
+// ids.
 //
-//   check(plan, model);
-//   const PlanIds ids = resolve_ids(plan, model);
+//   const PlanIds ids = resolve_ids(plan, model, "plan.json");
 //   model.modules[ids.units[3].front()]         // the first module of the plan's fourth unit
 #pragma once
 
@@ -34,8 +34,8 @@ struct PlanIds {
   friend bool operator==(const PlanIds&, const PlanIds&) = default;
 };
 
-// Throws InputError({"plan", ...}) for a name that the model does not have, and for a dimension that a parameter does
+// Throws InputError({where, ...}) for a name that the model does not have, and for a dimension that a parameter does
 // not have. A plan that has passed `check` has neither.
-[[nodiscard]] PlanIds resolve_ids(const ShardingPlan&, const ModelGraph&);
+[[nodiscard]] PlanIds resolve_ids(const ShardingPlan&, const ModelGraph&, std::string_view where = "plan");
 
 }  // namespace fsdp

@@ -124,6 +124,7 @@ struct Buffer {
   std::uint8_t recorded_streams = 0;
   std::int32_t unit = kNone, param = kNone, tensor = kNone;  // what it holds, where that applies
   std::int16_t micro_batch = kNone;
+  friend bool operator==(const Buffer&, const Buffer&) = default;
 };
 
 enum class Access : std::uint8_t { read, write, accumulate };  // accumulate: read and write
@@ -131,10 +132,12 @@ struct Arg {
   std::int32_t buffer = kNone;
   Access access = Access::read;
   std::int64_t offset = 0, bytes = -1;  // part of the buffer (ddp: a parameter within its unit); bytes -1: all of it
+  friend bool operator==(const Arg&, const Arg&) = default;
 };
 
 struct Slice {
   std::uint32_t begin = 0, count = 0;
+  friend bool operator==(const Slice&, const Slice&) = default;
 };
 struct Operation {
   Action action{};
@@ -144,6 +147,7 @@ struct Operation {
   std::int16_t micro_batch = 0;
   std::int32_t unit = kNone, graph_op = kNone;
   Slice args, waits, allocs, inner, frees;
+  friend bool operator==(const Operation&, const Operation&) = default;
 };
 
 struct Step {
@@ -173,6 +177,7 @@ struct Step {
   [[nodiscard]] std::span<const std::int32_t> frees_of(const Operation& o) const {
     return {frees.data() + o.frees.begin, o.frees.count};
   }
+  friend bool operator==(const Step&, const Step&) = default;
 };
 
 // Calls allocate(buffer) and release(buffer) in the order in which memory changes around an operation.
@@ -197,6 +202,7 @@ struct Program {
   std::vector<Buffer> buffers;  // of all three steps
   Step init, first_step, steady_step;
   std::int64_t arena_bytes = 0, host_arena_bytes = 0;  // after assign_arena
+  friend bool operator==(const Program&, const Program&) = default;
 };
 
 // "forward model.layers.3.mlp.gate_proj mb 0", "all_gather unit 4 (model.layers.3)": for errors, traces, `show step`.

@@ -128,7 +128,8 @@ std::vector<char> ignored_parameters(const PlanIds& ids, const ModelGraph& model
   return ignored;
 }
 
-ShardedParam sharded(std::int32_t id, const Parameter& p, bool trainable, std::int64_t dim, const UnitLayout& layout) {
+ShardedParam sharded(std::int32_t id, const Parameter& p, bool trainable, std::int64_t dim, const UnitLayout& layout,
+                     std::string_view plan) {
   const std::string where = "parameter " + p.name;
   ShardedParam s;
   s.param = id;
@@ -139,7 +140,7 @@ ShardedParam sharded(std::int32_t id, const Parameter& p, bool trainable, std::i
   for (std::size_t d = 0; d < p.shape.size(); ++d)
     if (d != static_cast<std::size_t>(dim)) s.row_elements = checked_mul(s.row_elements, p.shape[d], where);
   if (dim > 0 && s.rows % layout.shards != 0)
-    throw InputError({"plan", "shard_dims"},
+    throw InputError({std::string(plan), "shard_dims"},
                      "dimension " + std::to_string(dim) + " of '" + p.name + "' has size " + std::to_string(s.rows) +
                          ", which " + std::to_string(layout.shards) + " ranks do not divide",
                      "shard another dimension (only dimension 0 can be padded)");
@@ -191,7 +192,8 @@ GradientScale gradient_scale(std::int64_t shards, std::int64_t replicas, DType r
   return s;
 }
 
-std::vector<UnitLayout> unit_layouts(const ShardingPlan& plan, const PlanIds& ids, const ModelGraph& model) {
+std::vector<UnitLayout> unit_layouts(const ShardingPlan& plan, const PlanIds& ids, const ModelGraph& model,
+                                     std::string_view where) {
   const std::vector<std::int32_t> end = subtree_ends(model);
   const auto none = static_cast<std::int32_t>(plan.units.size());
   std::vector<std::int32_t> unit_of_module(model.modules.size(),
@@ -222,12 +224,12 @@ std::vector<UnitLayout> unit_layouts(const ShardingPlan& plan, const PlanIds& id
     std::int32_t unit = none;  // tied: the unit that comes first to any of its owners
     for (const std::int32_t owner : parameter.modules) unit = std::min(unit, unit_of_module[owner]);
     if (unit == none) {
-      throw InputError({"plan", "units"}, "no unit holds parameter '" + parameter.name + "'",
+      throw InputError({std::string(where), "units"}, "no unit holds parameter '" + parameter.name + "'",
                        "add the root unit {\"\"} as the last one");
     }
     UnitLayout& layout = layouts[unit];
     layout.params.push_back(
-        sharded(static_cast<std::int32_t>(p), parameter, has_gradient[p] != 0, ids.shard_dims[p], layout));
+        sharded(static_cast<std::int32_t>(p), parameter, has_gradient[p] != 0, ids.shard_dims[p], layout, where));
     layout.shard_elements =
         checked_add(layout.shard_elements, layout.params.back().padded_shard(), "parameter " + parameter.name);
     if (has_gradient[p] != 0) layout.reduce_elements += layout.params.back().padded_shard();

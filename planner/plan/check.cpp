@@ -71,15 +71,15 @@ void check_mesh(const ShardingPlan& plan, std::string_view where) {
   }
 }
 
-void check_unit(const ShardingPlan& plan, const ModelGraph& model, const ModuleIndex& modules, std::size_t u,
+void check_unit(const ShardingPlan& plan, const ModelGraph& model, const PlanIds& ids, std::size_t u,
                 std::string_view where) {
   const Unit& unit = plan.units[u];
   const Origin at = field(where, "units[" + std::to_string(u) + "].modules");
   if (unit.modules.empty())
     throw InputError(at, "the unit has no modules", "name at least one module or remove the unit");
-  for (const std::string& module : unit.modules) {
-    const std::int32_t id = modules.find(module);
-    if (id < 0) throw InputError(at, "no module is named '" + module + "'", kShowModel);
+  for (std::size_t i = 0; i < unit.modules.size(); ++i) {
+    const std::string& module = unit.modules[i];
+    const std::int32_t id = ids.units[u][i];
     if (id == 0 && (unit.modules.size() > 1 || u + 1 != plan.units.size())) {
       throw InputError(at, "the root \"\" must be a unit by itself and the last one", "move it to the end");
     }
@@ -135,11 +135,10 @@ void check_nesting(const ShardingPlan& plan, std::string_view where) {
 }
 
 // units[unit_of[m]] is the innermost unit around module m.
-std::vector<std::size_t> innermost_units(const ShardingPlan& plan, const ModelGraph& model,
-                                         const ModuleIndex& modules) {
+std::vector<std::size_t> innermost_units(const ShardingPlan& plan, const ModelGraph& model, const PlanIds& ids) {
   std::vector<std::size_t> unit_of(model.modules.size(), plan.units.size());
   for (std::size_t u = 0; u < plan.units.size(); ++u) {
-    for (const std::string& module : plan.units[u].modules) unit_of[modules.find(module)] = u;
+    for (const std::int32_t module : ids.units[u]) unit_of[module] = u;
   }
   for (std::size_t m = 1; m < model.modules.size(); ++m) {  // pre-order: the parent comes first
     if (unit_of[m] == plan.units.size()) unit_of[m] = unit_of[model.modules[m].parent];
@@ -147,9 +146,8 @@ std::vector<std::size_t> innermost_units(const ShardingPlan& plan, const ModelGr
   return unit_of;
 }
 
-void check_parameters(const ShardingPlan& plan, const ModelGraph& model, const ModuleIndex& modules,
-                      std::string_view where) {
-  const std::vector<std::size_t> unit_of = innermost_units(plan, model, modules);
+void check_parameters(const ShardingPlan& plan, const ModelGraph& model, const PlanIds& ids, std::string_view where) {
+  const std::vector<std::size_t> unit_of = innermost_units(plan, model, ids);
   std::vector<char> has_parameters(plan.units.size(), 0);
   for (const Parameter& p : model.parameters) {
     const std::size_t unit = unit_of[p.modules.front()];
@@ -171,33 +169,27 @@ void check_parameters(const ShardingPlan& plan, const ModelGraph& model, const M
   }
 }
 
-void check_units(const ShardingPlan& plan, const ModelGraph& model, const ModuleIndex& modules,
-                 std::string_view where) {
+void check_units(const ShardingPlan& plan, const ModelGraph& model, const PlanIds& ids, std::string_view where) {
   const Origin at = field(where, "units");
   if (plan.units.empty() || plan.units.back().modules != std::vector<std::string>{""}) {
     throw InputError(at, "the last unit must be the root", "add {\"modules\": [\"\"]} at the end");
   }
   if (plan.units.size() > model.modules.size())
     throw InputError(at, "there are more units than the model has modules", kShowModel);
-  for (std::size_t u = 0; u < plan.units.size(); ++u) check_unit(plan, model, modules, u, where);
+  for (std::size_t u = 0; u < plan.units.size(); ++u) check_unit(plan, model, ids, u, where);
   check_nesting(plan, where);
-  check_parameters(plan, model, modules, where);
+  check_parameters(plan, model, ids, where);
 }
 
-void check_checkpointed(const ShardingPlan& plan, const ModelGraph& model, const ModuleIndex& modules,
-                        std::string_view where) {
+void check_checkpointed(std::vector<std::int32_t> ids, const ModelGraph& model, std::string_view where) {
   const Origin at = field(where, "checkpointed");
-  std::vector<std::int32_t> ids;
-  for (const std::string& module : plan.checkpointed) {
-    const std::int32_t id = modules.find(module);
-    if (id < 0) throw InputError(at, "no module is named '" + module + "'", kShowModel);
+  for (const std::int32_t id : ids) {
     if (id == 0) throw InputError(at, "the root cannot be recomputed as a whole", "name its blocks");
     const Module& m = model.modules[id];
     if (m.container)
-      throw InputError(at, "'" + module + "' is a " + m.class_name + ", which has no forward of its own",
+      throw InputError(at, "'" + m.name + "' is a " + m.class_name + ", which has no forward of its own",
                        "name the modules inside it");
-    if (m.op_begin == m.op_end) throw InputError(at, "'" + module + "' computes nothing in forward", "remove it");
-    ids.push_back(id);
+    if (m.op_begin == m.op_end) throw InputError(at, "'" + m.name + "' computes nothing in forward", "remove it");
   }
   std::sort(ids.begin(), ids.end());  // pre-order: a subtree follows its module
   for (std::size_t i = 1; i < ids.size(); ++i) {
@@ -325,11 +317,10 @@ void check(const ShardingPlan& plan, const ModelGraph& model, std::string_view w
   check_model(plan, model, where);
   check(plan, where);
   check_work(plan, model, where);
-  const ModuleIndex modules(model);
-  check_units(plan, model, modules, where);
-  check_checkpointed(plan, model, modules, where);
-  const PlanIds ids = resolve_ids(plan, model);
-  const std::vector<UnitLayout> layouts = unit_layouts(plan, ids, model);  // every padded size fits 64 bits
+  const PlanIds ids = resolve_ids(plan, model, where);
+  check_units(plan, model, ids, where);
+  check_checkpointed(ids.checkpointed, model, where);
+  const std::vector<UnitLayout> layouts = unit_layouts(plan, ids, model, where);  // every padded size fits 64 bits
   check_ignored(plan, model, layouts, where);
   if (plan.dialect == Dialect::fsdp1) check_fsdp1(plan, ids, model, where);
   if (plan.dialect == Dialect::fsdp2) check_fsdp2(plan, model, layouts, where);

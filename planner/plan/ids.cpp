@@ -9,7 +9,10 @@ namespace {
 
 const std::string kShowModel = "run `fsdp-plan show model NAME` for the names";
 
-void resolve_ignored(PlanIds& ids, const ShardingPlan& plan, const ModelGraph& model, const ModuleIndex& modules) {
+Origin field(std::string_view where, const std::string& name) { return {std::string(where), name}; }
+
+void resolve_ignored(PlanIds& ids, const ShardingPlan& plan, const ModelGraph& model, const ModuleIndex& modules,
+                     std::string_view where) {
   for (const std::string& name : plan.ignored) {
     const std::int32_t module = modules.find(name);
     bool found = module >= 0;
@@ -19,19 +22,19 @@ void resolve_ignored(PlanIds& ids, const ShardingPlan& plan, const ModelGraph& m
       ids.ignored_parameters.push_back(static_cast<std::int32_t>(p));
       found = true;
     }
-    if (!found) throw InputError({"plan", "ignored"}, "no module or parameter is named '" + name + "'", kShowModel);
+    if (!found) throw InputError(field(where, "ignored"), "no module or parameter is named '" + name + "'", kShowModel);
   }
 }
 
-std::vector<std::int64_t> shard_dims(const ShardingPlan& plan, const ModelGraph& model) {
+std::vector<std::int64_t> shard_dims(const ShardingPlan& plan, const ModelGraph& model, std::string_view where) {
   std::vector<std::int64_t> dims(model.parameters.size(), 0);
   for (const ShardDim& d : plan.shard_dims) {
     const auto named = [&](const Parameter& p) { return p.name == d.parameter; };
     const auto found = std::find_if(model.parameters.begin(), model.parameters.end(), named);
     if (found == model.parameters.end())
-      throw InputError({"plan", "shard_dims"}, "no parameter is named '" + d.parameter + "'", kShowModel);
+      throw InputError(field(where, "shard_dims"), "no parameter is named '" + d.parameter + "'", kShowModel);
     if (d.dim < 0 || d.dim >= static_cast<std::int64_t>(found->shape.size()))
-      throw InputError({"plan", "shard_dims"}, "'" + d.parameter + "' has no dimension " + std::to_string(d.dim),
+      throw InputError(field(where, "shard_dims"), "'" + d.parameter + "' has no dimension " + std::to_string(d.dim),
                        "use 0 or another dimension that it has");
     dims[static_cast<std::size_t>(found - model.parameters.begin())] = d.dim;
   }
@@ -39,11 +42,11 @@ std::vector<std::int64_t> shard_dims(const ShardingPlan& plan, const ModelGraph&
 }
 
 std::vector<std::int32_t> resolve_modules(const std::vector<std::string>& names, const ModuleIndex& modules,
-                                          const std::string& field) {
+                                          const Origin& at) {
   std::vector<std::int32_t> ids;
   for (const std::string& name : names) {
     ids.push_back(modules.find(name));
-    if (ids.back() < 0) throw InputError({"plan", field}, "no module is named '" + name + "'", kShowModel);
+    if (ids.back() < 0) throw InputError(at, "no module is named '" + name + "'", kShowModel);
   }
   return ids;
 }
@@ -61,14 +64,15 @@ std::int32_t ModuleIndex::find(std::string_view name) const {
   return found == ids_.end() ? -1 : found->second;
 }
 
-PlanIds resolve_ids(const ShardingPlan& plan, const ModelGraph& model) {
+PlanIds resolve_ids(const ShardingPlan& plan, const ModelGraph& model, std::string_view where) {
   const ModuleIndex modules(model);
   PlanIds ids;
-  resolve_ignored(ids, plan, model, modules);
-  ids.shard_dims = shard_dims(plan, model);
+  resolve_ignored(ids, plan, model, modules, where);
+  ids.shard_dims = shard_dims(plan, model, where);
   for (std::size_t u = 0; u < plan.units.size(); ++u)
-    ids.units.push_back(resolve_modules(plan.units[u].modules, modules, "units[" + std::to_string(u) + "].modules"));
-  ids.checkpointed = resolve_modules(plan.checkpointed, modules, "checkpointed");
+    ids.units.push_back(
+        resolve_modules(plan.units[u].modules, modules, field(where, "units[" + std::to_string(u) + "].modules")));
+  ids.checkpointed = resolve_modules(plan.checkpointed, modules, field(where, "checkpointed"));
   return ids;
 }
 
