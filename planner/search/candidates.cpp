@@ -14,54 +14,13 @@ namespace fsdp {
 
 namespace {
 
-constexpr std::int64_t kMaxAccumulation = 4096;
-constexpr std::int64_t kMaxMicroBatch = 64;  // searched; a user may fix a larger one
-
 struct Named {
   std::string label;
   std::vector<Unit> units;
 };
 
-void check_positive(const std::optional<std::int64_t>& value, const char* name) {
-  if (value && *value < 1)
-    throw InputError(setting(name), fmt::format("{} is not a batch size", *value), "use 1 or more");
-}
-
-// A rank's share of the global batch.
-std::int64_t share(const SearchOptions& o) {
-  if (*o.global_batch % o.ranks != 0)
-    throw InputError(setting("global_batch"),
-                     fmt::format("{} sequences cannot be split evenly over {} GPUs", *o.global_batch, o.ranks),
-                     fmt::format("use a multiple of {}", o.ranks));
-  return *o.global_batch / o.ranks;
-}
-
-std::int64_t quotient(std::int64_t whole, std::int64_t part, const char* name, const SearchOptions& o) {
-  if (whole % part != 0)
-    throw InputError(setting(name),
-                     fmt::format("{} does not divide the {} sequences per GPU of --global-batch {} on {} GPUs", part,
-                                 whole, *o.global_batch, o.ranks),
-                     fmt::format("use a divisor of {}", whole));
-  return whole / part;
-}
-
-std::vector<Batch> of_global_batch(const SearchOptions& o) {
-  const std::int64_t whole = share(o);
-  if (o.micro_batch && o.grad_accum) {
-    if (whole % *o.micro_batch != 0 || whole / *o.micro_batch != *o.grad_accum)
-      throw InputError(setting("global_batch"),
-                       fmt::format("{} sequences contradict --micro-batch {} x --grad-accum {} on {} GPUs",
-                                   *o.global_batch, *o.micro_batch, *o.grad_accum, o.ranks),
-                       "leave one of the three out");
-    return {{*o.micro_batch, *o.grad_accum}};
-  }
-  if (o.micro_batch) return {{*o.micro_batch, quotient(whole, *o.micro_batch, "micro_batch", o)}};
-  if (o.grad_accum) return {{quotient(whole, *o.grad_accum, "grad_accum", o), *o.grad_accum}};
-  std::vector<Batch> found;
-  for (std::int64_t m = 1; m <= std::min(whole, kMaxMicroBatch); m *= 2)
-    if (whole % m == 0 && whole / m <= kMaxAccumulation) found.push_back({m, whole / m});
-  if (found.empty() || (found.back().micro_batch != whole && whole <= kMaxMicroBatch)) found.push_back({whole, 1});
-  return found;
+std::vector<Batch> batches_of(const SearchOptions& o) {
+  return batches({o.micro_batch, o.grad_accum, o.global_batch}, o.ranks, o.base.seq_len);
 }
 
 std::vector<Named> wraps(const ModelGraph& model, const SearchOptions& o) {
@@ -161,26 +120,6 @@ Option make_option(const ModelGraph& model, const SearchOptions& o, const Named&
 
 }  // namespace
 
-std::vector<Batch> batches(const SearchOptions& o) {
-  check_positive(o.micro_batch, "micro_batch");
-  check_positive(o.grad_accum, "grad_accum");
-  check_positive(o.global_batch, "global_batch");
-  std::vector<Batch> found;
-  if (o.global_batch) {
-    found = of_global_batch(o);
-  } else if (o.micro_batch) {
-    found = {{*o.micro_batch, o.grad_accum.value_or(1)}};
-  } else {
-    for (std::int64_t m = 1; m <= kMaxMicroBatch; m *= 2) found.push_back({m, o.grad_accum.value_or(1)});
-  }
-  for (const Batch& b : found)
-    if (b.grad_accum > kMaxAccumulation)
-      throw InputError(setting("grad_accum"),
-                       fmt::format("{} micro-batches per step are more than {}", b.grad_accum, kMaxAccumulation),
-                       "use a larger --micro-batch");
-  return found;
-}
-
 Option naive_option(const ModelGraph& model, const ClusterSpec& cluster, const SearchOptions& o) {
   Named block{"block", {}};
   try {
@@ -188,15 +127,15 @@ Option naive_option(const ModelGraph& model, const ClusterSpec& cluster, const S
   } catch (const InputError&) {  // no blocks: everything is the root's
     block = {"root", wrap_root(model)};
   }
-  Option naive =
-      make_option(model, o, block, Reshard::automatic, {"none", {}}, batches(o).front(), replicas(cluster, o).front());
+  Option naive = make_option(model, o, block, Reshard::automatic, {"none", {}}, batches_of(o).front(),
+                             replicas(cluster, o).front());
   naive.plan.model_digest = model.digest();
   naive.naive = true;
   return naive;
 }
 
 std::vector<Option> options(const ModelGraph& model, const ClusterSpec& cluster, const SearchOptions& o) {
-  const auto all_batches = batches(o);
+  const auto all_batches = batches_of(o);
   const auto all_wraps = wraps(model, o);
   const auto all_reshards = reshards(o);
   const auto all_checkpointings = checkpointings(model, o);

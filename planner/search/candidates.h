@@ -7,19 +7,9 @@
 #include <vector>
 
 #include "planner/search.h"
+#include "planner/search/batches.h"
 
 namespace fsdp {
-
-// Sequences per rank and micro-batch, and how many of those make a step.
-struct Batch {
-  std::int64_t micro_batch = 1, grad_accum = 1;
-  friend bool operator==(const Batch&, const Batch&) = default;
-};
-
-// The batches that the three numbers allow, smallest micro-batch first. Two of them decide; all three must agree; with
-// the global batch alone every power of two (and the whole) that divides a rank's share; without it 1, 2, 4 ... 64.
-// Throws InputError.
-[[nodiscard]] std::vector<Batch> batches(const SearchOptions&);
 
 // The dimensions of the search. A Choice holds the index of the value taken on each.
 enum class Axis : std::uint8_t { wrap, reshard, checkpointing, batch, mesh };

@@ -3,55 +3,15 @@
 #include <fmt/format.h>
 
 #include "models/input/error.h"
-#include "models/units.h"
 #include "planner/plan/naive_plan.h"
+#include "planner/search/batches.h"
 #include "planner/wrap.h"
 
 namespace fsdp {
 namespace {
 
-constexpr std::int64_t kMostMicroBatches = 1024;
-constexpr std::int64_t kMostTokens = std::int64_t{1} << 28U;  // of a micro-batch
-
-// The third of the three sizes, where two are chosen. Throws InputError for a contradiction and for what does not
-// divide.
-void complete_batch(PlanChoices& c, std::int64_t ranks) {
-  if (!c.global_batch) return;
-  const std::int64_t per_rank = *c.global_batch / ranks;
-  const bool divides = *c.global_batch % ranks == 0;
-  if (c.micro_batch && c.grad_accum && (!divides || *c.micro_batch * *c.grad_accum != per_rank)) {
-    throw InputError(setting("global_batch"),
-                     fmt::format("{} sequences per step are not {} per micro-batch x {} micro-batches x {} GPUs",
-                                 *c.global_batch, *c.micro_batch, *c.grad_accum, ranks),
-                     "leave out one of --global-batch, --micro-batch and --grad-accum");
-  }
-  if (!divides)
-    throw InputError(setting("global_batch"),
-                     fmt::format("{} sequences do not divide over {} GPUs", *c.global_batch, ranks),
-                     fmt::format("give a multiple of {}", ranks));
-  const auto third = [&](std::int64_t given, const char* field) {
-    if (per_rank % given != 0)
-      throw InputError(setting(field), fmt::format("{} does not divide the {} sequences of each GPU", given, per_rank),
-                       "give a divisor");
-    return per_rank / given;
-  };
-  if (c.micro_batch && !c.grad_accum) c.grad_accum = third(*c.micro_batch, "micro_batch");
-  else if (c.grad_accum && !c.micro_batch) c.micro_batch = third(*c.grad_accum, "grad_accum");
-}
-
-// Refuses sizes that no machine holds, so that every product of sizes stays far below 2^63.
-void check_sizes(std::int64_t micro, std::int64_t accum, std::int64_t seq_len) {
-  if (accum > kMostMicroBatches) {
-    throw InputError(setting("global_batch"),
-                     fmt::format("needs {} micro-batches per step, more than {}", accum, kMostMicroBatches),
-                     "give a larger --micro-batch");
-  }
-  if (micro * seq_len > kMostTokens) {
-    throw InputError(setting("micro_batch"),
-                     fmt::format("{} sequences of {} tokens are more than {} tokens at once", micro, seq_len,
-                                 with_commas(kMostTokens)),
-                     "give fewer sequences or a shorter --seq-len");
-  }
+std::vector<Batch> batches_of(const PlanChoices& c, const PlanTarget& target) {
+  return batches({c.micro_batch, c.grad_accum, c.global_batch}, target.ranks, target.seq_len);
 }
 
 std::optional<std::int64_t> replicas(const PlanChoices& c, std::int64_t ranks) {
@@ -99,12 +59,10 @@ PlanOptions naive_options(const PlanChoices& c, const PlanTarget& target) {
 
 ShardingPlan plan_of(const PlanChoices& choices, const ModelGraph& model, const PlanTarget& target) {
   PlanChoices c = choices;
-  complete_batch(c, target.ranks);
-  const std::int64_t micro = c.micro_batch.value_or(1);
-  const std::int64_t accum = c.grad_accum.value_or(c.global_batch ? *c.global_batch / target.ranks / micro : 1);
-  check_sizes(micro, accum, target.seq_len);
+  if (!c.micro_batch && !(c.grad_accum && c.global_batch)) c.micro_batch = 1;
+  const Batch batch = batches_of(c, target).front();
   PlanOptions options = naive_options(c, target);
-  options.micro_batches.assign(static_cast<std::size_t>(accum), micro);
+  options.micro_batches.assign(static_cast<std::size_t>(batch.grad_accum), batch.micro_batch);
   options.reshard = c.reshard.value_or(options.reshard);
   ShardingPlan plan = naive_plan(model, options);
   if (c.wrap) {
@@ -120,8 +78,9 @@ ShardingPlan plan_of(const PlanChoices& choices, const ModelGraph& model, const 
 
 SearchOptions search_of(const PlanChoices& choices, const ModelGraph& model, const PlanTarget& target) {
   PlanChoices c = choices;
-  complete_batch(c, target.ranks);
-  check_sizes(c.micro_batch.value_or(1), c.grad_accum.value_or(1), target.seq_len);
+  const std::vector<Batch> allowed = batches_of(c, target);
+  if (c.global_batch && (c.micro_batch || c.grad_accum))  // they decide
+    c.micro_batch = allowed.front().micro_batch, c.grad_accum = allowed.front().grad_accum;
   SearchOptions options;
   options.base = naive_plan(model, naive_options(c, target));
   apply_details(c, target, options.base);

@@ -49,6 +49,10 @@ TEST_CASE("any two of micro-batch, accumulation and global batch decide the thir
   c.grad_accum.reset();
   CHECK(plan_of(c, model(), kTarget).micro_batches == std::vector<std::int64_t>(8, 1));
   CHECK_FALSE(search_of(c, model(), kTarget).grad_accum.has_value());
+  c.global_batch = 8 * 2000;  // as a search takes it, and a plan may have it
+  CHECK(plan_of(c, model(), kTarget).micro_batches == std::vector<std::int64_t>(2000, 1));
+  c.global_batch = 8 * 4097;
+  CHECK(refusal(c) == "global_batch: needs 4097 micro-batches per step, more than 4096");
   c.global_batch = 60;
   CHECK(refusal(c) == "global_batch: 60 sequences do not divide over 8 GPUs");
   c.global_batch = 64;

@@ -207,14 +207,9 @@ TEST_CASE("automatic resharding is the wrap policy's own choice") {
 }
 
 TEST_CASE("micro-batch, accumulation and global batch: any two decide") {
-  const ModelGraph model = toy::model();
   const auto of = [&](std::optional<std::int64_t> micro, std::optional<std::int64_t> accum,
                       std::optional<std::int64_t> global) {
-    SearchOptions o = options_for(model, 8);
-    o.micro_batch = micro;
-    o.grad_accum = accum;
-    o.global_batch = global;
-    return batches(o);
+    return batches({micro, accum, global}, 8, 32);
   };
   using All = std::vector<Batch>;
   CHECK(of(2, 3, {}) == All{{2, 3}});
@@ -230,15 +225,21 @@ TEST_CASE("micro-batch, accumulation and global batch: any two decide") {
     CHECK_THROWS_WITH_AS((void)of(micro, accum, global), doctest::Contains(words), InputError);
   };
   const std::optional<std::int64_t> none;
-  refused(2, 2, 64, "contradict --micro-batch 2 x --grad-accum 2 on 8 GPUs");
-  refused(none, none, 65, "use a multiple of 8");
-  refused(3, none, 64, "3 does not divide the 8 sequences per GPU");
-  refused(none, 3, 64, "3 does not divide");
+  refused(2, 2, 64, "64 sequences per step are not 2 per micro-batch x 2 micro-batches x 8 GPUs");
+  refused(none, none, 65, "give a multiple of 8");
+  refused(3, none, 64, "micro_batch: 3 does not divide the 8 sequences of each GPU");
+  refused(none, 3, 64, "grad_accum: 3 does not divide");
   refused(0, none, none, "micro_batch: ");
   refused(none, -1, none, "grad_accum: ");
-  refused(none, 1 << 20, none, "more than 4096");
-  refused(std::int64_t{1} << 62, 4, 8, "contradict");
-  refused(1, none, std::int64_t{1} << 60, "more than 4096");
+  CHECK(of(1, 4096, {}) == All{{1, 4096}});
+  refused(none, 4097, none, "grad_accum: needs 4097 micro-batches per step, more than 4096");
+  refused(std::int64_t{1} << 62, 4, 8, "are not");
+  refused(1, none, std::int64_t{1} << 60,
+          "global_batch: needs 144115188075855872 micro-batches per step, more than 4096");
+  // Of 32 tokens each, 2^23 sequences are 2^28 tokens.
+  CHECK(of(1 << 23, none, none) == All{{1 << 23, 1}});
+  refused((1 << 23) + 1, none, none, "micro_batch: 8388609 sequences of 32 tokens are more than 268,435,456 tokens");
+  CHECK(batches({}, 8, 1 << 24) == All{{1, 1}, {2, 1}, {4, 1}, {8, 1}, {16, 1}});  // what is searched stays within
 }
 
 TEST_CASE("illegal sizes are refused, never overflowed") {
