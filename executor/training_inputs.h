@@ -18,6 +18,12 @@ namespace fsdp {
 struct Slab {
   std::int64_t dim = 0, begin = 0, rows = 0;
 };
+[[nodiscard]] inline std::int64_t elements_of(const Slab& slab, const Parameter& parameter) {
+  std::int64_t n = slab.rows;
+  for (std::size_t d = 0; d < parameter.shape.size(); ++d)
+    if (static_cast<std::int64_t>(d) != slab.dim) n *= parameter.shape[d];
+  return n;
+}
 
 // What a rank keeps of a parameter from step to step. sgd has no moments.
 enum class StatePart : std::uint8_t { parameter, first_moment, second_moment };

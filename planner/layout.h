@@ -90,6 +90,10 @@ struct UnitLayout {
 // The same of a plan whose names are not resolved yet.
 [[nodiscard]] std::vector<UnitLayout> unit_layouts(const ShardingPlan&, const ModelGraph&);
 
+// A parameter that is held whole (ignored by the plan, or alone in a benchmark), as the one parameter of an unsharded
+// unit. `id`: in ModelGraph::parameters.
+[[nodiscard]] UnitLayout whole_parameter(std::int32_t id, const Parameter&);
+
 // unit_of[p]: the unit that owns parameter p; kNone: the plan ignores it.
 [[nodiscard]] std::vector<std::int32_t> unit_of_parameters(const std::vector<UnitLayout>&, const ModelGraph&);
 

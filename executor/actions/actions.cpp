@@ -26,9 +26,10 @@ const ShardedParam& sharded_param(const KernelCall& c, std::size_t arg) {
   throw InternalError(fmt::format("{}: parameter {} is not of unit {}", name(c.op.action), id, c.op.unit));
 }
 
-GradientPlaces gradient_places(const KernelCall& c, std::size_t arg) {
-  if (c.plan.dialect == Dialect::ddp) return GradientPlaces::as_shard;
-  return buffer_of(c, arg).host ? GradientPlaces::dense : GradientPlaces::trained;
+HeldLayout layout_held(const KernelCall& c) {
+  if (c.op.unit >= 0) return {layout_of(c), shard_rank(c)};
+  const std::int32_t id = buffer_of(c, 0).param;
+  return {whole_parameter(id, parameter(c, id)), 0};
 }
 
 namespace {

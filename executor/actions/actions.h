@@ -20,6 +20,13 @@ inline const Buffer& buffer_of(const KernelCall& c, std::size_t arg) {
 inline std::int64_t shard_rank(const KernelCall& c) {
   return c.plan.dialect == Dialect::ddp ? 0 : c.rank % c.plan.shard();
 }
+// What an operation on a unit, or on a parameter that the plan ignores (a unit below 0), holds of it on this rank:
+// the layout, and the rank within it.
+struct HeldLayout {
+  UnitLayout layout;
+  std::int64_t rank = 0;
+};
+[[nodiscard]] HeldLayout layout_held(const KernelCall&);
 inline const Parameter& parameter(const KernelCall& c, std::int32_t id) { return c.model.parameters.at(at(id)); }
 [[nodiscard]] Workload workload_of(const KernelCall&);
 void expect_args(const KernelCall&, std::size_t count);
@@ -27,9 +34,9 @@ void expect_args(const KernelCall&, std::size_t count);
 // A parameter that a buffer holds by itself; its place in the unit's layout.
 [[nodiscard]] const ShardedParam& sharded_param(const KernelCall&, std::size_t arg);
 
-// How a unit's sharded gradient lies in its buffer: ddp keeps the shard's own layout, fsdp2 that of the trained
-// parameters, host memory those without padding.
-[[nodiscard]] GradientPlaces gradient_places(const KernelCall&, std::size_t arg);
+[[nodiscard]] inline GradientPlaces gradient_places(const KernelCall& c, std::size_t arg) {
+  return gradient_places(c.plan, buffer_of(c, arg));
+}
 
 // shards and their copies (shards.cpp)
 KernelBody init_parameters(const KernelCall&, const KernelSet&);

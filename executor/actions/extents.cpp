@@ -10,11 +10,16 @@ void expect_elements(BufferView view, std::int64_t elements, DType type, const c
   if (view.data == nullptr) throw InternalError(fmt::format("{}: no buffer was given", what));
   if (elements < 0 || view.bytes / size_of(type) != elements || view.bytes % size_of(type) != 0)
     throw InternalError(fmt::format("{}: a buffer of {} bytes where the model needs {} {} elements", what, view.bytes,
-                                   elements, name(type)));
+                                    elements, name(type)));
 }
 
 std::int64_t reduced_elements(const UnitLayout& layout, const ShardingPlan& plan) {
   return plan.dialect == Dialect::ddp ? layout.shard_elements : layout.reduce_elements;
+}
+
+GradientPlaces gradient_places(const ShardingPlan& plan, const Buffer& gradient) {
+  if (plan.dialect == Dialect::ddp) return GradientPlaces::as_shard;
+  return gradient.host ? GradientPlaces::dense : GradientPlaces::trained;
 }
 
 }  // namespace fsdp

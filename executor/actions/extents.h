@@ -6,7 +6,9 @@
 #include "executor/backend.h"
 #include "models/dtype.h"
 #include "planner/layout.h"
+#include "planner/layout/gradients.h"
 #include "planner/plan.h"
+#include "planner/program.h"
 
 namespace fsdp {
 
@@ -15,5 +17,8 @@ namespace fsdp {
 void expect_elements(BufferView, std::int64_t elements, DType type, const char* what);
 // How many elements of a unit are reduced: ddp reduces the padded shards of all parameters, the others of the trained.
 [[nodiscard]] std::int64_t reduced_elements(const UnitLayout&, const ShardingPlan&);
+// How a unit's sharded gradient lies in its buffer: ddp keeps the shard's own layout, fsdp2 that of the trained
+// parameters, host memory those without padding.
+[[nodiscard]] GradientPlaces gradient_places(const ShardingPlan&, const Buffer&);
 
 }  // namespace fsdp

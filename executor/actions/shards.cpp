@@ -26,19 +26,10 @@ Rows rows_of(const Parameter& p, std::int64_t dim) {
 void fill_slab(const KernelSet& kernels, const StateReader& state, StatePart part, std::uint64_t seed,
                const Parameter& p, const Slab& s, DType type, std::byte* to) {
   const Rows r = rows_of(p, s.dim);
-  if (state) return kernels.read_state(state, p, part, s, type, s.rows * r.inner * r.outer, to);
+  if (state) return kernels.read_state(state, p, part, s, type, to);
   const std::int64_t width = s.rows * r.inner, whole = p.shape[static_cast<std::size_t>(s.dim)] * r.inner;
   for (std::int64_t o = 0; o < r.outer && width > 0; ++o)
     kernels.initial_values(seed, p, o * whole + s.begin * r.inner, width, type, to + o * width * size_of(type));
-}
-
-// A parameter that the plan ignores is held whole.
-ShardedParam whole(const KernelCall& c, std::int32_t id) {
-  ShardedParam p;
-  p.param = id;
-  p.rows = p.chunk_rows = parameter(c, id).shape.front();
-  p.row_elements = parameter(c, id).numel() / p.rows;
-  return p;
 }
 
 }  // namespace
@@ -46,18 +37,9 @@ ShardedParam whole(const KernelCall& c, std::int32_t id) {
 KernelBody init_parameters(const KernelCall& c, const KernelSet& kernels) {
   expect_args(c, 1);
   const DType type = c.plan.master_dtype;
-  std::vector<ShardedParam> params;
-  std::int64_t rank = shard_rank(c), elements = 0;
-  if (c.op.unit < 0) {
-    params = {whole(c, buffer_of(c, 0).param)};
-    rank = 0;
-    elements = params[0].numel();
-  } else {
-    params = layout_of(c).params;
-    elements = layout_of(c).shard_elements;
-  }
-  expect_elements(c.views[0], elements, type, "parameter shard");
-  return [&kernels, params = std::move(params), &model = c.model, type, seed = c.plan.seed, rank, shard = c.views[0],
+  const auto [layout, rank] = layout_held(c);
+  expect_elements(c.views[0], layout.shard_elements, type, "parameter shard");
+  return [&kernels, params = layout.params, &model = c.model, type, seed = c.plan.seed, rank = rank, shard = c.views[0],
           &state = c.training.state] {
     kernels.zero(shard);
     for (const ShardedParam& p : params)
@@ -68,21 +50,15 @@ KernelBody init_parameters(const KernelCall& c, const KernelSet& kernels) {
 
 KernelBody init_optimizer(const KernelCall& c, const KernelSet& kernels) {
   expect_args(c, 2);
+  const auto [layout, rank] = layout_held(c);
   std::vector<ShardedParam> params;
-  std::int64_t rank = shard_rank(c), elements = 0;
-  if (c.op.unit < 0) {
-    params = {whole(c, buffer_of(c, 0).param)};
-    rank = 0;
-    elements = params[0].numel();
-  } else {
-    for (const ShardedParam& p : layout_of(c).params)
-      if (p.trainable) params.push_back(p);
-    elements = layout_of(c).local_trained_elements(rank);
-  }
+  for (const ShardedParam& p : layout.params)
+    if (p.trainable) params.push_back(p);
   for (const BufferView v : c.views)
-    if (v.data != nullptr) expect_elements(v, elements, c.plan.master_dtype, "optimizer state");
+    if (v.data != nullptr)
+      expect_elements(v, layout.local_trained_elements(rank), c.plan.master_dtype, "optimizer state");
   return [&kernels, views = c.views, &state = c.training.state, params = std::move(params), &model = c.model,
-          type = c.plan.master_dtype, rank] {
+          type = c.plan.master_dtype, rank = rank] {
     for (std::size_t i = 0; i < views.size(); ++i) {
       if (views[i].bytes <= 0) continue;
       kernels.zero(views[i]);
@@ -90,8 +66,7 @@ KernelBody init_optimizer(const KernelCall& c, const KernelSet& kernels) {
       for (const ShardedParam& p : params) {
         if (!state) continue;
         const StatePart moment = i == 0 ? StatePart::first_moment : StatePart::second_moment;
-        kernels.read_state(state, model.parameters[at(p.param)], moment, slab(p, rank), type, p.local_elements(rank),
-                           to);
+        kernels.read_state(state, model.parameters[at(p.param)], moment, slab(p, rank), type, to);
         to += p.local_elements(rank) * size_of(type);
       }
     }

@@ -47,22 +47,8 @@ KernelBody clip_scale(const KernelCall& c, const KernelSet& kernels) {
 KernelBody optimizer_step(const KernelCall& c, const KernelSet& kernels) {
   if (c.views.size() != 4 && c.views.size() != 5) expect_args(c, 4);  // the fifth: scratch of other implementations
   const DType type = c.plan.master_dtype;
-  UnitLayout layout;
-  GradientPlaces places = GradientPlaces::as_shard;
-  std::int64_t rank = shard_rank(c);
-  if (c.op.unit < 0) {  // ignored: whole
-    const std::int32_t id = buffer_of(c, 0).param;
-    ShardedParam p;
-    p.param = id;
-    p.rows = p.chunk_rows = parameter(c, id).numel();
-    p.row_elements = 1;
-    layout.params = {p};
-    layout.shard_elements = layout.reduce_elements = layout.numel = p.numel();
-    rank = 0;
-  } else {
-    layout = layout_of(c);
-    places = gradient_places(c, 0);
-  }
+  auto [layout, rank] = layout_held(c);
+  const GradientPlaces places = c.op.unit < 0 ? GradientPlaces::as_shard : gradient_places(c, 0);
   expect_elements(c.views[0], gradient_elements(layout, rank, places), type, "sharded gradient");
   expect_elements(c.views[1], layout.shard_elements, type, "parameter shard");
   const bool adam = c.plan.optimizer.kind == OptimizerKind::adamw;
@@ -71,15 +57,15 @@ KernelBody optimizer_step(const KernelCall& c, const KernelSet& kernels) {
       expect_elements(c.views[i], layout.local_trained_elements(rank), type, "optimizer state");
   Optimizer settings = c.plan.optimizer;
   if (c.training.learning_rate) settings.lr = c.training.learning_rate(c.step);
-  return
-      [&kernels, layout = std::move(layout), places, type, rank, adam, settings, step = c.step + 1, views = c.views] {
-        OptimizerUpdate update{layout, rank, settings, step, type, views[0], views[1]};
-        update.places = places;
-        if (!adam) return kernels.sgd(update);
-        update.state1 = views[2];
-        update.state2 = views[3];
-        kernels.adamw(update);
-      };
+  return [&kernels, layout = std::move(layout), places, type, rank = rank, adam, settings, step = c.step + 1,
+          views = c.views] {
+    OptimizerUpdate update{layout, rank, settings, step, type, views[0], views[1]};
+    update.places = places;
+    if (!adam) return kernels.sgd(update);
+    update.state1 = views[2];
+    update.state2 = views[3];
+    kernels.adamw(update);
+  };
 }
 
 }  // namespace fsdp::actions

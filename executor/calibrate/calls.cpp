@@ -40,11 +40,7 @@ LoneCall LoneCall::of_unit(Action action, std::int64_t n, DType compute, DType r
   parameter.name = "p";
   parameter.shape = {n};
   p->model.parameters = {parameter};
-  UnitLayout layout;
-  layout.params = {{.param = 0, .rows = n, .row_elements = 1, .chunk_rows = n, .offset = 0}};
-  layout.shards = 1;
-  layout.shard_elements = layout.reduce_elements = layout.numel = n;
-  p->program.layouts = {layout};
+  p->program.layouts = {whole_parameter(0, parameter)};
   for (Buffer& b : p->program.buffers) {
     b.unit = 0;
     b.param = 0;

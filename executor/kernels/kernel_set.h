@@ -84,9 +84,7 @@ class KernelSet {
   // As fill_initial_values of executor/data/synthetic.h.
   virtual void initial_values(std::uint64_t seed, const Parameter&, std::int64_t begin, std::int64_t count, DType,
                               std::byte* to) const = 0;
-  // `elements`: of the slab.
-  virtual void read_state(const StateReader&, const Parameter&, StatePart, const Slab&, DType, std::int64_t elements,
-                          std::byte* to) const = 0;
+  virtual void read_state(const StateReader&, const Parameter&, StatePart, const Slab&, DType, std::byte* to) const = 0;
 
  protected:
   ~KernelSet() = default;  // nobody owns a kernel set through this interface

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <span>
 
+#include "executor/actions/extents.h"
 #include "executor/kernels/host_kernel_set.h"
 #include "models/input/error.h"
 #include "planner/layout/gradients.h"
@@ -127,8 +128,8 @@ void RunJob::share_times(Device& device, RankJob& mine) const {
   }
 }
 
-// Decided from the times of all ranks, so that all decide alike; looked at after 8 steps and then whenever a quarter
-// more have run.
+// Decided from the times of all ranks, so that all decide alike; looked at after 8 steps and then
+// whenever a quarter more have run.
 bool RunJob::finished(Device& device, RankJob& mine) const {
   constexpr std::size_t kFirstLook = 8;
   const auto most = static_cast<std::size_t>(steady_steps());
@@ -266,9 +267,7 @@ void RunJob::keep_gradients(Interpreter& interpreter, const Program& program, st
       continue;
     }
     const UnitLayout& layout = program.layouts.at(static_cast<std::size_t>(op.unit));
-    GradientPlaces places = buffer.host ? GradientPlaces::dense : GradientPlaces::trained;
-    if (plan.dialect == Dialect::ddp) places = GradientPlaces::as_shard;
-    for_each_trained(layout, rank, places, [&](const TrainedPart& part) {
+    for_each_trained(layout, rank, gradient_places(plan, buffer), [&](const TrainedPart& part) {
       for (const ShardedParam& p : layout.params)
         if (p.offset == part.shard && p.trainable)
           keep_rows(p, rank, data + part.gradient * size_of(plan.master_dtype), first_gradients);
@@ -279,11 +278,8 @@ void RunJob::keep_gradients(Interpreter& interpreter, const Program& program, st
 void RunJob::keep_whole(std::int32_t param, std::int64_t rank, const std::byte* from,
                         std::vector<NamedTensor>& into) const {
   if (rank != 0) return;
-  ShardedParam whole;
-  whole.param = param;
-  whole.rows = whole.chunk_rows = model.parameters.at(static_cast<std::size_t>(param)).numel();
-  whole.row_elements = 1;
-  keep_rows(whole, 0, from, into);
+  const UnitLayout whole = whole_parameter(param, model.parameters.at(static_cast<std::size_t>(param)));
+  keep_rows(whole.params.front(), 0, from, into);
 }
 
 }  // namespace fsdp

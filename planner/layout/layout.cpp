@@ -243,6 +243,18 @@ std::vector<UnitLayout> unit_layouts(const ShardingPlan& plan, const ModelGraph&
   return unit_layouts(plan, resolve_ids(plan, model), model);
 }
 
+UnitLayout whole_parameter(std::int32_t id, const Parameter& parameter) {
+  ShardedParam p;
+  p.param = id;
+  p.rows = p.chunk_rows = parameter.shape.empty() ? 1 : parameter.shape.front();
+  p.row_elements = 1;
+  for (std::size_t d = 1; d < parameter.shape.size(); ++d) p.row_elements *= parameter.shape[d];
+  UnitLayout layout;
+  layout.shard_elements = layout.reduce_elements = layout.numel = p.numel();
+  layout.params = {p};
+  return layout;
+}
+
 std::vector<std::int32_t> unit_of_parameters(const std::vector<UnitLayout>& layouts, const ModelGraph& model) {
   std::vector<std::int32_t> unit_of(model.parameters.size(), -1);
   for (std::size_t u = 0; u < layouts.size(); ++u) {

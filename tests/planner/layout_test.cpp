@@ -250,6 +250,34 @@ TEST_CASE("ddp keeps whole parameters") {
   }
 }
 
+TEST_CASE("a whole parameter is a unit of one shard, as an unsharded unit of it would be") {
+  for (const std::vector<std::int64_t>& shape : {std::vector<std::int64_t>{17, 5, 2}, {17}, {1, 3}, {}}) {
+    Parameter p;
+    p.shape = shape;
+    const UnitLayout whole = whole_parameter(3, p);
+    REQUIRE(whole.params.size() == 1);
+    const ShardedParam& only = whole.params.front();
+    CHECK(only.param == 3);
+    CHECK(only.rows == (shape.empty() ? 1 : shape.front()));  // what a slab of dimension 0 counts
+    CHECK(only.numel() == p.numel());
+    CHECK(only.padded_shard() == p.numel());
+    CHECK(only.local_elements(0) == p.numel());
+    CHECK(whole.shards == 1);
+    CHECK(whole.numel == p.numel());
+    CHECK(whole.shard_elements == p.numel());
+    CHECK(whole.local_elements(0) == p.numel());
+    CHECK(whole.local_trained_elements(0) == p.numel());
+    CHECK(whole.trained());
+  }
+  const ModelGraph model = small_llama();
+  const ShardingPlan alone = naive_plan(model, {.ranks = 1, .seq_len = 8});
+  for (const UnitLayout& unit : unit_layouts(alone, model))
+    for (ShardedParam p : unit.params) {
+      p.offset = 0;
+      CHECK(whole_parameter(p.param, model.parameters[static_cast<std::size_t>(p.param)]).params.front() == p);
+    }
+}
+
 TEST_CASE("padding that overflows is refused, not wrapped") {
   ModelGraph model = small_llama();
   model.parameters[0].shape = {3, std::int64_t{1} << 61};  // 4 padded rows on 4 ranks: 2^63 elements

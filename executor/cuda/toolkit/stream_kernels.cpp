@@ -138,8 +138,8 @@ void StreamKernels::batch(const TokenReader& read, std::uint64_t seed, std::int6
 }
 
 void StreamKernels::read_state(const StateReader& read, const Parameter& parameter, StatePart part, const Slab& slab,
-                               DType type, std::int64_t elements, std::byte* to) const {
-  std::vector<std::byte> values(static_cast<std::size_t>(elements * size_of(type)));
+                               DType type, std::byte* to) const {
+  std::vector<std::byte> values(static_cast<std::size_t>(elements_of(slab, parameter) * size_of(type)));
   read(parameter, part, slab, type, values.data());
   copy(to, values.data(), static_cast<std::int64_t>(values.size()));
   check(cudaStreamSynchronize(stream_), -1, "copying a parameter's state");

@@ -42,8 +42,7 @@ class HostKernels final : public HostKernelSet {
              BufferView ids, BufferView targets) const override;
   void initial_values(std::uint64_t seed, const Parameter&, std::int64_t begin, std::int64_t count, DType,
                       std::byte* to) const override;
-  void read_state(const StateReader&, const Parameter&, StatePart, const Slab&, DType, std::int64_t elements,
-                  std::byte* to) const override;
+  void read_state(const StateReader&, const Parameter&, StatePart, const Slab&, DType, std::byte* to) const override;
   void matmul(DType, Transpose ta, Transpose tb, std::int64_t m, std::int64_t n, std::int64_t k, const void* a,
               const void* b, void* c, bool accumulate, BufferView scratch) const override;
 };

@@ -28,7 +28,7 @@ void HostKernels::initial_values(std::uint64_t seed, const Parameter& parameter,
 }
 
 void HostKernels::read_state(const StateReader& read, const Parameter& parameter, StatePart part, const Slab& slab,
-                             DType type, std::int64_t, std::byte* to) const {
+                             DType type, std::byte* to) const {
   read(parameter, part, slab, type, to);
 }
 

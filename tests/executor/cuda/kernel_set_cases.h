@@ -274,7 +274,7 @@ inline void check_data(const Subject& subject) {
     std::vector<Tensor> t;
     t.push_back(Tensor::poisoned(s, DType::f32, 90));
     t.push_back(Tensor::poisoned(s, DType::f32, 90));
-    s.kernels.read_state(state, matrix, StatePart::first_moment, {0, 4, 3}, DType::f32, 90, t[0].view().data);
+    s.kernels.read_state(state, matrix, StatePart::first_moment, {0, 4, 3}, DType::f32, t[0].view().data);
     s.kernels.copy(t[1].view().data, t[0].view().data, 4 * 89);
     s.kernels.zero({t[0].view().data, 8});
     s.kernels.copy(t[1].view().data, nullptr, 0);

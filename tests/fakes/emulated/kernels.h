@@ -76,8 +76,8 @@ class EmulatedKernels final : public KernelSet {
     cuda::launch_initial_values(initial_values_of(seed, parameter), begin, count, type, to, launch_);
   }
   void read_state(const StateReader& read, const Parameter& parameter, StatePart part, const Slab& slab, DType type,
-                  std::int64_t elements, std::byte* to) const override {
-    host_kernel_set().read_state(read, parameter, part, slab, type, elements, to);
+                  std::byte* to) const override {
+    host_kernel_set().read_state(read, parameter, part, slab, type, to);
   }
 
  private:

@@ -1,8 +1,9 @@
 // The kernels of a GPU as a KernelSet on one stream: each puts its work on the stream and returns. Used while its
 // context lives, by the host thread of that context's rank.
 //
-// A member is defined in the .cu file of its theme, which puts the launch on the stream; those that need only the
-// driver or a library, in toolkit/stream_kernels.cpp.
+// Members are defined in elementwise.cu (copies, conversions, scaling), layouts.cu (layouts of collectives) and
+// update.cu (optimizers, norms, initial values); those that dispatch an op, or need only the driver or a library, in
+// toolkit/stream_kernels.cpp.
 #pragma once
 
 #include <memory>
@@ -58,8 +59,7 @@ class StreamKernels final : public KernelSet {
   void initial_values(std::uint64_t seed, const Parameter&, std::int64_t begin, std::int64_t count, DType,
                       std::byte* to) const override;
   // Before the first step. Waits for the copy, because its source goes.
-  void read_state(const StateReader&, const Parameter&, StatePart, const Slab&, DType, std::int64_t elements,
-                  std::byte* to) const override;
+  void read_state(const StateReader&, const Parameter&, StatePart, const Slab&, DType, std::byte* to) const override;
 
  private:
   void run(const Call&, DType, bool backward) const;
