@@ -97,7 +97,7 @@ RunOptions run_options(const RunFlags& f) {
   if (f.steps) options.steps = static_cast<int>(parse_count(*f.steps, "--steps", 1, 1'000'000));
   if (f.until_noise) {
     options.until_noise = parse_percent(*f.until_noise, "--until-noise");
-    options.steps = f.max_steps ? static_cast<int>(parse_count(*f.max_steps, "--max-steps", 8, 1'000'000)) : kMostSteps;
+    options.steps = f.max_steps ? static_cast<int>(parse_count(*f.max_steps, "--max-steps", kFewestToSettle, 1'000'000)) : kMostSteps;
   }
   if (f.warmup) options.warmup_steps = static_cast<int>(parse_count(*f.warmup, "--warmup", 1, 1000));
   return options;

@@ -78,7 +78,7 @@ StepNoise noise_of(const RankJob& rank, std::span<const double> measured) {
   n.warmup_steps = 1 + static_cast<std::int64_t>(rank.measured_from);
   n.stopped = rank.stopped;
   const auto settled = settled_after(measured);
-  n.settled = measured.size() < 8 || settled == std::size_t{0};  // fewer do not tell
+  n.settled = measured.size() < kFewestToSettle || settled == std::size_t{0};  // fewer do not tell
   n.p10_seconds = quantile(measured, 0.1);
   n.p90_seconds = quantile(measured, 0.9);
   n.independent_steps = independent_steps(measured);

@@ -128,10 +128,9 @@ void RunJob::share_times(Device& device, RankJob& mine) const {
   }
 }
 
-// Decided from the times of all ranks, so that all decide alike; looked at after 8 steps and then
+// Decided from the times of all ranks, so that all decide alike; looked at after kFewestToSettle steps and then
 // whenever a quarter more have run.
 bool RunJob::finished(Device& device, RankJob& mine) const {
-  constexpr std::size_t kFirstLook = 8;
   const auto most = static_cast<std::size_t>(steady_steps());
   if (!options.until_noise) {
     mine.stopped = fmt::format("{} steps, as asked", options.steps);
@@ -139,7 +138,7 @@ bool RunJob::finished(Device& device, RankJob& mine) const {
   }
   const std::size_t run = mine.steady.size() - std::min(mine.steady.size(), static_cast<std::size_t>(warmup()));
   const std::size_t looked = mine.slowest.size() - std::min(mine.slowest.size(), static_cast<std::size_t>(warmup()));
-  if (run < kFirstLook ||
+  if (run < kFewestToSettle ||
       (run < looked + std::max<std::size_t>(looked / 4, 4) && looked > 0 && mine.steady.size() < most))
     return false;
   share_times(device, mine);

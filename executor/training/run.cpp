@@ -41,8 +41,9 @@ void check_runnable(const Job& job, const Backend& backend, const RunOptions& op
   if (options.until_noise && options.after_step)
     throw InputError(setting("until_noise"), "does not know its last step beforehand, which work between steps is told",
                      "give --steps");
-  if (options.until_noise && (!(*options.until_noise > 0) || options.steps < 8))
-    throw InputError(setting("until_noise"), "needs a positive fraction and at least 8 steps to reach it in",
+  if (options.until_noise && (!(*options.until_noise > 0) || options.steps < static_cast<int>(kFewestToSettle)))
+    throw InputError(setting("until_noise"),
+                     fmt::format("needs a positive fraction and at least {} steps to reach it in", kFewestToSettle),
                      "give it such as 2%, and more --max-steps");
 }
 

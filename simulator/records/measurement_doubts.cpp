@@ -36,9 +36,9 @@ void add_steps(std::vector<std::string>& words, const Measurement& m) {
         "steps had not settled: the first measured ones differ from the others; give --warmup more of them");
   if (!n.median_interval) {
     words.push_back(
-        m.step_seconds.size() < 6
-            ? fmt::format("{} steps are too few to say how sure their median is; 6 or more are needed",
-                          m.step_seconds.size())
+        m.step_seconds.size() < kFewestForInterval
+            ? fmt::format("{} steps are too few to say how sure their median is; {} or more are needed",
+                          m.step_seconds.size(), kFewestForInterval)
             : fmt::format("{} steps tell as much as {:.0f} independent ones: too few to say how sure their median is",
                           m.step_seconds.size(), n.independent_steps));
   } else if (const double half = 0.5 * (n.median_interval->high - n.median_interval->low) / m.median_step_seconds;

@@ -9,7 +9,7 @@ namespace fsdp {
 
 namespace {
 
-constexpr std::size_t kFewestForInterval = 6, kFewestToSettle = 8, kFewestInQuarter = 3;
+constexpr std::size_t kFewestInQuarter = 3;
 constexpr double kSame = 0.01;  // medians this close are the same for every use of a step time
 
 // Positions in the sorted list; equal values share the mean of theirs.

@@ -11,6 +11,9 @@
 
 namespace fsdp {
 
+// Fewest steps that tell whether their times have settled, and fewest independent ones whose median has an interval.
+inline constexpr std::size_t kFewestToSettle = 8, kFewestForInterval = 6;
+
 // Linear between order statistics (numpy's default). 0 of an empty list.
 [[nodiscard]] double quantile(std::span<const double> values, double q);
 
@@ -20,7 +23,8 @@ namespace fsdp {
 [[nodiscard]] double independent_steps(std::span<const double> seconds);
 
 // 95 % confidence interval of the median: the order statistics at n/2 -+ 0.98 sqrt(n) (normal approximation of the
-// binomial), n the independent steps. None below 6: then the smallest and the largest do not reach 95 %.
+// binomial), n the independent steps. None below kFewestForInterval: then the smallest and the largest do not reach 95
+// %.
 struct Interval {
   double low = 0, high = 0;
   friend bool operator==(const Interval&, const Interval&) = default;
@@ -31,7 +35,7 @@ struct Interval {
 
 // How many leading steps are warm-up: the fewest of 0, 1, 2, 3, 4, 6, 8, 12, 16, ... such that the median of the first
 // quarter of the rest (at least 3 steps) lies inside the interval of the median of what follows that quarter, or within
-// 1 % of it. None: not within half of the steps, or fewer than 8 of them.
+// 1 % of it. None: not within half of the steps, or fewer than kFewestToSettle of them.
 [[nodiscard]] std::optional<std::size_t> settled_after(std::span<const double> seconds);
 
 }  // namespace fsdp
