@@ -121,10 +121,10 @@ std::optional<ClusterSpec> processors_of(const BackendFlags& f, const ShardingPl
 }
 
 ChosenBackend make_backend(const BackendFlags& f, const std::string& model, const ShardingPlan& plan,
-                           const BackendOptions& options) {
+                           const std::optional<ClusterSpec>& processors, const BackendOptions& options) {
   const MeshShape mesh{plan.replicate(), plan.shard()};
-  if (const auto host = processors_of(f, plan))
-    return {*f.backend == "mpi" ? make_mpi_backend(mesh, options) : make_host_backend(mesh, options), *host};
+  if (processors)
+    return {*f.backend == "mpi" ? make_mpi_backend(mesh, options) : make_host_backend(mesh, options), *processors};
   CudaOptions cuda{.run = options, .virtual_ranks = f.virtual_ranks, .processes = among_processes(f)};
   if (f.devices) cuda.devices = parse_devices(*f.devices);
   std::optional<ClusterSpec> named;

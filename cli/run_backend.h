@@ -34,7 +34,8 @@ struct ChosenBackend {
   // What the measurement says that it ran on. GPUs: --cluster, where given and possible, else the GPUs that are there.
   ClusterSpec cluster;
 };
+// `processors`: processors_of.
 [[nodiscard]] ChosenBackend make_backend(const BackendFlags&, const std::string& model, const ShardingPlan&,
-                                         const BackendOptions&);
+                                         const std::optional<ClusterSpec>& processors, const BackendOptions&);
 
 }  // namespace fsdp::cli

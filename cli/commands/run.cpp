@@ -97,7 +97,8 @@ RunOptions run_options(const RunFlags& f) {
   if (f.steps) options.steps = static_cast<int>(parse_count(*f.steps, "--steps", 1, 1'000'000));
   if (f.until_noise) {
     options.until_noise = parse_percent(*f.until_noise, "--until-noise");
-    options.steps = f.max_steps ? static_cast<int>(parse_count(*f.max_steps, "--max-steps", kFewestToSettle, 1'000'000)) : kMostSteps;
+    options.steps = f.max_steps ? static_cast<int>(parse_count(*f.max_steps, "--max-steps", kFewestToSettle, 1'000'000))
+                                : kMostSteps;
   }
   if (f.warmup) options.warmup_steps = static_cast<int>(parse_count(*f.warmup, "--warmup", 1, 1000));
   return options;
@@ -123,8 +124,9 @@ Trained execute(const RunFlags& f, const ModelGraph& model, const ShardingPlan& 
   const bool reports = others == nullptr || others->rank() == 0;
   // Ranks on processors that have no room are refused before anything is opened.
   std::optional<Programs> programs;
-  if (const auto host = processors_of(f.machine, plan)) {
-    programs.emplace(resolve(model, plan, implementation_of(f.machine), *host));
+  const std::optional<ClusterSpec> processors = processors_of(f.machine, plan);
+  if (processors) {
+    programs.emplace(resolve(model, plan, implementation_of(f.machine), *processors));
     check_room(*programs, ranks_here(plan, others), *f.shared.plan);
   }
   const BackendOptions watchdog = backend_options(f);
@@ -132,7 +134,7 @@ Trained execute(const RunFlags& f, const ModelGraph& model, const ShardingPlan& 
   const TrainingSetup training = apply_training_flags(f.training, model, plan, options);
   std::optional<TrainLog> log;
   if (f.training.log && reports) log.emplace(*f.training.log, "--log");
-  const auto [backend, cluster] = make_backend(f.machine, *f.shared.model, plan, watchdog);
+  const auto [backend, cluster] = make_backend(f.machine, *f.shared.model, plan, processors, watchdog);
   if (!programs) programs.emplace(resolve(model, plan, backend->implementation(), cluster));
   Progress progress;
   options.progress = [&](const StepReport& s) {
