@@ -16,6 +16,7 @@
 //   Dialect parse_dialect(...) { return parse_name<Dialect>(text, kDialects, typed, where, "dialect"); }
 #pragma once
 
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -34,16 +35,21 @@ template <class E>
   return text(static_cast<E>(count)).empty();
 }
 
+// The value with that name, if there is one.
+template <class E>
+[[nodiscard]] constexpr std::optional<E> find_name(std::string_view (*text)(E), int count, std::string_view typed) {
+  for (int i = 0; i < count; ++i)
+    if (text(static_cast<E>(i)) == typed) return static_cast<E>(i);
+  return std::nullopt;
+}
+
 // The value with that name. Throws InputError(where, "unknown dialect 'x'", "use one of: fsdp2, fsdp1, ddp").
 template <class E>
 [[nodiscard]] E parse_name(std::string_view (*text)(E), int count, std::string_view typed, const Origin& where,
                            std::string_view what) {
+  if (const auto value = find_name(text, count, typed)) return *value;
   std::string known;
-  for (int i = 0; i < count; ++i) {
-    const E value = static_cast<E>(i);
-    if (text(value) == typed) return value;
-    known += (known.empty() ? "" : ", ") + std::string(text(value));
-  }
+  for (int i = 0; i < count; ++i) known += (i == 0 ? "" : ", ") + std::string(text(static_cast<E>(i)));
   throw InputError(where, "unknown " + std::string(what) + " '" + std::string(typed) + "'", "use one of: " + known);
 }
 

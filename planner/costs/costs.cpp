@@ -47,14 +47,6 @@ constexpr std::string_view label(CollectiveKind k) {
 }
 static_assert(names_all<CollectiveKind>(label, kCollectiveKinds));
 
-// The value of that name, if there is one.
-template <class E>
-std::optional<E> named(std::string_view text, int count) {
-  for (int i = 0; i < count; ++i)
-    if (text == label(static_cast<E>(i))) return static_cast<E>(i);
-  return {};
-}
-
 // --- writing
 
 Json json_of(const KernelRate& r) {
@@ -189,7 +181,7 @@ void read_curves(JsonObject& root, Costs& c) {
 CollectiveCurve collective_curve(JsonObject& row) {
   CollectiveCurve c;
   const std::string kind = row.text("collective");
-  const auto known = named<CollectiveKind>(kind, kCollectiveKinds);
+  const auto known = find_name<CollectiveKind>(label, kCollectiveKinds, kind);
   if (!known) row.refuse("collective", "is not known", "use all_gather, reduce_scatter or all_reduce");
   c.kind = *known;
   c.ranks = row.integer("ranks", 2, 1 << 24);
@@ -209,7 +201,7 @@ void read_collectives(JsonObject& root, Costs& c) {
   c.gpu_spread = root.optional_number("gpu_spread", 0, 1).value_or(c.gpu_spread);
   c.step_jitter = root.optional_number("step_jitter", 0, 1).value_or(c.step_jitter);
   if (const auto variant = root.optional_text("collective_variant")) {
-    const auto known = named<CollectiveVariant>(*variant, kCollectiveVariants);
+    const auto known = find_name<CollectiveVariant>(label, kCollectiveVariants, *variant);
     if (!known) root.refuse("collective_variant", "is not known", "use nccl, symmetric-memory or copy-engine");
     c.collective_variant = *known;
   }

@@ -26,12 +26,9 @@ void buffer_kinds(Io& io, std::string_view key, auto& bytes) {
 // How FieldWriter and FieldReader treat a verdict.
 static std::string text(Verdict v) { return std::string(name(v)); }
 static bool from_text(std::string_view text, Verdict& verdict) {
-  for (const Verdict v : kVerdicts)
-    if (name(v) == text) {
-      verdict = v;
-      return true;
-    }
-  return false;
+  const auto found = find_name<Verdict>(name, kVerdicts, text);
+  verdict = found.value_or(verdict);
+  return found.has_value();
 }
 static std::string_view noun(Verdict) { return "verdict"; }
 

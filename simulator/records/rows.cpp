@@ -3,19 +3,13 @@
 #include <array>
 #include <charconv>
 
+#include "models/input/names.h"
+
 namespace fsdp {
 
 namespace {
 
 constexpr std::array<char, kStreams> kStreamLetters = {'D', 'C', 'G', 'R', 'A'};
-
-// The value of an enum whose name is `text`.
-template <class Enum>
-std::optional<Enum> named(std::string_view text, int count) {
-  for (int i = 0; i < count; ++i)
-    if (name(static_cast<Enum>(i)) == text) return static_cast<Enum>(i);
-  return std::nullopt;
-}
 
 struct Words {
   std::string_view first, rest;
@@ -36,8 +30,8 @@ std::string text(const ActionKey& key) {
 
 std::optional<ActionKey> parse_action_key(std::string_view text) {
   const auto [first, rest] = split_first(text);
-  const auto action = named<Action>(first, kActions);
-  const auto op = named<OpKind>(rest, kOpKinds);
+  const auto action = find_name<Action>(name, kActions, first);
+  const auto op = find_name<OpKind>(name, kOpKinds, rest);
   if (!action || (first.size() < text.size() && !op)) return std::nullopt;
   return ActionKey{*action, op};
 }
@@ -70,7 +64,7 @@ std::string text(const OrderedOperation& operation) {
 std::optional<OrderedOperation> parse_ordered_operation(std::string_view text) {
   if (text.size() < 3 || text.substr(1, 2) != ": ") return std::nullopt;
   const auto [first, rest] = split_first(text.substr(3));
-  const auto action = named<Action>(first, kActions);
+  const auto action = find_name<Action>(name, kActions, first);
   if (!action) return std::nullopt;
   for (int s = 0; s < kStreams; ++s)
     if (letter(static_cast<Stream>(s)) == text.front())

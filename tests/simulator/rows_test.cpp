@@ -100,7 +100,7 @@ TEST_CASE("the parts of a breakdown: every member once, all names different, the
 }
 
 TEST_CASE("verdicts have different words, best first") {
-  CHECK(name(kVerdicts[0]) == "fits");
-  CHECK(name(kVerdicts[1]) == "tight");
-  CHECK(name(kVerdicts[2]) == "does not fit");
+  CHECK(name(static_cast<Verdict>(0)) == "fits");
+  CHECK(name(static_cast<Verdict>(1)) == "tight");
+  CHECK(name(static_cast<Verdict>(2)) == "does not fit");
 }
