@@ -26,11 +26,20 @@ ClusterSpec cluster_of_gpus(const std::vector<GpuFacts>& seen, std::int64_t gpus
   return c;
 }
 
+namespace {
+
+// Memory of one kind of GPU differs by what the driver keeps (1 to 2 %) and by ECC (a sixteenth of GDDR memory, where
+// it is on). GPUs of the catalog with as many multiprocessors and another memory differ by a sixth or more. This lies
+// between.
+constexpr double kSameMemory = 0.1;
+
+}  // namespace
+
 void check_names_these_gpus(const ClusterSpec& named, const ClusterSpec& found) {
   const char* remedy =
       "name the cluster that these GPUs are part of, or leave it out: the measurement then says which "
       "GPUs it found";
-  const auto differs = [](double a, double b) { return std::abs(a - b) > 0.1 * std::max(a, b); };
+  const auto differs = [](double a, double b) { return std::abs(a - b) > kSameMemory * std::max(a, b); };
   if (named.host)
     throw InputError(setting("cluster"), "'host' has no GPUs", "name a cluster of GPUs, such as dgx-h100");
   if (named.gpu.sms != found.gpu.sms)

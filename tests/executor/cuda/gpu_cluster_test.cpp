@@ -3,6 +3,9 @@
 
 #include <doctest/doctest.h>
 
+#include <cmath>
+#include <string>
+
 #include "models/catalog.h"
 #include "models/input/error.h"
 
@@ -32,6 +35,8 @@ TEST_CASE("GPUs that nobody has named are described by the driver's facts, and n
   CHECK(c.nodes() == 2);
   CHECK(c.gpu.sms == 132);
   CHECK(c.gpu.memory == kH100.memory);
+  CHECK(c.gpu.usable_memory == kH100.memory);
+  CHECK(c.gpu.l2 == kH100.l2);
   CHECK(c.gpu.compute_capability == 90);
   CHECK(c.gpu.memory_bandwidth.count() == 0);
   CHECK(c.intra_bus.count() == 0);
@@ -48,4 +53,32 @@ TEST_CASE("a named cluster must have the multiprocessors and the memory that are
         std::string::npos);
   CHECK(refusal(load_cluster("dgx-h200", 8), found).find("of memory, but NVIDIA H100") != std::string::npos);
   CHECK(refusal(load_cluster("host", 8), found).find("'host' has no GPUs") != std::string::npos);
+}
+
+TEST_CASE("memory may differ by ECC and by what the driver keeps, not by as much as two kinds of one GPU") {
+  const ClusterSpec named = load_cluster("dgx-h100", 8);
+  const auto with_memory = [&](double share) {
+    GpuFacts gpu = kH100;
+    gpu.memory = Bytes(std::llround(share * static_cast<double>(named.gpu.usable_memory.count())));
+    return refusal(named, cluster_of_gpus({gpu}, 8, 8));
+  };
+  for (const double share : {0.92, 15.0 / 16, 1.0, 16.0 / 15, 1.08}) CHECK(with_memory(share) == "");
+  for (const double share : {0.88, 1.12})
+    CHECK(with_memory(share).find("of memory, but NVIDIA H100") != std::string::npos);
+
+  std::size_t kinds = 0;  // of one GPU, in the catalog
+  for (const std::string& a : gpu_names())
+    for (const std::string& b : gpu_names()) {
+      CAPTURE(a);
+      CAPTURE(b);
+      ClusterSpec wanted, found;
+      wanted.gpu = load_gpu(a, "gpu");
+      found.gpu = load_gpu(b, "gpu");
+      if (wanted.gpu.sms != found.gpu.sms) continue;
+      const bool alike = wanted.gpu.memory == found.gpu.memory;
+      found.gpu.memory = found.gpu.usable_memory;  // as a driver states it
+      CHECK((refusal(wanted, found) == "") == alike);
+      kinds += alike ? 0 : 1;
+    }
+  CHECK(kinds >= 8);
 }
