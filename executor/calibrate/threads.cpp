@@ -113,41 +113,40 @@ double after_sleep(Backend& backend, DType type, double seconds) {
   });
 }
 
-// A row of matmuls with something on another stream after every kEvery-th: the indices of that matmul and of that
-// thing.
-std::vector<std::array<std::int32_t, 2>> row_beside(
-    Device& device, const Issue& matmul, const std::function<void(std::int32_t op, std::int32_t after)>& beside) {
-  std::vector<std::array<std::int32_t, 2>> pairs;
+// A row of matmuls with something on another stream after every kEvery-th: calls matmul(op, i), which counts `op` on,
+// and beside(op, after) with the operation that it is to wait for.
+template <class Matmul, class Beside>
+void for_row(const Matmul& matmul, const Beside& beside) {
   std::int32_t op = 0;
   for (int i = 0; i < kRow; ++i) {
-    matmul(device, op, i);
+    matmul(op, i);
     if (i % kEvery != kEvery / 2) continue;
-    pairs.push_back({op - 1, op});
     beside(op, op - 1);
     ++op;
   }
-  return pairs;
 }
 
-std::vector<std::array<std::int32_t, 2>> row_pairs() {  // as row_beside numbers them
+void row_beside(Device& device, const Issue& matmul,
+                const std::function<void(std::int32_t op, std::int32_t after)>& beside) {
+  for_row([&](std::int32_t& op, int i) { matmul(device, op, i); }, beside);
+}
+
+// Those matmuls, and what stands beside them.
+std::vector<std::array<std::int32_t, 2>> row_pairs() {
   std::vector<std::array<std::int32_t, 2>> pairs;
-  std::int32_t op = 0;
-  for (int i = 0; i < kRow; ++i) {
-    ++op;
-    if (i % kEvery == kEvery / 2) {
-      pairs.push_back({op - 1, op});
-      ++op;
-    }
-  }
+  for_row([](std::int32_t& op, int) { ++op; },
+          [&](std::int32_t op, std::int32_t after) {
+            pairs.push_back({after, op});
+          });
   return pairs;
 }
 
 double beside(Backend& backend, DType type, double seconds) {
   const auto script = [](Device& device, const Issue& matmul, BufferView) {
-    static_cast<void>(row_beside(device, matmul, [&](std::int32_t op, std::int32_t after) {
+    row_beside(device, matmul, [&](std::int32_t op, std::int32_t after) {
       const std::int32_t waits[] = {after};
       device.launch(op, Stream::copy_in, waits, [] {});
-    }));
+    });
   };
   return measure(backend, type, seconds, script, [](const std::vector<Records>& ranks) {
     std::vector<double> gaps;
@@ -176,10 +175,10 @@ double from_last_ready(const std::vector<Records>& ranks, std::int32_t ready, st
 double collective_after(Backend& backend, DType type, double seconds, bool row_goes_on) {
   const auto script = [=](Device& device, const Issue& matmul, BufferView small) {
     if (row_goes_on) {
-      static_cast<void>(row_beside(device, matmul, [&](std::int32_t op, std::int32_t after) {
+      row_beside(device, matmul, [&](std::int32_t op, std::int32_t after) {
         const std::int32_t waits[] = {after};
         small_all_reduce(device, op, waits, small, type);
-      }));
+      });
       return;
     }
     for (std::int32_t i = 0; i < 2 * kMeetings; i += 2) {

@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <utility>
 
+#include "executor/kernels/extents.h"
+
 namespace fsdp::cuda {
 namespace {
 
@@ -14,14 +16,6 @@ StoredMatrix stored(std::int64_t rows, std::int64_t columns, Transpose t) {
   if (t == Transpose::yes) std::swap(rows, columns);
   return {.rows = columns, .columns = rows, .ld = std::max<std::int64_t>(1, columns), .batch_stride = rows * columns};
 }
-
-struct Slots {  // of experts
-  explicit Slots(const Call& call)
-      : experts(call.shape.experts.count),
-        capacity(call.shape.experts.capacity(call.tokens)),
-        rows(extent(experts, capacity)) {}
-  const std::int64_t experts, capacity, rows;
-};
 
 template <class T>
 LinearCalls linear_forward(DType type, const Call& call) {
@@ -69,22 +63,22 @@ LinearCalls linear_backward(DType type, const Call& call) {
 
 template <class T>
 LinearCalls expert_linear_forward(DType type, const Call& call) {
-  const Slots s(call);
+  const ExpertSizes s(call);
   const std::int64_t in = call.shape.in, out = call.shape.out;
   return {{{.matmul = {.type = type, .tb = Transpose::yes, .m = s.capacity, .n = out, .k = in, .batch = s.experts},
-            .a = call.input<T>(0, extent(s.rows, in)),
+            .a = call.input<T>(0, extent(s.slots, in)),
             .b = call.param<T>(0, extent(s.experts, out, in)),
-            .c = call.output<T>(0, extent(s.rows, out))}},
+            .c = call.output<T>(0, extent(s.slots, out))}},
           {}};
 }
 
 template <class T>
 LinearCalls expert_linear_backward(DType type, const Call& call) {
-  const Slots s(call);
+  const ExpertSizes s(call);
   const std::int64_t in = call.shape.in, out = call.shape.out;
-  const T* dy = call.grad_output<T>(0, extent(s.rows, out));
+  const T* dy = call.grad_output<T>(0, extent(s.slots, out));
   LinearCalls calls;
-  if (T* dx = call.grad_input<T>(0, extent(s.rows, in)))
+  if (T* dx = call.grad_input<T>(0, extent(s.slots, in)))
     calls.matmuls.push_back({.matmul = {.type = type,
                                         .m = s.capacity,
                                         .n = in,
@@ -103,7 +97,7 @@ LinearCalls expert_linear_backward(DType type, const Call& call) {
                                         .batch = s.experts,
                                         .accumulate = call.adds_to_param(0)},
                              .a = dy,
-                             .b = call.input<T>(0, extent(s.rows, in)),
+                             .b = call.input<T>(0, extent(s.slots, in)),
                              .c = dw});
   return calls;
 }

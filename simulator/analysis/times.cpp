@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 
 #include "simulator/analysis/order.h"
 
@@ -23,19 +24,17 @@ ActionKey action_key(const Operation& op, const ModelGraph& model) {
 }
 
 std::vector<ActionTime> times_by_action(const Step& step, const Timeline& timeline, const ModelGraph& model) {
-  // Row: action, and the kind of op where it is a typed one.
-  constexpr std::size_t kColumns = kOpKinds + 1;
-  std::vector<ActionTime> table(static_cast<std::size_t>(kActions) * kColumns);
+  std::map<ActionKey, ActionTime> rows;
   for (std::size_t i = 0; i < step.ops.size(); ++i) {
-    const Operation& op = step.ops[i];
-    if (!runs_on_a_stream(op)) continue;
-    const std::size_t column =
-        is_typed(op) ? 1 + static_cast<std::size_t>(model.ops[static_cast<std::size_t>(op.graph_op)].kind) : 0;
-    ActionTime& row = table[static_cast<std::size_t>(op.action) * kColumns + column];
-    if (row.count++ == 0) row.what = action_key(op, model);
+    if (!runs_on_a_stream(step.ops[i])) continue;
+    const ActionKey what = action_key(step.ops[i], model);
+    ActionTime& row = rows[what];
+    row.what = what;
+    ++row.count;
     row.seconds += timeline.spans[i].end - timeline.spans[i].start;
   }
-  std::erase_if(table, [](const ActionTime& row) { return row.count == 0; });
+  std::vector<ActionTime> table;
+  for (const auto& [what, row] : rows) table.push_back(row);
   std::stable_sort(table.begin(), table.end(),
                    [](const ActionTime& a, const ActionTime& b) { return a.seconds > b.seconds; });
   return table;

@@ -55,6 +55,12 @@ void fill_rates(Prediction& p, const Program& program, std::span<const Demand> d
   p.hfu = (model_flops + recomputed_flops(program.steady_step, demands, c.model)) / seconds / peak;
 }
 
+// Buffers that are free only once other streams have passed.
+bool waits_for_streams(const Program& program) {
+  return std::any_of(program.buffers.begin(), program.buffers.end(),
+                     [](const Buffer& b) { return b.recorded_streams != 0; });
+}
+
 // What the caching allocator replays: the program and when its operations ran. Buffers that wait for streams need the
 // first step's times too.
 struct Replayed {
@@ -65,9 +71,7 @@ struct Replayed {
 
   Replayed(const Program& p, const CostContext& context, const Timeline& timeline)
       : program(p), c(context), steady(timeline) {
-    const auto waits = [](const Buffer& b) { return b.recorded_streams != 0; };
-    if (std::any_of(p.buffers.begin(), p.buffers.end(), waits))
-      first = simulate(p.first_step, demands_of(p.first_step, p, c), {.steps = 1});
+    if (waits_for_streams(p)) first = simulate(p.first_step, demands_of(p.first_step, p, c), {.steps = 1});
   }
   [[nodiscard]] AllocatorPrediction with(std::int64_t capacity, bool expandable) const {
     const FixedAllocation cublas = cublas_workspace(c.cluster.gpu);
@@ -84,8 +88,7 @@ struct Replayed {
 // One block that holds every tensor at its offset. Where blocks wait for streams there are no fixed offsets.
 std::optional<std::int64_t> arena_of(const Program& program, const CostContext& c) {
   if (!c.cluster.host && c.implementation.memory != MemorySource::arena) return std::nullopt;
-  const auto waits = [](const Buffer& b) { return b.recorded_streams != 0; };
-  if (std::any_of(program.buffers.begin(), program.buffers.end(), waits)) return std::nullopt;
+  if (waits_for_streams(program)) return std::nullopt;
   if (program.arena_bytes > 0) return program.arena_bytes;
   Program planned = program;
   assign_arena(planned);
@@ -134,7 +137,8 @@ std::string peak_place(const Prediction& p, const Program& program, const CostCo
   return describe(op, program, c.plan, c.model) + ", " + names[p.memory.peak_step];
 }
 
-// Ranks with equal unpadded shards have equal Steps. Replicas repeat the roles of their shard group.
+// Of memory: ranks with equal unpadded shards allocate alike. The roles of Programs are finer, because an integer
+// reshard gives them other places in their small groups. Replicas repeat the roles of their shard group.
 void fill_roles(Prediction& p, Programs& programs) {
   const ShardingPlan& plan = programs.job().plan;
   const std::vector<UnitLayout>& layouts = programs.of(0).layouts;

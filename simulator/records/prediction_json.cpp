@@ -91,7 +91,12 @@ namespace {
 
 // Every rank has a role that the document describes.
 void check_roles(JsonObject& root, const Prediction& p) {
-  static_cast<void>(root.integers("role_of_rank", 0, static_cast<std::int64_t>(p.other_roles.size())));
+  for (const std::int32_t role : p.role_of_rank)
+    if (role > static_cast<std::int64_t>(p.other_roles.size()))
+      root.refuse("role_of_rank",
+                  "names role " + std::to_string(role) + ", but other_roles ends with role " +
+                      std::to_string(p.other_roles.size()),
+                  std::string(kRemedy));
   if (!p.role_of_rank.empty() && static_cast<std::int64_t>(p.role_of_rank.size()) != p.ranks)
     root.refuse("role_of_rank", "expected one role for each of " + std::to_string(p.ranks) + " ranks",
                 std::string(kRemedy));
