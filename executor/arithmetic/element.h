@@ -83,7 +83,7 @@ decltype(auto) with_type(DType type, F&& f) {
     case DType::f16: return f(Float16{});
     case DType::i64: break;
   }
-  throw MachineError("host kernels: no arithmetic for this element type; fp64, fp32, bf16 and fp16 have it");
+  throw MachineError("no arithmetic for this element type; fp64, fp32, bf16 and fp16 have it");
 }
 
 }  // namespace fsdp

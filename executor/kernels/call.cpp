@@ -16,8 +16,8 @@ void check_extent(std::string_view operation, std::string_view what, std::size_t
 std::int64_t extent(std::int64_t a, std::int64_t b, std::int64_t c) {
   std::int64_t ab = 0, abc = 0;
   if (a < 0 || b < 0 || c < 0 || __builtin_mul_overflow(a, b, &ab) || __builtin_mul_overflow(ab, c, &abc))
-    throw MachineError("host kernels: an extent of " + std::to_string(a) + " x " + std::to_string(b) + " x " +
-                       std::to_string(c) + " elements is not possible");
+    throw MachineError("an extent of " + std::to_string(a) + " x " + std::to_string(b) + " x " + std::to_string(c) +
+                       " elements is not possible");
   return abc;
 }
 

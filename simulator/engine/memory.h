@@ -15,8 +15,8 @@ namespace fsdp {
 
 // Frees take effect at their place in host order, which is what PyTorch counts as allocated. A block with
 // recorded_streams is taken for longer, until those streams have passed (PyTorch's "active"): a device needs more than
-// this where the host runs ahead of them. Init, first step, and two steady steps; throws InternalError if a steady step
-// does not end where it began.
+// this where the host runs ahead of them. Init, first step and one steady step; throws InternalError if the steady step
+// does not end with the buffers that it began with.
 [[nodiscard]] ProgramMemory replay_memory(const Program&);
 
 }  // namespace fsdp

@@ -61,8 +61,9 @@ struct ProcessMemory {
 struct StepNoise {
   std::int64_t warmup_steps = 0;  // run before the measured ones: the first step and what had not settled
   bool settled = true;            // false: the measured steps still got faster or slower
-  std::string
-      stopped;  // why: "5 steps, as asked", "the interval of the median is within 2 %", "200 steps, the most allowed"
+  // Why the run ended: "5 steps, as asked", "the median is known to 2 % (95 % confidence), as asked", "200 steps, the
+  // most allowed".
+  std::string stopped;
   double p10_seconds = 0, p90_seconds = 0;
   std::optional<Interval> median_interval;  // 95 % confidence, seconds; none: too few independent steps
   double independent_steps = 0;
