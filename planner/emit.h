@@ -1,22 +1,53 @@
-// A plan as a script or a configuration for another tool.
+// A plan as a script or a configuration for another tool, and every way in which that file is not the plan.
+//
+//   const Emitted out = emit("accelerate", plan, model, {.gpus_per_node = 8});
+//   out.text                     // the file
+//   out.changes_prediction()     // true: what was predicted for `plan` does not hold for the file
+//   out.written                  // the plan that the file describes: predict it to see by how much
 #pragma once
 
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "models/graph.h"
+#include "models/implementation.h"
 #include "planner/plan.h"
 
 namespace fsdp {
 
+// What a prediction of the plan rests on beside the plan, as far as it is known.
+struct EmitContext {
+  const Implementation* implementation = nullptr;
+  std::optional<std::int64_t> gpus_per_node;
+};
+
+// One field that the file does not hold as the plan has it.
+struct Inexact {
+  enum class Effect : std::uint8_t {
+    none,     // on time and memory; or what every training script says itself (batch, optimizer)
+    written,  // time or memory differ; Emitted::written has the value of the file
+    unknown,  // time or memory differ, and no plan can say how
+  };
+  std::string field;  // of the plan, or "implementation", "model", "cluster"
+  std::string what;   // the target does instead, or what is to be set where
+  Effect effect = Effect::none;
+  [[nodiscard]] std::string text() const { return field + ": " + what; }
+};
+
 struct Emitted {
-  std::string text;                         // a Python script, a YAML file, a TOML file
-  std::vector<std::string> cannot_express;  // what the target cannot express; also in comments at the top
+  std::string text;                     // a Python script, a YAML file, a TOML file
+  std::vector<Inexact> cannot_express;  // also in comments at the top
+  ShardingPlan written;                 // the plan that the file describes
+  bool compiled = false;                // what the file makes is compiled
+  [[nodiscard]] bool changes_prediction() const;
+  [[nodiscard]] bool predictable() const;  // `written` (and `compiled`) hold every change
 };
 
 // `format`: pytorch, accelerate or torchtitan.
-[[nodiscard]] Emitted emit(std::string_view format, const ShardingPlan&, const ModelGraph&);
+[[nodiscard]] Emitted emit(std::string_view format, const ShardingPlan&, const ModelGraph&, const EmitContext& = {});
 [[nodiscard]] std::vector<std::string> emit_formats();
 
 }  // namespace fsdp

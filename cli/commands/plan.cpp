@@ -104,13 +104,36 @@ Json result_json(const PlanResult& result, const Prediction* prediction) {
   return out;
 }
 
-// The script or config: to --emit-to, or to standard output (the report then goes to standard error).
-void emit_plan(const PlanFlags& f, const ShardingPlan& plan, const ModelGraph& model) {
-  const Emitted emitted = emit(*f.emit, plan, model);
-  for (const std::string& missing : emitted.cannot_express)
-    print(stderr, fmt::format("{} cannot express: {}\n", *f.emit, missing));
+// Costs of the file's plan beside those of the chosen one.
+std::string predicted_as_written(const Emitted& emitted, const Prediction& chosen, Setup setup) {
+  if (!emitted.predictable()) return "What the file as written takes is not predicted.\n";
+  const auto words = [](Seconds step, Bytes peak, Verdict verdict) {
+    return fmt::format("step {}, peak {}, {}", human(step), human(peak), name(verdict));
+  };
+  try {
+    if (setup.implementation->compiled && !emitted.compiled)
+      setup.implementation = &find_implementation(setup.implementation->name, false, "implementation");
+    check(emitted.written, setup.model);
+    const Score written = score_plan(emitted.written, setup);
+    return fmt::format("The file as written: {}. The plan: {} (of {}).\n",
+                       words(written.step, written.peak_total, written.verdict),
+                       words(chosen.step_time, chosen.peak_total, chosen.verdict), human(chosen.memory_limit));
+  } catch (const InputError&) {  // a plan that no run of ours could have
+    return "What the file as written takes is not predicted.\n";
+  }
+}
+
+// The script or config: to --emit-to, or to standard output (the report then goes to standard error). False: the file
+// is another plan than the one that was predicted.
+bool emit_plan(const PlanFlags& f, const Prediction& prediction, const ShardingPlan& plan, const Setup& setup) {
+  EmitContext context{setup.implementation, std::nullopt};
+  if (!setup.cluster.host) context.gpus_per_node = setup.cluster.gpus_per_node;
+  const Emitted emitted = emit(*f.emit, plan, setup.model, context);
+  print(stderr, inexact_lines(*f.emit, emitted));
+  if (emitted.changes_prediction()) print(stderr, predicted_as_written(emitted, prediction, setup));
   if (f.emit_to) write_file(*f.emit_to, emitted.text);
   else print(stdout, emitted.text);
+  return !emitted.changes_prediction();
 }
 
 void check_flags(const PlanFlags& f) {
@@ -143,10 +166,10 @@ int plan_command(const PlanFlags& f) {
   Programs programs = programs_of(plan, setup);
   const Prediction prediction = predict(programs, setup.costs, setup.options);
   if (f.output) write_file(*f.output, to_json_text(plan));
-  if (f.emit) emit_plan(f, plan, setup.model);
+  const int code = !f.emit || emit_plan(f, prediction, plan, setup) ? kDone : kAnswerIsNo;
   if (f.json) {
     print(stdout, result_json(result, &prediction).dump(2) + "\n");
-    return kDone;
+    return code;
   }
   std::FILE* out = f.emit && !f.emit_to ? stderr : stdout;
   print(out, bold(out, verdict_line(prediction)));
@@ -157,7 +180,7 @@ int plan_command(const PlanFlags& f) {
                                result.scored));
   print(out, "\n" + rivals_table(result));
   print(out, next_command(f, setup));
-  return kDone;
+  return code;
 }
 
 }  // namespace

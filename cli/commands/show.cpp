@@ -102,10 +102,9 @@ int show_plan(const ShowFlags& f) {
   if (f.emit) {
     if (!model) throw InputError("--emit", "needs the model", "give --model");
     const Emitted emitted = emit(*f.emit, plan, *model);
-    for (const std::string& missing : emitted.cannot_express)
-      print(stderr, fmt::format("{} cannot express: {}\n", *f.emit, missing));
+    print(stderr, inexact_lines(*f.emit, emitted));
     print(stdout, emitted.text);
-    return kDone;
+    return emitted.changes_prediction() ? kAnswerIsNo : kDone;
   }
   if (f.json) {
     print(stdout, to_json_text(plan));

@@ -130,6 +130,17 @@ std::string prediction_report(const Prediction& p) {
   return out;
 }
 
+std::string inexact_lines(const std::string& format, const Emitted& emitted) {
+  std::string changes, rest;
+  for (const Inexact& i : emitted.cannot_express) {
+    const bool harmless = i.effect == Inexact::Effect::none;
+    (harmless ? rest : changes) +=
+        fmt::format("{} {} {}\n", format, harmless ? "does not hold" : "cannot express", i.text());
+  }
+  if (!changes.empty()) changes += "The file is not the plan: what was predicted for the plan does not hold for it.\n";
+  return rest + changes;
+}
+
 std::string memory_text(const MemoryReport& r, const Prediction& p) {
   constexpr std::size_t kItems = 12;
   // The first step differs from the steady one only where something is made in it: shown if the peak is there.

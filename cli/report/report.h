@@ -6,6 +6,7 @@
 #include "models/cluster.h"
 #include "models/graph.h"
 #include "planner/costs.h"
+#include "planner/emit.h"
 #include "planner/plan.h"
 #include "planner/search.h"
 #include "simulator/analysis/memory_report.h"
@@ -44,6 +45,9 @@ namespace fsdp::cli {
 // How sure the steps are, what the machine did, what the process's memory was made of; a line each, as far as the
 // record says.
 [[nodiscard]] std::string measurement_lines(const Measurement&);
+
+// "accelerate changes checkpointed: ...", "accelerate leaves to you micro_batches: ...": a line each.
+[[nodiscard]] std::string inexact_lines(const std::string& format, const Emitted&);
 
 [[nodiscard]] std::string percent(double fraction);  // "41.3 %"
 

@@ -26,6 +26,16 @@ std::vector<std::vector<std::string>> modules_of(const std::vector<Unit>& units)
   return lists;
 }
 
+std::vector<std::string> split(const std::string& list) {
+  std::vector<std::string> parts;
+  for (std::size_t begin = 0; begin <= list.size();) {
+    const std::size_t end = std::min(list.find(',', begin), list.size());
+    if (end > begin) parts.push_back(list.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return parts;
+}
+
 // FSDP1's size policy is PyTorch's own, and so is ours: its threshold, if that is what the plan's units come from; else
 // 0.
 std::int64_t size_policy(const ShardingPlan& plan, const ModelGraph& model) {
@@ -65,9 +75,27 @@ std::string mixed_precision(const ShardingPlan& plan) {
   return plan.param_dtype == DType::bf16 ? "bf16" : plan.param_dtype == DType::f16 ? "fp16" : "no";
 }
 
-// Is recomputation left to Accelerate? It recomputes what it wraps (FSDP1), or each child of it (FSDP2).
-bool recomputes(const ShardingPlan& plan, const ModelGraph& model) {
-  if (plan.dialect == Dialect::ddp || plan.checkpointed.empty() || plan.checkpointed != block_names(model))
+// The classes of modules that Accelerate wraps; not of the root.
+bool wraps_classes(const WrapKeys& wrap) { return wrap.policy == "TRANSFORMER_BASED_WRAP"; }
+
+// What Accelerate recomputes if asked to: what it wraps (FSDP1), each child of it (FSDP2).
+std::vector<std::string> recomputed(const ShardingPlan& plan, const ModelGraph& model, const std::vector<Unit>& units) {
+  std::vector<std::string> names;
+  for (std::size_t u = 0; u + 1 < units.size(); ++u) {
+    const std::string& wrapped = units[u].modules.front();
+    if (plan.dialect == Dialect::fsdp1) names.push_back(wrapped);
+    if (plan.dialect != Dialect::fsdp2) continue;
+    const std::int32_t id = model.find_module(wrapped);
+    for (const Module& m : model.modules)
+      if (m.parent == id && !m.container && m.op_begin != m.op_end) names.push_back(m.name);
+  }
+  return names;
+}
+
+// Is recomputation left to Accelerate? Only where it recomputes nothing but what the plan does, or (FSDP2) its parts.
+bool recomputes(const ShardingPlan& plan, const ModelGraph& model, const WrapKeys& wrap) {
+  if (plan.dialect == Dialect::ddp || plan.checkpointed.empty() || !wraps_classes(wrap) ||
+      plan.checkpointed != block_names(model))
     return false;
   if (plan.dialect == Dialect::fsdp2) return true;
   std::vector<std::string> wrapped;
@@ -75,101 +103,136 @@ bool recomputes(const ShardingPlan& plan, const ModelGraph& model) {
   return wrapped == plan.checkpointed;
 }
 
-// Less common choices that the plugin has no key for.
-void list_new_choices(const ShardingPlan& plan, std::vector<std::string>& list) {
-  const auto any_unit = [&](auto&& has) { return std::any_of(plan.units.begin(), plan.units.end(), has); };
-  if (any_unit([](const Unit& u) { return u.reshard_after_forward.ranks > 1; }))
-    list.push_back("resharding to a smaller group of ranks: it is full here");
-  if (any_unit([](const Unit& u) {
-        return !u.reshard_after_backward || !u.unshard_in_backward || u.grad_sync || u.gradient_divide_factor;
-      }))
-    list.push_back(
-        "switches of single units (reshard after backward, unshard in backward, gradient sync, divide factor): set "
-        "them in your "
-        "script");
-  if (any_unit([](const Unit& u) { return !u.forward_prefetch.empty() || !u.backward_prefetch.empty(); }))
-    list.push_back("prefetch lists of units: set them in your script");
-  if (!plan.checkpointed.empty() && plan.checkpoint_policy != CheckpointPolicy::full)
-    list.push_back(
-        fmt::format("recomputation by the policy {}: whole modules are recomputed here", name(plan.checkpoint_policy)));
-  if (plan.loss_chunks > 1) list.push_back(fmt::format("a loss computed in {} chunks", plan.loss_chunks));
-  if (!plan.ignored.empty())
-    list.push_back(fmt::format("ignored modules or parameters ({}): set ignored_modules of the plugin in your script",
-                               join(plan.ignored, ", ")));
-  if (!plan.shard_dims.empty()) list.push_back("parameters that are sharded on another dimension than the first");
-  if (plan.reduce_scatter_buffers != 1)
-    list.push_back(fmt::format("{} reduce-scatter buffers", plan.reduce_scatter_buffers));
-  if (plan.separate_reduce_scatter) list.push_back("a communicator for reduce-scatter alone");
-  if (plan.force_sum_reduction) list.push_back("sums instead of averages in reductions");
-  if (plan.torch != TorchVersion{})
-    list.push_back(fmt::format("the release of PyTorch: it was planned for {}", dialect_text(plan)));
-  if (!plan.limit_all_gathers) list.push_back("limit_all_gathers: false: set it on the plugin in your script");
+void write_units(Inexactness& out, const ModelGraph& model, const WrapKeys& wrap, bool reshard) {
+  ShardingPlan& written = out.written;
+  const bool fsdp2 = written.dialect == Dialect::fsdp2, fsdp1 = written.dialect == Dialect::fsdp1;
+  if (written.dialect == Dialect::ddp)
+    return out.unknown("units",
+                       "gradients are reduced in units: DistributedDataParallel fills buckets of bucket_cap_mb");
+  const auto any = [&](auto first, auto last, auto has) { return std::any_of(first, last, has); };
+  const auto differs = [&](const Unit& u) { return reshards(u) != reshard; };
+  const auto partly = [](const Unit& u) { return u.reshard_after_forward.ranks > 1; };
+  const std::vector<Unit> planned = written.units;
+  if (!wrap.exact) {
+    written.units = wraps_classes(wrap) ? wrap_classes(model, split(wrap.classes)) : wrap_root(model);
+    written.wrap = wraps_classes(wrap) ? "class:" + wrap.classes : "root";
+    out.changed("units",
+                std::string("the plan's units (groups of modules, or some modules of a class): the nearest wrap "
+                            "by class is written instead") +
+                    (fsdp2 ? "; use --emit pytorch for the units" : ""));
+  }
+  const Reshard value = reshard ? Reshard::yes : Reshard::no;
+  const auto write = [&](Unit& u) {
+    if (differs(u) || partly(u)) u.reshard_after_forward = value;
+  };
+  if (any(planned.begin(), planned.end(), partly))
+    out.changed("reshard_after_forward", "resharding to a smaller group of ranks: it is full here");
+  if (any(planned.begin(), planned.end() - 1, differs))
+    out.changed("reshard_after_forward", fmt::format("{} per unit: one value holds for all units",
+                                                     fsdp1 ? "a sharding strategy" : "reshard after forward"));
+  const Unit& root = planned.back();
+  const bool root_differs =
+      fsdp2 ? differs(root)
+            : written.shard() > 1 && planned.size() > 1 && reshard && root.reshard_after_forward == Reshard::no;
+  if (root_differs)
+    out.changed("reshard_after_forward",
+                fsdp1 ? "a root that keeps its parameters while gradients are not reduced: it has the strategy of the "
+                        "other units"
+                      : fmt::format("a root that is {}: Accelerate gives it the same value as the blocks",
+                                    reshard ? "kept after forward (PyTorch's default)" : "resharded after forward"));
+  if (!wrap.exact) {
+    for (Unit& u : written.units) u.reshard_after_forward = value;
+  } else {
+    std::for_each(written.units.begin(), written.units.end() - 1, write);
+  }
+  if (root_differs) written.units.back().reshard_after_forward = value;
 }
 
-// Choices that Accelerate makes itself, where the plan says otherwise.
-std::vector<std::string> missing(const ShardingPlan& plan, const ModelGraph& model, const WrapKeys& wrap,
-                                 bool reshard) {
-  std::vector<std::string> list;
-  const bool fsdp2 = plan.dialect == Dialect::fsdp2, fsdp1 = plan.dialect == Dialect::fsdp1;
-  if (!wrap.exact)
-    list.push_back(std::string("the plan's units (groups of modules, or some modules of a class): the nearest wrap by "
-                               "class is written instead") +
-                   (fsdp2 ? "; use --emit pytorch for the units" : ""));
-  const auto differs = [&](const Unit& u) { return reshards(u) != reshard; };
-  if ((fsdp2 || fsdp1) && std::any_of(plan.units.begin(), plan.units.end() - 1, differs))
-    list.push_back(fmt::format("{} per unit: one value holds for all units",
-                               fsdp1 ? "a sharding strategy" : "reshard after forward"));
-  if (fsdp1 && plan.shard() > 1 && plan.units.size() > 1 && plan.units.back().reshard_after_forward == Reshard::no &&
-      reshard)
-    list.push_back(
-        "a root that keeps its parameters while gradients are not reduced: it has the strategy of the other units");
-  if (fsdp2 && differs(plan.units.back()))
-    list.push_back(fmt::format("a root that is {}: Accelerate gives it the same value as the blocks",
-                               reshard ? "kept after forward (PyTorch's default)" : "resharded after forward"));
-  if (!plan.checkpointed.empty() && !(fsdp1 && recomputes(plan, model))) {
-    list.push_back(recomputes(plan, model) ? "recomputation of whole blocks: Accelerate's FSDP2 path wraps each child "
-                                             "of a block (attention, MLP, norms), which "
-                                             "keeps more activations"
-                                           : "recomputation of some modules only: it is left off here; wrap them with "
-                                             "checkpoint_wrapper in your script");
+void write_recomputation(Inexactness& out, const ModelGraph& model, const WrapKeys& wrap) {
+  ShardingPlan& plan = out.written;
+  if (plan.checkpointed.empty()) return;
+  const bool left = recomputes(plan, model, wrap);
+  if (plan.checkpoint_policy != CheckpointPolicy::full)
+    out.changes(
+        &ShardingPlan::checkpoint_policy, CheckpointPolicy::full, "checkpoint_policy",
+        fmt::format("recomputation by the policy {}: whole modules are recomputed here", name(plan.checkpoint_policy)));
+  if (!left) {
+    out.changes(&ShardingPlan::checkpointed, std::vector<std::string>{}, "checkpointed",
+                "recomputation of some modules only: it is left off here, which keeps all activations; wrap them with "
+                "checkpoint_wrapper in your script");
+  } else if (plan.dialect == Dialect::fsdp2) {
+    out.changes(&ShardingPlan::checkpointed, recomputed(plan, model, plan.units), "checkpointed",
+                "recomputation of whole blocks: Accelerate's FSDP2 path wraps each child of a block (attention, MLP, "
+                "norms), which keeps more activations");
   }
+}
+
+void write_numbers(Inexactness& out) {
+  const ShardingPlan plan = out.written;
+  const bool fsdp2 = plan.dialect == Dialect::fsdp2;
   if (fsdp2 && plan.forward_prefetch > 0)
-    list.push_back(fmt::format("forward prefetch of {} units", plan.forward_prefetch));
+    out.changes(&ShardingPlan::forward_prefetch, 0, "forward_prefetch",
+                fmt::format("forward prefetch of {} units", plan.forward_prefetch));
   if (fsdp2 && plan.backward_prefetch != 1)
-    list.push_back(fmt::format("backward prefetch of {} units (FSDP2 prefetches one)", plan.backward_prefetch));
-  list_new_choices(plan, list);
-  if (has_frozen_parameters(model))
-    list.push_back("parameters that are not trained: call requires_grad_(False) on them in your script");
+    out.changes(&ShardingPlan::backward_prefetch, 1, "backward_prefetch",
+                fmt::format("backward prefetch of {} units (FSDP2 prefetches one)", plan.backward_prefetch));
+  if (plan.dialect == Dialect::ddp && plan.backward_prefetch != 1)
+    out.elsewhere("backward_prefetch", "ddp gathers nothing");
+  if (!plan.limit_all_gathers)
+    out.changes(&ShardingPlan::limit_all_gathers, true, "limit_all_gathers",
+                "limit_all_gathers: false: set it on the plugin in your script");
   if (plan.reduce_dtype != plan.param_dtype)
-    list.push_back(fmt::format("gradient reduction in {}: mixed_precision sets one dtype for parameters and reduction",
-                               name(plan.reduce_dtype)));
+    out.changes(&ShardingPlan::reduce_dtype, plan.param_dtype, "reduce_dtype",
+                fmt::format("gradient reduction in {}: mixed_precision sets one dtype for parameters and reduction",
+                            name(plan.reduce_dtype)));
+  if (plan.micro_batches.size() > 1 && plan.grad_sync != GradSync::last)
+    out.changes(&ShardingPlan::grad_sync, GradSync::last, "grad_sync",
+                fmt::format("gradient sync '{}': accumulate() reduces after the last micro-batch only, unless "
+                            "GradientAccumulationPlugin(sync_each_batch=True)",
+                            name(plan.grad_sync)));
   if (plan.param_dtype == DType::f64 || plan.master_dtype != DType::f32)
-    list.push_back(
+    out.unknown(
+        plan.param_dtype == DType::f64 ? "param_dtype" : "master_dtype",
         fmt::format("parameters computed in {} and kept in {}", name(plan.param_dtype), name(plan.master_dtype)));
+}
+
+// What the user's script says in any case.
+void write_script(Inexactness& out, const ModelGraph& model) {
+  const ShardingPlan& plan = out.written;
+  if (has_frozen_parameters(model))
+    out.elsewhere("model", "parameters that are not trained: call requires_grad_(False) on them in your script");
   std::vector<std::string> sizes;
   for (const std::int64_t s : plan.micro_batches) sizes.push_back(std::to_string(s));
-  list.push_back(
-      fmt::format("micro-batches of [{}] sequences of {} tokens: set batch size, sequence length and "
-                  "gradient_accumulation_steps={} in your script",
-                  join(sizes, ", "), plan.seq_len, plan.micro_batches.size()));
-  if (plan.micro_batches.size() > 1 && plan.grad_sync != GradSync::last)
-    list.push_back(
-        fmt::format("gradient sync '{}': accumulate() reduces after the last micro-batch only, unless "
-                    "GradientAccumulationPlugin(sync_each_batch=True)",
-                    name(plan.grad_sync)));
-  list.push_back(fmt::format("optimizer and clipping: set {}(lr={}, weight_decay={}){} in your script",
-                             plan.optimizer.kind == OptimizerKind::adamw ? "AdamW" : "SGD", number(plan.optimizer.lr),
-                             number(plan.optimizer.weight_decay),
-                             plan.clip_norm
-                                 ? " and clip_grad_norm_ at " + number(*plan.clip_norm) +
-                                       (plan.clip_norm_type == 2 ? "" : ", norm_type " + norm_type_text(plan))
-                                 : ""));
-  list.push_back(
-      "the split of ranks into machines: set num_machines and machine_rank" +
-      (fsdp1 && plan.replicate() > 1 && plan.shard() > 1
-           ? fmt::format("; a hybrid strategy shards over the GPUs of a machine, and the plan over {}", plan.shard())
-           : std::string()));
-  return list;
+  out.elsewhere("micro_batches", fmt::format("micro-batches of [{}] sequences of {} tokens (seq_len): set batch size, "
+                                             "sequence length and gradient_accumulation_steps={} in your script",
+                                             join(sizes, ", "), plan.seq_len, plan.micro_batches.size()));
+  out.elsewhere(
+      "optimizer",
+      "optimizer and clipping (clip_norm): set " + optimizer_text(plan.optimizer) +
+          (plan.clip_norm ? " and clip_grad_norm_ at " + number(*plan.clip_norm) +
+                                (plan.clip_norm_type == 2 ? "" : ", norm_type (clip_norm_type) " + norm_type_text(plan))
+                          : ", without clip_grad_norm_") +
+          " in your script");
+  out.elsewhere("seed", fmt::format("set_seed({}) in your script", plan.seed));
+}
+
+// How many machines there are, and what has to fit them.
+std::int64_t machines(Inexactness& out, const EmitContext& context) {
+  const ShardingPlan& plan = out.written;
+  const bool hybrid = plan.dialect == Dialect::fsdp1 && plan.replicate() > 1 && plan.shard() > 1;
+  if (plan.dialect == Dialect::fsdp2 && plan.shard() == 1)
+    out.unknown("mesh", "fully_shard over one rank: Accelerate has no FSDP without shards");
+  const std::string shards =
+      fmt::format("a hybrid strategy shards over the GPUs of a machine, and the plan over {}", plan.shard());
+  if (!context.gpus_per_node) {
+    out.elsewhere("cluster", "how many GPUs a machine has is not known here: set num_machines and machine_rank" +
+                                 (hybrid ? "; " + shards : std::string()));
+    return 1;
+  }
+  const std::int64_t nodes = (plan.ranks() + *context.gpus_per_node - 1) / *context.gpus_per_node;
+  if (hybrid && plan.shard() != std::min(plan.ranks(), *context.gpus_per_node)) out.unknown("mesh", shards);
+  if (nodes > 1) out.elsewhere("cluster", "set machine_rank on each machine, main_process_ip and main_process_port");
+  return nodes;
 }
 
 std::string strategy(const ShardingPlan& plan, bool reshard) {
@@ -209,27 +272,33 @@ std::string fsdp_section(const ShardingPlan& plan, const WrapKeys& wrap, bool re
 
 }  // namespace
 
-Emitted emit_accelerate(const ShardingPlan& plan, const ModelGraph& model) {
+Emitted emit_accelerate(const ShardingPlan& plan, const ModelGraph& model, const EmitContext& context) {
   const bool ddp = plan.dialect == Dialect::ddp;
   const WrapKeys wrap = ddp ? WrapKeys{} : wrap_keys(plan, model);
   const bool reshard = reshards(plan.units.front());  // the root's own when it is the only unit
-  Emitted out;
-  out.cannot_express = missing(plan, model, wrap, reshard);
-  const bool recompute = recomputes(plan, model);
-  out.text =
-      header(plan, model, "Accelerate config: accelerate launch --config_file THIS_FILE train.py", out.cannot_express);
-  out.text += "compute_environment: LOCAL_MACHINE\ndebug: false\n";
-  out.text += fmt::format("distributed_type: {}\n", ddp ? "MULTI_GPU" : "FSDP");
-  out.text += "downcast_bf16: 'no'\nmachine_rank: 0\nmain_training_function: main\n";
-  out.text +=
-      fmt::format("mixed_precision: '{}'\nnum_machines: 1\nnum_processes: {}\n", mixed_precision(plan), plan.ranks());
-  out.text +=
+  Inexactness out(plan);
+  write_units(out, model, wrap, reshard);
+  write_recomputation(out, model, wrap);
+  write_numbers(out);
+  leave_out_uncommon(out, "Accelerate");
+  const std::int64_t nodes = machines(out, context);
+  write_script(out, model);
+  say_implementation(out, context, "your script's model, as a rule transformers' (hf), is what is trained");
+  const bool recompute = recomputes(plan, model, wrap);
+  Emitted emitted{{}, std::move(out.list), std::move(out.written), false};
+  std::string& text = emitted.text;
+  text = header(plan, model, "Accelerate config: accelerate launch --config_file THIS_FILE train.py",
+                emitted.cannot_express);
+  text += "compute_environment: LOCAL_MACHINE\ndebug: false\n";
+  text += fmt::format("distributed_type: {}\n", ddp ? "MULTI_GPU" : "FSDP");
+  text += "downcast_bf16: 'no'\nmachine_rank: 0\nmain_training_function: main\n";
+  text += fmt::format("mixed_precision: '{}'\nnum_machines: {}\nnum_processes: {}\n", mixed_precision(plan), nodes,
+                      plan.ranks());
+  text +=
       "rdzv_backend: static\nsame_network: true\ntpu_env: []\ntpu_use_cluster: false\ntpu_use_sudo: false\nuse_cpu: "
       "false\n";
-  if (!ddp) {
-    out.text += fsdp_section(plan, wrap, reshard, recompute);
-  }
-  return out;
+  if (!ddp) text += fsdp_section(plan, wrap, reshard, recompute);
+  return emitted;
 }
 
 }  // namespace fsdp

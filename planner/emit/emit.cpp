@@ -13,7 +13,7 @@ namespace {
 
 struct Format {
   std::string_view name;
-  Emitted (*make)(const ShardingPlan&, const ModelGraph&);
+  Emitted (*make)(const ShardingPlan&, const ModelGraph&, const EmitContext&);
 };
 constexpr Format kFormats[] = {
     {"pytorch", emit_pytorch}, {"accelerate", emit_accelerate}, {"torchtitan", emit_torchtitan}};
@@ -34,7 +34,17 @@ std::vector<std::string> emit_formats() {
   return names;
 }
 
-Emitted emit(std::string_view format, const ShardingPlan& plan, const ModelGraph& model) {
+bool Emitted::changes_prediction() const {
+  return std::any_of(cannot_express.begin(), cannot_express.end(),
+                     [](const Inexact& i) { return i.effect != Inexact::Effect::none; });
+}
+
+bool Emitted::predictable() const {
+  return std::none_of(cannot_express.begin(), cannot_express.end(),
+                      [](const Inexact& i) { return i.effect == Inexact::Effect::unknown; });
+}
+
+Emitted emit(std::string_view format, const ShardingPlan& plan, const ModelGraph& model, const EmitContext& context) {
   for (const Format& f : kFormats) {
     if (f.name != format) continue;
     check(plan, model, "plan");
@@ -42,7 +52,7 @@ Emitted emit(std::string_view format, const ShardingPlan& plan, const ModelGraph
       throw InputError(setting("emit"),
                        "'" + std::string(format) + "' writes fully_shard (fsdp2) or DDP, and the plan is fsdp1",
                        "use accelerate, or plan with another --dialect");
-    return f.make(plan, model);
+    return f.make(plan, model, context);
   }
   throw InputError(setting("emit"), "unknown format '" + std::string(format) + "'",
                    "use one of: " + join(emit_formats(), ", "));
@@ -98,8 +108,62 @@ std::string quoted(const std::string& text) {
   return out + "\"";
 }
 
+std::string optimizer_text(const Optimizer& o) {
+  if (o.kind == OptimizerKind::sgd)
+    return fmt::format("SGD(lr={}, weight_decay={})", number(o.lr), number(o.weight_decay));
+  return fmt::format("AdamW(lr={}, betas=({}, {}), eps={}, weight_decay={})", number(o.lr), number(o.beta1),
+                     number(o.beta2), number(o.eps), number(o.weight_decay));
+}
+
+void say_implementation(Inexactness& out, const EmitContext& context, const std::string& instead) {
+  if (context.implementation == nullptr) return;
+  const Implementation& planned = *context.implementation;
+  if (planned.compiled) out.changed("compile", "the prediction is for compiled blocks: nothing is compiled here");
+  if (planned.name.starts_with("hf") || planned.name.starts_with("foundry")) return;
+  out.elsewhere("implementation", fmt::format("the prediction is for the kernels of {}: {}", planned.name, instead));
+}
+
+void leave_out_uncommon(Inexactness& out, const std::string& target) {
+  const ShardingPlan plan = out.written, usual;
+  const auto units = [&](auto Unit::*member, const char* field, const std::string& what) {
+    const auto value = Unit{}.*member;
+    bool differs = false;
+    for (Unit& u : out.written.units) {
+      differs = differs || u.*member != value;
+      u.*member = value;
+    }
+    if (differs) out.changed(field, what);
+  };
+  const auto reset = [&](auto ShardingPlan::*member, const char* field, const std::string& what) {
+    if (plan.*member != usual.*member) out.changes(member, usual.*member, field, what);
+  };
+  units(&Unit::reshard_after_backward, "reshard_after_backward", "units always reshard after backward");
+  units(&Unit::unshard_in_backward, "unshard_in_backward", "every unit is gathered for backward");
+  units(&Unit::grad_sync, "grad_sync", "of single units: all follow the plan's");
+  units(&Unit::gradient_divide_factor, "gradient_divide_factor", "gradients are divided by the number of ranks");
+  units(&Unit::forward_prefetch, "forward_prefetch",
+        "prefetch lists of units: the next one is what PyTorch prefetches");
+  units(&Unit::backward_prefetch, "backward_prefetch",
+        "prefetch lists of units: one ahead, in reverse order, is what PyTorch prefetches");
+  reset(&ShardingPlan::loss_chunks, "loss_chunks",
+        fmt::format("a loss computed in {} chunks: it is whole", plan.loss_chunks));
+  reset(
+      &ShardingPlan::ignored, "ignored",
+      fmt::format("ignored modules or parameters ({}): {} shards and reduces them", join(plan.ignored, ", "), target));
+  reset(&ShardingPlan::shard_dims, "shard_dims", "parameters are sharded on their first dimension");
+  reset(&ShardingPlan::reduce_scatter_buffers, "reduce_scatter_buffers",
+        fmt::format("{} reduce-scatter buffers: there is one", plan.reduce_scatter_buffers));
+  reset(&ShardingPlan::separate_reduce_scatter, "separate_reduce_scatter",
+        "a communicator for reduce-scatter alone: all-gathers use the same");
+  reset(&ShardingPlan::force_sum_reduction, "force_sum_reduction",
+        "sums instead of averages in reductions: NCCL averages");
+  if (plan.torch != TorchVersion{})
+    out.elsewhere("dialect",
+                  fmt::format("the release of PyTorch is what is installed: planned for {}", dialect_text(plan)));
+}
+
 std::string header(const ShardingPlan& plan, const ModelGraph& model, const std::string& what,
-                   const std::vector<std::string>& cannot_express) {
+                   const std::vector<Inexact>& cannot_express) {
   std::string text = "# " + what + ", written by fsdp-plan.\n#\n";
   text += one_line(fmt::format("# model       {}, {} parameters, digest {}", model.name, model.parameter_count(),
                                plan.model_digest)) +
@@ -110,8 +174,14 @@ std::string header(const ShardingPlan& plan, const ModelGraph& model, const std:
   text += fmt::format("# ranks       {} = {} replicas x {} shards\n", plan.ranks(), plan.replicate(), plan.shard());
   text += fmt::format("# batch       {} sequences of {} tokens per rank and step, {} tokens per step\n",
                       plan.sequences_per_rank(), plan.seq_len, plan.tokens_per_step());
-  if (!cannot_express.empty()) text += "#\n# This format has no word for:\n";
-  for (const std::string& c : cannot_express) text += one_line("#  - " + c) + "\n";
+  const auto list = [&](bool changes, const char* title) {
+    std::string lines;
+    for (const Inexact& i : cannot_express)
+      if ((i.effect != Inexact::Effect::none) == changes) lines += one_line("#  - " + i.text()) + "\n";
+    if (!lines.empty()) text += std::string("#\n# ") + title + ":\n" + lines;
+  };
+  list(true, "This file is not the plan: what was predicted does not hold for it. It differs in");
+  list(false, "Not in this file");
   return text;
 }
 

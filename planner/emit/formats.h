@@ -2,15 +2,46 @@
 #pragma once
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "planner/emit.h"
 
 namespace fsdp {
 
-[[nodiscard]] Emitted emit_pytorch(const ShardingPlan&, const ModelGraph&);
-[[nodiscard]] Emitted emit_accelerate(const ShardingPlan&, const ModelGraph&);
-[[nodiscard]] Emitted emit_torchtitan(const ShardingPlan&, const ModelGraph&);
+[[nodiscard]] Emitted emit_pytorch(const ShardingPlan&, const ModelGraph&, const EmitContext&);
+[[nodiscard]] Emitted emit_accelerate(const ShardingPlan&, const ModelGraph&, const EmitContext&);
+[[nodiscard]] Emitted emit_torchtitan(const ShardingPlan&, const ModelGraph&, const EmitContext&);
+
+// Collects what a format cannot express, and the plan that its file describes.
+struct Inexactness {
+  explicit Inexactness(const ShardingPlan& plan) : written(plan) {}
+  // The file has `value` in place of the plan's.
+  template <class T, class V>
+  void changes(T ShardingPlan::*member, V value, const std::string& field, const std::string& what) {
+    written.*member = std::move(value);
+    changed(field, what);
+  }
+  // The same, where `written` has been changed already.
+  void changed(const std::string& field, const std::string& what) {
+    list.push_back({field, what, Inexact::Effect::written});
+  }
+  void unknown(const std::string& field, const std::string& what) {
+    list.push_back({field, what, Inexact::Effect::unknown});
+  }
+  void elsewhere(const std::string& field, const std::string& what) {
+    list.push_back({field, what, Inexact::Effect::none});
+  }
+  ShardingPlan written;
+  std::vector<Inexact> list;
+};
+
+// Switches and prefetch lists of single units, ignored parameters and other choices of fsdp2 that are a line of a
+// script: a configuration file has none of them. `target` names who decides them there.
+void leave_out_uncommon(Inexactness&, const std::string& target);
+// For targets that train the user's model: whose kernels a prediction was made for, and that nothing is compiled.
+void say_implementation(Inexactness&, const EmitContext&, const std::string& instead);
+[[nodiscard]] std::string optimizer_text(const Optimizer&);  // "AdamW(lr=0.0003, betas=(0.9, 0.95), ...)"
 
 // True if this unit reshards its parameters after forward (automatic: yes, but no for the root).
 [[nodiscard]] bool reshards(const Unit&);
@@ -18,7 +49,7 @@ namespace fsdp {
 [[nodiscard]] std::vector<std::string> block_names(const ModelGraph&);
 // Comment lines at the top: what the file is and what its format cannot express. Every format comments with '#'.
 [[nodiscard]] std::string header(const ShardingPlan&, const ModelGraph&, const std::string& what,
-                                 const std::vector<std::string>& cannot_express);
+                                 const std::vector<Inexact>& cannot_express);
 [[nodiscard]] bool has_frozen_parameters(const ModelGraph&);
 [[nodiscard]] std::string join(const std::vector<std::string>&, const std::string& separator);
 // A number in a form that all targets read: 0.1, 1e-08, 3.0.

@@ -246,36 +246,39 @@ void put(std::string& text, const std::string& mark, const std::string& value) {
 
 }  // namespace
 
-Emitted emit_pytorch(const ShardingPlan& plan, const ModelGraph& model) {
-  Emitted out;
-  out.cannot_express.push_back(
-      "the initial weights and tokens of `fsdp-plan run`: PyTorch's generators draw others from the same seed");
+Emitted emit_pytorch(const ShardingPlan& plan, const ModelGraph& model, const EmitContext& context) {
+  Inexactness out(plan);
+  out.elsewhere("seed",
+                "initial weights and tokens differ from those of `fsdp-plan run`: PyTorch's generators draw others");
   if (plan.dialect == Dialect::ddp) {
-    out.cannot_express.push_back(
-        "the units in which gradients are reduced: DistributedDataParallel fills buckets of bucket_cap_mb");
-    if (plan.backward_prefetch != 1) out.cannot_express.push_back("backward prefetch: ddp gathers nothing");
+    out.unknown("units", "gradients are reduced in units: DistributedDataParallel fills buckets of bucket_cap_mb");
+    if (plan.backward_prefetch != 1) out.elsewhere("backward_prefetch", "ddp gathers nothing");
   }
   if (plan.checkpoint_policy == CheckpointPolicy::selective_op)
-    out.cannot_express.push_back("which results recomputation keeps: the checkpointed modules are recomputed whole");
+    out.changes(&ShardingPlan::checkpoint_policy, CheckpointPolicy::full, "checkpoint_policy",
+                "which results recomputation keeps: the checkpointed modules are recomputed whole");
   if (const auto experts = first_shape(model, OpKind::expert_linear); experts && experts->experts.capacity_factor != 1)
-    out.cannot_express.push_back("capacity_factor: transformers' experts take whatever is routed to them");
+    out.unknown("model", "capacity_factor: transformers' experts take whatever is routed to them");
   if (plan.loss_chunks > 1)
-    out.cannot_express.push_back(fmt::format("a loss in {} parts: it is computed whole", plan.loss_chunks));
+    out.changes(&ShardingPlan::loss_chunks, 1, "loss_chunks",
+                fmt::format("a loss in {} parts: it is computed whole", plan.loss_chunks));
   if (plan.offload && !plan.ignored.empty())
-    out.cannot_express.push_back("ignored parameters on the device: move them there after materialize()");
+    out.unknown("ignored", "ignored parameters on the device: move them there after materialize()");
   if (plan.torch != TorchVersion{})
-    out.cannot_express.push_back(fmt::format("the release: it was planned for {}", dialect_text(plan)));
+    out.elsewhere("dialect",
+                  fmt::format("the release of PyTorch is what is installed: planned for {}", dialect_text(plan)));
   if (has_frozen_parameters(model))
-    out.cannot_express.push_back(
-        "parameters that are not trained: call requires_grad_(False) on them before apply_plan");
-  out.text =
+    out.unknown("model", "parameters that are not trained: call requires_grad_(False) on them before apply_plan");
+  say_implementation(out, context, "the script builds transformers' model where it knows it");
+  Emitted emitted{{}, std::move(out.list), std::move(out.written), false};
+  emitted.text =
       header(plan, model, "PyTorch FSDP2 script: torchrun --nproc-per-node GPUS THIS_FILE [--steps N] [--tiny] [--cpu]",
-             out.cannot_express);
+             emitted.cannot_express);
   std::string body = kPytorchTemplate;
   put(body, "@PLAN@", plan_text(plan));
   put(body, "@MODEL@\n", model_text(model));
-  out.text += body;
-  return out;
+  emitted.text += body;
+  return emitted;
 }
 
 }  // namespace fsdp

@@ -2,7 +2,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <optional>
+#include <string>
+#include <utility>
 
 #include "planner/emit/formats.h"
 #include "planner/wrap.h"
@@ -19,6 +20,8 @@ constexpr Flavor kFlavors[] = {{"llama3-8b", "llama3", "8B"},
                                {"llama3.1-70b", "llama3", "70B"},
                                {"llama3.1-405b", "llama3", "405B"}};
 
+constexpr double kOutOfReach = 1e30;  // a norm that no gradient has
+
 std::string_view titan_dtype(DType t) {
   switch (t) {
     case DType::bf16: return "bfloat16";
@@ -28,18 +31,48 @@ std::string_view titan_dtype(DType t) {
   }
 }
 
-// torchtitan's three reshard policies, as the plan they make: {blocks and embedding, last group}.
-std::optional<std::string> reshard_policy(const ShardingPlan& plan, const std::vector<Unit>& titan) {
-  const auto matches = [&](bool inner, bool last) {
-    for (std::size_t u = 0; u + 1 < titan.size(); ++u) {
-      if (reshards(plan.units[u]) != (titan[u].reshard_after_forward == Reshard::no ? last : inner)) return false;
-    }
-    return !reshards(plan.units.back());
+// torchtitan's three reshard policies: does a group of the inner ones reshard, does the last one (norm and output)?
+struct ReshardPolicy {
+  const char* name;
+  bool inner, last;
+};
+constexpr ReshardPolicy kPolicies[] = {{"default", true, false}, {"always", true, true}, {"never", false, false}};
+
+bool is_last(const Unit& titan) { return titan.reshard_after_forward == Reshard::no; }
+
+// Torchtitan's units under a policy; its root keeps its parameters, like PyTorch's.
+std::vector<Unit> units_under(const ReshardPolicy& policy, std::vector<Unit> titan) {
+  for (std::size_t u = 0; u + 1 < titan.size(); ++u)
+    titan[u].reshard_after_forward = (is_last(titan[u]) ? policy.last : policy.inner) ? Reshard::yes : Reshard::no;
+  titan.back().reshard_after_forward = Reshard::automatic;
+  return titan;
+}
+
+bool reshard_alike(const std::vector<Unit>& a, const std::vector<Unit>& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const Unit& x, const Unit& y) {
+    return reshards(x) == reshards(y) && x.reshard_after_forward.ranks <= 1 && y.reshard_after_forward.ranks <= 1;
+  });
+}
+
+// The policy of the plan; without one, the nearest, which is no policy of the plan.
+struct ChosenPolicy {
+  ReshardPolicy policy = kPolicies[0];
+  bool exact = false;
+};
+ChosenPolicy reshard_policy(const ShardingPlan& plan, const std::vector<Unit>& titan, bool units_equal) {
+  const auto partly = [](const Unit& u) { return u.reshard_after_forward.ranks > 1; };
+  const std::vector<Unit>& units = plan.units;
+  if (units_equal) {
+    for (const ReshardPolicy& p : kPolicies)
+      if (reshard_alike(units_under(p, titan), units)) return {p, true};
+    return {};
+  }
+  const auto inner = [&](bool value) {
+    return std::all_of(units.begin(), units.end() - 1, [&](const Unit& u) { return reshards(u) == value; });
   };
-  if (matches(true, false)) return "default";
-  if (matches(true, true)) return "always";
-  if (matches(false, false)) return "never";
-  return std::nullopt;
+  const bool usual = !reshards(units.back()) && std::none_of(units.begin(), units.end(), partly);
+  if (units.size() > 1 && inner(false)) return {kPolicies[2], usual};
+  return {kPolicies[0], usual && inner(true)};
 }
 
 struct Checkpointing {
@@ -67,68 +100,94 @@ Checkpointing checkpointing(const ShardingPlan& plan, const ModelGraph& model) {
   return {"none", "2", false};
 }
 
-// Choices of fsdp2 that torchtitan makes by itself.
-void missing_choices(const ShardingPlan& plan, std::vector<std::string>& list) {
-  const auto add_if = [&](bool missing, const char* what) {
-    if (missing) list.emplace_back(what);
-  };
-  const auto any = [&](auto differs) { return std::any_of(plan.units.begin(), plan.units.end(), differs); };
-  add_if(any([](const Unit& u) { return u.reshard_after_forward.ranks > 1; }),
-         "resharding to a part of the ranks: units reshard over all of them");
-  add_if(any([](const Unit& u) { return !u.forward_prefetch.empty() || !u.backward_prefetch.empty(); }),
-         "prefetch lists of units");
-  add_if(any([](const Unit& u) { return !u.reshard_after_backward || !u.unshard_in_backward; }),
-         "units that stay whole or sharded around backward");
-  add_if(any([](const Unit& u) { return u.grad_sync.has_value(); }), "gradient sync per unit");
-  add_if(any([](const Unit& u) { return u.gradient_divide_factor.has_value(); }), "divide factors of gradients");
-  add_if(!plan.ignored.empty(), "ignored parameters");
-  add_if(!plan.shard_dims.empty(), "parameters sharded on another dimension");
-  add_if(plan.reduce_scatter_buffers > 1, "more than one reduce-scatter input at a time");
-  add_if(plan.separate_reduce_scatter, "a communicator for reduce-scatter");
-  add_if(plan.force_sum_reduction, "the forced sum");
-  add_if(plan.loss_chunks > 1, "a loss computed in parts");
-  add_if(plan.torch != TorchVersion{}, "the release of PyTorch");
+void write_units(Inexactness& out, const std::vector<Unit>& titan, bool units_equal, const ChosenPolicy& reshard) {
+  ShardingPlan& written = out.written;
+  if (written.dialect == Dialect::ddp)
+    return out.unknown("units",
+                       "gradients are reduced in units: DistributedDataParallel fills buckets of bucket_cap_mb");
+  if (written.shard() == 1)
+    out.unknown("mesh", "fully_shard over one rank: torchtitan shards over two or more, and replicates with ddp");
+  if (!units_equal) {
+    if (titan.empty()) return out.unknown("units", "the plan's units: the model has no blocks for torchtitan to wrap");
+    written.units = units_under(reshard.policy, titan);
+    written.wrap = "titan";
+    out.changed("units",
+                "the plan's units: torchtitan makes one unit per block, one of the embedding and one of norm + "
+                "output (our --wrap titan); use --emit pytorch for the units");
+  }
+  if (reshard.exact) return;
+  const std::vector<Unit> under = units_under(reshard.policy, titan);
+  if (units_equal)
+    for (std::size_t u = 0; u < under.size(); ++u)
+      written.units[u].reshard_after_forward = under[u].reshard_after_forward;
+  out.changed("reshard_after_forward",
+              fmt::format("reshard after forward per unit, of the root or to a part of the ranks: default, always and "
+                          "never are all there is; \"{}\" is written",
+                          reshard.policy.name));
 }
 
-std::vector<std::string> missing(const ShardingPlan& plan, bool known, bool units_equal,
-                                 const std::optional<std::string>& reshard, const Checkpointing& ac) {
-  std::vector<std::string> list;
-  const bool fsdp2 = plan.dialect == Dialect::fsdp2;
-  if (!known) list.push_back("the model: none of torchtitan's flavors; register it and set [model] name and flavor");
-  if (fsdp2 && !units_equal)
-    list.push_back(
-        "the plan's units: torchtitan makes one unit per block, one of the embedding and one of norm + "
-        "output (our --wrap titan); use --emit pytorch for the units");
-  if (fsdp2 && units_equal && !reshard)
-    list.push_back("reshard after forward per unit: default, always and never are all there is");
-  if (!ac.exact && ac.mode == "none") list.push_back("recomputation of these modules: it is left off here");
-  if (!ac.exact && ac.mode != "none")
-    list.push_back("which block recomputation starts at: torchtitan recomputes the last of every " + ac.option +
-                   " blocks, the plan the first");
-  if (fsdp2 && plan.forward_prefetch > 0)
-    list.push_back(fmt::format("forward prefetch of {} units", plan.forward_prefetch));
-  if (fsdp2 && plan.backward_prefetch != 1)
-    list.push_back(fmt::format("backward prefetch of {} units (FSDP2 prefetches one)", plan.backward_prefetch));
-  missing_choices(plan, list);
+void write_recomputation(Inexactness& out, const ModelGraph& model, const Checkpointing& ac) {
+  if (ac.exact) return;
+  if (ac.mode == "none")
+    return out.changes(&ShardingPlan::checkpointed, std::vector<std::string>{}, "checkpointed",
+                       "recomputation of these modules: it is left off here, which keeps all activations");
+  const std::vector<std::string> blocks = block_names(model);
+  std::vector<std::string> last;
+  const std::size_t n = std::stoull(ac.option);
+  for (std::size_t b = n - 1; b < blocks.size(); b += n) last.push_back(blocks[b]);
+  out.changes(&ShardingPlan::checkpointed, last, "checkpointed",
+              "which block recomputation starts at: torchtitan recomputes the last of every " + ac.option +
+                  " blocks, the plan the first");
+}
+
+void write_types(Inexactness& out) {
+  const ShardingPlan plan = out.written;
+  if (plan.dialect == Dialect::fsdp2 && plan.reduce_dtype != DType::f32)
+    out.changes(&ShardingPlan::reduce_dtype, DType::f32, "reduce_dtype",
+                fmt::format("gradient reduction in {}: float32 only", name(plan.reduce_dtype)));
+  if (plan.param_dtype != DType::bf16 && plan.param_dtype != DType::f32)
+    out.changes(&ShardingPlan::param_dtype, DType::f32, "param_dtype",
+                fmt::format("computing in {}: bfloat16 and float32 only", name(plan.param_dtype)));
+  if (plan.master_dtype != DType::bf16 && plan.master_dtype != DType::f32)
+    out.unknown("master_dtype",
+                fmt::format("parameters kept in {}: bfloat16 and float32 only", name(plan.master_dtype)));
+}
+
+void write_training(Inexactness& out, std::int64_t largest) {
+  const ShardingPlan plan = out.written;
   const auto& mb = plan.micro_batches;
   if (std::any_of(mb.begin(), mb.end(), [&](auto s) { return s != mb.front(); }))
-    list.push_back("micro-batches of different sizes: the largest is written");
+    out.changes(&ShardingPlan::micro_batches, std::vector<std::int64_t>(mb.size(), largest), "micro_batches",
+                "micro-batches of different sizes: the largest is written");
   if (mb.size() > 1 && plan.grad_sync != GradSync::every)
-    list.push_back(fmt::format("gradient sync '{}': torchtitan reduces after every micro-batch", name(plan.grad_sync)));
-  if (fsdp2 && plan.reduce_dtype != DType::f32)
-    list.push_back(fmt::format("gradient reduction in {}: float32 only", name(plan.reduce_dtype)));
-  if (plan.param_dtype != DType::bf16 && plan.param_dtype != DType::f32)
-    list.push_back(fmt::format("computing in {}: bfloat16 and float32 only", name(plan.param_dtype)));
-  if (plan.optimizer.kind == OptimizerKind::sgd) list.push_back("SGD: its optimizers are Adam and AdamW");
-  if (plan.clip_norm && plan.clip_norm_type != 2) list.push_back("the norm that is clipped: it takes the 2-norm");
-  if (!plan.clip_norm) list.push_back("no clipping: it computes the norm in every step; max_norm is set beyond reach");
-  list.push_back("a constant learning rate: set [lr_scheduler] to the schedule you want");
-  return list;
+    out.changes(&ShardingPlan::grad_sync, GradSync::every, "grad_sync",
+                fmt::format("gradient sync '{}': torchtitan reduces after every micro-batch", name(plan.grad_sync)));
+  if (plan.optimizer.kind == OptimizerKind::sgd) {
+    out.written.optimizer.kind = OptimizerKind::adamw;
+    out.changed("optimizer", "SGD: its optimizers are Adam and AdamW, which keep two more numbers per parameter");
+  }
+  if (plan.clip_norm && plan.clip_norm_type != 2)
+    out.changes(&ShardingPlan::clip_norm_type, 2.0, "clip_norm_type", "the norm that is clipped: it takes the 2-norm");
+  const char* const no_clipping = "no clipping: it computes the norm in every step; max_norm is set beyond reach";
+  if (!plan.clip_norm && plan.offload) out.unknown("clip_norm", no_clipping);  // no plan of ours clips in host memory
+  else if (!plan.clip_norm) out.changes(&ShardingPlan::clip_norm, kOutOfReach, "clip_norm", no_clipping);
+  out.elsewhere("seed", fmt::format("initial weights and data are torchtitan's own; set its seed to {}", plan.seed));
+  out.elsewhere("optimizer", "a constant learning rate: set [lr_scheduler] to the schedule you want");
+}
+
+void write_implementation(Inexactness& out, const EmitContext& context) {
+  if (context.implementation == nullptr) return;
+  const Implementation& planned = *context.implementation;
+  if (!planned.name.starts_with("torchtitan"))
+    out.unknown("implementation",
+                fmt::format("the prediction is for the kernels of {}: torchtitan has its own", planned.name));
+  if (planned.float8_linear)
+    out.unknown("implementation", "products in 8 bits: add the float8 converter to [model] converters");
 }
 
 }  // namespace
 
-Emitted emit_torchtitan(const ShardingPlan& plan, const ModelGraph& model) {
+Emitted emit_torchtitan(const ShardingPlan& plan, const ModelGraph& model, const EmitContext& context) {
   const Flavor* flavor =
       std::find_if(std::begin(kFlavors), std::end(kFlavors), [&](const Flavor& f) { return f.ours == model.name; });
   const bool known = flavor != std::end(kFlavors);
@@ -136,12 +195,28 @@ Emitted emit_torchtitan(const ShardingPlan& plan, const ModelGraph& model) {
   if (!block_names(model).empty()) titan = wrap_titan(model);
   bool units_equal = titan.size() == plan.units.size();
   for (std::size_t u = 0; units_equal && u < titan.size(); ++u) units_equal = titan[u].modules == plan.units[u].modules;
-  const std::optional<std::string> reshard = units_equal ? reshard_policy(plan, titan) : std::nullopt;
+  const ChosenPolicy reshard = reshard_policy(plan, titan, units_equal);
   const Checkpointing ac = checkpointing(plan, model);
   const std::int64_t local = *std::max_element(plan.micro_batches.begin(), plan.micro_batches.end());
-  Emitted out;
-  out.cannot_express = missing(plan, known, units_equal, reshard, ac);
-  if (has_frozen_parameters(model)) out.cannot_express.push_back("parameters that are not trained: it trains all");
+  Inexactness inexact(plan);
+  if (!known) inexact.elsewhere("model", "none of torchtitan's flavors; register it and set [model] name and flavor");
+  write_units(inexact, titan, units_equal, reshard);
+  write_recomputation(inexact, model, ac);
+  write_types(inexact);
+  write_training(inexact, local);
+  if (plan.dialect == Dialect::fsdp2 && plan.forward_prefetch > 0)
+    inexact.changes(&ShardingPlan::forward_prefetch, 0, "forward_prefetch",
+                    fmt::format("forward prefetch of {} units", plan.forward_prefetch));
+  if (plan.dialect == Dialect::fsdp2 && plan.backward_prefetch != 1)
+    inexact.changes(&ShardingPlan::backward_prefetch, 1, "backward_prefetch",
+                    fmt::format("backward prefetch of {} units (FSDP2 prefetches one)", plan.backward_prefetch));
+  if (plan.dialect == Dialect::ddp && plan.backward_prefetch != 1)
+    inexact.elsewhere("backward_prefetch", "ddp gathers nothing");
+  leave_out_uncommon(inexact, "torchtitan");
+  write_implementation(inexact, context);
+  if (has_frozen_parameters(model)) inexact.unknown("model", "parameters that are not trained: it trains all");
+  Emitted out{{}, std::move(inexact.list), std::move(inexact.written), false};
+  out.compiled = context.implementation != nullptr && context.implementation->compiled;
   out.text = header(plan, model, "torchtitan config (TOML, v0.2.2 and before): CONFIG_FILE=THIS_FILE ./run_train.sh",
                     out.cannot_express);
   out.text +=
@@ -154,7 +229,7 @@ Emitted emit_torchtitan(const ShardingPlan& plan, const ModelGraph& model) {
   out.text += "\n[lr_scheduler]\nwarmup_steps = 0\n";
   out.text += fmt::format("\n[training]\nlocal_batch_size = {}\nglobal_batch_size = {}\nseq_len = {}\nmax_norm = {}\n",
                           local, local * static_cast<std::int64_t>(plan.micro_batches.size()) * plan.ranks(),
-                          plan.seq_len, number(plan.clip_norm.value_or(1e30)));
+                          plan.seq_len, number(plan.clip_norm.value_or(kOutOfReach)));
   out.text += fmt::format(
       "enable_cpu_offload = {}\ndtype = \"{}\"\nmixed_precision_param = \"{}\"\nmixed_precision_reduce = \"float32\"\n",
       plan.offload, titan_dtype(plan.master_dtype),
@@ -163,10 +238,10 @@ Emitted emit_torchtitan(const ShardingPlan& plan, const ModelGraph& model) {
       "\n[parallelism]\ndata_parallel_replicate_degree = {}\ndata_parallel_shard_degree = "
       "{}\nfsdp_reshard_after_forward = "
       "\"{}\"\n",
-      plan.replicate(), plan.shard(), reshard.value_or("default"));
+      plan.replicate(), plan.shard(), reshard.policy.name);
   out.text += fmt::format("\n[activation_checkpoint]\nmode = \"{}\"\n", ac.mode);
   if (ac.mode == "selective") out.text += fmt::format("selective_ac_option = \"{}\"\n", ac.option);
-  out.text += "\n[compile]\nenable = false\n";
+  out.text += fmt::format("\n[compile]\nenable = {}\n", out.compiled);
   return out;
 }
 
