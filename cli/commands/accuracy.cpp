@@ -98,10 +98,15 @@ int accuracy_command(const AccuracyFlags& f) {
       throw InputError(*f.costs, "are costs of other GPUs than these runs'",
                        "pass costs of theirs, or leave --costs out");
   }
+  if (report.rows.empty() && report.skipped.empty())
+    throw InputError(f.runs, "holds a header and no runs", "give a row for every run");
   if (f.plot) write_file(*f.plot, accuracy_plot(report));
   if (f.json) print(stdout, to_json_text(report));
   else print(stdout, (f.markdown ? accuracy_markdown(report) : accuracy_text(report, worst)) + told);
-  return kDone;
+  if (f.markdown) print(stderr, assumptions_text(report));
+  if (!report.rows.empty()) return kDone;
+  print(stderr, nothing_predicted(report));
+  return kAnswerIsNo;
 }
 
 }  // namespace

@@ -148,7 +148,34 @@ std::string accuracy_text(const AccuracyReport& report, std::size_t worst) {
   std::vector<std::string> repeated;
   for (const std::string& id : s.repeated_ids) repeated.push_back(printable(id));
   if (!repeated.empty()) out += "Ids that occur more than once (each row counts): " + join(repeated) + ".\n";
-  return out + skip_table(report);
+  return out + assumptions_text(report) + skip_table(report);
+}
+
+std::string assumptions_text(const AccuracyReport& report) {
+  std::map<std::string, std::pair<std::int64_t, std::string>> counts;  // rows, the first of them
+  std::size_t touched = 0;
+  for (const AccuracyRow& r : report.rows) {
+    touched += r.assumptions.empty() ? 0 : 1;
+    for (const std::string& what : r.assumptions) {
+      auto& [count, first] = counts[what];
+      if (count++ == 0) first = printable(r.id);
+      else if (count == 2) first += ", ...";
+    }
+  }
+  if (counts.empty()) return {};
+  std::vector<std::vector<std::string>> lines;
+  for (const auto& [what, rows] : counts) lines.push_back({std::to_string(rows.first), rows.second, what});
+  std::stable_sort(lines.begin(), lines.end(),
+                   [](const auto& a, const auto& b) { return std::stoll(a[0]) > std::stoll(b[0]); });
+  return fmt::format("\nAssumed where rows do not say, in {} of {} row{}:\n", touched, report.rows.size(),
+                     report.rows.size() == 1 ? "" : "s") +
+         table({">rows", "first", "assumption"}, lines);
+}
+
+std::string nothing_predicted(const AccuracyReport& report) {
+  const std::size_t rows = report.skipped.size();
+  return "Nothing was predicted: " + (rows == 1 ? "the only row is" : fmt::format("all {} rows are", rows)) +
+         " skipped.\n";
 }
 
 std::string accuracy_plot(const AccuracyReport& report) {

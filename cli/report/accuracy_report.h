@@ -9,8 +9,12 @@
 namespace fsdp::cli {
 
 // The `worst` rows that are furthest off (all of them, in the file's order, if there are no more), the summary, what
-// was skipped.
+// was assumed, what was skipped.
 [[nodiscard]] std::string accuracy_text(const AccuracyReport&, std::size_t worst);
+// What was assumed where rows say nothing, and for how many of them; empty if nothing was.
+[[nodiscard]] std::string assumptions_text(const AccuracyReport&);
+// "Nothing was predicted: all 5 rows are skipped."
+[[nodiscard]] std::string nothing_predicted(const AccuracyReport&);
 // The summary as a Markdown table.
 [[nodiscard]] std::string accuracy_markdown(const AccuracyReport&);
 // Measured against predicted step times, an SVG document.
