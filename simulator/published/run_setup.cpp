@@ -94,7 +94,7 @@ class Builder {
     else if (framework == "ddp") p.dialect = Dialect::ddp;
     else not_modelled("framework", run_.framework);
     if (s == "no_shard" || s == "ddp") p.dialect = Dialect::ddp;
-    const bool hybrid = s.find("hybrid") != std::string::npos || s == "hsdp";
+    const bool hybrid = says(s, "hybrid") || s == "hsdp";
     if (!s.empty() && !hybrid && s != "full_shard" && s != "shard_grad_op" && s != "fsdp2" && s != "fsdp" &&
         s != "no_shard" && s != "ddp")
       not_modelled("strategy", run_.strategy);
@@ -188,7 +188,7 @@ class Builder {
     ShardingPlan& p = out_.plan;
     const std::string mixed = lower_case(run_.precision);
     DType usual = DType::bf16;
-    if (run_.param_dtype.empty() && (mixed.find("fp16") != std::string::npos)) usual = DType::f16;
+    if (run_.param_dtype.empty() && says(mixed, "fp16")) usual = DType::f16;
     if (run_.param_dtype.empty() && (mixed == "fp32" || mixed == "tf32")) usual = DType::f32;
     if (run_.param_dtype.empty() && mixed.empty()) assume("parameters gathered and used in bf16");
     p.param_dtype = type(run_.param_dtype, "param_dtype", usual);
@@ -217,7 +217,7 @@ class Builder {
     const bool fewer_bits = says(optimizer, "8bit") || says(optimizer, "8-bit") || says(optimizer, "4bit");
     if (optimizer.empty()) assume("AdamW");
     if (optimizer == "sgd") p.optimizer.kind = OptimizerKind::sgd;
-    else if (!optimizer.empty() && (optimizer.find("adam") == std::string::npos || fewer_bits))
+    else if (!optimizer.empty() && (!says(optimizer, "adam") || fewer_bits))
       not_modelled("optimizer", run_.optimizer);
     const std::string offload = lower_case(run_.cpu_offload);
     if (offload == "yes" || offload == "true" || offload == "parameters") p.offload = true;
