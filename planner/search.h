@@ -64,7 +64,10 @@ struct PlanResult {
   std::vector<Candidate> rivals;  // at most 5, the most instructive first
   std::int64_t considered = 0, pruned = 0, scored = 0;
   std::string searched;  // what was left open and hence searched, for the verdict line
-  std::string why_none;  // with the least memory any candidate needed
+  // Where nothing fits:
+  std::optional<Candidate> least;  // of the simulated plans, the one that needs least memory
+  Bytes least_bound;               // what every plan needs at least: its peak, or a lower bound that no plan may reach
+  std::string why_none;            // both in words
 };
 
 [[nodiscard]] PlanResult search(const ModelGraph&, const ClusterSpec&, const Implementation&, const SearchOptions&,

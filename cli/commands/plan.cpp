@@ -1,6 +1,8 @@
 // fsdp-plan plan: picks a plan and says why.
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cmath>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -9,6 +11,7 @@
 #include "cli/files.h"
 #include "cli/options.h"
 #include "cli/predict.h"
+#include "cli/remedies.h"
 #include "cli/report/report.h"
 #include "models/input/error.h"
 #include "planner/emit.h"
@@ -147,12 +150,48 @@ void check_flags(const PlanFlags& f) {
     throw InputError("--emit", "and --json both print on standard output", "give --emit-to FILE");
 }
 
+Json remedies_json(const std::vector<Remedy>& remedies) {
+  Json list = Json::array();
+  for (const Remedy& r : remedies)
+    list.push_back({{"change", r.change},
+                    {"verdict", std::string(name(r.score.verdict))},
+                    {"step_time_s", r.score.step.count()},
+                    {"peak_total_bytes", r.score.peak_total.count()}});
+  return list;
+}
+
 int nothing_fits(const PlanFlags& f, const Setup& setup, const PlanResult& result) {
-  if (f.json) print(stdout, result_json(result, nullptr).dump(2) + "\n");
-  print(stderr, "Does not fit: " + result.why_none + "\n" +
-                    workload(setup.model.name, setup.seq_len, setup.cluster.gpus, setup.cluster.name) +
-                    (f.shared.seq_len ? "" : "; --seq-len was not given, so this is what the model allows") + ".\n");
+  std::vector<Remedy> remedies;
+  {
+    Progress progress;
+    remedies = try_remedies(f.shared, setup, *result.least,
+                            [&](const std::string& change) { progress.say("plan: tries " + change); });
+  }
+  if (f.json) {
+    Json json = result_json(result, nullptr);
+    json["least"] = candidate_json(*result.least);
+    json["remedies"] = remedies_json(remedies);
+    print(stdout, json.dump(2) + "\n");
+  }
+  std::string said = "Does not fit: " + result.why_none + "\n" +
+                     workload(setup.model.name, setup.seq_len, setup.cluster.gpus, setup.cluster.name) +
+                     (f.shared.seq_len ? "" : "; --seq-len was not given, so this is what the model allows") + ".\n";
+  if (!remedies.empty())
+    said += "What would help that plan, each simulated:\n" + remedies_text(remedies, *setup.options.memory_limit);
+  print(stderr, said);
   return kAnswerIsNo;
+}
+
+// Of a plan that is tight: what fits.
+std::string hint(const std::vector<Remedy>& remedies, const Candidate& plan, const Setup& setup) {
+  std::string text;
+  for (const Remedy& r : remedies) {
+    const double change = r.score.step / plan.score.step - 1;
+    text += fmt::format("\nHint: the same plan fits with {}: step {} ({} {}), peak {} of {}.\n", r.change,
+                        human(r.score.step), percent(std::abs(change)), change < 0 ? "faster" : "slower",
+                        human(r.score.peak_total), human(*setup.options.memory_limit));
+  }
+  return text;
 }
 
 int plan_command(const PlanFlags& f) {
@@ -167,8 +206,12 @@ int plan_command(const PlanFlags& f) {
   const Prediction prediction = predict(programs, setup.costs, setup.options);
   if (f.output) write_file(*f.output, to_json_text(plan));
   const int code = !f.emit || emit_plan(f, prediction, plan, setup) ? kDone : kAnswerIsNo;
+  std::vector<Remedy> remedies;
+  if (result.best->score.verdict == Verdict::tight) remedies = try_compiling(f.shared, setup, *result.best);
   if (f.json) {
-    print(stdout, result_json(result, &prediction).dump(2) + "\n");
+    Json json = result_json(result, &prediction);
+    if (!remedies.empty()) json["remedies"] = remedies_json(remedies);
+    print(stdout, json.dump(2) + "\n");
     return code;
   }
   std::FILE* out = f.emit && !f.emit_to ? stderr : stdout;
@@ -179,6 +222,7 @@ int plan_command(const PlanFlags& f) {
                    fmt::format("; {} considered, {} pruned by memory, {} scored.\n", result.considered, result.pruned,
                                result.scored));
   print(out, "\n" + rivals_table(result));
+  print(out, hint(remedies, *result.best, setup));
   print(out, next_command(f, setup));
   return code;
 }

@@ -21,6 +21,7 @@ namespace fsdp {
 namespace {
 
 constexpr std::size_t kRivals = 5;
+constexpr int kLeastTries = 8;          // simulations to find the plan that needs least, where none fits
 constexpr double kEquallyFast = 1.001;  // predictions do not resolve less
 
 bool same_but(Axis axis, const Choice& a, const Choice& b) {
@@ -113,22 +114,46 @@ Candidate candidate(const Judged& j) {
   return {j.option.plan, j.score.value_or(Score{}), j.option.label, {}, j.option.naive};
 }
 
-// The least that anything needed: a replayed peak where there is one, otherwise a floor, which is no less than what a
-// smaller micro-batch of the same kind was found to need.
-std::string nothing_fits(const ModelGraph& model, const Implementation& impl, const std::vector<Judged>& all,
-                         Bytes limit) {
-  const auto need = [&](const Judged& j) {
-    if (j.score) return j.score->peak_total;
-    Bytes least = j.floor;
-    for (const Judged& smaller : all)
-      if (smaller.score && needs_no_less(j.option, smaller.option)) least = std::max(least, smaller.score->peak_total);
-    return least;
-  };
-  const auto least =
-      std::min_element(all.begin(), all.end(), [&](const Judged& a, const Judged& b) { return need(a) < need(b); });
-  return fmt::format("nothing fits in {}: the least that any of {} plans needs is {}{} ({}), of which {}", human(limit),
-                     all.size(), least->score ? "" : "at least ", human(need(*least)), least->option.label,
-                     describe(memory_floor(model, least->option.plan, impl)));
+// What an option needs at least: its replayed peak, or else a floor, which is no less than what a smaller micro-batch
+// of the same kind was found to need.
+Bytes need(const Judged& j, const std::vector<Judged>& all) {
+  if (j.score) return j.score->peak_total;
+  Bytes least = j.floor;
+  for (const Judged& smaller : all)
+    if (smaller.score && needs_no_less(j.option, smaller.option)) least = std::max(least, smaller.score->peak_total);
+  return least;
+}
+
+// Of those with a score, or of those without one, the one that needs least.
+Judged* least_of(std::vector<Judged>& all, bool scored) {
+  Judged* least = nullptr;
+  for (Judged& j : all)
+    if (j.score.has_value() == scored && (least == nullptr || need(j, all) < need(*least, all))) least = &j;
+  return least;
+}
+
+// When nothing fits: the plan that needs least is sought among those that floors had ruled out.
+void nothing_fits(const ModelGraph& model, const Implementation& impl, std::vector<Judged>& all, Bytes limit,
+                  Scorer& scorer, PlanResult& result) {
+  Judged* open = least_of(all, false);
+  for (int tries = 0; tries < kLeastTries && open; ++tries, open = least_of(all, false)) {
+    const Judged* best = least_of(all, true);
+    if (best && need(*best, all) <= need(*open, all)) break;
+    scorer.score(*open);
+  }
+  const Judged& least = *least_of(all, true);
+  const Bytes found = need(least, all);
+  result.least = candidate(least);
+  result.least_bound = open ? std::min(found, need(*open, all)) : found;
+  const bool exact = result.least_bound == found;
+  const auto simulated = std::count_if(all.begin(), all.end(), [](const Judged& j) { return j.score.has_value(); });
+  result.why_none =
+      fmt::format("nothing fits in {}: the least that any of {} plans needs is {} ({}), of which {}", human(limit),
+                  exact ? std::to_string(all.size()) : fmt::format("{} simulated", simulated), human(found),
+                  least.option.label, describe(memory_floor(model, least.option.plan, impl)));
+  if (!exact)
+    result.why_none += fmt::format("; a lower bound for all {} plans, reached by none of those, is {}", all.size(),
+                                   human(result.least_bound));
 }
 
 // The naive plan, when the user fixed otherwise and it is not among the options.
@@ -165,7 +190,7 @@ PlanResult search(const ModelGraph& model, const ClusterSpec& cluster, const Imp
   const std::size_t best = choose_exactly(all, naive, scorer);
   result.naive = naive ? candidate(*naive) : naive_outside(model, cluster, o, scorer);
   if (!all[best].score || all[best].score->verdict == Verdict::does_not_fit) {
-    result.why_none = nothing_fits(model, impl, all, o.memory_limit);
+    nothing_fits(model, impl, all, o.memory_limit, scorer, result);
   } else {
     result.best = candidate(all[best]);
     for (const std::size_t i : rivals(all, best, kRivals)) {

@@ -322,7 +322,11 @@ TEST_CASE("nothing fits: the least that anything needed, and what drives it") {
     return Score{Seconds(1), Bytes(5000), Verdict::does_not_fit, {}};
   });
   CHECK_FALSE(r.best);
-  CHECK(calls == 1);  // the naive plan only: floors rule out the rest
+  CHECK(calls >= 2);  // the naive plan; floors rule out the rest, of which the least are simulated to name a plan
+  CHECK(calls <= 9);
+  REQUIRE(r.least);
+  CHECK(r.least->score.peak_total == Bytes(5000));
+  CHECK(r.least_bound <= Bytes(5000));
   CHECK(r.why_none.starts_with("nothing fits in " + human(o.memory_limit) + ": the least that any of "));
   CHECK(r.why_none.find("parameter and optimizer shards") != std::string::npos);
   CHECK(r.rivals.empty());
@@ -340,6 +344,28 @@ TEST_CASE("nothing fits: a larger micro-batch never needs less than the smaller 
   CHECK_FALSE(r.best);
   CHECK(r.why_none.find("micro-batch 1,") != std::string::npos);
   CHECK(r.why_none.find(" needs is 2.00 MiB (") != std::string::npos);
+}
+
+TEST_CASE("nothing fits: the least plan is one that was simulated, and a bound is called one") {
+  const ModelGraph model = toy::model();
+  SearchOptions o = options_for(model, 2);
+  o.memory_limit = Bytes(64);
+  const auto search_with = [&](std::int64_t peak_of_one, std::int64_t peak_of_more) {
+    return search(model, cluster(2, 2), native(), o, [=](const ShardingPlan& p) {
+      return Score{Seconds(1), Bytes(p.micro_batches[0] == 1 ? peak_of_one : peak_of_more), Verdict::does_not_fit, {}};
+    });
+  };
+  const PlanResult far = search_with(5'000'000, 6'000'000);  // far above every floor
+  REQUIRE(far.least);
+  CHECK(far.least->score.peak_total == Bytes(5'000'000));
+  CHECK(far.least_bound < Bytes(5'000'000));
+  CHECK(far.why_none.find("simulated plans needs is " + human(Bytes(5'000'000))) != std::string::npos);
+  CHECK(far.why_none.find("a lower bound for all") != std::string::npos);
+  CHECK(far.why_none.find("is " + human(far.least_bound)) != std::string::npos);
+  const PlanResult exact = search_with(100, 200);  // below every floor: no plan can need less
+  REQUIRE(exact.least);
+  CHECK(exact.least->score.peak_total == exact.least_bound);
+  CHECK(exact.why_none.find("bound") == std::string::npos);
 }
 
 TEST_CASE("what a floor is made of are the parts of one moment") {

@@ -1,0 +1,87 @@
+// What `plan` says when nothing fits: numbers of plans that were simulated, and changes that really help.
+#include <doctest/doctest.h>
+
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "tests/cli/program.h"
+
+using fsdp::testing::Answer;
+using fsdp::testing::Program;
+using nlohmann::json;
+
+namespace {
+
+json parsed(const Answer& answer) {
+  json document = json::parse(answer.out, nullptr, false);
+  REQUIRE_MESSAGE(document.is_object(), answer.err);
+  return document;
+}
+
+// `flags` with the ones that `change` gives anew left out, and the change.
+std::string changed(const std::string& flags, const std::string& change) {
+  std::istringstream words(flags);
+  std::string result;
+  for (std::string flag, value; words >> flag >> value;)
+    if ((change + " ").find(flag + " ") == std::string::npos) result += flag + " " + value + " ";
+  return result + change;
+}
+
+}  // namespace
+
+TEST_CASE("where nothing fits, the least plan was simulated, and a change that is said to fit does") {
+  const Program program;
+  int fitting = 0;
+  for (const char* flags : {"--model llama3-70b --cluster dgx-h100 --gpus 8 --seq-len 8192",
+                            "--model llama3-8b --cluster dgx-h100 --gpus 8 --seq-len 131072",
+                            "--model qwen2.5-7b --cluster dgx-h100 --gpus 1 --seq-len 4096 --implementation hf"}) {
+    CAPTURE(flags);
+    const Answer answer = program.run(std::string("fsdp-plan plan ") + flags + " --json");
+    CHECK(answer.code == 1);
+    const json result = parsed(answer);
+    const auto least = result["least"]["peak_total_bytes"].get<std::int64_t>();
+    CHECK(result["least"]["verdict"] == "does not fit");
+    CHECK(result["least"]["step_time_s"].get<double>() > 0);  // simulated, not a bound
+    CHECK(least <= result["naive"]["peak_total_bytes"].get<std::int64_t>());
+    CHECK(result["remedies"].size() > 0);
+    for (const json& remedy : result["remedies"]) {
+      const auto change = remedy["change"].get<std::string>();
+      CAPTURE(change);
+      CHECK(remedy["peak_total_bytes"].get<std::int64_t>() < least);
+      if (remedy["verdict"] != "fits" || !change.starts_with("--") || change.find('"') != std::string::npos) continue;
+      ++fitting;
+      const Answer again = program.run("fsdp-plan plan " + changed(flags, change) + " --json");
+      CHECK_MESSAGE(again.code == 0, again.err);
+      CHECK(parsed(again)["verdict"] == "fits");
+    }
+  }
+  CHECK(fitting >= 3);
+}
+
+TEST_CASE("a flag that leaves the search too little is named") {
+  const Program program;
+  const Answer answer = program.run(
+      "fsdp-plan plan --model llama3-8b --cluster dgx-h100 --gpus 8 --seq-len 16384 --activation-checkpointing none "
+      "--micro-batch 2");
+  CHECK(answer.code == 1);
+  CHECK_MESSAGE(answer.err.find("without --activation-checkpointing --micro-batch (") != std::string::npos, answer.err);
+  CHECK_MESSAGE(answer.err.find(": fits\n") != std::string::npos, answer.err);
+}
+
+TEST_CASE("the hint below a tight plan holds: with it the plan fits, in the time that it names") {
+  const Program program;
+  const std::string flags = "--model llama3-8b --cluster dgx-h100 --gpus 8 --seq-len 32768";
+  const Answer tight = program.run("fsdp-plan plan " + flags + " -o plan.json");
+  CHECK(tight.code == 0);
+  CHECK(tight.out.rfind("Tight: ", 0) == 0);
+  const std::size_t hint = tight.out.find("Hint: the same plan fits with --compile: step ");
+  REQUIRE_MESSAGE(hint != std::string::npos, tight.out);
+  const std::size_t begin = tight.out.find("step ", hint), end = tight.out.find(" (", begin);
+  const Answer compiled =
+      program.run("fsdp-plan simulate --plan plan.json --model llama3-8b --cluster dgx-h100 --compile");
+  CHECK(compiled.out.rfind("Fits: " + tight.out.substr(begin, end - begin) + ",", 0) == 0);
+  CHECK(parsed(program.run("fsdp-plan plan " + flags + " --json"))["remedies"][0]["change"] == "--compile");
+  CHECK(program.run("fsdp-plan plan " + flags + " --compile").out.find("Hint") == std::string::npos);
+}
