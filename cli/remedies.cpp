@@ -8,6 +8,7 @@
 #include "cli/predict.h"
 #include "models/input/error.h"
 #include "planner/plan/naive_plan.h"
+#include "planner/search/scorer.h"
 
 namespace fsdp::cli {
 namespace {
@@ -25,6 +26,17 @@ struct Trial {
   std::function<void(ShardingPlan&, const Setup&)> adapt;
 };
 
+// As a search does: many equal micro-batches are simulated as a few.
+Score score_shortened(const ShardingPlan& plan, const Setup& setup) {
+  const ScoreFunction score = [&](const ShardingPlan& p) { return score_plan(p, setup); };
+  const SearchOptions options;
+  Judged judged{{}, Bytes(0), std::nullopt};
+  judged.option.plan = plan;
+  judged.option.batch = {plan.micro_batches.front(), static_cast<std::int64_t>(plan.micro_batches.size())};
+  Scorer(options, score, 0).score(judged);
+  return *judged.score;
+}
+
 // Empty: not possible together with the other flags.
 std::optional<Score> tried(const Trial& trial, const ShardingPlan& plan) {
   try {
@@ -32,7 +44,7 @@ std::optional<Score> tried(const Trial& trial, const ShardingPlan& plan) {
     ShardingPlan changed = plan;
     trial.adapt(changed, setup);
     check(changed, setup.model);
-    return score_plan(changed, setup);
+    return score_shortened(changed, setup);
   } catch (const InputError&) {
     return std::nullopt;
   }
@@ -149,6 +161,7 @@ class Remedies {
       (free.*value).reset();
       names += std::string(" ") + name;
     }
+    if (free.dialect == "ddp") free.dialect.reset(), names += " --dialect ddp";
     if (names.empty()) return;
     told_("without" + names);
     try {

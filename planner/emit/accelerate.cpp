@@ -94,7 +94,7 @@ std::vector<std::string> recomputed(const ShardingPlan& plan, const ModelGraph& 
 
 // Is recomputation left to Accelerate? Only where it recomputes nothing but what the plan does, or (FSDP2) its parts.
 bool recomputes(const ShardingPlan& plan, const ModelGraph& model, const WrapKeys& wrap) {
-  if (plan.dialect == Dialect::ddp || plan.checkpointed.empty() || !wraps_classes(wrap) ||
+  if (plan.dialect == Dialect::ddp || plan.checkpointed.empty() || wrap.policy == "NO_WRAP" ||
       plan.checkpointed != block_names(model))
     return false;
   if (plan.dialect == Dialect::fsdp2) return true;

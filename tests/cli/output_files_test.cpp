@@ -114,6 +114,9 @@ TEST_CASE("a folder that cannot be written, and a disk that is full, lose nothin
   CHECK_MESSAGE(full.err.find("link.json: could not be written") != std::string::npos, full.err);
   CHECK(program.text_of("store/real.json") == "from before");
   CHECK(files_in(program.work() / "store") == 1);
+  refused(program.run(kWrites + " -o /proc/nothing.json"), "/proc/nothing.json", "cannot be written");
+  fs::create_symlink("/proc/nothing.json", program.work() / "nothing.json");
+  refused(program.run(kWrites + " -o nothing.json"), "nothing.json", "leads to /proc/nothing.json");
   if (::geteuid() == 0) return;  // root writes anywhere
   fs::permissions(program.work() / "store", fs::perms::owner_read | fs::perms::owner_exec);
   refused(program.run(kWrites + " -o link.json"), "link.json", "cannot be written");

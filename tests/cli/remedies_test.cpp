@@ -70,6 +70,20 @@ TEST_CASE("a flag that leaves the search too little is named") {
   CHECK_MESSAGE(answer.err.find(": fits\n") != std::string::npos, answer.err);
 }
 
+TEST_CASE("what is replicated is told that it could be sharded, and CPU ranks get no advice for GPUs") {
+  const Program program;
+  const Answer ddp = program.run("fsdp-plan plan --model llama3-8b --cluster dgx-h100 --seq-len 2048 --dialect ddp");
+  CHECK(ddp.code == 1);
+  CHECK_MESSAGE(ddp.err.find("without --dialect ddp (") != std::string::npos, ddp.err);
+  REQUIRE(program.run("fsdp-plan calibrate --backend host --ranks 2 --budget 1s -o costs.json").code == 0);
+  const Answer host = program.run(
+      "fsdp-plan plan --model tiny-llama --cluster host --gpus 2 --costs costs.json --seq-len 64 --memory-limit 1MiB");
+  CHECK(host.code == 1);
+  CHECK_MESSAGE(host.err.find("the least that any of ") != std::string::npos, host.err);
+  CHECK(host.err.find("--gpus") == std::string::npos);
+  CHECK(host.err.find("--compile") == std::string::npos);
+}
+
 TEST_CASE("the hint below a tight plan holds: with it the plan fits, in the time that it names") {
   const Program program;
   const std::string flags = "--model llama3-8b --cluster dgx-h100 --gpus 8 --seq-len 32768";

@@ -304,6 +304,20 @@ TEST_CASE("what a prediction rests on beside the plan: compiled blocks, kernels,
                     [](const Inexact& i) { return i.field == "cluster"; }));
 }
 
+TEST_CASE("accelerate: a hybrid strategy shards over one machine, whatever the plan's mesh") {
+  ShardingPlan hybrid = base_of("accelerate");
+  hybrid.dialect = Dialect::fsdp1;
+  hybrid.units = wrap(model(), "class:LlamaDecoderLayer", "test");
+  hybrid.reduce_dtype = DType::bf16;
+  hybrid.micro_batches = {1};
+  CHECK_FALSE(emit("accelerate", hybrid, model(), {nullptr, 4}).changes_prediction());
+  CHECK(emit("accelerate", hybrid, model(), {nullptr, 8}).changes_prediction());
+  const Emitted unknown = emit("accelerate", hybrid, model());
+  CHECK(std::any_of(unknown.cannot_express.begin(), unknown.cannot_express.end(), [](const Inexact& i) {
+    return i.field == "cluster" && i.what.find("the plan over 4") != std::string::npos;
+  }));
+}
+
 TEST_CASE("torchtitan: grouped blocks that stay gathered are not written as \"default\"") {
   ShardingPlan plan = base_of("torchtitan");
   plan.units = wrap(model(), "block:4", "test");
