@@ -297,6 +297,11 @@ TEST_CASE("what a prediction rests on beside the plan: compiled blocks, kernels,
     CHECK(std::any_of(out.cannot_express.begin(), out.cannot_express.end(),
                       [](const Inexact& i) { return i.field == "compile" && i.effect == Effect::written; }));
   }
+  const auto all = torchtitan_implementations();
+  const auto float8 = std::find_if(all.begin(), all.end(), [](const Implementation& i) { return i.float8_linear; });
+  REQUIRE(float8 != all.end());
+  for (const std::string& format : emit_formats())
+    CHECK_FALSE(emit(format, titan, model(), {&*float8, 8}).predictable());
   CHECK(emit("accelerate", classes, model(), compiled).text.find("\nnum_machines: 2\n") != std::string::npos);
   CHECK(emit("accelerate", classes, model(), hf).text.find("\nnum_machines: 1\n") != std::string::npos);
   const Emitted nowhere = emit("accelerate", classes, model());
