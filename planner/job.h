@@ -41,6 +41,7 @@ class Programs {
 
   // Program::rank is the rank of the role that was asked for first. The reference stays valid as long as this object.
   [[nodiscard]] const Program& of(std::int64_t rank);
+  [[nodiscard]] std::int64_t lowerings() const { return lowerings_; }  // done so far: one for each role asked for
 
  private:
   using Role = std::vector<std::int64_t>;
@@ -48,6 +49,7 @@ class Programs {
 
   Job job_;
   std::map<Role, Program> by_role_;
+  std::int64_t lowerings_ = 0;
 };
 
 }  // namespace fsdp

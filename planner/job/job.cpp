@@ -27,6 +27,7 @@ const Program& Programs::of(std::int64_t rank) {
     const auto known = by_role_.find(role_of(by_role_.begin()->second.layouts, rank));
     if (known != by_role_.end()) return known->second;
   }
+  ++lowerings_;
   Program program = lower(job_.model, job_.plan, job_.ids, job_.implementation, rank);
   Role role = role_of(program.layouts, rank);
   return by_role_.emplace(std::move(role), std::move(program)).first->second;
