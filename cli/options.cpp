@@ -64,15 +64,12 @@ constexpr FlagRow kPlan[] = {
     {"--seed", &Flags::seed, "initial weights and synthetic data"},
 };
 
-constexpr std::int64_t kMostGpus = 1'000'000, kMostSequence = std::int64_t{1} << 24U;
-constexpr std::int64_t kMostSequences = 65'536, kMostMicroBatches = 1024;
-
 void add_rows(const Command& command, Flags& flags, const FlagRow* begin, const FlagRow* end) {
   for (const FlagRow* row = begin; row != end; ++row) command.option(row->name, flags.*(row->value), row->help);
 }
 
 std::int64_t sequence_length(const Flags& flags, const ModelGraph& model) {
-  if (flags.seq_len) return parse_count(*flags.seq_len, "--seq-len", 1, kMostSequence);
+  if (flags.seq_len) return parse_count(*flags.seq_len, kSeqLen);
   if (model.max_seq_len) return *model.max_seq_len;
   throw InputError("--seq-len", "is missing and " + model.name + " does not state one",
                    "give the tokens per sequence, such as --seq-len 4096");
@@ -106,7 +103,7 @@ int backward_prefetch_of(const std::string& text, Dialect dialect) {
   if (text == "post")
     throw InputError("--backward-prefetch", "'post' exists in the fsdp1 dialect only",
                      "give a number of units, pre or none");
-  return static_cast<int>(parse_count(text, "--backward-prefetch", 0, 1000));
+  return static_cast<int>(parse_count(text, kBackwardPrefetch));
 }
 
 bool parse_switch(const std::string& text, const char* flag) {
@@ -140,17 +137,16 @@ std::optional<T> parsed(const Text& text, const Parse& parse) {
 // The flags of add_plan_flags as values; `ranks` bounds the global batch.
 PlanChoices choices_of(const Flags& f, std::int64_t ranks) {
   PlanChoices c;
-  c.micro_batch = parse_optional_count(f.micro_batch, "--micro-batch", 1, kMostSequences);
-  c.grad_accum = parse_optional_count(f.grad_accum, "--grad-accum", 1, kMostMicroBatches);
-  c.global_batch = parse_optional_count(f.global_batch, "--global-batch", 1, ranks * kMostSequences);
+  c.micro_batch = parse_optional_count(f.micro_batch, kMicroBatch);
+  c.grad_accum = parse_optional_count(f.grad_accum, kGradAccum);
+  c.global_batch = parse_optional_count(f.global_batch, {"global_batch", 1, ranks * kMicroBatch.most});
   if (f.dialect) parse_dialect_of(*f.dialect, c);
   c.wrap = f.wrap;
   c.checkpointing = f.checkpointing;
   c.reshard = parsed<Reshard>(f.reshard, [](auto& t) { return parse_reshard(t, "--reshard-after-forward"); });
-  c.replicate = parse_optional_count(f.replicate, "--replicate", 1, kMostGpus);
+  c.replicate = parse_optional_count(f.replicate, kReplicate);
   c.grad_sync = parsed<GradSync>(f.grad_sync, [](auto& t) { return parse_grad_sync(t, "--grad-sync"); });
-  c.forward_prefetch =
-      parsed<int>(f.forward_prefetch, [](auto& t) { return parse_count(t, "--forward-prefetch", 0, 1000); });
+  c.forward_prefetch = parsed<int>(f.forward_prefetch, [](auto& t) { return parse_count(t, kForwardPrefetch); });
   c.backward_prefetch = parsed<int>(f.backward_prefetch, [&](auto& t) { return backward_prefetch_of(t, c.dialect); });
   c.backward_post = f.backward_prefetch == "post";
   c.offload = parsed<bool>(f.offload, [](auto& t) { return parse_switch(t, "--offload"); });
@@ -211,6 +207,15 @@ std::optional<std::int64_t> parse_optional_count(const Text& text, const char* f
   return parse_count(*text, flag, least, most);
 }
 
+std::int64_t parse_count(const std::string& text, const Limit& limit) {
+  return parse_count(text, std::string(flag_of(limit.field)), limit.least, limit.most);
+}
+
+std::optional<std::int64_t> parse_optional_count(const Text& text, const Limit& limit) {
+  if (!text) return std::nullopt;
+  return parse_count(*text, limit);
+}
+
 double parse_percent(const std::string& text, const std::string& where) {
   double value = 0;
   const auto [end, problem] = std::from_chars(text.data(), text.data() + text.size(), value);
@@ -227,13 +232,11 @@ Setup resolve_setup(const Flags& flags, const ShardingPlan* plan) {
     throw InputError("--model", "is missing", "give a catalog name (see `fsdp-plan show model`) or a config.json");
   if (!flags.cluster)
     throw InputError("--cluster", "is missing", "give a catalog name (see `fsdp-plan show cluster`) or a cluster file");
-  const auto gpus = parse_optional_count(flags.gpus, "--gpus", 1, kMostGpus);
+  const auto gpus = parse_optional_count(flags.gpus, kGpus);
   if (plan != nullptr && gpus && *gpus != plan->ranks()) {
     throw InputError("--gpus", fmt::format("is {}, but the plan is for {} GPUs", *gpus, plan->ranks()), "leave it out");
   }
-  const std::int64_t asked = plan != nullptr ? plan->seq_len
-                             : flags.seq_len ? parse_count(*flags.seq_len, "--seq-len", 1, kMostSequence)
-                                             : 0;
+  const std::int64_t asked = plan != nullptr ? plan->seq_len : flags.seq_len ? parse_count(*flags.seq_len, kSeqLen) : 0;
   Setup setup;
   setup.model = load_model(*flags.model, asked);
   setup.cluster = load_cluster(*flags.cluster, plan != nullptr ? plan->ranks() : gpus.value_or(0));

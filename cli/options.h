@@ -10,6 +10,7 @@
 #include "models/catalog.h"
 #include "models/implementation.h"
 #include "models/input/error.h"
+#include "models/input/limits.h"
 #include "planner/costs.h"
 #include "planner/plan.h"
 #include "planner/search.h"
@@ -67,6 +68,9 @@ struct Setup {
                                        std::int64_t most);
 [[nodiscard]] std::optional<std::int64_t> parse_optional_count(const Text& text, const char* flag, std::int64_t least,
                                                                std::int64_t most);
+// The same of a flag whose field has a limit: its name is that of the field's flag.
+[[nodiscard]] std::int64_t parse_count(const std::string& text, const Limit&);
+[[nodiscard]] std::optional<std::int64_t> parse_optional_count(const Text& text, const Limit&);
 // "5%" -> 0.05; the percent sign is required.
 [[nodiscard]] double parse_percent(const std::string& text, const std::string& where);
 

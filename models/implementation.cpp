@@ -4,7 +4,9 @@
 
 #include "models/input/digest.h"
 #include "models/input/error.h"
+#include "models/input/limits.h"
 #include "models/input/suggest.h"
+#include "models/units.h"
 
 namespace fsdp {
 namespace {
@@ -38,6 +40,13 @@ Op probe(OpKind kind) {
   op.params = {0};
   if (kind > OpKind::opaque) op.shape.experts = {.count = 5, .top_k = 2, .capacity_factor = 1};
   return op;
+}
+
+[[noreturn]] void refuse_size(const Op& op, const Workload& w) {
+  throw InputError(setting("seq_len"),
+                   std::string(name(op.kind)) + " of " + std::to_string(w.sequences) + " sequences of " +
+                       std::to_string(w.seq_len) + " tokens takes more than " + human(Bytes(kMostOpBytes)),
+                   "use fewer or shorter sequences");
 }
 
 }  // namespace
@@ -76,7 +85,16 @@ OpFacts facts(const Implementation& implementation, const Op& op, const Workload
                          " has no known memory and time for " + std::string(name(op.kind)),
                      "those that have: " + known);
   }
-  return rule(op, workload);
+  try {
+    const OpFacts f = rule(op, workload);
+    for (const std::int64_t bytes : {f.saved_extra_bytes, f.forward_scratch_bytes, f.backward_scratch_bytes,
+                                     f.forward_traffic_bytes, f.backward_traffic_bytes})
+      if (bytes > kMostOpBytes) refuse_size(op, workload);
+    return f;
+  } catch (const InputError& e) {
+    if (e.file() == kOpSize) refuse_size(op, workload);
+    throw;
+  }
 }
 
 OpFacts facts(const Implementation& implementation, const Op& op, const Workload& workload, const ModelGraph& model) {

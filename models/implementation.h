@@ -47,6 +47,7 @@ struct OpFacts {
 };
 
 using OpRule = OpFacts (*)(const Op&, const Workload&);
+inline constexpr std::string_view kOpSize = "op size";  // where rules say that a size overflows; `facts` says whose
 
 // Where device memory comes from.
 enum class MemorySource : std::uint8_t {
@@ -85,7 +86,7 @@ struct Implementation {
                                                         std::string_view where);  // throws InputError, lists names
 [[nodiscard]] std::vector<std::string> implementation_names();
 // As if every parameter were trained. Throws InputError(setting("implementation"), ...) for a kind of op that the
-// implementation has no rule for.
+// implementation has no rule for, InputError(setting("seq_len"), ...) for one of more than kMostOpBytes.
 [[nodiscard]] OpFacts facts(const Implementation&, const Op&, const Workload&);
 // With frozen parameters (Parameter::trainable, Tensor::requires_grad): a linear layer with a frozen weight does not
 // keep its input, and an op below the first trained parameter keeps nothing.

@@ -65,7 +65,7 @@ int show_cluster(const ShowFlags& f) {
     print(stdout, cluster_file(*f.name));
     return kDone;
   }
-  const std::int64_t gpus = f.shared.gpus ? parse_count(*f.shared.gpus, "--gpus", 1, 1'000'000) : 0;
+  const std::int64_t gpus = f.shared.gpus ? parse_count(*f.shared.gpus, kGpus) : 0;
   const ClusterSpec cluster = load_cluster(*f.name, gpus);
   print(stdout, f.json ? cluster_json(cluster).dump(2) + "\n" : cluster_text(cluster));
   return kDone;

@@ -169,8 +169,7 @@ int show_model(const ShowFlags& given) {
   f.shared.model = f.name;
   if (!f.costs) {
     if (f.shared.cluster || f.shared.gpus) throw InputError("--cluster", "needs --costs", "add --costs");
-    const std::int64_t asked =
-        f.shared.seq_len ? parse_count(*f.shared.seq_len, "--seq-len", 1, std::int64_t{1} << 24U) : 0;
+    const std::int64_t asked = f.shared.seq_len ? parse_count(*f.shared.seq_len, kSeqLen) : 0;
     const ModelGraph model = load_model(*f.name, asked);
     const std::int64_t seq_len = asked > 0 ? asked : model.max_seq_len.value_or(2048);
     print(stdout,

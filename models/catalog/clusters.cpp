@@ -10,12 +10,11 @@
 #include "models/host.h"
 #include "models/input/error.h"
 #include "models/input/json.h"
+#include "models/input/limits.h"
 #include "models/input/suggest.h"
 
 namespace fsdp {
 namespace {
-
-constexpr std::int64_t kMaxGpus = std::int64_t{1} << 24, kMaxGpusPerNode = 1024;
 
 FlopsPerSecond peak(JsonObject& o, std::string_view key) {
   const auto text = o.optional_text(key);
@@ -33,7 +32,13 @@ Q positive(Q value, const JsonObject& o, std::string_view key) {
   return value;
 }
 
-Bytes size(JsonObject& o, std::string_view key) { return positive(parse_bytes(o.text(key), o.where(key)), o, key); }
+Bytes size(JsonObject& o, std::string_view key) {
+  const Bytes value = positive(parse_bytes(o.text(key), o.where(key)), o, key);
+  if (value.count() > kMaxGpuBytes)
+    o.refuse(key, human(value) + " is out of range",
+             "give the size of a real memory, at most " + human(Bytes(kMaxGpuBytes)));
+  return value;
+}
 BytesPerSecond rate(JsonObject& o, std::string_view key) {
   const BytesPerSecond value = positive(parse_rate(o.text(key), o.where(key)), o, key);
   if (value.count() < 1 || value.count() > 1e18)
@@ -124,7 +129,7 @@ CpuVendor cpu_vendor(JsonObject& o) {
 
 // Fields that files may leave out; ClusterSpec says what holds then.
 void read_fabric(JsonObject& o, ClusterSpec& c) {
-  c.nvlink_domain = o.optional_integer("nvlink_domain", 1, kMaxGpus);
+  c.nvlink_domain = o.optional_integer("nvlink_domain", 1, kGpus.most);
   if (c.domain() % c.gpus_per_node != 0)
     o.refuse("nvlink_domain", "is not whole nodes", "give a multiple of \"gpus_per_node\"");
   c.nics_per_node = o.optional_integer("nics_per_node", 1, kMaxGpusPerNode);
@@ -145,8 +150,8 @@ std::int64_t gpu_count(std::int64_t asked, const ClusterSpec& c, std::optional<s
   const Origin gpus = setting("gpus");
   const std::int64_t all = nodes.value_or(1) * c.gpus_per_node;
   if (asked == 0) return all;
-  if (asked < 0 || asked > kMaxGpus)
-    throw InputError(gpus, fmt::format("{} is out of range", asked), fmt::format("use 1 to {}", kMaxGpus));
+  if (!kGpus.holds(asked))
+    throw InputError(gpus, fmt::format("{} is out of range", asked), fmt::format("use 1 to {}", kGpus.most));
   if (nodes && asked > all) {
     throw InputError(gpus, fmt::format("{} GPUs are more than the {} that {} has", asked, all, where),
                      fmt::format("use at most {}", all));
@@ -178,11 +183,14 @@ ClusterSpec cluster_from_json(std::string_view json_text, std::string_view where
   c.name = nonempty(o, "name");
   c.gpu = gpu_of(o);
   c.gpus_per_node = o.integer("gpus_per_node", 1, kMaxGpusPerNode);
-  const auto nodes = o.optional_integer("nodes", 1, kMaxGpus / kMaxGpusPerNode);
+  const auto nodes = o.optional_integer("nodes", 1, kGpus.most / c.gpus_per_node);
   c.intra_bus = rate(o, "intra_bus");
   c.inter_bus = rate(o, "inter_bus");
   read_fabric(o, c);
   c.fixed_memory = parse_bytes(o.text("fixed_memory"), o.where("fixed_memory"));
+  if (c.fixed_memory > c.gpu.usable_memory)
+    o.refuse("fixed_memory", human(c.fixed_memory) + " is more than the GPU's usable " + human(c.gpu.usable_memory),
+             "give what a process holds outside of the allocator, such as \"1.5GiB\"");
   read_source(o);
   o.finish();
   c.gpus = gpu_count(gpus, c, nodes, where);

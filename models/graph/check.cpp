@@ -7,6 +7,7 @@
 
 #include "models/graph.h"
 #include "models/input/error.h"
+#include "models/input/limits.h"
 #include "models/units.h"
 
 namespace fsdp {
@@ -127,7 +128,13 @@ class Checker {
       require(p.modules[0] >= last_owner, fmt::format("parameter \"{}\" is out of named_parameters() order", p.name));
       last_owner = p.modules[0];
     }
-    (void)checked_mul(g_.parameter_count(), 16, where_);  // states of 16 bytes per parameter must be countable
+    std::int64_t left = kMostParameters;
+    for (const Parameter& p : g_.parameters) {
+      if (p.numel() > left)
+        throw InputError(where_, "the sizes make more than " + with_commas(kMostParameters) + " parameters",
+                         "use fewer layers or smaller widths");
+      left -= p.numel();
+    }
   }
 
   void ops() const {

@@ -10,7 +10,7 @@ namespace fsdp {
 namespace {
 
 std::int64_t accumulate_bytes(const Workload& w) { return w.element_bytes == 8 ? 8 : 4; }
-std::int64_t times(std::int64_t a, std::int64_t b) { return checked_mul(a, b, "op size"); }
+std::int64_t times(std::int64_t a, std::int64_t b) { return checked_mul(a, b, kOpSize); }
 std::int64_t row_bytes(const Workload& w, std::int64_t width) {
   return times(times(w.tokens(), width), w.element_bytes);
 }
@@ -58,7 +58,7 @@ OpFacts layer_norm(const Op& op, const Workload& w) {
 // of at most 512 x 512 of both operands and the result (executor/kernels/matmul/).
 OpFacts matmuls(std::int64_t count, std::int64_t rows, const OpShape& s, const Workload& w) {
   const std::int64_t elements =
-      checked_add(checked_add(times(rows, s.in), times(s.in, s.out), "op size"), times(rows, s.out), "op size");
+      checked_add(checked_add(times(rows, s.in), times(s.in, s.out), kOpSize), times(rows, s.out), kOpSize);
   const std::int64_t bytes = times(times(elements, count), w.element_bytes), a = std::min<std::int64_t>(rows, 512);
   const std::int64_t b = std::min<std::int64_t>(s.in, 512), c = std::min<std::int64_t>(s.out, 512);
   const std::int64_t copies = w.element_bytes == 2 ? 4 * (a * b + b * c + a * c) : 0;
@@ -88,12 +88,12 @@ OpFacts attention(const Op& op, const Workload& w) {
                      block = std::min<std::int64_t>(64, w.seq_len);
   const std::int64_t q = row_bytes(w, times(s.heads, s.head_dim)), kv = row_bytes(w, times(2 * s.kv_heads, s.head_dim));
   const std::int64_t forward =
-      checked_add(times(2 * (w.seq_len + block), s.head_dim), times(block, w.seq_len), "op size");
+      checked_add(times(2 * (w.seq_len + block), s.head_dim), times(block, w.seq_len), kOpSize);
   return {.saved_inputs = static_cast<std::uint8_t>(s.packed ? 0b1 : 0b111),
           .saved_outputs = 0b1,
           .saved_extra_bytes = rows,
           .forward_scratch_bytes = times(forward, a),
-          .backward_scratch_bytes = times(checked_add(2 * forward, block, "op size"), a),
+          .backward_scratch_bytes = times(checked_add(2 * forward, block, kOpSize), a),
           .forward_traffic_bytes = 2 * q + kv + rows,
           .backward_traffic_bytes = 4 * q + 2 * kv + 2 * rows,
           .result_extra_bytes = rows};

@@ -10,7 +10,7 @@ namespace fsdp {
 namespace {
 
 std::int64_t accumulate_bytes(const Workload& w) { return w.element_bytes == 8 ? 8 : 4; }
-std::int64_t times(std::int64_t a, std::int64_t b) { return checked_mul(a, b, "op size"); }
+std::int64_t times(std::int64_t a, std::int64_t b) { return checked_mul(a, b, kOpSize); }
 
 // The facts of native with neither scratch nor counted launches: saved tensors and traffic are the same.
 OpFacts as_native(const Op& op, const Workload& w) {
@@ -25,7 +25,7 @@ OpFacts as_native(const Op& op, const Workload& w) {
 OpFacts embedding(const Op& op, const Workload& w) {
   OpFacts f = as_native(op, w);
   const std::int64_t sums = times(2 * embedding_pieces(w.tokens()), op.shape.width);
-  f.backward_scratch_bytes = checked_add(times(w.tokens(), 16), times(sums, accumulate_bytes(w)), "op size");
+  f.backward_scratch_bytes = checked_add(times(w.tokens(), 16), times(sums, accumulate_bytes(w)), kOpSize);
   f.backward_launches = static_cast<std::int16_t>(4 + embedding_merges(w.tokens()));
   return f;
 }

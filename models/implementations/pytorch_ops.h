@@ -6,8 +6,8 @@
 
 namespace fsdp::pytorch {
 
-[[nodiscard]] inline std::int64_t times(std::int64_t a, std::int64_t b) { return checked_mul(a, b, "op size"); }
-[[nodiscard]] inline std::int64_t plus(std::int64_t a, std::int64_t b) { return checked_add(a, b, "op size"); }
+[[nodiscard]] inline std::int64_t times(std::int64_t a, std::int64_t b) { return checked_mul(a, b, kOpSize); }
+[[nodiscard]] inline std::int64_t plus(std::int64_t a, std::int64_t b) { return checked_add(a, b, kOpSize); }
 [[nodiscard]] inline std::int64_t row_elements(const Workload& w, std::int64_t width) {
   return times(w.tokens(), width);
 }

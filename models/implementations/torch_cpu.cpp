@@ -12,8 +12,8 @@
 namespace fsdp {
 namespace {
 
-std::int64_t times(std::int64_t a, std::int64_t b) { return checked_mul(a, b, "op size"); }
-std::int64_t plus(std::int64_t a, std::int64_t b) { return checked_add(a, b, "op size"); }
+std::int64_t times(std::int64_t a, std::int64_t b) { return checked_mul(a, b, kOpSize); }
+std::int64_t plus(std::int64_t a, std::int64_t b) { return checked_add(a, b, kOpSize); }
 std::int64_t row_elements(const Workload& w, std::int64_t width) { return times(w.tokens(), width); }
 std::int64_t row_bytes(const Workload& w, std::int64_t width) { return times(row_elements(w, width), w.element_bytes); }
 

@@ -15,12 +15,9 @@
 #include <vector>
 
 #include "models/graph.h"
+#include "models/input/limits.h"
 
 namespace fsdp {
-
-// Limits of a model description: far beyond anything trained, small enough that hostile files stay cheap.
-inline constexpr std::int64_t kMaxLayers = 10'000, kMaxWidth = std::int64_t{1} << 24, kMaxHeads = 65'536;
-inline constexpr std::int64_t kMaxVocab = std::int64_t{1} << 31, kMaxPositions = std::int64_t{1} << 31;
 
 class GraphBuilder {
  public:

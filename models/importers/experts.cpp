@@ -7,11 +7,6 @@
 #include "models/importers/importers.h"
 
 namespace fsdp {
-namespace {
-
-constexpr std::int64_t kMaxExperts = 65'536;
-
-}  // namespace
 
 ExpertShape read_experts(JsonObject& config, const ExpertVariant& v, std::int64_t hidden) {
   ExpertShape s;

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "models/input/error.h"
+#include "models/input/limits.h"
 #include "models/units.h"
 #include "planner/layout/flat.h"
 
@@ -146,9 +147,21 @@ ShardedParam sharded(std::int32_t id, const Parameter& p, bool trainable, std::i
                      "shard another dimension (only dimension 0 can be padded)");
   s.chunk_rows = s.rows / layout.shards + (s.rows % layout.shards != 0 ? 1 : 0);
   s.offset = layout.shard_elements;
-  (void)checked_mul(checked_mul(s.chunk_rows, s.row_elements, where), layout.shards,
-                    where);  // its padded whole must exist, too
   return s;
+}
+
+// A padded whole takes up to one row more per rank than the parameter has. All units may be whole at once.
+void check_padded(const std::vector<UnitLayout>& layouts, std::string_view where) {
+  std::int64_t shard = 0, shards = 1;
+  for (const UnitLayout& l : layouts) {
+    shard = checked_add(shard, l.shard_elements, "padded shards");
+    shards = l.shards;
+  }
+  if (shard > kMostElements / shards)
+    throw InputError({std::string(where), "mesh"},
+                     with_commas(shards) + " padded shards of " + with_commas(shard) + " elements are more than " +
+                         with_commas(kMostElements) + " elements",
+                     "shard over fewer ranks");
 }
 
 }  // namespace
@@ -236,6 +249,7 @@ std::vector<UnitLayout> unit_layouts(const ShardingPlan& plan, const PlanIds& id
     layout.numel = checked_add(layout.numel, layout.params.back().numel(), "parameter " + parameter.name);
   }
   if (plan.dialect == Dialect::fsdp1) flatten_layouts(layouts, plan, model);
+  check_padded(layouts, where);
   return layouts;
 }
 

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "models/input/error.h"
+#include "planner/byte_total.h"
 #include "planner/lowering/tape_lifetimes.h"
 
 namespace fsdp {
@@ -21,7 +22,7 @@ struct Region {
 class TapeBuilder {
  public:
   TapeBuilder(const ModelGraph& model, const Implementation& impl, const Workload& work, DType dtype)
-      : model_(model), impl_(impl), work_(work), dtype_(dtype) {
+      : model_(model), impl_(impl), work_(work), dtype_(dtype), total_(work) {
     const std::size_t n = model.ops.size(), t = model.tensors.size();
     facts_.reserve(n);
     for (const Op& op : model.ops) facts_.push_back(facts(impl, op, work, model));
@@ -82,6 +83,7 @@ class TapeBuilder {
   static std::size_t at(std::int32_t i) { return static_cast<std::size_t>(i); }
 
   std::int32_t new_value(std::int64_t bytes, BufferKind kind, DType dtype, std::int32_t tensor) {
+    total_.add(bytes);
     tape_.values.push_back({bytes, kind, dtype, tensor});
     return static_cast<std::int32_t>(tape_.values.size()) - 1;
   }
@@ -366,6 +368,7 @@ class TapeBuilder {
   const Implementation& impl_;
   const Workload work_;
   const DType dtype_;
+  ByteTotal total_;
   std::vector<OpFacts> facts_;
   std::vector<Region> regions_;
   std::vector<std::int32_t> producer_, region_of_;                         // by tensor, by op

@@ -4,25 +4,18 @@
 #include <string>
 
 #include "models/input/error.h"
+#include "models/input/limits.h"
 #include "models/input/suggest.h"
 #include "models/units.h"
 #include "planner/layout.h"
 #include "planner/plan.h"
 #include "planner/plan/check_fsdp1.h"
 #include "planner/plan/check_fsdp2.h"
+#include "planner/plan/check_sizes.h"
 #include "planner/plan_ids.h"
 
 namespace fsdp {
 namespace {
-
-// Limits keep every later product (tokens x width x bytes, ranks x padded shard) far inside 64 bits.
-constexpr std::int64_t kMaxRanks = std::int64_t{1} << 20;
-constexpr std::int64_t kMaxTokens = std::int64_t{1} << 36;  // per rank and step
-constexpr std::int64_t kMaxSequence = std::int64_t{1} << 31;
-constexpr std::size_t kMaxMicroBatches = 4096;
-constexpr std::int64_t kMaxPasses = std::int64_t{1}
-                                    << 21;  // operations x micro-batches: what a lowered step takes stays below 16 GB
-constexpr int kMaxPrefetch = 1024;
 
 const std::string kShowModel = "run `fsdp-plan show model NAME` for the names";
 
@@ -65,7 +58,7 @@ void check_mesh(const ShardingPlan& plan, std::string_view where) {
     position = index + 1;
     if (d.size < 1)
       throw InputError(at, "dimension '" + d.name + "' has size " + std::to_string(d.size), "use a size of at least 1");
-    if (d.size > kMaxRanks || ranks * d.size > kMaxRanks)
+    if (!kGpus.holds(d.size) || !kGpus.holds(ranks * d.size))
       throw InputError(at, "more than 1,048,576 ranks", "use a smaller mesh");
     ranks *= d.size;
   }
@@ -202,45 +195,6 @@ void check_checkpointed(std::vector<std::int32_t> ids, const ModelGraph& model, 
   }
 }
 
-void check_batches(const ShardingPlan& plan, std::string_view where) {
-  const Origin at = field(where, "micro_batches");
-  if (plan.micro_batches.empty()) throw InputError(at, "there is no micro-batch", "give at least one, such as [1]");
-  if (plan.micro_batches.size() > kMaxMicroBatches)
-    throw InputError(at, "more than 4,096 micro-batches", "use fewer and larger ones");
-  if (plan.seq_len < 1)
-    throw InputError(field(where, "seq_len"), std::to_string(plan.seq_len) + " tokens per sequence", "use at least 1");
-  if (plan.seq_len > kMaxSequence)
-    throw InputError(field(where, "seq_len"), std::to_string(plan.seq_len) + " tokens per sequence",
-                     "use at most 2,147,483,648");
-  std::int64_t sequences = 0;
-  for (const std::int64_t s : plan.micro_batches) {
-    if (s < 1) throw InputError(at, "a micro-batch of " + std::to_string(s) + " sequences", "use at least 1");
-    if (s > kMaxTokens / plan.seq_len || (sequences += s) > kMaxTokens / plan.seq_len) {
-      throw InputError(at, "more than 2^36 tokens per rank and step", "use fewer or shorter sequences");
-    }
-  }
-}
-
-void check_work(const ShardingPlan& plan, const ModelGraph& model, std::string_view where) {
-  const auto passes =
-      static_cast<std::int64_t>(plan.micro_batches.size()) * static_cast<std::int64_t>(model.ops.size());
-  if (passes > kMaxPasses) {
-    throw InputError(field(where, "micro_batches"),
-                     std::to_string(plan.micro_batches.size()) + " micro-batches of a model with " +
-                         with_commas(static_cast<std::int64_t>(model.ops.size())) + " operations make a step of " +
-                         with_commas(passes) + " forward operations, more than " + with_commas(kMaxPasses),
-                     "use fewer and larger micro-batches");
-  }
-  for (const Op& op : model.ops) {
-    if (op.kind == OpKind::position_embedding && plan.seq_len > op.shape.positions) {
-      throw InputError(field(where, "seq_len"),
-                       std::to_string(plan.seq_len) + " tokens, but '" + model.name + "' has learned positions for " +
-                           std::to_string(op.shape.positions),
-                       "use at most " + std::to_string(op.shape.positions));
-    }
-  }
-}
-
 void check_numbers(const ShardingPlan& plan, std::string_view where) {
   const auto refuse_integer = [&](DType t, const char* key) {
     if (t == DType::i64)
@@ -264,12 +218,13 @@ void check_numbers(const ShardingPlan& plan, std::string_view where) {
   if (!(plan.clip_norm_type >= 1))  // infinity is one
     throw InputError(field(where, "clip_norm_type"), std::to_string(plan.clip_norm_type) + " is no norm",
                      "use a number of at least 1, or inf");
-  const auto prefetch = [&](int value, const char* key) {
-    if (value < 0 || value > kMaxPrefetch)
-      throw InputError(field(where, key), std::to_string(value) + " units ahead", "use 0 to 1024");
+  const auto prefetch = [&](int value, const Limit& limit) {
+    if (!limit.holds(value))
+      throw InputError(field(where, std::string(limit.field)), std::to_string(value) + " units ahead",
+                       "use 0 to " + std::to_string(limit.most));
   };
-  prefetch(plan.forward_prefetch, "forward_prefetch");
-  prefetch(plan.backward_prefetch, "backward_prefetch");
+  prefetch(plan.forward_prefetch, kForwardPrefetch);
+  prefetch(plan.backward_prefetch, kBackwardPrefetch);
 }
 
 void check_dialect(const ShardingPlan& plan, std::string_view where) {
@@ -316,7 +271,7 @@ void check(const ShardingPlan& plan, std::string_view where) {
 void check(const ShardingPlan& plan, const ModelGraph& model, std::string_view where) {
   check_model(plan, model, where);
   check(plan, where);
-  check_work(plan, model, where);
+  check_sizes(plan, model, where);
   const PlanIds ids = resolve_ids(plan, model, where);
   check_units(plan, model, ids, where);
   check_checkpointed(ids.checkpointed, model, where);

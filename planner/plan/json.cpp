@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "models/input/error.h"
+#include "models/input/limits.h"
 #include "planner/plan.h"
 
 namespace fsdp {
@@ -123,7 +124,8 @@ void read_uncommon(JsonObject& json, ShardingPlan& plan) {
   if (const auto type = json.find("clip_norm_type")) plan.clip_norm_type = read_norm_type(*type);
   if (const auto kind = json.optional_text("checkpoint_policy"))
     plan.checkpoint_policy = parse_checkpoint_policy(*kind, json.where("checkpoint_policy"));
-  plan.loss_chunks = json.optional_integer("loss_chunks", 1, kMaxInteger).value_or(plan.loss_chunks);
+  plan.loss_chunks =
+      json.optional_integer("loss_chunks", kLossChunks.least, kLossChunks.most).value_or(plan.loss_chunks);
   plan.offload = json.optional_boolean("offload").value_or(plan.offload);
   plan.ignored = optional_texts(json, "ignored");
   if (const auto dims = json.find("shard_dims")) {

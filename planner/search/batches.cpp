@@ -5,14 +5,13 @@
 #include <algorithm>
 
 #include "models/input/error.h"
+#include "models/input/limits.h"
 #include "models/units.h"
 
 namespace fsdp {
 namespace {
 
-constexpr std::int64_t kMostMicroBatches = 4096;              // as the rules of a plan have it
-constexpr std::int64_t kMostTokens = std::int64_t{1} << 28U;  // of a micro-batch
-constexpr std::int64_t kMostSearched = 64;                    // sequences; a user may fix more
+constexpr std::int64_t kMostSearched = 64;  // sequences; a user may fix more
 
 void check_positive(const std::optional<std::int64_t>& value, const char* name) {
   if (value && *value < 1)
@@ -45,7 +44,7 @@ std::vector<Batch> of_global_batch(const BatchSizes& c, std::int64_t ranks) {
   if (c.grad_accum) return {{third(*c.grad_accum, "grad_accum"), *c.grad_accum}};
   std::vector<Batch> found;
   for (std::int64_t m = 1; m <= std::min(whole, kMostSearched); m *= 2)
-    if (whole % m == 0 && whole / m <= kMostMicroBatches) found.push_back({m, whole / m});
+    if (whole % m == 0 && whole / m <= kGradAccum.most) found.push_back({m, whole / m});
   if (found.empty() || (found.back().micro_batch != whole && whole <= kMostSearched)) found.push_back({whole, 1});
   return found;
 }
@@ -65,18 +64,17 @@ std::vector<Batch> batches(const BatchSizes& c, std::int64_t ranks, std::int64_t
   check_positive(c.grad_accum, "grad_accum");
   check_positive(c.global_batch, "global_batch");
   std::vector<Batch> found = c.global_batch ? of_global_batch(c, ranks) : without_global_batch(c);
-  const std::int64_t most = kMostTokens / std::max<std::int64_t>(1, seq_len);  // sequences at once
+  const std::int64_t most = kMostTokensAtOnce / std::max<std::int64_t>(1, seq_len);  // sequences at once
   const Batch smallest = found.front();
   if (smallest.micro_batch > most)
     throw InputError(setting("micro_batch"),
                      fmt::format("{} sequences of {} tokens are more than {} tokens at once", smallest.micro_batch,
-                                 seq_len, with_commas(kMostTokens)),
+                                 seq_len, with_commas(kMostTokensAtOnce)),
                      "give fewer sequences or a shorter --seq-len");
-  if (smallest.grad_accum > kMostMicroBatches)
-    throw InputError(
-        setting(c.grad_accum ? "grad_accum" : "global_batch"),
-        fmt::format("needs {} micro-batches per step, more than {}", smallest.grad_accum, kMostMicroBatches),
-        "give a larger --micro-batch");
+  if (smallest.grad_accum > kGradAccum.most)
+    throw InputError(setting(c.grad_accum ? "grad_accum" : "global_batch"),
+                     fmt::format("needs {} micro-batches per step, more than {}", smallest.grad_accum, kGradAccum.most),
+                     "give a larger --micro-batch");
   std::erase_if(found, [&](const Batch& b) { return b.micro_batch > most; });
   return found;
 }

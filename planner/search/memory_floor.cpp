@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "models/units.h"
+#include "planner/byte_total.h"
 #include "planner/layout.h"
 #include "planner/search.h"
 
@@ -40,7 +41,7 @@ std::int64_t saved_bytes(const ModelGraph& model, const ShardingPlan& plan, cons
   const std::vector<std::int32_t> region = regions_of(model, ids);
   std::vector<char> saved(model.tensors.size(), 0);
   std::vector<std::int32_t> made_in(model.tensors.size(), -1);  // region
-  std::int64_t bytes = 0;
+  ByteTotal total(w);
   for (std::size_t i = 0; i < model.ops.size(); ++i) {
     const Op& op = model.ops[i];
     for (const std::int32_t t : op.outputs) made_in[static_cast<std::size_t>(t)] = region[i];
@@ -56,12 +57,12 @@ std::int64_t saved_bytes(const ModelGraph& model, const ShardingPlan& plan, cons
       saved[static_cast<std::size_t>(op.inputs[k])] |= (f.saved_inputs >> k) & 1;
     for (std::size_t k = 0; k < op.outputs.size() && k < 8; ++k)
       saved[static_cast<std::size_t>(op.outputs[k])] |= (f.saved_outputs >> k) & 1;
-    add(bytes, f.saved_extra_bytes);
+    total.add(f.saved_extra_bytes);
   }
   for (std::size_t t = 0; t < model.tensors.size(); ++t)
     if (saved[t] && model.tensors[t].kind == TensorKind::activation)
-      add(bytes, times(elements(model.tensors[t], w), w.element_bytes));
-  return bytes;
+      total.add(times(elements(model.tensors[t], w), w.element_bytes));
+  return total.bytes();
 }
 
 bool stays_gathered(const Unit& unit, const UnitLayout& layout) {

@@ -46,17 +46,25 @@ bool is_legal(const ShardingPlan& plan, const ModelGraph& model) {
   }
 }
 
+// Throws InputError for a plan that breaks a rule, or whose activations are beyond all limits.
+Bytes floor_of_legal(const ShardingPlan& plan, const ModelGraph& model, const Implementation& impl) {
+  check(plan, model);
+  return memory_lower_bound(model, plan, impl);
+}
+
 // Legal options with their memory floors. When none is legal the rule that the first one breaks is the error.
 std::vector<Judged> judge_floors(const ModelGraph& model, const ClusterSpec& cluster, const Implementation& impl,
                                  const SearchOptions& o) {
   std::vector<Option> all = options(model, cluster, o);
   std::vector<Judged> judged;
   for (Option& option : all) {
-    if (!is_legal(option.plan, model)) continue;
-    const Bytes floor = memory_lower_bound(model, option.plan, impl) + cluster.fixed_memory;
-    judged.push_back({std::move(option), floor, std::nullopt});
+    try {
+      const Bytes floor = floor_of_legal(option.plan, model, impl) + cluster.fixed_memory;
+      judged.push_back({std::move(option), floor, std::nullopt});
+    } catch (const InputError&) {
+    }
   }
-  if (judged.empty()) check(all.at(0).plan, model);
+  if (judged.empty()) (void)floor_of_legal(all.at(0).plan, model, impl);
   return judged;
 }
 

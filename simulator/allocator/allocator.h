@@ -42,7 +42,7 @@ namespace fsdp {
 
 inline constexpr std::int64_t kNoLimit = std::numeric_limits<std::int64_t>::max();
 // What a device without a limit has. It is more than the tensors of any Program (kMostMicroBatchBytes in
-// models/limits.h), and small enough that no sum of addresses and sizes overflows.
+// models/input/limits.h), and small enough that no sum of addresses and sizes overflows.
 inline constexpr std::int64_t kMostReserved = std::int64_t{1} << 57;
 
 // PYTORCH_ALLOC_CONF, in bytes where it says MiB.

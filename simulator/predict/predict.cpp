@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 
+#include "models/input/error.h"
 #include "planner/costs/rates.h"
 #include "simulator/allocator/replay.h"
 #include "simulator/analysis/breakdown.h"
@@ -107,6 +108,7 @@ void fill_reserved(Prediction& p, const Program& program, const CostContext& c, 
   const Replayed replayed(program, c, steady);
   const bool expandable = c.implementation.memory == MemorySource::caching_expandable;
   const AllocatorPrediction free = replayed.with(kNoLimit, expandable);
+  if (free.out_of_memory) throw InternalError("a device without a limit is out of memory");
   p.peak_active = Bytes(free.peak_active);
   p.peak_reserved_estimate = Bytes(free.peak_reserved);
   if (p.peak_reserved_estimate + p.fixed <= p.memory_limit) p.verdict = Verdict::fits;

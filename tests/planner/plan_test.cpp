@@ -130,12 +130,26 @@ TEST_CASE("a plan that breaks a rule is refused with the field that breaks it") 
          p.micro_batches = {2, 0};
        }},
       {"micro_batches: a micro-batch of -1 sequences", [](ShardingPlan& p) { p.micro_batches = {-1}; }},
-      {"micro_batches: more than 2^36 tokens",
+      {"micro_batches: a micro-batch of 9223372036854775807 sequences; use at most 65,536",
        [](ShardingPlan& p) { p.micro_batches = {std::numeric_limits<std::int64_t>::max()}; }},
+      {"micro_batches: a micro-batch of 65537 sequences",
+       [](ShardingPlan& p) {
+         p.micro_batches = {1, 65'537};
+       }},
+      {"micro_batches: 65536 sequences of 4097 tokens are more than 268,435,456 tokens at once",
+       [](ShardingPlan& p) {
+         p.micro_batches = {1, 65'536};
+         p.seq_len = 4097;
+       }},
       {"micro_batches: more than 2^36 tokens",
-       [](ShardingPlan& p) { p.micro_batches.assign(4000, std::int64_t{1} << 30); }},
+       [](ShardingPlan& p) {
+         p.micro_batches.assign(4000, 65'536);
+         p.seq_len = 4096;
+       }},
       {"micro_batches: more than 4,096 micro-batches", [](ShardingPlan& p) { p.micro_batches.assign(4097, 1); }},
       {"seq_len: 0 tokens per sequence", [](ShardingPlan& p) { p.seq_len = 0; }},
+      {"seq_len: 16777217 tokens per sequence; use at most 16,777,216",
+       [](ShardingPlan& p) { p.seq_len = (std::int64_t{1} << 24) + 1; }},
       {"seq_len: 4294967296 tokens per sequence", [](ShardingPlan& p) { p.seq_len = std::int64_t{1} << 32; }},
       {"wrap: \"a?b\" holds a control character", [](ShardingPlan& p) { p.wrap = "a\nb"; }},
       {"checkpointed: no module is named 'x'", [](ShardingPlan& p) { p.checkpointed = {"x"}; }},
