@@ -230,7 +230,7 @@ int run_here(const RunFlags& f, Launch* others) {
   for (const std::string& doubt : doubts(measured)) print(stderr, "note: " + doubt + "\n");
   print(stdout, trained_text(measured, plan));
   if (prediction) print(stdout, validation_line(compare(*prediction, measured), Tolerances{}));
-  if (f.trace) print(stdout, "\ntrace: " + *f.trace + " (open it in ui.perfetto.dev)\n");
+  if (f.trace) print(stdout, trace_line(*f.trace, trained.programs.of(0).steady_step));
   if (f.output) print(stdout, next_command(f));
   return kDone;
 }

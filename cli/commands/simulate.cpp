@@ -49,6 +49,7 @@ int simulate_command(const SimulateFlags& f) {
   if (f.trace) write_file(*f.trace, trace_json(program.steady_step, program, plan, setup.model, &prediction, nullptr));
   if (f.json) {
     print(stdout, f.memory ? to_json_text(memory_report(program, plan, setup.model)) : to_json_text(prediction));
+    if (f.trace && trace_cut(program.steady_step)) print(stderr, trace_line(*f.trace, program.steady_step));
   } else {
     print(stdout, bold(stdout, verdict_line(prediction)));
     if (prediction.step_time_distribution)
@@ -56,7 +57,7 @@ int simulate_command(const SimulateFlags& f) {
     print(stdout, "Plan: " + plan_label(plan) + "\n" + basis(prediction, plan, setup.costs));
     if (f.memory) print(stdout, memory_text(memory_report(program, plan, setup.model), prediction));
     else print(stdout, prediction_report(prediction));
-    if (f.trace) print(stdout, "\ntrace: " + *f.trace + " (open it in ui.perfetto.dev)\n");
+    if (f.trace) print(stdout, trace_line(*f.trace, program.steady_step));
   }
   return prediction.verdict == Verdict::does_not_fit ? kAnswerIsNo : kDone;
 }

@@ -178,4 +178,9 @@ std::string memory_text(const MemoryReport& r, const Prediction& p) {
   return out + "\n" + table({"on the device", ">bytes"}, sums);
 }
 
+std::string trace_line(const std::string& file, const Step& steady) {
+  const auto cut = trace_cut(steady);
+  return "\ntrace: " + file + " (open it in ui.perfetto.dev" + (cut ? "; " + describe(*cut) : "") + ")\n";
+}
+
 }  // namespace fsdp::cli

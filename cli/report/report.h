@@ -8,6 +8,7 @@
 #include "planner/costs.h"
 #include "planner/emit.h"
 #include "planner/plan.h"
+#include "planner/program.h"
 #include "planner/search.h"
 #include "simulator/analysis/memory_report.h"
 #include "simulator/records/compare.h"
@@ -37,6 +38,9 @@ namespace fsdp::cli {
                                    const std::string& cluster);
 // What the numbers stand on: the workload, the implementation, the costs.
 [[nodiscard]] std::string basis(const Prediction&, const ShardingPlan&, const Costs&);
+
+// Where a trace is, and what of the step it shows.
+[[nodiscard]] std::string trace_line(const std::string& file, const Step& steady);
 
 // The verdict alone, and the verdict with its table.
 [[nodiscard]] std::string validation_line(const ValidationReport&, const Tolerances&);

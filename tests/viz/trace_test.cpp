@@ -65,6 +65,44 @@ TEST_CASE("a trace is JSON with one process per timeline and one thread per stre
   CHECK(parsed(Made(), false, false).at("traceEvents").empty());
 }
 
+TEST_CASE("of a long step the first and the last micro-batches are drawn, and the trace says so") {
+  constexpr int kMicroBatches = 100, kEach = 1000;
+  Made m;
+  Step& s = m.program.steady_step;
+  s.ops.clear();
+  m.prediction.timeline.spans.clear();
+  m.prediction.memory.steady_step.points.clear();
+  for (int i = 0; i < kMicroBatches * kEach; ++i) {
+    Operation op = op_on(Stream::compute, Action::clip_scale);
+    op.micro_batch = static_cast<std::int16_t>(i / kEach);
+    s.ops.push_back(op);
+    m.prediction.timeline.spans.push_back({i * 1e-3, (i + 1) * 1e-3});
+    m.prediction.memory.steady_step.points.push_back({i == 50'500 ? 999 : 10, 10});
+  }
+  const auto cut = trace_cut(s);
+  REQUIRE(cut);
+  CHECK(describe(*cut) == "micro-batches 1 to 32 and 69 to 100 of 100");
+  std::map<std::int64_t, int> drawn;
+  std::int64_t highest = 0;
+  std::vector<std::string> marks;
+  const Json trace = parsed(m, true, false);
+  for (const Json& e : trace.at("traceEvents")) {
+    if (e.at("ph") == "X") ++drawn[e.at("args").at("micro_batch").get<std::int64_t>()];
+    if (e.at("ph") == "C") highest = std::max(highest, e.at("args").at("allocated").get<std::int64_t>());
+    if (e.at("ph") == "i") marks.push_back(e.at("name"));
+  }
+  CHECK(drawn.size() == 64);
+  for (const auto& [micro_batch, count] : drawn) {
+    CHECK(count == kEach);
+    CHECK((micro_batch < 32 || micro_batch >= 68));
+  }
+  CHECK(highest == 999);  // the counter shows what was left out, too
+  CHECK(marks == std::vector<std::string>{"cut: only micro-batches 1 to 32 and 69 to 100 of 100 are drawn"});
+  CHECK_FALSE(trace_cut(Made().program.steady_step));
+  for (Operation& op : s.ops) op.micro_batch = 0;  // one micro-batch cannot be cut
+  CHECK_FALSE(trace_cut(s));
+}
+
 TEST_CASE("events of one thread do not overlap and none begins before zero") {
   const Json trace = parsed(Made(), true, true);
   std::map<std::pair<int, int>, double> busy_until;
