@@ -24,7 +24,7 @@ class ByteTotal {
 
  private:
   [[noreturn]] void refuse() const {
-    throw InputError({"plan", "micro_batches"},
+    throw InputError({"plan", "seq_len"},
                      std::to_string(work_.sequences) + " sequences of " + std::to_string(work_.seq_len) +
                          " tokens make tensors of more than " + human(Bytes(kMostMicroBatchBytes)) + " at once",
                      "use fewer or shorter sequences");

@@ -93,9 +93,9 @@ void check_sizes(const ShardingPlan& plan, const ModelGraph& model, std::string_
   const std::int64_t most = *std::max_element(plan.micro_batches.begin(), plan.micro_batches.end());
   const double elements = elements_at_once(model, most * plan.seq_len);
   if (elements <= static_cast<double>(kMostElements)) return;
-  throw InputError(field(where, "micro_batches"),
-                   fmt::format("{} sequences of {} tokens make tensors of {} elements at once, more than {}", most,
-                               plan.seq_len, human_count(elements), with_commas(kMostElements)),
+  throw InputError(field(where, "seq_len"),
+                   fmt::format("{} sequences of {} tokens make tensors of {:.2g} elements at once, more than {}", most,
+                               plan.seq_len, elements, with_commas(kMostElements)),
                    "use fewer or shorter sequences");
 }
 

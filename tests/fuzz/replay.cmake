@@ -1,0 +1,11 @@
+# Each fuzzer's corpus as a test of every build; under asan it is what the fuzzer itself would do with it.
+file(GLOB fuzz_sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/fuzz/*_fuzz.cpp)
+foreach(source ${fuzz_sources})
+  get_filename_component(fuzzer ${source} NAME_WE)
+  string(REPLACE "_fuzz" "" name ${fuzzer})
+  set(test fuzz_corpus_${name})
+  add_executable(${test} ${source} fuzz/replay_main.cpp)
+  target_link_libraries(${test} PRIVATE fsdp_rooms)
+  add_test(NAME ${test} COMMAND ${test} ${CMAKE_CURRENT_SOURCE_DIR}/fuzz/corpus/${fuzzer})
+  set_tests_properties(${test} PROPERTIES TIMEOUT 600)
+endforeach()
