@@ -39,7 +39,7 @@ template <class T>
 struct Range {
   T least{}, most{};
 };
-inline constexpr double kMaxSeconds = 1e9;
+inline constexpr double kMaxSeconds = 1e20;  // of any sum: an operation has less than 1e12 (planner/costs/demands.cpp)
 inline constexpr std::int64_t kMaxBytes = std::int64_t{1} << 60;
 inline constexpr Range<double> kSecondsRange{0, kMaxSeconds};
 inline constexpr Range<std::int64_t> kBytesRange{0, kMaxBytes};

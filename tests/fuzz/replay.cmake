@@ -3,7 +3,7 @@ file(GLOB fuzz_sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/fuzz/*_fuzz
 foreach(source ${fuzz_sources})
   get_filename_component(fuzzer ${source} NAME_WE)
   string(REPLACE "_fuzz" "" name ${fuzzer})
-  set(test fuzz_corpus_${name})
+  set(test fuzz_${name}_test)
   add_executable(${test} ${source} fuzz/replay_main.cpp)
   target_link_libraries(${test} PRIVATE fsdp_rooms)
   add_test(NAME ${test} COMMAND ${test} ${CMAKE_CURRENT_SOURCE_DIR}/fuzz/corpus/${fuzzer})
