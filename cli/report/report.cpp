@@ -34,9 +34,12 @@ std::vector<std::vector<std::string>> on_top(const Prediction& p) {
   const Bytes kept = p.peak_reserved_estimate - p.peak_allocated;
   const double share =
       static_cast<double>(kept.count()) / static_cast<double>(std::max<std::int64_t>(1, p.peak_allocated.count()));
-  return {{"+ kept by the allocator beside it", human(kept), percent(share)},
-          {"+ context and communicators", human(p.fixed), ""},
-          {"= peak total", human(p.peak_total), ""}};
+  std::vector<std::vector<std::string>> rows{{"+ kept by the allocator beside it", human(kept), percent(share)},
+                                             {"+ context and communicators", human(p.fixed), ""}};
+  if (const Bytes offloaded = p.peak_total - p.peak_reserved_estimate - p.fixed; offloaded > Bytes(0))
+    rows.push_back({"+ offloaded, in the same memory", human(offloaded), ""});
+  rows.push_back({"= peak total", human(p.peak_total), ""});
+  return rows;
 }
 
 std::string made_of(const Prediction& p) {

@@ -96,13 +96,20 @@ std::optional<std::int64_t> arena_of(const Program& program, const CostContext& 
   return planned.arena_bytes;
 }
 
+// What the limit has to hold beside what is reserved. Where ranks run on processors, offloaded buffers are in the same
+// memory.
+Bytes beside_reserved(const Prediction& p, const CostContext& c) {
+  return p.fixed + Bytes(c.cluster.host ? p.memory.host_peak : 0);
+}
+
 // Reserved without a limit; what happens under the limit where that is more.
 void fill_reserved(Prediction& p, const Program& program, const CostContext& c, const Timeline& steady) {
   p.verdict = Verdict::does_not_fit;
+  const Bytes beside = beside_reserved(p, c);
   if (const auto arena = arena_of(program, c)) {
     p.peak_active = p.peak_allocated;
     p.peak_reserved_estimate = Bytes(*arena);
-    if (p.peak_reserved_estimate + p.fixed <= p.memory_limit) p.verdict = Verdict::fits;
+    if (p.peak_reserved_estimate + beside <= p.memory_limit) p.verdict = Verdict::fits;
     return;
   }
   const Replayed replayed(program, c, steady);
@@ -111,8 +118,8 @@ void fill_reserved(Prediction& p, const Program& program, const CostContext& c, 
   if (free.out_of_memory) throw InternalError("a device without a limit is out of memory");
   p.peak_active = Bytes(free.peak_active);
   p.peak_reserved_estimate = Bytes(free.peak_reserved);
-  if (p.peak_reserved_estimate + p.fixed <= p.memory_limit) p.verdict = Verdict::fits;
-  const std::int64_t capacity = (p.memory_limit - p.fixed).count();
+  if (p.peak_reserved_estimate + beside <= p.memory_limit) p.verdict = Verdict::fits;
+  const std::int64_t capacity = (p.memory_limit - beside).count();
   if (p.verdict == Verdict::fits || free.peak_allocated > capacity) return;
   const AllocatorPrediction limited = replayed.with(capacity, expandable);
   if (!limited.out_of_memory) p.alloc_retries = limited.retries_per_step;
@@ -127,7 +134,7 @@ void fill_memory(Prediction& p, const Program& program, const CostContext& c, co
   p.fixed = c.cluster.fixed_memory;
   p.memory_limit = options.memory_limit.value_or(default_memory_limit(c.cluster));
   fill_reserved(p, program, c, steady);
-  p.peak_total = p.peak_reserved_estimate + p.fixed;
+  p.peak_total = p.peak_reserved_estimate + beside_reserved(p, c);
   p.peak_made_of = p.memory.at_peak;
 }
 

@@ -31,7 +31,7 @@ struct Prediction {
       step_time_distribution;  // where asked for: ranks that are not (simulator/engine/jitter.h)
   // allocated: what tensors ask for. active: blocks that the allocator cannot reuse yet. reserved: what it has taken
   // from the device, by its model (simulator/allocator/replay.h) without a limit; with a static arena all three are
-  // planned. total = reserved + fixed.
+  // planned. total = reserved + fixed, and on CPU ranks + offloaded buffers (memory.host_peak).
   Bytes peak_allocated, peak_active, peak_reserved_estimate, fixed, peak_total;
   std::int64_t alloc_retries =
       0;  // per steady step under the limit: each stops the device to give memory back. Not fits only

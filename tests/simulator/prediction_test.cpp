@@ -237,6 +237,27 @@ TEST_CASE("a static arena: reserved is planned, and there is nothing between fit
   const Prediction on_host = testing::predict({s.model, s.plan, hf, s.cluster, s.costs});
   assign_arena(imitated);
   CHECK(on_host.peak_reserved_estimate.count() == imitated.arena_bytes);
+
+  // On CPU ranks offloaded buffers are in the memory that is limited; on GPUs they are not.
+  s.plan.offload = true;
+  const auto offloaded = [&](std::int64_t limit) {
+    PredictOptions o;
+    o.memory_limit = Bytes(limit);
+    return s.predicted(o);
+  };
+  const Prediction room = offloaded(1 << 30);
+  CHECK(room.memory.host_peak > 0);
+  CHECK(room.peak_total == room.peak_reserved_estimate + room.fixed + Bytes(room.memory.host_peak));
+  CHECK(offloaded(room.peak_total.count()).verdict == Verdict::fits);
+  CHECK(offloaded(room.peak_total.count() - 1).verdict == Verdict::does_not_fit);
+}
+
+TEST_CASE("on GPUs offloaded buffers are in the machine's memory, not in the GPU's") {
+  Setup s(2);
+  s.plan.offload = true;
+  const Prediction p = s.predicted();
+  CHECK(p.memory.host_peak > 0);
+  CHECK(p.peak_total == p.peak_reserved_estimate + p.fixed);
 }
 
 TEST_CASE("the caching allocator: fits, tight with retries or expandable segments, does not fit") {
