@@ -148,10 +148,10 @@ void write_units(Inexactness& out, const ModelGraph& model, const WrapKeys& wrap
   if (root_differs) written.units.back().reshard_after_forward = value;
 }
 
-void write_recomputation(Inexactness& out, const ModelGraph& model, const WrapKeys& wrap) {
+// `left`: recomputation is left to Accelerate.
+void write_recomputation(Inexactness& out, const ModelGraph& model, bool left) {
   ShardingPlan& plan = out.written;
   if (plan.checkpointed.empty()) return;
-  const bool left = recomputes(plan, model, wrap);
   if (plan.checkpoint_policy != CheckpointPolicy::full)
     out.changes(
         &ShardingPlan::checkpoint_policy, CheckpointPolicy::full, "checkpoint_policy",
@@ -278,13 +278,13 @@ Emitted emit_accelerate(const ShardingPlan& plan, const ModelGraph& model, const
   const bool reshard = reshards(plan.units.front());  // the root's own when it is the only unit
   Inexactness out(plan);
   write_units(out, model, wrap, reshard);
-  write_recomputation(out, model, wrap);
+  const bool recompute = recomputes(out.written, model, wrap);  // of the units that the file has
+  write_recomputation(out, model, recompute);
   write_numbers(out);
-  leave_out_uncommon(out, "Accelerate");
+  leave_out_uncommon(out, plan, "Accelerate");
   const std::int64_t nodes = machines(out, context);
   write_script(out, model);
   say_implementation(out, context, "your script's model, as a rule transformers' (hf), is what is trained");
-  const bool recompute = recomputes(plan, model, wrap);
   Emitted emitted{{}, std::move(out.list), std::move(out.written), false};
   std::string& text = emitted.text;
   text = header(plan, model, "Accelerate config: accelerate launch --config_file THIS_FILE train.py",

@@ -120,19 +120,19 @@ void say_implementation(Inexactness& out, const EmitContext& context, const std:
   const Implementation& planned = *context.implementation;
   if (planned.compiled) out.changed("compile", "the prediction is for compiled blocks: nothing is compiled here");
   if (planned.float8_linear) out.unknown("implementation", "products in 8 bits: they are in the plan's dtypes here");
-  if (planned.name.starts_with("hf") || planned.name.starts_with("foundry")) return;
+  if (planned.name == "hf") return;
+  if (planned.name.starts_with("hf") || planned.name.starts_with("foundry"))
+    return out.unknown("implementation", fmt::format("the prediction is for {}: {}", planned.name, instead));
   out.elsewhere("implementation", fmt::format("the prediction is for the kernels of {}: {}", planned.name, instead));
 }
 
-void leave_out_uncommon(Inexactness& out, const std::string& target) {
-  const ShardingPlan plan = out.written, usual;
+void leave_out_uncommon(Inexactness& out, const ShardingPlan& plan, const std::string& target) {
+  const ShardingPlan usual;
   const auto units = [&](auto Unit::*member, const char* field, const std::string& what) {
     const auto value = Unit{}.*member;
-    bool differs = false;
-    for (Unit& u : out.written.units) {
-      differs = differs || u.*member != value;
-      u.*member = value;
-    }
+    const bool differs =
+        std::any_of(plan.units.begin(), plan.units.end(), [&](const Unit& u) { return u.*member != value; });
+    for (Unit& u : out.written.units) u.*member = value;
     if (differs) out.changed(field, what);
   };
   const auto reset = [&](auto ShardingPlan::*member, const char* field, const std::string& what) {

@@ -37,9 +37,11 @@ struct Inexactness {
 };
 
 // Switches and prefetch lists of single units, ignored parameters and other choices of fsdp2 that are a line of a
-// script: a configuration file has none of them. `target` names who decides them there.
-void leave_out_uncommon(Inexactness&, const std::string& target);
-// For targets that train the user's model: whose kernels a prediction was made for, and that nothing is compiled.
+// script: a configuration file has none of them. They are those of `planned`, whatever units the file has. `target`
+// names who decides them there.
+void leave_out_uncommon(Inexactness&, const ShardingPlan& planned, const std::string& target);
+// For targets that train transformers' model: what a prediction was made for where that is another, and that nothing is
+// compiled.
 void say_implementation(Inexactness&, const EmitContext&, const std::string& instead);
 [[nodiscard]] std::string optimizer_text(const Optimizer&);  // "AdamW(lr=0.0003, betas=(0.9, 0.95), ...)"
 

@@ -212,7 +212,7 @@ Emitted emit_torchtitan(const ShardingPlan& plan, const ModelGraph& model, const
                     fmt::format("backward prefetch of {} units (FSDP2 prefetches one)", plan.backward_prefetch));
   if (plan.dialect == Dialect::ddp && plan.backward_prefetch != 1)
     inexact.elsewhere("backward_prefetch", "ddp gathers nothing");
-  leave_out_uncommon(inexact, "torchtitan");
+  leave_out_uncommon(inexact, plan, "torchtitan");
   write_implementation(inexact, context);
   if (has_frozen_parameters(model)) inexact.unknown("model", "parameters that are not trained: it trains all");
   Emitted out{{}, std::move(inexact.list), std::move(inexact.written), false};

@@ -45,6 +45,7 @@ std::vector<Batch> of_global_batch(const BatchSizes& c, std::int64_t ranks) {
   std::vector<Batch> found;
   for (std::int64_t m = 1; m <= std::min(whole, kMostSearched); m *= 2)
     if (whole % m == 0 && whole / m <= kGradAccum.most) found.push_back({m, whole / m});
+  if (found.empty() && whole > kMostSearched) return {{1, whole}};  // refused below: too many micro-batches
   if (found.empty() || (found.back().micro_batch != whole && whole <= kMostSearched)) found.push_back({whole, 1});
   return found;
 }
@@ -64,12 +65,18 @@ std::vector<Batch> batches(const BatchSizes& c, std::int64_t ranks, std::int64_t
   check_positive(c.grad_accum, "grad_accum");
   check_positive(c.global_batch, "global_batch");
   std::vector<Batch> found = c.global_batch ? of_global_batch(c, ranks) : without_global_batch(c);
-  const std::int64_t most = kMostTokensAtOnce / std::max<std::int64_t>(1, seq_len);  // sequences at once
+  if (!kSeqLen.holds(seq_len))
+    throw InputError(setting("seq_len"), fmt::format("{} tokens per sequence", seq_len),
+                     "use 1 to " + with_commas(kSeqLen.most));
+  const std::int64_t most = std::min(kMicroBatch.most, kMostTokensAtOnce / seq_len);  // sequences at once
   const Batch smallest = found.front();
   if (smallest.micro_batch > most)
-    throw InputError(setting("micro_batch"),
-                     fmt::format("{} sequences of {} tokens are more than {} tokens at once", smallest.micro_batch,
-                                 seq_len, with_commas(kMostTokensAtOnce)),
+    throw InputError(setting(c.micro_batch ? "micro_batch" : "global_batch"),
+                     smallest.micro_batch > kMicroBatch.most
+                         ? fmt::format("needs {} sequences at once, more than {}", with_commas(smallest.micro_batch),
+                                       with_commas(kMicroBatch.most))
+                         : fmt::format("{} sequences of {} tokens are more than {} tokens at once",
+                                       smallest.micro_batch, seq_len, with_commas(kMostTokensAtOnce)),
                      "give fewer sequences or a shorter --seq-len");
   if (smallest.grad_accum > kGradAccum.most)
     throw InputError(setting(c.grad_accum ? "grad_accum" : "global_batch"),

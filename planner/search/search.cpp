@@ -156,7 +156,7 @@ void nothing_fits(const ModelGraph& model, const Implementation& impl, std::vect
   const bool exact = result.least_bound == found;
   const auto simulated = std::count_if(all.begin(), all.end(), [](const Judged& j) { return j.score.has_value(); });
   result.why_none =
-      fmt::format("nothing fits in {}: the least that any of {} plans needs is {} ({}), of which {}", human(limit),
+      fmt::format("nothing fits in {}: the least that any of {} plans reserves is {} ({}), of which {}", human(limit),
                   exact ? std::to_string(all.size()) : fmt::format("{} simulated", simulated), human(found),
                   least.option.label, describe(memory_floor(model, least.option.plan, impl)));
   if (!exact)

@@ -248,6 +248,40 @@ TEST_CASE("every field of a plan is in an emitted file, or named with what the f
   for (const FieldCase& c : fsdp1_fields()) check_fate("accelerate", c, c.accelerate, fsdp1);
 }
 
+TEST_CASE("accelerate: fsdp1 units that it cannot wrap are recomputed in the file as in the plan that it describes") {
+  ShardingPlan plan = base_of("accelerate");
+  plan.dialect = Dialect::fsdp1;
+  plan.grad_sync = GradSync::last;
+  plan.reduce_dtype = DType::bf16;
+  plan.wrap = "";
+  plan.units = wrap(model(), "class:LlamaDecoderLayer", "test");
+  plan.units.erase(plan.units.begin() + 1);  // some modules of a class
+  set_checkpointing(plan, model(), "full", setting("activation_checkpointing"));
+  REQUIRE_FALSE(plan.checkpointed.empty());
+  const Emitted out = emit("accelerate", plan, model());
+  CAPTURE(out.text);
+  CHECK(out.changes_prediction());
+  const bool recomputed = out.text.find("fsdp_activation_checkpointing: true") != std::string::npos;
+  CHECK(recomputed == !out.written.checkpointed.empty());
+}
+
+TEST_CASE("switches of units are named although the file has other units") {
+  for (const char* format : {"accelerate", "torchtitan"}) {
+    ShardingPlan plan = base_of(format);
+    plan.wrap = "block:2";
+    plan.units = wrap(model(), plan.wrap, "test");
+    plan.units[0].gradient_divide_factor = 3;
+    plan.units[0].reshard_after_backward = false;
+    const Emitted out = emit(format, plan, model());
+    CAPTURE(out.text);
+    for (const char* field : {"gradient_divide_factor", "reshard_after_backward"}) {
+      CAPTURE(field);
+      CHECK(std::any_of(out.cannot_express.begin(), out.cannot_express.end(),
+                        [&](const Inexact& i) { return i.field == field && i.effect == Effect::written; }));
+    }
+  }
+}
+
 TEST_CASE("the table of fields holds every key that a plan's file can have") {
   ShardingPlan plan = base_of("pytorch");
   for (const FieldCase& c : fields()) {
@@ -297,6 +331,9 @@ TEST_CASE("what a prediction rests on beside the plan: compiled blocks, kernels,
     CHECK(std::any_of(out.cannot_express.begin(), out.cannot_express.end(),
                       [](const Inexact& i) { return i.field == "compile" && i.effect == Effect::written; }));
   }
+  for (const char* other : {"hf-eager-attention", "foundry"})
+    for (const char* format : {"pytorch", "accelerate"})
+      CHECK_FALSE(emit(format, classes, model(), {&find_implementation(other, false, "test"), 8}).predictable());
   const auto all = torchtitan_implementations();
   const auto float8 = std::find_if(all.begin(), all.end(), [](const Implementation& i) { return i.float8_linear; });
   REQUIRE(float8 != all.end());

@@ -236,9 +236,15 @@ TEST_CASE("micro-batch, accumulation and global batch: any two decide") {
   refused(std::int64_t{1} << 62, 4, 8, "are not");
   refused(1, none, std::int64_t{1} << 60,
           "global_batch: needs 144115188075855872 micro-batches per step, more than 4096");
-  // Of 32 tokens each, 2^23 sequences are 2^28 tokens.
-  CHECK(of(1 << 23, none, none) == All{{1 << 23, 1}});
-  refused((1 << 23) + 1, none, none, "micro_batch: 8388609 sequences of 32 tokens are more than 268,435,456 tokens");
+  CHECK(of(65'536, none, none) == All{{65'536, 1}});
+  refused(65'537, none, none, "micro_batch: needs 65,537 sequences at once, more than 65,536");
+  refused(none, none, 8 * 4097, "global_batch: needs 4097 micro-batches per step, more than 4096");
+  refused(none, 1, 8 * 65'537, "global_batch: needs 65,537 sequences at once");
+  CHECK_THROWS_WITH_AS(
+      (void)batches({65'536, none, none}, 8, 4097),
+      doctest::Contains("micro_batch: 65536 sequences of 4097 tokens are more than 268,435,456 tokens"), InputError);
+  CHECK_THROWS_WITH_AS((void)batches({}, 8, (1 << 24) + 1), doctest::Contains("seq_len: 16777217 tokens per sequence"),
+                       InputError);
   CHECK(batches({}, 8, 1 << 24) == All{{1, 1}, {2, 1}, {4, 1}, {8, 1}, {16, 1}});  // what is searched stays within
 }
 
@@ -343,7 +349,7 @@ TEST_CASE("nothing fits: a larger micro-batch never needs less than the smaller 
   });
   CHECK_FALSE(r.best);
   CHECK(r.why_none.find("micro-batch 1,") != std::string::npos);
-  CHECK(r.why_none.find(" needs is 2.00 MiB (") != std::string::npos);
+  CHECK(r.why_none.find(" reserves is 2.00 MiB (") != std::string::npos);
 }
 
 TEST_CASE("nothing fits: the least plan is one that was simulated, and a bound is called one") {
@@ -359,7 +365,7 @@ TEST_CASE("nothing fits: the least plan is one that was simulated, and a bound i
   REQUIRE(far.least);
   CHECK(far.least->score.peak_total == Bytes(5'000'000));
   CHECK(far.least_bound < Bytes(5'000'000));
-  CHECK(far.why_none.find("simulated plans needs is " + human(Bytes(5'000'000))) != std::string::npos);
+  CHECK(far.why_none.find("simulated plans reserves is " + human(Bytes(5'000'000))) != std::string::npos);
   CHECK(far.why_none.find("a lower bound for all") != std::string::npos);
   CHECK(far.why_none.find("is " + human(far.least_bound)) != std::string::npos);
   const PlanResult exact = search_with(100, 200);  // below every floor: no plan can need less
