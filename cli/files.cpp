@@ -31,10 +31,20 @@ bool is_special(const OutputTarget& target) {
   return target.descriptor || (::stat(target.path.c_str(), &info) == 0 && !S_ISREG(info.st_mode));
 }
 
+// False: errno says why.
+bool is_writable(const OutputTarget& target, bool special) {
+  if (!target.descriptor) return ::access((special ? target.path : folder_of(target.path)).c_str(), W_OK) == 0;
+  const int mode = ::fcntl(*target.descriptor, F_GETFL);
+  if (mode < 0) return false;
+  errno = EBADF;
+  return (mode & O_ACCMODE) != O_RDONLY;
+}
+
 [[noreturn]] void refuse_to_write(const std::string& path, const OutputTarget& target) {
   const std::string why = reason();
-  const std::string leads =
-      target.path != path && ::access(path.c_str(), F_OK) != 0 ? "leads to " + target.path + ", which " : "";
+  std::error_code none;
+  const bool dangling = std::filesystem::is_symlink(path, none) && ::access(path.c_str(), F_OK) != 0;
+  const std::string leads = dangling ? "leads to " + target.path + ", which " : "";
   throw InputError(path, leads + "cannot be written (" + why + ")",
                    "give a file in a folder that exists and can be written");
 }
@@ -53,7 +63,14 @@ std::FILE* open_in_place(const OutputTarget& target) {
   if (!target.descriptor) return std::fopen(target.path.c_str(), "wb");
   std::fflush(stdout);
   const int copy = ::dup(*target.descriptor);
-  return copy < 0 ? nullptr : ::fdopen(copy, "wb");
+  if (copy < 0) return nullptr;
+  std::FILE* file = ::fdopen(copy, "wb");
+  if (file == nullptr) {
+    const int problem = errno;
+    ::close(copy);
+    errno = problem;
+  }
+  return file;
 }
 
 // A file beside the target, with the target's permissions if that exists.
@@ -94,8 +111,7 @@ void check_output(const std::optional<std::string>& path, std::initializer_list<
   if (!target.descriptor && is_folder(target.path))
     throw InputError(*path, "is a folder", "give the name of a file to write");
   const bool special = is_special(target);
-  if (!target.descriptor && ::access(special ? target.path.c_str() : folder_of(target.path).c_str(), W_OK) != 0)
-    refuse_to_write(*path, target);
+  if (!is_writable(target, special)) refuse_to_write(*path, target);
   for (const std::optional<std::string>& other : others) {
     if (!other || special) continue;
     if (*other == *path || (!other->empty() && output_target(*other) == target))

@@ -139,7 +139,8 @@ PlanChoices choices_of(const Flags& f, std::int64_t ranks) {
   PlanChoices c;
   c.micro_batch = parse_optional_count(f.micro_batch, kMicroBatch);
   c.grad_accum = parse_optional_count(f.grad_accum, kGradAccum);
-  c.global_batch = parse_optional_count(f.global_batch, {"global_batch", 1, ranks * kMicroBatch.most * kGradAccum.most});
+  c.global_batch =
+      parse_optional_count(f.global_batch, {"global_batch", 1, ranks * kMicroBatch.most * kGradAccum.most});
   if (f.dialect) parse_dialect_of(*f.dialect, c);
   c.wrap = f.wrap;
   c.checkpointing = f.checkpointing;

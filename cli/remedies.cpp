@@ -152,7 +152,6 @@ class Remedies {
         {"--reshard-after-forward", &Flags::reshard},
         {"--activation-checkpointing", &Flags::checkpointing},
         {"--micro-batch", &Flags::micro_batch},
-        {"--grad-accum", &Flags::grad_accum},
         {"--replicate", &Flags::replicate}};
     Flags free = flags_;
     std::string names;
@@ -213,7 +212,10 @@ std::string remedies_text(const std::vector<Remedy>& remedies, Bytes limit) {
     const std::int64_t over = r.score.peak_total.count() - limit.count();
     const std::string rest = over > 0 ? fmt::format("{}, {} too much", name(r.score.verdict), human(Bytes(over)))
                                       : std::string(name(r.score.verdict));
-    text += fmt::format("  {}: peak {}, step {}: {}\n", r.change, human(r.score.peak_total), human(r.score.step), rest);
+    const std::string pinned =
+        r.score.pinned > Bytes(0) ? fmt::format(", if the machine has {} for each GPU", human(r.score.pinned)) : "";
+    text += fmt::format("  {}: peak {}, step {}: {}{}\n", r.change, human(r.score.peak_total), human(r.score.step),
+                        rest, pinned);
   }
   return text;
 }

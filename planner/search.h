@@ -24,9 +24,10 @@ namespace fsdp {
 
 struct Score {
   Seconds step;
-  Bytes peak_total;  // what must fit: what the allocator reserves + fixed
+  Bytes peak_total;  // what must fit: as Prediction::peak_total
   Verdict verdict = Verdict::does_not_fit;
   Breakdown where;
+  Bytes pinned{};  // host memory of a rank for what is offloaded; no limit is known
 };
 using ScoreFunction = std::function<Score(const ShardingPlan&)>;
 

@@ -156,7 +156,8 @@ Json remedies_json(const std::vector<Remedy>& remedies) {
     list.push_back({{"change", r.change},
                     {"verdict", std::string(name(r.score.verdict))},
                     {"step_time_s", r.score.step.count()},
-                    {"peak_total_bytes", r.score.peak_total.count()}});
+                    {"peak_total_bytes", r.score.peak_total.count()},
+                    {"pinned_host_bytes", r.score.pinned.count()}});
   return list;
 }
 
@@ -178,6 +179,10 @@ int nothing_fits(const PlanFlags& f, const Setup& setup, const PlanResult& resul
                      (f.shared.seq_len ? "" : "; --seq-len was not given, so this is what the model allows") + ".\n";
   if (!remedies.empty())
     said += "What would help that plan, each simulated:\n" + remedies_text(remedies, *setup.options.memory_limit);
+  if (f.output) {
+    write_file(*f.output, to_json_text(result.least->plan));
+    said += fmt::format("{} holds that plan, which does not fit.\n", *f.output);
+  }
   print(stderr, said);
   return kAnswerIsNo;
 }
@@ -218,9 +223,9 @@ int plan_command(const PlanFlags& f) {
   print(out, bold(out, verdict_line(prediction)));
   print(out, "Choice: " + plan_label(plan) + "\n" + basis(prediction, plan, setup.costs));
   if (!result.searched.empty())
-    print(out, "Searched: " + result.searched +
-                   fmt::format("; {} considered, {} pruned by memory, {} scored.\n", result.considered, result.pruned,
-                               result.scored));
+    print(out,
+          "Searched: " + result.searched +
+              fmt::format("; {} considered, {} pruned, {} scored.\n", result.considered, result.pruned, result.scored));
   print(out, "\n" + rivals_table(result));
   print(out, hint(remedies, *result.best, setup));
   print(out, next_command(f, setup));

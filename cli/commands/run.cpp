@@ -184,9 +184,13 @@ std::string next_command(const RunFlags& f) {
   if (!f.prediction)
     text += fmt::format(
         "; prediction.json comes from `fsdp-plan simulate --plan {} --model {} --cluster {} --implementation {} "
-        "--costs COSTS.json -o prediction.json`",
-        shell_word(*f.shared.plan), shell_word(*f.shared.model), f.machine.backend == "cuda" ? "CLUSTER" : "host",
-        implementation_of(f.machine).name);
+        "--costs {} -o prediction.json`",
+        shell_word(*f.shared.plan), shell_word(*f.shared.model),
+        f.machine.cluster.cluster     ? shell_word(*f.machine.cluster.cluster)
+        : f.machine.backend == "cuda" ? "CLUSTER"
+                                      : "host",
+        implementation_of(f.machine).name,
+        f.machine.cluster.costs ? shell_word(*f.machine.cluster.costs) : "COSTS.json");
   return text + "\n";
 }
 

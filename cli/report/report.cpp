@@ -80,6 +80,9 @@ std::string verdict_line(const Prediction& p) {
   if (p.verdict == Verdict::tight && p.alloc_retries > 0)
     room += fmt::format(" unless the allocator gives memory back, {} times a step", p.alloc_retries);
   else if (p.verdict == Verdict::tight) room += " unless the allocator gives memory back or has expandable segments";
+  const Bytes pinned(p.memory.host_peak);
+  if (pinned > Bytes(0) && p.peak_total == p.peak_reserved_estimate + p.fixed)  // not in the total
+    room += fmt::format("; the machine needs {} more for each GPU (offload), which is not checked", human(pinned));
   std::string verdict(name(p.verdict));
   verdict[0] = static_cast<char>(std::toupper(static_cast<unsigned char>(verdict[0])));
   const auto whole = [](double x) { return with_commas(std::llround(x)); };

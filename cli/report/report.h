@@ -50,7 +50,7 @@ namespace fsdp::cli {
 // record says.
 [[nodiscard]] std::string measurement_lines(const Measurement&);
 
-// "accelerate changes checkpointed: ...", "accelerate leaves to you micro_batches: ...": a line each.
+// "accelerate does not hold seed: ...", "accelerate cannot express checkpointed: ...": a line each, and what follows.
 [[nodiscard]] std::string inexact_lines(const std::string& format, const Emitted&);
 
 [[nodiscard]] std::string percent(double fraction);  // "41.3 %"

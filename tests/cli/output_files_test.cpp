@@ -102,6 +102,22 @@ TEST_CASE("standard output and pipes are written in place, behind a link too") {
       program.run("mkfifo pipe; timeout 20 cat pipe > taken & " + kWrites + " -o pipe > said; wait; cat taken").out));
 }
 
+TEST_CASE("descriptors that cannot be written are refused before any work") {
+  const Program program;
+  for (const std::string name : {"/dev/fd/9", "/dev/fd/0"}) {
+    const Answer answer = program.run("fsdp-plan run --plan none.json --model gpt2 --backend host -o " + name);
+    CHECK(answer.code == 2);
+    CHECK_MESSAGE(answer.err.find(name + ": cannot be written (Bad file descriptor)") != std::string::npos, answer.err);
+  }
+}
+
+TEST_CASE("a name that is no link is not said to lead anywhere") {
+  const Program program;
+  const Answer answer = program.run("cd /proc && " + kWrites + " -o x.json");
+  CHECK(answer.code == 2);
+  CHECK_MESSAGE(answer.err.find("leads to") == std::string::npos, answer.err);
+}
+
 TEST_CASE("a folder that cannot be written, and a disk that is full, lose nothing") {
   const Program program;
   fs::create_directories(program.work() / "store");

@@ -55,7 +55,7 @@ std::string group_of(const std::string& test) {
   return group == "house" || group == "docs" ? "" : group;
 }
 
-// A test's sources as far as includes tell, and the files below tests/ that string literals of the test's own name.
+// A test's sources as far as includes tell, and the files below tests/ that string literals in these sources name.
 class Reached {
  public:
   Reached(const Tree& tree, const std::string& test) : tree_(tree) { add(test); }
