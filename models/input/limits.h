@@ -1,5 +1,5 @@
-// The sizes that flags and files may hold. Every reader takes its bounds from here, so that a file holds no more than
-// the flag beside it.
+// The sizes that flags, plans, models and clusters may hold: a file holds no more than the flag beside it. Records,
+// costs and published runs have bounds of their own.
 //
 //   const std::int64_t layers = config.integer("n_layer", 1, kMaxLayers);
 //   if (!kSeqLen.holds(plan.seq_len)) throw InputError(...)                 // cli: parse_count(text, kSeqLen)

@@ -41,8 +41,9 @@
 namespace fsdp {
 
 inline constexpr std::int64_t kNoLimit = std::numeric_limits<std::int64_t>::max();
-// What a device without a limit has. It is more than the tensors of any Program (kMostMicroBatchBytes in
-// models/input/limits.h), and small enough that no sum of addresses and sizes overflows.
+// What a device without a limit has: more than any Program's tensors (activations have at most kMostMicroBatchBytes,
+// models/input/limits.h; gathered parameters, gradients and reduce inputs at most as much each), and small enough that
+// no sum of addresses and sizes overflows.
 inline constexpr std::int64_t kMostReserved = std::int64_t{1} << 57;
 
 // PYTORCH_ALLOC_CONF, in bytes where it says MiB.
