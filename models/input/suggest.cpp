@@ -7,6 +7,13 @@
 namespace fsdp {
 namespace {
 
+std::string lower_case(std::string_view text) {
+  std::string out(text);
+  for (char& c : out)
+    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
+  return out;
+}
+
 std::size_t edit_distance(std::string_view a, std::string_view b) {
   std::vector<std::size_t> row(b.size() + 1);
   std::iota(row.begin(), row.end(), std::size_t{0});
@@ -24,10 +31,12 @@ std::size_t edit_distance(std::string_view a, std::string_view b) {
 
 std::vector<std::string> nearest(std::string_view name, const std::vector<std::string>& names, std::size_t at_most) {
   if (name.size() > 80) return {};
+  const std::string given = lower_case(name);
   std::vector<std::pair<std::size_t, std::string>> found;
   for (const std::string& candidate : names) {
-    const bool part = name.size() >= 3 && candidate.find(name) != std::string::npos;
-    const std::size_t distance = part ? 1 : edit_distance(name, candidate);
+    const std::string other = lower_case(candidate);
+    const bool part = given.size() >= 3 && other.find(given) != std::string::npos;
+    const std::size_t distance = part ? 1 : edit_distance(given, other);
     if (distance <= std::max<std::size_t>(2, candidate.size() / 3)) found.emplace_back(distance, candidate);
   }
   std::stable_sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.first < b.first; });

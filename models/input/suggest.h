@@ -7,7 +7,8 @@
 
 namespace fsdp {
 
-// At most `at_most` of `names`, nearest first by edit distance (Levenshtein), only those plausibly meant.
+// At most `at_most` of `names`, nearest first by edit distance (Levenshtein; capital letters are as small ones), only
+// those plausibly meant.
 [[nodiscard]] std::vector<std::string> nearest(std::string_view name, const std::vector<std::string>& names,
                                                std::size_t at_most = 3);
 

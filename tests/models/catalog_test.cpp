@@ -9,6 +9,7 @@
 #include <string>
 
 #include "models/input/error.h"
+#include "models/input/suggest.h"
 #include "tests/support/refusal.h"
 
 using namespace fsdp;
@@ -111,6 +112,8 @@ TEST_CASE("a config.json, its folder and the catalog give the same model") {
 
 TEST_CASE("unknown names are refused with the nearest ones") {
   CHECK(holds(refusal([] { return load_model("llama3-8B"); }), "did you mean \"llama3-8b\""));
+  CHECK(holds(refusal([] { return load_model("LLAMA3-8B"); }), "did you mean \"llama3-8b\""));
+  CHECK(nearest("H100", {"b200", "b300", "h100-sxm-80"}).front() == "h100-sxm-80");
   CHECK(holds(refusal([] { return load_model("zzzzzz"); }), "use one of: gpt2"));
   CHECK(holds(refusal([] { return load_model(""); }), "not in the catalog"));
   CHECK(holds(refusal([] { return load_model("no/such/config.json"); }), "no such file"));
