@@ -67,8 +67,8 @@ struct PlanResult {
   std::string searched;  // what was left open and hence searched, for the verdict line
   // Where nothing fits:
   std::optional<Candidate> least;  // of the simulated plans, the one that needs least memory
-  Bytes least_bound;               // what every plan needs at least: its peak, or a lower bound that no plan may reach
-  std::string why_none;            // both in words
+  Bytes least_bound;     // no plan reserves less without a limit; `least` may be the only one that was simulated
+  std::string why_none;  // both in words
 };
 
 [[nodiscard]] PlanResult search(const ModelGraph&, const ClusterSpec&, const Implementation&, const SearchOptions&,

@@ -29,6 +29,9 @@ std::string reshard(const ShardingPlan& plan) {
   return "reshard " + (equal ? std::string(name(first)) : std::string("per unit"));
 }
 
+// Offloaded buffers that the limit is held against: those of CPU ranks, which are in the same memory.
+Bytes offloaded_in_total(const Prediction& p) { return p.peak_total - p.peak_reserved_estimate - p.fixed; }
+
 // From allocated to what the limit is held against.
 std::vector<std::vector<std::string>> on_top(const Prediction& p) {
   const Bytes kept = p.peak_reserved_estimate - p.peak_allocated;
@@ -36,7 +39,7 @@ std::vector<std::vector<std::string>> on_top(const Prediction& p) {
       static_cast<double>(kept.count()) / static_cast<double>(std::max<std::int64_t>(1, p.peak_allocated.count()));
   std::vector<std::vector<std::string>> rows{{"+ kept by the allocator beside it", human(kept), percent(share)},
                                              {"+ context and communicators", human(p.fixed), ""}};
-  if (const Bytes offloaded = p.peak_total - p.peak_reserved_estimate - p.fixed; offloaded > Bytes(0))
+  if (const Bytes offloaded = offloaded_in_total(p); offloaded > Bytes(0))
     rows.push_back({"+ offloaded, in the same memory", human(offloaded), ""});
   rows.push_back({"= peak total", human(p.peak_total), ""});
   return rows;
@@ -80,8 +83,7 @@ std::string verdict_line(const Prediction& p) {
   if (p.verdict == Verdict::tight && p.alloc_retries > 0)
     room += fmt::format(" unless the allocator gives memory back, {} times a step", p.alloc_retries);
   else if (p.verdict == Verdict::tight) room += " unless the allocator gives memory back or has expandable segments";
-  const Bytes pinned(p.memory.host_peak);
-  if (pinned > Bytes(0) && p.peak_total == p.peak_reserved_estimate + p.fixed)  // not in the total
+  if (const Bytes pinned = Bytes(p.memory.host_peak) - offloaded_in_total(p); pinned > Bytes(0))
     room += fmt::format("; the machine needs {} more for each GPU (offload), which is not checked", human(pinned));
   std::string verdict(name(p.verdict));
   verdict[0] = static_cast<char>(std::toupper(static_cast<unsigned char>(verdict[0])));

@@ -38,6 +38,9 @@ class CollectiveDevice : public Device {
   virtual void issue_collective(std::size_t link, std::span<const std::int32_t> waits, CollectiveCall) = 0;
 
   [[nodiscard]] std::size_t link_of(Comm, std::int32_t op) const;
+  // Checks the call and issues it. `slots`: of a gather or a scatter, else null.
+  void start(Comm, std::span<const std::int32_t> waits, CollectiveCall, const Slots* slots, std::int64_t input_bytes,
+             std::int64_t output_bytes);
 };
 
 }  // namespace fsdp::host

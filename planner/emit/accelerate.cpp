@@ -169,15 +169,7 @@ void write_recomputation(Inexactness& out, const ModelGraph& model, bool left) {
 
 void write_numbers(Inexactness& out) {
   const ShardingPlan plan = out.written;
-  const bool fsdp2 = plan.dialect == Dialect::fsdp2;
-  if (fsdp2 && plan.forward_prefetch > 0)
-    out.changes(&ShardingPlan::forward_prefetch, 0, "forward_prefetch",
-                fmt::format("forward prefetch of {} units", plan.forward_prefetch));
-  if (fsdp2 && plan.backward_prefetch != 1)
-    out.changes(&ShardingPlan::backward_prefetch, 1, "backward_prefetch",
-                fmt::format("backward prefetch of {} units (FSDP2 prefetches one)", plan.backward_prefetch));
-  if (plan.dialect == Dialect::ddp && plan.backward_prefetch != 1)
-    out.elsewhere("backward_prefetch", "ddp gathers nothing");
+  write_default_prefetch(out);
   if (!plan.limit_all_gathers)
     out.changes(&ShardingPlan::limit_all_gathers, true, "limit_all_gathers",
                 "limit_all_gathers: false: set it on the plugin in your script");

@@ -126,6 +126,17 @@ void say_implementation(Inexactness& out, const EmitContext& context, const std:
   out.elsewhere("implementation", fmt::format("the prediction is for the kernels of {}: {}", planned.name, instead));
 }
 
+void write_default_prefetch(Inexactness& out) {
+  const int forward = out.written.forward_prefetch, backward = out.written.backward_prefetch;
+  if (out.written.dialect == Dialect::fsdp2 && forward > 0)
+    out.changes(&ShardingPlan::forward_prefetch, 0, "forward_prefetch",
+                fmt::format("forward prefetch of {} units", forward));
+  if (out.written.dialect == Dialect::fsdp2 && backward != 1)
+    out.changes(&ShardingPlan::backward_prefetch, 1, "backward_prefetch",
+                fmt::format("backward prefetch of {} units (FSDP2 prefetches one)", backward));
+  if (out.written.dialect == Dialect::ddp && backward != 1) out.elsewhere("backward_prefetch", "ddp gathers nothing");
+}
+
 void leave_out_uncommon(Inexactness& out, const ShardingPlan& plan, const std::string& target) {
   const ShardingPlan usual;
   const auto units = [&](auto Unit::*member, const char* field, const std::string& what) {

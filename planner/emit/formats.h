@@ -36,6 +36,8 @@ struct Inexactness {
   std::vector<Inexact> list;
 };
 
+// For configuration files, which cannot choose how far ahead units are gathered: FSDP2's default, one unit in backward.
+void write_default_prefetch(Inexactness&);
 // Switches and prefetch lists of single units, ignored parameters and other choices of fsdp2 that are a line of a
 // script: a configuration file has none of them. They are those of `planned`, whatever units the file has. `target`
 // names who decides them there.

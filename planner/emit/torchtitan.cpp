@@ -204,14 +204,7 @@ Emitted emit_torchtitan(const ShardingPlan& plan, const ModelGraph& model, const
   write_recomputation(inexact, model, ac);
   write_types(inexact);
   write_training(inexact, local);
-  if (plan.dialect == Dialect::fsdp2 && plan.forward_prefetch > 0)
-    inexact.changes(&ShardingPlan::forward_prefetch, 0, "forward_prefetch",
-                    fmt::format("forward prefetch of {} units", plan.forward_prefetch));
-  if (plan.dialect == Dialect::fsdp2 && plan.backward_prefetch != 1)
-    inexact.changes(&ShardingPlan::backward_prefetch, 1, "backward_prefetch",
-                    fmt::format("backward prefetch of {} units (FSDP2 prefetches one)", plan.backward_prefetch));
-  if (plan.dialect == Dialect::ddp && plan.backward_prefetch != 1)
-    inexact.elsewhere("backward_prefetch", "ddp gathers nothing");
+  write_default_prefetch(inexact);
   leave_out_uncommon(inexact, plan, "torchtitan");
   write_implementation(inexact, context);
   if (has_frozen_parameters(model)) inexact.unknown("model", "parameters that are not trained: it trains all");
