@@ -16,8 +16,6 @@
 namespace fsdp::cli {
 namespace {
 
-constexpr std::int64_t kMostSteps = 1'000'000'000;
-
 // The state reader, with the first damage kept for rethrow_damage.
 StateReader keeping_damage(StateReader read, const std::shared_ptr<std::optional<InputError>>& damage) {
   const auto mutex = std::make_shared<std::mutex>();

@@ -63,6 +63,8 @@ struct Setup {
 // A word as a shell reads it back: quoted where it has to be.
 [[nodiscard]] std::string shell_word(const std::string&);
 
+inline constexpr std::int64_t kMostSteps = 1'000'000'000;  // that any flag can ask for
+
 // Whole numbers from text: "--gpus: '-3' is not a whole number from 1 to 1,000,000; ...".
 [[nodiscard]] std::int64_t parse_count(const std::string& text, const std::string& where, std::int64_t least,
                                        std::int64_t most);

@@ -13,8 +13,6 @@
 namespace fsdp::cli {
 namespace {
 
-constexpr std::int64_t kMostSteps = 1'000'000'000;
-
 double rate_of(const std::string& text, const char* flag, bool zero) {
   double value = 0;
   const auto [end, problem] = std::from_chars(text.data(), text.data() + text.size(), value);

@@ -39,7 +39,7 @@ struct RunFlags {
 };
 
 constexpr double kLongestWatchdog = 86'400;
-constexpr int kMostSteps = 500;  // of --until-noise, unless said
+constexpr int kMostNoiseSteps = 500;  // of --until-noise, unless said
 
 void check_flags(const RunFlags& f) {
   if (!f.shared.plan) throw InputError("--plan", "is missing", "make one with `fsdp-plan plan ... -o plan.json`");
@@ -98,7 +98,7 @@ RunOptions run_options(const RunFlags& f) {
   if (f.until_noise) {
     options.until_noise = parse_percent(*f.until_noise, "--until-noise");
     options.steps = f.max_steps ? static_cast<int>(parse_count(*f.max_steps, "--max-steps", kFewestToSettle, 1'000'000))
-                                : kMostSteps;
+                                : kMostNoiseSteps;
   }
   if (f.warmup) options.warmup_steps = static_cast<int>(parse_count(*f.warmup, "--warmup", 1, 1000));
   return options;

@@ -8,11 +8,11 @@
 #include "executor/actions/extents.h"
 #include "executor/actions/kernel_call.h"
 #include "executor/kernels/kernel_set.h"
+#include "models/index.h"
 #include "planner/layout.h"
 
 namespace fsdp::actions {
 
-inline std::size_t at(std::int32_t i) { return static_cast<std::size_t>(i); }
 inline const UnitLayout& layout_of(const KernelCall& c) { return c.program.layouts.at(at(c.op.unit)); }
 inline const Buffer& buffer_of(const KernelCall& c, std::size_t arg) {
   return c.program.buffers.at(at(c.args[arg].buffer));

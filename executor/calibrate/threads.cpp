@@ -25,6 +25,7 @@
 
 #include "executor/calibrate/ops.h"
 #include "executor/calibrate/timer.h"
+#include "models/index.h"
 
 namespace fsdp {
 namespace {
@@ -35,7 +36,6 @@ constexpr int kTurns = 24, kRow = 48, kEvery = 8, kMeetings = 12, kShort = 4, kL
 
 using Records = std::vector<OperationRecord>;  // by operation
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
-std::size_t at(std::int32_t i) { return static_cast<std::size_t>(i); }
 
 double mean(std::span<const double> values) {
   double sum = 0;

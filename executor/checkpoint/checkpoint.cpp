@@ -8,6 +8,7 @@
 
 #include "executor/checkpoint/checksum.h"
 #include "executor/checkpoint/folder.h"
+#include "models/index.h"
 #include "models/input/error.h"
 #include "models/input/json.h"
 #include "models/input/suggest.h"
@@ -22,8 +23,6 @@ bool is_kind(const FileSystem& files, const std::string& path, EntryKind kind) {
   Entry entry;
   return files.inspect(path, entry) == 0 && entry.kind == kind;
 }
-
-std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
 
 // One box's blocks, each read and verified when it is first touched, straight to where it belongs where all of it does.
 class BlockReader {

@@ -21,13 +21,13 @@ constexpr std::int64_t kCheckedBytes = std::int64_t{1} << 30;  // a second or so
 constexpr std::int64_t kStart = 1 << 16;                       // what guesses are made from
 constexpr std::int64_t kHeaderBytes = 1024;                    // llm.c: 256 integers of 32 bits
 
-struct TypeRow {
+struct TokenType {
   DataType type;
   std::string_view name;
   std::int64_t width;
 };
-constexpr std::array kTypes = {TypeRow{DataType::automatic, "auto", 0}, TypeRow{DataType::text, "text", 1},
-                               TypeRow{DataType::uint16, "uint16", 2}, TypeRow{DataType::uint32, "uint32", 4}};
+constexpr std::array kTokenTypes = {TokenType{DataType::automatic, "auto", 0}, TokenType{DataType::text, "text", 1},
+                                    TokenType{DataType::uint16, "uint16", 2}, TokenType{DataType::uint32, "uint32", 4}};
 
 // llm.c's header, if the file has one.
 struct LlmC {
@@ -93,10 +93,10 @@ std::optional<Guess> guess(const FileReader& file) {
 
 }  // namespace
 
-std::string_view name(DataType type) { return kTypes.at(static_cast<std::size_t>(type)).name; }
+std::string_view name(DataType type) { return kTokenTypes.at(static_cast<std::size_t>(type)).name; }
 
 DataType parse_data_type(std::string_view text, std::string_view where) {
-  for (const TypeRow& row : kTypes)
+  for (const TokenType& row : kTokenTypes)
     if (row.name == text) return row.type;
   throw InputError(std::string(where), "'" + printable(text) + "' is not a type of data",
                    "give auto, text, uint16 or uint32");
@@ -141,7 +141,7 @@ void TokenFile::decide(DataType type) {
     type_ = type;
     reason_ = "as asked";
   }
-  width_ = kTypes.at(static_cast<std::size_t>(type_)).width;
+  width_ = kTokenTypes.at(static_cast<std::size_t>(type_)).width;
   const std::int64_t bytes = file_->size() - begin_;
   tokens_ = bytes / width_;
   if (header && tokens_ != header->tokens)

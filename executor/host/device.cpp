@@ -10,6 +10,7 @@
 
 #include "executor/actions/kernel_call.h"
 #include "executor/ranks/instruments/poison.h"
+#include "models/index.h"
 #include "models/input/error.h"
 #include "models/units.h"
 
@@ -19,7 +20,6 @@ namespace {
 constexpr std::int32_t kEverything =
     std::numeric_limits<std::int32_t>::max();      // the host waits until all streams are idle
 constexpr std::int32_t kMostOperations = 1 << 26;  // of one step; a sane bound for the tables
-std::size_t at(std::int32_t i) { return static_cast<std::size_t>(i); }
 }  // namespace
 
 HostDevice::HostDevice(std::int64_t rank, Links links, std::shared_ptr<RunControl> control, Clock::time_point epoch)

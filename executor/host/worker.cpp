@@ -7,12 +7,9 @@
 #include "executor/host/device.h"
 #include "executor/ranks/instruments/heap_meter.h"
 #include "executor/ranks/instruments/poison.h"
+#include "models/index.h"
 
 namespace fsdp::host {
-
-namespace {
-std::size_t at(std::int32_t i) { return static_cast<std::size_t>(i); }
-}  // namespace
 
 void HostDevice::work(Worker& w, Stream stream) {
   try {

@@ -9,13 +9,10 @@
 #include <limits>
 
 #include "executor/actions/extents.h"
+#include "models/index.h"
 #include "models/input/error.h"
 
 namespace fsdp {
-
-namespace {
-std::size_t at(std::int32_t i) { return static_cast<std::size_t>(i); }
-}  // namespace
 
 std::vector<std::int64_t> reshard_sizes(const ShardingPlan& plan) {
   std::vector<std::int64_t> sizes;

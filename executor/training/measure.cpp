@@ -6,6 +6,7 @@
 
 #include "executor/kernels/host_kernel_set.h"
 #include "executor/training/rank_run.h"
+#include "models/index.h"
 #include "planner/costs.h"
 #include "simulator/analysis/breakdown.h"
 #include "simulator/analysis/order.h"
@@ -14,8 +15,6 @@
 
 namespace fsdp {
 namespace {
-
-std::size_t at(std::int32_t i) { return static_cast<std::size_t>(i); }
 
 // What started, in the order in which it did: the step with its operations put in that order.
 std::vector<OrderedOperation> executed_order(const StepRecord& record, const RankJob& rank, const RunJob& job) {

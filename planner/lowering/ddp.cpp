@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "models/index.h"
 #include "planner/lowering/dialect.h"
 
 namespace fsdp {
@@ -104,8 +105,6 @@ class Ddp final : public DialectHooks {
   [[nodiscard]] std::int32_t parameter_shard(std::int32_t u) const override { return state_[at(u)].shard; }
 
  private:
-  static std::size_t at(std::int32_t i) { return static_cast<std::size_t>(i); }
-
   Operation op(Action action, Stream stream, std::int32_t unit) const {
     return operation(action, stream, unit, micro_batch_);
   }

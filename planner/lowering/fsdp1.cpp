@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "models/index.h"
 #include "planner/lowering/dialect.h"
 #include "planner/lowering/fsdp1_limiter.h"
 #include "planner/lowering/fsdp1_reduce.h"
@@ -136,7 +137,6 @@ class Fsdp1 final : public DialectHooks {
   [[nodiscard]] std::int32_t parameter_shard(std::int32_t u) const override { return units_[u].shard; }
 
  private:
-  static std::size_t at(std::int32_t i) { return static_cast<std::size_t>(i); }
   const UnitLayout& layout(std::int32_t u) const { return units_.layout(u); }
 
   void root_before_forward(StepBuilder& b) {

@@ -6,9 +6,7 @@
 namespace fsdp {
 namespace {
 
-DType dtype_of(const Fsdp1Units& units, std::int32_t buffer) {
-  return units.c.program.buffers[Fsdp1Units::at(buffer)].dtype;
-}
+DType dtype_of(const Fsdp1Units& units, std::int32_t buffer) { return units.c.program.buffers[at(buffer)].dtype; }
 
 void divide(Fsdp1Units& units, StepBuilder& b, std::int32_t u, std::int32_t buffer, double factor, Stream stream) {
   if (factor > 1) b.issue(units.op(Action::divide_gradient, stream, u), {{Arg{buffer, Access::accumulate}}});
@@ -133,7 +131,7 @@ Buffer fsdp1_sharded_gradient(const Fsdp1Units& units, std::int32_t u) {
 Arg fsdp1_gradient(Fsdp1Units& units, StepBuilder& b, std::int32_t u, std::size_t position, std::int32_t param) {
   std::int32_t& piece = units[u].pieces[position];
   if (piece >= 0) return {piece, Access::accumulate};
-  const std::int64_t elements = units.c.model.parameters[Fsdp1Units::at(param)].numel();
+  const std::int64_t elements = units.c.model.parameters[at(param)].numel();
   Buffer info = units.buffer(elements, units.c.plan.param_dtype, BufferKind::gradient, Stream::compute, u);
   info.param = param;
   piece = b.allocate_new(info);
@@ -153,7 +151,7 @@ void fsdp1_flatten(Fsdp1Units& units, StepBuilder& b, std::int32_t u) {
   if (zeros > 0) padding = b.allocate_new(units.buffer(zeros, dtype, BufferKind::scratch, Stream::compute, u));
   const bool adds = s.flat_gradient >= 0;
   const bool whole =
-      !units.sharded() && !adds && units.c.program.buffers[Fsdp1Units::at(s.sharded_gradient)].pool == Stream::compute;
+      !units.sharded() && !adds && units.c.program.buffers[at(s.sharded_gradient)].pool == Stream::compute;
   std::int32_t flat = s.sharded_gradient;  // autograd's result is what the optimizer reads
   if (whole) {
     b.allocate(flat);

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "models/index.h"
 #include "planner/lowering/dialect.h"
 
 namespace fsdp {
@@ -34,7 +35,6 @@ class Fsdp1Units {
     }
   }
 
-  static std::size_t at(std::int32_t i) { return static_cast<std::size_t>(i); }
   [[nodiscard]] Fsdp1Unit& operator[](std::int32_t u) { return units_[at(u)]; }
   [[nodiscard]] const Fsdp1Unit& operator[](std::int32_t u) const { return units_[at(u)]; }
   [[nodiscard]] const UnitLayout& layout(std::int32_t u) const { return c.program.layouts[at(u)]; }

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "models/index.h"
 #include "planner/lowering/dialect.h"
 #include "planner/lowering/fsdp2_reduce.h"
 #include "planner/lowering/fsdp2_units.h"
@@ -167,7 +168,6 @@ class Fsdp2 final : public DialectHooks {
   [[nodiscard]] std::int32_t parameter_shard(std::int32_t u) const override { return units_[u].shard; }
 
  private:
-  static std::size_t at(std::int32_t i) { return static_cast<std::size_t>(i); }
   const ShardingPlan& plan() const { return units_.c.plan; }
 
   void gather_for_backward(StepBuilder& b, std::int32_t u) {

@@ -10,7 +10,7 @@ Fsdp2Reduce::Fsdp2Reduce(Fsdp2Units& units)
       early_(!units.c.plan.torch.before(2, 15)),
       uses_(units.c.model.parameters.size(), 0) {
   for (const Op& op : units.c.model.ops)
-    for (std::int32_t p : op.params) ++uses_[Fsdp2Units::at(p)];
+    for (std::int32_t p : op.params) ++uses_[at(p)];
 }
 
 void Fsdp2Reduce::init(StepBuilder& b, std::int32_t u) {
@@ -33,7 +33,7 @@ void Fsdp2Reduce::init(StepBuilder& b, std::int32_t u) {
 void Fsdp2Reduce::begin_micro_batch() {
   for (std::int32_t u : units_.forward_order)
     for (std::size_t i = 0; i < units_[u].uses.size(); ++i)
-      units_[u].uses[i] = uses_[Fsdp2Units::at(units_.layout(u).params[i].param)];
+      units_[u].uses[i] = uses_[at(units_.layout(u).params[i].param)];
 }
 
 Arg Fsdp2Reduce::gradient(StepBuilder& b, std::int32_t u, std::size_t i) {

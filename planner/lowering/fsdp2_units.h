@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "models/index.h"
 #include "planner/lowering/dialect.h"
 
 namespace fsdp {
@@ -48,7 +49,6 @@ class Fsdp2Units {
     });
   }
 
-  static std::size_t at(std::int32_t i) { return static_cast<std::size_t>(i); }
   [[nodiscard]] Fsdp2Unit& operator[](std::int32_t u) { return units_[at(u)]; }
   [[nodiscard]] const Fsdp2Unit& operator[](std::int32_t u) const { return units_[at(u)]; }
   [[nodiscard]] std::vector<Fsdp2Unit>& all() { return units_; }

@@ -1,6 +1,7 @@
 // Walks the tape of every micro-batch and calls the dialect's hooks around it; adds what a step has besides: the batch,
 // clipping, the optimizer, the loss.
 #include "planner/lower.h"
+#include "models/index.h"
 
 #include <map>
 #include <memory>
@@ -14,8 +15,6 @@
 
 namespace fsdp {
 namespace {
-
-std::size_t at(std::int32_t i) { return static_cast<std::size_t>(i); }
 
 Operation simple(Action action, Communicator comm = Communicator::none) {
   Operation o = operation(action);

@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "models/index.h"
 #include "models/input/error.h"
 #include "planner/byte_total.h"
 #include "planner/lowering/tape_lifetimes.h"
@@ -80,8 +81,6 @@ class TapeBuilder {
   }
 
  private:
-  static std::size_t at(std::int32_t i) { return static_cast<std::size_t>(i); }
-
   std::int32_t new_value(std::int64_t bytes, BufferKind kind, DType dtype, std::int32_t tensor) {
     total_.add(bytes);
     tape_.values.push_back({bytes, kind, dtype, tensor});

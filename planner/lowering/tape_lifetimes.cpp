@@ -4,10 +4,10 @@
 #include <utility>
 #include <vector>
 
+#include "models/index.h"
+
 namespace fsdp {
 namespace {
-
-std::size_t at(std::int32_t i) { return static_cast<std::size_t>(i); }
 
 using Ops = std::vector<std::int32_t>;  // by value: a tape op, -1: none
 

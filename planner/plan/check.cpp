@@ -3,7 +3,6 @@
 #include <cmath>
 #include <string>
 
-#include "models/input/error.h"
 #include "models/input/limits.h"
 #include "models/input/suggest.h"
 #include "models/units.h"
@@ -12,14 +11,11 @@
 #include "planner/plan/check_fsdp1.h"
 #include "planner/plan/check_fsdp2.h"
 #include "planner/plan/check_sizes.h"
+#include "planner/plan/refusal.h"
 #include "planner/plan_ids.h"
 
 namespace fsdp {
 namespace {
-
-const std::string kShowModel = "run `fsdp-plan show model NAME` for the names";
-
-Origin field(std::string_view where, const std::string& name) { return {std::string(where), name}; }
 
 std::string shown(const std::string& module) { return module.empty() ? "the root" : "'" + module + "'"; }
 

@@ -2,19 +2,12 @@
 
 #include <string>
 
-#include "models/input/error.h"
+#include "planner/plan/refusal.h"
 
 namespace fsdp {
 namespace {
 
-Origin field(std::string_view where, const std::string& name) { return {std::string(where), name}; }
-
-void refuse_if(bool broken, std::string_view where, const std::string& name, const std::string& problem,
-               const std::string& remedy) {
-  if (broken) throw InputError(field(where, name), problem, remedy);
-}
-
-void check_unit(const ShardingPlan& plan, std::size_t u, std::string_view where) {
+void check_fsdp1_unit(const ShardingPlan& plan, std::size_t u, std::string_view where) {
   const Unit& unit = plan.units[u];
   const auto refuse = [&](bool broken, const char* name, const std::string& problem, const std::string& remedy) {
     refuse_if(broken, where, "units[" + std::to_string(u) + "]." + name, problem, remedy);
@@ -94,7 +87,7 @@ void check_fsdp1(const ShardingPlan& plan, std::string_view where) {
   refuse(plan.force_sum_reduction, "force_sum_reduction", "fsdp1 always sums and divides before and after",
          "use false");
   if (plan.offload) check_offload(plan, where);
-  for (std::size_t u = 0; u < plan.units.size(); ++u) check_unit(plan, u, where);
+  for (std::size_t u = 0; u < plan.units.size(); ++u) check_fsdp1_unit(plan, u, where);
 }
 
 void check_fsdp1(const ShardingPlan& plan, const PlanIds& ids, const ModelGraph& model, std::string_view where) {

@@ -5,20 +5,13 @@
 #include <cmath>
 #include <string>
 
-#include "models/input/error.h"
 #include "planner/layout.h"
+#include "planner/plan/refusal.h"
 
 namespace fsdp {
 namespace {
 
 constexpr TorchVersion kOldest{2, 6}, kNewest{2, 15};  // fully_shard became public in 2.6
-
-Origin field(std::string_view where, const std::string& name) { return {std::string(where), name}; }
-
-void refuse_if(bool broken, std::string_view where, const std::string& name, const std::string& problem,
-               const std::string& remedy) {
-  if (broken) throw InputError(field(where, name), problem, remedy);
-}
 
 std::string text(TorchVersion v) { return std::to_string(v.major) + "." + std::to_string(v.minor); }
 
@@ -53,7 +46,7 @@ void check_names(const ShardingPlan& plan, const std::vector<std::string>& names
   }
 }
 
-void check_unit(const ShardingPlan& plan, std::size_t u, std::string_view where) {
+void check_fsdp2_unit(const ShardingPlan& plan, std::size_t u, std::string_view where) {
   const Unit& unit = plan.units[u];
   const std::string at = "units[" + std::to_string(u) + "].";
   const std::int64_t n = unit.reshard_after_forward.ranks, shards = plan.shard();
@@ -88,7 +81,7 @@ void check_fsdp2(const ShardingPlan& plan, std::string_view where) {
     for (std::size_t k = 0; k < i; ++k)
       refuse_if(plan.shard_dims[i].parameter == plan.shard_dims[k].parameter, where, "shard_dims",
                 "'" + plan.shard_dims[i].parameter + "' is listed twice", "remove one");
-  for (std::size_t u = 0; u < plan.units.size(); ++u) check_unit(plan, u, where);
+  for (std::size_t u = 0; u < plan.units.size(); ++u) check_fsdp2_unit(plan, u, where);
 }
 
 void check_fsdp2(const ShardingPlan& plan, const ModelGraph& model, const std::vector<UnitLayout>& layouts,

@@ -5,17 +5,15 @@
 #include <algorithm>
 #include <string>
 
-#include "models/input/error.h"
 #include "models/input/limits.h"
 #include "models/units.h"
+#include "planner/plan/refusal.h"
 
 namespace fsdp {
 namespace {
 
 constexpr std::int64_t kMaxPasses = std::int64_t{1}
                                     << 21;  // operations x micro-batches: what a lowered step takes stays below 16 GB
-
-Origin field(std::string_view where, const std::string& name) { return {std::string(where), name}; }
 
 // All that the forward of one micro-batch makes, and what opaque operations read and save, in elements. Products of
 // doubles do not overflow.

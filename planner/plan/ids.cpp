@@ -1,15 +1,11 @@
 #include <algorithm>
 #include <string>
 
-#include "models/input/error.h"
+#include "planner/plan/refusal.h"
 #include "planner/plan_ids.h"
 
 namespace fsdp {
 namespace {
-
-const std::string kShowModel = "run `fsdp-plan show model NAME` for the names";
-
-Origin field(std::string_view where, const std::string& name) { return {std::string(where), name}; }
 
 void resolve_ignored(PlanIds& ids, const ShardingPlan& plan, const ModelGraph& model, const ModuleIndex& modules,
                      std::string_view where) {

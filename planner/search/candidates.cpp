@@ -43,27 +43,27 @@ std::vector<Reshard> reshards(const SearchOptions& o) {
   return {Reshard::automatic, Reshard::no, Reshard::yes};
 }
 
-struct Checkpointing {
+struct CheckpointingChoice {
   std::string label;
   std::vector<std::string> modules;
   CheckpointPolicy policy = CheckpointPolicy::full;
 };
 
-Checkpointing checkpointing(const ModelGraph& model, const std::string& policy) {
+CheckpointingChoice checkpointing(const ModelGraph& model, const std::string& policy) {
   ShardingPlan plan;
   set_checkpointing(plan, model, policy, setting("activation_checkpointing"));
   return {policy, plan.checkpointed, plan.checkpoint_policy};
 }
 
-std::vector<Checkpointing> checkpointings(const ModelGraph& model, const SearchOptions& o) {
+std::vector<CheckpointingChoice> checkpointings(const ModelGraph& model, const SearchOptions& o) {
   if (o.checkpointing) return {checkpointing(model, *o.checkpointing)};
-  std::vector<Checkpointing> found;
+  std::vector<CheckpointingChoice> found;
   for (const char* policy : {"none", "selective-op", "every-2", "full"}) {
     if (policy == std::string_view("selective-op") && !o.selective_op) continue;
     try {
-      Checkpointing c = checkpointing(model, policy);
+      CheckpointingChoice c = checkpointing(model, policy);
       if (std::none_of(found.begin(), found.end(),
-                       [&](const Checkpointing& f) { return f.modules == c.modules && f.policy == c.policy; }))
+                       [&](const CheckpointingChoice& f) { return f.modules == c.modules && f.policy == c.policy; }))
         found.push_back(std::move(c));
     } catch (const InputError&) {  // a model without blocks
     }
@@ -99,7 +99,7 @@ std::string reshard_label(Reshard r) {
 }
 
 Option make_option(const ModelGraph& model, const SearchOptions& o, const Named& w, Reshard reshard,
-                   const Checkpointing& c, Batch batch, std::int64_t replicate) {
+                   const CheckpointingChoice& c, Batch batch, std::int64_t replicate) {
   Option option;
   ShardingPlan& p = option.plan = o.base;
   p.model_name = model.name;

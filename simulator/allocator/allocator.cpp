@@ -5,12 +5,12 @@
 #include <string>
 
 #include "models/input/error.h"
+#include "simulator/allocator/round_up.h"
 
 namespace fsdp {
 
 namespace {
 
-constexpr std::int64_t kMiB = std::int64_t{1} << 20;
 constexpr std::int64_t kMinBlock = 512;
 constexpr std::int64_t kSmall = kMiB;  // largest small request
 constexpr std::int64_t kSmallSegment = 2 * kMiB;
@@ -18,7 +18,6 @@ constexpr std::int64_t kMinLarge = 10 * kMiB;  // from here on a request has a s
 constexpr std::int64_t kRoundLarge = 2 * kMiB;
 constexpr std::int64_t kMostAddress = std::int64_t{1} << 62;
 
-constexpr std::int64_t round_up(std::int64_t n, std::int64_t to) { return (n + to - 1) / to * to; }
 constexpr bool is_large(std::int16_t pool) { return (pool & 1) != 0; }
 
 void add(AllocatorStat& stat, std::int64_t amount) {

@@ -5,15 +5,13 @@
 
 #include "models/input/error.h"
 #include "simulator/allocator/allocator.h"
+#include "simulator/allocator/round_up.h"
 
 namespace fsdp {
 
 namespace {
 
-constexpr std::int64_t kMiB = std::int64_t{1} << 20;
 constexpr std::int64_t kSmallPage = 2 * kMiB;
-
-constexpr std::int64_t round_up(std::int64_t n, std::int64_t to) { return (n + to - 1) / to * to; }
 
 }  // namespace
 

@@ -5,13 +5,12 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "models/index.h"
 #include "simulator/analysis/times.h"
 #include "simulator/engine/memory.h"
 
 namespace fsdp {
 namespace {
-
-std::size_t at(std::int32_t i) { return static_cast<std::size_t>(i); }
 
 MemoryPart part_of_kind(BufferKind kind) {
   switch (kind) {

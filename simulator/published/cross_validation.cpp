@@ -17,24 +17,24 @@ namespace {
 constexpr std::array<std::string_view, 3> kNames = {"source-model", "source", "random"};
 constexpr std::size_t kRandomFolds = 10;
 
-using Rows = std::vector<std::size_t>;
+using RowIndices = std::vector<std::size_t>;
 
-std::vector<Rows> by_key(std::span<const FitRun> runs, HoldOut what) {
-  std::map<std::pair<std::string, std::string>, Rows> groups;
+std::vector<RowIndices> by_key(std::span<const FitRun> runs, HoldOut what) {
+  std::map<std::pair<std::string, std::string>, RowIndices> groups;
   for (std::size_t i = 0; i < runs.size(); ++i)
     groups[{runs[i].run.source, what == HoldOut::source ? "" : runs[i].run.model}].push_back(i);
-  std::vector<Rows> folds;
+  std::vector<RowIndices> folds;
   for (auto& [key, rows] : groups) folds.push_back(std::move(rows));
   return folds;
 }
 
 // Fisher and Yates' shuffle with the generator's own numbers: the same on every machine.
-std::vector<Rows> at_random(std::size_t n, std::uint64_t seed) {
-  Rows order(n);
+std::vector<RowIndices> at_random(std::size_t n, std::uint64_t seed) {
+  RowIndices order(n);
   for (std::size_t i = 0; i < n; ++i) order[i] = i;
   std::mt19937_64 random(seed);
   for (std::size_t i = n; i > 1; --i) std::swap(order[i - 1], order[random() % i]);
-  std::vector<Rows> folds(std::min(kRandomFolds, n));
+  std::vector<RowIndices> folds(std::min(kRandomFolds, n));
   for (std::size_t i = 0; i < n; ++i) folds[i % folds.size()].push_back(order[i]);
   return folds;
 }
@@ -53,7 +53,7 @@ struct Split {
       test;  // near: the part of train on GPUs that are tested, which is all that decides
 };
 
-Split split(std::span<const FitRun> runs, const Rows& fold) {
+Split split(std::span<const FitRun> runs, const RowIndices& fold) {
   Split s;
   std::set<std::string> gpus;
   std::vector<char> held(runs.size(), 0);
@@ -89,7 +89,8 @@ CrossValidation cross_validate(std::span<FitRun> runs, HoldOut what, const Cross
   say("fit to all rows");
   const CalibratedRuns all = fit_runs(runs, "all", {.threads = options.threads, .start = nullptr});
   differentiate(runs, all.costs, options.threads);
-  const std::vector<Rows> folds = what == HoldOut::random ? at_random(runs.size(), options.seed) : by_key(runs, what);
+  const std::vector<RowIndices> folds =
+      what == HoldOut::random ? at_random(runs.size(), options.seed) : by_key(runs, what);
   CrossValidation out;
   out.folds = static_cast<std::int64_t>(folds.size());
   std::vector<AccuracyRow> linear(runs.size());

@@ -8,7 +8,7 @@ namespace fsdp {
 
 namespace {
 
-constexpr std::string_view kSchema = "fsdp-plan/measurement/1", kRemedy = "run again";
+constexpr std::string_view kMeasurementSchema = "fsdp-plan/measurement/1", kRunAgain = "run again";
 
 }  // namespace
 
@@ -93,16 +93,16 @@ void fields(Io& io, RecordOrConst<Measurement> auto& m) {
 
 std::string to_json_text(const Measurement& m) {
   FieldWriter<nlohmann::ordered_json> writer;
-  writer("schema", std::string(kSchema));
+  writer("schema", std::string(kMeasurementSchema));
   fields(writer, m);
   return writer.take().dump() + "\n";
 }
 
 Measurement parse_measurement(std::string_view json_text, std::string_view where) {
-  const JsonDocument document = parse_document(json_text, where, kSchema);
+  const JsonDocument document = parse_document(json_text, where, kMeasurementSchema);
   JsonObject root = document.root();
   Measurement m;
-  FieldReader reader(root, kRemedy);
+  FieldReader reader(root, kRunAgain);
   fields(reader, m);
   root.finish();
   return m;

@@ -11,7 +11,7 @@ namespace fsdp {
 
 namespace {
 
-constexpr std::string_view kSchema = "fsdp-plan/prediction/1", kRemedy = "predict again";
+constexpr std::string_view kPredictionSchema = "fsdp-plan/prediction/1", kPredictAgain = "predict again";
 
 // One key per kind of buffer.
 template <class Io>
@@ -96,26 +96,26 @@ void check_roles(JsonObject& root, const Prediction& p) {
       root.refuse("role_of_rank",
                   "names role " + std::to_string(role) + ", but other_roles ends with role " +
                       std::to_string(p.other_roles.size()),
-                  std::string(kRemedy));
+                  std::string(kPredictAgain));
   if (!p.role_of_rank.empty() && static_cast<std::int64_t>(p.role_of_rank.size()) != p.ranks)
     root.refuse("role_of_rank", "expected one role for each of " + std::to_string(p.ranks) + " ranks",
-                std::string(kRemedy));
+                std::string(kPredictAgain));
 }
 
 }  // namespace
 
 std::string to_json_text(const Prediction& p) {
   FieldWriter<nlohmann::ordered_json> writer;
-  writer("schema", std::string(kSchema));
+  writer("schema", std::string(kPredictionSchema));
   fields(writer, p);
   return writer.take().dump() + "\n";
 }
 
 Prediction parse_prediction(std::string_view json_text, std::string_view where) {
-  const JsonDocument document = parse_document(json_text, where, kSchema);
+  const JsonDocument document = parse_document(json_text, where, kPredictionSchema);
   JsonObject root = document.root();
   Prediction p;
-  FieldReader reader(root, kRemedy);
+  FieldReader reader(root, kPredictAgain);
   fields(reader, p);
   check_roles(root, p);
   root.finish();

@@ -6,13 +6,13 @@
 
 #include "executor/cuda/toolkit/device/check.h"
 #include "executor/cuda/toolkit/device/device.h"
+#include "models/index.h"
 #include "models/input/error.h"
 
 namespace fsdp::cuda {
 
 namespace {
 constexpr std::int32_t kMostOperations = 1 << 26;  // of one step; a sane bound for the tables
-std::size_t at(std::int32_t i) { return static_cast<std::size_t>(i); }
 }  // namespace
 
 void CudaDevice::begin_step() {
