@@ -7,6 +7,7 @@
 
 #include "cli/field_flags.h"
 #include "cli/files.h"
+#include "cli/named_cluster.h"
 #include "planner/costs/fitted.h"
 #include "planner/search/plan_choices.h"
 
@@ -240,7 +241,7 @@ Setup resolve_setup(const Flags& flags, const ShardingPlan* plan) {
   const std::int64_t asked = plan != nullptr ? plan->seq_len : flags.seq_len ? parse_count(*flags.seq_len, kSeqLen) : 0;
   Setup setup;
   setup.model = load_model(*flags.model, asked);
-  setup.cluster = load_cluster(*flags.cluster, plan != nullptr ? plan->ranks() : gpus.value_or(0));
+  setup.cluster = named_cluster(*flags.cluster, plan != nullptr ? plan->ranks() : gpus.value_or(0));
   setup.seq_len = plan != nullptr ? plan->seq_len : sequence_length(flags, setup.model);
   setup.implementation = &find_implementation(
       flags.implementation.value_or(setup.cluster.host ? "native" : "torchtitan"), flags.compile, "--implementation");

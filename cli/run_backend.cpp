@@ -4,6 +4,7 @@
 
 #include <cstdlib>
 
+#include "cli/named_cluster.h"
 #include "executor/cuda/gpu_cluster.h"
 #include "executor/cuda_backend.h"
 #include "executor/mpi_backend.h"
@@ -129,7 +130,7 @@ ChosenBackend make_backend(const BackendFlags& f, const std::string& model, cons
   if (f.devices) cuda.devices = parse_devices(*f.devices);
   std::optional<ClusterSpec> named;
   if (f.emulate_world) cuda.emulate = emulated_world(f, model, plan);
-  else if (f.cluster.cluster) named = load_cluster(*f.cluster.cluster, plan.ranks());
+  else if (f.cluster.cluster) named = named_cluster(*f.cluster.cluster, plan.ranks());
   auto backend = make_cuda_backend(mesh, cuda);
   const ClusterSpec found = backend->cluster();
   if (named) cuda::check_names_these_gpus(*named, found);

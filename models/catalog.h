@@ -25,8 +25,9 @@ namespace fsdp {
 // nodes that the file states.
 [[nodiscard]] ClusterSpec load_cluster(std::string_view spec, std::int64_t gpus = 0);
 [[nodiscard]] ClusterSpec cluster_from_json(std::string_view json_text, std::string_view where, std::int64_t gpus = 0);
-// The file of a catalog cluster with its GPU written out: a start for a file of one's own. Throws InputError for "host"
-// and unknown names.
+// A file to start from for a cluster of one's own, with its GPU written out: that of a catalog cluster, or for a GPU of
+// the catalog that of a node of eight, in which every assumed number says so. Throws InputError for "host" and unknown
+// names.
 [[nodiscard]] std::string cluster_file(std::string_view name);
 [[nodiscard]] GpuSpec load_gpu(std::string_view name, const Origin& where);
 

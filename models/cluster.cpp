@@ -45,8 +45,19 @@ constexpr std::string_view text(CpuVendor v) {
 }
 static_assert(names_all<CpuVendor>(text, kCpuVendors));
 
+constexpr std::string_view text(PeerLink l) {
+  switch (l) {
+    case PeerLink::pcie: return "pcie";
+    case PeerLink::host_memory: return "host-memory";
+    case PeerLink::other: return "other";
+  }
+  return {};
+}
+static_assert(names_all<PeerLink>(text, kPeerLinks));
+
 }  // namespace
 
+std::string_view name(PeerLink l) { return text(l); }
 std::string_view name(AttentionKernel k) { return text(k); }
 std::string_view name(CpuVendor v) { return text(v); }
 

@@ -17,6 +17,12 @@
 
 namespace fsdp {
 
+// What GPUs of one node talk over where they have no NVLink: PCIe directly; the host's memory (drivers of GeForce cards
+// refuse direct access); or another vendor's link, which NCCL's model does not know.
+enum class PeerLink : std::uint8_t { pcie, host_memory, other };
+inline constexpr int kPeerLinks = static_cast<int>(PeerLink::other) + 1;
+[[nodiscard]] std::string_view name(PeerLink);  // "pcie", "host-memory", "other"
+
 struct GpuSpec {
   std::string name;                      // "h100-sxm-80"
   FlopsPerSecond fp32, tf32, bf16, fp8;  // dense peaks; 0: no such unit
@@ -27,6 +33,7 @@ struct GpuSpec {
   Bytes l2;
   BytesPerSecond host_link;  // PCIe or C2C, one direction
   BytesPerSecond nvlink;     // all NVLinks of a GPU, one direction, datasheet; 0: it has none
+  PeerLink peer_link = PeerLink::pcie;
   // 70, 80, 89, 90, 100: selects NCCL's constants. GPUs of other vendors state the one nearest in age.
   std::int64_t compute_capability = 80;
   double matmul_efficiency = 0.75;     // best achievable fraction of the dense peak (MAMF)
@@ -70,6 +77,9 @@ struct ClusterSpec {
   [[nodiscard]] std::int64_t domain() const { return nvlink_domain.value_or(gpus_per_node); }  // NCCL's "node"
   [[nodiscard]] std::int64_t nics() const { return nics_per_node.value_or(gpus_per_node); }    // of a node
   [[nodiscard]] std::string digest() const;
+  // What the cluster's file leaves out and this program filled in: a sentence each, with value and source. Not part of
+  // the digest; the values are.
+  std::vector<std::string> assumed;
   friend bool operator==(const ClusterSpec&, const ClusterSpec&) = default;
 };
 

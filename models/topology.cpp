@@ -132,6 +132,9 @@ Channels nvls_channels(const ClusterSpec& c, std::int64_t ranks_per_node, std::i
 
 BytesPerSecond counted_intra_bus(const GpuSpec& gpu, CpuVendor cpu) {
   double total = counted_links(gpu);
+  // Through the host's memory: 8 RTX 4090 on two processors get one channel of 5 GB/s (NCCL's log in nccl-tests issue
+  // 307).
+  if (total <= 0 && gpu.peer_link == PeerLink::host_memory) return BytesPerSecond(5 * kGiga);
   if (total <= 0) {
     // Over PCIe and, between the halves of a node, over the link of its two processors: 16 GB/s AMD, 22 Intel (Sapphire
     // Rapids), 6 Arm.
@@ -151,6 +154,15 @@ BytesPerSecond counted_inter_bus(const GpuSpec& gpu, BytesPerSecond nic, std::in
   return BytesPerSecond(each * kGiga * static_cast<double>(nics) / static_cast<double>(gpus));
 }
 
+BytesPerSecond reference_nic(const GpuSpec& gpu) { return BytesPerSecond(gpu.compute_capability >= 90 ? 50e9 : 25e9); }
+
+Bytes counted_fixed_memory(const ClusterSpec& c) {
+  const std::int64_t ranks = std::min(c.gpus, c.domain());
+  const double channels = static_cast<double>(ring_channels(c, ranks, 1).ctas);
+  const double gib = 0.55 + 0.0125 * channels + (nvls_channels(c, ranks, 1).count > 0 ? 0.25 : 0);
+  return Bytes(static_cast<std::int64_t>(std::llround(gib * 1024)) * (std::int64_t{1} << 20));
+}
+
 ClusterSpec cluster_of(const GpuSpec& gpu, std::int64_t gpus, std::int64_t gpus_per_node,
                        std::optional<BytesPerSecond> fabric) {
   if (gpus < 1 || gpus_per_node < 1)
@@ -167,14 +179,10 @@ ClusterSpec cluster_of(const GpuSpec& gpu, std::int64_t gpus, std::int64_t gpus_
   } else if (capability == 80) {
     c.cpu = CpuVendor::amd;
   }
-  const BytesPerSecond nic = fabric.value_or(BytesPerSecond(capability >= 90 ? 50e9 : 25e9));
+  const BytesPerSecond nic = fabric.value_or(reference_nic(gpu));
   c.intra_bus = counted_intra_bus(gpu, c.cpu);
   c.inter_bus = counted_inter_bus(gpu, nic, gpus_per_node, gpus_per_node);
-  // 0.55 GiB of CUDA context with PyTorch's kernels; per channel about 12 MiB of ring buffers (NCCL issue 1685); 0.25
-  // GiB of NVLink SHARP buffers (2 x 16 channels x 8 x 128 KiB x 8 heads).
-  const double channels = static_cast<double>(ring_channels(c, std::min(gpus, c.domain()), 1).ctas);
-  const double gib = 0.55 + 0.0125 * channels + (nvls_channels(c, std::min(gpus, c.domain()), 1).count > 0 ? 0.25 : 0);
-  c.fixed_memory = Bytes(static_cast<std::int64_t>(std::llround(gib * 1024)) * (std::int64_t{1} << 20));
+  c.fixed_memory = counted_fixed_memory(c);
   return c;
 }
 

@@ -40,4 +40,12 @@ struct Channels {
 [[nodiscard]] BytesPerSecond counted_inter_bus(const GpuSpec&, BytesPerSecond nic, std::int64_t nics,
                                                std::int64_t gpus);
 
+// The nominal rate of a NIC in the vendor's reference design, one for each GPU: 200 Gb/s for A100 and older, 400 Gb/s
+// from H100 on.
+[[nodiscard]] BytesPerSecond reference_nic(const GpuSpec&);
+
+// What a process holds outside of the allocator: 0.55 GiB of CUDA context with PyTorch's kernels; about 12 MiB of ring
+// buffers per channel (NCCL issue 1685); 0.25 GiB of NVLink SHARP buffers (2 x 16 channels x 8 x 128 KiB x 8 heads).
+[[nodiscard]] Bytes counted_fixed_memory(const ClusterSpec&);
+
 }  // namespace fsdp

@@ -13,6 +13,7 @@
 #include "cli/commands.h"
 #include "cli/commands/nccl_tests.h"
 #include "cli/files.h"
+#include "cli/named_cluster.h"
 #include "cli/options.h"
 #include "executor/cuda_backend.h"
 #include "models/catalog.h"
@@ -157,7 +158,7 @@ int calibrate_command(const CalibrateFlags& f) {
       if (!f.type) options.type = DType::bf16;
       if (!f.budget) options.seconds_budget = kGpuSeconds;
       const auto backend = make_cuda_backend({1, options.ranks});
-      costs = calibrate_gpu(options, load_cluster(*f.nccl.cluster).gpu.name, *backend);
+      costs = calibrate_gpu(options, named_cluster(*f.nccl.cluster).gpu.name, *backend);
     } else {
       costs = calibrate_host(options);
     }

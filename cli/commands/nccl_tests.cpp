@@ -8,6 +8,7 @@
 #include <variant>
 
 #include "cli/files.h"
+#include "cli/named_cluster.h"
 #include "models/input/suggest.h"
 #include "planner/costs/fitted.h"
 #include "simulator/published/nccl_tests.h"
@@ -43,7 +44,7 @@ std::string device_of(const std::vector<std::pair<std::string, NcclLog>>& logs) 
 ClusterSpec cluster_for(const NcclTestsFlags& f, const std::string& device) {
   const std::string gpu = gpu_of_device(device);
   if (f.cluster) {
-    const ClusterSpec cluster = load_cluster(*f.cluster);
+    const ClusterSpec cluster = named_cluster(*f.cluster);
     if (cluster.host)
       throw InputError("--cluster", "'host' has no GPUs", "name the cluster that the logs were measured on");
     if (!gpu.empty() && gpu != cluster.gpu.name)

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/files.h"
+#include "cli/named_cluster.h"
 #include "cli/report/report.h"
 #include "models/input/error.h"
 #include "planner/emit.h"
@@ -66,7 +67,7 @@ int show_cluster(const ShowFlags& f) {
     return kDone;
   }
   const std::int64_t gpus = f.shared.gpus ? parse_count(*f.shared.gpus, kGpus) : 0;
-  const ClusterSpec cluster = load_cluster(*f.name, gpus);
+  const ClusterSpec cluster = named_cluster(*f.name, gpus, "show cluster");
   print(stdout, f.json ? cluster_json(cluster).dump(2) + "\n" : cluster_text(cluster));
   return kDone;
 }

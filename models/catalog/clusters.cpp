@@ -12,6 +12,7 @@
 #include "models/input/json.h"
 #include "models/input/limits.h"
 #include "models/input/suggest.h"
+#include "models/topology.h"
 
 namespace fsdp {
 namespace {
@@ -83,7 +84,20 @@ void read_attention(JsonObject& o, GpuSpec& g) {
   kernels->finish();
 }
 
+template <class Enum>
+Enum one_of(JsonObject& o, std::string_view key, int count, Enum usual) {
+  const std::string text = o.optional_text(key).value_or(std::string(name(usual)));
+  std::vector<std::string> known;
+  for (int i = 0; i < count; ++i) {
+    known.emplace_back(name(static_cast<Enum>(i)));
+    if (text == known.back()) return static_cast<Enum>(i);
+  }
+  o.refuse(key, "\"" + printable(text) + "\" is not known", suggestion(text, known));
+}
+
 GpuSpec gpu_from(JsonObject o) {
+  o.require({"name", "fp32", "memory", "usable_memory", "memory_bandwidth", "sms", "l2", "host_link"},
+            "give the datasheet's numbers");
   GpuSpec g;
   g.name = nonempty(o, "name");
   g.fp32 = positive(peak(o, "fp32"), o, "fp32");
@@ -98,6 +112,7 @@ GpuSpec gpu_from(JsonObject o) {
   g.l2 = size(o, "l2");
   g.host_link = rate(o, "host_link");
   if (o.has("nvlink")) g.nvlink = rate(o, "nvlink");
+  g.peer_link = one_of(o, "peer_link", kPeerLinks, g.peer_link);
   g.compute_capability = o.optional_integer("compute_capability", 10, 1000).value_or(g.compute_capability);
   const auto fraction = [&](std::string_view key, double usual) {
     return o.optional_number(key, 0.001, 1).value_or(usual);
@@ -120,20 +135,13 @@ GpuSpec gpu_of(JsonObject& cluster) {
   return value.is_text() ? load_gpu(value.text(), value.where()) : gpu_from(value.object());
 }
 
-CpuVendor cpu_vendor(JsonObject& o) {
-  const std::string vendor = o.optional_text("cpu").value_or("intel");
-  for (int v = 0; v < kCpuVendors; ++v)
-    if (vendor == name(static_cast<CpuVendor>(v))) return static_cast<CpuVendor>(v);
-  o.refuse("cpu", "\"" + printable(vendor) + "\" is not known", "use intel, amd or arm");
-}
-
 // Fields that files may leave out; ClusterSpec says what holds then.
 void read_fabric(JsonObject& o, ClusterSpec& c) {
   c.nvlink_domain = o.optional_integer("nvlink_domain", 1, kGpus.most);
   if (c.domain() % c.gpus_per_node != 0)
     o.refuse("nvlink_domain", "is not whole nodes", "give a multiple of \"gpus_per_node\"");
   c.nics_per_node = o.optional_integer("nics_per_node", 1, kMaxGpusPerNode);
-  c.cpu = cpu_vendor(o);
+  c.cpu = one_of(o, "cpu", kCpuVendors, c.cpu);
   c.sharp = o.optional_boolean("sharp").value_or(false);
   c.oversubscription = o.optional_number("oversubscription", 1, 1000).value_or(1);
   c.rail_optimized = o.optional_boolean("rail_optimized").value_or(true);
@@ -142,6 +150,48 @@ void read_fabric(JsonObject& o, ClusterSpec& c) {
   c.collective_base_latency = latency(o, "collective_base_latency");
   c.collective_sms = o.optional_integer("collective_sms", 0, c.gpu.sms);
   if (c.collective_sms == 0) c.collective_sms.reset();  // as in NCCL_MAX_CTAS: no limit
+}
+
+// What rings inside a node carry, between nodes, and what lies outside of the allocator. A file may leave them out:
+// then they follow from the GPU and the NICs as NCCL counts them, and `assumed` says so.
+void read_rates(JsonObject& o, ClusterSpec& c) {
+  if (o.has("intra_bus")) {
+    c.intra_bus = rate(o, "intra_bus");
+  } else if (c.gpu.peer_link == PeerLink::other && c.gpu.nvlink.count() <= 0) {
+    o.refuse("intra_bus", "is missing, and NCCL's model does not know the links of " + c.gpu.name,
+             "measure all-gather on one node and give its bus bandwidth");
+  } else {
+    c.intra_bus = counted_intra_bus(c.gpu, c.cpu);
+    const char* links = c.gpu.nvlink.count() > 0                   ? "over NVLink"
+                        : c.gpu.peer_link == PeerLink::host_memory ? "through the host's memory (8 RTX 4090)"
+                                                                   : "over PCIe and between two processors";
+    if (c.gpus_per_node > 1)
+      c.assumed.push_back(fmt::format("intra_bus {}: as NCCL counts rings {}", human(c.intra_bus), links));
+  }
+  if (o.has("nic") && o.has("inter_bus"))
+    o.refuse("inter_bus", "is given beside \"nic\", from which it follows", "give one of the two");
+  if (o.has("inter_bus")) {
+    c.inter_bus = rate(o, "inter_bus");
+  } else {
+    const bool given = o.has("nic");
+    const BytesPerSecond nic = given ? rate(o, "nic") : reference_nic(c.gpu);
+    c.inter_bus = counted_inter_bus(c.gpu, nic, c.nics(), c.gpus_per_node);
+    if (!given && c.gpus > c.domain())
+      c.assumed.push_back(
+          fmt::format("inter_bus {}: {} NIC{} of {:g} Gb/s for the {} GPUs of a node, as in the vendor's "
+                      "reference design",
+                      human(c.inter_bus), c.nics(), c.nics() == 1 ? "" : "s", nic.count() * 8 / 1e9, c.gpus_per_node));
+  }
+  if (o.has("fixed_memory")) {
+    c.fixed_memory = parse_bytes(o.text("fixed_memory"), o.where("fixed_memory"));
+  } else {
+    c.fixed_memory = counted_fixed_memory(c);
+    c.assumed.push_back(fmt::format("fixed_memory {}: a CUDA context with PyTorch's kernels and NCCL's buffers",
+                                    human(c.fixed_memory)));
+  }
+  if (c.fixed_memory > c.gpu.usable_memory)
+    o.refuse("fixed_memory", human(c.fixed_memory) + " is more than the GPU's usable " + human(c.gpu.usable_memory),
+             "give what a process holds outside of the allocator, such as \"1.5GiB\"");
 }
 
 // How many GPUs: what was asked for, one node by default, or the nodes that the file states.
@@ -179,38 +229,18 @@ GpuSpec load_gpu(std::string_view name, const Origin& where) {
 ClusterSpec cluster_from_json(std::string_view json_text, std::string_view where, std::int64_t gpus) {
   const JsonDocument document = parse_document(json_text, where, "fsdp-plan/cluster/1");
   JsonObject o = document.root();
+  o.require({"name", "gpu", "gpus_per_node"}, "start from what `fsdp-plan show cluster` writes as a file");
   ClusterSpec c;
   c.name = nonempty(o, "name");
   c.gpu = gpu_of(o);
   c.gpus_per_node = o.integer("gpus_per_node", 1, kMaxGpusPerNode);
   const auto nodes = o.optional_integer("nodes", 1, kGpus.most / c.gpus_per_node);
-  c.intra_bus = rate(o, "intra_bus");
-  c.inter_bus = rate(o, "inter_bus");
   read_fabric(o, c);
-  c.fixed_memory = parse_bytes(o.text("fixed_memory"), o.where("fixed_memory"));
-  if (c.fixed_memory > c.gpu.usable_memory)
-    o.refuse("fixed_memory", human(c.fixed_memory) + " is more than the GPU's usable " + human(c.gpu.usable_memory),
-             "give what a process holds outside of the allocator, such as \"1.5GiB\"");
+  c.gpus = gpu_count(gpus, c, nodes, where);
+  read_rates(o, c);
   read_source(o);
   o.finish();
-  c.gpus = gpu_count(gpus, c, nodes, where);
   return c;
-}
-
-std::string cluster_file(std::string_view name) {
-  if (name == "host")
-    throw InputError(setting("cluster_file"), "\"host\" is this machine and has no file",
-                     "name another cluster, such as dgx-h100");
-  const std::string_view text = embedded_file(fmt::format("clusters/{}.json", name));
-  if (text.empty())
-    throw InputError(setting("cluster_file"), "\"" + printable(name) + "\" is not in the catalog",
-                     suggestion(name, cluster_names()));
-  auto cluster = nlohmann::ordered_json::parse(text);
-  if (auto& gpu = cluster["gpu"]; gpu.is_string()) {
-    gpu = nlohmann::ordered_json::parse(embedded_file(fmt::format("gpus/{}.json", gpu.get<std::string>())));
-    gpu.erase("schema");
-  }
-  return cluster.dump(2) + "\n";
 }
 
 ClusterSpec load_cluster(std::string_view spec, std::int64_t gpus) {

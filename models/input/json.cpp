@@ -252,6 +252,16 @@ std::vector<std::string> JsonObject::keys() const {
   return out;
 }
 
+void JsonObject::require(std::initializer_list<std::string_view> keys, const std::string& remedy) const {
+  std::vector<std::string> absent;
+  for (const std::string_view key : keys)
+    if (!value_.value_->contains(std::string(key))) absent.push_back("\"" + std::string(key) + "\"");
+  if (absent.empty()) return;
+  std::string names = absent.front();
+  for (std::size_t i = 1; i < absent.size(); ++i) names += (i + 1 == absent.size() ? " and " : ", ") + absent[i];
+  throw InputError(where(), "lacks " + names, remedy);
+}
+
 void JsonObject::finish() const {
   for (const std::string& key : keys()) {
     if (!asked_.contains(key)) refuse(key, "is not a known key", suggestion(key, {asked_.begin(), asked_.end()}));

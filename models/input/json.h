@@ -109,7 +109,9 @@ class JsonObject {
   [[nodiscard]] std::optional<std::string> optional_text(std::string_view key);
   [[nodiscard]] std::optional<JsonObject> optional_object(std::string_view key);
 
-  [[nodiscard]] bool has(std::string_view key);               // present, null included
+  [[nodiscard]] bool has(std::string_view key);  // present, null included
+  // Throws InputError naming all of `keys` that are absent, so that a file is completed in one go.
+  void require(std::initializer_list<std::string_view> keys, const std::string& remedy) const;
   void ignore(std::string_view key) { asked_.emplace(key); }  // allowed, unread (comments, "source")
   void finish() const;                                        // throws InputError naming the first unknown key
   [[nodiscard]] std::vector<std::string> keys() const;        // as they stand, sorted

@@ -6,9 +6,12 @@
 #include <filesystem>
 #include <fstream>
 #include <random>
+#include <regex>
+#include <set>
 #include <string>
 
 #include "models/input/error.h"
+#include "models/input/json.h"
 #include "models/input/suggest.h"
 #include "tests/support/refusal.h"
 
@@ -124,7 +127,7 @@ TEST_CASE("unknown names are refused with the nearest ones") {
 }
 
 TEST_CASE("every GPU of the catalog is plausible") {
-  CHECK(gpu_names().size() == 22);
+  CHECK(gpu_names().size() == 23);
   for (const std::string& name : gpu_names()) {
     CAPTURE(name);
     const GpuSpec g = load_gpu(name, "test");
@@ -188,7 +191,7 @@ TEST_CASE("cluster files are strict") {
   CHECK(holds(load(with("\"360GB/s\"", "\"0GB/s\"")), "is zero"));
   CHECK(holds(load(with("\"360GB/s\"", "\"-1GB/s\"")), "expected a rate"));
   CHECK(holds(load(with("\"gpus_per_node\": 8", "\"gpus_per_node\": 0")), "c.json: gpus_per_node"));
-  CHECK(holds(load(with("\"intra_bus\"", "\"intra_buss\"")), "intra_bus: is missing"));
+  CHECK(holds(load(with("\"intra_bus\"", "\"intra_buss\"")), "did you mean \"intra_bus\""));
   CHECK(holds(load(with("\"gpus_per_node\": 8", "\"gpus_per_node\": 8, \"gpus_pernode\": 4")),
               "did you mean \"gpus_per_node\""));
   CHECK(holds(load(with("h100-sxm-80", "h100-sxm-81")), "c.json: gpu"));
@@ -202,4 +205,77 @@ TEST_CASE("cluster files are strict") {
   CHECK(cluster_from_json(two_nodes, "c.json").gpus == 16);
   CHECK(cluster_from_json(two_nodes, "c.json", 8).gpus == 8);
   CHECK(holds(load(two_nodes, 24), "use at most 16"));
+}
+
+TEST_CASE("a cluster file names all that it lacks at once") {
+  const auto load = [](const std::string& text) { return refusal([&] { return cluster_from_json(text, "c.json"); }); };
+  CHECK(holds(load(R"({"schema": "fsdp-plan/cluster/1"})"), R"(lacks "name", "gpu" and "gpus_per_node")"));
+  CHECK(holds(load(R"({"schema": "fsdp-plan/cluster/1", "name": "c", "gpu": {"name": "g", "memory": "8GiB"},
+                       "gpus_per_node": 1})"),
+              R"(gpu: lacks "fp32", "usable_memory", "memory_bandwidth", "sms", "l2" and "host_link")"));
+}
+
+TEST_CASE("what a cluster file leaves out follows from its GPU and its NICs, and is said") {
+  const auto load = [](const std::string& fields, std::int64_t gpus) {
+    return cluster_from_json(R"({"schema": "fsdp-plan/cluster/1", "name": "c", )" + fields + "}", "c.json", gpus);
+  };
+  // The catalog's DGX H100 states what NCCL counts there: 12 channels of 30 GB/s, one NIC of 400 Gb/s per GPU.
+  const ClusterSpec h100 = load(R"("gpu": "h100-sxm-80", "gpus_per_node": 8)", 16), dgx = load_cluster("dgx-h100", 16);
+  CHECK(h100.intra_bus == dgx.intra_bus);
+  CHECK(h100.inter_bus == dgx.inter_bus);
+  REQUIRE(h100.assumed.size() == 3);
+  CHECK(holds(h100.assumed[0], "intra_bus 360 GB/s: as NCCL counts rings over NVLink"));
+  CHECK(holds(h100.assumed[1], "8 NICs of 400 Gb/s for the 8 GPUs of a node"));
+  CHECK(holds(h100.assumed[2], "fixed_memory 1.10 GiB"));
+  CHECK(dgx.assumed.empty());
+  // Between nodes only where there are several.
+  CHECK(load(R"("gpu": "h100-sxm-80", "gpus_per_node": 8)", 8).assumed.size() == 2);
+  // A nominal NIC in place of inter_bus: NCCL counts 12 GB/s of 100 Gb/s, here for 4 GPUs.
+  const ClusterSpec nic = load(R"("gpu": "a100-sxm-80", "gpus_per_node": 4, "nics_per_node": 1, "nic": "100Gb/s")", 8);
+  CHECK(nic.inter_bus == BytesPerSecond(3e9));
+  CHECK(nic.assumed.size() == 2);
+  CHECK(holds(refusal([&] {
+                return load(R"("gpu": "a100-sxm-80", "gpus_per_node": 4, "nic": "100Gb/s",
+                                          "inter_bus": "12GB/s")",
+                            8);
+              }),
+              "inter_bus: is given beside \"nic\""));
+  // NCCL's own log of 8 RTX 4090, whose driver refuses direct access: one channel of 5 GB/s (nccl-tests issue 307).
+  CHECK(load(R"("gpu": "rtx-4090", "gpus_per_node": 8)", 8).intra_bus == BytesPerSecond(5e9));
+  // Links that NCCL's model does not know are not guessed.
+  CHECK(holds(refusal([&] { return load(R"("gpu": "mi300x", "gpus_per_node": 8)", 8); }), "intra_bus: is missing"));
+}
+
+TEST_CASE("a file can be written for every cluster and GPU of the catalog, and read back") {
+  for (const std::string& name : cluster_names())
+    if (name != "host") CHECK(cluster_from_json(cluster_file(name), name, 16) == load_cluster(name, 16));
+  for (const std::string& name : gpu_names()) {
+    CAPTURE(name);
+    const std::string text = cluster_file(name);
+    if (name.starts_with("mi")) {
+      CHECK(holds(refusal([&] { return cluster_from_json(text, "c.json"); }), "intra_bus: is missing"));
+      continue;
+    }
+    const ClusterSpec c = cluster_from_json(text, "c.json");
+    CHECK(c.gpu == load_gpu(name, setting("gpu")));
+    CHECK(c.gpus == 8);
+    CHECK(c.assumed.empty());  // the file holds every number, and says which of them are assumed
+    CHECK(holds(text, "assumed: "));
+  }
+  CHECK(holds(refusal([] { return cluster_file("rtx-4091"); }), "did you mean \"rtx-4090\""));
+}
+
+TEST_CASE("docs/clusters-and-costs.md has a row for every field of a cluster file") {
+  const std::string root = std::string(FSDP_TESTS_DIR) + "/../";
+  const std::string source = read_file(root + "models/catalog/clusters.cpp", setting("test"));
+  const std::string docs = read_file(root + "docs/clusters-and-costs.md", setting("test"));
+  const std::regex field("(?:\\(o, |o\\.[a-z_]+\\(|fraction\\()\"([a-z0-9_]+)\"");
+  std::set<std::string> fields;
+  for (std::sregex_iterator m(source.begin(), source.end(), field), end; m != end; ++m) fields.insert((*m)[1]);
+  fields.erase("schema");
+  CHECK(fields.size() >= 35);
+  for (const std::string& name : fields) {
+    CAPTURE(name);
+    CHECK(std::regex_search(docs, std::regex("\\n\\| [^|]*`" + name + "`[^|]*\\|")));
+  }
 }

@@ -1,0 +1,82 @@
+// Files of clusters to start from: those of the catalog, and one for any GPU of the catalog.
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+
+#include "models/catalog.h"
+#include "models/input/embedded.h"
+#include "models/input/error.h"
+#include "models/input/suggest.h"
+#include "models/topology.h"
+
+namespace fsdp {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+Json gpu_json(const std::string& name) {
+  Json gpu = Json::parse(embedded_file(fmt::format("gpus/{}.json", name)));
+  gpu.erase("schema");
+  return gpu;
+}
+
+std::string gigabytes(BytesPerSecond r) { return fmt::format("{:g}GB/s", r.count() / 1e9); }
+
+std::string links(const GpuSpec& gpu) {
+  if (gpu.nvlink.count() > 0) return "NVLink between all GPUs of a node, as NCCL counts it";
+  switch (gpu.peer_link) {
+    case PeerLink::host_memory:
+      return "through the host's memory: NCCL's log of 8 RTX 4090 on two processors (nccl-tests issue 307)";
+    case PeerLink::other: break;  // NCCL's model does not know them
+    case PeerLink::pcie: return "PCIe and the link between two processors, as NCCL counts them";
+  }
+  return {};
+}
+
+// A node of 8 such GPUs. Every number that the GPU's file does not hold is marked as assumed.
+std::string file_of_gpu(const std::string& name) {
+  const GpuSpec gpu = load_gpu(name, setting("cluster_file"));
+  const ClusterSpec c = cluster_of(gpu, 8, 8);
+  Json file = {
+      {"schema", "fsdp-plan/cluster/1"}, {"name", "8x-" + name}, {"gpu", gpu_json(name)}, {"gpus_per_node", 8}};
+  if (c.nvlink_domain) file["nvlink_domain"] = *c.nvlink_domain;
+  const bool known = gpu.nvlink.count() > 0 || gpu.peer_link != PeerLink::other;
+  if (known) file["intra_bus"] = gigabytes(c.intra_bus);
+  file["inter_bus"] = gigabytes(c.inter_bus);
+  file["nics_per_node"] = 8;
+  file["cpu"] = fsdp::name(c.cpu);
+  file["fixed_memory"] = fmt::format("{}MiB", c.fixed_memory.count() >> 20);
+  const std::string measure = "; replace it by the bus bandwidth of all_gather_perf";
+  file["source"] = {
+      {"gpus_per_node", "assumed"},
+      {"intra_bus", known ? "assumed: " + links(gpu) + measure + " on one node"
+                          : "left out: add the bus bandwidth of all-gather on one node"},
+      {"inter_bus", fmt::format("assumed: one NIC of {:g} Gb/s for each GPU{} between nodes, over the GPUs "
+                                "of a node",
+                                reference_nic(gpu).count() * 8 / 1e9, measure)},
+      {"cpu", "assumed: as these GPUs are usually sold"},
+      {"fixed_memory", "estimate: a CUDA context with PyTorch's kernels and NCCL's buffers"}};
+  return file.dump(2) + "\n";
+}
+
+}  // namespace
+
+std::string cluster_file(std::string_view name) {
+  if (name == "host")
+    throw InputError(setting("cluster_file"), "\"host\" is this machine and has no file",
+                     "name another cluster, such as dgx-h100");
+  const std::string_view text = embedded_file(fmt::format("clusters/{}.json", name));
+  if (!text.empty()) {
+    Json cluster = Json::parse(text);
+    if (Json& gpu = cluster["gpu"]; gpu.is_string()) gpu = gpu_json(gpu.get<std::string>());
+    return cluster.dump(2) + "\n";
+  }
+  std::vector<std::string> known = gpu_names();
+  if (std::find(known.begin(), known.end(), name) != known.end()) return file_of_gpu(std::string(name));
+  const std::vector<std::string> clusters = cluster_names();
+  known.insert(known.end(), clusters.begin(), clusters.end());
+  throw InputError(setting("cluster_file"), "\"" + printable(name) + "\" is not in the catalog",
+                   suggestion(name, known));
+}
+
+}  // namespace fsdp
