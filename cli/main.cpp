@@ -15,7 +15,8 @@ namespace {
 
 constexpr const char* kAbout =
     "Picks, predicts and executes sharding plans for FSDP training.\n"
-    "Exit codes: 0 done (and fits, and within tolerance), 1 the answer is no, 2 bad input or usage, 3 machine failure.";
+    "Exit codes: 0 done (and fits, and within tolerance), 1 the answer is no, 2 bad input or usage, 3 machine failure, "
+    "4 stopped by a signal after a whole step.";
 
 int say(int code, const std::string& sentence) {
   std::fprintf(stderr, "fsdp-plan: %s\n", sentence.c_str());

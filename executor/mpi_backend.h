@@ -29,6 +29,8 @@ class Launch {
   [[nodiscard]] virtual const std::string& hosts() const = 0;  // "node1 (ranks 0 1 2 3), node2 (rank 4)"
   // True in exactly one process of the launch (the first caller): that one prints an error that several processes see.
   [[nodiscard]] virtual bool is_reporter() = 0;
+  // Every process is about to end with this status by itself: none of them has failed.
+  virtual void all_end_with(int status) = 0;
   // Ends this process and all others at once, without exit handlers: for a failed run, whose threads may still run.
   [[noreturn]] virtual void end(int status) = 0;
 };

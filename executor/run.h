@@ -33,6 +33,9 @@ struct RunOptions {
   // On every rank after each step, its streams idle, outside of what is timed; the same steps on all ranks (it may use
   // Device::exchange).
   std::function<void(const RankState&)> after_step;
+  // On every rank after each step from the second on (the first that can be measured): why the run should end here, or
+  // empty. When one rank says so, all end after this step: the last one that `after_step` sees. Empty: not asked.
+  std::function<std::string()> asked_to_stop;
   bool keep_parameters = false;  // return the final full parameters and first-step gradients (tests)
   // For tests. `mutate` changes the program of one rank before its arena is laid out (mutants); `in_kernel` runs inside
   // every kernel, metered with it (planted heap use, a throw, a standstill).
@@ -46,6 +49,7 @@ struct NamedTensor {  // a full (unsharded) tensor, as fp64
   std::vector<double> values;
 };
 struct RunResult {
+  std::optional<EarlyStop> early_stop;       // in every process
   Measurement measurement;                   // of all ranks; where they are processes, only that of rank 0 has it
   std::vector<NamedTensor> parameters;       // after the last step, if asked for
   std::vector<NamedTensor> first_gradients;  // of the first step (after averaging, before clipping), if asked for

@@ -39,6 +39,8 @@ struct RunFlags {
 };
 
 constexpr double kLongestWatchdog = 86'400;
+constexpr const char* kStopping =
+    "fsdp-plan: asked to stop: the run ends after this step (again: at once)\n";
 constexpr int kMostNoiseSteps = 500;  // of --until-noise, unless said
 
 void check_flags(const RunFlags& f) {
@@ -147,6 +149,8 @@ Trained execute(const RunFlags& f, const ModelGraph& model, const ShardingPlan& 
     if (log) log->add({step, s.loss, training.rate(step - 1), speed, s.seconds});
   };
   note_signals();
+  ask_before_ending({others == nullptr, reports ? kStopping : nullptr});
+  options.asked_to_stop = [] { return asked_signal() == 0 ? std::string() : signal_name(asked_signal()); };
   const RunCheckpoints checkpoints = apply_checkpoint_flags(f.checkpoints, model, plan, *backend, options);
   if (reports && !checkpoints.resumed.empty())
     print(stderr,
@@ -194,6 +198,15 @@ std::string next_command(const RunFlags& f) {
   return text + "\n";
 }
 
+// "stopped by SIGUSR1 after 7 of 50 steps; go on with --resume ckpt".
+std::string stopped_line(const RunFlags& f, const EarlyStop& stop, std::int64_t steps_before) {
+  std::string text = fmt::format("stopped by {} after {} of {} steps", stop.reason, stop.steps_run, stop.steps_asked);
+  if (f.checkpoints.save)
+    text += fmt::format("; step {} is saved: go on with --resume {}", steps_before + stop.steps_run,
+                        shell_word(*f.checkpoints.save));
+  return text + "\n";
+}
+
 int run_here(const RunFlags& f, Launch* others) {
   const bool reports = others == nullptr || others->rank() == 0;
   const auto& t = f.training;
@@ -209,7 +222,9 @@ int run_here(const RunFlags& f, Launch* others) {
     check_prediction(*prediction, model, plan, implementation_of(f.machine), *f.prediction);
   }
   Trained trained = execute(f, model, plan, others);
-  if (!reports) return kDone;
+  const int status = trained.result.early_stop ? kStoppedEarly : kDone;
+  if (others != nullptr && status != kDone) others->all_end_with(status);
+  if (!reports) return status;
   const Measurement& measured = trained.result.measurement;
   if (f.output) write_file(*f.output, to_json_text(measured));
   if (f.trace) {
@@ -223,9 +238,10 @@ int run_here(const RunFlags& f, Launch* others) {
     print(stderr, fmt::format("note: the loss was no number from step {} on: what was timed stands, what was trained "
                               "does not; give a lower --lr\n",
                               trained.steps_before + (bad - measured.losses.begin()) + 1));
+  if (measured.early_stop) print(stderr, stopped_line(f, *measured.early_stop, trained.steps_before));
   if (f.json) {
     print(stdout, to_json_text(measured));
-    return kDone;
+    return status;
   }
   print(stdout, bold(stdout, measured_line(measured, plan.tokens_per_step())));
   print(stdout,
@@ -236,7 +252,7 @@ int run_here(const RunFlags& f, Launch* others) {
   if (prediction) print(stdout, validation_line(compare(*prediction, measured), Tolerances{}));
   if (f.trace) print(stdout, trace_line(*f.trace, trained.programs.of(0).steady_step));
   if (f.output) print(stdout, next_command(f));
-  return kDone;
+  return status;
 }
 
 // Every rank's process comes here and sees the same errors: one of them speaks, and one reports.

@@ -277,7 +277,7 @@ void World::at_exit(int status) {
     ::_exit(status == 0 ? kMachineFailed : status);
   }
   const auto left = [&] { mine.life = static_cast<std::int32_t>(Life::left); };
-  if (status != 0 && ranks_ > 1) {
+  if (status != 0 && status != agreed_status_ && ranks_ > 1) {
     left();
     if (board_->claim_abort()) abort_all(status);
     return;

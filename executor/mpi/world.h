@@ -27,6 +27,7 @@ class World final : public Launch {
   [[nodiscard]] std::int64_t place_here() const override;
   [[nodiscard]] const std::string& hosts() const override { return hosts_; }
   [[nodiscard]] bool is_reporter() override;
+  void all_end_with(int status) override { agreed_status_ = status; }
   [[noreturn]] void end(int status) override;
   [[nodiscard]] const Channel& channel() const { return *channel_; }
 
@@ -68,6 +69,7 @@ class World final : public Launch {
   std::vector<int> stopped_looks_;  // guard only: how many looks in a row found it stopped
   std::thread::id main_thread_;
   std::thread guard_;
+  std::atomic<int> agreed_status_{0};
   std::atomic<bool> joined_{false}, ending_{false}, leaving_{false}, heard_from_afar_{false}, stale_messages_{false};
   std::optional<std::chrono::steady_clock::time_point> last_moment_, signalled_;  // guard only
 

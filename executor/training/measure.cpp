@@ -72,12 +72,13 @@ std::vector<double> losses_of(const RankJob& rank) {
   return losses;
 }
 
-StepNoise noise_of(const RankJob& rank, std::span<const double> measured) {
+StepNoise noise_of(const RunJob& job, const RankJob& rank, std::span<const double> measured) {
   StepNoise n;
   n.warmup_steps = 1 + static_cast<std::int64_t>(rank.measured_from);
   n.stopped = rank.stopped;
   const auto settled = settled_after(measured);
-  n.settled = measured.size() < kFewestToSettle || settled == std::size_t{0};  // fewer do not tell
+  const bool warm = rank.measured_from >= static_cast<std::size_t>(job.warmup());
+  n.settled = warm && (measured.size() < kFewestToSettle || settled == std::size_t{0});  // fewer do not tell
   n.p10_seconds = quantile(measured, 0.1);
   n.p90_seconds = quantile(measured, 0.9);
   n.independent_steps = independent_steps(measured);
@@ -93,7 +94,8 @@ Measurement measure(const RunJob& job, const ClusterSpec& cluster, const Backend
   m.step_seconds.assign(first.slowest.begin() + static_cast<std::ptrdiff_t>(first.measured_from), first.slowest.end());
   m.median_step_seconds = quantile(m.step_seconds, 0.5);
   m.noise = (quantile(m.step_seconds, 0.9) - quantile(m.step_seconds, 0.1)) / m.median_step_seconds;
-  m.steps = noise_of(first, m.step_seconds);
+  m.steps = noise_of(job, first, m.step_seconds);
+  m.early_stop = first.early_stop;
   const std::size_t measured = backend.emulated() ? job.local_ranks.size() : job.ranks.size();
   for (std::size_t r = 0; r < measured; ++r) m.ranks.push_back(measure_rank(job, r, m.median_step_seconds));
   const Program& program = first.program;

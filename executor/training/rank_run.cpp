@@ -96,12 +96,13 @@ void RunJob::train(Interpreter& interpreter, RankJob& mine, std::int64_t rank) {
   progress(1, mine.first);
   mine.measured_from = static_cast<std::size_t>(warmup());
   mine.steady = StepLog(mine.measured_from, mine.program.steady_step.ops.size());
-  for (int s = 1; !finished(interpreter.device(), mine); ++s) {
+  for (int s = 1; !mine.early_stop && !finished(interpreter.device(), mine); ++s) {
     mine.stage = s + 1;
     StepRecord record = interpreter.run(mine.program.steady_step, done_before + s);
     check_step(record, mine.program.steady_step.ops, mine, rank, true);
     check_loss(record.loss, rank, s + 1);
     mine.steady.add(record);
+    agree_on_stop(interpreter.device(), mine, s + 1);
     after_step(interpreter, mine, s + 1);
     progress(s + 1, record);
   }
@@ -154,6 +155,20 @@ bool RunJob::finished(Device& device, RankJob& mine) const {
   return mine.steady.size() >= most;
 }
 
+// All ranks end after the same step. The exchange is outside of what is timed. What a run has measured may then be
+// warm-up alone: the last step of it counts.
+void RunJob::agree_on_stop(Device& device, RankJob& mine, int done) const {
+  const int asked = 1 + steady_steps();
+  if (!options.asked_to_stop || done >= asked) return;
+  for (const std::string& reason : device.exchange(options.asked_to_stop())) {
+    if (reason.empty()) continue;
+    mine.early_stop = {reason, done, asked};
+    mine.stopped = fmt::format("{} after {} of {} steps", reason, done, asked);
+    mine.measured_from = std::min(mine.measured_from, mine.steady.size() - 1);
+    return;
+  }
+}
+
 // A run that is to keep what it trained (checkpoints) ends before it keeps what diverged. One that is only measured
 // goes on: the time of a step does not depend on it.
 void RunJob::check_loss(double loss, std::int64_t rank, int done) const {
@@ -180,8 +195,8 @@ void RunJob::after_step(Interpreter& interpreter, const RankJob& mine, int done)
     }
     return BufferView{};
   };
-  options.after_step(
-      {mine.program, interpreter.device(), options.training.steps_done + done, view, done == 1 + steady_steps()});
+  options.after_step({mine.program, interpreter.device(), options.training.steps_done + done, view,
+                      mine.early_stop || done == 1 + steady_steps()});
 }
 
 // What the library of matmuls may take by itself is not the kernel's.

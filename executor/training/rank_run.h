@@ -3,6 +3,8 @@
 
 #include <atomic>
 #include <cstdint>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "executor/run.h"
@@ -22,6 +24,7 @@ struct RankJob {
   std::vector<double> slowest;
   std::size_t measured_from = 0;
   std::string stopped;
+  std::optional<EarlyStop> early_stop;
   std::int64_t undeclared_bytes = 0;  // most that any operation took
   const std::byte *arena = nullptr, *host_arena = nullptr;
   std::int64_t arena_resident_bytes = 0;  // at the end
@@ -52,6 +55,7 @@ struct RunJob {
   void check_same_plan(Device&) const;
   void train(Interpreter&, RankJob&, std::int64_t rank);
   [[nodiscard]] bool finished(Device&, RankJob&) const;
+  void agree_on_stop(Device&, RankJob&, int done) const;
   void share_times(Device&, RankJob&) const;
   void account();
   void check_loss(double loss, std::int64_t rank, int done) const;

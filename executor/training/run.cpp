@@ -138,6 +138,7 @@ RunResult run(Programs& programs, Backend& backend, const RunOptions& options) {
   if (static_cast<std::int64_t>(here.size()) < backend.ranks() && !backend.emulated())
     gather_from_processes(*job, backend);
   RunResult result;
+  result.early_stop = job->ranks[static_cast<std::size_t>(here.front())].early_stop;
   if (here.front() == 0) {
     for (std::int64_t r = static_cast<std::int64_t>(here.size()); r < backend.ranks() && !backend.emulated(); ++r)
       job->ranks[static_cast<std::size_t>(r)].program = proven.of(r);

@@ -20,7 +20,8 @@ void StepLog::add(StepRecord record) {
   seconds_.push_back(record.seconds);
   losses_.push_back(record.loss);
   if (step == 0) memory_ = record.memory;
-  if (step < from_ || (step - from_) % stride_ != 0) return;
+  if (step >= from_ && (step - from_) % stride_ != 0) return;
+  if (step <= from_) kept_.clear();
   record.memory = {};
   kept_.push_back({step, std::move(record)});
   if (kept_.size() < most_) return;

@@ -20,7 +20,7 @@ class StepLog {
 
   StepLog() = default;
   // Records are kept of steps from `candidates_from` on: of all of them while they are few, then of every second, every
-  // fourth ... `operations`: of a step, which decides how many are few.
+  // fourth ... Before that, the record of the latest step. `operations`: of a step, which decides how many are few.
   StepLog(std::size_t candidates_from, std::size_t operations);
   void add(StepRecord);
 

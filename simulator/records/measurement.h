@@ -61,13 +61,20 @@ struct ProcessMemory {
 struct StepNoise {
   std::int64_t warmup_steps = 0;  // run before the measured ones: the first step and what had not settled
   bool settled = true;            // false: the measured steps still got faster or slower
-  // Why the run ended: "5 steps, as asked", "the median is known to 2 % (95 % confidence), as asked", "200 steps, the
-  // most allowed".
+  // Why the run ended: "5 steps, as asked", "SIGUSR1 after 7 of 50 steps", "the median is known to 2 % (95 %
+  // confidence), as asked", "200 steps, the most allowed".
   std::string stopped;
   double p10_seconds = 0, p90_seconds = 0;
   std::optional<Interval> median_interval;  // 95 % confidence, seconds; none: too few independent steps
   double independent_steps = 0;
   friend bool operator==(const StepNoise&, const StepNoise&) = default;
+};
+
+// A run that ended before its steps were done, because it was asked to.
+struct EarlyStop {
+  std::string reason;                           // "SIGUSR1"
+  std::int64_t steps_run = 0, steps_asked = 0;  // warm-up included; asked: at most, where steps end when they are known
+  friend bool operator==(const EarlyStop&, const EarlyStop&) = default;
 };
 
 struct Measurement {
@@ -83,6 +90,7 @@ struct Measurement {
   std::optional<StepNoise> steps;
   std::optional<MachineState> machine;
   std::optional<ProcessMemory> memory;  // of the process of rank 0
+  std::optional<EarlyStop> early_stop;
 };
 
 // Reasons to doubt the measured step time: the machine was busy, steps had not settled, the median is uncertain. In

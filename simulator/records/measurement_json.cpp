@@ -55,6 +55,13 @@ void fields(Io& io, RecordOrConst<ProcessMemory> auto& m) {
 }
 
 template <class Io>
+void fields(Io& io, RecordOrConst<EarlyStop> auto& s) {
+  io("reason", s.reason);
+  io("steps_run", s.steps_run, kCountRange);
+  io("steps_asked", s.steps_asked, kCountRange);
+}
+
+template <class Io>
 void fields(Io& io, RecordOrConst<RankMeasurement> auto& r) {
   io("rank", r.rank, Range<std::int64_t>{0, kMaxRanks});
   io("peak_allocated_bytes", r.peak_allocated_bytes, kBytesRange);
@@ -86,6 +93,7 @@ void fields(Io& io, RecordOrConst<Measurement> auto& m) {
   io("process_high_water_bytes", m.process_high_water_bytes, kBytesRange);
   io("by_action", m.by_action);
   io("noise_of_steps", m.steps);
+  io("early_stop", m.early_stop);
   io("machine", m.machine);
   io("process_memory", m.memory);
   io("ranks", m.ranks);

@@ -1,11 +1,12 @@
-// `fsdp-plan run` when it is interrupted: it ends by itself, not with 0, says why, and leaves what was
-// there before as it was.
+// `fsdp-plan run` when it is interrupted: it ends after its step with all that it has done, or at once, says why, and
+// leaves what was there before as it was.
 #include <doctest/doctest.h>
 #include <fcntl.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <filesystem>
@@ -15,8 +16,10 @@
 #include <sstream>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
+#include "simulator/records/measurement.h"
 #include "tests/support/run_support.h"
 
 namespace {
@@ -73,11 +76,21 @@ class Folder {
             text_of(path_ / "stderr")};
   }
   [[nodiscard]] const fs::path& path() const { return path_; }
-  void write_plan() const {
+  void write_plan(std::size_t micro_batches = 1) const {
     const fsdp::ModelGraph model = fsdp::load_model("tiny-llama", 16);
     fsdp::testing::PlanWords words;
     words.shard = 2, words.seq_len = 16;
+    words.micro_batches.assign(micro_batches, 1);
     std::ofstream(path_ / "plan.json") << to_json_text(fsdp::testing::make_plan(model, words));
+  }
+  // Until log.csv has so many steps, or two minutes are over.
+  void wait_for_steps(std::ptrdiff_t steps) const {
+    for (int i = 0; i < 24'000; ++i) {
+      const std::string log = text_of(path_ / "log.csv");
+      if (std::count(log.begin(), log.end(), '\n') > steps) return;  // and the line of names
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    FAIL("the run makes no steps: " << text_of(path_ / "stderr"));
   }
 
  private:
@@ -87,33 +100,129 @@ class Folder {
 const std::vector<std::string> kEndless = {"run",  "--plan",  "plan.json", "--model", "tiny-llama",   "--backend",
                                            "host", "--steps", "1000000",   "-o",      "measured.json"};
 
-std::size_t threads_of(pid_t child) {
-  std::size_t n = 0;
-  std::error_code ignored;
-  for (const auto& entry : fs::directory_iterator("/proc/" + std::to_string(child) + "/task", ignored))
-    n += !entry.path().empty();
-  return n;
+constexpr std::size_t kLongStep = 500;  // micro-batches: a second or more
+
+std::vector<std::string> with(std::vector<std::string> words, const std::vector<std::string>& more) {
+  words.insert(words.end(), more.begin(), more.end());
+  return words;
+}
+
+std::vector<std::string> launcher() {
+  std::istringstream words(FSDP_MPI_LAUNCH);
+  return {std::istream_iterator<std::string>(words), {}};
+}
+
+// The process of Open MPI's rank below the launcher; 0: there is none.
+pid_t rank_below(pid_t launcher, int rank) {
+  for (const auto& entry : fs::directory_iterator("/proc")) {
+    const std::string pid = entry.path().filename().string(), stat = text_of(entry.path() / "stat");
+    if (pid.find_first_not_of("0123456789") != std::string::npos || stat.empty()) continue;
+    std::istringstream after(stat.substr(stat.rfind(')') + 1));
+    std::string state;
+    pid_t parent = 0;
+    after >> state >> parent;
+    const std::string rank_is("OMPI_COMM_WORLD_RANK=" + std::to_string(rank) + '\0');
+    if (parent == launcher && text_of(entry.path() / "environ").find(rank_is) != std::string::npos)
+      return std::stoi(pid);
+  }
+  return 0;
 }
 
 }  // namespace
 
-TEST_CASE("Ctrl-C ends a run: not with 0, with the step in words, and files are as they were") {
+TEST_CASE("a hang-up, or a second signal, ends a run at once: the step in words, files are as they were") {
   const Folder folder;
-  folder.write_plan();
+  folder.write_plan(kLongStep);
   std::ofstream(folder.path() / "measured.json") << "from before";
-  for (const int signal : {SIGINT, SIGTERM}) {
-    const pid_t child = folder.start(kEndless);
-    while (threads_of(child) < 5)
-      std::this_thread::sleep_for(std::chrono::milliseconds(5));  // two ranks and their streams
+  for (const int signal : {SIGHUP, SIGINT, SIGUSR1, SIGTERM}) {
+    CAPTURE(signal);
+    fs::remove(folder.path() / "log.csv");
+    const pid_t child = folder.start(with(kEndless, {"--log", "log.csv"}));
+    folder.wait_for_steps(1);
+    if (signal != SIGHUP) {
+      ::kill(child, SIGINT);
+      std::this_thread::sleep_for(std::chrono::milliseconds(250));  // later ones do not count as the same
+    }
     ::kill(child, signal);
     const Ended e = folder.wait(child);
     CHECK(e.exit == 3);
-    CHECK_MESSAGE(
-        e.said.find(signal == SIGINT ? "interrupted by SIGINT" : "interrupted by SIGTERM") != std::string::npos,
-        e.said);
+    CHECK_MESSAGE(e.said.find("interrupted by SIG") != std::string::npos, e.said);
     CHECK_MESSAGE((e.said.find("[step ") != std::string::npos || e.said.find("[init") != std::string::npos), e.said);
     CHECK(text_of(folder.path() / "measured.json") == "from before");
-    CHECK(std::distance(fs::directory_iterator(folder.path()), fs::directory_iterator()) == 3);  // no file half written
+    CHECK(std::distance(fs::directory_iterator(folder.path()), fs::directory_iterator()) == 4);  // no file half written
+  }
+}
+
+// The folder of the only checkpoint below `path`, and the number of its step.
+std::pair<fs::path, int> only_checkpoint(const fs::path& path) {
+  std::pair<fs::path, int> found;
+  int checkpoints = 0;
+  for (const auto& entry : fs::directory_iterator(path)) {
+    const std::string name = entry.path().filename().string();
+    if (!name.starts_with("step-")) continue;
+    found = {entry.path(), std::stoi(name.substr(5))};
+    ++checkpoints;
+  }
+  REQUIRE(checkpoints == 1);
+  return found;
+}
+
+// Exit code 4, a measurement that says where the run ended, and the checkpoint that a run of as many steps writes.
+void check_stopped(const Folder& folder, const Ended& e, const std::string& signal, const std::string& what_runs) {
+  CAPTURE(e.said);
+  CHECK(e.exit == 4);
+  const fsdp::Measurement m = fsdp::parse_measurement(text_of(folder.path() / "measured.json"), "measured.json");
+  REQUIRE(m.early_stop.has_value());
+  CHECK(m.early_stop->reason == signal);
+  CHECK(m.early_stop->steps_asked == 1'000'001);
+  const auto steps = static_cast<std::size_t>(m.early_stop->steps_run);
+  CHECK(m.losses.size() == steps);
+  CHECK(e.said.find("stopped by " + signal + " after " + std::to_string(steps) + " of 1000001 steps") !=
+        std::string::npos);
+  const auto [stopped, step] = only_checkpoint(folder.path() / "ckpt");
+  CHECK(step == m.early_stop->steps_run);
+  if (what_runs != "host") return;
+  const Ended straight =
+      folder.wait(folder.start({"run", "--plan", "plan.json", "--model", "tiny-llama", "--backend", "host", "--warmup",
+                                "1", "--steps", std::to_string(step - 1), "--save", "straight"}));
+  CHECK_MESSAGE(straight.exit == 0, straight.said);
+  for (const char* file : {"rank-00000.safetensors", "rank-00001.safetensors", "manifest.json"})
+    CHECK_MESSAGE(text_of(stopped / file) == text_of(only_checkpoint(folder.path() / "straight").first / file), file);
+  fs::remove_all(folder.path() / "straight");
+}
+
+TEST_CASE("SIGINT, SIGUSR1 and SIGTERM end a run after a whole step, with checkpoint and measurement") {
+  const Folder folder;
+  folder.write_plan();
+  for (const auto& [signal, name] :
+       {std::pair{SIGINT, "SIGINT"}, std::pair{SIGUSR1, "SIGUSR1"}, std::pair{SIGTERM, "SIGTERM"}}) {
+    CAPTURE(name);
+    for (const char* left : {"log.csv", "ckpt", "measured.json"}) fs::remove_all(folder.path() / left);
+    const pid_t child = folder.start(with(kEndless, {"--log", "log.csv", "--save", "ckpt", "--warmup", "1"}));
+    folder.wait_for_steps(4);
+    ::kill(child, signal);
+    ::kill(child, signal);  // as `timeout` does
+    check_stopped(folder, folder.wait(child), name, "host");
+  }
+}
+
+TEST_CASE("mpirun forwards SIGUSR1, and one rank alone may get it: all ranks end after the same step") {
+  const std::vector<std::string> mpirun = launcher();
+  if (mpirun.empty()) return;  // no MPI was found when this was built
+  const Folder folder;
+  folder.write_plan();
+  for (const bool one_rank : {false, true}) {
+    CAPTURE(one_rank);
+    for (const char* left : {"log.csv", "ckpt", "measured.json"}) fs::remove_all(folder.path() / left);
+    std::vector<std::string> words = with(mpirun, {"-n", "2", FSDP_PLAN_PROGRAM});
+    words = with(words, with(kEndless, {"--log", "log.csv", "--save", "ckpt", "--warmup", "1"}));
+    std::replace(words.begin(), words.end(), std::string("host"), std::string("mpi"));
+    const pid_t child = folder.start_any(words);
+    folder.wait_for_steps(4);
+    const pid_t to = one_rank ? rank_below(child, 1) : child;
+    REQUIRE(to > 0);
+    ::kill(to, SIGUSR1);
+    check_stopped(folder, folder.wait(child), "SIGUSR1", "mpi");
   }
 }
 
@@ -124,21 +233,19 @@ TEST_CASE(
   folder.write_plan();
   const std::vector<std::string> run = {"run",       "--plan", "plan.json", "--model", "tiny-llama",
                                         "--backend", "host",   "--warmup",  "1"};
-  const auto with = [&](std::vector<std::string> more) {
-    std::vector<std::string> words = run;
-    words.insert(words.end(), more.begin(), more.end());
-    return folder.wait(folder.start(words));
+  const auto run_with = [&](const std::vector<std::string>& more) {
+    return folder.wait(folder.start(with(run, more)));
   };
-  const Ended good = with({"--steps", "1", "--save", "ckpt", "--keep", "1"});
+  const Ended good = run_with({"--steps", "1", "--save", "ckpt", "--keep", "1"});
   CHECK_MESSAGE(good.exit == 0, good.said);
-  const Ended saving =
-      with({"--steps", "30", "--lr", "1e6", "--resume", "ckpt", "--save", "ckpt", "--save-every", "1", "--keep", "1"});
+  const Ended saving = run_with(
+      {"--steps", "30", "--lr", "1e6", "--resume", "ckpt", "--save", "ckpt", "--save-every", "1", "--keep", "1"});
   CHECK(saving.exit == 3);
   CHECK_MESSAGE(saving.said.find("training has diverged") != std::string::npos, saving.said);
   CHECK_MESSAGE(saving.said.find("on synthetic tokens (--data trains on others)") != std::string::npos, saving.said);
-  const Ended loads = with({"--steps", "1", "--resume", "ckpt"});
+  const Ended loads = run_with({"--steps", "1", "--resume", "ckpt"});
   CHECK_MESSAGE(loads.exit == 0, loads.said);
-  const Ended timed = with({"--steps", "30", "--lr", "1e6", "-o", "measured.json", "--json"});
+  const Ended timed = run_with({"--steps", "30", "--lr", "1e6", "-o", "measured.json", "--json"});
   CHECK_MESSAGE(timed.exit == 0, timed.said);
   CHECK_MESSAGE(timed.said.find("note: the loss was no number from step") != std::string::npos, timed.said);
   CHECK_NOTHROW(fsdp::parse_measurement(text_of(folder.path() / "measured.json"), "measured.json"));
@@ -162,8 +269,7 @@ TEST_CASE("a launcher's process does not run all ranks by itself") {
 }
 
 TEST_CASE("a mesh of another size than the launch is refused by name, once") {
-  std::istringstream launcher(FSDP_MPI_LAUNCH);
-  const std::vector<std::string> mpirun{std::istream_iterator<std::string>(launcher), {}};
+  const std::vector<std::string> mpirun = launcher();
   if (mpirun.empty()) return;  // no MPI was found when this was built
   const Folder folder;
   folder.write_plan();

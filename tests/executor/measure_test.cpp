@@ -3,6 +3,9 @@
 #include <doctest/doctest.h>
 #include <sys/mman.h>
 
+#include <algorithm>
+#include <atomic>
+
 #include "executor/training/machine.h"
 #include "executor/training/step_log.h"
 #include "models/input/error.h"
@@ -151,4 +154,47 @@ TEST_CASE("the machine is named, and what this process takes of it is counted") 
   CHECK(s.wall_seconds > 0);
   REQUIRE(s.own_cores.has_value());
   CHECK(*s.own_cores > 0);
+}
+
+TEST_CASE("one rank is asked to stop: all ranks end after the same step, which `after_step` sees as the last one") {
+  const ModelGraph model = small_llama({.layers = 1});
+  const ShardingPlan plan = make_plan(model, {.shard = 2});
+  for (const int asked : {1, 2, 3, 7}) {  // the rank's steps: warm-up takes four
+    CAPTURE(asked);
+    RunOptions o;
+    o.warmup_steps = 4;
+    o.steps = 20;
+    std::atomic<int> calls{0}, steps{0}, last{0};
+    o.asked_to_stop = [&, twice = asked * 2 - 3] { return std::string(calls++ == std::max(0, twice) ? "a test" : ""); };
+    o.after_step = [&](const RankState& s) {
+      if (s.device.rank() == 0) ++steps;
+      if (s.last) last += static_cast<int>(s.steps_done);
+    };
+    const RunResult r = execute(model, plan, o);
+    const int ended = std::max(2, asked);
+    CHECK(steps == ended);
+    CHECK(last == 2 * ended);
+    REQUIRE(r.early_stop.has_value());
+    CHECK(*r.early_stop == EarlyStop{"a test", ended, 24});
+    const Measurement& m = r.measurement;
+    CHECK(m.early_stop == r.early_stop);
+    CHECK(m.losses.size() == static_cast<std::size_t>(ended));
+    CHECK(m.step_seconds.size() == static_cast<std::size_t>(ended > 4 ? ended - 4 : 1));
+    REQUIRE(m.steps.has_value());
+    CHECK(m.steps->warmup_steps + static_cast<std::int64_t>(m.step_seconds.size()) == ended);
+    CHECK(m.steps->settled == (ended > 4));
+    CHECK(m.ranks.front().timeline.duration > 0);
+    CHECK(parse_measurement(to_json_text(m), "a test").early_stop == m.early_stop);
+  }
+}
+
+TEST_CASE("a run that is asked to stop in its last step has done what it should") {
+  const ModelGraph model = small_llama({.layers = 1});
+  RunOptions o;
+  o.warmup_steps = 1;
+  o.steps = 1;
+  o.asked_to_stop = [] { return std::string("a test"); };
+  const RunResult r = execute(model, make_plan(model, {.shard = 2}), o);
+  CHECK_FALSE(r.early_stop.has_value());
+  CHECK(r.measurement.steps->stopped == "1 steps, as asked");
 }
