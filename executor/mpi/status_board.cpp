@@ -66,8 +66,8 @@ bool StatusBoard::claim(std::size_t which) {
   return (*claims_)[which].compare_exchange_strong(nobody, 1);
 }
 
-// /proc/PID/stat: "pid (name) state ... starttime ...": state is the 3rd field, the start the 22nd. The name may hold
-// anything.
+// /proc/PID/stat: "pid (name) state ... starttime ...": state is the 3rd field, the parent the 4th, the start the
+// 22nd. The name may hold anything.
 Process look_at(std::int64_t pid) {
   std::array<char, 1024> text{};
   std::array<char, 64> path{};
@@ -85,6 +85,7 @@ Process look_at(std::int64_t pid) {
     if (field != nullptr) ++field;
   }
   Process p;
+  p.parent = std::strtoll(after + 3, nullptr, 10);
   p.started = field != nullptr ? std::strtoll(field, nullptr, 10) : 0;
   p.state = state == 'Z' || state == 'X' || state == 'x' ? ProcessState::gone
             : state == 'T'                               ? ProcessState::stopped

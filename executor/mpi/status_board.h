@@ -21,6 +21,7 @@ struct Slot {
   std::atomic<std::int64_t> pid{0}, started{0};  // the start time tells a process from a later one of the same pid
   std::atomic<std::int32_t> life{static_cast<std::int32_t>(Life::absent)}, exit_status{0};
   std::atomic<std::uint64_t> progress{0};
+  std::atomic<std::int32_t> signal{0};    // that came to it, and ends it
   std::atomic<std::int32_t> given_up{0};  // it was stopped for so long that another rank kills it
 };
 static_assert(std::atomic<std::int64_t>::is_always_lock_free);
@@ -55,7 +56,7 @@ class StatusBoard {
 enum class ProcessState : std::uint8_t { runs, stopped, gone };
 struct Process {
   ProcessState state = ProcessState::gone;
-  std::int64_t started = 0;
+  std::int64_t started = 0, parent = 0;
 };
 [[nodiscard]] Process look_at(std::int64_t pid);  // a zombie is gone
 

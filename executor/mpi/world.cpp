@@ -27,6 +27,7 @@ constexpr auto kJoin = 60s;           // for all processes to start
 constexpr int kStoppedLooks = 60;     // at every fifth look: 3 s
 constexpr auto kAfterSignal = 500ms;  // launchers kill a second or more after SIGTERM
 constexpr auto kLastMoment = 200ms;
+constexpr auto kLauncherEnds = 2500ms;
 constexpr auto kGrace = 6s;
 constexpr int kMachineFailed = 3;
 
@@ -108,6 +109,7 @@ void World::join_board() {
   }
   meet_all();
   board_->unlink();
+  on_board_ = true;
 }
 
 std::int64_t World::ranks_here() const { return std::count(visible_.begin(), visible_.end(), 1); }
@@ -168,11 +170,13 @@ void World::guard() {
   for (std::uint64_t look = 0; !ending_; ++look) {
     std::this_thread::sleep_for(kLook);
     const int signal = noted_signal();
-    if (!joined_) {
-      if (signal != 0) ::_exit(128 + signal);
-      if (Clock::now() - begin > kJoin)
-        end_now(kMachineFailed,
-                fmt::format("mpi: not all processes of this launch have started within {} s", kJoin.count()));
+    if (!joined_ && Clock::now() - begin > kJoin)
+      end_start_up(kMachineFailed, [&] {
+        return fmt::format("mpi: not all processes of this launch have started within {} s; seen on this machine: {}",
+                           kJoin.count(), start_up_.seen());
+      });
+    if (!on_board_) {
+      guard_start_up(signal);
       continue;
     }
     {
@@ -183,6 +187,39 @@ void World::guard() {
     if (signal != 0 || look % 5 == 0) look_at_others();
     if (last_moment_ && Clock::now() > *last_moment_) end_now(kMachineFailed, sentence_);
   }
+}
+
+// Before the ranks share a board. A launcher that sees a rank die ends the others: they look for it first.
+void World::guard_start_up(int signal) {
+  const std::optional<StartUp::Lost> lost = start_up_.look();
+  if (lost) {
+    end_start_up(kMachineFailed, [&] {
+      if (lost->pid != 0) ::kill(static_cast<pid_t>(lost->pid), SIGKILL);  // by the reporter: others may see it die
+      return fmt::format("rank {} {}, before all ranks had started", lost->rank, lost->how);
+    });
+  }
+  if (signal == 0) return;
+  start_up_.tell_signal();
+  if (!signalled_) signalled_ = Clock::now();
+  if (Clock::now() - *signalled_ < kAfterSignal) return;
+  end_start_up(128 + signal, [&] {
+    const std::string why = fmt::format("interrupted by {}, before all ranks had started", signal_name(signal));
+    if (const std::vector<std::int64_t> missing = start_up_.never_seen(); !missing.empty())
+      return fmt::format("{}; rank {} was never seen: a launcher ends the others when one dies", why,
+                         fmt::join(missing, ", "));
+    return start_up_.rank() && !start_up_.all_signalled() ? fmt::format("rank {} was {}", *start_up_.rank(), why) : why;
+  });
+}
+
+// The claim is kept until the others have seen the same and found it taken. No process ends by itself before the
+// launcher has had time to end all: one that leaves while it connects to mpirun (Open MPI 4.1) can make that hang.
+void World::end_start_up(int code, const std::function<std::string()>& sentence) {
+  if (start_up_.claim_reporter()) {
+    const std::string line = "fsdp-plan: " + sentence() + "\n";
+    [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, line.data(), line.size());
+  }
+  std::this_thread::sleep_for(kLauncherEnds);
+  ::_exit(code);
 }
 
 void World::look_at_others() {
@@ -230,18 +267,28 @@ void World::lost(std::int64_t rank, const std::string& how) {
 // When a rank has died the launcher ends the others: there is a moment to find out which.
 void World::on_signal(int signal) {
   if (signalled_ && last_moment_ && *last_moment_ <= *signalled_ + kAfterSignal + kLastMoment) return;
-  if (!signalled_) {
-    signalled_ = Clock::now();
-    leaving_ = true;
-  }
+  if (!signalled_) signalled_ = Clock::now();
+  leaving_ = true;
+  board_->slot(rank_).signal = signal;
   bool failed = false;
   {
     const std::lock_guard lock(mutex_);
     failed = control_ && control_->failed();
   }
   if (failed) last_moment_ = *signalled_ + kAfterSignal + kLastMoment;
-  else if (Clock::now() - *signalled_ > kAfterSignal)
-    end_now(128 + signal, fmt::format("interrupted by {}", signal_name(signal)));
+  else if (Clock::now() - *signalled_ > kAfterSignal) end_now(128 + signal, interrupted(signal));
+}
+
+// Names this rank, unless the signal came to all ranks of this machine.
+std::string World::interrupted(int signal) {
+  bool all = true;
+  for (std::int64_t r = 0; r < ranks_; ++r)
+    if (sees(r) && board_->slot(r).signal == 0) all = false;
+  if (all) return fmt::format("interrupted by {}", signal_name(signal));
+  std::string text = fmt::format("rank {} was interrupted by {}", rank_, signal_name(signal));
+  const std::lock_guard lock(mutex_);
+  if (control_) text += fmt::format("; it {}", host::doing(board_->slot(rank_).status).what);
+  return text;
 }
 
 void World::end_now(int code, const std::string& sentence) {

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -10,6 +11,7 @@
 #include <thread>
 #include <vector>
 
+#include "executor/mpi/start_up.h"
 #include "executor/mpi/status_board.h"
 #include "executor/mpi/wire.h"
 #include "executor/mpi_backend.h"
@@ -53,9 +55,12 @@ class World final : public Launch {
   ~World() override = default;  // never called: it lasts as long as the process
   void join_board();
   void guard();
+  void guard_start_up(int signal);
+  [[noreturn]] void end_start_up(int code, const std::function<std::string()>& sentence);
   void look_at_others();
   void lost(std::int64_t rank, const std::string& how);
   void on_signal(int signal);
+  [[nodiscard]] std::string interrupted(int signal);
   [[noreturn]] void end_now(int code, const std::string& sentence);
   void at_exit(int status);
   void finalize_barrier();
@@ -70,7 +75,9 @@ class World final : public Launch {
   std::thread::id main_thread_;
   std::thread guard_;
   std::atomic<int> agreed_status_{0};
-  std::atomic<bool> joined_{false}, ending_{false}, leaving_{false}, heard_from_afar_{false}, stale_messages_{false};
+  StartUp start_up_;  // guard only
+  std::atomic<bool> on_board_{false}, joined_{false}, ending_{false}, leaving_{false}, heard_from_afar_{false},
+      stale_messages_{false};
   std::optional<std::chrono::steady_clock::time_point> last_moment_, signalled_;  // guard only
 
   std::mutex mutex_;  // protects the rest

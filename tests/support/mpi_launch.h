@@ -52,6 +52,7 @@ inline void misbehave(const std::string& fault) {
   if (fault == "exit5") std::exit(5);
   if (fault == "_exit") ::_exit(0);
   if (fault == "kill") ::kill(::getpid(), SIGKILL);
+  if (fault == "terminate") ::kill(::getpid(), SIGTERM);
   if (fault == "abort") std::abort();
   if (fault == "stop") {
     ::kill(::getpid(), SIGSTOP);
@@ -59,7 +60,7 @@ inline void misbehave(const std::string& fault) {
   }
   if (fault == "slow")
     std::ofstream(from_environment("TMPDIR") + "/reached").flush();  // the launch may be interrupted now
-  if (fault == "stuck" || fault == "slow") sleep_forever();
+  if (fault == "stuck" || fault == "slow" || fault == "terminate") sleep_forever();
 }
 
 // --- one rank ---

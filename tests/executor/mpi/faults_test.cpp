@@ -62,14 +62,15 @@ std::vector<std::string> where(const std::string& moment) {
   return {"[step 2, operation", ": " + moment};
 }
 
-void check_fault(const std::string& fault, const std::string& words, const std::vector<std::string>& moments) {
+void check_fault(const std::string& fault, const std::string& words, const std::vector<std::string>& moments,
+                 bool says_where = true) {
   if (!can_launch()) return;
   for (std::size_t i = 0; i < moments.size(); ++i) {
     const std::int64_t victim = i % 3 == 0 ? 0 : 2;
     CAPTURE(fault);
     CAPTURE(moments[i]);
     CAPTURE(victim);
-    std::vector<std::string> says = where(moments[i]);
+    std::vector<std::string> says = says_where ? where(moments[i]) : std::vector<std::string>();
     says.push_back("rank " + std::to_string(victim));
     says.push_back(words);
     check_ends(launch(4, fault, moments[i], victim), says);
@@ -127,6 +128,11 @@ TEST_CASE("Ctrl-C and SIGTERM end all ranks, wherever they are") {
     check_ends(launch(4, "slow", "joined", 1, signal), {"interrupted by SIG"});
     check_ends(launch(4, "slow", "afterwards", 1, signal), {"interrupted by SIG"});
   }
+}
+
+TEST_CASE("a rank that alone gets SIGTERM is named") {
+  check_fault("terminate", "was interrupted by SIGTERM; it ", {"forward", "between"}, false);
+  if (can_launch()) check_ends(launch(4, "terminate", "joined", 2), {"rank 2 was interrupted by SIGTERM"});
 }
 
 TEST_CASE("when the launcher itself is killed, no rank stays behind") {

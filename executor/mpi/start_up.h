@@ -1,0 +1,54 @@
+// The processes of this launch on this machine, before MPI has connected them: found in /proc by what the launcher
+// wrote into their environments. So a rank that dies or is stopped meanwhile can be named.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "executor/mpi/status_board.h"
+
+namespace fsdp::mpi {
+
+class StartUp {
+ public:
+  StartUp();  // reads this process's environment
+
+  struct Lost {
+    std::int64_t rank = -1;
+    std::string how;       // "is stopped (SIGSTOP)"
+    std::int64_t pid = 0;  // to kill; 0: it is gone
+  };
+  // Looks once at all processes, at most every 50 ms. A rank is lost when its process is gone, or after 3 s in which it
+  // was stopped at every look.
+  [[nodiscard]] std::optional<Lost> look();
+  // Ranks that this machine should have, as far as the launcher says so, and that no look has found. Empty: unknown.
+  [[nodiscard]] std::vector<std::int64_t> never_seen() const;
+  [[nodiscard]] std::string seen() const;  // "ranks 0 2 3 of 4"
+
+  [[nodiscard]] std::optional<std::int64_t> rank() const { return rank_; }  // as the launcher says
+  // True in exactly one process at a time. It is held until the process ends.
+  [[nodiscard]] bool claim_reporter() const { return claim("reporter"); }
+  // Tells the others that a signal came here.
+  void tell_signal() const;
+  [[nodiscard]] bool all_signalled() const;  // every rank that is here
+
+ private:
+  struct Peer {
+    std::int64_t rank = -1, pid = 0, started = 0;
+    std::optional<std::int64_t> stopped_since;  // milliseconds
+  };
+  [[nodiscard]] bool claim(const std::string& what) const;
+  void find_peers();
+
+  std::string launch_;  // empty: no launcher that is known here
+  std::string executable_;
+  std::optional<std::int64_t> rank_, ranks_, ranks_here_;
+  std::vector<Peer> peers_;
+  std::set<std::int64_t> pids_;
+  std::int64_t looked_ = -1'000;
+};
+
+}  // namespace fsdp::mpi

@@ -1,0 +1,60 @@
+// When a rank is killed, stopped or told to end while a launch starts, before MPI has connected its processes, every
+// process of the launch ends, soon, with one message that names the rank. The test starts mpirun with itself.
+#include <cstdio>
+
+#include "executor/mpi_backend.h"
+#include "tests/support/mpi_launch.h"
+
+using namespace fsdp;
+using namespace fsdp::testing;
+
+namespace {
+
+// "start": before anything else; "start 1234": so many microseconds later, while others join.
+int one_rank(const std::string& fault, const std::string& moment, const std::string& victim) {
+  const bool mine = victim == from_environment("OMPI_COMM_WORLD_RANK") || victim == from_environment("PMI_RANK");
+  if (mine && moment == "start") misbehave(fault);
+  if (mine && moment.starts_with("start "))
+    std::thread([fault, us = std::stol(moment.substr(6))] {
+      std::this_thread::sleep_for(std::chrono::microseconds(us));
+      misbehave(fault);
+    }).detach();
+  try {
+    (void)join_launch();
+    std::this_thread::sleep_for(3s);
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "fsdp-plan: %s\n", e.what());
+    return 3;
+  }
+  return 0;
+}
+
+void check_start(const std::string& fault, const std::string& words, const std::vector<std::string>& moments) {
+  if (!can_launch()) return;
+  for (std::size_t i = 0; i < moments.size(); ++i) {
+    const std::int64_t victim = i % 2 == 0 ? 2 : 0;
+    CAPTURE(moments[i]);
+    CAPTURE(victim);
+    const Outcome o = launch(4, fault, moments[i], victim);
+    check_ends(o, {"rank " + std::to_string(victim), words});
+  }
+}
+
+}  // namespace
+
+TEST_CASE("one rank of a launch" * doctest::skip()) {
+  std::exit(one_rank(from_environment("FSDP_TEST_FAULT"), from_environment("FSDP_TEST_MOMENT"),
+                     from_environment("FSDP_TEST_VICTIM")));
+}
+
+TEST_CASE("a rank that is stopped while the launch starts is named within seconds") {
+  check_start("stop", "is stopped", {"start", "start", "start 1000", "start 10000", "start 40000", "start 100000"});
+}
+
+TEST_CASE("a rank that is killed while the launch starts is named") {
+  check_start("kill", "", {"start", "start", "start 1000", "start 10000", "start 40000", "start 100000"});
+}
+
+TEST_CASE("a rank that gets SIGTERM while the launch starts is named") {
+  check_start("terminate", "", {"start", "start", "start 2000", "start 20000", "start 60000", "start 200000"});
+}
