@@ -87,6 +87,7 @@ inline const Order& inner_order() {
       // simulator: records are values; engine and allocator make them, analysis and predict put them together.
       {"simulator/records", {}},
       {"simulator/allocator", {}},
+      {"simulator/goodput", {}},
       {"simulator/engine", {"simulator/records"}},
       {"simulator/analysis", {"simulator/engine", "simulator/records"}},
       {"simulator/predict", {"simulator/allocator", "simulator/analysis", "simulator/engine", "simulator/records"}},

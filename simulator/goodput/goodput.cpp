@@ -1,0 +1,131 @@
+// The expectation.
+//
+// From the moment a run goes on after a recovery, its checkpoint durable, to the next such moment is a cycle; cycles
+// are independent, so the parts of the time are those of a mean cycle (renewal-reward). With failure rate r = 1/mtbf,
+// and P the period from one snapshot to the next (training or the write before it, whichever is longer, and the stall):
+//
+//   The run lives for t, exponentially distributed. It has taken k = floor(t / P) snapshots. The last one counts only
+//   if its write had ended, that is if t - k P >= write. So
+//     E[k] = q / (1 - q),  q = exp(-r P);   P(t - k P < w | k) = (1 - exp(-r w)) / (1 - q) for every k,
+//     E[durable snapshots] = q / (1 - q) - q (1 - exp(-r w)) / (1 - q) = exp(-r w) / (exp(r P) - 1).
+//   It then takes detection, and recoveries of length R until one does not fail. With X the mean time of them all,
+//   X = (1 - exp(-r R)) / r + (1 - exp(-r R)) (detection + X), so
+//     X = (exp(r R) - 1) (1/r + detection).
+//   A mean cycle takes 1/r + detection + X.
+//
+// With write = 0 and detection = 0 this is Daly's complete solution: stall + training in T takes
+// (exp(r P) - 1) exp(r R) / r.
+#include "simulator/goodput/goodput.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "models/input/error.h"
+
+namespace fsdp {
+namespace {
+
+void check(const LongRun& run) {
+  const auto refuse = [](const char* field, const char* problem) { throw InputError(field, problem); };
+  if (!(run.step > 0) || !std::isfinite(run.step)) refuse("step", "must be positive");
+  if (!(run.mtbf > 0) || !std::isfinite(run.mtbf)) refuse("mtbf", "must be positive");
+  for (const auto& [field, value] : {std::pair{"stall", run.stall},
+                                     {"write", run.write},
+                                     {"detection", run.detection},
+                                     {"restart", run.restart},
+                                     {"load", run.load},
+                                     {"warmup", run.warmup},
+                                     {"tokens_per_step", run.tokens_per_step}})
+    if (!(value >= 0) || !std::isfinite(value)) refuse(field, "must not be negative");
+  if (run.spares && (run.spares->count < 0 || !(run.spares->repair_seconds >= 0)))
+    refuse("spares", "must not be negative");
+}
+
+// Probability that all of `servers` are busy, in Erlang's loss system with `load` arrivals per service time.
+double erlang_loss(std::int64_t servers, double load) {
+  double blocked = 1;
+  for (std::int64_t n = 1; n <= servers; ++n) blocked = load * blocked / (static_cast<double>(n) + load * blocked);
+  return blocked;
+}
+
+// The run waits while one more has failed than there are spares.
+double waiting_for_spares(const LongRun& run, double exposed) {
+  if (!run.spares || run.spares->repair_seconds == 0) return 0;
+  return erlang_loss(run.spares->count + 1, exposed / run.mtbf * run.spares->repair_seconds);
+}
+
+}  // namespace
+
+Goodput expected_goodput(const LongRun& run, std::int64_t save_every) {
+  check(run);
+  if (save_every < 1) throw InputError("save_every", "must be at least 1");
+  const double rate = 1 / run.mtbf, trained = static_cast<double>(save_every) * run.step;
+  const double period = std::max(trained, run.write) + run.stall, recovery = run.recovery();
+  const double durable = std::exp(-rate * run.write) / std::expm1(rate * period);  // snapshots per cycle
+  const double recoveries = std::exp(rate * recovery);                             // attempts per cycle
+  const double exposed_recovery = recoveries * -std::expm1(-rate * recovery) / rate;
+  const double cycle = 1 / rate + run.detection * recoveries + exposed_recovery;
+  // Of all attempts, the time inside a phase that lasts from `begin` to `end` of an attempt.
+  const auto phase = [&](double begin, double end) {
+    return recoveries * (std::exp(-rate * begin) - std::exp(-rate * end)) / rate;
+  };
+  Goodput g;
+  g.save_every = save_every;
+  if (!std::isfinite(cycle)) return g;  // no recovery ever ends
+  g.waiting = waiting_for_spares(run, (1 / rate + exposed_recovery) / cycle);
+  const double part = (1 - g.waiting) / cycle;
+  g.training = durable * trained * part;
+  g.saving = durable * (period - trained) * part;
+  g.redone = std::max(0.0, 1 / rate - durable * period) * part;
+  g.detection = run.detection * recoveries * part;
+  g.restart = phase(0, run.restart) * part;
+  g.load = phase(run.restart, run.restart + run.load) * part;
+  g.warmup = phase(run.restart + run.load, recovery) * part;
+  g.failures_per_day = 86'400 * recoveries * part;  // each attempt follows one
+  return g;
+}
+
+double young_interval(double stall, double mtbf) { return std::sqrt(2 * stall * mtbf); }
+
+double daly_interval(double stall, double mtbf) {
+  if (stall >= 2 * mtbf) return mtbf;
+  const double x = stall / (2 * mtbf);
+  return young_interval(stall, mtbf) * (1 + std::sqrt(x) / 3 + x / 9) - stall;
+}
+
+BestInterval best_interval(const LongRun& run, std::int64_t failures, std::uint64_t seed) {
+  const auto trains = [&](std::int64_t n) { return expected_goodput(run, n).training; };
+  // What is trained rises with the interval, then falls: no interval above some mean times between failures is best.
+  std::int64_t low = 1, high = 2;
+  const auto most = static_cast<double>(std::int64_t{1} << 40);
+  high += static_cast<std::int64_t>(std::min(most, (4 * run.mtbf + run.write) / run.step));
+  while (low < high) {
+    const std::int64_t middle = low + (high - low) / 2;
+    if (trains(middle) < trains(middle + 1)) low = middle + 1;
+    else high = middle;
+  }
+  std::int64_t best = low;
+  SimulatedGoodput decided = simulated_goodput(run, best, failures, seed);
+  for (const double factor : {0.5, 0.7, 0.85, 1.2, 1.4, 2.0}) {
+    const auto n = std::max<std::int64_t>(1, std::llround(factor * static_cast<double>(low)));
+    const SimulatedGoodput other = simulated_goodput(run, n, failures, seed);
+    // The same failures: the difference is surer than either.
+    if (other.mean.training > decided.mean.training + 2 * other.standard_error) best = n, decided = other;
+  }
+  BestInterval result{expected_goodput(run, best), best, best};
+  const double enough = result.best.training - 0.001;
+  const auto edge = [&](std::int64_t inside, std::int64_t outside) {
+    if (trains(outside) >= enough) return outside;
+    while (std::abs(outside - inside) > 1) {
+      const std::int64_t middle = inside + (outside - inside) / 2;
+      (trains(middle) >= enough ? inside : outside) = middle;
+    }
+    return inside;
+  };
+  result.lowest = edge(best, 1);
+  result.highest = edge(best, best * 64 + 64);
+  return result;
+}
+
+}  // namespace fsdp
