@@ -8,6 +8,7 @@
 #include "cli/files.h"
 #include "cli/named_cluster.h"
 #include "cli/report/report.h"
+#include "executor/checkpoint/size.h"
 #include "models/input/error.h"
 #include "planner/emit.h"
 #include "planner/layout.h"
@@ -91,6 +92,14 @@ std::string units_table(const ShardingPlan& plan, const ModelGraph* model) {
   return table({">unit", "modules", "reshard", ">parameters", ">parameters per shard"}, rows);
 }
 
+std::string checkpoint_line(const CheckpointSize& size) {
+  return fmt::format("checkpoint: {} ({} bytes) of tensors, {}; headers and manifest come on top\n",
+                     human(Bytes(size.bytes)), with_commas(size.bytes),
+                     size.largest_rank_bytes
+                         ? fmt::format("{} at most from one rank", human(Bytes(*size.largest_rank_bytes)))
+                         : std::string("which `run` does not write"));
+}
+
 int show_plan(const ShowFlags& f) {
   if (!f.name) throw InputError("show plan", "no plan is named", "give a plan.json");
   const ShardingPlan plan = parse_plan(read_file(*f.name), *f.name);
@@ -117,6 +126,7 @@ int show_plan(const ShowFlags& f) {
         fmt::format("{} parameters, {} gradients reduced, {} shards; {}; digest {}\n\n", name(plan.param_dtype),
                     name(plan.reduce_dtype), name(plan.master_dtype), name(plan.optimizer.kind), plan.digest()));
   print(stdout, units_table(plan, model ? &*model : nullptr));
+  if (model) print(stdout, checkpoint_line(checkpoint_size(*model, plan)));
   return kDone;
 }
 

@@ -2,9 +2,11 @@
 #include <memory>
 
 #include "cli/commands.h"
+#include "cli/commands/goodput.h"
 #include "cli/files.h"
 #include "cli/options.h"
 #include "cli/predict.h"
+#include "cli/report/goodput_report.h"
 #include "cli/report/report.h"
 #include "models/input/error.h"
 #include "planner/verdict.h"
@@ -21,6 +23,7 @@ struct SimulateFlags {
   Text output, trace;
   Text jitter_seed;
   bool json = false, memory = false, jitter = false;
+  GoodputFlags goodput;
 };
 
 // --jitter, --jitter-seed: the step as a distribution.
@@ -45,10 +48,13 @@ int simulate_command(const SimulateFlags& f) {
   const Program& program = programs.of(0);
   Prediction prediction = predict(programs, setup.costs, setup.options);
   add_distribution(prediction, f, setup);
+  const std::optional<GoodputAnswer> goodput = apply_goodput_flags(f.goodput, prediction, plan, setup);
   if (f.output) write_file(*f.output, to_json_text(prediction));
   if (f.trace) write_file(*f.trace, trace_json(program.steady_step, program, plan, setup.model, &prediction, nullptr));
   if (f.json) {
-    print(stdout, f.memory ? to_json_text(memory_report(program, plan, setup.model)) : to_json_text(prediction));
+    print(stdout, goodput    ? goodput_json(*goodput)
+                  : f.memory ? to_json_text(memory_report(program, plan, setup.model))
+                             : to_json_text(prediction));
     if (f.trace && trace_cut(program.steady_step)) print(stderr, trace_line(*f.trace, program.steady_step));
   } else {
     print(stdout, bold(stdout, verdict_line(prediction)));
@@ -56,6 +62,7 @@ int simulate_command(const SimulateFlags& f) {
       print(stdout, distribution_line(*prediction.step_time_distribution, prediction.ranks, setup.costs));
     print(stdout, "Plan: " + plan_label(plan) + "\n" + basis(prediction, plan, setup.costs));
     if (f.memory) print(stdout, memory_text(memory_report(program, plan, setup.model), prediction));
+    else if (goodput) print(stdout, "\n" + goodput_text(*goodput));
     else print(stdout, prediction_report(prediction));
     if (f.trace) print(stdout, trace_line(*f.trace, program.steady_step));
   }
@@ -78,7 +85,8 @@ void add_simulate(const Command& app) {
                  "... of the one cluster that this seed draws; default: over clusters", "N");
   command.flag("--memory", flags->memory,
                "what memory is made of, phase by phase, and the largest buffers at the peak");
-  command.flag("--json", flags->json, "one JSON object");
+  add_goodput_flags(command, flags->goodput);
+  command.flag("--json", flags->json, "one JSON object: the prediction, or what --memory or --mtbf asks for");
   command.runs([flags] { return simulate_command(*flags); });
 }
 

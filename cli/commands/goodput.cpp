@@ -1,0 +1,148 @@
+#include "cli/commands/goodput.h"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <utility>
+
+#include "executor/checkpoint/size.h"
+#include "models/input/error.h"
+#include "models/units.h"
+
+namespace fsdp::cli {
+namespace {
+
+constexpr std::int64_t kFailures = 200'000;  // of the Monte Carlo
+constexpr double kLongest = 1e12;            // seconds
+
+// As times elsewhere, and "90min", "30000h", "2d".
+double duration(const std::string& text, const std::string& flag) {
+  double seconds = -1;
+  for (const auto& [suffix, factor] : {std::pair{"min", 60.0}, {"h", 3600.0}, {"d", 86'400.0}}) {
+    const std::string_view end(suffix);
+    if (!text.ends_with(end)) continue;
+    seconds = factor * parse_seconds(text.substr(0, text.size() - end.size()) + "s", flag).count();
+    break;
+  }
+  if (seconds < 0) seconds = parse_seconds(text, flag).count();
+  if (seconds > kLongest) throw InputError(flag, "is more than 30,000 years", "give a shorter time");
+  return seconds;
+}
+
+double positive(const std::string& text, const std::string& flag) {
+  const double seconds = duration(text, flag);
+  if (!(seconds > 0)) throw InputError(flag, "must be more than 0", "give such as 30000h");
+  return seconds;
+}
+
+std::string said(const char* what, const char* flag, bool given, const std::string& otherwise) {
+  return fmt::format("{}: {}", what, given ? std::string("as ") + flag + " says" : otherwise);
+}
+
+void check_flags(const GoodputFlags& f) {
+  if (f.mtbf && f.cluster_mtbf)
+    throw InputError("--cluster-mtbf", "has no meaning with --mtbf, which is of one GPU", "give one of them");
+  if (f.mtbf || f.cluster_mtbf) {
+    if (!f.storage_bandwidth)
+      throw InputError("--storage-bandwidth", "is missing",
+                       "give what the storage takes from all ranks together, such as 50GB/s");
+    if (f.spares.has_value() != f.repair.has_value())
+      throw InputError(f.spares ? "--repair-time" : "--spares", "is missing",
+                       "give both: spares, and how long what failed is away");
+    return;
+  }
+  for (const auto& [flag, given] : {std::pair{"--save-every", &f.save_every},
+                                    {"--storage-bandwidth", &f.storage_bandwidth},
+                                    {"--detection-time", &f.detection},
+                                    {"--restart-time", &f.restart},
+                                    {"--warmup-time", &f.warmup},
+                                    {"--spares", &f.spares},
+                                    {"--repair-time", &f.repair},
+                                    {"--failure-seed", &f.seed}})
+    if (given->has_value()) throw InputError(flag, "is about failures, whose rate is not given", "give --mtbf");
+  if (f.async_save) throw InputError("--async-save", "is about failures, whose rate is not given", "give --mtbf");
+}
+
+// The save itself: either training stands still until all is written, or only while GPUs copy to their hosts.
+void add_saving(GoodputAnswer& a, const GoodputFlags& f, const CheckpointSize& size, const ShardingPlan& plan,
+                const ClusterSpec& cluster) {
+  const BytesPerSecond storage = parse_rate(*f.storage_bandwidth, "--storage-bandwidth");
+  if (!(storage.count() > 0)) throw InputError("--storage-bandwidth", "must be more than 0", "give such as 50GB/s");
+  const double written = (Bytes(size.bytes) / storage).count();
+  const std::int64_t replicas = plan.dialect == Dialect::ddp ? plan.ranks() : plan.replicate();
+  a.run.load = written * static_cast<double>(replicas);
+  a.assumptions.push_back(fmt::format(
+      "checkpoint: {} (parameters and optimizer state in {}), written at {} by all ranks together; each of "
+      "{} replica{} reads it at the same rate",
+      human(Bytes(size.bytes)), name(plan.master_dtype), human(storage), replicas, replicas == 1 ? "" : "s"));
+  if (!f.async_save) {
+    a.run.stall = written;
+    a.assumptions.emplace_back("saving stops training until all is written (--async-save: only while GPUs copy)");
+    return;
+  }
+  if (!(cluster.gpu.host_link.count() > 0))
+    throw InputError("--async-save", "how fast the ranks of this cluster copy to their hosts is not known",
+                     "leave it out");
+  const std::int64_t each = size.largest_rank_bytes.value_or((size.bytes + plan.ranks() - 1) / plan.ranks());
+  a.run.stall = (Bytes(each) / cluster.gpu.host_link).count();
+  a.run.write = written;
+  a.assumptions.push_back(
+      fmt::format("saving stops training while a GPU copies {} to its host at {}; the write then slows nothing, and "
+                  "the next save waits for it",
+                  human(Bytes(each)), human(cluster.gpu.host_link)));
+}
+
+}  // namespace
+
+void add_goodput_flags(const Command& app, GoodputFlags& f) {
+  app.option("--mtbf", f.mtbf, "a long run too: mean time between failures of one GPU, as 50000h", "TIME");
+  app.option("--cluster-mtbf", f.cluster_mtbf, "... or of the whole cluster, as 3h", "TIME");
+  app.option("--save-every", f.save_every, "... steps between checkpoints; default: the best", "N");
+  app.option("--storage-bandwidth", f.storage_bandwidth, "... of all ranks together, as 50GB/s", "RATE");
+  app.flag("--async-save", f.async_save, "... training goes on while a checkpoint is written");
+  app.option("--detection-time", f.detection, "... from a failure to the end of the run; default 10min", "TIME");
+  app.option("--restart-time", f.restart, "... until ranks load the checkpoint; default 5min", "TIME");
+  app.option("--warmup-time", f.warmup, "... compiling and slow first steps after that; default 0s", "TIME");
+  app.option("--spares", f.spares, "... machines that replace failed ones; default: always one", "N");
+  app.option("--repair-time", f.repair, "... mean time until a failed machine is a spare again", "TIME");
+  app.option("--failure-seed", f.seed, "... of the Monte Carlo; default 0", "N");
+}
+
+std::optional<GoodputAnswer> apply_goodput_flags(const GoodputFlags& f, const Prediction& p, const ShardingPlan& plan,
+                                                 const Setup& setup) {
+  check_flags(f);
+  if (!f.mtbf && !f.cluster_mtbf) return std::nullopt;
+  GoodputAnswer a;
+  a.ranks = p.ranks;
+  a.async_save = f.async_save;
+  a.run.step = p.step_time.count();
+  a.run.tokens_per_step = static_cast<double>(p.tokens_per_step);
+  a.run.mtbf =
+      f.mtbf ? positive(*f.mtbf, "--mtbf") / static_cast<double>(p.ranks) : positive(*f.cluster_mtbf, "--cluster-mtbf");
+  a.assumptions.emplace_back(
+      "failures: any one ends the run; independent, at a constant rate while the run is up or recovers");
+  const CheckpointSize size = checkpoint_size(setup.model, plan);
+  a.checkpoint_bytes = size.bytes;
+  add_saving(a, f, size, plan, setup.cluster);
+  a.run.detection = f.detection ? duration(*f.detection, "--detection-time") : 600;
+  a.assumptions.push_back(
+      said("detection", "--detection-time", f.detection.has_value(), "10 min, PyTorch's default timeout of NCCL"));
+  a.run.restart = f.restart ? duration(*f.restart, "--restart-time") : 300;
+  a.assumptions.push_back(
+      said("restart", "--restart-time", f.restart.has_value(), "5 min for scheduler, processes and NCCL (assumed)"));
+  a.run.warmup = f.warmup ? duration(*f.warmup, "--warmup-time") : 0;
+  a.assumptions.push_back(said("compiling and warm-up", "--warmup-time", f.warmup.has_value(), "none (--warmup-time)"));
+  if (f.spares)
+    a.run.spares = Spares{parse_count(*f.spares, "--spares", 0, 1'000'000), positive(*f.repair, "--repair-time")};
+  a.assumptions.push_back(f.spares ? "spares: each failure takes one; repairs take exponentially distributed times"
+                                   : std::string("spares: there is always one (--spares, --repair-time)"));
+  if (f.seed) a.seed = static_cast<std::uint64_t>(parse_count(*f.seed, "--failure-seed", 0, INT64_MAX));
+  a.best = best_interval(a.run, kFailures / 10, a.seed);
+  const std::int64_t every =
+      f.save_every ? parse_count(*f.save_every, "--save-every", 1, 1'000'000'000) : a.best.best.save_every;
+  a.expected = expected_goodput(a.run, every);
+  a.simulated = simulated_goodput(a.run, every, kFailures, a.seed);
+  return a;
+}
+
+}  // namespace fsdp::cli

@@ -1,0 +1,111 @@
+#include "cli/report/goodput_report.h"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <nlohmann/json.hpp>
+#include <vector>
+
+#include "cli/report/report.h"
+#include "models/units.h"
+#include "viz/viz.h"
+
+namespace fsdp::cli {
+namespace {
+
+struct Part {
+  const char* key;
+  const char* name;
+  double Goodput::*value;
+};
+constexpr std::array kParts = {
+    Part{"training", "training", &Goodput::training},
+    Part{"saving", "saving, training stands still", &Goodput::saving},
+    Part{"redone", "work lost to failures", &Goodput::redone},
+    Part{"detection", "failures not yet detected", &Goodput::detection},
+    Part{"restart", "restart", &Goodput::restart},
+    Part{"load", "loading the checkpoint", &Goodput::load},
+    Part{"warmup", "compiling and warm-up", &Goodput::warmup},
+    Part{"waiting", "waiting for a spare", &Goodput::waiting},
+};
+
+// "3.1 h": days to seconds; shorter as everywhere.
+std::string long_time(double seconds) {
+  for (const auto& [unit, name] : {std::pair{86'400.0, "days"}, {3600.0, "h"}, {60.0, "min"}})
+    if (seconds >= 2 * unit) return fmt::format("{:.3g} {}", seconds / unit, name);
+  return human(Seconds(seconds));
+}
+
+std::string every(const GoodputAnswer& a, std::int64_t steps) {
+  return fmt::format("{} step{} ({})", with_commas(steps), steps == 1 ? "" : "s",
+                     long_time(static_cast<double>(steps) * a.run.step));
+}
+
+std::string share(double part) { return fmt::format("{:.2f} %", 100 * part); }
+
+}  // namespace
+
+std::string goodput_text(const GoodputAnswer& a) {
+  const Goodput& g = a.goodput();
+  std::string out = fmt::format(
+      "Long run: {} of the time trains, {} tokens a day; a failure every {} ({} GPUs); a checkpoint of {} every {}.\n",
+      share(g.training), with_commas(static_cast<std::int64_t>(g.tokens_per_day(a.run))), long_time(a.run.mtbf),
+      with_commas(a.ranks), human(Bytes(a.checkpoint_bytes)), every(a, g.save_every));
+  std::vector<std::vector<std::string>> rows;
+  for (const Part& p : kParts)
+    rows.push_back({p.name, share(g.*p.value), g.*p.value > 0 ? long_time(86'400 * (g.*p.value)) : "-"});
+  out += "\n" + table({"time of a long run", ">share", ">a day"}, rows) + "\n";
+  out += fmt::format("Best: a checkpoint every {}; from {} to {} steps at most 0.1 % less of the time trains.",
+                     every(a, a.best.best.save_every), with_commas(a.best.lowest), with_commas(a.best.highest));
+  if (!a.async_save)
+    out += fmt::format(" Young says {}, Daly {}.", long_time(young_interval(a.run.stall, a.run.mtbf)),
+                       long_time(daly_interval(a.run.stall, a.run.mtbf)));
+  out += fmt::format("\nMonte Carlo, {} failures of seed {}: {} of the time trains, +- {:.2g} % (95 %).\n",
+                     with_commas(a.simulated.failures), a.seed, share(a.simulated.mean.training),
+                     196 * a.simulated.standard_error);
+  for (const std::string& assumption : a.assumptions) out += "assumed: " + assumption + ".\n";
+  return out;
+}
+
+std::string goodput_json(const GoodputAnswer& a) {
+  using Json = nlohmann::ordered_json;
+  const Goodput& g = a.goodput();
+  Json shares = Json::object();
+  for (const Part& p : kParts) shares[p.key] = g.*p.value;
+  Json json = {{"schema", "fsdp-plan/goodput/1"},
+               {"step_time_s", a.run.step},
+               {"ranks", a.ranks},
+               {"cluster_mtbf_s", a.run.mtbf},
+               {"checkpoint_bytes", a.checkpoint_bytes},
+               {"async_save", a.async_save},
+               {"stall_s", a.run.stall},
+               {"write_s", a.async_save ? a.run.write : a.run.stall},
+               {"detection_s", a.run.detection},
+               {"restart_s", a.run.restart},
+               {"load_s", a.run.load},
+               {"warmup_s", a.run.warmup},
+               {"spares", a.run.spares ? Json(a.run.spares->count) : Json()},
+               {"repair_s", a.run.spares ? Json(a.run.spares->repair_seconds) : Json()},
+               {"save_every", g.save_every},
+               {"goodput", g.training},
+               {"tokens_per_day", g.tokens_per_day(a.run)},
+               {"failures_per_day", g.failures_per_day},
+               {"shares", std::move(shares)},
+               {"expected_goodput", a.expected.training},
+               {"monte_carlo",
+                {{"goodput", a.simulated.mean.training},
+                 {"standard_error", a.simulated.standard_error},
+                 {"failures", a.simulated.failures},
+                 {"seed", a.seed}}},
+               {"best",
+                {{"save_every", a.best.best.save_every},
+                 {"goodput", a.best.best.training},
+                 {"lowest", a.best.lowest},
+                 {"highest", a.best.highest}}},
+               {"young_interval_s", young_interval(a.run.stall, a.run.mtbf)},
+               {"daly_interval_s", daly_interval(a.run.stall, a.run.mtbf)},
+               {"assumptions", a.assumptions}};
+  return json.dump(2) + "\n";
+}
+
+}  // namespace fsdp::cli
