@@ -1,132 +1,31 @@
 // `fsdp-plan run` when it is interrupted: it ends after its step with all that it has done, or at once, says why, and
 // leaves what was there before as it was.
 #include <doctest/doctest.h>
-#include <fcntl.h>
 #include <sys/resource.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
 #include <csignal>
-#include <filesystem>
 #include <fstream>
-#include <functional>
-#include <iterator>
-#include <sstream>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "simulator/records/measurement.h"
-#include "tests/support/run_support.h"
+#include "tests/cli/program_process.h"
+
+using namespace fsdp::testing;
 
 namespace {
 
-namespace fs = std::filesystem;
-
-std::string text_of(const fs::path& file) {
-  std::ifstream in(file, std::ios::binary);
-  std::ostringstream text;
-  text << in.rdbuf();
-  return text.str();
-}
-
-struct Ended {
-  int exit = -1, signal = 0;
-  std::string said;  // standard error
-};
-
-class Folder {
- public:
-  Folder() : path_(fs::temp_directory_path() / ("fsdp-plan-faults-" + std::to_string(::getpid()))) {
-    fs::create_directories(path_);
-  }
-  ~Folder() { fs::remove_all(path_); }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-
-  // Starts the program; `before` runs in its process first.
-  [[nodiscard]] pid_t start(
-      std::vector<std::string> words, const std::function<void()>& before = [] {}) const {
-    words.insert(words.begin(), FSDP_PLAN_PROGRAM);
-    return start_any(std::move(words), before);
-  }
-  [[nodiscard]] pid_t start_any(
-      std::vector<std::string> words, const std::function<void()>& before = [] {}) const {
-    const pid_t child = ::fork();
-    if (child != 0) return child;
-    std::vector<char*> argv;
-    for (std::string& w : words) argv.push_back(w.data());
-    argv.push_back(nullptr);
-    const int nowhere = ::open("/dev/null", O_WRONLY),
-              err = ::open((path_ / "stderr").c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
-    ::dup2(nowhere, 1);
-    ::dup2(err, 2);
-    if (::chdir(path_.c_str()) != 0) ::_exit(126);
-    before();
-    ::execvp(argv[0], argv.data());
-    ::_exit(127);
-  }
-  [[nodiscard]] Ended wait(pid_t child) const {
-    int status = 0;
-    ::waitpid(child, &status, 0);
-    return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, WIFSIGNALED(status) ? WTERMSIG(status) : 0,
-            text_of(path_ / "stderr")};
-  }
-  [[nodiscard]] const fs::path& path() const { return path_; }
-  void write_plan(std::size_t micro_batches = 1) const {
-    const fsdp::ModelGraph model = fsdp::load_model("tiny-llama", 16);
-    fsdp::testing::PlanWords words;
-    words.shard = 2, words.seq_len = 16;
-    words.micro_batches.assign(micro_batches, 1);
-    std::ofstream(path_ / "plan.json") << to_json_text(fsdp::testing::make_plan(model, words));
-  }
-  // Until log.csv has so many steps, or two minutes are over.
-  void wait_for_steps(std::ptrdiff_t steps) const {
-    for (int i = 0; i < 24'000; ++i) {
-      const std::string log = text_of(path_ / "log.csv");
-      if (std::count(log.begin(), log.end(), '\n') > steps) return;  // and the line of names
-      std::this_thread::sleep_for(std::chrono::milliseconds(5));
-    }
-    FAIL("the run makes no steps: " << text_of(path_ / "stderr"));
-  }
-
- private:
-  fs::path path_;
-};
+using Folder = RunFolder;
 
 const std::vector<std::string> kEndless = {"run",  "--plan",  "plan.json", "--model", "tiny-llama",   "--backend",
                                            "host", "--steps", "1000000",   "-o",      "measured.json"};
 
 constexpr std::size_t kLongStep = 500;  // micro-batches: a second or more
-
-std::vector<std::string> with(std::vector<std::string> words, const std::vector<std::string>& more) {
-  words.insert(words.end(), more.begin(), more.end());
-  return words;
-}
-
-std::vector<std::string> launcher() {
-  std::istringstream words(FSDP_MPI_LAUNCH);
-  return {std::istream_iterator<std::string>(words), {}};
-}
-
-// The process of Open MPI's rank below the launcher; 0: there is none.
-pid_t rank_below(pid_t launcher, int rank) {
-  for (const auto& entry : fs::directory_iterator("/proc")) {
-    const std::string pid = entry.path().filename().string(), stat = text_of(entry.path() / "stat");
-    if (pid.find_first_not_of("0123456789") != std::string::npos || stat.empty()) continue;
-    std::istringstream after(stat.substr(stat.rfind(')') + 1));
-    std::string state;
-    pid_t parent = 0;
-    after >> state >> parent;
-    const std::string rank_is("OMPI_COMM_WORLD_RANK=" + std::to_string(rank) + '\0');
-    if (parent == launcher && text_of(entry.path() / "environ").find(rank_is) != std::string::npos)
-      return std::stoi(pid);
-  }
-  return 0;
-}
 
 }  // namespace
 
