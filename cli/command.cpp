@@ -2,78 +2,199 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cctype>
 #include <memory>
 
+#include "cli/terminal/completion.h"
+#include "cli/terminal/help.h"
+#include "cli/terminal/terminal.h"
 #include "models/input/suggest.h"
 
 namespace fsdp::cli {
 namespace {
 
-template <class Value>
-CLI::Option* add_option(CLI::App& app, const char* names, Value& value, const char* help, const char* type) {
-  CLI::Option* option = app.add_option(names, value, help)->type_name(type);
-  if (*help == '\0') option->group("");
-  return option;
-}
+using Line = std::vector<std::string>;
+
+constexpr const char* kBrief = "brief";
+constexpr int kHelpWidth = 100;  // at most; lines that are longer are hard to read
+
+int help_width() { return std::min(width_of(stdout).value_or(kHelpWidth), kHelpWidth); }
 
 // "fsdp-plan flly": which word is no command, and which one was meant.
-std::string unknown_command(const CLI::App& app, const std::vector<std::string>& words) {
-  std::vector<std::string> names;
-  for (const CLI::App* command : app.get_subcommands([](const CLI::App* c) { return !c->get_group().empty(); }))
-    names.push_back(command->get_name());
+std::string unknown_command(const CommandText& command, const Line& words) {
+  Line names;
+  for (const CommandText& below : command.below)
+    if (!below.hidden) names.push_back(below.name);
   if (words.empty()) return "a subcommand is missing; use one of: " + join(names);
   return "'" + printable(words.front()) + "' is not a command; " + suggestion(words.front(), names);
 }
 
-std::string complaint(const CLI::App& app, const CLI::ParseError& error, const std::vector<std::string>& words) {
-  const CLI::App* called = &app;
-  std::string command = app.get_name();
-  std::size_t depth = 0;
-  for (auto next = called->get_subcommands(); !next.empty(); next = called->get_subcommands(), ++depth) {
-    called = next.front();
-    command += " " + called->get_name();
+std::string path_of(const CommandText& program, const Line& words, std::size_t used) {
+  std::string path = program.name;
+  for (std::size_t i = 0; i < used; ++i) path += " " + words[i];
+  return path;
+}
+
+// The first word that is like a flag and is none of the command's; what it could have been. Empty: there is none.
+std::string unknown_flag(const CommandText& command, const Line& words, const std::string& path) {
+  Line names;
+  for (const OptionText& o : command.options)
+    if (!o.positional())
+      for (const std::string& name : names_of(o)) names.push_back(name);
+  for (const std::string& word : words) {
+    const std::string name = word.substr(0, word.find('='));
+    if (name.size() < 2 || name[0] != '-' || std::find(names.begin(), names.end(), name) != names.end()) continue;
+    if (name[1] != '-' && !std::isalpha(static_cast<unsigned char>(name[1]))) continue;  // "-3" is a value
+    const Line near = nearest(name, names, 1);
+    return "'" + printable(name) + "' is not a flag of `" + path + "`; " +
+           (near.empty() ? "" : "did you mean " + near.front() + "? ");
   }
-  const bool leaf = called->get_subcommands([](const CLI::App*) { return true; }).empty();
-  if (leaf || (depth < words.size() && words[depth].starts_with("-")))
-    return std::string(error.what()) + "; `" + command + " --help` lists what it takes";
-  const auto rest = words.begin() + static_cast<std::ptrdiff_t>(std::min(depth, words.size()));
-  return (depth > 0 ? called->get_name() + ": " : "") + unknown_command(*called, {rest, words.end()});
+  return "";
+}
+
+std::string complaint(const CommandText& program, const CLI::ParseError& error, const Line& words) {
+  std::size_t used = 0;
+  const CommandText& called = named(program, words, used);
+  if (called.below.empty() || (used < words.size() && words[used].starts_with("-"))) {
+    const std::string path = path_of(program, words, used);
+    std::string what;
+    if (error.get_exit_code() == static_cast<int>(CLI::ExitCodes::ExtrasError))
+      what = unknown_flag(called, words, path);
+    if (what.empty()) what = std::string(error.what()) + "; ";
+    return what + "`" + path + " --help` lists what it takes";
+  }
+  const Line rest(words.begin() + static_cast<std::ptrdiff_t>(used), words.end());
+  return (used > 0 ? called.name + ": " : "") + unknown_command(called, rest);
+}
+
+Called help_of(const CommandText& program, const Line& words) {
+  std::size_t used = 0;
+  const CommandText& command = named(program, words, used);
+  const std::string text = help_text(command, path_of(program, words, used), help_width());
+  return {[text] { return std::fwrite(text.data(), 1, text.size(), stdout) == text.size() ? 0 : 3; }, {}};
+}
+
+// "fsdp-plan help [COMMAND]"
+Called asked_for_help(const CommandText& program, const Line& words) {
+  if (words.size() == 1 && words.front() == "words")
+    return {[] { return std::fputs(words_text(help_width()).c_str(), stdout) < 0 ? 3 : 0; }, {}};
+  std::size_t used = 0;
+  const CommandText& command = named(program, words, used);
+  if (used < words.size() && !words[used].starts_with("-")) {
+    if (!command.below.empty())
+      return {{}, unknown_command(command, {words.begin() + static_cast<std::ptrdiff_t>(used), words.end()})};
+    return {{}, "'" + printable(words[used]) + "' is not a command below `" + path_of(program, words, used) + "`"};
+  }
+  return help_of(program, words);
+}
+
+Called completed(const CommandText& program, const Line& words) {
+  std::string text;
+  for (const std::string& word : completions(program, words)) text += word + "\n";
+  return {[text] { return std::fputs(text.c_str(), stdout) < 0 ? 3 : 0; }, {}};
+}
+
+void declare_help(CommandText& text) {
+  OptionText& help = text.options.emplace_back();
+  help.names = "-h,--help";
+  help.help = "this text";
 }
 
 }  // namespace
 
+OptionText& Command::described(const char* names, const std::string& help, const ValueText& value) const {
+  OptionText& o = text_->options.emplace_back();
+  o.names = names;
+  o.help = help;
+  o.type = value.type;
+  o.group = group_;
+  o.words = value.words;
+  o.takes_value = true;
+  o.may_stand_alone = value.alone != nullptr;
+  return o;
+}
+
 Command Command::add(const char* name, const char* about) const {
-  return {*app_->add_subcommand(name, about), *chosen_};
+  CommandText& text = text_->below.emplace_back();
+  text.name = name;
+  text.about = about;
+  declare_help(text);
+  return {*app_->add_subcommand(name, about), text, *chosen_};
 }
 void Command::needs_one_below() const { app_->require_subcommand(1); }
 void Command::runs(Work work) const {
   app_->callback([work = std::move(work), chosen = chosen_] { *chosen = work; });
 }
 
-void Command::option(const char* names, std::optional<std::string>& value, const char* help, const char* type) const {
-  add_option(*app_, names, value, help, type)->allow_extra_args(false);
+Command Command::group(const char* title) const {
+  Command same = *this;
+  same.group_ = title;
+  return same;
 }
-void Command::option(const char* names, std::vector<std::string>& values, const char* help, const char* type) const {
-  add_option(*app_, names, values, help, type);
+void Command::examples(std::initializer_list<const char*> lines) const {
+  text_->examples.insert(text_->examples.end(), lines.begin(), lines.end());
 }
-void Command::required(const char* names, std::string& value, const char* help, const char* type) const {
-  add_option(*app_, names, value, help, type)->required();
+void Command::explains_words() const { text_->explains_words = true; }
+
+void Command::option(const char* names, std::optional<std::string>& value, const std::string& help,
+                     const ValueText& text) const {
+  (void)described(names, help, text);
+  CLI::Option* option = app_->add_option(names, value, help);
+  option->allow_extra_args(false);
+  if (text.alone != nullptr) option->expected(0, 1)->default_str(text.alone);
 }
-void Command::flag(const char* names, bool& value, const char* help) const { app_->add_flag(names, value, help); }
+void Command::option(const char* names, std::vector<std::string>& values, const std::string& help,
+                     const ValueText& text) const {
+  described(names, help, text).many = true;
+  app_->add_option(names, values, help);
+}
+void Command::required(const char* names, std::string& value, const std::string& help, const ValueText& text) const {
+  described(names, help, text).required = true;
+  app_->add_option(names, value, help)->required();
+}
+void Command::flag(const char* names, bool& value, const std::string& help) const {
+  described(names, help, {}).takes_value = false;
+  app_->add_flag(names, value, help);
+}
+void Command::json(JsonForm& form, const std::string& help) const {
+  OptionText& text = described("--json[=brief]", help + "; brief: without order and timelines", {});
+  text.takes_value = false;
+  text.words = [] { return std::vector<std::string>{kBrief}; };
+  const auto set = [&form](const CLI::results_t& given) {
+    if (given.back() != "true" && given.back() != kBrief)
+      throw CLI::ValidationError("--json", "'" + printable(given.back()) + "' is not a form of it: give --json=brief");
+    form = given.back() == kBrief ? JsonForm::brief : JsonForm::full;
+    return true;
+  };
+  app_->add_option("--json", set, help)->expected(0)->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+}
 
 Called parse_command_line(const CommandLine& program, const std::function<void(const Command&)>& declare, int argc,
                           char** argv) {
-  const auto app = std::make_shared<CLI::App>(program.about, program.name);
-  app->require_subcommand(1);
-  app->set_version_flag("--version", program.version);
-  app->get_formatter()->column_width(34);
+  const Line words(argv + 1, argv + argc);
+  CLI::App app(program.about, program.name);
+  app.require_subcommand(1);
+  app.set_version_flag("-V,--version", program.version);
+  CommandText text;
+  text.name = program.name;
+  text.about = program.about;
+  declare_help(text);
+  OptionText& version = text.options.emplace_back();
+  version.names = "-V,--version";
+  version.help = "the program's version";
   Called called;
-  declare({*app, called.work});
+  declare({app, text, called.work});
+  if (!words.empty() && words.front() == kCompleteWord) return completed(text, {words.begin() + 1, words.end()});
+  if (!words.empty() && words.front() == "help") return asked_for_help(text, {words.begin() + 1, words.end()});
   try {
-    app->parse(argc, argv);
+    app.parse(argc, argv);
+  } catch (const CLI::CallForHelp&) {
+    return help_of(text, words);
+  } catch (const CLI::CallForVersion& e) {
+    const std::string line = std::string(e.what()) + "\n";
+    return {[line] { return std::fputs(line.c_str(), stdout) < 0 ? 3 : 0; }, {}};
   } catch (const CLI::ParseError& e) {
-    if (e.get_exit_code() != 0) return {{}, complaint(*app, e, {argv + 1, argv + argc})};
-    return {[app, help = std::make_shared<CLI::ParseError>(e)] { return app->exit(*help); }, {}};
+    return {{}, complaint(text, e, words)};
   }
   return called;
 }

@@ -3,9 +3,12 @@
 #pragma once
 
 #include <functional>
+#include <initializer_list>
 #include <optional>
 #include <string>
 #include <vector>
+
+#include "cli/terminal/command_text.h"
 
 namespace CLI {
 class App;
@@ -15,9 +18,23 @@ namespace fsdp::cli {
 
 using Work = std::function<int()>;  // returns the exit code
 
+// How an answer is printed: as a report, as one JSON object, or as that object without order and timeline.
+enum class JsonForm : std::uint8_t { none, full, brief };
+
+// What a flag's value is. `type`: what the help shows. `words`: what shells complete it with. `alone`: the value of a
+// flag that is given without one.
+struct ValueText {
+  // NOLINTNEXTLINE(google-explicit-constructor): a type alone says what most values are
+  ValueText(const char* type_name = "", Words completed_with = nullptr, const char* when_alone = nullptr)
+      : type(type_name), words(completed_with), alone(when_alone) {}
+  const char* type;
+  Words words;
+  const char* alone;
+};
+
 class Command {
  public:
-  Command(CLI::App& app, Work& chosen) : app_(&app), chosen_(&chosen) {}
+  Command(CLI::App& app, CommandText& text, Work& chosen) : app_(&app), text_(&text), chosen_(&chosen) {}
 
   // A command below this one.
   [[nodiscard]] Command add(const char* name, const char* about) const;
@@ -26,16 +43,30 @@ class Command {
   // What it does. When the user calls it, `work` is what parse_command_line answers with.
   void runs(Work work) const;
 
-  // `names`: "-o,--output", or "file" for a word without a flag. `type`: what the help shows behind it. A value that is
-  // not given stays as it is. Without a `help`, the help does not list it.
-  void option(const char* names, std::optional<std::string>& value, const char* help, const char* type = "") const;
-  void option(const char* names, std::vector<std::string>& values, const char* help, const char* type = "") const;
-  void required(const char* names, std::string& value, const char* help, const char* type = "") const;
-  void flag(const char* names, bool& value, const char* help) const;
+  // The same command; the help shows the flags that are added to it under this title.
+  [[nodiscard]] Command group(const char* title) const;
+  // Below the flags, the help shows command lines, and the meaning of the words that flags are made of.
+  void examples(std::initializer_list<const char*> lines) const;
+  void explains_words() const;
+
+  // `names`: "-o,--output", or "file" for a word without a flag. A value that is not given stays as it is. Without a
+  // `help`, the help does not list it.
+  void option(const char* names, std::optional<std::string>& value, const std::string& help,
+              const ValueText& = {}) const;
+  void option(const char* names, std::vector<std::string>& values, const std::string& help,
+              const ValueText& = {}) const;
+  void required(const char* names, std::string& value, const std::string& help, const ValueText& = {}) const;
+  void flag(const char* names, bool& value, const std::string& help) const;
+  // --json and --json=brief.
+  void json(JsonForm& form, const std::string& help) const;
 
  private:
+  OptionText& described(const char* names, const std::string& help, const ValueText&) const;
+
   CLI::App* app_;
+  CommandText* text_;
   Work* chosen_;
+  std::string group_;
 };
 
 struct CommandLine {

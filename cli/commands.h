@@ -22,5 +22,6 @@ void add_calibrate(const Command&);
 void add_show(const Command&);
 void add_accuracy(const Command&);
 void add_checkpoint(const Command&);
+void add_completion(const Command&);
 
 }  // namespace fsdp::cli

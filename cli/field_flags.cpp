@@ -34,6 +34,7 @@ constexpr FieldRow kFieldFlags[] = {
     {"micro_batches", "--grad-accum"},
     {"grad_accum", "--grad-accum"},
     {"global_batch", "--global-batch"},
+    {"global_batch_tokens", "--global-batch-tokens"},
     {"seq_len", "--seq-len"},
     {"grad_sync", "--grad-sync"},
     {"forward_prefetch", "--forward-prefetch"},

@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <chrono>
 #include <cstring>
 #include <filesystem>
 
@@ -83,8 +82,6 @@ std::FILE* open_beside(const std::string& beside, const OutputTarget& target) {
   return file;
 }
 
-double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
-
 }  // namespace
 
 std::string read_file(const std::string& path) {
@@ -142,23 +139,5 @@ void write_file(const std::string& path, std::string_view text) {
 }
 
 void print(std::FILE* out, std::string_view text) { std::fwrite(text.data(), 1, text.size(), out); }
-
-Progress::Progress() : terminal_(::isatty(STDERR_FILENO) == 1) {}
-
-Progress::~Progress() {
-  if (shown_) std::fputs("\r\033[K", stderr);
-}
-
-void Progress::say(const std::string& text) {
-  if (!terminal_ || now() - last_ < 0.05) return;
-  last_ = now();
-  shown_ = true;
-  std::fprintf(stderr, "\r\033[K%s", text.c_str());
-  std::fflush(stderr);
-}
-
-std::string bold(std::FILE* out, const std::string& text) {
-  return ::isatty(::fileno(out)) == 1 ? "\033[1m" + text + "\033[0m" : text;
-}
 
 }  // namespace fsdp::cli

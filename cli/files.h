@@ -1,8 +1,7 @@
-// Reading and writing whole files, and terminals.
+// Reading and writing whole files.
 #pragma once
 
 #include <cstdio>
-#include <functional>
 #include <initializer_list>
 #include <optional>
 #include <string>
@@ -27,23 +26,5 @@ void check_output(const std::optional<std::string>& path,
 void check_apart(const std::string& output, const std::string& input);
 
 void print(std::FILE*, std::string_view text);
-
-// Progress on standard error, only if that is a terminal: one line, rewritten, at most 20 times a second, and erased by
-// the destructor.
-class Progress {
- public:
-  Progress();
-  ~Progress();
-  Progress(const Progress&) = delete;
-  Progress& operator=(const Progress&) = delete;
-  void say(const std::string& text);
-
- private:
-  bool terminal_ = false, shown_ = false;
-  double last_ = -1;
-};
-
-// Wraps text in an ANSI style when the stream is a terminal.
-[[nodiscard]] std::string bold(std::FILE*, const std::string& text);
 
 }  // namespace fsdp::cli

@@ -14,7 +14,7 @@ namespace fsdp::cli {
 namespace {
 
 constexpr const char* kAbout =
-    "Picks, predicts and executes sharding plans for FSDP training.\n"
+    "Picks, predicts and executes sharding plans for FSDP training. "
     "Exit codes: 0 done (and fits, and within tolerance), 1 the answer is no, 2 bad input or usage, 3 machine failure, "
     "4 stopped by a signal after a whole step.";
 
@@ -56,6 +56,11 @@ int main_of(int argc, char** argv) {
     add_show(program);
     add_accuracy(program);
     add_checkpoint(program);
+    add_completion(program);
+    program.examples({"fsdp-plan plan --model llama3-8b --cluster dgx-h100 --gpus 8 --seq-len 8k -o plan.json",
+                      "fsdp-plan simulate --plan plan.json --model llama3-8b --cluster dgx-h100",
+                      "fsdp-plan help plan     # the same as fsdp-plan plan --help",
+                      "fsdp-plan help words    # unit, shard, dialect, ...: what they mean"});
   };
   const Called called = parse_command_line({"fsdp-plan", kAbout, "fsdp-plan " FSDP_PLAN_VERSION}, declare, argc, argv);
   return called.work ? call(called.work) : say(kBadInput, called.complaint);

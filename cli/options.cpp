@@ -2,14 +2,15 @@
 
 #include <fmt/format.h>
 
-#include <charconv>
-#include <cmath>
+#include <vector>
 
 #include "cli/field_flags.h"
 #include "cli/files.h"
 #include "cli/named_cluster.h"
+#include "models/input/suggest.h"
 #include "planner/costs/fitted.h"
 #include "planner/search/plan_choices.h"
+#include "planner/wrap.h"
 
 namespace fsdp::cli {
 namespace {
@@ -19,58 +20,141 @@ enum class KeptBy : std::uint8_t { plan_file, command_line };  // once a plan is
 struct FlagRow {
   const char* name;
   Text Flags::*value;
-  const char* help;
+  std::string help;
+  ValueText shown;
+  const char* group;
   KeptBy kept = KeptBy::plan_file;
 };
 
-constexpr FlagRow kSetup[] = {
-    {"--model", &Flags::model, "catalog name (llama3-8b), config.json, or a folder that holds one",
-     KeptBy::command_line},
-    {"--cluster", &Flags::cluster, "catalog name (dgx-h100, host) or a cluster file", KeptBy::command_line},
-    {"--gpus", &Flags::gpus, "GPUs in all; default: one node", KeptBy::plan_file},
-    {"--costs", &Flags::costs, "costs.json of `calibrate`; default: datasheet and measured ceilings",
-     KeptBy::command_line},
-    {"--implementation", &Flags::implementation,
-     "torchtitan (default), torchtitan-2025, torchtitan-2024, torchtitan-2024-07, hf, foundry, ... or native (default "
-     "on --cluster host)",
-     KeptBy::command_line},
-    {"--memory-limit", &Flags::memory_limit, "per GPU, such as 76GiB; default: usable memory less 5%",
-     KeptBy::command_line},
-};
-constexpr FlagRow kPlan[] = {
-    {"--seq-len", &Flags::seq_len, "tokens per sequence; default: what the model allows"},
-    {"--micro-batch", &Flags::micro_batch, "sequences per GPU and micro-batch"},
-    {"--grad-accum", &Flags::grad_accum, "micro-batches per step"},
-    {"--global-batch", &Flags::global_batch,
-     "sequences per step over all GPUs; any two of these three decide the third"},
-    {"--dialect", &Flags::dialect, "order of work: fsdp2 (default; fsdp2@2.11 as that PyTorch does), fsdp1, ddp"},
-    {"--wrap", &Flags::wrap,
-     "units: block | block:2 | class:NAME[=RESHARD][,NAME] | params:1e8[;leaf=NAME][;exclude=NAME] | root | titan; "
-     "P|Q: what either wants"},
-    {"--reshard-after-forward", &Flags::reshard,
-     "auto (what the wrap policy says) | true | false | ranks that keep a unit together, for every unit"},
-    {"--replicate", &Flags::replicate, "replicas of the sharded model (hybrid sharding)"},
-    {"--grad-sync", &Flags::grad_sync, "every | last | reduce-scatter-only, over micro-batches"},
-    {"--forward-prefetch", &Flags::forward_prefetch, "units gathered ahead in forward, explicitly"},
-    {"--backward-prefetch", &Flags::backward_prefetch,
-     "units gathered ahead in backward: N | pre | none; fsdp1 also post"},
-    {"--limit-all-gathers", &Flags::limit_all_gathers, "fsdp1's rate limiter: true (default) | false"},
-    {"--use-orig-params", &Flags::use_orig_params, "fsdp1: true (default; parameters aligned in the flat one) | false"},
-    {"--activation-checkpointing", &Flags::checkpointing, "none | full | selective-op | every-N | first-N"},
-    {"--offload", &Flags::offload, "true: shards, sharded gradients and optimizer states live in host memory"},
-    {"--param-dtype", &Flags::param_dtype, "compute and all-gather: bf16 (default), fp32 (default on host), fp64"},
-    {"--reduce-dtype", &Flags::reduce_dtype, "reduce-scatter: fp32 (default), bf16"},
-    {"--optimizer", &Flags::optimizer, "adamw (default) | sgd"},
-    {"--clip-norm", &Flags::clip_norm, "clip gradients to this 2-norm"},
-    {"--seed", &Flags::seed, "initial weights and synthetic data"},
-};
+constexpr Limit kGlobalBatchTokens{"global_batch_tokens", 1, std::int64_t{1} << 50};
 
-void add_rows(const Command& command, Flags& flags, const FlagRow* begin, const FlagRow* end) {
-  for (const FlagRow* row = begin; row != end; ++row) command.option(row->name, flags.*(row->value), row->help);
+constexpr const char* kTarget = "Model and machine";
+constexpr const char* kBatch = "Sequences and batch";
+constexpr const char* kSharding = "Sharding";
+constexpr const char* kOrder = "Order of work";
+constexpr const char* kMemory = "Memory";
+constexpr const char* kNumerics = "Numbers and optimizer";
+
+std::vector<std::string> switch_words() { return {"true", "false"}; }
+std::vector<std::string> reshard_words() { return {"auto", "true", "false"}; }
+std::vector<std::string> dialect_words() { return {"fsdp2", "fsdp1", "ddp"}; }
+std::vector<std::string> grad_sync_words() { return {"every", "last", "reduce-scatter-only"}; }
+std::vector<std::string> prefetch_words() { return {"pre", "none", "post"}; }
+std::vector<std::string> dtype_words() { return {"bf16", "fp32", "fp64"}; }
+std::vector<std::string> optimizer_words() { return {"adamw", "sgd"}; }
+
+const std::vector<FlagRow>& setup_rows() {
+  static const std::vector<FlagRow> kRows = {
+      {"--model",
+       &Flags::model,
+       "catalog name (llama3-8b), config.json, or a folder that holds one",
+       {"MODEL", model_names},
+       kTarget,
+       KeptBy::command_line},
+      {"--cluster",
+       &Flags::cluster,
+       "catalog name (dgx-h100, host) or a cluster file",
+       {"CLUSTER", cluster_names},
+       kTarget,
+       KeptBy::command_line},
+      {"--gpus", &Flags::gpus, "GPUs in all; default: one node", "N", kTarget},
+      {"--costs", &Flags::costs, "costs.json of `calibrate`; default: datasheet and measured ceilings", "FILE", kTarget,
+       KeptBy::command_line},
+      {"--implementation",
+       &Flags::implementation,
+       "torchtitan (default), torchtitan-2025, torchtitan-2024, torchtitan-2024-07, hf, foundry, ... or native "
+       "(default "
+       "on --cluster host)",
+       {"NAME", implementation_names},
+       kTarget,
+       KeptBy::command_line},
+      {"--memory-limit", &Flags::memory_limit, "per GPU, such as 76GiB; default: usable memory less 5%", "SIZE",
+       kTarget, KeptBy::command_line},
+  };
+  return kRows;
+}
+
+const std::vector<FlagRow>& plan_rows() {
+  static const std::vector<FlagRow> kRows = {
+      {"--seq-len", &Flags::seq_len,
+       "tokens per sequence, such as 8192 or 8k (k is 1,024); default: what the model allows", "TOKENS", kBatch},
+      {"--micro-batch", &Flags::micro_batch, "sequences per GPU and micro-batch", "N", kBatch},
+      {"--grad-accum", &Flags::grad_accum, "micro-batches per step", "N", kBatch},
+      {"--global-batch", &Flags::global_batch,
+       "sequences per step over all GPUs; any two of these three decide the third", "N", kBatch},
+      {"--global-batch-tokens", &Flags::global_batch_tokens,
+       "the same in tokens, such as 4M (M is 1,048,576): a multiple of the sequence", "TOKENS", kBatch},
+      {"--dialect",
+       &Flags::dialect,
+       "order of work: fsdp2 (default; fsdp2@2.11 as that PyTorch does), fsdp1, ddp",
+       {"DIALECT", dialect_words},
+       kSharding},
+      {"--wrap",
+       &Flags::wrap,
+       "units: " + join(wrap_forms(), " | ") + "; P|Q: what either wants",
+       {"POLICY", wrap_words},
+       kSharding},
+      {"--reshard-after-forward",
+       &Flags::reshard,
+       "auto (what the wrap policy says) | true | false | ranks that keep a unit together, for every unit",
+       {"RESHARD", reshard_words},
+       kSharding},
+      {"--replicate", &Flags::replicate, "replicas of the sharded model (hybrid sharding)", "N", kSharding},
+      {"--grad-sync",
+       &Flags::grad_sync,
+       "every | last | reduce-scatter-only, over micro-batches",
+       {"WHEN", grad_sync_words},
+       kOrder},
+      {"--forward-prefetch", &Flags::forward_prefetch, "units gathered ahead in forward, explicitly", "N", kOrder},
+      {"--backward-prefetch",
+       &Flags::backward_prefetch,
+       "units gathered ahead in backward: N | pre | none; fsdp1 also post",
+       {"N", prefetch_words},
+       kOrder},
+      {"--limit-all-gathers",
+       &Flags::limit_all_gathers,
+       "fsdp1's rate limiter: true (default) | false",
+       {"BOOL", switch_words, "true"},
+       kOrder},
+      {"--use-orig-params",
+       &Flags::use_orig_params,
+       "fsdp1: true (default; parameters aligned in the flat one) | false",
+       {"BOOL", switch_words, "true"},
+       kOrder},
+      {"--activation-checkpointing",
+       &Flags::checkpointing,
+       join(checkpointing_forms(), " | "),
+       {"POLICY", checkpointing_forms},
+       kMemory},
+      {"--offload",
+       &Flags::offload,
+       "shards, sharded gradients and optimizer states live in host memory",
+       {"BOOL", switch_words, "true"},
+       kMemory},
+      {"--param-dtype",
+       &Flags::param_dtype,
+       "compute and all-gather: bf16 (default), fp32 (default on host), fp64",
+       {"DTYPE", dtype_words},
+       kNumerics},
+      {"--reduce-dtype",
+       &Flags::reduce_dtype,
+       "reduce-scatter: fp32 (default), bf16",
+       {"DTYPE", dtype_words},
+       kNumerics},
+      {"--optimizer", &Flags::optimizer, "adamw (default) | sgd", {"NAME", optimizer_words}, kNumerics},
+      {"--clip-norm", &Flags::clip_norm, "clip gradients to this 2-norm; none: not at all (default)", "NORM",
+       kNumerics},
+      {"--seed", &Flags::seed, "initial weights and synthetic data", "N", kNumerics},
+  };
+  return kRows;
+}
+
+void add_rows(const Command& command, Flags& flags, const std::vector<FlagRow>& rows) {
+  for (const FlagRow& row : rows) command.group(row.group).option(row.name, flags.*(row.value), row.help, row.shown);
 }
 
 std::int64_t sequence_length(const Flags& flags, const ModelGraph& model) {
-  if (flags.seq_len) return parse_count(*flags.seq_len, kSeqLen);
+  if (flags.seq_len) return parse_tokens(*flags.seq_len, kSeqLen);
   if (model.max_seq_len) return *model.max_seq_len;
   throw InputError("--seq-len", "is missing and " + model.name + " does not state one",
                    "give the tokens per sequence, such as --seq-len 4096");
@@ -107,21 +191,6 @@ int backward_prefetch_of(const std::string& text, Dialect dialect) {
   return static_cast<int>(parse_count(text, kBackwardPrefetch));
 }
 
-bool parse_switch(const std::string& text, const char* flag) {
-  if (text != "true" && text != "false")
-    throw InputError(flag, "'" + text + "' is neither true nor false", "give one of them");
-  return text == "true";
-}
-
-double clip_of(const std::string& text) {
-  double value = 0;
-  const auto [end, problem] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (problem != std::errc() || end != text.data() + text.size() || !std::isfinite(value) || value <= 0) {
-    throw InputError("--clip-norm", "'" + text + "' is not a positive number", "give the largest 2-norm, such as 1.0");
-  }
-  return value;
-}
-
 // "fsdp2@2.11": the dialect, and the release of PyTorch that it follows.
 void parse_dialect_of(const std::string& text, PlanChoices& c) {
   const std::size_t at = text.find('@');
@@ -135,13 +204,33 @@ std::optional<T> parsed(const Text& text, const Parse& parse) {
   return static_cast<T>(parse(*text));
 }
 
+// Sequences of a step that is given in tokens.
+std::int64_t sequences_of(const Flags& f, std::int64_t seq_len) {
+  if (f.global_batch)
+    throw InputError("--global-batch-tokens", "and --global-batch both say how large a step is", "give one of the two");
+  const std::int64_t tokens = parse_tokens(*f.global_batch_tokens, kGlobalBatchTokens);
+  if (tokens % seq_len == 0) return tokens / seq_len;
+  const std::int64_t below = tokens - tokens % seq_len, above = below + seq_len;
+  throw InputError(
+      "--global-batch-tokens",
+      fmt::format("{} tokens are no whole number of sequences of {}", with_commas(tokens), with_commas(seq_len)),
+      below == 0 ? fmt::format("give at least {}", above) : fmt::format("give {} or {}", below, above));
+}
+
+// What is wrong with a batch that was given in tokens is said of that flag.
+InputError naming_batch(const InputError& error, const Flags& f) {
+  const bool tokens = f.global_batch_tokens && error.file().empty() && error.field() == "global_batch";
+  return tokens ? error.at("--global-batch-tokens") : error;
+}
+
 // The flags of add_plan_flags as values; `ranks` bounds the global batch.
-PlanChoices choices_of(const Flags& f, std::int64_t ranks) {
+PlanChoices choices_of(const Flags& f, std::int64_t ranks, std::int64_t seq_len) {
   PlanChoices c;
   c.micro_batch = parse_optional_count(f.micro_batch, kMicroBatch);
   c.grad_accum = parse_optional_count(f.grad_accum, kGradAccum);
   c.global_batch =
       parse_optional_count(f.global_batch, {"global_batch", 1, ranks * kMicroBatch.most * kGradAccum.most});
+  if (f.global_batch_tokens) c.global_batch = sequences_of(f, seq_len);
   if (f.dialect) parse_dialect_of(*f.dialect, c);
   c.wrap = f.wrap;
   c.checkpointing = f.checkpointing;
@@ -158,7 +247,8 @@ PlanChoices choices_of(const Flags& f, std::int64_t ranks) {
   c.param_dtype = parsed<DType>(f.param_dtype, [](auto& t) { return parse_dtype(t, "--param-dtype"); });
   c.reduce_dtype = parsed<DType>(f.reduce_dtype, [](auto& t) { return parse_dtype(t, "--reduce-dtype"); });
   c.optimizer = parsed<OptimizerKind>(f.optimizer, [](auto& t) { return parse_optimizer(t, "--optimizer"); });
-  c.clip_norm = parsed<double>(f.clip_norm, clip_of);
+  if (f.clip_norm && f.clip_norm != "none")
+    c.clip_norm = parse_positive(*f.clip_norm, "--clip-norm", "give the largest 2-norm, such as 1.0, or none");
   c.seed = parsed<std::uint64_t>(f.seed, [](auto& t) { return parse_count(t, "--seed", 0, INT64_MAX); });
   return c;
 }
@@ -168,17 +258,15 @@ PlanTarget target_of(const Setup& setup) { return {setup.cluster.gpus, setup.seq
 }  // namespace
 
 void add_setup_flags(const Command& command, Flags& flags) {
-  add_rows(command, flags, std::begin(kSetup), std::end(kSetup));
-  command.flag("--compile", flags.compile, "the implementation's compiled variant");
+  add_rows(command, flags, setup_rows());
+  command.group(kTarget).flag("--compile", flags.compile, "the implementation's compiled variant");
 }
 
-void add_plan_flags(const Command& command, Flags& flags) {
-  add_rows(command, flags, std::begin(kPlan), std::end(kPlan));
-}
+void add_plan_flags(const Command& command, Flags& flags) { add_rows(command, flags, plan_rows()); }
 
 std::string flags_beside_the_plan(const Flags& flags) {
   std::string text;
-  for (const FlagRow& row : kSetup)
+  for (const FlagRow& row : setup_rows())
     if (const Text& value = flags.*(row.value); value && row.kept == KeptBy::command_line)
       text += fmt::format("{}{} {}", text.empty() ? "" : " ", row.name, shell_word(*value));
   return text + (flags.compile ? " --compile" : "");
@@ -192,43 +280,6 @@ std::string shell_word(const std::string& text) {
   return word + "'";
 }
 
-std::int64_t parse_count(const std::string& text, const std::string& where, std::int64_t least, std::int64_t most) {
-  std::int64_t value = 0;
-  const auto [end, problem] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (problem != std::errc() || end != text.data() + text.size() || value < least || value > most) {
-    throw InputError(where,
-                     "'" + text + "' is not a whole number from " + with_commas(least) + " to " + with_commas(most),
-                     "give one, in digits");
-  }
-  return value;
-}
-
-std::optional<std::int64_t> parse_optional_count(const Text& text, const char* flag, std::int64_t least,
-                                                 std::int64_t most) {
-  if (!text) return std::nullopt;
-  return parse_count(*text, flag, least, most);
-}
-
-std::int64_t parse_count(const std::string& text, const Limit& limit) {
-  return parse_count(text, std::string(flag_of(limit.field)), limit.least, limit.most);
-}
-
-std::optional<std::int64_t> parse_optional_count(const Text& text, const Limit& limit) {
-  if (!text) return std::nullopt;
-  return parse_count(*text, limit);
-}
-
-double parse_percent(const std::string& text, const std::string& where) {
-  double value = 0;
-  const auto [end, problem] = std::from_chars(text.data(), text.data() + text.size(), value);
-  const bool ends_in_percent = problem == std::errc() && end + 1 == text.data() + text.size() && *end == '%';
-  if (!ends_in_percent || !std::isfinite(value) || value < 0 || value > 1000) {
-    throw InputError(where, "'" + text + "' is not a percentage from 0% to 1000%",
-                     "write it with its sign, such as 5%");
-  }
-  return value / 100;
-}
-
 Setup resolve_setup(const Flags& flags, const ShardingPlan* plan) {
   if (!flags.model)
     throw InputError("--model", "is missing", "give a catalog name (see `fsdp-plan show model`) or a config.json");
@@ -238,7 +289,9 @@ Setup resolve_setup(const Flags& flags, const ShardingPlan* plan) {
   if (plan != nullptr && gpus && *gpus != plan->ranks()) {
     throw InputError("--gpus", fmt::format("is {}, but the plan is for {} GPUs", *gpus, plan->ranks()), "leave it out");
   }
-  const std::int64_t asked = plan != nullptr ? plan->seq_len : flags.seq_len ? parse_count(*flags.seq_len, kSeqLen) : 0;
+  const std::int64_t asked = plan != nullptr ? plan->seq_len
+                             : flags.seq_len ? parse_tokens(*flags.seq_len, kSeqLen)
+                                             : 0;
   Setup setup;
   setup.model = load_model(*flags.model, asked);
   setup.cluster = named_cluster(*flags.cluster, plan != nullptr ? plan->ranks() : gpus.value_or(0));
@@ -259,7 +312,7 @@ Setup resolve_setup(const Flags& flags, const ShardingPlan* plan) {
 }
 
 ShardingPlan plan_from_file(const Flags& flags) {
-  for (const FlagRow& row : kPlan) {
+  for (const FlagRow& row : plan_rows()) {
     if (flags.*(row.value))
       throw InputError(row.name, "contradicts --plan, which decides it already", "leave out one of the two");
   }
@@ -270,17 +323,28 @@ ShardingPlan plan_from_file(const Flags& flags) {
 
 ShardingPlan plan_from_flags(const Flags& flags, const Setup& setup) {
   try {
-    return plan_of(choices_of(flags, setup.cluster.gpus), setup.model, target_of(setup));
+    return plan_of(choices_of(flags, setup.cluster.gpus, setup.seq_len), setup.model, target_of(setup));
   } catch (const InputError& e) {
-    throw naming_plan_flags(e);
+    throw naming_given_flags(e, flags);
   }
 }
 
 SearchOptions search_from_flags(const Flags& flags, const Setup& setup) {
-  SearchOptions options = search_of(choices_of(flags, setup.cluster.gpus), setup.model, target_of(setup));
-  options.selective_op = setup.implementation->keeps_selectively != nullptr;
-  options.memory_limit = *setup.options.memory_limit;
-  return options;
+  try {
+    SearchOptions options =
+        search_of(choices_of(flags, setup.cluster.gpus, setup.seq_len), setup.model, target_of(setup));
+    options.selective_op = setup.implementation->keeps_selectively != nullptr;
+    options.memory_limit = *setup.options.memory_limit;
+    return options;
+  } catch (const InputError& e) {
+    throw naming_batch(e, flags);
+  }
+}
+
+InputError naming_given_flags(const InputError& error, const Flags& flags) {
+  const bool of_reshard = error.file() == "plan" && error.field().ends_with("reshard_after_forward");
+  if (of_reshard && !flags.reshard && flags.wrap) return error.at("--wrap");  // "class:NAME=8"
+  return naming_plan_flags(naming_batch(error, flags));
 }
 
 }  // namespace fsdp::cli

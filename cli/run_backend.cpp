@@ -57,7 +57,9 @@ void add_backend_flags(const Command& command, BackendFlags& f) {
   command.option("--backend", f.backend,
                  "host: ranks are threads of this process; mpi: processes that mpirun or srun started; cuda: either, "
                  "on NVIDIA GPUs",
-                 "BACKEND");
+                 {"BACKEND", [] {
+                    return std::vector<std::string>{"host", "mpi", "cuda"};
+                  }});
   command.option("--devices", f.devices, "cuda: GPUs of this machine to use, rank by rank, as 0,2,3; default all",
                  "LIST");
   command.flag("--virtual-ranks", f.virtual_ranks,
@@ -67,7 +69,7 @@ void add_backend_flags(const Command& command, BackendFlags& f) {
   command.option("--cluster", f.cluster.cluster,
                  "cuda: what these GPUs are, for the measurement; default: as the driver describes them. Of "
                  "--emulate-world: what is emulated",
-                 "CLUSTER");
+                 {"CLUSTER", cluster_names});
   command.option("--costs", f.cluster.costs, "of --emulate-world: costs.json; default the cluster's datasheet", "FILE");
 }
 

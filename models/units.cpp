@@ -38,16 +38,17 @@ struct Parsed {
   Unit unit{};
 };
 
-// A plain decimal number ("80", "3.35", "1e-5") directly followed by one of `units`.
+// A plain decimal number ("80", "3.35", "1e-5") and one of `units`, with at most one space between them.
 std::optional<Parsed> split(std::string_view text, std::span<const Unit> units) {
   if (text.empty() || !((text[0] >= '0' && text[0] <= '9') || text[0] == '.'))
-    return std::nullopt;  // no sign, no space, no "nan"
+    return std::nullopt;  // no sign, no space before it, no "nan"
   Parsed p;
   const char* end = text.data() + text.size();
   const auto [rest, error] = std::from_chars(text.data(), end, p.number);
   if (error != std::errc() || !std::isfinite(p.number)) return std::nullopt;
   p.digits = std::string_view(text.data(), static_cast<std::size_t>(rest - text.data()));
-  const std::string_view suffix(rest, static_cast<std::size_t>(end - rest));
+  std::string_view suffix(rest, static_cast<std::size_t>(end - rest));
+  if (suffix.starts_with(' ')) suffix.remove_prefix(1);
   for (const Unit& u : units) {
     if (suffix == u.suffix) {
       p.unit = u;

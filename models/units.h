@@ -2,7 +2,7 @@
 // the only ones that exist, and each is a sentence of physics. Text carries its unit and the parser is strict:
 //
 //   parse_bytes("80GiB", "gpu.json: memory")      -> Bytes{85899345920}
-//   parse_rate("400Gb/s", "--fabric")             -> BytesPerSecond{5e10}   (b = bit, B = byte; G = 1000^3)
+//   parse_rate("400 Gb/s", "--fabric")            -> BytesPerSecond{5e10}   (b = bit, B = byte; G = 1000^3)
 //   parse_bytes("80", "--memory-limit")           -> InputError: expected a size with its unit, such as "80GiB"
 //
 // Absent on purpose: implicit conversion from a bare number, and any way to add bytes to seconds.
@@ -60,8 +60,8 @@ constexpr BytesPerSecond operator/(Bytes b, Seconds s) {
 }
 constexpr FlopsPerSecond operator/(Flops f, Seconds s) { return FlopsPerSecond(f.count() / s.count()); }
 
-// Strict parsers: a number directly followed by a unit, and nothing else. They throw InputError(where, ...) on anything
-// else and on negative, non-finite or overflowing values.
+// Strict parsers: a number and a unit with at most one space between them, and nothing else. They throw
+// InputError(where, ...) on anything else and on negative, non-finite or overflowing values.
 [[nodiscard]] Bytes parse_bytes(std::string_view text, const Origin& where);          // B KiB MiB GiB TiB kB MB GB TB
 [[nodiscard]] BytesPerSecond parse_rate(std::string_view text, const Origin& where);  // B/s .. TB/s, b/s .. Tb/s
 [[nodiscard]] FlopsPerSecond parse_flops_rate(std::string_view text, const Origin& where);  // FLOP/s .. PFLOP/s

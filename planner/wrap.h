@@ -34,6 +34,10 @@ namespace fsdp {
 [[nodiscard]] std::vector<Unit> wrap(const ModelGraph&, std::string_view policy, const Origin& where,
                                      const std::vector<std::string>& ignored = {});
 
+// The forms above, as a help lists them; those of them that need no argument, or come with one that is often chosen.
+[[nodiscard]] std::vector<std::string> wrap_forms();
+[[nodiscard]] std::vector<std::string> wrap_words();
+
 [[nodiscard]] std::vector<Unit> wrap_blocks(const ModelGraph&, std::int64_t blocks_per_unit);
 [[nodiscard]] std::vector<Unit> wrap_classes(const ModelGraph&,
                                              const std::vector<std::string>& classes);  // ModuleWrapPolicy
@@ -48,6 +52,9 @@ namespace fsdp {
 // how they are recomputed.
 [[nodiscard]] std::vector<std::string> checkpointed_modules(const ModelGraph&, std::string_view policy,
                                                             const Origin& where);
+[[nodiscard]] std::vector<std::string> checkpointing_forms();
+// The policy that gives a plan's checkpointed modules: "none", "every-2", "selective-op"; "3 modules" if none does.
+[[nodiscard]] std::string checkpointing_policy(const ShardingPlan&, const ModelGraph&);
 void set_checkpointing(ShardingPlan&, const ModelGraph&, std::string_view policy, const Origin& where);
 
 }  // namespace fsdp

@@ -38,8 +38,9 @@ struct TraceCut {
 // them is NaN or infinite.
 [[nodiscard]] std::string loss_chart(const std::vector<double>& losses, int width = 72, int height = 8);
 
-// A text table with aligned columns. Numbers right-aligned (a column is numeric when its header starts with '>').
+// A text table with aligned columns. Numbers right-aligned (a column is numeric when its header starts with '>'). A
+// table that is wider than `width` has its texts, never its numbers, broken into several lines, as far as that helps.
 [[nodiscard]] std::string table(const std::vector<std::string>& header,
-                                const std::vector<std::vector<std::string>>& rows);
+                                const std::vector<std::vector<std::string>>& rows, std::optional<int> width = {});
 
 }  // namespace fsdp

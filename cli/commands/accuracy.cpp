@@ -14,6 +14,7 @@
 #include "cli/files.h"
 #include "cli/options.h"
 #include "cli/report/accuracy_report.h"
+#include "cli/terminal/terminal.h"
 #include "simulator/published/cross_validation.h"
 #include "simulator/published/fit_runs.h"
 
@@ -127,6 +128,8 @@ void add_accuracy(const Command& app) {
   command.flag("--all", flags->all, "show every row, in the order of the file");
   command.flag("--markdown", flags->markdown, "the summary alone, as a Markdown table");
   command.flag("--json", flags->json, "one JSON object with every row");
+  command.examples({"fsdp-plan accuracy runs.csv --worst 5", "fsdp-plan accuracy runs.csv --markdown",
+                    "fsdp-plan accuracy runs.csv --cross-validate source-model"});
   command.runs([flags] { return accuracy_command(*flags); });
 }
 

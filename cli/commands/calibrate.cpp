@@ -15,6 +15,7 @@
 #include "cli/files.h"
 #include "cli/named_cluster.h"
 #include "cli/options.h"
+#include "cli/terminal/terminal.h"
 #include "executor/cuda_backend.h"
 #include "models/catalog.h"
 #include "models/input/error.h"
@@ -78,7 +79,7 @@ std::string constants_table(const CalibratedRuns& fitted) {
         lines.push_back({p.gpu, name_of(p.source, p.software_generation), c.name, fmt::format("{:.4g}", c.value),
                          fmt::format("{:.2g}", c.standard_error), std::to_string(c.rows)});
   std::stable_sort(lines.begin(), lines.end(), [](const auto& a, const auto& b) { return a[0] < b[0]; });
-  return table({"GPU", "platform", "constant", ">value", ">std. error", ">rows"}, lines);
+  return fitting_table({"GPU", "platform", "constant", ">value", ">std. error", ">rows"}, lines);
 }
 
 std::string platforms_table(const CalibratedRuns& fitted) {
@@ -87,7 +88,7 @@ std::string platforms_table(const CalibratedRuns& fitted) {
     lines.push_back({p.gpu, name_of(p.source, p.software_generation), std::to_string(p.rows),
                      fmt::format("{:.1f} %", 100 * p.before), fmt::format("{:.1f} %", 100 * p.after),
                      join(p.at_bound)});
-  return table({"GPU", "platform", ">rows", ">error before", ">after", "at the end of its range"}, lines);
+  return fitting_table({"GPU", "platform", ">rows", ">error before", ">after", "at the end of its range"}, lines);
 }
 
 int calibrate_runs(const CalibrateFlags& f) {
@@ -191,6 +192,9 @@ void add_calibrate(const Command& app) {
                  "FILE");
   command.option("--runs", flags->runs, "instead: fit a few constants per platform to published runs", "RUNS.csv");
   command.flag("--json", flags->json, "print the costs, one JSON object");
+  command.examples({"fsdp-plan calibrate --backend host --ranks 2 -o costs.json",
+                    "fsdp-plan calibrate --nccl-tests all_reduce.log --cluster dgx-h100 -o costs.json",
+                    "fsdp-plan calibrate --runs runs.csv -o fitted.json"});
   command.runs([flags] { return calibrate_command(*flags); });
 }
 

@@ -11,6 +11,7 @@
 #include "cli/files.h"
 #include "cli/options.h"
 #include "cli/report/report.h"
+#include "cli/terminal/terminal.h"
 #include "executor/checkpoint/export.h"
 #include "models/input/error.h"
 #include "models/units.h"
@@ -121,15 +122,20 @@ void add_checkpoint(const Command& app) {
   const Command command = app.add("checkpoint", "look into checkpoints that `run --save` wrote, verify or export them");
   command.needs_one_below();
   const auto flags = std::make_shared<CheckpointCommand>();
-  add(command, flags, "show", "what a checkpoint holds", show).flag("--json", flags->json, "its manifest");
-  add(command, flags, "verify", "read all of it and compare checksums; exit 1 if it is not whole", verify)
-      .flag("--json", flags->json, "one JSON object");
+  const Command showing = add(command, flags, "show", "what a checkpoint holds", show);
+  showing.flag("--json", flags->json, "its manifest");
+  showing.examples({"fsdp-plan checkpoint show checkpoints"});
+  const Command verifying =
+      add(command, flags, "verify", "read all of it and compare checksums; exit 1 if it is not whole", verify);
+  verifying.flag("--json", flags->json, "one JSON object");
+  verifying.examples({"fsdp-plan checkpoint verify checkpoints"});
   const Command exporting =
       add(command, flags, "export", "the parameters as plain safetensors under their own names", export_to);
   exporting.option("-o,--output", flags->output, "a folder, not there yet", "DIR");
   exporting.option("--dtype", flags->dtype, "fp64, fp32, bf16 or fp16; default: as saved", "DTYPE");
   exporting.option("--max-file-size", flags->max_file_size,
                    "split into files of at most this, such as 5GB, with an index", "SIZE");
+  exporting.examples({"fsdp-plan checkpoint export checkpoints -o weights --dtype bf16"});
 }
 
 }  // namespace fsdp::cli

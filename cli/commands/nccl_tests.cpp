@@ -9,6 +9,7 @@
 
 #include "cli/files.h"
 #include "cli/named_cluster.h"
+#include "cli/terminal/terminal.h"
 #include "models/input/suggest.h"
 #include "planner/costs/fitted.h"
 #include "simulator/published/nccl_tests.h"
@@ -83,7 +84,7 @@ std::string curves_table(const std::vector<CollectiveCurve>& curves) {
                     std::to_string(c.points.size()), human(Bytes(static_cast<std::int64_t>(c.points.front().size))),
                     human(Bytes(static_cast<std::int64_t>(c.points.back().size))), human(BytesPerSecond(bus))});
   }
-  return table({"collective", ">ranks", ">per node", ">sizes", ">from", ">to", ">best bus bandwidth"}, rows);
+  return fitting_table({"collective", ">ranks", ">per node", ">sizes", ">from", ">to", ">best bus bandwidth"}, rows);
 }
 
 }  // namespace

@@ -6,14 +6,16 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "cli/brief_json.h"
 #include "cli/commands.h"
-#include "cli/field_flags.h"
 #include "cli/files.h"
 #include "cli/options.h"
 #include "cli/predict.h"
 #include "cli/remedies.h"
 #include "cli/report/report.h"
+#include "cli/terminal/terminal.h"
 #include "models/input/error.h"
+#include "models/input/suggest.h"
 #include "planner/emit.h"
 #include "planner/search.h"
 #include "viz/viz.h"
@@ -26,7 +28,7 @@ using Json = nlohmann::ordered_json;
 struct PlanFlags {
   Flags shared;
   Text output, emit, emit_to;
-  bool json = false;
+  JsonForm json = JsonForm::none;
 };
 
 PlanResult search_with_progress(const Flags& flags, const Setup& setup) {
@@ -39,7 +41,7 @@ PlanResult search_with_progress(const Flags& flags, const Setup& setup) {
     return search(setup.model, setup.cluster, *setup.implementation, options,
                   [&](const ShardingPlan& plan) { return score_plan(plan, setup); });
   } catch (const InputError& e) {
-    throw naming_plan_flags(e);
+    throw naming_given_flags(e, flags);
   }
 }
 
@@ -63,7 +65,7 @@ std::string rivals_table(const PlanResult& result) {
     naive_shown = true;
   }
   if (!naive_shown) rows.push_back(row_of(result.naive, "for comparison: the flags rule it out"));
-  return table({"plan", ">step", ">peak", "verdict", "why"}, rows);
+  return fitting_table({"plan", ">step", ">peak", "verdict", "why"}, rows);
 }
 
 std::string next_command(const PlanFlags& f, const Setup& setup) {
@@ -146,7 +148,7 @@ void check_flags(const PlanFlags& f) {
   }
   if (f.emit_to && !f.emit)
     throw InputError("--emit-to", "needs --emit", fmt::format("give --emit {}", fmt::join(formats, " or ")));
-  if (f.json && f.emit && !f.emit_to)
+  if (f.json != JsonForm::none && f.emit && !f.emit_to)
     throw InputError("--emit", "and --json both print on standard output", "give --emit-to FILE");
 }
 
@@ -168,11 +170,11 @@ int nothing_fits(const PlanFlags& f, const Setup& setup, const PlanResult& resul
     remedies = try_remedies(f.shared, setup, *result.least,
                             [&](const std::string& change) { progress.say("plan: tries " + change); });
   }
-  if (f.json) {
+  if (f.json != JsonForm::none) {
     Json json = result_json(result, nullptr);
     json["least"] = candidate_json(*result.least);
     json["remedies"] = remedies_json(remedies);
-    print(stdout, json.dump(2) + "\n");
+    print(stdout, printed(json.dump(2) + "\n", f.json));
   }
   std::string said = "Does not fit: " + result.why_none + "\n" +
                      workload(setup.model.name, setup.seq_len, setup.cluster.gpus, setup.cluster.name) +
@@ -213,15 +215,15 @@ int plan_command(const PlanFlags& f) {
   const int code = !f.emit || emit_plan(f, prediction, plan, setup) ? kDone : kAnswerIsNo;
   std::vector<Remedy> remedies;
   if (result.best->score.verdict == Verdict::tight) remedies = try_compiling(f.shared, setup, *result.best);
-  if (f.json) {
+  if (f.json != JsonForm::none) {
     Json json = result_json(result, &prediction);
     if (!remedies.empty()) json["remedies"] = remedies_json(remedies);
-    print(stdout, json.dump(2) + "\n");
+    print(stdout, printed(json.dump(2) + "\n", f.json));
     return code;
   }
   std::FILE* out = f.emit && !f.emit_to ? stderr : stdout;
   print(out, bold(out, verdict_line(prediction)));
-  print(out, "Choice: " + plan_label(plan) + "\n" + basis(prediction, plan, setup.costs));
+  print(out, "Choice: " + plan_label(plan, &setup.model) + "\n" + basis(prediction, plan, setup.costs));
   if (!result.searched.empty())
     print(out,
           "Searched: " + result.searched +
@@ -239,10 +241,17 @@ void add_plan(const Command& app) {
   const Command command = app.add("plan", "pick a plan: the verdict, its rivals and why they lost, the next command");
   add_setup_flags(command, flags->shared);
   add_plan_flags(command, flags->shared);
-  command.option("-o,--output", flags->output, "write the plan here", "FILE");
-  command.option("--emit", flags->emit, "print a script or config: pytorch, accelerate, torchtitan", "FORMAT");
-  command.option("--emit-to", flags->emit_to, "write what --emit makes here", "FILE");
-  command.flag("--json", flags->json, "one JSON object with plan and prediction");
+  const Command output = command.group("Output");
+  output.option("-o,--output", flags->output, "write the plan here", "FILE");
+  output.option("--emit", flags->emit, "print a script or config: " + join(emit_formats()), {"FORMAT", emit_formats});
+  output.option("--emit-to", flags->emit_to, "write what --emit makes here", "FILE");
+  output.json(flags->json, "one JSON object with plan and prediction");
+  command.explains_words();
+  command.examples({"fsdp-plan plan --model llama3-8b --cluster dgx-h100 --gpus 8 --seq-len 8k -o plan.json",
+                    "fsdp-plan plan --model llama3-8b --cluster dgx-h100 --gpus 64 --seq-len 8k "
+                    "--global-batch-tokens 4M",
+                    "fsdp-plan plan --model qwen2.5-7b --cluster dgx-h100 --seq-len 4k --offload --memory-limit 40GiB",
+                    "fsdp-plan plan --model llama3-8b --cluster dgx-h100 --seq-len 8k --wrap titan --emit pytorch"});
   command.runs([flags] { return plan_command(*flags); });
 }
 

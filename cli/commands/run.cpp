@@ -10,6 +10,7 @@
 #include <memory>
 #include <optional>
 
+#include "cli/brief_json.h"
 #include "cli/checkpoints.h"
 #include "cli/commands.h"
 #include "cli/files.h"
@@ -17,6 +18,7 @@
 #include "cli/report/report.h"
 #include "cli/report/train_log.h"
 #include "cli/run_backend.h"
+#include "cli/terminal/terminal.h"
 #include "cli/training.h"
 #include "executor/mpi_backend.h"
 #include "executor/ranks/signals.h"
@@ -33,7 +35,8 @@ struct RunFlags {
   Flags shared;  // --plan and --model only
   BackendFlags machine;
   Text steps, warmup, until_noise, max_steps, watchdog, output, trace, prediction;
-  bool json = false;
+  JsonForm json = JsonForm::none;
+  bool check = false;
   TrainingFlags training;
   CheckpointFlags checkpoints;
 };
@@ -50,6 +53,7 @@ void check_flags(const RunFlags& f) {
   check_training_flags(f.training, f.output);
   if (f.steps && f.until_noise)
     throw InputError("--steps", "has no meaning with --until-noise", "give --max-steps, or one of the two alone");
+  if (f.check && !f.prediction) throw InputError("--check", "has nothing to compare with", "give --prediction FILE");
   if (f.max_steps && !f.until_noise)
     throw InputError("--max-steps", "has no meaning without --until-noise", "give --steps for a fixed number");
 }
@@ -102,7 +106,7 @@ RunOptions run_options(const RunFlags& f) {
     options.steps = f.max_steps ? static_cast<int>(parse_count(*f.max_steps, "--max-steps", kFewestToSettle, 1'000'000))
                                 : kMostNoiseSteps;
   }
-  if (f.warmup) options.warmup_steps = static_cast<int>(parse_count(*f.warmup, "--warmup", 1, 1000));
+  if (f.warmup) options.warmup_steps = static_cast<int>(parse_count(*f.warmup, "--warmup", 0, 1000));
   return options;
 }
 
@@ -177,7 +181,7 @@ std::string trained_text(const Measurement& m, const ShardingPlan& plan) {
   return fmt::format(
       "\n{}Trained {} steps ({} of them warm-up of the measurement), {} tokens: loss {:.4f} at the first, {:.4f} at "
       "the last.\n",
-      loss_chart(m.losses), steps, steps - m.step_seconds.size(),
+      loss_chart(m.losses, chart_width(12)), steps, steps - m.step_seconds.size(),
       with_commas(static_cast<std::int64_t>(steps) * plan.tokens_per_step()), m.losses.front(), m.losses.back());
 }
 
@@ -239,9 +243,13 @@ int run_here(const RunFlags& f, Launch* others) {
                               "does not; give a lower --lr\n",
                               trained.steps_before + (bad - measured.losses.begin()) + 1));
   if (measured.early_stop) print(stderr, stopped_line(f, *measured.early_stop, trained.steps_before));
-  if (f.json) {
-    print(stdout, to_json_text(measured));
-    return status;
+  std::optional<ValidationReport> report;
+  if (prediction) report = compare(*prediction, measured);
+  const int code = status == kDone && f.check && !report->within ? kAnswerIsNo : status;
+  if (f.json != JsonForm::none) {
+    print(stdout, printed(to_json_text(measured), f.json));
+    if (f.check) print(stderr, validation_line(*report, Tolerances{}));
+    return code;
   }
   print(stdout, bold(stdout, measured_line(measured, plan.tokens_per_step())));
   print(stdout,
@@ -249,10 +257,10 @@ int run_here(const RunFlags& f, Launch* others) {
             measurement_lines(measured));
   for (const std::string& doubt : doubts(measured)) print(stderr, "note: " + doubt + "\n");
   print(stdout, trained_text(measured, plan));
-  if (prediction) print(stdout, validation_line(compare(*prediction, measured), Tolerances{}));
+  if (report) print(stdout, validation_line(*report, Tolerances{}));
   if (f.trace) print(stdout, trace_line(*f.trace, trained.programs.of(0).steady_step));
   if (f.output) print(stdout, next_command(f));
-  return status;
+  return code;
 }
 
 // Every rank's process comes here and sees the same errors: one of them speaks, and one reports.
@@ -279,22 +287,34 @@ int run_command(const RunFlags& f) {
 void add_run(const Command& app) {
   auto flags = std::make_shared<RunFlags>();
   const Command command = app.add("run", "execute a plan: real training steps, measured by instruments");
-  command.option("--plan", flags->shared.plan, "plan.json", "FILE");
-  command.option("--model", flags->shared.model, "the model that the plan was made for");
-  add_backend_flags(command, flags->machine);
-  command.option("--steps", flags->steps, "measured steps of training; default 5", "N");
-  command.option("--warmup", flags->warmup,
-                 "steps of training before those, not measured; default 2; with --until-noise at least", "N");
-  command.option("--until-noise", flags->until_noise,
-                 "instead of --steps: until the median step is known this well, as 2%", "PERCENT");
-  command.option("--max-steps", flags->max_steps, "most steps of --until-noise; default 500", "N");
-  command.option("--watchdog", flags->watchdog, "end a run that makes no progress for this long; default 60s", "TIME");
-  command.option("--prediction", flags->prediction, "prediction.json to compare with, and to draw in --trace", "FILE");
-  command.option("-o,--output", flags->output, "write the measurement here", "FILE");
-  command.option("--trace", flags->trace, "write a Perfetto / Chrome trace here", "FILE");
-  command.flag("--json", flags->json, "one JSON object");
-  add_training_flags(command, flags->training);
-  add_checkpoint_flags(command, flags->checkpoints);
+  const Command what = command.group("Plan and machine");
+  what.option("--plan", flags->shared.plan, "plan.json", "FILE");
+  what.option("--model", flags->shared.model, "the model that the plan was made for", {"MODEL", model_names});
+  add_backend_flags(what, flags->machine);
+  const Command measuring = command.group("Measuring");
+  measuring.option("--steps", flags->steps, "measured steps of training; default 5", "N");
+  measuring.option("--warmup", flags->warmup,
+                   "steps of training before those, not measured; default 2; with --until-noise at least. The first "
+                   "step, which allocates, is never measured: 0 is as 1",
+                   "N");
+  measuring.option("--until-noise", flags->until_noise,
+                   "instead of --steps: until the median step is known this well, as 2%", "PERCENT");
+  measuring.option("--max-steps", flags->max_steps, "most steps of --until-noise; default 500", "N");
+  measuring.option("--watchdog", flags->watchdog, "end a run that makes no progress for this long; default 60s",
+                   "TIME");
+  measuring.option("--prediction", flags->prediction, "prediction.json to compare with, and to draw in --trace",
+                   "FILE");
+  measuring.flag("--check", flags->check, "exit code 1 if the run is outside the tolerances of `validate`");
+  add_training_flags(command.group("Training"), flags->training);
+  add_checkpoint_flags(command.group("Checkpoints"), flags->checkpoints);
+  const Command output = command.group("Output");
+  output.option("-o,--output", flags->output, "write the measurement here", "FILE");
+  output.option("--trace", flags->trace, "write a Perfetto / Chrome trace here", "FILE");
+  output.json(flags->json, "one JSON object");
+  command.examples({"fsdp-plan run --plan plan.json --model tiny-llama --backend host --steps 20 -o measurement.json",
+                    "fsdp-plan run --plan plan.json --model tiny-llama --backend host --prediction prediction.json "
+                    "--check",
+                    "fsdp-plan run --plan plan.json --model llama3-8b --backend cuda --until-noise 2%"});
   command.runs([flags] { return run_command(*flags); });
 }
 

@@ -8,8 +8,10 @@
 #include "cli/files.h"
 #include "cli/named_cluster.h"
 #include "cli/report/report.h"
+#include "cli/terminal/terminal.h"
 #include "executor/checkpoint/size.h"
 #include "models/input/error.h"
+#include "models/input/suggest.h"
 #include "planner/emit.h"
 #include "planner/layout.h"
 #include "viz/viz.h"
@@ -41,15 +43,16 @@ std::string cluster_text(const ClusterSpec& c) {
   const GpuSpec& g = c.gpu;
   return fmt::format("{}: {} GPUs, {} node{} of {}\n", c.name, c.gpus, c.nodes(), c.nodes() == 1 ? "" : "s",
                      c.gpus_per_node) +
-         table({"what", ">value"}, {{"GPU", g.name},
-                                    {"memory, as sold", human(g.memory)},
-                                    {"memory, usable", human(g.usable_memory)},
-                                    {"bf16, dense peak", rate(g.bf16.count(), human(g.bf16))},
-                                    {"fp32, dense peak", rate(g.fp32.count(), human(g.fp32))},
-                                    {"memory bandwidth", rate(g.memory_bandwidth.count(), human(g.memory_bandwidth))},
-                                    {"ring inside a node, per GPU", rate(c.intra_bus.count(), human(c.intra_bus))},
-                                    {"ring between nodes, per GPU", rate(c.inter_bus.count(), human(c.inter_bus))},
-                                    {"context and communicators", human(c.fixed_memory)}});
+         fitting_table({"what", ">value"},
+                       {{"GPU", g.name},
+                        {"memory, as sold", human(g.memory)},
+                        {"memory, usable", human(g.usable_memory)},
+                        {"bf16, dense peak", rate(g.bf16.count(), human(g.bf16))},
+                        {"fp32, dense peak", rate(g.fp32.count(), human(g.fp32))},
+                        {"memory bandwidth", rate(g.memory_bandwidth.count(), human(g.memory_bandwidth))},
+                        {"ring inside a node, per GPU", rate(c.intra_bus.count(), human(c.intra_bus))},
+                        {"ring between nodes, per GPU", rate(c.inter_bus.count(), human(c.inter_bus))},
+                        {"context and communicators", human(c.fixed_memory)}});
 }
 
 int show_cluster(const ShowFlags& f) {
@@ -88,8 +91,8 @@ std::string units_table(const ShardingPlan& plan, const ModelGraph* model) {
     rows.back().push_back(with_commas(layouts[u].numel));
     rows.back().push_back(with_commas(layouts[u].shard_elements));
   }
-  if (layouts.empty()) return table({">unit", "modules", "reshard"}, rows) + "(--model adds sizes)\n";
-  return table({">unit", "modules", "reshard", ">parameters", ">parameters per shard"}, rows);
+  if (layouts.empty()) return fitting_table({">unit", "modules", "reshard"}, rows) + "(--model adds sizes)\n";
+  return fitting_table({">unit", "modules", "reshard", ">parameters", ">parameters per shard"}, rows);
 }
 
 std::string checkpoint_line(const CheckpointSize& size) {
@@ -120,8 +123,8 @@ int show_plan(const ShowFlags& f) {
     print(stdout, to_json_text(plan));
     return kDone;
   }
-  print(stdout, fmt::format("{} for {} on {} ranks, {} tokens per sequence\n", plan_label(plan), plan.model_name,
-                            plan.ranks(), plan.seq_len));
+  print(stdout, fmt::format("{} for {} on {} ranks, {} tokens per sequence\n",
+                            plan_label(plan, model ? &*model : nullptr), plan.model_name, plan.ranks(), plan.seq_len));
   print(stdout,
         fmt::format("{} parameters, {} gradients reduced, {} shards; {}; digest {}\n\n", name(plan.param_dtype),
                     name(plan.reduce_dtype), name(plan.master_dtype), name(plan.optimizer.kind), plan.digest()));
@@ -135,20 +138,25 @@ int show_plan(const ShowFlags& f) {
 void add_show_cluster(const Command& show) {
   auto flags = std::make_shared<ShowFlags>();
   const Command command = show.add("cluster", "a cluster's GPU, nodes and links; without a name, the catalog");
-  command.option("name", flags->name, "catalog name or file");
-  command.option("--gpus", flags->shared.gpus, "GPUs in all");
+  command.option("name", flags->name, "catalog name or file", {"CLUSTER", cluster_names});
+  command.option("--gpus", flags->shared.gpus, "GPUs in all", "N");
   command.flag("--file", flags->file, "as a cluster file: change it, then give it to --cluster");
   command.flag("--json", flags->json, "one JSON object");
+  command.examples({"fsdp-plan show cluster", "fsdp-plan show cluster dgx-h100 --gpus 64",
+                    "fsdp-plan show cluster dgx-h100 --file > mine.json"});
   command.runs([flags] { return show_cluster(*flags); });
 }
 
 void add_show_plan(const Command& show) {
   auto flags = std::make_shared<ShowFlags>();
   const Command command = show.add("plan", "a plan's units; with --emit, as a script or config");
-  command.option("file", flags->name, "plan.json");
-  command.option("--model", flags->shared.model, "checks the plan against it and adds sizes");
-  command.option("--emit", flags->emit, "pytorch, accelerate, torchtitan", "FORMAT");
+  command.option("file", flags->name, "plan.json", "PLAN");
+  command.option("--model", flags->shared.model, "checks the plan against it and adds sizes", {"MODEL", model_names});
+  command.option("--emit", flags->emit, "print it as a script or config: " + join(emit_formats()),
+                 {"FORMAT", emit_formats});
   command.flag("--json", flags->json, "one JSON object");
+  command.examples({"fsdp-plan show plan plan.json --model llama3-8b",
+                    "fsdp-plan show plan plan.json --model llama3-8b --emit pytorch > train.py"});
   command.runs([flags] { return show_plan(*flags); });
 }
 

@@ -5,6 +5,7 @@
 
 #include "cli/commands/show.h"
 #include "cli/files.h"
+#include "cli/terminal/terminal.h"
 #include "models/input/error.h"
 #include "planner/module_costs.h"
 #include "viz/viz.h"
@@ -101,7 +102,7 @@ std::string plain_table(const ModelGraph& model) {
   for (const Row& row : folded(model, counts)) {
     rows.push_back({row.label, model.modules[row.module].class_name, with_commas(counts[row.module])});
   }
-  return table({"module", "class", ">parameters"}, rows);
+  return fitting_table({"module", "class", ">parameters"}, rows);
 }
 
 std::string costs_table(const ModelGraph& model, const std::vector<ModuleCost>& costs) {
@@ -112,8 +113,8 @@ std::string costs_table(const ModelGraph& model, const std::vector<ModuleCost>& 
     rows.push_back({row.label, with_commas(c.parameters), human(c.shard), time(c.all_gather), time(c.reduce_scatter),
                     time(c.forward), time(c.backward), human(c.saved)});
   }
-  return table({"module", ">parameters", ">shard", ">all-gather", ">reduce-scatter", ">forward", ">backward", ">saved"},
-               rows);
+  return fitting_table(
+      {"module", ">parameters", ">shard", ">all-gather", ">reduce-scatter", ">forward", ">backward", ">saved"}, rows);
 }
 
 Json model_json(const ModelGraph& model, std::int64_t seq_len, const std::vector<ModuleCost>& costs) {
@@ -169,7 +170,7 @@ int show_model(const ShowFlags& given) {
   f.shared.model = f.name;
   if (!f.costs) {
     if (f.shared.cluster || f.shared.gpus) throw InputError("--cluster", "needs --costs", "add --costs");
-    const std::int64_t asked = f.shared.seq_len ? parse_count(*f.shared.seq_len, kSeqLen) : 0;
+    const std::int64_t asked = f.shared.seq_len ? parse_tokens(*f.shared.seq_len, kSeqLen) : 0;
     const ModelGraph model = load_model(*f.name, asked);
     const std::int64_t seq_len = asked > 0 ? asked : model.max_seq_len.value_or(2048);
     print(stdout,
@@ -198,15 +199,18 @@ int show_model(const ShowFlags& given) {
 void add_show_model(const Command& show) {
   auto flags = std::make_shared<ShowFlags>();
   const Command command = show.add("model", "a model's modules and parameters; without a name, the catalog");
-  command.option("name", flags->name, "catalog name, config.json or its folder");
+  command.option("name", flags->name, "catalog name, config.json or its folder", {"MODEL", model_names});
   command.flag("--costs", flags->costs, "per module: shard, all-gather, reduce-scatter, compute, memory");
-  command.option("--cluster", flags->shared.cluster, "with --costs; default dgx-h100");
-  command.option("--gpus", flags->shared.gpus, "with --costs; default one node");
+  command.option("--cluster", flags->shared.cluster, "with --costs; default dgx-h100", {"CLUSTER", cluster_names});
+  command.option("--gpus", flags->shared.gpus, "with --costs; default one node", "N");
   command.option("--costs-file", flags->shared.costs, "with --costs: costs.json of `calibrate`", "FILE");
-  command.option("--implementation", flags->shared.implementation, "with --costs; default torchtitan");
-  command.option("--micro-batch", flags->shared.micro_batch, "with --costs; default 1");
-  command.option("--seq-len", flags->shared.seq_len, "tokens per sequence; default: what the model allows");
+  command.option("--implementation", flags->shared.implementation, "with --costs; default torchtitan",
+                 {"NAME", implementation_names});
+  command.option("--micro-batch", flags->shared.micro_batch, "with --costs; default 1", "N");
+  command.option("--seq-len", flags->shared.seq_len, "tokens per sequence, such as 8k; default: what the model allows",
+                 "TOKENS");
   command.flag("--json", flags->json, "one JSON object");
+  command.examples({"fsdp-plan show model", "fsdp-plan show model llama3-8b --costs --seq-len 8k"});
   command.runs([flags] { return show_model(*flags); });
 }
 

@@ -5,6 +5,7 @@
 
 #include "cli/commands/show.h"
 #include "cli/files.h"
+#include "cli/terminal/terminal.h"
 #include "models/input/error.h"
 #include "planner/job.h"
 #include "viz/viz.h"
@@ -58,7 +59,7 @@ std::string step_text(const View& v) {
                     describe(op, v.program, v.plan, v.model), waits_text(v.step, op),
                     allocates > 0 ? human(Bytes(allocates)) : "", frees > 0 ? human(Bytes(frees)) : ""});
   }
-  std::string out = table({">op", "stream", "what", "waits for", ">allocates", ">frees"}, rows);
+  std::string out = fitting_table({">op", "stream", "what", "waits for", ">allocates", ">frees"}, rows);
   if (v.count < v.step.ops.size()) out += fmt::format("... and {} more\n", v.step.ops.size() - v.count);
   return out;
 }
@@ -112,12 +113,18 @@ void add_show_step(const Command& show) {
   auto flags = std::make_shared<ShowFlags>();
   const Command command = show.add("step", "the operations that a plan is lowered to, in host order");
   command.option("--plan", flags->shared.plan, "plan.json", "FILE");
-  command.option("--model", flags->shared.model, "the model that the plan was made for");
-  command.option("--implementation", flags->shared.implementation, "torchtitan (default), native, ..., as in `plan`");
+  command.option("--model", flags->shared.model, "the model that the plan was made for", {"MODEL", model_names});
+  command.option("--implementation", flags->shared.implementation, "torchtitan (default), native, ..., as in `plan`",
+                 {"NAME", implementation_names});
   command.flag("--compile", flags->shared.compile, "the implementation's compiled variant");
-  command.option("--which", flags->which, "init, first or steady (default)");
+  command.option("--which", flags->which, "init, first or steady (default)",
+                 {"STEP", [] {
+                    return std::vector<std::string>{"init", "first", "steady"};
+                  }});
   command.option("--first", flags->first, "this many operations only", "N");
   command.flag("--json", flags->json, "one JSON object");
+  command.examples({"fsdp-plan show step --plan plan.json --model llama3-8b --first 20",
+                    "fsdp-plan show step --plan plan.json --model llama3-8b --which first --json"});
   command.runs([flags] { return show_step(*flags); });
 }
 

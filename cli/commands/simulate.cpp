@@ -1,6 +1,7 @@
 // fsdp-plan simulate: predicts one plan, given as a file or by flags.
 #include <memory>
 
+#include "cli/brief_json.h"
 #include "cli/commands.h"
 #include "cli/commands/goodput.h"
 #include "cli/files.h"
@@ -8,6 +9,7 @@
 #include "cli/predict.h"
 #include "cli/report/goodput_report.h"
 #include "cli/report/report.h"
+#include "cli/terminal/terminal.h"
 #include "models/input/error.h"
 #include "planner/verdict.h"
 #include "simulator/analysis/memory_report.h"
@@ -22,7 +24,8 @@ struct SimulateFlags {
   Flags shared;
   Text output, trace;
   Text jitter_seed;
-  bool json = false, memory = false, jitter = false;
+  JsonForm json = JsonForm::none;
+  bool memory = false, jitter = false;
   GoodputFlags goodput;
 };
 
@@ -51,16 +54,16 @@ int simulate_command(const SimulateFlags& f) {
   const std::optional<GoodputAnswer> goodput = apply_goodput_flags(f.goodput, prediction, plan, setup);
   if (f.output) write_file(*f.output, to_json_text(prediction));
   if (f.trace) write_file(*f.trace, trace_json(program.steady_step, program, plan, setup.model, &prediction, nullptr));
-  if (f.json) {
+  if (f.json != JsonForm::none) {
     print(stdout, goodput    ? goodput_json(*goodput)
                   : f.memory ? to_json_text(memory_report(program, plan, setup.model))
-                             : to_json_text(prediction));
+                             : printed(to_json_text(prediction), f.json));
     if (f.trace && trace_cut(program.steady_step)) print(stderr, trace_line(*f.trace, program.steady_step));
   } else {
     print(stdout, bold(stdout, verdict_line(prediction)));
     if (prediction.step_time_distribution)
       print(stdout, distribution_line(*prediction.step_time_distribution, prediction.ranks, setup.costs));
-    print(stdout, "Plan: " + plan_label(plan) + "\n" + basis(prediction, plan, setup.costs));
+    print(stdout, "Plan: " + plan_label(plan, &setup.model) + "\n" + basis(prediction, plan, setup.costs));
     if (f.memory) print(stdout, memory_text(memory_report(program, plan, setup.model), prediction));
     else if (goodput) print(stdout, "\n" + goodput_text(*goodput));
     else print(stdout, prediction_report(prediction));
@@ -75,18 +78,23 @@ void add_simulate(const Command& app) {
   auto flags = std::make_shared<SimulateFlags>();
   const Command command = app.add("simulate", "predict one plan: time, memory, timeline");
   add_setup_flags(command, flags->shared);
-  command.option("--plan", flags->shared.plan, "plan.json; without it, the naive plan with the flags below", "FILE");
+  command.group("Plan").option("--plan", flags->shared.plan,
+                               "plan.json; without it, the naive plan with the flags below", "FILE");
   add_plan_flags(command, flags->shared);
-  command.option("-o,--output", flags->output, "write the prediction here", "FILE");
-  command.option("--trace", flags->trace, "write a Perfetto / Chrome trace here", "FILE");
-  command.flag("--jitter", flags->jitter,
-               "also the step's distribution: GPUs of unequal speed, steps of unequal length");
-  command.option("--jitter-seed", flags->jitter_seed,
-                 "... of the one cluster that this seed draws; default: over clusters", "N");
-  command.flag("--memory", flags->memory,
-               "what memory is made of, phase by phase, and the largest buffers at the peak");
-  add_goodput_flags(command, flags->goodput);
-  command.flag("--json", flags->json, "one JSON object: the prediction, or what --memory or --mtbf asks for");
+  const Command output = command.group("Output");
+  output.option("-o,--output", flags->output, "write the prediction here", "FILE");
+  output.option("--trace", flags->trace, "write a Perfetto / Chrome trace here", "FILE");
+  output.flag("--jitter", flags->jitter,
+              "also the step's distribution: GPUs of unequal speed, steps of unequal length");
+  output.option("--jitter-seed", flags->jitter_seed,
+                "... of the one cluster that this seed draws; default: over clusters", "N");
+  output.flag("--memory", flags->memory, "what memory is made of, phase by phase, and the largest buffers at the peak");
+  output.json(flags->json, "one JSON object: the prediction, or what --memory or --mtbf asks for");
+  add_goodput_flags(command.group("Long runs"), flags->goodput);
+  command.explains_words();
+  command.examples({"fsdp-plan simulate --plan plan.json --model llama3-8b --cluster dgx-h100 --trace trace.json",
+                    "fsdp-plan simulate --model llama3-8b --cluster dgx-h100 --gpus 16 --seq-len 8k --offload",
+                    "fsdp-plan simulate --model llama3-8b --cluster dgx-h100 --seq-len 8k --memory"});
   command.runs([flags] { return simulate_command(*flags); });
 }
 

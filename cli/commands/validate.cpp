@@ -88,6 +88,8 @@ void add_validate(const Command& app) {
   command.option("--time-tolerance", flags->time, "of the step time; default 15%", "PERCENT");
   command.option("--memory-tolerance", flags->memory, "of the peak; default 1%", "PERCENT");
   command.flag("--json", flags->json, "one JSON object");
+  command.examples({"fsdp-plan validate prediction.json measurement.json",
+                    "fsdp-plan validate prediction.json measurement.json --time-tolerance 5% --json"});
   command.runs([flags] { return validate_command(*flags); });
 }
 

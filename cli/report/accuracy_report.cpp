@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "cli/report/report.h"
+#include "cli/terminal/terminal.h"
 #include "models/input/suggest.h"
 #include "models/units.h"
 #include "viz/scatter.h"
@@ -44,9 +45,9 @@ std::string row_table(const AccuracyReport& report, std::size_t at_most) {
   if (lines.empty()) return {};
   return (all ? "Rows:\n"
               : fmt::format("The {} rows that are furthest off, of {}:\n", lines.size(), report.rows.size())) +
-         table({"row", "model", "GPU", ">GPUs", "trust", ">measured s", ">predicted s", ">error", ">measured GiB",
-                ">predicted GiB", ">error"},
-               lines);
+         fitting_table({"row", "model", "GPU", ">GPUs", "trust", ">measured s", ">predicted s", ">error",
+                        ">measured GiB", ">predicted GiB", ">error"},
+                       lines);
 }
 
 std::vector<std::string> summary_line(const std::string& what, const ErrorSummary& s) {
@@ -66,7 +67,7 @@ std::string summary_table(const AccuracySummary& s, const std::string& what, Err
   for (const AccuracyGroup& g : s.groups)
     if ((g.*part).rows > 0) lines.push_back(summary_line(g.by + ": " + printable(g.name), g.*part));
   return "\n" + what + ", absolute errors:\n" +
-         table({"rows", ">count", ">mean", ">median", ">p90", ">worst (row)", ">bias"}, lines);
+         fitting_table({"rows", ">count", ">mean", ">median", ">p90", ">worst (row)", ">bias"}, lines);
 }
 
 std::string tau_line(const AccuracySummary& s) {
@@ -115,8 +116,8 @@ std::string skip_table(const AccuracyReport& report) {
       lines.size() > shown ? fmt::format("... and {} further reasons (--json lists every row)\n", lines.size() - shown)
                            : "";
   lines.resize(shown);
-  return fmt::format("\nSkipped, {} rows:\n", report.skipped.size()) + table({">count", "rows", "reason"}, lines) +
-         more;
+  return fmt::format("\nSkipped, {} rows:\n", report.skipped.size()) +
+         fitting_table({">count", "rows", "reason"}, lines) + more;
 }
 
 std::string markdown_cells(const ErrorSummary& s) {
@@ -169,7 +170,7 @@ std::string assumptions_text(const AccuracyReport& report) {
                    [](const auto& a, const auto& b) { return std::stoll(a[0]) > std::stoll(b[0]); });
   return fmt::format("\nAssumed where rows do not say, in {} of {} row{}:\n", touched, report.rows.size(),
                      report.rows.size() == 1 ? "" : "s") +
-         table({">rows", "first", "assumption"}, lines);
+         fitting_table({">rows", "first", "assumption"}, lines);
 }
 
 std::string nothing_predicted(const AccuracyReport& report) {

@@ -7,18 +7,36 @@
 #include <cmath>
 #include <vector>
 
+#include "cli/terminal/terminal.h"
+#include "planner/wrap.h"
 #include "viz/viz.h"
 
 namespace fsdp::cli {
 namespace {
 
-std::string micro_batches(const ShardingPlan& plan) {
+// "micro-batch 1 x 8 on each of 64 GPUs = 512 sequences (4,194,304 tokens) a step"
+std::string batch(const ShardingPlan& plan) {
   const auto& sizes = plan.micro_batches;
   if (sizes.empty()) return "micro-batch -";
   const bool equal = std::all_of(sizes.begin(), sizes.end(), [&](std::int64_t s) { return s == sizes.front(); });
-  if (sizes.size() == 1) return fmt::format("micro-batch {}", sizes.front());
-  if (equal) return fmt::format("micro-batch {} x {}", sizes.front(), sizes.size());
-  return fmt::format("micro-batches {}", fmt::join(sizes, "+"));
+  std::string text = fmt::format("micro-batch {}", sizes.front());
+  if (!equal) text = fmt::format("micro-batches {}", fmt::join(sizes, "+"));
+  else if (sizes.size() > 1) text += fmt::format(" x {}", sizes.size());
+  const std::int64_t tokens = plan.tokens_per_step(), sequences = tokens / std::max<std::int64_t>(1, plan.seq_len);
+  return text + fmt::format(" on each of {} rank{} = {} sequence{} ({} tokens) a step", with_commas(plan.ranks()),
+                            plan.ranks() == 1 ? "" : "s", with_commas(sequences), sequences == 1 ? "" : "s",
+                            with_commas(tokens));
+}
+
+std::string checkpointing(const ShardingPlan& plan, const ModelGraph* model) {
+  if (plan.checkpointed.empty()) return "no activation checkpointing";
+  const std::size_t count = plan.checkpointed.size();
+  const std::string modules = fmt::format("{} module{}", count, count == 1 ? "" : "s");
+  if (model == nullptr)
+    return "activation checkpointing of " + modules +
+           (plan.checkpoint_policy == CheckpointPolicy::selective_op ? " (selective-op)" : "");
+  const std::string policy = checkpointing_policy(plan, *model);
+  return "activation checkpointing " + policy + (policy.ends_with("s") ? "" : " (" + modules + ")");
 }
 
 std::string reshard(const ShardingPlan& plan) {
@@ -59,21 +77,17 @@ std::string made_of(const Prediction& p) {
   }
   rows.push_back({"= allocated at the peak", human(p.peak_allocated), ""});
   for (auto& row : on_top(p)) rows.push_back(std::move(row));
-  return table({"what the peak is made of", ">bytes", ">share"}, rows);
+  return fitting_table({"what the peak is made of", ">bytes", ">share"}, rows);
 }
 
 }  // namespace
 
 std::string percent(double fraction) { return fmt::format("{:.1f} %", 100 * fraction); }
 
-std::string plan_label(const ShardingPlan& plan) {
-  const std::string checkpointing =
-      plan.checkpointed.empty()
-          ? "no checkpointing"
-          : fmt::format("checkpoint {} module{}", plan.checkpointed.size(), plan.checkpointed.size() == 1 ? "" : "s");
-  return fmt::format("{}, {} unit{} ({}), {}, {}{}, {}, {} replica{} x {} shard{}", dialect_text(plan),
-                     plan.units.size(), plan.units.size() == 1 ? "" : "s", plan.wrap.empty() ? "listed" : plan.wrap,
-                     reshard(plan), checkpointing, plan.offload ? ", offload" : "", micro_batches(plan),
+std::string plan_label(const ShardingPlan& plan, const ModelGraph* model) {
+  return fmt::format("{}, wrap {} ({} unit{}), {}, {}{}, {}, mesh {} replica{} x {} shard{}", dialect_text(plan),
+                     plan.wrap.empty() ? "as listed" : plan.wrap, plan.units.size(), plan.units.size() == 1 ? "" : "s",
+                     reshard(plan), checkpointing(plan, model), plan.offload ? ", offload" : "", batch(plan),
                      plan.replicate(), plan.replicate() == 1 ? "" : "s", plan.shard(), plan.shard() == 1 ? "" : "s");
 }
 
@@ -125,9 +139,10 @@ std::string basis(const Prediction& p, const ShardingPlan& plan, const Costs& co
 }
 
 std::string prediction_report(const Prediction& p) {
-  std::string out = "\nwhere the step goes\n" + time_bar(p.where, p.step_time);
+  std::string out = "\nwhere the step goes\n" + time_bar(p.where, p.step_time, chart_width(12));
   if (!p.memory.steady_step.points.empty()) {
-    out += "\nallocated memory over a steady step\n" + memory_chart(p.memory.steady_step, p.memory_limit);
+    out +=
+        "\nallocated memory over a steady step\n" + memory_chart(p.memory.steady_step, p.memory_limit, chart_width(18));
     out += "  peak at: " + p.peak_at + "\n";
   }
   out += "\n" + made_of(p);
@@ -171,19 +186,19 @@ std::string memory_text(const MemoryReport& r, const Prediction& p) {
   std::vector<std::string> total = {"= allocated"};
   for (std::size_t m : shown) total.push_back(human(Bytes(r.moments[m].total)));
   rows.push_back(std::move(total));
-  std::string out = "\n" + table(header, rows) + "\n";
+  std::string out = "\n" + fitting_table(header, rows) + "\n";
   for (std::size_t m : shown) out += fmt::format("  {} peaks at {}\n", r.moments[m].phase, r.moments[m].at);
   std::vector<std::vector<std::string>> items;
   for (std::size_t i = 0; i < std::min(kItems, r.items.size()); ++i)
     items.push_back({r.items[i].what, std::to_string(r.items[i].count), human(Bytes(r.items[i].bytes)),
                      percent(static_cast<double>(r.items[i].bytes) /
                              static_cast<double>(std::max<std::int64_t>(1, p.peak_allocated.count())))});
-  out += "\n" + table({"largest at the highest peak", ">buffers", ">bytes", ">share"}, items);
+  out += "\n" + fitting_table({"largest at the highest peak", ">buffers", ">bytes", ">share"}, items);
   if (r.host_peak > 0) out += "\nhost memory, pinned: " + human(Bytes(r.host_peak)) + "\n";
   std::vector<std::vector<std::string>> sums = {{"allocated at the peak", human(p.peak_allocated), ""}};
   for (auto& row : on_top(p)) sums.push_back(std::move(row));
   for (auto& row : sums) row.pop_back();
-  return out + "\n" + table({"on the device", ">bytes"}, sums);
+  return out + "\n" + fitting_table({"on the device", ">bytes"}, sums);
 }
 
 std::string trace_line(const std::string& file, const Step& steady) {

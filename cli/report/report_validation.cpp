@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cli/report/report.h"
+#include "cli/terminal/terminal.h"
 #include "viz/viz.h"
 
 namespace fsdp::cli {
@@ -25,7 +26,7 @@ void section(std::string& out, const char* title, const std::vector<CompareRow>&
   if (rows.empty()) return;
   std::vector<std::vector<std::string>> lines;
   for (std::size_t i = 0; i < std::min(most, rows.size()); ++i) lines.push_back(compared(rows[i]));
-  out += "\n" + table({title, ">predicted", ">measured", ">error"}, lines);
+  out += "\n" + fitting_table({title, ">predicted", ">measured", ">error"}, lines);
   if (rows.size() > most) out += fmt::format("  ... and {} that differ less (--json has all)\n", rows.size() - most);
 }
 
@@ -49,7 +50,7 @@ std::string validation_report(const ValidationReport& report, const Tolerances& 
   constexpr std::size_t kActionRows = 20, kUnitRows = 8, kRankRows = 8;
   std::string out =
       validation_line(report, tolerances) + "\n" +
-      table({"what", ">predicted", ">measured", ">error"}, {compared(report.step_time), compared(report.peak)});
+      fitting_table({"what", ">predicted", ">measured", ">error"}, {compared(report.step_time), compared(report.peak)});
   words(out, "order and memory", report.differences);
   section(out, "where the step goes (mean of the ranks)", report.where, report.where.size());
   section(out, "by kind of operation (mean of the ranks)", report.by_action, kActionRows);

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "models/input/error.h"
+#include "models/input/suggest.h"
 #include "planner/wrap/policy.h"
 
 namespace fsdp {
@@ -277,11 +278,14 @@ constexpr Policy kPolicies[] = {
     {"root", Argument::none, [](const ModelGraph& m, std::string_view, const Origin&) { return wrap_root(m); }},
     {"titan", Argument::none, [](const ModelGraph& m, std::string_view, const Origin&) { return wrap_titan(m); }},
 };
-constexpr std::string_view kPolicyForms =
-    "use block, block:N, class:Name[=RESHARD][,...], params:1e8[;leaf=...][;exclude=...], root or titan; several "
-    "joined by |";
 
 }  // namespace
+
+std::vector<std::string> wrap_forms() {
+  return {"block", "block:N", "class:NAME[=RESHARD][,NAME]", "params:1e8[;leaf=NAME][;exclude=NAME]", "root", "titan"};
+}
+
+std::vector<std::string> wrap_words() { return {"block", "block:2", "titan", "root", "class:", "params:1e8"}; }
 
 std::vector<Unit> wrap(const ModelGraph& model, std::string_view policy, const Origin& where,
                        const std::vector<std::string>& ignored) {
@@ -297,7 +301,8 @@ std::vector<Unit> wrap(const ModelGraph& model, std::string_view policy, const O
     if (given && (argument.empty() || p.argument == Argument::none)) break;
     return p.make(model, argument, where);
   }
-  throw InputError(where, "unknown wrap policy '" + std::string(policy) + "'", std::string(kPolicyForms));
+  throw InputError(where, "unknown wrap policy '" + std::string(policy) + "'",
+                   "use one of: " + join(wrap_forms()) + "; several joined by |");
 }
 
 std::vector<Unit> wrap_blocks(const ModelGraph& model, std::int64_t blocks_per_unit) {
@@ -354,7 +359,7 @@ std::vector<std::string> checkpointed_modules(const ModelGraph& model, std::stri
              all = policy == "full" || policy == "selective-op";
   if (!all && !every && !first) {
     throw InputError(where, "unknown activation checkpointing '" + std::string(policy) + "'",
-                     "use none, full, selective-op, every-N or first-N");
+                     "use one of: " + join(checkpointing_forms()));
   }
   const std::vector<std::int32_t> blocks = blocks_of(model, where);
   const auto count = static_cast<std::int64_t>(blocks.size());

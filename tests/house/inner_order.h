@@ -129,9 +129,11 @@ inline const Order& inner_order() {
 
       {"viz", {}},
 
-      {"cli", {}},
-      {"cli/report", {}},
-      {"cli/commands", {"cli", "cli/report"}},
+      // cli: the terminal (help, completion, width) < flags and files < commands; reports beside the flags.
+      {"cli/terminal", {}},
+      {"cli", {"cli/terminal"}},
+      {"cli/report", {"cli/terminal"}},
+      {"cli/commands", {"cli", "cli/report", "cli/terminal"}},
 
       // tests: by room; they share support, fakes and the conformance suite.
       {"tests/support", {}},

@@ -1,0 +1,36 @@
+#include "cli/brief_json.h"
+
+#include <nlohmann/json.hpp>
+#include <string_view>
+
+namespace fsdp::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// Of predictions and measurements: a value per operation, or per rank of a job of any size.
+constexpr std::string_view kLong[] = {"order", "timeline", "points_bytes", "role_of_rank"};
+
+void shorten(Json& value) {
+  if (value.is_object()) {
+    for (const std::string_view key : kLong) value.erase(std::string(key));
+    if (const auto schema = value.find("schema"); schema != value.end() && schema->is_string()) {
+      std::string name = schema->get<std::string>();
+      const std::size_t slash = name.rfind('/');
+      if (name != "fsdp-plan/plan/1" && slash != std::string::npos) *schema = name.insert(slash, "-brief");
+    }
+  }
+  if (value.is_structured())
+    for (Json& inner : value) shorten(inner);
+}
+
+}  // namespace
+
+std::string printed(const std::string& document, JsonForm form) {
+  if (form != JsonForm::brief) return document;
+  Json json = Json::parse(document);
+  shorten(json);
+  return json.dump(2) + "\n";
+}
+
+}  // namespace fsdp::cli
