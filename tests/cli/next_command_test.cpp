@@ -33,7 +33,7 @@ std::set<std::string> flags_of(const Program& program, const std::string& comman
   for (std::string line; std::getline(help, line);) {
     const std::size_t at = line.find("--");
     if (line.rfind("  -", 0) == 0 && at != std::string::npos)
-      flags.insert(line.substr(at, line.find_first_of(" ,", at) - at));
+      flags.insert(line.substr(at, line.find_first_of(" ,[", at) - at));
   }
   return flags;
 }
@@ -58,6 +58,7 @@ const std::map<std::string, FlagCase> kFlags = {
     {"--micro-batch", {Kept::plan_file, "2"}},
     {"--grad-accum", {Kept::plan_file, "3"}},
     {"--global-batch", {Kept::plan_file, "32"}},
+    {"--global-batch-tokens", {Kept::plan_file, "2k"}},
     {"--dialect", {Kept::plan_file, "fsdp2@2.11"}},
     {"--wrap", {Kept::plan_file, "block:2"}},
     {"--reshard-after-forward", {Kept::plan_file, "2"}},
