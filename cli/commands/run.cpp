@@ -42,8 +42,7 @@ struct RunFlags {
 };
 
 constexpr double kLongestWatchdog = 86'400;
-constexpr const char* kStopping =
-    "fsdp-plan: asked to stop: the run ends after this step (again: at once)\n";
+constexpr const char* kStopping = "fsdp-plan: asked to stop: the run ends after this step (again: at once)\n";
 constexpr int kMostNoiseSteps = 500;  // of --until-noise, unless said
 
 void check_flags(const RunFlags& f) {

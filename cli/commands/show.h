@@ -10,11 +10,12 @@ namespace fsdp::cli {
 
 struct ShowFlags {
   Flags shared;
-  Text name;           // of the model or cluster, or the plan file
-  Text emit;           // show plan
-  Text which, first;   // show step
-  bool costs = false;  // show model
-  bool file = false;   // show cluster
+  Text name;             // of the model or cluster, or the plan file
+  Text emit;             // show plan
+  Text which, first;     // show step
+  bool costs = false;    // show model
+  bool file = false;     // show cluster
+  bool buffers = false;  // show step
   bool json = false;
 };
 

@@ -47,6 +47,7 @@ struct View {
   const ShardingPlan& plan;
   const ModelGraph& model;
   std::size_t count;  // operations shown
+  bool buffers;       // also what each operation allocates, reads, writes and frees
 };
 
 std::string step_text(const View& v) {
@@ -62,6 +63,62 @@ std::string step_text(const View& v) {
   std::string out = fitting_table({">op", "stream", "what", "waits for", ">allocates", ">frees"}, rows);
   if (v.count < v.step.ops.size()) out += fmt::format("... and {} more\n", v.step.ops.size() - v.count);
   return out;
+}
+
+std::string reduction(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::average: return "average";
+    case ReduceOp::sum: return "sum";
+    case ReduceOp::scaled_sum: break;
+  }
+  return "scaled-sum";
+}
+
+const char* communicator(Communicator c) {
+  switch (c) {
+    case Communicator::shard: return "shard";
+    case Communicator::shard_reduce: return "shard_reduce";
+    case Communicator::reshard: return "reshard";
+    case Communicator::replicate: return "replicate";
+    case Communicator::world: return "world";
+    case Communicator::none: break;
+  }
+  return "none";
+}
+
+// What an operation does to memory, in order: b: buffer b is allocated; -1 - b: freed. With it, for a program that
+// compares the step with another account of it: the arguments, the communicator, the reduction and the divisor.
+void add_buffers(Json& json, const Operation& op, const View& v) {
+  std::vector<std::int32_t> memory, args;
+  memory_events(
+      v.step, op, [&](std::int32_t b) { memory.push_back(b); }, [&](std::int32_t b) { memory.push_back(-1 - b); });
+  for (const Arg& a : v.step.args_of(op)) args.push_back(a.buffer);
+  json["memory"] = memory;
+  json["args"] = args;
+  if (op.unit < 0) return;
+  const UnitLayout& layout = v.program.layouts[static_cast<std::size_t>(op.unit)];
+  if (is_collective(op.action)) json["communicator"] = communicator(op.comm);
+  if (op.action == Action::reduce_scatter) json["reduction"] = reduction(layout.scale.reduce_scatter);
+  if (op.action == Action::all_reduce) json["reduction"] = reduction(layout.scale.all_reduce);
+  if (op.action == Action::divide_gradient) {
+    const Buffer& first = v.program.buffers[static_cast<std::size_t>(args.front())];
+    json["divisor"] = args.size() > 1                          ? layout.scale.divide_copy
+                      : first.kind == BufferKind::reduce_input ? layout.scale.divide_before
+                                                               : layout.scale.divide_after;
+  }
+}
+
+Json buffers_json(const Program& program) {
+  Json list = Json::array();
+  for (const Buffer& b : program.buffers)
+    list.push_back({{"bytes", b.bytes},
+                    {"dtype", std::string(name(b.dtype))},
+                    {"kind", std::string(name(b.kind))},
+                    {"pool", std::string(name(b.pool))},
+                    {"host", b.host},
+                    {"unit", b.unit},
+                    {"parameter", b.param}});
+  return list;
 }
 
 Json step_json(const View& v) {
@@ -80,18 +137,22 @@ Json step_json(const View& v) {
                    {"allocates_bytes", changed(v.step, op, v.program, 1)},
                    {"frees_bytes", changed(v.step, op, v.program, -1)}});
     if (!before.empty()) ops.back()["waits_of_step_before"] = before;
+    if (v.buffers) add_buffers(ops.back(), op, v);
   }
-  return {{"schema", "fsdp-plan/step-view/1"},
-          {"plan_digest", v.program.plan_digest},
-          {"model_digest", v.program.model_digest},
-          {"implementation", v.program.implementation},
-          {"rank", v.program.rank},
-          {"ops", std::move(ops)}};
+  Json json = {{"schema", "fsdp-plan/step-view/1"},
+               {"plan_digest", v.program.plan_digest},
+               {"model_digest", v.program.model_digest},
+               {"implementation", v.program.implementation},
+               {"rank", v.program.rank},
+               {"ops", std::move(ops)}};
+  if (v.buffers) json["buffers"] = buffers_json(v.program);
+  return json;
 }
 
 int show_step(const ShowFlags& f) {
   if (!f.shared.plan) throw InputError("--plan", "is missing", "give a plan.json");
   if (!f.shared.model) throw InputError("--model", "is missing", "give the model that the plan was made for");
+  if (f.buffers && !f.json) throw InputError("--buffers", "prints JSON only", "add --json");
   const ShardingPlan plan = plan_from_file(f.shared);
   const ModelGraph model = load_model(*f.shared.model, plan.seq_len);
   check(plan, model, *f.shared.plan);
@@ -102,7 +163,7 @@ int show_step(const ShowFlags& f) {
   const Step& step = step_of(program, f.which);
   const std::size_t all = step.ops.size();
   const auto asked = f.first ? static_cast<std::size_t>(parse_count(*f.first, "--first", 1, INT32_MAX)) : all;
-  const View view{program, step, plan, model, std::min(asked, all)};
+  const View view{program, step, plan, model, std::min(asked, all), f.buffers};
   print(stdout, f.json ? step_json(view).dump(2) + "\n" : step_text(view));
   return kDone;
 }
@@ -123,6 +184,7 @@ void add_show_step(const Command& show) {
                   }});
   command.option("--first", flags->first, "this many operations only", "N");
   command.flag("--json", flags->json, "one JSON object");
+  command.flag("--buffers", flags->buffers, "with --json: every buffer, and what each operation does with them");
   command.examples({"fsdp-plan show step --plan plan.json --model llama3-8b --first 20",
                     "fsdp-plan show step --plan plan.json --model llama3-8b --which first --json"});
   command.runs([flags] { return show_step(*flags); });

@@ -61,7 +61,7 @@ def apply_plan(model, mesh):
     arguments = further_arguments(model, more)
     for modules, reshard, _ in units:
         fully_shard(modules if len(modules) > 1 else modules[0], mesh=mesh, mp_policy=policy, reshard_after_forward=reshard, **arguments)
-    set_prefetch([modules[0] for modules, _, _ in units])
+    set_prefetch([modules[0] for modules, _, _ in units], {name: m for (name, *_), *_ in PLAN["units"] if (m := find(model, name)) is not None})
     set_options(model, units, more)
     if mesh.device_type == "cpu" or more.get("force_sum_reduction"):   # gloo has no averaging reduce-scatter: sum, then divide
         for module in model.modules():
@@ -98,18 +98,20 @@ def set_options(model, units, more):
         model.set_separate_reduce_scatter_group(True)
 
 
-def set_prefetch(firsts):
-    """firsts: the first module of each unit in execution order, the root last."""
+def set_prefetch(firsts, named):
+    """firsts: the first module of each unit, the root last; named: the same by name. Forward: the next units, in the
+    order in which they begin. Backward: those before, in the order in which they end."""
     forward, backward = PLAN["forward_prefetch"], PLAN["backward_prefetch"]
-    order = firsts[-1:] + firsts[:-1]        # the root's forward begins first
-    for i, module in enumerate(order):
-        if forward and order[i + 1 : i + 1 + forward]:
-            module.set_modules_to_forward_prefetch(order[i + 1 : i + 1 + forward])
-    for i, module in enumerate(firsts):
+    begins = [named[n] for n in PLAN["forward_order"] if n in named] if "forward_order" in PLAN else firsts[-1:] + firsts[:-1]
+    ends = [named[n] for n in PLAN["backward_order"] if n in named] if "backward_order" in PLAN else firsts
+    for i, module in enumerate(begins):
+        if forward and begins[i + 1 : i + 1 + forward]:
+            module.set_modules_to_forward_prefetch(begins[i + 1 : i + 1 + forward])
+    for i, module in enumerate(ends):
         if backward == 0:                    # itself is there already: nothing is prefetched, not even the default
             module.set_modules_to_backward_prefetch([module])
         elif backward > 1 and i > 0:
-            module.set_modules_to_backward_prefetch(firsts[max(0, i - backward) : i][::-1])
+            module.set_modules_to_backward_prefetch(ends[max(0, i - backward) : i][::-1])
 
 
 def make_mesh(device_type, any_size):

@@ -66,7 +66,6 @@ class Ddp final : public DialectHooks {
   void before_forward(StepBuilder&, std::int32_t) override {}
   void after_forward(StepBuilder&, std::int32_t) override {}
   void before_backward(StepBuilder&, std::int32_t) override {}
-  void before_recompute(StepBuilder&, std::int32_t) override {}
 
   void after_backward(StepBuilder& b, std::int32_t u) override {
     UnitState& s = state_[at(u)];

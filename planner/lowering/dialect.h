@@ -10,6 +10,7 @@
 #include "models/implementation.h"
 #include "planner/lowering/step_builder.h"
 #include "planner/plan.h"
+#include "planner/plan_ids.h"
 #include "planner/program.h"
 
 namespace fsdp {
@@ -17,6 +18,7 @@ namespace fsdp {
 struct LoweringContext {
   const ModelGraph& model;
   const ShardingPlan& plan;
+  const PlanIds& ids;  // of the plan
   const Implementation& implementation;
   Program& program;  // its layouts are filled
 };
@@ -33,8 +35,13 @@ class DialectHooks {
   virtual void after_backward(StepBuilder&, std::int32_t unit) = 0;
   // The backward of this op and of all ops after it has been issued.
   virtual void backward_passed(StepBuilder&, std::int32_t /*graph_op*/) {}
-  virtual void end_backward(StepBuilder&) = 0;                         // the final callback of a micro-batch
-  virtual void before_recompute(StepBuilder&, std::int32_t unit) = 0;  // an op of this unit is about to be recomputed
+  virtual void end_backward(StepBuilder&) = 0;  // the final callback of a micro-batch
+  // Inside a checkpointed module that is recomputed: the forward of a unit is about to begin, and has ended. A
+  // recomputation that stops early leaves out the ends that lie behind.
+  virtual void before_recompute(StepBuilder&, std::int32_t /*unit*/) {}
+  virtual void after_recompute(StepBuilder&, std::int32_t /*unit*/) {}
+  // An op that is about to be recomputed reads this unit's parameters.
+  virtual void before_recomputed_op(StepBuilder&, std::int32_t /*unit*/) {}
   // False: the step leaves behind another state than it found, so it is not yet a steady one and must be lowered again.
   virtual bool end_step(StepBuilder&) { return true; }
   // Arguments of kernels. `gradient` also says whether there is something to add to; it allocates the first time.

@@ -85,8 +85,6 @@ class Fsdp1 final : public DialectHooks {
     units_[u].needs_backward = true;
   }
 
-  void before_recompute(StepBuilder&, std::int32_t) override {}  // a unit recomputes when its backward has gathered it
-
   void before_backward(StepBuilder& b, std::int32_t u) override {
     if (units_.empty(u)) return;
     Fsdp1Unit& s = units_[u];

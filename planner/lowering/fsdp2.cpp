@@ -5,6 +5,7 @@
 // hooks and `foreach_all_gather`, `foreach_all_gather_copy_out`, `foreach_reduce`.
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -31,6 +32,8 @@ class Fsdp2 final : public DialectHooks {
       set_reshard(u);
       const auto& params = units_.layout(u).params;
       for (std::size_t i = 0; i < params.size(); ++i) slot_[at(params[i].param)] = {u, i};
+    }
+    for (std::int32_t u : units_.execution_order) {
       forward_lists_[at(u)] = listed(c.plan.units[at(u)].forward_prefetch);
       backward_lists_[at(u)] = listed(c.plan.units[at(u)].backward_prefetch);
     }
@@ -71,26 +74,15 @@ class Fsdp2 final : public DialectHooks {
       const GradSync sync = plan().units[at(u)].grad_sync.value_or(plan().grad_sync);
       s.sync = sync != GradSync::last || last_;
       s.all_reduce = sync != GradSync::reduce_scatter_only || last_;
-      s.backward_done = false;
+      s.backward_done = s.in_backward = false;
     }
+    forward_root_ = kNone;
     reduce_.begin_micro_batch();
   }
 
   void before_forward(StepBuilder& b, std::int32_t u) override {
-    if (units_.layout(u).root) {  // root pre-forward: C and G wait for the optimizer and the batch
-      b.wait(Stream::copy_in, b.last(Stream::compute));
-      b.wait(Stream::all_gather, b.last(Stream::compute));
-    }
-    if (units_.empty(u)) return;
-    unshard_.unshard(b, u);                 // F2
-    unshard_.wait(b, u, /*forward=*/true);  // F3
-    if (!forward_lists_[at(u)].empty()) {   // F5
-      for (std::int32_t target : forward_lists_[at(u)]) unshard_.unshard(b, target);
-      return;
-    }
-    const auto& order = units_.forward_order;
-    const auto here = std::find(order.begin(), order.end(), u);
-    for (int k = 1; k <= plan().forward_prefetch && order.end() - here > k; ++k) unshard_.unshard(b, *(here + k));
+    if (units_.layout(u).root) begin_forward(b, u);
+    gather_for_forward(b, u);
   }
 
   void after_forward(StepBuilder& b, std::int32_t u) override {  // F7
@@ -99,27 +91,52 @@ class Fsdp2 final : public DialectHooks {
       post_forward_indices_[at(u)].push_back(post_forward_order_.size());
       post_forward_order_.push_back(u);
     }
-    if (units_.layout(u).root) unshard_.drop_held(b);
+    if (!units_.layout(u).root) return;
+    unshard_.drop_held(b);
+    forward_root_ = kNone;
   }
 
+  // A unit whose pre-backward has run only makes sure of its parameters. Any other goes through its whole pre-forward:
+  // the outermost one as the root of this forward.
   void before_recompute(StepBuilder& b, std::int32_t u) override {
-    if (u < 0 || units_.empty(u) || units_[u].gathered) return;
+    if (units_[u].in_backward) {
+      gather_for_backward(b, u);
+      return unshard_.wait(b, u, /*forward=*/false);
+    }
+    if (forward_root_ < 0) begin_forward(b, u);
+    gather_for_forward(b, u);
+  }
+
+  void after_recompute(StepBuilder& b, std::int32_t u) override {
+    if (units_[u].in_backward || forward_root_ != u) return;
+    unshard_.drop_held(b);
+    forward_root_ = kNone;
+  }
+
+  void before_recomputed_op(StepBuilder& b, std::int32_t u) override {
+    if (units_[u].gathered) return;
     unshard_.unshard(b, u);
     unshard_.wait(b, u, /*forward=*/false);
   }
 
   void before_backward(StepBuilder& b, std::int32_t u) override {
-    if (units_.empty(u) || !units_.layout(u).outputs_require_grad) return;
-    units_[u].backward_done = false;         // of this use
+    if (!units_.layout(u).outputs_require_grad) return;
+    units_[u].backward_done = false;  // of this use
+    units_[u].in_backward = true;
     gather_for_backward(b, u);               // B2
     unshard_.wait(b, u, /*forward=*/false);  // B3
-    if (!backward_lists_[at(u)].empty()) {   // B4
-      for (std::int32_t target : backward_lists_[at(u)]) gather_for_backward(b, target);
+    if (backward_lists_[at(u)]) {            // B4
+      for (std::int32_t target : *backward_lists_[at(u)]) gather_for_backward(b, target);
       return;
     }
-    if (post_forward_indices_[at(u)].empty()) return;
-    const auto position = static_cast<int>(post_forward_indices_[at(u)].back());
-    post_forward_indices_[at(u)].pop_back();
+    // An empty root has no place in the post-forward order; it comes after all that have one.
+    if (units_.empty(u) && plan().backward_prefetch == 1) return;
+    auto position = static_cast<int>(post_forward_order_.size());
+    if (!units_.empty(u)) {
+      if (post_forward_indices_[at(u)].empty()) return;
+      position = static_cast<int>(post_forward_indices_[at(u)].back());
+      post_forward_indices_[at(u)].pop_back();
+    }
     for (int k = 1; k <= plan().backward_prefetch && position - k >= 0; ++k)
       gather_for_backward(b, post_forward_order_[static_cast<std::size_t>(position - k)]);
   }
@@ -138,12 +155,12 @@ class Fsdp2 final : public DialectHooks {
     // The final callback: states in module pre-order, root first; then D waits for every reduction. Before PyTorch 2.15
     // it waited for each unit's before the next one's post-backward.
     const bool one_by_one = plan().torch.before(2, 15);
-    for (std::int32_t u : units_.forward_order) {
+    for (std::int32_t u : units_.module_order) {
       after_backward(b, u);
       if (one_by_one) reduce_.finalize(b, u);
     }
     unshard_.drop_unused(b);
-    for (std::int32_t u : units_.forward_order) reduce_.finalize(b, u);
+    for (std::int32_t u : units_.module_order) reduce_.finalize(b, u);
     reduce_.end_backward(b);
   }
 
@@ -170,8 +187,29 @@ class Fsdp2 final : public DialectHooks {
  private:
   const ShardingPlan& plan() const { return units_.c.plan; }
 
+  // Root pre-forward (F1): C and G wait for the optimizer and the batch.
+  void begin_forward(StepBuilder& b, std::int32_t u) {
+    b.wait(Stream::copy_in, b.last(Stream::compute));
+    b.wait(Stream::all_gather, b.last(Stream::compute));
+    forward_root_ = u;
+  }
+
+  void gather_for_forward(StepBuilder& b, std::int32_t u) {
+    if (!units_.empty(u)) {
+      unshard_.unshard(b, u);                 // F2
+      unshard_.wait(b, u, /*forward=*/true);  // F3
+    }
+    if (forward_lists_[at(u)]) {  // F5
+      for (std::int32_t target : *forward_lists_[at(u)]) unshard_.unshard(b, target);
+      return;
+    }
+    const auto& order = units_.execution_order;
+    const auto here = std::find(order.begin(), order.end(), u);
+    for (int k = 1; k <= plan().forward_prefetch && order.end() - here > k; ++k) unshard_.unshard(b, *(here + k));
+  }
+
   void gather_for_backward(StepBuilder& b, std::int32_t u) {
-    if (plan().units[at(u)].unshard_in_backward) unshard_.unshard(b, u);
+    if (!units_.empty(u) && plan().units[at(u)].unshard_in_backward) unshard_.unshard(b, u);
   }
 
   void set_reshard(std::int32_t u) {
@@ -184,8 +222,9 @@ class Fsdp2 final : public DialectHooks {
     if (s.reshard_after_forward && r.ranks > 1 && r.ranks < units_.layout(u).shards) s.small_group = r.ranks;
   }
 
-  // Units by the name of their first module.
-  std::vector<std::int32_t> listed(const std::vector<std::string>& names) const {
+  // Units by the name of their first module; nothing: no list was given. An empty root is listed without effect.
+  std::optional<std::vector<std::int32_t>> listed(const std::vector<std::string>& names) const {
+    if (names.empty()) return std::nullopt;
     std::vector<std::int32_t> list;
     for (const std::string& name : names)
       for (std::int32_t u : units_.forward_order)
@@ -196,11 +235,12 @@ class Fsdp2 final : public DialectHooks {
   Fsdp2Units units_;
   Fsdp2Unshard unshard_;
   Fsdp2Reduce reduce_;
-  std::vector<std::pair<std::int32_t, std::size_t>> slot_;                 // by parameter: its unit and its place there
-  std::vector<std::vector<std::int32_t>> forward_lists_, backward_lists_;  // explicit prefetch, by unit
-  std::vector<std::vector<std::size_t>> post_forward_indices_;             // by unit: where its uses stand in
+  std::vector<std::pair<std::int32_t, std::size_t>> slot_;  // by parameter: its unit and its place there
+  std::vector<std::optional<std::vector<std::int32_t>>> forward_lists_, backward_lists_;  // explicit prefetch, by unit
+  std::vector<std::vector<std::size_t>> post_forward_indices_;  // by unit: where its uses stand in
   std::vector<std::int32_t> post_forward_order_;
-  bool last_ = true;  // micro-batch of the step
+  std::int32_t forward_root_ = kNone;  // the unit whose pre-forward began the forward (or recomputation) that runs
+  bool last_ = true;                   // micro-batch of the step
 };
 
 }  // namespace

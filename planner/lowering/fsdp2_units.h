@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "models/index.h"
+#include "planner/layout/unit_order.h"
 #include "planner/lowering/dialect.h"
 
 namespace fsdp {
@@ -25,28 +26,33 @@ struct Fsdp2Unit {
   std::int32_t shard = kNone, sharded_gradient = kNone,
                partial = kNone;         // buffers; partial: HSDP sum of reduce-scatter outputs
   bool has_sharded_gradient = false;    // live in this step
-  bool backward_done = false;           // post-backward has run in this micro-batch
+  bool in_backward = false;             // pre-backward has run in this micro-batch
+  bool backward_done = false;           // and post-backward
   bool sync = true, all_reduce = true;  // in this micro-batch
   std::int32_t post_reduce_op = kNone;  // last operation of this unit's reduction in this step
 };
 
 class Fsdp2Units {
  public:
-  explicit Fsdp2Units(const LoweringContext& context) : c(context), units_(context.program.layouts.size()) {
+  explicit Fsdp2Units(const LoweringContext& context)
+      : c(context),
+        execution_order(fsdp::execution_order(context.program.layouts)),
+        units_(context.program.layouts.size()) {
     for (std::size_t u = 0; u < units_.size(); ++u) {
       const std::size_t n = layout(static_cast<std::int32_t>(u)).params.size();
       for (auto* per_param : {&units_[u].full, &units_[u].kept_shards, &units_[u].gradient, &units_[u].accumulator})
         per_param->assign(n, kNone);
       units_[u].uses.assign(n, 0);
-      if (n > 0) forward_order.push_back(static_cast<std::int32_t>(u));
     }
-    // Execution order of the groups: by where their forward begins, outer before inner (the plan lists inner before
-    // outer).
-    std::sort(forward_order.begin(), forward_order.end(), [&](std::int32_t a, std::int32_t b) {
-      const UnitLayout &x = layout(a), &y = layout(b);
-      if (x.op_begin != y.op_begin) return x.op_begin < y.op_begin;
-      return x.op_end != y.op_end ? x.op_end > y.op_end : a > b;
-    });
+    for (std::int32_t u : execution_order)
+      if (!empty(u)) forward_order.push_back(u);
+    module_order = forward_order;
+    const auto first = [&](std::int32_t u) {
+      const auto& modules = c.ids.units[at(u)];
+      return modules.empty() ? kNone : *std::min_element(modules.begin(), modules.end());
+    };
+    std::stable_sort(module_order.begin(), module_order.end(),
+                     [&](std::int32_t a, std::int32_t b) { return first(a) < first(b); });
   }
 
   [[nodiscard]] Fsdp2Unit& operator[](std::int32_t u) { return units_[at(u)]; }
@@ -99,7 +105,9 @@ class Fsdp2Units {
   }
 
   const LoweringContext c;
-  std::vector<std::int32_t> forward_order;  // units with parameters
+  std::vector<std::int32_t> execution_order;  // all units, the root first
+  std::vector<std::int32_t> forward_order;    // those with parameters
+  std::vector<std::int32_t> module_order;     // the same in the order in which the model lists their modules
   std::int16_t micro_batch = 0;
 
  private:

@@ -177,9 +177,7 @@ void Fsdp2Unshard::drop_held(StepBuilder& b) {
 }
 
 void Fsdp2Unshard::drop_unused(StepBuilder& b) {
-  if (held_gather_ >= 0) b.release(held_gather_);  // of a recomputation; D itself copied it out
-  held_gather_ = -1;
-  for (std::int32_t u : units_.forward_order) {
+  for (std::int32_t u : units_.module_order) {
     Fsdp2Unit& s = units_[u];
     if (s.pending && s.gather >= 0) {
       b.wait(Stream::compute, s.gather_op);
@@ -195,6 +193,8 @@ void Fsdp2Unshard::drop_unused(StepBuilder& b) {
     s.kept = false;
     s.reshard_event = -1;
   }
+  if (held_gather_ >= 0) b.release(held_gather_);  // of a recomputation that stopped early; D itself copied it out
+  held_gather_ = -1;
 }
 
 }  // namespace fsdp

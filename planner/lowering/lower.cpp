@@ -11,7 +11,7 @@
 #include "models/input/error.h"
 #include "planner/lowering/dialect.h"
 #include "planner/lowering/ignored.h"
-#include "planner/lowering/tape.h"
+#include "planner/lowering/tape/tape.h"
 
 namespace fsdp {
 namespace {
@@ -42,8 +42,8 @@ class Lowering {
         impl_(impl),
         shard_rank_(rank % plan.shard()),
         program_(program),
-        ignored_({model, plan, impl, program}) {
-    const LoweringContext context{model, plan, impl, program};
+        ignored_({model, plan, ids, impl, program}) {
+    const LoweringContext context{model, plan, ids, impl, program};
     dialect_ = make_dialect(context);
     for (std::int64_t sequences : plan.micro_batches) {
       if (tapes_.contains(sequences)) continue;
@@ -52,6 +52,7 @@ class Lowering {
                      make_tape(model, impl, work, plan.param_dtype, ids.checkpointed, plan.checkpoint_policy));
     }
     index_hooks();
+    index_recomputed_hooks(ids);
     unit_of_ = unit_of_parameters(program.layouts, model);
   }
 
@@ -80,6 +81,27 @@ class Lowering {
       for (const UnitUse& use : program_.layouts[k].uses) {
         begins_[at(use.op_begin)].push_back({static_cast<std::int32_t>(k), use.inputs_require_grad});
         ends_[at(use.op_end - 1)].push_back(static_cast<std::int32_t>(k));
+      }
+    }
+  }
+
+  // The same of what runs again in backward: modules of units inside a checkpointed module. The hooks of a unit that is
+  // the checkpointed module itself lie around the recomputation.
+  void index_recomputed_hooks(const PlanIds& ids) {
+    again_begins_.resize(model_.ops.size());
+    again_ends_.resize(model_.ops.size());
+    std::vector<char> inside(model_.modules.size(), 0);
+    for (const std::int32_t m : ids.checkpointed) inside[at(m)] = 1;
+    const auto checkpointed = inside;
+    for (std::size_t m = 0; m < inside.size(); ++m) {  // parents come first
+      const std::int32_t parent = model_.modules[m].parent;
+      inside[m] = parent >= 0 && (checkpointed[at(parent)] || inside[at(parent)]);
+    }
+    for (std::size_t k = program_.layouts.size(); k-- > 0;) {
+      for (const std::int32_t m : ids.units[k]) {
+        if (!inside[at(m)] || model_.modules[at(m)].op_begin == model_.modules[at(m)].op_end) continue;
+        again_begins_[at(model_.modules[at(m)].op_begin)].push_back(static_cast<std::int32_t>(k));
+        again_ends_[at(model_.modules[at(m)].op_end - 1)].push_back(static_cast<std::int32_t>(k));
       }
     }
   }
@@ -143,12 +165,28 @@ class Lowering {
       // Units that end here share the output, whose hooks run as they were registered: after forward, inner before
       // outer.
       for (auto u = ends_[at(i)].rbegin(); u != ends_[at(i)].rend(); ++u) dialect_->before_backward(b, *u);
-      for (std::uint32_t o = tape_->backward_begin[at(i)]; o < tape_->backward_end[at(i)]; ++o) emit(b, tape_->ops[o]);
+      std::uint32_t o = tape_->backward_begin[at(i)];
+      if (tape_->recomputed_at[at(i)] >= 0) o = recompute(b, tape_->regions[at(tape_->recomputed_at[at(i)])], o);
+      for (; o < tape_->backward_end[at(i)]; ++o) emit(b, tape_->ops[o]);
       dialect_->backward_passed(b, i);
       for (auto begin = begins_[at(i)].rbegin(); begin != begins_[at(i)].rend(); ++begin)
         if (begin->inputs_require_grad) dialect_->after_backward(b, begin->unit);
     }
     dialect_->end_backward(b);
+  }
+
+  // Runs a checkpointed module again, with the hooks of the units inside. `o`: its first tape op; returns the one
+  // behind its last.
+  std::uint32_t recompute(StepBuilder& b, const Region& r, std::uint32_t o) {
+    const std::int32_t end = r.stops_early ? r.needed_by + 1 : r.end;
+    for (std::int32_t i = r.begin; i < end; ++i) {
+      for (const std::int32_t u : again_begins_[at(i)]) dialect_->before_recompute(b, u);
+      for (; o < tape_->ops.size() && tape_->ops[o].action == Action::recompute && tape_->ops[o].graph_op == i; ++o)
+        emit(b, tape_->ops[o]);
+      if (!r.completes(i)) break;
+      for (auto u = again_ends_[at(i)].rbegin(); u != again_ends_[at(i)].rend(); ++u) dialect_->after_recompute(b, *u);
+    }
+    return o;
   }
 
   Buffer value_info(std::int32_t v) const {
@@ -165,7 +203,7 @@ class Lowering {
   void emit(StepBuilder& b, const TapeOp& t) {
     if (t.action == Action::recompute)
       for (std::int32_t p : model_.ops[at(t.graph_op)].params)
-        if (unit_of_[at(p)] >= 0) dialect_->before_recompute(b, unit_of_[at(p)]);
+        if (unit_of_[at(p)] >= 0) dialect_->before_recomputed_op(b, unit_of_[at(p)]);
     for (std::uint32_t k = 0; k < t.allocs.count; ++k) {
       const std::int32_t v = tape_->allocs[t.allocs.begin + k];
       b.allocate(value_buffer_[at(v)] = b.declare(value_info(v)));
@@ -304,6 +342,7 @@ class Lowering {
   };
   std::vector<std::vector<Begin>> begins_;       // by op: uses of units that begin there, outermost first
   std::vector<std::vector<std::int32_t>> ends_;  // and those that end there
+  std::vector<std::vector<std::int32_t>> again_begins_, again_ends_;  // the same of units inside checkpointed modules
   std::vector<std::int32_t> unit_of_;
   const Tape* tape_ = nullptr;
   std::vector<std::int32_t> value_buffer_, state1_, state2_;

@@ -78,11 +78,12 @@ inline const Order& inner_order() {
       {"planner/program", {"planner", "planner/layout"}},
       {"planner/costs", {"planner", "planner/layout", "planner/program"}},
       {"planner/costs/collectives", {"planner/costs"}},
-      {"planner/lowering", {"planner", "planner/program"}},
+      {"planner/lowering", {"planner", "planner/layout", "planner/lowering/tape", "planner/program"}},
+      {"planner/lowering/tape", {"planner", "planner/program"}},
       {"planner/job", {"planner", "planner/lowering", "planner/program"}},
       {"planner/module_costs", {"planner/costs", "planner/lowering"}},
       {"planner/search", {"planner", "planner/layout", "planner/plan", "planner/wrap"}},
-      {"planner/emit", {"planner", "planner/wrap"}},
+      {"planner/emit", {"planner", "planner/layout", "planner/wrap"}},
 
       // simulator: records are values; engine and allocator make them, analysis and predict put them together.
       {"simulator/records", {}},

@@ -1,6 +1,6 @@
 // The tape against eager PyTorch: which bytes are alive after each op of forward and before each op of backward, the
 // peaks, and what checkpointing computes again (tests/torch/record_tape.py, torchtitan's way to write a Llama).
-#include "planner/lowering/tape.h"
+#include "planner/lowering/tape/tape.h"
 
 #include <doctest/doctest.h>
 

@@ -45,7 +45,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import golden_file
-from record_fsdp2 import DTYPES, NAMES, Toy
+from order_log import DTYPES, NAMES
+from record_fsdp2 import Toy
 
 GOLDEN = pathlib.Path(__file__).parent / "golden" / "fsdp1_order.json"
 PREFETCH = {"pre": BackwardPrefetch.BACKWARD_PRE, "post": BackwardPrefetch.BACKWARD_POST, "none": None}

@@ -2,8 +2,8 @@
 """Records what PyTorch's fully_shard really issues for the toy model of tests/support/toy_model.h.
 
 One process with the fake process group plays rank 0 of W (or of R x W) ranks. Logged in host order: collectives with
-element counts, dtypes, communicator and reduction; divisions; frees of unsharded parameters, gather buffers and
-reduce-scatter inputs; the unsharded gradients that a micro-batch leaves behind. Usage:
+element counts, dtypes, communicator and reduction; copy-outs; divisions; frees of unsharded parameters, gather buffers
+and reduce-scatter inputs; the unsharded gradients that a micro-batch leaves behind (order_log.py). Usage:
 
     python3 tests/torch/record_fsdp2.py            compares with tests/torch/golden/fsdp2_order.json, prints what
       changed
@@ -12,7 +12,6 @@ reduce-scatter inputs; the unsharded gradients that a micro-batch leaves behind.
 import json
 import pathlib
 import sys
-import weakref
 
 import torch
 import torch.distributed as dist
@@ -20,16 +19,13 @@ import torch.nn as nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
-from torch.distributed.fsdp._fully_shard import _fsdp_collectives as collectives_module
-from torch.distributed.fsdp._fully_shard import _fsdp_param_group as group_module
 from torch.distributed.tensor import Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import golden_file
+from order_log import DTYPES, OrderLog
 
 GOLDEN = pathlib.Path(__file__).parent / "golden" / "fsdp2_order.json"
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-NAMES = {v: k for k, v in DTYPES.items()}
 
 
 class Block(nn.Module):
@@ -139,20 +135,12 @@ def set_switches(config, units, firsts, last):
             module.set_reshard_after_backward(last, recurse=False)
 
 
-def reduction(op):
-    """(name, factor) of a reduce op."""
-    if op == dist.ReduceOp.AVG:
-        return "average"
-    return "sum" if op == dist.ReduceOp.SUM else "scaled_sum"
-
-
 def record(config):
     torch.manual_seed(0)
     model = Toy(config["blocks"], config["vocab"], config["width"], config["hidden"], config.get("tied", False),
                 config.get("order"))
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name not in config.get("frozen", []))
-    log, state = [], {"unit": None}
     shard, replicate = config["shard"], config.get("replicate", 1)
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=shard * replicate)
     mesh = (init_device_mesh("cpu", (replicate, shard), mesh_dim_names=("replicate", "shard")) if replicate > 1
@@ -163,109 +151,25 @@ def record(config):
             model.layers[i] = checkpoint_wrapper(model.layers[i])
     groups, firsts = apply_fully_shard(model, config, units, mesh)
 
-    group = group_module.FSDPParamGroup
-    originals = {n: getattr(group, n)
-                 for n in ("unshard", "_to_sharded", "_to_sharded_post_forward", "post_backward", "wait_for_unshard")}
-
-    def inside(name):
-        def call(self, *args, **kwargs):
-            before, state["unit"] = state["unit"], groups[id(self)]
-            if name.startswith("_to_sharded") and self._sharded_state.name == "UNSHARDED":
-                log.append(["free", state["unit"], 0, ""])
-            try:
-                return originals[name](self, *args, **kwargs)
-            finally:
-                state["unit"] = before
-        return call
-
-    # Renamed in PyTorch 2.15.
-    names = [("all_gather_single", "all_gather_into_tensor"), ("reduce_scatter_single", "reduce_scatter_tensor"),
-             ("all_reduce",)]
-    names = [next(n for n in options if hasattr(dist, n)) for options in names]
-    collectives = dict(zip(names,
-        [("all_gather", "output_tensor", 0), ("reduce_scatter", "input_tensor", 1), ("all_reduce", "tensor", 0)]))
-    plain = {n: getattr(dist, n) for n in collectives}
-
-    def communicator(what, process_group):
-        if what == "all_reduce":
-            return "replicate"
-        if process_group.group_desc == "fsdp_reduce_scatter":
-            return "shard_reduce"
-        return "shard" if process_group.size() == shard else "reshard"
-
-    def logged(name):
-        what, keyword, position = collectives[name]
-
-        def call(*args, **kwargs):
-            tensor = kwargs.get(keyword, kwargs.get("input" if what == "reduce_scatter" else "output"))
-            tensor = args[position] if tensor is None else tensor
-            event = [what, state["unit"], tensor.numel(), NAMES[tensor.dtype], communicator(what, kwargs["group"]),
-                     kwargs["group"].size()]
-            log.append(event if what == "all_gather" else event + [reduction(kwargs["op"])])
-            if what != "reduce_scatter" or reduction(kwargs["op"]) != "scaled_sum":
-                return plain[name](*args, **kwargs)
-            kwargs["op"] = dist.ReduceOp.SUM     # the fake group knows no scaled sum
-            return plain[name](*args, **kwargs)
-        return call
-
-    def when_freed(what, unit, tensor):
-        weakref.finalize(tensor, lambda: log.append([what, unit, tensor_numel, ""]) if state["logging"] else None)
-        tensor_numel = tensor.numel()
-
-    gather, scatter_state = group_module.foreach_all_gather, group_module.ReduceScatterState
-    divide = collectives_module._div_if_needed
-
-    def gathered(*args, **kwargs):
-        result = gather(*args, **kwargs)
-        when_freed("free_gather", state["unit"], result.all_gather_output)
-        return result
-
-    def divided(tensor, factor):
-        if factor is not None and factor != 1:
-            log.append(["divide", state["unit"], tensor.numel(), NAMES[tensor.dtype], factor])
-        return divide(tensor, factor)
-
-    def reduced(*args):
-        when_freed("free_input", state["unit"], args[0])
-        return scatter_state(*args)
-
-    for n in originals:
-        setattr(group, n, inside(n))
-    for n in collectives:
-        setattr(dist, n, logged(n))
-    group_module.foreach_all_gather, group_module.ReduceScatterState = gathered, reduced
-    collectives_module._div_if_needed = divided
-    state["logging"] = True
     try:
-        optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], foreach=False)
-        for step in range(2):                # the second is the steady one
-            log.clear()
-            optimizer.zero_grad()
-            count = config["micro_batches"]
-            for m in range(count):
-                set_switches(config, units, firsts, m + 1 == count)
-                ids = torch.randint(0, config["vocab"], (2, 5))
-                out = model(ids)
-                nn.functional.cross_entropy(out.flatten(0, 1).float(), ids.flatten()).backward()
-                for u, module in enumerate(firsts):
-                    param_group = fully_shard.state(module)._fsdp_param_group
-                    for p in param_group.fsdp_params if param_group else []:
-                        grad = p._unsharded_param.grad
-                        if grad is not None:
-                            log.append(["retained", u, grad.numel(), NAMES[grad.dtype]])
-            optimizer.step()
-        state["logging"] = False
+        with OrderLog(groups, shard) as log:
+            optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], foreach=False)
+            for step in range(2):                # the second is the steady one
+                log.events.clear()
+                optimizer.zero_grad()
+                count = config["micro_batches"]
+                for m in range(count):
+                    set_switches(config, units, firsts, m + 1 == count)
+                    ids = torch.randint(0, config["vocab"], (2, 5))
+                    out = model(ids)
+                    nn.functional.cross_entropy(out.flatten(0, 1).float(), ids.flatten()).backward()
+                    log.retained(firsts)
+                optimizer.step()
     finally:
-        for n, f in originals.items():
-            setattr(group, n, f)
-        for n, f in plain.items():
-            setattr(dist, n, f)
-        group_module.foreach_all_gather, group_module.ReduceScatterState = gather, scatter_state
-        collectives_module._div_if_needed = divide
         dist.destroy_process_group()
     local = {n.replace("_checkpoint_wrapped_module.", ""): list(p.to_local().shape)
              for n, p in model.named_parameters() if hasattr(p, "to_local")}
-    return {"config": config, "units": units, "events": list(log), "local_shapes": local}
+    return {"config": config, "units": units, "events": log.events, "local_shapes": local}
 
 
 def configs():
@@ -391,6 +295,36 @@ def more_configs(base, nested):
         dict(base, name="used-twice-keep", order=[0, 1, 2, 1], reshard="false"),
         dict(base, name="used-twice-bf16", order=[0, 1, 0, 2, 0], param_dtype="bf16", micro_batches=2),
         dict(base, name="uneven-128", shard=128, reshard="16"),
+    ] + recomputed_configs(base, titan)
+
+
+def recomputed_configs(base, titan):
+    """Units inside checkpointed blocks, and roots without parameters."""
+    ups = [[f"layers.{i}.up"] for i in range(3)] + [[""]]
+    halves = [[f"layers.{i}.{m}"] for i in range(3) for m in ("up", "down")] + [[""]]
+
+    def each_next(units, count):
+        return {str(u): dict(forward_prefetch=[n for n, in units[u + 1:u + 1 + count] if n])
+                for u in range(len(units) - 2)}
+
+    def itself(units):
+        return {str(u): dict(backward_prefetch=[n]) for u, (n,) in enumerate(units)}
+
+    return [
+        dict(base, name="recomputed-forward-prefetch-1", reshard="true", checkpoint=True, units=ups,
+             unit_options=each_next(ups, 1)),
+        dict(base, name="recomputed-forward-prefetch-2", reshard="true", checkpoint=True, units=halves,
+             unit_options=each_next(halves, 2), param_dtype="bf16"),
+        dict(base, name="recomputed-no-backward-prefetch", reshard="true", checkpoint=True, units=halves,
+             unit_options=itself(halves)),
+        dict(base, name="recomputed-halves", reshard="true", checkpoint=True, units=halves, micro_batches=2),
+        dict(base, name="recomputed-over-2", reshard="2", checkpoint=True, units=halves[:1] + [["layers.0"], [""]]),
+        dict(titan, name="empty-root-forward-prefetch",
+             unit_options={"5": dict(forward_prefetch=["embed", "layers.0"])}),
+        dict(titan, name="empty-root-backward-prefetch",
+             unit_options={"5": dict(backward_prefetch=["head", "layers.2"])}),
+        dict(titan, name="only-an-empty-root-is-prefetched",
+             unit_options={"2": dict(backward_prefetch=[""], forward_prefetch=[""])}),
     ]
 
 

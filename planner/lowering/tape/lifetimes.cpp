@@ -1,4 +1,4 @@
-#include "planner/lowering/tape_lifetimes.h"
+#include "planner/lowering/tape/lifetimes.h"
 
 #include <algorithm>
 #include <utility>

@@ -1,11 +1,11 @@
 // Stage one of lowering: the computation of one micro-batch and the lifetimes of its tensors. It knows nothing of
 // sharding.
 //
-// Forward ops in order, then for each op in reverse its recomputation (when the backward of a checkpointed module
-// begins) and its backward. A value is allocated just before the first op that writes it and freed just after the last
-// op that touches it, so memory rises and falls as the implementation's `facts` say. Under
-// CheckpointPolicy::selective_op the results that the implementation keeps are not recomputed; where parameters are
-// frozen, there is no backward below the first trained one.
+// Forward ops in order, then for each op in reverse the recomputation of a checkpointed module (when the backward of
+// this op is the first that needs it) and its backward. A value is allocated just before the first op that writes it
+// and freed just after the last op that touches it, so memory rises and falls as the implementation's `facts` say.
+// Under CheckpointPolicy::selective_op the results that the implementation keeps are not recomputed; where parameters
+// are frozen, there is no backward below the first trained one.
 #pragma once
 
 #include <cstdint>
@@ -16,6 +16,7 @@
 #include "models/dtype.h"
 #include "models/graph.h"
 #include "models/implementation.h"
+#include "planner/lowering/tape/recomputed.h"
 #include "planner/plan.h"
 #include "planner/program.h"
 
@@ -49,6 +50,8 @@ struct Tape {
   // Tape ops of graph op i: forward ops[forward_of[i]]; backward (recomputation first) ops[backward_begin[i] ..
   // backward_end[i]), possibly none. ops[0] is load_batch.
   std::vector<std::uint32_t> forward_of, backward_begin, backward_end;
+  std::vector<Region> regions;              // of the checkpointed modules, in their order
+  std::vector<std::int32_t> recomputed_at;  // by graph op: the region whose recomputation its backward begins with
   [[nodiscard]] std::span<const TapeArg> args_of(const TapeOp& o) const {
     return {args.data() + o.args.begin, o.args.count};
   }

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <span>
 
-#include "planner/lowering/tape.h"
+#include "planner/lowering/tape/tape.h"
 
 namespace fsdp {
 

@@ -1,4 +1,4 @@
-#include "planner/lowering/tape.h"
+#include "planner/lowering/tape/tape.h"
 
 #include <algorithm>
 #include <array>
@@ -9,16 +9,12 @@
 #include "models/index.h"
 #include "models/input/error.h"
 #include "planner/byte_total.h"
-#include "planner/lowering/tape_lifetimes.h"
+#include "planner/lowering/tape/lifetimes.h"
 
 namespace fsdp {
 namespace {
 
 using Kind = TapeArg::Kind;
-
-struct Region {
-  std::int32_t begin = 0, end = 0;
-};  // graph ops of one checkpointed module
 
 class TapeBuilder {
  public:
@@ -40,15 +36,18 @@ class TapeBuilder {
     tape_.forward_of.resize(n);
     tape_.backward_begin.resize(n);
     tape_.backward_end.resize(n);
+    tape_.recomputed_at.assign(n, kNone);
     const std::size_t guess = n * 3;
     tape_.ops.reserve(guess);
     tape_.args.reserve(guess * 7);
     tape_.values.reserve(guess * 2);
   }
 
-  void add_region(Region r, CheckpointPolicy policy) {
-    const auto id = static_cast<std::int32_t>(regions_.size());
-    regions_.push_back(r);
+  void add_region(const Module& m, CheckpointPolicy policy) {
+    const auto id = static_cast<std::int32_t>(tape_.regions.size());
+    const Region r = recomputed_region(m.op_begin, m.op_end, model_, impl_, facts_, producer_);
+    tape_.regions.push_back(r);
+    if (r.runs()) tape_.recomputed_at[at(r.needed_by)] = id;
     std::int64_t matmuls = 0;
     for (std::int32_t i = r.begin; i < r.end; ++i) {
       region_of_[at(i)] = id;
@@ -69,11 +68,10 @@ class TapeBuilder {
     if (impl_.frames_hold_inputs) hold_inputs();
     for (std::int32_t i = n - 1; i >= 0; --i) {
       tape_.backward_begin[at(i)] = static_cast<std::uint32_t>(tape_.ops.size());
-      if (region_of_[at(i)] >= 0 && regions_[at(region_of_[at(i)])].end == i + 1)
-        recompute(regions_[at(region_of_[at(i)])]);
+      if (tape_.recomputed_at[at(i)] >= 0) recompute(tape_.regions[at(tape_.recomputed_at[at(i)])]);
       run_backward(i);
-      if (region_of_[at(i)] >= 0 && regions_[at(region_of_[at(i)])].begin == i)
-        end_region(regions_[at(region_of_[at(i)])]);
+      if (region_of_[at(i)] >= 0 && tape_.regions[at(region_of_[at(i)])].begin == i)
+        end_region(tape_.regions[at(region_of_[at(i)])]);
       tape_.backward_end[at(i)] = static_cast<std::uint32_t>(tape_.ops.size());
     }
     place_lifetimes(tape_, spans_, events_);
@@ -215,29 +213,11 @@ class TapeBuilder {
     }
   }
 
-  // The last op of a region that runs again: with early stop the one that makes the last tensor that backward needs.
-  std::int32_t last_recomputed(const Region& r) const {
-    std::int32_t last = r.begin - 1;
-    bool any = false;
-    for (std::int32_t i = r.begin; i < r.end; ++i) {
-      const Op& op = model_.ops[at(i)];
-      const OpFacts& f = facts_[at(i)];
-      if (f.saved_extra_bytes > 0 || f.saved_outputs != 0) last = std::max(last, i);
-      any = any || f.saved_extra_bytes > 0 || f.saved_outputs != 0 || f.saved_inputs != 0;
-      for (std::size_t k = 0; k < op.inputs.size(); ++k) {
-        const std::int32_t p = producer_[at(op.inputs[k])];
-        if ((f.saved_inputs >> k & 1) && p >= r.begin && p < r.end) last = std::max(last, p);
-      }
-    }
-    return any && !impl_.recompute_stops_early ? r.end - 1 : last;
-  }
-
   // A kept result is taken as it is. What its op makes for backward beside it is made again, at the end of the op
   // before (copies of k and v for all heads: the time of the copies is not counted).
   void recompute(const Region& r) {
-    const std::int32_t last = last_recomputed(r);
     const std::size_t first = tape_.ops.size();
-    for (std::int32_t i = r.begin; i <= last; ++i) {
+    for (std::int32_t i = r.begin; i <= r.last; ++i) {
       if (!kept_[at(i)]) {
         run_forward(i, Action::recompute);
         continue;
@@ -254,13 +234,13 @@ class TapeBuilder {
   // The checkpoint of a Python module holds what the module was called with, and kept results that were not asked for,
   // until its backward has ended.
   void end_region(const Region& r) {
-    if (last_recomputed(r) < r.begin) return;
+    if (r.last < r.begin) return;
     const auto here = static_cast<std::int32_t>(tape_.ops.size()) - 1;
     for (std::int32_t i = r.begin; i < r.end && impl_.frames_hold_inputs; ++i)
       for (std::int32_t in : model_.ops[at(i)].inputs)
         if (producer_[at(in)] >= 0 && producer_[at(in)] < r.begin) spans_.push_back({forward_value_[at(in)], -1, here});
     if (!impl_.keeps_unneeded_results || !impl_.recompute_stops_early) return;
-    for (std::int32_t i = std::max(r.begin, last_recomputed(r) + 1); i < r.end; ++i)
+    for (std::int32_t i = std::max(r.begin, r.last + 1); i < r.end; ++i)
       if (kept_[at(i)])
         for (std::int32_t out : model_.ops[at(i)].outputs) spans_.push_back({forward_value_[at(out)], -1, here});
   }
@@ -369,7 +349,6 @@ class TapeBuilder {
   const DType dtype_;
   ByteTotal total_;
   std::vector<OpFacts> facts_;
-  std::vector<Region> regions_;
   std::vector<std::int32_t> producer_, region_of_;                         // by tensor, by op
   std::vector<std::int32_t> forward_value_, recomputed_value_, gradient_;  // by tensor
   std::vector<std::int32_t> unread_;  // by value: tensors whose gradient it is and that are still to be read
@@ -389,8 +368,7 @@ Tape make_tape(const ModelGraph& model, const Implementation& impl, const Worklo
                      "use full");
   TapeBuilder builder(model, impl, work, compute_dtype);
   for (const std::int32_t id : checkpointed) {
-    const Module& m = model.modules[static_cast<std::size_t>(id)];
-    builder.add_region({m.op_begin, m.op_end}, policy);
+    builder.add_region(model.modules[static_cast<std::size_t>(id)], policy);
   }
   return builder.build();
 }

@@ -1,0 +1,16 @@
+// The orders in which a plan's units begin and end their forwards: those of forward and backward prefetch.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "planner/layout.h"
+
+namespace fsdp {
+
+// The root first, outer before inner.
+[[nodiscard]] std::vector<std::int32_t> execution_order(const std::vector<UnitLayout>&);
+// Inner before outer, the root last.
+[[nodiscard]] std::vector<std::int32_t> order_of_ends(const std::vector<UnitLayout>&);
+
+}  // namespace fsdp

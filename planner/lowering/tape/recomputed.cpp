@@ -1,0 +1,36 @@
+#include "planner/lowering/tape/recomputed.h"
+
+#include <algorithm>
+
+#include "models/index.h"
+
+namespace fsdp {
+namespace {
+
+// Has autograd saved anything for the op's backward? A weight counts: it is needed for the gradient of the input.
+bool saves(const Op& op, const OpFacts& f, const ModelGraph& model) {
+  if (op.outputs.empty() || !model.tensors[at(op.outputs[0])].requires_grad) return false;
+  return f.saved_extra_bytes > 0 || f.saved_outputs != 0 || f.saved_inputs != 0 ||
+         (!op.params.empty() && op.kind != OpKind::position_embedding);
+}
+
+}  // namespace
+
+Region recomputed_region(std::int32_t begin, std::int32_t end, const ModelGraph& model, const Implementation& impl,
+                         std::span<const OpFacts> facts, std::span<const std::int32_t> producer) {
+  Region r{begin, end, begin - 1, kNone, impl.recompute_stops_early};
+  for (std::int32_t i = begin; i < end; ++i) {
+    const Op& op = model.ops[at(i)];
+    const OpFacts& f = facts[at(i)];
+    if (saves(op, f, model)) r.needed_by = i;
+    if (f.saved_extra_bytes > 0 || f.saved_outputs != 0) r.last = std::max(r.last, i);
+    for (std::size_t k = 0; k < op.inputs.size(); ++k) {
+      const std::int32_t p = producer[at(op.inputs[k])];
+      if ((f.saved_inputs >> k & 1) && p >= begin && p < end) r.last = std::max(r.last, p);
+    }
+  }
+  if (r.runs() && !r.stops_early) r.last = end - 1;
+  return r;
+}
+
+}  // namespace fsdp

@@ -1,0 +1,34 @@
+// What of a checkpointed module runs again in backward, and when: rule A1.5 of docs/fsdp-order.md.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "models/graph.h"
+#include "models/implementation.h"
+
+namespace fsdp {
+
+// Graph ops [begin, end) of one checkpointed module.
+struct Region {
+  std::int32_t begin = 0, end = 0;
+  // The last op whose result is computed again; begin - 1: none.
+  std::int32_t last = kNone;
+  // The op whose backward needs the recomputation: the last one that has saved something. It starts right before that
+  // backward; what comes behind (the sum at the end of a block saves nothing) has had its backward by then. kNone:
+  // backward needs nothing of the module.
+  std::int32_t needed_by = kNone;
+  // Does the recomputation end as soon as `needed_by` has everything? Otherwise it goes on to the module's end.
+  bool stops_early = true;
+
+  [[nodiscard]] bool runs() const { return needed_by >= begin; }
+  // Does the recomputation get as far as the end of op i?
+  [[nodiscard]] bool completes(std::int32_t i) const { return !stops_early || i < needed_by; }
+};
+
+// `facts` by op; `producer` by tensor: the op that makes it, or kNone.
+[[nodiscard]] Region recomputed_region(std::int32_t begin, std::int32_t end, const ModelGraph&, const Implementation&,
+                                       std::span<const OpFacts> facts, std::span<const std::int32_t> producer);
+
+}  // namespace fsdp

@@ -1,0 +1,242 @@
+"""Draws small models and plans from the whole space that a plan can say: what random_plans.py compares.
+
+A drawn case is a dictionary of JSON values: {"model": a config.json, "plan": changes of a plan.json, "policy": a wrap
+policy or None}. Smaller cases are made by putting back one choice after the other (`simpler`).
+"""
+import copy
+import random
+
+LLAMA = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
+             head_dim=8, vocab_size=61, max_position_embeddings=64, rms_norm_eps=1e-6, rope_theta=10000.0,
+             tie_word_embeddings=False)
+GPT2 = dict(n_embd=32, n_head=4, n_layer=3, n_positions=64, vocab_size=61, n_inner=80)
+FAMILIES = ["llama", "qwen2", "qwen3", "mistral", "gpt2"]
+MIXTURES = ["mixtral", "olmoe", "qwen3_moe"]
+
+
+def model_of(family, layers=3, tied=False):
+    """A config.json of one of the families."""
+    if family == "gpt2":
+        return dict(GPT2, model_type="gpt2", n_layer=layers, activation_function="gelu_new", resid_pdrop=0.0,
+                    embd_pdrop=0.0, attn_pdrop=0.0)
+    config = dict(LLAMA, model_type=family, num_hidden_layers=layers, tie_word_embeddings=tied)
+    if family == "mistral":
+        config["sliding_window"] = None
+    if family in MIXTURES:
+        config.update(num_experts_per_tok=2)
+        config["num_local_experts" if family == "mixtral" else "num_experts"] = 4
+        if family == "qwen3_moe":
+            config.update(moe_intermediate_size=24, norm_topk_prob=True)
+    return config
+
+
+def tree_of(family, layers, tied):
+    """(embedding, blocks, attention, mlp, inner linears and norms, final norm, head) as module names."""
+    if family == "gpt2":
+        blocks = [f"transformer.h.{i}" for i in range(layers)]
+        inner = ["attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj", "ln_1", "ln_2"]
+        return dict(embed="transformer.wte", blocks=blocks, halves=["attn", "mlp"], inner=inner,
+                    norm="transformer.ln_f", head="lm_head", tied=True, trunk="transformer")
+    blocks = [f"model.layers.{i}" for i in range(layers)]
+    inner = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "input_layernorm",
+             "post_attention_layernorm"]
+    if family not in MIXTURES:
+        inner += ["mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"]
+    return dict(embed="model.embed_tokens", blocks=blocks, halves=["self_attn", "mlp"], inner=inner, norm="model.norm",
+                head="lm_head", tied=tied, trunk="model")
+
+
+CLASSES = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3", "mistral": "Mistral", "mixtral": "Mixtral",
+           "olmoe": "Olmoe", "qwen3_moe": "Qwen3Moe"}
+
+
+def draw_units(rng, tree):
+    """Modules of each unit, inner before outer, the root last."""
+    how = rng.choice(["blocks", "halves", "halves+blocks", "nested", "nested", "some", "titan", "groups"])
+    units = []
+    if how == "titan" and not tree["tied"]:
+        units.append([tree["embed"]])
+    blocks = list(tree["blocks"])
+    if how == "groups":
+        size = rng.choice([2, len(blocks)])
+        units += [blocks[i:i + size] for i in range(0, len(blocks), size)]
+    for block in blocks if how != "groups" else []:
+        inside = []
+        if how == "nested":
+            inside = [m for m in tree["inner"] if rng.random() < 0.3]
+        if how in ("halves", "halves+blocks") or how in ("nested", "some") and rng.random() < 0.5:
+            inside += tree["halves"]
+        inside.sort(key=lambda m: any(n.startswith(m + ".") for n in inside))       # inner before outer
+        units += [[f"{block}.{m}"] for m in inside]
+        if any(all(n in inside for n in tree["inner"] if n.startswith(m + ".")) for m in tree["halves"]):
+            units = [u for u in units if u[0].removeprefix(block + ".") not in tree["halves"]]
+        if how in ("blocks", "titan", "halves+blocks") or how in ("nested", "some") and rng.random() < 0.6:
+            units.append([block])
+    if how == "titan":
+        units.append([tree["norm"], tree["head"]] if not tree["tied"] else [tree["norm"]])
+        if tree["tied"] and rng.random() < 0.5:
+            units.append([tree["embed"], tree["head"]])
+    elif rng.random() < 0.15 and not tree["tied"]:
+        units.append([tree["head"]])
+    if rng.random() < 0.05:
+        units.append([tree["trunk"]])
+        if tree["tied"]:
+            units.pop()
+    return units + [[""]]
+
+
+def draw(rng, families, memory=False):
+    family = rng.choice(families)
+    layers = rng.choice([1, 2, 2, 3, 3, 4])
+    tied = family == "gpt2" or rng.random() < 0.25
+    tree = tree_of(family, layers, tied)
+    model = model_of(family, layers, tied)
+    if family == "qwen2":
+        model["attention_bias"] = True
+        model.pop("attention_bias")
+    shard = rng.choice([1, 2, 2, 4, 4, 8, 6, 16])
+    replicate = rng.choice([1, 1, 1, 2, 3])
+    plan = dict(mesh=[dict(name="replicate", size=replicate), dict(name="shard", size=shard)], seq_len=8)
+    policy = None
+    if rng.random() < 0.3:
+        block = [f"params:{rng.choice(['1e3', '2e3', '5e3', '2e4'])}", "block", "block:2", "root", "titan"]
+        if family in CLASSES:
+            block += [f"class:{CLASSES[family]}Attention", f"class:{CLASSES[family]}RMSNorm",
+                      f"class:{CLASSES[family]}DecoderLayer|params:2e3"]
+        policy = rng.choice(block)
+        units = None
+    else:
+        units = [dict(modules=m) for m in draw_units(rng, tree)]
+    divisors = [str(d) for d in range(2, shard) if shard % d == 0]
+
+    def reshard():
+        return rng.choice(["auto", True, True, False] + [int(d) for d in divisors])
+    common, mixed = reshard(), rng.random() < 0.3
+    plan["reshard"] = common
+    for u in units or []:
+        u["reshard_after_forward"] = reshard() if mixed else common
+    counts = rng.random() < 0.5
+    plan["forward_prefetch"] = rng.choice([0, 0, 1, 2, 3]) if counts else 0
+    plan["backward_prefetch"] = rng.choice([0, 1, 1, 2, 3]) if counts else 1
+    firsts = [u["modules"][0] for u in units or []]
+    if units and rng.random() < 0.25:
+        for u in units:
+            if rng.random() < 0.5:
+                u["forward_prefetch"] = rng.sample(firsts, min(len(firsts), rng.choice([1, 1, 2, 3])))
+            if rng.random() < 0.5:
+                u["backward_prefetch"] = rng.sample(firsts, min(len(firsts), rng.choice([1, 1, 2, 3])))
+    checkpoint = rng.choice(["none", "none", "full", "full", "every", "some", "halves"])
+    blocks = tree["blocks"]
+    plan["checkpointed"] = {"none": [], "full": blocks, "every": blocks[::2],
+                            "some": [b for b in blocks if rng.random() < 0.5],
+                            "halves": [f"{b}.{rng.choice(tree['halves'])}" for b in blocks]}[checkpoint]
+    count = rng.choice([1, 1, 1, 2, 3])
+    plan["micro_batches"] = [2] * count if rng.random() < 0.8 else [rng.choice([1, 2, 3]) for _ in range(count)]
+    plan["grad_sync"] = rng.choice(["every", "last", "reduce-scatter-only"] if replicate > 1 else ["every", "last"])
+    plan["param_dtype"] = rng.choice(["fp32", "bf16", "bf16"])
+    plan["reduce_dtype"] = rng.choice(["fp32", "fp32", "bf16"])
+    if rng.random() < 0.1:
+        plan["offload"] = True
+    if rng.random() < 0.1:
+        plan["clip_norm"] = 1.0
+    if rng.random() < 0.1:
+        plan["reduce_scatter_buffers"] = rng.choice([2, 3])
+    if rng.random() < 0.1:
+        plan["separate_reduce_scatter"] = True
+    if rng.random() < 0.1:
+        plan["force_sum_reduction"] = True
+    if rng.random() < 0.15 and plan["param_dtype"] == "fp32":
+        plan["ignored"] = [rng.choice([f"{blocks[0]}.{m}" for m in tree["inner"]])]
+    for u in units or []:
+        if rng.random() < 0.05:
+            u["gradient_divide_factor"] = rng.choice([2.0, 7.0])
+        if count > 1 and rng.random() < 0.1:
+            u["grad_sync"] = rng.choice(["every", "last"])
+        if count > 1 and rng.random() < 0.1:
+            u["reshard_after_backward"] = False
+        if u["modules"] == [tree["embed"]] and rng.random() < 0.3:
+            u["unshard_in_backward"] = False
+    if units:
+        plan["units"] = units
+    return dict(model=model, plan=plan, policy=policy, memory=memory)
+
+
+DEFAULTS = dict(forward_prefetch=0, backward_prefetch=1, checkpointed=[], micro_batches=[2], grad_sync="every",
+                param_dtype="fp32", reduce_dtype="fp32", offload=False, clip_norm=None, reduce_scatter_buffers=1,
+                separate_reduce_scatter=False, force_sum_reduction=False, ignored=[], reshard="auto", loss_chunks=1,
+                checkpoint_policy="full")
+OF_UNITS = ["forward_prefetch", "backward_prefetch", "gradient_divide_factor", "grad_sync", "reshard_after_backward",
+            "unshard_in_backward"]
+
+
+def features(case):
+    """What a case has beside the defaults; pairs of them are counted."""
+    plan, found = case["plan"], {"family " + case["model"]["model_type"]}
+    replicate, shard = (d["size"] for d in plan["mesh"])
+    found |= {"replicas"} if replicate > 1 else set()
+    found |= {"one shard"} if shard == 1 else set()
+    found |= {"tied"} if case["model"].get("tie_word_embeddings") else set()
+    found |= {f"policy {case['policy'].split(':')[0]}"} if case["policy"] else set()
+    for key, default in DEFAULTS.items():
+        if plan.get(key, default) != default:
+            found.add(key if isinstance(plan[key], (list, bool, int, float)) else f"{key} {plan[key]}")
+    units = plan.get("units", [])
+    for u in units:
+        found |= {"unit " + k for k in OF_UNITS if k in u}
+    names = [m for u in units for m in u["modules"]]
+    found |= {"nested"} if any(b and a.startswith(b + ".") for a in names for b in names) else set()
+    found |= {"grouped"} if any(len(u["modules"]) > 1 for u in units) else set()
+    reshards = {u["reshard_after_forward"] for u in units}
+    found |= {f"reshard {r}" if isinstance(r, (bool, str)) else "reshard integer" for r in reshards}
+    return found
+
+
+def simpler(case):
+    """Cases with one choice less, the largest steps first."""
+    plan = case["plan"]
+    for key, default in DEFAULTS.items():
+        if key in plan and plan[key] != default:
+            yield changed(case, lambda p, key=key, default=default: p.update({key: copy.deepcopy(default)}))
+    replicate, shard = (d["size"] for d in plan["mesh"])
+    if replicate > 1:
+        yield changed(case, lambda p: p["mesh"][0].update(size=1))
+    if shard not in (1, 2):
+        yield changed(case, lambda p: p["mesh"][1].update(size=2))
+    for i, u in enumerate(plan.get("units", [])):
+        for key in OF_UNITS:
+            if key in u:
+                yield changed(case, lambda p, i=i, key=key: p["units"][i].pop(key))
+        for key in ("forward_prefetch", "backward_prefetch"):
+            if len(u.get(key, [])) > 1:
+                yield changed(case, lambda p, i=i, key=key: p["units"][i][key].pop())
+        if u.get("reshard_after_forward") != "auto":
+            yield changed(case, lambda p, i=i: p["units"][i].update(reshard_after_forward="auto"))
+        if u["modules"] != [""]:
+            yield changed(case, lambda p, i=i: drop_unit(p, i))
+    if len(plan["micro_batches"]) > 1:
+        yield changed(case, lambda p: p.update(micro_batches=p["micro_batches"][:-1]))
+    if len(plan["checkpointed"]) > 1:
+        for i in range(len(plan["checkpointed"])):
+            yield changed(case, lambda p, i=i: p["checkpointed"].pop(i))
+    if case["model"].get("tie_word_embeddings"):
+        yield dict(case, model=dict(case["model"], tie_word_embeddings=False))
+
+
+def changed(case, change):
+    case = copy.deepcopy(case)
+    change(case["plan"])
+    return case
+
+
+def drop_unit(plan, i):
+    name = plan["units"].pop(i)["modules"][0]
+    for u in plan["units"]:
+        for key in ("forward_prefetch", "backward_prefetch"):
+            if name in u.get(key, []):
+                u[key] = [n for n in u[key] if n != name]
+                if not u[key]:
+                    del u[key]
+
+
+def generator(seed):
+    return random.Random(seed)
