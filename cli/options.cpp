@@ -6,6 +6,7 @@
 
 #include "cli/field_flags.h"
 #include "cli/files.h"
+#include "cli/model_flags.h"
 #include "cli/named_cluster.h"
 #include "models/input/suggest.h"
 #include "planner/costs/fitted.h"
@@ -47,7 +48,7 @@ const std::vector<FlagRow>& setup_rows() {
   static const std::vector<FlagRow> kRows = {
       {"--model",
        &Flags::model,
-       "catalog name (llama3-8b), config.json, or a folder that holds one",
+       "catalog or hub name (llama3-8b), config.json, a folder that holds one, or generic (with its sizes)",
        {"MODEL", model_names},
        kTarget,
        KeptBy::command_line},
@@ -62,7 +63,8 @@ const std::vector<FlagRow>& setup_rows() {
        KeptBy::command_line},
       {"--implementation",
        &Flags::implementation,
-       "torchtitan (default), torchtitan-2025, torchtitan-2024, torchtitan-2024-07, hf, foundry, ... or native "
+       "torchtitan (default; hf where only that knows the model), torchtitan-2025, torchtitan-2024, "
+       "torchtitan-2024-07, hf, foundry, ... or native "
        "(default "
        "on --cluster host)",
        {"NAME", implementation_names},
@@ -260,6 +262,7 @@ PlanTarget target_of(const Setup& setup) { return {setup.cluster.gpus, setup.seq
 void add_setup_flags(const Command& command, Flags& flags) {
   add_rows(command, flags, setup_rows());
   command.group(kTarget).flag("--compile", flags.compile, "the implementation's compiled variant");
+  add_model_flags(command, flags);
 }
 
 void add_plan_flags(const Command& command, Flags& flags) { add_rows(command, flags, plan_rows()); }
@@ -269,7 +272,7 @@ std::string flags_beside_the_plan(const Flags& flags) {
   for (const FlagRow& row : setup_rows())
     if (const Text& value = flags.*(row.value); value && row.kept == KeptBy::command_line)
       text += fmt::format("{}{} {}", text.empty() ? "" : " ", row.name, shell_word(*value));
-  return text + (flags.compile ? " --compile" : "");
+  return text + sizes_text(flags) + (flags.compile ? " --compile" : "");
 }
 
 std::string shell_word(const std::string& text) {
@@ -293,11 +296,12 @@ Setup resolve_setup(const Flags& flags, const ShardingPlan* plan) {
                              : flags.seq_len ? parse_tokens(*flags.seq_len, kSeqLen)
                                              : 0;
   Setup setup;
-  setup.model = load_model(*flags.model, asked);
+  setup.model = model_from_flags(flags, asked);
   setup.cluster = named_cluster(*flags.cluster, plan != nullptr ? plan->ranks() : gpus.value_or(0));
   setup.seq_len = plan != nullptr ? plan->seq_len : sequence_length(flags, setup.model);
-  setup.implementation = &find_implementation(
-      flags.implementation.value_or(setup.cluster.host ? "native" : "torchtitan"), flags.compile, "--implementation");
+  setup.implementation =
+      flags.implementation ? &find_implementation(*flags.implementation, flags.compile, "--implementation")
+                           : &usual_implementation(setup.model, setup.cluster.host, flags.compile, "--implementation");
   setup.costs = costs_of(flags, setup.cluster);
   setup.options.memory_limit =
       flags.memory_limit ? parse_bytes(*flags.memory_limit, "--memory-limit") : default_memory_limit(setup.cluster);

@@ -19,6 +19,7 @@ namespace fsdp::cli {
 
 struct Flags {
   Text model, cluster, gpus, costs, implementation, memory_limit;
+  Text layers, hidden, heads, kv_heads, head_dim, ffn, vocab, experts, experts_per_token;  // of --model generic
   bool compile = false;
   // What a plan decides.
   Text seq_len, micro_batch, grad_accum, global_batch, global_batch_tokens, dialect, wrap, reshard, replicate,

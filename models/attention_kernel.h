@@ -14,8 +14,9 @@ enum class AttentionKernel : std::uint8_t {
   flash3,  // FlashAttention-3 (Hopper)
   sdpa,    // PyTorch's scaled_dot_product_attention: FlashAttention-2, from Blackwell on cuDNN
   math,    // scores written out: matmuls and a softmax
+  masked,  // PyTorch's memory-efficient kernel with a mask as a bias, which skips nothing that is masked
 };
-inline constexpr int kAttentionKernels = static_cast<int>(AttentionKernel::math) + 1;
+inline constexpr int kAttentionKernels = static_cast<int>(AttentionKernel::masked) + 1;
 // Those up to flash3 are fused kernels, which have ceilings of their own.
 inline constexpr int kFusedAttentionKernels = static_cast<int>(AttentionKernel::flash3) + 1;
 [[nodiscard]] std::string_view name(AttentionKernel);  // "flash1"; the keys of "attention" in models/gpus/*.json

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -20,6 +21,16 @@ namespace fsdp {
 // The same from the text of a config.json; `where` names it in errors.
 [[nodiscard]] ModelGraph model_from_config(std::string_view json_text, std::string_view where,
                                            std::int64_t seq_len = 0);
+
+// A model from its sizes alone, called "generic": a decoder as Llama's, or with experts as Mixtral's, whose
+// feed-forward `ffn` then is one expert's. Throws InputError(setting("layers"), ...) for a size that is missing or
+// impossible.
+struct GenericSizes {
+  std::optional<std::int64_t> layers, hidden, heads, kv_heads, head_dim, ffn, vocab, experts, experts_per_token;
+  bool tied = false;
+};
+inline constexpr std::string_view kGeneric = "generic";
+[[nodiscard]] ModelGraph generic_model(const GenericSizes&);
 
 // `spec`: a catalog name, "host" (this computer's cores as ranks) or a cluster JSON file. `gpus` 0: one node, or the
 // nodes that the file states.

@@ -30,6 +30,7 @@ constexpr std::string_view text(AttentionKernel k) {
     case AttentionKernel::flash3: return "flash3";
     case AttentionKernel::sdpa: return "sdpa";
     case AttentionKernel::math: return "math";
+    case AttentionKernel::masked: return "masked";
   }
   return {};
 }

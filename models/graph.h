@@ -34,10 +34,12 @@ enum class OpKind : std::uint8_t {
   linear,              // x [T, in]                  weight [out, in] (, bias [out])        [T, out]
                        //                            transposed: weight is [in, out]
   rotary,              // x [T, heads*head_dim]      -                                      as x; half-rotation as in
-                       //                                                                   Llama (HF), theta
+                       // or packed qkv (attention)                                         Llama (HF), theta;
+                       //                                                                   of qkv: q and k in one
   attention,           // q [T, heads*head_dim],     -                                      [T, heads*head_dim];
                        // k, v [T, kv_heads*head_dim],                                      causal, window, alibi
                        // or one packed qkv [T, (heads+2*kv_heads)*head_dim]
+                       // or q and k in one, and the packed qkv that has v
   swiglu,              // gate, up [T, width],       -                                      silu(gate) * up
                        // or one packed [gate, up] of 2*width; of experts: [S, width]
   gelu,                // x [T, width]               -                                      gelu(x); tanh: the tanh
@@ -57,9 +59,14 @@ enum class OpKind : std::uint8_t {
                        //                                                                   by its matrix
   moe_combine,         // y [S, width], weights,     -                                      [T, width]: sum of weight *
                        // slots                                                             its slot's row of y
+  // Of few families.
+  geglu,               // gate, up [T, width]        -                                      gelu(gate) * up, by the tanh
+                       //                                                                   approximation
+  scale,               // x [T, width]               -                                      factor * x
+  soft_cap,            // x [T, width]               -                                      cap * tanh(x / cap)
 };
 // clang-format on
-inline constexpr int kOpKinds = static_cast<int>(OpKind::moe_combine) + 1;
+inline constexpr int kOpKinds = static_cast<int>(OpKind::soft_cap) + 1;
 [[nodiscard]] std::string_view name(OpKind);
 
 // True for the ops whose work is a matrix multiplication (matmul) with a weight: linear and expert_linear.
@@ -94,6 +101,16 @@ struct OpShape {
   double theta = 10000.0;             // rotary
   double opaque_flops_per_token = 0;  // opaque
   std::int64_t opaque_bytes_per_token = 0, opaque_saved_bytes_per_token = 0;
+  std::int64_t rotated = 0;    // rotary: channels of each head that turn, 0: all; attention: those of its q and k
+  double factor = 1;           // scale
+  double cap = 0;              // soft_cap; attention: of the scores, 0: none
+  double score_factor = 0;     // attention: of the scores, 0: 1 / sqrt(head_dim)
+  double weight_offset = 0;    // rms_norm: added to the weight
+  bool wide_weight = false;    // rms_norm: the weight is multiplied in fp32, before the result is cast
+  bool wide_angles = false;    // rotary in fp32
+  bool interleaved = false;    // packed: q, k and v of each key head stand together, not all q first
+  bool fast = false;           // gelu: transformers' gelu_fast, which writes the tanh approximation out another way
+  bool always_masked = false;  // attention: its caller writes the causal mask out
   friend bool operator==(const OpShape&, const OpShape&) = default;
 };
 
@@ -146,6 +163,7 @@ struct ModelGraph {
   std::vector<Parameter> parameters;  // in named_parameters() order, each storage once
   std::vector<Tensor> tensors;
   std::vector<Op> ops;                        // forward order; the last is the loss
+  std::vector<std::string> notes;             // what its file says and this graph leaves out; for people
   std::int32_t ids = kNone, targets = kNone;  // tensors that a batch fills
 
   [[nodiscard]] std::int64_t parameter_count() const;

@@ -1,5 +1,6 @@
 #include "models/implementation.h"
 
+#include <algorithm>
 #include <vector>
 
 #include "models/input/digest.h"
@@ -38,8 +39,25 @@ Op probe(OpKind kind) {
               .opaque_bytes_per_token = 47,
               .opaque_saved_bytes_per_token = 53};
   op.params = {0};
-  if (kind > OpKind::opaque) op.shape.experts = {.count = 5, .top_k = 2, .capacity_factor = 1};
+  if (kind > OpKind::opaque && kind <= OpKind::moe_combine)
+    op.shape.experts = {.count = 5, .top_k = 2, .capacity_factor = 1};
   return op;
+}
+
+bool knows(const Implementation& i, const Op& op) {
+  return i.rules[static_cast<std::size_t>(op.kind)] != nullptr && i.lacks(op).empty();
+}
+
+[[noreturn]] void refuse_op(const Implementation& i, const Op& op) {
+  const std::string_view lack = i.rules[static_cast<std::size_t>(op.kind)] != nullptr ? i.lacks(op) : name(op.kind);
+  std::string known;
+  for (const Implementation* other : all())
+    if (knows(*other, op))
+      known += (known.empty() ? "" : ", ") + std::string(other->name) + (other->compiled ? " with --compile" : "");
+  throw InputError(setting("implementation"),
+                   std::string(i.name) + (i.compiled ? ", compiled," : "") + " has no known memory and time for " +
+                       std::string(lack),
+                   known.empty() ? "none has; `show model` has the model's parameters" : "those that have: " + known);
 }
 
 [[noreturn]] void refuse_size(const Op& op, const Workload& w) {
@@ -50,6 +68,19 @@ Op probe(OpKind kind) {
 }
 
 }  // namespace
+
+std::string_view few_families(const Op& op) {
+  const OpShape& s = op.shape;
+  if (op.kind == OpKind::rms_norm && s.weight_offset != 0) return "rms_norm with an offset to its weight";
+  if (op.kind == OpKind::rotary && s.packed) return "rotary of packed q, k and v";
+  if (op.kind == OpKind::rotary && s.rotated != 0) return "rotary of a part of each head";
+  if (op.kind == OpKind::gelu && s.fast) return "gelu_fast";
+  if (op.kind != OpKind::attention) return {};
+  if (s.cap != 0) return "attention with capped scores";
+  if (s.always_masked) return "attention with a mask that is always written out (Falcon's)";
+  if (s.packed && op.inputs.size() == 2) return "attention of packed v";
+  return {};
+}
 
 const Implementation& find_implementation(std::string_view name, bool compiled, std::string_view where) {
   for (const Implementation* i : all()) {
@@ -65,6 +96,17 @@ const Implementation& find_implementation(std::string_view name, bool compiled, 
                    suggestion(name, implementation_names()));
 }
 
+const Implementation& usual_implementation(const ModelGraph& model, bool host, bool compiled, std::string_view where) {
+  if (host) return find_implementation("native", compiled, where);
+  for (const Implementation* i : all()) {
+    const bool tried = i->name == "torchtitan" || i->name == "hf" || i->name == "hf-eager-attention";
+    if (tried && i->compiled == compiled &&
+        std::all_of(model.ops.begin(), model.ops.end(), [&](const Op& op) { return knows(*i, op); }))
+      return *i;
+  }
+  return torchtitan_implementation(compiled);
+}
+
 std::vector<std::string> implementation_names() {
   std::vector<std::string> names;
   for (const Implementation* i : all()) {
@@ -74,17 +116,8 @@ std::vector<std::string> implementation_names() {
 }
 
 OpFacts facts(const Implementation& implementation, const Op& op, const Workload& workload) {
+  if (!knows(implementation, op)) refuse_op(implementation, op);
   const OpRule rule = implementation.rules[static_cast<std::size_t>(op.kind)];
-  if (rule == nullptr) {
-    std::string known;
-    for (const Implementation* i : all())
-      if (i->rules[static_cast<std::size_t>(op.kind)] != nullptr)
-        known += (known.empty() ? "" : ", ") + std::string(i->name) + (i->compiled ? " with --compile" : "");
-    throw InputError(setting("implementation"),
-                     std::string(implementation.name) + (implementation.compiled ? ", compiled," : "") +
-                         " has no known memory and time for " + std::string(name(op.kind)),
-                     "those that have: " + known);
-  }
   try {
     const OpFacts f = rule(op, workload);
     for (const std::int64_t bytes : {f.saved_extra_bytes, f.forward_scratch_bytes, f.backward_scratch_bytes,

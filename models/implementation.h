@@ -47,7 +47,10 @@ struct OpFacts {
 };
 
 using OpRule = OpFacts (*)(const Op&, const Workload&);
-inline constexpr std::string_view kOpSize = "op size";  // where rules say that a size overflows; `facts` says whose
+// What there is about an op that an implementation does not know; empty: nothing.
+using OpLack = std::string_view (*)(const Op&);
+[[nodiscard]] std::string_view few_families(const Op&);  // any variant of an op that only few families have
+inline constexpr std::string_view kOpSize = "op size";   // where rules say that a size overflows; `facts` says whose
 
 // Where device memory comes from.
 enum class MemorySource : std::uint8_t {
@@ -60,6 +63,7 @@ struct Implementation {
   std::string_view name;  // "native", "torchtitan", ...
   bool compiled = false;
   std::array<OpRule, kOpKinds> rules{};  // by OpKind; nullptr: not known for this stack, `facts` refuses it
+  OpLack lacks = few_families;           // beside the kinds without a rule, what `facts` refuses
   // True: a backward kernel adds into a gradient that exists already. False: it writes a temporary and a separate
   // kernel adds (PyTorch autograd).
   bool backward_adds_in_place = false;
@@ -85,6 +89,10 @@ struct Implementation {
 [[nodiscard]] const Implementation& find_implementation(std::string_view name, bool compiled,
                                                         std::string_view where);  // throws InputError, lists names
 [[nodiscard]] std::vector<std::string> implementation_names();
+// Where nobody names one. On GPUs torchtitan's, or transformers' for a model with an op that torchtitan does not know;
+// where none knows all of it torchtitan's, which then says what. On CPU ranks ours.
+[[nodiscard]] const Implementation& usual_implementation(const ModelGraph&, bool host, bool compiled,
+                                                         std::string_view where);
 // As if every parameter were trained. Throws InputError(setting("implementation"), ...) for a kind of op that the
 // implementation has no rule for, InputError(setting("seq_len"), ...) for one of more than kMostOpBytes.
 [[nodiscard]] OpFacts facts(const Implementation&, const Op&, const Workload&);

@@ -14,6 +14,7 @@
 #include "cli/checkpoints.h"
 #include "cli/commands.h"
 #include "cli/files.h"
+#include "cli/model_flags.h"
 #include "cli/options.h"
 #include "cli/report/report.h"
 #include "cli/report/train_log.h"
@@ -217,7 +218,7 @@ int run_here(const RunFlags& f, Launch* others) {
                {f.shared.plan, f.shared.model, f.prediction, t.data, t.init_from, f.trace});
   check_output(reports ? f.trace : Text(), {f.shared.plan, f.shared.model, f.prediction, t.data, t.init_from});
   const ShardingPlan plan = plan_from_file(f.shared);
-  const ModelGraph model = load_model(*f.shared.model, plan.seq_len);
+  const ModelGraph model = model_from_flags(f.shared, plan.seq_len);
   check(plan, model, *f.shared.plan);
   std::optional<Prediction> prediction;
   if (f.prediction) {
@@ -289,6 +290,7 @@ void add_run(const Command& app) {
   const Command what = command.group("Plan and machine");
   what.option("--plan", flags->shared.plan, "plan.json", "FILE");
   what.option("--model", flags->shared.model, "the model that the plan was made for", {"MODEL", model_names});
+  add_model_flags(what, flags->shared);
   add_backend_flags(what, flags->machine);
   const Command measuring = command.group("Measuring");
   measuring.option("--steps", flags->steps, "measured steps of training; default 5", "N");

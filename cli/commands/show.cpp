@@ -1,5 +1,6 @@
 // fsdp-plan show: look inside a value. Here: the command itself, clusters and plans.
 #include "cli/commands/show.h"
+#include "cli/model_flags.h"
 
 #include <fmt/format.h>
 
@@ -109,7 +110,7 @@ int show_plan(const ShowFlags& f) {
   check(plan, *f.name);
   std::optional<ModelGraph> model;
   if (f.shared.model) {
-    model = load_model(*f.shared.model, plan.seq_len);
+    model = model_from_flags(f.shared, plan.seq_len);
     check(plan, *model, *f.name);
   }
   if (f.emit) {
@@ -152,6 +153,7 @@ void add_show_plan(const Command& show) {
   const Command command = show.add("plan", "a plan's units; with --emit, as a script or config");
   command.option("file", flags->name, "plan.json", "PLAN");
   command.option("--model", flags->shared.model, "checks the plan against it and adds sizes", {"MODEL", model_names});
+  add_model_flags(command, flags->shared);
   command.option("--emit", flags->emit, "print it as a script or config: " + join(emit_formats()),
                  {"FORMAT", emit_formats});
   command.flag("--json", flags->json, "one JSON object");

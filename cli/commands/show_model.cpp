@@ -5,6 +5,7 @@
 
 #include "cli/commands/show.h"
 #include "cli/files.h"
+#include "cli/model_flags.h"
 #include "cli/terminal/terminal.h"
 #include "models/input/error.h"
 #include "planner/module_costs.h"
@@ -139,17 +140,19 @@ Json model_json(const ModelGraph& model, std::int64_t seq_len, const std::vector
   Json parameters = Json::array();
   for (const Parameter& p : model.parameters)
     parameters.push_back({{"name", p.name}, {"shape", p.shape}, {"aliases", p.aliases}});
-  return {{"schema", "fsdp-plan/model-view/1"},
-          {"name", model.name},
-          {"family", model.family},
-          {"digest", model.digest()},
-          {"parameters", model.parameter_count()},
-          {"vocab", model.vocab},
-          {"max_seq_len", model.max_seq_len.value_or(0)},
-          {"seq_len", seq_len},
-          {"flops_per_token", model_flops_per_token(model, seq_len)},
-          {"modules", std::move(modules)},
-          {"named_parameters", std::move(parameters)}};
+  Json view = {{"schema", "fsdp-plan/model-view/1"},
+               {"name", model.name},
+               {"family", model.family},
+               {"digest", model.digest()},
+               {"parameters", model.parameter_count()},
+               {"vocab", model.vocab},
+               {"max_seq_len", model.max_seq_len.value_or(0)},
+               {"seq_len", seq_len},
+               {"flops_per_token", model_flops_per_token(model, seq_len)},
+               {"modules", std::move(modules)},
+               {"named_parameters", std::move(parameters)}};
+  if (!model.notes.empty()) view["notes"] = model.notes;
+  return view;
 }
 
 int list_models(bool json) {
@@ -171,7 +174,7 @@ int show_model(const ShowFlags& given) {
   if (!f.costs) {
     if (f.shared.cluster || f.shared.gpus) throw InputError("--cluster", "needs --costs", "add --costs");
     const std::int64_t asked = f.shared.seq_len ? parse_tokens(*f.shared.seq_len, kSeqLen) : 0;
-    const ModelGraph model = load_model(*f.name, asked);
+    const ModelGraph model = model_from_flags(f.shared, asked);
     const std::int64_t seq_len = asked > 0 ? asked : model.max_seq_len.value_or(2048);
     print(stdout,
           f.json ? model_json(model, seq_len, {}).dump(2) + "\n" : headline(model, seq_len) + plain_table(model));
@@ -199,12 +202,14 @@ int show_model(const ShowFlags& given) {
 void add_show_model(const Command& show) {
   auto flags = std::make_shared<ShowFlags>();
   const Command command = show.add("model", "a model's modules and parameters; without a name, the catalog");
-  command.option("name", flags->name, "catalog name, config.json or its folder", {"MODEL", model_names});
+  command.option("name", flags->name, "catalog or hub name, config.json or its folder, or generic (with its sizes)",
+                 {"MODEL", model_names});
+  add_model_flags(command, flags->shared);
   command.flag("--costs", flags->costs, "per module: shard, all-gather, reduce-scatter, compute, memory");
   command.option("--cluster", flags->shared.cluster, "with --costs; default dgx-h100", {"CLUSTER", cluster_names});
   command.option("--gpus", flags->shared.gpus, "with --costs; default one node", "N");
   command.option("--costs-file", flags->shared.costs, "with --costs: costs.json of `calibrate`", "FILE");
-  command.option("--implementation", flags->shared.implementation, "with --costs; default torchtitan",
+  command.option("--implementation", flags->shared.implementation, "with --costs; default as in `plan`",
                  {"NAME", implementation_names});
   command.option("--micro-batch", flags->shared.micro_batch, "with --costs; default 1", "N");
   command.option("--seq-len", flags->shared.seq_len, "tokens per sequence, such as 8k; default: what the model allows",

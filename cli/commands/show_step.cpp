@@ -5,6 +5,7 @@
 
 #include "cli/commands/show.h"
 #include "cli/files.h"
+#include "cli/model_flags.h"
 #include "cli/terminal/terminal.h"
 #include "models/input/error.h"
 #include "planner/job.h"
@@ -154,10 +155,11 @@ int show_step(const ShowFlags& f) {
   if (!f.shared.model) throw InputError("--model", "is missing", "give the model that the plan was made for");
   if (f.buffers && !f.json) throw InputError("--buffers", "prints JSON only", "add --json");
   const ShardingPlan plan = plan_from_file(f.shared);
-  const ModelGraph model = load_model(*f.shared.model, plan.seq_len);
+  const ModelGraph model = model_from_flags(f.shared, plan.seq_len);
   check(plan, model, *f.shared.plan);
   const Implementation& implementation =
-      find_implementation(f.shared.implementation.value_or("torchtitan"), f.shared.compile, "--implementation");
+      f.shared.implementation ? find_implementation(*f.shared.implementation, f.shared.compile, "--implementation")
+                              : usual_implementation(model, false, f.shared.compile, "--implementation");
   Programs programs(resolve(model, plan, implementation, {}));
   const Program& program = programs.of(0);
   const Step& step = step_of(program, f.which);
@@ -175,6 +177,7 @@ void add_show_step(const Command& show) {
   const Command command = show.add("step", "the operations that a plan is lowered to, in host order");
   command.option("--plan", flags->shared.plan, "plan.json", "FILE");
   command.option("--model", flags->shared.model, "the model that the plan was made for", {"MODEL", model_names});
+  add_model_flags(command, flags->shared);
   command.option("--implementation", flags->shared.implementation, "torchtitan (default), native, ..., as in `plan`",
                  {"NAME", implementation_names});
   command.flag("--compile", flags->shared.compile, "the implementation's compiled variant");

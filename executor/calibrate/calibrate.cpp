@@ -223,7 +223,8 @@ class Calibration {
   }
   static bool benchmarked(OpKind kind, bool backward) {
     if (kind == OpKind::linear || kind == OpKind::expert_linear || kind == OpKind::opaque)
-      return false;                             // matmuls have curves
+      return false;                                                                              // matmuls have curves
+    if (native_implementation().rules[static_cast<std::size_t>(kind)] == nullptr) return false;  // no kernel of ours
     return !(kind == OpKind::add && backward);  // hands its gradient on: no kernel
   }
 

@@ -135,7 +135,10 @@ OpCase op_case(OpKind kind, std::int64_t elements, DType type) {
     }
     case OpKind::linear:
     case OpKind::expert_linear:
-    case OpKind::opaque: break;
+    case OpKind::opaque:
+    case OpKind::geglu:
+    case OpKind::scale:
+    case OpKind::soft_cap: break;
   }
   throw MachineError("no benchmark for " + std::string(name(kind)));
 }

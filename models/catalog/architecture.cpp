@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "models/catalog.h"
+#include "models/catalog/names.h"
 #include "models/importers/builder.h"
 #include "models/input/error.h"
 #include "models/input/suggest.h"
@@ -16,15 +17,6 @@ namespace fsdp {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-// Letters and digits in lower case: "Llama-3-8B" and "llama3-8b" are the same name.
-std::string plain(std::string_view text) {
-  std::string out;
-  for (const char c : text)
-    if (std::isalnum(static_cast<unsigned char>(c)))
-      out += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-  return out;
-}
 
 // Its words, in lower case: "Llama-2-7B LoRA" is llama, 2, 7b, lora.
 std::vector<std::string> words_of(std::string_view text) {
@@ -128,7 +120,7 @@ std::string_view family_of(const std::vector<std::string>& words) {
 // Numbers that a table may leave out, from the catalog's model of that name.
 std::optional<ModelGraph> from_catalog(const Architecture& a) {
   for (const std::string& name : model_names())
-    if (plain(name) == plain(a.name)) return load_model(name, a.seq_len.value_or(0));
+    if (plain_name(name) == plain_name(a.name)) return load_model(name, a.seq_len.value_or(0));
   return std::nullopt;
 }
 

@@ -6,6 +6,9 @@
 #include <array>
 #include <filesystem>
 
+#include "models/catalog/advice.h"
+#include "models/catalog/names.h"
+#include "models/catalog/text_tower.h"
 #include "models/importers/importers.h"
 #include "models/input/embedded.h"
 #include "models/input/error.h"
@@ -19,12 +22,25 @@ namespace fs = std::filesystem;
 
 struct Family {
   std::string_view model_type;
-  Importer import;
+  Importer* import;
 };
-constexpr std::array kFamilies{
-    Family{"llama", import_llama}, Family{"mistral", import_llama}, Family{"qwen2", import_llama},
-    Family{"qwen3", import_llama}, Family{"mixtral", import_llama}, Family{"qwen3_moe", import_llama},
-    Family{"olmoe", import_llama}, Family{"gpt2", import_gpt2},     Family{"mpt", import_mpt}};
+constexpr std::array kFamilies{Family{"llama", import_llama},
+                               Family{"mistral", import_llama},
+                               Family{"qwen2", import_llama},
+                               Family{"qwen2_5_vl_text", import_llama},
+                               Family{"qwen3", import_llama},
+                               Family{"mixtral", import_llama},
+                               Family{"qwen3_moe", import_llama},
+                               Family{"olmoe", import_llama},
+                               Family{"olmo2", import_llama},
+                               Family{"granite", import_llama},
+                               Family{"phi3", import_phi3},
+                               Family{"gemma2", import_gemma2},
+                               Family{"gemma3_text", import_gemma3},
+                               Family{"falcon", import_falcon},
+                               Family{"gpt_neox", import_gpt_neox},
+                               Family{"gpt2", import_gpt2},
+                               Family{"mpt", import_mpt}};
 
 std::string stem(std::string_view file) { return fs::path(file).stem().string(); }
 
@@ -58,6 +74,18 @@ std::string config_path(std::string_view spec) {
   return fs::exists(path, error) ? path.string() : std::string();
 }
 
+// What a config says beside the model that is trained.
+std::vector<std::string> notes_on(JsonObject& config) {
+  std::vector<std::string> notes;
+  if (const auto quantised = config.find("quantization_config")) {
+    const std::string method =
+        quantised->is_object() ? quantised->object().optional_text("quant_method").value_or("") : std::string();
+    notes.push_back("quantization_config" + (method.empty() ? "" : " (" + printable(method) + ")") +
+                    " is left out: the checkpoint is quantised, the parameters that are trained here are not");
+  }
+  return notes;
+}
+
 }  // namespace
 
 std::string_view embedded_file(std::string_view path) {
@@ -78,6 +106,7 @@ std::vector<std::string> gpu_names() { return names_in("gpus/"); }
 std::vector<std::string> model_families() {
   std::vector<std::string> names;
   for (const Family& f : kFamilies) names.emplace_back(f.model_type);
+  for (const std::string_view type : text_tower_types()) names.emplace_back(type);
   return names;
 }
 
@@ -86,15 +115,25 @@ ModelGraph model_from_config(std::string_view json_text, std::string_view where,
     throw InputError(setting("seq_len"), fmt::format("{} is out of range", seq_len), "use 1 to 2147483648");
   const JsonDocument document = parse_document(json_text, where, "");
   JsonObject config = document.root();
-  const std::string type = config.text("model_type");
-  for (const Family& f : kFamilies) {
-    if (f.model_type != type) continue;
-    ModelGraph graph = f.import(config, where, seq_len);
-    graph.name = model_name(where);
-    return graph;
+  std::string type = config.optional_text("model_type").value_or("");
+  std::vector<std::string> notes = notes_on(config);
+  if (type.empty() && looks_like_llama(config)) {
+    type = "llama";
+    notes.emplace_back("it states no model_type; its keys are Llama's");
   }
-  config.refuse("model_type", "\"" + printable(type) + "\" is not a known family",
-                "known are " + join(model_families()));
+  ModelGraph graph;
+  if (const TextTower* tower = find_text_tower(type)) {
+    const std::string text = text_config(*tower, json_text, where);
+    graph = inside_whole(*tower, model_from_config(text, std::string(where) + ": text_config", seq_len));
+  } else {
+    const auto* const family =
+        std::find_if(kFamilies.begin(), kFamilies.end(), [&](const Family& f) { return f.model_type == type; });
+    if (family == kFamilies.end()) refuse_family(config, type);
+    graph = family->import(config, where, seq_len);
+  }
+  graph.notes.insert(graph.notes.begin(), notes.begin(), notes.end());
+  graph.name = model_name(where);
+  return graph;
 }
 
 ModelGraph load_model(std::string_view spec, std::int64_t seq_len) {
@@ -103,12 +142,13 @@ ModelGraph load_model(std::string_view spec, std::int64_t seq_len) {
     return model_from_config(text, catalog, seq_len);
   const std::string path = config_path(spec);
   if (path.empty()) {
+    if (const std::string meant = catalog_name(spec); !meant.empty()) return load_model(meant, seq_len);
     const bool looks_like_path = spec.find('/') != std::string_view::npos || spec.ends_with(".json");
-    if (looks_like_path)
-      throw InputError(setting("model"), "\"" + printable(spec) + "\": there is no such file or folder",
-                       "check the path");
-    throw InputError(setting("model"), "\"" + printable(spec) + "\" is not in the catalog, nor a file",
-                     suggestion(spec, model_names()));
+    throw InputError(
+        setting("model"),
+        "\"" + printable(spec) +
+            (looks_like_path ? "\": there is no such file or folder" : "\" is not in the catalog, nor a file"),
+        name_advice(spec));
   }
   if (path.ends_with(".safetensors")) {
     throw InputError(setting("model"), "\"" + printable(path) + "\": weights files cannot be read yet",

@@ -44,15 +44,21 @@ Signature signature(const Op& op) {
     case OpKind::layer_norm: return {{width}, {width}, {{s.width}, {s.width}}, true};
     case OpKind::linear:
       return {{in}, {out}, {s.transposed ? Extents{s.in, s.out} : Extents{s.out, s.in}, {s.out}}, true};
-    case OpKind::rotary: return {{{heads}}, {{heads}}, {}};
+    case OpKind::rotary:
+      if (s.packed) return {{{heads + 2 * kv}}, {{heads + kv}}, {}};
+      return {{{heads}}, {{heads}}, {}};
     case OpKind::attention:
+      if (s.packed && op.inputs.size() == 2) return {{{heads + kv}, {heads + 2 * kv}}, {{heads}}, {}};
       if (s.packed) return {{{heads + 2 * kv}}, {{heads}}, {}};
       return {{{heads}, {kv}, {kv}}, {{heads}}, {}};
     case OpKind::swiglu:
       if (s.packed) return {{of(gated, 2 * s.width)}, {of(gated, s.width)}, {}};
       return {{of(gated, s.width), of(gated, s.width)}, {of(gated, s.width)}, {}};
     case OpKind::add: return {{width, width}, {width}, {}};
-    case OpKind::gelu: return {{width}, {width}, {}};
+    case OpKind::geglu: return {{width, width}, {width}, {}};
+    case OpKind::gelu:
+    case OpKind::scale:
+    case OpKind::soft_cap: return {{width}, {width}, {}};
     case OpKind::cross_entropy: return {{{s.vocab}, id}, {{1}}, {}};
     case OpKind::moe_route: return {{{s.experts.count}}, {weights, slot_ids}, {}};
     case OpKind::moe_dispatch: return {{width, slot_ids}, {slot_rows}, {}};
@@ -211,6 +217,10 @@ class Checker {
     }
     if (op.kind == OpKind::rotary)
       require(s.head_dim % 2 == 0 && s.theta > 0, label + ": rotary needs an even head_dim and a positive theta");
+    require(s.rotated >= 0 && s.rotated <= s.head_dim && s.rotated % 2 == 0,
+            label + ": an even number of channels turns, at most all of a head");
+    require(std::isfinite(s.factor) && s.cap >= 0 && s.score_factor >= 0 && (s.cap > 0 || op.kind != OpKind::soft_cap),
+            label + ": a cap must be positive, a factor finite");
     require(s.eps > 0, label + ": eps must be positive");
     const Signature want = signature(op);
     forms(op.inputs, want.inputs, s.experts, label + ": inputs");

@@ -29,6 +29,9 @@ constexpr std::string_view text(OpKind k) {
     case OpKind::moe_dispatch: return "moe_dispatch";
     case OpKind::expert_linear: return "expert_linear";
     case OpKind::moe_combine: return "moe_combine";
+    case OpKind::geglu: return "geglu";
+    case OpKind::scale: return "scale";
+    case OpKind::soft_cap: return "soft_cap";
   }
   return {};
 }
@@ -71,6 +74,16 @@ void add_shape(Digest& d, const OpShape& s) {
   add_if(d, "opaque_flops", s.opaque_flops_per_token, usual.opaque_flops_per_token);
   add_if(d, "opaque_bytes", s.opaque_bytes_per_token, usual.opaque_bytes_per_token);
   add_if(d, "opaque_saved", s.opaque_saved_bytes_per_token, usual.opaque_saved_bytes_per_token);
+  add_if(d, "rotated", s.rotated, usual.rotated);
+  add_if(d, "factor", s.factor, usual.factor);
+  add_if(d, "cap", s.cap, usual.cap);
+  add_if(d, "score_factor", s.score_factor, usual.score_factor);
+  add_if(d, "weight_offset", s.weight_offset, usual.weight_offset);
+  add_if(d, "wide_weight", s.wide_weight, usual.wide_weight);
+  add_if(d, "wide_angles", s.wide_angles, usual.wide_angles);
+  add_if(d, "interleaved", s.interleaved, usual.interleaved);
+  add_if(d, "fast", s.fast, usual.fast);
+  add_if(d, "always_masked", s.always_masked, usual.always_masked);
 }
 
 template <class List>

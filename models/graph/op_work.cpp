@@ -23,6 +23,9 @@ double flops_per_element(OpKind kind) {
     case OpKind::rotary: return 3;              // x cos + rot(x) sin
     case OpKind::swiglu: return 5;              // exp, add, divide, two products
     case OpKind::gelu: return 8;                // cubic, tanh or erf, products
+    case OpKind::geglu: return 9;               // the same, and a product
+    case OpKind::scale: return 1;
+    case OpKind::soft_cap: return 3;  // quotient, tanh, product
     case OpKind::add: return 1;
     case OpKind::cross_entropy: return 4;  // max, subtract, exp, sum
     case OpKind::moe_route: return 5;      // the same, and a comparison or division
@@ -34,7 +37,9 @@ double flops_per_element(OpKind kind) {
 double element_width(const Op& op) {
   const OpShape& s = op.shape;
   switch (op.kind) {
-    case OpKind::rotary: return static_cast<double>(s.heads) * static_cast<double>(s.head_dim);
+    case OpKind::rotary:
+      return static_cast<double>(s.heads + (s.packed ? s.kv_heads : 0)) *
+             static_cast<double>(s.rotated > 0 ? s.rotated : s.head_dim);
     case OpKind::cross_entropy: return static_cast<double>(s.vocab);
     case OpKind::moe_route: return static_cast<double>(s.experts.count);
     default: return static_cast<double>(s.width) * static_cast<double>(s.groups);

@@ -4,8 +4,9 @@
 // multiplied out. Compiled: the whole model, its loss included. Figures were recorded (tests/torch/record_saved.py
 // calls transformers 5.23); e: bytes of an element, n: elements of the result.
 //
-// Not modelled: dropout (GPT-2's published configs have 10 %; fine-tuning scripts turn it off), padding masks, and
-// masks of sliding windows shorter than the sequence, all of which leave the flash path.
+// Windows no longer than the sequence need a mask, which leaves the flash path (hf_variants.cpp). Not modelled: dropout
+// (GPT-2's published configs have 10 %; fine-tuning scripts turn it off) and padding masks, which leave it, too, and
+// the masks themselves, of which a model has one or two.
 #include <algorithm>
 
 #include "models/implementations/pytorch_ops.h"
@@ -17,6 +18,7 @@ using namespace pytorch;
 
 // As written out by LlamaRMSNorm, which holds the fp32 product and the variance until it returns.
 OpFacts rms_norm(const Op& op, const Workload& w) {
+  if (op.shape.wide_weight) return wide_rms_norm(op, w);
   OpFacts f = upcast_rms_norm(op, w);
   const std::int64_t n = row_elements(w, times(op.shape.groups, op.shape.width)),
                      r = times(times(w.tokens(), op.shape.groups), 4);
@@ -29,6 +31,8 @@ OpFacts rms_norm(const Op& op, const Workload& w) {
 // (-x2, x1) and its product are alive at the end, the first and the last two in turn; backward mirrors it and copies to
 // x's layout.
 OpFacts rotary(const Op& op, const Workload& w) {
+  if (op.shape.packed) return packed_rotary(op, w);
+  if (op.shape.wide_angles) return wide_rotary(op, w);
   const std::int64_t x = row_bytes(w, times(op.shape.heads, op.shape.head_dim));
   return {.forward_scratch_bytes = 2 * x,
           .backward_scratch_bytes = 2 * x,
@@ -47,24 +51,39 @@ OpFacts eager_attention(const Op& op, const Workload& w) {
   const std::int64_t q = row_bytes(w, times(o.heads, o.head_dim)), kv = row_bytes(w, times(o.kv_heads, o.head_dim));
   const std::int64_t s = times(times(times(w.tokens(), w.seq_len), o.heads), w.element_bytes);
   const bool cast = w.element_bytes == 2, grouped = o.kv_heads != o.heads;
+  const bool packed = o.packed && op.inputs.size() == 2, capped = o.cap != 0;
+  const std::int64_t gradients = packed ? 3 * plus(q, kv) : 2 * plus(q, kv);  // of v: as large as q, k and v
   const auto at_least_0 = [](std::int64_t bytes) { return std::max<std::int64_t>(bytes, 0); };
-  return {.saved_extra_bytes = plus(times(s, cast ? 3 : 1), times(q, 3)),
+  return {.saved_extra_bytes = plus(times(s, (cast ? 3 : 1) + (capped ? 1 : 0)), times(q, 3)),
           .forward_scratch_bytes = at_least_0(times(s, cast ? 2 : 1) - times(q, grouped ? 1 : 2)),
-          .backward_scratch_bytes = at_least_0(times(s, cast ? 3 : 2) - times(2, plus(q, kv))),
-          .forward_launches = static_cast<std::int16_t>(cast ? 11 : 9),
-          .backward_launches = static_cast<std::int16_t>((cast ? 11 : 9) + (grouped ? 3 : 0)),
-          .forward_traffic_bytes = plus(times(s, cast ? 16 : 8), times(q, 8)),
-          .backward_traffic_bytes = plus(times(s, cast ? 18 : 9), times(q, 14)),
+          .backward_scratch_bytes = at_least_0(times(s, cast ? 3 : 2) - gradients),
+          .forward_launches = static_cast<std::int16_t>((cast ? 11 : 9) + (capped ? 3 : 0)),
+          .backward_launches = static_cast<std::int16_t>((cast ? 11 : 9) + (grouped ? 3 : 0) + (capped ? 3 : 0)),
+          .forward_traffic_bytes = plus(times(s, (cast ? 16 : 8) + (capped ? 6 : 0)), times(q, 8)),
+          .backward_traffic_bytes = plus(times(s, (cast ? 18 : 9) + (capped ? 7 : 0)), times(q, 14)),
           .attention = AttentionKernel::math};
 }
 
 OpFacts attention(const Op& op, const Workload& w) {
-  return op.shape.alibi ? eager_attention(op, w) : flash_attention(op, w);
+  const OpShape& s = op.shape;
+  if (s.alibi) return eager_attention(op, w);
+  if (s.window > 0 && s.window <= w.seq_len) return masked_attention(op, w);
+  return s.packed && op.inputs.size() == 2 ? attention_of_packed_v(op, w) : flash_attention(op, w);
 }
+
+// transformers refuses caps of scores with scaled_dot_product_attention.
+std::string_view lacks(const Op& op) {
+  if (op.kind != OpKind::attention) return {};
+  if (op.shape.cap != 0) return "attention with capped scores";
+  if (op.shape.always_masked) return "attention with a mask that is always written out (Falcon's)";
+  return {};
+}
+std::string_view eager_lacks(const Op& op) { return op.shape.cap != 0 ? std::string_view() : lacks(op); }
 
 // NewGELUActivation writes the tanh approximation out: x/2, tanh and 1 + tanh are saved beside x.
 OpFacts gelu(const Op& op, const Workload& w) {
   if (!op.shape.tanh) return pytorch::gelu(op, w);
+  if (op.shape.fast) return gelu_fast(op, w);
   const std::int64_t x = row_bytes(w, op.shape.width);
   return {.saved_inputs = 0b1,
           .saved_extra_bytes = 3 * x,
@@ -86,7 +105,8 @@ Implementation hf(std::string_view name, bool compiled, OpRule attention_rule) {
                    .compiled = compiled,
                    .rules = {embedding, position_embedding, rms_norm, layer_norm, linear, rotary, attention_rule,
                              swiglu, gelu, add, cross_entropy, opaque, grouped_moe_route, grouped_moe_dispatch,
-                             grouped_expert_linear, grouped_moe_combine},
+                             grouped_expert_linear, grouped_moe_combine, geglu, scale, soft_cap},
+                   .lacks = attention_rule == eager_attention ? eager_lacks : lacks,
                    .backward_adds_in_place = false,
                    .loss_read_every_step = true,  // Trainer looks for NaN in the loss (logging_nan_inf_filter)
                    .keeps_selectively = nullptr,  // only whole layers are checkpointed
@@ -96,7 +116,8 @@ Implementation hf(std::string_view name, bool compiled, OpRule attention_rule) {
                    .host_seconds_per_launch = 12e-6,
                    .host_seconds_per_unit_hook = 5e-4};
   if (!compiled) return i;
-  i.rules = compiled_rules(rotary_compiled, attention_rule);  // what Inductor makes of experts is not known
+  i.rules = compiled_rules(rotary_compiled, attention_rule);  // what Inductor makes of experts is not known,
+  i.lacks = few_families;                                     // nor of what few families have
   i.frames_hold_inputs = false;
   i.host_seconds_per_launch = 6e-6;
   return i;

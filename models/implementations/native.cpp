@@ -182,6 +182,12 @@ bool keeps(const Op& op, std::int64_t matmul) {
   return op.kind == OpKind::attention || (op.kind == OpKind::linear && (op.params.size() > 1 || matmul % 2 == 1));
 }
 
+// Kernels divide scores by the root of a head's size.
+std::string_view lacks(const Op& op) {
+  if (op.kind == OpKind::attention && op.shape.score_factor != 0) return "attention with a factor of its own";
+  return few_families(op);
+}
+
 }  // namespace
 
 const Implementation& native_implementation() {
@@ -190,6 +196,7 @@ const Implementation& native_implementation() {
       .compiled = false,
       .rules = {embedding, position_embedding, rms_norm, layer_norm, linear, rotary, attention, swiglu, gelu, add,
                 cross_entropy, opaque, moe_route, moe_dispatch, expert_linear, moe_combine},
+      .lacks = lacks,
       .backward_adds_in_place = true,
       .loss_read_every_step = true,  // the loop reports the loss of each step
       .keeps_selectively = keeps,

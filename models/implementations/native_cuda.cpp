@@ -99,7 +99,8 @@ const Implementation& native_cuda_implementation() {
     Implementation i = native_implementation();
     i.name = "native-cuda";
     const auto rule = [&i](OpKind kind, OpRule r) { i.rules[static_cast<std::size_t>(kind)] = r; };
-    i.rules.fill(as_native);
+    for (OpRule& r : i.rules)
+      if (r != nullptr) r = as_native;
     rule(OpKind::embedding, embedding);
     rule(OpKind::position_embedding, position_embedding);
     rule(OpKind::rms_norm, norm);

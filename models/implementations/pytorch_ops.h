@@ -41,6 +41,15 @@ OpFacts grouped_moe_route(const Op&, const Workload&);  // transformers' grouped
 OpFacts grouped_moe_dispatch(const Op&, const Workload&);
 OpFacts grouped_expert_linear(const Op&, const Workload&);
 OpFacts grouped_moe_combine(const Op&, const Workload&);
+OpFacts wide_rms_norm(const Op&, const Workload&);  // what few families have (hf_variants.cpp)
+OpFacts geglu(const Op&, const Workload&);
+OpFacts scale(const Op&, const Workload&);
+OpFacts soft_cap(const Op&, const Workload&);
+OpFacts gelu_fast(const Op&, const Workload&);
+OpFacts wide_rotary(const Op&, const Workload&);
+OpFacts packed_rotary(const Op&, const Workload&);
+OpFacts attention_of_packed_v(const Op&, const Workload&);
+OpFacts masked_attention(const Op&, const Workload&);
 
 // Rules of a model of these operators compiled by Inductor; rotary positions and attention are the stack's.
 [[nodiscard]] std::array<OpRule, kOpKinds> compiled_rules(OpRule rotary, OpRule attention);

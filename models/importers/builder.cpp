@@ -56,8 +56,8 @@ void GraphBuilder::parameter(Id module, std::string_view leaf, std::vector<std::
 }
 
 GraphBuilder::Id GraphBuilder::linear_module(Id parent, std::string_view name, std::int64_t in, std::int64_t out,
-                                             bool bias) {
-  const Id id = module(parent, name, "Linear");
+                                             bool bias, std::string_view class_name) {
+  const Id id = module(parent, name, class_name);
   parameter(id, "weight", {out, in});
   if (bias) parameter(id, "bias", {out});
   return id;
@@ -70,9 +70,9 @@ GraphBuilder::Id GraphBuilder::conv1d_module(Id parent, std::string_view name, s
   return id;
 }
 
-GraphBuilder::Id GraphBuilder::embedding_module(Id parent, std::string_view name, std::int64_t rows,
-                                                std::int64_t width) {
-  const Id id = module(parent, name, "Embedding");
+GraphBuilder::Id GraphBuilder::embedding_module(Id parent, std::string_view name, std::int64_t rows, std::int64_t width,
+                                                std::string_view class_name) {
+  const Id id = module(parent, name, class_name);
   parameter(id, "weight", {rows, width});
   return id;
 }
@@ -123,8 +123,10 @@ GraphBuilder::Id GraphBuilder::position(Id module, Id x) {
   return op(OpKind::position_embedding, module, {x}, {.width = shape[1], .positions = shape[0]}, shape[1]);
 }
 
-GraphBuilder::Id GraphBuilder::rms_norm(Id module, Id x, std::int64_t groups, double eps) {
-  return op(OpKind::rms_norm, module, {x}, {.width = weight_shape(module)[0], .groups = groups, .eps = eps}, width(x));
+GraphBuilder::Id GraphBuilder::rms_norm(Id module, Id x, std::int64_t groups, double eps, const OpShape& variant) {
+  OpShape shape = variant;
+  shape.width = weight_shape(module)[0], shape.groups = groups, shape.eps = eps;
+  return op(OpKind::rms_norm, module, {x}, shape, width(x));
 }
 
 GraphBuilder::Id GraphBuilder::layer_norm(Id module, Id x, double eps) {
@@ -139,12 +141,17 @@ GraphBuilder::Id GraphBuilder::linear(Id module, Id x) {
 }
 
 // Rotation, attention and activations belong to modules without parameters of their own.
+GraphBuilder::Id GraphBuilder::rotary(Id module, Id x, OpShape shape) {
+  const std::int64_t out = (shape.heads + (shape.packed ? shape.kv_heads : 0)) * shape.head_dim;
+  return op(OpKind::rotary, module, {x}, shape, out);
+}
+
 GraphBuilder::Id GraphBuilder::rotary(Id module, Id x, std::int64_t heads, std::int64_t head_dim, double theta) {
   return op(OpKind::rotary, module, {x}, {.heads = heads, .head_dim = head_dim, .theta = theta}, width(x));
 }
 
 GraphBuilder::Id GraphBuilder::attention(Id module, const std::vector<Id>& qkv, OpShape shape) {
-  shape.packed = qkv.size() == 1;
+  shape.packed = qkv.size() < 3;
   return op(OpKind::attention, module, qkv, shape, shape.heads * shape.head_dim);
 }
 
@@ -152,8 +159,25 @@ GraphBuilder::Id GraphBuilder::swiglu(Id module, Id gate, Id up) {
   return op(OpKind::swiglu, module, {gate, up}, {.width = width(gate)}, width(gate));
 }
 
-GraphBuilder::Id GraphBuilder::gelu(Id module, Id x, bool tanh) {
-  return op(OpKind::gelu, module, {x}, {.width = width(x), .tanh = tanh}, width(x));
+GraphBuilder::Id GraphBuilder::gelu(Id module, Id x, bool tanh, bool fast) {
+  return op(OpKind::gelu, module, {x}, {.width = width(x), .tanh = tanh, .fast = fast}, width(x));
+}
+
+GraphBuilder::Id GraphBuilder::geglu(Id module, Id gate, Id up) {
+  return op(OpKind::geglu, module, {gate, up}, {.width = width(gate)}, width(gate));
+}
+
+// Where a module with a weight scales or caps its result, the op is another one of that module, without its weight.
+GraphBuilder::Id GraphBuilder::scale(Id module, Id x, double factor) {
+  const Id out = tensor(width(x));
+  graph_.ops.push_back({OpKind::scale, module, {x}, {out}, {}, {.width = width(x), .factor = factor}});
+  return out;
+}
+
+GraphBuilder::Id GraphBuilder::soft_cap(Id module, Id x, double cap) {
+  const Id out = tensor(width(x));
+  graph_.ops.push_back({OpKind::soft_cap, module, {x}, {out}, {}, {.width = width(x), .cap = cap}});
+  return out;
 }
 
 GraphBuilder::Id GraphBuilder::add(Id module, Id a, Id b) {

@@ -29,10 +29,12 @@ class GraphBuilder {
   Id module(Id parent, std::string_view name, std::string_view class_name);
   Id list(Id parent, std::string_view name);                           // a ModuleList
   Id block(Id list, std::int64_t index, std::string_view class_name);  // one of its repeated blocks
-  Id linear_module(Id parent, std::string_view name, std::int64_t in, std::int64_t out, bool bias);
+  Id linear_module(Id parent, std::string_view name, std::int64_t in, std::int64_t out, bool bias,
+                   std::string_view class_name = "Linear");
   Id conv1d_module(Id parent, std::string_view name, std::int64_t in,
                    std::int64_t out);  // GPT-2's: weight [in, out], bias
-  Id embedding_module(Id parent, std::string_view name, std::int64_t rows, std::int64_t width);
+  Id embedding_module(Id parent, std::string_view name, std::int64_t rows, std::int64_t width,
+                      std::string_view class_name = "Embedding");
   Id norm_module(Id parent, std::string_view name, std::string_view class_name, std::int64_t width, bool bias);
   Id tied_linear_module(Id parent, std::string_view name, Id embedding);              // shares the embedding's weight
   void parameter(Id module, std::string_view leaf, std::vector<std::int64_t> shape);  // of a module of another kind
@@ -41,14 +43,18 @@ class GraphBuilder {
   Id ids() const { return graph_.ids; }
   Id embedding(Id module, Id ids);
   Id position(Id module, Id x);
-  Id rms_norm(Id module, Id x, std::int64_t groups, double eps);
+  Id rms_norm(Id module, Id x, std::int64_t groups, double eps, const OpShape& variant = {});
   Id layer_norm(Id module, Id x, double eps);
   Id linear(Id module, Id x);
+  Id rotary(Id module, Id x, OpShape shape);
   Id rotary(Id module, Id x, std::int64_t heads, std::int64_t head_dim, double theta);
   Id attention(Id module, const std::vector<Id>& qkv, OpShape shape);
   Id swiglu(Id module, Id gate, Id up);
   Id packed_swiglu(Id module, Id gate_up);
-  Id gelu(Id module, Id x, bool tanh);
+  Id gelu(Id module, Id x, bool tanh, bool fast = false);
+  Id geglu(Id module, Id gate, Id up);
+  Id scale(Id module, Id x, double factor);
+  Id soft_cap(Id module, Id x, double cap);
   Id add(Id module, Id a, Id b);
   struct Routing {
     Id weights, slots;

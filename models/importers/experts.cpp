@@ -12,7 +12,9 @@ ExpertShape read_experts(JsonObject& config, const ExpertVariant& v, std::int64_
   ExpertShape s;
   s.hidden = hidden;
   s.ffn = config.integer(v.width_key, 1, kMaxWidth / 2);
-  s.experts.count = config.integer(v.count_key, 1, kMaxExperts);
+  // transformers 5 writes one name for all families; older files and other programs write the family's own.
+  const std::string_view other = v.count_key == "num_experts" ? "num_local_experts" : "num_experts";
+  s.experts.count = config.integer(!config.has(v.count_key) && config.has(other) ? other : v.count_key, 1, kMaxExperts);
   s.experts.top_k = config.integer("num_experts_per_tok", 1, kMaxExperts);
   if (s.experts.top_k > s.experts.count)
     config.refuse("num_experts_per_tok", fmt::format("{} of {} experts", s.experts.top_k, s.experts.count),

@@ -22,6 +22,14 @@ void require_text(JsonObject& config, std::string_view key, std::string_view mod
     config.refuse(key, "\"" + printable(*value) + "\" is not modelled", fmt::format("only \"{}\" is", modelled));
 }
 
+std::int64_t rotated_channels(const JsonObject& config, std::int64_t head_dim, double share) {
+  const auto turned = static_cast<std::int64_t>(static_cast<double>(head_dim) * share);
+  if (turned < 2 || turned % 2 != 0)
+    config.refuse("rope_parameters", fmt::format("turns {} of {} channels of a head", turned, head_dim),
+                  "rotary positions need an even number");
+  return turned == head_dim ? 0 : turned;
+}
+
 std::int64_t split_heads(const JsonObject& config, std::string_view width_key, std::int64_t width, std::int64_t heads) {
   if (width % heads != 0)
     config.refuse(width_key, fmt::format("{} is not divisible by {} heads", width, heads), "correct one of them");

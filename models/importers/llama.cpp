@@ -6,8 +6,10 @@
 
 #include <array>
 #include <optional>
+#include <utility>
 
 #include "models/importers/builder.h"
+#include "models/importers/decoder.h"
 #include "models/importers/experts.h"
 #include "models/importers/importers.h"
 
@@ -23,11 +25,14 @@ struct Variant {
   QkNorm qk_norm;
   std::optional<ExpertVariant> experts = std::nullopt;
   double eps = 1e-6, theta = 10000.0;  // where the config says nothing
+  bool norms_after = false;            // of what attention and the feed-forward make; norms and rotary are in fp32
+  bool multiplied = false;             // as Multipliers says
 };
 constexpr std::array kVariants{
     Variant{"llama", "Llama", QkvBias::from_config, true, true, QkNorm::none},
     Variant{"mistral", "Mistral", QkvBias::never, false, false, QkNorm::none},
     Variant{"qwen2", "Qwen2", QkvBias::always, false, false, QkNorm::none},
+    Variant{"qwen2_5_vl_text", "Qwen2_5_VL", QkvBias::always, false, false, QkNorm::none},
     Variant{"qwen3", "Qwen3", QkvBias::from_config, true, false, QkNorm::each_head},
     Variant{"mixtral", "Mixtral", QkvBias::never, false, false, QkNorm::none,
             ExpertVariant{"num_local_experts", "intermediate_size", true, true}, 1e-5, 1e6},
@@ -35,28 +40,24 @@ constexpr std::array kVariants{
             ExpertVariant{"num_experts", "moe_intermediate_size", false, false}},
     Variant{"olmoe", "Olmoe", QkvBias::from_config, true, false, QkNorm::all_heads,
             ExpertVariant{"num_experts", "intermediate_size", true, false}, 1e-5},
+    Variant{"olmo2", "Olmo2", QkvBias::from_config, true, false, QkNorm::all_heads, std::nullopt, 1e-5, 10000.0, true},
+    Variant{"granite", "Granite", QkvBias::from_config, true, true, QkNorm::none, std::nullopt, 1e-6, 10000.0, false,
+            true},
 };
 
-struct LlamaShape {
-  const Variant* variant;
-  std::int64_t vocab, hidden, ffn, layers, heads, kv_heads, head_dim;
-  std::optional<std::int64_t> positions;
+// Granite's factors: of the embeddings, of what a branch adds, of the scores (instead of 1 / sqrt(head_dim)), of the
+// logits.
+struct Multipliers {
+  double embedding = 1, residual = 1, scores = 0, logits = 1;
+};
+
+struct LlamaShape : DecoderShape {
+  const Variant* variant = nullptr;
   ExpertShape experts;  // where the variant has some, `ffn` is theirs
-  double eps, theta;
-  bool qkv_bias, output_bias, mlp_bias, tied;
+  Multipliers times;
+  bool qkv_bias = false, output_bias = false, mlp_bias = false;
   std::vector<std::int64_t> window;  // per layer, 0: none
 };
-
-// transformers < 5 writes rope_theta at the top, transformers 5 inside rope_parameters (rope_scaling in files between).
-double rope_theta(JsonObject& config, const Variant& v) {
-  if (const auto theta = config.optional_number("rope_theta", 1e-3, 1e15)) return *theta;
-  for (const char* key : {"rope_parameters", "rope_scaling"}) {
-    if (auto rope = config.optional_object(key)) {
-      if (const auto theta = rope->optional_number("rope_theta", 1e-3, 1e15)) return *theta;
-    }
-  }
-  return v.theta;
-}
 
 // Mistral: one window for all layers (absent: 4096, its config class's default), Mixtral the same (absent: none). Qwen:
 // only with use_sliding_window, and then from layer max_window_layers on. A list of layer types decides where it
@@ -71,21 +72,17 @@ std::vector<std::int64_t> windows(JsonObject& config, const Variant& v, std::int
   if (qwen && !config.optional_boolean("use_sliding_window").value_or(false)) return out;
   const std::int64_t first = qwen ? config.optional_integer("max_window_layers", 0, kMaxLayers).value_or(28) : 0;
   for (std::int64_t i = first; i < layers; ++i) out[static_cast<std::size_t>(i)] = window;
-  const auto types = config.find("layer_types");
-  if (!types) return out;
-  const std::vector<std::string> names = types->texts();
-  if (names.size() != out.size())
-    types->refuse(fmt::format("lists {} layers of {}", names.size(), layers), "list every layer");
-  for (std::size_t i = 0; i < out.size(); ++i) {
-    if (names[i] != "full_attention" && names[i] != "sliding_attention")
-      types->refuse("knows no \"" + names[i] + "\"", "only full_attention and sliding_attention are modelled");
-    out[i] = names[i] == "sliding_attention" ? window : 0;
-  }
-  return out;
+  return windows_by_type(config, window, std::move(out));
+}
+
+Multipliers read_multipliers(JsonObject& config) {
+  const auto read = [&](std::string_view key) { return config.optional_number(key, 1e-9, 1e9).value_or(1.0); };
+  return {read("embedding_multiplier"), read("residual_multiplier"), read("attention_multiplier"),
+          1 / read("logits_scaling")};
 }
 
 const Variant& variant_of(JsonObject& config) {
-  const std::string type = config.text("model_type");
+  const std::string type = config.optional_text("model_type").value_or("llama");  // as the catalog dispatches
   for (const Variant& v : kVariants) {
     if (v.model_type == type) return v;
   }
@@ -94,40 +91,24 @@ const Variant& variant_of(JsonObject& config) {
 
 LlamaShape read(JsonObject& config) {
   const Variant& v = variant_of(config);
-  LlamaShape s{};
+  LlamaShape s;
+  // Qwen3's config class has heads of 128, the others derive them.
+  static_cast<DecoderShape&>(s) = read_decoder(config, {v.eps, v.theta, v.model_type == "qwen3" ? 128 : 0},
+                                               v.experts ? v.experts->width_key : "intermediate_size");
   s.variant = &v;
-  s.vocab = config.integer("vocab_size", 1, kMaxVocab);
-  s.hidden = config.integer("hidden_size", 1, kMaxWidth);
   if (v.experts) s.experts = read_experts(config, *v.experts, s.hidden);
-  s.ffn = v.experts ? s.experts.ffn : config.integer("intermediate_size", 1, kMaxWidth);
-  s.layers = config.integer("num_hidden_layers", 1, kMaxLayers);
-  s.heads = config.integer("num_attention_heads", 1, kMaxHeads);
-  s.kv_heads = config.optional_integer("num_key_value_heads", 1, kMaxHeads).value_or(s.heads);
-  if (s.heads % s.kv_heads != 0)
-    config.refuse("num_key_value_heads", fmt::format("{} does not divide {} heads", s.kv_heads, s.heads),
-                  "use a divisor");
-  const auto head_dim = config.optional_integer("head_dim", 1, kMaxHeads);
-  // Qwen3's config class defaults to 128, the others derive it.
-  s.head_dim = head_dim                  ? *head_dim
-               : v.model_type == "qwen3" ? 128
-                                         : split_heads(config, "hidden_size", s.hidden, s.heads);
-  if (s.head_dim % 2 != 0)
-    config.refuse("head_dim", fmt::format("{} is odd", s.head_dim), "rotary positions need an even one");
-  s.positions = config.optional_integer("max_position_embeddings", 1, kMaxPositions);
-  s.eps = config.optional_number("rms_norm_eps", 1e-30, 1).value_or(v.eps);
-  s.theta = rope_theta(config, v);
+  if (v.multiplied) s.times = read_multipliers(config);
   require_text(config, "hidden_act", "silu");
   const bool attention_bias = config.optional_boolean("attention_bias").value_or(false);
   s.qkv_bias = v.qkv_bias == QkvBias::always || (v.qkv_bias == QkvBias::from_config && attention_bias);
   s.output_bias = v.output_bias_from_config && attention_bias;
   s.mlp_bias = v.mlp_bias_from_config && config.optional_boolean("mlp_bias").value_or(false);
-  s.tied = config.optional_boolean("tie_word_embeddings").value_or(false);
   s.window = windows(config, v, s.layers);
   return s;
 }
 
 struct LlamaBlock {
-  std::int32_t self, attention, q, k, v, o, q_norm, k_norm, mlp, gate, up, down, input_norm, post_norm;
+  std::int32_t self, attention, q, k, v, o, q_norm, k_norm, mlp, gate, up, down, input_norm, post_norm, last_norm;
   ExpertModules experts;
 };
 
@@ -145,7 +126,9 @@ LlamaBlock add_block(GraphBuilder& b, std::int32_t list, std::int64_t index, con
     m.q_norm = b.norm_module(m.attention, "q_norm", norm, each ? s.head_dim : s.heads * s.head_dim, false);
     m.k_norm = b.norm_module(m.attention, "k_norm", norm, each ? s.head_dim : s.kv_heads * s.head_dim, false);
   }
-  m.mlp = b.module(m.self, "mlp", prefix + (s.variant->experts ? "SparseMoeBlock" : "MLP"));
+  const bool of_qwen2 = s.variant->model_type == "qwen2_5_vl_text";  // whose feed-forward it takes
+  m.mlp = b.module(m.self, "mlp",
+                   s.variant->experts ? prefix + "SparseMoeBlock" : (of_qwen2 ? std::string("Qwen2") : prefix) + "MLP");
   if (s.variant->experts) {
     m.experts = add_experts(b, m.mlp, prefix, *s.variant->experts, s.experts);
   } else {
@@ -154,29 +137,52 @@ LlamaBlock add_block(GraphBuilder& b, std::int32_t list, std::int64_t index, con
     m.down = b.linear_module(m.mlp, "down_proj", s.ffn, s.hidden, s.mlp_bias);
     b.module(m.mlp, "act_fn", "SiLUActivation");
   }
-  m.input_norm = b.norm_module(m.self, "input_layernorm", norm, s.hidden, false);
+  if (!s.variant->norms_after) m.input_norm = b.norm_module(m.self, "input_layernorm", norm, s.hidden, false);
   m.post_norm = b.norm_module(m.self, "post_attention_layernorm", norm, s.hidden, false);
+  if (s.variant->norms_after) m.last_norm = b.norm_module(m.self, "post_feedforward_layernorm", norm, s.hidden, false);
   return m;
 }
 
-std::int32_t run_block(GraphBuilder& b, const LlamaBlock& m, const LlamaShape& s, std::int64_t window, std::int32_t x) {
-  const auto normed = b.rms_norm(m.input_norm, x, 1, s.eps);
+std::int32_t run_attention(GraphBuilder& b, const LlamaBlock& m, const LlamaShape& s, std::int64_t window,
+                           std::int32_t x) {
   const bool each = s.variant->qk_norm == QkNorm::each_head, norms = s.variant->qk_norm != QkNorm::none;
-  auto q = b.linear(m.q, normed);
-  if (norms) q = b.rms_norm(m.q_norm, q, each ? s.heads : 1, s.eps);
-  auto k = b.linear(m.k, normed);
-  if (norms) k = b.rms_norm(m.k_norm, k, each ? s.kv_heads : 1, s.eps);
-  const auto v = b.linear(m.v, normed);
-  q = b.rotary(m.attention, q, s.heads, s.head_dim, s.theta);
-  k = b.rotary(m.attention, k, s.kv_heads, s.head_dim, s.theta);
+  const bool wide = s.variant->norms_after;
+  auto q = b.linear(m.q, x);
+  if (norms) q = b.rms_norm(m.q_norm, q, each ? s.heads : 1, s.eps, {.wide_weight = wide});
+  auto k = b.linear(m.k, x);
+  if (norms) k = b.rms_norm(m.k_norm, k, each ? s.kv_heads : 1, s.eps, {.wide_weight = wide});
+  const auto v = b.linear(m.v, x);
+  const auto turned = [&](std::int32_t rows, std::int64_t heads) {
+    return b.rotary(m.attention, rows, {.heads = heads, .head_dim = s.head_dim, .theta = s.theta, .wide_angles = wide});
+  };
+  q = turned(q, s.heads);
+  k = turned(k, s.kv_heads);
   const auto mixed = b.attention(m.attention, {q, k, v},
-                                 {.heads = s.heads, .kv_heads = s.kv_heads, .head_dim = s.head_dim, .window = window});
-  x = b.add(m.self, x, b.linear(m.o, mixed));
-  const auto wide = b.rms_norm(m.post_norm, x, 1, s.eps);
-  if (s.variant->experts) return b.add(m.self, x, run_experts(b, m.experts, s.experts, wide));
-  const auto gate = b.linear(m.gate, wide);
-  const auto up = b.linear(m.up, wide);
-  return b.add(m.self, x, b.linear(m.down, b.swiglu(m.mlp, gate, up)));
+                                 {.heads = s.heads,
+                                  .kv_heads = s.kv_heads,
+                                  .head_dim = s.head_dim,
+                                  .window = window,
+                                  .score_factor = s.times.scores});
+  return b.linear(m.o, mixed);
+}
+
+std::int32_t run_mlp(GraphBuilder& b, const LlamaBlock& m, const LlamaShape& s, std::int32_t x) {
+  if (s.variant->experts) return run_experts(b, m.experts, s.experts, x);
+  const auto gate = b.linear(m.gate, x);
+  const auto up = b.linear(m.up, x);
+  return b.linear(m.down, b.swiglu(m.mlp, gate, up));
+}
+
+std::int32_t run_block(GraphBuilder& b, const LlamaBlock& m, const LlamaShape& s, std::int64_t window, std::int32_t x) {
+  if (s.variant->norms_after) {
+    x = b.add(m.self, x, b.rms_norm(m.post_norm, run_attention(b, m, s, window, x), 1, s.eps, {.wide_weight = true}));
+    return b.add(m.self, x, b.rms_norm(m.last_norm, run_mlp(b, m, s, x), 1, s.eps, {.wide_weight = true}));
+  }
+  const auto added = [&](std::int32_t branch) {
+    return b.add(m.self, x, s.variant->multiplied ? b.scale(m.self, branch, s.times.residual) : branch);
+  };
+  x = added(run_attention(b, m, s, window, b.rms_norm(m.input_norm, x, 1, s.eps)));
+  return added(run_mlp(b, m, s, b.rms_norm(m.post_norm, x, 1, s.eps)));
 }
 
 }  // namespace
@@ -186,7 +192,7 @@ ModelGraph import_llama(JsonObject& config, std::string_view where,
   const LlamaShape s = read(config);
   const std::string prefix(s.variant->prefix);
   GraphBuilder b(s.variant->model_type, prefix + "ForCausalLM");
-  const auto model = b.module(0, "model", prefix + "Model");
+  const auto model = b.module(0, "model", prefix + (s.variant->model_type.ends_with("_text") ? "TextModel" : "Model"));
   const auto embed = b.embedding_module(model, "embed_tokens", s.vocab, s.hidden);
   const auto list = b.list(model, "layers");
   std::vector<LlamaBlock> blocks;
@@ -197,8 +203,11 @@ ModelGraph import_llama(JsonObject& config, std::string_view where,
       s.tied ? b.tied_linear_module(0, "lm_head", embed) : b.linear_module(0, "lm_head", s.hidden, s.vocab, false);
 
   auto x = b.embedding(embed, b.ids());
+  if (s.variant->multiplied) x = b.scale(model, x, s.times.embedding);
   for (std::size_t i = 0; i < blocks.size(); ++i) x = run_block(b, blocks[i], s, s.window[i], x);
-  return b.finish(b.linear(head, b.rms_norm(norm, x, 1, s.eps)), s.vocab, s.positions, where);
+  auto logits = b.linear(head, b.rms_norm(norm, x, 1, s.eps, {.wide_weight = s.variant->norms_after}));
+  if (s.variant->multiplied) logits = b.scale(0, logits, s.times.logits);
+  return b.finish(logits, s.vocab, s.positions, where);
 }
 
 }  // namespace fsdp

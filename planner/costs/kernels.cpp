@@ -118,16 +118,27 @@ KernelTime matmul_op_time(const Op& op, Direction direction, Work& work, const W
   return t;
 }
 
-// Scores that are written out are matmuls over the whole square (forward_flops counts half of a causal one), and twice
+// Scores that are written out are matmuls over the whole square, whatever is masked in it, and twice
 // as many in backward, which has the probabilities; then come the softmax and the copies, which only move bytes.
 KernelTime attention_time(const Op& op, Direction direction, const Work& work, const Workload& w,
                           const CostContext& c) {
   const GpuSpec& gpu = c.cluster.gpu;
   const double peak = matrix_peak(c.plan.param_dtype, gpu), moving = work.bytes / memory_rate(c.cluster, c.costs);
+  Op all = op;  // nothing left out
+  all.shape.causal = false;
+  all.shape.window = 0;
   if (work.facts.attention == AttentionKernel::math) {
-    const double square = forward_flops(op, w) * (op.shape.causal ? 2 : 1) * (direction == Direction::forward ? 1 : 2);
+    const double square = forward_flops(all, w) * (direction == Direction::forward ? 1 : 2);
     const double arithmetic = square / matrix_rate(c);
     return {arithmetic + moving, arithmetic, 0};
+  }
+  if (work.facts.attention == AttentionKernel::masked) {
+    // FlashAttention-2's paper measures xformers' kernel, PyTorch's memory-efficient one, at about the speed of
+    // FlashAttention 1. A bias hides nothing from it: it computes the whole square.
+    const double square = direction == Direction::forward ? forward_flops(all, w) : backward_flops(all, w);
+    const double arithmetic =
+        attention_arithmetic(AttentionKernel::flash1, direction, square, peak, all.shape, w, gpu, c.costs);
+    return {std::max(arithmetic, moving), arithmetic, 0};
   }
   const double arithmetic =
       attention_arithmetic(work.facts.attention, direction, work.flops, peak, op.shape, w, gpu, c.costs);

@@ -4,6 +4,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <string>
 
@@ -34,7 +35,7 @@ double flops(const ModelGraph& m, const Workload& w, OpKind kind, double (*count
 }  // namespace
 
 TEST_CASE("modules, parameters, order of forward and flops are those of PyTorch") {
-  REQUIRE(goldens().size() == 14);
+  REQUIRE(goldens().size() == 29);
   for (const auto& path : goldens()) {
     CAPTURE(path.string());
     const json golden = read(path);
@@ -53,11 +54,16 @@ TEST_CASE("modules, parameters, order of forward and flops are those of PyTorch"
     CHECK(parameters == golden["parameters"]);
     CHECK(order == golden["run"]["forward_order"]);
 
-    // PyTorch's counter sees the whole square of scores; we count the causal half of it. Windows reach over the whole
-    // sequence except in "mistral" (16 of 24 positions): pairs (24^2 - 8^2) / 2 of 24^2.
+    // PyTorch's counter sees the whole square of scores; we count the causal half of it, and with a window of 16 of 24
+    // positions pairs (24^2 - 8^2) / 2 of 24^2, of 8 positions (24^2 - 16^2) / 2. Gemma has both kinds of layers.
     const Workload w{golden["run"]["sequences"], golden["run"]["seq_len"], 4};
-    const double square = golden["run"]["attention_square_forward_flops"];
-    const bool windowed = path.filename() == "models_mistral.json";
+    const double square = golden["run"]["attention_square_forward_flops"], wide = (576.0 - 64) / 1152,
+                 narrow = (576.0 - 256) / 1152;
+    const std::map<std::string, double> windowed = {{"models_mistral.json", wide},
+                                                    {"models_phi3.json", wide},
+                                                    {"models_gemma2.json", (wide + 0.5) / 2},
+                                                    {"models_gemma3_text.json", (6 * narrow + 0.5) / 7}};
+    const auto share = windowed.find(path.filename().string());
     // 48 tokens with 2 choices of 4 experts, or 3 of 6, or of 8: a whole number of slots each at capacity factor 1.
     const auto products = [&](double (*count)(const Op&, const Workload&)) {
       return flops(m, w, OpKind::linear, count) + flops(m, w, OpKind::expert_linear, count);
@@ -65,7 +71,7 @@ TEST_CASE("modules, parameters, order of forward and flops are those of PyTorch"
     CHECK(products(forward_flops) == golden["run"]["linear_forward_flops"].get<double>());
     CHECK(products(backward_flops) == golden["run"]["linear_backward_flops"].get<double>());
     CHECK(flops(m, w, OpKind::attention, forward_flops) ==
-          doctest::Approx(square * (windowed ? (576.0 - 64.0) / 1152.0 : 0.5)));
+          doctest::Approx(square * (share != windowed.end() ? share->second : 0.5)));
   }
 }
 

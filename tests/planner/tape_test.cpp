@@ -12,13 +12,13 @@
 
 #include "models/catalog.h"
 #include "models/implementation.h"
+#include "tests/support/tape_replay.h"
 
 using namespace fsdp;
+using namespace fsdp::testing;
 using nlohmann::json;
 
 namespace {
-
-std::size_t at(std::int32_t i) { return static_cast<std::size_t>(i); }
 
 ModelGraph llama(const json& s) {
   const json config = {
@@ -85,40 +85,6 @@ Implementation seen_from_outside(bool repeat, bool early_stop) {
   return i;
 }
 
-// Bytes alive while and after each tape op; parameters' gradients stay, the batch does not count.
-struct Replay {
-  std::vector<std::int64_t> during, after;
-  std::int64_t gradients = 0;
-};
-
-Replay replay(const Tape& tape, const ModelGraph& model) {
-  Replay r;
-  std::int64_t live = 0;
-  std::vector<char> has_gradient(model.parameters.size(), 0);
-  const auto bytes = [&](std::int32_t v) {
-    return tape.values[at(v)].kind == BufferKind::batch ? 0 : tape.values[at(v)].bytes;
-  };
-  for (const TapeOp& op : tape.ops) {
-    for (std::uint32_t k = 0; k < op.allocs.count; ++k) live += bytes(tape.allocs[op.allocs.begin + k]);
-    for (const TapeArg& a : tape.args_of(op))
-      if (a.kind == TapeArg::Kind::gradient && !has_gradient[at(a.id)]) {
-        has_gradient[at(a.id)] = 1;
-        live += model.parameters[at(a.id)].numel() * 2;
-        r.gradients += model.parameters[at(a.id)].numel() * 2;
-      }
-    std::int64_t most = live;
-    for (std::uint32_t k = 0; k < op.inner.count; ++k) {
-      const std::int32_t v = tape.inner[op.inner.begin + k];
-      live += v >= 0 ? bytes(v) : -bytes(~v);
-      most = std::max(most, live);
-    }
-    r.during.push_back(most);
-    for (std::uint32_t k = 0; k < op.frees.count; ++k) live -= bytes(tape.frees[op.frees.begin + k]);
-    r.after.push_back(live);
-  }
-  return r;
-}
-
 // "1.swiglu" -> graph op.
 std::int32_t op_named(const std::string& label, std::int32_t layers) {
   static const std::map<std::string, std::int32_t> in_block = {{"v_proj", 3}, {"rotary", 5},  {"attention", 6},
@@ -169,12 +135,6 @@ Comparison comparison(const json& row) {
   Replay mine = replay(tape, model);
   const std::size_t loss = tape.forward_of.back();
   return {row, std::move(model), std::move(tape), std::move(mine), loss};
-}
-
-// Within 0.1 %: the recorder also sees the loss, the random state of each attention (24 bytes) and nothing else
-// besides.
-bool near(std::int64_t ours, std::int64_t theirs) {
-  return std::abs(ours - theirs) <= std::max<std::int64_t>(theirs / 1000, 64);
 }
 
 }  // namespace

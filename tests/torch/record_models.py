@@ -3,11 +3,13 @@ names, shapes and ties of parameters, the order in which modules with parameters
 that PyTorch's own counter sees in a forward and backward. tests/models/importers_test.cpp compares our importers with
 it.
 
-    python tests/torch/record_models.py        (needs torch and transformers; rewrites tests/torch/golden/models_*.json)
+    python tests/torch/record_models.py [NAME..]   (needs torch and transformers; rewrites
+      tests/torch/golden/models_*.json, or those named)
 """
 
 import json
 import pathlib
+import sys
 
 import torch
 import transformers
@@ -18,6 +20,11 @@ SEQUENCES, SEQ_LEN = 2, 24
 
 SHARED = dict(vocab_size=96, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
               num_key_value_heads=2, max_position_embeddings=64)
+
+NEOX = dict(vocab_size=96, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+            max_position_embeddings=64)
+FALCON = dict(vocab_size=96, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=64,
+              bos_token_id=0, eos_token_id=0)
 
 CONFIGS = {
     "llama": dict(model_type="llama", **SHARED),
@@ -42,6 +49,27 @@ CONFIGS = {
     "gpt2_gelu": dict(model_type="gpt2", vocab_size=96, n_positions=64, n_embd=32, n_layer=1, n_head=2,
                       activation_function="gelu", bos_token_id=0, eos_token_id=0),
     "mpt": dict(model_type="mpt", vocab_size=96, d_model=32, n_heads=4, n_layers=2, max_seq_len=64),
+    "phi3": dict(model_type="phi3", sliding_window=16, pad_token_id=0, **SHARED),
+    "phi3_partial_tied": dict(model_type="phi3", partial_rotary_factor=0.5, tie_word_embeddings=True, pad_token_id=0,
+                              **SHARED),
+    "olmo2": dict(model_type="olmo2", **SHARED),
+    "olmo2_bias": dict(model_type="olmo2", attention_bias=True, tie_word_embeddings=True, **SHARED),
+    "granite": dict(model_type="granite", embedding_multiplier=12.0, residual_multiplier=0.22, logits_scaling=8.0,
+                    attention_multiplier=0.125, tie_word_embeddings=True, **SHARED),
+    "granite_bias": dict(model_type="granite", attention_bias=True, mlp_bias=True, **SHARED),
+    "gemma2": dict(model_type="gemma2", head_dim=12, sliding_window=16, **SHARED),
+    "gemma2_untied_bias": dict(model_type="gemma2", head_dim=12, attention_bias=True, tie_word_embeddings=False,
+                               final_logit_softcapping=None, attn_logit_softcapping=None, **SHARED),
+    "gemma3_text": dict(model_type="gemma3_text", head_dim=10, sliding_window=8,
+                        **{**SHARED, "num_hidden_layers": 7, "num_key_value_heads": 1}),
+    "gpt_neox": dict(model_type="gpt_neox", **NEOX),
+    "gpt_neox_in_series": dict(model_type="gpt_neox", use_parallel_residual=False, attention_bias=False,
+                               rotary_pct=0.5, tie_word_embeddings=True, hidden_act="gelu_fast", **NEOX),
+    "falcon": dict(model_type="falcon", **FALCON),
+    "falcon_grouped": dict(model_type="falcon", new_decoder_architecture=True, num_kv_heads=2, **FALCON),
+    "falcon_grouped_one_norm": dict(model_type="falcon", new_decoder_architecture=True, num_kv_heads=2,
+                                    num_ln_in_parallel_attn=1, ffn_hidden_size=72, **FALCON),
+    "falcon_every_head": dict(model_type="falcon", multi_query=False, bias=True, tie_word_embeddings=False, **FALCON),
 }
 
 
@@ -88,7 +116,8 @@ def record(config):
             continue
         first_name[id(parameter)] = len(parameters)
         parameters.append({"name": name, "shape": list(parameter.shape), "aliases": []})
-    attention = "attn" if config.model_type in ("gpt2", "mpt") else "self_attn"
+    attention = {"gpt2": "attn", "mpt": "attn", "gpt_neox": "attention",
+                 "falcon": "self_attention"}.get(config.model_type, "self_attn")
     return {
         "recorded_with": f"torch {torch.__version__.split('+')[0]}, transformers {transformers.__version__}",
         "run": run(model, attention),
@@ -102,6 +131,8 @@ def main():
     golden = pathlib.Path(__file__).parent / "golden"
     golden.mkdir(exist_ok=True)
     for name, config in CONFIGS.items():
+        if sys.argv[1:] and name not in sys.argv[1:]:
+            continue
         document = {"config": config, **record(config)}
         lines = [f'  "{key}": {json.dumps(document[key])}'
                  for key in ("recorded_with", "config", "parameter_count", "run")]

@@ -31,13 +31,18 @@ import torch.nn.functional as F
 import transformers
 from record_tape import FusedNorm, Memory, aten, loss_of, repeat, rotate
 from torch._subclasses.fake_tensor import FakeTensorMode
-from transformers.activations import NewGELUActivation
+from transformers.activations import FastGELUActivation, NewGELUActivation
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.loss.loss_utils import ForCausalLMLoss
+from transformers.models.gemma2 import modeling_gemma2
+from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
 from transformers.models.gpt2 import modeling_gpt2
+from transformers.models.gpt_neox import modeling_gpt_neox
 from transformers.models.llama import modeling_llama
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, eager_attention_forward, rotate_half
 from transformers.models.mixtral import modeling_mixtral
+from transformers.models.olmo2.modeling_olmo2 import Olmo2RMSNorm
+from transformers.models.phi3 import modeling_phi3
 from transformers.pytorch_utils import Conv1D
 
 GOLDEN = pathlib.Path(__file__).parent / "golden" / "models_saved.json"
@@ -49,7 +54,17 @@ NO_KERNEL = ("empty", "view", "detach", "alias", "transpose", "t.", "expand", "u
 
 
 def flash(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
-    assert attn_mask is None and (enable_gqa or key.shape[1] == query.shape[1])
+    """A mask leaves the flash kernel: PyTorch makes a bias of it and calls the memory-efficient one."""
+    if attn_mask is not None:
+        bias = attn_mask
+        if bias.dtype == torch.bool:   # as ATen's convert_boolean_attn_mask
+            bias = torch.where(attn_mask, 0.0, torch.full((), float("-inf"), dtype=query.dtype, device=query.device))
+        if bias.shape[-1] % 16 != 0:
+            raise ValueError("a bias of this length is padded, which is not recorded")
+        return aten._scaled_dot_product_efficient_attention(
+            query, key, value, bias.expand(query.shape[0], query.shape[1], -1, -1), True, dropout_p, is_causal,
+            scale=scale)[0]
+    assert enable_gqa or key.shape[1] == query.shape[1]
     return aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, scale=scale)[0]
 
 
@@ -60,13 +75,14 @@ def produce(seed, shape):
 
 class Consume(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, out):
-        ctx.shape = out.shape
-        return out.new_empty(1)
+    def forward(ctx, *outs):
+        ctx.shapes = [out.shape for out in outs]
+        return outs[0].new_empty(1)
 
     @staticmethod
     def backward(ctx, gradient):
-        return gradient.new_empty(ctx.shape)
+        made = tuple(gradient.new_empty(shape) for shape in ctx.shapes)
+        return made if len(made) > 1 else made[0]
 
 
 class Kernels(Memory):
@@ -88,14 +104,15 @@ def saved_by(call, inputs, parameters):
     saved = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: (saved.append(t), t)[1], lambda t: t):
         out = call(*inputs)
+    outs = out if isinstance(out, tuple) else (out,)
     def storage(tensor):
         return tensor.untyped_storage()._cdata
     def bits(tensors):
         return sum(1 << i for i, t in enumerate(tensors) if any(storage(s) == storage(t) for s in saved))
-    known = {storage(t) for t in [*inputs, *parameters, out]}
+    known = {storage(t) for t in [*inputs, *parameters, *outs]}
     extra = {storage(s): s.untyped_storage().nbytes()
              for s in saved if storage(s) not in known and s.dim() > 0 and s.dtype != torch.uint64}
-    return {"saved_inputs": bits(inputs), "saved_outputs": bits([out]), "saved_extra_bytes": sum(extra.values())}
+    return {"saved_inputs": bits(inputs), "saved_outputs": bits(outs), "saved_extra_bytes": sum(extra.values())}
 
 
 def memory_of(call, shapes, dtype, parameters):
@@ -115,16 +132,18 @@ def memory_of(call, shapes, dtype, parameters):
         out = call(*inputs)
         alive, peak, forward_kernels = memory.live, memory.peak, memory.count
         gradients = sum(size(t) for t in inputs if t.requires_grad)
-        loss = Consume.apply(out) if out.dim() > 0 else out
-        result = size(out) if out.dim() > 0 else 0
-        del inputs, out
+        outs = out if isinstance(out, tuple) else (out,)
+        loss = Consume.apply(*outs) if outs[0].dim() > 0 else out
+        result = sum(map(size, outs)) if outs[0].dim() > 0 else 0
+        many = len(outs)
+        del inputs, out, outs
         kept = memory.live
         memory.phase, memory.peak, memory.count = "backward", memory.live, 0
         loss.backward()
     gradients += sum(size(p.grad) for p in parameters if p.grad is not None)
     activations = sum(isinstance(s, tuple) for s in shapes)
     # the seed's gradients and their sum; the gradient of Consume's output
-    helpers = max(0, 2 * activations - 1) + (1 if result else 0)
+    helpers = max(0, 2 * activations - 1) + (many if result else 0)
     return {"forward_scratch_bytes": peak - alive,
             "backward_scratch_bytes": memory.peak - kept - gradients - result - (dtype.itemsize if result else 0),
             "forward_kernels": forward_kernels, "backward_kernels": memory.count - helpers}
@@ -168,7 +187,9 @@ def cases(stack, dtype, device):
     # What a model makes once for all layers.
     angles = torch.empty(SEQ_LEN, HEAD_DIM // 2, dtype=torch.complex64, device=device)
     cos, sin = torch.empty(2, 1, SEQ_LEN, HEAD_DIM, dtype=dtype, device=device).unbind(0)
+    wide_cos, wide_sin = torch.empty(2, 1, SEQ_LEN, HEAD_DIM, device=device).unbind(0)
     mask = torch.empty(1, 1, SEQ_LEN, SEQ_LEN, dtype=dtype, device=device)
+    window_mask = torch.empty(1, 1, SEQ_LEN, SEQ_LEN, dtype=torch.bool, device=device).expand(SEQUENCES, -1, -1, -1)
 
     def heads(x):
         return x.view(SEQUENCES, SEQ_LEN, -1, HEAD_DIM)
@@ -204,13 +225,47 @@ def cases(stack, dtype, device):
             return sdpa_attention_forward(module, q, k, v, None, scaling=HEAD_DIM**-0.5)[0].reshape(rows)
         return eager_attention_forward(module, q, k, v, mask, HEAD_DIM**-0.5)[0].reshape(rows)
 
+    def wide_rotary(x):
+        x = heads(x).transpose(1, 2)
+        return ((x * wide_cos.unsqueeze(1)) + (rotate_half(x) * wide_sin.unsqueeze(1))).to(x.dtype).transpose(1, 2).reshape(rows)
+
+    def phi3_rotary(qkv):
+        kv_width = KV_HEADS * HEAD_DIM
+        q, k = (heads(x).transpose(1, 2) for x in (qkv[..., :WIDTH], qkv[..., WIDTH : WIDTH + kv_width]))
+        return modeling_phi3.apply_rotary_pos_emb(q, k, cos, sin)
+
+    def neox_rotary(qkv):
+        q, k, _ = qkv.view(SEQUENCES, SEQ_LEN, -1, 3 * HEAD_DIM).transpose(1, 2).chunk(3, dim=-1)
+        part = HEAD_DIM // 2
+        return modeling_gpt_neox.apply_rotary_pos_emb(q, k, cos[..., :part], sin[..., :part])
+
+    def attention_of_packed_v(q, k, qkv):
+        """Phi-3's: q and k were turned; v is a view of what they were turned from."""
+        return hf_attention(q, k, qkv[..., -k.shape[-1] :])
+
+    def windowed_attention(q, k, v):
+        q, k, v = (heads(x).transpose(1, 2) for x in (q, k, v))
+        module = SimpleNamespace(num_key_value_groups=q.shape[1] // k.shape[1], training=True, is_causal=True)
+        return sdpa_attention_forward(module, q, k, v, window_mask, scaling=HEAD_DIM**-0.5)[0].reshape(rows)
+
+    def capped_attention(q, k, v):
+        q, k, v = (heads(x).transpose(1, 2) for x in (q, k, v))
+        module = SimpleNamespace(num_key_value_groups=q.shape[1] // k.shape[1], training=True, head_dim=HEAD_DIM)
+        return modeling_gemma2.eager_attention_forward(module, q, k, v, mask, scaling=HEAD_DIM**-0.5,
+                                                       softcap=50.0)[0].reshape(rows)
+
+    def soft_cap(x):
+        x = x / 30.0
+        x = torch.tanh(x)
+        return x * 30.0
+
     def packed_attention(qkv):
         q, k, v = (heads(x).transpose(1, 2) for x in qkv.chunk(3, dim=2))
         return flash(q, k, v, None, 0.0, True).transpose(1, 2).reshape(rows)
 
     kv = (SEQUENCES, SEQ_LEN, KV_HEADS * HEAD_DIM)
     table, matrix, transposed, out_bias = weight(VOCAB, WIDTH), weight(OUT, WIDTH), weight(WIDTH, OUT), weight(OUT)
-    vocab = (SEQUENCES, SEQ_LEN, VOCAB)
+    vocab, packed = (SEQUENCES, SEQ_LEN, VOCAB), (SEQUENCES, SEQ_LEN, WIDTH + 2 * KV_HEADS * HEAD_DIM)
     hf, titan, foundry = stack.startswith("hf"), stack.startswith("torchtitan"), stack == "foundry"
     if stack == "torchtitan-2024":
         yield "rms_norm", own_norm, [rows], [norm]
@@ -221,6 +276,10 @@ def cases(stack, dtype, device):
         attention = titan_attention if titan else hf_attention
         yield "attention", attention, [rows, rows, rows], [mask]
         yield "attention_grouped", attention, [rows, kv, kv], [mask]
+        if not titan:
+            yield "attention_of_packed_v", attention_of_packed_v, [rows, kv, packed], [mask]
+            yield "attention_capped", capped_attention, [rows, rows, rows], [mask]
+            yield "attention_capped_grouped", capped_attention, [rows, kv, kv], [mask]
         return
     yield "embedding", lambda i: F.embedding(i, table), [ids], [table]
     yield "linear", lambda x: F.linear(x, matrix), [rows], [matrix]
@@ -250,6 +309,22 @@ def cases(stack, dtype, device):
         conv.weight, conv.bias = nn.Parameter(transposed.detach()), nn.Parameter(weight(OUT).detach())
         yield "linear_transposed", conv, [rows], [conv.weight, conv.bias]
         yield "gelu_tanh", NewGELUActivation(), [rows], []
+        yield "gelu_tanh_fast", FastGELUActivation(), [rows], []
+        yield "geglu", lambda gate, up: F.gelu(gate, approximate="tanh") * up, [rows, rows], []
+        yield "swiglu_packed", lambda x: (lambda gate, up: up * F.silu(gate))(*x.chunk(2, dim=-1)), [
+            (SEQUENCES, SEQ_LEN, 2 * WIDTH)], []
+        yield "scale", lambda x: x * 0.22, [rows], []
+        yield "soft_cap", soft_cap, [rows], []
+        for label, norm_class in (("rms_norm_wide", Olmo2RMSNorm), ("rms_norm_offset", Gemma2RMSNorm)):
+            module_ = norm_class(WIDTH)
+            module_.weight = nn.Parameter(norm.detach())
+            yield label, module_, [rows], [module_.weight]
+        yield "rotary_wide", wide_rotary, [rows], [wide_cos, wide_sin]
+        yield "rotary_packed", phi3_rotary, [packed], [cos, sin]
+        yield "rotary_packed_partial", neox_rotary, [(SEQUENCES, SEQ_LEN, 3 * WIDTH)], [cos, sin]
+        yield "attention_of_packed_v", attention_of_packed_v, [rows, kv, packed], []
+        yield "attention_windowed", windowed_attention, [rows, rows, rows], [window_mask]
+        yield "attention_windowed_grouped", windowed_attention, [rows, kv, kv], [window_mask]
         yield "rotary", hf_rotary, [rows], [cos, sin]
         yield "attention", hf_attention, [rows, rows, rows], []
         yield "attention_grouped", hf_attention, [rows, kv, kv], []
@@ -267,6 +342,66 @@ def record(stack, dtype):
                       for s in shapes]
             yield {"stack": stack, "op": op, "element_bytes": dtype.itemsize, **saved_by(call, inputs, parameters),
                    **memory_of(*other[1:3], dtype, other[3])}
+
+
+SIZES = dict(vocab_size=1024, hidden_size=256, intermediate_size=640, num_hidden_layers=3, num_attention_heads=8,
+             num_key_value_heads=2, max_position_embeddings=4096, bos_token_id=None, eos_token_id=None,
+             pad_token_id=None)
+LOCAL = dict(sliding_window=128, layer_types=["sliding_attention", "sliding_attention", "full_attention"])
+# Further families: one tiny model each, as (config, attention).
+FAMILIES = {
+    "phi3": (dict(model_type="phi3", **SIZES), "sdpa"),
+    "phi3 with a window": (dict(model_type="phi3", sliding_window=128, partial_rotary_factor=0.5, **SIZES), "sdpa"),
+    "phi3, half turned": (dict(model_type="phi3", partial_rotary_factor=0.5, **SIZES), "sdpa"),
+    "phi3, eager": (dict(model_type="phi3", **SIZES), "eager"),
+    "olmo2": (dict(model_type="olmo2", **SIZES), "sdpa"),
+    "granite": (dict(model_type="granite", embedding_multiplier=12.0, residual_multiplier=0.22, logits_scaling=8.0,
+                     attention_multiplier=0.1, **SIZES), "sdpa"),
+    "gemma2, eager": (dict(model_type="gemma2", head_dim=32, **SIZES), "eager"),
+    "gemma3_text": (dict(model_type="gemma3_text", head_dim=32, **LOCAL, **SIZES), "sdpa"),
+    "gpt_neox": (dict(model_type="gpt_neox", **SIZES), "sdpa"),
+    "gpt_neox, gelu_fast": (dict(model_type="gpt_neox", hidden_act="gelu_fast", use_parallel_residual=False, **SIZES),
+                            "sdpa"),
+    "mistral with a window": (dict(model_type="mistral", sliding_window=128, **SIZES), "sdpa"),
+}
+
+
+def record_family(name, seq_len, recompute=False):
+    """As record_model, of a model that AutoModelForCausalLM builds."""
+    config, attention = FAMILIES[name]
+    F.scaled_dot_product_attention = flash
+    with FakeTensorMode():
+        mask = torch.empty(1, 1, seq_len, seq_len, dtype=torch.bfloat16)
+        window = torch.empty(1, 1, seq_len, seq_len, dtype=torch.bool)
+        net = transformers.AutoModelForCausalLM.from_config(
+            transformers.AutoConfig.for_model(**config), attn_implementation=attention)
+        module = sys.modules[type(net).__module__]
+        eager = attention == "eager"
+        module.create_causal_mask = lambda **_: mask if eager else None
+        module.create_sliding_window_causal_mask = lambda **_: mask if eager else window.expand(2, -1, -1, -1)
+        ties = {}
+        for name_, p in list(net.named_parameters(remove_duplicate=False)):
+            owner, leaf = name_.rsplit(".", 1)
+            if id(p) not in ties:
+                ties[id(p)] = nn.Parameter(torch.empty(p.shape, dtype=torch.bfloat16)), p
+            setattr(net.get_submodule(owner), leaf, ties[id(p)][0])
+        net.train()
+        net.config.use_cache = False
+        if recompute:
+            net.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        ids = torch.zeros(2, seq_len, dtype=torch.int64)
+        memory = Memory()
+        for t in [*net.parameters(), *net.buffers(), ids, mask, window]:
+            memory.ignore(t)
+        with memory:
+            out = net(input_ids=ids, labels=ids)
+            loss, forward_peak = out.loss, memory.peak
+            del out
+            saved, memory.phase, memory.peak = memory.live, "backward", 0
+            loss.backward()
+    return {"name": name, "attention": attention, "checkpointing": "full" if recompute else "none", "sequences": 2,
+            "seq_len": seq_len, "forward_peak": forward_peak, "saved": saved, "backward_peak": memory.peak,
+            "end": memory.live, "config": config}
 
 
 def record_model(model, attention, recompute, vocab, seq_len):
@@ -336,15 +471,18 @@ def main():
                                          ("gpt2", "sdpa", False, 1024, 256),
                                          ("gpt2", "sdpa", True, 64, 1024), ("mixtral", "sdpa", False, 1024, 256),
                                          ("mixtral", "sdpa", False, 64, 4096), ("mixtral", "sdpa", True, 64, 4096))]
+    families = [record_family(name, seq_len, recompute) for name in FAMILIES
+                for seq_len, recompute in ((512, False), (512, True))]
     if args.write:
         rows = ",\n    ".join(map(json.dumps, found))
         GOLDEN.write_text(f'{{\n  "recorded_with": "torch {torch.__version__.split("+")[0]}, '
                           f'transformers {transformers.__version__}",\n'
                           f'  "shapes": {json.dumps(shapes)},\n  "ops": [\n    {rows}\n  ],\n  "models": [\n    '
-                          + ",\n    ".join(map(json.dumps, models)) + "\n  ]\n}\n")
+                          + ",\n    ".join(map(json.dumps, models)) + '\n  ],\n  "families": [\n    '
+                          + ",\n    ".join(map(json.dumps, families)) + "\n  ]\n}\n")
         return
     golden = json.loads(GOLDEN.read_text())
-    before, found = golden["ops"] + golden["models"], found + models
+    before, found = golden["ops"] + golden["models"] + golden["families"], found + models + families
     changed = [f"- {row}" for row in before if row not in found] + [f"+ {row}" for row in found if row not in before]
     print("\n".join(changed) or "nothing changed")
     sys.exit(bool(changed))

@@ -30,7 +30,10 @@ enum class Theme { elementwise, norms, embeddings, rotary, cross_entropy, moe, a
     case OpKind::attention: return Theme::attention;
     case OpKind::linear: return Theme::linear;
     case OpKind::expert_linear: return Theme::expert_linear;
-    case OpKind::opaque: break;
+    case OpKind::opaque:
+    case OpKind::geglu:
+    case OpKind::scale:
+    case OpKind::soft_cap: break;
   }
   return Theme::none;
 }

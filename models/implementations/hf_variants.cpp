@@ -1,0 +1,152 @@
+// What few families have in transformers 5, eager, as recorded (tests/torch/record_saved.py): Gemma's and OLMo-2's
+// norms, GeGLU, caps and factors, GPT-NeoX' gelu_fast, rotary positions in fp32 and of packed q, k and v, attention
+// that takes v from those, attention with a mask that is written out. x: bytes of a result as it is.
+#include <algorithm>
+
+#include "models/implementations/pytorch_ops.h"
+
+namespace fsdp::pytorch {
+
+namespace {
+std::int64_t head_bytes(const Workload& w, const OpShape& s, std::int64_t heads) {
+  return row_bytes(w, times(heads, s.head_dim));
+}
+}  // namespace
+
+// The weight's product is in fp32 and cast last. Gemma's keeps 1 + weight in fp32, and lets the variance go earlier.
+OpFacts wide_rms_norm(const Op& op, const Workload& w) {
+  OpFacts f = composed_rms_norm(op, w);
+  const bool cast = w.element_bytes == 2;
+  const std::int64_t r = times(times(w.tokens(), op.shape.groups), 4), weight = times(op.shape.width, 4);
+  if (op.shape.weight_offset == 0) {
+    f.forward_scratch_bytes = plus(f.forward_scratch_bytes, r);
+    return f;
+  }
+  f.saved_extra_bytes = plus(f.saved_extra_bytes, weight);
+  f.backward_scratch_bytes = std::max<std::int64_t>(f.backward_scratch_bytes - weight, 0);
+  f.forward_launches = static_cast<std::int16_t>(cast ? 10 : 7);
+  return f;
+}
+
+OpFacts geglu(const Op& op, const Workload& w) { return swiglu(op, w); }  // gelu keeps and moves what silu does
+
+// A product with a number saves nothing.
+OpFacts scale(const Op& op, const Workload& w) {
+  const std::int64_t x = row_bytes(w, op.shape.width);
+  return {.forward_traffic_bytes = 2 * x, .backward_traffic_bytes = 2 * x};
+}
+
+// A quotient, tanh, which is saved, and a product.
+OpFacts soft_cap(const Op& op, const Workload& w) {
+  const std::int64_t x = row_bytes(w, op.shape.width);
+  return {.saved_extra_bytes = x,
+          .forward_launches = 3,
+          .backward_launches = 3,
+          .forward_traffic_bytes = 6 * x,
+          .backward_traffic_bytes = 7 * x,
+          .forward_inside = {{x}, "+0 +e -0 +o"},
+          .backward_inside = {{x, x}, "+0 -y +1 -0 -e +o -1"}};
+}
+
+// x / 2 times one plus tanh of c x (1 + d x x): six factors are saved beside x.
+OpFacts gelu_fast(const Op& op, const Workload& w) {
+  const std::int64_t x = row_bytes(w, op.shape.width);
+  return {.saved_inputs = 0b1,
+          .saved_extra_bytes = 6 * x,
+          .backward_scratch_bytes = x,
+          .forward_launches = 9,
+          .backward_launches = 13,
+          .forward_traffic_bytes = times(x, 20),
+          .backward_traffic_bytes = times(x, 36)};
+}
+
+// Cosines and sines in fp32 make every product fp32, and a cast ends it.
+OpFacts wide_rotary(const Op& op, const Workload& w) {
+  const std::int64_t x = head_bytes(w, op.shape, op.shape.heads);
+  if (w.element_bytes != 2)
+    return {.forward_scratch_bytes = 2 * x,
+            .backward_scratch_bytes = 2 * x,
+            .forward_launches = 5,
+            .backward_launches = 6,
+            .forward_traffic_bytes = times(x, 10),
+            .backward_traffic_bytes = times(x, 13)};
+  return {.forward_scratch_bytes = 5 * x,
+          .backward_scratch_bytes = 4 * x,
+          .forward_launches = 6,
+          .backward_launches = 9,
+          .forward_traffic_bytes = times(x, 17),
+          .backward_traffic_bytes = times(x, 23)};
+}
+
+// q and k are views. Phi-3 joins what turned with the rest of each head, even where there is none; the gradients of
+// its slices are zeros that are copied into, one after the other. GPT-NeoX turns q and k before it joins either, and
+// one kernel joins the gradients; that of v, which comes from attention, counts as a whole one of q, k and v there.
+OpFacts packed_rotary(const Op& op, const Workload& w) {
+  const OpShape& s = op.shape;
+  const std::int64_t q = head_bytes(w, s, s.heads), k = head_bytes(w, s, s.kv_heads), made = plus(q, k),
+                     full = plus(q, 2 * k), channels = s.rotated > 0 ? s.rotated : s.head_dim;
+  const std::int64_t q_part = q / s.head_dim * channels, k_part = k / s.head_dim * channels;
+  OpFacts f{.forward_launches = 12, .backward_launches = 14};
+  const std::int64_t turned = plus(q_part, k_part);
+  f.forward_traffic_bytes = plus(times(turned, 10), 2 * made);
+  f.backward_traffic_bytes = plus(plus(times(turned, 13), 4 * made), 4 * full);
+  if (s.interleaved) {
+    f.forward_scratch_bytes = std::max({3 * q_part, q_part + 3 * k_part, turned + q, k_part + made}) - made;
+    f.backward_scratch_bytes = k;
+    return f;
+  }
+  f.forward_scratch_bytes = std::max({3 * q_part, q_part + q, q + 3 * k_part, q + k_part + k, made}) - made;
+  f.backward_scratch_bytes = 2 * full - made;
+  return f;
+}
+
+// v is a view of the packed q, k and v, which stay for it. Its gradient is copied into zeros of their size. Where a
+// part of each head turned, q and k were joined anew, head by head: flash's result has that order, too, and stays
+// beside its copy in the order of tokens.
+OpFacts attention_of_packed_v(const Op& op, const Workload& w) {
+  const OpShape& s = op.shape;
+  Op apart = op;
+  apart.shape.packed = false;
+  OpFacts f = flash_attention(apart, w);
+  const std::int64_t v = head_bytes(w, s, s.kv_heads), full = plus(head_bytes(w, s, s.heads), 2 * v);
+  f.saved_inputs = 0b11;
+  f.backward_launches = static_cast<std::int16_t>(f.backward_launches + 2);
+  f.backward_traffic_bytes = plus(f.backward_traffic_bytes, plus(full, 2 * v));
+  f.backward_inside = {{f.backward_scratch_bytes, v}, "+0 +o0 +1 -0 -y -i0 -i1 -r -e +o1 -1"};
+  if (s.rotated == 0) return f;
+  const std::int64_t out = head_bytes(w, s, s.heads);
+  f.saved_outputs = 0;
+  f.saved_extra_bytes = plus(f.saved_extra_bytes, out);
+  f.forward_launches = static_cast<std::int16_t>(f.forward_launches + 1);
+  f.forward_traffic_bytes = plus(f.forward_traffic_bytes, 2 * out);
+  return f;
+}
+
+// A mask becomes a bias in the type of q, a matrix per sequence that stays for backward, and the memory-efficient
+// kernel takes q, k and v of all heads: grouped ones are copied, a single one is repeated by strides.
+OpFacts masked_attention(const Op& op, const Workload& w) {
+  const OpShape& s = op.shape;
+  const std::int64_t q = head_bytes(w, s, s.heads), kv = head_bytes(w, s, s.kv_heads);
+  const auto up = [](std::int64_t n, std::int64_t to) { return (n + to - 1) / to * to; };
+  const std::int64_t bias = times(times(times(w.sequences, w.seq_len), up(w.seq_len, 16)), w.element_bytes),
+                     statistics = times(times(times(w.sequences, s.heads), up(w.seq_len, 32)), 4),
+                     q_fp32 = times(row_elements(w, times(s.heads, s.head_dim)), 4);
+  const bool grouped = s.kv_heads != s.heads, copies = grouped && s.kv_heads > 1;
+  const bool packed = s.packed && op.inputs.size() == 2;
+  const std::int64_t full = packed ? plus(q, 2 * kv) : 0;
+  return {.saved_inputs = static_cast<std::uint8_t>(packed   ? 0b11
+                                                    : copies ? 0b1
+                                                             : 0b111),
+          .saved_outputs = 0b1,
+          .saved_extra_bytes = plus(plus(statistics, bias), copies ? 2 * q : 0),
+          .backward_scratch_bytes = plus(plus(statistics, q_fp32), plus(grouped ? 2 * (q - kv) : 0, packed ? kv : 0)),
+          .forward_launches = static_cast<std::int16_t>(copies ? 6 : 4),
+          .backward_launches = static_cast<std::int16_t>((grouped ? 5 : 3) + (packed ? 2 : 0)),
+          .forward_traffic_bytes = plus(plus(2 * q + 2 * kv, statistics), plus(3 * bias, copies ? 4 * q : 0)),
+          .backward_traffic_bytes =
+              plus(plus(plus(4 * q + 4 * kv, plus(2 * statistics, 2 * q_fp32)), plus(bias, grouped ? 4 * q : 0)), full),
+          .result_extra_bytes = statistics,
+          .attention = AttentionKernel::masked};
+}
+
+}  // namespace fsdp::pytorch

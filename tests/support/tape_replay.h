@@ -1,0 +1,56 @@
+// The bytes that a tape holds, op by op: what tests compare with recordings of PyTorch.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <vector>
+
+#include "models/graph.h"
+#include "planner/lowering/tape.h"
+
+namespace fsdp::testing {
+
+[[nodiscard]] inline std::size_t at(std::int32_t i) { return static_cast<std::size_t>(i); }
+
+// Bytes alive while and after each tape op; parameters' gradients stay, the batch does not count.
+struct Replay {
+  std::vector<std::int64_t> during, after;
+  std::int64_t gradients = 0;
+};
+
+[[nodiscard]] inline Replay replay(const Tape& tape, const ModelGraph& model) {
+  Replay r;
+  std::int64_t live = 0;
+  std::vector<char> has_gradient(model.parameters.size(), 0);
+  const auto bytes = [&](std::int32_t v) {
+    return tape.values[at(v)].kind == BufferKind::batch ? 0 : tape.values[at(v)].bytes;
+  };
+  for (const TapeOp& op : tape.ops) {
+    for (std::uint32_t k = 0; k < op.allocs.count; ++k) live += bytes(tape.allocs[op.allocs.begin + k]);
+    for (const TapeArg& a : tape.args_of(op))
+      if (a.kind == TapeArg::Kind::gradient && !has_gradient[at(a.id)]) {
+        has_gradient[at(a.id)] = 1;
+        live += model.parameters[at(a.id)].numel() * 2;
+        r.gradients += model.parameters[at(a.id)].numel() * 2;
+      }
+    std::int64_t most = live;
+    for (std::uint32_t k = 0; k < op.inner.count; ++k) {
+      const std::int32_t v = tape.inner[op.inner.begin + k];
+      live += v >= 0 ? bytes(v) : -bytes(~v);
+      most = std::max(most, live);
+    }
+    r.during.push_back(most);
+    for (std::uint32_t k = 0; k < op.frees.count; ++k) live -= bytes(tape.frees[op.frees.begin + k]);
+    r.after.push_back(live);
+  }
+  return r;
+}
+
+// Within 0.1 %: the recorder also sees the loss, the random state of each attention (24 bytes) and nothing else
+// besides.
+[[nodiscard]] inline bool near(std::int64_t ours, std::int64_t theirs) {
+  return std::abs(ours - theirs) <= std::max<std::int64_t>(theirs / 1000, 64);
+}
+
+}  // namespace fsdp::testing
