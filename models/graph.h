@@ -101,7 +101,7 @@ struct OpShape {
   double theta = 10000.0;             // rotary
   double opaque_flops_per_token = 0;  // opaque
   std::int64_t opaque_bytes_per_token = 0, opaque_saved_bytes_per_token = 0;
-  std::int64_t rotated = 0;    // rotary: channels of each head that turn, 0: all; attention: those of its q and k
+  std::int64_t rotated = 0;    // rotary: channels of each head that turn; 0: all
   double factor = 1;           // scale
   double cap = 0;              // soft_cap; attention: of the scores, 0: none
   double score_factor = 0;     // attention: of the scores, 0: 1 / sqrt(head_dim)

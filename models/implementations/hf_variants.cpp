@@ -100,9 +100,8 @@ OpFacts packed_rotary(const Op& op, const Workload& w) {
   return f;
 }
 
-// v is a view of the packed q, k and v, which stay for it. Its gradient is copied into zeros of their size. Where a
-// part of each head turned, q and k were joined anew, head by head: flash's result has that order, too, and stays
-// beside its copy in the order of tokens.
+// v is a view of the packed q, k and v, which stay for it. Its gradient is copied into zeros of their size. q and k
+// were joined anew, head by head: flash's result has that order, too, and stays beside its copy in the order of tokens.
 OpFacts attention_of_packed_v(const Op& op, const Workload& w) {
   const OpShape& s = op.shape;
   Op apart = op;
@@ -113,7 +112,6 @@ OpFacts attention_of_packed_v(const Op& op, const Workload& w) {
   f.backward_launches = static_cast<std::int16_t>(f.backward_launches + 2);
   f.backward_traffic_bytes = plus(f.backward_traffic_bytes, plus(full, 2 * v));
   f.backward_inside = {{f.backward_scratch_bytes, v}, "+0 +o0 +1 -0 -y -i0 -i1 -r -e +o1 -1"};
-  if (s.rotated == 0) return f;
   const std::int64_t out = head_bytes(w, s, s.heads);
   f.saved_outputs = 0;
   f.saved_extra_bytes = plus(f.saved_extra_bytes, out);
@@ -123,7 +121,8 @@ OpFacts attention_of_packed_v(const Op& op, const Workload& w) {
 }
 
 // A mask becomes a bias in the type of q, a matrix per sequence that stays for backward, and the memory-efficient
-// kernel takes q, k and v of all heads: grouped ones are copied, a single one is repeated by strides.
+// kernel takes q, k and v of all heads: grouped ones are copied, a single one is repeated by strides. Beside copies of
+// k and v packed ones need not stay, and of what turned only q.
 OpFacts masked_attention(const Op& op, const Workload& w) {
   const OpShape& s = op.shape;
   const std::int64_t q = head_bytes(w, s, s.heads), kv = head_bytes(w, s, s.kv_heads);
@@ -134,11 +133,11 @@ OpFacts masked_attention(const Op& op, const Workload& w) {
   const bool grouped = s.kv_heads != s.heads, copies = grouped && s.kv_heads > 1;
   const bool packed = s.packed && op.inputs.size() == 2;
   const std::int64_t full = packed ? plus(q, 2 * kv) : 0;
-  return {.saved_inputs = static_cast<std::uint8_t>(packed   ? 0b11
+  return {.saved_inputs = static_cast<std::uint8_t>(packed   ? (copies ? 0 : 0b11)
                                                     : copies ? 0b1
                                                              : 0b111),
           .saved_outputs = 0b1,
-          .saved_extra_bytes = plus(plus(statistics, bias), copies ? 2 * q : 0),
+          .saved_extra_bytes = plus(plus(statistics, bias), copies ? (packed ? 3 : 2) * q : 0),
           .backward_scratch_bytes = plus(plus(statistics, q_fp32), plus(grouped ? 2 * (q - kv) : 0, packed ? kv : 0)),
           .forward_launches = static_cast<std::int16_t>(copies ? 6 : 4),
           .backward_launches = static_cast<std::int16_t>((grouped ? 5 : 3) + (packed ? 2 : 0)),

@@ -76,9 +76,8 @@ std::int32_t run_block(GraphBuilder& b, const NeoxBlock& m, const NeoxShape& s, 
                                 .theta = s.theta,
                                 .rotated = s.rotated,
                                 .interleaved = true});
-  const auto mixed = b.attention(
-      m.attention, {turned, qkv},
-      {.heads = s.heads, .kv_heads = s.heads, .head_dim = s.head_dim, .rotated = s.rotated, .interleaved = true});
+  const auto mixed = b.attention(m.attention, {turned, qkv},
+                                 {.heads = s.heads, .kv_heads = s.heads, .head_dim = s.head_dim, .interleaved = true});
   const auto attention = b.linear(m.dense, mixed);
   const auto mlp = [&](std::int32_t in) {
     return b.linear(m.down,

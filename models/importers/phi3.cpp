@@ -60,9 +60,9 @@ std::int32_t run_block(GraphBuilder& b, const Phi3Block& m, const Phi3Shape& s, 
                                 .packed = true,
                                 .theta = s.theta,
                                 .rotated = s.rotated});
-  const auto mixed = b.attention(
-      m.attention, {turned, qkv},
-      {.heads = s.heads, .kv_heads = s.kv_heads, .head_dim = s.head_dim, .window = s.window, .rotated = s.rotated});
+  const auto mixed =
+      b.attention(m.attention, {turned, qkv},
+                  {.heads = s.heads, .kv_heads = s.kv_heads, .head_dim = s.head_dim, .window = s.window});
   x = b.add(m.self, x, b.linear(m.o, mixed));
   const auto gate_up = b.linear(m.gate_up, b.rms_norm(m.post_norm, x, 1, s.eps));
   return b.add(m.self, x, b.linear(m.down, b.packed_swiglu(m.mlp, gate_up)));

@@ -147,7 +147,8 @@ TEST_CASE("text models of models that see: their modules inside the whole, and w
 
 TEST_CASE("a generic model is what its sizes say") {
   // Llama 3 8B's sizes.
-  GenericSizes s{.layers = 32, .hidden = 4096, .heads = 32, .kv_heads = 8, .ffn = 14336, .vocab = 128256};
+  GenericSizes s;
+  s.layers = 32, s.hidden = 4096, s.heads = 32, s.kv_heads = 8, s.ffn = 14336, s.vocab = 128256;
   const ModelGraph m = generic_model(s), llama = load_model("llama3-8b");
   CHECK(m.name == "generic");
   CHECK(m.parameter_count() == llama.parameter_count());

@@ -104,7 +104,7 @@ TEST_CASE(
     CHECK(f.saved_extra_bytes == row["saved_extra_bytes"].get<std::int64_t>());
     CHECK(f.forward_scratch_bytes == row["forward_scratch_bytes"].get<std::int64_t>());
     const std::int64_t seen = std::max<std::int64_t>(0, row["backward_scratch_bytes"]), inside = inside_kernels(op, w);
-    const bool flash = op.kind == OpKind::attention && f.saved_outputs != 0;
+    const bool flash = op.kind == OpKind::attention && f.attention != AttentionKernel::math;
     // 4 bytes: the loss's own gradient. Grouped heads: flash makes dk and dv of all heads inside, or repeat_kv's
     // backward is given them.
     // The recording has the gradient of v alone: what becomes of it is Inside.

@@ -240,8 +240,12 @@ def cases(stack, dtype, device):
         return modeling_gpt_neox.apply_rotary_pos_emb(q, k, cos[..., :part], sin[..., :part])
 
     def attention_of_packed_v(q, k, qkv):
-        """Phi-3's: q and k were turned; v is a view of what they were turned from."""
-        return hf_attention(q, k, qkv[..., -k.shape[-1] :])
+        """Phi-3's: q and k were turned, and joined head by head; v is a view of what they were turned from."""
+        if stack != "hf":
+            return hf_attention(q, k, qkv[..., -k.shape[-1] :])
+        v = heads(qkv[..., -kv[-1] :]).transpose(1, 2)
+        module = SimpleNamespace(num_key_value_groups=q.shape[1] // k.shape[1], training=True, is_causal=True)
+        return sdpa_attention_forward(module, q, k, v, None, scaling=HEAD_DIM**-0.5)[0].reshape(rows)
 
     def windowed_attention(q, k, v):
         q, k, v = (heads(x).transpose(1, 2) for x in (q, k, v))
@@ -322,7 +326,8 @@ def cases(stack, dtype, device):
         yield "rotary_wide", wide_rotary, [rows], [wide_cos, wide_sin]
         yield "rotary_packed", phi3_rotary, [packed], [cos, sin]
         yield "rotary_packed_partial", neox_rotary, [(SEQUENCES, SEQ_LEN, 3 * WIDTH)], [cos, sin]
-        yield "attention_of_packed_v", attention_of_packed_v, [rows, kv, packed], []
+        yield "attention_of_packed_v", attention_of_packed_v, [
+            (SEQUENCES, HEADS, SEQ_LEN, HEAD_DIM), (SEQUENCES, KV_HEADS, SEQ_LEN, HEAD_DIM), packed], []
         yield "attention_windowed", windowed_attention, [rows, rows, rows], [window_mask]
         yield "attention_windowed_grouped", windowed_attention, [rows, kv, kv], [window_mask]
         yield "rotary", hf_rotary, [rows], [cos, sin]
