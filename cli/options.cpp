@@ -6,8 +6,7 @@
 
 #include "cli/field_flags.h"
 #include "cli/files.h"
-#include "cli/model_flags.h"
-#include "cli/named_cluster.h"
+#include "cli/named.h"
 #include "models/input/suggest.h"
 #include "planner/costs/fitted.h"
 #include "planner/search/plan_choices.h"

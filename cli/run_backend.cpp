@@ -4,7 +4,7 @@
 
 #include <cstdlib>
 
-#include "cli/named_cluster.h"
+#include "cli/named.h"
 #include "executor/cuda/gpu_cluster.h"
 #include "executor/cuda_backend.h"
 #include "executor/mpi_backend.h"

@@ -13,7 +13,7 @@
 #include "cli/commands.h"
 #include "cli/commands/nccl_tests.h"
 #include "cli/files.h"
-#include "cli/named_cluster.h"
+#include "cli/named.h"
 #include "cli/options.h"
 #include "cli/terminal/terminal.h"
 #include "executor/cuda_backend.h"

@@ -8,7 +8,7 @@
 #include <variant>
 
 #include "cli/files.h"
-#include "cli/named_cluster.h"
+#include "cli/named.h"
 #include "cli/terminal/terminal.h"
 #include "models/input/suggest.h"
 #include "planner/costs/fitted.h"

@@ -14,7 +14,7 @@
 #include "cli/checkpoints.h"
 #include "cli/commands.h"
 #include "cli/files.h"
-#include "cli/model_flags.h"
+#include "cli/named.h"
 #include "cli/options.h"
 #include "cli/report/report.h"
 #include "cli/report/train_log.h"

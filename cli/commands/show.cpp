@@ -1,13 +1,12 @@
 // fsdp-plan show: look inside a value. Here: the command itself, clusters and plans.
 #include "cli/commands/show.h"
-#include "cli/model_flags.h"
+#include "cli/named.h"
 
 #include <fmt/format.h>
 
 #include <nlohmann/json.hpp>
 
 #include "cli/files.h"
-#include "cli/named_cluster.h"
 #include "cli/report/report.h"
 #include "cli/terminal/terminal.h"
 #include "executor/checkpoint/size.h"

@@ -5,7 +5,7 @@
 
 #include "cli/commands/show.h"
 #include "cli/files.h"
-#include "cli/model_flags.h"
+#include "cli/named.h"
 #include "cli/terminal/terminal.h"
 #include "models/input/error.h"
 #include "planner/module_costs.h"

@@ -1,4 +1,4 @@
-// --model, and the sizes of `--model generic`.
+// The model and the cluster that flags name: --model with the sizes of `--model generic`, and --cluster.
 #pragma once
 
 #include <cstdint>
@@ -6,6 +6,7 @@
 
 #include "cli/command.h"
 #include "cli/options.h"
+#include "models/cluster.h"
 #include "models/graph.h"
 
 namespace fsdp::cli {
@@ -16,5 +17,10 @@ void add_model_flags(const Command&, Flags&);
 [[nodiscard]] ModelGraph model_from_flags(const Flags&, std::int64_t seq_len);
 // The sizes that are given, as one would type them again, each with a blank before it.
 [[nodiscard]] std::string sizes_text(const Flags&);
+
+// As load_cluster. What the cluster's file leaves out goes to standard error, so that no assumption is silent; a GPU's
+// name is refused with the command that writes a cluster of such GPUs.
+[[nodiscard]] ClusterSpec named_cluster(const std::string& name, std::int64_t gpus = 0,
+                                        const char* where = "--cluster");
 
 }  // namespace fsdp::cli

@@ -9,7 +9,7 @@
 
 #include "models/catalog.h"
 #include "models/implementation.h"
-#include "tests/support/tape_replay.h"
+#include "tests/planner/torch/tape_replay.h"
 
 using namespace fsdp;
 using namespace fsdp::testing;

@@ -1,6 +1,8 @@
-#include "cli/model_flags.h"
+#include "cli/named.h"
 
 #include <fmt/format.h>
+
+#include <algorithm>
 
 #include "cli/files.h"
 #include "cli/numbers.h"
@@ -60,6 +62,17 @@ std::string sizes_text(const Flags& flags) {
   for (const SizeRow& row : kSizes)
     if (const Text& value = flags.*(row.text)) text += fmt::format(" {} {}", row.flag, shell_word(*value));
   return text;
+}
+
+ClusterSpec named_cluster(const std::string& name, std::int64_t gpus, const char* where) {
+  const std::vector<std::string> of_gpus = gpu_names();
+  if (std::find(of_gpus.begin(), of_gpus.end(), name) != of_gpus.end())
+    throw InputError(where, "'" + name + "' is a GPU, not a cluster",
+                     "write a node of 8 with `fsdp-plan show cluster " + name +
+                         " --file > mine.json`, correct what it assumes, and give mine.json");
+  ClusterSpec cluster = load_cluster(name, gpus);
+  for (const std::string& line : cluster.assumed) print(stderr, fmt::format("note: {} assumes {}\n", name, line));
+  return cluster;
 }
 
 }  // namespace fsdp::cli
