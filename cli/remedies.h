@@ -1,4 +1,4 @@
-// What would make a plan fit: changes of the command line, each tried by simulating the plan with it.
+// Changes of the command line that would make a plan fit, in words: planner/search/remedies.h finds and tries them.
 #pragma once
 
 #include <functional>
@@ -6,25 +6,25 @@
 #include <vector>
 
 #include "cli/options.h"
-#include "planner/search.h"
+#include "planner/search/remedies.h"
 
 namespace fsdp::cli {
 
-struct Remedy {
-  std::string change;  // "--compile", "--gpus 32"
-  Score score;         // of the plan with it
+struct FlagRemedy {
+  std::string change;             // "--compile", "--gpus 32"
+  Score score;                    // of the plan with it
+  std::string another_plan = {};  // its label, where that one fits and the plan itself does not
 };
 
-// At most some 20 simulations, and a search where flags had narrowed the first one. Of changes with a size (GPUs,
-// sequence length) the smallest that makes the plan fit, else the largest that was tried. Only what fits, or needs less
-// memory by 1 % or more. `told` hears of each trial.
-[[nodiscard]] std::vector<Remedy> try_remedies(const Flags&, const Setup&, const Candidate& plan,
-                                               const std::function<void(const std::string&)>& told);
+// All that help, where nothing fits. They include a search of what flags had left out of the first one. `told` hears of
+// each trial.
+[[nodiscard]] std::vector<FlagRemedy> try_remedies(const Flags&, const Setup&, const Candidate& plan,
+                                                   const std::function<void(const std::string&)>& told);
 
 // The compiled variant of the same plan, if it exists and fits.
-[[nodiscard]] std::vector<Remedy> try_compiling(const Flags&, const Setup&, const Candidate& plan);
+[[nodiscard]] std::vector<FlagRemedy> try_compiling(const Flags&, const Setup&, const Candidate& plan);
 
 // A line each; empty for none.
-[[nodiscard]] std::string remedies_text(const std::vector<Remedy>&, Bytes limit);
+[[nodiscard]] std::string remedies_text(const std::vector<FlagRemedy>&, Bytes limit);
 
 }  // namespace fsdp::cli

@@ -152,9 +152,9 @@ void check_flags(const PlanFlags& f) {
     throw InputError("--emit", "and --json both print on standard output", "give --emit-to FILE");
 }
 
-Json remedies_json(const std::vector<Remedy>& remedies) {
+Json remedies_json(const std::vector<FlagRemedy>& remedies) {
   Json list = Json::array();
-  for (const Remedy& r : remedies)
+  for (const FlagRemedy& r : remedies)
     list.push_back({{"change", r.change},
                     {"verdict", std::string(name(r.score.verdict))},
                     {"step_time_s", r.score.step.count()},
@@ -164,7 +164,7 @@ Json remedies_json(const std::vector<Remedy>& remedies) {
 }
 
 int nothing_fits(const PlanFlags& f, const Setup& setup, const PlanResult& result) {
-  std::vector<Remedy> remedies;
+  std::vector<FlagRemedy> remedies;
   {
     Progress progress;
     remedies = try_remedies(f.shared, setup, *result.least,
@@ -190,9 +190,9 @@ int nothing_fits(const PlanFlags& f, const Setup& setup, const PlanResult& resul
 }
 
 // Of a plan that is tight: what fits.
-std::string hint(const std::vector<Remedy>& remedies, const Candidate& plan, const Setup& setup) {
+std::string hint(const std::vector<FlagRemedy>& remedies, const Candidate& plan, const Setup& setup) {
   std::string text;
-  for (const Remedy& r : remedies) {
+  for (const FlagRemedy& r : remedies) {
     const double change = r.score.step / plan.score.step - 1;
     text += fmt::format("\nHint: the same plan fits with {}: step {} ({} {}), peak {} of {}.\n", r.change,
                         human(r.score.step), percent(std::abs(change)), change < 0 ? "faster" : "slower",
@@ -213,7 +213,7 @@ int plan_command(const PlanFlags& f) {
   const Prediction prediction = predict(programs, setup.costs, setup.options);
   if (f.output) write_file(*f.output, to_json_text(plan));
   const int code = !f.emit || emit_plan(f, prediction, plan, setup) ? kDone : kAnswerIsNo;
-  std::vector<Remedy> remedies;
+  std::vector<FlagRemedy> remedies;
   if (result.best->score.verdict == Verdict::tight) remedies = try_compiling(f.shared, setup, *result.best);
   if (f.json != JsonForm::none) {
     Json json = result_json(result, &prediction);

@@ -60,6 +60,37 @@ TEST_CASE("where nothing fits, the least plan was simulated, and a change that i
   CHECK(fitting >= 3);
 }
 
+TEST_CASE("remedies with a size are the fewest GPUs, by nodes, and the longest sequence, by 1,024 tokens") {
+  const Program program;
+  const Answer long_one = program.run("fsdp-plan plan --model llama3-8b --cluster dgx-h100 --gpus 8 --seq-len 128k");
+  CHECK(long_one.code == 1);
+  CHECK_MESSAGE(long_one.err.find("  --seq-len 28672: ") != std::string::npos, long_one.err);
+  CHECK_MESSAGE(long_one.err.find("  --compile --seq-len 75776: ") != std::string::npos, long_one.err);
+  // 1,024 tokens more do not fit: of the plan that needs least, and so of every plan that was simulated.
+  const std::string simulate =
+      "fsdp-plan simulate --model llama3-8b --cluster dgx-h100 --gpus 8 --wrap titan --activation-checkpointing full "
+      "--reshard-after-forward true --json=brief --seq-len ";
+  CHECK(parsed(program.run(simulate + "28672"))["verdict"] == "fits");
+  CHECK(parsed(program.run(simulate + "29696"))["verdict"] != "fits");
+  CHECK(parsed(program.run(simulate + "75776 --compile"))["verdict"] == "fits");
+  CHECK(parsed(program.run(simulate + "76800 --compile"))["verdict"] != "fits");
+
+  const std::string large = "fsdp-plan plan --model llama3-70b --cluster dgx-a100-80 --seq-len 8192 --gpus ";
+  const Answer few = program.run(large + "8");
+  CHECK_MESSAGE(few.err.find("  --gpus 24 (") != std::string::npos, few.err);
+  CHECK(program.run(large + "16").code == 1);
+  CHECK(program.run(large + "24").code == 0);
+}
+
+TEST_CASE("a batch in tokens stays the same batch when the sequence is shortened") {
+  const Program program;
+  const Answer answer = program.run(
+      "fsdp-plan plan --model llama3-8b --cluster dgx-h100 --gpus 8 --seq-len 128k --global-batch-tokens 8M");
+  CHECK(answer.code == 1);
+  CHECK_MESSAGE(answer.err.find("--global-batch 64 in place of --global-batch-tokens: ") != std::string::npos,
+                answer.err);
+}
+
 TEST_CASE("a flag that leaves the search too little is named") {
   const Program program;
   const Answer answer = program.run(
