@@ -102,6 +102,7 @@ int accuracy_command(const AccuracyFlags& f) {
   if (report.rows.empty() && report.skipped.empty())
     throw InputError(f.runs, "holds a header and no runs", "give a row for every run");
   if (f.plot) write_file(*f.plot, accuracy_plot(report));
+  print(stderr, ignored_columns_text(report));
   if (f.json) print(stdout, to_json_text(report));
   else print(stdout, (f.markdown ? accuracy_markdown(report) : accuracy_text(report, worst)) + told);
   if (f.markdown) print(stderr, assumptions_text(report));

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <set>
 #include <vector>
 
 #include "cli/report/report.h"
@@ -93,22 +94,45 @@ std::string kind_of(const std::string& reason) {
   return out;
 }
 
+// What the reason quotes from the row, if anything.
+std::string quoted_in(const std::string& reason) {
+  const std::size_t begin = reason.find('"');
+  const std::size_t end = begin == std::string::npos ? begin : reason.find('"', begin + 1);
+  return end == std::string::npos ? "" : reason.substr(begin, end - begin + 1);
+}
+
+// The reason of rows that differ in what is quoted: `optimizer: "adam8bit", "lion" is not modelled`.
+std::string with_values(std::string kind, const std::vector<std::string>& values) {
+  constexpr std::size_t kValues = 3;
+  const std::vector<std::string> shown(values.begin(),
+                                       values.begin() + static_cast<std::ptrdiff_t>(std::min(kValues, values.size())));
+  const std::size_t at = kind.find("\"...\"");
+  if (at == std::string::npos) return kind;
+  return kind.replace(at, 5, join(shown) + (values.size() > kValues ? ", ..." : ""));
+}
+
 std::string skip_table(const AccuracyReport& report) {
   if (report.skipped.empty()) return {};
   struct Rows {
     std::int64_t count = 0;
-    std::string first, reason;
+    std::string first;
+    std::vector<std::string> values;  // distinct ones
+    std::set<std::string> reasons;
   };
   std::map<std::string, Rows> reasons;
   for (const RefusedRow& r : report.skipped) {
     const std::string kind = kind_of(r.reason);
-    auto& [count, rows, reason] = reasons[kind];
-    reason = count == 0 || reason == r.reason ? r.reason : kind;
+    auto& [count, rows, values, all] = reasons[kind];
+    const std::string value = quoted_in(r.reason);
+    if (std::find(values.begin(), values.end(), value) == values.end()) values.push_back(value);
+    if (all.size() < 2) all.insert(r.reason);
     if (count++ < 4) rows += (rows.empty() ? "" : ", ") + printable(r.id);
     else if (count == 5) rows += ", ...";
   }
   std::vector<std::vector<std::string>> lines;
-  for (const auto& [kind, r] : reasons) lines.push_back({std::to_string(r.count), printable(r.first), r.reason});
+  for (const auto& [kind, r] : reasons)
+    lines.push_back({std::to_string(r.count), printable(r.first),
+                     r.reasons.size() == 1 ? *r.reasons.begin() : with_values(kind, r.values)});
   std::stable_sort(lines.begin(), lines.end(),
                    [](const auto& a, const auto& b) { return std::stoll(a[0]) > std::stoll(b[0]); });
   const std::size_t shown = std::min<std::size_t>(lines.size(), 25);
@@ -116,7 +140,7 @@ std::string skip_table(const AccuracyReport& report) {
       lines.size() > shown ? fmt::format("... and {} further reasons (--json lists every row)\n", lines.size() - shown)
                            : "";
   lines.resize(shown);
-  return fmt::format("\nSkipped, {} rows:\n", report.skipped.size()) +
+  return fmt::format("\nSkipped, {} row{}:\n", report.skipped.size(), report.skipped.size() == 1 ? "" : "s") +
          fitting_table({">count", "rows", "reason"}, lines) + more;
 }
 
@@ -171,6 +195,12 @@ std::string assumptions_text(const AccuracyReport& report) {
   return fmt::format("\nAssumed where rows do not say, in {} of {} row{}:\n", touched, report.rows.size(),
                      report.rows.size() == 1 ? "" : "s") +
          fitting_table({">rows", "first", "assumption"}, lines);
+}
+
+std::string ignored_columns_text(const AccuracyReport& report) {
+  if (report.ignored_columns.empty()) return {};
+  return fmt::format("note: nothing is read from the column{} {}\n", report.ignored_columns.size() == 1 ? "" : "s",
+                     join(report.ignored_columns));
 }
 
 std::string nothing_predicted(const AccuracyReport& report) {

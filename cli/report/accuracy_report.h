@@ -13,6 +13,9 @@ namespace fsdp::cli {
 [[nodiscard]] std::string accuracy_text(const AccuracyReport&, std::size_t worst);
 // What was assumed where rows say nothing, and for how many of them; empty if nothing was.
 [[nodiscard]] std::string assumptions_text(const AccuracyReport&);
+// "note: nothing is read from the column "seqlen" (did you mean "seq_len"?)"; empty for none.
+[[nodiscard]] std::string ignored_columns_text(const AccuracyReport&);
+
 // "Nothing was predicted: all 5 rows are skipped."
 [[nodiscard]] std::string nothing_predicted(const AccuracyReport&);
 // The summary as a Markdown table.

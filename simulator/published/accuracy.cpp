@@ -190,6 +190,7 @@ AccuracyReport accuracy_of(std::istream& in, std::string_view where, const Price
     }
     out.skipped.push_back(refused);
   }
+  out.ignored_columns = reader.ignored_columns();
   out.summary = summarize(out.rows);
   out.summary.free_constants = prices.free_constants;
   out.summary.repeated_ids.assign(repeated.begin(), repeated.end());

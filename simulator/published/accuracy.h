@@ -64,6 +64,7 @@ struct AccuracyReport {
   std::vector<AccuracyRow> rows;
   std::vector<RefusedRow> skipped;
   AccuracySummary summary;
+  std::vector<std::string> ignored_columns = {};  // of the file, each with the one that may be meant
 };
 
 // What the costs of a run's platform are: from the datasheet, or fitted.

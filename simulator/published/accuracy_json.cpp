@@ -52,6 +52,7 @@ std::string to_json_text(const AccuracyReport& report) {
   Json j{{"schema", "fsdp-plan/accuracy/1"}};
   j["rows"] = Json::array();
   for (const AccuracyRow& r : report.rows) j["rows"].push_back(json_of(r));
+  if (!report.ignored_columns.empty()) j["ignored_columns"] = report.ignored_columns;
   j["skipped"] = Json::array();
   for (const RefusedRow& r : report.skipped) j["skipped"].push_back({{"id", r.id}, {"reason", r.reason}});
   const AccuracySummary& s = report.summary;

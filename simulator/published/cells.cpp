@@ -20,6 +20,11 @@ bool says_no(std::string_view cell) {
   return c.empty() || c == "no" || c == "none" || c == "false" || c == "off" || c == "0" || c.starts_with("no ");
 }
 
+bool says_yes(std::string_view cell) {
+  const std::string c = lower_case(cell);
+  return c == "yes" || c == "true" || c == "on" || c == "1" || c.starts_with("yes ");
+}
+
 void cannot(std::string_view column, const std::string& why) { throw InputError(std::string(column), why); }
 void not_modelled(std::string_view column, std::string_view cell) {
   cannot(column, "\"" + printable(cell) + "\" is not modelled");

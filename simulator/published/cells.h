@@ -12,6 +12,9 @@ namespace fsdp {
 // Empty, "no", "none", "false", "off", "0" or "no ...".
 [[nodiscard]] bool says_no(std::string_view cell);
 
+// "yes", "true", "on", "1", "yes ...".
+[[nodiscard]] bool says_yes(std::string_view cell);
+
 // Both throw InputError.
 [[noreturn]] void cannot(std::string_view column, const std::string& why);
 [[noreturn]] void not_modelled(std::string_view column, std::string_view cell);

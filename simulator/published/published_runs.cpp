@@ -133,11 +133,24 @@ void fill(Run& run, const Column& column, const std::string& raw) {
     run.*(*text) = cell;
   } else if (cell.empty()) {
     return;
+  } else if (column.name == "clip_norm" && says_no(cell)) {
+    run.clip_norm = 0;  // not clipped
   } else if (const auto* whole = std::get_if<CountField>(&column.field)) {
     run.*(*whole) = count(column, cell);
   } else {
     run.*std::get<NumberField>(column.field) = number(column, cell);
   }
+}
+
+// Columns of our own file that say more to people than to a prediction.
+constexpr std::string_view kForPeople[] = {"gpu_detail"};
+
+// `"seqlen" (did you mean "seq_len"?)`
+std::string unknown_column(const std::string& name) {
+  std::vector<std::string> names;
+  for (const Column& c : kColumns) names.emplace_back(c.name);
+  const std::vector<std::string> near = nearest(name, names, 1);
+  return "\"" + printable(name) + "\"" + (near.empty() ? "" : " (did you mean \"" + near.front() + "\"?)");
 }
 
 const Column& column_of(int index) { return kColumns[static_cast<std::size_t>(index)]; }
@@ -159,6 +172,8 @@ RunReader::RunReader(std::istream& in, std::string_view where) : csv_(in) {
     const int index = at == kColumns.end() ? -1 : static_cast<int>(at - kColumns.begin());
     if (index >= 0 && seen[static_cast<std::size_t>(index)]++ > 0)
       throw InputError(file, "names the column " + name + " twice", "leave one of them out");
+    if (index < 0 && std::find(std::begin(kForPeople), std::end(kForPeople), name) == std::end(kForPeople))
+      ignored_columns_.push_back(unknown_column(name));
     if (index == 0) id_column_ = static_cast<int>(field_of_.size());
     field_of_.push_back(index);
   }
@@ -168,14 +183,15 @@ RunReader::RunReader(std::istream& in, std::string_view where) : csv_(in) {
   };
   std::vector<std::string> missing;
   if (!has("model") && !has("layers")) missing.emplace_back("model or layers");
-  for (const char* name : {"gpu", "gpus"})
+  for (const char* name : {"gpu", "gpus", "seq_len"})
     if (!has(name)) missing.emplace_back(name);
   if (!has("micro_batch") && !has("global_batch")) missing.emplace_back("micro_batch or global_batch");
   if (!missing.empty()) {
     const bool none = std::all_of(seen.begin(), seen.end(), [](int n) { return n == 0; });
     throw InputError(file,
                      none ? "is not a CSV of training runs: its first line names none of their columns"
-                          : "lacks the columns " + join(missing),
+                          : "lacks the columns " + join(missing) +
+                                (ignored_columns_.empty() ? "" : "; unknown: " + join(ignored_columns_)),
                      remedy);
   }
 }

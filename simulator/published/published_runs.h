@@ -4,8 +4,8 @@
 //   const PublishedRuns file = parse_runs(text, "runs.csv");
 //   file.runs, file.refused                 // every line is in one of them
 //
-// The columns are those of tests/accuracy/published_runs.csv, in any order. Unknown columns are ignored; a missing
-// column counts as empty in every row. An empty cell means that the source does not say.
+// The columns are those of tests/accuracy/published_runs.csv, in any order. Unknown columns are ignored, and
+// named; a missing column counts as empty in every row. An empty cell means that the source does not say.
 #pragma once
 
 #include <cstdint>
@@ -49,19 +49,22 @@ struct PublishedRuns {
 };
 
 // Row by row, in bounded memory. The constructor reads the header line and throws InputError(where, ...) for a file
-// that is not such a CSV: empty, binary, or without the columns model or layers, gpu, gpus, and one of the batch
-// columns.
+// that is not such a CSV: empty, binary, or without the columns model or layers, gpu, gpus, seq_len, and one of
+// the batch columns.
 class RunReader {
  public:
   RunReader(std::istream&, std::string_view where);
   // The next row, as a run or as the reason why it cannot be read; false at the end.
   [[nodiscard]] bool next(std::optional<PublishedRun>& run, RefusedRow& refused);
+  // Columns that nothing is read from, each with the one that may be meant.
+  [[nodiscard]] const std::vector<std::string>& ignored_columns() const { return ignored_columns_; }
 
  private:
   [[nodiscard]] PublishedRun read() const;
   [[nodiscard]] std::string place() const;
   CsvReader csv_;
   std::vector<int> field_of_;  // per column: which field it fills, -1: none
+  std::vector<std::string> ignored_columns_;
   int id_column_ = -1;
 };
 

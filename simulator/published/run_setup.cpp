@@ -73,13 +73,13 @@ class Builder {
       a.family = "llama", a.vocab = 50304;
       assume("rotary positions, SwiGLU and a vocabulary of 50,304, as in Modalities' own configurations");
     }
-    if (!run_.seq_len) assume("sequences of 2,048 tokens");
+    if (!run_.seq_len) cannot("seq_len", "is empty: tokens per sequence are not assumed");
     ArchitectureModel m = model_from_architecture(a, where_);
     for (std::string& said : m.assumptions) assume(std::move(said));
     out_.model = std::move(m.graph);
     out_.plan.model_name = out_.model.name;
     out_.plan.model_digest = out_.model.digest();
-    out_.plan.seq_len = run_.seq_len.value_or(2048);
+    out_.plan.seq_len = *run_.seq_len;
   }
 
   // dp_shard x dp_replicate must be all GPUs; what is missing follows from the strategy.
@@ -134,6 +134,9 @@ class Builder {
         run_.grad_accum.value_or(run_.micro_batch ? (per_rank + *run_.micro_batch - 1) / *run_.micro_batch : 1);
     refuse_many(accum);
     const std::int64_t micro = run_.micro_batch.value_or((per_rank + accum - 1) / accum);
+    if (micro > per_rank)
+      cannot("micro_batch", fmt::format("{} contradicts global_batch, which leaves {} for each of {} GPUs",
+                                        micro, per_rank, gpus));
     if (micro * accum < per_rank || micro * (accum - 1) >= per_rank)
       cannot("global_batch",
              fmt::format("{} sequences per GPU are not {} micro-batches of {}", per_rank, accum, micro));
@@ -217,8 +220,7 @@ class Builder {
     const bool fewer_bits = says(optimizer, "8bit") || says(optimizer, "8-bit") || says(optimizer, "4bit");
     if (optimizer.empty()) assume("AdamW");
     if (optimizer == "sgd") p.optimizer.kind = OptimizerKind::sgd;
-    else if (!optimizer.empty() && (!says(optimizer, "adam") || fewer_bits))
-      not_modelled("optimizer", run_.optimizer);
+    else if (!optimizer.empty() && (!says(optimizer, "adam") || fewer_bits)) not_modelled("optimizer", run_.optimizer);
     const std::string offload = lower_case(run_.cpu_offload);
     if (offload == "yes" || offload == "true" || offload == "parameters") p.offload = true;
     else if (!says_no(offload)) cannot("cpu_offload", "of \"" + printable(run_.cpu_offload) + "\" is not modelled");
@@ -236,6 +238,8 @@ class Builder {
       else if (kind == "active") out_.memory_kind = MemoryKind::active;
       else not_modelled("memory_kind", run_.memory_kind);
     }
+    if (!says_no(run_.expandable_segments) && !says_yes(run_.expandable_segments))
+      cannot("expandable_segments", "\"" + printable(run_.expandable_segments) + "\" is neither yes nor no");
     out_.expandable_segments = run_.expandable_segments.empty() ? stack_ == Stack::titan && month_ >= month(2024, 9)
                                                                 : !says_no(run_.expandable_segments);
   }

@@ -5,6 +5,7 @@
 #include <cctype>
 #include <string_view>
 
+#include "models/input/suggest.h"
 #include "simulator/published/cells.h"
 
 namespace fsdp {
@@ -71,7 +72,7 @@ class Chooser {
   Chooser(const PublishedRun& run, Stack stack, int of_month) : run_(run), stack_(stack), month_(of_month) {}
 
   RunImplementation choose() {
-    const bool compiled = !says_no(run_.compile);
+    const bool compiled = compiles();
     const bool written_out =
         says(run_.attention, "eager") || says(run_.attention, "math") || lower_case(run_.attention) == "torch";
     std::string name = "hf";
@@ -94,6 +95,14 @@ class Chooser {
 
  private:
   void assume(std::string what) { chosen_.assumptions.push_back(std::move(what)); }
+
+  // "per block" is how torchtitan compiles.
+  bool compiles() const {
+    const bool yes = says_yes(run_.compile) || says(run_.compile, "block") || says(run_.compile, "torch.compile");
+    if (!yes && !says_no(run_.compile))
+      cannot("compile", "\"" + printable(run_.compile) + "\" is neither yes, no nor per block");
+    return !says_no(run_.compile);
+  }
 
   // Composer's mixed precision DEFAULT was another one before its pull request 2047 of March 2023. mosaicml/examples
   // measured with it under PyTorch 1.13 only until then; its README of April has those tables as outdated, in a

@@ -71,11 +71,11 @@ const PublishedRun& row(const std::string& id) {
 TEST_CASE("cells as RFC 4180 writes them") {
   const PublishedRuns r = parse_runs(
       "\xEF\xBB\xBF"
-      "notes,id,gpu,gpus,model,micro_batch,extra,\"step_time_s\"\r\n"
-      "\"a \"\"quote\"\", a comma\r\nand a line\",7,h100-sxm-80,8,m,1,x,2.5\r\n"
+      "notes,id,gpu,gpus,model,micro_batch,seq_len,extra,\"step_time_s\"\r\n"
+      "\"a \"\"quote\"\", a comma\r\nand a line\",7,h100-sxm-80,8,m,1,64,x,2.5\r\n"
       "\r\n"
-      ",,h100-sxm-80,16.0,m,1,,\r"
-      "last,9,h100-sxm-80,8,m,1,,1e-3",
+      ",,h100-sxm-80,16.0,m,1,,,\r"
+      "last,9,h100-sxm-80,8,m,1,,,1e-3",
       "runs.csv");
   CHECK(r.refused.empty());
   REQUIRE(r.runs.size() == 3);
@@ -131,9 +131,44 @@ TEST_CASE("files that are no CSV of training runs are refused") {
   CHECK(holds(of("\n\r\n\n"), "is empty"));
   CHECK(holds(of("hello\n1\n"), "not a CSV of training runs"));
   CHECK(holds(of(std::string(1 << 21, '\0')), "not a CSV of training runs"));
-  CHECK(holds(of("model,gpus\n"), "lacks the columns gpu, micro_batch or global_batch"));
+  CHECK(holds(of("model,gpus\n"), "lacks the columns gpu, seq_len, micro_batch or global_batch"));
   CHECK(holds(of("gpu,gpus,model,micro_batch,gpu\n"), "the column gpu twice"));
   CHECK(holds(of("gpu;gpus;model;micro_batch\n"), "not a CSV"));
+}
+
+TEST_CASE("columns that nothing is read from are named, with the one that may be meant") {
+  std::istringstream text("model,gpu,gpus,seq_len,micro_batch,steptime_s,gpu_detail,colour\n");
+  const RunReader reader(text, "runs.csv");
+  CHECK(reader.ignored_columns() ==
+        std::vector<std::string>{"\"steptime_s\" (did you mean \"step_time_s\"?)", "\"colour\""});
+  std::istringstream ours(file_text());
+  CHECK(RunReader(ours, "published_runs.csv").ignored_columns().empty());
+}
+
+TEST_CASE("what is neither yes nor no, contradicts another cell or decides the time is not assumed") {
+  PublishedRun r = small();
+  CHECK(reason(r) == "");
+  r.compile = "maybe";
+  CHECK(reason(r) == "compile: \"maybe\" is neither yes, no nor per block");
+  for (const char* yes : {"yes", "True", "per block", "yes (max-autotune)"}) {
+    r.compile = yes;
+    CHECK(setup(r).implementation->compiled);
+  }
+  r.compile = "no (eager trainer)";
+  CHECK(!setup(r).implementation->compiled);
+  r = small(), r.expandable_segments = "perhaps";
+  CHECK(holds(reason(r), "expandable_segments: "));
+  r = small(), r.grad_accum.reset(), r.micro_batch = 4, r.global_batch = 16;
+  CHECK(reason(r) == "micro_batch: 4 contradicts global_batch, which leaves 2 for each of 8 GPUs");
+  r = small(), r.seq_len.reset();
+  CHECK(reason(r) == "seq_len: is empty: tokens per sequence are not assumed");
+}
+
+TEST_CASE("a clip_norm of none is no clipping") {
+  const PublishedRuns r =
+      parse_runs("model,gpu,gpus,seq_len,micro_batch,clip_norm\nllama3-8b,h100-sxm-80,8,512,1,none\n", "runs.csv");
+  REQUIRE(r.runs.size() == 1);
+  CHECK(!setup(r.runs[0]).plan.clip_norm);
 }
 
 TEST_CASE("any bytes end in runs, refusals or an InputError") {
