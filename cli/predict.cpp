@@ -11,7 +11,7 @@ Score score_plan(const ShardingPlan& plan, const Setup& setup) {
   options.keep_timeline = false;
   Programs programs = programs_of(plan, setup);
   const Prediction p = predict(programs, setup.costs, options);
-  return Score{p.step_time, p.peak_total, p.verdict, p.where, Bytes(p.memory.host_peak)};
+  return Score{p.step_time, p.peak_total, p.verdict, p.where, Bytes(p.memory.host_peak), p.alloc_retries};
 }
 
 }  // namespace fsdp::cli

@@ -27,7 +27,8 @@ struct Score {
   Bytes peak_total;  // what must fit: as Prediction::peak_total
   Verdict verdict = Verdict::does_not_fit;
   Breakdown where;
-  Bytes pinned{};  // host memory of a rank for what is offloaded; no limit is known
+  Bytes pinned{};            // host memory of a rank for what is offloaded; no limit is known
+  std::int64_t retries = 0;  // of a tight plan: how often in a step the allocator stops to give memory back
 };
 using ScoreFunction = std::function<Score(const ShardingPlan&)>;
 
@@ -61,6 +62,8 @@ struct Candidate {
 
 struct PlanResult {
   std::optional<Candidate> best;  // none: nothing fits
+  // Where the best is tight and gives memory back in each step: the fastest tight plan that does not.
+  std::optional<Candidate> without_retries;
   Candidate naive;                // scored in any case
   std::vector<Candidate> rivals;  // at most 5, the most instructive first
   std::int64_t considered = 0, pruned = 0, scored = 0;

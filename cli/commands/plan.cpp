@@ -100,6 +100,7 @@ Json result_json(const PlanResult& result, const Prediction* prediction) {
               {"pruned", result.pruned},
               {"scored", result.scored},
               {"searched", result.searched}};
+  if (result.without_retries) out["without_retries"] = candidate_json(*result.without_retries);
   if (result.best && prediction != nullptr) {
     out["plan"] = Json::parse(to_json_text(result.best->plan));
     out["prediction"] = Json::parse(to_json_text(*prediction));
@@ -189,6 +190,17 @@ int nothing_fits(const PlanFlags& f, const Setup& setup, const PlanResult& resul
   return kAnswerIsNo;
 }
 
+// Of a plan that is tight and gives memory back in each step: the fastest that does not.
+std::string hint_without_retries(const PlanResult& result) {
+  if (!result.without_retries) return "";
+  const Candidate& calm = *result.without_retries;
+  return fmt::format(
+      "\nHint: with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, {} gives no memory back in a step: step {}, peak "
+      "{}{}.\n",
+      calm.label, human(calm.score.step), human(calm.score.peak_total),
+      calm.why_lost.clause.empty() ? "" : " (" + calm.why_lost.clause + ")");
+}
+
 // Of a plan that is tight: what fits.
 std::string hint(const std::vector<FlagRemedy>& remedies, const Candidate& plan, const Setup& setup) {
   std::string text;
@@ -229,7 +241,7 @@ int plan_command(const PlanFlags& f) {
           "Searched: " + result.searched +
               fmt::format("; {} considered, {} pruned, {} scored.\n", result.considered, result.pruned, result.scored));
   print(out, "\n" + rivals_table(result));
-  print(out, hint(remedies, *result.best, setup));
+  print(out, hint(remedies, *result.best, setup) + hint_without_retries(result));
   print(out, next_command(f, setup));
   return code;
 }

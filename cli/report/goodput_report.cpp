@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "cli/report/report.h"
+#include "cli/terminal/terminal.h"
 #include "models/units.h"
-#include "viz/viz.h"
 
 namespace fsdp::cli {
 namespace {
@@ -54,7 +54,7 @@ std::string goodput_text(const GoodputAnswer& a) {
   std::vector<std::vector<std::string>> rows;
   for (const Part& p : kParts)
     rows.push_back({p.name, share(g.*p.value), g.*p.value > 0 ? long_time(86'400 * (g.*p.value)) : "-"});
-  out += "\n" + table({"time of a long run", ">share", ">a day"}, rows) + "\n";
+  out += "\n" + fitting_table({"time of a long run", ">share", ">a day"}, rows) + "\n";
   out += fmt::format("Best: a checkpoint every {}; from {} to {} steps at most 0.1 % less of the time trains.",
                      every(a, a.best.best.save_every), with_commas(a.best.lowest), with_commas(a.best.highest));
   if (!a.async_save)

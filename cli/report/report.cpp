@@ -39,6 +39,8 @@ std::string checkpointing(const ShardingPlan& plan, const ModelGraph* model) {
   return "activation checkpointing " + policy + (policy.ends_with("s") ? "" : " (" + modules + ")");
 }
 
+std::string times(std::int64_t n) { return n == 1 ? "once" : n == 2 ? "twice" : with_commas(n) + " times"; }
+
 std::string reshard(const ShardingPlan& plan) {
   if (plan.units.empty()) return "reshard -";
   const Reshard first = plan.units.front().reshard_after_forward;
@@ -95,8 +97,12 @@ std::string verdict_line(const Prediction& p) {
   const Bytes spare = p.memory_limit - p.peak_total;
   std::string room = spare.count() >= 0 ? human(spare) + " to spare" : human(Bytes(-spare.count())) + " too much";
   if (p.verdict == Verdict::tight && p.alloc_retries > 0)
-    room += fmt::format(" unless the allocator gives memory back, {} times a step", p.alloc_retries);
-  else if (p.verdict == Verdict::tight) room += " unless the allocator gives memory back or has expandable segments";
+    room += fmt::format(" unless the allocator gives memory back, {} a step", times(p.alloc_retries));
+  else if (p.verdict == Verdict::tight) {
+    room +=
+        " unless the allocator gives memory back or has expandable segments "
+        "(PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True)";
+  }
   if (const Bytes pinned = Bytes(p.memory.host_peak) - offloaded_in_total(p); pinned > Bytes(0))
     room += fmt::format("; the machine needs {} more for each GPU (offload), which is not checked", human(pinned));
   std::string verdict(name(p.verdict));

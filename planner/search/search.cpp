@@ -37,6 +37,16 @@ bool needs_no_less(const Option& larger, const Option& smaller) {
          (larger.batch.grad_accum > 1) == (smaller.batch.grad_accum > 1);
 }
 
+// The best of the tight plans whose allocator need not stop in each step; null: `best` is one, or there is none.
+const Judged* without_retries(const std::vector<Judged>& all, const Judged& best) {
+  if (best.score->verdict != Verdict::tight || best.score->retries == 0) return nullptr;
+  const Judged* calm = nullptr;
+  for (const Judged& j : all)
+    if (j.score && j.score->verdict == Verdict::tight && j.score->retries == 0 && (calm == nullptr || better(j, *calm)))
+      calm = &j;
+  return calm;
+}
+
 bool is_legal(const ShardingPlan& plan, const ModelGraph& model) {
   try {
     check(plan, model);
@@ -201,6 +211,10 @@ PlanResult search(const ModelGraph& model, const ClusterSpec& cluster, const Imp
     nothing_fits(model, impl, all, o.memory_limit, scorer, result);
   } else {
     result.best = candidate(all[best]);
+    if (const Judged* calm = without_retries(all, all[best])) {
+      result.without_retries = candidate(*calm);
+      result.without_retries->why_lost = why_lost(*calm, all[best], o.memory_limit);
+    }
     for (const std::size_t i : rivals(all, best, kRivals)) {
       scorer.score(all[i]);  // also if a smaller sibling had ruled it out: what it would need is the point
       result.rivals.push_back(candidate(all[i]));
