@@ -37,10 +37,16 @@ void Fsdp2Reduce::begin_micro_batch() {
 }
 
 Arg Fsdp2Reduce::gradient(StepBuilder& b, std::int32_t u, std::size_t i) {
-  std::int32_t& g = units_[u].gradient[i];
-  if (g >= 0) return {g, Access::accumulate};
+  Fsdp2Unit& s = units_[u];
   const ShardedParam& p = units_.layout(u).params[i];
-  g = b.allocate_new(units_.buffer(p.numel(), gradient_dtype_, BufferKind::gradient, Stream::compute, u, p.param));
+  // Autograd adds up all uses before it adds the sum to what earlier micro-batches left (B5).
+  const bool first_use = s.uses[i] == uses_[at(p.param)];
+  const bool waits = s.waiting[i] >= 0 || (first_use && s.uses[i] > 1 && s.gradient[i] >= 0 &&
+                                           !units_.c.implementation.backward_adds_in_place);
+  std::int32_t& g = waits ? s.waiting[i] : s.gradient[i];
+  if (g >= 0) return {g, Access::accumulate};
+  const BufferKind kind = waits ? BufferKind::scratch : BufferKind::gradient;
+  g = b.allocate_new(units_.buffer(p.numel(), gradient_dtype_, kind, Stream::compute, u, p.param));
   return {g, Access::write};
 }
 
@@ -52,7 +58,15 @@ bool Fsdp2Reduce::accumulates_now(std::int32_t u, std::size_t i) const {
 }
 
 void Fsdp2Reduce::after_gradient(StepBuilder& b, std::int32_t u, std::size_t i) {
-  if (--units_[u].uses[i] == 0 && accumulates_now(u, i)) accumulate(b, u, static_cast<std::ptrdiff_t>(i));
+  Fsdp2Unit& s = units_[u];
+  if (--s.uses[i] > 0) return;
+  if (s.waiting[i] >= 0) {
+    b.issue(units_.op(Action::add_gradient, Stream::compute, u),
+            {{Arg{s.waiting[i]}, Arg{s.gradient[i], Access::accumulate}}});
+    b.release(s.waiting[i]);
+    s.waiting[i] = kNone;
+  }
+  if (accumulates_now(u, i)) accumulate(b, u, static_cast<std::ptrdiff_t>(i));
 }
 
 void Fsdp2Reduce::accumulate_late(StepBuilder& b, std::int32_t u, bool only_into_existing) {

@@ -21,7 +21,9 @@ struct Fsdp2Unit {
   bool kept = false;                   // sharded over the small group
   std::int32_t reshard_event = kNone;  // the operation that made the kept parts; the next all-gather waits for it
   std::int32_t gather = kNone, gather_op = kNone;
-  std::vector<std::int32_t> full, kept_shards, gradient, accumulator;  // per parameter of the unit; kNone: not live
+  // Per parameter of the unit; kNone: not live. `waiting`: what autograd has of a parameter used more than once, while
+  // a gradient of earlier micro-batches lies beside it.
+  std::vector<std::int32_t> full, kept_shards, gradient, waiting, accumulator;
   std::vector<int> uses;  // per parameter: gradients that autograd still adds up in this micro-batch
   std::int32_t shard = kNone, sharded_gradient = kNone,
                partial = kNone;         // buffers; partial: HSDP sum of reduce-scatter outputs
@@ -40,7 +42,8 @@ class Fsdp2Units {
         units_(context.program.layouts.size()) {
     for (std::size_t u = 0; u < units_.size(); ++u) {
       const std::size_t n = layout(static_cast<std::int32_t>(u)).params.size();
-      for (auto* per_param : {&units_[u].full, &units_[u].kept_shards, &units_[u].gradient, &units_[u].accumulator})
+      for (auto* per_param :
+           {&units_[u].full, &units_[u].kept_shards, &units_[u].gradient, &units_[u].waiting, &units_[u].accumulator})
         per_param->assign(n, kNone);
       units_[u].uses.assign(n, 0);
     }

@@ -207,6 +207,11 @@ class Tracker(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if any(t is DTensor for t in types):
             return NotImplemented            # DTensor asks again with its local tensors
+        # The engine adds gradients that meet at one tensor in place when nobody else holds the first; under a dispatch
+        # mode it does not.
+        if func is torch.ops.aten.add.Tensor and torch._C._current_graph_task_id() != -1 \
+                and torch._C._current_autograd_node() is None:
+            func = torch.ops.aten.add_.Tensor
         out = func(*args, **(kwargs or {}))
         if self.propagating or active_fake_mode() is not self.fake_mode:
             return out                       # DTensor works out shapes of whole tensors
@@ -535,6 +540,8 @@ def configs():
         case("one-rank-fp32", shard=1, **full),
         case("titan-checkpoint-reshard", wrap="titan", checkpoint=True, reshard="true"),
         case("tied-accumulate-last", tied=True, micro_batches=2, grad_sync="last"),
+        case("tied-accumulate-last-fp32", tied=True, micro_batches=3, grad_sync="last", **full),
+        case("tied-accumulate-last-reduce-bf16", tied=True, micro_batches=2, grad_sync="last", reduce_dtype="bf16"),
         case("accumulate-every-reduce-bf16", micro_batches=2, reduce_dtype="bf16"),
         case("hsdp-accumulate-every-reduce-bf16", shard=2, replicate=4, micro_batches=2, reduce_dtype="bf16"),
         case("accumulate-whole", micro_batches=3, grad_sync="last", reshard="false", reshard_after_backward=False),
