@@ -47,6 +47,9 @@ std::string unit_options(const Unit& u) {
 std::string more_options(const ShardingPlan& plan) {
   std::vector<std::pair<std::string, std::string>> items;
   if (plan.clip_norm_type != 2) items.emplace_back("clip_norm_type", "float(\"" + norm_type_text(plan) + "\")");
+  if (plan.checkpoint_policy == CheckpointPolicy::selective_op && !plan.checkpointed.empty())
+    items.emplace_back("checkpoint_policy", "\"selective-op\"");
+  if (plan.loss_chunks > 1) items.emplace_back("loss_chunks", std::to_string(plan.loss_chunks));
   if (plan.offload) items.emplace_back("offload", "True");
   if (!plan.ignored.empty()) items.emplace_back("ignored", python_list(plan.ignored));
   std::vector<std::string> dims;
@@ -281,14 +284,8 @@ Emitted emit_pytorch(const ShardingPlan& plan, const ModelGraph& model, const Em
     out.unknown("units", "gradients are reduced in units: DistributedDataParallel fills buckets of bucket_cap_mb");
     if (plan.backward_prefetch != 1) out.elsewhere("backward_prefetch", "ddp gathers nothing");
   }
-  if (plan.checkpoint_policy == CheckpointPolicy::selective_op)
-    out.changes(&ShardingPlan::checkpoint_policy, CheckpointPolicy::full, "checkpoint_policy",
-                "which results recomputation keeps: the checkpointed modules are recomputed whole");
   if (const auto experts = first_shape(model, OpKind::expert_linear); experts && experts->experts.capacity_factor != 1)
     out.unknown("model", "capacity_factor: transformers' experts take whatever is routed to them");
-  if (plan.loss_chunks > 1)
-    out.changes(&ShardingPlan::loss_chunks, 1, "loss_chunks",
-                fmt::format("a loss in {} parts: it is computed whole", plan.loss_chunks));
   if (plan.offload && !plan.ignored.empty())
     out.unknown("ignored", "ignored parameters on the device: move them there after materialize()");
   if (plan.torch != TorchVersion{})

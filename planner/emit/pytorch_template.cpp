@@ -5,6 +5,7 @@ namespace fsdp {
 
 const char* const kPytorchTemplate = R"python(
 import argparse
+import collections
 import os
 import resource
 
@@ -16,6 +17,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Shard
+from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -32,13 +34,29 @@ def find(model, name):
         return None
 
 
+def keep_selectively():
+    """Of a checkpointed module, results of attention, of products with a bias and of every second one without are kept."""
+    aten, products = torch.ops.aten, collections.Counter()
+    attention = {getattr(aten, "_scaled_dot_product_" + name).default for name in
+                 ("flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu")}
+
+    def policy(context, op, *args, **kwargs):
+        if op == aten.mm.default:
+            products[context.is_recompute] += 1
+        keep = op in attention or op == aten.addmm.default or (op == aten.mm.default and products[context.is_recompute] % 2 == 1)
+        return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return create_selective_checkpoint_contexts(policy)
+
+
 def wrap_checkpoints(model):
     """Replaces each checkpointed module by one that recomputes its forward in backward. Before fully_shard."""
+    how = {"context_fn": keep_selectively} if PLAN.get("more", {}).get("checkpoint_policy") == "selective-op" else {}
     for name in PLAN["checkpointed"]:
         module = find(model, name)
         if module is not None:
             parent, _, child = name.rpartition(".")
-            setattr(model.get_submodule(parent), child, checkpoint_wrapper(module))
+            setattr(model.get_submodule(parent), child, checkpoint_wrapper(module, **how))
 
 
 def units_of(model):
@@ -60,6 +78,8 @@ def apply_plan(model, mesh):
     units, more = units_of(model), PLAN.get("more", {})
     arguments = further_arguments(model, more)
     for modules, reshard, _ in units:
+        if type(reshard) is int and mesh.size(-1) % reshard:   # --tiny on other ranks than the plan's
+            reshard = True
         fully_shard(modules if len(modules) > 1 else modules[0], mesh=mesh, mp_policy=policy, reshard_after_forward=reshard, **arguments)
     set_prefetch([modules[0] for modules, _, _ in units], {name: m for (name, *_), *_ in PLAN["units"] if (m := find(model, name)) is not None})
     set_options(model, units, more)
@@ -162,8 +182,12 @@ def materialize(model, device):
 
 def loss_of(model, tokens):
     logits = model(tokens[:, :-1])
-    logits = getattr(logits, "logits", logits)
-    return F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
+    logits, targets = getattr(logits, "logits", logits), tokens[:, 1:]
+    chunks = PLAN.get("more", {}).get("loss_chunks", 1)
+    if chunks == 1:
+        return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+    parts = zip(logits.chunk(chunks, dim=1), targets.chunk(chunks, dim=1))
+    return sum(F.cross_entropy(x.flatten(0, 1).float(), y.flatten(), reduction="sum") for x, y in parts) / targets.numel()
 
 
 def train_step(model, optimizer, batches):
@@ -253,147 +277,6 @@ def main(argv=None, inspect=None):
 
 if __name__ == "__main__":
     main()
-)python";
-
-const char* const kReferenceModel = R"python(
-# ---- the model, when transformers is not installed: the same module names ---------------------------------------------
-
-class RMSNorm(nn.Module):
-    def __init__(self, width, eps):
-        super().__init__()
-        self.weight, self.eps = nn.Parameter(torch.ones(width)), eps
-
-    def forward(self, x):
-        y = x.float() if x.dtype != torch.float64 else x
-        y = y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + self.eps)
-        return self.weight * y.to(x.dtype)
-
-
-def rotate(x, theta):
-    """Rotary positions, the two halves of a head as pairs. x: [batch, heads, tokens, head_dim]."""
-    half = x.shape[-1] // 2
-    frequency = theta ** (-torch.arange(half, device=x.device, dtype=torch.float32) / half)
-    angle = torch.arange(x.shape[-2], device=x.device, dtype=torch.float32)[:, None] * frequency
-    cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
-    a, b = x[..., :half], x[..., half:]
-    return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
-
-
-class Attention(nn.Module):
-    def __init__(self, c):
-        super().__init__()
-        width, self.c = c["hidden_size"], c
-        self.q_proj = nn.Linear(width, c["num_attention_heads"] * c["head_dim"], bias=c["qkv_bias"])
-        self.k_proj = nn.Linear(width, c["num_key_value_heads"] * c["head_dim"], bias=c["qkv_bias"])
-        self.v_proj = nn.Linear(width, c["num_key_value_heads"] * c["head_dim"], bias=c["qkv_bias"])
-        self.o_proj = nn.Linear(c["num_attention_heads"] * c["head_dim"], width, bias=c["o_bias"])
-        if c["qk_norm"]:
-            self.q_norm = RMSNorm(c["head_dim"], c["rms_norm_eps"])
-            self.k_norm = RMSNorm(c["head_dim"], c["rms_norm_eps"])
-
-    def forward(self, x):
-        batch, tokens, c = x.shape[0], x.shape[1], self.c
-        q, k, v = (p(x).view(batch, tokens, -1, c["head_dim"]) for p in (self.q_proj, self.k_proj, self.v_proj))
-        if c["qk_norm"]:
-            q, k = self.q_norm(q), self.k_norm(k)
-        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
-        q, k = rotate(q, c["rope_theta"]), rotate(k, c["rope_theta"])
-        mask = None
-        if 0 < c["sliding_window"] < tokens:
-            t = torch.arange(tokens, device=x.device)
-            distance = t[:, None] - t
-            mask = (distance >= 0) & (distance < c["sliding_window"])
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True)
-        return self.o_proj(y.transpose(1, 2).flatten(2))
-
-
-class MLP(nn.Module):
-    def __init__(self, c):
-        super().__init__()
-        self.gate_proj = nn.Linear(c["hidden_size"], c["intermediate_size"], bias=c["mlp_bias"])
-        self.up_proj = nn.Linear(c["hidden_size"], c["intermediate_size"], bias=c["mlp_bias"])
-        self.down_proj = nn.Linear(c["intermediate_size"], c["hidden_size"], bias=c["mlp_bias"])
-
-    def forward(self, x):
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
-
-
-class Block(nn.Module):
-    def __init__(self, c):
-        super().__init__()
-        self.self_attn = Attention(c)
-        self.mlp = MLP(c)
-        self.input_layernorm = RMSNorm(c["hidden_size"], c["rms_norm_eps"])
-        self.post_attention_layernorm = RMSNorm(c["hidden_size"], c["rms_norm_eps"])
-
-    def forward(self, x):
-        x = x + self.self_attn(self.input_layernorm(x))
-        return x + self.mlp(self.post_attention_layernorm(x))
-
-
-class Trunk(nn.Module):
-    def __init__(self, c):
-        super().__init__()
-        self.embed_tokens = nn.Embedding(c["vocab_size"], c["hidden_size"])
-        self.layers = nn.ModuleList(Block(c) for _ in range(c["num_hidden_layers"]))
-        self.norm = RMSNorm(c["hidden_size"], c["rms_norm_eps"])
-
-    def forward(self, ids):
-        x = self.embed_tokens(ids)
-        for layer in self.layers:
-            x = layer(x)
-        return self.norm(x)
-
-
-class ReferenceModel(nn.Module):
-    def __init__(self, c):
-        super().__init__()
-        self.model = Trunk(c)
-        self.lm_head = nn.Linear(c["hidden_size"], c["vocab_size"], bias=False)
-        if c["tie_word_embeddings"]:
-            self.lm_head.weight = self.model.embed_tokens.weight
-
-    def forward(self, ids):
-        return self.lm_head(self.model(ids))
-
-
-def build_model(config, reference):
-    if not reference:
-        try:
-            from transformers import AutoConfig, AutoModelForCausalLM
-        except ImportError:
-            print("transformers is not installed: training the model written out above")
-        else:
-            return AutoModelForCausalLM.from_config(AutoConfig.for_model(MODEL_TYPE, use_cache=False, **transformers_config(config)))
-    return ReferenceModel(config)
-
-
-def transformers_config(config):
-    """The same sizes under the names of transformers' configuration."""
-    c = {k: v for k, v in config.items() if k not in ("qkv_bias", "o_bias", "mlp_bias", "qk_norm", "sliding_window")}
-    if MODEL_TYPE in ("llama", "qwen3"):
-        c["attention_bias"] = config["qkv_bias"]
-    if MODEL_TYPE == "llama":
-        c["mlp_bias"] = config["mlp_bias"]
-    if MODEL_TYPE == "mistral":
-        c["sliding_window"] = config["sliding_window"] or None
-    return c
-)python";
-
-const char* const kTransformersOnly = R"python(
-def build_model(config, reference):
-    if reference:
-        raise SystemExit("this script writes out Llama-like models only; leave out --reference")
-    try:
-        from transformers import AutoConfig, AutoModelForCausalLM
-    except ImportError:
-        raise SystemExit(f"building a {MODEL_TYPE} model needs transformers (pip install transformers); apply_plan(model, mesh) works on yours") from None
-    return AutoModelForCausalLM.from_config(AutoConfig.for_model(MODEL_TYPE, use_cache=False, **config))
-)python";
-
-const char* const kBringYourModel = R"python(
-def build_model(config, reference):
-    raise SystemExit("build_model: no library builds this model from a few sizes; import yours and call apply_plan(model, mesh)")
 )python";
 
 }  // namespace fsdp

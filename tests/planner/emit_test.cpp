@@ -67,7 +67,7 @@ std::string expected_units(const ShardingPlan& plan, const ModelGraph& model) {
     const Reshard r = plan.units[u].reshard_after_forward;
     units.push_back({{"modules", plan.units[u].modules},
                      {"parameters", parameters},
-                     {"reshard", r == Reshard::automatic ? !layouts[u].root : r == Reshard::yes}});
+                     {"reshard", r == Reshard::automatic ? !layouts[u].root : r != Reshard::no}});
   }
   return nlohmann::json{{"units", units}, {"checkpointed", plan.checkpointed}}.dump();
 }
@@ -127,6 +127,12 @@ std::vector<Case> cases() {
   p.reduce_scatter_buffers = 2;
   p.separate_reduce_scatter = p.force_sum_reduction = p.offload = true;
   add("every_choice", plain, p);
+  p = plan_of(plain, "block", 8);
+  for (Unit& u : p.units) u.reshard_after_forward = Reshard{4};  // does not divide two ranks: --tiny reshards over both
+  set_checkpointing(p, plain, "selective-op", "test");
+  p.loss_chunks = 3;
+  p.forward_prefetch = 1;
+  add("selective", plain, p);
   const ModelGraph qwen = model_from_config(
       R"({"model_type": "qwen2", "vocab_size": 60, "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
           "max_position_embeddings": 64, "rms_norm_eps": 1e-6, "rope_theta": 1000000.0, "hidden_act": "silu", "tie_word_embeddings": true, "use_sliding_window": false})",
