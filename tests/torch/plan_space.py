@@ -46,6 +46,7 @@ def tree_of(family, layers, tied):
                 head="lm_head", tied=tied, trunk="model")
 
 
+WIDTHS = ["hidden_size", "intermediate_size", "head_dim", "n_embd", "n_inner", "moe_intermediate_size"]
 CLASSES = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3", "mistral": "Mistral", "mixtral": "Mixtral",
            "olmoe": "Olmoe", "qwen3_moe": "Qwen3Moe"}
 
@@ -97,6 +98,9 @@ def draw(rng, families, memory=False):
     shard = rng.choice([1, 2, 2, 4, 4, 8, 6, 16])
     replicate = rng.choice([1, 1, 1, 2, 3])
     plan = dict(mesh=[dict(name="replicate", size=replicate), dict(name="shard", size=shard)], seq_len=8)
+    if memory:                               # what no plan changes (tables of angles, masks) is small beside these
+        model.update({k: 4 * v for k, v in model.items() if k in WIDTHS}, vocab_size=509)
+        plan["seq_len"] = 64
     policy = None
     if rng.random() < 0.3:
         block = [f"params:{rng.choice(['1e3', '2e3', '5e3', '2e4'])}", "block", "block:2", "root", "titan"]
@@ -135,7 +139,7 @@ def draw(rng, families, memory=False):
     plan["grad_sync"] = rng.choice(["every", "last", "reduce-scatter-only"] if replicate > 1 else ["every", "last"])
     plan["param_dtype"] = rng.choice(["fp32", "bf16", "bf16"])
     plan["reduce_dtype"] = rng.choice(["fp32", "fp32", "bf16"])
-    if rng.random() < 0.1:
+    if rng.random() < 0.1 and not memory:    # both memories are the host's here
         plan["offload"] = True
     if rng.random() < 0.1:
         plan["clip_norm"] = 1.0

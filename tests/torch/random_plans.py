@@ -36,6 +36,9 @@ torch.set_num_threads(1)
 logging.disable(logging.WARNING)
 
 
+STATES = ["parameter shards", "optimizer states", "sharded gradients"]
+
+
 class Refused(Exception):
     """The program says no."""
 
@@ -97,8 +100,20 @@ class Work:
 
 
 def planned_events(step, plan):
-    """The events (order_log.py) of a step as the program shows it."""
+    """(events, bytes) as emitted_run.events_of has them, of a step as the program shows it."""
     buffers, events, live = step["buffers"], [], set()
+    counted = [0 if b["host"] or b["kind"] == "scalars" else b["bytes"] for b in buffers]
+    # What lives before the step begins: what it frees first, or never makes.
+    made = {b for op in step["ops"] for b in op["memory"] if b >= 0}
+    kept = [b for b, buffer in enumerate(buffers) if b not in made and buffer["kind"] in STATES]
+    total = sum(counted[b] for b in kept)
+    seen = set()
+    for op in step["ops"]:
+        for b in op["memory"]:
+            if b < 0 and -1 - b not in seen and -1 - b not in kept:
+                total += counted[-1 - b]
+            seen.add(b if b >= 0 else -1 - b)
+    peak, moments = 0, []
     sizes = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2, "i64": 8}
     replicate, shard = (d["size"] for d in plan["mesh"])
     freed_unit = None
@@ -121,15 +136,20 @@ def planned_events(step, plan):
             retained()
         if action != "keep_shard" or unit != freed_unit:
             freed_unit = None
+        if action == "optimizer" and not moments[-1:] == [["peak", -1, peak]]:
+            moments.append(["peak", -1, peak])
         for b in op["memory"]:
             if b >= 0:
                 live.add(b)
+                total += counted[b]
+                peak = max(peak, total)
         if unit >= 0 and args:
             first = [action, unit, elements(args[0]), buffers[args[0]]["dtype"]] if args[0] >= 0 else None
             if action == "all_gather":
                 events.append(first + [op["communicator"], ranks(op)])
             elif action == "gather_copy_out":
                 events.append(["copy_out", unit, 0, ""])
+                moments.append(["copy_out", unit, total])
             elif action == "divide_gradient" and len(args) == 1:
                 events.append(["divide"] + first[1:] + [op["divisor"]])
             elif action == "reduce_scatter" and shard > 1 or action == "all_reduce":
@@ -140,11 +160,13 @@ def planned_events(step, plan):
             if kind == "unsharded parameters" and buffers[b]["unit"] != freed_unit:
                 freed_unit = buffers[b]["unit"]
                 events.append(["free", freed_unit, 0, ""])
+                moments.append(["free", freed_unit, total])
             elif kind in ("gather buffers", "reduce inputs"):
                 what = "free_gather" if kind == "gather buffers" else "free_input"
                 events.append([what, buffers[b]["unit"], elements(b), ""])
+            total -= counted[b]
     retained()
-    return events
+    return events, moments
 
 
 def first_difference(ours, theirs):
@@ -164,11 +186,25 @@ def compare(work, case):
     except Refused as no:
         return "we refuse", str(no)
     try:
-        theirs = emitted_run.events_of(script)
+        theirs, alive = emitted_run.events_of(script, case["memory"])
     except Exception as error:  # whatever PyTorch raises is its answer
         return "PyTorch refuses", f"{type(error).__name__}: {str(error)[:300]}"
-    difference = first_difference(planned_events(step, plan), theirs)
+    ours, planned = planned_events(step, plan)
+    difference = first_difference(ours, theirs)
+    if difference is None and case["memory"]:
+        difference = memory_difference(planned, alive)
     return ("equal", None) if difference is None else ("differs", difference)
+
+
+def memory_difference(ours, theirs):
+    """None, or the moment at which the bytes that are alive differ most, if that is more than 0.1 % of the peak."""
+    peak = theirs[-1][2]
+    worst = max(zip(ours, theirs), key=lambda pair: abs(pair[0][2] - pair[1][2]))
+    if abs(worst[0][2] - worst[1][2]) <= 0.001 * peak:
+        return None
+    return {"memory": worst[0][:2], "ours": worst[0][2], "theirs": worst[1][2],
+            "of the peak": round((worst[0][2] - worst[1][2]) / peak, 4),
+            "peaks": [ours[-1][2], peak, round(ours[-1][2] / peak - 1, 4)]}
 
 
 def shrink(work, case, verdict):
@@ -200,6 +236,7 @@ def main():
     parser.add_argument("--count", type=int, default=10**9)
     parser.add_argument("--seed", type=int, help="of the first plan; the next has the next one; default: the clock's")
     parser.add_argument("--families", default=",".join(plan_space.FAMILIES))
+    parser.add_argument("--memory", action="store_true", help="compare also the bytes that are alive (slower)")
     parser.add_argument("--no-shrink", action="store_true")
     args = parser.parse_args()
     seed = int(time.time()) if args.seed is None else args.seed
@@ -209,7 +246,7 @@ def main():
         for n in range(args.count):
             if time.time() > end:
                 break
-            case = plan_space.draw(plan_space.generator(seed + n), args.families.split(","))
+            case = plan_space.draw(plan_space.generator(seed + n), args.families.split(","), args.memory)
             verdict, what = compare(work, case)
             results[verdict] += 1
             if verdict != "we refuse":
