@@ -1,5 +1,6 @@
 #include "planner/plan/check_fsdp1.h"
 
+#include <algorithm>
 #include <string>
 
 #include "planner/plan/refusal.h"
@@ -94,6 +95,17 @@ void check_fsdp1(const ShardingPlan& plan, const PlanIds& ids, const ModelGraph&
   for (const Parameter& p : model.parameters)
     refuse_if(!p.trainable, where, "dialect", "the frozen parameter '" + p.name + "' under fsdp1 is not known here",
               "use fsdp2");
+  const auto tied = std::find_if(model.parameters.begin(), model.parameters.end(),
+                                 [](const Parameter& p) { return !p.aliases.empty(); });
+  const bool waits = plan.grad_sync == GradSync::last && plan.micro_batches.size() > 1;
+  refuse_if(plan.shard() == 1 && plan.use_orig_params && waits && plan.param_dtype != plan.master_dtype &&
+                tied != model.parameters.end(),
+            where, "grad_sync",
+            "PyTorch raises when it keeps the gradient of a tied weight (" +
+                (tied == model.parameters.end() ? std::string() : tied->name) +
+                ") for the next micro-batch: fsdp1 without sharding, with use_orig_params, in another dtype than the "
+                "parameters'",
+            "use every, or set use_orig_params to false");
   for (std::size_t u = 0; u < plan.units.size(); ++u)
     refuse_if(
         used_again(ids.units[u].front(), model), where, "units[" + std::to_string(u) + "].modules",
