@@ -7,6 +7,8 @@ both issue, in host order. A difference is shrunk to its smallest plan. Plans th
 
     python3 tests/torch/random_plans.py --seconds 60             prints what differs; exit 1 if anything does
     python3 tests/torch/random_plans.py --seed 7 --count 1       one plan again
+
+Plans that differed once (kept_plans.json) are compared first, whatever the seed.
 """
 import argparse
 import collections
@@ -243,6 +245,11 @@ def main():
     end, results, pairs = time.time() + args.seconds, collections.Counter(), collections.Counter()
     with tempfile.TemporaryDirectory() as folder:
         work = Work(folder)
+        for name, case in json.loads((ROOT / "tests" / "torch" / "kept_plans.json").read_text()).items():
+            verdict, what = compare(work, case)
+            results[verdict if verdict != "we refuse" else "differs"] += 1
+            if verdict != "equal":
+                print(f"  {name}: {verdict}: {what}", flush=True)
         for n in range(args.count):
             if time.time() > end:
                 break
