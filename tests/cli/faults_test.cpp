@@ -125,6 +125,26 @@ TEST_CASE("mpirun forwards SIGUSR1, and one rank alone may get it: all ranks end
   }
 }
 
+TEST_CASE("under mpirun a second SIGUSR1 ends all ranks at once, and nothing is written") {
+  const std::vector<std::string> mpirun = launcher();
+  if (mpirun.empty()) return;  // no MPI was found when this was built
+  const Folder folder;
+  folder.write_plan(kLongStep);
+  std::vector<std::string> words = with(with(mpirun, {"-n", "2", FSDP_PLAN_PROGRAM}), kEndless);
+  words.insert(words.end(), {"--log", "log.csv"});
+  std::replace(words.begin(), words.end(), std::string("host"), std::string("mpi"));
+  const pid_t child = folder.start_any(words);
+  folder.wait_for_steps(1);
+  ::kill(child, SIGUSR1);
+  std::this_thread::sleep_for(std::chrono::milliseconds(250));
+  ::kill(child, SIGUSR1);
+  const Ended e = folder.wait(child);
+  CHECK(e.exit != 0);
+  CHECK(e.exit != 4);
+  CHECK_MESSAGE(e.said.find("interrupted by SIGUSR1") != std::string::npos, e.said);
+  CHECK_FALSE(std::ifstream(folder.path() / "measured.json").good());
+}
+
 TEST_CASE(
     "training that diverges: what is saved is from before, and no later checkpoint takes its place; a run without "
     "checkpoints says so") {
