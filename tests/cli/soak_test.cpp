@@ -44,7 +44,8 @@ struct Fault {
 };
 
 struct Tally {
-  int host_kills = 0, mpi_kills = 0, rank_faults = 0, start_up = 0, asked = 0, asked_again = 0, straight = 0;
+  int host_kills = 0, mpi_kills = 0, rank_faults = 0, start_up = 0, asked = 0, asked_again = 0, straight = 0,
+      launcher_hangs = 0;
   int hangs = 0, lost = 0, unnamed = 0, left = 0;
   double slowest = 0;
 };
@@ -159,6 +160,7 @@ class Soak {
         std::this_thread::sleep_for(1ms);
     if (target == 0) return false;
     in_start_up_ = logged() == 0;
+    alone_ = 0;
     ::kill(target, f.signal);
     struck_ = Clock::now();
     return true;
@@ -172,6 +174,10 @@ class Soak {
       ended = ::waitpid(child, &status, WNOHANG) != 0;
       if (!ended) std::this_thread::sleep_for(2ms);
       ask_again(f, child);
+      if (!ended && launcher_alone(f, child)) {
+        ++tally_.launcher_hangs;
+        ::kill(child, SIGKILL);
+      }
     }
     const std::string said = text_of(folder_.path() / "stderr");
     CAPTURE(said);
@@ -193,6 +199,16 @@ class Soak {
     count(f);
     if (f.mpi && f.victim >= 0) check_named(f, status, said);
     if (!f.mpi && f.signal != SIGKILL) check_asked(status, WIFSIGNALED(status) && WTERMSIG(status) == f.signal);
+  }
+
+  // Open MPI 4.1's launcher may wait for ever after a rank died while it connected to it. All ranks have ended then:
+  // for ten seconds nothing but the launcher was there.
+  bool launcher_alone(const Fault& f, pid_t child) {
+    if (!f.mpi || Clock::now() - looked_ < 1s || Clock::now() - struck_ < 10s) return false;
+    looked_ = Clock::now();
+    const std::vector<pid_t> all = processes();
+    alone_ = all.size() == 1 && all.front() == child ? alone_ + 1 : 0;
+    return alone_ == 10;
   }
 
   // Open MPI's launcher loses a signal that it forwards before its ranks have started.
@@ -290,6 +306,8 @@ class Soak {
   std::string mark_;
   int runs_ = 0;
   bool in_start_up_ = false;
+  int alone_ = 0;  // looks in a row that found the launcher alone
+  Clock::time_point looked_;
   Clock::time_point struck_;
 };
 
@@ -310,7 +328,8 @@ TEST_CASE("runs that are killed, stopped and interrupted: none hangs, loses a ch
                << " under mpirun; " << t.rank_faults << " rank faults, " << t.start_up << " of them in start-up; "
                << t.asked << " asked to stop, " << t.asked_again << " of them twice (lost by mpirun); " << t.straight
                << " chains equal to a straight run; hangs " << t.hangs << ", lost checkpoints " << t.lost
-               << ", unnamed ranks " << t.unnamed << ", processes left " << t.left << "; slowest end " << t.slowest
+               << ", unnamed ranks " << t.unnamed << ", processes left " << t.left
+               << ", of mpirun after all ranks had ended " << t.launcher_hangs << "; slowest end " << t.slowest
                << " s");
   CHECK(runs > 3);
 }
