@@ -12,13 +12,53 @@
 
 #include "models/catalog.h"
 #include "models/implementation.h"
-#include "tests/planner/torch/tape_replay.h"
 
 using namespace fsdp;
-using namespace fsdp::testing;
 using nlohmann::json;
 
 namespace {
+
+std::size_t at(std::int32_t i) { return static_cast<std::size_t>(i); }
+
+// Bytes alive while and after each tape op; parameters' gradients stay, the batch does not count.
+struct Replay {
+  std::vector<std::int64_t> during, after;
+  std::int64_t gradients = 0;
+};
+
+Replay replay(const Tape& tape, const ModelGraph& model) {
+  Replay r;
+  std::int64_t live = 0;
+  std::vector<char> has_gradient(model.parameters.size(), 0);
+  const auto bytes = [&](std::int32_t v) {
+    return tape.values[at(v)].kind == BufferKind::batch ? 0 : tape.values[at(v)].bytes;
+  };
+  for (const TapeOp& op : tape.ops) {
+    for (std::uint32_t k = 0; k < op.allocs.count; ++k) live += bytes(tape.allocs[op.allocs.begin + k]);
+    for (const TapeArg& a : tape.args_of(op))
+      if (a.kind == TapeArg::Kind::gradient && !has_gradient[at(a.id)]) {
+        has_gradient[at(a.id)] = 1;
+        live += model.parameters[at(a.id)].numel() * 2;
+        r.gradients += model.parameters[at(a.id)].numel() * 2;
+      }
+    std::int64_t most = live;
+    for (std::uint32_t k = 0; k < op.inner.count; ++k) {
+      const std::int32_t v = tape.inner[op.inner.begin + k];
+      live += v >= 0 ? bytes(v) : -bytes(~v);
+      most = std::max(most, live);
+    }
+    r.during.push_back(most);
+    for (std::uint32_t k = 0; k < op.frees.count; ++k) live -= bytes(tape.frees[op.frees.begin + k]);
+    r.after.push_back(live);
+  }
+  return r;
+}
+
+// Within 0.1 %: the recorder also sees the loss, the random state of each attention (24 bytes) and nothing else
+// besides.
+bool near(std::int64_t ours, std::int64_t theirs) {
+  return std::abs(ours - theirs) <= std::max<std::int64_t>(theirs / 1000, 64);
+}
 
 ModelGraph llama(const json& s) {
   const json config = {
@@ -294,4 +334,71 @@ TEST_CASE("freezing: what a tensor takes part in, refusals, digest") {
   CHECK_THROWS_WITH((void)freeze(m, wrong, "--freeze"),
                     "--freeze: \"model.layer\" is no module or parameter of tiny-llama; did you mean \"model.layers\", "
                     "\"model.layers.0\" or \"model.layers.0.self_attn\"?");
+}
+
+// Further families of transformers, with and without checkpointing (tests/torch/record_saved.py).
+namespace {
+
+// hf without what a kernel allocates inside itself, which the recorder cannot see.
+OpFacts hf_embedding_outside(const Op& op, const Workload& w) {
+  OpFacts f = facts(hf_implementation(false), op, w);
+  f.backward_scratch_bytes = 0;
+  return f;
+}
+OpFacts hf_attention_outside(const Op& op, const Workload& w) {
+  OpFacts f = facts(hf_implementation(false), op, w);
+  const std::int64_t inside = w.tokens() * op.shape.heads * 4 * (1 + op.shape.head_dim);  // delta and dq in fp32
+  f.backward_scratch_bytes -= inside;
+  if (f.attention == AttentionKernel::masked) return f;
+  f.backward_scratch_bytes = 0;  // dk and dv of all heads, too
+  f.backward_inside.bytes[0] = 0;
+  return f;
+}
+
+std::int64_t angles(const ModelGraph& m, const Workload& w) {  // cosines and sines, once for all layers of a theta
+  std::vector<double> thetas;
+  std::int64_t bytes = 0;
+  for (const Op& op : m.ops) {
+    const OpShape& s = op.shape;
+    if (op.kind != OpKind::rotary || std::find(thetas.begin(), thetas.end(), s.theta) != thetas.end()) continue;
+    thetas.push_back(s.theta);
+    bytes += 2 * w.seq_len * (s.rotated > 0 ? s.rotated : s.head_dim) * (s.wide_angles ? 4 : 2);
+  }
+  return bytes;
+}
+
+}  // namespace
+
+TEST_CASE("peaks and saved bytes of each family are PyTorch's") {
+  const json golden = json::parse(std::ifstream(FSDP_TESTS_DIR "/torch/golden/models_saved.json"))["families"];
+  REQUIRE(golden.size() == 22);
+  for (const json& row : golden) {
+    CAPTURE(row["name"].get<std::string>());
+    CAPTURE(row["checkpointing"].get<std::string>());
+    const ModelGraph model = model_from_config(row["config"].dump(), "c");
+    const bool eager = row["attention"] == "eager", again = row["checkpointing"] != "none";
+    const Workload w{row["sequences"], row["seq_len"], 2};
+    std::vector<std::int32_t> checkpointed;
+    for (std::size_t m = 0; again && m < model.modules.size(); ++m)
+      if (model.modules[m].block) checkpointed.push_back(static_cast<std::int32_t>(m));
+    Implementation i = eager ? hf_eager_attention_implementation() : hf_implementation(false);
+    i.rules[static_cast<std::size_t>(OpKind::embedding)] = hf_embedding_outside;
+    if (!eager) i.rules[static_cast<std::size_t>(OpKind::attention)] = hf_attention_outside;
+    const Tape tape = make_tape(model, i, w, DType::bf16, checkpointed);
+    const Replay mine = replay(tape, model);
+    const std::size_t loss = tape.forward_of.back();
+    const auto during = mine.during.begin(), backward = during + static_cast<std::ptrdiff_t>(loss) + 1;
+    const std::int64_t besides = 8 * w.tokens() + angles(model, w) + (again ? 8 * w.seq_len : 0);
+    CHECK(near(mine.after[loss] + besides, row["saved"]));
+    CHECK(near(mine.after.back(), row["end"]));
+    // Where a norm ends a block, PyTorch holds one more tensor of the block's width while it computes the block again.
+    const std::int64_t hidden = w.tokens() * row["config"]["hidden_size"].get<std::int64_t>() * 2;
+    const std::int64_t peak = *std::max_element(backward, mine.during.end()) + besides, theirs = row["backward_peak"];
+    const bool norm_last = model.family == "olmo2" || model.family.starts_with("gemma");
+    CHECK((near(peak, theirs) || (again && norm_last && peak < theirs && theirs <= peak + hidden + theirs / 1000)));
+    // Forward: as in tape_test.cpp, where embedded tokens are held, and nothing is kept in a checkpoint.
+    const std::int64_t ours = *std::max_element(during, backward) + besides, forward = row["forward_peak"];
+    if (again) CHECK((ours >= forward - forward / 100 && ours <= theirs));
+    else CHECK((ours <= forward + forward / 1000 && forward <= ours + hidden + forward / 1000));
+  }
 }

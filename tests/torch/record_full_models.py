@@ -1,5 +1,5 @@
-"""Writes the config.json of published models as transformers' config classes write it, and records what PyTorch shows of
-those that transformers builds from them on the meta device: parameters, ties, and the flops of matrix products that
+"""Writes the config.json of published models as transformers' config classes write it, and records what PyTorch shows
+of those that transformers builds from them on the meta device: parameters, ties, and the flops of matrix products that
 PyTorch's counter sees in a forward. tests/models/published_test.cpp compares our importers with it.
 
     python tests/torch/record_full_models.py [NAME..]   (needs torch and transformers; rewrites

@@ -227,7 +227,8 @@ def cases(stack, dtype, device):
 
     def wide_rotary(x):
         x = heads(x).transpose(1, 2)
-        return ((x * wide_cos.unsqueeze(1)) + (rotate_half(x) * wide_sin.unsqueeze(1))).to(x.dtype).transpose(1, 2).reshape(rows)
+        turned = (x * wide_cos.unsqueeze(1)) + (rotate_half(x) * wide_sin.unsqueeze(1))
+        return turned.to(x.dtype).transpose(1, 2).reshape(rows)
 
     def phi3_rotary(qkv):
         kv_width = KV_HEADS * HEAD_DIM
