@@ -40,7 +40,7 @@ void add_model_flags(const Command& command, Flags& flags) {
   for (const SizeRow& row : kSizes) sizes.option(row.flag, flags.*(row.text), row.help, "N");
 }
 
-ModelGraph model_from_flags(const Flags& flags, std::int64_t seq_len) {
+ModelGraph model_from_flags(const Flags& flags, std::int64_t seq_len, Notes notes) {
   if (!flags.model)
     throw InputError("--model", "is missing", "give a catalog name (see `fsdp-plan show model`) or a config.json");
   const bool generic = *flags.model == kGeneric;
@@ -53,7 +53,8 @@ ModelGraph model_from_flags(const Flags& flags, std::int64_t seq_len) {
     sizes.*(row.size) = parse_optional_count(text, row.flag, 1, row.most);
   }
   ModelGraph model = generic ? generic_model(sizes) : load_model(*flags.model, seq_len);
-  for (const std::string& note : model.notes) print(stderr, fmt::format("note: {}: {}\n", model.name, note));
+  if (notes == Notes::printed)
+    for (const std::string& note : model.notes) print(stderr, fmt::format("note: {}: {}\n", model.name, note));
   return model;
 }
 
@@ -64,14 +65,15 @@ std::string sizes_text(const Flags& flags) {
   return text;
 }
 
-ClusterSpec named_cluster(const std::string& name, std::int64_t gpus, const char* where) {
+ClusterSpec named_cluster(const std::string& name, std::int64_t gpus, Notes notes, const char* where) {
   const std::vector<std::string> of_gpus = gpu_names();
   if (std::find(of_gpus.begin(), of_gpus.end(), name) != of_gpus.end())
     throw InputError(where, "'" + name + "' is a GPU, not a cluster",
                      "write a node of 8 with `fsdp-plan show cluster " + name +
                          " --file > mine.json`, correct what it assumes, and give mine.json");
   ClusterSpec cluster = load_cluster(name, gpus);
-  for (const std::string& line : cluster.assumed) print(stderr, fmt::format("note: {} assumes {}\n", name, line));
+  if (notes == Notes::printed)
+    for (const std::string& line : cluster.assumed) print(stderr, fmt::format("note: {} assumes {}\n", name, line));
   return cluster;
 }
 

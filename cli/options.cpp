@@ -282,7 +282,7 @@ std::string shell_word(const std::string& text) {
   return word + "'";
 }
 
-Setup resolve_setup(const Flags& flags, const ShardingPlan* plan) {
+Setup resolve_setup(const Flags& flags, const ShardingPlan* plan, Notes notes) {
   if (!flags.model)
     throw InputError("--model", "is missing", "give a catalog name (see `fsdp-plan show model`) or a config.json");
   if (!flags.cluster)
@@ -295,8 +295,8 @@ Setup resolve_setup(const Flags& flags, const ShardingPlan* plan) {
                              : flags.seq_len ? parse_tokens(*flags.seq_len, kSeqLen)
                                              : 0;
   Setup setup;
-  setup.model = model_from_flags(flags, asked);
-  setup.cluster = named_cluster(*flags.cluster, plan != nullptr ? plan->ranks() : gpus.value_or(0));
+  setup.model = model_from_flags(flags, asked, notes);
+  setup.cluster = named_cluster(*flags.cluster, plan != nullptr ? plan->ranks() : gpus.value_or(0), notes);
   setup.seq_len = plan != nullptr ? plan->seq_len : sequence_length(flags, setup.model);
   setup.implementation =
       flags.implementation ? &find_implementation(*flags.implementation, flags.compile, "--implementation")

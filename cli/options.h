@@ -43,9 +43,13 @@ struct Setup {
   std::int64_t seq_len = 0;
 };
 
+// What the files of a model and a cluster leave out or hold besides goes to standard error: once for an answer, so that
+// what is tried on the way to it is silent.
+enum class Notes : std::uint8_t { printed, silent };
+
 // Loads what --model, --cluster, --gpus, --costs, --implementation, --memory-limit and --seq-len name. `plan`, when
 // given, decides the number of GPUs and the sequence length. Throws InputError.
-[[nodiscard]] Setup resolve_setup(const Flags&, const ShardingPlan* plan = nullptr);
+[[nodiscard]] Setup resolve_setup(const Flags&, const ShardingPlan* plan = nullptr, Notes = Notes::printed);
 
 // The plan in --plan, read, parsed and checked (not yet against a model). Refuses flags that the plan decides already.
 [[nodiscard]] ShardingPlan plan_from_file(const Flags&);

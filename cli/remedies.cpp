@@ -41,14 +41,14 @@ std::string words(const Change& change, const Flags& flags, const ShardingPlan& 
 
 ChangeFunction changing(const Flags& flags, const ShardingPlan& plan) {
   return [&flags, &plan](const Change& change) {
-    const auto setup = std::make_shared<const Setup>(resolve_setup(with(change, flags, plan)));
+    const auto setup = std::make_shared<const Setup>(resolve_setup(with(change, flags, plan), nullptr, Notes::silent));
     return ChangedSetup{setup->model, [setup](const ShardingPlan& p) { return score_plan(p, *setup); }};
   };
 }
 
 std::optional<Candidate> searched(const Flags& flags) {
   try {
-    const Setup setup = resolve_setup(flags);
+    const Setup setup = resolve_setup(flags, nullptr, Notes::silent);
     return search(setup.model, setup.cluster, *setup.implementation, search_from_flags(flags, setup),
                   [&](const ShardingPlan& plan) { return score_plan(plan, setup); })
         .best;

@@ -71,7 +71,7 @@ int show_cluster(const ShowFlags& f) {
     return kDone;
   }
   const std::int64_t gpus = f.shared.gpus ? parse_count(*f.shared.gpus, kGpus) : 0;
-  const ClusterSpec cluster = named_cluster(*f.name, gpus, "show cluster");
+  const ClusterSpec cluster = named_cluster(*f.name, gpus, Notes::printed, "show cluster");
   print(stdout, f.json ? cluster_json(cluster).dump(2) + "\n" : cluster_text(cluster));
   return kDone;
 }

@@ -51,8 +51,8 @@ std::string file_of_gpu(const std::string& name) {
       {"gpus_per_node", "assumed"},
       {"intra_bus", known ? "assumed: " + links(gpu) + measure + " on one node"
                           : "left out: add the bus bandwidth of all-gather on one node"},
-      {"inter_bus", fmt::format("assumed: one NIC of {:g} Gb/s for each GPU{} between nodes, over the GPUs "
-                                "of a node",
+      {"inter_bus", fmt::format("assumed: one NIC of {:g} Gb/s for each GPU{} over several whole nodes, divided by the "
+                                "GPUs of a node",
                                 reference_nic(gpu).count() * 8 / 1e9, measure)},
       {"cpu", "assumed: as these GPUs are usually sold"},
       {"fixed_memory", "estimate: a CUDA context with PyTorch's kernels and NCCL's buffers"}};

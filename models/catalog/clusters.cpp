@@ -152,6 +152,13 @@ void read_fabric(JsonObject& o, ClusterSpec& c) {
   if (c.collective_sms == 0) c.collective_sms.reset();  // as in NCCL_MAX_CTAS: no limit
 }
 
+// The most that the PCIe slot of a network card carries: the GPUs' own generation, or the one after it from Blackwell
+// on (800 Gb/s cards). A chip-to-chip link says nothing of the slots: PCIe 6 then.
+BytesPerSecond slot_rate(const GpuSpec& gpu) {
+  if (gpu.host_link.count() > 130e9) return BytesPerSecond(126e9);
+  return gpu.compute_capability >= 100 ? gpu.host_link * 2.0 : gpu.host_link;
+}
+
 // What rings inside a node carry, between nodes, and what lies outside of the allocator. A file may leave them out:
 // then they follow from the GPU and the NICs as NCCL counts them, and `assumed` says so.
 void read_rates(JsonObject& o, ClusterSpec& c) {
@@ -162,9 +169,10 @@ void read_rates(JsonObject& o, ClusterSpec& c) {
              "measure all-gather on one node and give its bus bandwidth");
   } else {
     c.intra_bus = counted_intra_bus(c.gpu, c.cpu);
-    const char* links = c.gpu.nvlink.count() > 0                   ? "over NVLink"
-                        : c.gpu.peer_link == PeerLink::host_memory ? "through the host's memory (8 RTX 4090)"
-                                                                   : "over PCIe and between two processors";
+    const std::string links = c.gpu.nvlink.count() > 0 ? "over NVLink"
+                              : c.gpu.peer_link == PeerLink::host_memory
+                                  ? "through the host's memory (8 RTX 4090)"
+                                  : fmt::format("over PCIe and between two {} processors", name(c.cpu));
     if (c.gpus_per_node > 1)
       c.assumed.push_back(fmt::format("intra_bus {}: as NCCL counts rings {}", human(c.intra_bus), links));
   }
@@ -175,13 +183,22 @@ void read_rates(JsonObject& o, ClusterSpec& c) {
   } else {
     const bool given = o.has("nic");
     const BytesPerSecond nic = given ? rate(o, "nic") : reference_nic(c.gpu);
+    if (nic > slot_rate(c.gpu))
+      o.refuse("nic", human(nic) + " is more than the PCIe slot of a network card carries",
+               "give its nominal rate in bits, such as \"400Gb/s\"");
     c.inter_bus = counted_inter_bus(c.gpu, nic, c.nics(), c.gpus_per_node);
-    if (!given && c.gpus > c.domain())
+    if (c.gpus > c.domain() && !(given && c.nics_per_node))
       c.assumed.push_back(
           fmt::format("inter_bus {}: {} NIC{} of {:g} Gb/s for the {} GPUs of a node, as in the vendor's "
                       "reference design",
                       human(c.inter_bus), c.nics(), c.nics() == 1 ? "" : "s", nic.count() * 8 / 1e9, c.gpus_per_node));
   }
+  if (c.nics_per_node && nic_rate(c) > slot_rate(c.gpu))
+    o.refuse("inter_bus",
+             fmt::format("{} for each of {} GPUs is {} through each of {} NICs, more than a PCIe slot "
+                         "carries",
+                         human(c.inter_bus), c.gpus_per_node, human(nic_rate(c)), c.nics()),
+             "divide the bus bandwidth between whole nodes by the GPUs of a node");
   if (o.has("fixed_memory")) {
     c.fixed_memory = parse_bytes(o.text("fixed_memory"), o.where("fixed_memory"));
   } else {

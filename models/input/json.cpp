@@ -297,6 +297,8 @@ JsonDocument parse_document(std::string_view text, std::string_view where, std::
   JsonDocument document(std::move(json), file);
   JsonObject root = document.root();
   if (expected_schema.empty()) return document;
+  if (!root.has("schema"))
+    root.refuse("schema", "is missing", "add \"schema\": \"" + std::string(expected_schema) + "\"");
   const std::string schema = root.text("schema");
   if (schema != expected_schema) {
     root.refuse("schema", "is \"" + printable(schema) + "\"", "expected \"" + std::string(expected_schema) + "\"");

@@ -177,7 +177,7 @@ TEST_CASE("strict objects: unknown keys, paths, ranges") {
   CHECK_NOTHROW(root.finish());
   CHECK_FALSE(root.optional_integer("absent", 0, 1));
   CHECK(refusal([] { return parse_document("{}", "p.json", "fsdp-plan/plan/1"); }) ==
-        "p.json: schema: is missing; add it");
+        "p.json: schema: is missing; add \"schema\": \"fsdp-plan/plan/1\"");
   CHECK(refusal([] { return parse_document(R"({"schema":"fsdp-plan/costs/1"})", "p.json", "fsdp-plan/plan/1"); }) ==
         "p.json: schema: is \"fsdp-plan/costs/1\"; expected \"fsdp-plan/plan/1\"");
 }
