@@ -17,10 +17,12 @@
 #include "cli/options.h"
 #include "cli/terminal/terminal.h"
 #include "executor/cuda_backend.h"
+#include "executor/training/machine.h"
 #include "models/catalog.h"
 #include "models/input/error.h"
 #include "models/input/suggest.h"
 #include "simulator/published/fit_runs.h"
+#include "simulator/records/measurement.h"
 #include "viz/viz.h"
 
 namespace fsdp::cli {
@@ -151,6 +153,7 @@ int calibrate_command(const CalibrateFlags& f) {
   if (!(options.seconds_budget > 0))
     throw InputError("--budget", "is zero", "give the time that calibration may take, such as 20s");
   Costs costs;
+  std::vector<std::string> notes;
   {
     Progress progress;
     options.progress = [&](const std::string& what) { progress.say("calibrate: " + what); };
@@ -161,9 +164,13 @@ int calibrate_command(const CalibrateFlags& f) {
       const auto backend = make_cuda_backend({1, options.ranks});
       costs = calibrate_gpu(options, named_cluster(*f.nccl.cluster).gpu.name, *backend);
     } else {
+      const MachineWatch watch;
       costs = calibrate_host(options);
+      notes = doubts(watch.finish("", ""), options.ranks);
     }
   }
+  for (const std::string& note : notes)
+    print(stderr, "note: " + note + "; times of these costs are too long: calibrate again when it is quiet\n");
   const std::string text = to_json_text(costs);
   if (f.output) write_file(*f.output, text);
   if (f.json || !f.output) print(stdout, text);

@@ -96,6 +96,8 @@ struct Measurement {
 // Reasons to doubt the measured step time: the machine was busy, steps had not settled, the median is uncertain. In
 // words, most important first.
 [[nodiscard]] std::vector<std::string> doubts(const Measurement&);
+// The same of any measurement that `ranks` ranks took on a machine: others used it, ranks took turns.
+[[nodiscard]] std::vector<std::string> doubts(const MachineState&, std::int64_t ranks);
 
 // "fsdp-plan/measurement/1"; parse(to_json_text(m)) compares equal in every field that is written.
 [[nodiscard]] std::string to_json_text(const Measurement&);

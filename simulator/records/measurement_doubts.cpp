@@ -17,9 +17,8 @@ constexpr double kFelt = 0.1, kStolen = 0.02, kUnsure = 0.05;
 void add_machine(std::vector<std::string>& words, const MachineState& m, std::int64_t ranks) {
   const auto cores = static_cast<double>(std::max<std::int64_t>(1, m.usable_cores));
   if (m.other_cores && *m.other_cores > kFelt)
-    words.push_back(
-        fmt::format("the machine was busy: other processes kept {:.1f} of its {} cores at work during the run",
-                    *m.other_cores, m.cores));
+    words.push_back(fmt::format("the machine was busy: other processes kept {:.1f} of its {} cores at work meanwhile",
+                                *m.other_cores, m.cores));
   else if (!m.other_cores && m.load_at_start > 0.5 * cores)
     words.push_back(fmt::format("the machine was busy: a load of {:.1f} before the run began, on {} cores",
                                 m.load_at_start, m.usable_cores));
@@ -48,6 +47,12 @@ void add_steps(std::vector<std::string>& words, const Measurement& m) {
 }
 
 }  // namespace
+
+std::vector<std::string> doubts(const MachineState& m, std::int64_t ranks) {
+  std::vector<std::string> words;
+  add_machine(words, m, ranks);
+  return words;
+}
 
 std::vector<std::string> doubts(const Measurement& m) {
   std::vector<std::string> words;

@@ -459,6 +459,8 @@ TEST_CASE("doubts: a busy machine, steps that had not settled, a median that is 
   CHECK(says("a load of 3.0"));
   m.machine->stolen_cores = 0.5;
   CHECK(says("took 0.50 cores away"));
+  CHECK(doubts(*m.machine, 2).size() == 2);  // what calibrate says, which has no steps
+  CHECK(doubts(*m.machine, 8).back().find("8 ranks shared 4 cores") != std::string::npos);
   m.ranks.resize(8);
   CHECK(says("8 ranks shared 4 cores"));
   m.steps->settled = false;
