@@ -4,14 +4,16 @@
 // are independent, so the parts of the time are those of a mean cycle (renewal-reward). With failure rate r = 1/mtbf,
 // and P the period from one snapshot to the next (training or the write before it, whichever is longer, and the stall):
 //
-//   The run lives for t, exponentially distributed. It has taken k = floor(t / P) snapshots. The last one counts only
-//   if its write had ended, that is if t - k P >= write. So
-//     E[k] = q / (1 - q),  q = exp(-r P);   P(t - k P < w | k) = (1 - exp(-r w)) / (1 - q) for every k,
-//     E[durable snapshots] = q / (1 - q) - q (1 - exp(-r w)) / (1 - q) = exp(-r w) / (exp(r P) - 1).
+//   The run lives for t, exponentially distributed. No write is pending when it goes on, so that it takes its first
+//   snapshot after P1 = training + stall; the others follow P apart. Each is durable w = write after it was taken:
+//     E[durable snapshots] = sum over k >= 0 of exp(-r (P1 + k P + w)) = exp(-r (P1 + w)) / (1 - exp(-r P)),
+//     P(at least one is)   = exp(-r (P1 + w)).
 //   It then takes detection, and recoveries of length R until one does not fail. With X the mean time of them all,
 //   X = (1 - exp(-r R)) / r + (1 - exp(-r R)) (detection + X), so
 //     X = (exp(r R) - 1) (1/r + detection).
 //   A mean cycle takes 1/r + detection + X.
+//
+// All of it is divided by exp(r R) below, the attempts at recovery in a cycle: finite even if they hardly ever succeed.
 //
 // With write = 0 and detection = 0 this is Daly's complete solution: stall + training in T takes
 // (exp(r P) - 1) exp(r R) / r.
@@ -60,29 +62,33 @@ double waiting_for_spares(const LongRun& run, double exposed) {
 Goodput expected_goodput(const LongRun& run, std::int64_t save_every) {
   check(run);
   if (save_every < 1) throw InputError("save_every", "must be at least 1");
-  const double rate = 1 / run.mtbf, trained = static_cast<double>(save_every) * run.step;
-  const double period = std::max(trained, run.write) + run.stall, recovery = run.recovery();
-  const double durable = std::exp(-rate * run.write) / std::expm1(rate * period);  // snapshots per cycle
-  const double recoveries = std::exp(rate * recovery);                             // attempts per cycle
-  const double exposed_recovery = recoveries * -std::expm1(-rate * recovery) / rate;
-  const double cycle = 1 / rate + run.detection * recoveries + exposed_recovery;
-  // Of all attempts, the time inside a phase that lasts from `begin` to `end` of an attempt.
-  const auto phase = [&](double begin, double end) {
-    return recoveries * (std::exp(-rate * begin) - std::exp(-rate * end)) / rate;
+  const double trained = static_cast<double>(save_every) * run.step, recovery = run.recovery();
+  const double first = trained + run.stall, period = std::max(trained, run.write) + run.stall;
+  const double any = std::exp(-(first + run.write) / run.mtbf);  // probability that a cycle has a durable snapshot
+  const double durable = any / -std::expm1(-period / run.mtbf);  // snapshots per cycle
+  const double recovers = std::exp(-recovery / run.mtbf);        // probability that an attempt succeeds
+  const double lives = run.mtbf * recovers;                      // per attempt, as the rest below
+  const double exposed_recovery = run.mtbf * -std::expm1(-recovery / run.mtbf);
+  const double attempt = lives + run.detection + exposed_recovery;
+  // The time inside a phase that begins `after` an attempt does, and lasts for `seconds`.
+  const auto phase = [&](double after, double seconds) {
+    return run.mtbf * std::exp(-after / run.mtbf) * -std::expm1(-seconds / run.mtbf);
   };
   Goodput g;
   g.save_every = save_every;
-  if (!std::isfinite(cycle)) return g;  // no recovery ever ends
-  g.waiting = waiting_for_spares(run, (1 / rate + exposed_recovery) / cycle);
-  const double part = (1 - g.waiting) / cycle;
-  g.training = durable * trained * part;
-  g.saving = durable * (period - trained) * part;
-  g.redone = std::max(0.0, 1 / rate - durable * period) * part;
-  g.detection = run.detection * recoveries * part;
+  g.waiting = waiting_for_spares(run, (lives + exposed_recovery) / attempt);
+  const double part = (1 - g.waiting) / attempt;
+  const double saved = durable * run.stall + (durable - any) * (period - first);  // saves that are not lost, per cycle
+  g.training = durable * trained * recovers * part;
+  g.saving = saved * recovers * part;
+  g.redone = std::max(0.0, run.mtbf - durable * trained - saved) * recovers * part;
+  g.detection = run.detection * part;
   g.restart = phase(0, run.restart) * part;
-  g.load = phase(run.restart, run.restart + run.load) * part;
-  g.warmup = phase(run.restart + run.load, recovery) * part;
-  g.failures_per_day = 86'400 * recoveries * part;  // each attempt follows one
+  g.load = phase(run.restart, run.load) * part;
+  g.warmup = phase(run.restart + run.load, run.warmup) * part;
+  g.failures_per_day = 86'400 * part;  // each attempt follows one
+  const double all = g.training + g.saving + g.redone + g.detection + g.restart + g.load + g.warmup + g.waiting;
+  if (!(std::abs(all - 1) < 1e-6)) throw InputError("mtbf", "is too far from the run's other times to compute with");
   return g;
 }
 

@@ -1,5 +1,5 @@
-// The same run, failure by failure: snapshots are taken one after the other, and failures come at times drawn
-// beforehand, whatever the run does then.
+// The same run, failure by failure. Failures come at times drawn beforehand, whatever the run does then; the snapshots
+// between two of them are counted as the expectation counts them (goodput.cpp), and not played one by one.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -57,13 +57,13 @@ class Simulation {
   void work(Times& t) {
     const double period = std::max(trained_, run_.write) + run_.stall, begin = now_;
     if (next_failure_ == 0) next_failure_ = failures_.exponential(run_.mtbf);
-    double durable = 0;
-    // Whole periods at once: nothing happens in them.
-    const double taken = std::floor((next_failure_ - begin) / period);
-    if (taken > 0) durable = taken - 1 + (next_failure_ - (begin + taken * period) >= run_.write ? 1 : 0);
+    // The first save waits for no write before it. Whole periods at once: nothing happens in them.
+    const double first = trained_ + run_.stall, life = next_failure_ - begin;
+    const double durable = life < first + run_.write ? 0 : 1 + std::floor((life - (first + run_.write)) / period);
+    const double saved = durable * run_.stall + std::max(0.0, durable - 1) * (period - first);
     t.training += durable * trained_;
-    t.saving += durable * (period - trained_);
-    t.redone += next_failure_ - begin - durable * period;
+    t.saving += saved;
+    t.redone += life - durable * trained_ - saved;
     now_ = next_failure_;
   }
 
