@@ -12,8 +12,8 @@
 namespace fsdp::cli {
 namespace {
 
-constexpr std::int64_t kFailures = 200'000;  // of the Monte Carlo
-constexpr double kLongest = 1e12;            // seconds
+constexpr std::int64_t kSimulatedFailures = 200'000;
+constexpr double kLongest = 1e12;  // seconds
 
 // As times elsewhere, and "90min", "30000h", "2d".
 double duration(const std::string& text, const std::string& flag) {
@@ -70,7 +70,13 @@ void add_saving(GoodputAnswer& a, const GoodputFlags& f, const CheckpointSize& s
   if (!(storage.count() > 0)) throw InputError("--storage-bandwidth", "must be more than 0", "give such as 50GB/s");
   const double written = (Bytes(size.bytes) / storage).count();
   const std::int64_t replicas = plan.dialect == Dialect::ddp ? plan.ranks() : plan.replicate();
+  a.written = written;
   a.run.load = written * static_cast<double>(replicas);
+  if (!(a.run.load <= kLongest))
+    throw InputError(
+        "--storage-bandwidth",
+        fmt::format("at this rate, reading a checkpoint of {} takes more than 30,000 years", human(Bytes(size.bytes))),
+        "give such as 50GB/s");
   a.assumptions.push_back(fmt::format(
       "checkpoint: {} (parameters and optimizer state in {}), written at {} by all ranks together; each of "
       "{} replica{} reads it at the same rate",
@@ -137,11 +143,19 @@ std::optional<GoodputAnswer> apply_goodput_flags(const GoodputFlags& f, const Pr
   a.assumptions.push_back(f.spares ? "spares: each failure takes one; repairs take exponentially distributed times"
                                    : std::string("spares: there is always one (--spares, --repair-time)"));
   if (f.seed) a.seed = static_cast<std::uint64_t>(parse_count(*f.seed, "--failure-seed", 0, INT64_MAX));
-  a.best = best_interval(a.run, kFailures / 10, a.seed);
-  const std::int64_t every =
-      f.save_every ? parse_count(*f.save_every, "--save-every", 1, 1'000'000'000) : a.best.best.save_every;
+  const std::int64_t every = f.save_every ? parse_count(*f.save_every, "--save-every", 1, 1'000'000'000)
+                                          : best_interval(a.run).best.save_every;
   a.expected = expected_goodput(a.run, every);
-  a.simulated = simulated_goodput(a.run, every, kFailures, a.seed);
+  a.simulated = simulated_goodput(a.run, every, kSimulatedFailures, a.seed);
+  std::optional<double> waiting;
+  if (f.spares) {
+    if (!a.simulated)
+      throw InputError("--spares", "fewer than one recovery in a hundred succeeds: waiting for spares is not simulated",
+                       "leave it out, or see that recovery takes less time");
+    waiting = a.simulated->mean.waiting;
+  }
+  a.goodput = expected_goodput(a.run, every, waiting);
+  a.best = best_interval(a.run, waiting);
   return a;
 }
 

@@ -43,35 +43,52 @@ std::string every(const GoodputAnswer& a, std::int64_t steps) {
 
 std::string share(double part) { return fmt::format("{:.2f} %", 100 * part); }
 
+std::string a_day(double part) {
+  const double seconds = 86'400 * part;
+  if (part == 0) return "-";
+  return seconds < 0.001 ? "< 1 ms" : long_time(seconds);
+}
+
 }  // namespace
 
 std::string goodput_text(const GoodputAnswer& a) {
-  const Goodput& g = a.goodput();
+  const Goodput& g = a.goodput;
   std::string out = fmt::format(
       "Long run: {} of the time trains, {} tokens a day; a failure every {} ({} GPUs); a checkpoint of {} every {}.\n",
       share(g.training), with_commas(static_cast<std::int64_t>(g.tokens_per_day(a.run))), long_time(a.run.mtbf),
       with_commas(a.ranks), human(Bytes(a.checkpoint_bytes)), every(a, g.save_every));
   std::vector<std::vector<std::string>> rows;
-  for (const Part& p : kParts)
-    rows.push_back({p.name, share(g.*p.value), g.*p.value > 0 ? long_time(86'400 * (g.*p.value)) : "-"});
+  for (const Part& p : kParts) rows.push_back({p.name, share(g.*p.value), a_day(g.*p.value)});
   out += "\n" + fitting_table({"time of a long run", ">share", ">a day"}, rows) + "\n";
-  out += fmt::format("Best: a checkpoint every {}; from {} to {} steps at most 0.1 % less of the time trains.",
-                     every(a, a.best.best.save_every), with_commas(a.best.lowest), with_commas(a.best.highest));
+  out += fmt::format("Best: a checkpoint every {}; from {} {} at most 0.1 % less of the time trains.",
+                     every(a, a.best.best.save_every), with_commas(a.best.lowest),
+                     a.best.highest ? "to " + with_commas(*a.best.highest) + " steps" : "step on");
   if (!a.async_save)
     out += fmt::format(" Young says {}, Daly {}.", long_time(young_interval(a.run.stall, a.run.mtbf)),
                        long_time(daly_interval(a.run.stall, a.run.mtbf)));
-  out += fmt::format("\nMonte Carlo, {} failures of seed {}: {} of the time trains, +- {:.2g} % (95 %).\n",
-                     with_commas(a.simulated.failures), a.seed, share(a.simulated.mean.training),
-                     196 * a.simulated.standard_error);
+  if (a.simulated)
+    out += fmt::format("\nMonte Carlo, {} failures of seed {}: {} of the time trains, +- {:.2g} % (95 %).\n",
+                       with_commas(a.simulated->failures), a.seed, share(a.simulated->mean.training),
+                       196 * a.simulated->standard_error);
+  else
+    out += fmt::format(
+        "\nRecovery hardly ever ends: it takes {}, and succeeds with a probability of {:.2g}. No Monte Carlo.\n",
+        long_time(a.run.recovery()), recovery_succeeds(a.run));
   for (const std::string& assumption : a.assumptions) out += "assumed: " + assumption + ".\n";
   return out;
 }
 
 std::string goodput_json(const GoodputAnswer& a) {
   using Json = nlohmann::ordered_json;
-  const Goodput& g = a.goodput();
+  const Goodput& g = a.goodput;
   Json shares = Json::object();
   for (const Part& p : kParts) shares[p.key] = g.*p.value;
+  Json monte_carlo;
+  if (a.simulated)
+    monte_carlo = {{"goodput", a.simulated->mean.training},
+                   {"standard_error", a.simulated->standard_error},
+                   {"failures", a.simulated->failures},
+                   {"seed", a.seed}};
   Json json = {{"schema", "fsdp-plan/goodput/1"},
                {"step_time_s", a.run.step},
                {"ranks", a.ranks},
@@ -79,7 +96,7 @@ std::string goodput_json(const GoodputAnswer& a) {
                {"checkpoint_bytes", a.checkpoint_bytes},
                {"async_save", a.async_save},
                {"stall_s", a.run.stall},
-               {"write_s", a.async_save ? a.run.write : a.run.stall},
+               {"write_s", a.written},
                {"detection_s", a.run.detection},
                {"restart_s", a.run.restart},
                {"load_s", a.run.load},
@@ -92,16 +109,12 @@ std::string goodput_json(const GoodputAnswer& a) {
                {"failures_per_day", g.failures_per_day},
                {"shares", std::move(shares)},
                {"expected_goodput", a.expected.training},
-               {"monte_carlo",
-                {{"goodput", a.simulated.mean.training},
-                 {"standard_error", a.simulated.standard_error},
-                 {"failures", a.simulated.failures},
-                 {"seed", a.seed}}},
+               {"monte_carlo", std::move(monte_carlo)},
                {"best",
                 {{"save_every", a.best.best.save_every},
                  {"goodput", a.best.best.training},
                  {"lowest", a.best.lowest},
-                 {"highest", a.best.highest}}},
+                 {"highest", a.best.highest ? Json(*a.best.highest) : Json()}}},
                {"young_interval_s", young_interval(a.run.stall, a.run.mtbf)},
                {"daly_interval_s", daly_interval(a.run.stall, a.run.mtbf)},
                {"assumptions", a.assumptions}};

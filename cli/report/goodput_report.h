@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -13,13 +14,13 @@ struct GoodputAnswer {
   LongRun run;
   std::int64_t ranks = 1, checkpoint_bytes = 0;
   bool async_save = false;
-  Goodput expected;            // at --save-every, else at the best interval
-  SimulatedGoodput simulated;  // the same
-  BestInterval best;
+  double written = 0;  // seconds in which the storage takes a checkpoint
+  // At --save-every, else at the best interval. With spares, simulated waiting replaces that of the closed form.
+  Goodput goodput, expected;
+  std::optional<SimulatedGoodput> simulated;
+  BestInterval best;  // as `goodput`
   std::uint64_t seed = 0;
   std::vector<std::string> assumptions;  // one sentence each
-  // Monte Carlo decides where the expectation is an approximation.
-  [[nodiscard]] const Goodput& goodput() const { return run.spares ? simulated.mean : expected; }
 };
 [[nodiscard]] std::string goodput_text(const GoodputAnswer&);
 // "fsdp-plan/goodput/1".

@@ -57,18 +57,50 @@ double waiting_for_spares(const LongRun& run, double exposed) {
   return erlang_loss(run.spares->count + 1, exposed / run.mtbf * run.spares->repair_seconds);
 }
 
+// A cycle, as far as the interval between saves decides it.
+struct Saves {
+  double trained, first, period;
+  double any_log;  // of the probability that a snapshot is durable
+
+  Saves(const LongRun& run, std::int64_t save_every)
+      : trained(static_cast<double>(save_every) * run.step),
+        first(trained + run.stall),
+        period(std::max(trained, run.write) + run.stall),
+        any_log(-(first + run.write) / run.mtbf) {}
+  // Of what is trained and not lost. Finite where that itself is too small for a number.
+  [[nodiscard]] double training_log(const LongRun& run) const {
+    return std::log(trained) + any_log - std::log(-std::expm1(-period / run.mtbf));
+  }
+};
+
+// Training between saves that trains most. Below `write` more training costs nothing but the risk of a failure in it;
+// above, it is where the derivative of Saves::training_log is 0.
+double best_training(const LongRun& run) {
+  const auto rises = [&](double trained) {
+    return trained < run.write ? trained < run.mtbf
+                               : trained / run.mtbf < -std::expm1(-(trained + run.stall) / run.mtbf);
+  };
+  double low = 0, high = run.mtbf;
+  for (int i = 0; i < 200; ++i) {
+    const double middle = low + (high - low) / 2;
+    (rises(middle) ? low : high) = middle;
+  }
+  return low;
+}
+
 }  // namespace
 
-Goodput expected_goodput(const LongRun& run, std::int64_t save_every) {
+double recovery_succeeds(const LongRun& run) { return std::exp(-run.recovery() / run.mtbf); }
+
+Goodput expected_goodput(const LongRun& run, std::int64_t save_every, std::optional<double> waiting) {
   check(run);
   if (save_every < 1) throw InputError("save_every", "must be at least 1");
-  const double trained = static_cast<double>(save_every) * run.step, recovery = run.recovery();
-  const double first = trained + run.stall, period = std::max(trained, run.write) + run.stall;
-  const double any = std::exp(-(first + run.write) / run.mtbf);  // probability that a cycle has a durable snapshot
-  const double durable = any / -std::expm1(-period / run.mtbf);  // snapshots per cycle
-  const double recovers = std::exp(-recovery / run.mtbf);        // probability that an attempt succeeds
-  const double lives = run.mtbf * recovers;                      // per attempt, as the rest below
-  const double exposed_recovery = run.mtbf * -std::expm1(-recovery / run.mtbf);
+  const Saves saves(run, save_every);
+  const double any = std::exp(saves.any_log);                          // cycles with a durable snapshot
+  const double durable = any / -std::expm1(-saves.period / run.mtbf);  // snapshots per cycle
+  const double recovers = recovery_succeeds(run);
+  const double lives = run.mtbf * recovers;  // per attempt, as the rest below
+  const double exposed_recovery = run.mtbf * -std::expm1(-run.recovery() / run.mtbf);
   const double attempt = lives + run.detection + exposed_recovery;
   // The time inside a phase that begins `after` an attempt does, and lasts for `seconds`.
   const auto phase = [&](double after, double seconds) {
@@ -76,12 +108,13 @@ Goodput expected_goodput(const LongRun& run, std::int64_t save_every) {
   };
   Goodput g;
   g.save_every = save_every;
-  g.waiting = waiting_for_spares(run, (lives + exposed_recovery) / attempt);
+  g.waiting = waiting ? *waiting : waiting_for_spares(run, (lives + exposed_recovery) / attempt);
   const double part = (1 - g.waiting) / attempt;
-  const double saved = durable * run.stall + (durable - any) * (period - first);  // saves that are not lost, per cycle
-  g.training = durable * trained * recovers * part;
+  const double saved =
+      durable * run.stall + (durable - any) * (saves.period - saves.first);  // saves that are not lost, per cycle
+  g.training = durable * saves.trained * recovers * part;
   g.saving = saved * recovers * part;
-  g.redone = std::max(0.0, run.mtbf - durable * trained - saved) * recovers * part;
+  g.redone = std::max(0.0, run.mtbf - durable * saves.trained - saved) * recovers * part;
   g.detection = run.detection * part;
   g.restart = phase(0, run.restart) * part;
   g.load = phase(run.restart, run.load) * part;
@@ -100,37 +133,29 @@ double daly_interval(double stall, double mtbf) {
   return young_interval(stall, mtbf) * (1 + std::sqrt(x) / 3 + x / 9) - stall;
 }
 
-BestInterval best_interval(const LongRun& run, std::int64_t failures, std::uint64_t seed) {
-  const auto trains = [&](std::int64_t n) { return expected_goodput(run, n).training; };
-  // What is trained rises with the interval, then falls: no interval above some mean times between failures is best.
-  std::int64_t low = 1, high = 2;
-  const auto most = static_cast<double>(std::int64_t{1} << 40);
-  high += static_cast<std::int64_t>(std::min(most, (4 * run.mtbf + run.write) / run.step));
-  while (low < high) {
-    const std::int64_t middle = low + (high - low) / 2;
-    if (trains(middle) < trains(middle + 1)) low = middle + 1;
-    else high = middle;
-  }
-  std::int64_t best = low;
-  SimulatedGoodput decided = simulated_goodput(run, best, failures, seed);
-  for (const double factor : {0.5, 0.7, 0.85, 1.2, 1.4, 2.0}) {
-    const auto n = std::max<std::int64_t>(1, std::llround(factor * static_cast<double>(low)));
-    const SimulatedGoodput other = simulated_goodput(run, n, failures, seed);
-    // The same failures: the difference is surer than either.
-    if (other.mean.training > decided.mean.training + 2 * other.standard_error) best = n, decided = other;
-  }
-  BestInterval result{expected_goodput(run, best), best, best};
-  const double enough = result.best.training - 0.001;
+BestInterval best_interval(const LongRun& run, std::optional<double> waiting) {
+  check(run);
+  constexpr std::int64_t most = std::int64_t{1} << 60;
+  const auto training_log = [&](std::int64_t n) { return Saves(run, n).training_log(run); };
+  const double steps = std::clamp(std::floor(best_training(run) / run.step), 1.0, static_cast<double>(most));
+  auto best = static_cast<std::int64_t>(steps);
+  if (training_log(best + 1) > training_log(best)) ++best;
+  BestInterval result{expected_goodput(run, best, waiting), best, best};
+  const double most_trained = result.best.training, best_log = training_log(best);
+  const auto enough = [&](std::int64_t n) {
+    return most_trained * std::exp(training_log(n) - best_log) >= most_trained - 0.001;
+  };
   const auto edge = [&](std::int64_t inside, std::int64_t outside) {
-    if (trains(outside) >= enough) return outside;
     while (std::abs(outside - inside) > 1) {
       const std::int64_t middle = inside + (outside - inside) / 2;
-      (trains(middle) >= enough ? inside : outside) = middle;
+      (enough(middle) ? inside : outside) = middle;
     }
     return inside;
   };
-  result.lowest = edge(best, 1);
-  result.highest = edge(best, best * 64 + 64);
+  result.lowest = enough(1) ? 1 : edge(best, 1);
+  std::int64_t above = best + 1;
+  while (above <= most && enough(above)) above *= 2;
+  result.highest = above <= most ? std::optional(edge(best, above)) : std::nullopt;
   return result;
 }
 

@@ -43,31 +43,38 @@ struct Goodput {
   }
 };
 
-// The mean over an endless run, exact without spares. With spares, waiting is that of machines that fail only while the
-// run can, at its mean rate (Erlang's loss formula); simulated_goodput does without this approximation. Throws
-// InputError for a run that is impossible.
-[[nodiscard]] Goodput expected_goodput(const LongRun&, std::int64_t save_every);
+// The mean over an endless run, exact without spares. With spares it is exact but for `waiting`: where that part of the
+// time is not given, it is that of machines that fail only while the run can, at its mean rate (Erlang's loss formula).
+// Throws InputError for a run that is impossible.
+[[nodiscard]] Goodput expected_goodput(const LongRun&, std::int64_t save_every, std::optional<double> waiting = {});
 
-// The same by Monte Carlo: `failures` of them one after the other, failures drawn over absolute time.
+// Probability that an attempt at recovery succeeds.
+[[nodiscard]] double recovery_succeeds(const LongRun&);
+
+// The same by Monte Carlo, failure by failure: no approximation with spares. `waiting` does not depend on the interval,
+// for the same seed. None where recovery hardly ever succeeds (fewer than one attempt in a hundred): most failures
+// would then meet no training.
 struct SimulatedGoodput {
   Goodput mean;
   double standard_error = 0;  // of `training`
   std::int64_t failures = 0;
 };
-[[nodiscard]] SimulatedGoodput simulated_goodput(const LongRun&, std::int64_t save_every, std::int64_t failures,
-                                                 std::uint64_t seed);
+[[nodiscard]] std::optional<SimulatedGoodput> simulated_goodput(const LongRun&, std::int64_t save_every,
+                                                                std::int64_t failures, std::uint64_t seed);
 
 // Seconds of training between saves that Young (1974) and Daly (2006) find best, for saves that are all stall; as
 // stall / mtbf goes to 0 all three agree.
 [[nodiscard]] double young_interval(double stall, double mtbf);
 [[nodiscard]] double daly_interval(double stall, double mtbf);
 
-// The interval that trains most. Monte Carlo decides between the one that the expectation finds best and its
-// neighbours: all of them meet the same failures.
+// The interval that trains most, with spares or without: what is not training or saving takes the same time at every
+// interval.
 struct BestInterval {
-  Goodput best;                          // expected
-  std::int64_t lowest = 0, highest = 0;  // intervals between these train at most 0.1 % of the time less
+  Goodput best;  // expected
+  // Intervals between these train at most 0.1 % of the time less.
+  std::int64_t lowest = 0;
+  std::optional<std::int64_t> highest = {};  // none: nor do longer ones
 };
-[[nodiscard]] BestInterval best_interval(const LongRun&, std::int64_t failures, std::uint64_t seed);
+[[nodiscard]] BestInterval best_interval(const LongRun&, std::optional<double> waiting = {});
 
 }  // namespace fsdp
