@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <utility>
 
@@ -81,21 +82,25 @@ void add_saving(GoodputAnswer& a, const GoodputFlags& f, const CheckpointSize& s
       "checkpoint: {} (parameters and optimizer state in {}), written at {} by all ranks together; each of "
       "{} replica{} reads it at the same rate",
       human(Bytes(size.bytes)), name(plan.master_dtype), human(storage), replicas, replicas == 1 ? "" : "s"));
-  if (!f.async_save) {
-    a.run.stall = written;
-    a.assumptions.emplace_back("saving stops training until all is written (--async-save: only while GPUs copy)");
-    return;
-  }
-  if (!(cluster.gpu.host_link.count() > 0))
+  const bool copies = cluster.gpu.host_link.count() > 0;
+  if (f.async_save && !copies)
     throw InputError("--async-save", "how fast the ranks of this cluster copy to their hosts is not known",
                      "leave it out");
   const std::int64_t each = size.largest_rank_bytes.value_or((size.bytes + plan.ranks() - 1) / plan.ranks());
-  a.run.stall = (Bytes(each) / cluster.gpu.host_link).count();
-  a.run.write = written;
-  a.assumptions.push_back(
-      fmt::format("saving stops training while a GPU copies {} to its host at {}; the write then slows nothing, and "
-                  "the next save waits for it",
-                  human(Bytes(each)), human(cluster.gpu.host_link)));
+  const double copy = copies ? (Bytes(each) / cluster.gpu.host_link).count() : 0;
+  const std::string copying =
+      copies ? fmt::format("a GPU copies {} to its host at {}", human(Bytes(each)), human(cluster.gpu.host_link)) : "";
+  if (f.async_save) {
+    a.run.stall = copy;
+    a.run.write = written;
+    a.assumptions.push_back("saving stops training while " + copying +
+                            "; the write then slows nothing, and the next save waits for it");
+  } else {
+    a.run.stall = std::max(written, copy);
+    a.assumptions.push_back("saving stops training until all is written" +
+                            (copy > written ? ", and while " + copying + ", which takes longer" : "") +
+                            " (--async-save: only while GPUs copy)");
+  }
 }
 
 }  // namespace
