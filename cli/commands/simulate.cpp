@@ -39,7 +39,18 @@ void add_distribution(Prediction& p, const SimulateFlags& f, const Setup& setup)
   p.step_time_distribution = step_time_distribution(p.step_time, p.where, p.ranks, setup.costs, seed);
 }
 
+// One answer replaces another: not both.
+void check_answers(const SimulateFlags& f) {
+  const char* long_run = f.goodput.mtbf ? "--mtbf" : "--cluster-mtbf";
+  if (!f.goodput.mtbf && !f.goodput.cluster_mtbf) return;
+  if (f.memory)
+    throw InputError("--memory", std::string("has no answer beside that of ") + long_run, "give one of them");
+  if (f.json == JsonForm::brief)
+    throw InputError("--json", std::string("the answer of ") + long_run + " has no brief form", "give --json");
+}
+
 int simulate_command(const SimulateFlags& f) {
+  check_answers(f);
   check_output(f.output, {f.shared.plan, f.shared.model, f.shared.cluster, f.shared.costs, f.trace});
   check_output(f.trace, {f.shared.plan, f.shared.model, f.shared.cluster, f.shared.costs});
   ShardingPlan plan;
