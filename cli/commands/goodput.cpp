@@ -4,10 +4,12 @@
 
 #include <algorithm>
 #include <array>
+#include <string_view>
 #include <utility>
 
 #include "executor/checkpoint/size.h"
 #include "models/input/error.h"
+#include "models/input/suggest.h"
 #include "models/units.h"
 
 namespace fsdp::cli {
@@ -18,14 +20,25 @@ constexpr double kLongest = 1e12;  // seconds
 
 // As times elsewhere, and "90min", "30000h", "2d".
 double duration(const std::string& text, const std::string& flag) {
-  double seconds = -1;
-  for (const auto& [suffix, factor] : {std::pair{"min", 60.0}, {"h", 3600.0}, {"d", 86'400.0}}) {
+  double factor = 1;
+  std::string number = text;
+  for (const auto& [suffix, seconds] : {std::pair{"min", 60.0}, {"h", 3600.0}, {"d", 86'400.0}}) {
     const std::string_view end(suffix);
     if (!text.ends_with(end)) continue;
-    seconds = factor * parse_seconds(text.substr(0, text.size() - end.size()) + "s", flag).count();
+    factor = seconds;
+    number = text.substr(0, text.size() - end.size());
+    // "3mh" has two units
+    number +=
+        number.empty() || std::string_view("0123456789. ").find(number.back()) == std::string_view::npos ? "?" : "s";
     break;
   }
-  if (seconds < 0) seconds = parse_seconds(text, flag).count();
+  double seconds = 0;
+  try {
+    seconds = factor * parse_seconds(number, flag).count();
+  } catch (const InputError&) {
+    throw InputError(flag, "\"" + printable(text) + "\" was not understood",
+                     "expected a time with its unit, such as \"50000h\" or \"10min\"");
+  }
   if (seconds > kLongest) throw InputError(flag, "is more than 30,000 years", "give a shorter time");
   return seconds;
 }
