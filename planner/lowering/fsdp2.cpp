@@ -209,7 +209,7 @@ class Fsdp2 final : public DialectHooks {
   }
 
   void gather_for_backward(StepBuilder& b, std::int32_t u) {
-    if (!units_.empty(u) && plan().units[at(u)].unshard_in_backward) unshard_.unshard(b, u);
+    if (plan().units[at(u)].unshard_in_backward) unshard_.unshard(b, u);
   }
 
   void set_reshard(std::int32_t u) {

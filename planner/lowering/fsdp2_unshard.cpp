@@ -4,7 +4,7 @@ namespace fsdp {
 
 void Fsdp2Unshard::unshard(StepBuilder& b, std::int32_t u) {
   Fsdp2Unit& s = units_[u];
-  if (s.gathered || s.pending) return;
+  if (units_.empty(u) || s.gathered || s.pending) return;
   s.pending = true;
   if (units_.copies_alone()) return;  // wait copies the shard
   b.wait(Stream::copy_in, s.reshard_event);

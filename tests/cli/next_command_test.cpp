@@ -46,6 +46,7 @@ struct FlagCase {
   Kept kept;
   std::string value;
 };
+const std::string kOfGeneric = "of generic";
 const std::map<std::string, FlagCase> kFlags = {
     {"--model", {Kept::next_command, ""}},  // given in every call below
     {"--cluster", {Kept::next_command, ""}},
@@ -75,6 +76,16 @@ const std::map<std::string, FlagCase> kFlags = {
     {"--optimizer", {Kept::plan_file, "sgd"}},
     {"--clip-norm", {Kept::plan_file, "1"}},
     {"--seed", {Kept::plan_file, "7"}},
+    // Sizes of a generic model: one model has all of them, below.
+    {"--layers", {Kept::next_command, kOfGeneric}},
+    {"--hidden", {Kept::next_command, kOfGeneric}},
+    {"--heads", {Kept::next_command, kOfGeneric}},
+    {"--kv-heads", {Kept::next_command, kOfGeneric}},
+    {"--head-dim", {Kept::next_command, kOfGeneric}},
+    {"--ffn", {Kept::next_command, kOfGeneric}},
+    {"--vocab", {Kept::next_command, kOfGeneric}},
+    {"--experts", {Kept::next_command, kOfGeneric}},
+    {"--experts-per-token", {Kept::next_command, kOfGeneric}},
     {"--plan", {Kept::nowhere, ""}},
     {"--output", {Kept::nowhere, ""}},
     {"--trace", {Kept::nowhere, ""}},
@@ -125,13 +136,22 @@ TEST_CASE("every flag of simulate that decides a prediction is in the plan's fil
     if (c.kept == Kept::nowhere) continue;
     CAPTURE(flag);
     CHECK(of_plan.contains(flag));
-    if (flag == "--model" || flag == "--cluster") continue;
+    if (flag == "--model" || flag == "--cluster" || c.value == kOfGeneric) continue;
     const bool fsdp1 = flag == "--limit-all-gathers" || flag == "--use-orig-params";
     std::string words = flag == "--seq-len" || flag == "--gpus" ? "--model tiny-llama --cluster dgx-h100" : kSmall;
     words += (fsdp1 ? " --dialect fsdp1 " : " ") + flag + (c.value.empty() ? "" : " " + c.value);
     const std::string next = predicts_the_same(program, words);
     CHECK((next.find(flag) != std::string::npos) == (c.kept == Kept::next_command));
   }
+}
+
+TEST_CASE("the next command has every size of a generic model") {
+  const std::string next = predicts_the_same(
+      Program(),
+      "--model generic --layers 2 --hidden 64 --heads 4 --kv-heads 2 --head-dim 32 --ffn 128 --vocab 256 --experts 4 "
+      "--experts-per-token 2 --cluster dgx-h100 --seq-len 64");
+  for (const auto& [flag, c] : kFlags)
+    if (c.value == kOfGeneric) CHECK_MESSAGE(next.find(" " + flag + " ") != std::string::npos, flag, " of ", next);
 }
 
 TEST_CASE("the next command of a plan predicts what the plan said, with many flags at once") {
