@@ -15,7 +15,9 @@
 #include <fstream>
 #include <iterator>
 #include <memory>
+#include <set>
 #include <string_view>
+#include <utility>
 
 namespace fsdp::mpi {
 namespace {
@@ -70,6 +72,8 @@ std::string executable_of(const std::string& process) {
   return n > 0 ? std::string(path.data(), static_cast<std::size_t>(n)) : "";
 }
 
+std::string announcement(std::int64_t rank, std::int64_t pid) { return fmt::format("rank-{}-{}", rank, pid); }
+
 // As the launcher wrote it: what this process has set since is not there.
 std::string own_environment() { return text_of("/proc/self/environ"); }
 
@@ -81,25 +85,45 @@ StartUp::StartUp() {
   ranks_ = number_in(environment, kRanks);
   ranks_here_ = number_in(environment, kRanksHere);
   executable_ = executable_of("/proc/self");
+  command_ = text_of("/proc/self/cmdline");
   if (rank_ && !executable_.empty()) launch_ = launch_in(environment, ::getppid());
+  if (!launch_.empty()) (void)claim(announcement(*rank_, ::getpid()));
 }
 
+bool StartUp::found_all() const {
+  const auto most = ranks_here_ ? ranks_here_ : ranks_;
+  return most && static_cast<std::int64_t>(peers_.size()) + 1 >= *most;
+}
+
+// A rank may run other commands of this program before it joins, or beside it: only what has announced itself is a
+// peer. Of the rest, one that was started with the same words is the rank before it has come so far.
 void StartUp::find_peers() {
+  if (found_all()) return silent_.clear();
+  std::vector<Peer> silent;
   const std::unique_ptr<DIR, int (*)(DIR*)> proc(::opendir("/proc"), &::closedir);
-  while (proc != nullptr) {
-    const dirent* entry = ::readdir(proc.get());
-    if (entry == nullptr) return;
+  for (const dirent* entry = nullptr; proc != nullptr && (entry = ::readdir(proc.get())) != nullptr;) {
     const std::int64_t pid = std::strtoll(entry->d_name, nullptr, 10);
-    if (pid <= 0 || pid == ::getpid() || pids_.contains(pid)) continue;
+    if (pid <= 0 || pid == ::getpid()) continue;
     const std::string process = "/proc/" + std::to_string(pid);
     if (executable_of(process) != executable_) continue;  // those of other users have no name here
     const std::string environment = text_of(process + "/environ");
     const Process p = look_at(pid);
     const auto rank = number_in(environment, kRank);
-    if (!rank || p.state == ProcessState::gone || launch_in(environment, p.parent) != launch_) continue;
-    peers_.push_back({*rank, pid, p.started, std::nullopt});
-    pids_.insert(pid);
+    if (!rank || *rank == *rank_ || has_peer(*rank)) continue;
+    if (p.state == ProcessState::gone || launch_in(environment, p.parent) != launch_) continue;
+    const Peer found{*rank, pid, p.started, std::nullopt};
+    if (is_claimed(announcement(*rank, pid))) peers_.push_back(found);
+    else if (p.state == ProcessState::stopped && text_of(process + "/cmdline") == command_) silent.push_back(found);
   }
+  for (Peer& now : silent)
+    for (const Peer& before : silent_)
+      if (now.pid == before.pid && now.started == before.started) now.stopped_since = before.stopped_since;
+  silent_ = std::move(silent);
+  std::erase_if(silent_, [&](const Peer& p) { return has_peer(p.rank); });
+}
+
+bool StartUp::has_peer(std::int64_t rank) const {
+  return std::any_of(peers_.begin(), peers_.end(), [&](const Peer& p) { return p.rank == rank; });
 }
 
 std::optional<StartUp::Lost> StartUp::look() {
@@ -107,14 +131,18 @@ std::optional<StartUp::Lost> StartUp::look() {
   if (launch_.empty() || now - looked_ < kBetweenLooks) return std::nullopt;
   looked_ = now;
   find_peers();
-  for (Peer& peer : peers_) {
+  for (const Peer& peer : peers_) {
     const Process p = look_at(peer.pid);
     if (p.state == ProcessState::gone || p.started != peer.started)
       return Lost{peer.rank, fmt::format("died: its process, {}, was killed, crashed or ended", peer.pid), 0};
-    if (p.state != ProcessState::stopped) peer.stopped_since.reset();
-    else if (!peer.stopped_since) peer.stopped_since = now;
-    else if (now - *peer.stopped_since > kStopped)
-      return Lost{peer.rank, fmt::format("is stopped (SIGSTOP): its process, {}, is killed", peer.pid), peer.pid};
+  }
+  for (std::vector<Peer>* processes : {&peers_, &silent_}) {
+    for (Peer& peer : *processes) {
+      if (look_at(peer.pid).state != ProcessState::stopped) peer.stopped_since.reset();
+      else if (!peer.stopped_since) peer.stopped_since = now;
+      else if (now - *peer.stopped_since > kStopped)
+        return Lost{peer.rank, fmt::format("is stopped (SIGSTOP): its process, {}, is killed", peer.pid), peer.pid};
+    }
   }
   return std::nullopt;
 }
@@ -124,8 +152,7 @@ std::vector<std::int64_t> StartUp::never_seen() const {
   if (launch_.empty() || !ranks_ || ranks_here_ != ranks_)
     return missing;  // which ranks are here is known of all alone
   for (std::int64_t r = 0; r < *ranks_; ++r)
-    if (r != *rank_ && std::none_of(peers_.begin(), peers_.end(), [&](const Peer& p) { return p.rank == r; }))
-      missing.push_back(r);
+    if (r != *rank_ && !has_peer(r)) missing.push_back(r);
   return missing;
 }
 
@@ -137,8 +164,25 @@ std::string StartUp::seen() const {
                      ranks_ ? fmt::format(" of {}", *ranks_) : "");
 }
 
-// A socket's name without a file: it belongs to one process of the machine, until that ends.
+// A socket's name without a file: it belongs to one process of the machine, until that ends or runs another program.
 bool StartUp::claim(const std::string& what) const {
+  return with_socket(what, [](int fd, const sockaddr* name, socklen_t bytes) {
+    const bool bound = ::bind(fd, name, bytes) == 0;
+    if (!bound) ::close(fd);
+    return bound;  // it stays open
+  });
+}
+
+bool StartUp::is_claimed(const std::string& what) const {
+  return with_socket(what, [](int fd, const sockaddr* name, socklen_t bytes) {
+    const bool bound = ::connect(fd, name, bytes) == 0;
+    ::close(fd);
+    return bound;
+  });
+}
+
+// Without a socket, everything is so.
+bool StartUp::with_socket(const std::string& what, bool (*use)(int fd, const sockaddr*, socklen_t)) const {
   const std::string name = fmt::format("fsdp-plan-{}-{}-{}", ::geteuid(), launch_, what);
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
@@ -146,10 +190,8 @@ bool StartUp::claim(const std::string& what) const {
   std::memcpy(address.sun_path + 1, name.data() + (name.size() - length), length);  // the end tells them apart
   const int fd = ::socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
   if (fd < 0) return true;
-  const auto bytes = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + length);
-  if (::bind(fd, reinterpret_cast<const sockaddr*>(&address), bytes) == 0) return true;  // stays open
-  ::close(fd);
-  return false;
+  return use(fd, reinterpret_cast<const sockaddr*>(&address),
+             static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + length));
 }
 
 void StartUp::tell_signal() const {

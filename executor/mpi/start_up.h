@@ -1,10 +1,12 @@
-// The processes of this launch on this machine, before MPI has connected them: found in /proc by what the launcher
-// wrote into their environments. So a rank that dies or is stopped meanwhile can be named.
+// The processes of this launch on this machine, before MPI has connected them: each announces itself, and the others
+// find it in /proc by what the launcher wrote into its environment. So a rank that dies or is stopped meanwhile can be
+// named.
 #pragma once
+
+#include <sys/socket.h>
 
 #include <cstdint>
 #include <optional>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -14,18 +16,19 @@ namespace fsdp::mpi {
 
 class StartUp {
  public:
-  StartUp();  // reads this process's environment
+  StartUp();  // reads this process's environment, and announces it as its rank
 
   struct Lost {
     std::int64_t rank = -1;
     std::string how;       // "is stopped (SIGSTOP)"
     std::int64_t pid = 0;  // to kill; 0: it is gone
   };
-  // Looks once at all processes, at most every 50 ms. A rank is lost when its process is gone, or after 3 s in which it
-  // was stopped at every look.
+  // Looks once at all processes, at most every 50 ms, and at those of the other ranks alone as soon as it has found
+  // all. A rank is lost when its process is gone, or after 3 s in which it was stopped at every look.
   [[nodiscard]] std::optional<Lost> look();
   // Ranks that this machine should have, as far as the launcher says so, and that no look has found. Empty: unknown.
   [[nodiscard]] std::vector<std::int64_t> never_seen() const;
+  [[nodiscard]] bool found_all() const;    // of this machine, as far as the launcher says how many
   [[nodiscard]] std::string seen() const;  // "ranks 0 2 3 of 4"
 
   [[nodiscard]] std::optional<std::int64_t> rank() const { return rank_; }  // as the launcher says
@@ -41,13 +44,16 @@ class StartUp {
     std::optional<std::int64_t> stopped_since;  // milliseconds
   };
   [[nodiscard]] bool claim(const std::string& what) const;
+  [[nodiscard]] bool is_claimed(const std::string& what) const;
+  [[nodiscard]] bool with_socket(const std::string& what, bool (*use)(int fd, const sockaddr*, socklen_t)) const;
+  [[nodiscard]] bool has_peer(std::int64_t rank) const;
   void find_peers();
 
   std::string launch_;  // empty: no launcher that is known here
-  std::string executable_;
+  std::string executable_, command_;
   std::optional<std::int64_t> rank_, ranks_, ranks_here_;
-  std::vector<Peer> peers_;
-  std::set<std::int64_t> pids_;
+  std::vector<Peer> peers_;   // one a rank
+  std::vector<Peer> silent_;  // stopped before they have announced themselves
   std::int64_t looked_ = -1'000;
 };
 

@@ -171,7 +171,7 @@ void World::guard() {
     std::this_thread::sleep_for(kLook);
     const int signal = noted_signal();
     if (!joined_ && Clock::now() - begin > kJoin)
-      end_start_up(kMachineFailed, [&] {
+      end_start_up(kMachineFailed, joined_, [&] {
         return fmt::format("mpi: not all processes of this launch have started within {} s; seen on this machine: {}",
                            kJoin.count(), start_up_.seen());
       });
@@ -193,7 +193,7 @@ void World::guard() {
 void World::guard_start_up(int signal) {
   const std::optional<StartUp::Lost> lost = start_up_.look();
   if (lost) {
-    end_start_up(kMachineFailed, [&] {
+    end_start_up(kMachineFailed, on_board_, [&] {
       if (lost->pid != 0) ::kill(static_cast<pid_t>(lost->pid), SIGKILL);  // by the reporter: others may see it die
       return fmt::format("rank {} {}, before all ranks had started", lost->rank, lost->how);
     });
@@ -202,7 +202,8 @@ void World::guard_start_up(int signal) {
   start_up_.tell_signal();
   if (!signalled_) signalled_ = Clock::now();
   if (Clock::now() - *signalled_ < kAfterSignal) return;
-  end_start_up(128 + signal, [&] {
+  const std::atomic<bool> never = false;  // what was told to end does
+  end_start_up(128 + signal, never, [&] {
     const std::string why = fmt::format("interrupted by {}, before all ranks had started", signal_name(signal));
     if (const std::vector<std::int64_t> missing = start_up_.never_seen(); !missing.empty())
       return fmt::format("{}; rank {} was never seen: a launcher ends the others when one dies", why,
@@ -212,14 +213,16 @@ void World::guard_start_up(int signal) {
 }
 
 // The claim is kept until the others have seen the same and found it taken. No process ends by itself before the
-// launcher has had time to end all: one that leaves while it connects to mpirun (Open MPI 4.1) can make that hang.
-void World::end_start_up(int code, const std::function<std::string()>& sentence) {
+// launcher has had time to end all: one that leaves while it connects to mpirun (Open MPI 4.1) can make that hang. Nor
+// does one for which the start is `over` by then: what was seen of it does not end a run that goes on.
+void World::end_start_up(int code, const std::atomic<bool>& over, const std::function<std::string()>& sentence) {
+  if (over) return;
   if (start_up_.claim_reporter()) {
     const std::string line = "fsdp-plan: " + sentence() + "\n";
     [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, line.data(), line.size());
   }
   std::this_thread::sleep_for(kLauncherEnds);
-  ::_exit(code);
+  if (!over) ::_exit(code);
 }
 
 void World::look_at_others() {

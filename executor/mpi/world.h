@@ -56,7 +56,7 @@ class World final : public Launch {
   void join_board();
   void guard();
   void guard_start_up(int signal);
-  [[noreturn]] void end_start_up(int code, const std::function<std::string()>& sentence);
+  void end_start_up(int code, const std::atomic<bool>& over, const std::function<std::string()>& sentence);
   void look_at_others();
   void lost(std::int64_t rank, const std::string& how);
   void on_signal(int signal);

@@ -2,6 +2,7 @@
 // process of the launch ends, soon, with one message that names the rank. The test starts mpirun with itself.
 #include <cstdio>
 
+#include "executor/mpi/start_up.h"
 #include "executor/mpi_backend.h"
 #include "tests/support/mpi_launch.h"
 
@@ -10,9 +11,40 @@ using namespace fsdp::testing;
 
 namespace {
 
+// Another command of this program in the environment of this rank, started with the same words.
+pid_t start_another_command() {
+  const pid_t child = ::fork();
+  if (child != 0) return child;
+  std::vector<std::string> words;
+  std::istringstream line(read_text("/proc/self/cmdline"));
+  for (std::string word; std::getline(line, word, '\0');) words.push_back(word);
+  std::vector<char*> arguments;
+  for (std::string& w : words) arguments.push_back(w.data());
+  arguments.push_back(nullptr);
+  ::setenv("FSDP_TEST_MOMENT", "another command", 1);
+  ::execv("/proc/self/exe", arguments.data());
+  ::_exit(127);
+}
+
+// 0: the ranks of this machine have found each other, within ten seconds.
+int find_others() {
+  mpi::StartUp start_up;
+  for (const auto limit = Clock::now() + 10s; !start_up.found_all(); std::this_thread::sleep_for(10ms))
+    if (start_up.look() || Clock::now() > limit) return 3;
+  std::this_thread::sleep_for(1s);  // the others look too
+  return 0;
+}
+
 // "start": before anything else; "start 1234": so many microseconds later, while others join.
 int one_rank(const std::string& fault, const std::string& moment, const std::string& victim) {
   const bool mine = victim == from_environment("OMPI_COMM_WORLD_RANK") || victim == from_environment("PMI_RANK");
+  if (moment == "another command") return std::this_thread::sleep_for(300ms), 0;
+  if (moment == "alone") return find_others();
+  if (mine && fault == "another command") {
+    const pid_t child = start_another_command();
+    if (moment == "before") ::waitpid(child, nullptr, 0);
+    if (moment == "beside") std::this_thread::sleep_for(250ms);  // it ends while this one joins
+  }
   if (mine && moment == "start") misbehave(fault);
   if (mine && moment.starts_with("start "))
     std::thread([fault, us = std::stol(moment.substr(6))] {
@@ -45,6 +77,21 @@ void check_start(const std::string& fault, const std::string& words, const std::
 TEST_CASE("one rank of a launch" * doctest::skip()) {
   std::exit(one_rank(from_environment("FSDP_TEST_FAULT"), from_environment("FSDP_TEST_MOMENT"),
                      from_environment("FSDP_TEST_VICTIM")));
+}
+
+TEST_CASE("a rank may run another command of the program before it joins, or beside it") {
+  if (!can_launch()) return;
+  for (const char* moment : {"before", "beside"}) {
+    CAPTURE(moment);
+    for (const std::int64_t ranks : {1, 3}) {
+      CAPTURE(ranks);
+      check_ends_well(launch(ranks, "another command", moment, ranks - 1));
+    }
+  }
+}
+
+TEST_CASE("ranks know when they have found all of their machine, and look no further") {
+  if (can_launch()) check_ends_well(launch(3, "", "alone", 0));
 }
 
 TEST_CASE("a rank that is stopped while the launch starts is named within seconds") {
