@@ -31,6 +31,8 @@ class Launch {
   [[nodiscard]] virtual bool is_reporter() = 0;
   // Every process is about to end with this status by itself: none of them has failed.
   virtual void all_end_with(int status) = 0;
+  // The same with the status of rank 0, which is returned: for what it alone has seen. Blocks until all have called it.
+  [[nodiscard]] virtual int all_end_as_first(int status) = 0;
   // Ends this process and all others at once, without exit handlers: for a failed run, whose threads may still run.
   [[noreturn]] virtual void end(int status) = 0;
 };

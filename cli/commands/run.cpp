@@ -228,7 +228,8 @@ int run_here(const RunFlags& f, Launch* others) {
   Trained trained = execute(f, model, plan, others);
   const int status = trained.result.early_stop ? kStoppedEarly : kDone;
   if (others != nullptr && status != kDone) others->all_end_with(status);
-  if (!reports) return status;
+  const bool first_decides = others != nullptr && status == kDone && f.check;  // it alone has the measurement
+  if (!reports) return first_decides ? others->all_end_as_first(status) : status;
   const Measurement& measured = trained.result.measurement;
   if (f.output) write_file(*f.output, to_json_text(measured));
   if (f.trace) {
@@ -245,7 +246,8 @@ int run_here(const RunFlags& f, Launch* others) {
   if (measured.early_stop) print(stderr, stopped_line(f, *measured.early_stop, trained.steps_before));
   std::optional<ValidationReport> report;
   if (prediction) report = compare(*prediction, measured);
-  const int code = status == kDone && f.check && !report->within ? kAnswerIsNo : status;
+  int code = status == kDone && f.check && !report->within ? kAnswerIsNo : status;
+  if (first_decides) code = others->all_end_as_first(code);
   if (f.json != JsonForm::none) {
     print(stdout, printed(to_json_text(measured), f.json));
     if (f.check) print(stderr, validation_line(*report, Tolerances{}));

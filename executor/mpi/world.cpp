@@ -9,7 +9,9 @@
 #include <cstdlib>
 #include <cstring>
 #include <new>
+#include <string>
 
+#include "executor/mpi/process_control.h"
 #include "executor/ranks/signals.h"
 #include "models/input/error.h"
 
@@ -310,6 +312,11 @@ void World::end(int status) {
   board_->slot(rank_).life = static_cast<std::int32_t>(Life::left);
   if (ranks_ > 1 && board_->claim_abort()) abort_all(status);
   ::_exit(status);
+}
+
+int World::all_end_as_first(int status) {
+  agreed_status_ = std::stoi(exchange_between_runs(std::to_string(status)).front());
+  return agreed_status_;
 }
 
 void World::called_at_exit(int status, void* self) { static_cast<World*>(self)->at_exit(status); }

@@ -30,6 +30,7 @@ class World final : public Launch {
   [[nodiscard]] const std::string& hosts() const override { return hosts_; }
   [[nodiscard]] bool is_reporter() override;
   void all_end_with(int status) override { agreed_status_ = status; }
+  [[nodiscard]] int all_end_as_first(int status) override;
   [[noreturn]] void end(int status) override;
   [[nodiscard]] const Channel& channel() const { return *channel_; }
 

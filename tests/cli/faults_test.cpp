@@ -145,6 +145,24 @@ TEST_CASE("under mpirun a second SIGUSR1 ends all ranks at once, and nothing is 
   CHECK_FALSE(std::ifstream(folder.path() / "measured.json").good());
 }
 
+TEST_CASE("under mpirun all ranks of a run that --check finds outside the tolerances end with exit code 1") {
+  const std::vector<std::string> mpirun = launcher();
+  if (mpirun.empty()) return;  // no MPI was found when this was built
+  const Folder folder;
+  folder.write_plan();
+  const Ended predicts =
+      folder.wait(folder.start({"simulate", "--plan", "plan.json", "--model", "tiny-llama", "--cluster", "dgx-h100",
+                                "--implementation", "native", "-o", "prediction.json"}));
+  REQUIRE_MESSAGE(predicts.exit == 0, predicts.said);
+  const std::vector<std::string> run = with(with(mpirun, {"-n", "2", FSDP_PLAN_PROGRAM}),
+                                            {"run", "--plan", "plan.json", "--model", "tiny-llama", "--backend", "mpi",
+                                             "--prediction", "prediction.json", "--check"});
+  const Ended e = folder.wait(folder.start_any(run));
+  CHECK(e.exit == 1);
+  CHECK_MESSAGE(e.said.find("MPI_ABORT") == std::string::npos, e.said);
+  CHECK_MESSAGE(e.said.find("interrupted") == std::string::npos, e.said);
+}
+
 TEST_CASE(
     "training that diverges: what is saved is from before, and no later checkpoint takes its place; a run without "
     "checkpoints says so") {
