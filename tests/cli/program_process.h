@@ -34,6 +34,7 @@ inline std::string text_of(const fs::path& file) {
 
 struct Ended {
   int exit = -1, signal = 0;
+  bool in_time = true;
   std::string said;  // standard error
 };
 
@@ -69,9 +70,26 @@ class RunFolder {
     ::_exit(127);
   }
   [[nodiscard]] Ended wait(pid_t child) const {
+    const Ended e = wait_at_most(child, std::chrono::minutes(5));
+    REQUIRE_MESSAGE(e.in_time, "process " << child << " did not end and was killed: " << e.said);
+    return e;
+  }
+  // A process that does not end in time is told to (mpirun then ends its ranks), and is killed ten seconds later.
+  [[nodiscard]] Ended wait_at_most(pid_t child, std::chrono::milliseconds limit) const {
     int status = 0;
-    ::waitpid(child, &status, 0);
-    return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, WIFSIGNALED(status) ? WTERMSIG(status) : 0,
+    const auto ended_within = [&](std::chrono::milliseconds time) {
+      for (const auto end = std::chrono::steady_clock::now() + time; ::waitpid(child, &status, WNOHANG) == 0;
+           std::this_thread::sleep_for(std::chrono::milliseconds(2)))
+        if (std::chrono::steady_clock::now() > end) return false;
+      return true;
+    };
+    const bool in_time = ended_within(limit);
+    if (!in_time) ::kill(child, SIGTERM);
+    if (!in_time && !ended_within(std::chrono::seconds(10))) {
+      ::kill(child, SIGKILL);
+      ::waitpid(child, &status, 0);
+    }
+    return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, WIFSIGNALED(status) ? WTERMSIG(status) : 0, in_time,
             text_of(path_ / "stderr")};
   }
   [[nodiscard]] const fs::path& path() const { return path_; }
