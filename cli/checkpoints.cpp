@@ -31,23 +31,10 @@ StateReader keeping_damage(StateReader read, const std::shared_ptr<std::optional
   };
 }
 
-void resume(const CheckpointFlags& f, const ModelGraph& model, const ShardingPlan& plan, RunOptions& options,
+void resume(const CheckpointFlags& f, const std::shared_ptr<const Checkpoint>& saved, RunOptions& options,
             RunCheckpoints& result) {
-  Entry entry;
-  const FileSystem files = machine_file_system();
-  if (f.fresh_if_none &&
-      (files.inspect(*f.resume, entry) == -ENOENT ||
-       (files.inspect(*f.resume + "/" + kManifestName, entry) < 0 && saved_steps(files, *f.resume).empty())))
-    return;
-  std::shared_ptr<const Checkpoint> saved;
-  try {
-    saved = std::make_shared<const Checkpoint>(*f.resume);
-  } catch (const InputError& e) {
-    throw said_of("--resume", e);
-  }
   if (options.training.state && !f.fresh_if_none)
     throw InputError("--resume", "has weights of its own, and --init-from gives others", "give one of them");
-  check_resumable(*saved, model, plan);
   resume_from(saved, options.training);
   options.training.state = keeping_damage(std::move(options.training.state), result.damage);
   result.resumed = saved->folder();
@@ -99,8 +86,28 @@ void add_checkpoint_flags(const Command& app, CheckpointFlags& f) {
   app.flag("--fresh-if-none", f.fresh_if_none, "start anew if --resume finds no checkpoint");
 }
 
-RunCheckpoints apply_checkpoint_flags(const CheckpointFlags& f, const ModelGraph& model, const ShardingPlan& plan,
-                                      Backend& backend, RunOptions& options) {
+std::shared_ptr<const Checkpoint> checkpoint_to_resume(const CheckpointFlags& f, const ModelGraph& model,
+                                                       const ShardingPlan& plan) {
+  if (!f.resume) return nullptr;
+  Entry entry;
+  const FileSystem files = machine_file_system();
+  if (f.fresh_if_none &&
+      (files.inspect(*f.resume, entry) == -ENOENT ||
+       (files.inspect(*f.resume + "/" + kManifestName, entry) < 0 && saved_steps(files, *f.resume).empty())))
+    return nullptr;
+  std::shared_ptr<const Checkpoint> saved;
+  try {
+    saved = std::make_shared<const Checkpoint>(*f.resume);
+  } catch (const InputError& e) {
+    throw said_of("--resume", e);
+  }
+  check_resumable(*saved, model, plan);
+  return saved;
+}
+
+RunCheckpoints apply_checkpoint_flags(const CheckpointFlags& f, const std::shared_ptr<const Checkpoint>& resumes,
+                                      const ModelGraph& model, const ShardingPlan& plan, Backend& backend,
+                                      RunOptions& options) {
   RunCheckpoints result;
   result.damage = std::make_shared<std::optional<InputError>>();
   for (const auto& [flag, given] : {std::pair{"--save-every", f.every}, std::pair{"--keep", f.keep}})
@@ -108,7 +115,7 @@ RunCheckpoints apply_checkpoint_flags(const CheckpointFlags& f, const ModelGraph
   if (f.fresh_if_none && !f.resume)
     throw InputError("--fresh-if-none", "is about --resume, which is not given", "give --resume DIR");
   if (f.resume) {
-    resume(f, model, plan, options, result);
+    if (resumes) resume(f, resumes, options, result);
     agree_on_start(backend, options.training.steps_done);
   }
   if (!f.save) return result;

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "cli/options.h"
+#include "executor/checkpoint/checkpoint.h"
 #include "executor/run.h"
 
 namespace fsdp::cli {
@@ -21,10 +22,14 @@ struct RunCheckpoints {
   std::shared_ptr<std::optional<InputError>> damage;  // the first file that a rank found damaged while it loaded
   std::string resumed;                                // "ckpt/step-00000010", or empty
 };
-// Sets where the run starts and what it does after steps. Everything is checked that can be before a step is run; what
-// one rank finds, all do. Throws InputError.
-[[nodiscard]] RunCheckpoints apply_checkpoint_flags(const CheckpointFlags&, const ModelGraph&, const ShardingPlan&,
-                                                    Backend&, RunOptions&);
+// What --resume finds; null: training starts anew. Throws InputError.
+[[nodiscard]] std::shared_ptr<const Checkpoint> checkpoint_to_resume(const CheckpointFlags&, const ModelGraph&,
+                                                                     const ShardingPlan&);
+// `resumes`: from what --resume has found. Sets where the run starts and what it does after steps. Everything is
+// checked that can be before a step is run; what one rank finds, all do. Throws InputError.
+[[nodiscard]] RunCheckpoints apply_checkpoint_flags(const CheckpointFlags&,
+                                                    const std::shared_ptr<const Checkpoint>& resumes, const ModelGraph&,
+                                                    const ShardingPlan&, Backend&, RunOptions&);
 // A run that failed because what it loaded is damaged: bad input, not a failing machine.
 void rethrow_damage(const RunCheckpoints&);
 

@@ -78,20 +78,26 @@ TrainingSetup apply_training_flags(const TrainingFlags& f, const ModelGraph& mod
                                    RunOptions& options) {
   TrainingSetup setup;
   setup.rate = learning_rate_of(f, plan, options);
+  const std::int64_t steps = std::max(1, options.warmup_steps) + options.steps,
+                     last = options.training.steps_done + steps;
   if (f.lr || f.lr_schedule || f.lr_warmup) {
     options.training.learning_rate = setup.rate;
     setup.notes.push_back("learning rate: " + setup.rate.describe());
     if (f.lr && setup.rate.peak != plan.optimizer.lr)
       setup.notes.back() += fmt::format(" (--lr; the plan says {})", plan.optimizer.lr);
+    if (setup.rate.kind != Decay::constant && setup.rate.least == 0 && last > setup.rate.total)
+      setup.notes.push_back(
+          fmt::format("note: the learning rate is 0 from step {} on, and nothing is learnt: give more "
+                      "--lr-steps, or --lr-min",
+                      std::max(setup.rate.total, options.training.steps_done) + 1));
   }
   if (f.data) {
     const DataType type = f.data_type ? parse_data_type(*f.data_type, "--data-type") : DataType::automatic;
     const TokenFile data(*f.data, "--data", {type, model.vocab, plan.seq_len, plan.seed});
     options.training.tokens = data.reader();
     const auto per_step = static_cast<double>(plan.tokens_per_step() / plan.seq_len);
-    setup.notes.push_back(fmt::format(
-        "data: {}; {} steps read it {:.3g} times", data.describe(), std::max(1, options.warmup_steps) + options.steps,
-        per_step * (std::max(1, options.warmup_steps) + options.steps) / static_cast<double>(data.windows())));
+    setup.notes.push_back(fmt::format("data: {}; {} steps read it {:.3g} times", data.describe(), steps,
+                                      per_step * static_cast<double>(steps) / static_cast<double>(data.windows())));
   }
   if (f.init_from) {
     if (options.training.state)

@@ -26,6 +26,7 @@ struct StepReport {
 struct RunOptions {
   int warmup_steps = 2;  // at least 1: the first step is never measured
   int steps = 5;         // measured; with `until_noise`: at most, and at least kFewestToSettle
+  bool single = false;   // steps is 0: the first step alone runs, to train, and there is no measurement
   // Measure until half the 95 % confidence interval of the median step time is at most this fraction of it. The warm-up
   // then ends where step times have settled, after `warmup_steps` or later (simulator/records/step_statistics.h).
   std::optional<double> until_noise;

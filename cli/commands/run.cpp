@@ -15,6 +15,7 @@
 #include "cli/commands.h"
 #include "cli/files.h"
 #include "cli/named.h"
+#include "cli/numbers.h"
 #include "cli/options.h"
 #include "cli/report/report.h"
 #include "cli/report/train_log.h"
@@ -35,7 +36,7 @@ namespace {
 struct RunFlags {
   Flags shared;  // --plan and --model only
   BackendFlags machine;
-  Text steps, warmup, until_noise, max_steps, watchdog, output, trace, prediction;
+  Text steps, until_step, warmup, until_noise, max_steps, watchdog, output, trace, prediction;
   JsonForm json = JsonForm::none;
   bool check = false;
   TrainingFlags training;
@@ -43,7 +44,8 @@ struct RunFlags {
 };
 
 constexpr double kLongestWatchdog = 86'400;
-constexpr const char* kStopping = "fsdp-plan: asked to stop: the run ends after this step (again: at once)\n";
+constexpr const char* kStopping =
+    "fsdp-plan: asked to stop: the run ends after this step, at the earliest the second (again: at once)\n";
 constexpr int kMostNoiseSteps = 500;  // of --until-noise, unless said
 
 void check_flags(const RunFlags& f) {
@@ -53,6 +55,8 @@ void check_flags(const RunFlags& f) {
   check_training_flags(f.training, f.output);
   if (f.steps && f.until_noise)
     throw InputError("--steps", "has no meaning with --until-noise", "give --max-steps, or one of the two alone");
+  if (f.until_step && (f.steps || f.until_noise))
+    throw InputError("--until-step", "has no meaning with --steps or --until-noise", "give one of them");
   if (f.check && !f.prediction) throw InputError("--check", "has nothing to compare with", "give --prediction FILE");
   if (f.max_steps && !f.until_noise)
     throw InputError("--max-steps", "has no meaning without --until-noise", "give --steps for a fixed number");
@@ -98,8 +102,14 @@ BackendOptions backend_options(const RunFlags& f) {
   return options;
 }
 
-RunOptions run_options(const RunFlags& f) {
+std::int64_t until_step(const RunFlags& f) {
+  return f.until_step ? parse_count(*f.until_step, "--until-step", 1, kMostSteps) : 0;
+}
+
+// `done`: steps of the checkpoint that it goes on from.
+RunOptions run_options(const RunFlags& f, std::int64_t done) {
   RunOptions options;
+  options.training.steps_done = done;
   if (f.steps) options.steps = static_cast<int>(parse_count(*f.steps, "--steps", 1, 1'000'000));
   if (f.until_noise) {
     options.until_noise = parse_percent(*f.until_noise, "--until-noise");
@@ -107,6 +117,11 @@ RunOptions run_options(const RunFlags& f) {
                                 : kMostNoiseSteps;
   }
   if (f.warmup) options.warmup_steps = static_cast<int>(parse_count(*f.warmup, "--warmup", 0, 1000));
+  if (const std::int64_t left = until_step(f) - done; f.until_step && left > 0) {
+    options.warmup_steps = static_cast<int>(std::clamp<std::int64_t>(left - 1, 1, std::max(1, options.warmup_steps)));
+    options.steps = static_cast<int>(left) - options.warmup_steps;
+    options.single = left == 1;
+  }
   return options;
 }
 
@@ -125,8 +140,10 @@ struct Trained {
   RunResult result;
   std::int64_t steps_before = 0;  // of the checkpoint that it went on from
   Programs programs;
+  bool measured = true;
 };
-Trained execute(const RunFlags& f, const ModelGraph& model, const ShardingPlan& plan, Launch* others) {
+// Nothing: no step is left to run.
+std::optional<Trained> execute(const RunFlags& f, const ModelGraph& model, const ShardingPlan& plan, Launch* others) {
   const bool reports = others == nullptr || others->rank() == 0;
   // Ranks on processors that have no room are refused before anything is opened.
   std::optional<Programs> programs;
@@ -136,7 +153,8 @@ Trained execute(const RunFlags& f, const ModelGraph& model, const ShardingPlan& 
     check_room(*programs, ranks_here(plan, others), *f.shared.plan);
   }
   const BackendOptions watchdog = backend_options(f);
-  RunOptions options = run_options(f);
+  const std::shared_ptr<const Checkpoint> resumes = checkpoint_to_resume(f.checkpoints, model, plan);
+  RunOptions options = run_options(f, resumes ? resumes->manifest().step : 0);
   const TrainingSetup training = apply_training_flags(f.training, model, plan, options);
   std::optional<TrainLog> log;
   if (f.training.log && reports) log.emplace(*f.training.log, "--log");
@@ -155,7 +173,13 @@ Trained execute(const RunFlags& f, const ModelGraph& model, const ShardingPlan& 
   note_signals();
   ask_before_ending({others == nullptr, reports ? kStopping : nullptr});
   options.asked_to_stop = [] { return asked_signal() == 0 ? std::string() : signal_name(asked_signal()); };
-  const RunCheckpoints checkpoints = apply_checkpoint_flags(f.checkpoints, model, plan, *backend, options);
+  const RunCheckpoints checkpoints = apply_checkpoint_flags(f.checkpoints, resumes, model, plan, *backend, options);
+  if (f.until_step && options.training.steps_done >= until_step(f)) {
+    if (reports)
+      print(stderr, fmt::format("nothing is left to run: {} has {} steps, --until-step asks for {}\n",
+                                checkpoints.resumed, options.training.steps_done, until_step(f)));
+    return std::nullopt;
+  }
   if (reports && !checkpoints.resumed.empty())
     print(stderr,
           fmt::format("going on from {}, after {} steps, on {}, at {}\n", checkpoints.resumed,
@@ -165,7 +189,7 @@ Trained execute(const RunFlags& f, const ModelGraph& model, const ShardingPlan& 
                                                      : fmt::format("the plan's learning rate, {}", plan.optimizer.lr)));
   try {
     RunResult result = run(*programs, *backend, options);
-    return {std::move(result), options.training.steps_done, std::move(*programs)};
+    return Trained{std::move(result), options.training.steps_done, std::move(*programs), !options.single};
   } catch (const RankFailure& e) {
     rethrow_damage(checkpoints);
     if (may_exit_after_failure(*backend)) throw;
@@ -225,7 +249,16 @@ int run_here(const RunFlags& f, Launch* others) {
     prediction = parse_prediction(read_file(*f.prediction), *f.prediction);
     check_prediction(*prediction, model, plan, implementation_of(f.machine), *f.prediction);
   }
-  Trained trained = execute(f, model, plan, others);
+  std::optional<Trained> ran = execute(f, model, plan, others);
+  if (!ran) return kDone;
+  Trained& trained = *ran;
+  if (!trained.measured) {
+    if (reports)
+      print(stderr, fmt::format("step {}, the last, was the only one left: it has trained, and the first step of a run "
+                                "is never measured\n",
+                                trained.steps_before + 1));
+    return kDone;
+  }
   const int status = trained.result.early_stop ? kStoppedEarly : kDone;
   if (others != nullptr && status != kDone) others->all_end_with(status);
   const bool first_decides = others != nullptr && status == kDone && f.check;  // it alone has the measurement
@@ -296,6 +329,10 @@ void add_run(const Command& app) {
   add_backend_flags(what, flags->machine);
   const Command measuring = command.group("Measuring");
   measuring.option("--steps", flags->steps, "measured steps of training; default 5", "N");
+  measuring.option("--until-step", flags->until_step,
+                   "instead of --steps: up to this step of the training, warm-up and the steps of the checkpoint that "
+                   "--resume finds included",
+                   "N");
   measuring.option("--warmup", flags->warmup,
                    "steps of training before those, not measured; default 2; with --until-noise at least. The first "
                    "step, which allocates, is never measured: 0 is as 1",

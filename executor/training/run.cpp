@@ -36,7 +36,7 @@ void check_runnable(const Job& job, const Backend& backend, const RunOptions& op
   if (std::any_of(model.ops.begin(), model.ops.end(), [](const Op& o) { return o.kind == OpKind::opaque; }))
     throw InputError("model", "it has opaque operations, which have no kernels",
                      "predict it with `fsdp-plan simulate` instead");
-  if (options.steps < 1 || options.warmup_steps < 0)
+  if (options.steps < (options.single ? 0 : 1) || options.warmup_steps < 0)
     throw InputError(setting("steps"), "must be at least 1", "give a positive number");
   if (options.until_noise && options.after_step)
     throw InputError(setting("until_noise"), "does not know its last step beforehand, which work between steps is told",
@@ -139,7 +139,7 @@ RunResult run(Programs& programs, Backend& backend, const RunOptions& options) {
     gather_from_processes(*job, backend);
   RunResult result;
   result.early_stop = job->ranks[static_cast<std::size_t>(here.front())].early_stop;
-  if (here.front() == 0) {
+  if (here.front() == 0 && !options.single) {
     for (std::int64_t r = static_cast<std::int64_t>(here.size()); r < backend.ranks() && !backend.emulated(); ++r)
       job->ranks[static_cast<std::size_t>(r)].program = proven.of(r);
     result.measurement = measure(*job, programs.job().cluster, backend);

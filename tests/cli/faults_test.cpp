@@ -95,6 +95,7 @@ void check_stopped(const Folder& folder, const Ended& e, const std::string& sign
   const auto [stopped, step] = only_checkpoint(folder.path() / "ckpt");
   CHECK(step == m.early_stop->steps_run);
   if (what_runs != "host") return;
+  CHECK(e.said.find("the run ends after this step, at the earliest the second") != std::string::npos);
   const Ended straight =
       folder.wait(folder.start({"run", "--plan", "plan.json", "--model", "tiny-llama", "--backend", "host", "--warmup",
                                 "1", "--steps", std::to_string(step - 1), "--save", "straight"}));
@@ -175,6 +176,66 @@ TEST_CASE("under mpirun all ranks of a run that --check finds outside the tolera
   CHECK(e.exit == 1);
   CHECK_MESSAGE(e.said.find("MPI_ABORT") == std::string::npos, e.said);
   CHECK_MESSAGE(e.said.find("interrupted") == std::string::npos, e.said);
+}
+
+TEST_CASE(
+    "a cut run that is repeated with --until-step ends at that step, as one straight run, and then has no more to do") {
+  const Folder folder;
+  folder.write_plan();
+  const std::vector<std::string> mpirun = launcher();
+  const auto run_with = [&](const std::string& backend, const std::vector<std::string>& more) {
+    std::vector<std::string> words = {"run",  "--plan", "plan.json",     "--model", "tiny-llama", "--backend", backend,
+                                      "--lr", "1e-3",   "--lr-schedule", "cosine",  "--warmup",   "1"};
+    words = with(words, more);
+    if (backend == "host") return folder.wait(folder.start(words));
+    return folder.wait(folder.start_any(with(with(mpirun, {"-n", "2", FSDP_PLAN_PROGRAM}), words)));
+  };
+  const Ended straight = run_with("host", {"--until-step", "6", "--save", "straight"});
+  CHECK_MESSAGE(straight.exit == 0, straight.said);
+  for (const std::string backend : {"host", "mpi"}) {
+    if (backend == "mpi" && mpirun.empty()) continue;  // no MPI was found when this was built
+    for (const int cut : {3, 4, 5}) {
+      CAPTURE(backend);
+      CAPTURE(cut);
+      fs::remove_all(folder.path() / "ckpt");
+      const Ended first = run_with(backend, {"--steps", std::to_string(cut - 1), "--lr-steps", "6", "--save", "ckpt"});
+      CHECK_MESSAGE(first.exit == 0, first.said);
+      const std::vector<std::string> again = {"--until-step", "6",    "--save",         "ckpt",
+                                              "--resume",     "ckpt", "--fresh-if-none"};
+      const Ended second = run_with(backend, with(again, {"--keep", "1"}));
+      CHECK_MESSAGE(second.exit == 0, second.said);
+      CHECK(second.said.find("learning rate is 0") == std::string::npos);
+      const auto [folder_of_last, step] = only_checkpoint(folder.path() / "ckpt");
+      CHECK(step == 6);
+      for (const char* file : {"rank-00000.safetensors", "rank-00001.safetensors", "manifest.json"})
+        CHECK_MESSAGE(text_of(folder_of_last / file) == text_of(folder.path() / "straight/step-00000006" / file), file);
+      const Ended third = run_with(backend, again);
+      CHECK(third.exit == 0);
+      CHECK_MESSAGE(third.said.find("has 6 steps, --until-step asks for 6") != std::string::npos, third.said);
+    }
+  }
+}
+
+TEST_CASE("a run says when the learning rate of its steps is 0; one that goes on decays to its own last step") {
+  const Folder folder;
+  folder.write_plan();
+  const auto said = [&](const std::vector<std::string>& more) {
+    const Ended e = folder.wait(folder.start(with({"run", "--plan", "plan.json", "--model", "tiny-llama", "--backend",
+                                                   "host", "--warmup", "1", "--steps", "3", "--lr-schedule", "cosine"},
+                                                  more)));
+    CHECK_MESSAGE(e.exit == 0, e.said);
+    return e.said;
+  };
+  const std::string zero = "note: the learning rate is 0 from step ";
+  const std::string first = said({"--lr-steps", "3", "--save", "ckpt"});
+  CHECK_MESSAGE(first.find(zero + "4 on") != std::string::npos, first);
+  const std::string all = said({"--lr-steps", "3", "--resume", "ckpt"});
+  CHECK_MESSAGE(all.find(zero + "5 on") != std::string::npos, all);
+  const std::string least = said({"--lr-steps", "3", "--lr-min", "1e-5", "--resume", "ckpt"});
+  CHECK_MESSAGE(least.find(zero) == std::string::npos, least);
+  const std::string goes_on = said({"--resume", "ckpt"});
+  CHECK_MESSAGE(goes_on.find(zero) == std::string::npos, goes_on);
+  CHECK_MESSAGE(goes_on.find("cosine to 0 after step 8") != std::string::npos, goes_on);
 }
 
 TEST_CASE(
