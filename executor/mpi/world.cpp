@@ -219,12 +219,15 @@ void World::guard_start_up(int signal) {
 // does one for which the start is `over` by then: what was seen of it does not end a run that goes on.
 void World::end_start_up(int code, const std::atomic<bool>& over, const std::function<std::string()>& sentence) {
   if (over) return;
-  if (start_up_.claim_reporter()) {
+  const bool speaks = start_up_.claim_reporter();
+  if (speaks) {
     const std::string line = "fsdp-plan: " + sentence() + "\n";
     [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, line.data(), line.size());
   }
   std::this_thread::sleep_for(kLauncherEnds);
-  if (!over) ::_exit(code);
+  if (over) return;
+  if (speaks && on_board_) (void)board_->claim_reporter();  // ranks that have started since see this one go
+  ::_exit(code);
 }
 
 void World::look_at_others() {
