@@ -25,7 +25,13 @@ using Folder = RunFolder;
 const std::vector<std::string> kEndless = {"run",  "--plan",  "plan.json", "--model", "tiny-llama",   "--backend",
                                            "host", "--steps", "1000000",   "-o",      "measured.json"};
 
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr bool kAnyAddressSpace = false;  // the address sanitizer itself maps terabytes
+constexpr std::size_t kLongStep = 60;     // micro-batches, each of which takes many times as long
+#else
+constexpr bool kAnyAddressSpace = true;
 constexpr std::size_t kLongStep = 800;  // micro-batches: a step takes 1.5 s or more
+#endif
 // After a signal, those of 0.2 s do not count as a second one. On a busy machine the first may come late.
 constexpr auto kSecondSignal = std::chrono::milliseconds(600);
 
@@ -303,13 +309,6 @@ TEST_CASE("a mesh of another size than the launch is refused by name, once") {
     CHECK_MESSAGE((named || e.said.find("cuda is not built in", at) != std::string::npos), e.said);
   }
 }
-
-// The address sanitizer itself maps terabytes.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr bool kAnyAddressSpace = false;
-#else
-constexpr bool kAnyAddressSpace = true;
-#endif
 
 TEST_CASE("too little address space is said before the run, not met in it" * doctest::skip(!kAnyAddressSpace)) {
   const Folder folder;
