@@ -22,7 +22,8 @@
 namespace fsdp::mpi {
 namespace {
 
-constexpr std::int64_t kBetweenLooks = 50, kStopped = 3'000;  // milliseconds
+constexpr std::int64_t kBetweenLooks = 50;  // milliseconds
+constexpr int kStoppedLooks = 60;
 // What launchers call a process's rank, how many ranks there are, and how many on its machine: Open MPI, PMIx, MPICH
 // and those like it, Slurm.
 constexpr std::array kRank = {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"};
@@ -74,13 +75,10 @@ std::string executable_of(const std::string& process) {
 
 std::string announcement(std::int64_t rank, std::int64_t pid) { return fmt::format("rank-{}-{}", rank, pid); }
 
-// As the launcher wrote it: what this process has set since is not there.
-std::string own_environment() { return text_of("/proc/self/environ"); }
-
 }  // namespace
 
 StartUp::StartUp() {
-  const std::string environment = own_environment();
+  const std::string environment = text_of("/proc/self/environ");  // as the launcher wrote it, whatever was set since
   rank_ = number_in(environment, kRank);
   ranks_ = number_in(environment, kRanks);
   ranks_here_ = number_in(environment, kRanksHere);
@@ -111,13 +109,13 @@ void StartUp::find_peers() {
     const auto rank = number_in(environment, kRank);
     if (!rank || *rank == *rank_ || has_peer(*rank)) continue;
     if (p.state == ProcessState::gone || launch_in(environment, p.parent) != launch_) continue;
-    const Peer found{*rank, pid, p.started, std::nullopt};
-    if (is_claimed(announcement(*rank, pid))) peers_.push_back(found);
+    const Peer found{*rank, pid, p.started};
+    if (is_claimed(announcement(*rank, pid), true)) peers_.push_back(found);
     else if (p.state == ProcessState::stopped && text_of(process + "/cmdline") == command_) silent.push_back(found);
   }
   for (Peer& now : silent)
     for (const Peer& before : silent_)
-      if (now.pid == before.pid && now.started == before.started) now.stopped_since = before.stopped_since;
+      if (now.pid == before.pid && now.started == before.started) now.stopped_looks = before.stopped_looks;
   silent_ = std::move(silent);
   std::erase_if(silent_, [&](const Peer& p) { return has_peer(p.rank); });
 }
@@ -130,6 +128,7 @@ std::optional<StartUp::Lost> StartUp::look() {
   const std::int64_t now = milliseconds();
   if (launch_.empty() || now - looked_ < kBetweenLooks) return std::nullopt;
   looked_ = now;
+  other_reports_ = other_reports_ || is_claimed("reporter", false);
   find_peers();
   for (const Peer& peer : peers_) {
     const Process p = look_at(peer.pid);
@@ -138,9 +137,8 @@ std::optional<StartUp::Lost> StartUp::look() {
   }
   for (std::vector<Peer>* processes : {&peers_, &silent_}) {
     for (Peer& peer : *processes) {
-      if (look_at(peer.pid).state != ProcessState::stopped) peer.stopped_since.reset();
-      else if (!peer.stopped_since) peer.stopped_since = now;
-      else if (now - *peer.stopped_since > kStopped)
+      peer.stopped_looks = look_at(peer.pid).state == ProcessState::stopped ? peer.stopped_looks + 1 : 0;
+      if (peer.stopped_looks == kStoppedLooks)
         return Lost{peer.rank, fmt::format("is stopped (SIGSTOP): its process, {}, is killed", peer.pid), peer.pid};
     }
   }
@@ -166,30 +164,30 @@ std::string StartUp::seen() const {
 
 // A socket's name without a file: it belongs to one process of the machine, until that ends or runs another program.
 bool StartUp::claim(const std::string& what) const {
-  return with_socket(what, [](int fd, const sockaddr* name, socklen_t bytes) {
+  return with_socket(what, true, [](int fd, const sockaddr* name, socklen_t bytes) {
     const bool bound = ::bind(fd, name, bytes) == 0;
     if (!bound) ::close(fd);
     return bound;  // it stays open
   });
 }
 
-bool StartUp::is_claimed(const std::string& what) const {
-  return with_socket(what, [](int fd, const sockaddr* name, socklen_t bytes) {
+bool StartUp::is_claimed(const std::string& what, bool without_socket) const {
+  return with_socket(what, without_socket, [](int fd, const sockaddr* name, socklen_t bytes) {
     const bool bound = ::connect(fd, name, bytes) == 0;
     ::close(fd);
     return bound;
   });
 }
 
-// Without a socket, everything is so.
-bool StartUp::with_socket(const std::string& what, bool (*use)(int fd, const sockaddr*, socklen_t)) const {
+bool StartUp::with_socket(const std::string& what, bool without_socket,
+                          bool (*use)(int fd, const sockaddr*, socklen_t)) const {
   const std::string name = fmt::format("fsdp-plan-{}-{}-{}", ::geteuid(), launch_, what);
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   const std::size_t length = std::min(name.size(), sizeof(address.sun_path) - 1);
   std::memcpy(address.sun_path + 1, name.data() + (name.size() - length), length);  // the end tells them apart
   const int fd = ::socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-  if (fd < 0) return true;
+  if (fd < 0) return without_socket;
   return use(fd, reinterpret_cast<const sockaddr*>(&address),
              static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + length));
 }
@@ -200,8 +198,8 @@ void StartUp::tell_signal() const {
 
 bool StartUp::all_signalled() const {
   if (!rank_ || peers_.empty()) return false;
-  return std::none_of(peers_.begin(), peers_.end(),
-                      [&](const Peer& p) { return claim("signal-" + std::to_string(p.rank)); });
+  return std::all_of(peers_.begin(), peers_.end(),
+                     [&](const Peer& p) { return is_claimed("signal-" + std::to_string(p.rank), false); });
 }
 
 }  // namespace fsdp::mpi

@@ -201,8 +201,10 @@ void World::guard_start_up(int signal) {
     });
   }
   if (signal == 0) return;
-  start_up_.tell_signal();
-  if (!signalled_) signalled_ = Clock::now();
+  if (!signalled_) {
+    signalled_ = Clock::now();
+    start_up_.tell_signal();
+  }
   if (Clock::now() - *signalled_ < kAfterSignal) return;
   const std::atomic<bool> never = false;  // what was told to end does
   end_start_up(128 + signal, never, [&] {
