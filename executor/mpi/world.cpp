@@ -210,8 +210,9 @@ void World::guard_start_up(int signal) {
   end_start_up(128 + signal, never, [&] {
     const std::string why = fmt::format("interrupted by {}, before all ranks had started", signal_name(signal));
     if (const std::vector<std::int64_t> missing = start_up_.never_seen(); !missing.empty())
-      return fmt::format("{}; rank {} was never seen: a launcher ends the others when one dies", why,
-                         fmt::join(missing, ", "));
+      return fmt::format("{}; {} never seen: a launcher ends the others when one dies", why,
+                         missing.size() > 1 ? fmt::format("ranks {} were", fmt::join(missing, ", "))
+                                            : fmt::format("rank {} was", missing.front()));
     return start_up_.rank() && !start_up_.all_signalled() ? fmt::format("rank {} was {}", *start_up_.rank(), why) : why;
   });
 }

@@ -100,9 +100,9 @@ class RunFolder {
     words.micro_batches.assign(micro_batches, 1);
     std::ofstream(path_ / "plan.json") << to_json_text(make_plan(model, words));
   }
-  // Until log.csv has so many steps, or two minutes are over.
+  // Until log.csv has so many steps, or five minutes are over: on a busy machine ranks wait long for each other.
   void wait_for_steps(std::ptrdiff_t steps) const {
-    for (int i = 0; i < 24'000; ++i) {
+    for (int i = 0; i < 60'000; ++i) {
       const std::string log = text_of(path_ / "log.csv");
       if (std::count(log.begin(), log.end(), '\n') > steps) return;  // and the line of names
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
