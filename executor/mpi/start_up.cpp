@@ -23,7 +23,6 @@ namespace fsdp::mpi {
 namespace {
 
 constexpr std::int64_t kBetweenLooks = 50;  // milliseconds
-constexpr int kStoppedLooks = 60;
 // What launchers call a process's rank, how many ranks there are, and how many on its machine: Open MPI, PMIx, MPICH
 // and those like it, Slurm.
 constexpr std::array kRank = {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"};

@@ -59,5 +59,8 @@ struct Process {
   std::int64_t started = 0, parent = 0;
 };
 [[nodiscard]] Process look_at(std::int64_t pid);  // a zombie is gone
+// A process that was stopped at so many looks in a row, 50 ms apart or more, is given up: after 3 s, or more on a busy
+// machine.
+inline constexpr int kStoppedLooks = 60;
 
 }  // namespace fsdp::mpi

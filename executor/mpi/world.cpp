@@ -26,7 +26,6 @@ using Clock = std::chrono::steady_clock;
 using namespace std::chrono_literals;
 constexpr auto kLook = 10ms;          // how often the guard looks
 constexpr auto kJoin = 60s;           // for all processes to start
-constexpr int kStoppedLooks = 60;     // at every fifth look: 3 s
 constexpr auto kAfterSignal = 500ms;  // launchers kill a second or more after SIGTERM
 constexpr auto kLastMoment = 200ms;
 constexpr auto kLauncherEnds = 2500ms;
