@@ -86,8 +86,8 @@ struct ClusterSpec {
 // A cluster of which only the GPU and the fabric are known, as published runs state it. Assumed: NVSwitch inside nodes
 // of more than one GPU where the GPU has NVLink, else PCIe; one NIC per GPU on a full, rail-optimized fabric without
 // SHARP; hosts as these GPUs are sold with (A100: AMD, GB200: Arm, others Intel); GB200 in NVLink domains of 72.
-// `fabric` is the nominal rate per GPU, one direction (400 Gb/s = BytesPerSecond(5e10)); nullopt, not known: 200 Gb/s
-// for A100 and older, 400 Gb/s from H100 on, the vendor's reference designs. Nodes need not be full. Throws
+// `fabric` is the nominal rate per GPU, one direction (400 Gb/s = BytesPerSecond(5e10)); nullopt, not known: 100 Gb/s
+// before A100, 200 Gb/s for A100, 400 Gb/s from H100 on, the vendor's designs. Nodes need not be full. Throws
 // InputError("cluster", ...) for counts below 1.
 [[nodiscard]] ClusterSpec cluster_of(const GpuSpec&, std::int64_t gpus, std::int64_t gpus_per_node,
                                      std::optional<BytesPerSecond> fabric = {});

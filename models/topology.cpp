@@ -154,7 +154,10 @@ BytesPerSecond counted_inter_bus(const GpuSpec& gpu, BytesPerSecond nic, std::in
   return BytesPerSecond(each * kGiga * static_cast<double>(nics) / static_cast<double>(gpus));
 }
 
-BytesPerSecond reference_nic(const GpuSpec& gpu) { return BytesPerSecond(gpu.compute_capability >= 90 ? 50e9 : 25e9); }
+BytesPerSecond reference_nic(const GpuSpec& gpu) {
+  const std::int64_t capability = gpu.compute_capability;
+  return BytesPerSecond(capability >= 90 ? 50e9 : capability >= 80 ? 25e9 : 12.5e9);
+}
 
 Bytes counted_fixed_memory(const ClusterSpec& c) {
   const std::int64_t ranks = std::min(c.gpus, c.domain());

@@ -40,8 +40,8 @@ struct Channels {
 [[nodiscard]] BytesPerSecond counted_inter_bus(const GpuSpec&, BytesPerSecond nic, std::int64_t nics,
                                                std::int64_t gpus);
 
-// The nominal rate of a NIC in the vendor's reference design, one for each GPU: 200 Gb/s for A100 and older, 400 Gb/s
-// from H100 on.
+// The nominal rate of a NIC in the vendor's reference design, one for each GPU: 100 Gb/s before A100 (DGX-2), 200
+// Gb/s for A100, 400 Gb/s from H100 on.
 [[nodiscard]] BytesPerSecond reference_nic(const GpuSpec&);
 
 // What a process holds outside of the allocator: 0.55 GiB of CUDA context with PyTorch's kernels; about 12 MiB of ring

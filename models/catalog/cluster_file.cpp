@@ -1,6 +1,7 @@
 // Files of clusters to start from: those of the catalog, and one for any GPU of the catalog.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "models/catalog.h"

@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 
 #include <filesystem>
-#include <nlohmann/json.hpp>
 #include <optional>
 
 #include "models/catalog.h"
@@ -173,7 +172,7 @@ void read_rates(JsonObject& o, ClusterSpec& c) {
                               : c.gpu.peer_link == PeerLink::host_memory
                                   ? "through the host's memory (8 RTX 4090)"
                                   : fmt::format("over PCIe and between two {} processors", name(c.cpu));
-    if (c.gpus_per_node > 1)
+    if (c.domain() > 1)
       c.assumed.push_back(fmt::format("intra_bus {}: as NCCL counts rings {}", human(c.intra_bus), links));
   }
   if (o.has("nic") && o.has("inter_bus"))
@@ -183,7 +182,7 @@ void read_rates(JsonObject& o, ClusterSpec& c) {
   } else {
     const bool given = o.has("nic");
     const BytesPerSecond nic = given ? rate(o, "nic") : reference_nic(c.gpu);
-    if (nic > slot_rate(c.gpu))
+    if (given && nic > slot_rate(c.gpu))
       o.refuse("nic", human(nic) + " is more than the PCIe slot of a network card carries",
                "give its nominal rate in bits, such as \"400Gb/s\"");
     c.inter_bus = counted_inter_bus(c.gpu, nic, c.nics(), c.gpus_per_node);

@@ -42,7 +42,7 @@ ModelGraph generic_model(const GenericSizes& s) {
                       {"vocab_size", needed(s.vocab, "vocab", "128256")},
                       {"sliding_window", nullptr},
                       {"tie_word_embeddings", s.tied}};
-  if (s.kv_heads) c["num_key_value_heads"] = *s.kv_heads;
+  c["num_key_value_heads"] = s.kv_heads.value_or(*s.heads);
   if (s.head_dim) c["head_dim"] = *s.head_dim;
   if (s.experts) {
     c["num_local_experts"] = *s.experts;

@@ -86,7 +86,10 @@ std::string name_advice(std::string_view spec) {
   const bool path = spec.find('/') != std::string_view::npos || spec.ends_with(".json");
   if (path && !hub_like(spec)) return "check the path";
   const std::vector<std::string> near = nearest(last_part(spec), model_names());
-  if (!path) return suggestion(spec, model_names()) + ", or give the path of its config.json";
+  if (!path) {
+    const std::string names = suggestion(spec, model_names());
+    return names + (names.ends_with('?') ? " Or" : ", or") + " give the path of its config.json";
+  }
   return fmt::format("fetch https://huggingface.co/{}/resolve/main/config.json and give that file{}", spec,
                      near.empty() ? "" : "; the catalog has " + join(near));
 }

@@ -4,22 +4,31 @@
 
 #include <array>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 
 #include "models/input/error.h"
-#include "models/input/json.h"
 
 namespace fsdp {
 namespace {
 
-constexpr std::array kTowers{TextTower{"gemma3", "gemma3_text", "Gemma3"}, TextTower{"llava", "llama", "Llava"},
-                             TextTower{"mistral3", "mistral", "Mistral3"},
-                             TextTower{"qwen2_5_vl", "qwen2_5_vl_text", "Qwen2_5_VL"}};
+// Ties: as transformers 5.23 makes them of what the whole and the text_config say, or do not say.
+constexpr std::array kTowers{TextTower{"gemma3", "gemma3_text", "Gemma3", true, false},
+                             TextTower{"llava", "llama", "Llava", false, true},
+                             TextTower{"mistral3", "mistral", "Mistral3", true, false},
+                             TextTower{"qwen2_5_vl", "qwen2_5_vl_text", "Qwen2_5_VL", false, true}};
 
-constexpr std::string_view kOld = "model", kNew = "model.language_model";
+std::optional<bool> stated_tie(const nlohmann::json& config, std::string_view where) {
+  const auto tied = config.find("tie_word_embeddings");
+  if (tied == config.end() || tied->is_null()) return std::nullopt;
+  if (!tied->is_boolean())
+    throw InputError({std::string(where), "tie_word_embeddings"}, "is neither true nor false", "give one of the two");
+  return tied->get<bool>();
+}
 
-void rename(std::string& name) {
-  if (name == kOld || name.starts_with(std::string(kOld) + ".")) name.replace(0, kOld.size(), kNew);
+// "transformer.h.0", of a text model called "transformer", is "model.language_model.h.0".
+void rename(std::string& name, const std::string& old) {
+  if (name == old || name.starts_with(old + ".")) name.replace(0, old.size(), "model.language_model");
 }
 
 }  // namespace
@@ -36,8 +45,7 @@ std::vector<std::string_view> text_tower_types() {
   return types;
 }
 
-// The whole says whether embeddings are tied; in files before transformers 5, the sizes of Qwen's text model stand at
-// the top.
+// In files before transformers 5, the sizes of Qwen's text model stand at the top.
 std::string text_config(const TextTower& tower, std::string_view json_text, std::string_view where) {
   const nlohmann::json whole = nlohmann::json::parse(json_text);  // parsed before, strictly
   nlohmann::json text = whole;
@@ -45,8 +53,8 @@ std::string text_config(const TextTower& tower, std::string_view json_text, std:
     if (!at->is_object())
       throw InputError({std::string(where), "text_config"}, "is no object", "give the text model's");
     text = *at;
-    if (const auto tied = whole.find("tie_word_embeddings"); tied != whole.end() && !tied->is_null())
-      text["tie_word_embeddings"] = *tied;
+    const bool text_ties = stated_tie(text, where).value_or(false) && tower.text_ties;
+    text["tie_word_embeddings"] = stated_tie(whole, where).value_or(tower.tied) || text_ties;
     if (!text.contains("model_type")) text["model_type"] = tower.text_type;
   } else {
     text["model_type"] = tower.text_type;
@@ -55,19 +63,20 @@ std::string text_config(const TextTower& tower, std::string_view json_text, std:
 }
 
 ModelGraph inside_whole(const TextTower& tower, ModelGraph g) {
+  const std::string old = g.modules[1].name;  // of the model without its head
   for (Module& m : g.modules) {
-    rename(m.name);
+    rename(m.name, old);
     if (m.parent > 0) ++m.parent;
   }
   g.modules[0].class_name = fmt::format("{}ForConditionalGeneration", tower.prefix);
   Module whole = g.modules[1];
-  whole.name = kOld;
+  whole.name = "model";
   whole.class_name = fmt::format("{}Model", tower.prefix);
   g.modules[1].parent = 1;
   g.modules.insert(g.modules.begin() + 1, std::move(whole));
   for (Parameter& p : g.parameters) {
-    rename(p.name);
-    for (std::string& alias : p.aliases) rename(alias);
+    rename(p.name, old);
+    for (std::string& alias : p.aliases) rename(alias, old);
     for (std::int32_t& m : p.modules)
       if (m > 0) ++m;
   }

@@ -11,8 +11,10 @@ namespace fsdp {
 
 struct TextTower {
   std::string_view model_type;  // of the whole
-  std::string_view text_type;   // of its text_config, where that does not say; empty: it must
+  std::string_view text_type;   // of its text_config, where that does not say
   std::string_view prefix;      // of the classes of the whole
+  bool tied;                    // the head and the embeddings, where the whole does not say
+  bool text_ties;               // the text_config can tie them, too, whatever the whole says
 };
 [[nodiscard]] const TextTower* find_text_tower(std::string_view model_type);  // nullptr: none
 [[nodiscard]] std::vector<std::string_view> text_tower_types();

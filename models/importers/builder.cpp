@@ -85,8 +85,10 @@ GraphBuilder::Id GraphBuilder::norm_module(Id parent, std::string_view name, std
   return id;
 }
 
-GraphBuilder::Id GraphBuilder::tied_linear_module(Id parent, std::string_view name, Id embedding) {
-  const Id id = module(parent, name, "Linear");
+GraphBuilder::Id GraphBuilder::lm_head(Id embedding, bool tied) {
+  const std::vector<std::int64_t> rows_and_width = weight_shape(embedding);
+  if (!tied) return linear_module(0, "lm_head", rows_and_width[1], rows_and_width[0], false);
+  const Id id = module(0, "lm_head", "Linear");
   const std::int32_t shared = at(params_of_, embedding)[0];
   at(params_of_, id).push_back(shared);
   at(graph_.parameters, shared).aliases.push_back(child_name(id, "weight"));
@@ -146,10 +148,6 @@ GraphBuilder::Id GraphBuilder::rotary(Id module, Id x, OpShape shape) {
   return op(OpKind::rotary, module, {x}, shape, out);
 }
 
-GraphBuilder::Id GraphBuilder::rotary(Id module, Id x, std::int64_t heads, std::int64_t head_dim, double theta) {
-  return op(OpKind::rotary, module, {x}, {.heads = heads, .head_dim = head_dim, .theta = theta}, width(x));
-}
-
 GraphBuilder::Id GraphBuilder::attention(Id module, const std::vector<Id>& qkv, OpShape shape) {
   shape.packed = qkv.size() < 3;
   return op(OpKind::attention, module, qkv, shape, shape.heads * shape.head_dim);
@@ -168,16 +166,19 @@ GraphBuilder::Id GraphBuilder::geglu(Id module, Id gate, Id up) {
 }
 
 // Where a module with a weight scales or caps its result, the op is another one of that module, without its weight.
-GraphBuilder::Id GraphBuilder::scale(Id module, Id x, double factor) {
-  const Id out = tensor(width(x));
-  graph_.ops.push_back({OpKind::scale, module, {x}, {out}, {}, {.width = width(x), .factor = factor}});
+GraphBuilder::Id GraphBuilder::op_without_weight(OpKind kind, Id module, Id x, OpShape shape) {
+  shape.width = width(x);
+  const Id out = tensor(shape.width);
+  graph_.ops.push_back({kind, module, {x}, {out}, {}, shape});
   return out;
 }
 
+GraphBuilder::Id GraphBuilder::scale(Id module, Id x, double factor) {
+  return op_without_weight(OpKind::scale, module, x, {.factor = factor});
+}
+
 GraphBuilder::Id GraphBuilder::soft_cap(Id module, Id x, double cap) {
-  const Id out = tensor(width(x));
-  graph_.ops.push_back({OpKind::soft_cap, module, {x}, {out}, {}, {.width = width(x), .cap = cap}});
-  return out;
+  return op_without_weight(OpKind::soft_cap, module, x, {.cap = cap});
 }
 
 GraphBuilder::Id GraphBuilder::add(Id module, Id a, Id b) {

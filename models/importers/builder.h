@@ -36,7 +36,7 @@ class GraphBuilder {
   Id embedding_module(Id parent, std::string_view name, std::int64_t rows, std::int64_t width,
                       std::string_view class_name = "Embedding");
   Id norm_module(Id parent, std::string_view name, std::string_view class_name, std::int64_t width, bool bias);
-  Id tied_linear_module(Id parent, std::string_view name, Id embedding);              // shares the embedding's weight
+  Id lm_head(Id embedding, bool tied);                                                // tied: to the embedding's weight
   void parameter(Id module, std::string_view leaf, std::vector<std::int64_t> shape);  // of a module of another kind
 
   // Ops; each returns the tensor it makes. Extents come from the module's parameters.
@@ -47,7 +47,6 @@ class GraphBuilder {
   Id layer_norm(Id module, Id x, double eps);
   Id linear(Id module, Id x);
   Id rotary(Id module, Id x, OpShape shape);
-  Id rotary(Id module, Id x, std::int64_t heads, std::int64_t head_dim, double theta);
   Id attention(Id module, const std::vector<Id>& qkv, OpShape shape);
   Id swiglu(Id module, Id gate, Id up);
   Id packed_swiglu(Id module, Id gate_up);
@@ -71,6 +70,7 @@ class GraphBuilder {
  private:
   Id tensor(std::int64_t width, const Experts& = {});
   Id op(OpKind, Id module, std::vector<Id> inputs, const OpShape&, std::int64_t width);
+  Id op_without_weight(OpKind, Id module, Id x, OpShape);
   [[nodiscard]] const std::vector<std::int64_t>& weight_shape(Id module) const;
   [[nodiscard]] std::int64_t width(Id tensor) const;
   [[nodiscard]] std::string child_name(Id parent, std::string_view name) const;

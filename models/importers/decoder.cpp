@@ -9,24 +9,38 @@
 
 namespace fsdp {
 
-double rope_theta(JsonObject& config, double otherwise) {
-  if (const auto theta = config.optional_number("rope_theta", 1e-3, 1e15)) return *theta;
-  for (const char* key : {"rope_parameters", "rope_scaling"}) {
-    if (auto rope = config.optional_object(key)) {
-      if (const auto theta = rope->optional_number("rope_theta", 1e-3, 1e15)) return *theta;
-    }
+std::optional<double> rope_number(JsonObject& config, std::string_view old_key, std::string_view key, double least,
+                                  double most) {
+  for (const char* place : {"rope_scaling", "rope_parameters"}) {
+    auto rope = config.optional_object(place);
+    if (!rope || rope->keys().empty()) continue;
+    if (const auto inside = rope->optional_number(key, least, most)) return inside;
+    break;
   }
-  return otherwise;
+  return config.optional_number(old_key, least, most);
+}
+
+double rope_theta(JsonObject& config, double otherwise) {
+  return rope_number(config, "rope_theta", "rope_theta", 1e-3, 1e15).value_or(otherwise);
 }
 
 DecoderShape read_decoder(JsonObject& config, const DecoderDefaults& defaults, std::string_view ffn_key) {
   DecoderShape s;
-  s.vocab = config.integer("vocab_size", 1, kMaxVocab);
+  const auto size = [&](std::string_view key, std::int64_t most, std::int64_t otherwise) {
+    return config.has(key) || otherwise == 0 ? config.integer(key, 1, most) : otherwise;
+  };
+  s.vocab = size("vocab_size", kMaxVocab, defaults.vocab);
   s.hidden = config.integer("hidden_size", 1, kMaxWidth);
   s.ffn = config.integer(ffn_key, 1, kMaxWidth);
   s.layers = config.integer("num_hidden_layers", 1, kMaxLayers);
-  s.heads = config.integer("num_attention_heads", 1, kMaxHeads);
-  s.kv_heads = config.optional_integer("num_key_value_heads", 1, kMaxHeads).value_or(s.heads);
+  s.heads = size("num_attention_heads", kMaxHeads, defaults.heads);
+  const bool silent = !config.has("num_key_value_heads") && defaults.kv_heads > 0;  // null: as many as heads
+  s.kv_heads =
+      silent ? defaults.kv_heads : config.optional_integer("num_key_value_heads", 1, kMaxHeads).value_or(s.heads);
+  if (silent && s.heads % s.kv_heads != 0)
+    config.refuse("num_key_value_heads",
+                  fmt::format("is missing, and its default, {}, does not divide {} heads", s.kv_heads, s.heads),
+                  "add it");
   if (s.heads % s.kv_heads != 0)
     config.refuse("num_key_value_heads", fmt::format("{} does not divide {} heads", s.kv_heads, s.heads),
                   "use a divisor");
@@ -37,6 +51,7 @@ DecoderShape read_decoder(JsonObject& config, const DecoderDefaults& defaults, s
   if (s.head_dim % 2 != 0)
     config.refuse("head_dim", fmt::format("{} is odd", s.head_dim), "rotary positions need an even one");
   s.positions = config.optional_integer("max_position_embeddings", 1, kMaxPositions);
+  if (!s.positions) s.positions = defaults.positions;
   s.eps = config.optional_number("rms_norm_eps", 1e-30, 1).value_or(defaults.eps);
   s.theta = rope_theta(config, defaults.theta);
   s.tied = config.optional_boolean("tie_word_embeddings").value_or(defaults.tied);

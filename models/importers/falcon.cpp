@@ -106,8 +106,7 @@ ModelGraph import_falcon(JsonObject& config, std::string_view where, std::int64_
   for (std::int64_t i = 0; i < s.layers; ++i) blocks.push_back(add_block(b, list, i, s));
   const auto norm = b.norm_module(model, "ln_f", "LayerNorm", s.hidden, true);
   b.module(model, "rotary_emb", "FalconRotaryEmbedding");
-  const auto head =
-      s.tied ? b.tied_linear_module(0, "lm_head", embed) : b.linear_module(0, "lm_head", s.hidden, s.vocab, false);
+  const auto head = b.lm_head(embed, s.tied);
 
   auto x = b.embedding(embed, b.ids());
   for (const FalconBlock& m : blocks) x = run_block(b, m, s, x);

@@ -44,7 +44,12 @@ void read_thetas(JsonObject& config, GemmaShape& s) {
 
 GemmaShape read(JsonObject& config, bool third) {
   GemmaShape s;
-  const DecoderDefaults defaults{.head_dim = 256, .tied = true};
+  const DecoderDefaults defaults{.vocab = third ? 262208 : 256000,
+                                 .heads = 8,
+                                 .kv_heads = 4,
+                                 .head_dim = 256,
+                                 .positions = third ? 131072 : 8192,
+                                 .tied = true};
   static_cast<DecoderShape&>(s) = read_decoder(config, defaults, "intermediate_size");
   s.prefix = third ? "Gemma3" : "Gemma2";
   s.qk_norm = third;
@@ -57,9 +62,8 @@ GemmaShape read(JsonObject& config, bool third) {
   };
   s.score_cap = cap("attn_logit_softcapping", 50);
   s.logit_cap = cap("final_logit_softcapping", 30);
-  if (third) {  // its config class has both caps, its model uses neither
-    for (const std::string_view key : {"attn_logit_softcapping", "final_logit_softcapping"})
-      require_absent(config, key);
+  if (third) {  // its config class has a cap of scores, its model does not use it
+    require_absent(config, "attn_logit_softcapping");
     read_thetas(config, s);
   } else {
     s.local_theta = s.theta;
@@ -108,8 +112,8 @@ std::int32_t run_block(GraphBuilder& b, const GemmaBlock& m, const GemmaShape& s
     q = b.rms_norm(m.q_norm, q, s.heads, s.eps, kNorm);
     k = b.rms_norm(m.k_norm, k, s.kv_heads, s.eps, kNorm);
   }
-  q = b.rotary(m.attention, q, s.heads, s.head_dim, theta);
-  k = b.rotary(m.attention, k, s.kv_heads, s.head_dim, theta);
+  q = b.rotary(m.attention, q, {.heads = s.heads, .head_dim = s.head_dim, .theta = theta});
+  k = b.rotary(m.attention, k, {.heads = s.kv_heads, .head_dim = s.head_dim, .theta = theta});
   const auto mixed = b.attention(m.attention, {q, k, v},
                                  {.heads = s.heads,
                                   .kv_heads = s.kv_heads,
@@ -134,8 +138,7 @@ ModelGraph import(JsonObject& config, std::string_view where, bool third) {
   for (std::int64_t i = 0; i < s.layers; ++i) blocks.push_back(add_block(b, list, i, s));
   const auto norm = b.norm_module(model, "norm", s.prefix + "RMSNorm", s.hidden, false);
   b.module(model, "rotary_emb", s.prefix + "RotaryEmbedding");
-  const auto head =
-      s.tied ? b.tied_linear_module(0, "lm_head", embed) : b.linear_module(0, "lm_head", s.hidden, s.vocab, false);
+  const auto head = b.lm_head(embed, s.tied);
 
   auto x = b.scale(embed, b.embedding(embed, b.ids()), std::sqrt(static_cast<double>(s.hidden)));
   for (std::size_t i = 0; i < blocks.size(); ++i) x = run_block(b, blocks[i], s, s.window[i], x);

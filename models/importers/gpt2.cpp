@@ -94,8 +94,7 @@ ModelGraph import_gpt2(JsonObject& config, std::string_view where,
   std::vector<Gpt2Block> blocks;
   for (std::int64_t i = 0; i < s.layers; ++i) blocks.push_back(add_block(b, list, i, s));
   const auto norm = b.norm_module(transformer, "ln_f", "LayerNorm", s.width, true);
-  const auto head =
-      s.tied ? b.tied_linear_module(0, "lm_head", wte) : b.linear_module(0, "lm_head", s.width, s.vocab, false);
+  const auto head = b.lm_head(wte, s.tied);
 
   auto x = b.position(wpe, b.embedding(wte, b.ids()));
   for (const Gpt2Block& m : blocks) x = run_block(b, m, s, head_dim, x);

@@ -14,17 +14,6 @@ struct NeoxShape {
   bool bias, parallel, tied, fast_gelu;
 };
 
-// rotary_pct and rotary_emb_base at the top (transformers < 5), or inside rope_parameters.
-void read_rotary(JsonObject& config, NeoxShape& s) {
-  double share = config.optional_number("rotary_pct", 1e-6, 1).value_or(0.25);
-  s.theta = config.optional_number("rotary_emb_base", 1e-3, 1e15).value_or(10000);
-  if (auto rope = config.optional_object("rope_parameters")) {
-    share = rope->optional_number("partial_rotary_factor", 1e-6, 1).value_or(share);
-    s.theta = rope->optional_number("rope_theta", 1e-3, 1e15).value_or(s.theta);
-  }
-  s.rotated = rotated_channels(config, s.head_dim, share);
-}
-
 NeoxShape read(JsonObject& config) {
   NeoxShape s{};
   s.vocab = config.integer("vocab_size", 1, kMaxVocab);
@@ -41,7 +30,9 @@ NeoxShape read(JsonObject& config) {
   const std::string act = config.optional_text("hidden_act").value_or("gelu");
   s.fast_gelu = act == "gelu_fast";
   if (!s.fast_gelu) require_text(config, "hidden_act", "gelu");
-  read_rotary(config, s);
+  s.theta = rope_number(config, "rotary_emb_base", "rope_theta", 1e-3, 1e15).value_or(10000);
+  s.rotated = rotated_channels(config, s.head_dim,
+                               rope_number(config, "rotary_pct", "partial_rotary_factor", 1e-6, 1).value_or(0.25));
   return s;
 }
 
@@ -104,8 +95,7 @@ ModelGraph import_gpt_neox(JsonObject& config, std::string_view where, std::int6
   for (std::int64_t i = 0; i < s.layers; ++i) blocks.push_back(add_block(b, list, i, s));
   const auto norm = b.norm_module(model, "final_layer_norm", "LayerNorm", s.hidden, true);
   b.module(model, "rotary_emb", "GPTNeoXRotaryEmbedding");
-  const auto head =
-      s.tied ? b.tied_linear_module(0, "lm_head", embed) : b.linear_module(0, "lm_head", s.hidden, s.vocab, false);
+  const auto head = b.lm_head(embed, s.tied);
 
   auto x = b.embedding(embed, b.ids());
   for (const NeoxBlock& m : blocks) x = run_block(b, m, s, x);

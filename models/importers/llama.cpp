@@ -2,8 +2,6 @@
 // grouped-query attention and SwiGLU, of one feed-forward or of experts. What differs is a row of `kVariants`.
 // Frequency scaling of rotary positions (Llama 3.1's "llama3", "yarn", ...) changes angles, not work or sizes, and is
 // not modelled: our executor rotates with the plain theta.
-#include <fmt/format.h>
-
 #include <array>
 #include <optional>
 #include <utility>
@@ -24,25 +22,27 @@ struct Variant {
   bool output_bias_from_config, mlp_bias_from_config;
   QkNorm qk_norm;
   std::optional<ExpertVariant> experts = std::nullopt;
-  double eps = 1e-6, theta = 10000.0;  // where the config says nothing
-  bool norms_after = false;            // of what attention and the feed-forward make; norms and rotary are in fp32
-  bool multiplied = false;             // as Multipliers says
+  DecoderDefaults defaults = {};
+  bool norms_after = false;  // of what attention and the feed-forward make; norms and rotary are in fp32
+  bool multiplied = false;   // as Multipliers says
 };
+constexpr DecoderDefaults kMistral{.kv_heads = 8}, kMixtral{.eps = 1e-5, .theta = 1e6, .kv_heads = 8},
+    kQwen2{.kv_heads = 32}, kQwen25Vl{.eps = 1e-5, .theta = 1e6, .kv_heads = 8},
+    kQwen3{.kv_heads = 32, .head_dim = 128}, kQwen3Moe{.kv_heads = 4}, kOlmo{.eps = 1e-5};
 constexpr std::array kVariants{
     Variant{"llama", "Llama", QkvBias::from_config, true, true, QkNorm::none},
-    Variant{"mistral", "Mistral", QkvBias::never, false, false, QkNorm::none},
-    Variant{"qwen2", "Qwen2", QkvBias::always, false, false, QkNorm::none},
-    Variant{"qwen2_5_vl_text", "Qwen2_5_VL", QkvBias::always, false, false, QkNorm::none},
-    Variant{"qwen3", "Qwen3", QkvBias::from_config, true, false, QkNorm::each_head},
+    Variant{"mistral", "Mistral", QkvBias::never, false, false, QkNorm::none, std::nullopt, kMistral},
+    Variant{"qwen2", "Qwen2", QkvBias::always, false, false, QkNorm::none, std::nullopt, kQwen2},
+    Variant{"qwen2_5_vl_text", "Qwen2_5_VL", QkvBias::always, false, false, QkNorm::none, std::nullopt, kQwen25Vl},
+    Variant{"qwen3", "Qwen3", QkvBias::from_config, true, false, QkNorm::each_head, std::nullopt, kQwen3},
     Variant{"mixtral", "Mixtral", QkvBias::never, false, false, QkNorm::none,
-            ExpertVariant{"num_local_experts", "intermediate_size", true, true}, 1e-5, 1e6},
+            ExpertVariant{"num_local_experts", "intermediate_size", true, true}, kMixtral},
     Variant{"qwen3_moe", "Qwen3Moe", QkvBias::from_config, true, false, QkNorm::each_head,
-            ExpertVariant{"num_experts", "moe_intermediate_size", false, false}},
+            ExpertVariant{"num_experts", "moe_intermediate_size", false, false}, kQwen3Moe},
     Variant{"olmoe", "Olmoe", QkvBias::from_config, true, false, QkNorm::all_heads,
-            ExpertVariant{"num_experts", "intermediate_size", true, false}, 1e-5},
-    Variant{"olmo2", "Olmo2", QkvBias::from_config, true, false, QkNorm::all_heads, std::nullopt, 1e-5, 10000.0, true},
-    Variant{"granite", "Granite", QkvBias::from_config, true, true, QkNorm::none, std::nullopt, 1e-6, 10000.0, false,
-            true},
+            ExpertVariant{"num_experts", "intermediate_size", true, false}, kOlmo},
+    Variant{"olmo2", "Olmo2", QkvBias::from_config, true, false, QkNorm::all_heads, std::nullopt, kOlmo, true},
+    Variant{"granite", "Granite", QkvBias::from_config, true, true, QkNorm::none, std::nullopt, {}, false, true},
 };
 
 // Granite's factors: of the embeddings, of what a branch adds, of the scores (instead of 1 / sqrt(head_dim)), of the
@@ -92,9 +92,8 @@ const Variant& variant_of(JsonObject& config) {
 LlamaShape read(JsonObject& config) {
   const Variant& v = variant_of(config);
   LlamaShape s;
-  // Qwen3's config class has heads of 128, the others derive them.
-  static_cast<DecoderShape&>(s) = read_decoder(config, {v.eps, v.theta, v.model_type == "qwen3" ? 128 : 0},
-                                               v.experts ? v.experts->width_key : "intermediate_size");
+  static_cast<DecoderShape&>(s) =
+      read_decoder(config, v.defaults, v.experts ? v.experts->width_key : "intermediate_size");
   s.variant = &v;
   if (v.experts) s.experts = read_experts(config, *v.experts, s.hidden);
   if (v.multiplied) s.times = read_multipliers(config);
@@ -199,8 +198,7 @@ ModelGraph import_llama(JsonObject& config, std::string_view where,
   for (std::int64_t i = 0; i < s.layers; ++i) blocks.push_back(add_block(b, list, i, s));
   const auto norm = b.norm_module(model, "norm", prefix + "RMSNorm", s.hidden, false);
   b.module(model, "rotary_emb", prefix + "RotaryEmbedding");
-  const auto head =
-      s.tied ? b.tied_linear_module(0, "lm_head", embed) : b.linear_module(0, "lm_head", s.hidden, s.vocab, false);
+  const auto head = b.lm_head(embed, s.tied);
 
   auto x = b.embedding(embed, b.ids());
   if (s.variant->multiplied) x = b.scale(model, x, s.times.embedding);

@@ -88,8 +88,7 @@ ModelGraph import_mpt(JsonObject& config, std::string_view where, std::int64_t s
   std::vector<MptBlock> blocks;
   for (std::int64_t i = 0; i < s.layers; ++i) blocks.push_back(add_block(b, list, i, s));
   const auto norm = b.norm_module(transformer, "norm_f", "LayerNorm", s.width, s.bias);
-  const auto head =
-      s.tied ? b.tied_linear_module(0, "lm_head", wte) : b.linear_module(0, "lm_head", s.width, s.vocab, false);
+  const auto head = b.lm_head(wte, s.tied);
 
   auto x = b.embedding(wte, b.ids());
   if (s.learned_positions) x = b.position(wpe, x);

@@ -1,7 +1,5 @@
 // Phi-3 and Phi-4: as Llama, with one matrix for q, k and v and one for gate and up. Rotary positions may turn a part
 // of each head; its "longrope" scaling changes angles alone (models/importers/llama.cpp).
-#include <utility>
-
 #include "models/importers/builder.h"
 #include "models/importers/decoder.h"
 #include "models/importers/importers.h"
@@ -13,19 +11,12 @@ struct Phi3Shape : DecoderShape {
   std::int64_t rotated = 0, window = 0;
 };
 
-// The share stands at the top (transformers < 5) or inside rope_parameters.
-double rotated_share(JsonObject& config) {
-  if (const auto share = config.optional_number("partial_rotary_factor", 1e-6, 1)) return *share;
-  if (auto rope = config.optional_object("rope_parameters"))
-    if (const auto share = rope->optional_number("partial_rotary_factor", 1e-6, 1)) return *share;
-  return 1;
-}
-
 Phi3Shape read(JsonObject& config) {
   Phi3Shape s;
   static_cast<DecoderShape&>(s) = read_decoder(config, {.eps = 1e-5}, "intermediate_size");
   require_text(config, "hidden_act", "silu");
-  s.rotated = rotated_channels(config, s.head_dim, rotated_share(config));
+  s.rotated = rotated_channels(
+      config, s.head_dim, rope_number(config, "partial_rotary_factor", "partial_rotary_factor", 1e-6, 1).value_or(1));
   s.window = config.optional_integer("sliding_window", 1, kMaxPositions).value_or(0);
   return s;
 }
@@ -80,8 +71,7 @@ ModelGraph import_phi3(JsonObject& config, std::string_view where, std::int64_t 
   for (std::int64_t i = 0; i < s.layers; ++i) blocks.push_back(add_block(b, list, i, s));
   const auto norm = b.norm_module(model, "norm", "Phi3RMSNorm", s.hidden, false);
   b.module(model, "rotary_emb", "Phi3RotaryEmbedding");
-  const auto head =
-      s.tied ? b.tied_linear_module(0, "lm_head", embed) : b.linear_module(0, "lm_head", s.hidden, s.vocab, false);
+  const auto head = b.lm_head(embed, s.tied);
 
   auto x = b.embedding(embed, b.ids());
   for (const Phi3Block& m : blocks) x = run_block(b, m, s, x);

@@ -141,6 +141,19 @@ TEST_CASE("other families: what is not modelled is named") {
   CHECK_THROWS_AS((void)load_model("mpt-7b-bench", std::int64_t{1} << 40), InputError);
 }
 
+TEST_CASE("a default that contradicts what a config says is named as the default") {
+  CHECK(config_refusal(R"({"model_type":"mistral","vocab_size":64,"hidden_size":32,"intermediate_size":48,
+                           "num_hidden_layers":1,"num_attention_heads":4})") ==
+        "config.json: num_key_value_heads: is missing, and its default, 8, does not divide 4 heads; add it");
+}
+
+TEST_CASE("rotary positions need heads of an even size") {
+  // GPT-NeoX turns a quarter of each head: 2 channels of 9.
+  CHECK(config_refusal(R"({"model_type":"gpt_neox","vocab_size":64,"hidden_size":36,"intermediate_size":48,
+                           "num_hidden_layers":1,"num_attention_heads":4})") ==
+        "config.json: hidden_size: makes heads of 9 channels; rotary positions need an even number");
+}
+
 TEST_CASE("random damage to a config never crashes") {
   std::mt19937 random(11);
   const std::string good(embedded_file("configs/qwen2.5-7b.json"));
@@ -199,8 +212,9 @@ TEST_CASE("configurations of experts that contradict themselves are refused") {
   const auto moe = [](const std::string& type, const std::string& more) {
     return config_refusal("{\"model_type\": \"" + type +
                           R"(", "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48,
-      "moe_intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 8)" +
-                          more + "}");
+      "moe_intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4,
+      "head_dim": 8)" + more +
+                          "}");
   };
   const std::string four = R"(, "num_local_experts": 4, "num_experts": 4, "num_experts_per_tok": 2)";
   for (const char* type : {"mixtral", "qwen3_moe", "olmoe"}) CHECK(moe(type, four) == "");
@@ -223,7 +237,7 @@ TEST_CASE("configurations of experts that contradict themselves are refused") {
   // 65536 slots of 2^24 for each of 2^36 tokens: no such tensor.
   const ModelGraph wide =
       model_from_config(R"({"model_type": "mixtral", "vocab_size": 64, "hidden_size": 16777216, "intermediate_size": 8,
-    "num_hidden_layers": 1, "num_attention_heads": 4, "head_dim": 8, "num_local_experts": 65536, "num_experts_per_tok": 65536})",
+    "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 8, "num_local_experts": 65536, "num_experts_per_tok": 65536})",
                         "c");
   for (const Op& op : wide.ops)
     if (op.kind == OpKind::moe_dispatch)

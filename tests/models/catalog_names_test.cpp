@@ -1,10 +1,13 @@
 // A model that the catalog does not have by the name that was typed: names of the hub, files without model_type, kinds
 // of models that are not modelled, models of sizes alone, and what a file says beside its model.
 #include <doctest/doctest.h>
+#include <fmt/format.h>
 
+#include <array>
 #include <fstream>
-#include <sstream>
+#include <regex>
 #include <string>
+#include <string_view>
 
 #include "models/catalog.h"
 #include "models/catalog/names.h"
@@ -50,6 +53,18 @@ TEST_CASE("names of the hub are the catalog's models, whatever their case and se
 
 TEST_CASE("every name of the hub stands for a model of the catalog") {
   for (const std::string& name : model_names()) CHECK(catalog_name(name) == name);
+  // Each row of the table, from its source: a name of the hub and the catalog's.
+  std::ifstream source(FSDP_TESTS_DIR "/../models/catalog/names.cpp");
+  int rows = 0;
+  for (std::string line; std::getline(source, line);) {
+    std::smatch row;
+    if (!std::regex_search(line, row, std::regex(R"re(HubName\{"([^"]+)", "([^"]+)"\})re"))) continue;
+    CAPTURE(line);
+    ++rows;
+    CHECK(catalog_name(row[1].str()) == row[2].str());
+    CHECK(load_model(row[1].str()).name == row[2].str());
+  }
+  CHECK(rows > 20);
 }
 
 TEST_CASE("a name that is not known: the nearest ones, and which file to fetch") {
@@ -60,7 +75,7 @@ TEST_CASE("a name that is not known: the nearest ones, and which file to fetch")
         "qwen2.5-7b, qwen2.5-0.5b");
   CHECK(said("lama3-8b") ==
         "model: \"lama3-8b\" is not in the catalog, nor a file; did you mean \"llama3-8b\", \"llama2-7b\" or "
-        "\"llama3-70b\"?, or give the path of its config.json");
+        "\"llama3-70b\"? Or give the path of its config.json");
   CHECK(said("runs/of/mine/config.json") ==
         "model: \"runs/of/mine/config.json\": there is no such file or folder; check the path");
   CHECK(holds(said("../model"), "check the path"));
@@ -97,6 +112,9 @@ TEST_CASE("kinds of models that are not modelled are called what they are, with 
   says("qwen3-next", "model_type: \"qwen3_next\" is a hybrid of attention and recurrent layers");
   says("dit-xl", "_class_name: is diffusers', of a diffusion model");
   CHECK(holds(config_refusal("{\"model_type\":\"whisper\"}"), "an encoder and a decoder"));
+  // Of families without an importer.
+  CHECK(holds(published_refusal("deepseek-v3"), "model_type: \"deepseek_v3\" is not a known family; the nearest is"));
+  CHECK(holds(published_refusal("gpt-oss-20b"), "model_type: \"gpt_oss\" is not a known family; the nearest is"));
   CHECK(
       holds(config_refusal("{\"model_type\":\"apertus\"," + kLlama + "}"),
             "\"apertus\" is not a known family; the nearest is llama: if the model is built like it, say so in a copy "
@@ -145,6 +163,29 @@ TEST_CASE("text models of models that see: their modules inside the whole, and w
   CHECK(holds(config_refusal(R"({"model_type":"llava","text_config":3})"), "text_config: is no object"));
 }
 
+TEST_CASE("the head of a text model that is part of another is tied as transformers 5.23 ties it") {
+  // What transformers' config classes make of the whole's word and of the text_config's; '-': it has none.
+  struct Row {
+    std::string_view type, text_type,
+        of;  // whole and text in turn: "--", "-t", "-f", "t-", "tt", "tf", "f-", "ft", "ff"
+  };
+  constexpr std::array kCases{"--", "-t", "-f", "t-", "tt", "tf", "f-", "ft", "ff"};
+  for (const Row& row : {Row{"gemma3", "gemma3_text", "111111000"}, Row{"mistral3", "mistral", "111111000"},
+                         Row{"llava", "llama", "010111010"}, Row{"qwen2_5_vl", "qwen2_5_vl_text", "010111010"}}) {
+    for (std::size_t i = 0; i < kCases.size(); ++i) {
+      const auto says = [](char c) {
+        return c == '-' ? "" : c == 't' ? ",\"tie_word_embeddings\":true" : ",\"tie_word_embeddings\":false";
+      };
+      const std::string text =
+          fmt::format(R"({{"model_type":"{}","text_config":{{"model_type":"{}",{},"num_key_value_heads":2{}}}{}}})",
+                      row.type, row.text_type, kLlama, says(kCases[i][1]), says(kCases[i][0]));
+      CAPTURE(text);
+      const ModelGraph m = model_from_config(text, "config.json");
+      CHECK(!m.parameters.at(0).aliases.empty() == (row.of[i] == '1'));
+    }
+  }
+}
+
 TEST_CASE("a generic model is what its sizes say") {
   // Llama 3 8B's sizes.
   GenericSizes s;
@@ -156,6 +197,11 @@ TEST_CASE("a generic model is what its sizes say") {
   CHECK_FALSE(m.max_seq_len);
   s.experts = 8, s.experts_per_token = 2, s.vocab = 32000;
   CHECK(generic_model(s).parameter_count() == load_model("mixtral-8x7b").parameter_count());
+  // As many heads of keys as heads, where it is not said: 24 more of 128 channels, for keys and values of 32 blocks.
+  GenericSizes all = s;
+  all.kv_heads.reset();
+  CHECK(generic_model(all).parameter_count() ==
+        generic_model(s).parameter_count() + std::int64_t{2} * 32 * 24 * 128 * 4096);
 
   const auto said = [](const GenericSizes& sizes) { return refusal([&] { return generic_model(sizes); }); };
   GenericSizes bad = s;

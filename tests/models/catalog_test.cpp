@@ -13,6 +13,7 @@
 #include "models/input/error.h"
 #include "models/input/json.h"
 #include "models/input/suggest.h"
+#include "models/topology.h"
 #include "tests/support/refusal.h"
 
 using namespace fsdp;
@@ -257,6 +258,27 @@ TEST_CASE("what a cluster file leaves out follows from its GPU and its NICs, and
   CHECK(load(R"("gpu": "rtx-4090", "gpus_per_node": 8)", 8).intra_bus == BytesPerSecond(5e9));
   // Links that NCCL's model does not know are not guessed.
   CHECK(holds(refusal([&] { return load(R"("gpu": "mi300x", "gpus_per_node": 8)", 8); }), "intra_bus: is missing"));
+}
+
+TEST_CASE("every GPU of the catalog makes a cluster of two nodes from its name alone, or says what to measure") {
+  for (const std::string& gpu : gpu_names()) {
+    CAPTURE(gpu);
+    const std::string text =
+        R"({"schema": "fsdp-plan/cluster/1", "name": "c", "gpu": ")" + gpu + R"(", "gpus_per_node": 8)";
+    const auto load = [&](const std::string& more) { return cluster_from_json(text + more + "}", "c.json", 16); };
+    const std::string refused = refusal([&] { return load(""); });
+    const bool links_known = !gpu.starts_with("mi");
+    CHECK((links_known ? refused.empty() : holds(refused, "intra_bus: is missing")));
+    const ClusterSpec c = load(links_known ? "" : R"(, "intra_bus": "300GB/s")");
+    CHECK(c.inter_bus.count() > 0);
+    CHECK(nic_rate(c).count() <= c.gpu.host_link.count() * (c.gpu.compute_capability >= 100 ? 2 : 1));
+  }
+  // 16 V100s of two nodes: DGX-2's NICs.
+  CHECK(holds(cluster_from_json(R"({"schema": "fsdp-plan/cluster/1", "name": "c", "gpu": "v100-sxm2-32",
+                                    "gpus_per_node": 8})",
+                                "c.json", 16)
+                  .assumed.at(1),
+              "8 NICs of 100 Gb/s"));
 }
 
 TEST_CASE("a file can be written for every cluster and GPU of the catalog, and read back") {

@@ -97,7 +97,7 @@ TEST_CASE("what a config says of attention reaches the op") {
 
   const std::string qwen =
       R"({"model_type":"qwen2","vocab_size":8,"hidden_size":8,"intermediate_size":8,"num_hidden_layers":3,
-    "num_attention_heads":2,"sliding_window":5,"use_sliding_window":true,"max_window_layers":2)";
+    "num_attention_heads":2,"num_key_value_heads":2,"sliding_window":5,"use_sliding_window":true,"max_window_layers":2)";
   CHECK(attention(model_from_config(qwen + "}", "q"), 1).window == 0);
   CHECK(attention(model_from_config(qwen + "}", "q"), 2).window == 5);
   const ModelGraph listed =
@@ -119,4 +119,8 @@ TEST_CASE("rope_theta is found where the files of each transformers generation k
   CHECK(theta(R"(,"rope_theta":500000.0)") == 500000.0);
   CHECK(theta(R"(,"rope_parameters":{"rope_theta":7.5,"rope_type":"default"})") == 7.5);
   CHECK(theta(R"(,"rope_theta":9.0,"rope_scaling":{"factor":8.0,"rope_type":"llama3"})") == 9.0);
+  // As transformers 5.23 reads them: the place inside counts, rope_scaling before rope_parameters unless it is empty.
+  CHECK(theta(R"(,"rope_theta":9.0,"rope_parameters":{"rope_theta":7.5})") == 7.5);
+  CHECK(theta(R"(,"rope_scaling":{"rope_theta":3.0},"rope_parameters":{"rope_theta":7.5})") == 3.0);
+  CHECK(theta(R"(,"rope_scaling":{},"rope_parameters":{"rope_theta":7.5})") == 7.5);
 }

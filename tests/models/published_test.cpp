@@ -7,11 +7,9 @@
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
-#include <set>
 #include <string>
 
 #include "models/catalog.h"
-#include "models/input/error.h"
 
 using namespace fsdp;
 using nlohmann::json;
@@ -53,5 +51,54 @@ TEST_CASE("parameters, ties and flops of published models are PyTorch's") {
     }
     CHECK(linear == row["linear_forward_flops"].get<double>());
     CHECK(square == row["attention_square_forward_flops"].get<double>());
+  }
+}
+
+// As the hub has google/gemma-3-4b-pt: what equals the config class's defaults is left out.
+TEST_CASE("a config that leaves out its class's defaults is the same model as one that states all") {
+  json whole = json::parse(std::ifstream(kGolden / "configs" / "gemma-3-4b.json"));
+  const ModelGraph full = model_from_config(whole.dump(), "config.json");
+  json& text = whole["text_config"];
+  text = {{"hidden_size", text["hidden_size"]},
+          {"intermediate_size", text["intermediate_size"]},
+          {"model_type", text["model_type"]},
+          {"num_hidden_layers", text["num_hidden_layers"]},
+          {"rope_scaling", {{"factor", 8.0}, {"rope_type", "linear"}}},
+          {"sliding_window", text["sliding_window"]}};
+  whole.erase("tie_word_embeddings");
+  const ModelGraph sparse = model_from_config(whole.dump(), "config.json");
+  CHECK(sparse.digest() == full.digest());
+  CHECK(sparse.max_seq_len == full.max_seq_len);
+}
+
+TEST_CASE("heads of keys and values that a config does not state are as many as its class says") {
+  // transformers 5.23: Config(num_attention_heads=32).num_key_value_heads; null: as many as heads, where the class
+  // takes it.
+  for (const auto& [family, silent] : std::map<std::string, std::int64_t>{{"llama", 32},
+                                                                          {"mistral", 8},
+                                                                          {"mixtral", 8},
+                                                                          {"qwen2", 32},
+                                                                          {"qwen3", 32},
+                                                                          {"qwen3_moe", 4},
+                                                                          {"qwen2_5_vl_text", 8},
+                                                                          {"olmoe", 32},
+                                                                          {"olmo2", 32},
+                                                                          {"granite", 32},
+                                                                          {"phi3", 32},
+                                                                          {"gemma2", 4},
+                                                                          {"gemma3_text", 4}}) {
+    CAPTURE(family);
+    json config = {{"model_type", family},    {"vocab_size", 64},       {"hidden_size", 4096},
+                   {"intermediate_size", 64}, {"num_hidden_layers", 1}, {"num_attention_heads", 32}};
+    if (family.starts_with("mixtral") || family.ends_with("moe"))
+      config.update({{"num_experts", 4}, {"num_experts_per_tok", 2}, {"moe_intermediate_size", 64}});
+    const auto kv_heads = [&] {
+      for (const Op& op : model_from_config(config.dump(), "config.json").ops)
+        if (op.kind == OpKind::attention) return op.shape.kv_heads;
+      return std::int64_t{0};
+    };
+    CHECK(kv_heads() == silent);
+    config["num_key_value_heads"] = nullptr;
+    CHECK(kv_heads() == 32);
   }
 }
