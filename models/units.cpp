@@ -31,6 +31,7 @@ constexpr std::array kFlopsUnits{Unit{"FLOP/s", 1},    Unit{"kFLOP/s", 1e3},  Un
                                  Unit{"GFLOP/s", 1e9}, Unit{"TFLOP/s", 1e12}, Unit{"PFLOP/s", 1e15}};
 // Divisors: n / 1e6 is the closest double to n microseconds, n * 1e-6 is not always.
 constexpr std::array kSecondUnits{Unit{"s", 1}, Unit{"ms", 1e3}, Unit{"us", 1e6}, Unit{"ns", 1e9}};
+constexpr std::array kLongTimeUnits{Unit{"min", kMinute.count()}, Unit{"h", kHour.count()}, Unit{"d", kDay.count()}};
 
 struct Parsed {
   double number = 0;
@@ -122,6 +123,11 @@ Seconds parse_seconds(std::string_view text, const Origin& where) {
   const auto p = split(text, kSecondUnits);
   if (!p) refuse(text, where, "a time with its unit, such as \"14us\" or \"1.5ms\"");
   return Seconds(p->number / p->unit.factor);
+}
+
+Seconds parse_long_time(std::string_view text, const Origin& where) {
+  if (const auto p = split(text, kSecondUnits)) return Seconds(p->number / p->unit.factor);
+  return Seconds(parse_double(text, where, kLongTimeUnits, "a time with its unit, such as \"50000h\" or \"10min\""));
 }
 
 // fmt's "{}" of a double is the shortest text that reads back as the same double; the base unit keeps it exact.

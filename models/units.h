@@ -52,6 +52,7 @@ using Flops = Quantity<struct FlopsTag, double>;
 using Seconds = Quantity<struct SecondsTag, double>;
 using BytesPerSecond = Quantity<struct BytesPerSecondTag, double>;
 using FlopsPerSecond = Quantity<struct FlopsPerSecondTag, double>;
+inline constexpr Seconds kMinute(60), kHour(3600), kDay(86'400);
 
 constexpr Seconds operator/(Bytes b, BytesPerSecond r) { return Seconds(static_cast<double>(b.count()) / r.count()); }
 constexpr Seconds operator/(Flops f, FlopsPerSecond r) { return Seconds(f.count() / r.count()); }
@@ -66,6 +67,7 @@ constexpr FlopsPerSecond operator/(Flops f, Seconds s) { return FlopsPerSecond(f
 [[nodiscard]] BytesPerSecond parse_rate(std::string_view text, const Origin& where);  // B/s .. TB/s, b/s .. Tb/s
 [[nodiscard]] FlopsPerSecond parse_flops_rate(std::string_view text, const Origin& where);  // FLOP/s .. PFLOP/s
 [[nodiscard]] Seconds parse_seconds(std::string_view text, const Origin& where);            // ns us ms s
+[[nodiscard]] Seconds parse_long_time(std::string_view text, const Origin& where);          // the same, and min h d
 
 // Exact text: parse_x(exact_text(x)) == x for every value that parse_x can return. For files.
 [[nodiscard]] std::string exact_text(Bytes);

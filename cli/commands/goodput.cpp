@@ -3,8 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
-#include <string_view>
 #include <utility>
 
 #include "executor/checkpoint/size.h"
@@ -17,28 +15,11 @@ namespace {
 
 constexpr std::int64_t kSimulatedFailures = 200'000;
 constexpr double kLongest = 1e12;  // seconds
+// Where no flag says them, in seconds: PyTorch's default timeout of NCCL; scheduler, processes and NCCL (assumed).
+constexpr double kDetectionSeconds = 600, kRestartSeconds = 300;
 
-// As times elsewhere, and "90min", "30000h", "2d".
 double duration(const std::string& text, const std::string& flag) {
-  double factor = 1;
-  std::string number = text;
-  for (const auto& [suffix, seconds] : {std::pair{"min", 60.0}, {"h", 3600.0}, {"d", 86'400.0}}) {
-    const std::string_view end(suffix);
-    if (!text.ends_with(end)) continue;
-    factor = seconds;
-    number = text.substr(0, text.size() - end.size());
-    // "3mh" has two units
-    number +=
-        number.empty() || std::string_view("0123456789. ").find(number.back()) == std::string_view::npos ? "?" : "s";
-    break;
-  }
-  double seconds = 0;
-  try {
-    seconds = factor * parse_seconds(number, flag).count();
-  } catch (const InputError&) {
-    throw InputError(flag, "\"" + printable(text) + "\" was not understood",
-                     "expected a time with its unit, such as \"50000h\" or \"10min\"");
-  }
+  const double seconds = parse_long_time(text, flag).count();
   if (seconds > kLongest) throw InputError(flag, "is more than 30,000 years", "give a shorter time");
   return seconds;
 }
@@ -148,10 +129,10 @@ std::optional<GoodputAnswer> apply_goodput_flags(const GoodputFlags& f, const Pr
   const CheckpointSize size = checkpoint_size(setup.model, plan);
   a.checkpoint_bytes = size.bytes;
   add_saving(a, f, size, plan, setup.cluster);
-  a.run.detection = f.detection ? duration(*f.detection, "--detection-time") : 600;
+  a.run.detection = f.detection ? duration(*f.detection, "--detection-time") : kDetectionSeconds;
   a.assumptions.push_back(
       said("detection", "--detection-time", f.detection.has_value(), "10 min, PyTorch's default timeout of NCCL"));
-  a.run.restart = f.restart ? duration(*f.restart, "--restart-time") : 300;
+  a.run.restart = f.restart ? duration(*f.restart, "--restart-time") : kRestartSeconds;
   a.assumptions.push_back(
       said("restart", "--restart-time", f.restart.has_value(), "5 min for scheduler, processes and NCCL (assumed)"));
   a.run.warmup = f.warmup ? duration(*f.warmup, "--warmup-time") : 0;
@@ -161,8 +142,8 @@ std::optional<GoodputAnswer> apply_goodput_flags(const GoodputFlags& f, const Pr
   a.assumptions.push_back(f.spares ? "spares: each failure takes one; repairs take exponentially distributed times"
                                    : std::string("spares: there is always one (--spares, --repair-time)"));
   if (f.seed) a.seed = static_cast<std::uint64_t>(parse_count(*f.seed, "--failure-seed", 0, INT64_MAX));
-  const std::int64_t every = f.save_every ? parse_count(*f.save_every, "--save-every", 1, 1'000'000'000)
-                                          : best_interval(a.run).best.save_every;
+  const std::int64_t every =
+      f.save_every ? parse_count(*f.save_every, "--save-every", 1, kMostSteps) : best_interval(a.run).best.save_every;
   a.expected = expected_goodput(a.run, every);
   a.simulated = simulated_goodput(a.run, every, kSimulatedFailures, a.seed);
   std::optional<double> waiting;

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <array>
+#include <cmath>
 #include <nlohmann/json.hpp>
 #include <vector>
 
@@ -31,8 +32,11 @@ constexpr std::array kParts = {
 
 // "3.1 h": days to seconds; shorter as everywhere.
 std::string long_time(double seconds) {
-  for (const auto& [unit, name] : {std::pair{86'400.0, "days"}, {3600.0, "h"}, {60.0, "min"}})
-    if (seconds >= 2 * unit) return fmt::format("{:.3g} {}", seconds / unit, name);
+  for (const auto& [unit, name] : {std::pair{kDay, "days"}, {kHour, "h"}, {kMinute, "min"}}) {
+    const double units = seconds / unit.count();
+    if (units >= 1000) return fmt::format("{} {}", with_commas(std::llround(units)), name);
+    if (units >= 2) return fmt::format("{:.3g} {}", units, name);
+  }
   return human(Seconds(seconds));
 }
 
@@ -44,7 +48,7 @@ std::string every(const GoodputAnswer& a, std::int64_t steps) {
 std::string share(double part) { return fmt::format("{:.2f} %", 100 * part); }
 
 std::string a_day(double part) {
-  const double seconds = 86'400 * part;
+  const double seconds = kDay.count() * part;
   if (part == 0) return "-";
   return seconds < 0.001 ? "< 1 ms" : long_time(seconds);
 }
@@ -54,9 +58,9 @@ std::string a_day(double part) {
 std::string goodput_text(const GoodputAnswer& a) {
   const Goodput& g = a.goodput;
   std::string out = fmt::format(
-      "Long run: {} of the time trains, {} tokens a day; a failure every {} ({} GPUs); a checkpoint of {} every {}.\n",
+      "Long run: {} of the time trains, {} tokens a day; a failure every {} ({} GPU{}); a checkpoint of {} every {}.\n",
       share(g.training), with_commas(static_cast<std::int64_t>(g.tokens_per_day(a.run))), long_time(a.run.mtbf),
-      with_commas(a.ranks), human(Bytes(a.checkpoint_bytes)), every(a, g.save_every));
+      with_commas(a.ranks), a.ranks == 1 ? "" : "s", human(Bytes(a.checkpoint_bytes)), every(a, g.save_every));
   std::vector<std::vector<std::string>> rows;
   for (const Part& p : kParts) rows.push_back({p.name, share(g.*p.value), a_day(g.*p.value)});
   out += "\n" + fitting_table({"time of a long run", ">share", ">a day"}, rows) + "\n";

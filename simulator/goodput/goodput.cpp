@@ -24,6 +24,7 @@
 #include <utility>
 
 #include "models/input/error.h"
+#include "models/units.h"
 
 namespace fsdp {
 namespace {
@@ -99,16 +100,14 @@ Goodput expected_goodput(const LongRun& run, std::int64_t save_every, std::optio
   const double any = std::exp(saves.any_log);                          // cycles with a durable snapshot
   const double durable = any / -std::expm1(-saves.period / run.mtbf);  // snapshots per cycle
   const double recovers = recovery_succeeds(run);
-  const double lives = run.mtbf * recovers;  // per attempt, as the rest below
-  const double exposed_recovery = run.mtbf * -std::expm1(-run.recovery() / run.mtbf);
-  const double attempt = lives + run.detection + exposed_recovery;
+  const double attempt = run.mtbf + run.detection;  // until the failure, in recovery or after it, and until it is seen
   // The time inside a phase that begins `after` an attempt does, and lasts for `seconds`.
   const auto phase = [&](double after, double seconds) {
     return run.mtbf * std::exp(-after / run.mtbf) * -std::expm1(-seconds / run.mtbf);
   };
   Goodput g;
   g.save_every = save_every;
-  g.waiting = waiting ? *waiting : waiting_for_spares(run, (lives + exposed_recovery) / attempt);
+  g.waiting = waiting ? *waiting : waiting_for_spares(run, run.mtbf / attempt);
   const double part = (1 - g.waiting) / attempt;
   const double saved =
       durable * run.stall + (durable - any) * (saves.period - saves.first);  // saves that are not lost, per cycle
@@ -119,7 +118,7 @@ Goodput expected_goodput(const LongRun& run, std::int64_t save_every, std::optio
   g.restart = phase(0, run.restart) * part;
   g.load = phase(run.restart, run.load) * part;
   g.warmup = phase(run.restart + run.load, run.warmup) * part;
-  g.failures_per_day = 86'400 * part;  // each attempt follows one
+  g.failures_per_day = kDay.count() * part;  // each attempt follows one
   const double all = g.training + g.saving + g.redone + g.detection + g.restart + g.load + g.warmup + g.waiting;
   if (!(std::abs(all - 1) < 1e-6)) throw InputError("mtbf", "is too far from the run's other times to compute with");
   return g;

@@ -9,7 +9,8 @@
 
 #include <cstdint>
 #include <optional>
-#include <string>
+
+#include "models/units.h"
 
 namespace fsdp {
 
@@ -39,7 +40,7 @@ struct Goodput {
   double waiting = 0;                                       // for a spare
   double failures_per_day = 0;
   [[nodiscard]] double tokens_per_day(const LongRun& run) const {
-    return 86'400 * training / run.step * run.tokens_per_step;
+    return kDay.count() * training / run.step * run.tokens_per_step;
   }
 };
 

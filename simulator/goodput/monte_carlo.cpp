@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "models/input/error.h"
+#include "models/units.h"
 #include "simulator/goodput/goodput.h"
 
 namespace fsdp {
@@ -135,7 +136,7 @@ std::optional<SimulatedGoodput> simulated_goodput(const LongRun& run, std::int64
        all.load / whole,
        all.warmup / whole,
        all.waiting / whole,
-       86'400 * static_cast<double>(result.failures) / whole};
+       kDay.count() * static_cast<double>(result.failures) / whole};
   double squares = 0;  // of a ratio of sums: batches around the common line
   for (std::size_t b = 0; b < kBatches; ++b) squares += std::pow(trained[b] - g.training * lasted[b], 2);
   result.standard_error = std::sqrt(squares / (kBatches * (kBatches - 1.0))) * kBatches / whole;

@@ -28,6 +28,10 @@ TEST_CASE("sizes, rates and times carry their unit") {
   CHECK(parse_flops_rate("989TFLOP/s", "t").count() == 989e12);
   CHECK(parse_seconds("3.4us", "t").count() == 3.4e-6);
   CHECK(parse_seconds("1.5ms", "t").count() == 1.5e-3);
+  CHECK(parse_long_time("5us", "t").count() == 5e-6);
+  CHECK(parse_long_time("90min", "t").count() == 5400);
+  CHECK(parse_long_time("1.5 h", "t").count() == 5400);
+  CHECK(parse_long_time("2d", "t").count() == 172'800);
   CHECK((Bytes(100) / BytesPerSecond(50)).count() == 2.0);
   CHECK((Flops(100) / FlopsPerSecond(50)).count() == 2.0);
 }
@@ -47,6 +51,10 @@ TEST_CASE("anything but a number and its unit is refused, naming the field") {
   CHECK_THROWS_AS((void)parse_flops_rate("989TFLOPS", "f"), InputError);
   CHECK_THROWS_AS((void)parse_seconds("5  s", "f"), InputError);
   CHECK_THROWS_AS((void)parse_seconds("5min", "f"), InputError);
+  for (const char* text : {"", "5", "h", "-5h", "3mh", "5  d", "5D", "1e308d", "5 hours"}) {
+    CAPTURE(text);
+    CHECK_THROWS_AS((void)parse_long_time(text, "f"), InputError);
+  }
   CHECK_THROWS_WITH(
       (void)parse_bytes("80", "gpu.json: memory"),
       "gpu.json: memory: \"80\" was not understood; expected a size with its unit, such as \"80GiB\" or \"512MiB\"");
