@@ -45,22 +45,6 @@ OpFacts fused_cross_entropy(const Op& op, const Workload& w) {
           .backward_traffic_bytes = plus(plus(2 * logits, 3 * rows), times(metric_bytes(op, w), kTrainMetrics))};
 }
 
-// Cosine and sine are PyTorch elementwise operators in the compute type.
-OpFacts rotary(const Op& op, const Workload& w) {
-  const std::int64_t x = row_bytes(w, times(op.shape.heads, op.shape.head_dim));
-  return {.forward_scratch_bytes = 2 * x,
-          .backward_scratch_bytes = 2 * x,
-          .forward_launches = 5,
-          .backward_launches = 6,
-          .forward_traffic_bytes = times(x, 10),
-          .backward_traffic_bytes = times(x, 13)};
-}
-
-OpFacts rotary_compiled(const Op& op, const Workload& w) {
-  const std::int64_t x = row_bytes(w, times(op.shape.heads, op.shape.head_dim));
-  return {.forward_traffic_bytes = 2 * x, .backward_traffic_bytes = 2 * x};
-}
-
 // MPT's `attn_impl: triton`, the Triton kernel that was made after FlashAttention 1.
 OpFacts triton_attention(const Op& op, const Workload& w) {
   OpFacts f = flash_attention(op, w);
@@ -75,7 +59,7 @@ OpFacts triton_attention(const Op& op, const Workload& w) {
 Implementation foundry(bool compiled) {
   Implementation i{.name = "foundry",
                    .compiled = compiled,
-                   .rules = {embedding, position_embedding, fused_rms_norm, layer_norm, linear, rotary,
+                   .rules = {embedding, position_embedding, fused_rms_norm, layer_norm, linear, composed_rotary,
                              triton_attention, swiglu, gelu, add, fused_cross_entropy, opaque},
                    .backward_adds_in_place = false,
                    .loss_read_every_step = true,  // Composer sums the loss over ranks and reads it each batch
@@ -87,7 +71,7 @@ Implementation foundry(bool compiled) {
                    .host_seconds_per_launch = 12e-6,
                    .host_seconds_per_unit_hook = 2.5e-4};
   if (!compiled) return i;
-  i.rules = compiled_rules(rotary_compiled, triton_attention);
+  i.rules = compiled_rules(composed_rotary_compiled, triton_attention);
   i.rules[static_cast<std::size_t>(OpKind::cross_entropy)] = fused_cross_entropy;  // outside of the compiled model
   i.frames_hold_inputs = false;
   i.host_seconds_per_launch = 6e-6;

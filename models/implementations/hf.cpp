@@ -26,20 +26,10 @@ OpFacts rms_norm(const Op& op, const Workload& w) {
   return f;
 }
 
-// x cos + rotate_half(x) sin; cos and sin are made once per forward, for all layers. Nothing of x is saved. Beside x
-// and the result, x cos,
-// (-x2, x1) and its product are alive at the end, the first and the last two in turn; backward mirrors it and copies to
-// x's layout.
 OpFacts rotary(const Op& op, const Workload& w) {
   if (op.shape.packed) return packed_rotary(op, w);
   if (op.shape.wide_angles) return wide_rotary(op, w);
-  const std::int64_t x = row_bytes(w, times(op.shape.heads, op.shape.head_dim));
-  return {.forward_scratch_bytes = 2 * x,
-          .backward_scratch_bytes = 2 * x,
-          .forward_launches = 5,
-          .backward_launches = 6,
-          .forward_traffic_bytes = times(x, 10),
-          .backward_traffic_bytes = times(x, 13)};
+  return composed_rotary(op, w);
 }
 
 // softmax(q k^T scale + mask) v. q, k, v are copied to be multiplied (k and v once more where heads are grouped, of
@@ -94,12 +84,6 @@ OpFacts gelu(const Op& op, const Workload& w) {
           .backward_traffic_bytes = times(x, 28)};
 }
 
-// Compiled: x is read twice, the rotation written once, both ways; nothing else is made.
-OpFacts rotary_compiled(const Op& op, const Workload& w) {
-  const std::int64_t x = row_bytes(w, times(op.shape.heads, op.shape.head_dim));
-  return {.forward_traffic_bytes = 2 * x, .backward_traffic_bytes = 2 * x};
-}
-
 Implementation hf(std::string_view name, bool compiled, OpRule attention_rule) {
   Implementation i{.name = name,
                    .compiled = compiled,
@@ -116,8 +100,8 @@ Implementation hf(std::string_view name, bool compiled, OpRule attention_rule) {
                    .host_seconds_per_launch = 12e-6,
                    .host_seconds_per_unit_hook = 5e-4};
   if (!compiled) return i;
-  i.rules = compiled_rules(rotary_compiled, attention_rule);  // what Inductor makes of experts is not known,
-  i.lacks = few_families;                                     // nor of what few families have
+  i.rules = compiled_rules(composed_rotary_compiled, attention_rule);  // what Inductor makes of experts is not known,
+  i.lacks = few_families;                                              // nor of what few families have
   i.frames_hold_inputs = false;
   i.host_seconds_per_launch = 6e-6;
   return i;

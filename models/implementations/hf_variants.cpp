@@ -62,14 +62,8 @@ OpFacts gelu_fast(const Op& op, const Workload& w) {
 
 // Cosines and sines in fp32 make every product fp32, and a cast ends it.
 OpFacts wide_rotary(const Op& op, const Workload& w) {
+  if (w.element_bytes != 2) return composed_rotary(op, w);
   const std::int64_t x = head_bytes(w, op.shape, op.shape.heads);
-  if (w.element_bytes != 2)
-    return {.forward_scratch_bytes = 2 * x,
-            .backward_scratch_bytes = 2 * x,
-            .forward_launches = 5,
-            .backward_launches = 6,
-            .forward_traffic_bytes = times(x, 10),
-            .backward_traffic_bytes = times(x, 13)};
   return {.forward_scratch_bytes = 5 * x,
           .backward_scratch_bytes = 4 * x,
           .forward_launches = 6,

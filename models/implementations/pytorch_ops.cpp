@@ -142,6 +142,25 @@ OpFacts linear(const Op& op, const Workload& w) {
           .backward_traffic_bytes = plus(2 * bytes, bias ? row_bytes(w, out) : 0)};
 }
 
+// Nothing of x is saved; cos and sin are made once per forward, for all layers. Beside x and the result, x cos,
+// (-x2, x1) and its product are alive at the end, the first and the last two in turn; backward mirrors it and copies to
+// x's layout.
+OpFacts composed_rotary(const Op& op, const Workload& w) {
+  const std::int64_t x = row_bytes(w, times(op.shape.heads, op.shape.head_dim));
+  return {.forward_scratch_bytes = 2 * x,
+          .backward_scratch_bytes = 2 * x,
+          .forward_launches = 5,
+          .backward_launches = 6,
+          .forward_traffic_bytes = times(x, 10),
+          .backward_traffic_bytes = times(x, 13)};
+}
+
+// x is read and the rotation written once, both ways; nothing else is made.
+OpFacts composed_rotary_compiled(const Op& op, const Workload& w) {
+  const std::int64_t x = row_bytes(w, times(op.shape.heads, op.shape.head_dim));
+  return {.forward_traffic_bytes = 2 * x, .backward_traffic_bytes = 2 * x};
+}
+
 // Flash (or cuDNN) attention saves q, k, v, out and the log-sum-exp (fp32 per row and head). Backward
 // (FlashAttention-2): delta (fp32 per row and head) and an fp32 accumulator of dq; with grouped heads dk and dv for all
 // heads, which two sums reduce. Three kernels, plus the sums. A packed qkv is split by views; backward joins dq, dk and

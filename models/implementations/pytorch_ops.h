@@ -28,6 +28,8 @@ OpFacts composed_rms_norm(const Op&, const Workload&);  // nn.RMSNorm before it 
 OpFacts layer_norm(const Op&, const Workload&);
 OpFacts layer_norm_compiled(const Op&, const Workload&);
 OpFacts linear(const Op&, const Workload&);
+OpFacts composed_rotary(const Op&, const Workload&);  // x cos + rotate_half(x) sin
+OpFacts composed_rotary_compiled(const Op&, const Workload&);
 OpFacts flash_attention(const Op&, const Workload&);
 OpFacts swiglu(const Op&, const Workload&);
 OpFacts swiglu_compiled(const Op&, const Workload&);

@@ -124,17 +124,21 @@ KernelTime attention_time(const Op& op, Direction direction, const Work& work, c
                           const CostContext& c) {
   const GpuSpec& gpu = c.cluster.gpu;
   const double peak = matrix_peak(c.plan.param_dtype, gpu), moving = work.bytes / memory_rate(c.cluster, c.costs);
-  Op all = op;  // nothing left out
-  all.shape.causal = false;
-  all.shape.window = 0;
+  const auto unmasked = [&op] {
+    Op all = op;
+    all.shape.causal = false;
+    all.shape.window = 0;
+    return all;
+  };
   if (work.facts.attention == AttentionKernel::math) {
-    const double square = forward_flops(all, w) * (direction == Direction::forward ? 1 : 2);
+    const double square = forward_flops(unmasked(), w) * (direction == Direction::forward ? 1 : 2);
     const double arithmetic = square / matrix_rate(c);
     return {arithmetic + moving, arithmetic, 0};
   }
   if (work.facts.attention == AttentionKernel::masked) {
     // FlashAttention-2's paper measures xformers' kernel, PyTorch's memory-efficient one, at about the speed of
     // FlashAttention 1. A bias hides nothing from it: it computes the whole square.
+    const Op all = unmasked();
     const double square = direction == Direction::forward ? forward_flops(all, w) : backward_flops(all, w);
     const double arithmetic =
         attention_arithmetic(AttentionKernel::flash1, direction, square, peak, all.shape, w, gpu, c.costs);
