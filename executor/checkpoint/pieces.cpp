@@ -1,7 +1,10 @@
 #include "executor/checkpoint/pieces.h"
 
 #include <algorithm>
+#include <functional>
 #include <numeric>
+#include <queue>
+#include <utility>
 
 #include "models/input/error.h"
 
@@ -33,6 +36,33 @@ void add_unit(const UnitLayout& layout, std::int32_t unit, const ModelGraph& mod
   }
 }
 
+std::vector<Piece> pieces_of(const ModelGraph& model, const ShardingPlan& plan, const std::vector<UnitLayout>& layouts,
+                             std::int64_t shard) {
+  std::vector<Piece> all;
+  for (std::size_t u = 0; u < layouts.size(); ++u)
+    add_unit(layouts[u], static_cast<std::int32_t>(u), model, plan, shard, all);
+  return all;
+}
+
+// The replica that takes each piece.
+std::vector<std::int64_t> dealt(const std::vector<Piece>& pieces, std::int64_t replicas) {
+  std::vector<std::size_t> order(pieces.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::stable_sort(order.begin(), order.end(),
+                   [&](std::size_t a, std::size_t b) { return pieces[a].bytes > pieces[b].bytes; });
+  using Load = std::pair<std::int64_t, std::int64_t>;  // bytes, replica
+  std::priority_queue<Load, std::vector<Load>, std::greater<>> least;
+  for (std::int64_t r = 0; r < replicas; ++r) least.push({0, r});
+  std::vector<std::int64_t> takers(pieces.size());
+  for (const std::size_t i : order) {
+    const auto [bytes, replica] = least.top();
+    least.pop();
+    takers[i] = replica;
+    least.push({bytes + pieces[i].bytes, replica});
+  }
+  return takers;
+}
+
 }  // namespace
 
 void check_savable(const ShardingPlan& plan) {
@@ -47,24 +77,23 @@ void check_savable(const ShardingPlan& plan) {
 std::vector<Piece> pieces_to_write(const ModelGraph& model, const ShardingPlan& plan,
                                    const std::vector<UnitLayout>& layouts, std::int64_t rank) {
   const Place place = place_of(plan, rank);
-  std::vector<Piece> all;
-  for (std::size_t u = 0; u < layouts.size(); ++u)
-    add_unit(layouts[u], static_cast<std::int32_t>(u), model, plan, place.shard, all);
-  std::vector<std::size_t> order(all.size());
-  std::iota(order.begin(), order.end(), std::size_t{0});
-  std::stable_sort(order.begin(), order.end(),
-                   [&](std::size_t a, std::size_t b) { return all[a].bytes > all[b].bytes; });
-  std::vector<std::int64_t> load(static_cast<std::size_t>(place.replicas), 0);
-  std::vector<char> mine(all.size(), 0);
-  for (const std::size_t i : order) {
-    const auto least = std::min_element(load.begin(), load.end());
-    *least += all[i].bytes;
-    mine[i] = least - load.begin() == place.replica ? 1 : 0;
-  }
+  std::vector<Piece> all = pieces_of(model, plan, layouts, place.shard);
+  const std::vector<std::int64_t> takers = dealt(all, place.replicas);
   std::vector<Piece> result;
   for (std::size_t i = 0; i < all.size(); ++i)
-    if (mine[i] != 0) result.push_back(std::move(all[i]));
+    if (takers[i] == place.replica) result.push_back(std::move(all[i]));
   return result;
+}
+
+// Ranks of the first shard hold as much as any others: rows are dealt out in equal chunks, the last ones short.
+std::int64_t most_bytes_of_a_rank(const ModelGraph& model, const ShardingPlan& plan,
+                                  const std::vector<UnitLayout>& layouts) {
+  const Place first = place_of(plan, 0);
+  const std::vector<Piece> all = pieces_of(model, plan, layouts, first.shard);
+  const std::vector<std::int64_t> takers = dealt(all, first.replicas);
+  std::vector<std::int64_t> bytes(static_cast<std::size_t>(first.replicas), 0);
+  for (std::size_t i = 0; i < all.size(); ++i) bytes[static_cast<std::size_t>(takers[i])] += all[i].bytes;
+  return *std::max_element(bytes.begin(), bytes.end());
 }
 
 }  // namespace fsdp

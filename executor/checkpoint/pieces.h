@@ -27,5 +27,7 @@ void check_savable(const ShardingPlan&);
 // so far takes the next largest box (as DCP's deduplication); all ranks come to the same answer.
 [[nodiscard]] std::vector<Piece> pieces_to_write(const ModelGraph&, const ShardingPlan&, const std::vector<UnitLayout>&,
                                                  std::int64_t rank);
+// What the rank that writes most writes.
+[[nodiscard]] std::int64_t most_bytes_of_a_rank(const ModelGraph&, const ShardingPlan&, const std::vector<UnitLayout>&);
 
 }  // namespace fsdp

@@ -1,7 +1,5 @@
 #include "executor/checkpoint/size.h"
 
-#include <algorithm>
-
 #include "executor/checkpoint/pieces.h"
 #include "models/input/error.h"
 #include "models/units.h"
@@ -19,19 +17,6 @@ bool savable(const ShardingPlan& plan) {
   return true;
 }
 
-// Ranks of the first shard hold as much as any others: rows are dealt out in equal chunks, the last ones short.
-std::int64_t largest_rank(const ModelGraph& model, const ShardingPlan& plan, const std::vector<UnitLayout>& layouts) {
-  const bool replicated = plan.dialect == Dialect::ddp;
-  const std::int64_t replicas = replicated ? plan.ranks() : plan.replicate(), apart = replicated ? 1 : plan.shard();
-  std::int64_t most = 0;
-  for (std::int64_t replica = 0; replica < replicas; ++replica) {
-    std::int64_t bytes = 0;
-    for (const Piece& p : pieces_to_write(model, plan, layouts, replica * apart)) bytes += p.bytes;
-    most = std::max(most, bytes);
-  }
-  return most;
-}
-
 }  // namespace
 
 CheckpointSize checkpoint_size(const ModelGraph& model, const ShardingPlan& plan) {
@@ -47,7 +32,7 @@ CheckpointSize checkpoint_size(const ModelGraph& model, const ShardingPlan& plan
   const std::vector<std::int32_t> owners = unit_of_parameters(layouts, model);
   for (std::size_t p = 0; p < owners.size(); ++p)
     if (owners[p] == kNone) add(model.parameters[p].numel(), model.parameters[p].trainable);
-  if (savable(plan)) size.largest_rank_bytes = largest_rank(model, plan, layouts);
+  if (savable(plan)) size.largest_rank_bytes = most_bytes_of_a_rank(model, plan, layouts);
   return size;
 }
 

@@ -58,6 +58,15 @@ TEST_CASE("the size of tiny-llama's checkpoint; of a plan that is not written on
   CHECK_FALSE(other.largest_rank_bytes.has_value());
 }
 
+TEST_CASE("the size of a checkpoint of as many replicas as a plan may have is known at once") {
+  const ModelGraph model = small_llama({.layers = 2});
+  PlanWords w{.shard = 1, .replicate = 1'000'000};
+  std::int64_t largest = 0;
+  for (const Parameter& p : model.parameters) largest = std::max(largest, p.numel() * 4);
+  const CheckpointSize size = checkpoint_size(model, make_plan(model, w));
+  CHECK(size.largest_rank_bytes == largest);  // more replicas than pieces: each takes one or none
+}
+
 TEST_CASE("parameters that are not trained have no moments") {
   ModelGraph model = small_llama({.layers = 2});
   const std::int64_t before = checkpoint_size(model, make_plan(model, {.shard = 2})).bytes;
