@@ -20,8 +20,8 @@
 
 #include "models/catalog.h"
 #include "planner/costs/collectives/model.h"
+#include "tests/accuracy/csv_rows.h"
 #include "tests/accuracy/recorded_table.h"
-#include "tests/support/csv_rows.h"
 #include "tests/support/relative.h"
 
 using namespace fsdp;

@@ -20,8 +20,8 @@
 #include "planner/costs/kernels.h"
 #include "planner/costs/matmul.h"
 #include "planner/costs/rates.h"
+#include "tests/accuracy/csv_rows.h"
 #include "tests/accuracy/recorded_table.h"
-#include "tests/support/csv_rows.h"
 
 using namespace fsdp;
 

@@ -11,6 +11,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from autograd_engine import as_engine
 from order_log import OrderLog
 
 
@@ -71,10 +72,7 @@ class Memory(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if any(t is DTensor for t in types):
             return NotImplemented            # DTensor asks again with its local tensors
-        # The engine adds gradients that meet at one tensor in place; under a dispatch mode it does not.
-        if func is torch.ops.aten.add.Tensor and torch._C._current_graph_task_id() != -1 \
-                and torch._C._current_autograd_node() is None:
-            func = torch.ops.aten.add_.Tensor
+        func = as_engine(func)
         out = func(*args, **(kwargs or {}))
         for t in tree_leaves(out):
             if isinstance(t, torch.Tensor) and t.dim() > 0 and t.device.type == "cpu" and not is_fake(t):

@@ -92,9 +92,6 @@ def draw(rng, families, memory=False):
     tied = family == "gpt2" or rng.random() < 0.25
     tree = tree_of(family, layers, tied)
     model = model_of(family, layers, tied)
-    if family == "qwen2":
-        model["attention_bias"] = True
-        model.pop("attention_bias")
     shard = rng.choice([1, 2, 2, 4, 4, 8, 6, 16])
     replicate = rng.choice([1, 1, 1, 2, 3])
     plan = dict(mesh=[dict(name="replicate", size=replicate), dict(name="shard", size=shard)], seq_len=8)

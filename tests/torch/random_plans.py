@@ -201,7 +201,7 @@ def compare(work, case):
 def memory_difference(ours, theirs):
     """None, or the moment at which the bytes that are alive differ most, if that is more than 0.1 % of the peak."""
     peak = theirs[-1][2]
-    worst = max(zip(ours, theirs), key=lambda pair: abs(pair[0][2] - pair[1][2]))
+    worst = max(zip(ours, theirs, strict=True), key=lambda pair: abs(pair[0][2] - pair[1][2]))
     if abs(worst[0][2] - worst[1][2]) <= 0.001 * peak:
         return None
     return {"memory": worst[0][:2], "ours": worst[0][2], "theirs": worst[1][2],

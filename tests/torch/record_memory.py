@@ -44,6 +44,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import golden_file
+from autograd_engine import as_engine
 
 GOLDEN = pathlib.Path(__file__).parent / "golden" / "fsdp2_memory.json"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -207,11 +208,7 @@ class Tracker(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if any(t is DTensor for t in types):
             return NotImplemented            # DTensor asks again with its local tensors
-        # The engine adds gradients that meet at one tensor in place when nobody else holds the first; under a dispatch
-        # mode it does not.
-        if func is torch.ops.aten.add.Tensor and torch._C._current_graph_task_id() != -1 \
-                and torch._C._current_autograd_node() is None:
-            func = torch.ops.aten.add_.Tensor
+        func = as_engine(func)
         out = func(*args, **(kwargs or {}))
         if self.propagating or active_fake_mode() is not self.fake_mode:
             return out                       # DTensor works out shapes of whole tensors

@@ -3,8 +3,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <sstream>
 
+#include "tests/support/lines.h"
 #include "tests/support/refusal.h"
 #include "viz/viz.h"
 
@@ -12,13 +12,6 @@ using namespace fsdp;
 using namespace fsdp::testing;
 
 namespace {
-
-std::vector<std::string> lines_of(const std::string& text) {
-  std::vector<std::string> lines;
-  std::istringstream in(text);
-  for (std::string line; std::getline(in, line);) lines.push_back(line);
-  return lines;
-}
 
 std::size_t full_cells(const std::string& line) {
   std::size_t n = 0;
