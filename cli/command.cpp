@@ -3,7 +3,8 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cctype>
-#include <memory>
+#include <cstdio>
+#include <utility>
 
 #include "cli/terminal/completion.h"
 #include "cli/terminal/help.h"
@@ -23,8 +24,7 @@ int help_width() { return std::min(width_of(stdout).value_or(kHelpWidth), kHelpW
 // "fsdp-plan flly": which word is no command, and which one was meant.
 std::string unknown_command(const CommandText& command, const Line& words) {
   Line names;
-  for (const CommandText& below : command.below)
-    if (!below.hidden) names.push_back(below.name);
+  for (const CommandText& below : command.below) names.push_back(below.name);
   if (words.empty()) return "a subcommand is missing; use one of: " + join(names);
   return "'" + printable(words.front()) + "' is not a command; " + suggestion(words.front(), names);
 }
@@ -67,17 +67,20 @@ std::string complaint(const CommandText& program, const CLI::ParseError& error, 
   return (used > 0 ? called.name + ": " : "") + unknown_command(called, rest);
 }
 
+// What prints `text`: 0, or 3 where it could not.
+Work printing(std::string text) {
+  return [text = std::move(text)] { return std::fwrite(text.data(), 1, text.size(), stdout) == text.size() ? 0 : 3; };
+}
+
 Called help_of(const CommandText& program, const Line& words) {
   std::size_t used = 0;
   const CommandText& command = named(program, words, used);
-  const std::string text = help_text(command, path_of(program, words, used), help_width());
-  return {[text] { return std::fwrite(text.data(), 1, text.size(), stdout) == text.size() ? 0 : 3; }, {}};
+  return {printing(help_text(command, path_of(program, words, used), help_width())), {}};
 }
 
 // "fsdp-plan help [COMMAND]"
 Called asked_for_help(const CommandText& program, const Line& words) {
-  if (words.size() == 1 && words.front() == "words")
-    return {[] { return std::fputs(words_text(help_width()).c_str(), stdout) < 0 ? 3 : 0; }, {}};
+  if (words.size() == 1 && words.front() == "words") return {printing(words_text(help_width())), {}};
   std::size_t used = 0;
   const CommandText& command = named(program, words, used);
   if (used < words.size() && !words[used].starts_with("-")) {
@@ -91,7 +94,7 @@ Called asked_for_help(const CommandText& program, const Line& words) {
 Called completed(const CommandText& program, const Line& words) {
   std::string text;
   for (const std::string& word : completions(program, words)) text += word + "\n";
-  return {[text] { return std::fputs(text.c_str(), stdout) < 0 ? 3 : 0; }, {}};
+  return {printing(text), {}};
 }
 
 void declare_help(CommandText& text) {
@@ -191,8 +194,7 @@ Called parse_command_line(const CommandLine& program, const std::function<void(c
   } catch (const CLI::CallForHelp&) {
     return help_of(text, words);
   } catch (const CLI::CallForVersion& e) {
-    const std::string line = std::string(e.what()) + "\n";
-    return {[line] { return std::fputs(line.c_str(), stdout) < 0 ? 3 : 0; }, {}};
+    return {printing(std::string(e.what()) + "\n"), {}};
   } catch (const CLI::ParseError& e) {
     return {{}, complaint(text, e, words)};
   }

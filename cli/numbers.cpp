@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <string_view>
@@ -96,12 +95,6 @@ std::int64_t parse_tokens(const std::string& text, const Limit& limit) {
   if (*tokens < static_cast<double>(limit.least) || *tokens > static_cast<double>(limit.most))
     refuse_size(text, where, *tokens < static_cast<double>(limit.least), limit.least, limit.most);
   return static_cast<std::int64_t>(*tokens);
-}
-
-std::string tokens_text(std::int64_t tokens) {
-  if (tokens >= kMega && tokens % kMega == 0) return fmt::format("{}M", tokens / kMega);
-  if (tokens >= kKilo && tokens % kKilo == 0) return fmt::format("{}k", tokens / kKilo);
-  return std::to_string(tokens);
 }
 
 double parse_percent(const std::string& text, const std::string& where) {

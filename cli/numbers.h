@@ -24,8 +24,6 @@ inline constexpr std::int64_t kMostSteps = 1'000'000'000;  // that any flag can 
 
 // A number of tokens: "32768", "32k", "4M", "4M tokens". k is 1,024 and M is 1,048,576, as in "a context of 128k".
 [[nodiscard]] std::int64_t parse_tokens(const std::string& text, const Limit&);
-// The same number for the next command line: "32k" where that is exact, else digits.
-[[nodiscard]] std::string tokens_text(std::int64_t tokens);
 
 // "5%" -> 0.05; the percent sign is required.
 [[nodiscard]] double parse_percent(const std::string& text, const std::string& where);

@@ -37,11 +37,18 @@ constexpr const char* kNumerics = "Numbers and optimizer";
 
 std::vector<std::string> switch_words() { return {"true", "false"}; }
 std::vector<std::string> reshard_words() { return {"auto", "true", "false"}; }
-std::vector<std::string> dialect_words() { return {"fsdp2", "fsdp1", "ddp"}; }
-std::vector<std::string> grad_sync_words() { return {"every", "last", "reduce-scatter-only"}; }
+template <class E, int count>
+std::vector<std::string> all_names() {
+  std::vector<std::string> names;
+  for (int i = 0; i < count; ++i) names.emplace_back(name(static_cast<E>(i)));
+  return names;
+}
 std::vector<std::string> prefetch_words() { return {"pre", "none", "post"}; }
-std::vector<std::string> dtype_words() { return {"bf16", "fp32", "fp64"}; }
-std::vector<std::string> optimizer_words() { return {"adamw", "sgd"}; }
+std::vector<std::string> dtype_words() {  // int64 is that of ids
+  std::vector<std::string> names = all_names<DType, kDTypes>();
+  std::erase(names, name(DType::i64));
+  return names;
+}
 
 const std::vector<FlagRow>& setup_rows() {
   static const std::vector<FlagRow> kRows = {
@@ -88,7 +95,7 @@ const std::vector<FlagRow>& plan_rows() {
       {"--dialect",
        &Flags::dialect,
        "order of work: fsdp2 (default; fsdp2@2.11 as that PyTorch does), fsdp1, ddp",
-       {"DIALECT", dialect_words},
+       {"DIALECT", all_names<Dialect, kDialects>},
        kSharding},
       {"--wrap",
        &Flags::wrap,
@@ -104,7 +111,7 @@ const std::vector<FlagRow>& plan_rows() {
       {"--grad-sync",
        &Flags::grad_sync,
        "every | last | reduce-scatter-only, over micro-batches",
-       {"WHEN", grad_sync_words},
+       {"WHEN", all_names<GradSync, kGradSyncs>},
        kOrder},
       {"--forward-prefetch", &Flags::forward_prefetch, "units gathered ahead in forward, explicitly", "N", kOrder},
       {"--backward-prefetch",
@@ -134,15 +141,19 @@ const std::vector<FlagRow>& plan_rows() {
        kMemory},
       {"--param-dtype",
        &Flags::param_dtype,
-       "compute and all-gather: bf16 (default), fp32 (default on host), fp64",
+       "compute and all-gather: bf16 (default), fp32 (default on host), fp16, fp64",
        {"DTYPE", dtype_words},
        kNumerics},
       {"--reduce-dtype",
        &Flags::reduce_dtype,
-       "reduce-scatter: fp32 (default), bf16",
+       "reduce-scatter: fp32 (default), bf16, fp16, fp64",
        {"DTYPE", dtype_words},
        kNumerics},
-      {"--optimizer", &Flags::optimizer, "adamw (default) | sgd", {"NAME", optimizer_words}, kNumerics},
+      {"--optimizer",
+       &Flags::optimizer,
+       "adamw (default) | sgd",
+       {"NAME", all_names<OptimizerKind, kOptimizers>},
+       kNumerics},
       {"--clip-norm", &Flags::clip_norm, "clip gradients to this 2-norm; none: not at all (default)", "NORM",
        kNumerics},
       {"--seed", &Flags::seed, "initial weights and synthetic data", "N", kNumerics},

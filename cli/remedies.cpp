@@ -12,15 +12,11 @@
 namespace fsdp::cli {
 namespace {
 
-// The flags that make a change. A batch that was given in tokens keeps its number of sequences.
-Flags with(const Change& change, Flags flags, const ShardingPlan& plan) {
+// The flags that make a change.
+Flags with(const Change& change, Flags flags) {
   if (change.compiled) flags.compile = true;
   if (change.gpus) flags.gpus = std::to_string(*change.gpus);
   if (change.seq_len) flags.seq_len = std::to_string(*change.seq_len);
-  if (change.seq_len && flags.global_batch_tokens) {
-    flags.global_batch_tokens.reset();
-    flags.global_batch = std::to_string(plan.tokens_per_step() / plan.seq_len);
-  }
   return flags;
 }
 
@@ -39,9 +35,9 @@ std::string words(const Change& change, const Flags& flags, const ShardingPlan& 
   return text;
 }
 
-ChangeFunction changing(const Flags& flags, const ShardingPlan& plan) {
-  return [&flags, &plan](const Change& change) {
-    const auto setup = std::make_shared<const Setup>(resolve_setup(with(change, flags, plan), nullptr, Notes::silent));
+ChangeFunction changing(const Flags& flags) {
+  return [&flags](const Change& change) {
+    const auto setup = std::make_shared<const Setup>(resolve_setup(with(change, flags), nullptr, Notes::silent));
     return ChangedSetup{setup->model, [setup](const ShardingPlan& p) { return score_plan(p, *setup); }};
   };
 }
@@ -102,17 +98,17 @@ std::vector<FlagRemedy> try_remedies(const Flags& flags, const Setup& setup, con
     options.more_gpus = !flags.global_batch && !flags.global_batch_tokens && plan.plan.dialect != Dialect::ddp;
     options.gpus_per_node = setup.cluster.gpus_per_node;
     options.memory_limit = *setup.options.memory_limit;
-    options.searched = [&](const Change& change) { return searched(with(change, flags, plan.plan)); };
+    options.searched = [&](const Change& change) { return searched(with(change, flags)); };
   }
   options.told = [&](const Change& change) { told(words(change, flags, plan.plan)); };
-  for (const Remedy& remedy : find_remedies(plan, options, changing(flags, plan.plan)))
+  for (const Remedy& remedy : find_remedies(plan, options, changing(flags)))
     found.push_back({words(remedy.change, flags, plan.plan), remedy.score, remedy.another_plan});
   return found;
 }
 
 std::vector<FlagRemedy> try_compiling(const Flags& flags, const Setup& setup, const Candidate& plan) {
   if (setup.cluster.host || setup.implementation->compiled) return {};
-  const auto score = score_changed(plan.plan, {.compiled = true}, changing(flags, plan.plan));
+  const auto score = score_changed(plan.plan, {.compiled = true}, changing(flags));
   if (!score || score->verdict != Verdict::fits) return {};
   return {{"--compile", *score}};
 }

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -53,8 +54,8 @@ namespace fsdp {
 [[nodiscard]] std::vector<std::string> checkpointed_modules(const ModelGraph&, std::string_view policy,
                                                             const Origin& where);
 [[nodiscard]] std::vector<std::string> checkpointing_forms();
-// The policy that gives a plan's checkpointed modules: "none", "every-2", "selective-op"; "3 modules" if none does.
-[[nodiscard]] std::string checkpointing_policy(const ShardingPlan&, const ModelGraph&);
+// The policy that gives a plan's checkpointed modules: "none", "every-2", "selective-op"; nullopt if none does.
+[[nodiscard]] std::optional<std::string> checkpointing_policy(const ShardingPlan&, const ModelGraph&);
 void set_checkpointing(ShardingPlan&, const ModelGraph&, std::string_view policy, const Origin& where);
 
 }  // namespace fsdp

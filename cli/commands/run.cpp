@@ -136,6 +136,16 @@ RanksHere ranks_here(const ShardingPlan& plan, const Launch* others) {
   ::_exit(status);
 }
 
+// What was asked for and cannot be, without a measurement: "; measurement.json is not written".
+std::string without_measurement(const RunFlags& f) {
+  std::string text;
+  if (f.output) text += fmt::format("; {} is not written", printable(*f.output));
+  if (f.trace) text += fmt::format("; {} is not written", printable(*f.trace));
+  if (f.json != JsonForm::none) text += "; --json has nothing to print";
+  if (f.check) text += "; --check has nothing to compare";
+  return text;
+}
+
 struct Trained {
   RunResult result;
   std::int64_t steps_before = 0;  // of the checkpoint that it went on from
@@ -176,8 +186,9 @@ std::optional<Trained> execute(const RunFlags& f, const ModelGraph& model, const
   const RunCheckpoints checkpoints = apply_checkpoint_flags(f.checkpoints, resumes, model, plan, *backend, options);
   if (f.until_step && options.training.steps_done >= until_step(f)) {
     if (reports)
-      print(stderr, fmt::format("nothing is left to run: {} has {} steps, --until-step asks for {}\n",
-                                checkpoints.resumed, options.training.steps_done, until_step(f)));
+      print(stderr,
+            fmt::format("nothing is left to run: {} has {} steps, --until-step asks for {}{}\n", checkpoints.resumed,
+                        options.training.steps_done, until_step(f), without_measurement(f)));
     return std::nullopt;
   }
   if (reports && !checkpoints.resumed.empty())
@@ -255,8 +266,8 @@ int run_here(const RunFlags& f, Launch* others) {
   if (!trained.measured) {
     if (reports)
       print(stderr, fmt::format("step {}, the last, was the only one left: it has trained, and the first step of a run "
-                                "is never measured\n",
-                                trained.steps_before + 1));
+                                "is never measured{}\n",
+                                trained.steps_before + 1, without_measurement(f)));
     return kDone;
   }
   const int status = trained.result.early_stop ? kStoppedEarly : kDone;

@@ -32,11 +32,11 @@ std::string checkpointing(const ShardingPlan& plan, const ModelGraph* model) {
   if (plan.checkpointed.empty()) return "no activation checkpointing";
   const std::size_t count = plan.checkpointed.size();
   const std::string modules = fmt::format("{} module{}", count, count == 1 ? "" : "s");
-  if (model == nullptr)
-    return "activation checkpointing of " + modules +
-           (plan.checkpoint_policy == CheckpointPolicy::selective_op ? " (selective-op)" : "");
-  const std::string policy = checkpointing_policy(plan, *model);
-  return "activation checkpointing " + policy + (policy.ends_with("s") ? "" : " (" + modules + ")");
+  if (model != nullptr)
+    if (const auto policy = checkpointing_policy(plan, *model))
+      return "activation checkpointing " + *policy + " (" + modules + ")";
+  return "activation checkpointing of " + modules +
+         (plan.checkpoint_policy == CheckpointPolicy::selective_op ? " (selective-op)" : "");
 }
 
 std::string times(std::int64_t n) { return n == 1 ? "once" : n == 2 ? "twice" : with_commas(n) + " times"; }
@@ -135,6 +135,8 @@ std::string basis(const Prediction& p, const ShardingPlan& plan, const Costs& co
   std::string text = fmt::format("{}; {} implementation; costs: {}.\n",
                                  workload(p.provenance.model, plan.seq_len, p.ranks, p.provenance.cluster),
                                  p.provenance.implementation, costs.source);
+  if (plan.dialect == Dialect::ddp && plan.param_dtype == DType::f32 && p.mfu > 0)
+    text += "ddp trains in fp32, as PyTorch's DDP of a plain model does; MFU is of the fp32 peak.\n";
   if (costs.threads && p.ranks > costs.threads->cores)
     text += fmt::format("{} ranks share {} cores: they take turns.\n", p.ranks, costs.threads->cores);
   if (costs.collective_ranks && *costs.collective_ranks != p.ranks)

@@ -29,7 +29,6 @@ struct CommandText {
   std::vector<std::string> examples;  // command lines
   bool explains_words = false;        // the help ends with what the words in it mean
   std::deque<CommandText> below;      // addresses stay
-  bool hidden = false;
 };
 
 // The command that `words` name, from the first on; `root` itself for none. `used`: how many of them are names.

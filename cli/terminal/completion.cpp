@@ -125,8 +125,7 @@ std::vector<std::string> completions(const CommandText& program, const std::vect
   }
   std::vector<std::string> offered;
   if (!command.below.empty() && used + 1 == n) {
-    for (const CommandText& below : command.below)
-      if (!below.hidden) offered.push_back(below.name);
+    for (const CommandText& below : command.below) offered.push_back(below.name);
     if (&command == &program) offered.emplace_back(helping ? "words" : "help");
   }
   if (helping) return beginning(offered, now);

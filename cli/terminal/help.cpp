@@ -6,7 +6,6 @@
 #include <array>
 #include <cctype>
 #include <cstddef>
-#include <string_view>
 #include <utility>
 
 namespace fsdp::cli {
@@ -136,8 +135,7 @@ std::string help_text(const CommandText& c, const std::string& path, int width) 
     text += two_columns(left_of(o), o.help, column, width);
   }
   if (!c.below.empty()) text += "\nCommands:\n";
-  for (const CommandText& below : c.below)
-    if (!below.hidden) text += two_columns(below.name, below.about, column, width);
+  for (const CommandText& below : c.below) text += two_columns(below.name, below.about, column, width);
   const std::vector<std::string> groups = groups_of(c);
   for (const std::string& group : groups) {
     text += "\n" + (!group.empty() ? group : groups.size() > 1 ? "Other flags" : "Flags") + ":\n";

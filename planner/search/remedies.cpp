@@ -20,13 +20,11 @@ ShardingPlan with(const Change& change, ShardingPlan plan, const ModelGraph& mod
   if (change.loss_chunks) plan.loss_chunks = *change.loss_chunks;
   if (change.seq_len) plan.seq_len = *change.seq_len;
   plan.model_digest = model.digest();
-  if (change.gpus && plan.dialect != Dialect::ddp) {
+  if (change.gpus) {
     if (*change.gpus % plan.replicate() != 0)
       throw InputError(setting("gpus"), "the replicas do not divide them", "give a multiple");
     plan.mesh = {{"replicate", plan.replicate()}, {"shard", *change.gpus / plan.replicate()}};
     plan.shard_dims = expert_shard_dims(model, plan.dialect, plan.shard());
-  } else if (change.gpus) {
-    plan.mesh = {{"replicate", *change.gpus}, {"shard", 1}};
   }
   return plan;
 }

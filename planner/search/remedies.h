@@ -41,7 +41,7 @@ using ChangeFunction = std::function<ChangedSetup(const Change&)>;
 
 struct RemedyOptions {
   bool compile = false, offload = false, chunks = false, more_gpus = false;  // which changes may be tried
-  std::int64_t gpus_per_node = 1;
+  std::int64_t gpus_per_node = 1;                                            // of more_gpus, which ddp has none of
   Bytes memory_limit;
   // The best plan after a change of the GPUs, asked for where the plan itself nearly fits; may be empty.
   std::function<std::optional<Candidate>(const Change&)> searched;

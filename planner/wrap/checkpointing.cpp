@@ -6,10 +6,9 @@ namespace fsdp {
 
 std::vector<std::string> checkpointing_forms() { return {"none", "full", "selective-op", "every-N", "first-N"}; }
 
-std::string checkpointing_policy(const ShardingPlan& plan, const ModelGraph& model) {
+std::optional<std::string> checkpointing_policy(const ShardingPlan& plan, const ModelGraph& model) {
   const auto count = static_cast<std::int64_t>(plan.checkpointed.size());
   if (count == 0) return "none";
-  const std::string modules = std::to_string(count) + (count == 1 ? " module" : " modules");
   const bool selective = plan.checkpoint_policy == CheckpointPolicy::selective_op;
   std::vector<std::string> policies = {selective ? "selective-op" : "full"};
   if (!selective) {
@@ -24,7 +23,7 @@ std::string checkpointing_policy(const ShardingPlan& plan, const ModelGraph& mod
       continue;
     }
   }
-  return selective ? "selective-op of " + modules : modules;
+  return std::nullopt;
 }
 
 }  // namespace fsdp

@@ -217,7 +217,13 @@ TEST_CASE(
         CHECK_MESSAGE(text_of(folder_of_last / file) == text_of(folder.path() / "straight/step-00000006" / file), file);
       const Ended third = run_with(backend, again);
       CHECK(third.exit == 0);
-      CHECK_MESSAGE(third.said.find("has 6 steps, --until-step asks for 6") != std::string::npos, third.said);
+      CHECK_MESSAGE(third.said.find("has 6 steps, --until-step asks for 6\n") != std::string::npos, third.said);
+      const Ended fourth = run_with(backend, with(again, {"-o", "none.json", "--json"}));
+      CHECK(fourth.exit == 0);
+      CHECK_MESSAGE(
+          fourth.said.find("asks for 6; none.json is not written; --json has nothing to print\n") != std::string::npos,
+          fourth.said);
+      CHECK_FALSE(fs::exists(folder.path() / "none.json"));
     }
   }
 }

@@ -4,9 +4,7 @@
 // `./dev soak SECONDS` is more (FSDP_SOAK_SECONDS, FSDP_SOAK_SEED).
 #include <doctest/doctest.h>
 
-#include <cmath>
 #include <cstdlib>
-#include <map>
 #include <random>
 
 #include "executor/checkpoint/checkpoint.h"

@@ -3,23 +3,17 @@
 
 #include <algorithm>
 #include <set>
-#include <sstream>
 #include <string>
 #include <vector>
 
 #include "tests/cli/program.h"
+#include "tests/support/lines.h"
 
 using fsdp::testing::Answer;
+using fsdp::testing::lines_of;
 using fsdp::testing::Program;
 
 namespace {
-
-std::vector<std::string> lines_of(const std::string& text) {
-  std::vector<std::string> lines;
-  std::istringstream in(text);
-  for (std::string line; std::getline(in, line);) lines.push_back(line);
-  return lines;
-}
 
 std::size_t columns_of(const std::string& line) {
   return static_cast<std::size_t>(
@@ -111,6 +105,9 @@ TEST_CASE("what the program offers to shells") {
   CHECK(offered("plan --model llama3-") == std::set<std::string>{"llama3-8b", "llama3-70b"});
   CHECK(offered("plan --cluster dgx-h").contains("dgx-h100"));
   CHECK(offered("plan --implementation tor").contains("torchtitan"));
+  CHECK(offered("plan --param-dtype ''") == std::set<std::string>{"fp64", "fp32", "bf16", "fp16"});
+  CHECK(offered("plan --dialect ''") == std::set<std::string>{"fsdp2", "fsdp1", "ddp"});
+  CHECK(offered("plan --optimizer ''") == std::set<std::string>{"adamw", "sgd"});
   CHECK(offered("plan --offload ''") == std::set<std::string>{"true", "false"});
   CHECK(offered("plan --offload --glo") == std::set<std::string>{"--global-batch", "--global-batch-tokens"});
   CHECK(offered("plan --json=b") == std::set<std::string>{"--json=brief"});
