@@ -4,7 +4,7 @@
 namespace fsdp {
 
 const char* const kReferenceModel = R"python(
-# ---- the model, when transformers is not installed: the same module names ---------------------------------------------
+# ---- the model, when transformers is not installed: the same module names -------------------------------------------
 
 class RMSNorm(nn.Module):
     def __init__(self, width, eps):
@@ -112,7 +112,8 @@ def build_model(config, reference):
         except ImportError:
             print("transformers is not installed: training the model written out above")
         else:
-            return AutoModelForCausalLM.from_config(AutoConfig.for_model(MODEL_TYPE, use_cache=False, **transformers_config(config)))
+            written = AutoConfig.for_model(MODEL_TYPE, use_cache=False, **transformers_config(config))
+            return AutoModelForCausalLM.from_config(written)
     return ReferenceModel(config)
 
 
@@ -135,13 +136,15 @@ def build_model(config, reference):
     try:
         from transformers import AutoConfig, AutoModelForCausalLM
     except ImportError:
-        raise SystemExit(f"building a {MODEL_TYPE} model needs transformers (pip install transformers); apply_plan(model, mesh) works on yours") from None
+        raise SystemExit(f"building a {MODEL_TYPE} model needs transformers (pip install transformers); "
+                         "apply_plan(model, mesh) works on yours") from None
     return AutoModelForCausalLM.from_config(AutoConfig.for_model(MODEL_TYPE, use_cache=False, **config))
 )python";
 
 const char* const kBringYourModel = R"python(
 def build_model(config, reference):
-    raise SystemExit("build_model: no library builds this model from a few sizes; import yours and call apply_plan(model, mesh)")
+    raise SystemExit("build_model: no library builds this model from a few sizes; import yours and call "
+                     "apply_plan(model, mesh)")
 )python";
 
 }  // namespace fsdp

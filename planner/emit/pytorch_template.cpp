@@ -24,7 +24,7 @@ DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, 
 @PLAN@
 @MODEL@
 
-# ---- the plan, applied -------------------------------------------------------------------------------------------------
+# ---- the plan, applied ----------------------------------------------------------------------------------------------
 
 def find(model, name):
     """The module of that name, or None (a model with fewer blocks)."""
@@ -34,8 +34,14 @@ def find(model, name):
         return None
 
 
+def found(model, names):
+    """Those modules of that name that there are."""
+    return [m for m in (find(model, name) for name in names) if m is not None]
+
+
 def keep_selectively():
-    """Of a checkpointed module, results of attention, of products with a bias and of every second one without are kept."""
+    """Of a checkpointed module, results of attention, of products with a bias and of every second one without are
+    kept."""
     aten, products = torch.ops.aten, collections.Counter()
     attention = {getattr(aten, "_scaled_dot_product_" + name).default for name in
                  ("flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu")}
@@ -43,7 +49,8 @@ def keep_selectively():
     def policy(context, op, *args, **kwargs):
         if op == aten.mm.default:
             products[context.is_recompute] += 1
-        keep = op in attention or op == aten.addmm.default or (op == aten.mm.default and products[context.is_recompute] % 2 == 1)
+        keep = op in attention or op == aten.addmm.default
+        keep = keep or (op == aten.mm.default and products[context.is_recompute] % 2 == 1)
         return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
 
     return create_selective_checkpoint_contexts(policy)
@@ -60,17 +67,19 @@ def wrap_checkpoints(model):
 
 
 def units_of(model):
-    """[(modules, reshard_after_forward, options)] of the units that this model has, inner before outer, the root last."""
+    """[(modules, reshard_after_forward, options)] of the units that this model has, inner before outer, the root
+    last."""
     units = []
     for names, reshard, *options in PLAN["units"]:
-        modules = [m for m in (find(model, name) for name in names) if m is not None]
+        modules = found(model, names)
         if modules:
             units.append((modules, reshard, options[0] if options else {}))
     return units
 
 
 def apply_plan(model, mesh):
-    """Shards `model` in place as the plan says; mesh: 1-D (shard) or 2-D (replicate, shard). Returns the model to call."""
+    """Shards `model` in place as the plan says; mesh: 1-D (shard) or 2-D (replicate, shard). Returns the model to
+    call."""
     wrap_checkpoints(model)
     if PLAN["dialect"] == "ddp":
         return nn.parallel.DistributedDataParallel(model)
@@ -80,10 +89,13 @@ def apply_plan(model, mesh):
     for modules, reshard, _ in units:
         if type(reshard) is int and mesh.size(-1) % reshard:   # --tiny on other ranks than the plan's
             reshard = True
-        fully_shard(modules if len(modules) > 1 else modules[0], mesh=mesh, mp_policy=policy, reshard_after_forward=reshard, **arguments)
-    set_prefetch([modules[0] for modules, _, _ in units], {name: m for (name, *_), *_ in PLAN["units"] if (m := find(model, name)) is not None})
+        fully_shard(modules if len(modules) > 1 else modules[0], mesh=mesh, mp_policy=policy,
+                    reshard_after_forward=reshard, **arguments)
+    set_prefetch([modules[0] for modules, _, _ in units],
+                 {name: m for (name, *_), *_ in PLAN["units"] if (m := find(model, name)) is not None})
     set_options(model, units, more)
-    if mesh.device_type == "cpu" or more.get("force_sum_reduction"):   # gloo has no averaging reduce-scatter: sum, then divide
+    # gloo has no averaging reduce-scatter: sum, then divide.
+    if mesh.device_type == "cpu" or more.get("force_sum_reduction"):
         for module in model.modules():
             if hasattr(module, "set_force_sum_reduction_for_comms"):
                 module.set_force_sum_reduction_for_comms(True)
@@ -94,7 +106,9 @@ def further_arguments(model, more):
     named = {name.replace("_checkpoint_wrapped_module.", ""): p for name, p in model.named_parameters()}
     ignored = {p for name, p in named.items() for i in more.get("ignored", []) if name == i or name.startswith(i + ".")}
     dims = {id(named[name]): dim for name, dim in more.get("shard_dims", {}).items() if name in named}
-    arguments = {"offload_policy": CPUOffloadPolicy(pin_memory=torch.cuda.is_available())} if more.get("offload") else {}
+    arguments = {}
+    if more.get("offload"):
+        arguments["offload_policy"] = CPUOffloadPolicy(pin_memory=torch.cuda.is_available())
     if ignored:
         arguments["ignored_params"] = ignored
     if dims:
@@ -105,9 +119,9 @@ def further_arguments(model, more):
 def set_options(model, units, more):
     for (module, *_), _, options in units:
         if "forward_prefetch" in options:
-            module.set_modules_to_forward_prefetch([m for m in (find(model, n) for n in options["forward_prefetch"]) if m is not None])
+            module.set_modules_to_forward_prefetch(found(model, options["forward_prefetch"]))
         if "backward_prefetch" in options:
-            module.set_modules_to_backward_prefetch([m for m in (find(model, n) for n in options["backward_prefetch"]) if m is not None])
+            module.set_modules_to_backward_prefetch(found(model, options["backward_prefetch"]))
         if "gradient_divide_factor" in options:
             module.set_gradient_divide_factor(options["gradient_divide_factor"])
         if "unshard_in_backward" in options:
@@ -122,8 +136,11 @@ def set_prefetch(firsts, named):
     """firsts: the first module of each unit, the root last; named: the same by name. Forward: the next units, in the
     order in which they begin. Backward: those before, in the order in which they end."""
     forward, backward = PLAN["forward_prefetch"], PLAN["backward_prefetch"]
-    begins = [named[n] for n in PLAN["forward_order"] if n in named] if "forward_order" in PLAN else firsts[-1:] + firsts[:-1]
-    ends = [named[n] for n in PLAN["backward_order"] if n in named] if "backward_order" in PLAN else firsts
+    begins, ends = firsts[-1:] + firsts[:-1], firsts
+    if "forward_order" in PLAN:
+        begins = [named[n] for n in PLAN["forward_order"] if n in named]
+    if "backward_order" in PLAN:
+        ends = [named[n] for n in PLAN["backward_order"] if n in named]
     for i, module in enumerate(begins):
         if forward and begins[i + 1 : i + 1 + forward]:
             module.set_modules_to_forward_prefetch(begins[i + 1 : i + 1 + forward])
@@ -139,7 +156,8 @@ def make_mesh(device_type, any_size):
     world, (replicate, shard) = dist.get_world_size(), PLAN["mesh"]
     if world != replicate * shard:
         if not any_size:
-            raise SystemExit(f"the plan is for {replicate * shard} ranks, there are {world}; start as many, or try it with --tiny")
+            raise SystemExit(f"the plan is for {replicate * shard} ranks, there are {world}; start as many, or try it "
+                             "with --tiny")
         replicate = next(r for r in range(min(replicate, world), 0, -1) if world % r == 0)
         shard = world // replicate
     if replicate == 1:
@@ -147,7 +165,7 @@ def make_mesh(device_type, any_size):
     return init_device_mesh(device_type, (replicate, shard), mesh_dim_names=("replicate", "shard"))
 
 
-# ---- a training loop to try it with ------------------------------------------------------------------------------------
+# ---- a training loop to try it with ---------------------------------------------------------------------------------
 
 class on_meta:
     """Parameters made inside take no memory; buffers are real. Keeps tied parameters tied."""
@@ -187,7 +205,8 @@ def loss_of(model, tokens):
     if chunks == 1:
         return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
     parts = zip(logits.chunk(chunks, dim=1), targets.chunk(chunks, dim=1))
-    return sum(F.cross_entropy(x.flatten(0, 1).float(), y.flatten(), reduction="sum") for x, y in parts) / targets.numel()
+    losses = (F.cross_entropy(x.flatten(0, 1).float(), y.flatten(), reduction="sum") for x, y in parts)
+    return sum(losses) / targets.numel()
 
 
 def train_step(model, optimizer, batches):
@@ -221,7 +240,8 @@ def make_optimizer(model):
     o = PLAN["optimizer"]
     if o["kind"] == "sgd":
         return torch.optim.SGD(model.parameters(), lr=o["lr"], weight_decay=o["weight_decay"])
-    return torch.optim.AdamW(model.parameters(), lr=o["lr"], betas=(o["beta1"], o["beta2"]), eps=o["eps"], weight_decay=o["weight_decay"])
+    return torch.optim.AdamW(model.parameters(), lr=o["lr"], betas=(o["beta1"], o["beta2"]), eps=o["eps"],
+                             weight_decay=o["weight_decay"])
 
 
 def peak_memory(device):
@@ -233,10 +253,12 @@ def peak_memory(device):
 def parse_arguments(argv):
     parser = argparse.ArgumentParser(description="trains on random tokens under the plan; start it with torchrun")
     parser.add_argument("--steps", type=int, default=5)
-    parser.add_argument("--tiny", action="store_true", help="narrow layers, short sequences, any number of ranks; names and units stay")
+    parser.add_argument("--tiny", action="store_true",
+                        help="narrow layers, short sequences, any number of ranks; names and units stay")
     parser.add_argument("--blocks", type=int, default=0, help="only the first so many blocks (0: all)")
     parser.add_argument("--cpu", action="store_true", help="gloo on processors instead of NCCL on GPUs")
-    parser.add_argument("--reference", action="store_true", help="the model written out above even where transformers is installed")
+    parser.add_argument("--reference", action="store_true",
+                        help="the model written out above even where transformers is installed")
     return parser.parse_args(argv)
 
 
@@ -268,7 +290,8 @@ def main(argv=None, inspect=None):
         dist.all_reduce(loss)
         losses.append(loss.item() / dist.get_world_size())
         if dist.get_rank() == 0:
-            print(f"step {step + 1}: loss {losses[-1]:.4f}, peak memory {peak_memory(device) / 2**30:.2f} GiB", flush=True)
+            print(f"step {step + 1}: loss {losses[-1]:.4f}, peak memory {peak_memory(device) / 2**30:.2f} GiB",
+                  flush=True)
     if inspect is not None:
         inspect(model)
     dist.destroy_process_group()
