@@ -4,8 +4,6 @@
 #include <sched.h>
 
 #include <algorithm>
-#include <fstream>
-#include <string>
 #include <thread>
 
 #include "models/input/error.h"
@@ -14,26 +12,6 @@ namespace fsdp {
 namespace {
 
 constexpr std::int64_t kMaxRanks = 1024;
-
-// Physical memory, or what the control group of this process may use where that is less. The total, not what is free
-// now, so that a cluster and its digest do not change from call to call.
-Bytes machine_memory() {
-  std::int64_t total = std::int64_t{1} << 30;
-  std::ifstream meminfo("/proc/meminfo");
-  std::string key, unit;
-  std::int64_t kib = 0;
-  while (meminfo >> key >> kib) {
-    std::getline(meminfo, unit);
-    if (key == "MemTotal:" && kib > 0) {
-      total = kib * 1024;
-      break;
-    }
-  }
-  std::ifstream group("/sys/fs/cgroup/memory.max");
-  std::int64_t limit = 0;
-  if (group >> limit && limit > 0) total = std::min(total, limit);
-  return Bytes(total);
-}
 
 }  // namespace
 
@@ -53,7 +31,8 @@ ClusterSpec host_cluster(std::int64_t gpus) {
   c.host = true;
   c.gpus = c.gpus_per_node = gpus > 0 ? gpus : usable_cores();
   c.gpu.name = "host-cpu";
-  c.gpu.memory = c.gpu.usable_memory = machine_memory() / c.gpus;
+  // Of the total, not of what is free now, so that a cluster and its digest do not change from call to call.
+  c.gpu.memory = c.gpu.usable_memory = host_limits().usable() / c.gpus;
   c.gpu.sms = 1;  // one core per rank
   return c;
 }

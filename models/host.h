@@ -3,6 +3,8 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
+#include <string>
 
 #include "models/cluster.h"
 
@@ -14,5 +16,17 @@ namespace fsdp {
 
 // Cores that this process may run on (containers and taskset narrow it).
 [[nodiscard]] std::int64_t usable_cores();
+
+// What this process may use of the machine, as /proc and the control groups say (versions 1 and 2: that of the process
+// and all around it; the narrowest counts).
+struct HostLimits {
+  Bytes memory;                        // physical; 1 GiB where /proc does not say
+  std::optional<Bytes> available;      // of it now, without swapping
+  std::optional<Bytes> group_memory;   // the control groups' limit, where it is below `memory`
+  std::optional<double> group_cores;   // the control groups' quota, in processors
+  [[nodiscard]] Bytes usable() const;  // memory, or the groups' limit
+};
+// `root`: what stands for "/"; tests make one up.
+[[nodiscard]] HostLimits host_limits(const std::string& root = "");
 
 }  // namespace fsdp
