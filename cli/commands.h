@@ -22,6 +22,7 @@ void add_calibrate(const Command&);
 void add_show(const Command&);
 void add_accuracy(const Command&);
 void add_checkpoint(const Command&);
+void add_doctor(const Command&);
 void add_completion(const Command&);
 
 }  // namespace fsdp::cli

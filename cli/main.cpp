@@ -56,6 +56,7 @@ int main_of(int argc, char** argv) {
     add_show(program);
     add_accuracy(program);
     add_checkpoint(program);
+    add_doctor(program);
     add_completion(program);
     program.examples({"fsdp-plan plan --model llama3-8b --cluster dgx-h100 --gpus 8 --seq-len 8k -o plan.json",
                       "fsdp-plan simulate --plan plan.json --model llama3-8b --cluster dgx-h100",

@@ -23,13 +23,6 @@ std::vector<int> parse_devices(const std::string& text) {
   return devices;
 }
 
-// Of the launch that this process belongs to, as Open MPI's, MPICH's and Slurm's launchers say; 1: none.
-std::int64_t launched_processes() {
-  for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"})
-    if (const char* text = std::getenv(name); text != nullptr) return std::strtoll(text, nullptr, 10);
-  return 1;
-}
-
 void check_launch(const BackendFlags& f) {
   const std::int64_t started = launched_processes();
   if (started <= 1 || *f.backend == "mpi") return;
@@ -48,6 +41,12 @@ void check_launch(const BackendFlags& f) {
 }
 
 }  // namespace
+
+std::int64_t launched_processes() {
+  for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"})
+    if (const char* text = std::getenv(name); text != nullptr) return std::strtoll(text, nullptr, 10);
+  return 1;
+}
 
 bool among_processes(const BackendFlags& f) {
   return *f.backend == "mpi" || (*f.backend == "cuda" && launched_processes() > 1);

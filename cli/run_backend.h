@@ -16,6 +16,9 @@ struct BackendFlags {
 };
 void add_backend_flags(const Command&, BackendFlags&);
 
+// Of the launch that this process belongs to, as its launcher (Open MPI's, MPICH's, Slurm's) says; 1: none.
+[[nodiscard]] std::int64_t launched_processes();
+
 // Ranks are the processes of a launch: mpi, and cuda where a launcher started several of this program.
 [[nodiscard]] bool among_processes(const BackendFlags&);
 

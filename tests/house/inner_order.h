@@ -130,11 +130,13 @@ inline const Order& inner_order() {
 
       {"viz", {}},
 
-      // cli: the terminal (help, completion, width) < flags and files < commands; reports beside the flags.
+      // cli: the terminal (help, completion, width) < flags and files < commands; reports beside the flags. What the
+      // doctor looks at starts other processes.
       {"cli/terminal", {}},
       {"cli", {"cli/terminal"}},
       {"cli/report", {"cli/terminal"}},
-      {"cli/commands", {"cli", "cli/report", "cli/terminal"}},
+      {"cli/doctor", {"cli", "cli/terminal"}},
+      {"cli/commands", {"cli", "cli/doctor", "cli/report", "cli/terminal"}},
 
       // tests: by room; they share support, fakes and the conformance suite.
       {"tests/support", {}},
@@ -143,6 +145,7 @@ inline const Order& inner_order() {
       {"tests/bench", {}},
       {"tests/fakes/emulated", {}},
       {"tests/fakes/cublaslt_on_host", {}},
+      {"tests/fakes/cuda_driver", {}},
       {"tests/fakes/cuda_on_host", {"tests/fakes/emulated"}},
       {"tests/house", {}},
       {"tests/docs", {"tests/house"}},

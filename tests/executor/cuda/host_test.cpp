@@ -10,6 +10,7 @@
 #include <map>
 #include <random>
 
+#include "executor/cuda/driver.h"
 #include "executor/cuda/emulation.h"
 #include "executor/cuda/errors.h"
 #include "executor/cuda/library.h"
@@ -18,6 +19,7 @@
 #include "executor/cuda_backend.h"
 #include "executor/ranks/reduce.h"
 #include "models/input/error.h"
+#include "tests/support/temporary_folder.h"
 
 using namespace fsdp;
 using namespace fsdp::cuda;
@@ -34,6 +36,32 @@ std::string error_of(Action action) {
   return {};
 }
 bool says(const std::string& text, const std::string& words) { return text.find(words) != std::string::npos; }
+
+// --- hardware ---
+
+TEST_CASE("GPUs on the bus and the loaded driver are known without a call of the driver") {
+  const fsdp::testing::TemporaryFolder root;
+  const auto device = [&](const std::string& name, const char* vendor, const char* kind) {
+    const std::string folder = "sys/bus/pci/devices/" + name;
+    std::filesystem::create_directories(root.path() / folder);
+    (void)root.write(folder + "/vendor", vendor);
+    (void)root.write(folder + "/class", kind);
+  };
+  device("0000:17:00.0", "0x10de\n", "0x030200\n");  // a GPU without a display
+  device("0000:65:00.0", "0x10de\n", "0x030000\n");  // with one
+  device("0000:65:00.1", "0x10de\n", "0x040300\n");  // its sound
+  device("0000:03:00.0", "0x8086\n", "0x030000\n");  // of another vendor
+  NvidiaHardware found = find_nvidia_hardware(root.path().string());
+  CHECK(found.gpus == 2);
+  CHECK(found.kernel_module.empty());
+  std::filesystem::create_directories(root.path() / "proc/driver/nvidia");
+  (void)root.write("proc/driver/nvidia/version",
+                   "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 22:23:56 UTC 2024\n"
+                   "GCC version:  gcc version 12.3.0\n");
+  found = find_nvidia_hardware(root.path().string());
+  CHECK(found.kernel_module == "550.54.15");
+  CHECK(find_nvidia_hardware("/nowhere").gpus == 0);
+}
 
 // --- libraries ---
 

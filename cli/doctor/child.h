@@ -1,0 +1,51 @@
+// A program that is tried: started with a time limit, and ended with all that it started.
+//
+//   Child child({"/usr/bin/mpirun", "-n", "2", "true"});
+//   const ChildEnd end = child.finish(30);   // at the latest 30 s after its start, and the seconds that ending takes
+#pragma once
+
+#include <sys/types.h>
+
+#include <chrono>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace fsdp::cli {
+
+struct ChildEnd {
+  bool in_time = true;        // false: it was ended at its limit
+  int exit = -1, signal = 0;  // exit: -1 where a signal ended it; 127: it could not be started
+  std::string out, err;       // at most the first MiB of each
+  double seconds = 0;         // it ran
+  [[nodiscard]] bool succeeded() const { return in_time && exit == 0; }
+  // "did not end within 30 s", "was ended by signal 11 (Segmentation fault)", "ended with exit code 3".
+  [[nodiscard]] std::string how() const;
+};
+
+class Child {
+ public:
+  // The first word is a path. Its standard input is empty.
+  explicit Child(const std::vector<std::string>& words);
+  ~Child();
+  Child(const Child&) = delete;
+  Child& operator=(const Child&) = delete;
+  // Call it once. Never blocks for longer than the limit and a few seconds, whatever the program does.
+  [[nodiscard]] ChildEnd finish(double seconds);
+
+ private:
+  void read_some(int milliseconds);
+  [[nodiscard]] bool has_ended() const;
+  [[nodiscard]] bool ends_within(double seconds);
+  void end();
+
+  pid_t pid_ = -1;
+  int pipes_[2] = {-1, -1};  // its standard output and error
+  std::string texts_[2];
+  std::chrono::steady_clock::time_point begin_;
+};
+
+// The file that a shell would run for this word; empty optional: none.
+[[nodiscard]] std::optional<std::string> find_program(const std::string& name);
+
+}  // namespace fsdp::cli

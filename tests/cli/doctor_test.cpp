@@ -1,0 +1,215 @@
+// What `doctor` says of machines that lack things, and of things that hang, crash or lie.
+#include <doctest/doctest.h>
+
+#include <chrono>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "models/host.h"
+#include "tests/cli/program.h"
+
+using fsdp::testing::Answer;
+using fsdp::testing::Program;
+using nlohmann::json;
+
+namespace {
+
+namespace fs = std::filesystem;
+
+bool says(const std::string& text, const std::string& words) { return text.find(words) != std::string::npos; }
+bool says(const json& text, const std::string& words) {
+  return text.is_string() && says(text.get<std::string>(), words);
+}
+
+// A script in the folder that commands run in.
+void write_script(const Program& program, const std::string& name, const std::string& text) {
+  const fs::path path = program.work() / name;
+  fs::create_directories(path.parent_path());
+  std::ofstream(path) << "#!/bin/sh\n" << text << "\n";
+  fs::permissions(path, fs::perms::owner_all);
+}
+
+// `before`: what stands before the program on its command line (variables), or commands.
+json examined(const Program& program, const std::string& before, const std::string& flags = "", int code = 0) {
+  const Answer answer = program.run(before + " fsdp-plan doctor --json " + flags);
+  CAPTURE(answer.err);
+  CHECK(answer.code == code);
+  json document = json::parse(answer.out, nullptr, false);
+  REQUIRE_MESSAGE(document.is_object(), answer.out);
+  CHECK(document["can_run"] == (code == 0));
+  return document;
+}
+
+json backend(const json& examination, const std::string& name) {
+  for (const json& b : examination["backends"])
+    if (b["name"] == name) return b;
+  FAIL("no backend " << name);
+  return {};
+}
+bool is_missing(const json& examination, const std::string& what) {
+  for (const json& m : examination["missing"])
+    if (m["what"] == what) return !m["gives"].get<std::string>().empty() && !m["remedy"].get<std::string>().empty();
+  return false;
+}
+
+bool runs_somewhere(const std::string& words) {  // as a process of this machine
+  for (const auto& entry : fs::directory_iterator("/proc")) {
+    std::ifstream file(entry.path() / "cmdline");
+    std::string line((std::istreambuf_iterator<char>(file)), {});
+    std::replace(line.begin(), line.end(), '\0', ' ');
+    if (says(line, words)) return true;
+  }
+  return false;
+}
+
+const std::string kNoPython = "FSDP_PLAN_PYTHON=/nowhere/python";
+
+}  // namespace
+
+TEST_CASE("host works wherever these tests run, and mpi where a launcher is") {
+  const Program program;
+  const json e = examined(program, kNoPython);
+  CHECK(backend(e, "host")["works"] == true);
+  CHECK(says(backend(e, "host")["said"], "2 steps of tiny-llama"));
+  if (!std::string(FSDP_MPI_LAUNCH).empty()) {
+    CHECK_MESSAGE(backend(e, "mpi")["works"] == true, backend(e, "mpi").dump());
+    CHECK(says(backend(e, "mpi")["started_with"], "-n 2"));
+  }
+  CHECK(e["host"]["usable_cores"] == fsdp::usable_cores());
+  CHECK(e["host"]["memory_bytes"] == fsdp::host_limits().memory.count());
+  CHECK(e["host"]["instructions"] == e["host"]["all_instructions"][0]);
+  const Answer text = program.run(kNoPython + " fsdp-plan doctor");
+  CHECK(text.code == 0);
+  for (const char* words : {"`run` works here with: host", "MPI launcher", "NVIDIA driver", "it would give", "costs"})
+    CHECK(says(text.out, words));
+}
+
+TEST_CASE("an empty PATH leaves host, and every remedy") {
+  const Program program;
+  REQUIRE(program.run("ln -s \"$(command -v fsdp-plan)\" here").code == 0);
+  const Answer answer = program.run("PATH= FSDP_PLAN_PYTHON= ./here doctor --json");
+  CHECK(answer.code == 0);
+  const json e = json::parse(answer.out, nullptr, false);
+  REQUIRE(e.is_object());
+  CHECK(backend(e, "host")["works"] == true);
+  CHECK(backend(e, "mpi")["works"] == false);
+  CHECK(is_missing(e, "backend mpi"));
+  CHECK(is_missing(e, "PyTorch"));
+  CHECK(e["mpi_launcher"]["path"].is_null());
+  CHECK(says(e["python"]["why"], "no python3 on PATH"));
+}
+
+TEST_CASE("a Python that sleeps, and all that it started, ends at the time limit") {
+  const Program program;
+  write_script(program, "python", "sleep 98764.25 & sleep 98764.25");
+  const auto begin = std::chrono::steady_clock::now();
+  const json e = examined(program, "FSDP_PLAN_PYTHON=./python", "--time-limit 4s");
+  CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(40));
+  CHECK(says(e["python"]["why"], "did not end within 4 s"));
+  CHECK_FALSE(runs_somewhere("sleep 98764.25"));
+}
+
+TEST_CASE("a Python that ignores SIGTERM and prints without end ends, too") {
+  const Program program;
+  write_script(program, "python", "trap '' TERM; while :; do echo 98764.5; done");
+  const json e = examined(program, "FSDP_PLAN_PYTHON=./python", "--time-limit 3s");
+  CHECK(says(e["python"]["why"], "did not end within 3 s"));
+  CHECK_FALSE(runs_somewhere(program.work().string() + "/./python"));
+}
+
+TEST_CASE("a Python that dies, or is none, is said so") {
+  const Program program;
+  write_script(program, "dies", "kill -SEGV $$");
+  CHECK(says(examined(program, "FSDP_PLAN_PYTHON=./dies")["python"]["why"], "signal 11"));
+  write_script(program, "other", "echo '[1]'; echo hello; echo '{\"torch\": 3}'");
+  const json other = examined(program, "FSDP_PLAN_PYTHON=./other")["python"];
+  CHECK(says(other["why"], "no Python 3"));
+  CHECK(other["torch"].is_null());
+  write_script(program, "half", "echo '{\"python\": \"3.12.1\"}'; sleep 98764.75");
+  const json half = examined(program, "FSDP_PLAN_PYTHON=./half", "--time-limit 3s")["python"];
+  CHECK(half["version"] == "3.12.1");
+  CHECK(says(half["why"], "importing torch"));
+}
+
+TEST_CASE("the driver's answer is what the driver says") {
+  const Program program;
+  const std::string driver = kNoPython + " LD_LIBRARY_PATH='" FSDP_FAKE_DRIVER_FOLDER "' FSDP_FAKE_DRIVER=";
+  const json two = examined(program, driver + "two")["nvidia"];
+  CHECK(two["driver_cuda"] == "12.4.0");
+  REQUIRE(two["gpus"].size() == 2);
+  CHECK(two["gpus"][0]["name"] == "NVIDIA H100 80GB HBM3");
+  CHECK(two["gpus"][0]["memory_bytes"] == std::int64_t{80} << 30);
+  CHECK(two["gpus"][0]["multiprocessors"] == 132);
+  CHECK(two["gpus"][0]["compute_capability"] == "9.0");
+  CHECK(two["gpus"][1]["compute_capability"] == "8.9");
+  const json none = examined(program, driver + "none")["nvidia"];
+  CHECK(none["gpus"].empty());
+  CHECK(says(none["why"], "CUDA_ERROR_NO_DEVICE: no CUDA-capable device"));
+  CHECK(says(examined(program, driver + "mismatch")["nvidia"]["why"], "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"));
+}
+
+TEST_CASE("a driver that hangs or crashes takes nothing with it") {
+  const Program program;
+  const std::string driver = kNoPython + " LD_LIBRARY_PATH='" FSDP_FAKE_DRIVER_FOLDER "' FSDP_FAKE_DRIVER=";
+  const json hangs = examined(program, driver + "hang", "--time-limit 5s");
+  CHECK(says(hangs["nvidia"]["why"], "did not end within 5 s"));
+  CHECK(backend(hangs, "host")["works"] == true);
+  const json crashes = examined(program, driver + "crash");
+  CHECK(says(crashes["nvidia"]["why"], "signal 11"));
+  CHECK(backend(crashes, "host")["works"] == true);
+}
+
+TEST_CASE("a launcher that hangs, refuses, or starts processes that do not know each other makes no mpi backend") {
+  const Program program;
+  const std::string before = kNoPython + " PATH=\"$PWD:$PATH\"";
+  const std::string version = "[ \"$1\" = --version ] && { echo 'made-up 1.0'; exit 0; }\n";
+  const auto mpi = [&](const std::string& script, const std::string& flags = "") {
+    write_script(program, "mpirun", version + script);
+    const json e = examined(program, before, flags);
+    CHECK(e["mpi_launcher"]["version"] == "made-up 1.0");
+    const json result = backend(e, "mpi");
+    CHECK(result["works"] == false);
+    CHECK(is_missing(e, "backend mpi"));
+    return result;
+  };
+  CHECK(says(mpi("sleep 98764.5", "--time-limit 4s")["said"], "did not end within 4 s"));
+  CHECK(says(mpi("echo; echo '----'; echo 'no such cluster' >&2; exit 7")["said"], "no such cluster"));
+  CHECK(says(mpi("exit 0")["said"], "printed no measurement"));
+  CHECK(says(mpi("echo '{\"losses\": [1, 2], \"ranks\": [0]}'")["said"], "1 of 2 ranks"));
+  const std::string alone = mpi("shift 2; \"$@\"")["said"].get<std::string>();  // one process, without a launch
+  CHECK_MESSAGE((says(alone, "not built in") || says(alone, "2")), alone);
+}
+
+TEST_CASE("where nothing can run the exit code is 1, with the reason and the remedy") {
+  const Program program;
+  const json kernels = examined(program, kNoPython + " FSDP_PLAN_INSTRUCTIONS=sse9", "", 1);
+  CHECK(kernels["host"]["instructions"].is_null());
+  CHECK(says(backend(kernels, "host")["said"], "sse9"));
+  CHECK(is_missing(kernels, "backend host"));
+  const json folder = examined(program, kNoPython + " TMPDIR=/nowhere", "", 1);
+  CHECK(says(backend(folder, "host")["said"], "no folder for temporary files"));
+  CHECK(says(backend(folder, "host")["remedy"], "TMPDIR"));
+}
+
+TEST_CASE("costs of this machine are told from those of another, and from what are none") {
+  const Program program;
+  REQUIRE(program.run("fsdp-plan calibrate --backend host --ranks 2 --budget 1s -o costs.json").code == 0);
+  json e = examined(program, kNoPython);
+  CHECK(e["costs"]["of_this_machine"] == true);
+  CHECK_FALSE(is_missing(e, "costs of this machine"));
+  REQUIRE(program.run("sed 's/kernels [^,]*,/kernels of another,/' costs.json > other.json").code == 0);
+  e = examined(program, kNoPython, "--costs other.json");
+  CHECK(e["costs"]["of_this_machine"] == false);
+  CHECK(is_missing(e, "costs of this machine"));
+  REQUIRE(program.run("echo '{' > costs.json").code == 0);
+  CHECK(says(examined(program, kNoPython)["costs"]["why"], "costs.json"));
+  CHECK(program.run("fsdp-plan doctor --costs costs.json").code == 2);  // named, so it is bad input
+}
+
+TEST_CASE("doctor is not for the processes of a launch, and refuses a time limit that is none") {
+  const Program program;
+  CHECK(says(program.run("OMPI_COMM_WORLD_SIZE=2 fsdp-plan doctor").err, "start it without the launcher"));
+  for (const char* limit : {"0s", "2h", "-1s", "soon", "nan"})
+    CHECK(program.run(std::string("fsdp-plan doctor --time-limit ") + limit).code == 2);
+}
