@@ -28,6 +28,7 @@ constexpr FieldRow kFieldFlags[] = {
     {"costs", "--costs"},
     {"implementation", "--implementation"},
     {"memory_limit", "--memory-limit"},
+    {"price", "--price"},
     // a plan's fields, and the choices that a search starts from
     {"dialect", "--dialect"},
     {"mesh", "--replicate"},

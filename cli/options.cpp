@@ -78,6 +78,9 @@ const std::vector<FlagRow>& setup_rows() {
        KeptBy::command_line},
       {"--memory-limit", &Flags::memory_limit, "per GPU, such as 76GiB; default: usable memory less 5%", "SIZE",
        kTarget, KeptBy::command_line},
+      {"--price", &Flags::price,
+       "of one GPU for one hour, such as 2.1 or 2.1USD: what training costs; default: the cluster file's", "PRICE",
+       kTarget, KeptBy::command_line},
   };
   return kRows;
 }
@@ -333,6 +336,9 @@ Setup resolve_setup(const Flags& flags, const ShardingPlan* plan, Notes notes) {
                      fmt::format("{} is more than the {} that a GPU of {} has", human(*setup.options.memory_limit),
                                  human(setup.cluster.gpu.memory), setup.cluster.name),
                      "give less, or describe another GPU in a cluster file");
+  if (flags.price && setup.cluster.host)
+    throw InputError("--price", "the ranks of 'host' are no GPUs, and have no price", "leave it out");
+  if (flags.price) setup.cluster.price = parse_price(*flags.price, "--price");
   return setup;
 }
 

@@ -18,7 +18,7 @@
 namespace fsdp::cli {
 
 struct Flags {
-  Text model, cluster, gpus, costs, implementation, memory_limit;
+  Text model, cluster, gpus, costs, implementation, memory_limit, price;
   Text layers, hidden, heads, kv_heads, head_dim, ffn, vocab, experts, experts_per_token;  // of --model generic
   bool compile = false;
   // What a plan decides.
@@ -28,7 +28,7 @@ struct Flags {
   Text plan;  // a plan.json, which then decides all of the above
 };
 
-// --model --cluster --gpus --costs --implementation --compile --memory-limit
+// --model --cluster --gpus --costs --implementation --compile --memory-limit --price
 void add_setup_flags(const Command&, Flags&);
 // --seq-len --micro-batch ... --seed: what a plan decides.
 void add_plan_flags(const Command&, Flags&);
@@ -47,8 +47,8 @@ struct Setup {
 // what is tried on the way to it is silent.
 enum class Notes : std::uint8_t { printed, silent };
 
-// Loads what --model, --cluster, --gpus, --costs, --implementation, --memory-limit and --seq-len name. `plan`, when
-// given, decides the number of GPUs and the sequence length. Throws InputError.
+// Loads what --model, --cluster, --gpus, --costs, --implementation, --memory-limit, --price and --seq-len name. `plan`,
+// when given, decides the number of GPUs and the sequence length. Throws InputError.
 [[nodiscard]] Setup resolve_setup(const Flags&, const ShardingPlan* plan = nullptr, Notes = Notes::printed);
 
 // The plan in --plan, read, parsed and checked (not yet against a model). Refuses flags that the plan decides already.

@@ -6,6 +6,11 @@ Programs programs_of(const ShardingPlan& plan, const Setup& setup) {
   return Programs(resolve(setup.model, plan, *setup.implementation, setup.cluster));
 }
 
+Prediction priced(Prediction p, const Setup& setup) {
+  if (setup.cluster.price) p.cost = training_cost(*setup.cluster.price, p.ranks, p.tokens_per_s);
+  return p;
+}
+
 Score score_plan(const ShardingPlan& plan, const Setup& setup) {
   PredictOptions options = setup.options;
   options.keep_timeline = false;

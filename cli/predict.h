@@ -10,6 +10,8 @@ namespace fsdp::cli {
 
 // The plan has passed `check` against the setup's model.
 [[nodiscard]] Programs programs_of(const ShardingPlan&, const Setup&);
+// With its cost, where the cluster has a price.
+[[nodiscard]] Prediction priced(Prediction, const Setup&);
 // A prediction without timeline and order.
 [[nodiscard]] Score score_plan(const ShardingPlan&, const Setup&);
 

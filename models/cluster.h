@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "models/attention_kernel.h"
+#include "models/price.h"
 #include "models/units.h"
 
 namespace fsdp {
@@ -77,6 +78,7 @@ struct ClusterSpec {
   [[nodiscard]] std::int64_t domain() const { return nvlink_domain.value_or(gpus_per_node); }  // NCCL's "node"
   [[nodiscard]] std::int64_t nics() const { return nics_per_node.value_or(gpus_per_node); }    // of a node
   [[nodiscard]] std::string digest() const;
+  std::optional<Price> price;  // not part of the digest: no prediction of time or memory depends on it
   // What the cluster's file leaves out and this program filled in: a sentence each, with value and source. Not part of
   // the digest; the values are.
   std::vector<std::string> assumed;

@@ -222,7 +222,7 @@ int plan_command(const PlanFlags& f) {
   if (!result.best) return nothing_fits(f, setup, result);
   const ShardingPlan& plan = result.best->plan;
   Programs programs = programs_of(plan, setup);
-  const Prediction prediction = predict(programs, setup.costs, setup.options);
+  const Prediction prediction = priced(predict(programs, setup.costs, setup.options), setup);
   if (f.output) write_file(*f.output, to_json_text(plan));
   const int code = !f.emit || emit_plan(f, prediction, plan, setup) ? kDone : kAnswerIsNo;
   std::vector<FlagRemedy> remedies;
@@ -234,7 +234,7 @@ int plan_command(const PlanFlags& f) {
     return code;
   }
   std::FILE* out = f.emit && !f.emit_to ? stderr : stdout;
-  print(out, bold(out, verdict_line(prediction)));
+  print(out, bold(out, verdict_line(prediction)) + cost_line(prediction));
   print(out, "Choice: " + plan_label(plan, &setup.model) + "\n" + basis(prediction, plan, setup.costs));
   if (!result.searched.empty())
     print(out,

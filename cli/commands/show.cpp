@@ -24,35 +24,39 @@ using Json = nlohmann::ordered_json;
 std::string rate(double per_second, const std::string& text) { return per_second > 0 ? text : "-"; }
 
 Json cluster_json(const ClusterSpec& c) {
-  return {{"schema", "fsdp-plan/cluster-view/1"},
-          {"name", c.name},
-          {"digest", c.digest()},
-          {"gpu", c.gpu.name},
-          {"gpus", c.gpus},
-          {"gpus_per_node", c.gpus_per_node},
-          {"nodes", c.nodes()},
-          {"memory_bytes", c.gpu.memory.count()},
-          {"usable_memory_bytes", c.gpu.usable_memory.count()},
-          {"bf16_flops_per_s", c.gpu.bf16.count()},
-          {"memory_bandwidth_bytes_per_s", c.gpu.memory_bandwidth.count()},
-          {"intra_bus_bytes_per_s", c.intra_bus.count()},
-          {"inter_bus_bytes_per_s", c.inter_bus.count()}};
+  Json json = {{"schema", "fsdp-plan/cluster-view/1"},
+               {"name", c.name},
+               {"digest", c.digest()},
+               {"gpu", c.gpu.name},
+               {"gpus", c.gpus},
+               {"gpus_per_node", c.gpus_per_node},
+               {"nodes", c.nodes()},
+               {"memory_bytes", c.gpu.memory.count()},
+               {"usable_memory_bytes", c.gpu.usable_memory.count()},
+               {"bf16_flops_per_s", c.gpu.bf16.count()},
+               {"memory_bandwidth_bytes_per_s", c.gpu.memory_bandwidth.count()},
+               {"intra_bus_bytes_per_s", c.intra_bus.count()},
+               {"inter_bus_bytes_per_s", c.inter_bus.count()}};
+  if (c.price) json["price"] = {{"per_gpu_hour", c.price->per_gpu_hour}, {"currency", c.price->currency}};
+  return json;
 }
 
 std::string cluster_text(const ClusterSpec& c) {
   const GpuSpec& g = c.gpu;
+  std::vector<std::vector<std::string>> rows = {
+      {"GPU", g.name},
+      {"memory, as sold", human(g.memory)},
+      {"memory, usable", human(g.usable_memory)},
+      {"bf16, dense peak", rate(g.bf16.count(), human(g.bf16))},
+      {"fp32, dense peak", rate(g.fp32.count(), human(g.fp32))},
+      {"memory bandwidth", rate(g.memory_bandwidth.count(), human(g.memory_bandwidth))},
+      {"ring inside a node, per GPU", rate(c.intra_bus.count(), human(c.intra_bus))},
+      {"ring between nodes, per GPU", rate(c.inter_bus.count(), human(c.inter_bus))},
+      {"context and communicators", human(c.fixed_memory)}};
+  if (c.price) rows.push_back({"price of a GPU hour", text_of(*c.price)});
   return fmt::format("{}: {} GPUs, {} node{} of {}\n", c.name, c.gpus, c.nodes(), c.nodes() == 1 ? "" : "s",
                      c.gpus_per_node) +
-         fitting_table({"what", ">value"},
-                       {{"GPU", g.name},
-                        {"memory, as sold", human(g.memory)},
-                        {"memory, usable", human(g.usable_memory)},
-                        {"bf16, dense peak", rate(g.bf16.count(), human(g.bf16))},
-                        {"fp32, dense peak", rate(g.fp32.count(), human(g.fp32))},
-                        {"memory bandwidth", rate(g.memory_bandwidth.count(), human(g.memory_bandwidth))},
-                        {"ring inside a node, per GPU", rate(c.intra_bus.count(), human(c.intra_bus))},
-                        {"ring between nodes, per GPU", rate(c.inter_bus.count(), human(c.inter_bus))},
-                        {"context and communicators", human(c.fixed_memory)}});
+         fitting_table({"what", ">value"}, rows);
 }
 
 int show_cluster(const ShowFlags& f) {

@@ -41,6 +41,8 @@ void add_distribution(Prediction& p, const SimulateFlags& f, const Setup& setup)
 
 // One answer replaces another: not both.
 void check_answers(const SimulateFlags& f) {
+  if (f.memory && f.json != JsonForm::none && f.shared.price)
+    throw InputError("--price", "has no answer in that of --memory, which has no tokens", "give one of them");
   const char* long_run = f.goodput.mtbf ? "--mtbf" : "--cluster-mtbf";
   if (!f.goodput.mtbf && !f.goodput.cluster_mtbf) return;
   if (f.memory)
@@ -60,7 +62,7 @@ int simulate_command(const SimulateFlags& f) {
   else plan = plan_from_flags(f.shared, setup);
   Programs programs = programs_of(plan, setup);
   const Program& program = programs.of(0);
-  Prediction prediction = predict(programs, setup.costs, setup.options);
+  Prediction prediction = priced(predict(programs, setup.costs, setup.options), setup);
   add_distribution(prediction, f, setup);
   const std::optional<GoodputAnswer> goodput = apply_goodput_flags(f.goodput, prediction, plan, setup);
   if (f.output) write_file(*f.output, to_json_text(prediction));
@@ -71,7 +73,7 @@ int simulate_command(const SimulateFlags& f) {
                              : printed(to_json_text(prediction), f.json));
     if (f.trace && trace_cut(program.steady_step)) print(stderr, trace_line(*f.trace, program.steady_step));
   } else {
-    print(stdout, bold(stdout, verdict_line(prediction)));
+    print(stdout, bold(stdout, verdict_line(prediction)) + cost_line(prediction));
     if (prediction.step_time_distribution)
       print(stdout, distribution_line(*prediction.step_time_distribution, prediction.ranks, setup.costs));
     print(stdout, "Plan: " + plan_label(plan, &setup.model) + "\n" + basis(prediction, plan, setup.costs));

@@ -61,6 +61,10 @@ std::string goodput_text(const GoodputAnswer& a) {
       "Long run: {} of the time trains, {} tokens a day; a failure every {} ({} GPU{}); a checkpoint of {} every {}.\n",
       share(g.training), with_commas(static_cast<std::int64_t>(g.tokens_per_day(a.run))), long_time(a.run.mtbf),
       with_commas(a.ranks), a.ranks == 1 ? "" : "s", human(Bytes(a.checkpoint_bytes)), every(a, g.save_every));
+  if (a.cost)
+    out += fmt::format(
+        "Cost of the long run: {} per 10^9 tokens that stay trained; {} a day, whether it trains or not.\n",
+        money(a.cost->per_billion_tokens, a.cost->price.currency), money(a.cost->per_day, a.cost->price.currency));
   std::vector<std::vector<std::string>> rows;
   for (const Part& p : kParts) rows.push_back({p.name, share(g.*p.value), a_day(g.*p.value)});
   out += "\n" + fitting_table({"time of a long run", ">share", ">a day"}, rows) + "\n";
@@ -122,6 +126,12 @@ std::string goodput_json(const GoodputAnswer& a) {
                {"young_interval_s", young_interval(a.run.stall, a.run.mtbf)},
                {"daly_interval_s", daly_interval(a.run.stall, a.run.mtbf)},
                {"assumptions", a.assumptions}};
+  if (a.cost)
+    json["cost"] = {{"price_per_gpu_hour", a.cost->price.per_gpu_hour},
+                    {"currency", a.cost->price.currency},
+                    {"gpus", a.cost->gpus},
+                    {"per_day", a.cost->per_day},
+                    {"per_1e9_tokens", a.cost->per_billion_tokens}};
   return json.dump(2) + "\n";
 }
 

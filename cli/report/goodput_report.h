@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "models/price.h"
 #include "simulator/goodput/goodput.h"
 
 namespace fsdp::cli {
@@ -20,6 +21,7 @@ struct GoodputAnswer {
   std::optional<SimulatedGoodput> simulated;
   BestInterval best;  // as `goodput`
   std::uint64_t seed = 0;
+  std::optional<TrainingCost> cost;      // where a price is known: of tokens that `goodput` keeps
   std::vector<std::string> assumptions;  // one sentence each
 };
 [[nodiscard]] std::string goodput_text(const GoodputAnswer&);

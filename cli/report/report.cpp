@@ -115,6 +115,14 @@ std::string verdict_line(const Prediction& p) {
                      human(p.peak_total), human(p.memory_limit), room);
 }
 
+std::string cost_line(const Prediction& p) {
+  if (!p.cost) return "";
+  const TrainingCost& c = *p.cost;
+  return fmt::format("Cost: {} per 10^9 tokens; {} a day for {} GPU{} at {} per GPU hour.\n",
+                     money(c.per_billion_tokens, c.price.currency), money(c.per_day, c.price.currency),
+                     with_commas(c.gpus), c.gpus == 1 ? "" : "s", text_of(c.price));
+}
+
 std::string distribution_line(const StepTimeDistribution& d, std::int64_t ranks, const Costs& costs) {
   const std::string which = d.seed ? fmt::format("{} steps of the cluster of seed {}", with_commas(d.samples), *d.seed)
                                    : std::string("over clusters and steps");

@@ -26,6 +26,9 @@ namespace fsdp::cli {
 // "Fits: step 1.46 s, 44,900 tokens/s (5,612 per GPU), MFU 41.3 %, peak 61.2 GiB of 75.1 GiB, 13.9 GiB to spare."
 [[nodiscard]] std::string verdict_line(const Prediction&);
 
+// "Cost: 75.8 USD per 10^9 tokens; 403 USD a day for 8 GPUs at 2.1 USD per GPU hour."; empty where no price is known.
+[[nodiscard]] std::string cost_line(const Prediction&);
+
 // "Steps: mean 1.51 s, p50 1.51 s, p95 1.54 s, p99 1.55 s: the slowest of 64 GPUs (...)."
 [[nodiscard]] std::string distribution_line(const StepTimeDistribution&, std::int64_t ranks, const Costs&);
 

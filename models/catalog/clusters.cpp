@@ -254,6 +254,9 @@ ClusterSpec cluster_from_json(std::string_view json_text, std::string_view where
   read_fabric(o, c);
   c.gpus = gpu_count(gpus, c, nodes, where);
   read_rates(o, c);
+  if (const auto price = o.find("price"))
+    c.price = price->is_text() ? parse_price(price->text(), price->where())
+                               : checked_price(price->number(-1e300, 1e300), price->where());
   read_source(o);
   o.finish();
   return c;

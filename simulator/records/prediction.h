@@ -11,6 +11,7 @@
 #include <string_view>
 #include <vector>
 
+#include "models/price.h"
 #include "models/units.h"
 #include "planner/breakdown.h"
 #include "planner/program.h"
@@ -54,6 +55,7 @@ struct Prediction {
   // 0's is known.
   std::vector<std::int32_t> role_of_rank;
   std::vector<ProgramMemory> other_roles;
+  std::optional<TrainingCost> cost;  // where a price is known: at `tokens_per_s`
 };
 
 // nullptr: not predicted for this rank.

@@ -43,6 +43,16 @@ void fields(Io& io, RecordOrConst<StepTimeDistribution> auto& d) {
 }
 
 template <class Io>
+void fields(Io& io, RecordOrConst<TrainingCost> auto& c) {
+  constexpr Range<double> kAmount{0, 1e300};
+  io("price_per_gpu_hour", c.price.per_gpu_hour, kAmount);
+  io("currency", c.price.currency);
+  io("gpus", c.gpus, Range<std::int64_t>{1, kMaxRanks});
+  io("per_day", c.per_day, kAmount);
+  io("per_1e9_tokens", c.per_billion_tokens, kAmount);
+}
+
+template <class Io>
 void fields(Io& io, RecordOrConst<ProgramMemory> auto& m) {
   io("peak_bytes", m.peak, kBytesRange);
   io("peak_step", m.peak_step, Range<std::int64_t>{0, 2});
@@ -74,6 +84,7 @@ void fields(Io& io, RecordOrConst<Prediction> auto& p) {
   io("peak_total_bytes", p.peak_total);
   io("memory_limit_bytes", p.memory_limit);
   io("step_time_distribution", p.step_time_distribution);
+  io("cost", p.cost);
   io("where", p.where);
   buffer_kinds(io, "peak_made_of_bytes", p.peak_made_of);
   io("peak_at", p.peak_at);
