@@ -12,6 +12,8 @@
 
 namespace fsdp {
 
+struct NodeTopology;
+
 // `spec`: a catalog name ("llama3-8b"), a Hugging Face config.json, or a folder that holds one. Throws InputError:
 // unknown name (with the nearest ones), unreadable or malformed file, unknown model_type (with the list of those
 // known), impossible sizes. `seq_len` matters to families with learned positions sized by the run (mpt benchmark
@@ -40,6 +42,10 @@ inline constexpr std::string_view kGeneric = "generic";
 // the catalog that of a node of eight, in which every assumed number says so. Throws InputError for "host" and unknown
 // names.
 [[nodiscard]] std::string cluster_file(std::string_view name);
+// The same for a node that NCCL has described (models/catalog/node_topology.h): links, processors and network cards are
+// its own; what it does not state is that of the catalog's GPU `gpu_name`. Throws InputError where the two contradict
+// each other, and where rings of the links cannot be counted.
+[[nodiscard]] std::string cluster_file(std::string_view gpu_name, const NodeTopology&, const std::string& where);
 [[nodiscard]] GpuSpec load_gpu(std::string_view name, const Origin& where);
 
 [[nodiscard]] std::vector<std::string> model_names();

@@ -130,6 +130,11 @@ Channels nvls_channels(const ClusterSpec& c, std::int64_t ranks_per_node, std::i
   return out;
 }
 
+BytesPerSecond ring_rate(const GpuSpec& gpu, BytesPerSecond narrowest) {
+  const Choice found = search(intra_speeds(gpu.compute_capability), narrowest.count() / kGiga);
+  return BytesPerSecond(static_cast<double>(found.count) * found.speed * kGiga);
+}
+
 BytesPerSecond counted_intra_bus(const GpuSpec& gpu, CpuVendor cpu) {
   double total = counted_links(gpu);
   // Through the host's memory: 8 RTX 4090 on two processors get one channel of 5 GB/s (NCCL's log in nccl-tests issue
@@ -141,8 +146,7 @@ BytesPerSecond counted_intra_bus(const GpuSpec& gpu, CpuVendor cpu) {
     const double processors = cpu == CpuVendor::amd ? 16 : cpu == CpuVendor::arm ? 6 : 22;
     total = std::min(counted_pcie(gpu), processors);
   }
-  const Choice found = search(intra_speeds(gpu.compute_capability), total);
-  return BytesPerSecond(static_cast<double>(found.count) * found.speed * kGiga);
+  return ring_rate(gpu, BytesPerSecond(total * kGiga));
 }
 
 BytesPerSecond counted_inter_bus(const GpuSpec& gpu, BytesPerSecond nic, std::int64_t nics, std::int64_t gpus) {

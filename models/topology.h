@@ -40,6 +40,9 @@ struct Channels {
 [[nodiscard]] BytesPerSecond counted_inter_bus(const GpuSpec&, BytesPerSecond nic, std::int64_t nics,
                                                std::int64_t gpus);
 
+// What the rings that the search finds inside a node carry together where their narrowest link carries `narrowest`.
+[[nodiscard]] BytesPerSecond ring_rate(const GpuSpec&, BytesPerSecond narrowest);
+
 // The nominal rate of a NIC in the vendor's reference design, one for each GPU: 100 Gb/s before A100 (DGX-2), 200
 // Gb/s for A100, 400 Gb/s from H100 on.
 [[nodiscard]] BytesPerSecond reference_nic(const GpuSpec&);

@@ -10,6 +10,7 @@
 #include "cli/report/report.h"
 #include "cli/terminal/terminal.h"
 #include "executor/checkpoint/size.h"
+#include "models/catalog/node_topology.h"
 #include "models/input/error.h"
 #include "models/input/suggest.h"
 #include "planner/emit.h"
@@ -61,11 +62,18 @@ std::string cluster_text(const ClusterSpec& c) {
 
 int show_cluster(const ShowFlags& f) {
   if (!f.name) {
-    if (f.file || f.shared.gpus) throw InputError("show cluster", "no cluster is named", "give one, such as dgx-h100");
+    if (f.file || f.shared.gpus || f.topology)
+      throw InputError("show cluster", "no cluster is named", "give one, such as dgx-h100");
     if (f.json) print(stdout, Json({{"clusters", cluster_names()}, {"gpus", gpu_names()}}).dump(2) + "\n");
     else
       print(stdout,
             fmt::format("clusters: {}\ngpus: {}\n", fmt::join(cluster_names(), ", "), fmt::join(gpu_names(), ", ")));
+    return kDone;
+  }
+  if (f.topology) {
+    for (const auto& [given, flag] : {std::pair{f.shared.gpus.has_value(), "--gpus"}, {f.json, "--json"}})
+      if (given) throw InputError(flag, "has no meaning with --topo, which prints a cluster file", "leave it out");
+    print(stdout, cluster_file(*f.name, parse_node_topology(read_file(*f.topology), *f.topology), *f.topology));
     return kDone;
   }
   if (f.file) {
@@ -145,9 +153,15 @@ void add_show_cluster(const Command& show) {
   command.option("name", flags->name, "catalog name or file", {"CLUSTER", cluster_names});
   command.option("--gpus", flags->shared.gpus, "GPUs in all", "N");
   command.flag("--file", flags->file, "as a cluster file: change it, then give it to --cluster");
+  command.option(
+      "--topo", flags->topology,
+      "as such a file, of a node with this GPU of the catalog: links, processors and network cards from what "
+      "NCCL_TOPO_DUMP_FILE wrote there",
+      "FILE");
   command.flag("--json", flags->json, "one JSON object");
   command.examples({"fsdp-plan show cluster", "fsdp-plan show cluster dgx-h100 --gpus 64",
-                    "fsdp-plan show cluster dgx-h100 --file > mine.json"});
+                    "fsdp-plan show cluster dgx-h100 --file > mine.json",
+                    "fsdp-plan show cluster h100-sxm-80 --topo node.xml > mine.json"});
   command.runs([flags] { return show_cluster(*flags); });
 }
 

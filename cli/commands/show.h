@@ -13,6 +13,7 @@ struct ShowFlags {
   Text name;             // of the model or cluster, or the plan file
   Text emit;             // show plan
   Text which, first;     // show step
+  Text topology;         // show cluster: a dump of NCCL's
   bool costs = false;    // show model
   bool file = false;     // show cluster
   bool buffers = false;  // show step

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "models/catalog.h"
+#include "models/catalog/topology_file.h"
 #include "models/input/embedded.h"
 #include "models/input/error.h"
 #include "models/input/suggest.h"
@@ -60,7 +61,47 @@ std::string file_of_gpu(const std::string& name) {
   return file.dump(2) + "\n";
 }
 
+// The card of the reference design, where the node shows none.
+std::string assumed_card(const GpuSpec& gpu) {
+  return fmt::format(
+      "assumed: the topology dump shows no network card; one NIC of {:g} Gb/s for each GPU; replace it by "
+      "the bus bandwidth of all_gather_perf over several whole nodes, divided by the GPUs of a node",
+      reference_nic(gpu).count() * 8 / 1e9);
+}
+
 }  // namespace
+
+std::string cluster_file(std::string_view gpu_name, const NodeTopology& node, const std::string& where) {
+  const std::string name(gpu_name);
+  const NodeFacts facts = node_facts(load_gpu(name, setting("cluster_file")), node, where);
+  const auto gpus = static_cast<std::int64_t>(node.gpus.size());
+  const std::int64_t cards = facts.card ? facts.cards : gpus;
+  Json gpu = gpu_json(name);
+  if (!facts.has_nvlink) gpu.erase("nvlink");
+  else gpu["nvlink"] = gigabytes(facts.gpu.nvlink);
+  gpu["host_link"] = gigabytes(facts.gpu.host_link);
+  for (const auto& [field, source] : {std::pair{"nvlink", &facts.nvlink}, {"host_link", &facts.host_link}})
+    if (!source->empty() && gpu["source"].is_object()) gpu["source"][field] = *source;
+  ClusterSpec c = cluster_of(facts.gpu, gpus, gpus);
+  c.intra_bus = facts.intra_bus;
+  c.inter_bus = counted_inter_bus(facts.gpu, facts.card.value_or(reference_nic(facts.gpu)), cards, gpus);
+  Json file = {{"schema", "fsdp-plan/cluster/1"},
+               {"name", fmt::format("{}x-{}", gpus, name)},
+               {"gpu", gpu},
+               {"gpus_per_node", gpus}};
+  if (c.nvlink_domain && facts.has_nvlink && *c.nvlink_domain % gpus == 0) file["nvlink_domain"] = *c.nvlink_domain;
+  file["intra_bus"] = gigabytes(c.intra_bus);
+  file["inter_bus"] = gigabytes(c.inter_bus);
+  file["nics_per_node"] = cards;
+  file["cpu"] = fsdp::name(node.cpus[node.gpus.front().cpu].vendor);
+  file["fixed_memory"] = fmt::format("{}MiB", counted_fixed_memory(c).count() >> 20);
+  file["source"] = {{"gpus_per_node", facts.shared},
+                    {"intra_bus", facts.intra_source},
+                    {"inter_bus", facts.card ? facts.card_source + ", as NCCL counts them" : assumed_card(facts.gpu)},
+                    {"cpu", "topology dump"},
+                    {"fixed_memory", "estimate: a CUDA context with PyTorch's kernels and NCCL's buffers"}};
+  return file.dump(2) + "\n";
+}
 
 std::string cluster_file(std::string_view name) {
   if (name == "host")
