@@ -114,6 +114,13 @@ bool parse_switch(const std::string& text, const char* flag) {
   return text == "true";
 }
 
+double parse_factor(const std::string& text, const char* flag, const char* remedy) {
+  const auto value = real_number(text);
+  if (!value || *value < 0 || *value >= 1)
+    throw InputError(flag, "'" + printable(text) + "' is not a number in [0, 1)", remedy);
+  return *value;
+}
+
 double parse_positive(const std::string& text, const char* flag, const char* remedy) {
   const auto value = real_number(text);
   if (!value || *value <= 0) throw InputError(flag, "'" + printable(text) + "' is not a positive number", remedy);

@@ -33,5 +33,6 @@ inline constexpr std::int64_t kMostSteps = 1'000'000'000;  // that any flag can 
 
 // More than zero.
 [[nodiscard]] double parse_positive(const std::string& text, const char* flag, const char* remedy);
+[[nodiscard]] double parse_factor(const std::string& text, const char* flag, const char* remedy);  // in [0, 1)
 
 }  // namespace fsdp::cli

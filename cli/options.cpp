@@ -154,9 +154,10 @@ const std::vector<FlagRow>& plan_rows() {
        kNumerics},
       {"--optimizer",
        &Flags::optimizer,
-       "adamw (default) | sgd",
+       "adamw (default) | sgd | adamw-8bit (torchao's)",
        {"NAME", all_names<OptimizerKind, kOptimizers>},
        kNumerics},
+      {"--momentum", &Flags::momentum, "sgd's momentum, such as 0.9; 0: none (default)", "NUMBER", kNumerics},
       {"--clip-norm", &Flags::clip_norm, "clip gradients to this 2-norm; none: not at all (default)", "NORM",
        kNumerics},
       {"--seed", &Flags::seed, "initial weights and synthetic data", "N", kNumerics},
@@ -262,6 +263,7 @@ PlanChoices choices_of(const Flags& f, std::int64_t ranks, std::int64_t seq_len)
   c.param_dtype = parsed<DType>(f.param_dtype, [](auto& t) { return parse_dtype(t, "--param-dtype"); });
   c.reduce_dtype = parsed<DType>(f.reduce_dtype, [](auto& t) { return parse_dtype(t, "--reduce-dtype"); });
   c.optimizer = parsed<OptimizerKind>(f.optimizer, [](auto& t) { return parse_optimizer(t, "--optimizer"); });
+  if (f.momentum) c.momentum = parse_factor(*f.momentum, "--momentum", "give a number in [0, 1), such as 0.9");
   if (f.clip_norm && f.clip_norm != "none")
     c.clip_norm = parse_positive(*f.clip_norm, "--clip-norm", "give the largest 2-norm, such as 1.0, or none");
   c.seed = parsed<std::uint64_t>(f.seed, [](auto& t) { return parse_count(t, "--seed", 0, INT64_MAX); });

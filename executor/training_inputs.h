@@ -25,8 +25,10 @@ struct Slab {
   return n;
 }
 
-// What a rank keeps of a parameter from step to step. sgd has no moments.
-enum class StatePart : std::uint8_t { parameter, first_moment, second_moment };
+// What a rank keeps of a parameter from step to step: itself, and the states of its optimizer in the order of
+// state_names (planner/optimizer.h).
+enum class StatePart : std::uint8_t { parameter, first_state, second_state };
+inline constexpr StatePart kStateParts[] = {StatePart::first_state, StatePart::second_state};
 
 // Sequence `sequence` of the data (counted over all steps, ranks and micro-batches): seq_len tokens into `ids`, the
 // token after each into `targets`. Called by several threads at once; takes no heap.
@@ -38,7 +40,7 @@ using StateReader = std::function<void(const Parameter&, StatePart, const Slab&,
 
 struct Training {
   TokenReader tokens;           // empty: synthetic_token of data/synthetic.h
-  StateReader state;            // empty: initial_value of data/synthetic.h, moments zero
+  StateReader state;            // empty: initial_value of data/synthetic.h, states zero
   std::int64_t steps_done = 0;  // before this run: data, learning rate and Adam's bias correction go on from there
   std::optional<std::int64_t> sequences_done =
       {};  // of data, taken by those steps; empty: as many per step as this run's take

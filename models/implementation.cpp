@@ -143,6 +143,7 @@ OpFacts facts(const Implementation& implementation, const Op& op, const Workload
   return f;
 }
 
+// All but optimizer_form, which follows from the name: files from before it was there stay comparable.
 std::string digest(const Implementation& i) {
   Digest d;
   d.add("name", i.name);

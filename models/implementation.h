@@ -59,6 +59,10 @@ enum class MemorySource : std::uint8_t {
   arena,               // one block, every tensor at a planned offset
 };
 
+// How PyTorch runs an optimizer: in one kernel; operator by operator, each on all parameters at once (its default on
+// GPUs); or parameter by parameter (its default on CPUs).
+enum class OptimizerForm : std::uint8_t { fused, foreach, loop };
+
 struct Implementation {
   std::string_view name;  // "native", "torchtitan", ...
   bool compiled = false;
@@ -75,12 +79,13 @@ struct Implementation {
   bool keeps_unneeded_results = false;  // also kept results that nothing reads again, until the module's backward ends
   bool recompute_stops_early = true;    // recomputation ends with the last tensor that backward needs, or at the end
   bool frames_hold_inputs = false;      // a module's inputs live until its forward returns (Python's frames hold them)
-  // The optimizer's temporaries beside the states: of one unit after the other, or (foreach) of all at once. Clipping
+  OptimizerForm optimizer_form = OptimizerForm::foreach;  // of optimizers but AdamW, whose own form the next lines say
+  // AdamW's temporaries beside the states: of one unit after the other, or (foreach) of all at once. Clipping
   // has none worth counting: foreach norms are a number per parameter and the scaling is in place.
   std::int64_t optimizer_temp_bytes_per_element = 0;
   bool optimizer_temps_at_once = false;
   bool float8_linear = false;    // matmuls of linear layers but the head in 8 bits, scaled by tensor; 16-bit gathers
-  double optimizer_traffic = 1;  // bytes that its kernels move over those of one fused pass
+  double optimizer_traffic = 1;  // bytes that AdamW's kernels move over those of one fused pass
   MemorySource memory = MemorySource::caching;
   double host_seconds_per_launch = 0;     // CPU time to issue one kernel
   double host_seconds_per_unit_hook = 0;  // CPU time of one unit's pre- or post-hook

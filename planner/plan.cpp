@@ -42,15 +42,6 @@ constexpr std::string_view label(CheckpointPolicy c) {
 }
 static_assert(names_all<CheckpointPolicy>(label, kCheckpointPolicies));
 
-constexpr std::string_view label(OptimizerKind o) {
-  switch (o) {
-    case OptimizerKind::adamw: return "adamw";
-    case OptimizerKind::sgd: return "sgd";
-  }
-  return {};
-}
-static_assert(names_all<OptimizerKind>(label, kOptimizers));
-
 }  // namespace
 
 std::string_view name(Dialect d) { return label(d); }
@@ -66,7 +57,6 @@ std::string dialect_text(const ShardingPlan& plan) {
     text += "@" + std::to_string(plan.torch.major) + "." + std::to_string(plan.torch.minor);
   return text;
 }
-std::string_view name(OptimizerKind o) { return label(o); }
 
 Dialect parse_dialect(std::string_view text, const Origin& where) {
   return parse_name<Dialect>(label, kDialects, text, where, "dialect");
@@ -98,9 +88,6 @@ TorchVersion parse_torch_version(std::string_view text, const Origin& where) {
   if (!dot || minor.ec != std::errc{} || minor.ptr != last || v.major < 1 || v.minor < 0)
     throw InputError(where, "'" + std::string(text) + "' is not a PyTorch release", "write it as 2.11");
   return v;
-}
-OptimizerKind parse_optimizer(std::string_view text, const Origin& where) {
-  return parse_name<OptimizerKind>(label, kOptimizers, text, where, "optimizer");
 }
 
 std::int64_t ShardingPlan::dim(std::string_view dimension) const {

@@ -14,6 +14,7 @@
 
 #include "models/dtype.h"
 #include "models/graph.h"
+#include "planner/optimizer.h"
 
 namespace fsdp {
 
@@ -63,13 +64,6 @@ struct Unit {
   // list: none (forward), PyTorch's default (backward).
   std::vector<std::string> forward_prefetch = {}, backward_prefetch = {};
   friend bool operator==(const Unit&, const Unit&) = default;
-};
-enum class OptimizerKind : std::uint8_t { adamw, sgd };
-inline constexpr int kOptimizers = static_cast<int>(OptimizerKind::sgd) + 1;
-struct Optimizer {
-  OptimizerKind kind = OptimizerKind::adamw;
-  double lr = 3e-4, beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0.1;
-  friend bool operator==(const Optimizer&, const Optimizer&) = default;
 };
 
 // How the modules in `checkpointed` are recomputed.
@@ -159,7 +153,6 @@ void check(const ShardingPlan&, std::string_view where);
 [[nodiscard]] std::string name(Reshard);  // "auto", "true", "false", "8"
 [[nodiscard]] std::string_view name(CheckpointPolicy);
 [[nodiscard]] std::string dialect_text(const ShardingPlan&);  // "fsdp1", "fsdp2@2.11"
-[[nodiscard]] std::string_view name(OptimizerKind);
 [[nodiscard]] Dialect parse_dialect(std::string_view, const Origin& where);
 [[nodiscard]] GradSync parse_grad_sync(std::string_view, const Origin& where);
 [[nodiscard]] Reshard parse_reshard(std::string_view,
@@ -167,6 +160,5 @@ void check(const ShardingPlan&, std::string_view where);
 [[nodiscard]] CheckpointPolicy parse_checkpoint_policy(std::string_view,
                                                        const Origin& where);            // full | selective-op
 [[nodiscard]] TorchVersion parse_torch_version(std::string_view, const Origin& where);  // "2.11"
-[[nodiscard]] OptimizerKind parse_optimizer(std::string_view, const Origin& where);
 
 }  // namespace fsdp

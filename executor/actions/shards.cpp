@@ -65,8 +65,7 @@ KernelBody init_optimizer(const KernelCall& c, const KernelSet& kernels) {
       std::byte* to = views[i].data;
       for (const ShardedParam& p : params) {
         if (!state) continue;
-        const StatePart moment = i == 0 ? StatePart::first_moment : StatePart::second_moment;
-        kernels.read_state(state, model.parameters[at(p.param)], moment, slab(p, rank), type, to);
+        kernels.read_state(state, model.parameters[at(p.param)], kStateParts[i], slab(p, rank), type, to);
         to += p.local_elements(rank) * size_of(type);
       }
     }

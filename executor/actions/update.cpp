@@ -51,20 +51,23 @@ KernelBody optimizer_step(const KernelCall& c, const KernelSet& kernels) {
   const GradientPlaces places = c.op.unit < 0 ? GradientPlaces::as_shard : gradient_places(c, 0);
   expect_elements(c.views[0], gradient_elements(layout, rank, places), type, "sharded gradient");
   expect_elements(c.views[1], layout.shard_elements, type, "parameter shard");
-  const bool adam = c.plan.optimizer.kind == OptimizerKind::adamw;
-  if (adam)
-    for (const std::size_t i : {2, 3})
-      expect_elements(c.views[i], layout.local_trained_elements(rank), type, "optimizer state");
+  const auto states = static_cast<std::size_t>(state_count(c.plan.optimizer));
+  for (std::size_t i = 2; i < 2 + states; ++i)
+    expect_elements(c.views[i], layout.local_trained_elements(rank), type, "optimizer state");
   Optimizer settings = c.plan.optimizer;
   if (c.training.learning_rate) settings.lr = c.training.learning_rate(c.step);
-  return [&kernels, layout = std::move(layout), places, type, rank = rank, adam, settings, step = c.step + 1,
+  return [&kernels, layout = std::move(layout), places, type, rank = rank, states, settings, step = c.step + 1,
           views = c.views] {
     OptimizerUpdate update{layout, rank, settings, step, type, views[0], views[1]};
     update.places = places;
-    if (!adam) return kernels.sgd(update);
-    update.state1 = views[2];
-    update.state2 = views[3];
-    kernels.adamw(update);
+    if (states > 0) update.state1 = views[2];
+    if (states > 1) update.state2 = views[3];
+    switch (settings.kind) {
+      case OptimizerKind::adamw: return kernels.adamw(update);
+      case OptimizerKind::sgd: return kernels.sgd(update);
+      case OptimizerKind::adamw_8bit: break;
+    }
+    throw MachineError(std::string("no kernel computes ") + std::string(name(settings.kind)));
   };
 }
 

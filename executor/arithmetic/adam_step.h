@@ -1,5 +1,5 @@
-// AdamW of one element, as torch.optim.AdamW computes it. Scalars of a step in double, rounded to the arithmetic type M
-// where they meet a tensor, as PyTorch does.
+// AdamW and SGD of one element, as torch.optim computes them. Scalars of a step in double, rounded to the arithmetic
+// type M where they meet a tensor, as PyTorch does.
 //   p <- p (1 - lr wd);  m <- m + (1 - b1)(g - m);  v <- b2 v + (1 - b2) g^2
 //   p <- p - (lr / (1 - b1^t)) m / (sqrt(v) / sqrt(1 - b2^t) + eps)
 #pragma once
@@ -37,14 +37,21 @@ struct AdamStep {
   }
 };
 
-// SGD without momentum: g <- g + wd p;  p <- p - lr g.
+// SGD: g <- g + wd p;  p <- p - lr g. With momentum b, which is zero before the first step (PyTorch's is then a copy of
+// g, which is the same): b <- mu b + g;  p <- p - lr b.
 template <class M>
 struct SgdStep {
-  M lr, decay;
-  explicit SgdStep(const Optimizer& o) : lr(static_cast<M>(o.lr)), decay(static_cast<M>(o.weight_decay)) {}
+  M lr, decay, momentum;
+  explicit SgdStep(const Optimizer& o)
+      : lr(static_cast<M>(o.lr)), decay(static_cast<M>(o.weight_decay)), momentum(static_cast<M>(o.momentum)) {}
   template <class T>
   FSDP_DEVICE void apply(const T& gradient, T& value) const {
     store(value, load(value) - lr * (load(gradient) + decay * load(value)));
+  }
+  template <class T>
+  FSDP_DEVICE void apply(const T& gradient, T& value, T& buffer) const {
+    store(buffer, momentum * load(buffer) + (load(gradient) + decay * load(value)));
+    store(value, load(value) - lr * load(buffer));
   }
 };
 

@@ -171,7 +171,7 @@ void Checkpoint::verify(const std::function<void(std::int64_t, std::int64_t)>& p
 namespace {
 
 void check_tensor(const Checkpoint& saved, const Parameter& p, StatePart part, DType type) {
-  const std::string name = name_of(p, part);
+  const std::string name = name_of(p, part, saved.manifest().optimizer);
   const SavedTensor* t = saved.find(name);
   const std::string where = saved.folder() + "/" + kManifestName + ": tensor '" + name + "'";
   if (t == nullptr) throw InputError(where, "is missing", "give the model and plan that it was saved from");
@@ -184,31 +184,46 @@ void check_tensor(const Checkpoint& saved, const Parameter& p, StatePart part, D
                      "go on with the dtype that it was saved in");
 }
 
+// Of optimizers that keep the same states, one text.
+std::string optimizer_words(const Optimizer& o) {
+  const bool momentum = facts_of(o.kind).takes_momentum;
+  return std::string(name(o.kind)) + (!momentum ? "" : o.momentum != 0 ? " with momentum" : " without momentum");
+}
+
+std::string saved_by(const Manifest& m) {
+  Optimizer o;
+  o.kind = m.optimizer;
+  const bool any =
+      std::any_of(m.tensors.begin(), m.tensors.end(), [](const SavedTensor& t) { return is_optimizer_state(t.name); });
+  if (facts_of(o.kind).takes_momentum && any) o.momentum = 0.5;  // which one is not said
+  return optimizer_words(o);
+}
+
 }  // namespace
 
 void check_resumable(const Checkpoint& saved, const ModelGraph& model, const ShardingPlan& plan) {
   const Manifest& m = saved.manifest();
   const std::string where = saved.folder() + "/" + kManifestName;
-  const bool adamw = plan.optimizer.kind == OptimizerKind::adamw;
+  const std::size_t states = state_names(plan.optimizer).size();
+  const bool same = saved_by(m) == optimizer_words(plan.optimizer);
   std::size_t wanted = 0;
   for (const Parameter& p : model.parameters) {
     check_tensor(saved, p, StatePart::parameter, plan.master_dtype);
     ++wanted;
-    if (!adamw || !p.trainable || m.optimizer != plan.optimizer.kind) continue;
-    for (const StatePart part : {StatePart::first_moment, StatePart::second_moment})
-      check_tensor(saved, p, part, plan.master_dtype);
-    wanted += 2;
+    if (!p.trainable || !same) continue;
+    for (std::size_t k = 0; k < states; ++k) check_tensor(saved, p, kStateParts[k], plan.master_dtype);
+    wanted += states;
   }
   if (m.model_digest != model.digest())
     throw InputError(where,
                      fmt::format("is of another model, '{}' of digest {}; this one is '{}', {}", m.model,
                                  m.model_digest, model.name, model.digest()),
                      "give the model that it was saved from");
-  if (m.optimizer != plan.optimizer.kind)
-    throw InputError(
-        where,
-        adamw ? "was saved by sgd and holds no moments for adamw" : "was saved by adamw, the plan trains with sgd",
-        "go on with the same optimizer");
+  if (!same)
+    throw InputError(where,
+                     fmt::format("was saved by {}, the plan trains with {}, which keeps other states", saved_by(m),
+                                 optimizer_words(plan.optimizer)),
+                     "go on with the same optimizer");
   if (m.tensors.size() != wanted)
     throw InputError(
         where, fmt::format("holds {} tensors, where the model and its optimizer have {}", m.tensors.size(), wanted),
@@ -229,7 +244,7 @@ void resume_from(const std::shared_ptr<const Checkpoint>& saved, Training& train
   training.sequences_done = saved->manifest().sequences;
   training.state = [saved](const Parameter& p, StatePart part, const Slab& slab, DType type, std::byte* to) {
     if (slab.rows == 0) return;
-    const SavedTensor* t = saved->find(name_of(p, part));
+    const SavedTensor* t = saved->find(name_of(p, part, saved->manifest().optimizer));
     if (t == nullptr || t->dtype != type || t->shape != p.shape)
       throw MachineError(saved->folder() + ": holds no '" + p.name + "' of the type and shape that are asked for");
     const Box box = box_of(slab, p.shape);

@@ -22,9 +22,7 @@ struct OutputFile {
   std::vector<const SavedTensor*> tensors;
 };
 
-bool is_parameter(const SavedTensor& t) {
-  return !t.name.starts_with("optimizer.exp_avg.") && !t.name.starts_with("optimizer.exp_avg_sq.");
-}
+bool is_parameter(const SavedTensor& t) { return !is_optimizer_state(t.name); }
 DType type_of(const SavedTensor& t, const ExportOptions& o) { return o.dtype.value_or(t.dtype); }
 std::int64_t bytes_of(const SavedTensor& t, const ExportOptions& o) {
   return checked_mul(whole(t.shape).volume(), size_of(type_of(t, o)), t.name);

@@ -151,9 +151,7 @@ Manifest parse_fields(JsonObject& root, const std::string& where) {
   m.sequences = root.integer("sequences", 0, kMaxInteger);
   m.seq_len = root.integer("seq_len", 1, kMaxInteger);
   m.seed = root.unsigned_integer("seed");
-  const std::string optimizer = root.text("optimizer");
-  if (optimizer != "adamw" && optimizer != "sgd") root.refuse("optimizer", "is '" + optimizer + "', not adamw or sgd");
-  m.optimizer = optimizer == "adamw" ? OptimizerKind::adamw : OptimizerKind::sgd;
+  m.optimizer = parse_optimizer(root.text("optimizer"), root.where("optimizer"));
   for (const JsonValue& item : root.array("mesh")) {
     JsonObject o = item.object();
     m.mesh.push_back({o.text("name"), o.integer("size", 1, kMaxFiles)});
@@ -202,13 +200,19 @@ Manifest parse_manifest(std::string_view text, const std::string& where) {
   return m;
 }
 
-std::string name_of(const Parameter& p, StatePart part) {
-  switch (part) {
-    case StatePart::parameter: break;
-    case StatePart::first_moment: return "optimizer.exp_avg." + p.name;
-    case StatePart::second_moment: return "optimizer.exp_avg_sq." + p.name;
-  }
-  return p.name;
+std::string name_of(const Parameter& p, StatePart part, OptimizerKind optimizer) {
+  if (part == StatePart::parameter) return p.name;
+  const auto states = facts_of(optimizer).states;
+  const auto k = static_cast<std::size_t>(part) - 1;
+  if (k >= states.size()) throw InternalError(fmt::format("{} has no state {}", name(optimizer), k + 1));
+  return fmt::format("optimizer.{}.{}", states[k], p.name);
+}
+
+bool is_optimizer_state(std::string_view tensor) {
+  for (int kind = 0; kind < kOptimizers; ++kind)
+    for (const std::string_view state : facts_of(static_cast<OptimizerKind>(kind)).states)
+      if (tensor.starts_with(fmt::format("optimizer.{}.", state))) return true;
+  return false;
 }
 
 std::string rank_file_name(std::int64_t rank) { return fmt::format("rank-{:05}.safetensors", rank); }

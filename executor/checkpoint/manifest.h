@@ -2,7 +2,8 @@
 //
 // One folder per step, DIR/step-00000010, holds rank-00000.safetensors ... (one per rank of the run that saved) and
 // manifest.json. Tensors: a parameter under its name, AdamW's moments as "optimizer.exp_avg.NAME" and
-// "optimizer.exp_avg_sq.NAME", in the plan's master dtype. Every element of every tensor lies in exactly one box:
+// "optimizer.exp_avg_sq.NAME", SGD's momentum as "optimizer.momentum_buffer.NAME" (state_names of planner/optimizer.h),
+// in the plan's master dtype. Every element of every tensor lies in exactly one box:
 // replicas hold the same, one of them writes it. Checksums: CRC-32C of every `block_bytes` bytes of a box (its last
 // block may be shorter), so that a part can be read and verified.
 #pragma once
@@ -64,9 +65,10 @@ struct Manifest {
 [[nodiscard]] std::string to_json_text(const Manifest&);
 [[nodiscard]] Manifest parse_manifest(std::string_view text, const std::string& where);
 
-[[nodiscard]] std::string name_of(const Parameter&, StatePart);  // of the tensor
-[[nodiscard]] std::string rank_file_name(std::int64_t rank);     // "rank-00003.safetensors"
-[[nodiscard]] std::string step_folder_name(std::int64_t step);   // "step-00000010"
+[[nodiscard]] std::string name_of(const Parameter&, StatePart, OptimizerKind);  // of the tensor
+[[nodiscard]] bool is_optimizer_state(std::string_view tensor);
+[[nodiscard]] std::string rank_file_name(std::int64_t rank);    // "rank-00003.safetensors"
+[[nodiscard]] std::string step_folder_name(std::int64_t step);  // "step-00000010"
 
 inline constexpr std::int64_t kMaxSavedStep = std::int64_t{1} << 53;
 inline constexpr const char* kManifestName = "manifest.json";

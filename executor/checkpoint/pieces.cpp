@@ -22,17 +22,17 @@ Place place_of(const ShardingPlan& plan, std::int64_t rank) {
 void add_unit(const UnitLayout& layout, std::int32_t unit, const ModelGraph& model, const ShardingPlan& plan,
               std::int64_t shard, std::vector<Piece>& pieces) {
   const std::int64_t width = size_of(plan.master_dtype);
-  std::int64_t moment = 0;  // moments lie densely: layout.h
+  std::int64_t state = 0;  // states lie densely: layout.h
   for (const ShardedParam& p : layout.params) {
     const std::int64_t elements = p.local_elements(shard);
     if (elements == 0) continue;
     const Box box = box_of({p.dim, p.local_row_begin(shard), p.local_rows(shard)},
                            model.parameters[static_cast<std::size_t>(p.param)].shape);
     pieces.push_back({unit, p.param, StatePart::parameter, box, p.offset * width, elements * width});
-    if (!p.trainable || plan.optimizer.kind != OptimizerKind::adamw) continue;
-    for (const StatePart part : {StatePart::first_moment, StatePart::second_moment})
-      pieces.push_back({unit, p.param, part, box, moment * width, elements * width});
-    moment += elements;
+    if (!p.trainable) continue;
+    for (std::size_t k = 0; k < state_names(plan.optimizer).size(); ++k)
+      pieces.push_back({unit, p.param, kStateParts[k], box, state * width, elements * width});
+    state += elements;
   }
 }
 
@@ -72,6 +72,7 @@ void check_savable(const ShardingPlan& plan) {
   };
   if (plan.dialect == Dialect::fsdp1) refuse("dialect fsdp1");
   if (!plan.ignored.empty()) refuse("plans with ignored parameters");
+  if (facts_of(plan.optimizer.kind).eight_bit_block > 0) refuse("8-bit optimizers");
 }
 
 std::vector<Piece> pieces_to_write(const ModelGraph& model, const ShardingPlan& plan,

@@ -60,8 +60,8 @@ std::vector<std::string> agree(const Saving& s, const char* problem, const std::
 std::string header_of(const Saving& s, const std::vector<Piece>& pieces, std::int64_t rank) {
   std::vector<HeaderTensor> tensors;
   for (const Piece& p : pieces)
-    tensors.push_back(
-        {name_of(s.model.parameters[static_cast<std::size_t>(p.param)], p.part), s.plan.master_dtype, p.box.sizes});
+    tensors.push_back({name_of(s.model.parameters[static_cast<std::size_t>(p.param)], p.part, s.plan.optimizer.kind),
+                       s.plan.master_dtype, p.box.sizes});
   return safetensors_header(tensors, {{"format", "pt"},
                                       {"checkpoint", "fsdp-plan/checkpoint/1"},
                                       {"model", s.model.name},
@@ -163,7 +163,7 @@ Manifest manifest_of(const Saving& s, const std::vector<std::string>& sums) {
   m.optimizer = s.plan.optimizer.kind;
   m.mesh = s.plan.mesh;
   m.block_bytes = s.options.block_bytes;
-  constexpr std::size_t parts = 3;
+  constexpr std::size_t parts = 1 + kMostOptimizerStates;
   std::vector<SavedTensor> tensors(s.model.parameters.size() * parts);
   for (std::int64_t rank = 0; rank < s.plan.ranks(); ++rank) {
     const std::vector<Piece> pieces = pieces_to_write(s.model, s.plan, s.state.program.layouts, rank);
@@ -175,7 +175,8 @@ Manifest manifest_of(const Saving& s, const std::vector<std::string>& sums) {
       const Parameter& parameter = s.model.parameters[static_cast<std::size_t>(p.param)];
       SavedTensor& t =
           tensors[static_cast<std::size_t>(p.param) + static_cast<std::size_t>(p.part) * s.model.parameters.size()];
-      if (t.boxes.empty()) t = {name_of(parameter, p.part), s.plan.master_dtype, parameter.shape, {}};
+      if (t.boxes.empty())
+        t = {name_of(parameter, p.part, s.plan.optimizer.kind), s.plan.master_dtype, parameter.shape, {}};
       SavedBox box{static_cast<std::int32_t>(rank), p.box, at, p.bytes, {}};
       for (std::int64_t b = 0; b < p.bytes; b += s.options.block_bytes, next += 8)
         box.checksums.push_back(static_cast<std::uint32_t>(std::stoul(rank_sums.substr(next, 8), nullptr, 16)));

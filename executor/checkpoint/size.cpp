@@ -4,6 +4,7 @@
 #include "models/input/error.h"
 #include "models/units.h"
 #include "planner/layout.h"
+#include "planner/layout/optimizer_state.h"
 
 namespace fsdp {
 namespace {
@@ -17,16 +18,37 @@ bool savable(const ShardingPlan& plan) {
   return true;
 }
 
+// Blocks lie within shards: their scales, and a table per state and shard, are saved as they are held.
+CheckpointSize eight_bit_size(const ModelGraph& model, const ShardingPlan& plan,
+                              const std::vector<UnitLayout>& layouts) {
+  CheckpointSize size;
+  const auto add = [&](std::int64_t elements, std::int64_t times, bool trained) {
+    std::int64_t each = checked_mul(elements, size_of(plan.master_dtype), "checkpoint");
+    if (trained) each += state_count(plan.optimizer) * state_bytes(plan.optimizer.kind, elements, plan.master_dtype);
+    size.bytes = checked_add(size.bytes, checked_mul(each, times, "checkpoint"), "checkpoint");
+  };
+  for (const UnitLayout& layout : layouts)
+    for (const ShardedParam& p : layout.params) {
+      add(p.padded_shard(), p.rows / p.chunk_rows, p.trainable);
+      if (p.rows % p.chunk_rows != 0) add(p.rows % p.chunk_rows * p.row_elements, 1, p.trainable);
+    }
+  const std::vector<std::int32_t> owners = unit_of_parameters(layouts, model);
+  for (std::size_t p = 0; p < owners.size(); ++p)
+    if (owners[p] == kNone) add(model.parameters[p].numel(), 1, model.parameters[p].trainable);
+  return size;
+}
+
 }  // namespace
 
 CheckpointSize checkpoint_size(const ModelGraph& model, const ShardingPlan& plan) {
   const std::vector<UnitLayout> layouts = unit_layouts(plan, model);
-  const std::int64_t states = plan.optimizer.kind == OptimizerKind::adamw ? 3 : 1;  // parameter and moments
+  const std::int64_t states = 1 + state_count(plan.optimizer);  // and the parameter
   CheckpointSize size;
   const auto add = [&](std::int64_t elements, bool trained) {
     const std::int64_t parts = checked_mul(elements, trained ? states : 1, "checkpoint");
     size.bytes = checked_add(size.bytes, checked_mul(parts, size_of(plan.master_dtype), "checkpoint"), "checkpoint");
   };
+  if (facts_of(plan.optimizer.kind).eight_bit_block > 0) return eight_bit_size(model, plan, layouts);
   for (const UnitLayout& layout : layouts)
     for (const ShardedParam& p : layout.params) add(p.numel(), p.trainable);
   const std::vector<std::int32_t> owners = unit_of_parameters(layouts, model);

@@ -10,7 +10,7 @@
 namespace fsdp {
 
 struct CheckpointSize {
-  // Tensors: parameters and, of trained ones, the optimizer's moments, in the plan's master dtype. Each element once,
+  // Tensors: parameters and, of trained ones, the optimizer's states, in the plan's master dtype. Each element once,
   // whatever the number of replicas. Headers and the manifest come on top (some 0.1 % or less of a model that needs
   // sharding).
   std::int64_t bytes = 0;

@@ -34,7 +34,7 @@ struct OptimizerUpdate {
   std::int64_t step = 1;    // counted from 1
   DType type = DType::f32;  // of all buffers
   BufferView gradient = {}, shard = {};
-  BufferView state1 = {}, state2 = {};  // first and second moment, dense, in parameter order; absent for sgd
+  BufferView state1 = {}, state2 = {};               // those that the optimizer keeps, dense, in parameter order
   GradientPlaces places = GradientPlaces::as_shard;  // where the parts lie in `gradient`
 };
 
@@ -62,7 +62,7 @@ class KernelSet {
                                      std::span<const BufferView> full) const = 0;
 
   virtual void adamw(const OptimizerUpdate&) const = 0;
-  virtual void sgd(const OptimizerUpdate&) const = 0;  // without momentum
+  virtual void sgd(const OptimizerUpdate&) const = 0;  // state1: the momentum, absent where it is 0
 
   // Between host and device memory in any direction.
   virtual void copy(std::byte* to, const std::byte* from, std::int64_t bytes) const = 0;

@@ -51,6 +51,10 @@ void check_runnable(const Job& job, const Backend& backend, const RunOptions& op
 void check_runnable(const ShardingPlan& plan) {
   if (plan.dialect == Dialect::fsdp1)
     throw InputError("plan", "dialect fsdp1 cannot be executed yet", "predict it with `fsdp-plan simulate` instead");
+  if (const OptimizerFacts& optimizer = facts_of(plan.optimizer.kind); !optimizer.executed)
+    throw InputError({"plan", "optimizer.kind"},
+                     fmt::format("{} is {}, which no backend has a kernel for", optimizer.name, optimizer.python),
+                     "make the plan with adamw, or predict it with `fsdp-plan simulate` instead");
   if (!plan.ignored.empty() && plan.clip_norm && plan.shard() > 1)
     throw InputError({"plan", "clip_norm"}, "PyTorch cannot take one norm over sharded and ignored parameters",
                      "clip without ignored, or the other way round");

@@ -200,6 +200,7 @@ const Implementation& native_implementation() {
       .backward_adds_in_place = true,
       .loss_read_every_step = true,  // the loop reports the loss of each step
       .keeps_selectively = keeps,
+      .optimizer_form = OptimizerForm::fused,
       .optimizer_temp_bytes_per_element = 0,  // one fused pass
       .memory = MemorySource::arena,
       .host_seconds_per_launch = 0,  // `calibrate` measures it: Costs::host_per_operation

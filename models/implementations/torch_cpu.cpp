@@ -155,6 +155,7 @@ const Implementation& torch_cpu_implementation() {
       .backward_adds_in_place = false,
       .loss_read_every_step = false,
       .frames_hold_inputs = true,
+      .optimizer_form = OptimizerForm::loop,
       .optimizer_temp_bytes_per_element = 0,  // AdamW fused
       .host_seconds_per_launch = 12e-6,       // as `torchtitan`, eager
       .host_seconds_per_unit_hook = 5e-4,

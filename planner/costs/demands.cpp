@@ -37,6 +37,17 @@ double traffic_bytes(const Operation& op, const Step& step, const Program& progr
   return one_slot ? 2 * bytes : bytes;
 }
 
+// Bytes that the optimizer's kernels move over those of one fused pass. foreach SGD: decay reads two and writes one;
+// momentum is scaled in place, added to and subtracted from the parameter (docs/costs.md).
+double optimizer_traffic(const CostContext& c) {
+  const Optimizer& o = c.plan.optimizer;
+  if (o.kind == OptimizerKind::adamw) return c.implementation.optimizer_traffic;
+  if (facts_of(o.kind).eight_bit_block > 0) return 1;  // compiled into one pass
+  if (c.implementation.optimizer_form == OptimizerForm::fused) return 1;
+  const double decay = o.weight_decay != 0 ? 3 : 0;
+  return o.momentum != 0 ? (decay + 2 + 3 + 3) / 5 : (decay + 3) / 3;
+}
+
 KernelRate traffic_rate(Action action, const CostContext& c) {
   switch (action) {
     case Action::cast_shard:
@@ -45,7 +56,7 @@ KernelRate traffic_rate(Action action, const CostContext& c) {
     case Action::finish_gradient: return rate_or_default(c.costs.cast, "casts", c.cluster, c.costs);
     case Action::optimizer: {
       KernelRate r = rate_or_default(c.costs.optimizer, "the optimizer", c.cluster, c.costs);
-      if (!c.cluster.host) r.byte_rate = r.byte_rate * (1 / c.implementation.optimizer_traffic);
+      if (!c.cluster.host) r.byte_rate = r.byte_rate * (1 / optimizer_traffic(c));
       return r;
     }
     case Action::clip_local_norm:
@@ -90,12 +101,24 @@ Demand priced_collective(const Operation& op, const Step& step, const Program& p
   return collective_demand(call, c.cluster, c.costs);
 }
 
-Seconds host_time(const Operation& op, const CostContext& c) {
+// torchao's optimizers call compiled code for each parameter: torch.compile wraps it again and checks its guards
+// (docs/costs.md).
+double compiled_steps(const Operation& op, const Program& program, const CostContext& c) {
+  constexpr double kSecondsPerParameter = 4e-4;
+  if (facts_of(c.plan.optimizer.kind).eight_bit_block == 0) return 0;
+  if (op.unit < 0) return kSecondsPerParameter;
+  const auto& params = program.layouts[static_cast<std::size_t>(op.unit)].params;
+  return kSecondsPerParameter *
+         static_cast<double>(std::count_if(params.begin(), params.end(), [](auto& p) { return p.trainable; }));
+}
+
+Seconds host_time(const Operation& op, const Program& program, const CostContext& c) {
   // Without copies (fsdp1) a unit's hook ends with the all-gather, whose output its parameters become views of.
   const bool views = c.plan.dialect == Dialect::fsdp1 && op.action == Action::all_gather;
   const bool hook = op.action == Action::gather_copy_out || op.action == Action::scatter_copy_in || views;
   const double launches = op.host_only || op.action == Action::read_loss ? 0 : 1;
-  return (c.costs.host_per_operation + Seconds(c.implementation.host_seconds_per_launch * launches +
+  const double compiled = op.action == Action::optimizer ? compiled_steps(op, program, c) : 0;
+  return (c.costs.host_per_operation + Seconds(c.implementation.host_seconds_per_launch * launches + compiled +
                                                (hook ? c.implementation.host_seconds_per_unit_hook : 0))) *
          c.costs.host_scale;
 }
@@ -129,7 +152,7 @@ Demand price_uncrowded(const Operation& op, const Step& step, const Program& pro
     d = link_demand(traffic_bytes(op, step, program) / 2, c);
   else if (!op.host_only && op.action != Action::read_loss)
     d = traffic_demand(traffic_bytes(op, step, program), traffic_rate(op.action, c), c.cluster, c.costs);
-  d.host = host_time(op, c);
+  d.host = host_time(op, program, c);
   if (op.host_only) d.host = d.host + host_work(op, step, program, c);
   return d;
 }

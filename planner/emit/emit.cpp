@@ -110,8 +110,10 @@ std::string quoted(const std::string& text) {
 
 std::string optimizer_text(const Optimizer& o) {
   if (o.kind == OptimizerKind::sgd)
-    return fmt::format("SGD(lr={}, weight_decay={})", number(o.lr), number(o.weight_decay));
-  return fmt::format("AdamW(lr={}, betas=({}, {}), eps={}, weight_decay={})", number(o.lr), number(o.beta1),
+    return fmt::format("SGD(lr={}, {}weight_decay={})", number(o.lr),
+                       o.momentum != 0 ? fmt::format("momentum={}, ", number(o.momentum)) : "", number(o.weight_decay));
+  return fmt::format("{}(lr={}, betas=({}, {}), eps={}, weight_decay={})",
+                     o.kind == OptimizerKind::adamw ? "AdamW" : facts_of(o.kind).python, number(o.lr), number(o.beta1),
                      number(o.beta2), number(o.eps), number(o.weight_decay));
 }
 

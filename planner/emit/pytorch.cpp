@@ -101,8 +101,9 @@ std::string plan_text(const ShardingPlan& plan, const ModelGraph& model) {
                       name(plan.param_dtype), name(plan.reduce_dtype), name(plan.master_dtype));
   text += fmt::format(
       "    \"optimizer\": {{\"kind\": \"{}\", \"lr\": {}, \"beta1\": {}, \"beta2\": {}, \"eps\": {}, \"weight_decay\": "
-      "{}}},\n",
-      name(o.kind), number(o.lr), number(o.beta1), number(o.beta2), number(o.eps), number(o.weight_decay));
+      "{}{}}},\n",
+      name(o.kind), number(o.lr), number(o.beta1), number(o.beta2), number(o.eps), number(o.weight_decay),
+      o.momentum != 0 ? fmt::format(", \"momentum\": {}", number(o.momentum)) : "");
   text += fmt::format("    \"clip_norm\": {},\n    \"seed\": {},\n", plan.clip_norm ? number(*plan.clip_norm) : "None",
                       plan.seed);
   if (const std::string more = more_options(plan); !more.empty()) text += "    \"more\": " + more + ",\n";

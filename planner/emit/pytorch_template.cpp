@@ -239,7 +239,12 @@ def train_step(model, optimizer, batches):
 def make_optimizer(model):
     o = PLAN["optimizer"]
     if o["kind"] == "sgd":
-        return torch.optim.SGD(model.parameters(), lr=o["lr"], weight_decay=o["weight_decay"])
+        return torch.optim.SGD(model.parameters(), lr=o["lr"], momentum=o.get("momentum", 0.0),
+                               weight_decay=o["weight_decay"])
+    if o["kind"] == "adamw-8bit":
+        from torchao.optim import AdamW8bit
+        return AdamW8bit(model.parameters(), lr=o["lr"], betas=(o["beta1"], o["beta2"]), eps=o["eps"],
+                         weight_decay=o["weight_decay"])
     return torch.optim.AdamW(model.parameters(), lr=o["lr"], betas=(o["beta1"], o["beta2"]), eps=o["eps"],
                              weight_decay=o["weight_decay"])
 

@@ -164,7 +164,14 @@ void write_training(Inexactness& out, std::int64_t largest) {
                 fmt::format("gradient sync '{}': torchtitan reduces after every micro-batch", name(plan.grad_sync)));
   if (plan.optimizer.kind == OptimizerKind::sgd) {
     out.written.optimizer.kind = OptimizerKind::adamw;
-    out.changed("optimizer", "SGD: its optimizers are Adam and AdamW, which keep two more numbers per parameter");
+    out.written.optimizer.momentum = 0;
+    out.changed("optimizer", fmt::format("SGD: its optimizers are Adam and AdamW, which keep {} per parameter",
+                                         plan.optimizer.momentum == 0 ? "two more numbers" : "one more number"));
+  }
+  if (facts_of(plan.optimizer.kind).eight_bit_block > 0) {
+    out.written.optimizer.kind = OptimizerKind::adamw;
+    out.changed("optimizer", fmt::format("{}: its AdamW keeps 8 bytes per parameter in fp32, not about 2",
+                                         facts_of(plan.optimizer.kind).python));
   }
   if (plan.clip_norm && plan.clip_norm_type != 2)
     out.changes(&ShardingPlan::clip_norm_type, 2.0, "clip_norm_type", "the norm that is clipped: it takes the 2-norm");

@@ -47,23 +47,16 @@ Arg IgnoredParameters::gradient(StepBuilder& b, std::int32_t param) {
 }
 
 std::vector<std::int32_t> IgnoredParameters::gradients() const {
-  std::vector<std::int32_t> live;
-  for (const auto& [param, o] : owned_)
-    if (o.live) live.push_back(o.gradient);
-  return live;
+  std::vector<std::int32_t> buffers;
+  for (const Live& l : live()) buffers.push_back(l.gradient);
+  return buffers;
 }
 
-void IgnoredParameters::optimize(StepBuilder& b, bool first) {
-  for (auto& [param, o] : owned_) {
-    if (!o.live) continue;
-    if (first && c_.plan.optimizer.kind == OptimizerKind::adamw) {
-      o.state1 = b.allocate_new(buffer(param, BufferKind::optimizer_state));
-      o.state2 = b.allocate_new(buffer(param, BufferKind::optimizer_state));
-      b.issue(operation(Action::init_optimizer), {{Arg{o.state1, Access::write}, Arg{o.state2, Access::write}}});
-    }
-    b.issue(operation(Action::optimizer), {{Arg{o.gradient}, Arg{o.value, Access::accumulate},
-                                            Arg{o.state1, Access::accumulate}, Arg{o.state2, Access::accumulate}}});
-  }
+std::vector<IgnoredParameters::Live> IgnoredParameters::live() const {
+  std::vector<Live> all;
+  for (const auto& [param, o] : owned_)
+    if (o.live) all.push_back({param, o.gradient, o.value});
+  return all;
 }
 
 }  // namespace fsdp

@@ -1,5 +1,5 @@
 // Parameters that a plan ignores (`ignored`): every rank holds them whole, in the dtype that they were given, and runs
-// their optimizer by itself; their gradients are not reduced.
+// their optimizer by itself (optimizer.h); their gradients are not reduced.
 #pragma once
 
 #include <cstdint>
@@ -21,11 +21,14 @@ class IgnoredParameters {
   Arg parameter(std::int32_t param) const { return {owned_.at(param).value}; }
   Arg gradient(StepBuilder&, std::int32_t param);
   [[nodiscard]] std::vector<std::int32_t> gradients() const;
-  void optimize(StepBuilder&, bool first);  // first: its states appear
+  struct Live {  // has a gradient; buffers
+    std::int32_t param = kNone, gradient = kNone, value = kNone;
+  };
+  [[nodiscard]] std::vector<Live> live() const;
 
  private:
   struct Owned {
-    std::int32_t value = kNone, gradient = kNone, state1 = kNone, state2 = kNone;
+    std::int32_t value = kNone, gradient = kNone;
     bool live = false;
   };
   [[nodiscard]] Buffer buffer(std::int32_t param, BufferKind) const;

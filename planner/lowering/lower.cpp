@@ -11,6 +11,7 @@
 #include "models/input/error.h"
 #include "planner/lowering/dialect.h"
 #include "planner/lowering/ignored.h"
+#include "planner/lowering/optimizer.h"
 #include "planner/lowering/tape/tape.h"
 
 namespace fsdp {
@@ -40,9 +41,9 @@ class Lowering {
       : model_(model),
         plan_(plan),
         impl_(impl),
-        shard_rank_(rank % plan.shard()),
         program_(program),
-        ignored_({model, plan, ids, impl, program}) {
+        ignored_({model, plan, ids, impl, program}),
+        optimizer_({model, plan, ids, impl, program}, rank % plan.shard()) {
     const LoweringContext context{model, plan, ids, impl, program};
     dialect_ = make_dialect(context);
     for (std::int64_t sequences : plan.micro_batches) {
@@ -114,7 +115,7 @@ class Lowering {
     loss_ = b.declare(scalar());
     for (std::size_t m = 0; m < plan_.micro_batches.size(); ++m) micro_batch(b, static_cast<std::int16_t>(m));
     if (plan_.clip_norm) clip(b);
-    optimize(b, first);
+    optimizer_.lower(b, *dialect_, ignored_, first);
     Operation reduce = simple(Action::reduce_loss, Communicator::world);
     b.issue(reduce, {{Arg{loss_, Access::accumulate}}});
     if (impl_.loss_read_every_step) b.issue(simple(Action::read_loss), {{Arg{loss_}}});
@@ -271,69 +272,14 @@ class Lowering {
     b.release(norm);
   }
 
-  void optimize(StepBuilder& b, bool first) {
-    if (first) {
-      state1_.assign(static_cast<std::size_t>(units()), -1);
-      state2_.assign(static_cast<std::size_t>(units()), -1);
-    }
-    if (first && plan_.optimizer.kind == OptimizerKind::adamw)
-      for (std::int32_t u = 0; u < units(); ++u) init_optimizer(b, u);
-    std::vector<std::int32_t> temps;  // foreach: until all parameters are done
-    for (std::int32_t u = 0; u < units(); ++u) {
-      if (dialect_->sharded_gradient(u) < 0) continue;
-      Operation o = simple(Action::optimizer);
-      o.unit = u;
-      o.host_only = plan_.offload;
-      const UnitLayout& layout = program_.layouts[at(u)];
-      std::vector<Arg> args = {{dialect_->sharded_gradient(u)},
-                               {dialect_->parameter_shard(u), Access::accumulate},
-                               {state1_[at(u)], Access::accumulate},
-                               {state2_[at(u)], Access::accumulate}};
-      std::int32_t temp = -1;
-      if (impl_.optimizer_temp_bytes_per_element > 0) {
-        Buffer info = optimizer_state(u);
-        info.bytes = impl_.optimizer_temp_bytes_per_element * layout.local_trained_elements(shard_rank_);
-        info.kind = BufferKind::scratch;
-        temp = b.allocate_new(info);
-        args.push_back({temp, Access::write});
-      }
-      b.issue(o, args);
-      if (temp >= 0) temps.push_back(temp);
-      if (!impl_.optimizer_temps_at_once)
-        while (!temps.empty()) b.release(temps.back()), temps.pop_back();
-    }
-    for (std::int32_t temp : temps) b.release(temp);
-    ignored_.optimize(b, first);
-  }
-
-  Buffer optimizer_state(std::int32_t u) const {
-    Buffer info;
-    info.bytes = program_.layouts[at(u)].local_trained_elements(shard_rank_) * size_of(plan_.master_dtype);
-    info.kind = BufferKind::optimizer_state;
-    info.host = plan_.offload;
-    info.dtype = plan_.master_dtype;
-    info.unit = u;
-    return info;
-  }
-
-  void init_optimizer(StepBuilder& b, std::int32_t u) {
-    if (dialect_->sharded_gradient(u) < 0) return;
-    state1_[at(u)] = b.allocate_new(optimizer_state(u));
-    state2_[at(u)] = b.allocate_new(optimizer_state(u));
-    Operation o = simple(Action::init_optimizer);
-    o.unit = u;
-    o.host_only = plan_.offload;
-    b.issue(o, {{Arg{state1_[at(u)], Access::write}, Arg{state2_[at(u)], Access::write}}});
-  }
-
   [[nodiscard]] std::int32_t units() const { return static_cast<std::int32_t>(program_.layouts.size()); }
 
   const ModelGraph& model_;
   const ShardingPlan& plan_;
   const Implementation& impl_;
-  const std::int64_t shard_rank_;
   Program& program_;
   IgnoredParameters ignored_;
+  OptimizerLowering optimizer_;
   std::unique_ptr<DialectHooks> dialect_;
   std::map<std::int64_t, Tape> tapes_;  // by sequences of a micro-batch
   struct Begin {
@@ -345,7 +291,7 @@ class Lowering {
   std::vector<std::vector<std::int32_t>> again_begins_, again_ends_;  // the same of units inside checkpointed modules
   std::vector<std::int32_t> unit_of_;
   const Tape* tape_ = nullptr;
-  std::vector<std::int32_t> value_buffer_, state1_, state2_;
+  std::vector<std::int32_t> value_buffer_;
   std::vector<Arg> args_;
   std::vector<std::pair<Arg, Arg>> to_add_;
   std::int32_t loss_ = -1;

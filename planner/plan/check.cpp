@@ -10,6 +10,7 @@
 #include "planner/plan.h"
 #include "planner/plan/check_fsdp1.h"
 #include "planner/plan/check_fsdp2.h"
+#include "planner/plan/check_optimizer.h"
 #include "planner/plan/check_sizes.h"
 #include "planner/plan/refusal.h"
 #include "planner/plan_ids.h"
@@ -203,12 +204,6 @@ void check_numbers(const ShardingPlan& plan, std::string_view where) {
     if (!ok || !std::isfinite(value))
       throw InputError(field(where, key), std::to_string(value) + " is out of range", remedy);
   };
-  const Optimizer& o = plan.optimizer;
-  require(o.lr >= 0, "optimizer.lr", o.lr, "use a finite number of at least 0");
-  require(o.beta1 >= 0 && o.beta1 < 1, "optimizer.beta1", o.beta1, "use a number in [0, 1)");
-  require(o.beta2 >= 0 && o.beta2 < 1, "optimizer.beta2", o.beta2, "use a number in [0, 1)");
-  require(o.eps > 0, "optimizer.eps", o.eps, "use a finite number above 0");
-  require(o.weight_decay >= 0, "optimizer.weight_decay", o.weight_decay, "use a finite number of at least 0");
   if (plan.clip_norm)
     require(*plan.clip_norm > 0, "clip_norm", *plan.clip_norm, "use a finite number above 0, or null for no clipping");
   if (!(plan.clip_norm_type >= 1))  // infinity is one
@@ -261,6 +256,7 @@ void check(const ShardingPlan& plan, std::string_view where) {
   check_mesh(plan, where);
   check_batches(plan, where);
   check_numbers(plan, where);
+  check_optimizer(plan, where);
   check_dialect(plan, where);
 }
 
@@ -273,6 +269,7 @@ void check(const ShardingPlan& plan, const ModelGraph& model, std::string_view w
   check_checkpointed(ids.checkpointed, model, where);
   const std::vector<UnitLayout> layouts = unit_layouts(plan, ids, model, where);  // every padded size fits 64 bits
   check_ignored(plan, model, layouts, where);
+  check_optimizer(plan, model, layouts, where);
   if (plan.dialect == Dialect::fsdp1) check_fsdp1(plan, ids, model, where);
   if (plan.dialect == Dialect::fsdp2) check_fsdp2(plan, model, layouts, where);
 }

@@ -32,8 +32,10 @@ Reshard read_reshard(const JsonValue& value) {
 }
 
 Json optimizer_json(const Optimizer& o) {
-  return {{"kind", name(o.kind)}, {"lr", o.lr},   {"beta1", o.beta1},
-          {"beta2", o.beta2},     {"eps", o.eps}, {"weight_decay", o.weight_decay}};
+  Json json = {{"kind", name(o.kind)}, {"lr", o.lr},   {"beta1", o.beta1},
+               {"beta2", o.beta2},     {"eps", o.eps}, {"weight_decay", o.weight_decay}};
+  if (o.momentum != 0) json["momentum"] = o.momentum;
+  return json;
 }
 
 Optimizer read_optimizer(JsonObject json) {
@@ -44,6 +46,7 @@ Optimizer read_optimizer(JsonObject json) {
   o.beta2 = json.number("beta2", -kLargest, kLargest);
   o.eps = json.number("eps", -kLargest, kLargest);
   o.weight_decay = json.number("weight_decay", -kLargest, kLargest);
+  o.momentum = json.optional_number("momentum", -kLargest, kLargest).value_or(o.momentum);
   json.finish();
   return o;
 }

@@ -10,9 +10,10 @@
 #include <algorithm>
 #include <vector>
 
+#include "models/graph/byte_total.h"
 #include "models/units.h"
-#include "planner/byte_total.h"
 #include "planner/layout.h"
+#include "planner/layout/optimizer_state.h"
 #include "planner/search.h"
 
 namespace fsdp {
@@ -76,7 +77,7 @@ std::int64_t MemoryFloor::bytes() const { return states + std::max({gradients, l
 MemoryFloor memory_floor(const ModelGraph& model, const ShardingPlan& plan, const Implementation& impl) {
   MemoryFloor floor;
   const std::int64_t master = size_of(plan.master_dtype), compute = size_of(plan.param_dtype);
-  const std::int64_t moments = plan.optimizer.kind == OptimizerKind::adamw ? 2 : 0;
+  const std::int64_t states = state_count(plan.optimizer);
   const bool sharded = plan.shard() > 1 && plan.dialect != Dialect::ddp;
   const PlanIds ids = resolve_ids(plan, model);
   const std::vector<UnitLayout> layouts = unit_layouts(plan, ids, model);
@@ -87,7 +88,7 @@ MemoryFloor memory_floor(const ModelGraph& model, const ShardingPlan& plan, cons
     const std::int64_t whole = times(times(l.shard_elements, l.shards), compute);
     if (!plan.offload) {
       add(floor.states, times(l.shard_elements, master));
-      add(floor.states, times(l.local_trained_elements(0), moments * master));
+      add(floor.states, times(state_bytes(plan.optimizer.kind, l, 0, plan.master_dtype), states));
       add(floor.gradients, times(l.reduce_elements, master));
     }
     if (plan.units[u].grad_sync.value_or(plan.grad_sync) != GradSync::last) {

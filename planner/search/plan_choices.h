@@ -34,7 +34,7 @@ struct PlanChoices {
   std::optional<bool> offload, limit_all_gathers, use_orig_params;
   std::optional<DType> param_dtype, reduce_dtype;
   std::optional<OptimizerKind> optimizer;
-  std::optional<double> clip_norm;
+  std::optional<double> momentum, clip_norm;
   std::optional<std::uint64_t> seed;
 };
 

@@ -7,8 +7,25 @@
 
 #include "models/input/error.h"
 #include "planner/layout/flat.h"
+#include "planner/layout/optimizer_state.h"
 
 namespace fsdp {
+
+namespace {
+
+// Empty: the state is not one of 8 bits, whose tensors take fewer bytes than dense ones.
+std::vector<std::int64_t> eight_bit_tensors(const Buffer& buffer, const UnitLayout& unit, std::int64_t shard) {
+  if (buffer.bytes == state_bytes(OptimizerKind::adamw, unit, shard, buffer.dtype) ||
+      buffer.bytes != state_bytes(OptimizerKind::adamw_8bit, unit, shard, buffer.dtype))
+    return {};
+  std::vector<std::int64_t> tensors;
+  for (const std::int64_t elements : optimizer_elements(unit, shard))
+    for (const std::int64_t bytes : state_tensors(OptimizerKind::adamw_8bit, elements, buffer.dtype))
+      tensors.push_back(bytes);
+  return tensors;
+}
+
+}  // namespace
 
 std::vector<std::int64_t> tensors_of(const Buffer& buffer, const Program& program) {
   const bool state = buffer.kind == BufferKind::optimizer_state;
@@ -18,6 +35,9 @@ std::vector<std::int64_t> tensors_of(const Buffer& buffer, const Program& progra
       unit.flat_elements > 0;  // one tensor; with use_orig_params the optimizer sees the parameters as views into it
   if (flat && !(state && unit.flat_aligned)) return {buffer.bytes};
   const std::int64_t shard = program.rank % unit.shards, element = size_of(buffer.dtype);
+  if (state && !flat)
+    if (std::vector<std::int64_t> eight_bit = eight_bit_tensors(buffer, unit, shard); !eight_bit.empty())
+      return eight_bit;
   std::vector<std::int64_t> tensors;
   std::int64_t sum = 0;
   for (const ShardedParam& p : unit.params) {

@@ -158,8 +158,9 @@ int main(int argc, char** argv) {
         on_threads(ranks.size(), [&](std::size_t r) {
           std::int64_t at = 0;
           for (const Piece& p : ranks[r].pieces) {
-            saved.read(*saved.find(name_of(model.parameters[static_cast<std::size_t>(p.param)], p.part)), p.box,
-                       {read[r].data() + at, static_cast<std::size_t>(p.bytes)});
+            saved.read(*saved.find(name_of(model.parameters[static_cast<std::size_t>(p.param)], p.part,
+                                           saved.manifest().optimizer)),
+                       p.box, {read[r].data() + at, static_cast<std::size_t>(p.bytes)});
             at += p.bytes;
           }
         });

@@ -75,6 +75,7 @@ const std::map<std::string, FlagCase> kFlags = {
     {"--param-dtype", {Kept::plan_file, "fp32"}},
     {"--reduce-dtype", {Kept::plan_file, "bf16"}},
     {"--optimizer", {Kept::plan_file, "sgd"}},
+    {"--momentum", {Kept::plan_file, "0.9"}},
     {"--clip-norm", {Kept::plan_file, "1"}},
     {"--seed", {Kept::plan_file, "7"}},
     // Sizes of a generic model: one model has all of them, below.
@@ -140,6 +141,7 @@ TEST_CASE("every flag of simulate that decides a prediction is in the plan's fil
     if (flag == "--model" || flag == "--cluster" || c.value == kOfGeneric) continue;
     const bool fsdp1 = flag == "--limit-all-gathers" || flag == "--use-orig-params";
     std::string words = flag == "--seq-len" || flag == "--gpus" ? "--model tiny-llama --cluster dgx-h100" : kSmall;
+    if (flag == "--momentum") words += " --optimizer sgd";
     words += (fsdp1 ? " --dialect fsdp1 " : " ") + flag + (c.value.empty() ? "" : " " + c.value);
     const std::string next = predicts_the_same(program, words);
     CHECK((next.find(flag) != std::string::npos) == (c.kept == Kept::next_command));

@@ -72,6 +72,26 @@ TEST_CASE("five steps on 1, 2, 3, 4 and 8 ranks equal PyTorch's five steps on on
       check_equals_pytorch(r, {.shard = ranks, .micro_batches = {24 / ranks}});
 }
 
+TEST_CASE("five steps of SGD with momentum equal PyTorch's on any ranks, under fsdp2 and ddp") {
+  for (const Recorded& r : recorded_models()) {
+    CAPTURE(r.title);
+    const nlohmann::json& theirs = r.values["sgd_momentum"];
+    for (const PlanWords& words :
+         {PlanWords{.micro_batches = {24}}, PlanWords{.shard = 3, .micro_batches = {5, 3}},
+          PlanWords{.shard = 8, .micro_batches = {3}}, PlanWords{.shard = 2, .replicate = 2, .micro_batches = {6}},
+          PlanWords{.replicate = 3, .micro_batches = {8}, .dialect = Dialect::ddp}}) {
+      CAPTURE(words.shard);
+      ShardingPlan plan = make_plan(r.model, in_double(words));
+      plan.optimizer.kind = OptimizerKind::sgd;
+      plan.optimizer.lr = 0.05, plan.optimizer.momentum = 0.9, plan.optimizer.weight_decay = 0.1;
+      const RunResult result = execute(r.model, plan, five_steps());
+      CHECK(distance(result.measurement.losses, theirs["losses"].get<std::vector<double>>()) <= 1e-10);
+      for (const NamedTensor& p : result.parameters)
+        CHECK(norm(p.values) == doctest::Approx(theirs["final_norms"][p.name].get<double>()).epsilon(1e-10));
+    }
+  }
+}
+
 TEST_CASE("every way to run the same step equals PyTorch's") {
   for (const Recorded& r : recorded_models()) {
     check_equals_pytorch(r, {.shard = 3, .wrap = "root", .micro_batches = {8}});

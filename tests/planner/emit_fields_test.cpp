@@ -94,6 +94,13 @@ const std::vector<FieldCase>& fields() {
       {"master_dtype", set(&P::master_dtype, DType::bf16), expressed, unknown, expressed},
       {"master_dtype", set(&P::master_dtype, DType::f64), expressed, unknown, unknown},
       {"optimizer", [](P& p) { p.optimizer.kind = OptimizerKind::sgd; }, expressed, elsewhere, written},
+      {"optimizer", [](P& p) { p.optimizer.kind = OptimizerKind::adamw_8bit; }, expressed, elsewhere, written},
+      {"optimizer",
+       [](P& p) {
+         p.optimizer.kind = OptimizerKind::sgd;
+         p.optimizer.momentum = 0.5;
+       },
+       expressed, elsewhere, written},
       {"optimizer", [](P& p) { p.optimizer.lr = 0.5; }, expressed, elsewhere, expressed},
       {"optimizer", [](P& p) { p.optimizer.beta1 = 0.5; }, expressed, elsewhere, expressed},
       {"optimizer", [](P& p) { p.optimizer.beta2 = 0.5; }, expressed, elsewhere, expressed},

@@ -352,6 +352,9 @@ TEST_CASE("the digest ignores what is for people and how a mesh is written, and 
       [](ShardingPlan& p) { p.reduce_dtype = DType::bf16; },
       [](ShardingPlan& p) { p.master_dtype = DType::bf16; },
       [](ShardingPlan& p) { p.optimizer.lr = 1; },
+      [](ShardingPlan& p) { p.optimizer.kind = OptimizerKind::sgd; },
+      [](ShardingPlan& p) { p.optimizer.kind = OptimizerKind::adamw_8bit; },
+      [](ShardingPlan& p) { p.optimizer.momentum = 0.9; },
       [](ShardingPlan& p) { p.clip_norm = 1.0; },
       [](ShardingPlan& p) { p.clip_norm_type = 1; },
       [](ShardingPlan& p) { p.clip_norm_type = std::numeric_limits<double>::infinity(); },
@@ -393,7 +396,8 @@ TEST_CASE("names of closed choices read back; unknown ones list what there is") 
   for (const GradSync s : {GradSync::every, GradSync::last, GradSync::reduce_scatter_only})
     CHECK(parse_grad_sync(name(s), "x") == s);
   for (const Reshard r : {Reshard::automatic, Reshard::yes, Reshard::no}) CHECK(parse_reshard(name(r), "x") == r);
-  for (const OptimizerKind o : {OptimizerKind::adamw, OptimizerKind::sgd}) CHECK(parse_optimizer(name(o), "x") == o);
+  for (const OptimizerKind o : {OptimizerKind::adamw, OptimizerKind::sgd, OptimizerKind::adamw_8bit})
+    CHECK(parse_optimizer(name(o), "x") == o);
   check_has(message([] { (void)parse_dialect("FSDP2", "--dialect"); }),
             "--dialect: unknown dialect 'FSDP2'; use one of: fsdp2, fsdp1, ddp");
   CHECK_THROWS_AS((void)parse_reshard("yes", "x"), InputError);

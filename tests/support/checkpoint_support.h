@@ -87,22 +87,27 @@ inline std::int64_t whole_index(const std::vector<std::int64_t>& shape, std::siz
 }
 
 // Puts what one rank holds where it belongs. Only ranks of the first replica: the others would write the same.
+// What a checkpoint calls the states of a plan's optimizer, before the parameter's name.
+inline std::vector<std::string> saved_states(const ShardingPlan& plan) {
+  if (plan.optimizer.kind == OptimizerKind::adamw) return {"optimizer.exp_avg.", "optimizer.exp_avg_sq."};
+  if (plan.optimizer.momentum != 0) return {"optimizer.momentum_buffer."};
+  return {};
+}
+
 inline void gather(const RankState& s, const ModelGraph& model, const ShardingPlan& plan, State& into) {
   const std::int64_t shard = plan.dialect == Dialect::ddp ? 0 : s.device.rank() % plan.shard();
   if (s.device.rank() >= (plan.dialect == Dialect::ddp ? 1 : plan.shard())) return;
   const std::int64_t width = size_of(plan.master_dtype);
   for (std::size_t u = 0; u < s.program.layouts.size(); ++u)
-    for (const StatePart part : {StatePart::parameter, StatePart::first_moment, StatePart::second_moment}) {
+    for (const StatePart part : {StatePart::parameter, StatePart::first_state, StatePart::second_state}) {
       const BufferView view = s.view(static_cast<std::int32_t>(u), part);
       std::int64_t dense = 0;
       for (const ShardedParam& p : s.program.layouts[u].params) {
         const bool moment = part != StatePart::parameter;
-        if (moment && (!p.trainable || plan.optimizer.kind == OptimizerKind::sgd)) continue;
+        if (moment && (!p.trainable || static_cast<std::size_t>(part) > saved_states(plan).size())) continue;
         const Parameter& parameter = model.parameters[static_cast<std::size_t>(p.param)];
-        std::string& whole = into.at((part == StatePart::parameter      ? ""
-                                      : part == StatePart::first_moment ? "optimizer.exp_avg."
-                                                                        : "optimizer.exp_avg_sq.") +
-                                     parameter.name);
+        std::string& whole =
+            into.at((moment ? saved_states(plan)[static_cast<std::size_t>(part) - 1] : "") + parameter.name);
         const std::int64_t rows =
             std::max<std::int64_t>(0, std::min((shard + 1) * p.chunk_rows, p.rows) - shard * p.chunk_rows);
         for (std::int64_t i = 0; i < rows * p.row_elements; ++i) {
@@ -121,9 +126,8 @@ inline State empty_state(const ModelGraph& model, const ShardingPlan& plan) {
   for (const Parameter& p : model.parameters) {
     const std::string bytes(static_cast<std::size_t>(p.numel() * size_of(plan.master_dtype)), '\xFF');
     state[p.name] = bytes;
-    if (!p.trainable || plan.optimizer.kind == OptimizerKind::sgd) continue;
-    state["optimizer.exp_avg." + p.name] = bytes;
-    state["optimizer.exp_avg_sq." + p.name] = bytes;
+    if (!p.trainable) continue;
+    for (const std::string& saved : saved_states(plan)) state[saved + p.name] = bytes;
   }
   return state;
 }

@@ -29,6 +29,7 @@ struct PlanWords {
   Dialect dialect = Dialect::fsdp2;
   int forward_prefetch = 0, backward_prefetch = 1;
   OptimizerKind optimizer = OptimizerKind::adamw;
+  double momentum = 0;
   std::uint64_t seed = 1234;
 };
 
@@ -52,6 +53,7 @@ inline ShardingPlan make_plan(const ModelGraph& model, const PlanWords& w) {
   p.master_dtype = w.master;
   p.clip_norm = w.clip_norm;
   p.optimizer.kind = w.optimizer;
+  p.optimizer.momentum = w.momentum;
   p.optimizer.lr = 3e-3;
   p.seed = w.seed;
   return p;

@@ -167,6 +167,19 @@ def sgd_case():
     return {"lr": 0.05, "weight_decay": 0.3, "begin": begin, "gradient": flat(gradient), "end": flat(p)}
 
 
+def momentum_case():
+    """Four steps of SGD with momentum: the first buffer is a copy of the gradient."""
+    p = randn(7).requires_grad_()
+    begin, gradients = flat(p), [randn(7) for _ in range(4)]
+    gradients[1][2] = 0.0
+    optimizer = torch.optim.SGD([p], lr=0.05, momentum=0.9, weight_decay=0.3)
+    for g in gradients:
+        p.grad = g.clone()
+        optimizer.step()
+    return {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.3, "begin": begin, "gradients": [flat(g) for g in gradients],
+            "end": flat(p), "buffer": flat(optimizer.state[p]["momentum_buffer"])}
+
+
 def chunk_cat_case():
     """The reduce-scatter input of torch.distributed.fsdp: torch._chunk_cat of bf16 gradients into fp32, W = 4. Values
     are small integers, exact in bf16; only a checksum of the large parameter is kept."""
@@ -186,6 +199,7 @@ def main():
                   "tests/torch/record_kernels.py. Tensors are row-major lists; ids are integers stored as numbers; an "
                   "empty gradient: none.",
         "cases": list(cases()), "adamw": adamw_case(), "sgd": sgd_case(), "chunk_cat": chunk_cat_case(),
+        "sgd_momentum": momentum_case(),
     }
     with open(pathlib.Path(__file__).parent.parent / "golden" / "kernels.json", "w") as f:
         json.dump(document, f, separators=(",", ":"))

@@ -21,6 +21,7 @@ torch.set_num_threads(1)
 
 SEED, GLOBAL_BATCH, SEQ_LEN, STEPS = 1234, 24, 7, 5
 ADAMW = {"lr": 3e-3, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1}
+MOMENTUM = {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.1}
 
 
 def batch(step, vocab):
@@ -151,6 +152,22 @@ def check_against_transformers(config, w):
     assert (ours - theirs).abs().max() < 1e-5 * theirs.abs().max(), (ours - theirs).abs().max()
 
 
+def train_with_momentum(config, shapes, logits):
+    """The same steps with SGD and momentum."""
+    w = {k: initial(SEED, k, s).requires_grad_() for k, s in shapes(config)}
+    optimizer = torch.optim.SGD(w.values(), **MOMENTUM)
+    losses = []
+    for step in range(STEPS):
+        ids, targets = batch(step, config["vocab_size"])
+        loss = F.cross_entropy(logits(config, w, ids).flatten(0, 1), targets.flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        losses.append(loss.item())
+        optimizer.step()
+    return {"losses": losses, "final_norms": {k: p.norm().item() for k, p in w.items()},
+            "buffer_norms": {k: optimizer.state[p]["momentum_buffer"].norm().item() for k, p in w.items()}}
+
+
 def train(name, config, shapes, logits, full):
     """full: names of parameters whose first gradient and final values are kept whole."""
     w = {k: initial(SEED, k, s).requires_grad_() for k, s in shapes(config)}
@@ -174,6 +191,7 @@ def train(name, config, shapes, logits, full):
         "first_gradients": gradients,
         "final_norms": {k: p.norm().item() for k, p in w.items()},
         "final_values": {k: w[k].flatten().tolist() for k in full},
+        "sgd_momentum": train_with_momentum(config, shapes, logits),
     }
 
 

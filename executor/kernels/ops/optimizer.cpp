@@ -1,4 +1,4 @@
-// AdamW and SGD on one rank's shard of a unit, as torch.optim.AdamW and torch.optim.SGD (no momentum) compute them.
+// AdamW and SGD on one rank's shard of a unit, as torch.optim.AdamW and torch.optim.SGD compute them.
 #include "executor/arithmetic/adam_step.h"
 #include "executor/kernels/call.h"
 #include "executor/kernels/levels/host_kernels.h"
@@ -44,13 +44,25 @@ void HostKernels::sgd(const OptimizerUpdate& u) const {
   check_rank(u.layout, u.shard_rank);
   check_extent("sgd", "gradient", 0, u.gradient, gradient_elements(u.layout, u.shard_rank, u.places), size_of(u.type));
   check_extent("sgd", "shard", 0, u.shard, u.layout.shard_elements, size_of(u.type));
+  const bool momentum = u.optimizer.momentum != 0;
+  if (momentum)
+    check_extent("sgd", "momentum", 1, u.state1, u.layout.local_trained_elements(u.shard_rank), size_of(u.type));
   with_type(u.type, [&](auto element) {
     using T = decltype(element);
     const SgdStep<Math<T>> sgd_step(u.optimizer);
     auto* g = reinterpret_cast<const T*>(u.gradient.data);
     auto* p = reinterpret_cast<T*>(u.shard.data);
-    for_each_trained(u.layout, u.shard_rank, u.places, [&](const TrainedPart& part) {
-      for (std::int64_t i = 0; i < part.elements; ++i) sgd_step.apply(g[part.gradient + i], p[part.shard + i]);
+    auto* b = reinterpret_cast<T*>(u.state1.data);
+    for_each_trained(u.layout, u.shard_rank, u.places, [=](const TrainedPart& part) {
+      const SgdStep<Math<T>> of_this_step = sgd_step;  // as above
+      const T* gradients = g + part.gradient;
+      T* values = p + part.shard;
+      if (!momentum) {
+        for (std::int64_t i = 0; i < part.elements; ++i) of_this_step.apply(gradients[i], values[i]);
+        return;
+      }
+      T* buffers = b + part.state;
+      for (std::int64_t i = 0; i < part.elements; ++i) of_this_step.apply(gradients[i], values[i], buffers[i]);
     });
   });
 }

@@ -6,9 +6,9 @@
 #include <string>
 #include <utility>
 
+#include "models/graph/byte_total.h"
 #include "models/index.h"
 #include "models/input/error.h"
-#include "planner/byte_total.h"
 #include "planner/lowering/tape/lifetimes.h"
 
 namespace fsdp {

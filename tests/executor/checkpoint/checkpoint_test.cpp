@@ -102,7 +102,7 @@ void check_by_hand(const Checkpoint& saved, const ModelGraph& model, const Shard
             const std::int64_t rows = std::min(chunk, p.shape[dim] - begin);
             const Box box = box_of({static_cast<std::int64_t>(dim), begin, rows}, p.shape);
             std::vector<double> values(static_cast<std::size_t>(box.volume()), -2), expected;
-            saved.read(*saved.find(name_of(p, static_cast<StatePart>(part))), box,
+            saved.read(*saved.find(name_of(p, static_cast<StatePart>(part), plan.optimizer.kind)), box,
                        std::as_writable_bytes(std::span(values)));
             for (std::int64_t e = 0; e < box.volume(); ++e)
               expected.push_back(value_at(i, whole_index(p.shape, dim, begin, rows, e), part));
@@ -220,11 +220,13 @@ TEST_CASE("10 steps straight are 5, a checkpoint and 5 more, to the last bit") {
   const ModelGraph models[] = {even_chain(), uneven_chain(), small_llama({.layers = 2}),
                                small_llama({.layers = 2, .tied = true})};
   for (const ModelGraph& model : models)
-    for (const OptimizerKind optimizer : {OptimizerKind::adamw, OptimizerKind::sgd})
+    for (const auto& [optimizer, momentum] :
+         {std::pair{OptimizerKind::adamw, 0.0}, {OptimizerKind::sgd, 0.0}, {OptimizerKind::sgd, 0.9}})
       for (const auto& [replicate, shard] : {std::pair{1, 3}, std::pair{2, 2}}) {
         CAPTURE(shard);
         PlanWords w = words(replicate, shard);
         w.optimizer = optimizer;
+        w.momentum = momentum;
         w.clip_norm = 1.0;
         const ShardingPlan plan = make_plan(model, w);
         const Folder folder;

@@ -719,7 +719,7 @@ TEST_CASE("damaged, truncated, mixed up and missing files are refused by name; n
        {manifest, "seed 5", "--seed 5"}},
       {"another optimizer",
        [&](auto& s, auto&) { edit(s, [](Manifest& m) { m.optimizer = OptimizerKind::sgd; }); },
-       {manifest, "holds no moments for adamw"}},
+       {manifest, "the plan trains with adamw, which keeps other states"}},
       {"another sequence length",
        [&](auto& s, auto&) { edit(s, [](Manifest& m) { m.seq_len = 9; }); },
        {manifest, "sequences of 9 tokens"}},

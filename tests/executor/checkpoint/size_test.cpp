@@ -37,6 +37,7 @@ TEST_CASE("the size of a checkpoint is what a run writes, to the byte: any mesh,
   check_size(model, make_plan(model, {.shard = 2, .replicate = 2}));
   check_size(model, make_plan(model, {.shard = 1, .replicate = 3}));
   check_size(model, make_plan(model, {.shard = 2, .optimizer = OptimizerKind::sgd}));
+  check_size(model, make_plan(model, {.shard = 3, .optimizer = OptimizerKind::sgd, .momentum = 0.9}));
   PlanWords ddp{.replicate = 2};
   ddp.dialect = Dialect::ddp;
   check_size(model, make_plan(model, ddp));
@@ -56,6 +57,18 @@ TEST_CASE("the size of tiny-llama's checkpoint; of a plan that is not written on
   const CheckpointSize other = checkpoint_size(model, make_plan(model, w));
   CHECK(other.bytes == 12 * elements);
   CHECK_FALSE(other.largest_rank_bytes.has_value());
+  // tiny-llama's shards on 4 ranks are all of less than 4,096 elements, but the embedding's, the head's and the MLP's.
+  w.dialect = Dialect::fsdp2, w.shard = 4, w.optimizer = OptimizerKind::adamw_8bit;
+  std::int64_t in_eight_bits = 0;
+  for (const Parameter& p : model.parameters) {
+    REQUIRE(p.numel() % 4 == 0);
+    const std::int64_t held = p.numel() / 4;
+    in_eight_bits += 4 * (4 * held + 2 * (held >= 4096 && held % 256 == 0 ? held + held / 64 + 1024 : 4 * held));
+  }
+  const CheckpointSize eight_bit = checkpoint_size(model, make_plan(model, w));
+  CHECK(eight_bit.bytes == in_eight_bits);
+  CHECK(eight_bit.bytes < 12 * elements);
+  CHECK_FALSE(eight_bit.largest_rank_bytes.has_value());
 }
 
 TEST_CASE("the size of a checkpoint of as many replicas as a plan may have is known at once") {

@@ -158,8 +158,14 @@ inline void check_updates(const Subject& subject) {
   for (const UnitLayout& layout : layouts_by_hand())
     for (std::int64_t rank = 0; rank < layout.shards; rank += 3)
       for (const GradientPlaces places : {GradientPlaces::as_shard, GradientPlaces::trained, GradientPlaces::dense})
-        for (const auto& [type, adam] :
-             {std::pair{DType::f64, true}, {DType::f32, true}, {DType::f32, false}, {DType::bf16, true}}) {
+        for (const auto& [type, adam, momentum] : {std::tuple{DType::f64, true, 0.0},
+                                                   {DType::f32, true, 0.0},
+                                                   {DType::f32, false, 0.0},
+                                                   {DType::f64, false, 0.9},
+                                                   {DType::f32, false, 0.9},
+                                                   {DType::bf16, false, 0.9},
+                                                   {DType::bf16, true, 0.0}}) {
+          settings.momentum = momentum;
           CAPTURE(layout.shards);
           CAPTURE(rank);
           CAPTURE(name(type));
@@ -274,7 +280,7 @@ inline void check_data(const Subject& subject) {
     std::vector<Tensor> t;
     t.push_back(Tensor::poisoned(s, DType::f32, 90));
     t.push_back(Tensor::poisoned(s, DType::f32, 90));
-    s.kernels.read_state(state, matrix, StatePart::first_moment, {0, 4, 3}, DType::f32, t[0].view().data);
+    s.kernels.read_state(state, matrix, StatePart::first_state, {0, 4, 3}, DType::f32, t[0].view().data);
     s.kernels.copy(t[1].view().data, t[0].view().data, 4 * 89);
     s.kernels.zero({t[0].view().data, 8});
     s.kernels.copy(t[1].view().data, nullptr, 0);

@@ -173,9 +173,9 @@ TEST_CASE("batches of a reader, more than there is pinned memory for at once, an
     row = row / p.shape.at(static_cast<std::size_t>(slab.dim)) * slab.rows;
     auto* values = reinterpret_cast<double*>(to);
     for (std::int64_t i = 0; i < row; ++i)
-      values[i] = part == StatePart::parameter      ? 0.02 * static_cast<double>((slab.begin + i) % 11 - 5)
-                  : part == StatePart::first_moment ? 1e-3
-                                                    : 1e-5;
+      values[i] = part == StatePart::parameter     ? 0.02 * static_cast<double>((slab.begin + i) % 11 - 5)
+                  : part == StatePart::first_state ? 1e-3
+                                                   : 1e-5;
   };
   check_equal(job, on_cuda(job, options), execute(job.model, job.plan, options));
   options.training.tokens = [vocab = model.vocab](std::int64_t sequence, std::int64_t length, std::int64_t* ids,

@@ -237,6 +237,38 @@ TEST_CASE("SGD equals torch.optim.SGD") {
   CHECK(distance(decode(DType::f64, p.view()), r["end"].get<Numbers>()) <= 1e-15);
 }
 
+TEST_CASE("SGD with momentum equals torch.optim.SGD on every shard, and leaves padding alone") {
+  const nlohmann::json r = golden("kernels.json")["sgd_momentum"];
+  Optimizer o;
+  o.kind = OptimizerKind::sgd, o.lr = r["lr"], o.weight_decay = r["weight_decay"], o.momentum = r["momentum"];
+  const Numbers begin = r["begin"], end = r["end"], buffer = r["buffer"];
+  for (const auto& [type, tolerance] : {std::pair{DType::f64, 1e-14}, {DType::f32, 1e-6}, {DType::bf16, 0.05}})
+    for (const std::int64_t world : {1, 2, 3, 4})
+      for (std::int64_t rank = 0; rank < world; ++rank) {
+        const UnitLayout layout = layout_of({{2}, {7}}, world);
+        const ShardedParam& p = layout.params[1];
+        const std::int64_t first = p.local_row_begin(rank), n = p.local_rows(rank),
+                           other = layout.params[0].local_rows(rank);
+        const auto part = [&](const Numbers& whole) {
+          return Numbers(whole.begin() + first, whole.begin() + first + n);
+        };
+        const auto padded = [&](const Numbers& whole) {
+          Numbers x(index(layout.shard_elements), 77.0);
+          std::copy_n(whole.begin() + first, n, x.begin() + p.offset);
+          return encode(type, x);
+        };
+        Block shard = padded(begin), b = encode(type, Numbers(index(other + n)));
+        for (std::int64_t step = 1; step <= 4; ++step) {
+          Block gradient = padded(r["gradients"][index(step - 1)]);
+          host_kernel_set().sgd({layout, rank, o, step, type, gradient.view(), shard.view(), b.view()});
+        }
+        const Numbers after = decode(type, shard.view()), bs = decode(type, b.view());
+        CHECK(distance(Numbers(after.begin() + p.offset, after.begin() + p.offset + n), part(end)) <= tolerance);
+        CHECK(distance(Numbers(bs.begin() + other, bs.end()), part(buffer)) <= tolerance);
+        for (std::int64_t i = p.offset + n; i < layout.shard_elements; ++i) CHECK(after[index(i)] == 77.0);
+      }
+}
+
 TEST_CASE("optimizers refuse other sizes, ranks and steps") {
   const UnitLayout layout = layout_of({{5}}, 2);
   Block a(12), b(12), m(12), v(12), small(8);
@@ -250,4 +282,8 @@ TEST_CASE("optimizers refuse other sizes, ranks and steps") {
   CHECK_THROWS_AS(host_kernel_set().adamw({layout, 0, {}, 1, DType::f32, small.view(), b.view(), m.view(), v.view()}),
                   MachineError);
   CHECK_THROWS_AS(host_kernel_set().sgd({layout, 0, {}, 1, DType::f32, a.view(), small.view()}), MachineError);
+  Optimizer momentum;
+  momentum.momentum = 0.9;
+  CHECK_NOTHROW(host_kernel_set().sgd({layout, 0, momentum, 1, DType::f32, a.view(), b.view(), m.view()}));
+  CHECK_THROWS_AS(host_kernel_set().sgd({layout, 0, momentum, 1, DType::f32, a.view(), b.view()}), MachineError);
 }

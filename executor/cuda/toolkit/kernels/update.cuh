@@ -172,6 +172,21 @@ __global__ void sgd_kernel(UpdateTable table, SgdStep<Math<T>> sgd, const T* gra
   });
 }
 
+template <class T, int kCount>
+__global__ void sgd_momentum_kernel(UpdateTable table, SgdStep<Math<T>> sgd, const T* gradient, T* value, T* momentum) {
+  const TrainedPart& part = table.part[blockIdx.y];
+  const T* g = gradient + part.gradient;
+  T *p = value + part.shard, *b = momentum + part.state;
+  for_elements<kCount>(part.elements, [&](auto count, std::int64_t i) {
+    constexpr int c = decltype(count)::value;
+    const Pack<T, c> pg = load_pack<c>(g + i);
+    Pack<T, c> pp = load_pack<c>(p + i), pb = load_pack<c>(b + i);
+    for (int k = 0; k < c; ++k) sgd.apply(pg.at[k], pp.at[k], pb.at[k]);
+    store_pack(p + i, pp);
+    store_pack(b + i, pb);
+  });
+}
+
 // Calls f(table, parts of it, most elements of one, whether all of its parts begin at multiples of `c` elements).
 template <class F>
 void with_trained(const UnitLayout& layout, std::int64_t rank, GradientPlaces places, std::int64_t c, const F& f) {
@@ -225,16 +240,22 @@ void launch_adamw(const OptimizerUpdate& u, const Launch& launch) {
 template <class Launch>
 void launch_sgd(const OptimizerUpdate& u, const Launch& launch) {
   check_update(u);
+  const bool momentum = u.optimizer.momentum != 0;
+  if (momentum)
+    check_extent("optimizer", "momentum", 0, u.state1, u.layout.local_trained_elements(u.shard_rank), size_of(u.type));
   with_type(u.type, [&](auto element) {
     using T = decltype(element);
     const auto* g = reinterpret_cast<const T*>(u.gradient.data);
-    auto* p = reinterpret_cast<T*>(u.shard.data);
+    auto *p = reinterpret_cast<T*>(u.shard.data), *b = reinterpret_cast<T*>(u.state1.data);
+    const SgdStep<Math<T>> sgd(u.optimizer);
     with_trained(u.layout, u.shard_rank, u.places, kPack<T>,
                  [&](const UpdateTable& table, unsigned parts, std::int64_t most, bool packs) {
-                   with_packs<kPack<T>>(packs && aligned_to_16(g, p), [&](auto count) {
+                   with_packs<kPack<T>>(packs && aligned_to_16(g, p, b), [&](auto count) {
                      constexpr int c = decltype(count)::value;
-                     launch({blocks_for(most / c + 1), parts}, {kThreads}, 0, sgd_kernel<T, c>, table,
-                            SgdStep<Math<T>>(u.optimizer), g, p);
+                     const unsigned blocks = blocks_for(most / c + 1);
+                     if (momentum)
+                       launch({blocks, parts}, {kThreads}, 0, sgd_momentum_kernel<T, c>, table, sgd, g, p, b);
+                     else launch({blocks, parts}, {kThreads}, 0, sgd_kernel<T, c>, table, sgd, g, p);
                    });
                  });
   });
