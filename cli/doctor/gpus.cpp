@@ -7,7 +7,7 @@
 namespace fsdp::cli {
 namespace {
 
-using Json = nlohmann::json;
+using Json = nlohmann::ordered_json;
 
 Json json_of(cuda::Version v) { return Json::array({v.major, v.minor, v.patch}); }
 cuda::Version version_from(const Json& j) { return {j.at(0).get<int>(), j.at(1).get<int>(), j.at(2).get<int>()}; }

@@ -19,11 +19,6 @@ namespace {
 
 constexpr const char* kUseAnother = "use another checkpoint";
 
-bool is_kind(const FileSystem& files, const std::string& path, EntryKind kind) {
-  Entry entry;
-  return files.inspect(path, entry) == 0 && entry.kind == kind;
-}
-
 // One box's blocks, each read and verified when it is first touched, straight to where it belongs where all of it does.
 class BlockReader {
  public:

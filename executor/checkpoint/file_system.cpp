@@ -93,6 +93,11 @@ void CheckedFile::read(std::int64_t at, std::span<std::byte> to) const {
   }
 }
 
+bool is_kind(const FileSystem& files, const std::string& path, EntryKind kind) {
+  Entry entry;
+  return files.inspect(path, entry) == 0 && entry.kind == kind;
+}
+
 std::string read_text(const FileSystem& files, const std::string& path, std::int64_t most) {
   const CheckedFile file(files, path);
   Entry entry;

@@ -35,6 +35,9 @@ struct FileSystem {
 
 [[nodiscard]] FileSystem machine_file_system();
 
+// False also where there is nothing of that name.
+[[nodiscard]] bool is_kind(const FileSystem&, const std::string& path, EntryKind);
+
 // "could not be written (No space left on device)": MachineError for what the machine refused. `result`: -errno.
 [[noreturn]] void fail_machine(const std::string& path, const std::string& what, std::int64_t result);
 

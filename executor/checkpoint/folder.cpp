@@ -33,11 +33,6 @@ bool is_leftover(std::string_view name) {
   return false;
 }
 
-bool is_kind(const FileSystem& files, const std::string& path, EntryKind kind) {
-  Entry entry;
-  return files.inspect(path, entry) == 0 && entry.kind == kind;
-}
-
 void check(const std::string& path, const char* what, int result) {
   if (result < 0) fail_machine(path, what, result);
 }

@@ -15,7 +15,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr std::string_view kSchema = "fsdp-plan/fitted-costs/1", kOnePlatform = "fsdp-plan/costs/1";
+constexpr std::string_view kFittedSchema = "fsdp-plan/fitted-costs/1", kOnePlatform = "fsdp-plan/costs/1";
 constexpr std::int64_t kMostRows = 1'000'000'000;
 
 Json json_of(const FittedPlatform& p, bool pooled) {
@@ -112,14 +112,14 @@ Costs costs_for(const FittedCosts& fitted, const ClusterSpec& cluster, std::stri
 }
 
 std::string to_json_text(const FittedCosts& f) {
-  Json j = {{"schema", kSchema}, {"source", f.source}, {"gpus", Json::array()}, {"platforms", Json::array()}};
+  Json j = {{"schema", kFittedSchema}, {"source", f.source}, {"gpus", Json::array()}, {"platforms", Json::array()}};
   for (const FittedPlatform& p : f.gpus) j["gpus"].push_back(json_of(p, true));
   for (const FittedPlatform& p : f.platforms) j["platforms"].push_back(json_of(p, false));
   return j.dump(1) + "\n";
 }
 
 FittedCosts parse_fitted_costs(std::string_view json_text, std::string_view where) {
-  const JsonDocument document = parse_document(json_text, where, kSchema);
+  const JsonDocument document = parse_document(json_text, where, kFittedSchema);
   JsonObject root = document.root();
   FittedCosts f;
   f.source = root.text("source");
@@ -135,11 +135,12 @@ std::variant<Costs, FittedCosts> parse_any_costs(std::string_view json_text, std
     const JsonDocument document = parse_document(json_text, where, "");
     JsonObject root = document.root();
     schema = root.at("schema").any_text();
-    if (schema != kSchema && schema != kOnePlatform)
-      root.refuse("schema", "is not that of costs",
-                  "give a file of `fsdp-plan calibrate`: " + std::string(kOnePlatform) + " or " + std::string(kSchema));
+    if (schema != kFittedSchema && schema != kOnePlatform)
+      root.refuse(
+          "schema", "is not that of costs",
+          "give a file of `fsdp-plan calibrate`: " + std::string(kOnePlatform) + " or " + std::string(kFittedSchema));
   }
-  if (schema == kSchema) return parse_fitted_costs(json_text, where);
+  if (schema == kFittedSchema) return parse_fitted_costs(json_text, where);
   return parse_costs(json_text, where);
 }
 

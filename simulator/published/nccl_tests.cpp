@@ -102,9 +102,9 @@ struct TableRow {
   std::optional<Half> out_of_place, in_place;
 };
 
-class Reader {
+class LogReader {
  public:
-  Reader(std::string_view where, const NcclLogOptions& options)
+  LogReader(std::string_view where, const NcclLogOptions& options)
       : where_(where), options_(options), by_file_(collective_in(base(where))) {}
 
   void line(std::string_view text, std::int64_t at) {
@@ -314,7 +314,7 @@ class Reader {
 }  // namespace
 
 NcclLog read_nccl_tests(std::istream& in, std::string_view where, const NcclLogOptions& options) {
-  Reader reader(where, options);
+  LogReader reader(where, options);
   std::string line;
   std::int64_t at = 0;
   while (std::getline(in, line)) {
