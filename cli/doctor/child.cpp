@@ -29,6 +29,23 @@ double seconds_since(std::chrono::steady_clock::time_point begin) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
+// Those that end a program that does not handle them.
+sigset_t ending_signals() {
+  sigset_t set;
+  sigemptyset(&set);
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) sigaddset(&set, signal);
+  return set;
+}
+
+bool signal_waits() {
+  sigset_t pending;
+  sigset_t blocked;
+  if (::sigpending(&pending) != 0 || ::sigprocmask(SIG_BLOCK, nullptr, &blocked) != 0) return false;
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP})
+    if (sigismember(&pending, signal) == 1 && sigismember(&blocked, signal) == 1) return true;
+  return false;
+}
+
 struct Pipe {
   int read = -1, write = -1;
 };
@@ -46,11 +63,20 @@ Pipe make_pipe() {
   const int nothing = ::open("/dev/null", O_RDONLY);
   if (nothing < 0 || ::dup2(nothing, 0) < 0 || ::dup2(out, 1) < 0 || ::dup2(err, 2) < 0) ::_exit(127);
   std::signal(SIGXFSZ, SIG_DFL);
+  sigset_t none;
+  sigemptyset(&none);
+  ::sigprocmask(SIG_SETMASK, &none, nullptr);
   ::execv(words[0], words);
   ::_exit(127);
 }
 
 }  // namespace
+
+SignalsWait::SignalsWait() {
+  const sigset_t set = ending_signals();
+  ::sigprocmask(SIG_BLOCK, &set, &before_);
+}
+SignalsWait::~SignalsWait() { ::sigprocmask(SIG_SETMASK, &before_, nullptr); }
 
 std::string ChildEnd::how() const {
   if (!in_time) return fmt::format("did not end within {:.3g} s", seconds);
@@ -108,8 +134,9 @@ bool Child::has_ended() const {
   return ::waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid == pid_;
 }
 
-bool Child::ends_within(double seconds) {
+bool Child::ends_within(double seconds, bool interruptible) {
   for (const auto begin = std::chrono::steady_clock::now(); !has_ended();) {
+    if (interruptible && signal_waits()) throw MachineError("interrupted by a signal");
     if (seconds_since(begin) > seconds) return false;
     read_some(10);
   }
@@ -119,15 +146,15 @@ bool Child::ends_within(double seconds) {
 // What it started and left behind ends, too.
 void Child::end() {
   if (!has_ended()) ::kill(-pid_, SIGTERM);
-  (void)ends_within(kToEnd);
+  (void)ends_within(kToEnd, false);
   ::kill(-pid_, SIGKILL);
-  if (ends_within(kToBeKilled)) ::waitpid(pid_, nullptr, 0);
+  if (ends_within(kToBeKilled, false)) ::waitpid(pid_, nullptr, 0);
   pid_ = -1;
 }
 
 ChildEnd Child::finish(double seconds) {
   ChildEnd result;
-  result.in_time = ends_within(std::max(0.0, seconds - seconds_since(begin_)));
+  result.in_time = ends_within(std::max(0.0, seconds - seconds_since(begin_)), true);
   result.seconds = result.in_time ? seconds_since(begin_) : seconds;
   siginfo_t info{};
   if (result.in_time && ::waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOHANG | WNOWAIT) == 0) {

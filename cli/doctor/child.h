@@ -5,6 +5,7 @@
 #pragma once
 
 #include <sys/types.h>
+#include <csignal>
 
 #include <chrono>
 #include <optional>
@@ -23,6 +24,19 @@ struct ChildEnd {
   [[nodiscard]] std::string how() const;
 };
 
+// While it lives, SIGINT, SIGTERM and SIGHUP wait: Child::finish then throws, children end with all that they started,
+// and the signal takes effect when this object goes.
+class SignalsWait {
+ public:
+  SignalsWait();
+  ~SignalsWait();
+  SignalsWait(const SignalsWait&) = delete;
+  SignalsWait& operator=(const SignalsWait&) = delete;
+
+ private:
+  sigset_t before_;
+};
+
 class Child {
  public:
   // The first word is a path. Its standard input is empty.
@@ -30,13 +44,14 @@ class Child {
   ~Child();
   Child(const Child&) = delete;
   Child& operator=(const Child&) = delete;
-  // Call it once. Never blocks for longer than the limit and a few seconds, whatever the program does.
+  // Call it once. Throws MachineError where a signal waits (SignalsWait). Never blocks for longer than the limit and a
+  // few seconds, whatever the program does.
   [[nodiscard]] ChildEnd finish(double seconds);
 
  private:
   void read_some(int milliseconds);
   [[nodiscard]] bool has_ended() const;
-  [[nodiscard]] bool ends_within(double seconds);
+  [[nodiscard]] bool ends_within(double seconds, bool interruptible);
   void end();
 
   pid_t pid_ = -1;

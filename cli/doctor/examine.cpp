@@ -175,6 +175,7 @@ std::string own_path() {
 }  // namespace
 
 Examination examine(const std::optional<std::string>& costs, double seconds) {
+  const SignalsWait signals;
   Examination e;
   e.host = host_findings();
   e.costs = costs_findings(costs, e.host);

@@ -110,6 +110,20 @@ TEST_CASE("a Python that sleeps, and all that it started, ends at the time limit
   CHECK_FALSE(runs_somewhere("sleep 98764.25"));
 }
 
+TEST_CASE("doctor that is interrupted ends what it started, and itself by the signal") {
+  const Program program;
+  write_script(program, "python", "sleep 98764.125 & sleep 98764.125");
+  for (const char* signal : {"INT", "TERM"}) {
+    const Answer answer =
+        program.run("FSDP_PLAN_PYTHON=./python timeout --foreground -s " + std::string(signal) +
+                    " 2 fsdp-plan doctor --time-limit 60s > out.txt; echo $? > code.txt; ls tmp | grep -c plan-doctor");
+    CHECK(program.text_of("code.txt") == "124\n");  // timeout had to send it
+    CHECK(program.text_of("out.txt").empty());
+    CHECK(answer.out == "0\n");  // its plans are gone
+    CHECK_FALSE(runs_somewhere("sleep 98764.125"));
+  }
+}
+
 TEST_CASE("a Python that ignores SIGTERM and prints without end ends, too") {
   const Program program;
   write_script(program, "python", "trap '' TERM; while :; do echo 98764.5; done");
