@@ -15,9 +15,14 @@ OptimizerLowering::OptimizerLowering(const LoweringContext& context, std::int64_
   const OptimizerFacts& facts = facts_of(c_.plan.optimizer.kind);
   if (!facts.executed && c_.implementation.memory == MemorySource::arena)
     throw InputError(
-        setting("optimizer"),
+        {"plan", "optimizer.kind"},
         fmt::format("{} is {}, which {} has no kernel for", facts.name, facts.python, c_.implementation.name),
         "predict it for an implementation of PyTorch's, such as torchtitan, or use adamw");
+  if (facts.eight_bit_block > 0 && c_.implementation.optimizer_form == OptimizerForm::loop)
+    throw InputError({"plan", "optimizer.kind"},
+                     fmt::format("what a step of {} ({}) takes is known on GPUs, not under {}", facts.name,
+                                 facts.python, c_.implementation.name),
+                     "predict it for another implementation, such as torchtitan, or use adamw");
 }
 
 std::int64_t OptimizerLowering::Part::all_elements() const {

@@ -9,7 +9,8 @@ Usage:
 
 Of SGD, with fake tensors: `points`, the bytes above those of before the step, after each operator that changed them, of
 a first and of a later step. Of torchao's AdamW8bit, with real ones: the tensors of each parameter's first state (the
-second has the same); and, as `triton`, the buffers that Inductor's code for GPUs allocates while it steps a tensor.
+second has the same); and, of "adamw-8bit step", the buffers that Inductor's code for GPUs allocates while it steps a
+tensor.
 """
 import gc
 import json
@@ -34,6 +35,7 @@ import record_memory
 GOLDEN = pathlib.Path(__file__).parent / "golden" / "optimizers.json"
 SMALL = dict(layers=2, vocab=1000, hidden=128, inner=344, heads=4, kv_heads=2, tied=False)
 ODD = dict(SMALL, vocab=997, hidden=140, inner=339, heads=5, kv_heads=1)
+STEPPED = (130, 4095, 4096, 16896, 262144, 262145, 4194304)
 LARGE = dict(SMALL, vocab=4096, hidden=256, inner=768)
 
 
@@ -177,6 +179,11 @@ def triton_buffers(elements):
             for shape, dtype in buffers]
 
 
+def gpu_step(elements):
+    return {"config": {"name": f"adamw-8bit steps {elements} elements", "optimizer": "adamw-8bit step",
+                       "elements": elements}, "allocates": triton_buffers(elements)}
+
+
 def record(c):
     dist.init_process_group("fake", store=FakeStore(), rank=c["rank"], world_size=c["shard"])
     try:
@@ -208,9 +215,7 @@ def main():
     document = {"_about": "Bytes that optimizers hold on one rank's shards. "
                           "Recorded by tests/torch/record_optimizers.py.",
                 "torch": torch.__version__.split("+")[0], "torchao": torchao.__version__,
-                "triton": [{"elements": n, "allocates": triton_buffers(n)}
-                           for n in (130, 4095, 4096, 16896, 262144, 262145, 4194304)],
-                "cases": [record(c) for c in configs()]}
+                "cases": [record(c) for c in configs()] + [gpu_step(n) for n in STEPPED]}
     return golden_file.finish(GOLDEN, golden_file.text_of(document))
 
 
