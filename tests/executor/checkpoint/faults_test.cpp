@@ -747,6 +747,23 @@ TEST_CASE("damaged, truncated, mixed up and missing files are refused by name; n
   }
 }
 
+TEST_CASE("SGD with momentum does not go on from SGD without it, nor the other way round") {
+  const ModelGraph model = small_model();
+  for (const double saved : {0.0, 0.9}) {
+    const Folder folder;
+    ShardingPlan plan = small_plan(), other = plan;
+    plan.optimizer.kind = other.optimizer.kind = OptimizerKind::sgd;
+    plan.optimizer.momentum = saved, other.optimizer.momentum = saved == 0 ? 0.9 : 0.0;
+    static_cast<void>(train(model, plan, 2, saving(model, plan, folder / "ckpt")));
+    CHECK(refusal([&] { return resuming(model, plan, folder / "ckpt"); }).empty());
+    plan.optimizer.momentum = saved == 0 ? 0.0 : 0.5;  // another momentum keeps the same states
+    CHECK(refusal([&] { return resuming(model, plan, folder / "ckpt"); }).empty());
+    CHECK(holds(refusal([&] { return resuming(model, other, folder / "ckpt"); }),
+                saved == 0 ? "was saved by sgd without momentum, the plan trains with sgd with momentum"
+                           : "was saved by sgd with momentum, the plan trains with sgd without momentum"));
+  }
+}
+
 TEST_CASE("a plan that cannot go on from a checkpoint is refused") {
   const ModelGraph model = small_model();
   const Folder folder;
