@@ -245,8 +245,9 @@ def make_optimizer(model):
         from torchao.optim import AdamW8bit
         return AdamW8bit(model.parameters(), lr=o["lr"], betas=(o["beta1"], o["beta2"]), eps=o["eps"],
                          weight_decay=o["weight_decay"])
+    on_gpu = next(model.parameters()).is_cuda  # there one kernel steps many parameters and makes no temporaries
     return torch.optim.AdamW(model.parameters(), lr=o["lr"], betas=(o["beta1"], o["beta2"]), eps=o["eps"],
-                             weight_decay=o["weight_decay"])
+                             weight_decay=o["weight_decay"], fused=on_gpu)
 
 
 def peak_memory(device):
