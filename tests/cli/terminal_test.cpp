@@ -107,7 +107,7 @@ TEST_CASE("what the program offers to shells") {
   CHECK(offered("plan --implementation tor").contains("torchtitan"));
   CHECK(offered("plan --param-dtype ''") == std::set<std::string>{"fp64", "fp32", "bf16", "fp16"});
   CHECK(offered("plan --dialect ''") == std::set<std::string>{"fsdp2", "fsdp1", "ddp"});
-  CHECK(offered("plan --optimizer ''") == std::set<std::string>{"adamw", "sgd"});
+  CHECK(offered("plan --optimizer ''") == std::set<std::string>{"adamw", "adamw-8bit", "sgd"});
   CHECK(offered("plan --offload ''") == std::set<std::string>{"true", "false"});
   CHECK(offered("plan --offload --glo") == std::set<std::string>{"--global-batch", "--global-batch-tokens"});
   CHECK(offered("plan --json=b") == std::set<std::string>{"--json=brief"});
