@@ -15,6 +15,7 @@ constexpr FieldRow kFieldFlags[] = {
     {"model", "--model"},
     {"cluster", "--cluster"},
     {"cluster_file", "--file"},
+    {"topology", "--topo"},
     {"layers", "--layers"},
     {"hidden", "--hidden"},
     {"heads", "--heads"},

@@ -7,7 +7,8 @@ Programs programs_of(const ShardingPlan& plan, const Setup& setup) {
 }
 
 Prediction priced(Prediction p, const Setup& setup) {
-  if (setup.cluster.price) p.cost = training_cost(*setup.cluster.price, p.ranks, p.tokens_per_s);
+  if (setup.cluster.price && p.verdict != Verdict::does_not_fit)
+    p.cost = training_cost(*setup.cluster.price, p.ranks, p.tokens_per_s);
   return p;
 }
 

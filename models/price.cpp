@@ -17,8 +17,9 @@ constexpr double kMostPrice = 1e9;
 constexpr std::size_t kLongestCurrency = 8;
 constexpr const char* kPriceForm = "give the price of one GPU for one hour, such as 2.1 or \"2.1 USD\"";
 
+// A single letter is more likely a factor (k, M) than a currency.
 bool is_currency(const std::string& word) {
-  return word.size() <= kLongestCurrency &&
+  return word.size() != 1 && word.size() <= kLongestCurrency &&
          std::all_of(word.begin(), word.end(), [](unsigned char c) { return std::isalpha(c) != 0 && c < 128; });
 }
 
@@ -46,7 +47,7 @@ Price parse_price(const std::string& text, const Origin& where) {
 
 std::string money(double amount, const std::string& currency) {
   const std::string number =
-      amount >= 1000 && amount < 1e15 ? with_commas(std::llround(amount)) : fmt::format("{:.3g}", amount);
+      amount >= 999.5 && amount < 1e15 ? with_commas(std::llround(amount)) : fmt::format("{:.3g}", amount);
   return currency.empty() ? number : number + " " + currency;
 }
 

@@ -17,7 +17,7 @@ struct Price {
   std::string currency;  // a word for answers, "USD"; empty: in no currency in particular
   friend bool operator==(const Price&, const Price&) = default;
 };
-// "2.1", "2.1 USD", "2.1EUR": more than zero, at most 10^9. Throws InputError.
+// "2.1", "2.1 USD", "2.1EUR" (words of two letters and more): more than zero, at most 10^9. Throws InputError.
 [[nodiscard]] Price parse_price(const std::string& text, const Origin& where);
 [[nodiscard]] Price checked_price(double per_gpu_hour, const Origin& where);
 [[nodiscard]] std::string text_of(const Price&);                              // "2.1 USD"

@@ -155,8 +155,10 @@ std::optional<GoodputAnswer> apply_goodput_flags(const GoodputFlags& f, const Pr
   }
   a.goodput = expected_goodput(a.run, every, waiting);
   a.best = best_interval(a.run, waiting);
-  if (setup.cluster.price) {
-    a.cost = training_cost(*setup.cluster.price, p.ranks, a.goodput.tokens_per_day(a.run) / 86'400);
+  const double kept = a.goodput.tokens_per_day(a.run) / kDay.count();  // a second
+  if (setup.cluster.price && !(kept > 0)) a.assumptions.push_back("cost: no tokens stay trained, so they have none");
+  if (setup.cluster.price && kept > 0) {
+    a.cost = training_cost(*setup.cluster.price, p.ranks, kept);
     a.assumptions.push_back(fmt::format("cost: the {} GPUs of the job are paid all the time{}", with_commas(p.ranks),
                                         f.spares ? "; spares are not counted" : ""));
   }

@@ -179,19 +179,24 @@ void check_tensor(const Checkpoint& saved, const Parameter& p, StatePart part, D
                      "go on with the dtype that it was saved in");
 }
 
-// Of optimizers that keep the same states, one text.
-std::string optimizer_words(const Optimizer& o) {
-  const bool momentum = facts_of(o.kind).takes_momentum;
-  return std::string(name(o.kind)) + (!momentum ? "" : o.momentum != 0 ? " with momentum" : " without momentum");
-}
+// What decides which states there are.
+struct KindOfStates {
+  OptimizerKind kind{};
+  bool momentum = false;
+  friend bool operator==(const KindOfStates&, const KindOfStates&) = default;
+};
 
-std::string saved_by(const Manifest& m) {
-  Optimizer o;
-  o.kind = m.optimizer;
+KindOfStates states_of(const Optimizer& o) { return {o.kind, facts_of(o.kind).takes_momentum && o.momentum != 0}; }
+
+KindOfStates states_of(const Manifest& m) {
   const bool any =
       std::any_of(m.tensors.begin(), m.tensors.end(), [](const SavedTensor& t) { return is_optimizer_state(t.name); });
-  if (facts_of(o.kind).takes_momentum && any) o.momentum = 0.5;  // which one is not said
-  return optimizer_words(o);
+  return {m.optimizer, facts_of(m.optimizer).takes_momentum && any};
+}
+
+std::string words(const KindOfStates& s) {
+  const char* momentum = !facts_of(s.kind).takes_momentum ? "" : s.momentum ? " with momentum" : " without momentum";
+  return std::string(name(s.kind)) + momentum;
 }
 
 }  // namespace
@@ -200,7 +205,8 @@ void check_resumable(const Checkpoint& saved, const ModelGraph& model, const Sha
   const Manifest& m = saved.manifest();
   const std::string where = saved.folder() + "/" + kManifestName;
   const std::size_t states = state_names(plan.optimizer).size();
-  const bool same = saved_by(m) == optimizer_words(plan.optimizer);
+  const KindOfStates before = states_of(m), now = states_of(plan.optimizer);
+  const bool same = before == now;
   std::size_t wanted = 0;
   for (const Parameter& p : model.parameters) {
     check_tensor(saved, p, StatePart::parameter, plan.master_dtype);
@@ -215,10 +221,10 @@ void check_resumable(const Checkpoint& saved, const ModelGraph& model, const Sha
                                  m.model_digest, model.name, model.digest()),
                      "give the model that it was saved from");
   if (!same)
-    throw InputError(where,
-                     fmt::format("was saved by {}, the plan trains with {}, which keeps other states", saved_by(m),
-                                 optimizer_words(plan.optimizer)),
-                     "go on with the same optimizer");
+    throw InputError(
+        where,
+        fmt::format("was saved by {}, the plan trains with {}, which keeps other states", words(before), words(now)),
+        "go on with the same optimizer");
   if (m.tensors.size() != wanted)
     throw InputError(
         where, fmt::format("holds {} tensors, where the model and its optimizer have {}", m.tensors.size(), wanted),

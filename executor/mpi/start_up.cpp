@@ -137,7 +137,7 @@ std::optional<StartUp::Lost> StartUp::look() {
   for (std::vector<Peer>* processes : {&peers_, &silent_}) {
     for (Peer& peer : *processes) {
       peer.stopped_looks = look_at(peer.pid).state == ProcessState::stopped ? peer.stopped_looks + 1 : 0;
-      if (peer.stopped_looks == kStoppedLooks)
+      if (peer.stopped_looks >= kStoppedLooks)
         return Lost{peer.rank, fmt::format("is stopped (SIGSTOP): its process, {}, is killed", peer.pid), peer.pid};
     }
   }

@@ -73,7 +73,7 @@ std::string assumed_card(const GpuSpec& gpu) {
 
 std::string cluster_file(std::string_view gpu_name, const NodeTopology& node, const std::string& where) {
   const std::string name(gpu_name);
-  const NodeFacts facts = node_facts(load_gpu(name, setting("cluster_file")), node, where);
+  const NodeFacts facts = node_facts(load_gpu(name, setting("topology")), node, where);
   const auto gpus = static_cast<std::int64_t>(node.gpus.size());
   const std::int64_t cards = facts.card ? facts.cards : gpus;
   Json gpu = gpu_json(name);

@@ -55,20 +55,30 @@ void check_gpus(const GpuSpec& gpu, const NodeTopology& node, const std::string&
   }
 }
 
+// NCCL leaves out links to GPUs that the job does not use. The rate that is counted without switches is that of the
+// links among the GPUs of the job.
+void check_links_inside(const NodeTopology& node, const std::string& where) {
+  std::set<std::string> present;
+  for (const NodeGpu& g : node.gpus) present.insert(g.bus);
+  for (const NodeGpu& g : node.gpus)
+    for (const auto& [bus, count] : g.links_to_gpus)
+      if (!present.contains(bus))
+        throw InputError(where, fmt::format("NVLinks join GPU {} with {}, which the job did not use", g.bus, bus),
+                         "let a job that uses all GPUs of the node write the dump");
+}
+
 // How GPUs are joined by NVLink: all with all; only within groups, so that rings leave them over PCIe; not at all.
 enum class Joined : std::uint8_t { all, groups, none };
 
 Joined nvlinks(const NodeTopology& node, const std::string& where) {
   if (links_of(node.gpus.front()) == 0) return Joined::none;
   if (node.gpus.front().links_to_switches > 0) return Joined::all;
-  std::set<std::string> present;
-  for (const NodeGpu& g : node.gpus) present.insert(g.bus);
+  check_links_inside(node, where);
   std::set<std::set<std::string>> groups;
   for (const NodeGpu& g : node.gpus) {
     std::set<std::string> group = {g.bus};
     std::set<std::int64_t> counts;
     for (const auto& [bus, count] : g.links_to_gpus) {
-      if (!present.contains(bus)) continue;
       group.insert(bus);
       counts.insert(count);
     }

@@ -37,8 +37,9 @@ double traffic_bytes(const Operation& op, const Step& step, const Program& progr
   return one_slot ? 2 * bytes : bytes;
 }
 
-// Bytes that the optimizer's kernels move over those of one fused pass. foreach SGD: decay reads two and writes one;
-// momentum is scaled in place, added to and subtracted from the parameter (docs/costs.md).
+// Bytes that the optimizer's kernels move over those of one fused pass. SGD, of many parameters at once or of one:
+// decay reads two and writes one; momentum is scaled in place, added to and subtracted from the parameter
+// (docs/costs.md).
 double optimizer_traffic(const CostContext& c) {
   const Optimizer& o = c.plan.optimizer;
   if (o.kind == OptimizerKind::adamw) return c.implementation.optimizer_traffic;
@@ -132,7 +133,9 @@ Seconds host_work(const Operation& op, const Step& step, const Program& program,
   if (bytes == 0) return {};
   if (c.cluster.host)
     return Seconds(bytes / rate_or_default(c.costs.optimizer, "the optimizer", c.cluster, c.costs).byte_rate.count());
-  return Seconds(bytes * static_cast<double>(c.cluster.gpus_per_node) / (kSockets * kBytesPerSecond));
+  const bool several_passes = op.action == Action::optimizer && c.plan.optimizer.kind == OptimizerKind::sgd;
+  return Seconds(bytes * (several_passes ? optimizer_traffic(c) : 1) * static_cast<double>(c.cluster.gpus_per_node) /
+                 (kSockets * kBytesPerSecond));
 }
 
 bool is_kernel(Action a) { return a == Action::forward || a == Action::recompute || a == Action::backward; }

@@ -16,7 +16,7 @@ from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import Shard
+from torch.distributed.tensor import DTensor, Shard
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -236,17 +236,24 @@ def train_step(model, optimizer, batches):
     return loss_sum
 
 
+def parameter_groups(model):
+    # Ignored parameters are plain tensors: one pass over many parameters cannot hold both kinds.
+    sharded = [p for p in model.parameters() if isinstance(p, DTensor)]
+    whole = [p for p in model.parameters() if not isinstance(p, DTensor)]
+    return [{"params": parameters} for parameters in (sharded, whole) if parameters]
+
+
 def make_optimizer(model):
     o = PLAN["optimizer"]
     if o["kind"] == "sgd":
-        return torch.optim.SGD(model.parameters(), lr=o["lr"], momentum=o.get("momentum", 0.0),
+        return torch.optim.SGD(parameter_groups(model), lr=o["lr"], momentum=o.get("momentum", 0.0),
                                weight_decay=o["weight_decay"])
     if o["kind"] == "adamw-8bit":
         from torchao.optim import AdamW8bit
-        return AdamW8bit(model.parameters(), lr=o["lr"], betas=(o["beta1"], o["beta2"]), eps=o["eps"],
+        return AdamW8bit(parameter_groups(model), lr=o["lr"], betas=(o["beta1"], o["beta2"]), eps=o["eps"],
                          weight_decay=o["weight_decay"])
     on_gpu = next(model.parameters()).is_cuda  # there one kernel steps many parameters and makes no temporaries
-    return torch.optim.AdamW(model.parameters(), lr=o["lr"], betas=(o["beta1"], o["beta2"]), eps=o["eps"],
+    return torch.optim.AdamW(parameter_groups(model), lr=o["lr"], betas=(o["beta1"], o["beta2"]), eps=o["eps"],
                              weight_decay=o["weight_decay"], fused=on_gpu)
 
 

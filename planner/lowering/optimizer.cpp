@@ -147,8 +147,7 @@ void OptimizerLowering::lower(StepBuilder& b, const DialectHooks& dialect, const
   const bool at_once = adamw ? c_.implementation.optimizer_temps_at_once : form() == OptimizerForm::foreach;
   const std::vector<Part> sharded = units(dialect), whole = ignored(parameters);
   std::vector<std::int32_t> temporaries;
-  if (decays && at_once)
-    for (const auto* parts : {&sharded, &whole}) allocate_decayed(b, *parts, temporaries);
+  if (decays && at_once) allocate_decayed(b, sharded, temporaries);
   if (first)
     for (const Part& part : sharded) init(b, part);
   for (const Part& part : sharded) {
@@ -159,8 +158,8 @@ void OptimizerLowering::lower(StepBuilder& b, const DialectHooks& dialect, const
     if (temporary >= 0 && at_once) temporaries.push_back(temporary);
     else if (temporary >= 0) b.release(temporary);
   }
-  if (adamw)
-    for (const std::int32_t temporary : std::exchange(temporaries, {})) b.release(temporary);
+  for (const std::int32_t temporary : std::exchange(temporaries, {})) b.release(temporary);
+  if (decays && at_once) allocate_decayed(b, whole, temporaries);  // a group of parameters of its own
   for (const Part& part : whole) {
     if (first) init(b, part);
     if (decays && !at_once) allocate_decayed(b, {part}, temporaries);

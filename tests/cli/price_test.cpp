@@ -64,6 +64,18 @@ TEST_CASE(
     CHECK_MESSAGE(says(text.out, words), text.out);
 }
 
+TEST_CASE("tokens that are not trained have no cost, and the rest of the answer stays") {
+  Program program;
+  const Answer lost = program.run("fsdp-plan simulate" + kLlama +
+                                  " --activation-checkpointing full --mtbf 1h --storage-bandwidth 1MB/s --price 2.1");
+  CHECK(says(lost.out, "Long run: 0"));
+  CHECK_FALSE(says(lost.out, "Cost of the long run"));
+  CHECK(says(lost.out, "cost: no tokens stay trained"));
+  const Answer large = program.run("fsdp-plan simulate --model llama3-70b --cluster dgx-h100 --gpus 8 --price 2");
+  CHECK(says(large.out, "Does not fit"));
+  CHECK_FALSE(says(large.out, "Cost"));
+}
+
 TEST_CASE("a price in the cluster's file holds unless the flag says another") {
   const Program program;
   REQUIRE(program.run("fsdp-plan show cluster dgx-h100 --file | sed '1 a \"price\": \"2.1 USD\",' > mine.json").code ==

@@ -110,6 +110,21 @@ TEST_CASE("fewer links than the catalog's GPU has are the node's own") {
   CHECK(says(file, "topology dump: 6 links of each GPU"));
 }
 
+TEST_CASE("links to GPUs that the job did not use are no links of its rings") {
+  std::string xml = dump("mesh-a100.xml");
+  const std::size_t second = xml.find("<pci busid=\"0000:02:00.0\""), end = xml.find("</cpu>");
+  xml.erase(second, end - second);  // two GPUs of four; their links to the others are still there
+  CHECK(
+      refusal_of([&] { return cluster_file("a100-sxm-80", parse_node_topology(xml, "n"), "n"); }) ==
+      "n: NVLinks join GPU 0000:00:00.0 with 0000:02:00.0, which the job did not use; let a job that uses all GPUs of "
+      "the node write the dump");
+}
+
+TEST_CASE("a node needs the name of a GPU, not of a cluster") {
+  CHECK(says(refusal_of([&] { return cluster_file("dgx-h100", node_of("dgx-h100.xml"), "n"); }),
+             "topology: \"dgx-h100\" is not a known GPU"));
+}
+
 TEST_CASE("a virtual machine hides switches, speeds and cards, and what is assumed then says so") {
   const NodeTopology node = node_of("vm-h100.xml");
   CHECK_FALSE(node.gpus[0].path.known);

@@ -19,9 +19,9 @@ TEST_CASE("a price is a number, alone or with the word of its currency") {
 }
 
 TEST_CASE("what is no price is refused") {
-  for (const char* text : {"",     " ",    "USD",  "-1",    "0",           "-0",       "0.0 USD", "nan",
-                           "inf",  "1e30", "1e2",  "2,1",   "2.1 US$",     "2.1  USD", "2.1 ",    "2.1 USDUSDUSD",
-                           "$2.1", "+2",   "0x10", "2.1\n", "999999999999"}) {
+  for (const char* text : {"",     " ",    "USD",  "-1",  "0",       "-0",       "0.0 USD",     "nan",
+                           "inf",  "1e30", "1e2",  "2,1", "2.1 US$", "2.1  USD", "2.1 ",        "2.1 USDUSDUSD",
+                           "2.1k", "5m",   "$2.1", "+2",  "0x10",    "2.1\n",    "999999999999"}) {
     CAPTURE(text);
     CHECK_THROWS_AS((void)parse_price(text, "t"), InputError);
   }
@@ -45,6 +45,7 @@ TEST_CASE("where no tokens are trained, tokens have no cost") {
 TEST_CASE("money reads as such") {
   CHECK(money(0.07584, "") == "0.0758");
   CHECK(money(403.2, "USD") == "403 USD");
+  CHECK(money(999.7, "") == "1,000");
   CHECK(money(12345.6, "USD") == "12,346 USD");
 }
 
