@@ -6,9 +6,14 @@ Programs programs_of(const ShardingPlan& plan, const Setup& setup) {
   return Programs(resolve(setup.model, plan, *setup.implementation, setup.cluster));
 }
 
+Seconds mean_step(const Prediction& p) {
+  return p.step_time_distribution ? p.step_time_distribution->mean : p.step_time;
+}
+
 Prediction priced(Prediction p, const Setup& setup) {
   if (setup.cluster.price && p.verdict != Verdict::does_not_fit)
-    p.cost = training_cost(*setup.cluster.price, p.ranks, p.tokens_per_s);
+    p.cost =
+        training_cost(*setup.cluster.price, p.ranks, static_cast<double>(p.tokens_per_step) / mean_step(p).count());
   return p;
 }
 

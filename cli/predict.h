@@ -10,7 +10,9 @@ namespace fsdp::cli {
 
 // The plan has passed `check` against the setup's model.
 [[nodiscard]] Programs programs_of(const ShardingPlan&, const Setup&);
-// With its cost, where the cluster has a price.
+// Of unequal GPUs, where that was asked for (--jitter); else the step.
+[[nodiscard]] Seconds mean_step(const Prediction&);
+// With its cost, where the cluster has a price and the plan fits.
 [[nodiscard]] Prediction priced(Prediction, const Setup&);
 // A prediction without timeline and order.
 [[nodiscard]] Score score_plan(const ShardingPlan&, const Setup&);

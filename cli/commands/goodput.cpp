@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "cli/predict.h"
 #include "executor/checkpoint/size.h"
 #include "models/input/error.h"
 #include "models/input/suggest.h"
@@ -120,7 +121,11 @@ std::optional<GoodputAnswer> apply_goodput_flags(const GoodputFlags& f, const Pr
   GoodputAnswer a;
   a.ranks = p.ranks;
   a.async_save = f.async_save;
-  a.run.step = p.step_time.count();
+  a.run.step = mean_step(p).count();
+  if (p.step_time_distribution)
+    a.assumptions.push_back(
+        fmt::format("steps: the mean of those of unequal GPUs, {} (--jitter)", human(mean_step(p))));
+  a.fits = p.verdict != Verdict::does_not_fit;
   a.run.tokens_per_step = static_cast<double>(p.tokens_per_step);
   a.run.mtbf =
       f.mtbf ? positive(*f.mtbf, "--mtbf") / static_cast<double>(p.ranks) : positive(*f.cluster_mtbf, "--cluster-mtbf");

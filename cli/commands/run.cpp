@@ -72,7 +72,8 @@ std::string measured_line(const Measurement& m, std::int64_t tokens) {
   }
   return fmt::format(
       "Ran: step {} (median of {}, noise {}), {} tokens/s, peak allocated {}, undeclared {}, loss {:.4f}.\n",
-      human(Seconds(m.median_step_seconds)), m.step_seconds.size(), percent(m.noise),
+      human(Seconds(m.median_step_seconds)), m.step_seconds.size(),
+      m.step_seconds.size() > 1 ? percent(m.noise) : "unknown",
       with_commas(static_cast<std::int64_t>(static_cast<double>(tokens) / m.median_step_seconds)), human(Bytes(peak)),
       human(Bytes(undeclared)), loss);
 }

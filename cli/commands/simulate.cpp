@@ -62,8 +62,9 @@ int simulate_command(const SimulateFlags& f) {
   else plan = plan_from_flags(f.shared, setup);
   Programs programs = programs_of(plan, setup);
   const Program& program = programs.of(0);
-  Prediction prediction = priced(predict(programs, setup.costs, setup.options), setup);
+  Prediction prediction = predict(programs, setup.costs, setup.options);
   add_distribution(prediction, f, setup);
+  prediction = priced(std::move(prediction), setup);
   const std::optional<GoodputAnswer> goodput = apply_goodput_flags(f.goodput, prediction, plan, setup);
   if (f.output) write_file(*f.output, to_json_text(prediction));
   if (f.trace) write_file(*f.trace, trace_json(program.steady_step, program, plan, setup.model, &prediction, nullptr));

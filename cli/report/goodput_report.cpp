@@ -57,7 +57,8 @@ std::string a_day(double part) {
 
 std::string goodput_text(const GoodputAnswer& a) {
   const Goodput& g = a.goodput;
-  std::string out = fmt::format(
+  std::string out = a.fits ? "" : "The plan does not fit; on GPUs with more memory, all else equal:\n";
+  out += fmt::format(
       "Long run: {} of the time trains, {} tokens a day; a failure every {} ({} GPU{}); a checkpoint of {} every {}.\n",
       share(g.training), with_commas(static_cast<std::int64_t>(g.tokens_per_day(a.run))), long_time(a.run.mtbf),
       with_commas(a.ranks), a.ranks == 1 ? "" : "s", human(Bytes(a.checkpoint_bytes)), every(a, g.save_every));
@@ -100,6 +101,7 @@ std::string goodput_json(const GoodputAnswer& a) {
   Json json = {{"schema", "fsdp-plan/goodput/1"},
                {"step_time_s", a.run.step},
                {"ranks", a.ranks},
+               {"fits", a.fits},
                {"cluster_mtbf_s", a.run.mtbf},
                {"checkpoint_bytes", a.checkpoint_bytes},
                {"async_save", a.async_save},

@@ -14,6 +14,7 @@ namespace fsdp::cli {
 struct GoodputAnswer {
   LongRun run;
   std::int64_t ranks = 1, checkpoint_bytes = 0;
+  bool fits = true;  // false: out of memory; all the rest is then of a machine with more
   bool async_save = false;
   double written = 0;  // seconds in which the storage takes a checkpoint
   // At --save-every, else at the best interval. With spares, simulated waiting replaces that of the closed form.

@@ -86,11 +86,17 @@ std::string made_of(const Prediction& p) {
 
 std::string percent(double fraction) { return fmt::format("{:.1f} %", 100 * fraction); }
 
+std::string optimizer_text(const Optimizer& o) {
+  return std::string(name(o.kind)) + (o.momentum != 0 ? fmt::format(" with momentum {}", o.momentum) : "");
+}
+
 std::string plan_label(const ShardingPlan& plan, const ModelGraph* model) {
-  return fmt::format("{}, wrap {} ({} unit{}), {}, {}{}, {}, mesh {} replica{} x {} shard{}", dialect_text(plan),
+  return fmt::format("{}, wrap {} ({} unit{}), {}, {}{}{}, {}, mesh {} replica{} x {} shard{}", dialect_text(plan),
                      plan.wrap.empty() ? "as listed" : plan.wrap, plan.units.size(), plan.units.size() == 1 ? "" : "s",
-                     reshard(plan), checkpointing(plan, model), plan.offload ? ", offload" : "", batch(plan),
-                     plan.replicate(), plan.replicate() == 1 ? "" : "s", plan.shard(), plan.shard() == 1 ? "" : "s");
+                     reshard(plan), checkpointing(plan, model), plan.offload ? ", offload" : "",
+                     plan.optimizer.kind == OptimizerKind::adamw ? "" : ", " + optimizer_text(plan.optimizer),
+                     batch(plan), plan.replicate(), plan.replicate() == 1 ? "" : "s", plan.shard(),
+                     plan.shard() == 1 ? "" : "s");
 }
 
 std::string verdict_line(const Prediction& p) {

@@ -21,6 +21,7 @@ namespace fsdp::cli {
 // "fsdp2, wrap block (33 units), reshard auto, activation checkpointing every-2 (16 modules), micro-batch 1 x 2 on each
 // of 8 ranks = 16 sequences (131,072 tokens) a step, mesh 1 replica x 8 shards": what distinguishes one plan from
 // another. The model, where it is known, names the policy of checkpointing.
+[[nodiscard]] std::string optimizer_text(const Optimizer&);  // "sgd with momentum 0.9"
 [[nodiscard]] std::string plan_label(const ShardingPlan&, const ModelGraph* model);
 
 // "Fits: step 1.46 s, 44,900 tokens/s (5,612 per GPU), MFU 41.3 %, peak 61.2 GiB of 75.1 GiB, 13.9 GiB to spare."
