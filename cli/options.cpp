@@ -272,12 +272,8 @@ PlanChoices choices_of(const Flags& f, std::int64_t ranks, std::int64_t seq_len)
 
 PlanTarget target_of(const Setup& setup) { return {setup.cluster.gpus, setup.seq_len, setup.cluster.host}; }
 
-// What is known to be off, with its size, or was not compared (docs/limits.md).
-void print_caution(const Setup& setup, OptimizerKind optimizer) {
-  if (optimizer == OptimizerKind::adamw_8bit)
-    print(stderr,
-          "note: the time of a step of adamw-8bit stands on torchao's code and on processors' times (0.4 ms for each "
-          "parameter tensor), and has not been compared with a GPU; its memory is torchao's to the byte\n");
+// What is known to be off, with its size (docs/limits.md).
+void print_caution(const Setup& setup) {
   const auto routes = [](const Op& op) { return op.kind == OpKind::moe_route; };
   if (setup.implementation->name.starts_with("hf") &&
       std::any_of(setup.model.ops.begin(), setup.model.ops.end(), routes))
@@ -331,11 +327,7 @@ Setup resolve_setup(const Flags& flags, const ShardingPlan* plan, Notes notes) {
   setup.implementation =
       flags.implementation ? &find_implementation(*flags.implementation, flags.compile, "--implementation")
                            : &usual_implementation(setup.model, setup.cluster.host, flags.compile, "--implementation");
-  if (notes == Notes::printed) {
-    const auto named =
-        parsed<OptimizerKind>(flags.optimizer, [](auto& t) { return parse_optimizer(t, "--optimizer"); });
-    print_caution(setup, plan != nullptr ? plan->optimizer.kind : named.value_or(OptimizerKind::adamw));
-  }
+  if (notes == Notes::printed) print_caution(setup);
   setup.costs = costs_of(flags, setup.cluster);
   setup.options.memory_limit =
       flags.memory_limit ? parse_bytes(*flags.memory_limit, "--memory-limit") : default_memory_limit(setup.cluster);

@@ -223,6 +223,7 @@ int plan_command(const PlanFlags& f) {
   const ShardingPlan& plan = result.best->plan;
   Programs programs = programs_of(plan, setup);
   const Prediction prediction = priced(predict(programs, setup.costs, setup.options), setup);
+  print(stderr, caution(plan));
   if (f.output) write_file(*f.output, to_json_text(plan));
   const int code = !f.emit || emit_plan(f, prediction, plan, setup) ? kDone : kAnswerIsNo;
   std::vector<FlagRemedy> remedies;

@@ -65,6 +65,7 @@ int simulate_command(const SimulateFlags& f) {
   Prediction prediction = predict(programs, setup.costs, setup.options);
   add_distribution(prediction, f, setup);
   prediction = priced(std::move(prediction), setup);
+  print(stderr, caution(plan));
   const std::optional<GoodputAnswer> goodput = apply_goodput_flags(f.goodput, prediction, plan, setup);
   if (f.output) write_file(*f.output, to_json_text(prediction));
   if (f.trace) write_file(*f.trace, trace_json(program.steady_step, program, plan, setup.model, &prediction, nullptr));
