@@ -29,30 +29,33 @@ double seconds_since(std::chrono::steady_clock::time_point begin) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
-// Those that end a program that does not handle them.
-sigset_t ending_signals() {
-  sigset_t set;
-  sigemptyset(&set);
-  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) sigaddset(&set, signal);
-  return set;
+// Those that end a program that does not handle them. What this process ignores (nohup) ends nothing; it would be
+// pending all the same once it is blocked.
+std::vector<int> ending_signals() {
+  std::vector<int> signals;
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
+    struct sigaction action {};
+    if (::sigaction(signal, nullptr, &action) == 0 && action.sa_handler != SIG_IGN) signals.push_back(signal);
+  }
+  return signals;
 }
 
 bool signal_waits() {
   sigset_t pending;
   sigset_t blocked;
   if (::sigpending(&pending) != 0 || ::sigprocmask(SIG_BLOCK, nullptr, &blocked) != 0) return false;
-  for (const int signal : {SIGINT, SIGTERM, SIGHUP})
+  for (const int signal : ending_signals())
     if (sigismember(&pending, signal) == 1 && sigismember(&blocked, signal) == 1) return true;
   return false;
 }
 
 struct Pipe {
-  int read = -1, write = -1;
+  Descriptor read, write;
 };
 Pipe make_pipe() {
   std::array<int, 2> ends{};
   if (::pipe2(ends.data(), O_CLOEXEC) != 0) throw MachineError(std::string("pipe: ") + std::strerror(errno));
-  return {ends[0], ends[1]};
+  return {Descriptor(ends[0]), Descriptor(ends[1])};
 }
 
 // In the new process: nothing here may allocate.
@@ -73,7 +76,9 @@ Pipe make_pipe() {
 }  // namespace
 
 SignalsWait::SignalsWait() {
-  const sigset_t set = ending_signals();
+  sigset_t set;
+  sigemptyset(&set);
+  for (const int signal : ending_signals()) sigaddset(&set, signal);
   ::sigprocmask(SIG_BLOCK, &set, &before_);
 }
 SignalsWait::~SignalsWait() { ::sigprocmask(SIG_SETMASK, &before_, nullptr); }
@@ -81,6 +86,7 @@ SignalsWait::~SignalsWait() { ::sigprocmask(SIG_SETMASK, &before_, nullptr); }
 std::string ChildEnd::how() const {
   if (!in_time) return fmt::format("did not end within {:.3g} s", seconds);
   if (signal != 0) return fmt::format("was ended by signal {} ({})", signal, ::strsignal(signal));
+  if (exit < 0) return "ended, but its exit code is not known";
   return exit == 127 ? "could not be started" : fmt::format("ended with exit code {}", exit);
 }
 
@@ -89,29 +95,27 @@ Child::Child(const std::vector<std::string>& words) : begin_(std::chrono::steady
   std::vector<char*> argv;
   for (std::string& word : copies) argv.push_back(word.data());
   argv.push_back(nullptr);
-  const Pipe out = make_pipe(), err = make_pipe();
+  Pipe out = make_pipe(), err = make_pipe();
+  std::signal(SIGCHLD,
+              SIG_DFL);  // where it is ignored, as a parent may leave it, the kernel forgets how children ended
   const pid_t parent = ::getpid();
   pid_ = ::fork();
-  if (pid_ == 0) become(argv.data(), out.write, err.write, parent);
-  ::close(out.write);
-  ::close(err.write);
-  pipes_[0] = out.read;
-  pipes_[1] = err.read;
+  if (pid_ == 0) become(argv.data(), out.write.get(), err.write.get(), parent);
   if (pid_ < 0) throw MachineError(std::string("no further process: ") + std::strerror(errno));
   ::setpgid(pid_, pid_);  // whichever of the two comes first
-  for (const int fd : pipes_) ::fcntl(fd, F_SETFL, O_NONBLOCK);
+  pipes_[0] = std::move(out.read);
+  pipes_[1] = std::move(err.read);
+  for (const Descriptor& pipe : pipes_) ::fcntl(pipe.get(), F_SETFL, O_NONBLOCK);
 }
 
 Child::~Child() {
   if (pid_ > 0) end();
-  for (const int fd : pipes_)
-    if (fd >= 0) ::close(fd);
 }
 
 void Child::read_some(int milliseconds) {
   std::array<pollfd, 2> wanted{};
-  for (std::size_t i = 0; i < 2; ++i) wanted[i] = {pipes_[i], POLLIN, 0};
-  if (pipes_[0] < 0 && pipes_[1] < 0) {
+  for (std::size_t i = 0; i < 2; ++i) wanted[i] = {pipes_[i].get(), POLLIN, 0};
+  if (!pipes_[0].is_open() && !pipes_[1].is_open()) {
     (void)::poll(nullptr, 0, milliseconds);
     return;
   }
@@ -119,19 +123,25 @@ void Child::read_some(int milliseconds) {
   std::array<char, 65536> block{};
   for (std::size_t i = 0; i < 2; ++i) {
     if (wanted[i].revents == 0) continue;
-    const ssize_t n = ::read(pipes_[i], block.data(), block.size());
+    const ssize_t n = ::read(pipes_[i].get(), block.data(), block.size());
     if (n > 0) {
       texts_[i].append(block.data(), std::min(static_cast<std::size_t>(n), kMostText - texts_[i].size()));
     } else if (n == 0 || errno != EAGAIN) {
-      ::close(pipes_[i]);
-      pipes_[i] = -1;
+      pipes_[i].close();
     }
   }
 }
 
-bool Child::has_ended() const {
+Child::State Child::state() const {
   siginfo_t info{};
-  return ::waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid == pid_;
+  if (::waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOHANG | WNOWAIT) != 0)
+    return errno == ECHILD ? State::gone : State::runs;
+  return info.si_pid == pid_ ? State::ended : State::runs;
+}
+bool Child::has_ended() const { return state() != State::runs; }
+
+void Child::signal_group(int signal) const {
+  if (state() != State::gone) ::kill(-pid_, signal);  // of what is gone the number may be another's by now
 }
 
 bool Child::ends_within(double seconds, bool interruptible) {
@@ -145,9 +155,9 @@ bool Child::ends_within(double seconds, bool interruptible) {
 
 // What it started and left behind ends, too.
 void Child::end() {
-  if (!has_ended()) ::kill(-pid_, SIGTERM);
+  if (!has_ended()) signal_group(SIGTERM);
   (void)ends_within(kToEnd, false);
-  ::kill(-pid_, SIGKILL);
+  signal_group(SIGKILL);
   if (ends_within(kToBeKilled, false)) ::waitpid(pid_, nullptr, 0);
   pid_ = -1;
 }

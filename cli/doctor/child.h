@@ -5,18 +5,20 @@
 #pragma once
 
 #include <sys/types.h>
-#include <csignal>
 
 #include <chrono>
+#include <csignal>
 #include <optional>
 #include <string>
 #include <vector>
+
+#include "cli/doctor/descriptor.h"
 
 namespace fsdp::cli {
 
 struct ChildEnd {
   bool in_time = true;        // false: it was ended at its limit
-  int exit = -1, signal = 0;  // exit: -1 where a signal ended it; 127: it could not be started
+  int exit = -1, signal = 0;  // exit: -1 where a signal ended it, or somebody else waited for it; 127: no start
   std::string out, err;       // at most the first MiB of each
   double seconds = 0;         // it ran
   [[nodiscard]] bool succeeded() const { return in_time && exit == 0; }
@@ -25,7 +27,10 @@ struct ChildEnd {
 };
 
 // While it lives, SIGINT, SIGTERM and SIGHUP wait: Child::finish then throws, children end with all that they started,
-// and the signal takes effect when this object goes.
+// and the signal takes effect when this object goes. Signals that this process ignores stay ignored.
+//
+// Only the thread that makes it waits, so no other thread may be there that a signal could end the process through.
+// `doctor` starts none, and OpenBLAS, which does when it is loaded, ends its own before a fork (pthread_atfork).
 class SignalsWait {
  public:
   SignalsWait();
@@ -49,13 +54,16 @@ class Child {
   [[nodiscard]] ChildEnd finish(double seconds);
 
  private:
+  enum class State { runs, ended, gone };  // gone: somebody else waited for it
+  [[nodiscard]] State state() const;
+  void signal_group(int signal) const;
   void read_some(int milliseconds);
   [[nodiscard]] bool has_ended() const;
   [[nodiscard]] bool ends_within(double seconds, bool interruptible);
   void end();
 
   pid_t pid_ = -1;
-  int pipes_[2] = {-1, -1};  // its standard output and error
+  Descriptor pipes_[2];  // its standard output and error
   std::string texts_[2];
   std::chrono::steady_clock::time_point begin_;
 };
