@@ -53,7 +53,7 @@ void add_doctor(const Command& app) {
   command.option("--time-limit", flags->time_limit, "of each thing that is tried; default 30s", "TIME");
   command.flag("--json", flags->json, "one JSON object");
   command.flag(kAskGpus, flags->ask_gpus, "");
-  command.examples({"fsdp-plan doctor", "FSDP_PLAN_PYTHON=~/venv/bin/python fsdp-plan doctor --time-limit 2min",
+  command.examples({"fsdp-plan doctor", "FSDP_PLAN_PYTHON=~/venv/bin/python fsdp-plan doctor --time-limit 120s",
                     "fsdp-plan doctor --json"});
   command.runs([flags] { return doctor_command(*flags); });
 }
