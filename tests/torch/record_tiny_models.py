@@ -152,17 +152,21 @@ def check_against_transformers(config, w):
     assert (ours - theirs).abs().max() < 1e-5 * theirs.abs().max(), (ours - theirs).abs().max()
 
 
+def loss_and_gradients(config, w, optimizer, logits, step):
+    ids, targets = batch(step, config["vocab_size"])
+    loss = F.cross_entropy(logits(config, w, ids).flatten(0, 1), targets.flatten())
+    optimizer.zero_grad()
+    loss.backward()
+    return loss.item()
+
+
 def train_with_momentum(config, shapes, logits):
     """The same steps with SGD and momentum."""
     w = {k: initial(SEED, k, s).requires_grad_() for k, s in shapes(config)}
     optimizer = torch.optim.SGD(w.values(), **MOMENTUM)
     losses = []
     for step in range(STEPS):
-        ids, targets = batch(step, config["vocab_size"])
-        loss = F.cross_entropy(logits(config, w, ids).flatten(0, 1), targets.flatten())
-        optimizer.zero_grad()
-        loss.backward()
-        losses.append(loss.item())
+        losses.append(loss_and_gradients(config, w, optimizer, logits, step))
         optimizer.step()
     return {"losses": losses, "final_norms": {k: p.norm().item() for k, p in w.items()},
             "buffer_norms": {k: optimizer.state[p]["momentum_buffer"].norm().item() for k, p in w.items()}}
@@ -177,11 +181,7 @@ def train(name, config, shapes, logits, full):
                                   weight_decay=ADAMW["weight_decay"], foreach=False)
     losses, norms, gradients = [], {}, {}
     for step in range(STEPS):
-        ids, targets = batch(step, config["vocab_size"])
-        loss = F.cross_entropy(logits(config, w, ids).flatten(0, 1), targets.flatten())
-        optimizer.zero_grad()
-        loss.backward()
-        losses.append(loss.item())
+        losses.append(loss_and_gradients(config, w, optimizer, logits, step))
         if step == 0:
             norms = {k: p.grad.norm().item() for k, p in w.items()}
             gradients = {k: w[k].grad.flatten().tolist() for k in full}

@@ -75,6 +75,26 @@ Numbers expected_flat(const UnitLayout& layout, std::size_t absent) {
 
 BufferView none() { return {}; }
 
+// A rank's rows of the second of two parameters, so that offsets matter; the first has `other` rows there.
+struct SecondParameter {
+  SecondParameter(const UnitLayout& l, std::int64_t rank)
+      : layout(l),
+        p(l.params[1]),
+        first(p.local_row_begin(rank)),
+        n(p.local_rows(rank)),
+        other(l.params[0].local_rows(rank)) {}
+  [[nodiscard]] Numbers part(const Numbers& whole) const { return {whole.begin() + first, whole.begin() + first + n}; }
+  // As the shard holds them, with 77 in the first parameter and the padding.
+  [[nodiscard]] Numbers padded(const Numbers& whole) const {
+    Numbers x(index(layout.shard_elements), 77.0);
+    std::copy_n(whole.begin() + first, n, x.begin() + p.offset);
+    return x;
+  }
+  const UnitLayout& layout;
+  const ShardedParam& p;
+  std::int64_t first, n, other;
+};
+
 }  // namespace
 
 TEST_CASE("copy-in puts every element where the layout says, and zeros elsewhere") {
@@ -202,17 +222,10 @@ TEST_CASE("AdamW equals torch.optim.AdamW on every shard, and leaves padding alo
     for (const std::int64_t world : {1, 2, 3, 4})
       for (std::int64_t rank = 0; rank < world; ++rank) {
         const UnitLayout layout = layout_of({{2}, {7}}, world);  // a second parameter, so that offsets matter
-        const ShardedParam& p = layout.params[1];
-        const std::int64_t first = p.local_row_begin(rank), n = p.local_rows(rank),
-                           other = layout.params[0].local_rows(rank);
-        const auto part = [&](const Numbers& whole) {
-          return Numbers(whole.begin() + first, whole.begin() + first + n);
-        };
-        const auto padded = [&](const Numbers& whole) {
-          Numbers x(index(layout.shard_elements), 77.0);
-          std::copy_n(whole.begin() + first, n, x.begin() + p.offset);
-          return encode(type, x);
-        };
+        const SecondParameter second(layout, rank);
+        const std::int64_t n = second.n, other = second.other, offset = second.p.offset;
+        const auto part = [&](const Numbers& whole) { return second.part(whole); };
+        const auto padded = [&](const Numbers& whole) { return encode(type, second.padded(whole)); };
         Block shard = padded(begin), m = encode(type, Numbers(index(other + n))),
               v = encode(type, Numbers(index(other + n)));
         for (std::int64_t step = 1; step <= 3; ++step) {
@@ -220,10 +233,10 @@ TEST_CASE("AdamW equals torch.optim.AdamW on every shard, and leaves padding alo
           host_kernel_set().adamw({layout, rank, o, step, type, gradient.view(), shard.view(), m.view(), v.view()});
         }
         const Numbers after = decode(type, shard.view()), ms = decode(type, m.view()), vs = decode(type, v.view());
-        CHECK(distance(Numbers(after.begin() + p.offset, after.begin() + p.offset + n), part(end)) <= tolerance);
+        CHECK(distance(Numbers(after.begin() + offset, after.begin() + offset + n), part(end)) <= tolerance);
         CHECK(distance(Numbers(ms.begin() + other, ms.end()), part(mean)) <= tolerance);
         CHECK(distance(Numbers(vs.begin() + other, vs.end()), part(square)) <= tolerance);
-        for (std::int64_t i = p.offset + n; i < layout.shard_elements; ++i) CHECK(after[index(i)] == 77.0);
+        for (std::int64_t i = offset + n; i < layout.shard_elements; ++i) CHECK(after[index(i)] == 77.0);
       }
 }
 
@@ -246,26 +259,19 @@ TEST_CASE("SGD with momentum equals torch.optim.SGD on every shard, and leaves p
     for (const std::int64_t world : {1, 2, 3, 4})
       for (std::int64_t rank = 0; rank < world; ++rank) {
         const UnitLayout layout = layout_of({{2}, {7}}, world);
-        const ShardedParam& p = layout.params[1];
-        const std::int64_t first = p.local_row_begin(rank), n = p.local_rows(rank),
-                           other = layout.params[0].local_rows(rank);
-        const auto part = [&](const Numbers& whole) {
-          return Numbers(whole.begin() + first, whole.begin() + first + n);
-        };
-        const auto padded = [&](const Numbers& whole) {
-          Numbers x(index(layout.shard_elements), 77.0);
-          std::copy_n(whole.begin() + first, n, x.begin() + p.offset);
-          return encode(type, x);
-        };
+        const SecondParameter second(layout, rank);
+        const std::int64_t n = second.n, other = second.other, offset = second.p.offset;
+        const auto part = [&](const Numbers& whole) { return second.part(whole); };
+        const auto padded = [&](const Numbers& whole) { return encode(type, second.padded(whole)); };
         Block shard = padded(begin), b = encode(type, Numbers(index(other + n)));
         for (std::int64_t step = 1; step <= 4; ++step) {
           Block gradient = padded(r["gradients"][index(step - 1)]);
           host_kernel_set().sgd({layout, rank, o, step, type, gradient.view(), shard.view(), b.view()});
         }
         const Numbers after = decode(type, shard.view()), bs = decode(type, b.view());
-        CHECK(distance(Numbers(after.begin() + p.offset, after.begin() + p.offset + n), part(end)) <= tolerance);
+        CHECK(distance(Numbers(after.begin() + offset, after.begin() + offset + n), part(end)) <= tolerance);
         CHECK(distance(Numbers(bs.begin() + other, bs.end()), part(buffer)) <= tolerance);
-        for (std::int64_t i = p.offset + n; i < layout.shard_elements; ++i) CHECK(after[index(i)] == 77.0);
+        for (std::int64_t i = offset + n; i < layout.shard_elements; ++i) CHECK(after[index(i)] == 77.0);
       }
 }
 

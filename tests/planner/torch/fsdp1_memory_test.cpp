@@ -11,6 +11,7 @@
 #include "models/catalog.h"
 #include "models/implementation.h"
 #include "planner/lower.h"
+#include "tests/planner/torch/recorded_llama.h"
 
 using namespace fsdp;
 using Json = nlohmann::json;
@@ -97,17 +98,6 @@ class Replay {
   std::vector<Moment> moments_;
 };
 
-ModelGraph model_of(const Json& c) {
-  return model_from_config(
-      fmt::format(
-          R"({{"model_type": "llama", "vocab_size": {}, "hidden_size": {}, "intermediate_size": {}, "num_hidden_layers": {},
-                      "num_attention_heads": {}, "num_key_value_heads": {}, "max_position_embeddings": 8192, "rms_norm_eps": 1e-5,
-                      "rope_theta": 10000.0, "hidden_act": "silu", "tie_word_embeddings": {}}})",
-          c["vocab"].get<int>(), c["hidden"].get<int>(), c["inner"].get<int>(), c["layers"].get<int>(),
-          c["heads"].get<int>(), c["kv_heads"].get<int>(), c["tied"].get<bool>()),
-      "golden");
-}
-
 ShardingPlan plan_of(const Json& c, const ModelGraph& model) {
   ShardingPlan plan;
   plan.dialect = Dialect::fsdp1;
@@ -142,7 +132,7 @@ TEST_CASE("memory of fsdp1 is what PyTorch's FullyShardedDataParallel has alloca
     const Json& config = g["config"];
     const std::string name = config["name"];
     CAPTURE(name);
-    const ModelGraph model = model_of(config);
+    const ModelGraph model = recorded_llama(config);
     const ShardingPlan plan = plan_of(config, model);
     const Program program = lower(model, plan, find_implementation("torch-cpu", false, "test"));
     Replay replay(program, model, plan);

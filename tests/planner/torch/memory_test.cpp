@@ -20,6 +20,7 @@
 #include "models/catalog.h"
 #include "models/implementation.h"
 #include "planner/lower.h"
+#include "tests/planner/torch/recorded_llama.h"
 
 using namespace fsdp;
 using Json = nlohmann::json;
@@ -301,14 +302,7 @@ class Replay {
 };
 
 ModelGraph model_of(const Json& c) {
-  const ModelGraph model = model_from_config(
-      fmt::format(
-          R"({{"model_type": "llama", "vocab_size": {}, "hidden_size": {}, "intermediate_size": {}, "num_hidden_layers": {},
-                      "num_attention_heads": {}, "num_key_value_heads": {}, "max_position_embeddings": 8192, "rms_norm_eps": 1e-5,
-                      "rope_theta": 10000.0, "hidden_act": "silu", "tie_word_embeddings": {}}})",
-          c["vocab"].get<int>(), c["hidden"].get<int>(), c["inner"].get<int>(), c["layers"].get<int>(),
-          c["heads"].get<int>(), c["kv_heads"].get<int>(), c["tied"].get<bool>()),
-      "golden");
+  const ModelGraph model = recorded_llama(c);
   Names frozen;
   for (const std::string& start : c.value("frozen", Names{}))
     for (const Parameter& p : model.parameters)

@@ -1,7 +1,6 @@
 // Optimizers against PyTorch's and torchao's on FSDP2's shards (tests/torch/record_optimizers.py): states, and what a
 // step allocates beside them, to the byte.
 #include <doctest/doctest.h>
-#include <fmt/format.h>
 
 #include <fstream>
 #include <map>
@@ -17,6 +16,7 @@
 #include "planner/plan.h"
 #include "planner/wrap.h"
 #include "simulator/allocator/replay.h"
+#include "tests/planner/torch/recorded_llama.h"
 
 namespace fsdp {
 namespace {
@@ -38,14 +38,7 @@ struct Case {
 
 Case case_of(const Json& c) {
   Case made;
-  made.model = model_from_config(
-      fmt::format(
-          R"({{"model_type": "llama", "vocab_size": {}, "hidden_size": {}, "intermediate_size": {}, "num_hidden_layers": {},
-                      "num_attention_heads": {}, "num_key_value_heads": {}, "max_position_embeddings": 8192, "rms_norm_eps": 1e-5,
-                      "rope_theta": 10000.0, "hidden_act": "silu", "tie_word_embeddings": {}}})",
-          c["vocab"].get<int>(), c["hidden"].get<int>(), c["inner"].get<int>(), c["layers"].get<int>(),
-          c["heads"].get<int>(), c["kv_heads"].get<int>(), c["tied"].get<bool>()),
-      "golden");
+  made.model = recorded_llama(c);
   ShardingPlan& plan = made.plan;
   plan.model_name = made.model.name;
   plan.model_digest = made.model.digest();
