@@ -146,7 +146,7 @@ bool RunJob::finished(Device& device, RankJob& mine) const {
   const auto measured = std::span(mine.slowest).subspan(static_cast<std::size_t>(warmup()));
   const auto settled = settled_after(measured);
   if (settled) mine.measured_from = static_cast<std::size_t>(warmup()) + *settled;
-  if (settled && median_uncertainty(measured.subspan(*settled)) <= *options.until_noise) {
+  if (settled && known_after(*settled, measured, *options.until_noise)) {
     mine.stopped =
         fmt::format("the median is known to {:.3g} % (95 % confidence), as asked", 100 * *options.until_noise);
     return true;

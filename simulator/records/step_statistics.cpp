@@ -86,4 +86,8 @@ std::optional<std::size_t> settled_after(std::span<const double> seconds) {
   return std::nullopt;
 }
 
+bool known_after(std::size_t warmup, std::span<const double> seconds, double uncertainty) {
+  return seconds.size() >= warmup + kFewestToSettle && median_uncertainty(seconds.subspan(warmup)) <= uncertainty;
+}
+
 }  // namespace fsdp

@@ -38,4 +38,8 @@ struct Interval {
 // 1 % of it. None: not within half of the steps, or fewer than kFewestToSettle of them.
 [[nodiscard]] std::optional<std::size_t> settled_after(std::span<const double> seconds);
 
+// True if the steps after the first `warmup`, settled_after(seconds), tell enough to stop: they are kFewestToSettle or
+// more, so that their own settled_after is 0, and their median is known to `uncertainty` (a fraction of it).
+[[nodiscard]] bool known_after(std::size_t warmup, std::span<const double> seconds, double uncertainty);
+
 }  // namespace fsdp

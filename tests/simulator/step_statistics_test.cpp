@@ -60,6 +60,23 @@ TEST_CASE("the interval of the median holds the median, and 95 % of the time the
   CHECK(median_uncertainty(steps(400, 1, 0.2, 1)) < 0.6 * median_uncertainty(steps(40, 1, 0.2, 1)));
 }
 
+TEST_CASE("a run is known once as many steps follow its warm-up as tell that they have settled") {
+  std::vector<double> run = {9, 9, 9};
+  for (std::size_t steady = 5; steady < 20; ++steady) {
+    run.resize(3);
+    run.resize(3 + steady, 1.0);
+    const auto settled = settled_after(run);
+    REQUIRE(settled.has_value());
+    CHECK(*settled > 0);
+    const bool known = known_after(*settled, run, 9.0);
+    CHECK(known == (run.size() - *settled >= kFewestToSettle));
+    if (known) CHECK(settled_after(std::span(run).subspan(*settled)) == std::size_t{0});
+  }
+  CHECK_FALSE(known_after(30, run, 9.0));
+  const std::vector<double> noisy = steps(40, 1, 0.2, 1);
+  CHECK_FALSE(known_after(0, noisy, 1e-6));
+}
+
 TEST_CASE("warm-up ends where the median settles") {
   CHECK_FALSE(settled_after(std::vector<double>(7, 1.0)).has_value());
   CHECK(settled_after(std::vector<double>(8, 1.0)) == std::size_t{0});
