@@ -13,6 +13,7 @@ struct FieldRow {
 constexpr FieldRow kFieldFlags[] = {
     // what a command works on
     {"model", "--model"},
+    {"lora", "--lora"},
     {"cluster", "--cluster"},
     {"cluster_file", "--file"},
     {"topology", "--topo"},

@@ -3,10 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "cli/files.h"
 #include "cli/numbers.h"
 #include "models/catalog.h"
+#include "models/graph/lora.h"
 #include "models/input/error.h"
 #include "models/input/limits.h"
 
@@ -36,6 +38,11 @@ constexpr SizeRow kSizes[] = {
 }  // namespace
 
 void add_model_flags(const Command& command, Flags& flags) {
+  const Command adapters = command.group("Adapters");
+  adapters.option("--lora", flags.lora,
+                  "freeze the model and train adapters of this rank, as peft does: 16, or "
+                  "rank=16,alpha=32,targets=q_proj+v_proj (default: all-linear)",
+                  "RANK");
   const Command sizes = command.group("Sizes of --model generic");
   for (const SizeRow& row : kSizes) sizes.option(row.flag, flags.*(row.text), row.help, "N");
 }
@@ -53,13 +60,14 @@ ModelGraph model_from_flags(const Flags& flags, std::int64_t seq_len, Notes note
     sizes.*(row.size) = parse_optional_count(text, row.flag, 1, row.most);
   }
   ModelGraph model = generic ? generic_model(sizes) : load_model(*flags.model, seq_len);
+  if (flags.lora) model = add_lora(std::move(model), parse_lora(*flags.lora, "--lora"), "--lora");
   if (notes == Notes::printed)
     for (const std::string& note : model.notes) print(stderr, fmt::format("note: {}: {}\n", model.name, note));
   return model;
 }
 
 std::string sizes_text(const Flags& flags) {
-  std::string text;
+  std::string text = flags.lora ? " --lora " + shell_word(*flags.lora) : "";
   for (const SizeRow& row : kSizes)
     if (const Text& value = flags.*(row.text)) text += fmt::format(" {} {}", row.flag, shell_word(*value));
   return text;

@@ -18,7 +18,7 @@
 namespace fsdp::cli {
 
 struct Flags {
-  Text model, cluster, gpus, costs, implementation, memory_limit, price;
+  Text model, lora, cluster, gpus, costs, implementation, memory_limit, price;
   Text layers, hidden, heads, kv_heads, head_dim, ffn, vocab, experts, experts_per_token;  // of --model generic
   bool compile = false;
   // What a plan decides.

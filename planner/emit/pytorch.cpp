@@ -271,6 +271,62 @@ std::string model_text(const ModelGraph& model) {
          functions("num_hidden_layers", "vocab_size") + kBringYourModel;
 }
 
+// The adapters of models/graph/lora.h, read back from their modules. peft takes layers by the end of their names: by
+// the last part of it where every layer of that name has an adapter.
+struct Adapters {
+  std::int64_t rank = 0;
+  double alpha = 0;
+  std::vector<std::string> targets;
+};
+std::optional<Adapters> adapters_of(const ModelGraph& model) {
+  constexpr std::string_view kBase = ".base_layer", kDown = ".lora_A.default.weight";
+  Adapters a;
+  std::vector<std::string> leaves, others;
+  const auto leaf = [](const std::string& name) { return name.substr(name.rfind('.') + 1); };
+  for (const Parameter& p : model.parameters)
+    if (p.name.ends_with(kDown)) a.rank = p.shape.front();
+  if (a.rank == 0) return std::nullopt;
+  for (const Op& op : model.ops) {
+    if (op.kind != OpKind::linear) continue;
+    const std::string& module = model.modules[at(op.module)].name;
+    if (module.ends_with(kBase)) a.targets.push_back(module.substr(0, module.size() - kBase.size()));
+    else if (!module.ends_with(".default")) others.push_back(leaf(module));
+  }
+  for (const Op& op : model.ops)
+    if (op.kind == OpKind::scale && model.modules[at(op.module)].name == a.targets.front())
+      a.alpha = op.shape.factor * static_cast<double>(a.rank);
+  for (const std::string& target : a.targets) leaves.push_back(leaf(target));
+  const bool by_leaf = std::none_of(others.begin(), others.end(), [&](const std::string& other) {
+    return std::find(leaves.begin(), leaves.end(), other) != leaves.end();
+  });
+  if (by_leaf) a.targets = std::move(leaves);
+  std::sort(a.targets.begin(), a.targets.end());
+  a.targets.erase(std::unique(a.targets.begin(), a.targets.end()), a.targets.end());
+  return a;
+}
+
+// The text of a model with adapters: build_model puts them into what builds the model without them.
+std::string adapted_text(std::string text, const Adapters& a) {
+  constexpr std::string_view kBuild = "def build_model(";
+  text.replace(text.find(kBuild), kBuild.size(), "def build_base_model(");
+  return text + fmt::format(R"(
+
+def build_model(config, reference):
+    from peft import LoraConfig, inject_adapter_in_model
+    lora = LoraConfig(r={}, lora_alpha={}, lora_dropout=0.0, target_modules={})
+    return inject_adapter_in_model(lora, build_base_model(config, reference))
+)",
+                            a.rank, number(a.alpha), python_list(a.targets));
+}
+
+// The names of the parameters before they had adapters.
+ModelGraph without_adapters(ModelGraph model) {
+  constexpr std::string_view kBase = ".base_layer.";
+  for (Parameter& p : model.parameters)
+    if (const std::size_t i = p.name.find(kBase); i != std::string::npos) p.name.erase(i, kBase.size() - 1);
+  return model;
+}
+
 void put(std::string& text, const std::string& mark, const std::string& value) {
   text.replace(text.find(mark), mark.size(), value);
 }
@@ -292,7 +348,8 @@ Emitted emit_pytorch(const ShardingPlan& plan, const ModelGraph& model, const Em
   if (plan.torch != TorchVersion{})
     out.elsewhere("dialect",
                   fmt::format("the release of PyTorch is what is installed: planned for {}", dialect_text(plan)));
-  if (has_frozen_parameters(model))
+  const std::optional<Adapters> adapters = adapters_of(model);
+  if (has_frozen_parameters(model) && !adapters)
     out.unknown("model", "parameters that are not trained: call requires_grad_(False) on them before apply_plan");
   say_implementation(out, context, "the script builds transformers' model where it knows it");
   Emitted emitted{{}, std::move(out.list), std::move(out.written), false};
@@ -301,7 +358,7 @@ Emitted emit_pytorch(const ShardingPlan& plan, const ModelGraph& model, const Em
              emitted.cannot_express);
   std::string body = kPytorchTemplate;
   put(body, "@PLAN@", plan_text(plan, model));
-  put(body, "@MODEL@\n", model_text(model));
+  put(body, "@MODEL@\n", adapters ? adapted_text(model_text(without_adapters(model)), *adapters) : model_text(model));
   emitted.text += body;
   return emitted;
 }

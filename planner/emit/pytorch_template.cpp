@@ -238,8 +238,9 @@ def train_step(model, optimizer, batches):
 
 def parameter_groups(model):
     # Ignored parameters are plain tensors: one pass over many parameters cannot hold both kinds.
-    sharded = [p for p in model.parameters() if isinstance(p, DTensor)]
-    whole = [p for p in model.parameters() if not isinstance(p, DTensor)]
+    trained = [p for p in model.parameters() if p.requires_grad]
+    sharded = [p for p in trained if isinstance(p, DTensor)]
+    whole = [p for p in trained if not isinstance(p, DTensor)]
     return [{"params": parameters} for parameters in (sharded, whole) if parameters]
 
 

@@ -49,6 +49,7 @@ struct FlagCase {
 const std::string kOfGeneric = "of generic";
 const std::map<std::string, FlagCase> kFlags = {
     {"--model", {Kept::next_command, ""}},  // given in every call below
+    {"--lora", {Kept::next_command, "rank=8,targets=q_proj+v_proj"}},
     {"--cluster", {Kept::next_command, ""}},
     {"--costs", {Kept::next_command, "costs.json"}},
     {"--implementation", {Kept::next_command, "hf"}},

@@ -1,0 +1,274 @@
+// A model with adapters is made in one pass over the model without them: modules, parameters and ops are copied in
+// their order, and each adapted layer's are followed by those of its adapter.
+#include "models/graph/lora.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cstddef>
+#include <utility>
+
+#include "models/input/limits.h"
+#include "models/input/suggest.h"
+
+namespace fsdp {
+namespace {
+
+constexpr std::int64_t kMostRank = 65'536;
+constexpr std::string_view kForm = "write it as rank=16 or rank=16,alpha=32,targets=q_proj+v_proj";
+
+template <class List>
+auto& at(List& list, std::int32_t id) {
+  return list[static_cast<std::size_t>(id)];
+}
+
+std::vector<std::string_view> parts_of(std::string_view text, char separator) {
+  std::vector<std::string_view> parts;
+  for (std::size_t begin = 0; begin <= text.size();) {
+    const std::size_t end = std::min(text.find(separator, begin), text.size());
+    parts.push_back(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return parts;
+}
+
+double number(std::string_view text, double most, const Origin& where) {
+  double value = 0;
+  const auto [stopped, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error == std::errc() && stopped == text.data() + text.size() && value > 0 && value <= most) return value;
+  throw InputError(where, fmt::format("\"{}\" is no number above 0 and at most {:g}", printable(text), most),
+                   std::string(kForm));
+}
+
+// The layer whose result becomes the logits.
+std::int32_t head_op(const ModelGraph& model) {
+  std::int32_t made = model.ops.back().inputs[0];
+  for (auto i = static_cast<std::int32_t>(model.ops.size()) - 2; i >= 0; --i) {
+    const Op& op = at(model.ops, i);
+    if (op.outputs[0] != made) continue;
+    if (op.kind == OpKind::linear) return i;
+    made = op.inputs[0];
+  }
+  return kNone;
+}
+
+bool named(const std::string& module, const std::string& target) {
+  return module == target || module.ends_with("." + target);
+}
+
+// Per op: 1 if its layer gets an adapter.
+std::vector<char> adapted_ops(const ModelGraph& model, const LoraSpec& spec, const Origin& where) {
+  std::vector<char> adapted(model.ops.size(), 0);
+  std::vector<char> found(spec.targets.size(), 0);
+  const std::int32_t head = head_op(model);
+  std::vector<std::string> known;
+  for (std::size_t i = 0; i < model.ops.size(); ++i) {
+    const Op& op = model.ops[i];
+    const bool expert = op.kind == OpKind::expert_linear;
+    if (op.kind != OpKind::linear && !expert) continue;
+    const std::string& module = at(model.modules, op.module).name;
+    if (const std::string leaf = module.substr(module.rfind('.') + 1);
+        !expert && std::find(known.begin(), known.end(), leaf) == known.end())
+      known.push_back(leaf);
+    bool wanted = spec.targets.empty() && static_cast<std::int32_t>(i) != head;
+    for (std::size_t t = 0; t < spec.targets.size(); ++t)
+      if (named(module, spec.targets[t])) wanted = true, found[t] = 1;
+    if (!wanted) continue;
+    if (expert)
+      throw InputError(where, "adapters of experts (" + module + ") are not modelled",
+                       "name the layers to adapt, such as targets=q_proj+k_proj+v_proj+o_proj");
+    if (at(model.parameters, op.params[0]).modules.size() > 1)
+      throw InputError(where, "\"" + module + "\" shares its weight with another layer", "leave it out of the targets");
+    adapted[i] = 1;
+  }
+  for (std::size_t t = 0; t < spec.targets.size(); ++t)
+    if (found[t] == 0)
+      throw InputError(where, "\"" + printable(spec.targets[t]) + "\" is no linear layer of " + model.name,
+                       suggestion(spec.targets[t], known));
+  if (std::find(adapted.begin(), adapted.end(), 1) == adapted.end())
+    throw InputError(where, model.name + " has no linear layer to adapt");
+  return adapted;
+}
+
+// The children that peft gives an adapted layer, in its order. `outer`: which of them is the parent, -1: the layer.
+struct Child {
+  std::string_view name, class_name;
+  int outer;
+  bool container;
+};
+constexpr std::array kChildren{Child{"base_layer", "", -1, false},
+                               Child{"lora_dropout", "ModuleDict", -1, true},
+                               Child{"default", "Identity", 1, false},
+                               Child{"lora_A", "ModuleDict", -1, true},
+                               Child{"default", "Linear", 3, false},
+                               Child{"lora_B", "ModuleDict", -1, true},
+                               Child{"default", "Linear", 5, false},
+                               Child{"lora_embedding_A", "ParameterDict", -1, true},
+                               Child{"lora_embedding_B", "ParameterDict", -1, true},
+                               Child{"lora_magnitude_vector", "ModuleDict", -1, true}};
+constexpr std::int32_t kBase = 0, kDown = 4, kUp = 6;
+
+class Adapter {
+ public:
+  Adapter(const ModelGraph& from, const LoraSpec& spec, std::vector<char> adapted)
+      : from_(from), spec_(spec), adapted_(std::move(adapted)) {}
+
+  ModelGraph build() {
+    out_.name = fmt::format("{} with LoRA of rank {}", from_.name, spec_.rank);
+    out_.family = from_.family, out_.max_seq_len = from_.max_seq_len, out_.vocab = from_.vocab;
+    out_.notes = from_.notes, out_.ids = from_.ids, out_.targets = from_.targets;
+    out_.tensors = from_.tensors;
+    modules();
+    parameters();
+    for (std::size_t i = 0; i < from_.ops.size(); ++i) op(from_.ops[i], adapted_[i] != 0);
+    ranges();
+    return std::move(out_);
+  }
+
+ private:
+  void modules() {
+    adapted_modules_.resize(from_.modules.size());
+    for (std::size_t i = 0; i < from_.ops.size(); ++i)
+      if (adapted_[i] != 0) at(adapted_modules_, from_.ops[i].module) = 1;
+    for (std::size_t m = 0; m < from_.modules.size(); ++m) {
+      moved_.push_back(static_cast<std::int32_t>(out_.modules.size()));
+      Module copy = from_.modules[m];
+      copy.op_begin = copy.op_end = 0;
+      if (copy.parent >= 0) copy.parent = at(moved_, copy.parent);
+      const std::string base_class = copy.class_name;
+      if (adapted_modules_[m] != 0) copy.class_name = "Linear";  // peft's class of that name
+      out_.modules.push_back(std::move(copy));
+      if (adapted_modules_[m] == 0) continue;
+      const std::int32_t layer = moved_.back();
+      for (const Child& c : kChildren) {
+        const std::int32_t parent = c.outer < 0 ? layer : layer + 1 + c.outer;
+        out_.modules.push_back({.name = at(out_.modules, parent).name + "." + std::string(c.name),
+                                .class_name = c.class_name.empty() ? base_class : std::string(c.class_name),
+                                .parent = parent,
+                                .container = c.container});
+      }
+    }
+  }
+
+  std::int32_t add_parameter(std::int32_t module, std::vector<std::int64_t> shape) {
+    out_.parameters.push_back({.name = at(out_.modules, module).name + ".weight",
+                               .aliases = {},
+                               .modules = {module},
+                               .shape = std::move(shape)});
+    return static_cast<std::int32_t>(out_.parameters.size()) - 1;
+  }
+
+  // A layer's weight and bias stand together, and its adapter's after them.
+  void parameters() {
+    adapters_.resize(from_.modules.size());
+    shapes_.resize(from_.modules.size());
+    for (const Op& o : from_.ops)
+      if (o.kind == OpKind::linear) at(shapes_, o.module) = o.shape;
+    for (std::size_t i = 0; i < from_.parameters.size(); ++i) {
+      Parameter p = from_.parameters[i];
+      const std::int32_t owner = p.modules[0];
+      p.trainable = false;
+      const bool adapted = at(adapted_modules_, owner) != 0;
+      if (adapted) p.name.insert(at(from_.modules, owner).name.size(), ".base_layer");
+      for (std::int32_t& m : p.modules) m = at(moved_, m);
+      if (adapted) p.modules[0] += 1 + kBase;
+      out_.parameters.push_back(std::move(p));
+      moved_parameter_.push_back(static_cast<std::int32_t>(out_.parameters.size()) - 1);
+      const bool last = i + 1 == from_.parameters.size() || from_.parameters[i + 1].modules[0] != owner;
+      if (!adapted || !last) continue;
+      const OpShape& shape = at(shapes_, owner);
+      const std::int32_t layer = at(moved_, owner);
+      const std::int32_t down = add_parameter(layer + 1 + kDown, {spec_.rank, shape.in});
+      adapters_[static_cast<std::size_t>(owner)] = {down, add_parameter(layer + 1 + kUp, {shape.out, spec_.rank})};
+    }
+  }
+
+  std::int32_t tensor(std::int64_t width) {
+    out_.tensors.push_back({.kind = TensorKind::activation, .width = width});
+    return static_cast<std::int32_t>(out_.tensors.size()) - 1;
+  }
+
+  void op(const Op& from, bool adapted) {
+    Op copy = from;
+    if (copy.module >= 0) copy.module = at(moved_, copy.module);
+    for (std::int32_t& p : copy.params) p = at(moved_parameter_, p);
+    if (!adapted) return out_.ops.push_back(std::move(copy));
+    const std::int32_t layer = copy.module, result = copy.outputs[0], x = copy.inputs[0];
+    const std::int64_t in = from.shape.in, out = from.shape.out;
+    const auto [down, up] = at(adapters_, from.module);
+    const std::int32_t base = tensor(out), low = tensor(spec_.rank), high = tensor(out), scaled = tensor(out);
+    copy.module = layer + 1 + kBase, copy.outputs = {base};
+    out_.ops.push_back(std::move(copy));
+    out_.ops.push_back({OpKind::linear, layer + 1 + kDown, {x}, {low}, {down}, {.in = in, .out = spec_.rank}});
+    out_.ops.push_back({OpKind::linear, layer + 1 + kUp, {low}, {high}, {up}, {.in = spec_.rank, .out = out}});
+    const double factor = spec_.alpha.value_or(static_cast<double>(spec_.rank)) / static_cast<double>(spec_.rank);
+    out_.ops.push_back({OpKind::scale, layer, {high}, {scaled}, {}, {.width = out, .factor = factor}});
+    out_.ops.push_back({OpKind::add, layer, {base, scaled}, {result}, {}, {.width = out}});
+  }
+
+  void ranges() {
+    for (std::size_t i = 0; i < out_.ops.size(); ++i) {
+      for (std::int32_t m = out_.ops[i].module; m >= 0; m = at(out_.modules, m).parent) {
+        Module& module = at(out_.modules, m);
+        if (module.op_end == 0) module.op_begin = static_cast<std::int32_t>(i);
+        module.op_end = static_cast<std::int32_t>(i) + 1;
+      }
+    }
+  }
+
+  struct Weights {
+    std::int32_t down = kNone, up = kNone;
+  };
+  const ModelGraph& from_;
+  const LoraSpec& spec_;
+  std::vector<char> adapted_, adapted_modules_;
+  std::vector<std::int32_t> moved_, moved_parameter_;  // old id -> new id
+  std::vector<Weights> adapters_;                      // per old module
+  std::vector<OpShape> shapes_;                        // of its linear layer, per old module
+  ModelGraph out_;
+};
+
+}  // namespace
+
+LoraSpec parse_lora(std::string_view text, const Origin& where) {
+  LoraSpec spec;
+  bool first = true;
+  for (const std::string_view part : parts_of(text, ',')) {
+    const std::size_t equals = part.find('=');
+    const std::string_view key = equals == std::string_view::npos && first ? "rank" : part.substr(0, equals);
+    const std::string_view value = equals == std::string_view::npos ? (first ? part : "") : part.substr(equals + 1);
+    first = false;
+    if (key == "rank") {
+      const double rank = number(value, static_cast<double>(kMostRank), where);
+      if (rank != static_cast<double>(static_cast<std::int64_t>(rank)))
+        throw InputError(where, "rank " + printable(value) + " is no whole number", std::string(kForm));
+      spec.rank = static_cast<std::int64_t>(rank);
+    } else if (key == "alpha") {
+      spec.alpha = number(value, 1e9, where);
+    } else if (key == "targets") {
+      spec.targets.clear();
+      if (value == kAllLinear) continue;
+      for (const std::string_view target : parts_of(value, '+')) {
+        if (target.empty()) throw InputError(where, "a target has no name", std::string(kForm));
+        spec.targets.emplace_back(target);
+      }
+    } else {
+      throw InputError(where, "unknown part \"" + printable(part) + "\"", std::string(kForm));
+    }
+  }
+  return spec;
+}
+
+ModelGraph add_lora(ModelGraph model, const LoraSpec& spec, const Origin& where) {
+  if (spec.rank < 1 || spec.rank > kMostRank)
+    throw InputError(where, fmt::format("a rank of {} is not in 1 to {}", spec.rank, kMostRank));
+  for (const Parameter& p : model.parameters)
+    if (!p.trainable) throw InputError(where, model.name + " has frozen parameters already");
+  ModelGraph adapted = freeze(Adapter(model, spec, adapted_ops(model, spec, where)).build(), {}, where.text());
+  check_graph(adapted, where.text());
+  return adapted;
+}
+
+}  // namespace fsdp

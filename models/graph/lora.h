@@ -1,0 +1,39 @@
+// Low-rank adapters (LoRA) as Hugging Face's peft puts them into a model: every parameter is frozen, and each adapted
+// linear layer y = W x becomes y = W x + (alpha / rank) B (A x), with A [rank, in] and B [out, rank] trained.
+//
+//   const ModelGraph adapted = add_lora(load_model("llama3-8b"), {.rank = 16}, setting("lora"));
+//
+// Names, modules and the order of ops are those of peft 0.21 (tests/torch/record_lora.py): q_proj becomes a module with
+// children base_layer, lora_A.default and lora_B.default. Adapter dropout, which peft leaves out at 0, is not modelled.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "models/graph.h"
+#include "models/input/error.h"
+
+namespace fsdp {
+
+inline constexpr std::string_view kAllLinear = "all-linear";
+
+struct LoraSpec {
+  std::int64_t rank = 16;
+  std::optional<double> alpha = {};  // empty: as large as the rank
+  // Modules whose name is one of these or ends in "." and one of these; empty: every linear layer but the one that
+  // makes the logits, which peft calls "all-linear".
+  std::vector<std::string> targets = {};
+  friend bool operator==(const LoraSpec&, const LoraSpec&) = default;
+};
+
+// "16", "rank=16", "rank=16,alpha=32,targets=q_proj+v_proj". Throws InputError(where, ...).
+[[nodiscard]] LoraSpec parse_lora(std::string_view text, const Origin& where);
+
+// Throws InputError(where, ...) for a target that names no linear layer, for a layer whose weight is another one's
+// (tied) or of experts, and for a model that has adapters already.
+[[nodiscard]] ModelGraph add_lora(ModelGraph, const LoraSpec&, const Origin& where);
+
+}  // namespace fsdp
