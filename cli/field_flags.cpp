@@ -57,6 +57,7 @@ constexpr FieldRow kFieldFlags[] = {
     {"offload", "--offload"},
     {"param_dtype", "--param-dtype"},
     {"reduce_dtype", "--reduce-dtype"},
+    {"master_dtype", "--master-dtype"},
     {"kind", "--optimizer"},
     {"optimizer", "--optimizer"},
     {"momentum", "--momentum"},

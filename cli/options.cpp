@@ -152,6 +152,11 @@ const std::vector<FlagRow>& plan_rows() {
        "reduce-scatter: fp32 (default), bf16, fp16, fp64",
        {"DTYPE", dtype_words},
        kNumerics},
+      {"--master-dtype",
+       &Flags::master_dtype,
+       "shards, their gradients, optimizer states: fp32 (default), bf16 (a model loaded in bf16)",
+       {"DTYPE", dtype_words},
+       kNumerics},
       {"--optimizer",
        &Flags::optimizer,
        "adamw (default) | sgd | adamw-8bit (torchao's)",
@@ -262,6 +267,7 @@ PlanChoices choices_of(const Flags& f, std::int64_t ranks, std::int64_t seq_len)
   c.use_orig_params = parsed<bool>(f.use_orig_params, [](auto& t) { return parse_switch(t, "--use-orig-params"); });
   c.param_dtype = parsed<DType>(f.param_dtype, [](auto& t) { return parse_dtype(t, "--param-dtype"); });
   c.reduce_dtype = parsed<DType>(f.reduce_dtype, [](auto& t) { return parse_dtype(t, "--reduce-dtype"); });
+  c.master_dtype = parsed<DType>(f.master_dtype, [](auto& t) { return parse_dtype(t, "--master-dtype"); });
   c.optimizer = parsed<OptimizerKind>(f.optimizer, [](auto& t) { return parse_optimizer(t, "--optimizer"); });
   if (f.momentum) c.momentum = parse_factor(*f.momentum, "--momentum", "give a number in [0, 1), such as 0.9");
   if (f.clip_norm && f.clip_norm != "none")

@@ -140,6 +140,10 @@ OpFacts facts(const Implementation& implementation, const Op& op, const Workload
   const bool input_for_weight =
       is_matmul(op.kind) || op.kind == OpKind::embedding;  // only its gradient reads the input
   if (input_for_weight && !trained(op.params[0])) keep_nothing();
+  if (f.saved_for_weight_bytes > 0 && f.saved_extra_bytes > 0 && !trained(op.params[0])) {
+    f.saved_extra_bytes -= f.saved_for_weight_bytes;
+    f.forward_scratch_bytes += f.saved_for_weight_bytes;
+  }
   return f;
 }
 
@@ -170,6 +174,7 @@ std::string digest(const Implementation& i) {
                              f.result_extra_bytes, std::int64_t{f.extra_replaces_input}}) {
         d.add("", v);
       }
+      if (f.saved_for_weight_bytes > 0) d.add("for_weight", f.saved_for_weight_bytes);
       d.add("rate", f.forward_rate);
       d.add("rate", f.backward_rate);
       d.add("attention", static_cast<std::int64_t>(f.attention));

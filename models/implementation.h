@@ -33,6 +33,7 @@ struct OpFacts {
   // Bit i: forward keeps inputs[i] / outputs[i] until this op's backward.
   std::uint8_t saved_inputs = 0, saved_outputs = 0;
   std::int64_t saved_extra_bytes = 0;  // made by forward for backward only (log-sum-exp, 1/rms, fp32 copies)
+  std::int64_t saved_for_weight_bytes = 0;  // part of it that only the weight's gradient reads: scratch if it is frozen
   // Alive only inside the op: what its worst moment needs beside its inputs, outputs and saved tensors, all of which
   // count during the whole op.
   std::int64_t forward_scratch_bytes = 0, backward_scratch_bytes = 0;
@@ -102,7 +103,8 @@ struct Implementation {
 // implementation has no rule for, InputError(setting("seq_len"), ...) for one of more than kMostOpBytes.
 [[nodiscard]] OpFacts facts(const Implementation&, const Op&, const Workload&);
 // With frozen parameters (Parameter::trainable, Tensor::requires_grad): a linear layer with a frozen weight does not
-// keep its input, and an op below the first trained parameter keeps nothing.
+// keep its input, a norm with one does not keep what it multiplies with it, and an op below the first trained parameter
+// keeps nothing.
 [[nodiscard]] OpFacts facts(const Implementation&, const Op&, const Workload&, const ModelGraph&);
 [[nodiscard]] std::string digest(const Implementation&);
 

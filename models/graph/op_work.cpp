@@ -81,11 +81,17 @@ double backward_flops(const Op& op, const Workload& w) {
 
 double model_flops_per_token(const ModelGraph& model, std::int64_t seq_len) {
   double flops = 0;
+  // 2 for the forward of a matmul, 2 for the gradient of its input and 2 for its weight's, where they are needed.
+  const auto matmul = [&](const Op& op) {
+    const bool input = model.tensors[static_cast<std::size_t>(op.inputs[0])].requires_grad;
+    const bool weight = model.parameters[static_cast<std::size_t>(op.params[0])].trainable;
+    return (2 + (input ? 2 : 0) + (weight ? 2 : 0)) * static_cast<double>(op.shape.in) *
+           static_cast<double>(op.shape.out);
+  };
   for (const Op& op : model.ops) {
     const OpShape& s = op.shape;
-    if (op.kind == OpKind::linear) flops += 6 * static_cast<double>(s.in) * static_cast<double>(s.out);
-    if (op.kind == OpKind::expert_linear)
-      flops += 6 * static_cast<double>(s.in) * static_cast<double>(s.out) * static_cast<double>(s.experts.top_k);
+    if (op.kind == OpKind::linear) flops += matmul(op);
+    if (op.kind == OpKind::expert_linear) flops += matmul(op) * static_cast<double>(s.experts.top_k);
     if (op.kind == OpKind::attention)
       flops += 12 * static_cast<double>(s.heads * s.head_dim) * static_cast<double>(seq_len);
     if (op.kind == OpKind::opaque) flops += 3 * s.opaque_flops_per_token;

@@ -89,6 +89,7 @@ OpFacts upcast_rms_norm(const Op& op, const Workload& w) {
   const bool cast = w.element_bytes == 2;
   return {.saved_inputs = static_cast<std::uint8_t>(cast ? 0 : 1),
           .saved_extra_bytes = plus(r, times(n, cast ? 6 : w.element_bytes)),
+          .saved_for_weight_bytes = times(n, w.element_bytes),
           .forward_scratch_bytes = cast ? times(n, 2) : 0,
           .backward_scratch_bytes = times(n, cast ? 14 : 2 * w.element_bytes) - r,
           .forward_launches = static_cast<std::int16_t>(cast ? 8 : 6),
@@ -103,6 +104,7 @@ OpFacts composed_rms_norm(const Op& op, const Workload& w) {
   const std::int64_t n = row_elements(w, times(op.shape.groups, op.shape.width)),
                      r = times(times(w.tokens(), op.shape.groups), 4);
   f.saved_extra_bytes = plus(r, times(n, 8));
+  f.saved_for_weight_bytes = times(n, 4);
   f.forward_scratch_bytes = times(n, 4);
   f.backward_scratch_bytes = times(n, 12) - r;
   f.backward_launches = 17;

@@ -40,6 +40,7 @@ void apply_details(const PlanChoices& c, const PlanTarget& target, ShardingPlan&
   plan.param_dtype = c.param_dtype.value_or(plan.param_dtype);
   if (plan.param_dtype == DType::f64) plan.reduce_dtype = plan.master_dtype = DType::f64;
   plan.reduce_dtype = c.reduce_dtype.value_or(plan.reduce_dtype);
+  plan.master_dtype = c.master_dtype.value_or(plan.master_dtype);
   plan.optimizer.kind = c.optimizer.value_or(plan.optimizer.kind);
   plan.optimizer.momentum = c.momentum.value_or(plan.optimizer.momentum);
   if (c.clip_norm) plan.clip_norm = c.clip_norm;

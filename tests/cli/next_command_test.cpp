@@ -75,6 +75,7 @@ const std::map<std::string, FlagCase> kFlags = {
     {"--offload", {Kept::plan_file, "true"}},
     {"--param-dtype", {Kept::plan_file, "fp32"}},
     {"--reduce-dtype", {Kept::plan_file, "bf16"}},
+    {"--master-dtype", {Kept::plan_file, "bf16"}},
     {"--optimizer", {Kept::plan_file, "sgd"}},
     {"--momentum", {Kept::plan_file, "0.9"}},
     {"--clip-norm", {Kept::plan_file, "1"}},

@@ -102,12 +102,15 @@ def run(model, attention):
     }
 
 
-def record(config):
+def build(config):
     config = AutoConfig.for_model(**config)
     # Eager experts: a product per expert, over the tokens routed to it, which the counter sees as it sees linear
     # layers.
     experts = {"experts_implementation": "eager"} if hasattr(config, "num_experts_per_tok") else {}
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", **experts)
+    return AutoModelForCausalLM.from_config(config, attn_implementation="eager", **experts)
+
+
+def record(model):
     first_name = {}
     parameters = []
     for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -117,7 +120,7 @@ def record(config):
         first_name[id(parameter)] = len(parameters)
         parameters.append({"name": name, "shape": list(parameter.shape), "aliases": []})
     attention = {"gpt2": "attn", "mpt": "attn", "gpt_neox": "attention",
-                 "falcon": "self_attention"}.get(config.model_type, "self_attn")
+                 "falcon": "self_attention"}.get(model.config.model_type, "self_attn")
     return {
         "recorded_with": f"torch {torch.__version__.split('+')[0]}, transformers {transformers.__version__}",
         "run": run(model, attention),
@@ -127,19 +130,24 @@ def record(config):
     }
 
 
+def write(path, document):
+    lines = [f'  "{key}": {json.dumps(value)}' for key, value in document.items() if key not in ("modules", "parameters")]
+    for key in ("modules", "parameters"):
+        rows = ",\n".join("    " + json.dumps(row) for row in document[key])
+        lines.append(f'  "{key}": [\n{rows}\n  ]')
+    path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
 def main():
     golden = pathlib.Path(__file__).parent / "golden"
     golden.mkdir(exist_ok=True)
     for name, config in CONFIGS.items():
         if sys.argv[1:] and name not in sys.argv[1:]:
             continue
-        document = {"config": config, **record(config)}
-        lines = [f'  "{key}": {json.dumps(document[key])}'
-                 for key in ("recorded_with", "config", "parameter_count", "run")]
-        for key in ("modules", "parameters"):
-            rows = ",\n".join("    " + json.dumps(row) for row in document[key])
-            lines.append(f'  "{key}": [\n{rows}\n  ]')
-        (golden / f"models_{name}.json").write_text("{\n" + ",\n".join(lines) + "\n}\n")
+        recorded = record(build(config))
+        ordered = {"recorded_with": recorded["recorded_with"], "config": config,
+                   "parameter_count": recorded["parameter_count"], "run": recorded["run"]}
+        write(golden / f"models_{name}.json", {**ordered, **recorded})
 
 
 if __name__ == "__main__":
