@@ -143,6 +143,7 @@ OpFacts facts(const Implementation& implementation, const Op& op, const Workload
   if (f.saved_for_weight_bytes > 0 && f.saved_extra_bytes > 0 && !trained(op.params[0])) {
     f.saved_extra_bytes -= f.saved_for_weight_bytes;
     f.forward_scratch_bytes += f.saved_for_weight_bytes;
+    f.backward_scratch_bytes += f.saved_for_weight_bytes;  // it is gone at backward's worst moment, and counted there
   }
   return f;
 }

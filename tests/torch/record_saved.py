@@ -30,7 +30,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 import transformers
 from record_tape import FusedNorm, Memory, aten, loss_of, repeat, rotate
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from transformers.activations import FastGELUActivation, NewGELUActivation
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.loss.loss_utils import ForCausalLMLoss
@@ -354,7 +354,7 @@ SIZES = dict(vocab_size=1024, hidden_size=256, intermediate_size=640, num_hidden
              num_key_value_heads=2, max_position_embeddings=4096, bos_token_id=None, eos_token_id=None,
              pad_token_id=None)
 LOCAL = dict(sliding_window=128, layer_types=["sliding_attention", "sliding_attention", "full_attention"])
-# Further families: one tiny model each, as (config, attention).
+# Further families: one tiny model each, as (config, attention), and with adapters as the program's flag says them.
 FAMILIES = {
     "phi3": (dict(model_type="phi3", **SIZES), "sdpa"),
     "phi3 with a window": (dict(model_type="phi3", sliding_window=128, partial_rotary_factor=0.5, **SIZES), "sdpa"),
@@ -369,18 +369,35 @@ FAMILIES = {
     "gpt_neox, gelu_fast": (dict(model_type="gpt_neox", hidden_act="gelu_fast", use_parallel_residual=False, **SIZES),
                             "sdpa"),
     "mistral with a window": (dict(model_type="mistral", sliding_window=128, **SIZES), "sdpa"),
+    "llama with adapters": (dict(model_type="llama", **SIZES), "sdpa", "rank=16,alpha=32,targets=all-linear"),
+    "qwen3 with adapters of two layers": (dict(model_type="qwen3", **SIZES), "sdpa", "rank=8,targets=q_proj+v_proj"),
 }
+
+
+def adapted(net, text):
+    """The model with the adapters that `text` says (rank=8,alpha=8,targets=q_proj+v_proj)."""
+    import peft
+    said = dict(part.split("=") for part in text.split(","))
+    targets = said["targets"] if said["targets"] == "all-linear" else said["targets"].split("+")
+    lora = peft.LoraConfig(r=int(said["rank"]), lora_alpha=float(said.get("alpha", said["rank"])), lora_dropout=0.0,
+                           target_modules=targets)
+    return peft.inject_adapter_in_model(lora, net)
 
 
 def record_family(name, seq_len, recompute=False):
     """As record_model, of a model that AutoModelForCausalLM builds."""
-    config, attention = FAMILIES[name]
+    config, attention, *lora = FAMILIES[name]
     F.scaled_dot_product_attention = flash
     with FakeTensorMode():
         mask = torch.empty(1, 1, seq_len, seq_len, dtype=torch.bfloat16)
         window = torch.empty(1, 1, seq_len, seq_len, dtype=torch.bool)
-        net = transformers.AutoModelForCausalLM.from_config(
-            transformers.AutoConfig.for_model(**config), attn_implementation=attention)
+        with unset_fake_temporarily():  # peft cannot move fake parameters
+            net = transformers.AutoModelForCausalLM.from_config(
+                transformers.AutoConfig.for_model(**config), attn_implementation=attention)
+            if lora:
+                net = adapted(net, *lora)
+        for owner, leaf, b in [(m, *b) for m in net.modules() for b in m.named_buffers(recurse=False)]:
+            setattr(owner, leaf, torch.empty(b.shape, dtype=b.dtype))
         module = sys.modules[type(net).__module__]
         eager = attention == "eager"
         module.create_causal_mask = lambda **_: mask if eager else None
@@ -389,12 +406,14 @@ def record_family(name, seq_len, recompute=False):
         for name_, p in list(net.named_parameters(remove_duplicate=False)):
             owner, leaf = name_.rsplit(".", 1)
             if id(p) not in ties:
-                ties[id(p)] = nn.Parameter(torch.empty(p.shape, dtype=torch.bfloat16)), p
+                ties[id(p)] = nn.Parameter(torch.empty(p.shape, dtype=torch.bfloat16), p.requires_grad), p
             setattr(net.get_submodule(owner), leaf, ties[id(p)][0])
         net.train()
         net.config.use_cache = False
         if recompute:
             net.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            if lora:  # transformers lets the embedded tokens require a gradient; checkpoint_wrapper does not
+                net.disable_input_require_grads()
         ids = torch.zeros(2, seq_len, dtype=torch.int64)
         memory = Memory()
         for t in [*net.parameters(), *net.buffers(), ids, mask, window]:
@@ -407,7 +426,7 @@ def record_family(name, seq_len, recompute=False):
             loss.backward()
     return {"name": name, "attention": attention, "checkpointing": "full" if recompute else "none", "sequences": 2,
             "seq_len": seq_len, "forward_peak": forward_peak, "saved": saved, "backward_peak": memory.peak,
-            "end": memory.live, "config": config}
+            "end": memory.live, "config": config, **({"lora": lora[0]} if lora else {})}
 
 
 def record_model(model, attention, recompute, vocab, seq_len):

@@ -29,6 +29,8 @@ Region recomputed_region(std::int32_t begin, std::int32_t end, const ModelGraph&
       if ((f.saved_inputs >> k & 1) && p >= begin && p < end) r.last = std::max(r.last, p);
     }
   }
+  // What is saved last stops the recomputation: all before it has run then, also where that is a frozen layer's weight.
+  r.last = std::max(r.last, r.needed_by - 1);
   if (r.runs() && !r.stops_early) r.last = end - 1;
   return r;
 }
