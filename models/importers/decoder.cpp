@@ -33,6 +33,8 @@ DecoderShape read_decoder(JsonObject& config, const DecoderDefaults& defaults, s
   s.hidden = config.integer("hidden_size", 1, kMaxWidth);
   s.ffn = config.integer(ffn_key, 1, kMaxWidth);
   s.layers = config.integer("num_hidden_layers", 1, kMaxLayers);
+  // A list that is no list of these layers is refused where it decides no window, too, as transformers does.
+  (void)windows_by_type(config, 0, std::vector<std::int64_t>(static_cast<std::size_t>(s.layers)));
   s.heads = size("num_attention_heads", kMaxHeads, defaults.heads);
   const bool silent = !config.has("num_key_value_heads") && defaults.kv_heads > 0;  // null: as many as heads
   s.kv_heads =

@@ -56,6 +56,22 @@ TEST_CASE("files that are no JSON are refused with the place") {
   CHECK(holds(config_refusal(deep), "nested deeper"));
 }
 
+TEST_CASE("a list of layer types that is none of these layers is refused where no layer has a window, too") {
+  // As transformers' configurations of these families refuse it.
+  for (const char* type : {"llama", "qwen2", "phi3", "granite"}) {
+    CAPTURE(type);
+    const auto refused = [&](const std::string& types) {
+      std::string text = llama("layer_types", types);
+      return config_refusal(text.replace(text.find("\"llama\""), 7, "\"" + std::string(type) + "\""));
+    };
+    CHECK(refused("[\"full_attention\", \"sliding_attention\"]").empty());
+    CHECK(refused("null").empty());
+    CHECK(holds(refused("[\"full_attention\", \"half_attention\"]"), "layer_types: knows no \"half_attention\""));
+    CHECK(holds(refused("[\"full_attention\"]"), "layer_types: lists 1 layers of 2"));
+    CHECK(holds(refused("\"full_attention\""), "layer_types"));
+  }
+}
+
 TEST_CASE("names with control characters, which would act in a terminal or in an emitted script") {
   const std::string good(embedded_file("clusters/p5.json"));
   const auto named = [&](const std::string& name) {
