@@ -166,9 +166,13 @@ std::optional<Trained> execute(const RunFlags& f, const ModelGraph& model, const
   const BackendOptions watchdog = backend_options(f);
   const std::shared_ptr<const Checkpoint> resumes = checkpoint_to_resume(f.checkpoints, model, plan);
   RunOptions options = run_options(f, resumes ? resumes->manifest().step : 0);
-  const TrainingSetup training = apply_training_flags(f.training, model, plan, options);
+  TrainingSetup training = apply_training_flags(f.training, model, plan, options);
   std::optional<TrainLog> log;
-  if (f.training.log && reports) log.emplace(*f.training.log, "--log");
+  if (f.training.log && reports)
+    log.emplace(*f.training.log, "--log", resumes ? std::optional(resumes->manifest().step) : std::nullopt);
+  if (log && log->replaced_lines() > 0)
+    training.notes.push_back(fmt::format("note: --log: lines of steps after {} are replaced: {}",
+                                         options.training.steps_done, log->replaced_lines()));
   const auto [backend, cluster] = make_backend(f.machine, *f.shared.model, plan, processors, watchdog);
   if (!programs) programs.emplace(resolve(model, plan, backend->implementation(), cluster));
   Progress progress;

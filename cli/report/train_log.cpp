@@ -5,11 +5,14 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
+#include <charconv>
 #include <chrono>
 #include <cmath>
 #include <cstring>
+#include <fstream>
 #include <string_view>
 
 #include "models/input/error.h"
@@ -28,6 +31,34 @@ bool is_log(std::string_view start, bool json) {
   return json ? start.starts_with("{\"step\":") : start.starts_with(kHeader);
 }
 
+// The step of a line, which a header and what is cut off have none of.
+std::optional<std::int64_t> step_of(std::string_view line, bool json) {
+  if (json) line.remove_prefix(std::min(line.size(), std::string_view("{\"step\":").size()));
+  std::int64_t step = 0;
+  const auto [end, problem] = std::from_chars(line.data(), line.data() + line.size(), step);
+  if (problem != std::errc() || end == line.data() + line.size() || *end != ',') return std::nullopt;
+  return step;
+}
+
+struct Tail {
+  std::int64_t begins = 0, lines = 0;
+};
+// What stands behind the last line of `step` or of a step before it.
+Tail lines_after(std::int64_t step, const std::string& path, bool json) {
+  std::ifstream file(path, std::ios::binary);
+  Tail tail;
+  std::int64_t at = 0;
+  for (std::string line; std::getline(file, line);) {
+    const bool whole = !file.eof();
+    at += static_cast<std::int64_t>(line.size()) + (whole ? 1 : 0);
+    const auto of = step_of(line, json);
+    const bool header = at == static_cast<std::int64_t>(line.size()) + 1 && !of;
+    if (whole && (header || (of && *of <= step))) tail = {at, 0};
+    else ++tail.lines;
+  }
+  return tail;
+}
+
 }  // namespace
 
 std::string csv_line(const TrainLine& l) {
@@ -39,7 +70,8 @@ std::string json_line(const TrainLine& l) {
                      json_number(l.loss), json_number(l.lr), json_number(l.tokens_per_s), json_number(l.step_time_s));
 }
 
-TrainLog::TrainLog(const std::string& path, const std::string& where) : path_(path), json_(path.ends_with(".jsonl")) {
+TrainLog::TrainLog(const std::string& path, const std::string& where, std::optional<std::int64_t> going_on_after)
+    : path_(path), json_(path.ends_with(".jsonl")) {
   if (!json_ && !path.ends_with(".csv"))
     throw InputError(where, "'" + path + "' is neither a .csv nor a .jsonl file", "give one of these names");
   descriptor_ = ::open(path.c_str(), O_RDWR | O_APPEND | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0644);
@@ -55,6 +87,12 @@ TrainLog::TrainLog(const std::string& path, const std::string& where) : path_(pa
     throw InputError(where,
                      "'" + path + (regular ? "' holds something else than such a log" : "' is not a regular file"),
                      "give another name");
+  }
+  if (going_on_after && info.st_size > 0) {
+    const Tail tail = lines_after(*going_on_after, path, json_);
+    replaced_ = tail.lines;
+    if (tail.lines > 0) kept_bytes_ = tail.begins;
+    if (tail.lines > 0) return;
   }
   char last = '\n';
   if (info.st_size > 0 && ::pread(descriptor_, &last, 1, info.st_size - 1) == 1 && last != '\n')
@@ -79,6 +117,9 @@ void TrainLog::write(const std::string& line) {
 }
 
 void TrainLog::add(const TrainLine& line) {
+  if (kept_bytes_ && ::ftruncate(descriptor_, *kept_bytes_) != 0)
+    throw MachineError(path_ + ": could not be written (" + std::strerror(errno) + ")");
+  kept_bytes_.reset();
   write(json_ ? json_line(line) : csv_line(line));
   if (now() - synced_ < 1) return;
   if (::fdatasync(descriptor_) != 0)
