@@ -60,6 +60,8 @@ constexpr FieldRow kFieldFlags[] = {
     {"master_dtype", "--master-dtype"},
     {"kind", "--optimizer"},
     {"optimizer", "--optimizer"},
+    {"lr", "--lr"},
+    {"weight_decay", "--weight-decay"},
     {"momentum", "--momentum"},
     {"clip_norm", "--clip-norm"},
     {"seed", "--seed"},

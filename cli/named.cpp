@@ -7,10 +7,13 @@
 
 #include "cli/files.h"
 #include "cli/numbers.h"
+#include "executor/ranks/processor.h"
 #include "models/catalog.h"
 #include "models/graph/lora.h"
 #include "models/input/error.h"
 #include "models/input/limits.h"
+#include "models/input/suggest.h"
+#include "planner/costs/fitted.h"
 
 namespace fsdp::cli {
 namespace {
@@ -71,6 +74,50 @@ std::string sizes_text(const Flags& flags) {
   for (const SizeRow& row : kSizes)
     if (const Text& value = flags.*(row.text)) text += fmt::format(" {} {}", row.flag, shell_word(*value));
   return text;
+}
+
+const Implementation& named_implementation(const Flags& flags, const ModelGraph& model, const PlanFile* plan, bool host,
+                                           Notes notes) {
+  const FoundFor* found = !host && plan != nullptr && plan->found_for ? &*plan->found_for : nullptr;
+  if (!flags.implementation && found == nullptr)
+    return usual_implementation(model, host, flags.compile, "--implementation");
+  const std::string file = flags.plan.value_or("plan");
+  const Implementation& now =
+      flags.implementation
+          ? find_implementation(*flags.implementation, flags.compile, "--implementation")
+          : find_implementation(found->implementation, flags.compile || found->compiled, file + ": found_for");
+  const FoundFor taken{std::string(now.name), now.compiled};
+  if (notes == Notes::printed && found != nullptr && taken != *found)
+    print(stderr, fmt::format("note: {} was found for {}; predicted here for {}\n", printable(file),
+                              printable(found->text()), taken.text()));
+  return now;
+}
+
+Costs named_costs(const Flags& flags, const ClusterSpec& cluster, Notes notes) {
+  if (flags.costs) {
+    const auto read = parse_any_costs(read_file(*flags.costs), *flags.costs);
+    if (const auto* fitted = std::get_if<FittedCosts>(&read); fitted && !cluster.host)
+      return costs_for(*fitted, cluster);
+    if (std::holds_alternative<FittedCosts>(read))
+      throw InputError(*flags.costs, "holds constants fitted to GPUs, but the cluster is " + cluster.name,
+                       "give the costs that `fsdp-plan calibrate --backend host` measured");
+    Costs costs = std::get<Costs>(read);
+    if (cluster.host != (costs.platform == "host")) {
+      throw InputError(*flags.costs, "holds costs of '" + costs.platform + "', but the cluster is " + cluster.name,
+                       "give the costs that were calibrated for it");
+    }
+    const std::string here = host::processor_name();
+    if (notes == Notes::printed && costs.source.starts_with("calibrate --backend host") &&
+        costs.source.find(here) == std::string::npos)
+      print(stderr, fmt::format("note: {} holds times of another processor ({}); this one is {}\n", *flags.costs,
+                                printable(costs.source), here));
+    return costs;
+  }
+  if (cluster.host) {
+    throw InputError("--costs", "is missing; the cluster 'host' has no datasheet",
+                     "make them with `fsdp-plan calibrate --backend host -o costs.json` and give --costs costs.json");
+  }
+  return default_costs(cluster);
 }
 
 ClusterSpec named_cluster(const std::string& name, std::int64_t gpus, Notes notes, const char* where) {

@@ -1,4 +1,4 @@
-// The model and the cluster that flags name: --model with the sizes of `--model generic`, and --cluster.
+// What flags name: --model with the sizes of `--model generic`, --cluster, --implementation and --costs.
 #pragma once
 
 #include <cstdint>
@@ -17,6 +17,15 @@ void add_model_flags(const Command&, Flags&);
 [[nodiscard]] ModelGraph model_from_flags(const Flags&, std::int64_t seq_len, Notes = Notes::printed);
 // --lora and the sizes, where they are given, as one would type them again, each with a blank before it.
 [[nodiscard]] std::string sizes_text(const Flags&);
+
+// What --implementation and --compile name; else what the file of `plan` says that it was found for, and else the usual
+// one. CPU ranks run ours: for them a file has no say. That the flags name another than the file goes to standard
+// error.
+[[nodiscard]] const Implementation& named_implementation(const Flags&, const ModelGraph&, const PlanFile* plan,
+                                                         bool host, Notes = Notes::printed);
+
+// The costs in --costs, or the default ones of the cluster. Costs of another processor than this one are said to be.
+[[nodiscard]] Costs named_costs(const Flags&, const ClusterSpec&, Notes = Notes::printed);
 
 // As load_cluster. What the cluster's file leaves out goes to standard error, so that no assumption is silent; a GPU's
 // name is refused with the command that writes a cluster of such GPUs.

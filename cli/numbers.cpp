@@ -121,6 +121,15 @@ double parse_factor(const std::string& text, const char* flag, const char* remed
   return *value;
 }
 
+double parse_coefficient(const std::string& text, const char* flag, bool zero) {
+  const auto value = real_number(text);
+  if (!value || *value < 0 || (*value == 0 && !zero) || *value > 1e6)
+    throw InputError(flag,
+                     "'" + printable(text) + "' is not a " + (zero ? "number from 0" : "positive number") + " to 1e6",
+                     zero ? "give it such as 0.1" : "give it such as 3e-4");
+  return *value;
+}
+
 double parse_positive(const std::string& text, const char* flag, const char* remedy) {
   const auto value = real_number(text);
   if (!value || *value <= 0) throw InputError(flag, "'" + printable(text) + "' is not a positive number", remedy);

@@ -31,6 +31,9 @@ inline constexpr std::int64_t kMostSteps = 1'000'000'000;  // that any flag can 
 // "true" or "false".
 [[nodiscard]] bool parse_switch(const std::string& text, const char* flag);
 
+// Of an optimizer, up to 1e6: "3e-4". `zero`: 0 is one, too.
+[[nodiscard]] double parse_coefficient(const std::string& text, const char* flag, bool zero);
+
 // More than zero.
 [[nodiscard]] double parse_positive(const std::string& text, const char* flag, const char* remedy);
 [[nodiscard]] double parse_factor(const std::string& text, const char* flag, const char* remedy);  // in [0, 1)

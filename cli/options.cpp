@@ -2,13 +2,13 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <vector>
 
 #include "cli/field_flags.h"
 #include "cli/files.h"
 #include "cli/named.h"
 #include "models/input/suggest.h"
-#include "planner/costs/fitted.h"
 #include "planner/search/plan_choices.h"
 #include "planner/wrap.h"
 
@@ -162,6 +162,9 @@ const std::vector<FlagRow>& plan_rows() {
        "adamw (default) | sgd | adamw-8bit (torchao's)",
        {"NAME", all_names<OptimizerKind, kOptimizers>},
        kNumerics},
+      {"--lr", &Flags::lr, "learning rate; default: 3e-4", "RATE", kNumerics},
+      {"--weight-decay", &Flags::weight_decay, "of the optimizer, 0: none; default: 0.1, for sgd too", "NUMBER",
+       kNumerics},
       {"--momentum", &Flags::momentum, "sgd's momentum, such as 0.9; 0: none (default)", "NUMBER", kNumerics},
       {"--clip-norm", &Flags::clip_norm, "clip gradients to this 2-norm; none: not at all (default)", "NORM",
        kNumerics},
@@ -179,28 +182,6 @@ std::int64_t sequence_length(const Flags& flags, const ModelGraph& model) {
   if (model.max_seq_len) return *model.max_seq_len;
   throw InputError("--seq-len", "is missing and " + model.name + " does not state one",
                    "give the tokens per sequence, such as --seq-len 4096");
-}
-
-Costs costs_of(const Flags& flags, const ClusterSpec& cluster) {
-  if (flags.costs) {
-    const auto read = parse_any_costs(read_file(*flags.costs), *flags.costs);
-    if (const auto* fitted = std::get_if<FittedCosts>(&read); fitted && !cluster.host)
-      return costs_for(*fitted, cluster);
-    if (std::holds_alternative<FittedCosts>(read))
-      throw InputError(*flags.costs, "holds constants fitted to GPUs, but the cluster is " + cluster.name,
-                       "give the costs that `fsdp-plan calibrate --backend host` measured");
-    Costs costs = std::get<Costs>(read);
-    if (cluster.host != (costs.platform == "host")) {
-      throw InputError(*flags.costs, "holds costs of '" + costs.platform + "', but the cluster is " + cluster.name,
-                       "give the costs that were calibrated for it");
-    }
-    return costs;
-  }
-  if (cluster.host) {
-    throw InputError("--costs", "is missing; the cluster 'host' has no datasheet",
-                     "make them with `fsdp-plan calibrate --backend host -o costs.json` and give --costs costs.json");
-  }
-  return default_costs(cluster);
 }
 
 int backward_prefetch_of(const std::string& text, Dialect dialect) {
@@ -269,6 +250,8 @@ PlanChoices choices_of(const Flags& f, std::int64_t ranks, std::int64_t seq_len)
   c.reduce_dtype = parsed<DType>(f.reduce_dtype, [](auto& t) { return parse_dtype(t, "--reduce-dtype"); });
   c.master_dtype = parsed<DType>(f.master_dtype, [](auto& t) { return parse_dtype(t, "--master-dtype"); });
   c.optimizer = parsed<OptimizerKind>(f.optimizer, [](auto& t) { return parse_optimizer(t, "--optimizer"); });
+  if (f.lr) c.lr = parse_coefficient(*f.lr, "--lr", false);
+  if (f.weight_decay) c.weight_decay = parse_coefficient(*f.weight_decay, "--weight-decay", true);
   if (f.momentum) c.momentum = parse_factor(*f.momentum, "--momentum", "give a number in [0, 1), such as 0.9");
   if (f.clip_norm && f.clip_norm != "none")
     c.clip_norm = parse_positive(*f.clip_norm, "--clip-norm", "give the largest 2-norm, such as 1.0, or none");
@@ -277,6 +260,13 @@ PlanChoices choices_of(const Flags& f, std::int64_t ranks, std::int64_t seq_len)
 }
 
 PlanTarget target_of(const Setup& setup) { return {setup.cluster.gpus, setup.seq_len, setup.cluster.host}; }
+
+// In the currency of the cluster's file, where the flag names none.
+Price price_of(const std::string& text, const ClusterSpec& cluster) {
+  Price price = parse_price(text, "--price");
+  if (price.currency.empty() && cluster.price) price.currency = cluster.price->currency;
+  return price;
+}
 
 // What is known to be off, with its size (docs/limits.md).
 void print_caution(const Setup& setup) {
@@ -314,7 +304,8 @@ std::string shell_word(const std::string& text) {
   return word + "'";
 }
 
-Setup resolve_setup(const Flags& flags, const ShardingPlan* plan, Notes notes) {
+Setup resolve_setup(const Flags& flags, const PlanFile* file, Notes notes) {
+  const ShardingPlan* const plan = file != nullptr ? &file->plan : nullptr;
   if (!flags.model)
     throw InputError("--model", "is missing", "give a catalog name (see `fsdp-plan show model`) or a config.json");
   if (!flags.cluster)
@@ -330,11 +321,9 @@ Setup resolve_setup(const Flags& flags, const ShardingPlan* plan, Notes notes) {
   setup.model = model_from_flags(flags, asked, notes);
   setup.cluster = named_cluster(*flags.cluster, plan != nullptr ? plan->ranks() : gpus.value_or(0), notes);
   setup.seq_len = plan != nullptr ? plan->seq_len : sequence_length(flags, setup.model);
-  setup.implementation =
-      flags.implementation ? &find_implementation(*flags.implementation, flags.compile, "--implementation")
-                           : &usual_implementation(setup.model, setup.cluster.host, flags.compile, "--implementation");
+  setup.implementation = &named_implementation(flags, setup.model, file, setup.cluster.host, notes);
   if (notes == Notes::printed) print_caution(setup);
-  setup.costs = costs_of(flags, setup.cluster);
+  setup.costs = named_costs(flags, setup.cluster, notes);
   setup.options.memory_limit =
       flags.memory_limit ? parse_bytes(*flags.memory_limit, "--memory-limit") : default_memory_limit(setup.cluster);
   if (setup.options.memory_limit->count() == 0 && flags.memory_limit)
@@ -347,18 +336,23 @@ Setup resolve_setup(const Flags& flags, const ShardingPlan* plan, Notes notes) {
                      "give less, or describe another GPU in a cluster file");
   if (flags.price && setup.cluster.host)
     throw InputError("--price", "the ranks of 'host' are no GPUs, and have no price", "leave it out");
-  if (flags.price) setup.cluster.price = parse_price(*flags.price, "--price");
+  if (flags.price) setup.cluster.price = price_of(*flags.price, setup.cluster);
   return setup;
 }
 
-ShardingPlan plan_from_file(const Flags& flags) {
+PlanFile plan_from_file(const Flags& flags) {
   for (const FlagRow& row : plan_rows()) {
     if (flags.*(row.value))
       throw InputError(row.name, "contradicts --plan, which decides it already", "leave out one of the two");
   }
-  ShardingPlan plan = parse_plan(read_file(*flags.plan), *flags.plan);
-  check(plan, *flags.plan);
-  return plan;
+  PlanFile file = parse_plan_file(read_file(*flags.plan), *flags.plan);
+  check(file.plan, *flags.plan);
+  return file;
+}
+
+PlanFile file_of(const ShardingPlan& plan, const Flags& flags, const Setup& setup) {
+  if (setup.cluster.host || !(flags.implementation || flags.compile)) return {plan, std::nullopt};
+  return {plan, FoundFor{std::string(setup.implementation->name), setup.implementation->compiled}};
 }
 
 ShardingPlan plan_from_flags(const Flags& flags, const Setup& setup) {

@@ -12,6 +12,7 @@
 #include "models/input/error.h"
 #include "planner/costs.h"
 #include "planner/plan.h"
+#include "planner/plan/file.h"
 #include "planner/search.h"
 #include "simulator/predict.h"
 
@@ -24,7 +25,7 @@ struct Flags {
   // What a plan decides.
   Text seq_len, micro_batch, grad_accum, global_batch, global_batch_tokens, dialect, wrap, reshard, replicate,
       grad_sync, forward_prefetch, backward_prefetch, limit_all_gathers, use_orig_params, checkpointing, offload,
-      param_dtype, reduce_dtype, master_dtype, optimizer, momentum, clip_norm, seed;
+      param_dtype, reduce_dtype, master_dtype, optimizer, lr, weight_decay, momentum, clip_norm, seed;
   Text plan;  // a plan.json, which then decides all of the above
 };
 
@@ -48,14 +49,17 @@ struct Setup {
 enum class Notes : std::uint8_t { printed, silent };
 
 // Loads what --model, --cluster, --gpus, --costs, --implementation, --memory-limit, --price and --seq-len name. `plan`,
-// when given, decides the number of GPUs and the sequence length. Throws InputError.
-[[nodiscard]] Setup resolve_setup(const Flags&, const ShardingPlan* plan = nullptr, Notes = Notes::printed);
+// when given, decides the number of GPUs and the sequence length, and
+// begins with the implementation that it was found for. Throws InputError.
+[[nodiscard]] Setup resolve_setup(const Flags&, const PlanFile* plan = nullptr, Notes = Notes::printed);
 
 // The plan in --plan, read, parsed and checked (not yet against a model). Refuses flags that the plan decides already.
-[[nodiscard]] ShardingPlan plan_from_file(const Flags&);
+[[nodiscard]] PlanFile plan_from_file(const Flags&);
 // The naive plan with the given flags applied, checked. What is not given keeps its default: micro-batch 1, one
 // micro-batch.
 [[nodiscard]] ShardingPlan plan_from_flags(const Flags&, const Setup&);
+// The plan as its file has it: with the implementation, where flags name one.
+[[nodiscard]] PlanFile file_of(const ShardingPlan&, const Flags&, const Setup&);
 // What the flags fix for a search; the rest is left open.
 [[nodiscard]] SearchOptions search_from_flags(const Flags&, const Setup&);
 

@@ -15,6 +15,8 @@ namespace {
 // The flags that make a change.
 Flags with(const Change& change, Flags flags) {
   if (change.compiled) flags.compile = true;
+  if (change.offload) flags.offload = "true";
+  if (change.optimizer) flags.optimizer = std::string(name(*change.optimizer));
   if (change.gpus) flags.gpus = std::to_string(*change.gpus);
   if (change.seq_len) flags.seq_len = std::to_string(*change.seq_len);
   return flags;
@@ -25,6 +27,7 @@ std::string words(const Change& change, const Flags& flags, const ShardingPlan& 
   const auto say = [&](const std::string& flag) { text += (text.empty() ? "" : " ") + flag; };
   if (change.compiled) say("--compile");
   if (change.offload) say("--offload");
+  if (change.optimizer) say(fmt::format("--optimizer {}", name(*change.optimizer)));
   if (change.gpus) say(fmt::format("--gpus {}", *change.gpus));
   if (change.seq_len) say(fmt::format("--seq-len {}", *change.seq_len));
   if (change.seq_len && flags.global_batch_tokens)
@@ -86,31 +89,31 @@ std::optional<FlagRemedy> search_freely(const Flags& flags, const Setup& setup,
 
 std::vector<FlagRemedy> try_remedies(const Flags& flags, const Setup& setup, const Candidate& plan,
                                      const std::function<void(const std::string&)>& told) {
+  const bool tight = plan.score.verdict == Verdict::tight;
   std::vector<FlagRemedy> found;
-  if (auto free = search_freely(flags, setup, told); free && helps(free->score, plan.score))
-    found.push_back(std::move(*free));
+  if (!tight)
+    if (auto free = search_freely(flags, setup, told); free && helps(free->score, plan.score))
+      found.push_back(std::move(*free));
   RemedyOptions options;
   if (!setup.cluster.host) {  // CPU ranks share one memory, and nothing is compiled for them
     options.compile = !setup.implementation->compiled;
     options.offload = !plan.plan.offload;
     options.chunks = plan.plan.loss_chunks == 1;
+    options.optimizer = plan.plan.optimizer.kind == OptimizerKind::adamw;
     // A global batch would have to be divided anew.
     options.more_gpus = !flags.global_batch && !flags.global_batch_tokens && plan.plan.dialect != Dialect::ddp;
     options.gpus_per_node = setup.cluster.gpus_per_node;
     options.memory_limit = *setup.options.memory_limit;
-    options.searched = [&](const Change& change) { return searched(with(change, flags)); };
+    options.searched = [&, tight](const Change& change) -> std::optional<Candidate> {
+      if (change.loss_chunks || (tight && change.gpus)) return std::nullopt;  // no flag; too many searches for a hint
+      return searched(with(change, flags));
+    };
   }
   options.told = [&](const Change& change) { told(words(change, flags, plan.plan)); };
   for (const Remedy& remedy : find_remedies(plan, options, changing(flags)))
-    found.push_back({words(remedy.change, flags, plan.plan), remedy.score, remedy.another_plan});
+    if (!tight || remedy.score.verdict == Verdict::fits)
+      found.push_back({words(remedy.change, flags, plan.plan), remedy.score, remedy.another_plan});
   return found;
-}
-
-std::vector<FlagRemedy> try_compiling(const Flags& flags, const Setup& setup, const Candidate& plan) {
-  if (setup.cluster.host || setup.implementation->compiled) return {};
-  const auto score = score_changed(plan.plan, {.compiled = true}, changing(flags));
-  if (!score || score->verdict != Verdict::fits) return {};
-  return {{"--compile", *score}};
 }
 
 std::string remedies_text(const std::vector<FlagRemedy>& remedies, Bytes limit) {

@@ -16,13 +16,10 @@ struct FlagRemedy {
   std::string another_plan = {};  // its label, where that one fits and the plan itself does not
 };
 
-// All that help, where nothing fits. They include a search of what flags had left out of the first one. `told` hears of
-// each trial.
+// Of a plan that does not fit, all that help; they include a search of what flags had left out of the first one. Of a
+// tight plan, the changes with which it fits, or another plan does. `told` hears of each trial.
 [[nodiscard]] std::vector<FlagRemedy> try_remedies(const Flags&, const Setup&, const Candidate& plan,
                                                    const std::function<void(const std::string&)>& told);
-
-// The compiled variant of the same plan, if it exists and fits.
-[[nodiscard]] std::vector<FlagRemedy> try_compiling(const Flags&, const Setup&, const Candidate& plan);
 
 // A line each; empty for none.
 [[nodiscard]] std::string remedies_text(const std::vector<FlagRemedy>&, Bytes limit);

@@ -109,7 +109,8 @@ EmulatedWorld emulated_world(const BackendFlags& f, const std::string& model, co
                      "give the plan's, or plan for as many GPUs");
   Flags flags = f.cluster;
   flags.model = model;
-  const Setup setup = resolve_setup(flags, &plan);
+  const PlanFile file{plan, std::nullopt};
+  const Setup setup = resolve_setup(flags, &file);
   if (setup.cluster.host)
     throw InputError("--cluster", "'host' has no GPUs", "name a cluster of GPUs, such as dgx-h100");
   return {plan, setup.cluster, setup.costs};

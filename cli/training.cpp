@@ -3,35 +3,21 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
-#include <cmath>
 
 #include "executor/data/initial_weights.h"
 #include "executor/data/token_file.h"
-#include "models/input/suggest.h"
 
 namespace fsdp::cli {
 namespace {
 
-double rate_of(const std::string& text, const char* flag, bool zero) {
-  double value = 0;
-  const auto [end, problem] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (problem != std::errc() || end != text.data() + text.size() || !std::isfinite(value) || value < 0 ||
-      (value == 0 && !zero) || value > 1e6)
-    throw InputError(flag,
-                     "'" + printable(text) + "' is not a " + (zero ? "number from 0" : "positive number") + " to 1e6",
-                     "give it such as 3e-4");
-  return value;
-}
-
 LearningRate learning_rate_of(const TrainingFlags& f, const ShardingPlan& plan, const RunOptions& options) {
   const std::int64_t last = options.training.steps_done + std::max(1, options.warmup_steps) + options.steps;
   LearningRate rate;
-  rate.peak = f.lr ? rate_of(*f.lr, "--lr", false) : plan.optimizer.lr;
+  rate.peak = f.lr ? parse_coefficient(*f.lr, "--lr", false) : plan.optimizer.lr;
   if (f.lr_schedule) rate.kind = parse_decay(*f.lr_schedule, "--lr-schedule");
   rate.warmup = parse_optional_count(f.lr_warmup, "--lr-warmup", 0, kMostSteps).value_or(0);
   rate.total = parse_optional_count(f.lr_steps, "--lr-steps", 1, kMostSteps).value_or(last);
-  if (f.lr_min) rate.least = rate_of(*f.lr_min, "--lr-min", true);
+  if (f.lr_min) rate.least = parse_coefficient(*f.lr_min, "--lr-min", true);
   if (rate.kind == Decay::constant) {
     if (f.lr_min)
       throw InputError("--lr-min", "has no meaning while the rate stays constant",

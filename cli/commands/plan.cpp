@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -12,6 +11,7 @@
 #include "cli/options.h"
 #include "cli/predict.h"
 #include "cli/remedies.h"
+#include "cli/report/emit_report.h"
 #include "cli/report/report.h"
 #include "cli/terminal/terminal.h"
 #include "models/input/error.h"
@@ -87,7 +87,7 @@ Json candidate_json(const Candidate& c) {
           {"naive", c.naive}};
 }
 
-Json result_json(const PlanResult& result, const Prediction* prediction) {
+Json result_json(const PlanResult& result, const Prediction* prediction, const PlanFlags& f, const Setup& setup) {
   Json rivals = Json::array();
   for (const Candidate& rival : result.rivals) rivals.push_back(candidate_json(rival));
   Json out = {{"schema", "fsdp-plan/plan-result/1"},
@@ -102,7 +102,7 @@ Json result_json(const PlanResult& result, const Prediction* prediction) {
               {"searched", result.searched}};
   if (result.without_retries) out["without_retries"] = candidate_json(*result.without_retries);
   if (result.best && prediction != nullptr) {
-    out["plan"] = Json::parse(to_json_text(result.best->plan));
+    out["plan"] = Json::parse(to_json_text(file_of(result.best->plan, f.shared, setup)));
     out["prediction"] = Json::parse(to_json_text(*prediction));
   } else {
     out["why_none"] = result.why_none;
@@ -135,7 +135,7 @@ bool emit_plan(const PlanFlags& f, const Prediction& prediction, const ShardingP
   EmitContext context{setup.implementation, std::nullopt};
   if (!setup.cluster.host) context.gpus_per_node = setup.cluster.gpus_per_node;
   const Emitted emitted = emit(*f.emit, plan, setup.model, context);
-  print(stderr, inexact_lines(*f.emit, emitted));
+  print(stderr, inexact_lines(*f.emit, emitted, plan, setup.model, context));
   if (emitted.changes_prediction()) print(stderr, predicted_as_written(emitted, prediction, setup));
   if (f.emit_to) write_file(*f.emit_to, emitted.text);
   else print(stdout, emitted.text);
@@ -164,26 +164,26 @@ Json remedies_json(const std::vector<FlagRemedy>& remedies) {
   return list;
 }
 
+std::vector<FlagRemedy> remedies_with_progress(const PlanFlags& f, const Setup& setup, const Candidate& plan) {
+  Progress progress;
+  return try_remedies(f.shared, setup, plan, [&](const std::string& change) { progress.say("plan: tries " + change); });
+}
+
 int nothing_fits(const PlanFlags& f, const Setup& setup, const PlanResult& result) {
-  std::vector<FlagRemedy> remedies;
-  {
-    Progress progress;
-    remedies = try_remedies(f.shared, setup, *result.least,
-                            [&](const std::string& change) { progress.say("plan: tries " + change); });
-  }
+  const std::vector<FlagRemedy> remedies = remedies_with_progress(f, setup, *result.least);
   if (f.json != JsonForm::none) {
-    Json json = result_json(result, nullptr);
+    Json json = result_json(result, nullptr, f, setup);
     json["least"] = candidate_json(*result.least);
     json["remedies"] = remedies_json(remedies);
     print(stdout, printed(json.dump(2) + "\n", f.json));
   }
-  std::string said = "Does not fit: " + result.why_none + "\n" +
+  std::string said = caution(result.least->plan, setup.model) + "Does not fit: " + result.why_none + "\n" +
                      workload(setup.model.name, setup.seq_len, setup.cluster.gpus, setup.cluster.name) +
                      (f.shared.seq_len ? "" : "; --seq-len was not given, so this is what the model allows") + ".\n";
   if (!remedies.empty())
     said += "What would help that plan, each simulated:\n" + remedies_text(remedies, *setup.options.memory_limit);
   if (f.output) {
-    write_file(*f.output, to_json_text(result.least->plan));
+    write_file(*f.output, to_json_text(file_of(result.least->plan, f.shared, setup)));
     said += fmt::format("{} holds that plan, which does not fit.\n", *f.output);
   }
   print(stderr, said);
@@ -201,16 +201,10 @@ std::string hint_without_retries(const PlanResult& result) {
       calm.why_lost.clause.empty() ? "" : " (" + calm.why_lost.clause + ")");
 }
 
-// Of a plan that is tight: what fits.
-std::string hint(const std::vector<FlagRemedy>& remedies, const Candidate& plan, const Setup& setup) {
-  std::string text;
-  for (const FlagRemedy& r : remedies) {
-    const double change = r.score.step / plan.score.step - 1;
-    text += fmt::format("\nHint: the same plan fits with {}: step {} ({} {}), peak {} of {}.\n", r.change,
-                        human(r.score.step), percent(std::abs(change)), change < 0 ? "faster" : "slower",
-                        human(r.score.peak_total), human(*setup.options.memory_limit));
-  }
-  return text;
+// Of a plan that is tight: with what it fits.
+std::string fitting(const std::vector<FlagRemedy>& remedies, const Setup& setup) {
+  if (remedies.empty()) return "";
+  return "\nWhat would make it fit, each simulated:\n" + remedies_text(remedies, *setup.options.memory_limit);
 }
 
 int plan_command(const PlanFlags& f) {
@@ -223,13 +217,13 @@ int plan_command(const PlanFlags& f) {
   const ShardingPlan& plan = result.best->plan;
   Programs programs = programs_of(plan, setup);
   const Prediction prediction = priced(predict(programs, setup.costs, setup.options), setup);
-  print(stderr, caution(plan));
-  if (f.output) write_file(*f.output, to_json_text(plan));
+  print(stderr, caution(plan, setup.model));
+  if (f.output) write_file(*f.output, to_json_text(file_of(plan, f.shared, setup)));
   const int code = !f.emit || emit_plan(f, prediction, plan, setup) ? kDone : kAnswerIsNo;
   std::vector<FlagRemedy> remedies;
-  if (result.best->score.verdict == Verdict::tight) remedies = try_compiling(f.shared, setup, *result.best);
+  if (result.best->score.verdict == Verdict::tight) remedies = remedies_with_progress(f, setup, *result.best);
   if (f.json != JsonForm::none) {
-    Json json = result_json(result, &prediction);
+    Json json = result_json(result, &prediction, f, setup);
     if (!remedies.empty()) json["remedies"] = remedies_json(remedies);
     print(stdout, printed(json.dump(2) + "\n", f.json));
     return code;
@@ -242,7 +236,7 @@ int plan_command(const PlanFlags& f) {
           "Searched: " + result.searched +
               fmt::format("; {} considered, {} pruned, {} scored.\n", result.considered, result.pruned, result.scored));
   print(out, "\n" + rivals_table(result));
-  print(out, hint(remedies, *result.best, setup) + hint_without_retries(result));
+  print(out, fitting(remedies, setup) + hint_without_retries(result));
   print(out, next_command(f, setup));
   return code;
 }

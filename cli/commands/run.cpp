@@ -257,7 +257,7 @@ int run_here(const RunFlags& f, Launch* others) {
   check_output(reports ? f.output : Text(),
                {f.shared.plan, f.shared.model, f.prediction, t.data, t.init_from, f.trace});
   check_output(reports ? f.trace : Text(), {f.shared.plan, f.shared.model, f.prediction, t.data, t.init_from});
-  const ShardingPlan plan = plan_from_file(f.shared);
+  const ShardingPlan plan = plan_from_file(f.shared).plan;
   const ModelGraph model = model_from_flags(f.shared, plan.seq_len);
   check(plan, model, *f.shared.plan);
   std::optional<Prediction> prediction;

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/files.h"
+#include "cli/report/emit_report.h"
 #include "cli/report/report.h"
 #include "cli/terminal/terminal.h"
 #include "executor/checkpoint/size.h"
@@ -117,7 +118,8 @@ std::string checkpoint_line(const CheckpointSize& size) {
 
 int show_plan(const ShowFlags& f) {
   if (!f.name) throw InputError("show plan", "no plan is named", "give a plan.json");
-  const ShardingPlan plan = parse_plan(read_file(*f.name), *f.name);
+  const PlanFile file = parse_plan_file(read_file(*f.name), *f.name);
+  const ShardingPlan& plan = file.plan;
   check(plan, *f.name);
   std::optional<ModelGraph> model;
   if (f.shared.model) {
@@ -126,20 +128,24 @@ int show_plan(const ShowFlags& f) {
   }
   if (f.emit) {
     if (!model) throw InputError("--emit", "needs the model", "give --model");
-    const Emitted emitted = emit(*f.emit, plan, *model);
-    print(stderr, inexact_lines(*f.emit, emitted));
+    EmitContext context;
+    if (const auto& found = file.found_for)
+      context.implementation = &find_implementation(found->implementation, found->compiled, *f.name + ": found_for");
+    const Emitted emitted = emit(*f.emit, plan, *model, context);
+    print(stderr, inexact_lines(*f.emit, emitted, plan, *model, context));
     print(stdout, emitted.text);
     return emitted.changes_prediction() ? kAnswerIsNo : kDone;
   }
   if (f.json) {
-    print(stdout, to_json_text(plan));
+    print(stdout, to_json_text(file));
     return kDone;
   }
   print(stdout, fmt::format("{} for {} on {} ranks, {} tokens per sequence\n",
                             plan_label(plan, model ? &*model : nullptr), plan.model_name, plan.ranks(), plan.seq_len));
   print(stdout,
-        fmt::format("{} parameters, {} gradients reduced, {} shards; {}; digest {}\n\n", name(plan.param_dtype),
-                    name(plan.reduce_dtype), name(plan.master_dtype), optimizer_text(plan.optimizer), plan.digest()));
+        fmt::format("{} parameters, {} gradients reduced, {} shards; {}; digest {}{}\n\n", name(plan.param_dtype),
+                    name(plan.reduce_dtype), name(plan.master_dtype), optimizer_text(plan.optimizer), plan.digest(),
+                    file.found_for ? "; found for " + printable(file.found_for->text()) : ""));
   print(stdout, units_table(plan, model ? &*model : nullptr));
   if (model) print(stdout, checkpoint_line(checkpoint_size(*model, plan)));
   return kDone;

@@ -154,12 +154,11 @@ int show_step(const ShowFlags& f) {
   if (!f.shared.plan) throw InputError("--plan", "is missing", "give a plan.json");
   if (!f.shared.model) throw InputError("--model", "is missing", "give the model that the plan was made for");
   if (f.buffers && !f.json) throw InputError("--buffers", "prints JSON only", "add --json");
-  const ShardingPlan plan = plan_from_file(f.shared);
+  const PlanFile file = plan_from_file(f.shared);
+  const ShardingPlan& plan = file.plan;
   const ModelGraph model = model_from_flags(f.shared, plan.seq_len);
   check(plan, model, *f.shared.plan);
-  const Implementation& implementation =
-      f.shared.implementation ? find_implementation(*f.shared.implementation, f.shared.compile, "--implementation")
-                              : usual_implementation(model, false, f.shared.compile, "--implementation");
+  const Implementation& implementation = named_implementation(f.shared, model, &file, false);
   Programs programs(resolve(model, plan, implementation, {}));
   const Program& program = programs.of(0);
   const Step& step = step_of(program, f.which);

@@ -86,10 +86,16 @@ std::string made_of(const Prediction& p) {
 
 std::string percent(double fraction) { return fmt::format("{:.1f} %", 100 * fraction); }
 
-std::string caution(const ShardingPlan& plan) {
-  if (plan.optimizer.kind != OptimizerKind::adamw_8bit) return "";
-  return "note: the time of a step of adamw-8bit stands on torchao's code and on processors' times (0.4 ms for each "
-         "parameter tensor), and has not been compared with a GPU; its memory is torchao's to the byte\n";
+std::string caution(const ShardingPlan& plan, const ModelGraph& model) {
+  std::string text;
+  if (model.max_seq_len && plan.seq_len > *model.max_seq_len)  // learned positions refuse such a plan
+    text += fmt::format("note: {} tokens per sequence are predicted as asked; {} says that it is for at most {}\n",
+                        with_commas(plan.seq_len), model.name, with_commas(*model.max_seq_len));
+  if (plan.optimizer.kind == OptimizerKind::adamw_8bit)
+    text +=
+        "note: the time of a step of adamw-8bit stands on torchao's code and on processors' times (0.4 ms for each "
+        "parameter tensor), and has not been compared with a GPU; its memory is torchao's to the byte\n";
+  return text;
 }
 
 std::string optimizer_text(const Optimizer& o) {
@@ -179,17 +185,6 @@ std::string prediction_report(const Prediction& p) {
     for (const std::string& part : p.critical_path) out += "  " + part + "\n";
   }
   return out;
-}
-
-std::string inexact_lines(const std::string& format, const Emitted& emitted) {
-  std::string changes, rest;
-  for (const Inexact& i : emitted.cannot_express) {
-    const bool harmless = i.effect == Inexact::Effect::none;
-    (harmless ? rest : changes) +=
-        fmt::format("{} {} {}\n", format, harmless ? "does not hold" : "cannot express", i.text());
-  }
-  if (!changes.empty()) changes += "The file is not the plan: what was predicted for the plan does not hold for it.\n";
-  return rest + changes;
 }
 
 std::string memory_text(const MemoryReport& r, const Prediction& p) {

@@ -6,7 +6,6 @@
 #include "models/cluster.h"
 #include "models/graph.h"
 #include "planner/costs.h"
-#include "planner/emit.h"
 #include "planner/plan.h"
 #include "planner/program.h"
 #include "planner/search.h"
@@ -21,8 +20,9 @@ namespace fsdp::cli {
 // "fsdp2, wrap block (33 units), reshard auto, activation checkpointing every-2 (16 modules), micro-batch 1 x 2 on each
 // of 8 ranks = 16 sequences (131,072 tokens) a step, mesh 1 replica x 8 shards": what distinguishes one plan from
 // another. The model, where it is known, names the policy of checkpointing.
-// What of a prediction for this plan was never compared with a measurement; a line, or empty.
-[[nodiscard]] std::string caution(const ShardingPlan&);
+// What of a prediction for this plan was never compared with a measurement, and that a sequence is longer than the
+// model was made for; a line each, or empty.
+[[nodiscard]] std::string caution(const ShardingPlan&, const ModelGraph&);
 [[nodiscard]] std::string optimizer_text(const Optimizer&);  // "sgd with momentum 0.9"
 [[nodiscard]] std::string plan_label(const ShardingPlan&, const ModelGraph* model);
 
@@ -57,9 +57,6 @@ namespace fsdp::cli {
 // How sure the steps are, what the machine did, what the process's memory was made of; a line each, as far as the
 // record says.
 [[nodiscard]] std::string measurement_lines(const Measurement&);
-
-// "accelerate does not hold seed: ...", "accelerate cannot express checkpointed: ...": a line each, and what follows.
-[[nodiscard]] std::string inexact_lines(const std::string& format, const Emitted&);
 
 [[nodiscard]] std::string percent(double fraction);  // "41.3 %"
 

@@ -8,6 +8,7 @@
 #include "models/input/error.h"
 #include "models/input/limits.h"
 #include "planner/plan.h"
+#include "planner/plan/file.h"
 
 namespace fsdp {
 namespace {
@@ -163,15 +164,29 @@ int read_int(JsonObject& json, std::string_view key) {
 
 DType read_dtype(JsonObject& json, std::string_view key) { return parse_dtype(json.text(key), json.where(key)); }
 
+std::optional<FoundFor> read_found_for(JsonObject& json) {
+  const auto note = json.find("found_for");
+  if (!note) return std::nullopt;
+  JsonObject object = note->object();
+  FoundFor found{object.text("implementation"), object.boolean("compile")};
+  object.finish();
+  return found;
+}
+
 }  // namespace
 
-std::string to_json_text(const ShardingPlan& plan) {
+std::string to_json_text(const ShardingPlan& plan) { return to_json_text(PlanFile{plan, std::nullopt}); }
+
+std::string to_json_text(const PlanFile& file) {
+  const ShardingPlan& plan = file.plan;
   Json json;
   json["schema"] = kSchema;
   json["dialect"] = dialect_text(plan);
   json["model_name"] = plan.model_name;
   json["model_digest"] = plan.model_digest;
   json["wrap"] = plan.wrap;
+  if (file.found_for)
+    json["found_for"] = {{"implementation", file.found_for->implementation}, {"compile", file.found_for->compiled}};
   json["mesh"] = Json::array();
   for (const MeshDim& d : plan.mesh) json["mesh"].push_back({{"name", d.name}, {"size", d.size}});
   json["seq_len"] = plan.seq_len;
@@ -193,9 +208,14 @@ std::string to_json_text(const ShardingPlan& plan) {
 }
 
 ShardingPlan parse_plan(std::string_view json_text, std::string_view where) {
+  return parse_plan_file(json_text, where).plan;
+}
+
+PlanFile parse_plan_file(std::string_view json_text, std::string_view where) {
   const JsonDocument document = parse_document(json_text, where, kSchema);
   JsonObject json = document.root();
-  ShardingPlan plan;
+  PlanFile file{{}, read_found_for(json)};
+  ShardingPlan& plan = file.plan;
   read_dialect(json, plan);
   plan.model_name = json.text("model_name");
   plan.model_digest = json.text("model_digest");
@@ -216,7 +236,7 @@ ShardingPlan parse_plan(std::string_view json_text, std::string_view where) {
   read_uncommon(json, plan);
   plan.units = read_units(json.array("units"));
   json.finish();
-  return plan;
+  return file;
 }
 
 }  // namespace fsdp

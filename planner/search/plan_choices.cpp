@@ -42,6 +42,8 @@ void apply_details(const PlanChoices& c, const PlanTarget& target, ShardingPlan&
   plan.reduce_dtype = c.reduce_dtype.value_or(plan.reduce_dtype);
   plan.master_dtype = c.master_dtype.value_or(plan.master_dtype);
   plan.optimizer.kind = c.optimizer.value_or(plan.optimizer.kind);
+  plan.optimizer.lr = c.lr.value_or(plan.optimizer.lr);
+  plan.optimizer.weight_decay = c.weight_decay.value_or(plan.optimizer.weight_decay);
   plan.optimizer.momentum = c.momentum.value_or(plan.optimizer.momentum);
   if (c.clip_norm) plan.clip_norm = c.clip_norm;
   plan.seed = c.seed.value_or(plan.seed);

@@ -34,7 +34,7 @@ struct PlanChoices {
   std::optional<bool> offload, limit_all_gathers, use_orig_params;
   std::optional<DType> param_dtype, reduce_dtype, master_dtype;
   std::optional<OptimizerKind> optimizer;
-  std::optional<double> momentum, clip_norm;
+  std::optional<double> lr, weight_decay, momentum, clip_norm;
   std::optional<std::uint64_t> seed;
 };
 

@@ -18,6 +18,7 @@ constexpr double kNearly = 1.25;  // of the limit: another plan may save as much
 ShardingPlan with(const Change& change, ShardingPlan plan, const ModelGraph& model) {
   if (change.offload) plan.offload = true;
   if (change.loss_chunks) plan.loss_chunks = *change.loss_chunks;
+  if (change.optimizer) plan.optimizer.kind = *change.optimizer;
   if (change.seq_len) plan.seq_len = *change.seq_len;
   plan.model_digest = model.digest();
   if (change.gpus) {
@@ -49,12 +50,13 @@ class Search {
   Search(const Candidate& plan, const RemedyOptions& options, const ChangeFunction& changed)
       : plan_(plan), options_(options), changed_(changed) {}
 
-  // Each alone; and, as long as nothing fits, together.
-  void try_compile_offload_and_chunks() {
+  // Each alone; and, as long as none of those that train the same fits, together.
+  void try_other_settings() {
     const Change compile{.compiled = true}, offload{.offload = true}, chunks{.loss_chunks = kLossChunks};
     bool any = options_.compile && add(compile);
     any |= options_.offload && add(offload);
     any |= options_.chunks && add(chunks);
+    if (options_.optimizer) add({.optimizer = OptimizerKind::adamw_8bit});
     any = any || (options_.compile && options_.offload && add({.compiled = true, .offload = true}));
     if (!any && options_.compile && options_.offload && options_.chunks)
       add({.compiled = true, .offload = true, .loss_chunks = kLossChunks});
@@ -70,7 +72,7 @@ class Search {
     do {
       too_few = enough;
       enough = enough < node ? std::min(2 * enough, node) : enough * 2 / node * node;
-      last = on_gpus(enough);
+      last = best_with({.gpus = enough});
       if (!last) break;
       best = last;
     } while (best->score.verdict != Verdict::fits && 2 * enough <= kMostTimesGpus * now);
@@ -78,7 +80,7 @@ class Search {
     while (best->score.verdict == Verdict::fits && too_few >= node && enough - too_few > node) {
       const std::int64_t between = (too_few + enough) / 2 / node * node;
       if (between <= too_few) break;
-      if (const auto half = on_gpus(between); half && half->score.verdict == Verdict::fits)
+      if (const auto half = best_with({.gpus = between}); half && half->score.verdict == Verdict::fits)
         best = half, enough = between;
       else too_few = between;
     }
@@ -101,17 +103,15 @@ class Search {
     trials_.emplace_back(change, score_changed(plan_.plan, change, changed_));
     return trials_.back().second;
   }
-  bool add(const Change& change) { return add(change, tried(change)); }
-  // Does it make the plan fit?
-  bool add(const Change& change, const std::optional<Score>& score) {
-    if (!score) return false;
-    if (helps(*score, plan_.score)) found_.push_back({change, *score, ""});
-    return fits(score);
+  // Does it make the plan, or another one, fit?
+  bool add(const Change& change) {
+    const std::optional<Remedy> remedy = best_with(change);
+    if (remedy && helps(remedy->score, plan_.score)) found_.push_back(*remedy);
+    return remedy && remedy->score.verdict == Verdict::fits;
   }
 
   // The plan itself, or the best that a search finds where that fits and the plan does not.
-  std::optional<Remedy> on_gpus(std::int64_t gpus) {
-    const Change change{.gpus = gpus};
+  std::optional<Remedy> best_with(const Change& change) {
     const std::optional<Score> score = tried(change);
     const bool nearly = score && score->peak_total / options_.memory_limit < kNearly;
     if (nearly && !fits(score) && options_.searched) {
@@ -139,7 +139,8 @@ class Search {
       const std::int64_t between = fitting + (too_many - fitting) / 2;
       (fits(at(between)) ? fitting : too_many) = between;
     }
-    (void)add(change, at(fitting));
+    const std::optional<Score> score = at(fitting);  // sets `change`
+    found_.push_back({change, *score, ""});
     return fitting * step;
   }
 
@@ -169,7 +170,7 @@ std::optional<Score> score_changed(const ShardingPlan& plan, const Change& chang
 
 std::vector<Remedy> find_remedies(const Candidate& plan, const RemedyOptions& options, const ChangeFunction& changed) {
   Search search(plan, options, changed);
-  search.try_compile_offload_and_chunks();
+  search.try_other_settings();
   search.try_more_gpus();
   search.try_shorter();
   return std::move(search).found();

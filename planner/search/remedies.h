@@ -21,6 +21,7 @@ struct Change {
   bool compiled = false;                      // the implementation's compiled variant
   bool offload = false;                       // the plan's shards in host memory
   std::optional<std::int64_t> loss_chunks{};  // the loss computed in parts
+  std::optional<OptimizerKind> optimizer{};   // one that keeps less, and trains otherwise
   std::optional<std::int64_t> gpus{}, seq_len{};
   friend bool operator==(const Change&, const Change&) = default;
 };
@@ -40,16 +41,17 @@ struct ChangedSetup {
 using ChangeFunction = std::function<ChangedSetup(const Change&)>;
 
 struct RemedyOptions {
-  bool compile = false, offload = false, chunks = false, more_gpus = false;  // which changes may be tried
-  std::int64_t gpus_per_node = 1;                                            // of more_gpus, which ddp has none of
+  bool compile = false, offload = false, chunks = false, optimizer = false, more_gpus = false;  // what may be tried
+  std::int64_t gpus_per_node = 1;  // of more_gpus, which ddp has none of
   Bytes memory_limit;
-  // The best plan after a change of the GPUs, asked for where the plan itself nearly fits; may be empty.
+  // The best plan after a change other than of the sequence, asked for where the plan itself nearly fits; may be empty,
+  // and may find none.
   std::function<std::optional<Candidate>(const Change&)> searched;
   std::function<void(const Change&)> told;  // hears of each trial; may be empty
 };
 
-// At most some 40 simulations, and a search for a number of GPUs on which the plan itself nearly fits. Only what
-// fits, or needs less memory by 1 % or more.
+// At most some 40 simulations, and a search for each change with which the plan itself nearly fits. Only what fits, or
+// needs less memory by 1 % or more.
 [[nodiscard]] std::vector<Remedy> find_remedies(const Candidate& plan, const RemedyOptions&, const ChangeFunction&);
 
 // Does it fit, or need less memory than `before` by 1 % or more?

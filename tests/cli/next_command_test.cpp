@@ -77,6 +77,8 @@ const std::map<std::string, FlagCase> kFlags = {
     {"--reduce-dtype", {Kept::plan_file, "bf16"}},
     {"--master-dtype", {Kept::plan_file, "bf16"}},
     {"--optimizer", {Kept::plan_file, "sgd"}},
+    {"--lr", {Kept::plan_file, "1e-3"}},
+    {"--weight-decay", {Kept::plan_file, "0"}},
     {"--momentum", {Kept::plan_file, "0.9"}},
     {"--clip-norm", {Kept::plan_file, "1"}},
     {"--seed", {Kept::plan_file, "7"}},
@@ -143,11 +145,58 @@ TEST_CASE("every flag of simulate that decides a prediction is in the plan's fil
     if (flag == "--model" || flag == "--cluster" || c.value == kOfGeneric) continue;
     const bool fsdp1 = flag == "--limit-all-gathers" || flag == "--use-orig-params";
     std::string words = flag == "--seq-len" || flag == "--gpus" ? "--model tiny-llama --cluster dgx-h100" : kSmall;
-    if (flag == "--momentum") words += " --optimizer sgd";
+    if (flag == "--momentum" || flag == "--weight-decay") words += " --optimizer sgd";
     words += (fsdp1 ? " --dialect fsdp1 " : " ") + flag + (c.value.empty() ? "" : " " + c.value);
     const std::string next = predicts_the_same(program, words);
     CHECK((next.find(flag) != std::string::npos) == (c.kept == Kept::next_command));
   }
+}
+
+TEST_CASE("a plan's file is predicted for the implementation that it was found for, where none is given") {
+  const Program program;
+  const std::string target = "--model qwen3-0.6b --cluster dgx-h100", flags = target + " --seq-len 1k --wrap block";
+  const std::string simulate = "fsdp-plan simulate --plan plan.json " + target;
+  for (const char* asked : {"--implementation hf", "--implementation hf --compile", "--compile"}) {
+    CAPTURE(asked);
+    const Answer plan = program.run("fsdp-plan plan " + flags + " " + asked + " -o plan.json");
+    REQUIRE_MESSAGE(plan.code == 0, plan.err);
+    const Answer simulated = program.run(simulate);
+    CHECK(first_line(simulated.out) == first_line(plan.out));
+    CHECK(simulated.err.empty());
+    CHECK(program.run(simulate + " " + asked).err.empty());
+    // Another one: predicted as asked, with a note. torchtitan's own prediction is that of a file without the note.
+    const Answer other = program.run(simulate + " --implementation torchtitan");
+    CHECK_MESSAGE(other.err.starts_with("note: plan.json was found for "), other.err);
+    CHECK(first_line(other.out) != first_line(plan.out));
+    REQUIRE(program.run("sed '/found_for/,/}/d' plan.json > old.json").code == 0);
+    const Answer old = program.run("fsdp-plan simulate --plan old.json " + target);
+    CHECK_MESSAGE(old.code == other.code, old.err);
+    CHECK(first_line(old.out) == first_line(other.out));
+    // The note decides nothing of the plan.
+    const Answer shown = program.run("fsdp-plan show plan plan.json"),
+                 without = program.run("fsdp-plan show plan old.json");
+    const std::size_t note = shown.out.find("; found for ");
+    REQUIRE(note != std::string::npos);
+    CHECK(shown.out.substr(0, note) == without.out.substr(0, note));
+    // Other commands begin with it, too.
+    const auto step = nlohmann::json::parse(
+        program.run("fsdp-plan show step --plan plan.json --model qwen3-0.6b --json").out, nullptr, false);
+    CHECK(shown.out.find("found for " + step["implementation"].get<std::string>().substr(0, 2)) != std::string::npos);
+  }
+  // Emitted as `plan --emit` says it: the compiled blocks of the prediction are not in a script.
+  const Answer emitted = program.run("fsdp-plan show plan plan.json --model qwen3-0.6b --emit pytorch");
+  CHECK(emitted.code == 1);
+  CHECK_MESSAGE(emitted.err.find("pytorch cannot express compile") != std::string::npos, emitted.err);
+  REQUIRE(program.run("fsdp-plan plan " + flags + " -o plan.json").code == 0);
+  CHECK(program.run("grep found_for plan.json").code == 1);
+  REQUIRE(program
+              .run("sed 's/\"schema\"/\"found_for\": {\"implementation\": \"hff\", \"compile\": false}, \"schema\"/' "
+                   "plan.json > unknown.json")
+              .code == 0);
+  const Answer unknown = program.run("fsdp-plan simulate --plan unknown.json " + target);
+  CHECK(unknown.code == 2);
+  CHECK_MESSAGE(unknown.err.find("unknown.json: found_for: \"hff\" is no implementation") != std::string::npos,
+                unknown.err);
 }
 
 TEST_CASE("the next command has every size of a generic model") {
@@ -189,6 +238,25 @@ TEST_CASE("on this machine the next commands lead from plan to run to validate")
       "fsdp-plan plan --model tiny-llama --cluster host --gpus 2 --costs costs.json --seq-len 16 --micro-batch 1 "
       "--wrap block -o 'a plan.json'");
   REQUIRE_MESSAGE(plan.code == 0, plan.err);
+  // CPU ranks run ours, whatever a plan was found for on GPUs.
+  const std::string tiny = " --model tiny-llama --cluster ";
+  REQUIRE(program.run("fsdp-plan plan" + tiny + "dgx-h100 --gpus 2 --seq-len 16 --implementation hf -o hf.json").code ==
+          0);
+  const Answer native = program.run("fsdp-plan simulate --plan hf.json" + tiny + "host --costs costs.json");
+  CHECK_MESSAGE(native.out.find("; native implementation; ") != std::string::npos, native.out);
+  CHECK(native.err.empty());
+  // Times of another processor are said to be.
+  REQUIRE(
+      program
+          .run("sed 's/\"source\": *\"calibrate --backend host, 2 ranks, fp32, [^\"]*/"
+               "\"source\": \"calibrate --backend host, 2 ranks, fp32, Abacus 9, 2 cores/' costs.json > theirs.json")
+          .code == 0);
+  const Answer theirs = program.run("fsdp-plan simulate --plan hf.json" + tiny + "host --costs theirs.json");
+  CHECK_MESSAGE(theirs.err.starts_with("note: theirs.json holds times of another processor (calibrate --backend host, "
+                                       "2 ranks, fp32, Abacus 9, 2 cores); this one is "),
+                theirs.err);
+  CHECK(first_line(theirs.out) == first_line(native.out));
+
   const Answer run = program.run(next_of(plan.out) + " --steps 2 -o 'a measurement.json'");
   REQUIRE_MESSAGE(run.code == 0, run.err);
   std::string predict = next_of(run.out);  // how to make what `validate` compares with

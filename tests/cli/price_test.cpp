@@ -84,7 +84,9 @@ TEST_CASE("a price in the cluster's file holds unless the flag says another") {
   CHECK(object_of(program.run("fsdp-plan show cluster mine.json --json"))["price"]["per_gpu_hour"] == 2.1);
   const std::string call = "fsdp-plan simulate --model tiny-llama --cluster mine.json --seq-len 64";
   CHECK(says(program.run(call).out, "403 USD a day for 8 GPUs at 2.1 USD per GPU hour."));
-  CHECK(says(program.run(call + " --price 1").out, "192 a day for 8 GPUs at 1 per GPU hour."));
+  // A number alone is in the file's currency.
+  CHECK(says(program.run(call + " --price 1").out, "192 USD a day for 8 GPUs at 1 USD per GPU hour."));
+  CHECK(says(program.run(call + " --price 1EUR").out, "192 EUR a day for 8 GPUs at 1 EUR per GPU hour."));
 }
 
 TEST_CASE("a prediction with a cost is read back") {

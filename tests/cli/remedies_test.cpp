@@ -135,18 +135,53 @@ TEST_CASE("a tight plan that gives memory back in each step stands beside the fa
   CHECK(simulated["alloc_retries"] == 0);
 }
 
-TEST_CASE("the hint below a tight plan holds: with it the plan fits, in the time that it names") {
+TEST_CASE("below a tight plan stand the changes with which it fits, and each of them holds") {
   const Program program;
-  const std::string flags = "--model llama3-8b --cluster dgx-h100 --gpus 8 --seq-len 32768";
-  const Answer tight = program.run("fsdp-plan plan " + flags + " -o plan.json");
-  CHECK(tight.code == 0);
-  CHECK(tight.out.rfind("Tight: ", 0) == 0);
-  const std::size_t hint = tight.out.find("Hint: the same plan fits with --compile: step ");
-  REQUIRE_MESSAGE(hint != std::string::npos, tight.out);
-  const std::size_t begin = tight.out.find("step ", hint), end = tight.out.find(" (", begin);
-  const Answer compiled =
-      program.run("fsdp-plan simulate --plan plan.json --model llama3-8b --cluster dgx-h100 --compile");
-  CHECK(compiled.out.rfind("Fits: " + tight.out.substr(begin, end - begin) + ",", 0) == 0);
-  CHECK(parsed(program.run("fsdp-plan plan " + flags + " --json"))["remedies"][0]["change"] == "--compile");
-  CHECK(program.run("fsdp-plan plan " + flags + " --compile").out.find("Hint") == std::string::npos);
+  REQUIRE(program.run("fsdp-plan show cluster rtx-4090 --file > rtx.json").code == 0);
+  struct Case {
+    const char* target;
+    const char* flags;
+    std::vector<std::string> expected;
+  };
+  for (const Case& c : {Case{"--model llama3-8b --cluster dgx-h100",
+                             " --gpus 8 --seq-len 32768",
+                             {"--compile", "--offload", "--gpus 40", "--seq-len 26624"}},
+                        Case{"--model llama3-8b --cluster rtx.json",
+                             " --gpus 8 --seq-len 2048",
+                             {"--compile (", "--offload", "--optimizer adamw-8bit (", "--gpus 16"}}}) {
+    CAPTURE(c.target);
+    const std::string flags = c.target + std::string(c.flags);
+    const Answer tight = program.run("fsdp-plan plan " + flags + " -o plan.json");
+    CHECK(tight.code == 0);
+    CHECK(tight.out.rfind("Tight: ", 0) == 0);
+    const std::size_t table = tight.out.find("\nWhat would make it fit, each simulated:\n");
+    REQUIRE_MESSAGE(table != std::string::npos, tight.out);
+    for (const std::string& change : c.expected)
+      CHECK_MESSAGE(tight.out.find("\n  " + change, table) != std::string::npos, change, " of ", tight.out);
+    const json remedies = parsed(program.run("fsdp-plan plan " + flags + " --json"))["remedies"];
+    CHECK(remedies.size() >= c.expected.size());
+    for (const json& remedy : remedies) {
+      const auto change = remedy["change"].get<std::string>();
+      CAPTURE(change);
+      CHECK(remedy["verdict"] == "fits");
+      if (!change.starts_with("--")) continue;
+      const json again = parsed(program.run("fsdp-plan plan " + changed(flags, change) + " --json=brief"));
+      CHECK(again["verdict"] == "fits");
+    }
+  }
+  // The plan itself, in the time and the memory that its line names.
+  REQUIRE(program
+              .run("fsdp-plan plan --model llama3-8b --cluster dgx-h100 --gpus 8 --seq-len 32768 -o plan.json "
+                   "--json=brief > plan.txt")
+              .code == 0);
+  const json result = parsed(program.run("cat plan.txt")), compiled = result["remedies"][0];
+  CHECK(compiled["change"] == "--compile");
+  const json simulated = parsed(
+      program.run("fsdp-plan simulate --plan plan.json --model llama3-8b --cluster dgx-h100 --compile --json=brief"));
+  CHECK(simulated["step_time_s"] == compiled["step_time_s"]);
+  CHECK(simulated["memory"].is_object());
+  CHECK(simulated["peak_total_bytes"] == compiled["peak_total_bytes"]);
+  const Answer fits =
+      program.run("fsdp-plan plan --model llama3-8b --cluster dgx-h100 --gpus 8 --seq-len 32768 --compile");
+  CHECK(fits.out.find("What would make it fit") == std::string::npos);
 }
