@@ -7,6 +7,7 @@
 
 #include "cli/brief_json.h"
 #include "cli/commands.h"
+#include "cli/commands/size_question.h"
 #include "cli/files.h"
 #include "cli/options.h"
 #include "cli/predict.h"
@@ -27,6 +28,7 @@ using Json = nlohmann::ordered_json;
 
 struct PlanFlags {
   Flags shared;
+  SizeQuestion size;
   Text output, emit, emit_to;
   JsonForm json = JsonForm::none;
 };
@@ -169,15 +171,18 @@ std::vector<FlagRemedy> remedies_with_progress(const PlanFlags& f, const Setup& 
   return try_remedies(f.shared, setup, plan, [&](const std::string& change) { progress.say("plan: tries " + change); });
 }
 
-int nothing_fits(const PlanFlags& f, const Setup& setup, const PlanResult& result) {
+int nothing_fits(const PlanFlags& f, const Setup& setup, const PlanResult& result,
+                 const std::optional<SizeAnswer>& size) {
   const std::vector<FlagRemedy> remedies = remedies_with_progress(f, setup, *result.least);
   if (f.json != JsonForm::none) {
     Json json = result_json(result, nullptr, f, setup);
     json["least"] = candidate_json(*result.least);
     json["remedies"] = remedies_json(remedies);
+    if (size) json["size_question"] = size_json(*size);
     print(stdout, printed(json.dump(2) + "\n", f.json));
   }
-  std::string said = caution(result.least->plan, setup.model) + "Does not fit: " + result.why_none + "\n" +
+  std::string said = caution(result.least->plan, setup.model) + (size ? size->text : "") +
+                     "Does not fit: " + result.why_none + "\n" +
                      workload(setup.model.name, setup.seq_len, setup.cluster.gpus, setup.cluster.name) +
                      (f.shared.seq_len ? "" : "; --seq-len was not given, so this is what the model allows") + ".\n";
   if (!remedies.empty())
@@ -207,13 +212,16 @@ std::string fitting(const std::vector<FlagRemedy>& remedies, const Setup& setup)
   return "\nWhat would make it fit, each simulated:\n" + remedies_text(remedies, *setup.options.memory_limit);
 }
 
-int plan_command(const PlanFlags& f) {
-  check_flags(f);
+int plan_command(const PlanFlags& asked) {
+  check_flags(asked);
+  PlanFlags f = asked;
   check_output(f.output, {f.shared.model, f.shared.cluster, f.shared.costs, f.emit_to});
   check_output(f.emit_to, {f.shared.model, f.shared.cluster, f.shared.costs});
+  const std::optional<SizeAnswer> size = answer_size_question(f.size, f.shared);
+  if (size) f.shared = size->flags;
   const Setup setup = resolve_setup(f.shared);
   const PlanResult result = search_with_progress(f.shared, setup);
-  if (!result.best) return nothing_fits(f, setup, result);
+  if (!result.best) return nothing_fits(f, setup, result, size);
   const ShardingPlan& plan = result.best->plan;
   Programs programs = programs_of(plan, setup);
   const Prediction prediction = priced(predict(programs, setup.costs, setup.options), setup);
@@ -225,10 +233,12 @@ int plan_command(const PlanFlags& f) {
   if (f.json != JsonForm::none) {
     Json json = result_json(result, &prediction, f, setup);
     if (!remedies.empty()) json["remedies"] = remedies_json(remedies);
+    if (size) json["size_question"] = size_json(*size);
     print(stdout, printed(json.dump(2) + "\n", f.json));
     return code;
   }
   std::FILE* out = f.emit && !f.emit_to ? stderr : stdout;
+  if (size) print(out, size->text);
   print(out, bold(out, verdict_line(prediction)) + cost_line(prediction));
   print(out, "Choice: " + plan_label(plan, &setup.model) + "\n" + basis(prediction, plan, setup.costs));
   if (!result.searched.empty())
@@ -248,6 +258,7 @@ void add_plan(const Command& app) {
   const Command command = app.add("plan", "pick a plan: the verdict, its rivals and why they lost, the next command");
   add_setup_flags(command, flags->shared);
   add_plan_flags(command, flags->shared);
+  add_size_question(command.group("Questions"), flags->size);
   const Command output = command.group("Output");
   output.option("-o,--output", flags->output, "write the plan here", "FILE");
   output.option("--emit", flags->emit, "print a script or config: " + join(emit_formats()), {"FORMAT", emit_formats});
@@ -258,6 +269,7 @@ void add_plan(const Command& app) {
                     "fsdp-plan plan --model llama3-8b --cluster dgx-h100 --gpus 64 --seq-len 8k "
                     "--global-batch-tokens 4M",
                     "fsdp-plan plan --model qwen2.5-7b --cluster dgx-h100 --seq-len 4k --offload --memory-limit 40GiB",
+                    "fsdp-plan plan --model llama3-8b --cluster dgx-h100 --gpus 8 --max seq-len -o longest.json",
                     "fsdp-plan plan --model llama3-8b --cluster dgx-h100 --seq-len 8k --wrap titan --emit pytorch"});
   command.runs([flags] { return plan_command(*flags); });
 }

@@ -1,0 +1,190 @@
+#include "cli/commands/size_question.h"
+
+#include <fmt/format.h>
+
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "cli/predict.h"
+#include "cli/terminal/terminal.h"
+#include "models/input/error.h"
+#include "models/input/suggest.h"
+#include "models/units.h"
+#include "planner/search.h"
+#include "planner/search/turning_point.h"
+
+namespace fsdp::cli {
+namespace {
+
+struct SizeRow {
+  const char* name;
+  const char* flag;
+  Text Flags::*value;
+  bool largest;  // --max; else --min
+};
+constexpr SizeRow kSizeRows[] = {
+    {"seq-len", "--seq-len", &Flags::seq_len, true},
+    {"micro-batch", "--micro-batch", &Flags::micro_batch, true},
+    {"gpus", "--gpus", &Flags::gpus, false},
+};
+
+std::vector<std::string> names_of(bool largest) {
+  std::vector<std::string> names;
+  for (const SizeRow& row : kSizeRows)
+    if (row.largest == largest) names.emplace_back(row.name);
+  return names;
+}
+std::vector<std::string> largest_names() { return names_of(true); }
+std::vector<std::string> fewest_names() { return names_of(false); }
+
+const SizeRow& row_of(const SizeQuestion& q) {
+  const std::string& name = q.max ? *q.max : *q.min;
+  for (const SizeRow& row : kSizeRows)
+    if (row.name == name && row.largest == q.max.has_value()) return row;
+  throw InputError(q.max ? "--max" : "--min", "'" + printable(name) + "' is no size that can be searched",
+                   suggestion(name, names_of(q.max.has_value())));
+}
+
+// What a search with this size says: nothing where it is fine.
+struct Outcome {
+  bool fits = false;
+  std::string why_not;
+  std::optional<InputError> refused;
+};
+
+class Asker {
+ public:
+  Asker(const Flags& flags, const SizeRow& row) : flags_(flags), row_(row) {}
+
+  const Outcome& ask(std::int64_t size) {
+    const auto known = outcomes_.find(size);
+    if (known != outcomes_.end()) return known->second;
+    progress_.say(fmt::format("plan: search {}, {} {}", outcomes_.size() + 1, row_.flag, size));
+    return outcomes_[size] = search_with(size);
+  }
+  [[nodiscard]] int searches() const { return static_cast<int>(outcomes_.size()); }
+  [[nodiscard]] Flags flags_with(std::int64_t size) const {
+    Flags flags = flags_;
+    flags.*(row_.value) = std::to_string(size);
+    return flags;
+  }
+
+ private:
+  Outcome search_with(std::int64_t size) const {
+    const Flags flags = flags_with(size);
+    try {
+      const Setup setup = resolve_setup(flags, nullptr, Notes::silent);
+      const PlanResult result =
+          search(setup.model, setup.cluster, *setup.implementation, search_from_flags(flags, setup),
+                 [&](const ShardingPlan& plan) { return score_plan(plan, setup); });
+      const Verdict verdict = result.best ? result.best->score.verdict : Verdict::does_not_fit;
+      return {verdict == Verdict::fits, std::string(name(verdict)), std::nullopt};
+    } catch (const InputError& e) {
+      const InputError named = naming_given_flags(e, flags);
+      return {false, named.problem(), named};
+    }
+  }
+
+  const Flags& flags_;
+  const SizeRow& row_;
+  std::map<std::int64_t, Outcome> outcomes_;
+  Progress progress_;
+};
+
+std::vector<std::int64_t> steps(std::int64_t step, std::int64_t most) {
+  std::vector<std::int64_t> sizes;
+  for (std::int64_t size = step; size <= most; size += step) sizes.push_back(size);
+  return sizes;
+}
+
+constexpr std::int64_t kLongStep = 1024, kShortStep = 64;  // tokens
+constexpr std::int64_t kMostTokens = std::int64_t{1} << 50;
+
+std::int64_t tokens_of_step(const Flags& flags) {  // 0: not given
+  return flags.global_batch_tokens ? parse_tokens(*flags.global_batch_tokens, {"global_batch_tokens", 1, kMostTokens})
+                                   : 0;
+}
+std::int64_t sequences_of_step(const Flags& flags, const Setup& setup) {
+  if (flags.global_batch) return parse_count(*flags.global_batch, "--global-batch", 1, kMostTokens);
+  return tokens_of_step(flags) / setup.seq_len;
+}
+
+// Ascending, those that divide what the flags say of a step.
+std::vector<std::int64_t> sizes_of(const SizeRow& row, const Flags& flags, Asker& asker) {
+  std::vector<std::int64_t> sizes;
+  if (row.value == &Flags::seq_len) {
+    const std::int64_t tokens = tokens_of_step(flags);
+    sizes = asker.ask(kLongStep).fits ? steps(kLongStep, kSeqLen.most) : steps(kShortStep, kLongStep);
+    std::erase_if(sizes, [&](std::int64_t size) { return tokens % size != 0; });
+    return sizes;
+  }
+  const Setup setup = resolve_setup(flags, nullptr, Notes::silent);
+  const std::int64_t sequences = sequences_of_step(flags, setup);
+  if (row.value == &Flags::micro_batch) {
+    sizes = steps(1, kMicroBatch.most);
+    std::erase_if(sizes, [&](std::int64_t size) { return sequences / setup.cluster.gpus % size != 0; });
+    return sizes;
+  }
+  // Below one node they are doubled; nodes come whole.
+  const std::int64_t node = setup.cluster.gpus_per_node,
+                     replicas = parse_optional_count(flags.replicate, kReplicate).value_or(1);
+  for (std::int64_t gpus = 1; gpus < node; gpus *= 2) sizes.push_back(gpus);
+  for (const std::int64_t gpus : steps(node, kGpus.most)) sizes.push_back(gpus);
+  std::erase_if(sizes, [&](std::int64_t size) { return sequences % size != 0 || size % replicas != 0; });
+  return sizes;
+}
+
+std::string described(const SizeRow& row, const SizeAnswer& a, std::int64_t step) {
+  const std::string searches = fmt::format("{} searches{}", a.searches,
+                                           row.value == &Flags::seq_len ? fmt::format(", by steps of {}", step) : "");
+  if (!a.answer) return fmt::format("No {} fits; {}.\n", row.flag, searches);
+  std::string text = fmt::format("{}: {} {} fits", row.largest ? "Largest" : "Fewest", row.flag, *a.answer);
+  if (a.next) text += fmt::format(", {} does not ({})", *a.next, a.why_not_next);
+  return text + fmt::format("; {}.\n", searches);
+}
+
+}  // namespace
+
+void add_size_question(const Command& command, SizeQuestion& q) {
+  command.option("--max", q.max, "the largest with which a plan fits, and that plan: " + join(largest_names()),
+                 {"SIZE", largest_names});
+  command.option("--min", q.min, "the fewest with which a plan fits, and that plan: " + join(fewest_names()),
+                 {"SIZE", fewest_names});
+}
+
+std::optional<SizeAnswer> answer_size_question(const SizeQuestion& q, const Flags& flags) {
+  if (!q.max && !q.min) return std::nullopt;
+  if (q.max && q.min) throw InputError("--min", "and --max are two questions", "ask one of them");
+  const SizeRow& row = row_of(q);
+  if (flags.*(row.value))
+    throw InputError(row.flag, fmt::format("is given, and {} asks for it", q.max ? "--max" : "--min"),
+                     "leave out one of the two");
+  Asker asker(flags, row);
+  const std::vector<std::int64_t> sizes = sizes_of(row, flags, asker);
+  if (sizes.empty()) throw InputError(row.flag, "no size divides the batch of a step", "give another batch");
+  const auto turn = turning_point(sizes.size(), [&](std::size_t i) { return asker.ask(sizes[i]).fits; });
+  const bool first_fits = asker.ask(sizes.front()).fits;
+  SizeAnswer a;
+  a.flag = row.flag;
+  if (first_fits == row.largest && turn) a.next = sizes[*turn + (row.largest ? 1 : 0)];
+  if (first_fits) a.answer = !row.largest ? sizes.front() : turn ? sizes[*turn] : sizes.back();
+  else if (!row.largest && turn) a.answer = sizes[*turn + 1];
+  const std::int64_t shown = a.answer.value_or(row.largest ? sizes.front() : sizes.back());
+  if (const auto& refused = asker.ask(shown).refused) throw *refused;
+  if (a.next) a.why_not_next = asker.ask(*a.next).why_not;
+  a.searches = asker.searches();
+  a.flags = asker.flags_with(shown);
+  a.text = described(row, a, sizes.front());
+  return a;
+}
+
+nlohmann::ordered_json size_json(const SizeAnswer& a) {
+  nlohmann::ordered_json json = {{"size", a.flag.substr(2)}, {"answer", nullptr}, {"next", nullptr}};
+  if (a.answer) json["answer"] = *a.answer;
+  if (a.next) json["next"] = *a.next;
+  json["why_not_next"] = a.why_not_next;
+  json["searches"] = a.searches;
+  return json;
+}
+
+}  // namespace fsdp::cli

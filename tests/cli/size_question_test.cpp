@@ -1,0 +1,108 @@
+// `plan --max` and `--min`: the answer fits and the next size does not, as `plan` says of each by itself.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "tests/cli/program.h"
+
+using fsdp::testing::Answer;
+using fsdp::testing::Program;
+using nlohmann::json;
+
+namespace {
+
+json parsed(const Answer& answer) {
+  json document = json::parse(answer.out, nullptr, false);
+  REQUIRE_MESSAGE(document.is_object(), answer.err);
+  return document;
+}
+
+std::string verdict(const Program& program, const std::string& flags) {
+  return parsed(program.run("fsdp-plan plan " + flags + " --json=brief"))["verdict"];
+}
+
+}  // namespace
+
+TEST_CASE("the answer to --max and --min fits, and the next size does not") {
+  const Program program;
+  struct Case {
+    std::string flags, question, flag;
+    std::int64_t step;  // to the next size; 0: another grid
+  };
+  for (const Case& c :
+       {Case{"--model llama3-8b --cluster dgx-h100 --gpus 8", "--max seq-len", "--seq-len", 1024},
+        Case{"--model llama3-8b --cluster dgx-h100 --gpus 8 --compile", "--max seq-len", "--seq-len", 1024},
+        Case{"--model qwen2.5-7b --cluster dgx-h100 --gpus 2 --implementation hf --micro-batch 8", "--max seq-len",
+             "--seq-len", 64},
+        Case{"--model llama3-8b --cluster dgx-h100 --seq-len 4k", "--max micro-batch", "--micro-batch", 1},
+        Case{"--model llama3-70b --cluster dgx-h100 --seq-len 8k", "--min gpus", "--gpus", -8},
+        Case{"--model llama3-70b --cluster dgx-h100 --seq-len 8k --global-batch 512", "--min gpus", "--gpus", 0}}) {
+    CAPTURE(c.flags);
+    const Answer answer = program.run("fsdp-plan plan " + c.flags + " " + c.question + " --json=brief -o plan.json");
+    CHECK_MESSAGE(answer.code == 0, answer.err);
+    const json result = parsed(answer), size = result["size_question"];
+    const auto found = size["answer"].get<std::int64_t>(), next = size["next"].get<std::int64_t>();
+    if (c.step != 0) CHECK(next == found + c.step);
+    CHECK(result["verdict"] == "fits");
+    CHECK(size["searches"].get<int>() <= 24);
+    const std::string by_itself = c.flags + " " + c.flag + " ";
+    CHECK(verdict(program, by_itself + std::to_string(found)) == "fits");
+    CHECK(verdict(program, by_itself + std::to_string(next)) == size["why_not_next"]);
+    CHECK(size["why_not_next"] != "fits");
+    // The plan is that of the size.
+    const Answer plan = program.run("fsdp-plan plan " + by_itself + std::to_string(found) + " -o alone.json");
+    CHECK(program.run("cmp plan.json alone.json").code == 0);
+    const Answer text = program.run("fsdp-plan plan " + c.flags + " " + c.question);
+    CHECK_MESSAGE(
+        text.out.starts_with((c.question[2] == 'm' && c.question[3] == 'a' ? "Largest: " : "Fewest: ") + c.flag + " " +
+                             std::to_string(found) + " fits, " + std::to_string(next) + " does not ("),
+        text.out);
+    CHECK(text.out.substr(text.out.find('\n') + 1) ==
+          plan.out.substr(0, plan.out.find("\nnext: ")) + text.out.substr(text.out.find("\nnext: ")));
+  }
+}
+
+TEST_CASE("the largest micro-batch is the one that trying all of them finds") {
+  const Program program;
+  const std::string flags = "--model qwen3-0.6b --cluster dgx-a100-40 --gpus 1 --seq-len 8k --wrap block ";
+  std::int64_t largest = 0;
+  for (std::int64_t size = 1; size <= 24; ++size)
+    if (verdict(program, flags + "--micro-batch " + std::to_string(size)) == "fits") largest = size;
+  REQUIRE(largest > 0);
+  REQUIRE(largest < 24);
+  CHECK(parsed(program.run("fsdp-plan plan " + flags + "--max micro-batch --json=brief"))["size_question"]["answer"] ==
+        largest);
+}
+
+TEST_CASE("learned positions end a sequence; where nothing fits, that is the answer") {
+  const Program program;
+  const json learned = parsed(program.run("fsdp-plan plan --model gpt2 --cluster dgx-h100 --max seq-len --json=brief"));
+  CHECK(learned["size_question"]["answer"] == 1024);
+  CHECK(learned["size_question"]["why_not_next"] == "2048 tokens, but 'gpt2' has learned positions for 1024");
+  const Answer none = program.run("fsdp-plan plan --model llama3.1-405b --cluster dgx-h100 --gpus 8 --max seq-len");
+  CHECK(none.code == 1);
+  CHECK_MESSAGE(none.err.starts_with("No --seq-len fits; "), none.err);
+  CHECK(none.err.find("Does not fit: ") != std::string::npos);
+}
+
+TEST_CASE("questions that contradict flags, and sizes that are none, are refused") {
+  const Program program;
+  const std::string plan = "fsdp-plan plan --model llama3-8b --cluster dgx-h100 ";
+  for (const auto& [flags, said] :
+       {std::pair{"--max seq-len --seq-len 4k", "--seq-len: is given, and --max asks for it"},
+        std::pair{"--min gpus --gpus 8", "--gpus: is given, and --min asks for it"},
+        std::pair{"--max seq-len --min gpus", "--min: and --max are two questions"},
+        std::pair{"--max gpus", "--max: 'gpus' is no size that can be searched"},
+        std::pair{"--min seq-len", "--min: 'seq-len' is no size that can be searched"},
+        std::pair{"--max seq-len --wrap nope", "--wrap"},
+        std::pair{"--max micro-batch --seq-len 4k --global-batch 4",
+                  "--global-batch: 4 sequences do not divide over 8 GPUs"}}) {
+    CAPTURE(flags);
+    const Answer answer = program.run(plan + flags);
+    CHECK(answer.code == 2);
+    CHECK_MESSAGE(answer.err.find(said) != std::string::npos, answer.err);
+    CHECK(std::count(answer.err.begin(), answer.err.end(), '\n') == 1);
+  }
+}
