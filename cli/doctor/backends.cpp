@@ -139,10 +139,10 @@ BackendFindings try_mpi(const std::string& program, const Plans& plans, const La
                         double seconds) {
   if (launcher.path.empty()) {
     BackendFindings f = attempt(program, plans, {"mpi", "1 process", 1, {}}, seconds);
-    if (!f.works) return f;  // not built in
+    if (!f.works && (says(f, "is not built in") || says(f, "not tried"))) return f;
     f.works = false;
     f.said = "no mpirun, mpiexec or srun on PATH, and one process alone is no use";
-    f.remedy = kMpiPackages;
+    f.remedy = path_is_empty() ? "set PATH, which is empty, to the folders of programs" : kMpiPackages;
     return f;
   }
   const bool open_mpi =

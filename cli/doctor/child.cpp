@@ -178,6 +178,11 @@ ChildEnd Child::finish(double seconds) {
   return result;
 }
 
+bool path_is_empty() {
+  const char* path = std::getenv("PATH");
+  return path == nullptr || *path == '\0';
+}
+
 std::optional<std::string> find_program(const std::string& name) {
   const auto runs = [](const std::string& path) {
     std::error_code error;

@@ -70,5 +70,6 @@ class Child {
 
 // The file that a shell would run for this word; empty optional: none.
 [[nodiscard]] std::optional<std::string> find_program(const std::string& name);
+[[nodiscard]] bool path_is_empty();  // PATH names no folder, or is not set
 
 }  // namespace fsdp::cli

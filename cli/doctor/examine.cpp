@@ -14,6 +14,7 @@
 #include "cli/doctor/child.h"
 #include "cli/doctor/gpus.h"
 #include "cli/files.h"
+#include "cli/options.h"
 #include "executor/kernels/host_kernel_set.h"
 #include "executor/ranks/processor.h"
 #include "executor/training/machine.h"
@@ -67,9 +68,41 @@ HostFindings host_findings() {
   return f;
 }
 
-std::string python_name() {
+std::optional<std::string> named_python() {
   const char* named = std::getenv("FSDP_PLAN_PYTHON");
-  return named != nullptr && *named != '\0' ? named : "python3";
+  return named != nullptr && *named != '\0' ? std::optional<std::string>(named) : std::nullopt;
+}
+
+std::string why_no_python() {
+  if (const auto named = named_python())
+    return fmt::format("FSDP_PLAN_PYTHON names {}, which is no program{}", printable(*named),
+                       named->find('/') == std::string::npos ? " on PATH" : "");
+  return std::string("no python3 on PATH") + (path_is_empty() ? ", which is empty" : "");
+}
+
+// What it said of its end: the first line that names an error, or else the first.
+std::string last_words(const ChildEnd& end) {
+  std::istringstream lines(end.err);
+  std::string first;
+  for (std::string line; std::getline(lines, line);) {
+    if (line.find("rror") != std::string::npos) return ": " + printable(line);
+    if (first.empty() && !line.empty()) first = ": " + printable(line);
+  }
+  return first;
+}
+
+// How to have a Python with PyTorch.
+std::string python_remedy(const PythonFindings& p) {
+  const std::string or_other = ", or name a Python that has PyTorch with FSDP_PLAN_PYTHON";
+  if (p.path.empty()) {
+    if (named_python()) return "correct FSDP_PLAN_PYTHON, or unset it for the python3 on PATH";
+    return (path_is_empty() ? "set PATH" : "install Python 3 and PyTorch") + or_other;
+  }
+  const std::string python = shell_word(p.path);
+  if (p.version.empty()) return fmt::format("see what `{} -c 1` says{}", python, or_other);
+  if (p.trouble.starts_with("ModuleNotFoundError: No module named 'torch'"))
+    return fmt::format("`{} -m pip install torch`{}", python, or_other);
+  return fmt::format("see what `{} -c 'import torch'` says, install it again{}", python, or_other);
 }
 
 PythonFindings python_findings(const std::string& path, const ChildEnd& end) {
@@ -88,7 +121,8 @@ PythonFindings python_findings(const std::string& path, const ChildEnd& end) {
       if (known.contains(key) && known[key].is_string()) *field = printable(known[key].get<std::string>());
     if (known.contains("fully_shard")) f.fully_shard = true;
   }
-  if (!end.succeeded() && f.torch.empty()) f.trouble = (f.version.empty() ? "it " : "importing torch: it ") + end.how();
+  if (!end.succeeded() && f.torch.empty())
+    f.trouble = (f.version.empty() ? "it " : "importing torch: it ") + end.how() + last_words(end);
   else if (f.version.empty()) f.trouble = "it is no Python 3";
   return f;
 }
@@ -148,11 +182,7 @@ std::vector<Missing> missing_of(const Examination& e) {
   }
   add_missing_of_gpus(e.gpus, missing);
   if (e.python.torch.empty())
-    missing.push_back({"PyTorch", "scripts of `show plan --emit pytorch` run here",
-                       e.python.path.empty() ? "install Python 3 and PyTorch, or name a Python with FSDP_PLAN_PYTHON"
-                                             : "`" + e.python.path +
-                                                   " -m pip install torch`, or name a Python that has it with "
-                                                   "FSDP_PLAN_PYTHON"});
+    missing.push_back({"PyTorch", "scripts of `show plan --emit pytorch` run here", python_remedy(e.python)});
   else if (!e.python.fully_shard)
     missing.push_back(
         {"fully_shard", "scripts of `show plan --emit pytorch` run here", "install PyTorch 2.6 or later"});
@@ -180,7 +210,7 @@ Examination examine(const std::optional<std::string>& costs, double seconds) {
   e.host = host_findings();
   e.costs = costs_findings(costs, e.host);
   const std::string program = own_path();
-  const auto python = find_program(python_name());
+  const auto python = find_program(named_python().value_or("python3"));
   std::optional<Child> asked_python;
   if (python) asked_python.emplace(std::vector<std::string>{*python, "-c", kPython});  // while the rest is looked at
   Child asked_gpus({program, "doctor", kAskGpus});
@@ -188,7 +218,7 @@ Examination examine(const std::optional<std::string>& costs, double seconds) {
   e.launcher = find_launcher(seconds);
   e.backends = try_backends(program, e.launcher, static_cast<int>(e.gpus.driver.gpus.size()), seconds);
   if (python) e.python = python_findings(*python, asked_python->finish(seconds));
-  else e.python.trouble = fmt::format("no {} on PATH", printable(python_name()));
+  else e.python.trouble = why_no_python();
   e.missing = missing_of(e);
   return e;
 }

@@ -75,8 +75,10 @@ Rows machine_rows(const Examination& e) {
   rows.push_back({"MPI launcher", e.launcher.path.empty()
                                       ? "no mpirun, mpiexec or srun on PATH"
                                       : fmt::format("{} ({})", e.launcher.version, e.launcher.path)});
-  rows.push_back({"Python", e.python.version.empty() ? "none: " + e.python.trouble
-                                                     : fmt::format("{} ({})", e.python.version, e.python.path)});
+  rows.push_back(
+      {"Python", e.python.version.empty()
+                     ? (e.python.path.empty() ? "none: " : "none: " + e.python.path + ": ") + e.python.trouble
+                     : fmt::format("{} ({})", e.python.version, e.python.path)});
   if (!e.python.version.empty()) {
     rows.push_back({"PyTorch", torch_text(e.python)});
     if (!e.python.transformers.empty()) rows.push_back({"transformers", e.python.transformers});

@@ -96,6 +96,12 @@ void write_launcher(const Program& program, const std::string& script) {
 
 const std::string kNoPython = "FSDP_PLAN_PYTHON=/nowhere/python";
 
+std::string remedy_of(const json& e, const std::string& what) {
+  for (const json& m : e["missing"])
+    if (m["what"] == what) return m["remedy"];
+  return "";
+}
+
 }  // namespace
 
 TEST_CASE("host works wherever these tests run, and mpi where a launcher is") {
@@ -128,7 +134,29 @@ TEST_CASE("an empty PATH leaves host, and every remedy") {
   CHECK(is_missing(e, "backend mpi"));
   CHECK(is_missing(e, "PyTorch"));
   CHECK(e["mpi_launcher"]["path"].is_null());
-  CHECK(says(e["python"]["why"], "no python3 on PATH"));
+  CHECK(says(e["python"]["why"], "no python3 on PATH, which is empty"));
+  CHECK(says(remedy_of(e, "PyTorch"), "set PATH, or name a Python"));
+  const std::string mpi = backend(e, "mpi")["said"].get<std::string>();
+  CHECK_MESSAGE((says(mpi, "mpi is not built in") || says(remedy_of(e, "backend mpi"), "set PATH")), mpi);
+}
+
+TEST_CASE("what doctor advises about Python is about the Python that it found, or did not find") {
+  const Program program;
+  const json absent = examined(program, "FSDP_PLAN_PYTHON=/nowhere/python");
+  CHECK(absent["python"]["why"] == "FSDP_PLAN_PYTHON names /nowhere/python, which is no program");
+  CHECK(remedy_of(absent, "PyTorch") == "correct FSDP_PLAN_PYTHON, or unset it for the python3 on PATH");
+  CHECK(says(examined(program, "FSDP_PLAN_PYTHON=nopython")["python"]["why"], "which is no program on PATH"));
+  write_script(program, "broken", "echo; echo 'ImportError: no encodings' >&2; exit 1");
+  const json broken = examined(program, "FSDP_PLAN_PYTHON=./broken");
+  CHECK(broken["python"]["why"] == "it ended with exit code 1: ImportError: no encodings");
+  CHECK(says(remedy_of(broken, "PyTorch"), "see what `./broken -c 1` says, or name a Python"));
+  write_script(program, "a python",
+               "echo '{\"python\": \"3.12.1\"}'; "
+               "echo \"{\\\"trouble\\\": \\\"ModuleNotFoundError: No module named 'torch'\\\"}\"");
+  CHECK(says(remedy_of(examined(program, "FSDP_PLAN_PYTHON='./a python'"), "PyTorch"),
+             "`'./a python' -m pip install torch`, or name a Python"));
+  write_script(program, "old", "echo '{\"python\": \"3.12.1\"}'; echo '{\"trouble\": \"OSError: libtorch.so: no\"}'");
+  CHECK(says(remedy_of(examined(program, "FSDP_PLAN_PYTHON=./old"), "PyTorch"), "./old -c 'import torch'` says"));
 }
 
 TEST_CASE("a Python that sleeps, and all that it started, ends at the time limit") {

@@ -1,5 +1,6 @@
 // Plans: each rule refused with its own sentence, JSON there and back, digests.
 #include "planner/plan.h"
+#include "planner/plan/file.h"
 
 #include <doctest/doctest.h>
 
@@ -389,6 +390,26 @@ TEST_CASE("the digest ignores what is for people and how a mesh is written, and 
     CHECK(other.digest() != plan.digest());
     CHECK(parse_plan(to_json_text(other), "plan.json") == other);
   }
+}
+
+TEST_CASE("the note of what a plan was found for is kept in its file, and is no part of the plan") {
+  const ModelGraph model = load_model("tiny-llama");
+  const ShardingPlan plan = naive(model);
+  const PlanFile file{plan, FoundFor{"hf", true}};
+  const PlanFile read = parse_plan_file(to_json_text(file), "plan.json");
+  CHECK(read == file);
+  CHECK(read.found_for->text() == "hf, compiled");
+  CHECK(read.plan.digest() == plan.digest());
+  CHECK(parse_plan(to_json_text(file), "plan.json") == plan);
+  CHECK(parse_plan_file(to_json_text(plan), "plan.json") == PlanFile{plan, std::nullopt});
+  const auto refused = [&](const std::string& note) {
+    std::string text = to_json_text(plan);
+    return message([&] { (void)parse_plan_file(text.insert(1, "\"found_for\": " + note + ","), "plan.json"); });
+  };
+  check_has(refused("\"hf\""), "plan.json: found_for");
+  check_has(refused(R"({"implementation": "hf"})"), "found_for");
+  check_has(refused(R"({"implementation": "hf", "compile": 1})"), "found_for.compile");
+  check_has(refused(R"({"implementation": "hf", "compile": true, "gpus": 8})"), "found_for.gpus");
 }
 
 TEST_CASE("names of closed choices read back; unknown ones list what there is") {
