@@ -19,7 +19,7 @@
 namespace fsdp::cli {
 namespace {
 
-using Words = std::vector<std::string>;
+using Arguments = std::vector<std::string>;
 
 constexpr const char* kModel = "tiny-llama";
 constexpr std::int64_t kSeqLen = 16;
@@ -56,7 +56,7 @@ class Plans {
 struct Trial {
   std::string backend, what;  // "2 threads"
   std::int64_t ranks = 1;
-  Words launch;  // before the program
+  Arguments launch;  // before the program
 };
 
 // What the program said of its failure: its own sentence, else the first line that says something.
@@ -110,7 +110,7 @@ BackendFindings attempt(const std::string& program, const Plans& plans, const Tr
     f.remedy = "name a folder that can be written with TMPDIR";
     return f;
   }
-  Words words = t.launch;
+  Arguments words = t.launch;
   for (const std::string& word :
        {program, std::string("run"), std::string("--plan"), plans.of(t.ranks), std::string("--model"),
         std::string(kModel), std::string("--backend"), t.backend, std::string("--steps"), std::string("1"),
@@ -147,10 +147,10 @@ BackendFindings try_mpi(const std::string& program, const Plans& plans, const La
   }
   const bool open_mpi =
       launcher.version.find("Open MPI") != std::string::npos || launcher.version.find("OpenRTE") != std::string::npos;
-  Words launch = {launcher.path};
+  Arguments launch = {launcher.path};
   if (open_mpi && ::geteuid() == 0) launch.emplace_back("--allow-run-as-root");
   if (open_mpi) launch.insert(launch.end(), {"--bind-to", "none"});
-  const auto with_ranks = [](Words words) {
+  const auto with_ranks = [](Arguments words) {
     words.insert(words.end(), {"-n", "2"});
     return words;
   };
@@ -174,7 +174,7 @@ BackendFindings try_cuda(const std::string& program, const Plans& plans, int gpu
 }  // namespace
 
 LauncherFindings find_launcher(double seconds) {
-  Words names = {"mpirun", "mpiexec"};
+  Arguments names = {"mpirun", "mpiexec"};
   if (std::getenv("SLURM_JOB_ID") != nullptr) names.emplace_back("srun");  // elsewhere it waits for a job
   for (const std::string& name : names) {
     const auto path = find_program(name);

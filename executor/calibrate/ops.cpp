@@ -92,6 +92,7 @@ OpCase op_case(OpKind kind, std::int64_t elements, DType type) {
     case OpKind::position_embedding: s.positions = tokens; return with(kind, {n}, {n}, n, work, s);
     case OpKind::rms_norm: return with(kind, {n}, {width}, n, work, s);
     case OpKind::layer_norm: return with(kind, {n}, {width, width}, n, work, s);
+    case OpKind::scale:
     case OpKind::gelu: return with(kind, {n}, {}, n, work, s);
     case OpKind::swiglu:
     case OpKind::add: return with(kind, {n, n}, {}, n, work, s);
@@ -137,7 +138,6 @@ OpCase op_case(OpKind kind, std::int64_t elements, DType type) {
     case OpKind::expert_linear:
     case OpKind::opaque:
     case OpKind::geglu:
-    case OpKind::scale:
     case OpKind::soft_cap: break;
   }
   throw MachineError("no benchmark for " + std::string(name(kind)));

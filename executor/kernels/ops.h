@@ -45,6 +45,10 @@ void gelu_backward(const Call&);
 template <class T>
 void add_forward(const Call&);  // its gradients are aliases of the output's: no backward
 template <class T>
+void scale_forward(const Call&);
+template <class T>
+void scale_backward(const Call&);
+template <class T>
 void cross_entropy_forward(const Call&);
 template <class T>
 void cross_entropy_backward(const Call&);

@@ -117,6 +117,11 @@ OpFacts add(const Op& op, const Workload& w) {
   return {.forward_traffic_bytes = 3 * x, .backward_traffic_bytes = 3 * x};
 }
 
+OpFacts scale(const Op& op, const Workload& w) {
+  const std::int64_t x = row_bytes(w, op.shape.width);
+  return {.forward_traffic_bytes = 2 * x, .backward_traffic_bytes = 2 * x};
+}
+
 // Log-sum-exp of each token's logits; backward turns it and the logits into softmax minus one-hot.
 OpFacts cross_entropy(const Op& op, const Workload& w) {
   const std::int64_t logits = row_bytes(w, op.shape.vocab), rows = times(w.tokens(), accumulate_bytes(w));
@@ -195,7 +200,7 @@ const Implementation& native_implementation() {
       .name = "native",
       .compiled = false,
       .rules = {embedding, position_embedding, rms_norm, layer_norm, linear, rotary, attention, swiglu, gelu, add,
-                cross_entropy, opaque, moe_route, moe_dispatch, expert_linear, moe_combine},
+                cross_entropy, opaque, moe_route, moe_dispatch, expert_linear, moe_combine, nullptr, scale},
       .lacks = lacks,
       .backward_adds_in_place = true,
       .loss_read_every_step = true,  // the loop reports the loss of each step

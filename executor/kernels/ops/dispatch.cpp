@@ -29,6 +29,7 @@ constexpr std::array<Kernels, kOpKinds> table() {
   row(OpKind::swiglu, swiglu_forward<T>, swiglu_backward<T>);
   row(OpKind::gelu, gelu_forward<T>, gelu_backward<T>);
   row(OpKind::add, add_forward<T>, nullptr);
+  row(OpKind::scale, scale_forward<T>, scale_backward<T>);
   row(OpKind::cross_entropy, cross_entropy_forward<T>, cross_entropy_backward<T>);
   row(OpKind::moe_route, moe_route_forward<T>, moe_route_backward<T>);
   row(OpKind::moe_dispatch, moe_dispatch_forward<T>, moe_dispatch_backward<T>);

@@ -1,4 +1,4 @@
-// SwiGLU, GELU and the residual sum.
+// SwiGLU, GELU, the residual sum, and products with a number.
 #include "executor/arithmetic/activations.h"
 #include "executor/kernels/extents.h"
 #include "executor/kernels/ops.h"
@@ -99,6 +99,25 @@ void add_forward(const Call& call) {
   for (std::int64_t i = 0; i < n; ++i) store(y[i], load(a[i]) + load(b[i]));
 }
 
+template <class T>
+void scale_forward(const Call& call) {
+  const std::int64_t n = elements(call);
+  const T* x = call.input<T>(0, n);
+  T* y = call.output<T>(0, n);
+  const auto factor = static_cast<Math<T>>(call.shape.factor);
+  for (std::int64_t i = 0; i < n; ++i) store(y[i], factor * load(x[i]));
+}
+
+template <class T>
+void scale_backward(const Call& call) {
+  const std::int64_t n = elements(call);
+  const T* dy = call.grad_output<T>(0, n);
+  T* dx = call.grad_input<T>(0, n);
+  if (dx == nullptr) return;
+  const auto factor = static_cast<Math<T>>(call.shape.factor);
+  for (std::int64_t i = 0; i < n; ++i) put(dx[i], factor * load(dy[i]), call.adds_to_input(0));
+}
+
 template void swiglu_forward<double>(const Call&);
 template void swiglu_forward<float>(const Call&);
 template void swiglu_forward<BFloat16>(const Call&);
@@ -119,5 +138,13 @@ template void add_forward<double>(const Call&);
 template void add_forward<float>(const Call&);
 template void add_forward<BFloat16>(const Call&);
 template void add_forward<Float16>(const Call&);
+template void scale_forward<double>(const Call&);
+template void scale_forward<float>(const Call&);
+template void scale_forward<BFloat16>(const Call&);
+template void scale_forward<Float16>(const Call&);
+template void scale_backward<double>(const Call&);
+template void scale_backward<float>(const Call&);
+template void scale_backward<BFloat16>(const Call&);
+template void scale_backward<Float16>(const Call&);
 
 }  // namespace fsdp

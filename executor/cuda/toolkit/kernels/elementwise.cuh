@@ -49,6 +49,29 @@ struct GeluGradient {
   }
 };
 
+struct ByFactor {
+  double factor;
+  template <class M>
+  FSDP_DEVICE M operator()(M x, M) const {
+    return static_cast<M>(factor) * x;
+  }
+};
+
+template <class T, class Launch>
+void launch_scale_forward(const Call& call, const Launch& launch) {
+  const std::int64_t n = extent(call.tokens, call.shape.width);
+  const T *x = call.input<T>(0, n), *none = nullptr;
+  launch_map<T>(x, none, call.output<T>(0, n), n, false, ByFactor{call.shape.factor}, launch);
+}
+
+template <class T, class Launch>
+void launch_scale_backward(const Call& call, const Launch& launch) {
+  const std::int64_t n = extent(call.tokens, call.shape.width);
+  const T *dy = call.grad_output<T>(0, n), *none = nullptr;
+  T* dx = call.grad_input<T>(0, n);
+  if (dx != nullptr) launch_map<T>(dy, none, dx, n, call.adds_to_input(0), ByFactor{call.shape.factor}, launch);
+}
+
 template <class T, class Launch>
 void launch_add_forward(const Call& call, const Launch& launch) {
   const std::int64_t n = extent(call.tokens, call.shape.width);
@@ -216,6 +239,8 @@ void launch_elementwise(const Call& call, DType type, bool backward, const Launc
       return backward ? launch_swiglu_backward<T>(call, launch) : launch_swiglu_forward<T>(call, launch);
     if (call.op.kind == OpKind::gelu)
       return backward ? launch_gelu_backward<T>(call, launch) : launch_gelu_forward<T>(call, launch);
+    if (call.op.kind == OpKind::scale)
+      return backward ? launch_scale_backward<T>(call, launch) : launch_scale_forward<T>(call, launch);
     if (call.op.kind != OpKind::add || backward) call.fail("no elementwise kernel for it");
     launch_add_forward<T>(call, launch);  // its gradients are aliases of the output's
   });

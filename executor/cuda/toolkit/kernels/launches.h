@@ -17,6 +17,7 @@ enum class Theme { elementwise, norms, embeddings, rotary, cross_entropy, moe, a
   switch (kind) {
     case OpKind::swiglu:
     case OpKind::gelu:
+    case OpKind::scale:
     case OpKind::add: return Theme::elementwise;
     case OpKind::rms_norm:
     case OpKind::layer_norm: return Theme::norms;
@@ -32,7 +33,6 @@ enum class Theme { elementwise, norms, embeddings, rotary, cross_entropy, moe, a
     case OpKind::expert_linear: return Theme::expert_linear;
     case OpKind::opaque:
     case OpKind::geglu:
-    case OpKind::scale:
     case OpKind::soft_cap: break;
   }
   return Theme::none;
