@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 import transformers
 
+import record_hf_models
 import record_models
 from synthetic import initial, token
 
@@ -76,8 +77,9 @@ def train(text, arguments):
 
 
 def record_training():
-    runs = [train("rank=3,alpha=6", dict(r=3, lora_alpha=6, target_modules="all-linear")),
-            train("rank=5,targets=q_proj+v_proj", dict(r=5, lora_alpha=5, target_modules=["q_proj", "v_proj"]))]
+    with record_hf_models.computing_in(torch.float64):
+        runs = [train("rank=3,alpha=6", dict(r=3, lora_alpha=6, target_modules="all-linear")),
+                train("rank=5,targets=q_proj+v_proj", dict(r=5, lora_alpha=5, target_modules=["q_proj", "v_proj"]))]
     document = {"_about": f"PyTorch {torch.__version__.split('+')[0]}, transformers {transformers.__version__}, peft "
                           f"{peft.__version__}, fp64; made by tests/torch/record_lora.py",
                 "config": json.dumps(TINY), "seed": SEED, "sequences": SEQUENCES, "seq_len": SEQ_LEN, "adamw": ADAMW,

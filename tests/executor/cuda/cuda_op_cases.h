@@ -227,7 +227,7 @@ inline CudaOpCase elementwise_case(OpKind kind, OpShape shape, std::int64_t toke
   c.name = std::string(name(kind)) + " " + std::to_string(tokens) + " x " + std::to_string(shape.width);
   c.op.kind = kind, c.op.shape = shape, c.op.outputs = {9};
   c.work.sequences = 1, c.work.seq_len = tokens;
-  const std::size_t inputs = kind == OpKind::gelu || shape.packed ? 1 : 2;
+  const std::size_t inputs = kind == OpKind::gelu || kind == OpKind::scale || shape.packed ? 1 : 2;
   for (std::size_t i = 0; i < inputs; ++i) c.inputs.push_back(random_numbers(read, static_cast<unsigned>(20 + i), 2.0));
   c.ids.assign(inputs, false);
   c.op.inputs.resize(inputs);
@@ -245,6 +245,7 @@ inline std::vector<CudaOpCase> elementwise_cases() {
     for (const bool tanh : {false, true})
       all.push_back(elementwise_case(OpKind::gelu, {.width = width, .tanh = tanh}, 29));
     all.push_back(elementwise_case(OpKind::add, {.width = width}, 29));
+    all.push_back(elementwise_case(OpKind::scale, {.width = width, .factor = 0.37}, 29));
   }
   return all;
 }

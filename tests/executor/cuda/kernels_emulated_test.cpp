@@ -23,7 +23,7 @@ Subject subject() {
 
 }  // namespace
 
-TEST_CASE("emulated swiglu, gelu and sums equal the host's") {
+TEST_CASE("emulated swiglu, gelu, sums and products with a number equal the host's") {
   for (const CudaOpCase& c : elementwise_cases()) check_op(subject(), c);
 }
 
