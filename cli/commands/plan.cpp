@@ -227,7 +227,8 @@ int plan_command(const PlanFlags& asked) {
   const Prediction prediction = priced(predict(programs, setup.costs, setup.options), setup);
   print(stderr, caution(plan, setup.model));
   if (f.output) write_file(*f.output, to_json_text(file_of(plan, f.shared, setup)));
-  const int code = !f.emit || emit_plan(f, prediction, plan, setup) ? kDone : kAnswerIsNo;
+  const bool written = !f.emit || emit_plan(f, prediction, plan, setup);
+  const int code = written && (!size || size->answer) ? kDone : kAnswerIsNo;
   std::vector<FlagRemedy> remedies;
   if (result.best->score.verdict == Verdict::tight) remedies = remedies_with_progress(f, setup, *result.best);
   if (f.json != JsonForm::none) {

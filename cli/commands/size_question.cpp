@@ -2,8 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <tuple>
 
 #include "cli/predict.h"
 #include "cli/terminal/terminal.h"
@@ -49,6 +51,7 @@ const SizeRow& row_of(const SizeQuestion& q) {
 struct Outcome {
   bool fits = false;
   std::string why_not;
+  Score score;  // of the best plan, or of the one that needs least
   std::optional<InputError> refused;
 };
 
@@ -63,6 +66,20 @@ class Asker {
     return outcomes_[size] = search_with(size);
   }
   [[nodiscard]] int searches() const { return static_cast<int>(outcomes_.size()); }
+  // Of the sizes that were asked, the first with a tight plan, or else the one that needs least. Throws what refused
+  // all.
+  [[nodiscard]] std::int64_t nearest() const {
+    const auto nearer = [](const auto& a, const auto& b) {
+      const auto rank = [](const Outcome& o) {
+        const bool tight = o.score.verdict == Verdict::tight;
+        return std::tuple(o.refused.has_value(), !tight, tight ? Bytes(0) : o.score.peak_total);
+      };
+      return rank(a.second) < rank(b.second);
+    };
+    const auto best = std::min_element(outcomes_.begin(), outcomes_.end(), nearer);
+    if (best->second.refused) throw *best->second.refused;
+    return best->first;
+  }
   [[nodiscard]] Flags flags_with(std::int64_t size) const {
     Flags flags = flags_;
     flags.*(row_.value) = std::to_string(size);
@@ -78,10 +95,11 @@ class Asker {
           search(setup.model, setup.cluster, *setup.implementation, search_from_flags(flags, setup),
                  [&](const ShardingPlan& plan) { return score_plan(plan, setup); });
       const Verdict verdict = result.best ? result.best->score.verdict : Verdict::does_not_fit;
-      return {verdict == Verdict::fits, std::string(name(verdict)), std::nullopt};
+      return {verdict == Verdict::fits, std::string(name(verdict)), (result.best ? *result.best : *result.least).score,
+              std::nullopt};
     } catch (const InputError& e) {
       const InputError named = naming_given_flags(e, flags);
-      return {false, named.problem(), named};
+      return {false, named.problem(), {}, named};
     }
   }
 
@@ -97,6 +115,7 @@ std::vector<std::int64_t> steps(std::int64_t step, std::int64_t most) {
   return sizes;
 }
 
+constexpr std::int64_t kMostGpus = 65'536;
 constexpr std::int64_t kLongStep = 1024, kShortStep = 64;  // tokens
 constexpr std::int64_t kMostTokens = std::int64_t{1} << 50;
 
@@ -129,15 +148,15 @@ std::vector<std::int64_t> sizes_of(const SizeRow& row, const Flags& flags, Asker
   const std::int64_t node = setup.cluster.gpus_per_node,
                      replicas = parse_optional_count(flags.replicate, kReplicate).value_or(1);
   for (std::int64_t gpus = 1; gpus < node; gpus *= 2) sizes.push_back(gpus);
-  for (const std::int64_t gpus : steps(node, kGpus.most)) sizes.push_back(gpus);
+  for (const std::int64_t gpus : steps(node, kMostGpus)) sizes.push_back(gpus);
   std::erase_if(sizes, [&](std::int64_t size) { return sequences % size != 0 || size % replicas != 0; });
   return sizes;
 }
 
 std::string described(const SizeRow& row, const SizeAnswer& a, std::int64_t step) {
-  const std::string searches = fmt::format("{} searches{}", a.searches,
+  const std::string searches = fmt::format("{} search{}{}", a.searches, a.searches == 1 ? "" : "es",
                                            row.value == &Flags::seq_len ? fmt::format(", by steps of {}", step) : "");
-  if (!a.answer) return fmt::format("No {} fits; {}.\n", row.flag, searches);
+  if (!a.answer) return fmt::format("No {} fits; {}; nearest: {}.\n", row.flag, searches, *(a.flags.*row.value));
   std::string text = fmt::format("{}: {} {} fits", row.largest ? "Largest" : "Fewest", row.flag, *a.answer);
   if (a.next) text += fmt::format(", {} does not ({})", *a.next, a.why_not_next);
   return text + fmt::format("; {}.\n", searches);
@@ -162,15 +181,16 @@ std::optional<SizeAnswer> answer_size_question(const SizeQuestion& q, const Flag
   Asker asker(flags, row);
   const std::vector<std::int64_t> sizes = sizes_of(row, flags, asker);
   if (sizes.empty()) throw InputError(row.flag, "no size divides the batch of a step", "give another batch");
-  const auto turn = turning_point(sizes.size(), [&](std::size_t i) { return asker.ask(sizes[i]).fits; });
   const bool first_fits = asker.ask(sizes.front()).fits;
+  std::optional<std::size_t> turn;
+  if (first_fits == row.largest)  // else the first is the answer, or none is
+    turn = turning_point(sizes.size(), [&](std::size_t i) { return asker.ask(sizes[i]).fits; });
   SizeAnswer a;
   a.flag = row.flag;
-  if (first_fits == row.largest && turn) a.next = sizes[*turn + (row.largest ? 1 : 0)];
+  if (turn) a.next = sizes[*turn + (row.largest ? 1 : 0)];
   if (first_fits) a.answer = !row.largest ? sizes.front() : turn ? sizes[*turn] : sizes.back();
   else if (!row.largest && turn) a.answer = sizes[*turn + 1];
-  const std::int64_t shown = a.answer.value_or(row.largest ? sizes.front() : sizes.back());
-  if (const auto& refused = asker.ask(shown).refused) throw *refused;
+  const std::int64_t shown = a.answer ? *a.answer : asker.nearest();
   if (a.next) a.why_not_next = asker.ask(*a.next).why_not;
   a.searches = asker.searches();
   a.flags = asker.flags_with(shown);

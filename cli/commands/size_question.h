@@ -15,8 +15,8 @@ struct SizeQuestion {
 };
 void add_size_question(const Command&, SizeQuestion&);
 
-// What a plan is then picked for: the flags with the size that was found, or, where none fits, with the smallest
-// sequence or micro-batch, or the most GPUs, that were asked for.
+// What a plan is then picked for: the flags with the size that was found, or, where none fits, with the one
+// of those that were searched that comes nearest.
 struct SizeAnswer {
   Flags flags;
   std::string text;  // a line: the answer, the next size, which is not one, and the number of searches

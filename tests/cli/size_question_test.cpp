@@ -85,6 +85,23 @@ TEST_CASE("learned positions end a sequence; where nothing fits, that is the ans
   CHECK(none.code == 1);
   CHECK_MESSAGE(none.err.starts_with("No --seq-len fits; "), none.err);
   CHECK(none.err.find("Does not fit: ") != std::string::npos);
+  CHECK_MESSAGE(none.err.find("nearest: 64.\n") != std::string::npos, none.err);
+  // One GPU is enough: nothing else is searched.
+  const json one =
+      parsed(program.run("fsdp-plan plan --model tiny-llama --cluster dgx-h100 --seq-len 64 --min gpus --json"));
+  CHECK(one["size_question"] ==
+        json{{"size", "gpus"}, {"answer", 1}, {"next", nullptr}, {"why_not_next", ""}, {"searches", 1}});
+  CHECK(one["plan"]["mesh"][1]["size"] == 1);
+  // Where GPUs do not help: the plan of the number that comes nearest, with what would make it fit.
+  const Answer never = program.run("fsdp-plan plan --model llama3-8b --cluster dgx-h100 --seq-len 128k --min gpus");
+  CHECK(never.code == 1);
+  CHECK_MESSAGE(never.err.find("No --gpus fits; ") != std::string::npos, never.err);
+  CHECK_MESSAGE(never.err.find("\n  --compile --seq-len ") != std::string::npos, never.err);
+  // A tight plan is none that fits: the answer is no, and the first tight one is shown.
+  const Answer tight = program.run(
+      "fsdp-plan plan --model llama3-8b --cluster dgx-h100 --gpus 8 --wrap block --seq-len 32k --max micro-batch");
+  CHECK(tight.code == 1);
+  CHECK_MESSAGE(tight.out.starts_with("No --micro-batch fits; 1 search; nearest: 1.\nTight: "), tight.out);
 }
 
 TEST_CASE("questions that contradict flags, and sizes that are none, are refused") {
