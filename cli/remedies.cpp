@@ -8,6 +8,7 @@
 
 #include "cli/predict.h"
 #include "models/input/error.h"
+#include "planner/wrap.h"
 
 namespace fsdp::cli {
 namespace {
@@ -43,6 +44,13 @@ ChangeFunction changing(const Flags& flags) {
     const auto setup = std::make_shared<const Setup>(resolve_setup(with(change, flags), nullptr, Notes::silent));
     return ChangedSetup{setup->model, [setup](const ShardingPlan& p) { return score_plan(p, *setup); }};
   };
+}
+
+// For a hint: only plans that recompute and replicate as this one, which are a small part of all.
+Flags near(Flags flags, const ShardingPlan& plan, const ModelGraph& model) {
+  if (const auto policy = checkpointing_policy(plan, model)) flags.checkpointing = *policy;
+  flags.replicate = std::to_string(plan.replicate());
+  return flags;
 }
 
 std::optional<Candidate> searched(const Flags& flags) {
@@ -106,7 +114,7 @@ std::vector<FlagRemedy> try_remedies(const Flags& flags, const Setup& setup, con
     options.memory_limit = *setup.options.memory_limit;
     options.searched = [&, tight](const Change& change) -> std::optional<Candidate> {
       if (change.loss_chunks || (tight && change.gpus)) return std::nullopt;  // no flag; too many searches for a hint
-      return searched(with(change, flags));
+      return searched(with(change, tight ? near(flags, plan.plan, setup.model) : flags));
     };
   }
   options.told = [&](const Change& change) { told(words(change, flags, plan.plan)); };
