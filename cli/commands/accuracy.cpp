@@ -14,9 +14,11 @@
 #include "cli/files.h"
 #include "cli/options.h"
 #include "cli/report/accuracy_report.h"
+#include "cli/report/pairs_report.h"
 #include "cli/terminal/terminal.h"
 #include "simulator/published/cross_validation.h"
 #include "simulator/published/fit_runs.h"
+#include "simulator/published/pairs.h"
 
 namespace fsdp::cli {
 namespace {
@@ -24,7 +26,7 @@ namespace {
 struct AccuracyFlags {
   std::string runs;
   Text costs, plot, worst, cross_validate, seed;
-  bool json = false, all = false, markdown = false;
+  bool json = false, all = false, markdown = false, pairs = false;
 };
 
 // `used` becomes true when a run is on a GPU that the costs are of.
@@ -78,6 +80,9 @@ int accuracy_command(const AccuracyFlags& f) {
     throw InputError("--seed", "has a meaning with --cross-validate random only", "leave it out");
   if (f.json && f.markdown) throw InputError("--markdown", "contradicts --json", "leave out one of the two");
   if (f.all && f.worst) throw InputError("--worst", "contradicts --all", "leave out one of the two");
+  if (f.pairs && f.cross_validate)
+    throw InputError("--pairs", "contradicts --cross-validate: the rows of a pair would have different constants",
+                     "leave out one of the two");
   std::size_t worst = 20;
   if (f.worst) worst = static_cast<std::size_t>(parse_count(*f.worst, "--worst", 0, 1'000'000'000));
   if (f.all) worst = static_cast<std::size_t>(-1);
@@ -92,6 +97,7 @@ int accuracy_command(const AccuracyFlags& f) {
   } else {
     Progress progress;
     AccuracyOptions options;
+    options.keep_runs = f.pairs;
     options.progress = [&](std::int64_t row) { progress.say(fmt::format("accuracy: row {}", with_commas(row))); };
     bool used = false;
     report = accuracy_of(file, f.runs, prices(f, used), options);
@@ -103,7 +109,9 @@ int accuracy_command(const AccuracyFlags& f) {
     throw InputError(f.runs, "holds a header and no runs", "give a row for every run");
   if (f.plot) write_file(*f.plot, accuracy_plot(report));
   print(stderr, ignored_columns_text(report));
-  if (f.json) print(stdout, to_json_text(report));
+  const PairReport pairs = f.pairs ? pair_up(report) : PairReport();
+  if (f.json) print(stdout, f.pairs ? to_json_text(report, pairs) : to_json_text(report));
+  else if (f.pairs) print(stdout, f.markdown ? pairs_markdown(pairs) : pairs_text(pairs, worst));
   else print(stdout, (f.markdown ? accuracy_markdown(report) : accuracy_text(report, worst)) + told);
   if (f.markdown) print(stderr, assumptions_text(report));
   if (!report.rows.empty()) return kDone;
@@ -123,14 +131,17 @@ void add_accuracy(const Command& app) {
   command.option("--cross-validate", flags->cross_validate,
                  "predict each row by constants fitted without it; held out together: source-model | source | random",
                  "WHAT");
+  command.flag("--pairs", flags->pairs,
+               "compare differences: every pair of rows that differ in one knob, measured and predicted");
   command.option("--seed", flags->seed, "of --cross-validate random; default 1", "N");
   command.option("--plot", flags->plot, "write a picture of measured against predicted here, as SVG", "FILE.svg");
-  command.option("--worst", flags->worst, "how many rows to show, the furthest off first; default 20", "N");
-  command.flag("--all", flags->all, "show every row, in the order of the file");
+  command.option("--worst", flags->worst, "how many rows (or pairs) to show, the furthest off first; default 20", "N");
+  command.flag("--all", flags->all, "show every row, in the order of the file (every pair, by knob)");
   command.flag("--markdown", flags->markdown, "the summary alone, as a Markdown table");
   command.flag("--json", flags->json, "one JSON object with every row");
   command.examples({"fsdp-plan accuracy runs.csv --worst 5", "fsdp-plan accuracy runs.csv --markdown",
-                    "fsdp-plan accuracy runs.csv --cross-validate source-model"});
+                    "fsdp-plan accuracy runs.csv --cross-validate source-model",
+                    "fsdp-plan accuracy runs.csv --pairs --all"});
   command.runs([flags] { return accuracy_command(*flags); });
 }
 

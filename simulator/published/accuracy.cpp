@@ -133,6 +133,17 @@ AccuracyRow row_of(const PublishedRun& run, const Forecast& f) {
   return row;
 }
 
+// The run with its mesh and batches filled in.
+PublishedRun understood(PublishedRun run, const ShardingPlan& step) {
+  run.gpus = step.ranks();
+  run.dp_shard = step.shard(), run.dp_replicate = step.replicate();
+  run.micro_batch = step.micro_batches.front();
+  run.grad_accum = static_cast<std::int64_t>(step.micro_batches.size());
+  run.seq_len = step.seq_len;
+  run.global_batch = step.tokens_per_step() / step.seq_len;
+  return run;
+}
+
 }  // namespace
 
 // The two columns say the same thing; a run whose cells differ by more than rounding is not believed.
@@ -182,6 +193,7 @@ AccuracyReport accuracy_of(std::istream& in, std::string_view where, const Price
       if (f.refusal.empty()) {
         try {
           out.rows.push_back(row_of(*run, f));
+          if (options.keep_runs) out.runs.push_back(understood(std::move(*run), f.step));
           continue;
         } catch (const InputError& e) {
           refused.reason = e.what();

@@ -65,6 +65,7 @@ struct AccuracyReport {
   std::vector<RefusedRow> skipped;
   AccuracySummary summary;
   std::vector<std::string> ignored_columns = {};  // of the file, each with the one that may be meant
+  std::vector<PublishedRun> runs = {};  // with keep_runs: those of `rows`, mesh and batches as they were understood
 };
 
 // What the costs of a run's platform are: from the datasheet, or fitted.
@@ -78,6 +79,7 @@ struct PriceList {
 
 struct AccuracyOptions {
   bool memory = true;                               // predict peaks too, where one was measured
+  bool keep_runs = false;                           // for what compares rows with one another
   std::function<void(std::int64_t rows)> progress;  // called after every row
 };
 

@@ -1,6 +1,6 @@
 #include <nlohmann/json.hpp>
 
-#include "simulator/published/accuracy.h"
+#include "simulator/published/pairs.h"
 
 namespace fsdp {
 namespace {
@@ -46,9 +46,31 @@ Json json_of(const RankAgreement& r) {
   return j;
 }
 
-}  // namespace
+Json json_of(const RunPair& p) {
+  return {{"knob", p.knob},
+          {"from", p.from},
+          {"to", p.to},
+          {"from_rows", p.from_rows},
+          {"to_rows", p.to_rows},
+          {"source", p.source},
+          {"trust", p.trust},
+          {"gpu", p.gpu},
+          {"model", p.model},
+          {"gpus", p.gpus},
+          {"measured_difference", p.measured},
+          {"predicted_difference", p.predicted},
+          {"error", p.error()},
+          {"sign_right", p.sign_right()}};
+}
 
-std::string to_json_text(const AccuracyReport& report) {
+Json json_of(const PairGroup& g) {
+  return {{"name", g.name},
+          {"difference", json_of(g.error)},
+          {"clear", g.clear},
+          {"clear_with_the_right_sign", g.sign_right}};
+}
+
+Json json_of(const AccuracyReport& report) {
   Json j{{"schema", "fsdp-plan/accuracy/1"}};
   j["rows"] = Json::array();
   for (const AccuracyRow& r : report.rows) j["rows"].push_back(json_of(r));
@@ -64,7 +86,25 @@ std::string to_json_text(const AccuracyReport& report) {
   sum["repeated_ids"] = s.repeated_ids;
   sum["groups"] = Json::array();
   for (const AccuracyGroup& g : s.groups) sum["groups"].push_back(json_of(g));
+  return j;
+}
+
+std::string text_of(const Json& j) {
   return j.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";  // cells may be cut inside a character
+}
+
+}  // namespace
+
+std::string to_json_text(const AccuracyReport& report) { return text_of(json_of(report)); }
+
+std::string to_json_text(const AccuracyReport& report, const PairReport& pairs) {
+  Json j = json_of(report);
+  Json& out = j["pairs"] = {{"least_clear_difference", kClearDifference}};
+  out["groups"] = Json::array();
+  for (const PairGroup& g : pairs.groups) out["groups"].push_back(json_of(g));
+  out["pairs"] = Json::array();
+  for (const RunPair& p : pairs.pairs) out["pairs"].push_back(json_of(p));
+  return text_of(j);
 }
 
 }  // namespace fsdp
