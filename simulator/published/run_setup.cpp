@@ -135,8 +135,8 @@ class Builder {
     refuse_many(accum);
     const std::int64_t micro = run_.micro_batch.value_or((per_rank + accum - 1) / accum);
     if (micro > per_rank)
-      cannot("micro_batch", fmt::format("{} contradicts global_batch, which leaves {} for each of {} GPUs",
-                                        micro, per_rank, gpus));
+      cannot("micro_batch",
+             fmt::format("{} contradicts global_batch, which leaves {} for each of {} GPUs", micro, per_rank, gpus));
     if (micro * accum < per_rank || micro * (accum - 1) >= per_rank)
       cannot("global_batch",
              fmt::format("{} sequences per GPU are not {} micro-batches of {}", per_rank, accum, micro));
@@ -244,7 +244,9 @@ class Builder {
                                                                 : !says_no(run_.expandable_segments);
   }
 
+  // Nodes of 8 are built for rails. Smaller ones are blades of HPC systems, on fat trees and dragonflies.
   void set_cluster() {
+    constexpr std::int64_t kWithRails = 8;
     const std::int64_t node = run_.gpus_per_node.value_or(8);
     if (!run_.gpus_per_node) assume("8 GPUs per node");
     double gbps = run_.fabric_gbps_per_gpu.value_or(0);
@@ -252,6 +254,10 @@ class Builder {
     std::optional<BytesPerSecond> fabric;  // none: as the vendor's reference designs have it
     if (gbps > 0) fabric = BytesPerSecond(gbps * 1e9 / 8);
     out_.cluster = cluster_of(gpu_, *run_.gpus, node, fabric);
+    if (node < kWithRails && out_.cluster.domain() == node && *run_.gpus > node) {
+      out_.cluster.rail_optimized = false;
+      assume(fmt::format("nodes of {} GPUs on a fabric without rails, as HPC systems have them", node));
+    }
   }
 
   // Gb/s per GPU between nodes. Notes may know what a node of the same machines has. A100 hosts with the reference

@@ -14,6 +14,8 @@
 //   oversubscription o  L nodes are below one leaf switch (64 ports, half of them down: 32 nodes rail-optimized,
 //                       otherwise 32 / NICs per node). In a ring over N > L nodes placed at random a hop leaves its
 //                       leaf with probability (N-L)/(N-1), and the uplinks carry 1/o: f = min(1, (N-1) / (o (N-L))).
+//   no rails            flows between leaf switches meet on links although the tree is full: from 16 nodes (or L, if
+//                       that is more) to 512 f falls to 0.38 on a line of log nodes; 1 on rail-optimized fabrics.
 //
 // A measured curve holds for its own shape inside the measured sizes, made monotone in log size. Beyond them, and for
 // other shapes on the same side (one node, or several), the formula continues it: seconds(edge) * formula(x) /
