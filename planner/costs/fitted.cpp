@@ -78,9 +78,21 @@ std::vector<FittedPlatform> platforms(JsonObject& root, std::string_view key, bo
   return all;
 }
 
-void apply(Costs& costs, const FittedPlatform& p) {
+// Fits of before large jobs had a constant of their own moved theirs with that of small ones.
+bool large_jobs_follow(const FittedCosts& f) {
+  for (const auto* part : {&f.gpus, &f.platforms})
+    for (const FittedPlatform& p : *part)
+      for (const FittedConstant& c : p.constants)
+        if (c.name == "fabric_efficiency_at_scale") return false;
+  return true;
+}
+
+void apply(Costs& costs, const FittedPlatform& p, const FittedCosts& from) {
+  const double before = costs.fabric_efficiency;
   for (const FittedConstant& c : p.constants)
     if (const CostParameter* parameter = find_parameter(c.name)) set_value(costs, *parameter, c.value);
+  if (costs.fabric_efficiency != before && before > 0 && large_jobs_follow(from))
+    costs.fabric_efficiency_at_scale *= costs.fabric_efficiency / before;
 }
 
 const FittedPlatform* find(const std::vector<FittedPlatform>& all, std::string_view gpu, std::string_view source,
@@ -95,7 +107,7 @@ const FittedPlatform* find(const std::vector<FittedPlatform>& all, std::string_v
 Costs costs_for(const FittedCosts& fitted, const ClusterSpec& cluster) {
   Costs costs = default_costs(cluster);
   if (const FittedPlatform* pooled = find(fitted.gpus, cluster.gpu.name, "", "")) {
-    apply(costs, *pooled);
+    apply(costs, *pooled, fitted);
     costs.source = fitted.source + ", pooled over " + std::to_string(pooled->rows) + " runs on " + pooled->gpu;
   }
   return costs;
@@ -105,7 +117,7 @@ Costs costs_for(const FittedCosts& fitted, const ClusterSpec& cluster, std::stri
                 std::string_view generation) {
   Costs costs = costs_for(fitted, cluster);
   if (const FittedPlatform* own = find(fitted.platforms, cluster.gpu.name, source, generation)) {
-    apply(costs, *own);
+    apply(costs, *own, fitted);
     costs.source = fitted.source + ", " + std::to_string(own->rows) + " runs on " + own->gpu + " of " + own->source;
   }
   return costs;

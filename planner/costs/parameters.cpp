@@ -14,8 +14,6 @@ void all_traffic(Costs& c, double ratio) {
   for (KernelRate* rate : {&c.copy, &c.cast, &c.optimizer, &c.norm}) rate->byte_rate = rate->byte_rate * ratio;
 }
 
-void at_scale_too(Costs& c, double ratio) { c.fabric_efficiency_at_scale *= ratio; }
-
 // Widths: two GPUs of one type differ by up to 5 % in what they sustain, two laboratories' cooling and libraries by
 // more; kernels that were rewritten between two generations of software by tens of per cent.
 constexpr auto kParameters = std::to_array<CostParameter>({
@@ -28,8 +26,9 @@ constexpr auto kParameters = std::to_array<CostParameter>({
     {"host_scale", &Costs::host_scale, 0.25, 4.0, 0.15, 0.30,
      "server processors differ by a factor of two per thread, Python releases likewise"},
     {"fabric_efficiency", &Costs::fabric_efficiency, 0.20, 1.0, 0.15, 0.50,
-     "clean fabrics reach 0.90 to 0.96 of their NICs; shared, oversubscribed or without adaptive routing half and less",
-     at_scale_too},
+     "clean fabrics reach 0.90 to 0.96 of their NICs; shared or oversubscribed ones half and less"},
+    {"fabric_efficiency_at_scale", &Costs::fabric_efficiency_at_scale, 0.20, 1.0, 0.15, 0.50,
+     "the same of 16 nodes and more, which other jobs and routes that are fixed disturb more than 8 nodes"},
     {"collective_skew_s", &Costs::collective_skew, 1e-6, 1e-3, 0.30, 0.60,
      "launch and the last rank's delay, 10 to 60 microseconds in eager training; tenths of a millisecond on busy "
      "hosts"},

@@ -75,6 +75,24 @@ TEST_CASE("a platform's own constant, else its GPU's, else the datasheet's") {
   CHECK_THROWS_AS((void)costs_for(f, load_cluster("host", 2)), InputError);
 }
 
+TEST_CASE("large jobs have a fabric constant of their own; in files of before they follow that of small ones") {
+  FittedCosts f = example();
+  const ClusterSpec h100 = load_cluster("dgx-h100", 8);
+  const Costs none = default_costs(h100);
+  f.platforms[0].constants.push_back({"fabric_efficiency", none.fabric_efficiency / 2, 0.1, 5});
+  const Costs before = costs_for(f, h100, "someone", "");
+  CHECK(before.fabric_efficiency == none.fabric_efficiency / 2);
+  CHECK(before.fabric_efficiency_at_scale == relative(none.fabric_efficiency_at_scale / 2));
+  CHECK(costs_for(f, h100, "nobody", "") == costs_for(f, h100));
+  f.gpus[0].constants.push_back({"fabric_efficiency_at_scale", 0.8, 0.1, 5});
+  const Costs now = costs_for(f, h100, "someone", "");
+  CHECK(now.fabric_efficiency == none.fabric_efficiency / 2);
+  CHECK(now.fabric_efficiency_at_scale == 0.8);
+  f.platforms[0].constants.push_back({"fabric_efficiency_at_scale", 0.6, 0.1, 5});
+  CHECK(costs_for(f, h100, "someone", "").fabric_efficiency_at_scale == 0.6);
+  CHECK(parse_fitted_costs(to_json_text(f), "costs.json") == f);
+}
+
 TEST_CASE("fitted costs read back equal; cut or changed files are refused") {
   const FittedCosts f = example();
   const std::string text = to_json_text(f);
