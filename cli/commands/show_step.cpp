@@ -87,6 +87,18 @@ const char* communicator(Communicator c) {
   return "none";
 }
 
+// Is there still a reduction of the buffer to come in this micro-batch?
+bool before_reduction(const View& v, const Operation& op, std::int32_t buffer) {
+  for (const Operation* o = &op + 1; o != v.step.ops.data() + v.step.ops.size(); ++o) {
+    if (o->unit != op.unit || o->micro_batch != op.micro_batch) continue;
+    const auto args = v.step.args_of(*o);
+    const bool copies = o->action == Action::divide_gradient && args.size() > 1;  // one rank: the copy is the reduction
+    if (!copies && o->action != Action::reduce_scatter && o->action != Action::all_reduce) continue;
+    if (args[0].buffer == buffer) return true;
+  }
+  return false;
+}
+
 // What an operation does to memory, in order: b: buffer b is allocated; -1 - b: freed. With it, for a program that
 // compares the step with another account of it: the arguments, the communicator, the reduction and the divisor.
 void add_buffers(Json& json, const Operation& op, const View& v) {
@@ -102,10 +114,9 @@ void add_buffers(Json& json, const Operation& op, const View& v) {
   if (op.action == Action::reduce_scatter) json["reduction"] = reduction(layout.scale.reduce_scatter);
   if (op.action == Action::all_reduce) json["reduction"] = reduction(layout.scale.all_reduce);
   if (op.action == Action::divide_gradient) {
-    const Buffer& first = v.program.buffers[static_cast<std::size_t>(args.front())];
-    json["divisor"] = args.size() > 1                          ? layout.scale.divide_copy
-                      : first.kind == BufferKind::reduce_input ? layout.scale.divide_before
-                                                               : layout.scale.divide_after;
+    json["divisor"] = args.size() > 1                         ? layout.scale.divide_copy
+                      : before_reduction(v, op, args.front()) ? layout.scale.divide_before
+                                                              : layout.scale.divide_after;
   }
 }
 

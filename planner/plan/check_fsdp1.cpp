@@ -111,6 +111,13 @@ void check_fsdp1(const ShardingPlan& plan, const PlanIds& ids, const ModelGraph&
         used_again(ids.units[u].front(), model), where, "units[" + std::to_string(u) + "].modules",
         "'" + plan.units[u].modules.front() + "' runs more than once in a forward, which under fsdp1 is not known here",
         "leave it to the unit around it, or use fsdp2");
+  for (std::size_t u = 0; u < plan.units.size(); ++u)
+    for (const std::string& ignored : plan.ignored) {
+      const std::string& module = plan.units[u].modules.front();
+      refuse_if(module == ignored || inside(module, ignored), where, "units[" + std::to_string(u) + "].modules",
+                "'" + module + "' is ignored ('" + ignored + "'), and fsdp1 ignores no module that it wraps",
+                "remove the unit, or do not ignore it");
+    }
   for (const Unit& unit : plan.units) {
     for (const std::string& checkpointed : plan.checkpointed)
       refuse_if(inside(unit.modules.front(), checkpointed), where, "checkpointed",

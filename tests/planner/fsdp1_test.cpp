@@ -95,6 +95,10 @@ TEST_CASE("rules: what FullyShardedDataParallel does not have is refused by name
        [](ShardingPlan& p) {
          p.checkpointed = {"layers.0"}, p.units.insert(p.units.begin(), Unit{{"layers.0.down"}});
        }},
+      {"units[0].modules: 'layers.0.down' is ignored ('layers.0.down'), and fsdp1 ignores no module that it wraps",
+       [](ShardingPlan& p) {
+         p.ignored = {"layers.0.down"}, p.units.insert(p.units.begin(), Unit{{"layers.0.down"}});
+       }},
   };
   CHECK_NOTHROW(check(fsdp1(model, 4), model));
   for (const Rule& rule : rules) {
