@@ -80,6 +80,7 @@ struct Implementation {
   bool keeps_unneeded_results = false;  // also kept results that nothing reads again, until the module's backward ends
   bool recompute_stops_early = true;    // recomputation ends with the last tensor that backward needs, or at the end
   bool frames_hold_inputs = false;      // a module's inputs live until its forward returns (Python's frames hold them)
+  bool trunk_holds_embeddings = false;  // rows of tokens and of positions live until the last norm (variables)
   OptimizerForm optimizer_form = OptimizerForm::foreach;  // of optimizers but AdamW, whose own form the next lines say
   // AdamW's temporaries beside the states: of one unit after the other, or (foreach) of all at once. Clipping
   // has none worth counting: foreach norms are a number per parameter and the scaling is in place.

@@ -208,7 +208,7 @@ OpFacts swiglu(const Op& op, const Workload& w) {
           .forward_traffic_bytes = 5 * x,
           .backward_traffic_bytes = 9 * x,
           .extra_replaces_input = true,
-          .backward_inside = {{x}, "+0 +o1 -y -e -i1 +o0 -0"}};
+          .backward_inside = {{}, "+o0 +o1 -y -e -i1"}};
 }
 // Fused: silu is recomputed in backward (pointwise and read by pointwise only).
 OpFacts swiglu_compiled(const Op& op, const Workload& w) {

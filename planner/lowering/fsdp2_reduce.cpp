@@ -1,5 +1,7 @@
 #include "planner/lowering/fsdp2_reduce.h"
 
+#include <utility>
+
 namespace fsdp {
 
 Fsdp2Reduce::Fsdp2Reduce(Fsdp2Units& units)
@@ -41,8 +43,8 @@ Arg Fsdp2Reduce::gradient(StepBuilder& b, std::int32_t u, std::size_t i) {
   const ShardedParam& p = units_.layout(u).params[i];
   // Autograd adds up all uses before it adds the sum to what earlier micro-batches left (B5).
   const bool first_use = s.uses[i] == uses_[at(p.param)];
-  const bool waits = s.waiting[i] >= 0 || (first_use && s.uses[i] > 1 && s.gradient[i] >= 0 &&
-                                           !units_.c.implementation.backward_adds_in_place);
+  const bool waits = !casts_each_use(u, i) && (s.waiting[i] >= 0 || (first_use && s.uses[i] > 1 && s.gradient[i] >= 0 &&
+                                                                     !units_.c.implementation.backward_adds_in_place));
   std::int32_t& g = waits ? s.waiting[i] : s.gradient[i];
   if (g >= 0) return {g, Access::accumulate};
   const BufferKind kind = waits ? BufferKind::scratch : BufferKind::gradient;
@@ -57,8 +59,47 @@ bool Fsdp2Reduce::accumulates_now(std::int32_t u, std::size_t i) const {
   return size_of(reduce_dtype_) <= size_of(gradient_dtype_) || !units_[u].sync || units_[u].accumulator[i] >= 0;
 }
 
+// Where autograd hands gradients over in the reduce dtype, it casts the gradient of each use before that waits for
+// those of other uses, and before it is added to what earlier micro-batches left.
+bool Fsdp2Reduce::casts_each_use(std::int32_t u, std::size_t i) const {
+  const Fsdp2Unit& s = units_[u];
+  if (!early_ || reduce_dtype_ == gradient_dtype_ || units_.c.implementation.backward_adds_in_place) return false;
+  const bool several = uses_[at(units_.layout(u).params[i].param)] > 1, left = s.accumulator[i] >= 0;
+  if (size_of(reduce_dtype_) <= size_of(gradient_dtype_)) return several || left;
+  return several && !left && !s.sync;
+}
+
+void Fsdp2Reduce::cast_use(StepBuilder& b, std::int32_t u, std::size_t i) {
+  Fsdp2Unit& s = units_[u];
+  const BufferKind kind = s.accumulator[i] < 0 ? BufferKind::gradient_accumulator : BufferKind::scratch;
+  const ShardedParam& p = units_.layout(u).params[i];
+  const std::int32_t cast = b.allocate_new(units_.buffer(p.numel(), reduce_dtype_, kind, Stream::compute, u, p.param));
+  b.issue(units_.op(Action::accumulate_gradient, Stream::compute, u), {{Arg{s.gradient[i]}, Arg{cast, Access::write}}});
+  b.release(s.gradient[i]);
+  s.gradient[i] = kNone;
+  if (s.waiting[i] < 0) {
+    s.waiting[i] = cast;
+    return;
+  }
+  b.issue(units_.op(Action::add_gradient, Stream::compute, u), {{Arg{cast}, Arg{s.waiting[i], Access::accumulate}}});
+  b.release(cast);
+}
+
 void Fsdp2Reduce::after_gradient(StepBuilder& b, std::int32_t u, std::size_t i) {
   Fsdp2Unit& s = units_[u];
+  if (casts_each_use(u, i)) {
+    cast_use(b, u, i);
+    if (--s.uses[i] > 0) return;
+    if (s.accumulator[i] < 0) {
+      s.accumulator[i] = std::exchange(s.waiting[i], kNone);
+      return;
+    }
+    b.issue(units_.op(Action::add_gradient, Stream::compute, u),
+            {{Arg{s.waiting[i]}, Arg{s.accumulator[i], Access::accumulate}}});
+    b.release(s.waiting[i]);
+    s.waiting[i] = kNone;
+    return;
+  }
   if (--s.uses[i] > 0) return;
   if (s.waiting[i] >= 0) {
     b.issue(units_.op(Action::add_gradient, Stream::compute, u),

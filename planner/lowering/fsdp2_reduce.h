@@ -34,6 +34,8 @@ class Fsdp2Reduce {
  private:
   void accumulate(StepBuilder&, std::int32_t u, std::ptrdiff_t only);
   bool accumulates_now(std::int32_t u, std::size_t i) const;
+  bool casts_each_use(std::int32_t u, std::size_t i) const;
+  void cast_use(StepBuilder&, std::int32_t u, std::size_t i);
   void limit_inputs(StepBuilder&, std::size_t at_most);
   std::int32_t copy_in(StepBuilder&, std::int32_t u, std::int32_t input);
   void reorder(StepBuilder&, std::int32_t u, std::vector<std::int32_t>& source, bool accumulated);

@@ -3,6 +3,7 @@
 #include "planner/lower.h"
 #include "models/index.h"
 
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <utility>
@@ -52,7 +53,7 @@ class Lowering {
       tapes_.emplace(sequences,
                      make_tape(model, impl, work, plan.param_dtype, ids.checkpointed, plan.checkpoint_policy));
     }
-    index_hooks();
+    index_hooks(ids);
     index_recomputed_hooks(ids);
     unit_of_ = unit_of_parameters(program.layouts, model);
   }
@@ -73,17 +74,35 @@ class Lowering {
   }
 
  private:
+  struct Begin {
+    std::int32_t unit = -1, op_end = -1;
+    bool inputs_require_grad = false;
+  };
+  struct End {
+    std::int32_t unit = -1, op_begin = -1;
+  };
+
   // Units whose forward begins at / ends after op i, outermost first in both.
-  void index_hooks() {
+  void index_hooks(const PlanIds& ids) {
     const std::size_t n = model_.ops.size();
     begins_.resize(n);
     ends_.resize(n);
     for (std::size_t k = program_.layouts.size(); k-- > 0;) {  // the plan lists inner before outer
       for (const UnitUse& use : program_.layouts[k].uses) {
-        begins_[at(use.op_begin)].push_back({static_cast<std::int32_t>(k), use.inputs_require_grad});
-        ends_[at(use.op_end - 1)].push_back(static_cast<std::int32_t>(k));
+        begins_[at(use.op_begin)].push_back({static_cast<std::int32_t>(k), use.op_end, use.inputs_require_grad});
+        ends_[at(use.op_end - 1)].push_back({static_cast<std::int32_t>(k), last_module_begin(ids.units[k], use)});
       }
     }
+  }
+
+  // Where the module of a unit begins whose return ends a use of the unit: its last one.
+  std::int32_t last_module_begin(const std::vector<std::int32_t>& modules, const UnitUse& use) const {
+    std::int32_t begin = kNone;
+    for (const std::int32_t m : modules) {
+      const Module& module = model_.modules[at(m)];
+      if (module.op_end == use.op_end && module.op_begin >= use.op_begin) begin = std::max(begin, module.op_begin);
+    }
+    return begin >= 0 ? begin : use.op_begin;
   }
 
   // The same of what runs again in backward: modules of units inside a checkpointed module. The hooks of a unit that is
@@ -159,21 +178,67 @@ class Lowering {
     for (std::int32_t i = 0; i < n; ++i) {
       for (const Begin& begin : begins_[at(i)]) dialect_->before_forward(b, begin.unit);
       if (i == 0 && impl_.batch_read_every_forward) b.host_wait({&batch, 1}, m);
-      emit(b, tape_->ops[tape_->forward_of[at(i)]]);
-      for (auto u = ends_[at(i)].rbegin(); u != ends_[at(i)].rend(); ++u) dialect_->after_forward(b, *u);
+      const TapeOp& op = tape_->ops[tape_->forward_of[at(i)]];
+      emit(b, op);
+      for (auto end = ends_[at(i)].rbegin(); end != ends_[at(i)].rend(); ++end) {
+        release_late(b, op, end->op_begin);
+        dialect_->after_forward(b, end->unit);
+      }
+      release_late(b, op, -1);
+      allocate_late(b, op);
     }
     for (std::int32_t i = n - 1; i >= 0; --i) {
       // Units that end here share the output, whose hooks run as they were registered: after forward, inner before
       // outer.
-      for (auto u = ends_[at(i)].rbegin(); u != ends_[at(i)].rend(); ++u) dialect_->before_backward(b, *u);
+      for (auto end = ends_[at(i)].rbegin(); end != ends_[at(i)].rend(); ++end) dialect_->before_backward(b, end->unit);
       std::uint32_t o = tape_->backward_begin[at(i)];
       if (tape_->recomputed_at[at(i)] >= 0) o = recompute(b, tape_->regions[at(tape_->recomputed_at[at(i)])], o);
-      for (; o < tape_->backward_end[at(i)]; ++o) emit(b, tape_->ops[o]);
-      dialect_->backward_passed(b, i);
-      for (auto begin = begins_[at(i)].rbegin(); begin != begins_[at(i)].rend(); ++begin)
+      const auto emit_to = [&](std::uint32_t end) {
+        for (; o < end; ++o) emit(b, tape_->ops[o]);
+      };
+      emit_to(sums_of(i, o));
+      for (auto begin = begins_[at(i)].rbegin(); begin != begins_[at(i)].rend(); ++begin) {
+        if (sums_inside(i, *begin)) emit_to(tape_->backward_end[at(i)]);
         if (begin->inputs_require_grad) dialect_->after_backward(b, begin->unit);
+      }
+      for (std::uint32_t k = tape_->backward_begin[at(i)]; k < o; ++k) release_late(b, tape_->ops[k], -1);
+      emit_to(tape_->backward_end[at(i)]);
+      dialect_->backward_passed(b, i);
     }
     dialect_->end_backward(b);
+  }
+
+  void allocate_late(StepBuilder& b, const TapeOp& op) {
+    for (std::uint32_t k = 0; k < op.late_allocs.count; ++k) {
+      const std::int32_t v = tape_->late_allocs[op.late_allocs.begin + k];
+      b.allocate(value_buffer_[at(v)] = b.declare(value_info(v)));
+    }
+  }
+
+  // Values that go before the post-forward hook of a unit that begins with this graph op; -1: all that are left.
+  void release_late(StepBuilder& b, const TapeOp& op, std::int32_t unit_begin) {
+    for (std::uint32_t k = 0; k < op.late_frees.count; ++k) {
+      const std::int32_t v = tape_->late_frees[op.late_frees.begin + k];
+      if (value_buffer_[at(v)] < 0 || tape_->values[at(v)].scope <= unit_begin) continue;
+      b.release(std::exchange(value_buffer_[at(v)], kNone));
+    }
+  }
+
+  // Where, from `o` on, the backward of op i adds the gradient of its only input to those of the tensor's other
+  // readers. If a unit begins with the op, autograd does that after its post-backward hook, unless the others are in
+  // the unit.
+  std::uint32_t sums_of(std::int32_t i, std::uint32_t o) const {
+    std::uint32_t end = tape_->backward_end[at(i)];
+    if (plan_.dialect != Dialect::fsdp2 || begins_[at(i)].empty() || model_.ops[at(i)].inputs.size() != 1) return end;
+    while (end > o && tape_->ops[end - 1].action == Action::add_gradient) --end;
+    return end;
+  }
+
+  bool sums_inside(std::int32_t i, const Begin& unit) const {
+    for (std::int32_t k = i + 1; k < unit.op_end; ++k)
+      for (const std::int32_t in : model_.ops[at(k)].inputs)
+        if (in == model_.ops[at(i)].inputs[0]) return true;
+    return false;
   }
 
   // Runs a checkpointed module again, with the hooks of the units inside. `o`: its first tape op; returns the one
@@ -182,10 +247,16 @@ class Lowering {
     const std::int32_t end = r.stops_early ? r.needed_by + 1 : r.end;
     for (std::int32_t i = r.begin; i < end; ++i) {
       for (const std::int32_t u : again_begins_[at(i)]) dialect_->before_recompute(b, u);
-      for (; o < tape_->ops.size() && tape_->ops[o].action == Action::recompute && tape_->ops[o].graph_op == i; ++o)
+      bool emitted = false;
+      for (; o < tape_->ops.size() && tape_->ops[o].action == Action::recompute && tape_->ops[o].graph_op == i; ++o) {
         emit(b, tape_->ops[o]);
+        emitted = true;
+      }
+      if (r.completes(i))
+        for (auto u = again_ends_[at(i)].rbegin(); u != again_ends_[at(i)].rend(); ++u)
+          dialect_->after_recompute(b, *u);
+      if (emitted) allocate_late(b, tape_->ops[o - 1]);
       if (!r.completes(i)) break;
-      for (auto u = again_ends_[at(i)].rbegin(); u != again_ends_[at(i)].rend(); ++u) dialect_->after_recompute(b, *u);
     }
     return o;
   }
@@ -228,9 +299,22 @@ class Lowering {
       b.issue(add, {{from, into}});
       b.release(from.buffer);
     }
+    // Autograd lets go of the result's gradient before it converts those of parameters.
+    const auto release = [&](bool gradients) {
+      for (std::uint32_t k = 0; k < t.frees.count; ++k) {
+        const std::int32_t v = tape_->frees[t.frees.begin + k];
+        if ((tape_->values[at(v)].kind == BufferKind::activation_gradient) == gradients)
+          b.release(value_buffer_[at(v)]);
+      }
+    };
+    release(/*gradients=*/true);
+    // And of what was saved, where the weight was transposed, an op of its own, or the module ran again.
+    const bool saved_first =
+        t.action == Action::backward && tape_->lets_go_early(model_.ops[at(t.graph_op)], t.graph_op);
+    if (saved_first) release(/*gradients=*/false);
     for (const TapeArg& a : tape_->args_of(t))
       if (a.kind == TapeArg::Kind::gradient && !ignored_.holds(a.id)) dialect_->after_gradient(b, a.id);
-    for (std::uint32_t k = 0; k < t.frees.count; ++k) b.release(value_buffer_[at(tape_->frees[t.frees.begin + k])]);
+    if (!saved_first) release(/*gradients=*/false);
   }
 
   Arg resolve(StepBuilder& b, const TapeArg& a) {
@@ -281,13 +365,9 @@ class Lowering {
   IgnoredParameters ignored_;
   OptimizerLowering optimizer_;
   std::unique_ptr<DialectHooks> dialect_;
-  std::map<std::int64_t, Tape> tapes_;  // by sequences of a micro-batch
-  struct Begin {
-    std::int32_t unit = -1;
-    bool inputs_require_grad = false;
-  };
-  std::vector<std::vector<Begin>> begins_;       // by op: uses of units that begin there, outermost first
-  std::vector<std::vector<std::int32_t>> ends_;  // and those that end there
+  std::map<std::int64_t, Tape> tapes_;      // by sequences of a micro-batch
+  std::vector<std::vector<Begin>> begins_;  // by op: uses of units that begin there, outermost first
+  std::vector<std::vector<End>> ends_;      // and those that end there
   std::vector<std::vector<std::int32_t>> again_begins_, again_ends_;  // the same of units inside checkpointed modules
   std::vector<std::int32_t> unit_of_;
   const Tape* tape_ = nullptr;

@@ -50,6 +50,8 @@ Replay replay(const Tape& tape, const ModelGraph& model) {
     }
     r.during.push_back(most);
     for (std::uint32_t k = 0; k < op.frees.count; ++k) live -= bytes(tape.frees[op.frees.begin + k]);
+    for (std::uint32_t k = 0; k < op.late_allocs.count; ++k) live += bytes(tape.late_allocs[op.late_allocs.begin + k]);
+    for (std::uint32_t k = 0; k < op.late_frees.count; ++k) live -= bytes(tape.late_frees[op.late_frees.begin + k]);
     r.after.push_back(live);
   }
   return r;

@@ -57,9 +57,29 @@ void place_lifetimes(Tape& tape, std::span<const Held> held, std::span<const Mem
     for (const TapeArg& a : tape.args_of(tape.ops[o]))
       if (a.kind == TapeArg::Kind::value) touch(a.id, static_cast<std::int32_t>(o));
   for (const Held& h : held) touch(h.value, h.from), touch(h.value, h.to);
+  Ops late(tape.values.size(), -1);
+  for (const Held& h : held)
+    if (h.scope >= 0 && h.to == last[at(h.value)]) {
+      late[at(h.value)] = h.to;
+      std::int32_t& scope = tape.values[at(h.value)].scope;
+      scope = scope < 0 ? h.scope : std::min(scope, h.scope);
+    }
+  for (std::size_t v = 0; v < late.size(); ++v)
+    if (late[v] >= 0) last[v] = -1;
+  Ops after(tape.values.size(), -1);
+  for (const Held& h : held)
+    if (h.after && h.from == first[at(h.value)]) after[at(h.value)] = std::exchange(first[at(h.value)], -1);
   place_inner(tape, events, first, last);
   bucket(tape, first, &TapeOp::allocs, tape.allocs);
   bucket(tape, last, &TapeOp::frees, tape.frees);
+  bucket(tape, after, &TapeOp::late_allocs, tape.late_allocs);
+  bucket(tape, late, &TapeOp::late_frees, tape.late_frees);
+  for (const TapeOp& op : tape.ops) {  // inner modules return first
+    const auto begin = tape.late_frees.begin() + op.late_frees.begin;
+    std::stable_sort(begin, begin + op.late_frees.count, [&](std::int32_t a, std::int32_t b) {
+      return tape.values[at(a)].scope > tape.values[at(b)].scope;
+    });
+  }
 }
 
 }  // namespace fsdp

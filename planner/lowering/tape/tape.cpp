@@ -9,6 +9,7 @@
 #include "models/graph/byte_total.h"
 #include "models/index.h"
 #include "models/input/error.h"
+#include "planner/lowering/tape/frames.h"
 #include "planner/lowering/tape/lifetimes.h"
 
 namespace fsdp {
@@ -29,10 +30,13 @@ class TapeBuilder {
     region_of_.assign(n, -1);
     forward_value_.assign(t, -1);
     recomputed_value_.assign(t, -1);
+    if (impl.frames_hold_inputs) holds_ = frame_holds(model, impl, producer_);
     gradient_.assign(t, -1);
     extra_.assign(n, -1);
     made_again_.assign(n, -1);
     kept_.assign(n, 0);
+    last_run_.assign(n, kNone);
+    gate_waits_.assign(n, kNone);
     tape_.forward_of.resize(n);
     tape_.backward_begin.resize(n);
     tape_.backward_end.resize(n);
@@ -65,7 +69,7 @@ class TapeBuilder {
       tape_.forward_of[at(i)] = static_cast<std::uint32_t>(tape_.ops.size());
       run_forward(i, Action::forward);
     }
-    if (impl_.frames_hold_inputs) hold_inputs();
+    hold_frames();
     for (std::int32_t i = n - 1; i >= 0; --i) {
       tape_.backward_begin[at(i)] = static_cast<std::uint32_t>(tape_.ops.size());
       if (tape_.recomputed_at[at(i)] >= 0) recompute(tape_.regions[at(tape_.recomputed_at[at(i)])]);
@@ -90,6 +94,8 @@ class TapeBuilder {
     const DType dtype = t.kind == TensorKind::ids ? DType::i64 : dtype_;
     return new_value(elements(t, work_) * size_of(dtype), kind, dtype, tensor);
   }
+
+  std::int32_t last_op() const { return static_cast<std::int32_t>(tape_.ops.size()) - 1; }
 
   void begin(Action action, std::int32_t graph_op) {
     TapeOp op;
@@ -131,6 +137,7 @@ class TapeBuilder {
     const OpFacts& f = facts_[at(i)];
     const bool again = action == Action::recompute;
     begin(action, i);
+    last_run_[at(i)] = last_op();
     for (std::int32_t in : op.inputs) value_arg(seen(in, again), Access::read);
     for (std::int32_t p : op.params) arg(Kind::parameter, p, Access::read);
     for (std::int32_t out : op.outputs) {
@@ -148,6 +155,11 @@ class TapeBuilder {
     value_arg(extra_[at(i)], Access::write);
     const bool detailed = !f.forward_inside.script.empty() && !kept_[at(i)];
     scratch_arg(detailed ? 0 : f.forward_scratch_bytes + (kept_[at(i)] ? f.saved_extra_bytes - extra : 0));
+    if (op.kind == OpKind::position_embedding) looked_up_ = tape_.args.back().id;
+    // gelu(gate) or silu(gate) is there before `up` is computed.
+    const std::int32_t gate = f.extra_replaces_input ? producer_[at(op.inputs[0])] : kNone;
+    if (extra_[at(i)] >= 0 && gate >= 0 && !(again && kept_[at(gate)]))
+      spans_.push_back({extra_[at(i)], last_run_[at(gate)], -1, kNone, /*after=*/true});
     if (detailed)
       inside(f.forward_inside, op.outputs.size() == 1 ? one(output_value(op, again)) : Values{}, -1, {}, -1,
              extra_[at(i)]);
@@ -162,7 +174,7 @@ class TapeBuilder {
   // Carries out an op's memory script on the values of the op that was begun last.
   void inside(const Inside& in, const Values& results, std::int32_t gradient, const Values& inputs, std::int32_t output,
               std::int32_t extra) {
-    const auto o = static_cast<std::int32_t>(tape_.ops.size()) - 1;
+    const std::int32_t o = last_op();
     std::array<std::int32_t, MemoryScript::kTemporaries> temporaries;
     temporaries.fill(kNone);
     const auto say = [&](std::int32_t value, bool appears) {
@@ -199,18 +211,18 @@ class TapeBuilder {
                        [&](std::int32_t in) { return producer_[at(in)] >= 0 && kept_[at(producer_[at(in)])]; });
   }
 
-  // A module's inputs live until its last op has run.
-  void hold_inputs() {
-    for (const Module& m : model_.modules) {
-      if (m.container || m.op_end - m.op_begin < 2) continue;
-      for (std::int32_t i = m.op_begin; i < m.op_end; ++i)
-        for (std::int32_t in : model_.ops[at(i)].inputs) {
-          const std::int32_t p = producer_[at(in)];
-          if (p >= 0 && p < m.op_begin)
-            spans_.push_back(
-                {forward_value_[at(in)], -1, static_cast<std::int32_t>(tape_.forward_of[at(m.op_end - 1)])});
-        }
+  void hold_frames() {
+    for (const FrameHold& h : holds_) {
+      const std::int32_t value = h.tensor >= 0 ? forward_value_[at(h.tensor)] : looked_up_;
+      if (value >= 0)
+        spans_.push_back({value, -1, static_cast<std::int32_t>(tape_.forward_of[at(h.end - 1)]), h.scope});
     }
+  }
+
+  void hold_recomputed(const Region& r) {
+    if (!impl_.frames_hold_inputs) return;
+    for (const std::int32_t t : held_by_recomputation(model_, r, holds_, producer_))
+      if (recomputed_value_[at(t)] >= 0) spans_.push_back({recomputed_value_[at(t)], -1, last_op()});
   }
 
   // A kept result is taken as it is. What its op makes for backward beside it is made again, at the end of the op
@@ -229,13 +241,15 @@ class TapeBuilder {
       spans_.push_back({made_again_[at(i)], here, -1});
       for (std::int32_t in : model_.ops[at(i)].inputs) spans_.push_back({seen(in, true), -1, here});
     }
+    hold_recomputed(r);
   }
 
   // The checkpoint of a Python module holds what the module was called with, and kept results that were not asked for,
   // until its backward has ended.
   void end_region(const Region& r) {
     if (r.last < r.begin) return;
-    const auto here = static_cast<std::int32_t>(tape_.ops.size()) - 1;
+    std::int32_t here = last_op();
+    while (here > 0 && tape_.ops[at(here)].action == Action::add_gradient) --here;
     for (std::int32_t i = r.begin; i < r.end && impl_.frames_hold_inputs; ++i)
       for (std::int32_t in : model_.ops[at(i)].inputs)
         if (producer_[at(in)] >= 0 && producer_[at(in)] < r.begin) spans_.push_back({forward_value_[at(in)], -1, here});
@@ -273,8 +287,7 @@ class TapeBuilder {
     value_arg(extra_[at(i)], Access::read);
     const bool detailed = !f.backward_inside.script.empty();
     scratch_arg(detailed ? 0 : f.backward_scratch_bytes);
-    if (made_again_[at(i)] >= 0)
-      spans_.push_back({made_again_[at(i)], -1, static_cast<std::int32_t>(tape_.ops.size()) - 1});
+    if (made_again_[at(i)] >= 0) spans_.push_back({made_again_[at(i)], -1, last_op()});
     std::vector<std::pair<std::int32_t, std::int32_t>> to_add;
     const std::size_t gradients = tape_.args.size();
     for (std::int32_t in : op.inputs) input_gradient(in, passes_gradient_through(op.kind), to_add);
@@ -290,6 +303,12 @@ class TapeBuilder {
     for (std::int32_t p : op.params)
       arg(model_.parameters[at(p)].trainable ? Kind::gradient : Kind::absent,
           model_.parameters[at(p)].trainable ? p : -1, Access::write);
+    if (gate_waits_[at(i)] >= 0) spans_.push_back({gate_waits_[at(i)], -1, last_op(), /*scope=*/0});
+    if (op.inputs.size() == 2 && f.extra_replaces_input) {
+      const std::int32_t gate = producer_[at(op.inputs[0])], up = producer_[at(op.inputs[1])];
+      if (up > gate && gate >= 0) gate_waits_[at(up)] = seen(op.inputs[0], again);
+      else spans_.push_back({new_value(f.saved_extra_bytes, BufferKind::scratch, dtype_, kNone), last_op(), last_op()});
+    }
     for (auto [from, into] : to_add) add(from, into);
     for (std::int32_t o : op.outputs)
       if (gradient_[at(o)] >= 0) --unread_[at(gradient_[at(o)])];
@@ -354,8 +373,13 @@ class TapeBuilder {
   std::vector<std::int32_t> unread_;  // by value: tensors whose gradient it is and that are still to be read
   std::vector<std::int32_t> extra_, made_again_;  // by op: the latest run's; what a kept op's recomputation makes
   std::vector<char> kept_;                        // by op: its result survives until backward
+  std::vector<std::int32_t> last_run_;            // by op: the latest tape op of its forward
+  std::vector<std::int32_t>
+      gate_waits_;  // by op: the gate that is kept while it runs backward, for silu's that follows
   std::vector<MemoryEvent> events_;
   std::vector<Held> spans_;
+  std::vector<FrameHold> holds_;
+  std::int32_t looked_up_ = kNone;  // the value of the positions' rows
   Tape tape_;
 };
 

@@ -8,6 +8,7 @@
 // are frozen, there is no backward below the first trained one.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -27,6 +28,9 @@ struct TapeValue {
   BufferKind kind{};
   DType dtype{};
   std::int32_t tensor = kNone;
+  // Of a late free, which follows the modules that end with its op as they return: the post-forward hooks of those that
+  // begin with graph op `scope` or later come first, those of others afterwards.
+  std::int32_t scope = kNone;
 };
 
 struct TapeArg {
@@ -40,18 +44,26 @@ struct TapeOp {
   Action action{};  // load_batch, forward, recompute, backward or add_gradient
   std::int32_t graph_op = kNone;
   Slice args, allocs, inner, frees;  // allocs and frees index values; inner: v appears, ~v goes (Step::inner)
+  Slice late_allocs;                 // when post-forward hooks after this op have run
+  Slice late_frees;                  // when modules that end with this op have returned (TapeValue::scope)
 };
 
 struct Tape {
   std::vector<TapeOp> ops;
   std::vector<TapeArg> args;
   std::vector<TapeValue> values;
-  std::vector<std::int32_t> allocs, inner, frees;
+  std::vector<std::int32_t> allocs, inner, frees, late_allocs, late_frees;
   // Tape ops of graph op i: forward ops[forward_of[i]]; backward (recomputation first) ops[backward_begin[i] ..
   // backward_end[i]), possibly none. ops[0] is load_batch.
   std::vector<std::uint32_t> forward_of, backward_begin, backward_end;
   std::vector<Region> regions;              // of the checkpointed modules, in their order
   std::vector<std::int32_t> recomputed_at;  // by graph op: the region whose recomputation its backward begins with
+  // Does autograd let go of what the op saved before it converts the gradients of the op's parameters?
+  [[nodiscard]] bool lets_go_early(const Op& op, std::int32_t graph_op) const {
+    return (op.kind == OpKind::linear && !op.shape.transposed) ||
+           std::any_of(regions.begin(), regions.end(),
+                       [&](const Region& r) { return r.begin <= graph_op && graph_op < r.end; });
+  }
   [[nodiscard]] std::span<const TapeArg> args_of(const TapeOp& o) const {
     return {args.data() + o.args.begin, o.args.count};
   }

@@ -25,15 +25,11 @@ struct Moment {
 };
 
 // Walks a step in host order. What PyTorch holds and a Program does not is added: the training loop keeps ids and
-// targets to the end of a micro-batch; Python keeps a block's input until the block returns, which shows in 2-byte
-// types, where the CPU's rms_norm saves an fp32 copy instead. Scalars are left out on both sides: losses, and the
-// counters of AdamW.
+// targets to the end of a micro-batch. Scalars are left out on both sides: losses, and the counters of AdamW.
 class Replay {
  public:
   Replay(const Program& program, const ModelGraph& model, const ShardingPlan& plan)
       : p_(program), model_(model), plan_(plan) {
-    if (plan.param_dtype == DType::bf16)
-      block_input_ = plan.micro_batches[0] * plan.seq_len * model.ops[0].shape.width * 2;
     run(program.init);
     run(program.first_step);
   }
@@ -61,8 +57,7 @@ class Replay {
         const Buffer& buffer = p_.buffers[static_cast<std::size_t>(b)];
         if (b == held) note("reduce", op.unit);
         change(b, -1);
-        if (buffer.kind == BufferKind::unsharded_parameter)
-          note("free", buffer.unit, op.action == Action::forward ? block_input_ : 0);
+        if (buffer.kind == BufferKind::unsharded_parameter) note("free", buffer.unit);
       }
       if (op.action == Action::zero_gradients) note("zero", -1);
       if (op.action == Action::forward && op.graph_op + 1 == static_cast<std::int32_t>(model_.ops.size()))
@@ -83,9 +78,7 @@ class Replay {
 
  private:
   [[nodiscard]] std::int64_t now() const { return now_ + batch_; }
-  void note(const char* name, std::int32_t unit, std::int64_t held = 0) {
-    moments_.push_back({name, unit, now() + held});
-  }
+  void note(const char* name, std::int32_t unit) { moments_.push_back({name, unit, now()}); }
   void change(std::int32_t id, int sign) {
     const Buffer& b = p_.buffers[static_cast<std::size_t>(id)];
     if (b.kind != BufferKind::scalar && b.kind != BufferKind::batch) now_ += sign * b.bytes;
@@ -94,7 +87,7 @@ class Replay {
   const Program& p_;
   const ModelGraph& model_;
   const ShardingPlan& plan_;
-  std::int64_t now_ = 0, batch_ = 0, block_input_ = 0, peak_ = 0;
+  std::int64_t now_ = 0, batch_ = 0, peak_ = 0;
   std::vector<Moment> moments_;
 };
 

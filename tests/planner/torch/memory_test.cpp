@@ -98,8 +98,7 @@ std::int64_t total(const Sizes& s) {
 //  unsaved     where a norm's input needs no gradient (frozen below), the CPU's rms_norm does not save what only that
 //              gradient needs
 //  tied        the first gradient of a tied weight waits inside autograd for the second, as a temporary: another
-//              category; in a wider
-//              type where the parameter's gradient is kept in one and none is there yet
+//              category
 //  one rank    without sharding PyTorch casts one parameter at a time, a Program a unit at once
 // Never compared: scalars (the loss and the sum of its weights are 4 bytes each; a Program has one accumulator of 8).
 class Replay {
@@ -121,7 +120,7 @@ class Replay {
     for (const auto& [block, bytes] : held_) s[activation] += bytes;
     s[unsharded_grad] += norms_;
     s[unsharded_grad] -= waiting_;
-    s[temp] += waiting_ * (widened_ ? 2 : 1);
+    s[temp] += waiting_;
     s[activation] -= unsaved_;
     return s;
   }
@@ -145,9 +144,8 @@ class Replay {
       const Sizes here =
           op.action == Action::gather_copy_out && plan_.shard() == 1 ? one_by_one(step.args_of(op)) : now();
       if (total(here) > total(out_.at_peak) && op.action != Action::cast_shard) out_.at_peak = here;
-      widened_ = late(op.micro_batch);
       if (op.action == Action::forward) note_unsaved(op, +1);
-      if (op.action == Action::add_gradient && buffer(step.args_of(op)[1].buffer).kind == BufferKind::gradient)
+      if (op.action == Action::add_gradient && category(buffer(step.args_of(op)[1].buffer).kind) == unsharded_grad)
         waiting_ = 0;
       if (op.action == Action::all_gather) note("gather", op.unit);
       if (op.action == Action::backward) release_held(op.graph_op, /*backward=*/true);
@@ -185,17 +183,19 @@ class Replay {
   void change(std::int32_t id, int sign) {
     const Buffer& b = buffer(id);
     now_[category(b.kind)] += sign * b.bytes;
+    if (b.kind == BufferKind::gradient_accumulator && uses_[b.param] > 1 && sign > 0) {
+      waiting_ = b.bytes;
+      waits_in_ = id;
+    }
     if (b.kind != BufferKind::gradient) return;
     const bool vector = model_.parameters[static_cast<std::size_t>(b.param)].shape.size() == 1;
     if (vector && plan_.param_dtype == DType::bf16 && plan_.reduce_dtype == DType::f32) norms_ += sign * b.bytes;
-    if (sign > 0 && uses_[b.param] > 1 && waiting_ == 0) waiting_ = b.bytes;
-    else if (uses_[b.param] > 1 && sign < 0 && waiting_ > 0) waiting_ = 0;
-  }
-
-  // Gradients are converted as they come where they wait for a later micro-batch, unless there are some to add to.
-  bool late(std::int16_t micro_batch) const {
-    const bool waits = plan_.grad_sync == GradSync::last && plan_.micro_batches.size() > 1;
-    return waits && plan_.reduce_dtype != plan_.param_dtype && micro_batch == 0;
+    if (sign > 0 && uses_[b.param] > 1 && waiting_ == 0) {
+      waiting_ = b.bytes;
+      waits_in_ = id;
+    } else if (sign < 0 && waits_in_ == id) {
+      waiting_ = 0;
+    }
   }
 
   // One rank: parameter after parameter is cast, copied, and the cast is freed.
@@ -298,7 +298,7 @@ class Replay {
   bool batch_ = false, stepped_ = false;
   std::map<std::int32_t, std::int64_t> held_;  // inputs of blocks, by first op
   std::int64_t norms_ = 0, waiting_ = 0, unsaved_ = 0;
-  bool widened_ = false;
+  std::int32_t waits_in_ = -1;
 };
 
 ModelGraph model_of(const Json& c) {

@@ -1,0 +1,31 @@
+// What Python's frames hold while a forward runs, beside what its ops still need.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "models/graph.h"
+#include "models/implementation.h"
+#include "planner/lowering/tape/recomputed.h"
+
+namespace fsdp {
+
+struct FrameHold {
+  std::int32_t tensor = kNone;  // kNone: the rows of learned positions, which are no tensor of the graph
+  std::int32_t end = 0;         // held until graph op end - 1 has run, and until modules have returned:
+  std::int32_t scope = kNone;   // as TapeValue::scope
+};
+
+// A module's inputs are held until it has returned, its hooks included. Of implementations that say so (transformers)
+// also variables, until their function returns: embeddings in the trunk, what attention reads in the module around it,
+// what attention returns to a block of GPT-2's form. `producer`: by tensor, the op that makes it.
+[[nodiscard]] std::vector<FrameHold> frame_holds(const ModelGraph&, const Implementation&,
+                                                 std::span<const std::int32_t> producer);
+// What a recomputation's frames hold until it ends: tensors that its last ops would read if they ran again, and what
+// modules hold that have not returned.
+[[nodiscard]] std::vector<std::int32_t> held_by_recomputation(const ModelGraph&, const Region&,
+                                                              std::span<const FrameHold>,
+                                                              std::span<const std::int32_t> producer);
+
+}  // namespace fsdp
