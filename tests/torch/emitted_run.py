@@ -1,17 +1,13 @@
 """Runs the script that the program emits for a plan, on a fake process group, and logs what PyTorch issues."""
 import contextlib
 import types
-import weakref
 
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
-from autograd_engine import as_engine
+from memory_log import MemoryLog
 from order_log import OrderLog
 
 
@@ -36,64 +32,16 @@ def averaging(emitted):
     return original
 
 
-class Memory(TorchDispatchMode):
-    """Bytes of the storages that are alive, numbers alone (losses, steps) and tables of the model left out."""
-
-    def __init__(self):
-        super().__init__()
-        self.alive, self.total, self.peak = {}, 0, 0
-        self.resize = torch.UntypedStorage.resize_
-
-    def __enter__(self):
-        memory, resize = self, self.resize
-
-        def resized(storage, size):
-            resize(storage, size)
-            memory.see(storage)
-        torch.UntypedStorage.resize_ = resized
-        return super().__enter__()
-
-    def __exit__(self, *args):
-        torch.UntypedStorage.resize_ = self.resize
-        return super().__exit__(*args)
-
-    def see(self, storage):
-        key = storage._cdata
-        if key not in self.alive:
-            self.alive[key] = 0
-            weakref.finalize(storage, self.gone, key)
-        self.total += storage.nbytes() - self.alive[key]
-        self.alive[key] = storage.nbytes()
-        self.peak = max(self.peak, self.total)
-
-    def gone(self, key):
-        self.total -= self.alive.pop(key)
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if any(t is DTensor for t in types):
-            return NotImplemented            # DTensor asks again with its local tensors
-        func = as_engine(func)
-        out = func(*args, **(kwargs or {}))
-        for t in tree_leaves(out):
-            if isinstance(t, torch.Tensor) and t.dim() > 0 and t.device.type == "cpu" and not is_fake(t):
-                self.see(t.untyped_storage())
-        return out
-
-
-def is_fake(tensor):
-    return isinstance(tensor, torch._subclasses.FakeTensor)
-
-
-def events_of(text, memory=False):
-    """(events, bytes): the events (order_log.py) of a steady step of the script; what is alive at each copy-out and
-    each free, then the peak before the optimizer, if `memory`."""
+def events_of(text, memory=False, explain=False):
+    """(events, bytes, storages, tables) of a steady step of the script: its events (order_log.py); if `memory`, what is
+    alive at each copy-out and each free, then the peak before the optimizer; with `explain` also what makes up each of
+    those; the most that the model's tables took."""
     emitted = load(text)
     replicate, shard = emitted.PLAN["mesh"]
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=replicate * shard)
     force_sum = averaging(emitted)
     try:
-        with Memory() if memory else contextlib.nullcontext() as seen:
-            return logged(emitted, shard, seen)
+        return logged(emitted, shard, MemoryLog(explain) if memory else None)
     finally:
         if force_sum is not None:
             FSDPModule.set_force_sum_reduction_for_comms = force_sum
@@ -105,18 +53,32 @@ class Moments(list):
 
     def __init__(self, memory):
         super().__init__()
-        self.memory, self.bytes = memory, []
+        self.memory, self.bytes, self.alive = memory, [], []
 
     def append(self, event):
         super().append(event)
         if self.memory is not None and event[0] in ("copy_out", "free"):
             self.bytes.append([event[0], event[1], self.memory.total])
+            if self.memory.explain:
+                self.alive.append(self.memory.snapshot())
 
     def clear(self):
         super().clear()
         self.bytes.clear()
+        self.alive.clear()
         if self.memory is not None:
-            self.memory.peak = self.memory.total
+            self.memory.begin_step()
+
+
+def note_modules(model, memory):
+    """Tables of the model belong to no step. A storage is named after the module whose forward made it."""
+    def leave(module, inputs, result):
+        memory.modules.pop()
+    for buffer in model.buffers():
+        memory.leave_out(buffer)
+    for name, module in model.named_modules():
+        module.register_forward_pre_hook(lambda module, inputs, name=name: memory.modules.append(name))
+        module.register_forward_hook(leave, always_call=True)
 
 
 def logged(emitted, shard, memory):
@@ -125,8 +87,15 @@ def logged(emitted, shard, memory):
         model = emitted.build_model(emitted.model_config(Arguments), False)
         model = model.to(emitted.DTYPES[emitted.PLAN["master_dtype"]])
     model = emitted.apply_plan(model, emitted.make_mesh("cpu", False))
+    with memory or contextlib.nullcontext():
+        return trained(emitted, model, shard, memory)
+
+
+def trained(emitted, model, shard, memory):
     emitted.materialize(model, torch.device("cpu"))
     firsts = [modules[0] for modules, *_ in emitted.units_of(model)]
+    if memory is not None:
+        note_modules(model, memory)
     groups = {id(fully_shard.state(m)._fsdp_param_group): u for u, m in enumerate(firsts)
               if fully_shard.state(m)._fsdp_param_group is not None}
     optimizer = emitted.make_optimizer(model)
@@ -135,7 +104,7 @@ def logged(emitted, shard, memory):
 
     def before_step(*args):
         if memory is not None:
-            peak.append(memory.peak)
+            peak[:] = [memory.peak, memory.at_peak]
         return step(*args)
     optimizer.step = before_step
     with OrderLog(groups, shard) as log:
@@ -152,8 +121,11 @@ def logged(emitted, shard, memory):
             state = {"micro_batch": 0}
             batches = [torch.randint(emitted.vocab_size(emitted.model_config(Arguments)),
                                      (n, emitted.PLAN["seq_len"] + 1)) for n in emitted.PLAN["micro_batches"]]
+            for batch in batches if memory is not None else []:
+                memory.leave_out(batch)
             clip, emitted.PLAN["clip_norm"] = emitted.PLAN["clip_norm"], None    # its norm has its own all-reduce
             emitted.train_step(model, optimizer, batches)
             emitted.PLAN["clip_norm"] = clip
             log.retained(firsts)
-    return list(log.events), log.events.bytes + [["peak", -1, peak[-1]]] if memory is not None else []
+    bytes_ = log.events.bytes + [["peak", -1, peak[0]]] if memory is not None else []
+    return list(log.events), bytes_, log.events.alive + peak[1:], memory.largest_tables if memory is not None else 0

@@ -162,10 +162,43 @@ def draw(rng, families, memory=False):
     return dict(model=model, plan=plan, policy=policy, memory=memory)
 
 
+def draw_fsdp1(rng, families):
+    """A plan of dialect fsdp1: one module a unit, a strategy each."""
+    case = draw(rng, families)
+    family, layers = case["model"]["model_type"], case["model"].get("num_hidden_layers", case["model"].get("n_layer"))
+    tree = tree_of(family, layers, bool(case["model"].get("tie_word_embeddings")) or family == "gpt2")
+    old, plan = case["plan"], {}
+    for key in ("mesh", "seq_len", "checkpointed", "micro_batches", "param_dtype", "reduce_dtype", "ignored"):
+        if key in old:
+            plan[key] = old[key]
+    plan["dialect"] = "fsdp1"
+    common, mixed = rng.choice(["auto", True, False]), rng.random() < 0.2
+    units = [dict(modules=m, reshard_after_forward=rng.choice(["auto", True, False]) if mixed else common)
+             for m in draw_units(rng, tree) if len(m) == 1]
+    plan["units"], plan["reshard"] = units, common
+    if rng.random() < 0.9:                   # refused: fsdp1 would gather the unit inside once more
+        names = [u["modules"][0] for u in units]
+        plan["checkpointed"] = [c for c in plan["checkpointed"] if not any(n.startswith(c + ".") for n in names)]
+    plan["grad_sync"] = rng.choice(["every", "last"])
+    prefetch = rng.choice(["pre", "pre", "post", "none"])
+    plan["backward_prefetch"] = 0 if prefetch == "none" else 1
+    if prefetch == "post":
+        plan["backward_post"] = True
+    plan["forward_prefetch"] = rng.choice([0, 0, 1])
+    for key in ("limit_all_gathers", "use_orig_params"):
+        if rng.random() < 0.3:
+            plan[key] = False
+    if rng.random() < 0.15:
+        plan["offload"] = True
+    if rng.random() < 0.1:
+        plan["param_dtype"] = plan["reduce_dtype"] = "fp16"
+    return dict(model=case["model"], plan=plan, policy=None, memory=False)
+
+
 DEFAULTS = dict(forward_prefetch=0, backward_prefetch=1, checkpointed=[], micro_batches=[2], grad_sync="every",
                 param_dtype="fp32", reduce_dtype="fp32", offload=False, clip_norm=None, reduce_scatter_buffers=1,
                 separate_reduce_scatter=False, force_sum_reduction=False, ignored=[], reshard="auto", loss_chunks=1,
-                checkpoint_policy="full")
+                checkpoint_policy="full", backward_post=False, limit_all_gathers=True, use_orig_params=True)
 OF_UNITS = ["forward_prefetch", "backward_prefetch", "gradient_divide_factor", "grad_sync", "reshard_after_backward",
             "unshard_in_backward"]
 

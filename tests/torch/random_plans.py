@@ -7,6 +7,8 @@ both issue, in host order. A difference is shrunk to its smallest plan. Plans th
 
     python3 tests/torch/random_plans.py --seconds 60             prints what differs; exit 1 if anything does
     python3 tests/torch/random_plans.py --seed 7 --count 1       one plan again
+    ... --memory       also the bytes that are alive, exactly: what differs by more than KINDS says is a difference
+    ... --fsdp1        FullyShardedDataParallel, wrapped here as the plan says (fsdp1_run.py)
 
 Plans that differed once (kept_plans.json) are compared first, whatever the seed.
 """
@@ -30,6 +32,7 @@ import logging
 import torch
 
 import emitted_run
+import fsdp1_run
 import plan_space
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
@@ -49,7 +52,7 @@ class Work:
     """A folder, and what the program said about models and policies so far."""
 
     def __init__(self, folder):
-        self.folder, self.plans = pathlib.Path(folder), {}
+        self.folder, self.plans, self.kinds = pathlib.Path(folder), {}, collections.defaultdict(list)
 
     def ask(self, *arguments):
         done = subprocess.run([PROGRAM, *map(str, arguments)], capture_output=True, text=True)
@@ -96,79 +99,173 @@ class Work:
         return self.ask("show", "plan", self.folder / "plan.json", "--model", self.folder / "model.json", "--emit",
                         "pytorch")
 
+    def script_of_model(self, case):
+        """The script of an fsdp2 plan for the case's model."""
+        (self.folder / "model.json").write_text(json.dumps(case["model"]))
+        (self.folder / "plan.json").write_text(json.dumps(self.base(case["model"], "root")))
+        text = self.script()
+        return text
+
     def step(self):
         return json.loads(self.ask("show", "step", "--plan", self.folder / "plan.json", "--model",
                                    self.folder / "model.json", "--implementation", "hf", "--json", "--buffers"))
 
 
-def planned_events(step, plan):
-    """(events, bytes) as emitted_run.events_of has them, of a step as the program shows it."""
-    buffers, events, live = step["buffers"], [], set()
-    counted = [0 if b["host"] or b["kind"] == "scalars" else b["bytes"] for b in buffers]
-    # What lives before the step begins: what it frees first, or never makes.
-    made = {b for op in step["ops"] for b in op["memory"] if b >= 0}
-    kept = [b for b, buffer in enumerate(buffers) if b not in made and buffer["kind"] in STATES]
-    total = sum(counted[b] for b in kept)
-    seen = set()
-    for op in step["ops"]:
-        for b in op["memory"]:
-            if b < 0 and -1 - b not in seen and -1 - b not in kept:
-                total += counted[-1 - b]
-            seen.add(b if b >= 0 else -1 - b)
-    peak, moments = 0, []
-    sizes = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2, "i64": 8}
-    replicate, shard = (d["size"] for d in plan["mesh"])
-    freed_unit = None
+SIZES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2, "i64": 8}
 
-    def elements(b):
-        return buffers[b]["bytes"] // sizes[buffers[b]["dtype"]]
 
-    def ranks(op):
+class Planned:
+    """The events of a step as the program shows it (as emitted_run.events_of has them), and what is alive."""
+
+    def __init__(self, step, plan, explain=False):
+        self.buffers, self.plan, self.explain = step["buffers"], plan, explain
+        self.events, self.moments, self.snapshots = [], [], []
+        self.counted = [0 if b["host"] or b["kind"] in ("scalars", "batch") else b["bytes"] for b in self.buffers]
+        self.names = ["kept"] * len(self.buffers)
+        for op in step["ops"]:
+            for b in op["memory"]:
+                if b >= 0:
+                    self.names[b] = op["what"]
+                    # what flash's and the embedding's backward take inside: PyTorch's dispatcher does not see it
+                    if self.buffers[b]["kind"] == "scratch" and op["action"] == "backward" and op["what"].split()[
+                            1] in ("attention", "embedding"):
+                        self.counted[b] = 0
+        self.casts_alone = plan["mesh"][1]["size"] == 1 and plan["param_dtype"] != plan["master_dtype"]
+        self.cast_at_once = 0
+        if self.casts_alone:
+            self.counted = [0 if b["kind"] == "cast shards" else n for b, n in zip(self.buffers, self.counted)]
+        self.live = self.alive_before(step["ops"])
+        self.total = sum(self.counted[b] for b in self.live)
+        self.peak, self.at_peak, self.freed_unit, self.op, self.peak_op = 0, [], None, None, None
+        for op in step["ops"]:
+            self.run(op)
+        self.retained()
+
+    def alive_before(self, ops):
+        """What the step frees before it makes it, or never makes."""
+        made = {b for op in ops for b in op["memory"] if b >= 0}
+        alive = {b for b, buffer in enumerate(self.buffers) if b not in made and buffer["kind"] in STATES}
+        seen = set()
+        for op in ops:
+            for b in op["memory"]:
+                if b < 0 and -1 - b not in seen:
+                    alive.add(-1 - b)
+                seen.add(b if b >= 0 else -1 - b)
+        return alive
+
+    def saved_at_peak(self):
+        """Bytes that the op of the peak makes for a backward, if that will make them again."""
+        if not self.peak_op or self.peak_op["action"] != "forward":
+            return 0
+        return sum(self.counted[b] for b in self.peak_op["memory"]
+                   if b >= 0 and self.buffers[b]["kind"] == "saved for backward" and -1 - b in self.peak_op["memory"])
+
+    def stale_parts(self):
+        units = [i for i, u in enumerate(self.plan["units"]) if u.get("unshard_in_backward") is False]
+        parts = [(b["unit"], b["parameter"], b["bytes"]) for b in self.buffers if b["kind"] == "kept shards"]
+        return sum(size for unit, _, size in set(parts) if unit in units)
+
+    def snapshot(self):
+        rows = [(self.counted[b], f"{self.buffers[b]['kind']}: {self.names[b]}") for b in self.live
+                if self.counted[b] and self.names[b] != "kept"]
+        return rows + [(sum(self.counted[b] for b in self.live if self.names[b] == "kept"), "kept")]
+
+    def moment(self, what, unit, total=None):
+        self.moments.append([what, unit, self.total if total is None else total])
+        if self.explain:
+            self.snapshots.append(self.snapshot())
+
+    def elements(self, b):
+        return self.buffers[b]["bytes"] // SIZES[self.buffers[b]["dtype"]]
+
+    def ranks(self, op):
+        replicate, shard = (d["size"] for d in self.plan["mesh"])
         if op["communicator"] == "replicate":
             return replicate
-        return plan["units"][op["unit"]]["reshard_after_forward"] if op["communicator"] == "reshard" else shard
+        return self.plan["units"][op["unit"]]["reshard_after_forward"] if op["communicator"] == "reshard" else shard
 
-    def retained():
-        left = [(buffers[b]["unit"], buffers[b]["parameter"], b) for b in live
-                if buffers[b]["kind"] in ("gradients", "accumulators")]
-        events.extend(["retained", u, elements(b), buffers[b]["dtype"]] for u, _, b in sorted(left))
-    for op in step["ops"]:
+    def retained(self):
+        left = [(self.buffers[b]["unit"], self.buffers[b]["parameter"], b) for b in self.live
+                if self.buffers[b]["kind"] in ("gradients", "accumulators")]
+        self.events.extend(["retained", u, self.elements(b), self.buffers[b]["dtype"]] for u, _, b in sorted(left))
+
+    def appear(self, b):
+        self.live.add(b)
+        self.total += self.counted[b]
+        self.note_peak(self.total)
+
+    def note_peak(self, total):
+        if total > self.peak:
+            self.peak, self.at_peak, self.peak_op = total, self.snapshot() if self.explain else [], self.op
+
+    def copy_alone(self, op):
+        """A unit of one rank: PyTorch casts and copies its parameters one after the other, where the program casts all
+        of them at once. Memory as PyTorch has it; the program has `cast_at_once` bytes more."""
+        sizes, before = [self.counted[b] for b in op["memory"] if b >= 0], 0
+        for i, size in enumerate(sizes):
+            self.note_peak(self.total + sum(sizes[:i]) + before + size)
+            self.note_peak(self.total + sum(sizes[:i + 1]) + size)
+            before = size
+        self.cast_at_once = max(self.cast_at_once, sum(sizes) - before)
+        return before
+
+    def own_gradients(self):
+        """Bytes of the parameters' gradients that the op of the peak makes."""
+        return sum(self.counted[b] for b in self.peak_op["memory"]
+                   if b >= 0 and self.buffers[b]["kind"] == "gradients") if self.peak_op else 0
+
+    def go(self, b, before=None):
+        self.live.discard(b)
+        kind, unit = self.buffers[b]["kind"], self.buffers[b]["unit"]
+        if kind == "unsharded parameters" and unit != self.freed_unit:
+            self.freed_unit = unit
+            self.events.append(["free", unit, 0, ""])
+            self.moment("free", unit, before)
+        elif kind in ("gather buffers", "reduce inputs"):
+            what = "free_gather" if kind == "gather buffers" else "free_input"
+            self.events.append([what, unit, self.elements(b), ""])
+        self.total -= self.counted[b]
+
+    def run(self, op):
+        if op["action"] == "load_batch" and op["micro_batch"] > 0:
+            self.retained()
+        if op["action"] != "keep_shard" or op["unit"] != self.freed_unit:
+            self.freed_unit = None
+        if op["action"] == "optimizer" and not self.before_optimizer():
+            self.moments.append(["peak", -1, self.peak])
+            self.snapshots.append(self.at_peak)
+        # What an op frees stands last; what appears and goes inside it stands before.
+        memory = op["memory"]
+        last = max((i for i, b in enumerate(memory) if b >= 0), default=-1) + 1
+        self.op, alone = op, 0
+        before = self.total if op["action"] == "keep_shard" else None   # PyTorch's hook begins before the first clone
+        if op["action"] == "gather_copy_out" and self.casts_alone:
+            alone = self.copy_alone(op)
+        for b in memory[:last]:
+            self.appear(b) if b >= 0 else self.go(-1 - b)
+        self.total += alone
+        self.issue(op)
+        self.total -= alone
+        for b in memory[last:]:
+            self.go(-1 - b, before if self.buffers[-1 - b]["unit"] == op["unit"] else None)
+
+    def before_optimizer(self):
+        return self.moments[-1:] and self.moments[-1][0] == "peak"
+
+    def issue(self, op):
         action, args, unit = op["action"], op["args"], op["unit"]
-        if action == "load_batch" and op["micro_batch"] > 0:
-            retained()
-        if action != "keep_shard" or unit != freed_unit:
-            freed_unit = None
-        if action == "optimizer" and not moments[-1:] == [["peak", -1, peak]]:
-            moments.append(["peak", -1, peak])
-        for b in op["memory"]:
-            if b >= 0:
-                live.add(b)
-                total += counted[b]
-                peak = max(peak, total)
-        if unit >= 0 and args:
-            first = [action, unit, elements(args[0]), buffers[args[0]]["dtype"]] if args[0] >= 0 else None
-            if action == "all_gather":
-                events.append(first + [op["communicator"], ranks(op)])
-            elif action == "gather_copy_out":
-                events.append(["copy_out", unit, 0, ""])
-                moments.append(["copy_out", unit, total])
-            elif action == "divide_gradient" and len(args) == 1:
-                events.append(["divide"] + first[1:] + [op["divisor"]])
-            elif action == "reduce_scatter" and shard > 1 or action == "all_reduce":
-                events.append(first + [op["communicator"], ranks(op), op["reduction"].replace("-", "_")])
-        for b in (-1 - b for b in op["memory"] if b < 0):
-            live.discard(b)
-            kind = buffers[b]["kind"]
-            if kind == "unsharded parameters" and buffers[b]["unit"] != freed_unit:
-                freed_unit = buffers[b]["unit"]
-                events.append(["free", freed_unit, 0, ""])
-                moments.append(["free", freed_unit, total])
-            elif kind in ("gather buffers", "reduce inputs"):
-                what = "free_gather" if kind == "gather buffers" else "free_input"
-                events.append([what, buffers[b]["unit"], elements(b), ""])
-            total -= counted[b]
-    retained()
-    return events, moments
+        if unit < 0 or not args:
+            return
+        first = [action, unit, self.elements(args[0]), self.buffers[args[0]]["dtype"]] if args[0] >= 0 else None
+        if action == "all_gather":
+            self.events.append(first + [op["communicator"], self.ranks(op)])
+        elif action == "gather_copy_out":
+            self.events.append(["copy_out", unit, 0, ""])
+            self.moment("copy_out", unit)
+        elif action == "divide_gradient" and len(args) == 1:
+            self.events.append(["divide"] + first[1:] + [op["divisor"]])
+        elif action == "reduce_scatter" and self.plan["mesh"][1]["size"] > 1 or action == "all_reduce":
+            self.events.append(first + [op["communicator"], self.ranks(op), op["reduction"].replace("-", "_")])
 
 
 def first_difference(ours, theirs):
@@ -180,33 +277,91 @@ def first_difference(ours, theirs):
             "lengths": [len(ours), len(theirs)]}
 
 
-def compare(work, case):
+def compare(work, case, explain=False):
     """("equal" | "both refuse" | "we refuse" | "PyTorch refuses" | "differs", what)."""
     try:
         plan = work.write(case)
-        script, step = work.script(), work.step()
+        if plan["dialect"] == "fsdp1":
+            step = work.step()
+            script = work.script_of_model(case)
+        else:
+            script, step = work.script(), work.step()
     except Refused as no:
         return "we refuse", str(no)
+    if plan["dialect"] == "fsdp1":
+        return compare_fsdp1(script, step, plan)
     try:
-        theirs, alive = emitted_run.events_of(script, case["memory"])
+        theirs, alive, storages, tables = emitted_run.events_of(script, case["memory"], explain)
     except Exception as error:  # whatever PyTorch raises is its answer
         return "PyTorch refuses", f"{type(error).__name__}: {str(error)[:300]}"
-    ours, planned = planned_events(step, plan)
-    difference = first_difference(ours, theirs)
+    ours = Planned(step, plan, explain)
+    difference = first_difference(ours.events, theirs)
     if difference is None and case["memory"]:
-        difference = memory_difference(planned, alive)
+        difference = memory_difference(ours, alive, tables, work.kinds)
+        if explain:
+            explain_moments(ours, alive, storages)
     return ("equal", None) if difference is None else ("differs", difference)
 
 
-def memory_difference(ours, theirs):
-    """None, or the moment at which the bytes that are alive differ most, if that is more than 0.1 % of the peak."""
-    peak = theirs[-1][2]
+KINDS = {
+    "tables": "PyTorch has more: a model's positions and its cosines and sines, made once for all layers",
+    "cast at once": "the program has more: one rank's unit is cast at once, PyTorch casts one parameter at a time",
+    "own gradients": "the program has more at its peak: the gradients of an op's parameters count during the whole op",
+    "unsaved": "the program has more at its peak, in the forward of a checkpointed module: what an op written out in "
+               "many would save, which PyTorch drops one by one",
+    "stale parts": "PyTorch has more: parts of a unit that backward never gathers stay until the next forward",
+}
+
+
+def memory_difference(planned, theirs, tables, kinds):
+    """None, or the moment at which the bytes that are alive differ most. Every byte is compared but those of KINDS,
+    which are noted in `kinds` with their part of the peak."""
+    ours, peak = planned.moments, theirs[-1][2]
+    for kind, size in (("tables", tables), ("cast at once", planned.cast_at_once)):
+        if size:
+            kinds[kind].append(size / peak)
+    high = ours[-1][2] - peak
+    if 0 < high <= planned.own_gradients():
+        kinds["own gradients"].append(high / peak)
+        ours = ours[:-1] + [theirs[-1]]
+    elif 0 < high <= planned.saved_at_peak():
+        kinds["unsaved"].append(high / peak)
+        ours = ours[:-1] + [theirs[-1]]
+    stale = planned.stale_parts()
+    if stale and any(b[2] - a[2] == stale for a, b in zip(ours, theirs)):
+        kinds["stale parts"].append(stale / peak)
+        ours = [b if b[2] - a[2] == stale else a for a, b in zip(ours, theirs)]
     worst = max(zip(ours, theirs, strict=True), key=lambda pair: abs(pair[0][2] - pair[1][2]))
-    if abs(worst[0][2] - worst[1][2]) <= 0.001 * peak:
+    if worst[0] == worst[1]:
         return None
     return {"memory": worst[0][:2], "ours": worst[0][2], "theirs": worst[1][2],
             "of the peak": round((worst[0][2] - worst[1][2]) / peak, 4),
-            "peaks": [ours[-1][2], peak, round(ours[-1][2] / peak - 1, 4)]}
+            "peaks": [planned.moments[-1][2], peak, round(planned.moments[-1][2] / peak - 1, 4)]}
+
+
+def compare_fsdp1(script, step, plan):
+    try:
+        events = fsdp1_run.events_of(emitted_run.load(script), plan)
+    except Exception as error:  # whatever PyTorch raises is its answer
+        return "PyTorch refuses", f"{type(error).__name__}: {str(error)[:300]}"
+    difference = fsdp1_run.difference(step, events)
+    return ("equal", None) if difference is None else ("differs", difference)
+
+
+def explain_moments(ours, alive, storages):
+    """Prints, for the moment where most bytes differ and for the peak, what only one side has."""
+    worst = max(range(len(alive)), key=lambda i: abs(alive[i][2] - ours.moments[i][2]))
+    for i in sorted({worst, len(alive) - 1}):
+        print(f"    {i} of {len(alive)}: {ours.moments[i]}, PyTorch {alive[i]}, {ours.moments[i][2] - alive[i][2]:+}")
+        left, right = sorted(ours.snapshots[i]), sorted(storages[i])
+        sizes = collections.Counter(size for size, _ in left)
+        sizes.subtract(size for size, _ in right)
+        for size, more in sorted(sizes.items(), reverse=True):
+            if more:
+                print(f"      {more:+} of {size}")
+                for side, rows in (("program", left), ("PyTorch", right)):
+                    for name, n in collections.Counter(n for s, n in rows if s == size).items():
+                        print(f"        {side}: {n} {name}")
 
 
 def shrink(work, case, verdict):
@@ -239,13 +394,17 @@ def main():
     parser.add_argument("--seed", type=int, help="of the first plan; the next has the next one; default: the clock's")
     parser.add_argument("--families", default=",".join(plan_space.FAMILIES))
     parser.add_argument("--memory", action="store_true", help="compare also the bytes that are alive (slower)")
+    parser.add_argument("--fsdp1", action="store_true", help="plans of dialect fsdp1 only")
+    parser.add_argument("--no-kept", dest="kept", action="store_false", help="without the plans that differed once")
     parser.add_argument("--no-shrink", action="store_true")
+    parser.add_argument("--explain", action="store_true", help="print what each side alone holds where most differs")
     args = parser.parse_args()
     seed = int(time.time()) if args.seed is None else args.seed
     end, results, pairs = time.time() + args.seconds, collections.Counter(), collections.Counter()
     with tempfile.TemporaryDirectory() as folder:
         work = Work(folder)
-        for name, case in json.loads((ROOT / "tests" / "torch" / "kept_plans.json").read_text()).items():
+        kept = json.loads((ROOT / "tests" / "torch" / "kept_plans.json").read_text())
+        for name, case in kept.items() if args.kept else []:
             verdict, what = compare(work, case)
             results[verdict if verdict != "we refuse" else "differs"] += 1
             if verdict != "equal":
@@ -253,8 +412,9 @@ def main():
         for n in range(args.count):
             if time.time() > end:
                 break
-            case = plan_space.draw(plan_space.generator(seed + n), args.families.split(","), args.memory)
-            verdict, what = compare(work, case)
+            rng, families = plan_space.generator(seed + n), args.families.split(",")
+            case = plan_space.draw_fsdp1(rng, families) if args.fsdp1 else plan_space.draw(rng, families, args.memory)
+            verdict, what = compare(work, case, args.explain)
             results[verdict] += 1
             if verdict != "we refuse":
                 pairs.update(itertools.combinations(sorted(plan_space.features(case)), 2))
@@ -270,6 +430,8 @@ def main():
     for k, v in results.most_common():
         if k.startswith("refused"):
             print(f"  {v} {k}")
+    for kind, parts in work.kinds.items():
+        print(f"  memory, {kind}: {len(parts)} times, up to {max(parts):.2%} of the peak ({KINDS[kind]})")
     print(f"{len(pairs)} pairs of features, the rarest: "
           + "; ".join(f"{a} with {b}" for (a, b), _ in pairs.most_common()[:-6:-1]))
     return 1 if results["differs"] or results["PyTorch refuses"] else 0

@@ -1,0 +1,173 @@
+"""The bytes that are alive in device memory while a script trains on the CPU, as a GPU would hold them.
+
+Three things differ between the CPU and a GPU. Each is replaced here by what PyTorch does on a GPU, so that no tolerance
+has to hide it:
+
+    attention     F.scaled_dot_product_attention without a mask is the flash kernel: it takes grouped heads, and keeps
+                  q, k, v, the result and its log-sum-exp (fp32)
+    layer norm    keeps its mean and 1/std in fp32
+    random state  a checkpointed module keeps that of the CPU: host memory
+
+Memory that PyTorch's dispatcher does not see (inside flash's and the embedding's backward) is left out on both sides.
+So is what the training loop owns: its batches, and each batch's copy of the targets. What the model makes once for all
+layers, its table of angles and its positions, is counted apart (`tables`): no implementation has it.
+"""
+import weakref
+
+import torch
+import torch.nn.functional as F
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from autograd_engine import as_engine
+
+aten = torch.ops.aten
+
+
+class Flash(torch.autograd.Function):
+    """What aten::_scaled_dot_product_flash_attention keeps and returns. q, k, v: [batch, heads, tokens, head_dim]; in
+    memory a result is [batch, tokens, heads, head_dim]. Its values do not matter: zeros."""
+
+    @staticmethod
+    def forward(ctx, q, k, v):
+        result, statistics = as_rows(q), q.new_empty(q.shape[:3], dtype=torch.float32)
+        ctx.save_for_backward(q, k, v, result, statistics)
+        return result
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return tuple(as_rows(x) for x in ctx.saved_tensors[:3])
+
+
+def as_rows(x):
+    return x.new_zeros(x.shape[0], x.shape[2], x.shape[1], x.shape[3]).transpose(1, 2)
+
+
+plain_attention = F.scaled_dot_product_attention
+
+
+def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
+    if attn_mask is not None or dropout_p or not is_causal:
+        raise NotImplementedError("attention with a mask leaves the flash kernel")
+    return Flash.apply(query, key, value)
+
+
+class MemoryLog(TorchDispatchMode):
+    """Bytes of the storages that are alive; numbers alone (losses, counts of steps) left out.
+
+    left_out: storages that are not counted. With `explain`, `names` says which operator and module made each."""
+
+    def __init__(self, explain=False):
+        super().__init__()
+        self.alive, self.total, self.peak, self.explain = {}, 0, 0, explain
+        self.names, self.at_peak, self.left_out, self.modules, self.before = {}, {}, set(), [], set()
+        self.tables = self.largest_tables = 0
+
+    def __enter__(self):
+        log, self.resize = self, torch.UntypedStorage.resize_
+
+        def resized(storage, size):
+            log.resize(storage, size)
+            log.see(storage, "resize_")
+            log.note_peak()
+        torch.UntypedStorage.resize_ = resized
+        F.scaled_dot_product_attention = attention
+        return super().__enter__()
+
+    def __exit__(self, *args):
+        torch.UntypedStorage.resize_ = self.resize
+        F.scaled_dot_product_attention = plain_attention
+        return super().__exit__(*args)
+
+    def leave_out(self, tensor):
+        storage = tensor.untyped_storage()
+        if storage._cdata not in self.left_out:
+            self.left_out.add(storage._cdata)
+            weakref.finalize(storage, self.left_out.discard, storage._cdata)
+            self.total -= self.alive.pop(storage._cdata, 0)
+
+    def is_table(self, tensor):
+        """Made in a module of angles, or positions and masks that the trunk makes."""
+        module = self.modules[-1] if self.modules else ""
+        return module.endswith("rotary_emb") or module in ("model", "transformer") and tensor.dtype in (
+            torch.int64, torch.bool)
+
+    def see_table(self, storage):
+        if storage._cdata not in self.left_out:
+            self.left_out.add(storage._cdata)
+            size = storage.nbytes()
+            self.tables += size
+            self.largest_tables = max(self.largest_tables, self.tables)
+            weakref.finalize(storage, self.table_gone, storage._cdata, size)
+
+    def table_gone(self, key, size):
+        self.left_out.discard(key)
+        self.tables -= size
+
+    def see(self, storage, name):
+        key = storage._cdata
+        if key in self.left_out:
+            return
+        if key not in self.alive:
+            self.alive[key] = 0
+            weakref.finalize(storage, self.gone, key)
+            if self.explain:
+                self.names[key] = name
+        self.total += storage.nbytes() - self.alive[key]
+        self.alive[key] = storage.nbytes()
+
+    def gone(self, key):
+        self.total -= self.alive.pop(key, 0)
+        self.names.pop(key, None)
+        self.before.discard(key)
+
+    def note_peak(self):
+        if self.total > self.peak:
+            self.peak = self.total
+            if self.explain:
+                self.at_peak = self.snapshot()
+
+    def begin_step(self):
+        self.peak, self.before = 0, {key for key, size in self.alive.items() if size}
+        self.note_peak()
+
+    def snapshot(self):
+        """[(bytes, name)] of what is alive; what was there when the step began is one row."""
+        rows = [(size, self.names.get(key, "?")) for key, size in self.alive.items() if size and key not in self.before]
+        return rows + [(sum(size for key, size in self.alive.items() if key in self.before), "kept")]
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if any(t is DTensor for t in types):
+            return NotImplemented            # DTensor asks again with its local tensors
+        func = as_engine(func)
+        out = on_gpu(func, args, kwargs or {})
+        name = str(func).removeprefix("aten.").removesuffix(".default") if self.explain else ""
+        for t in tree_leaves(out):
+            if not isinstance(t, torch.Tensor) or t.dim() == 0 or t.device.type != "cpu" or is_fake(t):
+                continue
+            if func is aten.clone.default and args[0].untyped_storage()._cdata in self.left_out:
+                self.leave_out(t)            # the targets, made contiguous
+                continue
+            if self.is_table(t):
+                self.see_table(t.untyped_storage())
+                continue
+            where = f"{name} {list(t.shape)} {str(t.dtype)[6:]} {' '.join(self.modules[-1:])}" if self.explain else ""
+            self.see(t.untyped_storage(), where)
+        self.note_peak()
+        return out
+
+
+def on_gpu(func, args, kwargs):
+    """The operator's result as a GPU returns it."""
+    if func is aten.native_layer_norm.default:
+        out, mean, rstd = func(*args, **kwargs)
+        return out, mean.float(), rstd.float()
+    if func is aten.native_layer_norm_backward.default:
+        gradient, x, shape, mean, rstd, *rest = args
+        return func(gradient, x, shape, mean.to(x.dtype), rstd.to(x.dtype), *rest, **kwargs)
+    return func(*args, **kwargs)
+
+
+def is_fake(tensor):
+    return isinstance(tensor, torch._subclasses.FakeTensor)

@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# PyTorch beside the program (FSDP_PLAN_PROGRAM) on the plans that differed once and on a few drawn ones: order, memory,
+# fsdp1. Exit 77: FSDP_PLAN_PYTHON (python3) has no torch or no transformers.
+set -euo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+python=${FSDP_PLAN_PYTHON:-python3}
+if ! "$python" -c 'import torch, transformers' 2>/dev/null; then
+  echo "skipped: '$python' cannot import torch and transformers (set FSDP_PLAN_PYTHON)"
+  exit 77
+fi
+"$python" "$here/random_plans.py" --seed 1 --count 12 --seconds 200
+"$python" "$here/random_plans.py" --seed 1 --count 8 --seconds 200 --no-kept --memory
+"$python" "$here/random_plans.py" --seed 1 --count 8 --seconds 200 --no-kept --fsdp1
