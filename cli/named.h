@@ -13,7 +13,8 @@ namespace fsdp::cli {
 
 // --lora, and --layers --hidden ... --experts-per-token. add_setup_flags has them, too.
 void add_model_flags(const Command&, Flags&);
-// The model of --model, and of its sizes where that is generic, with the adapters of --lora. What its file says beside it goes to standard error.
+// The model of --model, and of its sizes where that is generic, with the adapters of --lora. What its file says beside
+// it goes to standard error.
 [[nodiscard]] ModelGraph model_from_flags(const Flags&, std::int64_t seq_len, Notes = Notes::printed);
 // --lora and the sizes, where they are given, as one would type them again, each with a blank before it.
 [[nodiscard]] std::string sizes_text(const Flags&);

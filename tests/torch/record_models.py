@@ -131,8 +131,9 @@ def record(model):
 
 
 def write(path, document):
-    lines = [f'  "{key}": {json.dumps(value)}' for key, value in document.items() if key not in ("modules", "parameters")]
-    for key in ("modules", "parameters"):
+    long = ("modules", "parameters")
+    lines = [f'  "{key}": {json.dumps(value)}' for key, value in document.items() if key not in long]
+    for key in long:
         rows = ",\n".join("    " + json.dumps(row) for row in document[key])
         lines.append(f'  "{key}": [\n{rows}\n  ]')
     path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
