@@ -89,9 +89,6 @@ std::int64_t total(const Sizes& s) {
 //  batch       the training loop holds ids and targets to the end of a micro-batch; a Program frees them after their
 //              last use
 //  counters    AdamW counts steps in a 4-byte tensor per trained parameter
-//  frames      Python holds a block's input until the block returns, and under checkpointing until its backward is
-//              over. Only seen
-//              where nothing else keeps it: with the CPU's rms_norm in 2-byte types, which saves an fp32 copy instead
 //  norms       with 2-byte parameters and a wider reduce_dtype autograd may leave a gradient in the type that it was
 //              computed in: fp32
 //              for the weights of the CPU's rms_norm (PyTorch 2.15; GPUs have a fused kernel, which casts)
@@ -107,8 +104,6 @@ class Replay {
       : p_(program), model_(model), plan_(plan) {
     for (const Op& op : model.ops)
       for (std::int32_t param : op.params) ++uses_[param];
-    for (const Module& m : model.modules)
-      if (m.block) blocks_.push_back({m.op_begin, m.op_end, model.ops[static_cast<std::size_t>(m.op_begin)].inputs[0]});
     run(program.init);
   }
 
@@ -117,7 +112,6 @@ class Replay {
     if (batch_) s[input] = 2 * 8 * plan_.micro_batches[0] * plan_.seq_len;
     if (stepped_)
       for (const Parameter& p : model_.parameters) s[optimizer_step] += p.trainable ? 4 : 0;
-    for (const auto& [block, bytes] : held_) s[activation] += bytes;
     s[unsharded_grad] += norms_;
     s[unsharded_grad] -= waiting_;
     s[temp] += waiting_;
@@ -134,7 +128,6 @@ class Replay {
     out_ = {};
     step_ = &step;
     const std::size_t n = step.ops.size();
-    std::int32_t last_forward = -1;
     if (n == 0 || step.ops[0].action != Action::zero_gradients) note("zero", -1);
     for (std::size_t i = 0; i < n; ++i) {
       const Operation& op = step.ops[i];
@@ -148,14 +141,9 @@ class Replay {
       if (op.action == Action::add_gradient && category(buffer(step.args_of(op)[1].buffer).kind) == unsharded_grad)
         waiting_ = 0;
       if (op.action == Action::all_gather) note("gather", op.unit);
-      if (op.action == Action::backward) release_held(op.graph_op, /*backward=*/true);
       if (op.action == Action::backward) note_unsaved(op, -1);
       frees(i);
-      if (op.action == Action::forward) last_forward = op.graph_op;
       const Action next = i + 1 < n ? step.ops[i + 1].action : Action::reduce_loss;
-      if ((op.action == Action::forward || op.action == Action::keep_shard) &&
-          next != Action::keep_shard)  // after the unit's hooks
-        release_held(last_forward, /*backward=*/false);
       if (op.action == Action::zero_gradients) note("zero", -1);
       if (ends_copy_out(i)) note("unshard", op.unit);
       if (op.action == Action::forward && op.graph_op + 1 == static_cast<std::int32_t>(model_.ops.size()))
@@ -173,10 +161,6 @@ class Replay {
   }
 
  private:
-  struct Block {
-    std::int32_t op_begin, op_end, input;
-  };
-
   const Buffer& buffer(std::int32_t b) const { return p_.buffers[static_cast<std::size_t>(b)]; }
   void note(const char* name, std::int32_t unit) { out_.moments.push_back({name, unit, now()}); }
 
@@ -225,19 +209,6 @@ class Replay {
       unsaved_ += sign * 4 * plan_.micro_batches[0] * plan_.seq_len * (in.width + norm.shape.groups);
   }
 
-  // A block's input that nobody reads again in forward or recomputation.
-  void hold(const Buffer& b, const Operation& op) {
-    if (b.kind != BufferKind::activation || (op.action != Action::forward && op.action != Action::recompute)) return;
-    for (const Block& block : blocks_)
-      if (b.tensor == block.input && block.op_begin <= op.graph_op && op.graph_op < block.op_end)
-        held_[block.op_begin] = b.bytes;
-  }
-
-  void release_held(std::int32_t graph_op, bool backward) {
-    for (const Block& block : blocks_)
-      if (graph_op == (backward ? block.op_begin : block.op_end - 1)) held_.erase(block.op_begin);
-  }
-
   // Whether operation i is the last of a unit's copy-out: some parameters are put in order afterwards.
   bool ends_copy_out(std::size_t i) const {
     const auto reorders = [&](std::size_t k) {
@@ -273,7 +244,6 @@ class Replay {
         open = false;
       }
       change(list[k], -1);
-      hold(b, op);
       if (b.kind != BufferKind::unsharded_parameter) continue;
       const Buffer* following = k + 1 < list.size() ? &buffer(list[k + 1]) : nullptr;
       const bool more =
@@ -294,9 +264,7 @@ class Replay {
   Sizes now_{};
   StepMemory out_;
   std::map<std::int32_t, int> uses_;  // by parameter
-  std::vector<Block> blocks_;
   bool batch_ = false, stepped_ = false;
-  std::map<std::int32_t, std::int64_t> held_;  // inputs of blocks, by first op
   std::int64_t norms_ = 0, waiting_ = 0, unsaved_ = 0;
   std::int32_t waits_in_ = -1;
 };
