@@ -74,8 +74,8 @@ class Fsdp2 final : public DialectHooks {
       const GradSync sync = plan().units[at(u)].grad_sync.value_or(plan().grad_sync);
       s.sync = sync != GradSync::last || last_;
       s.all_reduce = sync != GradSync::reduce_scatter_only || last_;
-      s.backward_done = s.in_backward = false;
     }
+    for (Fsdp2Unit& s : units_.all()) s.backward_done = s.in_backward = false;  // also of units without parameters
     forward_root_ = kNone;
     reduce_.begin_micro_batch();
   }
