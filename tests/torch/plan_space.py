@@ -4,6 +4,7 @@ A drawn case is a dictionary of JSON values: {"model": a config.json, "plan": ch
 policy or None}. Smaller cases are made by putting back one choice after the other (`simpler`).
 """
 import copy
+import importlib.util
 import random
 
 LLAMA = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
@@ -46,6 +47,7 @@ def tree_of(family, layers, tied):
                 head="lm_head", tied=tied, trunk="model")
 
 
+PEFT = importlib.util.find_spec("peft") is not None  # it makes the models with adapters
 WIDTHS = ["hidden_size", "intermediate_size", "head_dim", "n_embd", "n_inner", "moe_intermediate_size"]
 CLASSES = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3", "mistral": "Mistral", "mixtral": "Mixtral",
            "olmoe": "Olmoe", "qwen3_moe": "Qwen3Moe"}
@@ -159,7 +161,11 @@ def draw(rng, families, memory=False):
             u["unshard_in_backward"] = False
     if units:
         plan["units"] = units
-    return dict(model=model, plan=plan, policy=policy, memory=memory)
+    case = dict(model=model, plan=plan, policy=policy, memory=memory)
+    if rng.random() < 0.15 and family not in MIXTURES and PEFT:
+        layers = [m.split(".")[-1] for m in tree["inner"] if "norm" not in m and "ln_" not in m]
+        case["lora"] = rng.choice(["3", "rank=2,alpha=5,targets=" + "+".join(rng.sample(layers, 2))])
+    return case
 
 
 def draw_fsdp1(rng, families):
@@ -209,6 +215,7 @@ def features(case):
     replicate, shard = (d["size"] for d in plan["mesh"])
     found |= {"replicas"} if replicate > 1 else set()
     found |= {"one shard"} if shard == 1 else set()
+    found |= {"adapters"} if case.get("lora") else set()
     found |= {"tied"} if case["model"].get("tie_word_embeddings") else set()
     found |= {f"policy {case['policy'].split(':')[0]}"} if case["policy"] else set()
     for key, default in DEFAULTS.items():
@@ -252,6 +259,8 @@ def simpler(case):
     if len(plan["checkpointed"]) > 1:
         for i in range(len(plan["checkpointed"])):
             yield changed(case, lambda p, i=i: p["checkpointed"].pop(i))
+    if case.get("lora"):
+        yield dict(case, lora=None)
     if case["model"].get("tie_word_embeddings"):
         yield dict(case, model=dict(case["model"], tie_word_embeddings=False))
 

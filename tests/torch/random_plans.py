@@ -53,6 +53,7 @@ class Work:
 
     def __init__(self, folder):
         self.folder, self.plans, self.kinds = pathlib.Path(folder), {}, collections.defaultdict(list)
+        self.lora = None
 
     def ask(self, *arguments):
         done = subprocess.run([PROGRAM, *map(str, arguments)], capture_output=True, text=True)
@@ -62,16 +63,20 @@ class Work:
             raise RuntimeError(f"{arguments}: {done.returncode} {done.stderr}")
         return done.stdout
 
+    def model(self):
+        """The flags that name the model."""
+        return ["--model", self.folder / "model.json"] + (["--lora", self.lora] if self.lora else [])
+
     def base(self, model, policy):
         """A plan of the policy for the model: its digest and its units."""
-        key = (json.dumps(model, sort_keys=True), policy)
+        key = (json.dumps(model, sort_keys=True), policy, self.lora)
         if key not in self.plans:
             path = self.folder / "model.json"
             path.write_text(json.dumps(model))
             out = self.folder / "base.json"
             out.unlink(missing_ok=True)
             try:
-                self.ask("plan", "--model", path, "--cluster", "dgx-h100", "--gpus", 2, "--seq-len", 8, "--micro-batch",
+                self.ask("plan", *self.model(), "--cluster", "dgx-h100", "--gpus", 2, "--seq-len", 8, "--micro-batch",
                          2, "--implementation", "hf", "--wrap", policy, "--replicate", 1,
                          "--activation-checkpointing", "none", "-o", out)
                 self.plans[key] = json.loads(out.read_text())
@@ -83,6 +88,7 @@ class Work:
 
     def write(self, case):
         """plan.json and model.json of a case."""
+        self.lora = case.get("lora")
         base = json.loads(json.dumps(self.base(case["model"], case["policy"] or "root")))
         plan = case["plan"]
         for key, value in plan.items():
@@ -96,8 +102,7 @@ class Work:
         return base
 
     def script(self):
-        return self.ask("show", "plan", self.folder / "plan.json", "--model", self.folder / "model.json", "--emit",
-                        "pytorch")
+        return self.ask("show", "plan", self.folder / "plan.json", *self.model(), "--emit", "pytorch")
 
     def script_of_model(self, case):
         """The script of an fsdp2 plan for the case's model."""
@@ -107,8 +112,8 @@ class Work:
         return text
 
     def step(self):
-        return json.loads(self.ask("show", "step", "--plan", self.folder / "plan.json", "--model",
-                                   self.folder / "model.json", "--implementation", "hf", "--json", "--buffers"))
+        return json.loads(self.ask("show", "step", "--plan", self.folder / "plan.json", *self.model(),
+                                   "--implementation", "hf", "--json", "--buffers"))
 
 
 SIZES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2, "i64": 8}
@@ -383,6 +388,7 @@ def show(case, what):
         plan["units"] = [u["modules"] + [{k: v for k, v in u.items() if k != "modules"}] for u in plan["units"]]
     model = case["model"]
     print(f"    {model['model_type']}, {model.get('num_hidden_layers', model.get('n_layer'))} layers,"
+          f" adapters {case.get('lora')},"
           f" tied {model.get('tie_word_embeddings')}, policy {case['policy']}: {json.dumps(plan)}")
     print(f"    {json.dumps(what)}", flush=True)
 
