@@ -153,6 +153,7 @@ inline const Order& inner_order() {
       {"tests/models", {"tests/support"}},
       {"tests/planner", {"tests/support"}},
       {"tests/planner/costs", {"tests/support"}},
+      {"tests/planner/emit", {"tests/support"}},
       {"tests/planner/torch", {"tests/support"}},
       {"tests/simulator", {"tests/support"}},
       {"tests/simulator/published", {"tests/support"}},

@@ -244,7 +244,7 @@ TEST_CASE("where nobody names an implementation, it is one that knows the model"
         "implementation: hf has no known memory and time for attention with capped scores; those that have: "
         "hf-eager-attention");
   CHECK(refused("native", published("olmo2-7b")) == "");
-  CHECK(holds(refused("native", published("granite-3.1-8b")), "for scale"));
+  CHECK(holds(refused("native", published("granite-3.1-8b")), "for attention with a factor of its own"));
   CHECK(holds(refused("hf", published("falcon-7b")),
               "attention with a mask that is always written out (Falcon's); none has; `show model` has the model's "
               "parameters"));

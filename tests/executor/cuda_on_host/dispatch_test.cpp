@@ -9,6 +9,7 @@
 #include <set>
 
 #include "executor/cuda_backend.h"
+#include "models/graph/lora.h"
 #include "models/implementation.h"
 #include "simulator/engine/memory.h"
 #include "tests/executor/cuda_on_host/dispatch_support.h"
@@ -68,6 +69,7 @@ std::vector<TrainingCase> jobs() {
       .force_sum_reduction = true;
   add("GPT-2", gpt2(), in_double({.shard = 3}));
   add("experts", small_mixtral(), in_double({.shard = 2}));
+  add("adapters", add_lora(short_llama, {.rank = 3, .alpha = 5}, "test"), in_double({.shard = 2}));
   return all;
 }
 
