@@ -49,8 +49,8 @@ struct Setup {
 enum class Notes : std::uint8_t { printed, silent };
 
 // Loads what --model, --cluster, --gpus, --costs, --implementation, --memory-limit, --price and --seq-len name. `plan`,
-// when given, decides the number of GPUs and the sequence length, and
-// begins with the implementation that it was found for. Throws InputError.
+// when given, decides the number of GPUs and the sequence length, and without --implementation what predictions use is
+// the one that its file names. Throws InputError.
 [[nodiscard]] Setup resolve_setup(const Flags&, const PlanFile* plan = nullptr, Notes = Notes::printed);
 
 // The plan in --plan, read, parsed and checked (not yet against a model). Refuses flags that the plan decides already.

@@ -9,6 +9,7 @@
 #include "cli/commands.h"
 #include "cli/commands/size_question.h"
 #include "cli/files.h"
+#include "cli/named.h"
 #include "cli/options.h"
 #include "cli/predict.h"
 #include "cli/remedies.h"
@@ -74,8 +75,8 @@ std::string next_command(const PlanFlags& f, const Setup& setup) {
   const std::string plan = shell_word(f.output.value_or("plan.json"));
   const std::string first = f.output ? "" : "add `-o plan.json` to keep the plan, then ";
   if (setup.cluster.host)
-    return fmt::format("\nnext: {}`fsdp-plan run --plan {} --model {} --backend host`\n", first, plan,
-                       shell_word(*f.shared.model));
+    return fmt::format("\nnext: {}`fsdp-plan run --plan {} --model {}{} --backend host`\n", first, plan,
+                       shell_word(*f.shared.model), sizes_text(f.shared));
   return fmt::format("\nnext: {}`fsdp-plan simulate --plan {} {} --trace trace.json`\n", first, plan,
                      flags_beside_the_plan(f.shared));
 }

@@ -231,9 +231,9 @@ std::string next_command(const RunFlags& f) {
   std::string text = fmt::format("\nnext: `fsdp-plan validate {} {}`", shell_word(prediction), shell_word(*f.output));
   if (!f.prediction)
     text += fmt::format(
-        "; prediction.json comes from `fsdp-plan simulate --plan {} --model {} --cluster {} --implementation {} "
+        "; prediction.json comes from `fsdp-plan simulate --plan {} --model {}{} --cluster {} --implementation {} "
         "--costs {} -o prediction.json`",
-        shell_word(*f.shared.plan), shell_word(*f.shared.model),
+        shell_word(*f.shared.plan), shell_word(*f.shared.model), sizes_text(f.shared),
         f.machine.cluster.cluster     ? shell_word(*f.machine.cluster.cluster)
         : f.machine.backend == "cuda" ? "CLUSTER"
                                       : "host",

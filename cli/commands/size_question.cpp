@@ -128,6 +128,13 @@ std::int64_t sequences_of_step(const Flags& flags, const Setup& setup) {
   return tokens_of_step(flags) / setup.seq_len;
 }
 
+// Can the sequences of a step be divided over the GPUs into equal micro-batches? 0: not given, anything goes.
+bool makes_step(std::int64_t sequences, std::int64_t gpus, std::int64_t micro, std::int64_t accum) {
+  if (sequences == 0) return true;
+  if (micro > 0 && accum > 0) return sequences == gpus * micro * accum;
+  return sequences % (gpus * std::max<std::int64_t>(1, std::max(micro, accum))) == 0;
+}
+
 // Ascending, those that divide what the flags say of a step.
 std::vector<std::int64_t> sizes_of(const SizeRow& row, const Flags& flags, Asker& asker) {
   std::vector<std::int64_t> sizes;
@@ -139,17 +146,20 @@ std::vector<std::int64_t> sizes_of(const SizeRow& row, const Flags& flags, Asker
   }
   const Setup setup = resolve_setup(flags, nullptr, Notes::silent);
   const std::int64_t sequences = sequences_of_step(flags, setup);
+  const std::int64_t micro = parse_optional_count(flags.micro_batch, kMicroBatch).value_or(0),
+                     accum = parse_optional_count(flags.grad_accum, kGradAccum).value_or(0);
   if (row.value == &Flags::micro_batch) {
     sizes = steps(1, kMicroBatch.most);
-    std::erase_if(sizes, [&](std::int64_t size) { return sequences / setup.cluster.gpus % size != 0; });
+    std::erase_if(sizes, [&](std::int64_t size) { return !makes_step(sequences, setup.cluster.gpus, size, accum); });
     return sizes;
   }
-  // Below one node they are doubled; nodes come whole.
+  // Nodes come whole.
   const std::int64_t node = setup.cluster.gpus_per_node,
                      replicas = parse_optional_count(flags.replicate, kReplicate).value_or(1);
-  for (std::int64_t gpus = 1; gpus < node; gpus *= 2) sizes.push_back(gpus);
+  sizes = steps(1, node - 1);
   for (const std::int64_t gpus : steps(node, kMostGpus)) sizes.push_back(gpus);
-  std::erase_if(sizes, [&](std::int64_t size) { return sequences % size != 0 || size % replicas != 0; });
+  std::erase_if(sizes,
+                [&](std::int64_t size) { return size % replicas != 0 || !makes_step(sequences, size, micro, accum); });
   return sizes;
 }
 

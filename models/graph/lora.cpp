@@ -42,6 +42,12 @@ double number(std::string_view text, double most, const Origin& where) {
                    std::string(kForm));
 }
 
+// nn.Linear, its subclasses and GPT-2's Conv1D: what peft adapts. A router of experts is a parameter to it.
+bool is_layer(const ModelGraph& model, const Op& op) {
+  const std::string& name = at(model.modules, op.module).class_name;
+  return op.kind == OpKind::linear && (name.ends_with("Linear") || name == "Conv1D");
+}
+
 // The layer whose result becomes the logits.
 std::int32_t head_op(const ModelGraph& model) {
   std::int32_t made = model.ops.back().inputs[0];
@@ -67,7 +73,7 @@ std::vector<char> adapted_ops(const ModelGraph& model, const LoraSpec& spec, con
   for (std::size_t i = 0; i < model.ops.size(); ++i) {
     const Op& op = model.ops[i];
     const bool expert = op.kind == OpKind::expert_linear;
-    if (op.kind != OpKind::linear && !expert) continue;
+    if (!is_layer(model, op) && !expert) continue;
     const std::string& module = at(model.modules, op.module).name;
     if (const std::string leaf = module.substr(module.rfind('.') + 1);
         !expert && std::find(known.begin(), known.end(), leaf) == known.end())
@@ -235,11 +241,15 @@ class Adapter {
 LoraSpec parse_lora(std::string_view text, const Origin& where) {
   LoraSpec spec;
   bool first = true;
+  std::vector<std::string_view> keys;
   for (const std::string_view part : parts_of(text, ',')) {
     const std::size_t equals = part.find('=');
     const std::string_view key = equals == std::string_view::npos && first ? "rank" : part.substr(0, equals);
     const std::string_view value = equals == std::string_view::npos ? (first ? part : "") : part.substr(equals + 1);
     first = false;
+    if (std::find(keys.begin(), keys.end(), key) != keys.end())
+      throw InputError(where, "\"" + printable(key) + "\" stands twice", std::string(kForm));
+    keys.push_back(key);
     if (key == "rank") {
       const double rank = number(value, static_cast<double>(kMostRank), where);
       if (rank != static_cast<double>(static_cast<std::int64_t>(rank)))
@@ -258,6 +268,8 @@ LoraSpec parse_lora(std::string_view text, const Origin& where) {
       throw InputError(where, "unknown part \"" + printable(part) + "\"", std::string(kForm));
     }
   }
+  if (std::find(keys.begin(), keys.end(), "rank") == keys.end())
+    throw InputError(where, "the rank is missing", std::string(kForm));
   return spec;
 }
 

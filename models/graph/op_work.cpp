@@ -1,5 +1,7 @@
 // Arithmetic of each op kind. Matmuls and attention decide step time; the memory-bound kinds have small per-element
 // counts (an exponential, a division and a square root count one each) so that sums are complete.
+#include <algorithm>
+
 #include "models/graph.h"
 
 namespace fsdp {
@@ -92,8 +94,11 @@ double model_flops_per_token(const ModelGraph& model, std::int64_t seq_len) {
     const OpShape& s = op.shape;
     if (op.kind == OpKind::linear) flops += matmul(op);
     if (op.kind == OpKind::expert_linear) flops += matmul(op) * static_cast<double>(s.experts.top_k);
-    if (op.kind == OpKind::attention)
-      flops += 12 * static_cast<double>(s.heads * s.head_dim) * static_cast<double>(seq_len);
+    if (op.kind == OpKind::attention) {  // a token sees no further than its window
+      const bool trained = model.tensors[static_cast<std::size_t>(op.outputs[0])].requires_grad;
+      const std::int64_t reach = s.window > 0 ? std::min(s.window, seq_len) : seq_len;
+      flops += (trained ? 12 : 4) * static_cast<double>(s.heads * s.head_dim) * static_cast<double>(reach);
+    }
     if (op.kind == OpKind::opaque) flops += 3 * s.opaque_flops_per_token;
   }
   return flops;

@@ -66,9 +66,10 @@ TEST_CASE("the text of an adapter") {
   CHECK(spec.alpha == 16.0);
   CHECK(spec.targets == std::vector<std::string>{"q_proj", "mlp.up_proj"});
   CHECK(parse_lora("8", "--lora") == LoraSpec{.rank = 8});
-  CHECK(parse_lora("targets=all-linear", "--lora") == LoraSpec{});
+  CHECK(parse_lora("targets=all-linear,rank=4", "--lora") == LoraSpec{.rank = 4});
   for (const char* bad : {"", "0", "-1", "1.5", "x", "rank=", "rank=1e9", "rank=65537", "8,", "8,8", "rank=8,alpha=0",
-                          "rank=8,alpha=nan", "rank=8,targets=", "rank=8,targets=q_proj+", "rank=8,dropout=0.1"}) {
+                          "rank=8,alpha=nan", "rank=8,targets=", "rank=8,targets=q_proj+", "rank=8,dropout=0.1",
+                          "8,rank=8", "rank=8,alpha=8,alpha=8", "alpha=8"}) {
     CAPTURE(bad);
     CHECK_THROWS_AS((void)parse_lora(bad, "--lora"), InputError);
   }
@@ -81,6 +82,7 @@ TEST_CASE("what cannot be adapted is refused by name") {
   CHECK(refusal_of(llama, "rank=2,targets=lm_head").find("shares its weight with another layer") != std::string::npos);
   CHECK(refusal_of(load_model("tiny-mixtral"), "2")
             .find("adapters of experts (model.layers.0.mlp.experts) are not modelled") != std::string::npos);
+  CHECK(refusal_of(load_model("tiny-mixtral"), "rank=2,targets=gate").find("is no linear layer") != std::string::npos);
   const ModelGraph once = adapted(llama, "2");
   CHECK_THROWS_AS((void)adapted(once, "2"), InputError);
   CHECK(once.digest() != adapted(llama, "3").digest());

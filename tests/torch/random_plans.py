@@ -440,7 +440,7 @@ def main():
         print(f"  memory, {kind}: {len(parts)} times, up to {max(parts):.2%} of the peak ({KINDS[kind]})")
     print(f"{len(pairs)} pairs of features, the rarest: "
           + "; ".join(f"{a} with {b}" for (a, b), _ in pairs.most_common()[:-6:-1]))
-    return 1 if results["differs"] or results["PyTorch refuses"] else 0
+    return 1 if results["differs"] or results["PyTorch refuses"] or not results["equal"] else 0
 
 
 if __name__ == "__main__":

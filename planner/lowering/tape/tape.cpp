@@ -306,7 +306,7 @@ class TapeBuilder {
     if (gate_waits_[at(i)] >= 0) spans_.push_back({gate_waits_[at(i)], -1, last_op(), /*scope=*/0});
     if (op.inputs.size() == 2 && f.extra_replaces_input) {
       const std::int32_t gate = producer_[at(op.inputs[0])], up = producer_[at(op.inputs[1])];
-      if (up > gate && gate >= 0) gate_waits_[at(up)] = seen(op.inputs[0], again);
+      if (up > gate && gate >= 0) gate_waits_[at(gate + 1)] = seen(op.inputs[0], again);  // where up's backward ends
       else spans_.push_back({new_value(f.saved_extra_bytes, BufferKind::scratch, dtype_, kNone), last_op(), last_op()});
     }
     for (auto [from, into] : to_add) add(from, into);
