@@ -190,6 +190,7 @@ std::optional<SizeAnswer> answer_size_question(const SizeQuestion& q, const Flag
                      "leave out one of the two");
   Asker asker(flags, row);
   const std::vector<std::int64_t> sizes = sizes_of(row, flags, asker);
+  if (sizes.empty() && !asker.ask(1).fits) (void)asker.nearest();  // throws what the batch's rules say of it
   if (sizes.empty()) throw InputError(row.flag, "no size divides the batch of a step", "give another batch");
   const bool first_fits = asker.ask(sizes.front()).fits;
   std::optional<std::size_t> turn;

@@ -33,7 +33,6 @@ TEST_CASE("the answer to --max and --min fits, and the next size does not") {
   };
   for (const Case& c :
        {Case{"--model llama3-8b --cluster dgx-h100 --gpus 8", "--max seq-len", "--seq-len", 1024},
-        Case{"--model llama3-8b --cluster dgx-h100 --gpus 8 --compile", "--max seq-len", "--seq-len", 1024},
         Case{"--model qwen2.5-7b --cluster dgx-h100 --gpus 2 --implementation hf --micro-batch 8", "--max seq-len",
              "--seq-len", 64},
         Case{"--model llama3-8b --cluster dgx-h100 --seq-len 4k", "--max micro-batch", "--micro-batch", 1},
@@ -54,6 +53,7 @@ TEST_CASE("the answer to --max and --min fits, and the next size does not") {
     // The plan is that of the size.
     const Answer plan = program.run("fsdp-plan plan " + by_itself + std::to_string(found) + " -o alone.json");
     CHECK(program.run("cmp plan.json alone.json").code == 0);
+    if (c.step == 0) continue;  // its text is that of the question before
     const Answer text = program.run("fsdp-plan plan " + c.flags + " " + c.question);
     CHECK_MESSAGE(
         text.out.starts_with((c.question[2] == 'm' && c.question[3] == 'a' ? "Largest: " : "Fewest: ") + c.flag + " " +
