@@ -190,7 +190,7 @@ struct Workload {
 
 // Model flops of a training step per token, for MFU: 6 * (parameters in matmuls; 4 of frozen ones, 2 below the first
 // that is trained) + 12 * layers * heads * head_dim * seq_len (the PaLM / nanoGPT convention: full attention square, no
-// recomputation; of experts the top_k that a token is routed to).
+// recomputation; a window where it is shorter than seq_len; of experts the top_k that a token is routed to).
 [[nodiscard]] double model_flops_per_token(const ModelGraph&, std::int64_t seq_len);
 
 // The same model with some parameters not trained: those named, and all in and below the modules named. The tensors
