@@ -69,7 +69,7 @@ ModelGraph model_from_flags(const Flags& flags, std::int64_t seq_len, Notes note
   return model;
 }
 
-std::string sizes_text(const Flags& flags) {
+std::string model_details(const Flags& flags) {
   std::string text = flags.lora ? " --lora " + shell_word(*flags.lora) : "";
   for (const SizeRow& row : kSizes)
     if (const Text& value = flags.*(row.text)) text += fmt::format(" {} {}", row.flag, shell_word(*value));

@@ -17,7 +17,7 @@ void add_model_flags(const Command&, Flags&);
 // it goes to standard error.
 [[nodiscard]] ModelGraph model_from_flags(const Flags&, std::int64_t seq_len, Notes = Notes::printed);
 // --lora and the sizes, where they are given, as one would type them again, each with a blank before it.
-[[nodiscard]] std::string sizes_text(const Flags&);
+[[nodiscard]] std::string model_details(const Flags&);
 
 // What --implementation and --compile name; else what the file of `plan` says that it was found for, and else the usual
 // one. CPU ranks run ours: for them a file has no say. That the flags name another than the file goes to standard

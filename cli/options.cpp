@@ -293,7 +293,7 @@ std::string flags_beside_the_plan(const Flags& flags) {
   for (const FlagRow& row : setup_rows())
     if (const Text& value = flags.*(row.value); value && row.kept == KeptBy::command_line)
       text += fmt::format("{}{} {}", text.empty() ? "" : " ", row.name, shell_word(*value));
-  return text + sizes_text(flags) + (flags.compile ? " --compile" : "");
+  return text + model_details(flags) + (flags.compile ? " --compile" : "");
 }
 
 std::string shell_word(const std::string& text) {

@@ -32,7 +32,7 @@ struct Inside {
 struct OpFacts {
   // Bit i: forward keeps inputs[i] / outputs[i] until this op's backward.
   std::uint8_t saved_inputs = 0, saved_outputs = 0;
-  std::int64_t saved_extra_bytes = 0;  // made by forward for backward only (log-sum-exp, 1/rms, fp32 copies)
+  std::int64_t saved_extra_bytes = 0;       // made by forward for backward only (log-sum-exp, 1/rms, fp32 copies)
   std::int64_t saved_for_weight_bytes = 0;  // part of it that only the weight's gradient reads: scratch if it is frozen
   // Alive only inside the op: what its worst moment needs beside its inputs, outputs and saved tensors, all of which
   // count during the whole op.
@@ -80,7 +80,7 @@ struct Implementation {
   bool keeps_unneeded_results = false;  // also kept results that nothing reads again, until the module's backward ends
   bool recompute_stops_early = true;    // recomputation ends with the last tensor that backward needs, or at the end
   bool frames_hold_inputs = false;      // a module's inputs live until its forward returns (Python's frames hold them)
-  bool trunk_holds_embeddings = false;  // rows of tokens and of positions live until the last norm (variables)
+  bool frames_hold_variables = false;   // so do variables of its functions: planner/lowering/tape/frames.h
   OptimizerForm optimizer_form = OptimizerForm::foreach;  // of optimizers but AdamW, whose own form the next lines say
   // AdamW's temporaries beside the states: of one unit after the other, or (foreach) of all at once. Clipping
   // has none worth counting: foreach norms are a number per parameter and the scaling is in place.

@@ -76,7 +76,7 @@ std::string next_command(const PlanFlags& f, const Setup& setup) {
   const std::string first = f.output ? "" : "add `-o plan.json` to keep the plan, then ";
   if (setup.cluster.host)
     return fmt::format("\nnext: {}`fsdp-plan run --plan {} --model {}{} --backend host`\n", first, plan,
-                       shell_word(*f.shared.model), sizes_text(f.shared));
+                       shell_word(*f.shared.model), model_details(f.shared));
   return fmt::format("\nnext: {}`fsdp-plan simulate --plan {} {} --trace trace.json`\n", first, plan,
                      flags_beside_the_plan(f.shared));
 }

@@ -233,7 +233,7 @@ std::string next_command(const RunFlags& f) {
     text += fmt::format(
         "; prediction.json comes from `fsdp-plan simulate --plan {} --model {}{} --cluster {} --implementation {} "
         "--costs {} -o prediction.json`",
-        shell_word(*f.shared.plan), shell_word(*f.shared.model), sizes_text(f.shared),
+        shell_word(*f.shared.plan), shell_word(*f.shared.model), model_details(f.shared),
         f.machine.cluster.cluster     ? shell_word(*f.machine.cluster.cluster)
         : f.machine.backend == "cuda" ? "CLUSTER"
                                       : "host",

@@ -1,5 +1,8 @@
 #include "models/graph.h"
 
+#include "models/graph/gradients.h"
+#include "models/graph/op_ranges.h"
+
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -113,6 +116,25 @@ std::int32_t ModelGraph::find_module(std::string_view wanted) const {
     if (modules[i].name == wanted) return static_cast<std::int32_t>(i);
   }
   return -1;
+}
+
+void set_op_ranges(ModelGraph& model) {
+  for (Module& m : model.modules) m.op_begin = m.op_end = 0;
+  for (std::size_t i = 0; i < model.ops.size(); ++i) {
+    const auto index = static_cast<std::int32_t>(i);
+    for (std::int32_t m = model.ops[i].module; m >= 0;) {
+      Module& module = model.modules[static_cast<std::size_t>(m)];
+      if (module.op_end == 0) module.op_begin = index;
+      module.op_end = index + 1;
+      m = module.parent;
+    }
+  }
+}
+
+Gradients needed_gradients(const Op& op, const ModelGraph& model) {
+  const auto tensor = [&](std::int32_t t) { return model.tensors[static_cast<std::size_t>(t)].requires_grad; };
+  const auto parameter = [&](std::int32_t p) { return model.parameters[static_cast<std::size_t>(p)].trainable; };
+  return {op.inputs.empty() || tensor(op.inputs[0]), op.params.empty() || parameter(op.params[0])};
 }
 
 // The model's own name, its family and what its config allows at most are for people: two files that describe the same

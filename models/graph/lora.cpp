@@ -10,28 +10,20 @@
 #include <cstddef>
 #include <utility>
 
-#include "models/input/limits.h"
+#include "models/graph/op_ranges.h"
+#include "models/input/split.h"
 #include "models/input/suggest.h"
 
 namespace fsdp {
 namespace {
 
-constexpr std::int64_t kMostRank = 65'536;
+constexpr std::string_view kAllLinear = "all-linear";
+constexpr std::int64_t kMostRank = 65'536;  // far above what adapters are for
 constexpr std::string_view kForm = "write it as rank=16 or rank=16,alpha=32,targets=q_proj+v_proj";
 
 template <class List>
 auto& at(List& list, std::int32_t id) {
   return list[static_cast<std::size_t>(id)];
-}
-
-std::vector<std::string_view> parts_of(std::string_view text, char separator) {
-  std::vector<std::string_view> parts;
-  for (std::size_t begin = 0; begin <= text.size();) {
-    const std::size_t end = std::min(text.find(separator, begin), text.size());
-    parts.push_back(text.substr(begin, end - begin));
-    begin = end + 1;
-  }
-  return parts;
 }
 
 double number(std::string_view text, double most, const Origin& where) {
@@ -129,7 +121,7 @@ class Adapter {
     modules();
     parameters();
     for (std::size_t i = 0; i < from_.ops.size(); ++i) op(from_.ops[i], adapted_[i] != 0);
-    ranges();
+    set_op_ranges(out_);
     return std::move(out_);
   }
 
@@ -141,7 +133,6 @@ class Adapter {
     for (std::size_t m = 0; m < from_.modules.size(); ++m) {
       moved_.push_back(static_cast<std::int32_t>(out_.modules.size()));
       Module copy = from_.modules[m];
-      copy.op_begin = copy.op_end = 0;
       if (copy.parent >= 0) copy.parent = at(moved_, copy.parent);
       const std::string base_class = copy.class_name;
       if (adapted_modules_[m] != 0) copy.class_name = "Linear";  // peft's class of that name
@@ -214,16 +205,6 @@ class Adapter {
     out_.ops.push_back({OpKind::add, layer, {base, scaled}, {result}, {}, {.width = out}});
   }
 
-  void ranges() {
-    for (std::size_t i = 0; i < out_.ops.size(); ++i) {
-      for (std::int32_t m = out_.ops[i].module; m >= 0; m = at(out_.modules, m).parent) {
-        Module& module = at(out_.modules, m);
-        if (module.op_end == 0) module.op_begin = static_cast<std::int32_t>(i);
-        module.op_end = static_cast<std::int32_t>(i) + 1;
-      }
-    }
-  }
-
   struct Weights {
     std::int32_t down = kNone, up = kNone;
   };
@@ -240,13 +221,11 @@ class Adapter {
 
 LoraSpec parse_lora(std::string_view text, const Origin& where) {
   LoraSpec spec;
-  bool first = true;
-  std::vector<std::string_view> keys;
-  for (const std::string_view part : parts_of(text, ',')) {
-    const std::size_t equals = part.find('=');
-    const std::string_view key = equals == std::string_view::npos && first ? "rank" : part.substr(0, equals);
-    const std::string_view value = equals == std::string_view::npos ? (first ? part : "") : part.substr(equals + 1);
-    first = false;
+  std::vector<std::string> keys;
+  for (const std::string& said : split(text, ',')) {
+    const std::string part = keys.empty() && said.find('=') == std::string::npos ? "rank=" + said : said;
+    const std::size_t equals = std::min(part.find('='), part.size());
+    const std::string key = part.substr(0, equals), value = part.substr(std::min(equals + 1, part.size()));
     if (std::find(keys.begin(), keys.end(), key) != keys.end())
       throw InputError(where, "\"" + printable(key) + "\" stands twice", std::string(kForm));
     keys.push_back(key);
@@ -258,14 +237,13 @@ LoraSpec parse_lora(std::string_view text, const Origin& where) {
     } else if (key == "alpha") {
       spec.alpha = number(value, 1e9, where);
     } else if (key == "targets") {
-      spec.targets.clear();
       if (value == kAllLinear) continue;
-      for (const std::string_view target : parts_of(value, '+')) {
+      for (const std::string& target : split(value, '+')) {
         if (target.empty()) throw InputError(where, "a target has no name", std::string(kForm));
-        spec.targets.emplace_back(target);
+        spec.targets.push_back(target);
       }
     } else {
-      throw InputError(where, "unknown part \"" + printable(part) + "\"", std::string(kForm));
+      throw InputError(where, "unknown part \"" + printable(said) + "\"", std::string(kForm));
     }
   }
   if (std::find(keys.begin(), keys.end(), "rank") == keys.end())

@@ -18,10 +18,8 @@
 
 namespace fsdp {
 
-inline constexpr std::string_view kAllLinear = "all-linear";
-
 struct LoraSpec {
-  std::int64_t rank = 16;
+  std::int64_t rank = 0;             // at least 1
   std::optional<double> alpha = {};  // empty: as large as the rank
   // Modules whose name is one of these or ends in "." and one of these; empty: every linear layer but the one that
   // makes the logits, which peft calls "all-linear".

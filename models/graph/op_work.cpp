@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "models/graph.h"
+#include "models/graph/gradients.h"
 
 namespace fsdp {
 namespace {
@@ -85,9 +86,8 @@ double model_flops_per_token(const ModelGraph& model, std::int64_t seq_len) {
   double flops = 0;
   // 2 for the forward of a matmul, 2 for the gradient of its input and 2 for its weight's, where they are needed.
   const auto matmul = [&](const Op& op) {
-    const bool input = model.tensors[static_cast<std::size_t>(op.inputs[0])].requires_grad;
-    const bool weight = model.parameters[static_cast<std::size_t>(op.params[0])].trainable;
-    return (2 + (input ? 2 : 0) + (weight ? 2 : 0)) * static_cast<double>(op.shape.in) *
+    const Gradients needed = needed_gradients(op, model);
+    return (2 + (needed.input ? 2 : 0) + (needed.weight ? 2 : 0)) * static_cast<double>(op.shape.in) *
            static_cast<double>(op.shape.out);
   };
   for (const Op& op : model.ops) {

@@ -96,14 +96,14 @@ Implementation hf(std::string_view name, bool compiled, OpRule attention_rule) {
                    .keeps_selectively = nullptr,  // only whole layers are checkpointed
                    .recompute_stops_early = true,
                    .frames_hold_inputs = true,
-                   .trunk_holds_embeddings = true,
+                   .frames_hold_variables = true,
                    .optimizer_temp_bytes_per_element = 0,  // adamw_torch_fused since torch 2.8
                    .host_seconds_per_launch = 12e-6,
                    .host_seconds_per_unit_hook = 5e-4};
   if (!compiled) return i;
   i.rules = compiled_rules(composed_rotary_compiled, attention_rule);  // what Inductor makes of experts is not known,
   i.lacks = few_families;                                              // nor of what few families have
-  i.frames_hold_inputs = i.trunk_holds_embeddings = false;
+  i.frames_hold_inputs = i.frames_hold_variables = false;
   i.host_seconds_per_launch = 6e-6;
   return i;
 }

@@ -4,6 +4,8 @@
 
 #include <utility>
 
+#include "models/graph/op_ranges.h"
+
 namespace fsdp {
 namespace {
 
@@ -242,14 +244,7 @@ ModelGraph GraphBuilder::finish(Id logits, std::int64_t vocab, std::optional<std
   graph_.tensors.push_back({TensorKind::loss, 1, true});
   const auto loss = static_cast<Id>(graph_.tensors.size()) - 1;
   graph_.ops.push_back({OpKind::cross_entropy, -1, {logits, graph_.targets}, {loss}, {}, {.vocab = vocab}});
-  for (std::size_t i = 0; i < graph_.ops.size(); ++i) {
-    const auto index = static_cast<std::int32_t>(i);
-    for (Id m = graph_.ops[i].module; m >= 0; m = at(graph_.modules, m).parent) {
-      Module& module = at(graph_.modules, m);
-      if (module.op_end == 0) module.op_begin = index;
-      module.op_end = index + 1;
-    }
-  }
+  set_op_ranges(graph_);
   check_graph(graph_, where);
   return std::move(graph_);
 }

@@ -19,12 +19,6 @@
 
 namespace fsdp {
 
-Gradients needed_gradients(const Op& op, const ModelGraph& model) {
-  const auto tensor = [&](std::int32_t t) { return model.tensors[static_cast<std::size_t>(t)].requires_grad; };
-  const auto parameter = [&](std::int32_t p) { return model.parameters[static_cast<std::size_t>(p)].trainable; };
-  return {op.inputs.empty() || tensor(op.inputs[0]), op.params.empty() || parameter(op.params[0])};
-}
-
 namespace {
 
 struct Work {

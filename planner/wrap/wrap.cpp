@@ -7,6 +7,7 @@
 #include <set>
 
 #include "models/input/error.h"
+#include "models/input/split.h"
 #include "models/input/suggest.h"
 #include "planner/wrap/policy.h"
 
@@ -149,16 +150,6 @@ std::int64_t parse_count(std::string_view text, const Origin& where, const std::
                      "write it like " + example);
   }
   return static_cast<std::int64_t>(value);  // exact: below 2^53
-}
-
-std::vector<std::string> split(std::string_view text, char separator) {
-  std::vector<std::string> parts;
-  while (true) {
-    const std::size_t at = text.find(separator);
-    parts.emplace_back(text.substr(0, at));
-    if (at == std::string_view::npos) return parts;
-    text.remove_prefix(at + 1);
-  }
 }
 
 // "1e8", "1e8;leaf=A,B", "1e8;exclude=C", both: "leaf=" alone is an empty set.

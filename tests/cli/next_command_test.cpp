@@ -235,8 +235,8 @@ TEST_CASE("on this machine the next commands lead from plan to run to validate")
   const Program program;
   REQUIRE(program.run("fsdp-plan calibrate --backend host --ranks 2 --budget 1s -o costs.json").code == 0);
   const Answer plan = program.run(
-      "fsdp-plan plan --model tiny-llama --cluster host --gpus 2 --costs costs.json --seq-len 16 --micro-batch 1 "
-      "--wrap block -o 'a plan.json'");
+      "fsdp-plan plan --model tiny-llama --lora 2 --cluster host --gpus 2 --costs costs.json --seq-len 16 "
+      "--micro-batch 1 --wrap block -o 'a plan.json'");
   REQUIRE_MESSAGE(plan.code == 0, plan.err);
   // CPU ranks run ours, whatever a plan was found for on GPUs.
   const std::string tiny = " --model tiny-llama --cluster ";

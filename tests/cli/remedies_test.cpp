@@ -6,19 +6,14 @@
 #include <string>
 #include <vector>
 
-#include "tests/cli/program.h"
+#include "tests/cli/json_answer.h"
 
 using fsdp::testing::Answer;
+using fsdp::testing::parsed;
 using fsdp::testing::Program;
 using nlohmann::json;
 
 namespace {
-
-json parsed(const Answer& answer) {
-  json document = json::parse(answer.out, nullptr, false);
-  REQUIRE_MESSAGE(document.is_object(), answer.err);
-  return document;
-}
 
 // `flags` with the ones that `change` gives anew left out, and the change.
 std::string changed(const std::string& flags, const std::string& change) {

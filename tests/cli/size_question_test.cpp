@@ -5,19 +5,14 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "tests/cli/program.h"
+#include "tests/cli/json_answer.h"
 
 using fsdp::testing::Answer;
+using fsdp::testing::parsed;
 using fsdp::testing::Program;
 using nlohmann::json;
 
 namespace {
-
-json parsed(const Answer& answer) {
-  json document = json::parse(answer.out, nullptr, false);
-  REQUIRE_MESSAGE(document.is_object(), answer.err);
-  return document;
-}
 
 std::string verdict(const Program& program, const std::string& flags) {
   return parsed(program.run("fsdp-plan plan " + flags + " --json=brief"))["verdict"];
@@ -92,6 +87,14 @@ TEST_CASE("learned positions end a sequence; where nothing fits, that is the ans
   CHECK(one["size_question"] ==
         json{{"size", "gpus"}, {"answer", 1}, {"next", nullptr}, {"why_not_next", ""}, {"searches", 1}});
   CHECK(one["plan"]["mesh"][1]["size"] == 1);
+  // Every number of GPUs below a node, and what the batch's rules leave of the sizes.
+  const std::string llama = "fsdp-plan plan --model llama3-8b --cluster dgx-h100 ";
+  const json three = parsed(program.run(llama + "--seq-len 8k --global-batch 3 --min gpus --json=brief"));
+  CHECK(three["size_question"]["answer"] == 3);
+  const json two = parsed(
+      program.run(llama + "--gpus 8 --seq-len 2k --global-batch 64 --grad-accum 4 --max micro-batch --json=brief"));
+  CHECK(two["size_question"]["answer"] == 2);
+  CHECK(two["size_question"]["next"] == nullptr);
   // Where GPUs do not help: the plan of the number that comes nearest, with what would make it fit.
   const Answer never = program.run("fsdp-plan plan --model llama3-8b --cluster dgx-h100 --seq-len 128k --min gpus");
   CHECK(never.code == 1);

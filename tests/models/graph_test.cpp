@@ -49,6 +49,19 @@ TEST_CASE("a tied head counts its product, once") {
   CHECK(model_flops_per_token(m, 1024) == 6.0 * (12 * 12.0 * 768 * 768 + 50257.0 * 768) + 12.0 * 12 * 768 * 1024);
 }
 
+TEST_CASE("model flops: a token sees no further than its window, and a frozen model has no backward") {
+  const ModelGraph mistral = load_model("mistral-7b");  // 32 layers, window 4,096, width 4,096
+  const double attention = 12.0 * 32 * 4096;
+  const double matmuls = model_flops_per_token(mistral, 1024) - attention * 1024;
+  CHECK(model_flops_per_token(mistral, 4096) == matmuls + attention * 4096);
+  CHECK(model_flops_per_token(mistral, 65536) == matmuls + attention * 4096);
+  // Trained from the last block's end on: of all before, the forward alone.
+  const std::vector<std::string> before = {"model"};
+  const ModelGraph head = freeze(load_model("llama3-8b"), before, "test");
+  const double all = 6.0 * (8'030'261'248.0 - 128'256.0 * 4096 - 65.0 * 4096), of_head = 128'256.0 * 4096;
+  CHECK(model_flops_per_token(head, 4096) == (all / 6 - of_head) * 2 + of_head * 4 + 4.0 * 32 * 32 * 128 * 4096);
+}
+
 TEST_CASE("a window leaves out the far triangle") {
   Op op{OpKind::attention, 0, {}, {}, {}, {.heads = 1, .kv_heads = 1, .head_dim = 1, .window = 3}};
   // Query i of 0..9 sees min(i + 1, 3) keys: 1 + 2 + 3 * 8 = 27 pairs. In the continuous count that "half of the

@@ -28,7 +28,7 @@ std::vector<FrameHold> frame_holds(const ModelGraph& model, const Implementation
       for (const std::int32_t in : model.ops[at(i)].inputs)
         if (producer[at(in)] >= 0 && producer[at(in)] < m.op_begin) holds.push_back({in, m.op_end, m.op_begin});
   }
-  if (!impl.trunk_holds_embeddings) return holds;
+  if (!impl.frames_hold_variables) return holds;
   const auto variable = [&](std::int32_t tensor, const Module& of) {
     holds.push_back({tensor, of.op_end, of.op_begin + 1});
   };
