@@ -3,6 +3,7 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -58,10 +59,12 @@ TEST_CASE("modules, parameters, what is trained, order of forward and flops are 
     CHECK(factor == golden["factor"].get<double>());
     const double tokens = static_cast<double>(w.tokens());
     double attention = 0;
-    for (const Op& op : m.ops)
-      if (op.kind == OpKind::attention)
-        attention += (m.tensors[static_cast<std::size_t>(op.outputs[0])].requires_grad ? 12.0 : 4.0) *
-                     static_cast<double>(op.shape.heads * op.shape.head_dim * w.seq_len);
+    for (const Op& op : m.ops) {
+      if (op.kind != OpKind::attention) continue;
+      const std::int64_t seen = op.shape.window > 0 ? std::min(op.shape.window, w.seq_len) : w.seq_len;  // phi3's: 16
+      attention += (m.tensors[static_cast<std::size_t>(op.outputs[0])].requires_grad ? 12.0 : 4.0) *
+                   static_cast<double>(op.shape.heads * op.shape.head_dim * seen);
+    }
     if (m.family != "mixtral")  // whose experts the counter sees apart
       CHECK(model_flops_per_token(m, w.seq_len) * tokens == doctest::Approx(forward + backward + attention * tokens));
     CHECK(forward == golden["run"]["linear_forward_flops"].get<double>());
