@@ -145,6 +145,12 @@ OpFacts facts(const Implementation& implementation, const Op& op, const Workload
     f.forward_scratch_bytes += f.saved_for_weight_bytes;
     f.backward_scratch_bytes += f.saved_for_weight_bytes;  // it is gone at backward's worst moment, and counted there
   }
+  const auto differentiable = [&](std::int32_t t) { return model.tensors[static_cast<std::size_t>(t)].requires_grad; };
+  if (f.saves_by_input && !differentiable(op.inputs[0])) f.saved_inputs = 0;
+  if (f.saves_by_input && !differentiable(op.inputs[1])) {
+    f.forward_scratch_bytes += f.saved_extra_bytes;
+    f.saved_extra_bytes = 0;
+  }
   return f;
 }
 
@@ -177,6 +183,7 @@ std::string digest(const Implementation& i) {
         d.add("", v);
       }
       if (f.saved_for_weight_bytes > 0) d.add("for_weight", f.saved_for_weight_bytes);
+      if (f.saves_by_input) d.add("by_input", f.saves_by_input);
       d.add("rate", f.forward_rate);
       d.add("rate", f.backward_rate);
       d.add("attention", static_cast<std::int64_t>(f.attention));

@@ -40,7 +40,8 @@ struct OpFacts {
   std::int16_t forward_launches = 1, backward_launches = 1;
   std::int64_t forward_traffic_bytes = 0, backward_traffic_bytes = 0;  // device memory read + written
   std::int64_t result_extra_bytes = 0;  // part of saved_extra_bytes that a selective checkpoint keeps with the result
-  bool extra_replaces_input = false;    // where nothing is kept, the extra bytes appear as an input of their size goes
+  bool saves_by_input = false;  // inputs are kept for the gradient of inputs[0], the extra bytes for that of inputs[1]
+  bool extra_replaces_input = false;  // where nothing is kept, the extra bytes appear as an input of their size goes
   Inside forward_inside = {}, backward_inside = {};   // the scratch bytes in detail
   double forward_rate = 1, backward_rate = 1;         // fraction of a good kernel's memory bandwidth
   AttentionKernel attention = AttentionKernel::sdpa;  // of attention

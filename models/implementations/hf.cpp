@@ -93,7 +93,9 @@ Implementation hf(std::string_view name, bool compiled, OpRule attention_rule) {
                    .lacks = attention_rule == eager_attention ? eager_lacks : lacks,
                    .backward_adds_in_place = false,
                    .loss_read_every_step = true,  // Trainer looks for NaN in the loss (logging_nan_inf_filter)
-                   .keeps_selectively = nullptr,  // only whole layers are checkpointed
+                   // Trainer checkpoints whole layers; a script of one's own can choose, as the emitted one does.
+                   .keeps_selectively = attention_rule == eager_attention ? nullptr : keeps_every_second_matmul,
+                   .keeps_unneeded_results = true,
                    .recompute_stops_early = true,
                    .frames_hold_inputs = true,
                    .frames_hold_variables = true,
@@ -104,6 +106,8 @@ Implementation hf(std::string_view name, bool compiled, OpRule attention_rule) {
   i.rules = compiled_rules(composed_rotary_compiled, attention_rule);  // what Inductor makes of experts is not known,
   i.lacks = few_families;                                              // nor of what few families have
   i.frames_hold_inputs = i.frames_hold_variables = false;
+  i.keeps_selectively = nullptr;
+  i.keeps_unneeded_results = false;
   i.host_seconds_per_launch = 6e-6;
   return i;
 }

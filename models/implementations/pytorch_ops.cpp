@@ -207,6 +207,7 @@ OpFacts swiglu(const Op& op, const Workload& w) {
           .backward_launches = 3,
           .forward_traffic_bytes = 5 * x,
           .backward_traffic_bytes = 9 * x,
+          .saves_by_input = true,
           .extra_replaces_input = true,
           .backward_inside = {{}, "+o0 +o1 -y -e -i1"}};
 }
@@ -253,21 +254,27 @@ std::int64_t log_softmax_backward_bytes(const Op& op, const Workload& w, std::in
 // Backward, bytes per logit: the saved output, the gradients of nll_loss and of log_softmax (4 each) are alive
 // together; the cast to 2 bytes comes when two of the three are gone, so that beside the saved output and the result 6
 // more are needed. In n chunks (torchtitan's chunked cross-entropy of 2025: the logits exist, chunks of the sequence
-// are cast and reduced one by one): saved as before; the fp32 copy and both gradients are a chunk's; the chunks'
-// gradients are joined at the end, when nothing else is left. Launches, per chunk: cast, log_softmax, nll; fill, nll
-// backward, log_softmax backward, cast; and the join. Other types than 2-byte ones are not cast, and the gradient of
-// log_softmax is the gradient of the logits.
+// are cast and reduced one by one): saved as before; the fp32 copy and both gradients are a chunk's. torch.chunk makes
+// the last one smaller; before it as much less is saved, and in backward it goes first. The chunks' gradients are
+// joined at the end, when nothing else is left. Launches, per chunk: cast, log_softmax, nll; fill, nll backward,
+// log_softmax backward, cast; and the join. Other types than 2-byte ones are not cast, and the gradient of log_softmax
+// is the gradient of the logits.
 OpFacts cross_entropy(const Op& op, const Workload& w) {
-  const std::int64_t n = row_elements(w, op.shape.vocab), e = w.element_bytes, chunks = w.loss_chunks,
-                     chunk = (n + chunks - 1) / chunks;
+  const std::int64_t n = row_elements(w, op.shape.vocab), e = w.element_bytes;
+  const std::int64_t tokens = (w.seq_len + w.loss_chunks - 1) / w.loss_chunks,  // of a chunk
+      chunks = (w.seq_len + tokens - 1) / tokens;
+  const std::int64_t per_token = n / w.seq_len, chunk = tokens * per_token, last = n - (chunks - 1) * chunk;
   const bool cast = e == 2, join = chunks > 1;
   const auto launches = [&](int each) {
     return static_cast<std::int16_t>(std::min<std::int64_t>(each * chunks, 10000));
   };
-  const std::int64_t in_fp32 = cast ? 4 : e, kept = times(n, in_fp32), backward = times(chunk, cast ? 8 : 2 * e);
+  const std::int64_t in_fp32 = cast ? 4 : e, kept = times(n, in_fp32);
+  const std::int64_t forward = join ? std::max(last, chunk - last) : n;
+  const std::int64_t backward =
+      cast ? std::max(times(last, 8), times(chunk, 8) - times(last, join ? 2 : 0)) : times(chunk, 2 * e);
   return {.saved_inputs = 0b10,
           .saved_extra_bytes = kept,
-          .forward_scratch_bytes = cast ? times(chunk, 4) : 0,
+          .forward_scratch_bytes = cast ? times(forward, 4) : 0,
           .backward_scratch_bytes = std::max<std::int64_t>(0, backward - times(n, e)),
           .forward_launches = launches(cast ? 3 : 2),
           .backward_launches = static_cast<std::int16_t>(launches(cast ? 4 : 3) + (join ? 1 : 0)),
@@ -292,6 +299,10 @@ OpFacts opaque(const Op& op, const Workload& w) {
   return {.saved_extra_bytes = times(w.tokens(), op.shape.opaque_saved_bytes_per_token),
           .forward_traffic_bytes = bytes,
           .backward_traffic_bytes = 2 * bytes};
+}
+
+bool keeps_every_second_matmul(const Op& op, std::int64_t matmul) {
+  return op.kind == OpKind::attention || (op.kind == OpKind::linear && (op.params.size() > 1 || matmul % 2 == 1));
 }
 
 std::array<OpRule, kOpKinds> compiled_rules(OpRule rotary, OpRule attention) {

@@ -53,6 +53,11 @@ OpFacts packed_rotary(const Op&, const Workload&);
 OpFacts attention_of_packed_v(const Op&, const Workload&);
 OpFacts masked_attention(const Op&, const Workload&);
 
+// What torchtitan's policy of selective activation checkpointing (_save_list) keeps: attention, matmuls with a bias
+// (aten::addmm), and those without but every second one (q, v, gate and down of a Llama block stay; k, o and up are
+// made again). matmul: as Implementation::keeps_selectively has it.
+[[nodiscard]] bool keeps_every_second_matmul(const Op&, std::int64_t matmul);
+
 // Rules of a model of these operators compiled by Inductor; rotary positions and attention are the stack's.
 [[nodiscard]] std::array<OpRule, kOpKinds> compiled_rules(OpRule rotary, OpRule attention);
 

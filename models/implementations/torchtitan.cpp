@@ -56,12 +56,7 @@ OpFacts attention_repeated(const Op& op, const Workload& w) {
   return f;
 }
 
-// _save_list of torchtitan's selective activation checkpointing: attention, and matmuls without bias but every second
-// one (q, v, gate and down of a Llama block stay; k, o and up are made again). Since 2026 a matmul with a bias
-// (aten::addmm) always stays.
-bool keeps(const Op& op, std::int64_t matmul) {
-  return op.kind == OpKind::attention || (op.kind == OpKind::linear && (op.params.size() > 1 || matmul % 2 == 1));
-}
+// Before 2026 a matmul with a bias was made again.
 bool keeps_2024(const Op& op, std::int64_t matmul) {
   return op.kind == OpKind::attention || (op.kind == OpKind::linear && op.params.size() == 1 && matmul % 2 == 1);
 }
@@ -78,7 +73,7 @@ Implementation newest(bool compiled) {
                              swiglu, gelu, add, cross_entropy, opaque},
                    .backward_adds_in_place = false,
                    .loss_read_every_step = false,  // metrics are read every 10 steps
-                   .keeps_selectively = keeps,
+                   .keeps_selectively = keeps_every_second_matmul,
                    .keeps_unneeded_results = true,
                    .recompute_stops_early = false,
                    .frames_hold_inputs = true,

@@ -159,7 +159,7 @@ class Fsdp2 final : public DialectHooks {
       after_backward(b, u);
       if (one_by_one) reduce_.finalize(b, u);
     }
-    unshard_.drop_unused(b);
+    unshard_.drop_unused(b, last_);
     for (std::int32_t u : units_.module_order) reduce_.finalize(b, u);
     reduce_.end_backward(b);
   }

@@ -176,7 +176,7 @@ void Fsdp2Unshard::drop_held(StepBuilder& b) {
   held_gather_ = -1;
 }
 
-void Fsdp2Unshard::drop_unused(StepBuilder& b) {
+void Fsdp2Unshard::drop_unused(StepBuilder& b, bool last) {
   for (std::int32_t u : units_.module_order) {
     Fsdp2Unit& s = units_[u];
     if (s.pending && s.gather >= 0) {
@@ -188,7 +188,9 @@ void Fsdp2Unshard::drop_unused(StepBuilder& b) {
     }
     s.pending = false;
     s.gather = -1;
-    // Parts of a unit whose backward never needed them; PyTorch keeps them until the next forward replaces them.
+    // Parts of a unit whose backward never needed them. The next micro-batch gathers from them again if backward does
+    // not reshard; otherwise PyTorch keeps them, unused, until the next forward replaces them.
+    if (s.kept && !last && !units_.c.plan.units[static_cast<std::size_t>(u)].reshard_after_backward) continue;
     if (s.kept) Fsdp2Units::release_all(b, s.kept_shards);
     s.kept = false;
     s.reshard_event = -1;

@@ -23,7 +23,7 @@ class Fsdp2Unshard {
   // Frees the gather buffer kept in forward: C and G go on after its copy-out.
   void drop_held(StepBuilder&);
   // The end of backward: waits for all-gathers that no operation has waited for, and frees them.
-  void drop_unused(StepBuilder&);
+  void drop_unused(StepBuilder&, bool last);
 
  private:
   struct Source {

@@ -20,7 +20,8 @@ Buffer IgnoredParameters::buffer(std::int32_t param, BufferKind kind) const {
 void IgnoredParameters::init(StepBuilder& b) {
   for (auto& [param, o] : owned_) {
     o.value = b.allocate_new(buffer(param, BufferKind::parameter_shard));
-    o.gradient = b.declare(buffer(param, BufferKind::sharded_gradient));
+    if (c_.model.parameters[static_cast<std::size_t>(param)].trainable)
+      o.gradient = b.declare(buffer(param, BufferKind::sharded_gradient));
     b.issue(operation(Action::init_parameters), {{Arg{o.value, Access::write}}});
   }
 }

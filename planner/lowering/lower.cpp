@@ -56,6 +56,12 @@ class Lowering {
     index_hooks(ids);
     index_recomputed_hooks(ids);
     unit_of_ = unit_of_parameters(program.layouts, model);
+    last_uses_.resize(model.parameters.size());
+    for (std::size_t i = 0; i < model.ops.size(); ++i)
+      for (const std::int32_t p : model.ops[i].params) {
+        LastUses& uses = last_uses_[at(p)];
+        uses.before = std::exchange(uses.last, static_cast<std::int32_t>(i));
+      }
   }
 
   void lower() {
@@ -293,11 +299,13 @@ class Lowering {
     o.graph_op = t.graph_op;
     o.micro_batch = micro_batch_;
     b.issue(o, args_);
-    for (const auto& [from, into] : to_add_) {  // PyTorch's AccumulateGrad: a kernel of its own
+    for (const Sum& s : to_add_) {  // PyTorch's AccumulateGrad, or its engine: a kernel of its own
       Operation add = simple(Action::add_gradient);
       add.micro_batch = micro_batch_;
-      b.issue(add, {{from, into}});
-      b.release(from.buffer);
+      const std::int32_t third = adds_to_view(s.param, t.graph_op) ? b.allocate_new(gradient_of(s.param)) : kNone;
+      b.issue(add, {{s.from, s.into}});
+      if (third >= 0) b.release(third);
+      b.release(s.from.buffer);
     }
     // Autograd lets go of the result's gradient before it converts those of parameters.
     const auto release = [&](bool gradients) {
@@ -328,15 +336,26 @@ class Lowering {
     }
     const Arg g = ignored_.holds(a.id) ? ignored_.gradient(b, a.id) : dialect_->gradient(b, a.id);
     if (g.access == Access::write || impl_.backward_adds_in_place) return g;
+    const Arg temp{b.allocate_new(gradient_of(a.id)), Access::write};
+    to_add_.push_back({a.id, Arg{temp.buffer, Access::read}, g});
+    return temp;
+  }
+
+  Buffer gradient_of(std::int32_t param) const {
     Buffer info;
-    info.bytes = model_.parameters[at(a.id)].numel() * size_of(plan_.param_dtype);
+    info.bytes = model_.parameters[at(param)].numel() * size_of(plan_.param_dtype);
     info.kind = BufferKind::gradient;
     info.dtype = plan_.param_dtype;
-    info.param = a.id;
+    info.param = param;
     info.micro_batch = micro_batch_;
-    const Arg temp{b.allocate_new(info), Access::write};
-    to_add_.emplace_back(Arg{temp.buffer, Access::read}, g);
-    return temp;
+    return info;
+  }
+
+  // Of a parameter with several uses the engine adds up the gradients. That of a linear layer is a transposed view of
+  // what its kernel made, to which the engine cannot add in place: the sum is a third tensor (docs/fsdp-order.md, B5).
+  bool adds_to_view(std::int32_t param, std::int32_t graph_op) const {
+    const LastUses& last = last_uses_[at(param)];
+    return graph_op == last.before && model_.ops[at(last.last)].kind == OpKind::linear && !impl_.compiled;
   }
 
   // Local squared norm, sum over the shard group (replicas are identical), scale.
@@ -373,7 +392,15 @@ class Lowering {
   const Tape* tape_ = nullptr;
   std::vector<std::int32_t> value_buffer_;
   std::vector<Arg> args_;
-  std::vector<std::pair<Arg, Arg>> to_add_;
+  struct Sum {
+    std::int32_t param = kNone;
+    Arg from, into;
+  };
+  std::vector<Sum> to_add_;
+  struct LastUses {  // ops of the forward; none: kNone
+    std::int32_t last = kNone, before = kNone;
+  };
+  std::vector<LastUses> last_uses_;  // by parameter
   std::int32_t loss_ = -1;
   std::int16_t micro_batch_ = 0;
 };

@@ -12,6 +12,7 @@
 #include "planner/plan/check_fsdp2.h"
 #include "planner/plan/check_optimizer.h"
 #include "planner/plan/check_sizes.h"
+#include "planner/plan/module_names.h"
 #include "planner/plan/refusal.h"
 #include "planner/plan_ids.h"
 
@@ -21,8 +22,7 @@ namespace {
 std::string shown(const std::string& module) { return module.empty() ? "the root" : "'" + module + "'"; }
 
 bool is_within(const std::string& inner, const std::string& outer) {  // the same module, or one below it
-  if (outer.empty() || inner == outer) return true;
-  return inner.size() > outer.size() && inner.starts_with(outer) && inner[outer.size()] == '.';
+  return outer.empty() || inner == outer || inside(inner, outer);
 }
 
 void check_model(const ShardingPlan& plan, const ModelGraph& model, std::string_view where) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <string>
 
+#include "planner/plan/module_names.h"
 #include "planner/plan/refusal.h"
 
 namespace fsdp {
@@ -45,10 +46,6 @@ void check_offload(const ShardingPlan& plan, std::string_view where) {
             "use last");
   refuse_if(plan.clip_norm.has_value(), where, "clip_norm", "clipping gradients in host memory is not known here",
             "set it to null, or set offload to false");
-}
-
-bool inside(const std::string& inner, const std::string& outer) {
-  return inner.size() > outer.size() && inner.starts_with(outer) && inner[outer.size()] == '.';
 }
 
 // Do operations of other modules lie between those of this one?

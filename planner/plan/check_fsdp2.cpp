@@ -6,6 +6,7 @@
 #include <string>
 
 #include "planner/layout.h"
+#include "planner/plan/module_names.h"
 #include "planner/plan/refusal.h"
 
 namespace fsdp {
@@ -67,6 +68,19 @@ void check_fsdp2_unit(const ShardingPlan& plan, std::size_t u, std::string_view 
             "leave it out, or shard over at least 2 ranks");
 }
 
+// PyTorch counts what a selectively checkpointed module runs, the gathers of units inside among it, and raises when its
+// recomputation runs more of an operation than its forward did: where the forward found a unit prefetched and the
+// recomputation does not.
+void check_selective(const ShardingPlan& plan, std::string_view where) {
+  if (plan.checkpoint_policy != CheckpointPolicy::selective_op) return;
+  for (const Unit& u : plan.units)
+    for (const std::string& checkpointed : plan.checkpointed)
+      refuse_if(inside(u.modules.front(), checkpointed), where, "checkpoint_policy",
+                "'" + checkpointed + "' is recomputed selectively and holds the unit of '" + u.modules.front() +
+                    "', whose gathers PyTorch would count among its operations, and fail",
+                "use full, or checkpoint modules that are units or lie inside of one");
+}
+
 bool backward_reads_weights(OpKind kind) { return kind != OpKind::embedding && kind != OpKind::position_embedding; }
 
 }  // namespace
@@ -82,6 +96,7 @@ void check_fsdp2(const ShardingPlan& plan, std::string_view where) {
       refuse_if(plan.shard_dims[i].parameter == plan.shard_dims[k].parameter, where, "shard_dims",
                 "'" + plan.shard_dims[i].parameter + "' is listed twice", "remove one");
   for (std::size_t u = 0; u < plan.units.size(); ++u) check_fsdp2_unit(plan, u, where);
+  check_selective(plan, where);
 }
 
 void check_fsdp2(const ShardingPlan& plan, const ModelGraph& model, const std::vector<UnitLayout>& layouts,

@@ -230,6 +230,23 @@ TEST_CASE("a loss reads its logits as often as its kernels do") {
   }
 }
 
+TEST_CASE("a loss in chunks: torch.chunk makes the last one smaller") {
+  Op op;
+  op.kind = OpKind::cross_entropy;
+  op.shape.vocab = 509;
+  const auto logits = [&](std::int64_t bytes) { return bytes / (2 * 509.0); };  // tokens of two sequences
+  const Implementation& hf = find_implementation("hf", false, "test");
+  const auto of = [&](std::int64_t tokens, std::int64_t chunks) { return facts(hf, op, {2, tokens, 2, chunks}); };
+  // 22, 22 and 20 tokens. Forward: all are saved but for what comes after, and one is cast to fp32. Backward, in bytes
+  // per logit beside the saved ones and the 2 of the result: the last one's two gradients, 8.
+  CHECK(logits(of(64, 3).forward_scratch_bytes) == 4 * 20);
+  CHECK(logits(of(64, 3).backward_scratch_bytes) == 8 * 20 - 2 * 64);
+  // 3, 3, 3 and 1: the third is cast when the last is not saved yet; backward takes it when the last is done.
+  CHECK(logits(of(10, 4).forward_scratch_bytes) == 4 * 2);
+  CHECK(logits(of(10, 4).backward_scratch_bytes) == 8 * 3 - 2 * 1 - 2 * 10);
+  CHECK(of(6, 4).forward_launches == of(6, 3).forward_launches);  // of 2 tokens each: three
+}
+
 TEST_CASE("MosaicGPT before March 2023: a residual stream in fp32") {
   // Bytes per element over those of a stream in bf16. Autocast: nn.LayerNorm runs in fp32, so that it reads and writes
   // twice as much and a linear layer casts its result, 4 + 2; parameters are fp32 and cast per use. Additions read 4 +

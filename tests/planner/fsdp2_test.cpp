@@ -199,6 +199,43 @@ TEST_CASE("a parameter sharded on another dimension is reordered after its gathe
   CHECK(fsdp::testing::refusal([&] { check(plan, model); }).find("4 ranks do not divide") != std::string::npos);
 }
 
+// Recorded: random_plans.py, kept plan "parts that the next micro-batch gathers from".
+TEST_CASE(
+    "parts kept after forward that backward never needs serve the next micro-batch if backward does not reshard") {
+  const ModelGraph model =
+      freeze(toy::model({.blocks = 2, .tied = false}), std::vector<std::string>{"embed.weight"}, "test");
+  ShardingPlan plan = toy::plan(model, 4);
+  plan.units.insert(plan.units.begin(), Unit{{"embed"}, {2}});
+  plan.micro_batches = {1, 1};
+  plan.backward_prefetch = 0;  // backward gathers it for nobody
+  const auto gathers = [&] {
+    std::vector<Communicator> over;
+    check(plan, model);
+    const Program program = lower(model, plan, native());
+    for (const Operation* op : of(program, Action::all_gather))
+      if (op->unit == 0) over.push_back(op->comm);
+    CHECK(find_races(program).empty());
+    return over;
+  };
+  CHECK(gathers() == std::vector<Communicator>{Communicator::shard, Communicator::shard});
+  plan.units[0].reshard_after_backward = false;
+  CHECK(gathers() == std::vector<Communicator>{Communicator::shard, Communicator::reshard});
+}
+
+TEST_CASE("a frozen parameter that is ignored has no gradient") {
+  const ModelGraph model =
+      freeze(toy::model({.blocks = 2, .tied = false}), std::vector<std::string>{"layers.0.up.weight"}, "test");
+  ShardingPlan plan = toy::plan(model, 2);
+  plan.param_dtype = plan.reduce_dtype = plan.master_dtype;
+  plan.ignored = {"layers.0.up.weight"};
+  check(plan, model);
+  const Program program = lower(model, plan, native());
+  CHECK(std::none_of(program.buffers.begin(), program.buffers.end(), [&](const Buffer& b) {
+    return b.kind == BufferKind::sharded_gradient && b.param >= 0 &&
+           model.parameters[static_cast<std::size_t>(b.param)].name == "layers.0.up.weight";
+  }));
+}
+
 TEST_CASE("frozen parameters: no backward below the first trained one, smaller reductions, no optimizer for them") {
   ModelGraph model = toy::model({.blocks = 3});
   for (Parameter& p : model.parameters)
@@ -298,6 +335,12 @@ TEST_CASE("what a plan cannot ask of fully_shard is refused by name") {
             "came with PyTorch 2.8"));
   CHECK(
       has(refused([](ShardingPlan& p) { p.units[0].reshard_after_forward = {3}; }), "units[0].reshard_after_forward"));
+  CHECK(has(refused([](ShardingPlan& p) {
+              p.checkpointed = {"layers.0"};
+              p.checkpoint_policy = CheckpointPolicy::selective_op;
+              p.units.insert(p.units.begin(), Unit{{"layers.0.up"}});
+            }),
+            "checkpoint_policy: 'layers.0' is recomputed selectively and holds the unit of 'layers.0.up'"));
   CHECK(has(refused([](ShardingPlan& p) { p.units[0].grad_sync = GradSync::reduce_scatter_only; }),
             "units[0].grad_sync"));
   CHECK(has(refused([](ShardingPlan& p) { p.units[0].gradient_divide_factor = 0; }), "out of range"));

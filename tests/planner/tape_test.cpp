@@ -312,9 +312,9 @@ TEST_CASE("temporaries of AdamW and of clipping: PyTorch's") {
 
 TEST_CASE("a stack without selective checkpointing refuses it") {
   const ModelGraph m = load_model("tiny-llama");
-  CHECK_THROWS_WITH((void)make_tape(m, hf_implementation(false), {1, 16, 2}, DType::bf16,
+  CHECK_THROWS_WITH((void)make_tape(m, find_implementation("foundry", false, "t"), {1, 16, 2}, DType::bf16,
                                     {m.find_module("model.layers.0")}, CheckpointPolicy::selective_op),
-                    "plan: checkpoint_policy: hf has no selective checkpointing; use full");
+                    "plan: checkpoint_policy: foundry has no selective checkpointing; use full");
 }
 
 TEST_CASE("freezing: what a tensor takes part in, refusals, digest") {

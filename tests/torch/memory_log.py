@@ -25,32 +25,31 @@ from autograd_engine import as_engine
 aten = torch.ops.aten
 
 
-class Flash(torch.autograd.Function):
-    """What aten::_scaled_dot_product_flash_attention keeps and returns. q, k, v: [batch, heads, tokens, head_dim]; in
-    memory a result is [batch, tokens, heads, head_dim]. Its values do not matter: zeros."""
+def flash(q, k, v, dropout_p=0.0, is_causal=False, return_debug_mask=False, *, scale=None):
+    """What aten::_scaled_dot_product_flash_attention returns. q, k, v: [batch, heads, tokens, head_dim]; in memory a
+    result is [batch, tokens, heads, head_dim]. Its values do not matter: zeros."""
+    statistics, none, number = q.new_empty(q.shape[:3], dtype=torch.float32), torch.Tensor(), torch.tensor(0)
+    return as_rows(q), statistics, none, none, q.shape[2], k.shape[2], number, number.clone(), none
 
-    @staticmethod
-    def forward(ctx, q, k, v):
-        result, statistics = as_rows(q), q.new_empty(q.shape[:3], dtype=torch.float32)
-        ctx.save_for_backward(q, k, v, result, statistics)
-        return result
 
-    @staticmethod
-    def backward(ctx, gradient):
-        return tuple(as_rows(x) for x in ctx.saved_tensors[:3])
+def flash_backward(gradient, q, k, v, *args, **kwargs):
+    return tuple(as_rows(x) for x in (q, k, v))
 
 
 def as_rows(x):
     return x.new_zeros(x.shape[0], x.shape[2], x.shape[1], x.shape[3]).transpose(1, 2)
 
 
+FLASH = torch.library.Library("aten", "IMPL")  # processors have no such kernel
+FLASH.impl("_scaled_dot_product_flash_attention", flash, "CPU")
+FLASH.impl("_scaled_dot_product_flash_attention_backward", flash_backward, "CPU")
 plain_attention = F.scaled_dot_product_attention
 
 
 def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
     if attn_mask is not None or dropout_p or not is_causal:
         raise NotImplementedError("attention with a mask leaves the flash kernel")
-    return Flash.apply(query, key, value)
+    return aten._scaled_dot_product_flash_attention(query, key, value, is_causal=True)[0]
 
 
 class MemoryLog(TorchDispatchMode):
@@ -140,7 +139,7 @@ class MemoryLog(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if any(t is DTensor for t in types):
             return NotImplemented            # DTensor asks again with its local tensors
-        func = as_engine(func)
+        func = as_engine(func, args)
         out = on_gpu(func, args, kwargs or {})
         name = str(func).removeprefix("aten.").removesuffix(".default") if self.explain else ""
         for t in tree_leaves(out):

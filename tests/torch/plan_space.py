@@ -5,6 +5,7 @@ policy or None}. Smaller cases are made by putting back one choice after the oth
 """
 import copy
 import importlib.util
+import itertools
 import random
 
 LLAMA = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
@@ -165,7 +166,25 @@ def draw(rng, families, memory=False):
     if rng.random() < 0.15 and family not in MIXTURES and PEFT:
         layers = [m.split(".")[-1] for m in tree["inner"] if "norm" not in m and "ln_" not in m]
         case["lora"] = rng.choice(["3", "rank=2,alpha=5,targets=" + "+".join(rng.sample(layers, 2))])
+    draw_further(rng, case, tree)
     return case
+
+
+def draw_further(rng, case, tree):
+    """Choices that were drawn later than the others: a seed's plan stays what it was but for these."""
+    plan = case["plan"]
+    if rng.random() < 0.15:
+        plan["loss_chunks"] = rng.choice([2, 3, 4])
+    if plan["checkpointed"] and rng.random() < 0.25:
+        plan["checkpoint_policy"] = "selective-op"
+    if rng.random() < 0.1 and plan["param_dtype"] == "bf16" and not case.get("lora"):
+        plan["master_dtype"] = "bf16"
+    if rng.random() < 0.1 and not case.get("lora"):
+        matrices = [m for m in tree["inner"] if "norm" not in m and "ln_" not in m]
+        names = rng.sample([f"{b}.{m}.weight" for b in tree["blocks"] for m in matrices], rng.choice([1, 2]))
+        plan["shard_dims"] = [dict(parameter=name, dim=1) for name in names]
+    if plan.get("clip_norm") and rng.random() < 0.3:
+        plan["clip_norm_type"] = rng.choice([1.0, "inf"])
 
 
 def draw_fsdp1(rng, families):
@@ -204,7 +223,8 @@ def draw_fsdp1(rng, families):
 DEFAULTS = dict(forward_prefetch=0, backward_prefetch=1, checkpointed=[], micro_batches=[2], grad_sync="every",
                 param_dtype="fp32", reduce_dtype="fp32", offload=False, clip_norm=None, reduce_scatter_buffers=1,
                 separate_reduce_scatter=False, force_sum_reduction=False, ignored=[], reshard="auto", loss_chunks=1,
-                checkpoint_policy="full", backward_post=False, limit_all_gathers=True, use_orig_params=True)
+                checkpoint_policy="full", backward_post=False, limit_all_gathers=True, use_orig_params=True,
+                master_dtype="fp32", shard_dims=[], clip_norm_type=2.0)
 OF_UNITS = ["forward_prefetch", "backward_prefetch", "gradient_divide_factor", "grad_sync", "reshard_after_backward",
             "unshard_in_backward"]
 
@@ -283,3 +303,20 @@ def drop_unit(plan, i):
 
 def generator(seed):
     return random.Random(seed)
+
+
+CANDIDATES = 16
+ENOUGH = 20  # plans with a pair of features
+
+
+def covering(seed, draw, seen):
+    """Of CANDIDATES cases, drawn with `seed` and the seeds after it, the one whose pairs of features were seen least
+    often: (its seed, the case). seen: a Counter of pairs."""
+    def missing(case):
+        return sum(max(0, ENOUGH - seen[pair]) for pair in pairs(case))
+    cases = [(s, draw(generator(s))) for s in range(seed, seed + CANDIDATES)]
+    return max(cases, key=lambda c: missing(c[1]))
+
+
+def pairs(case):
+    return itertools.combinations(sorted(features(case)), 2)

@@ -3,21 +3,23 @@
 
 Draws small models and plans (plan_space.py), asks the program for the plan's script and for its step
 (`show plan --emit pytorch`, `show step --json --buffers`), runs the script on a fake process group, and compares what
-both issue, in host order. A difference is shrunk to its smallest plan. Plans that one side refuses are counted.
+both issue, in host order. A difference is shrunk to its smallest plan. What the program refuses is tried in PyTorch.
 
     python3 tests/torch/random_plans.py --seconds 60             prints what differs; exit 1 if anything does
     python3 tests/torch/random_plans.py --seed 7 --count 1       one plan again
     ... --memory       also the bytes that are alive, exactly: what differs by more than KINDS says is a difference
     ... --fsdp1        FullyShardedDataParallel, wrapped here as the plan says (fsdp1_run.py)
+    ... --commands     plans that `fsdp-plan plan` makes of drawn flags (command_space.py)
+    ... --cover        of many drawn plans, those whose pairs of features were compared least often
 
 Plans that differed once (kept_plans.json) are compared first, whatever the seed.
 """
 import argparse
 import collections
-import itertools
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -31,9 +33,11 @@ import logging
 
 import torch
 
+import command_space
 import emitted_run
 import fsdp1_run
 import plan_space
+import refusals
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 PROGRAM = os.environ.get("FSDP_PLAN_PROGRAM", str(ROOT / "build" / "release" / "fsdp-plan"))
@@ -86,9 +90,26 @@ class Work:
             raise self.plans[key]
         return self.plans[key]
 
+    def plan_of(self, case):
+        """What the program makes of the case's command line."""
+        (self.folder / "model.json").write_text(json.dumps(case["model"]))
+        out = self.folder / "plan.json"
+        out.unlink(missing_ok=True)
+        flags = [text for pair in case["command"].items() for text in pair]
+        self.ask("plan", *self.model(), "--cluster", "dgx-h100", "--implementation", "hf", *flags, "-o", out)
+        return json.loads(out.read_text())
+
     def write(self, case):
         """plan.json and model.json of a case."""
         self.lora = case.get("lora")
+        if "command" in case:
+            case["plan"] = self.plan_of(case)
+            return case["plan"]
+        plan = self.changed_base(case)
+        (self.folder / "plan.json").write_text(json.dumps(plan))
+        return plan
+
+    def changed_base(self, case):
         base = json.loads(json.dumps(self.base(case["model"], case["policy"] or "root")))
         plan = case["plan"]
         for key, value in plan.items():
@@ -98,7 +119,6 @@ class Work:
             for u in base["units"]:
                 u["reshard_after_forward"] = plan["reshard"]
         (self.folder / "model.json").write_text(json.dumps(case["model"]))
-        (self.folder / "plan.json").write_text(json.dumps(base))
         return base
 
     def script(self):
@@ -141,6 +161,7 @@ class Planned:
             self.counted = [0 if b["kind"] == "cast shards" else n for b, n in zip(self.buffers, self.counted)]
         self.live = self.alive_before(step["ops"])
         self.total = sum(self.counted[b] for b in self.live)
+        self.stale = {}
         self.peak, self.at_peak, self.freed_unit, self.op, self.peak_op = 0, [], None, None, None
         for op in step["ops"]:
             self.run(op)
@@ -166,9 +187,8 @@ class Planned:
                    if b >= 0 and self.buffers[b]["kind"] == "saved for backward" and -1 - b in self.peak_op["memory"])
 
     def stale_parts(self):
-        units = [i for i, u in enumerate(self.plan["units"]) if u.get("unshard_in_backward") is False]
-        parts = [(b["unit"], b["parameter"], b["bytes"]) for b in self.buffers if b["kind"] == "kept shards"]
-        return sum(size for unit, _, size in set(parts) if unit in units)
+        """Bytes of parts that no gather of backward or of the next micro-batch reads."""
+        return sum(self.stale.values())
 
     def snapshot(self):
         rows = [(self.counted[b], f"{self.buffers[b]['kind']}: {self.names[b]}") for b in self.live
@@ -229,6 +249,8 @@ class Planned:
         elif kind in ("gather buffers", "reduce inputs"):
             what = "free_gather" if kind == "gather buffers" else "free_input"
             self.events.append([what, unit, self.elements(b), ""])
+        elif kind == "kept shards" and self.op["action"] != "gather_copy_out":
+            self.stale[unit, self.buffers[b]["parameter"]] = self.counted[b]
         self.total -= self.counted[b]
 
     def run(self, op):
@@ -266,7 +288,8 @@ class Planned:
             self.events.append(first + [op["communicator"], self.ranks(op)])
         elif action == "gather_copy_out":
             self.events.append(["copy_out", unit, 0, ""])
-            self.moment("copy_out", unit)
+            slabs = sum(self.counted[b] for b in op["memory"] if b >= 0 and self.buffers[b]["kind"] == "scratch")
+            self.moment("copy_out", unit, self.total - slabs)    # of other dimensions: gone when PyTorch notes it
         elif action == "divide_gradient" and len(args) == 1:
             self.events.append(["divide"] + first[1:] + [op["divisor"]])
         elif action == "reduce_scatter" and self.plan["mesh"][1]["size"] > 1 or action == "all_reduce":
@@ -292,7 +315,7 @@ def compare(work, case, explain=False):
         else:
             script, step = work.script(), work.step()
     except Refused as no:
-        return "we refuse", str(no)
+        return refused(work, case, str(no))
     if plan["dialect"] == "fsdp1":
         return compare_fsdp1(script, step, plan)
     try:
@@ -306,6 +329,19 @@ def compare(work, case, explain=False):
         if explain:
             explain_moments(ours, alive, storages)
     return ("equal", None) if difference is None else ("differs", difference)
+
+
+def refused(work, case, why):
+    """Whether PyTorch refuses too. Policies that no plan can be made of are the program's own."""
+    why = why.replace(str(work.folder), "").split("\n")[0]
+    if "command" in case:
+        return "we refuse", why
+    try:
+        plan = work.changed_base(case)
+        theirs = refusals.carried_out(work.script_of_model(case), plan)
+    except Refused:
+        return "we refuse", why
+    return ("PyTorch runs", why) if theirs is None else ("both refuse", f"{why}  |  PyTorch: {theirs}")
 
 
 KINDS = {
@@ -374,7 +410,7 @@ def shrink(work, case, verdict):
     smaller = True
     while smaller:
         smaller = False
-        for candidate in plan_space.simpler(case):
+        for candidate in (command_space if "command" in case else plan_space).simpler(case):
             if compare(work, candidate)[0] == verdict:
                 case, smaller = candidate, True
                 break
@@ -393,6 +429,26 @@ def show(case, what):
     print(f"    {json.dumps(what)}", flush=True)
 
 
+def drawn_case(args, seed, n, tried):
+    """The n-th case: (its seed, the case). tried: how often each pair of features was drawn; counted here."""
+    families = args.families.split(",")
+
+    def draw(rng):
+        if args.commands:
+            return command_space.draw(rng, families, args.memory)
+        return plan_space.draw_fsdp1(rng, families) if args.fsdp1 else plan_space.draw(rng, families, args.memory)
+    if not args.cover:
+        return seed + n, draw(plan_space.generator(seed + n))
+    drawn, case = plan_space.covering(seed + n * plan_space.CANDIDATES, draw, tried)
+    tried.update(plan_space.pairs(case))
+    return drawn, case
+
+
+def kind_of_refusal(text):
+    """A refusal without its numbers and names."""
+    return re.sub(r"'[^']*'|\d+", "", text)[:80]
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=60)
@@ -401,12 +457,15 @@ def main():
     parser.add_argument("--families", default=",".join(plan_space.FAMILIES))
     parser.add_argument("--memory", action="store_true", help="compare also the bytes that are alive (slower)")
     parser.add_argument("--fsdp1", action="store_true", help="plans of dialect fsdp1 only")
+    parser.add_argument("--commands", action="store_true", help="command lines of `plan` instead of plans")
+    parser.add_argument("--cover", action="store_true", help="prefer plans whose pairs of features were drawn least")
     parser.add_argument("--no-kept", dest="kept", action="store_false", help="without the plans that differed once")
     parser.add_argument("--no-shrink", action="store_true")
     parser.add_argument("--explain", action="store_true", help="print what each side alone holds where most differs")
     args = parser.parse_args()
     seed = int(time.time()) if args.seed is None else args.seed
     end, results, pairs = time.time() + args.seconds, collections.Counter(), collections.Counter()
+    tried, refusals_seen = collections.Counter(), collections.defaultdict(list)
     with tempfile.TemporaryDirectory() as folder:
         work = Work(folder)
         kept = json.loads((ROOT / "tests" / "torch" / "kept_plans.json").read_text())
@@ -421,28 +480,27 @@ def main():
         for n in range(args.count):
             if time.time() > end:
                 break
-            rng, families = plan_space.generator(seed + n), args.families.split(",")
-            case = plan_space.draw_fsdp1(rng, families) if args.fsdp1 else plan_space.draw(rng, families, args.memory)
+            drawn, case = drawn_case(args, seed, n, tried)
             verdict, what = compare(work, case, args.explain)
             results[verdict] += 1
-            if verdict != "we refuse":
-                pairs.update(itertools.combinations(sorted(plan_space.features(case)), 2))
+            if verdict in ("equal", "differs"):
+                pairs.update(plan_space.pairs(case))
             if verdict in ("differs", "PyTorch refuses"):
-                print(f"  seed {seed + n}: {verdict}", flush=True)
+                print(f"  seed {drawn}: {verdict}", flush=True)
                 if not args.no_shrink:
                     case = shrink(work, case, verdict)
                     what = compare(work, case)[1]
                 show(case, what)
-            elif verdict == "we refuse":
-                results["refused: " + what.split("\n")[0][:150]] += 1
-    print(f"seeds from {seed}: " + ", ".join(f"{v} {k}" for k, v in results.items() if not k.startswith("refused")))
-    for k, v in results.most_common():
-        if k.startswith("refused"):
-            print(f"  {v} {k}")
+            elif verdict != "equal":
+                refusals_seen[verdict, kind_of_refusal(what)].append((drawn, what))
+    print(f"seeds from {seed}: " + ", ".join(f"{v} {k}" for k, v in results.items()))
+    for (verdict, _), cases in sorted(refusals_seen.items()):
+        print(f"  {verdict}, {len(cases)} times, such as seed {cases[0][0]}: {cases[0][1][:400]}")
     for kind, parts in work.kinds.items():
         print(f"  memory, {kind}: {len(parts)} times, up to {max(parts):.2%} of the peak ({KINDS[kind]})")
-    print(f"{len(pairs)} pairs of features, the rarest: "
-          + "; ".join(f"{a} with {b}" for (a, b), _ in pairs.most_common()[:-6:-1]))
+    print(f"{len(pairs)} pairs of features, {sum(n >= plan_space.ENOUGH for n in pairs.values())} of them in "
+          f"{plan_space.ENOUGH} plans or more; the rarest: "
+          + "; ".join(f"{a} with {b} {n}" for (a, b), n in pairs.most_common()[:-6:-1]))
     return 1 if results["differs"] or results["PyTorch refuses"] or not results["equal"] else 0
 
 

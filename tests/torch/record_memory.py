@@ -208,7 +208,7 @@ class Tracker(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if any(t is DTensor for t in types):
             return NotImplemented            # DTensor asks again with its local tensors
-        func = as_engine(func)
+        func = as_engine(func, args)
         out = func(*args, **(kwargs or {}))
         if self.propagating or active_fake_mode() is not self.fake_mode:
             return out                       # DTensor works out shapes of whole tensors

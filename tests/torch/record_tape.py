@@ -69,7 +69,7 @@ class Memory(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if self.phase == "backward":
-            func = as_engine(func)
+            func = as_engine(func, args)
         out = func(*args, **(kwargs or {}))
         if self.phase == "backward":
             self.again[func] += 1

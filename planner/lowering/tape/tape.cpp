@@ -234,10 +234,12 @@ class TapeBuilder {
         run_forward(i, Action::recompute);
         continue;
       }
+      const auto here = static_cast<std::int32_t>(std::max(first, tape_.ops.size() - 1));
+      if (impl_.keeps_unneeded_results)
+        for (std::int32_t out : model_.ops[at(i)].outputs) spans_.push_back({forward_value_[at(out)], -1, here});
       const std::int64_t again = facts_[at(i)].saved_extra_bytes - facts_[at(i)].result_extra_bytes;
       if (again == 0) continue;
       made_again_[at(i)] = new_value(again, BufferKind::saved, DType::f32, -1);
-      const auto here = static_cast<std::int32_t>(std::max(first, tape_.ops.size() - 1));
       spans_.push_back({made_again_[at(i)], here, -1});
       for (std::int32_t in : model_.ops[at(i)].inputs) spans_.push_back({seen(in, true), -1, here});
     }
@@ -290,7 +292,8 @@ class TapeBuilder {
     if (made_again_[at(i)] >= 0) spans_.push_back({made_again_[at(i)], -1, last_op()});
     std::vector<std::pair<std::int32_t, std::int32_t>> to_add;
     const std::size_t gradients = tape_.args.size();
-    for (std::int32_t in : op.inputs) input_gradient(in, passes_gradient_through(op.kind), to_add);
+    for (std::int32_t in : op.inputs)
+      input_gradient(in, passes_gradient_through(op.kind), op.kind == OpKind::linear, to_add);
     if (detailed) {
       Values results, saved;
       for (std::size_t k = 0; k < op.inputs.size(); ++k) {
@@ -314,12 +317,16 @@ class TapeBuilder {
       if (gradient_[at(o)] >= 0) --unread_[at(gradient_[at(o)])];
   }
 
-  void input_gradient(std::int32_t tensor, bool passed, std::vector<std::pair<std::int32_t, std::int32_t>>& to_add) {
+  // view: PyTorch's gradient is a view, as that of a linear layer's input is, which has three dimensions.
+  void input_gradient(std::int32_t tensor, bool passed, bool view,
+                      std::vector<std::pair<std::int32_t, std::int32_t>>& to_add) {
     if (!model_.tensors[at(tensor)].requires_grad || passed) return value_arg(-1, Access::write);
     const std::int32_t g = gradient_[at(tensor)];
     if (g >= 0 && impl_.backward_adds_in_place && exclusive(g)) return value_arg(g, Access::accumulate);
     const std::int32_t fresh = new_tensor_value(tensor, BufferKind::activation_gradient);
     value_arg(fresh, Access::write);
+    is_view_.resize(tape_.values.size());
+    is_view_[at(fresh)] = view && !impl_.compiled && !impl_.backward_adds_in_place;
     if (g >= 0 && exclusive(g)) {
       to_add.emplace_back(fresh, g);
       return;
@@ -360,6 +367,9 @@ class TapeBuilder {
     begin(Action::add_gradient, -1);
     value_arg(from, Access::read);
     value_arg(into, Access::accumulate);
+    if (std::exchange(is_view_[at(into)], false))  // a third tensor is made (docs/fsdp-order.md, B5)
+      spans_.push_back(
+          {new_value(tape_.values[at(into)].bytes, BufferKind::scratch, dtype_, kNone), last_op(), last_op()});
   }
 
   const ModelGraph& model_;
@@ -370,6 +380,7 @@ class TapeBuilder {
   std::vector<OpFacts> facts_;
   std::vector<std::int32_t> producer_, region_of_;                         // by tensor, by op
   std::vector<std::int32_t> forward_value_, recomputed_value_, gradient_;  // by tensor
+  std::vector<char> is_view_;         // by value: gradients that PyTorch's engine cannot add to in place
   std::vector<std::int32_t> unread_;  // by value: tensors whose gradient it is and that are still to be read
   std::vector<std::int32_t> extra_, made_again_;  // by op: the latest run's; what a kept op's recomputation makes
   std::vector<char> kept_;                        // by op: its result survives until backward
