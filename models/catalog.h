@@ -19,6 +19,8 @@ struct NodeTopology;
 // known), impossible sizes. `seq_len` matters to families with learned positions sized by the run (mpt benchmark
 // variants); 0: the config's own.
 [[nodiscard]] ModelGraph load_model(std::string_view spec, std::int64_t seq_len = 0);
+// The text of the config.json that load_model reads.
+[[nodiscard]] std::string load_config(std::string_view spec);
 
 // The same from the text of a config.json; `where` names it in errors.
 [[nodiscard]] ModelGraph model_from_config(std::string_view json_text, std::string_view where,
@@ -33,6 +35,8 @@ struct GenericSizes {
 };
 inline constexpr std::string_view kGeneric = "generic";
 [[nodiscard]] ModelGraph generic_model(const GenericSizes&);
+// The config.json that it is built from.
+[[nodiscard]] std::string generic_config(const GenericSizes&);
 
 // `spec`: a catalog name, "host" (this computer's cores as ranks) or a cluster JSON file. `gpus` 0: one node, or the
 // nodes that the file states.

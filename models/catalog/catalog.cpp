@@ -86,6 +86,30 @@ std::vector<std::string> notes_on(JsonObject& config) {
   return notes;
 }
 
+// The file that `spec` names, or of the catalog.
+struct FoundConfig {
+  std::string text, where;
+};
+FoundConfig find_config(std::string_view spec) {
+  const std::string catalog = fmt::format("configs/{}.json", spec);
+  if (const std::string_view text = embedded_file(catalog); !text.empty()) return {std::string(text), catalog};
+  const std::string path = config_path(spec);
+  if (path.empty()) {
+    if (const std::string meant = catalog_name(spec); !meant.empty()) return find_config(meant);
+    const bool looks_like_path = spec.find('/') != std::string_view::npos || spec.ends_with(".json");
+    throw InputError(
+        setting("model"),
+        "\"" + printable(spec) +
+            (looks_like_path ? "\": there is no such file or folder" : "\" is not in the catalog, nor a file"),
+        name_advice(spec));
+  }
+  if (path.ends_with(".safetensors")) {
+    throw InputError(setting("model"), "\"" + printable(path) + "\": weights files cannot be read yet",
+                     "give the config.json beside it");
+  }
+  return {read_file(path, setting("model")), path};
+}
+
 }  // namespace
 
 std::string_view embedded_file(std::string_view path) {
@@ -137,24 +161,10 @@ ModelGraph model_from_config(std::string_view json_text, std::string_view where,
 }
 
 ModelGraph load_model(std::string_view spec, std::int64_t seq_len) {
-  const std::string catalog = fmt::format("configs/{}.json", spec);
-  if (const std::string_view text = embedded_file(catalog); !text.empty())
-    return model_from_config(text, catalog, seq_len);
-  const std::string path = config_path(spec);
-  if (path.empty()) {
-    if (const std::string meant = catalog_name(spec); !meant.empty()) return load_model(meant, seq_len);
-    const bool looks_like_path = spec.find('/') != std::string_view::npos || spec.ends_with(".json");
-    throw InputError(
-        setting("model"),
-        "\"" + printable(spec) +
-            (looks_like_path ? "\": there is no such file or folder" : "\" is not in the catalog, nor a file"),
-        name_advice(spec));
-  }
-  if (path.ends_with(".safetensors")) {
-    throw InputError(setting("model"), "\"" + printable(path) + "\": weights files cannot be read yet",
-                     "give the config.json beside it");
-  }
-  return model_from_config(read_file(path, setting("model")), path, seq_len);
+  const FoundConfig found = find_config(spec);
+  return model_from_config(found.text, found.where, seq_len);
 }
+
+std::string load_config(std::string_view spec) { return find_config(spec).text; }
 
 }  // namespace fsdp

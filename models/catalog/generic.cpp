@@ -33,7 +33,7 @@ constexpr std::array kFields{std::pair{"hidden_size", "hidden"},
 
 }  // namespace
 
-ModelGraph generic_model(const GenericSizes& s) {
+std::string generic_config(const GenericSizes& s) {
   nlohmann::json c = {{"model_type", s.experts ? "mixtral" : "llama"},
                       {"num_hidden_layers", needed(s.layers, "layers", "32")},
                       {"hidden_size", needed(s.hidden, "hidden", "4096")},
@@ -50,8 +50,13 @@ ModelGraph generic_model(const GenericSizes& s) {
   } else if (s.experts_per_token) {
     throw InputError(setting("experts_per_token"), "needs a number of experts", "give it, or leave this out");
   }
+  return c.dump(2) + "\n";
+}
+
+ModelGraph generic_model(const GenericSizes& s) {
+  const std::string config = generic_config(s);
   try {
-    ModelGraph graph = model_from_config(c.dump(), kGeneric);
+    ModelGraph graph = model_from_config(config, kGeneric);
     graph.name = kGeneric;
     graph.notes.emplace_back(fmt::format("built like {}, from its sizes alone", s.experts ? "Mixtral" : "Llama"));
     return graph;

@@ -60,11 +60,12 @@ inline const std::map<std::string, std::string>& interfaces() {
 
 inline const Order& inner_order() {
   static const Order kOrder = {
-      // models: input < values at the top (units, dtype, cluster, topology, host) < graph < implementations and
+      // models: input < values at the top (units, dtype, cluster, topology, host) < graph < hub, implementations and
       // importers < catalog.
       {"models/input", {}},
       {"models", {"models/input"}},
       {"models/graph", {"models", "models/input"}},
+      {"models/hub", {"models", "models/graph", "models/input"}},
       {"models/implementations", {"models", "models/graph", "models/input"}},
       {"models/importers", {"models/graph", "models/input"}},
       {"models/catalog", {"models", "models/graph", "models/importers", "models/input"}},
