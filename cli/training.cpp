@@ -43,7 +43,12 @@ void add_training_flags(const Command& app, TrainingFlags& f) {
   app.option("--data", f.data, "train on this text or token file; default: synthetic tokens", "FILE");
   app.option("--data-type", f.data_type, "text (a token is a byte), uint16, uint32 or auto; default auto", "TYPE");
   app.option("--init-from", f.init_from,
-             "start from these weights: a safetensors file, index or folder of Hugging Face", "PATH");
+             "start from these weights: a safetensors file, index or folder of Hugging Face; with --lora the base "
+             "model's",
+             "PATH");
+  app.option("--init-adapters", f.init_adapters,
+             "with --lora and --init-from: start from these adapters, a folder of peft; default: anew, as peft begins",
+             "DIR");
   app.option("--lr", f.lr, "learning rate; default: the plan's", "RATE");
   app.option("--lr-schedule", f.lr_schedule, "constant, cosine or linear; default constant", "NAME");
   app.option("--lr-warmup", f.lr_warmup, "steps in which the learning rate rises; default 0", "N");
@@ -57,6 +62,8 @@ void check_training_flags(const TrainingFlags& f, const Text& output) {
   if (f.log && output && *f.log == *output) throw InputError("--log", "is also the file of -o", "give another name");
   if (f.log && f.data && *f.log == *f.data)
     throw InputError("--log", "is also the file of --data", "give another name");
+  if (f.init_adapters && !f.init_from)
+    throw InputError("--init-adapters", "needs the base model's weights", "give --init-from PATH");
   if (f.data_type && !f.data) throw InputError("--data-type", "has no meaning without --data", "give --data FILE");
 }
 
@@ -89,8 +96,9 @@ TrainingSetup apply_training_flags(const TrainingFlags& f, const ModelGraph& mod
     if (options.training.state)
       throw InputError("--init-from", "contradicts a run that goes on from a checkpoint, which has its own weights",
                        "give one of the two");
-    const InitialWeights weights(*f.init_from, "--init-from", model);
-    options.training.state = weights.reader();
+    InitialWeights weights(*f.init_from, "--init-from", model);
+    if (f.init_adapters) weights.add_adapters(*f.init_adapters, "--init-adapters");
+    options.training.state = weights.reader(plan.seed);
     setup.notes.push_back("initial weights: " + weights.describe());
   }
   return setup;

@@ -12,7 +12,7 @@
 namespace fsdp::cli {
 
 struct TrainingFlags {
-  Text data, data_type, init_from, lr, lr_schedule, lr_warmup, lr_min, lr_steps, log;
+  Text data, data_type, init_from, init_adapters, lr, lr_schedule, lr_warmup, lr_min, lr_steps, log;
 };
 void add_training_flags(const Command&, TrainingFlags&);
 
