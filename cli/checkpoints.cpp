@@ -106,8 +106,8 @@ std::shared_ptr<const Checkpoint> checkpoint_to_resume(const CheckpointFlags& f,
 }
 
 RunCheckpoints apply_checkpoint_flags(const CheckpointFlags& f, const std::shared_ptr<const Checkpoint>& resumes,
-                                      const ModelGraph& model, const ShardingPlan& plan, Backend& backend,
-                                      RunOptions& options) {
+                                      const ModelGraph& model, const ModelSource& source, const ShardingPlan& plan,
+                                      Backend& backend, RunOptions& options) {
   RunCheckpoints result;
   result.damage = std::make_shared<std::optional<InputError>>();
   for (const auto& [flag, given] : {std::pair{"--save-every", f.every}, std::pair{"--keep", f.keep}})
@@ -123,6 +123,7 @@ RunCheckpoints apply_checkpoint_flags(const CheckpointFlags& f, const std::share
   save.directory = *f.save;
   if (f.every) save.every = parse_count(*f.every, "--save-every", 1, kMostSteps);
   if (f.keep) save.keep = parse_count(*f.keep, "--keep", 1, kMostSteps);
+  save.source = source;
   save.steps_before = options.training.steps_done;
   save.sequences_before = options.training.sequences_done.value_or(0);
   options.after_step = checkpoint_saver(model, plan, save);

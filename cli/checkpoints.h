@@ -6,6 +6,7 @@
 
 #include "cli/options.h"
 #include "executor/checkpoint/checkpoint.h"
+#include "executor/checkpoint/model_source.h"
 #include "executor/run.h"
 
 namespace fsdp::cli {
@@ -25,11 +26,12 @@ struct RunCheckpoints {
 // What --resume finds; null: training starts anew. Throws InputError.
 [[nodiscard]] std::shared_ptr<const Checkpoint> checkpoint_to_resume(const CheckpointFlags&, const ModelGraph&,
                                                                      const ShardingPlan&);
-// `resumes`: from what --resume has found. Sets where the run starts and what it does after steps. Everything is
-// checked that can be before a step is run; what one rank finds, all do. Throws InputError.
+// `resumes`: from what --resume has found. `source`: what the model is built from, which is saved with it. Sets where
+// the run starts and what it does after steps. Everything is checked that can be before a step is run; what one rank
+// finds, all do. Throws InputError.
 [[nodiscard]] RunCheckpoints apply_checkpoint_flags(const CheckpointFlags&,
                                                     const std::shared_ptr<const Checkpoint>& resumes, const ModelGraph&,
-                                                    const ShardingPlan&, Backend&, RunOptions&);
+                                                    const ModelSource&, const ShardingPlan&, Backend&, RunOptions&);
 // A run that failed because what it loaded is damaged: bad input, not a failing machine.
 void rethrow_damage(const RunCheckpoints&);
 

@@ -38,6 +38,18 @@ constexpr SizeRow kSizes[] = {
      "experts that a token is routed to"},
 };
 
+GenericSizes sizes_of(const Flags& flags) {
+  GenericSizes sizes;
+  for (const SizeRow& row : kSizes) {
+    const Text& text = flags.*(row.text);
+    if (text && *flags.model != kGeneric)
+      throw InputError(row.flag, "is a size of --model generic, not of " + *flags.model,
+                       "leave it out, or give --model generic");
+    sizes.*(row.size) = parse_optional_count(text, row.flag, 1, row.most);
+  }
+  return sizes;
+}
+
 }  // namespace
 
 void add_model_flags(const Command& command, Flags& flags) {
@@ -53,20 +65,23 @@ void add_model_flags(const Command& command, Flags& flags) {
 ModelGraph model_from_flags(const Flags& flags, std::int64_t seq_len, Notes notes) {
   if (!flags.model)
     throw InputError("--model", "is missing", "give a catalog name (see `fsdp-plan show model`) or a config.json");
-  const bool generic = *flags.model == kGeneric;
-  GenericSizes sizes;
-  for (const SizeRow& row : kSizes) {
-    const Text& text = flags.*(row.text);
-    if (text && !generic)
-      throw InputError(row.flag, "is a size of --model generic, not of " + *flags.model,
-                       "leave it out, or give --model generic");
-    sizes.*(row.size) = parse_optional_count(text, row.flag, 1, row.most);
-  }
-  ModelGraph model = generic ? generic_model(sizes) : load_model(*flags.model, seq_len);
+  const GenericSizes sizes = sizes_of(flags);
+  ModelGraph model = *flags.model == kGeneric ? generic_model(sizes) : load_model(*flags.model, seq_len);
   if (flags.lora) model = add_lora(std::move(model), parse_lora(*flags.lora, "--lora"), "--lora");
   if (notes == Notes::printed)
     for (const std::string& note : model.notes) print(stderr, fmt::format("note: {}: {}\n", model.name, note));
   return model;
+}
+
+ModelSource source_from_flags(const Flags& flags, const ModelGraph& model, std::int64_t seq_len) {
+  try {
+    const bool generic = *flags.model == kGeneric;
+    const ModelSource source{generic ? generic_config(sizes_of(flags)) : load_config(*flags.model),
+                             flags.lora.value_or("")};
+    if (graph_of(source, seq_len, *flags.model).digest() == model.digest()) return source;
+  } catch (const InputError&) {  // changed since `model` was built
+  }
+  return {};
 }
 
 std::string model_details(const Flags& flags) {

@@ -6,6 +6,7 @@
 
 #include "cli/command.h"
 #include "cli/options.h"
+#include "executor/checkpoint/model_source.h"
 #include "models/cluster.h"
 #include "models/graph.h"
 
@@ -16,6 +17,8 @@ void add_model_flags(const Command&, Flags&);
 // The model of --model, and of its sizes where that is generic, with the adapters of --lora. What its file says beside
 // it goes to standard error.
 [[nodiscard]] ModelGraph model_from_flags(const Flags&, std::int64_t seq_len, Notes = Notes::printed);
+// What `model`, of the same flags, was built from. Empty where its file has changed since.
+[[nodiscard]] ModelSource source_from_flags(const Flags&, const ModelGraph& model, std::int64_t seq_len);
 // --lora and the sizes, where they are given, as one would type them again, each with a blank before it.
 [[nodiscard]] std::string model_details(const Flags&);
 

@@ -103,8 +103,10 @@ int export_to(const CheckpointCommand& c) {
     progress.say(fmt::format("export: {} of {}", human(Bytes(done)), human(Bytes(all))));
   };
   const Exported result = export_checkpoint(saved, options);
-  print(stdout, fmt::format("{}: {} tensors, {} in {} file{}\n", *c.output, result.tensors, human(Bytes(result.bytes)),
-                            result.files, result.files == 1 ? "" : "s"));
+  print(stdout,
+        fmt::format("{}: {} tensors, {} in {} file{}{}\n", *c.output, result.tensors, human(Bytes(result.bytes)),
+                    result.files, result.files == 1 ? "" : "s", result.config.empty() ? "" : ", and " + result.config));
+  if (!result.note.empty()) print(stderr, "note: " + result.note + "\n");
   return kDone;
 }
 
@@ -130,7 +132,8 @@ void add_checkpoint(const Command& app) {
   verifying.flag("--json", flags->json, "one JSON object");
   verifying.examples({"fsdp-plan checkpoint verify checkpoints"});
   const Command exporting =
-      add(command, flags, "export", "the parameters as plain safetensors under their own names", export_to);
+      add(command, flags, "export", "a folder that transformers loads (weights and config.json), or peft (adapters)",
+          export_to);
   exporting.option("-o,--output", flags->output, "a folder, not there yet", "DIR");
   exporting.option("--dtype", flags->dtype, "fp64, fp32, bf16 or fp16; default: as saved", "DTYPE");
   exporting.option("--max-file-size", flags->max_file_size,

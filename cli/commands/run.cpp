@@ -25,6 +25,7 @@
 #include "executor/mpi_backend.h"
 #include "executor/ranks/signals.h"
 #include "executor/training/room_for.h"
+#include "models/hub/config.h"
 #include "models/input/error.h"
 #include "models/input/suggest.h"
 #include "simulator/records/compare.h"
@@ -167,6 +168,11 @@ std::optional<Trained> execute(const RunFlags& f, const ModelGraph& model, const
   const std::shared_ptr<const Checkpoint> resumes = checkpoint_to_resume(f.checkpoints, model, plan);
   RunOptions options = run_options(f, resumes ? resumes->manifest().step : 0);
   TrainingSetup training = apply_training_flags(f.training, model, plan, options);
+  const ModelSource source =
+      f.checkpoints.save || f.training.init_from ? source_from_flags(f.shared, model, plan.seq_len) : ModelSource{};
+  if (f.training.init_from && !source.config.empty())
+    if (const std::string text = differs_from_transformers(source.config, model); !text.empty())
+      training.notes.push_back("note: " + text);
   std::optional<TrainLog> log;
   if (f.training.log && reports)
     log.emplace(*f.training.log, "--log", resumes ? std::optional(resumes->manifest().step) : std::nullopt);
@@ -188,7 +194,8 @@ std::optional<Trained> execute(const RunFlags& f, const ModelGraph& model, const
   note_signals();
   ask_before_ending({others == nullptr, reports ? kStopping : nullptr});
   options.asked_to_stop = [] { return asked_signal() == 0 ? std::string() : signal_name(asked_signal()); };
-  const RunCheckpoints checkpoints = apply_checkpoint_flags(f.checkpoints, resumes, model, plan, *backend, options);
+  const RunCheckpoints checkpoints =
+      apply_checkpoint_flags(f.checkpoints, resumes, model, source, plan, *backend, options);
   if (f.until_step && options.training.steps_done >= until_step(f)) {
     if (reports)
       print(stderr,
@@ -255,8 +262,9 @@ int run_here(const RunFlags& f, Launch* others) {
   const bool reports = others == nullptr || others->rank() == 0;
   const auto& t = f.training;
   check_output(reports ? f.output : Text(),
-               {f.shared.plan, f.shared.model, f.prediction, t.data, t.init_from, f.trace});
-  check_output(reports ? f.trace : Text(), {f.shared.plan, f.shared.model, f.prediction, t.data, t.init_from});
+               {f.shared.plan, f.shared.model, f.prediction, t.data, t.init_from, t.init_adapters, f.trace});
+  check_output(reports ? f.trace : Text(),
+               {f.shared.plan, f.shared.model, f.prediction, t.data, t.init_from, t.init_adapters});
   const ShardingPlan plan = plan_from_file(f.shared).plan;
   const ModelGraph model = model_from_flags(f.shared, plan.seq_len);
   check(plan, model, *f.shared.plan);

@@ -33,6 +33,8 @@ std::string body(const Manifest& m) {
   j["model"] = m.model;
   j["model_digest"] = m.model_digest;
   j["plan_digest"] = m.plan_digest;
+  if (!m.source.config.empty()) j["config"] = m.source.config;
+  if (!m.source.lora.empty()) j["lora"] = m.source.lora;
   j["step"] = m.step;
   j["sequences"] = m.sequences;
   j["seq_len"] = m.seq_len;
@@ -147,6 +149,8 @@ Manifest parse_fields(JsonObject& root, const std::string& where) {
   m.model = root.text("model");
   m.model_digest = root.text("model_digest");
   m.plan_digest = root.text("plan_digest");
+  if (const auto config = root.find("config")) m.source.config = config->any_text();
+  m.source.lora = root.optional_text("lora").value_or("");
   m.step = root.integer("step", 0, kMaxSavedStep);
   m.sequences = root.integer("sequences", 0, kMaxInteger);
   m.seq_len = root.integer("seq_len", 1, kMaxInteger);

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "executor/checkpoint/box.h"
+#include "executor/checkpoint/model_source.h"
 #include "models/dtype.h"
 #include "models/graph.h"
 #include "planner/plan.h"
@@ -45,6 +46,7 @@ struct SavedTensor {
 
 struct Manifest {
   std::string model, model_digest, plan_digest;
+  ModelSource source;
   std::int64_t step = 0;                    // training steps done
   std::int64_t sequences = 0, seq_len = 0;  // of data, taken by those steps
   std::uint64_t seed = 0;

@@ -153,6 +153,7 @@ Manifest manifest_of(const Saving& s, const std::vector<std::string>& sums) {
   m.model = s.model.name;
   m.model_digest = s.model.digest();
   m.plan_digest = s.plan.digest();
+  if (s.options.source.config.size() <= kMaxSavedConfig) m.source = s.options.source;
   m.step = s.state.steps_done;
   const std::int64_t in_run = s.state.steps_done - s.options.steps_before;
   m.sequences =

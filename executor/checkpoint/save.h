@@ -10,6 +10,7 @@
 #include <string>
 
 #include "executor/checkpoint/file_system.h"
+#include "executor/checkpoint/model_source.h"
 #include "executor/checkpoint/rank_state.h"
 #include "planner/plan.h"
 
@@ -22,6 +23,7 @@ struct SaveOptions {
   std::int64_t steps_before = 0, sequences_before = 0;  // Training's, where the run starts
   std::int64_t block_bytes = std::int64_t{1} << 20;     // of a box, per checksum
   FileSystem files = machine_file_system();
+  ModelSource source = {};  // of the model, for `checkpoint export`; empty: not kept
 };
 
 // Writes a checkpoint of this step, whatever `every` says; every rank calls it. Throws MachineError naming the file, on
