@@ -5,7 +5,7 @@ save_pretrained -> `run --init-from` -> the first loss is that of transformers -
 from_pretrained, without a missing or unexpected key -> its loss is that of the run's next step, and, where the rate is
 too small to change a weight, its weights are the ones of the beginning. Adapters of peft go the same way.
 
-    hub_folders.py PROGRAM [FAMILY ...]
+    hub_folders.py PROGRAM [FAMILY or "catalog" ...]
 """
 import contextlib
 import io
@@ -111,9 +111,10 @@ class Runs:
                   "--implementation", "native", "--seq-len", SEQ_LEN, "--micro-batch",
                   WINDOWS // 2, "--param-dtype", "fp32", "--reduce-dtype", "fp32", "--master-dtype", "fp32",
                   "--wrap", "block", *lora, "-o", plan)
-        self.call("run", "--plan", plan, "--model", model, "--backend", "host", "--init-from", weights, "--data",
-                  self.data, "--data-type", "uint16", "--lr", rate, "--warmup", 1, "--steps", 1, "--log", log,
-                  "--save", saved, "--save-every", 1, *more)
+        begins = ["--init-from", weights] if weights else []
+        self.call("run", "--plan", plan, "--model", model, "--backend", "host", *begins, "--data", self.data,
+                  "--data-type", "uint16", "--lr", rate, "--warmup", 1, "--steps", 1, "--log", log, "--save", saved,
+                  "--save-every", 1, *more)
         rows = log.read_text().split("\n")
         column = rows[0].split(",").index("loss")
         return [float(row.split(",")[column]) for row in rows[1:] if row], saved
@@ -171,6 +172,35 @@ def check_family(name, program):
         for key, p in model.named_parameters():
             assert torch.equal(p, again[key]), key
         print(f"{name}: loss {losses[0]:.6f}, {len(after)} tensors of {files} file(s) come back")
+
+
+# The catalog's configurations, made small: what they leave out is to transformers what it is to a run.
+SMALL = dict(vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+             num_key_value_heads=2, head_dim=8, moe_intermediate_size=24, num_experts=4, num_local_experts=4,
+             num_experts_per_tok=2, n_embd=32, n_layer=2, n_head=4, d_model=32, n_heads=4, n_layers=2, sliding_window=8,
+             max_window_layers=1)
+
+
+def check_catalog(program):
+    configs = pathlib.Path(__file__).parent.parent.parent / "models" / "configs"
+    tokens = numpy.random.default_rng(3).integers(0, VOCAB, WINDOWS * SEQ_LEN + 1).astype(numpy.uint16)
+    names = {}
+    for file in sorted(configs.glob("*.json")):
+        config = json.loads(file.read_text())
+        if file.stem.endswith("-bench") or (config.get("rope_scaling") or {}).get("rope_type", "default") != "default":
+            continue  # transformers builds no such model, or turns positions otherwise (docs/limits.md)
+        config = {key: value if value is None else SMALL.get(key, value) for key, value in config.items()}
+        if "num_experts_per_tok" in config:
+            config["capacity_factor"] = 2.0
+        names.setdefault(json.dumps(config, sort_keys=True), []).append(file.stem)
+    assert len(names) >= 10, names
+    for text, same in names.items():
+        with tempfile.TemporaryDirectory() as folder:
+            runs, config = Runs(program, folder, tokens), pathlib.Path(folder) / "config.json"
+            config.write_text(text)
+            losses, saved = runs.train(config, None, 1e-2)
+            near(losses[1], loss_of(loaded(runs.export(saved, 1)).float(), tokens), f"loss of {same}")
+            print(f"{', '.join(same)}: loss {losses[1]:.6f}")
 
 
 def check_adapters(name, program):
@@ -235,6 +265,8 @@ def main():
     for name in FAMILIES:
         if not wanted or name in wanted:
             check_family(name, program)
+    if not wanted or "catalog" in wanted:
+        check_catalog(program)
     try:
         import peft  # noqa: F401
     except ImportError:
