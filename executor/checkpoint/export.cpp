@@ -68,6 +68,7 @@ Layout layout_of(const Checkpoint& saved, const ExportOptions& o) {
   if (adapters) {
     layout.stem = "adapter_model";
     layout.config_name = "adapter_config.json";
+    layout.note = "these are the adapters alone: peft puts them on the weights that the training began with";
     layout.config = adapter_config(model, parse_lora(m.source.lora, where + ": lora"));
     return layout;
   }

@@ -27,7 +27,7 @@ struct ExportOptions {
 struct Exported {
   std::int64_t tensors = 0, bytes = 0, files = 0;  // files of tensors
   std::string config;                              // the name of the configuration beside them; empty: none
-  std::string note;                                // why there is none, or what loads otherwise than it was trained
+  std::string note;  // for people: what is not there, or loads otherwise than it was trained
 };
 
 // Complete or absent: written beside its place and renamed. Memory: a part of one tensor at a time. Throws InputError

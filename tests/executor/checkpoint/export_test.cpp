@@ -125,6 +125,7 @@ TEST_CASE("of a model with adapters the adapters alone are exported, as peft has
   CHECK(exported.tensors == 8);
   CHECK(exported.files == 1);
   CHECK(exported.config == "adapter_config.json");
+  CHECK(holds(exported.note, "the adapters alone"));
   CHECK(files_below(folder / "out").size() == 2);
   const SafetensorsFile file(folder / "out/adapter_model.safetensors", "test");
   const SafetensorsTensor* b = file.header().find("base_model.model.model.layers.1.self_attn.v_proj.lora_B.weight");
