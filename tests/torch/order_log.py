@@ -41,6 +41,8 @@ class OrderLog:
             param_group = fully_shard.state(module)._fsdp_param_group
             for p in param_group.fsdp_params if param_group else []:
                 grad = p._unsharded_param.grad if hasattr(p, "_unsharded_param") else None
+                if grad is None:             # before PyTorch 2.15 gradients that wait in the reduce dtype lie there
+                    grad = getattr(p, "unsharded_accumulated_grad", None)
                 if grad is not None:
                     self.events.append(["retained", u, grad.numel(), NAMES[grad.dtype]])
 

@@ -38,6 +38,7 @@ import emitted_run
 import fsdp1_run
 import plan_space
 import refusals
+import release
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 PROGRAM = os.environ.get("FSDP_PLAN_PROGRAM", str(ROOT / "build" / "release" / "fsdp-plan"))
@@ -96,11 +97,12 @@ class Work:
         out = self.folder / "plan.json"
         out.unlink(missing_ok=True)
         flags = [text for pair in case["command"].items() for text in pair]
-        self.ask("plan", *self.model(), "--cluster", "dgx-h100", "--implementation", "hf", *flags, "-o", out)
+        self.ask("plan", *self.model(), "--cluster", "dgx-h100", "--implementation", "hf", "--dialect",
+                 release.dialect(), *flags, "-o", out)
         return json.loads(out.read_text())
 
     def write(self, case):
-        """plan.json and model.json of a case."""
+        """plan.json and model.json of a case, for the PyTorch that runs."""
         self.lora = case.get("lora")
         if "command" in case:
             case["plan"] = self.plan_of(case)
@@ -112,6 +114,7 @@ class Work:
     def changed_base(self, case):
         base = json.loads(json.dumps(self.base(case["model"], case["policy"] or "root")))
         plan = case["plan"]
+        base["dialect"] = release.dialect()
         for key, value in plan.items():
             if key not in ("reshard",):
                 base[key] = value
@@ -292,7 +295,8 @@ class Planned:
             self.moment("copy_out", unit, self.total - slabs)    # of other dimensions: gone when PyTorch notes it
         elif action == "divide_gradient" and len(args) == 1:
             self.events.append(["divide"] + first[1:] + [op["divisor"]])
-        elif action == "reduce_scatter" and self.plan["mesh"][1]["size"] > 1 or action == "all_reduce":
+        elif action == "all_reduce" or action == "reduce_scatter" and (
+                self.plan["mesh"][1]["size"] > 1 or release.REDUCES_ALONE):
             self.events.append(first + [op["communicator"], self.ranks(op), op["reduction"].replace("-", "_")])
 
 
@@ -306,7 +310,18 @@ def first_difference(ours, theirs):
 
 
 def compare(work, case, explain=False):
-    """("equal" | "both refuse" | "we refuse" | "PyTorch refuses" | "differs", what)."""
+    """("equal" | "differs" | "PyTorch refuses" | "PyTorch runs" what we refuse | "both refuse" | "we refuse", what).
+    What this PyTorch lacks both must refuse; the rest of the plan is compared."""
+    verdict, what = compare_plan(work, case, explain)
+    if verdict not in ("PyTorch runs", "both refuse") or not release.came_later(what):
+        return verdict, what
+    if verdict == "PyTorch runs":
+        return "differs", {verdict: what}
+    rest = release.without_later(case)
+    return (verdict, what) if rest is None else compare(work, rest, explain)
+
+
+def compare_plan(work, case, explain):
     try:
         plan = work.write(case)
         if plan["dialect"] == "fsdp1":
@@ -472,6 +487,8 @@ def main():
         for name, case in kept.items() if args.kept else []:
             if case.get("lora") and not plan_space.PEFT:
                 print(f"  {name}: not compared, there is no peft", flush=True)
+                continue
+            if not release.runs_here(case["plan"]):
                 continue
             verdict, what = compare(work, case)
             results[verdict if verdict != "we refuse" else "differs"] += 1
