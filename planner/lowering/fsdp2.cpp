@@ -86,14 +86,9 @@ class Fsdp2 final : public DialectHooks {
   }
 
   void after_forward(StepBuilder& b, std::int32_t u) override {  // F7
-    if (!units_.empty(u)) {
-      unshard_.reshard_after_forward(b, u);
-      post_forward_indices_[at(u)].push_back(post_forward_order_.size());
-      post_forward_order_.push_back(u);
-    }
-    if (!units_.layout(u).root) return;
-    unshard_.drop_held(b);
-    forward_root_ = kNone;
+    if (!units_.empty(u)) leave(b, u);
+    if (units_.layout(u).root) forward_uses_ = post_forward_order_.size();
+    end_forward(b, u);
   }
 
   // A unit whose pre-backward has run only makes sure of its parameters. Any other goes through its whole pre-forward:
@@ -108,9 +103,9 @@ class Fsdp2 final : public DialectHooks {
   }
 
   void after_recompute(StepBuilder& b, std::int32_t u) override {
-    if (units_[u].in_backward || forward_root_ != u) return;
-    unshard_.drop_held(b);
-    forward_root_ = kNone;
+    if (units_[u].in_backward) return;
+    if (units_.before(10) && !units_.empty(u)) leave(b, u);  // as after the forward itself
+    end_forward(b, u);
   }
 
   void before_recomputed_op(StepBuilder& b, std::int32_t u) override {
@@ -131,13 +126,14 @@ class Fsdp2 final : public DialectHooks {
     }
     // An empty root has no place in the post-forward order; it comes after all that have one.
     if (units_.empty(u) && plan().backward_prefetch == 1) return;
-    auto position = static_cast<int>(post_forward_order_.size());
+    auto position = static_cast<int>(forward_uses_);
+    int count = plan().backward_prefetch;
     if (!units_.empty(u)) {
       if (post_forward_indices_[at(u)].empty()) return;
-      position = static_cast<int>(post_forward_indices_[at(u)].back());
-      post_forward_indices_[at(u)].pop_back();
+      position = take_position(u);
+      if (position >= static_cast<int>(forward_uses_)) count = std::min(1, count);
     }
-    for (int k = 1; k <= plan().backward_prefetch && position - k >= 0; ++k)
+    for (int k = 1; k <= count && position - k >= 0; ++k)
       gather_for_backward(b, post_forward_order_[static_cast<std::size_t>(position - k)]);
   }
 
@@ -154,14 +150,20 @@ class Fsdp2 final : public DialectHooks {
   void end_backward(StepBuilder& b) override {
     // The final callback: states in module pre-order, root first; then D waits for every reduction. Before PyTorch 2.15
     // it waited for each unit's before the next one's post-backward.
-    const bool one_by_one = plan().torch.before(2, 15);
+    const bool one_by_one = units_.before(15);
     for (std::int32_t u : units_.module_order) {
       after_backward(b, u);
-      if (one_by_one) reduce_.finalize(b, u);
+      if (!one_by_one) continue;
+      reduce_.finalize(b, u);
+      unshard_.drop_unused(b, u, last_);
     }
-    unshard_.drop_unused(b, last_);
-    for (std::int32_t u : units_.module_order) reduce_.finalize(b, u);
+    if (!one_by_one) {
+      for (std::int32_t u : units_.module_order) unshard_.drop_unused(b, u, last_);
+      unshard_.end_backward(b);
+      for (std::int32_t u : units_.module_order) reduce_.finalize(b, u);
+    }
     reduce_.end_backward(b);
+    if (one_by_one) unshard_.end_backward(b);
   }
 
   Arg parameter(StepBuilder&, std::int32_t param) override {
@@ -192,6 +194,31 @@ class Fsdp2 final : public DialectHooks {
     b.wait(Stream::copy_in, b.last(Stream::compute));
     b.wait(Stream::all_gather, b.last(Stream::compute));
     forward_root_ = u;
+  }
+
+  // The end of a unit's forward: it is resharded, and has its place in the order that backward prefetches follow.
+  void leave(StepBuilder& b, std::int32_t u) {
+    unshard_.reshard_after_forward(b, u);
+    post_forward_indices_[at(u)].push_back(post_forward_order_.size());
+    post_forward_order_.push_back(u);
+  }
+
+  // The place in that order from which the unit prefetches in backward. A count above 1 is a list of those that came
+  // before in the forward itself; only the first has none, and follows the order like a count of 1.
+  int take_position(std::int32_t u) {
+    std::vector<std::size_t>& places = post_forward_indices_[at(u)];
+    auto place = places.end() - 1;
+    if (plan().backward_prefetch > 1 && places.front() > 0)
+      while (*place >= forward_uses_ && place != places.begin()) --place;
+    const int position = static_cast<int>(*place);
+    places.erase(place);
+    return position;
+  }
+
+  void end_forward(StepBuilder& b, std::int32_t u) {
+    if (forward_root_ != u) return;
+    unshard_.drop_held(b);
+    forward_root_ = kNone;
   }
 
   void gather_for_forward(StepBuilder& b, std::int32_t u) {
@@ -239,6 +266,7 @@ class Fsdp2 final : public DialectHooks {
   std::vector<std::optional<std::vector<std::int32_t>>> forward_lists_, backward_lists_;  // explicit prefetch, by unit
   std::vector<std::vector<std::size_t>> post_forward_indices_;  // by unit: where its uses stand in
   std::vector<std::int32_t> post_forward_order_;
+  std::size_t forward_uses_ = 0;  // of them, those of the forward itself; before PyTorch 2.10 recomputations add theirs
   std::int32_t forward_root_ = kNone;  // the unit whose pre-forward began the forward (or recomputation) that runs
   bool last_ = true;                   // micro-batch of the step
 };

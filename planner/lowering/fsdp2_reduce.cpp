@@ -143,20 +143,41 @@ void Fsdp2Reduce::accumulate(StepBuilder& b, std::int32_t u, std::ptrdiff_t only
 void Fsdp2Reduce::limit_inputs(StepBuilder& b, std::size_t at_most) {
   while (inputs_.size() > at_most) {
     b.wait(Stream::compute, inputs_.front().op);
-    b.release(inputs_.front().buffer);
+    if (units_.before(12) || !units_.before(13)) b.release(inputs_.front().buffer);
+    else late_.push_back(inputs_.front().buffer);
     inputs_.pop_front();
   }
 }
 
 void Fsdp2Reduce::reduce(StepBuilder& b, std::int32_t u) {
-  Fsdp2Unit& s = units_[u];
-  const UnitLayout& l = units_.layout(u);
+  const Fsdp2Unit& s = units_[u];
   bool incomplete = false;  // autograd hands a gradient over when it has added up all uses of the parameter
   for (std::size_t i = 0; i < s.gradient.size(); ++i) incomplete = incomplete || (s.gradient[i] >= 0 && s.uses[i] > 0);
   const bool nothing = !Fsdp2Units::any_live(s.accumulator) && (incomplete || !Fsdp2Units::any_live(s.gradient));
-  if (nothing && units_.c.plan.torch.before(2, 12)) return;
+  if (nothing && units_.before(12)) return;
   limit_inputs(b, static_cast<std::size_t>(units_.c.plan.reduce_scatter_buffers - 1));  // B6c
-  if (nothing) return;
+  if (!nothing) reduce_gradients(b, u);
+  Fsdp2Units::release_all(b, late_);
+  late_.clear();
+}
+
+// Before PyTorch 2.15 a loop over the gradients leaves the last one in a variable of foreach_reduce, and the last one
+// that is sharded on another dimension than 0, too. Before 2.10 the loop runs for one shard as well.
+bool Fsdp2Reduce::stays(const std::vector<std::int32_t>& source, std::int32_t u, std::size_t i) const {
+  const UnitLayout& l = units_.layout(u);
+  if (!units_.before(15) || (l.shards == 1 && !units_.before(10))) return false;
+  bool last = true, last_reordered = l.params[i].dim > 0;
+  for (std::size_t k = i + 1; k < source.size(); ++k) {
+    if (source[k] < 0) continue;
+    last = false;
+    last_reordered = last_reordered && l.params[k].dim == 0;
+  }
+  return last || last_reordered;
+}
+
+void Fsdp2Reduce::reduce_gradients(StepBuilder& b, std::int32_t u) {
+  Fsdp2Unit& s = units_[u];
+  const UnitLayout& l = units_.layout(u);
   b.wait(Stream::compute, s.post_reduce_op);  // B6d
   std::vector<std::int32_t>& source = Fsdp2Units::any_live(s.accumulator) ? s.accumulator : s.gradient;
   reorder(b, u, source, &source == &s.accumulator);  // B6e
@@ -187,12 +208,13 @@ void Fsdp2Reduce::reorder(StepBuilder& b, std::int32_t u, std::vector<std::int32
   const UnitLayout& l = units_.layout(u);
   for (std::size_t i = 0; i < source.size(); ++i) {
     const ShardedParam& p = l.params[i];
-    if (source[i] < 0 || p.dim == 0 || l.shards == 1) continue;
+    if (source[i] < 0 || p.dim == 0 || (l.shards == 1 && !units_.before(10))) continue;
     const BufferKind kind = accumulated ? BufferKind::gradient_accumulator : BufferKind::gradient;
     const DType dtype = accumulated ? reduce_dtype_ : gradient_dtype_;
     const std::int32_t copy = b.allocate_new(units_.buffer(p.numel(), dtype, kind, Stream::compute, u, p.param));
     b.issue(units_.op(Action::reorder_shards, Stream::compute, u), {{Arg{source[i]}, Arg{copy, Access::write}}});
-    b.release(source[i]);
+    if (stays(source, u, i)) late_.push_back(source[i]);
+    else b.release(source[i]);
     source[i] = copy;
   }
 }
@@ -216,6 +238,8 @@ std::int32_t Fsdp2Reduce::copy_in(StepBuilder& b, std::int32_t u, std::int32_t i
   }
   const std::int32_t op = b.issue(units_.op(Action::scatter_copy_in, Stream::compute, u), args);
   if (whole >= 0) b.release(whole);
+  for (std::size_t i = 0; i < source.size(); ++i)
+    if (source[i] >= 0 && l.params[i].dim == 0 && stays(source, u, i)) late_.push_back(std::exchange(source[i], kNone));
   Fsdp2Units::release_all(b, source);
   return op;
 }
@@ -269,7 +293,7 @@ void Fsdp2Reduce::finish(StepBuilder& b, std::int32_t u, std::int32_t out, bool 
     if (!s.has_sharded_gradient) b.allocate(s.sharded_gradient);
     s.post_reduce_op =
         b.issue(units_.op(Action::finish_gradient, last_stream(), u), {{Arg{out}, Arg{s.sharded_gradient, access}}});
-    if (units_.hsdp()) held_outputs_.push_back(out);
+    if (units_.hsdp()) held_outputs_.push_back({u, out});
     else b.release(out);
   }
   s.has_sharded_gradient = true;
@@ -286,7 +310,7 @@ void Fsdp2Reduce::finish_on_host(StepBuilder& b, std::int32_t u, std::int32_t ou
         b.issue(units_.op(Action::finish_gradient, last_stream(), u), {{Arg{out}, Arg{from, Access::write}}});
     if (!units_.hsdp()) b.release(out);
   }
-  if (units_.hsdp()) held_outputs_.push_back(out);
+  if (units_.hsdp()) held_outputs_.push_back({u, out});
   const std::int64_t item = size_of(master_dtype_);
   std::int64_t device_at = 0, host_at = 0;
   bool allocated = s.has_sharded_gradient;
@@ -326,6 +350,14 @@ void Fsdp2Reduce::finalize(StepBuilder& b, std::int32_t u) {
     if (copy.unit == u) copies.push_back(copy.op);
   std::erase_if(to_host_, [u](const Copy& copy) { return copy.unit == u; });
   b.host_wait(copies, units_.micro_batch);
+  if (!early_) release_outputs(b, u);
+}
+
+void Fsdp2Reduce::release_outputs(StepBuilder& b, std::int32_t u) {
+  std::erase_if(held_outputs_, [&](const Held& held) {
+    if (held.unit == u) b.release(held.buffer);
+    return held.unit == u;
+  });
 }
 
 void Fsdp2Reduce::end_backward(StepBuilder& b) {
@@ -334,7 +366,7 @@ void Fsdp2Reduce::end_backward(StepBuilder& b) {
     b.release(inputs_[i - 1].buffer);  // Python's order: the last goes last
   if (!inputs_.empty()) b.release(inputs_.back().buffer);
   inputs_.clear();
-  for (std::int32_t held : held_outputs_) b.release(held);
+  for (const Held& held : held_outputs_) b.release(held.buffer);
   held_outputs_.clear();
 }
 

@@ -37,28 +37,35 @@ class Fsdp2Reduce {
   bool casts_each_use(std::int32_t u, std::size_t i) const;
   void cast_use(StepBuilder&, std::int32_t u, std::size_t i);
   void limit_inputs(StepBuilder&, std::size_t at_most);
+  void reduce_gradients(StepBuilder&, std::int32_t u);
   std::int32_t copy_in(StepBuilder&, std::int32_t u, std::int32_t input);
   void reorder(StepBuilder&, std::int32_t u, std::vector<std::int32_t>& source, bool accumulated);
+  bool stays(const std::vector<std::int32_t>& source, std::int32_t u, std::size_t i) const;
   void divide(StepBuilder&, std::int32_t u, Stream, std::int32_t buffer, double by);
   std::int32_t scatter(StepBuilder&, std::int32_t u, std::int32_t input, std::int32_t out);
   bool replicate_sum(StepBuilder&, std::int32_t u, std::int32_t out);
   void finish(StepBuilder&, std::int32_t u, std::int32_t out, bool keeps);
+  void release_outputs(StepBuilder&, std::int32_t u);
   void finish_on_host(StepBuilder&, std::int32_t u, std::int32_t out);
   [[nodiscard]] Stream last_stream() const { return units_.hsdp() ? Stream::all_reduce : Stream::reduce_scatter; }
 
   struct Input {
     std::int32_t buffer = kNone, op = kNone;
   };
+  struct Held {
+    std::int32_t unit = kNone, buffer = kNone;
+  };
   struct Copy {
     std::int32_t unit = kNone, op = kNone;
   };
   Fsdp2Units& units_;
   const DType reduce_dtype_, gradient_dtype_, master_dtype_;
-  const bool early_;          // gradients get their dtype from autograd as they are made (since PyTorch 2.15)
-  std::vector<int> uses_;     // by parameter: kernels that make a part of its gradient
-  std::deque<Input> inputs_;  // of reduce-scatters in flight
-  std::vector<std::int32_t> held_outputs_;  // R's pool, used on A: kept until D has waited at the end of backward
-  std::vector<Copy> to_host_;               // the host waits for them at the end of backward
+  const bool early_;                // gradients get their dtype from autograd as they are made (since PyTorch 2.15)
+  std::vector<int> uses_;           // by parameter: kernels that make a part of its gradient
+  std::deque<Input> inputs_;        // of reduce-scatters in flight
+  std::vector<std::int32_t> late_;  // freed when the reduction at hand has been issued
+  std::vector<Held> held_outputs_;  // R's pool, used on A: kept until D has waited at the end of backward
+  std::vector<Copy> to_host_;       // the host waits for them at the end of backward
 };
 
 }  // namespace fsdp

@@ -65,6 +65,8 @@ class Fsdp2Units {
   [[nodiscard]] bool empty(std::int32_t u) const { return layout(u).params.empty(); }
 
   [[nodiscard]] bool hsdp() const { return c.plan.replicate() > 1; }
+  // What differs between releases of PyTorch; docs/fsdp-order.md, "Releases".
+  [[nodiscard]] bool before(int minor) const { return c.plan.torch.before(2, minor); }
   // Is a group of one rank gathered without a collective? Since PyTorch 2.9.
   [[nodiscard]] bool copies_alone() const { return c.plan.shard() == 1 && !c.plan.torch.before(2, 9); }
   [[nodiscard]] bool casts_shards() const { return c.plan.param_dtype != c.plan.master_dtype; }

@@ -1,5 +1,7 @@
 #include "planner/lowering/fsdp2_unshard.h"
 
+#include <utility>
+
 namespace fsdp {
 
 void Fsdp2Unshard::unshard(StepBuilder& b, std::int32_t u) {
@@ -84,12 +86,14 @@ void Fsdp2Unshard::wait(StepBuilder& b, std::int32_t u, bool forward) {
     s.gathered = true;
     return;
   }
-  if (forward) drop_held(b);                                  // F3a
+  const std::int32_t previous = forward ? pass_held(b) : kNone;  // F3a
+  if (previous >= 0 && !units_.before(15)) b.release(previous);
   b.wait(Stream::compute, s.gather_op);                       // F3b
   const std::int32_t done = copy_out(b, u, {Arg{s.gather}});  // F3c
   s.gathered = true;
   if (s.kept) Fsdp2Units::release_all(b, s.kept_shards);
   s.kept = false;
+  if (previous >= 0 && units_.before(15)) b.release(previous);
   if (forward) {
     held_gather_ = s.gather;
     held_copy_out_ = done;
@@ -168,33 +172,38 @@ void Fsdp2Unshard::reshard(StepBuilder& b, std::int32_t u) {
   s.gathered = false;
 }
 
-void Fsdp2Unshard::drop_held(StepBuilder& b) {
-  if (held_gather_ < 0) return;
+std::int32_t Fsdp2Unshard::pass_held(StepBuilder& b) {
+  if (held_gather_ < 0) return kNone;
   b.wait(Stream::copy_in, held_copy_out_);
   b.wait(Stream::all_gather, held_copy_out_);
-  b.release(held_gather_);
-  held_gather_ = -1;
+  return std::exchange(held_gather_, kNone);
 }
 
-void Fsdp2Unshard::drop_unused(StepBuilder& b, bool last) {
-  for (std::int32_t u : units_.module_order) {
-    Fsdp2Unit& s = units_[u];
-    if (s.pending && s.gather >= 0) {
-      b.wait(Stream::compute, s.gather_op);
-      // Where the host steps the shards, it must not overtake the copy that still reads them. (PyTorch's host does not
-      // wait here.)
-      if (units_.c.plan.offload) b.host_wait({{s.gather_op}}, units_.micro_batch);
-      b.release(s.gather);
-    }
-    s.pending = false;
-    s.gather = -1;
-    // Parts of a unit whose backward never needed them. The next micro-batch gathers from them again if backward does
-    // not reshard; otherwise PyTorch keeps them, unused, until the next forward replaces them.
-    if (s.kept && !last && !units_.c.plan.units[static_cast<std::size_t>(u)].reshard_after_backward) continue;
-    if (s.kept) Fsdp2Units::release_all(b, s.kept_shards);
-    s.kept = false;
-    s.reshard_event = -1;
+void Fsdp2Unshard::drop_held(StepBuilder& b) {
+  const std::int32_t held = pass_held(b);
+  if (held >= 0) b.release(held);
+}
+
+void Fsdp2Unshard::drop_unused(StepBuilder& b, std::int32_t u, bool last) {
+  Fsdp2Unit& s = units_[u];
+  if (s.pending && s.gather >= 0) {
+    b.wait(Stream::compute, s.gather_op);
+    // Where the host steps the shards, it must not overtake the copy that still reads them. (PyTorch's host does not
+    // wait here.)
+    if (units_.c.plan.offload) b.host_wait({{s.gather_op}}, units_.micro_batch);
+    b.release(s.gather);
   }
+  s.pending = false;
+  s.gather = -1;
+  // Parts of a unit whose backward never needed them. The next micro-batch gathers from them again if backward does
+  // not reshard; otherwise PyTorch keeps them, unused, until the next forward replaces them.
+  if (s.kept && !last && !units_.c.plan.units[static_cast<std::size_t>(u)].reshard_after_backward) return;
+  if (s.kept) Fsdp2Units::release_all(b, s.kept_shards);
+  s.kept = false;
+  s.reshard_event = -1;
+}
+
+void Fsdp2Unshard::end_backward(StepBuilder& b) {
   if (held_gather_ >= 0) b.release(held_gather_);  // of a recomputation that stopped early; D itself copied it out
   held_gather_ = -1;
 }

@@ -22,8 +22,10 @@ class Fsdp2Unshard {
   void reshard(StepBuilder&, std::int32_t u);  // over all of W
   // Frees the gather buffer kept in forward: C and G go on after its copy-out.
   void drop_held(StepBuilder&);
-  // The end of backward: waits for all-gathers that no operation has waited for, and frees them.
-  void drop_unused(StepBuilder&, bool last);
+  // The end of backward, for one unit: waits for an all-gather that no operation has waited for, and frees it.
+  void drop_unused(StepBuilder&, std::int32_t u, bool last);
+  // ... and for all of them: what a recomputation that stopped early holds.
+  void end_backward(StepBuilder&);
 
  private:
   struct Source {
@@ -36,6 +38,7 @@ class Fsdp2Unshard {
   void copy_alone(StepBuilder&, std::int32_t u);
   std::int32_t copy_out(StepBuilder&, std::int32_t u, const std::vector<Arg>& source);
   void keep_parts(StepBuilder&, std::int32_t u);
+  std::int32_t pass_held(StepBuilder&);  // C and G wait for the copy-out; the caller frees the buffer
 
   Fsdp2Units& units_;
   std::int32_t held_gather_ = kNone, held_copy_out_ = kNone;  // forward: the last group's gather buffer

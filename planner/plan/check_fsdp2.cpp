@@ -63,8 +63,12 @@ void check_fsdp2_unit(const ShardingPlan& plan, std::size_t u, std::string_view 
   const double f = *unit.gradient_divide_factor;
   refuse_if(!std::isfinite(f) || f <= 0, where, at + "gradient_divide_factor", std::to_string(f) + " is out of range",
             "use a finite number above 0");
-  refuse_if(shards == 1 && (may_overflow(plan) || plan.force_sum_reduction || plan.torch.before(2, 9)), where,
+  refuse_if(shards == 1 && (may_overflow(plan) || plan.force_sum_reduction) && !plan.torch.before(2, 10), where,
             at + "gradient_divide_factor", "PyTorch would not divide the gradients of one shard by it once, as it says",
+            "leave it out, or shard over at least 2 ranks");
+  refuse_if(shards == 1 && plan.torch.before(2, 10), where, at + "gradient_divide_factor",
+            "dividing the gradients of one shard in a collective of one rank, as PyTorch did before 2.10, is not known "
+            "here",
             "leave it out, or shard over at least 2 ranks");
 }
 

@@ -8,6 +8,9 @@ and reduce-scatter inputs; the unsharded gradients that a micro-batch leaves beh
     python3 tests/torch/record_fsdp2.py            compares with tests/torch/golden/fsdp2_order.json, prints what
       changed
     python3 tests/torch/record_fsdp2.py --write    records it again
+
+With an older PyTorch (release.py): the cases of RELEASES whose events differ from the newest's, in fsdp2_order_2.9.json
+and the like.
 """
 import json
 import pathlib
@@ -23,6 +26,7 @@ from torch.distributed.tensor import Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import golden_file
+import release
 from order_log import DTYPES, OrderLog
 
 GOLDEN = pathlib.Path(__file__).parent / "golden" / "fsdp2_order.json"
@@ -265,6 +269,8 @@ def more_configs(base, nested):
         dict(base, name="separate-scatter-hsdp-buffers-2", shard=2, replicate=2, separate_reduce_scatter=True,
              reduce_scatter_buffers=2),
         dict(base, name="divide-by-7", unit_options={"1": {"gradient_divide_factor": 7.0}}),
+        dict(base, name="divide-by-ranks-hsdp", shard=2, replicate=2,
+             unit_options={str(u): {"gradient_divide_factor": 4.0} for u in range(4)}),
         dict(base, name="divide-by-shards-hsdp", shard=2, replicate=2,
              unit_options={str(u): {"gradient_divide_factor": 2.0} for u in range(4)}),
         dict(base, name="force-sum", force_sum_reduction=True),
@@ -317,6 +323,9 @@ def recomputed_configs(base, titan):
              unit_options=each_next(halves, 2), param_dtype="bf16"),
         dict(base, name="recomputed-no-backward-prefetch", reshard="true", checkpoint=True, units=halves,
              unit_options=itself(halves)),
+        dict(base, name="recomputed-backward-prefetch-2", reshard="true", checkpoint=True, units=halves,
+             unit_options={str(u): dict(backward_prefetch=[n for n, in halves[max(0, u - 2):u][::-1]])
+                           for u in range(1, len(halves))}),
         dict(base, name="recomputed-halves", reshard="true", checkpoint=True, units=halves, micro_batches=2),
         dict(base, name="recomputed-over-2", reshard="2", checkpoint=True, units=halves[:1] + [["layers.0"], [""]]),
         dict(titan, name="empty-root-forward-prefetch",
@@ -328,7 +337,29 @@ def recomputed_configs(base, titan):
     ]
 
 
+# Each shows something that differs between releases; docs/fsdp-order.md says what.
+RELEASES = ["default", "titan", "one-rank", "one-rank-bf16", "one-shard-hsdp", "accumulate-last", "accumulate-last-tied",
+            "narrow-reduce", "narrow-reduce-accumulate", "divide-by-7", "divide-by-ranks-hsdp", "divide-by-shards-hsdp",
+            "hsdp-rs-only-bf16", "prefetch-mistargeted", "prefetch-all-at-once", "frozen-unit",
+            "frozen-below-reshard-2", "used-twice-reshard", "nested-checkpoint", "recomputed-forward-prefetch-2",
+            "recomputed-no-backward-prefetch", "recomputed-backward-prefetch-2", "recomputed-halves",
+            "recomputed-over-2"]
+
+
+def record_release():
+    """Of RELEASES, what this PyTorch does in another order than the newest."""
+    newest = {c["config"]["name"]: c["events"] for c in json.loads(GOLDEN.read_text())["cases"]}
+    cases = [record(c) for c in configs() if c["name"] in RELEASES]
+    result = {"_about": "fsdp2_order.json of an older PyTorch: the cases whose events differ from the newest's.",
+              "torch": torch.__version__.split("+")[0],
+              "cases": [c for c in cases if json.loads(json.dumps(c["events"])) != newest[c["config"]["name"]]]}
+    path = GOLDEN.with_name("fsdp2_order_{}.{}.json".format(*release.RUNS))
+    return golden_file.finish(path, golden_file.text_of(result))
+
+
 def main():
+    if release.RUNS < release.NEWEST:
+        return record_release()
     result = {"_about": "What PyTorch's fully_shard issues on rank 0 in a steady step of the toy model: [what, unit, "
                         "elements, dtype, "
                         "communicator, ranks, reduction]. Elements: all_gather output, reduce_scatter input, "
