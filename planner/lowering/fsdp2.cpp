@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "models/index.h"
+#include "planner/layout/unit_order.h"
 #include "planner/lowering/dialect.h"
 #include "planner/lowering/fsdp2_reduce.h"
 #include "planner/lowering/fsdp2_units.h"
@@ -37,6 +38,7 @@ class Fsdp2 final : public DialectHooks {
       forward_lists_[at(u)] = listed(c.plan.units[at(u)].forward_prefetch);
       backward_lists_[at(u)] = listed(c.plan.units[at(u)].backward_prefetch);
     }
+    if (c.plan.backward_prefetch > 1) list_units_before();
   }
 
   void init(StepBuilder& b) override {
@@ -87,7 +89,6 @@ class Fsdp2 final : public DialectHooks {
 
   void after_forward(StepBuilder& b, std::int32_t u) override {  // F7
     if (!units_.empty(u)) leave(b, u);
-    if (units_.layout(u).root) forward_uses_ = post_forward_order_.size();
     end_forward(b, u);
   }
 
@@ -124,17 +125,10 @@ class Fsdp2 final : public DialectHooks {
       for (std::int32_t target : *backward_lists_[at(u)]) gather_for_backward(b, target);
       return;
     }
-    // An empty root has no place in the post-forward order; it comes after all that have one.
-    if (units_.empty(u) && plan().backward_prefetch == 1) return;
-    auto position = static_cast<int>(forward_uses_);
-    int count = plan().backward_prefetch;
-    if (!units_.empty(u)) {
-      if (post_forward_indices_[at(u)].empty()) return;
-      position = take_position(u);
-      if (position >= static_cast<int>(forward_uses_)) count = std::min(1, count);
-    }
-    for (int k = 1; k <= count && position - k >= 0; ++k)
-      gather_for_backward(b, post_forward_order_[static_cast<std::size_t>(position - k)]);
+    if (plan().backward_prefetch == 0 || units_.empty(u) || post_forward_indices_[at(u)].empty()) return;
+    const std::size_t position = post_forward_indices_[at(u)].back();
+    post_forward_indices_[at(u)].pop_back();
+    if (position > 0) gather_for_backward(b, post_forward_order_[position - 1]);
   }
 
   void after_backward(StepBuilder& b, std::int32_t u) override {
@@ -203,18 +197,6 @@ class Fsdp2 final : public DialectHooks {
     post_forward_order_.push_back(u);
   }
 
-  // The place in that order from which the unit prefetches in backward. A count above 1 is a list of those that came
-  // before in the forward itself; only the first has none, and follows the order like a count of 1.
-  int take_position(std::int32_t u) {
-    std::vector<std::size_t>& places = post_forward_indices_[at(u)];
-    auto place = places.end() - 1;
-    if (plan().backward_prefetch > 1 && places.front() > 0)
-      while (*place >= forward_uses_ && place != places.begin()) --place;
-    const int position = static_cast<int>(*place);
-    places.erase(place);
-    return position;
-  }
-
   void end_forward(StepBuilder& b, std::int32_t u) {
     if (forward_root_ != u) return;
     unshard_.drop_held(b);
@@ -249,6 +231,18 @@ class Fsdp2 final : public DialectHooks {
     if (s.reshard_after_forward && r.ranks > 1 && r.ranks < units_.layout(u).shards) s.small_group = r.ranks;
   }
 
+  // Counts above 1 are lists in PyTorch, too (set_modules_to_backward_prefetch): the units that end before, last first.
+  // One that ends before all others keeps the default.
+  void list_units_before() {
+    const std::vector<std::int32_t> ends = order_of_ends(units_.c.program.layouts);
+    const auto count = static_cast<std::size_t>(plan().backward_prefetch);
+    for (std::size_t i = 1; i < ends.size(); ++i) {
+      if (backward_lists_[at(ends[i])]) continue;
+      const auto end = ends.rbegin() + static_cast<std::ptrdiff_t>(ends.size() - i);
+      backward_lists_[at(ends[i])].emplace(end, end + static_cast<std::ptrdiff_t>(std::min(i, count)));
+    }
+  }
+
   // Units by the name of their first module; nothing: no list was given. An empty root is listed without effect.
   std::optional<std::vector<std::int32_t>> listed(const std::vector<std::string>& names) const {
     if (names.empty()) return std::nullopt;
@@ -266,7 +260,6 @@ class Fsdp2 final : public DialectHooks {
   std::vector<std::optional<std::vector<std::int32_t>>> forward_lists_, backward_lists_;  // explicit prefetch, by unit
   std::vector<std::vector<std::size_t>> post_forward_indices_;  // by unit: where its uses stand in
   std::vector<std::int32_t> post_forward_order_;
-  std::size_t forward_uses_ = 0;  // of them, those of the forward itself; before PyTorch 2.10 recomputations add theirs
   std::int32_t forward_root_ = kNone;  // the unit whose pre-forward began the forward (or recomputation) that runs
   bool last_ = true;                   // micro-batch of the step
 };
