@@ -338,12 +338,12 @@ def recomputed_configs(base, titan):
 
 
 # Each shows something that differs between releases; docs/fsdp-order.md says what.
-RELEASES = ["default", "titan", "one-rank", "one-rank-bf16", "one-shard-hsdp", "accumulate-last", "accumulate-last-tied",
-            "narrow-reduce", "narrow-reduce-accumulate", "divide-by-7", "divide-by-ranks-hsdp", "divide-by-shards-hsdp",
-            "hsdp-rs-only-bf16", "prefetch-mistargeted", "prefetch-all-at-once", "frozen-unit",
-            "frozen-below-reshard-2", "used-twice-reshard", "nested-checkpoint", "recomputed-forward-prefetch-2",
-            "recomputed-no-backward-prefetch", "recomputed-backward-prefetch-2", "recomputed-halves",
-            "recomputed-over-2"]
+RELEASES = ["default", "titan", "one-rank", "one-rank-bf16", "one-shard-hsdp", "accumulate-last",
+            "accumulate-last-tied", "narrow-reduce", "narrow-reduce-accumulate", "divide-by-7",
+            "divide-by-ranks-hsdp", "divide-by-shards-hsdp", "hsdp-rs-only-bf16", "prefetch-mistargeted",
+            "prefetch-all-at-once", "frozen-unit", "frozen-below-reshard-2", "used-twice-reshard",
+            "nested-checkpoint", "recomputed-forward-prefetch-2", "recomputed-no-backward-prefetch",
+            "recomputed-backward-prefetch-2", "recomputed-halves", "recomputed-over-2"]
 
 
 def record_release():
