@@ -268,16 +268,6 @@ Price price_of(const std::string& text, const ClusterSpec& cluster) {
   return price;
 }
 
-// What is known to be off, with its size (docs/limits.md).
-void print_caution(const Setup& setup) {
-  const auto routes = [](const Op& op) { return op.kind == OpKind::moe_route; };
-  if (setup.implementation->name.starts_with("hf") &&
-      std::any_of(setup.model.ops.begin(), setup.model.ops.end(), routes))
-    print(stderr,
-          "note: of mixtures of experts under hf the peak is predicted too high: by 3 to 43 % of PyTorch's with full "
-          "activation checkpointing, by up to 21 % without\n");
-}
-
 }  // namespace
 
 void add_setup_flags(const Command& command, Flags& flags) {
@@ -322,7 +312,6 @@ Setup resolve_setup(const Flags& flags, const PlanFile* file, Notes notes) {
   setup.cluster = named_cluster(*flags.cluster, plan != nullptr ? plan->ranks() : gpus.value_or(0), notes);
   setup.seq_len = plan != nullptr ? plan->seq_len : sequence_length(flags, setup.model);
   setup.implementation = &named_implementation(flags, setup.model, file, setup.cluster.host, notes);
-  if (notes == Notes::printed) print_caution(setup);
   setup.costs = named_costs(flags, setup.cluster, notes);
   setup.options.memory_limit =
       flags.memory_limit ? parse_bytes(*flags.memory_limit, "--memory-limit") : default_memory_limit(setup.cluster);

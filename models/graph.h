@@ -106,7 +106,7 @@ struct OpShape {
   double cap = 0;              // soft_cap; attention: of the scores, 0: none
   double score_factor = 0;     // attention: of the scores, 0: 1 / sqrt(head_dim)
   double weight_offset = 0;    // rms_norm: added to the weight
-  bool wide_weight = false;    // rms_norm: the weight is multiplied in fp32, before the result is cast
+  bool wide_weight = false;    // rms_norm: multiplied in fp32, before the result is cast; experts: those of choices
   bool wide_angles = false;    // rotary in fp32
   bool interleaved = false;    // packed: q, k and v of each key head stand together, not all q first
   bool fast = false;           // gelu: transformers' gelu_fast, which writes the tanh approximation out another way

@@ -134,6 +134,7 @@ OpFacts facts(const Implementation& implementation, const Op& op, const Workload
   OpFacts f = facts(implementation, op, workload);
   const auto keep_nothing = [&f] {
     f.saved_inputs = f.saved_outputs = 0, f.saved_extra_bytes = f.result_extra_bytes = 0;
+    f.variable_bytes += f.passed_bytes, f.passed_bytes = f.variable_saved_bytes = 0;
   };
   const auto trained = [&](std::int32_t p) { return model.parameters[static_cast<std::size_t>(p)].trainable; };
   if (!model.tensors[static_cast<std::size_t>(op.outputs[0])].requires_grad) keep_nothing();
@@ -184,10 +185,19 @@ std::string digest(const Implementation& i) {
       }
       if (f.saved_for_weight_bytes > 0) d.add("for_weight", f.saved_for_weight_bytes);
       if (f.saves_by_input) d.add("by_input", f.saves_by_input);
+      if (f.wide_outputs != 0) d.add("wide", int{f.wide_outputs});
+      if (f.passed_bytes > 0) d.add("passed", f.passed_bytes);
+      if (f.variable_bytes > 0) d.add("variable", f.variable_bytes);
+      if (f.variable_saved_bytes > 0) d.add("variable_saved", f.variable_saved_bytes);
       d.add("rate", f.forward_rate);
       d.add("rate", f.backward_rate);
       d.add("attention", static_cast<std::int64_t>(f.attention));
       for (const Inside* inside : {&f.forward_inside, &f.backward_inside}) {
+        d.add("inside", inside->script.text());
+        for (const std::int64_t bytes : inside->bytes) d.add("", bytes);
+      }
+      for (const Inside* inside : {&f.forward_stopped, &f.backward_again}) {
+        if (inside->script.empty()) continue;
         d.add("inside", inside->script.text());
         for (const std::int64_t bytes : inside->bytes) d.add("", bytes);
       }

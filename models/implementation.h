@@ -34,6 +34,11 @@ struct OpFacts {
   std::uint8_t saved_inputs = 0, saved_outputs = 0;
   std::int64_t saved_extra_bytes = 0;       // made by forward for backward only (log-sum-exp, 1/rms, fp32 copies)
   std::int64_t saved_for_weight_bytes = 0;  // part of it that only the weight's gradient reads: scratch if it is frozen
+  std::uint8_t wide_outputs = 0;            // bit i: outputs[i] and its gradient are fp32, whatever activations are
+  std::int64_t passed_bytes = 0;            // made by forward for the backward of the last op of its module
+  // Of variables in the forward of the op's module, until that returns; and what of it counts in saved_extra_bytes,
+  // too.
+  std::int64_t variable_bytes = 0, variable_saved_bytes = 0;
   // Alive only inside the op: what its worst moment needs beside its inputs, outputs and saved tensors, all of which
   // count during the whole op.
   std::int64_t forward_scratch_bytes = 0, backward_scratch_bytes = 0;
@@ -43,6 +48,8 @@ struct OpFacts {
   bool saves_by_input = false;  // inputs are kept for the gradient of inputs[0], the extra bytes for that of inputs[1]
   bool extra_replaces_input = false;  // where nothing is kept, the extra bytes appear as an input of their size goes
   Inside forward_inside = {}, backward_inside = {};   // the scratch bytes in detail
+  Inside forward_stopped = {};                        // where a recomputation ends in this op: it makes no result
+  Inside backward_again = {};                         // backward in a checkpointed module, if that differs
   double forward_rate = 1, backward_rate = 1;         // fraction of a good kernel's memory bandwidth
   AttentionKernel attention = AttentionKernel::sdpa;  // of attention
   friend bool operator==(const OpFacts&, const OpFacts&) = default;

@@ -13,6 +13,7 @@ std::string word(const MemoryScript::Step& step) {
     case MemoryScript::What::output_gradient: return "y";
     case MemoryScript::What::saved_input: return "i" + index;
     case MemoryScript::What::saved_output: return "r";
+    case MemoryScript::What::saved_read: return "|";
   }
   return {};
 }
@@ -21,7 +22,10 @@ std::string word(const MemoryScript::Step& step) {
 
 std::string MemoryScript::text() const {
   std::string all;
-  for (const Step& step : steps()) all += (all.empty() ? "" : " ") + ((step.appears ? "+" : "-") + word(step));
+  for (const Step& step : steps()) {
+    const std::string_view sign = step.what == What::saved_read ? "" : step.appears ? "+" : "-";
+    all.append(all.empty() ? "" : " ").append(sign).append(word(step));
+  }
   return all;
 }
 

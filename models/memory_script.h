@@ -10,6 +10,7 @@
 //   +e, -e                what forward makes for backward only appears (in forward), goes (in backward)
 //   -y                    backward: the gradient of the output goes
 //   -i0 .. -i3, -r        backward: saved input k goes, the saved output goes
+//   |                     backward: from here on what was saved is read, for which a checkpointed module runs again
 //
 // Rules: a temporary appears before it goes, is gone at the end, and may then appear again; everything else occurs at
 // most once; a script names either all results or single ones.
@@ -27,7 +28,16 @@ namespace fsdp {
 
 class MemoryScript {
  public:
-  enum class What : std::uint8_t { temporary, result, all_results, extra, output_gradient, saved_input, saved_output };
+  enum class What : std::uint8_t {
+    temporary,
+    result,
+    all_results,
+    extra,
+    output_gradient,
+    saved_input,
+    saved_output,
+    saved_read
+  };
   struct Step {
     bool appears = false;  // false: goes
     What what = What::temporary;
@@ -64,6 +74,7 @@ class MemoryScript {
   static constexpr std::size_t kMostSteps = 20;
 
   static constexpr Step step_of(std::string_view word) {
+    if (word == "|") return {false, What::saved_read, 0};
     if (word.size() < 2 || (word[0] != '+' && word[0] != '-'))
       throw std::invalid_argument("memory script: a word begins with + or - and names something");
     const bool appears = word[0] == '+';

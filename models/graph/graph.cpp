@@ -82,7 +82,7 @@ void add_shape(Digest& d, const OpShape& s) {
   add_if(d, "cap", s.cap, usual.cap);
   add_if(d, "score_factor", s.score_factor, usual.score_factor);
   add_if(d, "weight_offset", s.weight_offset, usual.weight_offset);
-  add_if(d, "wide_weight", s.wide_weight, usual.wide_weight);
+  if (s.experts.count == 0) add_if(d, "wide_weight", s.wide_weight, usual.wide_weight);  // else as the class says
   add_if(d, "wide_angles", s.wide_angles, usual.wide_angles);
   add_if(d, "interleaved", s.interleaved, usual.interleaved);
   add_if(d, "fast", s.fast, usual.fast);

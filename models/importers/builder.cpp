@@ -197,21 +197,27 @@ GraphBuilder::Id GraphBuilder::packed_swiglu(Id module, Id gate_up) {
   return out;
 }
 
-GraphBuilder::Routing GraphBuilder::moe_route(Id module, Id logits, const Experts& experts, bool renormalised) {
-  const Routing out{tensor(experts.top_k), tensor(experts.top_k)};
+GraphBuilder::Routing GraphBuilder::moe_route(Id module, Id logits, const Experts& experts, bool renormalised,
+                                              bool wide_weight) {
+  const Routing out{tensor(experts.top_k), tensor(experts.top_k), wide_weight};
   at(graph_.tensors, out.slots) = {TensorKind::ids, experts.top_k, false};
   graph_.ops.push_back({OpKind::moe_route,
                         module,
                         {logits},
                         {out.weights, out.slots},
                         {},
-                        {.experts = experts, .renormalised = renormalised}});
+                        {.experts = experts, .renormalised = renormalised, .wide_weight = wide_weight}});
   return out;
 }
 
-GraphBuilder::Id GraphBuilder::moe_dispatch(Id module, Id x, Id slots, const Experts& experts) {
+GraphBuilder::Id GraphBuilder::moe_dispatch(Id module, Id x, const Routing& routing, const Experts& experts) {
   const Id out = tensor(width(x), experts);
-  graph_.ops.push_back({OpKind::moe_dispatch, module, {x, slots}, {out}, {}, {.width = width(x), .experts = experts}});
+  graph_.ops.push_back({OpKind::moe_dispatch,
+                        module,
+                        {x, routing.slots},
+                        {out},
+                        {},
+                        {.width = width(x), .experts = experts, .wide_weight = routing.wide_weight}});
   return out;
 }
 
@@ -233,7 +239,7 @@ GraphBuilder::Id GraphBuilder::moe_combine(Id module, Id y, const Routing& routi
                         {y, routing.weights, routing.slots},
                         {out},
                         {},
-                        {.width = width(y), .experts = experts}});
+                        {.width = width(y), .experts = experts, .wide_weight = routing.wide_weight}});
   return out;
 }
 

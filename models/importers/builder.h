@@ -57,9 +57,10 @@ class GraphBuilder {
   Id add(Id module, Id a, Id b);
   struct Routing {
     Id weights, slots;
+    bool wide_weight = false;  // OpShape's
   };
-  Routing moe_route(Id module, Id logits, const Experts&, bool renormalised);
-  Id moe_dispatch(Id module, Id x, Id slots, const Experts&);
+  Routing moe_route(Id module, Id logits, const Experts&, bool renormalised, bool wide_weight = false);
+  Id moe_dispatch(Id module, Id x, const Routing&, const Experts&);
   Id expert_linear(Id module, std::size_t which, Id x);  // by the module's `which`-th parameter
   Id moe_combine(Id module, Id y, const Routing&);
 

@@ -10,6 +10,7 @@ namespace fsdp {
 
 ExpertShape read_experts(JsonObject& config, const ExpertVariant& v, std::int64_t hidden) {
   ExpertShape s;
+  s.wide_weights = v.wide_weights;
   s.hidden = hidden;
   s.ffn = config.integer(v.width_key, 1, kMaxWidth / 2);
   // transformers 5 writes one name for all families; older files and other programs write the family's own.
@@ -51,8 +52,8 @@ ExpertModules add_experts(GraphBuilder& b, std::int32_t parent, std::string_view
 }
 
 std::int32_t run_experts(GraphBuilder& b, const ExpertModules& m, const ExpertShape& s, std::int32_t x) {
-  const auto routing = b.moe_route(m.router, b.linear(m.router, x), s.experts, s.renormalised);
-  const auto rows = b.moe_dispatch(m.experts, x, routing.slots, s.experts);
+  const auto routing = b.moe_route(m.router, b.linear(m.router, x), s.experts, s.renormalised, s.wide_weights);
+  const auto rows = b.moe_dispatch(m.experts, x, routing, s.experts);
   const auto wide = b.packed_swiglu(m.experts, b.expert_linear(m.experts, 0, rows));
   return b.moe_combine(m.experts, b.expert_linear(m.experts, 1, wide), routing);
 }

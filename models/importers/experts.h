@@ -16,12 +16,13 @@ struct ExpertVariant {
   std::string_view count_key, width_key;  // config keys: number of experts, width of one
   bool router_first = true;               // its router is registered before its experts
   bool always_renormalised = false;       // false: as norm_topk_prob says
+  bool wide_weights = false;              // its router leaves the weights of choices in fp32
 };
 
 struct ExpertShape {
   Experts experts;
   std::int64_t hidden = 0, ffn = 0;
-  bool renormalised = false;
+  bool renormalised = false, wide_weights = false;
 };
 
 // num_experts_per_tok, and our own key capacity_factor (struct Experts; absent: 1). Refuses auxiliary losses, noise,

@@ -36,7 +36,7 @@ constexpr std::array kVariants{
     Variant{"qwen2_5_vl_text", "Qwen2_5_VL", QkvBias::always, false, false, QkNorm::none, std::nullopt, kQwen25Vl},
     Variant{"qwen3", "Qwen3", QkvBias::from_config, true, false, QkNorm::each_head, std::nullopt, kQwen3},
     Variant{"mixtral", "Mixtral", QkvBias::never, false, false, QkNorm::none,
-            ExpertVariant{"num_local_experts", "intermediate_size", true, true}, kMixtral},
+            ExpertVariant{"num_local_experts", "intermediate_size", true, true, true}, kMixtral},
     Variant{"qwen3_moe", "Qwen3Moe", QkvBias::from_config, true, false, QkNorm::each_head,
             ExpertVariant{"num_experts", "moe_intermediate_size", false, false}, kQwen3Moe},
     Variant{"olmoe", "Olmoe", QkvBias::from_config, true, false, QkNorm::all_heads,

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <map>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -14,6 +15,7 @@
 #include "planner/lowering/ignored.h"
 #include "planner/lowering/optimizer.h"
 #include "planner/lowering/tape/tape.h"
+#include "planner/lowering/unit_hooks.h"
 
 namespace fsdp {
 namespace {
@@ -39,22 +41,22 @@ class Lowering {
  public:
   Lowering(const ModelGraph& model, const ShardingPlan& plan, const PlanIds& ids, const Implementation& impl,
            std::int64_t rank, Program& program)
-      : model_(model),
+      : cast_(with_cast_inputs(model, plan, ids)),
+        model_(cast_ ? *cast_ : model),
         plan_(plan),
         impl_(impl),
         program_(program),
         ignored_({model, plan, ids, impl, program}),
-        optimizer_({model, plan, ids, impl, program}, rank % plan.shard()) {
+        optimizer_({model, plan, ids, impl, program}, rank % plan.shard()),
+        hooks_(unit_hooks(model, ids, program.layouts)) {
     const LoweringContext context{model, plan, ids, impl, program};
     dialect_ = make_dialect(context);
     for (std::int64_t sequences : plan.micro_batches) {
       if (tapes_.contains(sequences)) continue;
       const Workload work{sequences, plan.seq_len, size_of(plan.param_dtype), plan.loss_chunks};
       tapes_.emplace(sequences,
-                     make_tape(model, impl, work, plan.param_dtype, ids.checkpointed, plan.checkpoint_policy));
+                     make_tape(model_, impl, work, plan.param_dtype, ids.checkpointed, plan.checkpoint_policy));
     }
-    index_hooks(ids);
-    index_recomputed_hooks(ids);
     unit_of_ = unit_of_parameters(program.layouts, model);
     last_uses_.resize(model.parameters.size());
     for (std::size_t i = 0; i < model.ops.size(); ++i)
@@ -80,58 +82,6 @@ class Lowering {
   }
 
  private:
-  struct Begin {
-    std::int32_t unit = -1, op_end = -1;
-    bool inputs_require_grad = false;
-  };
-  struct End {
-    std::int32_t unit = -1, op_begin = -1;
-  };
-
-  // Units whose forward begins at / ends after op i, outermost first in both.
-  void index_hooks(const PlanIds& ids) {
-    const std::size_t n = model_.ops.size();
-    begins_.resize(n);
-    ends_.resize(n);
-    for (std::size_t k = program_.layouts.size(); k-- > 0;) {  // the plan lists inner before outer
-      for (const UnitUse& use : program_.layouts[k].uses) {
-        begins_[at(use.op_begin)].push_back({static_cast<std::int32_t>(k), use.op_end, use.inputs_require_grad});
-        ends_[at(use.op_end - 1)].push_back({static_cast<std::int32_t>(k), last_module_begin(ids.units[k], use)});
-      }
-    }
-  }
-
-  // Where the module of a unit begins whose return ends a use of the unit: its last one.
-  std::int32_t last_module_begin(const std::vector<std::int32_t>& modules, const UnitUse& use) const {
-    std::int32_t begin = kNone;
-    for (const std::int32_t m : modules) {
-      const Module& module = model_.modules[at(m)];
-      if (module.op_end == use.op_end && module.op_begin >= use.op_begin) begin = std::max(begin, module.op_begin);
-    }
-    return begin >= 0 ? begin : use.op_begin;
-  }
-
-  // The same of what runs again in backward: modules of units inside a checkpointed module. The hooks of a unit that is
-  // the checkpointed module itself lie around the recomputation.
-  void index_recomputed_hooks(const PlanIds& ids) {
-    again_begins_.resize(model_.ops.size());
-    again_ends_.resize(model_.ops.size());
-    std::vector<char> inside(model_.modules.size(), 0);
-    for (const std::int32_t m : ids.checkpointed) inside[at(m)] = 1;
-    const auto checkpointed = inside;
-    for (std::size_t m = 0; m < inside.size(); ++m) {  // parents come first
-      const std::int32_t parent = model_.modules[m].parent;
-      inside[m] = parent >= 0 && (checkpointed[at(parent)] || inside[at(parent)]);
-    }
-    for (std::size_t k = program_.layouts.size(); k-- > 0;) {
-      for (const std::int32_t m : ids.units[k]) {
-        if (!inside[at(m)] || model_.modules[at(m)].op_begin == model_.modules[at(m)].op_end) continue;
-        again_begins_[at(model_.modules[at(m)].op_begin)].push_back(static_cast<std::int32_t>(k));
-        again_ends_[at(model_.modules[at(m)].op_end - 1)].push_back(static_cast<std::int32_t>(k));
-      }
-    }
-  }
-
   bool lower_step(Step& step, bool first) {
     reserve(step);
     StepBuilder b(program_, step);
@@ -182,11 +132,11 @@ class Lowering {
     const std::int32_t batch = b.last(Stream::compute);
     const auto n = static_cast<std::int32_t>(model_.ops.size());
     for (std::int32_t i = 0; i < n; ++i) {
-      for (const Begin& begin : begins_[at(i)]) dialect_->before_forward(b, begin.unit);
+      for (const UnitHooks::Begin& begin : hooks_.begins[at(i)]) dialect_->before_forward(b, begin.unit);
       if (i == 0 && impl_.batch_read_every_forward) b.host_wait({&batch, 1}, m);
       const TapeOp& op = tape_->ops[tape_->forward_of[at(i)]];
       emit(b, op);
-      for (auto end = ends_[at(i)].rbegin(); end != ends_[at(i)].rend(); ++end) {
+      for (auto end = hooks_.ends[at(i)].rbegin(); end != hooks_.ends[at(i)].rend(); ++end) {
         release_late(b, op, end->op_begin);
         dialect_->after_forward(b, end->unit);
       }
@@ -196,14 +146,15 @@ class Lowering {
     for (std::int32_t i = n - 1; i >= 0; --i) {
       // Units that end here share the output, whose hooks run as they were registered: after forward, inner before
       // outer.
-      for (auto end = ends_[at(i)].rbegin(); end != ends_[at(i)].rend(); ++end) dialect_->before_backward(b, end->unit);
+      for (auto end = hooks_.ends[at(i)].rbegin(); end != hooks_.ends[at(i)].rend(); ++end)
+        dialect_->before_backward(b, end->unit);
       std::uint32_t o = tape_->backward_begin[at(i)];
       if (tape_->recomputed_at[at(i)] >= 0) o = recompute(b, tape_->regions[at(tape_->recomputed_at[at(i)])], o);
       const auto emit_to = [&](std::uint32_t end) {
         for (; o < end; ++o) emit(b, tape_->ops[o]);
       };
       emit_to(sums_of(i, o));
-      for (auto begin = begins_[at(i)].rbegin(); begin != begins_[at(i)].rend(); ++begin) {
+      for (auto begin = hooks_.begins[at(i)].rbegin(); begin != hooks_.begins[at(i)].rend(); ++begin) {
         if (sums_inside(i, *begin)) emit_to(tape_->backward_end[at(i)]);
         if (begin->inputs_require_grad) dialect_->after_backward(b, begin->unit);
       }
@@ -235,12 +186,13 @@ class Lowering {
   // the unit.
   std::uint32_t sums_of(std::int32_t i, std::uint32_t o) const {
     std::uint32_t end = tape_->backward_end[at(i)];
-    if (plan_.dialect != Dialect::fsdp2 || begins_[at(i)].empty() || model_.ops[at(i)].inputs.size() != 1) return end;
+    if (plan_.dialect != Dialect::fsdp2 || hooks_.begins[at(i)].empty() || model_.ops[at(i)].inputs.size() != 1)
+      return end;
     while (end > o && tape_->ops[end - 1].action == Action::add_gradient) --end;
     return end;
   }
 
-  bool sums_inside(std::int32_t i, const Begin& unit) const {
+  bool sums_inside(std::int32_t i, const UnitHooks::Begin& unit) const {
     for (std::int32_t k = i + 1; k < unit.op_end; ++k)
       for (const std::int32_t in : model_.ops[at(k)].inputs)
         if (in == model_.ops[at(i)].inputs[0]) return true;
@@ -251,15 +203,16 @@ class Lowering {
   // behind its last.
   std::uint32_t recompute(StepBuilder& b, const Region& r, std::uint32_t o) {
     const std::int32_t end = r.stops_early ? r.needed_by + 1 : r.end;
+    if (tape_->ops[o - 1].action != Action::forward) allocate_late(b, tape_->ops[o - 1]);
     for (std::int32_t i = r.begin; i < end; ++i) {
-      for (const std::int32_t u : again_begins_[at(i)]) dialect_->before_recompute(b, u);
+      for (const std::int32_t u : hooks_.again_begins[at(i)]) dialect_->before_recompute(b, u);
       bool emitted = false;
       for (; o < tape_->ops.size() && tape_->ops[o].action == Action::recompute && tape_->ops[o].graph_op == i; ++o) {
         emit(b, tape_->ops[o]);
         emitted = true;
       }
       if (r.completes(i))
-        for (auto u = again_ends_[at(i)].rbegin(); u != again_ends_[at(i)].rend(); ++u)
+        for (auto u = hooks_.again_ends[at(i)].rbegin(); u != hooks_.again_ends[at(i)].rend(); ++u)
           dialect_->after_recompute(b, *u);
       if (emitted) allocate_late(b, tape_->ops[o - 1]);
       if (!r.completes(i)) break;
@@ -299,15 +252,7 @@ class Lowering {
     o.graph_op = t.graph_op;
     o.micro_batch = micro_batch_;
     b.issue(o, args_);
-    for (const Sum& s : to_add_) {  // PyTorch's AccumulateGrad, or its engine: a kernel of its own
-      Operation add = simple(Action::add_gradient);
-      add.micro_batch = micro_batch_;
-      const std::int32_t third = adds_to_view(s.param, t.graph_op) ? b.allocate_new(gradient_of(s.param)) : kNone;
-      b.issue(add, {{s.from, s.into}});
-      if (third >= 0) b.release(third);
-      b.release(s.from.buffer);
-    }
-    // Autograd lets go of the result's gradient before it converts those of parameters.
+    // Autograd lets go of the result's gradient before it adds or converts those of parameters.
     const auto release = [&](bool gradients) {
       for (std::uint32_t k = 0; k < t.frees.count; ++k) {
         const std::int32_t v = tape_->frees[t.frees.begin + k];
@@ -320,6 +265,14 @@ class Lowering {
     const bool saved_first =
         t.action == Action::backward && tape_->lets_go_early(model_.ops[at(t.graph_op)], t.graph_op);
     if (saved_first) release(/*gradients=*/false);
+    for (const Sum& sum : to_add_) {  // autograd's: kernels of their own
+      Operation add = simple(Action::add_gradient);
+      add.micro_batch = micro_batch_;
+      const std::int32_t third = adds_to_view(sum.param, t.graph_op) ? b.allocate_new(gradient_of(sum.param)) : kNone;
+      b.issue(add, {{sum.from, sum.into}});
+      b.release(sum.from.buffer);
+      if (third >= 0) b.release(third);
+    }
     for (const TapeArg& a : tape_->args_of(t))
       if (a.kind == TapeArg::Kind::gradient && !ignored_.holds(a.id)) dialect_->after_gradient(b, a.id);
     if (!saved_first) release(/*gradients=*/false);
@@ -377,6 +330,7 @@ class Lowering {
 
   [[nodiscard]] std::int32_t units() const { return static_cast<std::int32_t>(program_.layouts.size()); }
 
+  const std::optional<ModelGraph> cast_;
   const ModelGraph& model_;
   const ShardingPlan& plan_;
   const Implementation& impl_;
@@ -384,10 +338,8 @@ class Lowering {
   IgnoredParameters ignored_;
   OptimizerLowering optimizer_;
   std::unique_ptr<DialectHooks> dialect_;
-  std::map<std::int64_t, Tape> tapes_;      // by sequences of a micro-batch
-  std::vector<std::vector<Begin>> begins_;  // by op: uses of units that begin there, outermost first
-  std::vector<std::vector<End>> ends_;      // and those that end there
-  std::vector<std::vector<std::int32_t>> again_begins_, again_ends_;  // the same of units inside checkpointed modules
+  std::map<std::int64_t, Tape> tapes_;  // by sequences of a micro-batch
+  UnitHooks hooks_;
   std::vector<std::int32_t> unit_of_;
   const Tape* tape_ = nullptr;
   std::vector<std::int32_t> value_buffer_;

@@ -26,6 +26,8 @@ static_assert(Compiles<[] { return MemoryScript::parse("+0 +o1 -y -e -i1 +o0 -0"
 static_assert(!Compiles<[] { return MemoryScript::parse("+4 -4"); }>);     // there are four temporaries
 static_assert(!Compiles<[] { return MemoryScript::parse("+0 +1 -0"); }>);  // temporary 1 is left
 static_assert(MemoryScript("+0 -0").steps().size() == 2);
+static_assert(MemoryScript("+0 -y | -e -0").steps()[2].what == What::saved_read);
+static_assert(!Compiles<[] { return MemoryScript::parse("+0 | | -0"); }>);  // once at most
 
 std::string refusal(std::string_view text) {
   try {

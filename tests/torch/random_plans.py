@@ -149,14 +149,14 @@ class Planned:
         self.buffers, self.plan, self.explain = step["buffers"], plan, explain
         self.events, self.moments, self.snapshots = [], [], []
         self.counted = [0 if b["host"] or b["kind"] in ("scalars", "batch") else b["bytes"] for b in self.buffers]
-        self.names = ["kept"] * len(self.buffers)
+        self.names, self.choices = ["kept"] * len(self.buffers), 0
         for op in step["ops"]:
+            if op["what"].startswith(("forward moe_dispatch", "recompute moe_dispatch")):
+                self.choices = self.buffers[op["args"][1]]["bytes"]
             for b in op["memory"]:
                 if b >= 0:
                     self.names[b] = op["what"]
-                    # what flash's and the embedding's backward take inside: PyTorch's dispatcher does not see it
-                    if self.buffers[b]["kind"] == "scratch" and op["action"] == "backward" and op["what"].split()[
-                            1] in ("attention", "embedding"):
+                    if self.buffers[b]["kind"] == "scratch" and op["action"] == "backward" and self.in_kernel(op, b):
                         self.counted[b] = 0
         self.casts_alone = plan["mesh"][1]["size"] == 1 and plan["param_dtype"] != plan["master_dtype"]
         self.cast_at_once = 0
@@ -169,6 +169,13 @@ class Planned:
         for op in step["ops"]:
             self.run(op)
         self.retained()
+
+    def in_kernel(self, op, b):
+        """What flash's and the embedding's backward take inside, and the sorts (two orders in, two out) that gradients
+        of gathered rows begin with: PyTorch's dispatcher does not see it."""
+        kind = op["what"].split()[1]
+        return kind in ("attention", "embedding") or kind in (
+            "moe_dispatch", "moe_combine") and self.buffers[b]["bytes"] == 4 * self.choices
 
     def alive_before(self, ops):
         """What the step frees before it makes it, or never makes."""

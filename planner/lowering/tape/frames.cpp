@@ -17,6 +17,10 @@ const Module* module_around(const ModelGraph& model, std::int32_t i, std::int32_
   return best;
 }
 
+bool is_routed(OpKind kind) {
+  return kind == OpKind::moe_route || kind == OpKind::moe_dispatch || kind == OpKind::moe_combine;
+}
+
 }  // namespace
 
 std::vector<FrameHold> frame_holds(const ModelGraph& model, const Implementation& impl,
@@ -37,9 +41,17 @@ std::vector<FrameHold> frame_holds(const ModelGraph& model, const Implementation
   for (std::size_t k = 0; k < model.ops.size(); ++k) {
     const Op& op = model.ops[k];
     const auto i = static_cast<std::int32_t>(k);
-    if (op.kind != OpKind::embedding && op.kind != OpKind::position_embedding && op.kind != OpKind::attention) continue;
+    if (op.kind != OpKind::embedding && op.kind != OpKind::position_embedding && op.kind != OpKind::attention &&
+        !is_routed(op.kind))
+      continue;
     const Module* m = module_around(model, i, 2);
     if (!m) continue;
+    if (op.kind == OpKind::moe_dispatch) variable(op.outputs[0], *m);
+    if (op.kind == OpKind::moe_combine) variable(op.inputs[0], *m);
+    if (const Module* mixture =
+            op.kind == OpKind::moe_route ? module_around(model, i, m->op_end - m->op_begin + 1) : nullptr) {
+      for (const std::int32_t tensor : {op.inputs[0], op.outputs[0], op.outputs[1]}) variable(tensor, *mixture);
+    }
     if (op.kind == OpKind::embedding) variable(op.outputs[0], *m);
     if (op.kind == OpKind::position_embedding) variable(kNone, *m);
     if (op.kind != OpKind::attention) continue;
@@ -49,6 +61,32 @@ std::vector<FrameHold> frame_holds(const ModelGraph& model, const Implementation
     if (learned_positions && block) variable(model.ops[at(m->op_end - 1)].outputs[0], *block);
   }
   return holds;
+}
+
+void hold_frames(std::span<const FrameHold> holds, std::span<const std::int32_t> forward_value, std::int32_t looked_up,
+                 std::span<const std::uint32_t> forward_of, std::vector<Held>& held) {
+  for (const FrameHold& h : holds) {
+    const std::int32_t value = h.tensor >= 0 ? forward_value[at(h.tensor)] : looked_up;
+    if (value >= 0) held.push_back({value, -1, static_cast<std::int32_t>(forward_of[at(h.end - 1)]), h.scope});
+  }
+}
+
+std::vector<ModuleVariable> module_variables(const ModelGraph& model, const OpFacts& f, std::int32_t i,
+                                             std::span<const char> wide, bool discarded) {
+  std::vector<ModuleVariable> made;
+  if (f.variable_bytes == 0 && f.passed_bytes == 0) return made;
+  const Module& m = model.modules[at(model.ops[at(i)].module)];
+  const auto add = [&](std::int64_t bytes, BufferKind kind, bool before_hook) {
+    if (bytes > 0) made.push_back({bytes, kind, before_hook, m.op_end, m.op_begin + (before_hook ? 0 : 1)});
+  };
+  // The hook of the module's unit casts what is fp32 and not used as such: an argument as long as the hooks run.
+  const Op& last = model.ops[at(m.op_end - 1)];
+  if (!last.shape.wide_weight &&
+      std::any_of(last.inputs.begin(), last.inputs.end(), [&](std::int32_t in) { return wide[at(in)] != 0; }))
+    add(f.passed_bytes, BufferKind::scratch, /*before_hook=*/true);
+  add(f.variable_bytes - (discarded ? 0 : f.variable_saved_bytes), BufferKind::scratch, false);
+  add(f.passed_bytes, BufferKind::saved, false);
+  return made;
 }
 
 std::vector<std::int32_t> held_by_recomputation(const ModelGraph& model, const Region& r,
@@ -61,7 +99,7 @@ std::vector<std::int32_t> held_by_recomputation(const ModelGraph& model, const R
   for (std::int32_t i = r.last + 1; i < r.end; ++i)
     for (const std::int32_t in : model.ops[at(i)].inputs) hold(in);
   for (const FrameHold& h : holds)
-    if (h.end - 1 > r.last) hold(h.tensor);
+    if (h.end - 1 >= r.last) hold(h.tensor);
   return held;
 }
 

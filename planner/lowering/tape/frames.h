@@ -7,6 +7,7 @@
 
 #include "models/graph.h"
 #include "models/implementation.h"
+#include "planner/lowering/tape/lifetimes.h"
 #include "planner/lowering/tape/recomputed.h"
 
 namespace fsdp {
@@ -24,6 +25,21 @@ struct FrameHold {
                                                  std::span<const std::int32_t> producer);
 // What a recomputation's frames hold until it ends: tensors that its last ops would read if they ran again, and what
 // modules hold that have not returned.
+// The same of the values of a forward, into `held`. `looked_up`: the rows of learned positions.
+void hold_frames(std::span<const FrameHold>, std::span<const std::int32_t> forward_value, std::int32_t looked_up,
+                 std::span<const std::uint32_t> forward_of, std::vector<Held>& held);
+
+// What op i makes beside tensors of the graph, and what lives until its module's forward returns.
+struct ModuleVariable {
+  std::int64_t bytes = 0;
+  BufferKind kind{};                    // saved: for the backward of the module's last op, too
+  bool before_hook = false;             // made before hooks at the module's begin
+  std::int32_t end = 0, scope = kNone;  // as FrameHold's
+};
+// `wide`, by tensor: fp32, whatever activations are. `discarded`: nothing that the forward saves is kept.
+[[nodiscard]] std::vector<ModuleVariable> module_variables(const ModelGraph&, const OpFacts&, std::int32_t i,
+                                                           std::span<const char> wide, bool discarded);
+
 [[nodiscard]] std::vector<std::int32_t> held_by_recomputation(const ModelGraph&, const Region&,
                                                               std::span<const FrameHold>,
                                                               std::span<const std::int32_t> producer);

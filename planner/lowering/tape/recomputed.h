@@ -24,6 +24,10 @@ struct Region {
   [[nodiscard]] bool runs() const { return needed_by >= begin; }
   // Does the recomputation get as far as the end of op i?
   [[nodiscard]] bool completes(std::int32_t i) const { return !stops_early || i < needed_by; }
+  // Does it end in op i, for what that saves?
+  [[nodiscard]] bool ends_inside(std::int32_t i, const OpFacts& f) const {
+    return stops_early && needed_by == i && !f.forward_stopped.script.empty();
+  }
 };
 
 // `facts` by op; `producer` by tensor: the op that makes it, or kNone.

@@ -1,7 +1,6 @@
 #include "planner/lowering/tape/tape.h"
 
 #include <algorithm>
-#include <array>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -10,6 +9,8 @@
 #include "models/index.h"
 #include "models/input/error.h"
 #include "planner/lowering/tape/frames.h"
+#include "planner/lowering/tape/gradient_values.h"
+#include "planner/lowering/tape/inside.h"
 #include "planner/lowering/tape/lifetimes.h"
 
 namespace fsdp {
@@ -24,14 +25,16 @@ class TapeBuilder {
     const std::size_t n = model.ops.size(), t = model.tensors.size();
     facts_.reserve(n);
     for (const Op& op : model.ops) facts_.push_back(facts(impl, op, work, model));
-    producer_.assign(t, -1);
+    producer_.assign(t, -1), wide_.assign(t, 0);
     for (std::size_t i = 0; i < n; ++i)
-      for (std::int32_t out : model.ops[i].outputs) producer_[at(out)] = static_cast<std::int32_t>(i);
+      for (std::size_t k = 0; k < model.ops[i].outputs.size(); ++k) {
+        producer_[at(model.ops[i].outputs[k])] = static_cast<std::int32_t>(i);
+        wide_[at(model.ops[i].outputs[k])] = facts_[i].wide_outputs >> k & 1;
+      }
     region_of_.assign(n, -1);
-    forward_value_.assign(t, -1);
-    recomputed_value_.assign(t, -1);
+    forward_value_.assign(t, -1), recomputed_value_.assign(t, -1);
     if (impl.frames_hold_inputs) holds_ = frame_holds(model, impl, producer_);
-    gradient_.assign(t, -1);
+    gradients_ = GradientValues(t);
     extra_.assign(n, -1);
     made_again_.assign(n, -1);
     kept_.assign(n, 0);
@@ -69,7 +72,7 @@ class TapeBuilder {
       tape_.forward_of[at(i)] = static_cast<std::uint32_t>(tape_.ops.size());
       run_forward(i, Action::forward);
     }
-    hold_frames();
+    hold_frames(holds_, forward_value_, looked_up_, tape_.forward_of, spans_);
     for (std::int32_t i = n - 1; i >= 0; --i) {
       tape_.backward_begin[at(i)] = static_cast<std::uint32_t>(tape_.ops.size());
       if (tape_.recomputed_at[at(i)] >= 0) recompute(tape_.regions[at(tape_.recomputed_at[at(i)])]);
@@ -89,9 +92,9 @@ class TapeBuilder {
     return static_cast<std::int32_t>(tape_.values.size()) - 1;
   }
 
-  std::int32_t new_tensor_value(std::int32_t tensor, BufferKind kind) {
+  std::int32_t new_tensor_value(std::int32_t tensor, BufferKind kind, bool wide) {
     const Tensor& t = model_.tensors[at(tensor)];
-    const DType dtype = t.kind == TensorKind::ids ? DType::i64 : dtype_;
+    const DType dtype = t.kind == TensorKind::ids ? DType::i64 : wide ? DType::f32 : dtype_;
     return new_value(elements(t, work_) * size_of(dtype), kind, dtype, tensor);
   }
 
@@ -119,7 +122,7 @@ class TapeBuilder {
   void load_batch() {
     begin(Action::load_batch, -1);
     for (std::int32_t t : {model_.ids, model_.targets}) {
-      forward_value_[at(t)] = new_tensor_value(t, BufferKind::batch);
+      forward_value_[at(t)] = new_tensor_value(t, BufferKind::batch, /*wide=*/false);
       value_arg(forward_value_[at(t)], Access::write);
     }
     arg(Kind::loss, -1, Access::write);
@@ -135,7 +138,8 @@ class TapeBuilder {
   void run_forward(std::int32_t i, Action action) {
     const Op& op = model_.ops[at(i)];
     const OpFacts& f = facts_[at(i)];
-    const bool again = action == Action::recompute;
+    const bool again = action == Action::recompute,
+               stopped = again && tape_.regions[at(region_of_[at(i)])].ends_inside(i, f);
     begin(action, i);
     last_run_[at(i)] = last_op();
     for (std::int32_t in : op.inputs) value_arg(seen(in, again), Access::read);
@@ -145,7 +149,7 @@ class TapeBuilder {
         arg(Kind::loss, -1, Access::accumulate);
         continue;
       }
-      const std::int32_t v = new_tensor_value(out, BufferKind::activation);
+      const std::int32_t v = stopped ? kNone : new_tensor_value(out, BufferKind::activation, wide_[at(out)]);
       (again ? recomputed_value_ : forward_value_)[at(out)] = v;
       value_arg(v, Access::write);
     }
@@ -153,57 +157,43 @@ class TapeBuilder {
     const std::int64_t extra = kept_[at(i)] ? f.result_extra_bytes : discarded ? 0 : f.saved_extra_bytes;
     extra_[at(i)] = extra > 0 ? new_value(extra, BufferKind::saved, DType::f32, -1) : -1;
     value_arg(extra_[at(i)], Access::write);
-    const bool detailed = !f.forward_inside.script.empty() && !kept_[at(i)];
+    const Inside& script = stopped ? f.forward_stopped : f.forward_inside;
+    const bool detailed = !script.script.empty() && !kept_[at(i)];
     scratch_arg(detailed ? 0 : f.forward_scratch_bytes + (kept_[at(i)] ? f.saved_extra_bytes - extra : 0));
     if (op.kind == OpKind::position_embedding) looked_up_ = tape_.args.back().id;
     // gelu(gate) or silu(gate) is there before `up` is computed.
     const std::int32_t gate = f.extra_replaces_input ? producer_[at(op.inputs[0])] : kNone;
     if (extra_[at(i)] >= 0 && gate >= 0 && !(again && kept_[at(gate)]))
       spans_.push_back({extra_[at(i)], last_run_[at(gate)], -1, kNone, /*after=*/true});
-    if (detailed)
-      inside(f.forward_inside, op.outputs.size() == 1 ? one(output_value(op, again)) : Values{}, -1, {}, -1,
-             extra_[at(i)]);
-  }
-
-  using Values = std::vector<std::int32_t>;
-  static Values one(std::int32_t v) { return {v}; }
-  std::int32_t output_value(const Op& op, bool again) const {
-    return (again ? recomputed_value_ : forward_value_)[at(op.outputs[0])];
-  }
-
-  // Carries out an op's memory script on the values of the op that was begun last.
-  void inside(const Inside& in, const Values& results, std::int32_t gradient, const Values& inputs, std::int32_t output,
-              std::int32_t extra) {
-    const std::int32_t o = last_op();
-    std::array<std::int32_t, MemoryScript::kTemporaries> temporaries;
-    temporaries.fill(kNone);
-    const auto say = [&](std::int32_t value, bool appears) {
-      if (value >= 0) events_.push_back({o, appears ? value : ~value});
-    };
-    for (const MemoryScript::Step& step : in.script.steps()) {
-      const std::size_t k = step.index;
-      switch (step.what) {
-        case MemoryScript::What::temporary:
-          if (step.appears && in.bytes[k] > 0) {
-            temporaries[k] = new_value(in.bytes[k], BufferKind::scratch, dtype_, kNone);
-            spans_.push_back({temporaries[k], o, o});
-          }
-          say(temporaries[k], step.appears);
-          break;
-        case MemoryScript::What::result:
-          if (k < results.size()) say(results[k], step.appears);
-          break;
-        case MemoryScript::What::all_results:
-          for (const std::int32_t r : results) say(r, step.appears);
-          break;
-        case MemoryScript::What::extra: say(extra, step.appears); break;
-        case MemoryScript::What::output_gradient: say(gradient, step.appears); break;
-        case MemoryScript::What::saved_input:
-          if (k < inputs.size()) say(inputs[k], step.appears);
-          break;
-        case MemoryScript::What::saved_output: say(output, step.appears); break;
-      }
+    if (detailed) {
+      const std::int32_t result = (again ? recomputed_value_ : forward_value_)[at(op.outputs[0])];
+      inside(script,
+             {.results = std::vector<std::int32_t>(op.outputs.size() == 1 ? 1 : 0, result), .extra = extra_[at(i)]});
     }
+    hold_variables(i, again);
+  }
+
+  void hold_variables(std::int32_t i, bool again) {
+    const bool discarded = !again && region_of_[at(i)] >= 0;
+    for (const ModuleVariable& v : module_variables(model_, facts_[at(i)], i, wide_, discarded)) {
+      const std::int32_t value = new_value(v.bytes, v.kind, DType::i64, kNone);
+      spans_.push_back({value, last_op() - (v.before_hook ? 1 : 0), kNone, kNone, /*after=*/v.before_hook});
+      if (again) variables_again_.push_back(value);
+      else spans_.push_back({value, kNone, last_op() + v.end - 1 - i, v.scope});
+      if (v.kind == BufferKind::saved && !discarded) passed_to_.emplace_back(v.end - 1, value);
+    }
+  }
+
+  // Carries out an op's memory script on the op that was begun last. Where temporaries are there, its begin has been.
+  void inside(const Inside& in, const ScriptValues& values, const Temporaries& there = no_temporaries()) {
+    const std::size_t from = there == no_temporaries() ? 0 : steps_before_saved(in.script);
+    const auto more =
+        events_inside(in, in.script.steps().subspan(from), last_op(), there, values, [&](std::int64_t bytes) {
+          const std::int32_t v = new_value(bytes, BufferKind::scratch, dtype_, kNone);
+          spans_.push_back({v, last_op(), last_op()});
+          return v;
+        });
+    events_.insert(events_.end(), more.begin(), more.end());
   }
 
   bool reads_kept(const Op& op) const {
@@ -211,23 +201,39 @@ class TapeBuilder {
                        [&](std::int32_t in) { return producer_[at(in)] >= 0 && kept_[at(producer_[at(in)])]; });
   }
 
-  void hold_frames() {
-    for (const FrameHold& h : holds_) {
-      const std::int32_t value = h.tensor >= 0 ? forward_value_[at(h.tensor)] : looked_up_;
-      if (value >= 0)
-        spans_.push_back({value, -1, static_cast<std::int32_t>(tape_.forward_of[at(h.end - 1)]), h.scope});
-    }
+  void hold_until_now(std::int32_t value) {
+    if (value >= 0) spans_.push_back({value, kNone, last_op()});
+  }
+  void scratch_now(std::int64_t bytes) {
+    spans_.push_back({new_value(bytes, BufferKind::scratch, dtype_, kNone), last_op(), last_op()});
   }
 
   void hold_recomputed(const Region& r) {
+    for (const std::int32_t v : std::exchange(variables_again_, {})) hold_until_now(v);
     if (!impl_.frames_hold_inputs) return;
     for (const std::int32_t t : held_by_recomputation(model_, r, holds_, producer_))
-      if (recomputed_value_[at(t)] >= 0) spans_.push_back({recomputed_value_[at(t)], -1, last_op()});
+      hold_until_now(recomputed_value_[at(t)]);
   }
 
-  // A kept result is taken as it is. What its op makes for backward beside it is made again, at the end of the op
-  // before (copies of k and v for all heads: the time of the copies is not counted).
+  const Inside& backward_script(std::int32_t i) const {
+    const OpFacts& f = facts_[at(i)];
+    return region_of_[at(i)] >= 0 && !f.backward_again.script.empty() ? f.backward_again : f.backward_inside;
+  }
+
+  // What op i's backward has made when it first reads what forward saved: it is there while the module runs again.
+  void begin_backward(std::int32_t i) {
+    const Inside& in = backward_script(i);
+    const auto there = there_after(in.script.steps().first(steps_before_saved(in.script)));
+    for (std::size_t k = 0; k < there.size(); ++k) {
+      if (!there[k] || in.bytes[k] == 0) continue;
+      begun_[k] = new_value(in.bytes[k], BufferKind::scratch, dtype_, kNone);
+      spans_.push_back({begun_[k], last_op(), kNone, kNone, /*after=*/true});
+    }
+  }
+
+  // A kept result is taken as it is; what its op makes for backward beside it is made again, with the op before.
   void recompute(const Region& r) {
+    begin_backward(r.needed_by);
     const std::size_t first = tape_.ops.size();
     for (std::int32_t i = r.begin; i <= r.last; ++i) {
       if (!kept_[at(i)]) {
@@ -266,7 +272,7 @@ class TapeBuilder {
   void run_backward(std::int32_t i) {
     const Op& op = model_.ops[at(i)];
     // Of several results the first has a gradient, and decides whether this op is needed; the others may be ids.
-    const std::int32_t out_gradient = gradient_[at(op.outputs[0])];
+    const std::int32_t out_gradient = gradients_.of(op.outputs[0]);
     const Tensor& out = model_.tensors[at(op.outputs[0])];
     if (!out.requires_grad || (out_gradient < 0 && out.kind != TensorKind::loss)) return;  // not needed
     if (passes_gradient_through(op.kind)) pass_through(i, out_gradient);
@@ -274,35 +280,39 @@ class TapeBuilder {
                                     [&](std::int32_t p) { return model_.parameters[at(p)].trainable; });
     const bool kernel = !passes_gradient_through(op.kind) || trains;
     if (!kernel) {
-      if (out_gradient >= 0) --unread_[at(out_gradient)];
+      gradients_.read(out_gradient);
       return;
     }
     const bool again = region_of_[at(i)] >= 0;
     const OpFacts& f = facts_[at(i)];
     begin(Action::backward, i);
-    for (std::int32_t o : op.outputs) value_arg(gradient_[at(o)], Access::read);
+    for (std::int32_t o : op.outputs) value_arg(gradients_.of(o), Access::read);
     for (std::size_t k = 0; k < op.inputs.size(); ++k)
       value_arg(f.saved_inputs >> k & 1 ? seen(op.inputs[k], again) : -1, Access::read);
     for (std::size_t k = 0; k < op.outputs.size(); ++k)
       value_arg(f.saved_outputs >> k & 1 ? seen(op.outputs[k], again) : -1, Access::read);
     for (std::int32_t p : op.params) arg(Kind::parameter, p, Access::read);
     value_arg(extra_[at(i)], Access::read);
-    const bool detailed = !f.backward_inside.script.empty();
+    const Inside& script = backward_script(i);
+    const bool detailed = !script.script.empty();
     scratch_arg(detailed ? 0 : f.backward_scratch_bytes);
-    if (made_again_[at(i)] >= 0) spans_.push_back({made_again_[at(i)], -1, last_op()});
+    hold_until_now(made_again_[at(i)]);
     std::vector<std::pair<std::int32_t, std::int32_t>> to_add;
     const std::size_t gradients = tape_.args.size();
-    for (std::int32_t in : op.inputs)
-      input_gradient(in, passes_gradient_through(op.kind), op.kind == OpKind::linear, to_add);
+    for (std::int32_t in : op.inputs) input_gradient(in, op, to_add);
     if (detailed) {
-      Values results, saved;
+      ScriptValues values{.output_gradient = out_gradient, .extra = extra_[at(i)]};
       for (std::size_t k = 0; k < op.inputs.size(); ++k) {
-        results.push_back(tape_.args[gradients + k].id);
-        saved.push_back(f.saved_inputs >> k & 1 ? seen(op.inputs[k], again) : -1);
+        values.results.push_back(tape_.args[gradients + k].id);
+        values.saved_inputs.push_back(f.saved_inputs >> k & 1 ? seen(op.inputs[k], again) : -1);
       }
-      inside(f.backward_inside, results, out_gradient, saved, f.saved_outputs & 1 ? seen(op.outputs[0], again) : -1,
-             extra_[at(i)]);
+      if (f.saved_outputs & 1) values.saved_output = seen(op.outputs[0], again);
+      const Temporaries there = std::exchange(begun_, no_temporaries());
+      for (const std::int32_t v : there) hold_until_now(v);
+      inside(script, values, there);
     }
+    for (; !passed_to_.empty() && passed_to_.back().first == i; passed_to_.pop_back())
+      hold_until_now(passed_to_.back().second);
     for (std::int32_t p : op.params)
       arg(model_.parameters[at(p)].trainable ? Kind::gradient : Kind::absent,
           model_.parameters[at(p)].trainable ? p : -1, Access::write);
@@ -310,66 +320,46 @@ class TapeBuilder {
     if (op.inputs.size() == 2 && f.extra_replaces_input) {
       const std::int32_t gate = producer_[at(op.inputs[0])], up = producer_[at(op.inputs[1])];
       if (up > gate && gate >= 0) gate_waits_[at(gate + 1)] = seen(op.inputs[0], again);  // where up's backward ends
-      else spans_.push_back({new_value(f.saved_extra_bytes, BufferKind::scratch, dtype_, kNone), last_op(), last_op()});
+      else scratch_now(f.saved_extra_bytes);
     }
     for (auto [from, into] : to_add) add(from, into);
-    for (std::int32_t o : op.outputs)
-      if (gradient_[at(o)] >= 0) --unread_[at(gradient_[at(o)])];
+    for (std::int32_t o : op.outputs) gradients_.read(gradients_.of(o));
   }
 
-  // view: PyTorch's gradient is a view, as that of a linear layer's input is, which has three dimensions.
-  void input_gradient(std::int32_t tensor, bool passed, bool view,
-                      std::vector<std::pair<std::int32_t, std::int32_t>>& to_add) {
-    if (!model_.tensors[at(tensor)].requires_grad || passed) return value_arg(-1, Access::write);
-    const std::int32_t g = gradient_[at(tensor)];
-    if (g >= 0 && impl_.backward_adds_in_place && exclusive(g)) return value_arg(g, Access::accumulate);
-    const std::int32_t fresh = new_tensor_value(tensor, BufferKind::activation_gradient);
+  void input_gradient(std::int32_t tensor, const Op& of, std::vector<std::pair<std::int32_t, std::int32_t>>& to_add) {
+    if (!model_.tensors[at(tensor)].requires_grad || passes_gradient_through(of.kind))
+      return value_arg(-1, Access::write);
+    const std::int32_t g = gradients_.of(tensor);
+    if (g >= 0 && impl_.backward_adds_in_place && gradients_.exclusive(g)) return value_arg(g, Access::accumulate);
+    const std::int32_t fresh =
+        new_tensor_value(tensor, BufferKind::activation_gradient, wide_[at(tensor)] && of.shape.wide_weight);
     value_arg(fresh, Access::write);
-    is_view_.resize(tape_.values.size());
-    is_view_[at(fresh)] = view && !impl_.compiled && !impl_.backward_adds_in_place;
-    if (g >= 0 && exclusive(g)) {
+    if (of.kind == OpKind::linear && !impl_.compiled) gradients_.set_view(fresh);
+    if (g >= 0 && gradients_.exclusive(g)) {
       to_add.emplace_back(fresh, g);
       return;
     }
     if (g >= 0) to_add.emplace_back(g, fresh);  // g is still read under another name: add it into the new one
-    set_gradient(tensor, fresh);
+    gradients_.set(tensor, fresh);
   }
 
   // The gradient of a sum is the gradient of each term: no kernel, the terms share the value.
   void pass_through(std::int32_t i, std::int32_t out_gradient) {
     for (std::int32_t in : model_.ops[at(i)].inputs) {
       if (!model_.tensors[at(in)].requires_grad) continue;
-      const std::int32_t g = gradient_[at(in)];
-      if (g < 0) {
-        set_gradient(in, out_gradient);
-      } else if (exclusive(g)) {
-        add(out_gradient, g);
-      } else {
+      const std::int32_t g = gradients_.of(in);
+      if (g >= 0 && !gradients_.exclusive(g))
         throw InternalError("tape: a shared gradient is added to while others still read it");
-      }
+      if (g < 0) gradients_.set(in, out_gradient);
+      else add(out_gradient, g);
     }
-  }
-
-  // May `value` be overwritten on behalf of one tensor? Yes when no other tensor whose gradient it also is still has to
-  // be read: a pass-through op gives one value to several tensors, each of which is read when its producer runs
-  // backward.
-  bool exclusive(std::int32_t value) const { return unread_[at(value)] == 1; }
-
-  void set_gradient(std::int32_t tensor, std::int32_t value) {
-    std::int32_t& g = gradient_[at(tensor)];
-    if (g >= 0) --unread_[at(g)];
-    g = value;
-    unread_.resize(tape_.values.size(), 0);
-    ++unread_[at(value)];
   }
 
   void add(std::int32_t from, std::int32_t into) {
     begin(Action::add_gradient, -1);
     value_arg(from, Access::read);
     value_arg(into, Access::accumulate);
-    if (std::exchange(is_view_[at(into)], false))  // a third tensor is made (docs/fsdp-order.md, B5)
-      spans_.push_back(
-          {new_value(tape_.values[at(into)].bytes, BufferKind::scratch, dtype_, kNone), last_op(), last_op()});
+    if (gradients_.take_view(into)) scratch_now(tape_.values[at(into)].bytes);
   }
 
   const ModelGraph& model_;
@@ -378,15 +368,17 @@ class TapeBuilder {
   const DType dtype_;
   ByteTotal total_;
   std::vector<OpFacts> facts_;
-  std::vector<std::int32_t> producer_, region_of_;                         // by tensor, by op
-  std::vector<std::int32_t> forward_value_, recomputed_value_, gradient_;  // by tensor
-  std::vector<char> is_view_;         // by value: gradients that PyTorch's engine cannot add to in place
-  std::vector<std::int32_t> unread_;  // by value: tensors whose gradient it is and that are still to be read
+  std::vector<char> wide_;                                      // by tensor: fp32, whatever activations are
+  std::vector<std::int32_t> producer_, region_of_;              // by tensor, by op
+  std::vector<std::int32_t> forward_value_, recomputed_value_;  // by tensor
+  GradientValues gradients_;
   std::vector<std::int32_t> extra_, made_again_;  // by op: the latest run's; what a kept op's recomputation makes
   std::vector<char> kept_;                        // by op: its result survives until backward
   std::vector<std::int32_t> last_run_;            // by op: the latest tape op of its forward
-  std::vector<std::int32_t>
-      gate_waits_;  // by op: the gate that is kept while it runs backward, for silu's that follows
+  std::vector<std::int32_t> gate_waits_;  // by op: the gate kept while it runs backward, for silu's that follows
+  std::vector<std::pair<std::int32_t, std::int32_t>> passed_to_;  // (op, value): for the op's backward
+  std::vector<std::int32_t> variables_again_;                     // held until the recomputation ends
+  Temporaries begun_ = no_temporaries();                          // of the backward for which a module runs again
   std::vector<MemoryEvent> events_;
   std::vector<Held> spans_;
   std::vector<FrameHold> holds_;
@@ -402,9 +394,7 @@ Tape make_tape(const ModelGraph& model, const Implementation& impl, const Worklo
     throw InputError({"plan", "checkpoint_policy"}, std::string(impl.name) + " has no selective checkpointing",
                      "use full");
   TapeBuilder builder(model, impl, work, compute_dtype);
-  for (const std::int32_t id : checkpointed) {
-    builder.add_region(model.modules[static_cast<std::size_t>(id)], policy);
-  }
+  for (const std::int32_t id : checkpointed) builder.add_region(model.modules[static_cast<std::size_t>(id)], policy);
   return builder.build();
 }
 

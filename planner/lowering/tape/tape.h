@@ -60,7 +60,7 @@ struct Tape {
   std::vector<std::int32_t> recomputed_at;  // by graph op: the region whose recomputation its backward begins with
   // Does autograd let go of what the op saved before it converts the gradients of the op's parameters?
   [[nodiscard]] bool lets_go_early(const Op& op, std::int32_t graph_op) const {
-    return (op.kind == OpKind::linear && !op.shape.transposed) ||
+    return (is_matmul(op.kind) && !op.shape.transposed) ||
            std::any_of(regions.begin(), regions.end(),
                        [&](const Region& r) { return r.begin <= graph_op && graph_op < r.end; });
   }

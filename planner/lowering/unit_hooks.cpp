@@ -1,0 +1,65 @@
+#include "planner/lowering/unit_hooks.h"
+
+#include <algorithm>
+
+#include "models/index.h"
+
+namespace fsdp {
+namespace {
+
+// Where the module of a unit begins whose return ends a use of the unit: its last one.
+std::int32_t last_module_begin(const ModelGraph& model, const std::vector<std::int32_t>& modules, const UnitUse& use) {
+  std::int32_t begin = kNone;
+  for (const std::int32_t m : modules) {
+    const Module& module = model.modules[at(m)];
+    if (module.op_end == use.op_end && module.op_begin >= use.op_begin) begin = std::max(begin, module.op_begin);
+  }
+  return begin >= 0 ? begin : use.op_begin;
+}
+
+}  // namespace
+
+UnitHooks unit_hooks(const ModelGraph& model, const PlanIds& ids, const std::vector<UnitLayout>& layouts) {
+  UnitHooks hooks;
+  const std::size_t n = model.ops.size();
+  hooks.begins.resize(n), hooks.ends.resize(n), hooks.again_begins.resize(n), hooks.again_ends.resize(n);
+  // The hooks of a unit that is the checkpointed module itself lie around the recomputation.
+  std::vector<char> inside(model.modules.size(), 0);
+  for (const std::int32_t m : ids.checkpointed) inside[at(m)] = 1;
+  const auto checkpointed = inside;
+  for (std::size_t m = 0; m < inside.size(); ++m) {  // parents come first
+    const std::int32_t parent = model.modules[m].parent;
+    inside[m] = parent >= 0 && (checkpointed[at(parent)] || inside[at(parent)]);
+  }
+  for (std::size_t k = layouts.size(); k-- > 0;) {  // the plan lists inner before outer
+    const auto unit = static_cast<std::int32_t>(k);
+    for (const UnitUse& use : layouts[k].uses) {
+      hooks.begins[at(use.op_begin)].push_back({unit, use.op_end, use.inputs_require_grad});
+      hooks.ends[at(use.op_end - 1)].push_back({unit, last_module_begin(model, ids.units[k], use)});
+    }
+    for (const std::int32_t m : ids.units[k]) {
+      const Module& module = model.modules[at(m)];
+      if (!inside[at(m)] || module.op_begin == module.op_end) continue;
+      hooks.again_begins[at(module.op_begin)].push_back(unit);
+      hooks.again_ends[at(module.op_end - 1)].push_back(unit);
+    }
+  }
+  return hooks;
+}
+
+std::optional<ModelGraph> with_cast_inputs(const ModelGraph& model, const ShardingPlan& plan, const PlanIds& ids) {
+  std::optional<ModelGraph> cast;
+  if (plan.dialect != Dialect::fsdp2) return cast;
+  for (const auto& unit : ids.units)
+    for (const std::int32_t m : unit)
+      for (std::int32_t i = model.modules[at(m)].op_begin; i < model.modules[at(m)].op_end; ++i) {
+        const Op& op = model.ops[at(i)];
+        if (op.module != m || op.shape.experts.count == 0 || op.kind == OpKind::moe_route || !op.shape.wide_weight)
+          continue;
+        if (!cast) cast = model;
+        cast->ops[at(i)].shape.wide_weight = false;
+      }
+  return cast;
+}
+
+}  // namespace fsdp

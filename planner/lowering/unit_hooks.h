@@ -1,0 +1,34 @@
+// Where the hooks of a plan's units lie among the ops of the model, and what they do to the inputs of modules.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "models/graph.h"
+#include "planner/layout.h"
+#include "planner/plan.h"
+#include "planner/plan_ids.h"
+
+namespace fsdp {
+
+struct UnitHooks {
+  struct Begin {
+    std::int32_t unit = kNone, op_end = kNone;
+    bool inputs_require_grad = false;
+  };
+  struct End {
+    std::int32_t unit = kNone, op_begin = kNone;
+  };
+  std::vector<std::vector<Begin>> begins;  // by op: uses of units that begin there, outermost first
+  std::vector<std::vector<End>> ends;      // and those that end there
+  std::vector<std::vector<std::int32_t>> again_begins, again_ends;  // the same of units inside checkpointed modules
+};
+
+[[nodiscard]] UnitHooks unit_hooks(const ModelGraph&, const PlanIds&, const std::vector<UnitLayout>&);
+
+// fsdp2 casts what a module of a unit is called with to param_dtype: experts that are one multiply by weights that are
+// no longer fp32 (OpShape::wide_weight). The model with that said; nothing: the plan casts no such weights.
+[[nodiscard]] std::optional<ModelGraph> with_cast_inputs(const ModelGraph&, const ShardingPlan&, const PlanIds&);
+
+}  // namespace fsdp
