@@ -270,15 +270,20 @@ bool Fsdp2Reduce::replicate_sum(StepBuilder& b, std::int32_t u, std::int32_t out
   const auto add = [&](std::int32_t from, std::int32_t into) {
     s.post_reduce_op = b.issue(units_.op(Action::add_gradient, Stream::reduce_scatter, u),
                                {{Arg{from}, Arg{into, Access::accumulate}}});
-    b.release(from);
   };
   if (!s.all_reduce) {
-    if (s.partial < 0) s.partial = out;
-    else add(out, s.partial);
+    if (s.partial < 0) {
+      s.partial = out;
+    } else {
+      add(out, s.partial);
+      b.release(out);
+    }
     return false;
   }
-  if (s.partial >= 0) add(s.partial, out);
-  s.partial = -1;
+  if (s.partial >= 0) {
+    add(s.partial, out);
+    late_.push_back(std::exchange(s.partial, kNone));  // a variable of foreach_reduce
+  }
   b.wait(Stream::all_reduce, s.post_reduce_op);
   Operation reduce = units_.op(Action::all_reduce, Stream::all_reduce, u);
   reduce.comm = Communicator::replicate;

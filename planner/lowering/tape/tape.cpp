@@ -35,8 +35,7 @@ class TapeBuilder {
     forward_value_.assign(t, -1), recomputed_value_.assign(t, -1);
     if (impl.frames_hold_inputs) holds_ = frame_holds(model, impl, producer_);
     gradients_ = GradientValues(t);
-    extra_.assign(n, -1);
-    made_again_.assign(n, -1);
+    extra_.assign(n, -1), made_again_.assign(n, -1);
     kept_.assign(n, 0);
     last_run_.assign(n, kNone);
     gate_waits_.assign(n, kNone);
