@@ -133,7 +133,7 @@ OpFacts facts(const Implementation& implementation, const Op& op, const Workload
 OpFacts facts(const Implementation& implementation, const Op& op, const Workload& workload, const ModelGraph& model) {
   OpFacts f = facts(implementation, op, workload);
   const auto keep_nothing = [&f] {
-    f.saved_inputs = f.saved_outputs = 0, f.saved_extra_bytes = f.result_extra_bytes = 0;
+    f.saved_inputs = f.saved_outputs = 0, f.saved_extra_bytes = 0;  // a selective checkpoint keeps whole results
     f.variable_bytes += f.passed_bytes, f.passed_bytes = f.variable_saved_bytes = 0;
   };
   const auto trained = [&](std::int32_t p) { return model.parameters[static_cast<std::size_t>(p)].trainable; };

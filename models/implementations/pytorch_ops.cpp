@@ -255,10 +255,10 @@ std::int64_t log_softmax_backward_bytes(const Op& op, const Workload& w, std::in
 // together; the cast to 2 bytes comes when two of the three are gone, so that beside the saved output and the result 6
 // more are needed. In n chunks (torchtitan's chunked cross-entropy of 2025: the logits exist, chunks of the sequence
 // are cast and reduced one by one): saved as before; the fp32 copy and both gradients are a chunk's. torch.chunk makes
-// the last one smaller; before it as much less is saved, and in backward it goes first. The chunks' gradients are
-// joined at the end, when nothing else is left. Launches, per chunk: cast, log_softmax, nll; fill, nll backward,
-// log_softmax backward, cast; and the join. Other types than 2-byte ones are not cast, and the gradient of log_softmax
-// is the gradient of the logits.
+// the last one smaller, and one of several sequences is copied where no cast does it; before it as much less is saved,
+// and in backward it goes first. The chunks' gradients are joined at the end, when nothing else is left. Launches, per
+// chunk: cast, log_softmax, nll; fill, nll backward, log_softmax backward, cast; and the join. Other types than 2-byte
+// ones are not cast, and the gradient of log_softmax is the gradient of the logits.
 OpFacts cross_entropy(const Op& op, const Workload& w) {
   const std::int64_t n = row_elements(w, op.shape.vocab), e = w.element_bytes;
   const std::int64_t tokens = (w.seq_len + w.loss_chunks - 1) / w.loss_chunks,  // of a chunk
@@ -274,7 +274,9 @@ OpFacts cross_entropy(const Op& op, const Workload& w) {
       cast ? std::max(times(last, 8), times(chunk, 8) - times(last, join ? 2 : 0)) : times(chunk, 2 * e);
   return {.saved_inputs = 0b10,
           .saved_extra_bytes = kept,
-          .forward_scratch_bytes = cast ? times(forward, 4) : 0,
+          .forward_scratch_bytes = cast                      ? times(forward, 4)
+                                   : join && w.sequences > 1 ? times(forward, e)
+                                                             : 0,
           .backward_scratch_bytes = std::max<std::int64_t>(0, backward - times(n, e)),
           .forward_launches = launches(cast ? 3 : 2),
           .backward_launches = static_cast<std::int16_t>(launches(cast ? 4 : 3) + (join ? 1 : 0)),

@@ -244,7 +244,9 @@ TEST_CASE("a loss in chunks: torch.chunk makes the last one smaller") {
   // 3, 3, 3 and 1: the third is cast when the last is not saved yet; backward takes it when the last is done.
   CHECK(logits(of(10, 4).forward_scratch_bytes) == 4 * 2);
   CHECK(logits(of(10, 4).backward_scratch_bytes) == 8 * 3 - 2 * 1 - 2 * 10);
-  CHECK(of(6, 4).forward_launches == of(6, 3).forward_launches);  // of 2 tokens each: three
+  CHECK(facts(hf, op, {2, 10, 4, 4}).forward_scratch_bytes == 4 * 2 * 2 * 509);  // in fp32 a copy of the chunk
+  CHECK(facts(hf, op, {1, 10, 4, 4}).forward_scratch_bytes == 0);                // a view of it
+  CHECK(of(6, 4).forward_launches == of(6, 3).forward_launches);                 // of 2 tokens each: three
 }
 
 TEST_CASE("MosaicGPT before March 2023: a residual stream in fp32") {

@@ -61,11 +61,11 @@ class Planned:
         return sum(self.counted[b] for b in self.peak_op["memory"]
                    if b >= 0 and self.buffers[b]["kind"] == "saved for backward" and -1 - b in self.peak_op["memory"])
 
-    def adapted_inputs(self):
-        """Sizes of the inputs of adapted layers."""
+    def adapted(self):
+        """Sizes of what goes into adapted layers and comes out of them."""
         return {self.counted[b] for b, name in enumerate(self.names)
                 if self.buffers[b]["kind"] == "activation gradients" and name.startswith("backward linear")
-                and ".lora_A." in name}
+                and ".lora_A." in name or self.buffers[b]["kind"] == "activations" and ".lora_B." in name}
 
     def stale_parts(self):
         """Bytes of parts that no gather of backward or of the next micro-batch reads."""
@@ -185,8 +185,8 @@ KINDS = {
     "own gradients": "the program has more at its peak: the gradients of an op's parameters count during the whole op",
     "unsaved": "the program has more at its peak, in the forward of a checkpointed module: what an op written out in "
                "many would save, which PyTorch drops one by one",
-    "sums inside": "PyTorch has more, between hooks: an adapted layer that is a unit reads its input twice; both "
-                   "gradients are added up before they meet those of other readers",
+    "adapted units": "PyTorch has more, between hooks of units that are adapted layers: one activation that goes in or "
+                     "comes out; an adapted layer reads its input twice, and adds up both gradients before others'",
     "stale parts": "PyTorch has more: parts of a unit that backward never gathers stay until the next forward",
 }
 
@@ -209,11 +209,11 @@ def memory_difference(planned, theirs, tables, kinds):
     if stale and any(b[2] - a[2] == stale for a, b in zip(ours, theirs)):
         kinds["stale parts"].append(stale / peak)
         ours = [b if b[2] - a[2] == stale else a for a, b in zip(ours, theirs)]
-    sums = planned.adapted_inputs()
-    inside = [b[2] - a[2] for a, b in zip(ours, theirs) if a[0] == "free" and b[2] - a[2] in sums]
-    if inside:
-        kinds["sums inside"].append(max(inside) / peak)
-        ours = [b if a[0] == "free" and b[2] - a[2] in sums else a for a, b in zip(ours, theirs)]
+    adapted = planned.adapted()
+    between = [b[2] - a[2] for a, b in zip(ours[:-1], theirs) if b[2] - a[2] in adapted]
+    if between:
+        kinds["adapted units"].append(max(between) / peak)
+        ours = [b if b[2] - a[2] in adapted else a for a, b in zip(ours[:-1], theirs)] + ours[-1:]
     worst = max(zip(ours, theirs, strict=True), key=lambda pair: abs(pair[0][2] - pair[1][2]))
     if worst[0] == worst[1]:
         return None

@@ -152,17 +152,20 @@ class TapeBuilder {
       (again ? recomputed_value_ : forward_value_)[at(out)] = v;
       value_arg(v, Access::write);
     }
-    const bool discarded = !again && region_of_[at(i)] >= 0 && f.extra_replaces_input && !reads_kept(op);
+    const std::int32_t gate = f.extra_replaces_input ? producer_[at(op.inputs[0])] : kNone;
+    const bool discarded =
+        !again && region_of_[at(i)] >= 0 && f.extra_replaces_input && !(gate >= 0 && kept_[at(gate)]);
     const std::int64_t extra = kept_[at(i)] ? f.result_extra_bytes : discarded ? 0 : f.saved_extra_bytes;
     extra_[at(i)] = extra > 0 ? new_value(extra, BufferKind::saved, DType::f32, -1) : -1;
     value_arg(extra_[at(i)], Access::write);
     const Inside& script = stopped ? f.forward_stopped : f.forward_inside;
     const bool detailed = !script.script.empty() && !kept_[at(i)];
-    scratch_arg(detailed ? 0 : f.forward_scratch_bytes + (kept_[at(i)] ? f.saved_extra_bytes - extra : 0));
+    scratch_arg(detailed ? 0
+                         : f.forward_scratch_bytes +
+                               (kept_[at(i)] ? std::max<std::int64_t>(0, f.saved_extra_bytes - extra) : 0));
     if (op.kind == OpKind::position_embedding) looked_up_ = tape_.args.back().id;
     // gelu(gate) or silu(gate) is there before `up` is computed.
-    const std::int32_t gate = f.extra_replaces_input ? producer_[at(op.inputs[0])] : kNone;
-    if (extra_[at(i)] >= 0 && gate >= 0 && !(again && kept_[at(gate)]))
+    if (extra_[at(i)] >= 0 && gate >= 0)
       spans_.push_back({extra_[at(i)], last_run_[at(gate)], -1, kNone, /*after=*/true});
     if (detailed) {
       const std::int32_t result = (again ? recomputed_value_ : forward_value_)[at(op.outputs[0])];
@@ -193,11 +196,6 @@ class TapeBuilder {
           return v;
         });
     events_.insert(events_.end(), more.begin(), more.end());
-  }
-
-  bool reads_kept(const Op& op) const {
-    return std::any_of(op.inputs.begin(), op.inputs.end(),
-                       [&](std::int32_t in) { return producer_[at(in)] >= 0 && kept_[at(producer_[at(in)])]; });
   }
 
   void hold_until_now(std::int32_t value) {
@@ -239,11 +237,12 @@ class TapeBuilder {
         run_forward(i, Action::recompute);
         continue;
       }
-      const auto here = static_cast<std::int32_t>(std::max(first, tape_.ops.size() - 1));
+      const std::int32_t here = last_run_[at(i)] = static_cast<std::int32_t>(std::max(first, tape_.ops.size() - 1));
       if (impl_.keeps_unneeded_results)
         for (std::int32_t out : model_.ops[at(i)].outputs) spans_.push_back({forward_value_[at(out)], -1, here});
+      if (extra_[at(i)] >= 0) spans_.push_back({extra_[at(i)], -1, here});
       const std::int64_t again = facts_[at(i)].saved_extra_bytes - facts_[at(i)].result_extra_bytes;
-      if (again == 0) continue;
+      if (again <= 0) continue;
       made_again_[at(i)] = new_value(again, BufferKind::saved, DType::f32, -1);
       spans_.push_back({made_again_[at(i)], here, -1});
       for (std::int32_t in : model_.ops[at(i)].inputs) spans_.push_back({seen(in, true), -1, here});
