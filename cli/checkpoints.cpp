@@ -31,9 +31,8 @@ StateReader keeping_damage(StateReader read, const std::shared_ptr<std::optional
   };
 }
 
-void resume(const CheckpointFlags& f, const std::shared_ptr<const Checkpoint>& saved, RunOptions& options,
-            RunCheckpoints& result) {
-  if (options.training.state && !f.fresh_if_none)
+void resume(const std::shared_ptr<const Checkpoint>& saved, RunOptions& options, RunCheckpoints& result) {
+  if (options.training.state)
     throw InputError("--resume", "has weights of its own, and --init-from gives others", "give one of them");
   resume_from(saved, options.training);
   options.training.state = keeping_damage(std::move(options.training.state), result.damage);
@@ -115,7 +114,7 @@ RunCheckpoints apply_checkpoint_flags(const CheckpointFlags& f, const std::share
   if (f.fresh_if_none && !f.resume)
     throw InputError("--fresh-if-none", "is about --resume, which is not given", "give --resume DIR");
   if (f.resume) {
-    if (resumes) resume(f, resumes, options, result);
+    if (resumes) resume(resumes, options, result);
     agree_on_start(backend, options.training.steps_done);
   }
   if (!f.save) return result;

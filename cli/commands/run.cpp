@@ -167,10 +167,14 @@ std::optional<Trained> execute(const RunFlags& f, const ModelGraph& model, const
   const BackendOptions watchdog = backend_options(f);
   const std::shared_ptr<const Checkpoint> resumes = checkpoint_to_resume(f.checkpoints, model, plan);
   RunOptions options = run_options(f, resumes ? resumes->manifest().step : 0);
-  TrainingSetup training = apply_training_flags(f.training, model, plan, options);
+  TrainingFlags flags = f.training;
+  const bool goes_on = resumes && f.checkpoints.fresh_if_none && flags.init_from;
+  if (goes_on) flags.init_from = flags.init_adapters = std::nullopt;
+  TrainingSetup training = apply_training_flags(flags, model, plan, options);
+  if (goes_on) training.notes.push_back("note: --init-from is not read: the weights are the checkpoint's");
   const ModelSource source =
-      f.checkpoints.save || f.training.init_from ? source_from_flags(f.shared, model, plan.seq_len) : ModelSource{};
-  if (f.training.init_from && !source.config.empty())
+      f.checkpoints.save || flags.init_from ? source_from_flags(f.shared, model, plan.seq_len) : ModelSource{};
+  if (flags.init_from && !source.config.empty())
     if (const std::string text = differs_from_transformers(source.config, model); !text.empty())
       training.notes.push_back("note: " + text);
   std::optional<TrainLog> log;

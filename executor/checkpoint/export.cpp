@@ -65,6 +65,8 @@ Layout layout_of(const Checkpoint& saved, const ExportOptions& o) {
     if (adapters && lora_part(p) == LoraPart::none) continue;
     for (HubTensor& as : hub_tensors(model, p)) layout.tensors.push_back({t, std::move(as)});
   }
+  if (model.digest() != m.model_digest)
+    throw InputError(where, "keeps a config that does not describe its model", "use another checkpoint");
   if (adapters) {
     layout.stem = "adapter_model";
     layout.config_name = "adapter_config.json";

@@ -114,11 +114,12 @@ void InitialWeights::claim(WeightFiles& files, const Parameter& p) {
   std::vector<std::string> names = {p.name};
   names.insert(names.end(), p.aliases.begin(), p.aliases.end());
   const std::vector<HubTensor> hub = hub_tensors(model_, p);
-  if (hub.size() == 1 && hub[0].name != p.name) names.insert(names.begin(), hub[0].name);
+  const bool experts = expert_count(model_, p) > 0;
+  if (!experts && hub[0].name != p.name) names.insert(names.begin(), hub[0].name);
   add_without_prefix(names, prefix_);
   if (claim_whole(files, p, names)) return;
-  if (hub.size() > 1 && claim_pieces(files, p)) return;
-  if (hub.size() > 1) names.insert(names.begin() + 1, hub.front().name);
+  if (experts && claim_pieces(files, p)) return;
+  if (experts) names.insert(names.begin() + 1, hub.front().name);
   throw InputError(files.named(), "has no tensor " + quoted(names), kOtherModel);
 }
 

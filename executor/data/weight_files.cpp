@@ -19,6 +19,17 @@ namespace fs = std::filesystem;
 
 std::string shape_text(const std::vector<std::int64_t>& shape) { return fmt::format("[{}]", fmt::join(shape, ", ")); }
 
+// What to do with a folder that holds no weights of that name.
+std::string remedy(const fs::path& folder) {
+  std::error_code error;
+  if (fs::exists(folder / "adapter_model.safetensors", error))
+    return "it holds adapters: give the folder of the base model, and this one for the adapters";
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder, error))
+    if (entry.path().filename() == "manifest.json" || entry.path().filename().string().starts_with("step-"))
+      return "it is a checkpoint of a run: `fsdp-plan checkpoint export` makes such a folder of it";
+  return "save the model there with save_pretrained";
+}
+
 }  // namespace
 
 WeightFiles::WeightFiles(const std::string& path, std::string_view where, std::string_view stem)
@@ -30,9 +41,7 @@ WeightFiles::WeightFiles(const std::string& path, std::string_view where, std::s
     const std::string one = fmt::format("{}.safetensors", stem), several = one + ".index.json";
     file = (folder / one).string();
     if (!fs::exists(file, error)) file = (folder / several).string();
-    if (!fs::exists(file, error))
-      throw InputError(named_, "holds neither " + one + " nor " + several,
-                       "save the model there with save_pretrained(..., safe_serialization=True)");
+    if (!fs::exists(file, error)) throw InputError(named_, "holds neither " + one + " nor " + several, remedy(folder));
   }
   if (file.ends_with(".json")) add_index(file, where);
   else add_file(file, where);
@@ -65,6 +74,7 @@ void WeightFiles::add_index(const std::string& path, std::string_view where) {
                  "correct the index");
     names.insert(name);
   }
+  if (names.empty()) throw InputError(named_, "has a weight_map without tensors", "download the files again");
   for (const std::string& name : names) add_file((fs::path(path).parent_path() / name).string(), where);
   for (const std::string& tensor : map.keys()) {
     const auto found = tensors_.find(tensor);

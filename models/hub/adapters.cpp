@@ -17,7 +17,8 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr const char* kOtherAdapters = "give the adapters of this model, or train with their rank, alpha and layers";
+constexpr const char* kOtherAdapters =
+    "give the adapters of this model, or plan and train with their rank, alpha and layers";
 
 // The layers that have adapters.
 std::vector<std::string> adapted_layers(const ModelGraph& model) {
@@ -57,6 +58,19 @@ double adapter_factor(const ModelGraph& model) {
   return 1;
 }
 
+// An empty list, object or text.
+bool says_nothing(const JsonValue& value) {
+  if (value.is_object()) return value.object().keys().empty();
+  if (value.is_text()) return value.text().empty();
+  return !value.is_integer() && value.array().empty();
+}
+
+std::int64_t adapter_rank(const ModelGraph& model) {
+  for (const Parameter& p : model.parameters)
+    if (lora_part(p) == LoraPart::down) return p.shape.front();
+  return 0;
+}
+
 }  // namespace
 
 std::string adapter_config(const ModelGraph& adapted, const LoraSpec& spec) {
@@ -86,9 +100,25 @@ void check_adapter_config(std::string_view text, const std::string& where, const
   for (const char* key : {"alpha_pattern", "rank_pattern"})
     if (const auto pattern = config.optional_object(key); pattern && !pattern->keys().empty())
       config.refuse(key, "gives layers ranks or scales of their own, which are not modelled", "only {} is modelled");
-  if (config.optional_boolean("use_dora").value_or(false))
-    config.refuse("use_dora", "true is not modelled", "only false is");
-  const auto rank = static_cast<double>(config.integer("r", 1, kMaxInteger));
+  for (const char* key : {"use_dora", "lora_bias"})
+    if (config.optional_boolean(key).value_or(false)) config.refuse(key, "true is not modelled", "only false is");
+  if (const auto bias = config.optional_text("bias"); bias && *bias != "none")
+    config.refuse("bias", "\"" + printable(*bias) + "\" is not modelled", "only \"none\" is");
+  // Each of these changes what is computed, or which layers are adapted.
+  for (const char* key :
+       {"alora_invocation_tokens", "arrow_config", "corda_config", "eva_config", "exclude_modules", "layer_replication",
+        "layers_to_transform", "modules_to_save", "qalora_config", "target_parameters", "trainable_token_indices"})
+    if (const auto value = config.find(key); value && !says_nothing(*value))
+      config.refuse(key, "is not modelled", "train adapters without it");
+  // PiSSA and the like change the base weights, too.
+  if (const auto init = config.find("init_lora_weights"); init && init->is_text() && init->text() != "gaussian")
+    config.refuse("init_lora_weights",
+                  "\"" + printable(init->text()) + "\" changes the base weights, which is not modelled",
+                  "convert the adapters to plain LoRA (save_pretrained with path_initial_model_for_weight_conversion)");
+  const std::int64_t r = config.integer("r", 1, kMaxInteger);
+  if (const std::int64_t models = adapter_rank(adapted); r != models)
+    config.refuse("r", fmt::format("the adapters have rank {}, the model's {}", r, models), kOtherAdapters);
+  const auto rank = static_cast<double>(r);
   const double alpha = config.number("lora_alpha", 0, 1e15);
   const double factor = alpha / (config.optional_boolean("use_rslora").value_or(false) ? std::sqrt(rank) : rank);
   if (const double models = adapter_factor(adapted); std::abs(factor - models) > 1e-12 * models)

@@ -78,11 +78,12 @@ void check_fsdp2_unit(const ShardingPlan& plan, std::size_t u, std::string_view 
 void check_selective(const ShardingPlan& plan, std::string_view where) {
   if (plan.checkpoint_policy != CheckpointPolicy::selective_op) return;
   for (const Unit& u : plan.units)
-    for (const std::string& checkpointed : plan.checkpointed)
-      refuse_if(inside(u.modules.front(), checkpointed), where, "checkpoint_policy",
-                "'" + checkpointed + "' is recomputed selectively and holds the unit of '" + u.modules.front() +
-                    "', whose gathers PyTorch would count among its operations, and fail",
-                "use full, or checkpoint modules that are units or lie inside of one");
+    for (const std::string& module : u.modules)
+      for (const std::string& checkpointed : plan.checkpointed)
+        refuse_if(inside(module, checkpointed), where, "checkpoint_policy",
+                  "'" + checkpointed + "' is recomputed selectively and holds the unit of '" + module +
+                      "', whose gathers PyTorch counts among its operations, and may fail on",
+                  "use full, or units that hold whole checkpointed modules, such as one per block");
 }
 
 bool backward_reads_weights(OpKind kind) { return kind != OpKind::embedding && kind != OpKind::position_embedding; }

@@ -201,9 +201,14 @@ TEST_CASE("adapters that a model does not compute with are refused by the field 
   CHECK(holds(says(R"({"lora_alpha": 8})"), "lora_alpha: scales the adapters by 2, the model's by 1.5"));
   CHECK(holds(says(R"({"lora_alpha": null})"), "lora_alpha"));
   CHECK(holds(says(R"({"r": 0})"), "adapter_config.json: r"));
-  CHECK(holds(says(R"({"r": 8})"), "lora_alpha: scales the adapters by 0.75"));
+  CHECK(holds(says(R"({"r": 8})"), "r: the adapters have rank 8, the model's "));
   CHECK(holds(says(R"({"peft_type": "IA3"})"), "peft_type: \"IA3\" is not LORA"));
   CHECK(holds(says(R"({"use_dora": true})"), "use_dora: true is not modelled"));
+  CHECK(holds(says(R"({"bias": "all"})"), "bias: \"all\" is not modelled"));
+  CHECK(holds(says(R"({"init_lora_weights": "pissa"})"), "init_lora_weights: \"pissa\" changes the base weights"));
+  CHECK(holds(says(R"({"layers_to_transform": 3})"), "layers_to_transform: is not modelled"));
+  CHECK(holds(says(R"({"alora_invocation_tokens": [5]})"), "alora_invocation_tokens: is not modelled"));
+  CHECK(says(R"({"init_lora_weights": true, "target_parameters": [], "layers_to_transform": null})").empty());
   CHECK(holds(says(R"({"alpha_pattern": {"q_proj": 2}})"), "alpha_pattern: gives layers"));
   CHECK(holds(says(R"({"rank_pattern": {"q_proj": 2}})"), "rank_pattern: gives layers"));
   CHECK(holds(refusal([&] { return (check_adapter_config("{", "f", model), 0); }), "f"));

@@ -62,10 +62,14 @@ class Planned:
                    if b >= 0 and self.buffers[b]["kind"] == "saved for backward" and -1 - b in self.peak_op["memory"])
 
     def adapted(self):
-        """Sizes of what goes into adapted layers and comes out of them."""
-        return {self.counted[b] for b, name in enumerate(self.names)
-                if self.buffers[b]["kind"] == "activation gradients" and name.startswith("backward linear")
-                and ".lora_A." in name or self.buffers[b]["kind"] == "activations" and ".lora_B." in name}
+        """By unit: sizes of what goes into the adapted layers that are units of their own, and comes out of them."""
+        layers = {}
+        for b, name in enumerate(self.names):
+            made = self.buffers[b]["kind"] == "activation gradients" and name.startswith("backward linear")
+            if made and ".lora_A." in name or self.buffers[b]["kind"] == "activations" and ".lora_B." in name:
+                layers.setdefault(name.split()[2].split(".lora_")[0], set()).add(self.counted[b])
+        return {u: layers[unit["modules"][0]] for u, unit in enumerate(self.plan["units"])
+                if unit["modules"][0] in layers}
 
     def stale_parts(self):
         """Bytes of parts that no gather of backward or of the next micro-batch reads."""
@@ -210,10 +214,10 @@ def memory_difference(planned, theirs, tables, kinds):
         kinds["stale parts"].append(stale / peak)
         ours = [b if b[2] - a[2] == stale else a for a, b in zip(ours, theirs)]
     adapted = planned.adapted()
-    between = [b[2] - a[2] for a, b in zip(ours[:-1], theirs) if b[2] - a[2] in adapted]
+    between = [b[2] - a[2] for a, b in zip(ours[:-1], theirs) if b[2] - a[2] in adapted.get(a[1], ())]
     if between:
         kinds["adapted units"].append(max(between) / peak)
-        ours = [b if b[2] - a[2] in adapted else a for a, b in zip(ours[:-1], theirs)] + ours[-1:]
+        ours = [b if b[2] - a[2] in adapted.get(a[1], ()) else a for a, b in zip(ours[:-1], theirs)] + ours[-1:]
     worst = max(zip(ours, theirs, strict=True), key=lambda pair: abs(pair[0][2] - pair[1][2]))
     if worst[0] == worst[1]:
         return None

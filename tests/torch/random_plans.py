@@ -293,8 +293,8 @@ def main():
             if not release.runs_here(case["plan"]):
                 continue
             verdict, what = compare(work, case)
-            refused = verdict == "we refuse" and release.RUNS >= release.NEWEST
-            results["differs" if refused else verdict] += 1
+            older = release.RUNS < release.NEWEST and verdict in ("PyTorch runs", "both refuse", "we refuse")
+            results[verdict if verdict == "equal" or older else "differs"] += 1
             if verdict != "equal":
                 print(f"  {name}: {verdict}: {what}", flush=True)
         for n in range(args.count):

@@ -389,7 +389,8 @@ class TapeBuilder {
 Tape make_tape(const ModelGraph& model, const Implementation& impl, const Workload& work, DType compute_dtype,
                const std::vector<std::int32_t>& checkpointed, CheckpointPolicy policy) {
   if (policy == CheckpointPolicy::selective_op && !checkpointed.empty() && !impl.keeps_selectively)
-    throw InputError({"plan", "checkpoint_policy"}, std::string(impl.name) + " has no selective checkpointing",
+    throw InputError({"plan", "checkpoint_policy"},
+                     std::string(impl.name) + (impl.compiled ? ", compiled," : "") + " has no selective checkpointing",
                      "use full");
   TapeBuilder builder(model, impl, work, compute_dtype);
   for (const std::int32_t id : checkpointed) builder.add_region(model.modules[static_cast<std::size_t>(id)], policy);

@@ -194,6 +194,7 @@ TEST_CASE("experts that are missing, too many, of another shape or there twice a
   CHECK(
       holds(refuses(folder.write("two.json", R"({"weight_map": {"x": "a.safetensors", "y": "b.safetensors"}})"), model),
             "is also in"));
+  CHECK(holds(refuses(folder.write("none.json", R"({"weight_map": {}})"), model), "has a weight_map without tensors"));
   CHECK(holds(refuses(folder.write("cut.safetensors", whole.substr(0, whole.size() - 4)), model),
               "the file was cut short"));
 }
