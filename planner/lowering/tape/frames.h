@@ -23,9 +23,7 @@ struct FrameHold {
 // what attention returns to a block of GPT-2's form. `producer`: by tensor, the op that makes it.
 [[nodiscard]] std::vector<FrameHold> frame_holds(const ModelGraph&, const Implementation&,
                                                  std::span<const std::int32_t> producer);
-// What a recomputation's frames hold until it ends: tensors that its last ops would read if they ran again, and what
-// modules hold that have not returned.
-// The same of the values of a forward, into `held`. `looked_up`: the rows of learned positions.
+// What frames hold of the values of a forward, into `held`. `looked_up`: the rows of learned positions.
 void hold_frames(std::span<const FrameHold>, std::span<const std::int32_t> forward_value, std::int32_t looked_up,
                  std::span<const std::uint32_t> forward_of, std::vector<Held>& held);
 
@@ -40,6 +38,8 @@ struct ModuleVariable {
 [[nodiscard]] std::vector<ModuleVariable> module_variables(const ModelGraph&, const OpFacts&, std::int32_t i,
                                                            std::span<const char> wide, bool discarded);
 
+// What a recomputation's frames hold until it ends: tensors that its last ops would read if they ran again, and what
+// modules hold that have not returned.
 [[nodiscard]] std::vector<std::int32_t> held_by_recomputation(const ModelGraph&, const Region&,
                                                               std::span<const FrameHold>,
                                                               std::span<const std::int32_t> producer);

@@ -390,8 +390,10 @@ TEST_CASE("a loss in chunks pays for each chunk's launches") {
   };
   REQUIRE(s.model.ops.back().kind == OpKind::cross_entropy);
   CHECK(launched() == relative(3));  // cast, log_softmax, nll
-  s.plan.loss_chunks = 4;
+  s.plan.seq_len = 8, s.plan.loss_chunks = 4;
   CHECK(launched() == relative(12));
+  s.plan.seq_len = 6;  // of two tokens each: torch.chunk makes three
+  CHECK(launched() == relative(9));
 }
 
 TEST_CASE("dtypes: fp32 products run on fp32 units (PyTorch does not use TF32 unless told), fp64 at half of fp32") {

@@ -239,7 +239,7 @@ class Replay {
     bool open = ends_reduction(i);
     for (std::size_t k = 0; k < list.size(); ++k) {
       const Buffer& b = buffer(list[k]);
-      if (open && b.kind != BufferKind::reduce_output) {
+      if (open && b.kind != BufferKind::reduce_output && b.kind != BufferKind::scratch) {  // foreach_reduce's own
         note("reduce", op.unit);
         open = false;
       }
