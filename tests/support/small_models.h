@@ -22,12 +22,14 @@ inline ModelGraph small_llama(const SmallLlama& s = {}) {
       "small_llama");
 }
 
-inline ModelGraph small_mixtral() {
+inline ModelGraph small_mixtral(int experts = 4) {
   return model_from_config(
-      R"({"model_type": "mixtral", "capacity_factor": 1.0, "hidden_act": "silu", "hidden_size": 24, "intermediate_size": 20,
-                            "max_position_embeddings": 64, "num_attention_heads": 4, "num_experts_per_tok": 2, "num_hidden_layers": 1,
-                            "num_key_value_heads": 2, "num_local_experts": 4, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
-                            "tie_word_embeddings": false, "vocab_size": 41})",
+      fmt::format(
+          R"({{"model_type": "mixtral", "capacity_factor": 1.0, "hidden_act": "silu", "hidden_size": 24, "intermediate_size": 20,
+                            "max_position_embeddings": 64, "num_attention_heads": 4, "num_experts_per_tok": {}, "num_hidden_layers": 1,
+                            "num_key_value_heads": 2, "num_local_experts": {}, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
+                            "tie_word_embeddings": false, "vocab_size": 41}})",
+          experts < 2 ? experts : 2, experts),
       "small_mixtral");
 }
 

@@ -129,6 +129,9 @@ TEST_CASE("experts are read one by one, in every slab, and stacked, and from sev
       InitialWeights(folder.write("stacked.safetensors", bytes_of(tensors_of(model, true, kAll))), "t", model).reader(),
       model, kAll);
 
+  const ModelGraph one = small_mixtral(1);  // whose experts have a first dimension of 1, and their tensors none
+  check_counted(InitialWeights(folder.write("one.safetensors", bytes_of(hub_file(one))), "t", one).reader(), one, kAll);
+
   // Every other tensor in the second file: the matrices of one expert are apart.
   std::vector<FileTensor> halves[2];
   nlohmann::json index;
