@@ -2,15 +2,14 @@
 #include <algorithm>
 
 #include "models/graph.h"
+#include "models/graph/module_names.h"
 #include "models/input/error.h"
 #include "models/input/suggest.h"
 
 namespace fsdp {
 namespace {
 
-bool below(std::string_view name, std::string_view module) {
-  return module.empty() || (name.starts_with(module) && name.size() > module.size() && name[module.size()] == '.');
-}
+bool below(std::string_view name, std::string_view module) { return module.empty() || inside(name, module); }
 
 bool freeze_named(ModelGraph& model, std::string_view wanted) {
   const bool module = model.find_module(wanted) >= 0;

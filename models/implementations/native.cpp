@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "models/implementation.h"
+#include "models/implementations/pytorch_ops.h"
 #include "models/units.h"
 
 namespace fsdp {
@@ -182,11 +183,6 @@ OpFacts moe_combine(const Op& op, const Workload& w) {
           .backward_traffic_bytes = b.tokens + b.chosen_rows + b.slot_rows + 2 * b.weights + b.ids};
 }
 
-// torchtitan's choice: attention and every second matmul.
-bool keeps(const Op& op, std::int64_t matmul) {
-  return op.kind == OpKind::attention || (op.kind == OpKind::linear && (op.params.size() > 1 || matmul % 2 == 1));
-}
-
 // Kernels divide scores by the root of a head's size.
 std::string_view lacks(const Op& op) {
   if (op.kind == OpKind::attention && op.shape.score_factor != 0) return "attention with a factor of its own";
@@ -204,7 +200,7 @@ const Implementation& native_implementation() {
       .lacks = lacks,
       .backward_adds_in_place = true,
       .loss_read_every_step = true,  // the loop reports the loss of each step
-      .keeps_selectively = keeps,
+      .keeps_selectively = pytorch::keeps_every_second_matmul,
       .optimizer_form = OptimizerForm::fused,
       .optimizer_temp_bytes_per_element = 0,  // one fused pass
       .memory = MemorySource::arena,

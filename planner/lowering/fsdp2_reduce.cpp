@@ -296,11 +296,12 @@ void Fsdp2Reduce::finish(StepBuilder& b, std::int32_t u, std::int32_t out, bool 
   if (!keeps) {
     const Access access = s.has_sharded_gradient ? Access::accumulate : Access::write;
     if (!s.has_sharded_gradient) b.allocate(s.sharded_gradient);
-    // What is added to an existing gradient is cast first.
-    const std::int32_t cast = s.has_sharded_gradient && reduce_dtype_ != master_dtype_
-                                  ? b.allocate_new(units_.buffer(units_.layout(u).reduce_elements, master_dtype_,
-                                                                 BufferKind::scratch, last_stream(), u))
-                                  : kNone;
+    // What PyTorch adds to an existing gradient is cast first.
+    const bool casts =
+        s.has_sharded_gradient && reduce_dtype_ != master_dtype_ && !units_.c.implementation.backward_adds_in_place;
+    const std::int32_t cast = casts ? b.allocate_new(units_.buffer(units_.layout(u).reduce_elements, master_dtype_,
+                                                                   BufferKind::scratch, last_stream(), u))
+                                    : kNone;
     s.post_reduce_op =
         b.issue(units_.op(Action::finish_gradient, last_stream(), u), {{Arg{out}, Arg{s.sharded_gradient, access}}});
     if (cast >= 0) b.release(cast);

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <string>
 
+#include "models/graph/module_names.h"
 #include "models/input/limits.h"
 #include "models/input/suggest.h"
 #include "models/units.h"
@@ -12,7 +13,6 @@
 #include "planner/plan/check_fsdp2.h"
 #include "planner/plan/check_optimizer.h"
 #include "planner/plan/check_sizes.h"
-#include "planner/plan/module_names.h"
 #include "planner/plan/refusal.h"
 #include "planner/plan_ids.h"
 

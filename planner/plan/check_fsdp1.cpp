@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <string>
 
-#include "planner/plan/module_names.h"
 #include "planner/plan/refusal.h"
 
 namespace fsdp {

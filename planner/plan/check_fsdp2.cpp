@@ -5,8 +5,8 @@
 #include <cmath>
 #include <string>
 
+#include "models/graph/module_names.h"
 #include "planner/layout.h"
-#include "planner/plan/module_names.h"
 #include "planner/plan/refusal.h"
 
 namespace fsdp {
@@ -86,6 +86,27 @@ void check_selective(const ShardingPlan& plan, std::string_view where) {
                   "use full, or units that hold whole checkpointed modules, such as one per block");
 }
 
+// Before 2.15 a pre-forward hook casts what the first module of a unit is called with, and none that runs in a
+// recomputation does: what experts are weighted with in fp32 (Mixtral) is then known for whole blocks alone.
+void check_experts(const ShardingPlan& plan, const ModelGraph& model, std::string_view where) {
+  if (!plan.torch.before(2, 15) || plan.param_dtype == DType::f32) return;
+  const auto in_block = [&](std::string_view name) {
+    return std::any_of(model.modules.begin(), model.modules.end(),
+                       [&](const Module& m) { return m.block && inside(name, m.name); });
+  };
+  for (const Op& op : model.ops) {
+    if (op.kind != OpKind::moe_combine || !op.shape.wide_weight) continue;
+    const std::string& experts = model.modules[static_cast<std::size_t>(op.module)].name;
+    for (std::size_t u = 0; u < plan.units.size(); ++u)
+      for (const std::string& module : plan.units[u].modules)
+        refuse_if((module == experts || inside(experts, module)) && in_block(module), where,
+                  "units[" + std::to_string(u) + "].modules",
+                  "how PyTorch " + text(plan.torch) + " casts the weights of choices of '" + experts +
+                      "', in a unit smaller than a block, is not known here",
+                  "use units of whole blocks, or fsdp2");
+  }
+}
+
 bool backward_reads_weights(OpKind kind) { return kind != OpKind::embedding && kind != OpKind::position_embedding; }
 
 }  // namespace
@@ -106,6 +127,7 @@ void check_fsdp2(const ShardingPlan& plan, std::string_view where) {
 
 void check_fsdp2(const ShardingPlan& plan, const ModelGraph& model, const std::vector<UnitLayout>& layouts,
                  std::string_view where) {
+  check_experts(plan, model, where);
   const std::vector<std::int32_t> unit_of = unit_of_parameters(layouts, model);
   refuse_if(
       std::none_of(model.parameters.begin(), model.parameters.end(), [](const Parameter& p) { return p.trainable; }),

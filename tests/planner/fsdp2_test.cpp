@@ -308,6 +308,22 @@ TEST_CASE("by PyTorch release: the root's explicit reshard, one shard alone, gra
   CHECK(bytes_of(lowered(narrow, "2.15"), BufferKind::gradient_accumulator) == 2 * (2 * 120 + 2 * 66));
 }
 
+TEST_CASE("experts in units smaller than a block: before 2.15 refused where their weights are cast") {
+  const ModelGraph model = load_model("tiny-mixtral");
+  ShardingPlan plan = toy::plan(model, 2);
+  plan.param_dtype = DType::bf16;
+  plan.torch = {2, 12};
+  const auto says = [&] { return fsdp::testing::refusal([&] { check(plan, model); }); };
+  CHECK(says().empty());
+  plan.units.insert(plan.units.begin(), Unit{{"model.layers.0.mlp.experts"}});
+  CHECK(says().find("units[0].modules: how PyTorch 2.12 casts the weights of choices") != std::string::npos);
+  plan.param_dtype = DType::f32;
+  CHECK(says().empty());
+  plan.param_dtype = DType::bf16;
+  plan.torch = {};
+  CHECK(says().empty());
+}
+
 TEST_CASE("what a plan cannot ask of fully_shard is refused by name") {
   const ModelGraph model = toy::model({.blocks = 2, .tied = false});
   const auto refused = [&](auto change) {

@@ -1,4 +1,4 @@
-// Names of modules, as paths with dots between their parts. For planner/plan/ alone.
+// Names of modules, as paths with dots between their parts.
 #pragma once
 
 #include <string_view>
