@@ -305,6 +305,28 @@ TEST_CASE("temporaries of AdamW and of clipping: PyTorch's") {
   CHECK(bytes("clip_foreach") < 1024);
 }
 
+// The profiler shows aten::add for the first of three gradients of a linear layer's input, then aten::add_: the first
+// is a view of what its kernel made.
+TEST_CASE("the engine makes a third tensor where it adds to a gradient that is a view") {
+  const ModelGraph m = load_model("tiny-llama");
+  const auto third = [&](const Implementation& i) {
+    const Tape tape = make_tape(m, i, {1, 16, 2}, DType::bf16, {}, CheckpointPolicy::full);
+    std::int64_t with = 0, sums = 0;
+    for (const TapeOp& op : tape.ops) {
+      if (op.action != Action::add_gradient) continue;
+      ++sums;
+      for (std::uint32_t k = 0; k < op.allocs.count; ++k)
+        with += tape.values[at(tape.allocs[op.allocs.begin + k])].kind == BufferKind::scratch;
+    }
+    return std::pair{with, sums};
+  };
+  const auto blocks = static_cast<std::int64_t>(
+      std::count_if(m.modules.begin(), m.modules.end(), [](const Module& module) { return module.block; }));
+  // Of a block: k and v join q, up joins gate, and each norm's input has a second reader.
+  CHECK(third(hf_implementation(false)) == std::pair{2 * blocks, 5 * blocks});
+  CHECK(third(hf_implementation(true)).first == 0);
+}
+
 TEST_CASE("a stack without selective checkpointing refuses it") {
   const ModelGraph m = load_model("tiny-llama");
   CHECK_THROWS_WITH((void)make_tape(m, find_implementation("foundry", false, "t"), {1, 16, 2}, DType::bf16,
