@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <string>
 
+#include "models/graph/module_names.h"
 #include "planner/plan/refusal.h"
 
 namespace fsdp {
