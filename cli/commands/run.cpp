@@ -169,7 +169,10 @@ std::optional<Trained> execute(const RunFlags& f, const ModelGraph& model, const
   RunOptions options = run_options(f, resumes ? resumes->manifest().step : 0);
   TrainingFlags flags = f.training;
   const bool goes_on = resumes && f.checkpoints.fresh_if_none && flags.init_from;
-  if (goes_on) flags.init_from = flags.init_adapters = std::nullopt;
+  if (goes_on) {
+    flags.init_from.reset();
+    flags.init_adapters.reset();
+  }
   TrainingSetup training = apply_training_flags(flags, model, plan, options);
   if (goes_on) training.notes.push_back("note: --init-from is not read: the weights are the checkpoint's");
   const ModelSource source =
