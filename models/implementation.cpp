@@ -147,7 +147,11 @@ OpFacts facts(const Implementation& implementation, const Op& op, const Workload
     f.backward_scratch_bytes += f.saved_for_weight_bytes;  // it is gone at backward's worst moment, and counted there
   }
   const auto differentiable = [&](std::int32_t t) { return model.tensors[static_cast<std::size_t>(t)].requires_grad; };
-  if (f.saves_by_input && !differentiable(op.inputs[0])) f.saved_inputs = 0;
+  if (f.saved_extra_bytes > 0 && f.saves_by_input && !differentiable(op.inputs[0])) {
+    // inputs[0] goes when the extra bytes appear, and stands for them.
+    f.saved_inputs = 0b1;
+    f.saved_extra_bytes = 0;
+  }
   if (f.saves_by_input && !differentiable(op.inputs[1])) {
     f.forward_scratch_bytes += f.saved_extra_bytes;
     f.saved_extra_bytes = 0;

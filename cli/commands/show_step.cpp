@@ -9,6 +9,7 @@
 #include "cli/terminal/terminal.h"
 #include "models/input/error.h"
 #include "planner/job.h"
+#include "simulator/analysis/known_differences.h"
 #include "viz/viz.h"
 
 namespace fsdp::cli {
@@ -133,6 +134,14 @@ Json buffers_json(const Program& program) {
   return list;
 }
 
+// Where PyTorch is known to hold other bytes.
+Json differences_json(const View& v) {
+  Json list = Json::array();
+  for (const KnownDifference& d : known_differences(v.program, v.plan, v.model))
+    list.push_back({{"kind", std::string(name(d.kind))}, {"bytes", d.bytes}});
+  return list;
+}
+
 Json step_json(const View& v) {
   Json ops = Json::array();
   for (std::size_t i = 0; i < v.count; ++i) {
@@ -158,6 +167,7 @@ Json step_json(const View& v) {
                {"rank", v.program.rank},
                {"ops", std::move(ops)}};
   if (v.buffers) json["buffers"] = buffers_json(v.program);
+  if (v.buffers) json["known_differences"] = differences_json(v);
   return json;
 }
 

@@ -217,6 +217,9 @@ std::string memory_text(const MemoryReport& r, const Prediction& p) {
                      percent(static_cast<double>(r.items[i].bytes) /
                              static_cast<double>(std::max<std::int64_t>(1, p.peak_allocated.count())))});
   out += "\n" + fitting_table({"largest at the highest peak", ">buffers", ">bytes", ">share"}, items);
+  for (const KnownDifference& d : r.differences)
+    out += fmt::format("\nPyTorch may have up to {} {}: {}.\n", human(Bytes(d.bytes)),
+                       pytorch_has_more(d.kind) ? "more" : "less", text(d.kind));
   if (r.host_peak > 0) out += "\nhost memory, pinned: " + human(Bytes(r.host_peak)) + "\n";
   std::vector<std::vector<std::string>> sums = {{"allocated at the peak", human(p.peak_allocated), ""}};
   for (auto& row : on_top(p)) sums.push_back(std::move(row));

@@ -211,9 +211,13 @@ class Lowering {
         emit(b, tape_->ops[o]);
         emitted = true;
       }
-      if (r.completes(i))
-        for (auto u = hooks_.again_ends[at(i)].rbegin(); u != hooks_.again_ends[at(i)].rend(); ++u)
-          dialect_->after_recompute(b, *u);
+      if (r.completes(i)) {
+        for (auto u = hooks_.again_ends[at(i)].rbegin(); u != hooks_.again_ends[at(i)].rend(); ++u) {
+          if (emitted) release_late(b, tape_->ops[o - 1], u->op_begin);
+          dialect_->after_recompute(b, u->unit);
+        }
+        if (emitted) release_late(b, tape_->ops[o - 1], -1);
+      }
       if (emitted) allocate_late(b, tape_->ops[o - 1]);
       if (!r.completes(i)) break;
     }

@@ -41,7 +41,7 @@ UnitHooks unit_hooks(const ModelGraph& model, const PlanIds& ids, const std::vec
       const Module& module = model.modules[at(m)];
       if (!inside[at(m)] || module.op_begin == module.op_end) continue;
       hooks.again_begins[at(module.op_begin)].push_back(unit);
-      hooks.again_ends[at(module.op_end - 1)].push_back(unit);
+      hooks.again_ends[at(module.op_end - 1)].push_back({unit, module.op_begin});
     }
   }
   return hooks;

@@ -22,7 +22,8 @@ struct UnitHooks {
   };
   std::vector<std::vector<Begin>> begins;  // by op: uses of units that begin there, outermost first
   std::vector<std::vector<End>> ends;      // and those that end there
-  std::vector<std::vector<std::int32_t>> again_begins, again_ends;  // the same of units inside checkpointed modules
+  std::vector<std::vector<std::int32_t>> again_begins;  // the same of units inside checkpointed modules
+  std::vector<std::vector<End>> again_ends;
 };
 
 [[nodiscard]] UnitHooks unit_hooks(const ModelGraph&, const PlanIds&, const std::vector<UnitLayout>&);

@@ -63,6 +63,7 @@ class Reporter {
     }
     r.items = items();
     r.host_peak = replay_memory(program_).host_peak;
+    r.differences = known_differences(program_, plan_, model_);
     return r;
   }
 
@@ -220,6 +221,12 @@ std::string to_json_text(const MemoryReport& r) {
   for (const MemoryItem& i : r.items)
     json["items_at_peak"].push_back({{"what", i.what}, {"count", i.count}, {"bytes", i.bytes}});
   json["host_peak_bytes"] = r.host_peak;
+  json["known_differences"] = Json::array();
+  for (const KnownDifference& d : r.differences)
+    json["known_differences"].push_back({{"kind", name(d.kind)},
+                                         {"bytes", d.bytes},
+                                         {"pytorch_has", pytorch_has_more(d.kind) ? "more" : "fewer"},
+                                         {"what", text(d.kind)}});
   return json.dump(2) + "\n";
 }
 

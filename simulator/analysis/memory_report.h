@@ -14,6 +14,7 @@
 #include "models/graph.h"
 #include "planner/plan.h"
 #include "planner/program.h"
+#include "simulator/analysis/known_differences.h"
 
 namespace fsdp {
 
@@ -53,6 +54,7 @@ struct MemoryReport {
   std::size_t peak = 0;               // the highest of them
   std::vector<MemoryItem> items;      // at that peak, largest first
   std::int64_t host_peak = 0;         // pinned host memory
+  std::vector<KnownDifference> differences;
 };
 
 [[nodiscard]] MemoryReport memory_report(const Program&, const ShardingPlan&, const ModelGraph&);

@@ -317,7 +317,7 @@ def main():
     for (verdict, _), cases in sorted(refusals_seen.items()):
         print(f"  {verdict}, {len(cases)} times, such as seed {cases[0][0]}: {cases[0][1][:400]}")
     for kind, parts in work.kinds.items():
-        print(f"  memory, {kind}: {len(parts)} times, up to {max(parts):.2%} of the peak ({planned.KINDS[kind]})")
+        print(f"  memory, {kind}: {len(parts)} times, up to {max(parts):.2%} of the peak")
     print(f"{len(pairs)} pairs of features, {sum(n >= plan_space.ENOUGH for n in pairs.values())} of them in "
           f"{plan_space.ENOUGH} plans or more; the rarest: "
           + "; ".join(f"{a} with {b} {n}" for (a, b), n in pairs.most_common()[:-6:-1]))

@@ -38,6 +38,10 @@ struct ModuleVariable {
 [[nodiscard]] std::vector<ModuleVariable> module_variables(const ModelGraph&, const OpFacts&, std::int32_t i,
                                                            std::span<const char> wide, bool discarded);
 
+// The same of modules that have returned before a recomputation ends. `last_run`: by graph op, its latest tape op.
+void hold_frames_again(std::span<const FrameHold>, const Region&, std::span<const std::int32_t> recomputed_value,
+                       std::span<const std::int32_t> last_run, std::vector<Held>& held);
+
 // What a recomputation's frames hold until it ends: tensors that its last ops would read if they ran again, and what
 // modules hold that have not returned.
 [[nodiscard]] std::vector<std::int32_t> held_by_recomputation(const ModelGraph&, const Region&,

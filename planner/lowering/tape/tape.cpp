@@ -31,8 +31,7 @@ class TapeBuilder {
         producer_[at(model.ops[i].outputs[k])] = static_cast<std::int32_t>(i);
         wide_[at(model.ops[i].outputs[k])] = facts_[i].wide_outputs >> k & 1;
       }
-    region_of_.assign(n, -1);
-    forward_value_.assign(t, -1), recomputed_value_.assign(t, -1);
+    region_of_.assign(n, -1), forward_value_.assign(t, -1), recomputed_value_.assign(t, -1);
     if (impl.frames_hold_inputs) holds_ = frame_holds(model, impl, producer_);
     gradients_ = GradientValues(t);
     extra_.assign(n, -1), made_again_.assign(n, -1);
@@ -160,7 +159,7 @@ class TapeBuilder {
     value_arg(extra_[at(i)], Access::write);
     const Inside& script = stopped ? f.forward_stopped : f.forward_inside;
     const bool detailed = !script.script.empty() && !kept_[at(i)];
-    scratch_arg(detailed ? 0
+    scratch_arg(detailed || discarded ? 0
                          : f.forward_scratch_bytes +
                                (kept_[at(i)] ? std::max<std::int64_t>(0, f.saved_extra_bytes - extra) : 0));
     if (op.kind == OpKind::position_embedding) looked_up_ = tape_.args.back().id;
@@ -207,6 +206,7 @@ class TapeBuilder {
 
   void hold_recomputed(const Region& r) {
     for (const std::int32_t v : std::exchange(variables_again_, {})) hold_until_now(v);
+    hold_frames_again(holds_, r, recomputed_value_, last_run_, spans_);
     if (!impl_.frames_hold_inputs) return;
     for (const std::int32_t t : held_by_recomputation(model_, r, holds_, producer_))
       hold_until_now(recomputed_value_[at(t)]);
@@ -315,7 +315,7 @@ class TapeBuilder {
       arg(model_.parameters[at(p)].trainable ? Kind::gradient : Kind::absent,
           model_.parameters[at(p)].trainable ? p : -1, Access::write);
     if (gate_waits_[at(i)] >= 0) spans_.push_back({gate_waits_[at(i)], -1, last_op(), /*scope=*/0});
-    if (op.inputs.size() == 2 && f.extra_replaces_input) {
+    if (op.inputs.size() == 2 && f.extra_replaces_input && model_.tensors[at(op.inputs[0])].requires_grad) {
       const std::int32_t gate = producer_[at(op.inputs[0])], up = producer_[at(op.inputs[1])];
       if (up > gate && gate >= 0) gate_waits_[at(gate + 1)] = seen(op.inputs[0], again);  // where up's backward ends
       else scratch_now(f.saved_extra_bytes);

@@ -1,0 +1,189 @@
+#include "simulator/analysis/known_differences.h"
+
+#include <algorithm>
+#include <array>
+#include <string>
+
+#include "models/index.h"
+
+namespace fsdp {
+namespace {
+
+// The tables of transformers' rotary embedding (modeling_llama.py, LlamaRotaryEmbedding.forward) while it makes the
+// sines: angles of half of the channels, of all of them, cosines, sines, and sines before their factor, in fp32; and the
+// positions (int64). GPT-2 has no such tables: most is held where the mask's makers look for packed sequences in the
+// positions of B sequences (masking_utils.py, find_packed_sequence_indices): their differences, one more of each, where
+// those are not 1, and the sums of that.
+std::int64_t bytes_of_tables(const Program& program, const ShardingPlan& plan, const ModelGraph& model) {
+  if (program.implementation != "hf") return 0;
+  std::int64_t channels = 0;
+  bool positions = false;
+  for (const Op& op : model.ops) {
+    if (op.kind == OpKind::rotary) channels = op.shape.rotated > 0 ? op.shape.rotated : op.shape.head_dim;
+    positions = positions || op.kind == OpKind::position_embedding;
+    if (channels > 0) break;
+  }
+  const std::int64_t integer = 8, number = 4, boolean = 1, s = plan.seq_len;
+  if (channels > 0) return s * (integer + channels * number * 9 / 2);
+  const std::int64_t b = *std::max_element(plan.micro_batches.begin(), plan.micro_batches.end());
+  return positions ? s * integer + b * ((s + 1) * integer + s * (boolean + integer)) : 0;
+}
+
+class Replay {
+ public:
+  Replay(const Program& program, const ShardingPlan& plan, const ModelGraph& model)
+      : program_(program), step_(program.steady_step), plan_(plan), model_(model), made_by_(program.buffers.size()) {}
+
+  void run() {
+    const std::int64_t before = alive_before();
+    std::int64_t total = before, highest = before, highest_by_parts = before;
+    bool training = true;
+    for (const Operation& op : step_.ops) {
+      training = training && op.action != Action::optimizer;
+      std::int64_t most = total;
+      const auto appear = [&](std::int32_t b) {
+        made_by_[at(b)] = &op;
+        total += counted(b);
+        most = std::max(most, total);
+      };
+      memory_events(step_, op, appear, [&](std::int32_t b) {
+        total -= counted(b);
+        note_part(op, b);
+      });
+      if (!training) continue;
+      highest = std::max(highest, most);
+      highest_by_parts = std::max(highest_by_parts, most - made_one_by_one(op));
+      if (op.action == Action::gather_copy_out) note_casts(op);
+    }
+    fewer_at_the_peak_ = highest - highest_by_parts;
+  }
+
+  [[nodiscard]] std::int64_t whole_operations() const { return std::max(fewer_at_the_peak_, casts_at_once_); }
+  [[nodiscard]] std::int64_t adapted() const {
+    std::int64_t most = 0;
+    for (std::size_t b = 0; b < made_by_.size(); ++b)
+      if (made_by_[b] != nullptr && around_adapter(static_cast<std::int32_t>(b)))
+        most = std::max(most, program_.buffers[b].bytes);
+    return most;
+  }
+  [[nodiscard]] std::int64_t kept_parts() const {
+    std::int64_t sum = 0;
+    for (const auto& [b, bytes] : dropped_) sum += bytes;
+    return sum;
+  }
+
+ private:
+  [[nodiscard]] std::int64_t counted(std::int32_t b) const {
+    return program_.buffers[at(b)].host ? 0 : program_.buffers[at(b)].bytes;
+  }
+
+  // What the step frees before it makes it, or never makes.
+  [[nodiscard]] std::int64_t alive_before() const {
+    std::vector<char> seen(program_.buffers.size(), 0);
+    std::int64_t total = 0;
+    const auto made = [&](std::int32_t b) { seen[at(b)] = 1; };
+    const auto freed = [&](std::int32_t b) {
+      total += seen[at(b)] ? 0 : counted(b);
+      seen[at(b)] = 1;
+    };
+    for (const Operation& op : step_.ops) memory_events(step_, op, made, freed);
+    for (std::size_t b = 0; b < seen.size(); ++b) {
+      const BufferKind kind = program_.buffers[b].kind;
+      const bool state = kind == BufferKind::parameter_shard || kind == BufferKind::optimizer_state;
+      if (!seen[b] && state) total += counted(static_cast<std::int32_t>(b));
+    }
+    return total;
+  }
+
+  // Bytes of an operation that PyTorch has not yet, or not any more, when it holds most: gradients of parameters, and in
+  // a forward whose module runs again what it makes for a backward that will not come.
+  [[nodiscard]] std::int64_t made_one_by_one(const Operation& op) const {
+    if (op.action != Action::forward && op.action != Action::backward) return 0;
+    std::int64_t bytes = 0;
+    for (const std::int32_t b : step_.allocs_of(op)) {
+      const BufferKind kind = program_.buffers[at(b)].kind;
+      const auto frees = step_.frees_of(op);
+      const bool unread = kind == BufferKind::saved && std::find(frees.begin(), frees.end(), b) != frees.end();
+      if (kind == BufferKind::gradient || (op.action == Action::forward && unread)) bytes += counted(b);
+    }
+    return bytes;
+  }
+
+  // One rank gathers by a copy of the shard's cast. PyTorch casts and copies parameter by parameter.
+  void note_casts(const Operation& op) {
+    if (plan_.shard() != 1 || plan_.param_dtype == plan_.master_dtype) return;
+    std::int64_t all = 0, last = 0;
+    for (const std::int32_t b : step_.allocs_of(op)) {
+      if (program_.buffers[at(b)].kind != BufferKind::unsharded_parameter) continue;
+      all += last;
+      last = program_.buffers[at(b)].bytes;
+    }
+    casts_at_once_ = std::max(casts_at_once_, all);
+  }
+
+  void note_part(const Operation& op, std::int32_t b) {
+    const Buffer& buffer = program_.buffers[at(b)];
+    if (buffer.kind != BufferKind::kept_shard || op.action == Action::gather_copy_out) return;
+    const auto same = std::find_if(dropped_.begin(), dropped_.end(), [&](const auto& d) {
+      const Buffer& other = program_.buffers[at(d.first)];
+      return other.unit == buffer.unit && other.param == buffer.param;
+    });
+    if (same == dropped_.end()) dropped_.emplace_back(b, buffer.bytes);
+  }
+
+  // Does the buffer go into an adapted layer that is a unit of its own, or come out of it?
+  [[nodiscard]] bool around_adapter(std::int32_t b) const {
+    const Operation& op = *made_by_[at(b)];
+    if (op.graph_op < 0 || model_.ops[at(op.graph_op)].kind != OpKind::linear) return false;
+    const std::int32_t module = model_.ops[at(op.graph_op)].module;
+    if (module < 0) return false;
+    const std::string& name = model_.modules[at(module)].name;
+    const BufferKind kind = program_.buffers[at(b)].kind;
+    const bool in = kind == BufferKind::activation_gradient && op.action == Action::backward;
+    const std::size_t end = name.find(in ? ".lora_A." : ".lora_B.");
+    if (end == std::string::npos || (!in && kind != BufferKind::activation)) return false;
+    return std::any_of(plan_.units.begin(), plan_.units.end(),
+                       [&](const Unit& u) { return u.modules.front() == name.substr(0, end); });
+  }
+
+  const Program& program_;
+  const Step& step_;
+  const ShardingPlan& plan_;
+  const ModelGraph& model_;
+  std::vector<const Operation*> made_by_;                         // by buffer
+  std::vector<std::pair<std::int32_t, std::int64_t>> dropped_;  // kept parts that nothing gathered from
+  std::int64_t fewer_at_the_peak_ = 0, casts_at_once_ = 0;
+};
+
+}  // namespace
+
+std::string_view name(DifferenceKind k) {
+  static constexpr std::array<std::string_view, kDifferenceKinds> names = {"tables", "whole operations",
+                                                                           "adapted units", "kept parts"};
+  return names[static_cast<std::size_t>(k)];
+}
+
+std::string_view text(DifferenceKind k) {
+  static constexpr std::array<std::string_view, kDifferenceKinds> texts = {
+      "positions, cosines and sines, made once for all layers: most while they are made",
+      "what one operation makes is counted for all of it; PyTorch makes and drops one tensor after the other",
+      "between the hooks of units that are adapted layers, an activation that goes in or comes out",
+      "parts of units that backward never gathers stay until the next forward"};
+  return texts[static_cast<std::size_t>(k)];
+}
+
+std::vector<KnownDifference> known_differences(const Program& program, const ShardingPlan& plan,
+                                               const ModelGraph& model) {
+  std::vector<KnownDifference> found;
+  if (program.implementation == "native") return found;
+  Replay replay(program, plan, model);
+  replay.run();
+  const std::array<std::int64_t, kDifferenceKinds> bytes = {
+      bytes_of_tables(program, plan, model), replay.whole_operations(), replay.adapted(), replay.kept_parts()};
+  for (int k = 0; k < kDifferenceKinds; ++k)
+    if (bytes[static_cast<std::size_t>(k)] > 0)
+      found.push_back({static_cast<DifferenceKind>(k), bytes[static_cast<std::size_t>(k)]});
+  return found;
+}
+
+}  // namespace fsdp

@@ -1,0 +1,55 @@
+// What is said of PyTorch's other bytes, against sums by hand. tests/torch/random_plans.py holds the same numbers against
+// PyTorch.
+#include "simulator/analysis/known_differences.h"
+
+#include <doctest/doctest.h>
+
+#include "planner/lower.h"
+#include "tests/support/small_models.h"
+#include "tests/support/toy_model.h"
+
+using namespace fsdp;
+
+namespace {
+
+std::int64_t said(DifferenceKind kind, const ModelGraph& model, const ShardingPlan& plan, const char* implementation) {
+  const Program program = lower(model, plan, find_implementation(implementation, false, "test"));
+  for (const KnownDifference& d : known_differences(program, plan, model))
+    if (d.kind == kind) return d.bytes;
+  return 0;
+}
+
+}  // namespace
+
+TEST_CASE("tables: positions of 8 bytes, and 18 bytes for each channel that turns; of learned positions two copies") {
+  const ModelGraph llama = small_llama();
+  ShardingPlan plan = toy::plan(llama, 2);
+  const std::int64_t head_dim = 24 / 4;
+  CHECK(said(DifferenceKind::tables, llama, plan, "hf") == plan.seq_len * (8 + 18 * head_dim));
+  CHECK(said(DifferenceKind::tables, llama, plan, "torchtitan") == 0);
+}
+
+TEST_CASE("whole operations: one rank casts a unit at once, PyTorch one parameter at a time") {
+  const ModelGraph model = toy::model();
+  ShardingPlan plan = toy::plan(model, 1);
+  plan.param_dtype = DType::bf16;
+  // The root's head is cast while the embedding's 11 x 6 cast is there; a block's two are of 10 x 6.
+  CHECK(said(DifferenceKind::whole_operations, model, plan, "hf") >= 2 * 11 * 6);
+  plan.mesh[1].size = 2;
+  const std::int64_t two = said(DifferenceKind::whole_operations, model, plan, "hf");
+  plan.param_dtype = DType::f32;
+  CHECK(two <= said(DifferenceKind::whole_operations, model, plan, "hf"));
+}
+
+TEST_CASE("kept parts: those that no backward gathers") {
+  const ModelGraph model = toy::model({.blocks = 2, .vocab = 17, .width = 8, .hidden = 24});
+  ShardingPlan plan = toy::plan(model, 8);
+  plan.units.insert(plan.units.begin(), Unit{{"embed"}, Reshard{4}});
+  for (Unit& u : plan.units) u.reshard_after_forward = Reshard{4};
+  plan.param_dtype = DType::bf16;
+  CHECK(said(DifferenceKind::kept_parts, model, plan, "hf") == 0);
+  plan.units.front().unshard_in_backward = false;
+  // 17 rows are padded to 24; each rank of a group of four keeps a quarter, in bf16.
+  CHECK(said(DifferenceKind::kept_parts, model, plan, "hf") == 2 * 24 * 8 / 4);
+  CHECK(said(DifferenceKind::kept_parts, model, plan, "native") == 0);
+}
