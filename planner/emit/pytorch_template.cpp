@@ -279,7 +279,9 @@ def parse_arguments(argv):
 def main(argv=None, inspect=None):
     """inspect(model), if given, sees the sharded model after the last step. Returns the losses."""
     args = parse_arguments(argv)
-    dist.init_process_group("gloo" if args.cpu else "nccl")
+    # Gradients in host memory are clipped by a norm that is summed there.
+    gpus = "cpu:gloo,cuda:nccl" if "offload" in PLAN.get("more", {}) and PLAN["clip_norm"] is not None else "nccl"
+    dist.init_process_group("gloo" if args.cpu else gpus)
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     device = torch.device("cpu") if args.cpu else torch.device("cuda", local_rank)
     if not args.cpu:

@@ -176,8 +176,7 @@ void write_training(Inexactness& out, std::int64_t largest) {
   if (plan.clip_norm && plan.clip_norm_type != 2)
     out.changes(&ShardingPlan::clip_norm_type, 2.0, "clip_norm_type", "the norm that is clipped: it takes the 2-norm");
   const char* const no_clipping = "no clipping: it computes the norm in every step; max_norm is set beyond reach";
-  if (!plan.clip_norm && plan.offload) out.unknown("clip_norm", no_clipping);  // no plan of ours clips in host memory
-  else if (!plan.clip_norm) out.changes(&ShardingPlan::clip_norm, kOutOfReach, "clip_norm", no_clipping);
+  if (!plan.clip_norm) out.changes(&ShardingPlan::clip_norm, kOutOfReach, "clip_norm", no_clipping);
   out.elsewhere("seed", fmt::format("initial weights and data are torchtitan's own; set its seed to {}", plan.seed));
   out.elsewhere("optimizer", "a constant learning rate: set [lr_scheduler] to the schedule you want");
 }

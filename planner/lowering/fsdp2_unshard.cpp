@@ -159,11 +159,26 @@ void Fsdp2Unshard::keep_parts(StepBuilder& b, std::int32_t u) {
     const Arg part{s.full[i], Access::read, units_.shard_rank() % s.small_group * bytes, bytes};
     s.reshard_event =
         b.issue(units_.op(Action::keep_shard, Stream::compute, u), {{part, Arg{s.kept_shards[i], Access::write}}});
+    if (s.old_shards[i] >= 0) b.release(std::exchange(s.old_shards[i], kNone));
     b.release(s.full[i]);
     s.full[i] = -1;
   }
   s.gathered = false;
   s.kept = true;
+}
+
+// Parts that no backward gathered stay, unused, until the next forward keeps others. A step has to end with the buffers
+// that it began with: over its end they take the place of the last ones.
+void Fsdp2Unshard::leave_parts(StepBuilder& b, std::int32_t u, bool last) {
+  Fsdp2Unit& s = units_[u];
+  for (std::size_t i = 0; i < s.kept_shards.size(); ++i) {
+    const std::int32_t kept = std::exchange(s.kept_shards[i], kNone);
+    s.old_shards[i] = kept;
+    if (kept < 0 || !last) continue;
+    b.release(kept);
+    if (s.resting_shards[i] < 0) s.resting_shards[i] = b.declare_as(kept);
+    b.allocate(s.old_shards[i] = s.resting_shards[i]);
+  }
 }
 
 void Fsdp2Unshard::reshard(StepBuilder& b, std::int32_t u) {
@@ -196,9 +211,9 @@ void Fsdp2Unshard::drop_unused(StepBuilder& b, std::int32_t u, bool last) {
   s.pending = false;
   s.gather = -1;
   // Parts of a unit whose backward never needed them. The next micro-batch gathers from them again if backward does
-  // not reshard; otherwise PyTorch keeps them, unused, until the next forward replaces them.
+  // not reshard.
   if (s.kept && !last && !units_.c.plan.units[static_cast<std::size_t>(u)].reshard_after_backward) return;
-  if (s.kept) Fsdp2Units::release_all(b, s.kept_shards);
+  if (s.kept) leave_parts(b, u, last);
   s.kept = false;
   s.reshard_event = -1;
 }

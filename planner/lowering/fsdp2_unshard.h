@@ -38,6 +38,7 @@ class Fsdp2Unshard {
   void copy_alone(StepBuilder&, std::int32_t u);
   std::int32_t copy_out(StepBuilder&, std::int32_t u, const std::vector<Arg>& source);
   void keep_parts(StepBuilder&, std::int32_t u);
+  void leave_parts(StepBuilder&, std::int32_t u, bool last);
   std::int32_t pass_held(StepBuilder&);  // C and G wait for the copy-out; the caller frees the buffer
 
   Fsdp2Units& units_;

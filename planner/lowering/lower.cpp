@@ -277,8 +277,13 @@ class Lowering {
       b.release(sum.from.buffer);
       if (third >= 0) b.release(third);
     }
-    for (const TapeArg& a : tape_->args_of(t))
+    const auto handed_over = [&](const TapeArg& a) {
       if (a.kind == TapeArg::Kind::gradient && !ignored_.holds(a.id)) dialect_->after_gradient(b, a.id);
+    };
+    const auto args = tape_->args_of(t);  // addmm takes the bias first, and so autograd hands its gradient over first
+    if (t.graph_op >= 0 && model_.ops[at(t.graph_op)].kind == OpKind::linear)
+      std::for_each(args.rbegin(), args.rend(), handed_over);
+    else std::for_each(args.begin(), args.end(), handed_over);
     if (!saved_first) release(/*gradients=*/false);
   }
 
@@ -315,21 +320,32 @@ class Lowering {
     return graph_op == last.before && model_.ops[at(last.last)].kind == OpKind::linear && !impl_.compiled;
   }
 
-  // Local squared norm, sum over the shard group (replicas are identical), scale.
+  // Local squared norm, sum over the shard group (replicas are identical), scale. Gradients in host memory are read and
+  // scaled by the host; between the two it waits for the sum.
   void clip(StepBuilder& b) {
     std::vector<Arg> args;
     for (std::int32_t u = 0; u < units(); ++u)
       if (dialect_->sharded_gradient(u) >= 0) args.push_back({dialect_->sharded_gradient(u)});
     for (std::int32_t g : ignored_.gradients()) args.push_back({g});
-    const std::int32_t norm = b.allocate_new(scalar());
+    Buffer sum = scalar();
+    sum.host = plan_.offload;
+    const std::int32_t norm = b.allocate_new(sum);
     std::vector<Arg> with_norm(args);
     with_norm.push_back({norm, Access::write});
-    b.issue(simple(Action::clip_local_norm), with_norm);
-    b.issue(simple(Action::clip_reduce, Communicator::shard), {{Arg{norm, Access::accumulate}}});
+    b.issue(over_gradients(Action::clip_local_norm), with_norm);
+    const std::int32_t summed =
+        b.issue(simple(Action::clip_reduce, Communicator::shard), {{Arg{norm, Access::accumulate}}});
+    if (plan_.offload) b.host_wait({{summed}}, micro_batch_);
     for (Arg& a : args) a.access = Access::accumulate;
     args.insert(args.begin(), {norm});
-    b.issue(simple(Action::clip_scale), args);
+    b.issue(over_gradients(Action::clip_scale), args);
     b.release(norm);
+  }
+
+  [[nodiscard]] Operation over_gradients(Action action) const {
+    Operation o = simple(action);
+    o.host_only = plan_.offload;
+    return o;
   }
 
   [[nodiscard]] std::int32_t units() const { return static_cast<std::int32_t>(program_.layouts.size()); }

@@ -34,6 +34,10 @@ class StepBuilder {
     program_.buffers.push_back(buffer);
     return static_cast<std::int32_t>(program_.buffers.size()) - 1;
   }
+  // One more buffer like another.
+  [[nodiscard]] std::int32_t declare_as(std::int32_t buffer) {
+    return declare(Buffer(program_.buffers[static_cast<std::size_t>(buffer)]));
+  }
 
   // Allocates for the next operation that is issued.
   void allocate(std::int32_t buffer) { pending_allocs_.push_back(buffer); }

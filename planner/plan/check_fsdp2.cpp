@@ -115,8 +115,9 @@ void check_fsdp2(const ShardingPlan& plan, std::string_view where) {
   check_version(plan, where);
   refuse_if(plan.reduce_scatter_buffers < 1 || plan.reduce_scatter_buffers > 1024, where, "reduce_scatter_buffers",
             std::to_string(plan.reduce_scatter_buffers) + " reduce-scatter inputs", "use 1 to 1024");
-  refuse_if(plan.offload && plan.clip_norm.has_value(), where, "clip_norm",
-            "clipping gradients in host memory is not known here", "set it to null, or set offload to false");
+  refuse_if(plan.offload && plan.clip_norm.has_value() && !plan.ignored.empty(), where, "clip_norm",
+            "one norm over gradients in host memory and those of ignored parameters is not known here",
+            "set it to null, or set offload to false");
   for (std::size_t i = 0; i < plan.shard_dims.size(); ++i)
     for (std::size_t k = 0; k < i; ++k)
       refuse_if(plan.shard_dims[i].parameter == plan.shard_dims[k].parameter, where, "shard_dims",

@@ -46,10 +46,7 @@ class Replay {
         total += counted(b);
         most = std::max(most, total);
       };
-      memory_events(step_, op, appear, [&](std::int32_t b) {
-        total -= counted(b);
-        note_part(op, b);
-      });
+      memory_events(step_, op, appear, [&](std::int32_t b) { total -= counted(b); });
       if (!training) continue;
       highest = std::max(highest, most);
       highest_by_parts = std::max(highest_by_parts, most - made_one_by_one(op));
@@ -65,11 +62,6 @@ class Replay {
       if (made_by_[b] != nullptr && around_adapter(static_cast<std::int32_t>(b)))
         most = std::max(most, program_.buffers[b].bytes);
     return most;
-  }
-  [[nodiscard]] std::int64_t kept_parts() const {
-    std::int64_t sum = 0;
-    for (const auto& [b, bytes] : dropped_) sum += bytes;
-    return sum;
   }
 
  private:
@@ -121,16 +113,6 @@ class Replay {
     casts_at_once_ = std::max(casts_at_once_, all);
   }
 
-  void note_part(const Operation& op, std::int32_t b) {
-    const Buffer& buffer = program_.buffers[at(b)];
-    if (buffer.kind != BufferKind::kept_shard || op.action == Action::gather_copy_out) return;
-    const auto same = std::find_if(dropped_.begin(), dropped_.end(), [&](const auto& d) {
-      const Buffer& other = program_.buffers[at(d.first)];
-      return other.unit == buffer.unit && other.param == buffer.param;
-    });
-    if (same == dropped_.end()) dropped_.emplace_back(b, buffer.bytes);
-  }
-
   // Does the buffer go into an adapted layer that is a unit of its own, or come out of it?
   [[nodiscard]] bool around_adapter(std::int32_t b) const {
     const Operation& op = *made_by_[at(b)];
@@ -150,8 +132,7 @@ class Replay {
   const Step& step_;
   const ShardingPlan& plan_;
   const ModelGraph& model_;
-  std::vector<const Operation*> made_by_;                         // by buffer
-  std::vector<std::pair<std::int32_t, std::int64_t>> dropped_;  // kept parts that nothing gathered from
+  std::vector<const Operation*> made_by_;  // by buffer
   std::int64_t fewer_at_the_peak_ = 0, casts_at_once_ = 0;
 };
 
@@ -159,7 +140,7 @@ class Replay {
 
 std::string_view name(DifferenceKind k) {
   static constexpr std::array<std::string_view, kDifferenceKinds> names = {"tables", "whole operations",
-                                                                           "adapted units", "kept parts"};
+                                                                           "adapted units"};
   return names[static_cast<std::size_t>(k)];
 }
 
@@ -167,8 +148,7 @@ std::string_view text(DifferenceKind k) {
   static constexpr std::array<std::string_view, kDifferenceKinds> texts = {
       "positions, cosines and sines, made once for all layers: most while they are made",
       "what one operation makes is counted for all of it; PyTorch makes and drops one tensor after the other",
-      "between the hooks of units that are adapted layers, an activation that goes in or comes out",
-      "parts of units that backward never gathers stay until the next forward"};
+      "between the hooks of units that are adapted layers, an activation that goes in or comes out"};
   return texts[static_cast<std::size_t>(k)];
 }
 
@@ -179,7 +159,7 @@ std::vector<KnownDifference> known_differences(const Program& program, const Sha
   Replay replay(program, plan, model);
   replay.run();
   const std::array<std::int64_t, kDifferenceKinds> bytes = {
-      bytes_of_tables(program, plan, model), replay.whole_operations(), replay.adapted(), replay.kept_parts()};
+      bytes_of_tables(program, plan, model), replay.whole_operations(), replay.adapted()};
   for (int k = 0; k < kDifferenceKinds; ++k)
     if (bytes[static_cast<std::size_t>(k)] > 0)
       found.push_back({static_cast<DifferenceKind>(k), bytes[static_cast<std::size_t>(k)]});

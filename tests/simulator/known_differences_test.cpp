@@ -27,6 +27,7 @@ TEST_CASE("tables: positions of 8 bytes, and 18 bytes for each channel that turn
   const std::int64_t head_dim = 24 / 4;
   CHECK(said(DifferenceKind::tables, llama, plan, "hf") == plan.seq_len * (8 + 18 * head_dim));
   CHECK(said(DifferenceKind::tables, llama, plan, "torchtitan") == 0);
+  CHECK(said(DifferenceKind::tables, llama, plan, "native") == 0);
 }
 
 TEST_CASE("whole operations: one rank casts a unit at once, PyTorch one parameter at a time") {
@@ -39,17 +40,4 @@ TEST_CASE("whole operations: one rank casts a unit at once, PyTorch one paramete
   const std::int64_t two = said(DifferenceKind::whole_operations, model, plan, "hf");
   plan.param_dtype = DType::f32;
   CHECK(two <= said(DifferenceKind::whole_operations, model, plan, "hf"));
-}
-
-TEST_CASE("kept parts: those that no backward gathers") {
-  const ModelGraph model = toy::model({.blocks = 2, .vocab = 17, .width = 8, .hidden = 24});
-  ShardingPlan plan = toy::plan(model, 8);
-  plan.units.insert(plan.units.begin(), Unit{{"embed"}, Reshard{4}});
-  for (Unit& u : plan.units) u.reshard_after_forward = Reshard{4};
-  plan.param_dtype = DType::bf16;
-  CHECK(said(DifferenceKind::kept_parts, model, plan, "hf") == 0);
-  plan.units.front().unshard_in_backward = false;
-  // 17 rows are padded to 24; each rank of a group of four keeps a quarter, in bf16.
-  CHECK(said(DifferenceKind::kept_parts, model, plan, "hf") == 2 * 24 * 8 / 4);
-  CHECK(said(DifferenceKind::kept_parts, model, plan, "native") == 0);
 }

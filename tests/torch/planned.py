@@ -32,7 +32,6 @@ class Planned:
             self.counted = [0 if b["kind"] == "cast shards" else n for b, n in zip(self.buffers, self.counted)]
         self.live = self.alive_before(step["ops"])
         self.total = sum(self.counted[b] for b in self.live)
-        self.stale = {}
         self.peak, self.at_peak, self.freed_unit, self.op, self.peak_op = 0, [], None, None, None
         for op in step["ops"]:
             self.run(op)
@@ -73,10 +72,6 @@ class Planned:
                 layers.setdefault(name.split()[2].split(".lora_")[0], set()).add(self.counted[b])
         return {u: layers[unit["modules"][0]] for u, unit in enumerate(self.plan["units"])
                 if unit["modules"][0] in layers}
-
-    def stale_parts(self):
-        """Bytes of parts that no gather of backward or of the next micro-batch reads."""
-        return sum(self.stale.values())
 
     def snapshot(self):
         rows = [(self.counted[b], f"{self.buffers[b]['kind']}: {self.names[b]}") for b in self.live
@@ -137,8 +132,6 @@ class Planned:
         elif kind in ("gather buffers", "reduce inputs"):
             what = "free_gather" if kind == "gather buffers" else "free_input"
             self.events.append([what, unit, self.elements(b), ""])
-        elif kind == "kept shards" and self.op["action"] != "gather_copy_out":
-            self.stale[unit, self.buffers[b]["parameter"]] = self.counted[b]
         self.total -= self.counted[b]
 
     def run(self, op):
@@ -186,16 +179,15 @@ class Planned:
             self.events.append(first + [op["communicator"], self.ranks(op), op["reduction"].replace("-", "_")])
 
 
-KINDS = ["tables", "whole operations", "adapted units", "kept parts"]    # DifferenceKind, known_differences.h
+KINDS = ["tables", "whole operations", "adapted units"]    # DifferenceKind, known_differences.h
 
 
 def memory_difference(planned, theirs, tables, kinds):
     """None, or the moment at which the bytes that are alive differ most. Every byte is compared but those of KINDS:
     they have to be what the program says of them (`said`), and are noted in `kinds` with their part of the peak."""
     ours, peak, said = planned.moments, theirs[-1][2], planned.said
-    found = {"tables": tables, "kept parts": planned.stale_parts(), "whole operations": planned.cast_at_once}
-    wrong = {kind: [said.get(kind, 0), found[kind]] for kind in ("tables", "kept parts")
-             if said.get(kind, 0) != found[kind]}
+    found = {"tables": tables, "whole operations": planned.cast_at_once}
+    wrong = {"tables": [said.get("tables", 0), tables]} if said.get("tables", 0) != tables else {}
     high = ours[-1][2] - peak
     if 0 < high <= max(planned.own_gradients(), planned.saved_at_peak()):
         found["whole operations"] = max(high, planned.cast_at_once)
@@ -203,8 +195,6 @@ def memory_difference(planned, theirs, tables, kinds):
     # Where a kernel takes more inside than is compared here, another operation has the program's peak.
     if found["whole operations"] > said.get("whole operations", 0) + planned.in_kernels:
         wrong["whole operations"] = [said.get("whole operations", 0), found["whole operations"]]
-    stale = planned.stale_parts()
-    ours = [b if stale and b[2] - a[2] == stale else a for a, b in zip(ours, theirs)]
     adapted = planned.adapted()
     between = [b[2] - a[2] for a, b in zip(ours[:-1], theirs) if b[2] - a[2] in adapted.get(a[1], ())]
     if between:
