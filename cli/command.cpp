@@ -122,7 +122,7 @@ Command Command::add(const char* name, const char* about) const {
   text.name = name;
   text.about = about;
   declare_help(text);
-  return {*app_->add_subcommand(name, about), text, *chosen_};
+  return {*app_->add_subcommand(name, about), text, *chosen_, *words_};
 }
 void Command::needs_one_below() const { app_->require_subcommand(1); }
 void Command::runs(Work work) const {
@@ -186,7 +186,7 @@ Called parse_command_line(const CommandLine& program, const std::function<void(c
   version.names = "-V,--version";
   version.help = "the program's version";
   Called called;
-  declare({app, text, called.work});
+  declare({app, text, called.work, words});
   if (!words.empty() && words.front() == kCompleteWord) return completed(text, {words.begin() + 1, words.end()});
   if (!words.empty() && words.front() == "help") return asked_for_help(text, {words.begin() + 1, words.end()});
   try {

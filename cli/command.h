@@ -34,7 +34,8 @@ struct ValueText {
 
 class Command {
  public:
-  Command(CLI::App& app, CommandText& text, Work& chosen) : app_(&app), text_(&text), chosen_(&chosen) {}
+  Command(CLI::App& app, CommandText& text, Work& chosen, const std::vector<std::string>& words)
+      : app_(&app), text_(&text), chosen_(&chosen), words_(&words) {}
 
   // A command below this one.
   [[nodiscard]] Command add(const char* name, const char* about) const;
@@ -42,6 +43,8 @@ class Command {
   void needs_one_below() const;
   // What it does. When the user calls it, `work` is what parse_command_line answers with.
   void runs(Work work) const;
+  // The words that the program was called with, without its own name. Valid while commands are declared.
+  [[nodiscard]] const std::vector<std::string>& called_with() const { return *words_; }
 
   // The same command; the help shows the flags that are added to it under this title.
   [[nodiscard]] Command group(const char* title) const;
@@ -66,6 +69,7 @@ class Command {
   CLI::App* app_;
   CommandText* text_;
   Work* chosen_;
+  const std::vector<std::string>* words_;
   std::string group_;
 };
 

@@ -7,6 +7,8 @@
 #include <cmath>
 #include <vector>
 
+#include "viz/text.h"
+
 namespace fsdp {
 namespace {
 
@@ -14,37 +16,6 @@ constexpr double kSide = 560, kLeft = 80, kTop = 48, kBelow = 64, kLegend = 300;
 constexpr double kBand = 0.1;
 // Okabe and Ito's colours, which people with colour blindness tell apart.
 constexpr std::array kColours{"#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999999"};
-
-// XML text: what XML 1.0 cannot hold becomes a question mark, bytes that are no UTF-8 too.
-std::string escaped(std::string_view text) {
-  std::string out;
-  for (std::size_t i = 0; i < text.size(); ++i) {
-    const auto c = static_cast<unsigned char>(text[i]);
-    if (c == '&') out += "&amp;";
-    else if (c == '<') out += "&lt;";
-    else if (c == '>') out += "&gt;";
-    else if (c == '"') out += "&quot;";
-    else if (c < 0x20 || c == 0x7f) out += '?';
-    else if (c < 0x80) out += static_cast<char>(c);
-    else {
-      const std::size_t more = (c & 0xE0) == 0xC0 ? 1 : (c & 0xF0) == 0xE0 ? 2 : (c & 0xF8) == 0xF0 ? 3 : 0;
-      bool whole = more > 0 && i + more < text.size() && c != 0xC0 && c != 0xC1 && c < 0xF5;
-      for (std::size_t k = 1; whole && k <= more; ++k) whole = (static_cast<unsigned char>(text[i + k]) & 0xC0) == 0x80;
-      const auto second = whole ? static_cast<unsigned char>(text[i + 1]) : 0U;
-      const bool surrogate = c == 0xED && second >= 0xA0,
-                 overlong = (c == 0xE0 && second < 0xA0) || (c == 0xF0 && second < 0x90);
-      const bool outside = (c == 0xF4 && second >= 0x90) ||
-                           (c == 0xEF && second == 0xBF && whole && static_cast<unsigned char>(text[i + 2]) >= 0xBE);
-      if (!whole || surrogate || overlong || outside) {
-        out += '?';
-        continue;
-      }
-      out += text.substr(i, more + 1);
-      i += more;
-    }
-  }
-  return out;
-}
 
 bool drawable(const ScatterPoint& p) {
   return p.measured > 0 && p.predicted > 0 && std::isfinite(p.measured) && std::isfinite(p.predicted) &&
@@ -75,7 +46,7 @@ std::string line(double x1, double y1, double x2, double y2, std::string_view st
 }
 
 std::string text(double x, double y, std::string_view anchor, std::string_view words) {
-  return fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"{}\">{}</text>\n", x, y, anchor, escaped(words));
+  return fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"{}\">{}</text>\n", x, y, anchor, markup_text(words));
 }
 
 // 1, 2 and 5 of every decade that shows; only powers of ten (or of more) where that would be too many.
@@ -129,10 +100,10 @@ std::string scatter_svg(std::span<const ScatterPoint> all, const ScatterText& wo
   out += ticks(s) + diagonals(s);
   out += fmt::format("<rect x=\"{}\" y=\"{}\" width=\"{}\" height=\"{}\" fill=\"none\" stroke=\"#444\"/>\n", kLeft,
                      kTop, kSide, kSide);
-  out += fmt::format("<text x=\"{}\" y=\"28\" font-size=\"16\">{}</text>\n", kLeft, escaped(words.title));
+  out += fmt::format("<text x=\"{}\" y=\"28\" font-size=\"16\">{}</text>\n", kLeft, markup_text(words.title));
   out += text(kLeft + kSide / 2, kTop + kSide + 44, "middle", "measured, " + words.unit);
   out += fmt::format("<text transform=\"translate(20 {}) rotate(-90)\" text-anchor=\"middle\">{}</text>\n",
-                     kTop + kSide / 2, escaped("predicted, " + words.unit));
+                     kTop + kSide / 2, markup_text("predicted, " + words.unit));
   const auto colour = [&](const std::string& group) {
     const auto at = static_cast<std::size_t>(std::find(groups.begin(), groups.end(), group) - groups.begin());
     return kColours[at % kColours.size()];
@@ -140,7 +111,7 @@ std::string scatter_svg(std::span<const ScatterPoint> all, const ScatterText& wo
   for (const ScatterPoint* p : points)
     out += fmt::format(
         "<circle cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"3\" fill=\"{}\" fill-opacity=\"0.6\"><title>{}</title></circle>\n",
-        s.x(p->measured), s.y(p->predicted), colour(p->group), escaped(p->label));
+        s.x(p->measured), s.y(p->predicted), colour(p->group), markup_text(p->label));
   const std::size_t shown = std::min<std::size_t>(groups.size(), 24);
   for (std::size_t i = 0; i < shown; ++i) {
     const double y = kTop + 14 + 20 * static_cast<double>(i), x = kLeft + kSide + 20;

@@ -11,6 +11,7 @@
 #include "cli/files.h"
 #include "cli/named.h"
 #include "cli/options.h"
+#include "cli/pages/pages.h"
 #include "cli/predict.h"
 #include "cli/remedies.h"
 #include "cli/report/emit_report.h"
@@ -30,7 +31,8 @@ using Json = nlohmann::ordered_json;
 struct PlanFlags {
   Flags shared;
   SizeQuestion size;
-  Text output, emit, emit_to;
+  Text output, emit, emit_to, report;
+  std::vector<std::string> words;  // that the program was called with
   JsonForm json = JsonForm::none;
 };
 
@@ -84,6 +86,8 @@ std::string next_command(const PlanFlags& f, const Setup& setup) {
 Json candidate_json(const Candidate& c) {
   return {{"label", c.label},
           {"step_time_s", c.score.step.count()},
+          {"tokens_per_s", c.score.step.count() > 0 ? static_cast<double>(c.plan.tokens_per_step()) / c.score.step.count()
+                                                     : 0.0},
           {"peak_total_bytes", c.score.peak_total.count()},
           {"verdict", std::string(name(c.score.verdict))},
           {"why_lost", c.why_lost.text()},
@@ -103,6 +107,7 @@ Json result_json(const PlanResult& result, const Prediction* prediction, const P
               {"pruned", result.pruned},
               {"scored", result.scored},
               {"searched", result.searched}};
+  for (const Candidate& c : result.scored_plans) out["scored_plans"].push_back(candidate_json(c));
   if (result.without_retries) out["without_retries"] = candidate_json(*result.without_retries);
   if (result.best && prediction != nullptr) {
     out["plan"] = Json::parse(to_json_text(file_of(result.best->plan, f.shared, setup)));
@@ -175,13 +180,12 @@ std::vector<FlagRemedy> remedies_with_progress(const PlanFlags& f, const Setup& 
 int nothing_fits(const PlanFlags& f, const Setup& setup, const PlanResult& result,
                  const std::optional<SizeAnswer>& size) {
   const std::vector<FlagRemedy> remedies = remedies_with_progress(f, setup, *result.least);
-  if (f.json != JsonForm::none) {
-    Json json = result_json(result, nullptr, f, setup);
-    json["least"] = candidate_json(*result.least);
-    json["remedies"] = remedies_json(remedies);
-    if (size) json["size_question"] = size_json(*size);
-    print(stdout, printed(json.dump(2) + "\n", f.json));
-  }
+  Json json = result_json(result, nullptr, f, setup);
+  json["least"] = candidate_json(*result.least);
+  json["remedies"] = remedies_json(remedies);
+  if (size) json["size_question"] = size_json(*size);
+  if (f.json != JsonForm::none) print(stdout, printed(json.dump(2) + "\n", f.json));
+  if (f.report) write_file(*f.report, plan_page(f.words, result, json.dump(), nullptr, setup));
   std::string said = caution(result.least->plan, setup.model) + (size ? size->text : "") +
                      "Does not fit: " + result.why_none + "\n" +
                      workload(setup.model.name, setup.seq_len, setup.cluster.gpus, setup.cluster.name) +
@@ -218,6 +222,7 @@ int plan_command(const PlanFlags& asked) {
   PlanFlags f = asked;
   check_output(f.output, {f.shared.model, f.shared.cluster, f.shared.costs, f.emit_to});
   check_output(f.emit_to, {f.shared.model, f.shared.cluster, f.shared.costs});
+  check_output(f.report, {f.shared.model, f.shared.cluster, f.shared.costs, f.output, f.emit_to});
   const std::optional<SizeAnswer> size = answer_size_question(f.size, f.shared);
   if (size) f.shared = size->flags;
   const Setup setup = resolve_setup(f.shared);
@@ -232,10 +237,14 @@ int plan_command(const PlanFlags& asked) {
   const int code = written && (!size || size->answer) ? kDone : kAnswerIsNo;
   std::vector<FlagRemedy> remedies;
   if (result.best->score.verdict == Verdict::tight) remedies = remedies_with_progress(f, setup, *result.best);
-  if (f.json != JsonForm::none) {
-    Json json = result_json(result, &prediction, f, setup);
+  Json json;
+  if (f.json != JsonForm::none || f.report) {
+    json = result_json(result, &prediction, f, setup);
     if (!remedies.empty()) json["remedies"] = remedies_json(remedies);
     if (size) json["size_question"] = size_json(*size);
+  }
+  if (f.report) write_file(*f.report, plan_page(f.words, result, json.dump(), &prediction, setup));
+  if (f.json != JsonForm::none) {
     print(stdout, printed(json.dump(2) + "\n", f.json));
     return code;
   }
@@ -250,6 +259,7 @@ int plan_command(const PlanFlags& asked) {
   print(out, "\n" + rivals_table(result));
   print(out, fitting(remedies, setup) + hint_without_retries(result));
   print(out, next_command(f, setup));
+  if (f.report) print(out, report_line(*f.report));
   return code;
 }
 
@@ -265,6 +275,7 @@ void add_plan(const Command& app) {
   output.option("-o,--output", flags->output, "write the plan here", "FILE");
   output.option("--emit", flags->emit, "print a script or config: " + join(emit_formats()), {"FORMAT", emit_formats});
   output.option("--emit-to", flags->emit_to, "write what --emit makes here", "FILE");
+  output.option("--report", flags->report, "write a page with the plan, its rivals and timelines here (HTML)", "FILE");
   output.json(flags->json, "one JSON object with plan and prediction");
   command.explains_words();
   command.examples({"fsdp-plan plan --model llama3-8b --cluster dgx-h100 --gpus 8 --seq-len 8k -o plan.json",
@@ -273,6 +284,7 @@ void add_plan(const Command& app) {
                     "fsdp-plan plan --model qwen2.5-7b --cluster dgx-h100 --seq-len 4k --offload --memory-limit 40GiB",
                     "fsdp-plan plan --model llama3-8b --cluster dgx-h100 --gpus 8 --max seq-len -o longest.json",
                     "fsdp-plan plan --model llama3-8b --cluster dgx-h100 --seq-len 8k --wrap titan --emit pytorch"});
+  flags->words = command.called_with();
   command.runs([flags] { return plan_command(*flags); });
 }
 

@@ -221,7 +221,12 @@ PlanResult search(const ModelGraph& model, const ClusterSpec& cluster, const Imp
       result.rivals.back().why_lost = why_lost(all[i], all[best], o.memory_limit);
     }
   }
-  result.scored = std::count_if(all.begin(), all.end(), [](const Judged& j) { return j.score.has_value(); });
+  for (const Judged& j : all) {
+    if (!j.score) continue;
+    result.scored_plans.push_back(candidate(j));
+    if (result.best && &j != &all[best]) result.scored_plans.back().why_lost = why_lost(j, all[best], o.memory_limit);
+  }
+  result.scored = static_cast<std::int64_t>(result.scored_plans.size());
   result.pruned = result.considered - result.scored;
   return result;
 }

@@ -45,23 +45,25 @@ Intervals minus(const Intervals& from, const Intervals& cover) {
   return out;
 }
 
+using Part = Seconds Breakdown::*;
+
 // The part of the breakdown that an operation of the compute stream is.
-Seconds& part_of(Breakdown& b, Action action) {
+Part part_of(Action action) {
   switch (action) {
     case Action::forward:
     case Action::backward:
-    case Action::add_gradient: return b.compute;
-    case Action::recompute: return b.recompute;
-    case Action::all_gather: return b.exposed_all_gather;
-    case Action::reduce_scatter: return b.exposed_reduce_scatter;
+    case Action::add_gradient: return &Breakdown::compute;
+    case Action::recompute: return &Breakdown::recompute;
+    case Action::all_gather: return &Breakdown::exposed_all_gather;
+    case Action::reduce_scatter: return &Breakdown::exposed_reduce_scatter;
     case Action::all_reduce:
     case Action::clip_reduce:
-    case Action::reduce_loss: return b.exposed_all_reduce;
+    case Action::reduce_loss: return &Breakdown::exposed_all_reduce;
     case Action::clip_local_norm:
     case Action::clip_scale:
     case Action::optimizer:
-    case Action::init_optimizer: return b.optimizer;
-    default: return b.copies;
+    case Action::init_optimizer: return &Breakdown::optimizer;
+    default: return &Breakdown::copies;
   }
 }
 
@@ -69,17 +71,20 @@ Span clipped(const Span& s, const Span& window) {
   return {std::max(s.start, window.start), std::min(s.end, window.end)};
 }
 
-}  // namespace
-
-Breakdown where_time_goes(const Step& step, const Timeline& timeline) {
+// `exposed`, where it is not null, gets the spans of what runs while the compute stream does not compute.
+Breakdown charge(const Step& step, const Timeline& timeline, std::vector<ExposedSpan>* exposed) {
   Breakdown b;
   double end = 0;
   for (const Span& s : timeline.spans) end = std::max(end, s.end);
   const Span window{end - timeline.duration, end};
   constexpr int kOthers = 5, kCopies = 3, kOptimizer = 4;
+  constexpr Part kCharged[kOthers] = {&Breakdown::exposed_all_gather, &Breakdown::exposed_reduce_scatter,
+                                      &Breakdown::exposed_all_reduce, &Breakdown::copies, &Breakdown::optimizer};
+  const auto number = [&kCharged](Part part) {
+    const auto* const found = std::find(std::begin(kCharged), std::end(kCharged), part);
+    return found == std::end(kCharged) ? kOthers : static_cast<int>(found - std::begin(kCharged));
+  };
   Intervals busy, others[kOthers];
-  Seconds* const charged[kOthers] = {&b.exposed_all_gather, &b.exposed_reduce_scatter, &b.exposed_all_reduce, &b.copies,
-                                     &b.optimizer};
   for (std::size_t i = 0; i < step.ops.size(); ++i) {
     const Operation& op = step.ops[i];
     const Span s = clipped(timeline.spans[i], window);
@@ -88,23 +93,37 @@ Breakdown where_time_goes(const Step& step, const Timeline& timeline) {
       if (op.action == Action::optimizer) others[kOptimizer].push_back(s);
       continue;
     }
-    Seconds& part = part_of(b, op.action);
+    const Part part = part_of(op.action);
     if (op.stream == Stream::compute) {
-      part += Seconds(s.end - s.start);
+      b.*part += Seconds(s.end - s.start);
       busy.push_back(s);
+      if (exposed != nullptr && number(part) < kCopies) exposed->push_back({part, s});
       continue;
     }
-    const auto* const found = std::find(std::begin(charged), std::end(charged), &part);
-    others[found == std::end(charged) ? kCopies : found - std::begin(charged)].push_back(s);
+    others[number(part) == kOthers ? kCopies : number(part)].push_back(s);
   }
   Intervals gaps = minus({window}, merged(std::move(busy)));
   for (int k = 0; k < kOthers; ++k) {
     Intervals rest = minus(gaps, merged(std::move(others[k])));
-    *charged[k] += Seconds(total(gaps) - total(rest));
+    b.*kCharged[k] += Seconds(total(gaps) - total(rest));
+    if (exposed != nullptr)
+      for (const Span& s : minus(gaps, rest)) exposed->push_back({kCharged[k], s});
     gaps = std::move(rest);
   }
   b.idle = Seconds(total(gaps));
   return b;
+}
+
+}  // namespace
+
+Breakdown where_time_goes(const Step& step, const Timeline& timeline) { return charge(step, timeline, nullptr); }
+
+std::vector<ExposedSpan> exposed_spans(const Step& step, const Timeline& timeline) {
+  std::vector<ExposedSpan> spans;
+  (void)charge(step, timeline, &spans);
+  std::stable_sort(spans.begin(), spans.end(),
+                   [](const ExposedSpan& a, const ExposedSpan& b) { return a.span.start < b.span.start; });
+  return spans;
 }
 
 }  // namespace fsdp

@@ -47,10 +47,9 @@ class Reporter {
       : program_(program),
         plan_(plan),
         model_(model),
+        part_(parts_of_buffers(program, model)),
         live_(program.buffers.size(), 0),
-        allocator_(program.buffers.size(), nullptr) {
-    classify();
-  }
+        allocator_(program.buffers.size(), nullptr) {}
 
   MemoryReport report() {
     const Step* const steps[3] = {&program_.init, &program_.first_step, &program_.steady_step};
@@ -73,28 +72,6 @@ class Reporter {
     const Operation* op = nullptr;
     std::array<std::int64_t, kMemoryParts> bytes{};
   };
-
-  // Buffers of the loss are those of the logits' tensor, and what the loss op saves and uses.
-  void classify() {
-    const auto loss = static_cast<std::int32_t>(model_.ops.size()) - 1;
-    const std::int32_t logits =
-        loss >= 0 && !model_.ops[at(loss)].inputs.empty() ? model_.ops[at(loss)].inputs.front() : -1;
-    part_.reserve(program_.buffers.size());
-    for (const Buffer& b : program_.buffers)
-      part_.push_back(b.tensor >= 0 && b.tensor == logits ? MemoryPart::logits_and_loss : part_of_kind(b.kind));
-    for (const Step* step : {&program_.first_step, &program_.steady_step}) {
-      for (const Operation& op : step->ops) {
-        if (op.graph_op < 0 || op.graph_op != loss) continue;
-        const auto own = [&](std::int32_t b) {
-          const BufferKind kind = program_.buffers[at(b)].kind;
-          if (kind == BufferKind::saved || kind == BufferKind::scratch) part_[at(b)] = MemoryPart::logits_and_loss;
-        };
-        for (const Arg& a : step->args_of(op))
-          if (a.buffer >= 0) own(a.buffer);
-        memory_events(*step, op, own, [](std::int32_t) {});
-      }
-    }
-  }
 
   Phase phase_of(const Operation& op, int step, Phase before) const {
     if (step == 0) return Phase::init;
@@ -228,6 +205,30 @@ std::string to_json_text(const MemoryReport& r) {
                                          {"pytorch_has", pytorch_has_more(d.kind) ? "more" : "fewer"},
                                          {"what", text(d.kind)}});
   return json.dump(2) + "\n";
+}
+
+// Buffers of the loss are those of the logits' tensor, and what the loss op saves and uses.
+std::vector<MemoryPart> parts_of_buffers(const Program& program, const ModelGraph& model) {
+  std::vector<MemoryPart> parts;
+  parts.reserve(program.buffers.size());
+  const auto loss = static_cast<std::int32_t>(model.ops.size()) - 1;
+  const std::int32_t logits =
+      loss >= 0 && !model.ops[at(loss)].inputs.empty() ? model.ops[at(loss)].inputs.front() : -1;
+  for (const Buffer& b : program.buffers)
+    parts.push_back(b.tensor >= 0 && b.tensor == logits ? MemoryPart::logits_and_loss : part_of_kind(b.kind));
+  for (const Step* step : {&program.first_step, &program.steady_step}) {
+    for (const Operation& op : step->ops) {
+      if (op.graph_op < 0 || op.graph_op != loss) continue;
+      const auto own = [&](std::int32_t b) {
+        const BufferKind kind = program.buffers[at(b)].kind;
+        if (kind == BufferKind::saved || kind == BufferKind::scratch) parts[at(b)] = MemoryPart::logits_and_loss;
+      };
+      for (const Arg& a : step->args_of(op))
+        if (a.buffer >= 0) own(a.buffer);
+      memory_events(*step, op, own, [](std::int32_t) {});
+    }
+  }
+  return parts;
 }
 
 MemoryReport memory_report(const Program& program, const ShardingPlan& plan, const ModelGraph& model) {

@@ -35,6 +35,9 @@ enum class MemoryPart : std::uint8_t {
 inline constexpr int kMemoryParts = 12;
 [[nodiscard]] std::string_view name(MemoryPart);
 
+// By buffer of the program: the part that it is counted as.
+[[nodiscard]] std::vector<MemoryPart> parts_of_buffers(const Program&, const ModelGraph&);
+
 // One phase of the program at the moment of its peak.
 struct MemoryMoment {
   std::string phase;  // "init", "first step: forward", "forward", "backward", "optimizer" (of a steady step)

@@ -56,23 +56,36 @@ std::vector<std::int32_t> unit_of_modules(const ShardingPlan& plan, const ModelG
 
 }  // namespace
 
-std::vector<UnitTime> times_by_unit(const Step& step, const Timeline& timeline, const ShardingPlan& plan,
-                                    const ModelGraph& model) {
+std::vector<std::int32_t> units_of_operations(const Step& step, const ShardingPlan& plan, const ModelGraph& model) {
   const std::vector<std::int32_t> unit_of = unit_of_modules(plan, model);
-  std::vector<UnitTime> table(plan.units.size() + 1);
-  for (std::size_t u = 0; u < plan.units.size(); ++u) {
-    const auto& modules = plan.units[u].modules;
-    table[u].what = {static_cast<std::int32_t>(u),
-                     fmt::format("{}{}", modules.empty() || modules.front().empty() ? "root" : modules.front(),
-                                 modules.size() > 1 ? fmt::format(" and {} more", modules.size() - 1) : "")};
-  }
-  for (std::size_t i = 0; i < step.ops.size(); ++i) {
-    const Operation& op = step.ops[i];
-    if (!runs_on_a_stream(op)) continue;
+  std::vector<std::int32_t> units;
+  units.reserve(step.ops.size());
+  for (const Operation& op : step.ops) {
     std::int32_t unit = op.unit;
     if (unit < 0 && op.graph_op >= 0)
       if (const std::int32_t m = model.ops.at(static_cast<std::size_t>(op.graph_op)).module; m >= 0)
         unit = unit_of[static_cast<std::size_t>(m)];
+    units.push_back(unit);
+  }
+  return units;
+}
+
+std::string modules_text(const Unit& unit) {
+  const std::vector<std::string>& modules = unit.modules;
+  return fmt::format("{}{}", modules.empty() || modules.front().empty() ? "root" : modules.front(),
+                     modules.size() > 1 ? fmt::format(" and {} more", modules.size() - 1) : "");
+}
+
+std::vector<UnitTime> times_by_unit(const Step& step, const Timeline& timeline, const ShardingPlan& plan,
+                                    const ModelGraph& model) {
+  const std::vector<std::int32_t> unit_of = units_of_operations(step, plan, model);
+  std::vector<UnitTime> table(plan.units.size() + 1);
+  for (std::size_t u = 0; u < plan.units.size(); ++u)
+    table[u].what = {static_cast<std::int32_t>(u), modules_text(plan.units[u])};
+  for (std::size_t i = 0; i < step.ops.size(); ++i) {
+    const Operation& op = step.ops[i];
+    if (!runs_on_a_stream(op)) continue;
+    const std::int32_t unit = unit_of[i];
     UnitTime& row = unit < 0 ? table.back() : table.at(static_cast<std::size_t>(unit));
     (is_collective(op.action) ? row.communication_seconds : row.compute_seconds) +=
         timeline.spans[i].end - timeline.spans[i].start;

@@ -54,6 +54,7 @@ inline const std::map<std::string, std::string>& interfaces() {
       {"executor/cuda_backend.h", "executor/cuda"},
       {"executor/mpi_backend.h", "executor/mpi"},
       {"executor/run.h", "executor/training"},
+      {"viz/report.h", "viz/report"},
   };
   return kInterfaces;
 }
@@ -129,15 +130,18 @@ inline const Order& inner_order() {
       {"executor/calibrate",
        {"executor", "executor/actions", "executor/arithmetic", "executor/kernels", "executor/training"}},
 
+      // viz: what is written by itself < the report, a page.
       {"viz", {}},
+      {"viz/report", {"viz"}},
 
       // cli: the terminal (help, completion, width) < flags and files < commands; reports beside the flags. What the
-      // doctor looks at starts other processes.
+      // doctor looks at starts other processes. Pages are reports too, of a command's whole answer.
       {"cli/terminal", {}},
       {"cli", {"cli/terminal"}},
       {"cli/report", {"cli/terminal"}},
       {"cli/doctor", {"cli", "cli/terminal"}},
-      {"cli/commands", {"cli", "cli/doctor", "cli/report", "cli/terminal"}},
+      {"cli/pages", {"cli", "cli/report"}},
+      {"cli/commands", {"cli", "cli/doctor", "cli/pages", "cli/report", "cli/terminal"}},
 
       // tests: by room; they share support, fakes and the conformance suite.
       {"tests/support", {}},

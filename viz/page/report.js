@@ -1,0 +1,74 @@
+// Puts the page together from the data that it holds.
+"use strict";
+
+const THEMES = [["", "system"], ["light", "light"], ["dark", "dark"]];
+
+function themeButton(redraw) {
+  const b = document.getElementById("theme");
+  let k = 0;
+  b.addEventListener("click", () => {
+    k = (k + 1) % THEMES.length;
+    document.documentElement.style.colorScheme = THEMES[k][0];
+    b.textContent = "Colours: " + THEMES[k][1];
+    redraw();
+  });
+}
+
+// The prediction that the page shows: of simulate the answer, of plan a part of it.
+function predictionOf(report) {
+  const answer = report.answer || {};
+  return answer.prediction || report.shown_prediction || (answer.step_time_s !== undefined ? answer : null);
+}
+
+function stepChoice(names, view, showStep) {
+  const select = el("select", {"aria-label": "Whose step is drawn", onchange: () => showStep(Number(select.value))},
+    ...names.map((name, k) => el("option", {value: k}, k === 0 ? name + " (shown in the rest of the page)" : name)));
+  view.listen(() => { select.value = names.indexOf(view.step.name); });
+  return el("label", {class: "choice"}, "Step of ", select);
+}
+
+async function main() {
+  const report = await unpack("report");
+  const view = report.steps.length ? new View(new Step(report.steps[0], await unpack("step-0"))) : null;
+  const redraw = () => {
+    colours.forget();
+    if (view) view.changed();
+  };
+  themeButton(redraw);
+  const prediction = predictionOf(report);
+  showSummary(report, prediction);
+  if (report.answer && report.answer.scored_plans && prediction)
+    showPlans(report, prediction.memory_limit_bytes, (k) => showStep(k));
+  const charts = [], steps = new Map([[0, view && view.step]]);
+  const showStep = async (k) => {
+    if (!steps.has(k)) steps.set(k, new Step(report.steps[k], await unpack("step-" + k)));
+    view.show(steps.get(k));
+    for (const chart of charts) chart.refresh();
+  };
+  if (view) {
+    const chart = showTimeline(view);
+    new OperationPanel(view, chart);
+    charts.push(chart);
+    if (prediction) charts.push(showMemory(view, prediction, report.memory_report));
+    if (report.steps.length > 1) chart.element.querySelector(".tools").before(stepChoice(report.steps, view, showStep));
+  }
+  if (report.units) showUnits(view, report.units);
+  if (prediction && prediction.by_action) showKinds(prediction);
+  showProvenance(report, prediction && prediction.provenance);
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
+  addEventListener("resize", redraw);
+  addEventListener("beforeprint", () => { document.documentElement.classList.add("printing"); drawNow(view); });
+  addEventListener("afterprint", () => { document.documentElement.classList.remove("printing"); drawNow(view); });
+  document.documentElement.dataset.ready = "yes";
+  window.report = {data: report, view};  // for the curious, and for tests
+}
+
+function drawNow(view) {
+  colours.forget();
+  if (view) for (const listener of view.listeners) listener(view);
+}
+
+main().catch((error) => {
+  document.getElementById("page").append(el("p", {class: "failed"}, "This report could not be shown: " + error.message));
+  throw error;
+});
