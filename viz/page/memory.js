@@ -47,6 +47,11 @@ class MemoryChart {
       for (let r = 0; r < m.rows; ++r) if (m.stack[r * m.parts.length + k] > 0) return true;
       return false;
     });
+    this.entries = this.used.slice().reverse().map((k) => {
+      const value = el("b");
+      return [k, el("li", {}, el("i", {style: {background: `var(--${MEMORY_COLOURS[k]})`}}), m.parts[k] + " ", value), value];
+    });
+    this.legend.replaceChildren(...this.entries.map(([, item]) => item));
     this.top = 1.06 * Math.max(m.total[m.peakRow], ...this.limits.filter((l) => l.bytes < 1.6 * m.total[m.peakRow]).map((l) => l.bytes), 1);
   }
   placeBy(host) {
@@ -88,7 +93,8 @@ class MemoryChart {
       context.fillStyle = colours.css("grid");
       context.fillRect(0, Math.round(height - (b / this.top) * height), width, 1);
     }
-    this.labels.replaceChildren(...marks.map((b) => el("span", {style: {top: height - (b / this.top) * height - 8 + "px", height: "16px"}}, bytes(b))));
+    if (this.labelled !== this.top + height) this.labels.replaceChildren(...marks.map((b) => el("span", {style: {top: height - (b / this.top) * height - 8 + "px", height: "16px"}}, bytes(b))));
+    this.labelled = this.top + height;
     let last = -100;
     for (const l of this.limits.slice().sort((a, b) => b.bytes - a.bytes)) {
       if (l.bytes > this.top) continue;
@@ -117,37 +123,56 @@ class MemoryChart {
   // Per pixel column the highest moment in it, as it stands there.
   drawStack(context, width, height) {
     const view = this.view, m = this.memory, parts = m.parts.length;
-    const image = context.createImageData(width, height), pixels = new Uint32Array(image.data.buffer);
+    if (!this.image || this.image.width !== width || this.image.height !== height) {
+      this.image = context.createImageData(width, height);
+      this.pixels = new Uint32Array(this.image.data.buffer);
+      this.edges = new Int32Array(width * MEMORY_COLOURS.length);
+      this.layer = new Uint8Array(width);
+    }
+    const pixels = this.pixels, edges = this.edges, layers = this.used.length;
     const little = new Uint8Array(new Uint32Array([1]).buffer)[0] === 1;
-    const packed = MEMORY_COLOURS.map((name) => {
-      const [r, g, b] = colours.get(name);
+    const packed = this.used.map((part) => {
+      const [r, g, b] = colours.get(MEMORY_COLOURS[part]);
       return little ? (255 << 24 | b << 16 | g << 8 | r) >>> 0 : (r << 24 | g << 16 | b << 8 | 255) >>> 0;
     });
     const scale = (view.to - view.from) / width;
     let next = firstAbove(this.times, view.from);
+    edges.fill(0);
     for (let x = 0; x < width; ++x) {
       const to = view.from + (x + 1) * scale, from = Math.max(0, next - 1);
       next = firstAbove(this.times, to, next);
       if (view.from + x * scale < view.step.low) continue;
       const row = this.highestIn(from, Math.max(next, from + 1)) * parts;
-      let filled = 0, sum = 0;
-      for (const k of this.used) {
-        sum += m.stack[row + k];
-        const to_ = Math.min(height, Math.round((sum / this.top) * height));
-        for (let y = filled; y < to_; ++y) pixels[(height - 1 - y) * width + x] = packed[k];
-        filled = Math.max(filled, to_);
+      for (let k = 0, sum = 0; k < layers; ++k) {
+        sum += m.stack[row + this.used[k]];
+        edges[k * width + x] = Math.round((sum / this.top) * height);
       }
     }
-    context.putImageData(image, 0, 0);
+    // Row by row from below: writes in the order of memory.
+    this.layer.fill(0);
+    for (let y = 0; y < height; ++y) {
+      const line = (height - 1 - y) * width;
+      for (let x = 0; x < width; ++x) {
+        let k = this.layer[x];
+        while (k < layers && edges[k * width + x] <= y) ++k;
+        this.layer[x] = k;
+        pixels[line + x] = k < layers ? packed[k] : 0;
+      }
+    }
+    context.putImageData(this.image, 0, 0);
   }
   readings() {
     const view = this.view, m = this.memory;
     const row = view.cursor === null ? m.peakRow : this.rowAt(view.cursor), stack = m.at(row);
-    this.reading.textContent = view.cursor === null
+    const said = view.cursor === null
       ? `Highest in this step: ${bytes(m.total[row])} allocated, at ${view.step.text(m.operation(row))}`
       : `At ${moment(view.cursor)}: ${bytes(m.total[row])} allocated, ${view.step.text(m.operation(row))}`;
-    this.legend.replaceChildren(...this.used.slice().reverse().map((k) => el("li", {class: stack[k] ? "" : "none"},
-      el("i", {style: {background: `var(--${MEMORY_COLOURS[k]})`}}), m.parts[k] + " ", el("b", {}, bytes(stack[k])))));
+    if (this.reading.textContent !== said) this.reading.textContent = said;
+    this.entries.forEach(([k, item, value]) => {
+      item.className = stack[k] ? "" : "none";
+      const text = bytes(stack[k]);
+      if (value.textContent !== text) value.textContent = text;
+    });
   }
 }
 

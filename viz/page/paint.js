@@ -7,6 +7,7 @@ const KIND_COLOURS = ["forward", "backward", "recompute", "all-gather", "reduce-
 // Colours as the style sheet has them now: [r, g, b] by name, and alpha where it is not 1.
 const colours = {
   cache: new Map(),
+  texts: new Map(),
   probe: null,
   get(name) {
     let rgb = this.cache.get(name);
@@ -19,10 +20,17 @@ const colours = {
     return rgb;
   },
   css(name, alpha = 1) {
+    const key = alpha === 1 ? name : name + alpha;
+    let text = this.texts.get(key);
+    if (text) return text;
     const [r, g, b, own = 1] = this.get(name);
-    return `rgba(${r},${g},${b},${alpha * own})`;
+    this.texts.set(key, text = `rgba(${r},${g},${b},${alpha * own})`);
+    return text;
   },
-  forget() { this.cache.clear(); },
+  forget() {
+    this.cache.clear();
+    this.texts.clear();
+  },
 };
 
 // Makes the canvas as large as its box; returns its 2d context in CSS pixels, with width, height and ratio.

@@ -60,7 +60,7 @@ async function main() {
   addEventListener("beforeprint", () => { document.documentElement.classList.add("printing"); drawNow(view); });
   addEventListener("afterprint", () => { document.documentElement.classList.remove("printing"); drawNow(view); });
   document.documentElement.dataset.ready = "yes";
-  window.report = {data: report, view};  // for the curious, and for tests
+  window.report = {data: report, view, charts};  // for the curious, and for tests
 }
 
 function drawNow(view) {

@@ -1,0 +1,260 @@
+"""Opens reports in a real browser and checks what they show against what --json prints.
+
+    python report_test.py PROGRAM CHROMIUM DRIVER [name of a test ...]
+"""
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import traceback
+
+from browser import Browser
+
+GIB = 1024 ** 3
+EIGHT_B = "--model llama3-8b --cluster dgx-h100 --gpus 8 --seq-len 8192".split()
+LARGE = "--model llama3.1-405b --cluster dgx-h100 --gpus 512 --seq-len 8192 --grad-accum 16".split()
+
+
+class Tests:
+    def __init__(self, program, chromium, driver, folder):
+        self.program, self.folder = program, folder
+        self.browser = Browser(chromium, driver)
+
+    def page(self, command, *flags, code=0):
+        """The report of a command, and what --json says of the same."""
+        path = os.path.join(self.folder, "%s-%d.html" % (command, len(os.listdir(self.folder))))
+        answer = subprocess.run([self.program, command, *flags, "--json", "--report", path], capture_output=True,
+                                text=True, cwd=self.folder)
+        assert answer.returncode == code, answer.stderr
+        return path, json.loads(answer.stdout)
+
+    def same(self, shown, expected, what):
+        assert shown == expected, "%s: the page shows %r, expected %r" % (what, shown, expected)
+
+    def near(self, shown, expected, what, within=0.006):
+        assert abs(shown - expected) <= within * abs(expected), "%s: the page shows %r of %r" % (what, shown, expected)
+
+    def tiles(self):
+        return dict(zip(self.browser.texts(".tile dt"), self.browser.texts(".tile dd")))
+
+    # --- tests
+
+    def test_simulate_shows_what_json_says(self):
+        b = self.browser
+        path, answer = self.page("simulate", *EIGHT_B)
+        b.open(path)
+        assert b.texts("#verdict")[0].replace("Fits", "").strip(), "no verdict"
+        tiles = self.tiles()
+        self.near(float(tiles["Step"].split()[0]), answer["step_time_s"], "step")
+        self.near(float(tiles["Peak memory"].split()[0]), answer["peak_total_bytes"] / GIB, "peak")
+        self.near(float(tiles["MFU"].split()[0]), 100 * answer["mfu"], "MFU")
+        self.near(float(tiles["Exposed communication"].split()[0]) / 1e3, answer["exposed_communication_s"], "exposed")
+        data = b.run("return window.report.data.answer")
+        for key in ("step_time_s", "where", "by_action", "by_unit", "peak_made_of_bytes", "provenance", "critical_path"):
+            self.same(data[key], answer[key], key)
+        steps = b.run("const s = window.report.view.step; return {start: Array.from(s.start), end: Array.from(s.end)}")
+        spans = answer["timeline"]["spans_s"]  # start, end, start, end ...
+        self.same(2 * len(steps["start"]), len(spans), "operations")
+        for i, (start, end) in enumerate(zip(steps["start"], steps["end"])):
+            assert abs(start - 1e9 * spans[2 * i]) <= 1 and abs(end - 1e9 * spans[2 * i + 1]) <= 1, (i, start, end)
+        exposed = b.run("const s = window.report.view.step; let n = 0; const c = s.columns;"
+                        "for (let k = 0; k < c.exposed_ns.length; ++k)"
+                        "  if (c.parts[c.exposed_part[k]].startsWith('exposed')) n += c.exposed_ns[k]; return n / 1e9")
+        self.near(exposed, answer["exposed_communication_s"], "marked as exposed", 1e-5)
+        peak = b.run("const m = new MemoryOfStep(window.report.view.step); return m.total[m.peakRow]")
+        self.same(peak, max(answer["memory"]["steady_step"]["points_bytes"][::2]), "peak of the steady step")
+
+    def test_timeline_zooms_pans_and_tells(self):
+        b = self.browser
+        path, _ = self.page("simulate", *EIGHT_B)
+        b.open(path)
+        left, top, width, height = b.place("#timeline canvas")
+        whole = b.run("const v = window.report.view; return v.to - v.from")
+        b.mouse("mouseMoved", left + width / 2, top + 60)
+        b.settle()
+        tip = b.run("const t = document.getElementById('tip'); return t.hidden ? '' : t.textContent")
+        assert "micro-batch 1" in tip, "no tip over an operation: %r" % tip
+        cursors = b.texts(".reading")[0]
+        assert cursors.startswith("At "), "the cursor is not in the memory chart: %r" % cursors
+        b.mouse("mouseWheel", left + width / 2, top + 60, deltaX=0, deltaY=-200, modifiers=2)
+        b.settle()
+        zoomed = b.run("const v = window.report.view; return [v.from, v.to]")
+        assert zoomed[1] - zoomed[0] < 0.8 * whole, "Ctrl and the wheel do not zoom"
+        b.mouse("mousePressed", left + 400, top + 60, button="left", clickCount=1)
+        for x in range(400, 290, -10):
+            b.mouse("mouseMoved", left + x, top + 60, button="left", buttons=1)
+        b.mouse("mouseReleased", left + 290, top + 60, button="left", clickCount=1)
+        b.settle()
+        dragged = b.run("const v = window.report.view; return [v.from, v.to]")
+        assert dragged[0] > zoomed[0], "dragging does not pan"
+        b.click_at(left + width / 2, top + 60)
+        operation = b.texts(".operation h3")
+        assert operation and operation[0].startswith("Operation "), "a click says nothing"
+        assert "demand" in b.texts(".operation")[0]
+        chosen = b.run("return window.report.view.chosen")
+        b.press("n")
+        self.same(b.run("const v = window.report.view; return v.step.lane[v.chosen]"),
+                  b.run("return window.report.view.step.lane[arguments[0]]", chosen), "lane of the next operation")
+        assert b.run("return window.report.view.chosen") != chosen, "N does not go on"
+        b.press("c")
+        self.same(b.run("return window.report.view.litName"), "critical path", "lit")
+        b.press("0")
+        self.near(b.run("const v = window.report.view; return v.to - v.from"), whole, "whole step", 0.02)
+        b.press("Escape")
+        self.same(b.run("return window.report.view.chosen"), None, "chosen")
+
+    def test_units_sort_and_light(self):
+        b = self.browser
+        path, answer = self.page("simulate", *EIGHT_B)
+        b.open(path)
+        rows = b.texts("#units tbody tr")
+        self.same(len([r for r in rows]), len(b.run("return window.report.data.units")), "units")
+        total = sum(u["compute_s"] for u in b.run("return window.report.data.units"))
+        self.near(total, sum(u["compute_s"] for u in answer["by_unit"]), "compute of all units", 1e-9)
+        column = b.texts("#units th").index("compute, copies")
+        click = "document.querySelectorAll('#units th button')[arguments[0]].click()"
+        values = "return [...document.querySelectorAll('#units tbody tr')].map((r) => r.children[arguments[0]].textContent)"
+        b.run(click, column)
+        largest = b.run(values, column)[0]
+        b.run(click, column)
+        smallest = [v for v in b.run(values, column) if v][0]
+        assert seconds(largest) > seconds(smallest), "the table of units does not sort"
+        b.run("document.querySelector('#units tbody tr').click()")
+        b.settle()
+        assert "unit" in b.run("return window.report.view.litName"), "a unit does not light its operations"
+
+    def test_plan_shows_every_scored_plan(self):
+        b = self.browser
+        path, answer = self.page("plan", *EIGHT_B)
+        b.open(path)
+        self.same(len(b.texts("#plans circle")) or b.run("return document.querySelectorAll('#plans circle').length"),
+                  answer["scored"], "plans drawn")
+        self.same(len(answer["scored_plans"]), answer["scored"], "plans in the JSON")
+        front = sorted((p for p in answer["scored_plans"] if not any(
+            o["tokens_per_s"] >= p["tokens_per_s"] and o["peak_total_bytes"] <= p["peak_total_bytes"] and
+            (o["tokens_per_s"], o["peak_total_bytes"]) != (p["tokens_per_s"], p["peak_total_bytes"])
+            for o in answer["scored_plans"])), key=lambda p: -p["tokens_per_s"])
+        shown = b.run("return paretoFront(window.report.data.answer.scored_plans)"
+                      ".map((p) => [p.tokens_per_s, p.peak_total_bytes])")
+        self.same(shown, [list(t) for t in dict.fromkeys((p["tokens_per_s"], p["peak_total_bytes"]) for p in front)],
+                  "front")
+        names = b.run("return window.report.data.steps")
+        assert 2 <= len(names) <= 6, names
+        b.run("document.querySelector('#plans circle[aria-label^=\"' + arguments[0] + ':\"]')"
+              ".dispatchEvent(new MouseEvent('click'))", names[1])
+        lost = [p["why_lost"] for p in answer["scored_plans"] if p["label"] == names[1]][0]
+        assert lost in b.texts(".chosen-plan")[0], "why the plan lost is not said"
+        b.run("document.querySelector('.chosen-plan button').click()")
+        b.until("return window.report.view.step.name === %s" % json.dumps(names[1]))
+        rival = [p for p in answer["scored_plans"] if p["label"] == names[1]][0]
+        self.near(b.run("return window.report.view.step.period") / 1e9, rival["step_time_s"], "step of the rival", 1e-6)
+
+    def test_nothing_fits_is_an_answer(self):
+        b = self.browser
+        path, answer = self.page("plan", *EIGHT_B, "--memory-limit", "12GiB", "--micro-batch", "4", code=1)
+        b.open(path)
+        assert b.texts("#verdict")[0].startswith("Does not fit"), b.texts("#verdict")
+        self.same(b.run("return window.report.data.steps[0]"), answer["least"]["label"], "the plan that needs least")
+
+    def test_names_with_markup_stay_text(self):
+        b = self.browser
+        name = "<img src=x onerror=window.broken=1> & \"quoted\" '</script>"
+        folder = os.path.join(self.folder, "<b>model & co")
+        os.makedirs(folder, exist_ok=True)
+        shown = subprocess.run([self.program, "show", "model", "tiny-llama", "--json"], capture_output=True, text=True)
+        assert shown.returncode == 0, shown.stderr
+        cluster = subprocess.run([self.program, "show", "cluster", "dgx-h100", "--file"], capture_output=True, text=True)
+        described = json.loads(cluster.stdout)
+        described["name"] = name
+        file = os.path.join(folder, "cluster.json")
+        with open(file, "w") as f:
+            json.dump(described, f)
+        path, _ = self.page("simulate", "--model", "tiny-llama", "--cluster", file, "--gpus", "8", "--seq-len", "64")
+        b.open(path)
+        self.same(b.run("return document.querySelectorAll('img, b b').length"), 0, "elements from text")
+        self.same(b.run("return window.broken === undefined"), True, "no script ran")
+        assert "<b>model & co" in b.texts("#provenance .command code")[0], "the path is not shown as text"
+        assert any(name in line for line in b.texts(".details p") + b.texts("#provenance td")), "the name is not shown"
+
+    def test_fits_a_telephone_and_both_colour_schemes(self):
+        b = self.browser
+        path, _ = self.page("plan", *EIGHT_B)
+        for width, height, dark in ((360, 740, False), (360, 740, True), (768, 1024, True), (1920, 1080, False)):
+            b.size(width, height, dark, width < 700)
+            b.open(path)
+            over = b.run("return document.documentElement.scrollWidth - window.innerWidth")
+            assert over <= 0, "%d pixels too wide at %d" % (over, width)
+            light = b.run("const m = getComputedStyle(document.body).backgroundColor.match(/\\d+/g);"
+                          "return Number(m[0]) > 128")
+            self.same(light, not dark, "colours")
+        b.size(1360, 900)
+
+    def test_smooth_with_a_large_step(self):
+        b = self.browser
+        path, answer = self.page("simulate", *LARGE, code=1)
+        size = os.path.getsize(path)
+        assert size < 3e6, "%d bytes" % size
+        b.open(path)
+        count = b.run("return window.report.view.step.count")
+        b.place("#timeline canvas")
+        # Others may use the machine: the best of three.
+        slow = min((self.frames(b) for _ in range(3)), key=lambda frames: frames[1])
+        print("  %d operations, %.2f MB: frames of %.1f ms (median), %.1f ms (95 %%), %.1f ms (most)" %
+              (count, size / 1e6, *slow))
+        assert slow[1] < 33.4, "95 %% of the frames take up to %.1f ms" % slow[1]
+
+    def frames(self, b):
+        """Milliseconds from frame to frame while zooming and panning: median, 95 %, most."""
+        times = b.run_async("""
+            const done = arguments[0], view = window.report.view, times = [];
+            let k = 0, before = null;
+            const frame = (now) => {
+              if (before !== null) times.push(now - before);
+              before = now;
+              if (++k > 240) { done(times); return; }
+              if (k <= 80) view.zoom(0.95, view.step.high * 0.37);
+              else if (k <= 160) view.pan(k % 40 < 20 ? 0.04 : -0.04);
+              else view.zoom(1 / 0.95, view.step.high * 0.37);
+              requestAnimationFrame(frame);
+            };
+            requestAnimationFrame(frame);""")
+        times.sort()
+        return times[len(times) // 2], times[int(0.95 * len(times))], times[-1]
+
+    # --- what every test ends with
+
+    def quiet(self):
+        self.same(self.browser.complaints(), [], "console")
+        self.same(self.browser.addresses(), [], "requests")
+
+
+def seconds(text):
+    value, unit = text.split()
+    return float(value.replace(",", "")) * {"s": 1, "ms": 1e-3, "µs": 1e-6, "ns": 1e-9}[unit]
+
+
+def main(program, chromium, driver, *names):
+    failed = []
+    with tempfile.TemporaryDirectory() as folder:
+        tests = Tests(os.path.abspath(program), chromium, driver, folder)
+        try:
+            chosen = [n for n in dir(tests) if n.startswith("test_") and (not names or n in names)]
+            for name in chosen:
+                try:
+                    getattr(tests, name)()
+                    tests.quiet()
+                    print("passed: " + name, flush=True)
+                except Exception:
+                    failed.append(name)
+                    print("FAILED: " + name, flush=True)
+                    traceback.print_exc()
+                    tests.browser.complaints()
+        finally:
+            tests.browser.close()
+    print("%d passed, %d failed" % (len(chosen) - len(failed), len(failed)))
+    return 1 if failed or not chosen else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
