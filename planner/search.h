@@ -64,8 +64,8 @@ struct PlanResult {
   std::optional<Candidate> best;  // none: nothing fits
   // Where the best is tight and gives memory back in each step: the fastest tight plan that does not.
   std::optional<Candidate> without_retries;
-  Candidate naive;                // scored in any case
-  std::vector<Candidate> rivals;  // at most 5, the most instructive first
+  Candidate naive;                      // scored in any case
+  std::vector<Candidate> rivals;        // at most 5, the most instructive first
   std::vector<Candidate> scored_plans;  // every one, in the order of the search; none has lost where nothing fits
   std::int64_t considered = 0, pruned = 0, scored = 0;
   std::string searched;  // what was left open and hence searched, for the verdict line

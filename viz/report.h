@@ -28,8 +28,9 @@ struct StepPicture {
   const Program& program;
   const ShardingPlan& plan;
   const ModelGraph& model;
-  const Timeline& timeline;         // of the steady step
-  std::span<const Demand> demands;  // of its operations; may be empty (measured)
+  const Timeline& timeline;                  // of the steady step
+  std::span<const Demand> demands;           // of its operations; may be empty (measured)
+  const MemoryTimeline* measured = nullptr;  // what the allocator counted, of a measured step
 };
 
 // The columns of a step as a JSON object: times are integers in nanoseconds, sizes in bytes. A column of deltas begins

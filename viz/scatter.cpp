@@ -46,7 +46,8 @@ std::string line(double x1, double y1, double x2, double y2, std::string_view st
 }
 
 std::string text(double x, double y, std::string_view anchor, std::string_view words) {
-  return fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"{}\">{}</text>\n", x, y, anchor, markup_text(words));
+  return fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"{}\">{}</text>\n", x, y, anchor,
+                     markup_text(words));
 }
 
 // 1, 2 and 5 of every decade that shows; only powers of ten (or of more) where that would be too many.

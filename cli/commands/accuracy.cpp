@@ -13,6 +13,7 @@
 #include "cli/commands.h"
 #include "cli/files.h"
 #include "cli/options.h"
+#include "cli/pages/pages.h"
 #include "cli/report/accuracy_report.h"
 #include "cli/report/pairs_report.h"
 #include "cli/terminal/terminal.h"
@@ -26,6 +27,7 @@ namespace {
 struct AccuracyFlags {
   std::string runs;
   Text costs, plot, worst, cross_validate, seed;
+  ReportFlag report;
   bool json = false, all = false, markdown = false, pairs = false;
 };
 
@@ -76,6 +78,7 @@ AccuracyReport cross_validated(const AccuracyFlags& f, std::istream& file, std::
 int accuracy_command(const AccuracyFlags& f) {
   check_output(f.plot);
   if (f.plot) check_apart(*f.plot, f.runs);
+  check_output(f.report.file, {f.runs, f.costs, f.plot});
   if (f.seed && f.cross_validate != "random")
     throw InputError("--seed", "has a meaning with --cross-validate random only", "leave it out");
   if (f.json && f.markdown) throw InputError("--markdown", "contradicts --json", "leave out one of the two");
@@ -108,6 +111,9 @@ int accuracy_command(const AccuracyFlags& f) {
   if (report.rows.empty() && report.skipped.empty())
     throw InputError(f.runs, "holds a header and no runs", "give a row for every run");
   if (f.plot) write_file(*f.plot, accuracy_plot(report));
+  if (f.report.file)
+    write_file(*f.report.file,
+               accuracy_page(f.report.words, to_json_text(report), errors_line(report.summary.headline.step_time)));
   print(stderr, ignored_columns_text(report));
   const PairReport pairs = f.pairs ? pair_up(report) : PairReport();
   if (f.json) print(stdout, f.pairs ? to_json_text(report, pairs) : to_json_text(report));
@@ -135,6 +141,7 @@ void add_accuracy(const Command& app) {
                "compare differences: every pair of rows that differ in one knob, measured and predicted");
   command.option("--seed", flags->seed, "of --cross-validate random; default 1", "N");
   command.option("--plot", flags->plot, "write a picture of measured against predicted here, as SVG", "FILE.svg");
+  add_report_flag(command, flags->report, "write every row, with filters, as a page here");
   command.option("--worst", flags->worst, "how many rows (or pairs) to show, the furthest off first; default 20", "N");
   command.flag("--all", flags->all, "show every row, in the order of the file (every pair, by knob)");
   command.flag("--markdown", flags->markdown, "the summary alone, as a Markdown table");

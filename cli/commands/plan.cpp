@@ -31,8 +31,8 @@ using Json = nlohmann::ordered_json;
 struct PlanFlags {
   Flags shared;
   SizeQuestion size;
-  Text output, emit, emit_to, report;
-  std::vector<std::string> words;  // that the program was called with
+  Text output, emit, emit_to;
+  ReportFlag report;
   JsonForm json = JsonForm::none;
 };
 
@@ -86,8 +86,8 @@ std::string next_command(const PlanFlags& f, const Setup& setup) {
 Json candidate_json(const Candidate& c) {
   return {{"label", c.label},
           {"step_time_s", c.score.step.count()},
-          {"tokens_per_s", c.score.step.count() > 0 ? static_cast<double>(c.plan.tokens_per_step()) / c.score.step.count()
-                                                     : 0.0},
+          {"tokens_per_s",
+           c.score.step.count() > 0 ? static_cast<double>(c.plan.tokens_per_step()) / c.score.step.count() : 0.0},
           {"peak_total_bytes", c.score.peak_total.count()},
           {"verdict", std::string(name(c.score.verdict))},
           {"why_lost", c.why_lost.text()},
@@ -185,7 +185,7 @@ int nothing_fits(const PlanFlags& f, const Setup& setup, const PlanResult& resul
   json["remedies"] = remedies_json(remedies);
   if (size) json["size_question"] = size_json(*size);
   if (f.json != JsonForm::none) print(stdout, printed(json.dump(2) + "\n", f.json));
-  if (f.report) write_file(*f.report, plan_page(f.words, result, json.dump(), nullptr, setup));
+  if (f.report.file) write_file(*f.report.file, plan_page(f.report.words, result, json.dump(), nullptr, setup));
   std::string said = caution(result.least->plan, setup.model) + (size ? size->text : "") +
                      "Does not fit: " + result.why_none + "\n" +
                      workload(setup.model.name, setup.seq_len, setup.cluster.gpus, setup.cluster.name) +
@@ -222,7 +222,7 @@ int plan_command(const PlanFlags& asked) {
   PlanFlags f = asked;
   check_output(f.output, {f.shared.model, f.shared.cluster, f.shared.costs, f.emit_to});
   check_output(f.emit_to, {f.shared.model, f.shared.cluster, f.shared.costs});
-  check_output(f.report, {f.shared.model, f.shared.cluster, f.shared.costs, f.output, f.emit_to});
+  check_output(f.report.file, {f.shared.model, f.shared.cluster, f.shared.costs, f.output, f.emit_to});
   const std::optional<SizeAnswer> size = answer_size_question(f.size, f.shared);
   if (size) f.shared = size->flags;
   const Setup setup = resolve_setup(f.shared);
@@ -238,12 +238,12 @@ int plan_command(const PlanFlags& asked) {
   std::vector<FlagRemedy> remedies;
   if (result.best->score.verdict == Verdict::tight) remedies = remedies_with_progress(f, setup, *result.best);
   Json json;
-  if (f.json != JsonForm::none || f.report) {
+  if (f.json != JsonForm::none || f.report.file) {
     json = result_json(result, &prediction, f, setup);
     if (!remedies.empty()) json["remedies"] = remedies_json(remedies);
     if (size) json["size_question"] = size_json(*size);
   }
-  if (f.report) write_file(*f.report, plan_page(f.words, result, json.dump(), &prediction, setup));
+  if (f.report.file) write_file(*f.report.file, plan_page(f.report.words, result, json.dump(), &prediction, setup));
   if (f.json != JsonForm::none) {
     print(stdout, printed(json.dump(2) + "\n", f.json));
     return code;
@@ -259,7 +259,7 @@ int plan_command(const PlanFlags& asked) {
   print(out, "\n" + rivals_table(result));
   print(out, fitting(remedies, setup) + hint_without_retries(result));
   print(out, next_command(f, setup));
-  if (f.report) print(out, report_line(*f.report));
+  if (f.report.file) print(out, report_line(*f.report.file));
   return code;
 }
 
@@ -275,7 +275,7 @@ void add_plan(const Command& app) {
   output.option("-o,--output", flags->output, "write the plan here", "FILE");
   output.option("--emit", flags->emit, "print a script or config: " + join(emit_formats()), {"FORMAT", emit_formats});
   output.option("--emit-to", flags->emit_to, "write what --emit makes here", "FILE");
-  output.option("--report", flags->report, "write a page with the plan, its rivals and timelines here (HTML)", "FILE");
+  add_report_flag(output, flags->report, "write a page with the plan, its rivals and timelines here (HTML)");
   output.json(flags->json, "one JSON object with plan and prediction");
   command.explains_words();
   command.examples({"fsdp-plan plan --model llama3-8b --cluster dgx-h100 --gpus 8 --seq-len 8k -o plan.json",
@@ -284,7 +284,6 @@ void add_plan(const Command& app) {
                     "fsdp-plan plan --model qwen2.5-7b --cluster dgx-h100 --seq-len 4k --offload --memory-limit 40GiB",
                     "fsdp-plan plan --model llama3-8b --cluster dgx-h100 --gpus 8 --max seq-len -o longest.json",
                     "fsdp-plan plan --model llama3-8b --cluster dgx-h100 --seq-len 8k --wrap titan --emit pytorch"});
-  flags->words = command.called_with();
   command.runs([flags] { return plan_command(*flags); });
 }
 

@@ -17,6 +17,7 @@
 #include "cli/named.h"
 #include "cli/numbers.h"
 #include "cli/options.h"
+#include "cli/pages/pages.h"
 #include "cli/report/report.h"
 #include "cli/report/train_log.h"
 #include "cli/run_backend.h"
@@ -38,6 +39,7 @@ struct RunFlags {
   Flags shared;  // --plan and --model only
   BackendFlags machine;
   Text steps, until_step, warmup, until_noise, max_steps, watchdog, output, trace, prediction;
+  ReportFlag report;
   JsonForm json = JsonForm::none;
   bool check = false;
   TrainingFlags training;
@@ -272,6 +274,7 @@ int run_here(const RunFlags& f, Launch* others) {
                {f.shared.plan, f.shared.model, f.prediction, t.data, t.init_from, t.init_adapters, f.trace});
   check_output(reports ? f.trace : Text(),
                {f.shared.plan, f.shared.model, f.prediction, t.data, t.init_from, t.init_adapters});
+  if (reports) check_output(f.report.file, {f.shared.plan, f.shared.model, f.prediction, t.data, f.output, f.trace});
   const ShardingPlan plan = plan_from_file(f.shared).plan;
   const ModelGraph model = model_from_flags(f.shared, plan.seq_len);
   check(plan, model, *f.shared.plan);
@@ -310,6 +313,9 @@ int run_here(const RunFlags& f, Launch* others) {
   if (measured.early_stop) print(stderr, stopped_line(f, *measured.early_stop, trained.steps_before));
   std::optional<ValidationReport> report;
   if (prediction) report = compare(*prediction, measured);
+  if (f.report.file)
+    write_file(*f.report.file,
+               run_page(f.report.words, measured, prediction, report, trained.programs.of(0), plan, model));
   int code = status == kDone && f.check && !report->within ? kAnswerIsNo : status;
   if (first_decides) code = others->all_end_as_first(code);
   if (f.json != JsonForm::none) {
@@ -325,6 +331,7 @@ int run_here(const RunFlags& f, Launch* others) {
   print(stdout, trained_text(measured, plan));
   if (report) print(stdout, validation_line(*report, Tolerances{}));
   if (f.trace) print(stdout, trace_line(*f.trace, trained.programs.of(0).steady_step));
+  if (f.report.file) print(stdout, report_line(*f.report.file));
   if (f.output) print(stdout, next_command(f));
   return code;
 }
@@ -381,6 +388,7 @@ void add_run(const Command& app) {
   const Command output = command.group("Output");
   output.option("-o,--output", flags->output, "write the measurement here", "FILE");
   output.option("--trace", flags->trace, "write a Perfetto / Chrome trace here", "FILE");
+  add_report_flag(output, flags->report, "write what was measured, and predicted, as a page here (HTML)");
   output.json(flags->json, "one JSON object");
   command.examples({"fsdp-plan run --plan plan.json --model tiny-llama --backend host --steps 20 -o measurement.json",
                     "fsdp-plan run --plan plan.json --model tiny-llama --backend host --prediction prediction.json "

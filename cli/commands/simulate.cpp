@@ -23,8 +23,8 @@ namespace {
 
 struct SimulateFlags {
   Flags shared;
-  Text output, trace, report;
-  std::vector<std::string> words;  // that the program was called with
+  Text output, trace;
+  ReportFlag report;
   Text jitter_seed;
   JsonForm json = JsonForm::none;
   bool memory = false, jitter = false;
@@ -57,7 +57,7 @@ int simulate_command(const SimulateFlags& f) {
   check_answers(f);
   check_output(f.output, {f.shared.plan, f.shared.model, f.shared.cluster, f.shared.costs, f.trace});
   check_output(f.trace, {f.shared.plan, f.shared.model, f.shared.cluster, f.shared.costs});
-  check_output(f.report, {f.shared.plan, f.shared.model, f.shared.cluster, f.shared.costs, f.output, f.trace});
+  check_output(f.report.file, {f.shared.plan, f.shared.model, f.shared.cluster, f.shared.costs, f.output, f.trace});
   std::optional<PlanFile> file;
   if (f.shared.plan) file = plan_from_file(f.shared);
   const Setup setup = resolve_setup(f.shared, file ? &*file : nullptr);
@@ -72,7 +72,7 @@ int simulate_command(const SimulateFlags& f) {
   const std::optional<GoodputAnswer> goodput = apply_goodput_flags(f.goodput, prediction, plan, setup);
   if (f.output) write_file(*f.output, to_json_text(prediction));
   if (f.trace) write_file(*f.trace, trace_json(program.steady_step, program, plan, setup.model, &prediction, nullptr));
-  if (f.report) write_file(*f.report, simulate_page(f.words, prediction, program, plan, setup));
+  if (f.report.file) write_file(*f.report.file, simulate_page(f.report.words, prediction, program, plan, setup));
   if (f.json != JsonForm::none) {
     print(stdout, goodput    ? goodput_json(*goodput)
                   : f.memory ? to_json_text(memory_report(program, plan, setup.model))
@@ -87,7 +87,7 @@ int simulate_command(const SimulateFlags& f) {
     else if (goodput) print(stdout, "\n" + goodput_text(*goodput));
     else print(stdout, prediction_report(prediction));
     if (f.trace) print(stdout, trace_line(*f.trace, program.steady_step));
-    if (f.report) print(stdout, report_line(*f.report));
+    if (f.report.file) print(stdout, report_line(*f.report.file));
   }
   return prediction.verdict == Verdict::does_not_fit ? kAnswerIsNo : kDone;
 }
@@ -104,7 +104,7 @@ void add_simulate(const Command& app) {
   const Command output = command.group("Output");
   output.option("-o,--output", flags->output, "write the prediction here", "FILE");
   output.option("--trace", flags->trace, "write a Perfetto / Chrome trace here", "FILE");
-  output.option("--report", flags->report, "write a page with the step's timeline and memory here (HTML)", "FILE");
+  add_report_flag(output, flags->report, "write a page with the step's timeline and memory here (HTML)");
   output.flag("--jitter", flags->jitter,
               "also the step's distribution: GPUs of unequal speed, steps of unequal length");
   output.option("--jitter-seed", flags->jitter_seed,
@@ -116,7 +116,6 @@ void add_simulate(const Command& app) {
   command.examples({"fsdp-plan simulate --plan plan.json --model llama3-8b --cluster dgx-h100 --trace trace.json",
                     "fsdp-plan simulate --model llama3-8b --cluster dgx-h100 --gpus 16 --seq-len 8k --offload",
                     "fsdp-plan simulate --model llama3-8b --cluster dgx-h100 --seq-len 8k --memory"});
-  flags->words = command.called_with();
   command.runs([flags] { return simulate_command(*flags); });
 }
 

@@ -8,6 +8,11 @@
 
 namespace fsdp::cli {
 
+void add_report_flag(const Command& command, ReportFlag& flag, const std::string& help) {
+  command.option("--report", flag.file, help, "FILE.html");
+  flag.words = command.called_with();
+}
+
 ReportPage page_of(std::string command, const CalledWith& words) {
   ReportPage page;
   page.command = std::move(command);
@@ -31,7 +36,7 @@ void add_step(ReportPage& page, std::string name, const Timeline& timeline, cons
               const ShardingPlan& plan, const Setup& setup) {
   const CostContext context{setup.model, plan, *setup.implementation, setup.cluster, setup.costs};
   const std::vector<Demand> demands = demands_of(program.steady_step, program, context);
-  const StepPicture picture{program, plan, setup.model, timeline, demands};
+  const StepPicture picture{program, plan, setup.model, timeline, demands, nullptr};
   if (page.steps.empty()) {
     page.documents.emplace_back("plan", to_json_text(plan));
     page.documents.emplace_back("units", report_units(picture));

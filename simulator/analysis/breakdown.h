@@ -17,7 +17,7 @@ namespace fsdp {
 // The spans of one part sum to that part of where_time_goes, except for copies and the optimizer, which also run on the
 // compute stream.
 struct ExposedSpan {
-  Seconds Breakdown::* part = nullptr;
+  Seconds Breakdown::*part = nullptr;
   Span span;
 };
 [[nodiscard]] std::vector<ExposedSpan> exposed_spans(const Step&, const Timeline&);  // by start

@@ -17,8 +17,8 @@ namespace fsdp {
 // Longest first.
 [[nodiscard]] std::vector<ActionTime> times_by_action(const Step&, const Timeline&, const ModelGraph&);
 
-// By operation of the step: the unit that it belongs to. A kernel belongs to the innermost unit around its module. kNone:
-// none (loss, batch, norm).
+// By operation of the step: the unit that it belongs to. A kernel belongs to the innermost unit around its module.
+// kNone: none (loss, batch, norm).
 [[nodiscard]] std::vector<std::int32_t> units_of_operations(const Step&, const ShardingPlan&, const ModelGraph&);
 // "root", "model.layers.1", "a and 2 more".
 [[nodiscard]] std::string modules_text(const Unit&);

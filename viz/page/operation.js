@@ -2,7 +2,10 @@
 "use strict";
 
 function shortDescription(step, i) {
-  const lines = [step.text(i), `${time(step.end[i] - step.start[i])} from ${moment(step.start[i])}, micro-batch ${step.microBatch[i] + 1}`];
+  const lines = [
+    step.text(i),
+    `${time(step.end[i] - step.start[i])} from ${moment(step.start[i])}, micro-batch ${step.microBatch[i] + 1}`
+  ];
   const d = demandOf(step, i);
   if (d) {
     const parts = [];
@@ -27,7 +30,8 @@ function heldBackBy(step, i) {
   const candidates = step.waits(i).map((w) => ({operation: w, at: step.end[w], why: "it waits for"}));
   const stream = step.lanes[step.lane[i]];
   const place = firstAbove(stream, i) - 2;
-  if (place >= 0) candidates.push({operation: stream[place], at: step.end[stream[place]], why: "is before it on its stream"});
+  if (place >= 0)
+    candidates.push({operation: stream[place], at: step.end[stream[place]], why: "is before it on its stream"});
   if (step.issued) candidates.push({operation: null, at: step.issued[i], why: "the host issued it"});
   return candidates.reduce((best, c) => (best === null || c.at > best.at ? c : best), null);
 }
@@ -52,24 +56,38 @@ class OperationPanel {
     if (i === null) return;
     const rows = [];
     const row = (name, ...value) => rows.push(el("tr", {}, el("th", {scope: "row"}, name), el("td", {}, ...value)));
-    row("runs", `${moment(step.start[i])} to ${moment(step.end[i])}: ${time(step.end[i] - step.start[i])}`
-      + (step.critical[i] ? ", on the critical path" : ""));
-    row("on", step.columns.lanes[step.lane[i]].replace(/_/g, "-") + (step.lane[i] < 5 ? " stream" : "")
-      + `, micro-batch ${step.microBatch[i] + 1}` + (step.unit[i] >= 0 ? `, unit ${step.unit[i]}` : ""));
-    if (step.issued) row("issued", moment(step.issued[i]) + (step.hostTime(i) ? `, which takes the host ${time(step.hostTime(i))}` : ""));
+    row("runs",
+        `${moment(step.start[i])} to ${moment(step.end[i])}: ${time(step.end[i] - step.start[i])}` +
+            (step.critical[i] ? ", on the critical path" : ""));
+    row("on",
+        step.columns.lanes[step.lane[i]].replace(/_/g, "-") + (step.lane[i] < 5 ? " stream" : "") +
+            `, micro-batch ${step.microBatch[i] + 1}` + (step.unit[i] >= 0 ? `, unit ${step.unit[i]}` : ""));
+    if (step.issued)
+      row("issued",
+          moment(step.issued[i]) + (step.hostTime(i) ? `, which takes the host ${time(step.hostTime(i))}` : ""));
     const d = demandOf(step, i);
-    if (d) row("demand", [d.flops ? flops(d.flops) : "", d.bytes ? "buffers of " + bytes(d.bytes) : "", d.alone ? time(d.alone) + " with the machine to itself" : ""]
-      .filter(Boolean).join(", ") || "none");
+    if (d)
+      row("demand",
+          [
+            d.flops ? flops(d.flops) : "", d.bytes ? "buffers of " + bytes(d.bytes) : "",
+            d.alone ? time(d.alone) + " with the machine to itself" : ""
+          ].filter(Boolean)
+                  .join(", ") ||
+              "none");
     const held = heldBackBy(step, i);
     if (held) {
       const slack = step.start[i] - held.at;
-      row("started when", ...(held.operation === null ? ["the host had issued it"] : [this.link(held.operation), " was done, which " + held.why]),
-        slack > 1000 ? `; ${time(slack)} later` : "");
+      row("started when",
+          ...(held.operation === null ? ["the host had issued it"] :
+                                        [this.link(held.operation), " was done, which " + held.why]),
+          slack > 1000 ? `; ${time(slack)} later` : "");
     }
     const waits = step.waits(i), delayed = step.delayed(i);
     row(`waits for ${waits.length}`, ...this.list(waits));
     row(`waited for by ${commas(delayed.length)}`, ...this.list(delayed));
-    this.box.replaceChildren(el("h3", {}, `Operation ${commas(i)}: `, step.text(i)), el("table", {class: "plain"}, el("tbody", {}, ...rows)));
+    this.box.replaceChildren(
+        el("h3", {}, `Operation ${commas(i)}: `, step.text(i)),
+        el("table", {class: "plain"}, el("tbody", {}, ...rows)));
   }
   list(operations) {
     const shown = operations.slice(0, 8).flatMap((i, k) => [k ? ", " : "", this.link(i)]);

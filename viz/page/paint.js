@@ -1,8 +1,8 @@
 // Canvases: sizes in device pixels, colours from the style sheet, ticks of axes, and the gestures that move a view.
 "use strict";
 
-const KIND_COLOURS = ["forward", "backward", "recompute", "all-gather", "reduce-scatter", "all-reduce", "copy",
-                      "optimizer", "host"];
+const KIND_COLOURS =
+    ["forward", "backward", "recompute", "all-gather", "reduce-scatter", "all-reduce", "copy", "optimizer", "host"];
 
 // Colours as the style sheet has them now: [r, g, b] by name, and alpha where it is not 1.
 const colours = {
@@ -38,7 +38,10 @@ function fitted(canvas) {
   const ratio = window.devicePixelRatio || 1;
   const width = canvas.clientWidth, height = canvas.clientHeight;
   const w = Math.max(1, Math.round(width * ratio)), h = Math.max(1, Math.round(height * ratio));
-  if (canvas.width !== w || canvas.height !== h) { canvas.width = w; canvas.height = h; }
+  if (canvas.width !== w || canvas.height !== h) {
+    canvas.width = w;
+    canvas.height = h;
+  }
   const context = canvas.getContext("2d");
   context.setTransform(ratio, 0, 0, ratio, 0, 0);
   context.clearRect(0, 0, width, height);
@@ -99,7 +102,9 @@ function gestures(canvas, view, {hover, click}) {
   };
   canvas.addEventListener("pointerup", up);
   canvas.addEventListener("pointercancel", up);
-  canvas.addEventListener("pointerleave", (event) => { if (!pointers.size) hover(null, place(event), event); });
+  canvas.addEventListener("pointerleave", (event) => {
+    if (!pointers.size) hover(null, place(event), event);
+  });
   canvas.addEventListener("dblclick", (event) => view.zoom(event.shiftKey ? 2.5 : 0.4, timeAt(place(event).x)));
 }
 

@@ -17,13 +17,17 @@ function themeButton(redraw) {
 // The prediction that the page shows: of simulate the answer, of plan a part of it.
 function predictionOf(report) {
   const answer = report.answer || {};
-  return answer.prediction || report.shown_prediction || (answer.step_time_s !== undefined ? answer : null);
+  return answer.prediction || report.prediction || report.shown_prediction ||
+      (answer.step_time_s !== undefined ? answer : null);
 }
 
 function stepChoice(names, view, showStep) {
-  const select = el("select", {"aria-label": "Whose step is drawn", onchange: () => showStep(Number(select.value))},
-    ...names.map((name, k) => el("option", {value: k}, k === 0 ? name + " (shown in the rest of the page)" : name)));
-  view.listen(() => { select.value = names.indexOf(view.step.name); });
+  const select = el(
+      "select", {"aria-label": "Whose step is drawn", onchange: () => showStep(Number(select.value))},
+      ...names.map((name, k) => el("option", {value: k}, k === 0 ? name + " (shown in the rest of the page)" : name)));
+  view.listen(() => {
+    select.value = names.indexOf(view.step.name);
+  });
   return el("label", {class: "choice"}, "Step of ", select);
 }
 
@@ -36,7 +40,10 @@ async function main() {
   };
   themeButton(redraw);
   const prediction = predictionOf(report);
-  showSummary(report, prediction);
+  const measurement = report.measurement || null;
+  showSummary(report, prediction, measurement);
+  if (report.command === "accuracy") showAccuracy(report.answer);
+  if (report.validation) showValidation(report.validation);
   if (report.answer && report.answer.scored_plans && prediction)
     showPlans(report, prediction.memory_limit_bytes, (k) => showStep(k));
   const charts = [], steps = new Map([[0, view && view.step]]);
@@ -49,26 +56,44 @@ async function main() {
     const chart = showTimeline(view);
     new OperationPanel(view, chart);
     charts.push(chart);
-    if (prediction) charts.push(showMemory(view, prediction, report.memory_report));
-    if (report.steps.length > 1) chart.element.querySelector(".tools").before(stepChoice(report.steps, view, showStep));
+    const last = report.steps.length - 1;
+    if (measurement) {
+      const below = last > 0 ? new View(new Step(report.steps[last], await unpack("step-" + last))) : view;
+      if (last > 0) {
+        charts.push(addTimeline(chart, below, report.steps[last]));
+        new OperationPanel(below, chart);
+      }
+      charts.push(showMeasuredMemory(below, measurement, report.memory_report));
+    } else if (prediction) charts.push(showMemory(view, prediction, report.memory_report));
+    if (report.steps.length > 1 && !measurement)
+      chart.element.querySelector(".tools").before(stepChoice(report.steps, view, showStep));
   }
+  if (measurement) showSteps(measurement, prediction);
   if (report.units) showUnits(view, report.units);
-  if (prediction && prediction.by_action) showKinds(prediction);
-  showProvenance(report, prediction && prediction.provenance);
+  if (prediction && prediction.by_action && !measurement) showKinds(prediction);
+  showProvenance(report, (measurement || prediction || {}).provenance);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
   addEventListener("resize", redraw);
-  addEventListener("beforeprint", () => { document.documentElement.classList.add("printing"); drawNow(view); });
-  addEventListener("afterprint", () => { document.documentElement.classList.remove("printing"); drawNow(view); });
+  addEventListener("beforeprint", () => {
+    document.documentElement.classList.add("printing");
+    drawNow(view);
+  });
+  addEventListener("afterprint", () => {
+    document.documentElement.classList.remove("printing");
+    drawNow(view);
+  });
   document.documentElement.dataset.ready = "yes";
   window.report = {data: report, view, charts};  // for the curious, and for tests
 }
 
 function drawNow(view) {
   colours.forget();
-  if (view) for (const listener of view.listeners) listener(view);
+  if (view)
+    for (const listener of view.listeners) listener(view);
 }
 
 main().catch((error) => {
-  document.getElementById("page").append(el("p", {class: "failed"}, "This report could not be shown: " + error.message));
+  document.getElementById("page").append(
+      el("p", {class: "failed"}, "This report could not be shown: " + error.message));
   throw error;
 });

@@ -21,8 +21,12 @@ function sortableTable(caption, columns, rows, {onRow, most = Infinity} = {}) {
     }
     body.replaceChildren(...order.slice(0, shown).map(([row]) => rowOf(row)));
     if (order.length > shown)
-      body.append(el("tr", {class: "more"}, el("td", {colspan: columns.length},
-        button(`show all ${commas(order.length)} rows`, "", () => { shown = Infinity; fill(); }))));
+      body.append(
+          el("tr", {class: "more"},
+             el("td", {colspan: columns.length}, button(`show all ${commas(order.length)} rows`, "", () => {
+                  shown = Infinity;
+                  fill();
+                }))));
   };
   const rowOf = (row) => {
     const tr = el("tr", {}, ...columns.map((c, k) => {
@@ -37,20 +41,29 @@ function sortableTable(caption, columns, rows, {onRow, most = Infinity} = {}) {
     if (onRow) {
       tr.tabIndex = 0;
       tr.classList.add("clickable");
-      tr.addEventListener("click", () => { if (!String(getSelection())) onRow(row, tr); });
-      tr.addEventListener("keydown", (e) => { if (e.key === "Enter") onRow(row, tr); });
+      tr.addEventListener("click", () => {
+        if (!String(getSelection())) onRow(row, tr);
+      });
+      tr.addEventListener("keydown", (e) => {
+        if (e.key === "Enter") onRow(row, tr);
+      });
     }
     return tr;
   };
   for (const c of columns) {
     const th = el("th", {scope: "col", class: c.number ? "number" : ""});
-    th.append(el("button", {type: "button", onclick: () => {
-      up = by === c ? !up : !c.number;
-      by = c;
-      for (const other of head.children) other.removeAttribute("aria-sort");
-      th.setAttribute("aria-sort", up ? "ascending" : "descending");
-      fill();
-    }}, c.title));
+    th.append(
+        el("button", {
+          type: "button",
+          onclick: () => {
+            up = by === c ? !up : !c.number;
+            by = c;
+            for (const other of head.children) other.removeAttribute("aria-sort");
+            th.setAttribute("aria-sort", up ? "ascending" : "descending");
+            fill();
+          }
+        },
+           c.title));
     head.append(th);
   }
   table.append(el("thead", {}, head), body);

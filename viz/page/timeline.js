@@ -3,21 +3,36 @@
 "use strict";
 
 const AXIS = 22, GAP = 5;
-const LANE_HEIGHTS = {compute: 40, copy_in: 16, all_gather: 28, reduce_scatter: 28, all_reduce: 22};
+const LANE_HEIGHTS = {
+  compute: 40,
+  copy_in: 16,
+  all_gather: 28,
+  reduce_scatter: 28,
+  all_reduce: 22
+};
 
 class TimelineChart {
   constructor(view) {
     this.view = view;
     this.showWaits = false;
-    this.canvas = el("canvas", {class: "chart", tabindex: "0", role: "application", "aria-label":
-      "Timeline of the step. Arrow keys move, plus and minus zoom, 0 shows the whole step, N and P choose the next and "
-      + "the previous operation of a lane, C lights the critical path."});
+    this.canvas = el("canvas", {
+      class: "chart",
+      tabindex: "0",
+      role: "application",
+      "aria-label":
+          "Timeline of the step. Arrow keys move, plus and minus zoom, 0 shows the whole step, N and P choose " +
+          "the next and " +
+          "the previous operation of a lane, C lights the critical path."
+    });
     this.labels = el("div", {class: "lane-names", "aria-hidden": "true"});
     this.box = el("div", {class: "lanes"}, this.labels, this.canvas);
     this.lane = 0;
     gestures(this.canvas, view, {
       hover: (at, place, event) => this.hover(at, place, event),
-      click: (at, place) => { view.choose(this.find(at, place.y)); this.canvas.focus({preventScroll: true}); },
+      click: (at, place) => {
+        view.choose(this.find(at, place.y));
+        this.canvas.focus({preventScroll: true});
+      },
     });
     this.canvas.addEventListener("keydown", (event) => this.key(event));
     view.listen(() => this.draw());
@@ -31,8 +46,13 @@ class TimelineChart {
     for (const [k, name] of step.columns.lanes.entries())
       if (name !== "host" && step.lanes[k].length) this.lanes.push(Lane.ofStream(step, k, LANE_HEIGHTS[name] || 22));
     if (step.hostAhead)
-      this.lanes.push({name: "host", height: 14, exposed: true, said:
-        `issued all of this step in ${time(step.hostEnd - step.hostBegin)}, and was through ${time(-step.hostEnd)} before it began`});
+      this.lanes.push({
+        name: "host",
+        height: 14,
+        exposed: true,
+        said: `issued all of this step in ${time(step.hostEnd - step.hostBegin)}, and was through ${
+            time(-step.hostEnd)} before it began`
+      });
     else if (step.issued && step.columns.demand) this.lanes.push(Lane.ofHost(step, 14));
     let y = AXIS;
     for (const lane of this.lanes) {
@@ -41,7 +61,8 @@ class TimelineChart {
     }
     this.height = y;
     this.canvas.style.height = this.box.style.minHeight = y + "px";
-    this.labels.replaceChildren(...this.lanes.map((lane) => el("span", {style: {top: lane.top + "px", height: lane.height + "px"}}, lane.name)));
+    this.labels.replaceChildren(...this.lanes.map(
+        (lane) => el("span", {style: {top: lane.top + "px", height: lane.height + "px"}}, lane.name)));
     this.lane = this.lanes.findIndex((l) => !l.exposed);
   }
 
@@ -55,7 +76,10 @@ class TimelineChart {
 
   hover(at, place, event) {
     const view = this.view;
-    if (at === null) { showTip(event); return; }
+    if (at === null) {
+      showTip(event);
+      return;
+    }
     view.point(at);
     const lane = this.laneAt(place.y);
     if (lane && lane.exposed) {
@@ -77,11 +101,24 @@ class TimelineChart {
   key(event) {
     const v = this.view, step = (event.shiftKey ? 0.5 : 0.1);
     const actions = {
-      ArrowLeft: () => v.pan(-step), ArrowRight: () => v.pan(step), a: () => v.pan(-step), d: () => v.pan(step),
-      "+": () => v.zoom(0.7, v.cursor ?? undefined), "=": () => v.zoom(0.7, v.cursor ?? undefined),
-      w: () => v.zoom(0.7, v.cursor ?? undefined), "-": () => v.zoom(1 / 0.7), s: () => v.zoom(1 / 0.7),
-      0: () => v.whole(), Home: () => v.whole(), n: () => this.next(1), p: () => this.next(-1),
-      c: () => this.lightCritical(), Escape: () => { v.choose(null); v.light("", null); },
+      ArrowLeft: () => v.pan(-step),
+      ArrowRight: () => v.pan(step),
+      a: () => v.pan(-step),
+      d: () => v.pan(step),
+      "+": () => v.zoom(0.7, v.cursor ?? undefined),
+      "=": () => v.zoom(0.7, v.cursor ?? undefined),
+      w: () => v.zoom(0.7, v.cursor ?? undefined),
+      "-": () => v.zoom(1 / 0.7),
+      s: () => v.zoom(1 / 0.7),
+      0: () => v.whole(),
+      Home: () => v.whole(),
+      n: () => this.next(1),
+      p: () => this.next(-1),
+      c: () => this.lightCritical(),
+      Escape: () => {
+        v.choose(null);
+        v.light("", null);
+      },
     };
     const action = actions[event.key];
     if (!action || event.ctrlKey || event.metaKey || event.altKey) return;
@@ -122,7 +159,8 @@ class TimelineChart {
 
   axis(context, width, scale) {
     const view = this.view;
-    const marks = ticks(view.from, view.to, width / 110), apart = marks.length > 1 ? marks[1] - marks[0] : view.to - view.from;
+    const marks = ticks(view.from, view.to, width / 110),
+          apart = marks.length > 1 ? marks[1] - marks[0] : view.to - view.from;
     for (const t of marks) {
       const x = Math.round((t - view.from) * scale);
       context.fillStyle = colours.css("grid");
@@ -156,8 +194,14 @@ class TimelineChart {
   drawWaits(context, scale) {
     const view = this.view, step = view.step;
     const place = (i) => {
-      const lane = this.lanes.find((l) => !l.exposed && l.name !== "host" && l.operation && step.lane[l.operation[0]] === step.lane[i]);
-      return lane && {lane, left: (step.start[i] - view.from) * scale, right: (step.end[i] - view.from) * scale, y: lane.top + lane.height / 2};
+      const lane = this.lanes.find(
+          (l) => !l.exposed && l.name !== "host" && l.operation && step.lane[l.operation[0]] === step.lane[i]);
+      return lane && {
+        lane,
+        left: (step.start[i] - view.from) * scale,
+        right: (step.end[i] - view.from) * scale,
+        y: lane.top + lane.height / 2
+      };
     };
     const arrow = (from, to, colour) => {
       const a = place(from), b = place(to);
@@ -182,43 +226,88 @@ class TimelineChart {
 
 function legendOfKinds(step) {
   const present = new Set(step.columns.label_kind);
-  return el("ul", {class: "legend"}, ...step.columns.kinds.map((name, k) => present.has(k) && name !== "host"
-    ? el("li", {}, el("i", {style: {background: `var(--${name})`}}), name) : null));
+  return el(
+      "ul", {class: "legend"},
+      ...step.columns.kinds.map(
+          (name, k) => present.has(k) && name !== "host" ?
+              el("li", {}, el("i", {style: {background: `var(--${name})`}}), name) :
+              null));
+}
+
+// A second timeline below the first, whose range and cursor are the first one's.
+function addTimeline(chart, view, title) {
+  const below = new TimelineChart(view);
+  const first = chart.view;
+  first.low = view.low = Math.min(first.low, view.low);
+  first.high = view.high = Math.max(first.high, view.high);
+  const follow = (from, to) => {
+    if (to.from === from.from && to.to === from.to && to.cursor === from.cursor) return;
+    to.from = from.from;
+    to.to = from.to;
+    to.cursor = from.cursor;
+    to.changed();
+  };
+  first.listen(() => follow(first, view));
+  view.listen(() => follow(view, first));
+  first.whole();
+  chart.box.before(el("h3", {}, first.step.name));
+  chart.box.after(el("h3", {}, title), below.box);
+  below.element = chart.element;
+  return below;
 }
 
 function showTimeline(view) {
   const chart = new TimelineChart(view);
   const lit = el("span", {class: "lit", role: "status"});
-  const critical = button("Critical path", "Light the chain of operations that decides when the step ends (C)", () => chart.lightCritical());
+  const critical = button(
+      "Critical path", "Light the chain of operations that decides when the step ends (C)",
+      () => chart.lightCritical());
   const waits = button("Waits", "Arrows from what the chosen operation waits for, and to what waits for it", () => {
     chart.showWaits = !chart.showWaits;
     waits.setAttribute("aria-pressed", chart.showWaits);
     view.changed();
   });
-  const search = el("input", {type: "search", placeholder: "Light operations: layers.3, all_gather", "aria-label": "Light operations by name",
-    oninput: () => lightByName(view, search.value)});
+  const search = el("input", {
+    type: "search",
+    placeholder: "Light operations: layers.3, all_gather",
+    "aria-label": "Light operations by name",
+    oninput: () => lightByName(view, search.value)
+  });
   view.listen(() => {
     critical.setAttribute("aria-pressed", view.litName === "critical path");
     lit.textContent = view.litName ? "lit: " + view.litName : "";
   });
   const legend = el("div", {}, legendOfKinds(view.step));
-  const s = section("timeline", "Timeline",
-    el("div", {class: "tools"},
-      button("−", "Zoom out (-)", () => view.zoom(1 / 0.6)), button("+", "Zoom in (+)", () => view.zoom(0.6, view.cursor ?? undefined)),
-      button("Whole step", "Show the whole step (0)", () => view.whole()), critical, waits, search, lit),
-    chart.box, legend,
-    el("p", {class: "hint"}, "Drag to move, Ctrl + wheel or pinch to zoom (the wheel alone after a click), double click to zoom in. "
-      + "Click an operation for its demand and what it waited for. Shaded: before the step's own period, when the step before still ran."));
+  const s = section(
+      "timeline", "Timeline",
+      el("div", {class: "tools"}, button("−", "Zoom out (-)", () => view.zoom(1 / 0.6)),
+         button("+", "Zoom in (+)", () => view.zoom(0.6, view.cursor ?? undefined)),
+         button("Whole step", "Show the whole step (0)", () => view.whole()), critical, waits, search, lit),
+      chart.box, legend,
+      el("p", {class: "hint"},
+         "Drag to move, Ctrl + wheel or pinch to zoom (the wheel alone after a click), double click to zoom in. " +
+             "Click an operation for its demand and what it waited for. Shaded: before the step's own period, " +
+             "when the step before still ran."));
   chart.element = s;
-  chart.refresh = () => { chart.show(); legend.replaceChildren(legendOfKinds(view.step)); };
+  chart.refresh = () => {
+    chart.show();
+    legend.replaceChildren(legendOfKinds(view.step));
+  };
   return chart;
 }
 
 function lightByName(view, text) {
   const words = text.toLowerCase().split(/\s+/).filter(Boolean);
-  if (!words.length) { view.light("", null); return; }
-  const labels = view.step.columns.label_text.map((l) => { const t = l.toLowerCase(); return words.every((w) => t.includes(w)); });
+  if (!words.length) {
+    view.light("", null);
+    return;
+  }
+  const labels = view.step.columns.label_text.map((l) => {
+    const t = l.toLowerCase();
+    return words.every((w) => t.includes(w));
+  });
   let count = 0;
-  for (let i = 0; i < view.step.count; ++i) if (labels[view.step.label[i]]) ++count;
+  for (let i = 0; i < view.step.count; ++i)
+    if (labels[view.step.label[i]]) ++count;
   view.light(`${commas(count)} operations with "${text.trim()}"`, (i) => labels[view.step.label[i]]);
 }

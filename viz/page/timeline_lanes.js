@@ -9,8 +9,9 @@ class Lane {
   }
   static ofStream(step, index, height) {
     const ops = Int32Array.from(step.lanes[index]).sort((a, b) => step.start[a] - step.start[b] || a - b);
-    return new Lane(step.columns.lanes[index].replace(/_/g, "-").replace("copy-in", "copy in"), height,
-      Float64Array.from(ops, (i) => step.start[i]), Float64Array.from(ops, (i) => step.end[i]), ops, step);
+    return new Lane(
+        step.columns.lanes[index].replace(/_/g, "-").replace("copy-in", "copy in"), height,
+        Float64Array.from(ops, (i) => step.start[i]), Float64Array.from(ops, (i) => step.end[i]), ops, step);
   }
   // When the host issues each operation.
   static ofHost(step, height) {
@@ -56,7 +57,10 @@ class Lane {
     for (const i of [next - 1, next]) {
       if (i < 0 || i >= this.count) continue;
       const d = at < this.start[i] ? this.start[i] - at : at > this.end[i] ? at - this.end[i] : 0;
-      if (d <= distance && (d < distance || best < 0)) { best = i; distance = d; }
+      if (d <= distance && (d < distance || best < 0)) {
+        best = i;
+        distance = d;
+      }
     }
     return best < 0 ? null : this.operation[best];
   }
@@ -129,7 +133,10 @@ class Lane {
       if (before && on(i) && kindOf(i) === k) busy -= before;
       if (after && on(j - 1) && kindOf(j - 1) === k) busy -= after;
       lit += busy;
-      if (busy > most) { most = busy; best = k; }
+      if (busy > most) {
+        most = busy;
+        best = k;
+      }
     }
     if (best >= 0 && lit > 0.02 * scale)
       return colours.css(KIND_COLOURS[best], Math.max(0.25, Math.round((8 * lit) / scale) / 8));

@@ -1,5 +1,5 @@
-// What the timeline and the memory chart share: the visible range, the cursor, the chosen operation and which operations
-// are lit. Listeners are called once per frame.
+// What the timeline and the memory chart share: the visible range, the cursor, the chosen operation and which
+// operations are lit. Listeners are called once per frame.
 "use strict";
 
 class View {
@@ -39,7 +39,9 @@ class View {
   }
   whole() { this.set(this.low, this.high); }
   // factor < 1 zooms in; `at` stays where it is.
-  zoom(factor, at = (this.from + this.to) / 2) { this.set(at - (at - this.from) * factor, at + (this.to - at) * factor); }
+  zoom(factor, at = (this.from + this.to) / 2) {
+    this.set(at - (at - this.from) * factor, at + (this.to - at) * factor);
+  }
   pan(part) { this.set(this.from + part * (this.to - this.from), this.to + part * (this.to - this.from)); }
   point(at) {
     this.cursor = at;

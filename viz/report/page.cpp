@@ -28,8 +28,7 @@ std::string base64(std::string_view bytes) {
     std::uint32_t three = 0;
     for (std::size_t k = 0; k < 3; ++k)
       three = three << 8 | (i + k < bytes.size() ? static_cast<unsigned char>(bytes[i + k]) : 0U);
-    for (std::size_t k = 0; k < 4; ++k)
-      out += i + k <= bytes.size() ? kDigits[three >> (18 - 6 * k) & 63] : '=';
+    for (std::size_t k = 0; k < 4; ++k) out += i + k <= bytes.size() ? kDigits[three >> (18 - 6 * k) & 63] : '=';
   }
   return out;
 }
@@ -61,9 +60,9 @@ void inline_files(std::string& page, std::string_view before, std::string_view a
                   std::string_view close) {
   for (std::size_t place = page.find(before); place != std::string::npos; place = page.find(before, place)) {
     const std::size_t name = place + before.size(), end = page.find(after, name);
-    const std::string text =
-        std::string(open) + "\n" + std::string(source_of(std::string_view(page).substr(name, end - name))) +
-        std::string(close);
+    const std::string text = std::string(open) + "\n" +
+                             std::string(source_of(std::string_view(page).substr(name, end - name))) +
+                             std::string(close);
     page.replace(place, end + after.size() - place, text);
     place += text.size();
   }
@@ -74,9 +73,9 @@ Json json_of(const std::string& text) { return text.empty() ? Json(nullptr) : Js
 std::string document_of(const ReportPage& page) {
   Json steps = Json::array();
   for (const ReportStep& step : page.steps) steps.push_back(step.name);
-  Json json = {{"schema", "fsdp-plan/report/1"},  {"command", page.command}, {"title", page.title},
-               {"verdict", page.verdict},         {"details", page.details}, {"command_line", page.command_line},
-               {"version", page.version},         {"steps", steps},          {"answer", json_of(page.answer)}};
+  Json json = {{"schema", "fsdp-plan/report/1"}, {"command", page.command}, {"title", page.title},
+               {"verdict", page.verdict},        {"details", page.details}, {"command_line", page.command_line},
+               {"version", page.version},        {"steps", steps},          {"answer", json_of(page.answer)}};
   for (const auto& [name, text] : page.documents) json[name] = json_of(text);
   return json.dump(-1, ' ', false, Json::error_handler_t::replace);
 }

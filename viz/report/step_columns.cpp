@@ -184,8 +184,8 @@ void add_demands(Json& out, const StepPicture& p) {
   Distinct<Demanded> demands;
   for (std::size_t i = 0; i < step.ops.size(); ++i) {
     const Demand& d = p.demands[i];
-    demands.add({d.flops.count(), bytes_touched(step.ops[i], p), nanoseconds(d.alone.count()),
-                 nanoseconds(d.host.count())});
+    demands.add(
+        {d.flops.count(), bytes_touched(step.ops[i], p), nanoseconds(d.alone.count()), nanoseconds(d.host.count())});
   }
   Json flops = Json::array();
   Column bytes, alone, host;
@@ -224,6 +224,13 @@ void add_memory(Json& out, const StepPicture& p) {
   out["memory_moment_d"] = deltas(std::move(moments));
   out["memory_part"] = changed;
   out["memory_bytes"] = bytes;
+  if (p.measured == nullptr) return;
+  Column counted;  // at 0, after 0, at 1, ...
+  for (const MemoryPoint& point : p.measured->points) {
+    counted.push_back(point.at);
+    counted.push_back(point.after);
+  }
+  out["measured_bytes_d"] = deltas(std::move(counted));
 }
 
 }  // namespace

@@ -1,0 +1,116 @@
+// What was measured, beside what was predicted: of run and validate.
+"use strict";
+
+function measurementTiles(m, prediction) {
+  const rank = m.ranks[0];
+  const predicted = (value, of, format) =>
+      (prediction ? "predicted " + format(value) + ", " + signed(value / of - 1) : "");
+  const p = prediction || {};
+  return el(
+      "dl", {class: "tiles"},
+      tile("Step, median", seconds(m.median_step_s), predicted(p.step_time_s, m.median_step_s, seconds)),
+      tile("Steps measured", commas(m.steps_s.length), "noise " + percent(m.noise)),
+      tile(
+          "Peak allocated, rank 0", bytes(rank.peak_allocated_bytes),
+          predicted(p.peak_allocated_bytes, rank.peak_allocated_bytes, bytes)),
+      tile("Sent in a step, rank 0", bytes(rank.wire_bytes)),
+      m.losses.length ?
+          tile("Loss", m.losses[m.losses.length - 1].toPrecision(4), "first " + m.losses[0].toPrecision(4)) :
+          null);
+}
+function signed(fraction) { return (fraction >= 0 ? "+" : "−") + percent(Math.abs(fraction)); }
+
+// A small chart of values by step, with horizontal lines: [{value, name, colour}].
+function stepChart(label, values, format, lines, joined) {
+  const width = 1000, height = 220, left = 84, bottom = 26, top = 12, right = 14;
+  const finite = values.filter((v) => isFinite(v) && v !== null).concat(lines.map((l) => l.value));
+  let low = Math.min(...finite), high = Math.max(...finite);
+  const room = 0.08 * (high - low) || 0.05 * Math.abs(high) || 1;
+  low -= room;
+  high += room;
+  const x = (k) => left + ((k + 0.5) / values.length) * (width - left - right);
+  const y = (v) => height - bottom - ((v - low) / (high - low)) * (height - top - bottom);
+  const root = svg("svg", {viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label});
+  for (const v of ticks(low, high, 5))
+    root.append(
+        svg("line", {x1: left, x2: width - right, y1: y(v), y2: y(v), class: "grid"}),
+        svg("text", {x: left - 8, y: y(v) + 4, "text-anchor": "end"}, format(v)));
+  for (const l of lines)
+    root.append(
+        svg("line", {x1: left, x2: width - right, y1: y(l.value), y2: y(l.value), class: "mark " + l.colour}),
+        svg("text", {x: width - right, y: y(l.value) - 5, "text-anchor": "end", class: l.colour}, l.name));
+  const shown = values.map((v, k) => [v, k]).filter(([v]) => isFinite(v) && v !== null);
+  if (joined)
+    root.append(svg("polyline", {class: "front", points: shown.map(([v, k]) => `${x(k)},${y(v)}`).join(" ")}));
+  if (values.length <= 400)
+    for (const [v, k] of shown) {
+      const dot = svg("circle", {cx: x(k), cy: y(v), r: 3, class: "dot"});
+      dot.addEventListener("pointermove", (e) => showTip(e, `step ${k + 1}`, format(v)));
+      dot.addEventListener("pointerleave", (e) => showTip(e));
+      root.append(dot);
+    }
+  root.append(
+      svg("text", {x: left, y: height - 6}, "step 1"),
+      svg("text", {x: width - right, y: height - 6, "text-anchor": "end"}, commas(values.length)));
+  return el("div", {class: "scatter"}, el("h3", {}, label), root);
+}
+
+function showSteps(m, prediction) {
+  const lines = [{value: m.median_step_s, name: "median " + seconds(m.median_step_s), colour: "measured-line"}];
+  if (prediction)
+    lines.push({
+      value: prediction.step_time_s,
+      name: "predicted " + seconds(prediction.step_time_s),
+      colour: "predicted-line"
+    });
+  section(
+      "steps", "Steps", stepChart("Measured steps, slowest rank", m.steps_s, seconds, lines, false),
+      m.losses.length > 1 ? stepChart("Loss of every step run", m.losses, (v) => v.toPrecision(4), [], true) : null);
+}
+
+// Predicted beside measured, with a bar for each and the difference.
+function compareTable(caption, rows) {
+  const show = (row, value) => (row.unit === "B" ? bytes(value) : seconds(value));
+  return sortableTable(
+      caption,
+      [
+        {title: "what", text: (r) => r.what, value: (r) => r.what},
+        {
+          title: "predicted",
+          number: true,
+          text: (r) => show(r, r.predicted),
+          value: (r) => r.predicted,
+          bar: "forward"
+        },
+        {title: "measured", number: true, text: (r) => show(r, r.measured), value: (r) => r.measured, bar: "optimizer"},
+        {
+          title: "predicted less measured",
+          number: true,
+          text: (r) => (r.predicted < r.measured ? "−" : "+") + show(r, Math.abs(r.predicted - r.measured)),
+          value: (r) => Math.abs(r.predicted - r.measured)
+        },
+        {title: "error", number: true, text: (r) => signed(r.error), value: (r) => Math.abs(r.error)},
+      ],
+      rows, {most: 15});
+}
+
+function showValidation(v) {
+  const lists = [
+    ["What disagrees", v.findings.map((f) => f.text)], ["Differences", v.differences], ["Not compared", v.not_compared],
+    ["Doubts about the measurement", v.doubts]
+  ];
+  section(
+      "compared", "Predicted and measured",
+      compareTable(
+          `Tolerances: step ${percent(v.time_tolerance, 0)}, peak ${percent(v.memory_tolerance, 0)}`,
+          [v.step_time, v.peak]),
+      el("p", {},
+         "Order of operations: " + (v.order_equal ? "as predicted" : "another") +
+             ". Memory: " + (v.memory_equal ? "equal at every operation" : "differs") + "."),
+      ...lists.filter(([, lines]) => lines.length)
+          .flatMap(([title, lines]) => [el("h3", {}, title), el("ul", {}, ...lines.map((l) => el("li", {}, l)))]),
+      ...[["where", "Where the step goes"], ["by_rank", "By rank"], ["by_action", "By kind of operation"],
+          ["by_unit", "By unit"]]
+          .filter(([key]) => v[key].length)
+          .map(([key, title]) => compareTable(title, v[key])));
+}
