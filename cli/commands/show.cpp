@@ -12,10 +12,13 @@
 #include "cli/terminal/terminal.h"
 #include "executor/checkpoint/size.h"
 #include "models/catalog/node_topology.h"
+#include "models/index.h"
 #include "models/input/error.h"
 #include "models/input/suggest.h"
 #include "planner/emit.h"
 #include "planner/layout.h"
+#include "planner/layout/unit_order.h"
+#include "planner/program/describe.h"
 #include "viz/viz.h"
 
 namespace fsdp::cli {
@@ -116,6 +119,38 @@ std::string checkpoint_line(const CheckpointSize& size) {
                          : std::string("which `run` does not write"));
 }
 
+// Which parameters each unit of the plan holds, and the orders of prefetch: what a program needs to carry the plan out.
+Json layout_json(const ShardingPlan& plan, const ModelGraph& model) {
+  const std::vector<UnitLayout> layouts = unit_layouts(plan, model);
+  Json units = Json::array(), parameters = Json::array();
+  for (std::size_t u = 0; u < layouts.size(); ++u) {
+    Json held = Json::array();
+    for (const ShardedParam& p : layouts[u].params) held.push_back(model.parameters[at(p.param)].name);
+    units.push_back({{"modules", plan.units[u].modules},
+                     {"text", unit_text(static_cast<std::int32_t>(u), plan)},
+                     {"parameters", std::move(held)},
+                     {"shard_elements", layouts[u].shard_elements}});
+  }
+  for (const Parameter& p : model.parameters)
+    parameters.push_back(
+        {{"name", p.name}, {"aliases", p.aliases}, {"shape", p.shape}, {"trained", p.trainable}});
+  return {{"schema", "fsdp-plan/layout-view/1"},
+          {"model", model.name},
+          {"model_digest", model.digest()},
+          {"plan_digest", plan.digest()},
+          {"forward_order", execution_order(layouts)},
+          {"backward_order", order_of_ends(layouts)},
+          {"units", std::move(units)},
+          {"parameters", std::move(parameters)}};
+}
+
+void print_layout(const ShowFlags& f, const ShardingPlan& plan, const ModelGraph* model) {
+  if (model == nullptr) throw InputError("--layout", "needs the model", "give --model");
+  if (!f.json) throw InputError("--layout", "prints JSON only", "add --json");
+  if (f.emit) throw InputError("--layout", "contradicts --emit", "leave out one of the two");
+  print(stdout, layout_json(plan, *model).dump(2) + "\n");
+}
+
 int show_plan(const ShowFlags& f) {
   if (!f.name) throw InputError("show plan", "no plan is named", "give a plan.json");
   const PlanFile file = parse_plan_file(read_file(*f.name), *f.name);
@@ -125,6 +160,10 @@ int show_plan(const ShowFlags& f) {
   if (f.shared.model) {
     model = model_from_flags(f.shared, plan.seq_len);
     check(plan, *model, *f.name);
+  }
+  if (f.layout) {
+    print_layout(f, plan, model ? &*model : nullptr);
+    return kDone;
   }
   if (f.emit) {
     if (!model) throw InputError("--emit", "needs the model", "give --model");
@@ -179,6 +218,7 @@ void add_show_plan(const Command& show) {
   add_model_flags(command, flags->shared);
   command.option("--emit", flags->emit, "print it as a script or config: " + join(emit_formats()),
                  {"FORMAT", emit_formats});
+  command.flag("--layout", flags->layout, "with --json: the model's parameters, those of each unit, orders of prefetch");
   command.flag("--json", flags->json, "one JSON object");
   command.examples({"fsdp-plan show plan plan.json --model llama3-8b",
                     "fsdp-plan show plan plan.json --model llama3-8b --emit pytorch > train.py"});

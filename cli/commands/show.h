@@ -16,6 +16,7 @@ struct ShowFlags {
   Text topology;         // show cluster: a dump of NCCL's
   bool costs = false;    // show model
   bool file = false;     // show cluster
+  bool layout = false;   // show plan
   bool buffers = false;  // show step
   bool json = false;
 };

@@ -82,6 +82,12 @@ constexpr std::string_view text(BufferKind k) {
 }
 static_assert(names_all<BufferKind>(text, kBufferKinds));
 
+}  // namespace
+
+std::string_view name(Action a) { return text(a); }
+std::string_view name(Stream s) { return text(s); }
+std::string_view name(BufferKind k) { return text(k); }
+
 std::string unit_text(std::int32_t unit, const ShardingPlan& plan) {
   std::string text = "unit " + std::to_string(unit) + " (";
   const Unit& u = plan.units[static_cast<std::size_t>(unit)];
@@ -89,12 +95,6 @@ std::string unit_text(std::int32_t unit, const ShardingPlan& plan) {
     text += (i ? ", " : "") + (u.modules[i].empty() ? std::string("root") : u.modules[i]);
   return text + ")";
 }
-
-}  // namespace
-
-std::string_view name(Action a) { return text(a); }
-std::string_view name(Stream s) { return text(s); }
-std::string_view name(BufferKind k) { return text(k); }
 
 std::string describe_object(const Operation& op, const ShardingPlan& plan, const ModelGraph& model) {
   std::string text;

@@ -1,0 +1,128 @@
+"""A plan.json, with what the program says of it for its model: which parameters each unit holds, and their order.
+
+    plan = Plan.load("plan.json")                      # the model by its name in the plan
+    plan = Plan.load("plan.json", model="config.json") # or the file that the plan was made for
+    plan.units[3].parameters, plan.shard, plan["param_dtype"]
+"""
+import dataclasses
+import json
+import os
+import pathlib
+import tempfile
+
+from fsdp_plan import program
+from fsdp_plan.errors import PlanError
+
+SCHEMA = "fsdp-plan/plan/1"
+# What plan.json leaves out where it has this value.
+USUAL = {"clip_norm": None, "clip_norm_type": 2, "checkpoint_policy": "full", "loss_chunks": 1, "offload": False,
+         "ignored": [], "shard_dims": [], "reduce_scatter_buffers": 1, "separate_reduce_scatter": False,
+         "force_sum_reduction": False, "backward_post": False, "limit_all_gathers": True, "use_orig_params": True,
+         "found_for": None, "wrap": ""}
+
+
+@dataclasses.dataclass(frozen=True)
+class Unit:
+    """One call of fully_shard. `text`: its name in measurements."""
+    index: int
+    modules: list
+    parameters: list
+    reshard_after_forward: object        # "auto", True, False, or a number of ranks
+    text: str
+    reshard_after_backward: bool = True
+    unshard_in_backward: bool = True
+    grad_sync: object = None             # instead of the plan's
+    gradient_divide_factor: object = None
+    forward_prefetch: tuple = ()         # first modules of units
+    backward_prefetch: tuple = ()
+
+    @property
+    def first(self):
+        return self.modules[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class Parameter:
+    name: str
+    shape: tuple
+    aliases: list
+    trained: bool
+
+
+class Plan:
+    """values: plan.json as it is; layout: `fsdp-plan show plan --layout --json` of it."""
+
+    def __init__(self, values, layout, model):
+        self.values, self.layout, self.model = values, layout, model
+        self.units = [Unit(i, u["modules"], held["parameters"], u["reshard_after_forward"], held["text"],
+                           **{k: v for k, v in u.items() if k not in ("modules", "reshard_after_forward")})
+                      for i, (u, held) in enumerate(zip(values["units"], layout["units"], strict=True))]
+        self.parameters = [Parameter(p["name"], tuple(p["shape"]), p["aliases"], p["trained"])
+                           for p in layout["parameters"]]
+        sizes = {d["name"]: d["size"] for d in values["mesh"]}
+        self.replicate, self.shard = sizes.get("replicate", 1), sizes.get("shard", 1)
+        self.dialect = values["dialect"].partition("@")[0]
+
+    def __getitem__(self, key):
+        return self.values[key] if key in self.values else USUAL[key]
+
+    @property
+    def ranks(self):
+        return self.replicate * self.shard
+
+    @property
+    def digest(self):
+        return self.layout["plan_digest"]
+
+    def ends(self):
+        """Units in the order in which their forwards end: inner before outer, the root last."""
+        return [self.units[i] for i in self.layout["backward_order"]]
+
+    def begins(self):
+        """Units in the order in which their forwards begin: the root first."""
+        return [self.units[i] for i in self.layout["forward_order"]]
+
+    @staticmethod
+    def load(plan, model=None, lora=None):
+        """plan: a path, the text's dictionary, or a Plan. model: what `--model` was (a name, a file or folder), or a
+        transformers model; without it, the plan's model_name. lora: what `--lora` was."""
+        if isinstance(plan, Plan):
+            return plan
+        with tempfile.TemporaryDirectory() as folder:
+            file = plan
+            if isinstance(plan, dict):
+                file = os.path.join(folder, "plan.json")
+                pathlib.Path(file).write_text(json.dumps(plan))
+            values = read(file)
+            return Plan(values, layout_of(file, values, model, lora, folder), model)
+
+
+def read(file):
+    try:
+        values = json.loads(pathlib.Path(file).read_text())
+    except OSError as error:
+        raise PlanError(f"{file}: cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise PlanError(f"{file}: is no JSON: {error}") from None
+    if not isinstance(values, dict) or values.get("schema") != SCHEMA:
+        raise PlanError(f"{file}: is no plan ({SCHEMA}); `fsdp-plan plan ... -o plan.json` writes one")
+    return values
+
+
+def layout_of(file, values, model, lora, folder):
+    named = model if isinstance(model, (str, os.PathLike)) else None
+    if named is None and hasattr(model, "config") and not known(values["model_name"]):
+        named = os.path.join(folder, "config.json")
+        pathlib.Path(named).write_text(json.dumps(model.config.to_dict(), default=str))
+    named = named or values["model_name"]
+    adapters = ["--lora", lora] if lora else []
+    return program.ask_json("show", "plan", file, "--model", named, *adapters, "--layout")
+
+
+def known(name):
+    """Whether the program's catalog has a model of this name."""
+    try:
+        program.ask("show", "model", name, "--json")
+    except PlanError:
+        return False
+    return True
