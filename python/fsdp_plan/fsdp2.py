@@ -1,0 +1,99 @@
+"""The fsdp2 dialect: fully_shard, unit by unit, and every switch that a plan sets."""
+from fsdp_plan.needs_torch import DTYPES, VERSION, torch
+from fsdp_plan.errors import PlanError
+from fsdp_plan.modules import by_name, parameters_by_name
+from fsdp_plan.parameters import matching
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Shard
+
+
+def shard(model, plan, mesh):
+    """Shards in place; returns the model."""
+    modules = by_name(model)
+    policy = MixedPrecisionPolicy(param_dtype=DTYPES[plan["param_dtype"]], reduce_dtype=DTYPES[plan["reduce_dtype"]])
+    arguments = further_arguments(model, plan)
+    for unit in plan.units:
+        of_unit = [modules[name] for name in unit.modules]
+        fully_shard(of_unit if len(of_unit) > 1 else of_unit[0], mesh=mesh, mp_policy=policy,
+                    reshard_after_forward=reshard_argument(unit), **arguments)
+    for unit, forward, backward in prefetch_lists(plan):
+        first = modules[unit.first]
+        if forward is not None:
+            first.set_modules_to_forward_prefetch([modules[u.first] for u in forward])
+        if backward is not None:
+            first.set_modules_to_backward_prefetch([modules[u.first] for u in backward])
+    set_options(model, plan, modules)
+    if mesh.device_type == "cpu" and torch.distributed.get_backend(mesh.get_group(mesh.ndim - 1)) == "gloo":
+        force_sum(model)                     # gloo has no averaging reduce-scatter: sum, then divide
+    return model
+
+
+def reshard_argument(unit):
+    """None is PyTorch's "yes, but no for the root"; before 2.8 that was what True meant."""
+    if unit.reshard_after_forward == "auto":
+        return None if VERSION >= (2, 8) else True
+    return unit.reshard_after_forward
+
+
+def further_arguments(model, plan):
+    arguments = {}
+    if plan["offload"]:
+        arguments["offload_policy"] = CPUOffloadPolicy(pin_memory=torch.cuda.is_available())
+    if plan["ignored"]:
+        arguments["ignored_params"] = set(matching(model, plan["ignored"]))
+    if plan["shard_dims"]:
+        named = parameters_by_name(model)
+        dims = {named[d["parameter"]]: d["dim"] for d in plan["shard_dims"]}
+        arguments["shard_placement_fn"] = lambda p: Shard(dims[p]) if p in dims else None
+    return arguments
+
+
+def prefetch_lists(plan):
+    """[(unit, units to prefetch in its forward, in its backward)]; None: PyTorch's own. A unit's lists come before the
+    plan's counts: the next units in the order in which they begin, those before in the order in which they end."""
+    forward, backward = plan["forward_prefetch"], plan["backward_prefetch"]
+    begins, ends, lists = plan.begins(), plan.ends(), {u.index: [u, None, None] for u in plan.units}
+    firsts = {u.first: u for u in plan.units}
+    for i, unit in enumerate(begins):
+        if forward and begins[i + 1:i + 1 + forward]:
+            lists[unit.index][1] = begins[i + 1:i + 1 + forward]
+    for i, unit in enumerate(ends):
+        if backward == 0:                    # itself is there already: nothing is prefetched, not even the default
+            lists[unit.index][2] = [unit]
+        elif backward > 1 and i > 0:
+            lists[unit.index][2] = ends[max(0, i - backward):i][::-1]
+    for unit in plan.units:
+        if unit.forward_prefetch:
+            lists[unit.index][1] = [firsts[name] for name in unit.forward_prefetch]
+        if unit.backward_prefetch:
+            lists[unit.index][2] = [firsts[name] for name in unit.backward_prefetch]
+    return [tuple(each) for each in lists.values()]
+
+
+def switch(module, name, *values):
+    """Calls one of fully_shard's later switches."""
+    if not hasattr(module, name):
+        raise PlanError(f"the plan needs {name}, which PyTorch {torch.__version__} does not have: plan for this "
+                        "release (--dialect fsdp2@VERSION), or use a newer one")
+    getattr(module, name)(*values)
+
+
+def set_options(model, plan, modules):
+    for unit in plan.units:
+        if unit.gradient_divide_factor is not None:
+            switch(modules[unit.first], "set_gradient_divide_factor", unit.gradient_divide_factor)
+        if not unit.unshard_in_backward:
+            switch(modules[unit.first], "set_unshard_in_backward", False)
+    root = modules[""]
+    if plan["reduce_scatter_buffers"] > 1:
+        switch(root, "set_reduce_scatter_max_input_buffers", plan["reduce_scatter_buffers"])
+    if plan["separate_reduce_scatter"]:
+        switch(root, "set_separate_reduce_scatter_group", True)
+    if plan["force_sum_reduction"]:
+        force_sum(model)
+
+
+def force_sum(model):
+    for module in model.modules():
+        if hasattr(module, "set_force_sum_reduction_for_comms"):
+            module.set_force_sum_reduction_for_comms(True)

@@ -1,0 +1,64 @@
+"""apply(): a plan, carried out on a model."""
+from fsdp_plan.needs_torch import torch
+from fsdp_plan import fsdp1, fsdp2
+from fsdp_plan.checkpointing import wrap_checkpoints
+from fsdp_plan.errors import PlanError
+from fsdp_plan.parameters import check_parameters
+from fsdp_plan.plan import Plan
+from fsdp_plan.steps import Step
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+
+def apply(model, plan, mesh=None, *, source=None, lora=None):
+    """Shards `model` as the plan says, and returns the Step that trains it: call step.model, give micro-batches
+    through step.micro_batches(...).
+
+    model: any module with the plan's parameters, before it is sharded; on the meta device, on the CPU or on a GPU.
+    plan: plan.json, as a path or a dictionary. mesh: 1-D (shard) or 2-D (replicate, shard) of the plan's sizes;
+    None: one over all ranks. source, lora: what `--model` and `--lora` were where the plan was made, if the plan's
+    model_name is not in the catalog; a transformers model says it by itself.
+    Nothing is changed when it raises PlanError: the model is another one, already sharded, or the ranks are not the
+    plan's."""
+    plan = Plan.load(plan, source if source is not None else model, lora)
+    refuse_sharded(model)
+    check_parameters(model, plan)
+    mesh = checked_mesh(mesh, plan) if mesh is not None else make_mesh(model, plan)
+    wrap_checkpoints(model, plan)
+    if plan.dialect == "ddp":
+        return Step(torch.nn.parallel.DistributedDataParallel(model), plan)
+    return Step((fsdp1 if plan.dialect == "fsdp1" else fsdp2).shard(model, plan, mesh), plan)
+
+
+def refuse_sharded(model):
+    for name, module in model.named_modules():
+        if isinstance(module, (torch.distributed.fsdp.FSDPModule, fsdp1.FullyShardedDataParallel)):
+            raise PlanError(f"'{name or 'the model'}' is sharded already: apply the plan to a model that is not")
+
+
+def make_mesh(model, plan):
+    if not dist.is_initialized():
+        raise PlanError("there is no process group: start with torchrun, and call torch.distributed."
+                        "init_process_group() first")
+    if dist.get_world_size() != plan.ranks:
+        raise PlanError(f"the plan is for {plan.ranks} ranks ({plan.replicate} x {plan.shard}), there are "
+                        f"{dist.get_world_size()}: start as many, or plan for these (--gpus)")
+    device = device_type(model)
+    if plan.replicate == 1:
+        return init_device_mesh(device, (plan.shard,), mesh_dim_names=("shard",))
+    return init_device_mesh(device, (plan.replicate, plan.shard), mesh_dim_names=("replicate", "shard"))
+
+
+def device_type(model):
+    """Where the model is, or will be if it is on the meta device: a GPU, unless ranks talk through gloo alone."""
+    kinds = {p.device.type for p in model.parameters()} - {"meta"}
+    if kinds - {"cpu"}:
+        return (kinds - {"cpu"}).pop()
+    return "cuda" if torch.cuda.is_available() and dist.get_backend() != "gloo" else "cpu"
+
+
+def checked_mesh(mesh, plan):
+    wanted = (plan.replicate, plan.shard)
+    if tuple(mesh.shape) != wanted and not (plan.replicate == 1 and tuple(mesh.shape) == wanted[1:]):
+        raise PlanError(f"the mesh is {tuple(mesh.shape)}, the plan's is {wanted} (replicate, shard)")
+    return mesh

@@ -1,0 +1,91 @@
+"""Training under a plan: which micro-batches reduce gradients, the clipping, the optimizer."""
+import contextlib
+
+from fsdp_plan.needs_torch import torch
+from fsdp_plan.errors import PlanError
+from fsdp_plan.modules import by_name
+from torch.distributed.tensor import DTensor
+
+
+def switches_of(plan, unit, last):
+    """(reduce-scatter, all-reduce, reshard after backward) of a unit in a micro-batch; last: of the step's."""
+    how = unit.grad_sync or plan["grad_sync"]
+    return last or how != "last", last or how == "every", last or unit.reshard_after_backward
+
+
+class Step:
+    """What a plan says of a step.
+
+        optimizer = step.optimizer()
+        for weight, batch in step.micro_batches(batches):
+            (weight * loss(step.model(batch))).backward()
+        step.finish(optimizer)
+
+    model: what to call (under fsdp2 the model itself). weight: a micro-batch's part of the step's sequences."""
+
+    def __init__(self, model, plan):
+        self.model, self.plan = model, plan
+        modules = by_name(model) if plan.dialect == "fsdp2" else {}
+        self.firsts = [(unit, modules[unit.first]) for unit in plan.units] if modules else []
+
+    def weights(self):
+        sizes = self.plan["micro_batches"]
+        return [size / sum(sizes) for size in sizes]
+
+    def micro_batches(self, batches):
+        """(weight, batch) of each, with gradients reduced and parameters resharded when the plan says."""
+        batches = list(batches)
+        if len(batches) != len(self.plan["micro_batches"]):
+            raise PlanError(f"the plan has {len(self.plan['micro_batches'])} micro-batches a step, not {len(batches)}")
+        for i, (weight, batch) in enumerate(zip(self.weights(), batches)):
+            with self.micro_batch(i):
+                yield weight, batch
+
+    @contextlib.contextmanager
+    def micro_batch(self, i):
+        """Forward and backward of the i-th micro-batch belong inside."""
+        last = i + 1 == len(self.plan["micro_batches"])
+        with contextlib.ExitStack() as stack:
+            if self.plan.dialect == "fsdp2":
+                self.set_switches(last)
+            elif not last and self.plan["grad_sync"] != "every":
+                stack.enter_context(self.model.no_sync())
+            yield
+
+    def set_switches(self, last):
+        for unit, module in self.firsts:
+            reduces, all_reduces, reshards = switches_of(self.plan, unit, last)
+            module.set_requires_gradient_sync(reduces, recurse=False)
+            module.set_requires_all_reduce(reduces and all_reduces, recurse=False)
+            module.set_reshard_after_backward(reshards, recurse=False)
+
+    def finish(self, optimizer):
+        """Clips as the plan says, steps, and clears the gradients. Returns the norm, or None without clipping."""
+        norm = self.clip()
+        optimizer.step()
+        optimizer.zero_grad()
+        return norm
+
+    def clip(self):
+        bound, kind = self.plan["clip_norm"], float(self.plan["clip_norm_type"])
+        if bound is None:
+            return None
+        if self.plan.dialect == "fsdp1":
+            return self.model.clip_grad_norm_(bound, kind)
+        return torch.nn.utils.clip_grad_norm_(self.model.parameters(), bound, kind)
+
+    def optimizer(self):
+        """The plan's, over the parameters that are trained. Ignored ones are plain tensors: a group of their own, as
+        one pass over many parameters cannot hold both kinds."""
+        trained = [p for p in self.model.parameters() if p.requires_grad]
+        groups = [[p for p in trained if isinstance(p, DTensor) is sharded] for sharded in (True, False)]
+        groups, o = [{"params": group} for group in groups if group], self.plan["optimizer"]
+        common = {"lr": o["lr"], "weight_decay": o["weight_decay"]}
+        if o["kind"] == "sgd":
+            return torch.optim.SGD(groups, momentum=o.get("momentum", 0.0), **common)
+        common.update(betas=(o["beta1"], o["beta2"]), eps=o["eps"])
+        if o["kind"] == "adamw-8bit":
+            from torchao.optim import AdamW8bit
+            return AdamW8bit(groups, **common)
+        # On a GPU one kernel steps many parameters and makes no temporaries.
+        return torch.optim.AdamW(groups, fused=all(p.is_cuda for p in trained), **common)
