@@ -85,6 +85,10 @@ class FieldWriter {
   void if_any(std::string_view key, const std::vector<T>& values) {
     if (!values.empty()) at(key) = json_of(values);
   }
+  template <class T, class Limit>
+  void if_any(std::string_view key, const std::vector<T>& values, const Range<Limit>&) {
+    if_any(key, values);
+  }
   // Pairs of numbers in one flat list.
   template <class T, class Number>
   void pairs(std::string_view key, const std::vector<T>& values, Number T::*first, Number T::*second,
@@ -214,6 +218,10 @@ class FieldReader {
   template <class T>
   void if_any(std::string_view key, std::vector<T>& values) {
     if (object_.has(key)) (*this)(key, values);
+  }
+  template <class T, class Limit>
+  void if_any(std::string_view key, std::vector<T>& values, const Range<Limit>& range) {
+    if (object_.has(key)) (*this)(key, values, range);
   }
   template <class T, class Number>
   void pairs(std::string_view key, std::vector<T>& values, Number T::*first, Number T::*second,

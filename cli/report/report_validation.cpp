@@ -36,9 +36,31 @@ void words(std::string& out, const char* title, const std::vector<std::string>& 
   for (const std::string& line : lines) out += "  " + line + "\n";
 }
 
+// Of a measurement that did not observe everything.
+std::string observed_line(const ValidationReport& report, const Tolerances& tolerances) {
+  std::string out = report.within ? "Within tolerance: " : "Outside tolerance: ";
+  out += fmt::format("order {}", report.order_equal ? "equal" : "DIFFERENT");
+  if (report.memory_compared)
+    out += fmt::format(", memory {}, peak {:+.2f} % (tolerance {:.4g} %)", report.memory_equal ? "equal" : "DIFFERENT",
+                       100 * report.peak.error(), 100 * tolerances.memory);
+  if (report.time_compared)
+    out += fmt::format(", step time {:+.1f} % (tolerance {:.4g} %)", 100 * report.step_time.error(),
+                       100 * tolerances.time);
+  return out + ".\n";
+}
+
+// The rows of the first table: what was compared.
+std::vector<std::vector<std::string>> main_rows(const ValidationReport& report) {
+  std::vector<std::vector<std::string>> rows;
+  if (report.time_compared) rows.push_back(compared(report.step_time));
+  if (report.memory_compared) rows.push_back(compared(report.peak));
+  return rows;
+}
+
 }  // namespace
 
 std::string validation_line(const ValidationReport& report, const Tolerances& tolerances) {
+  if (!report.time_compared || !report.memory_compared) return observed_line(report, tolerances);
   return fmt::format(
       "{}: step time {:+.1f} % (tolerance {:.4g} %), peak {:+.2f} % (tolerance {:.4g} %), order {}, memory {}.\n",
       report.within ? "Within tolerance" : "Outside tolerance", 100 * report.step_time.error(), 100 * tolerances.time,
@@ -48,9 +70,9 @@ std::string validation_line(const ValidationReport& report, const Tolerances& to
 
 std::string validation_report(const ValidationReport& report, const Tolerances& tolerances) {
   constexpr std::size_t kActionRows = 20, kUnitRows = 8, kRankRows = 8;
-  std::string out =
-      validation_line(report, tolerances) + "\n" +
-      fitting_table({"what", ">predicted", ">measured", ">error"}, {compared(report.step_time), compared(report.peak)});
+  std::string out = validation_line(report, tolerances);
+  if (const auto rows = main_rows(report); !rows.empty())
+    out += "\n" + fitting_table({"what", ">predicted", ">measured", ">error"}, rows);
   words(out, "order and memory", report.differences);
   section(out, "where the step goes (mean of the ranks)", report.where, report.where.size());
   section(out, "by kind of operation (mean of the ranks)", report.by_action, kActionRows);

@@ -30,6 +30,8 @@ std::string validation_json(const ValidationReport& report, const Tolerances& to
                          {"within", report.within},
                          {"order_equal", report.order_equal},
                          {"memory_equal", report.memory_equal},
+                         {"time_compared", report.time_compared},
+                         {"memory_compared", report.memory_compared},
                          {"time_tolerance", tolerances.time},
                          {"memory_tolerance", tolerances.memory},
                          {"step_time", row_json(report.step_time)},

@@ -17,4 +17,14 @@ std::vector<OrderedOperation> order_of(const Step& step, const ShardingPlan& pla
   return order;
 }
 
+std::vector<std::int32_t> issued(const Step& step) {
+  std::vector<std::int32_t> positions(step.ops.size(), -1);
+  std::int32_t next = 0;
+  for (int s = 0; s < kStreams; ++s) {
+    for (std::size_t i = 0; i < step.ops.size(); ++i)
+      if (static_cast<int>(step.ops[i].stream) == s && runs_on_a_stream(step.ops[i])) positions[i] = next++;
+  }
+  return positions;
+}
+
 }  // namespace fsdp

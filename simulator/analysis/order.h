@@ -1,6 +1,7 @@
 // The order in which the operations of a step start: what a prediction and a measurement are compared by.
 #pragma once
 
+#include <cstdint>
 #include <vector>
 
 #include "models/graph.h"
@@ -15,5 +16,8 @@ namespace fsdp {
 
 // The operations of a step stream by stream, each stream in its own order. What runs on no stream is left out.
 [[nodiscard]] std::vector<OrderedOperation> order_of(const Step&, const ShardingPlan&, const ModelGraph&);
+
+// Of each operation, in host order: its index in order_of(); -1: it runs on no stream.
+[[nodiscard]] std::vector<std::int32_t> issued(const Step&);
 
 }  // namespace fsdp

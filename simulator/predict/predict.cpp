@@ -190,6 +190,7 @@ Prediction predict(Programs& programs, const Costs& costs, const PredictOptions&
   p.by_action = times_by_action(program.steady_step, timeline, c.model);
   p.by_unit = times_by_unit(program.steady_step, timeline, c.plan, c.model);
   p.order = order_of(program.steady_step, c.plan, c.model);
+  p.issued = issued(program.steady_step);
   p.timeline = std::move(timeline);
   return p;
 }

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "models/input/error.h"
+#include "simulator/records/compare_observed.h"
 #include "simulator/records/compare_times.h"
 
 namespace fsdp {
@@ -15,7 +16,8 @@ namespace {
 
 constexpr std::size_t kDifferences = 8;  // as many as are put into words
 
-void check_same(const std::string& predicted, const std::string& measured, const char* what, const char* remedy) {
+void check_same(const std::string& predicted, const std::string& measured, const char* what,
+                const std::string& remedy) {
   if (predicted != measured)
     throw InputError(
         {"measurement", what},
@@ -27,7 +29,7 @@ void check_comparable(const Prediction& p, const Measurement& m) {
   check_same(p.provenance.model_digest, m.provenance.model_digest, "model", "predict and run the same model");
   check_same(p.provenance.plan_digest, m.provenance.plan_digest, "plan", "predict and run the same plan file");
   check_same(p.provenance.implementation, m.provenance.implementation, "implementation",
-             "predict with the implementation that ran (--implementation native)");
+             "predict with the implementation that ran (--implementation " + m.provenance.implementation + ")");
   if (p.order.empty()) throw InputError({"prediction", "order"}, "is empty", "predict again with its timeline kept");
   std::set<std::int64_t> seen;
   for (const RankMeasurement& r : m.ranks) {
@@ -128,6 +130,7 @@ const ProgramMemory* memory_of(const Prediction& p, std::int64_t rank) {
 
 ValidationReport compare(const Prediction& p, const Measurement& m, const Tolerances& tolerances) {
   check_comparable(p, m);
+  if (!m.observed.empty()) return compare_observed(p, m, tolerances);
   ValidationReport report;
   Differences differences(report.differences);
   const bool all_ranks = static_cast<std::int64_t>(m.ranks.size()) == p.ranks;

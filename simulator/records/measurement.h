@@ -31,6 +31,8 @@ struct RankMeasurement {
   // The rank's arena: address space of its planned size, and how much of it has become memory (pages that were ever
   // touched).
   std::optional<std::int64_t> arena_bytes = {}, arena_resident_bytes = {};
+  // Where not everything was observed: bytes allocated as the host issued order[i]; empty: not observed.
+  std::vector<std::int64_t> moments = {};
 };
 
 // The machine, and what else ran on it meanwhile. An empty text or optional: the machine does not say.
@@ -91,6 +93,9 @@ struct Measurement {
   std::optional<MachineState> machine;
   std::optional<ProcessMemory> memory;  // of the process of rank 0
   std::optional<EarlyStop> early_stop;
+  // Empty: everything, by our own instruments. Else what a recorder of PyTorch could see: actions ("all_gather"), whose
+  // `order` is then in host order and holds no others; "memory" (moments, the peak); "step_time". The rest is absent.
+  std::vector<std::string> observed;
 };
 
 // Reasons to doubt the measured step time: the machine was busy, steps had not settled, the median is uncertain. In

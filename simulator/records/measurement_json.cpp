@@ -79,6 +79,7 @@ void fields(Io& io, RecordOrConst<RankMeasurement> auto& r) {
   io.if_any("by_action", r.by_action);
   io.if_any("by_unit", r.by_unit);
   io("where", r.where);
+  io.if_any("moments_bytes", r.moments, kBytesRange);
 }
 
 template <class Io>
@@ -96,6 +97,7 @@ void fields(Io& io, RecordOrConst<Measurement> auto& m) {
   io("early_stop", m.early_stop);
   io("machine", m.machine);
   io("process_memory", m.memory);
+  io.if_any("observed", m.observed);
   io("ranks", m.ranks);
 }
 

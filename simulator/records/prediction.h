@@ -48,6 +48,9 @@ struct Prediction {
   std::vector<ActionTime> by_action;
   std::vector<UnitTime> by_unit;        // in the plan's order
   std::vector<OrderedOperation> order;  // stream by stream (simulator/analysis/order.h)
+  // Of each operation of a steady step, in host order: its index in `order`; -1: it runs on no stream. Documents of
+  // earlier versions have none.
+  std::vector<std::int32_t> issued;
   Timeline timeline;                    // of a steady step
   ProgramMemory memory;                 // of rank 0, which bounds every rank
   // Ranks whose unpadded shards are smaller have smaller optimizer states. Rank r's memory is that of role

@@ -92,6 +92,7 @@ void fields(Io& io, RecordOrConst<Prediction> auto& p) {
   io("by_action", p.by_action);
   io.added("by_unit", p.by_unit);
   io("order", p.order);
+  io.if_any("issued", p.issued, Range<std::int64_t>{-1, INT32_MAX});
   io("timeline", p.timeline);
   io("memory", p.memory);
   io("role_of_rank", p.role_of_rank, Range<std::int64_t>{0, kMaxRanks});
@@ -113,6 +114,16 @@ void check_roles(JsonObject& root, const Prediction& p) {
                 std::string(kPredictAgain));
 }
 
+// Each names an operation of the order, and each operation of memory has one.
+void check_issued(JsonObject& root, const Prediction& p) {
+  if (p.issued.empty()) return;
+  const bool out_of_order = std::any_of(p.issued.begin(), p.issued.end(), [&](std::int32_t i) {
+    return i >= static_cast<std::int64_t>(p.order.size());
+  });
+  if (out_of_order || p.issued.size() != p.memory.steady_step.points.size())
+    root.refuse("issued", "does not fit the order and the memory of the steady step", std::string(kPredictAgain));
+}
+
 }  // namespace
 
 std::string to_json_text(const Prediction& p) {
@@ -129,6 +140,7 @@ Prediction parse_prediction(std::string_view json_text, std::string_view where) 
   FieldReader reader(root, kPredictAgain);
   fields(reader, p);
   check_roles(root, p);
+  check_issued(root, p);
   root.finish();
   return p;
 }

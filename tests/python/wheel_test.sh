@@ -18,7 +18,8 @@ expected=$("$program" --version)
 said() { [ "$("$@" 2>&1)" = "$expected" ] || { echo "$*: $("$@" 2>&1)"; exit 1; }; }
 said venv/bin/fsdp-plan --version
 said venv/bin/python -m fsdp_plan --version
-venv/bin/fsdp-plan plan --model tiny-llama --cluster dgx-h100 --gpus 2 --seq-len 64 --micro-batch 2 -o plan.json >/dev/null
+venv/bin/fsdp-plan plan --model tiny-llama --cluster dgx-h100 --gpus 2 --seq-len 64 --micro-batch 2 -o plan.json \
+  >/dev/null
 # Planning and reading plans need no PyTorch; what does says so. Refusals are the program's, with its words.
 venv/bin/python - <<'PYTHON'
 import importlib.util

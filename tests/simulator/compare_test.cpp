@@ -140,7 +140,7 @@ TEST_CASE("what was made of something else is not compared") {
   };
   refused([](Measurement& m) { m.provenance.model_digest = "m2"; }, "another model");
   refused([](Measurement& m) { m.provenance.plan_digest = "p2"; }, "another plan");
-  refused([](Measurement& m) { m.provenance.implementation = "torchtitan"; }, "--implementation native");
+  refused([](Measurement& m) { m.provenance.implementation = "torchtitan"; }, "--implementation torchtitan");
   refused([](Measurement& m) { m.ranks[1].rank = 0; }, "rank 0 is unexpected or there twice");
   refused([](Measurement& m) { m.ranks[1].rank = 2; }, "rank 2 is unexpected");
   Prediction bare = p;

@@ -182,6 +182,18 @@ TEST_CASE("a prediction's parts fit together") {
       count += a.count;
     }
     CHECK(static_cast<std::size_t>(count) == p.order.size());
+    // In host order each operation of a stream once, within a stream as listed.
+    CHECK(p.issued.size() == p.memory.steady_step.points.size());
+    std::vector<std::int32_t> last(kStreams, -1);
+    std::size_t issued = 0;
+    for (const std::int32_t i : p.issued) {
+      if (i < 0) continue;
+      std::int32_t& before = last[static_cast<std::size_t>(p.order[static_cast<std::size_t>(i)].stream)];
+      CHECK(i > before);
+      before = i;
+      ++issued;
+    }
+    CHECK(issued == p.order.size());
     CHECK(p.step_time.count() <= seconds + 1e-3);
     CHECK(p.peak_at.find("step") != std::string::npos);
     if (shard == 1) CHECK(p.exposed_communication.count() < 1e-4);
@@ -362,6 +374,7 @@ TEST_CASE("predictions written to disk read back equal") {
   CHECK(q.peak_active == p.peak_active);
   CHECK(q.alloc_retries == p.alloc_retries);
   CHECK(q.order == p.order);
+  CHECK(q.issued == p.issued);
   CHECK(q.memory.first_step == p.memory.first_step);
   CHECK(q.memory.at_peak == p.memory.at_peak);
   CHECK(q.role_of_rank == p.role_of_rank);

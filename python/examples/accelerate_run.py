@@ -1,0 +1,48 @@
+"""The same through Accelerate, whose prepare() leaves a model alone that is sharded already.
+
+    cd python/examples              # config.json, plan.json: see plain.py
+    torchrun --nproc-per-node 2 accelerate_run.py config.json plan.json [ACCUMULATION]
+
+Accelerate turns gradient synchronisation off on all but the last micro-batch of accumulate(), whatever the plan says:
+check(micro_batch=...) finds that, and the run ends with its message. Plan with --grad-sync last for it.
+"""
+import json
+import sys
+
+import torch
+from accelerate import Accelerator, DistributedType, FullyShardedDataParallelPlugin
+from transformers import AutoConfig, AutoModelForCausalLM
+
+import fsdp_plan
+
+
+def main(config, plan, accumulation="1"):
+    plugin = FullyShardedDataParallelPlugin(fsdp_version=2)
+    accelerator = Accelerator(cpu=not torch.cuda.is_available(), gradient_accumulation_steps=int(accumulation),
+                              fsdp_plugin=plugin)
+    if not torch.cuda.is_available():        # on processors Accelerate does not choose FSDP by itself
+        accelerator.state.distributed_type, accelerator.state.fsdp_plugin = DistributedType.FSDP, plugin
+    values = json.loads(open(config).read())
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**values, use_cache=False)).to(accelerator.device)
+
+    step = fsdp_plan.apply(model, plan, source=config)
+    model, optimizer = accelerator.prepare(step.model, step.optimizer())
+    fsdp_plan.check(model, step.plan)        # Accelerate added and changed nothing
+
+    torch.manual_seed(1 + accelerator.process_index)
+    for i in range(3 * int(accumulation)):
+        sequences = step.plan["micro_batches"][i % int(accumulation)]
+        tokens = torch.randint(values["vocab_size"], (sequences, step.plan["seq_len"] + 1), device=accelerator.device)
+        with accelerator.accumulate(model):
+            fsdp_plan.check(model, step.plan, micro_batch=i % int(accumulation))
+            accelerator.backward(fsdp_plan.chunked_loss(model(tokens[:, :-1]).logits, tokens[:, 1:], 1))
+            optimizer.step()
+            optimizer.zero_grad()
+    if accelerator.is_main_process:
+        print("Accelerate trained three steps under the plan")
+    accelerator.end_training()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,201 @@
+"""record(): what a few steps of a real run did, as measurement.json for `fsdp-plan validate`.
+
+    with fsdp_plan.record(step, "measurement.json"):
+        for batches in data:                 # three steps or more
+            ...
+            optimizer.step()
+
+The first step settles. In the second, order and memory are recorded, which costs time. The others are timed. A step
+begins with the first forward after an optimizer's step.
+"""
+import contextlib
+import json
+import os
+import pathlib
+import statistics
+import time
+
+from fsdp_plan.needs_torch import torch
+from fsdp_plan import fsdp2_state, memory
+from fsdp_plan.errors import PlanError
+from fsdp_plan.observe import ACTIONS, OrderLog
+from fsdp_plan.plan import Plan
+from fsdp_plan.steps import Step
+import torch.distributed as dist
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+RECORDED = 1                                 # the step of which order and memory are recorded
+SCHEMA = "fsdp-plan/measurement/1"
+
+
+def record(model, file, plan=None, *, implementation=None, source=None, lora=None):
+    """A context manager; see above. model: the Step of apply(), or a sharded model with its plan. file:
+    measurement.json, written by rank 0 when the block ends without an exception. implementation: what the prediction names; by default
+    the one that the plan was found for, else "hf" (transformers' models in PyTorch)."""
+    if isinstance(model, Step):
+        model, plan = model.model, plan if plan is not None else model.plan
+    if plan is None:
+        raise PlanError("no plan to record for: give the Step of apply(), or plan.json")
+    plan = Plan.load(plan, source if source is not None else model, lora)
+    if plan.dialect != "fsdp2":
+        raise PlanError(f"only fsdp2 is recorded, and the plan's dialect is {plan.dialect}")
+    found = plan["found_for"] or {"implementation": "hf"}
+    return Recorder(model, file, plan, implementation or found["implementation"])
+
+
+class Recorder:
+    def __init__(self, model, file, plan, implementation):
+        self.model, self.file, self.plan, self.implementation = model, file, plan, implementation
+        self.device = next(model.parameters()).device
+        self.memory = memory.of_device(self.device)
+        self.optimizers, self.order, self.moments, self.marks, self.hooks = {}, [], [], [], []
+        self.steps, self.micro_batch, self.stepped, self.recording, self.peak = 0, -1, True, False, 0
+
+    # -- where steps begin and end
+
+    def __enter__(self):
+        # The directory must be there before hours of training are, and every rank must be part of the plan.
+        if not pathlib.Path(self.file).absolute().parent.is_dir():
+            raise PlanError(f"{self.file}: its folder does not exist")
+        units = {u: i for i, u in enumerate(fsdp2_state.key(unit) for unit in self.plan.units)}
+        groups = {}
+        for modules, state in fsdp2_state.states_of(self.model).items():
+            if modules not in units:
+                raise PlanError(f"{list(modules)} is a unit that the plan does not have: fsdp_plan.check says more")
+            if fsdp2_state.group_of(state):
+                groups[id(fsdp2_state.group_of(state))] = units[modules]
+        if not groups:
+            raise PlanError("the model is not sharded: record after fsdp_plan.apply")
+        self.log = OrderLog(groups, self.seen, self.around)
+        self.log.__enter__()
+        self.hooks = [self.model.register_forward_pre_hook(self.before_forward, prepend=True),
+                      register_optimizer_step_pre_hook(self.before_optimizer),
+                      register_optimizer_step_post_hook(self.after_optimizer)]
+        return self
+
+    def before_forward(self, module, args):
+        if not module.training or not torch.is_grad_enabled():
+            return
+        if self.stepped:
+            self.begin_step()
+        self.micro_batch += 1
+
+    def begin_step(self):
+        self.stepped, self.micro_batch = False, -1
+        self.marks.append(self.mark())
+        self.recording = self.steps == RECORDED
+        if self.recording:
+            self.memory.begin(memory.kept_tensors(self.model, self.optimizers.values()))
+
+    def before_optimizer(self, optimizer, args, kwargs):
+        self.optimizers[id(optimizer)] = optimizer
+        self.stop_recording()
+
+    def stop_recording(self):
+        if self.recording:
+            self.recording, self.peak = False, self.memory.peak()
+            self.memory.end()
+
+    def after_optimizer(self, optimizer, args, kwargs):
+        if not self.stepped and self.micro_batch >= 0:
+            self.stepped, self.steps = True, self.steps + 1
+            self.end = self.mark()
+
+    def mark(self):
+        if self.device.type != "cuda":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def seen(self, action, unit):
+        if self.recording:
+            self.order.append((action, unit, self.micro_batch))
+            self.moments.append(self.memory.now())
+
+    def around(self):
+        return self.memory.left_out() if self.recording else contextlib.nullcontext()
+
+    # -- what is written
+
+    def __exit__(self, kind, error, trace):
+        self.stop_recording()
+        self.log.__exit__()
+        for hook in self.hooks:
+            hook.remove()
+        if kind is not None:
+            return
+        if self.steps <= RECORDED:
+            raise PlanError(f"record() saw {self.steps} whole steps, and needs {RECORDED + 1} or more: run more steps "
+                            "inside of it, each with forward, backward and optimizer.step()")
+        everyone = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
+        dist.gather_object(self.of_rank(), everyone, dst=0)
+        if dist.get_rank() == 0:
+            write(self.file, json.dumps(self.measurement(everyone)) + "\n")
+
+    def of_rank(self):
+        """What this rank saw: its place among the plan's ranks is that of its mesh."""
+        nothing = {"start_bytes": 0, "points_bytes": []}
+        texts = [f"{ACTIONS[action]}: {action} {self.plan.units[unit].text} mb {i}" for action, unit, i in self.order
+                 if action in self.observed_actions()]
+        moments = [m for (action, *_), m in zip(self.order, self.moments) if action in self.observed_actions()]
+        return {"rank": dist.get_rank(), "peak_allocated_bytes": self.peak, "undeclared_bytes": 0, "wire_bytes": 0,
+                "order": texts, "timeline": {"duration_s": 0, "spans_s": []},
+                "memory": {"init": nothing, "first_step": nothing, "steady_step": nothing}, "moments_bytes": moments,
+                "steps_s": self.step_seconds()}
+
+    def observed_actions(self):
+        """A shard group of one rank has nothing to reduce: PyTorch copies."""
+        return [a for a in ACTIONS if a != "reduce_scatter" or self.plan.shard > 1]
+
+    def step_seconds(self):
+        """Of the steps that nothing was recorded in, or of all where there are no others."""
+        marks = self.marks[:self.steps] + [self.end]
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+            seconds = [a.elapsed_time(b) / 1e3 for a, b in zip(marks, marks[1:])]
+        else:
+            seconds = [b - a for a, b in zip(marks, marks[1:])]
+        return seconds[RECORDED + 1:] or seconds
+
+    def measurement(self, ranks):
+        # The slowest rank's time of each step.
+        seconds = [max(times) for times in zip(*(r.pop("steps_s") for r in ranks))]
+        median, spread = statistics.median(seconds), 0.0
+        if len(seconds) > 1:
+            tenths = statistics.quantiles(seconds, n=10, method="inclusive")
+            spread = (tenths[-1] - tenths[0]) / median
+        layout = self.plan.layout
+        return {"schema": SCHEMA,
+                "provenance": {"model": layout["model"], "model_digest": layout["model_digest"],
+                               "plan_digest": layout["plan_digest"], "cluster": "", "cluster_digest": "",
+                               "costs_digest": "", "implementation": self.implementation, "implementation_digest": "",
+                               "dialect": self.plan["dialect"]},
+                "backend": "pytorch", "environment": environment(self.device), "median_step_s": median,
+                "noise": spread, "steps_s": seconds, "losses": [], "process_high_water_bytes": 0, "by_action": [],
+                # No cost model prices PyTorch's kernels on processors.
+                "observed": [*self.observed_actions(), "memory"] + ["step_time"] * (self.device.type == "cuda"),
+                "ranks": ranks}
+
+
+def environment(device):
+    """What a run depends on beside its plan."""
+    parts = [f"torch {torch.__version__}", f"{dist.get_backend()}, {dist.get_world_size()} ranks"]
+    if device.type == "cuda":
+        parts += [torch.cuda.get_device_name(device), f"CUDA {torch.version.cuda}",
+                  "NCCL " + ".".join(map(str, torch.cuda.nccl.version())),
+                  f"reserved {torch.cuda.max_memory_reserved(device)} B"]
+    else:
+        parts.append(f"{os.cpu_count()} cores, {torch.get_num_threads()} threads a rank")
+    named = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "CUDA_DEVICE_MAX_CONNECTIONS")
+    return "; ".join(parts + [f"{name}={os.environ[name]}" for name in named if name in os.environ])
+
+
+def write(file, text):
+    """Whole or not at all."""
+    beside = pathlib.Path(f"{file}.{os.getpid()}.part")
+    try:
+        beside.write_text(text)
+        beside.replace(file)
+    finally:
+        beside.unlink(missing_ok=True)

@@ -1,0 +1,132 @@
+#include "simulator/records/compare_observed.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+
+#include "models/index.h"
+#include "models/input/error.h"
+
+namespace fsdp {
+
+namespace {
+
+constexpr std::string_view kMemory = "memory", kStepTime = "step_time";
+
+struct Observed {
+  std::set<Action> actions;
+  bool memory = false, step_time = false;
+};
+
+Observed observed_of(const Measurement& m) {
+  Observed seen;
+  for (const std::string& what : m.observed) {
+    const std::optional<ActionKey> key = parse_action_key(what);
+    if (what == kMemory) seen.memory = true;
+    else if (what == kStepTime) seen.step_time = true;
+    else if (key && !key->op) seen.actions.insert(key->action);
+    else
+      throw InputError({"measurement", "observed"}, "'" + what + "' is nothing that is compared",
+                       "record again with the recorder of this version");
+  }
+  return seen;
+}
+
+// An operation of the steady step, and which.
+struct Issued {
+  const OrderedOperation* what;
+  std::size_t op;
+};
+
+std::vector<Issued> issued_of(const Prediction& p, const Observed& seen) {
+  if (p.issued.empty())
+    throw InputError({"prediction", "issued"}, "is missing: an earlier version wrote the file", "predict again");
+  std::vector<Issued> list;
+  for (std::size_t i = 0; i < p.issued.size(); ++i)
+    if (p.issued[i] >= 0 && seen.actions.contains(p.order[at(p.issued[i])].action))
+      list.push_back({&p.order[at(p.issued[i])], i});
+  return list;
+}
+
+// Adds the first difference of a rank's order to the report.
+void compare_order(const std::vector<Issued>& predicted, const RankMeasurement& r, ValidationReport& report) {
+  const auto [a, b] = std::mismatch(predicted.begin(), predicted.end(), r.order.begin(), r.order.end(),
+                                    [](const Issued& i, const OrderedOperation& o) { return *i.what == o; });
+  if (a == predicted.end() && b == r.order.end()) return;
+  report.order_equal = false;
+  report.differences.push_back(fmt::format("rank {}, position {} of what was observed: predicted {}, executed {}",
+                                           r.rank, a - predicted.begin(),
+                                           a == predicted.end() ? "nothing" : "'" + text(*a->what) + "'",
+                                           b == r.order.end() ? "nothing" : "'" + text(*b) + "'"));
+}
+
+// Cast shards go when PyTorch's all-gather has been issued, here before: no operation allocates between the two.
+bool compares_memory(const Issued& i) { return i.what->action != Action::all_gather; }
+
+// The moment of a rank whose bytes differ most.
+void compare_moments(const std::vector<Issued>& predicted, const ProgramMemory& memory, const RankMeasurement& r,
+                     double tolerance, ValidationReport& report) {
+  std::size_t worst = 0;
+  std::int64_t difference = 0;
+  const auto bytes = [&](std::size_t i) { return memory.steady_step.points[predicted[i].op].at; };
+  for (std::size_t i = 0; i < r.moments.size(); ++i) {
+    if (!compares_memory(predicted[i]) || std::abs(bytes(i) - r.moments[i]) <= std::abs(difference)) continue;
+    worst = i;
+    difference = bytes(i) - r.moments[i];
+  }
+  if (std::abs(static_cast<double>(difference)) <= tolerance * static_cast<double>(memory.peak)) return;
+  report.memory_equal = false;
+  report.differences.push_back(fmt::format(
+      "rank {}, at '{}': predicted {} B allocated, measured {} B ({:+.2f} % of the peak)", r.rank,
+      text(*predicted[worst].what), bytes(worst), r.moments[worst],
+      100 * static_cast<double>(difference) / static_cast<double>(memory.peak)));
+}
+
+void compare_rank(const Prediction& p, const std::vector<Issued>& predicted, const RankMeasurement& r,
+                  const Observed& seen, const Tolerances& tolerances, ValidationReport& report) {
+  compare_order(predicted, r, report);
+  if (!seen.memory) return;
+  const ProgramMemory* memory = memory_of(p, r.rank);
+  if (memory == nullptr || r.moments.size() != r.order.size()) {
+    report.not_compared.push_back(fmt::format("memory of rank {}: it was not {}", r.rank,
+                                              memory == nullptr ? "predicted" : "recorded at every moment"));
+    return;
+  }
+  const CompareRow peak{fmt::format("peak allocated, rank {}", r.rank), static_cast<double>(memory->peak),
+                        static_cast<double>(r.peak_allocated_bytes), "B"};
+  if (report.peak.what.empty() || std::abs(peak.error()) > std::abs(report.peak.error())) report.peak = peak;
+  if (r.moments.size() != predicted.size())
+    report.not_compared.push_back(fmt::format("memory by moment of rank {}: its order differs", r.rank));
+  else if (!predicted.empty()) compare_moments(predicted, *memory, r, tolerances.memory, report);
+}
+
+}  // namespace
+
+ValidationReport compare_observed(const Prediction& p, const Measurement& m, const Tolerances& tolerances) {
+  const Observed seen = observed_of(m);
+  const std::vector<Issued> predicted = issued_of(p, seen);
+  ValidationReport report;
+  report.order_equal = report.memory_equal = true;
+  for (const RankMeasurement& r : m.ranks) compare_rank(p, predicted, r, seen, tolerances, report);
+  if (static_cast<std::int64_t>(m.ranks.size()) != p.ranks) {
+    report.order_equal = report.memory_equal = false;
+    report.differences.push_back(fmt::format("{} ranks were measured, the plan has {}", m.ranks.size(), p.ranks));
+  }
+  report.step_time = {"step time", p.step_time.count(), m.median_step_seconds, "s"};
+  report.time_compared = seen.step_time;
+  report.memory_compared = seen.memory && !report.peak.what.empty();
+  if (!seen.step_time)
+    report.not_compared.push_back("step time: the measurement did not observe it (PyTorch's kernels on a CPU have no "
+                                  "costs here)");
+  if (!seen.memory) report.not_compared.push_back("memory: the measurement did not observe it");
+  report.not_compared.push_back("kernels: a recorder of PyTorch sees collectives and copies, not each kernel");
+  report.doubts = doubts(m);
+  report.within = report.order_equal && report.memory_equal &&
+                  (!report.time_compared || std::abs(report.step_time.error()) <= tolerances.time) &&
+                  (!report.memory_compared || std::abs(report.peak.error()) <= tolerances.memory);
+  return report;
+}
+
+}  // namespace fsdp

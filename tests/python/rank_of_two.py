@@ -1,0 +1,147 @@
+"""What each rank of two_ranks.py does."""
+import json
+
+import torch
+import torch.distributed as dist
+from transformers import AutoConfig, AutoModelForCausalLM
+
+import fsdp_plan
+
+STEPS = 3
+
+
+def build(config):
+    torch.manual_seed(0)
+    values = json.loads(config.read_text())
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(**values, use_cache=False))
+
+
+def batches_of(plan, step, rank, vocabulary=2048):
+    """The micro-batches of a rank; a step's tokens do not depend on how they are split."""
+    torch.manual_seed(1000 * step + rank)
+    return torch.randint(vocabulary, (sum(plan["micro_batches"]), plan["seq_len"] + 1)).split(plan["micro_batches"])
+
+
+def loss_of(model, tokens):
+    return fsdp_plan.chunked_loss(model(tokens[:, :-1]).logits, tokens[:, 1:], 1)
+
+
+def reference(config, plan):
+    """Losses of unsharded training on both ranks' tokens."""
+    model, losses = build(config), []
+    o = plan["optimizer"]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=o["lr"], betas=(o["beta1"], o["beta2"]), eps=o["eps"],
+                                  weight_decay=o["weight_decay"])
+    for step in range(STEPS):
+        tokens = [torch.cat(batches_of(plan, step, rank)) for rank in range(2)]
+        loss = loss_of(model, torch.cat(tokens))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def train(step, check=True):
+    optimizer, losses = step.optimizer(), []
+    for n in range(STEPS):
+        total = torch.zeros(())
+        for i, (weight, tokens) in enumerate(step.micro_batches(batches_of(step.plan, n, dist.get_rank()))):
+            if check:
+                fsdp_plan.check(step, micro_batch=i)
+            loss = weight * loss_of(step.model, tokens)
+            loss.backward()
+            total += loss.detach()
+        step.finish(optimizer)
+        dist.all_reduce(total)
+        losses.append(total.item() / 2)
+    return losses
+
+
+def same(name, losses, wanted):
+    if not torch.allclose(torch.tensor(losses), torch.tensor(wanted), rtol=1e-4):
+        raise AssertionError(f"{name}: losses {losses}, of unsharded training {wanted}")
+
+
+def refused(words, call):
+    try:
+        call()
+    except fsdp_plan.PlanError as error:
+        if words not in str(error):
+            raise AssertionError(f"expected '{words}' in: {error}") from None
+        return
+    raise AssertionError(f"not refused: {words}")
+
+
+def main(folder, config, plans, others):
+    dist.init_process_group("gloo")
+    torch.set_num_threads(1)
+    wanted = {}                              # by the sequences of a step
+    for name in plans + others:
+        plan = fsdp_plan.Plan.load(folder / f"{name}.plan.json", config)
+        sequences = sum(plan["micro_batches"])
+        if sequences not in wanted:
+            wanted[sequences] = reference(config, plan)
+        model = build(config)
+        step = fsdp_plan.apply(model, plan)
+        fsdp_plan.check(step)
+        if name in plans:
+            with fsdp_plan.record(step, folder / f"{name}.json"):
+                losses = train(step)
+        else:
+            losses = train(step)
+        fsdp_plan.check(step)
+        if plan["param_dtype"] == "fp32":
+            same(name, losses, wanted[sequences])
+    changed(folder, config)
+    refusals(folder, config)
+    dist.destroy_process_group()
+
+
+def changed(folder, config):
+    """A model that does not do what the plan says: each change is found by name."""
+    plan = fsdp_plan.Plan.load(folder / "blocks.plan.json", config)
+    step = fsdp_plan.apply(build(config), plan)
+    layers = step.model.model.layers
+    layers[0].set_modules_to_forward_prefetch([layers[2]])
+    refused("[model.layers.0]: forward prefetch: [('model.layers.2',)], planned []", lambda: fsdp_plan.check(step))
+    layers[0].set_modules_to_forward_prefetch([])
+    fsdp_plan.check(step)
+    step.model.set_requires_gradient_sync(False)
+    refused("reduces gradients: False, planned True", lambda: fsdp_plan.check(step, micro_batch=0))
+    step.model.set_requires_gradient_sync(True)
+    layers[2].mlp.gate_proj.weight.requires_grad_(False)
+    refused("model.layers.2.mlp.gate_proj.weight: frozen", lambda: fsdp_plan.check(step))
+    layers[2].mlp.gate_proj.weight.requires_grad_(True)
+    layers[1].set_reshard_after_forward(False)
+    refused("[model.layers.1]: ranks after forward: 1, planned 2", lambda: fsdp_plan.check(step))
+    refused("fully_shard was called on it", lambda: fsdp_plan.check(step, folder / "root.plan.json", source=config))
+    with fsdp_plan.record(step, folder / "changed.json"):
+        train(step, check=False)
+
+
+def refusals(folder, config):
+    plan = fsdp_plan.Plan.load(folder / "blocks.plan.json", config)
+
+    def other(change):
+        model = build(config)
+        change(model)
+        return lambda: fsdp_plan.apply(model, plan)
+    refused("'model.layers.1.mlp.up_proj.weight' is [600, 256], the plan's is [688, 256]",
+            other(lambda m: setattr(m.model.layers[1].mlp, "up_proj", torch.nn.Linear(256, 600, bias=False))))
+    refused("'model.norm.weight' is frozen", other(lambda m: m.model.norm.requires_grad_(False)))
+    refused("'model.embed_tokens.weight' is bf16", other(lambda m: m.to(torch.bfloat16)))
+    refused("it has no 'lm_head.weight'", other(lambda m: delattr(m, "lm_head")))
+    refused("has no more parameters", other(lambda m: setattr(m, "more", torch.nn.Linear(2, 2))))
+    refused("'lm_head.weight' stands where", other(lambda m: delattr(m.model, "norm")))
+    refused("is sharded already", other(lambda m: fsdp_plan.apply(m, plan)))
+    refused("its folder does not exist", lambda: fsdp_plan.record(
+        fsdp_plan.apply(build(config), plan), folder / "absent" / "m.json").__enter__())
+    values = dict(plan.values, mesh=[{"name": "replicate", "size": 1}, {"name": "shard", "size": 4}])
+    refused("the plan is for 4 ranks", lambda: fsdp_plan.apply(build(config), values, source=config))
+    step = fsdp_plan.apply(build(config), plan)
+    refused("1 micro-batches a step, not 2", lambda: list(step.micro_batches([None, None])))
+    recorder = fsdp_plan.record(step, folder / "none.json")
+    refused("saw 0 whole steps", lambda: [recorder.__enter__(), recorder.__exit__(None, None, None)])
+    if (folder / "none.json").exists():
+        raise AssertionError("a measurement of nothing was written")

@@ -1,0 +1,107 @@
+#!/usr/bin/env python3
+"""Plans on two CPU ranks with real gloo: applied, checked, trained, recorded, validated by the program.
+
+    python3 tests/python/two_ranks.py            exit 1 and what differs, if anything does
+
+Every plan of PLANS must carry out, train to the losses of unsharded training (in fp32), and validate as equal in order
+and memory. Every change of CHANGED must be found by check(), and by validate where it changes the order.
+"""
+import json
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+sys.path.insert(0, str(ROOT / "python"))
+PROGRAM = os.environ.setdefault("FSDP_PLAN_PROGRAM", str(ROOT / "build" / "release" / "fsdp-plan"))
+CONFIG = ROOT / "python" / "examples" / "config.json"
+
+BASE = ["--micro-batch", "2", "--param-dtype", "fp32", "--wrap", "block", "--reshard-after-forward", "auto",
+        "--activation-checkpointing", "none", "--replicate", "1"]
+PLANS = {
+    "blocks": [],
+    "titan": ["--wrap", "titan", "--reshard-after-forward", "false"],
+    "groups, prefetch": ["--wrap", "block:2", "--forward-prefetch", "2", "--backward-prefetch", "2"],
+    "by size": ["--wrap", "params:3e5"],
+    "checkpointed": ["--activation-checkpointing", "full"],
+    "every second": ["--activation-checkpointing", "every-2", "--wrap", "titan"],
+    "selective": ["--activation-checkpointing", "selective-op"],
+    "no sync": ["--grad-accum", "2", "--grad-sync", "last"],
+    "sync": ["--grad-accum", "2", "--grad-sync", "every"],
+    "replicas": ["--replicate", "2"],
+    "bf16": ["--param-dtype", "bf16"],
+    "root": ["--wrap", "root"],
+}
+OTHERS = {"fsdp1": ["--dialect", "fsdp1"], "ddp": ["--dialect", "ddp", "--wrap", "root", "--replicate", "2"],
+          "fsdp1, no sync": ["--dialect", "fsdp1", "--grad-accum", "2", "--grad-sync", "last"]}
+
+
+def ask(*arguments, codes=(0,)):
+    done = subprocess.run([PROGRAM, *map(str, arguments)], capture_output=True, text=True)
+    if done.returncode not in codes:
+        raise AssertionError(f"fsdp-plan {arguments}: {done.returncode}\n{done.stdout}{done.stderr}")
+    return done
+
+
+def flags(more):
+    """BASE, with what `more` gives again replaced."""
+    pairs = dict(zip(BASE[::2], BASE[1::2]))
+    pairs.update(zip(more[::2], more[1::2]))
+    return [text for pair in pairs.items() for text in pair]
+
+
+def parent():
+    with tempfile.TemporaryDirectory() as folder:
+        folder, failures = pathlib.Path(folder), []
+        for name, more in {**PLANS, **OTHERS}.items():
+            ask("plan", "--model", CONFIG, "--cluster", "dgx-h100", "--gpus", 2, "--seq-len", 128, "--implementation",
+                "hf", "--optimizer", "adamw", *flags(more), "-o", folder / f"{name}.plan.json", codes=(0, 1))
+        run_ranks(folder)
+        for name in list(PLANS) + ["changed"]:
+            plan = folder / f"{name if name in PLANS else 'blocks'}.plan.json"
+            prediction = folder / f"{name}.prediction.json"
+            ask("simulate", "--plan", plan, "--model", CONFIG, "--cluster", "dgx-h100", "-o", prediction, codes=(0, 1))
+            answer = ask("validate", prediction, folder / f"{name}.json", "--json", codes=(0, 1))
+            failures += judge(name, json.loads(answer.stdout))
+        for failure in failures:
+            print(failure)
+        print(f"{len(PLANS)} plans recorded on two ranks and validated, {len(OTHERS)} of other dialects applied; "
+              f"{len(failures)} differ")
+        return 1 if failures else 0
+
+
+def judge(name, report):
+    print(f"  {name}: order {'equal' if report['order_equal'] else 'different'}, peak {report['peak']['error']:+.2%} "
+          f"({report['peak']['measured']:,.0f} B), memory {'equal' if report['memory_equal'] else 'different'}")
+    if name == "changed":
+        wrong = report["within"] or report["order_equal"] or "layers.1" not in report["differences"][0]
+        return [f"{name}: not found by validate: {report['differences']}"] if wrong else []
+    return [] if report["order_equal"] and report["within"] else [f"{name}: {report['differences'][:2]}"]
+
+
+def run_ranks(folder):
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        port = str(found.getsockname()[1])
+    environment = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
+                   "OMP_NUM_THREADS": "1"}
+    ranks = [subprocess.Popen([sys.executable, "-W", "ignore", __file__, str(folder)],
+                              env={**environment, "RANK": str(r), "LOCAL_RANK": str(r)}) for r in range(2)]
+    while any(p.poll() is None for p in ranks) and not any(p.poll() for p in ranks):
+        time.sleep(0.1)
+    for p in ranks:                          # one failed: the others would wait for it
+        if p.poll() is None:
+            p.terminate()
+    if any(p.wait() for p in ranks):
+        raise SystemExit("a rank failed")
+
+
+if __name__ == "__main__":
+    if "RANK" in os.environ:
+        import rank_of_two
+        rank_of_two.main(pathlib.Path(sys.argv[1]), CONFIG, list(PLANS), list(OTHERS))
+    else:
+        sys.exit(parent())
