@@ -1,9 +1,9 @@
 """check(): PyTorch's own state of a model against a plan."""
 from fsdp_plan.needs_torch import NAMES, torch
 from fsdp_plan import fsdp1, fsdp2_state
-from fsdp_plan.checkpointing import checkpointed, is_selective, is_wrapper
+from fsdp_plan.checkpointing import checkpointed, is_selective
 from fsdp_plan.errors import PlanError
-from fsdp_plan.modules import by_name, parameters_by_name
+from fsdp_plan.modules import parameters_by_name
 from fsdp_plan.plan import Plan
 from fsdp_plan.steps import Step
 
@@ -105,12 +105,11 @@ def of_ddp(model, plan, micro_batch):
 
 
 def of_checkpoints(model, plan):
-    there, wanted, found = checkpointed(model), set(plan["checkpointed"]), []
-    modules, selective = by_name(model), plan["checkpoint_policy"] == "selective-op"
-    for name in there:
-        if name not in wanted:
+    there, found, selective = checkpointed(model), [], plan["checkpoint_policy"] == "selective-op"
+    for name, wrapper in there.items():
+        if name not in plan["checkpointed"]:
             found.append(f"module '{name}' recomputes its forward; the plan does not")
-        elif is_wrapper(modules[name]) and is_selective(modules[name]) != selective:
+        elif wrapper is not None and is_selective(wrapper) != selective:
             found.append(f"module '{name}' recomputes {'some ops' if not selective else 'everything'}, planned "
                          f"{plan['checkpoint_policy']}")
     return found + [f"module '{name}' does not recompute its forward" for name in plan["checkpointed"]

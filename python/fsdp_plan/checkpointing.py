@@ -3,7 +3,7 @@ import collections
 
 from fsdp_plan.needs_torch import torch
 from fsdp_plan.errors import PlanError
-from fsdp_plan.modules import by_name, replace
+from fsdp_plan.modules import by_name, plain, replace
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper, checkpoint_wrapper
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
@@ -29,15 +29,11 @@ def keep_selectively():
 def wrap_checkpoints(model, plan):
     """Replaces each checkpointed module by one that recomputes its forward in backward. Before fully_shard."""
     if already := checkpointed(model):
-        raise PlanError(f"the model checkpoints '{already[0]}' already: leave that to the plan")
+        raise PlanError(f"the model checkpoints '{next(iter(already))}' already: leave that to the plan")
     how = {"context_fn": keep_selectively} if plan["checkpoint_policy"] == "selective-op" else {}
     modules = by_name(model)
     for name in plan["checkpointed"]:
         replace(model, name, checkpoint_wrapper(modules[name], **how))
-
-
-def is_wrapper(module):
-    return isinstance(module, CheckpointWrapper)
 
 
 def is_selective(wrapper):
@@ -45,6 +41,11 @@ def is_selective(wrapper):
 
 
 def checkpointed(model):
-    """Names of what recomputes: wrapped modules, and those whose library checkpoints by itself."""
-    names = [name for name, module in by_name(model).items() if is_wrapper(module)]
-    return names + [name for name, module in by_name(model).items() if getattr(module, "gradient_checkpointing", False)]
+    """{name: wrapper} of what recomputes; None: a module whose library checkpoints by itself."""
+    found = {}
+    for name, module in model.named_modules():
+        if isinstance(module, CheckpointWrapper):
+            found[plain(name)] = module
+        elif "gradient_checkpointing" in vars(module) and module.gradient_checkpointing:
+            found.setdefault(plain(name), None)
+    return found

@@ -73,7 +73,8 @@ def refused(words, call):
     raise AssertionError(f"not refused: {words}")
 
 
-def main(folder, config, plans, others):
+def main(folder, config):
+    plans, others = json.loads((folder / "names.json").read_text())
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
     wanted = {}                              # by the sequences of a step
@@ -115,7 +116,7 @@ def changed(folder, config):
     layers[2].mlp.gate_proj.weight.requires_grad_(True)
     layers[1].set_reshard_after_forward(False)
     refused("[model.layers.1]: ranks after forward: 1, planned 2", lambda: fsdp_plan.check(step))
-    refused("fully_shard was called on it", lambda: fsdp_plan.check(step, folder / "root.plan.json", source=config))
+    refused("fully_shard was called on it", lambda: fsdp_plan.check(step, folder / "groups, prefetch.plan.json", source=config))
     with fsdp_plan.record(step, folder / "changed.json"):
         train(step, check=False)
 
@@ -134,6 +135,7 @@ def refusals(folder, config):
     refused("it has no 'lm_head.weight'", other(lambda m: delattr(m, "lm_head")))
     refused("has no more parameters", other(lambda m: setattr(m, "more", torch.nn.Linear(2, 2))))
     refused("'lm_head.weight' stands where", other(lambda m: delattr(m.model, "norm")))
+    refused("already: leave that to the plan", other(lambda m: m.gradient_checkpointing_enable()))
     refused("is sharded already", other(lambda m: fsdp_plan.apply(m, plan)))
     refused("its folder does not exist", lambda: fsdp_plan.record(
         fsdp_plan.apply(build(config), plan), folder / "absent" / "m.json").__enter__())

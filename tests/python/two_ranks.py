@@ -2,6 +2,7 @@
 """Plans on two CPU ranks with real gloo: applied, checked, trained, recorded, validated by the program.
 
     python3 tests/python/two_ranks.py            exit 1 and what differs, if anything does
+    ... --quick                                  some of the plans
 
 Every plan of PLANS must carry out, train to the losses of unsharded training (in fp32), and validate as equal in order
 and memory. Every change of CHANGED must be found by check(), and by validate where it changes the order.
@@ -36,6 +37,7 @@ PLANS = {
     "bf16": ["--param-dtype", "bf16"],
     "root": ["--wrap", "root"],
 }
+QUICK = ["blocks", "groups, prefetch", "bf16", "fsdp1, no sync"]
 OTHERS = {"fsdp1": ["--dialect", "fsdp1"], "ddp": ["--dialect", "ddp", "--wrap", "root", "--replicate", "2"],
           "fsdp1, no sync": ["--dialect", "fsdp1", "--grad-accum", "2", "--grad-sync", "last"]}
 
@@ -54,12 +56,19 @@ def flags(more):
     return [text for pair in pairs.items() for text in pair]
 
 
+def choose(names):
+    for name in [n for n in list(PLANS) + list(OTHERS) if n not in names]:
+        PLANS.pop(name, None)
+        OTHERS.pop(name, None)
+
+
 def parent():
     with tempfile.TemporaryDirectory() as folder:
         folder, failures = pathlib.Path(folder), []
         for name, more in {**PLANS, **OTHERS}.items():
             ask("plan", "--model", CONFIG, "--cluster", "dgx-h100", "--gpus", 2, "--seq-len", 128, "--implementation",
                 "hf", "--optimizer", "adamw", *flags(more), "-o", folder / f"{name}.plan.json", codes=(0, 1))
+        (folder / "names.json").write_text(json.dumps([list(PLANS), list(OTHERS)]))
         run_ranks(folder)
         for name in list(PLANS) + ["changed"]:
             plan = folder / f"{name if name in PLANS else 'blocks'}.plan.json"
@@ -102,6 +111,8 @@ def run_ranks(folder):
 if __name__ == "__main__":
     if "RANK" in os.environ:
         import rank_of_two
-        rank_of_two.main(pathlib.Path(sys.argv[1]), CONFIG, list(PLANS), list(OTHERS))
+        rank_of_two.main(pathlib.Path(sys.argv[1]), CONFIG)
     else:
+        if "--quick" in sys.argv:
+            choose(QUICK)
         sys.exit(parent())

@@ -1,0 +1,48 @@
+#!/usr/bin/env bash
+# Everything of fsdp_plan beside PyTorch: ./dev torch-test. Arguments: the program, a folder for the virtual environment.
+# The package comes from a wheel, as a user has it; PyTorch and the libraries from python/requirements-test.txt.
+set -euo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+root=$(cd "$here/../.." && pwd)
+program=$(realpath "$1")
+[ -x "$2/bin/python" ] || python3 -m venv "$2"
+python=$(realpath "$2")/bin/python
+"$python" -m pip install --quiet --disable-pip-version-check -r "$root/python/requirements-test.txt"
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+wheel=$(python3 "$root/python/wheel.py" "$program" "$folder")
+"$python" -m pip install --quiet --disable-pip-version-check --no-index --no-deps --force-reinstall "$wheel"
+export OMP_NUM_THREADS=1
+stage() { printf '\n-- %s\n' "$*"; }
+
+stage "random plans through apply(), order of collectives beside show step"
+export FSDP_PLAN_PROGRAM=$program
+"$python" -W ignore "$here/applied_plans.py" --seed 1 --count 60 --seconds 600
+"$python" -W ignore "$here/applied_plans.py" --seed 1 --count 20 --seconds 200 --no-kept --fsdp1
+stage "two ranks: applied, checked, recorded, validated"
+"$python" -W ignore "$here/two_ranks.py"
+unset FSDP_PLAN_PROGRAM
+stage "as a user, with the installed package: plain PyTorch, Trainer, Accelerate"
+cp "$root"/python/examples/* "$folder"
+cd "$folder"
+PATH=$(dirname "$python"):$PATH
+flags="--model config.json --cluster dgx-h100 --gpus 2 --seq-len 128 --micro-batch 2 --implementation hf"
+flags="$flags --param-dtype fp32 --replicate 1 --activation-checkpointing none --reshard-after-forward true"
+two() { python -W ignore -m torch.distributed.run --nproc-per-node 2 --standalone "$@"; }
+# shellcheck disable=SC2086
+for sync in every last; do fsdp-plan plan $flags --grad-accum 2 --grad-sync $sync -o $sync.json >/dev/null; done
+# shellcheck disable=SC2086
+fsdp-plan plan $flags -o plan.json >/dev/null
+fsdp-plan simulate --plan plan.json --model config.json --cluster dgx-h100 -o prediction.json >/dev/null
+two plain.py config.json plan.json measurement.json 2>log || { cat log; exit 1; }
+fsdp-plan validate prediction.json measurement.json
+two trainer_run.py config.json plan.json trainer.json 2>log || { cat log; exit 1; }
+fsdp-plan validate prediction.json trainer.json
+two accelerate_run.py config.json plan.json 2>log || { cat log; exit 1; }
+two accelerate_run.py config.json last.json 2 2>log || { cat log; exit 1; }
+if two accelerate_run.py config.json every.json 2 >log 2>&1; then
+  echo "Accelerate's accumulate() against a plan that reduces after every micro-batch: not found"
+  exit 1
+fi
+grep -q "reduces gradients: False, planned True" log || { cat log; exit 1; }
+echo "Accelerate's accumulate() against a plan that reduces after every micro-batch: found"
