@@ -28,7 +28,7 @@ struct AccuracyFlags {
   std::string runs;
   Text costs, plot, worst, cross_validate, seed;
   ReportFlag report;
-  bool json = false, all = false, markdown = false, pairs = false;
+  bool json = false, all = false, markdown = false, pairs = false, assumptions = false;
 };
 
 // `used` becomes true when a run is on a GPU that the costs are of.
@@ -118,7 +118,7 @@ int accuracy_command(const AccuracyFlags& f) {
   const PairReport pairs = f.pairs ? pair_up(report) : PairReport();
   if (f.json) print(stdout, f.pairs ? to_json_text(report, pairs) : to_json_text(report));
   else if (f.pairs) print(stdout, f.markdown ? pairs_markdown(pairs) : pairs_text(pairs, worst));
-  else print(stdout, (f.markdown ? accuracy_markdown(report) : accuracy_text(report, worst)) + told);
+  else print(stdout, (f.markdown ? accuracy_markdown(report) : accuracy_text(report, worst, f.assumptions)) + told);
   if (f.markdown) print(stderr, assumptions_text(report));
   if (!report.rows.empty()) return kDone;
   print(stderr, nothing_predicted(report));
@@ -144,6 +144,7 @@ void add_accuracy(const Command& app) {
   add_report_flag(command, flags->report, "write every row, with filters, as a page here");
   command.option("--worst", flags->worst, "how many rows (or pairs) to show, the furthest off first; default 20", "N");
   command.flag("--all", flags->all, "show every row, in the order of the file (every pair, by knob)");
+  command.flag("--assumptions", flags->assumptions, "beside each row that is shown, what was assumed of it");
   command.flag("--markdown", flags->markdown, "the summary alone, as a Markdown table");
   command.flag("--json", flags->json, "one JSON object with every row");
   command.examples({"fsdp-plan accuracy runs.csv --worst 5", "fsdp-plan accuracy runs.csv --markdown",

@@ -30,15 +30,20 @@ double badness(const AccuracyRow& r) {
   return std::max(std::abs(r.step_time_error().value_or(0)), std::abs(r.peak_error().value_or(0)));
 }
 
-std::string row_table(const AccuracyReport& report, std::size_t at_most) {
+// All in the order of the file, or those that are furthest off.
+std::vector<const AccuracyRow*> shown_rows(const AccuracyReport& report, std::size_t at_most) {
   std::vector<const AccuracyRow*> rows;
   for (const AccuracyRow& r : report.rows) rows.push_back(&r);
-  const bool all = at_most >= rows.size();
-  if (!all)
+  if (at_most < rows.size())
     std::stable_sort(rows.begin(), rows.end(), [](const auto* a, const auto* b) { return badness(*a) > badness(*b); });
   rows.resize(std::min(at_most, rows.size()));
+  return rows;
+}
+
+std::string row_table(const AccuracyReport& report, std::size_t at_most) {
+  const bool all = at_most >= report.rows.size();
   std::vector<std::vector<std::string>> lines;
-  for (const AccuracyRow* r : rows)
+  for (const AccuracyRow* r : shown_rows(report, at_most))
     lines.push_back({printable(r->id), printable(r->model), printable(r->gpu), std::to_string(r->gpus),
                      printable(r->trust), seconds(r->measured_step_time_s), seconds(r->predicted_step_time_s),
                      signed_percent(r->step_time_error()), gib(r->measured_peak_bytes), gib(r->predicted_peak_bytes),
@@ -49,6 +54,15 @@ std::string row_table(const AccuracyReport& report, std::size_t at_most) {
          fitting_table({"row", "model", "GPU", ">GPUs", "trust", ">measured s", ">predicted s", ">error",
                         ">measured GiB", ">predicted GiB", ">error"},
                        lines);
+}
+
+// The rows of the table above, each with what was assumed of it.
+std::string assumed_table(const AccuracyReport& report, std::size_t at_most) {
+  std::vector<std::vector<std::string>> lines;
+  for (const AccuracyRow* r : shown_rows(report, at_most))
+    lines.push_back(
+        {printable(r->id), r->assumptions.empty() ? "nothing" : fmt::format("{}", fmt::join(r->assumptions, "; "))});
+  return lines.empty() ? std::string() : "\nAssumed of these rows:\n" + fitting_table({"row", "assumed"}, lines);
 }
 
 std::vector<std::string> summary_line(const std::string& what, const ErrorSummary& s) {
@@ -144,6 +158,30 @@ std::string skip_table(const AccuracyReport& report) {
          fitting_table({">count", "rows", "reason"}, lines) + more;
 }
 
+// Runs that ran out of memory beside what is predicted of them, and what is predicted of the others.
+std::string memory_verdicts(const AccuracyReport& report) {
+  std::vector<std::vector<std::string>> lines;
+  for (const FailedRun& r : report.failed)
+    lines.push_back({printable(r.id), printable(r.model), printable(r.gpu), std::to_string(r.gpus),
+                     gib(r.predicted_total_bytes), r.predicted_total_bytes ? gib(r.device_bytes) : "",
+                     !r.predicted_total_bytes   ? "skipped: " + r.reason
+                     : r.predicted_not_to_fit() ? "yes"
+                                                : "no"});
+  std::int64_t judged = 0, refused = 0;
+  for (const AccuracyRow& r : report.rows)
+    if (r.predicted_total_bytes) ++judged, refused += *r.predicted_total_bytes > r.device_bytes ? 1 : 0;
+  std::string text;
+  if (!lines.empty())
+    text +=
+        "\nRuns that failed for memory:\n" +
+        fitting_table({"row", "model", "GPU", ">GPUs", ">predicted GiB", ">device GiB", "predicted not to fit"}, lines);
+  if (judged > 0)
+    text +=
+        fmt::format("Of {} runs that completed and whose reserved memory is predicted, {} are predicted not to fit.\n",
+                    with_commas(judged), with_commas(refused));
+  return text;
+}
+
 std::string markdown_cells(const ErrorSummary& s) {
   if (s.rows == 0) return "0 | | | | ";
   return fmt::format("{} | {:.1f} % | {:.1f} % | {:.1f} % | {:+.1f} %", s.rows, 100 * s.mean, 100 * s.median,
@@ -164,16 +202,17 @@ std::string escaped(std::string text) {
 
 }  // namespace
 
-std::string accuracy_text(const AccuracyReport& report, std::size_t worst) {
+std::string accuracy_text(const AccuracyReport& report, std::size_t worst, bool assumed) {
   const AccuracySummary& s = report.summary;
   std::string out = row_table(report, worst);
+  if (assumed) out += assumed_table(report, worst);
   if (s.all.step_time.rows > 0) out += summary_table(s, "Step time", &AccuracyGroup::step_time);
   if (s.all.peak.rows > 0) out += summary_table(s, "Peak memory of the kind that the row names", &AccuracyGroup::peak);
   out += tau_line(s);
   std::vector<std::string> repeated;
   for (const std::string& id : s.repeated_ids) repeated.push_back(printable(id));
   if (!repeated.empty()) out += "Ids that occur more than once (each row counts): " + join(repeated) + ".\n";
-  return out + assumptions_text(report) + skip_table(report);
+  return out + memory_verdicts(report) + assumptions_text(report) + skip_table(report);
 }
 
 std::string assumptions_text(const AccuracyReport& report) {

@@ -9,8 +9,8 @@
 namespace fsdp::cli {
 
 // The `worst` rows that are furthest off (all of them, in the file's order, if there are no more), the summary, what
-// was assumed, what was skipped.
-[[nodiscard]] std::string accuracy_text(const AccuracyReport&, std::size_t worst);
+// was assumed, what was skipped. `assumed`: also row by row.
+[[nodiscard]] std::string accuracy_text(const AccuracyReport&, std::size_t worst, bool assumed);
 // What was assumed where rows say nothing, and for how many of them; empty if nothing was.
 [[nodiscard]] std::string assumptions_text(const AccuracyReport&);
 // "note: nothing is read from the column "seqlen" (did you mean "seq_len"?)"; empty for none.

@@ -8,6 +8,8 @@
 #include <set>
 
 #include "models/input/error.h"
+#include "models/input/suggest.h"
+#include "simulator/published/cells.h"
 #include "simulator/published/run_software.h"
 
 namespace fsdp {
@@ -26,9 +28,12 @@ struct Forecast {
   ShardingPlan step;    // mesh, micro-batches and sequence length alone: what measured_step_time asks for
   double step_time_s = 0;
   std::optional<MemoryKind> kind;
-  std::optional<std::int64_t> peak_bytes;
+  std::optional<std::int64_t> peak_bytes, total_bytes;
+  std::int64_t device_bytes = 0;
   std::vector<std::string> assumptions;
 };
+
+bool ran_out_of_memory(const PublishedRun& run) { return lower_case(run.failed) == "oom"; }
 
 Forecast forecast(const PublishedRun& run, const PriceList& prices, const AccuracyOptions& options) {
   Forecast f;
@@ -40,12 +45,17 @@ Forecast forecast(const PublishedRun& run, const PriceList& prices, const Accura
   f.step.seq_len = s.plan.seq_len;
   f.assumptions = s.assumptions;
   f.kind = s.memory_kind;
-  const Bytes device = s.cluster.gpu.memory;
+  const Bytes device = s.cluster.gpu.memory, beside = s.cluster.fixed_memory;
+  f.device_bytes = s.cluster.gpu.usable_memory.count();
   const Costs costs = prices.costs_of(s);
   const PreparedRun prepared = prepare(std::move(s));
   f.step_time_s = predict_step_time(prepared, costs).count();
-  if (!f.kind || !options.memory) return f;
-  const Bytes peak = predict_peak(prepared, costs, *f.kind);
+  if (!options.memory) return f;
+  if (options.every_peak || ran_out_of_memory(run) || f.kind == MemoryKind::reserved)
+    f.total_bytes = (predict_peak(prepared, costs, MemoryKind::reserved) + beside).count();
+  if (!f.kind) return f;
+  const Bytes peak = f.total_bytes && *f.kind == MemoryKind::reserved ? Bytes(*f.total_bytes) - beside
+                                                                      : predict_peak(prepared, costs, *f.kind);
   f.peak_bytes = peak.count();
   if (peak > device && predict_peak(prepared, costs, MemoryKind::allocated) > device)
     f.refusal = fmt::format(
@@ -103,10 +113,26 @@ class Forecasts {
                                     &r.memory_kind,
                                     &r.software,
                                     &r.software_generation,
-                                    &r.notes})
+                                    &r.notes,
+                                    &r.master_dtype,
+                                    &r.forward_prefetch,
+                                    &r.activation_offload,
+                                    &r.lora,
+                                    &r.lora_targets,
+                                    &r.failed})
       key += *text + '\n';
-    for (const auto& n : {r.params, r.layers, r.hidden, r.heads, r.kv_heads, r.ffn, r.vocab, r.seq_len, r.gpus,
-                          r.gpus_per_node, r.dp_shard, r.dp_replicate, r.micro_batch, r.grad_accum, r.global_batch})
+    for (const auto& n : {r.params,       r.layers,
+                          r.hidden,       r.heads,
+                          r.kv_heads,     r.ffn,
+                          r.vocab,        r.seq_len,
+                          r.gpus,         r.gpus_per_node,
+                          r.dp_shard,     r.dp_replicate,
+                          r.micro_batch,  r.grad_accum,
+                          r.global_batch, r.head_dim,
+                          r.experts,      r.experts_per_token,
+                          r.moe_ffn,      r.lora_rank,
+                          r.tp,           r.cp,
+                          r.pp,           r.ep})
       key += fmt::format("{},", n.value_or(-1));
     return key + fmt::format("{},{},{},{}", r.fabric_gbps_per_gpu.value_or(-1), r.clip_norm.value_or(-1),
                              r.peak_memory_gib.has_value(), month_of(r).value_or(-1));
@@ -129,8 +155,21 @@ AccuracyRow row_of(const PublishedRun& run, const Forecast& f) {
   row.assumptions = f.assumptions;
   row.predicted_step_time_s = f.step_time_s;
   row.predicted_peak_bytes = f.peak_bytes;
+  row.predicted_total_bytes = f.total_bytes;
+  row.device_bytes = f.device_bytes;
   if (f.kind) row.memory_kind = *f.kind;
   return row;
+}
+
+FailedRun failed_run(const PublishedRun& run, const Forecast& f) {
+  return {run.id,
+          run.trust,
+          run.gpu,
+          run.model,
+          run.gpus.value_or(0),
+          f.refusal.empty() ? f.total_bytes : std::nullopt,
+          f.device_bytes,
+          f.refusal};
 }
 
 // The run with its mesh and batches filled in.
@@ -188,8 +227,18 @@ AccuracyReport accuracy_of(std::istream& in, std::string_view where, const Price
     if (run) {
       refused.id = run->id;
       if (!ids.insert(run->id).second && repeated.size() < 100) repeated.insert(run->id);
+      if (!says_no(run->failed) && !ran_out_of_memory(*run)) {
+        out.skipped.push_back(
+            {run->id, "failed: the run failed, and not for memory (\"" + printable(run->failed) + "\")"});
+        continue;
+      }
       const Forecast& f = forecasts.of(*run);
       refused.reason = f.refusal;
+      if (ran_out_of_memory(*run)) {
+        out.failed.push_back(failed_run(*run, f));
+        if (!f.refusal.empty()) out.skipped.push_back(refused);
+        continue;
+      }
       if (f.refusal.empty()) {
         try {
           out.rows.push_back(row_of(*run, f));

@@ -29,9 +29,25 @@ struct AccuracyRow {
   std::optional<double> measured_step_time_s, predicted_step_time_s;
   std::optional<std::int64_t> measured_peak_bytes, predicted_peak_bytes;
   MemoryKind memory_kind{};  // of both peaks
+  // Reserved at its peak and what lies outside of the allocator, where a reserved peak was measured (with every_peak:
+  // everywhere); and what the device has.
+  std::optional<std::int64_t> predicted_total_bytes;
+  std::int64_t device_bytes = 0;
   std::vector<std::string> assumptions;
   [[nodiscard]] std::optional<double> step_time_error() const;
   [[nodiscard]] std::optional<double> peak_error() const;
+};
+
+// A run that failed for memory.
+struct FailedRun {
+  std::string id, trust, gpu, model;
+  std::int64_t gpus = 0;
+  std::optional<std::int64_t> predicted_total_bytes;  // empty: cannot be expressed, see `reason`
+  std::int64_t device_bytes = 0;
+  std::string reason;
+  [[nodiscard]] bool predicted_not_to_fit() const {
+    return predicted_total_bytes && *predicted_total_bytes > device_bytes;
+  }
 };
 
 struct ErrorSummary {  // of absolute errors; bias: mean of the signed ones
@@ -62,8 +78,9 @@ struct AccuracySummary {
 
 struct AccuracyReport {
   std::vector<AccuracyRow> rows;
-  std::vector<RefusedRow> skipped;
+  std::vector<RefusedRow> skipped;  // with the failed runs that cannot be expressed
   AccuracySummary summary;
+  std::vector<FailedRun> failed = {};
   std::vector<std::string> ignored_columns = {};  // of the file, each with the one that may be meant
   std::vector<PublishedRun> runs = {};  // with keep_runs: those of `rows`, mesh and batches as they were understood
 };
@@ -79,6 +96,7 @@ struct PriceList {
 
 struct AccuracyOptions {
   bool memory = true;                               // predict peaks too, where one was measured
+  bool every_peak = false;                          // and where none was: does the run fit?
   bool keep_runs = false;                           // for what compares rows with one another
   std::function<void(std::int64_t rows)> progress;  // called after every row
 };

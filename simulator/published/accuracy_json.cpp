@@ -24,7 +24,18 @@ Json json_of(const AccuracyRow& r) {
          {"measured_peak_bytes", or_null(r.measured_peak_bytes)},
          {"predicted_peak_bytes", or_null(r.predicted_peak_bytes)}};
   j["memory_kind"] = r.measured_peak_bytes ? Json(name(r.memory_kind)) : Json(nullptr);
+  if (r.predicted_total_bytes)
+    j["predicted_total_bytes"] = *r.predicted_total_bytes, j["device_bytes"] = r.device_bytes;
   j["assumptions"] = r.assumptions;
+  return j;
+}
+
+Json json_of(const FailedRun& r) {
+  Json j{{"id", r.id}, {"trust", r.trust}, {"gpu", r.gpu}, {"model", r.model}, {"gpus", r.gpus}};
+  j["predicted_total_bytes"] = or_null(r.predicted_total_bytes);
+  if (!r.predicted_total_bytes) return j["reason"] = r.reason, j;
+  j["device_bytes"] = r.device_bytes;
+  j["predicted_not_to_fit"] = r.predicted_not_to_fit();
   return j;
 }
 
@@ -77,6 +88,8 @@ Json json_of(const AccuracyReport& report) {
   if (!report.ignored_columns.empty()) j["ignored_columns"] = report.ignored_columns;
   j["skipped"] = Json::array();
   for (const RefusedRow& r : report.skipped) j["skipped"].push_back({{"id", r.id}, {"reason", r.reason}});
+  j["failed_for_memory"] = Json::array();
+  for (const FailedRun& r : report.failed) j["failed_for_memory"].push_back(json_of(r));
   const AccuracySummary& s = report.summary;
   Json& sum = j["summary"];
   sum = {{"headline", json_of(s.headline)}, {"all", json_of(s.all)}, {"free_constants", s.free_constants}};

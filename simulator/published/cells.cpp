@@ -17,7 +17,8 @@ std::string lower_case(std::string_view text) {
 bool says(std::string_view cell, std::string_view word) { return lower_case(cell).find(word) != std::string::npos; }
 bool says_no(std::string_view cell) {
   const std::string c = lower_case(cell);
-  return c.empty() || c == "no" || c == "none" || c == "false" || c == "off" || c == "0" || c.starts_with("no ");
+  return c.empty() || c == "no" || c == "none" || c == "false" || c == "off" || c == "disabled" || c == "0" ||
+         c.starts_with("no ");
 }
 
 bool says_yes(std::string_view cell) {

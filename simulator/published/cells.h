@@ -9,7 +9,7 @@ namespace fsdp {
 [[nodiscard]] std::string lower_case(std::string_view text);
 // Does the cell contain the word (which is given in lower case)?
 [[nodiscard]] bool says(std::string_view cell, std::string_view word);
-// Empty, "no", "none", "false", "off", "0" or "no ...".
+// Empty, "no", "none", "false", "off", "disabled", "0" or "no ...".
 [[nodiscard]] bool says_no(std::string_view cell);
 
 // "yes", "true", "on", "1", "yes ...".

@@ -54,8 +54,16 @@ Bytes predict_peak(const PreparedRun& run, const Costs& costs, MemoryKind kind) 
   const FixedAllocation cublas = cublas_workspace(s.cluster.gpu);
   AllocatorSettings settings;
   settings.expandable_segments = s.expandable_segments;
-  const AllocatorPrediction a =
-      replay_allocator(p, {.settings = settings, .fixed = {&cublas, 1}, .first_step = &first, .steady_step = &steady});
+  const auto replayed = [&] {
+    return replay_allocator(
+        p, {.settings = settings, .fixed = {&cublas, 1}, .first_step = &first, .steady_step = &steady});
+  };
+  AllocatorPrediction a = replayed();
+  const std::int64_t capacity = (s.cluster.gpu.usable_memory - s.cluster.fixed_memory).count();
+  if (a.peak_reserved > capacity && a.peak_allocated <= capacity) {
+    settings.capacity = capacity;
+    if (const AllocatorPrediction limited = replayed(); !limited.out_of_memory) a = limited;
+  }
   return Bytes(kind == MemoryKind::allocated ? a.peak_allocated
                : kind == MemoryKind::active  ? a.peak_active
                                              : a.peak_reserved);

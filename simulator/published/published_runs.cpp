@@ -57,6 +57,12 @@ const std::array kColumns{
     Column{"software", &Run::software},
     Column{"software_generation", &Run::software_generation},
     Column{"notes", &Run::notes},
+    Column{"master_dtype", &Run::master_dtype},
+    Column{"forward_prefetch", &Run::forward_prefetch},
+    Column{"activation_offload", &Run::activation_offload},
+    Column{"lora", &Run::lora},
+    Column{"lora_targets", &Run::lora_targets},
+    Column{"failed", &Run::failed},
     Column{"params", &Run::params, 1, kBig},
     Column{"layers", &Run::layers, 1, 1e4},
     Column{"hidden", &Run::hidden, 1, 1 << 24},
@@ -65,6 +71,15 @@ const std::array kColumns{
     Column{"ffn", &Run::ffn, 1, 1 << 24},
     Column{"vocab", &Run::vocab, 1, 1 << 30},
     Column{"seq_len", &Run::seq_len, 1, 1 << 30},
+    Column{"head_dim", &Run::head_dim, 1, 65536},
+    Column{"experts", &Run::experts, 1, 65536},
+    Column{"experts_per_token", &Run::experts_per_token, 1, 65536},
+    Column{"moe_ffn", &Run::moe_ffn, 1, 1 << 24},
+    Column{"lora_rank", &Run::lora_rank, 1, 1 << 20},
+    Column{"tp", &Run::tp, 1, 1 << 20},
+    Column{"cp", &Run::cp, 1, 1 << 20},
+    Column{"pp", &Run::pp, 1, 1 << 20},
+    Column{"ep", &Run::ep, 1, 1 << 20},
     Column{"gpus", &Run::gpus, 1, 1 << 20},
     Column{"gpus_per_node", &Run::gpus_per_node, 1, 1024},
     Column{"dp_shard", &Run::dp_shard, 1, 1 << 20},
@@ -115,9 +130,10 @@ double number(const Column& column, std::string_view cell) {
   return value;
 }
 
-// "512" and, as spreadsheets write it, "512.0".
+// "512" and, as spreadsheets write it, "512.0". Tokens also "8k": 8,192.
 std::int64_t count(const Column& column, std::string_view cell) {
-  const double value = number(column, cell);
+  const bool kilo = column.name == "seq_len" && cell.size() > 1 && (cell.back() == 'k' || cell.back() == 'K');
+  const double value = kilo ? 1024 * number(column, cell.substr(0, cell.size() - 1)) : number(column, cell);
   if (value != std::floor(value)) refuse(column, cell, "is not a whole number");
   return static_cast<std::int64_t>(value);
 }
@@ -143,7 +159,7 @@ void fill(Run& run, const Column& column, const std::string& raw) {
 }
 
 // Columns of our own file that say more to people than to a prediction.
-constexpr std::string_view kForPeople[] = {"gpu_detail"};
+constexpr std::string_view kForPeople[] = {"gpu_detail", "mfu", "pp_schedule", "async_tp"};
 
 // `"seqlen" (did you mean "seq_len"?)`
 std::string unknown_column(const std::string& name) {

@@ -28,7 +28,12 @@ struct PublishedRun {
   std::string param_dtype, reduce_dtype, precision, optimizer;
   std::string activation_checkpointing, cpu_offload, compile, float8, attention, loss, expandable_segments;
   std::string memory_kind, software, software_generation, notes;
+  std::string master_dtype, forward_prefetch, activation_offload;
+  std::string lora, lora_targets;  // "16" or what --lora takes; "q,k,v,o", "all linear"
+  std::string failed;              // "oom": it ran out of memory; another word: it failed otherwise
   std::optional<std::int64_t> params, layers, hidden, heads, kv_heads, ffn, vocab, seq_len;
+  std::optional<std::int64_t> head_dim, experts, experts_per_token, moe_ffn, lora_rank;
+  std::optional<std::int64_t> tp, cp, pp, ep;  // sizes of parallelism beside the data's
   std::optional<std::int64_t> gpus, gpus_per_node, dp_shard, dp_replicate, micro_batch, grad_accum, global_batch;
   std::optional<double> fabric_gbps_per_gpu, clip_norm, tokens_per_s_per_gpu, step_time_s, peak_memory_gib;
   friend bool operator==(const PublishedRun&, const PublishedRun&) = default;

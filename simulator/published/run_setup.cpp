@@ -8,11 +8,14 @@
 
 #include "models/architecture.h"
 #include "models/catalog.h"
+#include "models/graph/lora.h"
 #include "models/input/error.h"
 #include "models/input/suggest.h"
 #include "planner/plan/naive_plan.h"
 #include "planner/wrap.h"
 #include "simulator/published/cells.h"
+#include "simulator/published/features/adapters.h"
+#include "simulator/published/features/chunked_head.h"
 #include "simulator/published/run_software.h"
 
 namespace fsdp {
@@ -26,6 +29,7 @@ class Builder {
   RunSetup build() {
     out_.platform = platform_of(run_);
     refuse_unknown_numerics();
+    refuse_unknown_parallelism(run_);
     gpu_ = load_gpu(run_.gpu, "gpu");
     if (run_.peak_memory_gib && *run_.peak_memory_gib * (1LL << 30) > static_cast<double>(gpu_.memory.count()))
       cannot("peak_memory_gib", fmt::format("{:g} GiB are more than a {} has", *run_.peak_memory_gib, gpu_.name));
@@ -37,6 +41,7 @@ class Builder {
     set_batches();
     set_units();
     set_checkpointing_policy();
+    set_head();
     set_types();
     set_rest();
     RunImplementation chosen = implementation_of(run_, stack_, month_);
@@ -67,6 +72,8 @@ class Builder {
     a.name = run_.model, a.layers = run_.layers, a.hidden = run_.hidden, a.heads = run_.heads,
     a.kv_heads = run_.kv_heads, a.ffn = run_.ffn;
     a.vocab = run_.vocab, a.seq_len = run_.seq_len, a.params = run_.params;
+    if (run_.experts)
+      cannot("experts", fmt::format("{} experts: their kernels in this stack are not modelled", *run_.experts));
     // Modalities' published configurations, whatever their models are called: rotary positions, SwiGLU, GPT-2's
     // vocabulary padded to 64.
     if (stack_ == Stack::modalities && !a.ffn && !a.vocab) {
@@ -76,9 +83,11 @@ class Builder {
     if (!run_.seq_len) cannot("seq_len", "is empty: tokens per sequence are not assumed");
     ArchitectureModel m = model_from_architecture(a, where_);
     for (std::string& said : m.assumptions) assume(std::move(said));
+    if (run_.head_dim && head_dim_of(m.graph) != *run_.head_dim)
+      cannot("head_dim", fmt::format("{} is not the {} of such models", *run_.head_dim, head_dim_of(m.graph)));
     out_.model = std::move(m.graph);
-    out_.plan.model_name = out_.model.name;
-    out_.plan.model_digest = out_.model.digest();
+    if (const auto adapters = adapters_of(run_, out_.assumptions))
+      out_.model = add_lora(std::move(out_.model), *adapters, "lora_targets");
     out_.plan.seq_len = *run_.seq_len;
   }
 
@@ -154,20 +163,30 @@ class Builder {
     p.wrap = p.dialect == Dialect::fsdp2 && own_units && recent ? "titan" : "block";
     p.units = wrap(out_.model, p.wrap, where_);
     const std::string reshard = lower_case(run_.reshard);
-    if (!reshard.empty() && reshard != "default" && reshard != "true" && reshard != "false" && reshard != "always" &&
-        reshard != "never")
-      not_modelled("reshard", run_.reshard);
-    const bool keep = says(run_.strategy, "shard_grad_op") || reshard == "false" || reshard == "never";
+    const bool never = reshard == "false" || reshard == "never" || reshard == "no";
+    const bool all = reshard == "true" || reshard == "always" || reshard == "yes";
+    if (!reshard.empty() && reshard != "default" && !all && !never) not_modelled("reshard", run_.reshard);
+    const bool keep = says(run_.strategy, "shard_grad_op") || never;
     if (p.dialect == Dialect::ddp) return;
     if (keep) set_reshard(p, Reshard::no);
     if (p.dialect != Dialect::fsdp2 || keep) return;
-    const bool all = reshard == "true" || reshard == "always";
     if (all)
       for (Unit& u : p.units) u.reshard_after_forward = Reshard::yes;
     if (p.wrap == "block" && stack_ == Stack::titan) {
       if (!all && p.units.size() > 1) p.units[p.units.size() - 2].reshard_after_forward = Reshard::no;
       p.units.back().reshard_after_forward = Reshard::no;  // PyTorch's root, whatever was asked for
     }
+  }
+
+  // A head that goes over the vocabulary in chunks. Units are found by what the head was before.
+  void set_head() {
+    if (const auto chunk = vocabulary_chunk(run_.loss)) {
+      if (stack_ != Stack::prime) not_modelled("loss", run_.loss);
+      chunk_head(out_.model, *chunk, gpu_);
+      assume("a loss in chunks of the vocabulary at the speed of its kernels' bytes");
+    }
+    out_.plan.model_name = out_.model.name;
+    out_.plan.model_digest = out_.model.digest();
   }
 
   void set_checkpointing_policy() {
@@ -199,6 +218,7 @@ class Builder {
     const DType reduce = stack_ == Stack::titan ? DType::f32 : p.param_dtype;
     if (run_.reduce_dtype.empty()) assume(fmt::format("gradients reduced in {}", name(reduce)));
     p.reduce_dtype = type(run_.reduce_dtype, "reduce_dtype", reduce);
+    p.master_dtype = type(run_.master_dtype, "master_dtype", DType::f32);
   }
 
   void set_rest() {
@@ -206,10 +226,13 @@ class Builder {
     const std::string prefetch = lower_case(run_.backward_prefetch);
     if (prefetch == "backward_post") p.backward_post = p.dialect == Dialect::fsdp1;
     else if (prefetch == "none" || prefetch == "no") p.backward_prefetch = 0;
-    else if (!prefetch.empty() && prefetch != "backward_pre") not_modelled("backward_prefetch", run_.backward_prefetch);
+    else if (!prefetch.empty() && prefetch != "backward_pre" && prefetch != "default")
+      p.backward_prefetch = prefetched("backward_prefetch", run_.backward_prefetch);
+    if (!says_no(run_.forward_prefetch) && lower_case(run_.forward_prefetch) != "default")
+      p.forward_prefetch = prefetched("forward_prefetch", run_.forward_prefetch);
     const std::string sync = lower_case(run_.grad_sync);
-    if (sync == "last") p.grad_sync = GradSync::last;
-    else if (!sync.empty() && sync != "every") not_modelled("grad_sync", run_.grad_sync);
+    if (sync == "last" || sync.starts_with("last micro-batch only")) p.grad_sync = GradSync::last;
+    else if (!sync.empty() && !sync.starts_with("every")) not_modelled("grad_sync", run_.grad_sync);
     if (sync.empty() && p.micro_batches.size() > 1) assume("gradients reduced after every micro-batch");
     p.clip_norm = run_.clip_norm && *run_.clip_norm > 0 ? run_.clip_norm : std::nullopt;
     if (!run_.clip_norm) {
@@ -219,16 +242,29 @@ class Builder {
     const std::string optimizer = lower_case(run_.optimizer);
     const bool fewer_bits = says(optimizer, "8bit") || says(optimizer, "8-bit") || says(optimizer, "4bit");
     if (optimizer.empty()) assume("AdamW");
-    if (optimizer == "sgd") p.optimizer.kind = OptimizerKind::sgd;
+    const bool no_op = optimizer.starts_with("none");
+    if (no_op) assume("an optimizer step that does nothing: SGD, which keeps no states");
+    if (optimizer == "sgd" || no_op) p.optimizer.kind = OptimizerKind::sgd;
     else if (!optimizer.empty() && (!says(optimizer, "adam") || fewer_bits)) not_modelled("optimizer", run_.optimizer);
     const std::string offload = lower_case(run_.cpu_offload);
     if (offload == "yes" || offload == "true" || offload == "parameters") p.offload = true;
     else if (!says_no(offload)) cannot("cpu_offload", "of \"" + printable(run_.cpu_offload) + "\" is not modelled");
+    if (!says_no(run_.activation_offload))
+      cannot("activation_offload", "activations in the host's memory are not modelled");
+    if (vocabulary_chunk(run_.loss)) return;  // the model's head says it
+    if (says(run_.loss, "token chunks")) not_modelled("loss", run_.loss);
     if (says(run_.loss, "chunk")) p.loss_chunks = std::min<std::int64_t>(16, p.seq_len);
-    else if (!run_.loss.empty() && !says(run_.loss, "cross")) not_modelled("loss", run_.loss);
+    else if (!run_.loss.empty() && !says(run_.loss, "cross") && lower_case(run_.loss) != "plain")
+      not_modelled("loss", run_.loss);
   }
 
-  // torchtitan's launch script sets expandable segments since September 2024.
+  // Blocks ahead, as a number.
+  static int prefetched(std::string_view column, const std::string& cell) {
+    if (cell.size() != 1 || std::isdigit(static_cast<unsigned char>(cell[0])) == 0) not_modelled(column, cell);
+    return cell[0] - '0';
+  }
+
+  // torchtitan's launch script sets expandable segments since September 2024, prime-rl's benchmarks always.
   void set_memory() {
     if (run_.peak_memory_gib) {
       const std::string kind = lower_case(run_.memory_kind);
@@ -240,8 +276,9 @@ class Builder {
     }
     if (!says_no(run_.expandable_segments) && !says_yes(run_.expandable_segments))
       cannot("expandable_segments", "\"" + printable(run_.expandable_segments) + "\" is neither yes nor no");
-    out_.expandable_segments = run_.expandable_segments.empty() ? stack_ == Stack::titan && month_ >= month(2024, 9)
-                                                                : !says_no(run_.expandable_segments);
+    out_.expandable_segments = run_.expandable_segments.empty()
+                                   ? stack_ == Stack::prime || (stack_ == Stack::titan && month_ >= month(2024, 9))
+                                   : !says_no(run_.expandable_segments);
   }
 
   // Nodes of 8 are built for rails. Smaller ones are blades of HPC systems, on fat trees and dragonflies.

@@ -60,7 +60,9 @@ struct PreparedRun {
 [[nodiscard]] Seconds predict_step_time(const PreparedRun&, const Costs&);
 
 // Peak over init and the first steps, by the caching allocator's model; the libraries' workspaces included, the CUDA
-// context not. Accumulating further micro-batches takes no more memory than `few` of them.
+// context not. Accumulating further micro-batches takes no more memory than `few` of them. Where more would be reserved
+// than the device has beside its fixed memory, the allocator gives back what it kept: then the peak is that under this
+// limit, if the run fits into it: a reserved peak above the limit means that it does not.
 [[nodiscard]] Bytes predict_peak(const PreparedRun&, const Costs&, MemoryKind);
 
 [[nodiscard]] std::string_view name(MemoryKind);

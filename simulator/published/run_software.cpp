@@ -5,6 +5,7 @@
 #include <cctype>
 #include <string_view>
 
+#include "models/implementations/prime_rl.h"
 #include "models/input/suggest.h"
 #include "simulator/published/cells.h"
 
@@ -73,6 +74,7 @@ class Chooser {
 
   RunImplementation choose() {
     const bool compiled = compiles();
+    if (stack_ == Stack::prime) return prime_rl(compiled);
     const bool written_out =
         says(run_.attention, "eager") || says(run_.attention, "math") || lower_case(run_.attention) == "torch";
     std::string name = "hf";
@@ -94,6 +96,15 @@ class Chooser {
   }
 
  private:
+  RunImplementation prime_rl(bool compiled) {
+    if (!compiled || uses_float8(run_)) not_modelled("compile", run_.compile);
+    const std::string kernel = lower_case(run_.attention);
+    if (kernel != "flash-attn-2" && kernel != "flash-attn-3") not_modelled("attention", run_.attention);
+    chosen_.implementation =
+        &prime_rl_implementation(kernel.back() == '3' ? AttentionKernel::flash3 : AttentionKernel::flash2);
+    return std::move(chosen_);
+  }
+
   void assume(std::string what) { chosen_.assumptions.push_back(std::move(what)); }
 
   // "per block" is how torchtitan compiles.
@@ -131,6 +142,7 @@ Stack stack_of(const PublishedRun& run) {
   const std::string who = run.source + " " + run.software;
   if (says(who, "mosaic") || says(who, "foundry") || says(who, "composer")) return Stack::foundry;
   if (says(who, "modalities")) return Stack::modalities;
+  if (says(who, "prime-rl")) return Stack::prime;
   return says(who, "titan") ? Stack::titan : Stack::hf;
 }
 

@@ -57,6 +57,15 @@ const Whole& whole_file() {
   return kWhole;
 }
 
+// The second file: experts, adapters, offload, failures (2025 and 2026).
+const AccuracyReport& second_file() {
+  static const AccuracyReport kReport = [] {
+    std::ifstream file(std::string(FSDP_TESTS_DIR) + "/accuracy/published_runs_2.csv", std::ios::binary);
+    return accuracy_of(file, "published_runs_2.csv", datasheet_prices());
+  }();
+  return kReport;
+}
+
 // |ln(predicted / measured)|: twice too fast and twice too slow weigh the same.
 double log_error(const AccuracyRow& row) { return std::abs(std::log1p(*row.step_time_error())); }
 
@@ -96,6 +105,49 @@ TEST_CASE("every published run is predicted as it was when it was last recorded"
   }
   for (const RefusedRow& r : report.skipped) now.add(r.id, {"skipped", "skipped"});
   CHECK(now.differences(kEvery != 1) == "");
+}
+
+TEST_CASE("every row of the second file is predicted as it was, or skipped for the reason that it was") {
+  const AccuracyReport& report = second_file();
+  CHECK(report.ignored_columns == std::vector<std::string>{});
+  RecordedTable now("published_runs_2.csv", {"id", "predicted_step_time_s", "predicted_peak_bytes"});
+  for (const AccuracyRow& r : report.rows)
+    now.add(r.id, {r.step_time_error() ? decimal(*r.predicted_step_time_s) : "-",
+                   r.predicted_peak_bytes ? whole(*r.predicted_peak_bytes) : "-"});
+  for (const FailedRun& r : report.failed)
+    if (r.predicted_total_bytes) now.add(r.id, {"out of memory", whole(*r.predicted_total_bytes)});
+  for (const RefusedRow& r : report.skipped) now.add(r.id, {"skipped", r.reason.substr(0, r.reason.find(':'))});
+  CHECK(now.differences() == "");
+}
+
+TEST_CASE("runs that failed for memory are predicted not to fit, those that completed fit, and peaks are near") {
+  const AccuracyReport& report = second_file();
+  std::int64_t judged = 0, refused = 0;
+  for (const FailedRun& r : report.failed)
+    if (r.predicted_total_bytes) CHECK_MESSAGE(r.predicted_not_to_fit(), r.id);
+  for (const AccuracyRow& r : report.rows)
+    if (r.predicted_total_bytes) ++judged, refused += *r.predicted_total_bytes > r.device_bytes ? 1 : 0;
+  CHECK(judged >= 20);
+  CHECK(refused == 0);
+  const AccuracyGroup& a = report.summary.headline;
+  MESSAGE(fmt::format("time: {} rows, mean {:.4f}, worst {:.4f}; peaks: {}, mean {:.4f}, worst {:.4f}",
+                      a.step_time.rows, a.step_time.mean, a.step_time.worst, a.peak.rows, a.peak.mean, a.peak.worst));
+  CHECK(a.step_time.rows >= 24);
+  CHECK(a.step_time.mean < 0.2223);
+  CHECK(a.step_time.worst < 0.5081);
+  CHECK(a.peak.rows >= 23);
+  CHECK(a.peak.mean < 0.0865);
+  CHECK(a.peak.worst < 0.2153);
+}
+
+TEST_CASE("runs of tensor, pipeline, context and expert parallelism are skipped by name") {
+  std::ifstream file(std::string(FSDP_TESTS_DIR) + "/accuracy/published_parallel_runs.csv", std::ios::binary);
+  const AccuracyReport report = accuracy_of(file, "published_parallel_runs.csv", datasheet_prices());
+  CHECK(report.rows.empty());
+  CHECK(report.skipped.size() == 21);
+  for (const RefusedRow& r : report.skipped)
+    CHECK_MESSAGE((r.reason.starts_with("tp:") || r.reason.starts_with("pp:") || r.reason.starts_with("float8:")),
+                  r.reason);
 }
 
 // What was reached, rounded up: a change may make these smaller only. Whoever makes one smaller writes it down here.

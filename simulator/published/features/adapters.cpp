@@ -1,0 +1,70 @@
+#include "simulator/published/features/adapters.h"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <utility>
+
+#include "models/input/error.h"
+#include "models/input/split.h"
+#include "models/input/suggest.h"
+#include "simulator/published/cells.h"
+
+namespace fsdp {
+namespace {
+
+// As tables shorten the names of a block's linear layers.
+constexpr std::array<std::pair<std::string_view, std::string_view>, 7> kLayers{{{"q", "q_proj"},
+                                                                                {"k", "k_proj"},
+                                                                                {"v", "v_proj"},
+                                                                                {"o", "o_proj"},
+                                                                                {"gate", "gate_proj"},
+                                                                                {"up", "up_proj"},
+                                                                                {"down", "down_proj"}}};
+
+std::vector<std::string> layers_of(const std::string& cell) {
+  std::vector<std::string> out;
+  for (const std::string_view word : split(cell, ',')) {
+    std::string found;
+    for (const auto& [brief, layer] : kLayers)
+      if (word == brief || word == layer) found = layer;
+    if (found.empty()) not_modelled("lora_targets", cell);
+    out.push_back(std::move(found));
+  }
+  return out;
+}
+
+}  // namespace
+
+std::optional<LoraSpec> adapters_of(const PublishedRun& run, std::vector<std::string>& assumptions) {
+  std::optional<LoraSpec> spec;
+  if (!says_no(run.lora)) spec = parse_lora(run.lora, "lora");
+  if (!run.lora_rank) return spec;
+  if (spec && spec->rank != *run.lora_rank)
+    cannot("lora_rank", fmt::format("{} contradicts lora, which says {}", *run.lora_rank, spec->rank));
+  if (!spec) spec = LoraSpec{.rank = *run.lora_rank};
+  const std::string targets = lower_case(run.lora_targets);
+  if (targets.empty() || says(targets, "all linear") || says(targets, "all-linear"))
+    assumptions.emplace_back("adapters of every linear layer but the head");
+  else spec->targets = layers_of(targets);
+  return spec;
+}
+
+void refuse_unknown_parallelism(const PublishedRun& run) {
+  const std::array<std::pair<const char*, std::pair<std::optional<std::int64_t>, const char*>>, 4> kinds{
+      {{"pp", {run.pp, "pipeline"}},
+       {"ep", {run.ep, "expert"}},
+       {"cp", {run.cp, "context"}},
+       {"tp", {run.tp, "tensor"}}}};
+  for (const auto& [column, said] : kinds)
+    if (said.first.value_or(1) > 1)
+      cannot(column, fmt::format("{} parallelism beside FSDP is not modelled", said.second));
+}
+
+std::int64_t head_dim_of(const ModelGraph& model) {
+  for (const Op& op : model.ops)
+    if (op.kind == OpKind::attention) return op.shape.head_dim;
+  return 0;
+}
+
+}  // namespace fsdp

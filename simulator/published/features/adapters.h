@@ -1,0 +1,23 @@
+// What a published row says beside data parallelism: adapters, and other kinds of parallelism.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "models/graph/lora.h"
+#include "simulator/published/published_runs.h"
+
+namespace fsdp {
+
+// From the columns `lora` ("16", or what --lora takes) or `lora_rank` and `lora_targets` ("q,k,v,o,gate,up,down_proj",
+// "all linear"). What they leave out is added to `assumptions`. Throws InputError for targets that have no name here.
+[[nodiscard]] std::optional<LoraSpec> adapters_of(const PublishedRun&, std::vector<std::string>& assumptions);
+
+// Throws InputError, which names the column, for tensor, context, pipeline and expert parallelism.
+void refuse_unknown_parallelism(const PublishedRun&);
+
+// Channels of a head; 0: the model has no attention.
+[[nodiscard]] std::int64_t head_dim_of(const ModelGraph&);
+
+}  // namespace fsdp
