@@ -13,6 +13,7 @@ from browser import Browser
 
 GIB = 1024 ** 3
 EIGHT_B = "--model llama3-8b --cluster dgx-h100 --gpus 8 --seq-len 8192".split()
+FRAMES = 240
 LARGE = "--model llama3.1-405b --cluster dgx-h100 --gpus 512 --seq-len 8192 --grad-accum 16".split()
 
 
@@ -191,6 +192,59 @@ class Tests:
             self.same(light, not dark, "colours")
         b.size(1360, 900)
 
+    def test_run_and_validate_compare(self):
+        b = self.browser
+        run = lambda *words: subprocess.run([self.program, *words], capture_output=True, text=True, cwd=self.folder)
+        for words in ("calibrate --backend host --ranks 2 --budget 4s -o costs.json",
+                      "plan --model tiny-llama --cluster host --gpus 2 --costs costs.json --seq-len 64 -o tiny.json",
+                      "simulate --plan tiny.json --model tiny-llama --cluster host --costs costs.json -o p.json",
+                      "run --plan tiny.json --model tiny-llama --backend host --prediction p.json -o m.json --steps 6 "
+                      "--report run.html"):
+            made = run(*words.split())
+            assert made.returncode == 0, made.stderr
+        with open(os.path.join(self.folder, "m.json")) as f:
+            measured = json.load(f)
+        compared = json.loads(run("validate", "p.json", "m.json", "--json", "--report", "validate.html").stdout)
+        for page in ("run.html", "validate.html"):
+            b.open(os.path.join(self.folder, page))
+            self.same(b.run("return window.report.data.validation"), compared, "validation")
+            self.same(b.run("return window.report.data.measurement.steps_s"), measured["steps_s"], "steps")
+            self.near(seconds(" ".join(self.tiles()["Step, median"].replace("predicted", " ").split()[:2])),
+                      measured["median_step_s"], "median")
+            assert b.texts("#verdict")[0].replace("Within tolerance", "").replace("Outside tolerance", ""), "no verdict"
+            b.open(os.path.join(self.folder, page))
+        b.open(os.path.join(self.folder, "run.html"))
+        self.same(b.run("return document.querySelectorAll('#timeline canvas').length"), 2, "timelines")
+        spans = measured["ranks"][0]["timeline"]["spans_s"]
+        last = b.run("const s = window.report.charts[1].view.step; return [s.start[s.count - 1], s.count]")
+        self.same(last[1], len(spans) // 2, "operations")
+        assert abs(last[0] - 1e9 * spans[-2]) <= 1, (last, spans[-2])
+        assert "at every operation" in b.texts("#counted")[0], b.texts("#counted")
+        b.run("window.report.view.set(0, 1e6)")
+        b.settle()
+        b.settle()
+        self.same(b.run("const c = window.report.charts[1].view; return [c.from, c.to]"),
+                  b.run("const v = window.report.view; return [v.from, v.to]"), "range of the second timeline")
+
+    def test_accuracy_filters(self):
+        b = self.browser
+        runs = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "accuracy", "published_runs.csv")
+        path, answer = self.page("accuracy", runs)
+        b.open(path)
+        rows = [r for r in answer["rows"] if r["measured_step_time_s"] and r["predicted_step_time_s"]]
+        self.same(b.run("return document.querySelectorAll('#runs circle').length"), len(rows), "rows drawn")
+        mean = 100 * answer["summary"]["all"]["step_time"]["mean_abs_error"]
+        assert "mean error %.1f %%" % mean in b.texts("#errors")[0], (mean, b.texts("#errors"))
+        b.run("const s = document.querySelector('select[aria-label=trust]'); s.value = 'A';"
+              "s.dispatchEvent(new Event('change'))")
+        trusted = sum(r["trust"] == "A" for r in rows)
+        self.same(b.run("return document.querySelectorAll('#runs circle').length"), trusted, "rows of trust A")
+        worst = max((r for r in rows if r["trust"] == "A"),
+                    key=lambda r: abs(r["predicted_step_time_s"] / r["measured_step_time_s"] - 1))
+        self.same(b.texts("#runs tbody tr td")[0], worst["id"], "the worst row")
+        b.run("document.querySelector('#runs tbody tr').click()")
+        assert worst["model"] in b.texts(".chosen-plan")[0]
+
     def test_smooth_with_a_large_step(self):
         b = self.browser
         path, answer = self.page("simulate", *LARGE, code=1)
@@ -199,27 +253,38 @@ class Tests:
         b.open(path)
         count = b.run("return window.report.view.step.count")
         b.place("#timeline canvas")
-        # Others may use the machine: the best of three.
-        slow = min((self.frames(b) for _ in range(3)), key=lambda frames: frames[1])
-        print("  %d operations, %.2f MB: frames of %.1f ms (median), %.1f ms (95 %%), %.1f ms (most)" %
-              (count, size / 1e6, *slow))
-        assert slow[1] < 33.4, "95 %% of the frames take up to %.1f ms" % slow[1]
+        b.command("Performance.enable", {"timeDomain": "threadTicks"})  # CPU time, not that of the clock
+        before = self.cpu_seconds(b)
+        runs = [self.frames(b) for _ in range(3)]
+        cpu = 1e3 * (self.cpu_seconds(b) - before) / (3 * FRAMES)
+        best = min(runs, key=lambda frames: frames[1])
+        load = os.getloadavg()[0]
+        print("  %d operations, %.2f MB: frames of %.1f ms (median), %.1f ms (95 %%), %.1f ms (most); the page's own "
+              "work %.1f ms a frame; load %.1f" % (count, size / 1e6, *best, cpu, load))
+        assert cpu < 16.7, "the page works %.1f ms on a frame" % cpu
+        if load > os.cpu_count():
+            print("  the machine is busy: frames are judged by the page's own work alone")
+        else:
+            assert best[1] < 33.4, "95 %% of the frames take up to %.1f ms" % best[1]
+
+    def cpu_seconds(self, b):
+        return {m["name"]: m["value"] for m in b.command("Performance.getMetrics", {})["metrics"]}["TaskDuration"]
 
     def frames(self, b):
         """Milliseconds from frame to frame while zooming and panning: median, 95 %, most."""
         times = b.run_async("""
-            const done = arguments[0], view = window.report.view, times = [];
+            const frames = arguments[0], done = arguments[1], view = window.report.view, times = [];
             let k = 0, before = null;
             const frame = (now) => {
               if (before !== null) times.push(now - before);
               before = now;
-              if (++k > 240) { done(times); return; }
+              if (++k > frames) { done(times); return; }
               if (k <= 80) view.zoom(0.95, view.step.high * 0.37);
               else if (k <= 160) view.pan(k % 40 < 20 ? 0.04 : -0.04);
               else view.zoom(1 / 0.95, view.step.high * 0.37);
               requestAnimationFrame(frame);
             };
-            requestAnimationFrame(frame);""")
+            requestAnimationFrame(frame);""", FRAMES)
         times.sort()
         return times[len(times) // 2], times[int(0.95 * len(times))], times[-1]
 

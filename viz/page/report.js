@@ -26,7 +26,8 @@ function stepChoice(names, view, showStep) {
       "select", {"aria-label": "Whose step is drawn", onchange: () => showStep(Number(select.value))},
       ...names.map((name, k) => el("option", {value: k}, k === 0 ? name + " (shown in the rest of the page)" : name)));
   view.listen(() => {
-    select.value = names.indexOf(view.step.name);
+    const k = String(names.indexOf(view.step.name));
+    if (select.value !== k) select.value = k;
   });
   return el("label", {class: "choice"}, "Step of ", select);
 }

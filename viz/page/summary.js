@@ -19,7 +19,7 @@ const partName = (key) => key.replace(/_s$/, "")
 
 function verdictLine(report) {
   const line = document.getElementById("verdict");
-  const found = /^(Fits|Tight|Does not fit)/.exec(report.verdict);
+  const found = /^(Fits|Tight|Does not fit|Within tolerance|Outside tolerance)/.exec(report.verdict);
   const verdict = found ? found[1].toLowerCase().replace(/ /g, "-") : "";
   line.className = verdict;
   if (!found) {
@@ -65,7 +65,7 @@ function partsBar(label, parts, format) {
       },
          ...shown.map((p) => el("span", {
                         title: `${p.name}: ${format(p.value)}, ${percent(p.value / whole)}`,
-                        style: {"flex-grow": String(p.value), background: `var(--${p.colour})`}
+                        style: {"flex-grow": String((100 * p.value) / whole), background: `var(--${p.colour})`}
                       })));
   const legend =
       el("ul", {class: "legend"},
@@ -98,6 +98,7 @@ function showSummary(report, prediction, measurement) {
   if (measurement && measurement.ranks[0].where)
     s.append(whereTheStepGoes(measurement.ranks[0].where, "Where the measured step of rank 0 goes"));
   s.querySelector("h2").classList.add("quiet");
+  if (!prediction && !measurement && !report.details.length) s.hidden = true;
   return s;
 }
 

@@ -273,9 +273,12 @@ function showTimeline(view) {
     "aria-label": "Light operations by name",
     oninput: () => lightByName(view, search.value)
   });
+  let said = null;
   view.listen(() => {
-    critical.setAttribute("aria-pressed", view.litName === "critical path");
-    lit.textContent = view.litName ? "lit: " + view.litName : "";
+    if (said === view.litName) return;
+    said = view.litName;
+    critical.setAttribute("aria-pressed", said === "critical path");
+    lit.textContent = said ? "lit: " + said : "";
   });
   const legend = el("div", {}, legendOfKinds(view.step));
   const s = section(
