@@ -133,8 +133,9 @@ class MemoryChart {
       context.lineTo(width, y);
       context.stroke();
       context.setLineDash([]);
-      const below = y < 14 || y - 7 < last + 12 ? y + 8 : y - 7;
-      this.caption(context, l.name + ", " + bytes(l.bytes), width, below, l.colour);
+      const below = Math.max(y < 14 ? y + 8 : y - 7, last + 14);
+      const name = width < 480 ? l.short : l.name;
+      this.caption(context, name + ", " + bytes(l.bytes), width, below, l.colour);
       last = below;
     }
     if (this.memory.measured) this.drawMeasured(context, width, height);
@@ -257,7 +258,8 @@ function memoryTables(report) {
 function showMeasuredMemory(view, measurement, memoryReport) {
   const rank = measurement.ranks[0];
   const chart = new MemoryChart(
-      view, [{bytes: rank.peak_allocated_bytes, name: "peak of the run, by the allocator", colour: "limit"}]);
+      view, [{bytes: rank.peak_allocated_bytes, name: "peak of the run, by the allocator", short: "peak",
+              colour: "limit"}]);
   const m = chart.memory, counted = m.measured;
   let most = 0;
   for (let r = 0; r < m.rows; ++r) most = Math.max(most, Math.abs(counted[r] - m.total[r]));
@@ -277,9 +279,10 @@ function showMemory(view, prediction, memoryReport) {
     {
       bytes: prediction.memory_limit_bytes - fixed,
       name: fixed ? `limit less ${bytes(fixed)} of context and communicators` : "limit",
+      short: "limit",
       colour: "limit"
     },
-    {bytes: prediction.peak_reserved_bytes, name: "reserved at most", colour: "reserved"},
+    {bytes: prediction.peak_reserved_bytes, name: "reserved at most", short: "reserved", colour: "reserved"},
   ];
   const chart = new MemoryChart(view, limits);
   const host = chart.memory.byHost && !view.step.hostAhead &&
