@@ -14,7 +14,7 @@ import zipfile
 
 HERE = pathlib.Path(__file__).resolve().parent
 PROJECT = (HERE.parent / "pyproject.toml").read_text()
-VERSION = re.search(r"project\(fsdp_plan VERSION ([0-9.]+)", (HERE.parent / "CMakeLists.txt").read_text()).group(1)
+VERSION = re.search(r'^version = "([0-9.]+)"', PROJECT, re.MULTILINE).group(1)
 
 
 def value(key):
@@ -23,6 +23,8 @@ def value(key):
 
 
 def pack(program, folder):
+    if f"project(fsdp_plan VERSION {VERSION} " not in (HERE.parent / "CMakeLists.txt").read_text():
+        raise SystemExit(f"pyproject.toml has version {VERSION}, and CMakeLists.txt another")
     tag = "py3-none-" + re.sub(r"[-.]", "_", sysconfig.get_platform())
     info = f"fsdp_plan-{VERSION}.dist-info"
     files = {f"fsdp_plan/{f.name}": f.read_bytes() for f in sorted((HERE / "fsdp_plan").glob("*.py"))}

@@ -218,7 +218,8 @@ void add_show_plan(const Command& show) {
   add_model_flags(command, flags->shared);
   command.option("--emit", flags->emit, "print it as a script or config: " + join(emit_formats()),
                  {"FORMAT", emit_formats});
-  command.flag("--layout", flags->layout, "with --json: the parameters of the model and of each unit, orders of prefetch");
+  command.flag("--layout", flags->layout,
+               "with --json: the parameters of the model and of each unit, orders of prefetch");
   command.flag("--json", flags->json, "one JSON object");
   command.examples({"fsdp-plan show plan plan.json --model llama3-8b",
                     "fsdp-plan show plan plan.json --model llama3-8b --emit pytorch > train.py"});

@@ -30,8 +30,8 @@ SCHEMA = "fsdp-plan/measurement/1"
 
 def record(model, file, plan=None, *, implementation=None, source=None, lora=None):
     """A context manager; see above. model: the Step of apply(), or a sharded model with its plan. file:
-    measurement.json, written by rank 0 when the block ends without an exception. implementation: what the prediction names; by default
-    the one that the plan was found for, else "hf" (transformers' models in PyTorch)."""
+    measurement.json, written by rank 0 when the block ends without an exception. implementation: what the prediction
+    names; by default the one that the plan was found for, else "hf" (transformers' models in PyTorch)."""
     if isinstance(model, Step):
         model, plan = model.model, plan if plan is not None else model.plan
     if plan is None:

@@ -116,7 +116,8 @@ def changed(folder, config):
     layers[2].mlp.gate_proj.weight.requires_grad_(True)
     layers[1].set_reshard_after_forward(False)
     refused("[model.layers.1]: ranks after forward: 1, planned 2", lambda: fsdp_plan.check(step))
-    refused("fully_shard was called on it", lambda: fsdp_plan.check(step, folder / "groups, prefetch.plan.json", source=config))
+    other = fsdp_plan.Plan.load(folder / "groups, prefetch.plan.json", config)
+    refused("fully_shard was called on it", lambda: fsdp_plan.check(step, other))
     with fsdp_plan.record(step, folder / "changed.json"):
         train(step, check=False)
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Everything of fsdp_plan beside PyTorch: ./dev torch-test. Arguments: the program, a folder for the virtual environment.
-# The package comes from a wheel, as a user has it; PyTorch and the libraries from python/requirements-test.txt.
+# Everything of fsdp_plan beside PyTorch (./dev torch-test). Arguments: the program, a folder for the environment. The
+# package comes from a wheel, as a user has it; PyTorch and the libraries from python/requirements-test.txt.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../.." && pwd)
