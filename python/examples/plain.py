@@ -17,6 +17,12 @@ from transformers import AutoConfig, AutoModelForCausalLM
 import fsdp_plan
 
 
+def loss_of(step, tokens):
+    """In a function of its own: a name for the logits in the loop would keep them through the next forward."""
+    logits = step.model(tokens[:, :-1]).logits
+    return fsdp_plan.chunked_loss(logits, tokens[:, 1:], step.plan["loss_chunks"])
+
+
 def main(config, plan, measurement):
     on_gpu = torch.cuda.is_available()
     dist.init_process_group("nccl" if on_gpu else "gloo")
@@ -35,9 +41,7 @@ def main(config, plan, measurement):
             batches = [torch.randint(values["vocab_size"], (sequences, step.plan["seq_len"] + 1), device=device)
                        for sequences in step.plan["micro_batches"]]
             for weight, tokens in step.micro_batches(batches):
-                logits = step.model(tokens[:, :-1]).logits
-                loss = fsdp_plan.chunked_loss(logits, tokens[:, 1:], step.plan["loss_chunks"])
-                (weight * loss).backward()
+                (weight * loss_of(step, tokens)).backward()
             step.finish(optimizer)
     if dist.get_rank() == 0:
         print(f"{measurement} is written")
