@@ -3,8 +3,8 @@
     cd python/examples              # config.json, plan.json: see plain.py
     torchrun --nproc-per-node 2 accelerate_run.py config.json plan.json [ACCUMULATION]
 
-Accelerate turns gradient synchronisation off on all but the last micro-batch of accumulate(), whatever the plan says:
-check(micro_batch=...) finds that, and the run ends with its message. Plan with --grad-sync last for it.
+accumulate() decides by itself which micro-batches reduce gradients: check(micro_batch=...) ends the run with what
+differs from the plan.
 """
 import json
 import sys

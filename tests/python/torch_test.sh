@@ -30,8 +30,6 @@ flags="--model config.json --cluster dgx-h100 --gpus 2 --seq-len 128 --micro-bat
 flags="$flags --param-dtype fp32 --replicate 1 --activation-checkpointing none --reshard-after-forward true"
 two() { python -W ignore -m torch.distributed.run --nproc-per-node 2 --standalone "$@"; }
 # shellcheck disable=SC2086
-for sync in every last; do fsdp-plan plan $flags --grad-accum 2 --grad-sync $sync -o $sync.json >/dev/null; done
-# shellcheck disable=SC2086
 fsdp-plan plan $flags -o plan.json >/dev/null
 fsdp-plan simulate --plan plan.json --model config.json --cluster dgx-h100 -o prediction.json >/dev/null
 two plain.py config.json plan.json measurement.json 2>log || { cat log; exit 1; }
@@ -40,10 +38,3 @@ two trainer_run.py config.json plan.json trainer.json 2>log || { cat log; exit 1
 # Trainer keeps a model's outputs, with the logits, through backward: more at the peak of so small a model.
 fsdp-plan validate prediction.json trainer.json --memory-tolerance 5%
 two accelerate_run.py config.json plan.json 2>log || { cat log; exit 1; }
-two accelerate_run.py config.json last.json 2 2>log || { cat log; exit 1; }
-if two accelerate_run.py config.json every.json 2 >log 2>&1; then
-  echo "Accelerate's accumulate() against a plan that reduces after every micro-batch: not found"
-  exit 1
-fi
-grep -q "reduces gradients: False, planned True" log || { cat log; exit 1; }
-echo "Accelerate's accumulate() against a plan that reduces after every micro-batch: found"
