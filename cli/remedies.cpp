@@ -124,14 +124,16 @@ std::vector<FlagRemedy> try_remedies(const Flags& flags, const Setup& setup, con
   return found;
 }
 
-std::string remedies_text(const std::vector<FlagRemedy>& remedies, Bytes limit) {
+std::string remedies_text(const std::vector<FlagRemedy>& remedies, const Setup& setup) {
+  const Bytes limit = *setup.options.memory_limit;
   std::string text;
   for (const FlagRemedy& r : remedies) {
     const std::int64_t over = r.score.peak_total.count() - limit.count();
     const std::string rest = over > 0 ? fmt::format("{}, {} too much", name(r.score.verdict), human(Bytes(over)))
                                       : std::string(name(r.score.verdict));
-    const std::string pinned =
-        r.score.pinned > Bytes(0) ? fmt::format(", if the machine has {} for each GPU", human(r.score.pinned)) : "";
+    const std::string pinned = r.score.pinned > Bytes(0) && !setup.cluster.host_memory
+                                   ? fmt::format(", if the machine has {} for each GPU", human(r.score.pinned))
+                                   : "";
     const std::string other = r.another_plan.empty() ? "" : " (" + r.another_plan + ")";
     text += fmt::format("  {}{}: peak {}, step {}: {}{}\n", r.change, other, human(r.score.peak_total),
                         human(r.score.step), rest, pinned);

@@ -22,6 +22,6 @@ struct FlagRemedy {
                                                    const std::function<void(const std::string&)>& told);
 
 // A line each; empty for none.
-[[nodiscard]] std::string remedies_text(const std::vector<FlagRemedy>&, Bytes limit);
+[[nodiscard]] std::string remedies_text(const std::vector<FlagRemedy>&, const Setup&);
 
 }  // namespace fsdp::cli

@@ -67,8 +67,9 @@ std::string ClusterSpec::digest() const {
   d.add("cluster", name);
   fsdp::add(d, gpu);
   for (std::int64_t n : {gpus, gpus_per_node, nvlink_domain.value_or(0), nics_per_node.value_or(0),
-                         collective_sms.value_or(0), fixed_memory.count()})
+                         collective_sms.value_or(0), fixed_memory.count(), communicator_memory.count()})
     d.add("count", n);
+  if (host_memory) d.add("host_memory", host_memory->count());
   for (BytesPerSecond r : {intra_bus, inter_bus}) d.add("bus", r.count());
   for (const auto& s : {intra_latency, inter_latency, collective_base_latency})
     d.add("latency", s.value_or(Seconds()).count());

@@ -158,15 +158,23 @@ BytesPerSecond counted_inter_bus(const GpuSpec& gpu, BytesPerSecond nic, std::in
   return BytesPerSecond(each * kGiga * static_cast<double>(nics) / static_cast<double>(gpus));
 }
 
+constexpr double kGibPerChannel = 0.0125;  // of a ring
+
 BytesPerSecond reference_nic(const GpuSpec& gpu) {
   const std::int64_t capability = gpu.compute_capability;
   return BytesPerSecond(capability >= 90 ? 50e9 : capability >= 80 ? 25e9 : 12.5e9);
 }
 
+Bytes counted_communicator_memory(const ClusterSpec& c) {
+  const std::int64_t ranks = std::min(c.gpus, c.domain());
+  const double gib = kGibPerChannel * static_cast<double>(ring_channels(c, ranks, 1).ctas);
+  return Bytes(static_cast<std::int64_t>(std::llround(gib * 1024)) * (std::int64_t{1} << 20));
+}
+
 Bytes counted_fixed_memory(const ClusterSpec& c) {
   const std::int64_t ranks = std::min(c.gpus, c.domain());
   const double channels = static_cast<double>(ring_channels(c, ranks, 1).ctas);
-  const double gib = 0.55 + 0.0125 * channels + (nvls_channels(c, ranks, 1).count > 0 ? 0.25 : 0);
+  const double gib = 0.55 + kGibPerChannel * channels + (nvls_channels(c, ranks, 1).count > 0 ? 0.25 : 0);
   return Bytes(static_cast<std::int64_t>(std::llround(gib * 1024)) * (std::int64_t{1} << 20));
 }
 
@@ -190,6 +198,7 @@ ClusterSpec cluster_of(const GpuSpec& gpu, std::int64_t gpus, std::int64_t gpus_
   c.intra_bus = counted_intra_bus(gpu, c.cpu);
   c.inter_bus = counted_inter_bus(gpu, nic, gpus_per_node, gpus_per_node);
   c.fixed_memory = counted_fixed_memory(c);
+  c.communicator_memory = counted_communicator_memory(c);
   return c;
 }
 

@@ -15,6 +15,7 @@
 #include "cli/options.h"
 #include "cli/pages/pages.h"
 #include "cli/report/accuracy_report.h"
+#include "cli/report/intervals_report.h"
 #include "cli/report/pairs_report.h"
 #include "cli/terminal/terminal.h"
 #include "simulator/published/cross_validation.h"
@@ -26,9 +27,10 @@ namespace {
 
 struct AccuracyFlags {
   std::string runs;
+  std::vector<std::string> more_runs;
   Text costs, plot, worst, cross_validate, seed;
   ReportFlag report;
-  bool json = false, all = false, markdown = false, pairs = false, assumptions = false;
+  bool json = false, all = false, markdown = false, pairs = false, assumptions = false, intervals = false;
 };
 
 // `used` becomes true when a run is on a GPU that the costs are of.
@@ -75,6 +77,14 @@ AccuracyReport cross_validated(const AccuracyFlags& f, std::istream& file, std::
   return {std::move(v.rows), std::move(runs.left_out), std::move(v.summary)};
 }
 
+std::ifstream opened(const std::string& path) {
+  std::error_code error;
+  if (std::filesystem::is_directory(path, error)) throw InputError(path, "is a folder", "give a CSV file of runs");
+  std::ifstream file(path, std::ios::binary);
+  if (!file) throw InputError(path, "cannot be read", "give a CSV file of runs");
+  return file;
+}
+
 int accuracy_command(const AccuracyFlags& f) {
   check_output(f.plot);
   if (f.plot) check_apart(*f.plot, f.runs);
@@ -89,10 +99,11 @@ int accuracy_command(const AccuracyFlags& f) {
   std::size_t worst = 20;
   if (f.worst) worst = static_cast<std::size_t>(parse_count(*f.worst, "--worst", 0, 1'000'000'000));
   if (f.all) worst = static_cast<std::size_t>(-1);
-  std::error_code error;
-  if (std::filesystem::is_directory(f.runs, error)) throw InputError(f.runs, "is a folder", "give a CSV file of runs");
-  std::ifstream file(f.runs, std::ios::binary);
-  if (!file) throw InputError(f.runs, "cannot be read", "give a CSV file of runs");
+  if (f.intervals && (f.costs || f.cross_validate || f.pairs || f.plot))
+    throw InputError("--intervals", "has an answer of its own", "leave the other flags out");
+  if (f.cross_validate && !f.more_runs.empty())
+    throw InputError("--cross-validate", "fits to one file", "put the rows of all runs into it");
+  std::ifstream file = opened(f.runs);
   AccuracyReport report;
   std::string told;
   if (f.cross_validate) {
@@ -101,9 +112,15 @@ int accuracy_command(const AccuracyFlags& f) {
     Progress progress;
     AccuracyOptions options;
     options.keep_runs = f.pairs;
+    options.every_peak = f.intervals;
     options.progress = [&](std::int64_t row) { progress.say(fmt::format("accuracy: row {}", with_commas(row))); };
     bool used = false;
-    report = accuracy_of(file, f.runs, prices(f, used), options);
+    const PriceList list = prices(f, used);
+    report = accuracy_of(file, f.runs, list, options);
+    for (const std::string& more : f.more_runs) {
+      std::ifstream next = opened(more);
+      report = joined(std::move(report), accuracy_of(next, more, list, options));
+    }
     if (f.costs && !used && !report.rows.empty())
       throw InputError(*f.costs, "are costs of other GPUs than these runs'",
                        "pass costs of theirs, or leave --costs out");
@@ -117,6 +134,7 @@ int accuracy_command(const AccuracyFlags& f) {
   print(stderr, ignored_columns_text(report));
   const PairReport pairs = f.pairs ? pair_up(report) : PairReport();
   if (f.json) print(stdout, f.pairs ? to_json_text(report, pairs) : to_json_text(report));
+  else if (f.intervals) print(stdout, intervals_text(report, f.markdown));
   else if (f.pairs) print(stdout, f.markdown ? pairs_markdown(pairs) : pairs_text(pairs, worst));
   else print(stdout, (f.markdown ? accuracy_markdown(report) : accuracy_text(report, worst, f.assumptions)) + told);
   if (f.markdown) print(stderr, assumptions_text(report));
@@ -132,6 +150,7 @@ void add_accuracy(const Command& app) {
   const Command command = app.add("accuracy", "predict runs that others published, and show the errors");
   command.required("runs", flags->runs, "CSV of runs, with the columns of tests/accuracy/published_runs.csv",
                    "RUNS.csv");
+  command.option("more_runs", flags->more_runs, "further files of runs", "RUNS.csv");
   command.option("--costs", flags->costs, "costs.json of `calibrate`; default: datasheet and measured ceilings",
                  "FILE");
   command.option("--cross-validate", flags->cross_validate,
@@ -144,6 +163,9 @@ void add_accuracy(const Command& app) {
   add_report_flag(command, flags->report, "write every row, with filters, as a page here");
   command.option("--worst", flags->worst, "how many rows (or pairs) to show, the furthest off first; default 20", "N");
   command.flag("--all", flags->all, "show every row, in the order of the file (every pair, by knob)");
+  command.flag(
+      "--intervals", flags->intervals,
+      "how sure predictions are: 80 % intervals and the probability of running out of memory, held against the rows");
   command.flag("--assumptions", flags->assumptions, "beside each row that is shown, what was assumed of it");
   command.flag("--markdown", flags->markdown, "the summary alone, as a Markdown table");
   command.flag("--json", flags->json, "one JSON object with every row");

@@ -190,8 +190,7 @@ int nothing_fits(const PlanFlags& f, const Setup& setup, const PlanResult& resul
                      "Does not fit: " + result.why_none + "\n" +
                      workload(setup.model.name, setup.seq_len, setup.cluster.gpus, setup.cluster.name) +
                      (f.shared.seq_len ? "" : "; --seq-len was not given, so this is what the model allows") + ".\n";
-  if (!remedies.empty())
-    said += "What would help that plan, each simulated:\n" + remedies_text(remedies, *setup.options.memory_limit);
+  if (!remedies.empty()) said += "What would help that plan, each simulated:\n" + remedies_text(remedies, setup);
   if (f.output) {
     write_file(*f.output, to_json_text(file_of(result.least->plan, f.shared, setup)));
     said += fmt::format("{} holds that plan, which does not fit.\n", *f.output);
@@ -214,7 +213,7 @@ std::string hint_without_retries(const PlanResult& result) {
 // Of a plan that is tight: with what it fits.
 std::string fitting(const std::vector<FlagRemedy>& remedies, const Setup& setup) {
   if (remedies.empty()) return "";
-  return "\nWhat would make it fit, each simulated:\n" + remedies_text(remedies, *setup.options.memory_limit);
+  return "\nWhat would make it fit, each simulated:\n" + remedies_text(remedies, setup);
 }
 
 int plan_command(const PlanFlags& asked) {
@@ -250,7 +249,7 @@ int plan_command(const PlanFlags& asked) {
   }
   std::FILE* out = f.emit && !f.emit_to ? stderr : stdout;
   if (size) print(out, size->text);
-  print(out, bold(out, verdict_line(prediction)) + cost_line(prediction));
+  print(out, bold(out, verdict_line(prediction)) + doubt_line(prediction) + cost_line(prediction));
   print(out, "Choice: " + plan_label(plan, &setup.model) + "\n" + basis(prediction, plan, setup.costs));
   if (!result.searched.empty())
     print(out,

@@ -42,6 +42,7 @@ Json cluster_json(const ClusterSpec& c) {
                {"memory_bandwidth_bytes_per_s", c.gpu.memory_bandwidth.count()},
                {"intra_bus_bytes_per_s", c.intra_bus.count()},
                {"inter_bus_bytes_per_s", c.inter_bus.count()}};
+  if (c.host_memory) json["host_memory_bytes"] = c.host_memory->count();
   if (c.price) json["price"] = {{"per_gpu_hour", c.price->per_gpu_hour}, {"currency", c.price->currency}};
   return json;
 }
@@ -57,7 +58,9 @@ std::string cluster_text(const ClusterSpec& c) {
       {"memory bandwidth", rate(g.memory_bandwidth.count(), human(g.memory_bandwidth))},
       {"ring inside a node, per GPU", rate(c.intra_bus.count(), human(c.intra_bus))},
       {"ring between nodes, per GPU", rate(c.inter_bus.count(), human(c.inter_bus))},
-      {"context and communicators", human(c.fixed_memory)}};
+      {"context and one communicator", human(c.fixed_memory)},
+      {"each further communicator", human(c.communicator_memory)},
+      {"host memory of a node", c.host_memory ? human(*c.host_memory) : "not known"}};
   if (c.price) rows.push_back({"price of a GPU hour", text_of(*c.price)});
   return fmt::format("{}: {} GPUs, {} node{} of {}\n", c.name, c.gpus, c.nodes(), c.nodes() == 1 ? "" : "s",
                      c.gpus_per_node) +

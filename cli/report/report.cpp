@@ -111,6 +111,21 @@ std::string plan_label(const ShardingPlan& plan, const ModelGraph* model) {
                      plan.shard() == 1 ? "" : "s");
 }
 
+// "; a node needs 400 GiB of its 2.00 TiB for what is offloaded".
+static std::string host_text(const HostMemory& host) {
+  const auto bytes = [](double n) { return human(Bytes(static_cast<std::int64_t>(n))); };
+  if (host.available_bytes == 0)
+    return fmt::format(
+        "; a node needs {} of host memory for what is offloaded, which is not checked: the cluster does not say "
+        "host_memory",
+        bytes(host.needed_bytes));
+  if (host.fits())
+    return fmt::format("; a node needs {} of its {} for what is offloaded", bytes(host.needed_bytes),
+                       bytes(host.available_bytes));
+  return fmt::format("; for what is offloaded a node needs {} of host memory and has {}", bytes(host.needed_bytes),
+                     bytes(host.available_bytes));
+}
+
 std::string verdict_line(const Prediction& p) {
   const Bytes spare = p.memory_limit - p.peak_total;
   std::string room = spare.count() >= 0 ? human(spare) + " to spare" : human(Bytes(-spare.count())) + " too much";
@@ -121,8 +136,7 @@ std::string verdict_line(const Prediction& p) {
         " unless the allocator gives memory back or has expandable segments "
         "(PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True)";
   }
-  if (const Bytes pinned = Bytes(p.memory.host_peak) - offloaded_in_total(p); pinned > Bytes(0))
-    room += fmt::format("; the machine needs {} more for each GPU (offload), which is not checked", human(pinned));
+  if (p.host) room += host_text(*p.host);
   std::string verdict(name(p.verdict));
   verdict[0] = static_cast<char>(std::toupper(static_cast<unsigned char>(verdict[0])));
   const auto whole = [](double x) { return with_commas(std::llround(x)); };
@@ -131,6 +145,15 @@ std::string verdict_line(const Prediction& p) {
                      whole(p.tokens_per_s),
                      whole(p.tokens_per_s / static_cast<double>(std::max<std::int64_t>(1, p.ranks))), mfu,
                      human(p.peak_total), human(p.memory_limit), room);
+}
+
+std::string doubt_line(const Prediction& p) {
+  if (!p.doubt) return "";
+  const Doubt& d = *p.doubt;
+  const auto bytes = [](double n) { return human(Bytes(std::llround(n))); };
+  return fmt::format("Likely (80 %): step {} to {}, peak {} to {}, out of memory {:.0f} %: {}.\n",
+                     human(Seconds(d.step_time_s.low)), human(Seconds(d.step_time_s.high)), bytes(d.peak_bytes.low),
+                     bytes(d.peak_bytes.high), 100 * d.out_of_memory, fmt::join(d.causes, "; "));
 }
 
 std::string cost_line(const Prediction& p) {

@@ -29,6 +29,10 @@ namespace fsdp::cli {
 // "Fits: step 1.46 s, 44,900 tokens/s (5,612 per GPU), MFU 41.3 %, peak 61.2 GiB of 75.1 GiB, 13.9 GiB to spare."
 [[nodiscard]] std::string verdict_line(const Prediction&);
 
+// "Likely (80 %): step 1.01 to 1.28 s, peak 68.3 to 80.2 GiB, out of memory 3 %: as published runs deviate."; empty
+// where nothing is known of how far predictions are off.
+[[nodiscard]] std::string doubt_line(const Prediction&);
+
 // "Cost: 75.8 USD per 10^9 tokens; 403 USD a day for 8 GPUs at 2.1 USD per GPU hour."; empty where no price is known.
 [[nodiscard]] std::string cost_line(const Prediction&);
 

@@ -48,6 +48,7 @@ std::string file_of_gpu(const std::string& name) {
   file["nics_per_node"] = 8;
   file["cpu"] = fsdp::name(c.cpu);
   file["fixed_memory"] = fmt::format("{}MiB", c.fixed_memory.count() >> 20);
+  file["communicator_memory"] = fmt::format("{}MiB", c.communicator_memory.count() >> 20);
   const std::string measure = "; replace it by the bus bandwidth of all_gather_perf";
   file["source"] = {
       {"gpus_per_node", "assumed"},
@@ -57,7 +58,10 @@ std::string file_of_gpu(const std::string& name) {
                                 "GPUs of a node",
                                 reference_nic(gpu).count() * 8 / 1e9, measure)},
       {"cpu", "assumed: as these GPUs are usually sold"},
-      {"fixed_memory", "estimate: a CUDA context with PyTorch's kernels and NCCL's buffers"}};
+      {"fixed_memory", "estimate: a CUDA context with PyTorch's kernels and NCCL's buffers"},
+      {"communicator_memory", "estimate: the ring buffers of each further communicator"},
+      {"host_memory",
+       "left out: add a node's memory, such as \"2048GiB\", to have offloaded plans checked against it"}};
   return file.dump(2) + "\n";
 }
 

@@ -211,6 +211,9 @@ void read_rates(JsonObject& o, ClusterSpec& c) {
     c.assumed.push_back(fmt::format("fixed_memory {}: a CUDA context with PyTorch's kernels and NCCL's buffers",
                                     human(c.fixed_memory)));
   }
+  c.communicator_memory =
+      o.has("communicator_memory") ? size(o, "communicator_memory") : counted_communicator_memory(c);
+  if (o.has("host_memory")) c.host_memory = size(o, "host_memory");
   if (c.fixed_memory > c.gpu.usable_memory)
     o.refuse("fixed_memory", human(c.fixed_memory) + " is more than the GPU's usable " + human(c.gpu.usable_memory),
              "give what a process holds outside of the allocator, such as \"1.5GiB\"");

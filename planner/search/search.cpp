@@ -151,8 +151,8 @@ Judged* least_of(std::vector<Judged>& all, bool scored) {
 }
 
 // When nothing fits: the plan that needs least is sought among those that floors had ruled out.
-void nothing_fits(const ModelGraph& model, const Implementation& impl, std::vector<Judged>& all, Bytes limit,
-                  Scorer& scorer, PlanResult& result) {
+void nothing_fits(const ModelGraph& model, const ClusterSpec& cluster, const Implementation& impl,
+                  std::vector<Judged>& all, Bytes limit, Scorer& scorer, PlanResult& result) {
   Judged* open = least_of(all, false);
   for (int tries = 0; tries < kLeastTries && open; ++tries, open = least_of(all, false)) {
     const Judged* best = least_of(all, true);
@@ -169,6 +169,14 @@ void nothing_fits(const ModelGraph& model, const Implementation& impl, std::vect
       fmt::format("nothing fits in {}: the least that any of {} plans reserves is {} ({}), of which {}", human(limit),
                   exact ? std::to_string(all.size()) : fmt::format("{} simulated", simulated), human(found),
                   least.option.label, describe(memory_floor(model, least.option.plan, impl)));
+  if (least.score && cluster.host_memory) {
+    const Bytes node(least.score->pinned.count() * std::min(cluster.gpus, cluster.gpus_per_node));
+    if (node > *cluster.host_memory) {
+      result.why_none = fmt::format("what is offloaded needs {} of host memory on each node, which has {} ({})",
+                                    human(node), human(*cluster.host_memory), least.option.label);
+      return;
+    }
+  }
   if (!exact)
     result.why_none += fmt::format("; a lower bound for all {} plans, reached by none of those, is {}", all.size(),
                                    human(result.least_bound));
@@ -208,7 +216,7 @@ PlanResult search(const ModelGraph& model, const ClusterSpec& cluster, const Imp
   const std::size_t best = choose_exactly(all, naive, scorer);
   result.naive = naive ? candidate(*naive) : naive_outside(model, cluster, o, scorer);
   if (!all[best].score || all[best].score->verdict == Verdict::does_not_fit) {
-    nothing_fits(model, impl, all, o.memory_limit, scorer, result);
+    nothing_fits(model, cluster, impl, all, o.memory_limit, scorer, result);
   } else {
     result.best = candidate(all[best]);
     if (const Judged* calm = without_retries(all, all[best])) {

@@ -1,6 +1,7 @@
 #include "simulator/predict.h"
 
 #include <algorithm>
+#include <array>
 #include <map>
 
 #include "models/input/error.h"
@@ -10,6 +11,7 @@
 #include "simulator/analysis/critical_path.h"
 #include "simulator/analysis/order.h"
 #include "simulator/analysis/times.h"
+#include "simulator/doubt/doubt.h"
 #include "simulator/engine/engine.h"
 #include "simulator/engine/memory.h"
 
@@ -96,6 +98,36 @@ std::optional<std::int64_t> arena_of(const Program& program, const CostContext& 
   return planned.arena_bytes;
 }
 
+// NCCL's communicators, each over its own ranks: that of all ranks and that of a dimension are one where they join the
+// same ranks; shard_reduce is a second one on purpose.
+std::int64_t communicators_of(const Program& program, const ShardingPlan& plan) {
+  std::array<bool, kCommunicators> used{};
+  for (const Step* step : {&program.init, &program.first_step, &program.steady_step})
+    for (const Operation& op : step->ops) used[static_cast<std::size_t>(op.comm)] = true;
+  const auto uses = [&](Communicator c) { return used[static_cast<std::size_t>(c)]; };
+  const bool shard = uses(Communicator::shard) && plan.shard() > 1;
+  const bool replicate = uses(Communicator::replicate) && plan.replicate() > 1;
+  const bool world = uses(Communicator::world) && plan.ranks() > 1 && !(shard && plan.replicate() == 1) &&
+                     !(replicate && plan.shard() == 1);
+  const bool reduce = uses(Communicator::shard_reduce) && plan.shard() > 1;
+  return std::int64_t{shard} + replicate + world + reduce + uses(Communicator::reshard);
+}
+
+// Context and communicators: the cluster's figure has one.
+Bytes fixed_memory(const Program& program, const CostContext& c) {
+  const std::int64_t further = std::max<std::int64_t>(0, communicators_of(program, c.plan) - 1);
+  return c.cluster.fixed_memory + Bytes(further * c.cluster.communicator_memory.count());
+}
+
+// Ranks share the memory of their node.
+void check_host(Prediction& p, const CostContext& c) {
+  if (c.cluster.host || p.memory.host_peak == 0) return;
+  const std::int64_t ranks = std::min(c.plan.ranks(), c.cluster.gpus_per_node);
+  p.host = HostMemory{static_cast<double>(ranks) * static_cast<double>(p.memory.host_peak),
+                      static_cast<double>(c.cluster.host_memory.value_or(Bytes(0)).count())};
+  if (!p.host->fits()) p.verdict = Verdict::does_not_fit;
+}
+
 // What the limit has to hold beside what is reserved. Where ranks run on processors, offloaded buffers are in the same
 // memory.
 Bytes beside_reserved(const Prediction& p, const CostContext& c) {
@@ -131,10 +163,11 @@ void fill_memory(Prediction& p, const Program& program, const CostContext& c, co
                  const Timeline& steady) {
   p.memory = replay_memory(program);
   p.peak_allocated = Bytes(p.memory.peak);
-  p.fixed = c.cluster.fixed_memory;
+  p.fixed = fixed_memory(program, c);
   p.memory_limit = options.memory_limit.value_or(default_memory_limit(c.cluster));
   fill_reserved(p, program, c, steady);
   p.peak_total = p.peak_reserved_estimate + beside_reserved(p, c);
+  check_host(p, c);
   p.peak_made_of = p.memory.at_peak;
 }
 
@@ -184,6 +217,13 @@ Prediction predict(Programs& programs, const Costs& costs, const PredictOptions&
   fill_rates(p, program, demands, c);
   if (!options.keep_timeline) return p;
   p.provenance = provenance_of(program, c);
+  if (!c.cluster.host) {
+    const double usable = static_cast<double>(c.cluster.gpu.usable_memory.count()),
+                 peak = static_cast<double>(p.peak_total.count());
+    const double waits = p.step_time.count() > 0 ? p.exposed_communication.count() / p.step_time.count() : 0;
+    p.doubt = doubt_of(doubt_table(), {c.implementation.name, p.ranks, waits, peak / usable}, p.step_time.count(), peak,
+                       static_cast<double>((p.peak_allocated + p.fixed).count()), usable);
+  }
   p.peak_at = peak_place(p, program, c);
   if (p.ranks <= kMaxRankRoles) fill_roles(p, programs);
   p.critical_path = critical_path(program.steady_step, timeline, c.model);

@@ -4,11 +4,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <map>
 #include <set>
 
 #include "models/input/error.h"
 #include "models/input/suggest.h"
+#include "simulator/analysis/breakdown.h"
 #include "simulator/published/cells.h"
 #include "simulator/published/run_software.h"
 
@@ -28,8 +30,11 @@ struct Forecast {
   ShardingPlan step;    // mesh, micro-batches and sequence length alone: what measured_step_time asks for
   double step_time_s = 0;
   std::optional<MemoryKind> kind;
-  std::optional<std::int64_t> peak_bytes, total_bytes;
+  std::optional<std::int64_t> peak_bytes, total_bytes, needed_bytes;
   std::int64_t device_bytes = 0;
+  std::string implementation;
+  bool fabric_assumed = false;
+  double exposed_share = 0;
   std::vector<std::string> assumptions;
 };
 
@@ -47,12 +52,21 @@ Forecast forecast(const PublishedRun& run, const PriceList& prices, const Accura
   f.kind = s.memory_kind;
   const Bytes device = s.cluster.gpu.memory, beside = s.cluster.fixed_memory;
   f.device_bytes = s.cluster.gpu.usable_memory.count();
+  f.implementation = s.implementation->name;
+  f.fabric_assumed = s.cluster.gpus > s.cluster.domain() && !run.fabric_gbps_per_gpu;
   const Costs costs = prices.costs_of(s);
   const PreparedRun prepared = prepare(std::move(s));
   f.step_time_s = predict_step_time(prepared, costs).count();
+  if (options.every_peak) {
+    const Breakdown where = predict_breakdown(prepared, costs);
+    double all = 0;
+    for (const BreakdownPart& part : kBreakdownParts) all += (where.*part.member).count();
+    if (all > 0) f.exposed_share = exposed_communication(where).count() / all;
+  }
   if (!options.memory) return f;
   if (options.every_peak || ran_out_of_memory(run) || f.kind == MemoryKind::reserved)
     f.total_bytes = (predict_peak(prepared, costs, MemoryKind::reserved) + beside).count();
+  if (options.every_peak) f.needed_bytes = (predict_peak(prepared, costs, MemoryKind::allocated) + beside).count();
   if (!f.kind) return f;
   const Bytes peak = f.total_bytes && *f.kind == MemoryKind::reserved ? Bytes(*f.total_bytes) - beside
                                                                       : predict_peak(prepared, costs, *f.kind);
@@ -156,20 +170,21 @@ AccuracyRow row_of(const PublishedRun& run, const Forecast& f) {
   row.predicted_step_time_s = f.step_time_s;
   row.predicted_peak_bytes = f.peak_bytes;
   row.predicted_total_bytes = f.total_bytes;
+  row.predicted_needed_bytes = f.needed_bytes;
   row.device_bytes = f.device_bytes;
+  row.implementation = f.implementation;
+  row.fabric_assumed = f.fabric_assumed;
+  row.exposed_share = f.exposed_share;
   if (f.kind) row.memory_kind = *f.kind;
   return row;
 }
 
 FailedRun failed_run(const PublishedRun& run, const Forecast& f) {
-  return {run.id,
-          run.trust,
-          run.gpu,
-          run.model,
-          run.gpus.value_or(0),
-          f.refusal.empty() ? f.total_bytes : std::nullopt,
-          f.device_bytes,
-          f.refusal};
+  FailedRun out{run.id, run.source, run.trust, run.gpu, run.model, f.implementation, run.gpus.value_or(0)};
+  if (f.refusal.empty()) out.predicted_total_bytes = f.total_bytes, out.predicted_needed_bytes = f.needed_bytes;
+  out.device_bytes = f.device_bytes;
+  out.reason = f.refusal;
+  return out;
 }
 
 // The run with its mesh and batches filled in.
@@ -211,6 +226,20 @@ PriceList prices_of(Costs costs) {
             return costs.platform.empty() || costs.platform == s.cluster.gpu.name ? costs : default_costs(s.cluster);
           },
           0};
+}
+
+AccuracyReport joined(AccuracyReport a, AccuracyReport b) {
+  const auto append = [](auto& to, auto& from) {
+    to.insert(to.end(), std::make_move_iterator(from.begin()), std::make_move_iterator(from.end()));
+  };
+  append(a.rows, b.rows), append(a.skipped, b.skipped), append(a.failed, b.failed), append(a.runs, b.runs);
+  append(a.ignored_columns, b.ignored_columns);
+  const AccuracySummary before = std::move(a.summary);
+  a.summary = summarize(a.rows);
+  a.summary.free_constants = before.free_constants;
+  a.summary.repeated_ids = before.repeated_ids;
+  append(a.summary.repeated_ids, b.summary.repeated_ids);
+  return a;
 }
 
 AccuracyReport accuracy_of(std::istream& in, std::string_view where, const PriceList& prices,

@@ -28,10 +28,14 @@ struct AccuracyRow {
   bool float8 = false;
   std::optional<double> measured_step_time_s, predicted_step_time_s;
   std::optional<std::int64_t> measured_peak_bytes, predicted_peak_bytes;
-  MemoryKind memory_kind{};  // of both peaks
+  MemoryKind memory_kind{};     // of both peaks
+  std::string implementation;   // that models its software
+  double exposed_share = 0;     // of the step, that waits for communication; with every_peak
+  bool fabric_assumed = false;  // over several nodes, and the row does not say how fast their fabric is
   // Reserved at its peak and what lies outside of the allocator, where a reserved peak was measured (with every_peak:
   // everywhere); and what the device has.
   std::optional<std::int64_t> predicted_total_bytes;
+  std::optional<std::int64_t> predicted_needed_bytes;  // allocated instead of reserved; with every_peak
   std::int64_t device_bytes = 0;
   std::vector<std::string> assumptions;
   [[nodiscard]] std::optional<double> step_time_error() const;
@@ -40,11 +44,13 @@ struct AccuracyRow {
 
 // A run that failed for memory.
 struct FailedRun {
-  std::string id, trust, gpu, model;
+  std::string id, source, trust, gpu, model;
+  std::string implementation;
   std::int64_t gpus = 0;
-  std::optional<std::int64_t> predicted_total_bytes;  // empty: cannot be expressed, see `reason`
+  std::optional<std::int64_t> predicted_total_bytes = {};  // empty: cannot be expressed, see `reason`
+  std::optional<std::int64_t> predicted_needed_bytes = {};
   std::int64_t device_bytes = 0;
-  std::string reason;
+  std::string reason = {};
   [[nodiscard]] bool predicted_not_to_fit() const {
     return predicted_total_bytes && *predicted_total_bytes > device_bytes;
   }
@@ -109,6 +115,8 @@ struct AccuracyOptions {
 // reason.
 [[nodiscard]] AccuracyReport accuracy_of(std::istream&, std::string_view where, const PriceList&,
                                          const AccuracyOptions& = {});
+// The rows of both, summed up anew.
+[[nodiscard]] AccuracyReport joined(AccuracyReport, AccuracyReport);
 [[nodiscard]] AccuracySummary summarize(std::span<const AccuracyRow>);
 
 [[nodiscard]] ErrorSummary summarize_errors(std::span<const double> signed_errors, std::span<const std::string> ids);

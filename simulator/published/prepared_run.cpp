@@ -3,6 +3,7 @@
 
 #include "planner/lower.h"
 #include "simulator/allocator/replay.h"
+#include "simulator/analysis/breakdown.h"
 #include "simulator/engine/engine.h"
 #include "simulator/published/run_setup.h"
 
@@ -43,6 +44,12 @@ Seconds predict_step_time(const PreparedRun& run, const Costs& costs) {
   if (run.left_out == 0) return Seconds(few);
   const double fewer = period(run.fewer_program, run.fewer, run.setup, costs);
   return Seconds(few + static_cast<double>(run.left_out) * (few - fewer));
+}
+
+Breakdown predict_breakdown(const PreparedRun& run, const Costs& costs) {
+  const CostContext context{run.setup.model, run.few, *run.setup.implementation, run.setup.cluster, costs};
+  const Step& step = run.program.steady_step;
+  return where_time_goes(step, simulate(step, demands_of(step, run.program, context)));
 }
 
 Bytes predict_peak(const PreparedRun& run, const Costs& costs, MemoryKind kind) {

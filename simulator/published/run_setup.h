@@ -20,6 +20,7 @@
 #include "models/cluster.h"
 #include "models/graph.h"
 #include "models/implementation.h"
+#include "planner/breakdown.h"
 #include "planner/costs.h"
 #include "planner/plan.h"
 #include "planner/program.h"
@@ -58,6 +59,9 @@ struct PreparedRun {
 // The period of steady steps. With micro-batches left out each adds what the last one of `few` added over `fewer`;
 // tests hold the result against the whole step.
 [[nodiscard]] Seconds predict_step_time(const PreparedRun&, const Costs&);
+
+// Where a step of `few` spends its time.
+[[nodiscard]] Breakdown predict_breakdown(const PreparedRun&, const Costs&);
 
 // Peak over init and the first steps, by the caching allocator's model; the libraries' workspaces included, the CUDA
 // context not. Accumulating further micro-batches takes no more memory than `few` of them. Where more would be reserved

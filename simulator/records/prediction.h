@@ -17,6 +17,7 @@
 #include "planner/program.h"
 #include "planner/timeline.h"
 #include "planner/verdict.h"
+#include "simulator/records/doubt.h"
 #include "simulator/records/program_memory.h"
 #include "simulator/records/provenance.h"
 #include "simulator/records/rows.h"
@@ -59,6 +60,8 @@ struct Prediction {
   std::vector<std::int32_t> role_of_rank;
   std::vector<ProgramMemory> other_roles;
   std::optional<TrainingCost> cost;  // where a price is known: at `tokens_per_s`
+  std::optional<Doubt> doubt;        // of GPUs, whose times are not measured; not while searching
+  std::optional<HostMemory> host;    // of offloaded plans on GPUs
 };
 
 // nullptr: not predicted for this rank.

@@ -42,6 +42,24 @@ void fields(Io& io, RecordOrConst<StepTimeDistribution> auto& d) {
   io("seed", d.seed, kCountRange);
 }
 
+constexpr Range<double> kBytesAsNumber{0, 1e18};
+
+template <class Io>
+void fields(Io& io, RecordOrConst<HostMemory> auto& m) {
+  io("needed_bytes", m.needed_bytes, kBytesAsNumber);
+  io("available_bytes", m.available_bytes, kBytesAsNumber);
+}
+
+template <class Io>
+void fields(Io& io, RecordOrConst<Doubt> auto& d) {
+  io("step_time_low_s", d.step_time_s.low, Range<double>{0, 1e18});
+  io("step_time_high_s", d.step_time_s.high, Range<double>{0, 1e18});
+  io("peak_low_bytes", d.peak_bytes.low, kBytesAsNumber);
+  io("peak_high_bytes", d.peak_bytes.high, kBytesAsNumber);
+  io("out_of_memory", d.out_of_memory, Range<double>{0, 1});
+  io("causes", d.causes);
+}
+
 template <class Io>
 void fields(Io& io, RecordOrConst<TrainingCost> auto& c) {
   constexpr Range<double> kAmount{0, 1e300};
@@ -85,6 +103,8 @@ void fields(Io& io, RecordOrConst<Prediction> auto& p) {
   io("memory_limit_bytes", p.memory_limit);
   io("step_time_distribution", p.step_time_distribution);
   io("cost", p.cost);
+  io("likely_80_percent", p.doubt);
+  io("node_host_memory", p.host);
   io("where", p.where);
   buffer_kinds(io, "peak_made_of_bytes", p.peak_made_of);
   io("peak_at", p.peak_at);

@@ -1,0 +1,71 @@
+#include "simulator/doubt/doubt.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "models/input/names.h"
+
+namespace fsdp {
+namespace {
+
+constexpr double kTenthOfNormal = 1.2815515655446004;  // standard deviations below which 90 % of a normal lie
+
+// Printed by `fsdp-plan accuracy tests/accuracy/published_runs.csv tests/accuracy/published_runs_2.csv --intervals`.
+constexpr DoubtTable kTable = {{{{-0.202, 0.029, 0.357},
+                                 {-0.102, 0.102, 0.446},
+                                 {-0.081, 0.011, 0.219},
+                                 {-0.065, 0.027, 0.293},
+                                 {-0.051, 0.039, 0.187}}},
+                               {{{0, 0.035, 0.119}, {0, 0.076, 0.154}}}};
+
+constexpr std::string_view cause_text(DoubtCause cause) {
+  switch (cause) {
+    case DoubtCause::software: return "no published run of trust A stands for this software";
+    case DoubtCause::waits: return "the step waits for communication";
+    case DoubtCause::many_gpus: return "more than 128 GPUs";
+    case DoubtCause::limit: return "near the memory limit";
+    case DoubtCause::ordinary: return "as published runs deviate";
+  }
+  return {};
+}
+static_assert(names_all<DoubtCause>(cause_text, kDoubtCauses));
+
+LikelyRange range(double predicted, const DoubtQuantiles& q) {
+  return {predicted * std::exp(q.low), predicted * std::exp(q.high)};
+}
+
+}  // namespace
+
+std::string_view name(DoubtCause cause) { return cause_text(cause); }
+const DoubtTable& doubt_table() { return kTable; }
+
+bool known_software(std::string_view implementation) {
+  return implementation.starts_with("torchtitan") || implementation.starts_with("foundry");
+}
+
+DoubtCause cause_of(const DoubtFacts& f) {
+  if (!known_software(f.implementation)) return DoubtCause::software;
+  if (f.exposed_share > kWaits) return DoubtCause::waits;
+  if (f.ranks > kManyGpus) return DoubtCause::many_gpus;
+  return f.device_share > kNearLimit ? DoubtCause::limit : DoubtCause::ordinary;
+}
+
+double chance_above(const DoubtQuantiles& q, double x) {
+  const double end = x < q.median ? q.median - q.low : q.high - q.median;
+  const double deviations = (x - q.median) / std::max(end, 1e-6) * kTenthOfNormal;
+  return 0.5 * std::erfc(deviations / std::sqrt(2.0));
+}
+
+Doubt doubt_of(const DoubtTable& table, const DoubtFacts& f, double step_s, double peak_bytes, double needed_bytes,
+               double usable_bytes) {
+  const DoubtCause first = cause_of(f);
+  const DoubtQuantiles& peak = table.peak[known_software(f.implementation) ? 0 : 1];
+  Doubt d;
+  d.step_time_s = range(step_s, table.step_time[static_cast<std::size_t>(first)]);
+  d.peak_bytes = range(peak_bytes, peak);
+  if (needed_bytes > 0 && usable_bytes > 0) d.out_of_memory = chance_above(peak, std::log(usable_bytes / needed_bytes));
+  d.causes.emplace_back(name(first));
+  return d;
+}
+
+}  // namespace fsdp
