@@ -2,11 +2,12 @@
 // the norm before it and the loss are eager, and AdamW is PyTorch's default (foreach). Its SFT trainer takes
 // cross-entropy of logits cast to fp32, which the forward's output holds until the step ends. Its RL trainer's head and
 // loss are one function that goes over the vocabulary in chunks and makes the logits again in backward: an opaque op
-// here (simulator/published/features/chunked_head.h), with the numbers of that file. FlashAttention by its own kernels.
+// here (simulator/published/chunked_head.h), with the numbers of that file. FlashAttention by its own kernels.
+#include "models/implementations/prime_rl.h"
+
 #include <algorithm>
 #include <array>
 
-#include "models/implementations/prime_rl.h"
 #include "models/implementations/pytorch_ops.h"
 
 namespace fsdp {

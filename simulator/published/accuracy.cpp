@@ -11,7 +11,7 @@
 #include "models/input/error.h"
 #include "models/input/suggest.h"
 #include "simulator/analysis/breakdown.h"
-#include "simulator/published/cells.h"
+#include "simulator/published/reading/cells.h"
 #include "simulator/published/run_software.h"
 
 namespace fsdp {

@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "models/input/error.h"
-#include "simulator/published/cells.h"
+#include "simulator/published/reading/cells.h"
 #include "simulator/published/run_software.h"
 
 namespace fsdp {

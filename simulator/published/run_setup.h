@@ -24,7 +24,7 @@
 #include "planner/costs.h"
 #include "planner/plan.h"
 #include "planner/program.h"
-#include "simulator/published/published_runs.h"
+#include "simulator/published/reading/published_runs.h"
 
 namespace fsdp {
 

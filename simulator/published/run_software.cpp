@@ -7,7 +7,7 @@
 
 #include "models/implementations/prime_rl.h"
 #include "models/input/suggest.h"
-#include "simulator/published/cells.h"
+#include "simulator/published/reading/cells.h"
 
 namespace fsdp {
 namespace {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "models/implementation.h"
-#include "simulator/published/published_runs.h"
+#include "simulator/published/reading/published_runs.h"
 
 namespace fsdp {
 

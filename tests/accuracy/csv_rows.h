@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "simulator/published/csv.h"
+#include "simulator/published/reading/csv.h"
 
 namespace fsdp {
 

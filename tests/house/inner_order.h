@@ -93,8 +93,13 @@ inline const Order& inner_order() {
       {"simulator/goodput", {}},
       {"simulator/engine", {"simulator/records"}},
       {"simulator/analysis", {"simulator/engine", "simulator/records"}},
-      {"simulator/predict", {"simulator/allocator", "simulator/analysis", "simulator/engine", "simulator/records"}},
-      {"simulator/published", {"simulator/allocator", "simulator/engine"}},
+      {"simulator/doubt", {"simulator/records"}},
+      {"simulator/predict",
+       {"simulator/allocator", "simulator/analysis", "simulator/doubt", "simulator/engine", "simulator/records"}},
+      {"simulator/published/reading", {}},
+      {"simulator/published",
+       {"simulator/allocator", "simulator/analysis", "simulator/engine", "simulator/published/reading"}},
+      {"simulator/published/doubt", {"simulator/doubt", "simulator/published"}},
 
       // executor: the interface of backends, data, kernels, what backends share, backends; then what a run is made of.
       {"executor", {}},

@@ -1,4 +1,4 @@
-#include "simulator/published/cells.h"
+#include "simulator/published/reading/cells.h"
 
 #include <algorithm>
 #include <cctype>

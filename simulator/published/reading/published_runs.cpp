@@ -1,4 +1,4 @@
-#include "simulator/published/published_runs.h"
+#include "simulator/published/reading/published_runs.h"
 
 #include <fmt/format.h>
 
@@ -11,7 +11,7 @@
 
 #include "models/input/error.h"
 #include "models/input/suggest.h"
-#include "simulator/published/cells.h"
+#include "simulator/published/reading/cells.h"
 
 namespace fsdp {
 namespace {

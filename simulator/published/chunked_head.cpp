@@ -1,4 +1,4 @@
-#include "simulator/published/features/chunked_head.h"
+#include "simulator/published/chunked_head.h"
 
 #include <algorithm>
 #include <cctype>
@@ -6,7 +6,7 @@
 #include <string>
 
 #include "models/input/error.h"
-#include "simulator/published/cells.h"
+#include "simulator/published/reading/cells.h"
 
 namespace fsdp {
 namespace {

@@ -15,7 +15,7 @@
 #include <string_view>
 #include <vector>
 
-#include "simulator/published/csv.h"
+#include "simulator/published/reading/csv.h"
 
 namespace fsdp {
 

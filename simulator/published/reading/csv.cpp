@@ -1,4 +1,4 @@
-#include "simulator/published/csv.h"
+#include "simulator/published/reading/csv.h"
 
 #include <fmt/format.h>
 

@@ -1,4 +1,4 @@
-#include "simulator/published/features/adapters.h"
+#include "simulator/published/adapters.h"
 
 #include <fmt/format.h>
 
@@ -8,7 +8,7 @@
 #include "models/input/error.h"
 #include "models/input/split.h"
 #include "models/input/suggest.h"
-#include "simulator/published/cells.h"
+#include "simulator/published/reading/cells.h"
 
 namespace fsdp {
 namespace {

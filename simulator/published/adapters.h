@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "models/graph/lora.h"
-#include "simulator/published/published_runs.h"
+#include "simulator/published/reading/published_runs.h"
 
 namespace fsdp {
 
