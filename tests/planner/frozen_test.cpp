@@ -41,7 +41,8 @@ std::size_t tape_op(const Tape& tape, Action action, std::int32_t graph_op) {
 // The tape op with which, or behind which, the value goes.
 std::size_t goes_with(const Tape& tape, std::int32_t value) {
   for (std::size_t o = 0; o < tape.ops.size(); ++o)
-    for (const auto& [slice, list] : {std::pair{tape.ops[o].frees, &tape.frees}, {tape.ops[o].late_frees, &tape.late_frees}})
+    for (const auto& [slice, list] :
+         {std::pair{tape.ops[o].frees, &tape.frees}, {tape.ops[o].late_frees, &tape.late_frees}})
       for (std::uint32_t k = 0; k < slice.count; ++k)
         if ((*list)[slice.begin + k] == value) return o;
   return tape.ops.size();
@@ -72,6 +73,23 @@ TEST_CASE("a checkpointed gate goes as silu's result appears, whatever else has 
   for (const TapeArg& a : tape.args_of(op))
     if (a.kind == TapeArg::Kind::value && a.id >= 0)
       CHECK(tape.values[static_cast<std::size_t>(a.id)].kind != BufferKind::scratch);
+}
+
+TEST_CASE("silu's result is there before the other factor is computed, where nothing keeps it, too") {
+  const ModelGraph model = adapted("gate_proj+down_proj");
+  const Tape tape = checkpointed_first_layer(model);
+  const std::size_t product = tape_op(tape, Action::recompute, op_of(model, OpKind::swiglu, 0));
+  std::int32_t scratch = kNone;
+  for (const TapeArg& a : tape.args_of(tape.ops[product]))
+    if (a.kind == TapeArg::Kind::value && a.id >= 0 &&
+        tape.values[static_cast<std::size_t>(a.id)].kind == BufferKind::scratch)
+      scratch = a.id;
+  REQUIRE(scratch >= 0);
+  std::size_t appears = tape.ops.size();
+  for (std::size_t o = 0; o < tape.ops.size(); ++o)
+    for (std::uint32_t k = 0; k < tape.ops[o].late_allocs.count; ++k)
+      if (tape.late_allocs[tape.ops[o].late_allocs.begin + k] == scratch) appears = o;
+  CHECK(appears == product - 2);  // with the sum that makes the gate; between the two, the other factor
 }
 
 TEST_CASE("queries and keys of a recomputed attention that has no backward live until attention returns") {

@@ -164,8 +164,8 @@ class TapeBuilder {
                                (kept_[at(i)] ? std::max<std::int64_t>(0, f.saved_extra_bytes - extra) : 0));
     if (op.kind == OpKind::position_embedding) looked_up_ = tape_.args.back().id;
     // gelu(gate) or silu(gate) is there before `up` is computed.
-    if (extra_[at(i)] >= 0 && gate >= 0)
-      spans_.push_back({extra_[at(i)], last_run_[at(gate)], -1, kNone, /*after=*/true});
+    const std::int32_t activated = extra_[at(i)] >= 0 ? extra_[at(i)] : tape_.args.back().id;
+    if (activated >= 0 && gate >= 0) spans_.push_back({activated, last_run_[at(gate)], -1, kNone, /*after=*/true});
     if (detailed) {
       const std::int32_t result = (again ? recomputed_value_ : forward_value_)[at(op.outputs[0])];
       inside(script,
