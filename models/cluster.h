@@ -72,10 +72,10 @@ struct ClusterSpec {
   std::optional<Seconds> intra_latency, inter_latency, collective_base_latency;
   // Most SMs (CTAs, channels) that a collective may hold, as NCCL_MAX_CTAS; nullopt: as many as NCCL takes.
   std::optional<std::int64_t> collective_sms;
-  Bytes fixed_memory;  // context + one communicator, per GPU, outside of the allocator
+  Bytes fixed_memory;                // context + one communicator, per GPU, outside of the allocator
   Bytes communicator_memory;         // of each further communicator, per GPU
   std::optional<Bytes> host_memory;  // of a node; nullopt: not known
-  bool host = false;   // CPU ranks of this computer: costs come from calibration only
+  bool host = false;                 // CPU ranks of this computer: costs come from calibration only
   [[nodiscard]] std::int64_t nodes() const { return (gpus + gpus_per_node - 1) / gpus_per_node; }
   [[nodiscard]] std::int64_t domain() const { return nvlink_domain.value_or(gpus_per_node); }  // NCCL's "node"
   [[nodiscard]] std::int64_t nics() const { return nics_per_node.value_or(gpus_per_node); }    // of a node

@@ -13,9 +13,9 @@
 #include "models/input/suggest.h"
 #include "planner/plan/naive_plan.h"
 #include "planner/wrap.h"
-#include "simulator/published/reading/cells.h"
 #include "simulator/published/adapters.h"
 #include "simulator/published/chunked_head.h"
+#include "simulator/published/reading/cells.h"
 #include "simulator/published/run_software.h"
 
 namespace fsdp {

@@ -13,8 +13,8 @@ struct LikelyRange {
 };
 
 struct Doubt {
-  LikelyRange step_time_s;             // 80 %
-  LikelyRange peak_bytes;              // 80 %, of peak_total
+  LikelyRange step_time_s;          // 80 %
+  LikelyRange peak_bytes;           // 80 %, of peak_total
   double out_of_memory = 0;         // probability that the device is too small
   std::vector<std::string> causes;  // the one that widens most first; at least one
   friend bool operator==(const Doubt&, const Doubt&) = default;
