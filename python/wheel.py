@@ -27,7 +27,7 @@ def pack(program, folder):
         raise SystemExit(f"pyproject.toml has version {VERSION}, and CMakeLists.txt another")
     tag = "py3-none-" + re.sub(r"[-.]", "_", sysconfig.get_platform())
     info = f"fsdp_plan-{VERSION}.dist-info"
-    files = {f"fsdp_plan/{f.name}": f.read_bytes() for f in sorted((HERE / "fsdp_plan").glob("*.py"))}
+    files = {str(f.relative_to(HERE)): f.read_bytes() for f in sorted((HERE / "fsdp_plan").rglob("*.py"))}
     files["fsdp_plan/bin/fsdp-plan"] = pathlib.Path(program).read_bytes()
     files[f"{info}/METADATA"] = (f"Metadata-Version: 2.1\nName: {value('name')}\nVersion: {VERSION}\n"
                                  f"Summary: {value('description')}\n"

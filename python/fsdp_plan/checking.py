@@ -1,7 +1,7 @@
 """check(): PyTorch's own state of a model against a plan."""
 from fsdp_plan.needs_torch import NAMES, torch
-from fsdp_plan import fsdp1, fsdp2_state
-from fsdp_plan.checkpointing import checkpointed, is_selective
+from fsdp_plan.dialects import fsdp1, fsdp2_state
+from fsdp_plan.dialects.checkpointing import checkpointed, is_selective
 from fsdp_plan.errors import PlanError
 from fsdp_plan.modules import parameters_by_name
 from fsdp_plan.plan import Plan

@@ -16,7 +16,8 @@ import statistics
 import time
 
 from fsdp_plan.needs_torch import torch
-from fsdp_plan import fsdp2_state, memory
+from fsdp_plan import memory
+from fsdp_plan.dialects import fsdp2_state
 from fsdp_plan.errors import PlanError
 from fsdp_plan.observe import ACTIONS, OrderLog
 from fsdp_plan.plan import Plan

@@ -1,7 +1,7 @@
 """apply(): a plan, carried out on a model."""
 from fsdp_plan.needs_torch import torch
-from fsdp_plan import fsdp1, fsdp2
-from fsdp_plan.checkpointing import wrap_checkpoints
+from fsdp_plan.dialects import fsdp1, fsdp2
+from fsdp_plan.dialects.checkpointing import wrap_checkpoints
 from fsdp_plan.errors import PlanError
 from fsdp_plan.parameters import check_parameters
 from fsdp_plan.plan import Plan

@@ -2,7 +2,7 @@
 
     {unit: {what: value}}     unit: the names of its modules
 """
-from fsdp_plan import fsdp2
+from fsdp_plan.dialects import fsdp2
 from fsdp_plan.needs_torch import NAMES
 from fsdp_plan.modules import by_name, innermost
 from fsdp_plan.steps import switches_of
