@@ -39,7 +39,7 @@ void words(std::string& out, const char* title, const std::vector<std::string>& 
 // Of a measurement that did not observe everything.
 std::string observed_line(const ValidationReport& report, const Tolerances& tolerances) {
   std::string out = report.within ? "Within tolerance: " : "Outside tolerance: ";
-  out += fmt::format("order {}", report.order_equal ? "equal" : "DIFFERENT");
+  out += !report.order_compared ? "order not compared" : report.order_equal ? "order equal" : "order DIFFERENT";
   if (report.memory_compared)
     out += fmt::format(", memory {}, peak {:+.2f} % (tolerance {:.4g} %)", report.memory_equal ? "equal" : "DIFFERENT",
                        100 * report.peak.error(), 100 * tolerances.memory);
@@ -60,7 +60,7 @@ std::vector<std::vector<std::string>> main_rows(const ValidationReport& report) 
 }  // namespace
 
 std::string validation_line(const ValidationReport& report, const Tolerances& tolerances) {
-  if (!report.time_compared || !report.memory_compared) return observed_line(report, tolerances);
+  if (!report.order_compared || !report.time_compared || !report.memory_compared) return observed_line(report, tolerances);
   return fmt::format(
       "{}: step time {:+.1f} % (tolerance {:.4g} %), peak {:+.2f} % (tolerance {:.4g} %), order {}, memory {}.\n",
       report.within ? "Within tolerance" : "Outside tolerance", 100 * report.step_time.error(), 100 * tolerances.time,

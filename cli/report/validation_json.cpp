@@ -30,6 +30,7 @@ std::string validation_json(const ValidationReport& report, const Tolerances& to
                          {"within", report.within},
                          {"order_equal", report.order_equal},
                          {"memory_equal", report.memory_equal},
+                         {"order_compared", report.order_compared},
                          {"time_compared", report.time_compared},
                          {"memory_compared", report.memory_compared},
                          {"time_tolerance", tolerances.time},

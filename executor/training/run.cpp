@@ -55,9 +55,6 @@ void check_runnable(const ShardingPlan& plan) {
     throw InputError({"plan", "optimizer.kind"},
                      fmt::format("{} is {}, which no backend has a kernel for", optimizer.name, optimizer.python),
                      "make the plan with adamw, or predict it with `fsdp-plan simulate` instead");
-  if (!plan.ignored.empty() && plan.clip_norm && plan.shard() > 1)
-    throw InputError({"plan", "clip_norm"}, "PyTorch cannot take one norm over sharded and ignored parameters",
-                     "clip without ignored, or the other way round");
 }
 
 // Throws InternalError for a program that has a race.

@@ -115,9 +115,6 @@ void check_fsdp2(const ShardingPlan& plan, std::string_view where) {
   check_version(plan, where);
   refuse_if(plan.reduce_scatter_buffers < 1 || plan.reduce_scatter_buffers > 1024, where, "reduce_scatter_buffers",
             std::to_string(plan.reduce_scatter_buffers) + " reduce-scatter inputs", "use 1 to 1024");
-  refuse_if(plan.offload && plan.clip_norm.has_value() && !plan.ignored.empty(), where, "clip_norm",
-            "one norm over gradients in host memory and those of ignored parameters is not known here",
-            "set it to null, or set offload to false");
   for (std::size_t i = 0; i < plan.shard_dims.size(); ++i)
     for (std::size_t k = 0; k < i; ++k)
       refuse_if(plan.shard_dims[i].parameter == plan.shard_dims[k].parameter, where, "shard_dims",
@@ -133,6 +130,11 @@ void check_fsdp2(const ShardingPlan& plan, const ModelGraph& model, const std::v
   refuse_if(
       std::none_of(model.parameters.begin(), model.parameters.end(), [](const Parameter& p) { return p.trainable; }),
       where, "model_digest", "no parameter of '" + model.name + "' is trained", "train at least one");
+  for (std::size_t p = 0; p < model.parameters.size(); ++p)
+    refuse_if(plan.clip_norm && unit_of[p] < 0 && model.parameters[p].trainable, where, "clip_norm",
+              "PyTorch cannot take one norm over sharded and ignored parameters ('" + model.parameters[p].name +
+                  "'): its gradients are of two kinds of tensors",
+              "set it to null, or ignore only parameters that are not trained");
   for (std::size_t u = 0; u < layouts.size(); ++u) {
     refuse_if(layouts[u].uses.size() > 1 && plan.micro_batches.size() > 1 &&
                   plan.units[u].grad_sync.value_or(plan.grad_sync) != GradSync::every,

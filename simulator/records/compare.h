@@ -28,7 +28,7 @@ struct Finding {
 
 struct ValidationReport {
   // What the measurement could not observe is not compared, and counts as equal.
-  bool time_compared = true, memory_compared = true;
+  bool order_compared = true, time_compared = true, memory_compared = true;
   bool order_equal = false, memory_equal = false,
        within = false;  // within: step time and peak inside the tolerances, order and memory equal
   CompareRow step_time, peak;

@@ -84,17 +84,33 @@ void compare_moments(const std::vector<Issued>& predicted, const ProgramMemory& 
       100 * static_cast<double>(difference) / static_cast<double>(memory.peak)));
 }
 
+// The recorder's peak is that of a later step, up to the optimizer.
+std::int64_t training_peak(const Prediction& p, const ProgramMemory& memory) {
+  std::int64_t peak = memory.steady_step.start;
+  for (std::size_t i = 0; i < p.issued.size(); ++i) {
+    if (p.issued[i] >= 0 && p.order[at(p.issued[i])].action == Action::optimizer) break;
+    peak = std::max(peak, memory.steady_step.points[i].at);
+  }
+  return peak;
+}
+
 void compare_rank(const Prediction& p, const std::vector<Issued>& predicted, const RankMeasurement& r,
                   const Observed& seen, const Tolerances& tolerances, ValidationReport& report) {
   compare_order(predicted, r, report);
   if (!seen.memory) return;
   const ProgramMemory* memory = memory_of(p, r.rank);
-  if (memory == nullptr || r.moments.size() != r.order.size()) {
-    report.not_compared.push_back(fmt::format("memory of rank {}: it was not {}", r.rank,
-                                              memory == nullptr ? "predicted" : "recorded at every moment"));
+  if (r.moments.size() != r.order.size())
+    throw InputError({"measurement", "ranks.moments_bytes"},
+                     fmt::format("has {} numbers for {} operations of rank {}, though memory was observed",
+                                 r.moments.size(), r.order.size(), r.rank),
+                     "record again, or take \"memory\" out of observed");
+  if (memory == nullptr) {
+    report.not_compared.push_back(fmt::format("memory of rank {}: it was not predicted", r.rank));
     return;
   }
-  const CompareRow peak{fmt::format("peak allocated, rank {}", r.rank), static_cast<double>(memory->peak),
+  if (memory->steady_step.points.size() != p.issued.size())
+    throw InputError({"prediction", "other_roles"}, "has memory of another step", "predict again");
+  const CompareRow peak{fmt::format("peak allocated, rank {}", r.rank), static_cast<double>(training_peak(p, *memory)),
                         static_cast<double>(r.peak_allocated_bytes), "B"};
   if (report.peak.what.empty() || std::abs(peak.error()) > std::abs(report.peak.error())) report.peak = peak;
   if (r.moments.size() != predicted.size())
@@ -106,6 +122,7 @@ void compare_rank(const Prediction& p, const std::vector<Issued>& predicted, con
 
 ValidationReport compare_observed(const Prediction& p, const Measurement& m, const Tolerances& tolerances) {
   const Observed seen = observed_of(m);
+  if (m.ranks.empty()) throw InputError({"measurement", "ranks"}, "is empty", "record again");
   const std::vector<Issued> predicted = issued_of(p, seen);
   ValidationReport report;
   report.order_equal = report.memory_equal = true;
@@ -115,8 +132,10 @@ ValidationReport compare_observed(const Prediction& p, const Measurement& m, con
     report.differences.push_back(fmt::format("{} ranks were measured, the plan has {}", m.ranks.size(), p.ranks));
   }
   report.step_time = {"step time", p.step_time.count(), m.median_step_seconds, "s"};
+  report.order_compared = !seen.actions.empty();
   report.time_compared = seen.step_time;
   report.memory_compared = seen.memory && !report.peak.what.empty();
+  if (!report.order_compared) report.not_compared.push_back("order: the measurement observed no operation");
   if (!seen.step_time)
     report.not_compared.push_back("step time: the measurement did not observe it (PyTorch's kernels on a CPU have no "
                                   "costs here)");

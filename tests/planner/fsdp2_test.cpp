@@ -412,11 +412,10 @@ TEST_CASE("what a plan cannot ask of fully_shard is refused by name") {
             }),
             "nothing casts"));
   CHECK(has(refused([](ShardingPlan& p) {
-              p.offload = true;
               p.clip_norm = 1;
               p.ignored = {"head"};
             }),
-            "clip_norm"));
+            "clip_norm: PyTorch cannot take one norm over sharded and ignored parameters"));
   CHECK(has(refused([](ShardingPlan& p) {
               p.mesh = {{"shard", 6}};
               p.shard_dims = {{"layers.0.up.weight", 1}};

@@ -104,6 +104,32 @@ TEST_CASE("memory at a moment differs from 1 % of the peak on; that of an all-ga
   CHECK_FALSE(compare(prediction(), m).within);
 }
 
+TEST_CASE("the peak is that of a step up to its optimizer, as recorded") {
+  Prediction p = prediction();
+  p.order.push_back({Stream::compute, Action::optimizer, "unit 0 (a)"});
+  p.issued.push_back(6);
+  p.memory.steady_step.points.push_back({1500, 100});
+  p.memory.peak = 1500;
+  CHECK(compare(p, measured()).peak.predicted == 1000);
+  CHECK(compare(p, measured()).within);
+}
+
+TEST_CASE("what was not observed is never called equal, and memory needs its moments") {
+  Measurement m = measured();
+  m.observed = {"step_time"};
+  m.median_step_seconds = 0.1;
+  m.ranks[0].order.clear();
+  m.ranks[0].moments.clear();
+  const ValidationReport r = compare(prediction(), m);
+  CHECK_FALSE(r.order_compared);
+  CHECK(mentions(r.not_compared, "order: the measurement observed no operation"));
+  m = measured();
+  m.ranks[0].moments.clear();
+  CHECK_THROWS_WITH_AS((void)compare(prediction(), m), doctest::Contains("moments_bytes"), InputError);
+  m.ranks.clear();
+  CHECK_THROWS_WITH_AS((void)compare(prediction(), m), doctest::Contains("ranks"), InputError);
+}
+
 TEST_CASE("a step time is compared where it was observed") {
   Measurement m = measured();
   m.observed.push_back("step_time");

@@ -40,7 +40,7 @@ inline ShardingPlan any_plan(ModelGraph& model, bool repeats, std::mt19937& rand
   if (since(13) && pick(3) == 0) plan.reduce_scatter_buffers = 1 + pick(4);
   if (!repeats && pick(3) == 0) plan.checkpointed = {"layers.0"};
   if (plan.param_dtype == plan.master_dtype && pick(4) == 0) plan.ignored = {pick(2) ? "head" : "layers.0.up.weight"};
-  if (!(plan.offload && !plan.ignored.empty()) && pick(2)) plan.clip_norm = 1.0;
+  if (plan.ignored.empty() && pick(2)) plan.clip_norm = 1.0;
   const bool dims = pick(4) == 0 && model.parameters[1].shape[1] % plan.shard() == 0;
   if (dims) plan.shard_dims = {{model.parameters[1].name, 1}};
   for (Unit& u : plan.units) {
