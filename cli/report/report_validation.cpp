@@ -60,7 +60,8 @@ std::vector<std::vector<std::string>> main_rows(const ValidationReport& report) 
 }  // namespace
 
 std::string validation_line(const ValidationReport& report, const Tolerances& tolerances) {
-  if (!report.order_compared || !report.time_compared || !report.memory_compared) return observed_line(report, tolerances);
+  if (!report.order_compared || !report.time_compared || !report.memory_compared)
+    return observed_line(report, tolerances);
   return fmt::format(
       "{}: step time {:+.1f} % (tolerance {:.4g} %), peak {:+.2f} % (tolerance {:.4g} %), order {}, memory {}.\n",
       report.within ? "Within tolerance" : "Outside tolerance", 100 * report.step_time.error(), 100 * tolerances.time,

@@ -23,8 +23,8 @@ struct Fsdp2Unit {
   std::int32_t gather = kNone, gather_op = kNone;
   // Per parameter of the unit; kNone: not live. `waiting`: what autograd has of a parameter used more than once, while
   // a gradient of earlier micro-batches lies beside it.
-  // `old_shards`: parts kept after a forward whose backward did not gather them; `resting_shards`: the same from step to
-  // step.
+  // `old_shards`: parts kept after a forward whose backward did not gather them; `resting_shards`: the same from step
+  // to step.
   std::vector<std::int32_t> full, kept_shards, old_shards, resting_shards, gradient, waiting, accumulator;
   std::vector<int> uses;  // per parameter: gradients that autograd still adds up in this micro-batch
   std::int32_t shard = kNone, sharded_gradient = kNone,
@@ -44,9 +44,8 @@ class Fsdp2Units {
         units_(context.program.layouts.size()) {
     for (std::size_t u = 0; u < units_.size(); ++u) {
       const std::size_t n = layout(static_cast<std::int32_t>(u)).params.size();
-      for (auto* per_param :
-           {&units_[u].full, &units_[u].kept_shards, &units_[u].old_shards, &units_[u].resting_shards,
-            &units_[u].gradient, &units_[u].waiting, &units_[u].accumulator})
+      for (auto* per_param : {&units_[u].full, &units_[u].kept_shards, &units_[u].old_shards, &units_[u].resting_shards,
+                              &units_[u].gradient, &units_[u].waiting, &units_[u].accumulator})
         per_param->assign(n, kNone);
       units_[u].uses.assign(n, 0);
     }

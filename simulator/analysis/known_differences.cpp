@@ -10,10 +10,10 @@ namespace fsdp {
 namespace {
 
 // The tables of transformers' rotary embedding (modeling_llama.py, LlamaRotaryEmbedding.forward) while it makes the
-// sines: angles of half of the channels, of all of them, cosines, sines, and sines before their factor, in fp32; and the
-// positions (int64). GPT-2 has no such tables: most is held where the mask's makers look for packed sequences in the
-// positions of B sequences (masking_utils.py, find_packed_sequence_indices): their differences, one more of each, where
-// those are not 1, and the sums of that.
+// sines: angles of half of the channels, of all of them, cosines, sines, and sines before their factor, in fp32; and
+// the positions (int64). GPT-2 has no such tables: most is held where the mask's makers look for packed sequences in
+// the positions of B sequences (masking_utils.py, find_packed_sequence_indices): their differences, one more of each,
+// where those are not 1, and the sums of that.
 std::int64_t bytes_of_tables(const Program& program, const ShardingPlan& plan, const ModelGraph& model) {
   if (program.implementation != "hf") return 0;
   std::int64_t channels = 0;
@@ -87,8 +87,8 @@ class Replay {
     return total;
   }
 
-  // Bytes of an operation that PyTorch has not yet, or not any more, when it holds most: gradients of parameters, and in
-  // a forward whose module runs again what it makes for a backward that will not come.
+  // Bytes of an operation that PyTorch has not yet, or not any more, when it holds most: gradients of parameters, and
+  // in a forward whose module runs again what it makes for a backward that will not come.
   [[nodiscard]] std::int64_t made_one_by_one(const Operation& op) const {
     if (op.action != Action::forward && op.action != Action::backward) return 0;
     std::int64_t bytes = 0;
@@ -158,8 +158,8 @@ std::vector<KnownDifference> known_differences(const Program& program, const Sha
   if (program.implementation == "native") return found;
   Replay replay(program, plan, model);
   replay.run();
-  const std::array<std::int64_t, kDifferenceKinds> bytes = {
-      bytes_of_tables(program, plan, model), replay.whole_operations(), replay.adapted()};
+  const std::array<std::int64_t, kDifferenceKinds> bytes = {bytes_of_tables(program, plan, model),
+                                                            replay.whole_operations(), replay.adapted()};
   for (int k = 0; k < kDifferenceKinds; ++k)
     if (bytes[static_cast<std::size_t>(k)] > 0)
       found.push_back({static_cast<DifferenceKind>(k), bytes[static_cast<std::size_t>(k)]});

@@ -78,10 +78,10 @@ void compare_moments(const std::vector<Issued>& predicted, const ProgramMemory& 
   }
   if (std::abs(static_cast<double>(difference)) <= tolerance * static_cast<double>(memory.peak)) return;
   report.memory_equal = false;
-  report.differences.push_back(fmt::format(
-      "rank {}, at '{}': predicted {} B allocated, measured {} B ({:+.2f} % of the peak)", r.rank,
-      text(*predicted[worst].what), bytes(worst), r.moments[worst],
-      100 * static_cast<double>(difference) / static_cast<double>(memory.peak)));
+  report.differences.push_back(
+      fmt::format("rank {}, at '{}': predicted {} B allocated, measured {} B ({:+.2f} % of the peak)", r.rank,
+                  text(*predicted[worst].what), bytes(worst), r.moments[worst],
+                  100 * static_cast<double>(difference) / static_cast<double>(memory.peak)));
 }
 
 // The recorder's peak is that of a later step, up to the optimizer.
@@ -137,8 +137,9 @@ ValidationReport compare_observed(const Prediction& p, const Measurement& m, con
   report.memory_compared = seen.memory && !report.peak.what.empty();
   if (!report.order_compared) report.not_compared.push_back("order: the measurement observed no operation");
   if (!seen.step_time)
-    report.not_compared.push_back("step time: the measurement did not observe it (PyTorch's kernels on a CPU have no "
-                                  "costs here)");
+    report.not_compared.push_back(
+        "step time: the measurement did not observe it (PyTorch's kernels on a CPU have no "
+        "costs here)");
   if (!seen.memory) report.not_compared.push_back("memory: the measurement did not observe it");
   report.not_compared.push_back("kernels: a recorder of PyTorch sees collectives and copies, not each kernel");
   report.doubts = doubts(m);

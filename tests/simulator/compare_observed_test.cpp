@@ -70,8 +70,9 @@ TEST_CASE("the order is the host's: a gather that is issued before the copy-out 
   const ValidationReport r = compare(prediction(), m);
   CHECK_FALSE(r.order_equal);
   CHECK_FALSE(r.within);
-  CHECK(mentions(r.differences, "position 1 of what was observed: predicted 'D: gather_copy_out unit 0 (a) mb 0', "
-                                "executed 'G: all_gather unit 1 (root) mb 0'"));
+  CHECK(mentions(r.differences,
+                 "position 1 of what was observed: predicted 'D: gather_copy_out unit 0 (a) mb 0', "
+                 "executed 'G: all_gather unit 1 (root) mb 0'"));
 }
 
 TEST_CASE("an operation more or less is a difference, and memory by moment is then not compared") {

@@ -281,7 +281,7 @@ def main():
     parser.add_argument("--explain", action="store_true", help="print what each side alone holds where most differs")
     args = parser.parse_args()
     if args.cover and args.commands:
-        parser.error("--cover compares features of drawn plans, and those of --commands are not drawn; give one of them")
+        parser.error("--cover compares features of drawn plans, and --commands draws no plans: give one of them")
     seed = int(time.time()) if args.seed is None else args.seed
     end, results, pairs = time.time() + args.seconds, collections.Counter(), collections.Counter()
     tried, refusals_seen = collections.Counter(), collections.defaultdict(list)

@@ -71,8 +71,9 @@ void hold_frames(std::span<const FrameHold> holds, std::span<const std::int32_t>
   }
 }
 
-void hold_frames_again(std::span<const FrameHold> holds, const Region& r, std::span<const std::int32_t> recomputed_value,
-                       std::span<const std::int32_t> last_run, std::vector<Held>& held) {
+void hold_frames_again(std::span<const FrameHold> holds, const Region& r,
+                       std::span<const std::int32_t> recomputed_value, std::span<const std::int32_t> last_run,
+                       std::vector<Held>& held) {
   for (const FrameHold& h : holds) {
     if (h.end <= r.begin || h.end > r.last || h.tensor < 0 || recomputed_value[at(h.tensor)] < 0) continue;
     held.push_back({recomputed_value[at(h.tensor)], -1, last_run[at(h.end - 1)], h.scope});

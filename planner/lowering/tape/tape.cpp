@@ -36,8 +36,7 @@ class TapeBuilder {
     gradients_ = GradientValues(t);
     extra_.assign(n, -1), made_again_.assign(n, -1);
     kept_.assign(n, 0);
-    last_run_.assign(n, kNone);
-    gate_waits_.assign(n, kNone);
+    last_run_.assign(n, kNone), gate_waits_.assign(n, kNone);
     tape_.forward_of.resize(n);
     tape_.backward_begin.resize(n);
     tape_.backward_end.resize(n);
@@ -159,9 +158,10 @@ class TapeBuilder {
     value_arg(extra_[at(i)], Access::write);
     const Inside& script = stopped ? f.forward_stopped : f.forward_inside;
     const bool detailed = !script.script.empty() && !kept_[at(i)];
-    scratch_arg(detailed || discarded ? 0
-                         : f.forward_scratch_bytes +
-                               (kept_[at(i)] ? std::max<std::int64_t>(0, f.saved_extra_bytes - extra) : 0));
+    scratch_arg(detailed || discarded
+                    ? 0
+                    : f.forward_scratch_bytes +
+                          (kept_[at(i)] ? std::max<std::int64_t>(0, f.saved_extra_bytes - extra) : 0));
     if (op.kind == OpKind::position_embedding) looked_up_ = tape_.args.back().id;
     // gelu(gate) or silu(gate) is there before `up` is computed.
     const std::int32_t activated = extra_[at(i)] >= 0 ? extra_[at(i)] : tape_.args.back().id;
