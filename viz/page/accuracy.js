@@ -34,7 +34,7 @@ class RunScatter {
         "svg", {viewBox: `0 0 ${size} ${size}`, role: "group", "aria-label": "Measured and predicted, logarithmic"});
     if (rows.length) {
       const all = rows.flatMap((r) => [r.measured, r.predicted]);
-      const low = Math.log(Math.min(...all)) - 0.1, high = Math.log(Math.max(...all)) + 0.1;
+      const low = Math.log(lowest(all)) - 0.1, high = Math.log(highest(all)) + 0.1;
       const part = (v) => (Math.log(v) - low) / (high - low);
       const x = (v) => left + part(v) * (size - left - 10), y = (v) => size - bottom - part(v) * (size - bottom - 10);
       const format = memory ? bytes : seconds;

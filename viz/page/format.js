@@ -62,6 +62,10 @@ function flops(f) {
 }
 function percent(fraction, places = 1) { return (100 * fraction).toFixed(places) + " %"; }
 
+// Of lists of any length: a call takes only so many arguments. Of none: Infinity and -Infinity.
+function lowest(values) { return values.reduce((a, b) => Math.min(a, b), Infinity); }
+function highest(values) { return values.reduce((a, b) => Math.max(a, b), -Infinity); }
+
 // el("p", {class: "note"}, "text", child, ...)
 function el(tag, attributes = {}, ...children) {
   const e = document.createElement(tag);

@@ -24,7 +24,7 @@ function signed(fraction) { return (fraction >= 0 ? "+" : "−") + percent(Math.
 function stepChart(label, values, format, lines, joined) {
   const width = 1000, height = 220, left = 84, bottom = 26, top = 12, right = 14;
   const finite = values.filter((v) => isFinite(v) && v !== null).concat(lines.map((l) => l.value));
-  let low = Math.min(...finite), high = Math.max(...finite);
+  let low = lowest(finite), high = highest(finite);
   const room = 0.08 * (high - low) || 0.05 * Math.abs(high) || 1;
   low -= room;
   high += room;

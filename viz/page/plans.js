@@ -37,7 +37,7 @@ class PlanScatter {
     this.draw();
   }
   scale(values, from, to) {
-    const low = Math.min(...values), high = Math.max(...values), log = high > 8 * low;
+    const low = lowest(values), high = highest(values), log = high > 8 * low;
     const f = log ? Math.log : (x) => x;
     const room = 0.06 * (f(high) - f(low) || Math.abs(f(high)) || 1);
     const a = Math.max(f(low) - room, log ? -Infinity : 0), b = f(high) + room;

@@ -5,7 +5,7 @@
 function sortableTable(caption, columns, rows, {onRow, most = Infinity} = {}) {
   const table = el("table", {class: "sortable"}, el("caption", {}, caption));
   const head = el("tr"), body = el("tbody");
-  const largest = columns.map((c) => (c.bar ? Math.max(0, ...rows.map((r) => c.value(r) || 0)) : 0));
+  const largest = columns.map((c) => (c.bar ? highest(rows.map((r) => c.value(r) || 0)) : 0));
   let by = null, up = true, shown = most;
   const fill = () => {
     const order = rows.map((row, k) => [row, k]);
@@ -19,7 +19,8 @@ function sortableTable(caption, columns, rows, {onRow, most = Infinity} = {}) {
         return sign * (x < y ? -1 : 1);
       });
     }
-    body.replaceChildren(...order.slice(0, shown).map(([row]) => rowOf(row)));
+    body.replaceChildren();
+    for (const [row] of order.slice(0, shown)) body.append(rowOf(row));
     if (order.length > shown)
       body.append(
           el("tr", {class: "more"},
