@@ -60,7 +60,14 @@ function flops(f) {
   }
   return digits(size) + " " + units[k];
 }
-function percent(fraction, places = 1) { return (100 * fraction).toFixed(places) + " %"; }
+// Numbers that are not finite are null in JSON.
+function percent(fraction, places = 1) {
+  return Number.isFinite(fraction) ? (100 * fraction).toFixed(places) + " %" : "-";
+}
+function signed(fraction) {
+  return Number.isFinite(fraction) ? (fraction >= 0 ? "+" : "−") + percent(Math.abs(fraction)) : "-";
+}
+function lossText(loss) { return Number.isFinite(loss) ? loss.toPrecision(4) : "NaN"; }
 
 // Of lists of any length: a call takes only so many arguments. Of none: Infinity and -Infinity.
 function lowest(values) { return values.reduce((a, b) => Math.min(a, b), Infinity); }

@@ -15,15 +15,16 @@ function measurementTiles(m, prediction) {
           predicted(p.peak_allocated_bytes, rank.peak_allocated_bytes, bytes)),
       tile("Sent in a step, rank 0", bytes(rank.wire_bytes)),
       m.losses.length ?
-          tile("Loss", m.losses[m.losses.length - 1].toPrecision(4), "first " + m.losses[0].toPrecision(4)) :
+          tile("Loss", lossText(m.losses[m.losses.length - 1]), "first " + lossText(m.losses[0])) :
           null);
 }
-function signed(fraction) { return (fraction >= 0 ? "+" : "−") + percent(Math.abs(fraction)); }
 
 // A small chart of values by step, with horizontal lines: [{value, name, colour}].
 function stepChart(label, values, format, lines, joined) {
   const width = 1000, height = 220, left = 84, bottom = 26, top = 12, right = 14;
-  const finite = values.filter((v) => isFinite(v) && v !== null).concat(lines.map((l) => l.value));
+  const shown = values.map((v, k) => [v, k]).filter(([v]) => Number.isFinite(v));
+  if (!shown.length) return el("p", {}, label + ": none is a finite number.");
+  const finite = shown.map(([v]) => v).concat(lines.map((l) => l.value));
   let low = lowest(finite), high = highest(finite);
   const room = 0.08 * (high - low) || 0.05 * Math.abs(high) || 1;
   low -= room;
@@ -39,7 +40,6 @@ function stepChart(label, values, format, lines, joined) {
     root.append(
         svg("line", {x1: left, x2: width - right, y1: y(l.value), y2: y(l.value), class: "mark " + l.colour}),
         svg("text", {x: width - right, y: y(l.value) - 5, "text-anchor": "end", class: l.colour}, l.name));
-  const shown = values.map((v, k) => [v, k]).filter(([v]) => isFinite(v) && v !== null);
   if (joined)
     root.append(svg("polyline", {class: "front", points: shown.map(([v, k]) => `${x(k)},${y(v)}`).join(" ")}));
   if (values.length <= 400)
@@ -65,7 +65,7 @@ function showSteps(m, prediction) {
     });
   section(
       "steps", "Steps", stepChart("Measured steps, slowest rank", m.steps_s, seconds, lines, false),
-      m.losses.length > 1 ? stepChart("Loss of every step run", m.losses, (v) => v.toPrecision(4), [], true) : null);
+      m.losses.length > 1 ? stepChart("Loss of every step run", m.losses, lossText, [], true) : null);
 }
 
 // Predicted beside measured, with a bar for each and the difference.
