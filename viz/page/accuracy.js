@@ -38,13 +38,9 @@ class RunScatter {
       const part = (v) => (Math.log(v) - low) / (high - low);
       const x = (v) => left + part(v) * (size - left - 10), y = (v) => size - bottom - part(v) * (size - bottom - 10);
       const format = memory ? bytes : seconds;
-      const marks = [];
-      if (memory)
-        for (let g = 2 ** 20; g < Math.exp(high); g *= 2) marks.push(g);
-      else
-        for (let m = 10 ** Math.floor(low / Math.LN10); m < Math.exp(high); m *= 10)
-          marks.push(...(high - low < 5 ? [1, 2, 5] : [1]).map((k) => k * m));
-      for (const v of marks.filter((m) => Math.log(m) > low && Math.log(m) < high))
+      const marks = memory ? powersOfTwo(Math.exp(low), Math.exp(high), 12) :
+                             powersOfTen(Math.exp(low), Math.exp(high), high - low < 5);
+      for (const v of marks)
         root.append(
             svg("line", {x1: x(v), x2: x(v), y1: 10, y2: size - bottom, class: "grid"}),
             svg("line", {x1: left, x2: size - 10, y1: y(v), y2: y(v), class: "grid"}),

@@ -59,6 +59,21 @@ function ticks(low, high, wanted, base = 10) {
   for (let x = Math.ceil(low / step) * step; x <= high; x += step) out.push(Math.abs(x) < step / 1e6 ? 0 : x);
   return out;
 }
+// Of a logarithmic axis, 0 < low < high: powers of two, `most` or fewer.
+function powersOfTwo(low, high, most) {
+  const from = Math.ceil(Math.log2(low)), to = Math.floor(Math.log2(high));
+  const each = Math.max(1, Math.ceil((to - from + 1) / most)), out = [];
+  for (let k = Math.ceil(from / each) * each; k <= to; k += each) out.push(2 ** k);
+  return out;
+}
+// 1, 2 and 5 times powers of ten, or the powers alone.
+function powersOfTen(low, high, between) {
+  const out = [];
+  for (let k = Math.floor(Math.log10(low)); 10 ** k <= high; ++k)
+    for (const m of between ? [1, 2, 5] : [1])
+      if (m * 10 ** k >= low && m * 10 ** k <= high) out.push(m * 10 ** k);
+  return out;
+}
 
 // Wheel (with Ctrl, or after a click into the chart), drag, pinch and double click; `view` has time on its x axis.
 function gestures(canvas, view, {hover, click}) {

@@ -37,16 +37,15 @@ class PlanScatter {
     this.draw();
   }
   scale(values, from, to) {
-    const low = lowest(values), high = highest(values), log = high > 8 * low;
+    const low = lowest(values), high = highest(values), log = low > 0 && high > 8 * low;
+    const memory = values === this.memories;
     const f = log ? Math.log : (x) => x;
     const room = 0.06 * (f(high) - f(low) || Math.abs(f(high)) || 1);
     const a = Math.max(f(low) - room, log ? -Infinity : 0), b = f(high) + room;
     const place = (v) => from + ((f(v) - a) / (b - a)) * (to - from);
-    const marks = log ? [] : ticks(a, b, 6, values === this.memories ? 2 : 10);
-    if (log)
-      for (let m = 10 ** Math.floor(Math.log10(low)); m <= 10 * high; m *= 10)
-        for (const k of [1, 2, 5])
-          if (k * m >= Math.exp(a) && k * m <= Math.exp(b)) marks.push(k * m);
+    const marks = !log ? ticks(a, b, 6, memory ? 2 : 10) :
+        memory         ? powersOfTwo(Math.exp(a), Math.exp(b), 12) :
+                         powersOfTen(Math.exp(a), Math.exp(b), true);
     return {place, marks};
   }
   draw() {
