@@ -26,11 +26,13 @@ void shorten(Json& value) {
 
 }  // namespace
 
+std::string json_lines(const Json& json) { return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n"; }
+
 std::string printed(const std::string& document, JsonForm form) {
   if (form != JsonForm::brief) return document;
   Json json = Json::parse(document);
   shorten(json);
-  return json.dump(2) + "\n";
+  return json_lines(json);
 }
 
 }  // namespace fsdp::cli

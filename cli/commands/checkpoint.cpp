@@ -7,6 +7,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "cli/brief_json.h"
 #include "cli/commands.h"
 #include "cli/files.h"
 #include "cli/options.h"
@@ -66,19 +67,17 @@ int verify(const CheckpointCommand& c) {
       progress.say(fmt::format("verify: {} of {}", human(Bytes(done)), human(Bytes(all))));
     });
     if (c.json) {
-      print(stdout, nlohmann::json({{"folder", saved.folder()},
-                                    {"step", saved.manifest().step},
-                                    {"verified_bytes", saved.manifest().tensor_bytes()},
-                                    {"whole", true}})
-                            .dump(2) +
-                        "\n");
+      print(stdout, json_lines({{"folder", saved.folder()},
+                                {"step", saved.manifest().step},
+                                {"verified_bytes", saved.manifest().tensor_bytes()},
+                                {"whole", true}}));
       return kDone;
     }
     print(stdout, fmt::format("{}: whole; {} of tensors match their checksums\n", saved.folder(),
                               human(Bytes(saved.manifest().tensor_bytes()))));
     return kDone;
   } catch (const InputError& e) {
-    if (c.json) print(stdout, nlohmann::json({{"whole", false}, {"problem", e.what()}}).dump(2) + "\n");
+    if (c.json) print(stdout, json_lines({{"problem", e.what()}, {"whole", false}}));
     else print(stdout, fmt::format("not whole: {}\n", e.what()));
     return kAnswerIsNo;
   }

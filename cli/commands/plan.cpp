@@ -184,8 +184,8 @@ int nothing_fits(const PlanFlags& f, const Setup& setup, const PlanResult& resul
   json["least"] = candidate_json(*result.least);
   json["remedies"] = remedies_json(remedies);
   if (size) json["size_question"] = size_json(*size);
-  if (f.json != JsonForm::none) print(stdout, printed(json.dump(2) + "\n", f.json));
-  if (f.report.file) write_file(*f.report.file, plan_page(f.report.words, result, json.dump(), nullptr, setup));
+  if (f.json != JsonForm::none) print(stdout, printed(json_lines(json), f.json));
+  if (f.report.file) write_file(*f.report.file, plan_page(f.report.words, result, json_lines(json), nullptr, setup));
   std::string said = caution(result.least->plan, setup.model) + (size ? size->text : "") +
                      "Does not fit: " + result.why_none + "\n" +
                      workload(setup.model.name, setup.seq_len, setup.cluster.gpus, setup.cluster.name) +
@@ -242,9 +242,10 @@ int plan_command(const PlanFlags& asked) {
     if (!remedies.empty()) json["remedies"] = remedies_json(remedies);
     if (size) json["size_question"] = size_json(*size);
   }
-  if (f.report.file) write_file(*f.report.file, plan_page(f.report.words, result, json.dump(), &prediction, setup));
+  if (f.report.file)
+    write_file(*f.report.file, plan_page(f.report.words, result, json_lines(json), &prediction, setup));
   if (f.json != JsonForm::none) {
-    print(stdout, printed(json.dump(2) + "\n", f.json));
+    print(stdout, printed(json_lines(json), f.json));
     return code;
   }
   std::FILE* out = f.emit && !f.emit_to ? stderr : stdout;

@@ -6,6 +6,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "cli/brief_json.h"
 #include "cli/files.h"
 #include "cli/report/emit_report.h"
 #include "cli/report/report.h"
@@ -151,7 +152,7 @@ void print_layout(const ShowFlags& f, const ShardingPlan& plan, const ModelGraph
   if (model == nullptr) throw InputError("--layout", "needs the model", "give --model");
   if (!f.json) throw InputError("--layout", "prints JSON only", "add --json");
   if (f.emit) throw InputError("--layout", "contradicts --emit", "leave out one of the two");
-  print(stdout, layout_json(plan, *model).dump(2) + "\n");
+  print(stdout, json_lines(layout_json(plan, *model)));
 }
 
 int show_plan(const ShowFlags& f) {

@@ -3,6 +3,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "cli/brief_json.h"
 #include "cli/commands/show.h"
 #include "cli/files.h"
 #include "cli/named.h"
@@ -177,7 +178,7 @@ int show_model(const ShowFlags& given) {
     const ModelGraph model = model_from_flags(f.shared, asked);
     const std::int64_t seq_len = asked > 0 ? asked : model.max_seq_len.value_or(2048);
     print(stdout,
-          f.json ? model_json(model, seq_len, {}).dump(2) + "\n" : headline(model, seq_len) + plain_table(model));
+          f.json ? json_lines(model_json(model, seq_len, {})) : headline(model, seq_len) + plain_table(model));
     return kDone;
   }
   if (!f.shared.cluster) f.shared.cluster = "dgx-h100";
@@ -186,7 +187,7 @@ int show_model(const ShowFlags& given) {
   const std::vector<ModuleCost> costs =
       module_costs({setup.model, plan, *setup.implementation, setup.cluster, setup.costs});
   if (f.json) {
-    print(stdout, model_json(setup.model, setup.seq_len, costs).dump(2) + "\n");
+    print(stdout, json_lines(model_json(setup.model, setup.seq_len, costs)));
     return kDone;
   }
   print(stdout, headline(setup.model, setup.seq_len) + costs_table(setup.model, costs));

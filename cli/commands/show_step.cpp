@@ -3,6 +3,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "cli/brief_json.h"
 #include "cli/commands/show.h"
 #include "cli/files.h"
 #include "cli/named.h"
@@ -186,7 +187,7 @@ int show_step(const ShowFlags& f) {
   const std::size_t all = step.ops.size();
   const auto asked = f.first ? static_cast<std::size_t>(parse_count(*f.first, "--first", 1, INT32_MAX)) : all;
   const View view{program, step, plan, model, std::min(asked, all), f.buffers};
-  print(stdout, f.json ? step_json(view).dump(2) + "\n" : step_text(view));
+  print(stdout, f.json ? json_lines(step_json(view)) : step_text(view));
   return kDone;
 }
 

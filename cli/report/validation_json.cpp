@@ -45,7 +45,7 @@ std::string validation_json(const ValidationReport& report, const Tolerances& to
                          {"findings", findings},
                          {"not_compared", report.not_compared},
                          {"doubts", report.doubts}};
-  return document.dump(2) + "\n";
+  return document.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
 }  // namespace fsdp::cli

@@ -105,7 +105,7 @@ std::string to_json_text(const Measurement& m) {
   FieldWriter<nlohmann::ordered_json> writer;
   writer("schema", std::string(kMeasurementSchema));
   fields(writer, m);
-  return writer.take().dump() + "\n";
+  return writer.take().dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
 }
 
 Measurement parse_measurement(std::string_view json_text, std::string_view where) {

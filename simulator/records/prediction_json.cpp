@@ -150,7 +150,7 @@ std::string to_json_text(const Prediction& p) {
   FieldWriter<nlohmann::ordered_json> writer;
   writer("schema", std::string(kPredictionSchema));
   fields(writer, p);
-  return writer.take().dump() + "\n";
+  return writer.take().dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
 }
 
 Prediction parse_prediction(std::string_view json_text, std::string_view where) {
