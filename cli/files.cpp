@@ -100,10 +100,12 @@ std::string read_file(const std::string& path) {
   return text;
 }
 
-void check_output(const std::optional<std::string>& path, std::initializer_list<std::optional<std::string>> others) {
+void check_output(std::string_view flag, const std::optional<std::string>& path,
+                  std::initializer_list<std::optional<std::string>> others) {
   if (!path) return;
-  if (path->empty()) throw InputError("-o", "the name of the output is empty", "give the name of a file to write");
-  if (*path == "-") throw InputError("-o", "'-' is not the name of a file", "give one, or print with --json");
+  if (path->empty()) throw InputError(flag, "the name of the output is empty", "give the name of a file to write");
+  const char* remedy = flag == "-o" ? "give one, or print with --json" : "give one";
+  if (*path == "-") throw InputError(flag, "'-' is not the name of a file", remedy);
   const OutputTarget target = output_target(*path);
   if (!target.descriptor && is_folder(target.path))
     throw InputError(*path, "is a folder", "give the name of a file to write");

@@ -17,9 +17,9 @@ namespace fsdp::cli {
 // when the folder is not there or not writable, MachineError when the disk fails.
 void write_file(const std::string& path, std::string_view text);
 
-// Before long work: throws InputError if `path` could not be written, without touching it, or is one of the files that
-// are read or written otherwise: it would destroy them.
-void check_output(const std::optional<std::string>& path,
+// Before long work: throws InputError if `path`, which `flag` gave ("--report"), could not be written, without touching
+// it, or is one of the files that are read or written otherwise: it would destroy them.
+void check_output(std::string_view flag, const std::optional<std::string>& path,
                   std::initializer_list<std::optional<std::string>> others = {});
 
 // Throws InputError if the output is the very file that is read: writing it would destroy it.

@@ -86,9 +86,9 @@ std::ifstream opened(const std::string& path) {
 }
 
 int accuracy_command(const AccuracyFlags& f) {
-  check_output(f.plot);
+  check_output("--plot", f.plot);
   if (f.plot) check_apart(*f.plot, f.runs);
-  check_output(f.report.file, {f.runs, f.costs, f.plot});
+  check_output("--report", f.report.file, {f.runs, f.costs, f.plot});
   if (f.seed && f.cross_validate != "random")
     throw InputError("--seed", "has a meaning with --cross-validate random only", "leave it out");
   if (f.json && f.markdown) throw InputError("--markdown", "contradicts --json", "leave out one of the two");

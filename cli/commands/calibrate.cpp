@@ -143,7 +143,7 @@ int calibrate_nccl_tests(const CalibrateFlags& f) {
 
 int calibrate_command(const CalibrateFlags& f) {
   check_flags(f);
-  check_output(f.output);
+  check_output("-o", f.output);
   if (!f.nccl.logs.empty()) return calibrate_nccl_tests(f);
   if (f.runs) return calibrate_runs(f);
   CalibrateOptions options;

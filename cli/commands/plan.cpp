@@ -219,9 +219,9 @@ std::string fitting(const std::vector<FlagRemedy>& remedies, const Setup& setup)
 int plan_command(const PlanFlags& asked) {
   check_flags(asked);
   PlanFlags f = asked;
-  check_output(f.output, {f.shared.model, f.shared.cluster, f.shared.costs, f.emit_to});
-  check_output(f.emit_to, {f.shared.model, f.shared.cluster, f.shared.costs});
-  check_output(f.report.file, {f.shared.model, f.shared.cluster, f.shared.costs, f.output, f.emit_to});
+  check_output("-o", f.output, {f.shared.model, f.shared.cluster, f.shared.costs, f.emit_to});
+  check_output("--emit-to", f.emit_to, {f.shared.model, f.shared.cluster, f.shared.costs});
+  check_output("--report", f.report.file, {f.shared.model, f.shared.cluster, f.shared.costs, f.output, f.emit_to});
   const std::optional<SizeAnswer> size = answer_size_question(f.size, f.shared);
   if (size) f.shared = size->flags;
   const Setup setup = resolve_setup(f.shared);

@@ -270,11 +270,12 @@ std::string stopped_line(const RunFlags& f, const EarlyStop& stop, std::int64_t 
 int run_here(const RunFlags& f, Launch* others) {
   const bool reports = others == nullptr || others->rank() == 0;
   const auto& t = f.training;
-  check_output(reports ? f.output : Text(),
+  check_output("-o", reports ? f.output : Text(),
                {f.shared.plan, f.shared.model, f.prediction, t.data, t.init_from, t.init_adapters, f.trace});
-  check_output(reports ? f.trace : Text(),
+  check_output("--trace", reports ? f.trace : Text(),
                {f.shared.plan, f.shared.model, f.prediction, t.data, t.init_from, t.init_adapters});
-  if (reports) check_output(f.report.file, {f.shared.plan, f.shared.model, f.prediction, t.data, f.output, f.trace});
+  if (reports)
+    check_output("--report", f.report.file, {f.shared.plan, f.shared.model, f.prediction, t.data, f.output, f.trace});
   const ShardingPlan plan = plan_from_file(f.shared).plan;
   const ModelGraph model = model_from_flags(f.shared, plan.seq_len);
   check(plan, model, *f.shared.plan);
@@ -369,8 +370,7 @@ void add_run(const Command& app) {
   measuring.option("--steps", flags->steps, "measured steps of training; default 5", "N");
   measuring.option("--until-step", flags->until_step,
                    "instead of --steps: up to this step of the training, warm-up and the steps of the checkpoint that "
-                   "--resume finds included",
-                   "N");
+                   "--resume finds included", "N");
   measuring.option("--warmup", flags->warmup,
                    "steps of training before those, not measured; default 2; with --until-noise at least. The first "
                    "step, which allocates, is never measured: 0 is as 1",

@@ -55,9 +55,10 @@ void check_answers(const SimulateFlags& f) {
 
 int simulate_command(const SimulateFlags& f) {
   check_answers(f);
-  check_output(f.output, {f.shared.plan, f.shared.model, f.shared.cluster, f.shared.costs, f.trace});
-  check_output(f.trace, {f.shared.plan, f.shared.model, f.shared.cluster, f.shared.costs});
-  check_output(f.report.file, {f.shared.plan, f.shared.model, f.shared.cluster, f.shared.costs, f.output, f.trace});
+  check_output("-o", f.output, {f.shared.plan, f.shared.model, f.shared.cluster, f.shared.costs, f.trace});
+  check_output("--trace", f.trace, {f.shared.plan, f.shared.model, f.shared.cluster, f.shared.costs});
+  check_output("--report", f.report.file,
+               {f.shared.plan, f.shared.model, f.shared.cluster, f.shared.costs, f.output, f.trace});
   std::optional<PlanFile> file;
   if (f.shared.plan) file = plan_from_file(f.shared);
   const Setup setup = resolve_setup(f.shared, file ? &*file : nullptr);

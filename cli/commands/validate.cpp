@@ -33,7 +33,7 @@ ValidationReport compare_files(const ValidateFlags& f, const Prediction& predict
 }
 
 int validate_command(const ValidateFlags& f) {
-  check_output(f.report.file, {f.prediction, f.measurement});
+  check_output("--report", f.report.file, {f.prediction, f.measurement});
   Tolerances tolerances;
   if (f.time) tolerances.time = parse_percent(*f.time, "--time-tolerance");
   if (f.memory) tolerances.memory = parse_percent(*f.memory, "--memory-tolerance");
