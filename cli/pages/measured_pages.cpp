@@ -12,8 +12,9 @@ namespace fsdp::cli {
 namespace {
 
 void add_measurement(ReportPage& page, const Measurement& m) {
-  page.title = m.provenance.model + " on " + with_commas(static_cast<std::int64_t>(m.ranks.size())) + " x " +
-               m.provenance.cluster + ", measured";
+  const std::string& cluster = m.provenance.cluster;  // of a recorder of PyTorch: empty
+  page.title = m.provenance.model + " on " + with_commas(static_cast<std::int64_t>(m.ranks.size())) +
+               (cluster.empty() ? m.ranks.size() == 1 ? " rank" : " ranks" : " x " + cluster) + ", measured";
   page.documents.emplace_back("measurement", printed(to_json_text(m), JsonForm::brief));
   for (const std::string& line : lines_of(m.environment + "\n" + measurement_lines(m))) page.details.push_back(line);
 }
