@@ -1,19 +1,30 @@
 // What was measured, beside what was predicted: of run and validate.
 "use strict";
 
-function measurementTiles(m, prediction) {
-  const rank = m.ranks[0];
+// What of a measurement can be shown: a recorder of PyTorch may see neither times nor memory.
+function wasMeasured(m, validation) {
+  return {
+    time: m.steps_s.length > 0 && (!validation || validation.time_compared),
+    memory: m.ranks.length > 0 && (!validation || validation.memory_compared)
+  };
+}
+
+function measurementTiles(m, prediction, validation) {
+  const has = wasMeasured(m, validation), rank = m.ranks[0];
   const predicted = (value, of, format) =>
       (prediction ? "predicted " + format(value) + ", " + signed(value / of - 1) : "");
   const p = prediction || {};
   return el(
       "dl", {class: "tiles"},
-      tile("Step, median", seconds(m.median_step_s), predicted(p.step_time_s, m.median_step_s, seconds)),
-      tile("Steps measured", commas(m.steps_s.length), "noise " + percent(m.noise)),
-      tile(
-          "Peak allocated, rank 0", bytes(rank.peak_allocated_bytes),
-          predicted(p.peak_allocated_bytes, rank.peak_allocated_bytes, bytes)),
-      tile("Sent in a step, rank 0", bytes(rank.wire_bytes)),
+      has.time &&
+          [
+            tile("Step, median", seconds(m.median_step_s), predicted(p.step_time_s, m.median_step_s, seconds)),
+            tile("Steps measured", commas(m.steps_s.length), "noise " + percent(m.noise))
+          ],
+      has.memory &&
+          tile("Peak allocated, rank 0", bytes(rank.peak_allocated_bytes),
+               predicted(p.peak_allocated_bytes, rank.peak_allocated_bytes, bytes)),
+      rank && rank.wire_bytes > 0 && tile("Sent in a step, rank 0", bytes(rank.wire_bytes)),
       m.losses.length ?
           tile("Loss", lossText(m.losses[m.losses.length - 1]), "first " + lossText(m.losses[0])) :
           null);
@@ -55,7 +66,9 @@ function stepChart(label, values, format, lines, joined) {
   return el("div", {class: "scatter"}, el("h3", {}, label), root);
 }
 
-function showSteps(m, prediction) {
+function showSteps(m, prediction, validation) {
+  const has = wasMeasured(m, validation);
+  if (!has.time && m.losses.length < 2) return;
   const lines = [{value: m.median_step_s, name: "median " + seconds(m.median_step_s), colour: "measured-line"}];
   if (prediction)
     lines.push({
@@ -64,7 +77,9 @@ function showSteps(m, prediction) {
       colour: "predicted-line"
     });
   section(
-      "steps", "Steps", stepChart("Measured steps, slowest rank", m.steps_s, seconds, lines, false),
+      "steps", "Steps",
+      has.time ? stepChart("Measured steps, slowest rank", m.steps_s, seconds, lines, false) :
+                 el("p", {}, "Step time: not compared."),
       m.losses.length > 1 ? stepChart("Loss of every step run", m.losses, lossText, [], true) : null);
 }
 
@@ -89,28 +104,41 @@ function compareTable(caption, rows) {
           text: (r) => (r.predicted < r.measured ? "−" : "+") + show(r, Math.abs(r.predicted - r.measured)),
           value: (r) => Math.abs(r.predicted - r.measured)
         },
-        {title: "error", number: true, text: (r) => signed(r.error), value: (r) => Math.abs(r.error)},
+        {title: "error", number: true, text: (r) => signed(r.error), value: (r) => r.error && Math.abs(r.error)},
       ],
       rows, {most: 15});
 }
 
+// What the first table compares, and the tolerance of each: rows of what was not compared have no numbers.
+function mainRows(v) {
+  return [[v.time_compared, v.step_time, "step " + percent(v.time_tolerance, 0)],
+          [v.memory_compared, v.peak, "peak " + percent(v.memory_tolerance, 0)]]
+      .filter(([compared, row]) => compared && row.what);
+}
+
 function showValidation(v) {
+  const main = mainRows(v);
   const lists = [
     ["What disagrees", v.findings.map((f) => f.text)], ["Differences", v.differences], ["Not compared", v.not_compared],
     ["Doubts about the measurement", v.doubts]
   ];
   section(
       "compared", "Predicted and measured",
-      compareTable(
-          `Tolerances: step ${percent(v.time_tolerance, 0)}, peak ${percent(v.memory_tolerance, 0)}`,
-          [v.step_time, v.peak]),
+      main.length ? compareTable(
+                        "Tolerances: " + main.map(([, , tolerance]) => tolerance).join(", "),
+                        main.map(([, row]) => row)) :
+                    null,
       el("p", {},
-         "Order of operations: " + (v.order_equal ? "as predicted" : "another") +
-             ". Memory: " + (v.memory_equal ? "equal at every operation" : "differs") + "."),
+         "Order of operations: " + (v.order_equal ? "as predicted" : "another") + ". Memory: " +
+             (!v.memory_compared     ? "not compared" :
+                  v.memory_equal ? "equal at every operation" :
+                                   "differs") +
+             (v.time_compared ? "." : ". Step time: not compared.")),
       ...lists.filter(([, lines]) => lines.length)
           .flatMap(([title, lines]) => [el("h3", {}, title), el("ul", {}, ...lines.map((l) => el("li", {}, l)))]),
       ...[["where", "Where the step goes"], ["by_rank", "By rank"], ["by_action", "By kind of operation"],
           ["by_unit", "By unit"]]
-          .filter(([key]) => v[key].length)
-          .map(([key, title]) => compareTable(title, v[key])));
+          .map(([key, title]) => [title, v[key].filter((row) => row.what)])
+          .filter(([, rows]) => rows.length)
+          .map(([title, rows]) => compareTable(title, rows)));
 }

@@ -69,7 +69,7 @@ async function main() {
     if (report.steps.length > 1 && !measurement)
       chart.element.querySelector(".tools").before(stepChoice(report.steps, view, showStep));
   }
-  if (measurement) showSteps(measurement, prediction);
+  if (measurement) showSteps(measurement, prediction, report.validation);
   if (report.units) showUnits(view, report.units);
   if (prediction && prediction.by_action && !measurement) showKinds(prediction);
   showProvenance(report, (measurement || prediction || {}).provenance);

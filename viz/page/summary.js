@@ -90,13 +90,14 @@ function showSummary(report, prediction, measurement) {
   verdictLine(report);
   const s = section(
       "summary", "Summary",
-      measurement    ? measurementTiles(measurement, prediction) :
+      measurement    ? measurementTiles(measurement, prediction, report.validation) :
           prediction ? predictionTiles(prediction) :
                        null,
       el("div", {class: "details"}, ...report.details.map((line) => el("p", {}, line))),
       prediction ? whereTheStepGoes(prediction.where, measurement && "Where the predicted step goes") : null);
-  if (measurement && measurement.ranks[0].where)
-    s.append(whereTheStepGoes(measurement.ranks[0].where, "Where the measured step of rank 0 goes"));
+  const where = measurement && measurement.ranks.length && wasMeasured(measurement, report.validation).time &&
+      measurement.ranks[0].where;
+  if (where) s.append(whereTheStepGoes(where, "Where the measured step of rank 0 goes"));
   s.querySelector("h2").classList.add("quiet");
   if (!prediction && !measurement && !report.details.length) s.hidden = true;
   return s;
