@@ -39,6 +39,33 @@ class Tests:
     def tiles(self):
         return dict(zip(self.browser.texts(".tile dt"), self.browser.texts(".tile dd")))
 
+    def made(self, *words):
+        return subprocess.run([self.program, *words], capture_output=True, text=True, cwd=self.folder)
+
+    def tiny_run(self):
+        """The measurement of a small model on two ranks: p.json, m.json and run.html in the folder, made once."""
+        for words in ("calibrate --backend host --ranks 2 --budget 4s -o costs.json",
+                      "plan --model tiny-llama --cluster host --gpus 2 --costs costs.json --seq-len 64 -o tiny.json",
+                      "simulate --plan tiny.json --model tiny-llama --cluster host --costs costs.json -o p.json",
+                      "run --plan tiny.json --model tiny-llama --backend host --prediction p.json -o m.json --steps 6 "
+                      "--report run.html"):
+            if os.path.exists(os.path.join(self.folder, "run.html")):
+                break
+            made = self.made(*words.split())
+            assert made.returncode == 0, made.stderr
+        with open(os.path.join(self.folder, "m.json")) as f:
+            return json.load(f)
+
+    def compared_with(self, measurement):
+        """Opens the page of `validate` for this measurement of tiny_run(); returns what --json says."""
+        with open(os.path.join(self.folder, "other.json"), "w") as f:
+            json.dump(measurement, f)
+        answer = self.made("validate", "p.json", "other.json", "--json", "--report", "other.html")
+        assert answer.returncode in (0, 1), answer.stderr
+        self.browser.open(os.path.join(self.folder, "other.html"))
+        self.same(self.browser.texts(".failed"), [], "failure")
+        return json.loads(answer.stdout)
+
     # --- tests
 
     def test_simulate_shows_what_json_says(self):
@@ -194,17 +221,8 @@ class Tests:
 
     def test_run_and_validate_compare(self):
         b = self.browser
-        run = lambda *words: subprocess.run([self.program, *words], capture_output=True, text=True, cwd=self.folder)
-        for words in ("calibrate --backend host --ranks 2 --budget 4s -o costs.json",
-                      "plan --model tiny-llama --cluster host --gpus 2 --costs costs.json --seq-len 64 -o tiny.json",
-                      "simulate --plan tiny.json --model tiny-llama --cluster host --costs costs.json -o p.json",
-                      "run --plan tiny.json --model tiny-llama --backend host --prediction p.json -o m.json --steps 6 "
-                      "--report run.html"):
-            made = run(*words.split())
-            assert made.returncode == 0, made.stderr
-        with open(os.path.join(self.folder, "m.json")) as f:
-            measured = json.load(f)
-        compared = json.loads(run("validate", "p.json", "m.json", "--json", "--report", "validate.html").stdout)
+        measured = self.tiny_run()
+        compared = json.loads(self.made("validate", "p.json", "m.json", "--json", "--report", "validate.html").stdout)
         for page in ("run.html", "validate.html"):
             b.open(os.path.join(self.folder, page))
             self.same(b.run("return window.report.data.validation"), compared, "validation")
@@ -225,6 +243,58 @@ class Tests:
         b.settle()
         self.same(b.run("const c = window.report.charts[1].view; return [c.from, c.to]"),
                   b.run("const v = window.report.view; return [v.from, v.to]"), "range of the second timeline")
+
+    def test_validate_shows_only_what_was_compared(self):
+        b = self.browser
+        measured = self.tiny_run()
+        for rank in measured["ranks"]:
+            rank.update(order=[], wire_bytes=0)
+        for seen, compared in ((["all_gather"], (False, False)), (["all_gather", "step_time"], (True, False))):
+            answer = self.compared_with({**measured, "observed": seen})
+            self.same((answer["time_compared"], answer["memory_compared"]), compared, "compared")
+            self.same("Step, median" in self.tiles(), compared[0], "tile of the step")
+            self.same(len(b.texts("#steps svg[aria-label^=Measured]")), int(compared[0]), "chart of the steps")
+            assert "Peak allocated, rank 0" not in self.tiles() and "Sent in a step, rank 0" not in self.tiles()
+            self.same(b.texts("#compared tbody tr td:first-child"), ["step time"] if compared[0] else [], "rows")
+            said = b.texts("#compared p")[0]
+            assert "Memory: not compared" in said and ("Step time: not compared" in said) != compared[0], said
+            assert "at every operation" not in said, said
+        self.compared_with({**measured, "observed": ["all_gather"],
+                                     "provenance": {**measured["provenance"], "cluster": ""}})
+        assert b.texts("#title")[0].endswith(" on 2 ranks, measured"), b.texts("#title")
+
+    def test_values_that_are_no_numbers(self):
+        b = self.browser
+        measured = self.tiny_run()
+        self.compared_with({**measured, "losses": [None, *measured["losses"][1:-1], None]})
+        assert self.tiles()["Loss"].startswith("NaN") and "first NaN" in self.tiles()["Loss"], self.tiles()["Loss"]
+        self.same(len(b.texts("#steps svg")), 2, "charts of steps and losses")
+        self.compared_with({**measured, "losses": [None, None]})
+        assert "none is a finite number" in b.texts("#steps")[0], b.texts("#steps")
+        self.compared_with({**measured, "observed": ["all_gather"], "ranks": []})
+        self.same(b.run("return [null, Infinity, NaN, 0.5, -0.5].map(signed)"),
+                  ["-", "-", "-", "+50.0 %", "−50.0 %"], "differences")
+
+    def test_axes_of_plans(self):
+        b = self.browser
+        path, _ = self.page("plan", *EIGHT_B)
+        b.open(path)
+        drawn = ("const [speeds, peaks] = arguments;"
+                 "const plans = speeds.map((s, k) => ({label: 'p' + k, verdict: 'fits', tokens_per_s: s,"
+                 " peak_total_bytes: peaks[k] * 2 ** 30, step_time_s: 1}));"
+                 "const box = new PlanScatter(plans, 2 ** 36, () => 0).box;"
+                 "return [...box.querySelectorAll('text')].map((t) => t.textContent)")
+        texts = b.run(drawn, [0, 1000, 90000], [1, 20, 500])  # no speed at all: the axis is linear
+        assert "20.0 K" in texts or "20 K" in texts, texts
+        self.same([t for t in texts if t.endswith("iB") and not t.startswith("limit")],
+                  ["%s GiB" % t for t in ("1.00", "2.00", "4.00", "8.00", "16.0", "32.0", "64.0", "128", "256", "512")],
+                  "memory, logarithmic")
+        most = 300000
+        self.same(b.run("const all = Array.from({length: arguments[0]}, (_, k) => k);"
+                        "return [lowest(all), highest(all)]", most), [0, most - 1], "of a long list")
+        self.same(b.run("const t = sortableTable('long', [{title: 'n', number: true, text: String, value: (r) => r,"
+                        "bar: 'forward'}], Array.from({length: arguments[0]}, (_, k) => k), {most: 5});"
+                        "return t.querySelectorAll('tbody tr').length", most), 6, "rows and what shows all")
 
     def test_accuracy_filters(self):
         b = self.browser
