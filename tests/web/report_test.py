@@ -248,16 +248,19 @@ class Tests:
         b = self.browser
         measured = self.tiny_run()
         for rank in measured["ranks"]:
-            rank.update(order=[], wire_bytes=0)
-        for seen, compared in ((["all_gather"], (False, False)), (["all_gather", "step_time"], (True, False))):
+            rank.update(order=[], moments_bytes=[], wire_bytes=0)
+        for seen, compared in ((["all_gather"], (False, False)), (["all_gather", "step_time"], (True, False)),
+                               (["all_gather", "memory", "step_time"], (True, True))):
             answer = self.compared_with({**measured, "observed": seen})
             self.same((answer["time_compared"], answer["memory_compared"]), compared, "compared")
             self.same("Step, median" in self.tiles(), compared[0], "tile of the step")
             self.same(len(b.texts("#steps svg[aria-label^=Measured]")), int(compared[0]), "chart of the steps")
-            assert "Peak allocated, rank 0" not in self.tiles() and "Sent in a step, rank 0" not in self.tiles()
-            self.same(b.texts("#compared tbody tr td:first-child"), ["step time"] if compared[0] else [], "rows")
+            self.same("Peak allocated, rank 0" in self.tiles(), compared[1], "tile of the peak")
+            assert "Sent in a step, rank 0" not in self.tiles()
+            self.same(b.texts("#compared tbody tr td:first-child"),
+                      ["step time"] * compared[0] + ["peak allocated, rank 0"] * compared[1], "rows")
             said = b.texts("#compared p")[0]
-            assert "Memory: not compared" in said and ("Step time: not compared" in said) != compared[0], said
+            self.same(["Step time: not compared" not in said, "Memory: not compared" not in said], list(compared), said)
             assert "at every operation" not in said, said
         self.compared_with({**measured, "observed": ["all_gather"],
                                      "provenance": {**measured["provenance"], "cluster": ""}})

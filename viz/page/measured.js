@@ -116,8 +116,10 @@ function mainRows(v) {
       .filter(([compared, row]) => compared && row.what);
 }
 
-function showValidation(v) {
+// A recorder of PyTorch sees memory at some operations only; `observed` is what it saw.
+function showValidation(v, observed) {
   const main = mainRows(v);
+  const equal = observed && observed.length ? "no difference where it was observed" : "equal at every operation";
   const lists = [
     ["What disagrees", v.findings.map((f) => f.text)], ["Differences", v.differences], ["Not compared", v.not_compared],
     ["Doubts about the measurement", v.doubts]
@@ -130,8 +132,8 @@ function showValidation(v) {
                     null,
       el("p", {},
          "Order of operations: " + (v.order_equal ? "as predicted" : "another") + ". Memory: " +
-             (!v.memory_compared     ? "not compared" :
-                  v.memory_equal ? "equal at every operation" :
+             (!v.memory_compared ? "not compared" :
+                  v.memory_equal ? equal :
                                    "differs") +
              (v.time_compared ? "." : ". Step time: not compared.")),
       ...lists.filter(([, lines]) => lines.length)

@@ -44,7 +44,7 @@ async function main() {
   const measurement = report.measurement || null;
   showSummary(report, prediction, measurement);
   if (report.command === "accuracy") showAccuracy(report.answer);
-  if (report.validation) showValidation(report.validation);
+  if (report.validation) showValidation(report.validation, measurement && measurement.observed);
   if (report.answer && report.answer.scored_plans && prediction)
     showPlans(report, prediction.memory_limit_bytes, (k) => showStep(k));
   const charts = [], steps = new Map([[0, view && view.step]]);
