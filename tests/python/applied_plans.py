@@ -19,7 +19,7 @@ import random_plans
 import refusals
 
 import fsdp_plan
-from fsdp_plan import fsdp1
+from fsdp_plan.dialects import fsdp1
 
 
 class Applied:
