@@ -13,8 +13,29 @@ from torch.utils._pytree import tree_leaves
 SETTLES = 0.002  # seconds in which gloo's threads let go of what a collective that has ended worked on
 
 
+class UnseenMemory:
+    """Where nothing is counted."""
+    is_seen = False
+
+    def begin(self, tensors):
+        pass
+
+    def now(self):
+        return 0
+
+    def peak(self):
+        return 0
+
+    def left_out(self):
+        return contextlib.nullcontext()
+
+    def end(self):
+        pass
+
+
 class GpuMemory:
     """The caching allocator's numbers; they are the host's, so that they need no synchronisation."""
+    is_seen = True
 
     def __init__(self, device):
         self.device = device
@@ -38,6 +59,7 @@ class GpuMemory:
 class StorageMemory(TorchDispatchMode):
     """Storages on processors, from begin() to end(): those of the tensors that are named there, and those that
     operators make. Numbers alone (losses, counts of steps) are left out."""
+    is_seen = True
 
     def __init__(self):
         super().__init__()
@@ -117,8 +139,12 @@ def as_engine(func, args):
     return torch.ops.aten.add_.Tensor if in_engine and not args[0]._is_view() else func
 
 
-def of_device(device):
-    return GpuMemory(device) if device.type == "cuda" else StorageMemory()
+def of_device(device, offload):
+    """device: the one that computes. On processors offloaded shards are in the same memory as what computes, so that
+    no count of storages is the device's."""
+    if device.type == "cuda":
+        return GpuMemory(device)
+    return UnseenMemory() if offload else StorageMemory()
 
 
 def kept_tensors(model, optimizers):

@@ -47,8 +47,6 @@ def record(model, file, plan=None, *, implementation=None, source=None, lora=Non
 class Recorder:
     def __init__(self, model, file, plan, implementation):
         self.model, self.file, self.plan, self.implementation = model, file, plan, implementation
-        self.device = next(model.parameters()).device
-        self.memory = memory.of_device(self.device)
         self.optimizers, self.order, self.moments, self.marks, self.hooks = {}, [], [], [], []
         self.steps, self.micro_batch, self.stepped, self.recording, self.peak = 0, -1, True, False, 0
 
@@ -63,10 +61,11 @@ class Recorder:
         for modules, state in fsdp2_state.states_of(self.model).items():
             if modules not in units:
                 raise PlanError(f"{list(modules)} is a unit that the plan does not have: fsdp_plan.check says more")
-            if fsdp2_state.group_of(state):
-                groups[id(fsdp2_state.group_of(state))] = units[modules]
+            if group := fsdp2_state.group_of(state):
+                groups[id(group)], self.device = units[modules], group.device   # offloaded shards are elsewhere
         if not groups:
             raise PlanError("the model is not sharded: record after fsdp_plan.apply")
+        self.memory = memory.of_device(self.device, self.plan["offload"])
         self.log = OrderLog(groups, self.seen, self.around)
         self.log.__enter__()
         self.hooks = [self.model.register_forward_pre_hook(self.before_forward, prepend=True),
@@ -142,7 +141,7 @@ class Recorder:
         moments = [m for (action, *_), m in zip(self.order, self.moments) if action in self.observed_actions()]
         return {"rank": dist.get_rank(), "peak_allocated_bytes": self.peak, "undeclared_bytes": 0, "wire_bytes": 0,
                 "order": texts, "timeline": {"duration_s": 0, "spans_s": []},
-                "memory": {"init": nothing, "first_step": nothing, "steady_step": nothing}, "moments_bytes": moments,
+                "memory": {"init": nothing, "first_step": nothing, "steady_step": nothing}, "moments_bytes": moments if self.memory.is_seen else [],
                 "steps_s": self.step_seconds()}
 
     def observed_actions(self):
@@ -175,7 +174,8 @@ class Recorder:
                 "backend": "pytorch", "environment": environment(self.device), "median_step_s": median,
                 "noise": spread, "steps_s": seconds, "losses": [], "process_high_water_bytes": 0, "by_action": [],
                 # No cost model prices PyTorch's kernels on processors.
-                "observed": [*self.observed_actions(), "memory"] + ["step_time"] * (self.device.type == "cuda"),
+                "observed": [*self.observed_actions(), *["memory"] * self.memory.is_seen,
+                             *["step_time"] * (self.device.type == "cuda")],
                 "ranks": ranks}
 
 

@@ -36,6 +36,8 @@ def reference(config, plan):
         tokens = [torch.cat(batches_of(plan, step, rank)) for rank in range(2)]
         loss = loss_of(model, torch.cat(tokens))
         loss.backward()
+        if plan["clip_norm"] is not None:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), plan["clip_norm"])
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
@@ -77,12 +79,12 @@ def main(folder, config):
     plans, others = json.loads((folder / "names.json").read_text())
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
-    wanted = {}                              # by the sequences of a step
+    wanted = {}                              # by the sequences of a step and the clipping
     for name in plans + others:
         plan = fsdp_plan.Plan.load(folder / f"{name}.plan.json", config)
-        sequences = sum(plan["micro_batches"])
-        if sequences not in wanted:
-            wanted[sequences] = reference(config, plan)
+        key = sum(plan["micro_batches"]), plan["clip_norm"]
+        if key not in wanted:
+            wanted[key] = reference(config, plan)
         model = build(config)
         step = fsdp_plan.apply(model, plan)
         fsdp_plan.check(step)
@@ -93,7 +95,7 @@ def main(folder, config):
             losses = train(step)
         fsdp_plan.check(step)
         if plan["param_dtype"] == "fp32":
-            same(name, losses, wanted[sequences])
+            same(name, losses, wanted[key])
     changed(folder, config)
     refusals(folder, config)
     dist.destroy_process_group()
