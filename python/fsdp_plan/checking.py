@@ -5,7 +5,7 @@ from fsdp_plan.dialects.checkpointing import checkpointed, is_selective
 from fsdp_plan.errors import PlanError
 from fsdp_plan.modules import parameters_by_name
 from fsdp_plan.plan import Plan
-from fsdp_plan.steps import Step
+from fsdp_plan.steps import Step, synchronises
 
 SHOWN = 5
 
@@ -88,7 +88,14 @@ def of_fsdp1(model, plan, micro_batch):
         for what, value, wanted in fsdp1.settings(wrapper, plan):
             if value != wanted:
                 found.append(f"{named(unit.modules)}: {what}: {value}, planned {wanted}")
+        found += [f"{named(unit.modules)}: {text}" for text in of_sync(wrapper._sync_gradients, plan, micro_batch)]
     return found + [f"{named([name])}: is wrapped; the plan has no such unit" for name in there]
+
+
+def of_sync(there, plan, micro_batch):
+    if micro_batch is None or there == synchronises(plan, micro_batch):
+        return []
+    return [f"reduces gradients: {there}, planned {not there}"]
 
 
 def of_ddp(model, plan, micro_batch):
@@ -96,12 +103,7 @@ def of_ddp(model, plan, micro_batch):
         return ["the model is not wrapped by DistributedDataParallel"]
     ranks = torch.distributed.get_world_size(model.process_group)
     found = [f"{ranks} ranks, planned {plan.ranks}"] if ranks != plan.ranks else []
-    if micro_batch is not None:
-        last = micro_batch % len(plan["micro_batches"]) + 1 == len(plan["micro_batches"])
-        wanted = last or plan["grad_sync"] == "every"
-        if model.require_backward_grad_sync != wanted:
-            found.append(f"reduces gradients: {model.require_backward_grad_sync}, planned {wanted}")
-    return found
+    return found + of_sync(model.require_backward_grad_sync, plan, micro_batch)
 
 
 def of_checkpoints(model, plan):

@@ -13,6 +13,16 @@ def switches_of(plan, unit, last):
     return last or how != "last", last or how == "every", last or unit.reshard_after_backward
 
 
+def is_last(plan, micro_batch):
+    """Whether it ends a step; counted from 0, on through the steps."""
+    return (micro_batch + 1) % len(plan["micro_batches"]) == 0
+
+
+def synchronises(plan, micro_batch):
+    """Whether a micro-batch reduces gradients, where a plan cannot say it unit by unit (fsdp1, ddp)."""
+    return plan["grad_sync"] == "every" or is_last(plan, micro_batch)
+
+
 class Step:
     """What a plan says of a step.
 
@@ -44,11 +54,10 @@ class Step:
     @contextlib.contextmanager
     def micro_batch(self, i):
         """Forward and backward of the i-th micro-batch belong inside."""
-        last = i + 1 == len(self.plan["micro_batches"])
         with contextlib.ExitStack() as stack:
             if self.plan.dialect == "fsdp2":
-                self.set_switches(last)
-            elif not last and self.plan["grad_sync"] != "every":
+                self.set_switches(is_last(self.plan, i))
+            elif not synchronises(self.plan, i):
                 stack.enter_context(self.model.no_sync())
             yield
 

@@ -97,6 +97,7 @@ def main(folder, config):
         if plan["param_dtype"] == "fp32":
             same(name, losses, wanted[key])
     changed(folder, config)
+    changed_fsdp1(folder, config)
     refusals(folder, config)
     dist.destroy_process_group()
 
@@ -122,6 +123,16 @@ def changed(folder, config):
     refused("fully_shard was called on it", lambda: fsdp_plan.check(step, other))
     with fsdp_plan.record(step, folder / "changed.json"):
         train(step, check=False)
+
+
+def changed_fsdp1(folder, config):
+    step = fsdp_plan.apply(build(config), fsdp_plan.Plan.load(folder / "fsdp1, no sync.plan.json", config))
+    fsdp_plan.check(step, micro_batch=1)
+    refused("[model.layers.0]: reduces gradients: True, planned False", lambda: fsdp_plan.check(step, micro_batch=0))
+    with step.model.no_sync():
+        fsdp_plan.check(step, micro_batch=0)
+        refused("[root]: reduces gradients: False, planned True",
+                lambda: fsdp_plan.check(step, micro_batch=1))
 
 
 def refusals(folder, config):

@@ -5,7 +5,7 @@
 from fsdp_plan.dialects import fsdp2
 from fsdp_plan.needs_torch import NAMES
 from fsdp_plan.modules import by_name, innermost
-from fsdp_plan.steps import switches_of
+from fsdp_plan.steps import is_last, switches_of
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule
 
 
@@ -85,7 +85,7 @@ def text(dtype):
 def planned(plan, sums_forced, micro_batch=None):
     """What PyTorch should hold. sums_forced: gloo needs them, whatever the plan says."""
     prefetch = {u.index: (forward, backward) for u, forward, backward in fsdp2.prefetch_lists(plan)}
-    last = micro_batch is not None and micro_batch % len(plan["micro_batches"]) + 1 == len(plan["micro_batches"])
+    last = micro_batch is not None and is_last(plan, micro_batch)
     dims = {d["parameter"]: d["dim"] for d in plan["shard_dims"] if d["dim"]}
     wanted = {}
     for unit in plan.units:
