@@ -88,13 +88,23 @@ class Plan:
         transformers model; without it, the plan's model_name. lora: what `--lora` was."""
         if isinstance(plan, Plan):
             return plan
+        if not isinstance(plan, (dict, str, os.PathLike)):
+            raise PlanError(f"plan: is a {type(plan).__name__}, and must be the path of plan.json, its dictionary, or "
+                            "a Plan")
         with tempfile.TemporaryDirectory() as folder:
             file = plan
             if isinstance(plan, dict):
                 file = os.path.join(folder, "plan.json")
-                pathlib.Path(file).write_text(json.dumps(plan))
+                pathlib.Path(file).write_text(text_of(plan))
             values = read(file)
             return Plan(values, layout_of(file, values, model, lora, folder), model)
+
+
+def text_of(plan):
+    try:
+        return json.dumps(plan)
+    except (TypeError, ValueError) as error:
+        raise PlanError(f"plan: the dictionary is not that of a plan.json: {error}") from None
 
 
 def read(file):
@@ -106,6 +116,8 @@ def read(file):
         raise PlanError(f"{file}: is no JSON: {error}") from None
     if not isinstance(values, dict) or values.get("schema") != SCHEMA:
         raise PlanError(f"{file}: is no plan ({SCHEMA}); `fsdp-plan plan ... -o plan.json` writes one")
+    if not isinstance(values.get("model_name"), str):
+        raise PlanError(f"{file}: model_name: is missing, or no text: write the plan again (`fsdp-plan plan`)")
     return values
 
 

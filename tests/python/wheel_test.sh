@@ -44,6 +44,17 @@ open("other.json", "w").write("{}")
 refused("is no plan", lambda: fsdp_plan.Plan.load("other.json"))
 open("broken.json", "w").write("{")
 refused("is no JSON", lambda: fsdp_plan.Plan.load("broken.json"))
+values = dict(plan.values)
+del values["model_name"]
+refused("model_name: is missing", lambda: fsdp_plan.Plan.load(values))
+refused("model_name: is missing", lambda: fsdp_plan.Plan.load(dict(values, model_name=7)))
+refused("plan: is a list", lambda: fsdp_plan.Plan.load([plan.values]))
+refused("plan: the dictionary is not that of", lambda: fsdp_plan.Plan.load(dict(plan.values, seed={1})))
+for field in plan.values:  # each is needed, or is not: never an error of Python's own
+    try:
+        fsdp_plan.Plan.load({k: v for k, v in plan.values.items() if k != field})
+    except fsdp_plan.PlanError:
+        pass
 refused("the plan was made for another model", lambda: fsdp_plan.Plan.load("plan.json", "small-llama"))
 if importlib.util.find_spec("torch") is None:
     refused("pip install torch", lambda: fsdp_plan.apply)
