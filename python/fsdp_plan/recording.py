@@ -26,6 +26,7 @@ import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 RECORDED = 1                                 # the step of which order and memory are recorded
+NEEDED = RECORDED + 2                        # steps: those before it settle, those after it are timed
 SCHEMA = "fsdp-plan/measurement/1"
 
 
@@ -125,8 +126,8 @@ class Recorder:
             hook.remove()
         if kind is not None:
             return
-        if self.steps <= RECORDED:
-            raise PlanError(f"record() saw {self.steps} whole steps, and needs {RECORDED + 1} or more: run more steps "
+        if self.steps < NEEDED:
+            raise PlanError(f"record() saw {self.steps} whole steps, and needs {NEEDED} or more: run more steps "
                             "inside of it, each with forward, backward and optimizer.step()")
         everyone = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
         dist.gather_object(self.of_rank(), everyone, dst=0)
@@ -149,14 +150,14 @@ class Recorder:
         return [a for a in ACTIONS if a != "reduce_scatter" or self.plan.shard > 1]
 
     def step_seconds(self):
-        """Of the steps that nothing was recorded in, or of all where there are no others."""
+        """Of the steps after the recorded one."""
         marks = self.marks[:self.steps] + [self.end]
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
             seconds = [a.elapsed_time(b) / 1e3 for a, b in zip(marks, marks[1:])]
         else:
             seconds = [b - a for a, b in zip(marks, marks[1:])]
-        return seconds[RECORDED + 1:] or seconds
+        return seconds[RECORDED + 1:]
 
     def measurement(self, ranks):
         # The slowest rank's time of each step.

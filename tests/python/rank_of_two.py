@@ -7,7 +7,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import fsdp_plan
 
-STEPS = 3
+STEPS = 3                                    # the fewest that record() takes
 
 
 def build(config):
@@ -44,9 +44,9 @@ def reference(config, plan):
     return losses
 
 
-def train(step, check=True):
+def train(step, check=True, steps=STEPS):
     optimizer, losses = step.optimizer(), []
-    for n in range(STEPS):
+    for n in range(steps):
         total = torch.zeros(())
         for i, (weight, tokens) in enumerate(step.micro_batches(batches_of(step.plan, n, dist.get_rank()))):
             if check:
@@ -158,6 +158,9 @@ def refusals(folder, config):
     step = fsdp_plan.apply(build(config), plan)
     refused("1 micro-batches a step, not 2", lambda: list(step.micro_batches([None, None])))
     recorder = fsdp_plan.record(step, folder / "none.json")
-    refused("saw 0 whole steps", lambda: [recorder.__enter__(), recorder.__exit__(None, None, None)])
+    refused("saw 0 whole steps, and needs 3", lambda: [recorder.__enter__(), recorder.__exit__(None, None, None)])
+    recorder = fsdp_plan.record(step, folder / "none.json")
+    refused("saw 2 whole steps, and needs 3",
+            lambda: [recorder.__enter__(), train(step, steps=2), recorder.__exit__(None, None, None)])
     if (folder / "none.json").exists():
         raise AssertionError("a measurement of nothing was written")
