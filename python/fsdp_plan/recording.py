@@ -54,9 +54,8 @@ class Recorder:
     # -- where steps begin and end
 
     def __enter__(self):
-        # The directory must be there before hours of training are, and every rank must be part of the plan.
-        if not pathlib.Path(self.file).absolute().parent.is_dir():
-            raise PlanError(f"{self.file}: its folder does not exist")
+        # The folder must be there before hours of training are, and every rank must be part of the plan.
+        refuse_missing_folder(self.file)
         units = {u: i for i, u in enumerate(fsdp2_state.key(unit) for unit in self.plan.units)}
         groups = {}
         for modules, state in fsdp2_state.states_of(self.model).items():
@@ -191,6 +190,16 @@ def environment(device):
         parts.append(f"{os.cpu_count()} cores, {torch.get_num_threads()} threads a rank")
     named = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "CUDA_DEVICE_MAX_CONNECTIONS")
     return "; ".join(parts + [f"{name}={os.environ[name]}" for name in named if name in os.environ])
+
+
+def refuse_missing_folder(file):
+    """On every rank, where rank 0, which writes, has no such folder: the others may be on machines without it."""
+    missing = [None]
+    if dist.get_rank() == 0 and not pathlib.Path(file).absolute().parent.is_dir():
+        missing = [f"{file}: its folder does not exist on rank 0, which writes the file: make it first"]
+    dist.broadcast_object_list(missing, src=0)
+    if missing[0]:
+        raise PlanError(missing[0])
 
 
 def write(file, text):

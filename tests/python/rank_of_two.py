@@ -135,6 +135,16 @@ def changed_fsdp1(folder, config):
                 lambda: fsdp_plan.check(step, micro_batch=1))
 
 
+def folder_of_rank_0(folder, step):
+    """It alone must have the folder of the measurement; where it has none, no rank goes on."""
+    there, absent = folder / "none.json", folder / "absent" / "none.json"
+    files = [absent, there] if dist.get_rank() == 0 else [there, absent]
+    refused("its folder does not exist on rank 0", lambda: fsdp_plan.record(step, files[0]).__enter__())
+    recorder = fsdp_plan.record(step, files[1])
+    recorder.__enter__()
+    recorder.__exit__(KeyboardInterrupt, None, None)   # as when training fails: nothing is written
+
+
 def refusals(folder, config):
     plan = fsdp_plan.Plan.load(folder / "blocks.plan.json", config)
 
@@ -151,8 +161,7 @@ def refusals(folder, config):
     refused("'lm_head.weight' stands where", other(lambda m: delattr(m.model, "norm")))
     refused("already: leave that to the plan", other(lambda m: m.gradient_checkpointing_enable()))
     refused("is sharded already", other(lambda m: fsdp_plan.apply(m, plan)))
-    refused("its folder does not exist", lambda: fsdp_plan.record(
-        fsdp_plan.apply(build(config), plan), folder / "absent" / "m.json").__enter__())
+    folder_of_rank_0(folder, fsdp_plan.apply(build(config), plan))
     values = dict(plan.values, mesh=[{"name": "replicate", "size": 1}, {"name": "shard", "size": 4}])
     refused("the plan is for 4 ranks", lambda: fsdp_plan.apply(build(config), values, source=config))
     step = fsdp_plan.apply(build(config), plan)
