@@ -18,11 +18,13 @@ def apply(model, plan, mesh=None, *, source=None, lora=None):
     plan: plan.json, as a path or a dictionary. mesh: 1-D (shard) or 2-D (replicate, shard) of the plan's sizes;
     None: one over all ranks. source, lora: what `--model` and `--lora` were where the plan was made, if the plan's
     model_name is not in the catalog; a transformers model says it by itself.
-    Nothing is changed when it raises PlanError: the model is another one, already sharded, or the ranks are not the
-    plan's."""
+    Nothing is changed when it raises PlanError: the model is another one, already sharded, the ranks are not the
+    plan's, or PyTorch is too old for it."""
     plan = Plan.load(plan, source if source is not None else model, lora)
     refuse_sharded(model)
     check_parameters(model, plan)
+    if plan.dialect == "fsdp2":
+        fsdp2.refuse_missing(plan)
     mesh = checked_mesh(mesh, plan) if mesh is not None else make_mesh(model, plan)
     wrap_checkpoints(model, plan)
     if plan.dialect == "ddp":

@@ -3,6 +3,7 @@ import json
 
 import torch
 import torch.distributed as dist
+from torch.distributed.fsdp import FSDPModule
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import fsdp_plan
@@ -98,6 +99,7 @@ def main(folder, config):
             same(name, losses, wanted[key])
     changed(folder, config)
     changed_fsdp1(folder, config)
+    older_pytorch(folder, config)
     refusals(folder, config)
     dist.destroy_process_group()
 
@@ -143,6 +145,19 @@ def folder_of_rank_0(folder, step):
     recorder = fsdp_plan.record(step, files[1])
     recorder.__enter__()
     recorder.__exit__(KeyboardInterrupt, None, None)   # as when training fails: nothing is written
+
+
+def older_pytorch(folder, config):
+    """A switch that is not there is found before anything is changed: the model takes another plan."""
+    plan, name = fsdp_plan.Plan.load(folder / "blocks.plan.json", config), "set_separate_reduce_scatter_group"
+    values = dict(plan.values, separate_reduce_scatter=True, checkpointed=["model.layers.0"])
+    model, switch = build(config), getattr(FSDPModule, name)
+    delattr(FSDPModule, name)
+    try:
+        refused(f"the plan needs {name}", lambda: fsdp_plan.apply(model, values, source=config))
+    finally:
+        setattr(FSDPModule, name, switch)
+    fsdp_plan.check(fsdp_plan.apply(model, plan))
 
 
 def refusals(folder, config):

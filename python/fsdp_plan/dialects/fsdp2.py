@@ -3,7 +3,7 @@ from fsdp_plan.needs_torch import DTYPES, VERSION, torch
 from fsdp_plan.errors import PlanError
 from fsdp_plan.modules import by_name, parameters_by_name
 from fsdp_plan.parameters import matching
-from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Shard
 
 
@@ -22,7 +22,10 @@ def shard(model, plan, mesh):
             first.set_modules_to_forward_prefetch([modules[u.first] for u in forward])
         if backward is not None:
             first.set_modules_to_backward_prefetch([modules[u.first] for u in backward])
-    set_options(model, plan, modules)
+    for name, method, value in switches(plan):
+        getattr(modules[name], method)(value)
+    if plan["force_sum_reduction"]:
+        force_sum(model)
     if mesh.device_type == "cpu" and torch.distributed.get_backend(mesh.get_group(mesh.ndim - 1)) == "gloo":
         force_sum(model)                     # gloo has no averaging reduce-scatter: sum, then divide
     return model
@@ -70,27 +73,25 @@ def prefetch_lists(plan):
     return [tuple(each) for each in lists.values()]
 
 
-def switch(module, name, *values):
-    """Calls one of fully_shard's later switches."""
-    if not hasattr(module, name):
-        raise PlanError(f"the plan needs {name}, which PyTorch {torch.__version__} does not have: plan for this "
-                        "release (--dialect fsdp2@VERSION), or use a newer one")
-    getattr(module, name)(*values)
-
-
-def set_options(model, plan, modules):
+def switches(plan):
+    """[(module, the method of FSDPModule, its argument)] of fully_shard's later switches that the plan turns."""
     for unit in plan.units:
         if unit.gradient_divide_factor is not None:
-            switch(modules[unit.first], "set_gradient_divide_factor", unit.gradient_divide_factor)
+            yield unit.first, "set_gradient_divide_factor", unit.gradient_divide_factor
         if not unit.unshard_in_backward:
-            switch(modules[unit.first], "set_unshard_in_backward", False)
-    root = modules[""]
+            yield unit.first, "set_unshard_in_backward", False
     if plan["reduce_scatter_buffers"] > 1:
-        switch(root, "set_reduce_scatter_max_input_buffers", plan["reduce_scatter_buffers"])
+        yield "", "set_reduce_scatter_max_input_buffers", plan["reduce_scatter_buffers"]
     if plan["separate_reduce_scatter"]:
-        switch(root, "set_separate_reduce_scatter_group", True)
-    if plan["force_sum_reduction"]:
-        force_sum(model)
+        yield "", "set_separate_reduce_scatter_group", True
+
+
+def refuse_missing(plan):
+    """Raises PlanError where the PyTorch that is installed has not all of the plan's switches."""
+    for _, name, _ in switches(plan):
+        if not hasattr(FSDPModule, name):
+            raise PlanError(f"the plan needs {name}, which PyTorch {torch.__version__} does not have: plan for this "
+                            "release (--dialect fsdp2@VERSION), or use a newer one")
 
 
 def force_sum(model):
