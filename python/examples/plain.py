@@ -25,8 +25,11 @@ def loss_of(step, tokens):
 
 def main(config, plan, measurement):
     on_gpu = torch.cuda.is_available()
-    dist.init_process_group("nccl" if on_gpu else "gloo")
+    # NCCL for what is on GPUs, gloo for the norm of gradients that an offloaded plan keeps in host memory.
+    dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo")
     device = torch.device("cuda", dist.get_rank() % torch.cuda.device_count()) if on_gpu else torch.device("cpu")
+    if on_gpu:
+        torch.cuda.set_device(device)        # where fully_shard shards, before the first tensor is there
     values = json.loads(open(config).read())
     torch.manual_seed(0)                     # every rank draws the same weights
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**values, use_cache=False)).to(device)

@@ -18,14 +18,15 @@ def apply(model, plan, mesh=None, *, source=None, lora=None):
     plan: plan.json, as a path or a dictionary. mesh: 1-D (shard) or 2-D (replicate, shard) of the plan's sizes;
     None: one over all ranks. source, lora: what `--model` and `--lora` were where the plan was made, if the plan's
     model_name is not in the catalog; a transformers model says it by itself.
-    Nothing is changed when it raises PlanError: the model is another one, already sharded, the ranks are not the
-    plan's, or PyTorch is too old for it."""
+    Nothing is changed when it raises PlanError: the model is another one, already sharded, the ranks or what
+    they talk through are not the plan's, or PyTorch is too old for it."""
     plan = Plan.load(plan, source if source is not None else model, lora)
     refuse_sharded(model)
     check_parameters(model, plan)
     if plan.dialect == "fsdp2":
         fsdp2.refuse_missing(plan)
     mesh = checked_mesh(mesh, plan) if mesh is not None else make_mesh(model, plan)
+    refuse_gpus_alone(mesh, plan)
     wrap_checkpoints(model, plan)
     if plan.dialect == "ddp":
         return Step(torch.nn.parallel.DistributedDataParallel(model), plan)
@@ -49,6 +50,17 @@ def make_mesh(model, plan):
     if plan.replicate == 1:
         return init_device_mesh(device, (plan.shard,), mesh_dim_names=("shard",))
     return init_device_mesh(device, (plan.replicate, plan.shard), mesh_dim_names=("replicate", "shard"))
+
+
+def refuse_gpus_alone(mesh, plan):
+    """The norm of offloaded gradients is summed over ranks where the gradients are: in host memory, which NCCL does
+    not reach."""
+    if not plan["offload"] or plan["clip_norm"] is None:
+        return
+    backends = dist.get_backend_config(mesh.get_group(mesh.ndim - 1))     # "cuda:nccl", "cpu:gloo,cuda:nccl"
+    if "cpu" not in {each.partition(":")[0] for each in backends.split(",")}:
+        raise PlanError(f"the plan clips offloaded gradients, which lie in host memory, and ranks talk through "
+                        f"'{backends}' alone: start with init_process_group(\"cpu:gloo,cuda:nccl\")")
 
 
 def device_type(model):

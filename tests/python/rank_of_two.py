@@ -3,6 +3,7 @@ import json
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -100,6 +101,7 @@ def main(folder, config):
     changed(folder, config)
     changed_fsdp1(folder, config)
     older_pytorch(folder, config)
+    without_host_backend(folder, config)
     refusals(folder, config)
     dist.destroy_process_group()
 
@@ -158,6 +160,17 @@ def older_pytorch(folder, config):
     finally:
         setattr(FSDPModule, name, switch)
     fsdp_plan.check(fsdp_plan.apply(model, plan))
+
+
+def without_host_backend(folder, config):
+    """Ranks that talk on GPUs alone cannot sum what is in host memory."""
+    values = json.loads((folder / "blocks.plan.json").read_text())
+    values.update(offload=True, clip_norm=1.0)
+    mesh = DeviceMesh.from_group(dist.new_group(backend="cuda:gloo"), "cpu", mesh_dim_names=("shard",))
+    model = build(config)
+    refused("start with init_process_group(\"cpu:gloo,cuda:nccl\")",
+            lambda: fsdp_plan.apply(model, values, mesh, source=config))
+    fsdp_plan.check(fsdp_plan.apply(model, values, source=config))   # gloo reaches it
 
 
 def refusals(folder, config):
