@@ -16,6 +16,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 import fsdp_plan
 
 
+def loss_of(step, model, tokens):
+    return fsdp_plan.chunked_loss(model(tokens[:, :-1]).logits, tokens[:, 1:], step.plan["loss_chunks"])
+
+
 def main(config, plan, accumulation="1"):
     plugin = FullyShardedDataParallelPlugin(fsdp_version=2)
     accelerator = Accelerator(cpu=not torch.cuda.is_available(), gradient_accumulation_steps=int(accumulation),
@@ -36,7 +40,9 @@ def main(config, plan, accumulation="1"):
         tokens = torch.randint(values["vocab_size"], (sequences, step.plan["seq_len"] + 1), device=accelerator.device)
         with accelerator.accumulate(model):
             fsdp_plan.check(model, step.plan, micro_batch=i % int(accumulation))
-            accelerator.backward(fsdp_plan.chunked_loss(model(tokens[:, :-1]).logits, tokens[:, 1:], 1))
+            accelerator.backward(loss_of(step, model, tokens))
+            if accelerator.sync_gradients:   # the last micro-batch of a step
+                step.clip()
             optimizer.step()
             optimizer.zero_grad()
     if accelerator.is_main_process:

@@ -76,6 +76,7 @@ class Step:
         return norm
 
     def clip(self):
+        """Of finish(), where a library steps by itself: before its optimizer's step. Returns the norm, or None."""
         bound, kind = self.plan["clip_norm"], float(self.plan["clip_norm_type"])
         if bound is None:
             return None
