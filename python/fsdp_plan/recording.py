@@ -138,10 +138,11 @@ class Recorder:
         nothing = {"start_bytes": 0, "points_bytes": []}
         texts = [f"{ACTIONS[action]}: {action} {self.plan.units[unit].text} mb {i}" for action, unit, i in self.order
                  if action in self.observed_actions()]
-        moments = [m for (action, *_), m in zip(self.order, self.moments) if action in self.observed_actions()]
+        moments = [m for (action, *_), m in zip(self.order, self.moments)
+                   if action in self.observed_actions() and self.memory.is_seen]
         return {"rank": dist.get_rank(), "peak_allocated_bytes": self.peak, "undeclared_bytes": 0, "wire_bytes": 0,
                 "order": texts, "timeline": {"duration_s": 0, "spans_s": []},
-                "memory": {"init": nothing, "first_step": nothing, "steady_step": nothing}, "moments_bytes": moments if self.memory.is_seen else [],
+                "memory": {"init": nothing, "first_step": nothing, "steady_step": nothing}, "moments_bytes": moments,
                 "steps_s": self.step_seconds()}
 
     def observed_actions(self):

@@ -5,7 +5,8 @@
     ... --quick                                  some of the plans
 
 Every plan of PLANS must carry out, train to the losses of unsharded training (in fp32), and validate as equal in order
-and memory (of offload in order: on processors host and device are one memory). Every change of CHANGED must be found by check(), and by validate where it changes the order.
+and memory (of offload in order: on processors host and device are one memory). Every change of CHANGED must be found by
+check(), and by validate where it changes the order.
 """
 import json
 import os
