@@ -27,7 +27,8 @@ cp "$root"/python/examples/* "$folder"
 cd "$folder"
 PATH=$(dirname "$python"):$PATH
 flags="--model config.json --cluster dgx-h100 --gpus 2 --seq-len 128 --micro-batch 2 --implementation hf"
-flags="$flags --param-dtype fp32 --replicate 1 --activation-checkpointing none --reshard-after-forward true --clip-norm 0.5"
+flags="$flags --param-dtype fp32 --replicate 1 --activation-checkpointing none --reshard-after-forward true"
+flags="$flags --clip-norm 0.5"
 two() { python -W ignore -m torch.distributed.run --nproc-per-node 2 --standalone "$@"; }
 # shellcheck disable=SC2086
 fsdp-plan plan $flags -o plan.json >/dev/null
