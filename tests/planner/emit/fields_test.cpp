@@ -118,7 +118,8 @@ const std::vector<FieldCase>& fields() {
        expressed},
       {"loss_chunks", set(&P::loss_chunks, 4), expressed, written, written},
       {"offload", [](P& p) { p.offload = true, p.clip_norm.reset(); }, expressed, expressed, expressed},
-      {"ignored", [](P& p) { p.ignored = {"model.norm"}, p.param_dtype = DType::f32; }, expressed, written, written},
+      {"ignored", [](P& p) { p.clip_norm.reset(), p.ignored = {"model.norm"}, p.param_dtype = DType::f32; }, expressed,
+       written, written},
       {"shard_dims", set(&P::shard_dims, {{"model.layers.0.mlp.down_proj.weight", 1}}), expressed, written, written},
       {"reduce_scatter_buffers", set(&P::reduce_scatter_buffers, 2), expressed, written, written},
       {"separate_reduce_scatter", set(&P::separate_reduce_scatter, true), expressed, written, written},
@@ -156,8 +157,9 @@ const std::vector<FieldCase>& fsdp1_fields() {
       {"checkpointed", [](P& p) { set_checkpointing(p, model(), "every-2", "test"); }, elsewhere, written, elsewhere},
       {"reshard_after_forward", [](P& p) { set_reshard(p, Reshard::no); }, elsewhere, expressed, elsewhere},
       {"reshard_after_forward", set_unit(&Unit::reshard_after_forward, Reshard::no), elsewhere, written, elsewhere},
-      {"ignored", [](P& p) { p.ignored = {"model.norm"}, p.param_dtype = p.reduce_dtype = DType::f32; }, elsewhere,
-       written, elsewhere},
+      {"ignored",
+       [](P& p) { p.clip_norm.reset(), p.ignored = {"model.norm"}, p.param_dtype = p.reduce_dtype = DType::f32; },
+       elsewhere, written, elsewhere},
       {"loss_chunks", set(&P::loss_chunks, 4), elsewhere, written, elsewhere},
   };
   return list;
