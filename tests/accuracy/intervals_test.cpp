@@ -12,6 +12,8 @@
 
 using namespace fsdp;
 
+// The whole files take minutes under sanitizers.
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 namespace {
 
 const std::vector<DoubtRow>& rows() {
@@ -40,8 +42,6 @@ std::string text(const DoubtQuantiles& q) { return fmt::format("{{{:.3f}, {:.3f}
 
 }  // namespace
 
-// The whole files take minutes under sanitizers.
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 TEST_CASE("the constants of intervals are those that the published rows give") {
   const DoubtTable fitted = fit_doubt(rows());
   const auto equal = [](const DoubtQuantiles& a, const DoubtQuantiles& b) {
