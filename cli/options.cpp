@@ -358,6 +358,13 @@ SearchOptions search_from_flags(const Flags& flags, const Setup& setup) {
         search_of(choices_of(flags, setup.cluster.gpus, setup.seq_len), setup.model, target_of(setup));
     options.selective_op = setup.implementation->keeps_selectively != nullptr;
     options.memory_limit = *setup.options.memory_limit;
+    options.effort = Effort::joint;
+    options.open = {.loss_chunks = true,
+                    .grad_sync = !flags.grad_sync,
+                    .forward_prefetch = !flags.forward_prefetch,
+                    .reduce_scatter_buffers = true,
+                    .separate_reduce_scatter = true,
+                    .embedding_once = true};
     return options;
   } catch (const InputError& e) {
     throw naming_batch(e, flags);

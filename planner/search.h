@@ -32,6 +32,16 @@ struct Score {
 };
 using ScoreFunction = std::function<Score(const ShardingPlan&)>;
 
+// Choices that the user left open besides those that are optional below; false: the base plan's value stays.
+struct OpenChoices {
+  bool loss_chunks = false, grad_sync = false, forward_prefetch = false, reduce_scatter_buffers = false,
+       separate_reduce_scatter = false, embedding_once = false;
+};
+
+// How far a search goes: plans of which all units and blocks are alike; or from the best of these on, each choice by
+// itself and by unit (search/joint/improve.h).
+enum class Effort : std::uint8_t { uniform, joint };
+
 // Fixed by the user where set, searched where empty.
 struct SearchOptions {
   ShardingPlan base;  // everything that is not searched: dtypes, optimizer, clipping, seq_len, dialect, seed
@@ -41,6 +51,9 @@ struct SearchOptions {
   std::optional<Reshard> reshard;
   std::optional<std::int64_t> replicate;
   bool selective_op = false;  // the implementation can recompute selectively: try that, too
+  OpenChoices open;
+  Effort effort = Effort::uniform;
+  std::int64_t most_simulations = 1500;  // of the joint search
   Bytes memory_limit;         // per GPU
   std::function<void(std::int64_t done, std::int64_t total)> progress;  // may be empty
 };
@@ -65,6 +78,9 @@ struct PlanResult {
   // Where the best is tight and gives memory back in each step: the fastest tight plan that does not.
   std::optional<Candidate> without_retries;
   Candidate naive;                      // scored in any case
+  std::optional<Candidate> uniform;     // the best plan of which all units and blocks are alike, where another is better
+  std::int64_t simulated_jointly = 0;   // plans that the joint search simulated
+  bool exhausted = false;               // it ended because it had simulated as many as it may
   std::vector<Candidate> rivals;        // at most 5, the most instructive first
   std::vector<Candidate> scored_plans;  // every one, in the order of the search; none has lost where nothing fits
   std::int64_t considered = 0, pruned = 0, scored = 0;

@@ -48,13 +48,16 @@ namespace fsdp {
 [[nodiscard]] std::vector<Unit> wrap_root(const ModelGraph&);
 [[nodiscard]] std::vector<Unit> wrap_titan(const ModelGraph&);
 
-// The modules of plan.checkpointed for "none", "full" (every block), "selective-op" (every block, by torchtitan's
-// policy per op), "every-N" (each N-th block: 0, N, 2N ...) or "first-N" (blocks 0 .. N-1). set_checkpointing also sets
-// how they are recomputed.
+// Activation checkpointing's policies (the grammar: wrap/checkpointing.cpp). The modules of plan.checkpointed for
+//   none, full, every-N, first-N       no block, every one, each N-th (0, N, 2N ...), blocks 0 .. N-1
+//   selective-op[:first-N|:every-N]    those blocks, by torchtitan's policy per op
+//   class:NAME[:first-N|:every-N]      modules of that class, as they run: class:LlamaMLP
+//   first-8|class:LlamaMLP             what either names: whole blocks, and that part of the others
+// set_checkpointing also sets how they are recomputed.
 [[nodiscard]] std::vector<std::string> checkpointed_modules(const ModelGraph&, std::string_view policy,
                                                             const Origin& where);
 [[nodiscard]] std::vector<std::string> checkpointing_forms();
-// The policy that gives a plan's checkpointed modules: "none", "every-2", "selective-op"; nullopt if none does.
+// The policy that gives a plan's checkpointed modules: "none", "every-2", "selective-op:first-7"; nullopt: none known.
 [[nodiscard]] std::optional<std::string> checkpointing_policy(const ShardingPlan&, const ModelGraph&);
 void set_checkpointing(ShardingPlan&, const ModelGraph&, std::string_view policy, const Origin& where);
 

@@ -19,7 +19,7 @@ void check_positive(const std::optional<std::int64_t>& value, const char* name) 
 }
 
 // With the global batch chosen. The product of two chosen sizes may exceed 64 bits: compare quotients.
-std::vector<Batch> of_global_batch(const BatchSizes& c, std::int64_t ranks) {
+std::vector<Batch> of_global_batch(const BatchSizes& c, std::int64_t ranks, Fineness fineness) {
   const std::int64_t whole = *c.global_batch / ranks;  // a rank's share
   const bool divides = *c.global_batch % ranks == 0;
   if (c.micro_batch && c.grad_accum) {
@@ -43,28 +43,31 @@ std::vector<Batch> of_global_batch(const BatchSizes& c, std::int64_t ranks) {
   if (c.micro_batch) return {{*c.micro_batch, third(*c.micro_batch, "micro_batch")}};
   if (c.grad_accum) return {{third(*c.grad_accum, "grad_accum"), *c.grad_accum}};
   std::vector<Batch> found;
-  for (std::int64_t m = 1; m <= std::min(whole, kMostSearched); m *= 2)
+  const bool fine = fineness == Fineness::every_divisor;
+  for (std::int64_t m = 1; m <= std::min(whole, kMostSearched); m = fine ? m + 1 : m * 2)
     if (whole % m == 0 && whole / m <= kGradAccum.most) found.push_back({m, whole / m});
   if (found.empty() && whole > kMostSearched) return {{1, whole}};  // refused below: too many micro-batches
   if (found.empty() || (found.back().micro_batch != whole && whole <= kMostSearched)) found.push_back({whole, 1});
   return found;
 }
 
-std::vector<Batch> without_global_batch(const BatchSizes& c) {
+std::vector<Batch> without_global_batch(const BatchSizes& c, Fineness fineness) {
   const std::int64_t accum = c.grad_accum.value_or(1);
   if (c.micro_batch) return {{*c.micro_batch, accum}};
   std::vector<Batch> found;
-  for (std::int64_t m = 1; m <= kMostSearched; m *= 2) found.push_back({m, accum});
+  const bool fine = fineness == Fineness::every_divisor;
+  for (std::int64_t m = 1; m <= kMostSearched; m = fine ? m + std::max<std::int64_t>(1, m / 6) : m * 2)
+    found.push_back({m, accum});
   return found;
 }
 
 }  // namespace
 
-std::vector<Batch> batches(const BatchSizes& c, std::int64_t ranks, std::int64_t seq_len) {
+std::vector<Batch> batches(const BatchSizes& c, std::int64_t ranks, std::int64_t seq_len, Fineness fineness) {
   check_positive(c.micro_batch, "micro_batch");
   check_positive(c.grad_accum, "grad_accum");
   check_positive(c.global_batch, "global_batch");
-  std::vector<Batch> found = c.global_batch ? of_global_batch(c, ranks) : without_global_batch(c);
+  std::vector<Batch> found = c.global_batch ? of_global_batch(c, ranks, fineness) : without_global_batch(c, fineness);
   if (!kSeqLen.holds(seq_len))
     throw InputError(setting("seq_len"), fmt::format("{} tokens per sequence", seq_len),
                      "use 1 to " + with_commas(kSeqLen.most));

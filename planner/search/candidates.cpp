@@ -112,6 +112,8 @@ Option make_option(const ModelGraph& model, const SearchOptions& o, const Named&
   p.mesh = {{"replicate", replicate}, {"shard", o.ranks / replicate}};
   p.shard_dims = expert_shard_dims(model, p.dialect, p.shard());
   option.batch = batch;
+  option.reshard = reshard;
+  option.checkpointing = c.label;
   option.label =
       fmt::format("{}, {}, checkpoint {}, micro-batch {}{}, replicate {}", w.label, reshard_label(reshard), c.label,
                   batch.micro_batch, batch.grad_accum > 1 ? fmt::format(" x {}", batch.grad_accum) : "", replicate);

@@ -21,6 +21,8 @@ struct Option {
   ShardingPlan plan;
   std::string label;
   Batch batch;
+  Reshard reshard;            // of every unit, as chosen
+  std::string checkpointing;  // the policy, as chosen
   bool naive = false;  // one unit per block, default reshard, no checkpointing, smallest micro-batch, one mesh
 };
 

@@ -23,16 +23,16 @@ Score extrapolated(const Score& shorter, const Score& longer, double more) {
 
 }  // namespace
 
+Score Scorer::score_of(const ShardingPlan& plan) const {
+  const auto n = static_cast<std::int64_t>(plan.micro_batches.size());
+  if (n <= kRepresentative) return score_(plan);
+  const Score shorter = score_(shortened(plan, kRepresentative - 1)), longer = score_(shortened(plan, kRepresentative));
+  return extrapolated(shorter, longer, static_cast<double>(n - kRepresentative));
+}
+
 void Scorer::score(Judged& j) {
   if (j.score) return;
-  const std::int64_t n = j.option.batch.grad_accum;
-  if (n <= kRepresentative) {
-    j.score = score_(j.option.plan);
-  } else {
-    const Score shorter = score_(shortened(j.option.plan, kRepresentative - 1)),
-                longer = score_(shortened(j.option.plan, kRepresentative));
-    j.score = extrapolated(shorter, longer, static_cast<double>(n - kRepresentative));
-  }
+  j.score = score_of(j.option.plan);
   advance();
 }
 

@@ -14,9 +14,11 @@ class Scorer {
   Scorer(const SearchOptions& options, const ScoreFunction& score, std::int64_t total)
       : options_(options), score_(score), total_(total) {}
 
-  void score(Judged&);          // unless it has been scored
-  void score_exactly(Judged&);  // the whole step, replacing an extrapolated score
-  void advance();               // counts one more option as done and reports progress to the caller
+  [[nodiscard]] Score score_of(const ShardingPlan&) const;  // of a plan whose micro-batches are of one size
+  void score(Judged&);                                      // unless it has been scored
+  void score_exactly(Judged&);                              // the whole step, replacing an extrapolated score
+  [[nodiscard]] Score exact_score_of(const ShardingPlan& plan) const { return score_(plan); }
+  void advance();                                           // counts one more option as done and reports progress to the caller
 
  private:
   const SearchOptions& options_;

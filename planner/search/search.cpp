@@ -12,6 +12,7 @@
 
 #include "models/input/error.h"
 #include "planner/search/candidates.h"
+#include "planner/search/joint/improve.h"
 #include "planner/search/memory_floor.h"
 #include "planner/search/rivals.h"
 #include "planner/search/scorer.h"
@@ -199,6 +200,65 @@ std::size_t choose_exactly(std::vector<Judged>& all, Judged* naive, Scorer& scor
   return better(*naive, all[best]) ? static_cast<std::size_t>(naive - all.data()) : best;
 }
 
+// The designs from which the joint search starts: the best plan, and the best over each other mesh.
+std::vector<Design> starts(const Space& space, const std::vector<Judged>& all, std::size_t best) {
+  constexpr std::size_t kMost = 3;
+  constexpr std::int64_t kPartsToStart = 8;
+  std::vector<const Judged*> chosen = {&all[best]};
+  std::vector<const Judged*> by_worth;
+  for (const Judged& j : all)
+    if (j.score) by_worth.push_back(&j);
+  std::stable_sort(by_worth.begin(), by_worth.end(), [](const Judged* a, const Judged* b) { return better(*a, *b); });
+  for (const Judged* j : by_worth) {
+    const auto same_mesh = [&](const Judged* c) { return c->option.plan.replicate() == j->option.plan.replicate(); };
+    if (chosen.size() < kMost && std::none_of(chosen.begin(), chosen.end(), same_mesh)) chosen.push_back(j);
+  }
+  std::vector<Design> designs;
+  for (const Judged* j : chosen) {
+    Design d = first_design(space);
+    for (std::size_t g = 0; g < space.groupings.size(); ++g)
+      if (space.groupings[g].wrap == j->option.plan.wrap) d.grouping = g;
+    d.reshard = j->option.reshard;
+    d.batch = j->option.batch;
+    d.replicate = j->option.plan.replicate();
+    // A loss in parts costs little and leaves room for more sequences at once, which pays only together.
+    const auto parts = std::find(space.chunks.begin(), space.chunks.end(), kPartsToStart);
+    if (parts != space.chunks.end()) d.loss_chunks = *parts;
+    designs.push_back(d);
+  }
+  return designs;
+}
+
+Judged judged(const FittedPlan& f, const Space& space) {
+  Judged j{{}, Bytes(0), f.score};
+  j.option.plan = f.plan;
+  j.option.label = label_of(f.design, space, f.checkpointing);
+  j.option.batch = f.design.batch;
+  return j;
+}
+
+// What the joint search finds beyond the best of the options; nullopt: nothing better.
+std::optional<Judged> improved(const ModelGraph& model, const ClusterSpec& cluster, const Implementation& impl,
+                               const SearchOptions& o, const std::vector<Judged>& all, std::size_t best, Scorer& scorer,
+                               PlanResult& result) {
+  const Judged& known = all[best];
+  const bool fits = known.score && known.score->verdict == Verdict::fits;
+  const Space space = space_of(model, cluster, o);
+  ImproveOptions options;
+  options.memory_limit = o.memory_limit;
+  options.most_simulations = o.most_simulations;
+  options.faster_than = fits ? known.seconds_per_sequence() : 0;
+  Improved found = improve(space, starts(space, all, best), options, scorer, impl);
+  result.simulated_jointly = found.simulations;
+  result.exhausted = found.exhausted;
+  if (!found.best) return std::nullopt;
+  if (found.best->plan.micro_batches.size() > kRepresentative)
+    found.best->score = scorer.exact_score_of(found.best->plan);
+  const Judged j = judged(*found.best, space);
+  const bool worth = !fits || j.seconds_per_sequence() * kEquallyFast < known.seconds_per_sequence();
+  return j.score->verdict == Verdict::fits && worth ? std::optional(j) : std::nullopt;
+}
+
 }  // namespace
 
 PlanResult search(const ModelGraph& model, const ClusterSpec& cluster, const Implementation& impl,
@@ -215,26 +275,31 @@ PlanResult search(const ModelGraph& model, const ClusterSpec& cluster, const Imp
   if (naive) scorer.score(*naive);
   const std::size_t best = choose_exactly(all, naive, scorer);
   result.naive = naive ? candidate(*naive) : naive_outside(model, cluster, o, scorer);
-  if (!all[best].score || all[best].score->verdict == Verdict::does_not_fit) {
+  const bool some_fit = all[best].score && all[best].score->verdict != Verdict::does_not_fit;
+  std::optional<Judged> joint;
+  if (o.effort == Effort::joint) joint = improved(model, cluster, impl, o, all, best, scorer, result);
+  const Judged& chosen = joint ? *joint : all[best];
+  const auto beaten = [&](const Judged& j) {
+    Candidate c = candidate(j);
+    c.why_lost = why_lost(j, chosen, o.memory_limit);
+    return c;
+  };
+  if (!some_fit && !joint) {
     nothing_fits(model, cluster, impl, all, o.memory_limit, scorer, result);
   } else {
-    result.best = candidate(all[best]);
-    if (const Judged* calm = without_retries(all, all[best])) {
-      result.without_retries = candidate(*calm);
-      result.without_retries->why_lost = why_lost(*calm, all[best], o.memory_limit);
-    }
+    result.best = candidate(chosen);
+    if (const Judged* calm = without_retries(all, chosen)) result.without_retries = beaten(*calm);
+    if (joint && some_fit) result.uniform = beaten(all[best]);
     for (const std::size_t i : rivals(all, best, kRivals)) {
       scorer.score(all[i]);  // also if a smaller sibling had ruled it out: what it would need is the point
-      result.rivals.push_back(candidate(all[i]));
-      result.rivals.back().why_lost = why_lost(all[i], all[best], o.memory_limit);
+      result.rivals.push_back(beaten(all[i]));
     }
   }
-  for (const Judged& j : all) {
-    if (!j.score) continue;
-    result.scored_plans.push_back(candidate(j));
-    if (result.best && &j != &all[best]) result.scored_plans.back().why_lost = why_lost(j, all[best], o.memory_limit);
-  }
-  result.scored = static_cast<std::int64_t>(result.scored_plans.size());
+  if (joint) result.scored_plans.push_back(*result.best);
+  for (const Judged& j : all)
+    if (j.score) result.scored_plans.push_back(result.best && &j != &chosen ? beaten(j) : candidate(j));
+  result.scored = static_cast<std::int64_t>(
+      std::count_if(all.begin(), all.end(), [](const Judged& j) { return j.score.has_value(); }));
   result.pruned = result.considered - result.scored;
   return result;
 }

@@ -1,22 +1,165 @@
-// The names of activation checkpointing's policies; what they choose is in wrap.cpp.
+// Activation checkpointing's policies, by name.
+//
+//   policy = "none" | "selective-op" [":" which] | part { "|" part }
+//   part   = "full" | which | "class:" NAME [":" which]
+//   which  = "every-N" | "first-N"          of the blocks, or of the modules of that class, as they run
+//
+// Joined parts recompute what any of them names; a module inside another one that is named goes with it.
+#include <algorithm>
+#include <set>
+
 #include "models/input/error.h"
+#include "models/input/split.h"
+#include "models/input/suggest.h"
 #include "planner/wrap.h"
+#include "planner/wrap/policy.h"
 
 namespace fsdp {
+namespace {
 
-std::vector<std::string> checkpointing_forms() { return {"none", "full", "selective-op", "every-N", "first-N"}; }
+constexpr std::string_view kSelective = "selective-op", kClass = "class:";
+
+bool selects(std::string_view text) { return text.starts_with("every-") || text.starts_with("first-"); }
+
+// Of `modules`, those that "every-N" or "first-N" names.
+std::vector<std::int32_t> selected(const std::vector<std::int32_t>& modules, std::string_view which,
+                                   const std::string& of, const Origin& where) {
+  const bool first = which.starts_with("first-");
+  const std::int64_t n = parse_count(which.substr(6), where, "every-2 or first-8");
+  const auto count = static_cast<std::int64_t>(modules.size());
+  if (n > count)
+    throw InputError(where, "'" + std::string(which) + "', but there are " + std::to_string(count) + " " + of,
+                     "use a number up to " + std::to_string(count));
+  std::vector<std::int32_t> found;
+  for (std::int64_t i = 0; i < count; ++i)
+    if (first ? i < n : i % n == 0) found.push_back(modules[static_cast<std::size_t>(i)]);
+  return found;
+}
+
+std::vector<std::int32_t> of_class(const ModelGraph& model, const std::string& name, const Origin& where) {
+  std::vector<std::int32_t> found;
+  for (std::size_t m = 1; m < model.modules.size(); ++m)
+    if (model.modules[m].class_name == name && model.modules[m].op_begin != model.modules[m].op_end)
+      found.push_back(static_cast<std::int32_t>(m));
+  if (found.empty())
+    throw InputError(where, "no module of '" + model.name + "' with a forward of its own has class '" + name + "'",
+                     "run `fsdp-plan show model` for the classes");
+  std::stable_sort(found.begin(), found.end(),
+                   [&](auto a, auto b) { return model.modules[a].op_begin < model.modules[b].op_begin; });
+  return found;
+}
+
+[[noreturn]] void refuse_policy(std::string_view policy, const Origin& where) {
+  throw InputError(where, "unknown activation checkpointing '" + std::string(policy) + "'",
+                   "use one of: " + join(checkpointing_forms()) + "; several joined by |");
+}
+
+std::vector<std::int32_t> part_of(const ModelGraph& model, std::string_view part, const Origin& where) {
+  if (part == "full") return blocks_of(model, where);
+  if (selects(part)) return selected(blocks_of(model, where), part, "blocks", where);
+  if (!part.starts_with(kClass)) refuse_policy(part, where);
+  part.remove_prefix(kClass.size());
+  const std::size_t colon = part.find(':');
+  const std::string name(part.substr(0, colon));
+  const std::vector<std::int32_t> all = of_class(model, name, where);
+  if (colon == std::string_view::npos) return all;
+  if (!selects(part.substr(colon + 1))) refuse_policy(part, where);
+  return selected(all, part.substr(colon + 1), "modules of class " + name, where);
+}
+
+// In the order of the parts' modules as they run; what lies inside another goes with it.
+std::vector<std::int32_t> outermost(const ModelGraph& model, std::vector<std::int32_t> modules) {
+  const std::set<std::int32_t> named(modules.begin(), modules.end());
+  std::erase_if(modules, [&](std::int32_t m) {
+    for (std::int32_t up = model.modules[m].parent; up >= 0; up = model.modules[up].parent)
+      if (named.contains(up)) return true;
+    return false;
+  });
+  std::stable_sort(modules.begin(), modules.end(), [&](auto a, auto b) {
+    return std::pair(model.modules[a].op_begin, a) < std::pair(model.modules[b].op_begin, b);
+  });
+  modules.erase(std::unique(modules.begin(), modules.end()), modules.end());
+  return modules;
+}
+
+std::vector<std::int32_t> module_ids_of(const ModelGraph& model, std::string_view policy, const Origin& where) {
+  if (policy == kSelective) return blocks_of(model, where);
+  if (policy.starts_with(kSelective)) {
+    const std::string_view which = policy.substr(std::min(policy.size(), kSelective.size() + 1));
+    if (policy[kSelective.size()] != ':' || !selects(which)) refuse_policy(policy, where);
+    return selected(blocks_of(model, where), which, "blocks", where);
+  }
+  std::vector<std::int32_t> modules;
+  for (const std::string& part : split(policy, '|')) {
+    const std::vector<std::int32_t> more = part_of(model, part, where);
+    modules.insert(modules.end(), more.begin(), more.end());
+  }
+  return outermost(model, std::move(modules));
+}
+
+// Blocks that are recomputed whole, and how many modules of which class are besides.
+struct Recomputed {
+  std::size_t blocks = 0, parts = 0;
+  std::string part_class;
+  bool one_class = true;
+};
+
+Recomputed recomputed(const ShardingPlan& plan, const ModelGraph& model) {
+  Recomputed r;
+  for (const std::string& name : plan.checkpointed) {
+    const std::int32_t m = model.find_module(name);
+    if (m < 0) return {0, 0, "", false};
+    if (model.modules[m].block) {
+      ++r.blocks;
+    } else {
+      r.one_class = r.one_class && (r.parts == 0 || r.part_class == model.modules[m].class_name);
+      r.part_class = model.modules[m].class_name;
+      ++r.parts;
+    }
+  }
+  return r;
+}
+
+std::vector<std::string> likely_policies(const ShardingPlan& plan, const ModelGraph& model) {
+  const auto count = static_cast<std::int64_t>(plan.checkpointed.size());
+  const Recomputed r = recomputed(plan, model);
+  if (!r.one_class) return {};
+  std::vector<std::string> found;
+  if (r.parts > 0) {
+    const std::string parts = std::string(kClass) + r.part_class, before = "first-" + std::to_string(r.blocks) + "|";
+    for (const std::string& which : {std::string(), ":first-" + std::to_string(r.blocks + r.parts)})
+      found.push_back((r.blocks > 0 ? before : "") + parts + which);
+    return found;
+  }
+  const bool selective = plan.checkpoint_policy == CheckpointPolicy::selective_op;
+  const std::string prefix = selective ? std::string(kSelective) + ":" : "";
+  found = {selective ? std::string(kSelective) : "full", prefix + "first-" + std::to_string(count)};
+  for (std::int64_t n = 2; n <= static_cast<std::int64_t>(model.modules.size()) / count; ++n)
+    found.push_back(prefix + "every-" + std::to_string(n));
+  return found;
+}
+
+}  // namespace
+
+std::vector<std::string> checkpointing_forms() {
+  return {"none", "full", "selective-op", "every-N", "first-N", "selective-op:first-N", "class:NAME[:first-N]"};
+}
+
+std::vector<std::string> checkpointed_modules(const ModelGraph& model, std::string_view policy, const Origin& where) {
+  if (policy == "none") return {};
+  std::vector<std::string> names;
+  for (const std::int32_t m : module_ids_of(model, policy, where)) names.push_back(model.modules[m].name);
+  return names;
+}
+
+void set_checkpointing(ShardingPlan& plan, const ModelGraph& model, std::string_view policy, const Origin& where) {
+  plan.checkpointed = checkpointed_modules(model, policy, where);
+  plan.checkpoint_policy = policy.starts_with(kSelective) ? CheckpointPolicy::selective_op : CheckpointPolicy::full;
+}
 
 std::optional<std::string> checkpointing_policy(const ShardingPlan& plan, const ModelGraph& model) {
-  const auto count = static_cast<std::int64_t>(plan.checkpointed.size());
-  if (count == 0) return "none";
-  const bool selective = plan.checkpoint_policy == CheckpointPolicy::selective_op;
-  std::vector<std::string> policies = {selective ? "selective-op" : "full"};
-  if (!selective) {
-    policies.push_back("first-" + std::to_string(count));
-    for (std::int64_t n = 2; n <= static_cast<std::int64_t>(model.modules.size()) / count; ++n)
-      policies.push_back("every-" + std::to_string(n));
-  }
-  for (const std::string& policy : policies) {
+  if (plan.checkpointed.empty()) return "none";
+  for (const std::string& policy : likely_policies(plan, model)) {
     try {
       if (checkpointed_modules(model, policy, "plan") == plan.checkpointed) return policy;
     } catch (const InputError&) {  // no repeated blocks, or fewer than n

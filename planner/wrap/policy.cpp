@@ -1,6 +1,10 @@
 #include "planner/wrap/policy.h"
 
 #include <algorithm>
+#include <charconv>
+#include <cmath>
+
+#include "models/input/error.h"
 
 namespace fsdp {
 namespace {
@@ -85,6 +89,28 @@ std::vector<char> choose(const ModelGraph& model, const std::vector<WrapPolicy>&
     wrapped[model.modules[m].parent] += wrapped[m];
   }
   return chosen;
+}
+
+std::vector<std::int32_t> blocks_of(const ModelGraph& model, const Origin& where) {
+  std::vector<std::int32_t> blocks;
+  for (std::size_t m = 0; m < model.modules.size(); ++m) {
+    if (model.modules[m].block) blocks.push_back(static_cast<std::int32_t>(m));
+  }
+  if (blocks.empty()) throw InputError(where, "'" + model.name + "' has no repeated blocks", "use params:N or root");
+  std::stable_sort(blocks.begin(), blocks.end(),
+                   [&](auto a, auto b) { return model.modules[a].op_begin < model.modules[b].op_begin; });
+  return blocks;
+}
+
+std::int64_t parse_count(std::string_view text, const Origin& where, const std::string& example) {
+  double value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (text.empty() || error != std::errc{} || end != text.data() + text.size() || !(value >= 1) || value > 9e15 ||
+      value != std::floor(value)) {
+    throw InputError(where, "'" + std::string(text) + "' is not a whole number of at least 1",
+                     "write it like " + example);
+  }
+  return static_cast<std::int64_t>(value);  // exact: below 2^53
 }
 
 }  // namespace fsdp

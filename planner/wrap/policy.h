@@ -12,9 +12,11 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "models/graph.h"
+#include "models/input/error.h"
 
 namespace fsdp {
 
@@ -33,6 +35,12 @@ struct WrapPolicy {
 
 // By module id: is it one of these, or below one?
 [[nodiscard]] std::vector<char> with_descendants(const ModelGraph&, const std::vector<std::int32_t>& modules);
+
+// The repeated blocks, in execution order. Throws InputError for a model without them.
+[[nodiscard]] std::vector<std::int32_t> blocks_of(const ModelGraph&, const Origin& where);
+
+// A whole number of at least 1: "8", "1e8", "2.5e6".
+[[nodiscard]] std::int64_t parse_count(std::string_view text, const Origin& where, const std::string& example);
 
 // Modules in post-order, children in registration order; the root last.
 [[nodiscard]] std::vector<std::int32_t> post_order(const ModelGraph&);

@@ -16,17 +16,6 @@ namespace {
 
 Unit root_unit() { return {{""}, Reshard::automatic}; }
 
-std::vector<std::int32_t> blocks_of(const ModelGraph& model, const Origin& where) {
-  std::vector<std::int32_t> blocks;
-  for (std::size_t m = 0; m < model.modules.size(); ++m) {
-    if (model.modules[m].block) blocks.push_back(static_cast<std::int32_t>(m));
-  }
-  if (blocks.empty()) throw InputError(where, "'" + model.name + "' has no repeated blocks", "use params:N or root");
-  std::stable_sort(blocks.begin(), blocks.end(),
-                   [&](auto a, auto b) { return model.modules[a].op_begin < model.modules[b].op_begin; });
-  return blocks;
-}
-
 // Post-order in, execution order out: by where the unit's forward ends. Inner units end no later than outer ones and
 // come first in post-order, so they stay first.
 void sort_by_execution(std::vector<Unit>& units, const ModelGraph& model) {
@@ -138,18 +127,6 @@ std::vector<Unit> wrap_blocks_at(const ModelGraph& model, std::int64_t blocks_pe
   }
   units.push_back(root_unit());
   return units;
-}
-
-// A whole number of at least 1: "8", "1e8", "2.5e6".
-std::int64_t parse_count(std::string_view text, const Origin& where, const std::string& example) {
-  double value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (text.empty() || error != std::errc{} || end != text.data() + text.size() || !(value >= 1) || value > 9e15 ||
-      value != std::floor(value)) {
-    throw InputError(where, "'" + std::string(text) + "' is not a whole number of at least 1",
-                     "write it like " + example);
-  }
-  return static_cast<std::int64_t>(value);  // exact: below 2^53
 }
 
 // "1e8", "1e8;leaf=A,B", "1e8;exclude=C", both: "leaf=" alone is an empty set.
@@ -337,34 +314,6 @@ std::vector<Unit> wrap_titan(const ModelGraph& model) {
   sort_by_execution(units, model);
   units.push_back(root_unit());
   return units;
-}
-
-void set_checkpointing(ShardingPlan& plan, const ModelGraph& model, std::string_view policy, const Origin& where) {
-  plan.checkpointed = checkpointed_modules(model, policy, where);
-  plan.checkpoint_policy = policy == "selective-op" ? CheckpointPolicy::selective_op : CheckpointPolicy::full;
-}
-
-std::vector<std::string> checkpointed_modules(const ModelGraph& model, std::string_view policy, const Origin& where) {
-  if (policy == "none") return {};
-  const bool every = policy.starts_with("every-"), first = policy.starts_with("first-"),
-             all = policy == "full" || policy == "selective-op";
-  if (!all && !every && !first) {
-    throw InputError(where, "unknown activation checkpointing '" + std::string(policy) + "'",
-                     "use one of: " + join(checkpointing_forms()));
-  }
-  const std::vector<std::int32_t> blocks = blocks_of(model, where);
-  const auto count = static_cast<std::int64_t>(blocks.size());
-  const std::int64_t n = all ? 1 : parse_count(policy.substr(6), where, "every-2 or first-8");
-  if (n > count) {
-    throw InputError(where,
-                     "'" + std::string(policy) + "', but '" + model.name + "' has " + std::to_string(count) + " blocks",
-                     "use a number up to " + std::to_string(count));
-  }
-  std::vector<std::string> names;
-  for (std::int64_t b = 0; b < count; ++b) {
-    if (first ? b < n : b % n == 0) names.push_back(model.modules[blocks[b]].name);
-  }
-  return names;
 }
 
 }  // namespace fsdp

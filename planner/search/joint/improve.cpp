@@ -1,0 +1,186 @@
+#include "planner/search/joint/improve.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <map>
+
+#include "models/input/error.h"
+#include "planner/search/memory_floor.h"
+
+namespace fsdp {
+namespace {
+
+constexpr double kGain = 1.001;        // a change that gains less is not made: predictions do not resolve it
+constexpr double kRareGain = 1.003;    // nor one to a choice that few use
+constexpr double kNever = std::numeric_limits<double>::infinity();
+
+class Climber {
+ public:
+  Climber(const Space& space, const ImproveOptions& options, Scorer& scorer, const Implementation& impl)
+      : space_(space), options_(options), scorer_(scorer), impl_(impl) {}
+
+  // The fastest plan of this design that fits and takes less than `bar` seconds a sequence; or else, where nothing is
+  // known to fit, the one that needs least.
+  std::optional<FittedPlan> fit(const Design& d, double bar) {
+    std::optional<FittedPlan> best, least;
+    const auto none = rung(d, space_.ladders.front(), 0);
+    if (none && none->score.verdict == Verdict::fits) return faster(none, bar) ? none : std::nullopt;
+    if (none && !faster(none, bar)) return std::nullopt;  // recomputation would only add to it
+    keep_least(least, none);
+    for (const auto& ladder : space_.ladders) {
+      if (const auto found = lowest_that_fits(d, ladder, none, bar, least)) {
+        bar = found->seconds_per_sequence();
+        best = found;
+      }
+    }
+    if (best) return best;
+    return fits(least) ? std::nullopt : least;
+  }
+
+  [[nodiscard]] bool exhausted() const { return simulations_ >= options_.most_simulations; }
+  [[nodiscard]] std::int64_t simulations() const { return simulations_; }
+
+ private:
+  [[nodiscard]] static bool faster(const std::optional<FittedPlan>& p, double bar) {
+    return p && p->seconds_per_sequence() < bar;
+  }
+  static bool fits(const std::optional<FittedPlan>& p) { return p && p->score.verdict == Verdict::fits; }
+  static void keep_least(std::optional<FittedPlan>& least, const std::optional<FittedPlan>& p) {
+    if (p && (!least || p->score.peak_total < least->score.peak_total)) least = p;
+  }
+
+  // Peaks fall almost evenly from rung to rung, so the place where they pass the limit is guessed by a straight line
+  // between the rungs that are known, and halved when guesses do not close in.
+  std::optional<FittedPlan> lowest_that_fits(const Design& d, const std::vector<std::string>& ladder,
+                                             const std::optional<FittedPlan>& none, double bar,
+                                             std::optional<FittedPlan>& least) {
+    std::size_t low = 0, high = ladder.size() - 1;
+    if (high == 0) return std::nullopt;
+    std::optional<FittedPlan> above = rung(d, ladder, high), below = none;
+    keep_least(least, above);
+    if (!fits(above)) return std::nullopt;
+    for (int guesses = 0; high - low > 1; ++guesses) {
+      if (below && !faster(below, bar)) return std::nullopt;
+      const std::size_t at = guesses < 4 ? guess(low, high, below, *above) : low + (high - low) / 2;
+      const std::optional<FittedPlan> between = rung(d, ladder, at);
+      if (fits(between)) high = at, above = between;
+      else low = at, below = between;
+    }
+    return faster(above, bar) ? above : std::nullopt;
+  }
+
+  [[nodiscard]] std::size_t guess(std::size_t low, std::size_t high, const std::optional<FittedPlan>& below,
+                                  const FittedPlan& above) const {
+    if (!below) return low + (high - low) / 2;
+    const auto bytes = [](Bytes b) { return static_cast<double>(b.count()); };
+    const double most = bytes(below->score.peak_total), least = bytes(above.score.peak_total);
+    if (most <= least) return low + (high - low) / 2;
+    const double part = (most - bytes(options_.memory_limit)) / (most - least);
+    const double at = static_cast<double>(low) + std::ceil(part * static_cast<double>(high - low));
+    return std::clamp(static_cast<std::size_t>(std::max(0.0, at)), low + 1, high - 1);
+  }
+
+  // nullopt: the plan is not legal, cannot fit, or may not be simulated any more.
+  std::optional<FittedPlan> rung(const Design& d, const std::vector<std::string>& ladder, std::size_t at) {
+    FittedPlan f{d, ladder[at], plan_of(d, space_, ladder[at]), {}};
+    const std::string key = f.plan.digest();
+    if (const auto known = known_.find(key); known != known_.end()) {
+      if (!known->second) return std::nullopt;
+      f.score = *known->second;
+      return f;
+    }
+    std::optional<Score>& score = known_[key];
+    if (exhausted() || !possible(f.plan)) return std::nullopt;
+    ++simulations_;
+    score = f.score = scorer_.score_of(f.plan);
+    return f;
+  }
+
+  // Legal, and by its floor not far beyond the limit: from there a straight line to the limit would mislead.
+  [[nodiscard]] bool possible(const ShardingPlan& plan) const {
+    try {
+      check(plan, *space_.model);
+      return memory_floor(*space_.model, plan, impl_).bytes() < 4 * options_.memory_limit.count();
+    } catch (const InputError&) {
+      return false;
+    }
+  }
+
+  const Space& space_;
+  const ImproveOptions& options_;
+  Scorer& scorer_;
+  const Implementation& impl_;
+  std::map<std::string, std::optional<Score>> known_;
+  std::int64_t simulations_ = 0;
+};
+
+bool fits(const FittedPlan& p) { return p.score.verdict == Verdict::fits; }
+
+// Is `a` better, by more than what a change is worth? A plan that fits beats all that do not; of those the least.
+bool gains(const FittedPlan& a, const FittedPlan& b, double enough) {
+  if (fits(a) != fits(b)) return fits(a);
+  if (!fits(a)) return static_cast<double>(a.score.peak_total.count()) * enough <
+                       static_cast<double>(b.score.peak_total.count());
+  return a.seconds_per_sequence() * enough < b.seconds_per_sequence();
+}
+
+double bar_of(const FittedPlan& at, double enough) { return fits(at) ? at.seconds_per_sequence() / enough : kNever; }
+
+// One round over all choices; true: something was gained.
+bool round(const Space& space, Climber& climber, FittedPlan& at, std::vector<FittedPlan>& visited) {
+  bool gained = false;
+  for (const Knob& knob : knobs()) {
+    const double enough = knob.plain ? kGain : kRareGain;
+    std::optional<FittedPlan> best;
+    for (const Design& next : knob.near(at.design, space)) {
+      const auto found = climber.fit(next, bar_of(best ? *best : at, best ? 1 : enough));
+      if (found && gains(*found, best ? *best : at, best ? 1 : enough)) best = found;
+    }
+    if (!best) continue;
+    at = *best;
+    visited.push_back(at);
+    gained = true;
+  }
+  return gained;
+}
+
+// Choices that do not pay go back to their defaults: of plans that cannot be told apart the plainest is taken.
+void simplify(const Space& space, Climber& climber, FittedPlan& at) {
+  for (const Knob& knob : knobs()) {
+    if (knob.reset == nullptr) continue;
+    Design plain = at.design;
+    knob.reset(plain, space);
+    if (plain == at.design) continue;
+    const auto found = climber.fit(plain, at.seconds_per_sequence() * (knob.plain ? kGain : kRareGain));
+    if (found && fits(*found)) at = *found;
+  }
+}
+
+}  // namespace
+
+double FittedPlan::seconds_per_sequence() const {
+  return score.step.count() / static_cast<double>(plan.sequences_per_rank());
+}
+
+Improved improve(const Space& space, const std::vector<Design>& starts, const ImproveOptions& options, Scorer& scorer,
+                 const Implementation& impl) {
+  Improved result;
+  Climber climber(space, options, scorer, impl);
+  const double known = options.faster_than > 0 ? options.faster_than : kNever;
+  for (const Design& start : starts) {
+    std::optional<FittedPlan> at = climber.fit(start, kNever);
+    if (!at) continue;
+    while (round(space, climber, *at, result.visited) && !climber.exhausted()) {
+    }
+    if (fits(*at)) simplify(space, climber, *at);
+    std::optional<FittedPlan>& best = fits(*at) ? result.best : result.least;
+    if (fits(*at) && at->seconds_per_sequence() > known) continue;
+    if (!best || gains(*at, *best, 1)) best = at;
+  }
+  result.simulations = climber.simulations();
+  result.exhausted = climber.exhausted();
+  return result;
+}
+
+}  // namespace fsdp

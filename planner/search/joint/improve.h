@@ -1,0 +1,43 @@
+// The joint search: from designs that are known to be good, one choice after the other is changed while that makes the
+// plan faster, and after each change recomputation is fitted anew to the memory limit (the lowest rung of each ladder
+// that fits). Judged by the caller's score alone: the real engine and allocator.
+//
+//   Improved r = improve(space, starts, limit, scorer);
+//   r.best ? r.best->plan : ...                            // none: nothing that was tried fits
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "planner/search/joint/design.h"
+#include "planner/search/scorer.h"
+
+namespace fsdp {
+
+struct FittedPlan {
+  Design design;
+  std::string checkpointing;  // the policy
+  ShardingPlan plan;
+  Score score;
+  [[nodiscard]] double seconds_per_sequence() const;
+};
+
+struct Improved {
+  std::optional<FittedPlan> best;   // the fastest that fits, among equally fast ones the plainest
+  std::optional<FittedPlan> least;  // where nothing fits: the plan that needs least
+  std::vector<FittedPlan> visited;  // what each change led to, in order
+  std::int64_t simulations = 0;
+  bool exhausted = false;           // the number of simulations was used up before no change helped
+};
+
+struct ImproveOptions {
+  Bytes memory_limit;
+  std::int64_t most_simulations = 1500;
+  double faster_than = 0;  // seconds per sequence of what is known to fit; 0: nothing is
+};
+
+[[nodiscard]] Improved improve(const Space&, const std::vector<Design>& starts, const ImproveOptions&, Scorer&,
+                               const Implementation&);
+
+}  // namespace fsdp
