@@ -122,6 +122,13 @@ const std::vector<FlagRow>& plan_rows() {
        "units gathered ahead in backward: N | pre | none; fsdp1 also post",
        {"N", prefetch_words},
        kOrder},
+      {"--reduce-scatter-buffers", &Flags::reduce_scatter_buffers,
+       "fsdp2: inputs of reduce-scatter alive at once before compute waits; default: 1", "N", kOrder},
+      {"--separate-reduce-scatter",
+       &Flags::separate_reduce_scatter,
+       "fsdp2: a communicator of its own for reduce-scatter, beside all-gathers: true | false (default)",
+       {"BOOL", switch_words, "true"},
+       kOrder},
       {"--limit-all-gathers",
        &Flags::limit_all_gathers,
        "fsdp1's rate limiter: true (default) | false",
@@ -137,6 +144,7 @@ const std::vector<FlagRow>& plan_rows() {
        join(checkpointing_forms(), " | "),
        {"POLICY", checkpointing_forms},
        kMemory},
+      {"--loss-chunks", &Flags::loss_chunks, "parts in which the loss is computed; default: 1", "N", kMemory},
       {"--offload",
        &Flags::offload,
        "shards, sharded gradients and optimizer states live in host memory",
@@ -243,6 +251,11 @@ PlanChoices choices_of(const Flags& f, std::int64_t ranks, std::int64_t seq_len)
   c.backward_prefetch = parsed<int>(f.backward_prefetch, [&](auto& t) { return backward_prefetch_of(t, c.dialect); });
   c.backward_post = f.backward_prefetch == "post";
   c.offload = parsed<bool>(f.offload, [](auto& t) { return parse_switch(t, "--offload"); });
+  c.loss_chunks = parse_optional_count(f.loss_chunks, kLossChunks);
+  c.reduce_scatter_buffers =
+      parsed<int>(f.reduce_scatter_buffers, [](auto& t) { return parse_count(t, "--reduce-scatter-buffers", 1, 1024); });
+  c.separate_reduce_scatter =
+      parsed<bool>(f.separate_reduce_scatter, [](auto& t) { return parse_switch(t, "--separate-reduce-scatter"); });
   c.limit_all_gathers =
       parsed<bool>(f.limit_all_gathers, [](auto& t) { return parse_switch(t, "--limit-all-gathers"); });
   c.use_orig_params = parsed<bool>(f.use_orig_params, [](auto& t) { return parse_switch(t, "--use-orig-params"); });
@@ -358,13 +371,6 @@ SearchOptions search_from_flags(const Flags& flags, const Setup& setup) {
         search_of(choices_of(flags, setup.cluster.gpus, setup.seq_len), setup.model, target_of(setup));
     options.selective_op = setup.implementation->keeps_selectively != nullptr;
     options.memory_limit = *setup.options.memory_limit;
-    options.effort = Effort::joint;
-    options.open = {.loss_chunks = true,
-                    .grad_sync = !flags.grad_sync,
-                    .forward_prefetch = !flags.forward_prefetch,
-                    .reduce_scatter_buffers = true,
-                    .separate_reduce_scatter = true,
-                    .embedding_once = true};
     return options;
   } catch (const InputError& e) {
     throw naming_batch(e, flags);

@@ -39,7 +39,7 @@ struct OpenChoices {
 };
 
 // How far a search goes: plans of which all units and blocks are alike; or from the best of these on, each choice by
-// itself and by unit (search/joint/improve.h).
+// itself and by unit (search/improve.h).
 enum class Effort : std::uint8_t { uniform, joint };
 
 // Fixed by the user where set, searched where empty.
@@ -56,6 +56,7 @@ struct SearchOptions {
   std::int64_t most_simulations = 1500;  // of the joint search
   Bytes memory_limit;         // per GPU
   std::function<void(std::int64_t done, std::int64_t total)> progress;  // may be empty
+  std::function<void(std::int64_t simulated, double better)> joint_progress;  // better: by this part of the time
 };
 
 // Why a candidate lost against the best, in one clause.

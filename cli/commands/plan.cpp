@@ -19,6 +19,7 @@
 #include "cli/terminal/terminal.h"
 #include "models/input/error.h"
 #include "models/input/suggest.h"
+#include "planner/bound/space_bound.h"
 #include "planner/emit.h"
 #include "planner/search.h"
 #include "viz/viz.h"
@@ -31,16 +32,30 @@ using Json = nlohmann::ordered_json;
 struct PlanFlags {
   Flags shared;
   SizeQuestion size;
-  Text output, emit, emit_to;
+  Text effort, output, emit, emit_to;
   ReportFlag report;
   JsonForm json = JsonForm::none;
 };
 
-PlanResult search_with_progress(const Flags& flags, const Setup& setup) {
+std::vector<std::string> efforts() { return {"joint", "uniform"}; }
+
+// Of the targets of --emit only a script says whatever a plan can; the others know plans that treat all blocks alike.
+Effort effort_of(const PlanFlags& f) {
+  if (!f.effort) return !f.emit || *f.emit == "pytorch" ? Effort::joint : Effort::uniform;
+  if (*f.effort == "uniform") return Effort::uniform;
+  if (*f.effort == "joint") return Effort::joint;
+  throw InputError("--search", "'" + printable(*f.effort) + "' is no way to search", suggestion(*f.effort, efforts()));
+}
+
+PlanResult search_with_progress(const Flags& flags, const Setup& setup, Effort effort) {
   Progress progress;
   SearchOptions options = search_from_flags(flags, setup);
+  options.effort = effort;
   options.progress = [&](std::int64_t done, std::int64_t total) {
     progress.say(fmt::format("plan: {} of {} candidates", done, total));
+  };
+  options.joint_progress = [&](std::int64_t simulated, double better) {
+    progress.say(fmt::format("plan: {} more simulated one choice at a time, {:.1f} % faster", simulated, 100 * better));
   };
   try {
     return search(setup.model, setup.cluster, *setup.implementation, options,
@@ -59,6 +74,10 @@ std::vector<std::string> row_of(const Candidate& c, const std::string& why) {
 // The choice, its rivals, and in any case the naive plan (which is among the rivals unless the flags rule it out).
 std::string rivals_table(const PlanResult& result) {
   std::vector<std::vector<std::string>> rows = {row_of(*result.best, "chosen")};
+  if (result.uniform) {
+    rows.push_back(row_of(*result.uniform, result.uniform->why_lost.clause));
+    rows.back().front() = "all blocks alike: " + result.uniform->label;
+  }
   bool naive_shown = result.best->naive;
   for (const Candidate& rival : result.rivals) {
     if (rival.naive) continue;
@@ -108,6 +127,8 @@ Json result_json(const PlanResult& result, const Prediction* prediction, const P
               {"scored", result.scored},
               {"searched", result.searched}};
   for (const Candidate& c : result.scored_plans) out["scored_plans"].push_back(candidate_json(c));
+  if (result.uniform) out["uniform"] = candidate_json(*result.uniform);
+  out["simulated_jointly"] = result.simulated_jointly;
   if (result.without_retries) out["without_retries"] = candidate_json(*result.without_retries);
   if (result.best && prediction != nullptr) {
     out["plan"] = Json::parse(to_json_text(file_of(result.best->plan, f.shared, setup)));
@@ -216,6 +237,38 @@ std::string fitting(const std::vector<FlagRemedy>& remedies, const Setup& setup)
   return "\nWhat would make it fit, each simulated:\n" + remedies_text(remedies, setup);
 }
 
+// What is known of all plans that the search could have chosen; nothing of those that a bound is not derived for.
+std::optional<Certificate> certificate_of(const PlanFlags& f, const Setup& setup) {
+  if (setup.cluster.host) return std::nullopt;
+  const SearchOptions options = search_from_flags(f.shared, setup);
+  if (options.base.dialect != Dialect::fsdp2) return std::nullopt;
+  const Certificate c = certify(space_of(setup.model, setup.cluster, options), options.memory_limit,
+                                *setup.implementation, setup.cluster, setup.costs);
+  return c.seconds_per_sequence > 0 ? std::optional(c) : std::nullopt;
+}
+
+// How much longer the plan takes than the bound says that any could.
+double gap(const Certificate& c, const ShardingPlan& plan, Seconds step) {
+  return step.count() / static_cast<double>(plan.sequences_per_rank()) / c.seconds_per_sequence - 1;
+}
+
+std::string certificate_line(const Certificate& c, const ShardingPlan& plan, Seconds step) {
+  return fmt::format(
+      "Certificate: within {:.1f} % of the best of {:.0e} plans, under this cost model (whose own error comes on top): "
+      "none takes less than {} a sequence, this one takes {}.\n",
+      100 * gap(c, plan, step), c.plans, human(Seconds(c.seconds_per_sequence)),
+      human(Seconds(step.count() / static_cast<double>(plan.sequences_per_rank()))));
+}
+
+std::string searched_line(const PlanResult& r) {
+  std::string text = "Searched: " + r.searched +
+                     fmt::format("; {} considered, {} pruned, {} scored", r.considered, r.pruned, r.scored);
+  if (r.simulated_jointly > 0)
+    text += fmt::format("; from the best of them one choice at a time, {} more simulated{}", r.simulated_jointly,
+                        r.exhausted ? " (as many as may be)" : "");
+  return text + ".\n";
+}
+
 int plan_command(const PlanFlags& asked) {
   check_flags(asked);
   PlanFlags f = asked;
@@ -225,11 +278,12 @@ int plan_command(const PlanFlags& asked) {
   const std::optional<SizeAnswer> size = answer_size_question(f.size, f.shared);
   if (size) f.shared = size->flags;
   const Setup setup = resolve_setup(f.shared);
-  const PlanResult result = search_with_progress(f.shared, setup);
+  const PlanResult result = search_with_progress(f.shared, setup, effort_of(f));
   if (!result.best) return nothing_fits(f, setup, result, size);
   const ShardingPlan& plan = result.best->plan;
   Programs programs = programs_of(plan, setup);
   const Prediction prediction = priced(predict(programs, setup.costs, setup.options), setup);
+  const std::optional<Certificate> certificate = certificate_of(f, setup);
   print(stderr, caution(plan, setup.model));
   if (f.output) write_file(*f.output, to_json_text(file_of(plan, f.shared, setup)));
   const bool written = !f.emit || emit_plan(f, prediction, plan, setup);
@@ -241,6 +295,11 @@ int plan_command(const PlanFlags& asked) {
     json = result_json(result, &prediction, f, setup);
     if (!remedies.empty()) json["remedies"] = remedies_json(remedies);
     if (size) json["size_question"] = size_json(*size);
+    if (certificate)
+      json["certificate"] = {{"seconds_per_sequence", certificate->seconds_per_sequence},
+                             {"gap", gap(*certificate, plan, prediction.step_time)},
+                             {"plans", certificate->plans},
+                             {"at", certificate->kind}};
   }
   if (f.report.file)
     write_file(*f.report.file, plan_page(f.report.words, result, json_lines(json), &prediction, setup));
@@ -252,10 +311,8 @@ int plan_command(const PlanFlags& asked) {
   if (size) print(out, size->text);
   print(out, bold(out, verdict_line(prediction)) + doubt_line(prediction) + cost_line(prediction));
   print(out, "Choice: " + plan_label(plan, &setup.model) + "\n" + basis(prediction, plan, setup.costs));
-  if (!result.searched.empty())
-    print(out,
-          "Searched: " + result.searched +
-              fmt::format("; {} considered, {} pruned, {} scored.\n", result.considered, result.pruned, result.scored));
+  if (!result.searched.empty()) print(out, searched_line(result));
+  if (certificate) print(out, certificate_line(*certificate, plan, prediction.step_time));
   print(out, "\n" + rivals_table(result));
   print(out, fitting(remedies, setup) + hint_without_retries(result));
   print(out, next_command(f, setup));
@@ -271,6 +328,11 @@ void add_plan(const Command& app) {
   add_setup_flags(command, flags->shared);
   add_plan_flags(command, flags->shared);
   add_size_question(command.group("Questions"), flags->size);
+  command.group("Questions")
+      .option("--search", flags->effort,
+              "joint (default): from the best plan that treats all blocks alike on, each choice "
+              "by itself | uniform: only such plans",
+              {"HOW", efforts});
   const Command output = command.group("Output");
   output.option("-o,--output", flags->output, "write the plan here", "FILE");
   output.option("--emit", flags->emit, "print a script or config: " + join(emit_formats()), {"FORMAT", emit_formats});

@@ -102,12 +102,26 @@ std::string optimizer_text(const Optimizer& o) {
   return std::string(name(o.kind)) + (o.momentum != 0 ? fmt::format(" with momentum {}", o.momentum) : "");
 }
 
+// What few plans choose, and only where this one does.
+static std::string rare_choices(const ShardingPlan& plan) {
+  const auto any = [&](auto&& chosen) { return std::any_of(plan.units.begin(), plan.units.end(), chosen); };
+  std::string text;
+  if (plan.loss_chunks > 1) text += fmt::format(", {} loss chunks", plan.loss_chunks);
+  if (plan.grad_sync != GradSync::every) text += fmt::format(", gradient sync {}", name(plan.grad_sync));
+  if (any([](const Unit& u) { return !u.reshard_after_backward; })) text += ", gathered between micro-batches";
+  if (any([](const Unit& u) { return !u.unshard_in_backward; })) text += ", embedding not gathered for backward";
+  if (plan.forward_prefetch > 0) text += fmt::format(", forward prefetch {}", plan.forward_prefetch);
+  if (plan.reduce_scatter_buffers > 1) text += fmt::format(", {} reduce-scatter buffers", plan.reduce_scatter_buffers);
+  if (plan.separate_reduce_scatter) text += ", own communicator for reduce-scatter";
+  return text;
+}
+
 std::string plan_label(const ShardingPlan& plan, const ModelGraph* model) {
-  return fmt::format("{}, wrap {} ({} unit{}), {}, {}{}{}, {}, mesh {} replica{} x {} shard{}", dialect_text(plan),
+  return fmt::format("{}, wrap {} ({} unit{}), {}, {}{}{}{}, {}, mesh {} replica{} x {} shard{}", dialect_text(plan),
                      plan.wrap.empty() ? "as listed" : plan.wrap, plan.units.size(), plan.units.size() == 1 ? "" : "s",
                      reshard(plan), checkpointing(plan, model), plan.offload ? ", offload" : "",
                      plan.optimizer.kind == OptimizerKind::adamw ? "" : ", " + optimizer_text(plan.optimizer),
-                     batch(plan), plan.replicate(), plan.replicate() == 1 ? "" : "s", plan.shard(),
+                     rare_choices(plan), batch(plan), plan.replicate(), plan.replicate() == 1 ? "" : "s", plan.shard(),
                      plan.shard() == 1 ? "" : "s");
 }
 

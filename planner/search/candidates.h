@@ -23,7 +23,7 @@ struct Option {
   Batch batch;
   Reshard reshard;            // of every unit, as chosen
   std::string checkpointing;  // the policy, as chosen
-  bool naive = false;  // one unit per block, default reshard, no checkpointing, smallest micro-batch, one mesh
+  bool naive = false;         // one unit per block, default reshard, no checkpointing, smallest micro-batch, one mesh
 };
 
 // Every legal combination; micro-batches ascend fastest. The naive one is among them unless the user has fixed

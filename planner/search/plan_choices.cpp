@@ -37,6 +37,9 @@ void apply_details(const PlanChoices& c, const PlanTarget& target, ShardingPlan&
   plan.torch = c.torch;
   plan.limit_all_gathers = c.limit_all_gathers.value_or(plan.limit_all_gathers);
   plan.use_orig_params = c.use_orig_params.value_or(plan.use_orig_params);
+  plan.loss_chunks = c.loss_chunks.value_or(plan.loss_chunks);
+  plan.reduce_scatter_buffers = c.reduce_scatter_buffers.value_or(plan.reduce_scatter_buffers);
+  plan.separate_reduce_scatter = c.separate_reduce_scatter.value_or(plan.separate_reduce_scatter);
   plan.param_dtype = c.param_dtype.value_or(plan.param_dtype);
   if (plan.param_dtype == DType::f64) plan.reduce_dtype = plan.master_dtype = DType::f64;
   plan.reduce_dtype = c.reduce_dtype.value_or(plan.reduce_dtype);
@@ -96,6 +99,12 @@ SearchOptions search_of(const PlanChoices& choices, const ModelGraph& model, con
   options.checkpointing = c.checkpointing;
   options.reshard = c.reshard;
   options.replicate = replicas(c, target.ranks);
+  options.open = {.loss_chunks = !c.loss_chunks,
+                  .grad_sync = !c.grad_sync,
+                  .forward_prefetch = !c.forward_prefetch,
+                  .reduce_scatter_buffers = !c.reduce_scatter_buffers,
+                  .separate_reduce_scatter = !c.separate_reduce_scatter,
+                  .embedding_once = true};
   return options;
 }
 

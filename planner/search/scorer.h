@@ -18,7 +18,7 @@ class Scorer {
   void score(Judged&);                                      // unless it has been scored
   void score_exactly(Judged&);                              // the whole step, replacing an extrapolated score
   [[nodiscard]] Score exact_score_of(const ShardingPlan& plan) const { return score_(plan); }
-  void advance();                                           // counts one more option as done and reports progress to the caller
+  void advance();  // counts one more option as done and reports progress to the caller
 
  private:
   const SearchOptions& options_;

@@ -12,7 +12,7 @@
 
 #include "models/input/error.h"
 #include "planner/search/candidates.h"
-#include "planner/search/joint/improve.h"
+#include "planner/search/improve.h"
 #include "planner/search/memory_floor.h"
 #include "planner/search/rivals.h"
 #include "planner/search/scorer.h"
@@ -247,6 +247,7 @@ std::optional<Judged> improved(const ModelGraph& model, const ClusterSpec& clust
   ImproveOptions options;
   options.memory_limit = o.memory_limit;
   options.most_simulations = o.most_simulations;
+  options.progress = o.joint_progress;
   options.faster_than = fits ? known.seconds_per_sequence() : 0;
   Improved found = improve(space, starts(space, all, best), options, scorer, impl);
   result.simulated_jointly = found.simulations;

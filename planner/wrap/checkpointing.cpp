@@ -39,7 +39,8 @@ std::vector<std::int32_t> selected(const std::vector<std::int32_t>& modules, std
 std::vector<std::int32_t> of_class(const ModelGraph& model, const std::string& name, const Origin& where) {
   std::vector<std::int32_t> found;
   for (std::size_t m = 1; m < model.modules.size(); ++m)
-    if (model.modules[m].class_name == name && model.modules[m].op_begin != model.modules[m].op_end)
+    if (model.modules[m].class_name == name && !model.modules[m].container &&
+        model.modules[m].op_begin != model.modules[m].op_end)
       found.push_back(static_cast<std::int32_t>(m));
   if (found.empty())
     throw InputError(where, "no module of '" + model.name + "' with a forward of its own has class '" + name + "'",

@@ -1,4 +1,4 @@
-#include "planner/search/joint/design.h"
+#include "planner/search/design.h"
 
 #include <fmt/format.h>
 
@@ -55,15 +55,21 @@ std::string block_class(const ModelGraph& model) {
   return {};
 }
 
+Grouping grouping_of(const ModelGraph& model, const std::string& policy) {
+  Grouping g{policy, wrap(model, policy, setting("wrap")), false};
+  g.embedding_apart = std::any_of(g.units.begin(), g.units.end(), [&](const Unit& u) { return embeds(u, model); });
+  return g;
+}
+
 std::vector<Grouping> groupings_of(const ModelGraph& model, const SearchOptions& o) {
-  if (o.wrap) return {{*o.wrap, wrap(model, *o.wrap, setting("wrap"))}};
+  if (o.wrap) return {grouping_of(model, *o.wrap)};
   std::vector<std::string> policies = {"block", "titan", "block:2", "block:3", "block:4", "block:8", "root"};
   const std::vector<std::string> parts = part_classes(model);
   if (!parts.empty()) policies.push_back("class:" + join(parts, ",") + "," + block_class(model));
   std::vector<Grouping> found;
   for (const std::string& policy : policies) {
     try {
-      Grouping g{policy, wrap(model, policy, setting("wrap"))};
+      Grouping g = grouping_of(model, policy);
       if (std::none_of(found.begin(), found.end(), [&](const Grouping& f) { return f.units == g.units; }))
         found.push_back(std::move(g));
     } catch (const InputError&) {  // a policy that this model has no modules for
@@ -104,7 +110,8 @@ std::vector<Reshard> reshards_of(const ClusterSpec& cluster, const SearchOptions
 // Blocks recomputed by op, whole, or by one of their parts first and then whole.
 std::vector<std::vector<std::string>> ladders_of(const ModelGraph& model, const SearchOptions& o) {
   if (o.checkpointing) return {{*o.checkpointing}};
-  const auto blocks = std::count_if(model.modules.begin(), model.modules.end(), [](const Module& m) { return m.block; });
+  const auto blocks =
+      std::count_if(model.modules.begin(), model.modules.end(), [](const Module& m) { return m.block; });
   std::vector<std::string> whole = {"none"}, selective = {"none"};
   for (std::int64_t n = 1; n <= blocks; ++n) {
     const std::string first = n == blocks ? "full" : fmt::format("first-{}", n);

@@ -7,10 +7,11 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <vector>
 
-#include "planner/search/joint/design.h"
+#include "planner/search/design.h"
 #include "planner/search/scorer.h"
 
 namespace fsdp {
@@ -28,12 +29,13 @@ struct Improved {
   std::optional<FittedPlan> least;  // where nothing fits: the plan that needs least
   std::vector<FittedPlan> visited;  // what each change led to, in order
   std::int64_t simulations = 0;
-  bool exhausted = false;           // the number of simulations was used up before no change helped
+  bool exhausted = false;  // the number of simulations was used up before no change helped
 };
 
 struct ImproveOptions {
   Bytes memory_limit;
   std::int64_t most_simulations = 1500;
+  std::function<void(std::int64_t simulated, double better)> progress;  // may be empty
   double faster_than = 0;  // seconds per sequence of what is known to fit; 0: nothing is
 };
 

@@ -1,7 +1,7 @@
 // The choices of a design, one row each: which designs lie next to one, and what it is by default.
 #include <algorithm>
 
-#include "planner/search/joint/design.h"
+#include "planner/search/design.h"
 
 namespace fsdp {
 namespace {
@@ -37,6 +37,7 @@ std::vector<Design> near_grouping(const Design& d, const Space& s) {
     found.push_back(d);
     found.back().grouping = g;
     found.back().kept = std::min(d.kept, units_of_blocks(found.back(), s));
+    found.back().embedding_once = d.embedding_once && s.groupings[g].embedding_apart;
   }
   return found;
 }
@@ -56,7 +57,8 @@ std::vector<Design> near_kept(const Design& d, const Space& s) {
   std::vector<Design> found;
   if (!s.kept_free || d.reshard == Reshard::no) return found;
   const std::int64_t all = units_of_blocks(d, s);
-  for (const std::int64_t kept : {std::int64_t{0}, d.kept / 2, d.kept - 1, d.kept + 1, 2 * d.kept, (d.kept + all) / 2}) {
+  for (const std::int64_t kept :
+       {std::int64_t{0}, d.kept / 2, d.kept - 1, d.kept + 1, 2 * d.kept, (d.kept + all) / 2}) {
     if (kept < 0 || kept > all || kept == d.kept) continue;
     Design next = d;
     next.kept = kept;
@@ -83,8 +85,8 @@ std::vector<Design> near_chunks(const Design& d, const Space& s) {
 const std::vector<Knob>& knobs() {
   static const std::vector<Knob> kKnobs = {
       {"loss chunks", false, near_chunks, [](Design& d, const Space& s) { d.loss_chunks = s.chunks.front(); }},
-      {"micro-batch", true,
-       [](const Design& d, const Space& s) { return near_in(d, &Design::batch, s.batches, 3); }, nullptr},
+      {"micro-batch", true, [](const Design& d, const Space& s) { return near_in(d, &Design::batch, s.batches, 3); },
+       nullptr},
       {"mesh", true, [](const Design& d, const Space& s) { return near_in(d, &Design::replicate, s.replicas, 2); },
        nullptr},
       {"reshard", true, near_reshard, [](Design& d, const Space& s) { d.reshard = s.reshards.front(), d.kept = 0; }},
@@ -98,7 +100,8 @@ const std::vector<Knob>& knobs() {
        [](Design& d, const Space&) { d.kept_between = false; }},
       {"embedding gathered once", false,
        [](const Design& d, const Space& s) {
-         return s.embedding_free ? near_switch(d, &Design::embedding_once) : std::vector<Design>{};
+         return s.embedding_free && s.groupings[d.grouping].embedding_apart ? near_switch(d, &Design::embedding_once)
+                                                                            : std::vector<Design>{};
        },
        [](Design& d, const Space&) { d.embedding_once = false; }},
       {"forward prefetch", true,

@@ -38,6 +38,7 @@ struct Design {
 struct Grouping {
   std::string wrap;  // a policy, as typed
   std::vector<Unit> units;
+  bool embedding_apart = false;  // some unit holds embeddings alone, whose weights backward does not read
 };
 
 // What the search may choose. A list with one value is fixed.

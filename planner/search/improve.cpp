@@ -1,4 +1,4 @@
-#include "planner/search/joint/improve.h"
+#include "planner/search/improve.h"
 
 #include <algorithm>
 #include <cmath>
@@ -11,8 +11,8 @@
 namespace fsdp {
 namespace {
 
-constexpr double kGain = 1.001;        // a change that gains less is not made: predictions do not resolve it
-constexpr double kRareGain = 1.003;    // nor one to a choice that few use
+constexpr double kGain = 1.001;      // a change that gains less is not made: predictions do not resolve it
+constexpr double kRareGain = 1.003;  // nor one to a choice that few use
 constexpr double kNever = std::numeric_limits<double>::infinity();
 
 class Climber {
@@ -120,15 +120,16 @@ bool fits(const FittedPlan& p) { return p.score.verdict == Verdict::fits; }
 // Is `a` better, by more than what a change is worth? A plan that fits beats all that do not; of those the least.
 bool gains(const FittedPlan& a, const FittedPlan& b, double enough) {
   if (fits(a) != fits(b)) return fits(a);
-  if (!fits(a)) return static_cast<double>(a.score.peak_total.count()) * enough <
-                       static_cast<double>(b.score.peak_total.count());
+  if (!fits(a))
+    return static_cast<double>(a.score.peak_total.count()) * enough < static_cast<double>(b.score.peak_total.count());
   return a.seconds_per_sequence() * enough < b.seconds_per_sequence();
 }
 
 double bar_of(const FittedPlan& at, double enough) { return fits(at) ? at.seconds_per_sequence() / enough : kNever; }
 
 // One round over all choices; true: something was gained.
-bool round(const Space& space, Climber& climber, FittedPlan& at, std::vector<FittedPlan>& visited) {
+template <class Tell>
+bool round(const Space& space, Climber& climber, FittedPlan& at, std::vector<FittedPlan>& visited, const Tell& tell) {
   bool gained = false;
   for (const Knob& knob : knobs()) {
     const double enough = knob.plain ? kGain : kRareGain;
@@ -137,6 +138,7 @@ bool round(const Space& space, Climber& climber, FittedPlan& at, std::vector<Fit
       const auto found = climber.fit(next, bar_of(best ? *best : at, best ? 1 : enough));
       if (found && gains(*found, best ? *best : at, best ? 1 : enough)) best = found;
     }
+    tell(at);
     if (!best) continue;
     at = *best;
     visited.push_back(at);
@@ -171,7 +173,11 @@ Improved improve(const Space& space, const std::vector<Design>& starts, const Im
   for (const Design& start : starts) {
     std::optional<FittedPlan> at = climber.fit(start, kNever);
     if (!at) continue;
-    while (round(space, climber, *at, result.visited) && !climber.exhausted()) {
+    const auto tell = [&](const FittedPlan& now) {
+      const double better = known < kNever && fits(now) ? std::max(0.0, known / now.seconds_per_sequence() - 1) : 0;
+      if (options.progress) options.progress(climber.simulations(), better);
+    };
+    while (round(space, climber, *at, result.visited, tell) && !climber.exhausted()) {
     }
     if (fits(*at)) simplify(space, climber, *at);
     std::optional<FittedPlan>& best = fits(*at) ? result.best : result.least;

@@ -1,0 +1,130 @@
+#include "planner/bound/load.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace fsdp {
+namespace {
+
+constexpr double kInterference = 0.6, kMostHeld = 0.9;  // as the engine's
+constexpr std::array<double, 14> kBetas = {0, 0.02, 0.05, 0.08, 0.12, 0.16, 0.2, 0.25, 0.3, 0.4, 0.5, 0.65, 0.8, 1};
+
+double use(const Demand& d, Resource r) { return d.use[static_cast<std::size_t>(r)]; }
+
+}  // namespace
+
+std::span<const Weights> weights(bool shared) {
+  static const std::vector<Weights> kShared = [] {
+    std::vector<Weights> all;
+    for (const double beta : kBetas) all.push_back({beta, beta, true});
+    return all;
+  }();
+  static const std::vector<Weights> kApart = [] {
+    std::vector<Weights> all;
+    for (const double beta : kBetas) {
+      all.push_back({beta, 0, false});
+      all.push_back({0, beta, false});
+      if (beta <= 0.5) all.push_back({beta, beta, false});
+      if (beta <= 0.3) all.push_back({2 * beta, beta, false});
+    }
+    return all;
+  }();
+  return shared ? kShared : kApart;
+}
+
+void KernelLoad::add(const KernelShare& more) {
+  if (more.seconds <= 0) return;
+  for (KernelShare& s : shares_) {
+    if (s.slowed_by_holding != more.slowed_by_holding || s.slowed_by_moving != more.slowed_by_moving ||
+        s.resident != more.resident || s.each != more.each)
+      continue;
+    s.seconds += more.seconds;
+    return;
+  }
+  shares_.push_back(more);
+}
+
+void KernelLoad::add(const Demand& d) {
+  const double arithmetic = use(d, Resource::compute), memory = use(d, Resource::memory);
+  const bool resident = d.resident > 0;
+  add({resident ? 0 : std::max(arithmetic, memory), std::max(memory, kInterference * arithmetic), d.resident,
+       resident ? d.alone.count() : 0, d.alone.count()});
+}
+
+void KernelLoad::add(const KernelLoad& other, double times) {
+  for (KernelShare s : other.shares_) {
+    s.seconds *= times;
+    add(s);
+  }
+}
+
+double KernelLoad::seconds() const {
+  double sum = 0;
+  for (const KernelShare& s : shares_) sum += s.seconds;
+  return sum;
+}
+
+void CommunicatorLoad::add(const Demand& d) {
+  if (d.alone.count() <= 0) return;
+  seconds += d.alone.count();
+  held.longest = std::max(held.longest, d.alone.count());
+  held.compute = std::min(held.compute, d.holds_compute ? std::min(kMostHeld, use(d, Resource::compute)) : 0);
+  held.memory = std::min(held.memory, d.holds_compute ? std::min(kMostHeld, use(d, Resource::memory)) : 0);
+}
+
+Load load_of(const Step& step, std::span<const Demand> demands) {
+  Load load;
+  for (std::size_t i = 0; i < step.ops.size(); ++i) {
+    const Operation& op = step.ops[i];
+    if (op.host_only) continue;
+    if (op.stream == Stream::compute && op.comm == Communicator::none) load.compute.add(demands[i]);
+    if (op.comm != Communicator::none) load.communicators[static_cast<std::size_t>(op.comm)].add(demands[i]);
+  }
+  return load;
+}
+
+double loss_beside(const KernelShare& k, const Held& held) {
+  if (held.longest <= 0) return 1;  // no collective: nothing to hide
+  const double loss = 1 - (1 - held.compute * k.slowed_by_holding) * (1 - held.memory * k.slowed_by_moving);
+  if (k.resident == 0) return loss;
+  const double second_round = std::min(1.0, std::max(0.5, k.each / held.longest));
+  return k.resident > 1 - held.compute ? second_round : std::min(second_round, loss);
+}
+
+namespace {
+
+// (1 - beta) / (1 - kappa), which of a kernel that loses everything is without bound.
+double left(double beta, double kappa) { return kappa < 1 - 1e-9 ? (1 - beta) / (1 - kappa) : 1; }
+
+double alpha(const KernelShare& k, const Held& gathers, const Held& reductions, const Weights& w) {
+  const double one = loss_beside(k, gathers), other = loss_beside(k, reductions);
+  if (w.shared) return std::min(1.0, left(w.gather, std::min(one, other)));
+  const double second = k.resident > 0 ? other : other * (1 - one),
+               both = k.resident > 0 ? std::min(one, other) : one + second;
+  return std::min({1.0, left(w.gather, one), left(w.reduce, second), left(w.gather + w.reduce, both)});
+}
+
+}  // namespace
+
+double weighted_seconds(const KernelLoad& load, const Held& gathers, const Held& reductions, const Weights& w) {
+  double sum = 0;
+  for (const KernelShare& s : load.shares()) sum += s.seconds * alpha(s, gathers, reductions, w);
+  return sum;
+}
+
+double least_seconds(const Load& load) {
+  double most = load.compute.seconds();
+  for (const CommunicatorLoad& c : load.communicators)
+    for (const Weights& w : weights(true))
+      if (c.seconds > 0)
+        most = std::max(most, w.gather * c.seconds + weighted_seconds(load.compute, c.held, c.held, w));
+  const CommunicatorLoad &one = load.communicators[static_cast<std::size_t>(Communicator::shard)],
+                         &other = load.communicators[static_cast<std::size_t>(Communicator::shard_reduce)];
+  for (const Weights& w : weights(false))
+    if (one.seconds > 0 && other.seconds > 0)
+      most = std::max(most, w.gather * one.seconds + w.reduce * other.seconds +
+                                weighted_seconds(load.compute, one.held, other.held, w));
+  return most;
+}
+
+}  // namespace fsdp

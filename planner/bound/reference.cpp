@@ -1,0 +1,252 @@
+#include "planner/bound/reference.h"
+
+#include <algorithm>
+#include <optional>
+
+#include "models/input/error.h"
+#include "planner/layout.h"
+#include "planner/lower.h"
+#include "planner/search/memory_floor.h"
+
+namespace fsdp {
+namespace {
+
+std::vector<const Module*> blocks_as_they_run(const ModelGraph& model) {
+  std::vector<const Module*> blocks;
+  for (const Module& m : model.modules)
+    if (m.block) blocks.push_back(&m);
+  std::stable_sort(blocks.begin(), blocks.end(),
+                   [](const Module* a, const Module* b) { return a->op_begin < b->op_begin; });
+  return blocks;
+}
+
+// Of each op, and of each module, the number of its block as they run; -1: of the rest.
+std::vector<std::int32_t> blocks_of_modules(const ModelGraph& model) {
+  std::vector<std::int32_t> of(model.modules.size(), -1);
+  const std::vector<const Module*> blocks = blocks_as_they_run(model);
+  for (std::size_t b = 0; b < blocks.size(); ++b)
+    of[static_cast<std::size_t>(blocks[b] - model.modules.data())] = static_cast<std::int32_t>(b);
+  for (std::size_t m = 1; m < model.modules.size(); ++m)
+    if (of[m] < 0) of[m] = of[static_cast<std::size_t>(model.modules[m].parent)];
+  return of;
+}
+
+std::vector<std::int32_t> blocks_of_ops(const ModelGraph& model, std::size_t& count) {
+  const std::vector<const Module*> blocks = blocks_as_they_run(model);
+  std::vector<std::int32_t> of(model.ops.size(), -1);
+  for (std::size_t b = 0; b < blocks.size(); ++b)
+    std::fill(of.begin() + blocks[b]->op_begin, of.begin() + blocks[b]->op_end, static_cast<std::int32_t>(b));
+  count = blocks.size();
+  return of;
+}
+
+bool is_kernel(Action a) { return a == Action::forward || a == Action::recompute || a == Action::backward; }
+
+struct Lowered {
+  ShardingPlan plan;
+  Program program;
+  std::vector<Demand> demands;
+};
+
+// nullopt: not a legal plan.
+std::optional<Lowered> lowered(const Design& d, const std::string& checkpointing, const Space& s,
+                               const Implementation& impl, const ClusterSpec& cluster, const Costs& costs) {
+  Lowered l;
+  l.plan = plan_of(d, s, checkpointing);
+  try {
+    check(l.plan, *s.model);
+  } catch (const InputError&) {
+    return std::nullopt;
+  }
+  l.program = lower(*s.model, l.plan, impl);
+  l.demands = demands_of(l.program.steady_step, l.program, {*s.model, l.plan, impl, cluster, costs});
+  return l;
+}
+
+// Memory of one step as its operations make it, by part.
+//   saved      of blocks: what is left for backward when the loss's backward begins. Of the rest: the most that its own
+//              operations hold at a time from then until the first block's backward; the blocks' is there all the while
+//   backward   of the last block: the most that it and the rest hold while its backward runs, which is the first
+template <class PartOf>
+void add_memory(const Lowered& l, const PartOf& part_of, ComputeParts& parts) {
+  if (parts.blocks.empty()) return;
+  const Step& step = l.program.steady_step;
+  ComputeParts::Part* const last = &parts.blocks.back();
+  std::vector<ComputeParts::Part*> made_by(l.program.buffers.size(), nullptr);
+  std::int64_t of_rest = 0, of_last = 0;
+  enum class Phase : std::uint8_t { forward, loss, last_block } phase = Phase::forward;
+  for (const Operation& op : step.ops) {
+    ComputeParts::Part* const part = is_kernel(op.action) ? &part_of(op) : nullptr;
+    const bool back = op.action == Action::backward || op.action == Action::recompute;
+    if (back && part != &parts.rest && part != last) break;
+    if (back) phase = part == last ? Phase::last_block : phase == Phase::forward ? Phase::loss : phase;
+    const auto count = [&](std::int32_t b, ComputeParts::Part* by, std::int64_t sign) {
+      if (by == nullptr) return;
+      const std::int64_t bytes = sign * l.program.buffers[static_cast<std::size_t>(b)].bytes;
+      if (by == &parts.rest) of_rest += bytes;
+      if (by == last) of_last += bytes;
+      if (by != &parts.rest && phase != Phase::last_block) by->saved += bytes;
+      if (phase == Phase::loss) parts.rest.saved = std::max(parts.rest.saved, of_rest);
+      if (phase == Phase::last_block) last->backward = std::max(last->backward, of_rest + of_last);
+    };
+    memory_events(
+        step, op,
+        [&](std::int32_t b) {
+          if (l.program.buffers[static_cast<std::size_t>(b)].host) return;
+          made_by[static_cast<std::size_t>(b)] = part;
+          count(b, part, 1);
+        },
+        [&](std::int32_t b) {
+          count(b, made_by[static_cast<std::size_t>(b)], -1);
+          made_by[static_cast<std::size_t>(b)] = nullptr;
+        });
+  }
+}
+
+// One unit's operations, per gather, per reduction and per step.
+struct UnitSums {
+  double all_gather = 0, reduce_scatter = 0;
+  std::int64_t gathers = 0, copies_out = 0, reductions = 0;
+  KernelLoad after_gather, before_reduce, each_step;
+};
+
+// Collectives much shorter than the longest of their kind are left out: they take little of the machine, and what is
+// held is the least of all. A bound may leave out what it likes.
+bool counts(const Demand& d, double longest) { return 4 * d.alone.count() >= longest; }
+
+std::vector<UnitSums> unit_sums(const Lowered& l, Held& gathering, Held& reducing) {
+  std::vector<UnitSums> sums(l.plan.units.size());
+  CommunicatorLoad gathers, reductions;
+  double longest_gather = 0, longest_reduction = 0;
+  for (std::size_t i = 0; i < l.demands.size(); ++i) {
+    const Action action = l.program.steady_step.ops[i].action;
+    double& longest = action == Action::all_gather ? longest_gather : longest_reduction;
+    if (action == Action::all_gather || action == Action::reduce_scatter)
+      longest = std::max(longest, l.demands[i].alone.count());
+  }
+  const Step& step = l.program.steady_step;
+  for (std::size_t i = 0; i < step.ops.size(); ++i) {
+    const Operation& op = step.ops[i];
+    if (op.unit < 0 || op.host_only) continue;
+    UnitSums& u = sums[static_cast<std::size_t>(op.unit)];
+    const Demand& d = l.demands[i];
+    if (op.action == Action::all_gather && counts(d, longest_gather))
+      u.all_gather += d.alone.count(), ++u.gathers, gathers.add(d);
+    if (op.action == Action::reduce_scatter && op.comm != Communicator::none && counts(d, longest_reduction))
+      u.reduce_scatter += d.alone.count(), ++u.reductions, reductions.add(d);
+    if (op.stream != Stream::compute) continue;
+    if (op.action == Action::gather_copy_out) u.after_gather.add(d), ++u.copies_out;
+    if (op.action == Action::scatter_copy_in) u.before_reduce.add(d);
+    if (op.action == Action::optimizer) u.each_step.add(d);
+  }
+  gathering = gathers.held;
+  reducing = reductions.held;
+  return sums;
+}
+
+ShardingParts::Part part_of(const UnitSums& u, const UnitLayout& layout, const ShardingPlan& plan, double share) {
+  const auto part = [share](std::int64_t bytes) {
+    return static_cast<std::int64_t>(static_cast<double>(bytes) * share);
+  };
+  ShardingParts::Part p;
+  const auto each = [share](double seconds, std::int64_t n) {
+    return n > 0 ? seconds / static_cast<double>(n) * share : 0;
+  };
+  p.all_gather = each(u.all_gather, u.gathers);
+  p.reduce_scatter = each(u.reduce_scatter, u.reductions);
+  if (u.copies_out > 0) p.after_gather.add(u.after_gather, share / static_cast<double>(u.copies_out));
+  p.before_reduce.add(u.before_reduce, share);
+  p.each_step.add(u.each_step, share);
+  const std::int64_t compute = size_of(plan.param_dtype), reduce = size_of(plan.reduce_dtype),
+                     master = size_of(plan.master_dtype);
+  std::int64_t trained = 0;
+  for (const ShardedParam& s : layout.params) trained += s.trainable ? s.numel() : 0;
+  if (layout.shards > 1) p.whole = part(layout.shard_elements * layout.shards * compute);
+  p.gradient = part(trained * std::min(compute, reduce));
+  if (!plan.offload) p.sharded_gradient = part(layout.reduce_elements * std::min(master, reduce));
+  return p;
+}
+
+void add(ShardingParts::Part& sum, const ShardingParts::Part& p) {
+  sum.all_gather += p.all_gather;
+  sum.reduce_scatter += p.reduce_scatter;
+  sum.after_gather.add(p.after_gather);
+  sum.before_reduce.add(p.before_reduce);
+  sum.each_step.add(p.each_step);
+  sum.whole += p.whole;
+  sum.gradient += p.gradient;
+  sum.sharded_gradient += p.sharded_gradient;
+}
+
+// The unit that holds the embedding, where the first op is one; -1: there is none.
+std::int32_t first_unit(const Lowered& l, const ModelGraph& model) {
+  const Op& first = model.ops.front();
+  if (first.kind != OpKind::embedding) return -1;
+  return unit_of_parameters(l.program.layouts, model)[static_cast<std::size_t>(first.params.front())];
+}
+
+}  // namespace
+
+ComputeParts compute_parts(const Design& design, const std::string& checkpointing, const Space& s,
+                           const Implementation& impl, const ClusterSpec& cluster, const Costs& costs) {
+  ComputeParts parts;
+  std::size_t count = 0;
+  const std::vector<std::int32_t> block_of = blocks_of_ops(*s.model, count);
+  const auto l = lowered(design, checkpointing, s, impl, cluster, costs);
+  if (!l) return parts;
+  parts.blocks.resize(count);
+  const auto of = [&](const Operation& op) -> ComputeParts::Part& {
+    const std::int32_t b = op.graph_op >= 0 ? block_of[static_cast<std::size_t>(op.graph_op)] : -1;
+    return b >= 0 ? parts.blocks[static_cast<std::size_t>(b)] : parts.rest;
+  };
+  const Step& step = l->program.steady_step;
+  for (std::size_t i = 0; i < step.ops.size(); ++i)
+    if (is_kernel(step.ops[i].action) && step.ops[i].stream == Stream::compute)
+      of(step.ops[i]).kernels.add(l->demands[i]);
+  add_memory(*l, of, parts);
+  return parts;
+}
+
+ShardingParts sharding_parts(std::int64_t replicate, std::size_t grouping, Bytes limit, const Space& s,
+                             const Implementation& impl, const ClusterSpec& cluster, const Costs& costs) {
+  ShardingParts parts;
+  std::size_t blocks = 0;
+  (void)blocks_of_ops(*s.model, blocks);
+  Design d = first_design(s);
+  d.grouping = grouping;
+  d.replicate = replicate;
+  d.batch = {1, 1};
+  d.reshard = Reshard::yes;
+  const auto l = lowered(d, s.ladders.front().front(), s, impl, cluster, costs);
+  if (!l) return parts;
+  const MemoryFloor floor = memory_floor(*s.model, l->plan, impl);
+  parts.possible =
+      floor.states + std::max(floor.gradients, floor.largest_unit) + cluster.fixed_memory.count() <= limit.count();
+  parts.states = floor.states;
+  parts.gradients = floor.gradients;
+  const std::vector<UnitSums> sums = unit_sums(*l, parts.gathers, parts.reductions);
+  parts.blocks.resize(blocks);
+  const std::vector<std::int32_t> block = blocks_of_modules(*s.model);
+  for (std::size_t u = 0; u < sums.size(); ++u) {
+    const auto& modules = l->plan.units[u].modules;
+    const auto share = 1 / static_cast<double>(modules.size());
+    const UnitLayout& layout = l->program.layouts[u];
+    for (const std::string& name : modules) {
+      const std::int32_t b = block[static_cast<std::size_t>(s.model->find_module(name))];
+      add(b >= 0 ? parts.blocks[static_cast<std::size_t>(b)] : parts.rest, part_of(sums[u], layout, l->plan, share));
+      if (b + 1 == static_cast<std::int32_t>(blocks) && layout.shards > 1)
+        parts.last_unit =
+            std::max(parts.last_unit, layout.shard_elements * layout.shards * size_of(l->plan.param_dtype));
+    }
+  }
+  const std::int32_t first = first_unit(*l, *s.model);
+  for (std::size_t i = 0; first >= 0 && i < l->demands.size(); ++i) {
+    const Operation& op = l->program.steady_step.ops[i];
+    if (op.unit != first || op.comm != Communicator::shard) continue;
+    if (op.action == Action::all_gather) parts.first_gather = l->demands[i].alone.count();
+    if (op.action == Action::reduce_scatter) parts.last_reduction = l->demands[i].alone.count();
+  }
+  return parts;
+}
+
+}  // namespace fsdp

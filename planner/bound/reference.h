@@ -1,0 +1,49 @@
+// What parts of a plan ask of the machine, measured on a few lowered plans: from these every plan of a space is put
+// together, a block and a unit at a time, for a bound (space_bound.h).
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "planner/bound/load.h"
+#include "planner/search/design.h"
+
+namespace fsdp {
+
+// The kernels of one micro-batch and what they leave for backward when forward has ended, block by block.
+struct ComputeParts {
+  struct Part {
+    KernelLoad kernels;         // forward, recomputation and backward
+    std::int64_t saved = 0;     // bytes when the first backward begins; of the rest with what the loss needs for itself
+    std::int64_t backward = 0;  // of the last block: the most that it and the rest hold in its backward
+  };
+  std::vector<Part> blocks;
+  Part rest;  // embedding, head, loss
+};
+// With the whole plan recomputed by this policy.
+[[nodiscard]] ComputeParts compute_parts(const Design&, const std::string& checkpointing, const Space&,
+                                         const Implementation&, const ClusterSpec&, const Costs&);
+
+// What a block's parameters, and those of the rest, cost over one mesh in units of one grouping.
+struct ShardingParts {
+  struct Part {
+    double all_gather = 0, reduce_scatter = 0;          // seconds of one
+    KernelLoad after_gather, before_reduce, each_step;  // on the compute stream: copies, casts, the optimizer
+    std::int64_t whole = 0;                             // bytes, gathered
+    std::int64_t gradient = 0, sharded_gradient = 0;    // bytes that wait for a later micro-batch: whole, or reduced
+  };
+  std::vector<Part> blocks;
+  Part rest;
+  bool possible = false;     // the plans are legal, and leave room for the states and the largest unit
+  Held gathers, reductions;  // of the collectives above
+  // Of the unit that holds the embedding: nothing is computed in a step before it is gathered, and nothing but the
+  // optimizer runs after its gradients begin to be reduced. Seconds.
+  double first_gather = 0, last_reduction = 0;
+  std::int64_t last_unit = 0;              // bytes, gathered, of a unit with a part of the last block
+  std::int64_t states = 0, gradients = 0;  // bytes of a rank, all the time and when the optimizer runs
+};
+[[nodiscard]] ShardingParts sharding_parts(std::int64_t replicate, std::size_t grouping, Bytes limit, const Space&,
+                                           const Implementation&, const ClusterSpec&, const Costs&);
+
+}  // namespace fsdp

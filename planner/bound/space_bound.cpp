@@ -1,0 +1,273 @@
+#include "planner/bound/space_bound.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <map>
+#include <tuple>
+#include <vector>
+
+#include "planner/bound/reference.h"
+
+namespace fsdp {
+namespace {
+
+constexpr double kNever = std::numeric_limits<double>::infinity();
+
+// One way to treat a block: what it costs in the weighted mean of resources, and what it holds at one moment.
+struct Way {
+  double seconds = 0, bytes = 0;
+};
+
+// The moments at which memory is held against the limit: the loss's backward, and that of the last block.
+enum class Moment : std::uint8_t { loss, last_block };
+
+// The lower convex hull of ways, from the fastest to the smallest; what no mixture needs is left out.
+std::vector<Way> hull_of(std::vector<Way> ways) {
+  std::sort(ways.begin(), ways.end(), [](const Way& a, const Way& b) {
+    return a.seconds != b.seconds ? a.seconds < b.seconds : a.bytes < b.bytes;
+  });
+  std::vector<Way> hull;
+  for (const Way& w : ways) {
+    if (!hull.empty() && w.bytes >= hull.back().bytes) continue;
+    const auto rate = [](const Way& from, const Way& to) {  // seconds for each byte that is freed
+      return (to.seconds - from.seconds) / (from.bytes - to.bytes);
+    };
+    while (hull.size() > 1 && rate(hull[hull.size() - 2], hull.back()) >= rate(hull.back(), w)) hull.pop_back();
+    hull.push_back(w);
+  }
+  return hull;
+}
+
+struct Trade {  // from one way to the next on a hull
+  double rate, seconds, bytes;
+};
+
+// Parts that have the same ways.
+struct Alike {
+  std::vector<Way> ways;
+  double count = 1;
+};
+
+// The least seconds of one way for each of the parts, mixtures allowed, that together hold at most `room` bytes.
+// Infinity: even the smallest ways hold more.
+double least_within(const std::vector<Alike>& parts, double room) {
+  std::vector<Trade> trades;
+  double seconds = 0, bytes = 0;
+  for (const Alike& part : parts) {
+    const std::vector<Way> hull = hull_of(part.ways);
+    seconds += part.count * hull.front().seconds;
+    bytes += part.count * hull.front().bytes;
+    for (std::size_t i = 1; i < hull.size(); ++i) {
+      const double freed = hull[i - 1].bytes - hull[i].bytes, more = hull[i].seconds - hull[i - 1].seconds;
+      trades.push_back({more / freed, part.count * more, part.count * freed});
+    }
+  }
+  std::sort(trades.begin(), trades.end(), [](const Trade& a, const Trade& b) { return a.rate < b.rate; });
+  for (const Trade& t : trades) {
+    if (bytes <= room) break;
+    const double part = std::min(1.0, (bytes - room) / t.bytes);
+    seconds += t.seconds * part;
+    bytes -= t.bytes * part;
+  }
+  return bytes <= room * (1 + 1e-9) ? seconds : kNever;
+}
+
+class Bound {
+ public:
+  Bound(const Space& space, Bytes limit, const Implementation& impl, const ClusterSpec& cluster, const Costs& costs)
+      : space_(space), limit_(limit), impl_(impl), cluster_(cluster), costs_(costs) {
+    for (const auto& ladder : space.ladders)
+      for (const std::string& policy : {ladder.front(), ladder.back(), ladder[ladder.size() / 2]})
+        if (std::find(policies_.begin(), policies_.end(), policy) == policies_.end() && uniform(policy, ladder))
+          policies_.push_back(policy);
+    keeps_ = space.kept_free || space.reshards.front() != Reshard::yes;
+    // One plan recomputes per op or by modules, never both.
+    const auto per_op = [](const std::string& policy) { return policy.starts_with("selective-op"); };
+    for (const bool selective : {false, true}) {
+      std::vector<std::string> family;
+      for (const std::string& policy : policies_)
+        if (policy == "none" || per_op(policy) == selective) family.push_back(policy);
+      if (std::any_of(family.begin(), family.end(),
+                      [&](const auto& p) { return p == "none" || per_op(p) == selective; }))
+        families_.push_back(std::move(family));
+    }
+  }
+
+  // Of all plans over this mesh in these units with these batches and loss chunks, seconds per sequence; only as far
+  // as it is known that they are not below `enough`.
+  double least(std::int64_t replicate, std::size_t grouping, Batch batch, std::int64_t chunks, double enough) {
+    const ShardingParts& sharding = over(replicate, grouping);
+    if (!sharding.possible) return kNever;
+    const double room = static_cast<double>(limit_.count() - cluster_.fixed_memory.count() - sharding.states);
+    if (room < static_cast<double>(sharding.gradients)) return kNever;
+    const double sequences = static_cast<double>(batch.micro_batch * batch.grad_accum);
+    double least = kNever;
+    for (std::size_t family = 0; family < families_.size(); ++family) {
+      const std::vector<const ComputeParts*> computed = with(batch.micro_batch, chunks, family);
+      if (computed.empty()) continue;
+      for (const bool shared : {true, false}) {
+        if (!shared && !space_.base.separate_reduce_scatter && !space_.second_communicator_free) continue;
+        double most = 0;
+        for (const Weights& w : weights(shared)) {
+          for (const Moment moment : {Moment::loss, Moment::last_block})
+            most = std::max(most, least_weighted(sharding, computed, batch, w, room, moment) / sequences);
+          if (most >= std::min(enough, least)) break;
+        }
+        least = std::min(least, most);
+      }
+    }
+    return least;
+  }
+
+ private:
+  // Does the policy treat all blocks alike?
+  [[nodiscard]] static bool uniform(const std::string& policy, const std::vector<std::string>& ladder) {
+    return policy == ladder.front() || policy == ladder.back() || policy.find("first-") == std::string::npos;
+  }
+
+  const ShardingParts& over(std::int64_t replicate, std::size_t grouping) {
+    const auto key = std::pair(replicate, grouping);
+    if (const auto known = sharding_.find(key); known != sharding_.end()) return known->second;
+    return sharding_[key] = sharding_parts(replicate, grouping, limit_, space_, impl_, cluster_, costs_);
+  }
+
+  std::vector<const ComputeParts*> with(std::int64_t micro_batch, std::int64_t chunks, std::size_t family) {
+    std::vector<const ComputeParts*> found;
+    for (const std::string& policy : families_[family]) {
+      const auto key = std::tuple(micro_batch, chunks, policy);
+      auto known = computed_.find(key);
+      if (known == computed_.end()) {
+        Design d = first_design(space_);
+        d.batch = {micro_batch, 1};
+        d.loss_chunks = chunks;
+        known = computed_.emplace(key, compute_parts(d, policy, space_, impl_, cluster_, costs_)).first;
+      }
+      if (known->second.rest.kernels.seconds() > 0) found.push_back(&known->second);
+    }
+    return found;
+  }
+
+  // What of a part is counted at a moment: a block when forward has ended, the last block in its backward (with its
+  // unit gathered and all that the rest holds), the rest at the loss, or nothing of the rest besides.
+  enum class HeldAt : std::uint8_t { forward_end, backward, loss, nothing };
+
+  // What treating a part in each of the possible ways costs, and holds when forward ends.
+  [[nodiscard]] std::vector<Way> ways_of(const ShardingParts& all, const ShardingParts::Part& s,
+                                         const std::vector<const ComputeParts::Part*>& computed, Batch batch,
+                                         const Weights& w, HeldAt at) const {
+    const auto weighted = [&](const KernelLoad& load) {
+      return weighted_seconds(load, all.gathers, all.reductions, w);
+    };
+    const auto accum = static_cast<double>(batch.grad_accum), whole = static_cast<double>(s.whole);
+    const bool later = batch.grad_accum > 1, of_block = at == HeldAt::forward_end || at == HeldAt::backward;
+    const double gather = w.gather * s.all_gather, copies = weighted(s.after_gather),
+                 reduce = w.reduce * s.reduce_scatter + weighted(s.before_reduce), step = weighted(s.each_step);
+    // How often parameters are gathered over the shards, and what of them is there when forward ends.
+    std::vector<Way> gathers = {{2 * accum * (gather + copies), 0}};
+    if (keeps_ || !of_block)
+      gathers.push_back({accum * (gather + copies), of_block && at != HeldAt::backward ? whole : 0});
+    if (later && space_.kept_free) gathers.push_back({gather + copies, at == HeldAt::backward ? 0 : whole});
+    for (const Reshard r : space_.reshards)
+      if (r.ranks > 1) gathers.push_back({accum * (gather + 2 * copies), whole / static_cast<double>(r.ranks)});
+    // How often gradients are reduced, and what of them waits.
+    std::vector<Way> reductions = {{accum * reduce, later ? static_cast<double>(s.sharded_gradient) : 0}};
+    if (later) reductions.push_back({reduce, static_cast<double>(s.gradient)});
+    std::vector<Way> ways;
+    for (const ComputeParts::Part* p : computed) {
+      const double kernels = accum * weighted(p->kernels),
+                   bytes = static_cast<double>(at == HeldAt::backward  ? p->backward
+                                               : at == HeldAt::nothing ? 0
+                                                                       : p->saved);
+      for (const Way& g : gathers)
+        for (const Way& r : reductions)
+          ways.push_back({kernels + g.seconds + r.seconds + step, bytes + g.bytes + r.bytes});
+    }
+    return ways;
+  }
+
+  double least_weighted(const ShardingParts& sharding, const std::vector<const ComputeParts*>& computed, Batch batch,
+                        const Weights& w, double room, Moment moment) const {
+    std::vector<Alike> parts;
+    const std::size_t blocks = sharding.blocks.size();
+    const auto compute_of = [&](std::size_t b) {
+      std::vector<const ComputeParts::Part*> of;
+      for (const ComputeParts* c : computed) of.push_back(&c->blocks[b]);
+      return of;
+    };
+    for (std::size_t b = 0; b < blocks; ++b) {
+      const HeldAt held = b + 1 == blocks && moment == Moment::last_block ? HeldAt::backward : HeldAt::forward_end;
+      if (b > 0 && held == HeldAt::forward_end && alike(sharding, computed, b, b - 1)) parts.back().count += 1;
+      else parts.push_back({ways_of(sharding, sharding.blocks[b], compute_of(b), batch, w, held), 1});
+    }
+    std::vector<const ComputeParts::Part*> rest;
+    for (const ComputeParts* c : computed) rest.push_back(&c->rest);
+    const bool at_loss = moment == Moment::loss;
+    parts.push_back({ways_of(sharding, sharding.rest, rest, batch, w, at_loss ? HeldAt::loss : HeldAt::nothing), 1});
+    const double exposed = (1 - w.gather) * sharding.first_gather + (1 - w.reduce) * sharding.last_reduction;
+    return exposed + least_within(parts, at_loss ? room : room - static_cast<double>(sharding.last_unit));
+  }
+
+  [[nodiscard]] static bool alike(const ShardingParts& sharding, const std::vector<const ComputeParts*>& computed,
+                                  std::size_t a, std::size_t b) {
+    const ShardingParts::Part &one = sharding.blocks[a], &other = sharding.blocks[b];
+    if (one.whole != other.whole || one.all_gather != other.all_gather || one.reduce_scatter != other.reduce_scatter ||
+        one.gradient != other.gradient || one.each_step.seconds() != other.each_step.seconds())
+      return false;
+    return std::all_of(computed.begin(), computed.end(), [&](const ComputeParts* c) {
+      return c->blocks[a].saved == c->blocks[b].saved &&
+             c->blocks[a].kernels.seconds() == c->blocks[b].kernels.seconds();
+    });
+  }
+
+  const Space& space_;
+  const Bytes limit_;
+  const Implementation& impl_;
+  const ClusterSpec& cluster_;
+  const Costs& costs_;
+  bool keeps_ = true;  // some plan keeps blocks gathered from forward to backward
+  std::vector<std::string> policies_;
+  std::vector<std::vector<std::string>> families_;
+  std::map<std::pair<std::int64_t, std::size_t>, ShardingParts> sharding_;
+  std::map<std::tuple<std::int64_t, std::int64_t, std::string>, ComputeParts> computed_;  // micro-batch, chunks, policy
+};
+
+// Plans of the space: units and blocks choose one by one.
+double plans_in(const Space& s) {
+  double rungs = 0, blocks = 0;
+  for (const auto& ladder : s.ladders) rungs = std::max(rungs, static_cast<double>(ladder.size()));
+  for (const Module& m : s.model->modules) blocks += m.block ? 1 : 0;
+  const double each = rungs > 1 ? std::pow(static_cast<double>(s.ladders.size() + 1), blocks) : 1;
+  const double kept = s.kept_free ? std::pow(2.0, blocks) : 1;
+  const auto size = [](const auto& values) { return static_cast<double>(values.size()); };
+  return each * kept * size(s.groupings) * size(s.reshards) * size(s.batches) * size(s.replicas) * size(s.chunks) *
+         size(s.syncs) * size(s.forward_prefetches) * size(s.buffers) * (s.second_communicator_free ? 2 : 1) *
+         (s.embedding_free ? 2 : 1);
+}
+
+}  // namespace
+
+Certificate certify(const Space& space, Bytes limit, const Implementation& impl, const ClusterSpec& cluster,
+                    const Costs& costs) {
+  Certificate c;
+  c.plans = plans_in(space);
+  Bound bound(space, limit, impl, cluster, costs);
+  double least = kNever;
+  for (const std::int64_t replicate : space.replicas)
+    for (std::size_t g = 0; g < space.groupings.size(); ++g)
+      for (const Batch& batch : space.batches)
+        for (const std::int64_t chunks : space.chunks) {
+          const double seconds = bound.least(replicate, g, batch, chunks, least);
+          if (seconds >= least) continue;
+          least = seconds;
+          c.kind = fmt::format("{}, micro-batch {} x {}, {} loss chunk{}, replicate {}", space.groupings[g].wrap,
+                               batch.micro_batch, batch.grad_accum, chunks, chunks == 1 ? "" : "s", replicate);
+        }
+  c.any_fits = least < kNever;
+  c.seconds_per_sequence = c.any_fits ? least : 0;
+  return c;
+}
+
+}  // namespace fsdp
