@@ -33,9 +33,7 @@ std::string words(const Change& change, const Flags& flags, const ShardingPlan& 
   if (change.seq_len) say(fmt::format("--seq-len {}", *change.seq_len));
   if (change.seq_len && flags.global_batch_tokens)
     say(fmt::format("--global-batch {} in place of --global-batch-tokens", plan.tokens_per_step() / plan.seq_len));
-  // In the plan's file only: there is no flag for it.
-  if (change.loss_chunks)
-    text += fmt::format("{}\"loss_chunks\": {} in plan.json", text.empty() ? "" : " with ", *change.loss_chunks);
+  if (change.loss_chunks) say(fmt::format("--loss-chunks {}", *change.loss_chunks));
   return text;
 }
 
@@ -113,7 +111,7 @@ std::vector<FlagRemedy> try_remedies(const Flags& flags, const Setup& setup, con
     options.gpus_per_node = setup.cluster.gpus_per_node;
     options.memory_limit = *setup.options.memory_limit;
     options.searched = [&, tight](const Change& change) -> std::optional<Candidate> {
-      if (change.loss_chunks || (tight && change.gpus)) return std::nullopt;  // no flag; too many searches for a hint
+      if (change.loss_chunks || (tight && change.gpus)) return std::nullopt;  // too many searches for a hint
       return searched(with(change, tight ? near(flags, plan.plan, setup.model) : flags));
     };
   }

@@ -370,7 +370,8 @@ void add_run(const Command& app) {
   measuring.option("--steps", flags->steps, "measured steps of training; default 5", "N");
   measuring.option("--until-step", flags->until_step,
                    "instead of --steps: up to this step of the training, warm-up and the steps of the checkpoint that "
-                   "--resume finds included", "N");
+                   "--resume finds included",
+                   "N");
   measuring.option("--warmup", flags->warmup,
                    "steps of training before those, not measured; default 2; with --until-noise at least. The first "
                    "step, which allocates, is never measured: 0 is as 1",

@@ -136,8 +136,7 @@ Json layout_json(const ShardingPlan& plan, const ModelGraph& model) {
                      {"shard_elements", layouts[u].shard_elements}});
   }
   for (const Parameter& p : model.parameters)
-    parameters.push_back(
-        {{"name", p.name}, {"aliases", p.aliases}, {"shape", p.shape}, {"trained", p.trainable}});
+    parameters.push_back({{"name", p.name}, {"aliases", p.aliases}, {"shape", p.shape}, {"trained", p.trainable}});
   return {{"schema", "fsdp-plan/layout-view/1"},
           {"model", model.name},
           {"model_digest", model.digest()},

@@ -177,8 +177,7 @@ int show_model(const ShowFlags& given) {
     const std::int64_t asked = f.shared.seq_len ? parse_tokens(*f.shared.seq_len, kSeqLen) : 0;
     const ModelGraph model = model_from_flags(f.shared, asked);
     const std::int64_t seq_len = asked > 0 ? asked : model.max_seq_len.value_or(2048);
-    print(stdout,
-          f.json ? json_lines(model_json(model, seq_len, {})) : headline(model, seq_len) + plain_table(model));
+    print(stdout, f.json ? json_lines(model_json(model, seq_len, {})) : headline(model, seq_len) + plain_table(model));
     return kDone;
   }
   if (!f.shared.cluster) f.shared.cluster = "dgx-h100";

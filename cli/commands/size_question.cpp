@@ -47,6 +47,20 @@ const SizeRow& row_of(const SizeQuestion& q) {
                    suggestion(name, names_of(q.max.has_value())));
 }
 
+// Is there a plan that fits? Those that treat all blocks alike are tried first.
+PlanResult fitting_search(const Setup& setup, SearchOptions options) {
+  const auto found = [&] {
+    return search(setup.model, setup.cluster, *setup.implementation, options,
+                  [&](const ShardingPlan& plan) { return score_plan(plan, setup); });
+  };
+  const PlanResult uniform = found();
+  if (uniform.best && uniform.best->score.verdict == Verdict::fits) return uniform;
+  options.effort = Effort::joint;
+  options.any_that_fits = true;
+  options.most_simulations = 200;
+  return found();
+}
+
 // What a search with this size says: nothing where it is fine.
 struct Outcome {
   bool fits = false;
@@ -91,9 +105,7 @@ class Asker {
     const Flags flags = flags_with(size);
     try {
       const Setup setup = resolve_setup(flags, nullptr, Notes::silent);
-      const PlanResult result =
-          search(setup.model, setup.cluster, *setup.implementation, search_from_flags(flags, setup),
-                 [&](const ShardingPlan& plan) { return score_plan(plan, setup); });
+      const PlanResult result = fitting_search(setup, search_from_flags(flags, setup));
       const Verdict verdict = result.best ? result.best->score.verdict : Verdict::does_not_fit;
       return {verdict == Verdict::fits, std::string(name(verdict)), (result.best ? *result.best : *result.least).score,
               std::nullopt};

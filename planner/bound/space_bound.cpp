@@ -106,8 +106,8 @@ class Bound {
     const double sequences = static_cast<double>(batch.micro_batch * batch.grad_accum);
     double least = kNever;
     for (std::size_t family = 0; family < families_.size(); ++family) {
-      const std::vector<const ComputeParts*> computed = with(batch.micro_batch, chunks, family);
-      if (computed.empty()) continue;
+      const Computed computed = with(batch.micro_batch, chunks, family);
+      if (computed.blocks.empty() || computed.rest->kernels.seconds() == 0) continue;
       for (const bool shared : {true, false}) {
         if (!shared && !space_.base.separate_reduce_scatter && !space_.second_communicator_free) continue;
         double most = 0;
@@ -134,20 +134,29 @@ class Bound {
     return sharding_[key] = sharding_parts(replicate, grouping, limit_, space_, impl_, cluster_, costs_);
   }
 
-  std::vector<const ComputeParts*> with(std::int64_t micro_batch, std::int64_t chunks, std::size_t family) {
-    std::vector<const ComputeParts*> found;
+  // The blocks of each policy of a family, measured with the loss in the most parts, which leaves them the least to
+  // hold beside it; and the rest with the loss in so many.
+  struct Computed {
+    std::vector<const ComputeParts*> blocks;
+    const ComputeParts::Part* rest = nullptr;
+  };
+  Computed with(std::int64_t micro_batch, std::int64_t chunks, std::size_t family) {
+    Computed found;
     for (const std::string& policy : families_[family]) {
-      const auto key = std::tuple(micro_batch, chunks, policy);
-      auto known = computed_.find(key);
-      if (known == computed_.end()) {
-        Design d = first_design(space_);
-        d.batch = {micro_batch, 1};
-        d.loss_chunks = chunks;
-        known = computed_.emplace(key, compute_parts(d, policy, space_, impl_, cluster_, costs_)).first;
-      }
-      if (known->second.rest.kernels.seconds() > 0) found.push_back(&known->second);
+      const ComputeParts& parts = parts_of(micro_batch, space_.chunks.back(), policy);
+      if (parts.rest.kernels.seconds() > 0) found.blocks.push_back(&parts);
     }
+    if (!found.blocks.empty()) found.rest = &parts_of(micro_batch, chunks, families_[family].back()).rest;
     return found;
+  }
+
+  const ComputeParts& parts_of(std::int64_t micro_batch, std::int64_t chunks, const std::string& policy) {
+    const auto key = std::tuple(micro_batch, chunks, policy);
+    if (const auto known = computed_.find(key); known != computed_.end()) return known->second;
+    Design d = first_design(space_);
+    d.batch = {micro_batch, 1};
+    d.loss_chunks = chunks;
+    return computed_.emplace(key, compute_parts(d, policy, space_, impl_, cluster_, costs_)).first->second;
   }
 
   // What of a part is counted at a moment: a block when forward has ended, the last block in its backward (with its
@@ -188,24 +197,23 @@ class Bound {
     return ways;
   }
 
-  double least_weighted(const ShardingParts& sharding, const std::vector<const ComputeParts*>& computed, Batch batch,
-                        const Weights& w, double room, Moment moment) const {
+  double least_weighted(const ShardingParts& sharding, const Computed& computed, Batch batch, const Weights& w,
+                        double room, Moment moment) const {
     std::vector<Alike> parts;
     const std::size_t blocks = sharding.blocks.size();
     const auto compute_of = [&](std::size_t b) {
       std::vector<const ComputeParts::Part*> of;
-      for (const ComputeParts* c : computed) of.push_back(&c->blocks[b]);
+      for (const ComputeParts* c : computed.blocks) of.push_back(&c->blocks[b]);
       return of;
     };
     for (std::size_t b = 0; b < blocks; ++b) {
       const HeldAt held = b + 1 == blocks && moment == Moment::last_block ? HeldAt::backward : HeldAt::forward_end;
-      if (b > 0 && held == HeldAt::forward_end && alike(sharding, computed, b, b - 1)) parts.back().count += 1;
+      if (b > 0 && held == HeldAt::forward_end && alike(sharding, computed.blocks, b, b - 1)) parts.back().count += 1;
       else parts.push_back({ways_of(sharding, sharding.blocks[b], compute_of(b), batch, w, held), 1});
     }
-    std::vector<const ComputeParts::Part*> rest;
-    for (const ComputeParts* c : computed) rest.push_back(&c->rest);
     const bool at_loss = moment == Moment::loss;
-    parts.push_back({ways_of(sharding, sharding.rest, rest, batch, w, at_loss ? HeldAt::loss : HeldAt::nothing), 1});
+    parts.push_back(
+        {ways_of(sharding, sharding.rest, {computed.rest}, batch, w, at_loss ? HeldAt::loss : HeldAt::nothing), 1});
     const double exposed = (1 - w.gather) * sharding.first_gather + (1 - w.reduce) * sharding.last_reduction;
     return exposed + least_within(parts, at_loss ? room : room - static_cast<double>(sharding.last_unit));
   }

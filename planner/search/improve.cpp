@@ -128,10 +128,12 @@ bool gains(const FittedPlan& a, const FittedPlan& b, double enough) {
 double bar_of(const FittedPlan& at, double enough) { return fits(at) ? at.seconds_per_sequence() / enough : kNever; }
 
 // One round over all choices; true: something was gained.
-template <class Tell>
-bool round(const Space& space, Climber& climber, FittedPlan& at, std::vector<FittedPlan>& visited, const Tell& tell) {
+template <class Tell, class Done>
+bool round(const Space& space, Climber& climber, FittedPlan& at, std::vector<FittedPlan>& visited, const Tell& tell,
+           const Done& done) {
   bool gained = false;
   for (const Knob& knob : knobs()) {
+    if (done()) break;
     const double enough = knob.plain ? kGain : kRareGain;
     std::optional<FittedPlan> best;
     for (const Design& next : knob.near(at.design, space)) {
@@ -177,12 +179,14 @@ Improved improve(const Space& space, const std::vector<Design>& starts, const Im
       const double better = known < kNever && fits(now) ? std::max(0.0, known / now.seconds_per_sequence() - 1) : 0;
       if (options.progress) options.progress(climber.simulations(), better);
     };
-    while (round(space, climber, *at, result.visited, tell) && !climber.exhausted()) {
+    const auto done = [&] { return options.any_that_fits && fits(*at); };
+    while (!done() && round(space, climber, *at, result.visited, tell, done) && !climber.exhausted()) {
     }
-    if (fits(*at)) simplify(space, climber, *at);
+    if (fits(*at) && !done()) simplify(space, climber, *at);
     std::optional<FittedPlan>& best = fits(*at) ? result.best : result.least;
     if (fits(*at) && at->seconds_per_sequence() > known) continue;
     if (!best || gains(*at, *best, 1)) best = at;
+    if (options.any_that_fits && result.best) break;
   }
   result.simulations = climber.simulations();
   result.exhausted = climber.exhausted();

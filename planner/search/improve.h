@@ -35,6 +35,7 @@ struct Improved {
 struct ImproveOptions {
   Bytes memory_limit;
   std::int64_t most_simulations = 1500;
+  bool any_that_fits = false;                                           // end with the first
   std::function<void(std::int64_t simulated, double better)> progress;  // may be empty
   double faster_than = 0;  // seconds per sequence of what is known to fit; 0: nothing is
 };

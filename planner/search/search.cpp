@@ -247,6 +247,7 @@ std::optional<Judged> improved(const ModelGraph& model, const ClusterSpec& clust
   ImproveOptions options;
   options.memory_limit = o.memory_limit;
   options.most_simulations = o.most_simulations;
+  options.any_that_fits = o.any_that_fits;
   options.progress = o.joint_progress;
   options.faster_than = fits ? known.seconds_per_sequence() : 0;
   Improved found = improve(space, starts(space, all, best), options, scorer, impl);
