@@ -10,9 +10,15 @@ Fsdp2Reduce::Fsdp2Reduce(Fsdp2Units& units)
       gradient_dtype_(units.c.plan.param_dtype),
       master_dtype_(units.c.plan.master_dtype),
       early_(!units.c.plan.torch.before(2, 15)),
-      uses_(units.c.model.parameters.size(), 0) {
-  for (const Op& op : units.c.model.ops)
+      uses_(units.c.model.parameters.size(), 0),
+      comes_first_(uses_.size(), 0) {
+  const ShardingPlan& plan = units.c.plan;
+  const Workload work{plan.micro_batches.front(), plan.seq_len, size_of(plan.param_dtype), plan.loss_chunks};
+  for (const Op& op : units.c.model.ops) {
     for (std::int32_t p : op.params) ++uses_[at(p)];
+    if (op.kind == OpKind::rms_norm && !op.params.empty())
+      comes_first_[at(op.params[0])] = facts(units.c.implementation, op, work).saved_for_weight_bytes > 0;
+  }
 }
 
 void Fsdp2Reduce::init(StepBuilder& b, std::int32_t u) {
@@ -49,6 +55,10 @@ Arg Fsdp2Reduce::gradient(StepBuilder& b, std::int32_t u, std::size_t i) {
   if (g >= 0) return {g, Access::accumulate};
   const BufferKind kind = waits ? BufferKind::scratch : BufferKind::gradient;
   g = b.allocate_new(units_.buffer(p.numel(), gradient_dtype_, kind, Stream::compute, u, p.param));
+  const std::int64_t wider = size_of(reduce_dtype_) / size_of(gradient_dtype_) - 1;
+  if (comes_first_[at(p.param)] && wider > 0 && s.accumulator[i] < 0 && accumulates_now(u, i))
+    wider_ = b.allocate_new(
+        units_.buffer(wider * p.numel(), gradient_dtype_, BufferKind::scratch, Stream::compute, u, p.param));
   return {g, Access::write};
 }
 
@@ -87,6 +97,7 @@ void Fsdp2Reduce::cast_use(StepBuilder& b, std::int32_t u, std::size_t i) {
 
 void Fsdp2Reduce::after_gradient(StepBuilder& b, std::int32_t u, std::size_t i) {
   Fsdp2Unit& s = units_[u];
+  if (wider_ >= 0) b.release(std::exchange(wider_, kNone));
   if (casts_each_use(u, i)) {
     cast_use(b, u, i);
     if (--s.uses[i] > 0) return;

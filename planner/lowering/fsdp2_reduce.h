@@ -60,8 +60,12 @@ class Fsdp2Reduce {
   };
   Fsdp2Units& units_;
   const DType reduce_dtype_, gradient_dtype_, master_dtype_;
-  const bool early_;                // gradients get their dtype from autograd as they are made (since PyTorch 2.15)
-  std::vector<int> uses_;           // by parameter: kernels that make a part of its gradient
+  const bool early_;       // gradients get their dtype from autograd as they are made (since PyTorch 2.15)
+  std::vector<int> uses_;  // by parameter: kernels that make a part of its gradient
+  // By parameter: the weight of a norm that is written out as several operators. Its gradient is made first, and
+  // autograd has cast it (B6a) when the others run: `wider_` is what the cast adds while they do.
+  std::vector<char> comes_first_;
+  std::int32_t wider_ = kNone;
   std::deque<Input> inputs_;        // of reduce-scatters in flight
   std::vector<std::int32_t> late_;  // freed when the reduction at hand has been issued
   std::vector<Held> held_outputs_;  // R's pool, used on A: kept until D has waited at the end of backward
