@@ -136,7 +136,7 @@ struct ShardingPlan {
 };
 
 // Every rule of a plan, on its own and against its model. Throws InputError(`where`: field, problem, remedy):
-// unknown or duplicate module, container as unit, unit without parameters (but the root may be empty), outer before
+// unknown or duplicate module, container as unit, fsdp1's or ddp's unit without parameters (but the root), outer before
 // inner, a tied parameter in two units, missing root, mesh names or sizes, empty or non-positive micro-batches,
 // overlapping checkpointed modules, model digest, dtypes, seq_len beyond learned positions, features a dialect does not
 // have.

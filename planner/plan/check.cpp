@@ -147,14 +147,16 @@ void check_parameters(const ShardingPlan& plan, const ModelGraph& model, const P
       throw InputError(field(where, "units"),
                        "the tied parameter '" + p.name + "' (also '" +
                            (k - 1 < p.aliases.size() ? p.aliases[k - 1] : "") + "') would lie in units[" +
-                           std::to_string(unit) + "] and units[" + std::to_string(unit_of[p.modules[k]]) + "]",
+                           std::to_string(unit) + "] and units[" + std::to_string(unit_of[p.modules[k]]) +
+                           "], which PyTorch refuses, too: a parameter is sharded once",
                        "put both modules into one unit, or leave both to the root");
     }
   }
   for (std::size_t u = 0; u + 1 < plan.units.size(); ++u) {
-    if (has_parameters[u]) continue;
+    if (has_parameters[u] || plan.dialect == Dialect::fsdp2) continue;  // fsdp2: it has hooks, and no group
     throw InputError(field(where, "units[" + std::to_string(u) + "].modules"),
-                     "the unit of " + shown(plan.units[u].modules.front()) + " has no parameters of its own",
+                     "the unit of " + shown(plan.units[u].modules.front()) + " has no parameters of its own, so that " +
+                         std::string(name(plan.dialect)) + " has nothing to do for it",
                      "remove it");
   }
 }

@@ -81,12 +81,6 @@ TEST_CASE("a plan that breaks a rule is refused with the field that breaks it") 
       {"units[0].modules: 'model.layers' is a ModuleList",
        [](ShardingPlan& p) { p.units[0].modules = {"model.layers"}; }},
       {"units[0].modules: the unit has no modules", [](ShardingPlan& p) { p.units[0].modules.clear(); }},
-      {"units[1].modules: the unit of 'model.layers.0' has no parameters of its own",  // inner units took them all
-       [](ShardingPlan& p) {
-         p.units.insert(p.units.begin(),
-                        {{"model.layers.0.self_attn", "model.layers.0.mlp", "model.layers.0.input_layernorm",
-                          "model.layers.0.post_attention_layernorm"}});
-       }},
       {"units[1].modules: 'model.layers.0.mlp' comes after units[0], which holds 'model.layers.0' around it",
        [](ShardingPlan& p) { p.units.insert(p.units.begin() + 1, {{"model.layers.0.mlp"}}); }},
       {"units[0].modules: 'model.layers.0.mlp' lies inside 'model.layers.0' of the same unit",
@@ -217,6 +211,23 @@ TEST_CASE("ddp has no sharding, no second dtype, no prefetch") {
   check_has(refusal(plan, model), "units[0].reshard_after_forward: ddp keeps parameters whole");
 }
 
+TEST_CASE("a unit whose parameters all lie in units inside it has hooks under fsdp2, and nothing to do elsewhere") {
+  const ModelGraph model = small_llama();
+  const auto split = [&](Dialect dialect) {
+    ShardingPlan plan = naive_plan(model, {.ranks = 4, .seq_len = 8, .dialect = dialect});
+    std::vector<Unit> inner;
+    for (const char* module : {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"})
+      inner.push_back({{std::string("model.layers.0.") + module}});
+    plan.units.insert(plan.units.begin(), inner.begin(), inner.end());
+    return plan;
+  };
+  CHECK_NOTHROW(check(split(Dialect::fsdp2), model));
+  for (const Dialect dialect : {Dialect::fsdp1, Dialect::ddp})
+    check_has(refusal(split(dialect), model),
+              "units[4].modules: the unit of 'model.layers.0' has no parameters of its own, so that " +
+                  std::string(name(dialect)) + " has nothing to do for it");
+}
+
 TEST_CASE("tied parameters may not be split over two units") {
   const ModelGraph model = small_llama({.tied = true});
   ShardingPlan plan = naive(model);
@@ -224,7 +235,7 @@ TEST_CASE("tied parameters may not be split over two units") {
   plan.units.insert(plan.units.begin(), {{"model.embed_tokens"}});
   check_has(refusal(plan, model),
             "units: the tied parameter 'model.embed_tokens.weight' (also 'lm_head.weight') would lie in units[0] and "
-            "units[4]");
+            "units[4], which PyTorch refuses, too");
   plan.units[0].modules = {"model.embed_tokens", "lm_head"};
   CHECK_NOTHROW(check(plan, model));
 }
