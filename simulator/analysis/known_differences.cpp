@@ -55,7 +55,9 @@ class Replay {
     fewer_at_the_peak_ = highest - highest_by_parts;
   }
 
-  [[nodiscard]] std::int64_t whole_operations() const { return std::max(fewer_at_the_peak_, casts_at_once_); }
+  [[nodiscard]] std::int64_t whole_operations() const {
+    return std::max(fewer_at_the_peak_, casts_at_once_) + ends_of_rows();
+  }
   [[nodiscard]] std::int64_t adapted() const {
     std::int64_t most = 0;
     for (std::size_t b = 0; b < made_by_.size(); ++b)
@@ -111,6 +113,14 @@ class Replay {
       last = program_.buffers[at(b)].bytes;
     }
     casts_at_once_ = std::max(casts_at_once_, all);
+  }
+
+  // Where the rows of a mixture's experts end: made with what else its dispatch saves, and gone with the products.
+  [[nodiscard]] std::int64_t ends_of_rows() const {
+    std::int64_t most = 0;
+    for (const Op& op : model_.ops)
+      if (op.kind == OpKind::moe_dispatch) most = std::max(most, 4 * op.shape.experts.count);
+    return most;
   }
 
   // Does the buffer go into an adapted layer that is a unit of its own, or come out of it?

@@ -41,3 +41,10 @@ TEST_CASE("whole operations: one rank casts a unit at once, PyTorch one paramete
   plan.param_dtype = DType::f32;
   CHECK(two <= said(DifferenceKind::whole_operations, model, plan, "hf"));
 }
+
+TEST_CASE("whole operations: where the rows of experts end goes with their products, 4 bytes each") {
+  for (const int experts : {4, 8}) {
+    const ModelGraph model = small_mixtral(experts);
+    CHECK(said(DifferenceKind::whole_operations, model, toy::plan(model, 2), "hf") == 4 * experts);
+  }
+}
