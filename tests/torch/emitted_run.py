@@ -32,16 +32,17 @@ def averaging(emitted):
     return original
 
 
-def events_of(text, memory=False, explain=False):
+def events_of(text, memory=False, explain=False, clips=False):
     """(events, bytes, storages, tables) of a steady step of the script: its events (order_log.py); if `memory`, what is
     alive at each copy-out and each free, then the peak before the optimizer; with `explain` also what makes up each of
-    those; the most that the model's tables took."""
+    those; the most that the model's tables took. Gradients are clipped, if the plan says so, with `clips` only: their
+    norm has an all-reduce of its own."""
     emitted = load(text)
     replicate, shard = emitted.PLAN["mesh"]
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=replicate * shard)
     force_sum = averaging(emitted)
     try:
-        return logged(emitted, shard, MemoryLog(explain) if memory else None)
+        return logged(emitted, shard, MemoryLog(explain) if memory else None, clips)
     finally:
         if force_sum is not None:
             FSDPModule.set_force_sum_reduction_for_comms = force_sum
@@ -81,17 +82,17 @@ def note_modules(model, memory):
         module.register_forward_hook(leave, always_call=True)
 
 
-def logged(emitted, shard, memory):
+def logged(emitted, shard, memory, clips):
     torch.manual_seed(0)
     with emitted.on_meta():
         model = emitted.build_model(emitted.model_config(Arguments), False)
         model = model.to(emitted.DTYPES[emitted.PLAN["master_dtype"]])
     model = emitted.apply_plan(model, emitted.make_mesh("cpu", False))
     with memory or contextlib.nullcontext():
-        return trained(emitted, model, shard, memory)
+        return trained(emitted, model, shard, memory, clips)
 
 
-def trained(emitted, model, shard, memory):
+def trained(emitted, model, shard, memory, clips):
     emitted.materialize(model, torch.device("cpu"))
     firsts = [modules[0] for modules, *_ in emitted.units_of(model)]
     if memory is not None:
@@ -123,7 +124,8 @@ def trained(emitted, model, shard, memory):
                                      (n, emitted.PLAN["seq_len"] + 1)) for n in emitted.PLAN["micro_batches"]]
             for batch in batches if memory is not None else []:
                 memory.leave_out(batch)
-            clip, emitted.PLAN["clip_norm"] = emitted.PLAN["clip_norm"], None    # its norm has its own all-reduce
+            clip = emitted.PLAN["clip_norm"]
+            emitted.PLAN["clip_norm"] = clip if clips else None
             emitted.train_step(model, optimizer, batches)
             emitted.PLAN["clip_norm"] = clip
             log.retained(firsts)

@@ -185,6 +185,19 @@ def draw_further(rng, case, tree):
         plan["shard_dims"] = [dict(parameter=name, dim=1) for name in names]
     if plan.get("clip_norm") and rng.random() < 0.3:
         plan["clip_norm_type"] = rng.choice([1.0, "inf"])
+    if rng.random() < 0.1 and "units" in plan:
+        plan["units"] = with_empty_unit(rng, plan["units"], tree)
+
+
+def with_empty_unit(rng, units, tree):
+    """The units with one half of a block whose parameters all lie in units inside it."""
+    half = rng.choice([h for h in tree["halves"] if any(n.startswith(h + ".") for n in tree["inner"])])
+    block = rng.choice(tree["blocks"])
+    names = [f"{block}.{n}" for n in tree["inner"] if n.startswith(half + ".")] + [f"{block}.{half}"]
+    old = {u["modules"][0]: u for u in units}
+    front = [old.get(name, dict(modules=[name], reshard_after_forward=units[-1]["reshard_after_forward"]))
+             for name in names]
+    return front + [u for u in units if u["modules"][0] not in names]
 
 
 def draw_fsdp1(rng, families):
@@ -247,9 +260,18 @@ def features(case):
     names = [m for u in units for m in u["modules"]]
     found |= {"nested"} if any(b and a.startswith(b + ".") for a in names for b in names) else set()
     found |= {"grouped"} if any(len(u["modules"]) > 1 for u in units) else set()
+    found |= {"empty unit"} if any(is_empty(b, names, case["model"]["model_type"]) for b in names) else set()
     reshards = {u["reshard_after_forward"] for u in units}
     found |= {f"reshard {r}" if isinstance(r, (bool, str)) else "reshard integer" for r in reshards}
     return found
+
+
+def is_empty(half, units, family):
+    """Whether all modules with parameters in a half of a block are units."""
+    parts = dict(attn=2, mlp=2) if family == "gpt2" else dict(mlp=3)
+    if family in ("llama", "qwen2", "mistral", "mixtral"):   # the others have norms in there, too
+        parts["self_attn"] = 4
+    return sum(name.rpartition(".")[0] == half for name in units) == parts.get(half.split(".")[-1])
 
 
 def simpler(case):

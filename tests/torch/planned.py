@@ -15,10 +15,12 @@ class Planned:
         self.said = {d["kind"]: d["bytes"] for d in step["known_differences"]}
         self.events, self.moments, self.snapshots = [], [], []
         self.counted = [0 if b["host"] or b["kind"] in ("scalars", "batch") else b["bytes"] for b in self.buffers]
-        self.names, self.choices = ["kept"] * len(self.buffers), 0
+        self.names, self.choices, self.ends = ["kept"] * len(self.buffers), 0, 0
         for op in step["ops"]:
             if op["what"].startswith(("forward moe_dispatch", "recompute moe_dispatch")):
                 self.choices = self.buffers[op["args"][1]]["bytes"]
+                self.ends = max(self.buffers[b]["bytes"] for b in op["memory"]
+                                if b >= 0 and self.buffers[b]["kind"] != "activations") - 2 * self.choices
             for b in op["memory"]:
                 if b >= 0:
                     self.names[b] = op["what"]
@@ -189,7 +191,7 @@ def memory_difference(planned, theirs, tables, kinds):
     found = {"tables": tables, "whole operations": planned.cast_at_once}
     wrong = {"tables": [said.get("tables", 0), tables]} if said.get("tables", 0) != tables else {}
     high = ours[-1][2] - peak
-    if 0 < high <= max(planned.own_gradients(), planned.saved_at_peak()):
+    if 0 < high <= max(planned.own_gradients(), planned.saved_at_peak()) + planned.ends:
         found["whole operations"] = max(high, planned.cast_at_once)
         ours = ours[:-1] + [theirs[-1]]
     # Where a kernel takes more inside than is compared here, another operation has the program's peak.

@@ -28,7 +28,7 @@ def carried_out(script, plan):
             fsdp1_run.events_of(emitted_run.load(script), plan)
         else:
             text = script.replace("\n# ---- the plan, applied", f"\nPLAN.update({as_script(plan)!r})\n# ----", 1)
-            emitted_run.events_of(text)
+            emitted_run.events_of(text, clips=True)
     except Exception as error:  # whatever PyTorch raises is its answer
         return f"{type(error).__name__}: {str(error)[:200]}"
     return None
