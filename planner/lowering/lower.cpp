@@ -87,9 +87,9 @@ class Lowering {
     StepBuilder b(program_, step);
     dialect_->begin_step(b);
     ignored_.begin_step(b);
-    loss_ = b.declare(scalar());
+    loss_ = b.declare(one_number());
     for (std::size_t m = 0; m < plan_.micro_batches.size(); ++m) micro_batch(b, static_cast<std::int16_t>(m));
-    if (plan_.clip_norm) clip(b);
+    if (plan_.clip_norm) optimizer_.clip(b, *dialect_, ignored_, micro_batch_);
     optimizer_.lower(b, *dialect_, ignored_, first);
     Operation reduce = simple(Action::reduce_loss, Communicator::world);
     b.issue(reduce, {{Arg{loss_, Access::accumulate}}});
@@ -112,14 +112,6 @@ class Lowering {
     step.allocs.reserve(values);
     step.frees.reserve(values);
     program_.buffers.reserve(program_.buffers.size() + values);
-  }
-
-  static Buffer scalar() {
-    Buffer info;
-    info.bytes = 8;
-    info.dtype = DType::f64;
-    info.kind = BufferKind::scalar;
-    return info;
   }
 
   void micro_batch(StepBuilder& b, std::int16_t m) {
@@ -256,7 +248,6 @@ class Lowering {
     o.graph_op = t.graph_op;
     o.micro_batch = micro_batch_;
     b.issue(o, args_);
-    // Autograd lets go of the result's gradient before it adds or converts those of parameters.
     const auto release = [&](bool gradients) {
       for (std::uint32_t k = 0; k < t.frees.count; ++k) {
         const std::int32_t v = tape_->frees[t.frees.begin + k];
@@ -264,11 +255,26 @@ class Lowering {
           b.release(value_buffer_[at(v)]);
       }
     };
+    if (t.action != Action::backward) {
+      release(/*gradients=*/true);
+      return release(/*gradients=*/false);
+    }
+    // Autograd converts gradients as operators return them: with the result's gradient, and what was saved unless the
+    // module ran again. That of a transposed weight is returned by a later operator, and sums are made later, too.
+    const Op& op = model_.ops[at(t.graph_op)];
+    const bool again = tape_->runs_again(t.graph_op), transposes = is_matmul(op.kind) && !op.shape.transposed;
+    if (again) release(/*gradients=*/false);
+    std::vector<std::int32_t> params, later;
+    for (const TapeArg& a : tape_->args_of(t))
+      if (a.kind == TapeArg::Kind::gradient && !ignored_.holds(a.id)) params.push_back(a.id);
+    if (op.kind == OpKind::linear) std::reverse(params.begin(), params.end());  // addmm takes the bias first
+    for (const std::int32_t param : params) {
+      const bool added = std::any_of(to_add_.begin(), to_add_.end(), [&](const Sum& s) { return s.param == param; });
+      if (added || (transposes && param == op.params[0])) later.push_back(param);
+      else dialect_->after_gradient(b, param);
+    }
     release(/*gradients=*/true);
-    // And of what was saved, where the weight was transposed, an op of its own, or the module ran again.
-    const bool saved_first =
-        t.action == Action::backward && tape_->lets_go_early(model_.ops[at(t.graph_op)], t.graph_op);
-    if (saved_first) release(/*gradients=*/false);
+    if (transposes && !again) release(/*gradients=*/false);
     for (const Sum& sum : to_add_) {  // autograd's: kernels of their own
       Operation add = simple(Action::add_gradient);
       add.micro_batch = micro_batch_;
@@ -277,14 +283,8 @@ class Lowering {
       b.release(sum.from.buffer);
       if (third >= 0) b.release(third);
     }
-    const auto handed_over = [&](const TapeArg& a) {
-      if (a.kind == TapeArg::Kind::gradient && !ignored_.holds(a.id)) dialect_->after_gradient(b, a.id);
-    };
-    const auto args = tape_->args_of(t);  // addmm takes the bias first, and so autograd hands its gradient over first
-    if (t.graph_op >= 0 && model_.ops[at(t.graph_op)].kind == OpKind::linear)
-      std::for_each(args.rbegin(), args.rend(), handed_over);
-    else std::for_each(args.begin(), args.end(), handed_over);
-    if (!saved_first) release(/*gradients=*/false);
+    for (const std::int32_t param : later) dialect_->after_gradient(b, param);
+    if (!transposes && !again) release(/*gradients=*/false);
   }
 
   Arg resolve(StepBuilder& b, const TapeArg& a) {
@@ -319,36 +319,6 @@ class Lowering {
     const LastUses& last = last_uses_[at(param)];
     return graph_op == last.before && model_.ops[at(last.last)].kind == OpKind::linear && !impl_.compiled;
   }
-
-  // Local squared norm, sum over the shard group (replicas are identical), scale. Gradients in host memory are read and
-  // scaled by the host; between the two it waits for the sum.
-  void clip(StepBuilder& b) {
-    std::vector<Arg> args;
-    for (std::int32_t u = 0; u < units(); ++u)
-      if (dialect_->sharded_gradient(u) >= 0) args.push_back({dialect_->sharded_gradient(u)});
-    for (std::int32_t g : ignored_.gradients()) args.push_back({g});
-    Buffer sum = scalar();
-    sum.host = plan_.offload;
-    const std::int32_t norm = b.allocate_new(sum);
-    std::vector<Arg> with_norm(args);
-    with_norm.push_back({norm, Access::write});
-    b.issue(over_gradients(Action::clip_local_norm), with_norm);
-    const std::int32_t summed =
-        b.issue(simple(Action::clip_reduce, Communicator::shard), {{Arg{norm, Access::accumulate}}});
-    if (plan_.offload) b.host_wait({{summed}}, micro_batch_);
-    for (Arg& a : args) a.access = Access::accumulate;
-    args.insert(args.begin(), {norm});
-    b.issue(over_gradients(Action::clip_scale), args);
-    b.release(norm);
-  }
-
-  [[nodiscard]] Operation over_gradients(Action action) const {
-    Operation o = simple(action);
-    o.host_only = plan_.offload;
-    return o;
-  }
-
-  [[nodiscard]] std::int32_t units() const { return static_cast<std::int32_t>(program_.layouts.size()); }
 
   const std::optional<ModelGraph> cast_;
   const ModelGraph& model_;

@@ -58,10 +58,9 @@ struct Tape {
   std::vector<std::uint32_t> forward_of, backward_begin, backward_end;
   std::vector<Region> regions;              // of the checkpointed modules, in their order
   std::vector<std::int32_t> recomputed_at;  // by graph op: the region whose recomputation its backward begins with
-  // Does autograd let go of what the op saved before it converts the gradients of the op's parameters?
-  [[nodiscard]] bool lets_go_early(const Op& op, std::int32_t graph_op) const {
-    return (is_matmul(op.kind) && !op.shape.transposed) ||
-           std::any_of(regions.begin(), regions.end(),
+  // Does the op run again before its backward?
+  [[nodiscard]] bool runs_again(std::int32_t graph_op) const {
+    return std::any_of(regions.begin(), regions.end(),
                        [&](const Region& r) { return r.begin <= graph_op && graph_op < r.end; });
   }
   [[nodiscard]] std::span<const TapeArg> args_of(const TapeOp& o) const {
