@@ -137,7 +137,17 @@ OpFacts facts(const Implementation& implementation, const Op& op, const Workload
     f.variable_bytes += f.passed_bytes, f.passed_bytes = f.variable_saved_bytes = 0;
   };
   const auto trained = [&](std::int32_t p) { return model.parameters[static_cast<std::size_t>(p)].trainable; };
-  if (!model.tensors[static_cast<std::size_t>(op.outputs[0])].requires_grad) keep_nothing();
+  if (!model.tensors[static_cast<std::size_t>(op.outputs[0])].requires_grad) {
+    // What PyTorch's kernels make for backward beside a result is there until they have run, all the same. A norm that
+    // is written out has what it multiplies with its weight, or, where it casts its input, the cast and 1/rms in their
+    // place.
+    const std::int64_t r = checked_mul(checked_mul(workload.tokens(), op.shape.groups, kOpSize), 4, kOpSize);
+    const bool asked = implementation.memory == MemorySource::arena;  // our kernels make what they are given room for
+    if (f.saved_for_weight_bytes > 0)
+      f.forward_scratch_bytes += f.saved_for_weight_bytes + (workload.element_bytes == 2 ? r : 0);
+    else if (f.forward_launches == 1 && !asked) f.forward_scratch_bytes += f.saved_extra_bytes;
+    keep_nothing();
+  }
   const bool input_for_weight =
       is_matmul(op.kind) || op.kind == OpKind::embedding;  // only its gradient reads the input
   if (input_for_weight && !trained(op.params[0])) keep_nothing();

@@ -102,3 +102,20 @@ TEST_CASE("queries and keys of a recomputed attention that has no backward live 
   const auto args = tape.args_of(tape.ops[tape_op(tape, Action::recompute, attention)]);
   for (std::size_t k = 0; k < 3; ++k) CHECK(goes_with(tape, args[k].id) == returns);
 }
+
+TEST_CASE("a norm below all that is trained has what it multiplies with its weight, and the cast of its input") {
+  const ModelGraph model = adapted("o_proj");
+  const Op& norm = model.ops[static_cast<std::size_t>(op_of(model, OpKind::rms_norm, 0))];
+  REQUIRE(!model.tensors[static_cast<std::size_t>(norm.outputs[0])].requires_grad);
+  const auto scratch = [&](const char* implementation, std::int64_t element_bytes) {
+    const Workload work{1, 16, element_bytes};
+    const OpFacts f = facts(find_implementation(implementation, false, "test"), norm, work, model);
+    CHECK(f.saved_extra_bytes == 0);
+    return f.forward_scratch_bytes;
+  };
+  const std::int64_t n = 16 * norm.shape.width, rows = 16 * 4;
+  CHECK(scratch("hf", 4) == 4 * n + rows);              // the product, which its weight multiplies; the variance
+  CHECK(scratch("hf", 2) == 4 * n + 2 * n + 2 * rows);  // beside the result: the rest of cast and product; both numbers
+  CHECK(scratch("torchtitan", 2) == rows);              // one kernel: 1/rms
+  CHECK(scratch("native", 4) == 0);
+}
