@@ -103,11 +103,16 @@ def trained(emitted, model, shard, memory, clips):
     step, loss_of = optimizer.step, emitted.loss_of
     peak = []
 
-    def before_step(*args):
+    def first_step(*args):                   # the second has the states; nothing of it is compared
         if memory is not None:
             peak[:] = [memory.peak, memory.at_peak]
+        optimizer.step = second_step
         return step(*args)
-    optimizer.step = before_step
+
+    def second_step(*args):
+        if memory is not None:
+            peak[:] = [memory.peak, memory.at_peak]
+    optimizer.step = first_step
     with OrderLog(groups, shard) as log:
         log.events = Moments(memory)
 
