@@ -260,7 +260,8 @@ class Lowering {
       return release(/*gradients=*/false);
     }
     // Autograd converts gradients as operators return them: with the result's gradient, and what was saved unless the
-    // module ran again. That of a transposed weight is returned by a later operator, and sums are made later, too.
+    // module ran again. That of a transposed weight is returned by a later operator, sums are made later, too, and what
+    // an op's first operator returned has been converted (Fsdp2Reduce::gradient) when the op ends.
     const Op& op = model_.ops[at(t.graph_op)];
     const bool again = tape_->runs_again(t.graph_op), transposes = is_matmul(op.kind) && !op.shape.transposed;
     if (again) release(/*gradients=*/false);
@@ -270,7 +271,7 @@ class Lowering {
     if (op.kind == OpKind::linear) std::reverse(params.begin(), params.end());  // addmm takes the bias first
     for (const std::int32_t param : params) {
       const bool added = std::any_of(to_add_.begin(), to_add_.end(), [&](const Sum& s) { return s.param == param; });
-      if (added || (transposes && param == op.params[0])) later.push_back(param);
+      if (added || tape_->weight_first[at(t.graph_op)] || (transposes && param == op.params[0])) later.push_back(param);
       else dialect_->after_gradient(b, param);
     }
     release(/*gradients=*/true);

@@ -41,10 +41,10 @@ class TapeBuilder {
     tape_.backward_begin.resize(n);
     tape_.backward_end.resize(n);
     tape_.recomputed_at.assign(n, kNone);
-    const std::size_t guess = n * 3;
-    tape_.ops.reserve(guess);
-    tape_.args.reserve(guess * 7);
-    tape_.values.reserve(guess * 2);
+    for (const OpFacts& f : facts_) tape_.weight_first.push_back(f.saved_for_weight_bytes > 0);
+    tape_.ops.reserve(3 * n);
+    tape_.args.reserve(21 * n);
+    tape_.values.reserve(6 * n);
   }
 
   void add_region(const Module& m, CheckpointPolicy policy) {

@@ -58,6 +58,8 @@ struct Tape {
   std::vector<std::uint32_t> forward_of, backward_begin, backward_end;
   std::vector<Region> regions;              // of the checkpointed modules, in their order
   std::vector<std::int32_t> recomputed_at;  // by graph op: the region whose recomputation its backward begins with
+  // By graph op: it is written out as several operators, of which the first in backward makes its weight's gradient.
+  std::vector<char> weight_first;
   // Does the op run again before its backward?
   [[nodiscard]] bool runs_again(std::int32_t graph_op) const {
     return std::any_of(regions.begin(), regions.end(),
