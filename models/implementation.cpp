@@ -184,6 +184,7 @@ std::string digest(const Implementation& i) {
   d.add("memory", static_cast<std::int64_t>(i.memory));
   d.add("host_launch", i.host_seconds_per_launch);
   d.add("host_hook", i.host_seconds_per_unit_hook);
+  if (i.host_seconds_per_read > 0) d.add("host_read", i.host_seconds_per_read);
   for (int k = 0; k < kOpKinds; ++k) {
     if (i.rules[static_cast<std::size_t>(k)] == nullptr) continue;
     for (std::int64_t matmul : {1, 2})
@@ -199,6 +200,8 @@ std::string digest(const Implementation& i) {
       }
       if (f.saved_for_weight_bytes > 0) d.add("for_weight", f.saved_for_weight_bytes);
       if (f.saves_by_input) d.add("by_input", f.saves_by_input);
+      if (f.forward_reads > 0) d.add("reads", std::int64_t{f.forward_reads});
+      if (f.backward_reads > 0) d.add("backward_reads", std::int64_t{f.backward_reads});
       if (f.wide_outputs != 0) d.add("wide", int{f.wide_outputs});
       if (f.passed_bytes > 0) d.add("passed", f.passed_bytes);
       if (f.variable_bytes > 0) d.add("variable", f.variable_bytes);

@@ -43,6 +43,9 @@ struct OpFacts {
   // count during the whole op.
   std::int64_t forward_scratch_bytes = 0, backward_scratch_bytes = 0;
   std::int16_t forward_launches = 1, backward_launches = 1;
+  // Numbers that the host reads from the device before the op's kernels, one after the other: for the first it waits
+  // for everything that it has issued.
+  std::int32_t forward_reads = 0, backward_reads = 0;
   std::int64_t forward_traffic_bytes = 0, backward_traffic_bytes = 0;  // device memory read + written
   std::int64_t result_extra_bytes = 0;  // part of saved_extra_bytes that a selective checkpoint keeps with the result
   bool saves_by_input = false;  // inputs are kept for the gradient of inputs[0], the extra bytes for that of inputs[1]
@@ -99,6 +102,7 @@ struct Implementation {
   MemorySource memory = MemorySource::caching;
   double host_seconds_per_launch = 0;     // CPU time to issue one kernel
   double host_seconds_per_unit_hook = 0;  // CPU time of one unit's pre- or post-hook
+  double host_seconds_per_read = 0;       // CPU time to make the device compute one number and to fetch it
 };
 
 [[nodiscard]] const Implementation& find_implementation(std::string_view name, bool compiled,

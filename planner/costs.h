@@ -43,6 +43,7 @@ struct Demand {
   double resident =
       0;         // fraction of the SMs that its CTAs keep from start to end (persistent kernel); 0: they come and go
   Seconds host;  // CPU time to issue it
+  bool host_waits = false;  // the host reads something first: it waits for what it has issued on the operation's stream
   // Of streams that are threads (hosts): before it starts on a stream that had nothing to do, while nothing else of the
   // rank runs and while something does; and of a collective: waiting for the slowest rank, this long and this part of
   // the time since ranks last met, at most so long.

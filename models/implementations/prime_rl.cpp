@@ -1,8 +1,18 @@
-// prime-rl of January 2026 (commit d8f290ef0) training transformers' dense decoders: every block is compiled, the head,
-// the norm before it and the loss are eager, and AdamW is PyTorch's default (foreach). Its SFT trainer takes
+// prime-rl of January 2026 (commit d8f290ef0) training transformers' dense decoders, 4.56. Its SFT trainer takes
 // cross-entropy of logits cast to fp32, which the forward's output holds until the step ends. Its RL trainer's head and
 // loss are one function that goes over the vocabulary in chunks and makes the logits again in backward: an opaque op
-// here (simulator/published/chunked_head.h), with the numbers of that file. FlashAttention by its own kernels.
+// here (simulator/published/chunked_head.h), with the numbers of that file. AdamW is PyTorch's default (foreach).
+//
+// Blocks are eager, although they are compiled: transformers asks before each attention whether sequences are packed
+// (`_is_packed_sequence`, a number on the device), which breaks the graph, and a break inside of a checkpointed module
+// makes torch.compile run that module without it (`torch.utils.checkpoint` turns it off for all that it calls). Tried
+// on CPU with PyTorch 2.15: compiled and eager steps take the same host time.
+//
+// The host waits for the device, too (OpFacts::forward_reads): once per attention for that question; twice per adapted
+// layer (an assertion on the adapters' tokens, repeat_interleave), and where adapters are multiplied in turn for the
+// bounds of each slice of tokens; once per chunk of the vocabulary; and once per token of a micro-batch before the RL
+// loss (`get_response_lengths` compares positions one by one, on the device). A read costs the host what an eager
+// operator does here; SFT and RL trainers on the same H100 differ by so much per token.
 #include "models/implementations/prime_rl.h"
 
 #include <algorithm>
@@ -15,8 +25,16 @@ namespace {
 
 using namespace pytorch;
 
+constexpr double kLaunch = 12e-6;    // hf's
+constexpr double kIssue = 5e-6;      // what costs add to each operation (planner/costs/defaults.cpp)
+constexpr std::int64_t kSlices = 7;  // bounds that are read to slice the tokens of four adapters
+
+std::int32_t reads(std::int64_t n) { return static_cast<std::int32_t>(std::min<std::int64_t>(n, 100'000'000)); }
+
+// The RL trainer's has one number per token as its logits.
 OpFacts cross_entropy_of_held_logits(const Op& op, const Workload& w) {
   OpFacts f = cross_entropy(op, w);
+  if (op.shape.vocab == 1) f.forward_reads = reads(w.tokens());
   if (w.element_bytes != 2) return f;
   f.saved_extra_bytes = plus(f.saved_extra_bytes, times(row_elements(w, op.shape.vocab), 4));
   f.forward_scratch_bytes = 0;
@@ -27,7 +45,9 @@ OpFacts cross_entropy_of_held_logits(const Op& op, const Workload& w) {
 // shape.width: tokens of the vocabulary in a chunk. Alive at once, in chunks of fp32: forward the logits in bf16 (a
 // half) and in fp32, their difference from the maximum and its exponential; backward the same, and the probabilities
 // and the gradient of the chunk before, which Python's variables still hold. Launches of a chunk: 3 make the logits, 15
-// and 13 do the rest.
+// and 13 do the rest. With a frozen head, too, the gradient of its weight is computed, and dropped (shape.in:
+// channels).
+template <bool frozen>
 OpFacts chunked_head(const Op& op, const Workload& w) {
   if (op.shape.width == 0) return opaque(op, w);
   const std::int64_t chunk = times(row_elements(w, op.shape.width), 4),
@@ -36,11 +56,14 @@ OpFacts chunked_head(const Op& op, const Workload& w) {
   const auto launches = [&](std::int64_t each) {
     return static_cast<std::int16_t>(std::min<std::int64_t>(each * chunks, 10000));
   };
+  const std::int64_t gradient = frozen ? times(times(op.shape.vocab, op.shape.in), w.element_bytes) : 0;
   return {.saved_inputs = 0b1,
           .forward_scratch_bytes = times(chunk, 7) / 2,
-          .backward_scratch_bytes = times(chunk, 11) / 2,
+          .backward_scratch_bytes = plus(times(chunk, 11) / 2, gradient),
           .forward_launches = launches(18),
           .backward_launches = launches(16),
+          .forward_reads = reads(chunks),
+          .backward_reads = reads(chunks),
           .forward_traffic_bytes = bytes,
           .backward_traffic_bytes = bytes};
 }
@@ -49,28 +72,47 @@ template <AttentionKernel kernel>
 OpFacts attention_by(const Op& op, const Workload& w) {
   OpFacts f = flash_attention(op, w);
   f.attention = kernel;
+  f.forward_reads = 1;
   return f;
 }
 
+template <PrimeRlAdapters adapters>
+OpFacts adapted(const Op& op, const Workload& w) {
+  OpFacts f = scale(op, w);
+  f.forward_reads = reads(adapters == PrimeRlAdapters::in_turn ? 2 + kSlices : 2);
+  return f;
+}
+
+template <PrimeRlAdapters adapters>
 Implementation prime_rl(OpRule attention) {
-  Implementation i = hf_implementation(true);
+  Implementation i = hf_implementation(false);
   i.name = "prime-rl";
-  i.rules = compiled_rules(composed_rotary_compiled, attention);
+  i.rules[static_cast<std::size_t>(OpKind::attention)] = attention;
   i.rules[static_cast<std::size_t>(OpKind::cross_entropy)] = cross_entropy_of_held_logits;
-  i.rules[static_cast<std::size_t>(OpKind::opaque)] = chunked_head;
-  i.rules[static_cast<std::size_t>(OpKind::scale)] = scale;  // of adapters
+  i.rules[static_cast<std::size_t>(OpKind::opaque)] = chunked_head<adapters != PrimeRlAdapters::none>;
+  i.rules[static_cast<std::size_t>(OpKind::scale)] = adapted<adapters>;
   i.optimizer_temp_bytes_per_element = 4;
   i.optimizer_temps_at_once = true;
   i.optimizer_traffic = 80.0 / 28;  // as torchtitan's of 2024
+  i.host_seconds_per_read = kLaunch + kIssue;
   return i;
+}
+
+template <PrimeRlAdapters adapters>
+const Implementation& form(AttentionKernel kernel) {
+  static const std::array<Implementation, 2> kForms = {prime_rl<adapters>(attention_by<AttentionKernel::flash2>),
+                                                       prime_rl<adapters>(attention_by<AttentionKernel::flash3>)};
+  return kForms[kernel == AttentionKernel::flash3 ? 1 : 0];
 }
 
 }  // namespace
 
-const Implementation& prime_rl_implementation(AttentionKernel kernel) {
-  static const std::array<Implementation, 2> kForms = {prime_rl(attention_by<AttentionKernel::flash2>),
-                                                       prime_rl(attention_by<AttentionKernel::flash3>)};
-  return kForms[kernel == AttentionKernel::flash3 ? 1 : 0];
+const Implementation& prime_rl_implementation(AttentionKernel kernel, PrimeRlAdapters adapters) {
+  switch (adapters) {
+    case PrimeRlAdapters::grouped: return form<PrimeRlAdapters::grouped>(kernel);
+    case PrimeRlAdapters::in_turn: return form<PrimeRlAdapters::in_turn>(kernel);
+    default: return form<PrimeRlAdapters::none>(kernel);
+  }
 }
 
 }  // namespace fsdp

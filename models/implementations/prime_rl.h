@@ -6,7 +6,10 @@
 
 namespace fsdp {
 
+// What its adapters are multiplied by: nothing, one grouped product for all adapters (Hopper), or one after the other.
+enum class PrimeRlAdapters : std::uint8_t { none, grouped, in_turn };
+
 // With FlashAttention-2 or -3; one of the program's constants.
-[[nodiscard]] const Implementation& prime_rl_implementation(AttentionKernel);
+[[nodiscard]] const Implementation& prime_rl_implementation(AttentionKernel, PrimeRlAdapters);
 
 }  // namespace fsdp

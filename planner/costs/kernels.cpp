@@ -218,7 +218,10 @@ Demand kernel_demand(const Op& op, Direction direction, std::int64_t sequences, 
     t = by_formula(op, direction, work, w, c);
   }
   const double seconds = t.seconds;
-  d.host = (c.costs.host_per_operation + Seconds(c.implementation.host_seconds_per_launch * work.launches)) *
+  const std::int32_t reads = direction == Direction::forward ? work.facts.forward_reads : work.facts.backward_reads;
+  d.host_waits = reads > 0;
+  d.host = (c.costs.host_per_operation + Seconds(c.implementation.host_seconds_per_launch * work.launches +
+                                                 c.implementation.host_seconds_per_read * reads)) *
            c.costs.host_scale;
   d.alone = Seconds(seconds);
   d.resident = t.resident;

@@ -170,6 +170,7 @@ class Engine {
     for (; issued_ < step_.ops.size() && !host_reads_loss_; ++issued_) {
       const Operation& op = step_.ops[issued_];
       if (op.action == Action::host_wait && !pass(op)) return;
+      if (demands_[issued_].host_waits && !drained(static_cast<std::size_t>(op.stream))) return;
       const double begun = host_;
       host_ += demands_[issued_].host.count();
       issue_[issued_] = host_;
@@ -194,6 +195,14 @@ class Engine {
       until = std::max(until, end);
     }
     host_ = until;
+    return true;
+  }
+
+  // Has everything ended that the host has issued on this stream? Then the host is as late as the end of it.
+  bool drained(std::size_t stream) {
+    const std::size_t head = head_[stream];
+    if (head < queue_[stream].size() && static_cast<std::size_t>(queue_[stream][head]) < issued_) return false;
+    if (head > 0) host_ = std::max(host_, finish_[static_cast<std::size_t>(queue_[stream][head - 1])]);
     return true;
   }
 

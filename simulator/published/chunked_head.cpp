@@ -39,6 +39,7 @@ void chunk_head(ModelGraph& model, std::int64_t tokens_of_vocabulary, const GpuS
   const double products = 4 * 2 * in * vocab / (gpu.bf16.count() * gpu.matmul_efficiency * gpu.sustained_clock);
   const double moved = products * gpu.memory_bandwidth.count() * gpu.memory_efficiency;
   OpShape shape;
+  shape.in = head->shape.in;
   shape.vocab = head->shape.out;
   shape.width = tokens_of_vocabulary;
   shape.opaque_bytes_per_token = std::llround(kBytesPerLogit * vocab + moved / 2);

@@ -100,8 +100,11 @@ class Chooser {
     if (!compiled || uses_float8(run_)) not_modelled("compile", run_.compile);
     const std::string kernel = lower_case(run_.attention);
     if (kernel != "flash-attn-2" && kernel != "flash-attn-3") not_modelled("attention", run_.attention);
-    chosen_.implementation =
-        &prime_rl_implementation(kernel.back() == '3' ? AttentionKernel::flash3 : AttentionKernel::flash2);
+    const bool lora = run_.lora_rank || !says_no(run_.lora), hopper = run_.gpu.starts_with("h");
+    chosen_.implementation = &prime_rl_implementation(
+        kernel.back() == '3' ? AttentionKernel::flash3 : AttentionKernel::flash2, !lora    ? PrimeRlAdapters::none
+                                                                                  : hopper ? PrimeRlAdapters::grouped
+                                                                                           : PrimeRlAdapters::in_turn);
     return std::move(chosen_);
   }
 

@@ -1,6 +1,7 @@
 // Implementations: what each op keeps and takes, against PyTorch's autograd (tests/torch/record_saved.py) and closed
 // forms.
 #include "models/implementation.h"
+#include "models/implementations/prime_rl.h"
 
 #include <doctest/doctest.h>
 
@@ -331,4 +332,25 @@ TEST_CASE("experts: known facts are plausible, unknown ones refused with the nam
   CHECK(refusal_of(hf_implementation(false), m) == "");
   CHECK(refusal_of(hf_implementation(false), load_model("tiny-mixtral")).find("capacity_factor") != std::string::npos);
   CHECK(refusal_of(native_implementation(), load_model("tiny-mixtral")) == "");
+}
+
+TEST_CASE("where the host reads numbers from the device, its time is in the step") {
+  const Implementation& plain = prime_rl_implementation(AttentionKernel::flash3, PrimeRlAdapters::none);
+  const Workload w{1, 64, 2};
+  const auto of = [&](const Implementation& i, OpKind kind, OpShape shape) {
+    return facts(i, Op{kind, 0, {0}, {1}, {}, shape}, w);
+  };
+  // transformers asks whether sequences are packed; the loss of the RL trainer compares position by position.
+  CHECK(of(plain, OpKind::attention, {.heads = 4, .kv_heads = 2, .head_dim = 8}).forward_reads == 1);
+  CHECK(of(plain, OpKind::cross_entropy, {.vocab = 1}).forward_reads == 64);
+  CHECK(of(plain, OpKind::cross_entropy, {.vocab = 100}).forward_reads == 0);
+  CHECK(of(plain, OpKind::opaque, {.width = 30, .vocab = 100}).backward_reads == 4);
+  CHECK(plain.host_seconds_per_read > 0);
+  // A product for all adapters, or one for each, whose tokens are sliced.
+  const OpShape scaled{.width = 16};
+  CHECK(of(prime_rl_implementation(AttentionKernel::flash3, PrimeRlAdapters::grouped), OpKind::scale, scaled)
+            .forward_reads == 2);
+  CHECK(of(prime_rl_implementation(AttentionKernel::flash2, PrimeRlAdapters::in_turn), OpKind::scale, scaled)
+            .forward_reads == 9);
+  CHECK(facts(find_implementation("hf", false, ""), Op{OpKind::scale, 0, {0}, {1}, {}, scaled}, w).forward_reads == 0);
 }

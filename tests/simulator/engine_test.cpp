@@ -261,3 +261,24 @@ TEST_CASE("collectives wait for the slowest rank: a part of the time since ranks
   for (Demand& d : h.demands) d.skew_most = Seconds(0.75);
   CHECK(h.run().spans[1].end == relative(2 + 0.75 + 1));
 }
+
+TEST_CASE("a host that reads a number waits for what it has issued on that stream, and for nothing else") {
+  // 10 s of work are issued at once. Without a read the next kernel follows at 10, as its 4 s of host time are over by
+  // then; with one the host waits until 10 and issues it at 14. What the collective does is not waited for.
+  HandMade h;
+  h.add(Action::forward, Stream::compute, seconds(10));
+  h.add(Action::all_gather, Stream::all_gather, seconds(30));
+  Demand next = seconds(1);
+  next.host = Seconds(4);
+  h.add(Action::forward, Stream::compute, next);
+  CHECK(h.run().spans[2].start == relative(10));
+  h.demands[2].host_waits = true;
+  CHECK(h.run().spans[2].start == relative(14));
+  CHECK(h.run().spans[1].end == relative(30));
+  CHECK(h.run().duration == relative(30));
+  // A stream on which nothing was issued has nothing to wait for.
+  HandMade first;
+  first.add(Action::all_gather, Stream::all_gather, seconds(30));
+  first.add(Action::forward, Stream::compute, h.demands[2]);
+  CHECK(first.run().spans[1].start == relative(4));
+}

@@ -63,7 +63,10 @@ DoubtTable table_of(const Picked& all) {
     Picked rows;
     for (const DoubtRow* r : all)
       if (cause_of(r->facts()) == static_cast<DoubtCause>(c)) rows.push_back(r);
-    table.step_time[static_cast<std::size_t>(c)] = drawn(rows, &DoubtRow::step_time, all, kTail, kPrior);
+    const auto cause = static_cast<DoubtCause>(c);
+    const bool network = cause == DoubtCause::waits || cause == DoubtCause::many_gpus;
+    table.step_time[static_cast<std::size_t>(c)] =
+        drawn(rows, &DoubtRow::step_time, all, network ? kNetworkTail : kTail, network ? kNetworkPrior : kPrior);
   }
   for (const bool known : {true, false}) {
     Picked rows;

@@ -7,9 +7,8 @@
 // Rows of a source, GPU, model and side of 128 GPUs are a group; each group weighs the same, so that a source with
 // hundreds of similar rows does not decide. Quantiles are the groups' tails of kTail and 1 - kTail: outer ones than 10
 // and 90 %, because a source that is left out deviates by more than those that remain; kTail is where 80 % intervals
-// hold 80
-// %. Those of a cause with few groups are drawn towards those of all rows, as if kPrior groups more deviated like
-// these.
+// hold 80 %. Networks differ by more than anything else: where they decide, tails are further out. Those of a cause
+// with few groups are drawn towards those of all rows, as if kPrior groups more deviated like these.
 #pragma once
 
 #include <cstdint>
@@ -23,8 +22,9 @@
 
 namespace fsdp {
 
-inline constexpr double kTail = 0.07, kPrior = 10;         // of step times
-inline constexpr double kPeakTail = 0.07, kPeakPrior = 2;  // of peaks, of which there are few
+inline constexpr double kTail = 0.08, kPrior = 10;               // of step times
+inline constexpr double kNetworkTail = 0.05, kNetworkPrior = 5;  // where networks decide, which differ most
+inline constexpr double kPeakTail = 0.09, kPeakPrior = 2;        // of peaks, of which there are few
 
 struct DoubtRow {
   std::string source, group = {};
