@@ -1,5 +1,5 @@
-// fsdp-plan calibrate: micro-benchmarks of this machine, logs of nccl-tests, or a fit to runs that others published, to
-// costs.json.
+// fsdp-plan calibrate: micro-benchmarks of this machine, logs of nccl-tests, a fit to runs that others published, or to
+// the user's own, to costs.json.
 #include "executor/calibrate.h"
 
 #include <fmt/format.h>
@@ -10,6 +10,7 @@
 #include <memory>
 #include <thread>
 
+#include "cli/calibration/own_measurements.h"
 #include "cli/commands.h"
 #include "cli/commands/nccl_tests.h"
 #include "cli/files.h"
@@ -31,12 +32,26 @@ namespace {
 struct CalibrateFlags {
   Text backend, budget, type, output, runs;
   NcclTestsFlags nccl;  // with --ranks, which --backend shares
+  OwnMeasurements own;  // with --cluster and --costs, which --nccl-tests shares
   bool json = false;
 };
 
 constexpr double kGpuSeconds = 100;
 
 void check_flags(const CalibrateFlags& f) {
+  if (!f.own.measurements.empty()) {
+    for (const auto& [name, value] : {std::pair{"--backend", &f.backend},
+                                      {"--budget", &f.budget},
+                                      {"--dtype", &f.type},
+                                      {"--runs", &f.runs},
+                                      {"--ranks", &f.nccl.ranks},
+                                      {"--ranks-per-node", &f.nccl.ranks_per_node}})
+      if (*value) throw InputError(name, "has no meaning with --from", "leave it out");
+    if (!f.nccl.logs.empty()) throw InputError("--nccl-tests", "has no meaning with --from", "leave it out");
+    return;
+  }
+  if (!f.own.plans.empty()) throw InputError("--plan", "has no meaning without --from", "leave it out");
+  if (f.own.shared.model) throw InputError("--model", "has no meaning without --from", "leave it out");
   if (!f.nccl.logs.empty()) {
     for (const auto& [name, value] :
          {std::pair{"--backend", &f.backend}, {"--budget", &f.budget}, {"--dtype", &f.type}, {"--runs", &f.runs}})
@@ -58,7 +73,8 @@ void check_flags(const CalibrateFlags& f) {
     return;
   }
   if (!f.backend)
-    throw InputError("--backend", "is missing", "give --backend host or cuda, --nccl-tests LOG or --runs RUNS.csv");
+    throw InputError("--backend", "is missing",
+                     "give --backend host or cuda, --from MEASUREMENT, --nccl-tests LOG or --runs RUNS.csv");
   if (*f.backend == "mpi")
     throw InputError("--backend", "'mpi' computes as host does; its collectives are not measured", "give host");
   if (!cuda && *f.backend != "host")
@@ -141,9 +157,26 @@ int calibrate_nccl_tests(const CalibrateFlags& f) {
   return kDone;
 }
 
+int calibrate_own(CalibrateFlags f) {
+  for (const auto* files : {&f.own.measurements, &f.own.plans})
+    for (const std::string& path : *files)
+      if (f.output) check_apart(*f.output, path);
+  f.own.cluster = f.nccl.cluster, f.own.costs = f.nccl.costs;
+  const OwnCosts own = costs_from_measurements(f.own);
+  const std::string text = to_json_text(own.costs);
+  if (f.output) write_file(*f.output, text);
+  for (const std::string& note : own.notes) print(stderr, "note: " + note + "\n");
+  if (f.json || !f.output) print(stdout, text);
+  else
+    print(stdout,
+          own.tables + fmt::format("\n{}: costs of '{}' ({})\n", *f.output, own.costs.platform, own.costs.source));
+  return kDone;
+}
+
 int calibrate_command(const CalibrateFlags& f) {
   check_flags(f);
   check_output("-o", f.output);
+  if (!f.own.measurements.empty()) return calibrate_own(f);
   if (!f.nccl.logs.empty()) return calibrate_nccl_tests(f);
   if (f.runs) return calibrate_runs(f);
   CalibrateOptions options;
@@ -183,7 +216,7 @@ int calibrate_command(const CalibrateFlags& f) {
 void add_calibrate(const Command& app) {
   auto flags = std::make_shared<CalibrateFlags>();
   const Command command =
-      app.add("calibrate", "costs.json of this machine's kernels, of nccl-tests logs, or fitted to published runs");
+      app.add("calibrate", "costs.json of this machine's kernels, of nccl-tests logs, or fitted to measured runs");
   command.option("--backend", flags->backend, "host, or cuda: this machine's GPUs", "BACKEND");
   command.option("--ranks", flags->nccl.ranks,
                  "ranks that work at once, as a run will have; default 2; cuda: GPUs, default 1", "N");
@@ -194,14 +227,28 @@ void add_calibrate(const Command& app) {
                  "instead: measured collectives from logs of nccl-tests (--ranks: where they do not say)", "LOG");
   command.option("--ranks-per-node", flags->nccl.ranks_per_node, "of the logs, where they do not say", "N");
   command.option("--cluster", flags->nccl.cluster,
-                 "of the logs (default: a cluster of the GPUs that they name), or that this machine's GPU is of", "C");
-  command.option("--costs", flags->nccl.costs, "put the logs' curves into these costs; default: the GPU's datasheet",
+                 "of the logs (default: a cluster of the GPUs that they name), or that this machine's GPU is of; of "
+                 "--from (default: the one that the measurement names)",
+                 "C");
+  command.option("--costs", flags->nccl.costs,
+                 "put the logs' curves into these costs, or move these to the measurements; default: the GPU's "
+                 "datasheet",
                  "FILE");
   command.option("--runs", flags->runs, "instead: fit a few constants per platform to published runs", "RUNS.csv");
+  command.option("--from", flags->own.measurements,
+                 "instead: move the costs to these measurement.json of `run -o`, of one plan or of several",
+                 "MEASUREMENT");
+  command.option("--plan", flags->own.plans, "of --from: the plan.json of each measured plan", "PLAN");
+  command.option("--model", flags->own.shared.model, "of --from: the model that was trained", "MODEL");
+  command.option("--implementation", flags->own.shared.implementation,
+                 "of --from: whose steps were measured; default: the plan's", "NAME");
+  command.flag("--compile", flags->own.shared.compile, "of --from: the implementation's compiled variant");
+  add_model_flags(command, flags->own.shared);
   command.flag("--json", flags->json, "print the costs, one JSON object");
   command.examples({"fsdp-plan calibrate --backend host --ranks 2 -o costs.json",
                     "fsdp-plan calibrate --nccl-tests all_reduce.log --cluster dgx-h100 -o costs.json",
-                    "fsdp-plan calibrate --runs runs.csv -o fitted.json"});
+                    "fsdp-plan calibrate --runs runs.csv -o fitted.json",
+                    "fsdp-plan calibrate --from measurement.json --plan plan.json --model llama3-8b -o mine.json"});
   command.runs([flags] { return calibrate_command(*flags); });
 }
 

@@ -103,6 +103,8 @@ inline const Order& inner_order() {
       {"simulator/published",
        {"simulator/allocator", "simulator/analysis", "simulator/engine", "simulator/published/reading"}},
       {"simulator/published/doubt", {"simulator/doubt", "simulator/published"}},
+      {"simulator/published/own",
+       {"simulator/analysis", "simulator/engine", "simulator/published", "simulator/records"}},
 
       // executor: the interface of backends, data, kernels, what backends share, backends; then what a run is made of.
       {"executor", {}},
@@ -149,7 +151,8 @@ inline const Order& inner_order() {
       {"cli/report", {"cli/terminal"}},
       {"cli/doctor", {"cli", "cli/terminal"}},
       {"cli/pages", {"cli", "cli/report"}},
-      {"cli/commands", {"cli", "cli/doctor", "cli/pages", "cli/report", "cli/terminal"}},
+      {"cli/calibration", {"cli", "cli/terminal"}},
+      {"cli/commands", {"cli", "cli/calibration", "cli/doctor", "cli/pages", "cli/report", "cli/terminal"}},
 
       // tests: by room; they share support, fakes and the conformance suite.
       {"tests/support", {}},
