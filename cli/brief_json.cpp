@@ -3,13 +3,15 @@
 #include <nlohmann/json.hpp>
 #include <string_view>
 
+#include "simulator/records/prediction.h"
+
 namespace fsdp::cli {
 namespace {
 
 using Json = nlohmann::ordered_json;
 
 // Of predictions and measurements: a value per operation, or per rank of a job of any size.
-constexpr std::string_view kLong[] = {"order", "timeline", "points_bytes", "role_of_rank"};
+constexpr std::string_view kLong[] = {"order", "issued", "timeline", "points_bytes", "role_of_rank"};
 
 void shorten(Json& value) {
   if (value.is_object()) {
@@ -24,6 +26,11 @@ void shorten(Json& value) {
     for (Json& inner : value) shorten(inner);
 }
 
+// What shorten() takes away is not written in the first place: a step may have 10^6 operations.
+void clear(ProgramMemory& memory) {
+  for (MemoryTimeline* step : {&memory.init, &memory.first_step, &memory.steady_step}) step->points.clear();
+}
+
 }  // namespace
 
 std::string json_lines(const Json& json) { return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n"; }
@@ -33,6 +40,15 @@ std::string printed(const std::string& document, JsonForm form) {
   Json json = Json::parse(document);
   shorten(json);
   return json_lines(json);
+}
+
+std::string printed(const Prediction& prediction, JsonForm form) {
+  if (form != JsonForm::brief) return to_json_text(prediction);
+  Prediction p = prediction;
+  p.order.clear(), p.issued.clear(), p.timeline.spans.clear(), p.timeline.issued.clear();
+  clear(p.memory);
+  for (ProgramMemory& role : p.other_roles) clear(role);
+  return printed(to_json_text(p), form);
 }
 
 }  // namespace fsdp::cli

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "cli/command.h"
+#include "simulator/records/prediction.h"
 
 namespace fsdp::cli {
 
@@ -15,5 +16,6 @@ namespace fsdp::cli {
 // The document as --json prints it in this form. A brief one has a schema of its own ("fsdp-plan/prediction-brief/1"):
 // no command reads it back.
 [[nodiscard]] std::string printed(const std::string& document, JsonForm);
+[[nodiscard]] std::string printed(const Prediction&, JsonForm);
 
 }  // namespace fsdp::cli

@@ -32,7 +32,7 @@ std::string run_page(const CalledWith& words, const Measurement& m, const std::o
       report ? validation_line(*report, Tolerances{})
              : "Measured: step " + human(Seconds(m.median_step_seconds)) + " (median), no prediction to compare";
   if (prediction) {
-    page.documents.emplace_back("prediction", printed(to_json_text(*prediction), JsonForm::brief));
+    page.documents.emplace_back("prediction", printed(*prediction, JsonForm::brief));
     page.steps.push_back(report_step("predicted", {program, plan, model, prediction->timeline, {}, nullptr}));
   }
   if (report) page.documents.emplace_back("validation", validation_json(*report, Tolerances{}));
@@ -50,7 +50,7 @@ std::string validate_page(const CalledWith& words, const ValidationReport& repor
   page.answer = validation_json(report, tolerances);
   page.verdict = validation_line(report, tolerances);
   add_measurement(page, measurement);
-  page.documents.emplace_back("prediction", printed(to_json_text(prediction), JsonForm::brief));
+  page.documents.emplace_back("prediction", printed(prediction, JsonForm::brief));
   page.documents.emplace_back("validation", page.answer);
   return report_html(page);
 }

@@ -23,8 +23,7 @@ std::string plan_page(const CalledWith& words, const PlanResult& result, const s
   page.answer = printed(answer, JsonForm::brief);
   const Candidate& shown = prediction != nullptr ? *result.best : *result.least;
   const Prediction own = add_candidate(page, shown, setup);
-  if (prediction == nullptr)
-    page.documents.emplace_back("shown_prediction", printed(to_json_text(own), JsonForm::brief));
+  if (prediction == nullptr) page.documents.emplace_back("shown_prediction", printed(own, JsonForm::brief));
   page.title = setup.model.name + " on " + with_commas(own.ranks) + " x " + setup.cluster.gpu.name;
   page.verdict = prediction != nullptr ? verdict_line(*prediction) : "Does not fit: " + result.why_none;
   std::string searched = result.searched.empty() ? "" : "Searched: " + result.searched + ".\n";

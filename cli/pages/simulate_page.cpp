@@ -12,7 +12,7 @@ std::string simulate_page(const CalledWith& words, const Prediction& prediction,
   page.verdict = verdict_line(prediction);
   page.details = lines_of(caution(plan, setup.model) + cost_line(prediction) +
                           "Plan: " + plan_label(plan, &setup.model) + "\n" + basis(prediction, plan, setup.costs));
-  page.answer = printed(to_json_text(prediction), JsonForm::brief);
+  page.answer = printed(prediction, JsonForm::brief);
   add_step(page, "predicted", prediction.timeline, program, plan, setup);
   return report_html(page);
 }

@@ -38,7 +38,7 @@ std::string compressed(std::string_view text) {
   uLongf size = compressBound(static_cast<uLong>(text.size()));
   std::string out(size, '\0');
   const int code = compress2(reinterpret_cast<Bytef*>(out.data()), &size, reinterpret_cast<const Bytef*>(text.data()),
-                             static_cast<uLong>(text.size()), Z_BEST_COMPRESSION);
+                             static_cast<uLong>(text.size()), Z_DEFAULT_COMPRESSION);
   if (code != Z_OK) throw InternalError("zlib could not compress the report");
   out.resize(size);
   return out;

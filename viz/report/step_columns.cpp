@@ -1,11 +1,10 @@
 // The columns that the timeline and the memory of a step are drawn from.
 #include <algorithm>
-#include <cmath>
 #include <map>
 #include <nlohmann/json.hpp>
-#include <numeric>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "models/index.h"
@@ -14,17 +13,14 @@
 #include "simulator/analysis/memory_report.h"
 #include "simulator/analysis/order.h"
 #include "simulator/analysis/times.h"
+#include "viz/memory_walk.h"
 #include "viz/report.h"
-#include "viz/report/memory_walk.h"
+#include "viz/report/json_columns.h"
 
 namespace fsdp {
 namespace {
 
 using Json = nlohmann::ordered_json;
-using Column = std::vector<std::int64_t>;
-
-constexpr double kNanoseconds = 1e9;
-std::int64_t nanoseconds(double seconds) { return std::llround(seconds * kNanoseconds); }
 
 // What an operation is drawn as.
 enum class DrawnAs : std::uint8_t {
@@ -86,11 +82,6 @@ class Distinct {
   Column of_;
 };
 
-Column deltas(Column values) {
-  std::adjacent_difference(values.begin(), values.end(), values.begin());
-  return values;
-}
-
 // By operation, what its arguments hold: buffers that it reads and writes, each counted once per argument.
 std::int64_t bytes_touched(const Operation& op, const StepPicture& p) {
   std::int64_t bytes = 0;
@@ -99,41 +90,45 @@ std::int64_t bytes_touched(const Operation& op, const StepPicture& p) {
   return bytes;
 }
 
-// Who runs where and is called what. An operation's label says nothing of the micro-batch, so that repeated
-// micro-batches share theirs.
-void add_labels(Json& out, const StepPicture& p) {
+// All of an operation that its label depends on. Repeated micro-batches share theirs.
+using Labelled = std::tuple<Action, Stream, bool, std::int32_t, std::int32_t>;
+Labelled labelled(const Operation& op) { return {op.action, op.stream, op.host_only, op.unit, op.graph_op}; }
+
+// Who runs where and is called what.
+void add_labels(JsonColumns& out, const StepPicture& p) {
   constexpr std::int64_t kHostLane = kStreams;
-  using Label = std::tuple<std::string, std::int64_t, std::int64_t, std::int64_t>;  // text, lane, drawn as, unit
   const Step& step = p.program.steady_step;
   const std::vector<std::int32_t> units = units_of_operations(step, p.plan, p.model);
-  Distinct<Label> labels;
-  Column micro_batches;
+  std::map<Labelled, std::int64_t> known;
+  Json texts = Json::array();
+  Column lanes, kinds, unit_of, label, micro_batches;
+  label.reserve(step.ops.size());
+  micro_batches.reserve(step.ops.size());
   for (std::size_t i = 0; i < step.ops.size(); ++i) {
     const Operation& op = step.ops[i];
-    const std::int64_t lane = runs_on_a_stream(op) ? static_cast<std::int64_t>(op.stream) : kHostLane;
-    labels.add({label_of(op, p), lane, static_cast<std::int64_t>(drawn_as(op)), units[i]});
+    const auto [it, fresh] = known.try_emplace(labelled(op), static_cast<std::int64_t>(lanes.size()));
+    label.push_back(it->second);
     micro_batches.push_back(op.micro_batch);
-  }
-  Json texts = Json::array();
-  Column lanes, kinds, unit_of;
-  for (const auto& [text, lane, kind, unit] : labels.rows()) {
-    texts.push_back(text);
-    lanes.push_back(lane), kinds.push_back(kind), unit_of.push_back(unit);
+    if (!fresh) continue;
+    texts.push_back(label_of(op, p));
+    lanes.push_back(runs_on_a_stream(op) ? static_cast<std::int64_t>(op.stream) : kHostLane);
+    kinds.push_back(static_cast<std::int64_t>(drawn_as(op)));
+    unit_of.push_back(units[i]);
   }
   Json lane_names = Json::array();
   for (int s = 0; s < kStreams; ++s) lane_names.push_back(std::string(name(static_cast<Stream>(s))));
   lane_names.push_back("host");
-  out["lanes"] = std::move(lane_names);
-  out["kinds"] = kDrawnAs;
-  out["label_text"] = std::move(texts);
-  out["label_lane"] = lanes;
-  out["label_kind"] = kinds;
-  out["label_unit"] = unit_of;
-  out["label"] = labels.of();
-  out["micro_batch"] = micro_batches;
+  out.add("lanes", lane_names);
+  out.add("kinds", Json(kDrawnAs));
+  out.add("label_text", texts);
+  out.add("label_lane", lanes);
+  out.add("label_kind", kinds);
+  out.add("label_unit", unit_of);
+  out.add("label", label);
+  out.add("micro_batch", micro_batches);
 }
 
-void add_times(Json& out, const StepPicture& p) {
+void add_times(JsonColumns& out, const StepPicture& p) {
   const Step& step = p.program.steady_step;
   Column start, duration, issued;
   for (const Span& s : p.timeline.spans) {
@@ -141,12 +136,12 @@ void add_times(Json& out, const StepPicture& p) {
     duration.push_back(nanoseconds(s.end) - nanoseconds(s.start));
   }
   for (const double t : p.timeline.issued) issued.push_back(nanoseconds(t));
-  out["step_ns"] = nanoseconds(p.timeline.duration);
-  out["start_ns_d"] = deltas(std::move(start));
-  out["duration_ns"] = duration;
-  out["issued_ns_d"] = deltas(std::move(issued));
+  out.add("step_ns", nanoseconds(p.timeline.duration));
+  out.add("start_ns_d", deltas(std::move(start)));
+  out.add("duration_ns", duration);
+  out.add("issued_ns_d", deltas(std::move(issued)));
   const std::vector<std::int32_t> chain = critical_chain(step, p.timeline);
-  out["critical_d"] = deltas(Column(chain.begin(), chain.end()));
+  out.add("critical_d", deltas(Column(chain.begin(), chain.end())));
   Column part, from, length;
   for (const ExposedSpan& e : exposed_spans(step, p.timeline)) {
     const auto row = std::find_if(kBreakdownParts.begin(), kBreakdownParts.end(),
@@ -157,15 +152,15 @@ void add_times(Json& out, const StepPicture& p) {
   }
   Json parts = Json::array();
   for (const BreakdownPart& b : kBreakdownParts) parts.push_back(std::string(b.label));
-  out["parts"] = std::move(parts);
-  out["exposed_part"] = part;
-  out["exposed_start_ns_d"] = deltas(std::move(from));
-  out["exposed_ns"] = length;
+  out.add("parts", parts);
+  out.add("exposed_part", part);
+  out.add("exposed_start_ns_d", deltas(std::move(from)));
+  out.add("exposed_ns", length);
 }
 
 // waits: of each operation how many, then each as the distance back to the operation that is waited for (waits for the
 // step before are left out).
-void add_demands(Json& out, const StepPicture& p) {
+void add_demands(JsonColumns& out, const StepPicture& p) {
   const Step& step = p.program.steady_step;
   Column waits, back;
   for (std::size_t i = 0; i < step.ops.size(); ++i) {
@@ -177,8 +172,8 @@ void add_demands(Json& out, const StepPicture& p) {
     }
     waits.push_back(count);
   }
-  out["waits"] = waits;
-  out["waits_back"] = back;
+  out.add("waits", waits);
+  out.add("waits_back", back);
   if (p.demands.empty()) return;
   using Demanded = std::tuple<double, std::int64_t, std::int64_t, std::int64_t>;  // flops, bytes, alone, host
   Distinct<Demanded> demands;
@@ -193,21 +188,21 @@ void add_demands(Json& out, const StepPicture& p) {
     flops.push_back(f);
     bytes.push_back(b), alone.push_back(a), host.push_back(h);
   }
-  out["demand_flops"] = std::move(flops);
-  out["demand_bytes"] = bytes;
-  out["demand_alone_ns"] = alone;
-  out["demand_host_ns"] = host;
-  out["demand"] = demands.of();
+  out.add("demand_flops", flops);
+  out.add("demand_bytes", bytes);
+  out.add("demand_alone_ns", alone);
+  out.add("demand_host_ns", host);
+  out.add("demand", demands.of());
 }
 
-void add_memory(Json& out, const StepPicture& p) {
+void add_memory(JsonColumns& out, const StepPicture& p) {
   const std::vector<MemoryPart> parts = parts_of_buffers(p.program, p.model);
   std::vector<std::int64_t> part_of;
   for (const MemoryPart part : parts) part_of.push_back(static_cast<std::int64_t>(part));
   Column moments, changed, bytes;
   MemoryStack start, last;
   walk_memory(
-      p, part_of, kMemoryParts, [&](const MemoryStack& s) { start = last = s; },
+      p.program, part_of, kMemoryParts, [&](const MemoryStack& s) { start = last = s; },
       [&](std::size_t moment, const MemoryStack& now) {
         for (std::size_t k = 0; k < now.size(); ++k) {
           if (now[k] == last[k]) continue;
@@ -219,29 +214,29 @@ void add_memory(Json& out, const StepPicture& p) {
       });
   Json names = Json::array();
   for (int k = 0; k < kMemoryParts; ++k) names.push_back(std::string(name(static_cast<MemoryPart>(k))));
-  out["memory_parts"] = std::move(names);
-  out["memory_start_bytes"] = start;
-  out["memory_moment_d"] = deltas(std::move(moments));
-  out["memory_part"] = changed;
-  out["memory_bytes"] = bytes;
+  out.add("memory_parts", names);
+  out.add("memory_start_bytes", start);
+  out.add("memory_moment_d", deltas(std::move(moments)));
+  out.add("memory_part", changed);
+  out.add("memory_bytes", bytes);
   if (p.measured == nullptr) return;
   Column counted;  // at 0, after 0, at 1, ...
   for (const MemoryPoint& point : p.measured->points) {
     counted.push_back(point.at);
     counted.push_back(point.after);
   }
-  out["measured_bytes_d"] = deltas(std::move(counted));
+  out.add("measured_bytes_d", deltas(std::move(counted)));
 }
 
 }  // namespace
 
 ReportStep report_step(std::string name, const StepPicture& p) {
-  Json out = Json::object();
+  JsonColumns out;
   add_labels(out, p);
   add_times(out, p);
   add_demands(out, p);
   add_memory(out, p);
-  return {std::move(name), out.dump(-1, ' ', false, Json::error_handler_t::replace)};
+  return {std::move(name), std::move(out).text()};
 }
 
 }  // namespace fsdp

@@ -7,8 +7,8 @@
 #include "models/index.h"
 #include "simulator/analysis/order.h"
 #include "simulator/analysis/times.h"
+#include "viz/memory_walk.h"
 #include "viz/report.h"
-#include "viz/report/memory_walk.h"
 
 namespace fsdp {
 namespace {
@@ -38,7 +38,7 @@ MemoryStack bytes_at_peak(const StepPicture& p) {
     most = total;
     peak = s;
   };
-  walk_memory(p, unit_of, p.plan.units.size() + 1, look, [&](std::size_t, const MemoryStack& s) { look(s); });
+  walk_memory(p.program, unit_of, p.plan.units.size() + 1, look, [&](std::size_t, const MemoryStack& s) { look(s); });
   return peak;
 }
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "models/index.h"
-#include "viz/report.h"
+#include "planner/program.h"
 
 namespace fsdp {
 
@@ -26,9 +26,8 @@ using MemoryStack = std::vector<std::int64_t>;  // allocated bytes by part
 // see(2 i, stack) with the highest moment around operation i, and see(2 i + 1, stack) when its frees are done:
 // `at` and `after` of MemoryPoint.
 template <class Begin, class See>
-void walk_memory(const StepPicture& p, const std::vector<std::int64_t>& part_of, std::size_t parts, const Begin& begin,
-                 const See& see) {
-  const Program& program = p.program;
+void walk_memory(const Program& program, const std::vector<std::int64_t>& part_of, std::size_t parts,
+                 const Begin& begin, const See& see) {
   const std::vector<char> live = live_before(program);
   MemoryStack now(parts, 0);
   std::int64_t total = 0;
