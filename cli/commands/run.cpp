@@ -30,6 +30,7 @@
 #include "models/input/error.h"
 #include "models/input/suggest.h"
 #include "simulator/records/compare.h"
+#include "viz/trace.h"
 #include "viz/viz.h"
 
 namespace fsdp::cli {
@@ -302,8 +303,7 @@ int run_here(const RunFlags& f, Launch* others) {
   if (f.output) write_file(*f.output, to_json_text(measured));
   if (f.trace) {
     const Program& program = trained.programs.of(0);
-    write_file(*f.trace,
-               trace_json(program.steady_step, program, plan, model, prediction ? &*prediction : nullptr, &measured));
+    write_file(*f.trace, trace_json({program, plan, model, prediction ? &*prediction : nullptr, {}, &measured}));
   }
   if (const auto bad =
           std::find_if(measured.losses.begin(), measured.losses.end(), [](double l) { return !std::isfinite(l); });

@@ -15,15 +15,17 @@
 #include "planner/verdict.h"
 #include "simulator/analysis/memory_report.h"
 #include "simulator/engine/jitter.h"
+#include "simulator/predict/allocation.h"
 #include "simulator/records/prediction.h"
-#include "viz/viz.h"
+#include "viz/snapshot.h"
+#include "viz/trace.h"
 
 namespace fsdp::cli {
 namespace {
 
 struct SimulateFlags {
   Flags shared;
-  Text output, trace;
+  Text output, trace, snapshot;
   ReportFlag report;
   Text jitter_seed;
   JsonForm json = JsonForm::none;
@@ -57,8 +59,9 @@ int simulate_command(const SimulateFlags& f) {
   check_answers(f);
   check_output("-o", f.output, {f.shared.plan, f.shared.model, f.shared.cluster, f.shared.costs, f.trace});
   check_output("--trace", f.trace, {f.shared.plan, f.shared.model, f.shared.cluster, f.shared.costs});
-  check_output("--report", f.report.file,
-               {f.shared.plan, f.shared.model, f.shared.cluster, f.shared.costs, f.output, f.trace});
+  const auto& s = f.shared;
+  check_output("--report", f.report.file, {s.plan, s.model, s.cluster, s.costs, f.output, f.trace});
+  check_output("--snapshot", f.snapshot, {s.plan, s.model, s.cluster, s.costs, f.output, f.trace, f.report.file});
   std::optional<PlanFile> file;
   if (f.shared.plan) file = plan_from_file(f.shared);
   const Setup setup = resolve_setup(f.shared, file ? &*file : nullptr);
@@ -72,12 +75,18 @@ int simulate_command(const SimulateFlags& f) {
   print(stderr, caution(plan, setup.model));
   const std::optional<GoodputAnswer> goodput = apply_goodput_flags(f.goodput, prediction, plan, setup);
   if (f.output) write_file(*f.output, to_json_text(prediction));
-  if (f.trace) write_file(*f.trace, trace_json(program.steady_step, program, plan, setup.model, &prediction, nullptr));
+  const CostContext context{setup.model, plan, *setup.implementation, setup.cluster, setup.costs};
+  if (f.trace)
+    write_file(*f.trace, trace_json({program, plan, setup.model, &prediction,
+                                     demands_of(program.steady_step, program, context), nullptr}));
+  if (f.snapshot)
+    write_file(*f.snapshot, memory_snapshot({program, plan, setup.model,
+                                             allocation_history(program, context, prediction.timeline)}));
   if (f.report.file) write_file(*f.report.file, simulate_page(f.report.words, prediction, program, plan, setup));
   if (f.json != JsonForm::none) {
     print(stdout, goodput    ? goodput_json(*goodput)
                   : f.memory ? to_json_text(memory_report(program, plan, setup.model))
-                             : printed(to_json_text(prediction), f.json));
+                             : printed(prediction, f.json));
     if (f.trace && trace_cut(program.steady_step)) print(stderr, trace_line(*f.trace, program.steady_step));
   } else {
     print(stdout, bold(stdout, verdict_line(prediction)) + doubt_line(prediction) + cost_line(prediction));
@@ -88,6 +97,7 @@ int simulate_command(const SimulateFlags& f) {
     else if (goodput) print(stdout, "\n" + goodput_text(*goodput));
     else print(stdout, prediction_report(prediction));
     if (f.trace) print(stdout, trace_line(*f.trace, program.steady_step));
+    if (f.snapshot) print(stdout, snapshot_line(*f.snapshot));
     if (f.report.file) print(stdout, report_line(*f.report.file));
   }
   return prediction.verdict == Verdict::does_not_fit ? kAnswerIsNo : kDone;
@@ -105,6 +115,8 @@ void add_simulate(const Command& app) {
   const Command output = command.group("Output");
   output.option("-o,--output", flags->output, "write the prediction here", "FILE");
   output.option("--trace", flags->trace, "write a Perfetto / Chrome trace here", "FILE");
+  output.option("--snapshot", flags->snapshot,
+                "write the allocator's history here as PyTorch does, for pytorch.org/memory_viz", "FILE");
   add_report_flag(output, flags->report, "write a page with the step's timeline and memory here (HTML)");
   output.flag("--jitter", flags->jitter,
               "also the step's distribution: GPUs of unequal speed, steps of unequal length");

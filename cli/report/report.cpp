@@ -9,6 +9,7 @@
 
 #include "cli/terminal/terminal.h"
 #include "planner/wrap.h"
+#include "viz/trace.h"
 #include "viz/viz.h"
 
 namespace fsdp::cli {
@@ -263,6 +264,10 @@ std::string memory_text(const MemoryReport& r, const Prediction& p) {
   for (auto& row : on_top(p)) sums.push_back(std::move(row));
   for (auto& row : sums) row.pop_back();
   return out + "\n" + fitting_table({"on the device", ">bytes"}, sums);
+}
+
+std::string snapshot_line(const std::string& file) {
+  return "\nmemory snapshot: " + file + " (open it in pytorch.org/memory_viz)\n";
 }
 
 std::string trace_line(const std::string& file, const Step& steady) {

@@ -53,6 +53,7 @@ namespace fsdp::cli {
 
 // Where a trace is, and what of the step it shows.
 [[nodiscard]] std::string trace_line(const std::string& file, const Step& steady);
+[[nodiscard]] std::string snapshot_line(const std::string& file);
 
 // The verdict alone, and the verdict with its table.
 [[nodiscard]] std::string validation_line(const ValidationReport&, const Tolerances&);

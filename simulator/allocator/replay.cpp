@@ -2,8 +2,12 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdlib>
 #include <limits>
+#include <map>
+#include <set>
 #include <string>
+#include <vector>
 
 #include "models/input/error.h"
 #include "planner/layout/flat.h"
@@ -113,6 +117,10 @@ class Replay {
     result_.peak_reserved = s.reserved.peak;
     result_.retries += s.retries;
     result_.segments = s.segments;
+    if (options_.history != nullptr) {
+      options_.history->blocks = allocator_.blocks();
+      options_.history->expandable = options_.settings.expandable_segments;
+    }
     return result_;
   }
 
@@ -124,13 +132,14 @@ class Replay {
 
   bool fixed() {
     for (const FixedAllocation& f : options_.fixed)
-      if (f.bytes > 0 && take(f.bytes, f.stream) == CachingAllocator::kNone) return false;
+      if (f.bytes > 0 && take(f.bytes, f.stream, -1) == CachingAllocator::kNone) return false;
     return true;
   }
 
-  Handle take(std::int64_t bytes, Stream pool) {
+  Handle take(std::int64_t bytes, Stream pool, std::int32_t buffer) {
     if (bytes == 0) return kNoBytes;
     const Handle h = allocator_.malloc(bytes, static_cast<int>(pool), now_);
+    if (options_.history != nullptr) note_malloc(h, bytes, static_cast<int>(pool), buffer);
     const AllocatorStats& s = allocator_.stats();
     if (h == CachingAllocator::kNone) {
       result_.out_of_memory = true;
@@ -154,19 +163,60 @@ class Replay {
       handles_[b] = kOffDevice;
       return true;
     }
-    if (split_[b] < 0) return (handles_[b] = take(buffer.bytes, buffer.pool)) != CachingAllocator::kNone;
+    if (split_[b] < 0) return (handles_[b] = take(buffer.bytes, buffer.pool, id)) != CachingAllocator::kNone;
     Tensors& tensors = several_[static_cast<std::size_t>(split_[b])];
     handles_[b] = kNoBytes;
     tensors.handles.clear();
     for (const std::int64_t bytes : tensors.bytes) {
-      tensors.handles.push_back(take(bytes, buffer.pool));
+      tensors.handles.push_back(take(bytes, buffer.pool, id));
       if (tensors.handles.back() == CachingAllocator::kNone) return false;
     }
     return true;
   }
 
+  // --- the history
+
+  void note(AllocatorRecord::What what, const AllocatorRecord& block) {
+    options_.history->records.push_back(block);
+    options_.history->records.back().what = what;
+    options_.history->records.back().place = place_;
+  }
+  // What a malloc did before it took its block: it looked which freed blocks no stream uses any more, and changed
+  // segments.
+  void note_malloc(Handle h, std::int64_t bytes, int stream, std::int32_t buffer) {
+    using What = AllocatorRecord::What;
+    if (!waiting_.empty()) {
+      std::set<std::int64_t> pending;
+      for (const CachingAllocator::Pending& p : allocator_.pending()) pending.insert(p.address);
+      std::erase_if(waiting_, [&](const AllocatorRecord& block) {
+        if (pending.contains(block.address)) return false;
+        note(What::freed, block);
+        return true;
+      });
+    }
+    for (; changes_ < allocator_.changes().size(); ++changes_) {
+      const SegmentChange& c = allocator_.changes()[changes_];
+      if (c.bytes > 0) stream_of_segment_[c.address] = stream;
+      note(c.bytes > 0 ? What::segment_taken : What::segment_given_back,
+           {.address = c.address, .bytes = std::abs(c.bytes), .stream = stream_of_segment_[c.address]});
+    }
+    if (h == CachingAllocator::kNone) return;
+    const AllocatorRecord block{
+        .address = allocator_.address(h), .bytes = bytes, .stream = stream, .buffer = buffer};
+    note(What::allocated, block);
+    live_[h] = block;
+  }
+  void note_free(Handle h, bool waits) {
+    const auto block = live_.extract(h).mapped();
+    note(AllocatorRecord::What::released, block);
+    if (waits) waiting_.push_back(block);
+    else note(AllocatorRecord::What::freed, block);
+  }
+
   void give_back(Handle h, unsigned recorded) {
     if (h < 0) return;
+    // As the allocator has it: the pool's own stream does not keep a block waiting.
+    if (options_.history != nullptr) note_free(h, (recorded & ~(1u << live_.at(h).stream)) != 0);
     for (int s = 0; recorded >> s != 0; ++s)
       if ((recorded >> s & 1u) != 0) allocator_.record_stream(h, s);
     allocator_.free(h, ends_);
@@ -241,6 +291,10 @@ class Replay {
   double now_ = 0;
   AllocatorPlace place_;
   std::int64_t reserved_ = 0;
+  std::map<Handle, AllocatorRecord> live_;  // these four: of the history
+  std::vector<AllocatorRecord> waiting_;
+  std::map<std::int64_t, int> stream_of_segment_;
+  std::size_t changes_ = 0;
   AllocatorPrediction result_;
 };
 

@@ -30,6 +30,29 @@ struct FixedAllocation {  // made before init and never freed: a library's works
 // of 4 MiB), 8 MiB and 128 KiB before (":4096:2:16:8").
 [[nodiscard]] FixedAllocation cublas_workspace(const GpuSpec&);
 
+struct AllocatorPlace {
+  int step = 0;                         // 0 init, 1 first, 2 and up: steady steps
+  std::optional<std::int32_t> op = {};  // in that step; empty: before the first operation
+  friend bool operator==(const AllocatorPlace&, const AllocatorPlace&) = default;
+};
+
+// What the allocator did, in order. `released`: the host frees a block; `freed`: it can be used again, which is later
+// where other streams still use it.
+struct AllocatorRecord {
+  enum class What : std::uint8_t { segment_taken, segment_given_back, allocated, released, freed };
+  What what{};
+  std::int64_t address = 0, bytes = 0;  // of a block: as asked for
+  int stream = 0;
+  std::int32_t buffer = -1;  // -1: a segment, or an allocation that is no buffer
+  AllocatorPlace place = {};
+  friend bool operator==(const AllocatorRecord&, const AllocatorRecord&) = default;
+};
+struct AllocatorHistory {
+  std::vector<AllocatorRecord> records;
+  std::vector<BlockView> blocks;  // at the end, by address
+  bool expandable = false;        // segments grow and shrink
+};
+
 struct ReplayOptions {
   AllocatorSettings settings = {};
   std::span<const FixedAllocation> fixed = {};
@@ -38,13 +61,8 @@ struct ReplayOptions {
   // (nullptr, or no `issued`) it comes back when the step has ended: the most that can be held.
   const Timeline* first_step = nullptr;
   const Timeline* steady_step = nullptr;
-  int steady_steps = 3;  // at most; a step that begins as the one before began is not replayed again
-};
-
-struct AllocatorPlace {
-  int step = 0;                         // 0 init, 1 first, 2 and up: steady steps
-  std::optional<std::int32_t> op = {};  // in that step; empty: before the first operation
-  friend bool operator==(const AllocatorPlace&, const AllocatorPlace&) = default;
+  int steady_steps = 3;                 // at most; a step that begins as the one before began is not replayed again
+  AllocatorHistory* history = nullptr;  // filled, where given
 };
 
 struct AllocatorPrediction {  // bytes

@@ -6,7 +6,6 @@
 
 #include "models/input/error.h"
 #include "planner/costs/rates.h"
-#include "simulator/allocator/replay.h"
 #include "simulator/analysis/breakdown.h"
 #include "simulator/analysis/critical_path.h"
 #include "simulator/analysis/order.h"
@@ -14,6 +13,7 @@
 #include "simulator/doubt/doubt.h"
 #include "simulator/engine/engine.h"
 #include "simulator/engine/memory.h"
+#include "simulator/predict/allocation.h"
 
 namespace fsdp {
 
@@ -56,46 +56,6 @@ void fill_rates(Prediction& p, const Program& program, std::span<const Demand> d
   const double model_flops = model_flops_per_token(c.model, c.plan.seq_len) * tokens_per_rank;
   p.mfu = model_flops / seconds / peak;
   p.hfu = (model_flops + recomputed_flops(program.steady_step, demands, c.model)) / seconds / peak;
-}
-
-// Buffers that are free only once other streams have passed.
-bool waits_for_streams(const Program& program) {
-  return std::any_of(program.buffers.begin(), program.buffers.end(),
-                     [](const Buffer& b) { return b.recorded_streams != 0; });
-}
-
-// What the caching allocator replays: the program and when its operations ran. Buffers that wait for streams need the
-// first step's times too.
-struct Replayed {
-  const Program& program;
-  const CostContext& c;
-  const Timeline& steady;
-  Timeline first;
-
-  Replayed(const Program& p, const CostContext& context, const Timeline& timeline)
-      : program(p), c(context), steady(timeline) {
-    if (waits_for_streams(p)) first = simulate(p.first_step, demands_of(p.first_step, p, c), {.steps = 1});
-  }
-  [[nodiscard]] AllocatorPrediction with(std::int64_t capacity, bool expandable) const {
-    const FixedAllocation cublas = cublas_workspace(c.cluster.gpu);
-    ReplayOptions options;
-    options.fixed = {&cublas, 1};
-    options.settings.capacity = capacity;
-    options.settings.expandable_segments = expandable;
-    options.first_step = &first;
-    options.steady_step = &steady;
-    return replay_allocator(program, options);
-  }
-};
-
-// One block that holds every tensor at its offset. Where blocks wait for streams there are no fixed offsets.
-std::optional<std::int64_t> arena_of(const Program& program, const CostContext& c) {
-  if (!c.cluster.host && c.implementation.memory != MemorySource::arena) return std::nullopt;
-  if (waits_for_streams(program)) return std::nullopt;
-  if (program.arena_bytes > 0) return program.arena_bytes;
-  Program planned = program;
-  assign_arena(planned);
-  return planned.arena_bytes;
 }
 
 // NCCL's communicators, each over its own ranks: that of all ranks and that of a dimension are one where they join the
@@ -144,7 +104,7 @@ void fill_reserved(Prediction& p, const Program& program, const CostContext& c, 
     if (p.peak_reserved_estimate + beside <= p.memory_limit) p.verdict = Verdict::fits;
     return;
   }
-  const Replayed replayed(program, c, steady);
+  const CachedAllocation replayed(program, c, steady);
   const bool expandable = c.implementation.memory == MemorySource::caching_expandable;
   const AllocatorPrediction free = replayed.with(kNoLimit, expandable);
   if (free.out_of_memory) throw InternalError("a device without a limit is out of memory");

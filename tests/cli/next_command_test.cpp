@@ -98,6 +98,7 @@ const std::map<std::string, FlagCase> kFlags = {
     {"--plan", {Kept::nowhere, ""}},
     {"--output", {Kept::nowhere, ""}},
     {"--trace", {Kept::nowhere, ""}},
+    {"--snapshot", {Kept::nowhere, ""}},
     {"--report", {Kept::nowhere, ""}},
     {"--jitter", {Kept::nowhere, ""}},
     {"--jitter-seed", {Kept::nowhere, ""}},

@@ -55,6 +55,8 @@ inline const std::map<std::string, std::string>& interfaces() {
       {"executor/mpi_backend.h", "executor/mpi"},
       {"executor/run.h", "executor/training"},
       {"viz/report.h", "viz/report"},
+      {"viz/snapshot.h", "viz/snapshot"},
+      {"viz/trace.h", "viz/trace"},
   };
   return kInterfaces;
 }
@@ -140,9 +142,11 @@ inline const Order& inner_order() {
       {"executor/calibrate",
        {"executor", "executor/actions", "executor/arithmetic", "executor/kernels", "executor/training"}},
 
-      // viz: what is written by itself < the report, a page.
+      // viz: what is written by itself < the report, a page; traces; memory snapshots.
       {"viz", {}},
       {"viz/report", {"viz"}},
+      {"viz/snapshot", {"viz"}},
+      {"viz/trace", {"viz"}},
 
       // cli: the terminal (help, completion, width) < flags and files < commands; reports beside the flags. What the
       // doctor looks at starts other processes. Pages are reports too, of a command's whole answer.

@@ -3,8 +3,9 @@
 
 #include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 
-#include "viz/viz.h"
+#include "viz/trace.h"
 
 using namespace fsdp;
 using Json = nlohmann::json;
@@ -43,24 +44,31 @@ struct Made {
 };
 
 Json parsed(const Made& m, bool predicted, bool measured) {
-  return Json::parse(trace_json(m.program.steady_step, m.program, {}, {}, predicted ? &m.prediction : nullptr,
-                                measured ? &m.measurement : nullptr));
+  return Json::parse(
+      trace_json({m.program, {}, {}, predicted ? &m.prediction : nullptr, {}, measured ? &m.measurement : nullptr}));
+}
+
+// A slice on the track of a stream.
+bool is_operation(const Json& e) {
+  return e.at("ph") == "X" && e.at("tid").get<int>() < kStreams && e.at("args").contains("op");
 }
 
 }  // namespace
 
-TEST_CASE("a trace is JSON with one process per timeline and one thread per stream") {
+TEST_CASE("a trace is JSON with one process per timeline and one track per stream that is used") {
   const Json trace = parsed(Made(), true, true);
   std::map<int, std::string> processes;
-  int threads = 0;
+  std::map<int, std::set<std::string>> tracks;
   int spans = 0;
   for (const Json& e : trace.at("traceEvents")) {
     if (e.at("name") == "process_name") processes[e.at("pid")] = e.at("args").at("name");
-    threads += e.at("name") == "thread_name" ? 1 : 0;
-    spans += e.at("ph") == "X" ? 1 : 0;
+    if (e.at("name") == "thread_name") tracks[e.at("pid")].insert(e.at("args").at("name"));
+    spans += is_operation(e) ? 1 : 0;
   }
   CHECK(processes == std::map<int, std::string>{{1, "predicted"}, {2, "measured rank 0"}, {3, "measured rank 1"}});
-  CHECK(threads == 3 * kStreams);
+  for (const auto& [process, names] : tracks)
+    CHECK(names == std::set<std::string>{"critical path", "compute stream", "all_gather stream"});
+  CHECK(tracks.size() == 3);
   CHECK(spans == 3 * 4);  // zero_gradients runs on no stream
   CHECK(parsed(Made(), false, false).at("traceEvents").empty());
 }
@@ -87,8 +95,8 @@ TEST_CASE("of a long step the first and the last micro-batches are drawn, and th
   std::vector<std::string> marks;
   const Json trace = parsed(m, true, false);
   for (const Json& e : trace.at("traceEvents")) {
-    if (e.at("ph") == "X") ++drawn[e.at("args").at("micro_batch").get<std::int64_t>()];
-    if (e.at("ph") == "C") highest = std::max(highest, e.at("args").at("allocated").get<std::int64_t>());
+    if (is_operation(e)) ++drawn[e.at("args").at("micro_batch").get<std::int64_t>()];
+    if (e.at("ph") == "C") highest = std::max(highest, e.at("args").at("bytes").get<std::int64_t>());
     if (e.at("ph") == "i") marks.push_back(e.at("name"));
   }
   CHECK(drawn.size() == 64);
@@ -103,11 +111,11 @@ TEST_CASE("of a long step the first and the last micro-batches are drawn, and th
   CHECK_FALSE(trace_cut(s));
 }
 
-TEST_CASE("events of one thread do not overlap and none begins before zero") {
+TEST_CASE("operations of one stream do not overlap and none begins before zero") {
   const Json trace = parsed(Made(), true, true);
   std::map<std::pair<int, int>, double> busy_until;
   for (const Json& e : trace.at("traceEvents")) {
-    if (e.at("ph") != "X") continue;
+    if (!is_operation(e)) continue;
     double& until = busy_until[{e.at("pid"), e.at("tid")}];
     CHECK(e.at("ts").get<double>() >= until);
     CHECK(e.at("dur").get<double>() >= 0);
@@ -122,7 +130,8 @@ TEST_CASE("the memory counter reaches the peak") {
   const Json trace = parsed(Made(), true, false);
   std::int64_t highest = 0;
   for (const Json& e : trace.at("traceEvents")) {
-    if (e.at("ph") == "C") highest = std::max(highest, e.at("args").at("allocated").get<std::int64_t>());
+    if (e.at("ph") == "C" && e.at("name") == "memory: allocated")
+      highest = std::max(highest, e.at("args").at("bytes").get<std::int64_t>());
   }
   CHECK(highest == Made().prediction.memory.steady_step.peak());
   CHECK(highest == 700);

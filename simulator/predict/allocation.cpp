@@ -1,0 +1,94 @@
+#include "simulator/predict/allocation.h"
+
+#include <algorithm>
+#include <map>
+
+#include "models/index.h"
+#include "simulator/engine/engine.h"
+
+namespace fsdp {
+namespace {
+
+// Buffers that are free only once other streams have passed.
+bool waits_for_streams(const Program& program) {
+  return std::any_of(program.buffers.begin(), program.buffers.end(),
+                     [](const Buffer& b) { return b.recorded_streams != 0; });
+}
+
+AllocatorHistory arena_history(const Program& program, std::int64_t bytes) {
+  using What = AllocatorRecord::What;
+  AllocatorHistory history;
+  AllocatorPlace place;
+  history.records.push_back({.what = What::segment_taken, .bytes = bytes, .place = place});
+  std::map<std::int64_t, std::int64_t> live;  // address -> bytes
+  const auto note = [&](What what, std::int32_t b) {
+    const Buffer& buffer = program.buffers[at(b)];
+    if (buffer.host || buffer.bytes == 0) return;
+    history.records.push_back({what, buffer.offset, buffer.bytes, static_cast<int>(buffer.pool), b, place});
+    if (what == What::allocated) live[buffer.offset] = buffer.bytes;
+    if (what == What::freed) live.erase(buffer.offset);
+  };
+  const Step* const steps[] = {&program.init, &program.first_step, &program.steady_step};
+  for (int s = 0; s < 3; ++s)
+    for (std::size_t i = 0; i < steps[s]->ops.size(); ++i) {
+      place = {s, static_cast<std::int32_t>(i)};
+      memory_events(
+          *steps[s], steps[s]->ops[i], [&](std::int32_t b) { note(What::allocated, b); },
+          [&](std::int32_t b) { note(What::released, b), note(What::freed, b); });
+    }
+  std::int64_t end = 0;
+  const auto add = [&](std::int64_t to, BlockState state) {
+    if (to > end)
+      history.blocks.push_back(
+          {.address = end, .bytes = to - end, .requested = to - end, .state = state, .first = end == 0});
+    end = std::max(end, to);
+  };
+  for (const auto& [address, size] : live) {
+    add(address, BlockState::free);
+    add(address + size, BlockState::allocated);
+  }
+  add(bytes, BlockState::free);
+  return history;
+}
+
+}  // namespace
+
+CachedAllocation::CachedAllocation(const Program& p, const CostContext& c, const Timeline& steady)
+    : program_(p), context_(c), steady_(steady) {
+  if (waits_for_streams(p)) first_ = simulate(p.first_step, demands_of(p.first_step, p, c), {.steps = 1});
+}
+
+AllocatorPrediction CachedAllocation::with(std::int64_t capacity, bool expandable, AllocatorHistory* history) const {
+  const FixedAllocation cublas = cublas_workspace(context_.cluster.gpu);
+  ReplayOptions options;
+  options.fixed = {&cublas, 1};
+  options.settings.capacity = capacity;
+  options.settings.expandable_segments = expandable;
+  options.first_step = &first_;
+  options.steady_step = &steady_;
+  options.history = history;
+  return replay_allocator(program_, options);
+}
+
+std::optional<std::int64_t> arena_of(const Program& program, const CostContext& c) {
+  if (!c.cluster.host && c.implementation.memory != MemorySource::arena) return std::nullopt;
+  if (waits_for_streams(program)) return std::nullopt;
+  if (program.arena_bytes > 0) return program.arena_bytes;
+  Program planned = program;
+  assign_arena(planned);
+  return planned.arena_bytes;
+}
+
+AllocatorHistory allocation_history(const Program& program, const CostContext& c, const Timeline& steady) {
+  if (arena_of(program, c)) {
+    Program planned = program;
+    if (planned.arena_bytes == 0) assign_arena(planned);
+    return arena_history(planned, planned.arena_bytes);
+  }
+  AllocatorHistory history;
+  (void)CachedAllocation(program, c, steady)
+      .with(kNoLimit, c.implementation.memory == MemorySource::caching_expandable, &history);
+  return history;
+}
+
+}  // namespace fsdp
