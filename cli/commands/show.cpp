@@ -20,6 +20,7 @@
 #include "planner/layout.h"
 #include "planner/layout/unit_order.h"
 #include "planner/program/describe.h"
+#include "viz/plan_graph.h"
 #include "viz/viz.h"
 
 namespace fsdp::cli {
@@ -154,6 +155,13 @@ void print_layout(const ShowFlags& f, const ShardingPlan& plan, const ModelGraph
   print(stdout, json_lines(layout_json(plan, *model)));
 }
 
+void print_graph(const ShowFlags& f, const ShardingPlan& plan, const ModelGraph* model) {
+  if (model == nullptr) throw InputError("--graph", "needs the model", "give --model");
+  for (const auto& [given, flag] : {std::pair{f.json, "--json"}, {f.emit.has_value(), "--emit"}})
+    if (given) throw InputError("--graph", std::string("contradicts ") + flag, "leave out one of the two");
+  print(stdout, plan_graph(plan, *model, unit_layouts(plan, *model)));
+}
+
 int show_plan(const ShowFlags& f) {
   if (!f.name) throw InputError("show plan", "no plan is named", "give a plan.json");
   const PlanFile file = parse_plan_file(read_file(*f.name), *f.name);
@@ -166,6 +174,10 @@ int show_plan(const ShowFlags& f) {
   }
   if (f.layout) {
     print_layout(f, plan, model ? &*model : nullptr);
+    return kDone;
+  }
+  if (f.graph) {
+    print_graph(f, plan, model ? &*model : nullptr);
     return kDone;
   }
   if (f.emit) {
@@ -223,8 +235,10 @@ void add_show_plan(const Command& show) {
                  {"FORMAT", emit_formats});
   command.flag("--layout", flags->layout,
                "with --json: the parameters of the model and of each unit, orders of prefetch");
+  command.flag("--graph", flags->graph, "its units and what they do as a graph for Graphviz");
   command.flag("--json", flags->json, "one JSON object");
   command.examples({"fsdp-plan show plan plan.json --model llama3-8b",
+                    "fsdp-plan show plan plan.json --model llama3-8b --graph | dot -Tsvg > plan.svg",
                     "fsdp-plan show plan plan.json --model llama3-8b --emit pytorch > train.py"});
   command.runs([flags] { return show_plan(*flags); });
 }

@@ -17,6 +17,7 @@ struct ShowFlags {
   bool costs = false;    // show model
   bool file = false;     // show cluster
   bool layout = false;   // show plan
+  bool graph = false;    // show plan
   bool buffers = false;  // show step
   bool json = false;
 };

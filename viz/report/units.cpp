@@ -9,6 +9,7 @@
 #include "simulator/analysis/times.h"
 #include "viz/memory_walk.h"
 #include "viz/report.h"
+#include "viz/unit_facts.h"
 
 namespace fsdp {
 namespace {
@@ -64,19 +65,6 @@ std::vector<UnitSeconds> seconds_by_unit(const StepPicture& p) {
     }
   }
   return rows;
-}
-
-bool inside_of(const std::string& inner, const std::string& outer) {
-  return outer.empty() || inner == outer || inner.starts_with(outer + ".");
-}
-
-// How many of the plan's recomputed modules are in the unit's modules or around them.
-bool recomputes(const Unit& unit, const ShardingPlan& plan) {
-  if (unit.modules.front().empty()) return false;  // what the root holds beside inner units is not said by names
-  for (const std::string& module : unit.modules)
-    for (const std::string& checkpointed : plan.checkpointed)
-      if (inside_of(module, checkpointed) || inside_of(checkpointed, module)) return true;
-  return false;
 }
 
 }  // namespace
