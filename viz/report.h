@@ -10,28 +10,13 @@
 // by zlib and written in base64, so that no text of a model or of a path is ever read as markup.
 #pragma once
 
-#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "models/graph.h"
-#include "planner/costs.h"
-#include "planner/plan.h"
-#include "planner/program.h"
-#include "planner/timeline.h"
+#include "viz/step_picture.h"
 
 namespace fsdp {
-
-// What the picture of a step is drawn from. The references live during the call only.
-struct StepPicture {
-  const Program& program;
-  const ShardingPlan& plan;
-  const ModelGraph& model;
-  const Timeline& timeline;                  // of the steady step
-  std::span<const Demand> demands;           // of its operations; may be empty (measured)
-  const MemoryTimeline* measured = nullptr;  // what the allocator counted, of a measured step
-};
 
 // The columns of a step as a JSON object: times are integers in nanoseconds, sizes in bytes. A column of deltas begins
 // with its first value; "_d" at the end of its name says so.

@@ -25,7 +25,7 @@ namespace {
 
 struct SimulateFlags {
   Flags shared;
-  Text output, trace, snapshot;
+  Text output, trace, snapshot, svg;
   ReportFlag report;
   Text jitter_seed;
   JsonForm json = JsonForm::none;
@@ -57,11 +57,12 @@ void check_answers(const SimulateFlags& f) {
 
 int simulate_command(const SimulateFlags& f) {
   check_answers(f);
-  check_output("-o", f.output, {f.shared.plan, f.shared.model, f.shared.cluster, f.shared.costs, f.trace});
-  check_output("--trace", f.trace, {f.shared.plan, f.shared.model, f.shared.cluster, f.shared.costs});
-  const auto& s = f.shared;
+  const Flags& s = f.shared;
+  check_output("-o", f.output, {s.plan, s.model, s.cluster, s.costs, f.trace});
+  check_output("--trace", f.trace, {s.plan, s.model, s.cluster, s.costs});
   check_output("--report", f.report.file, {s.plan, s.model, s.cluster, s.costs, f.output, f.trace});
   check_output("--snapshot", f.snapshot, {s.plan, s.model, s.cluster, s.costs, f.output, f.trace, f.report.file});
+  check_output("--svg", f.svg, {s.plan, s.model, s.cluster, s.costs, f.output, f.trace, f.report.file, f.snapshot});
   std::optional<PlanFile> file;
   if (f.shared.plan) file = plan_from_file(f.shared);
   const Setup setup = resolve_setup(f.shared, file ? &*file : nullptr);
@@ -79,6 +80,7 @@ int simulate_command(const SimulateFlags& f) {
   if (f.trace)
     write_file(*f.trace, trace_json({program, plan, setup.model, &prediction,
                                      demands_of(program.steady_step, program, context), nullptr}));
+  if (f.svg) write_file(*f.svg, simulate_svg(prediction, program, plan, setup));
   if (f.snapshot)
     write_file(*f.snapshot, memory_snapshot({program, plan, setup.model,
                                              allocation_history(program, context, prediction.timeline)}));
@@ -97,6 +99,7 @@ int simulate_command(const SimulateFlags& f) {
     else if (goodput) print(stdout, "\n" + goodput_text(*goodput));
     else print(stdout, prediction_report(prediction));
     if (f.trace) print(stdout, trace_line(*f.trace, program.steady_step));
+    if (f.svg) print(stdout, "\npicture: " + *f.svg + "\n");
     if (f.snapshot) print(stdout, snapshot_line(*f.snapshot));
     if (f.report.file) print(stdout, report_line(*f.report.file));
   }
@@ -117,6 +120,7 @@ void add_simulate(const Command& app) {
   output.option("--trace", flags->trace, "write a Perfetto / Chrome trace here", "FILE");
   output.option("--snapshot", flags->snapshot,
                 "write the allocator's history here as PyTorch does, for pytorch.org/memory_viz", "FILE");
+  output.option("--svg", flags->svg, "write the timeline and the memory as a picture for documents here", "FILE.svg");
   add_report_flag(output, flags->report, "write a page with the step's timeline and memory here (HTML)");
   output.flag("--jitter", flags->jitter,
               "also the step's distribution: GPUs of unequal speed, steps of unequal length");

@@ -28,6 +28,9 @@ void add_report_flag(const Command&, ReportFlag&, const std::string& help);
 [[nodiscard]] std::string simulate_page(const CalledWith&, const Prediction&, const Program&, const ShardingPlan&,
                                         const Setup&);
 
+// The same step as a picture for documents.
+[[nodiscard]] std::string simulate_svg(const Prediction&, const Program&, const ShardingPlan&, const Setup&);
+
 // `answer`: the JSON of the result. prediction: of the best plan; nullptr where nothing fits, and the page then shows
 // the plan that needs least. Timelines of the rivals are simulated for the page.
 [[nodiscard]] std::string plan_page(const CalledWith&, const PlanResult&, const std::string& answer,

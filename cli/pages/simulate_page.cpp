@@ -2,6 +2,7 @@
 #include "cli/pages/page_parts.h"
 #include "cli/pages/pages.h"
 #include "cli/report/report.h"
+#include "viz/step_svg.h"
 
 namespace fsdp::cli {
 
@@ -15,6 +16,16 @@ std::string simulate_page(const CalledWith& words, const Prediction& prediction,
   page.answer = printed(prediction, JsonForm::brief);
   add_step(page, "predicted", prediction.timeline, program, plan, setup);
   return report_html(page);
+}
+
+std::string simulate_svg(const Prediction& prediction, const Program& program, const ShardingPlan& plan,
+                         const Setup& setup) {
+  SvgText words;
+  words.title = prediction.provenance.model + " on " + with_commas(prediction.ranks) + " x " + setup.cluster.gpu.name;
+  words.subtitle = lines_of(verdict_line(prediction)).front();
+  const std::string beside = prediction.fixed.count() > 0 ? " less context and communicators" : "";
+  words.lines = {{"limit" + beside, prediction.memory_limit - prediction.fixed}};
+  return step_svg({program, plan, setup.model, prediction.timeline}, words);
 }
 
 }  // namespace fsdp::cli

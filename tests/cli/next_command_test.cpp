@@ -99,6 +99,7 @@ const std::map<std::string, FlagCase> kFlags = {
     {"--output", {Kept::nowhere, ""}},
     {"--trace", {Kept::nowhere, ""}},
     {"--snapshot", {Kept::nowhere, ""}},
+    {"--svg", {Kept::nowhere, ""}},
     {"--report", {Kept::nowhere, ""}},
     {"--jitter", {Kept::nowhere, ""}},
     {"--jitter-seed", {Kept::nowhere, ""}},

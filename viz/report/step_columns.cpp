@@ -13,6 +13,7 @@
 #include "simulator/analysis/memory_report.h"
 #include "simulator/analysis/order.h"
 #include "simulator/analysis/times.h"
+#include "viz/drawn_as.h"
 #include "viz/memory_walk.h"
 #include "viz/report.h"
 #include "viz/report/json_columns.h"
@@ -21,43 +22,6 @@ namespace fsdp {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-// What an operation is drawn as.
-enum class DrawnAs : std::uint8_t {
-  forward,
-  backward,
-  recompute,
-  all_gather,
-  reduce_scatter,
-  all_reduce,
-  copy,
-  optimizer,
-  host
-};
-constexpr const char* kDrawnAs[] = {"forward",    "backward", "recompute", "all-gather", "reduce-scatter",
-                                    "all-reduce", "copy",     "optimizer", "host"};
-
-DrawnAs drawn_as(const Operation& op) {
-  switch (op.action) {
-    case Action::forward: return DrawnAs::forward;
-    case Action::backward:
-    case Action::add_gradient: return DrawnAs::backward;
-    case Action::recompute: return DrawnAs::recompute;
-    case Action::all_gather: return DrawnAs::all_gather;
-    case Action::reduce_scatter: return DrawnAs::reduce_scatter;
-    case Action::all_reduce:
-    case Action::clip_reduce:
-    case Action::reduce_loss: return DrawnAs::all_reduce;
-    case Action::clip_local_norm:
-    case Action::clip_scale:
-    case Action::init_optimizer:
-    case Action::optimizer: return DrawnAs::optimizer;
-    case Action::zero_gradients:
-    case Action::read_loss:
-    case Action::host_wait: return DrawnAs::host;
-    default: return op.host_only ? DrawnAs::host : DrawnAs::copy;
-  }
-}
 
 std::string label_of(const Operation& op, const StepPicture& p) {
   const std::string text = describe(op, p.program, p.plan, p.model);
@@ -112,7 +76,7 @@ void add_labels(JsonColumns& out, const StepPicture& p) {
     if (!fresh) continue;
     texts.push_back(label_of(op, p));
     lanes.push_back(runs_on_a_stream(op) ? static_cast<std::int64_t>(op.stream) : kHostLane);
-    kinds.push_back(static_cast<std::int64_t>(drawn_as(op)));
+    kinds.push_back(static_cast<std::int64_t>(drawn_as(op.action, op.host_only)));
     unit_of.push_back(units[i]);
   }
   Json lane_names = Json::array();
