@@ -10,10 +10,13 @@
 // by zlib and written in base64, so that no text of a model or of a path is ever read as markup.
 #pragma once
 
+#include <cstdint>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "simulator/records/rows.h"
 #include "viz/step_picture.h"
 
 namespace fsdp {
@@ -26,8 +29,22 @@ struct ReportStep {
 };
 [[nodiscard]] ReportStep report_step(std::string name, const StepPicture&);
 
+// The same of two records, which do not say who waits for whom nor what memory is for. As many spans as `issued` has.
+struct RecordedStep {
+  std::span<const OrderedOperation> order;  // stream by stream
+  std::span<const std::int32_t> issued;     // of each operation in host order: its index in `order`; -1: on no stream
+  const Timeline& timeline;
+  const MemoryTimeline& memory;              // as predicted
+  const MemoryTimeline* measured = nullptr;  // what the allocator counted
+};
+[[nodiscard]] ReportStep report_step(std::string name, const RecordedStep&);
+
 // The units of a plan as a JSON array: modules, reshard, sizes, seconds and bytes at the peak of the steady step.
 [[nodiscard]] std::string report_units(const StepPicture&);
+
+// The modules of the model as a JSON array, in pre-order: depth, class, parameters and seconds of all inside, and for
+// modules that the plan names their unit, its reshard, their recomputation.
+[[nodiscard]] std::string report_modules(const StepPicture&);
 
 struct ReportPage {
   std::string command;               // "simulate": which sections the page has

@@ -1,10 +1,12 @@
 #include "cli/pages/page_parts.h"
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "planner/costs.h"
 #include "simulator/analysis/memory_report.h"
+#include "simulator/predict/bandwidth_sweep.h"
 
 namespace fsdp::cli {
 
@@ -32,6 +34,22 @@ std::vector<std::string> lines_of(std::string_view text) {
   return lines;
 }
 
+namespace {
+
+// What a page can say of other bandwidths: each point was simulated.
+nlohmann::ordered_json what_if(const std::string& label, const Program& program, const CostContext& context) {
+  const BandwidthSweep sweep = bandwidth_sweep(program, context);
+  nlohmann::ordered_json points = nlohmann::ordered_json::array();
+  for (const BandwidthPoint& p : sweep.points)
+    points.push_back({{"factor", p.factor},
+                      {"bytes_per_s", p.bandwidth.count()},
+                      {"step_time_s", p.step.count()},
+                      {"exposed_communication_s", p.exposed_communication.count()}});
+  return {{"label", label}, {"link", sweep.between_nodes ? "between nodes" : "inside a node"}, {"points", points}};
+}
+
+}  // namespace
+
 void add_step(ReportPage& page, std::string name, const Timeline& timeline, const Program& program,
               const ShardingPlan& plan, const Setup& setup) {
   const CostContext context{setup.model, plan, *setup.implementation, setup.cluster, setup.costs};
@@ -40,9 +58,19 @@ void add_step(ReportPage& page, std::string name, const Timeline& timeline, cons
   if (page.steps.empty()) {
     page.documents.emplace_back("plan", to_json_text(plan));
     page.documents.emplace_back("units", report_units(picture));
+    page.documents.emplace_back("modules", report_modules(picture));
     page.documents.emplace_back("memory_report", to_json_text(memory_report(program, plan, setup.model)));
   }
+  page.documents.emplace_back("what_if_" + std::to_string(page.steps.size()), what_if(name, program, context).dump());
   page.steps.push_back(report_step(std::move(name), picture));
+}
+
+std::vector<std::size_t> ranks_shown(const Measurement& m, std::size_t operations) {
+  constexpr std::size_t kMost = 8;
+  std::vector<std::size_t> ranks;
+  for (std::size_t r = 0; r < m.ranks.size() && ranks.size() < kMost; ++r)
+    if (m.ranks[r].timeline.spans.size() == operations && operations > 0) ranks.push_back(r);
+  return ranks;
 }
 
 std::string report_line(const std::string& file) { return "\nreport: " + file + " (open it in a browser)\n"; }

@@ -36,11 +36,11 @@ void add_report_flag(const Command&, ReportFlag&, const std::string& help);
 [[nodiscard]] std::string plan_page(const CalledWith&, const PlanResult&, const std::string& answer,
                                     const Prediction* prediction, const Setup&);
 
-// Of rank 0 of a run, with the prediction that it was compared with, where there is one.
+// Of the ranks of a run, with the prediction that it was compared with, where there is one.
 [[nodiscard]] std::string run_page(const CalledWith&, const Measurement&, const std::optional<Prediction>&,
                                    const std::optional<ValidationReport>&, const Program&, const ShardingPlan&,
                                    const ModelGraph&);
-// The comparison alone: two documents do not say what the operations of their timelines are.
+// Timelines where the prediction's document says in which order its operations are issued.
 [[nodiscard]] std::string validate_page(const CalledWith&, const ValidationReport&, const Tolerances&,
                                         const Prediction&, const Measurement&);
 // `answer`: the JSON of all rows. `headline`: the error of the most trusted ones, in words.

@@ -31,8 +31,8 @@ class CachedAllocation {
 // fixed offsets.
 [[nodiscard]] std::optional<std::int64_t> arena_of(const Program&, const CostContext&);
 
-// What the allocator does on a device without a limit: in init, the first step, and steady steps until one begins as the
-// one before did (three at most). In one block an allocation is a place in it, and one steady step is all.
+// What the allocator does on a device without a limit: in init, the first step, and steady steps until one begins as
+// the one before did (three at most). In one block an allocation is a place in it, and one steady step is all.
 [[nodiscard]] AllocatorHistory allocation_history(const Program&, const CostContext&, const Timeline& steady);
 
 }  // namespace fsdp

@@ -164,6 +164,57 @@ TEST_CASE("stacked memory sums to the memory of the prediction at every operatio
   }
 }
 
+TEST_CASE("a step of records alone has the operations, times and memory of the step that they are of") {
+  for (const auto& [micro_batches, replicate] : {std::pair{1, 1}, std::pair{3, 2}}) {
+    Case c("tiny-llama", micro_batches, replicate);
+    const Prediction& p = c.prediction;
+    const Json whole = Json::parse(report_step("predicted", c.picture()).columns);
+    const Json alone = Json::parse(
+        report_step("predicted", RecordedStep{p.order, p.issued, p.timeline, p.memory.steady_step, nullptr}).columns);
+    for (const char* key : {"step_ns", "start_ns_d", "duration_ns", "issued_ns_d", "lanes", "kinds"})
+      CHECK_MESSAGE(alone[key] == whole[key], key);
+    const std::size_t host = whole["lanes"].size() - 1;
+    for (std::size_t i = 0; i < whole["label"].size(); ++i) {
+      const auto a = alone["label"][i].get<std::size_t>(), w = whole["label"][i].get<std::size_t>();
+      CHECK(alone["label_lane"][a] == whole["label_lane"][w]);
+      CHECK(alone["label_kind"][a] == whole["label_kind"][w]);
+      if (whole["label_lane"][w] == host) continue;
+      CHECK(alone["label_text"][a] == whole["label_text"][w]);
+      CHECK(alone["micro_batch"][i] == whole["micro_batch"][i]);
+    }
+    std::int64_t total = alone["memory_start_bytes"][0];
+    const std::vector<std::int64_t> moments = summed(alone["memory_moment_d"]);
+    std::size_t k = 0;
+    for (std::size_t i = 0; i < p.memory.steady_step.points.size(); ++i)
+      for (const auto& [moment, expected] : {std::pair{2 * i, p.memory.steady_step.points[i].at},
+                                             std::pair{2 * i + 1, p.memory.steady_step.points[i].after}}) {
+        for (; k < moments.size() && moments[k] == static_cast<std::int64_t>(moment); ++k)
+          total += alone["memory_bytes"][k].get<std::int64_t>();
+        CHECK(total == expected);
+      }
+  }
+}
+
+TEST_CASE("modules sum to the model, and name the units of the plan") {
+  Case c("tiny-llama", 1, 1);
+  c.plan.checkpointed = {c.plan.units.front().modules.front()};
+  const Json modules = Json::parse(report_modules(c.picture()));
+  REQUIRE(modules.size() == c.model.modules.size());
+  CHECK(modules[0]["parameters"] == c.model.parameter_count());
+  std::size_t units = 0, recomputed = 0;
+  for (std::size_t m = 0; m < modules.size(); ++m) {
+    CHECK(modules[m]["name"] == c.model.modules[m].name);
+    units += modules[m].contains("unit");
+    recomputed += modules[m].contains("recomputed");
+    double inside = 0;  // of the children: never more than of the module
+    for (std::size_t k = 0; k < modules.size(); ++k)
+      if (c.model.modules[k].parent == static_cast<std::int32_t>(m)) inside += modules[k]["backward_s"].get<double>();
+    CHECK(inside <= modules[m]["backward_s"].get<double>() * (1 + 1e-9));
+  }
+  CHECK(units == c.plan.units.size());
+  CHECK(recomputed == 1);
+}
+
 TEST_CASE("the units' bytes at the peak and seconds sum to those of the step") {
   Case c("tiny-llama", 2, 1);
   const Json units = Json::parse(report_units(c.picture()));

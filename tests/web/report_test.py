@@ -10,6 +10,7 @@ import tempfile
 import traceback
 
 from browser import Browser
+from parts_tests import PartsTests
 
 GIB = 1024 ** 3
 EIGHT_B = "--model llama3-8b --cluster dgx-h100 --gpus 8 --seq-len 8192".split()
@@ -17,7 +18,7 @@ FRAMES = 240
 LARGE = "--model llama3.1-405b --cluster dgx-h100 --gpus 512 --seq-len 8192 --grad-accum 16".split()
 
 
-class Tests:
+class Tests(PartsTests):
     def __init__(self, program, chromium, driver, folder):
         self.program, self.folder = program, folder
         self.browser = Browser(chromium, driver)

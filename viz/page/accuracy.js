@@ -29,7 +29,7 @@ class RunScatter {
     this.box = el("div", {class: "scatter square"});
   }
   draw(rows, memory) {
-    const size = 620, left = 74, bottom = 40;
+    const size = isSmall() ? 430 : 620, left = 74, bottom = 40;
     const root = svg(
         "svg", {viewBox: `0 0 ${size} ${size}`, role: "group", "aria-label": "Measured and predicted, logarithmic"});
     if (rows.length) {

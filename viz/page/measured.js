@@ -32,7 +32,7 @@ function measurementTiles(m, prediction, validation) {
 
 // A small chart of values by step, with horizontal lines: [{value, name, colour}].
 function stepChart(label, values, format, lines, joined) {
-  const width = 1000, height = 220, left = 84, bottom = 26, top = 12, right = 14;
+  const width = isSmall() ? 430 : 1000, height = 220, left = 84, bottom = 26, top = 12, right = 14;
   const shown = values.map((v, k) => [v, k]).filter(([v]) => Number.isFinite(v));
   if (!shown.length) return el("p", {}, label + ": none is a finite number.");
   const finite = shown.map(([v]) => v).concat(lines.map((l) => l.value));

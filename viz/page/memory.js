@@ -263,14 +263,21 @@ function showMeasuredMemory(view, measurement, memoryReport) {
   const m = chart.memory, counted = m.measured;
   let most = 0;
   for (let r = 0; r < m.rows; ++r) most = Math.max(most, Math.abs(counted[r] - m.total[r]));
+  const tables = memoryTables(memoryReport);
   chart.element = section(
       "memory", "Memory", chart.box, chart.reading, chart.legend,
       el("p", {id: "counted"},
          most === 0 ? "What the allocator counted is what the program says, at every operation of the step." :
                       `What the allocator counted (line) differs from what the program says by up to ${bytes(most)}.`),
       el("p", {class: "hint"},
-         "Stacked: buffers of the program, rank 0, in a steady step. Line: bytes that the allocator counted."),
-      el("details", {}, el("summary", {}, "Who holds the peak"), ...(memoryTables(memoryReport) || [])));
+         (m.parts.length > 1 ? "Stacked: buffers of the program, rank 0, in a steady step. " :
+                               "Area: what was predicted of a steady step. ") +
+             "Line: bytes that the allocator counted."),
+      tables ? el("details", {}, el("summary", {}, "Who holds the peak"), ...tables) : null);
+  chart.refresh = () => {
+    chart.show();
+    view.changed();
+  };
   return chart;
 }
 

@@ -6,6 +6,7 @@ function shortDescription(step, i) {
     step.text(i),
     `${time(step.end[i] - step.start[i])} from ${moment(step.start[i])}, micro-batch ${step.microBatch[i] + 1}`
   ];
+  if (step.other) lines.push(besideOther(step, i));
   const d = demandOf(step, i);
   if (d) {
     const parts = [];
@@ -16,6 +17,14 @@ function shortDescription(step, i) {
     if (parts.length) lines.push(parts.join(", "));
   }
   return lines;
+}
+
+// "predicted: 1.20 ms, +3.1 % of measured"
+function besideOther(step, i) {
+  const here = step.end[i] - step.start[i], there = step.other.end[i] - step.other.start[i];
+  const [predicted, measured] = step.predicted ? [here, there] : [there, here];
+  return `${step.predicted ? "measured" : "predicted"}: ${time(there)}; predicted is ${
+      signed(predicted / measured - 1)} of measured`;
 }
 
 function demandOf(step, i) {
@@ -65,6 +74,7 @@ class OperationPanel {
     if (step.issued)
       row("issued",
           moment(step.issued[i]) + (step.hostTime(i) ? `, which takes the host ${time(step.hostTime(i))}` : ""));
+    if (step.other) row(step.predicted ? "measured" : "predicted", besideOther(step, i).replace(/^\w+: /, ""));
     const d = demandOf(step, i);
     if (d)
       row("demand",

@@ -123,6 +123,9 @@ function gestures(canvas, view, {hover, click}) {
   canvas.addEventListener("dblclick", (event) => view.zoom(event.shiftKey ? 2.5 : 0.4, timeAt(place(event).x)));
 }
 
+// A telephone: charts of fixed proportions are drawn narrower, so that their texts stay readable.
+function isSmall() { return window.innerWidth < 640; }
+
 // A line across a chart at the shared cursor.
 function drawCursor(context, view, width, height) {
   if (view.cursor === null || view.cursor < view.from || view.cursor > view.to) return;

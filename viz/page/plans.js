@@ -43,13 +43,13 @@ class PlanScatter {
     const room = 0.06 * (f(high) - f(low) || Math.abs(f(high)) || 1);
     const a = Math.max(f(low) - room, log ? -Infinity : 0), b = f(high) + room;
     const place = (v) => from + ((f(v) - a) / (b - a)) * (to - from);
-    const marks = !log ? ticks(a, b, 6, memory ? 2 : 10) :
+    const marks = !log ? ticks(a, b, isSmall() ? 4 : 6, memory ? 2 : 10) :
         memory         ? powersOfTwo(Math.exp(a), Math.exp(b), 12) :
                          powersOfTen(Math.exp(a), Math.exp(b), true);
     return {place, marks};
   }
   draw() {
-    const width = 1000, height = 380, left = 78, bottom = 44;
+    const small = isSmall(), width = small ? 430 : 1000, height = small ? 400 : 380, left = 78, bottom = 44;
     this.memories = this.plans.map((p) => p.peak_total_bytes).concat([this.limit]);
     const x = this.scale(this.plans.map((p) => p.tokens_per_s), left, width - 12);
     const y = this.scale(this.memories, height - bottom, 14);
@@ -68,8 +68,8 @@ class PlanScatter {
           svg("text", {x: left - 8, y: y.place(v) + 4, "text-anchor": "end"}, bytes(v)));
     root.append(
         svg("text", {x: width - 12, y: height - 6, "text-anchor": "end", class: "axis"},
-            "tokens per second, all GPUs: faster to the right"),
-        svg("text", {x: left, y: height - 6, class: "axis"}, "peak memory: less is lower"));
+            small ? "tokens/s: faster to the right" : "tokens per second, all GPUs: faster to the right"),
+        svg("text", {x: small ? 6 : left, y: small ? 10 : height - 6, class: "axis"}, "peak memory: less is lower"));
     const at = y.place(this.limit);
     root.append(
         svg("line", {x1: left, x2: width - 12, y1: at, y2: at, class: "limit"}),
@@ -187,7 +187,7 @@ function showPlans(report, limit, showStep) {
       el("p", {},
          `${commas(answer.considered)} considered, ${commas(answer.pruned)} ruled out without a simulation, ${
              commas(answer.scored)} scored.`),
-      scatter.box,
+      certificateBox(answer.certificate), scatter.box,
       el("ul", {class: "legend"},
          ...[["good", "fits"], ["warn", "tight"], ["bad", "does not fit"]].map(
              ([c, name]) => el("li", {}, el("i", {style: {background: `var(--${c})`}}), name)),

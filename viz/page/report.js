@@ -32,6 +32,15 @@ function stepChoice(names, view, showStep) {
   return el("label", {class: "choice"}, "Step of ", select);
 }
 
+// Whose measured step is drawn below the predicted one: steps[0] is the prediction.
+function rankChoice(names, view, showRank) {
+  if (names.length < 3) return names[1];
+  const select = el(
+      "select", {"aria-label": "Whose measured step is drawn", onchange: () => showRank(Number(select.value))},
+      ...names.slice(1).map((name, k) => el("option", {value: k + 1}, name)));
+  return select;
+}
+
 async function main() {
   const report = await unpack("report");
   const view = report.steps.length ? new View(new Step(report.steps[0], await unpack("step-0"))) : null;
@@ -59,17 +68,30 @@ async function main() {
     charts.push(chart);
     const last = report.steps.length - 1;
     if (measurement) {
-      const below = last > 0 ? new View(new Step(report.steps[last], await unpack("step-" + last))) : view;
-      if (last > 0) {
-        charts.push(addTimeline(chart, below, report.steps[last]));
+      const has = wasMeasured(measurement, report.validation);
+      const below = report.steps[0] === "predicted" && last > 0 ?
+          new View(new Step(report.steps[1], await unpack("step-1"))) :
+          view;
+      if (below !== view) {
+        charts.push(addTimeline(chart, below, rankChoice(report.steps, below, (k) => showRank(k))));
         new OperationPanel(below, chart);
+      } else if (last > 0) {
+        chart.element.querySelector(".tools").before(stepChoice(report.steps, view, showStep));
       }
-      charts.push(showMeasuredMemory(below, measurement, report.memory_report));
+      if (has.memory) charts.push(showMeasuredMemory(below, measurement, report.memory_report));
+      const showRank = async (k) => {
+        if (!steps.has(k)) steps.set(k, new Step(report.steps[k], await unpack("step-" + k)));
+        below.show(steps.get(k));
+        for (const c of charts.slice(1)) c.refresh();
+        chart.differences();
+      };
     } else if (prediction) charts.push(showMemory(view, prediction, report.memory_report));
     if (report.steps.length > 1 && !measurement)
       chart.element.querySelector(".tools").before(stepChoice(report.steps, view, showStep));
   }
   if (measurement) showSteps(measurement, prediction, report.validation);
+  if (prediction && !measurement) showWhatIf(report, prediction);
+  if (report.modules) showModules(view, report.modules);
   if (report.units) showUnits(view, report.units);
   if (prediction && prediction.by_action && !measurement) showKinds(prediction);
   showProvenance(report, (measurement || prediction || {}).provenance);

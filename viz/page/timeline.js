@@ -224,6 +224,21 @@ class TimelineChart {
   }
 }
 
+// The operations that differ most between two steps of the same operations: together four fifths of all difference.
+function mostDifferent(a, b) {
+  const by = Float64Array.from(a.start, (s, i) => Math.abs(a.end[i] - s - (b.end[i] - b.start[i])));
+  const order = Array.from(by.keys()).sort((i, j) => by[j] - by[i]);
+  const all = by.reduce((x, y) => x + y, 0), lit = new Uint8Array(a.count);
+  let sum = 0, count = 0;
+  for (const i of order) {
+    if (sum >= 0.8 * all || by[i] === 0) break;
+    sum += by[i];
+    lit[i] = 1;
+    ++count;
+  }
+  return {lit, count, sum};
+}
+
 function legendOfKinds(step) {
   const present = new Set(step.columns.label_kind);
   return el(
@@ -238,8 +253,12 @@ function legendOfKinds(step) {
 function addTimeline(chart, view, title) {
   const below = new TimelineChart(view);
   const first = chart.view;
-  first.low = view.low = Math.min(first.low, view.low);
-  first.high = view.high = Math.max(first.high, view.high);
+  const join = () => {
+    first.low = view.low = Math.min(first.low, view.low);
+    first.high = view.high = Math.max(first.high, view.high);
+    first.whole();
+  };
+  join();
   const follow = (from, to) => {
     if (to.from === from.from && to.to === from.to && to.cursor === from.cursor) return;
     to.from = from.from;
@@ -249,11 +268,36 @@ function addTimeline(chart, view, title) {
   };
   first.listen(() => follow(first, view));
   view.listen(() => follow(view, first));
-  first.whole();
   chart.box.before(el("h3", {}, first.step.name));
   chart.box.after(el("h3", {}, title), below.box);
   below.element = chart.element;
+  below.refresh = () => {
+    below.show();
+    join();
+  };
+  addDifferences(chart, first, view);
   return below;
+}
+
+// A button that lights, in both, what takes another time than predicted.
+function addDifferences(chart, first, second) {
+  const b = button("Differences", "Light the operations that take another time than predicted", () => show(!on));
+  let on = false;
+  const show = (light) => {
+    first.step.other = second.step;
+    second.step.other = first.step;
+    first.step.predicted = true;
+    const found = mostDifferent(first.step, second.step);
+    const name = `${commas(found.count)} operations with four fifths of the difference, ${time(found.sum)}`;
+    for (const v of [first, second]) v.light(name, light && found.count ? (i) => found.lit[i] : null);
+  };
+  first.listen(() => {
+    on = first.litName.includes("of the difference");
+    b.setAttribute("aria-pressed", on);
+  });
+  chart.differences = () => show(on);
+  chart.element.querySelector(".tools").insertBefore(b, chart.element.querySelector(".tools input"));
+  show(true);
 }
 
 function showTimeline(view) {
@@ -273,6 +317,8 @@ function showTimeline(view) {
     "aria-label": "Light operations by name",
     oninput: () => lightByName(view, search.value)
   });
+  critical.hidden = !view.step.columns.critical_d.length;
+  waits.hidden = !view.step.waitFor.length;
   let said = null;
   view.listen(() => {
     if (said === view.litName) return;

@@ -1,0 +1,34 @@
+#include "simulator/predict/bandwidth_sweep.h"
+
+#include <algorithm>
+#include <array>
+
+#include "simulator/analysis/breakdown.h"
+#include "simulator/engine/engine.h"
+
+namespace fsdp {
+namespace {
+
+constexpr std::array kFactors = {0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0};
+
+}  // namespace
+
+BandwidthSweep bandwidth_sweep(const Program& program, const CostContext& c) {
+  BandwidthSweep sweep;
+  sweep.between_nodes = c.cluster.gpus > c.cluster.domain();
+  if (c.cluster.host || c.plan.ranks() < 2) return sweep;
+  for (const double factor : kFactors) {
+    ClusterSpec cluster = c.cluster;
+    BytesPerSecond& link = sweep.between_nodes ? cluster.inter_bus : cluster.intra_bus;
+    link = BytesPerSecond(link.count() * factor);
+    const CostContext changed{c.model, c.plan, c.implementation, cluster, c.costs};
+    const Timeline t = simulate(program.steady_step, demands_of(program.steady_step, program, changed));
+    sweep.points.push_back(
+        {factor, link, Seconds(t.duration), exposed_communication(where_time_goes(program.steady_step, t))});
+  }
+  const auto same = [&](const BandwidthPoint& p) { return p.step.count() == sweep.points.front().step.count(); };
+  if (std::all_of(sweep.points.begin(), sweep.points.end(), same)) sweep.points.clear();
+  return sweep;
+}
+
+}  // namespace fsdp
