@@ -309,7 +309,7 @@ int plan_command(const PlanFlags& asked) {
   }
   std::FILE* out = f.emit && !f.emit_to ? stderr : stdout;
   if (size) print(out, size->text);
-  print(out, bold(out, verdict_line(prediction)) + doubt_line(prediction) + cost_line(prediction));
+  print(out, verdict_headline(out, verdict_line(prediction)) + doubt_line(prediction) + cost_line(prediction));
   print(out, "Choice: " + plan_label(plan, &setup.model) + "\n" + basis(prediction, plan, setup.costs));
   if (!result.searched.empty()) print(out, searched_line(result));
   if (certificate) print(out, certificate_line(*certificate, plan, prediction.step_time));

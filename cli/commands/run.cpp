@@ -238,7 +238,7 @@ std::string trained_text(const Measurement& m, const ShardingPlan& plan) {
   return fmt::format(
       "\n{}Trained {} steps ({} of them warm-up of the measurement), {} tokens: loss {:.4f} at the first, {:.4f} at "
       "the last.\n",
-      loss_chart(m.losses, chart_width(12)), steps, steps - m.step_seconds.size(),
+      loss_chart(m.losses, chart_width(12), 8, chart_style()), steps, steps - m.step_seconds.size(),
       with_commas(static_cast<std::int64_t>(steps) * plan.tokens_per_step()), m.losses.front(), m.losses.back());
 }
 

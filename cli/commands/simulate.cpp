@@ -91,7 +91,7 @@ int simulate_command(const SimulateFlags& f) {
                              : printed(prediction, f.json));
     if (f.trace && trace_cut(program.steady_step)) print(stderr, trace_line(*f.trace, program.steady_step));
   } else {
-    print(stdout, bold(stdout, verdict_line(prediction)) + doubt_line(prediction) + cost_line(prediction));
+    print(stdout, verdict_headline(stdout, verdict_line(prediction)) + doubt_line(prediction) + cost_line(prediction));
     if (prediction.step_time_distribution)
       print(stdout, distribution_line(*prediction.step_time_distribution, prediction.ranks, setup.costs));
     print(stdout, "Plan: " + plan_label(plan, &setup.model) + "\n" + basis(prediction, plan, setup.costs));

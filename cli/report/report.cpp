@@ -212,10 +212,10 @@ std::string basis(const Prediction& p, const ShardingPlan& plan, const Costs& co
 }
 
 std::string prediction_report(const Prediction& p) {
-  std::string out = "\nwhere the step goes\n" + time_bar(p.where, p.step_time, chart_width(12));
+  std::string out = "\nwhere the step goes\n" + time_bar(p.where, p.step_time, chart_width(12), chart_style());
   if (!p.memory.steady_step.points.empty()) {
-    out +=
-        "\nallocated memory over a steady step\n" + memory_chart(p.memory.steady_step, p.memory_limit, chart_width(18));
+    out += "\nallocated memory over a steady step\n" +
+           memory_chart(p.memory.steady_step, p.memory_limit, chart_width(18), 10, chart_style());
     out += "  peak at: " + p.peak_at + "\n";
   }
   out += "\n" + made_of(p);

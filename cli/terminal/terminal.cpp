@@ -4,10 +4,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cctype>
 #include <charconv>
 #include <chrono>
 #include <cstdlib>
 #include <string_view>
+#include <utility>
 
 #include "viz/viz.h"
 
@@ -30,6 +32,19 @@ std::optional<int> columns_said() {
 }
 
 bool understands_escapes(std::FILE* out) { return ::isatty(::fileno(out)) == 1 && variable("TERM") != "dumb"; }
+
+bool shows_styles(std::FILE* out) { return understands_escapes(out) && variable("NO_COLOR").empty(); }
+
+// The first of these that is set decides, as in setlocale.
+bool locale_is_utf8() {
+  for (const char* name : {"LC_ALL", "LC_CTYPE", "LANG"})
+    if (const std::string_view value = variable(name); !value.empty()) {
+      std::string text(value);
+      std::transform(text.begin(), text.end(), text.begin(), [](unsigned char c) { return std::tolower(c); });
+      return text.find("utf-8") != std::string::npos || text.find("utf8") != std::string::npos;
+    }
+  return false;
+}
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
@@ -56,8 +71,22 @@ std::string fitting_table(const std::vector<std::string>& header, const std::vec
 
 int chart_width(int labels) { return std::clamp(width_of(stdout).value_or(kChart + labels) - labels, 8, kChart); }
 
+ChartStyle chart_style() {
+  return {.colours = shows_styles(stdout), .ascii = ::isatty(::fileno(stdout)) == 1 && !locale_is_utf8()};
+}
+
 std::string bold(std::FILE* out, const std::string& text) {
-  return understands_escapes(out) && variable("NO_COLOR").empty() ? "\033[1m" + text + "\033[0m" : text;
+  return shows_styles(out) ? "\033[1m" + text + "\033[0m" : text;
+}
+
+std::string verdict_headline(std::FILE* out, const std::string& text) {
+  if (!shows_styles(out)) return text;
+  constexpr std::pair<std::string_view, Ink> kVerdicts[] = {
+      {"Fits", Ink::green}, {"Tight", Ink::yellow}, {"Does not fit", Ink::red}};
+  for (const auto& [verdict, ink] : kVerdicts)
+    if (text.starts_with(verdict))
+      return "\033[1m" + inked(verdict, ink, {.colours = true}) + bold(out, text.substr(verdict.size()));
+  return bold(out, text);
 }
 
 Progress::Progress() : terminal_(understands_escapes(stderr)) {}

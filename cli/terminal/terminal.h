@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "viz/chart_style.h"
+
 namespace fsdp::cli {
 
 // Columns that text on this stream may take: COLUMNS if it is set, else the terminal's; nullopt for files and pipes.
@@ -19,6 +21,12 @@ namespace fsdp::cli {
 // Columns for a chart on standard output beside `labels` columns of its own text; 72 where there is room.
 [[nodiscard]] int chart_width(int labels);
 
+// What charts on standard output may use: colours on a terminal that shows them, block characters unless it is one
+// whose locale is not UTF-8.
+[[nodiscard]] ChartStyle chart_style();
+
+// The line that answers, bold, and its verdict ("Fits", "Tight", "Does not fit") in its colour.
+[[nodiscard]] std::string verdict_headline(std::FILE*, const std::string& text);
 // Wraps text in an ANSI style when the stream is a terminal that shows it.
 [[nodiscard]] std::string bold(std::FILE*, const std::string& text);
 

@@ -92,6 +92,36 @@ TEST_CASE("styles and progress: a terminal has them, NO_COLOR and TERM=dumb have
   CHECK(program.run("TERM=xterm " + kPlan).out.find('\033') == std::string::npos);  // no terminal
 }
 
+TEST_CASE("colours and block characters are for terminals that show them") {
+  const Program program;
+  if (!has(program, "script")) {
+    MESSAGE("no `script` here: not on a terminal");
+    return;
+  }
+  const std::string call = "fsdp-plan simulate --model llama3-8b --cluster dgx-h100 --seq-len 8k";
+  const auto on_terminal = [&](const std::string& before, const std::string& more = "") {
+    return program.run(before + " script -qec '" + call + more + "' /dev/null").out;
+  };
+  const std::string shown = "unset NO_COLOR; TERM=xterm LC_ALL=C.UTF-8", coloured = on_terminal(shown);
+  CHECK(coloured.find("\033[33mTight\033[0m") != std::string::npos);
+  CHECK(on_terminal(shown, " --memory-limit 20GiB").find("\033[31mDoes not fit\033[0m") != std::string::npos);
+  CHECK(on_terminal(shown, " --activation-checkpointing full").find("\033[32mFits\033[0m") != std::string::npos);
+  CHECK(coloured.find("\033[34mC") != std::string::npos);       // compute in the bar of time
+  CHECK(coloured.find("\033[34m\u2588") != std::string::npos);  // memory
+  const std::string plain = on_terminal("NO_COLOR=1 TERM=xterm LC_ALL=C.UTF-8");
+  CHECK(plain.find("\033[3") == std::string::npos);
+  CHECK(plain.find("\u2588") != std::string::npos);
+  for (const char* locale :
+       {"LC_ALL=C LANG=C.UTF-8", "LC_ALL= LC_CTYPE= LANG=de_DE.ISO-8859-1", "LC_ALL= LC_CTYPE= LANG="}) {
+    const std::string ascii = on_terminal("NO_COLOR=1 TERM=xterm " + std::string(locale));
+    CHECK(std::all_of(ascii.begin(), ascii.end(), [](char c) { return static_cast<unsigned char>(c) < 0x80; }));
+    CHECK(ascii.find("####") != std::string::npos);
+  }
+  const std::string file = program.run("TERM=xterm LC_ALL=C " + call).out;  // not a terminal: text in UTF-8
+  CHECK(file.find('\033') == std::string::npos);
+  CHECK(file.find("\u2588") != std::string::npos);
+}
+
 TEST_CASE("what the program offers to shells") {
   const Program program;
   const auto offered = [&](const std::string& words) {

@@ -57,6 +57,7 @@ inline const std::map<std::string, std::string>& interfaces() {
       {"viz/report.h", "viz/report"},
       {"viz/snapshot.h", "viz/snapshot"},
       {"viz/trace.h", "viz/trace"},
+      {"viz/viz.h", "viz/terminal"},
   };
   return kInterfaces;
 }
@@ -142,10 +143,11 @@ inline const Order& inner_order() {
       {"executor/calibrate",
        {"executor", "executor/actions", "executor/arithmetic", "executor/kernels", "executor/training"}},
 
-      // viz: what is written by itself < the report, a page; traces; memory snapshots.
+      // viz: what is written by itself < the report, a page; traces; memory snapshots; charts of a terminal.
       {"viz", {}},
       {"viz/report", {"viz"}},
-      {"viz/snapshot", {"viz"}},
+      {"viz/snapshot", {}},
+      {"viz/terminal", {"viz"}},
       {"viz/trace", {"viz"}},
 
       // cli: the terminal (help, completion, width) < flags and files < commands; reports beside the flags. What the
@@ -177,6 +179,7 @@ inline const Order& inner_order() {
       {"tests/planner/search", {"tests/support"}},
       {"tests/planner/torch", {"tests/support"}},
       {"tests/simulator", {"tests/support"}},
+      {"tests/simulator/predict", {}},
       {"tests/simulator/published", {"tests/support"}},
       {"tests/viz", {"tests/support"}},
       {"tests/cli", {"tests/support"}},

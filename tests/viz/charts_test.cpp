@@ -57,6 +57,29 @@ TEST_CASE("the memory chart fills what is allocated and marks peak and limit") {
   CHECK(holds(lines_of(limited)[3], "peak 7"));  // half way: 3.5 of 7 rows, in the fourth from below
 }
 
+TEST_CASE("colours and ASCII change what a chart is drawn with, not its shape") {
+  const std::int64_t gib = std::int64_t{1} << 30;
+  const auto without_escapes = [](std::string text) {
+    for (std::size_t i = text.find('\033'); i != std::string::npos; i = text.find('\033'))
+      text.erase(i, text.find('m', i) - i + 1);
+    return text;
+  };
+  const std::string plain = memory_chart(ramp(gib), Bytes(14 * gib), 8, 7);
+  const std::string coloured = memory_chart(ramp(gib), Bytes(14 * gib), 8, 7, {.colours = true});
+  CHECK(coloured != plain);
+  CHECK(without_escapes(coloured) == plain);
+  const std::string ascii = memory_chart(ramp(gib), Bytes(14 * gib), 8, 7, {.ascii = true});
+  CHECK(std::all_of(ascii.begin(), ascii.end(), [](char c) { return static_cast<unsigned char>(c) < 0x80; }));
+  CHECK(lines_of(ascii).size() == lines_of(plain).size());
+  CHECK(holds(ascii, "#"));
+  Breakdown b;
+  b.compute = Seconds(3);
+  b.idle = Seconds(1);
+  CHECK(without_escapes(time_bar(b, Seconds(4), 40, {.colours = true})) == time_bar(b, Seconds(4), 40));
+  const std::vector<double> losses = {4, 3, 2, 1};
+  CHECK(without_escapes(loss_chart(losses, 8, 4, {.colours = true})) == loss_chart(losses, 8, 4));
+}
+
 TEST_CASE("a limit far above the curve is named, not drawn") {
   const std::string chart = memory_chart(ramp(1 << 20), Bytes(std::int64_t{80} << 30), 40, 6);
   CHECK(holds(chart, "limit 80"));

@@ -28,17 +28,18 @@ std::vector<std::int64_t> columns(const MemoryTimeline& memory, int width) {
 }
 
 // One cell of a column `eighths` high (in eighths of a row), in row `row` counted from below.
-std::string_view cell(std::int64_t eighths, int row) {
-  static constexpr std::array<std::string_view, 9> kFill = {" ", "▁", "▂", "▃", "▄", "▅", "▆", "▇", "█"};
-  return kFill[static_cast<std::size_t>(std::clamp<std::int64_t>(eighths - 8LL * row, 0, 8))];
+std::string_view cell(std::int64_t eighths, int row, const ChartStyle& style) {
+  return filled_cell(static_cast<std::size_t>(std::clamp<std::int64_t>(eighths - 8LL * row, 0, 8)), style);
 }
 
 // What the parts of a breakdown are drawn with, in the table's order.
 constexpr std::array<char, kBreakdownParts.size()> kMarks = {'C', 'R', 'A', 'S', 'L', 'y', 'O', '.'};
+constexpr std::array<Ink, kBreakdownParts.size()> kInks = {Ink::blue,    Ink::cyan,  Ink::yellow, Ink::red,
+                                                           Ink::magenta, Ink::plain, Ink::green,  Ink::grey};
 
 }  // namespace
 
-std::string memory_chart(const MemoryTimeline& memory, Bytes limit, int width, int height) {
+std::string memory_chart(const MemoryTimeline& memory, Bytes limit, int width, int height, const ChartStyle& style) {
   width = std::clamp(width, 8, 400);
   height = std::clamp(height, 2, 100);
   const std::int64_t peak = memory.peak();
@@ -57,12 +58,14 @@ std::string memory_chart(const MemoryTimeline& memory, Bytes limit, int width, i
     if (row == peak_row) label = "peak " + human(Bytes(peak));
     else if (row == limit_row) label = "limit " + human(limit);
     else if (row == 0) label = "0";
-    out += fmt::format("{:>16} |", label);
+    std::string line;
     for (const std::int64_t bytes : tops) {
       const auto eighths = static_cast<std::int64_t>(std::llround(static_cast<double>(bytes) * rows_per_byte * 8));
-      const std::string_view glyph = cell(eighths, row);
-      out += glyph == " " && row == limit_row ? std::string_view("-") : glyph;
+      const std::string_view glyph = cell(eighths, row, style);
+      line += glyph == " " && row == limit_row ? std::string_view("-") : glyph;
     }
+    line.erase(line.find_last_not_of(' ') + 1);
+    out += fmt::format("{:>16} |", label) + inked(line, row == limit_row ? Ink::red : Ink::blue, style);
     out.erase(out.find_last_not_of(' ') + 1);
     out += '\n';
   }
@@ -72,22 +75,24 @@ std::string memory_chart(const MemoryTimeline& memory, Bytes limit, int width, i
   return out + "\n";
 }
 
-std::string time_bar(const Breakdown& breakdown, Seconds step, int width) {
+std::string time_bar(const Breakdown& breakdown, Seconds step, int width, const ChartStyle& style) {
   width = std::clamp(width, 8, 400);
   const double whole = std::max(step.count(), total(breakdown).count());
   std::string bar;
   std::string legend;
+  std::size_t columns = 0;
   double upto = 0;
   for (std::size_t i = 0; i < kBreakdownParts.size(); ++i) {
     const Seconds seconds = breakdown.*kBreakdownParts[i].member;
     if (!(seconds.count() > 0) || !(whole > 0)) continue;
     upto += seconds.count();
     const auto end = static_cast<std::size_t>(std::llround(upto / whole * width));
-    if (end > bar.size()) bar.append(end - bar.size(), kMarks[i]);
-    legend += fmt::format("  {} {:<22} {:>10} {:>5.1f} %\n", kMarks[i], kBreakdownParts[i].label, human(seconds),
-                          100 * seconds.count() / whole);
+    if (end > columns) bar += inked(std::string(end - columns, kMarks[i]), kInks[i], style);
+    columns = std::max(columns, end);
+    legend += fmt::format("  {} {:<22} {:>10} {:>5.1f} %\n", inked(std::string(1, kMarks[i]), kInks[i], style),
+                          kBreakdownParts[i].label, human(seconds), 100 * seconds.count() / whole);
   }
-  bar.resize(static_cast<std::size_t>(width), ' ');
+  if (const auto all = static_cast<std::size_t>(width); columns < all) bar.append(all - columns, ' ');
   return "[" + bar + "] " + human(step) + "\n" + legend;
 }
 

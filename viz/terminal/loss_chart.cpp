@@ -28,8 +28,7 @@ std::vector<double> columns(const std::vector<double>& losses, std::size_t width
 
 }  // namespace
 
-std::string loss_chart(const std::vector<double>& losses, int width, int height) {
-  static constexpr std::array<std::string_view, 9> kFill = {" ", "▁", "▂", "▃", "▄", "▅", "▆", "▇", "█"};
+std::string loss_chart(const std::vector<double>& losses, int width, int height, const ChartStyle& style) {
   const int rows = std::clamp(height, 2, 100);
   const std::vector<double> tops = columns(losses, static_cast<std::size_t>(std::clamp(width, 8, 400)));
   std::vector<double> numbers;
@@ -42,13 +41,17 @@ std::string loss_chart(const std::vector<double>& losses, int width, int height)
     out += fmt::format("{:>10} |", row == rows - 1 ? fmt::format("{:.4f}", *most)
                                    : row == 0      ? fmt::format("{:.4f}", *least)
                                                    : "");
+    std::string line;
     for (const double top : tops) {
       // From one eighth of the lowest row to the whole chart.
       const double eighths = std::isnan(top) ? 0 : 1 + (top - *least) / span * (8 * rows - 1);
-      out += std::isnan(top) && row == 0
-                 ? "?"
-                 : kFill[static_cast<std::size_t>(std::clamp<long>(std::lround(eighths) - 8L * row, 0, 8))];
+      line +=
+          std::isnan(top) && row == 0
+              ? "?"
+              : filled_cell(static_cast<std::size_t>(std::clamp<long>(std::lround(eighths) - 8L * row, 0, 8)), style);
     }
+    line.erase(line.find_last_not_of(' ') + 1);
+    out += inked(line, Ink::cyan, style);
     out.erase(out.find_last_not_of(' ') + 1);
     out += '\n';
   }
