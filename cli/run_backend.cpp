@@ -96,6 +96,13 @@ void check_backend_flags(const BackendFlags& f) {
   if (const std::string why = why_no_cuda(); !why.empty()) (void)make_cuda_backend({1, 1});  // says so
 }
 
+void check_executable(const ShardingPlan& plan, const ModelGraph& model, const std::string& file) {
+  check(plan, model, file);
+  if (plan.tensor() == 1) return;
+  throw InputError({file, "mesh"}, fmt::format("{} tensor ranks cannot be executed yet", plan.tensor()),
+                   "predict it with `fsdp-plan simulate` instead, or run a plan without a tensor dimension");
+}
+
 const Implementation& implementation_of(const BackendFlags& f) {
   return *f.backend == "cuda" ? native_cuda_implementation() : native_implementation();
 }

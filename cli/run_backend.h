@@ -27,6 +27,9 @@ void add_backend_flags(const Command&, BackendFlags&);
 // make_backend, where one process speaks for all.
 void check_backend_flags(const BackendFlags&);
 
+// The plan's rules; and no backend executes tensor parallelism yet: InputError, before anything is lowered for one.
+void check_executable(const ShardingPlan&, const ModelGraph&, const std::string& file);
+
 [[nodiscard]] const Implementation& implementation_of(const BackendFlags&);  // of the backend's kernels
 
 // This machine, where ranks run on its processors (host, mpi); none where they run on GPUs.

@@ -64,9 +64,11 @@ enum class OpKind : std::uint8_t {
                        //                                                                   approximation
   scale,               // x [T, width]               -                                      factor * x
   soft_cap,            // x [T, width]               -                                      cap * tanh(x / cap)
+  // Of a model whose ops are split over ranks (planner/tensor/split.h) alone.
+  redistribute,        // x                          -                                      as Redistribution says
 };
 // clang-format on
-inline constexpr int kOpKinds = static_cast<int>(OpKind::soft_cap) + 1;
+inline constexpr int kOpKinds = static_cast<int>(OpKind::redistribute) + 1;
 [[nodiscard]] std::string_view name(OpKind);
 
 // True for the ops whose work is a matrix multiplication (matmul) with a weight: linear and expert_linear.
@@ -85,6 +87,15 @@ struct Experts {
   friend bool operator==(const Experts&, const Experts&) = default;
 };
 // A choice in the ids that moe_route makes: expert * capacity + place; a dropped one: -1 - expert.
+
+// What a redistribute does among the ranks that a model's ops are split over, and what its backward does. T rows of
+// `width` are all tokens, T/n this rank's part of each sequence.
+enum class Redistribution : std::uint8_t {
+  none,
+  gather,          // [T/n, width] -> [T, width]: all-gather; backward: reduce-scatter
+  scatter,         // sums [T, width] over the ranks -> [T/n, width]: reduce-scatter; backward: all-gather
+  gather_columns,  // [T, width/n] -> [T, width]: all-gather; backward: this rank's columns, without communication
+};
 
 struct OpShape {
   std::int64_t in = 0, out = 0;                                    // linear
@@ -111,6 +122,10 @@ struct OpShape {
   bool interleaved = false;    // packed: q, k and v of each key head stand together, not all q first
   bool fast = false;           // gelu: transformers' gelu_fast, which writes the tanh approximation out another way
   bool always_masked = false;  // attention: its caller writes the causal mask out
+  // Of a model whose ops are split over ranks.
+  Redistribution redistribution = Redistribution::none;
+  std::int64_t sequence_parts = 1;  // it computes one of so many parts of each sequence
+  std::int64_t vocab_parts = 1;     // cross_entropy: the logits are one of so many parts of the vocabulary
   friend bool operator==(const OpShape&, const OpShape&) = default;
 };
 
@@ -123,13 +138,15 @@ struct Op {
   friend bool operator==(const Op&, const Op&) = default;
 };
 
-// A value that flows between ops. Elements = width * tokens, width * slots where it has experts, or 1 for the loss.
+// A value that flows between ops. Elements = width * tokens, width * slots where it has experts, or 1 for the loss;
+// of one part of each sequence so many parts of it.
 enum class TensorKind : std::uint8_t { ids, activation, loss };
 struct Tensor {
   TensorKind kind = TensorKind::activation;
   std::int64_t width = 0;     // elements per token
   bool requires_grad = true;  // false for ids and where no trained parameter contributes
   Experts experts = {};       // a row per slot instead of one per token
+  std::int64_t sequence_parts = 1;
   friend bool operator==(const Tensor&, const Tensor&) = default;
 };
 
@@ -144,12 +161,20 @@ struct Module {
   friend bool operator==(const Module&, const Module&) = default;
 };
 
+// How the gradient of a parameter comes out of backward on one of the ranks that a model's ops are split over.
+enum class TensorGradient : std::uint8_t {
+  local,    // that of the rank's own part (or of the whole parameter, where nothing is split)
+  partial,  // a summand of it: every rank holds the parameter and sees a part of the tokens
+  whole,    // that of all parts, on every rank
+};
+
 struct Parameter {
   std::string name;                   // as named_parameters() prints it
   std::vector<std::string> aliases;   // further names of the same storage (tied weights)
   std::vector<std::int32_t> modules;  // owners: the module that registers it, then those of the aliases
   std::vector<std::int64_t> shape;    // at least one dimension
   bool trainable = true;
+  TensorGradient tensor_gradient = TensorGradient::local;
   [[nodiscard]] std::int64_t numel() const;
   friend bool operator==(const Parameter&, const Parameter&) = default;
 };
@@ -165,9 +190,11 @@ struct ModelGraph {
   std::vector<Op> ops;                        // forward order; the last is the loss
   std::vector<std::string> notes;             // what its file says and this graph leaves out; for people
   std::int32_t ids = kNone, targets = kNone;  // tensors that a batch fills
+  std::int64_t tensor_ranks = 1;              // ranks that its ops are split over; parameters are one rank's part
 
   [[nodiscard]] std::int64_t parameter_count() const;
-  [[nodiscard]] std::int32_t find_module(std::string_view name) const;  // kNone if absent
+  [[nodiscard]] std::int64_t gradient_numel(std::int32_t parameter) const;  // as backward makes it
+  [[nodiscard]] std::int32_t find_module(std::string_view name) const;      // kNone if absent
   [[nodiscard]] std::string digest() const;  // 16 hex digits over everything that decides a result
   friend bool operator==(const ModelGraph&, const ModelGraph&) = default;
 };
@@ -178,6 +205,12 @@ struct Workload {
   std::int64_t element_bytes = 2;  // of activations
   std::int64_t loss_chunks = 1;    // parts in which the loss is computed, along the sequence
   [[nodiscard]] std::int64_t tokens() const { return sequences * seq_len; }
+  // What an op of this shape sees of it: of a part of each sequence only that.
+  [[nodiscard]] Workload seen_by(const OpShape& s) const {
+    Workload w = *this;
+    w.seq_len /= s.sequence_parts;
+    return w;
+  }
 };
 
 [[nodiscard]] std::int64_t rows(const Experts&, const Workload&);  // tokens; with experts: slots = count * capacity

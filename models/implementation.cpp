@@ -49,7 +49,8 @@ bool knows(const Implementation& i, const Op& op) {
 }
 
 [[noreturn]] void refuse_op(const Implementation& i, const Op& op) {
-  const std::string_view lack = i.rules[static_cast<std::size_t>(op.kind)] != nullptr ? i.lacks(op) : name(op.kind);
+  std::string_view lack = i.rules[static_cast<std::size_t>(op.kind)] != nullptr ? i.lacks(op) : name(op.kind);
+  if (op.kind == OpKind::redistribute) lack = "tensor parallelism";
   std::string known;
   for (const Implementation* other : all())
     if (knows(*other, op))
@@ -119,7 +120,7 @@ OpFacts facts(const Implementation& implementation, const Op& op, const Workload
   if (!knows(implementation, op)) refuse_op(implementation, op);
   const OpRule rule = implementation.rules[static_cast<std::size_t>(op.kind)];
   try {
-    const OpFacts f = rule(op, workload);
+    const OpFacts f = rule(op, workload.seen_by(op.shape));
     for (const std::int64_t bytes : {f.saved_extra_bytes, f.forward_scratch_bytes, f.backward_scratch_bytes,
                                      f.forward_traffic_bytes, f.backward_traffic_bytes})
       if (bytes > kMostOpBytes) refuse_size(op, workload);
@@ -169,7 +170,8 @@ OpFacts facts(const Implementation& implementation, const Op& op, const Workload
   return f;
 }
 
-// All but optimizer_form, which follows from the name: files from before it was there stay comparable.
+// All but optimizer_form, which follows from the name, and redistribute, which is no kernel: files from before they
+// were there stay comparable.
 std::string digest(const Implementation& i) {
   Digest d;
   d.add("name", i.name);
@@ -186,7 +188,7 @@ std::string digest(const Implementation& i) {
   d.add("host_hook", i.host_seconds_per_unit_hook);
   if (i.host_seconds_per_read > 0) d.add("host_read", i.host_seconds_per_read);
   for (int k = 0; k < kOpKinds; ++k) {
-    if (i.rules[static_cast<std::size_t>(k)] == nullptr) continue;
+    if (i.rules[static_cast<std::size_t>(k)] == nullptr || static_cast<OpKind>(k) == OpKind::redistribute) continue;
     for (std::int64_t matmul : {1, 2})
       d.add("keeps", i.keeps_selectively && i.keeps_selectively(probe(static_cast<OpKind>(k)), matmul));
     for (std::int64_t element_bytes : {2, 4, 8}) {

@@ -21,7 +21,7 @@
 namespace fsdp {
 
 struct Job {
-  ModelGraph model;
+  ModelGraph model;  // what one rank computes: split over the plan's tensor ranks
   ShardingPlan plan;
   PlanIds ids;  // the plan's names in the model
   Implementation implementation;

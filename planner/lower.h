@@ -3,7 +3,7 @@
 //   Program p = lower(model, plan, find_implementation("native", false, ""), /*rank=*/0);
 //
 // Three stages, so that a dialect stays small: lowering/tape (forward, recompute, backward with tensor lifetimes; knows
-// nothing of sharding), lowering/fsdp2, fsdp1 or ddp (hooks only), lowering/step_builder (streams, events, buffers).
+// nothing of sharding), lowering/fsdp2, fsdp1 or ddp (hooks only), lowering/step (streams, events, buffers).
 #pragma once
 
 #include <cstdint>
@@ -16,6 +16,7 @@
 
 namespace fsdp {
 
+// The model is split over the plan's tensor ranks (planner/tensor/split.h), where it has some, as `resolve` does it.
 // `rank` in [0, plan.ranks()): decides only unpadded shard sizes; rank 0 bounds the memory of every rank (its chunks
 // are never shorter; fsdp1: but for what lies between parameters, less than 16 bytes each). The plan has passed
 // `check`.

@@ -3,6 +3,7 @@
 #include <set>
 
 #include "planner/lower.h"
+#include "planner/tensor/split.h"
 
 namespace fsdp {
 namespace {
@@ -20,11 +21,13 @@ std::vector<OpCost> op_costs(const CostContext& c) {
   const Program program = lower(c.model, plan, c.implementation);
   const std::vector<Demand> demands = demands_of(program.steady_step, program, context);
   std::vector<OpCost> costs(c.model.ops.size());
+  bool forward = true;  // all of it comes before any of backward
   for (std::size_t i = 0; i < demands.size(); ++i) {
     const Operation& op = program.steady_step.ops[i];
     if (op.graph_op < 0) continue;
+    forward = forward && op.action != Action::backward;
     OpCost& cost = costs[static_cast<std::size_t>(op.graph_op)];
-    (op.action == Action::forward ? cost.forward : cost.backward) += demands[i].alone;
+    (forward ? cost.forward : cost.backward) += demands[i].alone;
   }
   return costs;
 }
@@ -58,6 +61,10 @@ std::int64_t padded(const Parameter& p, std::int64_t shards) {
 }  // namespace
 
 std::vector<ModuleCost> module_costs(const CostContext& c) {
+  if (c.plan.tensor() != c.model.tensor_ranks) {
+    const ModelGraph local = split_over_tensor(c.model, c.plan);
+    return module_costs({local, c.plan, c.implementation, c.cluster, c.costs});
+  }
   const std::vector<OpCost> ops = op_costs(c);
   const std::int64_t shards = c.plan.shard();
   const Workload workload{c.plan.micro_batches.front(), c.plan.seq_len, size_of(c.plan.param_dtype),

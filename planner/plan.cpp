@@ -42,6 +42,16 @@ constexpr std::string_view label(CheckpointPolicy c) {
 }
 static_assert(names_all<CheckpointPolicy>(label, kCheckpointPolicies));
 
+constexpr std::string_view label(TensorStyle s) {
+  switch (s) {
+    case TensorStyle::colwise: return "colwise";
+    case TensorStyle::rowwise: return "rowwise";
+    case TensorStyle::sequence: return "sequence";
+  }
+  return {};
+}
+static_assert(names_all<TensorStyle>(label, kTensorStyles));
+
 }  // namespace
 
 std::string_view name(Dialect d) { return label(d); }
@@ -51,6 +61,7 @@ std::string name(Reshard r) {
   return r == Reshard::automatic ? "auto" : r == Reshard::yes ? "true" : "false";
 }
 std::string_view name(CheckpointPolicy c) { return label(c); }
+std::string_view name(TensorStyle s) { return label(s); }
 std::string dialect_text(const ShardingPlan& plan) {
   std::string text(name(plan.dialect));
   if (plan.torch != TorchVersion{})
@@ -78,6 +89,9 @@ Reshard parse_reshard(std::string_view text, const Origin& where) {
 }
 CheckpointPolicy parse_checkpoint_policy(std::string_view text, const Origin& where) {
   return parse_name<CheckpointPolicy>(label, kCheckpointPolicies, text, where, "checkpoint policy");
+}
+TensorStyle parse_tensor_style(std::string_view text, const Origin& where) {
+  return parse_name<TensorStyle>(label, kTensorStyles, text, where, "tensor style");
 }
 TorchVersion parse_torch_version(std::string_view text, const Origin& where) {
   TorchVersion v;
@@ -110,7 +124,8 @@ std::int64_t ShardingPlan::sequences_per_rank() const {
 }
 
 std::int64_t ShardingPlan::tokens_per_step() const {
-  return checked_mul(checked_mul(sequences_per_rank(), seq_len, "plan: micro_batches"), ranks(), "plan: micro_batches");
+  return checked_mul(checked_mul(sequences_per_rank(), seq_len, "plan: micro_batches"), data_ranks(),
+                     "plan: micro_batches");
 }
 
 // What is for people only (names) or can be written in two ways (a mesh dimension of size 1) does not count.
@@ -119,6 +134,7 @@ std::string ShardingPlan::digest() const {
   canonical.wrap.clear();
   canonical.model_name.clear();
   canonical.mesh = {{"replicate", replicate()}, {"shard", shard()}};
+  if (tensor() > 1) canonical.mesh.push_back({"tensor", tensor()});
   return digest_of(to_json_text(canonical));
 }
 

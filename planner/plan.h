@@ -18,8 +18,9 @@
 
 namespace fsdp {
 
-// The mesh is an ordered list of named dimensions; today "replicate" and "shard", in that order. Ranks are row-major:
-// rank = replicate_index * shard_size + shard_index, so that a shard group is contiguous.
+// The mesh is an ordered list of named dimensions: "replicate", "shard" and "tensor", in that order. Ranks are
+// row-major: rank = (replicate_index * shard_size + shard_index) * tensor_size + tensor_index, so that a tensor group
+// is contiguous, and a shard group where there is no tensor dimension.
 struct MeshDim {
   std::string name;
   std::int64_t size = 1;
@@ -82,6 +83,25 @@ struct TorchVersion {
   friend bool operator==(const TorchVersion&, const TorchVersion&) = default;
 };
 
+// How a module's parameters and what it computes are split over the mesh's `tensor` dimension, as DTensor's parallel
+// styles of the same names do (torchtitan's plan for Llama).
+enum class TensorStyle : std::uint8_t {
+  colwise,   // ColwiseParallel: by output features; reads whole sequences
+  rowwise,   // RowwiseParallel: by input features (an embedding: by rows); its sums are scattered over the sequence
+  sequence,  // SequenceParallel: every rank holds the parameters and sees its part of each sequence (or of the heads)
+};
+inline constexpr int kTensorStyles = static_cast<int>(TensorStyle::sequence) + 1;
+struct ModuleStyle {
+  std::string module;  // a name; a part of it may be "*": "model.layers.*.mlp.up_proj"
+  TensorStyle style{};
+  friend bool operator==(const ModuleStyle&, const ModuleStyle&) = default;
+};
+struct TensorPlan {
+  std::vector<ModuleStyle> modules;  // every module that holds parameters, in one way
+  bool loss_parallel = true;         // the loss of logits that stay split; false: they are gathered first
+  friend bool operator==(const TensorPlan&, const TensorPlan&) = default;
+};
+
 struct ShardDim {  // of one parameter: the dimension that is split (shard_placement_fn); 0 if not listed
   std::string parameter;
   std::int64_t dim = 0;
@@ -93,8 +113,9 @@ struct ShardingPlan {
   TorchVersion torch;                    // written "fsdp2@2.11"
   std::string model_name, model_digest;  // the model it was made for; another is refused
   std::string wrap;                      // the policy it came from, as typed ("block", "block:2"); for people only
-  std::vector<MeshDim> mesh;             // [{"replicate", R}, {"shard", W}]; a dimension of size 1 may be left out
-  std::vector<Unit> units;               // inner before outer, execution order otherwise; the last one is the root {""}
+  // [{"replicate", R}, {"shard", W}, {"tensor", T}]; a dimension of size 1 may be left out
+  std::vector<MeshDim> mesh;
+  std::vector<Unit> units;  // inner before outer, execution order otherwise; the last one is the root {""}
   std::vector<std::string> checkpointed;    // modules whose forward is recomputed in backward (disjoint subtrees)
   std::vector<std::int64_t> micro_batches;  // sequences per rank of each micro-batch of one step
   std::int64_t seq_len = 0;
@@ -115,6 +136,7 @@ struct ShardingPlan {
   bool offload = false;              // shards, sharded gradients and optimizer states live in (pinned) host memory
   std::vector<std::string> ignored;  // modules or parameters that are neither sharded nor reduced
   std::vector<ShardDim> shard_dims;  // fsdp2
+  TensorPlan tensor_plan;            // fsdp2, of a mesh with a tensor dimension
   int reduce_scatter_buffers =
       1;  // fsdp2: reduce-scatter inputs alive at once before compute waits (set_reduce_scatter_max_input_buffers)
   bool separate_reduce_scatter =
@@ -128,8 +150,11 @@ struct ShardingPlan {
   [[nodiscard]] std::int64_t dim(std::string_view name) const;  // size of a mesh dimension; 1 if absent
   [[nodiscard]] std::int64_t shard() const { return dim("shard"); }
   [[nodiscard]] std::int64_t replicate() const { return dim("replicate"); }
+  [[nodiscard]] std::int64_t tensor() const { return dim("tensor"); }
   [[nodiscard]] std::int64_t ranks() const;
-  [[nodiscard]] std::int64_t sequences_per_rank() const;  // sum of micro_batches
+  [[nodiscard]] std::int64_t data_ranks() const { return ranks() / tensor(); }  // that see sequences of their own
+  [[nodiscard]] std::int64_t shard_index(std::int64_t rank) const { return rank / tensor() % shard(); }
+  [[nodiscard]] std::int64_t sequences_per_rank() const;  // sum of micro_batches; the same ones for a tensor group
   [[nodiscard]] std::int64_t tokens_per_step() const;     // over all ranks
   [[nodiscard]] std::string digest() const;
   friend bool operator==(const ShardingPlan&, const ShardingPlan&) = default;
@@ -152,6 +177,7 @@ void check(const ShardingPlan&, std::string_view where);
 [[nodiscard]] std::string_view name(GradSync);
 [[nodiscard]] std::string name(Reshard);  // "auto", "true", "false", "8"
 [[nodiscard]] std::string_view name(CheckpointPolicy);
+[[nodiscard]] std::string_view name(TensorStyle);
 [[nodiscard]] std::string dialect_text(const ShardingPlan&);  // "fsdp1", "fsdp2@2.11"
 [[nodiscard]] Dialect parse_dialect(std::string_view, const Origin& where);
 [[nodiscard]] GradSync parse_grad_sync(std::string_view, const Origin& where);
@@ -159,6 +185,7 @@ void check(const ShardingPlan&, std::string_view where);
                                     const Origin& where);  // auto | true | false | a number of ranks
 [[nodiscard]] CheckpointPolicy parse_checkpoint_policy(std::string_view,
                                                        const Origin& where);            // full | selective-op
+[[nodiscard]] TensorStyle parse_tensor_style(std::string_view, const Origin& where);    // colwise | rowwise | sequence
 [[nodiscard]] TorchVersion parse_torch_version(std::string_view, const Origin& where);  // "2.11"
 
 }  // namespace fsdp

@@ -18,14 +18,14 @@
 
 namespace fsdp {
 
-// D C G R A of docs/fsdp-order.md.
-enum class Stream : std::uint8_t { compute, copy_in, all_gather, reduce_scatter, all_reduce };
-inline constexpr int kStreams = static_cast<int>(Stream::all_reduce) + 1;
+// D C G R A of docs/fsdp-order.md; tensor: of the communicator over the mesh's dimension of that name.
+enum class Stream : std::uint8_t { compute, copy_in, all_gather, reduce_scatter, all_reduce, tensor };
+inline constexpr int kStreams = static_cast<int>(Stream::tensor) + 1;
 
 // shard_reduce: the same ranks as `shard`, for reduce-scatters that may overlap all-gathers. reshard: groups of n
 // consecutive ranks of a shard group (integer reshard after forward).
-enum class Communicator : std::uint8_t { none, shard, replicate, world, shard_reduce, reshard };
-inline constexpr int kCommunicators = static_cast<int>(Communicator::reshard) + 1;
+enum class Communicator : std::uint8_t { none, shard, replicate, world, shard_reduce, reshard, tensor };
+inline constexpr int kCommunicators = static_cast<int>(Communicator::tensor) + 1;
 
 // Each row: what the action belongs to, then its args in order ("[k]" = position; an absent one has buffer kNone).
 // P = params of the unit in layout order.
@@ -47,6 +47,7 @@ enum class Action : std::uint8_t {
   cast_shard,           // unit        reads: shard; writes: shard in param_dtype
   gather_copy_in,       // unit        reads: (cast) shard, or its pieces; writes: own slot of the gather buffer
   all_gather,           // unit        reads + writes: gather buffer, in place
+                        // graph_op    reads: this rank's part; writes: all ranks' parts, one after the other
   gather_copy_out,      // unit        reads: gather buffer (W = 1: the (cast) shard); writes: P unsharded parameters
   accumulate_gradient,  // unit        no-sync; args: P pairs (gradient, accumulator): converts or adds gradient into
                         //             accumulator; an absent gradient: none
@@ -54,14 +55,16 @@ enum class Action : std::uint8_t {
                         //             input [W, S_g], and before it, where it narrows, the same in the gradients' dtype
   reduce_scatter,       // unit        reads: input; writes: output [S_g]; average over the mesh as PyTorch does (W = 1:
                         //             a copy)
+                        // graph_op    reads: all parts of a sum; writes: this rank's part of it
   all_reduce,           // unit        in place on the reduce output, average over `replicate` (ddp: over `replicate`,
-                        //             on the gradient buffer)
+                        //             on the gradient buffer); over `tensor`: reads a gradient, writes its sum
+                        // graph_op    in place, over `tensor`, sum or maximum: what a loss needs of each token
   finish_gradient,      // unit        reads: reduce output; writes: sharded gradient (cast) or adds into it
                         //             (Access::accumulate)
   clip_local_norm,      // -           reads: all sharded gradients; writes: norm accumulator (1 element of fp64; sum of
                         //             powers, or the maximum)
   clip_reduce,          // -           all-reduce (sum; of the infinity norm: maximum) of the norm accumulator over
-                        //             `shard`
+                        //             `shard`, or over `tensor`
   clip_scale,           // -           reads: norm; scales all sharded gradients by min(1, clip / (norm + 1e-6))
   optimizer,            // unit        reads: sharded gradient; reads + writes: shard, state1, state2
   reduce_loss,          // -           all-reduce (average over `world`) of the loss accumulator (1 element of fp64)
@@ -79,9 +82,12 @@ enum class Action : std::uint8_t {
   cast_gradient,        // unit        reads: flat gradient; writes: the same in reduce_dtype, padded to W equal parts
   reorder_shards,       // unit        reads: one parameter (or gradient) as W slabs of its sharded dimension; writes:
                         //             it in its own order (or the other way round)
+  reorder_tokens,       // graph_op    reads: parts of sequences (or columns) rank by rank; writes: them in their own
+                        //             order (or the other way round, or this rank's part of them)
+  slice_gradient,       // unit        reads: gradient of a whole parameter; writes: that of this rank's part
 };
 // clang-format on
-inline constexpr int kActions = static_cast<int>(Action::reorder_shards) + 1;
+inline constexpr int kActions = static_cast<int>(Action::slice_gradient) + 1;
 [[nodiscard]] std::string_view name(Action);
 [[nodiscard]] std::string_view name(Stream);
 [[nodiscard]] constexpr bool is_collective(Action a) {
@@ -179,6 +185,9 @@ struct Step {
   }
   friend bool operator==(const Step&, const Step&) = default;
 };
+
+// Streams that a step has: all, but that of `tensor` only where something runs on it.
+[[nodiscard]] int streams_of(const Step&);
 
 // Calls allocate(buffer) and release(buffer) in the order in which memory changes around an operation.
 template <class Allocate, class Release>

@@ -22,7 +22,7 @@ namespace {
 constexpr double kPictureWidth = 1000, kChartLeft = 106, kChartRight = 12, kChartTop = 62,
                  kChartWidth = kPictureWidth - kChartLeft - kChartRight;
 constexpr double kMemoryHeight = 190, kColumn = 2;  // pixels for which memory's highest moment stands
-constexpr std::array<double, kStreams> kLaneHeight = {36, 14, 24, 24, 20};
+constexpr std::array<double, kStreams> kLaneHeight = {36, 14, 24, 24, 20, 24};
 constexpr double kGap = 5;
 
 // Colours of kinds and of parts of memory, light and dark: those of the report's page.

@@ -279,7 +279,7 @@ int run_here(const RunFlags& f, Launch* others) {
     check_output("--report", f.report.file, {f.shared.plan, f.shared.model, f.prediction, t.data, f.output, f.trace});
   const ShardingPlan plan = plan_from_file(f.shared).plan;
   const ModelGraph model = model_from_flags(f.shared, plan.seq_len);
-  check(plan, model, *f.shared.plan);
+  check_executable(plan, model, *f.shared.plan);
   std::optional<Prediction> prediction;
   if (f.prediction) {
     prediction = parse_prediction(read_file(*f.prediction), *f.prediction);

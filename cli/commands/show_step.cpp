@@ -84,6 +84,7 @@ const char* communicator(Communicator c) {
     case Communicator::reshard: return "reshard";
     case Communicator::replicate: return "replicate";
     case Communicator::world: return "world";
+    case Communicator::tensor: return "tensor";
     case Communicator::none: break;
   }
   return "none";
@@ -186,7 +187,7 @@ int show_step(const ShowFlags& f) {
   const Step& step = step_of(program, f.which);
   const std::size_t all = step.ops.size();
   const auto asked = f.first ? static_cast<std::size_t>(parse_count(*f.first, "--first", 1, INT32_MAX)) : all;
-  const View view{program, step, plan, model, std::min(asked, all), f.buffers};
+  const View view{program, step, plan, programs.job().model, std::min(asked, all), f.buffers};
   print(stdout, f.json ? json_lines(step_json(view)) : step_text(view));
   return kDone;
 }

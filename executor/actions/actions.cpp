@@ -101,7 +101,9 @@ KernelBody make_kernel(const KernelCall& c, const KernelSet& kernels) {
     case Action::zero_gradients:
     case Action::read_loss:
     case Action::host_wait:
-    case Action::cast_gradient: break;
+    case Action::cast_gradient:
+    case Action::reorder_tokens:
+    case Action::slice_gradient: break;
   }
   throw InternalError(fmt::format("{} is no kernel", name(c.op.action)));
 }

@@ -138,7 +138,8 @@ OpCase op_case(OpKind kind, std::int64_t elements, DType type) {
     case OpKind::expert_linear:
     case OpKind::opaque:
     case OpKind::geglu:
-    case OpKind::soft_cap: break;
+    case OpKind::soft_cap:
+    case OpKind::redistribute: break;
   }
   throw MachineError("no benchmark for " + std::string(name(kind)));
 }

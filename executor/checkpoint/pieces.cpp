@@ -73,6 +73,7 @@ void check_savable(const ShardingPlan& plan) {
   if (plan.dialect == Dialect::fsdp1) refuse("dialect fsdp1");
   if (!plan.ignored.empty()) refuse("plans with ignored parameters");
   if (facts_of(plan.optimizer.kind).eight_bit_block > 0) refuse("8-bit optimizers");
+  if (plan.tensor() > 1) refuse("plans with tensor ranks");
 }
 
 std::vector<Piece> pieces_to_write(const ModelGraph& model, const ShardingPlan& plan,

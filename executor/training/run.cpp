@@ -51,6 +51,9 @@ void check_runnable(const Job& job, const Backend& backend, const RunOptions& op
 void check_runnable(const ShardingPlan& plan) {
   if (plan.dialect == Dialect::fsdp1)
     throw InputError("plan", "dialect fsdp1 cannot be executed yet", "predict it with `fsdp-plan simulate` instead");
+  if (plan.tensor() > 1)
+    throw InputError({"plan", "mesh"}, fmt::format("{} tensor ranks cannot be executed yet", plan.tensor()),
+                     "predict it with `fsdp-plan simulate` instead, or run a plan without a tensor dimension");
   if (const OptimizerFacts& optimizer = facts_of(plan.optimizer.kind); !optimizer.executed)
     throw InputError({"plan", "optimizer.kind"},
                      fmt::format("{} is {}, which no backend has a kernel for", optimizer.name, optimizer.python),

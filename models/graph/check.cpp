@@ -59,6 +59,7 @@ Signature signature(const Op& op) {
     case OpKind::gelu:
     case OpKind::scale:
     case OpKind::soft_cap: return {{width}, {width}, {}};
+    case OpKind::redistribute: return {{in}, {out}, {}};
     case OpKind::cross_entropy: return {{{s.vocab}, id}, {{1}}, {}};
     case OpKind::moe_route: return {{{s.experts.count}}, {weights, slot_ids}, {}};
     case OpKind::moe_dispatch: return {{width, slot_ids}, {slot_rows}, {}};

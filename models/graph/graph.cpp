@@ -35,6 +35,7 @@ constexpr std::string_view text(OpKind k) {
     case OpKind::geglu: return "geglu";
     case OpKind::scale: return "scale";
     case OpKind::soft_cap: return "soft_cap";
+    case OpKind::redistribute: return "redistribute";
   }
   return {};
 }
@@ -87,6 +88,9 @@ void add_shape(Digest& d, const OpShape& s) {
   add_if(d, "interleaved", s.interleaved, usual.interleaved);
   add_if(d, "fast", s.fast, usual.fast);
   add_if(d, "always_masked", s.always_masked, usual.always_masked);
+  add_if(d, "redistribution", static_cast<int>(s.redistribution), static_cast<int>(usual.redistribution));
+  add_if(d, "sequence_parts", s.sequence_parts, usual.sequence_parts);
+  add_if(d, "vocab_parts", s.vocab_parts, usual.vocab_parts);
 }
 
 template <class List>
@@ -109,6 +113,11 @@ std::int64_t ModelGraph::parameter_count() const {
   std::int64_t n = 0;
   for (const Parameter& p : parameters) n = checked_add(n, p.numel(), p.name);
   return n;
+}
+
+std::int64_t ModelGraph::gradient_numel(std::int32_t parameter) const {
+  const Parameter& p = parameters[static_cast<std::size_t>(parameter)];
+  return p.tensor_gradient == TensorGradient::whole ? checked_mul(p.numel(), tensor_ranks, p.name) : p.numel();
 }
 
 std::int32_t ModelGraph::find_module(std::string_view wanted) const {
@@ -189,7 +198,8 @@ std::int64_t rows(const Experts& e, const Workload& w) {
 }
 
 std::int64_t elements(const Tensor& t, const Workload& w) {
-  return t.kind == TensorKind::loss ? 1 : checked_mul(t.width, rows(t.experts, w), "tensor size");
+  if (t.kind == TensorKind::loss) return 1;
+  return checked_mul(t.width, rows(t.experts, w), "tensor size") / t.sequence_parts;
 }
 
 }  // namespace fsdp

@@ -51,8 +51,9 @@ double element_width(const Op& op) {
 
 }  // namespace
 
-double forward_flops(const Op& op, const Workload& w) {
+double forward_flops(const Op& op, const Workload& all) {
   const OpShape& s = op.shape;
+  const Workload w = all.seen_by(s);
   const double tokens = static_cast<double>(w.sequences) * static_cast<double>(w.seq_len);
   const auto row_count = [&] { return static_cast<double>(rows(s.experts, w)); };
   switch (op.kind) {

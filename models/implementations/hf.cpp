@@ -102,9 +102,12 @@ Implementation hf(std::string_view name, bool compiled, OpRule attention_rule) {
                    .optimizer_temp_bytes_per_element = 0,  // adamw_torch_fused since torch 2.8
                    .host_seconds_per_launch = 12e-6,
                    .host_seconds_per_unit_hook = 5e-4};
+  constexpr auto kRedistribute = static_cast<std::size_t>(OpKind::redistribute);
+  i.rules[kRedistribute] = redistribute;
   if (!compiled) return i;
   i.rules = compiled_rules(composed_rotary_compiled, attention_rule);  // what Inductor makes of experts is not known,
   i.lacks = few_families;                                              // nor of what few families have
+  i.rules[kRedistribute] = redistribute;
   i.frames_hold_inputs = i.frames_hold_variables = false;
   i.keeps_selectively = nullptr;
   i.keeps_unneeded_results = false;

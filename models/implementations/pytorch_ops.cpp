@@ -296,6 +296,9 @@ OpFacts cross_entropy_compiled(const Op& op, const Workload& w) {
           .backward_traffic_bytes = plus(2 * logits, rows)};
 }
 
+// Functional collectives save nothing: the gradient of one is another (RedistributeBackward).
+OpFacts redistribute(const Op&, const Workload&) { return {}; }
+
 OpFacts opaque(const Op& op, const Workload& w) {
   const std::int64_t bytes = times(w.tokens(), op.shape.opaque_bytes_per_token);
   return {.saved_extra_bytes = times(w.tokens(), op.shape.opaque_saved_bytes_per_token),
@@ -304,7 +307,12 @@ OpFacts opaque(const Op& op, const Workload& w) {
 }
 
 bool keeps_every_second_matmul(const Op& op, std::int64_t matmul) {
-  return op.kind == OpKind::attention || (op.kind == OpKind::linear && (op.params.size() > 1 || matmul % 2 == 1));
+  return op.kind == OpKind::attention || keeps_scattered(op) ||
+         (op.kind == OpKind::linear && (op.params.size() > 1 || matmul % 2 == 1));
+}
+
+bool keeps_scattered(const Op& op) {
+  return op.kind == OpKind::redistribute && op.shape.redistribution == Redistribution::scatter;
 }
 
 std::array<OpRule, kOpKinds> compiled_rules(OpRule rotary, OpRule attention) {

@@ -50,6 +50,7 @@ OpFacts soft_cap(const Op&, const Workload&);
 OpFacts gelu_fast(const Op&, const Workload&);
 OpFacts wide_rotary(const Op&, const Workload&);
 OpFacts packed_rotary(const Op&, const Workload&);
+OpFacts redistribute(const Op&, const Workload&);  // DTensor's: lowering makes its copies and collectives
 OpFacts attention_of_packed_v(const Op&, const Workload&);
 OpFacts masked_attention(const Op&, const Workload&);
 
@@ -57,6 +58,8 @@ OpFacts masked_attention(const Op&, const Workload&);
 // (aten::addmm), and those without but every second one (q, v, gate and down of a Llama block stay; k, o and up are
 // made again). matmul: as Implementation::keeps_selectively has it.
 [[nodiscard]] bool keeps_every_second_matmul(const Op&, std::int64_t matmul);
+// Results of reduce-scatters are on the same list.
+[[nodiscard]] bool keeps_scattered(const Op&);
 
 // Rules of a model of these operators compiled by Inductor; rotary positions and attention are the stack's.
 [[nodiscard]] std::array<OpRule, kOpKinds> compiled_rules(OpRule rotary, OpRule attention);

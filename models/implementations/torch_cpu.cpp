@@ -144,10 +144,10 @@ OpFacts opaque(const Op& op, const Workload& w) {
           .backward_traffic_bytes = 2 * bytes};
 }
 
-}  // namespace
+OpFacts redistribute(const Op&, const Workload&) { return {}; }
 
-const Implementation& torch_cpu_implementation() {
-  static const Implementation cpu{
+Implementation of_cpu_tensors() {
+  Implementation i{
       .name = "torch-cpu",
       .compiled = false,
       .rules = {embedding, position_embedding, rms_norm, layer_norm, linear, rotary, attention, swiglu, gelu, add,
@@ -160,6 +160,14 @@ const Implementation& torch_cpu_implementation() {
       .host_seconds_per_launch = 12e-6,       // as `torchtitan`, eager
       .host_seconds_per_unit_hook = 5e-4,
   };
+  i.rules[static_cast<std::size_t>(OpKind::redistribute)] = redistribute;
+  return i;
+}
+
+}  // namespace
+
+const Implementation& torch_cpu_implementation() {
+  static const Implementation cpu = of_cpu_tensors();
   return cpu;
 }
 

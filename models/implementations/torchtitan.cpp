@@ -58,7 +58,8 @@ OpFacts attention_repeated(const Op& op, const Workload& w) {
 
 // Before 2026 a matmul with a bias was made again.
 bool keeps_2024(const Op& op, std::int64_t matmul) {
-  return op.kind == OpKind::attention || (op.kind == OpKind::linear && op.params.size() == 1 && matmul % 2 == 1);
+  return op.kind == OpKind::attention || keeps_scattered(op) ||
+         (op.kind == OpKind::linear && op.params.size() == 1 && matmul % 2 == 1);
 }
 
 // Host time. An eager PyTorch op costs the CPU 10-20 us (llm.c and PyTorch issue reports agree): 12 us, as backward
@@ -81,8 +82,11 @@ Implementation newest(bool compiled) {
                    .memory = MemorySource::caching_expandable,  // run_train.sh sets it
                    .host_seconds_per_launch = 12e-6,
                    .host_seconds_per_unit_hook = 5e-4};
+  constexpr auto kRedistribute = static_cast<std::size_t>(OpKind::redistribute);
+  i.rules[kRedistribute] = redistribute;
   if (!compiled) return i;
   i.rules = compiled_rules(rotary_compiled, flash_attention);
+  i.rules[kRedistribute] = redistribute;
   i.keeps_unneeded_results = false;  // one graph: a value that nothing reads is not an output
   i.recompute_stops_early = true;
   i.frames_hold_inputs = false;
@@ -122,6 +126,7 @@ Implementation of_2024(bool compiled) {
 Implementation in_float8(Implementation i, std::string_view name) {
   i.name = name;
   i.float8_linear = true;
+  i.rules[static_cast<std::size_t>(OpKind::redistribute)] = nullptr;  // gathers in float8 are not modelled
   return i;
 }
 

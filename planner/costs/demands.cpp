@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -89,7 +90,9 @@ Demand priced_collective(const Operation& op, const Step& step, const Program& p
                             : call_shape(op.comm, c.plan, c.cluster);
   call.kind = kind_of(op.action);
   double bytes = 0;
-  if (op.action != Action::all_gather) {
+  if (op.action == Action::all_gather && op.unit < 0) {  // over `tensor`: what is written
+    bytes = static_cast<double>(program.buffers[static_cast<std::size_t>(step.args_of(op).back().buffer)].bytes);
+  } else if (op.action != Action::all_gather) {
     const auto args = step.args_of(op);
     if (!args.empty() && args[0].buffer >= 0)
       bytes = static_cast<double>(args[0].bytes >= 0 ? args[0].bytes
@@ -193,21 +196,21 @@ void check_finite(const Demand& d, std::size_t i, const Operation& op, const Cos
 class Memo {
  public:
   Memo(const Program& program, const CostContext& c)
-      : plan_(c.plan), classes_(shape_classes(c.model, program.layouts, c.plan)) {
-    const std::size_t kernels = 2 * classes_.op_classes * classes_.batch_classes;
+      : plan_(c.plan), model_(c.model), classes_(shape_classes(c.model, program.layouts, c.plan)) {
+    const std::size_t kernels = kPerOp * classes_.op_classes * classes_.batch_classes;
     demands_.resize(kernels + static_cast<std::size_t>(kActions) * classes_.unit_classes);
     known_.assign(demands_.size(), 0);
   }
 
   // -1: not memoised.
   [[nodiscard]] std::ptrdiff_t slot(const Operation& op) const {
-    if (is_kernel(op.action)) {
+    if (const auto kind = of_op(op)) {
       const auto graph_op = static_cast<std::size_t>(op.graph_op), batch = static_cast<std::size_t>(op.micro_batch);
-      const std::size_t row = classes_.of_op[graph_op] * 2 + static_cast<std::size_t>(direction_of(op.action));
+      const std::size_t row = classes_.of_op[graph_op] * kPerOp + *kind;
       return static_cast<std::ptrdiff_t>(row * classes_.batch_classes + classes_.of_batch[batch]);
     }
     if (op.unit < 0 || !by_unit_alone(op)) return -1;
-    const std::size_t kernels = 2 * classes_.op_classes * classes_.batch_classes;
+    const std::size_t kernels = kPerOp * classes_.op_classes * classes_.batch_classes;
     return static_cast<std::ptrdiff_t>(kernels + static_cast<std::size_t>(op.action) * classes_.unit_classes +
                                        classes_.of_unit[static_cast<std::size_t>(op.unit)]);
   }
@@ -223,6 +226,17 @@ class Memo {
   }
 
  private:
+  // What an op of the model, on so many sequences, has a price for each: its kernels, and where it is a redistribution
+  // of rows both of its collectives and the copy that goes with either.
+  static constexpr std::size_t kPerOp = 5;
+  [[nodiscard]] std::optional<std::size_t> of_op(const Operation& op) const {
+    if (is_kernel(op.action)) return static_cast<std::size_t>(direction_of(op.action));
+    if (op.graph_op < 0) return std::nullopt;
+    const Redistribution kind = model_.ops[static_cast<std::size_t>(op.graph_op)].shape.redistribution;
+    if (kind != Redistribution::gather && kind != Redistribution::scatter) return std::nullopt;
+    return op.action == Action::all_gather ? 2 : op.action == Action::reduce_scatter ? 3 : 4;
+  }
+
   // Offload casts parameter by parameter, and what is kept over a part of the ranks is gathered in another way than the
   // shards are.
   bool by_unit_alone(const Operation& op) const {
@@ -238,6 +252,7 @@ class Memo {
   }
 
   const ShardingPlan& plan_;
+  const ModelGraph& model_;
   ShapeClasses classes_;
   std::vector<Demand> demands_;
   std::vector<char> known_;

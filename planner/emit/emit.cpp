@@ -52,6 +52,9 @@ Emitted emit(std::string_view format, const ShardingPlan& plan, const ModelGraph
       throw InputError(setting("emit"),
                        "'" + std::string(format) + "' writes fully_shard (fsdp2) or DDP, and the plan is fsdp1",
                        "use accelerate, or plan with another --dialect");
+    if (plan.tensor() > 1)
+      throw InputError(setting("emit"), "'" + std::string(format) + "' does not write tensor parallelism yet",
+                       "plan without --tensor");
     return f.make(plan, model, context);
   }
   throw InputError(setting("emit"), "unknown format '" + std::string(format) + "'",

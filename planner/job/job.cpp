@@ -3,10 +3,12 @@
 #include <utility>
 
 #include "planner/lower.h"
+#include "planner/tensor/split.h"
 
 namespace fsdp {
 
 Job resolve(ModelGraph model, ShardingPlan plan, const Implementation& implementation, ClusterSpec cluster) {
+  if (plan.tensor() > 1) model = split_over_tensor(model, plan);
   PlanIds ids = resolve_ids(plan, model);
   return {std::move(model), std::move(plan), std::move(ids), implementation, std::move(cluster)};
 }
@@ -14,7 +16,7 @@ Job resolve(ModelGraph model, ShardingPlan plan, const Implementation& implement
 Programs::Programs(Job job) : job_(std::move(job)) {}
 
 Programs::Role Programs::role_of(const std::vector<UnitLayout>& layouts, std::int64_t rank) const {
-  const std::int64_t shard_rank = rank % job_.plan.shard();
+  const std::int64_t shard_rank = job_.plan.shard_index(rank);
   Role role;
   for (const UnitLayout& layout : layouts) role.push_back(layout.local_elements(shard_rank));
   for (const Unit& unit : job_.plan.units)

@@ -8,7 +8,7 @@
 
 #include "models/graph.h"
 #include "models/implementation.h"
-#include "planner/lowering/step_builder.h"
+#include "planner/lowering/step/step_builder.h"
 #include "planner/plan.h"
 #include "planner/plan_ids.h"
 #include "planner/program.h"

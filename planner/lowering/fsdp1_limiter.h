@@ -11,7 +11,7 @@
 #include <deque>
 #include <vector>
 
-#include "planner/lowering/step_builder.h"
+#include "planner/lowering/step/step_builder.h"
 
 namespace fsdp {
 

@@ -135,7 +135,8 @@ class Fsdp2 final : public DialectHooks {
     Fsdp2Unit& s = units_[u];
     if (s.backward_done || units_.empty(u)) return;
     s.backward_done = true;
-    reduce_.accumulate_late(b, u, /*only_into_existing=*/true);                       // B6a
+    reduce_.accumulate_late(b, u, /*only_into_existing=*/true);  // B6a
+    if (s.sync) reduce_.reduce_over_tensor(b, u);
     if (plan().units[at(u)].reshard_after_backward || last_) unshard_.reshard(b, u);  // B6b
     if (s.sync) reduce_.reduce(b, u);
     else reduce_.accumulate_late(b, u, /*only_into_existing=*/false);

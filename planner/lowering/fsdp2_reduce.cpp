@@ -54,18 +54,20 @@ Arg Fsdp2Reduce::gradient(StepBuilder& b, std::int32_t u, std::size_t i) {
   std::int32_t& g = waits ? s.waiting[i] : s.gradient[i];
   if (g >= 0) return {g, Access::accumulate};
   const BufferKind kind = waits ? BufferKind::scratch : BufferKind::gradient;
-  g = b.allocate_new(units_.buffer(p.numel(), gradient_dtype_, kind, Stream::compute, u, p.param));
+  g = b.allocate_new(units_.buffer(gradient_elements(u, i), gradient_dtype_, kind, Stream::compute, u, p.param));
   const std::int64_t wider = size_of(reduce_dtype_) / size_of(gradient_dtype_) - 1;
   if (comes_first_[at(p.param)] && wider > 0 && s.accumulator[i] < 0 && accumulates_now(u, i))
-    wider_ = b.allocate_new(
-        units_.buffer(wider * p.numel(), gradient_dtype_, BufferKind::scratch, Stream::compute, u, p.param));
+    wider_ = b.allocate_new(units_.buffer(wider * gradient_elements(u, i), gradient_dtype_, BufferKind::scratch,
+                                          Stream::compute, u, p.param));
   return {g, Access::write};
 }
 
 // Gradients that do not go into a reduction of this micro-batch are kept in the reduce dtype; a narrower one is never
-// made wider first (param_dtype fp32, reduce_dtype bf16).
+// made wider first (param_dtype fp32, reduce_dtype bf16). What is summed over tensor ranks is summed in the reduce
+// dtype.
 bool Fsdp2Reduce::accumulates_now(std::int32_t u, std::size_t i) const {
   if (!early_ || reduce_dtype_ == gradient_dtype_) return false;
+  if (parameter_of(u, i).tensor_gradient == TensorGradient::partial) return true;
   return size_of(reduce_dtype_) <= size_of(gradient_dtype_) || !units_[u].sync || units_[u].accumulator[i] >= 0;
 }
 
@@ -83,7 +85,8 @@ void Fsdp2Reduce::cast_use(StepBuilder& b, std::int32_t u, std::size_t i) {
   Fsdp2Unit& s = units_[u];
   const BufferKind kind = s.accumulator[i] < 0 ? BufferKind::gradient_accumulator : BufferKind::scratch;
   const ShardedParam& p = units_.layout(u).params[i];
-  const std::int32_t cast = b.allocate_new(units_.buffer(p.numel(), reduce_dtype_, kind, Stream::compute, u, p.param));
+  const std::int32_t cast =
+      b.allocate_new(units_.buffer(gradient_elements(u, i), reduce_dtype_, kind, Stream::compute, u, p.param));
   b.issue(units_.op(Action::accumulate_gradient, Stream::compute, u), {{Arg{s.gradient[i]}, Arg{cast, Access::write}}});
   b.release(s.gradient[i]);
   s.gradient[i] = kNone;
@@ -137,8 +140,8 @@ void Fsdp2Reduce::accumulate(StepBuilder& b, std::int32_t u, std::ptrdiff_t only
     const bool fresh = s.accumulator[i] < 0;
     if (fresh && now) {
       const ShardedParam& p = units_.layout(u).params[i];
-      s.accumulator[i] = b.allocate_new(
-          units_.buffer(p.numel(), reduce_dtype_, BufferKind::gradient_accumulator, Stream::compute, u, p.param));
+      s.accumulator[i] = b.allocate_new(units_.buffer(gradient_elements(u, i), reduce_dtype_,
+                                                      BufferKind::gradient_accumulator, Stream::compute, u, p.param));
     }
     args.push_back({now ? s.gradient[i] : -1});
     args.push_back({now ? s.accumulator[i] : -1, fresh ? Access::write : Access::accumulate});

@@ -25,6 +25,9 @@ class Fsdp2Reduce {
   void after_gradient(StepBuilder&, std::int32_t u, std::size_t i);
   // Before PyTorch 2.15: gradients are converted or added when the unit's backward is over.
   void accumulate_late(StepBuilder&, std::int32_t u, bool only_into_existing);
+  // Of a model that is split over tensor ranks: gradients of parameters that every rank holds are summed, and of one
+  // that came out whole this rank takes its part, parameter by parameter and before the unit is resharded.
+  void reduce_over_tensor(StepBuilder&, std::int32_t u);
   // Rules B6c to B6i of docs/fsdp-order.md.
   void reduce(StepBuilder&, std::int32_t u);
   // The end of backward, for one unit: D waits for its reduction; so does the host where gradients go to host memory.
@@ -34,6 +37,12 @@ class Fsdp2Reduce {
  private:
   void accumulate(StepBuilder&, std::int32_t u, std::ptrdiff_t only);
   bool accumulates_now(std::int32_t u, std::size_t i) const;
+  [[nodiscard]] const Parameter& parameter_of(std::int32_t u, std::size_t i) const {
+    return units_.c.model.parameters[at(units_.layout(u).params[i].param)];
+  }
+  [[nodiscard]] std::int64_t gradient_elements(std::int32_t u, std::size_t i) const {
+    return units_.c.model.gradient_numel(units_.layout(u).params[i].param);
+  }
   bool casts_each_use(std::int32_t u, std::size_t i) const;
   void cast_use(StepBuilder&, std::int32_t u, std::size_t i);
   void limit_inputs(StepBuilder&, std::size_t at_most);

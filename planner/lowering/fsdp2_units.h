@@ -72,7 +72,7 @@ class Fsdp2Units {
   // Is a group of one rank gathered without a collective? Since PyTorch 2.9.
   [[nodiscard]] bool copies_alone() const { return c.plan.shard() == 1 && !c.plan.torch.before(2, 9); }
   [[nodiscard]] bool casts_shards() const { return c.plan.param_dtype != c.plan.master_dtype; }
-  [[nodiscard]] std::int64_t shard_rank() const { return c.program.rank % c.plan.shard(); }
+  [[nodiscard]] std::int64_t shard_rank() const { return c.plan.shard_index(c.program.rank); }
 
   [[nodiscard]] Operation op(Action action, Stream stream, std::int32_t unit) const {
     return operation(action, stream, unit, micro_batch);

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "planner/lowering/dialect.h"
-#include "planner/lowering/step_builder.h"
+#include "planner/lowering/step/step_builder.h"
 
 namespace fsdp {
 

@@ -14,6 +14,8 @@
 #include "planner/lowering/dialect.h"
 #include "planner/lowering/ignored.h"
 #include "planner/lowering/optimizer.h"
+#include "planner/lowering/step/clipping.h"
+#include "planner/lowering/step/over_tensor.h"
 #include "planner/lowering/tape/tape.h"
 #include "planner/lowering/unit_hooks.h"
 
@@ -47,7 +49,7 @@ class Lowering {
         impl_(impl),
         program_(program),
         ignored_({model, plan, ids, impl, program}),
-        optimizer_({model, plan, ids, impl, program}, rank % plan.shard()),
+        optimizer_({model, plan, ids, impl, program}, plan.shard_index(rank)),
         hooks_(unit_hooks(model, ids, program.layouts)) {
     const LoweringContext context{model, plan, ids, impl, program};
     dialect_ = make_dialect(context);
@@ -87,9 +89,9 @@ class Lowering {
     StepBuilder b(program_, step);
     dialect_->begin_step(b);
     ignored_.begin_step(b);
-    loss_ = b.declare(one_number());
+    loss_ = b.declare(scalar_buffer());
     for (std::size_t m = 0; m < plan_.micro_batches.size(); ++m) micro_batch(b, static_cast<std::int16_t>(m));
-    if (plan_.clip_norm) optimizer_.clip(b, *dialect_, ignored_, micro_batch_);
+    if (plan_.clip_norm) clip_gradients(b, plan_, gradients(), micro_batch_);
     optimizer_.lower(b, *dialect_, ignored_, first);
     Operation reduce = simple(Action::reduce_loss, Communicator::world);
     b.issue(reduce, {{Arg{loss_, Access::accumulate}}});
@@ -122,11 +124,13 @@ class Lowering {
     if (m == 0) b.allocate(loss_);
     emit(b, tape_->ops[0]);
     const std::int32_t batch = b.last(Stream::compute);
+    std::uint32_t next = 1;  // tape op
     const auto n = static_cast<std::int32_t>(model_.ops.size());
     for (std::int32_t i = 0; i < n; ++i) {
       for (const UnitHooks::Begin& begin : hooks_.begins[at(i)]) dialect_->before_forward(b, begin.unit);
       if (i == 0 && impl_.batch_read_every_forward) b.host_wait({&batch, 1}, m);
-      const TapeOp& op = tape_->ops[tape_->forward_of[at(i)]];
+      for (; next < tape_->forward_of[at(i)]; ++next) emit(b, tape_->ops[next]);
+      const TapeOp& op = tape_->ops[next++];
       emit(b, op);
       for (auto end = hooks_.ends[at(i)].rbegin(); end != hooks_.ends[at(i)].rend(); ++end) {
         release_late(b, op, end->op_begin);
@@ -155,6 +159,7 @@ class Lowering {
       dialect_->backward_passed(b, i);
     }
     dialect_->end_backward(b);
+    over_tensor_.end_micro_batch();
   }
 
   void allocate_late(StepBuilder& b, const TapeOp& op) {
@@ -195,11 +200,11 @@ class Lowering {
   // behind its last.
   std::uint32_t recompute(StepBuilder& b, const Region& r, std::uint32_t o) {
     const std::int32_t end = r.stops_early ? r.needed_by + 1 : r.end;
-    if (tape_->ops[o - 1].action != Action::forward) allocate_late(b, tape_->ops[o - 1]);
+    if (o - 1 > tape_->forward_of.back()) allocate_late(b, tape_->ops[o - 1]);
     for (std::int32_t i = r.begin; i < end; ++i) {
       for (const std::int32_t u : hooks_.again_begins[at(i)]) dialect_->before_recompute(b, u);
       bool emitted = false;
-      for (; o < tape_->ops.size() && tape_->ops[o].action == Action::recompute && tape_->ops[o].graph_op == i; ++o) {
+      for (; o < tape_->ops.size() && tape_->ops[o].recomputed && tape_->ops[o].graph_op == i; ++o) {
         emit(b, tape_->ops[o]);
         emitted = true;
       }
@@ -228,6 +233,8 @@ class Lowering {
   }
 
   void emit(StepBuilder& b, const TapeOp& t) {
+    for (const TapeArg& a : tape_->args_of(t))
+      if (a.kind == TapeArg::Kind::value) over_tensor_.wait_for(b, value_buffer_[at(a.id)]);
     if (t.action == Action::recompute)
       for (std::int32_t p : model_.ops[at(t.graph_op)].params)
         if (unit_of_[at(p)] >= 0) dialect_->before_recomputed_op(b, unit_of_[at(p)]);
@@ -247,6 +254,7 @@ class Lowering {
     Operation o = simple(t.action);
     o.graph_op = t.graph_op;
     o.micro_batch = micro_batch_;
+    if (is_collective(t.action)) return emit_over_tensor(b, t, o);
     b.issue(o, args_);
     const auto release = [&](bool gradients) {
       for (std::uint32_t k = 0; k < t.frees.count; ++k) {
@@ -288,6 +296,23 @@ class Lowering {
     if (!transposes && !again) release(/*gradients=*/false);
   }
 
+  // What a collective reads goes when somebody has waited for it.
+  void emit_over_tensor(StepBuilder& b, const TapeOp& t, const Operation& o) {
+    std::vector<std::int32_t> held, freed;
+    for (std::uint32_t k = 0; k < t.frees.count; ++k) {
+      const std::int32_t buffer = value_buffer_[at(tape_->frees[t.frees.begin + k])];
+      const bool read = std::any_of(args_.begin(), args_.end(), [&](const Arg& a) { return a.buffer == buffer; });
+      (read ? held : freed).push_back(buffer);
+    }
+    if (o.action == Action::all_reduce) {
+      OverTensor::issue_and_wait(b, o, args_);
+      freed.insert(freed.end(), held.begin(), held.end());
+    } else {
+      over_tensor_.issue(b, o, args_, std::move(held));
+    }
+    for (const std::int32_t buffer : freed) b.release(buffer);
+  }
+
   Arg resolve(StepBuilder& b, const TapeArg& a) {
     switch (a.kind) {
       case TapeArg::Kind::absent: return {};
@@ -306,7 +331,7 @@ class Lowering {
 
   Buffer gradient_of(std::int32_t param) const {
     Buffer info;
-    info.bytes = model_.parameters[at(param)].numel() * size_of(plan_.param_dtype);
+    info.bytes = model_.gradient_numel(param) * size_of(plan_.param_dtype);
     info.kind = BufferKind::gradient;
     info.dtype = plan_.param_dtype;
     info.param = param;
@@ -321,6 +346,15 @@ class Lowering {
     return graph_op == last.before && model_.ops[at(last.last)].kind == OpKind::linear && !impl_.compiled;
   }
 
+  // Of units and of ignored parameters, where they are trained.
+  [[nodiscard]] std::vector<std::int32_t> gradients() const {
+    std::vector<std::int32_t> buffers;
+    for (std::int32_t u = 0; u < static_cast<std::int32_t>(program_.layouts.size()); ++u)
+      if (dialect_->sharded_gradient(u) >= 0) buffers.push_back(dialect_->sharded_gradient(u));
+    for (const std::int32_t g : ignored_.gradients()) buffers.push_back(g);
+    return buffers;
+  }
+
   const std::optional<ModelGraph> cast_;
   const ModelGraph& model_;
   const ShardingPlan& plan_;
@@ -333,6 +367,7 @@ class Lowering {
   UnitHooks hooks_;
   std::vector<std::int32_t> unit_of_;
   const Tape* tape_ = nullptr;
+  OverTensor over_tensor_;
   std::vector<std::int32_t> value_buffer_;
   std::vector<Arg> args_;
   struct Sum {
@@ -358,6 +393,8 @@ Program lower(const ModelGraph& model, const ShardingPlan& plan, const PlanIds& 
   program.implementation = std::string(impl.name) + (impl.compiled ? "+compile" : "");
   program.dialect = plan.dialect;
   program.rank = rank;
+  if (model.tensor_ranks != plan.tensor())
+    throw InternalError("lowering: the model is not split over the tensor ranks of the plan");
   program.layouts = unit_layouts(plan, ids, model);
   Lowering(model, plan, ids, impl, rank, program).lower();
   return program;

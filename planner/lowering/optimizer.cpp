@@ -169,35 +169,4 @@ void OptimizerLowering::lower(StepBuilder& b, const DialectHooks& dialect, const
   for (const std::int32_t temporary : temporaries) b.release(temporary);
 }
 
-// Local squared norm, sum over the shard group (replicas are identical), scale. Gradients in host memory are read and
-// scaled by the host; between the two it waits for the sum.
-void OptimizerLowering::clip(StepBuilder& b, const DialectHooks& dialect, const IgnoredParameters& ignored,
-                             std::int16_t micro_batch) const {
-  std::vector<Arg> args;
-  for (std::size_t u = 0; u < c_.program.layouts.size(); ++u) {
-    const std::int32_t gradient = dialect.sharded_gradient(static_cast<std::int32_t>(u));
-    if (gradient >= 0) args.push_back({gradient});
-  }
-  for (std::int32_t g : ignored.gradients()) args.push_back({g});
-  Buffer sum = one_number();
-  sum.host = c_.plan.offload;
-  const std::int32_t norm = b.allocate_new(sum);
-  const auto over_gradients = [&](Action action) {
-    Operation o = operation(action);
-    o.host_only = c_.plan.offload;
-    return o;
-  };
-  std::vector<Arg> with_norm(args);
-  with_norm.push_back({norm, Access::write});
-  b.issue(over_gradients(Action::clip_local_norm), with_norm);
-  Operation reduce = operation(Action::clip_reduce);
-  reduce.comm = Communicator::shard;
-  const std::int32_t summed = b.issue(reduce, {{Arg{norm, Access::accumulate}}});
-  if (c_.plan.offload) b.host_wait({{summed}}, micro_batch);
-  for (Arg& a : args) a.access = Access::accumulate;
-  args.insert(args.begin(), {norm});
-  b.issue(over_gradients(Action::clip_scale), args);
-  b.release(norm);
-}
-
 }  // namespace fsdp

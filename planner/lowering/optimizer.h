@@ -1,4 +1,4 @@
-// The optimizer of a step: its states, which appear in the first step, its temporaries and its kernels; and clipping.
+// The optimizer of a step: its states, which appear in the first step, its temporaries and its kernels.
 #pragma once
 
 #include <array>
@@ -8,7 +8,7 @@
 
 #include "planner/lowering/dialect.h"
 #include "planner/lowering/ignored.h"
-#include "planner/lowering/step_builder.h"
+#include "planner/lowering/step/step_builder.h"
 
 namespace fsdp {
 
@@ -17,8 +17,6 @@ class OptimizerLowering {
   OptimizerLowering(const LoweringContext& context, std::int64_t shard_rank);
 
   void lower(StepBuilder&, const DialectHooks&, const IgnoredParameters&, bool first);
-  // Clips gradients: before `lower`.
-  void clip(StepBuilder&, const DialectHooks&, const IgnoredParameters&, std::int16_t micro_batch) const;
 
  private:
   using States = std::array<std::int32_t, kMostOptimizerStates>;

@@ -13,8 +13,10 @@
 #include "planner/plan/check_fsdp2.h"
 #include "planner/plan/check_optimizer.h"
 #include "planner/plan/check_sizes.h"
+#include "planner/plan/check_tensor.h"
 #include "planner/plan/refusal.h"
 #include "planner/plan_ids.h"
+#include "planner/tensor/split.h"
 
 namespace fsdp {
 namespace {
@@ -47,11 +49,11 @@ void check_mesh(const ShardingPlan& plan, std::string_view where) {
   std::int64_t ranks = 1;
   std::size_t position = 0;
   for (const MeshDim& d : plan.mesh) {
-    const std::size_t index = d.name == "replicate" ? 0 : d.name == "shard" ? 1 : 2;
-    if (index == 2) throw InputError(at, "there is no dimension '" + d.name + "'", "use replicate and shard");
+    const std::size_t index = d.name == "replicate" ? 0 : d.name == "shard" ? 1 : d.name == "tensor" ? 2 : 3;
+    if (index == 3) throw InputError(at, "there is no dimension '" + d.name + "'", "use replicate, shard and tensor");
     if (index < position)
       throw InputError(at, "dimension '" + d.name + "' is repeated or out of order",
-                       "write replicate before shard, each once");
+                       "write replicate before shard before tensor, each once");
     position = index + 1;
     if (d.size < 1)
       throw InputError(at, "dimension '" + d.name + "' has size " + std::to_string(d.size), "use a size of at least 1");
@@ -251,6 +253,18 @@ void check_dialect(const ShardingPlan& plan, std::string_view where) {
   }
 }
 
+// What the units of a plan have to do with the model, or with one rank's part of it.
+void check_rules(const ShardingPlan& plan, const ModelGraph& model, std::string_view where) {
+  const PlanIds ids = resolve_ids(plan, model, where);
+  check_units(plan, model, ids, where);
+  check_checkpointed(ids.checkpointed, model, where);
+  const std::vector<UnitLayout> layouts = unit_layouts(plan, ids, model, where);  // every padded size fits 64 bits
+  check_ignored(plan, model, layouts, where);
+  check_optimizer(plan, model, layouts, where);
+  if (plan.dialect == Dialect::fsdp1) check_fsdp1(plan, ids, model, where);
+  if (plan.dialect == Dialect::fsdp2) check_fsdp2(plan, model, layouts, where);
+}
+
 }  // namespace
 
 void check(const ShardingPlan& plan, std::string_view where) {
@@ -260,20 +274,15 @@ void check(const ShardingPlan& plan, std::string_view where) {
   check_numbers(plan, where);
   check_optimizer(plan, where);
   check_dialect(plan, where);
+  check_tensor(plan, where);
 }
 
-void check(const ShardingPlan& plan, const ModelGraph& model, std::string_view where) {
-  check_model(plan, model, where);
+void check(const ShardingPlan& plan, const ModelGraph& whole, std::string_view where) {
+  check_model(plan, whole, where);
   check(plan, where);
-  check_sizes(plan, model, where);
-  const PlanIds ids = resolve_ids(plan, model, where);
-  check_units(plan, model, ids, where);
-  check_checkpointed(ids.checkpointed, model, where);
-  const std::vector<UnitLayout> layouts = unit_layouts(plan, ids, model, where);  // every padded size fits 64 bits
-  check_ignored(plan, model, layouts, where);
-  check_optimizer(plan, model, layouts, where);
-  if (plan.dialect == Dialect::fsdp1) check_fsdp1(plan, ids, model, where);
-  if (plan.dialect == Dialect::fsdp2) check_fsdp2(plan, model, layouts, where);
+  check_sizes(plan, whole, where);
+  if (plan.tensor() > 1) return check_rules(plan, split_over_tensor(whole, plan, where), where);
+  check_rules(plan, whole, where);
 }
 
 }  // namespace fsdp

@@ -98,6 +98,26 @@ std::vector<Unit> read_units(const std::vector<JsonValue>& items) {
   return units;
 }
 
+Json tensor_plan_json(const TensorPlan& plan) {
+  Json json;
+  json["loss_parallel"] = plan.loss_parallel;
+  json["modules"] = Json::array();
+  for (const ModuleStyle& m : plan.modules) json["modules"].push_back({{"module", m.module}, {"style", name(m.style)}});
+  return json;
+}
+
+TensorPlan read_tensor_plan(JsonObject json) {
+  TensorPlan plan;
+  plan.loss_parallel = json.optional_boolean("loss_parallel").value_or(true);
+  for (const JsonValue& item : json.array("modules")) {
+    JsonObject m = item.object();
+    plan.modules.push_back({m.text("module"), parse_tensor_style(m.text("style"), m.where("style"))});
+    m.finish();
+  }
+  json.finish();
+  return plan;
+}
+
 // Choices that are written only where they differ from the default.
 void write_uncommon(Json& json, const ShardingPlan& plan) {
   const ShardingPlan usual;
@@ -108,6 +128,7 @@ void write_uncommon(Json& json, const ShardingPlan& plan) {
   if (plan.offload != usual.offload) json["offload"] = plan.offload;
   if (!plan.ignored.empty()) json["ignored"] = plan.ignored;
   for (const ShardDim& d : plan.shard_dims) json["shard_dims"].push_back({{"parameter", d.parameter}, {"dim", d.dim}});
+  if (!plan.tensor_plan.modules.empty()) json["tensor_plan"] = tensor_plan_json(plan.tensor_plan);
   if (plan.reduce_scatter_buffers != usual.reduce_scatter_buffers)
     json["reduce_scatter_buffers"] = plan.reduce_scatter_buffers;
   if (plan.separate_reduce_scatter != usual.separate_reduce_scatter)
@@ -139,6 +160,7 @@ void read_uncommon(JsonObject& json, ShardingPlan& plan) {
       d.finish();
     }
   }
+  if (const auto tensor = json.find("tensor_plan")) plan.tensor_plan = read_tensor_plan(tensor->object());
   plan.reduce_scatter_buffers =
       static_cast<int>(json.optional_integer("reduce_scatter_buffers", 1, 1024).value_or(plan.reduce_scatter_buffers));
   plan.separate_reduce_scatter =

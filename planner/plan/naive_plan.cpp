@@ -3,6 +3,8 @@
 #include <string>
 
 #include "models/input/error.h"
+#include "planner/plan/check_tensor.h"
+#include "planner/tensor/families.h"
 #include "planner/wrap.h"
 
 namespace fsdp {
@@ -29,18 +31,21 @@ ShardingPlan naive_plan(const ModelGraph& model, const PlanOptions& options) {
   const bool ddp = options.dialect == Dialect::ddp;
   const std::int64_t replicate =
       ddp && options.replicate == 1 ? options.ranks : options.replicate;  // ddp replicates over all ranks
-  if (replicate < 1 || options.ranks % replicate != 0) {
+  check_tensor_ranks(options.tensor, options.ranks, options.dialect);
+  const std::int64_t data_ranks = options.ranks / options.tensor;
+  if (replicate < 1 || data_ranks % replicate != 0) {
     throw InputError(
         setting("replicate"),
-        std::to_string(options.ranks) + " ranks cannot be split into " + std::to_string(replicate) + " equal replicas",
-        "use a divisor of " + std::to_string(options.ranks));
+        std::to_string(data_ranks) + " ranks cannot be split into " + std::to_string(replicate) + " equal replicas",
+        "use a divisor of " + std::to_string(data_ranks));
   }
   ShardingPlan plan;
   plan.dialect = options.dialect;
   plan.model_name = model.name;
   plan.model_digest = model.digest();
   plan.wrap = "block";
-  plan.mesh = {{"replicate", replicate}, {"shard", options.ranks / replicate}};
+  plan.mesh = {{"replicate", replicate}, {"shard", data_ranks / replicate}};
+  set_tensor(plan, model, options.tensor);
   plan.units = wrap_blocks(model, 1);
   for (Unit& unit : plan.units) unit.reshard_after_forward = options.reshard;
   plan.micro_batches = options.micro_batches;

@@ -13,7 +13,7 @@ namespace fsdp {
 
 // What a user fixes before units are chosen; the rest of a plan's fields keep their defaults.
 struct PlanOptions {
-  std::int64_t ranks = 1, replicate = 1;
+  std::int64_t ranks = 1, replicate = 1, tensor = 1;
   std::int64_t seq_len = 0;
   std::vector<std::int64_t> micro_batches = {1};
   Reshard reshard = Reshard::automatic;  // for every unit

@@ -40,6 +40,8 @@ constexpr std::string_view text(Action a) {
     case Action::gradient_to_host: return "gradient_to_host";
     case Action::cast_gradient: return "cast_gradient";
     case Action::reorder_shards: return "reorder_shards";
+    case Action::reorder_tokens: return "reorder_tokens";
+    case Action::slice_gradient: return "slice_gradient";
   }
   return {};
 }
@@ -52,6 +54,7 @@ constexpr std::string_view text(Stream s) {
     case Stream::all_gather: return "all_gather";
     case Stream::reduce_scatter: return "reduce_scatter";
     case Stream::all_reduce: return "all_reduce";
+    case Stream::tensor: return "tensor";
   }
   return {};
 }
@@ -87,6 +90,12 @@ static_assert(names_all<BufferKind>(text, kBufferKinds));
 std::string_view name(Action a) { return text(a); }
 std::string_view name(Stream s) { return text(s); }
 std::string_view name(BufferKind k) { return text(k); }
+
+int streams_of(const Step& step) {
+  for (const Operation& op : step.ops)
+    if (op.stream == Stream::tensor) return kStreams;
+  return kStreams - 1;
+}
 
 std::string unit_text(std::int32_t unit, const ShardingPlan& plan) {
   std::string text = "unit " + std::to_string(unit) + " (";

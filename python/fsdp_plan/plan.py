@@ -61,6 +61,9 @@ class Plan:
                            for p in layout["parameters"]]
         sizes = {d["name"]: d["size"] for d in values["mesh"]}
         self.replicate, self.shard = sizes.get("replicate", 1), sizes.get("shard", 1)
+        if sizes.get("tensor", 1) > 1:
+            raise PlanError(f"the plan splits layers over {sizes['tensor']} tensor ranks, which this package does not "
+                            f"carry out yet: plan without --tensor")
         self.dialect = values["dialect"].partition("@")[0]
 
     def __getitem__(self, key):

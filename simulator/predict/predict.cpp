@@ -67,10 +67,11 @@ std::int64_t communicators_of(const Program& program, const ShardingPlan& plan) 
   const auto uses = [&](Communicator c) { return used[static_cast<std::size_t>(c)]; };
   const bool shard = uses(Communicator::shard) && plan.shard() > 1;
   const bool replicate = uses(Communicator::replicate) && plan.replicate() > 1;
-  const bool world = uses(Communicator::world) && plan.ranks() > 1 && !(shard && plan.replicate() == 1) &&
-                     !(replicate && plan.shard() == 1);
+  const bool tensor = uses(Communicator::tensor) && plan.tensor() > 1;
+  const bool world = uses(Communicator::world) && plan.ranks() > 1 && !(shard && plan.shard() == plan.ranks()) &&
+                     !(replicate && plan.replicate() == plan.ranks()) && !(tensor && plan.tensor() == plan.ranks());
   const bool reduce = uses(Communicator::shard_reduce) && plan.shard() > 1;
-  return std::int64_t{shard} + replicate + world + reduce + uses(Communicator::reshard);
+  return std::int64_t{shard} + replicate + tensor + world + reduce + uses(Communicator::reshard);
 }
 
 // Context and communicators: the cluster's figure has one.
@@ -140,7 +141,8 @@ std::string peak_place(const Prediction& p, const Program& program, const CostCo
 }
 
 // Of memory: ranks with equal unpadded shards allocate alike. The roles of Programs are finer, because an integer
-// reshard gives them other places in their small groups. Replicas repeat the roles of their shard group.
+// reshard gives them other places in their small groups. Replicas repeat the roles of their shard group, and the ranks
+// of a tensor group are alike.
 void fill_roles(Prediction& p, Programs& programs) {
   const ShardingPlan& plan = programs.job().plan;
   const std::vector<UnitLayout>& layouts = programs.of(0).layouts;
@@ -150,8 +152,8 @@ void fill_roles(Prediction& p, Programs& programs) {
     std::vector<std::int64_t> sizes;
     for (const UnitLayout& unit : layouts) sizes.push_back(unit.local_elements(s));
     const auto [it, fresh] = roles.try_emplace(std::move(sizes), static_cast<std::int32_t>(roles.size()));
-    if (fresh && it->second > 0) p.other_roles.push_back(replay_memory(programs.of(s)));
-    of_shard.push_back(it->second);
+    if (fresh && it->second > 0) p.other_roles.push_back(replay_memory(programs.of(s * plan.tensor())));
+    of_shard.insert(of_shard.end(), static_cast<std::size_t>(plan.tensor()), it->second);
   }
   for (std::int64_t r = 0; r < plan.replicate(); ++r)
     p.role_of_rank.insert(p.role_of_rank.end(), of_shard.begin(), of_shard.end());

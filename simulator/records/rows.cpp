@@ -9,7 +9,7 @@ namespace fsdp {
 
 namespace {
 
-constexpr std::array<char, kStreams> kStreamLetters = {'D', 'C', 'G', 'R', 'A'};
+constexpr std::array<char, kStreams> kStreamLetters = {'D', 'C', 'G', 'R', 'A', 'T'};
 
 struct Words {
   std::string_view first, rest;

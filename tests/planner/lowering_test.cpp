@@ -10,7 +10,7 @@
 
 #include "models/implementation.h"
 #include "planner/lower.h"
-#include "planner/lowering/step_builder.h"
+#include "planner/lowering/step/step_builder.h"
 #include "simulator/engine/memory.h"
 #include "simulator/engine/race.h"
 #include "tests/support/toy_model.h"

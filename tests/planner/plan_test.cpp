@@ -91,9 +91,9 @@ TEST_CASE("a plan that breaks a rule is refused with the field that breaks it") 
        [](ShardingPlan& p) { p.units.insert(p.units.begin(), p.units.back()); }},
       {"units[0].modules: the root \"\" must be a unit by itself",
        [](ShardingPlan& p) { p.units[0].modules.push_back(""); }},
-      {"mesh: there is no dimension 'tensor'",
+      {"mesh: there is no dimension 'pipeline'",
        [](ShardingPlan& p) {
-         p.mesh.push_back({"tensor", 2});
+         p.mesh.push_back({"pipeline", 2});
        }},
       {"mesh: dimension 'shard' has size 0",
        [](ShardingPlan& p) {

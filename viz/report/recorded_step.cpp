@@ -32,11 +32,19 @@ std::int64_t unit_of(const std::string& object) {
   return unit;
 }
 
+// As streams_of a Step: that of tensor ranks is there where something runs on it.
+std::int64_t streams_of(const RecordedStep& r) {
+  const bool tensor = std::any_of(r.order.begin(), r.order.end(),
+                                  [](const OrderedOperation& op) { return op.stream == Stream::tensor; });
+  return tensor ? kStreams : kStreams - 1;
+}
+
 void add_labels(JsonColumns& out, const RecordedStep& r) {
+  const std::int64_t streams = streams_of(r);
   using Key = std::tuple<Stream, Action, std::string>;
   std::map<Key, std::int64_t> known;
   Json texts = Json::array({kHostText});
-  Column lanes = {kStreams}, kinds = {static_cast<std::int64_t>(DrawnAs::host)}, units = {-1}, label, micro_batches;
+  Column lanes = {streams}, kinds = {static_cast<std::int64_t>(DrawnAs::host)}, units = {-1}, label, micro_batches;
   std::int64_t micro_batch = 0;
   for (const std::int32_t at_order : r.issued) {
     std::int64_t number = 0;
@@ -58,7 +66,7 @@ void add_labels(JsonColumns& out, const RecordedStep& r) {
     micro_batches.push_back(micro_batch);
   }
   Json lane_names = Json::array();
-  for (int s = 0; s < kStreams; ++s) lane_names.push_back(std::string(name(static_cast<Stream>(s))));
+  for (int s = 0; s < streams; ++s) lane_names.push_back(std::string(name(static_cast<Stream>(s))));
   lane_names.push_back("host");
   out.add("lanes", lane_names);
   out.add("kinds", Json(kDrawnAs));

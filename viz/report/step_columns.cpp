@@ -60,7 +60,7 @@ Labelled labelled(const Operation& op) { return {op.action, op.stream, op.host_o
 
 // Who runs where and is called what.
 void add_labels(JsonColumns& out, const StepPicture& p) {
-  constexpr std::int64_t kHostLane = kStreams;
+  const std::int64_t host_lane = streams_of(p.program.steady_step);
   const Step& step = p.program.steady_step;
   const std::vector<std::int32_t> units = units_of_operations(step, p.plan, p.model);
   std::map<Labelled, std::int64_t> known;
@@ -75,12 +75,12 @@ void add_labels(JsonColumns& out, const StepPicture& p) {
     micro_batches.push_back(op.micro_batch);
     if (!fresh) continue;
     texts.push_back(label_of(op, p));
-    lanes.push_back(runs_on_a_stream(op) ? static_cast<std::int64_t>(op.stream) : kHostLane);
+    lanes.push_back(runs_on_a_stream(op) ? static_cast<std::int64_t>(op.stream) : host_lane);
     kinds.push_back(static_cast<std::int64_t>(drawn_as(op.action, op.host_only)));
     unit_of.push_back(units[i]);
   }
   Json lane_names = Json::array();
-  for (int s = 0; s < kStreams; ++s) lane_names.push_back(std::string(name(static_cast<Stream>(s))));
+  for (int s = 0; s < host_lane; ++s) lane_names.push_back(std::string(name(static_cast<Stream>(s))));
   lane_names.push_back("host");
   out.add("lanes", lane_names);
   out.add("kinds", Json(kDrawnAs));

@@ -78,6 +78,7 @@ Demand collective_demand(const CollectiveCall& call, const ClusterSpec& cluster,
 
 CollectiveCall call_shape(Communicator comm, const ShardingPlan& plan, const ClusterSpec& cluster) {
   const std::int64_t shard = plan.shard(), node = std::max<std::int64_t>(1, cluster.domain()), world = plan.ranks();
+  const std::int64_t tensor = plan.tensor();
   CollectiveCall call;
   switch (comm) {
     case Communicator::none: return call;
@@ -86,13 +87,18 @@ CollectiveCall call_shape(Communicator comm, const ShardingPlan& plan, const Clu
     case Communicator::reshard: break;  // its size is the unit's: see reshard_shape
     case Communicator::replicate: call.ranks = plan.replicate(); break;
     case Communicator::world: call.ranks = world; break;
+    case Communicator::tensor: call.ranks = tensor; break;
   }
   if (world <= node || cluster.host) {
     call.ranks_per_node = call.ranks;
   } else if (comm == Communicator::replicate) {
-    // Ranks of a replica group are `shard` apart.
-    call.ranks_per_node = shard < node && node % shard == 0 ? std::min(call.ranks, node / shard) : 1;
-    call.nodes_apart = std::max<std::int64_t>(1, shard / node);
+    // Ranks of a replica group are `shard` times `tensor` apart.
+    const std::int64_t apart = shard * tensor;
+    call.ranks_per_node = apart < node && node % apart == 0 ? std::min(call.ranks, node / apart) : 1;
+    call.nodes_apart = std::max<std::int64_t>(1, apart / node);
+  } else if (tensor > 1 && (comm == Communicator::shard || comm == Communicator::shard_reduce)) {
+    call.ranks_per_node = tensor < node && node % tensor == 0 ? std::gcd(call.ranks, node / tensor) : 1;
+    call.nodes_apart = std::max<std::int64_t>(1, tensor / node);
   } else {
     // Contiguous ranks, from a multiple of the group's size on: a node holds a multiple of the greatest common divisor
     // of them, and the node that holds the fewest has the fewest NICs to leave through.

@@ -32,6 +32,11 @@ std::vector<FrameHold> frame_holds(const ModelGraph& model, const Implementation
       for (const std::int32_t in : model.ops[at(i)].inputs)
         if (producer[at(in)] >= 0 && producer[at(in)] < m.op_begin) holds.push_back({in, m.op_end, m.op_begin});
   }
+  for (const Op& op : model.ops) {  // what a module gathers before it runs is its argument, too
+    if (op.shape.redistribution != Redistribution::gather) continue;
+    const Module& m = model.modules[at(op.module)];
+    holds.push_back({op.outputs[0], m.op_end, m.op_begin});
+  }
   if (!impl.frames_hold_variables) return holds;
   const auto variable = [&](std::int32_t tensor, const Module& of) {
     holds.push_back({tensor, of.op_end, of.op_begin + 1});

@@ -5,23 +5,21 @@
 #include <string>
 #include <utility>
 
-#include "models/graph/byte_total.h"
 #include "models/index.h"
 #include "models/input/error.h"
 #include "planner/lowering/tape/frames.h"
 #include "planner/lowering/tape/gradient_values.h"
 #include "planner/lowering/tape/inside.h"
 #include "planner/lowering/tape/lifetimes.h"
+#include "planner/lowering/tape/writer.h"
 
 namespace fsdp {
 namespace {
 
-using Kind = TapeArg::Kind;
-
-class TapeBuilder {
+class TapeBuilder : private TapeWriter {
  public:
   TapeBuilder(const ModelGraph& model, const Implementation& impl, const Workload& work, DType dtype)
-      : model_(model), impl_(impl), work_(work), dtype_(dtype), total_(work) {
+      : TapeWriter(model, work, dtype), impl_(impl) {
     const std::size_t n = model.ops.size(), t = model.tensors.size();
     facts_.reserve(n);
     for (const Op& op : model.ops) facts_.push_back(facts(impl, op, work, model));
@@ -66,8 +64,8 @@ class TapeBuilder {
     load_batch();
     const auto n = static_cast<std::int32_t>(model_.ops.size());
     for (std::int32_t i = 0; i < n; ++i) {
-      tape_.forward_of[at(i)] = static_cast<std::uint32_t>(tape_.ops.size());
       run_forward(i, Action::forward);
+      tape_.forward_of[at(i)] = static_cast<std::uint32_t>(last_op());
     }
     hold_frames(holds_, forward_value_, looked_up_, tape_.forward_of, spans_);
     for (std::int32_t i = n - 1; i >= 0; --i) {
@@ -83,39 +81,6 @@ class TapeBuilder {
   }
 
  private:
-  std::int32_t new_value(std::int64_t bytes, BufferKind kind, DType dtype, std::int32_t tensor) {
-    total_.add(bytes);
-    tape_.values.push_back({bytes, kind, dtype, tensor});
-    return static_cast<std::int32_t>(tape_.values.size()) - 1;
-  }
-
-  std::int32_t new_tensor_value(std::int32_t tensor, BufferKind kind, bool wide) {
-    const Tensor& t = model_.tensors[at(tensor)];
-    const DType dtype = t.kind == TensorKind::ids ? DType::i64 : wide ? DType::f32 : dtype_;
-    return new_value(elements(t, work_) * size_of(dtype), kind, dtype, tensor);
-  }
-
-  std::int32_t last_op() const { return static_cast<std::int32_t>(tape_.ops.size()) - 1; }
-
-  void begin(Action action, std::int32_t graph_op) {
-    TapeOp op;
-    op.action = action;
-    op.graph_op = graph_op;
-    op.args.begin = static_cast<std::uint32_t>(tape_.args.size());
-    tape_.ops.push_back(op);
-  }
-
-  void arg(Kind kind, std::int32_t id, Access access) {
-    tape_.args.push_back({id < 0 && kind != Kind::loss ? Kind::absent : kind, access, id});
-    ++tape_.ops.back().args.count;
-  }
-
-  void value_arg(std::int32_t value, Access access) { arg(Kind::value, value, access); }
-
-  void scratch_arg(std::int64_t bytes) {
-    value_arg(bytes > 0 ? new_value(bytes, BufferKind::scratch, dtype_, -1) : -1, Access::write);
-  }
-
   void load_batch() {
     begin(Action::load_batch, -1);
     for (std::int32_t t : {model_.ids, model_.targets}) {
@@ -132,12 +97,50 @@ class TapeBuilder {
     return recomputing && r >= 0 ? r : forward_value_[at(tensor)];
   }
 
+  void redistribute(std::int32_t i, bool again) {
+    const Op& op = model_.ops[at(i)];
+    const bool scatters = op.shape.redistribution == Redistribution::scatter,
+               columns = op.shape.redistribution == Redistribution::gather_columns;
+    const std::int32_t in = op.inputs[0], out = op.outputs[0];
+    const std::int32_t v = new_tensor_value(out, BufferKind::activation, /*wide=*/false), from = seen(in, again);
+    (again ? recomputed_value_ : forward_value_)[at(out)] = v;
+    move_rows(!scatters, scatters || columns || work_.sequences > 1, i, from, v,
+              model_.tensors[at(scatters ? in : out)], again);
+    last_run_[at(i)] = last_op();
+  }
+
+  // The gradient of a gather is scattered, and the other way round. Of gathered columns each rank takes its own.
+  void redistribute_gradient(std::int32_t i, std::int32_t out_gradient) {
+    const Op& op = model_.ops[at(i)];
+    const std::int32_t in = op.inputs[0];
+    const Redistribution kind = op.shape.redistribution;
+    const std::int32_t g = gradients_.of(in),
+                       fresh = new_tensor_value(in, BufferKind::activation_gradient, /*wide=*/false);
+    if (kind == Redistribution::gather_columns) {
+      begin(Action::reorder_tokens, i);
+      value_arg(out_gradient, Access::read);
+      value_arg(fresh, Access::write);
+    } else {
+      const bool gathers = kind == Redistribution::scatter;
+      move_rows(gathers, !gathers || work_.sequences > 1, i, out_gradient, fresh,
+                model_.tensors[at(gathers ? in : op.outputs[0])], /*again=*/false);
+    }
+    gradients_.read(out_gradient);
+    if (g < 0) gradients_.set(in, fresh);
+    else add(fresh, g);
+  }
+
   void run_forward(std::int32_t i, Action action) {
     const Op& op = model_.ops[at(i)];
     const OpFacts& f = facts_[at(i)];
+    if (op.kind == OpKind::redistribute) {
+      if (!kept_[at(i)] || action == Action::forward) redistribute(i, action == Action::recompute);
+      return;
+    }
     const bool again = action == Action::recompute,
                stopped = again && tape_.regions[at(region_of_[at(i)])].ends_inside(i, f);
     begin(action, i);
+    tape_.ops.back().recomputed = again;
     last_run_[at(i)] = last_op();
     for (std::int32_t in : op.inputs) value_arg(seen(in, again), Access::read);
     for (std::int32_t p : op.params) arg(Kind::parameter, p, Access::read);
@@ -172,6 +175,7 @@ class TapeBuilder {
              {.results = std::vector<std::int32_t>(op.outputs.size() == 1 ? 1 : 0, result), .extra = extra_[at(i)]});
     }
     hold_variables(i, again);
+    if (op.shape.vocab_parts > 1) reduce_statistics(i);
   }
 
   void hold_variables(std::int32_t i, bool again) {
@@ -195,13 +199,6 @@ class TapeBuilder {
           return v;
         });
     events_.insert(events_.end(), more.begin(), more.end());
-  }
-
-  void hold_until_now(std::int32_t value) {
-    if (value >= 0) spans_.push_back({value, kNone, last_op()});
-  }
-  void scratch_now(std::int64_t bytes) {
-    spans_.push_back({new_value(bytes, BufferKind::scratch, dtype_, kNone), last_op(), last_op()});
   }
 
   void hold_recomputed(const Region& r) {
@@ -273,6 +270,7 @@ class TapeBuilder {
     const std::int32_t out_gradient = gradients_.of(op.outputs[0]);
     const Tensor& out = model_.tensors[at(op.outputs[0])];
     if (!out.requires_grad || (out_gradient < 0 && out.kind != TensorKind::loss)) return;  // not needed
+    if (op.kind == OpKind::redistribute) return redistribute_gradient(i, out_gradient);
     if (passes_gradient_through(op.kind)) pass_through(i, out_gradient);
     const bool trains = std::any_of(op.params.begin(), op.params.end(),
                                     [&](std::int32_t p) { return model_.parameters[at(p)].trainable; });
@@ -360,11 +358,7 @@ class TapeBuilder {
     if (gradients_.take_view(into)) scratch_now(tape_.values[at(into)].bytes);
   }
 
-  const ModelGraph& model_;
   const Implementation& impl_;
-  const Workload work_;
-  const DType dtype_;
-  ByteTotal total_;
   std::vector<OpFacts> facts_;
   std::vector<char> wide_;                                      // by tensor: fp32, whatever activations are
   std::vector<std::int32_t> producer_, region_of_;              // by tensor, by op
@@ -378,10 +372,8 @@ class TapeBuilder {
   std::vector<std::int32_t> variables_again_;                     // held until the recomputation ends
   Temporaries begun_ = no_temporaries();                          // of the backward for which a module runs again
   std::vector<MemoryEvent> events_;
-  std::vector<Held> spans_;
   std::vector<FrameHold> holds_;
   std::int32_t looked_up_ = kNone;  // the value of the positions' rows
-  Tape tape_;
 };
 
 }  // namespace

@@ -41,7 +41,10 @@ struct TapeArg {
 };
 
 struct TapeOp {
-  Action action{};  // load_batch, forward, recompute, backward or add_gradient
+  // load_batch, forward, recompute, backward or add_gradient; of a model whose ops are split over ranks also the
+  // collectives among them (all_gather, reduce_scatter, all_reduce) and their copies (reorder_tokens)
+  Action action{};
+  bool recomputed = false;  // it runs a forward again
   std::int32_t graph_op = kNone;
   Slice args, allocs, inner, frees;  // allocs and frees index values; inner: v appears, ~v goes (Step::inner)
   Slice late_allocs;                 // when post-forward hooks after this op have run
@@ -53,8 +56,9 @@ struct Tape {
   std::vector<TapeArg> args;
   std::vector<TapeValue> values;
   std::vector<std::int32_t> allocs, inner, frees, late_allocs, late_frees;
-  // Tape ops of graph op i: forward ops[forward_of[i]]; backward (recomputation first) ops[backward_begin[i] ..
-  // backward_end[i]), possibly none. ops[0] is load_batch.
+  // Tape ops of graph op i: forward ops(forward_of[i - 1] .. forward_of[i]], the last of them the one named (almost
+  // always the only one); backward (recomputation first) ops[backward_begin[i] .. backward_end[i]), possibly none.
+  // ops[0] is load_batch.
   std::vector<std::uint32_t> forward_of, backward_begin, backward_end;
   std::vector<Region> regions;              // of the checkpointed modules, in their order
   std::vector<std::int32_t> recomputed_at;  // by graph op: the region whose recomputation its backward begins with

@@ -33,7 +33,8 @@ enum class Theme { elementwise, norms, embeddings, rotary, cross_entropy, moe, a
     case OpKind::expert_linear: return Theme::expert_linear;
     case OpKind::opaque:
     case OpKind::geglu:
-    case OpKind::soft_cap: break;
+    case OpKind::soft_cap:
+    case OpKind::redistribute: break;
   }
   return Theme::none;
 }

@@ -26,15 +26,6 @@ namespace fsdp {
   return o;
 }
 
-// A loss or a norm.
-[[nodiscard]] inline Buffer one_number() {
-  Buffer info;
-  info.bytes = 8;
-  info.dtype = DType::f64;
-  info.kind = BufferKind::scalar;
-  return info;
-}
-
 class StepBuilder {
  public:
   StepBuilder(Program& program, Step& step) : program_(program), step_(step) {}

@@ -1,4 +1,4 @@
-#include "planner/lowering/step_builder.h"
+#include "planner/lowering/step/step_builder.h"
 
 #include <utility>
 

@@ -1,0 +1,20 @@
+// Clipping of gradients by their norm, at the end of a step.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "planner/lowering/step/step_builder.h"
+#include "planner/plan.h"
+
+namespace fsdp {
+
+// One number, of the step.
+[[nodiscard]] Buffer scalar_buffer();
+
+// Local squared norm, sum over the shard group (replicas are identical) and over tensor ranks, scale. `gradients`:
+// buffers. Those in host memory are read and scaled by the host; between the two it waits for the sum.
+void clip_gradients(StepBuilder&, const ShardingPlan&, std::span<const std::int32_t> gradients,
+                    std::int16_t micro_batch);
+
+}  // namespace fsdp

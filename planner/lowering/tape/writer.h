@@ -1,0 +1,100 @@
+// Writing a tape down: its operations, their arguments, and the values that they make. For planner/lowering/tape/
+// alone.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "models/graph/byte_total.h"
+#include "models/index.h"
+#include "planner/lowering/tape/lifetimes.h"
+#include "planner/lowering/tape/tape.h"
+
+namespace fsdp {
+
+class TapeWriter {
+ protected:
+  using Kind = TapeArg::Kind;
+
+  TapeWriter(const ModelGraph& model, const Workload& work, DType dtype)
+      : model_(model), work_(work), dtype_(dtype), total_(work) {}
+
+  std::int32_t new_value(std::int64_t bytes, BufferKind kind, DType dtype, std::int32_t tensor) {
+    total_.add(bytes);
+    tape_.values.push_back({bytes, kind, dtype, tensor});
+    return static_cast<std::int32_t>(tape_.values.size()) - 1;
+  }
+
+  std::int32_t new_tensor_value(std::int32_t tensor, BufferKind kind, bool wide) {
+    const Tensor& t = model_.tensors[at(tensor)];
+    const DType dtype = t.kind == TensorKind::ids ? DType::i64 : wide ? DType::f32 : dtype_;
+    return new_value(elements(t, work_) * size_of(dtype), kind, dtype, tensor);
+  }
+
+  std::int32_t last_op() const { return static_cast<std::int32_t>(tape_.ops.size()) - 1; }
+
+  void begin(Action action, std::int32_t graph_op) {
+    TapeOp op;
+    op.action = action;
+    op.graph_op = graph_op;
+    op.args.begin = static_cast<std::uint32_t>(tape_.args.size());
+    tape_.ops.push_back(op);
+  }
+
+  void arg(Kind kind, std::int32_t id, Access access) {
+    tape_.args.push_back({id < 0 && kind != Kind::loss ? Kind::absent : kind, access, id});
+    ++tape_.ops.back().args.count;
+  }
+
+  void value_arg(std::int32_t value, Access access) { arg(Kind::value, value, access); }
+
+  void scratch_arg(std::int64_t bytes) {
+    value_arg(bytes > 0 ? new_value(bytes, BufferKind::scratch, dtype_, -1) : -1, Access::write);
+  }
+
+  void hold_until_now(std::int32_t value) {
+    if (value >= 0) spans_.push_back({value, kNone, last_op()});
+  }
+  void scratch_now(std::int64_t bytes) {
+    spans_.push_back({new_value(bytes, BufferKind::scratch, dtype_, kNone), last_op(), last_op()});
+  }
+
+  // DTensor's functional collectives move dimension 0 alone: parts of sequences are copied one behind the other before
+  // a reduce-scatter, and back behind an all-gather, unless there is but one sequence.
+  void move_rows(bool gathers, bool copies, std::int32_t i, std::int32_t from, std::int32_t to, const Tensor& whole,
+                 bool again) {
+    const std::int32_t parts =
+        copies ? new_value(elements(whole, work_) * size_of(dtype_), BufferKind::scratch, dtype_, kNone) : kNone;
+    const auto step = [&](Action action, std::int32_t reads, std::int32_t writes) {
+      begin(action, i);
+      tape_.ops.back().recomputed = again;
+      value_arg(reads, Access::read);
+      value_arg(writes, Access::write);
+    };
+    if (!gathers && copies) step(Action::reorder_tokens, from, parts);
+    step(gathers ? Action::all_gather : Action::reduce_scatter, copies && !gathers ? parts : from,
+         copies && gathers ? parts : to);
+    if (!gathers) hold_until_now(from);  // by the function that scatters it
+    if (gathers && copies) step(Action::reorder_tokens, parts, to);
+  }
+
+  // A loss of logits that are split: the largest logit of each token, the sum of its exponentials and the target's
+  // logit, each over all ranks, in fp32.
+  void reduce_statistics(std::int32_t i) {
+    const std::int32_t each = new_value(work_.tokens() * size_of(DType::f32), BufferKind::scratch, DType::f32, kNone);
+    spans_.push_back({each, last_op(), last_op()});
+    for (int k = 0; k < 3; ++k) {
+      begin(Action::all_reduce, i);
+      value_arg(each, Access::accumulate);
+    }
+  }
+
+  const ModelGraph& model_;
+  const Workload work_;
+  const DType dtype_;
+  ByteTotal total_;
+  std::vector<Held> spans_;
+  Tape tape_;
+};
+
+}  // namespace fsdp

@@ -1,0 +1,16 @@
+// The rules of a plan's tensor dimension that need no model; the others are split_over_tensor's (planner/tensor/).
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include "planner/plan.h"
+
+namespace fsdp {
+
+void check_tensor(const ShardingPlan&, std::string_view where);
+
+// Of a number of ranks that somebody asks for. Throws InputError(setting("tensor"), ...).
+void check_tensor_ranks(std::int64_t tensor, std::int64_t ranks, Dialect);
+
+}  // namespace fsdp
