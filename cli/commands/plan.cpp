@@ -241,7 +241,7 @@ std::string fitting(const std::vector<FlagRemedy>& remedies, const Setup& setup)
 std::optional<Certificate> certificate_of(const PlanFlags& f, const Setup& setup) {
   if (setup.cluster.host) return std::nullopt;
   const SearchOptions options = search_from_flags(f.shared, setup);
-  if (options.base.dialect != Dialect::fsdp2) return std::nullopt;
+  if (options.base.dialect != Dialect::fsdp2 || options.base.tensor() > 1) return std::nullopt;
   const Certificate c = certify(space_of(setup.model, setup.cluster, options), options.memory_limit,
                                 *setup.implementation, setup.cluster, setup.costs);
   return c.seconds_per_sequence > 0 ? std::optional(c) : std::nullopt;

@@ -19,8 +19,11 @@ struct Named {
   std::vector<Unit> units;
 };
 
+// Ranks that see sequences of their own: a tensor group counts once.
+std::int64_t data_ranks(const SearchOptions& o) { return o.ranks / o.base.tensor(); }
+
 std::vector<Batch> batches_of(const SearchOptions& o) {
-  return batches({o.micro_batch, o.grad_accum, o.global_batch}, o.ranks, o.base.seq_len);
+  return batches({o.micro_batch, o.grad_accum, o.global_batch}, data_ranks(o), o.base.seq_len);
 }
 
 std::vector<Named> wraps(const ModelGraph& model, const SearchOptions& o) {
@@ -73,21 +76,22 @@ std::vector<CheckpointingChoice> checkpointings(const ModelGraph& model, const S
 
 // Full sharding, and sharding within a node with replicas across nodes.
 std::vector<std::int64_t> replicas(const ClusterSpec& cluster, const SearchOptions& o) {
+  const std::int64_t ranks = data_ranks(o), tensor = o.base.tensor();
   if (o.replicate) {
-    if (*o.replicate < 1 || o.ranks % *o.replicate != 0)
-      throw InputError(setting("replicate"), fmt::format("{} does not divide {} GPUs", *o.replicate, o.ranks),
+    if (*o.replicate < 1 || ranks % *o.replicate != 0)
+      throw InputError(setting("replicate"), fmt::format("{} does not divide {} GPUs", *o.replicate, ranks),
                        "use a divisor");
     return {*o.replicate};
   }
-  if (o.base.dialect == Dialect::ddp) return {o.ranks};
+  if (o.base.dialect == Dialect::ddp) return {ranks};
   std::vector<std::int64_t> found = {1};
-  const std::int64_t node = cluster.gpus_per_node;
-  if (node > 1 && o.ranks > node && o.ranks % node == 0) found.push_back(o.ranks / node);
+  const std::int64_t node = cluster.gpus_per_node % tensor == 0 ? cluster.gpus_per_node / tensor : 1;
+  if (node > 1 && ranks > node && ranks % node == 0) found.push_back(ranks / node);
   const std::int64_t together = o.reshard ? o.reshard->ranks : 0;  // meshes whose shard groups these ranks divide
-  std::erase_if(found, [&](std::int64_t r) { return together > 1 && o.ranks / r % together != 0; });
+  std::erase_if(found, [&](std::int64_t r) { return together > 1 && ranks / r % together != 0; });
   if (found.empty())
     throw InputError(setting("reshard_after_forward"),
-                     fmt::format("{} ranks do not divide the {} of a shard group", together, o.ranks),
+                     fmt::format("{} ranks do not divide the {} of a shard group", together, ranks),
                      "use a divisor of it, true or false");
   return found;
 }
@@ -109,7 +113,8 @@ Option make_option(const ModelGraph& model, const SearchOptions& o, const Named&
   p.checkpointed = c.modules;
   p.checkpoint_policy = c.policy;
   p.micro_batches.assign(static_cast<std::size_t>(batch.grad_accum), batch.micro_batch);
-  p.mesh = {{"replicate", replicate}, {"shard", o.ranks / replicate}};
+  p.mesh = {{"replicate", replicate}, {"shard", data_ranks(o) / replicate}};
+  if (o.base.tensor() > 1) p.mesh.push_back({"tensor", o.base.tensor()});
   p.shard_dims = expert_shard_dims(model, p.dialect, p.shard());
   option.batch = batch;
   option.reshard = reshard;
@@ -117,6 +122,7 @@ Option make_option(const ModelGraph& model, const SearchOptions& o, const Named&
   option.label =
       fmt::format("{}, {}, checkpoint {}, micro-batch {}{}, replicate {}", w.label, reshard_label(reshard), c.label,
                   batch.micro_batch, batch.grad_accum > 1 ? fmt::format(" x {}", batch.grad_accum) : "", replicate);
+  if (o.base.tensor() > 1) option.label += fmt::format(", tensor {}", o.base.tensor());
   return option;
 }
 

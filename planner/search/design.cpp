@@ -78,6 +78,9 @@ std::vector<Grouping> groupings_of(const ModelGraph& model, const SearchOptions&
   return found;
 }
 
+// Ranks that see sequences of their own.
+std::int64_t data_ranks(const SearchOptions& o) { return o.ranks / o.base.tensor(); }
+
 std::vector<std::int64_t> divisors(std::int64_t n) {
   std::set<std::int64_t> found;
   for (std::int64_t d = 1; d <= n / d; ++d)
@@ -88,11 +91,12 @@ std::vector<std::int64_t> divisors(std::int64_t n) {
 // Shards stay on whole nodes, or on equal parts of one: other groups would share a node's links unequally.
 std::vector<std::int64_t> replicas_of(const ClusterSpec& cluster, const SearchOptions& o) {
   if (o.replicate) return {*o.replicate};
-  if (o.base.dialect == Dialect::ddp) return {o.ranks};
-  std::vector<std::int64_t> found = divisors(o.ranks);
-  const std::int64_t node = cluster.gpus_per_node;
+  const std::int64_t ranks = data_ranks(o), tensor = o.base.tensor();
+  if (o.base.dialect == Dialect::ddp) return {ranks};
+  std::vector<std::int64_t> found = divisors(ranks);
+  const std::int64_t node = cluster.gpus_per_node % tensor == 0 ? cluster.gpus_per_node / tensor : 1;
   std::erase_if(found, [&](std::int64_t r) {
-    const std::int64_t shard = o.ranks / r, together = o.reshard ? o.reshard->ranks : 0;
+    const std::int64_t shard = ranks / r, together = o.reshard ? o.reshard->ranks : 0;
     return (shard % node != 0 && node % shard != 0) || (together > 1 && shard % together != 0);
   });
   return found;
@@ -102,7 +106,8 @@ std::vector<Reshard> reshards_of(const ClusterSpec& cluster, const SearchOptions
   if (o.reshard) return {*o.reshard};
   if (o.base.dialect == Dialect::ddp) return {Reshard::automatic};
   std::vector<Reshard> found = {Reshard::automatic, Reshard::yes, Reshard::no};
-  if (o.base.dialect == Dialect::fsdp2 && cluster.gpus_per_node > 1 && o.ranks > cluster.gpus_per_node)
+  if (o.base.dialect == Dialect::fsdp2 && cluster.gpus_per_node > 1 && o.ranks > cluster.gpus_per_node &&
+      o.base.tensor() == 1)
     found.push_back(Reshard{cluster.gpus_per_node});
   return found;
 }
@@ -141,10 +146,10 @@ Space space_of(const ModelGraph& model, const ClusterSpec& cluster, const Search
   s.base = o.base;
   s.base.model_name = model.name;
   s.base.model_digest = s.digest = model.digest();
-  s.ranks = o.ranks;
+  s.ranks = data_ranks(o);
   s.groupings = groupings_of(model, o);
   s.reshards = reshards_of(cluster, o);
-  s.batches = batches({o.micro_batch, o.grad_accum, o.global_batch}, o.ranks, o.base.seq_len, Fineness::every_divisor);
+  s.batches = batches({o.micro_batch, o.grad_accum, o.global_batch}, s.ranks, o.base.seq_len, Fineness::every_divisor);
   s.replicas = replicas_of(cluster, o);
   s.ladders = ladders_of(model, o);
   const bool fsdp2 = o.base.dialect == Dialect::fsdp2;
@@ -193,6 +198,7 @@ ShardingPlan plan_of(const Design& d, const Space& s, const std::string& checkpo
   set_checkpointing(p, *s.model, checkpointing, setting("activation_checkpointing"));
   p.micro_batches.assign(static_cast<std::size_t>(d.batch.grad_accum), d.batch.micro_batch);
   p.mesh = {{"replicate", d.replicate}, {"shard", s.ranks / d.replicate}};
+  if (s.base.tensor() > 1) p.mesh.push_back({"tensor", s.base.tensor()});
   p.shard_dims = expert_shard_dims(*s.model, p.dialect, p.shard());
   p.grad_sync = d.grad_sync;
   p.loss_chunks = d.loss_chunks;
@@ -217,6 +223,7 @@ std::string label_of(const Design& d, const Space& s, const std::string& checkpo
   if (d.grad_sync != s.base.grad_sync) text += fmt::format(", gradient sync {}", name(d.grad_sync));
   if (d.loss_chunks > 1) text += fmt::format(", {} loss chunks", d.loss_chunks);
   text += fmt::format(", replicate {}", d.replicate);
+  if (s.base.tensor() > 1) text += fmt::format(", tensor {}", s.base.tensor());
   if (d.forward_prefetch != s.base.forward_prefetch) text += fmt::format(", forward prefetch {}", d.forward_prefetch);
   if (d.reduce_scatter_buffers > 1) text += fmt::format(", {} reduce-scatter buffers", d.reduce_scatter_buffers);
   if (d.separate_reduce_scatter) text += ", own communicator for reduce-scatter";

@@ -45,8 +45,8 @@ struct Grouping {
 struct Space {
   const ModelGraph* model = nullptr;
   ShardingPlan base;
-  std::string digest;  // the model's
-  std::int64_t ranks = 1;
+  std::string digest;      // the model's
+  std::int64_t ranks = 1;  // that see sequences of their own
   std::vector<Grouping> groupings;
   std::vector<Reshard> reshards;
   std::vector<Batch> batches;           // micro-batches ascend

@@ -15,6 +15,7 @@
 #include "planner/layout.h"
 #include "planner/layout/optimizer_state.h"
 #include "planner/search.h"
+#include "planner/tensor/split.h"
 
 namespace fsdp {
 
@@ -75,6 +76,7 @@ bool stays_gathered(const Unit& unit, const UnitLayout& layout) {
 std::int64_t MemoryFloor::bytes() const { return states + std::max({gradients, largest_unit, forward_end()}); }
 
 MemoryFloor memory_floor(const ModelGraph& model, const ShardingPlan& plan, const Implementation& impl) {
+  if (plan.tensor() != model.tensor_ranks) return memory_floor(split_over_tensor(model, plan), plan, impl);
   MemoryFloor floor;
   const std::int64_t master = size_of(plan.master_dtype), compute = size_of(plan.param_dtype);
   const std::int64_t states = state_count(plan.optimizer);

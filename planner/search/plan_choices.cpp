@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "models/input/error.h"
+#include "planner/plan/check_tensor.h"
 #include "planner/plan/naive_plan.h"
 #include "planner/search/batches.h"
 #include "planner/wrap.h"
@@ -10,8 +11,15 @@
 namespace fsdp {
 namespace {
 
+// Ranks that see sequences of their own.
+std::int64_t data_ranks(const PlanChoices& c, const PlanTarget& target) {
+  const std::int64_t tensor = c.tensor.value_or(1);
+  check_tensor_ranks(tensor, target.ranks, c.dialect);
+  return target.ranks / tensor;
+}
+
 std::vector<Batch> batches_of(const PlanChoices& c, const PlanTarget& target) {
-  return batches({c.micro_batch, c.grad_accum, c.global_batch}, target.ranks, target.seq_len);
+  return batches({c.micro_batch, c.grad_accum, c.global_batch}, data_ranks(c, target), target.seq_len);
 }
 
 std::optional<std::int64_t> replicas(const PlanChoices& c, std::int64_t ranks) {
@@ -56,7 +64,8 @@ void apply_details(const PlanChoices& c, const PlanTarget& target, ShardingPlan&
 PlanOptions naive_options(const PlanChoices& c, const PlanTarget& target) {
   PlanOptions options;
   options.ranks = target.ranks;
-  options.replicate = replicas(c, target.ranks).value_or(1);
+  options.tensor = c.tensor.value_or(1);
+  options.replicate = replicas(c, data_ranks(c, target)).value_or(1);
   options.seq_len = target.seq_len;
   options.dialect = c.dialect;
   return options;
@@ -98,7 +107,7 @@ SearchOptions search_of(const PlanChoices& choices, const ModelGraph& model, con
   options.wrap = c.wrap;
   options.checkpointing = c.checkpointing;
   options.reshard = c.reshard;
-  options.replicate = replicas(c, target.ranks);
+  options.replicate = replicas(c, data_ranks(c, target));
   options.open = {.loss_chunks = !c.loss_chunks,
                   .grad_sync = !c.grad_sync,
                   .forward_prefetch = !c.forward_prefetch,

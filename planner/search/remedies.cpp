@@ -22,9 +22,11 @@ ShardingPlan with(const Change& change, ShardingPlan plan, const ModelGraph& mod
   if (change.seq_len) plan.seq_len = *change.seq_len;
   plan.model_digest = model.digest();
   if (change.gpus) {
-    if (*change.gpus % plan.replicate() != 0)
+    const std::int64_t tensor = plan.tensor(), groups = plan.replicate() * tensor;
+    if (*change.gpus % groups != 0)
       throw InputError(setting("gpus"), "the replicas do not divide them", "give a multiple");
-    plan.mesh = {{"replicate", plan.replicate()}, {"shard", *change.gpus / plan.replicate()}};
+    plan.mesh = {{"replicate", plan.replicate()}, {"shard", *change.gpus / groups}};
+    if (tensor > 1) plan.mesh.push_back({"tensor", tensor});
     plan.shard_dims = expert_shard_dims(model, plan.dialect, plan.shard());
   }
   return plan;
