@@ -35,6 +35,8 @@ constexpr FieldRow kFieldFlags[] = {
     {"dialect", "--dialect"},
     {"mesh", "--replicate"},
     {"replicate", "--replicate"},
+    {"tensor", "--tensor"},
+    {"tensor_plan", "--tensor"},
     {"units", "--wrap"},
     {"modules", "--wrap"},
     {"wrap", "--wrap"},

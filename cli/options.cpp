@@ -26,6 +26,7 @@ struct FlagRow {
   KeptBy kept = KeptBy::plan_file;
 };
 
+constexpr Limit kTensor{"tensor", 1, kGpus.most};
 constexpr Limit kGlobalBatchTokens{"global_batch_tokens", 1, std::int64_t{1} << 50};
 
 constexpr const char* kTarget = "Model and machine";
@@ -111,6 +112,8 @@ const std::vector<FlagRow>& plan_rows() {
        {"RESHARD", reshard_words},
        kSharding},
       {"--replicate", &Flags::replicate, "replicas of the sharded model (hybrid sharding)", "N", kSharding},
+      {"--tensor", &Flags::tensor, "ranks that each layer is split over (tensor parallelism, fsdp2); default: 1", "N",
+       kSharding},
       {"--grad-sync",
        &Flags::grad_sync,
        "every | last | reduce-scatter-only, over micro-batches",
@@ -246,6 +249,7 @@ PlanChoices choices_of(const Flags& f, std::int64_t ranks, std::int64_t seq_len)
   c.checkpointing = f.checkpointing;
   c.reshard = parsed<Reshard>(f.reshard, [](auto& t) { return parse_reshard(t, "--reshard-after-forward"); });
   c.replicate = parse_optional_count(f.replicate, kReplicate);
+  c.tensor = parse_optional_count(f.tensor, kTensor);
   c.grad_sync = parsed<GradSync>(f.grad_sync, [](auto& t) { return parse_grad_sync(t, "--grad-sync"); });
   c.forward_prefetch = parsed<int>(f.forward_prefetch, [](auto& t) { return parse_count(t, kForwardPrefetch); });
   c.backward_prefetch = parsed<int>(f.backward_prefetch, [&](auto& t) { return backward_prefetch_of(t, c.dialect); });

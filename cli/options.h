@@ -23,7 +23,7 @@ struct Flags {
   Text layers, hidden, heads, kv_heads, head_dim, ffn, vocab, experts, experts_per_token;  // of --model generic
   bool compile = false;
   // What a plan decides.
-  Text seq_len, micro_batch, grad_accum, global_batch, global_batch_tokens, dialect, wrap, reshard, replicate,
+  Text seq_len, micro_batch, grad_accum, global_batch, global_batch_tokens, dialect, wrap, reshard, replicate, tensor,
       grad_sync, forward_prefetch, backward_prefetch, limit_all_gathers, use_orig_params, checkpointing, offload,
       param_dtype, reduce_dtype, master_dtype, loss_chunks, reduce_scatter_buffers, separate_reduce_scatter, optimizer,
       lr, weight_decay, momentum, clip_norm, seed;

@@ -20,6 +20,7 @@
 #include "planner/layout.h"
 #include "planner/layout/unit_order.h"
 #include "planner/program/describe.h"
+#include "planner/tensor/split.h"
 #include "viz/plan_graph.h"
 #include "viz/viz.h"
 
@@ -99,7 +100,7 @@ int show_cluster(const ShowFlags& f) {
 
 std::string units_table(const ShardingPlan& plan, const ModelGraph* model) {
   std::vector<UnitLayout> layouts;
-  if (model != nullptr) layouts = unit_layouts(plan, *model);
+  if (model != nullptr) layouts = unit_layouts(plan, split_over_tensor(*model, plan));
   std::vector<std::vector<std::string>> rows;
   for (std::size_t u = 0; u < plan.units.size(); ++u) {
     const Unit& unit = plan.units[u];
@@ -113,7 +114,8 @@ std::string units_table(const ShardingPlan& plan, const ModelGraph* model) {
     rows.back().push_back(with_commas(layouts[u].shard_elements));
   }
   if (layouts.empty()) return fitting_table({">unit", "modules", "reshard"}, rows) + "(--model adds sizes)\n";
-  return fitting_table({">unit", "modules", "reshard", ">parameters", ">parameters per shard"}, rows);
+  const char* const parameters = plan.tensor() > 1 ? ">parameters per tensor rank" : ">parameters";
+  return fitting_table({">unit", "modules", "reshard", parameters, ">parameters per shard"}, rows);
 }
 
 std::string checkpoint_line(const CheckpointSize& size) {

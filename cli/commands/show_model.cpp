@@ -212,6 +212,7 @@ void add_show_model(const Command& show) {
   command.option("--implementation", flags->shared.implementation, "with --costs; default as in `plan`",
                  {"NAME", implementation_names});
   command.option("--micro-batch", flags->shared.micro_batch, "with --costs; default 1", "N");
+  command.option("--tensor", flags->shared.tensor, "with --costs: ranks that each layer is split over; default 1", "N");
   command.option("--seq-len", flags->shared.seq_len, "tokens per sequence, such as 8k; default: what the model allows",
                  "TOKENS");
   command.flag("--json", flags->json, "one JSON object");

@@ -70,24 +70,25 @@ int simulate_command(const SimulateFlags& f) {
   if (f.shared.plan) check(plan, setup.model, *f.shared.plan);
   Programs programs = programs_of(plan, setup);
   const Program& program = programs.of(0);
+  const ModelGraph& local = programs.job().model;
   Prediction prediction = predict(programs, setup.costs, setup.options);
   add_distribution(prediction, f, setup);
   prediction = priced(std::move(prediction), setup);
   print(stderr, caution(plan, setup.model));
   const std::optional<GoodputAnswer> goodput = apply_goodput_flags(f.goodput, prediction, plan, setup);
   if (f.output) write_file(*f.output, to_json_text(prediction));
-  const CostContext context{setup.model, plan, *setup.implementation, setup.cluster, setup.costs};
+  const CostContext context{local, plan, *setup.implementation, setup.cluster, setup.costs};
   if (f.trace)
-    write_file(*f.trace, trace_json({program, plan, setup.model, &prediction,
+    write_file(*f.trace, trace_json({program, plan, local, &prediction,
                                      demands_of(program.steady_step, program, context), nullptr}));
   if (f.svg) write_file(*f.svg, simulate_svg(prediction, program, plan, setup));
   if (f.snapshot)
-    write_file(*f.snapshot, memory_snapshot({program, plan, setup.model,
-                                             allocation_history(program, context, prediction.timeline)}));
+    write_file(*f.snapshot,
+               memory_snapshot({program, plan, local, allocation_history(program, context, prediction.timeline)}));
   if (f.report.file) write_file(*f.report.file, simulate_page(f.report.words, prediction, program, plan, setup));
   if (f.json != JsonForm::none) {
     print(stdout, goodput    ? goodput_json(*goodput)
-                  : f.memory ? to_json_text(memory_report(program, plan, setup.model))
+                  : f.memory ? to_json_text(memory_report(program, plan, local))
                              : printed(prediction, f.json));
     if (f.trace && trace_cut(program.steady_step)) print(stderr, trace_line(*f.trace, program.steady_step));
   } else {
@@ -95,7 +96,7 @@ int simulate_command(const SimulateFlags& f) {
     if (prediction.step_time_distribution)
       print(stdout, distribution_line(*prediction.step_time_distribution, prediction.ranks, setup.costs));
     print(stdout, "Plan: " + plan_label(plan, &setup.model) + "\n" + basis(prediction, plan, setup.costs));
-    if (f.memory) print(stdout, memory_text(memory_report(program, plan, setup.model), prediction));
+    if (f.memory) print(stdout, memory_text(memory_report(program, plan, local), prediction));
     else if (goodput) print(stdout, "\n" + goodput_text(*goodput));
     else print(stdout, prediction_report(prediction));
     if (f.trace) print(stdout, trace_line(*f.trace, program.steady_step));

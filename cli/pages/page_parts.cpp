@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "planner/costs.h"
+#include "planner/tensor/split.h"
 #include "simulator/analysis/memory_report.h"
 #include "simulator/predict/bandwidth_sweep.h"
 
@@ -52,14 +53,15 @@ nlohmann::ordered_json what_if(const std::string& label, const Program& program,
 
 void add_step(ReportPage& page, std::string name, const Timeline& timeline, const Program& program,
               const ShardingPlan& plan, const Setup& setup) {
-  const CostContext context{setup.model, plan, *setup.implementation, setup.cluster, setup.costs};
+  const ModelGraph model = split_over_tensor(setup.model, plan);  // what the program's operations are of
+  const CostContext context{model, plan, *setup.implementation, setup.cluster, setup.costs};
   const std::vector<Demand> demands = demands_of(program.steady_step, program, context);
-  const StepPicture picture{program, plan, setup.model, timeline, demands, nullptr};
+  const StepPicture picture{program, plan, model, timeline, demands, nullptr};
   if (page.steps.empty()) {
     page.documents.emplace_back("plan", to_json_text(plan));
     page.documents.emplace_back("units", report_units(picture));
     page.documents.emplace_back("modules", report_modules(picture));
-    page.documents.emplace_back("memory_report", to_json_text(memory_report(program, plan, setup.model)));
+    page.documents.emplace_back("memory_report", to_json_text(memory_report(program, plan, model)));
   }
   page.documents.emplace_back("what_if_" + std::to_string(page.steps.size()), what_if(name, program, context).dump());
   page.steps.push_back(report_step(std::move(name), picture));

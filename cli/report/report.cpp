@@ -24,8 +24,10 @@ std::string batch(const ShardingPlan& plan) {
   if (!equal) text = fmt::format("micro-batches {}", fmt::join(sizes, "+"));
   else if (sizes.size() > 1) text += fmt::format(" x {}", sizes.size());
   const std::int64_t tokens = plan.tokens_per_step(), sequences = tokens / std::max<std::int64_t>(1, plan.seq_len);
-  return text + fmt::format(" on each of {} rank{} = {} sequence{} ({} tokens) a step", with_commas(plan.ranks()),
-                            plan.ranks() == 1 ? "" : "s", with_commas(sequences), sequences == 1 ? "" : "s",
+  const std::int64_t each = plan.data_ranks();
+  const std::string_view who = plan.tensor() > 1 ? "tensor group" : "rank";
+  return text + fmt::format(" on each of {} {}{} = {} sequence{} ({} tokens) a step", with_commas(each), who,
+                            each == 1 ? "" : "s", with_commas(sequences), sequences == 1 ? "" : "s",
                             with_commas(tokens));
 }
 
@@ -118,12 +120,13 @@ static std::string rare_choices(const ShardingPlan& plan) {
 }
 
 std::string plan_label(const ShardingPlan& plan, const ModelGraph* model) {
-  return fmt::format("{}, wrap {} ({} unit{}), {}, {}{}{}{}, {}, mesh {} replica{} x {} shard{}", dialect_text(plan),
+  return fmt::format("{}, wrap {} ({} unit{}), {}, {}{}{}{}, {}, mesh {} replica{} x {} shard{}{}", dialect_text(plan),
                      plan.wrap.empty() ? "as listed" : plan.wrap, plan.units.size(), plan.units.size() == 1 ? "" : "s",
                      reshard(plan), checkpointing(plan, model), plan.offload ? ", offload" : "",
                      plan.optimizer.kind == OptimizerKind::adamw ? "" : ", " + optimizer_text(plan.optimizer),
                      rare_choices(plan), batch(plan), plan.replicate(), plan.replicate() == 1 ? "" : "s", plan.shard(),
-                     plan.shard() == 1 ? "" : "s");
+                     plan.shard() == 1 ? "" : "s",
+                     plan.tensor() == 1 ? "" : fmt::format(" x {} tensor ranks", plan.tensor()));
 }
 
 // "; a node needs 400 GiB of its 2.00 TiB for what is offloaded".

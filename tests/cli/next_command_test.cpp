@@ -66,6 +66,7 @@ const std::map<std::string, FlagCase> kFlags = {
     {"--wrap", {Kept::plan_file, "block:2"}},
     {"--reshard-after-forward", {Kept::plan_file, "2"}},
     {"--replicate", {Kept::plan_file, "2"}},
+    {"--tensor", {Kept::plan_file, "2"}},
     {"--grad-sync", {Kept::plan_file, "last"}},
     {"--forward-prefetch", {Kept::plan_file, "2"}},
     {"--backward-prefetch", {Kept::plan_file, "none"}},
