@@ -131,6 +131,7 @@ class Forecasts {
                                     &r.master_dtype,
                                     &r.forward_prefetch,
                                     &r.activation_offload,
+                                    &r.async_tp,
                                     &r.lora,
                                     &r.lora_targets,
                                     &r.failed})

@@ -9,6 +9,7 @@
 #include "models/input/split.h"
 #include "models/input/suggest.h"
 #include "simulator/published/reading/cells.h"
+#include "simulator/published/run_software.h"
 
 namespace fsdp {
 namespace {
@@ -51,14 +52,15 @@ std::optional<LoraSpec> adapters_of(const PublishedRun& run, std::vector<std::st
 }
 
 void refuse_unknown_parallelism(const PublishedRun& run) {
-  const std::array<std::pair<const char*, std::pair<std::optional<std::int64_t>, const char*>>, 4> kinds{
-      {{"pp", {run.pp, "pipeline"}},
-       {"ep", {run.ep, "expert"}},
-       {"cp", {run.cp, "context"}},
-       {"tp", {run.tp, "tensor"}}}};
+  const std::array<std::pair<const char*, std::pair<std::optional<std::int64_t>, const char*>>, 3> kinds{
+      {{"pp", {run.pp, "pipeline"}}, {"ep", {run.ep, "expert"}}, {"cp", {run.cp, "context"}}}};
   for (const auto& [column, said] : kinds)
     if (said.first.value_or(1) > 1)
       cannot(column, fmt::format("{} parallelism beside FSDP is not modelled", said.second));
+  if (run.tp.value_or(1) == 1) return;
+  if (says_yes(run.async_tp))
+    cannot("async_tp", "products that overlap with their gathers over tensor ranks are not modelled");
+  if (uses_float8(run)) cannot("float8", "8-bit matrix products beside tensor parallelism are not modelled");
 }
 
 std::int64_t head_dim_of(const ModelGraph& model) {

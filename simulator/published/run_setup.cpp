@@ -11,7 +11,10 @@
 #include "models/graph/lora.h"
 #include "models/input/error.h"
 #include "models/input/suggest.h"
+#include "planner/plan/check_tensor.h"
 #include "planner/plan/naive_plan.h"
+#include "planner/tensor/families.h"
+#include "planner/tensor/split.h"
 #include "planner/wrap.h"
 #include "simulator/published/adapters.h"
 #include "simulator/published/chunked_head.h"
@@ -50,6 +53,7 @@ class Builder {
     set_memory();
     set_cluster();
     check(out_.plan, out_.model, "plan");
+    out_.model = split_over_tensor(out_.model, out_.plan);
     return std::move(out_);
   }
 
@@ -95,7 +99,7 @@ class Builder {
   void set_mesh() {
     ShardingPlan& p = out_.plan;
     if (!run_.gpus) cannot("gpus", "is empty");
-    const std::int64_t gpus = *run_.gpus;
+    const std::int64_t gpus = data_ranks(), tensor = run_.tp.value_or(1);
     const std::string s = lower_case(run_.strategy), framework = lower_case(run_.framework);
     if (framework.empty()) assume(says(s, "fsdp2") ? "framework fsdp2" : "framework fsdp1");
     if (framework == "fsdp2" || (framework.empty() && s == "fsdp2")) p.dialect = Dialect::fsdp2;
@@ -117,6 +121,15 @@ class Builder {
       cannot("dp_shard", fmt::format("{} x {} replicas are not the {} GPUs: only data parallelism is modelled", shard,
                                      replicate, gpus));
     p.mesh = {{"replicate", replicate}, {"shard", shard}};
+    check_tensor_ranks(tensor, *run_.gpus, p.dialect);
+    set_tensor(p, out_.model, tensor);
+  }
+
+  // GPUs that see sequences of their own.
+  std::int64_t data_ranks() const {
+    const std::int64_t tensor = run_.tp.value_or(1);
+    if (*run_.gpus % tensor != 0) cannot("tp", fmt::format("{} does not divide {} GPUs", tensor, *run_.gpus));
+    return *run_.gpus / tensor;
   }
 
   // Any two of micro-batch, accumulation and global batch decide the third; the last micro-batch may be smaller.
@@ -127,7 +140,7 @@ class Builder {
         cannot("grad_accum", fmt::format("{} micro-batches per step are more than {}", n, kMostMicroBatches));
     };
     refuse_many(run_.grad_accum.value_or(1));
-    const std::int64_t gpus = *run_.gpus;
+    const std::int64_t gpus = data_ranks();
     std::int64_t per_rank = 0;
     if (run_.global_batch) {
       if (*run_.global_batch % gpus != 0)

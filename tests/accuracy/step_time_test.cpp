@@ -140,16 +140,6 @@ TEST_CASE("runs that failed for memory are predicted not to fit, those that comp
   CHECK(a.peak.worst < 0.2055);
 }
 
-TEST_CASE("runs of tensor, pipeline, context and expert parallelism are skipped by name") {
-  std::ifstream file(std::string(FSDP_TESTS_DIR) + "/accuracy/published_parallel_runs.csv", std::ios::binary);
-  const AccuracyReport report = accuracy_of(file, "published_parallel_runs.csv", datasheet_prices());
-  CHECK(report.rows.empty());
-  CHECK(report.skipped.size() == 21);
-  for (const RefusedRow& r : report.skipped)
-    CHECK_MESSAGE((r.reason.starts_with("tp:") || r.reason.starts_with("pp:") || r.reason.starts_with("float8:")),
-                  r.reason);
-}
-
 // What was reached, rounded up: a change may make these smaller only. Whoever makes one smaller writes it down here.
 TEST_CASE("errors over the published runs are no larger than they were") {
   if (kEvery != 1) return;

@@ -60,6 +60,7 @@ const std::array kColumns{
     Column{"master_dtype", &Run::master_dtype},
     Column{"forward_prefetch", &Run::forward_prefetch},
     Column{"activation_offload", &Run::activation_offload},
+    Column{"async_tp", &Run::async_tp},
     Column{"lora", &Run::lora},
     Column{"lora_targets", &Run::lora_targets},
     Column{"failed", &Run::failed},
@@ -159,7 +160,7 @@ void fill(Run& run, const Column& column, const std::string& raw) {
 }
 
 // Columns of our own file that say more to people than to a prediction.
-constexpr std::string_view kForPeople[] = {"gpu_detail", "mfu", "pp_schedule", "async_tp"};
+constexpr std::string_view kForPeople[] = {"gpu_detail", "mfu", "pp_schedule"};
 
 // `"seqlen" (did you mean "seq_len"?)`
 std::string unknown_column(const std::string& name) {

@@ -29,6 +29,7 @@ struct PublishedRun {
   std::string activation_checkpointing, cpu_offload, compile, float8, attention, loss, expandable_segments;
   std::string memory_kind, software, software_generation, notes;
   std::string master_dtype, forward_prefetch, activation_offload;
+  std::string async_tp;            // "yes": products overlap with what they gather and scatter over tensor ranks
   std::string lora, lora_targets;  // "16" or what --lora takes; "q,k,v,o", "all linear"
   std::string failed;              // "oom": it ran out of memory; another word: it failed otherwise
   std::optional<std::int64_t> params, layers, hidden, heads, kv_heads, ffn, vocab, seq_len;

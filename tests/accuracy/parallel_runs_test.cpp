@@ -1,0 +1,65 @@
+// Published runs with tensor parallelism beside FSDP2 (tests/accuracy/published_parallel_runs.csv, each with its
+// source). Predictions are from data sheets; no constant was fitted to these rows. They are few, so each is listed.
+#include <doctest/doctest.h>
+#include <fmt/format.h>
+
+#include <cmath>
+#include <fstream>
+#include <map>
+#include <set>
+#include <string>
+
+#include "simulator/published/accuracy.h"
+
+using namespace fsdp;
+
+namespace {
+
+AccuracyReport parallel_runs() {
+  std::ifstream file(std::string(FSDP_TESTS_DIR) + "/accuracy/published_parallel_runs.csv", std::ios::binary);
+  return accuracy_of(file, "published_parallel_runs.csv", datasheet_prices());
+}
+
+struct Most {
+  double time = 0, peak = 0;  // error, rounded up; 0: nothing was published
+};
+// 1122 is a number that its source took back later (1119 is the corrected one). 1136 to 1139 are torchtitan of March
+// 2024, whose memory is far above what is known of it here; 1177 and 1178 are eager Qwen3; 1195 does not say that it
+// recomputed.
+const std::map<std::string, Most> kMost = {
+    {"1094", {0.01, 0}},    {"1100", {0.03, 0}},    {"1119", {0.104, 0}},   {"1122", {0.20, 0}},
+    {"1136", {0.05, 0.54}}, {"1137", {0.05, 0.53}}, {"1138", {0.07, 0.16}}, {"1139", {0.07, 0.17}},
+    {"1177", {0.23, 0.15}}, {"1178", {0.24, 0.17}}, {"1195", {0.04, 0.31}}, {"1197", {0.01, 0}},
+};
+
+}  // namespace
+
+TEST_CASE("published runs with tensor parallelism: what is predicted, and how far off it is") {
+  const AccuracyReport report = parallel_runs();
+  std::set<std::string> seen;
+  double sum = 0;
+  std::string text;
+  for (const AccuracyRow& r : report.rows) {
+    CAPTURE(r.id);
+    REQUIRE(kMost.contains(r.id));
+    seen.insert(r.id);
+    const Most& most = kMost.at(r.id);
+    const double time = std::abs(r.step_time_error().value()), peak = std::abs(r.peak_error().value_or(0));
+    CHECK(time < most.time);
+    CHECK((most.peak == 0 ? peak == 0 : peak < most.peak));
+    sum += time;
+    text += fmt::format("{}: time {:+.3f}, peak {:+.3f}\n", r.id, *r.step_time_error(), r.peak_error().value_or(0));
+    if (r.predicted_total_bytes) CHECK(*r.predicted_total_bytes < r.device_bytes);  // all of them completed
+  }
+  MESSAGE(text << fmt::format("mean {:.4f}", sum / static_cast<double>(report.rows.size())));
+  CHECK(seen.size() == kMost.size());
+  CHECK(sum / static_cast<double>(report.rows.size()) < 0.086);
+}
+
+TEST_CASE("runs of pipeline and context parallelism, 8-bit products and asynchronous tensor parallelism are skipped") {
+  const AccuracyReport report = parallel_runs();
+  std::map<std::string, int> reasons;
+  for (const RefusedRow& r : report.skipped) ++reasons[r.reason.substr(0, r.reason.find(':'))];
+  CHECK(report.skipped.size() + report.rows.size() == 21);
+  CHECK(reasons == std::map<std::string, int>{{"pp", 1}, {"float8", 4}, {"async_tp", 4}});
+}
