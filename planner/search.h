@@ -50,13 +50,15 @@ struct SearchOptions {
   std::optional<std::string> wrap, checkpointing;
   std::optional<Reshard> reshard;
   std::optional<std::int64_t> replicate;
+  // Ranks that see sequences of their own: a tensor group counts once.
+  [[nodiscard]] std::int64_t data_ranks() const { return ranks / base.tensor(); }
   bool selective_op = false;  // the implementation can recompute selectively: try that, too
   OpenChoices open;
   Effort effort = Effort::uniform;
   std::int64_t most_simulations = 1500;  // of the joint search
   bool any_that_fits = false;            // the joint search ends with the first plan that fits
-  Bytes memory_limit;         // per GPU
-  std::function<void(std::int64_t done, std::int64_t total)> progress;  // may be empty
+  Bytes memory_limit;                    // per GPU
+  std::function<void(std::int64_t done, std::int64_t total)> progress;        // may be empty
   std::function<void(std::int64_t simulated, double better)> joint_progress;  // better: by this part of the time
 };
 
@@ -79,11 +81,11 @@ struct PlanResult {
   std::optional<Candidate> best;  // none: nothing fits
   // Where the best is tight and gives memory back in each step: the fastest tight plan that does not.
   std::optional<Candidate> without_retries;
-  Candidate naive;                      // scored in any case
-  std::optional<Candidate> uniform;     // the best plan of which all units and blocks are alike, where another is better
-  std::int64_t simulated_jointly = 0;   // plans that the joint search simulated
-  bool exhausted = false;               // it ended because it had simulated as many as it may
-  std::vector<Candidate> rivals;        // at most 5, the most instructive first
+  Candidate naive;                     // scored in any case
+  std::optional<Candidate> uniform;    // the best plan of which all units and blocks are alike, where another is better
+  std::int64_t simulated_jointly = 0;  // plans that the joint search simulated
+  bool exhausted = false;              // it ended because it had simulated as many as it may
+  std::vector<Candidate> rivals;       // at most 5, the most instructive first
   std::vector<Candidate> scored_plans;  // every one, in the order of the search; none has lost where nothing fits
   std::int64_t considered = 0, pruned = 0, scored = 0;
   std::string searched;  // what was left open and hence searched, for the verdict line

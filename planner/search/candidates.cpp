@@ -19,11 +19,8 @@ struct Named {
   std::vector<Unit> units;
 };
 
-// Ranks that see sequences of their own: a tensor group counts once.
-std::int64_t data_ranks(const SearchOptions& o) { return o.ranks / o.base.tensor(); }
-
 std::vector<Batch> batches_of(const SearchOptions& o) {
-  return batches({o.micro_batch, o.grad_accum, o.global_batch}, data_ranks(o), o.base.seq_len);
+  return batches({o.micro_batch, o.grad_accum, o.global_batch}, o.data_ranks(), o.base.seq_len);
 }
 
 std::vector<Named> wraps(const ModelGraph& model, const SearchOptions& o) {
@@ -76,7 +73,7 @@ std::vector<CheckpointingChoice> checkpointings(const ModelGraph& model, const S
 
 // Full sharding, and sharding within a node with replicas across nodes.
 std::vector<std::int64_t> replicas(const ClusterSpec& cluster, const SearchOptions& o) {
-  const std::int64_t ranks = data_ranks(o), tensor = o.base.tensor();
+  const std::int64_t ranks = o.data_ranks(), tensor = o.base.tensor();
   if (o.replicate) {
     if (*o.replicate < 1 || ranks % *o.replicate != 0)
       throw InputError(setting("replicate"), fmt::format("{} does not divide {} GPUs", *o.replicate, ranks),
@@ -113,7 +110,7 @@ Option make_option(const ModelGraph& model, const SearchOptions& o, const Named&
   p.checkpointed = c.modules;
   p.checkpoint_policy = c.policy;
   p.micro_batches.assign(static_cast<std::size_t>(batch.grad_accum), batch.micro_batch);
-  p.mesh = {{"replicate", replicate}, {"shard", data_ranks(o) / replicate}};
+  p.mesh = {{"replicate", replicate}, {"shard", o.data_ranks() / replicate}};
   if (o.base.tensor() > 1) p.mesh.push_back({"tensor", o.base.tensor()});
   p.shard_dims = expert_shard_dims(model, p.dialect, p.shard());
   option.batch = batch;

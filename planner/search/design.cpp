@@ -78,9 +78,6 @@ std::vector<Grouping> groupings_of(const ModelGraph& model, const SearchOptions&
   return found;
 }
 
-// Ranks that see sequences of their own.
-std::int64_t data_ranks(const SearchOptions& o) { return o.ranks / o.base.tensor(); }
-
 std::vector<std::int64_t> divisors(std::int64_t n) {
   std::set<std::int64_t> found;
   for (std::int64_t d = 1; d <= n / d; ++d)
@@ -91,7 +88,7 @@ std::vector<std::int64_t> divisors(std::int64_t n) {
 // Shards stay on whole nodes, or on equal parts of one: other groups would share a node's links unequally.
 std::vector<std::int64_t> replicas_of(const ClusterSpec& cluster, const SearchOptions& o) {
   if (o.replicate) return {*o.replicate};
-  const std::int64_t ranks = data_ranks(o), tensor = o.base.tensor();
+  const std::int64_t ranks = o.data_ranks(), tensor = o.base.tensor();
   if (o.base.dialect == Dialect::ddp) return {ranks};
   std::vector<std::int64_t> found = divisors(ranks);
   const std::int64_t node = cluster.gpus_per_node % tensor == 0 ? cluster.gpus_per_node / tensor : 1;
@@ -146,7 +143,7 @@ Space space_of(const ModelGraph& model, const ClusterSpec& cluster, const Search
   s.base = o.base;
   s.base.model_name = model.name;
   s.base.model_digest = s.digest = model.digest();
-  s.ranks = data_ranks(o);
+  s.ranks = o.data_ranks();
   s.groupings = groupings_of(model, o);
   s.reshards = reshards_of(cluster, o);
   s.batches = batches({o.micro_batch, o.grad_accum, o.global_batch}, s.ranks, o.base.seq_len, Fineness::every_divisor);
