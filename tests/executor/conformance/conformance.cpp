@@ -53,6 +53,7 @@ std::vector<std::int64_t> group_of(MeshShape mesh, Comm comm, std::int64_t rank)
       case Communicator::shard_reduce: return r / mesh.shard == rank / mesh.shard;
       case Communicator::replicate: return r % mesh.shard == rank % mesh.shard;
       case Communicator::reshard: return r / comm.size == rank / comm.size;
+      case Communicator::tensor:  // no backend has one yet
       case Communicator::none: break;
     }
     return false;

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <fstream>
+#include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
 
@@ -80,7 +81,7 @@ class Events {
       if (w < 0) continue;
       const Operation& other = step_.ops[static_cast<std::size_t>(w)];
       if (other.stream == Stream::tensor && !summed(other.action))
-        events.push_back({"wait", elements(step_.args_of(other).back()), number_.at(w)});
+        events.push_back({"wait", elements(step_.args_of(other).back()), number_.contains(w) ? number_.at(w) : 0});
     }
   }
   static bool summed(Action a) { return a == Action::all_reduce || a == Action::clip_reduce; }
@@ -254,4 +255,42 @@ TEST_CASE("tensor parallelism beside fully_shard: the local shapes of rank 0's s
       }
     CHECK(compared == model.parameters.size());
   }
+}
+
+TEST_CASE("tensor parallelism beside fully_shard: the comparison sees a step that is wrong in one place") {
+  const Json recorded = golden().at(0);
+  const Json theirs = without_implied_waits(recorded.at("events"));
+  Programs programs(job_of(recorded));
+  const Program right = programs.of(0);
+  const auto found = [&](Action action, Communicator comm) {
+    for (std::size_t i = 0; i < right.steady_step.ops.size(); ++i)
+      if (right.steady_step.ops[i].action == action && right.steady_step.ops[i].comm == comm) return i;
+    return right.steady_step.ops.size();
+  };
+  const auto differs = [&](const std::function<void(Step&)>& change) {
+    Program wrong = right;
+    change(wrong.steady_step);
+    const Events events(wrong, programs.job());
+    return !difference(events.events, theirs).empty() || !events.waits_at_once;
+  };
+  CHECK_FALSE(differs([](Step&) {}));
+  const std::size_t scatter = found(Action::reduce_scatter, Communicator::tensor);
+  const std::size_t sum = found(Action::all_reduce, Communicator::tensor);
+  REQUIRE(scatter < right.steady_step.ops.size());
+  REQUIRE(sum < right.steady_step.ops.size());
+  CHECK(differs([&](Step& s) { s.ops[scatter].comm = Communicator::shard; }));      // over other ranks
+  CHECK(differs([&](Step& s) { s.ops[sum].action = Action::add_gradient; }));       // a norm's gradient not summed
+  CHECK(differs([&](Step& s) { std::swap(s.ops[scatter], s.ops[scatter + 1]); }));  // after the next block's copy-in
+  const auto waits = std::find_if(right.steady_step.ops.begin(), right.steady_step.ops.end(), [&](const Operation& o) {
+    const auto list = right.steady_step.waits_of(o);
+    return o.stream == Stream::compute &&
+           std::find(list.begin(), list.end(), static_cast<std::int32_t>(scatter)) != list.end();
+  });
+  REQUIRE(waits != right.steady_step.ops.end());
+  const auto waiter = static_cast<std::size_t>(waits - right.steady_step.ops.begin());
+  CHECK(differs([&](Step& s) {  // the residual's wait moved to the copy-out of the block before it
+    std::size_t before = waiter - 1;
+    while (s.ops[before].stream != Stream::compute) --before;
+    std::swap(s.ops[before].waits, s.ops[waiter].waits);
+  }));
 }
