@@ -249,6 +249,29 @@ std::int64_t log_softmax_backward_bytes(const Op& op, const Workload& w, std::in
   return times(row_elements(w, op.shape.vocab), (reads + 1) * e);
 }
 
+// The same of logits that are split over ranks, inside of loss_parallel() (torch/distributed/tensor/parallel/loss.py):
+// written out in elementwise operators. Forward: beside the fp32 copy of the logits the shifted logits and their
+// exponentials, then the result, which is saved, in place of the latter. Backward: beside it a gradient that is zero
+// but for the targets, and the exponentials, their sum, the product; two of the last three at a time. Recorded peaks of
+// PyTorch 2.15 agree.
+OpFacts split_cross_entropy(const Op& op, const Workload& w) {
+  const std::int64_t n = row_elements(w, op.shape.vocab), e = w.element_bytes;
+  const bool cast = e == 2;
+  const std::int64_t in_fp32 = cast ? 4 : e, x = times(n, in_fp32);
+  return {.saved_inputs = 0b10,
+          .saved_extra_bytes = x,
+          .forward_scratch_bytes = cast ? 2 * x : x,
+          .backward_scratch_bytes = cast ? times(n, 10) : 2 * x,
+          .forward_launches = static_cast<std::int16_t>(cast ? 10 : 9),
+          .backward_launches = static_cast<std::int16_t>(cast ? 9 : 8),
+          // cast; maximum, difference, exponential, sum, difference: nine passes over fp32 values
+          .forward_traffic_bytes = plus(cast ? times(n, e + 4) : 0, times(9, x)),
+          // zeros, exponential, sum, product: 1 + 2 + 3 + 2 passes; cast
+          .backward_traffic_bytes = plus(times(8, x), cast ? times(n, 4 + e) : 0),
+          .forward_inside = cast ? Inside{{x, x, x}, "+0 +1 +2 -2 +e -1 -0"} : Inside{},
+          .backward_inside = cast ? Inside{{x, x, x, x}, "+0 +1 +2 -1 +3 -2 -0 -e +o -3"} : Inside{}};
+}
+
 // F.cross_entropy(pred.float(), labels): log_softmax saves its fp32 output, nll_loss that and the labels; the fp32 copy
 // of the logits dies when the call returns, the bf16 logits when the training loop drops them before backward.
 // Backward, bytes per logit: the saved output, the gradients of nll_loss and of log_softmax (4 each) are alive
@@ -260,6 +283,7 @@ std::int64_t log_softmax_backward_bytes(const Op& op, const Workload& w, std::in
 // chunk: cast, log_softmax, nll; fill, nll backward, log_softmax backward, cast; and the join. Other types than 2-byte
 // ones are not cast, and the gradient of log_softmax is the gradient of the logits.
 OpFacts cross_entropy(const Op& op, const Workload& w) {
+  if (op.shape.vocab_parts > 1) return split_cross_entropy(op, w);
   const std::int64_t n = row_elements(w, op.shape.vocab), e = w.element_bytes;
   const std::int64_t tokens = (w.seq_len + w.loss_chunks - 1) / w.loss_chunks,  // of a chunk
       chunks = (w.seq_len + tokens - 1) / tokens;

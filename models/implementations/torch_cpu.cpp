@@ -126,11 +126,12 @@ OpFacts add(const Op& op, const Workload& w) {
 // are gone.
 OpFacts cross_entropy(const Op& op, const Workload& w) {
   const std::int64_t n = row_elements(w, op.shape.vocab), e = w.element_bytes;
-  const bool casts = e == 2;
+  const bool casts = e == 2, split = op.shape.vocab_parts > 1;
   return {.saved_inputs = 0b10,
           .saved_extra_bytes = times(n, casts ? 4 : e),
-          .forward_scratch_bytes = casts ? times(n, 4) : 0,
-          .backward_scratch_bytes = times(n, casts ? 6 : e),
+          // Of logits split over ranks one tensor more each way (pytorch_ops.cpp, split_cross_entropy).
+          .forward_scratch_bytes = plus(casts ? times(n, 4) : 0, split ? times(n, casts ? 4 : e) : 0),
+          .backward_scratch_bytes = plus(times(n, casts ? 6 : e), split ? times(n, casts ? 4 : e) : 0),
           .forward_launches = static_cast<std::int16_t>(casts ? 3 : 2),
           .backward_launches = static_cast<std::int16_t>(casts ? 4 : 3),
           .forward_traffic_bytes = times(n, casts ? 14 : 2 * e),

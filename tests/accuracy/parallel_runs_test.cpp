@@ -28,8 +28,8 @@ struct Most {
 // recomputed.
 const std::map<std::string, Most> kMost = {
     {"1094", {0.01, 0}},    {"1100", {0.03, 0}},    {"1119", {0.104, 0}},   {"1122", {0.20, 0}},
-    {"1136", {0.05, 0.54}}, {"1137", {0.05, 0.53}}, {"1138", {0.07, 0.16}}, {"1139", {0.07, 0.17}},
-    {"1177", {0.23, 0.15}}, {"1178", {0.24, 0.17}}, {"1195", {0.04, 0.31}}, {"1197", {0.01, 0}},
+    {"1136", {0.05, 0.50}}, {"1137", {0.05, 0.49}}, {"1138", {0.07, 0.14}}, {"1139", {0.07, 0.15}},
+    {"1177", {0.23, 0.01}}, {"1178", {0.24, 0.01}}, {"1195", {0.04, 0.37}}, {"1197", {0.01, 0}},
 };
 
 }  // namespace
@@ -53,7 +53,7 @@ TEST_CASE("published runs with tensor parallelism: what is predicted, and how fa
   }
   MESSAGE(text << fmt::format("mean {:.4f}", sum / static_cast<double>(report.rows.size())));
   CHECK(seen.size() == kMost.size());
-  CHECK(sum / static_cast<double>(report.rows.size()) < 0.086);
+  CHECK(sum / static_cast<double>(report.rows.size()) < 0.084);
 }
 
 TEST_CASE("runs of pipeline and context parallelism, 8-bit products and asynchronous tensor parallelism are skipped") {
