@@ -38,8 +38,9 @@ std::vector<std::string> lines_of(std::string_view text) {
 namespace {
 
 // What a page can say of other bandwidths: each point was simulated.
-nlohmann::ordered_json what_if(const std::string& label, const Program& program, const CostContext& context) {
-  const BandwidthSweep sweep = bandwidth_sweep(program, context);
+nlohmann::ordered_json what_if(const std::string& label, const Program& program, const CostContext& context,
+                               const Timeline& own) {
+  const BandwidthSweep sweep = bandwidth_sweep(program, context, own);
   nlohmann::ordered_json points = nlohmann::ordered_json::array();
   for (const BandwidthPoint& p : sweep.points)
     points.push_back({{"factor", p.factor},
@@ -63,7 +64,8 @@ void add_step(ReportPage& page, std::string name, const Timeline& timeline, cons
     page.documents.emplace_back("modules", report_modules(picture));
     page.documents.emplace_back("memory_report", to_json_text(memory_report(program, plan, model)));
   }
-  page.documents.emplace_back("what_if_" + std::to_string(page.steps.size()), what_if(name, program, context).dump());
+  page.documents.emplace_back("what_if_" + std::to_string(page.steps.size()),
+                              what_if(name, program, context, timeline).dump());
   page.steps.push_back(report_step(std::move(name), picture));
 }
 

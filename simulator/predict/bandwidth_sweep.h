@@ -7,6 +7,7 @@
 #include "models/units.h"
 #include "planner/costs.h"
 #include "planner/program.h"
+#include "planner/timeline.h"
 
 namespace fsdp {
 
@@ -19,7 +20,8 @@ struct BandwidthSweep {
   bool between_nodes = false;          // else inside a node
   std::vector<BandwidthPoint> points;  // by factor; empty: one GPU, or costs that do not ask the cluster for bandwidth
 };
-// Each point is simulated. Memory is the same at all of them.
-[[nodiscard]] BandwidthSweep bandwidth_sweep(const Program&, const CostContext&);
+// Each point is simulated, but for the cluster's own bandwidth, whose steady step is `own`. Memory is the same at all
+// of them. Long steps have fewer points.
+[[nodiscard]] BandwidthSweep bandwidth_sweep(const Program&, const CostContext&, const Timeline& own);
 
 }  // namespace fsdp

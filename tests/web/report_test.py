@@ -263,6 +263,7 @@ class Tests(PartsTests):
             said = b.texts("#compared p")[0]
             self.same(["Step time: not compared" not in said, "Memory: not compared" not in said], list(compared), said)
             assert "at every operation" not in said, said
+            assert b.texts("#timeline p")[0].startswith("No timelines"), "ranks whose order is not known are drawn"
         self.compared_with({**measured, "observed": ["all_gather"],
                                      "provenance": {**measured["provenance"], "cluster": ""}})
         assert b.texts("#title")[0].endswith(" on 2 ranks, measured"), b.texts("#title")

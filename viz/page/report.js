@@ -89,6 +89,12 @@ async function main() {
     if (report.steps.length > 1 && !measurement)
       chart.element.querySelector(".tools").before(stepChoice(report.steps, view, showStep));
   }
+  if (measurement && !view)
+    section(
+        "timeline", "Timeline",
+        el("p", {},
+           "No timelines to draw: they need a prediction that says in which order its operations are issued, and a " +
+               "rank whose operations were all observed, in that order."));
   if (measurement) showSteps(measurement, prediction, report.validation);
   if (prediction && !measurement) showWhatIf(report, prediction);
   if (report.modules) showModules(view, report.modules);

@@ -75,7 +75,7 @@ TEST_CASE("the history's blocks are apart, and its peaks are those of the predic
 TEST_CASE("a step at other bandwidths: at its own the predicted one, with more hardly slower") {
   for (const std::int64_t gpus : {8, 16}) {
     Case c(Dialect::fsdp2, "torchtitan", gpus, "llama3-8b");
-    const BandwidthSweep sweep = bandwidth_sweep(c.programs.of(0), c.context());
+    const BandwidthSweep sweep = bandwidth_sweep(c.programs.of(0), c.context(), c.prediction.timeline);
     CHECK(sweep.between_nodes == (gpus > 8));
     REQUIRE(sweep.points.size() > 4);
     double before = 1e9;
@@ -92,5 +92,5 @@ TEST_CASE("a step at other bandwidths: at its own the predicted one, with more h
     CHECK(sweep.points.front().step.count() > sweep.points.back().step.count());
   }
   Case alone(Dialect::fsdp2, "torchtitan", 1);
-  CHECK(bandwidth_sweep(alone.programs.of(0), alone.context()).points.empty());
+  CHECK(bandwidth_sweep(alone.programs.of(0), alone.context(), alone.prediction.timeline).points.empty());
 }
