@@ -165,14 +165,26 @@ std::string verdict_line(const Prediction& p) {
                      human(p.peak_total), human(p.memory_limit), room);
 }
 
+// Empty: the allocator gives nothing back in a steady step.
+static std::string retry_line(const Prediction& p) {
+  if (!p.retry_stall || p.retry_stall->per_step < 0.05) return "";
+  const RetryStall& r = *p.retry_stall;
+  return fmt::format(
+      "Retries: the allocator stops all ranks about {:.1f} times a step, for {} ({} to {}) that the step above does "
+      "not "
+      "hold.\n",
+      r.per_step, human(r.likely), human(r.low), human(r.high));
+}
+
 std::string doubt_line(const Prediction& p) {
-  if (!p.doubt) return "";
+  if (!p.doubt) return retry_line(p);
   const Doubt& d = *p.doubt;
   const auto bytes = [](double n) { return human(Bytes(std::llround(n))); };
   const std::string lost = d.out_of_memory < 0.01 ? "below 1 %" : fmt::format("{:.0f} %", 100 * d.out_of_memory);
   return fmt::format("Likely (80 %): step {} to {}, peak {} to {}, out of memory {}: {}.\n",
                      human(Seconds(d.step_time_s.low)), human(Seconds(d.step_time_s.high)), bytes(d.peak_bytes.low),
-                     bytes(d.peak_bytes.high), lost, fmt::join(d.causes, "; "));
+                     bytes(d.peak_bytes.high), lost, fmt::join(d.causes, "; ")) +
+         retry_line(p);
 }
 
 std::string cost_line(const Prediction& p) {

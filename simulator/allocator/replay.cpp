@@ -95,13 +95,15 @@ class Replay {
   AllocatorPrediction run() {
     const bool fits = fixed() && step(program_.init, nullptr, 0) && step(program_.first_step, options_.first_step, 1);
     // Garbage collection counts how long blocks have been free: no step begins as the one before.
-    const bool can_repeat = options_.settings.garbage_collection_threshold <= 0;
+    // Nor do times that vary from step to step.
+    const bool can_repeat = options_.settings.garbage_collection_threshold <= 0 && options_.steady_times.empty();
     State before = fits && can_repeat ? state() : State{};
     for (int k = 0; fits && k < options_.steady_steps; ++k) {
       const std::int64_t retries = allocator_.stats().retries;
-      if (!step(program_.steady_step, options_.steady_step, 2 + k)) break;
+      if (!step(program_.steady_step, times_of(k), 2 + k)) break;
       ++result_.steady_steps_replayed;
       result_.retries_per_step = allocator_.stats().retries - retries;
+      result_.retries_of_steps.push_back(result_.retries_per_step);
       if (!can_repeat || k + 1 == options_.steady_steps) continue;
       State after = state();
       if (after == before) {
@@ -128,6 +130,11 @@ class Replay {
   [[noreturn]] void broken(std::int32_t buffer, const char* what) const {
     throw InternalError("broken program: operation " + std::to_string(place_.op.value_or(-1)) + " " + what +
                         " buffer " + std::to_string(buffer));
+  }
+
+  [[nodiscard]] const Timeline* times_of(int k) const {
+    const auto times = options_.steady_times;
+    return times.empty() ? options_.steady_step : &times[static_cast<std::size_t>(k) % times.size()];
   }
 
   bool fixed() {

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <vector>
 
 #include "models/cluster.h"
 #include "planner/program.h"
@@ -61,17 +62,19 @@ struct ReplayOptions {
   // (nullptr, or no `issued`) it comes back when the step has ended: the most that can be held.
   const Timeline* first_step = nullptr;
   const Timeline* steady_step = nullptr;
-  int steady_steps = 3;                 // at most; a step that begins as the one before began is not replayed again
-  AllocatorHistory* history = nullptr;  // filled, where given
+  int steady_steps = 3;  // at most; a step that begins as the one before began is not replayed again
+  std::span<const Timeline> steady_times = {};  // instead of steady_step: of one step after the other, over and over
+  AllocatorHistory* history = nullptr;          // filled, where given
 };
 
 struct AllocatorPrediction {  // bytes
   std::int64_t peak_allocated = 0, peak_requested = 0, peak_active = 0, peak_reserved = 0;
   AllocatorPlace at;  // where reserved was highest first, and what it was made of then:
   std::int64_t allocated = 0, active = 0;
-  std::int64_t inactive_split = 0;                 // free parts of segments in use (0 with expandable segments)
-  std::int64_t retries = 0, retries_per_step = 0;  // of all steps; of the last one
-  std::int64_t segments = 0;                       // at the end
+  std::int64_t inactive_split = 0;                  // free parts of segments in use (0 with expandable segments)
+  std::int64_t retries = 0, retries_per_step = 0;   // of all steps; of the last one
+  std::vector<std::int64_t> retries_of_steps = {};  // of each steady step that was replayed
+  std::int64_t segments = 0;                        // at the end
   bool out_of_memory = false;  // then the replay ended at `failed`, and the peaks are those until then
   AllocatorPlace failed;
   OutOfMemory failure;

@@ -54,20 +54,24 @@ AllocatorHistory arena_history(const Program& program, std::int64_t bytes) {
 }  // namespace
 
 CachedAllocation::CachedAllocation(const Program& p, const CostContext& c, const Timeline& steady)
-    : program_(p), context_(c), steady_(steady) {
+    : program_(p), steady_(steady), cublas_(cublas_workspace(c.cluster.gpu)) {
   if (waits_for_streams(p)) first_ = simulate(p.first_step, demands_of(p.first_step, p, c), {.steps = 1});
 }
 
 AllocatorPrediction CachedAllocation::with(std::int64_t capacity, bool expandable, AllocatorHistory* history) const {
-  const FixedAllocation cublas = cublas_workspace(context_.cluster.gpu);
+  ReplayOptions replayed = options(capacity, expandable);
+  replayed.history = history;
+  return replay_allocator(program_, replayed);
+}
+
+ReplayOptions CachedAllocation::options(std::int64_t capacity, bool expandable) const {
   ReplayOptions options;
-  options.fixed = {&cublas, 1};
+  options.fixed = {&cublas_, 1};
   options.settings.capacity = capacity;
   options.settings.expandable_segments = expandable;
   options.first_step = &first_;
   options.steady_step = &steady_;
-  options.history = history;
-  return replay_allocator(program_, options);
+  return options;
 }
 
 std::optional<std::int64_t> arena_of(const Program& program, const CostContext& c) {

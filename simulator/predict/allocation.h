@@ -19,12 +19,13 @@ class CachedAllocation {
   CachedAllocation(const Program&, const CostContext&, const Timeline& steady);  // all three outlive it
   [[nodiscard]] AllocatorPrediction with(std::int64_t capacity, bool expandable,
                                          AllocatorHistory* history = nullptr) const;
+  [[nodiscard]] ReplayOptions options(std::int64_t capacity, bool expandable) const;  // valid as long as this object
 
  private:
   const Program& program_;
-  const CostContext& context_;
   const Timeline& steady_;
   Timeline first_;
+  FixedAllocation cublas_;
 };
 
 // Bytes of the one block; nullopt: the caching allocator serves the plan. Where blocks wait for streams there are no

@@ -14,6 +14,7 @@
 #include "simulator/engine/engine.h"
 #include "simulator/engine/memory.h"
 #include "simulator/predict/allocation.h"
+#include "simulator/predict/retries.h"
 
 namespace fsdp {
 
@@ -96,7 +97,8 @@ Bytes beside_reserved(const Prediction& p, const CostContext& c) {
 }
 
 // Reserved without a limit; what happens under the limit where that is more.
-void fill_reserved(Prediction& p, const Program& program, const CostContext& c, const Timeline& steady) {
+void fill_reserved(Prediction& p, const Program& program, const CostContext& c, const PredictOptions& asked,
+                   const Timeline& steady) {
   p.verdict = Verdict::does_not_fit;
   const Bytes beside = beside_reserved(p, c);
   if (const auto arena = arena_of(program, c)) {
@@ -115,7 +117,11 @@ void fill_reserved(Prediction& p, const Program& program, const CostContext& c, 
   const std::int64_t capacity = (p.memory_limit - beside).count();
   if (p.verdict == Verdict::fits || free.peak_allocated > capacity) return;
   const AllocatorPrediction limited = replayed.with(capacity, expandable);
-  if (!limited.out_of_memory) p.alloc_retries = limited.retries_per_step;
+  if (!limited.out_of_memory) {
+    p.alloc_retries = limited.retries_per_step;
+    p.retry_stall =
+        retry_stall(program, c, replayed.options(capacity, expandable), p.alloc_retries, asked.keep_timeline);
+  }
   if (!limited.out_of_memory || (!expandable && !replayed.with(capacity, true).out_of_memory))
     p.verdict = Verdict::tight;
 }
@@ -126,7 +132,7 @@ void fill_memory(Prediction& p, const Program& program, const CostContext& c, co
   p.peak_allocated = Bytes(p.memory.peak);
   p.fixed = fixed_memory(program, c);
   p.memory_limit = options.memory_limit.value_or(default_memory_limit(c.cluster));
-  fill_reserved(p, program, c, steady);
+  fill_reserved(p, program, c, options, steady);
   p.peak_total = p.peak_reserved_estimate + beside_reserved(p, c);
   check_host(p, c);
   p.peak_made_of = p.memory.at_peak;

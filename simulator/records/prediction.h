@@ -52,8 +52,8 @@ struct Prediction {
   // Of each operation of a steady step, in host order: its index in `order`; -1: it runs on no stream. Documents of
   // earlier versions have none.
   std::vector<std::int32_t> issued;
-  Timeline timeline;                    // of a steady step
-  ProgramMemory memory;                 // of rank 0, which bounds every rank
+  Timeline timeline;     // of a steady step
+  ProgramMemory memory;  // of rank 0, which bounds every rank
   // Ranks whose unpadded shards are smaller have smaller optimizer states. Rank r's memory is that of role
   // role_of_rank[r]: role 0 is `memory`, role i is other_roles[i - 1]. Empty (searching, more than 64 ranks): only rank
   // 0's is known.
@@ -62,6 +62,8 @@ struct Prediction {
   std::optional<TrainingCost> cost;  // where a price is known: at `tokens_per_s`
   std::optional<Doubt> doubt;        // of GPUs, whose times are not measured; not while searching
   std::optional<HostMemory> host;    // of offloaded plans on GPUs
+  // Of tight plans on GPUs whose allocator may have to give memory back. Not in step_time.
+  std::optional<RetryStall> retry_stall;
 };
 
 // nullptr: not predicted for this rank.

@@ -61,6 +61,15 @@ void fields(Io& io, RecordOrConst<Doubt> auto& d) {
 }
 
 template <class Io>
+void fields(Io& io, RecordOrConst<RetryStall> auto& r) {
+  io("per_rank", r.per_rank, Range<double>{0, 1e12});
+  io("per_step", r.per_step, Range<double>{0, 1e12});
+  io("low_s", r.low);
+  io("likely_s", r.likely);
+  io("high_s", r.high);
+}
+
+template <class Io>
 void fields(Io& io, RecordOrConst<TrainingCost> auto& c) {
   constexpr Range<double> kAmount{0, 1e300};
   io("price_per_gpu_hour", c.price.per_gpu_hour, kAmount);
@@ -105,6 +114,7 @@ void fields(Io& io, RecordOrConst<Prediction> auto& p) {
   io("cost", p.cost);
   io("likely_80_percent", p.doubt);
   io("node_host_memory", p.host);
+  io("retry_stall", p.retry_stall);
   io("where", p.where);
   buffer_kinds(io, "peak_made_of_bytes", p.peak_made_of);
   io("peak_at", p.peak_at);
@@ -137,9 +147,8 @@ void check_roles(JsonObject& root, const Prediction& p) {
 // Each names an operation of the order, and each operation of memory has one.
 void check_issued(JsonObject& root, const Prediction& p) {
   if (p.issued.empty()) return;
-  const bool out_of_order = std::any_of(p.issued.begin(), p.issued.end(), [&](std::int32_t i) {
-    return i >= static_cast<std::int64_t>(p.order.size());
-  });
+  const bool out_of_order = std::any_of(p.issued.begin(), p.issued.end(),
+                                        [&](std::int32_t i) { return i >= static_cast<std::int64_t>(p.order.size()); });
   if (out_of_order || p.issued.size() != p.memory.steady_step.points.size())
     root.refuse("issued", "does not fit the order and the memory of the steady step", std::string(kPredictAgain));
 }

@@ -312,6 +312,16 @@ TEST_CASE("the caching allocator: fits, tight with retries or expandable segment
     // The retries are those of a replay under the limit.
     replay.settings.capacity = free.peak_reserved - 1;
     CHECK(less.alloc_retries == replay_allocator(program, replay).retries_per_step);
+    CHECK_FALSE(fits.retry_stall);
+    CHECK_FALSE(none.retry_stall);
+    // Blocks of fsdp2 do not wait for streams: every rank retries at the same place.
+    REQUIRE((less.retry_stall.has_value() || less.alloc_retries == 0));
+    if (less.retry_stall) {
+      CHECK(less.retry_stall->per_rank == static_cast<double>(less.alloc_retries));
+      CHECK(less.retry_stall->per_step == less.retry_stall->per_rank);
+      CHECK(less.retry_stall->low <= less.retry_stall->likely);
+      CHECK(less.retry_stall->likely <= less.retry_stall->high);
+    }
   }
   CHECK(reserved_of[true] < reserved_of[false]);
 }
