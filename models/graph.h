@@ -15,6 +15,8 @@
 #include <string_view>
 #include <vector>
 
+#include "models/graph/trace.h"
+
 namespace fsdp {
 
 // In place of an id (an index into a flat array), here and in the flat arrays of a Step: there is none. Sizes and rates
@@ -126,6 +128,9 @@ struct OpShape {
   Redistribution redistribution = Redistribution::none;
   std::int64_t sequence_parts = 1;  // it computes one of so many parts of each sequence
   std::int64_t vocab_parts = 1;     // cross_entropy: the logits are one of so many parts of the vocabulary
+  // Of a model that PyTorch ran: which of the graph's Trace::kinds it is. Memory and work are that kind's, `kind` of
+  // the op is what was recognised, and opaque_flops_per_token is a third of what a step computes.
+  std::int32_t traced = kNone;
   friend bool operator==(const OpShape&, const OpShape&) = default;
 };
 
@@ -191,6 +196,7 @@ struct ModelGraph {
   std::vector<std::string> notes;             // what its file says and this graph leaves out; for people
   std::int32_t ids = kNone, targets = kNone;  // tensors that a batch fills
   std::int64_t tensor_ranks = 1;              // ranks that its ops are split over; parameters are one rank's part
+  Trace trace;                                // of a model that PyTorch ran; else empty
 
   [[nodiscard]] std::int64_t parameter_count() const;
   [[nodiscard]] std::int64_t gradient_numel(std::int32_t parameter) const;  // as backward makes it

@@ -18,12 +18,12 @@ std::vector<const Implementation*> all() {
   for (const Implementation& i : torchtitan_implementations()) found.push_back(&i);
   found.insert(found.end(), {&hf_implementation(false), &hf_implementation(true), &hf_eager_attention_implementation(),
                              &foundry_implementation(false), &foundry_implementation(true),
-                             &foundry_2023_implementation(), &torch_cpu_implementation()});
+                             &foundry_2023_implementation(), &torch_cpu_implementation(), &traced_implementation()});
   return found;
 }
 
 // One op of each kind with small, pairwise different extents, so that a digest notices any change of a rule.
-Op probe(OpKind kind) {
+Op probe(OpKind kind, bool traced) {
   Op op;
   op.kind = kind;
   op.shape = {.in = 17,
@@ -39,16 +39,27 @@ Op probe(OpKind kind) {
               .opaque_bytes_per_token = 47,
               .opaque_saved_bytes_per_token = 53};
   op.params = {0};
+  if (traced) op.shape.traced = 0;
   if (kind > OpKind::opaque && kind <= OpKind::moe_combine)
     op.shape.experts = {.count = 5, .top_k = 2, .capacity_factor = 1};
   return op;
 }
 
 bool knows(const Implementation& i, const Op& op) {
-  return i.rules[static_cast<std::size_t>(op.kind)] != nullptr && i.lacks(op).empty();
+  return i.of_traces == (op.shape.traced != kNone) && i.rules[static_cast<std::size_t>(op.kind)] != nullptr &&
+         i.lacks(op).empty();
 }
 
 [[noreturn]] void refuse_op(const Implementation& i, const Op& op) {
+  if (i.of_traces)
+    throw InputError(
+        setting("implementation"),
+        std::string(i.name) + " is of models that PyTorch ran, and this one " + "is of the program's own description",
+        "leave it out, or export the model (python -m fsdp_plan export)");
+  if (op.shape.traced != kNone)
+    throw InputError(setting("implementation"),
+                     std::string(i.name) + " knows the program's own models, and this one was exported from PyTorch",
+                     "leave it out, or use " + std::string(traced_implementation().name));
   std::string_view lack = i.rules[static_cast<std::size_t>(op.kind)] != nullptr ? i.lacks(op) : name(op.kind);
   if (op.kind == OpKind::redistribute) lack = "tensor parallelism";
   std::string known;
@@ -98,6 +109,7 @@ const Implementation& find_implementation(std::string_view name, bool compiled, 
 }
 
 const Implementation& usual_implementation(const ModelGraph& model, bool host, bool compiled, std::string_view where) {
+  if (!model.trace.empty()) return find_implementation(traced_implementation().name, compiled, where);
   if (host) return find_implementation("native", compiled, where);
   for (const Implementation* i : all()) {
     const bool tried = i->name == "torchtitan" || i->name == "hf" || i->name == "hf-eager-attention";
@@ -133,6 +145,7 @@ OpFacts facts(const Implementation& implementation, const Op& op, const Workload
 
 OpFacts facts(const Implementation& implementation, const Op& op, const Workload& workload, const ModelGraph& model) {
   OpFacts f = facts(implementation, op, workload);
+  if (op.shape.traced != kNone) return f;  // what is frozen was frozen when PyTorch ran it
   const auto keep_nothing = [&f] {
     f.saved_inputs = f.saved_outputs = 0, f.saved_extra_bytes = 0;  // a selective checkpoint keeps whole results
     f.variable_bytes += f.passed_bytes, f.passed_bytes = f.variable_saved_bytes = 0;
@@ -190,9 +203,9 @@ std::string digest(const Implementation& i) {
   for (int k = 0; k < kOpKinds; ++k) {
     if (i.rules[static_cast<std::size_t>(k)] == nullptr || static_cast<OpKind>(k) == OpKind::redistribute) continue;
     for (std::int64_t matmul : {1, 2})
-      d.add("keeps", i.keeps_selectively && i.keeps_selectively(probe(static_cast<OpKind>(k)), matmul));
+      d.add("keeps", i.keeps_selectively && i.keeps_selectively(probe(static_cast<OpKind>(k), i.of_traces), matmul));
     for (std::int64_t element_bytes : {2, 4, 8}) {
-      const OpFacts f = facts(i, probe(static_cast<OpKind>(k)), Workload{2, 13, element_bytes});
+      const OpFacts f = facts(i, probe(static_cast<OpKind>(k), i.of_traces), Workload{2, 13, element_bytes});
       d.add("op", k);
       for (std::int64_t v : {std::int64_t{f.saved_inputs}, std::int64_t{f.saved_outputs}, f.saved_extra_bytes,
                              f.forward_scratch_bytes, f.backward_scratch_bytes, std::int64_t{f.forward_launches},

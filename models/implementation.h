@@ -80,6 +80,7 @@ struct Implementation {
   bool compiled = false;
   std::array<OpRule, kOpKinds> rules{};  // by OpKind; nullptr: not known for this stack, `facts` refuses it
   OpLack lacks = few_families;           // beside the kinds without a rule, what `facts` refuses
+  bool of_traces = false;                // of models that PyTorch ran (ModelGraph::trace), and of no others
   // True: a backward kernel adds into a gradient that exists already. False: it writes a temporary and a separate
   // kernel adds (PyTorch autograd).
   bool backward_adds_in_place = false;
@@ -133,6 +134,8 @@ struct Implementation {
 [[nodiscard]] const Implementation& foundry_2023_implementation();  // the same under PyTorch before 2.1
 // Until February 2023. It has no name on the command line: its memory is not modelled.
 [[nodiscard]] const Implementation& foundry_2023_01_implementation();
+// What PyTorch did when it ran the model (ModelGraph::trace).
+[[nodiscard]] const Implementation& traced_implementation();
 // For comparisons with recordings of PyTorch on CPU tensors.
 [[nodiscard]] const Implementation& torch_cpu_implementation();
 

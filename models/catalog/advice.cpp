@@ -33,7 +33,7 @@ constexpr std::array kKinds{
          "a hybrid of attention and recurrent layers"},
 };
 constexpr std::string_view kExport =
-    "only a graph exported from PyTorch can describe it, and no importer makes one of this file";
+    "export the model from PyTorch (`python -m fsdp_plan export`), and give the file that this writes";
 
 std::string_view meaning_of(std::string_view model_type) {
   for (const Kind& k : kKinds)

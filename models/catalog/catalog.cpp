@@ -14,6 +14,7 @@
 #include "models/input/error.h"
 #include "models/input/json.h"
 #include "models/input/suggest.h"
+#include "models/trace/model_file.h"
 
 namespace fsdp {
 namespace {
@@ -139,6 +140,8 @@ ModelGraph model_from_config(std::string_view json_text, std::string_view where,
     throw InputError(setting("seq_len"), fmt::format("{} is out of range", seq_len), "use 1 to 2147483648");
   const JsonDocument document = parse_document(json_text, where, "");
   JsonObject config = document.root();
+  if (const auto schema = config.find("schema"); schema && schema->is_text() && schema->text() == kModelSchema)
+    return model_from_trace(config, where, seq_len);
   std::string type = config.optional_text("model_type").value_or("");
   std::vector<std::string> notes = notes_on(config);
   if (type.empty() && looks_like_llama(config)) {

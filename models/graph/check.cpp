@@ -166,7 +166,9 @@ class Checker {
     const bool loss = op.kind == OpKind::cross_entropy;
     require(loss == (index + 1 == g_.ops.size()), label + ": the loss must be the last op, and only that");
     require(loss ? op.module == -1 : in(op.module, g_.modules.size()), label + ": wrong module");
-    require(op.inputs.size() <= 8 && op.outputs.size() <= 8, label + ": more than 8 inputs or outputs");
+    const bool traced = op.shape.traced != kNone;
+    require(!traced || in(op.shape.traced, g_.trace.kinds.size()), label + ": its trace is missing");
+    require(traced || (op.inputs.size() <= 8 && op.outputs.size() <= 8), label + ": more than 8 inputs or outputs");
     for (std::int32_t t : op.inputs) {
       require(in(t, g_.tensors.size()) && made[static_cast<std::size_t>(t)] != 0,
               label + ": reads a tensor that nobody has made yet");
@@ -181,9 +183,9 @@ class Checker {
       require(in(p, g_.parameters.size()), label + ": unknown parameter");
       bool owned = false;
       for (std::int32_t m : parameter(p).modules) owned = owned || m == op.module;
-      require(owned, label + ": uses parameter \"" + parameter(p).name + "\" of another module");
+      require(owned || traced, label + ": uses parameter \"" + parameter(p).name + "\" of another module");
     }
-    if (op.kind != OpKind::opaque) matches(op, label);
+    if (op.kind != OpKind::opaque && !traced) matches(op, label);
   }
 
   static constexpr bool has_experts(OpKind kind) {
@@ -235,7 +237,8 @@ class Checker {
     }
   }
 
-  // Op ranges nest, and an op of a range belongs to the module or to something below it.
+  // Op ranges nest, and an op of a range belongs to the module or to something below it. Between the modules of a list
+  // others may run.
   void ranges() const {
     const auto ops = static_cast<std::int32_t>(g_.ops.size());
     std::vector<std::int32_t> first(g_.modules.size(), ops), last(g_.modules.size(), -1), count(g_.modules.size(), 0);
@@ -250,7 +253,8 @@ class Checker {
     for (std::size_t m = 0; m < g_.modules.size(); ++m) {
       const Module& module = g_.modules[m];
       const std::int32_t size = module.op_end - module.op_begin;
-      require(size == count[m] && (size == 0 || (module.op_begin == first[m] && module.op_end == last[m] + 1)),
+      require((size == count[m] || module.container) &&
+                  (size == 0 || (module.op_begin == first[m] && module.op_end == last[m] + 1)),
               fmt::format("module \"{}\": its ops are not exactly ops[{}, {})", module.name, module.op_begin,
                           module.op_end));
     }

@@ -2,6 +2,7 @@
 
 #include "models/graph/gradients.h"
 #include "models/graph/op_ranges.h"
+#include "models/graph/trace_digest.h"
 
 #include <algorithm>
 #include <array>
@@ -91,6 +92,7 @@ void add_shape(Digest& d, const OpShape& s) {
   add_if(d, "redistribution", static_cast<int>(s.redistribution), static_cast<int>(usual.redistribution));
   add_if(d, "sequence_parts", s.sequence_parts, usual.sequence_parts);
   add_if(d, "vocab_parts", s.vocab_parts, usual.vocab_parts);
+  add_if(d, "traced", s.traced, usual.traced);
 }
 
 template <class List>
@@ -180,6 +182,7 @@ std::string ModelGraph::digest() const {
   }
   d.add("ids", ids);
   d.add("targets", targets);
+  add_trace(d, trace);
   return d.text();
 }
 

@@ -55,6 +55,7 @@ double forward_flops(const Op& op, const Workload& all) {
   const OpShape& s = op.shape;
   const Workload w = all.seen_by(s);
   const double tokens = static_cast<double>(w.sequences) * static_cast<double>(w.seq_len);
+  if (s.traced != kNone) return tokens * s.opaque_flops_per_token;
   const auto row_count = [&] { return static_cast<double>(rows(s.experts, w)); };
   switch (op.kind) {
     case OpKind::embedding:
@@ -74,6 +75,7 @@ double forward_flops(const Op& op, const Workload& all) {
 }
 
 double backward_flops(const Op& op, const Workload& w) {
+  if (op.shape.traced != kNone) return 2 * forward_flops(op, w);
   if (op.kind == OpKind::attention) return 2.5 * forward_flops(op, w);
   if (op.kind == OpKind::embedding)
     return static_cast<double>(w.tokens()) * static_cast<double>(op.shape.width);  // scatter-add
@@ -93,6 +95,10 @@ double model_flops_per_token(const ModelGraph& model, std::int64_t seq_len) {
   };
   for (const Op& op : model.ops) {
     const OpShape& s = op.shape;
+    if (s.traced != kNone) {
+      flops += 3 * s.opaque_flops_per_token;
+      continue;
+    }
     if (op.kind == OpKind::linear) flops += matmul(op);
     if (op.kind == OpKind::expert_linear) flops += matmul(op) * static_cast<double>(s.experts.top_k);
     if (op.kind == OpKind::attention) {  // a token sees no further than its window

@@ -16,6 +16,7 @@
 #include "planner/costs/curve.h"
 #include "planner/costs/matmul.h"
 #include "planner/costs/rates.h"
+#include "planner/costs/traced.h"
 
 namespace fsdp {
 
@@ -202,6 +203,7 @@ double by_calibration(const Op& op, Direction direction, const Work& work, const
 }  // namespace
 
 Demand kernel_demand(const Op& op, Direction direction, std::int64_t sequences, const CostContext& c) {
+  if (op.shape.traced != kNone) return traced_demand(op, direction, sequences, c);
   const Workload w{sequences, c.plan.seq_len, size_of(c.plan.param_dtype), c.plan.loss_chunks};
   Work work = work_of(op, direction, w, c);
   Demand d;

@@ -285,7 +285,7 @@ std::optional<Adapters> adapters_of(const ModelGraph& model) {
   const auto leaf = [](const std::string& name) { return name.substr(name.rfind('.') + 1); };
   for (const Parameter& p : model.parameters)
     if (p.name.ends_with(kDown)) a.rank = p.shape.front();
-  if (a.rank == 0) return std::nullopt;
+  if (a.rank == 0 || !model.trace.empty()) return std::nullopt;  // who exported the model brings it as it is
   for (const Op& op : model.ops) {
     if (op.kind != OpKind::linear) continue;
     const std::string& module = model.modules[at(op.module)].name;

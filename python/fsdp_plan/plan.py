@@ -14,6 +14,7 @@ from fsdp_plan import program
 from fsdp_plan.errors import PlanError
 
 SCHEMA = "fsdp-plan/plan/1"
+EXPORTED = '"fsdp-plan/model/1"'     # begins model.json
 # What plan.json leaves out where it has this value.
 USUAL = {"clip_norm": None, "clip_norm_type": 2, "checkpoint_policy": "full", "loss_chunks": 1, "offload": False,
          "ignored": [], "shard_dims": [], "reduce_scatter_buffers": 1, "separate_reduce_scatter": False,
@@ -76,6 +77,15 @@ class Plan:
     @property
     def digest(self):
         return self.layout["plan_digest"]
+
+    @property
+    def usual_implementation(self):
+        """What predictions of the plan begin with for PyTorch: an exported model has its own."""
+        try:
+            text = pathlib.Path(self.model).read_text()
+        except (TypeError, OSError):
+            return "hf"
+        return "traced" if EXPORTED in text[:200] else "hf"
 
     def ends(self):
         """Units in the order in which their forwards end: inner before outer, the root last."""

@@ -40,7 +40,10 @@ def ask_json(*arguments):
 
 
 def main():
-    """Becomes the program."""
+    """Becomes the program; `export` alone is this package's own."""
+    if sys.argv[1:2] == ["export"]:
+        from fsdp_plan.tracing import command
+        return command.main(sys.argv[2:])
     try:
         program = path()
     except PlanError as error:

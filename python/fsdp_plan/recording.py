@@ -33,7 +33,8 @@ SCHEMA = "fsdp-plan/measurement/1"
 def record(model, file, plan=None, *, implementation=None, source=None, lora=None):
     """A context manager; see above. model: the Step of apply(), or a sharded model with its plan. file:
     measurement.json, written by rank 0 when the block ends without an exception. implementation: what the prediction
-    names; by default the one that the plan was found for, else "hf" (transformers' models in PyTorch)."""
+    names; by default the one that the plan was found for, else "traced" for an exported model (source) and "hf" for
+    others (transformers' models in PyTorch)."""
     if isinstance(model, Step):
         model, plan = model.model, plan if plan is not None else model.plan
     if plan is None:
@@ -41,7 +42,7 @@ def record(model, file, plan=None, *, implementation=None, source=None, lora=Non
     plan = Plan.load(plan, source if source is not None else model, lora)
     if plan.dialect != "fsdp2":
         raise PlanError(f"only fsdp2 is recorded, and the plan's dialect is {plan.dialect}")
-    found = plan["found_for"] or {"implementation": "hf"}
+    found = plan["found_for"] or {"implementation": plan.usual_implementation}
     return Recorder(model, file, plan, implementation or found["implementation"])
 
 

@@ -64,15 +64,16 @@ inline const std::map<std::string, std::string>& interfaces() {
 
 inline const Order& inner_order() {
   static const Order kOrder = {
-      // models: input < values at the top (units, dtype, cluster, topology, host) < graph < hub, implementations and
-      // importers < catalog.
+      // models: input < values at the top (units, dtype, cluster, topology, host) < graph < trace, hub, implementations
+      // and importers < catalog.
       {"models/input", {}},
       {"models", {"models/input"}},
       {"models/graph", {"models", "models/input"}},
+      {"models/trace", {"models", "models/graph", "models/input"}},
       {"models/hub", {"models", "models/graph", "models/input"}},
       {"models/implementations", {"models", "models/graph", "models/input"}},
       {"models/importers", {"models/graph", "models/input"}},
-      {"models/catalog", {"models", "models/graph", "models/importers", "models/input"}},
+      {"models/catalog", {"models", "models/graph", "models/importers", "models/input", "models/trace"}},
 
       // planner: the plan and small values at the top < layout and wrap < the plan's rules, program < costs and
       // lowering, which do not see each other < job, module costs. Search and emit see neither costs nor lowering; a
@@ -183,6 +184,7 @@ inline const Order& inner_order() {
       {"tests/simulator", {"tests/support"}},
       {"tests/simulator/predict", {}},
       {"tests/simulator/published", {"tests/support"}},
+      {"tests/exported", {}},
       {"tests/viz", {"tests/support"}},
       {"tests/cli", {"tests/support"}},
       {"tests/executor/conformance", {}},

@@ -103,7 +103,7 @@ TEST_CASE("kinds of models that are not modelled are called what they are, with 
     CAPTURE(name);
     const std::string said = published_refusal(name);
     CHECK(holds(said, what));
-    CHECK(holds(said, "not modelled; only a graph exported from PyTorch can describe it"));
+    CHECK(holds(said, "not modelled; export the model from PyTorch (`python -m fsdp_plan export`)"));
   };
   says("bert", "model_type: \"bert\" is an encoder");
   says("t5", "model_type: \"t5\" is an encoder and a decoder");

@@ -11,3 +11,4 @@ if ! "$python" -c "import torch, transformers; assert torch.__version__.startswi
 fi
 "$python" -W ignore "$here/applied_plans.py" --seed 1 --count 8 --seconds 100 --no-kept
 "$python" -W ignore "$here/two_ranks.py" --quick
+"$python" -W ignore "$here/exported_models.py" own gpt2

@@ -21,8 +21,11 @@ export FSDP_PLAN_PROGRAM=$program
 "$python" -W ignore "$here/applied_plans.py" --seed 1 --count 20 --seconds 200 --no-kept --fsdp1
 stage "two ranks: applied, checked, recorded, validated"
 "$python" -W ignore "$here/two_ranks.py"
+stage "exported models: memory beside a real run, byte by byte; a model of one's own on two ranks"
+"$python" -W ignore "$here/exported_models.py"
+"$python" -W ignore "$here/own_model.py"
 unset FSDP_PLAN_PROGRAM
-stage "as a user, with the installed package: plain PyTorch, Trainer, Accelerate"
+stage "as a user, with the installed package: plain PyTorch, Trainer, Accelerate, Lightning"
 cp "$root"/python/examples/* "$folder"
 cd "$folder"
 PATH=$(dirname "$python"):$PATH
@@ -39,3 +42,8 @@ two trainer_run.py config.json plan.json trainer.json 2>log || { cat log; exit 1
 # Trainer keeps a model's outputs, with the logits, through backward: more at the peak of so small a model.
 fsdp-plan validate prediction.json trainer.json --memory-tolerance 5%
 two accelerate_run.py config.json plan.json 2>log || { cat log; exit 1; }
+two lightning_run.py config.json plan.json 2>log || { cat log; exit 1; }
+stage "as a user: model.json from a configuration, planned for"
+python -W ignore -m fsdp_plan export --hf config.json --seq-len 128 -o model.json
+fsdp-plan plan --model model.json --cluster dgx-h100 --gpus 8 --micro-batch 2 -o exported.json
+fsdp-plan simulate --plan exported.json --model model.json --cluster dgx-h100 >/dev/null

@@ -11,6 +11,7 @@
 #include "planner/lowering/tape/gradient_values.h"
 #include "planner/lowering/tape/inside.h"
 #include "planner/lowering/tape/lifetimes.h"
+#include "planner/lowering/tape/traced.h"
 #include "planner/lowering/tape/writer.h"
 
 namespace fsdp {
@@ -275,10 +276,7 @@ class TapeBuilder : private TapeWriter {
     const bool trains = std::any_of(op.params.begin(), op.params.end(),
                                     [&](std::int32_t p) { return model_.parameters[at(p)].trainable; });
     const bool kernel = !passes_gradient_through(op.kind) || trains;
-    if (!kernel) {
-      gradients_.read(out_gradient);
-      return;
-    }
+    if (!kernel) return gradients_.read(out_gradient);
     const bool again = region_of_[at(i)] >= 0;
     const OpFacts& f = facts_[at(i)];
     begin(Action::backward, i);
@@ -384,6 +382,7 @@ Tape make_tape(const ModelGraph& model, const Implementation& impl, const Worklo
     throw InputError({"plan", "checkpoint_policy"},
                      std::string(impl.name) + (impl.compiled ? ", compiled," : "") + " has no selective checkpointing",
                      "use full");
+  if (!model.trace.empty()) return traced_tape(model, impl, work, checkpointed, policy);
   TapeBuilder builder(model, impl, work, compute_dtype);
   for (const std::int32_t id : checkpointed) builder.add_region(model.modules[static_cast<std::size_t>(id)], policy);
   return builder.build();

@@ -1,0 +1,83 @@
+"""One forward and backward of a model without data, recorded."""
+import dataclasses
+import gc
+import warnings
+
+from fsdp_plan.errors import PlanError
+from fsdp_plan.needs_torch import torch
+from fsdp_plan.tracing import fake, standins
+from fsdp_plan.tracing.modules import Tree
+from fsdp_plan.tracing.recorder import Recorder
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch.utils._pytree import tree_leaves
+
+
+@dataclasses.dataclass
+class Run:
+    tree: Tree
+    recorder: Recorder
+    batch: list             # bytes of the batch's tensors
+    seq_len: int
+
+
+def loss_of(output, inputs, loss):
+    if loss is not None:
+        return loss(output, inputs)
+    found = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", output)
+    if not isinstance(found, torch.Tensor) or found.dim():
+        raise PlanError("the model returns no loss: give loss=lambda output, inputs: ..., or labels among the inputs "
+                        "of a model that computes it")
+    return found
+
+
+def seq_len_of(inputs):
+    """Of ids, which stand as [sequences, tokens]; anything else counts as one."""
+    for t in tree_leaves(inputs):
+        if isinstance(t, torch.Tensor) and t.dim() == 2 and not t.is_floating_point():
+            return t.shape[1]
+    return 1
+
+
+def record(make, inputs, loss, dtype, seq_len=None):
+    with fake.mode() as mode:
+        model = fake.without_data(make, dtype, mode)
+        if hasattr(model, "config") and hasattr(model.config, "use_cache"):
+            model.config.use_cache = False
+        batch, _ = fake.many(inputs, dtype)
+        tree = Tree(model)
+        recorder = Recorder(tree)
+        for p, index in tree.index_of.items():
+            recorder.knows_parameter(p, index)
+        tensors = [t for t in tree_leaves(batch) if isinstance(t, torch.Tensor)]
+        for t in [*model.buffers(), *tensors]:
+            recorder.knows(t)
+        gc.collect()
+        gc.disable()
+        try:
+            with standins.in_place(), recorder.recording(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                forward_and_backward(recorder, model, batch, loss)
+        except (DataDependentOutputException, DynamicOutputShapeException) as error:
+            raise PlanError(what_depends_on_data(error)) from None
+        except RuntimeError as error:
+            raise PlanError(f"the model fails on tensors without data, with {fake.BATCH:,} sequences in {dtype}: "
+                            f"{error}") from error
+        finally:
+            gc.enable()
+        return Run(tree, recorder, [t.numel() * t.element_size() for t in tensors],
+                   seq_len or seq_len_of(inputs))
+
+
+def forward_and_backward(recorder, model, batch, loss):
+    if isinstance(batch, dict):
+        result = loss_of(model(**batch), batch, loss)
+    else:
+        result = loss_of(model(*batch), batch, loss)
+    if not result.requires_grad:
+        raise PlanError("nothing of the model is trained: no parameter's requires_grad reaches the loss")
+    recorder.backward(result)
+
+
+def what_depends_on_data(error):
+    return (f"the model's forward depends on values of tensors ({error}), and a trace has none: take that out of it. "
+            "Of transformers' mixtures of experts: config._experts_implementation = 'grouped_mm'")

@@ -1,0 +1,239 @@
+"""Exported models beside PyTorch: what model.json says of memory equals, byte by byte, the storages of a real run on
+processors, with real numbers in them; so do parameters, ties and gradients.
+
+    python tests/python/exported_models.py [NAME ...]       exit 1: something differs
+    python tests/python/exported_models.py --write          writes tests/golden/exported as well, for tests of C++
+"""
+import argparse
+import json
+import pathlib
+import sys
+import warnings
+import weakref
+
+import torch
+import transformers
+import transformers.masking_utils as masks
+from torch.utils._python_dispatch import TorchDispatchMode
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "torch"))
+from autograd_engine import as_engine  # noqa: E402
+from fsdp_plan.tracing import hub  # noqa: E402
+from fsdp_plan.tracing.exporting import export  # noqa: E402
+from replayed import Replayed  # noqa: E402
+
+warnings.simplefilter("ignore")
+transformers.logging.set_verbosity_error()
+SEQUENCES, TOKENS = 3, 64
+SIZES = dict(vocab_size=512, hidden_size=128, intermediate_size=320, num_hidden_layers=3, num_attention_heads=8,
+             num_key_value_heads=2, max_position_embeddings=512, bos_token_id=None, eos_token_id=None,
+             pad_token_id=None, attn_implementation="eager")
+GPT2 = dict(vocab_size=64, n_embd=128, n_head=8, n_layer=3, n_positions=128, bos_token_id=None, eos_token_id=None,
+            attn_implementation="eager")
+CONFIGS = {
+    "llama": SIZES,
+    "qwen3": dict(SIZES, vocab_size=64, head_dim=16, tie_word_embeddings=True),
+    "phi3": dict(SIZES, vocab_size=64),
+    "gemma3_text": dict(SIZES, vocab_size=64, head_dim=16, sliding_window=32),
+    "gpt2": GPT2,
+    "opt": dict(vocab_size=64, hidden_size=128, ffn_dim=320, num_hidden_layers=3, num_attention_heads=8,
+                word_embed_proj_dim=128, max_position_embeddings=128, bos_token_id=None, eos_token_id=None,
+                pad_token_id=None, attn_implementation="eager"),
+    "mixtral": dict(SIZES, vocab_size=64, num_local_experts=4),
+    "t5": dict(vocab_size=64, d_model=128, d_ff=320, num_layers=3, num_heads=8, d_kv=16, decoder_start_token_id=0,
+               pad_token_id=0, attn_implementation="eager"),
+    "vit": dict(hidden_size=96, num_hidden_layers=3, num_attention_heads=3, intermediate_size=192, image_size=64,
+                attn_implementation="eager"),
+    "mamba2": dict(vocab_size=64, hidden_size=128, num_hidden_layers=3, num_heads=8, head_dim=32, n_groups=1,
+                   state_size=16, chunk_size=32, bos_token_id=None, eos_token_id=None, pad_token_id=None),
+}
+# With the attention that a GPU runs, for comparisons with the program's own models of these families.
+WIDE = dict(SIZES, vocab_size=2048, hidden_size=256, intermediate_size=704, num_hidden_layers=2,
+            attn_implementation="sdpa")
+FAMILIES = {
+    "llama": WIDE, "qwen3": dict(WIDE, head_dim=32, tie_word_embeddings=True), "phi3": WIDE, "olmo2": WIDE,
+    "granite": WIDE, "gpt_neox": WIDE, "olmoe": dict(WIDE, num_experts=4, num_experts_per_tok=2),
+    "mixtral": dict(WIDE, num_local_experts=4),
+    "gpt2": dict(GPT2, vocab_size=2048, n_embd=256, n_layer=2, n_positions=512, attn_implementation="sdpa"),
+}
+FAMILY_TOKENS = 512
+GOLDEN = pathlib.Path(__file__).resolve().parents[1] / "golden" / "exported"
+# Their experts' gradients are made at the end of an op's backward, and count from its begin.
+EARLY_GRADIENTS = ("mixtral",)
+
+
+class Cubed(torch.autograd.Function):
+    """Keeps one tensor by save_for_backward and one as an attribute."""
+
+    @staticmethod
+    def forward(ctx, x):
+        square = x * x
+        ctx.save_for_backward(x)
+        ctx.square = square
+        return square * x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, = ctx.saved_tensors
+        return gradient * 3 * ctx.square + 0 * x
+
+
+class Own(torch.nn.Module):
+    """Nobody's model: a convolution, a module that runs twice, a tied weight, a buffer, a frozen layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.look_up = torch.nn.Embedding(256, 48)
+        self.convolution = torch.nn.Conv1d(48, 96, 3, padding=1)
+        self.blocks = torch.nn.ModuleList(torch.nn.Linear(96, 96) for _ in range(4))
+        self.norm = torch.nn.LayerNorm(96)
+        self.down = torch.nn.Linear(96, 48, bias=False)
+        self.head = torch.nn.Linear(48, 256, bias=False)
+        self.head.weight = self.look_up.weight
+        self.blocks[1].requires_grad_(False)
+        self.register_buffer("scale", torch.ones(96))
+
+    def forward(self, ids):
+        x = self.convolution(self.look_up(ids).transpose(1, 2)).transpose(1, 2)
+        for block in self.blocks:
+            x = x + Cubed.apply(self.norm(block(x) * self.scale.to(x.dtype)))
+        return self.head(torch.tanh(self.down(x)))
+
+
+def mean_loss(logits, inputs):
+    return torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), inputs[0].flatten())
+
+
+class Storages(TorchDispatchMode):
+    """Bytes of living storages that operators make; numbers alone are left out."""
+
+    def __init__(self, known):
+        super().__init__()
+        self.seen, self.live, self.peak = {t.untyped_storage()._cdata for t in known}, 0, 0
+
+    def gone(self, key, size):
+        self.seen.discard(key)
+        self.live -= size
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = as_engine(func, args)(*args, **(kwargs or {}))
+        for t in out if isinstance(out, (tuple, list)) else (out,):
+            if isinstance(t, torch.Tensor) and t.dim() and t.dtype != torch.uint64:
+                storage = t.untyped_storage()
+                if storage._cdata in self.seen or not storage.nbytes():
+                    continue
+                self.seen.add(storage._cdata)
+                self.live += storage.nbytes()
+                weakref.finalize(storage, self.gone, storage._cdata, storage.nbytes())
+        self.peak = max(self.peak, self.live)
+        return out
+
+
+def real(model, inputs, loss):
+    """The same four numbers of a run with numbers."""
+    known = [*model.parameters(), *model.buffers(), *(inputs.values() if isinstance(inputs, dict) else inputs)]
+    with Storages(known) as storages:
+        masks.find_packed_sequence_indices, kept = lambda _: None, masks.find_packed_sequence_indices
+        try:
+            result = (loss(model(*inputs), inputs) if loss else model(**inputs).loss)
+            saved, forward_peak, storages.peak = storages.live, storages.peak, storages.live
+            result.backward()
+        finally:
+            masks.find_packed_sequence_indices = kept
+        gradients = sum(p.grad.untyped_storage().nbytes() for p in model.parameters() if p.grad is not None)
+        return {"saved": saved, "forward_peak": forward_peak, "backward_peak": storages.peak, "end": gradients}
+
+
+def case(name):
+    """(model, inputs of one sequence, loss)"""
+    torch.manual_seed(0)
+    if name == "own":
+        return Own(), [torch.zeros(1, TOKENS, dtype=torch.int64)], mean_loss
+    kind = name.removesuffix(" with adapters")
+    config = hub.settle(transformers.AutoConfig.for_model(kind, **CONFIGS[kind]))
+    model = hub.factory(config)()
+    if kind != name:
+        import peft
+        model = peft.inject_adapter_in_model(peft.LoraConfig(r=4, lora_alpha=8, target_modules="all-linear"), model)
+        for n, p in model.named_parameters():
+            p.requires_grad_("lora_" in n)
+    return model, hub.batch_of(config, TOKENS), None
+
+
+def many(inputs):
+    grow = lambda t: t.repeat(SEQUENCES, *[1] * (t.dim() - 1))  # noqa: E731
+    cast = lambda t: t.bfloat16() if t.is_floating_point() else t  # noqa: E731
+    if isinstance(inputs, dict):
+        return {k: cast(grow(t)) for k, t in inputs.items()}
+    return [cast(grow(t)) for t in inputs]
+
+
+def recomputes(model):
+    """T5's first block makes a table for all others, which a recomputation of it does not make alone."""
+    return getattr(model, "supports_gradient_checkpointing", False) and model.config.model_type != "t5"
+
+
+def recomputed(model, inputs, loss):
+    """The same of a run that checkpoints each block."""
+    model.zero_grad()
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    if any(not p.requires_grad for p in model.parameters()):
+        model.disable_input_require_grads()
+    return real(model, inputs, loss)
+
+
+def keep(name, written, **more):
+    GOLDEN.mkdir(exist_ok=True)
+    release = torch.__version__.split("+")[0]
+    about = f"By tests/python/exported_models.py with PyTorch {release} and transformers {transformers.__version__}."
+    (GOLDEN / f"{name.replace(' ', '_')}.json").write_text(
+        json.dumps({"_about": about, **more, "model": written}, separators=(",", ":")) + "\n")
+
+
+def keep_families():
+    for name, sizes in FAMILIES.items():
+        config = hub.settle(transformers.AutoConfig.for_model(name, **sizes))
+        written = export(hub.factory(config), hub.batch_of(config, FAMILY_TOKENS), name=name)
+        text = json.loads(json.dumps({**config.to_dict(), "model_type": name}, default=str))
+        keep(f"family {name}", written, config={k: v for k, v in text.items() if v is not None})
+
+
+def differences(name, write):
+    model, inputs, loss = case(name)
+    written = export(model, inputs, loss=loss, name=name)
+    ours = Replayed(written, SEQUENCES)
+    for p in model.parameters():
+        p.data = p.data.bfloat16()
+    if hasattr(model, "config"):
+        model.config.use_cache = False
+    there = real(model.train(), many(inputs), loss)
+    if write:
+        more = {"recomputed": recomputed(model, many(inputs), loss)} if recomputes(model) else {}
+        keep(name, written, sequences=SEQUENCES, early=name in EARLY_GRADIENTS, pytorch=there, **more)
+    names = [n for n, _ in model.named_parameters()]
+    if [p["name"] for p in written["parameters"]] != names:
+        yield "parameters differ"
+    for what, bytes_ in there.items():
+        found = getattr(ours, what)
+        print(f"  {name:24} {what:14} {found:12,} model.json, {bytes_:12,} PyTorch, {found - bytes_:+,}")
+        largest = max(p.numel() * p.element_size() for p in model.parameters())
+        if found != bytes_ and not (what == "backward_peak" and name in EARLY_GRADIENTS
+                                    and 0 < found - bytes_ <= largest):
+            yield f"{what}: {found - bytes_:+,} bytes"
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--write", action="store_true")
+    given = parser.parse_args()
+    chosen = given.names or ["own", *CONFIGS, "llama with adapters"]
+    wrong = [f"{name}: {d}" for name in chosen for d in differences(name, given.write)]
+    if given.write:
+        keep_families()
+    print("\n".join(wrong) or f"{len(chosen)} models: model.json and PyTorch agree")
+    sys.exit(bool(wrong))
+
+
+if __name__ == "__main__":
+    main()
