@@ -33,6 +33,9 @@ std::vector<std::string> names(const ModelGraph& model) {
 }  // namespace
 
 ModelGraph freeze(ModelGraph model, std::span<const std::string> modules_or_parameters, std::string_view where) {
+  if (!model.trace.empty())
+    throw InputError(std::string(where), printable(model.name) + " is as PyTorch ran it, with what was trained then",
+                     "freeze the parameters in PyTorch and export the model again");
   for (const std::string& wanted : modules_or_parameters) {
     if (!freeze_named(model, wanted))
       throw InputError(std::string(where), "\"" + printable(wanted) + "\" is no module or parameter of " + model.name,

@@ -254,6 +254,9 @@ LoraSpec parse_lora(std::string_view text, const Origin& where) {
 ModelGraph add_lora(ModelGraph model, const LoraSpec& spec, const Origin& where) {
   if (spec.rank < 1 || spec.rank > kMostRank)
     throw InputError(where, fmt::format("a rank of {} is not in 1 to {}", spec.rank, kMostRank));
+  if (!model.trace.empty())
+    throw InputError(where, printable(model.name) + " is as PyTorch ran it, and takes no adapters afterwards",
+                     "put them into the model (peft) and export that");
   for (const Parameter& p : model.parameters)
     if (!p.trainable) throw InputError(where, model.name + " has frozen parameters already");
   ModelGraph adapted = freeze(Adapter(model, spec, adapted_ops(model, spec, where)).build(), {}, where.text());

@@ -189,7 +189,7 @@ void require_traced(const ModelGraph& model, const Workload& w) {
   if (w.element_bytes != size_of(t.dtype))
     throw InputError(setting("param_dtype"),
                      fmt::format("'{}' was exported in {}", printable(model.name), name(t.dtype)),
-                     "leave it out, or export the model in the other type (--dtype)");
+                     fmt::format("use {}, or export the model in the other type (--dtype)", name(t.dtype)));
   if (w.loss_chunks != 1)
     throw InputError({"plan", "loss_chunks"},
                      fmt::format("'{}' was exported with the loss that it has", printable(model.name)),

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "models/catalog.h"
+#include "models/graph/lora.h"
 #include "models/implementation.h"
 #include "models/input/error.h"
 #include "planner/lowering/tape/tape.h"
@@ -126,4 +127,23 @@ TEST_CASE("implementations of the program's own models refuse it, and the other 
   CHECK(holds(refused(exported, "hf"), "this one was exported from PyTorch; leave it out, or use traced"));
   CHECK(holds(refused(load_model("tiny-llama"), "traced"), "is of models that PyTorch ran"));
   CHECK(refused(exported, "traced").empty());
+}
+
+TEST_CASE("it takes neither adapters nor other frozen parameters: those belong to the export") {
+  const ModelGraph exported = model_from_config(document("own").dump(), "model.json");
+  const auto refused = [](const auto& change) {
+    try {
+      (void)change();
+    } catch (const InputError& e) {
+      return std::string(e.what());
+    }
+    return std::string();
+  };
+  CHECK(holds(refused([&] { return add_lora(exported, parse_lora("8", "--lora"), "--lora"); }),
+              "put them into the model (peft) and export that"));
+  const std::vector<std::string> head = {"down"};
+  CHECK(holds(refused([&] { return freeze(exported, head, "freeze"); }), "freeze the parameters in PyTorch"));
+  const Workload work{1, exported.trace.seq_len, 2};
+  const Implementation& other = find_implementation("hf", false, "");
+  CHECK(holds(refused([&] { return make_tape(exported, other, work, DType::bf16, {}); }), "use traced"));
 }

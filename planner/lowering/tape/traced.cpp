@@ -264,6 +264,7 @@ class Replaying {
 Tape traced_tape(const ModelGraph& model, const Implementation& impl, const Workload& work,
                  const std::vector<std::int32_t>& checkpointed, CheckpointPolicy policy) {
   require_traced(model, work);
+  (void)facts(impl, model.ops.front(), work);  // refuses implementations of the program's own models
   Replaying replaying(model, impl, work);
   for (const std::int32_t id : checkpointed) replaying.add_region(model.modules[at(id)], policy);
   return replaying.build();
