@@ -19,7 +19,7 @@ class Replaying {
     const std::size_t n = model.ops.size();
     region_of_.assign(n, kNone), kept_.assign(n, 0);
     tape_.forward_of.resize(n), tape_.backward_begin.resize(n), tape_.backward_end.resize(n);
-    tape_.recomputed_at.assign(n, kNone);
+    tape_.recomputed_at.assign(n, kNone), tape_.weight_first.assign(n, 0);
   }
 
   void add_region(const Module& m, CheckpointPolicy policy) {
@@ -98,6 +98,7 @@ class Replaying {
   void begin(Action action, std::int32_t graph_op) {
     TapeOp op;
     op.action = action;
+    op.recomputed = action == Action::recompute;
     op.graph_op = graph_op;
     op.args.begin = static_cast<std::uint32_t>(tape_.args.size());
     tape_.ops.push_back(op);
