@@ -174,6 +174,11 @@ Improved improve(const Space& space, const std::vector<Design>& starts, const Im
   const double known = options.faster_than > 0 ? options.faster_than : kNever;
   for (const Design& start : starts) {
     std::optional<FittedPlan> at = climber.fit(start, kNever);
+    if (!at) {  // not everything goes with a loss in parts
+      Design whole = start;
+      whole.loss_chunks = space.chunks.front();
+      at = climber.fit(whole, kNever);
+    }
     if (!at) continue;
     const auto tell = [&](const FittedPlan& now) {
       const double better = known < kNever && fits(now) ? std::max(0.0, known / now.seconds_per_sequence() - 1) : 0;
