@@ -58,5 +58,11 @@ for field in plan.values:  # each is needed, or is not: never an error of Python
 refused("the plan was made for another model", lambda: fsdp_plan.Plan.load("plan.json", "small-llama"))
 if importlib.util.find_spec("torch") is None:
     refused("pip install torch", lambda: fsdp_plan.apply)
+    refused("pip install torch", lambda: fsdp_plan.export)
 PYTHON
+if venv/bin/fsdp-plan export absent:build -o model.json >said 2>&1 || [ -e model.json ] ||
+    ! grep -q "pip install torch\|absent:build" said; then
+  echo "fsdp-plan export: $(cat said)"
+  exit 1
+fi
 echo "$(basename "$wheel"): installed, run, imported without PyTorch"
