@@ -69,7 +69,8 @@ class OperationPanel {
         `${moment(step.start[i])} to ${moment(step.end[i])}: ${time(step.end[i] - step.start[i])}` +
             (step.critical[i] ? ", on the critical path" : ""));
     row("on",
-        step.columns.lanes[step.lane[i]].replace(/_/g, "-") + (step.lane[i] < 5 ? " stream" : "") +
+        step.columns.lanes[step.lane[i]].replace(/_/g, "-") +
+            (step.columns.lanes[step.lane[i]] === "host" ? "" : " stream") +
             `, micro-batch ${step.microBatch[i] + 1}` + (step.unit[i] >= 0 ? `, unit ${step.unit[i]}` : ""));
     if (step.issued)
       row("issued",

@@ -22,7 +22,8 @@ namespace {
 constexpr int kHostTrack = 20, kCriticalTrack = 21, kExposedTrack = 22, kFirstCommunicator = 30;
 
 std::string communicator_name(int communicator) {
-  constexpr std::array<std::string_view, 6> kNames = {"", "shard", "replicate", "world", "shard, reduce", "reshard"};
+  constexpr std::array<std::string_view, 7> kNames = {"",        "shard", "replicate", "world", "shard, reduce",
+                                                      "reshard", "tensor"};
   const auto c = static_cast<std::size_t>(communicator);
   return c < kNames.size() ? std::string(kNames[c]) + " communicator" : fmt::format("communicator {}", communicator);
 }
