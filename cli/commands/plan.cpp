@@ -260,6 +260,15 @@ std::string certificate_line(const Certificate& c, const ShardingPlan& plan, Sec
       human(Seconds(step.count() / static_cast<double>(plan.sequences_per_rank()))));
 }
 
+Json certificate_json(const Certificate& c, const ShardingPlan& plan, Seconds step) {
+  return {{"bound_seconds", c.seconds_per_sequence * static_cast<double>(plan.sequences_per_rank())},
+          {"gap", gap(c, plan, step)},
+          {"plans", c.plans},
+          {"seconds_per_sequence", c.seconds_per_sequence},
+          {"kind_at_the_bound", c.kind},
+          {"assumptions", {"this cost model, whose own error comes on top", "the plans that docs/search.md lists"}}};
+}
+
 std::string searched_line(const PlanResult& r) {
   std::string text = "Searched: " + r.searched +
                      fmt::format("; {} considered, {} pruned, {} scored", r.considered, r.pruned, r.scored);
@@ -295,11 +304,7 @@ int plan_command(const PlanFlags& asked) {
     json = result_json(result, &prediction, f, setup);
     if (!remedies.empty()) json["remedies"] = remedies_json(remedies);
     if (size) json["size_question"] = size_json(*size);
-    if (certificate)
-      json["certificate"] = {{"seconds_per_sequence", certificate->seconds_per_sequence},
-                             {"gap", gap(*certificate, plan, prediction.step_time)},
-                             {"plans", certificate->plans},
-                             {"at", certificate->kind}};
+    if (certificate) json["certificate"] = certificate_json(*certificate, plan, prediction.step_time);
   }
   if (f.report.file)
     write_file(*f.report.file, plan_page(f.report.words, result, json_lines(json), &prediction, setup));
