@@ -256,8 +256,7 @@ PlanChoices choices_of(const Flags& f, std::int64_t ranks, std::int64_t seq_len)
   c.backward_post = f.backward_prefetch == "post";
   c.offload = parsed<bool>(f.offload, [](auto& t) { return parse_switch(t, "--offload"); });
   c.loss_chunks = parse_optional_count(f.loss_chunks, kLossChunks);
-  c.reduce_scatter_buffers =
-      parsed<int>(f.reduce_scatter_buffers, [](auto& t) { return parse_count(t, "--reduce-scatter-buffers", 1, 1024); });
+  c.reduce_scatter_buffers = parse_optional_count(f.reduce_scatter_buffers, "--reduce-scatter-buffers", 1, 1024);
   c.separate_reduce_scatter =
       parsed<bool>(f.separate_reduce_scatter, [](auto& t) { return parse_switch(t, "--separate-reduce-scatter"); });
   c.limit_all_gathers =

@@ -284,7 +284,7 @@ int plan_command(const PlanFlags& asked) {
   check_output("-o", f.output, {f.shared.model, f.shared.cluster, f.shared.costs, f.emit_to});
   check_output("--emit-to", f.emit_to, {f.shared.model, f.shared.cluster, f.shared.costs});
   check_output("--report", f.report.file, {f.shared.model, f.shared.cluster, f.shared.costs, f.output, f.emit_to});
-  const std::optional<SizeAnswer> size = answer_size_question(f.size, f.shared);
+  const std::optional<SizeAnswer> size = answer_size_question(f.size, f.shared, effort_of(f));
   if (size) f.shared = size->flags;
   const Setup setup = resolve_setup(f.shared);
   const PlanResult result = search_with_progress(f.shared, setup, effort_of(f));

@@ -68,8 +68,7 @@ void check_flags(const RunFlags& f) {
 
 std::string measured_line(const Measurement& m, std::int64_t tokens) {
   const double loss = m.losses.empty() ? 0 : m.losses.back();
-  std::int64_t peak = 0;
-  std::int64_t undeclared = 0;
+  std::int64_t peak = 0, undeclared = 0;
   for (const RankMeasurement& r : m.ranks) {
     peak = std::max(peak, r.peak_allocated_bytes);
     undeclared = std::max(undeclared, r.undeclared_bytes);

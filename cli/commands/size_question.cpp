@@ -48,13 +48,13 @@ const SizeRow& row_of(const SizeQuestion& q) {
 }
 
 // Is there a plan that fits? Those that treat all blocks alike are tried first.
-PlanResult fitting_search(const Setup& setup, SearchOptions options) {
+PlanResult fitting_search(const Setup& setup, SearchOptions options, Effort effort) {
   const auto found = [&] {
     return search(setup.model, setup.cluster, *setup.implementation, options,
                   [&](const ShardingPlan& plan) { return score_plan(plan, setup); });
   };
   const PlanResult uniform = found();
-  if (uniform.best && uniform.best->score.verdict == Verdict::fits) return uniform;
+  if (effort == Effort::uniform || (uniform.best && uniform.best->score.verdict == Verdict::fits)) return uniform;
   options.effort = Effort::joint;
   options.any_that_fits = true;
   options.most_simulations = 200;
@@ -71,7 +71,7 @@ struct Outcome {
 
 class Asker {
  public:
-  Asker(const Flags& flags, const SizeRow& row) : flags_(flags), row_(row) {}
+  Asker(const Flags& flags, const SizeRow& row, Effort effort) : flags_(flags), row_(row), effort_(effort) {}
 
   const Outcome& ask(std::int64_t size) {
     const auto known = outcomes_.find(size);
@@ -105,7 +105,7 @@ class Asker {
     const Flags flags = flags_with(size);
     try {
       const Setup setup = resolve_setup(flags, nullptr, Notes::silent);
-      const PlanResult result = fitting_search(setup, search_from_flags(flags, setup));
+      const PlanResult result = fitting_search(setup, search_from_flags(flags, setup), effort_);
       const Verdict verdict = result.best ? result.best->score.verdict : Verdict::does_not_fit;
       return {verdict == Verdict::fits, std::string(name(verdict)), (result.best ? *result.best : *result.least).score,
               std::nullopt};
@@ -117,6 +117,7 @@ class Asker {
 
   const Flags& flags_;
   const SizeRow& row_;
+  const Effort effort_;
   std::map<std::int64_t, Outcome> outcomes_;
   Progress progress_;
 };
@@ -193,14 +194,14 @@ void add_size_question(const Command& command, SizeQuestion& q) {
                  {"SIZE", fewest_names});
 }
 
-std::optional<SizeAnswer> answer_size_question(const SizeQuestion& q, const Flags& flags) {
+std::optional<SizeAnswer> answer_size_question(const SizeQuestion& q, const Flags& flags, Effort effort) {
   if (!q.max && !q.min) return std::nullopt;
   if (q.max && q.min) throw InputError("--min", "and --max are two questions", "ask one of them");
   const SizeRow& row = row_of(q);
   if (flags.*(row.value))
     throw InputError(row.flag, fmt::format("is given, and {} asks for it", q.max ? "--max" : "--min"),
                      "leave out one of the two");
-  Asker asker(flags, row);
+  Asker asker(flags, row, effort);
   const std::vector<std::int64_t> sizes = sizes_of(row, flags, asker);
   if (sizes.empty() && !asker.ask(1).fits) (void)asker.nearest();  // throws what the batch's rules say of it
   if (sizes.empty()) throw InputError(row.flag, "no size divides the batch of a step", "give another batch");

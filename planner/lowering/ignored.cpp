@@ -60,4 +60,13 @@ std::vector<IgnoredParameters::Live> IgnoredParameters::live() const {
   return all;
 }
 
+std::vector<std::int32_t> gradients_of(const DialectHooks& dialect, const Program& program,
+                                       const IgnoredParameters& ignored) {
+  std::vector<std::int32_t> buffers;
+  for (std::size_t u = 0; u < program.layouts.size(); ++u)
+    if (const std::int32_t g = dialect.sharded_gradient(static_cast<std::int32_t>(u)); g >= 0) buffers.push_back(g);
+  for (const std::int32_t g : ignored.gradients()) buffers.push_back(g);
+  return buffers;
+}
+
 }  // namespace fsdp

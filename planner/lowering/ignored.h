@@ -37,4 +37,7 @@ class IgnoredParameters {
   std::map<std::int32_t, Owned> owned_;
 };
 
+// Buffers of sharded gradients, and of ignored parameters' that are trained.
+[[nodiscard]] std::vector<std::int32_t> gradients_of(const DialectHooks&, const Program&, const IgnoredParameters&);
+
 }  // namespace fsdp

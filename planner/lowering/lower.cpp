@@ -91,7 +91,7 @@ class Lowering {
     ignored_.begin_step(b);
     loss_ = b.declare(scalar_buffer());
     for (std::size_t m = 0; m < plan_.micro_batches.size(); ++m) micro_batch(b, static_cast<std::int16_t>(m));
-    if (plan_.clip_norm) clip_gradients(b, plan_, gradients(), micro_batch_);
+    if (plan_.clip_norm) clip_gradients(b, plan_, gradients_of(*dialect_, program_, ignored_), micro_batch_);
     optimizer_.lower(b, *dialect_, ignored_, first);
     Operation reduce = simple(Action::reduce_loss, Communicator::world);
     b.issue(reduce, {{Arg{loss_, Access::accumulate}}});
@@ -344,15 +344,6 @@ class Lowering {
   bool adds_to_view(std::int32_t param, std::int32_t graph_op) const {
     const LastUses& last = last_uses_[at(param)];
     return graph_op == last.before && model_.ops[at(last.last)].kind == OpKind::linear && !impl_.compiled;
-  }
-
-  // Of units and of ignored parameters, where they are trained.
-  [[nodiscard]] std::vector<std::int32_t> gradients() const {
-    std::vector<std::int32_t> buffers;
-    for (std::int32_t u = 0; u < static_cast<std::int32_t>(program_.layouts.size()); ++u)
-      if (dialect_->sharded_gradient(u) >= 0) buffers.push_back(dialect_->sharded_gradient(u));
-    for (const std::int32_t g : ignored_.gradients()) buffers.push_back(g);
-    return buffers;
   }
 
   const std::optional<ModelGraph> cast_;

@@ -281,6 +281,7 @@ void check(const ShardingPlan& plan, const ModelGraph& whole, std::string_view w
   check_model(plan, whole, where);
   check(plan, where);
   check_sizes(plan, whole, where);
+  if (plan.tensor() > 1) check_tensor_recomputation(plan, whole, where);
   if (plan.tensor() > 1) return check_rules(plan, split_over_tensor(whole, plan, where), where);
   check_rules(plan, whole, where);
 }

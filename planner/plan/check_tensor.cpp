@@ -38,6 +38,15 @@ void check_tensor(const ShardingPlan& plan, std::string_view where) {
               "use auto, true or false");
 }
 
+void check_tensor_recomputation(const ShardingPlan& plan, const ModelGraph& model, std::string_view where) {
+  for (const std::string& name : plan.checkpointed) {
+    const std::int32_t m = model.find_module(name);
+    refuse_if(m >= 0 && !model.modules[static_cast<std::size_t>(m)].block, where, "checkpointed",
+              "'" + name + "' is a part of a block, whose recomputation is not known with tensor parallelism",
+              "recompute whole blocks, or use a tensor dimension of 1");
+  }
+}
+
 void check_tensor_ranks(std::int64_t tensor, std::int64_t ranks, Dialect dialect) {
   if (tensor == 1) return;
   if (tensor < 1 || ranks % tensor != 0)

@@ -9,6 +9,8 @@
 namespace fsdp {
 
 void check_tensor(const ShardingPlan&, std::string_view where);
+// And this one, of what is recomputed: blocks, not their parts.
+void check_tensor_recomputation(const ShardingPlan&, const ModelGraph&, std::string_view where);
 
 // Of a number of ranks that somebody asks for. Throws InputError(setting("tensor"), ...).
 void check_tensor_ranks(std::int64_t tensor, std::int64_t ranks, Dialect);

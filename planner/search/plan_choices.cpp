@@ -46,7 +46,7 @@ void apply_details(const PlanChoices& c, const PlanTarget& target, ShardingPlan&
   plan.limit_all_gathers = c.limit_all_gathers.value_or(plan.limit_all_gathers);
   plan.use_orig_params = c.use_orig_params.value_or(plan.use_orig_params);
   plan.loss_chunks = c.loss_chunks.value_or(plan.loss_chunks);
-  plan.reduce_scatter_buffers = c.reduce_scatter_buffers.value_or(plan.reduce_scatter_buffers);
+  plan.reduce_scatter_buffers = static_cast<int>(c.reduce_scatter_buffers.value_or(plan.reduce_scatter_buffers));
   plan.separate_reduce_scatter = c.separate_reduce_scatter.value_or(plan.separate_reduce_scatter);
   plan.param_dtype = c.param_dtype.value_or(plan.param_dtype);
   if (plan.param_dtype == DType::f64) plan.reduce_dtype = plan.master_dtype = DType::f64;

@@ -32,8 +32,7 @@ struct PlanChoices {
   std::optional<int> forward_prefetch, backward_prefetch;
   bool backward_post = false;
   std::optional<bool> offload, limit_all_gathers, use_orig_params, separate_reduce_scatter;
-  std::optional<std::int64_t> loss_chunks;
-  std::optional<int> reduce_scatter_buffers;
+  std::optional<std::int64_t> loss_chunks, reduce_scatter_buffers;
   std::optional<DType> param_dtype, reduce_dtype, master_dtype;
   std::optional<OptimizerKind> optimizer;
   std::optional<double> lr, weight_decay, momentum, clip_norm;

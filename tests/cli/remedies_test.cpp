@@ -113,12 +113,12 @@ TEST_CASE("what is replicated is told that it could be sharded, and CPU ranks ge
 TEST_CASE("a tight plan that gives memory back in each step stands beside the fastest that does not") {
   const Program program;
   const std::string flags = "--model llama3-8b --cluster dgx-h100 --gpus 8 --seq-len 32768";
-  const Answer tight = program.run("fsdp-plan plan " + flags);
+  const Answer tight = program.run("fsdp-plan plan --search uniform " + flags);
   CHECK_MESSAGE(tight.out.find("unless the allocator gives memory back, twice a step.") != std::string::npos,
                 tight.out);
   CHECK_MESSAGE(tight.out.find("Hint: with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, ") != std::string::npos,
                 tight.out);
-  const json result = parsed(program.run("fsdp-plan plan " + flags + " --json=brief"));
+  const json result = parsed(program.run("fsdp-plan plan --search uniform " + flags + " --json=brief"));
   const json& calm = result["without_retries"];
   CHECK(result["prediction"]["alloc_retries"] == 2);
   CHECK(calm["step_time_s"].get<double>() < 1.01 * result["prediction"]["step_time_s"].get<double>());
@@ -146,14 +146,14 @@ TEST_CASE("below a tight plan stand the changes with which it fits, and each of 
                              {"--compile (", "--offload", "--optimizer adamw-8bit (", "--gpus 16"}}}) {
     CAPTURE(c.target);
     const std::string flags = c.target + std::string(c.flags);
-    const Answer tight = program.run("fsdp-plan plan " + flags + " -o plan.json");
+    const Answer tight = program.run("fsdp-plan plan --search uniform " + flags + " -o plan.json");
     CHECK(tight.code == 0);
     CHECK(tight.out.rfind("Tight: ", 0) == 0);
     const std::size_t table = tight.out.find("\nWhat would make it fit, each simulated:\n");
     REQUIRE_MESSAGE(table != std::string::npos, tight.out);
     for (const std::string& change : c.expected)
       CHECK_MESSAGE(tight.out.find("\n  " + change, table) != std::string::npos, change, " of ", tight.out);
-    const json remedies = parsed(program.run("fsdp-plan plan " + flags + " --json"))["remedies"];
+    const json remedies = parsed(program.run("fsdp-plan plan --search uniform " + flags + " --json"))["remedies"];
     CHECK(remedies.size() >= c.expected.size());
     for (const json& remedy : remedies) {
       const auto change = remedy["change"].get<std::string>();

@@ -29,7 +29,7 @@ TEST_CASE("the answer to --max and --min fits, and the next size does not") {
   for (const Case& c :
        {Case{"--model llama3-8b --cluster dgx-h100 --gpus 8", "--max seq-len", "--seq-len", 1024},
         Case{"--model qwen2.5-7b --cluster dgx-h100 --gpus 2 --implementation hf --micro-batch 8", "--max seq-len",
-             "--seq-len", 64},
+             "--seq-len", 1024},
         Case{"--model llama3-8b --cluster dgx-h100 --seq-len 4k", "--max micro-batch", "--micro-batch", 1},
         Case{"--model llama3-70b --cluster dgx-h100 --seq-len 8k", "--min gpus", "--gpus", -8},
         Case{"--model llama3-70b --cluster dgx-h100 --seq-len 8k --global-batch 512", "--min gpus", "--gpus", 0}}) {
@@ -102,7 +102,8 @@ TEST_CASE("learned positions end a sequence; where nothing fits, that is the ans
   CHECK_MESSAGE(never.err.find("\n  --compile --seq-len ") != std::string::npos, never.err);
   // A tight plan is none that fits: the answer is no, and the first tight one is shown.
   const Answer tight = program.run(
-      "fsdp-plan plan --model llama3-8b --cluster dgx-h100 --gpus 8 --wrap block --seq-len 32k --max micro-batch");
+      "fsdp-plan plan --model llama3-8b --cluster dgx-h100 --gpus 8 --wrap block --seq-len 32k --max micro-batch "
+      "--search uniform");
   CHECK(tight.code == 1);
   CHECK_MESSAGE(tight.out.starts_with("No --micro-batch fits; 1 search; nearest: 1.\nTight: "), tight.out);
 }
