@@ -166,8 +166,8 @@ TEST_CASE("below a tight plan stand the changes with which it fits, and each of 
   }
   // The plan itself, in the time and the memory that its line names.
   REQUIRE(program
-              .run("fsdp-plan plan --model llama3-8b --cluster dgx-h100 --gpus 8 --seq-len 32768 -o plan.json "
-                   "--json=brief > plan.txt")
+              .run("fsdp-plan plan --model llama3-8b --cluster dgx-h100 --gpus 8 --seq-len 32768 "
+                   "--search uniform -o plan.json --json=brief > plan.txt")
               .code == 0);
   const json result = parsed(program.run("cat plan.txt")), compiled = result["remedies"][0];
   CHECK(compiled["change"] == "--compile");
