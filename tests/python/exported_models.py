@@ -16,7 +16,8 @@ import transformers
 import transformers.masking_utils as masks
 from torch.utils._python_dispatch import TorchDispatchMode
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "torch"))
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "tests" / "torch"), str(ROOT / "python")]
 from autograd_engine import as_engine  # noqa: E402
 from fsdp_plan.tracing import hub  # noqa: E402
 from fsdp_plan.tracing.exporting import export  # noqa: E402
