@@ -129,8 +129,7 @@ double bar_of(const FittedPlan& at, double enough) { return fits(at) ? at.second
 
 // One round over all choices; true: something was gained.
 template <class Tell, class Done>
-bool round(const Space& space, Climber& climber, FittedPlan& at, std::vector<FittedPlan>& visited, const Tell& tell,
-           const Done& done) {
+bool round(const Space& space, Climber& climber, FittedPlan& at, const Tell& tell, const Done& done) {
   bool gained = false;
   for (const Knob& knob : knobs()) {
     if (done()) break;
@@ -143,7 +142,6 @@ bool round(const Space& space, Climber& climber, FittedPlan& at, std::vector<Fit
     tell(at);
     if (!best) continue;
     at = *best;
-    visited.push_back(at);
     gained = true;
   }
   return gained;
@@ -185,13 +183,12 @@ Improved improve(const Space& space, const std::vector<Design>& starts, const Im
       if (options.progress) options.progress(climber.simulations(), better);
     };
     const auto done = [&] { return options.any_that_fits && fits(*at); };
-    while (!done() && round(space, climber, *at, result.visited, tell, done) && !climber.exhausted()) {
+    while (!done() && round(space, climber, *at, tell, done) && !climber.exhausted()) {
     }
-    if (fits(*at) && !done()) simplify(space, climber, *at);
-    std::optional<FittedPlan>& best = fits(*at) ? result.best : result.least;
-    if (fits(*at) && at->seconds_per_sequence() > known) continue;
-    if (!best || gains(*at, *best, 1)) best = at;
-    if (options.any_that_fits && result.best) break;
+    if (!fits(*at)) continue;
+    if (!done()) simplify(space, climber, *at);
+    if (at->seconds_per_sequence() <= known && (!result.best || gains(*at, *result.best, 1))) result.best = at;
+    if (done()) break;
   }
   result.simulations = climber.simulations();
   result.exhausted = climber.exhausted();

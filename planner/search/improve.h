@@ -25,9 +25,7 @@ struct FittedPlan {
 };
 
 struct Improved {
-  std::optional<FittedPlan> best;   // the fastest that fits, among equally fast ones the plainest
-  std::optional<FittedPlan> least;  // where nothing fits: the plan that needs least
-  std::vector<FittedPlan> visited;  // what each change led to, in order
+  std::optional<FittedPlan> best;  // the fastest that fits, among equally fast ones the plainest
   std::int64_t simulations = 0;
   bool exhausted = false;  // the number of simulations was used up before no change helped
 };
