@@ -52,6 +52,11 @@ struct Demand {
   Flops flops;  // arithmetic done (0 for everything but kernels)
 };
 
+// How a collective that holds compute slows a kernel beside it: simulator/engine/engine.h says by which rule and from
+// which measurement, planner/bound/load.h what follows from it for every schedule.
+inline constexpr double kInterference = 0.6;  // of a collective's share of memory, what a kernel bound by flops feels
+inline constexpr double kMostHeld = 0.9;      // of compute and of memory: others never starve for good
+
 // A measured or assumed line: seconds = overhead + max(flops / flops_rate, bytes / byte_rate).
 struct KernelRate {
   Seconds overhead;

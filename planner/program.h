@@ -90,6 +90,9 @@ enum class Action : std::uint8_t {
 inline constexpr int kActions = static_cast<int>(Action::slice_gradient) + 1;
 [[nodiscard]] std::string_view name(Action);
 [[nodiscard]] std::string_view name(Stream);
+[[nodiscard]] constexpr bool is_kernel(Action a) {  // of an op of the graph
+  return a == Action::forward || a == Action::recompute || a == Action::backward;
+}
 [[nodiscard]] constexpr bool is_collective(Action a) {
   return a == Action::all_gather || a == Action::reduce_scatter || a == Action::all_reduce ||
          a == Action::clip_reduce || a == Action::reduce_loss;

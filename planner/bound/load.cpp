@@ -6,7 +6,6 @@
 namespace fsdp {
 namespace {
 
-constexpr double kInterference = 0.6, kMostHeld = 0.9;  // as the engine's
 constexpr std::array<double, 14> kBetas = {0, 0.02, 0.05, 0.08, 0.12, 0.16, 0.2, 0.25, 0.3, 0.4, 0.5, 0.65, 0.8, 1};
 
 double use(const Demand& d, Resource r) { return d.use[static_cast<std::size_t>(r)]; }

@@ -11,36 +11,23 @@
 namespace fsdp {
 namespace {
 
-std::vector<const Module*> blocks_as_they_run(const ModelGraph& model) {
-  std::vector<const Module*> blocks;
-  for (const Module& m : model.modules)
-    if (m.block) blocks.push_back(&m);
-  std::stable_sort(blocks.begin(), blocks.end(),
-                   [](const Module* a, const Module* b) { return a->op_begin < b->op_begin; });
-  return blocks;
-}
-
-// Of each op, and of each module, the number of its block as they run; -1: of the rest.
+// Of each module the number of its block, as blocks run; -1: of the rest.
 std::vector<std::int32_t> blocks_of_modules(const ModelGraph& model) {
   std::vector<std::int32_t> of(model.modules.size(), -1);
-  const std::vector<const Module*> blocks = blocks_as_they_run(model);
-  for (std::size_t b = 0; b < blocks.size(); ++b)
-    of[static_cast<std::size_t>(blocks[b] - model.modules.data())] = static_cast<std::int32_t>(b);
+  std::vector<std::size_t> blocks;
+  for (std::size_t m = 0; m < model.modules.size(); ++m)
+    if (model.modules[m].block) blocks.push_back(m);
+  std::stable_sort(blocks.begin(), blocks.end(),
+                   [&](auto a, auto b) { return model.modules[a].op_begin < model.modules[b].op_begin; });
+  for (std::size_t b = 0; b < blocks.size(); ++b) of[blocks[b]] = static_cast<std::int32_t>(b);
   for (std::size_t m = 1; m < model.modules.size(); ++m)
     if (of[m] < 0) of[m] = of[static_cast<std::size_t>(model.modules[m].parent)];
   return of;
 }
 
-std::vector<std::int32_t> blocks_of_ops(const ModelGraph& model, std::size_t& count) {
-  const std::vector<const Module*> blocks = blocks_as_they_run(model);
-  std::vector<std::int32_t> of(model.ops.size(), -1);
-  for (std::size_t b = 0; b < blocks.size(); ++b)
-    std::fill(of.begin() + blocks[b]->op_begin, of.begin() + blocks[b]->op_end, static_cast<std::int32_t>(b));
-  count = blocks.size();
-  return of;
+std::size_t count_of(const std::vector<std::int32_t>& blocks_of_modules) {
+  return static_cast<std::size_t>(*std::max_element(blocks_of_modules.begin(), blocks_of_modules.end()) + 1);
 }
-
-bool is_kernel(Action a) { return a == Action::forward || a == Action::recompute || a == Action::backward; }
 
 struct Lowered {
   ShardingPlan plan;
@@ -67,6 +54,7 @@ std::optional<Lowered> lowered(const Design& d, const std::string& checkpointing
 //   saved      of blocks: what is left for backward when the loss's backward begins. Of the rest: the most that its own
 //              operations hold at a time from then until the first block's backward; the blocks' is there all the while
 //   backward   of the last block: the most that it and the rest hold while its backward runs, which is the first
+// Gradients of parameters are left out: when they go depends on the units.
 template <class PartOf>
 void add_memory(const Lowered& l, const PartOf& part_of, ComputeParts& parts) {
   if (parts.blocks.empty()) return;
@@ -92,7 +80,8 @@ void add_memory(const Lowered& l, const PartOf& part_of, ComputeParts& parts) {
     memory_events(
         step, op,
         [&](std::int32_t b) {
-          if (l.program.buffers[static_cast<std::size_t>(b)].host) return;
+          const Buffer& buffer = l.program.buffers[static_cast<std::size_t>(b)];
+          if (buffer.host || buffer.kind == BufferKind::gradient) return;
           made_by[static_cast<std::size_t>(b)] = part;
           count(b, part, 1);
         },
@@ -190,13 +179,13 @@ std::int32_t first_unit(const Lowered& l, const ModelGraph& model) {
 ComputeParts compute_parts(const Design& design, const std::string& checkpointing, const Space& s,
                            const Implementation& impl, const ClusterSpec& cluster, const Costs& costs) {
   ComputeParts parts;
-  std::size_t count = 0;
-  const std::vector<std::int32_t> block_of = blocks_of_ops(*s.model, count);
+  const std::vector<std::int32_t> block_of = blocks_of_modules(*s.model);
   const auto l = lowered(design, checkpointing, s, impl, cluster, costs);
   if (!l) return parts;
-  parts.blocks.resize(count);
+  parts.blocks.resize(count_of(block_of));
   const auto of = [&](const Operation& op) -> ComputeParts::Part& {
-    const std::int32_t b = op.graph_op >= 0 ? block_of[static_cast<std::size_t>(op.graph_op)] : -1;
+    const std::int32_t m = op.graph_op >= 0 ? s.model->ops[static_cast<std::size_t>(op.graph_op)].module : kNone;
+    const std::int32_t b = m >= 0 ? block_of[static_cast<std::size_t>(m)] : -1;
     return b >= 0 ? parts.blocks[static_cast<std::size_t>(b)] : parts.rest;
   };
   const Step& step = l->program.steady_step;
@@ -210,8 +199,8 @@ ComputeParts compute_parts(const Design& design, const std::string& checkpointin
 ShardingParts sharding_parts(std::int64_t replicate, std::size_t grouping, Bytes limit, const Space& s,
                              const Implementation& impl, const ClusterSpec& cluster, const Costs& costs) {
   ShardingParts parts;
-  std::size_t blocks = 0;
-  (void)blocks_of_ops(*s.model, blocks);
+  const std::vector<std::int32_t> block = blocks_of_modules(*s.model);
+  const std::size_t blocks = count_of(block);
   Design d = first_design(s);
   d.grouping = grouping;
   d.replicate = replicate;
@@ -226,7 +215,6 @@ ShardingParts sharding_parts(std::int64_t replicate, std::size_t grouping, Bytes
   parts.gradients = floor.gradients;
   const std::vector<UnitSums> sums = unit_sums(*l, parts.gathers, parts.reductions);
   parts.blocks.resize(blocks);
-  const std::vector<std::int32_t> block = blocks_of_modules(*s.model);
   for (std::size_t u = 0; u < sums.size(); ++u) {
     const auto& modules = l->plan.units[u].modules;
     const auto share = 1 / static_cast<double>(modules.size());
@@ -234,9 +222,9 @@ ShardingParts sharding_parts(std::int64_t replicate, std::size_t grouping, Bytes
     for (const std::string& name : modules) {
       const std::int32_t b = block[static_cast<std::size_t>(s.model->find_module(name))];
       add(b >= 0 ? parts.blocks[static_cast<std::size_t>(b)] : parts.rest, part_of(sums[u], layout, l->plan, share));
-      if (b + 1 == static_cast<std::int32_t>(blocks) && layout.shards > 1)
-        parts.last_unit =
-            std::max(parts.last_unit, layout.shard_elements * layout.shards * size_of(l->plan.param_dtype));
+      if (b + 1 != static_cast<std::int32_t>(blocks) || layout.shards == 1) continue;
+      const std::int64_t whole = layout.shard_elements * layout.shards * size_of(l->plan.param_dtype);
+      parts.last_unit = parts.last_unit == 0 ? whole : std::min(parts.last_unit, whole);
     }
   }
   const std::int32_t first = first_unit(*l, *s.model);

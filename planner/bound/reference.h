@@ -40,7 +40,7 @@ struct ShardingParts {
   // Of the unit that holds the embedding: nothing is computed in a step before it is gathered, and nothing but the
   // optimizer runs after its gradients begin to be reduced. Seconds.
   double first_gather = 0, last_reduction = 0;
-  std::int64_t last_unit = 0;              // bytes, gathered, of a unit with a part of the last block
+  std::int64_t last_unit = 0;              // bytes, gathered, of the smallest unit with a part of the last block
   std::int64_t states = 0, gradients = 0;  // bytes of a rank, all the time and when the optimizer runs
 };
 [[nodiscard]] ShardingParts sharding_parts(std::int64_t replicate, std::size_t grouping, Bytes limit, const Space&,

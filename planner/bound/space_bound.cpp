@@ -79,22 +79,25 @@ class Bound {
  public:
   Bound(const Space& space, Bytes limit, const Implementation& impl, const ClusterSpec& cluster, const Costs& costs)
       : space_(space), limit_(limit), impl_(impl), cluster_(cluster), costs_(costs) {
+    std::vector<std::string> policies;
     for (const auto& ladder : space.ladders)
-      for (const std::string& policy : {ladder.front(), ladder.back(), ladder[ladder.size() / 2]})
-        if (std::find(policies_.begin(), policies_.end(), policy) == policies_.end() && uniform(policy, ladder))
-          policies_.push_back(policy);
+      for (const std::string& policy : ladder)
+        if (uniform(policy, ladder) && std::find(policies.begin(), policies.end(), policy) == policies.end())
+          policies.push_back(policy);
     keeps_ = space.kept_free || space.reshards.front() != Reshard::yes;
     // One plan recomputes per op or by modules, never both.
     const auto per_op = [](const std::string& policy) { return policy.starts_with("selective-op"); };
     for (const bool selective : {false, true}) {
       std::vector<std::string> family;
-      for (const std::string& policy : policies_)
+      for (const std::string& policy : policies)
         if (policy == "none" || per_op(policy) == selective) family.push_back(policy);
-      if (std::any_of(family.begin(), family.end(),
-                      [&](const auto& p) { return p == "none" || per_op(p) == selective; }))
+      if (std::any_of(family.begin(), family.end(), [&](const auto& p) { return per_op(p) == selective; }))
         families_.push_back(std::move(family));
     }
   }
+
+  // Policies of which one plan may use several, block by block.
+  [[nodiscard]] const std::vector<std::vector<std::string>>& families() const { return families_; }
 
   // Of all plans over this mesh in these units with these batches and loss chunks, seconds per sequence; only as far
   // as it is known that they are not below `enough`.
@@ -123,9 +126,9 @@ class Bound {
   }
 
  private:
-  // Does the policy treat all blocks alike?
+  // Does the policy treat all blocks alike, or is it the only one?
   [[nodiscard]] static bool uniform(const std::string& policy, const std::vector<std::string>& ladder) {
-    return policy == ladder.front() || policy == ladder.back() || policy.find("first-") == std::string::npos;
+    return ladder.size() == 1 || policy.find("first-") == std::string::npos;
   }
 
   const ShardingParts& over(std::int64_t replicate, std::size_t grouping) {
@@ -180,10 +183,13 @@ class Bound {
       gathers.push_back({accum * (gather + copies), of_block && at != HeldAt::backward ? whole : 0});
     if (later && space_.kept_free) gathers.push_back({gather + copies, at == HeldAt::backward ? 0 : whole});
     for (const Reshard r : space_.reshards)
-      if (r.ranks > 1) gathers.push_back({accum * (gather + 2 * copies), whole / static_cast<double>(r.ranks)});
+      if (r.ranks > 1)
+        gathers.push_back(
+            {accum * (gather + 2 * copies), at == HeldAt::backward ? 0 : whole / static_cast<double>(r.ranks)});
     // How often gradients are reduced, and what of them waits.
     std::vector<Way> reductions = {{accum * reduce, later ? static_cast<double>(s.sharded_gradient) : 0}};
-    if (later) reductions.push_back({reduce, static_cast<double>(s.gradient)});
+    // (Only once: what waits may be narrower than a gradient, so its copy counts as nothing.)
+    if (later) reductions.push_back({w.reduce * s.reduce_scatter, static_cast<double>(s.gradient)});
     std::vector<Way> ways;
     for (const ComputeParts::Part* p : computed) {
       const double kernels = accum * weighted(p->kernels),
@@ -236,23 +242,22 @@ class Bound {
   const ClusterSpec& cluster_;
   const Costs& costs_;
   bool keeps_ = true;  // some plan keeps blocks gathered from forward to backward
-  std::vector<std::string> policies_;
   std::vector<std::vector<std::string>> families_;
   std::map<std::pair<std::int64_t, std::size_t>, ShardingParts> sharding_;
   std::map<std::tuple<std::int64_t, std::int64_t, std::string>, ComputeParts> computed_;  // micro-batch, chunks, policy
 };
 
-// Plans of the space: units and blocks choose one by one.
-double plans_in(const Space& s) {
-  double rungs = 0, blocks = 0;
-  for (const auto& ladder : s.ladders) rungs = std::max(rungs, static_cast<double>(ladder.size()));
-  for (const Module& m : s.model->modules) blocks += m.block ? 1 : 0;
-  const double each = rungs > 1 ? std::pow(static_cast<double>(s.ladders.size() + 1), blocks) : 1;
-  const double kept = s.kept_free ? std::pow(2.0, blocks) : 1;
+// Plans of the space: how each block is recomputed, by one of its family's policies, and whether it is kept gathered
+// are choices of their own.
+double plans_in(const Space& s, const std::vector<std::vector<std::string>>& families) {
   const auto size = [](const auto& values) { return static_cast<double>(values.size()); };
-  return each * kept * size(s.groupings) * size(s.reshards) * size(s.batches) * size(s.replicas) * size(s.chunks) *
-         size(s.syncs) * size(s.forward_prefetches) * size(s.buffers) * (s.second_communicator_free ? 2 : 1) *
-         (s.embedding_free ? 2 : 1);
+  double blocks = 0, recomputed = 0;
+  for (const Module& m : s.model->modules) blocks += m.block ? 1 : 0;
+  for (const std::vector<std::string>& family : families) recomputed += std::pow(size(family), blocks);
+  const double kept = s.kept_free ? std::pow(2.0, blocks) : 1;
+  return recomputed * kept * size(s.groupings) * size(s.reshards) * size(s.batches) * size(s.replicas) *
+         size(s.chunks) * size(s.syncs) * size(s.forward_prefetches) * size(s.buffers) *
+         (s.second_communicator_free ? 2 : 1) * (s.embedding_free ? 2 : 1);
 }
 
 }  // namespace
@@ -260,8 +265,8 @@ double plans_in(const Space& s) {
 Certificate certify(const Space& space, Bytes limit, const Implementation& impl, const ClusterSpec& cluster,
                     const Costs& costs) {
   Certificate c;
-  c.plans = plans_in(space);
   Bound bound(space, limit, impl, cluster, costs);
+  c.plans = plans_in(space, bound.families());
   double least = kNever;
   for (const std::int64_t replicate : space.replicas)
     for (std::size_t g = 0; g < space.groupings.size(); ++g)

@@ -141,7 +141,6 @@ Seconds host_work(const Operation& op, const Step& step, const Program& program,
                  (kSockets * kBytesPerSecond));
 }
 
-bool is_kernel(Action a) { return a == Action::forward || a == Action::recompute || a == Action::backward; }
 Direction direction_of(Action a) { return a == Action::backward ? Direction::backward : Direction::forward; }
 
 Demand price_uncrowded(const Operation& op, const Step& step, const Program& program, const CostContext& c) {

@@ -15,9 +15,7 @@ namespace {
 
 constexpr std::size_t kCompute = static_cast<std::size_t>(Resource::compute),
                       kMemory = static_cast<std::size_t>(Resource::memory);
-constexpr double kInterference = 0.6;  // see engine.h
-constexpr double kAwake = 20e-6;       // a thread that has nothing to do looks for work this long before it sleeps
-constexpr double kMostHeld = 0.9;      // a holder never starves the others for good
+constexpr double kAwake = 20e-6;  // a thread that has nothing to do looks for work this long before it sleeps
 
 // Progressive filling of the operations that hold compute, or of the others: all unfixed rates rise together until a
 // resource is full or a rate reaches 1.

@@ -10,6 +10,7 @@
 #include "viz/drawn_as.h"
 #include "viz/report.h"
 #include "viz/report/json_columns.h"
+#include "viz/report/labels.h"
 
 namespace fsdp {
 namespace {
@@ -43,8 +44,8 @@ void add_labels(JsonColumns& out, const RecordedStep& r) {
   const std::int64_t streams = streams_of(r);
   using Key = std::tuple<Stream, Action, std::string>;
   std::map<Key, std::int64_t> known;
-  Json texts = Json::array({kHostText});
-  Column lanes = {streams}, kinds = {static_cast<std::int64_t>(DrawnAs::host)}, units = {-1}, label, micro_batches;
+  Labels labels;
+  labels.add(kHostText, streams, DrawnAs::host, -1);
   std::int64_t micro_batch = 0;
   for (const std::int32_t at_order : r.issued) {
     std::int64_t number = 0;
@@ -52,30 +53,16 @@ void add_labels(JsonColumns& out, const RecordedStep& r) {
       const OrderedOperation& op = r.order[at(at_order)];
       auto [object, mb] = split(op.object);
       micro_batch = mb;
-      const auto [it, fresh] =
-          known.try_emplace(Key{op.stream, op.action, object}, static_cast<std::int64_t>(lanes.size()));
+      const auto [it, fresh] = known.try_emplace(Key{op.stream, op.action, object}, labels.count());
       number = it->second;
-      if (fresh) {
-        texts.push_back(std::string(name(op.action)) + (object.empty() ? "" : " " + object));
-        lanes.push_back(static_cast<std::int64_t>(op.stream));
-        kinds.push_back(static_cast<std::int64_t>(drawn_as(op.action)));
-        units.push_back(unit_of(object));
-      }
+      if (fresh)
+        labels.add(std::string(name(op.action)) + (object.empty() ? "" : " " + object),
+                   static_cast<std::int64_t>(op.stream), drawn_as(op.action), unit_of(object));
     }
-    label.push_back(number);
-    micro_batches.push_back(micro_batch);
+    labels.of.push_back(number);
+    labels.micro_batches.push_back(micro_batch);
   }
-  Json lane_names = Json::array();
-  for (int s = 0; s < streams; ++s) lane_names.push_back(std::string(name(static_cast<Stream>(s))));
-  lane_names.push_back("host");
-  out.add("lanes", lane_names);
-  out.add("kinds", Json(kDrawnAs));
-  out.add("label_text", texts);
-  out.add("label_lane", lanes);
-  out.add("label_kind", kinds);
-  out.add("label_unit", units);
-  out.add("label", label);
-  out.add("micro_batch", micro_batches);
+  labels.write(out, streams);
 }
 
 void add_memory(JsonColumns& out, const MemoryTimeline& memory) {

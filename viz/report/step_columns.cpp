@@ -17,6 +17,7 @@
 #include "viz/memory_walk.h"
 #include "viz/report.h"
 #include "viz/report/json_columns.h"
+#include "viz/report/labels.h"
 
 namespace fsdp {
 namespace {
@@ -64,32 +65,19 @@ void add_labels(JsonColumns& out, const StepPicture& p) {
   const Step& step = p.program.steady_step;
   const std::vector<std::int32_t> units = units_of_operations(step, p.plan, p.model);
   std::map<Labelled, std::int64_t> known;
-  Json texts = Json::array();
-  Column lanes, kinds, unit_of, label, micro_batches;
-  label.reserve(step.ops.size());
-  micro_batches.reserve(step.ops.size());
+  Labels labels;
+  labels.of.reserve(step.ops.size());
+  labels.micro_batches.reserve(step.ops.size());
   for (std::size_t i = 0; i < step.ops.size(); ++i) {
     const Operation& op = step.ops[i];
-    const auto [it, fresh] = known.try_emplace(labelled(op), static_cast<std::int64_t>(lanes.size()));
-    label.push_back(it->second);
-    micro_batches.push_back(op.micro_batch);
-    if (!fresh) continue;
-    texts.push_back(label_of(op, p));
-    lanes.push_back(runs_on_a_stream(op) ? static_cast<std::int64_t>(op.stream) : host_lane);
-    kinds.push_back(static_cast<std::int64_t>(drawn_as(op.action, op.host_only)));
-    unit_of.push_back(units[i]);
+    const auto [it, fresh] = known.try_emplace(labelled(op), labels.count());
+    labels.of.push_back(it->second);
+    labels.micro_batches.push_back(op.micro_batch);
+    if (fresh)
+      labels.add(label_of(op, p), runs_on_a_stream(op) ? static_cast<std::int64_t>(op.stream) : host_lane,
+                 drawn_as(op.action, op.host_only), units[i]);
   }
-  Json lane_names = Json::array();
-  for (int s = 0; s < host_lane; ++s) lane_names.push_back(std::string(name(static_cast<Stream>(s))));
-  lane_names.push_back("host");
-  out.add("lanes", lane_names);
-  out.add("kinds", Json(kDrawnAs));
-  out.add("label_text", texts);
-  out.add("label_lane", lanes);
-  out.add("label_kind", kinds);
-  out.add("label_unit", unit_of);
-  out.add("label", label);
-  out.add("micro_batch", micro_batches);
+  labels.write(out, host_lane);
 }
 
 void add_times(JsonColumns& out, const StepPicture& p) {

@@ -21,27 +21,48 @@ using namespace fsdp;
 namespace {
 
 // Large enough for a GPU to be busy, small enough to simulate a thousand times.
-ModelGraph model_of(std::int64_t hidden, bool tied) {
-  const int h = static_cast<int>(hidden);
+ModelGraph dense(int hidden) {
+  return small_llama({.layers = 6, .vocab = 4096, .hidden = hidden, .inner = 3 * hidden, .heads = 16, .kv_heads = 8});
+}
+ModelGraph tied() {
   return small_llama(
-      {.layers = 6, .vocab = 4096, .hidden = h, .inner = 3 * h, .heads = 16, .kv_heads = 8, .tied = tied});
+      {.layers = 6, .vocab = 4096, .hidden = 1024, .inner = 3072, .heads = 16, .kv_heads = 8, .tied = true});
+}
+ModelGraph frozen_embedding() {
+  const std::vector<std::string> names = {"model.embed_tokens"};
+  return freeze(dense(1024), names, "test");
+}
+ModelGraph experts() {
+  return model_from_config(
+      R"({"model_type": "mixtral", "capacity_factor": 1.0, "hidden_act": "silu", "hidden_size": 1024,
+          "intermediate_size": 2048, "max_position_embeddings": 4096, "num_attention_heads": 16,
+          "num_experts_per_tok": 2, "num_hidden_layers": 4, "num_key_value_heads": 8, "num_local_experts": 8,
+          "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": false, "vocab_size": 4096})",
+      "experts");
 }
 
 struct Question {
   const char* cluster;
-  std::int64_t gpus, hidden, seq_len;
+  std::int64_t gpus, seq_len;
+  ModelGraph (*model)();
   const char* implementation;
-  bool compiled, tied;
-  std::optional<std::int64_t> global_batch;
+  bool compiled = false;
+  std::optional<std::int64_t> global_batch = {};
+  DType param = DType::bf16, reduce = DType::f32;
 };
 
-// Intra-node and across nodes, resident matmuls (H100) and not (A100), eager and compiled, with micro-batches.
-constexpr Question kQuestions[] = {
-    {"dgx-h100", 8, 2048, 4096, "torchtitan", false, false, {}},
-    {"dgx-h100", 32, 2048, 4096, "torchtitan", true, false, {}},
-    {"dgx-a100-40", 16, 1024, 2048, "torchtitan", false, true, {}},
-    {"p4d", 32, 1024, 4096, "hf", false, false, 256},
-    {"dgx-h100", 64, 4096, 2048, "native", false, false, 512},
+// Intra-node and across nodes, resident matmuls (H100) and not (A100), eager and compiled, with micro-batches; tied,
+// frozen and learned positions, experts; gradients that are reduced in a narrower type.
+const Question kQuestions[] = {
+    {"dgx-h100", 8, 4096, [] { return dense(2048); }, "torchtitan"},
+    {"dgx-h100", 32, 4096, [] { return dense(2048); }, "torchtitan", true},
+    {"dgx-a100-40", 16, 2048, tied, "torchtitan"},
+    {"p4d", 32, 4096, [] { return dense(1024); }, "hf", false, 256},
+    {"dgx-h100", 64, 2048, [] { return dense(4096); }, "native", false, 512},
+    {"dgx-h100", 8, 1024, [] { return load_model("gpt2"); }, "hf", false, 64},
+    {"dgx-a100-80", 16, 2048, experts, "hf"},
+    {"dgx-h100", 16, 2048, frozen_embedding, "torchtitan", false, 128},
+    {"dgx-a100-40", 8, 2048, tied, "torchtitan", false, 64, DType::f32, DType::bf16},
 };
 
 struct Asked {
@@ -53,12 +74,14 @@ struct Asked {
   Space space;
 
   explicit Asked(const Question& q)
-      : model(model_of(q.hidden, q.tied)),
+      : model(q.model()),
         cluster(load_cluster(q.cluster, q.gpus)),
         costs(default_costs(cluster)),
         implementation(find_implementation(q.implementation, q.compiled, "test")) {
     PlanChoices choices;
     choices.global_batch = q.global_batch;
+    choices.param_dtype = q.param;
+    choices.reduce_dtype = q.reduce;
     options = search_of(choices, model, {.ranks = q.gpus, .seq_len = q.seq_len});
     options.selective_op = implementation.keeps_selectively != nullptr;
     options.open = {true, true, true, true, true, true};
