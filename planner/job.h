@@ -28,7 +28,7 @@ struct Job {
   ClusterSpec cluster;
 };
 
-// The plan has passed `check` against the model.
+// The plan has passed `check` against the model, which may have been split over its tensor ranks.
 [[nodiscard]] Job resolve(ModelGraph, ShardingPlan, const Implementation&, ClusterSpec);
 
 // The programs of a job's ranks. Ranks of one role have equal programs: equal unpadded shards, and equal places in the

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -16,12 +17,15 @@
 #include "cli/remedies.h"
 #include "cli/report/emit_report.h"
 #include "cli/report/report.h"
+#include "cli/report/sizes_report.h"
 #include "cli/terminal/terminal.h"
 #include "models/input/error.h"
 #include "models/input/suggest.h"
 #include "planner/bound/space_bound.h"
+#include "planner/bound/tensor_sizes.h"
 #include "planner/emit.h"
 #include "planner/search.h"
+#include "planner/tensor/split.h"
 #include "viz/viz.h"
 
 namespace fsdp::cli {
@@ -47,21 +51,39 @@ Effort effort_of(const PlanFlags& f) {
   throw InputError("--search", "'" + printable(*f.effort) + "' is no way to search", suggestion(*f.effort, efforts()));
 }
 
-PlanResult search_with_progress(const Flags& flags, const Setup& setup, Effort effort) {
+// Over one size of tensor groups where that was asked for, or where nothing else can be said with the plan; or over all
+// sizes within a node.
+SizesResult search_with_progress(const PlanFlags& f, const Setup& setup) {
   Progress progress;
-  SearchOptions options = search_from_flags(flags, setup);
-  options.effort = effort;
-  options.progress = [&](std::int64_t done, std::int64_t total) {
-    progress.say(fmt::format("plan: {} of {} candidates", done, total));
+  const bool one = f.shared.tensor || f.emit || setup.cluster.host;
+  std::int64_t now = 1;
+  const auto of_size = [&] { return now > 1 ? fmt::format("plan, tensor {}", now) : std::string("plan"); };
+  const auto options_of = [&](std::int64_t tensor) {
+    Flags flags = f.shared;
+    if (!one) flags.tensor = std::to_string(tensor);
+    SearchOptions options = search_from_flags(flags, setup);
+    now = options.base.tensor();
+    options.effort = effort_of(f);
+    options.progress = [&](std::int64_t done, std::int64_t total) {
+      progress.say(fmt::format("{}: {} of {} candidates", of_size(), done, total));
+    };
+    options.joint_progress = [&](std::int64_t simulated, double better) {
+      progress.say(fmt::format("{}: {} more simulated one choice at a time, {:.1f} % faster", of_size(), simulated,
+                               100 * better));
+    };
+    return options;
   };
-  options.joint_progress = [&](std::int64_t simulated, double better) {
-    progress.say(fmt::format("plan: {} more simulated one choice at a time, {:.1f} % faster", simulated, 100 * better));
+  std::map<std::int64_t, Setup> split;  // by tensor ranks, so that each model is split once
+  const auto score = [&](const ShardingPlan& plan) {
+    const auto [it, fresh] = split.try_emplace(plan.tensor(), setup);
+    if (fresh && plan.tensor() > 1) it->second.model = split_over_tensor(setup.model, plan);
+    return score_plan(plan, it->second);
   };
   try {
-    return search(setup.model, setup.cluster, *setup.implementation, options,
-                  [&](const ShardingPlan& plan) { return score_plan(plan, setup); });
+    return search_sizes(one ? std::vector<std::int64_t>{1} : tensor_sizes(setup.cluster), options_of, setup.model,
+                        setup.cluster, *setup.implementation, setup.costs, score);
   } catch (const InputError& e) {
-    throw naming_given_flags(e, flags);
+    throw naming_given_flags(e, f.shared);
   }
 }
 
@@ -241,7 +263,7 @@ std::string fitting(const std::vector<FlagRemedy>& remedies, const Setup& setup)
 std::optional<Certificate> certificate_of(const PlanFlags& f, const Setup& setup) {
   if (setup.cluster.host) return std::nullopt;
   const SearchOptions options = search_from_flags(f.shared, setup);
-  if (options.base.dialect != Dialect::fsdp2 || options.base.tensor() > 1) return std::nullopt;
+  if (options.base.dialect != Dialect::fsdp2) return std::nullopt;
   const Certificate c = certify(space_of(setup.model, setup.cluster, options), options.memory_limit,
                                 *setup.implementation, setup.cluster, setup.costs);
   return c.seconds_per_sequence > 0 ? std::optional(c) : std::nullopt;
@@ -287,7 +309,9 @@ int plan_command(const PlanFlags& asked) {
   const std::optional<SizeAnswer> size = answer_size_question(f.size, f.shared, effort_of(f));
   if (size) f.shared = size->flags;
   const Setup setup = resolve_setup(f.shared);
-  const PlanResult result = search_with_progress(f.shared, setup, effort_of(f));
+  const SizesResult sizes = search_with_progress(f, setup);
+  const PlanResult& result = *sizes.chosen().result;
+  if (sizes.chosen().tensor > 1) f.shared.tensor = std::to_string(sizes.chosen().tensor);
   if (!result.best) return nothing_fits(f, setup, result, size);
   const ShardingPlan& plan = result.best->plan;
   Programs programs = programs_of(plan, setup);
@@ -304,6 +328,7 @@ int plan_command(const PlanFlags& asked) {
     json = result_json(result, &prediction, f, setup);
     if (!remedies.empty()) json["remedies"] = remedies_json(remedies);
     if (size) json["size_question"] = size_json(*size);
+    if (sizes.sizes.size() > 1) json["tensor_sizes"] = sizes_json(sizes);
     if (certificate) json["certificate"] = certificate_json(*certificate, plan, prediction.step_time);
   }
   if (f.report.file)
@@ -316,7 +341,7 @@ int plan_command(const PlanFlags& asked) {
   if (size) print(out, size->text);
   print(out, verdict_headline(out, verdict_line(prediction)) + doubt_line(prediction) + cost_line(prediction));
   print(out, "Choice: " + plan_label(plan, &setup.model) + "\n" + basis(prediction, plan, setup.costs));
-  if (!result.searched.empty()) print(out, searched_line(result));
+  if (!result.searched.empty()) print(out, searched_line(result) + sizes_line(sizes));
   if (certificate) print(out, certificate_line(*certificate, plan, prediction.step_time));
   print(out, "\n" + rivals_table(result));
   print(out, fitting(remedies, setup) + hint_without_retries(result));

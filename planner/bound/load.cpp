@@ -57,6 +57,12 @@ void KernelLoad::add(const KernelLoad& other, double times) {
   }
 }
 
+void KernelLoad::add_standstill(double seconds) {
+  KernelShare share;
+  share.seconds = seconds;
+  add(share);
+}
+
 double KernelLoad::seconds() const {
   double sum = 0;
   for (const KernelShare& s : shares_) sum += s.seconds;
@@ -71,12 +77,38 @@ void CommunicatorLoad::add(const Demand& d) {
   held.memory = std::min(held.memory, d.holds_compute ? std::min(kMostHeld, use(d, Resource::memory)) : 0);
 }
 
+std::vector<char> stops_compute(const Step& step) {
+  std::vector<char> stops(step.ops.size(), 0);
+  std::int32_t before = kNone, waited = kNone;  // of the compute stream: the last, and the last that `tensor` waits for
+  std::vector<std::int32_t> since_before;       // over tensor ranks, which start after it
+  for (std::size_t i = 0; i < step.ops.size(); ++i) {
+    const Operation& op = step.ops[i];
+    if (op.host_only) continue;
+    std::int32_t of_other = kNone;  // streams run in order, so that waiting for one is waiting for those before it
+    const Stream other = op.stream == Stream::tensor ? Stream::compute : Stream::tensor;
+    for (const std::int32_t w : step.waits_of(op))
+      if (w >= 0 && step.ops[static_cast<std::size_t>(w)].stream == other) of_other = std::max(of_other, w);
+    if (op.stream == Stream::tensor) {
+      waited = std::max(waited, of_other);
+      if (before != kNone && waited == before) since_before.push_back(static_cast<std::int32_t>(i));
+    }
+    if (op.stream != Stream::compute) continue;
+    for (const std::int32_t collective : since_before)
+      stops[static_cast<std::size_t>(collective)] = collective <= of_other;
+    since_before.clear();
+    before = static_cast<std::int32_t>(i);
+  }
+  return stops;
+}
+
 Load load_of(const Step& step, std::span<const Demand> demands) {
   Load load;
+  const std::vector<char> stops = stops_compute(step);
   for (std::size_t i = 0; i < step.ops.size(); ++i) {
     const Operation& op = step.ops[i];
     if (op.host_only) continue;
     if (op.stream == Stream::compute && op.comm == Communicator::none) load.compute.add(demands[i]);
+    if (stops[i]) load.compute.add_standstill(demands[i].alone.count());
     if (op.comm != Communicator::none) load.communicators[static_cast<std::size_t>(op.comm)].add(demands[i]);
   }
   return load;

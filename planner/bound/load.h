@@ -24,6 +24,9 @@
 // as long as the collective still lasts. So beside a collective of at most s seconds a kernel of t seconds loses at
 // least the part  min(1, max(1/2, t / s))  of the time that they share.
 //
+// While the compute stream stands still for a collective over tensor ranks, others run beside it at no loss: it counts
+// as a kernel with kappa = 0.
+//
 // Two communicators (gathers over one, reductions over the other) may run at once. Then a kernel beside both loses at
 // least kappa_1 o_1 + kappa_2 (1 - kappa_1) o_2, a resident one at least min(kappa_1, kappa_2) max(o_1, o_2), each o at
 // most the kernel's whole time, and in the same way, for beta_1 + beta_2 <= 1,
@@ -60,6 +63,7 @@ class KernelLoad {
  public:
   void add(const Demand&);
   void add(const KernelLoad&, double times = 1);
+  void add_standstill(double seconds);  // kappa is 0: collectives beside it cost the compute stream nothing more
   [[nodiscard]] double seconds() const;
   [[nodiscard]] const std::vector<KernelShare>& shares() const { return shares_; }
 
@@ -73,6 +77,10 @@ struct CommunicatorLoad {
   Held held;
   void add(const Demand&);
 };
+
+// A collective over tensor ranks for which the compute stream stands still: it starts when all before it has been
+// computed, and what is computed next waits for it. By operation of the step.
+[[nodiscard]] std::vector<char> stops_compute(const Step&);
 
 struct Load {
   KernelLoad compute;

@@ -6,6 +6,7 @@
 #include "models/input/error.h"
 #include "planner/layout.h"
 #include "planner/lower.h"
+#include "planner/plan/check_tensor.h"
 #include "planner/search/memory_floor.h"
 
 namespace fsdp {
@@ -36,17 +37,16 @@ struct Lowered {
 };
 
 // nullopt: not a legal plan.
-std::optional<Lowered> lowered(const Design& d, const std::string& checkpointing, const Space& s,
-                               const Implementation& impl, const ClusterSpec& cluster, const Costs& costs) {
+std::optional<Lowered> lowered(const Design& d, const std::string& checkpointing, const PricedSpace& s) {
   Lowered l;
-  l.plan = plan_of(d, s, checkpointing);
+  l.plan = plan_of(d, s.space, checkpointing);
   try {
-    check(l.plan, *s.model);
+    check_split(l.plan, *s.space.model, s.local);
   } catch (const InputError&) {
     return std::nullopt;
   }
-  l.program = lower(*s.model, l.plan, impl);
-  l.demands = demands_of(l.program.steady_step, l.program, {*s.model, l.plan, impl, cluster, costs});
+  l.program = lower(s.local, l.plan, s.implementation);
+  l.demands = demands_of(l.program.steady_step, l.program, {s.local, l.plan, s.implementation, s.cluster, s.costs});
   return l;
 }
 
@@ -110,7 +110,7 @@ std::vector<UnitSums> unit_sums(const Lowered& l, Held& gathering, Held& reducin
   for (std::size_t i = 0; i < l.demands.size(); ++i) {
     const Action action = l.program.steady_step.ops[i].action;
     double& longest = action == Action::all_gather ? longest_gather : longest_reduction;
-    if (action == Action::all_gather || action == Action::reduce_scatter)
+    if (l.program.steady_step.ops[i].unit >= 0 && (action == Action::all_gather || action == Action::reduce_scatter))
       longest = std::max(longest, l.demands[i].alone.count());
   }
   const Step& step = l.program.steady_step;
@@ -176,41 +176,42 @@ std::int32_t first_unit(const Lowered& l, const ModelGraph& model) {
 
 }  // namespace
 
-ComputeParts compute_parts(const Design& design, const std::string& checkpointing, const Space& s,
-                           const Implementation& impl, const ClusterSpec& cluster, const Costs& costs) {
+ComputeParts compute_parts(const Design& design, const std::string& checkpointing, const PricedSpace& s) {
   ComputeParts parts;
-  const std::vector<std::int32_t> block_of = blocks_of_modules(*s.model);
-  const auto l = lowered(design, checkpointing, s, impl, cluster, costs);
+  const std::vector<std::int32_t> block_of = blocks_of_modules(s.local);
+  const auto l = lowered(design, checkpointing, s);
   if (!l) return parts;
   parts.blocks.resize(count_of(block_of));
   const auto of = [&](const Operation& op) -> ComputeParts::Part& {
-    const std::int32_t m = op.graph_op >= 0 ? s.model->ops[static_cast<std::size_t>(op.graph_op)].module : kNone;
+    const std::int32_t m = op.graph_op >= 0 ? s.local.ops[static_cast<std::size_t>(op.graph_op)].module : kNone;
     const std::int32_t b = m >= 0 ? block_of[static_cast<std::size_t>(m)] : -1;
     return b >= 0 ? parts.blocks[static_cast<std::size_t>(b)] : parts.rest;
   };
   const Step& step = l->program.steady_step;
-  for (std::size_t i = 0; i < step.ops.size(); ++i)
+  const std::vector<char> stops = stops_compute(step);
+  for (std::size_t i = 0; i < step.ops.size(); ++i) {
+    if (stops[i] && step.ops[i].graph_op >= 0) of(step.ops[i]).kernels.add_standstill(l->demands[i].alone.count());
     if (is_kernel(step.ops[i].action) && step.ops[i].stream == Stream::compute)
       of(step.ops[i]).kernels.add(l->demands[i]);
+  }
   add_memory(*l, of, parts);
   return parts;
 }
 
-ShardingParts sharding_parts(std::int64_t replicate, std::size_t grouping, Bytes limit, const Space& s,
-                             const Implementation& impl, const ClusterSpec& cluster, const Costs& costs) {
+ShardingParts sharding_parts(std::int64_t replicate, std::size_t grouping, Bytes limit, const PricedSpace& s) {
   ShardingParts parts;
-  const std::vector<std::int32_t> block = blocks_of_modules(*s.model);
+  const std::vector<std::int32_t> block = blocks_of_modules(s.local);
   const std::size_t blocks = count_of(block);
-  Design d = first_design(s);
+  Design d = first_design(s.space);
   d.grouping = grouping;
   d.replicate = replicate;
   d.batch = {1, 1};
   d.reshard = Reshard::yes;
-  const auto l = lowered(d, s.ladders.front().front(), s, impl, cluster, costs);
+  const auto l = lowered(d, s.space.ladders.front().front(), s);
   if (!l) return parts;
-  const MemoryFloor floor = memory_floor(*s.model, l->plan, impl);
+  const MemoryFloor floor = memory_floor(s.local, l->plan, s.implementation);
   parts.possible =
-      floor.states + std::max(floor.gradients, floor.largest_unit) + cluster.fixed_memory.count() <= limit.count();
+      floor.states + std::max(floor.gradients, floor.largest_unit) + s.cluster.fixed_memory.count() <= limit.count();
   parts.states = floor.states;
   parts.gradients = floor.gradients;
   const std::vector<UnitSums> sums = unit_sums(*l, parts.gathers, parts.reductions);
@@ -220,14 +221,14 @@ ShardingParts sharding_parts(std::int64_t replicate, std::size_t grouping, Bytes
     const auto share = 1 / static_cast<double>(modules.size());
     const UnitLayout& layout = l->program.layouts[u];
     for (const std::string& name : modules) {
-      const std::int32_t b = block[static_cast<std::size_t>(s.model->find_module(name))];
+      const std::int32_t b = block[static_cast<std::size_t>(s.local.find_module(name))];
       add(b >= 0 ? parts.blocks[static_cast<std::size_t>(b)] : parts.rest, part_of(sums[u], layout, l->plan, share));
       if (b + 1 != static_cast<std::int32_t>(blocks) || layout.shards == 1) continue;
       const std::int64_t whole = layout.shard_elements * layout.shards * size_of(l->plan.param_dtype);
       parts.last_unit = parts.last_unit == 0 ? whole : std::min(parts.last_unit, whole);
     }
   }
-  const std::int32_t first = first_unit(*l, *s.model);
+  const std::int32_t first = first_unit(*l, s.local);
   for (std::size_t i = 0; first >= 0 && i < l->demands.size(); ++i) {
     const Operation& op = l->program.steady_step.ops[i];
     if (op.unit != first || op.comm != Communicator::shard) continue;

@@ -11,6 +11,15 @@
 
 namespace fsdp {
 
+// A space of plans, and what prices them.
+struct PricedSpace {
+  const Space& space;
+  const ModelGraph& local;  // what one rank computes: the space's model, split over the plans' tensor ranks
+  const Implementation& implementation;
+  const ClusterSpec& cluster;
+  const Costs& costs;
+};
+
 // The kernels of one micro-batch and what they leave for backward when forward has ended, block by block.
 struct ComputeParts {
   struct Part {
@@ -22,8 +31,7 @@ struct ComputeParts {
   Part rest;  // embedding, head, loss
 };
 // With the whole plan recomputed by this policy.
-[[nodiscard]] ComputeParts compute_parts(const Design&, const std::string& checkpointing, const Space&,
-                                         const Implementation&, const ClusterSpec&, const Costs&);
+[[nodiscard]] ComputeParts compute_parts(const Design&, const std::string& checkpointing, const PricedSpace&);
 
 // What a block's parameters, and those of the rest, cost over one mesh in units of one grouping.
 struct ShardingParts {
@@ -43,7 +51,7 @@ struct ShardingParts {
   std::int64_t last_unit = 0;              // bytes, gathered, of the smallest unit with a part of the last block
   std::int64_t states = 0, gradients = 0;  // bytes of a rank, all the time and when the optimizer runs
 };
-[[nodiscard]] ShardingParts sharding_parts(std::int64_t replicate, std::size_t grouping, Bytes limit, const Space&,
-                                           const Implementation&, const ClusterSpec&, const Costs&);
+[[nodiscard]] ShardingParts sharding_parts(std::int64_t replicate, std::size_t grouping, Bytes limit,
+                                           const PricedSpace&);
 
 }  // namespace fsdp

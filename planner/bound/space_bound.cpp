@@ -6,10 +6,14 @@
 #include <cmath>
 #include <limits>
 #include <map>
+#include <optional>
 #include <tuple>
 #include <vector>
 
+#include "planner/bound/fold.h"
 #include "planner/bound/reference.h"
+#include "planner/tensor/split.h"
+#include "planner/wrap.h"
 
 namespace fsdp {
 namespace {
@@ -77,14 +81,15 @@ double least_within(const std::vector<Alike>& parts, double room) {
 
 class Bound {
  public:
-  Bound(const Space& space, Bytes limit, const Implementation& impl, const ClusterSpec& cluster, const Costs& costs)
-      : space_(space), limit_(limit), impl_(impl), cluster_(cluster), costs_(costs) {
+  // `few`: the same with a model of few blocks, if it has one, from which blocks are measured.
+  Bound(const PricedSpace& priced, const PricedSpace* few, std::vector<std::size_t> stands_for, Bytes limit)
+      : priced_(priced), few_(few), stands_for_(std::move(stands_for)), space_(priced.space), limit_(limit) {
     std::vector<std::string> policies;
-    for (const auto& ladder : space.ladders)
+    for (const auto& ladder : space_.ladders)
       for (const std::string& policy : ladder)
         if (uniform(policy, ladder) && std::find(policies.begin(), policies.end(), policy) == policies.end())
           policies.push_back(policy);
-    keeps_ = space.kept_free || space.reshards.front() != Reshard::yes;
+    keeps_ = space_.kept_free || space_.reshards.front() != Reshard::yes;
     // One plan recomputes per op or by modules, never both.
     const auto per_op = [](const std::string& policy) { return policy.starts_with("selective-op"); };
     for (const bool selective : {false, true}) {
@@ -104,7 +109,7 @@ class Bound {
   double least(std::int64_t replicate, std::size_t grouping, Batch batch, std::int64_t chunks, double enough) {
     const ShardingParts& sharding = over(replicate, grouping);
     if (!sharding.possible) return kNever;
-    const double room = static_cast<double>(limit_.count() - cluster_.fixed_memory.count() - sharding.states);
+    const double room = static_cast<double>(limit_.count() - priced_.cluster.fixed_memory.count() - sharding.states);
     if (room < static_cast<double>(sharding.gradients)) return kNever;
     const double sequences = static_cast<double>(batch.micro_batch * batch.grad_accum);
     double least = kNever;
@@ -134,7 +139,7 @@ class Bound {
   const ShardingParts& over(std::int64_t replicate, std::size_t grouping) {
     const auto key = std::pair(replicate, grouping);
     if (const auto known = sharding_.find(key); known != sharding_.end()) return known->second;
-    return sharding_[key] = sharding_parts(replicate, grouping, limit_, space_, impl_, cluster_, costs_);
+    return sharding_[key] = sharding_parts(replicate, grouping, limit_, priced_);
   }
 
   // The blocks of each policy of a family, measured with the loss in the most parts, which leaves them the least to
@@ -145,12 +150,18 @@ class Bound {
   };
   Computed with(std::int64_t micro_batch, std::int64_t chunks, std::size_t family) {
     Computed found;
-    for (const std::string& policy : families_[family]) {
-      const ComputeParts& parts = parts_of(micro_batch, space_.chunks.back(), policy);
-      if (parts.rest.kernels.seconds() > 0) found.blocks.push_back(&parts);
-    }
+    for (const std::string& policy : families_[family])
+      if (const ComputeParts* parts = in_most_chunks(micro_batch, policy)) found.blocks.push_back(parts);
     if (!found.blocks.empty()) found.rest = &parts_of(micro_batch, chunks, families_[family].back()).rest;
     return found;
+  }
+
+  // Null: the policy goes with no number of chunks.
+  const ComputeParts* in_most_chunks(std::int64_t micro_batch, const std::string& policy) {
+    for (auto chunks = space_.chunks.rbegin(); chunks != space_.chunks.rend(); ++chunks)
+      if (const ComputeParts& parts = parts_of(micro_batch, *chunks, policy); parts.rest.kernels.seconds() > 0)
+        return &parts;
+    return nullptr;
   }
 
   const ComputeParts& parts_of(std::int64_t micro_batch, std::int64_t chunks, const std::string& policy) {
@@ -159,7 +170,18 @@ class Bound {
     Design d = first_design(space_);
     d.batch = {micro_batch, 1};
     d.loss_chunks = chunks;
-    return computed_.emplace(key, compute_parts(d, policy, space_, impl_, cluster_, costs_)).first->second;
+    const bool all_alike = policy.find("first-") == std::string::npos && policy.find("every-") == std::string::npos;
+    return computed_
+        .emplace(key, few_ && all_alike ? unfolded(compute_parts(d, policy, *few_)) : compute_parts(d, policy, priced_))
+        .first->second;
+  }
+
+  [[nodiscard]] ComputeParts unfolded(const ComputeParts& few) const {
+    ComputeParts all;
+    all.rest = few.rest;
+    for (const std::size_t b : stands_for_)
+      if (!few.blocks.empty()) all.blocks.push_back(few.blocks[b]);
+    return all;
   }
 
   // What of a part is counted at a moment: a block when forward has ended, the last block in its backward (with its
@@ -236,11 +258,11 @@ class Bound {
     });
   }
 
+  const PricedSpace priced_;
+  const PricedSpace* const few_;
+  const std::vector<std::size_t> stands_for_;
   const Space& space_;
   const Bytes limit_;
-  const Implementation& impl_;
-  const ClusterSpec& cluster_;
-  const Costs& costs_;
   bool keeps_ = true;  // some plan keeps blocks gathered from forward to backward
   std::vector<std::vector<std::string>> families_;
   std::map<std::pair<std::int64_t, std::size_t>, ShardingParts> sharding_;
@@ -260,14 +282,41 @@ double plans_in(const Space& s, const std::vector<std::vector<std::string>>& fam
          (s.second_communicator_free ? 2 : 1) * (s.embedding_free ? 2 : 1);
 }
 
+// A space, and what one rank computes of its model.
+struct Local {
+  Space space;
+  std::optional<ModelGraph> split;
+  [[nodiscard]] const ModelGraph& graph() const { return split ? *split : *space.model; }
+};
+
+Local local(const Space& space) {
+  Local l{space, std::nullopt};
+  if (space.base.tensor() > 1) l.split = split_over_tensor(*space.model, space.base);
+  return l;
+}
+
+// The space of a model with few blocks, as far as kernels and activations are concerned: they do not depend on units.
+Local folded_space(const Space& space, const ModelGraph& folded) {
+  Space few = space;
+  few.model = &folded;
+  few.base.model_digest = few.digest = folded.digest();
+  few.groupings = {{"block", wrap_blocks(folded, 1)}};
+  return local(few);
+}
+
 }  // namespace
 
 Certificate certify(const Space& space, Bytes limit, const Implementation& impl, const ClusterSpec& cluster,
-                    const Costs& costs) {
+                    const Costs& costs, double enough) {
   Certificate c;
-  Bound bound(space, limit, impl, cluster, costs);
+  const Local whole = local(space);
+  const auto folded = fold(*space.model);
+  const Local few = folded ? folded_space(space, folded->model) : Local{};
+  const PricedSpace priced{whole.space, whole.graph(), impl, cluster, costs};
+  const PricedSpace priced_few{few.space, folded ? few.graph() : whole.graph(), impl, cluster, costs};
+  Bound bound(priced, folded ? &priced_few : nullptr, folded ? folded->stands_for : std::vector<std::size_t>{}, limit);
   c.plans = plans_in(space, bound.families());
-  double least = kNever;
+  double least = enough;
   for (const std::int64_t replicate : space.replicas)
     for (std::size_t g = 0; g < space.groupings.size(); ++g)
       for (const Batch& batch : space.batches)

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <string>
 
 #include "planner/costs.h"
@@ -21,6 +22,8 @@ struct Certificate {
   std::string kind;                 // of the plans at the bound: "micro-batch 2 x 1, 8 loss chunks, replicate 1"
 };
 
-[[nodiscard]] Certificate certify(const Space&, Bytes limit, const Implementation&, const ClusterSpec&, const Costs&);
+// With `enough`, seconds per sequence: no more than that is proven, and sooner.
+[[nodiscard]] Certificate certify(const Space&, Bytes limit, const Implementation&, const ClusterSpec&, const Costs&,
+                                  double enough = std::numeric_limits<double>::infinity());
 
 }  // namespace fsdp

@@ -8,7 +8,7 @@
 namespace fsdp {
 
 Job resolve(ModelGraph model, ShardingPlan plan, const Implementation& implementation, ClusterSpec cluster) {
-  if (plan.tensor() > 1) model = split_over_tensor(model, plan);
+  if (plan.tensor() != model.tensor_ranks) model = split_over_tensor(model, plan);
   PlanIds ids = resolve_ids(plan, model);
   return {std::move(model), std::move(plan), std::move(ids), implementation, std::move(cluster)};
 }

@@ -277,13 +277,19 @@ void check(const ShardingPlan& plan, std::string_view where) {
   check_tensor(plan, where);
 }
 
-void check(const ShardingPlan& plan, const ModelGraph& whole, std::string_view where) {
+void check_split(const ShardingPlan& plan, const ModelGraph& whole, const ModelGraph& local, std::string_view where) {
   check_model(plan, whole, where);
   check(plan, where);
   check_sizes(plan, whole, where);
   if (plan.tensor() > 1) check_tensor_recomputation(plan, whole, where);
-  if (plan.tensor() > 1) return check_rules(plan, split_over_tensor(whole, plan, where), where);
-  check_rules(plan, whole, where);
+  check_rules(plan, local, where);
+}
+
+void check(const ShardingPlan& plan, const ModelGraph& whole, std::string_view where) {
+  if (plan.tensor() == 1) return check_split(plan, whole, whole, where);
+  check_model(plan, whole, where);
+  check(plan, where);
+  check_split(plan, whole, split_over_tensor(whole, plan, where), where);
 }
 
 }  // namespace fsdp

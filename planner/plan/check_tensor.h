@@ -12,6 +12,10 @@ void check_tensor(const ShardingPlan&, std::string_view where);
 // And this one, of what is recomputed: blocks, not their parts.
 void check_tensor_recomputation(const ShardingPlan&, const ModelGraph&, std::string_view where);
 
+// As `check`, where the model has been split over the plan's tensor ranks.
+void check_split(const ShardingPlan&, const ModelGraph& whole, const ModelGraph& local,
+                 std::string_view where = "plan");
+
 // Of a number of ranks that somebody asks for. Throws InputError(setting("tensor"), ...).
 void check_tensor_ranks(std::int64_t tensor, std::int64_t ranks, Dialect);
 

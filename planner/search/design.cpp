@@ -123,6 +123,7 @@ std::vector<std::vector<std::string>> ladders_of(const ModelGraph& model, const 
   std::vector<std::vector<std::string>> ladders = {whole};
   if (blocks == 0) return ladders;
   if (o.selective_op) ladders.push_back(selective);
+  if (o.base.tensor() > 1) return ladders;  // which recomputes blocks, not their parts
   for (const std::string& part : part_classes(model)) {
     std::vector<std::string> ladder = {"none"};
     const std::string all = "class:" + part;
@@ -151,7 +152,7 @@ Space space_of(const ModelGraph& model, const ClusterSpec& cluster, const Search
   s.ladders = ladders_of(model, o);
   const bool fsdp2 = o.base.dialect == Dialect::fsdp2;
   s.chunks = {o.base.loss_chunks};
-  if (fsdp2 && o.open.loss_chunks) s.chunks = {1, 2, 4, 8, 16, 32};
+  if (fsdp2 && o.open.loss_chunks && o.base.tensor() == 1) s.chunks = {1, 2, 4, 8, 16, 32};
   s.syncs = {o.base.grad_sync};
   if (fsdp2 && o.open.grad_sync) s.syncs = {GradSync::every, GradSync::last, GradSync::reduce_scatter_only};
   s.forward_prefetches = {o.base.forward_prefetch};

@@ -6,7 +6,6 @@
 #include <map>
 
 #include "models/input/error.h"
-#include "planner/search/memory_floor.h"
 
 namespace fsdp {
 namespace {
@@ -17,8 +16,8 @@ constexpr double kNever = std::numeric_limits<double>::infinity();
 
 class Climber {
  public:
-  Climber(const Space& space, const ImproveOptions& options, Scorer& scorer, const Implementation& impl)
-      : space_(space), options_(options), scorer_(scorer), impl_(impl) {}
+  Climber(const Space& space, const ImproveOptions& options, Scorer& scorer, const Admission& admission)
+      : space_(space), options_(options), scorer_(scorer), admission_(admission) {}
 
   // The fastest plan of this design that fits and takes less than `bar` seconds a sequence; or else, where nothing is
   // known to fit, the one that needs least.
@@ -100,8 +99,7 @@ class Climber {
   // Legal, and by its floor not far beyond the limit: from there a straight line to the limit would mislead.
   [[nodiscard]] bool possible(const ShardingPlan& plan) const {
     try {
-      check(plan, *space_.model);
-      return memory_floor(*space_.model, plan, impl_).bytes() < 4 * options_.memory_limit.count();
+      return admission_.floor(plan).bytes() < 4 * options_.memory_limit.count() && admission_.is_legal(plan);
     } catch (const InputError&) {
       return false;
     }
@@ -110,7 +108,7 @@ class Climber {
   const Space& space_;
   const ImproveOptions& options_;
   Scorer& scorer_;
-  const Implementation& impl_;
+  const Admission& admission_;
   std::map<std::string, std::optional<Score>> known_;
   std::int64_t simulations_ = 0;
 };
@@ -166,9 +164,9 @@ double FittedPlan::seconds_per_sequence() const {
 }
 
 Improved improve(const Space& space, const std::vector<Design>& starts, const ImproveOptions& options, Scorer& scorer,
-                 const Implementation& impl) {
+                 const Admission& admission) {
   Improved result;
-  Climber climber(space, options, scorer, impl);
+  Climber climber(space, options, scorer, admission);
   const double known = options.faster_than > 0 ? options.faster_than : kNever;
   for (const Design& start : starts) {
     std::optional<FittedPlan> at = climber.fit(start, kNever);

@@ -2,7 +2,7 @@
 // plan faster, and after each change recomputation is fitted anew to the memory limit (the lowest rung of each ladder
 // that fits). Judged by the caller's score alone: the real engine and allocator.
 //
-//   Improved r = improve(space, starts, limit, scorer);
+//   Improved r = improve(space, starts, options, scorer, admission);
 //   r.best ? r.best->plan : ...                            // none: nothing that was tried fits
 #pragma once
 
@@ -11,6 +11,7 @@
 #include <optional>
 #include <vector>
 
+#include "planner/search/admission.h"
 #include "planner/search/design.h"
 #include "planner/search/scorer.h"
 
@@ -39,6 +40,6 @@ struct ImproveOptions {
 };
 
 [[nodiscard]] Improved improve(const Space&, const std::vector<Design>& starts, const ImproveOptions&, Scorer&,
-                               const Implementation&);
+                               const Admission&);
 
 }  // namespace fsdp

@@ -11,9 +11,9 @@
 #include <utility>
 
 #include "models/input/error.h"
+#include "planner/search/admission.h"
 #include "planner/search/candidates.h"
 #include "planner/search/improve.h"
-#include "planner/search/memory_floor.h"
 #include "planner/search/rivals.h"
 #include "planner/search/scorer.h"
 
@@ -48,34 +48,20 @@ const Judged* without_retries(const std::vector<Judged>& all, const Judged& best
   return calm;
 }
 
-bool is_legal(const ShardingPlan& plan, const ModelGraph& model) {
-  try {
-    check(plan, model);
-    return true;
-  } catch (const InputError&) {
-    return false;
-  }
-}
-
-// Throws InputError for a plan that breaks a rule, or whose activations are beyond all limits.
-Bytes floor_of_legal(const ShardingPlan& plan, const ModelGraph& model, const Implementation& impl) {
-  check(plan, model);
-  return memory_lower_bound(model, plan, impl);
-}
-
-// Legal options with their memory floors. When none is legal the rule that the first one breaks is the error.
-std::vector<Judged> judge_floors(const ModelGraph& model, const ClusterSpec& cluster, const Implementation& impl,
-                                 const SearchOptions& o) {
-  std::vector<Option> all = options(model, cluster, o);
+// Options with their memory floors: legal ones, and those that cannot fit. When there are none, the rule that the first
+// one breaks is the error.
+std::vector<Judged> judge_floors(const std::vector<Option>& all, const ClusterSpec& cluster, const Admission& admission,
+                                 Bytes limit) {
   std::vector<Judged> judged;
-  for (Option& option : all) {
+  for (const Option& option : all) {
     try {
-      const Bytes floor = floor_of_legal(option.plan, model, impl) + cluster.fixed_memory;
-      judged.push_back({std::move(option), floor, std::nullopt});
+      const Bytes floor = Bytes(admission.floor(option.plan).bytes()) + cluster.fixed_memory;
+      if (floor <= limit) admission.check(option.plan);
+      judged.push_back({option, floor, std::nullopt});
     } catch (const InputError&) {
     }
   }
-  if (judged.empty()) (void)floor_of_legal(all.at(0).plan, model, impl);
+  if (judged.empty()) admission.check(all.at(0).plan), (void)admission.floor(all.at(0).plan);
   return judged;
 }
 
@@ -152,8 +138,11 @@ Judged* least_of(std::vector<Judged>& all, bool scored) {
 }
 
 // When nothing fits: the plan that needs least is sought among those that floors had ruled out.
-void nothing_fits(const ModelGraph& model, const ClusterSpec& cluster, const Implementation& impl,
-                  std::vector<Judged>& all, Bytes limit, Scorer& scorer, PlanResult& result) {
+void nothing_fits(const Admission& admission, const ClusterSpec& cluster, std::vector<Judged>& all, Bytes limit,
+                  Scorer& scorer, PlanResult& result) {
+  const ShardingPlan first = all.front().option.plan;
+  std::erase_if(all, [&](const Judged& j) { return !j.score && !admission.is_legal(j.option.plan); });
+  if (all.empty()) admission.check(first);
   Judged* open = least_of(all, false);
   for (int tries = 0; tries < kLeastTries && open; ++tries, open = least_of(all, false)) {
     const Judged* best = least_of(all, true);
@@ -169,7 +158,7 @@ void nothing_fits(const ModelGraph& model, const ClusterSpec& cluster, const Imp
   result.why_none =
       fmt::format("nothing fits in {}: the least that any of {} plans reserves is {} ({}), of which {}", human(limit),
                   exact ? std::to_string(all.size()) : fmt::format("{} simulated", simulated), human(found),
-                  least.option.label, describe(memory_floor(model, least.option.plan, impl)));
+                  least.option.label, describe(admission.floor(least.option.plan)));
   if (least.score && cluster.host_memory) {
     const Bytes node(least.score->pinned.count() * std::min(cluster.gpus, cluster.gpus_per_node));
     if (node > *cluster.host_memory) {
@@ -184,9 +173,10 @@ void nothing_fits(const ModelGraph& model, const ClusterSpec& cluster, const Imp
 }
 
 // The naive plan, when the user fixed otherwise and it is not among the options.
-Candidate naive_outside(const ModelGraph& model, const ClusterSpec& cluster, const SearchOptions& o, Scorer& scorer) {
+Candidate naive_outside(const ModelGraph& model, const ClusterSpec& cluster, const SearchOptions& o,
+                        const Admission& admission, Scorer& scorer) {
   Judged outside{naive_option(model, cluster, o), Bytes(0), std::nullopt};
-  if (is_legal(outside.option.plan, model)) scorer.score(outside);
+  if (admission.is_legal(outside.option.plan)) scorer.score(outside);
   return candidate(outside);
 }
 
@@ -238,7 +228,7 @@ Judged judged(const FittedPlan& f, const Space& space) {
 }
 
 // What the joint search finds beyond the best of the options; nullopt: nothing better.
-std::optional<Judged> improved(const ModelGraph& model, const ClusterSpec& cluster, const Implementation& impl,
+std::optional<Judged> improved(const ModelGraph& model, const ClusterSpec& cluster, const Admission& admission,
                                const SearchOptions& o, const std::vector<Judged>& all, std::size_t best, Scorer& scorer,
                                PlanResult& result) {
   const Judged& known = all[best];
@@ -250,7 +240,7 @@ std::optional<Judged> improved(const ModelGraph& model, const ClusterSpec& clust
   options.any_that_fits = o.any_that_fits;
   options.progress = o.joint_progress;
   options.faster_than = fits ? known.seconds_per_sequence() : 0;
-  Improved found = improve(space, starts(space, all, best), options, scorer, impl);
+  Improved found = improve(space, starts(space, all, best), options, scorer, admission);
   result.simulated_jointly = found.simulations;
   result.exhausted = found.exhausted;
   if (!found.best) return std::nullopt;
@@ -268,18 +258,20 @@ PlanResult search(const ModelGraph& model, const ClusterSpec& cluster, const Imp
   if (o.ranks < 1) throw InputError(setting("gpus"), fmt::format("there are {} GPUs", o.ranks), "use at least 1");
   PlanResult result;
   result.searched = describe_search(o);
-  std::vector<Judged> all = judge_floors(model, cluster, impl, o);
+  const Admission admission(model, o.base, impl);
+  std::vector<Judged> all = judge_floors(options(model, cluster, o), cluster, admission, o.memory_limit);
   Scorer scorer(o, score, static_cast<std::int64_t>(all.size()));
   result.considered = static_cast<std::int64_t>(all.size());
   score_all(all, o.memory_limit, scorer);
   const auto found = std::find_if(all.begin(), all.end(), [](const Judged& j) { return j.option.naive; });
-  Judged* const naive = found == all.end() ? nullptr : &*found;
+  const bool listed = found != all.end() && (found->score || admission.is_legal(found->option.plan));
+  Judged* const naive = listed ? &*found : nullptr;
   if (naive) scorer.score(*naive);
   const std::size_t best = choose_exactly(all, naive, scorer);
-  result.naive = naive ? candidate(*naive) : naive_outside(model, cluster, o, scorer);
+  result.naive = naive ? candidate(*naive) : naive_outside(model, cluster, o, admission, scorer);
   const bool some_fit = all[best].score && all[best].score->verdict != Verdict::does_not_fit;
   std::optional<Judged> joint;
-  if (o.effort == Effort::joint) joint = improved(model, cluster, impl, o, all, best, scorer, result);
+  if (o.effort == Effort::joint) joint = improved(model, cluster, admission, o, all, best, scorer, result);
   const Judged& chosen = joint ? *joint : all[best];
   const auto beaten = [&](const Judged& j) {
     Candidate c = candidate(j);
@@ -287,12 +279,13 @@ PlanResult search(const ModelGraph& model, const ClusterSpec& cluster, const Imp
     return c;
   };
   if (!some_fit && !joint) {
-    nothing_fits(model, cluster, impl, all, o.memory_limit, scorer, result);
+    nothing_fits(admission, cluster, all, o.memory_limit, scorer, result);
   } else {
     result.best = candidate(chosen);
     if (const Judged* calm = without_retries(all, chosen)) result.without_retries = beaten(*calm);
     if (joint && some_fit) result.uniform = beaten(all[best]);
     for (const std::size_t i : rivals(all, best, kRivals)) {
+      if (!all[i].score && !admission.is_legal(all[i].option.plan)) continue;
       scorer.score(all[i]);  // also if a smaller sibling had ruled it out: what it would need is the point
       result.rivals.push_back(beaten(all[i]));
     }

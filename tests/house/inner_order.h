@@ -93,7 +93,8 @@ inline const Order& inner_order() {
       {"planner/job", {"planner", "planner/lowering", "planner/program", "planner/tensor"}},
       {"planner/module_costs", {"planner/costs", "planner/lowering", "planner/tensor"}},
       {"planner/search", {"planner", "planner/layout", "planner/plan", "planner/tensor", "planner/wrap"}},
-      {"planner/bound", {"planner/costs", "planner/layout", "planner/lowering", "planner/program", "planner/search"}},
+      {"planner/bound",
+       {"planner/costs", "planner/layout", "planner/lowering", "planner/program", "planner/search", "planner/tensor"}},
       {"planner/emit", {"planner", "planner/layout", "planner/wrap"}},
 
       // simulator: records are values; engine and allocator make them, analysis and predict put them together.

@@ -1,0 +1,83 @@
+#include "planner/bound/tensor_sizes.h"
+
+#include <limits>
+
+#include "models/input/error.h"
+#include "planner/tensor/split.h"
+
+namespace fsdp {
+namespace {
+
+constexpr double kNever = std::numeric_limits<double>::infinity();
+
+double taken(const SizeSearched& s) {
+  return s.fits() ? gpu_seconds_per_sequence(s.result->best->plan, s.result->best->score.step) : kNever;
+}
+
+// Nothing where no bound is derived.
+bool ruled_out(const SearchOptions& options, double below, const ModelGraph& model, const ClusterSpec& cluster,
+               const Implementation& impl, const Costs& costs) {
+  if (options.base.dialect != Dialect::fsdp2 || below == kNever) return false;
+  const double enough = below / static_cast<double>(options.base.tensor());
+  const Space space = space_of(model, cluster, options);
+  return certify(space, options.memory_limit, impl, cluster, costs, enough).seconds_per_sequence >= enough;
+}
+
+// `known`: what the best plan so far takes.
+void search_size(SizeSearched& s, SearchOptions options, double known, const ModelGraph& model,
+                 const ClusterSpec& cluster, const Implementation& impl, const ScoreFunction& score) {
+  if (known < kNever && options.effort == Effort::joint) {
+    SearchOptions first = options;
+    first.effort = Effort::uniform;
+    s.result = search(model, cluster, impl, first, score);
+    s.uniform = s.fits() && taken(s) * kWorthSplitting > known * kMostGained;
+    if (s.uniform) return;
+  }
+  s.result = search(model, cluster, impl, options, score);
+}
+
+}  // namespace
+
+double gpu_seconds_per_sequence(const ShardingPlan& plan, Seconds step) {
+  return step.count() * static_cast<double>(plan.tensor()) / static_cast<double>(plan.sequences_per_rank());
+}
+
+std::vector<std::int64_t> tensor_sizes(const ClusterSpec& cluster) {
+  std::vector<std::int64_t> sizes = {1};
+  while (cluster.gpus_per_node % (2 * sizes.back()) == 0 && cluster.gpus % (2 * sizes.back()) == 0)
+    sizes.push_back(2 * sizes.back());
+  return sizes;
+}
+
+SizesResult search_sizes(const std::vector<std::int64_t>& sizes,
+                         const std::function<SearchOptions(std::int64_t tensor)>& options_of, const ModelGraph& model,
+                         const ClusterSpec& cluster, const Implementation& impl, const Costs& costs,
+                         const ScoreFunction& score) {
+  SizesResult r;
+  std::optional<InputError> first_refusal;
+  std::optional<std::size_t> best, searched;
+  for (const std::int64_t tensor : sizes) {
+    SizeSearched s;
+    s.tensor = tensor;
+    try {
+      const SearchOptions options = options_of(tensor);
+      s.tensor = options.base.tensor();
+      if (s.tensor > 1) (void)split_over_tensor(model, options.base);  // throws where that is not possible
+      s.ruled_out = best && ruled_out(options, taken(r.sizes[*best]) / kWorthSplitting, model, cluster, impl, costs);
+      if (!s.ruled_out) search_size(s, options, best ? taken(r.sizes[*best]) : kNever, model, cluster, impl, score);
+    } catch (const InputError& e) {
+      s.refusal = e.what();
+      if (!first_refusal) first_refusal = e;
+    }
+    r.sizes.push_back(std::move(s));
+    const std::size_t now = r.sizes.size() - 1;
+    if (!r.sizes[now].result) continue;
+    if (!searched) searched = now;
+    if (r.sizes[now].fits() && (!best || taken(r.sizes[now]) * kWorthSplitting < taken(r.sizes[*best]))) best = now;
+  }
+  if (!searched) throw *first_refusal;
+  r.best = best.value_or(*searched);
+  return r;
+}
+
+}  // namespace fsdp

@@ -1,0 +1,27 @@
+#include "planner/search/admission.h"
+
+#include "models/input/error.h"
+#include "planner/plan/check_tensor.h"
+#include "planner/tensor/split.h"
+
+namespace fsdp {
+
+Admission::Admission(const ModelGraph& whole, const ShardingPlan& base, const Implementation& implementation)
+    : whole_(whole),
+      split_(base.tensor() > 1 ? std::optional(split_over_tensor(whole, base)) : std::nullopt),
+      implementation_(implementation) {}
+
+void Admission::check(const ShardingPlan& plan) const { check_split(plan, whole_, local()); }
+
+bool Admission::is_legal(const ShardingPlan& plan) const {
+  try {
+    check(plan);
+    return true;
+  } catch (const InputError&) {
+    return false;
+  }
+}
+
+MemoryFloor Admission::floor(const ShardingPlan& plan) const { return memory_floor(local(), plan, implementation_); }
+
+}  // namespace fsdp
