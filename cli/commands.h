@@ -2,9 +2,9 @@
 // answer.
 //
 // `add_x(program)` declares the command's flags and its work, which returns the exit code: 0 done (and fits, and within
-// tolerance), 1 the answer is no, 4 a run that a signal ended after a whole step. Bad input is an InputError (2), a
-// failing machine a MachineError (3), an error of ours an InternalError (3, and says so): main.cpp turns each into one
-// sentence.
+// tolerance), 1 the answer is no, 4 what a signal ended (a run after a whole step, a search with the best so far). Bad
+// input is an InputError (2), a failing machine a MachineError (3), an error of ours an InternalError (3, and says so):
+// main.cpp turns each into one sentence.
 #pragma once
 
 #include "cli/command.h"

@@ -16,7 +16,7 @@ namespace {
 constexpr const char* kAbout =
     "Picks, predicts and executes sharding plans for FSDP training. "
     "Exit codes: 0 done (and fits, and within tolerance), 1 the answer is no, 2 bad input or usage, 3 machine failure, "
-    "4 stopped by a signal after a whole step.";
+    "4 stopped by a signal: a run after a whole step, a search with the best so far.";
 
 int say(int code, const std::string& sentence) {
   std::fprintf(stderr, "fsdp-plan: %s\n", sentence.c_str());

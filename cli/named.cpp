@@ -14,6 +14,7 @@
 #include "models/input/limits.h"
 #include "models/input/suggest.h"
 #include "planner/costs/fitted.h"
+#include "simulator/predict.h"
 
 namespace fsdp::cli {
 namespace {
@@ -133,6 +134,62 @@ Costs named_costs(const Flags& flags, const ClusterSpec& cluster, Notes notes) {
                      "make them with `fsdp-plan calibrate --backend host -o costs.json` and give --costs costs.json");
   }
   return default_costs(cluster);
+}
+
+Bytes named_memory_limit(const Flags& flags, const ClusterSpec& cluster) {
+  const Bytes usable = cluster.gpu.usable_memory;
+  if (flags.memory_limit) {
+    for (const auto& [flag, given] : {std::pair{"--headroom", &flags.headroom}, {"--reserve", &flags.reserve}})
+      if (*given)
+        throw InputError(flag, "and --memory-limit both say what a plan may take of a GPU", "give one of the two");
+    const Bytes limit = parse_bytes(*flags.memory_limit, "--memory-limit");
+    if (limit == Bytes(0))
+      throw InputError("--memory-limit", "is zero", "give the bytes that a GPU may use, such as 76GiB");
+    if (limit > usable)
+      throw InputError("--memory-limit",
+                       fmt::format("{} is more than the {} that programs can use of the {} of a GPU of {}",
+                                   human(limit), human(usable), human(cluster.gpu.memory), cluster.name),
+                       "give less, or describe another GPU in a cluster file");
+    return limit;
+  }
+  MemoryBudget budget;
+  if (flags.headroom) budget.headroom = parse_percent(*flags.headroom, "--headroom");
+  if (budget.headroom >= 1)
+    throw InputError("--headroom", "leaves no memory for a plan", "give less than 100%, such as 5%");
+  if (flags.reserve) budget.reserve = parse_bytes(*flags.reserve, "--reserve");
+  const Bytes limit = memory_limit(cluster, budget);
+  if (limit == Bytes(0))
+    throw InputError(
+        flags.reserve ? "--reserve" : "--headroom",
+        fmt::format("leaves nothing of the {} that programs can use of a GPU of {}", human(usable), cluster.name),
+        "give less");
+  return limit;
+}
+
+std::vector<ListedPrice> listed_prices(const std::string& price) {
+  std::vector<ListedPrice> list;
+  if (price.find('=') == std::string::npos) return {{"", price}};
+  for (std::size_t begin = 0, end = 0; end != std::string::npos; begin = end + 1) {
+    end = price.find(',', begin);
+    const std::string entry = price.substr(begin, end == std::string::npos ? end : end - begin);
+    const std::size_t is = entry.rfind('=');
+    if (is == std::string::npos || is == 0)
+      throw InputError("--price", "'" + printable(entry) + "' is no cluster with its price",
+                       "give each as CLUSTER=PRICE, such as dgx-h100=2.1,p4d=1.2");
+    list.push_back({entry.substr(0, is), entry.substr(is + 1)});
+  }
+  return list;
+}
+
+Price named_price(const Flags& flags, const ClusterSpec& cluster) {
+  if (cluster.host) throw InputError("--price", "the ranks of 'host' are no GPUs, and have no price", "leave it out");
+  for (const ListedPrice& listed : listed_prices(*flags.price)) {
+    if (!listed.cluster.empty() && listed.cluster != cluster.name && listed.cluster != flags.cluster) continue;
+    Price price = parse_price(listed.price, "--price");
+    if (price.currency.empty() && cluster.price) price.currency = cluster.price->currency;
+    return price;
+  }
+  throw InputError("--price", "has none for " + cluster.name, "add " + cluster.name + "=PRICE");
 }
 
 ClusterSpec named_cluster(const std::string& name, std::int64_t gpus, Notes notes, const char* where) {

@@ -1,8 +1,10 @@
-// What flags name: --model with the sizes of `--model generic`, --cluster, --implementation and --costs.
+// What flags name: --model with the sizes of `--model generic`, --cluster, --implementation and --costs; and what they
+// say of a cluster's memory and price.
 #pragma once
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "cli/command.h"
 #include "cli/options.h"
@@ -30,6 +32,17 @@ void add_model_flags(const Command&, Flags&);
 
 // The costs in --costs, or the default ones of the cluster. Costs of another processor than this one are said to be.
 [[nodiscard]] Costs named_costs(const Flags&, const ClusterSpec&, Notes = Notes::printed);
+
+// What a plan may take of each GPU: --memory-limit; or else the usable memory less --headroom and --reserve.
+[[nodiscard]] Bytes named_memory_limit(const Flags&, const ClusterSpec&);
+// --price, which is given: "2.1USD", or that of this cluster in "dgx-h100=2.1,p4d=1.2"; in the currency of the
+// cluster's file where the flag names none.
+[[nodiscard]] Price named_price(const Flags&, const ClusterSpec&);
+// A price of --price, and the cluster's name or file that it is of; empty: it is that of any.
+struct ListedPrice {
+  std::string cluster, price;
+};
+[[nodiscard]] std::vector<ListedPrice> listed_prices(const std::string& price);
 
 // As load_cluster. What the cluster's file leaves out goes to standard error, so that no assumption is silent; a GPU's
 // name is refused with the command that writes a cluster of such GPUs.

@@ -77,11 +77,17 @@ const std::vector<FlagRow>& setup_rows() {
        {"NAME", implementation_names},
        kTarget,
        KeptBy::command_line},
-      {"--memory-limit", &Flags::memory_limit, "per GPU, such as 76GiB; default: usable memory less 5%", "SIZE",
+      {"--memory-limit", &Flags::memory_limit,
+       "per GPU, such as 76GiB; default: usable memory less --headroom and --reserve", "SIZE", kTarget,
+       KeptBy::command_line},
+      {"--headroom", &Flags::headroom, "part of a GPU's usable memory that stays free; default: 5%", "PERCENT", kTarget,
+       KeptBy::command_line},
+      {"--reserve", &Flags::reserve, "memory that others take on every GPU, such as 10GiB; default: none", "SIZE",
        kTarget, KeptBy::command_line},
       {"--price", &Flags::price,
-       "of one GPU for one hour, such as 2.1 or 2.1USD: what training costs; default: the cluster file's", "PRICE",
-       kTarget, KeptBy::command_line},
+       "of one GPU for one hour, such as 2.1 or 2.1USD: what training costs; of several clusters "
+       "dgx-h100=2.1,p4d=1.2; default: the cluster file's",
+       "PRICE", kTarget, KeptBy::command_line},
   };
   return kRows;
 }
@@ -278,13 +284,6 @@ PlanChoices choices_of(const Flags& f, std::int64_t ranks, std::int64_t seq_len)
 
 PlanTarget target_of(const Setup& setup) { return {setup.cluster.gpus, setup.seq_len, setup.cluster.host}; }
 
-// In the currency of the cluster's file, where the flag names none.
-Price price_of(const std::string& text, const ClusterSpec& cluster) {
-  Price price = parse_price(text, "--price");
-  if (price.currency.empty() && cluster.price) price.currency = cluster.price->currency;
-  return price;
-}
-
 }  // namespace
 
 void add_setup_flags(const Command& command, Flags& flags) {
@@ -300,6 +299,23 @@ std::string flags_beside_the_plan(const Flags& flags) {
   for (const FlagRow& row : setup_rows())
     if (const Text& value = flags.*(row.value); value && row.kept == KeptBy::command_line)
       text += fmt::format("{}{} {}", text.empty() ? "" : " ", row.name, shell_word(*value));
+  return text + model_details(flags) + (flags.compile ? " --compile" : "");
+}
+
+bool set_plan_flag(Flags& flags, std::string_view name, const std::string& value) {
+  const auto row =
+      std::find_if(plan_rows().begin(), plan_rows().end(), [&](const FlagRow& r) { return r.name == name; });
+  if (row == plan_rows().end()) return false;
+  flags.*(row->value) = value;
+  return true;
+}
+
+std::string all_given(const Flags& flags) {
+  std::string text;
+  for (const auto* rows : {&setup_rows(), &plan_rows()})
+    for (const FlagRow& row : *rows)
+      if (const Text& value = flags.*(row.value))
+        text += fmt::format("{}{} {}", text.empty() ? "" : " ", row.name, shell_word(*value));
   return text + model_details(flags) + (flags.compile ? " --compile" : "");
 }
 
@@ -330,19 +346,8 @@ Setup resolve_setup(const Flags& flags, const PlanFile* file, Notes notes) {
   setup.seq_len = plan != nullptr ? plan->seq_len : sequence_length(flags, setup.model);
   setup.implementation = &named_implementation(flags, setup.model, file, setup.cluster.host, notes);
   setup.costs = named_costs(flags, setup.cluster, notes);
-  setup.options.memory_limit =
-      flags.memory_limit ? parse_bytes(*flags.memory_limit, "--memory-limit") : default_memory_limit(setup.cluster);
-  if (setup.options.memory_limit->count() == 0 && flags.memory_limit)
-    throw InputError("--memory-limit", "is zero", "give the bytes that a GPU may use, such as 76GiB");
-  if (*setup.options.memory_limit > setup.cluster.gpu.usable_memory)
-    throw InputError("--memory-limit",
-                     fmt::format("{} is more than the {} that programs can use of the {} of a GPU of {}",
-                                 human(*setup.options.memory_limit), human(setup.cluster.gpu.usable_memory),
-                                 human(setup.cluster.gpu.memory), setup.cluster.name),
-                     "give less, or describe another GPU in a cluster file");
-  if (flags.price && setup.cluster.host)
-    throw InputError("--price", "the ranks of 'host' are no GPUs, and have no price", "leave it out");
-  if (flags.price) setup.cluster.price = price_of(*flags.price, setup.cluster);
+  setup.options.memory_limit = named_memory_limit(flags, setup.cluster);
+  if (flags.price) setup.cluster.price = named_price(flags, setup.cluster);
   return setup;
 }
 

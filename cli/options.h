@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 #include "cli/command.h"
 #include "cli/numbers.h"
@@ -19,7 +20,7 @@
 namespace fsdp::cli {
 
 struct Flags {
-  Text model, lora, cluster, gpus, costs, implementation, memory_limit, price;
+  Text model, lora, cluster, gpus, costs, implementation, memory_limit, headroom, reserve, price;
   Text layers, hidden, heads, kv_heads, head_dim, ffn, vocab, experts, experts_per_token;  // of --model generic
   bool compile = false;
   // What a plan decides.
@@ -30,7 +31,7 @@ struct Flags {
   Text plan;  // a plan.json, which then decides all of the above
 };
 
-// --model --cluster --gpus --costs --implementation --compile --memory-limit --price
+// --model --cluster --gpus --costs --implementation --compile --memory-limit --headroom --reserve --price
 void add_setup_flags(const Command&, Flags&);
 // --seq-len --micro-batch ... --seed: what a plan decides.
 void add_plan_flags(const Command&, Flags&);
@@ -70,6 +71,10 @@ enum class Notes : std::uint8_t { printed, silent };
 // For a command that goes on with the plan's file: the given flags that decide a prediction and that the file does not
 // hold, as one would type them: "--model llama3-8b --cluster dgx-h100 --compile".
 [[nodiscard]] std::string flags_beside_the_plan(const Flags&);
+// Sets a flag of add_plan_flags, "--micro-batch"; false: none has this name.
+[[nodiscard]] bool set_plan_flag(Flags&, std::string_view name, const std::string& value);
+// All given flags, as one would type them again.
+[[nodiscard]] std::string all_given(const Flags&);
 // A word as a shell reads it back: quoted where it has to be.
 [[nodiscard]] std::string shell_word(const std::string&);
 

@@ -60,6 +60,8 @@ struct SearchOptions {
   Bytes memory_limit;                    // per GPU
   std::function<void(std::int64_t done, std::int64_t total)> progress;        // may be empty
   std::function<void(std::int64_t simulated, double better)> joint_progress;  // better: by this part of the time
+  // Asked between simulations; true: the search ends soon, with the best that it has found. May be empty.
+  std::function<bool()> stop;
 };
 
 // Why a candidate lost against the best, in one clause.
@@ -85,6 +87,7 @@ struct PlanResult {
   std::optional<Candidate> uniform;    // the best plan of which all units and blocks are alike, where another is better
   std::int64_t simulated_jointly = 0;  // plans that the joint search simulated
   bool exhausted = false;              // it ended because it had simulated as many as it may
+  bool stopped = false;                // `stop` ended the search: another plan may be better, or fit where none did
   std::vector<Candidate> rivals;       // at most 5, the most instructive first
   std::vector<Candidate> scored_plans;  // every one, in the order of the search; none has lost where nothing fits
   std::int64_t considered = 0, pruned = 0, scored = 0;

@@ -18,8 +18,14 @@ struct PredictOptions {
   bool keep_timeline = true;          // false while searching: no timeline, order, critical path
 };
 
-// The GPU's usable memory less 5 %.
-[[nodiscard]] Bytes default_memory_limit(const ClusterSpec&);
+// What of a GPU's usable memory is not for the plan.
+struct MemoryBudget {
+  double headroom = 0.05;  // this part of it stays free
+  Bytes reserve{};         // what others take on the device
+};
+// The GPU's usable memory less both; zero where they leave nothing.
+[[nodiscard]] Bytes memory_limit(const ClusterSpec&, const MemoryBudget&);
+[[nodiscard]] Bytes default_memory_limit(const ClusterSpec&);  // less the default head room
 [[nodiscard]] Prediction predict(Programs&, const Costs&, const PredictOptions& = {});
 
 }  // namespace fsdp

@@ -2,21 +2,23 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 
 #include "cli/brief_json.h"
 #include "cli/commands.h"
-#include "cli/commands/size_question.h"
 #include "cli/files.h"
 #include "cli/named.h"
 #include "cli/options.h"
 #include "cli/pages/pages.h"
 #include "cli/predict.h"
+#include "cli/questions/comparison.h"
+#include "cli/questions/interrupt.h"
+#include "cli/questions/questions.h"
 #include "cli/remedies.h"
 #include "cli/report/emit_report.h"
 #include "cli/report/report.h"
+#include "cli/report/rivals_report.h"
 #include "cli/report/sizes_report.h"
 #include "cli/terminal/terminal.h"
 #include "models/input/error.h"
@@ -25,7 +27,6 @@
 #include "planner/bound/tensor_sizes.h"
 #include "planner/emit.h"
 #include "planner/search.h"
-#include "planner/tensor/split.h"
 #include "viz/viz.h"
 
 namespace fsdp::cli {
@@ -35,7 +36,7 @@ using Json = nlohmann::ordered_json;
 
 struct PlanFlags {
   Flags shared;
-  SizeQuestion size;
+  Questions questions;
   Text effort, output, emit, emit_to;
   ReportFlag report;
   JsonForm json = JsonForm::none;
@@ -51,67 +52,40 @@ Effort effort_of(const PlanFlags& f) {
   throw InputError("--search", "'" + printable(*f.effort) + "' is no way to search", suggestion(*f.effort, efforts()));
 }
 
-// Over one size of tensor groups where that was asked for, or where nothing else can be said with the plan; or over all
-// sizes within a node.
-SizesResult search_with_progress(const PlanFlags& f, const Setup& setup) {
-  Progress progress;
-  const bool one = f.shared.tensor || f.emit || setup.cluster.host;
-  std::int64_t now = 1;
-  const auto of_size = [&] { return now > 1 ? fmt::format("plan, tensor {}", now) : std::string("plan"); };
-  const auto options_of = [&](std::int64_t tensor) {
-    Flags flags = f.shared;
-    if (!one) flags.tensor = std::to_string(tensor);
-    SearchOptions options = search_from_flags(flags, setup);
-    now = options.base.tensor();
-    options.effort = effort_of(f);
-    options.progress = [&](std::int64_t done, std::int64_t total) {
-      progress.say(fmt::format("{}: {} of {} candidates", of_size(), done, total));
-    };
-    options.joint_progress = [&](std::int64_t simulated, double better) {
-      progress.say(fmt::format("{}: {} more simulated one choice at a time, {:.1f} % faster", of_size(), simulated,
-                               100 * better));
-    };
-    return options;
+// How to search for these flags, saying how far it is. `progress` and `stop` outlive the search.
+SearchOptions options_of(const Flags& flags, const Setup& setup, Effort effort, const Stop& stop, Progress& progress) {
+  SearchOptions options = search_from_flags(flags, setup);
+  options.effort = effort;
+  options.stop = stop;
+  const std::int64_t tensor = options.base.tensor();
+  const std::string what = tensor > 1 ? fmt::format("plan, tensor {}", tensor) : "plan";
+  options.progress = [&progress, what](std::int64_t done, std::int64_t total) {
+    progress.say(fmt::format("{}: {} of {} candidates", what, done, total));
   };
-  std::map<std::int64_t, Setup> split;  // by tensor ranks, so that each model is split once
-  const auto score = [&](const ShardingPlan& plan) {
-    const auto [it, fresh] = split.try_emplace(plan.tensor(), setup);
-    if (fresh && plan.tensor() > 1) it->second.model = split_over_tensor(setup.model, plan);
-    return score_plan(plan, it->second);
+  options.joint_progress = [&progress, what](std::int64_t simulated, double better) {
+    progress.say(
+        fmt::format("{}: {} more simulated one choice at a time, {:.1f} % faster", what, simulated, 100 * better));
+  };
+  return options;
+}
+
+// Over one number of tensor ranks where that was asked for, or where nothing else can be said with the plan; or over
+// all that are ranks of one node.
+SizesResult search_with_progress(const PlanFlags& f, const Flags& flags, const Setup& setup, const Stop& stop,
+                                 const ScoreFunction& score) {
+  Progress progress;
+  const bool one = flags.tensor || f.emit || setup.cluster.host;
+  const auto options = [&](std::int64_t tensor) {
+    Flags with = flags;
+    if (!one) with.tensor = std::to_string(tensor);
+    return options_of(with, setup, effort_of(f), stop, progress);
   };
   try {
-    return search_sizes(one ? std::vector<std::int64_t>{1} : tensor_sizes(setup.cluster), options_of, setup.model,
+    return search_sizes(one ? std::vector<std::int64_t>{1} : tensor_sizes(setup.cluster), options, setup.model,
                         setup.cluster, *setup.implementation, setup.costs, score);
   } catch (const InputError& e) {
-    throw naming_given_flags(e, f.shared);
+    throw naming_given_flags(e, flags);
   }
-}
-
-std::vector<std::string> row_of(const Candidate& c, const std::string& why) {
-  const bool scored = c.score.step.count() > 0;  // what memory pruned was never timed
-  return {(c.naive ? "naive: " : "") + c.label, scored ? human(c.score.step) : "-",
-          scored ? human(c.score.peak_total) : "-", std::string(name(c.score.verdict)), why};
-}
-
-// The choice, its rivals, and in any case the naive plan (which is among the rivals unless the flags rule it out).
-std::string rivals_table(const PlanResult& result) {
-  std::vector<std::vector<std::string>> rows = {row_of(*result.best, "chosen")};
-  if (result.uniform) {
-    rows.push_back(row_of(*result.uniform, result.uniform->why_lost.clause));
-    rows.back().front() = "all blocks alike: " + result.uniform->label;
-  }
-  bool naive_shown = result.best->naive;
-  for (const Candidate& rival : result.rivals) {
-    if (rival.naive) continue;
-    rows.push_back(row_of(rival, rival.why_lost.clause));
-  }
-  for (const Candidate& rival : result.rivals) {
-    if (!rival.naive) continue;
-    rows.push_back(row_of(rival, rival.why_lost.clause));
-    naive_shown = true;
-  }
-  if (!naive_shown) rows.push_back(row_of(result.naive, "for comparison: the flags rule it out"));
-  return fitting_table({"plan", ">step", ">peak", "verdict", "why"}, rows);
 }
 
 std::string next_command(const PlanFlags& f, const Setup& setup) {
@@ -122,17 +96,6 @@ std::string next_command(const PlanFlags& f, const Setup& setup) {
                        shell_word(*f.shared.model), model_details(f.shared));
   return fmt::format("\nnext: {}`fsdp-plan simulate --plan {} {} --trace trace.json`\n", first, plan,
                      flags_beside_the_plan(f.shared));
-}
-
-Json candidate_json(const Candidate& c) {
-  return {{"label", c.label},
-          {"step_time_s", c.score.step.count()},
-          {"tokens_per_s",
-           c.score.step.count() > 0 ? static_cast<double>(c.plan.tokens_per_step()) / c.score.step.count() : 0.0},
-          {"peak_total_bytes", c.score.peak_total.count()},
-          {"verdict", std::string(name(c.score.verdict))},
-          {"why_lost", c.why_lost.text()},
-          {"naive", c.naive}};
 }
 
 Json result_json(const PlanResult& result, const Prediction* prediction, const PlanFlags& f, const Setup& setup) {
@@ -151,6 +114,7 @@ Json result_json(const PlanResult& result, const Prediction* prediction, const P
   for (const Candidate& c : result.scored_plans) out["scored_plans"].push_back(candidate_json(c));
   if (result.uniform) out["uniform"] = candidate_json(*result.uniform);
   out["simulated_jointly"] = result.simulated_jointly;
+  if (result.stopped) out["stopped"] = true;
   if (result.without_retries) out["without_retries"] = candidate_json(*result.without_retries);
   if (result.best && prediction != nullptr) {
     out["plan"] = Json::parse(to_json_text(file_of(result.best->plan, f.shared, setup)));
@@ -222,7 +186,8 @@ std::vector<FlagRemedy> remedies_with_progress(const PlanFlags& f, const Setup& 
 
 int nothing_fits(const PlanFlags& f, const Setup& setup, const PlanResult& result,
                  const std::optional<SizeAnswer>& size) {
-  const std::vector<FlagRemedy> remedies = remedies_with_progress(f, setup, *result.least);
+  std::vector<FlagRemedy> remedies;
+  if (!result.stopped) remedies = remedies_with_progress(f, setup, *result.least);
   Json json = result_json(result, nullptr, f, setup);
   json["least"] = candidate_json(*result.least);
   json["remedies"] = remedies_json(remedies);
@@ -230,16 +195,18 @@ int nothing_fits(const PlanFlags& f, const Setup& setup, const PlanResult& resul
   if (f.json != JsonForm::none) print(stdout, printed(json_lines(json), f.json));
   if (f.report.file) write_file(*f.report.file, plan_page(f.report.words, result, json_lines(json), nullptr, setup));
   std::string said = caution(result.least->plan, setup.model) + (size ? size->text : "") +
-                     "Does not fit: " + result.why_none + "\n" +
+                     (result.stopped ? "Stopped by SIGINT before a plan was found that fits: " : "Does not fit: ") +
+                     result.why_none + "\n" +
                      workload(setup.model.name, setup.seq_len, setup.cluster.gpus, setup.cluster.name) +
                      (f.shared.seq_len ? "" : "; --seq-len was not given, so this is what the model allows") + ".\n";
   if (!remedies.empty()) said += "What would help that plan, each simulated:\n" + remedies_text(remedies, setup);
+  if (!f.questions.compare.empty()) said += "--compare has no plan to compare with.\n";
   if (f.output) {
     write_file(*f.output, to_json_text(file_of(result.least->plan, f.shared, setup)));
     said += fmt::format("{} holds that plan, which does not fit.\n", *f.output);
   }
   print(stderr, said);
-  return kAnswerIsNo;
+  return result.stopped ? kStoppedEarly : kAnswerIsNo;
 }
 
 // Of a plan that is tight and gives memory back in each step: the fastest that does not.
@@ -291,25 +258,24 @@ Json certificate_json(const Certificate& c, const ShardingPlan& plan, Seconds st
           {"assumptions", {"this cost model, whose own error comes on top", "the plans that docs/search.md lists"}}};
 }
 
-std::string searched_line(const PlanResult& r) {
-  std::string text = "Searched: " + r.searched +
-                     fmt::format("; {} considered, {} pruned, {} scored", r.considered, r.pruned, r.scored);
-  if (r.simulated_jointly > 0)
-    text += fmt::format("; from the best of them one choice at a time, {} more simulated{}", r.simulated_jointly,
-                        r.exhausted ? " (as many as may be)" : "");
-  return text + ".\n";
-}
-
 int plan_command(const PlanFlags& asked) {
   check_flags(asked);
+  const auto search_with = [&](const Flags& flags, const Setup& setup, const Stop& stop, const ScoreFunction& score) {
+    return *search_with_progress(asked, flags, setup, stop, score).chosen().result;
+  };
+  const AnswerTo to{asked.output, asked.emit, asked.report.file, asked.json, asked.effort};
+  if (const auto code = answer_with_table(asked.questions, asked.shared, to, effort_of(asked), search_with))
+    return *code;
   PlanFlags f = asked;
   check_output("-o", f.output, {f.shared.model, f.shared.cluster, f.shared.costs, f.emit_to});
   check_output("--emit-to", f.emit_to, {f.shared.model, f.shared.cluster, f.shared.costs});
   check_output("--report", f.report.file, {f.shared.model, f.shared.cluster, f.shared.costs, f.output, f.emit_to});
-  const std::optional<SizeAnswer> size = answer_size_question(f.size, f.shared, effort_of(f));
+  const std::optional<SizeAnswer> size = answer_size_question(f.questions.size, f.shared, effort_of(f));
   if (size) f.shared = size->flags;
   const Setup setup = resolve_setup(f.shared);
-  const SizesResult sizes = search_with_progress(f, setup);
+  const Interrupt interrupt;
+  const Stop stop = [&] { return interrupt.asked(); };
+  const SizesResult sizes = search_with_progress(f, f.shared, setup, stop, scored_by(setup));
   const PlanResult& result = *sizes.chosen().result;
   if (sizes.chosen().tensor > 1) f.shared.tensor = std::to_string(sizes.chosen().tensor);
   if (!result.best) return nothing_fits(f, setup, result, size);
@@ -320,12 +286,21 @@ int plan_command(const PlanFlags& asked) {
   print(stderr, caution(plan, setup.model));
   if (f.output) write_file(*f.output, to_json_text(file_of(plan, f.shared, setup)));
   const bool written = !f.emit || emit_plan(f, prediction, plan, setup);
-  const int code = written && (!size || size->answer) ? kDone : kAnswerIsNo;
+  const int code = result.stopped ? kStoppedEarly : written && (!size || size->answer) ? kDone : kAnswerIsNo;
+  std::vector<ComparedPlan> compared;
+  if (!result.stopped)
+    compared = compare_plans(f.questions.compare, f.shared, setup, result, [&](const Flags& flags) {
+      FoundPlan found{flags, resolve_setup(flags, nullptr, Notes::silent), {}};
+      found.result = search_with(flags, found.setup, stop, scored_by(found.setup));
+      return found;
+    });
   std::vector<FlagRemedy> remedies;
-  if (result.best->score.verdict == Verdict::tight) remedies = remedies_with_progress(f, setup, *result.best);
+  if (result.best->score.verdict == Verdict::tight && !result.stopped)
+    remedies = remedies_with_progress(f, setup, *result.best);
   Json json;
   if (f.json != JsonForm::none || f.report.file) {
     json = result_json(result, &prediction, f, setup);
+    if (!compared.empty()) json["compared"] = comparison_json(compared);
     if (!remedies.empty()) json["remedies"] = remedies_json(remedies);
     if (size) json["size_question"] = size_json(*size);
     if (sizes.sizes.size() > 1) json["tensor_sizes"] = sizes_json(sizes);
@@ -343,7 +318,7 @@ int plan_command(const PlanFlags& asked) {
   print(out, "Choice: " + plan_label(plan, &setup.model) + "\n" + basis(prediction, plan, setup.costs));
   if (!result.searched.empty()) print(out, searched_line(result) + sizes_line(sizes));
   if (certificate) print(out, certificate_line(*certificate, plan, prediction.step_time));
-  print(out, "\n" + rivals_table(result));
+  print(out, "\n" + rivals_table(result) + comparison_text(compared, *result.best, prediction.memory_limit));
   print(out, fitting(remedies, setup) + hint_without_retries(result));
   print(out, next_command(f, setup));
   if (f.report.file) print(out, report_line(*f.report.file));
@@ -357,7 +332,7 @@ void add_plan(const Command& app) {
   const Command command = app.add("plan", "pick a plan: the verdict, its rivals and why they lost, the next command");
   add_setup_flags(command, flags->shared);
   add_plan_flags(command, flags->shared);
-  add_size_question(command.group("Questions"), flags->size);
+  add_questions(command.group("Questions"), flags->questions);
   command.group("Questions")
       .option("--search", flags->effort,
               "joint (default): from the best plan that treats all blocks alike on, each choice "
@@ -375,6 +350,9 @@ void add_plan(const Command& app) {
                     "--global-batch-tokens 4M",
                     "fsdp-plan plan --model qwen2.5-7b --cluster dgx-h100 --seq-len 4k --offload --memory-limit 40GiB",
                     "fsdp-plan plan --model llama3-8b --cluster dgx-h100 --gpus 8 --max seq-len -o longest.json",
+                    "fsdp-plan plan --model llama3-8b --cluster dgx-h100 --gpus 8 --seq-len 8k --compare block:2",
+                    "fsdp-plan plan --model llama3-70b --cluster dgx-h100,dgx-a100-80,p4d --gpus 64 --seq-len 8k "
+                    "--price dgx-h100=2.5,dgx-a100-80=1.4,p4d=1.1",
                     "fsdp-plan plan --model llama3-8b --cluster dgx-h100 --seq-len 8k --wrap titan --emit pytorch"});
   command.runs([flags] { return plan_command(*flags); });
 }

@@ -8,16 +8,16 @@
 namespace fsdp {
 namespace {
 
-constexpr double kNever = std::numeric_limits<double>::infinity();
+constexpr double kNothingFits = std::numeric_limits<double>::infinity();
 
 double taken(const SizeSearched& s) {
-  return s.fits() ? gpu_seconds_per_sequence(s.result->best->plan, s.result->best->score.step) : kNever;
+  return s.fits() ? gpu_seconds_per_sequence(s.result->best->plan, s.result->best->score.step) : kNothingFits;
 }
 
 // Nothing where no bound is derived.
 bool ruled_out(const SearchOptions& options, double below, const ModelGraph& model, const ClusterSpec& cluster,
                const Implementation& impl, const Costs& costs) {
-  if (options.base.dialect != Dialect::fsdp2 || below == kNever) return false;
+  if (options.base.dialect != Dialect::fsdp2 || below == kNothingFits) return false;
   const double enough = below / static_cast<double>(options.base.tensor());
   const Space space = space_of(model, cluster, options);
   return certify(space, options.memory_limit, impl, cluster, costs, enough).seconds_per_sequence >= enough;
@@ -26,7 +26,7 @@ bool ruled_out(const SearchOptions& options, double below, const ModelGraph& mod
 // `known`: what the best plan so far takes.
 void search_size(SizeSearched& s, SearchOptions options, double known, const ModelGraph& model,
                  const ClusterSpec& cluster, const Implementation& impl, const ScoreFunction& score) {
-  if (known < kNever && options.effort == Effort::joint) {
+  if (known < kNothingFits && options.effort == Effort::joint) {
     SearchOptions first = options;
     first.effort = Effort::uniform;
     s.result = search(model, cluster, impl, first, score);
@@ -56,7 +56,9 @@ SizesResult search_sizes(const std::vector<std::int64_t>& sizes,
   SizesResult r;
   std::optional<InputError> first_refusal;
   std::optional<std::size_t> best, searched;
+  bool stopped = false;
   for (const std::int64_t tensor : sizes) {
+    if (stopped && searched) break;
     SizeSearched s;
     s.tensor = tensor;
     try {
@@ -64,7 +66,8 @@ SizesResult search_sizes(const std::vector<std::int64_t>& sizes,
       s.tensor = options.base.tensor();
       if (s.tensor > 1) (void)split_over_tensor(model, options.base);  // throws where that is not possible
       s.ruled_out = best && ruled_out(options, taken(r.sizes[*best]) / kWorthSplitting, model, cluster, impl, costs);
-      if (!s.ruled_out) search_size(s, options, best ? taken(r.sizes[*best]) : kNever, model, cluster, impl, score);
+      if (!s.ruled_out)
+        search_size(s, options, best ? taken(r.sizes[*best]) : kNothingFits, model, cluster, impl, score);
     } catch (const InputError& e) {
       s.refusal = e.what();
       if (!first_refusal) first_refusal = e;
@@ -72,11 +75,13 @@ SizesResult search_sizes(const std::vector<std::int64_t>& sizes,
     r.sizes.push_back(std::move(s));
     const std::size_t now = r.sizes.size() - 1;
     if (!r.sizes[now].result) continue;
+    stopped = r.sizes[now].result->stopped;
     if (!searched) searched = now;
     if (r.sizes[now].fits() && (!best || taken(r.sizes[now]) * kWorthSplitting < taken(r.sizes[*best]))) best = now;
   }
   if (!searched) throw *first_refusal;
   r.best = best.value_or(*searched);
+  r.sizes[r.best].result->stopped = stopped;
   return r;
 }
 

@@ -37,7 +37,9 @@ class Climber {
     return fits(least) ? std::nullopt : least;
   }
 
-  [[nodiscard]] bool exhausted() const { return simulations_ >= options_.most_simulations; }
+  // As many as may be; or the caller wants what there is.
+  [[nodiscard]] bool exhausted() const { return used_up() || (options_.stop && options_.stop()); }
+  [[nodiscard]] bool used_up() const { return simulations_ >= options_.most_simulations; }
   [[nodiscard]] std::int64_t simulations() const { return simulations_; }
 
  private:
@@ -189,7 +191,7 @@ Improved improve(const Space& space, const std::vector<Design>& starts, const Im
     if (done()) break;
   }
   result.simulations = climber.simulations();
-  result.exhausted = climber.exhausted();
+  result.exhausted = climber.used_up();
   return result;
 }
 

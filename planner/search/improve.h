@@ -36,6 +36,7 @@ struct ImproveOptions {
   std::int64_t most_simulations = 1500;
   bool any_that_fits = false;                                           // end with the first
   std::function<void(std::int64_t simulated, double better)> progress;  // may be empty
+  std::function<bool()> stop;                                           // as SearchOptions::stop
   double faster_than = 0;  // seconds per sequence of what is known to fit; 0: nothing is
 };
 

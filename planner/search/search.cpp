@@ -84,10 +84,14 @@ bool recomputes_for_nothing(const Judged& j, std::span<const Judged> before) {
   });
 }
 
+bool stopped(const SearchOptions& o) { return o.stop && o.stop(); }
+
 // Micro-batches ascend fastest, so what did not fit comes before what is larger.
-void score_all(std::vector<Judged>& all, Bytes limit, Scorer& scorer) {
+void score_all(std::vector<Judged>& all, const SearchOptions& o, Scorer& scorer) {
+  const Bytes limit = o.memory_limit;
   const Option* too_large = nullptr;
   for (Judged& j : all) {
+    if (stopped(o)) return;
     const std::span<const Judged> before(all.data(), static_cast<std::size_t>(&j - all.data()));
     const bool hopeless = j.floor > limit || (too_large && needs_no_less(j.option, *too_large));
     if (hopeless || recomputes_for_nothing(j, before)) {
@@ -240,6 +244,7 @@ std::optional<Judged> improved(const ModelGraph& model, const ClusterSpec& clust
   options.any_that_fits = o.any_that_fits;
   options.progress = o.joint_progress;
   options.faster_than = fits ? known.seconds_per_sequence() : 0;
+  options.stop = o.stop;
   Improved found = improve(space, starts(space, all, best), options, scorer, admission);
   result.simulated_jointly = found.simulations;
   result.exhausted = found.exhausted;
@@ -262,7 +267,7 @@ PlanResult search(const ModelGraph& model, const ClusterSpec& cluster, const Imp
   std::vector<Judged> all = judge_floors(options(model, cluster, o), cluster, admission, o.memory_limit);
   Scorer scorer(o, score, static_cast<std::int64_t>(all.size()));
   result.considered = static_cast<std::int64_t>(all.size());
-  score_all(all, o.memory_limit, scorer);
+  score_all(all, o, scorer);
   const auto found = std::find_if(all.begin(), all.end(), [](const Judged& j) { return j.option.naive; });
   const bool listed = found != all.end() && (found->score || admission.is_legal(found->option.plan));
   Judged* const naive = listed ? &*found : nullptr;
@@ -296,6 +301,7 @@ PlanResult search(const ModelGraph& model, const ClusterSpec& cluster, const Imp
   result.scored = static_cast<std::int64_t>(
       std::count_if(all.begin(), all.end(), [](const Judged& j) { return j.score.has_value(); }));
   result.pruned = result.considered - result.scored;
+  result.stopped = stopped(o);
   return result;
 }
 

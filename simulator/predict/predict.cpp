@@ -20,7 +20,6 @@ namespace fsdp {
 
 namespace {
 
-constexpr double kHeadRoom = 0.05;          // of usable memory, left free by the default limit
 constexpr std::int64_t kMaxRankRoles = 64;  // ranks up to which every rank's memory is predicted
 
 Bytes scaled(Bytes b, double factor) {
@@ -168,7 +167,12 @@ void fill_roles(Prediction& p, Programs& programs) {
 
 }  // namespace
 
-Bytes default_memory_limit(const ClusterSpec& cluster) { return scaled(cluster.gpu.usable_memory, 1 - kHeadRoom); }
+Bytes memory_limit(const ClusterSpec& cluster, const MemoryBudget& budget) {
+  const Bytes left = scaled(cluster.gpu.usable_memory, 1 - budget.headroom);
+  return left > budget.reserve ? left - budget.reserve : Bytes(0);
+}
+
+Bytes default_memory_limit(const ClusterSpec& cluster) { return memory_limit(cluster, {}); }
 
 Prediction predict(Programs& programs, const Costs& costs, const PredictOptions& options) {
   const Job& job = programs.job();

@@ -55,6 +55,8 @@ const std::map<std::string, FlagCase> kFlags = {
     {"--implementation", {Kept::next_command, "hf"}},
     {"--compile", {Kept::next_command, ""}},
     {"--memory-limit", {Kept::next_command, "70GiB"}},
+    {"--headroom", {Kept::next_command, "10%"}},
+    {"--reserve", {Kept::next_command, "4GiB"}},
     {"--price", {Kept::next_command, "2.1"}},
     {"--gpus", {Kept::plan_file, "4"}},
     {"--seq-len", {Kept::plan_file, "512"}},

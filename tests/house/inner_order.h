@@ -95,6 +95,7 @@ inline const Order& inner_order() {
       {"planner/search", {"planner", "planner/layout", "planner/plan", "planner/tensor", "planner/wrap"}},
       {"planner/bound",
        {"planner/costs", "planner/layout", "planner/lowering", "planner/program", "planner/search", "planner/tensor"}},
+      {"planner/questions", {"planner", "planner/plan", "planner/search", "planner/wrap"}},
       {"planner/emit", {"planner", "planner/layout", "planner/wrap"}},
 
       // simulator: records are values; engine and allocator make them, analysis and predict put them together.
@@ -162,7 +163,9 @@ inline const Order& inner_order() {
       {"cli/doctor", {"cli", "cli/terminal"}},
       {"cli/pages", {"cli", "cli/report"}},
       {"cli/calibration", {"cli", "cli/terminal"}},
-      {"cli/commands", {"cli", "cli/calibration", "cli/doctor", "cli/pages", "cli/report", "cli/terminal"}},
+      {"cli/questions", {"cli", "cli/report", "cli/terminal"}},
+      {"cli/commands",
+       {"cli", "cli/calibration", "cli/doctor", "cli/pages", "cli/questions", "cli/report", "cli/terminal"}},
 
       // tests: by room; they share support, fakes and the conformance suite.
       {"tests/support", {}},
@@ -180,6 +183,7 @@ inline const Order& inner_order() {
       {"tests/planner", {"tests/support"}},
       {"tests/planner/costs", {"tests/support"}},
       {"tests/planner/emit", {"tests/support"}},
+      {"tests/planner/questions", {"tests/support"}},
       {"tests/planner/search", {"tests/support"}},
       {"tests/planner/torch", {"tests/support"}},
       {"tests/simulator", {"tests/support"}},
@@ -188,6 +192,7 @@ inline const Order& inner_order() {
       {"tests/exported", {}},
       {"tests/viz", {"tests/support"}},
       {"tests/cli", {"tests/support"}},
+      {"tests/cli/questions", {"tests/cli"}},
       {"tests/executor/conformance", {}},
       {"tests/executor", {"tests/executor/conformance", "tests/support"}},
       {"tests/executor/checkpoint", {"tests/support"}},

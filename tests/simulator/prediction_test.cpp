@@ -228,6 +228,8 @@ TEST_CASE("a static arena: reserved is planned, and there is nothing between fit
   CHECK(p.peak_active == p.peak_allocated);
   CHECK(p.peak_total.count() == program.arena_bytes + 1000);
   CHECK(p.memory_limit.count() == static_cast<std::int64_t>(0.95 * (1 << 20)));
+  CHECK(memory_limit(s.cluster, {.headroom = 0.25, .reserve = Bytes(1000)}).count() == (3 << 18) - 1000);
+  CHECK(memory_limit(s.cluster, {.headroom = 0, .reserve = Bytes(1 << 20)}).count() == 0);
   const auto verdict = [&](std::int64_t limit) {
     PredictOptions o;
     o.memory_limit = Bytes(limit);

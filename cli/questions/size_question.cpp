@@ -1,4 +1,4 @@
-#include "cli/commands/size_question.h"
+#include "cli/questions/size_question.h"
 
 #include <fmt/format.h>
 
