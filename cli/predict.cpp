@@ -25,4 +25,13 @@ Score score_plan(const ShardingPlan& plan, const Setup& setup) {
   return Score{p.step_time, p.peak_total, p.verdict, p.where, Bytes(p.memory.host_peak), p.alloc_retries};
 }
 
+StepTime time_plan(const ShardingPlan& plan, const Setup& setup) {
+  PredictOptions options = setup.options;
+  options.keep_timeline = false;
+  options.memory = false;
+  Programs programs = programs_of(plan, setup);
+  const Prediction p = predict(programs, setup.costs, options);
+  return {p.step_time, p.where};
+}
+
 }  // namespace fsdp::cli

@@ -16,5 +16,6 @@ namespace fsdp::cli {
 [[nodiscard]] Prediction priced(Prediction, const Setup&);
 // A prediction without timeline and order.
 [[nodiscard]] Score score_plan(const ShardingPlan&, const Setup&);
+[[nodiscard]] StepTime time_plan(const ShardingPlan&, const Setup&);
 
 }  // namespace fsdp::cli

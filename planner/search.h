@@ -31,6 +31,11 @@ struct Score {
   std::int64_t retries = 0;  // of a tight plan: how often in a step the allocator stops to give memory back
 };
 using ScoreFunction = std::function<Score(const ShardingPlan&)>;
+struct StepTime {
+  Seconds step;
+  Breakdown where;
+};
+using TimeFunction = std::function<StepTime(const ShardingPlan&)>;
 
 // Choices that the user left open besides those that are optional below; false: the base plan's value stays.
 struct OpenChoices {
@@ -60,6 +65,8 @@ struct SearchOptions {
   Bytes memory_limit;                    // per GPU
   std::function<void(std::int64_t done, std::int64_t total)> progress;        // may be empty
   std::function<void(std::int64_t simulated, double better)> joint_progress;  // better: by this part of the time
+  // The part of a score that does not need the memory, asked where that is known. May be empty.
+  TimeFunction timed;
   // Asked between simulations; true: the search ends soon, with the best that it has found. May be empty.
   std::function<bool()> stop;
 };

@@ -16,6 +16,7 @@ namespace fsdp {
 struct PredictOptions {
   std::optional<Bytes> memory_limit;  // empty: default_memory_limit of the cluster
   bool keep_timeline = true;          // false while searching: no timeline, order, critical path
+  bool memory = true;                 // false: the step's time and where it goes, and nothing else
 };
 
 // What of a GPU's usable memory is not for the plan.

@@ -52,11 +52,11 @@ Effort effort_of(const PlanFlags& f) {
   throw InputError("--search", "'" + printable(*f.effort) + "' is no way to search", suggestion(*f.effort, efforts()));
 }
 
-// How to search for these flags, saying how far it is. `progress` and `stop` outlive the search.
-SearchOptions options_of(const Flags& flags, const Setup& setup, Effort effort, const Stop& stop, Progress& progress) {
-  SearchOptions options = search_from_flags(flags, setup);
-  options.effort = effort;
-  options.stop = stop;
+// What --emit writes knows no tensor parallelism.
+SearchHow how_of(const PlanFlags& f) { return {effort_of(f), !f.emit}; }
+
+// Makes a search say how far it is. `progress` outlives it.
+void say_progress(SearchOptions& options, Progress& progress) {
   const std::int64_t tensor = options.base.tensor();
   const std::string what = tensor > 1 ? fmt::format("plan, tensor {}", tensor) : "plan";
   options.progress = [&progress, what](std::int64_t done, std::int64_t total) {
@@ -66,23 +66,21 @@ SearchOptions options_of(const Flags& flags, const Setup& setup, Effort effort, 
     progress.say(
         fmt::format("{}: {} more simulated one choice at a time, {:.1f} % faster", what, simulated, 100 * better));
   };
-  return options;
 }
 
-// Over one number of tensor ranks where that was asked for, or where nothing else can be said with the plan; or over
-// all that are ranks of one node.
 SizesResult search_with_progress(const PlanFlags& f, const Flags& flags, const Setup& setup, const Stop& stop,
                                  const ScoreFunction& score) {
   Progress progress;
-  const bool one = flags.tensor || f.emit || setup.cluster.host;
+  const SearchHow how = how_of(f);
   const auto options = [&](std::int64_t tensor) {
-    Flags with = flags;
-    if (!one) with.tensor = std::to_string(tensor);
-    return options_of(with, setup, effort_of(f), stop, progress);
+    SearchOptions o = options_of(flags, setup, how, tensor);
+    o.stop = stop;
+    say_progress(o, progress);
+    return o;
   };
   try {
-    return search_sizes(one ? std::vector<std::int64_t>{1} : tensor_sizes(setup.cluster), options, setup.model,
-                        setup.cluster, *setup.implementation, setup.costs, score);
+    return search_sizes(tensor_tried(flags, setup, how), options, setup.model, setup.cluster, *setup.implementation,
+                        setup.costs, score);
   } catch (const InputError& e) {
     throw naming_given_flags(e, flags);
   }
@@ -264,13 +262,12 @@ int plan_command(const PlanFlags& asked) {
     return *search_with_progress(asked, flags, setup, stop, score).chosen().result;
   };
   const AnswerTo to{asked.output, asked.emit, asked.report.file, asked.json, asked.effort};
-  if (const auto code = answer_with_table(asked.questions, asked.shared, to, effort_of(asked), search_with))
-    return *code;
+  if (const auto code = answer_with_table(asked.questions, asked.shared, to, how_of(asked), search_with)) return *code;
   PlanFlags f = asked;
   check_output("-o", f.output, {f.shared.model, f.shared.cluster, f.shared.costs, f.emit_to});
   check_output("--emit-to", f.emit_to, {f.shared.model, f.shared.cluster, f.shared.costs});
   check_output("--report", f.report.file, {f.shared.model, f.shared.cluster, f.shared.costs, f.output, f.emit_to});
-  const std::optional<SizeAnswer> size = answer_size_question(f.questions.size, f.shared, effort_of(f));
+  const std::optional<SizeAnswer> size = answer_size_question(f.questions.size, f.shared, how_of(f));
   if (size) f.shared = size->flags;
   const Setup setup = resolve_setup(f.shared);
   const Interrupt interrupt;

@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <map>
 #include <nlohmann/json.hpp>
 
 #include "cli/brief_json.h"
@@ -13,13 +12,13 @@
 #include "cli/questions/pareto.h"
 #include "cli/terminal/terminal.h"
 #include "models/input/error.h"
-#include "planner/tensor/split.h"
 
 namespace fsdp::cli {
 namespace {
 
 // The best plan of every combination.
-int answer_sweep(const Questions& q, const Flags& flags, const AnswerTo& to, Effort effort, const SearchWith& search) {
+int answer_sweep(const Questions& q, const Flags& flags, const AnswerTo& to, const SearchHow& how,
+                 const SearchWith& search) {
   for (const auto& [flag, given] : {std::pair{"--emit", &to.emit}, {"--report", &to.report}})
     if (*given)
       throw InputError(flag, "is of one plan, and this is a table of several",
@@ -32,7 +31,7 @@ int answer_sweep(const Questions& q, const Flags& flags, const AnswerTo& to, Eff
   const Interrupt interrupt;
   const Stop stop = [&] { return interrupt.asked(); };
   const auto find = [&](const Flags& of_row) {
-    const std::optional<SizeAnswer> size = answer_size_question(q.size, of_row, effort);
+    const std::optional<SizeAnswer> size = answer_size_question(q.size, of_row, how);
     FoundPlan found{size ? size->flags : of_row, {}, {}};
     found.setup = resolve_setup(found.flags, nullptr, Notes::silent);
     found.result = search(found.flags, found.setup, stop, scored_by(found.setup));
@@ -94,22 +93,13 @@ void add_questions(const Command& command, Questions& q) {
                  {"SIZE", nullptr, "auto"});
 }
 
-ScoreFunction scored_by(const Setup& setup) {
-  return [&setup, split = std::map<std::int64_t, Setup>()](const ShardingPlan& plan) mutable {
-    if (plan.tensor() == 1) return score_plan(plan, setup);
-    const auto [it, fresh] = split.try_emplace(plan.tensor(), setup);
-    if (fresh) it->second.model = split_over_tensor(setup.model, plan);
-    return score_plan(plan, it->second);
-  };
-}
-
-std::optional<int> answer_with_table(const Questions& q, const Flags& flags, const AnswerTo& to, Effort effort,
+std::optional<int> answer_with_table(const Questions& q, const Flags& flags, const AnswerTo& to, const SearchHow& how,
                                      const SearchWith& search) {
   if (!q.compare.empty() && (q.pareto || asks_for_sweep(q.sweep, flags)))
     throw InputError("--compare", "is of one plan, and this is a table of several",
                      "give one cluster, number of GPUs and sequence length, and leave out --pareto, --csv and --sort");
   if (q.pareto) return answer_pareto(q, flags, to, search);
-  if (asks_for_sweep(q.sweep, flags)) return answer_sweep(q, flags, to, effort, search);
+  if (asks_for_sweep(q.sweep, flags)) return answer_sweep(q, flags, to, how, search);
   return std::nullopt;
 }
 

@@ -8,6 +8,7 @@
 
 #include "cli/options.h"
 #include "cli/questions/found_plan.h"
+#include "cli/questions/search_how.h"
 #include "cli/questions/size_question.h"
 #include "cli/questions/sweep.h"
 #include "planner/search.h"
@@ -31,12 +32,10 @@ struct AnswerTo {
 
 // The search of `plan`: for these flags, under the setup's memory limit, by this score.
 using SearchWith = std::function<PlanResult(const Flags&, const Setup&, const Stop&, const ScoreFunction&)>;
-// Of plans for this setup, which outlives it; for each number of tensor ranks the model is split once.
-[[nodiscard]] ScoreFunction scored_by(const Setup&);
 
 // Answers with a table where that was asked for, and returns the exit code; nullopt: the question is about one plan.
 // Throws InputError where the flags contradict each other.
-[[nodiscard]] std::optional<int> answer_with_table(const Questions&, const Flags&, const AnswerTo&, Effort,
+[[nodiscard]] std::optional<int> answer_with_table(const Questions&, const Flags&, const AnswerTo&, const SearchHow&,
                                                    const SearchWith&);
 
 }  // namespace fsdp::cli

@@ -47,31 +47,28 @@ const SizeRow& row_of(const SizeQuestion& q) {
                    suggestion(name, names_of(q.max.has_value())));
 }
 
-// Is there a plan that fits? Those that treat all blocks alike are tried first.
-PlanResult fitting_search(const Setup& setup, SearchOptions options, Effort effort) {
-  const auto found = [&] {
-    return search(setup.model, setup.cluster, *setup.implementation, options,
-                  [&](const ShardingPlan& plan) { return score_plan(plan, setup); });
-  };
-  const PlanResult uniform = found();
-  if (effort == Effort::uniform || (uniform.best && uniform.best->score.verdict == Verdict::fits)) return uniform;
-  options.effort = Effort::joint;
-  options.any_that_fits = true;
-  options.most_simulations = 200;
-  return found();
-}
-
 // What a search with this size says: nothing where it is fine.
 struct Outcome {
   bool fits = false;
   std::string why_not;
   Score score;  // of the best plan, or of the one that needs least
   std::optional<InputError> refused;
+  // The first tight one, or else what needs least, is nearest to fitting.
+  [[nodiscard]] auto distance() const {
+    const bool tight = score.verdict == Verdict::tight;
+    return std::tuple(!fits, refused.has_value(), !tight, tight ? Bytes(0) : score.peak_total);
+  }
 };
+
+Outcome outcome_of(const PlanResult& result) {
+  const Verdict verdict = result.best ? result.best->score.verdict : Verdict::does_not_fit;
+  return {verdict == Verdict::fits, std::string(name(verdict)), (result.best ? *result.best : *result.least).score,
+          std::nullopt};
+}
 
 class Asker {
  public:
-  Asker(const Flags& flags, const SizeRow& row, Effort effort) : flags_(flags), row_(row), effort_(effort) {}
+  Asker(const Flags& flags, const SizeRow& row, const SearchHow& how) : flags_(flags), row_(row), how_(how) {}
 
   const Outcome& ask(std::int64_t size) {
     const auto known = outcomes_.find(size);
@@ -83,14 +80,9 @@ class Asker {
   // Of the sizes that were asked, the first with a tight plan, or else the one that needs least. Throws what refused
   // all.
   [[nodiscard]] std::int64_t nearest() const {
-    const auto nearer = [](const auto& a, const auto& b) {
-      const auto rank = [](const Outcome& o) {
-        const bool tight = o.score.verdict == Verdict::tight;
-        return std::tuple(o.refused.has_value(), !tight, tight ? Bytes(0) : o.score.peak_total);
-      };
-      return rank(a.second) < rank(b.second);
-    };
-    const auto best = std::min_element(outcomes_.begin(), outcomes_.end(), nearer);
+    const auto best = std::min_element(outcomes_.begin(), outcomes_.end(), [](const auto& a, const auto& b) {
+      return a.second.distance() < b.second.distance();
+    });
     if (best->second.refused) throw *best->second.refused;
     return best->first;
   }
@@ -101,23 +93,53 @@ class Asker {
   }
 
  private:
-  Outcome search_with(std::int64_t size) const {
+  // Is there a plan that fits? Those that treat all blocks alike are tried first, and of the numbers of tensor ranks
+  // the one with which something fitted last.
+  Outcome search_with(std::int64_t size) {
     const Flags flags = flags_with(size);
     try {
       const Setup setup = resolve_setup(flags, nullptr, Notes::silent);
-      const PlanResult result = fitting_search(setup, search_from_flags(flags, setup), effort_);
-      const Verdict verdict = result.best ? result.best->score.verdict : Verdict::does_not_fit;
-      return {verdict == Verdict::fits, std::string(name(verdict)), (result.best ? *result.best : *result.least).score,
-              std::nullopt};
+      const ScoreFunction score = scored_by(setup);
+      std::vector<std::int64_t> tensors = tensor_tried(flags, setup, how_);
+      std::stable_partition(tensors.begin(), tensors.end(), [&](std::int64_t t) { return t == tensor_that_fits_; });
+      std::optional<Outcome> nearest;
+      for (const Effort effort : {Effort::uniform, Effort::joint}) {
+        if (effort == Effort::joint && how_.effort == Effort::uniform) break;
+        for (const std::int64_t tensor : tensors) {
+          Outcome now = search_with(flags, setup, score, effort, tensor);
+          if (!nearest || now.distance() < nearest->distance()) nearest = std::move(now);
+          if (!nearest->fits) continue;
+          tensor_that_fits_ = tensor;
+          return *nearest;
+        }
+      }
+      return *nearest;
     } catch (const InputError& e) {
-      const InputError named = naming_given_flags(e, flags);
-      return {false, named.problem(), {}, named};
+      return refused(e, flags);
     }
+  }
+
+  [[nodiscard]] Outcome search_with(const Flags& flags, const Setup& setup, const ScoreFunction& score, Effort effort,
+                                    std::int64_t tensor) const {
+    try {
+      SearchOptions options = options_of(flags, setup, {effort, how_.splits}, tensor);
+      options.any_that_fits = true;
+      options.most_simulations = 200;
+      return outcome_of(search(setup.model, setup.cluster, *setup.implementation, options, score));
+    } catch (const InputError& e) {
+      return refused(e, flags);
+    }
+  }
+
+  [[nodiscard]] static Outcome refused(const InputError& e, const Flags& flags) {
+    const InputError named = naming_given_flags(e, flags);
+    return {false, named.problem(), {}, named};
   }
 
   const Flags& flags_;
   const SizeRow& row_;
-  const Effort effort_;
+  const SearchHow how_;
+  std::int64_t tensor_that_fits_ = 1;
   std::map<std::int64_t, Outcome> outcomes_;
   Progress progress_;
 };
@@ -194,14 +216,16 @@ void add_size_question(const Command& command, SizeQuestion& q) {
                  {"SIZE", fewest_names});
 }
 
-std::optional<SizeAnswer> answer_size_question(const SizeQuestion& q, const Flags& flags, Effort effort) {
+std::optional<SizeAnswer> answer_size_question(const SizeQuestion& q, const Flags& asked, const SearchHow& how) {
   if (!q.max && !q.min) return std::nullopt;
   if (q.max && q.min) throw InputError("--min", "and --max are two questions", "ask one of them");
   const SizeRow& row = row_of(q);
-  if (flags.*(row.value))
+  if (asked.*(row.value))
     throw InputError(row.flag, fmt::format("is given, and {} asks for it", q.max ? "--max" : "--min"),
                      "leave out one of the two");
-  Asker asker(flags, row, effort);
+  Flags flags = asked;
+  if (row.value == &Flags::micro_batch && !flags.tensor) flags.tensor = "1";  // else it is that of a tensor group
+  Asker asker(flags, row, how);
   const std::vector<std::int64_t> sizes = sizes_of(row, flags, asker);
   if (sizes.empty() && !asker.ask(1).fits) (void)asker.nearest();  // throws what the batch's rules say of it
   if (sizes.empty()) throw InputError(row.flag, "no size divides the batch of a step", "give another batch");

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cli/options.h"
+#include "cli/questions/search_how.h"
 
 namespace fsdp::cli {
 
@@ -26,7 +27,7 @@ struct SizeAnswer {
   int searches = 0;
 };
 // Nothing without --max and --min. Throws InputError for sizes that are given, too, and where every size is refused.
-[[nodiscard]] std::optional<SizeAnswer> answer_size_question(const SizeQuestion&, const Flags&, Effort);
+[[nodiscard]] std::optional<SizeAnswer> answer_size_question(const SizeQuestion&, const Flags&, const SearchHow&);
 [[nodiscard]] nlohmann::ordered_json size_json(const SizeAnswer&);
 
 }  // namespace fsdp::cli

@@ -14,6 +14,10 @@ double taken(const SizeSearched& s) {
   return s.fits() ? gpu_seconds_per_sequence(s.result->best->plan, s.result->best->score.step) : kNothingFits;
 }
 
+Verdict verdict_of(const SizeSearched& s) {
+  return s.result->best ? s.result->best->score.verdict : Verdict::does_not_fit;
+}
+
 // Nothing where no bound is derived.
 bool ruled_out(const SearchOptions& options, double below, const ModelGraph& model, const ClusterSpec& cluster,
                const Implementation& impl, const Costs& costs) {
@@ -76,7 +80,7 @@ SizesResult search_sizes(const std::vector<std::int64_t>& sizes,
     const std::size_t now = r.sizes.size() - 1;
     if (!r.sizes[now].result) continue;
     stopped = r.sizes[now].result->stopped;
-    if (!searched) searched = now;
+    if (!searched || verdict_of(r.sizes[now]) < verdict_of(r.sizes[*searched])) searched = now;
     if (r.sizes[now].fits() && (!best || taken(r.sizes[now]) * kWorthSplitting < taken(r.sizes[*best]))) best = now;
   }
   if (!searched) throw *first_refusal;

@@ -35,7 +35,8 @@ struct SizeSearched {
 
 struct SizesResult {
   std::vector<SizeSearched> sizes;
-  std::size_t best = 0;  // its index: the fastest that fits; or else that of the first size that was searched
+  std::size_t best =
+      0;  // its index: the fastest that fits; or else the first tight one, or the first that was searched
   [[nodiscard]] const SizeSearched& chosen() const { return sizes[best]; }
 };
 

@@ -10,10 +10,12 @@ ShardingPlan shortened(const ShardingPlan& plan, std::int64_t micro_batches) {
   return p;
 }
 
+StepTime time_in(const Score& s) { return {s.step, s.where}; }
+
 Seconds extended(Seconds shorter, Seconds longer, double more) { return longer + (longer - shorter) * more; }
 
 // The score of `more` micro-batches beyond those of `longer`, which has one more than `shorter`.
-Score extrapolated(const Score& shorter, const Score& longer, double more) {
+Score extrapolated(const StepTime& shorter, const Score& longer, double more) {
   Score s = longer;
   s.step = extended(shorter.step, longer.step, more);
   for (const BreakdownPart& part : kBreakdownParts)
@@ -26,8 +28,19 @@ Score extrapolated(const Score& shorter, const Score& longer, double more) {
 Score Scorer::score_of(const ShardingPlan& plan) const {
   const auto n = static_cast<std::int64_t>(plan.micro_batches.size());
   if (n <= kRepresentative) return score_(plan);
-  const Score shorter = score_(shortened(plan, kRepresentative - 1)), longer = score_(shortened(plan, kRepresentative));
-  return extrapolated(shorter, longer, static_cast<double>(n - kRepresentative));
+  const ShardingPlan one_less = shortened(plan, kRepresentative - 1);
+  const StepTime shorter = options_.timed ? options_.timed(one_less) : time_in(score_(one_less));
+  return extrapolated(shorter, score_(shortened(plan, kRepresentative)), static_cast<double>(n - kRepresentative));
+}
+
+Score Scorer::exact_score_of(const ShardingPlan& plan, const Score& known) const {
+  if (plan.micro_batches.size() <= kRepresentative) return known;
+  if (!options_.timed) return score_(plan);
+  Score exact = known;
+  const StepTime whole = options_.timed(plan);
+  exact.step = whole.step;
+  exact.where = whole.where;
+  return exact;
 }
 
 void Scorer::score(Judged& j) {
@@ -37,7 +50,7 @@ void Scorer::score(Judged& j) {
 }
 
 void Scorer::score_exactly(Judged& j) {
-  if (j.option.batch.grad_accum > kRepresentative) j.score = score_(j.option.plan);
+  j.score = exact_score_of(j.option.plan, *j.score);
 }
 
 void Scorer::advance() {

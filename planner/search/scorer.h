@@ -17,7 +17,8 @@ class Scorer {
   [[nodiscard]] Score score_of(const ShardingPlan&) const;  // of a plan whose micro-batches are of one size
   void score(Judged&);                                      // unless it has been scored
   void score_exactly(Judged&);                              // the whole step, replacing an extrapolated score
-  [[nodiscard]] Score exact_score_of(const ShardingPlan& plan) const { return score_(plan); }
+  // The whole step, of a plan whose score_of is known.
+  [[nodiscard]] Score exact_score_of(const ShardingPlan&, const Score& known) const;
   void advance();  // counts one more option as done and reports progress to the caller
 
  private:

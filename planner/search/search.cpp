@@ -249,8 +249,7 @@ std::optional<Judged> improved(const ModelGraph& model, const ClusterSpec& clust
   result.simulated_jointly = found.simulations;
   result.exhausted = found.exhausted;
   if (!found.best) return std::nullopt;
-  if (found.best->plan.micro_batches.size() > kRepresentative)
-    found.best->score = scorer.exact_score_of(found.best->plan);
+  found.best->score = scorer.exact_score_of(found.best->plan, found.best->score);
   const Judged j = judged(*found.best, space);
   const bool worth = !fits || j.seconds_per_sequence() * kEquallyFast < known.seconds_per_sequence();
   return j.score->verdict == Verdict::fits && worth ? std::optional(j) : std::nullopt;

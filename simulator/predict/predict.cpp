@@ -185,6 +185,7 @@ Prediction predict(Programs& programs, const Costs& costs, const PredictOptions&
   p.step_time = Seconds(timeline.duration);
   p.where = where_time_goes(program.steady_step, timeline);
   p.exposed_communication = exposed_communication(p.where);
+  if (!options.memory) return p;
   fill_memory(p, program, c, options, timeline);
   fill_rates(p, program, demands, c);
   if (!options.keep_timeline) return p;

@@ -15,7 +15,7 @@ using nlohmann::json;
 namespace {
 
 const std::string kTarget = "--model llama3-8b --cluster dgx-h100 ";
-const std::string kCall = "fsdp-plan plan " + kTarget + "--gpus 8 --seq-len 8k --search uniform ";
+const std::string kCall = "fsdp-plan plan " + kTarget + "--gpus 8 --seq-len 8k --search uniform --tensor 1 ";
 constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
 
 bool says(const std::string& text, const std::string& words) { return text.find(words) != std::string::npos; }

@@ -27,12 +27,13 @@ TEST_CASE("the answer to --max and --min fits, and the next size does not") {
     std::int64_t step;  // to the next size; 0: another grid
   };
   for (const Case& c :
-       {Case{"--model llama3-8b --cluster dgx-h100 --gpus 8", "--max seq-len", "--seq-len", 1024},
+       {Case{"--model llama3-8b --cluster dgx-h100 --gpus 8 --search uniform", "--max seq-len", "--seq-len", 1024},
         Case{"--model qwen2.5-7b --cluster dgx-h100 --gpus 2 --implementation hf --micro-batch 8", "--max seq-len",
              "--seq-len", 1024},
         Case{"--model llama3-8b --cluster dgx-h100 --seq-len 4k", "--max micro-batch", "--micro-batch", 1},
-        Case{"--model llama3-70b --cluster dgx-h100 --seq-len 8k", "--min gpus", "--gpus", -8},
-        Case{"--model llama3-70b --cluster dgx-h100 --seq-len 8k --global-batch 512", "--min gpus", "--gpus", 0}}) {
+        Case{"--model llama3-70b --cluster dgx-h100 --seq-len 8k --search uniform", "--min gpus", "--gpus", -8},
+        Case{"--model llama3-70b --cluster dgx-h100 --seq-len 8k --global-batch 48 --search uniform", "--min gpus",
+             "--gpus", 0}}) {
     CAPTURE(c.flags);
     const Answer answer = program.run("fsdp-plan plan " + c.flags + " " + c.question + " --json=brief -o plan.json");
     CHECK_MESSAGE(answer.code == 0, answer.err);
@@ -41,19 +42,19 @@ TEST_CASE("the answer to --max and --min fits, and the next size does not") {
     if (c.step != 0) CHECK(next == found + c.step);
     CHECK(result["verdict"] == "fits");
     CHECK(size["searches"].get<int>() <= 24);
-    const std::string by_itself = c.flags + " " + c.flag + " ";
+    const bool micro_batch = c.flag == "--micro-batch";
+    const std::string by_itself = c.flags + (micro_batch ? " --tensor 1 " : " ") + c.flag + " ";
     CHECK(verdict(program, by_itself + std::to_string(found)) == "fits");
     CHECK(verdict(program, by_itself + std::to_string(next)) == size["why_not_next"]);
     CHECK(size["why_not_next"] != "fits");
     // The plan is that of the size.
     const Answer plan = program.run("fsdp-plan plan " + by_itself + std::to_string(found) + " -o alone.json");
     CHECK(program.run("cmp plan.json alone.json").code == 0);
-    if (c.step == 0) continue;  // its text is that of the question before
+    if (!micro_batch) continue;  // the text is the same for all, and each asks again
     const Answer text = program.run("fsdp-plan plan " + c.flags + " " + c.question);
-    CHECK_MESSAGE(
-        text.out.starts_with((c.question[2] == 'm' && c.question[3] == 'a' ? "Largest: " : "Fewest: ") + c.flag + " " +
-                             std::to_string(found) + " fits, " + std::to_string(next) + " does not ("),
-        text.out);
+    CHECK_MESSAGE(text.out.starts_with("Largest: --micro-batch " + std::to_string(found) + " fits, " +
+                                       std::to_string(next) + " does not ("),
+                  text.out);
     CHECK(text.out.substr(text.out.find('\n') + 1) ==
           plan.out.substr(0, plan.out.find("\nnext: ")) + text.out.substr(text.out.find("\nnext: ")));
   }
@@ -61,7 +62,8 @@ TEST_CASE("the answer to --max and --min fits, and the next size does not") {
 
 TEST_CASE("the largest micro-batch is the one that trying all of them finds") {
   const Program program;
-  const std::string flags = "--model qwen3-0.6b --cluster dgx-a100-40 --gpus 1 --seq-len 8k --wrap block ";
+  const std::string flags =
+      "--model qwen3-0.6b --cluster dgx-a100-40 --gpus 1 --seq-len 8k --wrap block --search uniform ";
   std::int64_t largest = 0;
   for (std::int64_t size = 1; size <= 24; ++size)
     if (verdict(program, flags + "--micro-batch " + std::to_string(size)) == "fits") largest = size;
@@ -76,7 +78,8 @@ TEST_CASE("learned positions end a sequence; where nothing fits, that is the ans
   const json learned = parsed(program.run("fsdp-plan plan --model gpt2 --cluster dgx-h100 --max seq-len --json=brief"));
   CHECK(learned["size_question"]["answer"] == 1024);
   CHECK(learned["size_question"]["why_not_next"] == "2048 tokens, but 'gpt2' has learned positions for 1024");
-  const Answer none = program.run("fsdp-plan plan --model llama3.1-405b --cluster dgx-h100 --gpus 8 --max seq-len");
+  const Answer none =
+      program.run("fsdp-plan plan --model llama3.1-405b --cluster dgx-h100 --gpus 8 --tensor 1 --max seq-len");
   CHECK(none.code == 1);
   CHECK_MESSAGE(none.err.starts_with("No --seq-len fits; "), none.err);
   CHECK(none.err.find("Does not fit: ") != std::string::npos);
@@ -96,14 +99,15 @@ TEST_CASE("learned positions end a sequence; where nothing fits, that is the ans
   CHECK(two["size_question"]["answer"] == 2);
   CHECK(two["size_question"]["next"] == nullptr);
   // Where GPUs do not help: the plan of the number that comes nearest, with what would make it fit.
-  const Answer never = program.run("fsdp-plan plan --model llama3-8b --cluster dgx-h100 --seq-len 128k --min gpus");
+  const Answer never =
+      program.run("fsdp-plan plan --model llama3-8b --cluster dgx-h100 --seq-len 128k --tensor 1 --min gpus");
   CHECK(never.code == 1);
   CHECK_MESSAGE(never.err.find("No --gpus fits; ") != std::string::npos, never.err);
   CHECK_MESSAGE(never.err.find("\n  --compile --seq-len ") != std::string::npos, never.err);
   // A tight plan is none that fits: the answer is no, and the first tight one is shown.
   const Answer tight = program.run(
       "fsdp-plan plan --model llama3-8b --cluster dgx-h100 --gpus 8 --wrap block --seq-len 32k --max micro-batch "
-      "--search uniform");
+      "--search uniform --tensor 1");
   CHECK(tight.code == 1);
   CHECK_MESSAGE(tight.out.starts_with("No --micro-batch fits; 1 search; nearest: 1.\nTight: "), tight.out);
 }

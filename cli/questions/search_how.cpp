@@ -1,0 +1,51 @@
+#include "cli/questions/search_how.h"
+
+#include <map>
+#include <string>
+
+#include "cli/predict.h"
+#include "planner/bound/tensor_sizes.h"
+#include "planner/tensor/split.h"
+
+namespace fsdp::cli {
+namespace {
+
+// The setup with its model split over a plan's tensor ranks, once for each number of them.
+class Splits {
+ public:
+  explicit Splits(const Setup& setup) : setup_(setup) {}
+
+  [[nodiscard]] const Setup& over(const ShardingPlan& plan) {
+    if (plan.tensor() == 1) return setup_;
+    const auto [it, fresh] = split_.try_emplace(plan.tensor(), setup_);
+    if (fresh) it->second.model = split_over_tensor(setup_.model, plan);
+    return it->second;
+  }
+
+ private:
+  const Setup& setup_;
+  std::map<std::int64_t, Setup> split_;
+};
+
+}  // namespace
+
+std::vector<std::int64_t> tensor_tried(const Flags& flags, const Setup& setup, const SearchHow& how) {
+  if (flags.tensor) return {search_from_flags(flags, setup).base.tensor()};
+  if (!how.splits || setup.cluster.host) return {1};
+  return tensor_sizes(setup.cluster);
+}
+
+SearchOptions options_of(const Flags& flags, const Setup& setup, const SearchHow& how, std::int64_t tensor) {
+  Flags with = flags;
+  if (tensor > 1) with.tensor = std::to_string(tensor);
+  SearchOptions options = search_from_flags(with, setup);
+  options.effort = how.effort;
+  options.timed = [split = Splits(setup)](const ShardingPlan& p) mutable { return time_plan(p, split.over(p)); };
+  return options;
+}
+
+ScoreFunction scored_by(const Setup& setup) {
+  return [split = Splits(setup)](const ShardingPlan& plan) mutable { return score_plan(plan, split.over(plan)); };
+}
+
+}  // namespace fsdp::cli

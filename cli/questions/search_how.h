@@ -1,0 +1,25 @@
+// How a question about plans is searched: how thoroughly, and over which numbers of tensor ranks.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "cli/options.h"
+#include "planner/search.h"
+
+namespace fsdp::cli {
+
+struct SearchHow {
+  Effort effort = Effort::joint;
+  bool splits = true;  // plans over several tensor ranks, too, where --tensor says nothing
+};
+
+// The numbers of tensor ranks to search: that of --tensor, or all that are ranks of one node.
+[[nodiscard]] std::vector<std::int64_t> tensor_tried(const Flags&, const Setup&, const SearchHow&);
+// Of plans with one of these numbers. The setup outlives the options.
+[[nodiscard]] SearchOptions options_of(const Flags&, const Setup&, const SearchHow&, std::int64_t tensor);
+
+// Of plans for this setup, which outlives it; for each number of tensor ranks the model is split once.
+[[nodiscard]] ScoreFunction scored_by(const Setup&);
+
+}  // namespace fsdp::cli
