@@ -45,9 +45,10 @@ std::vector<std::string> all_names() {
   return names;
 }
 std::vector<std::string> prefetch_words() { return {"pre", "none", "post"}; }
-std::vector<std::string> dtype_words() {  // int64 is that of ids
+std::vector<std::string> dtype_words() {  // int64 is that of ids, fp8 has flags of its own
   std::vector<std::string> names = all_names<DType, kDTypes>();
   std::erase(names, name(DType::i64));
+  std::erase(names, name(DType::f8));
   return names;
 }
 
@@ -169,6 +170,22 @@ const std::vector<FlagRow>& plan_rows() {
        "shards, their gradients, optimizer states: fp32 (default), bf16 (a model loaded in bf16)",
        {"DTYPE", dtype_words},
        kNumerics},
+      {"--float8",
+       &Flags::float8,
+       "linear layers multiply in 8 bits, by a recipe of torchao: none (default) | tensorwise | rowwise | "
+       "rowwise_with_gw_hp; fsdp2",
+       {"RECIPE", all_names<Float8Recipe, kFloat8Recipes>},
+       kNumerics},
+      {"--float8-all-gather",
+       &Flags::float8_all_gather,
+       "tensorwise: weights are cast before they are gathered, and gathered in 8 bits",
+       {"BOOL", switch_words, "true"},
+       kNumerics},
+      {"--float8-precomputed-scales",
+       &Flags::float8_precomputed_scales,
+       "with --float8-all-gather: the scales of all weights after the optimizer, in one all-reduce",
+       {"BOOL", switch_words, "true"},
+       kNumerics},
       {"--optimizer",
        &Flags::optimizer,
        "adamw (default) | sgd | adamw-8bit (torchao's)",
@@ -266,6 +283,11 @@ PlanChoices choices_of(const Flags& f, std::int64_t ranks, std::int64_t seq_len)
   c.param_dtype = parsed<DType>(f.param_dtype, [](auto& t) { return parse_dtype(t, "--param-dtype"); });
   c.reduce_dtype = parsed<DType>(f.reduce_dtype, [](auto& t) { return parse_dtype(t, "--reduce-dtype"); });
   c.master_dtype = parsed<DType>(f.master_dtype, [](auto& t) { return parse_dtype(t, "--master-dtype"); });
+  c.float8 = parsed<Float8Recipe>(f.float8, [](auto& t) { return parse_float8_recipe(t, "--float8"); });
+  c.float8_all_gather =
+      parsed<bool>(f.float8_all_gather, [](auto& t) { return parse_switch(t, "--float8-all-gather"); });
+  c.float8_precomputed_scales =
+      parsed<bool>(f.float8_precomputed_scales, [](auto& t) { return parse_switch(t, "--float8-precomputed-scales"); });
   c.optimizer = parsed<OptimizerKind>(f.optimizer, [](auto& t) { return parse_optimizer(t, "--optimizer"); });
   if (f.lr) c.lr = parse_coefficient(*f.lr, "--lr", false);
   if (f.weight_decay) c.weight_decay = parse_coefficient(*f.weight_decay, "--weight-decay", true);

@@ -25,7 +25,7 @@
 #include "planner/bound/tensor_sizes.h"
 #include "planner/emit.h"
 #include "planner/search.h"
-#include "planner/tensor/split.h"
+#include "planner/tensor/local_model.h"
 #include "viz/viz.h"
 
 namespace fsdp::cli {
@@ -76,7 +76,7 @@ SizesResult search_with_progress(const PlanFlags& f, const Setup& setup) {
   std::map<std::int64_t, Setup> split;  // by tensor ranks, so that each model is split once
   const auto score = [&](const ShardingPlan& plan) {
     const auto [it, fresh] = split.try_emplace(plan.tensor(), setup);
-    if (fresh && plan.tensor() > 1) it->second.model = split_over_tensor(setup.model, plan);
+    if (fresh && differs_from_local(setup.model, plan)) it->second.model = local_model(setup.model, plan);
     return score_plan(plan, it->second);
   };
   try {

@@ -124,7 +124,6 @@ void say_implementation(Inexactness& out, const EmitContext& context, const std:
   if (context.implementation == nullptr) return;
   const Implementation& planned = *context.implementation;
   if (planned.compiled) out.changed("compile", "the prediction is for compiled blocks: nothing is compiled here");
-  if (planned.float8_linear) out.unknown("implementation", "products in 8 bits: they are in the plan's dtypes here");
   if (planned.name == "hf") return;
   if (planned.name.starts_with("hf") || planned.name.starts_with("foundry"))
     return out.unknown("implementation", fmt::format("the prediction is for {}: {}", planned.name, instead));

@@ -187,8 +187,6 @@ void write_implementation(Inexactness& out, const EmitContext& context) {
   if (!planned.name.starts_with("torchtitan"))
     out.unknown("implementation",
                 fmt::format("the prediction is for the kernels of {}: torchtitan has its own", planned.name));
-  if (planned.float8_linear)
-    out.unknown("implementation", "products in 8 bits: add the float8 converter to [model] converters");
 }
 
 }  // namespace

@@ -4,13 +4,14 @@
 #include <cstdint>
 #include <vector>
 
+#include "planner/lowering/fsdp2_float8.h"
 #include "planner/lowering/fsdp2_units.h"
 
 namespace fsdp {
 
 class Fsdp2Unshard {
  public:
-  explicit Fsdp2Unshard(Fsdp2Units& units) : units_(units) {}
+  explicit Fsdp2Unshard(Fsdp2Units& units) : units_(units), float8_(units) {}
 
   // F2: casts and copies the local shard into its slot of a new gather buffer on C, then all-gathers on G. Does nothing
   // if the unit is gathered or pending.
@@ -26,6 +27,7 @@ class Fsdp2Unshard {
   void drop_unused(StepBuilder&, std::int32_t u, bool last);
   // ... and for all of them: what a recomputation that stopped early holds.
   void end_backward(StepBuilder&);
+  void after_optimizer(StepBuilder&);
 
  private:
   struct Source {
@@ -35,6 +37,7 @@ class Fsdp2Unshard {
   Source gather_source(StepBuilder&, std::int32_t u, Stream);
   Source cast_all(StepBuilder&, std::int32_t u, Stream, const std::vector<std::int32_t>& from, std::int64_t elements);
   Source from_host(StepBuilder&, std::int32_t u, Stream);
+  Source with_float8(StepBuilder&, std::int32_t u, Stream);
   void copy_alone(StepBuilder&, std::int32_t u);
   std::int32_t copy_out(StepBuilder&, std::int32_t u, const std::vector<Arg>& source);
   void keep_parts(StepBuilder&, std::int32_t u);
@@ -42,6 +45,7 @@ class Fsdp2Unshard {
   std::int32_t pass_held(StepBuilder&);  // C and G wait for the copy-out; the caller frees the buffer
 
   Fsdp2Units& units_;
+  Fsdp2Float8 float8_;
   std::int32_t held_gather_ = kNone, held_copy_out_ = kNone;  // forward: the last group's gather buffer
 };
 

@@ -1,0 +1,126 @@
+// Traffic here is what is moved beside the products, which planner/costs/ counts itself.
+//
+// matmul_with_hp_or_float8_args saves its input as it came and the weight, which is FSDP's. Its casts are made again in
+// backward: the gradient's, twice, the weight's, unless it was gathered in 8 bits, and the input's.
+//
+// Elements: x of the input, y of the output, w of the weight. Bytes of a cast, beside what it reads, at its worst
+// moment: the scaled copy in fp32, the clamped one and the result, 9 per element; a source in 16 bits is converted to
+// fp32 and scaled before, which takes no more. The second factor of a product has to be stored by columns, the first by
+// rows: what is not is copied.
+#include "models/implementations/float8.h"
+
+#include <algorithm>
+#include <initializer_list>
+
+#include "models/implementations/pytorch_ops.h"
+
+namespace fsdp::float8 {
+namespace {
+
+using pytorch::plus;
+using pytorch::row_bytes;
+using pytorch::row_elements;
+using pytorch::times;
+
+std::int64_t largest(std::initializer_list<std::int64_t> moments) {
+  return std::max<std::int64_t>(0, std::max(moments));
+}
+
+// Scales of rows (or columns) that are alive with a cast of a tensor, each an fp32 number; none with one scale.
+std::int64_t scales(const Op& op, std::int64_t count) {
+  return op.shape.float8 == Float8Recipe::tensorwise ? 0 : 4 * count;
+}
+
+struct Sizes {
+  std::int64_t x, y, w, t, e;
+  Sizes(const Op& op, const Workload& work)
+      : x(row_elements(work, op.shape.in)),
+        y(row_elements(work, op.shape.out)),
+        w(times(op.shape.in, op.shape.out)),
+        t(work.tokens()),
+        e(work.element_bytes) {}
+};
+
+}  // namespace
+
+OpFacts linear(const Op& op, const Workload& work) {
+  const Sizes s(op, work);
+  const OpShape& shape = op.shape;
+  const bool tensorwise = shape.float8 == Float8Recipe::tensorwise,
+             wide = shape.float8 == Float8Recipe::rowwise_with_gw_hp;
+  const bool bias = op.params.size() > 1, gathered = shape.float8_weight;
+  const std::int64_t cast = 9, weight = gathered ? 0 : s.w, result = s.y * s.e;
+  // Forward: the input's cast, the weight's beside it, the product; a bias is added to it.
+  const std::int64_t x_scales = scales(op, s.t), w_scales = scales(op, shape.out);
+  const std::int64_t forward =
+      largest({times(s.x, cast) + x_scales - result, s.x + x_scales + times(weight, cast) + w_scales - result,
+               s.x + weight + x_scales + w_scales + (bias ? result : 0)});
+  // Backward, moments in order; dx and dw are made on the way and count as results throughout.
+  const std::int64_t dx = s.x * s.e, dw = s.w * s.e, after = s.y + weight + dx;
+  const std::int64_t rows = scales(op, s.t), post_dx = tensorwise ? 0 : times(s.x, 4),
+                     post_dw = tensorwise ? 0 : times(s.w, 4);
+  std::int64_t backward =
+      largest({times(s.y, cast) + rows, s.y + rows + times(weight, cast), s.y + weight + s.w + rows + dx + post_dx});
+  if (!wide)
+    backward = largest(
+        {backward, after + times(s.y, cast), after + s.y + times(s.x, cast), after + 2 * s.y + 2 * s.x + dw + post_dw});
+  else backward = largest({backward, after + dw});
+  const std::int64_t forward_casts = gathered ? 1 : 2, backward_casts = (wide ? 1 : 3) + (gathered ? 0 : 1);
+  // abs, largest value, four of its scale, to fp32, scaled, clamped, cast.
+  constexpr std::int64_t kCastLaunches = 10, kCastBytes = 2 + 2 + 2 + 2 + 4 + 8 + 8 + 5;
+  return {
+      .saved_inputs = 0b1,
+      .forward_scratch_bytes = forward,
+      .backward_scratch_bytes = std::max<std::int64_t>(0, backward - dx - dw),
+      .forward_launches = static_cast<std::int16_t>(1 + kCastLaunches * forward_casts + (bias ? 1 : 0)),
+      .backward_launches =
+          static_cast<std::int16_t>(2 + kCastLaunches * backward_casts + (tensorwise ? 3 : 5) + (bias ? 1 : 0)),
+      .forward_traffic_bytes = plus(times(plus(s.x, weight), kCastBytes), bias ? 3 * result : 0),
+      .backward_traffic_bytes = plus(times(plus(times(s.y, wide ? 1 : 2), plus(wide ? 0 : s.x, weight)), kCastBytes),
+                                     plus(2 * plus(s.w, plus(s.x, s.y)), bias ? result : 0))};
+}
+
+// A scale for the whole tensor needs all of it first: the input's largest value is found where the input is made, a
+// gradient's and a weight's by a pass of its own. A scale per row is found and used while the row is in the cache; one
+// per column is a pass of its own again. Backward knows what forward found for the whole of the input and the weight.
+// The partitioner keeps an input for the weight's gradient in 16 bits; one that is cast again it makes again with the
+// cast, from what its norm, activation or attention keep (recorded of PyTorch 2.15: tests/torch/record_float8.py).
+// The products of rows' scales beside the gradients' products (torchao multiplies after them) are passes over results.
+OpFacts linear_compiled(const Op& op, const Workload& work) {
+  const Sizes s(op, work);
+  const OpShape& shape = op.shape;
+  const bool tensorwise = shape.float8 == Float8Recipe::tensorwise,
+             wide = shape.float8 == Float8Recipe::rowwise_with_gw_hp;
+  const bool bias = op.params.size() > 1, gathered = shape.float8_weight;
+  const std::int64_t again = s.e + 1,
+                     alone = 2 * s.e + 1;  // bytes per element of a cast, without and with a pass before
+  const std::int64_t weight = gathered ? 0 : s.w;
+  OpFacts f;
+  f.saved_inputs = wide ? 0b1 : 0;
+  f.forward_scratch_bytes = plus(s.x, weight);
+  f.backward_scratch_bytes = wide ? plus(s.y, s.w) : plus(s.y, std::max(s.w, plus(s.y, s.x)));
+  f.forward_launches = static_cast<std::int16_t>(gathered ? 2 : tensorwise ? 4 : 3);
+  f.forward_traffic_bytes = plus(times(s.x, again), times(weight, tensorwise ? alone : again));
+  if (tensorwise) {
+    // The gathered weight is stored by rows, and copied by columns.
+    f.backward_launches = 6;
+    f.backward_traffic_bytes = plus(plus(times(s.y, alone), times(s.x, again)), gathered ? 2 * s.w : times(s.w, again));
+  } else if (wide) {
+    f.backward_launches = 5;
+    f.backward_traffic_bytes = plus(plus(times(s.y, again), times(s.w, alone)), times(s.x, 2 * s.e));
+  } else {
+    f.backward_launches = 10;
+    f.backward_traffic_bytes = plus(plus(times(s.y, again + alone), times(s.x, alone)),
+                                    plus(times(s.w, alone), plus(times(s.x, 2 * s.e), times(s.w, 2 * s.e))));
+  }
+  if (bias) f.backward_launches = static_cast<std::int16_t>(f.backward_launches + 1);
+  return f;
+}
+
+std::string_view lacks(const Op& op) {
+  Op wide = op;
+  wide.shape.float8 = Float8Recipe::none;
+  return few_families(wide);
+}
+
+}  // namespace fsdp::float8
