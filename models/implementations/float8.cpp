@@ -26,11 +26,6 @@ std::int64_t largest(std::initializer_list<std::int64_t> moments) {
   return std::max<std::int64_t>(0, std::max(moments));
 }
 
-// Scales of rows (or columns) that are alive with a cast of a tensor, each an fp32 number; none with one scale.
-std::int64_t scales(const Op& op, std::int64_t count) {
-  return op.shape.float8 == Float8Recipe::tensorwise ? 0 : 4 * count;
-}
-
 struct Sizes {
   std::int64_t x, y, w, t, e;
   Sizes(const Op& op, const Workload& work)
@@ -50,21 +45,27 @@ OpFacts linear(const Op& op, const Workload& work) {
              wide = shape.float8 == Float8Recipe::rowwise_with_gw_hp;
   const bool bias = op.params.size() > 1, gathered = shape.float8_weight;
   const std::int64_t cast = 9, weight = gathered ? 0 : s.w, result = s.y * s.e;
+  // Scales of rows and columns, fp32: of the input's and the gradient's rows, and of both sides of the weight.
+  const std::int64_t of_rows = tensorwise ? 0 : 4 * s.t, of_in = tensorwise ? 0 : 4 * shape.in,
+                     of_out = tensorwise ? 0 : 4 * shape.out;
   // Forward: the input's cast, the weight's beside it, the product; a bias is added to it.
-  const std::int64_t x_scales = scales(op, s.t), w_scales = scales(op, shape.out);
-  const std::int64_t forward =
-      largest({times(s.x, cast) + x_scales - result, s.x + x_scales + times(weight, cast) + w_scales - result,
-               s.x + weight + x_scales + w_scales + (bias ? result : 0)});
-  // Backward, moments in order; dx and dw are made on the way and count as results throughout.
-  const std::int64_t dx = s.x * s.e, dw = s.w * s.e, after = s.y + weight + dx;
-  const std::int64_t rows = scales(op, s.t), post_dx = tensorwise ? 0 : times(s.x, 4),
-                     post_dw = tensorwise ? 0 : times(s.w, 4);
-  std::int64_t backward =
-      largest({times(s.y, cast) + rows, s.y + rows + times(weight, cast), s.y + weight + s.w + rows + dx + post_dx});
-  if (!wide)
-    backward = largest(
-        {backward, after + times(s.y, cast), after + s.y + times(s.x, cast), after + 2 * s.y + 2 * s.x + dw + post_dw});
-  else backward = largest({backward, after + dw});
+  const std::int64_t forward = largest({times(s.x, cast) + of_rows - result,
+                                        s.x + of_rows + (gathered ? 0 : times(weight, cast) + of_out) - result,
+                                        s.x + weight + of_rows + of_out + (bias ? result : 0)});
+  // Backward, in order: casts of the gradient and of the weight, a copy of the weight by columns and the first product;
+  // casts of the gradient and of the input, copies of both and the second product. A product without fast accumulation
+  // is multiplied by the product of its rows' scales. dx and dw are made on the way and count as results throughout.
+  const std::int64_t dx = s.x * s.e, dw = s.w * s.e;
+  const std::int64_t once = s.y + of_rows, of_weight = wide ? 0 : of_in, before = once + weight + of_weight;
+  std::int64_t backward = largest({times(s.y, cast) + of_rows, once + (gathered ? 0 : times(weight, cast) + of_weight),
+                                   before + s.w + dx + (tensorwise ? 0 : times(s.x, 4))});
+  if (wide) {
+    backward = largest({backward, before + dx + dw});
+  } else {
+    const std::int64_t twice = before + dx + s.y + of_out;
+    backward = largest({backward, before + dx + times(s.y, cast) + of_out, twice + times(s.x, cast) + of_in,
+                        twice + s.y + 2 * s.x + of_in + dw + (tensorwise ? 0 : times(s.w, 4))});
+  }
   const std::int64_t forward_casts = gathered ? 1 : 2, backward_casts = (wide ? 1 : 3) + (gathered ? 0 : 1);
   // abs, largest value, four of its scale, to fp32, scaled, clamped, cast.
   constexpr std::int64_t kCastLaunches = 10, kCastBytes = 2 + 2 + 2 + 2 + 4 + 8 + 8 + 5;

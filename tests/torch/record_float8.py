@@ -8,8 +8,8 @@ of 16, without the output layer. Logged in host order, beside what order_log.py 
     cast                    elements of a tensor that is cast to 8 bits
     mm                      bits of the factors, rows, inner size, columns of every matrix product
 
-and of the second step the bytes alive at every collective of fully_shard (`live`) and at most (`peak`); numbers alone
-left out, and what the training loop holds.
+and of the second step the bytes alive behind every copy-out and before every reduce-scatter (`live`) and at most
+(`peak`); numbers alone left out, and what the training loop holds.
 
 Usage:
 
@@ -105,7 +105,7 @@ class Float8Log(TorchDispatchMode):
 
 
 class Events(list):
-    """Events, with the bytes alive when each collective of fully_shard was issued."""
+    """Events, with the bytes alive behind each copy-out and before each reduce-scatter."""
 
     def __init__(self):
         super().__init__()
@@ -113,7 +113,7 @@ class Events(list):
 
     def append(self, event):
         super().append(event)
-        if event[0] in ("all_gather", "reduce_scatter"):
+        if event[0] in ("copy_out", "reduce_scatter"):
             self.live.append(self.log.total)
 
 
@@ -136,10 +136,11 @@ def record(c):
         names = ("replicate", "shard") if replicate > 1 else ("shard",)
         mesh = init_device_mesh("cpu", (replicate, shard)[-len(names):], mesh_dim_names=names)
         model = Llama(c)
-        config = Float8LinearConfig.from_recipe_name(c["recipe"])
-        if c.get("all_gather"):
-            config = Float8LinearConfig(enable_fsdp_float8_all_gather=True)
-        convert_to_float8_training(model, config=config, module_filter_fn=converted)
+        if c["recipe"] != "none":
+            config = Float8LinearConfig.from_recipe_name(c["recipe"])
+            if c.get("all_gather"):
+                config = Float8LinearConfig(enable_fsdp_float8_all_gather=True)
+            convert_to_float8_training(model, config=config, module_filter_fn=converted)
         freqs = torch.ones(c["seq_len"], 1, c["hidden"] // c["heads"] // 2, dtype=torch.complex64)
         if c.get("checkpoint"):
             for i in range(c["layers"]):
@@ -187,6 +188,8 @@ def configs():
     base["recipe"] = "tensorwise"
     gathered = dict(base, all_gather=True)
     return [
+        dict(base, name="none", recipe="none"),
+        dict(base, name="none-checkpoint", recipe="none", checkpoint=True, reshard="true"),
         dict(base, name="tensorwise"),
         dict(base, name="tensorwise-titan", wrap="titan"),
         dict(base, name="tensorwise-wide", inner=1024, sequences=1),
