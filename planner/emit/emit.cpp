@@ -178,6 +178,13 @@ void leave_out_uncommon(Inexactness& out, const ShardingPlan& plan, const std::s
                   fmt::format("the release of PyTorch is what is installed: planned for {}", dialect_text(plan)));
 }
 
+void leave_out_float8(Inexactness& out, const ShardingPlan& plan) {
+  if (plan.float8 != Float8Plan{})
+    out.changes(&ShardingPlan::float8, Float8Plan{}, "float8",
+                fmt::format("products in 8 bits ({}): linear layers multiply in {}", name(plan.float8.recipe),
+                            name(plan.param_dtype)));
+}
+
 std::string header(const ShardingPlan& plan, const ModelGraph& model, const std::string& what,
                    const std::vector<Inexact>& cannot_express) {
   std::string text = "# " + what + ", written by fsdp-plan.\n#\n";
