@@ -44,7 +44,7 @@ enum class Action : std::uint8_t {
                         //             grad_params)
   add_gradient,         // graph_op    adds args[0] into args[1]: a second use of a tensor or parameter (`tensor` or
                         //             `param` of the buffers)
-  cast_shard,           // unit        reads: shard; writes: shard in param_dtype, or one weight of it in 8 bits
+  cast_shard,           // unit        reads: shard; writes: shard in param_dtype, or a weight of it in 8 bits
   gather_copy_in,       // unit        reads: (cast) shard, or its pieces; writes: own slot of the gather buffer
   all_gather,           // unit        reads + writes: gather buffer, in place
                         // graph_op    reads: this rank's part; writes: all ranks' parts, one after the other

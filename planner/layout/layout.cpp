@@ -6,8 +6,8 @@
 #include "models/input/error.h"
 #include "models/input/limits.h"
 #include "models/units.h"
-#include "planner/float8.h"
 #include "planner/layout/flat.h"
+#include "planner/tensor/float8.h"
 
 namespace fsdp {
 namespace {

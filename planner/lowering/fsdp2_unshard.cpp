@@ -60,7 +60,7 @@ Fsdp2Unshard::Source Fsdp2Unshard::cast_all(StepBuilder& b, std::int32_t u, Stre
 Fsdp2Unshard::Source Fsdp2Unshard::with_float8(StepBuilder& b, std::int32_t u, Stream stream) {
   const ShardingPlan& plan = units_.c.plan;
   Source source;
-  source.temporaries = float8_.cast(b, u);
+  source.temporaries = float8_.cast(b, {&units_.layout(u), u, units_[u].shard}, units_.micro_batch);
   const std::int64_t item = size_of(plan.master_dtype);
   std::vector<Arg> others;
   std::int64_t elements = 0;
@@ -246,7 +246,10 @@ void Fsdp2Unshard::drop_unused(StepBuilder& b, std::int32_t u, bool last) {
 }
 
 void Fsdp2Unshard::after_optimizer(StepBuilder& b) {
-  if (units_.c.plan.float8.precomputed_scales) float8_.compute_scales(b);
+  if (!units_.c.plan.float8.precomputed_scales) return;
+  std::vector<ShardOfUnit> shards;
+  for (const std::int32_t u : units_.module_order) shards.push_back({&units_.layout(u), u, units_[u].shard});
+  float8_.compute_scales(b, shards);
 }
 
 void Fsdp2Unshard::end_backward(StepBuilder& b) {

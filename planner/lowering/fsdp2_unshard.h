@@ -4,14 +4,14 @@
 #include <cstdint>
 #include <vector>
 
-#include "planner/lowering/fsdp2_float8.h"
 #include "planner/lowering/fsdp2_units.h"
+#include "planner/lowering/step/float8_casts.h"
 
 namespace fsdp {
 
 class Fsdp2Unshard {
  public:
-  explicit Fsdp2Unshard(Fsdp2Units& units) : units_(units), float8_(units) {}
+  explicit Fsdp2Unshard(Fsdp2Units& units) : units_(units) {}
 
   // F2: casts and copies the local shard into its slot of a new gather buffer on C, then all-gathers on G. Does nothing
   // if the unit is gathered or pending.
@@ -45,7 +45,7 @@ class Fsdp2Unshard {
   std::int32_t pass_held(StepBuilder&);  // C and G wait for the copy-out; the caller frees the buffer
 
   Fsdp2Units& units_;
-  Fsdp2Float8 float8_;
+  Float8Casts float8_;
   std::int32_t held_gather_ = kNone, held_copy_out_ = kNone;  // forward: the last group's gather buffer
 };
 

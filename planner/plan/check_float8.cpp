@@ -4,7 +4,7 @@
 #include <string>
 
 #include "models/index.h"
-#include "planner/float8.h"
+#include "planner/tensor/float8.h"
 #include "planner/plan/refusal.h"
 
 namespace fsdp {

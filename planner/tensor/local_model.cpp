@@ -2,7 +2,7 @@
 
 #include <vector>
 
-#include "planner/float8.h"
+#include "planner/tensor/float8.h"
 #include "planner/tensor/split.h"
 
 namespace fsdp {

@@ -36,7 +36,7 @@ struct FieldCase {
 };
 
 const ModelGraph& model() {
-  static const ModelGraph graph = small_llama({.layers = 4});
+  static const ModelGraph graph = small_llama({.layers = 4, .hidden = 32, .inner = 48});
   return graph;
 }
 

@@ -1,4 +1,4 @@
-#include "planner/float8.h"
+#include "planner/tensor/float8.h"
 
 #include "models/index.h"
 
