@@ -85,8 +85,8 @@ enum class Action : std::uint8_t {
   reorder_tokens,       // graph_op    reads: parts of sequences (or columns) rank by rank; writes: them in their own
                         //             order (or the other way round, or this rank's part of them)
   slice_gradient,       // unit        reads: gradient of a whole parameter; writes: that of this rank's part
-  largest_value,        // unit        reads: one weight of the shard; writes: the largest absolute value in it, by which
-                        //             it is scaled to 8 bits
+  largest_value,        // unit        reads: one weight of the shard; writes: the largest absolute value in it, for its
+                        //             scale to 8 bits
                         // -           the same of every weight gathered in 8 bits (reads: shards)
   reduce_largest,       // unit, -     all-reduce (maximum) of those values over `shard`
 };

@@ -131,7 +131,7 @@ const std::vector<FieldCase>& fields() {
       {"separate_reduce_scatter", set(&P::separate_reduce_scatter, true), expressed, written, written},
       {"force_sum_reduction", set(&P::force_sum_reduction, true), expressed, written, written},
       {"units", [](P& p) { p.units = wrap(model(), "block:2", "test"); }, expressed, written, written},
-      {"units", [](P& p) { p.units = wrap(model(), "params:500", "test"); }, expressed, written, written},
+      {"units", [](P& p) { p.units = wrap(model(), "params:900", "test"); }, expressed, written, written},
       {"reshard_after_forward", set_unit(&Unit::reshard_after_forward, Reshard::no), expressed, written, written},
       {"reshard_after_forward", set_unit(&Unit::reshard_after_forward, Reshard{2}), expressed, written, written},
       {"reshard_after_forward", [](P& p) { set_reshard(p, Reshard::no); }, expressed, expressed, expressed},
