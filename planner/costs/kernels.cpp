@@ -65,6 +65,14 @@ bool in_float8(const Op& op, const CostContext& c) {
   return true;
 }
 
+// Share of the 8-bit rate that torchao's products reach. Those of backward accumulate in full fp32 (use_fast_accum of
+// the gradients is false), which costs Hopper's units 10 to 20 % (torchao issue 2377); scales by row run PyTorch's own
+// kernel in forward, at 90 to 100 % of cuBLAS's (PyTorch issue 147971). The middles.
+double float8_share(Float8Recipe recipe, Direction direction, const GpuSpec& gpu) {
+  if (direction == Direction::backward) return gpu.compute_capability == 90 ? 1 / 1.15 : 1;
+  return recipe == Float8Recipe::tensorwise ? 1 : 0.95;
+}
+
 // y = x W^T, dx = dy W, dW = dy^T x: the same three extents, each contracted in turn. Other bytes (a bias, casts) are
 // added. Of experts: one such matmul per expert, over its slots, in one grouped launch.
 KernelTime matmul_op_time(const Op& op, Direction direction, Work& work, const Workload& w, const CostContext& c) {
@@ -75,12 +83,14 @@ KernelTime matmul_op_time(const Op& op, Direction direction, Work& work, const W
   const double in = static_cast<double>(op.shape.in), out = static_cast<double>(op.shape.out);
   const double e = static_cast<double>(w.element_bytes), memory = memory_rate(c.cluster, c.costs);
   const bool float8 = in_float8(op, c);
+  const double float8_rate =
+      c.costs.fp8_matmul_efficiency * gpu.fp8.count() * float8_share(op.shape.float8, direction, gpu);
   const double sixteen = matrix_peak(DType::bf16, gpu);
   KernelTime t;
   double moved = 0;
   const auto add = [&](double m, double n, double k, bool eight = true) {
     eight = eight && float8;
-    const double rate = eight ? c.costs.fp8_matmul_efficiency * gpu.fp8.count() : matrix_rate(c);
+    const double rate = eight ? float8_rate : matrix_rate(c);
     const double speed = (eight ? gpu.fp8.count() : matrix_peak(c.plan.param_dtype, gpu)) / sixteen;
     const MatmulTime one = matmul_time({m, n, k, eight ? 1 : e, e, in, out, speed, count}, rate, gpu.sms, memory);
     t.seconds += one.seconds;
