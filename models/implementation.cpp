@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "models/implementations/float8.h"
 #include "models/input/digest.h"
 #include "models/input/error.h"
 #include "models/input/limits.h"
@@ -146,6 +147,7 @@ OpFacts facts(const Implementation& implementation, const Op& op, const Workload
 
 OpFacts facts(const Implementation& implementation, const Op& op, const Workload& workload, const ModelGraph& model) {
   OpFacts f = facts(implementation, op, workload);
+  if (implementation.compiled) f.saved_extra_bytes += float8::kept_cast_bytes(op, workload, model);
   if (op.shape.traced != kNone) return f;  // what is frozen was frozen when PyTorch ran it
   const auto keep_nothing = [&f] {
     f.saved_inputs = f.saved_outputs = 0, f.saved_extra_bytes = 0;  // a selective checkpoint keeps whole results

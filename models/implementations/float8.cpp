@@ -120,6 +120,15 @@ OpFacts linear_compiled(const Op& op, const Workload& work) {
   return f;
 }
 
+std::int64_t kept_cast_bytes(const Op& op, const Workload& work, const ModelGraph& model) {
+  const Float8Recipe recipe = op.shape.float8;
+  if (recipe == Float8Recipe::none || recipe == Float8Recipe::rowwise_with_gw_hp) return 0;
+  const bool of_attention = std::any_of(model.ops.begin(), model.ops.end(), [&](const Op& other) {
+    return other.kind == OpKind::attention && other.outputs[0] == op.inputs[0];
+  });
+  return of_attention ? row_elements(work, op.shape.in) : 0;
+}
+
 std::string_view lacks(const Op& op) {
   Op wide = op;
   wide.shape.float8 = Float8Recipe::none;
