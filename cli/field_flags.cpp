@@ -60,6 +60,7 @@ constexpr FieldRow kFieldFlags[] = {
     {"param_dtype", "--param-dtype"},
     {"reduce_dtype", "--reduce-dtype"},
     {"master_dtype", "--master-dtype"},
+    {"float8", "--float8"},
     {"kind", "--optimizer"},
     {"optimizer", "--optimizer"},
     {"lr", "--lr"},

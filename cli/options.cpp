@@ -45,9 +45,13 @@ std::vector<std::string> all_names() {
   return names;
 }
 std::vector<std::string> prefetch_words() { return {"pre", "none", "post"}; }
-std::vector<std::string> dtype_words() {  // int64 is that of ids
+FlagRow on_off(const char* name, Text Flags::*value, const char* help, const char* group) {
+  return {name, value, help, {"BOOL", switch_words, "true"}, group};
+}
+std::vector<std::string> dtype_words() {  // int64 is that of ids, fp8 has flags of its own
   std::vector<std::string> names = all_names<DType, kDTypes>();
   std::erase(names, name(DType::i64));
+  std::erase(names, name(DType::f8));
   return names;
 }
 
@@ -134,32 +138,19 @@ const std::vector<FlagRow>& plan_rows() {
        kOrder},
       {"--reduce-scatter-buffers", &Flags::reduce_scatter_buffers,
        "fsdp2: inputs of reduce-scatter alive at once before compute waits; default: 1", "N", kOrder},
-      {"--separate-reduce-scatter",
-       &Flags::separate_reduce_scatter,
-       "fsdp2: a communicator of its own for reduce-scatter, beside all-gathers: true | false (default)",
-       {"BOOL", switch_words, "true"},
-       kOrder},
-      {"--limit-all-gathers",
-       &Flags::limit_all_gathers,
-       "fsdp1's rate limiter: true (default) | false",
-       {"BOOL", switch_words, "true"},
-       kOrder},
-      {"--use-orig-params",
-       &Flags::use_orig_params,
-       "fsdp1: true (default; parameters aligned in the flat one) | false",
-       {"BOOL", switch_words, "true"},
-       kOrder},
+      on_off("--separate-reduce-scatter", &Flags::separate_reduce_scatter,
+             "fsdp2: a communicator of its own for reduce-scatter, beside all-gathers: true | false (default)", kOrder),
+      on_off("--limit-all-gathers", &Flags::limit_all_gathers, "fsdp1's rate limiter: true (default) | false", kOrder),
+      on_off("--use-orig-params", &Flags::use_orig_params,
+             "fsdp1: true (default; parameters aligned in the flat one) | false", kOrder),
       {"--activation-checkpointing",
        &Flags::checkpointing,
        join(checkpointing_forms(), " | "),
        {"POLICY", checkpointing_forms},
        kMemory},
       {"--loss-chunks", &Flags::loss_chunks, "parts in which the loss is computed; default: 1", "N", kMemory},
-      {"--offload",
-       &Flags::offload,
-       "shards, sharded gradients and optimizer states live in host memory",
-       {"BOOL", switch_words, "true"},
-       kMemory},
+      on_off("--offload", &Flags::offload, "shards, sharded gradients and optimizer states live in host memory",
+             kMemory),
       {"--param-dtype",
        &Flags::param_dtype,
        "compute and all-gather: bf16 (default), fp32 (default on host), fp16, fp64",
@@ -175,6 +166,16 @@ const std::vector<FlagRow>& plan_rows() {
        "shards, their gradients, optimizer states: fp32 (default), bf16 (a model loaded in bf16)",
        {"DTYPE", dtype_words},
        kNumerics},
+      {"--float8",
+       &Flags::float8,
+       "linear layers multiply in 8 bits, by a recipe of torchao: none (default) | tensorwise | rowwise | "
+       "rowwise_with_gw_hp; fsdp2",
+       {"RECIPE", all_names<Float8Recipe, kFloat8Recipes>},
+       kNumerics},
+      on_off("--float8-all-gather", &Flags::float8_all_gather,
+             "tensorwise: weights are cast before they are gathered, and gathered in 8 bits", kNumerics),
+      on_off("--float8-precomputed-scales", &Flags::float8_precomputed_scales,
+             "with --float8-all-gather: the scales of all weights after the optimizer, in one all-reduce", kNumerics),
       {"--optimizer",
        &Flags::optimizer,
        "adamw (default) | sgd | adamw-8bit (torchao's)",
@@ -272,6 +273,11 @@ PlanChoices choices_of(const Flags& f, std::int64_t ranks, std::int64_t seq_len)
   c.param_dtype = parsed<DType>(f.param_dtype, [](auto& t) { return parse_dtype(t, "--param-dtype"); });
   c.reduce_dtype = parsed<DType>(f.reduce_dtype, [](auto& t) { return parse_dtype(t, "--reduce-dtype"); });
   c.master_dtype = parsed<DType>(f.master_dtype, [](auto& t) { return parse_dtype(t, "--master-dtype"); });
+  c.float8 = parsed<Float8Recipe>(f.float8, [](auto& t) { return parse_float8_recipe(t, "--float8"); });
+  c.float8_all_gather =
+      parsed<bool>(f.float8_all_gather, [](auto& t) { return parse_switch(t, "--float8-all-gather"); });
+  c.float8_precomputed_scales =
+      parsed<bool>(f.float8_precomputed_scales, [](auto& t) { return parse_switch(t, "--float8-precomputed-scales"); });
   c.optimizer = parsed<OptimizerKind>(f.optimizer, [](auto& t) { return parse_optimizer(t, "--optimizer"); });
   if (f.lr) c.lr = parse_coefficient(*f.lr, "--lr", false);
   if (f.weight_decay) c.weight_decay = parse_coefficient(*f.weight_decay, "--weight-decay", true);

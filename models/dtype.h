@@ -8,8 +8,9 @@
 
 namespace fsdp {
 
-enum class DType : std::uint8_t { f64, f32, bf16, f16, i64 };
-inline constexpr int kDTypes = static_cast<int>(DType::i64) + 1;
+// fp8: what products in 8 bits read (planner/plan.h, Float8Plan); no plan, file or flag names it.
+enum class DType : std::uint8_t { f64, f32, bf16, f16, i64, f8 };
+inline constexpr int kDTypes = static_cast<int>(DType::f8) + 1;
 
 [[nodiscard]] constexpr std::int64_t size_of(DType t) {
   switch (t) {
@@ -18,11 +19,12 @@ inline constexpr int kDTypes = static_cast<int>(DType::i64) + 1;
     case DType::f32: return 4;
     case DType::bf16:
     case DType::f16: return 2;
+    case DType::f8: return 1;
   }
   return 0;
 }
 
-[[nodiscard]] std::string_view name(DType);                                   // "fp64" "fp32" "bf16" "fp16" "int64"
+[[nodiscard]] std::string_view name(DType);  // "fp64" "fp32" "bf16" "fp16" "int64" "fp8"
 [[nodiscard]] DType parse_dtype(std::string_view text, const Origin& where);  // throws InputError with the list
 
 }  // namespace fsdp

@@ -76,6 +76,16 @@ inline constexpr int kOpKinds = static_cast<int>(OpKind::redistribute) + 1;
 // True for the ops whose work is a matrix multiplication (matmul) with a weight: linear and expert_linear.
 [[nodiscard]] constexpr bool is_matmul(OpKind k) { return k == OpKind::linear || k == OpKind::expert_linear; }
 
+// How torchao's float8 training multiplies: what a linear layer's products read is scaled and cast to 8 bits.
+enum class Float8Recipe : std::uint8_t {
+  none,                // products as wide as activations are
+  tensorwise,          // one scale per tensor
+  rowwise,             // one per row of the left factor and column of the right one
+  rowwise_with_gw_hp,  // the same, the gradient of the input with one scale for the weight, that of the weight in 16
+                       // bits
+};
+inline constexpr int kFloat8Recipes = static_cast<int>(Float8Recipe::rowwise_with_gw_hp) + 1;
+
 // How tokens share experts. Each expert has a fixed number of slots, its capacity, so that memory and work do not
 // depend on what is routed. Tokens take slots in their order in the micro-batch, and the choices of a token in theirs.
 // A choice is dropped if its expert is full: it counts as zero and has no gradient, and the token's other choices keep
@@ -128,6 +138,9 @@ struct OpShape {
   Redistribution redistribution = Redistribution::none;
   std::int64_t sequence_parts = 1;  // it computes one of so many parts of each sequence
   std::int64_t vocab_parts = 1;     // cross_entropy: the logits are one of so many parts of the vocabulary
+  // Linear, as a rank multiplies (planner/tensor/local_model.h): in 8 bits, and with a weight that arrives in 8 bits.
+  Float8Recipe float8 = Float8Recipe::none;
+  bool float8_weight = false;
   // Of a model that PyTorch ran: which of the graph's Trace::kinds it is. Memory and work are that kind's, `kind` of
   // the op is what was recognised, and opaque_flops_per_token is a third of what a step computes.
   std::int32_t traced = kNone;
@@ -196,6 +209,7 @@ struct ModelGraph {
   std::vector<std::string> notes;             // what its file says and this graph leaves out; for people
   std::int32_t ids = kNone, targets = kNone;  // tensors that a batch fills
   std::int64_t tensor_ranks = 1;              // ranks that its ops are split over; parameters are one rank's part
+  Float8Recipe float8 = Float8Recipe::none;   // in which its linear layers multiply: set with their shapes'
   Trace trace;                                // of a model that PyTorch ran; else empty
 
   [[nodiscard]] std::int64_t parameter_count() const;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "models/implementations/float8.h"
 #include "models/input/digest.h"
 #include "models/input/error.h"
 #include "models/input/limits.h"
@@ -83,6 +84,7 @@ bool knows(const Implementation& i, const Op& op) {
 
 std::string_view few_families(const Op& op) {
   const OpShape& s = op.shape;
+  if (s.float8 != Float8Recipe::none) return "products in 8 bits";
   if (op.kind == OpKind::rms_norm && s.weight_offset != 0) return "rms_norm with an offset to its weight";
   if (op.kind == OpKind::rotary && s.packed) return "rotary of packed q, k and v";
   if (op.kind == OpKind::rotary && s.rotated != 0) return "rotary of a part of each head";
@@ -145,6 +147,7 @@ OpFacts facts(const Implementation& implementation, const Op& op, const Workload
 
 OpFacts facts(const Implementation& implementation, const Op& op, const Workload& workload, const ModelGraph& model) {
   OpFacts f = facts(implementation, op, workload);
+  if (implementation.compiled) f.saved_extra_bytes += float8::kept_cast_bytes(op, workload, model);
   if (op.shape.traced != kNone) return f;  // what is frozen was frozen when PyTorch ran it
   const auto keep_nothing = [&f] {
     f.saved_inputs = f.saved_outputs = 0, f.saved_extra_bytes = 0;  // a selective checkpoint keeps whole results
@@ -195,7 +198,7 @@ std::string digest(const Implementation& i) {
   d.add("optimizer_temp", i.optimizer_temp_bytes_per_element);
   d.add("optimizer_temps_at_once", i.optimizer_temps_at_once);
   d.add("optimizer_traffic", i.optimizer_traffic);
-  d.add("float8_linear", i.float8_linear);
+  d.add("float8_linear", false);  // as files from before float8 was the plan's have it
   d.add("memory", static_cast<std::int64_t>(i.memory));
   d.add("host_launch", i.host_seconds_per_launch);
   d.add("host_hook", i.host_seconds_per_unit_hook);

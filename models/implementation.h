@@ -61,7 +61,7 @@ struct OpFacts {
 using OpRule = OpFacts (*)(const Op&, const Workload&);
 // What there is about an op that an implementation does not know; empty: nothing.
 using OpLack = std::string_view (*)(const Op&);
-[[nodiscard]] std::string_view few_families(const Op&);  // any variant of an op that only few families have
+[[nodiscard]] std::string_view few_families(const Op&);  // any variant of an op that only few families (stacks) have
 inline constexpr std::string_view kOpSize = "op size";   // where rules say that a size overflows; `facts` says whose
 
 // Where device memory comes from.
@@ -98,7 +98,6 @@ struct Implementation {
   // has none worth counting: foreach norms are a number per parameter and the scaling is in place.
   std::int64_t optimizer_temp_bytes_per_element = 0;
   bool optimizer_temps_at_once = false;
-  bool float8_linear = false;    // matmuls of linear layers but the head in 8 bits, scaled by tensor; 16-bit gathers
   double optimizer_traffic = 1;  // bytes that AdamW's kernels move over those of one fused pass
   MemorySource memory = MemorySource::caching;
   double host_seconds_per_launch = 0;     // CPU time to issue one kernel
@@ -126,7 +125,7 @@ struct Implementation {
 [[nodiscard]] const Implementation& native_implementation();                   // our executor on CPUs
 [[nodiscard]] const Implementation& native_cuda_implementation();              // our executor on GPUs
 [[nodiscard]] const Implementation& torchtitan_implementation(bool compiled);  // torchtitan as of 2026
-[[nodiscard]] std::span<const Implementation> torchtitan_implementations();    // that, its past forms, and in float8
+[[nodiscard]] std::span<const Implementation> torchtitan_implementations();    // that, and its past forms
 [[nodiscard]] const Implementation& hf_implementation(bool compiled);          // transformers 5
 [[nodiscard]] const Implementation& hf_eager_attention_implementation();       // attn_implementation="eager"
 [[nodiscard]] const Implementation& foundry_implementation(

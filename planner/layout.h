@@ -24,12 +24,14 @@ struct ShardedParam {
   std::int64_t chunk_rows = 0;              // c
   std::int64_t offset = 0;                  // of its padded shard within the unit's shard, in elements
   std::int64_t dim = 0;                     // the sharded dimension
+  bool float8 = false;                      // gathered in 8 bits
   bool trainable = true;  // trained, and a gradient reaches it; PyTorch leaves out the others as it does frozen ones
   [[nodiscard]] std::int64_t numel() const { return rows * row_elements; }
   [[nodiscard]] std::int64_t padded_shard() const { return chunk_rows * row_elements; }
   [[nodiscard]] std::int64_t local_row_begin(std::int64_t rank) const {
     return rank * chunk_rows < rows ? rank * chunk_rows : rows;
   }
+  [[nodiscard]] std::int64_t gathered_element(DType compute) const { return float8 ? 1 : size_of(compute); }  // bytes
   [[nodiscard]] std::int64_t local_rows(std::int64_t rank) const {
     const std::int64_t end = (rank + 1) * chunk_rows < rows ? (rank + 1) * chunk_rows : rows;
     return end - local_row_begin(rank);
@@ -79,6 +81,8 @@ struct UnitLayout {
   GradientScale scale;
   [[nodiscard]] std::int64_t local_elements(std::int64_t shard_rank) const;          // unpadded
   [[nodiscard]] std::int64_t local_trained_elements(std::int64_t shard_rank) const;  // what the optimizer state holds
+  [[nodiscard]] std::int64_t float8_elements() const;                                // of S_g, those gathered in 8 bits
+  [[nodiscard]] std::int64_t gathered_bytes(DType compute) const;                    // what each rank contributes
   [[nodiscard]] bool trained() const { return reduce_elements > 0; }                 // some parameter gets a gradient
   friend bool operator==(const UnitLayout&, const UnitLayout&) = default;
 };

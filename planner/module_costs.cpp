@@ -3,7 +3,7 @@
 #include <set>
 
 #include "planner/lower.h"
-#include "planner/tensor/split.h"
+#include "planner/tensor/local_model.h"
 
 namespace fsdp {
 namespace {
@@ -61,8 +61,8 @@ std::int64_t padded(const Parameter& p, std::int64_t shards) {
 }  // namespace
 
 std::vector<ModuleCost> module_costs(const CostContext& c) {
-  if (c.plan.tensor() != c.model.tensor_ranks) {
-    const ModelGraph local = split_over_tensor(c.model, c.plan);
+  if (differs_from_local(c.model, c.plan)) {
+    const ModelGraph local = local_model(c.model, c.plan);
     return module_costs({local, c.plan, c.implementation, c.cluster, c.costs});
   }
   const std::vector<OpCost> ops = op_costs(c);

@@ -52,6 +52,17 @@ constexpr std::string_view label(TensorStyle s) {
 }
 static_assert(names_all<TensorStyle>(label, kTensorStyles));
 
+constexpr std::string_view label(Float8Recipe r) {
+  switch (r) {
+    case Float8Recipe::none: return "none";
+    case Float8Recipe::tensorwise: return "tensorwise";
+    case Float8Recipe::rowwise: return "rowwise";
+    case Float8Recipe::rowwise_with_gw_hp: return "rowwise_with_gw_hp";
+  }
+  return {};
+}
+static_assert(names_all<Float8Recipe>(label, kFloat8Recipes));
+
 }  // namespace
 
 std::string_view name(Dialect d) { return label(d); }
@@ -62,6 +73,7 @@ std::string name(Reshard r) {
 }
 std::string_view name(CheckpointPolicy c) { return label(c); }
 std::string_view name(TensorStyle s) { return label(s); }
+std::string_view name(Float8Recipe r) { return label(r); }
 std::string dialect_text(const ShardingPlan& plan) {
   std::string text(name(plan.dialect));
   if (plan.torch != TorchVersion{})
@@ -92,6 +104,9 @@ CheckpointPolicy parse_checkpoint_policy(std::string_view text, const Origin& wh
 }
 TensorStyle parse_tensor_style(std::string_view text, const Origin& where) {
   return parse_name<TensorStyle>(label, kTensorStyles, text, where, "tensor style");
+}
+Float8Recipe parse_float8_recipe(std::string_view text, const Origin& where) {
+  return parse_name<Float8Recipe>(label, kFloat8Recipes, text, where, "float8 recipe");
 }
 TorchVersion parse_torch_version(std::string_view text, const Origin& where) {
   TorchVersion v;

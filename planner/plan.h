@@ -102,6 +102,15 @@ struct TensorPlan {
   friend bool operator==(const TensorPlan&, const TensorPlan&) = default;
 };
 
+// Linear layers that multiply in 8 bits, as torchao's float8 training does under torchtitan's filter: those whose sides
+// are multiples of 16, without the output layer.
+struct Float8Plan {
+  Float8Recipe recipe = Float8Recipe::none;
+  bool all_gather = false;          // tensorwise: weights are cast before they are gathered, and gathered in 8 bits
+  bool precomputed_scales = false;  // with all_gather: the scales of all weights after the optimizer, in one all-reduce
+  friend bool operator==(const Float8Plan&, const Float8Plan&) = default;
+};
+
 struct ShardDim {  // of one parameter: the dimension that is split (shard_placement_fn); 0 if not listed
   std::string parameter;
   std::int64_t dim = 0;
@@ -137,6 +146,7 @@ struct ShardingPlan {
   std::vector<std::string> ignored;  // modules or parameters that are neither sharded nor reduced
   std::vector<ShardDim> shard_dims;  // fsdp2
   TensorPlan tensor_plan;            // fsdp2, of a mesh with a tensor dimension
+  Float8Plan float8;                 // fsdp2
   int reduce_scatter_buffers =
       1;  // fsdp2: reduce-scatter inputs alive at once before compute waits (set_reduce_scatter_max_input_buffers)
   bool separate_reduce_scatter =
@@ -178,6 +188,7 @@ void check(const ShardingPlan&, std::string_view where);
 [[nodiscard]] std::string name(Reshard);  // "auto", "true", "false", "8"
 [[nodiscard]] std::string_view name(CheckpointPolicy);
 [[nodiscard]] std::string_view name(TensorStyle);
+[[nodiscard]] std::string_view name(Float8Recipe);            // "none", "tensorwise", "rowwise", "rowwise_with_gw_hp"
 [[nodiscard]] std::string dialect_text(const ShardingPlan&);  // "fsdp1", "fsdp2@2.11"
 [[nodiscard]] Dialect parse_dialect(std::string_view, const Origin& where);
 [[nodiscard]] GradSync parse_grad_sync(std::string_view, const Origin& where);
@@ -186,6 +197,7 @@ void check(const ShardingPlan&, std::string_view where);
 [[nodiscard]] CheckpointPolicy parse_checkpoint_policy(std::string_view,
                                                        const Origin& where);            // full | selective-op
 [[nodiscard]] TensorStyle parse_tensor_style(std::string_view, const Origin& where);    // colwise | rowwise | sequence
+[[nodiscard]] Float8Recipe parse_float8_recipe(std::string_view, const Origin& where);  // one of those names
 [[nodiscard]] TorchVersion parse_torch_version(std::string_view, const Origin& where);  // "2.11"
 
 }  // namespace fsdp

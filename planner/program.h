@@ -44,7 +44,7 @@ enum class Action : std::uint8_t {
                         //             grad_params)
   add_gradient,         // graph_op    adds args[0] into args[1]: a second use of a tensor or parameter (`tensor` or
                         //             `param` of the buffers)
-  cast_shard,           // unit        reads: shard; writes: shard in param_dtype
+  cast_shard,           // unit        reads: shard; writes: shard in param_dtype, or a weight of it in 8 bits
   gather_copy_in,       // unit        reads: (cast) shard, or its pieces; writes: own slot of the gather buffer
   all_gather,           // unit        reads + writes: gather buffer, in place
                         // graph_op    reads: this rank's part; writes: all ranks' parts, one after the other
@@ -85,9 +85,13 @@ enum class Action : std::uint8_t {
   reorder_tokens,       // graph_op    reads: parts of sequences (or columns) rank by rank; writes: them in their own
                         //             order (or the other way round, or this rank's part of them)
   slice_gradient,       // unit        reads: gradient of a whole parameter; writes: that of this rank's part
+  largest_value,        // unit        reads: one weight of the shard; writes: the largest absolute value in it, for its
+                        //             scale to 8 bits
+                        // -           the same of every weight gathered in 8 bits (reads: shards)
+  reduce_largest,       // unit, -     all-reduce (maximum) of those values over `shard`
 };
 // clang-format on
-inline constexpr int kActions = static_cast<int>(Action::slice_gradient) + 1;
+inline constexpr int kActions = static_cast<int>(Action::reduce_largest) + 1;
 [[nodiscard]] std::string_view name(Action);
 [[nodiscard]] std::string_view name(Stream);
 [[nodiscard]] constexpr bool is_kernel(Action a) {  // of an op of the graph
@@ -95,7 +99,7 @@ inline constexpr int kActions = static_cast<int>(Action::slice_gradient) + 1;
 }
 [[nodiscard]] constexpr bool is_collective(Action a) {
   return a == Action::all_gather || a == Action::reduce_scatter || a == Action::all_reduce ||
-         a == Action::clip_reduce || a == Action::reduce_loss;
+         a == Action::clip_reduce || a == Action::reduce_loss || a == Action::reduce_largest;
 }
 
 enum class BufferKind : std::uint8_t {

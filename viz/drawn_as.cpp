@@ -12,6 +12,7 @@ DrawnAs drawn_as(Action action, bool host_only) {
     case Action::reduce_scatter: return DrawnAs::reduce_scatter;
     case Action::all_reduce:
     case Action::clip_reduce:
+    case Action::reduce_largest:
     case Action::reduce_loss: return DrawnAs::all_reduce;
     case Action::clip_local_norm:
     case Action::clip_scale:

@@ -20,7 +20,7 @@
 #include "planner/layout.h"
 #include "planner/layout/unit_order.h"
 #include "planner/program/describe.h"
-#include "planner/tensor/split.h"
+#include "planner/tensor/local_model.h"
 #include "viz/plan_graph.h"
 #include "viz/viz.h"
 
@@ -100,7 +100,7 @@ int show_cluster(const ShowFlags& f) {
 
 std::string units_table(const ShardingPlan& plan, const ModelGraph* model) {
   std::vector<UnitLayout> layouts;
-  if (model != nullptr) layouts = unit_layouts(plan, split_over_tensor(*model, plan));
+  if (model != nullptr) layouts = unit_layouts(plan, local_model(*model, plan));
   std::vector<std::vector<std::string>> rows;
   for (std::size_t u = 0; u < plan.units.size(); ++u) {
     const Unit& unit = plan.units[u];

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "planner/costs.h"
-#include "planner/tensor/split.h"
+#include "planner/tensor/local_model.h"
 #include "simulator/analysis/memory_report.h"
 #include "simulator/predict/bandwidth_sweep.h"
 
@@ -54,7 +54,7 @@ nlohmann::ordered_json what_if(const std::string& label, const Program& program,
 
 void add_step(ReportPage& page, std::string name, const Timeline& timeline, const Program& program,
               const ShardingPlan& plan, const Setup& setup) {
-  const ModelGraph model = split_over_tensor(setup.model, plan);  // what the program's operations are of
+  const ModelGraph model = local_model(setup.model, plan);  // what the program's operations are of
   const CostContext context{model, plan, *setup.implementation, setup.cluster, setup.costs};
   const std::vector<Demand> demands = demands_of(program.steady_step, program, context);
   const StepPicture picture{program, plan, model, timeline, demands, nullptr};

@@ -5,20 +5,20 @@
 
 #include "cli/predict.h"
 #include "planner/bound/tensor_sizes.h"
-#include "planner/tensor/split.h"
+#include "planner/tensor/local_model.h"
 
 namespace fsdp::cli {
 namespace {
 
-// The setup with its model split over a plan's tensor ranks, once for each number of them.
+// The setup with the model that a rank computes, made once for each number of tensor ranks.
 class Splits {
  public:
   explicit Splits(const Setup& setup) : setup_(setup) {}
 
   [[nodiscard]] const Setup& over(const ShardingPlan& plan) {
-    if (plan.tensor() == 1) return setup_;
+    if (!differs_from_local(setup_.model, plan)) return setup_;
     const auto [it, fresh] = split_.try_emplace(plan.tensor(), setup_);
-    if (fresh) it->second.model = split_over_tensor(setup_.model, plan);
+    if (fresh) it->second.model = local_model(setup_.model, plan);
     return it->second;
   }
 

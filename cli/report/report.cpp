@@ -116,6 +116,11 @@ static std::string rare_choices(const ShardingPlan& plan) {
   if (plan.forward_prefetch > 0) text += fmt::format(", forward prefetch {}", plan.forward_prefetch);
   if (plan.reduce_scatter_buffers > 1) text += fmt::format(", {} reduce-scatter buffers", plan.reduce_scatter_buffers);
   if (plan.separate_reduce_scatter) text += ", own communicator for reduce-scatter";
+  const Float8Plan& float8 = plan.float8;
+  if (float8.recipe != Float8Recipe::none)
+    text += fmt::format(", linear layers in 8 bits ({}{}{})", name(float8.recipe),
+                        float8.all_gather ? ", gathered in 8 bits" : "",
+                        float8.precomputed_scales ? ", precomputed scales" : "");
   return text;
 }
 

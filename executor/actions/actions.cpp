@@ -103,7 +103,9 @@ KernelBody make_kernel(const KernelCall& c, const KernelSet& kernels) {
     case Action::host_wait:
     case Action::cast_gradient:
     case Action::reorder_tokens:
-    case Action::slice_gradient: break;
+    case Action::slice_gradient:
+    case Action::largest_value:
+    case Action::reduce_largest: break;
   }
   throw InternalError(fmt::format("{} is no kernel", name(c.op.action)));
 }

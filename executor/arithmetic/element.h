@@ -81,7 +81,8 @@ decltype(auto) with_type(DType type, F&& f) {
     case DType::f32: return f(float{});
     case DType::bf16: return f(BFloat16{});
     case DType::f16: return f(Float16{});
-    case DType::i64: break;
+    case DType::i64:
+    case DType::f8: break;
   }
   throw MachineError("no arithmetic for this element type; fp64, fp32, bf16 and fp16 have it");
 }

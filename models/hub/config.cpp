@@ -16,6 +16,7 @@ std::string_view torch_name(DType type) {
     case DType::bf16: return "bfloat16";
     case DType::f16: return "float16";
     case DType::i64: return "int64";
+    case DType::f8: return "float8_e4m3fn";
   }
   return "float32";
 }

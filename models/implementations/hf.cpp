@@ -63,6 +63,7 @@ OpFacts attention(const Op& op, const Workload& w) {
 
 // transformers refuses caps of scores with scaled_dot_product_attention.
 std::string_view lacks(const Op& op) {
+  if (op.shape.float8 != Float8Recipe::none) return few_families(op);
   if (op.kind != OpKind::attention) return {};
   if (op.shape.cap != 0) return "attention with capped scores";
   if (op.shape.always_masked) return "attention with a mask that is always written out (Falcon's)";

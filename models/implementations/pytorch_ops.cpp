@@ -9,6 +9,8 @@
 
 #include <algorithm>
 
+#include "models/implementations/float8.h"
+
 namespace fsdp::pytorch {
 
 namespace {
@@ -135,6 +137,7 @@ OpFacts layer_norm_compiled(const Op& op, const Workload& w) {
 // aten::mm saves its input (the weight belongs to FSDP); backward is two matmuls, and a column sum for a bias. The
 // cuBLAS workspace is allocated once per handle and stream, not per call.
 OpFacts linear(const Op& op, const Workload& w) {
+  if (op.shape.float8 != Float8Recipe::none) return float8::linear(op, w);
   const std::int64_t t = w.tokens(), in = op.shape.in, out = op.shape.out;
   const std::int64_t bytes = times(plus(plus(times(t, in), times(in, out)), times(t, out)), w.element_bytes);
   const bool bias = op.params.size() > 1;
@@ -142,6 +145,11 @@ OpFacts linear(const Op& op, const Workload& w) {
           .backward_launches = static_cast<std::int16_t>(bias ? 3 : 2),
           .forward_traffic_bytes = bytes,
           .backward_traffic_bytes = plus(2 * bytes, bias ? row_bytes(w, out) : 0)};
+}
+
+// A matrix product is the library's, compiled or not; the casts around one in 8 bits are not.
+OpFacts linear_compiled(const Op& op, const Workload& w) {
+  return op.shape.float8 != Float8Recipe::none ? float8::linear_compiled(op, w) : linear(op, w);
 }
 
 // Nothing of x is saved; cos and sin are made once per forward, for all layers. Beside x and the result, x cos,
@@ -332,7 +340,7 @@ OpFacts opaque(const Op& op, const Workload& w) {
 
 bool keeps_every_second_matmul(const Op& op, std::int64_t matmul) {
   return op.kind == OpKind::attention || keeps_scattered(op) ||
-         (op.kind == OpKind::linear && (op.params.size() > 1 || matmul % 2 == 1));
+         (op.kind == OpKind::linear && (adds_bias(op) || matmul % 2 == 1));
 }
 
 bool keeps_scattered(const Op& op) {
@@ -340,18 +348,10 @@ bool keeps_scattered(const Op& op) {
 }
 
 std::array<OpRule, kOpKinds> compiled_rules(OpRule rotary, OpRule attention) {
-  return {embedding,
-          position_embedding,
-          fused_rms_norm_compiled,
-          layer_norm_compiled,
-          linear,
-          rotary,
-          attention,
-          swiglu_compiled,
-          gelu,
-          add_compiled,
-          cross_entropy_compiled,
-          opaque};
+  return {embedding,           position_embedding,     fused_rms_norm_compiled,
+          layer_norm_compiled, linear_compiled,        rotary,
+          attention,           swiglu_compiled,        gelu,
+          add_compiled,        cross_entropy_compiled, opaque};
 }
 
 }  // namespace fsdp::pytorch

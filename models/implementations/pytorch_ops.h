@@ -28,6 +28,7 @@ OpFacts composed_rms_norm(const Op&, const Workload&);  // nn.RMSNorm before it 
 OpFacts layer_norm(const Op&, const Workload&);
 OpFacts layer_norm_compiled(const Op&, const Workload&);
 OpFacts linear(const Op&, const Workload&);
+OpFacts linear_compiled(const Op&, const Workload&);
 OpFacts composed_rotary(const Op&, const Workload&);  // x cos + rotate_half(x) sin
 OpFacts composed_rotary_compiled(const Op&, const Workload&);
 OpFacts flash_attention(const Op&, const Workload&);
@@ -53,6 +54,11 @@ OpFacts packed_rotary(const Op&, const Workload&);
 OpFacts redistribute(const Op&, const Workload&);  // DTensor's: lowering makes its copies and collectives
 OpFacts attention_of_packed_v(const Op&, const Workload&);
 OpFacts masked_attention(const Op&, const Workload&);
+
+// Linear layers whose product adds the bias, aten::addmm. Those in 8 bits add it afterwards.
+[[nodiscard]] inline bool adds_bias(const Op& op) {
+  return op.params.size() > 1 && op.shape.float8 == Float8Recipe::none;
+}
 
 // What torchtitan's policy of selective activation checkpointing (_save_list) keeps: attention, matmuls with a bias
 // (aten::addmm), and those without but every second one (q, v, gate and down of a Llama block stay; k, o and up are

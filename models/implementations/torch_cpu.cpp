@@ -7,6 +7,7 @@
 // workspace is seen. Temporaries are those that are alive when most bytes are, beside the op's inputs, outputs and what
 // is saved, which the tape holds for the whole op. n: elements of the op's output.
 #include "models/implementation.h"
+#include "models/implementations/float8.h"
 #include "models/units.h"
 
 namespace fsdp {
@@ -64,6 +65,7 @@ OpFacts layer_norm(const Op& op, const Workload& w) {
 }
 
 OpFacts linear(const Op& op, const Workload& w) {
+  if (op.shape.float8 != Float8Recipe::none) return float8::linear(op, w);
   const std::int64_t t = w.tokens(), in = op.shape.in, out = op.shape.out;
   const std::int64_t bytes = times(plus(plus(times(t, in), times(in, out)), times(t, out)), w.element_bytes);
   return {
@@ -153,6 +155,7 @@ Implementation of_cpu_tensors() {
       .compiled = false,
       .rules = {embedding, position_embedding, rms_norm, layer_norm, linear, rotary, attention, swiglu, gelu, add,
                 cross_entropy, opaque},
+      .lacks = float8::lacks,
       .backward_adds_in_place = false,
       .loss_read_every_step = false,
       .frames_hold_inputs = true,

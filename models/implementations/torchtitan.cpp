@@ -4,6 +4,7 @@
 #include <span>
 #include <vector>
 
+#include "models/implementations/float8.h"
 #include "models/implementations/pytorch_ops.h"
 
 namespace fsdp {
@@ -59,7 +60,7 @@ OpFacts attention_repeated(const Op& op, const Workload& w) {
 // Before 2026 a matmul with a bias was made again.
 bool keeps_2024(const Op& op, std::int64_t matmul) {
   return op.kind == OpKind::attention || keeps_scattered(op) ||
-         (op.kind == OpKind::linear && op.params.size() == 1 && matmul % 2 == 1);
+         (op.kind == OpKind::linear && !adds_bias(op) && matmul % 2 == 1);
 }
 
 // Host time. An eager PyTorch op costs the CPU 10-20 us (llm.c and PyTorch issue reports agree): 12 us, as backward
@@ -72,6 +73,7 @@ Implementation newest(bool compiled) {
                    .compiled = compiled,
                    .rules = {embedding, position_embedding, fused_rms_norm, layer_norm, linear, rotary, flash_attention,
                              swiglu, gelu, add, cross_entropy, opaque},
+                   .lacks = float8::lacks,
                    .backward_adds_in_place = false,
                    .loss_read_every_step = false,  // metrics are read every 10 steps
                    .keeps_selectively = keeps_every_second_matmul,
@@ -120,16 +122,6 @@ Implementation of_2024(bool compiled) {
   return i;
 }
 
-// float8 linear layers (torchao, converted by torchtitan's quantization component, which leaves the output layer out)
-// save what linear layers save; casts and scales are the cost model's (planner/costs/kernels.cpp). All-gathers in
-// float8 are not modelled.
-Implementation in_float8(Implementation i, std::string_view name) {
-  i.name = name;
-  i.float8_linear = true;
-  i.rules[static_cast<std::size_t>(OpKind::redistribute)] = nullptr;  // gathers in float8 are not modelled
-  return i;
-}
-
 // April to August 2024: the norms of its Llama configurations were fused, by a Triton kernel and then by compiling
 // RMSNorm alone (torchtitan pull requests 181, 442), until that stopped working and `rmsnorm` became the default (535).
 // Either saves its bf16 input and the root mean square of each row.
@@ -169,9 +161,6 @@ std::span<const Implementation> torchtitan_implementations() {
     std::vector<Implementation> found;
     for (const auto& at_that_time : {newest, of_2025, of_2024, of_july_2024, of_march_2024})
       for (const bool compiled : {false, true}) found.push_back(at_that_time(compiled));
-    found.push_back(in_float8(newest(true), "torchtitan-float8"));
-    found.push_back(in_float8(of_2025(true), "torchtitan-2025-float8"));
-    found.push_back(in_float8(of_2024(true), "torchtitan-2024-float8"));
     return found;
   }();
   return all;

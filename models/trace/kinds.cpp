@@ -128,7 +128,7 @@ DType read_traced_dtype(const JsonValue& value) {
   const std::string text = value.text();
   if (text == "other") return DType::f32;  // no type that anything is computed in
   for (int t = 0; t < kDTypes; ++t)
-    if (name(static_cast<DType>(t)) == text) return static_cast<DType>(t);
+    if (static_cast<DType>(t) != DType::f8 && name(static_cast<DType>(t)) == text) return static_cast<DType>(t);
   value.refuse("'" + text + "' is no element type");
 }
 

@@ -12,7 +12,7 @@
 
 #include "planner/bound/fold.h"
 #include "planner/bound/reference.h"
-#include "planner/tensor/split.h"
+#include "planner/tensor/local_model.h"
 #include "planner/wrap.h"
 
 namespace fsdp {
@@ -291,7 +291,7 @@ struct Local {
 
 Local local(const Space& space) {
   Local l{space, std::nullopt};
-  if (space.base.tensor() > 1) l.split = split_over_tensor(*space.model, space.base);
+  if (differs_from_local(*space.model, space.base)) l.split = local_model(*space.model, space.base);
   return l;
 }
 

@@ -3,7 +3,7 @@
 #include <limits>
 
 #include "models/input/error.h"
-#include "planner/tensor/split.h"
+#include "planner/tensor/local_model.h"
 
 namespace fsdp {
 namespace {
@@ -68,7 +68,7 @@ SizesResult search_sizes(const std::vector<std::int64_t>& sizes,
     try {
       const SearchOptions options = options_of(tensor);
       s.tensor = options.base.tensor();
-      if (s.tensor > 1) (void)split_over_tensor(model, options.base);  // throws where that is not possible
+      if (s.tensor > 1) (void)local_model(model, options.base);  // throws where that is not possible
       s.ruled_out = best && ruled_out(options, taken(r.sizes[*best]) / kWorthSplitting, model, cluster, impl, costs);
       if (!s.ruled_out)
         search_size(s, options, best ? taken(r.sizes[*best]) : kNothingFits, model, cluster, impl, score);

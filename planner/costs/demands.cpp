@@ -18,10 +18,6 @@ namespace fsdp {
 
 namespace {
 
-double unit_bytes(const UnitLayout& unit, DType type) {
-  return static_cast<double>(unit.shard_elements * size_of(type));
-}
-
 // Bytes that an operation reads and writes: every argument once per access. Of the gather buffer a copy-in writes one
 // slot and a copy-out reads it all; of a unit's shard the optimizer touches what is trained.
 double traffic_bytes(const Operation& op, const Step& step, const Program& program) {
@@ -50,9 +46,27 @@ double optimizer_traffic(const CostContext& c) {
   return o.momentum != 0 ? (decay + 2 + 3 + 3) / 5 : (decay + 3) / 3;
 }
 
+// torchao casts a weight to 8 bits before it is gathered, in eager operators, whatever is compiled. Bytes per fp32
+// value: absolute values 8, the largest of them 4; scaled 8, clamped 8, cast 5. The scale itself is five operators on a
+// number. Ahead of time the largest values of all weights are one pass.
+struct EagerOperators {
+  double bytes = 0, launches = 1;
+};
+EagerOperators eager_operators(const Operation& op, const Step& step, const Program& program) {
+  const double bytes = traffic_bytes(op, step, program);
+  const auto args = step.args_of(op);
+  if (op.action == Action::largest_value) return op.unit >= 0 ? EagerOperators{3 * bytes, 2} : EagerOperators{bytes, 6};
+  const bool to_8_bits = op.action == Action::cast_shard && !args.empty() &&
+                         program.buffers[static_cast<std::size_t>(args.back().buffer)].dtype == DType::f8;
+  if (!to_8_bits) return {bytes, 1};
+  const bool scales_ahead = program.buffers[static_cast<std::size_t>(args[1].buffer)].bytes > size_of(DType::f32);
+  return {21.0 / 5 * bytes, scales_ahead ? 3.0 : 8.0};
+}
+
 KernelRate traffic_rate(Action action, const CostContext& c) {
   switch (action) {
     case Action::cast_shard:
+    case Action::largest_value:
     case Action::cast_gradient:
     case Action::accumulate_gradient:
     case Action::finish_gradient: return rate_or_default(c.costs.cast, "casts", c.cluster, c.costs);
@@ -99,7 +113,7 @@ Demand priced_collective(const Operation& op, const Step& step, const Program& p
                                                      : program.buffers[static_cast<std::size_t>(args[0].buffer)].bytes);
   } else {
     const UnitLayout& unit = program.layouts[static_cast<std::size_t>(op.unit)];
-    bytes = unit_bytes(unit, c.plan.param_dtype) * static_cast<double>(unit.shards);
+    bytes = static_cast<double>(unit.gathered_bytes(c.plan.param_dtype) * unit.shards);
   }
   call.bytes = Bytes(static_cast<std::int64_t>(bytes));
   return collective_demand(call, c.cluster, c.costs);
@@ -116,11 +130,11 @@ double compiled_steps(const Operation& op, const Program& program, const CostCon
          static_cast<double>(std::count_if(params.begin(), params.end(), [](auto& p) { return p.trainable; }));
 }
 
-Seconds host_time(const Operation& op, const Program& program, const CostContext& c) {
+Seconds host_time(const Operation& op, double kernels, const Program& program, const CostContext& c) {
   // Without copies (fsdp1) a unit's hook ends with the all-gather, whose output its parameters become views of.
   const bool views = c.plan.dialect == Dialect::fsdp1 && op.action == Action::all_gather;
   const bool hook = op.action == Action::gather_copy_out || op.action == Action::scatter_copy_in || views;
-  const double launches = op.host_only || op.action == Action::read_loss ? 0 : 1;
+  const double launches = op.host_only || op.action == Action::read_loss ? 0 : kernels;
   const double compiled = op.action == Action::optimizer ? compiled_steps(op, program, c) : 0;
   return (c.costs.host_per_operation + Seconds(c.implementation.host_seconds_per_launch * launches + compiled +
                                                (hook ? c.implementation.host_seconds_per_unit_hook : 0))) *
@@ -150,14 +164,16 @@ Demand price_uncrowded(const Operation& op, const Step& step, const Program& pro
                          c.plan.micro_batches.at(static_cast<std::size_t>(op.micro_batch)), c);
   }
   Demand d;
+  const EagerOperators eager = eager_operators(op, step, program);
   if (is_collective(op.action)) d = priced_collective(op, step, program, c);
   else if (op.action == Action::load_batch) d = link_demand(traffic_bytes(op, step, program), c);
   else if (op.action == Action::shard_to_device ||
            op.action == Action::gradient_to_host)  // read here, written there: over the link once
     d = link_demand(traffic_bytes(op, step, program) / 2, c);
   else if (!op.host_only && op.action != Action::read_loss)
-    d = traffic_demand(traffic_bytes(op, step, program), traffic_rate(op.action, c), c.cluster, c.costs);
-  d.host = host_time(op, program, c);
+    d = traffic_demand(eager.bytes, traffic_rate(op.action, c), c.cluster, c.costs);
+  if (eager.launches > 1) d.alone += c.costs.kernel_overhead * (eager.launches - 1);
+  d.host = host_time(op, eager.launches, program, c);
   if (op.host_only) d.host = d.host + host_work(op, step, program, c);
   return d;
 }
@@ -241,7 +257,7 @@ class Memo {
   bool by_unit_alone(const Operation& op) const {
     if (plan_.offload || plan_.units[static_cast<std::size_t>(op.unit)].reshard_after_forward.ranks > 1) return false;
     switch (op.action) {
-      case Action::cast_shard:
+      case Action::cast_shard: return !plan_.float8.all_gather;  // else weight by weight
       case Action::gather_copy_in:
       case Action::all_gather:
       case Action::gather_copy_out:

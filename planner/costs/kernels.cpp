@@ -56,23 +56,21 @@ double matrix_rate(const CostContext& c) {
   return c.costs.matmul_efficiency * c.costs.sustained_clock * matrix_peak(c.plan.param_dtype, c.cluster.gpu);
 }
 
-// As in torchtitan's filter: linear layers whose sides are multiples of 16, except the head.
+// False: products as wide as activations are.
 bool in_float8(const Op& op, const CostContext& c) {
-  if (!c.implementation.float8_linear || op.kind != OpKind::linear || op.shape.out == c.model.vocab) return false;
+  if (op.shape.float8 == Float8Recipe::none) return false;
   if (c.cluster.gpu.fp8.count() <= 0)
-    throw InputError(setting("implementation"),
-                     std::string(c.implementation.name) + ": " + c.cluster.gpu.name + " multiplies no 8-bit numbers",
-                     "use a GPU that does, such as h100-sxm-80, or another implementation");
-  return op.shape.in % 16 == 0 && op.shape.out % 16 == 0;
+    throw InputError(setting("float8"), "a " + c.cluster.gpu.name + " multiplies no 8-bit numbers",
+                     "use a GPU that does, such as h100-sxm-80, or leave it out");
+  return true;
 }
 
-// Bytes that casting to 8 bits moves: a tensor is read for its largest value and read again to be cast, 2 + 2 + 1 per
-// element (torchao's float8 roofline notes). The largest value of the input is found by the kernel that makes it, and
-// backward, which needs input and weight in the other order, knows both.
-double cast_bytes(const Op& op, Direction direction, double tokens) {
-  const double in = static_cast<double>(op.shape.in), out = static_cast<double>(op.shape.out);
-  return direction == Direction::forward ? 3 * tokens * in + 5 * in * out
-                                         : 5 * tokens * out + 3 * tokens * in + 3 * in * out;
+// Share of the 8-bit rate that torchao's products reach. Those of backward accumulate in full fp32 (use_fast_accum of
+// the gradients is false), which costs Hopper's units 10 to 20 % (torchao issue 2377); scales by row run PyTorch's own
+// kernel in forward, at 90 to 100 % of cuBLAS's (PyTorch issue 147971). The middles.
+double float8_share(Float8Recipe recipe, Direction direction, const GpuSpec& gpu) {
+  if (direction == Direction::backward) return gpu.compute_capability == 90 ? 1 / 1.15 : 1;
+  return recipe == Float8Recipe::tensorwise ? 1 : 0.95;
 }
 
 // y = x W^T, dx = dy W, dW = dy^T x: the same three extents, each contracted in turn. Other bytes (a bias, casts) are
@@ -85,13 +83,16 @@ KernelTime matmul_op_time(const Op& op, Direction direction, Work& work, const W
   const double in = static_cast<double>(op.shape.in), out = static_cast<double>(op.shape.out);
   const double e = static_cast<double>(w.element_bytes), memory = memory_rate(c.cluster, c.costs);
   const bool float8 = in_float8(op, c);
-  const double element = float8 ? 1 : e, sixteen = matrix_peak(DType::bf16, gpu);
-  const double rate = float8 ? c.costs.fp8_matmul_efficiency * gpu.fp8.count() : matrix_rate(c);
-  const double speed = (float8 ? gpu.fp8.count() : matrix_peak(c.plan.param_dtype, gpu)) / sixteen;
+  const double float8_rate =
+      c.costs.fp8_matmul_efficiency * gpu.fp8.count() * float8_share(op.shape.float8, direction, gpu);
+  const double sixteen = matrix_peak(DType::bf16, gpu);
   KernelTime t;
   double moved = 0;
-  const auto add = [&](double m, double n, double k) {
-    const MatmulTime one = matmul_time({m, n, k, element, e, in, out, speed, count}, rate, gpu.sms, memory);
+  const auto add = [&](double m, double n, double k, bool eight = true) {
+    eight = eight && float8;
+    const double rate = eight ? float8_rate : matrix_rate(c);
+    const double speed = (eight ? gpu.fp8.count() : matrix_peak(c.plan.param_dtype, gpu)) / sixteen;
+    const MatmulTime one = matmul_time({m, n, k, eight ? 1 : e, e, in, out, speed, count}, rate, gpu.sms, memory);
     t.seconds += one.seconds;
     t.arithmetic += std::min(one.arithmetic, one.seconds);
     moved += one.bytes;
@@ -102,12 +103,10 @@ KernelTime matmul_op_time(const Op& op, Direction direction, Work& work, const W
     add(tokens, out, in);
   } else {
     if (work.needed.input) add(tokens, in, out);
-    if (work.needed.weight) add(out, in, tokens);
+    if (work.needed.weight) add(out, in, tokens, op.shape.float8 != Float8Recipe::rowwise_with_gw_hp);
   }
-  const double beside = float8 ? cast_bytes(op, direction, tokens) : std::max(0.0, work.bytes - moved);
-  if (float8)
-    work.launches +=
-        direction == Direction::forward ? 3 : 4;  // compiled: per tensor a cast, and for most the largest value
+  // In 8 bits the facts count what is moved beside the products; else the products' bytes, too.
+  const double beside = float8 ? work.bytes : std::max(0.0, work.bytes - moved);
   work.bytes = moved + beside;
   t.seconds += beside / memory;
   return t;

@@ -17,7 +17,8 @@ double matrix_peak(DType type, const GpuSpec& gpu) {
     case DType::f16: return gpu.bf16.count() > 0 ? gpu.bf16.count() : gpu.fp32.count();
     case DType::f32: return gpu.fp32.count();
     case DType::f64:
-    case DType::i64: break;
+    case DType::i64:
+    case DType::f8: break;
   }
   return gpu.fp32.count() / 2;
 }

@@ -124,7 +124,6 @@ void say_implementation(Inexactness& out, const EmitContext& context, const std:
   if (context.implementation == nullptr) return;
   const Implementation& planned = *context.implementation;
   if (planned.compiled) out.changed("compile", "the prediction is for compiled blocks: nothing is compiled here");
-  if (planned.float8_linear) out.unknown("implementation", "products in 8 bits: they are in the plan's dtypes here");
   if (planned.name == "hf") return;
   if (planned.name.starts_with("hf") || planned.name.starts_with("foundry"))
     return out.unknown("implementation", fmt::format("the prediction is for {}: {}", planned.name, instead));
@@ -177,6 +176,13 @@ void leave_out_uncommon(Inexactness& out, const ShardingPlan& plan, const std::s
   if (plan.torch != TorchVersion{})
     out.elsewhere("dialect",
                   fmt::format("the release of PyTorch is what is installed: planned for {}", dialect_text(plan)));
+}
+
+void leave_out_float8(Inexactness& out, const ShardingPlan& plan) {
+  if (plan.float8 != Float8Plan{})
+    out.changes(&ShardingPlan::float8, Float8Plan{}, "float8",
+                fmt::format("products in 8 bits ({}): linear layers multiply in {}", name(plan.float8.recipe),
+                            name(plan.param_dtype)));
 }
 
 std::string header(const ShardingPlan& plan, const ModelGraph& model, const std::string& what,

@@ -42,6 +42,8 @@ void write_default_prefetch(Inexactness&);
 // script: a configuration file has none of them. They are those of `planned`, whatever units the file has. `target`
 // names who decides them there.
 void leave_out_uncommon(Inexactness&, const ShardingPlan& planned, const std::string& target);
+// For targets that convert no layers.
+void leave_out_float8(Inexactness&, const ShardingPlan& planned);
 // For targets that train transformers' model: what a prediction was made for where that is another, and that nothing is
 // compiled.
 void say_implementation(Inexactness&, const EmitContext&, const std::string& instead);

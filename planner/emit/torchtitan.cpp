@@ -183,12 +183,19 @@ void write_training(Inexactness& out, std::int64_t largest) {
 
 void write_implementation(Inexactness& out, const EmitContext& context) {
   if (context.implementation == nullptr) return;
-  const Implementation& planned = *context.implementation;
-  if (!planned.name.starts_with("torchtitan"))
-    out.unknown("implementation",
-                fmt::format("the prediction is for the kernels of {}: torchtitan has its own", planned.name));
-  if (planned.float8_linear)
-    out.unknown("implementation", "products in 8 bits: add the float8 converter to [model] converters");
+  if (!context.implementation->name.starts_with("torchtitan"))
+    out.unknown("implementation", fmt::format("the prediction is for the kernels of {}: torchtitan has its own",
+                                              context.implementation->name));
+}
+
+std::string float8_text(const Float8Plan& plan) {
+  if (plan.recipe == Float8Recipe::none) return "";
+  std::string text = "\n[quantize.linear.float8]\n";
+  if (plan.recipe != Float8Recipe::tensorwise)  // torchtitan's without a name, as only that takes the switches below
+    text += fmt::format("recipe_name = \"{}\"\n", name(plan.recipe));
+  if (plan.all_gather) text += "enable_fsdp_float8_all_gather = true\n";
+  if (plan.precomputed_scales) text += "precompute_float8_dynamic_scale_for_fsdp = true\n";
+  return text + "filter_fqns = [\"output\"]\n";
 }
 
 }  // namespace
@@ -221,6 +228,7 @@ Emitted emit_torchtitan(const ShardingPlan& plan, const ModelGraph& model, const
   out.text +=
       fmt::format("\n[model]\nname = {}\nflavor = {}\n", quoted(known ? std::string(flavor->name) : model.family),
                   quoted(known ? std::string(flavor->flavor) : model.name));
+  if (plan.float8.recipe != Float8Recipe::none) out.text += "converters = [\"quantize.linear.float8\"]\n";
   out.text +=
       fmt::format("\n[optimizer]\nname = \"AdamW\"\nlr = {}\nbeta1 = {}\nbeta2 = {}\neps = {}\nweight_decay = {}\n",
                   number(plan.optimizer.lr), number(plan.optimizer.beta1), number(plan.optimizer.beta2),
@@ -240,6 +248,7 @@ Emitted emit_torchtitan(const ShardingPlan& plan, const ModelGraph& model, const
       plan.replicate(), plan.shard(), reshard.policy.name);
   out.text += fmt::format("\n[activation_checkpoint]\nmode = \"{}\"\n", ac.mode);
   if (ac.mode == "selective") out.text += fmt::format("selective_ac_option = \"{}\"\n", ac.option);
+  out.text += float8_text(plan.float8);
   out.text += fmt::format("\n[compile]\nenable = {}\n", out.compiled);
   return out;
 }

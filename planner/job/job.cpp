@@ -3,12 +3,12 @@
 #include <utility>
 
 #include "planner/lower.h"
-#include "planner/tensor/split.h"
+#include "planner/tensor/local_model.h"
 
 namespace fsdp {
 
 Job resolve(ModelGraph model, ShardingPlan plan, const Implementation& implementation, ClusterSpec cluster) {
-  if (plan.tensor() != model.tensor_ranks) model = split_over_tensor(model, plan);
+  if (differs_from_local(model, plan)) model = local_model(model, plan);
   PlanIds ids = resolve_ids(plan, model);
   return {std::move(model), std::move(plan), std::move(ids), implementation, std::move(cluster)};
 }

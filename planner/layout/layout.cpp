@@ -7,6 +7,7 @@
 #include "models/input/limits.h"
 #include "models/units.h"
 #include "planner/layout/flat.h"
+#include "planner/tensor/float8.h"
 
 namespace fsdp {
 namespace {
@@ -180,6 +181,17 @@ std::int64_t UnitLayout::local_trained_elements(std::int64_t shard_rank) const {
   return sum;
 }
 
+std::int64_t UnitLayout::float8_elements() const {
+  std::int64_t sum = 0;
+  for (const ShardedParam& p : params) sum += p.float8 ? p.padded_shard() : 0;
+  return sum;
+}
+
+std::int64_t UnitLayout::gathered_bytes(DType compute) const {
+  const std::int64_t float8 = float8_elements();
+  return (shard_elements - float8) * size_of(compute) + float8;
+}
+
 GradientScale gradient_scale(std::int64_t shards, std::int64_t replicas, DType reduce_dtype,
                              std::optional<double> divide_factor, bool force_sum) {
   GradientScale s;
@@ -235,6 +247,7 @@ std::vector<UnitLayout> unit_layouts(const ShardingPlan& plan, const PlanIds& id
                                            none);  // the first (innermost) unit that holds the module
   const std::vector<char> in_backward = tensors_in_backward(model), ignored = ignored_parameters(ids, model, end);
   const std::vector<char> has_gradient = parameters_with_gradient(model, in_backward);
+  const std::vector<char> float8 = float8_gathered(model, plan.float8);
   std::vector<UnitLayout> layouts(plan.units.size());
   for (std::size_t u = 0; u < plan.units.size(); ++u) {
     UnitLayout& layout = layouts[u];
@@ -262,6 +275,7 @@ std::vector<UnitLayout> unit_layouts(const ShardingPlan& plan, const PlanIds& id
     UnitLayout& layout = layouts[unit];
     layout.params.push_back(
         sharded(static_cast<std::int32_t>(p), parameter, has_gradient[p] != 0, ids.shard_dims[p], layout, where));
+    layout.params.back().float8 = float8[p] != 0;
     layout.shard_elements =
         checked_add(layout.shard_elements, layout.params.back().padded_shard(), "parameter " + parameter.name);
     if (has_gradient[p] != 0) layout.reduce_elements += layout.params.back().padded_shard();

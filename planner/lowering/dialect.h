@@ -42,6 +42,7 @@ class DialectHooks {
   virtual void after_recompute(StepBuilder&, std::int32_t /*unit*/) {}
   // An op that is about to be recomputed reads this unit's parameters.
   virtual void before_recomputed_op(StepBuilder&, std::int32_t /*unit*/) {}
+  virtual void after_optimizer(StepBuilder&) {}
   // False: the step leaves behind another state than it found, so it is not yet a steady one and must be lowered again.
   virtual bool end_step(StepBuilder&) { return true; }
   // Arguments of kernels. `gradient` also says whether there is something to add to; it allocates the first time.

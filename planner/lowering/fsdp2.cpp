@@ -161,11 +161,14 @@ class Fsdp2 final : public DialectHooks {
     if (one_by_one) unshard_.end_backward(b);
   }
 
+  void after_optimizer(StepBuilder& b) override { unshard_.after_optimizer(b); }
+
   Arg parameter(StepBuilder&, std::int32_t param) override {
     const auto [u, i] = slot_[at(param)];
     if (!units_[u].gathered)
       return {};  // an op whose backward reads no weights, of a unit that stays sharded in backward
-    return {units_[u].full[i], Access::read, 0, units_.bytes_of(param)};  // a view: padding rows lie behind it
+    return {units_[u].full[i], Access::read, 0,
+            units_.gathered_bytes_of(units_.layout(u).params[i])};  // a view: padding rows lie behind it
   }
 
   Arg gradient(StepBuilder& b, std::int32_t param) override {

@@ -96,9 +96,10 @@ class Fsdp2Units {
     return info;
   }
 
-  [[nodiscard]] std::int64_t bytes_of(std::int32_t param) const {
-    return c.model.parameters[at(param)].numel() * size_of(c.plan.param_dtype);
+  [[nodiscard]] std::int64_t gathered_bytes_of(const ShardedParam& p) const {  // without padding
+    return p.numel() * p.gathered_element(c.plan.param_dtype);
   }
+  [[nodiscard]] bool gathers_float8(std::int32_t u) const { return layout(u).float8_elements() > 0; }
 
   static bool any_live(const std::vector<std::int32_t>& buffers) {
     return std::any_of(buffers.begin(), buffers.end(), [](std::int32_t id) { return id >= 0; });

@@ -14,8 +14,10 @@ void Fsdp2Unshard::unshard(StepBuilder& b, std::int32_t u) {
   s.reshard_event = -1;
   const UnitLayout& l = units_.layout(u);
   Source source = gather_source(b, u, Stream::copy_in);
-  s.gather = b.allocate_new(
-      units_.buffer(l.shard_elements * l.shards, units_.c.plan.param_dtype, BufferKind::gather, Stream::copy_in, u));
+  // Of parts in 8 and in 16 bits: bytes.
+  const DType dtype = units_.gathers_float8(u) ? DType::f8 : units_.c.plan.param_dtype;
+  const std::int64_t bytes = l.gathered_bytes(units_.c.plan.param_dtype) * l.shards;
+  s.gather = b.allocate_new(units_.buffer(bytes / size_of(dtype), dtype, BufferKind::gather, Stream::copy_in, u));
   source.args.push_back({s.gather, Access::write});
   const std::int32_t copy = b.issue(units_.op(Action::gather_copy_in, Stream::copy_in, u), source.args);
   Fsdp2Units::release_all(b, source.temporaries);
@@ -37,6 +39,7 @@ Fsdp2Unshard::Source Fsdp2Unshard::gather_source(StepBuilder& b, std::int32_t u,
     for (std::int32_t kept : s.kept_shards) source.args.push_back({kept});
     return source;
   }
+  if (units_.gathers_float8(u)) return with_float8(b, u, stream);
   if (units_.c.plan.offload) return from_host(b, u, stream);
   if (units_.casts_shards()) return cast_all(b, u, stream, {s.shard}, l.shard_elements);
   return {{Arg{s.shard}}, {}};
@@ -51,6 +54,30 @@ Fsdp2Unshard::Source Fsdp2Unshard::cast_all(StepBuilder& b, std::int32_t u, Stre
   args.push_back({cast, Access::write});
   b.issue(units_.op(Action::cast_shard, stream, u), args);
   return {{Arg{cast}}, {cast}};
+}
+
+// Weights gathered in 8 bits first, then all others in one copy.
+Fsdp2Unshard::Source Fsdp2Unshard::with_float8(StepBuilder& b, std::int32_t u, Stream stream) {
+  const ShardingPlan& plan = units_.c.plan;
+  Source source;
+  source.temporaries = float8_.cast(b, {&units_.layout(u), u, units_[u].shard}, units_.micro_batch);
+  const std::int64_t item = size_of(plan.master_dtype);
+  std::vector<Arg> others;
+  std::int64_t elements = 0;
+  for (const ShardedParam& p : units_.layout(u).params) {
+    if (p.float8) continue;
+    others.push_back({units_[u].shard, Access::read, p.offset * item, p.padded_shard() * item});
+    elements += p.padded_shard();
+  }
+  if (!others.empty()) {
+    const std::int32_t cast =
+        b.allocate_new(units_.buffer(elements, plan.param_dtype, BufferKind::cast_shard, stream, u));
+    others.push_back({cast, Access::write});
+    b.issue(units_.op(Action::cast_shard, stream, u), others);
+    source.temporaries.push_back(cast);
+  }
+  for (const std::int32_t t : source.temporaries) source.args.push_back({t});
+  return source;
 }
 
 // One parameter after the other: its shard over the host link, then its cast; the copy before the cast is freed at
@@ -118,17 +145,17 @@ void Fsdp2Unshard::copy_alone(StepBuilder& b, std::int32_t u) {
 std::int32_t Fsdp2Unshard::copy_out(StepBuilder& b, std::int32_t u, const std::vector<Arg>& source) {
   Fsdp2Unit& s = units_[u];
   const UnitLayout& l = units_.layout(u);
-  const DType dtype = units_.c.plan.param_dtype;
   std::vector<Arg> args(source);
   std::vector<std::int32_t> slabs(s.full.size(), -1);
   for (std::size_t i = 0; i < s.full.size(); ++i) {
     const ShardedParam& p = l.params[i];
     const std::int64_t elements = p.padded_shard() * l.shards;
+    const DType dtype = p.float8 ? DType::f8 : units_.c.plan.param_dtype;
     s.full[i] =
         b.allocate_new(units_.buffer(elements, dtype, BufferKind::unsharded_parameter, Stream::compute, u, p.param));
     if (p.dim > 0 && l.shards > 1)
       slabs[i] = b.allocate_new(units_.buffer(elements, dtype, BufferKind::scratch, Stream::compute, u, p.param));
-    args.push_back({slabs[i] >= 0 ? slabs[i] : s.full[i], Access::write, 0, units_.bytes_of(p.param)});
+    args.push_back({slabs[i] >= 0 ? slabs[i] : s.full[i], Access::write, 0, units_.gathered_bytes_of(p)});
   }
   std::int32_t done = b.issue(units_.op(Action::gather_copy_out, Stream::compute, u), args);
   for (std::size_t i = 0; i < s.full.size(); ++i)
@@ -216,6 +243,13 @@ void Fsdp2Unshard::drop_unused(StepBuilder& b, std::int32_t u, bool last) {
   if (s.kept) leave_parts(b, u, last);
   s.kept = false;
   s.reshard_event = -1;
+}
+
+void Fsdp2Unshard::after_optimizer(StepBuilder& b) {
+  if (!units_.c.plan.float8.precomputed_scales) return;
+  std::vector<ShardOfUnit> shards;
+  for (const std::int32_t u : units_.module_order) shards.push_back({&units_.layout(u), u, units_[u].shard});
+  float8_.compute_scales(b, shards);
 }
 
 void Fsdp2Unshard::end_backward(StepBuilder& b) {

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "planner/lowering/fsdp2_units.h"
+#include "planner/lowering/step/float8_casts.h"
 
 namespace fsdp {
 
@@ -26,6 +27,7 @@ class Fsdp2Unshard {
   void drop_unused(StepBuilder&, std::int32_t u, bool last);
   // ... and for all of them: what a recomputation that stopped early holds.
   void end_backward(StepBuilder&);
+  void after_optimizer(StepBuilder&);
 
  private:
   struct Source {
@@ -35,6 +37,7 @@ class Fsdp2Unshard {
   Source gather_source(StepBuilder&, std::int32_t u, Stream);
   Source cast_all(StepBuilder&, std::int32_t u, Stream, const std::vector<std::int32_t>& from, std::int64_t elements);
   Source from_host(StepBuilder&, std::int32_t u, Stream);
+  Source with_float8(StepBuilder&, std::int32_t u, Stream);
   void copy_alone(StepBuilder&, std::int32_t u);
   std::int32_t copy_out(StepBuilder&, std::int32_t u, const std::vector<Arg>& source);
   void keep_parts(StepBuilder&, std::int32_t u);
@@ -42,6 +45,7 @@ class Fsdp2Unshard {
   std::int32_t pass_held(StepBuilder&);  // C and G wait for the copy-out; the caller frees the buffer
 
   Fsdp2Units& units_;
+  Float8Casts float8_;
   std::int32_t held_gather_ = kNone, held_copy_out_ = kNone;  // forward: the last group's gather buffer
 };
 

@@ -93,6 +93,7 @@ class Lowering {
     for (std::size_t m = 0; m < plan_.micro_batches.size(); ++m) micro_batch(b, static_cast<std::int16_t>(m));
     if (plan_.clip_norm) clip_gradients(b, plan_, gradients_of(*dialect_, program_, ignored_), micro_batch_);
     optimizer_.lower(b, *dialect_, ignored_, first);
+    dialect_->after_optimizer(b);
     Operation reduce = simple(Action::reduce_loss, Communicator::world);
     b.issue(reduce, {{Arg{loss_, Access::accumulate}}});
     if (impl_.loss_read_every_step) b.issue(simple(Action::read_loss), {{Arg{loss_}}});
@@ -384,8 +385,8 @@ Program lower(const ModelGraph& model, const ShardingPlan& plan, const PlanIds& 
   program.implementation = std::string(impl.name) + (impl.compiled ? "+compile" : "");
   program.dialect = plan.dialect;
   program.rank = rank;
-  if (model.tensor_ranks != plan.tensor())
-    throw InternalError("lowering: the model is not split over the tensor ranks of the plan");
+  if (model.tensor_ranks != plan.tensor() || model.float8 != plan.float8.recipe)
+    throw InternalError("lowering: the model is not that of the plan's ranks");
   program.layouts = unit_layouts(plan, ids, model);
   Lowering(model, plan, ids, impl, rank, program).lower();
   return program;

@@ -9,6 +9,7 @@
 #include "models/units.h"
 #include "planner/layout.h"
 #include "planner/plan.h"
+#include "planner/plan/check_float8.h"
 #include "planner/plan/check_fsdp1.h"
 #include "planner/plan/check_fsdp2.h"
 #include "planner/plan/check_optimizer.h"
@@ -16,7 +17,7 @@
 #include "planner/plan/check_tensor.h"
 #include "planner/plan/refusal.h"
 #include "planner/plan_ids.h"
-#include "planner/tensor/split.h"
+#include "planner/tensor/local_model.h"
 
 namespace fsdp {
 namespace {
@@ -263,6 +264,7 @@ void check_rules(const ShardingPlan& plan, const ModelGraph& model, std::string_
   check_optimizer(plan, model, layouts, where);
   if (plan.dialect == Dialect::fsdp1) check_fsdp1(plan, ids, model, where);
   if (plan.dialect == Dialect::fsdp2) check_fsdp2(plan, model, layouts, where);
+  check_float8(plan, model, layouts, where);
 }
 
 }  // namespace
@@ -275,6 +277,7 @@ void check(const ShardingPlan& plan, std::string_view where) {
   check_optimizer(plan, where);
   check_dialect(plan, where);
   check_tensor(plan, where);
+  check_float8(plan, where);
 }
 
 void check_split(const ShardingPlan& plan, const ModelGraph& whole, const ModelGraph& local, std::string_view where) {
@@ -286,10 +289,10 @@ void check_split(const ShardingPlan& plan, const ModelGraph& whole, const ModelG
 }
 
 void check(const ShardingPlan& plan, const ModelGraph& whole, std::string_view where) {
-  if (plan.tensor() == 1) return check_split(plan, whole, whole, where);
+  if (!differs_from_local(whole, plan)) return check_split(plan, whole, whole, where);
   check_model(plan, whole, where);
   check(plan, where);
-  check_split(plan, whole, split_over_tensor(whole, plan, where), where);
+  check_split(plan, whole, local_model(whole, plan, where), where);
 }
 
 }  // namespace fsdp

@@ -118,6 +118,20 @@ TensorPlan read_tensor_plan(JsonObject json) {
   return plan;
 }
 
+Json float8_json(const Float8Plan& plan) {
+  return {
+      {"recipe", name(plan.recipe)}, {"all_gather", plan.all_gather}, {"precomputed_scales", plan.precomputed_scales}};
+}
+
+Float8Plan read_float8(JsonObject json) {
+  Float8Plan plan;
+  plan.recipe = parse_float8_recipe(json.text("recipe"), json.where("recipe"));
+  plan.all_gather = json.optional_boolean("all_gather").value_or(plan.all_gather);
+  plan.precomputed_scales = json.optional_boolean("precomputed_scales").value_or(plan.precomputed_scales);
+  json.finish();
+  return plan;
+}
+
 // Choices that are written only where they differ from the default.
 void write_uncommon(Json& json, const ShardingPlan& plan) {
   const ShardingPlan usual;
@@ -129,6 +143,7 @@ void write_uncommon(Json& json, const ShardingPlan& plan) {
   if (!plan.ignored.empty()) json["ignored"] = plan.ignored;
   for (const ShardDim& d : plan.shard_dims) json["shard_dims"].push_back({{"parameter", d.parameter}, {"dim", d.dim}});
   if (!plan.tensor_plan.modules.empty()) json["tensor_plan"] = tensor_plan_json(plan.tensor_plan);
+  if (plan.float8 != usual.float8) json["float8"] = float8_json(plan.float8);
   if (plan.reduce_scatter_buffers != usual.reduce_scatter_buffers)
     json["reduce_scatter_buffers"] = plan.reduce_scatter_buffers;
   if (plan.separate_reduce_scatter != usual.separate_reduce_scatter)
@@ -161,6 +176,7 @@ void read_uncommon(JsonObject& json, ShardingPlan& plan) {
     }
   }
   if (const auto tensor = json.find("tensor_plan")) plan.tensor_plan = read_tensor_plan(tensor->object());
+  if (const auto float8 = json.find("float8")) plan.float8 = read_float8(float8->object());
   plan.reduce_scatter_buffers =
       static_cast<int>(json.optional_integer("reduce_scatter_buffers", 1, 1024).value_or(plan.reduce_scatter_buffers));
   plan.separate_reduce_scatter =

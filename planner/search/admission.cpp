@@ -2,13 +2,13 @@
 
 #include "models/input/error.h"
 #include "planner/plan/check_tensor.h"
-#include "planner/tensor/split.h"
+#include "planner/tensor/local_model.h"
 
 namespace fsdp {
 
 Admission::Admission(const ModelGraph& whole, const ShardingPlan& base, const Implementation& implementation)
     : whole_(whole),
-      split_(base.tensor() > 1 ? std::optional(split_over_tensor(whole, base)) : std::nullopt),
+      split_(differs_from_local(whole, base) ? std::optional(local_model(whole, base)) : std::nullopt),
       implementation_(implementation) {}
 
 void Admission::check(const ShardingPlan& plan) const { check_split(plan, whole_, local()); }

@@ -15,7 +15,7 @@
 #include "planner/layout.h"
 #include "planner/layout/optimizer_state.h"
 #include "planner/search.h"
-#include "planner/tensor/split.h"
+#include "planner/tensor/local_model.h"
 
 namespace fsdp {
 
@@ -76,7 +76,7 @@ bool stays_gathered(const Unit& unit, const UnitLayout& layout) {
 std::int64_t MemoryFloor::bytes() const { return states + std::max({gradients, largest_unit, forward_end()}); }
 
 MemoryFloor memory_floor(const ModelGraph& model, const ShardingPlan& plan, const Implementation& impl) {
-  if (plan.tensor() != model.tensor_ranks) return memory_floor(split_over_tensor(model, plan), plan, impl);
+  if (differs_from_local(model, plan)) return memory_floor(local_model(model, plan), plan, impl);
   MemoryFloor floor;
   const std::int64_t master = size_of(plan.master_dtype), compute = size_of(plan.param_dtype);
   const std::int64_t states = state_count(plan.optimizer);
@@ -87,7 +87,7 @@ MemoryFloor memory_floor(const ModelGraph& model, const ShardingPlan& plan, cons
   std::int64_t waiting = 0;
   for (std::size_t u = 0; u < layouts.size(); ++u) {
     const UnitLayout& l = layouts[u];
-    const std::int64_t whole = times(times(l.shard_elements, l.shards), compute);
+    const std::int64_t whole = times(l.gathered_bytes(plan.param_dtype), l.shards);
     if (!plan.offload) {
       add(floor.states, times(l.shard_elements, master));
       add(floor.states, times(state_bytes(plan.optimizer.kind, l, 0, plan.master_dtype), states));

@@ -52,6 +52,8 @@ void apply_details(const PlanChoices& c, const PlanTarget& target, ShardingPlan&
   if (plan.param_dtype == DType::f64) plan.reduce_dtype = plan.master_dtype = DType::f64;
   plan.reduce_dtype = c.reduce_dtype.value_or(plan.reduce_dtype);
   plan.master_dtype = c.master_dtype.value_or(plan.master_dtype);
+  plan.float8 = {c.float8.value_or(Float8Recipe::none), c.float8_all_gather.value_or(false),
+                 c.float8_precomputed_scales.value_or(false)};
   plan.optimizer.kind = c.optimizer.value_or(plan.optimizer.kind);
   plan.optimizer.lr = c.lr.value_or(plan.optimizer.lr);
   plan.optimizer.weight_decay = c.weight_decay.value_or(plan.optimizer.weight_decay);

@@ -34,6 +34,8 @@ struct PlanChoices {
   std::optional<bool> offload, limit_all_gathers, use_orig_params, separate_reduce_scatter;
   std::optional<std::int64_t> loss_chunks, reduce_scatter_buffers;
   std::optional<DType> param_dtype, reduce_dtype, master_dtype;
+  std::optional<Float8Recipe> float8;
+  std::optional<bool> float8_all_gather, float8_precomputed_scales;
   std::optional<OptimizerKind> optimizer;
   std::optional<double> lr, weight_decay, momentum, clip_norm;
   std::optional<std::uint64_t> seed;

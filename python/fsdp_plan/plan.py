@@ -65,6 +65,9 @@ class Plan:
         if sizes.get("tensor", 1) > 1:
             raise PlanError(f"the plan splits layers over {sizes['tensor']} tensor ranks, which this package does not "
                             f"carry out yet: plan without --tensor")
+        if "float8" in values:
+            raise PlanError(f"the plan multiplies in 8 bits ({values['float8'].get('recipe')}), which this package "
+                            f"does not carry out yet: plan without --float8")
         self.dialect = values["dialect"].partition("@")[0]
 
     def __getitem__(self, key):

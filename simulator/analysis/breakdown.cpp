@@ -58,6 +58,7 @@ Part part_of(Action action) {
     case Action::reduce_scatter: return &Breakdown::exposed_reduce_scatter;
     case Action::all_reduce:
     case Action::clip_reduce:
+    case Action::reduce_largest:
     case Action::reduce_loss: return &Breakdown::exposed_all_reduce;
     case Action::clip_local_norm:
     case Action::clip_scale:

@@ -14,7 +14,7 @@
 #include "planner/plan/check_tensor.h"
 #include "planner/plan/naive_plan.h"
 #include "planner/tensor/families.h"
-#include "planner/tensor/split.h"
+#include "planner/tensor/local_model.h"
 #include "planner/wrap.h"
 #include "simulator/published/adapters.h"
 #include "simulator/published/chunked_head.h"
@@ -53,7 +53,7 @@ class Builder {
     set_memory();
     set_cluster();
     check(out_.plan, out_.model, "plan");
-    out_.model = split_over_tensor(out_.model, out_.plan);
+    out_.model = local_model(out_.model, out_.plan);
     return std::move(out_);
   }
 
@@ -61,7 +61,7 @@ class Builder {
   void assume(std::string what) { out_.assumptions.push_back(std::move(what)); }
 
   void refuse_unknown_numerics() const {
-    if (uses_float8(run_) && !float8_linear(run_))
+    if (!float8_of(run_))
       cannot("float8", "8-bit matrix products (\"" + printable(run_.float8) + "\") are not modelled");
     // "bf16_amp" is torch.autocast around an FSDP that was not told a precision; "amp_bf16" is Composer's name for
     // FSDP's own.
@@ -232,6 +232,7 @@ class Builder {
     if (run_.reduce_dtype.empty()) assume(fmt::format("gradients reduced in {}", name(reduce)));
     p.reduce_dtype = type(run_.reduce_dtype, "reduce_dtype", reduce);
     p.master_dtype = type(run_.master_dtype, "master_dtype", DType::f32);
+    p.float8 = *float8_of(run_);
   }
 
   void set_rest() {

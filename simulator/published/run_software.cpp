@@ -85,11 +85,6 @@ class Chooser {
       if (stack_ == Stack::foundry || stack_ == Stack::titan || compiled) not_modelled("attention", run_.attention);
       name = "hf-eager-attention";
     }
-    if (uses_float8(run_)) {
-      if (name.starts_with("torchtitan-2024")) name = "torchtitan-2024";  // compiled, their norms are the same
-      name += "-float8";
-      if (says(run_.float8, "float8 all-gather")) assume("gathered in bf16, not in float8");
-    }
     chosen_.implementation = &find_implementation(name, compiled, "compile");
     if (stack_ == Stack::foundry && !compiled) set_mosaic_of_2023();
     return std::move(chosen_);
@@ -149,9 +144,16 @@ Stack stack_of(const PublishedRun& run) {
   return says(who, "titan") ? Stack::titan : Stack::hf;
 }
 
-bool float8_linear(const PublishedRun& run) {
-  const bool titan = says(run.source, "titan") || says(run.software, "titan");
-  return titan && !says_no(run.compile) && says(run.float8, "tensorwise");
+std::optional<Float8Plan> float8_of(const PublishedRun& run) {
+  if (!uses_float8(run)) return Float8Plan{};
+  if (stack_of(run) != Stack::titan || says_no(run.compile)) return std::nullopt;
+  const bool all_gather = says(run.float8, "float8 all-gather");
+  if (says(run.float8, "tensorwise"))
+    return Float8Plan{Float8Recipe::tensorwise, all_gather, all_gather && says(run.float8, "precomputed scales")};
+  const std::string text = lower_case(run.float8);
+  if (text.starts_with("rowwise_with_gw_hp")) return Float8Plan{Float8Recipe::rowwise_with_gw_hp};
+  if (text == "rowwise" || text == "rowwise (bf16 all-gather)") return Float8Plan{Float8Recipe::rowwise};
+  return std::nullopt;
 }
 
 std::optional<int> month_of(const PublishedRun& run) {

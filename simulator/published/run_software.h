@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "models/implementation.h"
+#include "planner/plan.h"
 #include "simulator/published/reading/published_runs.h"
 
 namespace fsdp {
@@ -21,9 +22,9 @@ enum class Stack : std::uint8_t { foundry, titan, modalities, prime, hf };
 [[nodiscard]] std::optional<int> month_of(const PublishedRun&);
 
 [[nodiscard]] bool uses_float8(const PublishedRun&);
-// torchao's float8 linear layers with scales by tensor. Those with scales by row run other kernels; so do MXFP8 and
-// TransformerEngine.
-[[nodiscard]] bool float8_linear(const PublishedRun&);
+// torchao's float8 linear layers, as torchtitan compiles them; no recipe for a row without any, nothing for one whose
+// products are others': MXFP8, TransformerEngine's, and rowwise ones from when torchao kept what it need not.
+[[nodiscard]] std::optional<Float8Plan> float8_of(const PublishedRun&);
 
 struct RunImplementation {
   const Implementation* implementation = nullptr;  // one of the program's constants

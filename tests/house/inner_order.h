@@ -79,7 +79,7 @@ inline const Order& inner_order() {
       // lowering, which do not see each other < job, module costs. Search and emit see neither costs nor lowering; a
       // bound on what a search may find sees both.
       {"planner", {}},
-      {"planner/layout", {"planner"}},
+      {"planner/layout", {"planner", "planner/tensor"}},
       {"planner/wrap", {"planner"}},
       {"planner/tensor", {"models/graph", "planner"}},
       {"planner/plan", {"planner", "planner/layout", "planner/tensor", "planner/wrap"}},

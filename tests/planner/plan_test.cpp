@@ -388,6 +388,14 @@ TEST_CASE("the digest ignores what is for people and how a mesh is written, and 
       [](ShardingPlan& p) {
         p.shard_dims = {{"lm_head.weight", 1}};
       },
+      [](ShardingPlan& p) { p.float8.recipe = Float8Recipe::rowwise; },
+      [](ShardingPlan& p) { p.float8.recipe = Float8Recipe::rowwise_with_gw_hp; },
+      [](ShardingPlan& p) {
+        p.float8 = {Float8Recipe::tensorwise, true};
+      },
+      [](ShardingPlan& p) {
+        p.float8 = {Float8Recipe::tensorwise, true, true};
+      },
       [](ShardingPlan& p) { p.reduce_scatter_buffers = 2; },
       [](ShardingPlan& p) { p.separate_reduce_scatter = true; },
       [](ShardingPlan& p) { p.force_sum_reduction = true; },
@@ -433,6 +441,58 @@ TEST_CASE("names of closed choices read back; unknown ones list what there is") 
   check_has(message([] { (void)parse_dialect("FSDP2", "--dialect"); }),
             "--dialect: unknown dialect 'FSDP2'; use one of: fsdp2, fsdp1, ddp");
   CHECK_THROWS_AS((void)parse_reshard("yes", "x"), InputError);
+}
+
+TEST_CASE("float8: what torchao, fully_shard and this program do not know is refused with its field") {
+  const ModelGraph model = small_llama({.hidden = 32, .inner = 48});
+  ShardingPlan plan = naive(model);
+  plan.float8 = {Float8Recipe::tensorwise, true, true};
+  CHECK(refusal(plan, model) == "(accepted)");
+  const Rule rules[] = {
+      {"float8: products in 8 bits beside ddp",
+       [](ShardingPlan& p) {
+         p.dialect = Dialect::ddp, p.param_dtype = DType::f32;
+         p.mesh = {{"replicate", 4}};
+       }},
+      {"float8: tensorwise beside computing in fp16", [](ShardingPlan& p) { p.param_dtype = DType::f16; }},
+      {"float8: torchao gathers weights in 8 bits with one scale per tensor only",
+       [](ShardingPlan& p) { p.float8.recipe = Float8Recipe::rowwise; }},
+      {"float8: scales are computed ahead", [](ShardingPlan& p) { p.float8.all_gather = false; }},
+      {"float8: says how weights are gathered in 8 bits",
+       [](ShardingPlan& p) { p.float8.recipe = Float8Recipe::none; }},
+      {"float8: one rank gathers nothing",
+       [](ShardingPlan& p) {
+         p.mesh = {{"replicate", 4}};
+       }},
+      {"float8: casting shards in bf16", [](ShardingPlan& p) { p.master_dtype = DType::bf16; }},
+      {"float8: casting shards that live in host memory", [](ShardingPlan& p) { p.offload = true; }},
+      {"units[0].reshard_after_forward: PyTorch cannot gather 'model.layers.0.self_attn.q_proj.weight' in 8 bits",
+       [](ShardingPlan& p) { p.units[0].reshard_after_forward = {2}; }},
+      {"shard_dims: gathering 'model.layers.1.mlp.up_proj.weight' in 8 bits is known on dimension 0 only",
+       [](ShardingPlan& p) {
+         p.shard_dims = {{"model.layers.1.mlp.up_proj.weight", 1}};
+       }},
+      {"float8: torchao cannot gather 'model.layers.0.self_attn.q_proj.weight' in 8 bits: 3 ranks do not divide",
+       [](ShardingPlan& p) {
+         p.mesh = {{"shard", 3}};
+       }},
+  };
+  for (const Rule& rule : rules) {
+    ShardingPlan broken = plan;
+    rule.breaks(broken);
+    check_has(refusal(broken, model), rule.says);
+  }
+  const ModelGraph narrow = small_llama(), experts = small_mixtral();
+  const std::string none = "float8: no linear layer of 'small_llama' is converted";
+  ShardingPlan of_narrow = naive(narrow), of_experts = naive(experts);
+  of_narrow.float8 = of_experts.float8 = {Float8Recipe::rowwise};
+  check_has(refusal(of_narrow, narrow), none);
+  check_has(refusal(of_experts, experts), "a mixture of experts");
+  std::string text = to_json_text(plan);
+  text.replace(text.find("tensorwise"), 10, "columnwise");
+  check_has(
+      message([&] { (void)parse_plan(text, "plan.json"); }),
+      "float8.recipe: unknown float8 recipe 'columnwise'; use one of: none, tensorwise, rowwise, rowwise_with_gw_hp");
 }
 
 TEST_CASE("sizes that overflow are refused") {

@@ -229,11 +229,10 @@ TEST_CASE("models and sizes that cannot be split are refused by name") {
   CHECK(contains(of(adapted, 2), "is frozen"));
   CHECK(contains(refused([] { (void)naive_plan(small(), {.ranks = 6, .tensor = 4, .seq_len = 16}); }),
                  "4 tensor ranks do not divide 6 GPUs"));
-  // 8-bit products beside it: named where the step is lowered.
   const ModelGraph model = small();
-  const Implementation& float8 = find_implementation("torchtitan-float8", true, "test");
-  CHECK(contains(refused([&] { (void)Programs(resolve(model, plan_for(model), float8, {})).of(0); }),
-                 "tensor parallelism"));
+  ShardingPlan in_float8 = plan_for(model);
+  in_float8.float8.recipe = Float8Recipe::tensorwise;
+  CHECK(contains(refused([&] { check(in_float8, model, "plan"); }), "layers split over tensor ranks"));
 }
 
 TEST_CASE("lowering takes one rank's part only; a plan without tensor ranks lowers as it did") {

@@ -31,9 +31,8 @@ TEST_CASE("parts add up to the total of each phase, items to the highest, and th
   for (const std::string& impl : implementation_names()) {
     CAPTURE(impl);
     const ShardingPlan plan = toy::plan(model, 4);
-    const bool compiled = impl.ends_with("-float8");  // those have no eager form
-    if (find_implementation(impl, compiled, "test").of_traces) continue;
-    const Program program = lower(model, plan, find_implementation(impl, compiled, "test"));
+    if (find_implementation(impl, false, "test").of_traces) continue;
+    const Program program = lower(model, plan, find_implementation(impl, false, "test"));
     const MemoryReport r = memory_report(program, plan, model);
     const ProgramMemory replayed = replay_memory(program);
     REQUIRE(r.moments.size() == 7);

@@ -60,6 +60,7 @@ std::vector<UnitSeconds> seconds_by_unit(const StepPicture& p) {
       case Action::reduce_scatter: row.reduce_scatter += seconds; break;
       case Action::all_reduce:
       case Action::clip_reduce:
+      case Action::reduce_largest:
       case Action::reduce_loss: row.all_reduce += seconds; break;
       default: row.compute += seconds;
     }

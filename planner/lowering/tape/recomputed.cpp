@@ -31,6 +31,9 @@ Region recomputed_region(std::int32_t begin, std::int32_t end, const ModelGraph&
   }
   // What is saved last stops the recomputation: all before it has run then, also where that is a frozen layer's weight.
   r.last = std::max(r.last, r.needed_by - 1);
+  // A linear layer in 8 bits is a function of Python's, whose inputs are saved when it has returned.
+  if (r.runs() && !impl.compiled && model.ops[at(r.needed_by)].shape.float8 != Float8Recipe::none)
+    r.last = std::max(r.last, r.needed_by);
   if (r.runs() && !r.stops_early) r.last = end - 1;
   return r;
 }

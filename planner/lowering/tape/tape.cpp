@@ -55,7 +55,7 @@ class TapeBuilder : private TapeWriter {
     for (std::int32_t i = r.begin; i < r.end; ++i) {
       region_of_[at(i)] = id;
       const Op& op = model_.ops[at(i)];
-      if (op.kind == OpKind::linear && op.params.size() == 1) ++matmuls;
+      if (op.kind == OpKind::linear && (op.params.size() == 1 || op.shape.float8 != Float8Recipe::none)) ++matmuls;
       kept_[at(i)] =
           policy == CheckpointPolicy::selective_op && impl_.keeps_selectively && impl_.keeps_selectively(op, matmuls);
     }

@@ -311,7 +311,8 @@ TEST_CASE("what cannot be expressed says so") {
   CHECK(holds(with([](auto& r) { r.micro_batch.reset(), r.global_batch.reset(); }), "micro_batch"));
   CHECK(holds(with([](auto& r) { r.gpu = "h100-sxm-8"; }), "did you mean \"h100-sxm-80\""));
   CHECK(holds(with([](auto& r) { r.gpus.reset(); }), "gpus"));
-  CHECK(holds(with([](auto& r) { r.float8 = "rowwise"; }), "float8"));
+  CHECK(holds(with([](auto& r) { r.float8 = "rowwise"; }), "float8"));  // of no torchtitan
+  CHECK(holds(with([](auto& r) { r.float8 = "MXFP8"; }), "float8"));
   CHECK(holds(with([](auto& r) { r.precision = "bf16_amp"; }), "autocast"));
   CHECK(with([](auto& r) { r.precision = "amp_bf16"; }) == "");
   CHECK(holds(with([](auto& r) { r.model = "Mixtral-8x7B"; }), "mixture of experts"));

@@ -87,6 +87,7 @@ ncclDataType_t nccl_type(DType t) {
     case DType::bf16: return ncclBfloat16;
     case DType::f16: return ncclFloat16;
     case DType::i64: return ncclInt64;
+    case DType::f8: return ncclUint8;
   }
   return ncclFloat32;
 }

@@ -20,7 +20,8 @@ Types types_of(DType type, bool tf32) {
     case DType::f16: return {CUDA_R_16F, CUDA_R_32F, CUBLAS_COMPUTE_32F};
     case DType::f32: return {CUDA_R_32F, CUDA_R_32F, tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F};
     case DType::f64: return {CUDA_R_64F, CUDA_R_64F, CUBLAS_COMPUTE_64F};
-    case DType::i64: break;
+    case DType::i64:
+    case DType::f8: break;
   }
   throw MachineError("matrix products on the GPU: no products of this element type");
 }

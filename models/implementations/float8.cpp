@@ -1,0 +1,138 @@
+// Traffic here is what is moved beside the products, which planner/costs/ counts itself.
+//
+// matmul_with_hp_or_float8_args saves its input as it came and the weight, which is FSDP's. Its casts are made again in
+// backward: the gradient's, twice, the weight's, unless it was gathered in 8 bits, and the input's.
+//
+// Elements: x of the input, y of the output, w of the weight. Bytes of a cast, beside what it reads, at its worst
+// moment: the scaled copy in fp32, the clamped one and the result, 9 per element; a source in 16 bits is converted to
+// fp32 and scaled before, which takes no more. The second factor of a product has to be stored by columns, the first by
+// rows: what is not is copied.
+#include "models/implementations/float8.h"
+
+#include <algorithm>
+#include <initializer_list>
+
+#include "models/implementations/pytorch_ops.h"
+
+namespace fsdp::float8 {
+namespace {
+
+using pytorch::plus;
+using pytorch::row_bytes;
+using pytorch::row_elements;
+using pytorch::times;
+
+std::int64_t largest(std::initializer_list<std::int64_t> moments) {
+  return std::max<std::int64_t>(0, std::max(moments));
+}
+
+struct Sizes {
+  std::int64_t x, y, w, t, e;
+  Sizes(const Op& op, const Workload& work)
+      : x(row_elements(work, op.shape.in)),
+        y(row_elements(work, op.shape.out)),
+        w(times(op.shape.in, op.shape.out)),
+        t(work.tokens()),
+        e(work.element_bytes) {}
+};
+
+}  // namespace
+
+OpFacts linear(const Op& op, const Workload& work) {
+  const Sizes s(op, work);
+  const OpShape& shape = op.shape;
+  const bool tensorwise = shape.float8 == Float8Recipe::tensorwise,
+             wide = shape.float8 == Float8Recipe::rowwise_with_gw_hp;
+  const bool bias = op.params.size() > 1, gathered = shape.float8_weight;
+  const std::int64_t cast = 9, weight = gathered ? 0 : s.w, result = s.y * s.e;
+  // Scales of rows and columns, fp32: of the input's and the gradient's rows, and of both sides of the weight.
+  const std::int64_t of_rows = tensorwise ? 0 : 4 * s.t, of_in = tensorwise ? 0 : 4 * shape.in,
+                     of_out = tensorwise ? 0 : 4 * shape.out;
+  // Forward: the input's cast, the weight's beside it, the product; a bias is added to it.
+  const std::int64_t forward = largest({times(s.x, cast) + of_rows - result,
+                                        s.x + of_rows + (gathered ? 0 : times(weight, cast) + of_out) - result,
+                                        s.x + weight + of_rows + of_out + (bias ? result : 0)});
+  // Backward, in order: casts of the gradient and of the weight, a copy of the weight by columns and the first product;
+  // casts of the gradient and of the input, copies of both and the second product. A product without fast accumulation
+  // is multiplied by the product of its rows' scales. dx and dw are made on the way and count as results throughout.
+  const std::int64_t dx = s.x * s.e, dw = s.w * s.e;
+  const std::int64_t once = s.y + of_rows, of_weight = wide ? 0 : of_in, before = once + weight + of_weight;
+  std::int64_t backward = largest({times(s.y, cast) + of_rows, once + (gathered ? 0 : times(weight, cast) + of_weight),
+                                   before + s.w + dx + (tensorwise ? 0 : times(s.x, 4))});
+  if (wide) {
+    backward = largest({backward, before + dx + dw});
+  } else {
+    const std::int64_t twice = before + dx + s.y + of_out;
+    backward = largest({backward, before + dx + times(s.y, cast) + of_out, twice + times(s.x, cast) + of_in,
+                        twice + s.y + 2 * s.x + of_in + dw + (tensorwise ? 0 : times(s.w, 4))});
+  }
+  const std::int64_t forward_casts = gathered ? 1 : 2, backward_casts = (wide ? 1 : 3) + (gathered ? 0 : 1);
+  // abs, largest value, four of its scale, to fp32, scaled, clamped, cast.
+  constexpr std::int64_t kCastLaunches = 10, kCastBytes = 2 + 2 + 2 + 2 + 4 + 8 + 8 + 5;
+  return {
+      .saved_inputs = 0b1,
+      .forward_scratch_bytes = forward,
+      .backward_scratch_bytes = std::max<std::int64_t>(0, backward - dx - dw),
+      .forward_launches = static_cast<std::int16_t>(1 + kCastLaunches * forward_casts + (bias ? 1 : 0)),
+      .backward_launches =
+          static_cast<std::int16_t>(2 + kCastLaunches * backward_casts + (tensorwise ? 3 : 5) + (bias ? 1 : 0)),
+      .forward_traffic_bytes = plus(times(plus(s.x, weight), kCastBytes), bias ? 3 * result : 0),
+      .backward_traffic_bytes = plus(times(plus(times(s.y, wide ? 1 : 2), plus(wide ? 0 : s.x, weight)), kCastBytes),
+                                     plus(2 * plus(s.w, plus(s.x, s.y)), bias ? result : 0))};
+}
+
+// What Inductor makes of a Llama block (PyTorch 2.15), counted from its schedule: bytes within 15 %, launches to one.
+// A scale for the whole tensor needs all of it first: a pass of its own for a gradient or a weight, while the input's
+// largest value comes with the kernel before it. A gradient's cast is written by rows and by columns. A scale per row
+// is found and used while the row is in the cache; one per column is a pass of its own again. The gradients' products
+// are multiplied by their rows' scales in passes over the results. A weight gathered in 8 bits is copied by columns.
+//
+// The partitioner keeps an input for the weight's gradient in 16 bits; one that is cast again it makes again with the
+// cast, from what its norm, activation or attention keep.
+OpFacts linear_compiled(const Op& op, const Workload& work) {
+  const Sizes s(op, work);
+  const OpShape& shape = op.shape;
+  const bool tensorwise = shape.float8 == Float8Recipe::tensorwise,
+             wide = shape.float8 == Float8Recipe::rowwise_with_gw_hp;
+  const bool bias = op.params.size() > 1, gathered = shape.float8_weight;
+  // Bytes per element of a cast, without and with a pass before.
+  const std::int64_t again = s.e + 1, alone = 2 * s.e + 1;
+  const std::int64_t weight = gathered ? 0 : s.w;
+  OpFacts f;
+  f.saved_inputs = wide ? 0b1 : 0;
+  f.forward_scratch_bytes = plus(s.x, weight);
+  f.backward_scratch_bytes = wide ? plus(s.y, s.w) : plus(s.y, std::max(s.w, plus(s.y, s.x)));
+  f.forward_launches = static_cast<std::int16_t>(tensorwise && !gathered ? 6 : 3);
+  f.forward_traffic_bytes = plus(times(s.x, again), times(weight, tensorwise ? alone : again));
+  if (tensorwise) {
+    f.backward_launches = static_cast<std::int16_t>(gathered ? 6 : 8);
+    f.backward_traffic_bytes =
+        plus(plus(times(s.y, alone + 1), times(s.x, again)), gathered ? 2 * s.w : times(s.w, alone));
+  } else if (wide) {
+    f.backward_launches = 5;
+    f.backward_traffic_bytes = plus(plus(times(s.y, again), times(s.w, alone)), times(s.x, 2 * s.e));
+  } else {
+    f.backward_launches = 8;
+    f.backward_traffic_bytes = plus(plus(times(s.y, again + alone), times(s.x, alone)),
+                                    plus(times(s.w, alone), plus(times(s.x, 2 * s.e), times(s.w, 2 * s.e))));
+  }
+  if (bias) f.backward_launches = static_cast<std::int16_t>(f.backward_launches + 1);
+  return f;
+}
+
+std::int64_t kept_cast_bytes(const Op& op, const Workload& work, const ModelGraph& model) {
+  const Float8Recipe recipe = op.shape.float8;
+  if (recipe == Float8Recipe::none || recipe == Float8Recipe::rowwise_with_gw_hp) return 0;
+  const bool of_attention = std::any_of(model.ops.begin(), model.ops.end(), [&](const Op& other) {
+    return other.kind == OpKind::attention && other.outputs[0] == op.inputs[0];
+  });
+  return of_attention ? row_elements(work, op.shape.in) : 0;
+}
+
+std::string_view lacks(const Op& op) {
+  Op wide = op;
+  wide.shape.float8 = Float8Recipe::none;
+  return few_families(wide);
+}
+
+}  // namespace fsdp::float8

@@ -1,0 +1,23 @@
+// Linear layers of torchao's float8 training (torchao 0.18): rules for the stacks that convert them.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include "models/implementation.h"
+
+namespace fsdp::float8 {
+
+// Every cast, its absolute values and its scaling are operators of their own.
+[[nodiscard]] OpFacts linear(const Op&, const Workload&);
+// Inductor fuses them: a cast reads the tensor, once more where the largest value of all of it comes first.
+[[nodiscard]] OpFacts linear_compiled(const Op&, const Workload&);
+
+// What a compiled block keeps for the backward of a layer that reads attention's result, beside that: its cast by
+// columns. Other inputs are made again with their casts.
+[[nodiscard]] std::int64_t kept_cast_bytes(const Op&, const Workload&, const ModelGraph&);
+
+// What a stack lacks that converts linear layers, as few_families says for those that do not.
+[[nodiscard]] std::string_view lacks(const Op&);
+
+}  // namespace fsdp::float8

@@ -1,0 +1,16 @@
+// The rules of linear layers that multiply in 8 bits: what torchao and fully_shard accept, and what is known of them
+// here.
+#pragma once
+
+#include <string_view>
+#include <vector>
+
+#include "planner/layout.h"
+#include "planner/plan.h"
+
+namespace fsdp {
+
+void check_float8(const ShardingPlan&, std::string_view where);
+void check_float8(const ShardingPlan&, const ModelGraph&, const std::vector<UnitLayout>&, std::string_view where);
+
+}  // namespace fsdp

@@ -1,0 +1,27 @@
+#include "planner/tensor/local_model.h"
+
+#include <vector>
+
+#include "planner/tensor/float8.h"
+#include "planner/tensor/split.h"
+
+namespace fsdp {
+
+ModelGraph local_model(const ModelGraph& model, const ShardingPlan& plan, std::string_view where) {
+  ModelGraph local = plan.tensor() != model.tensor_ranks ? split_over_tensor(model, plan, where) : model;
+  if (plan.float8.recipe == local.float8) return local;
+  const std::vector<char> converted = float8_layers(local, plan.float8);
+  for (std::size_t i = 0; i < local.ops.size(); ++i) {
+    OpShape& shape = local.ops[i].shape;
+    shape.float8 = converted[i] != 0 ? plan.float8.recipe : Float8Recipe::none;
+    shape.float8_weight = converted[i] != 0 && plan.float8.all_gather;
+  }
+  local.float8 = plan.float8.recipe;
+  return local;
+}
+
+bool differs_from_local(const ModelGraph& model, const ShardingPlan& plan) {
+  return plan.tensor() != model.tensor_ranks || plan.float8.recipe != model.float8;
+}
+
+}  // namespace fsdp

@@ -1,0 +1,19 @@
+// The model as one rank of a plan computes it: split over the tensor ranks (split.h), its linear layers with the recipe
+// in which the plan multiplies.
+//
+//   const ModelGraph local = local_model(load_model("llama3-8b"), plan, "plan.json");
+#pragma once
+
+#include <string_view>
+
+#include "models/graph.h"
+#include "planner/plan.h"
+
+namespace fsdp {
+
+// Throws as split_over_tensor does.
+[[nodiscard]] ModelGraph local_model(const ModelGraph&, const ShardingPlan&, std::string_view where = "plan");
+// False: the model is that of the plan's ranks already.
+[[nodiscard]] bool differs_from_local(const ModelGraph&, const ShardingPlan&);
+
+}  // namespace fsdp

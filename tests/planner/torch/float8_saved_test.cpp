@@ -1,0 +1,82 @@
+// What a compiled Llama block keeps for backward in each recipe of float8, against what AOTAutograd's partitioner keeps
+// (recorded by tests/torch/record_float8_saved.py).
+#include <doctest/doctest.h>
+
+#include <fmt/format.h>
+
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <string>
+
+#include "models/catalog.h"
+#include "models/implementation.h"
+#include "planner/plan.h"
+#include "planner/tensor/local_model.h"
+
+using namespace fsdp;
+using Json = nlohmann::json;
+
+namespace {
+
+ModelGraph block_of(const Json& c) {
+  ModelGraph model = model_from_config(
+      fmt::format(R"({{"model_type": "llama", "vocab_size": 160, "hidden_size": {}, "intermediate_size": {},
+                       "num_hidden_layers": 1, "num_attention_heads": {}, "num_key_value_heads": {},
+                       "max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
+                       "hidden_act": "silu", "tie_word_embeddings": false}})",
+                  c["hidden"].get<int>(), c["inner"].get<int>(), c["heads"].get<int>(), c["kv_heads"].get<int>()),
+      "golden");
+  ShardingPlan plan;
+  plan.float8.recipe = parse_float8_recipe(c.at("recipe").get<std::string>(), "golden");
+  return local_model(model, plan);
+}
+
+// Bytes that stay of what the block makes. Selectively: results that the policy keeps, but for the last layer's, which
+// only a sum reads.
+std::int64_t kept_bytes(const Json& c) {
+  const ModelGraph model = block_of(c);
+  const Implementation& titan = torchtitan_implementation(true);
+  const Workload work{1, c.at("seq_len").get<std::int64_t>(), 2, 1};
+  const auto block = std::find_if(model.modules.begin(), model.modules.end(), [](const Module& m) { return m.block; });
+  std::set<std::int32_t> made, kept;
+  std::int64_t bytes = 0, matmuls = 0;
+  for (std::int32_t i = block->op_begin; i < block->op_end; ++i) {
+    const Op& op = model.ops[static_cast<std::size_t>(i)];
+    const OpFacts f = facts(titan, op, work, model);
+    made.insert(op.outputs.begin(), op.outputs.end());
+    if (c.at("selective").get<bool>()) {
+      if (op.kind == OpKind::linear) ++matmuls;
+      if (matmuls == 7 || !titan.keeps_selectively(op, matmuls)) continue;
+      kept.insert(op.outputs[0]);
+      bytes += f.result_extra_bytes;
+      continue;
+    }
+    for (std::size_t k = 0; k < op.inputs.size(); ++k)
+      if ((f.saved_inputs >> k & 1) != 0) kept.insert(op.inputs[k]);
+    for (std::size_t k = 0; k < op.outputs.size(); ++k)
+      if ((f.saved_outputs >> k & 1) != 0) kept.insert(op.outputs[k]);
+    bytes += f.saved_extra_bytes;
+  }
+  for (const std::int32_t t : kept)
+    if (made.contains(t)) bytes += 2 * elements(model.tensors[static_cast<std::size_t>(t)], work);
+  return bytes;
+}
+
+}  // namespace
+
+// Scales by row are not counted here: of PyTorch two fp32 numbers per token, or a 16-bit one per column of a layer.
+TEST_CASE("a compiled block keeps for backward what PyTorch's partitioner keeps, in every float8 recipe") {
+  std::ifstream file(std::string(FSDP_TESTS_DIR) + "/torch/golden/float8_saved.json");
+  const Json cases = Json::parse(file).at("cases");
+  CHECK(cases.size() == 8);
+  for (const Json& recorded : cases) {
+    const Json& c = recorded.at("config");
+    CAPTURE(c.at("name").get<std::string>());
+    const bool rows = c.at("recipe") == "rowwise" || c.at("recipe") == "rowwise_with_gw_hp";
+    const std::int64_t scales = recorded.at("saved").get<std::int64_t>() - kept_bytes(c);
+    CHECK(scales >= 0);
+    CHECK(scales <= (rows ? 8 * c.at("seq_len").get<std::int64_t>() : 0));
+  }
+}

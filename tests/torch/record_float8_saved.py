@@ -1,0 +1,92 @@
+#!/usr/bin/env python3
+"""Records what a compiled Llama block keeps for backward where its linear layers are torchao's float8 ones.
+
+torch.compile traces the block with AOTAutograd, whose partitioner decides that; what Inductor would make of the two
+graphs does not matter here. Attention is the flash kernel with the layouts that it has on a GPU (memory_log.py). Per
+case: bytes that the forward graph hands to the backward graph, of tensors that are no inputs of the block; tensors that
+share memory count once, and so do not those of one element or fewer.
+
+Usage:
+
+    python3 tests/torch/record_float8_saved.py            compares with tests/torch/golden/float8_saved.json
+    python3 tests/torch/record_float8_saved.py --write    records it again
+"""
+import collections
+import pathlib
+import sys
+
+import torch
+from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
+from torch._dynamo.backends.common import aot_autograd
+from torch._inductor.decomposition import select_decomp_table
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+import golden_file
+import memory_log
+import tensor_llama
+
+GOLDEN = pathlib.Path(__file__).parent / "golden" / "float8_saved.json"
+aten = torch.ops.aten
+VIEWS = (aten.view.default, aten.permute.default, aten.alias.default, aten._unsafe_view.default)
+KEPT = {aten.mm.default, aten._scaled_dot_product_flash_attention.default, aten.max.default}
+
+
+def source(node):
+    while node.target in VIEWS:
+        node = node.args[0]
+    return node
+
+
+def selective():
+    """torchtitan's policy: attention, largest values and every second matrix product stay."""
+    counts = collections.defaultdict(int)
+
+    def policy(context, func, *args, **kwargs):
+        if func == aten.mm.default:
+            counts[context.is_recompute] += 1
+            if counts[context.is_recompute] % 2 == 0:
+                return CheckpointPolicy.PREFER_RECOMPUTE
+        return CheckpointPolicy.MUST_SAVE if func in KEPT else CheckpointPolicy.PREFER_RECOMPUTE
+    return create_selective_checkpoint_contexts(policy)
+
+
+def record(c):
+    torch._dynamo.reset()
+    saved = {}
+
+    def forward(graph, inputs):
+        results = next(n for n in graph.graph.nodes if n.op == "output").args[0][1:]     # the first is the block's
+        for node in results:
+            value = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
+            if node is None or source(node).op == "placeholder" or not isinstance(value, torch.Tensor):
+                continue
+            if value.numel() > 2 and value.dtype != torch.complex64:                    # the table of angles
+                saved[source(node).name] = value.numel() * value.element_size()
+        return make_boxed_func(graph.forward)
+
+    backend = aot_autograd(fw_compiler=forward, bw_compiler=lambda graph, inputs: make_boxed_func(graph.forward),
+                           partition_fn=min_cut_rematerialization_partition, decompositions=select_decomp_table())
+    block = tensor_llama.Layer(c).to(torch.bfloat16)
+    if c["recipe"] != "none":
+        convert_to_float8_training(block, config=Float8LinearConfig.from_recipe_name(c["recipe"]))
+    if c.get("selective"):
+        block = checkpoint_wrapper(block, context_fn=selective, preserve_rng_state=False)
+    x = torch.randn(1, c["seq_len"], c["hidden"], dtype=torch.bfloat16, requires_grad=True)
+    freqs = torch.ones(c["seq_len"], 1, c["hidden"] // c["heads"] // 2, dtype=torch.complex64)
+    torch.compile(block, backend=backend, fullgraph=True)(x, freqs).sum().backward()
+    return {"config": c, "saved": sum(saved.values())}
+
+
+def main():
+    tensor_llama.nn.functional.scaled_dot_product_attention = memory_log.attention
+    base = dict(hidden=256, inner=512, heads=8, kv_heads=8, seq_len=128)
+    configs = [dict(base, name=f"{recipe}{kind}", recipe=recipe, selective=kind != "")
+               for recipe in ("none", "tensorwise", "rowwise", "rowwise_with_gw_hp") for kind in ("", "-selective")]
+    cases = [record(c) for c in configs]
+    return golden_file.finish(GOLDEN, golden_file.text_of({"torch": torch.__version__, "cases": cases}))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
