@@ -40,9 +40,10 @@ void words(std::string& out, const char* title, const std::vector<std::string>& 
 std::string observed_line(const ValidationReport& report, const Tolerances& tolerances) {
   std::string out = report.within ? "Within tolerance: " : "Outside tolerance: ";
   out += !report.order_compared ? "order not compared" : report.order_equal ? "order equal" : "order DIFFERENT";
+  if (report.memory_compared && report.memory.empty())
+    out += report.memory_equal ? ", memory equal" : ", memory DIFFERENT";
   if (report.memory_compared)
-    out += fmt::format(", memory {}, peak {:+.2f} % (tolerance {:.4g} %)", report.memory_equal ? "equal" : "DIFFERENT",
-                       100 * report.peak.error(), 100 * tolerances.memory);
+    out += fmt::format(", peak {:+.2f} % (tolerance {:.4g} %)", 100 * report.peak.error(), 100 * tolerances.memory);
   if (report.time_compared)
     out += fmt::format(", step time {:+.1f} % (tolerance {:.4g} %)", 100 * report.step_time.error(),
                        100 * tolerances.time);
@@ -75,6 +76,7 @@ std::string validation_report(const ValidationReport& report, const Tolerances& 
   if (const auto rows = main_rows(report); !rows.empty())
     out += "\n" + fitting_table({"what", ">predicted", ">measured", ">error"}, rows);
   words(out, "order and memory", report.differences);
+  section(out, "memory", report.memory, report.memory.size());
   section(out, "where the step goes (mean of the ranks)", report.where, report.where.size());
   section(out, "by kind of operation (mean of the ranks)", report.by_action, kActionRows);
   section(out, "by unit (mean of the ranks)", report.by_unit, kUnitRows);

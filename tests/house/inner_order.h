@@ -106,6 +106,7 @@ inline const Order& inner_order() {
       {"simulator/doubt", {"simulator/records"}},
       {"simulator/predict",
        {"simulator/allocator", "simulator/analysis", "simulator/doubt", "simulator/engine", "simulator/records"}},
+      {"simulator/pytorch", {"simulator/records"}},
       {"simulator/published/reading", {}},
       {"simulator/published",
        {"simulator/allocator", "simulator/analysis", "simulator/engine", "simulator/published/reading"}},
