@@ -272,7 +272,7 @@ std::size_t PickleValue::size() const {
 PickleValue PickleValue::item(std::size_t index) const {
   if (index >= size()) refuse("has " + std::to_string(size()) + " items");
   const auto& nodes = *document_->nodes_;
-  return {*document_, nodes.items[std::get<Sequence>(nodes.all[node_]).items][index], key_};
+  return {*document_, nodes.items[std::get<Sequence>(nodes.all[node_]).items][index], {}};
 }
 
 std::vector<PickleValue> PickleValue::list() const {

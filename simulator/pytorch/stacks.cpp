@@ -93,7 +93,7 @@ StackMeaning meaning_of(const PickleValue& frames) {
 std::string place_of(const PickleValue& frames) {
   for (const PickleValue& frame : frames.list()) {
     const Call call = call_of(frame);
-    if (is_inside_pytorch(call)) continue;
+    if (is_inside_pytorch(call) || call.file == "buffer") continue;
     std::string words(call.function);
     words += " (" + std::string(call.file.substr(call.file.find_last_of('/') + 1)) + ":" +
              std::to_string(frame.at("line").integer(-1, kMaxLine)) + ")";

@@ -55,28 +55,29 @@ class TraceReader : public nlohmann::json_sax<nlohmann::json> {
       time_ = duration_ = std::nullopt;
       ++count_;
     }
-    in_args_ = in_list_ && depth_ == kEventDepth + 1 && key_ == "args";
-    in_info_ = depth_ == 2 && key_ == "distributedInfo";
-    in_event_ = in_list_ && depth_ == kEventDepth;
+    if (in_list_ && depth_ == kEventDepth + 1) args_open_ = key_ == "args";
+    if (depth_ == 2) info_open_ = key_ == "distributedInfo";
+    locate();
     return true;
   }
   bool end_object() override {
     if (in_list_ && depth_ == kEventDepth) keep_event();
+    if (depth_ == kEventDepth + 1) args_open_ = false;
+    if (depth_ == 2) info_open_ = false;
     --depth_;
-    in_args_ = in_info_ = false;
-    in_event_ = in_list_ && depth_ == kEventDepth;
+    locate();
     return true;
   }
   bool start_array(std::size_t) override {
     if (depth_ == 0) refuse("", "is a list, not an object");
     if (++depth_ == 2 && key_ == "traceEvents") in_list_ = listed_ = true;
-    if (in_list_ && depth_ > 2) in_event_ = in_args_ = false;
+    locate();
     return true;
   }
   bool end_array() override {
-    if (in_list_ && depth_ == 2) in_list_ = false;
+    if (depth_ == 2) in_list_ = false;
     --depth_;
-    in_event_ = in_list_ && depth_ == kEventDepth;
+    locate();
     return true;
   }
   bool key(string_t& value) override {
@@ -89,6 +90,12 @@ class TraceReader : public nlohmann::json_sax<nlohmann::json> {
 
  private:
   static constexpr int kEventDepth = 3;
+
+  void locate() {
+    in_event_ = in_list_ && depth_ == kEventDepth;
+    in_args_ = in_list_ && args_open_ && depth_ == kEventDepth + 1;
+    in_info_ = info_open_ && depth_ == 2;
+  }
 
   [[noreturn]] void refuse(const std::string& field, const std::string& problem) const {
     throw InputError({where_, field}, problem,
@@ -132,7 +139,8 @@ class TraceReader : public nlohmann::json_sax<nlohmann::json> {
   std::optional<double> time_, duration_;
   std::size_t count_ = 0;
   int depth_ = 0;
-  bool in_list_ = false, listed_ = false, in_event_ = false, in_args_ = false, in_info_ = false;
+  bool in_list_ = false, listed_ = false, args_open_ = false, info_open_ = false;
+  bool in_event_ = false, in_args_ = false, in_info_ = false;
 };
 
 }  // namespace
