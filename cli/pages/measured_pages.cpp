@@ -70,14 +70,15 @@ std::string run_page(const CalledWith& words, const Measurement& m, const std::o
 }
 
 std::string validate_page(const CalledWith& words, const ValidationReport& report, const Tolerances& tolerances,
-                          const Prediction& prediction, const Measurement& measurement) {
+                          const Prediction& prediction, const Measurement* measurement) {
   ReportPage page = page_of("validate", words);
   page.answer = validation_json(report, tolerances);
   page.verdict = validation_line(report, tolerances);
-  add_measurement(page, measurement);
+  if (measurement != nullptr) add_measurement(page, *measurement);
+  else page.title = prediction.provenance.model + ", predicted and recorded";
   page.documents.emplace_back("prediction", printed(prediction, JsonForm::brief));
   page.documents.emplace_back("validation", page.answer);
-  add_recorded_steps(page, prediction, measurement);
+  if (measurement != nullptr) add_recorded_steps(page, prediction, *measurement);
   return report_html(page);
 }
 

@@ -40,9 +40,10 @@ void add_report_flag(const Command&, ReportFlag&, const std::string& help);
 [[nodiscard]] std::string run_page(const CalledWith&, const Measurement&, const std::optional<Prediction>&,
                                    const std::optional<ValidationReport>&, const Program&, const ShardingPlan&,
                                    const ModelGraph&);
-// Timelines where the prediction's document says in which order its operations are issued.
+// Timelines where the prediction's document says in which order its operations are issued. Measurement: nullptr where
+// the prediction was compared with recordings of PyTorch's own tools.
 [[nodiscard]] std::string validate_page(const CalledWith&, const ValidationReport&, const Tolerances&,
-                                        const Prediction&, const Measurement&);
+                                        const Prediction&, const Measurement*);
 // `answer`: the JSON of all rows. `headline`: the error of the most trusted ones, in words.
 [[nodiscard]] std::string accuracy_page(const CalledWith&, const std::string& answer, const std::string& headline);
 

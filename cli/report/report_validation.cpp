@@ -22,7 +22,7 @@ std::vector<std::string> compared(const CompareRow& row) {
           row.measured == 0 && row.predicted != 0 ? "-" : fmt::format("{:+.1f} %", 100 * row.error())};
 }
 
-void section(std::string& out, const char* title, const std::vector<CompareRow>& rows, std::size_t most) {
+void section(std::string& out, const std::string& title, const std::vector<CompareRow>& rows, std::size_t most) {
   if (rows.empty()) return;
   std::vector<std::vector<std::string>> lines;
   for (std::size_t i = 0; i < std::min(most, rows.size()); ++i) lines.push_back(compared(rows[i]));
@@ -40,9 +40,10 @@ void words(std::string& out, const char* title, const std::vector<std::string>& 
 std::string observed_line(const ValidationReport& report, const Tolerances& tolerances) {
   std::string out = report.within ? "Within tolerance: " : "Outside tolerance: ";
   out += !report.order_compared ? "order not compared" : report.order_equal ? "order equal" : "order DIFFERENT";
+  if (report.memory_compared && report.memory.empty())
+    out += report.memory_equal ? ", memory equal" : ", memory DIFFERENT";
   if (report.memory_compared)
-    out += fmt::format(", memory {}, peak {:+.2f} % (tolerance {:.4g} %)", report.memory_equal ? "equal" : "DIFFERENT",
-                       100 * report.peak.error(), 100 * tolerances.memory);
+    out += fmt::format(", peak {:+.2f} % (tolerance {:.4g} %)", 100 * report.peak.error(), 100 * tolerances.memory);
   if (report.time_compared)
     out += fmt::format(", step time {:+.1f} % (tolerance {:.4g} %)", 100 * report.step_time.error(),
                        100 * tolerances.time);
@@ -71,13 +72,15 @@ std::string validation_line(const ValidationReport& report, const Tolerances& to
 
 std::string validation_report(const ValidationReport& report, const Tolerances& tolerances) {
   constexpr std::size_t kActionRows = 20, kUnitRows = 8, kRankRows = 8;
+  const std::string mean = report.by_rank.empty() ? "" : " (mean of the ranks)";
   std::string out = validation_line(report, tolerances);
   if (const auto rows = main_rows(report); !rows.empty())
     out += "\n" + fitting_table({"what", ">predicted", ">measured", ">error"}, rows);
   words(out, "order and memory", report.differences);
-  section(out, "where the step goes (mean of the ranks)", report.where, report.where.size());
-  section(out, "by kind of operation (mean of the ranks)", report.by_action, kActionRows);
-  section(out, "by unit (mean of the ranks)", report.by_unit, kUnitRows);
+  section(out, "memory", report.memory, report.memory.size());
+  section(out, "where the step goes" + mean, report.where, report.where.size());
+  section(out, "by kind of operation" + mean, report.by_action, kActionRows);
+  section(out, "by unit" + mean, report.by_unit, kUnitRows);
   section(out, "by rank", report.by_rank, kRankRows);
   std::vector<std::string> findings;
   for (const Finding& f : report.findings) findings.push_back(f.text);

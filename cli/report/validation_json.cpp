@@ -37,6 +37,7 @@ std::string validation_json(const ValidationReport& report, const Tolerances& to
                          {"memory_tolerance", tolerances.memory},
                          {"step_time", row_json(report.step_time)},
                          {"peak", row_json(report.peak)},
+                         {"memory", rows(report.memory)},
                          {"where", rows(report.where)},
                          {"by_action", rows(report.by_action)},
                          {"by_unit", rows(report.by_unit)},

@@ -32,6 +32,7 @@ struct ValidationReport {
   bool order_equal = false, memory_equal = false,
        within = false;  // within: step time and peak inside the tolerances, order and memory equal
   CompareRow step_time, peak;
+  std::vector<CompareRow> memory;     // of a snapshot of PyTorch: reserved bytes, and the parts of the peak
   std::vector<CompareRow> by_action;  // largest absolute disagreement first; measured: mean over the ranks
   std::vector<CompareRow> by_unit;    // "unit 3 (model.layers.1), kernels" and "..., collectives"; likewise
   std::vector<CompareRow>

@@ -1,11 +1,13 @@
 // Predictions and measurements from arbitrary text: an InputError, or a record that survives the trip through its JSON.
-// A prediction and a measurement, one a line, are compared as well.
+// A prediction and a measurement, one a line, are compared as well. And what PyTorch's own tools record, a memory
+// snapshot or a trace, from the same bytes: an InputError, or sums that are possible.
 #include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
 
+#include "simulator/pytorch/compare_recordings.h"
 #include "simulator/records/compare.h"
 #include "simulator/records/measurement.h"
 #include "simulator/records/prediction.h"
@@ -33,6 +35,20 @@ std::optional<fsdp::Measurement> measurement_in(std::string_view text) {
   return m;
 }
 
+void recordings_in(std::string_view bytes) {
+  fsdp::fuzz::refuses_politely([&] {
+    const fsdp::RecordedMemory m = fsdp::read_snapshot(bytes, "fuzz");
+    std::int64_t sum = 0;
+    for (const std::int64_t part : m.at_peak) sum += part;
+    fsdp::fuzz::require(sum == m.peak_allocated && m.peak_allocated >= m.allocated_first, "parts are the peak");
+    (void)fsdp::compare_recordings({}, {m, {}});
+  });
+  fsdp::fuzz::refuses_politely([&] {
+    const fsdp::RecordedTrace t = fsdp::read_trace(bytes, "fuzz");
+    fsdp::fuzz::require(t.steps >= 1 && t.step.busy >= 0 && t.step.idle >= 0, "times are not negative");
+  });
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
@@ -42,5 +58,6 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const std::optional<fsdp::Measurement> measured =
       measurement_in(line == std::string_view::npos ? text : text.substr(line + 1));
   if (predicted && measured) fsdp::fuzz::refuses_politely([&] { (void)fsdp::compare(*predicted, *measured); });
+  recordings_in(text);
   return 0;
 }

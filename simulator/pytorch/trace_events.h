@@ -1,0 +1,32 @@
+// The events of a Chrome trace, read one by one: a trace may have hundreds of megabytes, so no tree of it is built. For
+// trace.cpp alone.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace fsdp {
+
+// A slice (phase "X") with what is asked of its "args".
+struct TraceEvent {
+  std::string category, name;
+  double start = 0, duration = 0;       // microseconds
+  std::int64_t process = 0, track = 0;  // of a kernel: the GPU and the stream
+  std::int64_t correlation = -1;        // the same for a launch and its kernel
+  std::string collective, dtype;        // "Collective name": "_allgather_base"; "dtype": "BFloat16"
+  std::int64_t elements_in = -1, elements_out = -1;
+};
+
+struct TraceEvents {
+  std::vector<TraceEvent> slices;  // of GPUs, of launches and of marks: the others are left out
+  std::optional<std::int64_t> rank, ranks;
+  bool any = false;  // an event of any sort was there
+};
+
+// Throws InputError: no JSON, no "traceEvents", an event whose fields are not what they should be.
+[[nodiscard]] TraceEvents read_trace_events(std::string_view text, std::string_view where);
+
+}  // namespace fsdp
