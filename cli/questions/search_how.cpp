@@ -2,6 +2,7 @@
 
 #include <map>
 #include <string>
+#include <tuple>
 
 #include "cli/predict.h"
 #include "planner/bound/tensor_sizes.h"
@@ -10,21 +11,23 @@
 namespace fsdp::cli {
 namespace {
 
-// The setup with the model that a rank computes, made once for each number of tensor ranks.
+// The setup with the model that a rank computes, made once for each way to split it or to
+// multiply in 8 bits.
 class Splits {
  public:
   explicit Splits(const Setup& setup) : setup_(setup) {}
 
   [[nodiscard]] const Setup& over(const ShardingPlan& plan) {
     if (!differs_from_local(setup_.model, plan)) return setup_;
-    const auto [it, fresh] = split_.try_emplace(plan.tensor(), setup_);
+    const std::tuple key(plan.tensor(), plan.float8.recipe, plan.float8.all_gather);
+    const auto [it, fresh] = split_.try_emplace(key, setup_);
     if (fresh) it->second.model = local_model(setup_.model, plan);
     return it->second;
   }
 
  private:
   const Setup& setup_;
-  std::map<std::int64_t, Setup> split_;
+  std::map<std::tuple<std::int64_t, Float8Recipe, bool>, Setup> split_;
 };
 
 }  // namespace

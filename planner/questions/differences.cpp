@@ -122,6 +122,11 @@ std::string optimizer_words(const ShardingPlan& p, const ModelGraph&) {
                      p.optimizer.weight_decay, p.clip_norm ? fmt::format("{}", *p.clip_norm) : "none");
 }
 
+std::string float8_words(const Float8Plan& f) {
+  return fmt::format("{}{}{}", name(f.recipe), f.all_gather ? ", gathered in 8 bits" : "",
+                     f.precomputed_scales ? ", scales ahead" : "");
+}
+
 using Plan = ShardingPlan;
 
 // One choice. `text` says what a plan has chosen; `take` gives a plan the choice of another.
@@ -191,6 +196,8 @@ const std::vector<Row>& rows() {
          p.param_dtype = from.param_dtype, p.reduce_dtype = from.reduce_dtype, p.master_dtype = from.master_dtype;
        },
        true},
+      {"products in 8 bits", [](const Plan& p, const ModelGraph&) { return float8_words(p.float8); },
+       take<&Plan::float8>, true},
       {"optimizer", optimizer_words,
        [](Plan& p, const Plan& from, const ModelGraph&) {
          p.optimizer = from.optimizer, p.clip_norm = from.clip_norm, p.clip_norm_type = from.clip_norm_type;

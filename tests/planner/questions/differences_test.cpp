@@ -77,6 +77,7 @@ TEST_CASE("a choice alone is the plan that its flag makes") {
       {"activation checkpointing", "full", [](PlanChoices& c) { c.checkpointing = "full"; }},
       {"gradient sync", "last", [](PlanChoices& c) { c.grad_sync = GradSync::last; }},
       {"offload", "yes", [](PlanChoices& c) { c.offload = true; }},
+      {"products in 8 bits", "tensorwise", [](PlanChoices& c) { c.float8 = Float8Recipe::tensorwise; }},
       {"optimizer", "sgd, lr 0.0003, weight decay 0.1, clip none",
        [](PlanChoices& c) { c.optimizer = OptimizerKind::sgd; }},
   };
@@ -88,7 +89,8 @@ TEST_CASE("a choice alone is the plan that its flag makes") {
     REQUIRE(!found.empty());
     CHECK(found[0].other == c.said);
     CHECK(without_names(found[0].alone) == without_names(changed));
-    CHECK(found[0].other_training == (c.choice == std::string("optimizer")));
+    const std::string choice = c.choice;
+    CHECK(found[0].other_training == (choice == "optimizer" || choice == "products in 8 bits"));
   }
   // Of several, each is the plan of one flag.
   const ShardingPlan several =
