@@ -20,13 +20,13 @@ struct ConfigSetting {
 };
 
 struct ReadConfig {
-  std::string format;                   // "Accelerate", "torchtitan", "transformers' fsdp_plan"
-  std::string implementation;           // whose kernels train: "hf", "torchtitan"
-  std::vector<ConfigSetting> settings;  // each name once
+  std::string format = {};                   // "Accelerate", "torchtitan", "transformers' fsdp_plan"
+  std::string implementation = {};           // whose kernels train: "hf", "torchtitan"
+  std::vector<ConfigSetting> settings = {};  // each name once
   bool compile = false;
-  bool checkpoints_children = false;  // each child of a block is recomputed by itself, not the block
-  std::vector<std::string> notes;     // what stands for something else here
-  std::vector<std::string> unread;    // "fsdp_config.fsdp_foo (line 7)"
+  bool checkpoints_children = false;     // each child of a block is recomputed by itself, not the block
+  std::vector<std::string> notes = {};   // what stands for something else here
+  std::vector<std::string> unread = {};  // "fsdp_config.fsdp_foo (line 7)"
 };
 
 // Accelerate's YAML, torchtitan's TOML or arguments ("--parallelism.data_parallel_shard_degree 8"), or transformers'

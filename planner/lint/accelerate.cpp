@@ -11,10 +11,7 @@ constexpr std::string_view kFsdp = "fsdp_config.", kMesh = "parallelism_config.p
 
 class AccelerateReader {
  public:
-  AccelerateReader(FlatConfig config, const ModelGraph& model) : in_(std::move(config)), model_(model) {
-    out_.format = "Accelerate";
-    out_.implementation = "hf";
-  }
+  AccelerateReader(FlatConfig config, const ModelGraph& model) : in_(std::move(config)), model_(model) {}
 
   ReadConfig read() {
     const std::string type = in_.text("distributed_type").value_or("");
@@ -155,7 +152,7 @@ class AccelerateReader {
 
   FlatConfig in_;
   const ModelGraph& model_;
-  ReadConfig out_;
+  ReadConfig out_{.format = "Accelerate", .implementation = "hf"};
   bool ddp_ = false;
   std::int64_t version_ = 1;
 };

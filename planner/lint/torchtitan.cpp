@@ -7,10 +7,7 @@ namespace {
 
 class TorchtitanReader {
  public:
-  explicit TorchtitanReader(FlatConfig config) : in_(std::move(config)) {
-    out_.format = "torchtitan";
-    out_.implementation = "torchtitan";
-  }
+  explicit TorchtitanReader(FlatConfig config) : in_(std::move(config)) {}
 
   ReadConfig read() {
     set(out_, "dialect", "fsdp2");
@@ -50,19 +47,22 @@ class TorchtitanReader {
     shard_ = degree("parallelism.data_parallel_shard_degree", -1);
     tensor_ = degree("parallelism.tensor_parallel_degree");
     if (shard_ == 0) in_.refuse("parallelism.data_parallel_shard_degree", "is 0", "give the number of ranks, or -1");
-    set(out_, "replicate", std::to_string(replicate_), "parallelism.data_parallel_replicate_degree");
-    set(out_, "tensor", std::to_string(tensor_), "parallelism.tensor_parallel_degree");
+    if (replicate_ > 1)
+      set(out_, "replicate", std::to_string(replicate_), "parallelism.data_parallel_replicate_degree");
+    if (tensor_ > 1) set(out_, "tensor", std::to_string(tensor_), "parallelism.tensor_parallel_degree");
     if (shard_ < 0) return;
     if (replicate_ * shard_ > kGpus.most / tensor_)
       in_.refuse("parallelism.data_parallel_shard_degree", "makes more ranks than a cluster has");
     set(out_, "gpus", std::to_string(replicate_ * shard_ * tensor_), "parallelism.data_parallel_shard_degree");
   }
+  // The key, where the file has it; else nothing, which says that torchtitan decides.
+  [[nodiscard]] std::string said(const std::string& key) { return in_.text(key) ? key : std::string(); }
   void reshard() {
     const char* key = "parallelism.fsdp_reshard_after_forward";
-    const std::string said = in_.text(key).value_or("default");
-    if (said != "default" && said != "always" && said != "never")
-      in_.refuse(key, "'" + said + "' is not read", "use default, always or never");
-    set(out_, "reshard_after_forward", said == "default" ? "auto" : switch_text(said == "always"), key);
+    const std::string policy = in_.text(key).value_or("default");
+    if (policy != "default" && policy != "always" && policy != "never")
+      in_.refuse(key, "'" + policy + "' is not read", "use default, always or never");
+    set(out_, "reshard_after_forward", policy == "default" ? "auto" : switch_text(policy == "always"), said(key));
   }
   void batch() {
     const auto local = in_.integer("training.local_batch_size", 1, kMicroBatch.most);
@@ -79,10 +79,10 @@ class TorchtitanReader {
   }
   void types() {
     const auto dtype = [&](const char* key, const char* setting, const char* usual) {
-      const std::string said = in_.text(key).value_or(usual);
-      if (said != "bfloat16" && said != "float32" && said != "float16")
-        in_.refuse(key, "'" + said + "' is not read", "use bfloat16 or float32");
-      set(out_, setting, said == "bfloat16" ? "bf16" : said == "float16" ? "fp16" : "fp32", key);
+      const std::string type = in_.text(key).value_or(usual);
+      if (type != "bfloat16" && type != "float32" && type != "float16")
+        in_.refuse(key, "'" + type + "' is not read", "use bfloat16 or float32");
+      set(out_, setting, type == "bfloat16" ? "bf16" : type == "float16" ? "fp16" : "fp32", said(key));
     };
     dtype("training.mixed_precision_param", "param_dtype", "bfloat16");
     dtype("training.mixed_precision_reduce", "reduce_dtype", "float32");
@@ -102,11 +102,11 @@ class TorchtitanReader {
         out_.notes.push_back("torchtitan recomputes the last of every " + option + " blocks; predicted is the first");
       return set(out_, "activation_checkpointing", "every-" + option, "activation_checkpoint.selective_ac_option");
     }
-    set(out_, "activation_checkpointing", mode == "selective" ? "selective-op" : mode, key);
+    set(out_, "activation_checkpointing", mode == "selective" ? "selective-op" : mode, said(key));
   }
 
   FlatConfig in_;
-  ReadConfig out_;
+  ReadConfig out_{.format = "torchtitan", .implementation = "torchtitan"};
   std::int64_t replicate_ = 1, shard_ = -1, tensor_ = 1;
 };
 

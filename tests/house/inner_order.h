@@ -49,6 +49,7 @@ inline const std::map<std::string, std::string>& interfaces() {
       {"planner/module_costs.cpp", "planner/module_costs"},
       {"planner/search.h", "planner/search"},
       {"planner/emit.h", "planner/emit"},
+      {"planner/lint.h", "planner/lint"},
       {"simulator/predict.h", "simulator/predict"},
       {"executor/calibrate.h", "executor/calibrate"},
       {"executor/cuda_backend.h", "executor/cuda"},
@@ -96,6 +97,7 @@ inline const Order& inner_order() {
       {"planner/bound",
        {"planner/costs", "planner/layout", "planner/lowering", "planner/program", "planner/search", "planner/tensor"}},
       {"planner/emit", {"planner", "planner/layout", "planner/wrap"}},
+      {"planner/lint", {}},
 
       // simulator: records are values; engine and allocator make them, analysis and predict put them together.
       {"simulator/records", {}},
@@ -181,6 +183,7 @@ inline const Order& inner_order() {
       {"tests/models/input", {"tests/support"}},
       {"tests/planner", {"tests/support"}},
       {"tests/planner/costs", {"tests/support"}},
+      {"tests/planner/lint", {"tests/support"}},
       {"tests/planner/emit", {"tests/support"}},
       {"tests/planner/search", {"tests/support"}},
       {"tests/planner/torch", {"tests/support"}},
