@@ -11,7 +11,7 @@
 #include "cli/predict.h"
 #include "cli/report/report.h"
 #include "models/input/error.h"
-#include "planner/lint.h"
+#include "planner/lint/read_config.h"
 #include "planner/tensor/split.h"
 #include "viz/viz.h"
 

@@ -106,7 +106,7 @@ class AccelerateReader {
     if (name == "NO_SHARD" || name.starts_with("HYBRID_SHARD"))
       in_.refuse(key("fsdp_sharding_strategy"),
                  "'" + name + "' depends on how many GPUs a machine has, which the file does not say",
-                 "use fsdp_version 2 with parallelism_config_dp_replicate_size, or `simulate --replicate`");
+                 "use fsdp_version 2 with parallelism_config_dp_replicate_size");
     if (name != "FULL_SHARD" && name != "SHARD_GRAD_OP")
       in_.refuse(key("fsdp_sharding_strategy"), "'" + name + "' is not read", "use FULL_SHARD or SHARD_GRAD_OP");
     set(out_, "reshard_after_forward", switch_text(name == "FULL_SHARD"), key("fsdp_sharding_strategy"));

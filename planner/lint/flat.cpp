@@ -147,7 +147,7 @@ FlatConfig flat_yaml(std::string_view text, std::string_view where) {
   for (const Line& line : lines_of(text)) {
     const std::size_t indent = line.text.find_first_not_of(' ');
     const std::string_view words = trimmed(line.text);
-    if (words == "---") continue;
+    if (words.find_first_not_of('-') == std::string_view::npos) continue;  // the mark of a document
     if (line.text[indent] == '\t') refuse_line(where, line.number, "is set in by a tab");
     if (words.starts_with("- ") && !list_key.empty()) {
       list += (list.empty() ? "" : ",") + value_of(words.substr(2), where, line.number);
@@ -208,7 +208,7 @@ FlatConfig flat_arguments(std::string_view text, std::string_view where) {
       const std::string_view word = rest.substr(0, size);
       rest = trimmed(rest.substr(size));
       if (word == "\\") continue;
-      if (!word.starts_with("--")) {
+      if (!names_argument(word)) {
         if (!key.empty()) end(unquoted(word));
         continue;  // the command itself: torchrun, train.py
       }

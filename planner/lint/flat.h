@@ -38,10 +38,15 @@ class FlatConfig {
   std::vector<FlatValue> values_;
 };
 
+// Does this word of a command line name an argument, as torchtitan's do?
+[[nodiscard]] inline bool names_argument(std::string_view word) {
+  return word.size() > 2 && word[0] == '-' && word[1] == '-' && word[2] != '-';
+}
+
 // The parts of these formats that configurations of training use. What is beyond (anchors, texts of several lines,
 // tables of arrays) is refused with its line.
 [[nodiscard]] FlatConfig flat_yaml(std::string_view text, std::string_view where);
 [[nodiscard]] FlatConfig flat_toml(std::string_view text, std::string_view where);
-[[nodiscard]] FlatConfig flat_arguments(std::string_view text, std::string_view where);  // "--key value", "--key=value"
+[[nodiscard]] FlatConfig flat_arguments(std::string_view text, std::string_view where);  // of a command line
 
 }  // namespace fsdp

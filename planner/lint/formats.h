@@ -5,8 +5,8 @@
 #include <string_view>
 #include <utility>
 
-#include "planner/lint.h"
 #include "planner/lint/flat.h"
+#include "planner/lint/read_config.h"
 
 namespace fsdp {
 

@@ -1,3 +1,5 @@
+#include "planner/lint/read_config.h"
+
 #include <algorithm>
 
 #include "planner/lint/formats.h"
@@ -24,7 +26,7 @@ ReadConfig read_config(std::string_view text, std::string_view where, const Mode
   if (word.empty()) throw InputError({std::string(where)}, "is empty", "give a configuration");
   if (word.starts_with('{')) return read_fsdp_plan(text, where, model);
   if (word.starts_with('[')) return read_torchtitan(flat_toml(text, where), model);
-  if (word.starts_with("--") && word != "---") return read_torchtitan(flat_arguments(text, where), model);
+  if (names_argument(word)) return read_torchtitan(flat_arguments(text, where), model);
   if (text.find(" --parallelism.") != std::string_view::npos || text.find(" --training.") != std::string_view::npos)
     return read_torchtitan(flat_arguments(text, where), model);
   return read_accelerate(flat_yaml(text, where), model);

@@ -71,7 +71,7 @@ class TorchtitanReader {
       set(out_, "seq_len", std::to_string(*length), "training.seq_len");
     if (const auto tokens = in_.text("training.num_tokens_per_microbatch_per_dp_rank"))
       out_.notes.push_back("training.num_tokens_per_microbatch_per_dp_rank " + *tokens +
-                           ": give --micro-batch and --seq-len");
+                           ": say micro_batch and seq_len beside the file");
     if (local) set(out_, "micro_batch", std::to_string(*local), "training.local_batch_size");
     if (global && *global > 0) set(out_, "global_batch", std::to_string(*global), "training.global_batch_size");
     else if (local) set(out_, "grad_accum", "1");

@@ -73,8 +73,8 @@ TEST_CASE("emit, then lint: the plan of the file, with the step and the peak tha
       const std::string peak = rest.substr(step.size() + 2, rest.find(',', step.size() + 2) - step.size() - 2);
       const Answer told = program.run("fsdp-plan lint config" + kModel + r.lint_flags);
       const std::string headline = told.out.substr(0, told.out.find('\n'));
-      CHECK_MESSAGE(headline.find(step) != std::string::npos, headline + " / " + rest);
-      CHECK_MESSAGE(headline.find(peak) != std::string::npos, headline + " / " + rest);
+      CHECK_MESSAGE(headline.find(step) != std::string::npos, headline << " / " << rest);
+      CHECK_MESSAGE(headline.find(peak) != std::string::npos, headline << " / " << rest);
       ++compared_with_emit;
     }
     const Answer again = program.run("fsdp-plan simulate --plan read.json" + kModel + "--json=brief");

@@ -49,7 +49,6 @@ inline const std::map<std::string, std::string>& interfaces() {
       {"planner/module_costs.cpp", "planner/module_costs"},
       {"planner/search.h", "planner/search"},
       {"planner/emit.h", "planner/emit"},
-      {"planner/lint.h", "planner/lint"},
       {"simulator/predict.h", "simulator/predict"},
       {"executor/calibrate.h", "executor/calibrate"},
       {"executor/cuda_backend.h", "executor/cuda"},

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "models/catalog.h"
-#include "planner/lint.h"
+#include "planner/lint/read_config.h"
 #include "tests/support/refusal.h"
 
 using namespace fsdp;
