@@ -20,6 +20,7 @@ void add_run(const Command&);
 void add_validate(const Command&);
 void add_calibrate(const Command&);
 void add_show(const Command&);
+void add_lint(const Command&);
 void add_accuracy(const Command&);
 void add_checkpoint(const Command&);
 void add_doctor(const Command&);

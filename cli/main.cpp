@@ -54,6 +54,7 @@ int main_of(int argc, char** argv) {
     add_validate(program);
     add_calibrate(program);
     add_show(program);
+    add_lint(program);
     add_accuracy(program);
     add_checkpoint(program);
     add_doctor(program);

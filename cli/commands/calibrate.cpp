@@ -10,9 +10,9 @@
 #include <memory>
 #include <thread>
 
+#include "cli/calibration/nccl_tests.h"
 #include "cli/calibration/own_measurements.h"
 #include "cli/commands.h"
-#include "cli/commands/nccl_tests.h"
 #include "cli/files.h"
 #include "cli/named.h"
 #include "cli/options.h"

@@ -97,6 +97,7 @@ inline const Order& inner_order() {
        {"planner/costs", "planner/layout", "planner/lowering", "planner/program", "planner/search", "planner/tensor"}},
       {"planner/questions", {"planner", "planner/plan", "planner/search", "planner/wrap"}},
       {"planner/emit", {"planner", "planner/layout", "planner/wrap"}},
+      {"planner/lint", {}},
 
       // simulator: records are values; engine and allocator make them, analysis and predict put them together.
       {"simulator/records", {}},
@@ -184,6 +185,7 @@ inline const Order& inner_order() {
       {"tests/models/input", {"tests/support"}},
       {"tests/planner", {"tests/support"}},
       {"tests/planner/costs", {"tests/support"}},
+      {"tests/planner/lint", {"tests/support"}},
       {"tests/planner/emit", {"tests/support"}},
       {"tests/planner/questions", {"tests/support"}},
       {"tests/planner/search", {"tests/support"}},

@@ -1,4 +1,4 @@
-#include "cli/commands/nccl_tests.h"
+#include "cli/calibration/nccl_tests.h"
 
 #include <fmt/format.h>
 

@@ -1,0 +1,212 @@
+// fsdp-plan lint: which plan a framework's configuration is, what it takes, and what a better one would save.
+#include <fmt/format.h>
+
+#include <array>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "cli/commands.h"
+#include "cli/files.h"
+#include "cli/options.h"
+#include "cli/predict.h"
+#include "cli/report/report.h"
+#include "models/input/error.h"
+#include "planner/lint/read_config.h"
+#include "planner/tensor/split.h"
+#include "viz/viz.h"
+
+namespace fsdp::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+struct LintFlags {
+  Flags shared;
+  std::string config;
+  Text output;
+  bool json = false;
+};
+
+// The flag of each setting that a configuration may hold. `kept`: a better plan has it too, since it decides what is
+// computed, or with which ranks.
+struct SettingFlag {
+  const char* setting;
+  const char* flag;
+  Text Flags::*value;
+  bool kept;
+};
+constexpr std::array<SettingFlag, 20> kSettings = {{
+    {"dialect", "--dialect", &Flags::dialect, true},
+    {"gpus", "--gpus", &Flags::gpus, true},
+    {"seq_len", "--seq-len", &Flags::seq_len, true},
+    {"param_dtype", "--param-dtype", &Flags::param_dtype, true},
+    {"reduce_dtype", "--reduce-dtype", &Flags::reduce_dtype, true},
+    {"master_dtype", "--master-dtype", &Flags::master_dtype, true},
+    {"clip_norm", "--clip-norm", &Flags::clip_norm, true},
+    {"use_orig_params", "--use-orig-params", &Flags::use_orig_params, true},
+    {"tensor", "--tensor", &Flags::tensor, true},
+    {"wrap", "--wrap", &Flags::wrap, false},
+    {"reshard_after_forward", "--reshard-after-forward", &Flags::reshard, false},
+    {"replicate", "--replicate", &Flags::replicate, false},
+    {"micro_batch", "--micro-batch", &Flags::micro_batch, false},
+    {"grad_accum", "--grad-accum", &Flags::grad_accum, false},
+    {"global_batch", "--global-batch", &Flags::global_batch, false},
+    {"grad_sync", "--grad-sync", &Flags::grad_sync, false},
+    {"forward_prefetch", "--forward-prefetch", &Flags::forward_prefetch, false},
+    {"backward_prefetch", "--backward-prefetch", &Flags::backward_prefetch, false},
+    {"activation_checkpointing", "--activation-checkpointing", &Flags::checkpointing, false},
+    {"offload", "--offload", &Flags::offload, false},
+}};
+
+const SettingFlag& flag_of(const ConfigSetting& setting) {
+  for (const SettingFlag& s : kSettings)
+    if (s.setting == setting.name) return s;
+  throw InternalError("no flag is the setting " + setting.name);
+}
+
+// The flags that were given, and those that the configuration stands for. One that both decide is refused, but for what
+// the framework does where its configuration says nothing.
+Flags flags_of(const ReadConfig& config, const LintFlags& f) {
+  Flags flags = f.shared;
+  for (const ConfigSetting& s : config.settings) {
+    const SettingFlag& flag = flag_of(s);
+    Text& value = flags.*(flag.value);
+    if (value && s.key.empty()) continue;
+    if (value && *value != s.value)
+      throw InputError({flag.flag}, fmt::format("contradicts {}: {}, which is {}", f.config, s.key, s.value),
+                       "leave it out, or change the configuration");
+    value = s.value;
+  }
+  if (!flags.implementation && flags.cluster != "host") flags.implementation = config.implementation;
+  flags.compile = flags.compile || config.compile;
+  return flags;
+}
+
+// Each child of a unit's module by itself, as Accelerate wraps them.
+std::vector<std::string> children_of_units(const ShardingPlan& plan, const ModelGraph& model) {
+  std::vector<std::string> names;
+  for (std::size_t u = 0; u + 1 < plan.units.size(); ++u)
+    for (const Module& m : model.modules)
+      if (m.parent == model.find_module(plan.units[u].modules.front()) && !m.container && m.op_begin != m.op_end)
+        names.push_back(m.name);
+  return names;
+}
+
+struct Better {
+  ShardingPlan plan;
+  Score score;
+  std::string label, command;
+};
+
+// The best plan that computes the same on the same ranks, in as many sequences a step.
+std::optional<Better> better_than(const ShardingPlan& plan, const Flags& given, const Setup& setup) {
+  Flags flags = given;
+  for (const SettingFlag& s : kSettings)
+    if (!s.kept) flags.*(s.value) = std::nullopt;
+  flags.global_batch = std::to_string(plan.tokens_per_step() / plan.seq_len);
+  flags.tensor = std::to_string(plan.tensor());
+  Setup local = setup;
+  if (plan.tensor() > 1) local.model = split_over_tensor(setup.model, plan);
+  const SearchOptions options = search_from_flags(flags, setup);
+  const PlanResult result = search(setup.model, setup.cluster, *setup.implementation, options,
+                                   [&](const ShardingPlan& p) { return score_plan(p, local); });
+  if (!result.best) return std::nullopt;
+  std::string command = "fsdp-plan plan " + flags_beside_the_plan(flags);
+  for (const SettingFlag& s : kSettings)
+    if (const Text& value = flags.*(s.value)) command += fmt::format(" {} {}", s.flag, shell_word(*value));
+  return Better{result.best->plan, result.best->score, result.best->label, command};
+}
+
+// "saves 123 ms a step (6.1 %)"; empty where it saves nothing.
+std::string saving(const Prediction& p, const Better& better) {
+  const double seconds = p.step_time.count() - better.score.step.count();
+  const bool fits_instead = p.verdict == Verdict::does_not_fit && better.score.verdict != Verdict::does_not_fit;
+  if (fits_instead) return "fits, where this does not";
+  if (seconds < 0.005 * p.step_time.count()) return {};
+  return fmt::format("saves {} a step ({:.1f} %)", human(Seconds(seconds)), 100 * seconds / p.step_time.count());
+}
+
+std::string lines(const ReadConfig& config) {
+  std::vector<std::vector<std::string>> rows;
+  for (const ConfigSetting& s : config.settings)
+    rows.push_back({flag_of(s).flag, s.value, s.key.empty() ? "(as " + config.format + " does)" : s.key});
+  std::string out = table({"setting", "value", "from"}, rows);
+  for (const std::string& note : config.notes) out += "Note: " + note + ".\n";
+  for (const std::string& key : config.unread) out += "Not read: " + key + ".\n";
+  return out;
+}
+
+Json lint_json(const ReadConfig& config, const Prediction& p, const std::optional<Better>& better) {
+  Json settings = Json::array();
+  for (const ConfigSetting& s : config.settings)
+    settings.push_back({{"setting", s.name}, {"value", s.value}, {"key", s.key}});
+  const auto answer = [](Seconds step, Bytes peak, Verdict verdict) {
+    return Json{
+        {"step_time_s", step.count()}, {"peak_total_bytes", peak.count()}, {"verdict", std::string(name(verdict))}};
+  };
+  Json out = {{"schema", "fsdp-plan/lint/1"},
+              {"format", config.format},
+              {"settings", settings},
+              {"notes", config.notes},
+              {"not_read", config.unread},
+              {"configuration", answer(p.step_time, p.peak_total, p.verdict)},
+              {"plan_digest", p.provenance.plan_digest}};
+  if (better) {
+    out["better"] = answer(better->score.step, better->score.peak_total, better->score.verdict);
+    out["better"]["label"] = better->label;
+    out["better"]["command"] = better->command;
+    out["better"]["saves"] = saving(p, *better);
+  }
+  return out;
+}
+
+int lint_command(const LintFlags& f) {
+  check_output("-o", f.output, {f.config, f.shared.model, f.shared.cluster, f.shared.costs});
+  const std::string text = read_file(f.config);
+  Flags asked = f.shared;
+  if (!asked.gpus) asked.gpus = "1";  // the configuration says how many: the model alone is needed here
+  const ReadConfig config = read_config(text, f.config, resolve_setup(asked, nullptr, Notes::silent).model);
+  const Flags flags = flags_of(config, f);
+  const Setup setup = resolve_setup(flags);
+  ShardingPlan plan = plan_from_flags(flags, setup);
+  if (config.checkpoints_children) plan.checkpointed = children_of_units(plan, setup.model);
+  Programs programs = programs_of(plan, setup);
+  const Prediction prediction = priced(predict(programs, setup.costs, setup.options), setup);
+  const std::optional<Better> better = better_than(plan, flags, setup);
+  if (f.output) write_file(*f.output, to_json_text(file_of(plan, flags, setup)));
+  const int code = prediction.verdict == Verdict::does_not_fit ? kAnswerIsNo : kDone;
+  if (f.json) {
+    print(stdout, lint_json(config, prediction, better).dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
+    return code;
+  }
+  print(stdout, verdict_line(prediction) + "Plan: " + plan_label(plan, &setup.model) + "\n" +
+                    basis(prediction, plan, setup.costs) + config.format + ":\n\n" + lines(config));
+  const std::string saves = better ? saving(prediction, *better) : std::string();
+  if (saves.empty()) {
+    print(stdout, "No plan of the same batch and types that was searched is faster by 0.5 % or more.\n");
+  } else {
+    print(stdout, fmt::format("A better plan {}: {}: step {}, peak {}, {}.\nnext: `{} -o plan.json`\n", saves,
+                              better->label, human(better->score.step), human(better->score.peak_total),
+                              name(better->score.verdict), better->command));
+  }
+  return code;
+}
+
+}  // namespace
+
+void add_lint(const Command& app) {
+  auto flags = std::make_shared<LintFlags>();
+  const Command command =
+      app.add("lint", "which plan a framework's configuration is, and what a better one would save");
+  command.required("config", flags->config, "of Accelerate (YAML), torchtitan (TOML, arguments), transformers (JSON)",
+                   "CONFIG");
+  add_setup_flags(command, flags->shared);
+  add_plan_flags(command, flags->shared);
+  command.option("-o,--output", flags->output, "write the configuration's plan here (JSON)", "FILE");
+  command.flag("--json", flags->json, "one JSON object");
+  command.examples(
+      {"fsdp-plan lint accelerate.yaml --model llama3-8b --cluster dgx-h100 --seq-len 8k --micro-batch 1"});
+  command.runs([flags] { return lint_command(*flags); });
+}
+
+}  // namespace fsdp::cli

@@ -1,0 +1,166 @@
+// Hugging Face Accelerate's YAML: keys of its launcher and of FullyShardedDataParallelPlugin.
+#include <set>
+
+#include "models/input/limits.h"
+#include "planner/lint/formats.h"
+
+namespace fsdp {
+namespace {
+
+constexpr std::string_view kFsdp = "fsdp_config.", kMesh = "parallelism_config.parallelism_config_";
+
+class AccelerateReader {
+ public:
+  AccelerateReader(FlatConfig config, const ModelGraph& model) : in_(std::move(config)), model_(model) {}
+
+  ReadConfig read() {
+    const std::string type = in_.text("distributed_type").value_or("");
+    if (type != "FSDP" && type != "MULTI_GPU")
+      in_.refuse("distributed_type", type.empty() ? "is missing" : "'" + type + "' is not read",
+                 "give a configuration whose distributed_type is FSDP or MULTI_GPU");
+    ddp_ = type == "MULTI_GPU";
+    version_ = ddp_ ? 1 : in_.integer(key("fsdp_version"), 1, 2).value_or(1);
+    set(out_, "dialect",
+        ddp_            ? "ddp"
+        : version_ == 1 ? "fsdp1"
+                        : "fsdp2",
+        ddp_ ? "distributed_type" : key("fsdp_version"));
+    if (const auto n = in_.integer("num_processes", 1, kGpus.most))
+      set(out_, "gpus", std::to_string(*n), "num_processes");
+    precision();
+    if (const auto n = in_.integer("gradient_accumulation_steps", 1, kGradAccum.most))
+      set(out_, "grad_accum", std::to_string(*n), "gradient_accumulation_steps");
+    set(out_, "grad_sync", "last");
+    if (!ddp_) {
+      units();
+      sharding();
+      rest();
+    }
+    ignored();
+    out_.unread = in_.unread();
+    return std::move(out_);
+  }
+
+ private:
+  static std::string key(std::string_view name) { return std::string(kFsdp) + std::string(name); }
+  static std::string mesh(std::string_view name) { return std::string(kMesh) + std::string(name); }
+
+  void precision() {
+    const std::string said = in_.text("mixed_precision").value_or("no");
+    if (said != "no" && said != "bf16" && said != "fp16")
+      in_.refuse("mixed_precision", "'" + said + "' is not read", "use no, bf16 or fp16");
+    const std::string dtype = said == "no" ? "fp32" : said;
+    set(out_, "param_dtype", dtype, "mixed_precision");
+    set(out_, "reduce_dtype", dtype, "mixed_precision");
+  }
+
+  void units() {
+    const std::string policy = in_.text(key("fsdp_auto_wrap_policy")).value_or("NO_WRAP");
+    const auto classes = in_.text(key("fsdp_transformer_layer_cls_to_wrap"));
+    const auto size = in_.integer(key("fsdp_min_num_params"), 0, kMostParameters);
+    if (policy == "NO_WRAP") return set(out_, "wrap", "root", key("fsdp_auto_wrap_policy"));
+    if (policy == "SIZE_BASED_WRAP" && version_ == 1)
+      return set(out_, "wrap", "params:" + std::to_string(size.value_or(100'000'000)), key("fsdp_min_num_params"));
+    if (policy != "TRANSFORMER_BASED_WRAP")
+      in_.refuse(key("fsdp_auto_wrap_policy"), "'" + policy + "' is not read",
+                 "use TRANSFORMER_BASED_WRAP, NO_WRAP or, with fsdp_version 1, SIZE_BASED_WRAP");
+    std::string list = classes.value_or("");
+    if (list.empty()) {
+      std::set<std::string> blocks;
+      for (const Module& m : model_.modules)
+        if (m.block) blocks.insert(m.class_name);
+      for (const std::string& name : blocks) list += (list.empty() ? "" : ",") + name;
+      out_.notes.push_back(
+          "no classes to wrap are named: the model's blocks are taken, as Accelerate takes the "
+          "model's _no_split_modules");
+    }
+    std::erase(list, ' ');
+    set(out_, "wrap", "class:" + list, key("fsdp_transformer_layer_cls_to_wrap"));
+    if (version_ == 2)
+      out_.notes.push_back(
+          "Accelerate 1.14 and later also makes units of the embedding and of the output head: "
+          "predicted is what earlier versions do");
+  }
+
+  void sharding() {
+    const std::string reshard = in_.text(key("fsdp_reshard_after_forward")).value_or("true");
+    const auto strategy = in_.text(key("fsdp_sharding_strategy"));
+    const auto replicate = in_.integer(mesh("dp_replicate_size"), 1, kReplicate.most);
+    in_.ignore(mesh("dp_shard_size"));  // what is left of num_processes
+    for (const char* other : {"cp_size", "sp_size"})
+      if (in_.integer(mesh(other), 1, kGpus.most).value_or(1) > 1)
+        in_.refuse(mesh(other), "context parallelism is in no plan here", "set it to 1");
+    if (const auto tensor = in_.integer(mesh("tp_size"), 1, kGpus.most); tensor && *tensor > 1)
+      set(out_, "tensor", std::to_string(*tensor), mesh("tp_size"));
+    if (version_ == 2) {
+      if (reshard != "true" && reshard != "false" && reshard != "True" && reshard != "False")
+        in_.refuse(key("fsdp_reshard_after_forward"), "'" + reshard + "' is neither true nor false",
+                   "Accelerate refuses other values with fsdp_version 2");
+      set(out_, "reshard_after_forward", switch_text(reshard == "true" || reshard == "True"),
+          key("fsdp_reshard_after_forward"));
+      if (strategy) out_.notes.push_back("fsdp_sharding_strategy has no say with fsdp_version 2");
+      if (replicate) set(out_, "replicate", std::to_string(*replicate), mesh("dp_replicate_size"));
+      return;
+    }
+    const std::string name = strategy.value_or(reshard.starts_with("F") && reshard != "False" ? reshard : "FULL_SHARD");
+    if (name == "NO_SHARD" || name.starts_with("HYBRID_SHARD"))
+      in_.refuse(key("fsdp_sharding_strategy"),
+                 "'" + name + "' depends on how many GPUs a machine has, which the file does not say",
+                 "use fsdp_version 2 with parallelism_config_dp_replicate_size");
+    if (name != "FULL_SHARD" && name != "SHARD_GRAD_OP")
+      in_.refuse(key("fsdp_sharding_strategy"), "'" + name + "' is not read", "use FULL_SHARD or SHARD_GRAD_OP");
+    set(out_, "reshard_after_forward", switch_text(name == "FULL_SHARD"), key("fsdp_sharding_strategy"));
+  }
+
+  void rest() {
+    const auto prefetch = in_.text(key("fsdp_backward_prefetch"));
+    const auto forward = in_.boolean(key("fsdp_forward_prefetch"));
+    const auto original = in_.boolean(key("fsdp_use_orig_params"));
+    if (version_ == 1) {
+      const std::string name = prefetch.value_or("BACKWARD_PRE");
+      if (name != "BACKWARD_PRE" && name != "BACKWARD_POST" && name != "NO_PREFETCH")
+        in_.refuse(key("fsdp_backward_prefetch"), "'" + name + "' is not read",
+                   "use BACKWARD_PRE, BACKWARD_POST or NO_PREFETCH");
+      set(out_, "backward_prefetch",
+          name == "BACKWARD_PRE"    ? "pre"
+          : name == "BACKWARD_POST" ? "post"
+                                    : "none",
+          key("fsdp_backward_prefetch"));
+      if (forward.value_or(false)) set(out_, "forward_prefetch", "1", key("fsdp_forward_prefetch"));
+      if (original) set(out_, "use_orig_params", switch_text(*original), key("fsdp_use_orig_params"));
+    }
+    if (in_.boolean(key("fsdp_offload_params")).value_or(false))
+      set(out_, "offload", "true", key("fsdp_offload_params"));
+    if (in_.boolean(key("fsdp_activation_checkpointing")).value_or(false)) {
+      set(out_, "activation_checkpointing", "full", key("fsdp_activation_checkpointing"));
+      out_.checkpoints_children = version_ == 2;
+      if (out_.checkpoints_children)
+        out_.notes.push_back(
+            "with fsdp_version 2 Accelerate recomputes each child of a block by itself, not the block");
+    }
+  }
+
+  void ignored() {
+    for (const char* name : {"fsdp_state_dict_type", "fsdp_cpu_ram_efficient_loading", "fsdp_sync_module_states"})
+      in_.ignore(key(name));
+    for (const char* name :
+         {"compute_environment", "debug", "downcast_bf16", "machine_rank", "main_training_function", "num_machines",
+          "rdzv_backend", "same_network", "tpu_env", "tpu_use_cluster", "tpu_use_sudo", "use_cpu", "gpu_ids",
+          "main_process_ip", "main_process_port", "enable_cpu_affinity", "deepspeed_config", "fsdp_config"})
+      in_.ignore(name);
+  }
+
+  FlatConfig in_;
+  const ModelGraph& model_;
+  ReadConfig out_{.format = "Accelerate", .implementation = "hf"};
+  bool ddp_ = false;
+  std::int64_t version_ = 1;
+};
+
+}  // namespace
+
+ReadConfig read_accelerate(FlatConfig config, const ModelGraph& model) {
+  return AccelerateReader(std::move(config), model).read();
+}
+
+}  // namespace fsdp

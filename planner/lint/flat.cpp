@@ -1,0 +1,232 @@
+#include "planner/lint/flat.h"
+
+#include <algorithm>
+#include <charconv>
+#include <utility>
+
+namespace fsdp {
+namespace {
+
+constexpr std::string_view kBlank = " \t\r";
+
+std::string_view trimmed(std::string_view text) {
+  const std::size_t begin = text.find_first_not_of(kBlank);
+  if (begin == std::string_view::npos) return {};
+  return text.substr(begin, text.find_last_not_of(kBlank) - begin + 1);
+}
+
+// Without what follows a '#' that is not inside quotes.
+std::string_view without_comment(std::string_view line) {
+  char quote = 0;
+  for (std::size_t i = 0; i < line.size(); ++i) {
+    if (quote != 0) {
+      if (line[i] == quote) quote = 0;
+    } else if (line[i] == '"' || line[i] == '\'') {
+      quote = line[i];
+    } else if (line[i] == '#' && (i == 0 || kBlank.find(line[i - 1]) != std::string_view::npos)) {
+      return line.substr(0, i);
+    }
+  }
+  return line;
+}
+
+std::string unquoted(std::string_view text) {
+  text = trimmed(text);
+  if (text.size() >= 2 && (text.front() == '"' || text.front() == '\'') && text.back() == text.front())
+    text = text.substr(1, text.size() - 2);
+  return std::string(text);
+}
+
+struct Line {
+  std::string_view text;
+  int number;
+};
+std::vector<Line> lines_of(std::string_view text) {
+  std::vector<Line> lines;
+  for (int number = 1; !text.empty(); ++number) {
+    const std::size_t end = std::min(text.find('\n'), text.size());
+    const std::string_view line = without_comment(text.substr(0, end));
+    if (!trimmed(line).empty()) lines.push_back({line, number});
+    text.remove_prefix(std::min(end + 1, text.size()));
+  }
+  return lines;
+}
+
+[[noreturn]] void refuse_line(std::string_view where, int line, const std::string& problem) {
+  throw InputError({std::string(where), "line " + std::to_string(line)}, problem,
+                   "give the configuration as its framework writes it");
+}
+
+// "[a, 'b']" -> "a,b"; other values as they are.
+std::string value_of(std::string_view text, std::string_view where, int line) {
+  text = trimmed(text);
+  if (!text.empty() && std::string_view("&*|>!").find(text.front()) != std::string_view::npos)
+    refuse_line(where, line, "anchors, tags and texts of several lines are not read");
+  if (text == "{}") return {};
+  if (!text.starts_with('[')) return unquoted(text);
+  if (!text.ends_with(']')) refuse_line(where, line, "the list does not end on its line");
+  text = text.substr(1, text.size() - 2);
+  std::string joined;
+  while (!text.empty()) {
+    const std::size_t end = std::min(text.find(','), text.size());
+    const std::string item = unquoted(text.substr(0, end));
+    if (!item.empty()) joined += (joined.empty() ? "" : ",") + item;
+    text.remove_prefix(std::min(end + 1, text.size()));
+  }
+  return joined;
+}
+
+}  // namespace
+
+FlatValue* FlatConfig::find(std::string_view key) {
+  const auto it = std::find_if(values_.begin(), values_.end(), [&](const FlatValue& v) { return v.key == key; });
+  return it == values_.end() ? nullptr : &*it;
+}
+
+void FlatConfig::add(std::string key, std::string value, int line) {
+  if (find(key) != nullptr) refuse_line(where_, line, "'" + key + "' stands there twice");
+  values_.push_back({std::move(key), std::move(value), line, false});
+}
+
+std::optional<std::string> FlatConfig::text(std::string_view key) {
+  FlatValue* value = find(key);
+  if (value == nullptr) return std::nullopt;
+  value->asked = true;
+  if (value->value.empty() || value->value == "null" || value->value == "~" || value->value == "None")
+    return std::nullopt;
+  return value->value;
+}
+
+std::optional<bool> FlatConfig::boolean(std::string_view key) {
+  const auto said = text(key);
+  if (!said) return std::nullopt;
+  if (*said == "true" || *said == "True") return true;
+  if (*said == "false" || *said == "False") return false;
+  refuse(key, "'" + *said + "' is neither true nor false");
+}
+
+std::optional<std::int64_t> FlatConfig::integer(std::string_view key, std::int64_t min, std::int64_t max) {
+  const auto said = text(key);
+  if (!said) return std::nullopt;
+  std::int64_t value = 0;
+  const auto [end, error] = std::from_chars(said->data(), said->data() + said->size(), value);
+  if (error != std::errc() || end != said->data() + said->size()) refuse(key, "'" + *said + "' is not a whole number");
+  if (value < min || value > max)
+    refuse(key, *said + " is out of range (" + std::to_string(min) + " to " + std::to_string(max) + ")");
+  return value;
+}
+
+void FlatConfig::ignore(std::string_view key) {
+  if (FlatValue* value = find(key)) value->asked = true;
+}
+void FlatConfig::ignore_section(std::string_view name) {
+  for (FlatValue& v : values_)
+    if (v.key.starts_with(name)) v.asked = true;
+}
+
+std::vector<std::string> FlatConfig::unread() const {
+  std::vector<std::string> keys;
+  for (const FlatValue& v : values_)
+    if (!v.asked) keys.push_back(v.key + " (line " + std::to_string(v.line) + ")");
+  return keys;
+}
+
+void FlatConfig::refuse(std::string_view key, const std::string& problem, const std::string& remedy) const {
+  throw InputError({where_, std::string(key)}, problem, remedy);
+}
+
+FlatConfig flat_yaml(std::string_view text, std::string_view where) {
+  FlatConfig config{std::string(where)};
+  std::string section, list_key, list;
+  int list_line = 0;
+  const auto end_list = [&] {
+    if (!list_key.empty() && !list.empty()) config.add(list_key, list, list_line);
+    list_key.clear();
+    list.clear();
+  };
+  for (const Line& line : lines_of(text)) {
+    const std::size_t indent = line.text.find_first_not_of(' ');
+    const std::string_view words = trimmed(line.text);
+    if (words.find_first_not_of('-') == std::string_view::npos) continue;  // the mark of a document
+    if (line.text[indent] == '\t') refuse_line(where, line.number, "is set in by a tab");
+    if (words.starts_with("- ") && !list_key.empty()) {
+      list += (list.empty() ? "" : ",") + value_of(words.substr(2), where, line.number);
+      continue;
+    }
+    end_list();
+    const std::size_t colon = words.find(':');
+    if (colon == std::string_view::npos || (colon + 1 < words.size() && words[colon + 1] != ' '))
+      refuse_line(where, line.number, "is not \"key: value\"");
+    if (indent == 0) section.clear();
+    else if (section.empty()) refuse_line(where, line.number, "is set in below a value");
+    const std::string key = (indent == 0 ? "" : section + ".") + unquoted(words.substr(0, colon));
+    const std::string_view value = trimmed(words.substr(colon + 1));
+    if (!value.empty()) {
+      config.add(key, value_of(value, where, line.number), line.number);
+    } else {  // a section, or a list, or nothing
+      if (indent == 0) section = key;
+      list_key = key;
+      list_line = line.number;
+    }
+  }
+  end_list();
+  return config;
+}
+
+FlatConfig flat_toml(std::string_view text, std::string_view where) {
+  FlatConfig config{std::string(where)};
+  std::string section;
+  for (const Line& line : lines_of(text)) {
+    const std::string_view words = trimmed(line.text);
+    if (words.starts_with('[')) {
+      if (words.starts_with("[[") || !words.ends_with(']')) refuse_line(where, line.number, "is not \"[section]\"");
+      section = std::string(trimmed(words.substr(1, words.size() - 2))) + ".";
+      continue;
+    }
+    const std::size_t equals = words.find('=');
+    if (equals == std::string_view::npos) refuse_line(where, line.number, "is not \"key = value\"");
+    config.add(section + unquoted(words.substr(0, equals)), value_of(words.substr(equals + 1), where, line.number),
+               line.number);
+  }
+  return config;
+}
+
+FlatConfig flat_arguments(std::string_view text, std::string_view where) {
+  FlatConfig config{std::string(where)};
+  std::string key;
+  int key_line = 0;
+  const auto end = [&](std::string value) {
+    if (key.empty()) return;
+    std::replace(key.begin(), key.end(), '-', '_');
+    config.add(key, std::move(value), key_line);
+    key.clear();
+  };
+  for (const Line& line : lines_of(text)) {
+    std::string_view rest = trimmed(line.text);
+    while (!rest.empty()) {
+      const std::size_t size = std::min(rest.find_first_of(kBlank), rest.size());
+      const std::string_view word = rest.substr(0, size);
+      rest = trimmed(rest.substr(size));
+      if (word == "\\") continue;
+      if (!names_argument(word)) {
+        if (!key.empty()) end(unquoted(word));
+        continue;  // the command itself: torchrun, train.py
+      }
+      end("true");
+      const std::size_t equals = std::min(word.find('='), word.size());
+      key = std::string(word.substr(2, equals - 2));
+      key_line = line.number;
+      if (key.starts_with("no-") || key.find(".no-") != std::string::npos || key.find(".no_") != std::string::npos) {
+        const std::size_t at = key.find("no", key.find('.') == std::string::npos ? 0 : key.find('.') + 1);
+        key.erase(at, 3);
+        end("false");
+      } else if (equals < word.size()) {
+        end(unquoted(word.substr(equals + 1)));
+      }
+    }
+  }
+  end("true");
+  return config;
+}
+
+}  // namespace fsdp

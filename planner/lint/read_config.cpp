@@ -1,0 +1,35 @@
+#include "planner/lint/read_config.h"
+
+#include <algorithm>
+
+#include "planner/lint/formats.h"
+
+namespace fsdp {
+namespace {
+
+// The first word that is no comment.
+std::string_view first_word(std::string_view text) {
+  while (!text.empty()) {
+    const std::size_t begin = text.find_first_not_of(" \t\r\n");
+    if (begin == std::string_view::npos) return {};
+    text.remove_prefix(begin);
+    if (text.front() != '#') return text.substr(0, text.find_first_of(" \t\r\n"));
+    text.remove_prefix(std::min(text.find('\n'), text.size()));
+  }
+  return {};
+}
+
+}  // namespace
+
+ReadConfig read_config(std::string_view text, std::string_view where, const ModelGraph& model) {
+  const std::string_view word = first_word(text);
+  if (word.empty()) throw InputError({std::string(where)}, "is empty", "give a configuration");
+  if (word.starts_with('{')) return read_fsdp_plan(text, where, model);
+  if (word.starts_with('[')) return read_torchtitan(flat_toml(text, where), model);
+  if (names_argument(word)) return read_torchtitan(flat_arguments(text, where), model);
+  if (text.find(" --parallelism.") != std::string_view::npos || text.find(" --training.") != std::string_view::npos)
+    return read_torchtitan(flat_arguments(text, where), model);
+  return read_accelerate(flat_yaml(text, where), model);
+}
+
+}  // namespace fsdp

@@ -1,0 +1,37 @@
+// The plan that a framework's configuration is: the reverse of planner/emit.h, as settings of a plan.
+//
+//   const ReadConfig c = read_config(text, "accelerate.yaml", model);
+//   c.settings                   // {"wrap", "class:LlamaDecoderLayer", "fsdp_config.fsdp_transformer_..."}, ...
+//   c.unread                     // keys that are not known here, and may change the plan
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "models/graph.h"
+
+namespace fsdp {
+
+struct ConfigSetting {
+  std::string name;   // of the plan: "wrap", "reshard_after_forward", "gpus"
+  std::string value;  // as that setting is typed
+  std::string key;    // of the configuration; empty: what the framework does where nothing is said
+};
+
+struct ReadConfig {
+  std::string format = {};                   // "Accelerate", "torchtitan", "transformers' fsdp_plan"
+  std::string implementation = {};           // whose kernels train: "hf", "torchtitan"
+  std::vector<ConfigSetting> settings = {};  // each name once
+  bool compile = false;
+  bool checkpoints_children = false;     // each child of a block is recomputed by itself, not the block
+  std::vector<std::string> notes = {};   // what stands for something else here
+  std::vector<std::string> unread = {};  // "fsdp_config.fsdp_foo (line 7)"
+};
+
+// Accelerate's YAML, torchtitan's TOML or arguments ("--parallelism.data_parallel_shard_degree 8"), or transformers'
+// fsdp_plan as JSON: told apart by how the text begins. Throws InputError for what is none of them, for values that
+// their framework does not know, and for choices that no plan here holds (pipelines, context parallelism), by name.
+[[nodiscard]] ReadConfig read_config(std::string_view text, std::string_view where, const ModelGraph&);
+
+}  // namespace fsdp

@@ -1,0 +1,99 @@
+// What the emitters write, lint reads back: the same plan, where the file can hold it, and always the same step and
+// peak as those that the emitter says of its file.
+#include <doctest/doctest.h>
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "tests/cli/program.h"
+
+using fsdp::testing::Answer;
+using fsdp::testing::Program;
+
+namespace {
+
+using Json = nlohmann::json;
+
+const std::string kModel = " --model llama3-8b --cluster dgx-h100 ";
+
+struct RoundTrip {
+  std::string format, plan_flags, lint_flags;
+  bool exact;  // the file holds all of the plan that decides time and memory
+};
+
+const std::vector<RoundTrip> kRoundTrips = {
+    {"accelerate",
+     "--implementation hf --wrap class:LlamaDecoderLayer --reshard-after-forward true --reduce-dtype bf16 --grad-sync "
+     "last --activation-checkpointing none --grad-accum 2",
+     "--seq-len 2048 --micro-batch 1 --grad-accum 2", true},
+    {"accelerate",
+     "--implementation hf --dialect fsdp1 --wrap class:LlamaDecoderLayer --reshard-after-forward true --reduce-dtype "
+     "bf16 --grad-sync last --activation-checkpointing full --grad-accum 2",
+     "--seq-len 2048 --micro-batch 1 --grad-accum 2", true},
+    {"accelerate",
+     "--implementation hf --wrap class:LlamaDecoderLayer --reshard-after-forward false --reduce-dtype bf16 "
+     "--activation-checkpointing full --grad-sync last --grad-accum 1 --replicate 2",
+     "--seq-len 2048 --micro-batch 1 --grad-accum 1", false},  // children are recomputed, not blocks
+    {"torchtitan", "--wrap titan --activation-checkpointing selective-op --clip-norm 1 --grad-accum 2", "", true},
+    {"torchtitan", "--wrap titan --reshard-after-forward false --activation-checkpointing full --clip-norm 1 --compile",
+     "", true},
+    {"torchtitan", "--wrap block:2 --activation-checkpointing none --clip-norm 1 --replicate 2", "", false},
+};
+
+}  // namespace
+
+TEST_CASE("emit, then lint: the plan of the file, with the step and the peak that emit said it has") {
+  const Program program;
+  int compared_with_emit = 0;
+  for (const RoundTrip& r : kRoundTrips) {
+    CAPTURE(r.format + ": " + r.plan_flags);
+    const Answer simulated =
+        program.run("fsdp-plan plan" + kModel + "--gpus 8 --seq-len 2048 --micro-batch 1 --tensor 1 " + r.plan_flags +
+                    " -o plan.json --emit " + r.format + " --emit-to config");
+    REQUIRE_MESSAGE(simulated.code <= 1, simulated.err);
+    const Answer linted = program.run("fsdp-plan lint config" + kModel + r.lint_flags + " -o read.json --json");
+    REQUIRE_MESSAGE(linted.code == 0, linted.err);
+    const Json answer = Json::parse(linted.out);
+    CHECK(answer["not_read"].empty());
+    Json planned = Json::parse(program.text_of("plan.json")), read = Json::parse(program.text_of("read.json"));
+    for (const char* field : {"mesh", "micro_batches", "seq_len", "dialect", "param_dtype", "grad_sync"}) {
+      CAPTURE(field);
+      CHECK(planned.value(field, Json()) == read.value(field, Json()));
+    }
+    if (r.exact)
+      for (const char* field : {"units", "checkpointed", "reduce_dtype", "master_dtype", "checkpoint_policy"}) {
+        CAPTURE(field);
+        CHECK(planned.value(field, Json()) == read.value(field, Json()));
+      }
+    const std::string said = "The file as written: ";  // "step 2.02 s, peak 91.3 GiB, does not fit. ..."
+    if (const std::size_t at = simulated.err.find(said); at != std::string::npos) {
+      const std::string rest = simulated.err.substr(at + said.size());
+      const std::string step = rest.substr(0, rest.find(','));
+      const std::string peak = rest.substr(step.size() + 2, rest.find(',', step.size() + 2) - step.size() - 2);
+      const Answer told = program.run("fsdp-plan lint config" + kModel + r.lint_flags);
+      const std::string headline = told.out.substr(0, told.out.find('\n'));
+      CHECK_MESSAGE(headline.find(step) != std::string::npos, headline << " / " << rest);
+      CHECK_MESSAGE(headline.find(peak) != std::string::npos, headline << " / " << rest);
+      ++compared_with_emit;
+    }
+    const Answer again = program.run("fsdp-plan simulate --plan read.json" + kModel + "--json=brief");
+    CHECK(Json::parse(again.out)["step_time_s"] == answer["configuration"]["step_time_s"]);
+    if (answer.contains("better")) CHECK(answer["better"]["step_time_s"] > 0);
+  }
+  CHECK(compared_with_emit >= 2);
+}
+
+TEST_CASE("what a flag and the file both decide is refused; a file that is none is bad input") {
+  const Program program;
+  (void)program.run(
+      "printf 'distributed_type: FSDP\\nnum_processes: 8\\nfsdp_config:\\n  fsdp_version: 2\\n' > c.yaml");
+  const Answer both = program.run("fsdp-plan lint c.yaml" + kModel + "--gpus 16 --seq-len 2048");
+  CHECK(both.code == 2);
+  CHECK(both.err.find("--gpus: contradicts c.yaml: num_processes, which is 8") != std::string::npos);
+  CHECK(program.run("fsdp-plan lint absent.yaml" + kModel).code == 2);
+  CHECK(program.run("echo hello > h; fsdp-plan lint h" + kModel).code == 2);
+  const Answer fine = program.run("fsdp-plan lint c.yaml" + kModel + "--seq-len 2048");
+  CHECK(fine.out.find("Note: ") == std::string::npos);
+  CHECK(fine.out.find("A better plan ") != std::string::npos);
+}
