@@ -127,7 +127,7 @@ struct OpShape {
   // Of a model whose ops are split over ranks.
   Redistribution redistribution = Redistribution::none;
   std::int64_t sequence_parts = 1;  // it computes one of so many parts of each sequence
-  std::int64_t vocab_parts = 1;     // cross_entropy: the logits are one of so many parts of the vocabulary
+  std::int64_t vocab_parts = 1;     // cross_entropy, embedding: it has one of so many parts of the vocabulary
   // Of a model that PyTorch ran: which of the graph's Trace::kinds it is. Memory and work are that kind's, `kind` of
   // the op is what was recognised, and opaque_flops_per_token is a third of what a step computes.
   std::int32_t traced = kNone;

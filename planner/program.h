@@ -85,9 +85,12 @@ enum class Action : std::uint8_t {
   reorder_tokens,       // graph_op    reads: parts of sequences (or columns) rank by rank; writes: them in their own
                         //             order (or the other way round, or this rank's part of them)
   slice_gradient,       // unit        reads: gradient of a whole parameter; writes: that of this rank's part
+  loss_statistic,       // graph_op    of a loss whose logits are split, behind each of its all-reduces: args: logits,
+                        //             targets (both absent but behind the second), what is kept for backward, the
+                        //             number of each token that is reduced, and behind the third the loss
 };
 // clang-format on
-inline constexpr int kActions = static_cast<int>(Action::slice_gradient) + 1;
+inline constexpr int kActions = static_cast<int>(Action::loss_statistic) + 1;
 [[nodiscard]] std::string_view name(Action);
 [[nodiscard]] std::string_view name(Stream);
 [[nodiscard]] constexpr bool is_kernel(Action a) {  // of an op of the graph

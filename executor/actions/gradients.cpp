@@ -30,7 +30,7 @@ KernelBody add_gradient(const KernelCall& c, const KernelSet& kernels) {
     elements_to_add = elements(c.model.tensors.at(at(buffer.tensor)), workload_of(c));
   } else {
     const std::int32_t param = buffer.param >= 0 ? buffer.param : buffer_of(c, 0).param;
-    elements_to_add = parameter(c, param).numel();
+    elements_to_add = c.model.gradient_numel(param);
   }
   for (const BufferView v : c.views) expect_elements(v, elements_to_add, type, "add_gradient");
   return [&kernels, type, from = c.views[0], into = c.views[1], elements_to_add] {
@@ -50,7 +50,7 @@ KernelBody accumulate_gradient(const KernelCall& c, const KernelSet& kernels) {
   for (std::size_t i = 0; i < layout.params.size(); ++i) {
     const BufferView from = c.views[2 * i], into = c.views[2 * i + 1];
     if (from.data == nullptr) continue;
-    const std::int64_t n = layout.params[i].numel();
+    const std::int64_t n = c.model.gradient_numel(layout.params[i].param);
     expect_elements(from, n, c.plan.param_dtype, "gradient");
     expect_elements(into, n, c.plan.reduce_dtype, "gradient accumulator");
     pairs.push_back({from, into, n, c.args[2 * i + 1].access == Access::accumulate});

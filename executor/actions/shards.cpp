@@ -3,6 +3,7 @@
 
 #include "executor/actions/actions.h"
 #include "models/input/error.h"
+#include "planner/tensor/parts.h"
 
 namespace fsdp::actions {
 namespace {
@@ -32,6 +33,23 @@ void fill_slab(const KernelSet& kernels, const StateReader& state, StatePart par
     kernels.initial_values(seed, p, o * whole + s.begin * r.inner, width, type, to + o * width * size_of(type));
 }
 
+// Of parameters that are split over tensor ranks first. They begin as the plan's seed says.
+KernelBody init_parts(const KernelCall& c, const KernelSet& kernels, const UnitLayout& layout) {
+  return [&kernels, params = layout.params, &model = c.model, type = c.plan.master_dtype, seed = c.plan.seed,
+          rank = shard_rank(c), member = tensor_rank(c), shard = c.views[0], parts = tensor_parts(c.model, c.plan)] {
+    kernels.zero(shard);
+    for (const ShardedParam& p : params) {
+      const Parameter& parameter = model.parameters[at(p.param)];
+      std::byte* to = shard.data + p.offset * size_of(type);
+      parts[at(p.param)].for_each_run(parameter, member, p.local_row_begin(rank), p.local_rows(rank),
+                                      [&](std::int64_t first, std::int64_t count) {
+                                        kernels.initial_values(seed, parameter, first, count, type, to);
+                                        to += count * size_of(type);
+                                      });
+    }
+  };
+}
+
 }  // namespace
 
 KernelBody init_parameters(const KernelCall& c, const KernelSet& kernels) {
@@ -39,6 +57,7 @@ KernelBody init_parameters(const KernelCall& c, const KernelSet& kernels) {
   const DType type = c.plan.master_dtype;
   const auto [layout, rank] = layout_held(c);
   expect_elements(c.views[0], layout.shard_elements, type, "parameter shard");
+  if (c.plan.tensor() > 1) return init_parts(c, kernels, layout);
   return [&kernels, params = layout.params, &model = c.model, type, seed = c.plan.seed, rank = rank, shard = c.views[0],
           &state = c.training.state] {
     kernels.zero(shard);

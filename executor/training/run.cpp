@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 
+#include "executor/ranks/group.h"
 #include "executor/training/interpreter.h"
 #include "executor/training/rank_run.h"
 #include "models/implementation.h"
@@ -24,11 +25,12 @@ void check_runnable(const Job& job, const Backend& backend, const RunOptions& op
                      fmt::format("{} cannot run on the {} backend, which runs {}", job.implementation.name,
                                  backend.name(), backend.implementation().name),
                      "resolve the job with the backend's implementation");
-  if (plan.ranks() != backend.ranks() || plan.shard() != backend.mesh().shard)
-    throw InputError({"plan", "mesh"},
-                     fmt::format("{} x {} ranks cannot run on a backend of {} x {}", plan.replicate(), plan.shard(),
-                                 backend.mesh().replicate, backend.mesh().shard),
-                     "make both of one shape");
+  const MeshShape mesh{plan.replicate(), plan.shard(), plan.tensor()}, there = backend.mesh();
+  if (plan.ranks() != backend.ranks() || mesh.shard != there.shard || mesh.tensor != there.tensor)
+    throw InputError(
+        {"plan", "mesh"},
+        fmt::format("{} ranks cannot run on a backend of {}", host::mesh_text(mesh), host::mesh_text(there)),
+        "make both of one shape");
   for (const DType t : {plan.param_dtype, plan.reduce_dtype, plan.master_dtype})
     if (t == DType::i64)
       throw InputError({"plan", "dtypes"}, fmt::format("{} cannot run on the {} backend", name(t), backend.name()),
@@ -51,13 +53,27 @@ void check_runnable(const Job& job, const Backend& backend, const RunOptions& op
 void check_runnable(const ShardingPlan& plan) {
   if (plan.dialect == Dialect::fsdp1)
     throw InputError("plan", "dialect fsdp1 cannot be executed yet", "predict it with `fsdp-plan simulate` instead");
-  if (plan.tensor() > 1)
-    throw InputError({"plan", "mesh"}, fmt::format("{} tensor ranks cannot be executed yet", plan.tensor()),
-                     "predict it with `fsdp-plan simulate` instead, or run a plan without a tensor dimension");
   if (const OptimizerFacts& optimizer = facts_of(plan.optimizer.kind); !optimizer.executed)
     throw InputError({"plan", "optimizer.kind"},
                      fmt::format("{} is {}, which no backend has a kernel for", optimizer.name, optimizer.python),
                      "make the plan with adamw, or predict it with `fsdp-plan simulate` instead");
+}
+
+// What is not executed over tensor ranks.
+void check_tensor_ranks(const ShardingPlan& plan, const Backend& backend, const Training& training) {
+  if (plan.tensor() == 1) return;
+  const auto refuse = [](const std::string& what, const std::string& remedy) {
+    throw InputError({"plan", "mesh"}, "with a tensor dimension, " + what, remedy);
+  };
+  if (backend.name() == "cuda")
+    refuse("a plan cannot be executed by the cuda backend yet",
+           "run it with --backend host or mpi, or a plan without a tensor dimension");
+  if (training.state)
+    refuse("a run cannot begin with saved weights or from a checkpoint yet",
+           "begin with the weights of a seed, or run a plan without a tensor dimension");
+  if (plan.param_dtype != plan.reduce_dtype)
+    refuse("gradients cannot be reduced in another type than they are computed in yet",
+           "use one type for both (--param-dtype, --reduce-dtype)");
 }
 
 // Throws InternalError for a program that has a race.
@@ -129,6 +145,7 @@ RunResult run(Programs& programs, Backend& backend, const RunOptions& options) {
   const ShardingPlan& plan = programs.job().plan;
   check_runnable(programs.job(), backend, options);
   check_runnable(plan);
+  check_tensor_ranks(plan, backend, options.training);
   const auto job = std::make_shared<RunJob>(programs.job().model, plan, options, backend);
   ProvenPrograms proven(programs, options);
   const std::vector<std::int64_t>& here = job->local_ranks;

@@ -20,7 +20,7 @@ std::int64_t row_bytes(const Workload& w, std::int64_t width) {
 // once.
 OpFacts embedding(const Op& op, const Workload& w) {
   const std::int64_t rows = row_bytes(w, op.shape.width),
-                     table = times(times(op.shape.vocab, op.shape.width), w.element_bytes);
+                     table = times(times(op.shape.vocab * op.shape.vocab_parts, op.shape.width), w.element_bytes);
   return {.saved_inputs = 0b1,
           .backward_scratch_bytes = times(w.tokens(), 8),
           .forward_traffic_bytes = 2 * rows + 8 * w.tokens(),

@@ -42,6 +42,7 @@ constexpr std::string_view text(Action a) {
     case Action::reorder_shards: return "reorder_shards";
     case Action::reorder_tokens: return "reorder_tokens";
     case Action::slice_gradient: return "slice_gradient";
+    case Action::loss_statistic: return "loss_statistic";
   }
   return {};
 }
