@@ -10,8 +10,8 @@
 
 #include "executor/mpi/exchange.h"
 #include "executor/mpi/world.h"
+#include "executor/ranks/group.h"
 #include "models/input/error.h"
-#include "models/units.h"
 
 namespace fsdp::mpi {
 namespace {

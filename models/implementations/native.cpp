@@ -183,6 +183,9 @@ OpFacts moe_combine(const Op& op, const Workload& w) {
           .backward_traffic_bytes = b.tokens + b.chosen_rows + b.slot_rows + 2 * b.weights + b.ids};
 }
 
+// Its collective and its copies are operations of their own.
+OpFacts redistribute(const Op&, const Workload&) { return {}; }
+
 // Kernels divide scores by the root of a head's size.
 std::string_view lacks(const Op& op) {
   if (op.kind == OpKind::attention && op.shape.score_factor != 0) return "attention with a factor of its own";
@@ -196,7 +199,7 @@ const Implementation& native_implementation() {
       .name = "native",
       .compiled = false,
       .rules = {embedding, position_embedding, rms_norm, layer_norm, linear, rotary, attention, swiglu, gelu, add,
-                cross_entropy, opaque, moe_route, moe_dispatch, expert_linear, moe_combine, nullptr, scale},
+                cross_entropy, opaque, moe_route, moe_dispatch, expert_linear, moe_combine, nullptr, scale, nullptr, redistribute},
       .lacks = lacks,
       .backward_adds_in_place = true,
       .loss_read_every_step = true,  // the loop reports the loss of each step
