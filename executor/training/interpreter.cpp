@@ -228,6 +228,8 @@ void Interpreter::issue_over_tensor(const Step& step, std::int32_t index, std::s
   const BufferView first = buffers[0], last = buffers.back();
   if (op.graph_op < 0) {  // reads a gradient, writes its sum
     const Buffer& made = program_.buffers.at(at(args.back().buffer));
+    if (op.action != Action::all_reduce || made.param < 0)
+      throw InternalError(fmt::format("{} is no collective over tensor ranks", name(op.action)));
     const DType type = made.kind == BufferKind::gradient_accumulator ? plan_.reduce_dtype : plan_.param_dtype;
     const std::int64_t n = model_.gradient_numel(made.param);
     for (const BufferView v : buffers) expect_elements(v, n, type, "gradient of a part of the tokens");
