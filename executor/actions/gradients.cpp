@@ -60,6 +60,34 @@ KernelBody accumulate_gradient(const KernelCall& c, const KernelSet& kernels) {
   };
 }
 
+DType type_of(const KernelCall& c, std::size_t gradient) {
+  return buffer_of(c, gradient).kind == BufferKind::gradient_accumulator ? c.plan.reduce_dtype : c.plan.param_dtype;
+}
+
+// Gradients beside accumulators, one parameter after the other: its layout, as if it were alone in the input from its
+// place on.
+KernelBody copy_in_one_by_one(const KernelCall& c, const KernelSet& kernels) {
+  struct One {
+    UnitLayout layout;
+    BufferView gradient, input;
+    DType type;
+  };
+  const UnitLayout& layout = layout_of(c);
+  std::vector<One> ones;
+  BufferView input = c.views[layout.params.size()];
+  for (std::size_t i = 0; i < layout.params.size(); ++i) {
+    if (!layout.params[i].trainable) continue;
+    UnitLayout alone;
+    alone.params = {layout.params[i]};
+    alone.shards = layout.shards, alone.reduce_elements = layout.reduce_elements;
+    ones.push_back({std::move(alone), c.views[i], input, c.args[i].buffer < 0 ? c.plan.param_dtype : type_of(c, i)});
+    input.data += layout.params[i].padded_shard() * size_of(c.plan.reduce_dtype);
+  }
+  return [&kernels, to = c.plan.reduce_dtype, ones = std::move(ones)] {
+    for (const One& one : ones) kernels.scatter_copy_in(one.layout, one.type, {&one.gradient, 1}, to, one.input);
+  };
+}
+
 // All of a unit's gradients, or all of its accumulators: they differ in type. PyTorch narrows from a copy
 // (before 2.15), here every element is narrowed as it is copied: the same values.
 KernelBody copy_in_gradients(const KernelCall& c, const KernelSet& kernels) {
@@ -70,6 +98,7 @@ KernelBody copy_in_gradients(const KernelCall& c, const KernelSet& kernels) {
   for (const Arg& a : c.args.first(n)) {
     if (a.buffer < 0) continue;
     const BufferKind k = c.program.buffers.at(at(a.buffer)).kind;
+    if (kind && *kind != k && c.plan.tensor() > 1 && !has_copy) return copy_in_one_by_one(c, kernels);
     if (kind && *kind != k) throw MachineError("scatter_copy_in: gradients and accumulators are mixed");
     kind = k;
   }

@@ -71,9 +71,6 @@ void check_tensor_ranks(const ShardingPlan& plan, const Backend& backend, const 
   if (training.state)
     refuse("a run cannot begin with saved weights or from a checkpoint yet",
            "begin with the weights of a seed, or run a plan without a tensor dimension");
-  if (plan.param_dtype != plan.reduce_dtype)
-    refuse("gradients cannot be reduced in another type than they are computed in yet",
-           "use one type for both (--param-dtype, --reduce-dtype)");
 }
 
 // Throws InternalError for a program that has a race.

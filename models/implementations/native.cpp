@@ -198,8 +198,16 @@ const Implementation& native_implementation() {
   static const Implementation native{
       .name = "native",
       .compiled = false,
-      .rules = {embedding, position_embedding, rms_norm, layer_norm, linear, rotary, attention, swiglu, gelu, add,
-                cross_entropy, opaque, moe_route, moe_dispatch, expert_linear, moe_combine, nullptr, scale, nullptr, redistribute},
+      .rules = {embedding,     position_embedding,
+                rms_norm,      layer_norm,
+                linear,        rotary,
+                attention,     swiglu,
+                gelu,          add,
+                cross_entropy, opaque,
+                moe_route,     moe_dispatch,
+                expert_linear, moe_combine,
+                nullptr,       scale,
+                nullptr,       redistribute},
       .lacks = lacks,
       .backward_adds_in_place = true,
       .loss_read_every_step = true,  // the loop reports the loss of each step

@@ -96,6 +96,31 @@ TEST_CASE("test_clip_grad_norm_2d over shard x tensor: norms 1, 2, 3 and inf cou
   }
 }
 
+TEST_CASE("mixed precision with tensor ranks: as predicted, and near one rank's training in fp32") {
+  const ModelGraph model = llama();
+  for (const GradSync sync : {GradSync::every, GradSync::last})
+    for (const auto& [compute, reduce, tolerance] : {std::tuple{DType::bf16, DType::f32, 0.03},
+                                                     {DType::bf16, DType::bf16, 0.03},
+                                                     {DType::f32, DType::f32, 1e-4}}) {
+      const ShardingPlan plan = make_plan(model, {.shard = 2,
+                                                  .micro_batches = {2, 1},
+                                                  .seq_len = 8,
+                                                  .compute = compute,
+                                                  .reduce = reduce,
+                                                  .clip_norm = 0.05,
+                                                  .grad_sync = sync,
+                                                  .tensor = 2});
+      CAPTURE(name(compute));
+      CAPTURE(name(reduce));
+      const RunResult result = execute(model, plan, five_steps());
+      check_as_predicted(model, plan, result.measurement);
+      CHECK(distance(result.measurement.losses, reference(model, plan).measurement.losses) <= tolerance);
+      for (std::size_t i = 0; i < result.parameters.size(); ++i)
+        CHECK(distance(result.first_gradients[i].values, reference(model, plan).first_gradients[i].values) <=
+              tolerance);
+    }
+}
+
 TEST_CASE("random plans with tensor ranks equal one rank's training and their prediction") {
   for (std::uint64_t seed = 1; seed <= 16; ++seed) {
     CAPTURE(seed);
