@@ -60,17 +60,11 @@ void check_runnable(const ShardingPlan& plan) {
 }
 
 // What is not executed over tensor ranks.
-void check_tensor_ranks(const ShardingPlan& plan, const Backend& backend, const Training& training) {
-  if (plan.tensor() == 1) return;
-  const auto refuse = [](const std::string& what, const std::string& remedy) {
-    throw InputError({"plan", "mesh"}, "with a tensor dimension, " + what, remedy);
-  };
-  if (backend.name() == "cuda")
-    refuse("a plan cannot be executed by the cuda backend yet",
-           "run it with --backend host or mpi, or a plan without a tensor dimension");
-  if (training.state)
-    refuse("a run cannot begin with saved weights or from a checkpoint yet",
-           "begin with the weights of a seed, or run a plan without a tensor dimension");
+void check_tensor_ranks(const ShardingPlan& plan, const Backend& backend) {
+  if (plan.tensor() == 1 || backend.name() != "cuda") return;
+  throw InputError({"plan", "mesh"},
+                   fmt::format("{} tensor ranks cannot be executed by the cuda backend yet", plan.tensor()),
+                   "run it with --backend host or mpi, or a plan without a tensor dimension");
 }
 
 // Throws InternalError for a program that has a race.
@@ -142,7 +136,7 @@ RunResult run(Programs& programs, Backend& backend, const RunOptions& options) {
   const ShardingPlan& plan = programs.job().plan;
   check_runnable(programs.job(), backend, options);
   check_runnable(plan);
-  check_tensor_ranks(plan, backend, options.training);
+  check_tensor_ranks(plan, backend);
   const auto job = std::make_shared<RunJob>(programs.job().model, plan, options, backend);
   ProvenPrograms proven(programs, options);
   const std::vector<std::int64_t>& here = job->local_ranks;
